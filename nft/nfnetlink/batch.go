@@ -1,0 +1,226 @@
+package nfnetlink
+
+import (
+	"net/netip"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// A Batch is a transaction under construction. The zero value is empty.
+type Batch struct {
+	msgs []netlink.Message
+}
+
+// Len gives the number of messages.
+func (b *Batch) Len() int { return len(b.msgs) }
+
+func (b *Batch) add(family Family, msg uint16, flags netlink.HeaderFlags, a attrs) {
+	b.msgs = append(b.msgs, message(family, msg, flags, a))
+}
+
+func message(family Family, msg uint16, flags netlink.HeaderFlags, a attrs) netlink.Message {
+	return netlink.Message{
+		Header: netlink.Header{
+			Type:  netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | msg),
+			Flags: netlink.Request | flags,
+		},
+		Data: append([]byte{byte(family), unix.NFNETLINK_V0, 0, 0}, a...),
+	}
+}
+
+// AddTable makes a table, or sets the flags of the one that is there to none,
+// which wakes a dormant one.
+func (b *Batch) AddTable(family Family, table string) {
+	var a attrs
+	a.str(unix.NFTA_TABLE_NAME, table)
+	a.uint32(unix.NFTA_TABLE_FLAGS, 0)
+	b.add(family, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
+}
+
+// DelTable deletes a table and all that is in it.
+func (b *Batch) DelTable(family Family, table string) {
+	var a attrs
+	a.str(unix.NFTA_TABLE_NAME, table)
+	b.add(family, unix.NFT_MSG_DELTABLE, 0, a)
+}
+
+// AddChain makes a chain. Where one of the name is there it must have the same
+// hook; its policy is set.
+func (b *Batch) AddChain(c Chain) {
+	var a attrs
+	a.str(unix.NFTA_CHAIN_TABLE, c.Table)
+	a.str(unix.NFTA_CHAIN_NAME, c.Name)
+	if c.Hook != nil {
+		a.nest(unix.NFTA_CHAIN_HOOK, func() {
+			a.uint32(unix.NFTA_HOOK_HOOKNUM, c.Hook.Number)
+			a.uint32(unix.NFTA_HOOK_PRIORITY, uint32(c.Hook.Priority))
+		})
+		a.uint32(unix.NFTA_CHAIN_POLICY, c.Policy)
+		a.str(unix.NFTA_CHAIN_TYPE, c.Hook.Type)
+	}
+	b.add(c.Family, unix.NFT_MSG_NEWCHAIN, netlink.Create, a)
+}
+
+// DelChain deletes a chain that has no rules and that no rule names.
+func (b *Batch) DelChain(family Family, table, chain string) {
+	var a attrs
+	a.str(unix.NFTA_CHAIN_TABLE, table)
+	a.str(unix.NFTA_CHAIN_NAME, chain)
+	b.add(family, unix.NFT_MSG_DELCHAIN, 0, a)
+}
+
+// AddRule puts a rule at the end of its chain.
+func (b *Batch) AddRule(r Rule) {
+	b.add(r.Family, unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, ruleAttrs(r))
+}
+
+// ReplaceRule puts a rule in the place of the one with its handle.
+func (b *Batch) ReplaceRule(r Rule) {
+	a := ruleAttrs(r)
+	a.uint64(unix.NFTA_RULE_HANDLE, r.Handle)
+	b.add(r.Family, unix.NFT_MSG_NEWRULE, netlink.Replace, a)
+}
+
+func ruleAttrs(r Rule) attrs {
+	var a attrs
+	a.str(unix.NFTA_RULE_TABLE, r.Table)
+	a.str(unix.NFTA_RULE_CHAIN, r.Chain)
+	a.nest(unix.NFTA_RULE_EXPRESSIONS, func() {
+		for _, e := range r.Exprs {
+			a.nest(unix.NFTA_LIST_ELEM, func() {
+				a.str(unix.NFTA_EXPR_NAME, e.Name)
+				a.bytes(unix.NFTA_EXPR_DATA|unix.NLA_F_NESTED, e.Data)
+			})
+		}
+	})
+	if len(r.UserData) > 0 {
+		a.bytes(unix.NFTA_RULE_USERDATA, r.UserData)
+	}
+	return a
+}
+
+// DelRule deletes the rule with this handle.
+func (b *Batch) DelRule(family Family, table, chain string, handle uint64) {
+	var a attrs
+	a.str(unix.NFTA_RULE_TABLE, table)
+	a.str(unix.NFTA_RULE_CHAIN, chain)
+	a.uint64(unix.NFTA_RULE_HANDLE, handle)
+	b.add(family, unix.NFT_MSG_DELRULE, 0, a)
+}
+
+// FlushChain deletes all rules of a chain; of every chain of the table where
+// chain is empty.
+func (b *Batch) FlushChain(family Family, table, chain string) {
+	var a attrs
+	a.str(unix.NFTA_RULE_TABLE, table)
+	if chain != "" {
+		a.str(unix.NFTA_RULE_CHAIN, chain)
+	}
+	b.add(family, unix.NFT_MSG_DELRULE, 0, a)
+}
+
+// AddSet makes a set; where one of the name is there it must be alike.
+func (b *Batch) AddSet(s Set) {
+	var a attrs
+	a.str(unix.NFTA_SET_TABLE, s.Table)
+	a.str(unix.NFTA_SET_NAME, s.Name)
+	// The kernel wants an id; it matters only to rules of the same transaction
+	// that name the set by it, and ours name it by its name.
+	a.uint32(unix.NFTA_SET_ID, uint32(len(b.msgs)+1))
+	a.uint32(unix.NFTA_SET_FLAGS, s.Flags)
+	a.uint32(unix.NFTA_SET_KEY_TYPE, s.KeyType)
+	a.uint32(unix.NFTA_SET_KEY_LEN, s.KeyLen)
+	if len(s.UserData) > 0 {
+		a.bytes(unix.NFTA_SET_USERDATA, s.UserData)
+	}
+	b.add(s.Family, unix.NFT_MSG_NEWSET, netlink.Create, a)
+}
+
+// DelSet deletes a set that no rule names.
+func (b *Batch) DelSet(family Family, table, set string) {
+	var a attrs
+	a.str(unix.NFTA_SET_TABLE, table)
+	a.str(unix.NFTA_SET_NAME, set)
+	b.add(family, unix.NFT_MSG_DELSET, 0, a)
+}
+
+// elementsPerMessage keeps a message's list below the 64 KiB that an attribute
+// can hold: an IPv6 prefix takes 64 bytes.
+const elementsPerMessage = 1000
+
+// AddElements puts prefixes, which must not overlap, into an interval set.
+func (b *Batch) AddElements(family Family, table, set string, prefixes []netip.Prefix) {
+	for len(prefixes) > 0 {
+		n := min(len(prefixes), elementsPerMessage)
+		a := make(attrs, 0, n*64+len(table)+len(set)+32)
+		a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+		a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
+		a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
+			for _, p := range prefixes[:n] {
+				r := PrefixRange(p)
+				a.element(r.From, false)
+				// An interval that reaches the last address has no end.
+				if behind := r.To.Next(); behind.IsValid() {
+					a.element(behind, true)
+				}
+			}
+		})
+		b.add(family, unix.NFT_MSG_NEWSETELEM, netlink.Create, a)
+		prefixes = prefixes[n:]
+	}
+}
+
+func (a *attrs) element(addr netip.Addr, end bool) {
+	a.nest(unix.NFTA_LIST_ELEM, func() {
+		a.nest(unix.NFTA_SET_ELEM_KEY, func() {
+			if addr.Is4() {
+				b := addr.As4()
+				a.bytes(unix.NFTA_DATA_VALUE, b[:])
+			} else {
+				b := addr.As16()
+				a.bytes(unix.NFTA_DATA_VALUE, b[:])
+			}
+		})
+		if end {
+			a.uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+		}
+	})
+}
+
+// AddCounter makes a named counter; one that is there goes on counting.
+func (b *Batch) AddCounter(family Family, table, name string) {
+	var a attrs
+	a.str(unix.NFTA_OBJ_TABLE, table)
+	a.str(unix.NFTA_OBJ_NAME, name)
+	a.uint32(unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
+	a.nest(unix.NFTA_OBJ_DATA, func() {
+		a.uint64(unix.NFTA_COUNTER_BYTES, 0)
+		a.uint64(unix.NFTA_COUNTER_PACKETS, 0)
+	})
+	b.add(family, unix.NFT_MSG_NEWOBJ, netlink.Create, a)
+}
+
+// DelObject deletes a stateful object that no rule names.
+func (b *Batch) DelObject(o Object) {
+	var a attrs
+	a.str(unix.NFTA_OBJ_TABLE, o.Table)
+	a.str(unix.NFTA_OBJ_NAME, o.Name)
+	a.uint32(unix.NFTA_OBJ_TYPE, o.Type)
+	b.add(o.Family, unix.NFT_MSG_DELOBJ, 0, a)
+}
+
+// DelFlowtable deletes a flowtable that no rule names.
+func (b *Batch) DelFlowtable(family Family, table, name string) {
+	var a attrs
+	a.str(flowtableTable, table)
+	a.str(flowtableName, name)
+	b.add(family, unix.NFT_MSG_DELFLOWTABLE, 0, a)
+}
+
+// Attributes that golang.org/x/sys/unix does not name.
+const (
+	flowtableTable = 1  // NFTA_FLOWTABLE_TABLE
+	flowtableName  = 2  // NFTA_FLOWTABLE_NAME
+	setCount       = 20 // NFTA_SET_COUNT, Linux 6.18
+)

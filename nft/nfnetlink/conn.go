@@ -1,0 +1,261 @@
+package nfnetlink
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Buffers of a connection. A batch must fit the send buffer whole; without
+// CAP_NET_ADMIN in the first user namespace the kernel caps both at
+// net.core.wmem_max and rmem_max, which holds 4,000 prefixes a batch.
+const (
+	sendBuffer    = 8 << 20
+	receiveBuffer = 1 << 20
+	// pageSize is the most that the kernel puts into one part of a dump.
+	// Offering less makes it walk a set from its start more often.
+	pageSize = 32 << 10
+)
+
+// A Conn is a connection to nf_tables in the network namespace of the thread
+// that dialled it. It is safe for concurrent use: one request at a time.
+type Conn struct {
+	mu   sync.Mutex
+	dial func() (*netlink.Conn, error)
+	nl   *netlink.Conn // nil after an error of the socket: dialled again
+}
+
+// Dial opens a connection that lasts: closing a netlink socket that deleted
+// something waits for an RCU grace period, about 12 ms.
+func Dial() (*Conn, error) { return New(dial) }
+
+// New opens a connection with the given dialler, which is used again whenever
+// the socket has failed.
+func New(dial func() (*netlink.Conn, error)) (*Conn, error) {
+	c := &Conn{dial: dial}
+	return c, c.open()
+}
+
+func dial() (*netlink.Conn, error) {
+	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: pageSize})
+	if err != nil {
+		return nil, fmt.Errorf("netlink socket: %w", err)
+	}
+	if err := errors.Join(nl.SetWriteBuffer(sendBuffer), nl.SetReadBuffer(receiveBuffer)); err != nil {
+		_ = nl.Close()
+		return nil, fmt.Errorf("netlink socket buffers: %w", err)
+	}
+	return nl, nil
+}
+
+func (c *Conn) open() error {
+	if c.nl != nil {
+		return nil
+	}
+	nl, err := c.dial()
+	if err != nil {
+		return err
+	}
+	c.nl = nl
+	return nil
+}
+
+// fail drops a socket in which unread replies may wait.
+func (c *Conn) fail() {
+	_ = c.nl.Close()
+	c.nl = nil
+}
+
+// Close closes the socket.
+func (c *Conn) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.nl == nil {
+		return nil
+	}
+	nl := c.nl
+	c.nl = nil
+	return nl.Close()
+}
+
+// PortID gives the netlink port of the socket, which the kernel's notification
+// names as the writer of a transaction; 0 while there is no socket.
+func (c *Conn) PortID() uint32 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.nl == nil {
+		return 0
+	}
+	return c.nl.PID()
+}
+
+// ErrInterrupted says that the ruleset changed while it was being read.
+var ErrInterrupted = errors.New("the ruleset changed while it was read")
+
+// Generation gives the number that the kernel raises by one with each
+// transaction of the network namespace.
+func (c *Conn) Generation() (uint32, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	msgs, err := c.request(message(unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETGEN, 0, nil))
+	if err != nil {
+		return 0, fmt.Errorf("read generation: %w", err)
+	}
+	for _, m := range msgs {
+		if g, ok := parseGen(m); ok {
+			return g.ID, nil
+		}
+	}
+	return 0, errors.New("read generation: no answer")
+}
+
+// Commit sends the batch as one transaction, which the kernel takes whole or
+// refuses whole. With a generation other than zero the kernel refuses it with
+// ERESTART where the ruleset has changed since that generation was read.
+//
+// The error holds the kernel's errno (errors.Is) and names the message that
+// was refused. After ENOBUFS it is unknown whether the transaction was made.
+func (c *Conn) Commit(b *Batch, generation uint32) error {
+	if b.Len() == 0 {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.open(); err != nil {
+		return err
+	}
+	sent, err := c.nl.SendMessages(envelope(b, generation))
+	if err != nil {
+		c.fail()
+		return fmt.Errorf("send transaction: %w", err)
+	}
+	return c.outcome(sent)
+}
+
+func envelope(b *Batch, generation uint32) []netlink.Message {
+	head := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
+	begin := attrs(head)
+	if generation != 0 {
+		begin.uint32(unix.NFNL_BATCH_GENID, generation)
+	}
+	msgs := make([]netlink.Message, 0, b.Len()+2)
+	msgs = append(msgs, netlink.Message{
+		Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_BEGIN, Flags: netlink.Request},
+		Data:   begin,
+	})
+	msgs = append(msgs, b.msgs...)
+	return append(msgs, netlink.Message{
+		Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_END, Flags: netlink.Request},
+		Data:   head,
+	})
+}
+
+// outcome reads what the kernel says of a transaction. It answers errors only,
+// so a question is sent behind it whose answer marks the end: an
+// acknowledgement of each message could overrun the receive buffer and would
+// then hide that the transaction was made.
+func (c *Conn) outcome(sent []netlink.Message) error {
+	marker, err := c.nl.Send(message(unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETGEN, 0, nil))
+	if err != nil {
+		c.fail()
+		return fmt.Errorf("read outcome: %w", err)
+	}
+	var first error
+	for {
+		msgs, err := c.nl.Receive()
+		var op *netlink.OpError
+		switch {
+		case err == nil:
+			for _, m := range msgs {
+				if m.Header.Sequence == marker.Header.Sequence {
+					return first
+				}
+			}
+		case errors.As(err, &op) && op.Sequence != 0 && op.Sequence != marker.Header.Sequence:
+			if first == nil {
+				first = refusal(sent, op)
+			}
+		default:
+			c.fail()
+			return errors.Join(first, fmt.Errorf("read outcome: %w", err))
+		}
+	}
+}
+
+// refusal names the message that an error is about.
+func refusal(sent []netlink.Message, op *netlink.OpError) error {
+	for _, m := range sent {
+		if m.Header.Sequence == op.Sequence {
+			return fmt.Errorf("%s: %w", messageName(m.Header.Type), op.Err)
+		}
+	}
+	return fmt.Errorf("transaction: %w", op.Err)
+}
+
+func messageName(t netlink.HeaderType) string {
+	if t>>8 != unix.NFNL_SUBSYS_NFTABLES {
+		return "transaction"
+	}
+	switch uint16(t & 0xff) {
+	case unix.NFT_MSG_NEWTABLE:
+		return "make table"
+	case unix.NFT_MSG_DELTABLE:
+		return "delete table"
+	case unix.NFT_MSG_NEWCHAIN:
+		return "make chain"
+	case unix.NFT_MSG_DELCHAIN:
+		return "delete chain"
+	case unix.NFT_MSG_NEWRULE:
+		return "make rule"
+	case unix.NFT_MSG_DELRULE:
+		return "delete rule"
+	case unix.NFT_MSG_NEWSET:
+		return "make set"
+	case unix.NFT_MSG_DELSET:
+		return "delete set"
+	case unix.NFT_MSG_NEWSETELEM:
+		return "add elements"
+	case unix.NFT_MSG_NEWOBJ:
+		return "make counter"
+	case unix.NFT_MSG_DELOBJ:
+		return "delete counter"
+	}
+	return fmt.Sprintf("message %d", t&0xff)
+}
+
+// request sends one request and gives all messages of the answer.
+func (c *Conn) request(m netlink.Message) ([]netlink.Message, error) {
+	if err := c.open(); err != nil {
+		return nil, err
+	}
+	req, err := c.nl.Send(m)
+	if err != nil {
+		c.fail()
+		return nil, err
+	}
+	msgs, err := c.nl.Receive()
+	if err != nil {
+		var op *netlink.OpError
+		if !errors.As(err, &op) || op.Sequence != req.Header.Sequence {
+			c.fail()
+		}
+		return nil, err
+	}
+	for _, m := range msgs {
+		if m.Header.Flags&netlink.DumpInterrupted != 0 {
+			return nil, ErrInterrupted
+		}
+		if m.Header.Sequence != req.Header.Sequence {
+			c.fail()
+			return nil, errors.New("answer to another request")
+		}
+	}
+	return msgs, nil
+}
+
+// IsNotExist says whether the kernel has no such object.
+func IsNotExist(err error) bool { return errors.Is(err, os.ErrNotExist) }

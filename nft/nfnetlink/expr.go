@@ -1,0 +1,174 @@
+package nfnetlink
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// Expr is one expression of a rule: its name and its raw attributes.
+type Expr struct {
+	Name string
+	Data []byte
+}
+
+// Marshal gives the library's expressions in the form that the kernel takes.
+// The family is an NFPROTO_ value; the layout of xtables matches depends on it.
+func Marshal(family Family, exprs ...expr.Any) ([]Expr, error) {
+	out := make([]Expr, 0, len(exprs))
+	for _, e := range exprs {
+		b, err := expr.Marshal(byte(family), e)
+		if err != nil {
+			return nil, fmt.Errorf("expression %T: %w", e, err)
+		}
+		x, err := parseExpr(b)
+		if err != nil {
+			return nil, fmt.Errorf("expression %T: %w", e, err)
+		}
+		out = append(out, x)
+	}
+	return out, nil
+}
+
+// MasqueradeTo is `masquerade to :min-max`. The library's expression lacks the
+// flag NF_NAT_RANGE_PROTO_SPECIFIED, without which the kernel ignores the ports
+// (net/netfilter/nft_masq.c). The ports are read from registers 1 and 2.
+func MasqueradeTo(fullyRandom bool) Expr {
+	const protoSpecified, protoRandomFully = 1 << 1, 1 << 4
+	flags := uint32(protoSpecified)
+	if fullyRandom {
+		flags |= protoRandomFully
+	}
+	var a attrs
+	a.uint32(unix.NFTA_MASQ_FLAGS, flags)
+	a.uint32(unix.NFTA_MASQ_REG_PROTO_MIN, unix.NFT_REG_1)
+	a.uint32(unix.NFTA_MASQ_REG_PROTO_MAX, unix.NFT_REG_2)
+	return Expr{Name: "masq", Data: a}
+}
+
+func parseExpr(b []byte) (Expr, error) {
+	var e Expr
+	err := each(b, func(typ uint16, data []byte) error {
+		switch typ {
+		case unix.NFTA_EXPR_NAME:
+			e.Name = cString(data)
+		case unix.NFTA_EXPR_DATA:
+			e.Data = data
+		}
+		return nil
+	})
+	return e, err
+}
+
+// Attr gives the payload of a top-level attribute of the expression, nil where
+// it has none.
+func (e Expr) Attr(typ uint16) []byte {
+	var found []byte
+	_ = each(e.Data, func(t uint16, data []byte) error {
+		if t == typ {
+			found = data
+		}
+		return nil
+	})
+	return found
+}
+
+// Uint32 gives an attribute as a number, 0 where it is absent.
+func (e Expr) Uint32(typ uint16) uint32 { return bigUint32(e.Attr(typ)) }
+
+// Str gives an attribute as a string.
+func (e Expr) Str(typ uint16) string { return cString(e.Attr(typ)) }
+
+// Verdict gives the code of an immediate verdict and the chain that a jump or
+// goto names.
+func (e Expr) Verdict() (code int32, chain string, ok bool) {
+	if e.Name != "immediate" || e.Uint32(unix.NFTA_IMMEDIATE_DREG) != unix.NFT_REG_VERDICT {
+		return 0, "", false
+	}
+	_ = each(e.Attr(unix.NFTA_IMMEDIATE_DATA), func(typ uint16, data []byte) error {
+		if typ != unix.NFTA_DATA_VERDICT {
+			return nil
+		}
+		return each(data, func(typ uint16, data []byte) error {
+			switch typ {
+			case unix.NFTA_VERDICT_CODE:
+				code, ok = int32(bigUint32(data)), true
+			case unix.NFTA_VERDICT_CHAIN:
+				chain = cString(data)
+			}
+			return nil
+		})
+	})
+	return code, chain, ok
+}
+
+// Value gives the bytes of an attribute that holds an nft_data value.
+func (e Expr) Value(typ uint16) []byte {
+	var v []byte
+	_ = each(e.Attr(typ), func(t uint16, data []byte) error {
+		if t == unix.NFTA_DATA_VALUE {
+			v = data
+		}
+		return nil
+	})
+	return v
+}
+
+// Equal says whether the kernel would do the same for both: attributes are
+// compared by content, whatever their order; absent and zero are the same, and
+// what a counter has counted does not matter.
+func (e Expr) Equal(o Expr) bool {
+	if e.Name != o.Name {
+		return false
+	}
+	return e.Name == "counter" || bytes.Equal(canonical(e.Name, e.Data), canonical(o.Name, o.Data))
+}
+
+// EqualExprs compares two lists with [Expr.Equal].
+func EqualExprs(a, b []Expr) bool { return slices.EqualFunc(a, b, Expr.Equal) }
+
+// canonical sorts the attributes, drops those that are zero and clears the
+// nesting flag, which the kernel and the libraries set differently.
+func canonical(of string, b []byte) []byte {
+	type attr struct {
+		typ  uint16
+		data []byte
+	}
+	var as []attr
+	err := each(b, func(typ uint16, data []byte) error {
+		if inner, ok := nested(of, typ); ok {
+			data = canonical(inner, data)
+		}
+		if of == "data" || len(bytes.Trim(data, "\x00")) > 0 {
+			as = append(as, attr{typ, data})
+		}
+		return nil
+	})
+	if err != nil {
+		return b
+	}
+	slices.SortStableFunc(as, func(a, b attr) int { return cmp.Compare(a.typ, b.typ) })
+	var out attrs
+	for _, a := range as {
+		out.bytes(a.typ, a.data)
+	}
+	return out
+}
+
+// nested names what an attribute of an expression holds, if it holds attributes.
+func nested(of string, typ uint16) (string, bool) {
+	switch {
+	case of == "cmp" && typ == unix.NFTA_CMP_DATA,
+		of == "immediate" && typ == unix.NFTA_IMMEDIATE_DATA,
+		of == "bitwise" && (typ == unix.NFTA_BITWISE_MASK || typ == unix.NFTA_BITWISE_XOR),
+		of == "range" && (typ == unix.NFTA_RANGE_FROM_DATA || typ == unix.NFTA_RANGE_TO_DATA):
+		return "data", true
+	case of == "data" && typ == unix.NFTA_DATA_VERDICT:
+		return "verdict", true
+	}
+	return "", false
+}
