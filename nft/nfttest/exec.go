@@ -1,0 +1,143 @@
+package nfttest
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Command is exec.Command, which also looks where administrators' programs are
+// when the caller's PATH does not.
+func Command(name string, args ...string) *exec.Cmd {
+	if _, err := exec.LookPath(name); err == nil || strings.Contains(name, "/") {
+		return exec.Command(name, args...)
+	}
+	for _, dir := range []string{"/usr/local/sbin", "/usr/sbin", "/sbin"} {
+		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+			return exec.Command(path, args...)
+		}
+	}
+	return exec.Command(name, args...)
+}
+
+// Process is a program that runs inside a namespace.
+type Process struct {
+	*os.Process
+	done chan struct{}
+	err  error
+}
+
+// Done is closed when the program has ended and its output has been copied.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Wait waits for the end of the program and returns what exec.Cmd.Wait says.
+func (p *Process) Wait() error {
+	<-p.done
+	return p.err
+}
+
+// Start starts cmd inside the namespace, in a mount namespace of its own where
+// no host or network has a name. The caller must not call cmd.Wait. The program
+// is killed when the process that started it ends.
+func (n *NS) Start(cmd *exec.Cmd) (*Process, error) {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &unix.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
+	p := &Process{done: make(chan struct{})}
+	started := make(chan error)
+	go func() {
+		// Never unlocked: the thread stays in these namespaces. It must also
+		// outlive the program, because Pdeathsig is about the thread.
+		runtime.LockOSThread()
+		err := n.enter()
+		if err == nil {
+			err = hideNames()
+		}
+		if err == nil {
+			err = cmd.Start()
+		}
+		p.Process = cmd.Process
+		started <- err
+		if err == nil {
+			p.err = cmd.Wait()
+			close(p.done)
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("%s: start: %w", n.name, err)
+	}
+	return p, nil
+}
+
+// Run starts cmd inside the namespace and waits for its end.
+func (n *NS) Run(cmd *exec.Cmd) error {
+	p, err := n.Start(cmd)
+	if err != nil {
+		return err
+	}
+	return p.Wait()
+}
+
+// Output runs a program inside the namespace with stdin and returns what it
+// printed to standard output. The error holds what it printed to standard error.
+func (n *NS) Output(stdin, name string, args ...string) (string, error) {
+	var stdout, stderr bytes.Buffer
+	cmd := Command(name, args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
+	if err := n.Run(cmd); err != nil {
+		return stdout.String(), fmt.Errorf("%s: %s: %w\n%s", n.name, strings.Join(append([]string{name}, args...), " "), err, &stderr)
+	}
+	return stdout.String(), nil
+}
+
+// hideNames takes the calling thread into a mount namespace of its own, in
+// which no address has a name. Debian's /etc/networks calls 169.254.0.0/16
+// link-local, and a listing without -n would ask DNS for every host address.
+func hideNames() error {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("new mount namespace: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("private mounts: %w", err)
+	}
+	for path, text := range map[string]string{
+		"/etc/networks":      "",
+		"/etc/resolv.conf":   "",
+		"/etc/nsswitch.conf": "hosts: files\nnetworks: files\n",
+	} {
+		if err := cover(path, text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cover bind-mounts a file of this text over path, where path exists.
+func cover(path, text string) error {
+	if _, err := os.Stat(path); err != nil {
+		return nil
+	}
+	file, err := os.CreateTemp("", "nfttest-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(file.Name())
+	defer file.Close()
+	if err := file.Chmod(0o644); err != nil {
+		return err
+	}
+	if _, err := file.WriteString(text); err != nil {
+		return err
+	}
+	if err := unix.Mount(file.Name(), path, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("%s: bind mount: %w", path, err)
+	}
+	return nil
+}

@@ -1,0 +1,203 @@
+package nfttest
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// route adds a route: to dst through dev, by way of the gateway via where that
+// is valid.
+type route struct {
+	dst netip.Prefix
+	via netip.Addr
+	dev string
+}
+
+// LinkUp brings a device up.
+func (n *NS) LinkUp(dev string) error {
+	return n.onLink(dev, func(index uint32) error {
+		return n.change(unix.RTM_NEWLINK, 0, ifinfomsg(index, unix.IFF_UP), nil)
+	})
+}
+
+// AddAddr gives a device an address, usable at once (no duplicate address
+// detection). An address that is there already is no error.
+func (n *NS) AddAddr(dev string, prefix netip.Prefix) error {
+	return n.onLink(dev, func(index uint32) error {
+		ip := prefix.Addr().WithZone("").AsSlice()
+		msg := []byte{family(prefix.Addr()), byte(prefix.Bits()), unix.IFA_F_NODAD, unix.RT_SCOPE_UNIVERSE}
+		msg = native32(msg, index)
+		return n.change(unix.RTM_NEWADDR, netlink.Create|netlink.Replace, msg, func(ae *netlink.AttributeEncoder) {
+			ae.Bytes(unix.IFA_LOCAL, ip)
+			ae.Bytes(unix.IFA_ADDRESS, ip)
+		})
+	})
+}
+
+// addRoute adds a route. One that is there already is no error.
+func (n *NS) addRoute(r route) error {
+	return n.onLink(r.dev, func(index uint32) error {
+		scope := byte(unix.RT_SCOPE_UNIVERSE)
+		if !r.via.IsValid() && r.dst.Addr().Is4() {
+			scope = unix.RT_SCOPE_LINK
+		}
+		msg := []byte{
+			family(r.dst.Addr()), byte(r.dst.Bits()), 0, 0,
+			unix.RT_TABLE_MAIN, unix.RTPROT_STATIC, scope, unix.RTN_UNICAST,
+		}
+		msg = native32(msg, 0)
+		return n.change(unix.RTM_NEWROUTE, netlink.Create|netlink.Replace, msg, func(ae *netlink.AttributeEncoder) {
+			ae.Bytes(unix.RTA_DST, r.dst.Addr().AsSlice())
+			ae.Uint32(unix.RTA_OIF, index)
+			if r.via.IsValid() {
+				ae.Bytes(unix.RTA_GATEWAY, r.via.AsSlice())
+			}
+		})
+	})
+}
+
+// addVeth makes a cable from the device dev in n to the device peerDev in peer.
+func (n *NS) addVeth(dev string, peer *NS, peerDev string) error {
+	const vethInfoPeer = 1 // VETH_INFO_PEER, linux/veth.h
+	err := n.change(unix.RTM_NEWLINK, netlink.Create|netlink.Excl, ifinfomsg(0, 0), func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.IFLA_IFNAME, dev)
+		ae.Nested(unix.IFLA_LINKINFO, func(info *netlink.AttributeEncoder) error {
+			info.String(unix.IFLA_INFO_KIND, "veth")
+			info.Nested(unix.IFLA_INFO_DATA, func(data *netlink.AttributeEncoder) error {
+				attrs := netlink.NewAttributeEncoder()
+				attrs.String(unix.IFLA_IFNAME, peerDev)
+				attrs.Uint32(unix.IFLA_NET_NS_FD, uint32(peer.Fd()))
+				b, err := attrs.Encode()
+				data.Bytes(vethInfoPeer, append(ifinfomsg(0, 0), b...))
+				return err
+			})
+			return nil
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("%s: veth %s to %s of %s: %w", n.name, dev, peerDev, peer.name, err)
+	}
+	return nil
+}
+
+// carrying waits until the device is operational. The kernel brings a device's
+// queue to life some time after the other end of the cable came up, and drops
+// packets until then.
+func (n *NS) carrying(dev string) error {
+	return n.onLink(dev, func(index uint32) error {
+		for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			messages, err := n.request(unix.RTM_GETLINK, 0, ifinfomsg(index, 0))
+			if err != nil {
+				return err
+			}
+			for _, m := range messages {
+				if operational(m) {
+					return nil
+				}
+			}
+		}
+		return os.ErrDeadlineExceeded
+	})
+}
+
+func operational(m netlink.Message) bool {
+	const up = 6 // IF_OPER_UP, RFC 2863
+	if len(m.Data) < unix.SizeofIfInfomsg {
+		return false
+	}
+	ad, err := netlink.NewAttributeDecoder(m.Data[unix.SizeofIfInfomsg:])
+	if err != nil {
+		return false
+	}
+	for ad.Next() {
+		if ad.Type() == unix.IFLA_OPERSTATE {
+			return ad.Uint8() == up
+		}
+	}
+	return false
+}
+
+// onLink calls fn with the index of the device and puts names to its error.
+func (n *NS) onLink(dev string, fn func(index uint32) error) error {
+	var index uint32
+	err := n.Do(func() error {
+		i, err := net.InterfaceByName(dev)
+		if err == nil {
+			index = uint32(i.Index)
+		}
+		return err
+	})
+	if err == nil {
+		err = fn(index)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: device %s: %w", n.name, dev, err)
+	}
+	return nil
+}
+
+// change sends one rtnetlink message that changes something.
+func (n *NS) change(kind uint16, flags netlink.HeaderFlags, body []byte, encode func(*netlink.AttributeEncoder)) error {
+	if encode != nil {
+		ae := netlink.NewAttributeEncoder()
+		encode(ae)
+		attrs, err := ae.Encode()
+		if err != nil {
+			return err
+		}
+		body = append(body, attrs...)
+	}
+	_, err := n.request(kind, netlink.Acknowledge|flags, body)
+	return err
+}
+
+// request sends one rtnetlink message and waits for its answer.
+func (n *NS) request(kind uint16, flags netlink.HeaderFlags, body []byte) ([]netlink.Message, error) {
+	conn, err := n.routeConn()
+	if err != nil {
+		return nil, err
+	}
+	return conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: netlink.HeaderType(kind), Flags: netlink.Request | flags},
+		Data:   body,
+	})
+}
+
+// routeConn returns the one rtnetlink connection of the namespace. A connection
+// each time would wait for the kernel's RCU at every close.
+func (n *NS) routeConn() (*netlink.Conn, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.rtnl != nil {
+		return n.rtnl, nil
+	}
+	err := n.Do(func() (err error) {
+		n.rtnl, err = netlink.Dial(unix.NETLINK_ROUTE, nil)
+		return err
+	})
+	return n.rtnl, err
+}
+
+// ifinfomsg encodes struct ifinfomsg, linux/rtnetlink.h.
+func ifinfomsg(index, flags uint32) []byte {
+	msg := []byte{unix.AF_UNSPEC, 0, 0, 0}
+	msg = native32(msg, index)
+	msg = native32(msg, flags)
+	return native32(msg, flags) // the flags to change
+}
+
+func native32(b []byte, v uint32) []byte { return binary.NativeEndian.AppendUint32(b, v) }
+
+func family(addr netip.Addr) byte {
+	if addr.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}

@@ -1,0 +1,312 @@
+package nfttest
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Proto is a transport protocol.
+type Proto string
+
+// The protocols that Send knows. An SCTP flow is its first packet, INIT; the
+// kernel needs no support for SCTP sockets.
+const (
+	TCP  Proto = "tcp"
+	UDP  Proto = "udp"
+	SCTP Proto = "sctp"
+)
+
+// patience is how long a packet may take to the next namespace but one.
+const patience = 2 * time.Second
+
+// ErrNotSeen says that a packet did not arrive, or a connection not come about,
+// within two seconds.
+var ErrNotSeen = errors.New("not seen")
+
+// Flow is a first packet to send, or a connection to open.
+type Flow struct {
+	Proto Proto
+	From  *NS
+	To    *NS            // where to look; Topology.Send finds it from Dst
+	Src   netip.AddrPort // an invalid address or port 0: the kernel's choice
+	Dst   netip.AddrPort // an IPv6 link-local address needs a zone, or Dev
+	Dev   string         // the device to leave by, for multicast, broadcast and link-local
+}
+
+// Sighting is a flow's source as the sender has it and as the receiver saw it.
+type Sighting struct {
+	Sent, Seen netip.AddrPort
+}
+
+// Masqueraded says whether the receiver saw another address than the sender's.
+// Of a host's own traffic from the address that it is masqueraded to, it cannot
+// tell; there the port may differ.
+func (s Sighting) Masqueraded() bool { return s.Sent.Addr() != s.Seen.Addr() }
+
+// Send sends the flow as the function Send does. Where flow.To is nil it looks
+// at the host that has the destination; multicast and broadcast are looked for
+// outside. An address that nobody has is put on the outside host first.
+func (t *Topology) Send(flow Flow) (Sighting, error) {
+	owner, err := t.owner(flow.From, flow.Dst.Addr())
+	if err != nil {
+		return Sighting{}, err
+	}
+	if flow.To == nil {
+		flow.To = owner
+	}
+	return Send(flow)
+}
+
+// Send sends one flow and returns the source that flow.To saw of it. A TCP
+// connection is really opened, so that the way back is known to work too; of the
+// other protocols one packet is sent. Flows to the same namespace must be sent
+// one after the other. The error is ErrNotSeen where nothing arrived.
+func Send(flow Flow) (Sighting, error) {
+	var s Sighting
+	var err error
+	switch flow.Proto {
+	case TCP:
+		s, err = sendTCP(flow)
+	case UDP:
+		s, err = sendPacket(flow, unix.IPPROTO_UDP, sendUDP)
+	case SCTP:
+		s, err = sendPacket(flow, unix.IPPROTO_SCTP, sendSCTP)
+	default:
+		return Sighting{}, fmt.Errorf("protocol %q unknown", flow.Proto)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, unix.ETIMEDOUT) {
+		err = ErrNotSeen
+	}
+	if err != nil {
+		return Sighting{}, fmt.Errorf("%s from %s to %s: %w", flow.Proto, flow.From, flow.Dst, err)
+	}
+	return s, nil
+}
+
+// sendTCP opens a connection to a listener of its own.
+func sendTCP(f Flow) (Sighting, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	network := "tcp6"
+	if f.Dst.Addr().Is4() {
+		network = "tcp4"
+	}
+	var listener net.Listener
+	err := f.To.Do(func() (err error) {
+		var config net.ListenConfig
+		config.SetMultipathTCP(false)
+		listener, err = config.Listen(ctx, network, fmt.Sprintf(":%d", f.Dst.Port()))
+		return err
+	})
+	if err != nil {
+		return Sighting{}, err
+	}
+	defer listener.Close()
+
+	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
+		return controlBind(raw, f)
+	}}
+	var conn net.Conn
+	err = f.From.Do(func() (err error) {
+		conn, err = dialer.DialContext(ctx, network, f.Dst.String())
+		return err
+	})
+	if err != nil {
+		return Sighting{}, err
+	}
+	defer abort(conn)
+	seen, err := listener.Accept()
+	if err != nil {
+		return Sighting{}, err
+	}
+	defer abort(seen)
+	return Sighting{Sent: addrPort(conn.LocalAddr()), Seen: addrPort(seen.RemoteAddr())}, nil
+}
+
+func controlBind(raw syscall.RawConn, f Flow) error {
+	var err error
+	if controlErr := raw.Control(func(fd uintptr) { err = bind(int(fd), f) }); controlErr != nil {
+		return controlErr
+	}
+	return err
+}
+
+// abort closes a connection by a reset, so that neither end remembers it.
+func abort(conn net.Conn) {
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	_ = conn.Close()
+}
+
+func addrPort(addr net.Addr) netip.AddrPort {
+	if tcp, ok := addr.(*net.TCPAddr); ok {
+		ap := tcp.AddrPort()
+		return netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port())
+	}
+	return netip.AddrPort{}
+}
+
+// sendPacket sends one packet and waits for it at the other end.
+func sendPacket(f Flow, protocol int, send func(Flow, []byte) (netip.AddrPort, error)) (Sighting, error) {
+	capture, err := f.To.capturing()
+	if err != nil {
+		return Sighting{}, err
+	}
+	if err := capture.watch(protocol, f.Dst.Port()); err != nil {
+		return Sighting{}, err
+	}
+	cookie := binary.BigEndian.AppendUint32(nil, rand.Uint32())
+	var sent netip.AddrPort
+	err = f.From.Do(func() (err error) {
+		sent, err = send(f, cookie)
+		return err
+	})
+	if err != nil {
+		return Sighting{}, err
+	}
+	packet, err := capture.await(cookie, patience)
+	if err != nil {
+		return Sighting{}, err
+	}
+	seen, ok := sender(packet)
+	if !ok {
+		return Sighting{}, fmt.Errorf("packet of %d bytes is too short", len(packet))
+	}
+	return Sighting{Sent: sent, Seen: seen}, nil
+}
+
+func sendUDP(f Flow, cookie []byte) (netip.AddrPort, error) {
+	fd, sent, err := connected(f, unix.SOCK_DGRAM, unix.IPPROTO_UDP)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	defer unix.Close(fd)
+	return sent, unix.Send(fd, cookie, 0)
+}
+
+// sendSCTP sends the INIT chunk of RFC 9260, section 3.3.2, with the cookie as
+// initiate tag and initial TSN.
+func sendSCTP(f Flow, cookie []byte) (netip.AddrPort, error) {
+	port := f.Src.Port()
+	if port == 0 {
+		port = uint16(32768 + rand.IntN(28232))
+	}
+	dstPort := f.Dst.Port()
+	f.Src = netip.AddrPortFrom(f.Src.Addr(), 0) // a raw socket has no ports
+	f.Dst = netip.AddrPortFrom(f.Dst.Addr(), 0)
+	fd, sent, err := connected(f, unix.SOCK_RAW, unix.IPPROTO_SCTP)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	defer unix.Close(fd)
+
+	b := binary.BigEndian.AppendUint16(nil, port)
+	b = binary.BigEndian.AppendUint16(b, dstPort)
+	b = append(b, 0, 0, 0, 0) // verification tag: 0 in INIT
+	b = append(b, 0, 0, 0, 0) // checksum
+	b = append(b, 1, 0, 0, 20)
+	b = append(b, cookie...)
+	b = append(b, 0, 0, 255, 255, 0, 1, 0, 1)
+	b = append(b, cookie...)
+	// The one little-endian field in IP, section 6.8 and appendix A.
+	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
+	return netip.AddrPortFrom(sent.Addr(), port), unix.Send(fd, b, 0)
+}
+
+// connected returns a socket that is bound as the flow wants and connected to
+// its destination, and the source it got.
+func connected(f Flow, kind, protocol int) (fd int, sent netip.AddrPort, err error) {
+	domain := int(family(f.Dst.Addr()))
+	if fd, err = unix.Socket(domain, kind|unix.SOCK_CLOEXEC, protocol); err != nil {
+		return -1, sent, fmt.Errorf("socket: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = unix.Close(fd)
+		}
+	}()
+	if err = bind(fd, f); err != nil {
+		return -1, sent, err
+	}
+	dst, err := sockaddr(f.Dst)
+	if err != nil {
+		return -1, sent, err
+	}
+	if err = unix.Connect(fd, dst); err != nil {
+		return -1, sent, fmt.Errorf("connect: %w", err)
+	}
+	local, err := unix.Getsockname(fd)
+	if err != nil {
+		return -1, sent, fmt.Errorf("source address: %w", err)
+	}
+	return fd, fromSockaddr(local), nil
+}
+
+// bind gives a socket the device and the source of the flow, and leave to send
+// to a broadcast address.
+func bind(fd int, f Flow) error {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1); err != nil {
+		return fmt.Errorf("allow broadcast: %w", err)
+	}
+	if f.Dev != "" {
+		if err := unix.BindToDevice(fd, f.Dev); err != nil {
+			return fmt.Errorf("bind to device %s: %w", f.Dev, err)
+		}
+	}
+	src := f.Src
+	if !src.Addr().IsValid() {
+		if src.Port() == 0 {
+			return nil
+		}
+		any := netip.IPv6Unspecified()
+		if f.Dst.Addr().Is4() {
+			any = netip.IPv4Unspecified()
+		}
+		src = netip.AddrPortFrom(any, src.Port())
+	}
+	sa, err := sockaddr(src)
+	if err != nil {
+		return err
+	}
+	if err := unix.Bind(fd, sa); err != nil {
+		return fmt.Errorf("bind to %s: %w", src, err)
+	}
+	return nil
+}
+
+func sockaddr(ap netip.AddrPort) (unix.Sockaddr, error) {
+	if ap.Addr().Is4() {
+		return &unix.SockaddrInet4{Addr: ap.Addr().As4(), Port: int(ap.Port())}, nil
+	}
+	sa := &unix.SockaddrInet6{Addr: ap.Addr().As16(), Port: int(ap.Port())}
+	if zone := ap.Addr().Zone(); zone != "" {
+		dev, err := net.InterfaceByName(zone)
+		if err != nil {
+			return nil, fmt.Errorf("zone of %s: %w", ap.Addr(), err)
+		}
+		sa.ZoneId = uint32(dev.Index)
+	}
+	return sa, nil
+}
+
+func fromSockaddr(sa unix.Sockaddr) netip.AddrPort {
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port))
+	}
+	return netip.AddrPort{}
+}

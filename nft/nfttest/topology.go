@@ -1,0 +1,235 @@
+package nfttest
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+)
+
+// Topology is a pod, the node it runs on and a host outside, as the package
+// documentation draws them. The node forwards and has no rules. Whatever
+// address is not on one of the three is routed to the outside host.
+type Topology struct {
+	Pod, Node, Outside *NS
+
+	PodV4, PodV6         netip.Addr
+	GatewayV4, GatewayV6 netip.Addr // the node, as the pod sees it
+	NodeV4, NodeV6       netip.Addr // the node, as the world sees it
+	OutsideV4, OutsideV6 netip.Addr
+
+	mu     sync.Mutex
+	owners map[netip.Addr]*NS
+}
+
+// OpenTopology builds a Topology.
+func OpenTopology() (*Topology, error) {
+	t := &Topology{
+		PodV4: netip.MustParseAddr("10.244.1.2"), PodV6: netip.MustParseAddr("fd00:10:244:1::2"),
+		GatewayV4: netip.MustParseAddr("10.244.1.1"), GatewayV6: netip.MustParseAddr("fd00:10:244:1::1"),
+		NodeV4: netip.MustParseAddr("192.0.2.1"), NodeV6: netip.MustParseAddr("2001:db8::1"),
+		OutsideV4: netip.MustParseAddr("192.0.2.100"), OutsideV6: netip.MustParseAddr("2001:db8::100"),
+		owners: map[netip.Addr]*NS{},
+	}
+	if err := t.build(); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	return t, nil
+}
+
+// Close gives up the three namespaces.
+func (t *Topology) Close() error {
+	var errs []error
+	for _, ns := range []*NS{t.Pod, t.Node, t.Outside} {
+		if ns != nil {
+			errs = append(errs, ns.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (t *Topology) build() error {
+	for _, step := range []func() error{t.namespaces, t.cable, t.address, t.route, t.extraAddrs} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *Topology) namespaces() (err error) {
+	if t.Pod, err = OpenNS("pod"); err != nil {
+		return err
+	}
+	if t.Node, err = OpenNS("node"); err != nil {
+		return err
+	}
+	if t.Outside, err = OpenNS("outside"); err != nil {
+		return err
+	}
+	return errors.Join(
+		t.Pod.prepare(), t.Node.prepare(), t.Outside.prepare(),
+		t.Node.Sysctl("net.ipv4.ip_forward", "1"),
+		t.Node.Sysctl("net.ipv6.conf.all.forwarding", "1"))
+}
+
+// prepare sets what must be set before the devices are there.
+func (n *NS) prepare() error {
+	for _, s := range [][2]string{
+		{"net.ipv4.conf.all.rp_filter", "0"}, // the stricter of all and the device counts
+		{"net.ipv4.conf.default.rp_filter", "0"},
+		{"net.ipv4.conf.all.send_redirects", "0"},
+		{"net.ipv4.conf.default.send_redirects", "0"},
+		{"net.ipv6.conf.all.disable_ipv6", "0"},
+		{"net.ipv6.conf.default.disable_ipv6", "0"},
+		{"net.ipv6.conf.all.accept_dad", "0"}, // link-local addresses usable at once
+		{"net.ipv6.conf.default.accept_dad", "0"},
+		{"net.ipv6.conf.default.router_solicitations", "0"},
+	} {
+		if err := n.Sysctl(s[0], s[1]); err != nil {
+			return err
+		}
+	}
+	return n.LinkUp("lo")
+}
+
+func (t *Topology) cable() error {
+	type end struct {
+		ns  *NS
+		dev string
+	}
+	ends := []end{{t.Pod, "eth0"}, {t.Node, "pod0"}, {t.Node, "eth0"}, {t.Outside, "eth0"}}
+	for i := 0; i < len(ends); i += 2 {
+		if err := ends[i].ns.addVeth(ends[i].dev, ends[i+1].ns, ends[i+1].dev); err != nil {
+			return err
+		}
+	}
+	for _, e := range ends {
+		if err := e.ns.LinkUp(e.dev); err != nil {
+			return err
+		}
+	}
+	for _, e := range ends {
+		if err := e.ns.carrying(e.dev); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *Topology) address() error {
+	for _, a := range []struct {
+		ns   *NS
+		dev  string
+		addr netip.Addr
+		bits int
+	}{
+		// Only the pod itself is on the pod's link: the rest of the pods' range
+		// is elsewhere, that is, outside.
+		{t.Pod, "eth0", t.PodV4, 32},
+		{t.Pod, "eth0", t.PodV6, 128},
+		{t.Node, "pod0", t.GatewayV4, 32},
+		{t.Node, "pod0", t.GatewayV6, 128},
+		{t.Node, "eth0", t.NodeV4, 24},
+		{t.Node, "eth0", t.NodeV6, 64},
+		{t.Outside, "eth0", t.OutsideV4, 24},
+		{t.Outside, "eth0", t.OutsideV6, 64},
+	} {
+		if err := a.ns.AddAddr(a.dev, netip.PrefixFrom(a.addr, a.bits)); err != nil {
+			return err
+		}
+		t.owners[a.addr] = a.ns
+	}
+	return nil
+}
+
+func (t *Topology) route() error {
+	all4, all6 := netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")
+	for _, r := range []struct {
+		ns *NS
+		route
+	}{
+		{t.Pod, route{dst: host(t.GatewayV4), dev: "eth0"}},
+		{t.Pod, route{dst: host(t.GatewayV6), dev: "eth0"}},
+		{t.Pod, route{dst: all4, via: t.GatewayV4, dev: "eth0"}},
+		{t.Pod, route{dst: all6, via: t.GatewayV6, dev: "eth0"}},
+		{t.Node, route{dst: host(t.PodV4), dev: "pod0"}},
+		{t.Node, route{dst: host(t.PodV6), dev: "pod0"}},
+		{t.Node, route{dst: all4, via: t.OutsideV4, dev: "eth0"}},
+		{t.Node, route{dst: all6, via: t.OutsideV6, dev: "eth0"}},
+		{t.Outside, route{dst: all4, via: t.NodeV4, dev: "eth0"}},
+		{t.Outside, route{dst: all6, via: t.NodeV6, dev: "eth0"}},
+	} {
+		if err := r.ns.addRoute(r.route); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// extraAddrs puts one address of each range that an agent treats in its own way
+// on the outside host.
+func (t *Topology) extraAddrs() error {
+	for _, s := range []string{
+		"198.51.100.1", "203.0.113.9", "8.8.8.8",
+		"10.9.0.9", "172.16.9.9", "192.168.9.9",
+		"100.64.0.9", "198.18.0.9", "169.254.169.254",
+		"2001:db8:1::1", "fd00:9::9",
+	} {
+		if err := t.AddAddr(t.Outside, netip.MustParseAddr(s)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// AddAddr gives one of the three hosts one more address. The others reach it.
+// An address that this host has already is no error.
+func (t *Topology) AddAddr(owner *NS, addr netip.Addr) error {
+	addr = addr.WithZone("")
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if has := t.owners[addr]; has != nil {
+		if has != owner {
+			return fmt.Errorf("%s: address %s belongs to %s", owner, addr, has)
+		}
+		return nil
+	}
+	if err := owner.AddAddr("eth0", host(addr)); err != nil {
+		return fmt.Errorf("address %s: %w", addr, err)
+	}
+	t.owners[addr] = owner
+	if owner == t.Pod {
+		return t.Node.addRoute(route{dst: host(addr), dev: "pod0"})
+	}
+	return nil
+}
+
+// owner returns the host that a packet from the given one to addr ends at, and
+// puts an address that nobody has on the outside host.
+func (t *Topology) owner(from *NS, addr netip.Addr) (*NS, error) {
+	addr = addr.WithZone("")
+	switch {
+	case addr.IsLoopback():
+		return from, nil
+	case addr.IsMulticast(), addr == netip.AddrFrom4([4]byte{255, 255, 255, 255}), addr == broadcastOf(t.NodeV4):
+		return t.Outside, nil
+	}
+	t.mu.Lock()
+	owner := t.owners[addr]
+	t.mu.Unlock()
+	if owner != nil {
+		return owner, nil
+	}
+	return t.Outside, t.AddAddr(t.Outside, addr)
+}
+
+// broadcastOf returns the broadcast address of the /24 around addr.
+func broadcastOf(addr netip.Addr) netip.Addr {
+	b := addr.As4()
+	b[3] = 255
+	return netip.AddrFrom4(b)
+}
+
+// host returns the prefix that holds addr alone.
+func host(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.BitLen()) }
