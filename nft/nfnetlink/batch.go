@@ -10,6 +10,8 @@ import (
 // A Batch is a transaction under construction. The zero value is empty.
 type Batch struct {
 	msgs []netlink.Message
+	// Prefixes counts the elements that the batch adds.
+	Prefixes int
 }
 
 // Len gives the number of messages.
@@ -73,6 +75,13 @@ func (b *Batch) DelChain(family Family, table, chain string) {
 // AddRule puts a rule at the end of its chain.
 func (b *Batch) AddRule(r Rule) {
 	b.add(r.Family, unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, ruleAttrs(r))
+}
+
+// InsertRule puts a rule before the one with the given handle.
+func (b *Batch) InsertRule(r Rule, before uint64) {
+	a := ruleAttrs(r)
+	a.uint64(unix.NFTA_RULE_POSITION, before)
+	b.add(r.Family, unix.NFT_MSG_NEWRULE, netlink.Create, a)
 }
 
 // ReplaceRule puts a rule in the place of the one with its handle.
@@ -167,6 +176,7 @@ func (b *Batch) AddElements(family Family, table, set string, prefixes []netip.P
 			}
 		})
 		b.add(family, unix.NFT_MSG_NEWSETELEM, netlink.Create, a)
+		b.Prefixes += n
 		prefixes = prefixes[n:]
 	}
 }
@@ -222,5 +232,6 @@ func (b *Batch) DelFlowtable(family Family, table, name string) {
 const (
 	flowtableTable = 1  // NFTA_FLOWTABLE_TABLE
 	flowtableName  = 2  // NFTA_FLOWTABLE_NAME
+	setHandle      = 16 // NFTA_SET_HANDLE
 	setCount       = 20 // NFTA_SET_COUNT, Linux 6.18
 )

@@ -16,22 +16,24 @@ type Expr struct {
 	Data []byte
 }
 
-// Marshal gives the library's expressions in the form that the kernel takes.
-// The family is an NFPROTO_ value; the layout of xtables matches depends on it.
-func Marshal(family Family, exprs ...expr.Any) ([]Expr, error) {
+// Marshal gives the library's expressions in the form that the kernel takes;
+// the layout of xtables matches depends on the family. It panics on an
+// expression that the library cannot encode: which expressions there are is
+// settled when the program is written.
+func Marshal(family Family, exprs ...expr.Any) []Expr {
 	out := make([]Expr, 0, len(exprs))
 	for _, e := range exprs {
 		b, err := expr.Marshal(byte(family), e)
 		if err != nil {
-			return nil, fmt.Errorf("expression %T: %w", e, err)
+			panic(fmt.Sprintf("expression %T: %v", e, err))
 		}
 		x, err := parseExpr(b)
 		if err != nil {
-			return nil, fmt.Errorf("expression %T: %w", e, err)
+			panic(fmt.Sprintf("expression %T: %v", e, err))
 		}
 		out = append(out, x)
 	}
-	return out, nil
+	return out
 }
 
 // MasqueradeTo is `masquerade to :min-max`. The library's expression lacks the
@@ -131,8 +133,10 @@ func (e Expr) Equal(o Expr) bool {
 // EqualExprs compares two lists with [Expr.Equal].
 func EqualExprs(a, b []Expr) bool { return slices.EqualFunc(a, b, Expr.Equal) }
 
-// canonical sorts the attributes, drops those that are zero and clears the
-// nesting flag, which the kernel and the libraries set differently.
+// canonical sorts the attributes, drops zeros at the end of an attribute, with
+// it those that are zero as a whole, and clears the nesting flag: the kernel
+// and the libraries differ in the order, in the zero behind a string and in the
+// flag.
 func canonical(of string, b []byte) []byte {
 	type attr struct {
 		typ  uint16
@@ -143,7 +147,10 @@ func canonical(of string, b []byte) []byte {
 		if inner, ok := nested(of, typ); ok {
 			data = canonical(inner, data)
 		}
-		if of == "data" || len(bytes.Trim(data, "\x00")) > 0 {
+		if of != "data" {
+			data = bytes.TrimRight(data, "\x00")
+		}
+		if len(data) > 0 {
 			as = append(as, attr{typ, data})
 		}
 		return nil

@@ -61,8 +61,11 @@ type Chain struct {
 	Table  string
 	Name   string
 	Hook   *Hook  // nil: no base chain
-	Policy uint32 // NF_ACCEPT or NF_DROP, of a base chain
+	Policy uint32 // of a base chain: Accept or 0, which is drop
 }
+
+// Accept is the policy NF_ACCEPT of a base chain.
+const Accept = 1
 
 // A Rule as the kernel lists it, or as it is to be made.
 type Rule struct {
@@ -83,6 +86,7 @@ type Set struct {
 	KeyType  uint32 // nft's number of the type
 	KeyLen   uint32 // bytes
 	UserData []byte
+	Handle   uint64 // unique in the table; 0 where it is to be made
 	// Count is the number of intervals, where Counted says that this kernel
 	// tells it.
 	Count   uint32

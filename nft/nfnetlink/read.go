@@ -30,6 +30,28 @@ func dump[T any](c *Conn, family Family, msg uint16, a attrs, parse func(Family,
 	return out, nil
 }
 
+// get asks for one object.
+func get[T any](c *Conn, family Family, msg uint16, a attrs, parse func(Family, []byte) (T, error)) (T, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var zero T
+	msgs, err := c.request(message(family, msg, 0, a))
+	if err != nil {
+		return zero, err
+	}
+	if len(msgs) != 1 || len(msgs[0].Data) < 4 {
+		return zero, fmt.Errorf("answer of %d messages", len(msgs))
+	}
+	return parse(Family(msgs[0].Data[0]), msgs[0].Data[4:])
+}
+
+// Table reads one table. One that is not there gives an error that [IsNotExist].
+func (c *Conn) Table(family Family, name string) (Table, error) {
+	var a attrs
+	a.str(unix.NFTA_TABLE_NAME, name)
+	return get(c, family, unix.NFT_MSG_GETTABLE, a, parseTable)
+}
+
 // Tables lists the tables of a family.
 func (c *Conn) Tables(family Family) ([]Table, error) {
 	ts, err := dump(c, family, unix.NFT_MSG_GETTABLE, nil, parseTable)
@@ -51,6 +73,14 @@ func parseTable(f Family, b []byte) (Table, error) {
 		return nil
 	})
 	return t, err
+}
+
+// Chain reads one chain. One that is not there gives an error that [IsNotExist].
+func (c *Conn) Chain(family Family, table, chain string) (Chain, error) {
+	var a attrs
+	a.str(unix.NFTA_CHAIN_TABLE, table)
+	a.str(unix.NFTA_CHAIN_NAME, chain)
+	return get(c, family, unix.NFT_MSG_GETCHAIN, a, parseChain)
 }
 
 // Chains lists the chains of a family, of all tables: the kernel has no filter.
@@ -165,6 +195,8 @@ func parseSet(f Family, b []byte) (Set, error) {
 			s.KeyLen = bigUint32(data)
 		case unix.NFTA_SET_USERDATA:
 			s.UserData = data
+		case setHandle:
+			s.Handle = bigUint64(data)
 		case setCount:
 			s.Count, s.Counted = bigUint32(data), true
 		}

@@ -1,0 +1,146 @@
+package nft
+
+import (
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft/nfnetlink"
+
+	"golang.org/x/sys/unix"
+)
+
+// Mode says how a policy is written into the kernel.
+type Mode string
+
+// The modes.
+const (
+	ModeNFTables Mode = "nftables"     // a table of our own
+	ModeIPTables Mode = "iptables-nft" // the view that iptables shows
+)
+
+// Options are what the command line says of a ruleset.
+type Options struct {
+	Mode        Mode
+	Chain       string // of mode iptables-nft
+	RandomFully bool
+	Ports       []PortRange
+}
+
+// The base chain runs at srcnat + 10: behind kube-proxy's and the CNI's, so
+// that kube-proxy's own masquerade, which also clears its mark, comes first.
+const (
+	chainName     = "postrouting"
+	portsChain    = "to-ports"
+	chainPriority = 100 + 10 // NF_IP_PRI_NAT_SRC + 10
+)
+
+// Compile says what the kernel is to hold for a config. It is pure, and there
+// is no config for which it fails.
+func Compile(c config.Config, o Options) Ruleset {
+	return compile(NewPolicy(c, o), o)
+}
+
+func compile(p Policy, o Options) Ruleset {
+	r := Ruleset{Policy: p, Mode: o.Mode, digest: p.digest()}
+	if o.Mode == ModeIPTables {
+		r.Chain = o.Chain
+		for _, f := range p.Families {
+			r.Tables = append(r.Tables, compileXT(f, p, o.Chain))
+		}
+		return r
+	}
+	r.Tables = []Table{compileTable(p, r.Hash())}
+	return r
+}
+
+func compileTable(p Policy, hash string) Table {
+	t := Table{Family: nfnetlink.Inet, Name: TableName}
+	base := Chain{Name: chainName, Hook: natHook(chainPriority)}
+	masq := node(masquerade{RandomFully: p.RandomFully})
+	if len(p.Ports) > 0 {
+		t.Chains = append(t.Chains, compilePorts(p))
+		masq = continueIn{portsChain}
+	}
+	for _, f := range p.Families {
+		t.Counters = append(t.Counters, "local"+f.suffix(), "exempt"+f.suffix(), "masqueraded"+f.suffix())
+		t.Sets = append(t.Sets, f.sets()...)
+		base.Rules = append(base.Rules, f.rules(masq)...)
+	}
+	base.Rules[len(base.Rules)-1].Comment = hashComment + hash
+	t.Chains = append(t.Chains, base)
+	return t
+}
+
+// hashComment begins the comment of the last rule.
+const hashComment = "config "
+
+func natHook(priority int32) *nfnetlink.Hook {
+	return &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: priority}
+}
+
+// rules decides a connection's first packet; the first rule that fits ends it.
+func (f FamilyPolicy) rules(masq node) []Rule {
+	exempt, masqueraded := count{"exempt" + f.suffix()}, count{"masqueraded" + f.suffix()}
+	rules := []Rule{{
+		Nodes:   []node{ofFamilyMatch{f.IPv6}, toThisNode{}, count{"local" + f.suffix()}, stop{}},
+		Comment: "to this node",
+	}}
+	for _, q := range f.questions() {
+		if len(q.list.CIDRs) == 0 {
+			continue
+		}
+		match := inSet{IPv6: f.IPv6, Source: q.source, Not: q.not, Set: q.set + f.suffix()}
+		if q.masquerade {
+			rules = append(rules, Rule{Nodes: []node{match, masqueraded, masq}})
+		} else {
+			rules = append(rules, Rule{Nodes: []node{match, exempt, stop{}}})
+		}
+	}
+	return append(rules, Rule{Nodes: []node{ofFamilyMatch{f.IPv6}, masqueraded, masq}})
+}
+
+// A question is one list of the policy and what an address in it means.
+type question struct {
+	list       List
+	set        string
+	comment    string
+	source     bool // asks for the source, not the destination
+	not        bool // answers for addresses outside the list
+	masquerade bool // the answer; false: never
+}
+
+// questions gives the lists in the order in which they are asked.
+func (f FamilyPolicy) questions() []question {
+	return []question{
+		{list: f.MasqSrc, set: "masq-src", comment: "the only sources that are masqueraded", source: true, not: true},
+		{list: f.NonMasqSrc, set: "non-masq-src", comment: "sources that keep their own address", source: true},
+		{list: f.Force, set: "force-masq", comment: "destinations that always see the node's address", masquerade: true},
+		{list: f.NonMasq, set: "non-masq", comment: "destinations that see the pod's own address"},
+	}
+}
+
+func (f FamilyPolicy) sets() []Set {
+	var sets []Set
+	for _, q := range f.questions() {
+		if len(q.list.CIDRs) > 0 {
+			sets = append(sets, Set{Name: q.set + f.suffix(), IPv6: f.IPv6, Comment: q.comment, Prefixes: q.list.Prefixes()})
+		}
+	}
+	return sets
+}
+
+// compilePorts masquerades to the port ranges, each taken as often as its size
+// says, and protocols without ports plainly.
+func compilePorts(p Policy) Chain {
+	c := Chain{Name: portsChain}
+	for _, proto := range toPortProtocols {
+		for _, choice := range choices(p.Ports) {
+			nodes := []node{proto}
+			if !choice.last() {
+				nodes = append(nodes, byChance{choice.Size(), choice.Remaining})
+			}
+			nodes = append(nodes, masquerade{RandomFully: p.RandomFully, Ports: &choice.PortRange})
+			c.Rules = append(c.Rules, Rule{Nodes: nodes})
+		}
+	}
+	c.Rules = append(c.Rules, Rule{Nodes: []node{masquerade{RandomFully: p.RandomFully}}})
+	return c
+}

@@ -1,0 +1,147 @@
+package nft
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// The table and base chain that iptables-nft shares with everybody.
+const (
+	xtTable       = "nat"
+	xtPostrouting = "POSTROUTING"
+	xtPriority    = 100 // NF_IP_PRI_NAT_SRC
+)
+
+// Chains beside the one of the view, for policies that need more than one.
+const (
+	xtSourceChain = "-SRC"
+	xtMasqChain   = "-MASQ"
+)
+
+// compileXT lays a family's policy out as iptables does: the chain that the
+// documentation of ip-masq-agent shows, and one jump to it.
+func compileXT(f FamilyPolicy, p Policy, chain string) Table {
+	x := xtCompiler{family: f, policy: p, chain: chain, prefix: strings.ToLower(chain)}
+	t := Table{Family: f.family(), Name: xtTable, Chains: x.chains()}
+	jump := x.rule(nil, "ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom "+chain+" chain", xtJump{chain})
+	t.Chains = append(t.Chains, Chain{Name: xtPostrouting, Hook: natHook(xtPriority), Rules: []Rule{jump}})
+	return t
+}
+
+type xtCompiler struct {
+	family FamilyPolicy
+	policy Policy
+	chain  string
+	prefix string // of the comments
+}
+
+func (x xtCompiler) rule(match []node, comment string, verdict node) Rule {
+	return Rule{Nodes: append(match, xtComment(x.prefix+": "+comment), xtNotLocal{}, xtCounter{}, verdict)}
+}
+
+func (x xtCompiler) chains() []Chain {
+	f := x.family
+	main := Chain{Name: x.chain}
+	var others []Chain
+	masq := x.masquerades()
+	force := node(xtMasquerade{RandomFully: x.policy.RandomFully})
+	if len(f.Force.CIDRs) > 0 && len(x.policy.Ports) > 0 {
+		others = append(others, Chain{Name: x.chain + xtMasqChain, Rules: masq})
+		force = xtGoto{continueIn{x.chain + xtMasqChain}}
+		masq = []Rule{x.rule(nil, xtMasqComment, force)}
+	}
+	rules := append(x.lists(force), masq...)
+	if len(f.MasqSrc.CIDRs) == 0 {
+		main.Rules = rules
+		return append(others, main)
+	}
+	others = append(others, Chain{Name: x.chain + xtSourceChain, Rules: rules})
+	for _, c := range f.MasqSrc.CIDRs {
+		main.Rules = append(main.Rules, x.rule([]node{ofPrefix{c.Prefix, true}}, xtMasqSrcComment, xtGoto{continueIn{x.chain + xtSourceChain}}))
+	}
+	return append(others, main)
+}
+
+// The comments say what a rule is for, behind the chain's name; from them a
+// policy is read back. The texts of a plain config are those that the
+// documentation of ip-masq-agent prints.
+const (
+	xtMasqSrcComment    = "only traffic of these sources should be subject to MASQUERADE"
+	xtNonMasqSrcComment = "traffic of this source should not be subject to MASQUERADE"
+	xtForceComment      = "traffic to this destination should always be subject to MASQUERADE"
+	xtNonMasqComment    = "cluster-local traffic should not be subject to MASQUERADE"
+	xtMasqComment       = "outbound traffic should be subject to MASQUERADE (this match must come after cluster-local CIDR matches)"
+)
+
+// lists gives the rules that stand before the masquerade.
+func (x xtCompiler) lists(force node) []Rule {
+	var rules []Rule
+	for _, c := range x.family.NonMasqSrc.CIDRs {
+		rules = append(rules, x.rule([]node{ofPrefix{c.Prefix, true}}, xtNonMasqSrcComment, xtStop{}))
+	}
+	for _, c := range x.family.Force.CIDRs {
+		rules = append(rules, x.rule([]node{ofPrefix{c.Prefix, false}}, xtForceComment, force))
+	}
+	for _, c := range x.family.NonMasq.CIDRs {
+		rules = append(rules, x.rule([]node{ofPrefix{c.Prefix, false}}, xtNonMasqComment, xtStop{}))
+	}
+	return rules
+}
+
+// masquerades gives the last rules: to the port ranges, each taken as often as
+// its size says, and protocols without ports plainly.
+func (x xtCompiler) masquerades() []Rule {
+	var rules []Rule
+	for _, proto := range toPortProtocols {
+		for _, choice := range choices(x.policy.Ports) {
+			r := x.rule([]node{xtProtocol{proto}}, xtMasqComment, xtMasquerade{x.policy.RandomFully, &choice.PortRange})
+			if !choice.last() {
+				r.Nodes = insertBefore[xtCounter](r.Nodes, xtByChance{choice.Size(), choice.Remaining})
+			}
+			rules = append(rules, r)
+		}
+	}
+	return append(rules, x.rule(nil, xtMasqComment, xtMasquerade{RandomFully: x.policy.RandomFully}))
+}
+
+// insertBefore puts n before the first node of type T.
+func insertBefore[T node](nodes []node, n node) []node {
+	for i, at := range nodes {
+		if _, ok := at.(T); ok {
+			return slices.Insert(nodes, i, n)
+		}
+	}
+	return append(nodes, n)
+}
+
+// saveText prints the rules as iptables-save does. Rules of both families fit into
+// one file, marked -4 and -6: each program passes over the other's.
+func saveText(tables []Table) string {
+	var b strings.Builder
+	b.WriteString("*nat\n")
+	declared := map[string]bool{}
+	for _, t := range tables {
+		for _, c := range t.Chains {
+			if c.Hook == nil && !declared[c.Name] {
+				declared[c.Name] = true
+				fmt.Fprintf(&b, ":%s - [0:0]\n", c.Name)
+			}
+		}
+	}
+	for _, t := range tables {
+		family := ""
+		if len(tables) > 1 {
+			family = map[nfnetlink.Family]string{nfnetlink.IPv4: "-4 ", nfnetlink.IPv6: "-6 "}[t.Family]
+		}
+		for _, c := range t.Chains {
+			for _, r := range c.Rules {
+				fmt.Fprintf(&b, "%s-A %s %s\n", family, c.Name, r)
+			}
+		}
+	}
+	b.WriteString("COMMIT\n")
+	return b.String()
+}

@@ -1,0 +1,193 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// A Kernel is the ruleset of the network namespace in which it was opened. It
+// is safe for concurrent use.
+type Kernel struct {
+	mu   sync.Mutex
+	conn *nfnetlink.Conn
+	// What was found in step, and the generation of the ruleset in which.
+	// While the kernel is at that generation nothing need be read.
+	inStep Ruleset
+	at     uint32
+	full   bool // no big set was taken on trust
+	trust  map[string]trusted
+}
+
+// trusted is what a set held when it was last filled or read.
+type trusted struct {
+	prefixes []netip.Prefix
+	handle   uint64 // 0 until the set is seen again
+}
+
+// Open connects to nf_tables. It fails where the process may not open netlink
+// sockets; without CAP_NET_ADMIN it is the first request that fails.
+func Open() (*Kernel, error) {
+	c, err := nfnetlink.Dial()
+	if err != nil {
+		return nil, err
+	}
+	return NewKernel(c), nil
+}
+
+// NewKernel uses a connection that is open.
+func NewKernel(c *nfnetlink.Conn) *Kernel {
+	return &Kernel{conn: c, trust: map[string]trusted{}}
+}
+
+// Close closes the connection; the rules stay.
+func (k *Kernel) Close() error { return k.conn.Close() }
+
+// PortID gives the netlink port by which notifications name this connection.
+func (k *Kernel) PortID() uint32 { return k.conn.PortID() }
+
+// A Look says how closely the kernel is read.
+type Look struct {
+	// Full reads sets of over 10,000 CIDRs element by element even where
+	// their count is right.
+	Full bool
+	// Others also finds what the other mode installed.
+	Others bool
+}
+
+// Diff says in words how the kernel is not as wanted; nothing where it is. It
+// writes nothing.
+func (k *Kernel) Diff(want Ruleset, look Look) ([]string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_, diffs, err := k.look(want, look)
+	return diffs, err
+}
+
+// Applied says what [Kernel.Apply] did.
+type Applied struct {
+	// Differences are those that were found and are no more; none where
+	// nothing was written.
+	Differences []string
+	Took     time.Duration
+}
+
+// attempts bounds how often a transaction is tried again because somebody else
+// changed the ruleset meanwhile.
+const attempts = 20
+
+// Apply brings the kernel to what is wanted, and writes only where it differs.
+// What packets see changes in one transaction; when that is refused the old
+// rules stay, and the error holds the kernel's errno.
+func (k *Kernel) Apply(want Ruleset, look Look) (Applied, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	start := time.Now()
+	var err error
+	for range attempts {
+		var a Applied
+		if a, err = k.apply(want, look); err == nil {
+			a.Took = time.Since(start)
+			return a, nil
+		}
+		if !outdated(err) {
+			break
+		}
+	}
+	k.at = 0
+	return Applied{}, err
+}
+
+// outdated says that an error comes from a change by somebody else between
+// reading and writing, or that the outcome is not known: read again.
+func outdated(err error) bool {
+	return slices.ContainsFunc([]error{
+		unix.ERESTART, unix.ENOENT, unix.EBUSY, unix.EEXIST, unix.ENOBUFS, unix.EINTR, nfnetlink.ErrInterrupted,
+	}, func(e error) bool { return errors.Is(err, e) })
+}
+
+func (k *Kernel) apply(want Ruleset, look Look) (Applied, error) {
+	s, diffs, err := k.look(want, look)
+	if err != nil || len(diffs) == 0 {
+		return Applied{}, err
+	}
+	applied := Applied{Differences: diffs}
+	readAll := s.readAll
+	var target sides
+	if want.Mode == ModeNFTables {
+		if target, err = k.stage(want.Tables[0], s.own); err != nil {
+			return Applied{}, err
+		}
+	}
+	for range attempts {
+		if s, err = k.read(want, Look{Others: true}); err != nil {
+			return Applied{}, err
+		}
+		b := s.transaction(want, target)
+		if err = k.conn.Commit(b, s.generation); err == nil {
+			// The kernel took the batch at just this generation.
+			k.inStep, k.at, k.full = want, s.generation+1, readAll
+			return applied, nil
+		}
+		if !errors.Is(err, unix.ERESTART) {
+			break
+		}
+	}
+	return Applied{}, fmt.Errorf("apply: %w", err)
+}
+
+// stage fills the sets that are to become effective.
+func (k *Kernel) stage(want Table, own *ownTable) (sides, error) {
+	batches, target := stage(want, own)
+	for _, b := range batches {
+		if err := k.conn.Commit(b, 0); err != nil {
+			return nil, fmt.Errorf("fill sets: %w", err)
+		}
+	}
+	for _, w := range want.Sets {
+		name := target[w.Name]
+		if t, ok := k.trust[name]; !ok || !slices.Equal(t.prefixes, w.Prefixes) {
+			k.trust[name] = trusted{prefixes: w.Prefixes}
+		}
+	}
+	return target, nil
+}
+
+// look reads the kernel and compares. A dump can be torn by somebody else's
+// transaction without a sign, so a difference counts only when two reads agree.
+func (k *Kernel) look(want Ruleset, l Look) (*state, []string, error) {
+	generation, err := k.conn.Generation()
+	if err != nil {
+		return nil, nil, err
+	}
+	if generation == k.at && k.inStep.same(want) && (k.full || !l.Full) && !l.Others {
+		return nil, nil, nil
+	}
+	var last []string
+	for try := range attempts {
+		s, err := k.read(want, l)
+		if errors.Is(err, nfnetlink.ErrInterrupted) || errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		diffs := s.differences(want)
+		if len(diffs) == 0 {
+			k.inStep, k.at, k.full = want, s.generation, s.readAll
+			return s, nil, nil
+		}
+		if try > 0 && slices.Equal(diffs, last) {
+			return s, diffs, nil
+		}
+		last = diffs
+	}
+	return nil, nil, nfnetlink.ErrInterrupted
+}

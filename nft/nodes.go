@@ -1,0 +1,187 @@
+package nft
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// Register 1 carries every value that a rule compares; register 2 is the
+// second port of a range. nft uses the same ones.
+const (
+	reg1 = unix.NFT_REG_1
+	reg2 = unix.NFT_REG_2
+)
+
+// ofFamilyMatch passes packets of one address family.
+type ofFamilyMatch struct{ IPv6 bool }
+
+func (m ofFamilyMatch) String() string {
+	if m.IPv6 {
+		return "meta nfproto ipv6"
+	}
+	return "meta nfproto ipv4"
+}
+
+func (m ofFamilyMatch) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+	proto := byte(nfnetlink.IPv4)
+	if m.IPv6 {
+		proto = byte(nfnetlink.IPv6)
+	}
+	return nfnetlink.Marshal(f,
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{proto}})
+}
+
+// toThisNode passes packets to an address of this node: route type LOCAL.
+type toThisNode struct{}
+
+func (toThisNode) String() string { return "fib daddr type local" }
+
+func (toThisNode) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+	return nfnetlink.Marshal(f,
+		&expr.Fib{Register: reg1, FlagDADDR: true, ResultADDRTYPE: true},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)})
+}
+
+// inSet passes packets whose source or destination is, or is not, in a set.
+type inSet struct {
+	IPv6   bool
+	Source bool
+	Not    bool
+	Set    string
+}
+
+func (m inSet) String() string {
+	ip, field, op := "ip", "daddr", ""
+	if m.IPv6 {
+		ip = "ip6"
+	}
+	if m.Source {
+		field = "saddr"
+	}
+	if m.Not {
+		op = "!= "
+	}
+	return fmt.Sprintf("%s %s %s@%s%s", ip, field, op, m.Set, sideA)
+}
+
+func (m inSet) bytecode(f nfnetlink.Family, s sides) []nfnetlink.Expr {
+	es := ofFamilyMatch{m.IPv6}.bytecode(f, s)
+	return append(es, nfnetlink.Marshal(f,
+		addressPayload(m.IPv6, m.Source),
+		&expr.Lookup{SourceRegister: reg1, SetName: s.of(m.Set), Invert: m.Not})...)
+}
+
+// addressPayload loads an address: RFC 791, section 3.1, and RFC 8200,
+// section 3.
+func addressPayload(ipv6, source bool) *expr.Payload {
+	p := &expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}
+	if ipv6 {
+		p.Offset, p.Len = 24, 16
+	}
+	if source {
+		p.Offset -= p.Len
+	}
+	return p
+}
+
+// ofProtocol passes packets of one transport protocol.
+type ofProtocol uint8
+
+// toPortProtocols are the protocols whose ports --to-ports restricts.
+var toPortProtocols = []ofProtocol{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}
+
+func (p ofProtocol) name() string {
+	switch p {
+	case unix.IPPROTO_TCP:
+		return "tcp"
+	case unix.IPPROTO_UDP:
+		return "udp"
+	case unix.IPPROTO_SCTP:
+		return "sctp"
+	}
+	return fmt.Sprint(uint8(p))
+}
+
+func (p ofProtocol) String() string { return "meta l4proto " + p.name() }
+
+func (p ofProtocol) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+	return nfnetlink.Marshal(f,
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{byte(p)}})
+}
+
+// byChance passes Of out of Total packets at random.
+type byChance struct{ Of, Total uint32 }
+
+func (m byChance) String() string {
+	return fmt.Sprintf("numgen random mod %d < %d", m.Total, m.Of)
+}
+
+func (m byChance) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+	return nfnetlink.Marshal(f,
+		&expr.Numgen{Register: reg1, Modulus: m.Total, Type: unix.NFT_NG_RANDOM},
+		&expr.Byteorder{SourceRegister: reg1, DestRegister: reg1, Op: expr.ByteorderHton, Len: 4, Size: 4},
+		&expr.Cmp{Op: expr.CmpOpLt, Register: reg1, Data: binaryutil.BigEndian.PutUint32(m.Of)})
+}
+
+// count adds to a named counter.
+type count struct{ Counter string }
+
+func (c count) String() string { return "counter name " + c.Counter }
+
+func (c count) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+	return nfnetlink.Marshal(f, &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: c.Counter})
+}
+
+// masquerade takes the address of the interface that the packet leaves by.
+type masquerade struct {
+	RandomFully bool
+	Ports       *PortRange
+}
+
+func (m masquerade) String() string {
+	words := []string{"masquerade"}
+	if m.Ports != nil {
+		words = append(words, "to :"+m.Ports.String())
+	}
+	if m.RandomFully {
+		words = append(words, "fully-random")
+	}
+	return strings.Join(words, " ")
+}
+
+func (m masquerade) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+	if m.Ports == nil {
+		return nfnetlink.Marshal(f, &expr.Masq{FullyRandom: m.RandomFully})
+	}
+	es := nfnetlink.Marshal(f,
+		&expr.Immediate{Register: reg1, Data: binaryutil.BigEndian.PutUint16(m.Ports.Min)},
+		&expr.Immediate{Register: reg2, Data: binaryutil.BigEndian.PutUint16(m.Ports.Max)})
+	return append(es, nfnetlink.MasqueradeTo(m.RandomFully))
+}
+
+// stop ends our say: the calling chain goes on.
+type stop struct{}
+
+func (stop) String() string { return "return" }
+
+func (stop) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+	return nfnetlink.Marshal(f, &expr.Verdict{Kind: expr.VerdictReturn})
+}
+
+// continueIn goes on in another chain and does not come back.
+type continueIn struct{ Chain string }
+
+func (g continueIn) String() string { return "goto " + g.Chain }
+
+func (g continueIn) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+	return nfnetlink.Marshal(f, &expr.Verdict{Kind: expr.VerdictGoto, Chain: g.Chain})
+}

@@ -1,0 +1,166 @@
+package nft
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// The nodes of mode iptables-nft carry the bytes that iptables-nft 1.8.9 writes
+// and the words that iptables-save prints. It calls a table incompatible that
+// holds anything else.
+
+// ofPrefix passes packets whose source or destination is in a prefix.
+type ofPrefix struct {
+	Prefix netip.Prefix
+	Source bool
+}
+
+func (m ofPrefix) String() string {
+	if m.Source {
+		return "-s " + m.Prefix.String()
+	}
+	return "-d " + m.Prefix.String()
+}
+
+// bytecode compares whole bytes where the prefix ends on one, masks else, and
+// leaves out a prefix that says nothing.
+func (m ofPrefix) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+	bits, addr := m.Prefix.Bits(), m.Prefix.Masked().Addr().AsSlice()
+	if bits == 0 {
+		return nil
+	}
+	load := addressPayload(f == nfnetlink.IPv6, m.Source)
+	if bits%8 == 0 {
+		load.Len = uint32(bits / 8)
+		return nfnetlink.Marshal(f, load, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: addr[:load.Len]})
+	}
+	return nfnetlink.Marshal(f, load,
+		&expr.Bitwise{
+			SourceRegister: reg1, DestRegister: reg1, Len: load.Len,
+			Mask: net.CIDRMask(bits, len(addr)*8), Xor: make([]byte, len(addr)),
+		},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: addr})
+}
+
+// xtProtocol is -p.
+type xtProtocol struct{ ofProtocol }
+
+func (p xtProtocol) String() string { return "-p " + p.name() }
+
+// xtComment is -m comment.
+type xtComment string
+
+func (c xtComment) String() string { return "-m comment --comment " + strconv.Quote(string(c)) }
+
+func (c xtComment) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+	info := xt.Comment(c)
+	return nfnetlink.Marshal(f, &expr.Match{Name: "comment", Info: &info})
+}
+
+// xtNotLocal passes packets to other addresses than this node's.
+type xtNotLocal struct{}
+
+func (xtNotLocal) String() string { return "-m addrtype ! --dst-type LOCAL" }
+
+func (xtNotLocal) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+	const invertDest = 2 // XT_ADDRTYPE_INVERT_DEST
+	return nfnetlink.Marshal(f, &expr.Match{
+		Name: "addrtype", Rev: 1,
+		Info: &xt.AddrTypeV1{Dest: uint16(xt.AddrTypeLocal), Flags: invertDest},
+	})
+}
+
+// xtByChance is -m statistic --mode random.
+type xtByChance byChance
+
+// probability is what iptables makes of the quotient, in units of 2^-31.
+func (m xtByChance) probability() uint32 {
+	return uint32(math.Round(math.Exp2(31) * float64(m.Of) / float64(m.Total)))
+}
+
+func (m xtByChance) String() string {
+	return fmt.Sprintf("-m statistic --mode random --probability %.11f", float64(m.probability())/math.Exp2(31))
+}
+
+// bytecode lays out struct xt_statistic_info: u16 mode, u16 flags, u32
+// probability, 8 bytes of the other mode, and the kernel's own pointer.
+func (m xtByChance) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+	info := make(xt.Unknown, 24)
+	binary.NativeEndian.PutUint32(info[4:], m.probability())
+	return nfnetlink.Marshal(f, &expr.Match{Name: "statistic", Info: &info})
+}
+
+// xtCounter is the counter that iptables puts into every rule. It prints none.
+type xtCounter struct{}
+
+func (xtCounter) String() string { return "" }
+
+func (xtCounter) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+	return nfnetlink.Marshal(f, &expr.Counter{})
+}
+
+// xtMasquerade is -j MASQUERADE.
+type xtMasquerade masquerade
+
+func (m xtMasquerade) String() string {
+	words := []string{"-j MASQUERADE"}
+	if m.Ports != nil {
+		words = append(words, "--to-ports "+m.Ports.String())
+	}
+	if m.RandomFully {
+		words = append(words, "--random-fully")
+	}
+	return strings.Join(words, " ")
+}
+
+func (m xtMasquerade) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+	var flags uint
+	var ports PortRange
+	if m.Ports != nil {
+		flags |= uint(xt.NatRangeProtoSpecified)
+		ports = *m.Ports
+	}
+	if m.RandomFully {
+		flags |= uint(xt.NatRangeProtoRandomFully)
+	}
+	target := &expr.Target{Name: "MASQUERADE"}
+	if f == nfnetlink.IPv6 {
+		target.Info = &xt.NatRange{
+			Flags: flags, MinIP: net.IPv6zero, MaxIP: net.IPv6zero, MinPort: ports.Min, MaxPort: ports.Max,
+		}
+	} else {
+		target.Info = &xt.NatIPv4MultiRangeCompat{{
+			Flags: flags, MinIP: net.IPv4zero, MaxIP: net.IPv4zero, MinPort: ports.Min, MaxPort: ports.Max,
+		}}
+	}
+	return nfnetlink.Marshal(f, target)
+}
+
+// xtStop is -j RETURN.
+type xtStop struct{ stop }
+
+func (xtStop) String() string { return "-j RETURN" }
+
+// xtGoto is -g.
+type xtGoto struct{ continueIn }
+
+func (g xtGoto) String() string { return "-g " + g.Chain }
+
+// xtJump is -j to a chain.
+type xtJump struct{ Chain string }
+
+func (j xtJump) String() string { return "-j " + j.Chain }
+
+func (j xtJump) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+	return nfnetlink.Marshal(f, &expr.Verdict{Kind: expr.VerdictJump, Chain: j.Chain})
+}

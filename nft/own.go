@@ -1,0 +1,252 @@
+package nft
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// An ownTable is what the kernel holds of the table of mode nftables.
+type ownTable struct {
+	nfnetlink.Table
+	chains     []nfnetlink.Chain
+	rules      map[string][]nfnetlink.Rule // by chain
+	sets       map[string]*heldSet         // by the kernel's name
+	objects    []nfnetlink.Object
+	flowtables []nfnetlink.Flowtable
+}
+
+// A heldSet is a set in the kernel. It was read, or is trusted to hold what is
+// wanted because it was ours and nothing speaks against it, or is known only
+// by its count, which is wrong.
+type heldSet struct {
+	nfnetlink.Set
+	holds   []nfnetlink.Range
+	read    bool
+	trusted bool
+}
+
+// readOwn reads our table without the elements of its sets; nil where there is
+// none.
+func readOwn(c *nfnetlink.Conn) (*ownTable, error) {
+	t, err := c.Table(nfnetlink.Inet, TableName)
+	if nfnetlink.IsNotExist(err) {
+		return nil, nil //nolint:nilnil // no table is an answer
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read table: %w", err)
+	}
+	own := &ownTable{Table: t, rules: map[string][]nfnetlink.Rule{}, sets: map[string]*heldSet{}}
+	chains, err := c.Chains(nfnetlink.Inet)
+	if err != nil {
+		return nil, err
+	}
+	for _, ch := range chains {
+		if ch.Table == TableName {
+			own.chains = append(own.chains, ch)
+		}
+	}
+	rules, err := c.Rules(nfnetlink.Inet, TableName, "")
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range rules {
+		own.rules[r.Chain] = append(own.rules[r.Chain], r)
+	}
+	sets, err := c.Sets(nfnetlink.Inet, TableName)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range sets {
+		own.sets[s.Name] = &heldSet{Set: s}
+	}
+	if own.objects, err = c.Objects(nfnetlink.Inet, TableName); err != nil {
+		return nil, err
+	}
+	own.flowtables, err = c.Flowtables(nfnetlink.Inet, TableName)
+	return own, err
+}
+
+func (o *ownTable) chain(name string) (nfnetlink.Chain, bool) {
+	i := slices.IndexFunc(o.chains, func(c nfnetlink.Chain) bool { return c.Name == name })
+	if i < 0 {
+		return nfnetlink.Chain{}, false
+	}
+	return o.chains[i], true
+}
+
+// live says under which name each wanted set is held: the one that the rules
+// refer to. Where somebody made both, it is the one with the right elements.
+func (o *ownTable) live(want Table) sides {
+	referred := map[string]bool{}
+	for _, r := range o.rules[chainName] {
+		for _, name := range lookups(r) {
+			referred[name] = true
+		}
+	}
+	s := sides{}
+	for _, w := range want.Sets {
+		best := -1
+		for _, side := range []string{sideA, sideB} {
+			held, ok := o.sets[w.Name+side]
+			if !ok || !sameSet(held.Set, w.kernelSet(want, held.Name)) {
+				continue
+			}
+			score := 0
+			if referred[held.Name] {
+				score += 2
+			}
+			if held.equals(w.Prefixes) {
+				score++
+			}
+			if score > best {
+				best, s[w.Name] = score, held.Name
+			}
+		}
+	}
+	return s
+}
+
+// equals says whether the set is known to hold just these prefixes.
+func (h *heldSet) equals(prefixes []netip.Prefix) bool {
+	return h.trusted || h.read && len(h.compare(prefixes)) == 0
+}
+
+// compare says in words which prefixes the set lacks or holds beyond.
+func (h *heldSet) compare(prefixes []netip.Prefix) []string {
+	var diffs []string
+	i, j := 0, 0
+	for i < len(prefixes) || j < len(h.holds) {
+		switch {
+		case j == len(h.holds) || i < len(prefixes) && prefixes[i].Addr().Less(h.holds[j].From):
+			diffs = append(diffs, fmt.Sprintf("set %s lacks %s", h.Name, prefixes[i]))
+			i++
+		case i == len(prefixes) || h.holds[j].From.Less(prefixes[i].Addr()):
+			diffs = append(diffs, fmt.Sprintf("set %s holds %s, which is not in the config", h.Name, h.holds[j]))
+			j++
+		default:
+			if h.holds[j] != nfnetlink.PrefixRange(prefixes[i]) {
+				diffs = append(diffs, fmt.Sprintf("set %s holds %s instead of %s", h.Name, h.holds[j], prefixes[i]))
+			}
+			i++
+			j++
+		}
+	}
+	return diffs
+}
+
+// differences says in words how the kernel's table is not the wanted one.
+func (o *ownTable) differences(want Table) []string {
+	if o == nil {
+		return []string{fmt.Sprintf("table %s %s is missing", want.Family, want.Name)}
+	}
+	var diffs []string
+	if o.Dormant() {
+		diffs = append(diffs, fmt.Sprintf("table %s %s is dormant", want.Family, want.Name))
+	}
+	live := o.live(want)
+	diffs = append(diffs, o.chainDifferences(want, live)...)
+	diffs = append(diffs, o.setDifferences(want, live)...)
+	return append(diffs, o.objectDifferences(want)...)
+}
+
+func (o *ownTable) chainDifferences(want Table, live sides) []string {
+	var diffs []string
+	wanted := map[string]bool{}
+	for _, w := range want.Chains {
+		wanted[w.Name] = true
+		got, ok := o.chain(w.Name)
+		switch {
+		case !ok:
+			diffs = append(diffs, fmt.Sprintf("chain %s is missing", w.Name))
+			continue
+		case !sameHook(got.Hook, w.Hook):
+			diffs = append(diffs, fmt.Sprintf("chain %s has %s, not %s", w.Name, hookText(got.Hook), hookText(w.Hook)))
+		case got.Hook != nil && got.Policy != nfnetlink.Accept:
+			diffs = append(diffs, fmt.Sprintf("chain %s has another policy than accept", w.Name))
+		}
+		diffs = append(diffs, ruleDifferences("chain "+w.Name, w, want, live, o.rules[w.Name])...)
+	}
+	for _, c := range o.chains {
+		if !wanted[c.Name] {
+			diffs = append(diffs, fmt.Sprintf("chain %s is not of the config", c.Name))
+		}
+	}
+	return diffs
+}
+
+// ruleDifferences names the rules that a chain lacks and those it has beyond;
+// where there are none of both, the order may be wrong.
+func ruleDifferences(where string, want Chain, t Table, live sides, got []nfnetlink.Rule) []string {
+	wanted := want.bytecode(t, live)
+	if sameRules(wanted, got) {
+		return nil
+	}
+	var diffs []string
+	unmatched := slices.Clone(got)
+	for i, w := range wanted {
+		at := slices.IndexFunc(unmatched, func(r nfnetlink.Rule) bool { return sameRule(w, r) })
+		if at < 0 {
+			diffs = append(diffs, fmt.Sprintf("%s lacks the rule: %s", where, want.Rules[i]))
+			continue
+		}
+		unmatched = slices.Delete(unmatched, at, at+1)
+	}
+	for _, r := range unmatched {
+		diffs = append(diffs, fmt.Sprintf("%s has a rule beyond: %s", where, r))
+	}
+	if len(diffs) == 0 {
+		diffs = append(diffs, where+" has its rules in another order")
+	}
+	return diffs
+}
+
+func (o *ownTable) setDifferences(want Table, live sides) []string {
+	var diffs []string
+	wanted := map[string]bool{}
+	for _, w := range want.Sets {
+		name, ok := live[w.Name]
+		if !ok {
+			diffs = append(diffs, fmt.Sprintf("set %s is missing", w.Name))
+			continue
+		}
+		wanted[name] = true
+		switch held := o.sets[name]; {
+		case held.read:
+			diffs = append(diffs, held.compare(w.Prefixes)...)
+		case !held.trusted:
+			diffs = append(diffs, fmt.Sprintf("set %s holds %d CIDRs, not %d", name, held.Count, len(w.Prefixes)))
+		}
+	}
+	for _, name := range sortedKeys(o.sets) {
+		if !wanted[name] {
+			diffs = append(diffs, fmt.Sprintf("set %s is not of the config", name))
+		}
+	}
+	return diffs
+}
+
+func (o *ownTable) objectDifferences(want Table) []string {
+	var diffs []string
+	lacking := slices.Clone(want.Counters)
+	for _, x := range o.objects {
+		at := slices.Index(lacking, x.Name)
+		if x.Type != unix.NFT_OBJECT_COUNTER || at < 0 {
+			diffs = append(diffs, fmt.Sprintf("object %s is not of the config", x.Name))
+			continue
+		}
+		lacking = slices.Delete(lacking, at, at+1)
+	}
+	if len(lacking) > 0 {
+		diffs = append(diffs, "counters are missing: "+strings.Join(lacking, ", "))
+	}
+	for _, f := range o.flowtables {
+		diffs = append(diffs, fmt.Sprintf("flowtable %s is not of the config", f.Name))
+	}
+	return diffs
+}

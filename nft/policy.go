@@ -1,0 +1,196 @@
+package nft
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// A Policy is what a config decides, with everything taken out that does not
+// decide: the form of the file, covered CIDRs, families that are off.
+type Policy struct {
+	Families    []FamilyPolicy // IPv4, then IPv6 where it is on
+	RandomFully bool
+	Ports       []PortRange
+}
+
+// A FamilyPolicy holds the lists of one address family in the order in which
+// they are asked. A list without entries asks nothing.
+type FamilyPolicy struct {
+	IPv6       bool
+	MasqSrc    List // sources outside are never masqueraded
+	NonMasqSrc List // sources that are never masqueraded
+	Force      List // destinations that are always masqueraded
+	NonMasq    List // destinations that are never masqueraded
+}
+
+// A List holds CIDRs of which none covers another, in the order of the files.
+type List struct {
+	CIDRs   []config.CIDR
+	Covered []Covered
+}
+
+// Covered is a CIDR that was dropped because another one says the same.
+type Covered struct {
+	config.CIDR
+	By config.CIDR
+}
+
+// Link-local networks: RFC 3927 and RFC 4291. They stand first in the lists, as
+// the older agents have it, and come from no file.
+var (
+	linkLocalIPv4 = netip.MustParsePrefix("169.254.0.0/16")
+	linkLocalIPv6 = netip.MustParsePrefix("fe80::/10")
+)
+
+// NewPolicy takes from a config and the options what decides packets.
+func NewPolicy(c config.Config, o Options) Policy {
+	p := Policy{RandomFully: o.RandomFully, Ports: o.Ports}
+	p.Families = append(p.Families, newFamilyPolicy(c, false, linkLocalIPv4, c.MasqLinkLocal))
+	if c.EnableIPv6 {
+		p.Families = append(p.Families, newFamilyPolicy(c, true, linkLocalIPv6, c.MasqLinkLocalIPv6))
+	}
+	return p
+}
+
+func newFamilyPolicy(c config.Config, ipv6 bool, linkLocal netip.Prefix, masqLinkLocal bool) FamilyPolicy {
+	list := func(cidrs []config.CIDR) List { return dropCovered(ofFamily(cidrs, ipv6)) }
+	nonMasq := ofFamily(c.NonMasqueradeCIDRs, ipv6)
+	if !masqLinkLocal {
+		nonMasq = slices.Insert(nonMasq, 0, config.CIDR{Prefix: linkLocal})
+	}
+	return FamilyPolicy{
+		IPv6:       ipv6,
+		MasqSrc:    list(c.MasqueradeSrcCIDRs),
+		NonMasqSrc: list(c.NonMasqueradeSrcCIDRs),
+		Force:      list(c.ForceMasqueradeCIDRs),
+		NonMasq:    dropCovered(nonMasq),
+	}
+}
+
+func ofFamily(cidrs []config.CIDR, ipv6 bool) []config.CIDR {
+	out := make([]config.CIDR, 0, len(cidrs)+1)
+	for _, c := range cidrs {
+		if c.Addr().Is6() == ipv6 {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// dropCovered leaves out what another entry covers; of equals the first stays.
+// Adjacent CIDRs stay apart, so that people find in the kernel what they wrote.
+func dropCovered(cidrs []config.CIDR) List {
+	order := make([]int, len(cidrs))
+	for i := range order {
+		order[i] = i
+	}
+	byPrefix := func(a, b int) int {
+		return cmp.Or(comparePrefix(cidrs[a].Prefix, cidrs[b].Prefix), cmp.Compare(a, b))
+	}
+	if !slices.IsSortedFunc(order, byPrefix) {
+		slices.SortFunc(order, byPrefix)
+	}
+	coveredBy := make(map[int]int)
+	last := -1
+	for _, i := range order {
+		if last >= 0 && cidrs[last].Overlaps(cidrs[i].Prefix) {
+			coveredBy[i] = last
+			continue
+		}
+		last = i
+	}
+	if len(coveredBy) == 0 {
+		return List{CIDRs: cidrs}
+	}
+	var l List
+	for i, c := range cidrs {
+		if by, ok := coveredBy[i]; ok {
+			l.Covered = append(l.Covered, Covered{c, cidrs[by]})
+		} else {
+			l.CIDRs = append(l.CIDRs, c)
+		}
+	}
+	return l
+}
+
+// comparePrefix sorts by address, the wider prefix first.
+func comparePrefix(a, b netip.Prefix) int {
+	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+}
+
+// Prefixes gives the list in the order of the addresses.
+func (l List) Prefixes() []netip.Prefix {
+	out := make([]netip.Prefix, len(l.CIDRs))
+	for i, c := range l.CIDRs {
+		out[i] = c.Prefix
+	}
+	if !slices.IsSortedFunc(out, comparePrefix) {
+		slices.SortFunc(out, comparePrefix)
+	}
+	return out
+}
+
+// find gives the entry that holds the address.
+func (l List) find(a netip.Addr) (config.CIDR, bool) {
+	for _, c := range l.CIDRs {
+		if c.Contains(a) {
+			return c, true
+		}
+	}
+	return config.CIDR{}, false
+}
+
+// A digest is a hash over what a policy decides.
+type digest [sha256.Size]byte
+
+// String gives the eight hex digits that people see.
+func (d digest) String() string { return hex.EncodeToString(d[:4]) }
+
+func (p Policy) digest() digest {
+	var b []byte
+	h := sha256.New()
+	for _, f := range p.Families {
+		b = fmt.Appendf(b, "%s\n", f.family())
+		for _, s := range f.sets() {
+			b = fmt.Appendf(b, "%s\n", s.Name)
+			for _, p := range s.Prefixes {
+				b = append(p.AppendTo(b), '\n')
+			}
+		}
+		_, _ = h.Write(b)
+		b = b[:0]
+	}
+	b = fmt.Appendf(b, "random-fully %t\nports %v\n", p.RandomFully, p.Ports)
+	_, _ = h.Write(b)
+	return digest(h.Sum(nil))
+}
+
+// sameOrder says whether two policies have the same lists in the same order.
+func (f FamilyPolicy) sameOrder(o FamilyPolicy) bool {
+	equal := func(a, b List) bool {
+		return slices.EqualFunc(a.CIDRs, b.CIDRs, func(a, b config.CIDR) bool { return a.Prefix == b.Prefix })
+	}
+	return f.IPv6 == o.IPv6 && equal(f.MasqSrc, o.MasqSrc) && equal(f.NonMasqSrc, o.NonMasqSrc) &&
+		equal(f.Force, o.Force) && equal(f.NonMasq, o.NonMasq)
+}
+
+func (f FamilyPolicy) family() nfnetlink.Family {
+	if f.IPv6 {
+		return nfnetlink.IPv6
+	}
+	return nfnetlink.IPv4
+}
+
+func (f FamilyPolicy) suffix() string {
+	if f.IPv6 {
+		return "-v6"
+	}
+	return "-v4"
+}

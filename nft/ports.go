@@ -1,0 +1,95 @@
+package nft
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// A PortRange is a range of ports, both ends included.
+type PortRange struct{ Min, Max uint16 }
+
+// Size gives the number of ports in the range.
+func (r PortRange) Size() uint32 { return uint32(r.Max) - uint32(r.Min) + 1 }
+
+// String gives the range as nft and iptables write it; a single port is a
+// range of one.
+func (r PortRange) String() string {
+	if r.Min == r.Max {
+		return strconv.Itoa(int(r.Min))
+	}
+	return fmt.Sprintf("%d-%d", r.Min, r.Max)
+}
+
+// ParsePorts reads a list of port ranges such as "1024-29999,32768-65535". The
+// ranges may not overlap, and port 0 is none.
+func ParsePorts(s string) ([]PortRange, error) {
+	if s == "" {
+		return nil, nil
+	}
+	var ranges []PortRange
+	for _, part := range strings.Split(s, ",") {
+		r, err := parsePortRange(part)
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range ranges {
+			if r.Min <= o.Max && o.Min <= r.Max {
+				return nil, fmt.Errorf("port ranges %s and %s overlap", o, r)
+			}
+		}
+		ranges = append(ranges, r)
+	}
+	return ranges, nil
+}
+
+func parsePortRange(s string) (PortRange, error) {
+	lo, hi, isRange := strings.Cut(s, "-")
+	if !isRange {
+		hi = lo
+	}
+	first, err := parsePort(lo)
+	if err != nil {
+		return PortRange{}, fmt.Errorf("port range %q: %w", s, err)
+	}
+	last, err := parsePort(hi)
+	if err != nil {
+		return PortRange{}, fmt.Errorf("port range %q: %w", s, err)
+	}
+	if first > last {
+		return PortRange{}, fmt.Errorf("port range %q: %d is greater than %d", s, first, last)
+	}
+	return PortRange{first, last}, nil
+}
+
+func parsePort(s string) (uint16, error) {
+	n, err := strconv.ParseUint(s, 10, 16)
+	if err != nil || n == 0 || s[0] == '+' {
+		return 0, fmt.Errorf("%q is not a port from 1 to 65535", s)
+	}
+	return uint16(n), nil
+}
+
+// A portChoice is one range and the chance with which it is taken when the
+// ranges before it were not: Size of Remaining.
+type portChoice struct {
+	PortRange
+	Remaining uint32
+}
+
+// last says that the range is taken whenever it is reached.
+func (c portChoice) last() bool { return c.Size() == c.Remaining }
+
+// choices weighs the ranges by their size.
+func choices(ranges []PortRange) []portChoice {
+	var remaining uint32
+	for _, r := range ranges {
+		remaining += r.Size()
+	}
+	out := make([]portChoice, len(ranges))
+	for i, r := range ranges {
+		out[i] = portChoice{r, remaining}
+		remaining -= r.Size()
+	}
+	return out
+}

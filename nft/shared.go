@@ -1,0 +1,415 @@
+package nft
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// A natTable is what the kernel holds of a table that iptables-nft shares with
+// everybody: POSTROUTING and the chains that its rules jump to, and those that
+// we would use.
+type natTable struct {
+	family  nfnetlink.Family
+	present bool
+	post    *nfnetlink.Chain // nil where there is no POSTROUTING
+	rules   []nfnetlink.Rule // of POSTROUTING
+	chains  map[string][]nfnetlink.Rule
+	all     int // chains in the table, ours or not; counted where others are looked for
+}
+
+// readNAT reads the chains of these names in the shared table of a family, and
+// with others those of ours under whichever name.
+func readNAT(c *nfnetlink.Conn, family nfnetlink.Family, names []string, others bool) (*natTable, error) {
+	n := &natTable{family: family, chains: map[string][]nfnetlink.Rule{}}
+	if _, err := c.Table(family, xtTable); err != nil {
+		if nfnetlink.IsNotExist(err) {
+			return n, nil
+		}
+		return nil, fmt.Errorf("read table %s nat: %w", family, err)
+	}
+	n.present = true
+	post, err := c.Chain(family, xtTable, xtPostrouting)
+	switch {
+	case err == nil:
+		n.post = &post
+	case !nfnetlink.IsNotExist(err):
+		return nil, fmt.Errorf("read chain POSTROUTING: %w", err)
+	}
+	if n.rules, err = c.Rules(family, xtTable, xtPostrouting); err != nil {
+		return nil, err
+	}
+	if others {
+		if err := n.count(c); err != nil {
+			return nil, err
+		}
+		for _, r := range n.rules {
+			if chain, ok := target(r); ok && !slices.Contains(names, chain) && isJumpOf(chain, r) {
+				names = append(names, withSubchains(chain)...)
+			}
+		}
+	}
+	for _, name := range names {
+		if err := n.readChain(c, name); err != nil {
+			return nil, err
+		}
+	}
+	return n, nil
+}
+
+func (n *natTable) count(c *nfnetlink.Conn) error {
+	chains, err := c.Chains(n.family)
+	for _, ch := range chains {
+		if ch.Table == xtTable {
+			n.all++
+		}
+	}
+	return err
+}
+
+func withSubchains(chain string) []string {
+	return []string{chain + xtMasqChain, chain + xtSourceChain, chain}
+}
+
+func (n *natTable) readChain(c *nfnetlink.Conn, name string) error {
+	if _, err := c.Chain(n.family, xtTable, name); err != nil {
+		if nfnetlink.IsNotExist(err) {
+			return nil
+		}
+		return fmt.Errorf("read chain %s: %w", name, err)
+	}
+	rules, err := c.Rules(n.family, xtTable, name)
+	n.chains[name] = rules
+	return err
+}
+
+// target gives the chain that a rule jumps or goes to.
+func target(r nfnetlink.Rule) (string, bool) {
+	for _, e := range r.Exprs {
+		if _, chain, ok := e.Verdict(); ok && chain != "" {
+			return chain, true
+		}
+	}
+	return "", false
+}
+
+// sameXT compares what a rule of the shared tables does; programs keep notes of
+// their own in the user data.
+func sameXT(a, b nfnetlink.Rule) bool { return nfnetlink.EqualExprs(a.Exprs, b.Exprs) }
+
+func xtChain(t Table, name string) Chain {
+	i := slices.IndexFunc(t.Chains, func(c Chain) bool { return c.Name == name })
+	if i < 0 {
+		return Chain{Name: name}
+	}
+	return t.Chains[i]
+}
+
+// differences says in words how our part of the shared table is not the wanted
+// one.
+func (n *natTable) differences(want Table, chain string) []string {
+	where := fmt.Sprintf("table %s nat", want.Family)
+	if !n.present || n.post == nil {
+		return []string{where + " has no chain POSTROUTING"}
+	}
+	var diffs []string
+	if !sameHook(n.post.Hook, natHook(xtPriority)) {
+		diffs = append(diffs, fmt.Sprintf("%s: chain POSTROUTING has %s", where, hookText(n.post.Hook)))
+	}
+	for _, name := range withSubchains(chain) {
+		w := xtChain(want, name)
+		got, present := n.chains[name]
+		switch {
+		case !present && len(w.Rules) > 0:
+			diffs = append(diffs, fmt.Sprintf("%s: chain %s is missing", where, name))
+		case present && len(w.Rules) == 0:
+			diffs = append(diffs, fmt.Sprintf("%s: chain %s is not of the config", where, name))
+		case present:
+			diffs = append(diffs, xtRuleDifferences(where+": chain "+name, w, want, got)...)
+		}
+	}
+	jump := xtChain(want, xtPostrouting).bytecode(want, nil)[0]
+	exact, others := n.jumps(chain, jump)
+	if len(exact) == 0 {
+		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has no jump to %s", where, chain))
+	}
+	if extra := len(exact) + len(others) - 1; extra > 0 {
+		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has %d other jumps to %s", where, extra, chain))
+	}
+	return diffs
+}
+
+func xtRuleDifferences(where string, want Chain, t Table, got []nfnetlink.Rule) []string {
+	plain := make([]nfnetlink.Rule, len(got))
+	for i, r := range got {
+		r.UserData = nil
+		plain[i] = r
+	}
+	return ruleDifferences(where, want, t, nil, plain)
+}
+
+// jumps gives the rules of POSTROUTING that go to the chain: those that are
+// exactly ours, and variants of other agents and versions.
+func (n *natTable) jumps(chain string, jump nfnetlink.Rule) (exact, others []nfnetlink.Rule) {
+	for _, r := range n.rules {
+		switch to, ok := target(r); {
+		case !ok || to != chain:
+		case sameXT(r, jump):
+			exact = append(exact, r)
+		default:
+			others = append(others, r)
+		}
+	}
+	return exact, others
+}
+
+// ensure plans what brings our part of the shared table to the wanted one:
+// rules that are right stay where they are with their counters, nothing of
+// anybody else is touched.
+func (n *natTable) ensure(b *nfnetlink.Batch, want Table, chain string) {
+	if !n.present {
+		b.AddTable(want.Family, xtTable)
+	}
+	// Chains before the rules that name them, as withSubchains has them, and
+	// ours before POSTROUTING, as iptables makes them.
+	for _, name := range withSubchains(chain) {
+		if _, present := n.chains[name]; !present && len(xtChain(want, name).Rules) > 0 {
+			b.AddChain(nfnetlink.Chain{Family: want.Family, Table: xtTable, Name: name})
+		}
+	}
+	if n.post == nil {
+		b.AddChain(Chain{Name: xtPostrouting, Hook: natHook(xtPriority)}.kernelChain(want))
+	}
+	for _, name := range slices.Backward(withSubchains(chain)) {
+		editRules(b, xtChain(want, name).bytecode(want, nil), n.chains[name])
+	}
+	for _, name := range slices.Backward(withSubchains(chain)) {
+		if _, present := n.chains[name]; present && len(xtChain(want, name).Rules) == 0 {
+			b.DelChain(want.Family, xtTable, name)
+		}
+	}
+	n.ensureJump(b, xtChain(want, xtPostrouting).bytecode(want, nil)[0], chain)
+}
+
+func (n *natTable) ensureJump(b *nfnetlink.Batch, jump nfnetlink.Rule, chain string) {
+	exact, others := n.jumps(chain, jump)
+	switch {
+	case len(exact) > 0:
+		others = append(others, exact[1:]...)
+	case len(others) > 0:
+		jump.Handle = others[0].Handle
+		b.ReplaceRule(jump)
+		others = others[1:]
+	default:
+		b.AddRule(jump)
+	}
+	for _, r := range others {
+		b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
+	}
+}
+
+// editRules turns the rules of a chain into the wanted ones. The head and the
+// tail that are right stay; of the rest, a rule that stays keeps what its
+// counter has counted.
+func editRules(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
+	head := 0
+	for head < len(want) && head < len(got) && sameXT(want[head], got[head]) {
+		head++
+	}
+	tail := 0
+	for tail < min(len(want), len(got))-head && sameXT(want[len(want)-1-tail], got[len(got)-1-tail]) {
+		tail++
+	}
+	middle := got[head : len(got)-tail]
+	for _, w := range want[head : len(want)-tail] {
+		if i := slices.IndexFunc(middle, func(r nfnetlink.Rule) bool { return sameXT(w, r) }); i >= 0 {
+			w.Exprs = middle[i].Exprs
+		}
+		if tail > 0 {
+			b.InsertRule(w, got[len(got)-tail].Handle)
+		} else {
+			b.AddRule(w)
+		}
+	}
+	for _, r := range middle {
+		b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
+	}
+}
+
+// remove plans the removal of chains of ours with their jumps. What is then left
+// of the table goes too where only we can have made it: a lone POSTROUTING
+// without rules.
+func (n *natTable) remove(b *nfnetlink.Batch, names []string) {
+	rest, chains := len(n.rules), n.all
+	for _, name := range names {
+		for _, r := range n.rules {
+			if to, ok := target(r); ok && to == name {
+				b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
+				rest--
+			}
+		}
+		// First the rules, which name chains, then the chains.
+		for _, sub := range withSubchains(name) {
+			if _, present := n.chains[sub]; present {
+				b.FlushChain(n.family, xtTable, sub)
+			}
+		}
+		for _, sub := range withSubchains(name) {
+			if _, present := n.chains[sub]; present {
+				b.DelChain(n.family, xtTable, sub)
+				chains--
+			}
+		}
+	}
+	if rest == 0 && chains == 1 && n.post != nil {
+		b.DelTable(n.family, xtTable)
+	}
+}
+
+// isJumpOf says whether a rule is, to the byte, the jump that we make to the
+// chain.
+func isJumpOf(chain string, r nfnetlink.Rule) bool {
+	t := compileXT(FamilyPolicy{IPv6: r.Family == nfnetlink.IPv6}, Policy{}, chain)
+	return sameXT(r, xtChain(t, xtPostrouting).bytecode(t, nil)[0])
+}
+
+// ours gives the chains of the table that are ours: chain and jump are exactly
+// what some config of this version yields.
+func (n *natTable) ours() []string {
+	var names []string
+	for _, r := range n.rules {
+		name, ok := target(r)
+		if !ok || slices.Contains(names, name) || !isJumpOf(name, r) {
+			continue
+		}
+		if _, err := n.policy(name); err == nil {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+var errNotOurs = errors.New("no config of this version yields these rules")
+
+// policy reads back the policy of a chain of ours; an error says that it is not
+// exactly what this version would write.
+func (n *natTable) policy(chain string) (Policy, error) {
+	f := FamilyPolicy{IPv6: n.family == nfnetlink.IPv6}
+	p := Policy{}
+	for _, name := range withSubchains(chain) {
+		for _, r := range n.chains[name] {
+			f.add(&p, r)
+		}
+	}
+	want := compileXT(f, p, chain)
+	for _, name := range withSubchains(chain) {
+		if !slices.EqualFunc(xtChain(want, name).bytecode(want, nil), n.chains[name], sameXT) {
+			return Policy{}, errNotOurs
+		}
+	}
+	p.Families = []FamilyPolicy{f}
+	return p, nil
+}
+
+// add reads one rule of mode iptables-nft into the policy: its comment says
+// what it is for.
+func (f *FamilyPolicy) add(p *Policy, r nfnetlink.Rule) {
+	entry := config.CIDR{Prefix: prefixOf(r)}
+	_, comment, _ := strings.Cut(commentOf(r), ": ")
+	switch comment {
+	case xtMasqSrcComment:
+		f.MasqSrc.CIDRs = append(f.MasqSrc.CIDRs, entry)
+	case xtNonMasqSrcComment:
+		f.NonMasqSrc.CIDRs = append(f.NonMasqSrc.CIDRs, entry)
+	case xtForceComment:
+		f.Force.CIDRs = append(f.Force.CIDRs, entry)
+	case xtNonMasqComment:
+		f.NonMasq.CIDRs = append(f.NonMasq.CIDRs, entry)
+	case xtMasqComment:
+		p.addTarget(r)
+	}
+}
+
+// commentOf gives the text of a rule's xtables comment.
+func commentOf(r nfnetlink.Rule) string {
+	for _, e := range r.Exprs {
+		if e.Name == "match" && e.Str(unix.NFTA_MATCH_NAME) == "comment" {
+			return e.Str(unix.NFTA_MATCH_INFO)
+		}
+	}
+	return ""
+}
+
+// addTarget reads the switches and ports of a MASQUERADE without a prefix: of
+// the ones with ports those for TCP stand for all.
+func (p *Policy) addTarget(r nfnetlink.Rule) {
+	last := r.Exprs[len(r.Exprs)-1]
+	if last.Name != "target" {
+		return
+	}
+	info := last.Attr(unix.NFTA_TARGET_INFO)
+	flagsAt, portsAt := 4, 16 // struct nf_nat_ipv4_multi_range_compat
+	if r.Family == nfnetlink.IPv6 {
+		flagsAt, portsAt = 0, 36 // struct nf_nat_range
+	}
+	if len(info) < portsAt+4 {
+		return
+	}
+	const protoSpecified, randomFully = 1 << 1, 1 << 4
+	flags := binary.NativeEndian.Uint32(info[flagsAt:])
+	if flags&protoSpecified == 0 {
+		p.RandomFully = flags&randomFully != 0
+		return
+	}
+	if proto := r.Exprs[1].Value(unix.NFTA_CMP_DATA); len(proto) == 1 && proto[0] == unix.IPPROTO_TCP {
+		p.Ports = append(p.Ports, PortRange{
+			Min: binary.BigEndian.Uint16(info[portsAt:]),
+			Max: binary.BigEndian.Uint16(info[portsAt+2:]),
+		})
+	}
+}
+
+// prefixOf reads the prefix that a rule of mode iptables-nft matches. A rule
+// that asks for none matches the prefix of length 0.
+func prefixOf(r nfnetlink.Rule) netip.Prefix {
+	addr, bits := make([]byte, 4), 0
+	if r.Family == nfnetlink.IPv6 {
+		addr = make([]byte, 16)
+	}
+	for i, e := range r.Exprs {
+		if e.Name != "payload" || i+1 >= len(r.Exprs) {
+			continue
+		}
+		bits = int(e.Uint32(unix.NFTA_PAYLOAD_LEN)) * 8
+		next := r.Exprs[i+1]
+		if next.Name == "bitwise" && i+2 < len(r.Exprs) {
+			bits = leadingOnes(next.Value(unix.NFTA_BITWISE_MASK))
+			next = r.Exprs[i+2]
+		}
+		copy(addr, next.Value(unix.NFTA_CMP_DATA))
+		break
+	}
+	a, _ := netip.AddrFromSlice(addr)
+	return netip.PrefixFrom(a, bits)
+}
+
+func leadingOnes(mask []byte) int {
+	n := 0
+	for _, b := range mask {
+		for bit := byte(0x80); bit != 0; bit >>= 1 {
+			if b&bit == 0 {
+				return n
+			}
+			n++
+		}
+	}
+	return n
+}

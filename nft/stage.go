@@ -1,0 +1,135 @@
+package nft
+
+import (
+	"maps"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// An update has two phases. Stage fills new sets, which no rule refers to yet;
+// flip then changes the rules and deletes the old sets, in one transaction. It
+// is the one recipe by which no packet sees a wrong verdict on every kernel
+// tried: from Linux 6.18 on a set gets its lookup array after the rules of its
+// own transaction went live, and up to 6.12 a set that is changed in place can
+// miss an element (see README.md in this directory).
+
+// prefixesPerBatch bounds a filling transaction: 4,000 IPv6 prefixes are 256 KiB,
+// which fit the send buffer that a process without CAP_NET_ADMIN in the first
+// user namespace gets, and block other writers for milliseconds only.
+const prefixesPerBatch = 4000
+
+// stage plans the filling transactions and says under which name each set will
+// be held. Sets that hold the right elements are left as they are.
+func stage(want Table, got *ownTable) (batches []*nfnetlink.Batch, target sides) {
+	b := &nfnetlink.Batch{}
+	if got == nil {
+		got = &ownTable{}
+		b.AddTable(want.Family, want.Name)
+	}
+	for _, c := range want.Counters {
+		if !slices.ContainsFunc(got.objects, func(o nfnetlink.Object) bool { return o.Name == c && o.Type == unix.NFT_OBJECT_COUNTER }) {
+			b.AddCounter(want.Family, want.Name, c)
+		}
+	}
+	live, target := got.live(want), sides{}
+	var fill []Set
+	for _, w := range want.Sets {
+		if name, ok := live[w.Name]; ok && got.sets[name].equals(w.Prefixes) {
+			target[w.Name] = name
+			continue
+		}
+		target[w.Name] = w.Name + spare(w.Name, live)
+		fill = append(fill, w)
+	}
+	got.clear(b, fill, target)
+	for _, w := range fill {
+		b.AddSet(w.kernelSet(want, target[w.Name]))
+	}
+	for _, w := range fill {
+		for chunk := range slices.Chunk(w.Prefixes, prefixesPerBatch) {
+			if b.Prefixes > 0 && b.Prefixes+len(chunk) > prefixesPerBatch {
+				batches = append(batches, b)
+				b = &nfnetlink.Batch{}
+			}
+			b.AddElements(want.Family, want.Name, target[w.Name], chunk)
+		}
+	}
+	if b.Len() > 0 {
+		batches = append(batches, b)
+	}
+	return batches, target
+}
+
+func spare(set string, live sides) string {
+	if live[set] == set+sideA {
+		return sideB
+	}
+	return sideA
+}
+
+// clear deletes what stands where sets are to be filled, with the rules that
+// refer to it: ours refer to the other side.
+func (o *ownTable) clear(b *nfnetlink.Batch, fill []Set, target sides) {
+	for _, w := range fill {
+		name := target[w.Name]
+		if _, ok := o.sets[name]; !ok {
+			continue
+		}
+		for _, chain := range sortedKeys(o.rules) {
+			for _, r := range o.rules[chain] {
+				if slices.Contains(lookups(r), name) {
+					b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
+				}
+			}
+		}
+		b.DelSet(o.Family, o.Name, name)
+	}
+}
+
+// flip plans the transaction that makes the staged sets effective: it leaves in
+// the table what is wanted and nothing else.
+func flip(b *nfnetlink.Batch, want Table, target sides, got *ownTable) {
+	b.AddTable(want.Family, want.Name)
+	b.FlushChain(want.Family, want.Name, "")
+	for _, w := range want.Chains {
+		if held, ok := got.chain(w.Name); ok && !sameHook(held.Hook, w.Hook) {
+			b.DelChain(want.Family, want.Name, w.Name)
+		}
+		b.AddChain(w.kernelChain(want))
+	}
+	for _, w := range want.Chains {
+		for _, r := range w.bytecode(want, target) {
+			b.AddRule(r)
+		}
+	}
+	got.deleteRest(b, want, target)
+}
+
+// deleteRest deletes what the wanted table does not have. Sets go before
+// chains, because a map's elements can name chains.
+func (o *ownTable) deleteRest(b *nfnetlink.Batch, want Table, target sides) {
+	keep := slices.Collect(maps.Values(target))
+	for _, name := range sortedKeys(o.sets) {
+		if !slices.Contains(keep, name) {
+			b.DelSet(o.Family, o.Name, name)
+		}
+	}
+	for _, c := range o.chains {
+		if !slices.ContainsFunc(want.Chains, func(w Chain) bool { return w.Name == c.Name }) {
+			b.DelChain(c.Family, c.Table, c.Name)
+		}
+	}
+	for _, x := range o.objects {
+		if x.Type != unix.NFT_OBJECT_COUNTER || !slices.Contains(want.Counters, x.Name) {
+			b.DelObject(x)
+		}
+	}
+	for _, f := range o.flowtables {
+		b.DelFlowtable(f.Family, f.Table, f.Name)
+	}
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

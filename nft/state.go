@@ -1,0 +1,166 @@
+package nft
+
+import (
+	"fmt"
+	"slices"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// bigSet is the size from which a set is not read whenever the ruleset changed:
+// the kernel walks a set from its start for every page of a dump.
+const bigSet = 10_000
+
+// A state is what the kernel holds of ours, and beside it, at one generation.
+type state struct {
+	generation uint32
+	own        *ownTable
+	nat        []*natTable // IPv4 and IPv6, where they were asked for
+	readAll    bool        // no set was taken on trust
+}
+
+// read reads the kernel's state.
+func (k *Kernel) read(want Ruleset, l Look) (*state, error) {
+	s := &state{readAll: true}
+	var err error
+	if s.generation, err = k.conn.Generation(); err != nil {
+		return nil, err
+	}
+	if s.own, err = readOwn(k.conn); err != nil {
+		return nil, err
+	}
+	if s.own != nil && want.Mode == ModeNFTables {
+		for _, w := range want.Tables[0].Sets {
+			if err := k.readSides(s, w, l); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if want.Mode == ModeIPTables || l.Others {
+		if err := k.readShared(s, want, l); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func (k *Kernel) readShared(s *state, want Ruleset, l Look) error {
+	var names []string
+	if want.Mode == ModeIPTables {
+		names = withSubchains(want.Chain)
+	}
+	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		n, err := readNAT(k.conn, f, names, l.Others)
+		if err != nil {
+			return err
+		}
+		s.nat = append(s.nat, n)
+	}
+	return nil
+}
+
+// readSides reads what a wanted set holds, under both names where both are there.
+func (k *Kernel) readSides(s *state, w Set, l Look) error {
+	for _, side := range []string{sideA, sideB} {
+		held, ok := s.own.sets[w.Name+side]
+		if !ok {
+			continue
+		}
+		if len(w.Prefixes) > bigSet && !l.Full && k.trusts(held, w) {
+			held.trusted, s.readAll = true, false
+			continue
+		}
+		if held.Counted && int(held.Count) != len(w.Prefixes) && len(w.Prefixes) > bigSet {
+			continue
+		}
+		var err error
+		if held.holds, err = k.conn.Elements(held.Family, held.Table, held.Name); err != nil {
+			return err
+		}
+		held.read = true
+		if held.equals(w.Prefixes) {
+			k.trust[held.Name] = trusted{prefixes: w.Prefixes, handle: held.Handle}
+		}
+	}
+	return nil
+}
+
+// trusts says whether a set can be taken to hold what is wanted: it is the one
+// that held it, and holds as many.
+func (k *Kernel) trusts(held *heldSet, w Set) bool {
+	t, ok := k.trust[held.Name]
+	if !ok || !slices.Equal(t.prefixes, w.Prefixes) || t.handle != 0 && t.handle != held.Handle {
+		return false
+	}
+	if held.Counted && int(held.Count) != len(w.Prefixes) {
+		return false
+	}
+	t.handle = held.Handle
+	k.trust[held.Name] = t
+	return true
+}
+
+// differences says in words how the state is not the wanted one.
+func (s *state) differences(want Ruleset) []string {
+	if want.Mode == ModeNFTables {
+		return append(s.own.differences(want.Tables[0]), s.leftovers("", nil)...)
+	}
+	var diffs []string
+	if s.own != nil {
+		diffs = append(diffs, fmt.Sprintf("table inet %s of mode nftables is left", TableName))
+	}
+	var families []nfnetlink.Family
+	for _, t := range want.Tables {
+		families = append(families, t.Family)
+		diffs = append(diffs, s.shared(t.Family).differences(t, want.Chain)...)
+	}
+	return append(diffs, s.leftovers(want.Chain, families)...)
+}
+
+func (s *state) shared(f nfnetlink.Family) *natTable {
+	i := slices.IndexFunc(s.nat, func(n *natTable) bool { return n.family == f })
+	return s.nat[i]
+}
+
+// leftovers names the chains of mode iptables-nft that are ours and not wanted.
+// The chain of the given name is wanted in the given families.
+func (s *state) leftovers(chain string, families []nfnetlink.Family) []string {
+	var diffs []string
+	for _, n := range s.nat {
+		for _, name := range n.leftovers(chain, slices.Contains(families, n.family)) {
+			diffs = append(diffs, fmt.Sprintf("chain %s of mode iptables-nft is left in table %s nat", name, n.family))
+		}
+	}
+	return diffs
+}
+
+// leftovers gives the chains that are ours, or bear our name, and are not
+// wanted.
+func (n *natTable) leftovers(chain string, wanted bool) []string {
+	names := n.ours()
+	if _, present := n.chains[chain]; present && !slices.Contains(names, chain) {
+		names = append(names, chain)
+	}
+	return slices.DeleteFunc(names, func(name string) bool { return wanted && name == chain })
+}
+
+// transaction plans the one transaction that makes the wanted ruleset effective
+// and removes what the other mode, or another name, had installed.
+func (s *state) transaction(want Ruleset, target sides) *nfnetlink.Batch {
+	b := &nfnetlink.Batch{}
+	if want.Mode == ModeNFTables {
+		flip(b, want.Tables[0], target, s.own)
+	} else if s.own != nil {
+		b.DelTable(s.own.Family, s.own.Name)
+	}
+	for _, n := range s.nat {
+		i := slices.IndexFunc(want.Tables, func(t Table) bool { return t.Family == n.family && t.Name == xtTable })
+		if i >= 0 {
+			n.ensure(b, want.Tables[i], want.Chain)
+		}
+		if left := n.leftovers(want.Chain, i >= 0); len(left) > 0 {
+			n.remove(b, left)
+		}
+	}
+	return b
+}
