@@ -102,6 +102,17 @@ func attachFilter(fd int, program []unix.SockFilter) error {
 		&unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
 }
 
+// Instructions of classic BPF.
+const (
+	loadByte = unix.BPF_LD | unix.BPF_B | unix.BPF_ABS
+	loadHalf = unix.BPF_LD | unix.BPF_H | unix.BPF_ABS
+	loadHalX = unix.BPF_LD | unix.BPF_H | unix.BPF_IND
+	loadIHL  = unix.BPF_LDX | unix.BPF_B | unix.BPF_MSH
+	shift    = unix.BPF_ALU | unix.BPF_RSH | unix.BPF_K
+	equal    = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
+	result   = unix.BPF_RET | unix.BPF_K
+)
+
 // nothing is a classic BPF program that accepts no packet.
 func nothing() []unix.SockFilter {
 	return []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
@@ -111,15 +122,6 @@ func nothing() []unix.SockFilter {
 // protocol with ports to one of them. IPv6 extension headers are not looked
 // through.
 func toPort(protocol int, port uint16) []unix.SockFilter {
-	const (
-		loadByte = unix.BPF_LD | unix.BPF_B | unix.BPF_ABS
-		loadHalf = unix.BPF_LD | unix.BPF_H | unix.BPF_ABS
-		loadHalX = unix.BPF_LD | unix.BPF_H | unix.BPF_IND
-		loadIHL  = unix.BPF_LDX | unix.BPF_B | unix.BPF_MSH
-		shift    = unix.BPF_ALU | unix.BPF_RSH | unix.BPF_K
-		equal    = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
-		result   = unix.BPF_RET | unix.BPF_K
-	)
 	return []unix.SockFilter{
 		0:  {Code: loadByte, K: 0},
 		1:  {Code: shift, K: 4},
@@ -138,26 +140,48 @@ func toPort(protocol int, port uint16) []unix.SockFilter {
 	}
 }
 
+// ofProtocol is a classic BPF program that accepts IPv4 and IPv6 packets of a
+// protocol. IPv6 extension headers are not looked through.
+func ofProtocol(protocol int) []unix.SockFilter {
+	return []unix.SockFilter{
+		0: {Code: loadByte, K: 0},
+		1: {Code: shift, K: 4},
+		2: {Code: equal, K: 6, Jt: 2}, // IPv6: to 5
+		3: {Code: loadByte, K: 9},
+		4: {Code: equal, K: uint32(protocol), Jt: 2, Jf: 3}, // to 7 or 8
+		5: {Code: loadByte, K: 6},
+		6: {Code: equal, K: uint32(protocol), Jf: 1}, // no: to 8
+		7: {Code: result, K: 65536},
+		8: {Code: result, K: 0},
+	}
+}
+
 // sender returns source address and port of an IP packet of a protocol with
 // ports.
 func sender(packet []byte) (netip.AddrPort, bool) {
-	if len(packet) < 1 {
+	src, _, ok := addresses(packet)
+	if !ok {
 		return netip.AddrPort{}, false
 	}
-	header, start, size := 20, 12, 4
-	switch packet[0] >> 4 {
-	case 4:
+	header := 40
+	if src.Is4() {
 		header = int(packet[0]&0xf) * 4
-	case 6:
-		header, start, size = 40, 8, 16
-	default:
-		return netip.AddrPort{}, false
 	}
 	if len(packet) < header+2 {
 		return netip.AddrPort{}, false
 	}
-	addr, ok := netip.AddrFromSlice(packet[start : start+size])
-	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(packet[header:])), ok
+	return netip.AddrPortFrom(src, binary.BigEndian.Uint16(packet[header:])), true
+}
+
+// addresses returns source and destination of an IP packet.
+func addresses(packet []byte) (src, dst netip.Addr, ok bool) {
+	switch {
+	case len(packet) >= 20 && packet[0]>>4 == 4:
+		return netip.AddrFrom4([4]byte(packet[12:])), netip.AddrFrom4([4]byte(packet[16:])), true
+	case len(packet) >= 40 && packet[0]>>4 == 6:
+		return netip.AddrFrom16([16]byte(packet[8:])), netip.AddrFrom16([16]byte(packet[24:])), true
+	}
+	return src, dst, false
 }
 
 func bigEndian16(v uint16) uint16 {

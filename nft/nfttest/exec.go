@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -43,8 +42,9 @@ func (p *Process) Wait() error {
 }
 
 // Start starts cmd inside the namespace, in a mount namespace of its own where
-// no host or network has a name. The caller must not call cmd.Wait. The program
-// is killed when the process that started it ends.
+// networks have no names and DNS does not exist. It is killed when the process
+// that started it ends. The caller must not call cmd.Wait nor use cmd's pipes:
+// output goes to cmd.Stdout and cmd.Stderr.
 func (n *NS) Start(cmd *exec.Cmd) (*Process, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &unix.SysProcAttr{}
@@ -52,10 +52,7 @@ func (n *NS) Start(cmd *exec.Cmd) (*Process, error) {
 	cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
 	p := &Process{done: make(chan struct{})}
 	started := make(chan error)
-	go func() {
-		// Never unlocked: the thread stays in these namespaces. It must also
-		// outlive the program, because Pdeathsig is about the thread.
-		runtime.LockOSThread()
+	onThreadOfItsOwn(func() {
 		err := n.enter()
 		if err == nil {
 			err = hideNames()
@@ -66,10 +63,11 @@ func (n *NS) Start(cmd *exec.Cmd) (*Process, error) {
 		p.Process = cmd.Process
 		started <- err
 		if err == nil {
+			// The thread must outlive the program: Pdeathsig is about the thread.
 			p.err = cmd.Wait()
 			close(p.done)
 		}
-	}()
+	})
 	if err := <-started; err != nil {
 		return nil, fmt.Errorf("%s: start: %w", n.name, err)
 	}

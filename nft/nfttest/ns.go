@@ -34,22 +34,41 @@ func OpenNS(name string) (*NS, error) {
 		err  error
 	}
 	made := make(chan result)
-	go func() {
-		// Never unlocked: the thread ends with the goroutine, and nobody else
-		// gets to run in the new namespace by accident.
-		runtime.LockOSThread()
+	onThreadOfItsOwn(func() {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			made <- result{err: fmt.Errorf("new network namespace: %w", err)}
 			return
 		}
 		file, err := openThreadNS()
 		made <- result{file, err}
-	}()
+	})
 	r := <-made
 	if r.err != nil {
 		return nil, fmt.Errorf("%s: %w", name, r.err)
 	}
 	return &NS{name: name, file: r.file}, nil
+}
+
+// onThreadOfItsOwn starts fn in a goroutine whose thread runs nothing else, and
+// ends with it. fn may do to the thread what cannot be undone.
+func onThreadOfItsOwn(fn func()) {
+	go func() {
+		runtime.LockOSThread() // never unlocked: so the thread ends
+		if unix.Gettid() != unix.Getpid() {
+			fn()
+			return
+		}
+		// The process's first thread cannot end; it would stay in fn's
+		// namespaces. Hold it until fn is on another one.
+		elsewhere := make(chan struct{})
+		go func() {
+			runtime.LockOSThread()
+			close(elsewhere)
+			fn()
+		}()
+		<-elsewhere
+		runtime.UnlockOSThread()
+	}()
 }
 
 func openThreadNS() (*os.File, error) {

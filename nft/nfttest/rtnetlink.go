@@ -63,26 +63,42 @@ func (n *NS) addRoute(r route) error {
 	})
 }
 
-// addVeth makes a cable from the device dev in n to the device peerDev in peer.
-func (n *NS) addVeth(dev string, peer *NS, peerDev string) error {
+// addNeighbour tells a device once and for all who has an address on its link.
+func (n *NS) addNeighbour(dev string, addr netip.Addr, mac net.HardwareAddr) error {
+	const ndaDst, ndaLLAddr = 1, 2 // NDA_DST, NDA_LLADDR, linux/neighbour.h
+	return n.onLink(dev, func(index uint32) error {
+		msg := native32([]byte{family(addr), 0, 0, 0}, index)
+		msg = binary.NativeEndian.AppendUint16(msg, unix.NUD_PERMANENT)
+		msg = append(msg, 0, 0)
+		return n.change(unix.RTM_NEWNEIGH, netlink.Create|netlink.Replace, msg, func(ae *netlink.AttributeEncoder) {
+			ae.Bytes(ndaDst, addr.AsSlice())
+			ae.Bytes(ndaLLAddr, mac)
+		})
+	})
+}
+
+// addVeth makes a cable.
+func addVeth(a, b end) error {
 	const vethInfoPeer = 1 // VETH_INFO_PEER, linux/veth.h
-	err := n.change(unix.RTM_NEWLINK, netlink.Create|netlink.Excl, ifinfomsg(0, 0), func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.IFLA_IFNAME, dev)
+	err := a.ns.change(unix.RTM_NEWLINK, netlink.Create|netlink.Excl, ifinfomsg(0, 0), func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.IFLA_IFNAME, a.dev)
+		ae.Bytes(unix.IFLA_ADDRESS, a.mac)
 		ae.Nested(unix.IFLA_LINKINFO, func(info *netlink.AttributeEncoder) error {
 			info.String(unix.IFLA_INFO_KIND, "veth")
 			info.Nested(unix.IFLA_INFO_DATA, func(data *netlink.AttributeEncoder) error {
-				attrs := netlink.NewAttributeEncoder()
-				attrs.String(unix.IFLA_IFNAME, peerDev)
-				attrs.Uint32(unix.IFLA_NET_NS_FD, uint32(peer.Fd()))
-				b, err := attrs.Encode()
-				data.Bytes(vethInfoPeer, append(ifinfomsg(0, 0), b...))
+				peer := netlink.NewAttributeEncoder()
+				peer.String(unix.IFLA_IFNAME, b.dev)
+				peer.Bytes(unix.IFLA_ADDRESS, b.mac)
+				peer.Uint32(unix.IFLA_NET_NS_FD, uint32(b.ns.Fd()))
+				attrs, err := peer.Encode()
+				data.Bytes(vethInfoPeer, append(ifinfomsg(0, 0), attrs...))
 				return err
 			})
 			return nil
 		})
 	})
 	if err != nil {
-		return fmt.Errorf("%s: veth %s to %s of %s: %w", n.name, dev, peerDev, peer.name, err)
+		return fmt.Errorf("veth from %s of %s to %s of %s: %w", a.dev, a.ns, b.dev, b.ns, err)
 	}
 	return nil
 }

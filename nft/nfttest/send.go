@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"os"
 	"syscall"
 	"time"
 
@@ -85,7 +84,7 @@ func Send(flow Flow) (Sighting, error) {
 	default:
 		return Sighting{}, fmt.Errorf("protocol %q unknown", flow.Proto)
 	}
-	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, unix.ETIMEDOUT) {
+	if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() {
 		err = ErrNotSeen
 	}
 	if err != nil {

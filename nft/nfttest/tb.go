@@ -165,3 +165,18 @@ func MustSend(tb testing.TB, t *Topology, flow Flow) Sighting {
 	}
 	return s
 }
+
+// StartHammer is Topology.StartHammer in a test, and stops the Hammer when the
+// test ends, if it still runs.
+func StartHammer(tb testing.TB, t *Topology, targets ...Target) *Hammer {
+	tb.Helper()
+	h, err := t.StartHammer(targets...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		_, err := h.Stop()
+		report(tb, err)
+	})
+	return h
+}

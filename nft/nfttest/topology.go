@@ -3,6 +3,7 @@ package nfttest
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"sync"
 )
@@ -49,7 +50,7 @@ func (t *Topology) Close() error {
 }
 
 func (t *Topology) build() error {
-	for _, step := range []func() error{t.namespaces, t.cable, t.address, t.route, t.extraAddrs} {
+	for _, step := range []func() error{t.namespaces, t.cables, t.addresses, t.routes, t.extraAddrs} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -82,8 +83,7 @@ func (n *NS) prepare() error {
 		{"net.ipv4.conf.default.send_redirects", "0"},
 		{"net.ipv6.conf.all.disable_ipv6", "0"},
 		{"net.ipv6.conf.default.disable_ipv6", "0"},
-		{"net.ipv6.conf.all.accept_dad", "0"}, // link-local addresses usable at once
-		{"net.ipv6.conf.default.accept_dad", "0"},
+		{"net.ipv6.conf.default.addr_gen_mode", "1"}, // no link-local addresses but ours
 		{"net.ipv6.conf.default.router_solicitations", "0"},
 	} {
 		if err := n.Sysctl(s[0], s[1]); err != nil {
@@ -93,17 +93,26 @@ func (n *NS) prepare() error {
 	return n.LinkUp("lo")
 }
 
-func (t *Topology) cable() error {
-	type end struct {
-		ns  *NS
-		dev string
+// An end is a device at one end of a cable.
+type end struct {
+	ns  *NS
+	dev string
+	mac net.HardwareAddr
+}
+
+func (t *Topology) pod() end     { return end{t.Pod, "eth0", net.HardwareAddr{2, 0, 0, 0, 1, 2}} }
+func (t *Topology) gateway() end { return end{t.Node, "pod0", net.HardwareAddr{2, 0, 0, 0, 1, 1}} }
+func (t *Topology) node() end    { return end{t.Node, "eth0", net.HardwareAddr{2, 0, 0, 0, 2, 1}} }
+func (t *Topology) outside() end { return end{t.Outside, "eth0", net.HardwareAddr{2, 0, 0, 0, 2, 2}} }
+
+func (t *Topology) cables() error {
+	if err := addVeth(t.pod(), t.gateway()); err != nil {
+		return err
 	}
-	ends := []end{{t.Pod, "eth0"}, {t.Node, "pod0"}, {t.Node, "eth0"}, {t.Outside, "eth0"}}
-	for i := 0; i < len(ends); i += 2 {
-		if err := ends[i].ns.addVeth(ends[i].dev, ends[i+1].ns, ends[i+1].dev); err != nil {
-			return err
-		}
+	if err := addVeth(t.node(), t.outside()); err != nil {
+		return err
 	}
+	ends := []end{t.pod(), t.gateway(), t.node(), t.outside()}
 	for _, e := range ends {
 		if err := e.ns.LinkUp(e.dev); err != nil {
 			return err
@@ -117,33 +126,46 @@ func (t *Topology) cable() error {
 	return nil
 }
 
-func (t *Topology) address() error {
+func (t *Topology) addresses() error {
 	for _, a := range []struct {
-		ns   *NS
-		dev  string
-		addr netip.Addr
-		bits int
+		end, peer end
+		addr      netip.Addr
+		bits      int
 	}{
 		// Only the pod itself is on the pod's link: the rest of the pods' range
 		// is elsewhere, that is, outside.
-		{t.Pod, "eth0", t.PodV4, 32},
-		{t.Pod, "eth0", t.PodV6, 128},
-		{t.Node, "pod0", t.GatewayV4, 32},
-		{t.Node, "pod0", t.GatewayV6, 128},
-		{t.Node, "eth0", t.NodeV4, 24},
-		{t.Node, "eth0", t.NodeV6, 64},
-		{t.Outside, "eth0", t.OutsideV4, 24},
-		{t.Outside, "eth0", t.OutsideV6, 64},
+		{t.pod(), t.gateway(), t.PodV4, 32},
+		{t.pod(), t.gateway(), t.PodV6, 128},
+		{t.pod(), t.gateway(), netip.MustParseAddr("fe80::2"), 64},
+		{t.gateway(), t.pod(), t.GatewayV4, 32},
+		{t.gateway(), t.pod(), t.GatewayV6, 128},
+		{t.gateway(), t.pod(), netip.MustParseAddr("fe80::1"), 64},
+		{t.node(), t.outside(), t.NodeV4, 24},
+		{t.node(), t.outside(), t.NodeV6, 64},
+		{t.node(), t.outside(), netip.MustParseAddr("fe80::1"), 64},
+		{t.outside(), t.node(), t.OutsideV4, 24},
+		{t.outside(), t.node(), t.OutsideV6, 64},
+		{t.outside(), t.node(), netip.MustParseAddr("fe80::100"), 64},
 	} {
-		if err := a.ns.AddAddr(a.dev, netip.PrefixFrom(a.addr, a.bits)); err != nil {
+		if err := t.assign(a.end, a.peer, netip.PrefixFrom(a.addr, a.bits)); err != nil {
 			return err
 		}
-		t.owners[a.addr] = a.ns
 	}
 	return nil
 }
 
-func (t *Topology) route() error {
+// assign gives a device an address and tells the other end of the cable where
+// it is: the kernel needs a moment before it answers a neighbour solicitation
+// for a new IPv6 address, and the next one follows a second later.
+func (t *Topology) assign(e, peer end, prefix netip.Prefix) error {
+	if err := e.ns.AddAddr(e.dev, prefix); err != nil {
+		return err
+	}
+	t.owners[prefix.Addr()] = e.ns
+	return peer.ns.addNeighbour(peer.dev, prefix.Addr(), e.mac)
+}
+
+func (t *Topology) routes() error {
 	all4, all6 := netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")
 	for _, r := range []struct {
 		ns *NS
@@ -195,14 +217,18 @@ func (t *Topology) AddAddr(owner *NS, addr netip.Addr) error {
 		}
 		return nil
 	}
-	if err := owner.AddAddr("eth0", host(addr)); err != nil {
-		return fmt.Errorf("address %s: %w", addr, err)
+	switch owner {
+	case t.Pod:
+		if err := t.assign(t.pod(), t.gateway(), host(addr)); err != nil {
+			return err
+		}
+		return t.Node.addRoute(route{dst: host(addr), dev: t.gateway().dev})
+	case t.Node:
+		return t.assign(t.node(), t.outside(), host(addr))
+	case t.Outside:
+		return t.assign(t.outside(), t.node(), host(addr))
 	}
-	t.owners[addr] = owner
-	if owner == t.Pod {
-		return t.Node.addRoute(route{dst: host(addr), dev: "pod0"})
-	}
-	return nil
+	return fmt.Errorf("%s: not in this topology", owner)
 }
 
 // owner returns the host that a packet from the given one to addr ends at, and

@@ -1,0 +1,305 @@
+package nfttest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Target is a destination that a Hammer sends to, and what must happen to the
+// pod's connections to it.
+type Target struct {
+	Proto       Proto // UDP or TCP
+	Dst         netip.Addr
+	Masqueraded bool
+}
+
+// Count is what became of the flows to one target. A flow is one UDP packet
+// with ports of its own, or one TCP connection.
+type Count struct {
+	Target
+	Sent  uint64
+	Pod   uint64 // seen with the pod's address
+	Node  uint64 // seen with the node's address
+	Other uint64 // seen with any other address
+}
+
+// Seen is how many flows the far end saw.
+func (c Count) Seen() uint64 { return c.Pod + c.Node + c.Other }
+
+// Wrong is how many of them had a source address that they must not have.
+func (c Count) Wrong() uint64 {
+	if c.Masqueraded {
+		return c.Pod + c.Other
+	}
+	return c.Node + c.Other
+}
+
+// Tally is what a Hammer has found.
+type Tally struct {
+	Counts []Count // in the order of the targets
+	// Refused is how many packets the node's connection tracking dropped, most
+	// likely because its table was full. They prove nothing.
+	Refused uint64
+}
+
+// Sent is how many flows were sent.
+func (t Tally) Sent() (n uint64) {
+	for _, c := range t.Counts {
+		n += c.Sent
+	}
+	return n
+}
+
+// Seen is how many of them the far end saw. The rest was lost on the way, or in
+// a receive buffer.
+func (t Tally) Seen() (n uint64) {
+	for _, c := range t.Counts {
+		n += c.Seen()
+	}
+	return n
+}
+
+// Leaked is how many flows that must be masqueraded were not.
+func (t Tally) Leaked() (n uint64) {
+	for _, c := range t.Counts {
+		if c.Masqueraded {
+			n += c.Wrong()
+		}
+	}
+	return n
+}
+
+// Wronged is how many flows that must keep the pod's address did not.
+func (t Tally) Wronged() (n uint64) {
+	for _, c := range t.Counts {
+		if !c.Masqueraded {
+			n += c.Wrong()
+		}
+	}
+	return n
+}
+
+// Err says what is wrong, if anything is: a wrong source, a packet that proves
+// nothing, a target of which nothing was seen.
+func (t Tally) Err() error {
+	for _, c := range t.Counts {
+		if c.Seen() == 0 {
+			return fmt.Errorf("nothing seen of %s to %s: %s", c.Proto, c.Dst, t)
+		}
+	}
+	if t.Leaked()+t.Wronged()+t.Refused > 0 {
+		return errors.New(t.String())
+	}
+	return nil
+}
+
+// String says it in one line.
+func (t Tally) String() string {
+	return fmt.Sprintf("%d flows sent, %d seen, %d leaked, %d wrongly masqueraded, %d refused by conntrack",
+		t.Sent(), t.Seen(), t.Leaked(), t.Wronged(), t.Refused)
+}
+
+// Hammer sends flows from the pod to its targets, as fast as it can, until it is
+// stopped. UDP goes out in turns, one packet to each target, from a thread that
+// stays on one processor and takes each packet through the node: what changes
+// the rules then runs on another, at the same time. TCP connections are opened
+// one after the other, beside it.
+type Hammer struct {
+	top     *Topology
+	counts  []counters
+	refused uint64 // before the start
+
+	stopping atomic.Bool // senders end
+	draining atomic.Bool // receivers end when there is nothing more to read
+	senders  sync.WaitGroup
+	readers  sync.WaitGroup
+
+	mu  sync.Mutex
+	err error
+}
+
+type counters struct {
+	Target
+	sent, pod, node, other atomic.Uint64
+}
+
+func (c *counters) seen() uint64 { return c.pod.Load() + c.node.Load() + c.other.Load() }
+
+// StartHammer starts to send. No two targets may have the same protocol and
+// address. Only one Hammer may run in a Topology. It shortens the node's
+// connection tracking timeouts, so that its table does not fill up.
+func (t *Topology) StartHammer(targets ...Target) (*Hammer, error) {
+	h := &Hammer{top: t, counts: make([]counters, len(targets))}
+	for i, target := range targets {
+		h.counts[i].Target = target
+		if owner, err := t.owner(t.Pod, target.Dst); err != nil || owner != t.Outside {
+			return nil, errors.Join(fmt.Errorf("target %s: not outside", target.Dst), err)
+		}
+	}
+	var err error
+	if h.refused, err = t.Node.refused(); err != nil {
+		return nil, err
+	}
+	for _, name := range []string{"udp_timeout", "tcp_timeout_close", "tcp_timeout_time_wait"} {
+		// A user namespace may not have them. Then the count of the refused
+		// tells whether the table was too small.
+		_ = t.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "1")
+	}
+	if err := errors.Join(h.startUDP(), h.startTCP()); err != nil {
+		_, stopErr := h.Stop()
+		return nil, errors.Join(err, stopErr)
+	}
+	return h, nil
+}
+
+// of returns the counters of the targets of one protocol.
+func (h *Hammer) of(proto Proto) (found []*counters) {
+	for i := range h.counts {
+		if h.counts[i].Proto == proto {
+			found = append(found, &h.counts[i])
+		}
+	}
+	return found
+}
+
+// judge counts one flow that the far end saw.
+func (h *Hammer) judge(c *counters, source netip.Addr) {
+	switch source {
+	case h.top.PodV4, h.top.PodV6:
+		c.pod.Add(1)
+	case h.top.NodeV4, h.top.NodeV6:
+		c.node.Add(1)
+	default:
+		c.other.Add(1)
+	}
+}
+
+// send runs a sender in the pod.
+func (h *Hammer) send(loop func() error) {
+	h.senders.Go(func() { h.fail(h.top.Pod.Do(loop)) })
+}
+
+// read runs a receiver.
+func (h *Hammer) read(loop func() error) {
+	h.readers.Go(func() { h.fail(loop()) })
+}
+
+// fail keeps an error for Stop, and makes all senders stop.
+func (h *Hammer) fail(err error) {
+	if err == nil {
+		return
+	}
+	h.stopping.Store(true)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.err = errors.Join(h.err, err)
+}
+
+// Wait waits until so many flows to every target have been sent since the call
+// and seen.
+func (h *Hammer) Wait(ctx context.Context, flows uint64) error {
+	goals := make([]uint64, len(h.counts))
+	for i := range h.counts {
+		goals[i] = h.counts[i].sent.Load() + flows
+	}
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for i := range h.counts {
+		for h.counts[i].seen() < goals[i] {
+			if h.stopping.Load() {
+				return errors.New("hammer: stopped")
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("hammer: %s %s: %w", h.counts[i].Proto, h.counts[i].Dst, ctx.Err())
+			case <-tick.C:
+			}
+		}
+	}
+	return nil
+}
+
+// Stop ends the sending, reads what is still on its way and returns the result.
+// It may be called again. The error is of the Hammer itself; what it found wrong is in the Tally.
+func (h *Hammer) Stop() (Tally, error) {
+	h.stopping.Store(true)
+	h.senders.Wait()
+	h.draining.Store(true)
+	h.readers.Wait()
+
+	var tally Tally
+	for i := range h.counts {
+		c := &h.counts[i]
+		tally.Counts = append(tally.Counts, Count{c.Target, c.sent.Load(), c.pod.Load(), c.node.Load(), c.other.Load()})
+	}
+	refused, err := h.top.Node.refused()
+	tally.Refused = refused - h.refused
+	return tally, errors.Join(h.err, err)
+}
+
+// refused returns how many packets the namespace's connection tracking dropped.
+func (n *NS) refused() (total uint64, err error) {
+	var text []byte
+	err = n.Do(func() (err error) {
+		// Not /proc/net, which is the namespace of the process.
+		text, err = os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
+		return err
+	})
+	if err == nil {
+		total, err = dropped(string(text))
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%s: conntrack statistics: %w", n, err)
+	}
+	return total, nil
+}
+
+// dropped sums up the column drop of the kernel's connection tracking
+// statistics: a line of names, then a line of hexadecimal numbers a processor.
+func dropped(text string) (total uint64, err error) {
+	names, values, _ := strings.Cut(text, "\n")
+	column := slices.Index(strings.Fields(names), "drop")
+	if column < 0 {
+		return 0, errors.New("no column drop")
+	}
+	for line := range strings.Lines(values) {
+		fields := strings.Fields(line)
+		if len(fields) <= column {
+			return 0, fmt.Errorf("short line %q", line)
+		}
+		v, err := strconv.ParseUint(fields[column], 16, 64)
+		if err != nil {
+			return 0, err
+		}
+		total += v
+	}
+	return total, nil
+}
+
+// ownProcessor keeps the calling thread on one processor until undo.
+func ownProcessor() (undo func(), err error) {
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return nil, fmt.Errorf("processors: %w", err)
+	}
+	first := 0
+	for !all.IsSet(first) {
+		first++
+	}
+	one.Set(first)
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return nil, fmt.Errorf("processor %d: %w", first, err)
+	}
+	return func() { _ = unix.SchedSetaffinity(0, &all) }, nil
+}

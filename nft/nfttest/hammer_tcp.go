@@ -1,0 +1,118 @@
+package nfttest
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// hammerPort is where the first TCP target listens; the others follow.
+const hammerPort = 20000
+
+// startTCP starts a listener for each TCP target and one sender.
+func (h *Hammer) startTCP() error {
+	targets := h.of(TCP)
+	if len(targets) == 0 {
+		return nil
+	}
+	ports := make([]netip.AddrPort, len(targets))
+	for i, c := range targets {
+		ports[i] = netip.AddrPortFrom(c.Dst, uint16(hammerPort+i))
+		var fd int
+		err := h.top.Outside.Do(func() (err error) {
+			fd, err = listen(ports[i])
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		h.read(func() error {
+			defer unix.Close(fd)
+			return h.acceptTCP(fd, c)
+		})
+	}
+	h.send(func() error { return h.connectTCP(targets, ports) })
+	return nil
+}
+
+func listen(at netip.AddrPort) (int, error) {
+	fd, err := unix.Socket(int(family(at.Addr())), unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("hammer: socket: %w", err)
+	}
+	err = errors.Join(
+		bind(fd, Flow{Src: at, Dst: at}),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}),
+		unix.Listen(fd, 4096))
+	if err != nil {
+		_ = unix.Close(fd)
+		return -1, fmt.Errorf("hammer: listen at %s: %w", at, err)
+	}
+	return fd, nil
+}
+
+// acceptTCP counts connections, until the Hammer drains and none is left.
+func (h *Hammer) acceptTCP(listener int, c *counters) error {
+	for {
+		fd, from, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EAGAIN):
+			if h.draining.Load() {
+				return nil
+			}
+			continue
+		case err != nil:
+			return fmt.Errorf("hammer: accept: %w", err)
+		}
+		_ = unix.Close(fd)
+		h.judge(c, fromSockaddr(from).Addr())
+	}
+}
+
+// connectTCP opens connections in turns to the targets, and resets each one, so
+// that neither end remembers it.
+func (h *Hammer) connectTCP(targets []*counters, ports []netip.AddrPort) error {
+	for !h.stopping.Load() {
+		for i, c := range targets {
+			err := connectOnce(ports[i])
+			// A connection that does not come about counts as not seen.
+			if err != nil && !errors.Is(err, unix.EINPROGRESS) && !errors.Is(err, unix.ETIMEDOUT) {
+				return fmt.Errorf("hammer: connect to %s: %w", ports[i], err)
+			}
+			c.sent.Add(1)
+		}
+	}
+	return nil
+}
+
+// connectOnce opens one connection and resets it. The error is EINPROGRESS
+// where it does not come about in time.
+func connectOnce(dst netip.AddrPort) error {
+	to, err := sockaddr(dst)
+	if err != nil {
+		return err
+	}
+	fd, err := unix.Socket(int(family(dst.Addr())), unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := errors.Join(
+		unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: int64(patience.Seconds())}),
+	); err != nil {
+		return err
+	}
+	err = unix.Connect(fd, to)
+	for errors.Is(err, unix.EINTR) { // connecting goes on meanwhile
+		err = unix.Connect(fd, to)
+	}
+	if errors.Is(err, unix.EISCONN) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,131 @@
+package nfttest_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"nft-masq-agent/nft/nfttest"
+)
+
+// targets are one that must be masqueraded and one that must not, of each
+// protocol and family.
+func targets() (all []nfttest.Target) {
+	for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
+		for _, t := range []struct {
+			dst         string
+			masqueraded bool
+		}{{"198.51.100.1", true}, {"10.9.0.9", false}, {"2001:db8:1::1", true}, {"fd00:9::9", false}} {
+			all = append(all, nfttest.Target{Proto: proto, Dst: netip.MustParseAddr(t.dst), Masqueraded: t.masqueraded})
+		}
+	}
+	return all
+}
+
+// hammer runs a Hammer until it has seen so many flows to each target.
+func hammer(t *testing.T, top *nfttest.Topology, flows uint64, targets ...nfttest.Target) nfttest.Tally {
+	t.Helper()
+	h := nfttest.StartHammer(t, top, targets...)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	waitErr := h.Wait(ctx, flows)
+	tally, err := h.Stop()
+	if err := errors.Join(waitErr, err); err != nil {
+		t.Fatalf("%v; %s", err, tally)
+	}
+	for _, c := range tally.Counts {
+		if c.Seen() < flows || c.Other > 0 {
+			t.Errorf("%s to %s: %d sent, seen %d from the pod, %d from the node, %d from elsewhere, want at least %d and 0 from elsewhere",
+				c.Proto, c.Dst, c.Sent, c.Pod, c.Node, c.Other, flows)
+		}
+	}
+	if tally.Refused > 0 {
+		t.Errorf("conntrack refused %d packets", tally.Refused)
+	}
+	return tally
+}
+
+func TestHammerFindsNothingWrongWithRightRules(t *testing.T) {
+	nfttest.Require(t, "nft")
+	top := nfttest.NewTopology(t)
+	nfttest.NFT(t, top.Node, masqueradeBut, "-f", "-")
+	tally := hammer(t, top, 1000, targets()...)
+	if err := tally.Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestHammerSeesEveryWrongSource(t *testing.T) {
+	nfttest.Require(t, "nft")
+	for _, tt := range []struct {
+		name, ruleset   string
+		leaked, wronged bool
+	}{
+		{"no rules", "", true, false},
+		{"everything masqueraded", "table inet test { chain postrouting { type nat hook postrouting priority srcnat; masquerade; }; }", false, true},
+		{"wrong source", "table inet test { chain postrouting { type nat hook postrouting priority srcnat; snat ip to 192.0.2.77; snat ip6 to 2001:db8::77; }; }", true, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			top := nfttest.NewTopology(t)
+			nfttest.NFT(t, top.Node, tt.ruleset, "-f", "-")
+			// Only UDP for the source that nobody answers to.
+			all := targets()
+			if tt.leaked && tt.wronged {
+				all = all[:4]
+			}
+			h := nfttest.StartHammer(t, top, all...)
+			if err := h.Wait(t.Context(), 100); err != nil {
+				t.Fatal(err)
+			}
+			tally, err := h.Stop()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range tally.Counts {
+				wrong := tt.leaked && c.Masqueraded || tt.wronged && !c.Masqueraded
+				if want := map[bool]uint64{true: c.Seen()}[wrong]; c.Wrong() != want {
+					t.Errorf("%s to %s: %d wrong of %d, want %d", c.Proto, c.Dst, c.Wrong(), c.Seen(), want)
+				}
+			}
+			if got := tally.Leaked() > 0; got != tt.leaked {
+				t.Errorf("leaked %v: %s", got, tally)
+			}
+			if got := tally.Wronged() > 0; got != tt.wronged {
+				t.Errorf("wronged %v: %s", got, tally)
+			}
+			if tally.Err() == nil {
+				t.Error("tally has no error")
+			}
+		})
+	}
+}
+
+func TestHammerSeesRulesThatAreAwayForAMoment(t *testing.T) {
+	nfttest.Require(t, "nft")
+	top := nfttest.NewTopology(t)
+	nfttest.NFT(t, top.Node, masqueradeBut, "-f", "-")
+	h := nfttest.StartHammer(t, top, targets()...)
+	for _, ruleset := range []string{"flush ruleset", masqueradeBut} {
+		if err := h.Wait(t.Context(), 100); err != nil {
+			t.Fatal(err)
+		}
+		nfttest.NFT(t, top.Node, ruleset, "-f", "-")
+	}
+	if err := h.Wait(t.Context(), 100); err != nil {
+		t.Fatal(err)
+	}
+	tally, err := h.Stop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range tally.Counts {
+		if c.Masqueraded && (c.Pod < 50 || c.Node < 50) {
+			t.Errorf("%s to %s: seen %d from the pod, %d from the node", c.Proto, c.Dst, c.Pod, c.Node)
+		}
+		if !c.Masqueraded && c.Wrong() > 0 {
+			t.Errorf("%s to %s: %d wrong", c.Proto, c.Dst, c.Wrong())
+		}
+	}
+}
