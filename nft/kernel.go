@@ -79,9 +79,13 @@ type Applied struct {
 	Took     time.Duration
 }
 
-// attempts bounds how often a transaction is tried again because somebody else
-// changed the ruleset meanwhile.
-const attempts = 20
+// How often is tried again when somebody else changed the ruleset meanwhile:
+// reading and the short transaction that makes the change effective; the whole
+// with the filling of sets.
+const (
+	attempts      = 20
+	wholeAttempts = 3
+)
 
 // Apply brings the kernel to what is wanted, and writes only where it differs.
 // What packets see changes in one transaction; when that is refused the old
@@ -91,7 +95,7 @@ func (k *Kernel) Apply(want Ruleset, look Look) (Applied, error) {
 	defer k.mu.Unlock()
 	start := time.Now()
 	var err error
-	for range attempts {
+	for range wholeAttempts {
 		var a Applied
 		if a, err = k.apply(want, look); err == nil {
 			a.Took = time.Since(start)

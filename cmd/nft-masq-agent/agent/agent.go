@@ -1,0 +1,321 @@
+package agent
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"go.uber.org/zap"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// Files is the settled content of the config, or the error with which reading
+// it ended.
+type Files struct {
+	Sources []config.Source
+	Err     error
+}
+
+// A Kernel is what the loop needs of one; the functions are those of
+// [nft.Kernel].
+type Kernel struct {
+	Apply    func(nft.Ruleset, nft.Look) (nft.Applied, error)
+	ReadBack func() (nft.Ruleset, bool, error)
+	PortID   func() uint32
+}
+
+// Inputs are the events that the loop waits for.
+type Inputs struct {
+	Files    <-chan Files
+	Warnings <-chan error // of the watcher
+	Changes  <-chan nfnetlink.Change
+	Hangup   <-chan os.Signal
+	// Reread makes the watcher look at the files now.
+	Reread func()
+}
+
+// Settings are what the command line says.
+type Settings struct {
+	Version  string
+	Path     string // of the config
+	Defaults config.Defaults
+	Options  nft.Options
+}
+
+// An Agent is the state of the loop. It is for one goroutine, but for
+// [Agent.Health] and [Agent.Metrics].
+type Agent struct {
+	in       Inputs
+	kernel   Kernel
+	settings Settings
+	log      *zap.Logger
+	health   health
+
+	want    *nft.Ruleset // nil until something is known to be wanted
+	held    string       // hash of what the kernel was last seen to hold
+	started bool
+	fresh   bool // a file was accepted and is not yet in the kernel
+	refused string
+
+	resync time.Duration
+	timer  *time.Timer // the next resync, or the next try after a refusal
+	tries  int
+	pace   pace
+	paused *time.Timer // the next look, where looks are paced
+	change nfnetlink.Change
+}
+
+// New makes an agent. Run starts it.
+func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
+	resync := config.Default(s.Defaults).ResyncInterval
+	return &Agent{
+		in: in, kernel: k, settings: s, log: log,
+		resync: resync,
+		timer:  time.NewTimer(resync),
+		paused: stoppedTimer(),
+	}
+}
+
+func stoppedTimer() *time.Timer {
+	t := time.NewTimer(time.Hour)
+	t.Stop()
+	return t
+}
+
+// Reasons for looking at the kernel, as the log and the metrics name them.
+const (
+	onStart   = "start"
+	onConfig  = "config"
+	onDrift   = "drift"
+	onResync  = "resync"
+	onHangup  = "sighup"
+	onRefusal = "retry"
+)
+
+// Run is the loop. It ends when ctx does; the rules stay.
+func (a *Agent) Run(ctx context.Context) {
+	defer a.health.stop()
+	defer a.timer.Stop()
+	defer a.paused.Stop()
+	for {
+		a.health.idle()
+		select {
+		case <-ctx.Done():
+			return
+		case f := <-a.in.Files:
+			a.health.busy()
+			a.read(f)
+		case err := <-a.in.Warnings:
+			a.log.Warn("watching the config", zap.Error(err))
+		case c := <-a.in.Changes:
+			a.health.busy()
+			a.changed(c)
+		case <-a.paused.C:
+			a.health.busy()
+			a.sync(onDrift, nft.Look{})
+		case <-a.in.Hangup:
+			a.health.busy()
+			a.in.Reread()
+			a.sync(onHangup, nft.Look{Full: true})
+		case <-a.timer.C:
+			a.health.busy()
+			a.tick()
+		}
+	}
+}
+
+// read takes a new content of the config. A bad one changes nothing, except at
+// the start, when something has to be enforced until a good one comes.
+func (a *Agent) read(f Files) {
+	c, warnings, err := config.Config{}, []config.Problem(nil), f.Err
+	if err == nil {
+		c, warnings, err = config.Parse(a.settings.Defaults, f.Sources...)
+	}
+	a.announce(f)
+	a.health.config(err, len(warnings))
+	for _, w := range warnings {
+		a.log.Warn("config", zap.String("warning", w.Error()))
+	}
+	if err != nil {
+		a.reject(err)
+		return
+	}
+	want := nft.Compile(c, a.settings.Options)
+	a.want, a.fresh = &want, true
+	a.resync, a.tries = c.ResyncInterval, 0
+	a.sync(a.configReason(), nft.Look{Others: !a.health.everReady()})
+}
+
+func (a *Agent) configReason() string {
+	if a.held == "" {
+		return onStart
+	}
+	return onConfig
+}
+
+// announce says once what is running on what.
+func (a *Agent) announce(f Files) {
+	if a.started {
+		return
+	}
+	a.started = true
+	path := a.settings.Path
+	if f.Err == nil && len(f.Sources) == 0 {
+		path += " is not there: the defaults hold"
+	}
+	where := "inet " + nft.TableName
+	if a.settings.Options.Mode == nft.ModeIPTables {
+		where = "nat, chain " + a.settings.Options.Chain
+	}
+	a.log.Info("nft-masq-agent starts",
+		zap.String("version", a.settings.Version), zap.String("config", path),
+		zap.String("table", where), zap.String("mode", string(a.settings.Options.Mode)))
+}
+
+// reject keeps the last good rules. At the start those are what a previous run
+// left in the kernel, of whichever mode; where there is nothing, the defaults,
+// so that the node is never without.
+func (a *Agent) reject(err error) {
+	if a.want == nil {
+		a.fallBack()
+	}
+	keeps := "nothing"
+	if a.want != nil {
+		keeps = a.want.Hash()
+	}
+	a.log.Error("config rejected, keeping "+keeps, zap.Error(err))
+}
+
+// fallBack finds something to enforce while no config was ever accepted.
+func (a *Agent) fallBack() {
+	r, found, err := a.kernel.ReadBack()
+	if err != nil {
+		a.refuse(err)
+		a.timer.Reset(a.next())
+		return
+	}
+	if !found {
+		r = nft.Compile(config.Default(a.settings.Defaults), a.settings.Options)
+	}
+	a.want = &r
+	a.sync(onStart, nft.Look{})
+}
+
+// changed hears of a transaction. Our own are no news; after those of others
+// the kernel is looked at, at once or, where looks or repairs come too often,
+// a little later.
+func (a *Agent) changed(c nfnetlink.Change) {
+	if c.Writer == a.kernel.PortID() && !c.Overrun {
+		return
+	}
+	a.change = c
+	if wait := a.pace.wait(time.Now()); wait > 0 {
+		a.paused.Reset(wait)
+		return
+	}
+	a.sync(onDrift, nft.Look{})
+}
+
+// tick is the net under the notifications and the next try after a refusal.
+func (a *Agent) tick() {
+	if a.refused != "" {
+		a.sync(onRefusal, nft.Look{})
+		return
+	}
+	a.in.Reread()
+	a.sync(onResync, nft.Look{Full: true})
+}
+
+// sync brings the kernel to what is wanted. Everything that the agent writes it
+// writes here.
+func (a *Agent) sync(reason string, look nft.Look) {
+	if a.want == nil {
+		if a.started {
+			a.fallBack()
+		}
+		return
+	}
+	a.paused.Stop()
+	start := time.Now()
+	applied, err := a.kernel.Apply(*a.want, look)
+	wrote := len(applied.Differences) > 0
+	a.health.applied(reason, wrote, err, time.Since(start))
+	if err != nil {
+		a.refuse(err)
+		a.timer.Reset(a.next())
+		return
+	}
+	if a.refused != "" {
+		a.log.Info("the kernel takes the rules again")
+	}
+	drift := wrote && !a.fresh && a.held != ""
+	a.pace.looked(time.Now(), time.Since(start), drift, a.change.Writer)
+	a.report(reason, applied, drift)
+	a.refused, a.tries, a.fresh, a.held = "", 0, false, a.want.Hash()
+	a.change = nfnetlink.Change{}
+	a.health.inStep(*a.want)
+	a.timer.Reset(a.next())
+}
+
+// report writes one line for a change, and none where nothing changed.
+func (a *Agent) report(reason string, applied nft.Applied, drift bool) {
+	v4, v6 := a.want.CIDRs()
+	fields := []zap.Field{
+		zap.String("reason", reason), zap.String("config", a.want.Hash()),
+		zap.Int("cidrs", v4+v6), zap.Duration("took", applied.Took),
+	}
+	switch {
+	case drift:
+		a.health.repaired()
+		by := a.change.Process
+		if by == "" {
+			by = "unknown"
+		}
+		a.log.Warn("rules changed by someone else, restored",
+			zap.String("by", by), zap.Int("differences", len(applied.Differences)),
+			zap.Strings("what", firstFew(applied.Differences)), zap.Duration("took", applied.Took))
+		if a.pace.slowed() {
+			a.log.Warn("someone keeps changing the rules: repairs are slowed down", zap.String("by", by))
+		}
+	case len(applied.Differences) > 0:
+		if a.held != "" && a.held != a.want.Hash() {
+			fields = append(fields, zap.String("from", a.held))
+		}
+		a.log.Info("applied", fields...)
+	case a.held == "":
+		a.log.Info("the rules are in place already", fields...)
+	}
+}
+
+func firstFew(all []string) []string {
+	const few = 5
+	if len(all) > few {
+		return all[:few]
+	}
+	return all
+}
+
+// refuse says what the kernel would not do, once until that changes.
+func (a *Agent) refuse(err error) {
+	a.tries++
+	a.health.refused(err)
+	if text := err.Error(); text != a.refused {
+		a.refused = text
+		fields := []zap.Field{zap.Error(err)}
+		if hint := nft.Hint(err); hint != "" {
+			fields = append(fields, zap.String("hint", hint))
+		}
+		a.log.Error("the kernel refuses the rules; the old ones stay, trying again", fields...)
+	}
+}
+
+// next says when to look again without being told.
+func (a *Agent) next() time.Duration {
+	if a.tries == 0 {
+		return a.resync
+	}
+	return backoff(a.tries)
+}

@@ -1,0 +1,91 @@
+package agent
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// After a refusal the next try comes after 1 s, 2 s, 4 s and so on up to 1 min,
+// each up to a tenth sooner or later, so that the nodes of a cluster do not try
+// in step.
+const (
+	firstTry = time.Second
+	lastTry  = time.Minute
+)
+
+func backoff(tries int) time.Duration {
+	d := firstTry
+	for range tries - 1 {
+		if d *= 2; d >= lastTry {
+			d = lastTry
+			break
+		}
+	}
+	return d - d/10 + rand.N(d/5)
+}
+
+// A pace bounds what others can make us do.
+//
+// A program that commits to its own table all the time makes us look at ours
+// for nothing: a look that found nothing is followed by a pause of a hundred
+// times what it cost, so such looks take at most a hundredth of a processor.
+//
+// A program that undoes our repairs would make us write all the time: after a
+// few repairs in a row a pause is made before the next one. One that does so
+// through the same socket is a daemon fighting back, and gets long pauses; one
+// that comes anew each time, a person or a script, gets short ones.
+type pace struct {
+	notBefore time.Time
+	repairs   []repair
+	slow      bool // the last repair was the first slow one
+	wasSlow   bool
+}
+
+type repair struct {
+	at     time.Time
+	writer uint32
+}
+
+const (
+	lookShare = 100
+
+	repairWindow = 10 * time.Second
+	someRepairs  = 10  // by one socket
+	manyRepairs  = 100 // by anybody
+	shortPause   = 50 * time.Millisecond
+	longPause    = time.Second
+)
+
+// wait says how long to wait before the next look.
+func (p *pace) wait(now time.Time) time.Duration { return max(0, p.notBefore.Sub(now)) }
+
+// looked notes a look, what it cost, and whether it repaired something.
+func (p *pace) looked(now time.Time, cost time.Duration, repaired bool, writer uint32) {
+	p.slow = false
+	if !repaired {
+		p.notBefore = now.Add(lookShare * cost)
+		return
+	}
+	for len(p.repairs) > 0 && now.Sub(p.repairs[0].at) > repairWindow {
+		p.repairs = p.repairs[1:]
+	}
+	p.repairs = append(p.repairs, repair{now, writer})
+	same := 0
+	for _, r := range p.repairs {
+		if r.writer == writer && writer != 0 {
+			same++
+		}
+	}
+	p.notBefore = now
+	switch {
+	case same > someRepairs:
+		p.notBefore = now.Add(longPause)
+	case len(p.repairs) > manyRepairs:
+		p.notBefore = now.Add(shortPause)
+	}
+	isSlow := p.notBefore.After(now)
+	p.slow, p.wasSlow = isSlow && !p.wasSlow, isSlow
+}
+
+// slowed says, once each time it begins, that repairs are being slowed down.
+func (p *pace) slowed() bool { return p.slow }
