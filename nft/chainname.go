@@ -1,0 +1,72 @@
+package nft
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+)
+
+// The longest names of chains, in bytes. XT_EXTENSION_MAXNAMELEN is 29 with the
+// final NUL; where a policy needs further chains, "-MASQ" goes behind the name.
+const (
+	maxChainName       = 28
+	maxChainNamePrefix = maxChainName - len(xtMasqChain)
+)
+
+// CheckChain says why iptables would not take a name for a chain of its own, or
+// could not load again what it saves of it. iptables compares names
+// case-sensitively.
+func CheckChain(name string) error {
+	switch {
+	case name == "":
+		return fmt.Errorf("chain name %q: is empty", name)
+	case len(name) > maxChainName:
+		return fmt.Errorf("chain name %q: has %d characters, iptables takes at most %d", name, len(name), maxChainName)
+	case name[0] == '-' || name[0] == '!':
+		return fmt.Errorf("chain name %q: begins with %q", name, name[0])
+	case strings.ContainsFunc(name, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }):
+		return fmt.Errorf("chain name %q: has white space or a character that does not print", name)
+	case strings.ContainsAny(name, `"'\`):
+		return fmt.Errorf("chain name %q: has a quote or a backslash", name)
+	case slices.Contains(builtInChains(), name):
+		return fmt.Errorf("chain name %q: is a built-in chain", name)
+	case slices.Contains(builtInTargets(), name):
+		return fmt.Errorf("chain name %q: is a target of iptables", name)
+	}
+	return nil
+}
+
+// CheckChains says why the chains of a ruleset cannot be: a policy that needs
+// further ones, <chain>-SRC or <chain>-MASQ, leaves less room for the name.
+// Whether it does shows only once it is compiled.
+func (r Ruleset) CheckChains() error {
+	if r.Mode != ModeIPTables || len(r.Chain) <= maxChainNamePrefix {
+		return nil
+	}
+	for _, t := range r.Tables {
+		for _, c := range t.Chains {
+			if c.Hook == nil && c.Name != r.Chain {
+				return fmt.Errorf("chain name %q: has %d characters, at most %d where the config needs a further chain (%s)",
+					r.Chain, len(r.Chain), maxChainNamePrefix, c.Name)
+			}
+		}
+	}
+	return nil
+}
+
+func builtInChains() []string {
+	return []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
+}
+
+// builtInTargets lists the targets of iptables 1.8.9, those of its extensions
+// included, and the ones that older kernels had.
+func builtInTargets() []string {
+	return []string{
+		"ACCEPT", "DROP", "RETURN", "QUEUE",
+		"AUDIT", "CHECKSUM", "CLASSIFY", "CLUSTERIP", "CONNMARK", "CONNSECMARK", "CT", "DNAT", "DNPT", "DSCP",
+		"ECN", "ERROR", "HL", "HMARK", "IDLETIMER", "LED", "LOG", "MARK", "MASQUERADE", "MIRROR", "NETMAP", "NFLOG",
+		"NFQUEUE", "NOTRACK", "RATEEST", "REDIRECT", "REJECT", "SAME", "SECMARK", "SET", "SNAT", "SNPT", "SYNPROXY",
+		"TARPIT", "TCPMSS", "TCPOPTSTRIP", "TEE", "TOS", "TPROXY", "TRACE", "TTL", "ULOG",
+	}
+}

@@ -1,0 +1,77 @@
+package nft
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/config"
+)
+
+func TestChainNamesThatIPTablesRefusesAreRefused(t *testing.T) {
+	tests := map[string]string{ // name: the reason, "" for a good one
+		"IP-MASQ-AGENT":         "",
+		"IP-MASQ":               "",
+		"NON-MASQUERADE-DAEMON": "",
+		"masquerade":            "", // only the target in capitals is one
+		"postrouting":           "",
+		"a!-b":                  "",
+		strings.Repeat("A", 28): "",
+		strings.Repeat("A", 29): "has 29 characters, iptables takes at most 28",
+		"":                      "is empty",
+		"-x":                    "begins with '-'",
+		"!x":                    "begins with '!'",
+		"A B":                   "has white space",
+		"A\tB":                  "has white space",
+		"A\u00a0B":              "has white space",
+		"A\x7fB":                "does not print",
+		"A\"B":                  "has a quote",
+		`A\B`:                   "a backslash",
+		"POSTROUTING":           "is a built-in chain",
+		"MASQUERADE":            "is a target of iptables",
+		"RETURN":                "is a target of iptables",
+		"TCPMSS":                "is a target of iptables",
+	}
+	for name, want := range tests {
+		err := CheckChain(name)
+		switch {
+		case want == "" && err != nil:
+			t.Errorf("CheckChain(%q): %v", name, err)
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+			t.Errorf("CheckChain(%q): %v, want %q", name, err, want)
+		}
+	}
+}
+
+func TestFurtherChainsLeaveLessRoomForTheName(t *testing.T) {
+	plain := config.Default(config.Defaults{})
+	some := []config.CIDR{{Prefix: netip.MustParsePrefix("10.1.0.0/16")}}
+	sources, forced := plain, plain
+	sources.MasqueradeSrcCIDRs = some
+	forced.ForceMasqueradeCIDRs = some
+	ports := []PortRange{{1024, 2047}}
+	name23, name24 := strings.Repeat("A", 23), strings.Repeat("A", 24)
+	tests := []struct {
+		name   string
+		config config.Config
+		opts   Options
+		ok     bool
+	}{
+		{"no further chain", plain, Options{Mode: ModeIPTables, Chain: name24}, true},
+		{"sources", sources, Options{Mode: ModeIPTables, Chain: name24}, false},
+		{"sources, short name", sources, Options{Mode: ModeIPTables, Chain: name23}, true},
+		{"forced without ports", forced, Options{Mode: ModeIPTables, Chain: name24}, true},
+		{"forced with ports", forced, Options{Mode: ModeIPTables, Chain: name24, Ports: ports}, false},
+		{"forced with ports, short name", forced, Options{Mode: ModeIPTables, Chain: name23, Ports: ports}, true},
+		{"mode nftables", sources, Options{Mode: ModeNFTables, Chain: name24}, true},
+	}
+	for _, tt := range tests {
+		err := Compile(tt.config, tt.opts).CheckChains()
+		if (err == nil) != tt.ok {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		if err != nil && !strings.Contains(err.Error(), "at most 23") {
+			t.Errorf("%s: %v does not name the limit", tt.name, err)
+		}
+	}
+}
