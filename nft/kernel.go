@@ -24,6 +24,9 @@ type Kernel struct {
 	at     uint32
 	full   bool // no big set was taken on trust
 	trust  map[string]trusted
+	// When a set was last read, and what that cost.
+	dumped   time.Time
+	dumpCost time.Duration
 }
 
 // trusted is what a set held when it was last filled or read.
@@ -76,7 +79,7 @@ type Applied struct {
 	// Differences are those that were found and are no more; none where
 	// nothing was written.
 	Differences []string
-	Took     time.Duration
+	Took        time.Duration
 }
 
 // How often is tried again when somebody else changed the ruleset meanwhile:
@@ -109,6 +112,30 @@ func (k *Kernel) Apply(want Ruleset, look Look) (Applied, error) {
 	return Applied{}, err
 }
 
+// ErrForeignChain says that the chain of mode iptables-nft is somebody else's.
+var ErrForeignChain = errors.New("the chain holds rules that no masquerade agent wrote")
+
+// CheckChain gives [ErrForeignChain] where mode iptables-nft could not use the
+// chain without deleting somebody else's rules.
+func (k *Kernel) CheckChain(chain string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s := &state{}
+	if err := k.readShared(s, Ruleset{Mode: ModeIPTables, Chain: chain}, false); err != nil {
+		return err
+	}
+	return s.checkChain(chain)
+}
+
+func (s *state) checkChain(chain string) error {
+	for _, n := range s.nat {
+		if n.foreign(chain) {
+			return fmt.Errorf("chain %q in table %s nat: %w", chain, n.family, ErrForeignChain)
+		}
+	}
+	return nil
+}
+
 // outdated says that an error comes from a change by somebody else between
 // reading and writing, or that the outcome is not known: read again.
 func outdated(err error) bool {
@@ -122,22 +149,33 @@ func (k *Kernel) apply(want Ruleset, look Look) (Applied, error) {
 	if err != nil || len(diffs) == 0 {
 		return Applied{}, err
 	}
-	applied := Applied{Differences: diffs}
-	readAll := s.readAll
-	var target sides
-	if want.Mode == ModeNFTables {
-		if target, err = k.stage(want.Tables[0], s.own); err != nil {
+	// Once the chain is ours, foreign rules alone in it are only drift.
+	if want.Mode == ModeIPTables && k.inStep.Chain != want.Chain {
+		if err := s.checkChain(want.Chain); err != nil {
 			return Applied{}, err
 		}
 	}
+	applied := Applied{Differences: diffs}
+	readAll := s.readAll
+	var target sides
+	expected := s.generation
+	if want.Mode == ModeNFTables {
+		var commits int
+		if target, commits, err = k.stage(want.Tables[0], s.own); err != nil {
+			return Applied{}, err
+		}
+		expected += uint32(commits)
+	}
 	for range attempts {
-		if s, err = k.read(want, Look{Others: true}); err != nil {
+		if s, err = k.readRules(want, true); err != nil {
 			return Applied{}, err
 		}
 		b := s.transaction(want, target)
 		if err = k.conn.Commit(b, s.generation); err == nil {
-			// The kernel took the batch at just this generation.
 			k.inStep, k.at, k.full = want, s.generation+1, readAll
+			if s.generation != expected {
+				k.at = 0 // somebody else wrote in between: look again
+			}
 			return applied, nil
 		}
 		if !errors.Is(err, unix.ERESTART) {
@@ -148,11 +186,11 @@ func (k *Kernel) apply(want Ruleset, look Look) (Applied, error) {
 }
 
 // stage fills the sets that are to become effective.
-func (k *Kernel) stage(want Table, own *ownTable) (sides, error) {
+func (k *Kernel) stage(want Table, own *ownTable) (target sides, commits int, err error) {
 	batches, target := stage(want, own)
 	for _, b := range batches {
 		if err := k.conn.Commit(b, 0); err != nil {
-			return nil, fmt.Errorf("fill sets: %w", err)
+			return nil, 0, fmt.Errorf("fill sets: %w", err)
 		}
 	}
 	for _, w := range want.Sets {
@@ -161,7 +199,7 @@ func (k *Kernel) stage(want Table, own *ownTable) (sides, error) {
 			k.trust[name] = trusted{prefixes: w.Prefixes}
 		}
 	}
-	return target, nil
+	return target, len(batches), nil
 }
 
 // look reads the kernel and compares. A dump can be torn by somebody else's
@@ -188,7 +226,7 @@ func (k *Kernel) look(want Ruleset, l Look) (*state, []string, error) {
 			k.inStep, k.at, k.full = want, s.generation, s.readAll
 			return s, nil, nil
 		}
-		if try > 0 && slices.Equal(diffs, last) {
+		if s.generation == k.at || try > 0 && slices.Equal(diffs, last) {
 			return s, diffs, nil
 		}
 		last = diffs

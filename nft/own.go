@@ -117,12 +117,16 @@ func (h *heldSet) equals(prefixes []netip.Prefix) bool {
 	return h.trusted || h.read && len(h.compare(prefixes)) == 0
 }
 
-// compare says in words which prefixes the set lacks or holds beyond.
+// compare says in words which prefixes the set lacks or holds beyond, the first
+// few of them.
 func (h *heldSet) compare(prefixes []netip.Prefix) []string {
+	const few = 10
 	var diffs []string
 	i, j := 0, 0
 	for i < len(prefixes) || j < len(h.holds) {
 		switch {
+		case len(diffs) == few:
+			return append(diffs, fmt.Sprintf("set %s differs in more, holding %d CIDRs of %d", h.Name, len(h.holds), len(prefixes)))
 		case j == len(h.holds) || i < len(prefixes) && prefixes[i].Addr().Less(h.holds[j].From):
 			diffs = append(diffs, fmt.Sprintf("set %s lacks %s", h.Name, prefixes[i]))
 			i++

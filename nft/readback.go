@@ -107,7 +107,7 @@ func (p *Policy) addMasquerade(r nfnetlink.Rule) {
 // readBackXT reads a policy of mode iptables-nft.
 func (k *Kernel) readBackXT() (Ruleset, bool, error) {
 	s := &state{}
-	if err := k.readShared(s, Ruleset{}, Look{Others: true}); err != nil {
+	if err := k.readShared(s, Ruleset{}, true); err != nil {
 		return Ruleset{}, false, err
 	}
 	names := s.shared(nfnetlink.IPv4).ours()

@@ -113,6 +113,15 @@ func xtChain(t Table, name string) Chain {
 	return t.Chains[i]
 }
 
+// foreign says whether the chain is somebody else's: it holds rules, and none
+// that a masquerade agent wrote. All of them, whatever their version, say in
+// their comments what is subject to MASQUERADE.
+func (n *natTable) foreign(chain string) bool {
+	return len(n.chains[chain]) > 0 && !slices.ContainsFunc(n.chains[chain], func(r nfnetlink.Rule) bool {
+		return strings.Contains(commentOf(r), "subject to MASQUERADE")
+	})
+}
+
 // differences says in words how our part of the shared table is not the wanted
 // one.
 func (n *natTable) differences(want Table, chain string) []string {

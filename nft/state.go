@@ -3,6 +3,7 @@ package nft
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"nft-masq-agent/nft/nfnetlink"
 )
@@ -21,12 +22,8 @@ type state struct {
 
 // read reads the kernel's state.
 func (k *Kernel) read(want Ruleset, l Look) (*state, error) {
-	s := &state{readAll: true}
-	var err error
-	if s.generation, err = k.conn.Generation(); err != nil {
-		return nil, err
-	}
-	if s.own, err = readOwn(k.conn); err != nil {
+	s, err := k.readRules(want, l.Others)
+	if err != nil {
 		return nil, err
 	}
 	if s.own != nil && want.Mode == ModeNFTables {
@@ -36,21 +33,34 @@ func (k *Kernel) read(want Ruleset, l Look) (*state, error) {
 			}
 		}
 	}
-	if want.Mode == ModeIPTables || l.Others {
-		if err := k.readShared(s, want, l); err != nil {
+	return s, nil
+}
+
+// readRules reads everything but the elements of sets.
+func (k *Kernel) readRules(want Ruleset, others bool) (*state, error) {
+	s := &state{readAll: true}
+	var err error
+	if s.generation, err = k.conn.Generation(); err != nil {
+		return nil, err
+	}
+	if s.own, err = readOwn(k.conn); err != nil {
+		return nil, err
+	}
+	if want.Mode == ModeIPTables || others {
+		if err := k.readShared(s, want, others); err != nil {
 			return nil, err
 		}
 	}
 	return s, nil
 }
 
-func (k *Kernel) readShared(s *state, want Ruleset, l Look) error {
+func (k *Kernel) readShared(s *state, want Ruleset, others bool) error {
 	var names []string
 	if want.Mode == ModeIPTables {
 		names = withSubchains(want.Chain)
 	}
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		n, err := readNAT(k.conn, f, names, l.Others)
+		n, err := readNAT(k.conn, f, names, others)
 		if err != nil {
 			return err
 		}
@@ -66,18 +76,20 @@ func (k *Kernel) readSides(s *state, w Set, l Look) error {
 		if !ok {
 			continue
 		}
-		if len(w.Prefixes) > bigSet && !l.Full && k.trusts(held, w) {
-			held.trusted, s.readAll = true, false
-			continue
+		known := s.generation == k.at
+		if known || max(len(w.Prefixes), int(held.Count)) > bigSet && !l.Full {
+			s.readAll = s.readAll && (known && k.full)
+			if k.remembers(held, w, known) {
+				continue
+			}
 		}
-		if held.Counted && int(held.Count) != len(w.Prefixes) && len(w.Prefixes) > bigSet {
-			continue
-		}
+		start := time.Now()
 		var err error
 		if held.holds, err = k.conn.Elements(held.Family, held.Table, held.Name); err != nil {
 			return err
 		}
 		held.read = true
+		k.dumped, k.dumpCost = time.Now(), time.Since(start)
 		if held.equals(w.Prefixes) {
 			k.trust[held.Name] = trusted{prefixes: w.Prefixes, handle: held.Handle}
 		}
@@ -85,18 +97,29 @@ func (k *Kernel) readSides(s *state, w Set, l Look) error {
 	return nil
 }
 
-// trusts says whether a set can be taken to hold what is wanted: it is the one
-// that held it, and holds as many.
-func (k *Kernel) trusts(held *heldSet, w Set) bool {
+// remembers says whether what a set holds need not be read: nothing changed
+// since it was known, or it is the same set and holds as many. Kernels before
+// 6.18 do not tell how many; there it is read now and then, so that the reading
+// takes no more than a hundredth of a processor.
+func (k *Kernel) remembers(held *heldSet, w Set, known bool) bool {
 	t, ok := k.trust[held.Name]
-	if !ok || !slices.Equal(t.prefixes, w.Prefixes) || t.handle != 0 && t.handle != held.Handle {
+	switch {
+	case !ok || t.handle != 0 && t.handle != held.Handle:
 		return false
-	}
-	if held.Counted && int(held.Count) != len(w.Prefixes) {
+	case known:
+	case held.Counted && int(held.Count) != len(t.prefixes):
+		return false
+	case !held.Counted && time.Since(k.dumped) > 100*k.dumpCost:
 		return false
 	}
 	t.handle = held.Handle
 	k.trust[held.Name] = t
+	if held.trusted = slices.Equal(t.prefixes, w.Prefixes); !held.trusted {
+		held.read = true
+		for _, p := range t.prefixes {
+			held.holds = append(held.holds, nfnetlink.PrefixRange(p))
+		}
+	}
 	return true
 }
 
