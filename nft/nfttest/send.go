@@ -269,11 +269,11 @@ func bind(fd int, f Flow) error {
 		if src.Port() == 0 {
 			return nil
 		}
-		any := netip.IPv6Unspecified()
+		unspecified := netip.IPv6Unspecified()
 		if f.Dst.Addr().Is4() {
-			any = netip.IPv4Unspecified()
+			unspecified = netip.IPv4Unspecified()
 		}
-		src = netip.AddrPortFrom(any, src.Port())
+		src = netip.AddrPortFrom(unspecified, src.Port())
 	}
 	sa, err := sockaddr(src)
 	if err != nil {

@@ -1,67 +1,21 @@
 package nfttest
 
 import (
-	"errors"
-	"fmt"
 	"os"
-	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
-// inUserNS marks a test program that Main has started again.
-const inUserNS = "NFTTEST_IN_USER_NAMESPACE"
-
-// Main runs the tests of a package and returns the exit code. Without the
-// privileges that namespaces need it starts the test program again in a user
-// namespace, where it has them. It is the body of TestMain:
+// Main runs the tests of a package and returns the exit code. It is the body of
+// TestMain; without privileges it uses InUserNS.
 //
 //	func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
 func Main(m *testing.M) int {
-	if privileged() == nil || os.Getenv(inUserNS) != "" {
-		return m.Run()
+	if code, ran := InUserNS(); ran {
+		return code
 	}
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Args[0] = os.Args[0]
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Env = append(os.Environ(), inUserNS+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET | unix.CLONE_NEWNS,
-		UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
-		Pdeathsig:   unix.SIGKILL,
-	}
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if err == nil || errors.As(err, &exit) {
-		return cmd.ProcessState.ExitCode()
-	}
-	// No user namespaces here. Require says so, in each test that needs one.
+	// Where there are no user namespaces either, Require says so.
 	return m.Run()
-}
-
-// privileged says what is missing to make network namespaces and use them.
-func privileged() error {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&header, &data[0]); err != nil {
-		return fmt.Errorf("capabilities: %w", err)
-	}
-	var missing []string
-	for bit, name := range map[int]string{
-		unix.CAP_NET_ADMIN: "CAP_NET_ADMIN", unix.CAP_NET_RAW: "CAP_NET_RAW", unix.CAP_SYS_ADMIN: "CAP_SYS_ADMIN",
-	} {
-		if data[0].Effective&(1<<bit) == 0 {
-			missing = append(missing, name)
-		}
-	}
-	if len(missing) > 0 {
-		return fmt.Errorf("missing %s, and no user namespace to have it in", strings.Join(missing, ", "))
-	}
-	return nil
 }
 
 // Require skips a test that cannot run here, because it has not the privileges

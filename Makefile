@@ -1,0 +1,114 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
+
+# Every tool runs at the version that stands here.
+GOFUMPT     = go run mvdan.cc/gofumpt@v0.12.0
+STATICCHECK = go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOLANGCI    = go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+GOVULNCHECK = go run golang.org/x/vuln/cmd/govulncheck@v1.8.0
+
+ARCHS   = amd64 arm64 ppc64le s390x
+VERSION = $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+# Stamped from git where there is a repository, and told so: GOFLAGS may say no.
+BUILD   = CGO_ENABLED=0 go build -trimpath -buildvcs=$(if $(wildcard .git),true,false) \
+          -ldflags '-s -w -X main.version=$(VERSION)'
+
+# With 1, a kernel test that cannot run fails; with 0 it is skipped.
+REQUIRE_KERNEL ?= 1
+export REQUIRE_KERNEL
+# What golden renews: the packages whose tests have the flag.
+GOLDEN = $(sort $(dir $(shell grep -rls 'Bool("update"' --include='*_test.go' .)))
+FUZZTIME ?= 10s
+
+.PHONY: help
+help: ## Print the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build bin/nft-masq-agent for this machine
+	$(BUILD) -o bin/nft-masq-agent ./cmd/nft-masq-agent
+
+.PHONY: all-build
+all-build: $(ARCHS:%=bin/linux_%/nft-masq-agent) ## Build bin/linux_ARCH/nft-masq-agent for amd64, arm64, ppc64le and s390x
+
+.PHONY: FORCE
+bin/linux_%/nft-masq-agent: FORCE
+	GOOS=linux GOARCH=$* $(BUILD) -o $@ ./cmd/nft-masq-agent
+
+.PHONY: test
+test: deps ## Run all tests: units, kernel and binary (root, or user namespaces)
+	go test -count=1 ./...
+
+.PHONY: test-race
+test-race: deps ## Run all tests under the race detector (needs a C compiler)
+	CGO_ENABLED=1 go test -race -count=1 ./...
+
+.PHONY: lint
+lint: ## Check the format and run the linters
+	@unformatted="$$($(GOFUMPT) -l .)"; \
+	if [ -n "$$unformatted" ]; then echo "not formatted by gofumpt:"; echo "$$unformatted"; exit 1; fi
+	go vet ./...
+	$(STATICCHECK) ./...
+	$(GOLANGCI) run ./...
+
+.PHONY: vuln
+vuln: ## Look for known vulnerabilities (asks vuln.go.dev)
+	$(GOVULNCHECK) ./...
+
+.PHONY: golden
+golden: deps ## Renew the golden files; look at the difference
+	go test -count=1 $(GOLDEN) -args -update
+
+.PHONY: fuzz
+fuzz: ## Fuzz each fuzz target for FUZZTIME (10s)
+	@for pkg in $$(go list ./...); do \
+		for target in $$(go test -list '^Fuzz' "$$pkg" | sed -n '/^Fuzz/p'); do \
+			echo "$$pkg $$target"; \
+			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "$$pkg"; \
+		done; \
+	done
+
+.PHONY: demo
+demo: deps build ## Show the agent at work, in network namespaces of its own
+	go run ./cmd/demo
+
+.PHONY: run
+run: build ## Run the agent on this machine: make run CONFIG=FILE [ARGS='--flag …']
+	bin/nft-masq-agent run $(if $(CONFIG),--config '$(CONFIG)') $(ARGS)
+
+.PHONY: reproducible
+reproducible: ## Build the last commit in two directories and compare
+	@dir="$$(mktemp -d)"; trap 'rm -rf "$$dir"' EXIT; \
+	for clone in a another/one; do \
+		git clone -q . "$$dir/$$clone"; $(MAKE) -C "$$dir/$$clone" build >/dev/null; \
+	done; \
+	cmp "$$dir"/{a,another/one}/bin/nft-masq-agent; \
+	echo "the same twice: $$(sha256sum <"$$dir/a/bin/nft-masq-agent")"
+
+.PHONY: ci-full
+ci-full: lint all-build reproducible fuzz test-race test ## Run everything that proves something, for as long as it takes
+
+.PHONY: version
+version: ## Print the version that a build is stamped with
+	@echo '$(VERSION)'
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf bin
+
+# The programs that the kernel tests hold the agent against.
+.PHONY: deps
+deps:
+	@missing=; \
+	command -v nft >/dev/null || missing="$$missing nftables"; \
+	command -v iptables-nft >/dev/null || missing="$$missing iptables"; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing >/dev/null; \
+	else \
+		echo "needed first: apt-get install$$missing" >&2; exit 1; \
+	fi

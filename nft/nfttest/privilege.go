@@ -1,0 +1,66 @@
+package nfttest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// inUserNS marks a program that InUserNS has started.
+const inUserNS = "NFTTEST_IN_USER_NAMESPACE"
+
+// InUserNS starts the running program again, with the same arguments, in a user
+// namespace of its own, waits for it and returns its exit code. It does nothing
+// and returns false where the program has the privileges to make network
+// namespaces, or is the one started again, or there are no user namespaces.
+func InUserNS() (code int, ran bool) {
+	if privileged() == nil || os.Getenv(inUserNS) != "" {
+		return 0, false
+	}
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Args[0] = os.Args[0]
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(), inUserNS+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET | unix.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
+	}
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return 0, false
+	}
+	return cmd.ProcessState.ExitCode(), true
+}
+
+// privileged says what is missing to make network namespaces and use them.
+func privileged() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return fmt.Errorf("capabilities: %w", err)
+	}
+	var missing []string
+	for _, c := range []struct {
+		bit  int
+		name string
+	}{
+		{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"},
+		{unix.CAP_NET_RAW, "CAP_NET_RAW"},
+		{unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN"},
+	} {
+		if data[0].Effective&(1<<c.bit) == 0 {
+			missing = append(missing, c.name)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("missing %s, and no user namespace to have it in", strings.Join(missing, ", "))
+	}
+	return nil
+}
