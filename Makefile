@@ -83,7 +83,7 @@ run: build ## Run the agent on this machine: make run CONFIG=FILE [ARGS='--flag 
 reproducible: ## Build the last commit in two directories and compare
 	@dir="$$(mktemp -d)"; trap 'rm -rf "$$dir"' EXIT; \
 	for clone in a another/one; do \
-		git clone -q . "$$dir/$$clone"; $(MAKE) -C "$$dir/$$clone" build >/dev/null; \
+		git clone -q --no-hardlinks . "$$dir/$$clone"; $(MAKE) -C "$$dir/$$clone" build >/dev/null; \
 	done; \
 	cmp "$$dir"/{a,another/one}/bin/nft-masq-agent; \
 	echo "the same twice: $$(sha256sum <"$$dir/a/bin/nft-masq-agent")"
