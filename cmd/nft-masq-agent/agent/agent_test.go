@@ -1,0 +1,346 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// A world is the loop in a bubble, with closures in place of files and kernel.
+type world struct {
+	files   chan Files
+	changes chan nfnetlink.Change
+	hangup  chan os.Signal
+	rereads int
+
+	held    string // hash of what the kernel holds
+	left    *nft.Ruleset
+	refuses error
+	writes  []string // hashes, in the order in which they were written
+	looks   int
+	cost    time.Duration
+
+	agent *Agent
+	logs  *observer.ObservedLogs
+}
+
+const ownPort = 4711
+
+// inBubble runs the loop; what test does happens while it waits for events.
+func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{files: make(chan Files), changes: make(chan nfnetlink.Change), hangup: make(chan os.Signal)}
+		core, logs := observer.New(zap.InfoLevel)
+		w.logs = logs
+		w.agent = New(
+			Inputs{Files: w.files, Changes: w.changes, Hangup: w.hangup, Reread: func() { w.rereads++ }},
+			Kernel{Apply: w.apply, ReadBack: w.readBack, PortID: func() uint32 { return ownPort }},
+			Settings{Version: "test", Path: "/etc/config/ip-masq-agent", Options: nft.Options{Mode: nft.ModeNFTables}},
+			zap.New(core),
+		)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			w.agent.Run(ctx)
+		}()
+		test(t, w)
+		cancel()
+		<-done
+	})
+}
+
+func (w *world) apply(r nft.Ruleset, _ nft.Look) (nft.Applied, error) {
+	w.looks++
+	time.Sleep(w.cost)
+	if w.refuses != nil {
+		return nft.Applied{}, w.refuses
+	}
+	if w.held == r.Hash() {
+		return nft.Applied{}, nil
+	}
+	w.held = r.Hash()
+	w.writes = append(w.writes, w.held)
+	return nft.Applied{Differences: []string{"differs"}}, nil
+}
+
+func (w *world) readBack() (nft.Ruleset, bool, error) {
+	if w.left == nil {
+		return nft.Ruleset{}, false, w.refuses
+	}
+	return *w.left, true, w.refuses
+}
+
+// file is a config that exempts one network.
+func file(cidr string) Files {
+	return Files{Sources: []config.Source{{Name: "config", Data: []byte("nonMasqueradeCIDRs: [" + cidr + "]\n")}}}
+}
+
+func hashOf(t *testing.T, f Files) string {
+	t.Helper()
+	c, _, err := config.Parse(config.Defaults{}, f.Sources...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return nft.Compile(c, nft.Options{Mode: nft.ModeNFTables}).Hash()
+}
+
+func (w *world) drift(writer uint32) {
+	w.held = "tampered"
+	w.changes <- nfnetlink.Change{Generation: nfnetlink.Generation{Process: "vandal"}, Writer: writer}
+	synctest.Wait()
+}
+
+func (w *world) messages() []string {
+	var out []string
+	for _, e := range w.logs.TakeAll() {
+		out = append(out, e.Message)
+	}
+	return out
+}
+
+func wantLines(t *testing.T, got []string, want ...string) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("log (-want +got):\n%s", diff)
+	}
+}
+
+func TestStartAppliesTheFileAndSaysSoOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		wantLines(t, w.messages(), "nft-masq-agent starts", "applied")
+		w.files <- file("11.0.0.0/8")
+		synctest.Wait()
+		wantLines(t, w.messages(), "applied")
+		if err := w.agent.Ready(); err != nil {
+			t.Errorf("not ready: %v", err)
+		}
+	})
+}
+
+func TestQuietResyncLooksAndSaysNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		w.messages()
+		time.Sleep(10*time.Minute + time.Second)
+		synctest.Wait()
+		if w.looks != 11 || w.rereads != 10 || len(w.writes) != 1 {
+			t.Errorf("%d looks, %d rereads, %d writes; want 11, 10, 1", w.looks, w.rereads, len(w.writes))
+		}
+		wantLines(t, w.messages())
+	})
+}
+
+func TestBadEditKeepsLastGoodRules(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		good := file("10.0.0.0/8")
+		w.files <- good
+		synctest.Wait()
+		w.messages()
+		w.files <- file("10.0.0.1/8")
+		synctest.Wait()
+		wantLines(t, w.messages(), "config rejected, keeping "+hashOf(t, good))
+		if err := w.agent.Ready(); err == nil || !strings.Contains(err.Error(), "config:1:") {
+			t.Errorf("ready says %v, which does not name the place", err)
+		}
+		w.drift(1)
+		if w.held != hashOf(t, good) {
+			t.Error("the last good rules are no longer enforced")
+		}
+	})
+}
+
+func TestBadFileAtStartEnforcesWhatAPreviousRunLeft(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		left := nft.Compile(config.Config{}, nft.Options{Mode: nft.ModeIPTables, Chain: "IP-MASQ"})
+		w.left, w.held = &left, "tampered"
+		w.files <- file("nonsense")
+		synctest.Wait()
+		if w.held != left.Hash() {
+			t.Errorf("kernel holds %s, want what was left, %s", w.held, left.Hash())
+		}
+	})
+}
+
+func TestBadFileAtStartOfAnEmptyNodeInstallsTheDefaults(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.files <- Files{Err: errors.New("permission denied")}
+		synctest.Wait()
+		if want := hashOf(t, Files{}); w.held != want {
+			t.Errorf("kernel holds %q, want the defaults, %s", w.held, want)
+		}
+		if err := w.agent.Ready(); err == nil || !strings.Contains(err.Error(), "permission denied") {
+			t.Errorf("ready says %v", err)
+		}
+	})
+}
+
+func TestRefusalIsRetriedMoreAndMoreRarelyAndSaidOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.refuses = fmt.Errorf("make rule: %w", unix.EPERM)
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		wantLines(t, w.messages(), "nft-masq-agent starts", "the kernel refuses the rules; the old ones stay, trying again")
+		time.Sleep(30 * time.Minute)
+		synctest.Wait()
+		if w.looks < 28 || w.looks > 45 {
+			t.Errorf("%d tries within 30 minutes", w.looks)
+		}
+		wantLines(t, w.messages())
+		w.refuses = nil
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		wantLines(t, w.messages(), "the kernel takes the rules again", "applied")
+	})
+}
+
+func TestNewFileIsTriedAtOnceAfterRefusals(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.refuses = unix.ENOMEM
+		w.files <- file("10.0.0.0/8")
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		w.refuses = nil
+		w.files <- file("11.0.0.0/8")
+		synctest.Wait()
+		if want := hashOf(t, file("11.0.0.0/8")); w.held != want {
+			t.Errorf("kernel holds %q, want %s", w.held, want)
+		}
+	})
+}
+
+func TestOwnTransactionsAreNoNews(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		w.drift(ownPort)
+		if w.looks != 1 {
+			t.Errorf("%d looks after a transaction of our own, want none", w.looks-1)
+		}
+	})
+}
+
+func TestDriftIsRepairedAndItsAuthorNamed(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		w.messages()
+		w.drift(1)
+		if w.held != hashOf(t, file("10.0.0.0/8")) {
+			t.Error("not repaired")
+		}
+		entries := w.logs.TakeAll()
+		if len(entries) != 1 || entries[0].ContextMap()["by"] != "vandal" {
+			t.Errorf("log: %v", entries)
+		}
+	})
+}
+
+func TestDaemonThatFightsBackIsFoughtSlowly(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		start := time.Now()
+		for time.Since(start) < time.Minute {
+			w.drift(1)
+			time.Sleep(time.Millisecond)
+		}
+		if n := len(w.writes); n > 100 {
+			t.Errorf("%d writes within a minute", n)
+		}
+		if !slices.Contains(w.messages(), "someone keeps changing the rules: repairs are slowed down") {
+			t.Error("nothing is said of the fight")
+		}
+	})
+}
+
+func TestOneAfterAnotherFlushIsRepairedEachTime(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		for writer := range uint32(1000) {
+			w.drift(writer + 1)
+			time.Sleep(shortPause)
+			synctest.Wait()
+			if w.held == "tampered" {
+				t.Fatalf("flush %d was not repaired", writer)
+			}
+		}
+	})
+}
+
+func TestBusyNeighbourCostsAHundredthOfAProcessor(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		w.cost, w.looks = 300*time.Microsecond, 0
+		for range 1000 {
+			w.changes <- nfnetlink.Change{Writer: 1}
+			time.Sleep(10 * time.Millisecond)
+		}
+		synctest.Wait()
+		if spent := time.Duration(w.looks) * w.cost; spent > 110*time.Millisecond {
+			t.Errorf("looks took %s of 10 s", spent)
+		}
+		w.drift(2)
+		time.Sleep(lookShare * w.cost)
+		synctest.Wait()
+		if w.held == "tampered" {
+			t.Error("not repaired behind the pause")
+		}
+	})
+}
+
+func TestHangupLooksAtBoth(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		w.hangup <- unix.SIGHUP
+		synctest.Wait()
+		if w.looks != 2 || w.rereads != 1 {
+			t.Errorf("%d looks, %d rereads; want 2 and 1", w.looks, w.rereads)
+		}
+	})
+}
+
+func TestLoopThatHasEndedIsNotAlive(t *testing.T) {
+	var a *Agent
+	inBubble(t, func(_ *testing.T, w *world) { a = w.agent })
+	if err := a.Alive(); !errors.Is(err, ErrStuck) {
+		t.Errorf("Alive() = %v", err)
+	}
+}
+
+func TestLongStepIsNotAlive(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.cost = 2 * stuckAfter
+		w.files <- file("10.0.0.0/8")
+		time.Sleep(stuckAfter + time.Second)
+		if err := w.agent.Alive(); !errors.Is(err, ErrStuck) {
+			t.Errorf("Alive() = %v", err)
+		}
+		time.Sleep(2 * stuckAfter)
+		synctest.Wait()
+		if err := w.agent.Alive(); err != nil {
+			t.Errorf("Alive() = %v after the step", err)
+		}
+	})
+}
