@@ -18,8 +18,7 @@ func (k *Kernel) Cleanup() ([]string, error) {
 	var err error
 	for range attempts {
 		var s *state
-		// No ruleset is wanted, so all that is ours is left over.
-		if s, err = k.read(Ruleset{Mode: ModeNFTables, Tables: []Table{{}}}, Look{Others: true}); err != nil {
+		if s, err = k.readRules(Ruleset{}, true); err != nil {
 			return nil, err
 		}
 		b, removed := s.removal()
@@ -31,6 +30,18 @@ func (k *Kernel) Cleanup() ([]string, error) {
 		}
 	}
 	return nil, fmt.Errorf("remove: %w", err)
+}
+
+// Installed names what any mode of ours has in the kernel. It writes nothing.
+func (k *Kernel) Installed() ([]string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s, err := k.readRules(Ruleset{}, true)
+	if err != nil {
+		return nil, err
+	}
+	_, names := s.removal()
+	return names, nil
 }
 
 // removal plans the transaction that removes all that is ours.

@@ -13,8 +13,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A Kernel is the ruleset of the network namespace in which it was opened. It
-// is safe for concurrent use.
+// A Kernel is the ruleset of a network namespace. It is safe for concurrent use.
 type Kernel struct {
 	mu   sync.Mutex
 	conn *nfnetlink.Conn
@@ -35,17 +34,11 @@ type trusted struct {
 	handle   uint64 // 0 until the set is seen again
 }
 
-// Open connects to nf_tables. It fails where the process may not open netlink
-// sockets; without CAP_NET_ADMIN it is the first request that fails.
-func Open() (*Kernel, error) {
-	c, err := nfnetlink.Dial()
-	if err != nil {
-		return nil, err
-	}
-	return NewKernel(c), nil
-}
+// Open gives the ruleset of the network namespace in which its first request is
+// made. Without CAP_NET_ADMIN, or without nf_tables, each request fails.
+func Open() *Kernel { return NewKernel(nfnetlink.Dial()) }
 
-// NewKernel uses a connection that is open.
+// NewKernel uses a connection of its caller.
 func NewKernel(c *nfnetlink.Conn) *Kernel {
 	return &Kernel{conn: c, trust: map[string]trusted{}}
 }

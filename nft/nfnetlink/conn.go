@@ -29,16 +29,14 @@ type Conn struct {
 	nl   *netlink.Conn // nil after an error of the socket: dialled again
 }
 
-// Dial opens a connection that lasts: closing a netlink socket that deleted
-// something waits for an RCU grace period, about 12 ms.
-func Dial() (*Conn, error) { return New(dial) }
+// Dial gives a connection that lasts: closing a netlink socket that deleted
+// something waits for an RCU grace period, about 12 ms. The socket is opened
+// with the first request, which fails where that fails.
+func Dial() *Conn { return New(dial) }
 
-// New opens a connection with the given dialler, which is used again whenever
+// New gives a connection with the given dialler, which is used again whenever
 // the socket has failed.
-func New(dial func() (*netlink.Conn, error)) (*Conn, error) {
-	c := &Conn{dial: dial}
-	return c, c.open()
-}
+func New(dial func() (*netlink.Conn, error)) *Conn { return &Conn{dial: dial} }
 
 func dial() (*netlink.Conn, error) {
 	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: pageSize})

@@ -1,0 +1,50 @@
+// Command nft-masq-agent decides on a node of Kubernetes which traffic leaves
+// with the pod's own address and which is masqueraded behind the node's. It
+// takes the file and the flags of ip-masq-agent and works in nf_tables.
+package main
+
+import (
+	"context"
+	"io"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+func main() {
+	os.Exit(dispatch(context.Background(), commands(), os.Args[1:], theEnvironment()))
+}
+
+// commands lists what the program can do, in the order of its help.
+func commands() []command {
+	return []command{
+		runCommand(),
+		checkCommand(),
+		renderCommand(),
+		explainCommand(),
+		cleanupCommand(),
+		versionCommand(),
+	}
+}
+
+// An environment is what a command knows of the world besides its arguments.
+type environment struct {
+	stdout, stderr io.Writer
+	terminal       bool   // stderr is one
+	proc           string // where procfs is mounted
+
+	// nodeNetworks gives the addresses of this node, each with its network.
+	nodeNetworks func() ([]netip.Prefix, error)
+}
+
+func theEnvironment() environment {
+	_, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS)
+	return environment{
+		stdout:       os.Stdout,
+		stderr:       os.Stderr,
+		terminal:     err == nil,
+		proc:         "/proc",
+		nodeNetworks: interfaceNetworks,
+	}
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/cmd/nft-masq-agent/agent"
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/watch"
+)
+
+func runCommand() command {
+	return command{
+		name:  "run",
+		about: "is the daemon: brings the kernel to what the config says, and keeps it there",
+		details: "It reads the config, writes to the kernel only what differs, follows the file and puts the rules back " +
+			"when somebody changes them. SIGTERM and SIGINT end it, and the rules stay; SIGHUP makes it look now.",
+		examples: []string{
+			program + " run",
+			program + " run --config /etc/config --http-address 127.0.0.1:9717",
+			program + " --masq-chain=IP-MASQ --nomasq-all-reserved-ranges --v=2",
+		},
+		flags: func(fs *flag.FlagSet) action {
+			o := addRunFlags(fs)
+			return func(ctx context.Context, _ []string, e environment) (int, error) {
+				return run(ctx, *o, e)
+			}
+		},
+	}
+}
+
+func run(ctx context.Context, o options, e environment) (int, error) {
+	ctx, restore := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
+	defer restore()
+	// From the first signal on a second one kills, as it does without us.
+	context.AfterFunc(ctx, restore)
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, unix.SIGHUP)
+	defer signal.Stop(hangup)
+
+	log := newLogger(e.stdout, o)
+	if path := o.klog.ignoredFile(); path != "" {
+		log.Warn("--log_file is not written: the log goes to standard output", zap.String("log_file", path))
+	}
+	kernel := nft.Open()
+	defer func() { _ = kernel.Close() }()
+	if o.mode == nft.ModeIPTables {
+		if err := kernel.CheckChain(o.chain); errors.Is(err, nft.ErrForeignChain) {
+			return exitUsage, usagef("--masq-chain: %w", err)
+		}
+	}
+	loop, ended := startAgent(ctx, o, kernel, log, hangup)
+	_ = loop
+	<-ctx.Done()
+	// The loop ends at once unless it is in the middle of a large transaction,
+	// which the kernel takes whole or not at all.
+	select {
+	case <-ended:
+	case <-time.After(200 * time.Millisecond):
+	}
+	return exitDone, nil
+}
+
+func startAgent(ctx context.Context, o options, kernel *nft.Kernel, log *zap.Logger, hangup <-chan os.Signal) (*agent.Agent, <-chan struct{}) {
+	// The listener first: no change after the first look is missed.
+	changes := agent.Listen(ctx, log)
+	files := watch.Start(ctx, o.configPath, func() (agent.Files, string) {
+		sources, err := config.Read(o.configPath)
+		return agent.Files{Sources: sources, Err: err}, fingerprint(sources, err)
+	})
+	loop := agent.New(
+		agent.Inputs{
+			Files: files.Content(), Warnings: files.Warnings(), Reread: files.Look,
+			Changes: changes, Hangup: hangup,
+		},
+		agent.Kernel{Apply: kernel.Apply, ReadBack: kernel.ReadBack, PortID: kernel.PortID},
+		agent.Settings{Version: version, Path: o.configPath, Defaults: o.defaults(), Options: o.nftOptions()},
+		log,
+	)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		loop.Run(ctx)
+	}()
+	return loop, ended
+}
+
+// fingerprint tells contents of the config apart.
+func fingerprint(sources []config.Source, err error) string {
+	h := sha256.New()
+	for _, s := range sources {
+		_, _ = fmt.Fprintf(h, "%q %d\n", s.Name, len(s.Data))
+		_, _ = h.Write(s.Data)
+	}
+	_, _ = fmt.Fprintf(h, "%d %v", len(sources), err)
+	return string(h.Sum(nil))
+}
