@@ -24,33 +24,35 @@ func (n *NS) capturing() (*capture, error) {
 	if n.capture != nil {
 		return n.capture, nil
 	}
-	var c *capture
-	err := n.Do(func() (err error) {
-		c, err = openCapture()
+	fd, err := n.openTap(nothing())
+	if err != nil {
+		return nil, err
+	}
+	n.capture = &capture{fd}
+	return n.capture, nil
+}
+
+// openTap opens a packet socket for what the filter accepts. Reading from it
+// gives EAGAIN after a tenth of a second without a packet.
+func (n *NS) openTap(filter []unix.SockFilter) (fd int, err error) {
+	err = n.Do(func() (err error) {
+		// Protocol 0: nothing arrives before the filter is there and bind says what.
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
+			return err
+		}
+		err = errors.Join(
+			attachFilter(fd, filter),
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}),
+			unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: bigEndian16(unix.ETH_P_ALL)}))
+		if err != nil {
+			err = errors.Join(err, unix.Close(fd))
+		}
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%s: capture: %w", n.name, err)
+		return -1, fmt.Errorf("%s: packet socket: %w", n, err)
 	}
-	n.capture = c
-	return c, nil
-}
-
-func openCapture() (*capture, error) {
-	// Protocol 0: nothing arrives before the filter is there and bind says what.
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("packet socket: %w", err)
-	}
-	c := &capture{fd}
-	err = errors.Join(
-		c.filter(nothing()),
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}),
-		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: bigEndian16(unix.ETH_P_ALL)}))
-	if err != nil {
-		return nil, errors.Join(err, c.close())
-	}
-	return c, nil
+	return fd, nil
 }
 
 func (c *capture) close() error { return unix.Close(c.fd) }
@@ -58,14 +60,14 @@ func (c *capture) close() error { return unix.Close(c.fd) }
 // watch forgets what was captured and captures packets of this protocol to this
 // destination port from now on.
 func (c *capture) watch(protocol int, port uint16) error {
-	if err := c.filter(nothing()); err != nil {
+	if err := attachFilter(c.fd, nothing()); err != nil {
 		return err
 	}
 	var buf [1]byte
 	for {
 		_, _, err := unix.Recvfrom(c.fd, buf[:], unix.MSG_DONTWAIT)
 		if errors.Is(err, unix.EAGAIN) {
-			return c.filter(toPort(protocol, port))
+			return attachFilter(c.fd, toPort(protocol, port))
 		}
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return err
@@ -78,23 +80,31 @@ func (c *capture) watch(protocol int, port uint16) error {
 func (c *capture) await(cookie []byte, patience time.Duration) ([]byte, error) {
 	buf := make([]byte, 65536)
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
-		n, from, err := unix.Recvfrom(c.fd, buf, 0)
-		switch {
-		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+		packet, err := receive(c.fd, buf)
+		if errors.Is(err, unix.EAGAIN) {
 			continue
-		case err != nil:
-			return nil, err
 		}
-		ll, ok := from.(*unix.SockaddrLinklayer)
-		if ok && ll.Pkttype != unix.PACKET_OUTGOING && bytes.HasSuffix(buf[:n], cookie) {
-			return buf[:n], nil
+		if err != nil || bytes.HasSuffix(packet, cookie) {
+			return packet, err
 		}
 	}
 	return nil, os.ErrDeadlineExceeded
 }
 
-func (c *capture) filter(program []unix.SockFilter) error {
-	return attachFilter(c.fd, program)
+// receive reads one packet that did not leave but arrive.
+func receive(fd int, buf []byte) ([]byte, error) {
+	for {
+		n, from, err := unix.Recvfrom(fd, buf, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if ll, ok := from.(*unix.SockaddrLinklayer); ok && ll.Pkttype != unix.PACKET_OUTGOING {
+			return buf[:n], nil
+		}
+	}
 }
 
 func attachFilter(fd int, program []unix.SockFilter) error {
@@ -110,12 +120,13 @@ const (
 	loadIHL  = unix.BPF_LDX | unix.BPF_B | unix.BPF_MSH
 	shift    = unix.BPF_ALU | unix.BPF_RSH | unix.BPF_K
 	equal    = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
+	jump     = unix.BPF_JMP | unix.BPF_JA
 	result   = unix.BPF_RET | unix.BPF_K
 )
 
 // nothing is a classic BPF program that accepts no packet.
 func nothing() []unix.SockFilter {
-	return []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
+	return []unix.SockFilter{{Code: result, K: 0}}
 }
 
 // toPort is a classic BPF program that accepts IPv4 and IPv6 packets of a
@@ -127,16 +138,16 @@ func toPort(protocol int, port uint16) []unix.SockFilter {
 		1:  {Code: shift, K: 4},
 		2:  {Code: equal, K: 6, Jt: 5}, // IPv6: to 8
 		3:  {Code: loadByte, K: 9},
-		4:  {Code: equal, K: uint32(protocol), Jf: 7}, // no: to 12
+		4:  {Code: equal, K: uint32(protocol), Jf: 8}, // no: to 13
 		5:  {Code: loadIHL, K: 0},
 		6:  {Code: loadHalX, K: 2},
-		7:  {Code: equal, K: uint32(port), Jt: 3, Jf: 4}, // to 11 or 12
+		7:  {Code: jump, K: 3}, // to 11
 		8:  {Code: loadByte, K: 6},
-		9:  {Code: equal, K: uint32(protocol), Jf: 2}, // no: to 12
+		9:  {Code: equal, K: uint32(protocol), Jf: 3}, // no: to 13
 		10: {Code: loadHalf, K: 42},
-		// The port of an IPv6 packet is judged by the same instruction.
-		11: {Code: result, K: 65536},
-		12: {Code: result, K: 0},
+		11: {Code: equal, K: uint32(port), Jf: 1}, // no: to 13
+		12: {Code: result, K: 65536},
+		13: {Code: result, K: 0},
 	}
 }
 

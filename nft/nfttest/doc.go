@@ -4,10 +4,9 @@
 // A Topology is a node as the agent meets it: a pod behind it, a host outside,
 // IPv4 and IPv6 on both links.
 //
-//	pod eth0 ────── pod0 node eth0 ────── eth0 outside
-//	10.244.1.2      10.244.1.1            192.0.2.100, 198.51.100.1,
-//	fd00:10:244:1::2   192.0.2.1          10.9.0.9, 2001:db8::100, …
-//	                   2001:db8::1
+//	pod               eth0 ── pod0  node  eth0 ── eth0  outside
+//	10.244.1.2          10.244.1.1  192.0.2.1           192.0.2.100, 198.51.100.1, 10.9.0.9, …
+//	fd00:10:244:1::2    …:1::1      2001:db8::1         2001:db8::100, 2001:db8:1::1, fd00:9::9, …
 //
 // Send sends one packet or opens one connection and tells the source address
 // that the far end saw. A Hammer does so a million times, and counts.

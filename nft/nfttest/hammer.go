@@ -136,15 +136,14 @@ type counters struct {
 
 func (c *counters) seen() uint64 { return c.pod.Load() + c.node.Load() + c.other.Load() }
 
-// StartHammer starts to send. No two targets may have the same protocol and
-// address. Only one Hammer may run in a Topology. It shortens the node's
+// StartHammer starts to send. No two targets may be the same. Only one Hammer may run in a Topology. It shortens the node's
 // connection tracking timeouts, so that its table does not fill up.
 func (t *Topology) StartHammer(targets ...Target) (*Hammer, error) {
 	h := &Hammer{top: t, counts: make([]counters, len(targets))}
 	for i, target := range targets {
 		h.counts[i].Target = target
-		if owner, err := t.owner(t.Pod, target.Dst); err != nil || owner != t.Outside {
-			return nil, errors.Join(fmt.Errorf("target %s: not outside", target.Dst), err)
+		if err := t.check(target, targets[:i]); err != nil {
+			return nil, fmt.Errorf("hammer: %s to %s: %w", target.Proto, target.Dst, err)
 		}
 	}
 	var err error
@@ -161,6 +160,20 @@ func (t *Topology) StartHammer(targets ...Target) (*Hammer, error) {
 		return nil, errors.Join(err, stopErr)
 	}
 	return h, nil
+}
+
+// check says what is wrong with a target, and gives its address to the outside
+// host.
+func (t *Topology) check(target Target, others []Target) error {
+	if target.Proto != UDP && target.Proto != TCP {
+		return errors.New("neither UDP nor TCP")
+	}
+	for _, o := range others {
+		if o.Proto == target.Proto && o.Dst == target.Dst {
+			return errors.New("twice")
+		}
+	}
+	return t.AddAddr(t.Outside, target.Dst)
 }
 
 // of returns the counters of the targets of one protocol.

@@ -53,7 +53,7 @@ func listen(at netip.AddrPort) (int, error) {
 	return fd, nil
 }
 
-// acceptTCP counts connections, until the Hammer drains and none is left.
+// acceptTCP counts connections, until the Hammer drains and no more come.
 func (h *Hammer) acceptTCP(listener int, c *counters) error {
 	for {
 		fd, from, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)

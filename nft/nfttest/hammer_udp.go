@@ -14,13 +14,14 @@ func (h *Hammer) startUDP() error {
 	if len(targets) == 0 {
 		return nil
 	}
-	var fd int
-	err := h.top.Outside.Do(func() (err error) {
-		fd, err = openUDPTap()
-		return err
-	})
+	fd, err := h.top.Outside.openTap(ofProtocol(unix.IPPROTO_UDP))
 	if err != nil {
 		return fmt.Errorf("hammer: %w", err)
+	}
+	// Tens of thousands of packets. In a user namespace the machine's limit holds.
+	const buffer = 64 << 20
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, buffer)
 	}
 	h.read(func() error {
 		defer unix.Close(fd)
@@ -30,30 +31,8 @@ func (h *Hammer) startUDP() error {
 	return nil
 }
 
-// openUDPTap opens a socket that sees every UDP packet that comes in by eth0.
-func openUDPTap() (int, error) {
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return -1, fmt.Errorf("packet socket: %w", err)
-	}
-	// Tens of thousands of packets. In a user namespace the machine's limit holds.
-	const buffer = 64 << 20
-	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer) != nil {
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, buffer)
-	}
-	err = errors.Join(
-		attachFilter(fd, ofProtocol(unix.IPPROTO_UDP)),
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}),
-		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: bigEndian16(unix.ETH_P_ALL)}))
-	if err != nil {
-		_ = unix.Close(fd)
-		return -1, err
-	}
-	return fd, nil
-}
-
-// readUDP counts what comes out of the tap, until the Hammer drains and all
-// that was sent has been seen, or nothing came for the socket's timeout.
+// readUDP counts what comes out of the tap, until the Hammer drains and no more
+// comes.
 func (h *Hammer) readUDP(fd int, targets []*counters) error {
 	byDst := map[netip.Addr]*counters{}
 	for _, c := range targets {
@@ -61,10 +40,8 @@ func (h *Hammer) readUDP(fd int, targets []*counters) error {
 	}
 	buf := make([]byte, 64)
 	for {
-		n, from, err := unix.Recvfrom(fd, buf, 0)
+		packet, err := receive(fd, buf)
 		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
 		case errors.Is(err, unix.EAGAIN):
 			if h.draining.Load() {
 				return nil
@@ -73,10 +50,7 @@ func (h *Hammer) readUDP(fd int, targets []*counters) error {
 		case err != nil:
 			return fmt.Errorf("hammer: receive: %w", err)
 		}
-		if ll, ok := from.(*unix.SockaddrLinklayer); !ok || ll.Pkttype == unix.PACKET_OUTGOING {
-			continue
-		}
-		src, dst, ok := addresses(buf[:n])
+		src, dst, ok := addresses(packet)
 		if c := byDst[dst]; ok && c != nil {
 			h.judge(c, src)
 		}

@@ -16,14 +16,17 @@ import (
 )
 
 // NS is a network namespace. It lives until Close, and as long after it as a
-// process runs inside. Its methods may be called from several goroutines.
+// process runs inside or a socket of it is open. Its methods may be called from
+// several goroutines.
 type NS struct {
 	name string
 	file *os.File // keeps the namespace alive
 
-	mu      sync.Mutex
+	mu      sync.Mutex // guards what is opened when it is first needed
 	rtnl    *netlink.Conn
 	capture *capture
+
+	receiving sync.Mutex // held while Send looks here
 }
 
 // OpenNS makes a namespace in which only the loopback device exists, down. The

@@ -26,11 +26,12 @@ const (
 	SCTP Proto = "sctp"
 )
 
-// patience is how long a packet may take to the next namespace but one.
-const patience = 2 * time.Second
+// patience is how long a packet may take to the next namespace but one, on a
+// machine that has other things to do.
+const patience = 5 * time.Second
 
 // ErrNotSeen says that a packet did not arrive, or a connection not come about,
-// within two seconds.
+// within five seconds.
 var ErrNotSeen = errors.New("not seen")
 
 // Flow is a first packet to send, or a connection to open.
@@ -69,9 +70,11 @@ func (t *Topology) Send(flow Flow) (Sighting, error) {
 
 // Send sends one flow and returns the source that flow.To saw of it. A TCP
 // connection is really opened, so that the way back is known to work too; of the
-// other protocols one packet is sent. Flows to the same namespace must be sent
-// one after the other. The error is ErrNotSeen where nothing arrived.
+// other protocols one packet is sent. The error is ErrNotSeen where nothing
+// arrived. Flows to the same namespace wait for each other.
 func Send(flow Flow) (Sighting, error) {
+	flow.To.receiving.Lock()
+	defer flow.To.receiving.Unlock()
 	var s Sighting
 	var err error
 	switch flow.Proto {
@@ -101,17 +104,18 @@ func sendTCP(f Flow) (Sighting, error) {
 	if f.Dst.Addr().Is4() {
 		network = "tcp4"
 	}
-	var listener net.Listener
+	var listener *net.TCPListener
 	err := f.To.Do(func() (err error) {
-		var config net.ListenConfig
-		config.SetMultipathTCP(false)
-		listener, err = config.Listen(ctx, network, fmt.Sprintf(":%d", f.Dst.Port()))
+		listener, err = net.ListenTCP(network, &net.TCPAddr{Port: int(f.Dst.Port())})
 		return err
 	})
 	if err != nil {
 		return Sighting{}, err
 	}
 	defer listener.Close()
+	if err := listener.SetDeadline(time.Now().Add(patience)); err != nil {
+		return Sighting{}, err
+	}
 
 	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
 		return controlBind(raw, f)

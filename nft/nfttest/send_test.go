@@ -144,17 +144,12 @@ func TestMasqueradedPortsAreSeen(t *testing.T) {
 }
 
 func TestWhatIsDroppedIsNotSeen(t *testing.T) {
-	nfttest.Require(t, "nft")
-	top := nfttest.NewTopology(t)
-	nfttest.NFT(t, top.Node, `table inet test {
-		chain forward {
-			type filter hook forward priority filter
-			drop
-		}
-	}`, "-f", "-")
 	for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
 		t.Run(string(proto), func(t *testing.T) {
 			t.Parallel()
+			nfttest.Require(t, "nft")
+			top := nfttest.NewTopology(t)
+			nfttest.NFT(t, top.Node, "table inet test { chain forward { type filter hook forward priority filter; drop; }; }", "-f", "-")
 			_, err := top.Send(nfttest.Flow{Proto: proto, From: top.Pod, Dst: netip.MustParseAddrPort("198.51.100.1:5000")})
 			if !errors.Is(err, nfttest.ErrNotSeen) {
 				t.Errorf("error is %v", err)
