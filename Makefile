@@ -73,7 +73,7 @@ fuzz: ## Fuzz each fuzz target for FUZZTIME (10s)
 
 .PHONY: demo
 demo: deps build ## Show the agent at work, in network namespaces of its own
-	go run ./cmd/demo
+	go run ./cmd/demo bin/nft-masq-agent manifests/agent-config/config
 
 .PHONY: run
 run: build ## Run the agent on this machine: make run CONFIG=FILE [ARGS='--flag …']

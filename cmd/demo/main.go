@@ -1,0 +1,278 @@
+// Command demo shows the agent at work on the shipped example config, in
+// network namespaces of its own: a pod, a node and an outside host, with real
+// packets between them. It touches nothing of the machine and ends by itself.
+//
+//	demo AGENT CONFIG
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfttest"
+)
+
+func main() {
+	if code, ran := nfttest.InUserNS(); ran {
+		os.Exit(code)
+	}
+	if len(os.Args) != 3 {
+		fmt.Fprintln(os.Stderr, "usage: demo AGENT CONFIG")
+		os.Exit(2)
+	}
+	if err := demo(os.Args[1], os.Args[2]); err != nil {
+		fmt.Fprintln(os.Stderr, "demo:", err)
+		os.Exit(1)
+	}
+}
+
+// patience bounds the wait for a line of the agent's log.
+const patience = 10 * time.Second
+
+// A stage is the world of the demo.
+type stage struct {
+	top    *nfttest.Topology
+	config string // the file that the agent follows
+	log    *bufio.Scanner
+}
+
+func demo(program, example string) error {
+	top, err := nfttest.OpenTopology()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = top.Close() }()
+	dir, err := os.MkdirTemp("", "nft-masq-agent-demo-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	s := &stage{top: top, config: filepath.Join(dir, "ip-masq-agent")}
+	text, err := os.ReadFile(example)
+	if err != nil {
+		return err
+	}
+	if err := s.swap(string(text)); err != nil {
+		return err
+	}
+	agent, err := s.start(program)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		_ = agent.Kill()
+		_ = agent.Wait()
+	}()
+	return s.play(string(text), agent)
+}
+
+// start runs the agent on the node.
+func (s *stage) start(program string) (*nfttest.Process, error) {
+	out, in, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = in.Close() }()
+	cmd := nfttest.Command(program, "run", "--config", s.config, "--enable-ipv6", "--log-format", "text")
+	cmd.Stdout, cmd.Stderr = in, os.Stderr
+	s.log = bufio.NewScanner(out)
+	say("The node starts the agent on this config:")
+	return s.top.Node.Start(cmd)
+}
+
+// swap replaces the config by a rename, as the kubelet and careful editors do.
+func (s *stage) swap(text string) error {
+	next := s.config + ".new"
+	if err := os.WriteFile(next, []byte(text), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, s.config)
+}
+
+// until prints the agent's log up to a line that has the words.
+func (s *stage) until(words string) error {
+	found := make(chan error, 1)
+	go func() {
+		for s.log.Scan() {
+			fmt.Println("  agent:", s.log.Text())
+			if strings.Contains(s.log.Text(), words) {
+				found <- nil
+				return
+			}
+		}
+		found <- errors.Join(errors.New("the agent ended"), s.log.Err())
+	}()
+	select {
+	case err := <-found:
+		return err
+	case <-time.After(patience):
+		return fmt.Errorf("the agent did not say %q within %s", words, patience)
+	}
+}
+
+// A visit is a connection from the pod and what the far end must see.
+type visit struct {
+	dst         string
+	masqueraded bool
+}
+
+func (s *stage) play(text string, agent *nfttest.Process) error {
+	fmt.Print(indent(text))
+	if err := s.until("applied"); err != nil {
+		return err
+	}
+	if err := s.show("The table", "as nft lists it on the node:"); err != nil {
+		return err
+	}
+	before := []visit{
+		{"10.9.0.9", false}, {"198.51.100.1", true}, {"203.0.113.9", true}, {"2001:db8:1::1", true},
+	}
+	if err := s.visit(before); err != nil {
+		return err
+	}
+	say("The file is swapped for one that also exempts 198.51.100.0/24 and 2001:db8:1::/48:")
+	edited := strings.Replace(text, "nonMasqueradeCIDRs:\n", "nonMasqueradeCIDRs:\n  - 198.51.100.0/24\n  - 2001:db8:1::/48\n", 1)
+	if err := errors.Join(s.swap(edited), s.until("applied")); err != nil {
+		return err
+	}
+	if err := s.show("The table", "after the edit:"); err != nil {
+		return err
+	}
+	after := []visit{
+		{"10.9.0.9", false}, {"198.51.100.1", false}, {"203.0.113.9", true}, {"2001:db8:1::1", false},
+	}
+	if err := s.visit(after); err != nil {
+		return err
+	}
+	if err := s.heal(); err != nil {
+		return err
+	}
+	if err := s.visit(after); err != nil {
+		return err
+	}
+	tally, err := s.reload(text, edited)
+	if err != nil {
+		return err
+	}
+	if err := s.leave(agent); err != nil {
+		return err
+	}
+	say("Proven: the far end saw the pod's address for exempt destinations and the node's for all others, before and "+
+		"after the edit, after a flush, and for each of %d new connections during %d reloads.", tally.Seen(), reloads)
+	return nil
+}
+
+func (s *stage) show(what, when string) error {
+	say("%s %s", what, when)
+	list, err := s.top.Node.Output("", "nft", "list", "table", "inet", "nft-masq-agent")
+	fmt.Print(indent(list))
+	return err
+}
+
+// visit connects from the pod and holds what the far end saw against what it
+// must have seen.
+func (s *stage) visit(visits []visit) error {
+	say("The pod (%s, %s) connects, and the far end sees:", s.top.PodV4, s.top.PodV6)
+	for _, v := range visits {
+		for _, proto := range []nfttest.Proto{nfttest.TCP, nfttest.UDP} {
+			saw, err := s.top.Send(nfttest.Flow{
+				Proto: proto, From: s.top.Pod, Dst: netip.AddrPortFrom(netip.MustParseAddr(v.dst), 7000),
+			})
+			if err != nil {
+				return err
+			}
+			who := "the pod"
+			if saw.Masqueraded() {
+				who = "the node"
+			}
+			fmt.Printf("  %s to %-15s from %s, %s\n", proto, v.dst, saw.Seen.Addr(), who)
+			if saw.Masqueraded() != v.masqueraded {
+				return fmt.Errorf("%s to %s came from %s", proto, v.dst, saw.Seen.Addr())
+			}
+		}
+	}
+	return nil
+}
+
+// heal lets somebody flush the ruleset.
+func (s *stage) heal() error {
+	say("Somebody runs nft flush ruleset on the node:")
+	if _, err := s.top.Node.Output("", "nft", "flush", "ruleset"); err != nil {
+		return err
+	}
+	return s.until("restored")
+}
+
+const reloads = 200
+
+// reload swaps the two configs to and fro while the pod opens connection after
+// connection to destinations that both treat alike.
+func (s *stage) reload(a, b string) (nfttest.Tally, error) {
+	say("%d reloads, with new connections all the while:", reloads)
+	hammer, err := s.top.StartHammer(
+		nfttest.Target{Proto: nfttest.UDP, Dst: netip.MustParseAddr("10.9.0.9")},
+		nfttest.Target{Proto: nfttest.UDP, Dst: netip.MustParseAddr("203.0.113.9"), Masqueraded: true},
+		nfttest.Target{Proto: nfttest.TCP, Dst: netip.MustParseAddr("10.9.0.9")},
+		nfttest.Target{Proto: nfttest.TCP, Dst: netip.MustParseAddr("203.0.113.9"), Masqueraded: true},
+	)
+	if err != nil {
+		return nfttest.Tally{}, err
+	}
+	log := s.log
+	for i := range reloads {
+		text := a
+		if i%2 == 1 {
+			text = b
+		}
+		if err = s.swap(text); err == nil {
+			err = quiet(log)
+		}
+		if err != nil {
+			break
+		}
+	}
+	if err == nil {
+		err = hammer.Wait(context.Background(), 10_000)
+	}
+	tally, stopErr := hammer.Stop()
+	fmt.Println(" ", tally)
+	return tally, errors.Join(err, stopErr, tally.Err())
+}
+
+// quiet reads the log up to the next change without printing it.
+func quiet(log *bufio.Scanner) error {
+	for log.Scan() {
+		if strings.Contains(log.Text(), "applied") {
+			return nil
+		}
+	}
+	return errors.Join(io.ErrUnexpectedEOF, log.Err())
+}
+
+// leave ends the agent: the rules stay until cleanup removes them.
+func (s *stage) leave(agent *nfttest.Process) error {
+	say("The agent ends on SIGTERM, and the rules stay; cleanup removes them:")
+	if err := errors.Join(agent.Signal(unix.SIGTERM), agent.Wait()); err != nil {
+		return err
+	}
+	out, err := s.top.Node.Output("", os.Args[1], "cleanup")
+	fmt.Print(indent(out))
+	return err
+}
+
+func say(format string, args ...any) { fmt.Printf("\n"+format+"\n", args...) }
+
+func indent(text string) string {
+	text = strings.TrimRight(text, "\n")
+	return "  " + strings.ReplaceAll(text, "\n", "\n  ") + "\n"
+}
