@@ -25,6 +25,7 @@ type Kernel struct {
 	Apply    func(nft.Ruleset, nft.Look) (nft.Applied, error)
 	ReadBack func() (nft.Ruleset, bool, error)
 	PortID   func() uint32
+	Counters func() ([]nft.Counts, error)
 }
 
 // Inputs are the events that the loop waits for.
@@ -40,19 +41,21 @@ type Inputs struct {
 // Settings are what the command line says.
 type Settings struct {
 	Version  string
+	Commit   string
 	Path     string // of the config
 	Defaults config.Defaults
 	Options  nft.Options
 }
 
 // An Agent is the state of the loop. It is for one goroutine, but for
-// [Agent.Health] and [Agent.Metrics].
+// [Agent.Alive], [Agent.Ready] and [Agent.Handler].
 type Agent struct {
 	in       Inputs
 	kernel   Kernel
 	settings Settings
 	log      *zap.Logger
 	health   health
+	metrics  *metrics
 
 	want    *nft.Ruleset // nil until something is known to be wanted
 	held    string       // hash of what the kernel was last seen to hold
@@ -71,12 +74,14 @@ type Agent struct {
 // New makes an agent. Run starts it.
 func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
 	resync := config.Default(s.Defaults).ResyncInterval
-	return &Agent{
+	a := &Agent{
 		in: in, kernel: k, settings: s, log: log,
 		resync: resync,
 		timer:  time.NewTimer(resync),
 		paused: stoppedTimer(),
 	}
+	a.metrics = newMetrics(&a.health, k, s)
+	return a
 }
 
 func stoppedTimer() *time.Timer {
@@ -130,10 +135,7 @@ func (a *Agent) Run(ctx context.Context) {
 // read takes a new content of the config. A bad one changes nothing, except at
 // the start, when something has to be enforced until a good one comes.
 func (a *Agent) read(f Files) {
-	c, warnings, err := config.Config{}, []config.Problem(nil), f.Err
-	if err == nil {
-		c, warnings, err = config.Parse(a.settings.Defaults, f.Sources...)
-	}
+	want, warnings, err := a.compile(f)
 	a.announce(f)
 	a.health.config(err, len(warnings))
 	for _, w := range warnings {
@@ -143,10 +145,25 @@ func (a *Agent) read(f Files) {
 		a.reject(err)
 		return
 	}
-	want := nft.Compile(c, a.settings.Options)
-	a.want, a.fresh = &want, true
-	a.resync, a.tries = c.ResyncInterval, 0
+	a.want, a.fresh, a.tries = &want, true, 0
 	a.sync(a.configReason(), nft.Look{Others: !a.health.everReady()})
+}
+
+// compile says what a content of the config wants, and how often to look.
+func (a *Agent) compile(f Files) (nft.Ruleset, []config.Problem, error) {
+	if f.Err != nil {
+		return nft.Ruleset{}, nil, f.Err
+	}
+	c, warnings, err := config.Parse(a.settings.Defaults, f.Sources...)
+	if err != nil {
+		return nft.Ruleset{}, warnings, err
+	}
+	want := nft.Compile(c, a.settings.Options)
+	if err := want.CheckChains(); err != nil {
+		return nft.Ruleset{}, warnings, err
+	}
+	a.resync = c.ResyncInterval
+	return want, warnings, nil
 }
 
 func (a *Agent) configReason() string {
@@ -242,7 +259,7 @@ func (a *Agent) sync(reason string, look nft.Look) {
 	start := time.Now()
 	applied, err := a.kernel.Apply(*a.want, look)
 	wrote := len(applied.Differences) > 0
-	a.health.applied(reason, wrote, err, time.Since(start))
+	a.metrics.applied(reason, wrote, err, time.Since(start))
 	if err != nil {
 		a.refuse(err)
 		a.timer.Reset(a.next())
@@ -269,7 +286,7 @@ func (a *Agent) report(reason string, applied nft.Applied, drift bool) {
 	}
 	switch {
 	case drift:
-		a.health.repaired()
+		a.metrics.repaired()
 		by := a.change.Process
 		if by == "" {
 			by = "unknown"

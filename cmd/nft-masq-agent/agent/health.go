@@ -9,18 +9,41 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// health is what the loop tells others of itself.
+// health is what the loop tells others of itself. Its mutex is never held while
+// something is waited for, so that probes and scrapes are answered whatever the
+// loop is doing.
 type health struct {
-	mu       sync.Mutex
-	stopped  bool
-	since    time.Time // when the step under way began; zero: none is
-	rejected error     // of the config
-	refusal  error     // of the kernel
-	synced   bool      // the accepted config is in the kernel
-	ready    bool      // it once was
-	warnings int
-	repairs  int
+	mu sync.Mutex
+	state
 }
+
+// A state is what the loop last told.
+type state struct {
+	stopped bool
+	since   time.Time // when the step under way began; zero: none is
+
+	rejection error // of the config, nil where it was accepted
+	refusal   error // of the kernel
+	synced    bool  // the accepted config is in the kernel
+	wasSynced bool  // it once was
+
+	read     bool      // some config was accepted or rejected
+	accepted time.Time // when a config last was; zero: never
+	warnings int
+
+	kernel *installed // nil until something is in the kernel
+	others *others    // nil until somebody looked
+}
+
+// installed is what the loop last brought into the kernel.
+type installed struct {
+	hash       string
+	mode       nft.Mode
+	ipv4, ipv6 int // CIDRs
+}
+
+// others are rules on the node that are not ours.
+type others struct{ foreign, legacy int }
 
 // ErrStuck says that the loop does not turn.
 var ErrStuck = errors.New("the loop is stuck")
@@ -34,46 +57,66 @@ func (h *health) do(fn func()) {
 	fn()
 }
 
+func (h *health) now() state {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.state
+}
+
 func (h *health) idle() { h.do(func() { h.since = time.Time{} }) }
 func (h *health) busy() { h.do(func() { h.since = time.Now() }) }
 func (h *health) stop() { h.do(func() { h.stopped = true }) }
 
+// config notes what became of a new content of the config.
 func (h *health) config(err error, warnings int) {
+	if err != nil {
+		err = fmt.Errorf("config rejected: %w", err)
+	}
 	h.do(func() {
-		h.rejected = err
-		h.warnings = warnings
-		h.synced = false
+		h.read, h.rejection, h.warnings, h.synced = true, err, warnings, false
+		if err == nil {
+			h.accepted = time.Now()
+		}
 	})
 }
 
-func (h *health) applied(string, bool, error, time.Duration) {}
+func (h *health) refused(err error) {
+	text := "the kernel refuses the rules: %w"
+	if hint := nft.Hint(err); hint != "" {
+		text += "; " + hint
+	}
+	err = fmt.Errorf(text, err)
+	h.do(func() { h.refusal = err })
+}
 
-func (h *health) refused(err error) { h.do(func() { h.refusal = err }) }
-func (h *health) repaired()         { h.do(func() { h.repairs++ }) }
-
-func (h *health) inStep(nft.Ruleset) {
+// inStep notes that the kernel holds what is wanted.
+func (h *health) inStep(r nft.Ruleset) {
+	k := installed{hash: r.Hash(), mode: r.Mode}
+	k.ipv4, k.ipv6 = r.CIDRs()
 	h.do(func() {
-		h.refusal = nil
-		h.synced = h.rejected == nil
-		h.ready = h.ready || h.synced
+		h.refusal, h.kernel = nil, &k
+		h.synced = h.rejection == nil
+		h.wasSynced = h.wasSynced || h.synced
 	})
 }
 
-func (h *health) everReady() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.ready
+// found notes how many rules on the node are not ours: those that masquerade
+// what the config exempts, and those that agents of the iptables generation
+// left.
+func (h *health) found(foreign, legacy int) {
+	h.do(func() { h.others = &others{foreign, legacy} })
 }
+
+func (h *health) everReady() bool { return h.now().wasSynced }
 
 // Alive says whether the loop turns.
-func (a *Agent) Alive() error {
-	h := &a.health
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.stopped {
+func (a *Agent) Alive() error { return a.health.now().alive() }
+
+func (s state) alive() error {
+	switch {
+	case s.stopped:
 		return fmt.Errorf("%w: it has ended", ErrStuck)
-	}
-	if !h.since.IsZero() && time.Since(h.since) > stuckAfter {
+	case !s.since.IsZero() && time.Since(s.since) > stuckAfter:
 		return fmt.Errorf("%w: one step takes longer than %s", ErrStuck, stuckAfter)
 	}
 	return nil
@@ -81,16 +124,17 @@ func (a *Agent) Alive() error {
 
 // Ready says whether the files were accepted and are in the kernel, and if not
 // why.
-func (a *Agent) Ready() error {
-	h := &a.health
-	h.mu.Lock()
-	defer h.mu.Unlock()
+func (a *Agent) Ready() error { return a.health.now().ready() }
+
+func (s state) ready() error {
 	switch {
-	case h.rejected != nil:
-		return fmt.Errorf("config rejected: %w", h.rejected)
-	case h.refusal != nil:
-		return fmt.Errorf("the kernel refuses the rules: %w", h.refusal)
-	case !h.synced:
+	case s.rejection != nil:
+		return s.rejection
+	case s.refusal != nil:
+		return s.refusal
+	case !s.read:
+		return errors.New("the config has not been read yet")
+	case !s.synced:
 		return errors.New("the config is not yet in the kernel")
 	}
 	return nil

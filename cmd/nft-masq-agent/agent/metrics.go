@@ -1,0 +1,215 @@
+package agent
+
+import (
+	"runtime"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"nft-masq-agent/nft"
+)
+
+// metrics are what is counted of the loop, and at each scrape the state that it
+// last told and the kernel's counters. Names, labels and meaning are stable;
+// the README lists them.
+type metrics struct {
+	registry *prometheus.Registry
+	applies  *prometheus.CounterVec
+	duration prometheus.Histogram
+	repairs  prometheus.Counter
+}
+
+const metricPrefix = "nft_masq_agent_"
+
+// Results of an apply, as the metrics name them.
+const (
+	inStepResult  = "in_step"
+	writtenResult = "written"
+	refusedResult = "refused"
+)
+
+func newMetrics(h *health, k Kernel, s Settings) *metrics {
+	m := &metrics{
+		registry: prometheus.NewRegistry(),
+		applies: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: metricPrefix + "applies_total",
+			Help: "Times the kernel was held against the config, by the reason to look and by what came of it: in_step, written or refused.",
+		}, []string{"reason", "result"}),
+		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    metricPrefix + "apply_duration_seconds",
+			Help:    "Time from the look at the kernel to the end of the transaction, of the applies that wrote.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
+		}),
+		repairs: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: metricPrefix + "drift_repairs_total",
+			Help: "Times rules that somebody else had changed were put back.",
+		}),
+	}
+	info := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name:        metricPrefix + "build_info",
+		Help:        "What the running program was built from; always 1.",
+		ConstLabels: prometheus.Labels{"version": s.Version, "commit": s.Commit, "goversion": runtime.Version()},
+	}, func() float64 { return 1 })
+	for _, reason := range []string{onStart, onConfig, onDrift, onResync, onHangup, onRefusal} {
+		for _, result := range []string{inStepResult, writtenResult, refusedResult} {
+			m.applies.WithLabelValues(reason, result)
+		}
+	}
+	m.registry.MustRegister(
+		info, m.applies, m.duration, m.repairs,
+		newStateCollector(h), newConnectionCollector(k.Counters),
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	return m
+}
+
+func (m *metrics) applied(reason string, wrote bool, err error, took time.Duration) {
+	result := inStepResult
+	switch {
+	case err != nil:
+		result = refusedResult
+	case wrote:
+		result = writtenResult
+		m.duration.Observe(took.Seconds())
+	}
+	m.applies.WithLabelValues(reason, result).Inc()
+}
+
+func (m *metrics) repaired() { m.repairs.Inc() }
+
+// A stateCollector tells the state of the loop. What is not known yet is left
+// out.
+type stateCollector struct {
+	health *health
+	gauges []gauge
+}
+
+// A gauge is a metric that is told from a state, once for each set of labels.
+type gauge struct {
+	desc *prometheus.Desc
+	tell func(s state, set func(v float64, labels ...string))
+}
+
+func newGauge(name, help string, tell func(state, func(float64, ...string)), labels ...string) gauge {
+	return gauge{prometheus.NewDesc(metricPrefix+name, help, labels, nil), tell}
+}
+
+func newStateCollector(h *health) stateCollector {
+	type set = func(float64, ...string)
+	return stateCollector{h, []gauge{
+		newGauge("ready", "Whether the config was accepted and is in the kernel, as /readyz says: 1 or 0.",
+			func(s state, set set) { set(number(s.ready() == nil)) }),
+		newGauge("config_accepted", "Whether the config that was last read was accepted: 1 or 0. While it is 0 the last good rules stay.",
+			func(s state, set set) {
+				if s.read {
+					set(number(s.rejection == nil))
+				}
+			}),
+		newGauge("config_last_accepted_timestamp_seconds", "When a config was last accepted, in seconds since 1970.",
+			func(s state, set set) {
+				if !s.accepted.IsZero() {
+					set(float64(s.accepted.UnixMilli()) / 1000)
+				}
+			}),
+		newGauge("config_warnings", "Warnings about the config that was last read.",
+			func(s state, set set) {
+				if s.read {
+					set(float64(s.warnings))
+				}
+			}),
+		newGauge("config_info", "The hash of the policy that the agent last brought into the kernel, and the mode; always 1.",
+			func(s state, set set) {
+				if s.kernel != nil {
+					set(1, s.kernel.hash, string(s.kernel.mode))
+				}
+			}, "hash", "mode"),
+		newGauge("cidrs", "CIDRs of the policy in the kernel by address family, without those that another one covers.",
+			func(s state, set set) {
+				if s.kernel != nil {
+					set(float64(s.kernel.ipv4), "ipv4")
+					set(float64(s.kernel.ipv6), "ipv6")
+				}
+			}, "family"),
+		newGauge("foreign_masquerade_rules", "Rules of others on the node that masquerade what the config exempts.",
+			func(s state, set set) {
+				if s.others != nil {
+					set(float64(s.others.foreign))
+				}
+			}),
+		newGauge("legacy_rules", "Rules that agents of the iptables generation left on the node.",
+			func(s state, set set) {
+				if s.others != nil {
+					set(float64(s.others.legacy))
+				}
+			}),
+	}}
+}
+
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Describe implements [prometheus.Collector].
+func (c stateCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, g := range c.gauges {
+		ch <- g.desc
+	}
+}
+
+// Collect implements [prometheus.Collector].
+func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
+	s := c.health.now()
+	for _, g := range c.gauges {
+		g.tell(s, func(v float64, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, v, labels...)
+		})
+	}
+}
+
+// A connectionCollector reads the kernel's counters at each scrape. No set is
+// read for it.
+type connectionCollector struct {
+	read        func() ([]nft.Counts, error)
+	connections *prometheus.Desc
+	errors      prometheus.Counter
+}
+
+func newConnectionCollector(read func() ([]nft.Counts, error)) connectionCollector {
+	return connectionCollector{
+		read: read,
+		connections: prometheus.NewDesc(metricPrefix+"connections_total",
+			"New connections by address family and by what became of them: masqueraded, exempt, or local for those to the node itself.",
+			[]string{"family", "verdict"}, nil),
+		errors: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: metricPrefix + "connection_read_errors_total",
+			Help: "Scrapes at which the kernel did not give its counters of connections.",
+		}),
+	}
+}
+
+// Describe implements [prometheus.Collector].
+func (c connectionCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- c.connections
+	c.errors.Describe(ch)
+}
+
+// Collect implements [prometheus.Collector].
+func (c connectionCollector) Collect(ch chan<- prometheus.Metric) {
+	counts, err := c.read()
+	if err != nil {
+		c.errors.Inc()
+	}
+	c.errors.Collect(ch)
+	for _, n := range counts {
+		family := "ipv4"
+		if n.IPv6 {
+			family = "ipv6"
+		}
+		ch <- prometheus.MustNewConstMetric(c.connections, prometheus.CounterValue, float64(n.Packets), family, string(n.Verdict))
+	}
+}
