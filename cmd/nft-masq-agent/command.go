@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+// Exit codes.
+const (
+	exitDone   = 0 // done, valid, in step
+	exitFailed = 1 // failed, invalid, differs
+	exitUsage  = 2 // wrong usage
+)
+
+// A command is one word of the command line.
+type command struct {
+	name     string
+	operands string // that must stand on the command line, "ADDRESS" for one
+	about    string // one line
+	details  string
+	examples []string
+
+	// flags declares the flags and gives what runs once they are parsed.
+	flags func(fs *flag.FlagSet) action
+}
+
+// An action does a command. It gives the exit code, or an error: a
+// [usageError] ends with code 2, every other one with 1.
+type action func(ctx context.Context, operands []string, e environment) (int, error)
+
+// A usageError says what is wrong with the command line.
+type usageError struct{ error }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+const program = "nft-masq-agent"
+
+// dispatch runs the command that the arguments name and gives the exit code.
+// Without a command, or where flags begin the line, that is run, as the older
+// agents have no commands.
+func dispatch(ctx context.Context, all []command, args []string, e environment) int {
+	name := "run"
+	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+		name, args = args[0], args[1:]
+	} else if len(args) == 1 && slices.Contains([]string{"-h", "-help", "--help"}, args[0]) {
+		name, args = "help", nil
+	}
+	if name == "help" {
+		return help(all, args, e)
+	}
+	c, err := find(all, name)
+	if err != nil {
+		_, _ = fmt.Fprintf(e.stderr, "%s: %v\n", program, err)
+		return exitUsage
+	}
+	code, err := c.run(ctx, args, e)
+	if wrong := (usageError{}); errors.As(err, &wrong) {
+		_, _ = fmt.Fprintf(e.stderr, "%s %s: %v\n", program, c.name, err)
+		_, _ = fmt.Fprintf(e.stderr, "%s %s --help tells more\n", program, c.name)
+		return exitUsage
+	} else if err != nil {
+		_, _ = fmt.Fprintf(e.stderr, "%s %s: %v\n", program, c.name, err)
+		return exitFailed
+	}
+	return code
+}
+
+func find(all []command, name string) (command, error) {
+	names := make([]string, len(all))
+	for i, c := range all {
+		if c.name == name {
+			return c, nil
+		}
+		names[i] = c.name
+	}
+	return command{}, fmt.Errorf("unknown command %q%s (%s help lists the commands)", name, didYouMean(name, names, ""), program)
+}
+
+func (c command) run(ctx context.Context, args []string, e environment) (int, error) {
+	fs, do := c.flagSet()
+	version := fs.Bool("version", false, "print the version and end")
+	operands, err := parseArgs(fs, args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return exitDone, write(e.stdout, c.help())
+	case err != nil:
+		return exitUsage, usageError{err}
+	case *version:
+		return exitDone, write(e.stdout, build().String()+"\n")
+	}
+	wanted := strings.Fields(c.operands)
+	if len(operands) < len(wanted) {
+		return exitUsage, usagef("%s is missing", wanted[len(operands)])
+	}
+	if len(operands) > len(wanted) {
+		return exitUsage, strayError(fs, operands[len(wanted)])
+	}
+	return do(ctx, operands, e)
+}
+
+func (c command) flagSet() (*flag.FlagSet, action) {
+	fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	fs.Usage = func() {}
+	return fs, c.flags(fs)
+}
+
+// parseArgs parses flags, which may stand before and behind the operands.
+func parseArgs(fs *flag.FlagSet, args []string) (operands []string, err error) {
+	for {
+		if err := fs.Parse(args); err != nil {
+			return nil, flagError(fs, err)
+		}
+		rest := fs.Args()
+		if len(rest) == 0 {
+			return operands, nil
+		}
+		if at := len(args) - len(rest); at > 0 && args[at-1] == "--" {
+			return append(operands, rest...), nil
+		}
+		operands, args = append(operands, rest[0]), rest[1:]
+	}
+}
+
+// flagError adds a hint to an error about a flag that does not exist.
+func flagError(fs *flag.FlagSet, err error) error {
+	name, unknown := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
+	if !unknown {
+		return err
+	}
+	var names []string
+	fs.VisitAll(func(f *flag.Flag) { names = append(names, f.Name) })
+	return fmt.Errorf("unknown flag --%s%s", name, didYouMean(name, names, "--"))
+}
+
+func strayError(fs *flag.FlagSet, arg string) error {
+	if arg == "true" || arg == "false" {
+		return usagef("unexpected argument %q: a switch takes its value behind an equals sign, such as --enable-ipv6=%[1]s", arg)
+	}
+	if fs.Lookup(arg) != nil {
+		return usagef("unexpected argument %q, did you mean --%[1]s?", arg)
+	}
+	return usagef("unexpected argument %q", arg)
+}
+
+// didYouMean gives the nearest of the names as a question, or nothing where
+// none is near.
+func didYouMean(name string, names []string, prefix string) string {
+	best, nearest := max(1, len(name)/3)+1, ""
+	for _, n := range names {
+		if d := distance(strings.ToLower(name), n); d < best && d < len(n) {
+			best, nearest = d, n
+		}
+	}
+	if nearest == "" {
+		return ""
+	}
+	return fmt.Sprintf(", did you mean %s%s?", prefix, nearest)
+}
+
+// distance is the number of bytes to insert, delete or replace that lead from
+// a to b.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// write prints a whole answer, so that a full disk or a closed pipe is an error
+// and not a success with half of it.
+func write(w io.Writer, text string) error {
+	if _, err := io.WriteString(w, text); err != nil {
+		return fmt.Errorf("output: %w", err)
+	}
+	return nil
+}

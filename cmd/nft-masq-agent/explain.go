@@ -1,0 +1,301 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"nft-masq-agent/nft"
+)
+
+type explainFlags struct {
+	*options
+	set    *flag.FlagSet
+	from   netip.Addr // zero: any pod
+	output string
+}
+
+func explainCommand() command {
+	return command{
+		name:     "explain",
+		operands: "ADDRESS",
+		about:    "says whether a new connection to ADDRESS is masqueraded, and why",
+		details: "It goes through the questions that are asked of a connection's first packet, and names the CIDR and the place " +
+			"in the file that decide. Without flags about the policy it takes those of an agent that runs here. " +
+			"The kernel is neither read nor written.",
+		examples: []string{
+			program + " explain 10.1.2.3",
+			program + " explain 203.0.113.7 --from 10.244.1.5 --config ./ip-masq-agent",
+		},
+		flags: func(fs *flag.FlagSet) action {
+			f := explainFlags{options: addPolicyFlags(fs), set: fs}
+			addFlag(fs, &f.from, "from", "", "`SOURCE` address of the connection (default: a pod's)", parseAddress)
+			addFlag(fs, &f.output, "o", outputText, "text or json `FORMAT` of the answer", oneOf(outputText, outputJSON))
+			return func(_ context.Context, operands []string, e environment) (int, error) {
+				return f.explain(operands[0], e)
+			}
+		},
+	}
+}
+
+// parseAddress reads an address and leaves out its zone and the mapping of IPv4
+// to IPv6, which no packet carries.
+func parseAddress(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		if p, notCIDR := netip.ParsePrefix(s); notCIDR == nil {
+			return netip.Addr{}, fmt.Errorf("is a CIDR; give one address, such as %s", p.Addr())
+		}
+		return netip.Addr{}, errors.New("is no IP address")
+	}
+	return a.WithZone("").Unmap(), nil
+}
+
+func (f *explainFlags) explain(operand string, e environment) (int, error) {
+	dst, err := parseAddress(operand)
+	if err != nil {
+		return exitUsage, usagef("ADDRESS %q %w", operand, err)
+	}
+	if f.from.IsValid() && f.from.Is4() != dst.Is4() {
+		return exitUsage, usagef("--from %s and ADDRESS %s are of two families", f.from, dst)
+	}
+	x := explanation{Destination: dst.String(), Agent: f.followAgent(f.set, runningAgents(e.proc))}
+	l, err := f.load()
+	if err != nil {
+		return refuse(e, err)
+	}
+	l.warn(e)
+	x.Config = l.ruleset.Hash()
+	node, err := e.nodeNetworks()
+	if err != nil {
+		x.Notes = append(x.Notes, fmt.Sprintf("The addresses of this node are not known: %v.", err))
+	}
+	x.answer(l.ruleset.Policy, f.from, dst, nodeAddresses(node))
+	if f.output == outputJSON {
+		return exitDone, writeJSON(e.stdout, x)
+	}
+	return exitDone, write(e.stdout, x.String())
+}
+
+// interfaceNetworks gives the addresses of the interfaces with their networks.
+func interfaceNetworks() ([]netip.Prefix, error) {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("interfaces: %w", err)
+	}
+	var out []netip.Prefix
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			out = append(out, p)
+		}
+	}
+	return out, nil
+}
+
+// nodeAddresses are the addresses of this node with their networks, as the
+// kernel's table of local routes has them.
+type nodeAddresses []netip.Prefix
+
+func (n nodeAddresses) local(a netip.Addr) bool {
+	return a.IsLoopback() || slices.ContainsFunc(n, func(p netip.Prefix) bool { return p.Addr() == a })
+}
+
+// manyReceivers says that an address is one of multicast or broadcast.
+func (n nodeAddresses) manyReceivers(a netip.Addr) bool {
+	if a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
+		return true
+	}
+	return slices.ContainsFunc(n, func(p netip.Prefix) bool {
+		return a.Is4() && p.Addr().Is4() && p.Bits() < 31 && a == lastAddress(p)
+	})
+}
+
+func lastAddress(p netip.Prefix) netip.Addr {
+	b := p.Addr().As4()
+	for bit := p.Bits(); bit < 32; bit++ {
+		b[bit/8] |= 0x80 >> (bit % 8)
+	}
+	return netip.AddrFrom4(b)
+}
+
+// An explanation is the answer of explain. As JSON, fields are only ever added.
+type explanation struct {
+	Destination string   `json:"destination"`
+	Config      string   `json:"config"`          // hash
+	Agent       string   `json:"agent,omitempty"` // whose flags were taken, in words
+	Answers     []answer `json:"answers"`         // two where it depends on the source and none was given
+	Notes       []string `json:"notes"`
+}
+
+// An answer is the verdict for a source: local, exempt or masqueraded.
+type answer struct {
+	Source  string        `json:"source"` // an address, or words
+	Verdict nft.Verdict   `json:"verdict"`
+	Steps   []explainStep `json:"steps"`
+}
+
+// An explainStep is a question that was asked. The last one of an answer
+// decides.
+type explainStep struct {
+	Question string `json:"question"`
+	Yes      bool   `json:"yes"`
+	CIDR     string `json:"cidr,omitempty"`  // that holds the address
+	Place    string `json:"place,omitempty"` // FILE:LINE:COL, or words for what no file says
+}
+
+func (x *explanation) answer(p nft.Policy, src, dst netip.Addr, node nodeAddresses) {
+	local := node.local(dst)
+	if src.IsValid() || local || !asksForSource(p, dst.Is6()) {
+		source := "any pod"
+		if src.IsValid() {
+			source = src.String()
+		}
+		x.add(p, source, src, dst, local)
+	} else {
+		x.answerForSources(p, dst)
+	}
+	x.note(src, dst, node)
+}
+
+func (x *explanation) add(p nft.Policy, source string, src, dst netip.Addr, local bool) {
+	steps := p.Explain(src, dst, local)
+	a := answer{Source: source, Verdict: steps[len(steps)-1].Verdict}
+	for _, s := range steps {
+		a.Steps = append(a.Steps, explainWords(s))
+	}
+	x.Answers = append(x.Answers, a)
+}
+
+func asksForSource(p nft.Policy, ipv6 bool) bool {
+	return slices.ContainsFunc(p.Families, func(f nft.FamilyPolicy) bool {
+		return f.IPv6 == ipv6 && len(f.MasqSrc.CIDRs)+len(f.NonMasqSrc.CIDRs) > 0
+	})
+}
+
+// answerForSources answers for those sources that the lists of sources let
+// pass, and for the others.
+func (x *explanation) answerForSources(p nft.Policy, dst netip.Addr) {
+	passing := nft.Policy{Families: slices.Clone(p.Families)}
+	var conditions []string
+	for i := range passing.Families {
+		f := &passing.Families[i]
+		if f.IPv6 != dst.Is6() {
+			continue
+		}
+		if len(f.MasqSrc.CIDRs) > 0 {
+			conditions = append(conditions, "in masqueradeSrcCIDRs")
+		}
+		if len(f.NonMasqSrc.CIDRs) > 0 {
+			conditions = append(conditions, "not in nonMasqueradeSrcCIDRs")
+		}
+		f.MasqSrc, f.NonMasqSrc = nft.List{}, nft.List{}
+	}
+	which := "source " + strings.Join(conditions, " and ")
+	x.add(passing, "a "+which, netip.Addr{}, dst, false)
+	first := &x.Answers[len(x.Answers)-1]
+	toNode := first.Steps[0]
+	first.Steps = slices.Insert(first.Steps, 1, explainStep{Question: which, Yes: true})
+	x.Answers = append(x.Answers, answer{
+		Source: "any other source", Verdict: nft.Exempt,
+		Steps: []explainStep{toNode, {Question: which}},
+	})
+}
+
+// explainWords puts a step in the words of the config.
+func explainWords(s nft.Step) explainStep {
+	switch s.Question {
+	case "local":
+		return explainStep{Question: "to an address of this node", Yes: s.Decides}
+	case "family":
+		return explainStep{Question: "IPv6, which is off", Yes: true}
+	case "default":
+		return explainStep{Question: "anything else", Yes: true}
+	}
+	out := explainStep{Question: s.Question, Yes: s.CIDR.IsValid()}
+	for _, l := range keyedLists(nft.FamilyPolicy{}) {
+		if s.Question == l.set+"-v4" || s.Question == l.set+"-v6" {
+			out.Question = l.asks + " in " + l.key
+		}
+	}
+	if out.Yes {
+		out.CIDR, out.Place = s.CIDR.String(), place(s.CIDR)
+	}
+	return out
+}
+
+// note adds what people do not expect.
+func (x *explanation) note(src, dst netip.Addr, node nodeAddresses) {
+	var exempt, masqueraded bool
+	for _, a := range x.Answers {
+		exempt = exempt || a.Verdict == nft.Exempt
+		masqueraded = masqueraded || a.Verdict == nft.Masqueraded
+	}
+	notes := []struct {
+		holds bool
+		text  string
+	}{
+		{masqueraded && node.manyReceivers(dst), "Multicast and broadcast are masqueraded too, as with the older agents."},
+		{masqueraded && !src.IsValid(), "The node's own traffic is masqueraded like a pod's."},
+		{masqueraded && src.IsValid() && node.local(src), "The source is this node; its own traffic is masqueraded too."},
+		{exempt, "Not by this agent, that is: another rule on the node may still masquerade it."},
+		{true, "This holds for new connections; an established one keeps the address it has."},
+	}
+	for _, n := range notes {
+		if n.holds {
+			x.Notes = append(x.Notes, n.text)
+		}
+	}
+}
+
+// String is the answer for people.
+func (x *explanation) String() string {
+	var b strings.Builder
+	for _, a := range x.Answers {
+		means := map[nft.Verdict]string{
+			nft.Local:       "not masqueraded: it is an address of this node",
+			nft.Exempt:      "not masqueraded: it sees the source's own address",
+			nft.Masqueraded: "masqueraded: it sees the node's address",
+		}[a.Verdict]
+		b.WriteString(wrap(fmt.Sprintf("%s, from %s: %s.", x.Destination, a.Source, means), "") + "\n")
+		w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+		for i, s := range a.Steps {
+			_, _ = fmt.Fprintf(w, "  %d  %s\t%s\n", i+1, s.Question, s.reply(a.Verdict, i == len(a.Steps)-1))
+			if s.Place != "" {
+				_, _ = fmt.Fprintf(w, "       at %s\t\n", s.Place)
+			}
+		}
+		_ = w.Flush() // a Builder takes everything
+		b.WriteString("\n")
+	}
+	for _, n := range x.Notes {
+		b.WriteString(wrap(n, ""))
+	}
+	fmt.Fprintf(&b, "config %s\n", x.Config)
+	if x.Agent != "" {
+		b.WriteString(wrap(x.Agent, ""))
+	}
+	return b.String()
+}
+
+func (s explainStep) reply(v nft.Verdict, decides bool) string {
+	reply := "no"
+	if s.Yes {
+		reply = "yes"
+	}
+	if s.CIDR != "" {
+		reply += ", " + s.CIDR
+	}
+	if !decides {
+		return reply
+	}
+	if v == nft.Masqueraded {
+		return reply + ": masqueraded"
+	}
+	return reply + ": never"
+}

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// klogFlags are what the flags of klog say that means something here.
+type klogFlags struct {
+	verbosity int
+	logFile   string
+}
+
+// klogNames lists the flags of k8s.io/klog/v2 2.140.
+func klogNames() []string {
+	return []string{
+		"add_dir_header", "alsologtostderr", "alsologtostderrthreshold", "legacy_stderr_threshold_behavior",
+		"log_backtrace_at", "log_dir", "log_file", "log_file_max_size", "logtostderr", "one_output",
+		"skip_headers", "skip_log_headers", "stderrthreshold", "v", "vmodule",
+	}
+}
+
+func isKlogFlag(name string) bool { return slices.Contains(klogNames(), name) }
+
+// addKlogFlags declares klog's flags with klog's types and defaults, so that a
+// command line that klog takes is taken. All but -v do nothing: the log goes to
+// stdout.
+func addKlogFlags(fs *flag.FlagSet) *klogFlags {
+	k := &klogFlags{}
+	const nothing = "accepted, does nothing"
+	for _, name := range klogNames() {
+		switch name {
+		case "v":
+			addFlag(fs, &k.verbosity, name, "0", "log `LEVEL`: from 4 on, details too", parseVerbosity)
+		case "log_file":
+			fs.StringVar(&k.logFile, name, "", nothing)
+		case "log_dir":
+			fs.String(name, "", nothing)
+		case "log_file_max_size":
+			fs.Uint64(name, 1800, nothing)
+		case "stderrthreshold", "alsologtostderrthreshold":
+			addFlag(fs, new(string), name, "", nothing, parseSeverity)
+		case "vmodule":
+			addFlag(fs, new(string), name, "", nothing, parseVModule)
+		case "log_backtrace_at":
+			addFlag(fs, new(string), name, "", nothing, parseTrace)
+		default:
+			fs.Bool(name, name == "logtostderr" || name == "legacy_stderr_threshold_behavior", nothing)
+		}
+	}
+	return k
+}
+
+// ignoredFile gives the path of --log_file where somebody might wait for the
+// log to appear there, else "".
+func (k klogFlags) ignoredFile() string {
+	if slices.Contains([]string{"/dev/stdout", "/dev/stderr", "/dev/null"}, k.logFile) {
+		return ""
+	}
+	return k.logFile
+}
+
+func parseVerbosity(s string) (int, error) {
+	n, err := strconv.ParseInt(s, 10, 32)
+	if err != nil {
+		return 0, errors.New("is not a whole number")
+	}
+	return int(n), nil
+}
+
+func parseSeverity(s string) (string, error) {
+	if _, err := strconv.ParseInt(s, 10, 32); err == nil || s == "" {
+		return s, nil
+	}
+	if slices.Contains([]string{"INFO", "WARNING", "ERROR", "FATAL"}, strings.ToUpper(s)) {
+		return s, nil
+	}
+	return "", errors.New("is neither INFO, WARNING, ERROR or FATAL nor a number")
+}
+
+func parseVModule(s string) (string, error) {
+	for _, part := range strings.Split(s, ",") {
+		pattern, level, _ := strings.Cut(part, "=")
+		if n, err := strconv.ParseInt(level, 10, 32); part != "" && (err != nil || n < 0 || pattern == "") {
+			return "", errors.New("is no list of PATTERN=LEVEL")
+		}
+	}
+	return s, nil
+}
+
+func parseTrace(s string) (string, error) {
+	file, line, _ := strings.Cut(s, ":")
+	if n, err := strconv.Atoi(line); s != "" && (err != nil || n <= 0 || !strings.Contains(file, ".")) {
+		return "", errors.New("is no FILE:LINE")
+	}
+	return s, nil
+}

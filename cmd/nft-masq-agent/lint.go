@@ -1,0 +1,190 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+)
+
+var (
+	linkLocalIPv4 = netip.MustParsePrefix("169.254.0.0/16")
+	linkLocalIPv6 = netip.MustParsePrefix("fe80::/10")
+
+	// metadata is the address of the metadata service of most clouds.
+	metadata = netip.MustParseAddr("169.254.169.254")
+)
+
+// A finding is something about a config that is no error.
+type finding struct {
+	ID   string // stable, for programs
+	Note bool   // good to know; otherwise a warning
+	Pos  config.Position
+	Msg  string
+}
+
+// String gives the finding as one line that begins with its place, if it has
+// one.
+func (f finding) String() string {
+	if f.Pos == (config.Position{}) {
+		return f.Msg
+	}
+	return f.Pos.String() + ": " + f.Msg
+}
+
+// lint looks for what a config probably does not mean to say. What the parser
+// warns of (an empty list, IPv6 CIDRs while IPv6 is off) is not repeated.
+func lint(p nft.Policy, podCIDRs []netip.Prefix) []finding {
+	var found []finding
+	for _, f := range p.Families {
+		found = append(found, lintEverythingExempt(f)...)
+		found = append(found, lintForcedOutside(f)...)
+		found = append(found, lintPodCIDRs(f, podCIDRs)...)
+		if !f.IPv6 {
+			found = append(found, noteMetadata(f))
+		}
+	}
+	return found
+}
+
+// lintEverythingExempt finds lists that leave no destination to masquerade.
+func lintEverythingExempt(f nft.FamilyPolicy) []finding {
+	all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	if f.IPv6 {
+		all = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	}
+	if _, some := uncovered(all, f.NonMasq.CIDRs); some {
+		return nil
+	}
+	found := finding{ID: "everything-exempt"}
+	what := "nonMasqueradeCIDRs together cover"
+	for _, c := range f.NonMasq.CIDRs {
+		if c.Prefix == all {
+			found.Pos, what = c.Pos, "nonMasqueradeCIDRs: "+all.String()+" covers"
+		}
+	}
+	rest := "nothing"
+	if len(f.Force.CIDRs) > 0 {
+		rest = "nothing but forceMasqueradeCIDRs"
+	}
+	found.Msg = fmt.Sprintf("%s every %s destination: %s is masqueraded", what, familyName(f.IPv6), rest)
+	return []finding{found}
+}
+
+// lintForcedOutside finds forced CIDRs that change nothing.
+func lintForcedOutside(f nft.FamilyPolicy) []finding {
+	var found []finding
+	for _, c := range f.Force.CIDRs {
+		if !overlapsAny(c.Prefix, f.NonMasq.CIDRs) {
+			found = append(found, finding{ID: "forced-outside", Pos: c.Pos, Msg: fmt.Sprintf(
+				"forceMasqueradeCIDRs: %s is outside every exempted CIDR: it is masqueraded anyway", c.Prefix)})
+		}
+	}
+	return found
+}
+
+// lintPodCIDRs finds networks of pods whose traffic among themselves would be
+// masqueraded.
+func lintPodCIDRs(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []finding {
+	var pods []netip.Prefix
+	masqueraded := false // any pod as a source
+	for _, p := range podCIDRs {
+		if p.Addr().Is6() == f.IPv6 {
+			pods = append(pods, p)
+			masqueraded = masqueraded || sourceMasqueraded(f, p)
+		}
+	}
+	if !masqueraded {
+		return nil
+	}
+	const seen = "pods of other nodes would see this node's address"
+	var found []finding
+	for _, p := range pods {
+		for _, c := range f.Force.CIDRs {
+			if c.Overlaps(p) {
+				found = append(found, finding{ID: "pod-cidr-forced", Pos: c.Pos, Msg: fmt.Sprintf(
+					"forceMasqueradeCIDRs: %s reaches into pod CIDR %s: %s", c.Prefix, p, seen)})
+			}
+		}
+		gap, some := uncovered(p, f.NonMasq.CIDRs)
+		switch {
+		case some && gap == p:
+			found = append(found, finding{ID: "pod-cidr-not-exempt", Msg: fmt.Sprintf("pod CIDR %s is not exempted: %s", p, seen)})
+		case some:
+			found = append(found, finding{ID: "pod-cidr-not-exempt", Msg: fmt.Sprintf("pod CIDR %s is exempted in part, %s is not: %s", p, gap, seen)})
+		}
+	}
+	return found
+}
+
+// sourceMasqueraded says whether any source of a network is masqueraded at all.
+func sourceMasqueraded(f nft.FamilyPolicy, p netip.Prefix) bool {
+	_, some := uncovered(p, f.NonMasqSrc.CIDRs)
+	return some && (len(f.MasqSrc.CIDRs) == 0 || overlapsAny(p, f.MasqSrc.CIDRs))
+}
+
+// noteMetadata says what becomes of requests to the metadata service. Where it
+// answers none but the node, pods need to be masqueraded to reach it.
+func noteMetadata(f nft.FamilyPolicy) finding {
+	note := finding{ID: "metadata", Note: true}
+	for _, asked := range []struct {
+		nft.List
+		who string
+	}{{f.Force, "node's"}, {f.NonMasq, "pod's own"}} {
+		for _, c := range asked.CIDRs {
+			if !c.Contains(metadata) {
+				continue
+			}
+			hint := ""
+			if c.Prefix == linkLocalIPv4 && c.Pos == (config.Position{}) {
+				hint = "; set it where the cloud answers nodes only"
+			}
+			note.Msg = fmt.Sprintf("%s (cloud metadata) sees the %s address: %s, %s%s", metadata, asked.who, c.Prefix, place(c), hint)
+			return note
+		}
+	}
+	note.Msg = fmt.Sprintf("%s (cloud metadata) sees the node's address: no CIDR holds it", metadata)
+	return note
+}
+
+func overlapsAny(p netip.Prefix, cidrs []config.CIDR) bool {
+	for _, c := range cidrs {
+		if c.Overlaps(p) {
+			return true
+		}
+	}
+	return false
+}
+
+// uncovered gives a part of a network that no CIDR covers, if there is one.
+func uncovered(p netip.Prefix, cidrs []config.CIDR) (netip.Prefix, bool) {
+	var inside []config.CIDR
+	for _, c := range cidrs {
+		if !c.Overlaps(p) {
+			continue
+		}
+		if c.Bits() <= p.Bits() {
+			return netip.Prefix{}, false
+		}
+		inside = append(inside, c)
+	}
+	if len(inside) == 0 {
+		return p, true
+	}
+	low, high := halves(p)
+	if gap, some := uncovered(low, inside); some {
+		return gap, true
+	}
+	return uncovered(high, inside)
+}
+
+// halves splits a network that is no single address.
+func halves(p netip.Prefix) (low, high netip.Prefix) {
+	bits := p.Bits()
+	b := p.Masked().Addr().AsSlice()
+	low = netip.PrefixFrom(p.Masked().Addr(), bits+1)
+	b[bits/8] |= 0x80 >> (bits % 8)
+	top, _ := netip.AddrFromSlice(b)
+	return low, netip.PrefixFrom(top, bits+1)
+}

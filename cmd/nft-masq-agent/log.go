@@ -1,0 +1,49 @@
+package main
+
+import (
+	"io"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// Formats of the log.
+const (
+	logJSON = "json" // one object a line
+	logText = "text" // for people
+)
+
+// debugVerbosity is the -v from which on details are logged. Clusters commonly
+// run their agents with -v=2, which is to stay as quiet as 0.
+const debugVerbosity = 4
+
+// newLogger logs to w, which is stdout: tools that collect logs take all of
+// stderr for errors. A line has its time, level and message; no caller, no
+// stack, and none is left out as a repetition.
+func newLogger(w io.Writer, o options) *zap.Logger {
+	encoding := zapcore.EncoderConfig{
+		TimeKey:        "time",
+		LevelKey:       "level",
+		MessageKey:     "msg",
+		EncodeTime:     encodeTime,
+		EncodeLevel:    zapcore.LowercaseLevelEncoder,
+		EncodeDuration: zapcore.StringDurationEncoder,
+	}
+	encoder := zapcore.NewJSONEncoder(encoding)
+	if o.logFormat == logText {
+		encoding.EncodeLevel = zapcore.CapitalLevelEncoder
+		encoding.ConsoleSeparator = "  "
+		encoder = zapcore.NewConsoleEncoder(encoding)
+	}
+	level := zapcore.InfoLevel
+	if o.klog.verbosity >= debugVerbosity {
+		level = zapcore.DebugLevel
+	}
+	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(w)), level))
+}
+
+// encodeTime writes RFC 3339 with milliseconds.
+func encodeTime(t time.Time, e zapcore.PrimitiveArrayEncoder) {
+	e.AppendString(t.UTC().Format("2006-01-02T15:04:05.000Z07:00"))
+}

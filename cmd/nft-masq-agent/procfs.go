@@ -1,0 +1,128 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A runningAgent is a process that runs an agent of ours in this network
+// namespace.
+type runningAgent struct {
+	pid     int
+	args    []string // behind the name of the program and the command
+	options options  // what they say
+	err     error    // why they say nothing to this version
+}
+
+// runningAgents finds the agents that a procfs shows, by pid, this process left
+// out. A process that cannot be looked at is none.
+func runningAgents(proc string) []runningAgent {
+	entries, err := os.ReadDir(proc)
+	if err != nil {
+		return nil
+	}
+	self, _ := os.Readlink(filepath.Join(proc, "self"))
+	var agents []runningAgent
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || e.Name() == self {
+			continue
+		}
+		if args, ok := agentArgs(proc, e.Name()); ok && !differs(proc, e.Name(), "ns/net") {
+			agents = append(agents, newRunningAgent(proc, pid, args))
+		}
+	}
+	slices.SortFunc(agents, func(a, b runningAgent) int { return a.pid - b.pid })
+	return agents
+}
+
+// agentArgs gives the flags of a process if it is an agent that runs.
+func agentArgs(proc, pid string) ([]string, bool) {
+	line, err := os.ReadFile(filepath.Join(proc, pid, "cmdline"))
+	if err != nil || len(line) == 0 {
+		return nil, false
+	}
+	words := strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
+	if filepath.Base(words[0]) != program && !sameProgram(proc, pid) {
+		return nil, false
+	}
+	args := words[1:]
+	if len(args) > 0 && args[0] == "run" {
+		return args[1:], true
+	}
+	return args, len(args) == 0 || strings.HasPrefix(args[0], "-")
+}
+
+func sameProgram(proc, pid string) bool {
+	own, err := os.Stat(filepath.Join(proc, "self", "exe"))
+	if err != nil {
+		return false
+	}
+	other, err := os.Stat(filepath.Join(proc, pid, "exe"))
+	return err == nil && os.SameFile(own, other)
+}
+
+// differs says that a process has another namespace than this one. Where that
+// cannot be read, it is taken for the same.
+func differs(proc, pid, namespace string) bool {
+	own, err := os.Readlink(filepath.Join(proc, "self", namespace))
+	if err != nil {
+		return false
+	}
+	other, err := os.Readlink(filepath.Join(proc, pid, namespace))
+	return err == nil && own != other
+}
+
+func newRunningAgent(proc string, pid int, args []string) runningAgent {
+	fs := flag.NewFlagSet("run", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	o := addRunFlags(fs)
+	a := runningAgent{pid: pid, args: args, err: fs.Parse(args)}
+	dir := filepath.Join(proc, strconv.Itoa(pid))
+	if cwd, err := os.Readlink(filepath.Join(dir, "cwd")); err == nil && !filepath.IsAbs(o.configPath) {
+		o.configPath = filepath.Join(cwd, o.configPath)
+	}
+	if differs(proc, strconv.Itoa(pid), "ns/mnt") {
+		o.root = filepath.Join(dir, "root")
+	}
+	a.options = *o
+	return a
+}
+
+// String names the agent and its flags, quoted: another process's words.
+func (a runningAgent) String() string {
+	if len(a.args) == 0 {
+		return fmt.Sprintf("the running agent (pid %d, without flags)", a.pid)
+	}
+	words := make([]string, len(a.args))
+	for i, arg := range a.args {
+		words[i] = strings.Trim(strconv.Quote(arg), `"`)
+	}
+	return fmt.Sprintf("the running agent (pid %d: %s)", a.pid, strings.Join(words, " "))
+}
+
+// followAgent takes the options of an agent that runs, if there is one and the
+// command line says nothing of the policy. It gives the sentence that says so,
+// or "".
+func (o *options) followAgent(fs *flag.FlagSet, agents []runningAgent) string {
+	given := false
+	fs.Visit(func(f *flag.Flag) { given = given || slices.Contains(policyFlags(), f.Name) })
+	if given || len(agents) == 0 {
+		return ""
+	}
+	first := agents[0]
+	if first.err != nil {
+		return fmt.Sprintf("not with the flags of %s: %v", first, first.err)
+	}
+	*o = first.options
+	if len(agents) > 1 {
+		return fmt.Sprintf("with the flags of %s, one of %d that run here", first, len(agents))
+	}
+	return fmt.Sprintf("with the flags of %s", first)
+}
