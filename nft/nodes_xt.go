@@ -25,8 +25,12 @@ type ofPrefix struct {
 	Source bool
 }
 
+// String leaves out a prefix that says nothing, as iptables-save does.
 func (m ofPrefix) String() string {
-	if m.Source {
+	switch {
+	case m.Prefix.Bits() == 0:
+		return ""
+	case m.Source:
 		return "-s " + m.Prefix.String()
 	}
 	return "-d " + m.Prefix.String()
@@ -93,10 +97,13 @@ func (m xtByChance) String() string {
 }
 
 // bytecode lays out struct xt_statistic_info: u16 mode, u16 flags, u32
-// probability, 8 bytes of the other mode, and the kernel's own pointer.
+// probability, 8 bytes of the other mode, and the kernel's own pointer. iptables
+// reckons the other mode's count from what shares its memory, here the
+// probability.
 func (m xtByChance) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
 	info := make(xt.Unknown, 24)
 	binary.NativeEndian.PutUint32(info[4:], m.probability())
+	binary.NativeEndian.PutUint32(info[12:], m.probability())
 	return nfnetlink.Marshal(f, &expr.Match{Name: "statistic", Info: &info})
 }
 
