@@ -118,15 +118,16 @@ func insertBefore[T node](nodes []node, n node) []node {
 }
 
 // saveText prints the rules as iptables-save does. Rules of both families fit into
-// one file, marked -4 and -6: each program passes over the other's.
+// one file, marked -4 and -6: each program passes over the other's. Chains cannot
+// be marked so; the one that a family does not need is made and deleted.
 func saveText(tables []Table) string {
 	var b strings.Builder
 	b.WriteString("*nat\n")
-	declared := map[string]bool{}
+	var declared []string
 	for _, t := range tables {
 		for _, c := range t.Chains {
-			if c.Hook == nil && !declared[c.Name] {
-				declared[c.Name] = true
+			if c.Hook == nil && !slices.Contains(declared, c.Name) {
+				declared = append(declared, c.Name)
 				fmt.Fprintf(&b, ":%s - [0:0]\n", c.Name)
 			}
 		}
@@ -135,6 +136,11 @@ func saveText(tables []Table) string {
 		family := ""
 		if len(tables) > 1 {
 			family = map[nfnetlink.Family]string{nfnetlink.IPv4: "-4 ", nfnetlink.IPv6: "-6 "}[t.Family]
+		}
+		for _, name := range declared {
+			if len(xtChain(t, name).Rules) == 0 {
+				fmt.Fprintf(&b, "%s-X %s\n", family, name)
+			}
 		}
 		for _, c := range t.Chains {
 			for _, r := range c.Rules {
