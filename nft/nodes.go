@@ -162,10 +162,12 @@ func (m masquerade) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
 	if m.Ports == nil {
 		return nfnetlink.Marshal(f, &expr.Masq{FullyRandom: m.RandomFully})
 	}
-	es := nfnetlink.Marshal(f,
-		&expr.Immediate{Register: reg1, Data: binaryutil.BigEndian.PutUint16(m.Ports.Min)},
-		&expr.Immediate{Register: reg2, Data: binaryutil.BigEndian.PutUint16(m.Ports.Max)})
-	return append(es, nfnetlink.MasqueradeTo(m.RandomFully))
+	es := nfnetlink.Marshal(f, &expr.Immediate{Register: reg1, Data: binaryutil.BigEndian.PutUint16(m.Ports.Min)})
+	if m.Ports.Size() == 1 {
+		return append(es, nfnetlink.MasqueradeTo(m.RandomFully, reg1, reg1))
+	}
+	es = append(es, nfnetlink.Marshal(f, &expr.Immediate{Register: reg2, Data: binaryutil.BigEndian.PutUint16(m.Ports.Max)})...)
+	return append(es, nfnetlink.MasqueradeTo(m.RandomFully, reg1, reg2))
 }
 
 // stop ends our say: the calling chain goes on.

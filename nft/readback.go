@@ -93,12 +93,15 @@ func (p *Policy) addMasquerade(r nfnetlink.Rule) {
 	}
 	masq := r.Exprs[len(r.Exprs)-1]
 	p.RandomFully = masq.Uint32(unix.NFTA_MASQ_FLAGS)&(1<<4) != 0
-	if masq.Attr(unix.NFTA_MASQ_REG_PROTO_MIN) == nil || len(r.Exprs) < 5 {
+	if masq.Attr(unix.NFTA_MASQ_REG_PROTO_MIN) == nil || len(r.Exprs) < 4 {
 		return
 	}
 	proto := r.Exprs[1].Value(unix.NFTA_CMP_DATA)
 	low := r.Exprs[len(r.Exprs)-3].Value(unix.NFTA_IMMEDIATE_DATA)
 	high := r.Exprs[len(r.Exprs)-2].Value(unix.NFTA_IMMEDIATE_DATA)
+	if r.Exprs[len(r.Exprs)-3].Name != "immediate" { // a range of one port has one
+		low = high
+	}
 	if len(proto) == 1 && proto[0] == unix.IPPROTO_TCP && len(low) == 2 && len(high) == 2 {
 		p.Ports = append(p.Ports, PortRange{binary.BigEndian.Uint16(low), binary.BigEndian.Uint16(high)})
 	}

@@ -38,8 +38,8 @@ func Marshal(family Family, exprs ...expr.Any) []Expr {
 
 // MasqueradeTo is `masquerade to :min-max`. The library's expression lacks the
 // flag NF_NAT_RANGE_PROTO_SPECIFIED, without which the kernel ignores the ports
-// (net/netfilter/nft_masq.c). The ports are read from registers 1 and 2.
-func MasqueradeTo(fullyRandom bool) Expr {
+// (net/netfilter/nft_masq.c). The ports are read from the two registers.
+func MasqueradeTo(fullyRandom bool, minPort, maxPort uint32) Expr {
 	const protoSpecified, protoRandomFully = 1 << 1, 1 << 4
 	flags := uint32(protoSpecified)
 	if fullyRandom {
@@ -47,8 +47,8 @@ func MasqueradeTo(fullyRandom bool) Expr {
 	}
 	var a attrs
 	a.uint32(unix.NFTA_MASQ_FLAGS, flags)
-	a.uint32(unix.NFTA_MASQ_REG_PROTO_MIN, unix.NFT_REG_1)
-	a.uint32(unix.NFTA_MASQ_REG_PROTO_MAX, unix.NFT_REG_2)
+	a.uint32(unix.NFTA_MASQ_REG_PROTO_MIN, minPort)
+	a.uint32(unix.NFTA_MASQ_REG_PROTO_MAX, maxPort)
 	return Expr{Name: "masq", Data: a}
 }
 
