@@ -251,14 +251,21 @@ func (h *Hammer) Stop() (Tally, error) {
 	h.draining.Store(true)
 	h.readers.Wait()
 
+	tally := h.SoFar()
+	refused, err := h.top.Node.refused()
+	tally.Refused = refused - h.refused
+	return tally, errors.Join(h.err, err)
+}
+
+// SoFar returns what a running Hammer has counted; what conntrack refused, only
+// Stop finds out.
+func (h *Hammer) SoFar() Tally {
 	var tally Tally
 	for i := range h.counts {
 		c := &h.counts[i]
 		tally.Counts = append(tally.Counts, Count{c.Target, c.sent.Load(), c.pod.Load(), c.node.Load(), c.other.Load()})
 	}
-	refused, err := h.top.Node.refused()
-	tally.Refused = refused - h.refused
-	return tally, errors.Join(h.err, err)
+	return tally
 }
 
 // refused returns how many packets the namespace's connection tracking dropped.

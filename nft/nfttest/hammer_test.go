@@ -111,6 +111,9 @@ func TestHammerSeesRulesThatAreAwayForAMoment(t *testing.T) {
 		if err := h.Wait(t.Context(), 100); err != nil {
 			t.Fatal(err)
 		}
+		if got, want := h.SoFar().Leaked() > 0, ruleset == masqueradeBut; got != want {
+			t.Errorf("before %q is loaded: leaked %v, want %v", ruleset, got, want)
+		}
 		nfttest.NFT(t, top.Node, ruleset, "-f", "-")
 	}
 	if err := h.Wait(t.Context(), 100); err != nil {
