@@ -145,12 +145,12 @@ func (f *checkFlags) summary(l loaded) [][2]string {
 	if o.Mode == nft.ModeIPTables {
 		mode = string(o.Mode) + ": chain " + o.Chain
 	}
-	ports := "of their own choice"
+	ports := "kept where they are free"
 	if o.RandomFully {
 		ports = "fully random"
 	}
 	if len(o.Ports) > 0 {
-		ports += ", for tcp, udp and sctp in " + portList(o.Ports)
+		ports += "; tcp, udp, sctp: " + portList(o.Ports)
 	}
 	ipv6 := "off: nothing of IPv6 is masqueraded"
 	if l.config.EnableIPv6 {
@@ -179,27 +179,28 @@ func writeFamily(b *strings.Builder, c config.Config, f nft.FamilyPolicy) {
 		if len(l.CIDRs) == 0 {
 			continue
 		}
-		fmt.Fprintf(b, "\n%s %s (%s):\n", familyName(f.IPv6), l.means, l.key)
+		fmt.Fprintf(b, "\n%s %s: %s\n", familyName(f.IPv6), l.key, l.means)
 		w := tabwriter.NewWriter(b, 20, 0, 2, ' ', 0)
 		for _, c := range l.CIDRs {
 			_, _ = fmt.Fprintf(w, "  %s\t%s\n", c.Prefix, place(c))
 		}
 		_ = w.Flush()
 		for _, c := range l.Covered {
-			fmt.Fprintf(b, "  dropped: %s at %s,\n    covered by %s at %s\n", c.Prefix, place(c.CIDR), c.By.Prefix, place(c.By))
+			fmt.Fprintf(b, "  dropped: %s (%s),\n    covered by %s (%s)\n", c.Prefix, place(c.CIDR), c.By.Prefix, place(c.By))
 		}
 	}
+	if _, some := uncovered(everything(f.IPv6), f.NonMasq.CIDRs); !some {
+		return
+	}
+	rest := "\nAny other " + familyName(f.IPv6) + " destination sees the node's address"
 	linkLocal, masq, key := linkLocalIPv4, c.MasqLinkLocal, "masqLinkLocal"
 	if f.IPv6 {
 		linkLocal, masq, key = linkLocalIPv6, c.MasqLinkLocalIPv6, "masqLinkLocalIPv6"
 	}
-	rest := "\nAny other %s destination sees the node's address"
-	if masq {
-		rest += ", link-local %s too (%s)"
-		fmt.Fprintf(b, rest+".\n", familyName(f.IPv6), linkLocal, key)
-		return
+	if masq && !overlapsAny(linkLocal, f.NonMasq.CIDRs) {
+		rest += fmt.Sprintf(",\nlink-local %s too (%s is true)", linkLocal, key)
 	}
-	fmt.Fprintf(b, rest+".\n", familyName(f.IPv6))
+	b.WriteString(rest + ".\n")
 }
 
 func writeFindings(b *strings.Builder, title string, found []finding) {
@@ -208,7 +209,11 @@ func writeFindings(b *strings.Builder, title string, found []finding) {
 	}
 	fmt.Fprintf(b, "\n%s\n", title)
 	for _, f := range found {
-		fmt.Fprintf(b, "  %s\n", f)
+		if f.Pos == (config.Position{}) {
+			b.WriteString(wrap(f.Msg, "  "))
+			continue
+		}
+		fmt.Fprintf(b, "  %s: %s\n", f.Pos, f.Msg) // one line, for editors
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"nft-masq-agent/nft"
 )
@@ -129,7 +128,7 @@ type explanation struct {
 	Destination string   `json:"destination"`
 	Config      string   `json:"config"`          // hash
 	Agent       string   `json:"agent,omitempty"` // whose flags were taken, in words
-	Answers     []answer `json:"answers"`         // two where it depends on the source and none was given
+	Answers     []answer `json:"answers"`         // several where it may depend on the source and none was given
 	Notes       []string `json:"notes"`
 }
 
@@ -178,33 +177,41 @@ func asksForSource(p nft.Policy, ipv6 bool) bool {
 	})
 }
 
-// answerForSources answers for those sources that the lists of sources let
-// pass, and for the others.
+// answerForSources answers for the sources that the lists of sources let pass,
+// and for those that each list stops.
 func (x *explanation) answerForSources(p nft.Policy, dst netip.Addr) {
 	passing := nft.Policy{Families: slices.Clone(p.Families)}
-	var conditions []string
+	var passed []explainStep // by the sources that pass
+	var pass []string
+	var stopped []answer
+	stop := func(key string, in bool) {
+		question := "source in " + key
+		words := map[bool]string{true: "in " + key, false: "not in " + key}
+		steps := append(slices.Clone(passed), explainStep{Question: question, Yes: in})
+		stopped = append(stopped, answer{Source: "a source " + words[in], Verdict: nft.Exempt, Steps: steps})
+		passed = append(passed, explainStep{Question: question, Yes: !in})
+		pass = append(pass, words[!in])
+	}
 	for i := range passing.Families {
 		f := &passing.Families[i]
 		if f.IPv6 != dst.Is6() {
 			continue
 		}
-		if len(f.MasqSrc.CIDRs) > 0 {
-			conditions = append(conditions, "in masqueradeSrcCIDRs")
-		}
-		if len(f.NonMasqSrc.CIDRs) > 0 {
-			conditions = append(conditions, "not in nonMasqueradeSrcCIDRs")
+		for _, l := range keyedLists(*f)[:2] {
+			if len(l.CIDRs) > 0 {
+				stop(l.key, l.set == "non-masq-src")
+			}
 		}
 		f.MasqSrc, f.NonMasqSrc = nft.List{}, nft.List{}
 	}
-	which := "source " + strings.Join(conditions, " and ")
-	x.add(passing, "a "+which, netip.Addr{}, dst, false)
+	x.add(passing, "a source "+strings.Join(pass, " and "), netip.Addr{}, dst, false)
 	first := &x.Answers[len(x.Answers)-1]
 	toNode := first.Steps[0]
-	first.Steps = slices.Insert(first.Steps, 1, explainStep{Question: which, Yes: true})
-	x.Answers = append(x.Answers, answer{
-		Source: "any other source", Verdict: nft.Exempt,
-		Steps: []explainStep{toNode, {Question: which}},
-	})
+	first.Steps = slices.Insert(first.Steps, 1, passed...)
+	for _, a := range stopped {
+		a.Steps = slices.Insert(a.Steps, 0, toNode)
+		x.Answers = append(x.Answers, a)
+	}
 }
 
 // explainWords puts a step in the words of the config.
@@ -241,7 +248,7 @@ func (x *explanation) note(src, dst netip.Addr, node nodeAddresses) {
 		text  string
 	}{
 		{masqueraded && node.manyReceivers(dst), "Multicast and broadcast are masqueraded too, as with the older agents."},
-		{masqueraded && !src.IsValid(), "The node's own traffic is masqueraded like a pod's."},
+		{masqueraded && !src.IsValid() && len(x.Answers) == 1, "The node's own traffic is masqueraded like a pod's."},
 		{masqueraded && src.IsValid() && node.local(src), "The source is this node; its own traffic is masqueraded too."},
 		{exempt, "Not by this agent, that is: another rule on the node may still masquerade it."},
 		{true, "This holds for new connections; an established one keeps the address it has."},
@@ -257,21 +264,7 @@ func (x *explanation) note(src, dst netip.Addr, node nodeAddresses) {
 func (x *explanation) String() string {
 	var b strings.Builder
 	for _, a := range x.Answers {
-		means := map[nft.Verdict]string{
-			nft.Local:       "not masqueraded: it is an address of this node",
-			nft.Exempt:      "not masqueraded: it sees the source's own address",
-			nft.Masqueraded: "masqueraded: it sees the node's address",
-		}[a.Verdict]
-		b.WriteString(wrap(fmt.Sprintf("%s, from %s: %s.", x.Destination, a.Source, means), "") + "\n")
-		w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-		for i, s := range a.Steps {
-			_, _ = fmt.Fprintf(w, "  %d  %s\t%s\n", i+1, s.Question, s.reply(a.Verdict, i == len(a.Steps)-1))
-			if s.Place != "" {
-				_, _ = fmt.Fprintf(w, "       at %s\t\n", s.Place)
-			}
-		}
-		_ = w.Flush() // a Builder takes everything
-		b.WriteString("\n")
+		a.write(&b, x.Destination)
 	}
 	for _, n := range x.Notes {
 		b.WriteString(wrap(n, ""))
@@ -281,6 +274,26 @@ func (x *explanation) String() string {
 		b.WriteString(wrap(x.Agent, ""))
 	}
 	return b.String()
+}
+
+func (a answer) write(b *strings.Builder, dst string) {
+	means := map[nft.Verdict]string{
+		nft.Local:       "not masqueraded: %[1]s is an address of this node",
+		nft.Exempt:      "not masqueraded: %[1]s sees the source's own address",
+		nft.Masqueraded: "masqueraded: %[1]s sees this node's address",
+	}[a.Verdict]
+	b.WriteString(wrap(fmt.Sprintf("A new connection to %[1]s from %[2]s is "+means+".", dst, a.Source), "") + "\n")
+	width := 0
+	for _, s := range a.Steps {
+		width = max(width, len(s.Question))
+	}
+	for i, s := range a.Steps {
+		fmt.Fprintf(b, "  %d  %-*s  %s\n", i+1, width, s.Question, s.reply(a.Verdict, i == len(a.Steps)-1))
+		if s.Place != "" {
+			fmt.Fprintf(b, "     %s\n", s.Place)
+		}
+	}
+	b.WriteString("\n")
 }
 
 func (s explainStep) reply(v nft.Verdict, decides bool) string {
@@ -297,5 +310,5 @@ func (s explainStep) reply(v nft.Verdict, decides bool) string {
 	if v == nft.Masqueraded {
 		return reply + ": masqueraded"
 	}
-	return reply + ": never"
+	return reply + ": not masqueraded"
 }

@@ -72,7 +72,7 @@ func policyFlags() []string {
 // addPolicyFlags declares the flags of every command that deals with a policy.
 func addPolicyFlags(fs *flag.FlagSet) *options {
 	o := &options{klog: addKlogFlags(fs)}
-	addFlag(fs, &o.configPath, "config", defaultConfig, "the config: a `PATH` of a file, or of a directory of files", parseConfigPath)
+	addFlag(fs, &o.configPath, "config", defaultConfig, "`PATH` of the config: a file, or a directory of files", parseConfigPath)
 	addFlag(fs, &o.mode, "mode", string(nft.ModeNFTables),
 		"`MODE`: nftables writes a table of its own; iptables-nft writes the chain that iptables shows",
 		oneOf(nft.ModeNFTables, nft.ModeIPTables))

@@ -36,12 +36,17 @@ func programHelp(all []command) string {
 		"which is masqueraded behind the node's. It takes the file and the flags of ip-masq-agent.", "") + "\n")
 	fmt.Fprintf(&b, "Usage: %s [COMMAND] [FLAGS]\n\n", program)
 	for _, c := range all {
-		fmt.Fprintf(&b, "  %-9s %s\n", c.name, c.about)
+		b.WriteString(listed(c.name, c.about))
 	}
-	fmt.Fprintf(&b, "  %-9s %s\n\n", "help", "tells of a command: its flags, and an example")
+	b.WriteString(listed("help", "tells of a command: its flags, and an example") + "\n")
 	b.WriteString(wrap("Without a command, or where a flag is the first argument, it is run.", ""))
 	b.WriteString(wrap("Exit codes: 0 done, valid, in step; 1 failed, invalid, differs; 2 wrong usage.", ""))
 	return b.String()
+}
+
+func listed(name, about string) string {
+	const indent = 12
+	return fmt.Sprintf("  %-*s", indent-2, name) + wrap(about, strings.Repeat(" ", indent))[indent:]
 }
 
 // help tells everything about one command.
@@ -74,7 +79,7 @@ func flagHelp(fs *flag.FlagSet) string {
 	var b strings.Builder
 	klog := false
 	fs.VisitAll(func(f *flag.Flag) {
-		if isKlogFlag(f.Name) && f.Name != "v" {
+		if isKlogFlag(f.Name) && (f.Name != "v" || fs.Name() != "run") {
 			klog = true
 			return
 		}
@@ -89,7 +94,7 @@ func flagHelp(fs *flag.FlagSet) string {
 		fmt.Fprintf(&b, "%s\n%s", strings.TrimRight("  "+dashes+f.Name+" "+value, " "), wrap(usage, "        "))
 	})
 	if klog {
-		b.WriteString(wrap("The other flags of klog are accepted and do nothing, so that the command lines of older agents go on working.", "  "))
+		b.WriteString(wrap("Every other flag of klog is accepted and does nothing, so that the command lines of older agents go on working.", "  "))
 	}
 	return b.String()
 }

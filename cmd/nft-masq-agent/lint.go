@@ -24,15 +24,6 @@ type finding struct {
 	Msg  string
 }
 
-// String gives the finding as one line that begins with its place, if it has
-// one.
-func (f finding) String() string {
-	if f.Pos == (config.Position{}) {
-		return f.Msg
-	}
-	return f.Pos.String() + ": " + f.Msg
-}
-
 // lint looks for what a config probably does not mean to say. What the parser
 // warns of (an empty list, IPv6 CIDRs while IPv6 is off) is not repeated.
 func lint(p nft.Policy, podCIDRs []netip.Prefix) []finding {
@@ -50,10 +41,7 @@ func lint(p nft.Policy, podCIDRs []netip.Prefix) []finding {
 
 // lintEverythingExempt finds lists that leave no destination to masquerade.
 func lintEverythingExempt(f nft.FamilyPolicy) []finding {
-	all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-	if f.IPv6 {
-		all = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-	}
+	all := everything(f.IPv6)
 	if _, some := uncovered(all, f.NonMasq.CIDRs); some {
 		return nil
 	}
@@ -70,6 +58,14 @@ func lintEverythingExempt(f nft.FamilyPolicy) []finding {
 	}
 	found.Msg = fmt.Sprintf("%s every %s destination: %s is masqueraded", what, familyName(f.IPv6), rest)
 	return []finding{found}
+}
+
+// everything is the network of all addresses.
+func everything(ipv6 bool) netip.Prefix {
+	if ipv6 {
+		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
 // lintForcedOutside finds forced CIDRs that change nothing.

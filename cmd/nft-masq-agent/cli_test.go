@@ -1,0 +1,157 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "renew the golden files in testdata/cli")
+
+const cliDir = "../../testdata/cli"
+
+// A transcript is a file of testdata/cli: text, files, and what the program
+// answers to command lines beside them.
+type transcript struct {
+	intro string
+	files []transcriptFile
+	runs  []transcriptRun
+}
+
+type transcriptFile struct{ name, content string }
+
+type transcriptRun struct {
+	args string
+	want result
+}
+
+// Lines that begin the parts of a transcript.
+const (
+	filePart   = "-- file "
+	runPart    = "-- run "
+	stderrPart = "-- stderr"
+	exitPart   = "-- exit "
+)
+
+func parseTranscript(t *testing.T, text string) transcript {
+	t.Helper()
+	var s transcript
+	into := &s.intro
+	for line := range strings.Lines(text) {
+		head := strings.TrimSuffix(line, "\n")
+		switch {
+		case strings.HasPrefix(head, filePart):
+			s.files = append(s.files, transcriptFile{name: head[len(filePart):]})
+			into = &s.files[len(s.files)-1].content
+		case strings.HasPrefix(head, runPart):
+			s.runs = append(s.runs, transcriptRun{args: head[len(runPart):]})
+			into = &s.runs[len(s.runs)-1].want.stdout
+		case head == stderrPart:
+			into = &s.runs[len(s.runs)-1].want.stderr
+		case strings.HasPrefix(head, exitPart):
+			if _, err := fmt.Sscan(head[len(exitPart):], &s.runs[len(s.runs)-1].want.code); err != nil {
+				t.Fatal(err)
+			}
+		default:
+			*into += line
+		}
+	}
+	return s
+}
+
+func (s transcript) String() string {
+	var b strings.Builder
+	b.WriteString(s.intro)
+	for _, f := range s.files {
+		b.WriteString(filePart + f.name + "\n" + f.content)
+	}
+	for _, r := range s.runs {
+		b.WriteString(runPart + r.args + "\n" + r.want.stdout)
+		if r.want.stderr != "" {
+			b.WriteString(stderrPart + "\n" + r.want.stderr)
+		}
+		if r.want.code != 0 {
+			fmt.Fprintf(&b, "%s%d\n", exitPart, r.want.code)
+		}
+	}
+	return b.String()
+}
+
+// play runs the command lines beside the files.
+func (s transcript) play(t *testing.T) transcript {
+	t.Helper()
+	dir := t.TempDir()
+	for _, f := range s.files {
+		path := filepath.Join(dir, f.name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(f.content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	played := transcript{intro: s.intro, files: s.files}
+	for _, r := range s.runs {
+		played.runs = append(played.runs, transcriptRun{r.args, runProgram(t, dir, strings.Fields(r.args)...)})
+	}
+	return played
+}
+
+func TestCommandsAnswerAsTheTranscripts(t *testing.T) {
+	paths, err := filepath.Glob(filepath.Join(cliDir, "*.txt"))
+	if err != nil || len(paths) == 0 {
+		t.Fatal("no transcripts", err)
+	}
+	for _, path := range paths {
+		t.Run(strings.TrimSuffix(filepath.Base(path), ".txt"), func(t *testing.T) {
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := parseTranscript(t, string(want)).play(t).String()
+			if *update {
+				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", path, diff)
+			}
+		})
+	}
+}
+
+func TestRenderPrintsTheGoldenRulesets(t *testing.T) {
+	dirs, err := filepath.Glob("../../testdata/cases/*")
+	if err != nil || len(dirs) == 0 {
+		t.Fatal("no cases", err)
+	}
+	for _, dir := range dirs {
+		flags, err := os.ReadFile(filepath.Join(dir, "flags"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, format := range [][]string{
+			{"ruleset.nft"},
+			{"ruleset.nft", "--mode=iptables-nft", "--format=nft"},
+			{"iptables.rules", "--mode=iptables-nft"},
+			{"iptables.rules", "--format=iptables"},
+		} {
+			want, err := os.ReadFile(filepath.Join(dir, format[0]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			args := append([]string{"render", "--config", filepath.Join(dir, "config.yaml")}, format[1:]...)
+			got := runHere(t, append(args, strings.Fields(string(flags))...)...)
+			if diff := cmp.Diff(string(want), got.stdout); diff != "" || got.code != exitDone {
+				t.Errorf("%s %v: exit code %d, %s (-want +got):\n%s", dir, format, got.code, got.stderr, diff)
+			}
+		}
+	}
+}

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// toy stands for any command.
+func toy(name, operands string, do action) command {
+	return command{name: name, operands: operands, about: "is a toy", flags: func(fs *flag.FlagSet) action {
+		addRunFlags(fs)
+		return do
+	}}
+}
+
+func TestTheFirstArgumentChoosesTheCommand(t *testing.T) {
+	var called string
+	var operands []string
+	name := func(n string) action {
+		return func(_ context.Context, given []string, _ environment) (int, error) {
+			called, operands = n, given
+			return exitDone, nil
+		}
+	}
+	all := []command{toy("run", "", name("run")), toy("explain", "ADDRESS", name("explain"))}
+	tests := []struct {
+		args     string
+		called   string
+		operands []string
+		code     int
+	}{
+		{"", "run", nil, 0},
+		{"run", "run", nil, 0},
+		{"--v=2", "run", nil, 0},
+		{"-v 2 --logtostderr", "run", nil, 0},
+		{"run --v=2", "run", nil, 0},
+		{"explain x", "explain", []string{"x"}, 0},
+		{"explain -v=2 x", "explain", []string{"x"}, 0},
+		{"explain x -v=2", "explain", []string{"x"}, 0},
+		{"explain -v 2 x --enable-ipv6", "explain", []string{"x"}, 0},
+		{"explain -- -x", "explain", []string{"-x"}, 0},
+		{"explain", "", nil, 2},
+		{"explain x y", "", nil, 2},
+		{"explain x -- y", "", nil, 2},
+		{"run x", "", nil, 2},
+		{"-v", "", nil, 2},
+		{"nothing", "", nil, 2},
+		{"explain --version", "", nil, 0},
+		{"--help", "", nil, 0},
+		{"-h", "", nil, 0},
+		{"help explain", "", nil, 0},
+		{"--v=2 --help", "", nil, 0},
+	}
+	for _, tt := range tests {
+		called, operands = "", nil
+		code := dispatch(t.Context(), all, strings.Fields(tt.args), environment{stdout: io.Discard, stderr: io.Discard})
+		if code != tt.code || called != tt.called || !cmp.Equal(operands, tt.operands) {
+			t.Errorf("%q: called %q with %q, code %d, want %q with %q, code %d",
+				tt.args, called, operands, code, tt.called, tt.operands, tt.code)
+		}
+	}
+}
+
+func TestErrorsDecideTheExitCode(t *testing.T) {
+	for _, tt := range []struct {
+		code int
+		err  error
+		want int
+		says string
+	}{
+		{exitDone, nil, 0, ""},
+		{exitFailed, nil, 1, ""},
+		{exitDone, errors.New("broken"), 1, "nft-masq-agent run: broken\n"},
+		{exitDone, usagef("wrong"), 2, "nft-masq-agent run: wrong\nnft-masq-agent run --help tells more\n"},
+		{exitDone, fmt.Errorf("outer: %w", usagef("wrong")), 2, "nft-masq-agent run: outer: wrong\nnft-masq-agent run --help tells more\n"},
+	} {
+		var stderr strings.Builder
+		do := func(context.Context, []string, environment) (int, error) { return tt.code, tt.err }
+		code := dispatch(t.Context(), []command{toy("run", "", do)}, nil, environment{stdout: io.Discard, stderr: &stderr})
+		if code != tt.want || stderr.String() != tt.says {
+			t.Errorf("%d, %v: code %d and %q, want %d and %q", tt.code, tt.err, code, stderr.String(), tt.want, tt.says)
+		}
+	}
+}
+
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
+
+func TestAnAnswerThatCannotBeWrittenIsAFailure(t *testing.T) {
+	for _, args := range []string{
+		"version", "help", "help check", "check --help", "check --version", "check --config none", "check --config none -o json",
+		"render --config none", "render --config none --format json", "explain 10.1.2.3 --config none",
+	} {
+		e := testEnvironment(t, fullDisk{}, io.Discard)
+		if code := dispatch(t.Context(), commands(), strings.Fields(args), e); code != exitFailed {
+			t.Errorf("%s: exit code %d", args, code)
+		}
+	}
+}
+
+func TestVersionIsPrintedByCommandAndFlag(t *testing.T) {
+	want := runHere(t, "version")
+	if want.code != exitDone || !strings.HasPrefix(want.stdout, "nft-masq-agent devel\ncommit ") || !strings.Contains(want.stdout, "\ngo1.") {
+		t.Errorf("version: %+v", want)
+	}
+	for _, args := range []string{"--version", "-version", "run --version", "check --version --strict", "--v=2 --version"} {
+		if got := runHere(t, strings.Fields(args)...); got != want {
+			t.Errorf("%s: %+v, want %+v", args, got, want)
+		}
+	}
+}

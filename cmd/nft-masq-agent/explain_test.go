@@ -1,0 +1,69 @@
+package main
+
+import (
+	"encoding/json"
+	"slices"
+	"testing"
+
+	"nft-masq-agent/nft"
+)
+
+func explainJSON(t *testing.T, args ...string) explanation {
+	t.Helper()
+	got := runHere(t, append([]string{"explain", "--config", "none", "-o", "json"}, args...)...)
+	var x explanation
+	if err := json.Unmarshal([]byte(got.stdout), &x); err != nil || got.code != exitDone {
+		t.Fatalf("%v: %+v: %v", args, got, err)
+	}
+	return x
+}
+
+func TestAddressesOfTheNodeAreLocal(t *testing.T) {
+	for dst, want := range map[string]nft.Verdict{
+		"192.0.2.1":          nft.Local,
+		"192.0.2.2":          nft.Masqueraded,
+		"127.0.0.1":          nft.Local,
+		"127.8.8.8":          nft.Local,
+		"::1":                nft.Local,
+		"2001:db8::1":        nft.Local,
+		"2001:db8::2":        nft.Masqueraded,
+		"::ffff:192.0.2.1":   nft.Local,
+		"fe80::1%eth0":       nft.Exempt,
+		"::ffff:203.0.113.1": nft.Masqueraded,
+	} {
+		x := explainJSON(t, dst, "--enable-ipv6")
+		if len(x.Answers) != 1 || x.Answers[0].Verdict != want || x.Answers[0].Source != "any pod" {
+			t.Errorf("%s: %+v, want %s", dst, x.Answers, want)
+		}
+	}
+}
+
+func TestExplainSaysWhatPeopleDoNotExpect(t *testing.T) {
+	const (
+		many     = "Multicast and broadcast are masqueraded too, as with the older agents."
+		ownToo   = "The node's own traffic is masqueraded like a pod's."
+		fromNode = "The source is this node; its own traffic is masqueraded too."
+		elsewise = "Not by this agent, that is: another rule on the node may still masquerade it."
+		lasting  = "This holds for new connections; an established one keeps the address it has."
+	)
+	tests := []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"203.0.113.9"}, []string{ownToo, lasting}},
+		{[]string{"203.0.113.9", "--from", "10.1.2.3"}, []string{lasting}},
+		{[]string{"203.0.113.9", "--from", "192.0.2.1"}, []string{fromNode, lasting}},
+		{[]string{"224.0.0.251"}, []string{many, ownToo, lasting}},
+		{[]string{"255.255.255.255", "--from", "10.1.2.3"}, []string{many, lasting}},
+		{[]string{"192.0.2.255", "--from", "10.1.2.3"}, []string{many, lasting}},
+		{[]string{"192.0.2.254", "--from", "10.1.2.3"}, []string{lasting}},
+		{[]string{"ff02::fb", "--enable-ipv6", "--from", "fd00::1"}, []string{many, lasting}},
+		{[]string{"10.1.2.3"}, []string{elsewise, lasting}},
+		{[]string{"127.0.0.1"}, []string{lasting}},
+	}
+	for _, tt := range tests {
+		if got := explainJSON(t, tt.args...).Notes; !slices.Equal(got, tt.want) {
+			t.Errorf("%v: %q, want %q", tt.args, got, tt.want)
+		}
+	}
+}

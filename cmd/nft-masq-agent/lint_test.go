@@ -1,0 +1,129 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+)
+
+func TestLintFindsWhatAConfigProbablyDoesNotMean(t *testing.T) {
+	const seen = "pods of other nodes would see this node's address"
+	tests := []struct {
+		name, file, pods string
+		want             []string // ID and, where there is one, place; message
+	}{
+		{"defaults", "", "", nil},
+		{"pods exempt", "", "10.244.0.0/16", nil},
+		{"pods not exempt", "nonMasqueradeCIDRs: [10.0.0.0/8]", "100.64.0.0/10", []string{
+			"pod-cidr-not-exempt: pod CIDR 100.64.0.0/10 is not exempted: " + seen,
+		}},
+		{"pods exempt in part", "nonMasqueradeCIDRs: [10.0.0.0/9]", "10.0.0.0/8", []string{
+			"pod-cidr-not-exempt: pod CIDR 10.0.0.0/8 is exempted in part, 10.128.0.0/9 is not: " + seen,
+		}},
+		{"pods exempt by two together", "nonMasqueradeCIDRs: [10.128.0.0/9, 10.0.0.0/9]", "10.0.0.0/8", nil},
+		{"pods forced", "nonMasqueradeCIDRs: [10.0.0.0/8]\nforceMasqueradeCIDRs: [10.244.1.0/24]", "10.244.0.0/16", []string{
+			"pod-cidr-forced c:2:24: forceMasqueradeCIDRs: 10.244.1.0/24 reaches into pod CIDR 10.244.0.0/16: " + seen,
+		}},
+		{"pods as sources never", "nonMasqueradeCIDRs: []\nnonMasqueradeSrcCIDRs: [10.0.0.0/8]", "10.244.0.0/16", nil},
+		{"pods as sources not listed", "nonMasqueradeCIDRs: []\nmasqueradeSrcCIDRs: [192.168.0.0/16]", "10.244.0.0/16", nil},
+		{"pods as sources listed", "nonMasqueradeCIDRs: []\nmasqueradeSrcCIDRs: [10.0.0.0/8]", "10.244.0.0/16", []string{
+			"pod-cidr-not-exempt: pod CIDR 10.244.0.0/16 is not exempted: " + seen,
+		}},
+		{"pods of both families", "nonMasqueradeCIDRs: []\nenableIPv6: true", "10.244.0.0/16,fd00::/48", []string{
+			"pod-cidr-not-exempt: pod CIDR 10.244.0.0/16 is not exempted: " + seen,
+			"pod-cidr-not-exempt: pod CIDR fd00::/48 is not exempted: " + seen,
+		}},
+		{"IPv6 pods while it is off", "", "fd00::/48", nil},
+		{"everything exempt", "nonMasqueradeCIDRs: [0.0.0.0/0]", "", []string{
+			"everything-exempt c:1:22: nonMasqueradeCIDRs: 0.0.0.0/0 covers every IPv4 destination: nothing is masqueraded",
+		}},
+		{"everything exempt but what is forced", "nonMasqueradeCIDRs: [0.0.0.0/0]\nforceMasqueradeCIDRs: [10.0.0.0/8]", "", []string{
+			"everything-exempt c:1:22: nonMasqueradeCIDRs: 0.0.0.0/0 covers every IPv4 destination: nothing but forceMasqueradeCIDRs is masqueraded",
+		}},
+		{"everything exempt in two halves", "nonMasqueradeCIDRs: [0.0.0.0/1, 128.0.0.0/1]", "", []string{
+			"everything-exempt: nonMasqueradeCIDRs together cover every IPv4 destination: nothing is masqueraded",
+		}},
+		{"all of IPv6 exempt", "nonMasqueradeCIDRs: ['::/0']\nenableIPv6: true", "", []string{
+			"everything-exempt c:1:22: nonMasqueradeCIDRs: ::/0 covers every IPv6 destination: nothing is masqueraded",
+		}},
+		{"forced outside", "nonMasqueradeCIDRs: [10.0.0.0/8]\nforceMasqueradeCIDRs: [10.1.0.0/16, 0.0.0.0/1, 192.0.2.0/24]", "", []string{
+			"forced-outside c:2:48: forceMasqueradeCIDRs: 192.0.2.0/24 is outside every exempted CIDR: it is masqueraded anyway",
+		}},
+		{"forced link-local", "forceMasqueradeCIDRs: [169.254.169.254/32]", "", nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var pods []netip.Prefix
+			if tt.pods != "" {
+				for _, p := range strings.Split(tt.pods, ",") {
+					pods = append(pods, netip.MustParsePrefix(p))
+				}
+			}
+			var got []string
+			for _, f := range warningsOf(lint(policyOf(t, tt.file), pods)) {
+				place := ""
+				if f.Pos != (config.Position{}) {
+					place = " " + f.Pos.String()
+				}
+				got = append(got, fmt.Sprintf("%s%s: %s", f.ID, place, f.Msg))
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func policyOf(t *testing.T, file string) nft.Policy {
+	t.Helper()
+	c, _, err := config.Parse(config.Defaults{}, config.Source{Name: "c", Data: []byte(file)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return nft.NewPolicy(c, nft.Options{Mode: nft.ModeNFTables})
+}
+
+func TestLintSaysWhatTheMetadataServiceSees(t *testing.T) {
+	for file, want := range map[string]string{
+		"":                    "sees the pod's own address: 169.254.0.0/16, link-local, masqLinkLocal is false; set it where the cloud answers nodes only",
+		"masqLinkLocal: true": "sees the node's address: no CIDR holds it",
+		"masqLinkLocal: true\nnonMasqueradeCIDRs: [169.254.0.0/16]": "sees the pod's own address: 169.254.0.0/16, c:2:22",
+		"forceMasqueradeCIDRs: [169.254.169.254/32]":                "sees the node's address: 169.254.169.254/32, c:1:24",
+	} {
+		notes := notesOf(lint(policyOf(t, file), nil))
+		if len(notes) != 1 || notes[0].ID != "metadata" || notes[0].Msg != "169.254.169.254 (cloud metadata) "+want {
+			t.Errorf("%q: %+v, want %q", file, notes, want)
+		}
+	}
+}
+
+func TestUncoveredGivesAGap(t *testing.T) {
+	tests := []struct{ of, by, want string }{
+		{"10.0.0.0/8", "", "10.0.0.0/8"},
+		{"10.0.0.0/8", "10.0.0.0/8", ""},
+		{"10.0.0.0/8", "0.0.0.0/0", ""},
+		{"10.0.0.0/8", "11.0.0.0/8", "10.0.0.0/8"},
+		{"10.0.0.0/8", "10.0.0.0/9 10.128.0.0/10", "10.192.0.0/10"},
+		{"10.0.0.0/31", "10.0.0.1/32", "10.0.0.0/32"},
+		{"10.0.0.0/31", "10.0.0.0/32", "10.0.0.1/32"},
+		{"0.0.0.0/0", "0.0.0.0/1 128.0.0.0/1", ""},
+		{"::/0", "8000::/1", "::/1"},
+		{"::/127", "::/128", "::1/128"},
+	}
+	for _, tt := range tests {
+		var by []config.CIDR
+		for _, p := range strings.Fields(tt.by) {
+			by = append(by, config.CIDR{Prefix: netip.MustParsePrefix(p)})
+		}
+		gap, some := uncovered(netip.MustParsePrefix(tt.of), by)
+		if got := gap.String(); some != (tt.want != "") || some && got != tt.want {
+			t.Errorf("%s by %s: %s %t, want %q", tt.of, tt.by, got, some, tt.want)
+		}
+	}
+}

@@ -1,0 +1,52 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+)
+
+func TestTheLogHasTimeLevelAndMessage(t *testing.T) {
+	var b bytes.Buffer
+	log := newLogger(&b, *parseRun(t, ""))
+	log.Info("applied", zap.Duration("took", 1500*time.Microsecond), zap.Int("cidrs", 3))
+	var line map[string]any
+	if err := json.Unmarshal(b.Bytes(), &line); err != nil {
+		t.Fatal(err)
+	}
+	if at, err := time.Parse(time.RFC3339, line["time"].(string)); err != nil || time.Since(at).Abs() > time.Hour {
+		t.Errorf("time %v: %v", line["time"], err)
+	}
+	delete(line, "time")
+	want := map[string]any{"level": "info", "msg": "applied", "took": "1.5ms", "cidrs": 3.0}
+	if diff := cmp.Diff(want, line); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestTheTextLogIsForPeople(t *testing.T) {
+	var b bytes.Buffer
+	log := newLogger(&b, *parseRun(t, "--log-format text"))
+	log.Error("config rejected, keeping 3f9a2c71", zap.Error(errors.New("config.yaml:4:5: bad")))
+	_, line, _ := strings.Cut(b.String(), "Z  ")
+	want := "ERROR  config rejected, keeping 3f9a2c71  {\"error\": \"config.yaml:4:5: bad\"}\n"
+	if diff := cmp.Diff(want, line); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestDetailsAreLoggedFromLevel4On(t *testing.T) {
+	for flags, want := range map[string]string{"": "", "--v=2": "", "--v=3": "", "--v=4": "detail", "--v=10": "detail", "--v=-1": ""} {
+		var b bytes.Buffer
+		newLogger(&b, *parseRun(t, flags)).Debug("detail")
+		if (b.Len() > 0) != (want != "") || !strings.Contains(b.String(), want) {
+			t.Errorf("%q: logged %q", flags, b.String())
+		}
+	}
+}

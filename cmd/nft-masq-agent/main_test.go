@@ -1,0 +1,68 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"testing"
+)
+
+// asMain makes the test binary be the program, so that tests see what a shell
+// does.
+const asMain = "NFT_MASQ_AGENT_TEST_AS_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asMain) != "" {
+		main()
+	}
+	flag.Parse()
+	os.Exit(m.Run())
+}
+
+// A result is what a run of the program leaves.
+type result struct {
+	stdout, stderr string
+	code           int
+}
+
+// runProgram runs the program in a directory.
+func runProgram(t *testing.T, dir string, args ...string) result {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self, args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), asMain+"=1")
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	var ended *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &ended) {
+		t.Fatal(err)
+	}
+	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+}
+
+// runHere runs the program in this process, on a node with the addresses
+// 192.0.2.1/24 and 2001:db8::1/64 on which no agent runs.
+func runHere(t *testing.T, args ...string) result {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	code := dispatch(t.Context(), commands(), args, testEnvironment(t, &stdout, &stderr))
+	return result{stdout.String(), stderr.String(), code}
+}
+
+func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
+	t.Helper()
+	return environment{
+		stdout: stdout, stderr: stderr, proc: t.TempDir(),
+		nodeNetworks: func() ([]netip.Prefix, error) {
+			return []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}, nil
+		},
+	}
+}

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/nft"
+)
+
+// A process is one of a procfs that a test lays out.
+type process struct {
+	pid     string
+	cmdline string // words
+	exe     string // a file, the same for the same program
+	net     string // inode of the network namespace, "" for one that cannot be read
+	mnt     string
+	cwd     string
+}
+
+// layOutProc lays out a procfs in which process 100 is this one.
+func layOutProc(t *testing.T, processes ...process) string {
+	t.Helper()
+	proc, programs := t.TempDir(), t.TempDir()
+	link := func(to, path string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(to, path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write := func(path, content string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link("100", filepath.Join(proc, "self"))
+	write(filepath.Join(proc, "sys", "kernel"), "") // no process
+	for _, p := range processes {
+		dir := filepath.Join(proc, p.pid)
+		line := ""
+		if p.cmdline != "" {
+			line = strings.Join(strings.Fields(p.cmdline), "\x00") + "\x00"
+		}
+		write(filepath.Join(dir, "cmdline"), line)
+		if p.exe != "" {
+			write(filepath.Join(programs, p.exe), "")
+			link(filepath.Join(programs, p.exe), filepath.Join(dir, "exe"))
+		}
+		if p.net != "" {
+			link("net:["+p.net+"]", filepath.Join(dir, "ns/net"))
+		}
+		if p.mnt != "" {
+			link("mnt:["+p.mnt+"]", filepath.Join(dir, "ns/mnt"))
+		}
+		if p.cwd != "" {
+			link(p.cwd, filepath.Join(dir, "cwd"))
+		}
+	}
+	return proc
+}
+
+func TestRunningAgentsAreFound(t *testing.T) {
+	self := process{"100", "/bin/nft-masq-agent status", "agent", "1", "1", "/"}
+	tests := map[string]struct {
+		process process
+		found   bool
+	}{
+		"run":                         {process{"7", "/bin/nft-masq-agent run --v=2", "agent", "1", "1", "/"}, true},
+		"without a command":           {process{"7", "nft-masq-agent", "agent", "1", "1", "/"}, true},
+		"flags first":                 {process{"7", "nft-masq-agent --v=2", "agent", "1", "1", "/"}, true},
+		"the same program renamed":    {process{"7", "/masq run", "agent", "1", "1", "/"}, true},
+		"another build of the name":   {process{"7", "/old/nft-masq-agent", "older", "1", "1", "/"}, true},
+		"nothing but its line":        {process{"7", "/nft-masq-agent", "", "", "", ""}, true},
+		"another command":             {process{"7", "nft-masq-agent check", "agent", "1", "1", "/"}, false},
+		"another network namespace":   {process{"7", "nft-masq-agent run", "agent", "2", "1", "/"}, false},
+		"another program":             {process{"7", "ip-masq-agent run", "other", "1", "1", "/"}, false},
+		"somebody who names it":       {process{"7", "sh -c nft-masq-agent", "sh", "1", "1", "/"}, false},
+		"a kernel thread or a zombie": {process{"7", "", "", "1", "1", "/"}, false},
+	}
+	for name, tt := range tests {
+		agents := runningAgents(layOutProc(t, self, tt.process))
+		if (len(agents) == 1) != tt.found || len(agents) > 1 {
+			t.Errorf("%s: %+v", name, agents)
+		}
+	}
+	if agents := runningAgents(layOutProc(t, process{"100", "nft-masq-agent run", "agent", "1", "1", "/"})); len(agents) != 0 {
+		t.Errorf("this process is found itself: %+v", agents)
+	}
+	if agents := runningAgents(filepath.Join(t.TempDir(), "nothing")); len(agents) != 0 {
+		t.Errorf("without procfs: %+v", agents)
+	}
+}
+
+func TestARunningAgentSaysItsFlags(t *testing.T) {
+	self := process{"100", "nft-masq-agent status", "agent", "1", "1", "/"}
+	proc := layOutProc(t, self,
+		process{"30", "nft-masq-agent", "agent", "1", "1", "/"},
+		process{"9", "nft-masq-agent --masq-chain=IP-MASQ --mode iptables-nft --config conf/a --takeover --http-address :9717", "agent", "1", "2", "/etc"},
+		process{"40", "nft-masq-agent --from-the-future", "agent", "1", "1", "/"},
+	)
+	agents := runningAgents(proc)
+	var pids []int
+	for _, a := range agents {
+		pids = append(pids, a.pid)
+	}
+	if diff := cmp.Diff([]int{9, 30, 40}, pids); diff != "" {
+		t.Fatalf("pids (-want +got):\n%s", diff)
+	}
+	o := agents[0].options
+	if o.configPath != "/etc/conf/a" || o.root != filepath.Join(proc, "9/root") {
+		t.Errorf("config %q below %q", o.configPath, o.root)
+	}
+	if diff := cmp.Diff(nft.Options{Mode: nft.ModeIPTables, Chain: "IP-MASQ"}, o.nftOptions()); diff != "" {
+		t.Errorf("options (-want +got):\n%s", diff)
+	}
+	if o := agents[1].options; agents[1].err != nil || o.configPath != defaultConfig || o.root != "" {
+		t.Errorf("without flags: %+v", agents[1])
+	}
+	if agents[2].err == nil {
+		t.Error("flags that this version does not know are no error")
+	}
+}
+
+func TestExplainTakesTheFlagsAndTheFileOfARunningAgent(t *testing.T) {
+	self := process{"100", "nft-masq-agent explain", "agent", "1", "1", "/"}
+	proc := layOutProc(t, self, process{"9", "nft-masq-agent --config /conf --enable-ipv6", "agent", "1", "2", "/"})
+	conf := filepath.Join(proc, "9/root/conf")
+	if err := os.MkdirAll(filepath.Dir(conf), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(conf, []byte("nonMasqueradeCIDRs: ['2001:db8::/32']\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string][]string{
+		"explain 2001:db8::2":                {"not masqueraded", "     /conf:1:22\n", "with the flags of the running agent (pid 9: --config /conf --enable-ipv6)"},
+		"explain 2001:db8::2 --config /none": {"IPv6, which is off"},
+	} {
+		var out strings.Builder
+		e := testEnvironment(t, &out, &out)
+		e.proc = proc
+		if code := dispatch(t.Context(), commands(), strings.Fields(args), e); code != exitDone {
+			t.Fatalf("%s: exit code %d: %s", args, code, out.String())
+		}
+		text := strings.Join(strings.Fields(out.String()), " ")
+		for _, w := range want {
+			if !strings.Contains(text, strings.TrimSpace(w)) {
+				t.Errorf("%s: %q is not in:\n%s", args, w, out.String())
+			}
+		}
+	}
+	if err := os.WriteFile(conf, []byte("masqLinkLocal: 5\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var stderr strings.Builder
+	e := testEnvironment(t, &stderr, &stderr)
+	e.proc = proc
+	if code := dispatch(t.Context(), commands(), []string{"explain", "2001:db8::1"}, e); code != exitFailed || !strings.HasPrefix(stderr.String(), "/conf:1:16: ") {
+		t.Errorf("a bad file: exit code %d: %s", code, stderr.String())
+	}
+}
