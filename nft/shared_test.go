@@ -305,7 +305,7 @@ func TestForeignRulesStayAsTheyAre(t *testing.T) {
 	})
 	for _, m := range modes {
 		apply(t, k, loadCase(t, "all-policies").compile(m), everything)
-		if _, err := k.Cleanup(); err != nil {
+		if _, err := k.Cleanup(false); err != nil {
 			t.Fatal(err)
 		}
 		check("cleanup")
