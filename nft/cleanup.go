@@ -9,16 +9,17 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Cleanup removes what any mode of ours installed, in one transaction, and
-// names it; nothing where there was nothing.
-func (k *Kernel) Cleanup() ([]string, error) {
+// Cleanup removes what any mode of ours installed, and with legacy the chains of
+// iptables-based agents, in one transaction. It names what it removed; nothing
+// where there was nothing.
+func (k *Kernel) Cleanup(legacy bool) ([]string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.at = 0
 	var err error
 	for range attempts {
 		var s *state
-		if s, err = k.readRules(Ruleset{}, true); err != nil {
+		if s, err = k.readRules(Ruleset{}, Look{Others: true, TakeOver: legacy}); err != nil {
 			return nil, err
 		}
 		b, removed := s.removal()
@@ -32,11 +33,11 @@ func (k *Kernel) Cleanup() ([]string, error) {
 	return nil, fmt.Errorf("remove: %w", err)
 }
 
-// Installed names what any mode of ours has in the kernel. It writes nothing.
-func (k *Kernel) Installed() ([]string, error) {
+// Installed names what [Kernel.Cleanup] would remove. It writes nothing.
+func (k *Kernel) Installed(legacy bool) ([]string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s, err := k.readRules(Ruleset{}, true)
+	s, err := k.readRules(Ruleset{}, Look{Others: true, TakeOver: legacy})
 	if err != nil {
 		return nil, err
 	}
@@ -59,6 +60,10 @@ func (s *state) removal() (b *nfnetlink.Batch, removed []string) {
 		for _, name := range left {
 			removed = append(removed, fmt.Sprintf("chain %s in table %s nat", name, n.family))
 		}
+	}
+	for _, l := range s.legacy {
+		l.Remove(b)
+		removed = append(removed, "another agent's "+l.String())
 	}
 	return b, removed
 }

@@ -56,6 +56,9 @@ type Look struct {
 	Full bool
 	// Others also finds what the other mode installed.
 	Others bool
+	// TakeOver also finds the rules of iptables-based agents, which Apply then
+	// removes in the transaction that makes ours effective.
+	TakeOver bool
 }
 
 // Diff says in words how the kernel is not as wanted; nothing where it is. It
@@ -72,15 +75,17 @@ type Applied struct {
 	// Differences are those that were found and are no more; none where
 	// nothing was written.
 	Differences []string
-	Took        time.Duration
+	// TookOver names the chains of other agents that were removed.
+	TookOver []string
+	Took     time.Duration
 }
 
-// How often is tried again when somebody else changed the ruleset meanwhile:
-// reading and the short transaction that makes the change effective; the whole
-// with the filling of sets.
+// How often is tried again when somebody else changed the ruleset meanwhile,
+// and when the kernel's answer may come from that, but may as well be that it
+// lacks something.
 const (
-	attempts      = 20
-	wholeAttempts = 3
+	attempts    = 20
+	fewAttempts = 3
 )
 
 // Apply brings the kernel to what is wanted, and writes only where it differs.
@@ -90,19 +95,17 @@ func (k *Kernel) Apply(want Ruleset, look Look) (Applied, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	start := time.Now()
-	var err error
-	for range wholeAttempts {
-		var a Applied
-		if a, err = k.apply(want, look); err == nil {
+	for try := 1; ; try++ {
+		a, err := k.apply(want, look)
+		if err == nil {
 			a.Took = time.Since(start)
 			return a, nil
 		}
-		if !outdated(err) {
-			break
+		k.at = 0
+		if try >= attempts || !outdated(err) && (try >= fewAttempts || !perhapsOutdated(err)) {
+			return Applied{}, err
 		}
 	}
-	k.at = 0
-	return Applied{}, err
 }
 
 // ErrForeignChain says that the chain of mode iptables-nft is somebody else's.
@@ -129,12 +132,20 @@ func (s *state) checkChain(chain string) error {
 	return nil
 }
 
+// errOutdated says that what was staged is no longer there.
+var errOutdated = errors.New("the ruleset changed while it was being written")
+
 // outdated says that an error comes from a change by somebody else between
 // reading and writing, or that the outcome is not known: read again.
 func outdated(err error) bool {
-	return slices.ContainsFunc([]error{
-		unix.ERESTART, unix.ENOENT, unix.EBUSY, unix.EEXIST, unix.ENOBUFS, unix.EINTR, nfnetlink.ErrInterrupted,
-	}, func(e error) bool { return errors.Is(err, e) })
+	return isAny(err, errOutdated, nfnetlink.ErrInterrupted, unix.ERESTART, unix.ENOBUFS, unix.EINTR)
+}
+
+// perhapsOutdated says that an error can come from a change by somebody else.
+func perhapsOutdated(err error) bool { return isAny(err, unix.ENOENT, unix.EBUSY, unix.EEXIST) }
+
+func isAny(err error, targets ...error) bool {
+	return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
 }
 
 func (k *Kernel) apply(want Ruleset, look Look) (Applied, error) {
@@ -160,14 +171,20 @@ func (k *Kernel) apply(want Ruleset, look Look) (Applied, error) {
 		expected += uint32(commits)
 	}
 	for range attempts {
-		if s, err = k.readRules(want, true); err != nil {
+		if s, err = k.readRules(want, Look{Others: true, TakeOver: look.TakeOver}); err != nil {
 			return Applied{}, err
 		}
-		b := s.transaction(want, target)
-		if err = k.conn.Commit(b, s.generation); err == nil {
-			k.inStep, k.at, k.full = want, s.generation+1, readAll
+		if want.Mode == ModeNFTables && !s.own.holds(target) {
+			return Applied{}, errOutdated
+		}
+		batches := s.transactions(want, target)
+		if err = k.commit(batches, s.generation); err == nil {
+			k.inStep, k.at, k.full = want, s.generation+uint32(len(batches)), readAll
 			if s.generation != expected {
 				k.at = 0 // somebody else wrote in between: look again
+			}
+			for _, l := range s.legacy {
+				applied.TookOver = append(applied.TookOver, l.String())
 			}
 			return applied, nil
 		}
@@ -176,6 +193,17 @@ func (k *Kernel) apply(want Ruleset, look Look) (Applied, error) {
 		}
 	}
 	return Applied{}, fmt.Errorf("apply: %w", err)
+}
+
+// commit sends transactions one after the other, each only if nobody else has
+// written since the generation.
+func (k *Kernel) commit(batches []*nfnetlink.Batch, generation uint32) error {
+	for i, b := range batches {
+		if err := k.conn.Commit(b, generation+uint32(i)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // stage fills the sets that are to become effective.
@@ -202,7 +230,7 @@ func (k *Kernel) look(want Ruleset, l Look) (*state, []string, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if generation == k.at && k.inStep.same(want) && (k.full || !l.Full) && !l.Others {
+	if generation == k.at && k.inStep.same(want) && (k.full || !l.Full) && !l.Others && !l.TakeOver {
 		return nil, nil, nil
 	}
 	var last []string

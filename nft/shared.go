@@ -118,7 +118,7 @@ func xtChain(t Table, name string) Chain {
 // their comments what is subject to MASQUERADE.
 func (n *natTable) foreign(chain string) bool {
 	return len(n.chains[chain]) > 0 && !slices.ContainsFunc(n.chains[chain], func(r nfnetlink.Rule) bool {
-		return strings.Contains(commentOf(r), "subject to MASQUERADE")
+		return strings.Contains(r.Comment(), "subject to MASQUERADE")
 	})
 }
 
@@ -332,7 +332,7 @@ func (n *natTable) policy(chain string) (Policy, error) {
 // what it is for.
 func (f *FamilyPolicy) add(p *Policy, r nfnetlink.Rule) {
 	entry := config.CIDR{Prefix: prefixOf(r)}
-	_, comment, _ := strings.Cut(commentOf(r), ": ")
+	_, comment, _ := strings.Cut(r.Comment(), ": ")
 	switch comment {
 	case xtMasqSrcComment:
 		f.MasqSrc.CIDRs = append(f.MasqSrc.CIDRs, entry)
@@ -345,16 +345,6 @@ func (f *FamilyPolicy) add(p *Policy, r nfnetlink.Rule) {
 	case xtMasqComment:
 		p.addTarget(r)
 	}
-}
-
-// commentOf gives the text of a rule's xtables comment.
-func commentOf(r nfnetlink.Rule) string {
-	for _, e := range r.Exprs {
-		if e.Name == "match" && e.Str(unix.NFTA_MATCH_NAME) == "comment" {
-			return e.Str(unix.NFTA_MATCH_INFO)
-		}
-	}
-	return ""
 }
 
 // addTarget reads the switches and ports of a MASQUERADE without a prefix: of

@@ -89,6 +89,19 @@ func (o *ownTable) clear(b *nfnetlink.Batch, fill []Set, target sides) {
 	}
 }
 
+// holds says whether the table is there with the staged sets.
+func (o *ownTable) holds(target sides) bool {
+	if o == nil {
+		return false
+	}
+	for _, name := range target {
+		if _, ok := o.sets[name]; !ok {
+			return false
+		}
+	}
+	return true
+}
+
 // flip plans the transaction that makes the staged sets effective: it leaves in
 // the table what is wanted and nothing else.
 func flip(b *nfnetlink.Batch, want Table, target sides, got *ownTable) {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -16,13 +17,14 @@ const bigSet = 10_000
 type state struct {
 	generation uint32
 	own        *ownTable
-	nat        []*natTable // IPv4 and IPv6, where they were asked for
-	readAll    bool        // no set was taken on trust
+	nat        []*natTable           // IPv4 and IPv6, where they were asked for
+	readAll    bool                  // no set was taken on trust
+	legacy     []foreign.LegacyChain // where a take-over is asked for
 }
 
 // read reads the kernel's state.
 func (k *Kernel) read(want Ruleset, l Look) (*state, error) {
-	s, err := k.readRules(want, l.Others)
+	s, err := k.readRules(want, l)
 	if err != nil {
 		return nil, err
 	}
@@ -37,7 +39,7 @@ func (k *Kernel) read(want Ruleset, l Look) (*state, error) {
 }
 
 // readRules reads everything but the elements of sets.
-func (k *Kernel) readRules(want Ruleset, others bool) (*state, error) {
+func (k *Kernel) readRules(want Ruleset, l Look) (*state, error) {
 	s := &state{readAll: true}
 	var err error
 	if s.generation, err = k.conn.Generation(); err != nil {
@@ -46,8 +48,13 @@ func (k *Kernel) readRules(want Ruleset, others bool) (*state, error) {
 	if s.own, err = readOwn(k.conn); err != nil {
 		return nil, err
 	}
-	if want.Mode == ModeIPTables || others {
-		if err := k.readShared(s, want, others); err != nil {
+	if want.Mode == ModeIPTables || l.Others || l.TakeOver {
+		if err := k.readShared(s, want, l.Others || l.TakeOver); err != nil {
+			return nil, err
+		}
+	}
+	if l.TakeOver {
+		if err := k.readLegacy(s, want); err != nil {
 			return nil, err
 		}
 	}
@@ -125,10 +132,14 @@ func (k *Kernel) remembers(held *heldSet, w Set, known bool) bool {
 
 // differences says in words how the state is not the wanted one.
 func (s *state) differences(want Ruleset) []string {
-	if want.Mode == ModeNFTables {
-		return append(s.own.differences(want.Tables[0]), s.leftovers("", nil)...)
-	}
 	var diffs []string
+	for _, l := range s.legacy {
+		diffs = append(diffs, "another agent's "+l.String())
+	}
+	if want.Mode == ModeNFTables {
+		diffs = append(diffs, s.own.differences(want.Tables[0])...)
+		return append(diffs, s.leftovers("", nil)...)
+	}
 	if s.own != nil {
 		diffs = append(diffs, fmt.Sprintf("table inet %s of mode nftables is left", TableName))
 	}
@@ -167,14 +178,19 @@ func (n *natTable) leftovers(chain string, wanted bool) []string {
 	return slices.DeleteFunc(names, func(name string) bool { return wanted && name == chain })
 }
 
-// transaction plans the one transaction that makes the wanted ruleset effective
-// and removes what the other mode, or another name, had installed.
-func (s *state) transaction(want Ruleset, target sides) *nfnetlink.Batch {
+// transactions plans what makes the wanted ruleset effective and removes what
+// the other mode, another name or another agent had installed. It is one
+// transaction, except from mode nftables to mode iptables-nft. There a packet
+// that has passed the chain of iptables, still empty for it, could meet our own
+// chain when that is empty already, because each base chain looks for itself
+// which rules are the current ones: so the table goes in a second transaction,
+// and until then both decide, with the old verdict or the new. Towards mode
+// nftables a packet meets the chain that is emptied first, and can see both,
+// never neither.
+func (s *state) transactions(want Ruleset, target sides) []*nfnetlink.Batch {
 	b := &nfnetlink.Batch{}
 	if want.Mode == ModeNFTables {
 		flip(b, want.Tables[0], target, s.own)
-	} else if s.own != nil {
-		b.DelTable(s.own.Family, s.own.Name)
 	}
 	for _, n := range s.nat {
 		i := slices.IndexFunc(want.Tables, func(t Table) bool { return t.Family == n.family && t.Name == xtTable })
@@ -185,5 +201,14 @@ func (s *state) transaction(want Ruleset, target sides) *nfnetlink.Batch {
 			n.remove(b, left)
 		}
 	}
-	return b
+	for _, l := range s.legacy {
+		l.Remove(b)
+	}
+	batches := []*nfnetlink.Batch{b}
+	if want.Mode == ModeIPTables && s.own != nil {
+		second := &nfnetlink.Batch{}
+		second.DelTable(s.own.Family, s.own.Name)
+		batches = append(batches, second)
+	}
+	return slices.DeleteFunc(batches, func(b *nfnetlink.Batch) bool { return b.Len() == 0 })
 }

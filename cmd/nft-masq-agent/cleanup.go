@@ -4,58 +4,112 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"os/signal"
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/foreign"
 )
 
 // cleanupWait is how long a running agent, or an older one, is given to put
 // back what was removed.
 const cleanupWait = time.Second
 
+type cleanupFlags struct {
+	legacy, wait bool
+}
+
 func cleanupCommand() command {
 	return command{
 		name:  "cleanup",
 		about: "removes from the kernel what any mode of the agent installed",
-		details: "Stop the agent first: one that runs puts its rules back. Connections that are established keep the " +
-			"address they have.",
-		examples: []string{program + " cleanup"},
+		details: "Stop the agent first: one that runs puts its rules back, which is looked for after a second and said. " +
+			"Connections that are established keep the address they have.",
+		examples: []string{program + " cleanup", program + " cleanup --legacy"},
 		flags: func(fs *flag.FlagSet) action {
 			addPolicyFlags(fs)
-			return func(ctx context.Context, _ []string, e environment) (int, error) {
-				return cleanup(ctx, e)
-			}
+			var f cleanupFlags
+			fs.BoolVar(&f.legacy, "legacy", false, "also remove the chains that iptables-based agents left, with their jumps")
+			fs.BoolVar(&f.wait, "wait", false, "when all is removed, wait for SIGTERM: for a DaemonSet that removes")
+			return func(ctx context.Context, _ []string, e environment) (int, error) { return f.cleanup(ctx, e) }
 		},
 	}
 }
 
-func cleanup(ctx context.Context, e environment) (int, error) {
+func (f cleanupFlags) cleanup(ctx context.Context, e environment) (int, error) {
+	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
+	defer stop()
 	kernel := nft.Open()
 	defer func() { _ = kernel.Close() }()
-	removed, err := kernel.Cleanup()
+	removed, err := kernel.Cleanup(f.legacy)
 	if err != nil {
 		return exitFailed, hinted(err)
 	}
-	if len(removed) == 0 {
-		return exitDone, write(e.stdout, "nothing to remove\n")
+	text := "nothing to remove\n"
+	if len(removed) > 0 {
+		text = "removed " + strings.Join(removed, "\nremoved ") + "\n"
 	}
-	if err := write(e.stdout, "removed "+strings.Join(removed, ", ")+"\n"); err != nil {
+	if err := write(e.stdout, text); err != nil {
 		return exitFailed, err
 	}
-	select {
-	case <-ctx.Done():
-		return exitFailed, ctx.Err()
-	case <-time.After(cleanupWait):
+	if f.legacy {
+		warnOfLegacyIPTables(e)
 	}
-	back, err := kernel.Installed()
-	if err != nil {
-		return exitFailed, hinted(err)
+	if len(removed) > 0 {
+		if err := f.lookAgain(ctx, kernel); err != nil {
+			return exitFailed, err
+		}
 	}
-	if len(back) > 0 {
-		return exitFailed, fmt.Errorf("a running agent put back %s: stop it first", strings.Join(back, ", "))
+	if f.wait {
+		<-ctx.Done()
 	}
 	return exitDone, nil
+}
+
+// lookAgain says whether a running agent has put the rules back.
+func (f cleanupFlags) lookAgain(ctx context.Context, kernel *nft.Kernel) error {
+	select {
+	case <-ctx.Done():
+	case <-time.After(cleanupWait):
+	}
+	back, err := kernel.Installed(f.legacy)
+	if err != nil {
+		return hinted(err)
+	}
+	if len(back) > 0 {
+		return fmt.Errorf("a running agent put back: %s; stop it first", strings.Join(back, ", "))
+	}
+	return nil
+}
+
+// warnOfLegacyIPTables says what netlink cannot remove: rules in the older
+// ip_tables are not part of nf_tables.
+func warnOfLegacyIPTables(e environment) {
+	for _, line := range legacyIPTables(e.proc) {
+		_, _ = fmt.Fprintln(e.stderr, "warning: "+line)
+	}
+}
+
+// legacyIPTables says which families may have NAT rules in legacy ip_tables, and
+// how to look for and remove an agent's.
+func legacyIPTables(proc string) []string {
+	tables, err := foreign.LegacyIPTables(proc + "/thread-self/net")
+	if err != nil {
+		return nil
+	}
+	var lines []string
+	for _, t := range tables {
+		for table, program := range map[string]string{"ip nat": "iptables-legacy", "ip6 nat": "ip6tables-legacy"} {
+			if t == table {
+				lines = append(lines, fmt.Sprintf("legacy ip_tables may be in use (table %s): see %s-save -t nat; remove an agent's rules there with "+
+					"%[2]s -t nat -D POSTROUTING … -j IP-MASQ-AGENT, -F IP-MASQ-AGENT and -X IP-MASQ-AGENT", t, program))
+			}
+		}
+	}
+	return lines
 }
 
 // hinted adds to an error of the kernel what it usually means.

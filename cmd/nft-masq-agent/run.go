@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -59,8 +60,13 @@ func run(ctx context.Context, o options, e environment) (int, error) {
 			return exitUsage, usagef("--masq-chain: %w", err)
 		}
 	}
-	loop, ended := startAgent(ctx, o, kernel, log, hangup)
-	_ = loop
+	for _, other := range runningAgents(e.proc) {
+		log.Warn("another agent runs in this network namespace: both will write the same rules", zap.Int("pid", other.pid))
+	}
+	for _, line := range legacyIPTables(e.proc) {
+		log.Warn(line)
+	}
+	ended := startAgent(ctx, o, kernel, log, hangup)
 	<-ctx.Done()
 	// The loop ends at once unless it is in the middle of a large transaction,
 	// which the kernel takes whole or not at all.
@@ -71,28 +77,46 @@ func run(ctx context.Context, o options, e environment) (int, error) {
 	return exitDone, nil
 }
 
-func startAgent(ctx context.Context, o options, kernel *nft.Kernel, log *zap.Logger, hangup <-chan os.Signal) (*agent.Agent, <-chan struct{}) {
+// startAgent starts the loop and what it listens to. What it gives is closed
+// when all of them have ended.
+func startAgent(ctx context.Context, o options, kernel *nft.Kernel, log *zap.Logger, hangup <-chan os.Signal) <-chan struct{} {
 	// The listener first: no change after the first look is missed.
 	changes := agent.Listen(ctx, log)
 	files := watch.Start(ctx, o.configPath, func() (agent.Files, string) {
 		sources, err := config.Read(o.configPath)
 		return agent.Files{Sources: sources, Err: err}, fingerprint(sources, err)
 	})
+	// A connection of its own, so that no scrape waits for a large transaction.
+	counters := nft.Open()
 	loop := agent.New(
 		agent.Inputs{
 			Files: files.Content(), Warnings: files.Warnings(), Reread: files.Look,
 			Changes: changes, Hangup: hangup,
 		},
-		agent.Kernel{Apply: kernel.Apply, ReadBack: kernel.ReadBack, PortID: kernel.PortID},
-		agent.Settings{Version: version, Path: o.configPath, Defaults: o.defaults(), Options: o.nftOptions()},
+		agent.Kernel{
+			Apply: kernel.Apply, ReadBack: kernel.ReadBack, PortID: kernel.PortID,
+			Counters: counters.Counters, Others: kernel.Others,
+		},
+		agent.Settings{
+			Version: version, Commit: build().commit, Path: o.configPath,
+			Defaults: o.defaults(), Options: o.nftOptions(), TakeOver: o.takeover,
+		},
 		log,
 	)
+	var all sync.WaitGroup
+	if o.httpAddress != "" {
+		served := agent.Serve(ctx, o.httpAddress, loop.Handler(), log)
+		all.Go(func() { <-served })
+	}
+	all.Go(func() { loop.Run(ctx) })
+	all.Go(func() { <-files.Done() })
 	ended := make(chan struct{})
 	go func() {
-		defer close(ended)
-		loop.Run(ctx)
+		all.Wait()
+		_ = counters.Close()
+		close(ended)
 	}()
-	return loop, ended
+	return ended
 }
 
 // fingerprint tells contents of the config apart.

@@ -26,6 +26,7 @@ type Kernel struct {
 	ReadBack func() (nft.Ruleset, bool, error)
 	PortID   func() uint32
 	Counters func() ([]nft.Counts, error)
+	Others   func(nft.Ruleset) (nft.Others, error)
 }
 
 // Inputs are the events that the loop waits for.
@@ -45,6 +46,9 @@ type Settings struct {
 	Path     string // of the config
 	Defaults config.Defaults
 	Options  nft.Options
+	// TakeOver removes the rules of iptables-based agents when the first
+	// config is accepted.
+	TakeOver bool
 }
 
 // An Agent is the state of the loop. It is for one goroutine, but for
@@ -69,6 +73,7 @@ type Agent struct {
 	pace   pace
 	paused *time.Timer // the next look, where looks are paced
 	change nfnetlink.Change
+	survey survey
 }
 
 // New makes an agent. Run starts it.
@@ -146,7 +151,8 @@ func (a *Agent) read(f Files) {
 		return
 	}
 	a.want, a.fresh, a.tries = &want, true, 0
-	a.sync(a.configReason(), nft.Look{Others: !a.health.everReady()})
+	first := !a.health.everReady()
+	a.sync(a.configReason(), nft.Look{Others: first, TakeOver: first && a.settings.TakeOver})
 }
 
 // compile says what a content of the config wants, and how often to look.
@@ -228,7 +234,7 @@ func (a *Agent) changed(c nfnetlink.Change) {
 	if c.Writer == a.kernel.PortID() && !c.Overrun {
 		return
 	}
-	a.change = c
+	a.change, a.survey.due = c, true
 	if wait := a.pace.wait(time.Now()); wait > 0 {
 		a.paused.Reset(wait)
 		return
@@ -244,6 +250,7 @@ func (a *Agent) tick() {
 	}
 	a.in.Reread()
 	a.sync(onResync, nft.Look{Full: true})
+	a.lookAround()
 }
 
 // sync brings the kernel to what is wanted. Everything that the agent writes it
@@ -275,6 +282,9 @@ func (a *Agent) sync(reason string, look nft.Look) {
 	a.change = nfnetlink.Change{}
 	a.health.inStep(*a.want)
 	a.timer.Reset(a.next())
+	if reason == onStart {
+		a.lookAround()
+	}
 }
 
 // report writes one line for a change, and none where nothing changed.
@@ -300,6 +310,9 @@ func (a *Agent) report(reason string, applied nft.Applied, drift bool) {
 	case len(applied.Differences) > 0:
 		if a.held != "" && a.held != a.want.Hash() {
 			fields = append(fields, zap.String("from", a.held))
+		}
+		if len(applied.TookOver) > 0 {
+			fields = append(fields, zap.Strings("took over", applied.TookOver))
 		}
 		a.log.Info("applied", fields...)
 	case a.held == "":

@@ -1,0 +1,86 @@
+package agent
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"nft-masq-agent/nft"
+)
+
+// surveyInterval is the least time between two looks at the rules of others.
+// They are read whole, which for 50,000 rules takes a good part of a second.
+const surveyInterval = time.Minute
+
+// A survey is what was last found of others.
+type survey struct {
+	at  time.Time
+	due bool // somebody wrote since
+	// What was said, so that it is said once.
+	legacy, conflicts []string
+}
+
+// lookAround looks for the rules of other programs that masquerade, and says
+// what is new.
+func (a *Agent) lookAround() {
+	s := &a.survey
+	if !s.at.IsZero() && (!s.due || time.Since(s.at) < surveyInterval) {
+		return
+	}
+	others, err := a.kernel.Others(*a.want)
+	s.at, s.due = time.Now(), false
+	if err != nil {
+		a.log.Warn("looking for the rules of others", zap.Error(err))
+		return
+	}
+	a.health.found(len(others.Conflicts), len(others.Legacy))
+	a.sayLegacy(others)
+	a.sayConflicts(others)
+}
+
+func (a *Agent) sayLegacy(others nft.Others) {
+	s := &a.survey
+	var found []string
+	randomFully := false
+	for _, l := range others.Legacy {
+		found = append(found, l.String())
+		randomFully = randomFully || l.RandomFully
+	}
+	if slices.Equal(found, s.legacy) {
+		return
+	}
+	s.legacy = found
+	if len(found) == 0 {
+		a.log.Info("the rules of iptables-based agents are gone")
+		return
+	}
+	fields := []zap.Field{zap.Strings("found", found)}
+	if randomFully && !a.settings.Options.RandomFully {
+		fields = append(fields, zap.String("note", "it masquerades to random source ports, this agent does not: see --random-fully"))
+	}
+	if a.settings.TakeOver {
+		a.log.Warn("rules of an iptables-based agent are back after the take-over: stop that agent",
+			append(fields, zap.String("last change by", a.change.Process))...)
+		return
+	}
+	a.log.Warn("rules of an iptables-based agent decide beside ours: stop it, and run with --takeover or cleanup --legacy", fields...)
+}
+
+func (a *Agent) sayConflicts(others nft.Others) {
+	var found []string
+	for _, c := range others.Conflicts {
+		found = append(found, c.String())
+	}
+	for _, c := range others.Conflicts {
+		if slices.Contains(a.survey.conflicts, c.String()) {
+			continue
+		}
+		a.log.Warn("another rule masquerades what the config exempts",
+			zap.String("table", c.Family.String()+" "+c.Table), zap.String("chain", c.Chain),
+			zap.Int32("priority", c.Priority), zap.String("rule", c.Rule), zap.String("why", c.Why()),
+			zap.String("via", strings.Join(c.Via, "; ")))
+	}
+	a.survey.conflicts = found
+}

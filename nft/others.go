@@ -1,0 +1,74 @@
+package nft
+
+import (
+	"net/netip"
+	"slices"
+
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// Others is what else masquerades on this node.
+type Others struct {
+	// Legacy are chains and jumps of iptables-based agents.
+	Legacy []foreign.LegacyChain
+	// Conflicts are rules that masquerade what the policy exempts.
+	Conflicts []foreign.Conflict
+}
+
+// Others looks for the rules of others. It reads every chain that a packet can
+// meet in a nat chain of postrouting, and no other.
+func (k *Kernel) Others(want Ruleset) (Others, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s, err := k.readRules(want, Look{Others: true})
+	if err != nil {
+		return Others{}, err
+	}
+	snapshot, err := foreign.Read(k.conn, s.isOurs(want))
+	if err != nil {
+		return Others{}, err
+	}
+	return Others{
+		Legacy:    foreign.Legacy(snapshot),
+		Conflicts: foreign.Conflicts(snapshot, want.exempt()),
+	}, nil
+}
+
+// isOurs tells the chains of ours from all others: those of our table, those of
+// the wanted name, which are or will be ours, and those that some config of
+// this version yields.
+func (s *state) isOurs(want Ruleset) func(nfnetlink.Chain) bool {
+	return func(c nfnetlink.Chain) bool {
+		if c.Family == nfnetlink.Inet {
+			return c.Table == TableName
+		}
+		if c.Table != xtTable {
+			return false
+		}
+		names := s.shared(c.Family).ours()
+		if want.Mode == ModeIPTables {
+			names = append(names, want.Chain)
+		}
+		return slices.ContainsFunc(names, func(name string) bool { return slices.Contains(withSubchains(name), c.Name) })
+	}
+}
+
+// exempt gives the destinations that the policy exempts.
+func (r Ruleset) exempt() []netip.Prefix {
+	var out []netip.Prefix
+	for _, f := range r.Policy.Families {
+		out = append(out, f.NonMasq.Prefixes()...)
+	}
+	return out
+}
+
+// readLegacy finds what a take-over removes.
+func (k *Kernel) readLegacy(s *state, want Ruleset) error {
+	snapshot, err := foreign.Read(k.conn, s.isOurs(want))
+	if err != nil {
+		return err
+	}
+	s.legacy = foreign.Legacy(snapshot)
+	return nil
+}
