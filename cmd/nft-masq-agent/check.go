@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"net/netip"
@@ -197,7 +196,7 @@ func writeFamily(b *strings.Builder, c config.Config, f nft.FamilyPolicy) {
 	if f.IPv6 {
 		linkLocal, masq, key = linkLocalIPv6, c.MasqLinkLocalIPv6, "masqLinkLocalIPv6"
 	}
-	if masq && !overlapsAny(linkLocal, f.NonMasq.CIDRs) {
+	if masq && !overlapsAny(linkLocal, f.NonMasq.Prefixes()) {
 		rest += fmt.Sprintf(",\nlink-local %s too (%s is true)", linkLocal, key)
 	}
 	b.WriteString(rest + ".\n")
@@ -216,129 +215,3 @@ func writeFindings(b *strings.Builder, title string, found []finding) {
 		fmt.Fprintf(b, "  %s: %s\n", f.Pos, f.Msg) // one line, for editors
 	}
 }
-
-// A checkReport is the answer of check -o json. Fields are only ever added.
-type checkReport struct {
-	Valid    bool          `json:"valid"`
-	Config   string        `json:"config"` // the path asked for
-	Files    []string      `json:"files"`  // the files found there; none: the defaults hold
-	Errors   []reportEntry `json:"errors"`
-	Warnings []reportEntry `json:"warnings"`
-	Notes    []reportEntry `json:"notes"`
-	Meaning  *meaning      `json:"meaning,omitempty"` // of a valid config
-}
-
-// A reportEntry is an error, a warning or a note. Line and column count from 1;
-// they and the file are left out where it is about no place.
-type reportEntry struct {
-	ID      string `json:"id"` // config, file, everything-exempt, forced-outside, pod-cidr-not-exempt, pod-cidr-forced, metadata
-	File    string `json:"file,omitempty"`
-	Line    int    `json:"line,omitempty"`
-	Column  int    `json:"column,omitempty"`
-	Message string `json:"message"`
-}
-
-// A meaning is what a valid config means.
-type meaning struct {
-	Hash              string         `json:"hash"`
-	Mode              string         `json:"mode"`
-	Chain             string         `json:"chain,omitempty"` // of mode iptables-nft
-	RandomFully       bool           `json:"randomFully"`
-	ToPorts           string         `json:"toPorts,omitempty"`
-	ResyncSeconds     float64        `json:"resyncSeconds"`
-	MasqLinkLocal     bool           `json:"masqLinkLocal"`
-	MasqLinkLocalIPv6 bool           `json:"masqLinkLocalIPv6"`
-	EnableIPv6        bool           `json:"enableIPv6"`
-	Families          []familyReport `json:"families"`
-}
-
-// A familyReport holds the lists of "ipv4" or "ipv6" in the order in which they
-// are asked.
-type familyReport struct {
-	Family string       `json:"family"`
-	Lists  []listReport `json:"lists"`
-}
-
-// A listReport is one list that has entries, under the key that fills it.
-type listReport struct {
-	Key     string          `json:"key"`
-	CIDRs   []cidrReport    `json:"cidrs"`
-	Covered []coveredReport `json:"covered,omitempty"` // dropped
-}
-
-// A cidrReport is a CIDR and where it comes from: FILE:LINE:COL, or words for
-// what no file says.
-type cidrReport struct {
-	CIDR  string `json:"cidr"`
-	Place string `json:"place"`
-}
-
-type coveredReport struct {
-	cidrReport
-	By cidrReport `json:"by"`
-}
-
-// rejected reports a config that is not valid.
-func (f *checkFlags) rejected(l loaded, err error) checkReport {
-	r := f.emptyReport(l)
-	r.Warnings = entries(fileFindings(l.warnings))
-	var problems config.Problems
-	if !errors.As(err, &problems) {
-		r.Errors = []reportEntry{{ID: "config", Message: err.Error()}}
-		return r
-	}
-	r.Errors = entries(fileFindings(problems))
-	return r
-}
-
-func (f *checkFlags) emptyReport(l loaded) checkReport {
-	return checkReport{
-		Config: f.configPath, Files: append([]string{}, l.files...),
-		Errors: []reportEntry{}, Warnings: []reportEntry{}, Notes: []reportEntry{},
-	}
-}
-
-func entries(found []finding) []reportEntry {
-	out := make([]reportEntry, len(found))
-	for i, f := range found {
-		out[i] = reportEntry{ID: f.ID, File: f.Pos.File, Line: f.Pos.Line, Column: f.Pos.Col, Message: f.Msg}
-	}
-	return out
-}
-
-func (f *checkFlags) report(l loaded, found []finding) checkReport {
-	o, r := f.nftOptions(), f.emptyReport(l)
-	r.Valid = true
-	r.Warnings, r.Notes = entries(warningsOf(found)), entries(notesOf(found))
-	r.Meaning = &meaning{
-		Hash: l.ruleset.Hash(), Mode: string(o.Mode), Chain: l.ruleset.Chain,
-		RandomFully: o.RandomFully, ToPorts: portList(o.Ports),
-		ResyncSeconds: l.config.ResyncInterval.Seconds(),
-		MasqLinkLocal: l.config.MasqLinkLocal, MasqLinkLocalIPv6: l.config.MasqLinkLocalIPv6,
-		EnableIPv6: l.config.EnableIPv6,
-	}
-	for _, p := range l.ruleset.Policy.Families {
-		r.Meaning.Families = append(r.Meaning.Families, reportFamily(p))
-	}
-	return r
-}
-
-func reportFamily(f nft.FamilyPolicy) familyReport {
-	r := familyReport{Family: strings.ToLower(familyName(f.IPv6)), Lists: []listReport{}}
-	for _, l := range keyedLists(f) {
-		if len(l.CIDRs) == 0 {
-			continue
-		}
-		list := listReport{Key: l.key}
-		for _, c := range l.CIDRs {
-			list.CIDRs = append(list.CIDRs, reportCIDR(c))
-		}
-		for _, c := range l.Covered {
-			list.Covered = append(list.Covered, coveredReport{reportCIDR(c.CIDR), reportCIDR(c.By)})
-		}
-		r.Lists = append(r.Lists, list)
-	}
-	return r
-}
-
-func reportCIDR(c config.CIDR) cidrReport { return cidrReport{c.String(), place(c)} }

@@ -66,10 +66,13 @@ func (f *explainFlags) explain(operand string, e environment) (int, error) {
 	}
 	x := explanation{Destination: dst.String(), Agent: f.followAgent(f.set, runningAgents(e.proc))}
 	l, err := f.load()
+	l.warn(e)
+	if err != nil && x.Agent != "" {
+		_, _ = fmt.Fprintln(e.stderr, x.Agent)
+	}
 	if err != nil {
 		return refuse(e, err)
 	}
-	l.warn(e)
 	x.Config = l.ruleset.Hash()
 	node, err := e.nodeNetworks()
 	if err != nil {
@@ -197,8 +200,8 @@ func (x *explanation) answerForSources(p nft.Policy, dst netip.Addr) {
 		if f.IPv6 != dst.Is6() {
 			continue
 		}
-		for _, l := range keyedLists(*f)[:2] {
-			if len(l.CIDRs) > 0 {
+		for _, l := range keyedLists(*f) {
+			if l.asks == "source" && len(l.CIDRs) > 0 {
 				stop(l.key, l.set == "non-masq-src")
 			}
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -70,9 +71,10 @@ func everything(ipv6 bool) netip.Prefix {
 
 // lintForcedOutside finds forced CIDRs that change nothing.
 func lintForcedOutside(f nft.FamilyPolicy) []finding {
+	exempt := f.NonMasq.Prefixes()
 	var found []finding
 	for _, c := range f.Force.CIDRs {
-		if !overlapsAny(c.Prefix, f.NonMasq.CIDRs) {
+		if !overlapsAny(c.Prefix, exempt) {
 			found = append(found, finding{ID: "forced-outside", Pos: c.Pos, Msg: fmt.Sprintf(
 				"forceMasqueradeCIDRs: %s is outside every exempted CIDR: it is masqueraded anyway", c.Prefix)})
 		}
@@ -117,7 +119,7 @@ func lintPodCIDRs(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []finding {
 // sourceMasqueraded says whether any source of a network is masqueraded at all.
 func sourceMasqueraded(f nft.FamilyPolicy, p netip.Prefix) bool {
 	_, some := uncovered(p, f.NonMasqSrc.CIDRs)
-	return some && (len(f.MasqSrc.CIDRs) == 0 || overlapsAny(p, f.MasqSrc.CIDRs))
+	return some && (len(f.MasqSrc.CIDRs) == 0 || overlapsAny(p, f.MasqSrc.Prefixes()))
 }
 
 // noteMetadata says what becomes of requests to the metadata service. Where it
@@ -144,13 +146,11 @@ func noteMetadata(f nft.FamilyPolicy) finding {
 	return note
 }
 
-func overlapsAny(p netip.Prefix, cidrs []config.CIDR) bool {
-	for _, c := range cidrs {
-		if c.Overlaps(p) {
-			return true
-		}
-	}
-	return false
+// overlapsAny says whether a network overlaps one of a sorted list of which none
+// covers another, as [nft.List.Prefixes] gives it.
+func overlapsAny(p netip.Prefix, sorted []netip.Prefix) bool {
+	next, _ := slices.BinarySearchFunc(sorted, p.Addr(), func(s netip.Prefix, a netip.Addr) int { return s.Addr().Compare(a) })
+	return next < len(sorted) && sorted[next].Overlaps(p) || next > 0 && sorted[next-1].Overlaps(p)
 }
 
 // uncovered gives a part of a network that no CIDR covers, if there is one.

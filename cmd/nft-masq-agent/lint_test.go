@@ -127,3 +127,20 @@ func TestUncoveredGivesAGap(t *testing.T) {
 		}
 	}
 }
+
+func TestOverlapsAreFoundInSortedLists(t *testing.T) {
+	list := nft.List{CIDRs: []config.CIDR{
+		{Prefix: netip.MustParsePrefix("172.16.0.0/12")},
+		{Prefix: netip.MustParsePrefix("10.0.0.0/8")},
+		{Prefix: netip.MustParsePrefix("192.168.1.0/24")},
+	}}.Prefixes()
+	for p, want := range map[string]bool{
+		"10.0.0.0/8": true, "10.9.0.0/16": true, "10.255.255.255/32": true, "9.0.0.0/8": false, "11.0.0.0/8": false,
+		"8.0.0.0/5": true, "0.0.0.0/0": true, "172.0.0.0/8": true, "172.32.0.0/11": false, "192.168.0.0/24": false,
+		"192.168.0.0/23": true, "192.168.2.0/24": false, "255.255.255.255/32": false,
+	} {
+		if got := overlapsAny(netip.MustParsePrefix(p), list); got != want {
+			t.Errorf("%s: %t", p, got)
+		}
+	}
+}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"strings"
 
 	"nft-masq-agent/config"
@@ -23,7 +22,7 @@ type loaded struct {
 // load reads, parses and compiles the config. What is wrong with the files is
 // an error of type [config.Problems].
 func (o options) load() (loaded, error) {
-	sources, err := config.Read(filepath.Join(o.root, o.configPath))
+	sources, err := config.Read(o.root + o.configPath)
 	if err != nil {
 		return loaded{}, o.withoutRoot(err)
 	}

@@ -88,7 +88,7 @@ func newRunningAgent(proc string, pid int, args []string) runningAgent {
 	if cwd, err := os.Readlink(filepath.Join(dir, "cwd")); err == nil && !filepath.IsAbs(o.configPath) {
 		o.configPath = filepath.Join(cwd, o.configPath)
 	}
-	if differs(proc, strconv.Itoa(pid), "ns/mnt") {
+	if filepath.IsAbs(o.configPath) && differs(proc, strconv.Itoa(pid), "ns/mnt") {
 		o.root = filepath.Join(dir, "root")
 	}
 	a.options = *o

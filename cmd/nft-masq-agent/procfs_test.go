@@ -164,7 +164,7 @@ func TestExplainTakesTheFlagsAndTheFileOfARunningAgent(t *testing.T) {
 	var stderr strings.Builder
 	e := testEnvironment(t, &stderr, &stderr)
 	e.proc = proc
-	if code := dispatch(t.Context(), commands(), []string{"explain", "2001:db8::1"}, e); code != exitFailed || !strings.HasPrefix(stderr.String(), "/conf:1:16: ") {
+	if code := dispatch(t.Context(), commands(), []string{"explain", "2001:db8::1"}, e); code != exitFailed || !strings.Contains(stderr.String(), "enable-ipv6)\n/conf:1:16: ") {
 		t.Errorf("a bad file: exit code %d: %s", code, stderr.String())
 	}
 }
