@@ -1,0 +1,190 @@
+package nft
+
+import (
+	"fmt"
+	"net/netip"
+	"runtime"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+)
+
+func TestRealPacketsGoAsSpecified(t *testing.T) {
+	for seed := range uint64(2) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			m, wire := newMaker(seed), newWire(t)
+			k := open(t, wire.Node)
+			for range 25 {
+				c := m.config()
+				var rulesets []Ruleset
+				for _, mode := range modes {
+					rulesets = append(rulesets, Compile(c, m.options(mode)))
+				}
+				packets := m.packets(t, wire, c, 10)
+				for _, r := range rulesets {
+					apply(t, k, r, everything)
+					for _, p := range packets {
+						wire.check(t, k, r, p)
+					}
+				}
+				if t.Failed() {
+					t.Fatalf("config: %+v", c)
+				}
+			}
+		})
+	}
+}
+
+// packets gives packets between hosts that exist.
+func (m maker) packets(t *testing.T, w *wire, c config.Config, n int) []packet {
+	t.Helper()
+	var packets []packet
+	for len(packets) < n {
+		ipv6 := m.IntN(2) == 0
+		src, dst := m.near(c, ipv6), m.near(c, ipv6)
+		// Neither may be the other's host; nor may the pod's own address, which
+		// the node needs to send the answers to.
+		if !usable(src) || !usable(dst) || w.AddAddr(w.Pod, src) != nil || w.AddAddr(w.Outside, dst) != nil {
+			continue
+		}
+		p := packet{src: src, dst: dst, proto: nfttest.UDP, verdict: specified(c, src, dst, false)}
+		if m.IntN(2) == 0 {
+			p.proto = nfttest.TCP
+		}
+		p.line = fmt.Sprintf("%s %s %s -> %s", src, dst, p.proto, p.verdict)
+		packets = append(packets, p)
+	}
+	return packets
+}
+
+// usable says whether a host can have the address, and send from it through a
+// router.
+func usable(a netip.Addr) bool {
+	zero4, zero6 := netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("::/8")
+	return a.IsGlobalUnicast() && !zero4.Contains(a) && !zero6.Contains(a)
+}
+
+func TestRandomConfigsAreReadBack(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "node")
+			k, m := open(t, ns), newMaker(3)
+			for range 150 {
+				c, o := m.config(), m.options(mode)
+				want := Compile(c, o)
+				apply(t, k, want, Look{Others: true})
+				got, ok, err := open(t, ns).ReadBack()
+				if err != nil || !ok {
+					t.Fatalf("read back %t, error %v: config %+v, options %+v", ok, err, c, o)
+				}
+				type result struct{ Text, Hash, Chain string }
+				chain := map[Mode]string{ModeIPTables: want.Chain}[mode]
+				if diff := cmp.Diff(result{want.String(), want.Hash(), chain}, result{got.String(), got.Hash(), got.Chain}); diff != "" {
+					t.Fatalf("read back (-want +got):\n%s", diff)
+				}
+				if !got.same(want) {
+					t.Fatal("what is read back does not count as the same")
+				}
+				inStep(t, ns, got)
+			}
+		})
+	}
+}
+
+func TestReadBackFindsNothingThatIsNotOurs(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft-restore")
+	ns := nfttest.NewNS(t, "node")
+	for _, step := range []func(){
+		func() {},
+		func() { loadForeign(t, ns) },
+		func() { nfttest.NFT(t, ns, "", "add", "table", "inet", TableName) },
+		func() {
+			nfttest.NFT(t, ns, loadCase(t, "default").file(t, "ruleset.nft"), "-f", "-")
+			nfttest.NFT(t, ns, "", "add", "rule", "inet", TableName, "postrouting", "accept")
+		},
+	} {
+		step()
+		if r, ok, err := open(t, ns).ReadBack(); ok || err != nil {
+			t.Errorf("read back %t, error %v:\n%s", ok, err, r)
+		}
+	}
+}
+
+func TestManyCIDRsAreReadBackExactly(t *testing.T) {
+	ns := nfttest.NewNS(t, "node")
+	m := newMaker(4)
+	c := config.Config{MasqLinkLocal: true, MasqLinkLocalIPv6: true, EnableIPv6: true}
+	for i := range 10_000 {
+		n := i / 2
+		a, bits := netip.AddrFrom4([4]byte{10, byte(n >> 5), byte(n << 3), byte(m.IntN(256))}), 22+m.IntN(11)
+		if i%2 == 1 {
+			b := netip.MustParseAddr("fd00::").As16()
+			b[2], b[3], b[m.IntN(10)+6] = byte(n>>8), byte(n), byte(m.IntN(256))
+			a, bits = netip.AddrFrom16(b), 32+m.IntN(97)
+		}
+		p, err := a.Prefix(bits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, config.CIDR{Prefix: p})
+	}
+	want := Compile(c, Options{Mode: ModeNFTables})
+	if v4, v6 := want.CIDRs(); v4 != 5000 || v6 != 5000 {
+		t.Fatalf("%d and %d CIDRs, want 5000 each", v4, v6)
+	}
+	apply(t, open(t, ns), want, Look{})
+	for _, s := range want.Tables[0].Sets {
+		var ranges []nfnetlink.Range
+		for _, p := range s.Prefixes {
+			ranges = append(ranges, nfnetlink.PrefixRange(p))
+		}
+		if diff := cmp.Diff(ranges, byTheLibrary(t, ns, s), cmp.Comparer(equalRanges)); diff != "" {
+			t.Errorf("set %s (-want +got):\n%s", s.Name, diff)
+		}
+	}
+	inStep(t, ns, want)
+}
+
+func equalRanges(a, b nfnetlink.Range) bool { return a == b }
+
+// byTheLibrary reads a set with github.com/google/nftables, which gives the
+// bounds from the last to the first.
+func byTheLibrary(t *testing.T, ns *nfttest.NS, s Set) []nfnetlink.Range {
+	t.Helper()
+	c, err := nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(ns.Fd()))
+	runtime.KeepAlive(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := c.CloseLasting(); err != nil {
+			t.Error(err)
+		}
+	}()
+	set := &nftables.Set{Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName}, Name: s.Name + sideA, KeyType: nftables.TypeIPAddr}
+	elements, err := c.GetSetElements(set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ranges []nfnetlink.Range
+	var behind netip.Addr
+	for i, e := range elements {
+		a, _ := netip.AddrFromSlice(e.Key)
+		switch {
+		case e.IntervalEnd:
+			behind = a
+		case i == 0:
+			t.Fatalf("set %s: no end behind %s", s.Name, a)
+		default:
+			ranges = append([]nfnetlink.Range{{From: a, To: behind.Prev()}}, ranges...)
+		}
+	}
+	return ranges
+}
