@@ -67,33 +67,3 @@ func (s *state) removal() (b *nfnetlink.Batch, removed []string) {
 	}
 	return b, removed
 }
-
-// Counts says how many connections went which way since the counters were made.
-type Counts struct {
-	IPv6    bool
-	Verdict Verdict
-	Packets uint64 // a counter of a nat chain counts connections
-}
-
-// Counters reads the named counters of mode nftables; none where the table is
-// not there. No set is read.
-func (k *Kernel) Counters() ([]Counts, error) {
-	objects, err := k.conn.Objects(nfnetlink.Inet, TableName)
-	if err != nil {
-		if nfnetlink.IsNotExist(err) {
-			return nil, nil
-		}
-		return nil, err
-	}
-	var out []Counts
-	for _, o := range objects {
-		for _, f := range []FamilyPolicy{{}, {IPv6: true}} {
-			for _, v := range []Verdict{Local, Exempt, Masqueraded} {
-				if o.Name == string(v)+f.suffix() {
-					out = append(out, Counts{IPv6: f.IPv6, Verdict: v, Packets: o.Packets})
-				}
-			}
-		}
-	}
-	return out, nil
-}

@@ -26,6 +26,7 @@ type Kernel struct {
 	// When a set was last read, and what that cost.
 	dumped   time.Time
 	dumpCost time.Duration
+	counts   cachedCounts
 }
 
 // trusted is what a set held when it was last filled or read.

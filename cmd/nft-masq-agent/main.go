@@ -22,6 +22,7 @@ func commands() []command {
 		runCommand(),
 		checkCommand(),
 		renderCommand(),
+		statusCommand(),
 		explainCommand(),
 		cleanupCommand(),
 		versionCommand(),

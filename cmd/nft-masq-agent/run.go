@@ -95,7 +95,8 @@ func startAgent(ctx context.Context, o options, kernel *nft.Kernel, log *zap.Log
 		},
 		agent.Kernel{
 			Apply: kernel.Apply, ReadBack: kernel.ReadBack, PortID: kernel.PortID,
-			Counters: counters.Counters, Others: kernel.Others,
+			Counters: func() ([]nft.Counts, error) { return counters.Counters(o.nftOptions()) },
+			Others:   kernel.Others,
 		},
 		agent.Settings{
 			Version: version, Commit: build().commit, Path: o.configPath,

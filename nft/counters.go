@@ -1,0 +1,115 @@
+package nft
+
+import (
+	"encoding/binary"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// Counts says how many connections went which way since the counters were made.
+type Counts struct {
+	IPv6    bool
+	Verdict Verdict
+	Packets uint64 // a counter of a nat chain counts connections
+}
+
+// Counters reads how many connections went which way; nothing where no rules
+// are. In mode nftables these are the named counters of the table, and no set
+// is read. In mode iptables-nft they are the sums over the chain's rules, which
+// counts no connection to this node, nor one that comes to the end of the chain
+// because masqueradeSrcCIDRs does not have its source. Where there are so many
+// rules that reading them takes long, an answer is given again until a hundred
+// times as long has passed.
+func (k *Kernel) Counters(o Options) ([]Counts, error) {
+	if o.Mode == ModeNFTables {
+		return k.namedCounters()
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	c := &k.counts
+	if time.Since(c.at) < 100*c.cost {
+		return c.last, nil
+	}
+	start := time.Now()
+	last, err := k.ruleCounters(o.Chain)
+	if err == nil {
+		*c = cachedCounts{last, time.Now(), time.Since(start)}
+	}
+	return last, err
+}
+
+type cachedCounts struct {
+	last []Counts
+	at   time.Time
+	cost time.Duration
+}
+
+func (k *Kernel) namedCounters() ([]Counts, error) {
+	objects, err := k.conn.Objects(nfnetlink.Inet, TableName)
+	if err != nil {
+		if nfnetlink.IsNotExist(err) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	var out []Counts
+	for _, o := range objects {
+		for _, f := range []FamilyPolicy{{}, {IPv6: true}} {
+			for _, v := range []Verdict{Local, Exempt, Masqueraded} {
+				if o.Name == string(v)+f.suffix() {
+					out = append(out, Counts{IPv6: f.IPv6, Verdict: v, Packets: o.Packets})
+				}
+			}
+		}
+	}
+	return out, nil
+}
+
+func (k *Kernel) ruleCounters(chain string) ([]Counts, error) {
+	var out []Counts
+	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		exempt := Counts{IPv6: f == nfnetlink.IPv6, Verdict: Exempt}
+		masqueraded := Counts{IPv6: f == nfnetlink.IPv6, Verdict: Masqueraded}
+		found := false
+		for _, name := range withSubchains(chain) {
+			rules, err := k.conn.Rules(f, xtTable, name)
+			if err != nil && !nfnetlink.IsNotExist(err) {
+				return nil, err
+			}
+			for _, r := range rules {
+				found = true
+				packets, code, masq := counted(r)
+				switch {
+				case masq:
+					masqueraded.Packets += packets
+				case code == unix.NFT_RETURN:
+					exempt.Packets += packets
+				}
+			}
+		}
+		if found {
+			out = append(out, exempt, masqueraded)
+		}
+	}
+	return out, nil
+}
+
+// counted gives what a rule's counter has counted and what the rule does.
+func counted(r nfnetlink.Rule) (packets uint64, verdict int32, masquerade bool) {
+	for _, e := range r.Exprs {
+		switch e.Name {
+		case "counter":
+			if b := e.Attr(unix.NFTA_COUNTER_PACKETS); len(b) == 8 {
+				packets = binary.BigEndian.Uint64(b)
+			}
+		case "target":
+			masquerade = masquerade || e.Str(unix.NFTA_TARGET_NAME) == "MASQUERADE"
+		case "immediate":
+			verdict, _, _ = e.Verdict()
+		}
+	}
+	return packets, verdict, masquerade
+}
