@@ -195,7 +195,7 @@ func checkPort(t *testing.T, what string, p Policy, s nfttest.Sighting) {
 // counters gives the packets of each counter.
 func counters(t testing.TB, k *Kernel) map[Counts]uint64 {
 	t.Helper()
-	all, err := k.Counters()
+	all, err := k.Counters(Options{Mode: ModeNFTables})
 	if err != nil {
 		t.Fatal(err)
 	}
