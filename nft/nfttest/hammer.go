@@ -147,7 +147,7 @@ func (t *Topology) StartHammer(targets ...Target) (*Hammer, error) {
 		}
 	}
 	var err error
-	if h.refused, err = t.Node.refused(); err != nil {
+	if h.refused, err = refused(t.Node); err != nil {
 		return nil, err
 	}
 	for _, name := range []string{"udp_timeout", "tcp_timeout_close", "tcp_timeout_time_wait"} {
@@ -252,7 +252,7 @@ func (h *Hammer) Stop() (Tally, error) {
 	h.readers.Wait()
 
 	tally := h.SoFar()
-	refused, err := h.top.Node.refused()
+	refused, err := refused(h.top.Node)
 	tally.Refused = refused - h.refused
 	return tally, errors.Join(h.err, err)
 }
@@ -269,7 +269,7 @@ func (h *Hammer) SoFar() Tally {
 }
 
 // refused returns how many packets the namespace's connection tracking dropped.
-func (n *NS) refused() (total uint64, err error) {
+func refused(n *NS) (total uint64, err error) {
 	var text []byte
 	err = n.Do(func() (err error) {
 		// Not /proc/net, which is the namespace of the process.

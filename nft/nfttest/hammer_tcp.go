@@ -6,6 +6,8 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 // hammerPort is where the first TCP target listens; the others follow.
@@ -38,7 +40,7 @@ func (h *Hammer) startTCP() error {
 }
 
 func listen(at netip.AddrPort) (int, error) {
-	fd, err := unix.Socket(int(family(at.Addr())), unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := unix.Socket(netns.Family(at.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("hammer: socket: %w", err)
 	}
@@ -96,7 +98,7 @@ func connectOnce(dst netip.AddrPort) error {
 	if err != nil {
 		return err
 	}
-	fd, err := unix.Socket(int(family(dst.Addr())), unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := unix.Socket(netns.Family(dst.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}

@@ -4,8 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 // startUDP starts the sender and the receiver of the UDP targets.
@@ -14,18 +17,16 @@ func (h *Hammer) startUDP() error {
 	if len(targets) == 0 {
 		return nil
 	}
-	fd, err := h.top.Outside.openTap(ofProtocol(unix.IPPROTO_UDP))
+	tap, err := h.top.Outside.OpenTap(netns.OfProtocol(unix.IPPROTO_UDP))
 	if err != nil {
 		return fmt.Errorf("hammer: %w", err)
 	}
-	// Tens of thousands of packets. In a user namespace the machine's limit holds.
-	const buffer = 64 << 20
-	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer) != nil {
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, buffer)
+	if err := tap.SetBuffer(64 << 20); err != nil { // tens of thousands of packets
+		return fmt.Errorf("hammer: receive buffer: %w", errors.Join(err, tap.Close()))
 	}
 	h.read(func() error {
-		defer unix.Close(fd)
-		return h.readUDP(fd, targets)
+		err := h.readUDP(tap, targets)
+		return errors.Join(err, tap.Close())
 	})
 	h.send(func() error { return h.sendUDP(targets) })
 	return nil
@@ -33,16 +34,16 @@ func (h *Hammer) startUDP() error {
 
 // readUDP counts what comes out of the tap, until the Hammer drains and no more
 // comes.
-func (h *Hammer) readUDP(fd int, targets []*counters) error {
+func (h *Hammer) readUDP(tap *netns.Tap, targets []*counters) error {
 	byDst := map[netip.Addr]*counters{}
 	for _, c := range targets {
 		byDst[c.Dst] = c
 	}
 	buf := make([]byte, 64)
 	for {
-		packet, err := receive(fd, buf)
+		packet, err := tap.Receive(buf)
 		switch {
-		case errors.Is(err, unix.EAGAIN):
+		case errors.Is(err, os.ErrDeadlineExceeded):
 			if h.draining.Load() {
 				return nil
 			}
@@ -50,7 +51,7 @@ func (h *Hammer) readUDP(fd int, targets []*counters) error {
 		case err != nil:
 			return fmt.Errorf("hammer: receive: %w", err)
 		}
-		src, dst, ok := addresses(packet)
+		src, dst, ok := netns.Addresses(packet)
 		if c := byDst[dst]; ok && c != nil {
 			h.judge(c, src)
 		}

@@ -1,166 +1,16 @@
 package nfttest_test
 
 import (
-	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"nft-masq-agent/nft/nfttest"
 )
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
-
-func TestCallerStaysInItsNamespace(t *testing.T) {
-	before := threadNamespaces(t)
-	top := nfttest.NewTopology(t)
-	nfttest.Run(t, top.Node, "", "true")
-	if got := netns(t); !before[got] {
-		t.Errorf("the test runs in %s", got)
-	}
-	var stayed []string
-	for range 5000 { // a thread ends a moment after its goroutine
-		stayed = stayed[:0]
-		for ns := range threadNamespaces(t) {
-			if !before[ns] {
-				stayed = append(stayed, ns)
-			}
-		}
-		if len(stayed) == 0 {
-			return
-		}
-		time.Sleep(time.Millisecond)
-	}
-	t.Errorf("threads stayed in %q", stayed)
-}
-
-func TestClosingLeavesNothingBehind(t *testing.T) {
-	nfttest.Require(t)
-	use := func() {
-		top, err := nfttest.OpenTopology()
-		if err != nil {
-			t.Fatal(err)
-		}
-		flow := nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, Dst: netip.MustParseAddrPort("198.51.100.1:5000")}
-		nfttest.MustSend(t, top, flow)
-		if _, err := top.Node.Output("", "true"); err != nil {
-			t.Fatal(err)
-		}
-		if err := top.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	use() // whatever the runtime opens once is open now
-	descriptors, temporary := list(t, "/proc/self/fd/*"), list(t, filepath.Join(os.TempDir(), "nfttest-*"))
-	for range 3 {
-		use()
-	}
-	if got := list(t, "/proc/self/fd/*"); len(got) != len(descriptors) {
-		t.Errorf("%d file descriptors became %d", len(descriptors), len(got))
-	}
-	if got := list(t, filepath.Join(os.TempDir(), "nfttest-*")); len(got) > len(temporary) {
-		t.Errorf("temporary files stayed: %q", got)
-	}
-	if got := list(t, "/run/netns/*"); len(got) != 0 {
-		t.Errorf("named namespaces: %q", got)
-	}
-}
-
-func TestNamespaceIsUsableAfterATestEndedInIt(t *testing.T) {
-	n := nfttest.NewNS(t, "lone")
-	ended := make(chan bool)
-	go func() {
-		defer close(ended)
-		_ = n.Do(func() error {
-			runtime.Goexit() // what t.FailNow does
-			return nil
-		})
-		t.Error("Do returned from a function that did not")
-	}()
-	<-ended
-	var inside string
-	if err := n.Do(func() error { inside = netns(t); return nil }); err != nil {
-		t.Fatal(err)
-	}
-	if inside == netns(t) {
-		t.Error("Do ran the function outside the namespace")
-	}
-}
-
-func TestProgramRunsInsideAndItsErrorsAreReported(t *testing.T) {
-	n := nfttest.NewNS(t, "lone")
-	var want string
-	if err := n.Do(func() error { want = netns(t); return nil }); err != nil {
-		t.Fatal(err)
-	}
-	got := nfttest.Run(t, n, "", "readlink", "/proc/self/ns/net")
-	if diff := cmp.Diff(want+"\n", got); diff != "" {
-		t.Errorf("namespace (-want +got):\n%s", diff)
-	}
-	got = nfttest.Run(t, n, "text", "cat")
-	if diff := cmp.Diff("text", got); diff != "" {
-		t.Errorf("standard input (-want +got):\n%s", diff)
-	}
-	_, err := n.Output("", "sh", "-c", "echo why >&2; exit 3")
-	if want := "lone: sh -c echo why >&2; exit 3: exit status 3\nwhy\n"; err == nil || err.Error() != want {
-		t.Errorf("error is %v, want %s", err, want)
-	}
-}
-
-func TestProcessCanBeSignalledAndAwaited(t *testing.T) {
-	n := nfttest.NewNS(t, "lone")
-	p, err := n.Start(nfttest.Command("sleep", "60"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case <-p.Done():
-		t.Fatal("ended by itself: ", p.Wait())
-	default:
-	}
-	if err := p.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	<-p.Done()
-	if err := p.Wait(); err == nil || err.Error() != "signal: terminated" {
-		t.Errorf("wait: %v", err)
-	}
-	if _, err := n.Start(nfttest.Command("/nowhere")); err == nil {
-		t.Error("a program that is not there started")
-	}
-}
-
-func TestAddressesHaveNoNames(t *testing.T) {
-	nfttest.Require(t, "iptables-nft", "iptables-nft-restore")
-	n := nfttest.NewNS(t, "lone")
-	nfttest.Run(t, n, "*nat\n-A POSTROUTING -d 169.254.0.0/16 -j RETURN\nCOMMIT\n", "iptables-nft-restore")
-	got := nfttest.Run(t, n, "", "iptables-nft", "-t", "nat", "-L", "POSTROUTING")
-	want := `Chain POSTROUTING (policy ACCEPT)
-target     prot opt source               destination         
-RETURN     all  --  anywhere             169.254.0.0/16      
-`
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("listing (-want +got):\n%s", diff)
-	}
-	want = `*nat
-:PREROUTING ACCEPT [0:0]
-:INPUT ACCEPT [0:0]
-:OUTPUT ACCEPT [0:0]
-:POSTROUTING ACCEPT [0:0]
--A POSTROUTING -d 169.254.0.0/16 -j RETURN
-COMMIT
-`
-	if diff := cmp.Diff(want, nfttest.Save(t, n, "iptables-nft-save", "nat")); diff != "" {
-		t.Errorf("save (-want +got):\n%s", diff)
-	}
-}
 
 // judge records what Require does with a test.
 type judge struct {
@@ -202,35 +52,4 @@ func TestKernelTestsRunWithoutRoot(t *testing.T) {
 	if err != nil || !strings.Contains(string(out), "--- PASS: TestFarEnd") {
 		t.Errorf("as nobody: %v\n%s", err, out)
 	}
-}
-
-// netns returns the name of the calling thread's network namespace.
-func netns(t *testing.T) string {
-	t.Helper()
-	name, err := os.Readlink("/proc/thread-self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return name
-}
-
-// threadNamespaces returns the network namespaces of all threads.
-func threadNamespaces(t *testing.T) map[string]bool {
-	t.Helper()
-	found := map[string]bool{}
-	for _, path := range list(t, "/proc/self/task/*/ns/net") {
-		if name, err := os.Readlink(path); err == nil { // the thread may have ended
-			found[name] = true
-		}
-	}
-	return found
-}
-
-func list(t *testing.T, pattern string) []string {
-	t.Helper()
-	found, err := filepath.Glob(pattern)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return found
 }

@@ -1,170 +1,23 @@
 package nfttest
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"net"
-	"os"
-	"path/filepath"
-	"runtime"
-	"strings"
-	"sync"
+	"os/exec"
 
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
-// NS is a network namespace. It lives until Close, and as long after it as a
-// process runs inside or a socket of it is open. Its methods may be called from
-// several goroutines.
-type NS struct {
-	name string
-	file *os.File // keeps the namespace alive
+// NS is a network namespace.
+type NS = netns.NS
 
-	mu      sync.Mutex // guards what is opened when it is first needed
-	rtnl    *netlink.Conn
-	capture *capture
+// Process is a program that runs inside a namespace.
+type Process = netns.Process
 
-	receiving sync.Mutex // held while Send looks here
-}
+// OpenNS is netns.Open: only the loopback device exists, down.
+func OpenNS(name string) (*NS, error) { return netns.Open(name) }
 
-// OpenNS makes a namespace in which only the loopback device exists, down. The
-// name appears in error messages and nowhere else.
-func OpenNS(name string) (*NS, error) {
-	type result struct {
-		file *os.File
-		err  error
-	}
-	made := make(chan result)
-	onThreadOfItsOwn(func() {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			made <- result{err: fmt.Errorf("new network namespace: %w", err)}
-			return
-		}
-		file, err := openThreadNS()
-		made <- result{file, err}
-	})
-	r := <-made
-	if r.err != nil {
-		return nil, fmt.Errorf("%s: %w", name, r.err)
-	}
-	return &NS{name: name, file: r.file}, nil
-}
+// Command is exec.Command, which also looks where administrators' programs are.
+func Command(name string, args ...string) *exec.Cmd { return netns.Command(name, args...) }
 
-// onThreadOfItsOwn starts fn in a goroutine whose thread runs nothing else, and
-// ends with it. fn may do to the thread what cannot be undone.
-func onThreadOfItsOwn(fn func()) {
-	go func() {
-		runtime.LockOSThread() // never unlocked: so the thread ends
-		if unix.Gettid() != unix.Getpid() {
-			fn()
-			return
-		}
-		// The process's first thread cannot end; it would stay in fn's
-		// namespaces. Hold it until fn is on another one.
-		elsewhere := make(chan struct{})
-		go func() {
-			runtime.LockOSThread()
-			close(elsewhere)
-			fn()
-		}()
-		<-elsewhere
-		runtime.UnlockOSThread()
-	}()
-}
-
-func openThreadNS() (*os.File, error) {
-	return os.Open("/proc/thread-self/ns/net")
-}
-
-// String returns the name.
-func (n *NS) String() string { return n.name }
-
-// Fd returns the namespace's file descriptor, for libraries that want one. It
-// is valid until Close; the caller must keep n reachable while it is in use
-// (runtime.KeepAlive), because a descriptor that was closed and given out again
-// may mean the namespace of the machine.
-func (n *NS) Fd() int { return int(n.file.Fd()) }
-
-// Close gives up the namespace.
-func (n *NS) Close() error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	var errs []error
-	if n.capture != nil {
-		errs = append(errs, n.capture.close())
-		n.capture = nil
-	}
-	if n.rtnl != nil {
-		errs = append(errs, n.rtnl.Close())
-		n.rtnl = nil
-	}
-	return errors.Join(append(errs, n.file.Close())...)
-}
-
-// Do runs fn inside the namespace, in a goroutine of its own that is locked to
-// its thread. Sockets opened by fn stay in the namespace after it. Goroutines
-// that fn starts are not inside. fn may end the test, as with t.Fatal.
-func (n *NS) Do(fn func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		defer close(done)
-		runtime.LockOSThread()
-		home, err := openThreadNS()
-		if err != nil {
-			done <- fmt.Errorf("%s: %w", n.name, err)
-			return
-		}
-		defer home.Close()
-		if err := n.enter(); err != nil {
-			done <- err
-			return
-		}
-		defer func() {
-			// A thread that cannot go back stays locked, and ends here.
-			if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
-				runtime.UnlockOSThread()
-			}
-		}()
-		done <- fn()
-	}()
-	err, returned := <-done
-	if !returned {
-		runtime.Goexit()
-	}
-	return err
-}
-
-// enter moves the calling thread into the namespace.
-func (n *NS) enter() error {
-	err := unix.Setns(n.Fd(), unix.CLONE_NEWNET)
-	runtime.KeepAlive(n)
-	if err != nil {
-		return fmt.Errorf("%s: enter namespace: %w", n.name, err)
-	}
-	return nil
-}
-
-// DialContext connects to an address from inside the namespace. It suits
-// http.Transport; the address must be a literal one.
-func (n *NS) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	var conn net.Conn
-	err := n.Do(func() (err error) {
-		conn, err = new(net.Dialer).DialContext(ctx, network, address)
-		return err
-	})
-	return conn, err
-}
-
-// Sysctl sets a kernel parameter of the namespace: Sysctl("net.ipv4.ip_forward", "1").
-func (n *NS) Sysctl(name, value string) error {
-	path := filepath.Join("/proc/sys", strings.ReplaceAll(name, ".", "/"))
-	return n.Do(func() error {
-		// The kernel picks the namespace of the thread that opens the file.
-		if err := os.WriteFile(path, []byte(value), 0); err != nil {
-			return fmt.Errorf("%s: sysctl: %w", n.name, err)
-		}
-		return nil
-	})
-}
+// InUserNS is netns.InUserNS: it starts the program again in a user namespace,
+// where it needs one to have namespaces at all.
+func InUserNS() (code int, ran bool) { return netns.InUserNS() }

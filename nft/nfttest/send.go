@@ -1,6 +1,7 @@
 package nfttest
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -9,10 +10,13 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 // Proto is a transport protocol.
@@ -71,10 +75,9 @@ func (t *Topology) Send(flow Flow) (Sighting, error) {
 // Send sends one flow and returns the source that flow.To saw of it. A TCP
 // connection is really opened, so that the way back is known to work too; of the
 // other protocols one packet is sent. The error is ErrNotSeen where nothing
-// arrived. Flows to the same namespace wait for each other.
+// arrived. It may be called from several goroutines, but not for two TCP flows
+// to the same port of a namespace at once.
 func Send(flow Flow) (Sighting, error) {
-	flow.To.receiving.Lock()
-	defer flow.To.receiving.Unlock()
 	var s Sighting
 	var err error
 	switch flow.Proto {
@@ -163,11 +166,12 @@ func addrPort(addr net.Addr) netip.AddrPort {
 
 // sendPacket sends one packet and waits for it at the other end.
 func sendPacket(f Flow, protocol int, send func(Flow, []byte) (netip.AddrPort, error)) (Sighting, error) {
-	capture, err := f.To.capturing()
+	tap, done, err := f.To.BorrowTap()
 	if err != nil {
 		return Sighting{}, err
 	}
-	if err := capture.watch(protocol, f.Dst.Port()); err != nil {
+	defer done()
+	if err := tap.Watch(netns.ToPort(protocol, f.Dst.Port())); err != nil {
 		return Sighting{}, err
 	}
 	cookie := binary.BigEndian.AppendUint32(nil, rand.Uint32())
@@ -179,15 +183,31 @@ func sendPacket(f Flow, protocol int, send func(Flow, []byte) (netip.AddrPort, e
 	if err != nil {
 		return Sighting{}, err
 	}
-	packet, err := capture.await(cookie, patience)
+	packet, err := await(tap, cookie)
 	if err != nil {
 		return Sighting{}, err
 	}
-	seen, ok := sender(packet)
+	seen, ok := netns.Source(packet)
 	if !ok {
 		return Sighting{}, fmt.Errorf("packet of %d bytes is too short", len(packet))
 	}
 	return Sighting{Sent: sent, Seen: seen}, nil
+}
+
+// await returns the first packet that ends in cookie. The error is
+// os.ErrDeadlineExceeded where none comes in time.
+func await(tap *netns.Tap, cookie []byte) ([]byte, error) {
+	buf := make([]byte, 65536)
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		packet, err := tap.Receive(buf)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			continue
+		}
+		if err != nil || bytes.HasSuffix(packet, cookie) {
+			return packet, err
+		}
+	}
+	return nil, os.ErrDeadlineExceeded
 }
 
 func sendUDP(f Flow, cookie []byte) (netip.AddrPort, error) {
@@ -231,7 +251,7 @@ func sendSCTP(f Flow, cookie []byte) (netip.AddrPort, error) {
 // connected returns a socket that is bound as the flow wants and connected to
 // its destination, and the source it got.
 func connected(f Flow, kind, protocol int) (fd int, sent netip.AddrPort, err error) {
-	domain := int(family(f.Dst.Addr()))
+	domain := netns.Family(f.Dst.Addr())
 	if fd, err = unix.Socket(domain, kind|unix.SOCK_CLOEXEC, protocol); err != nil {
 		return -1, sent, fmt.Errorf("socket: %w", err)
 	}

@@ -4,6 +4,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 // Main runs the tests of a package and returns the exit code. It is the body of
@@ -23,7 +25,7 @@ func Main(m *testing.M) int {
 // environment the test fails instead, so that nothing goes untested unnoticed.
 func Require(tb testing.TB, programs ...string) {
 	tb.Helper()
-	err := privileged()
+	err := netns.Privileged()
 	for _, name := range programs {
 		if err == nil {
 			err = Command(name).Err

@@ -6,6 +6,8 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 // Topology is a pod, the node it runs on and a host outside, as the package
@@ -69,13 +71,13 @@ func (t *Topology) namespaces() (err error) {
 		return err
 	}
 	return errors.Join(
-		t.Pod.prepare(), t.Node.prepare(), t.Outside.prepare(),
+		prepare(t.Pod), prepare(t.Node), prepare(t.Outside),
 		t.Node.Sysctl("net.ipv4.ip_forward", "1"),
 		t.Node.Sysctl("net.ipv6.conf.all.forwarding", "1"))
 }
 
 // prepare sets what must be set before the devices are there.
-func (n *NS) prepare() error {
+func prepare(n *NS) error {
 	for _, s := range [][2]string{
 		{"net.ipv4.conf.all.rp_filter", "0"}, // the stricter of all and the device counts
 		{"net.ipv4.conf.default.rp_filter", "0"},
@@ -93,33 +95,37 @@ func (n *NS) prepare() error {
 	return n.LinkUp("lo")
 }
 
-// An end is a device at one end of a cable.
-type end struct {
-	ns  *NS
-	dev string
-	mac net.HardwareAddr
+func (t *Topology) pod() netns.End {
+	return netns.End{NS: t.Pod, Dev: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 1, 2}}
 }
 
-func (t *Topology) pod() end     { return end{t.Pod, "eth0", net.HardwareAddr{2, 0, 0, 0, 1, 2}} }
-func (t *Topology) gateway() end { return end{t.Node, "pod0", net.HardwareAddr{2, 0, 0, 0, 1, 1}} }
-func (t *Topology) node() end    { return end{t.Node, "eth0", net.HardwareAddr{2, 0, 0, 0, 2, 1}} }
-func (t *Topology) outside() end { return end{t.Outside, "eth0", net.HardwareAddr{2, 0, 0, 0, 2, 2}} }
+func (t *Topology) gateway() netns.End {
+	return netns.End{NS: t.Node, Dev: "pod0", MAC: net.HardwareAddr{2, 0, 0, 0, 1, 1}}
+}
+
+func (t *Topology) node() netns.End {
+	return netns.End{NS: t.Node, Dev: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 2, 1}}
+}
+
+func (t *Topology) outside() netns.End {
+	return netns.End{NS: t.Outside, Dev: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 2, 2}}
+}
 
 func (t *Topology) cables() error {
-	if err := addVeth(t.pod(), t.gateway()); err != nil {
+	if err := netns.AddVeth(t.pod(), t.gateway()); err != nil {
 		return err
 	}
-	if err := addVeth(t.node(), t.outside()); err != nil {
+	if err := netns.AddVeth(t.node(), t.outside()); err != nil {
 		return err
 	}
-	ends := []end{t.pod(), t.gateway(), t.node(), t.outside()}
+	ends := []netns.End{t.pod(), t.gateway(), t.node(), t.outside()}
 	for _, e := range ends {
-		if err := e.ns.LinkUp(e.dev); err != nil {
+		if err := e.NS.LinkUp(e.Dev); err != nil {
 			return err
 		}
 	}
 	for _, e := range ends {
-		if err := e.ns.carrying(e.dev); err != nil {
+		if err := e.NS.AwaitCarrier(e.Dev); err != nil {
 			return err
 		}
 	}
@@ -128,7 +134,7 @@ func (t *Topology) cables() error {
 
 func (t *Topology) addresses() error {
 	for _, a := range []struct {
-		end, peer end
+		end, peer netns.End
 		addr      netip.Addr
 		bits      int
 	}{
@@ -157,32 +163,32 @@ func (t *Topology) addresses() error {
 // assign gives a device an address and tells the other end of the cable where
 // it is: the kernel needs a moment before it answers a neighbour solicitation
 // for a new IPv6 address, and the next one follows a second later.
-func (t *Topology) assign(e, peer end, prefix netip.Prefix) error {
-	if err := e.ns.AddAddr(e.dev, prefix); err != nil {
+func (t *Topology) assign(e, peer netns.End, prefix netip.Prefix) error {
+	if err := e.NS.AddAddr(e.Dev, prefix); err != nil {
 		return err
 	}
-	t.owners[prefix.Addr()] = e.ns
-	return peer.ns.addNeighbour(peer.dev, prefix.Addr(), e.mac)
+	t.owners[prefix.Addr()] = e.NS
+	return peer.NS.AddNeighbour(peer.Dev, prefix.Addr(), e.MAC)
 }
 
 func (t *Topology) routes() error {
 	all4, all6 := netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")
 	for _, r := range []struct {
 		ns *NS
-		route
+		netns.Route
 	}{
-		{t.Pod, route{dst: host(t.GatewayV4), dev: "eth0"}},
-		{t.Pod, route{dst: host(t.GatewayV6), dev: "eth0"}},
-		{t.Pod, route{dst: all4, via: t.GatewayV4, dev: "eth0"}},
-		{t.Pod, route{dst: all6, via: t.GatewayV6, dev: "eth0"}},
-		{t.Node, route{dst: host(t.PodV4), dev: "pod0"}},
-		{t.Node, route{dst: host(t.PodV6), dev: "pod0"}},
-		{t.Node, route{dst: all4, via: t.OutsideV4, dev: "eth0"}},
-		{t.Node, route{dst: all6, via: t.OutsideV6, dev: "eth0"}},
-		{t.Outside, route{dst: all4, via: t.NodeV4, dev: "eth0"}},
-		{t.Outside, route{dst: all6, via: t.NodeV6, dev: "eth0"}},
+		{t.Pod, netns.Route{Dst: host(t.GatewayV4), Dev: "eth0"}},
+		{t.Pod, netns.Route{Dst: host(t.GatewayV6), Dev: "eth0"}},
+		{t.Pod, netns.Route{Dst: all4, Via: t.GatewayV4, Dev: "eth0"}},
+		{t.Pod, netns.Route{Dst: all6, Via: t.GatewayV6, Dev: "eth0"}},
+		{t.Node, netns.Route{Dst: host(t.PodV4), Dev: "pod0"}},
+		{t.Node, netns.Route{Dst: host(t.PodV6), Dev: "pod0"}},
+		{t.Node, netns.Route{Dst: all4, Via: t.OutsideV4, Dev: "eth0"}},
+		{t.Node, netns.Route{Dst: all6, Via: t.OutsideV6, Dev: "eth0"}},
+		{t.Outside, netns.Route{Dst: all4, Via: t.NodeV4, Dev: "eth0"}},
+		{t.Outside, netns.Route{Dst: all6, Via: t.NodeV6, Dev: "eth0"}},
 	} {
-		if err := r.ns.addRoute(r.route); err != nil {
+		if err := r.ns.AddRoute(r.Route); err != nil {
 			return err
 		}
 	}
@@ -222,7 +228,7 @@ func (t *Topology) AddAddr(owner *NS, addr netip.Addr) error {
 		if err := t.assign(t.pod(), t.gateway(), host(addr)); err != nil {
 			return err
 		}
-		return t.Node.addRoute(route{dst: host(addr), dev: t.gateway().dev})
+		return t.Node.AddRoute(netns.Route{Dst: host(addr), Dev: t.gateway().Dev})
 	case t.Node:
 		return t.assign(t.node(), t.outside(), host(addr))
 	case t.Outside:

@@ -1,4 +1,4 @@
-package nfttest
+package netns
 
 import (
 	"errors"
@@ -20,7 +20,7 @@ const inUserNS = "NFTTEST_IN_USER_NAMESPACE"
 // and returns false where the program has the privileges to make network
 // namespaces, or is the one started again, or there are no user namespaces.
 func InUserNS() (code int, ran bool) {
-	if privileged() == nil || os.Getenv(inUserNS) != "" {
+	if Privileged() == nil || os.Getenv(inUserNS) != "" {
 		return 0, false
 	}
 	runtime.LockOSThread() // Pdeathsig is about the thread
@@ -43,8 +43,8 @@ func InUserNS() (code int, ran bool) {
 	return cmd.ProcessState.ExitCode(), true
 }
 
-// privileged says what is missing to make network namespaces and use them.
-func privileged() error {
+// Privileged says what is missing to make network namespaces and use them.
+func Privileged() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	if err := unix.Capget(&header, &data[0]); err != nil {

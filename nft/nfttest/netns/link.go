@@ -1,4 +1,4 @@
-package nfttest
+package netns
 
 import (
 	"encoding/binary"
@@ -12,12 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// route adds a route: to dst through dev, by way of the gateway via where that
-// is valid.
-type route struct {
-	dst netip.Prefix
-	via netip.Addr
-	dev string
+// End is a device at one end of a cable.
+type End struct {
+	NS  *NS
+	Dev string
+	MAC net.HardwareAddr
+}
+
+// Route is a route to Dst through Dev, by way of the gateway Via where that is
+// valid.
+type Route struct {
+	Dst netip.Prefix
+	Via netip.Addr
+	Dev string
 }
 
 // LinkUp brings a device up.
@@ -32,7 +39,7 @@ func (n *NS) LinkUp(dev string) error {
 func (n *NS) AddAddr(dev string, prefix netip.Prefix) error {
 	return n.onLink(dev, func(index uint32) error {
 		ip := prefix.Addr().WithZone("").AsSlice()
-		msg := []byte{family(prefix.Addr()), byte(prefix.Bits()), unix.IFA_F_NODAD, unix.RT_SCOPE_UNIVERSE}
+		msg := []byte{byte(Family(prefix.Addr())), byte(prefix.Bits()), unix.IFA_F_NODAD, unix.RT_SCOPE_UNIVERSE}
 		msg = native32(msg, index)
 		return n.change(unix.RTM_NEWADDR, netlink.Create|netlink.Replace, msg, func(ae *netlink.AttributeEncoder) {
 			ae.Bytes(unix.IFA_LOCAL, ip)
@@ -41,33 +48,33 @@ func (n *NS) AddAddr(dev string, prefix netip.Prefix) error {
 	})
 }
 
-// addRoute adds a route. One that is there already is no error.
-func (n *NS) addRoute(r route) error {
-	return n.onLink(r.dev, func(index uint32) error {
+// AddRoute adds a route. One that is there already is no error.
+func (n *NS) AddRoute(r Route) error {
+	return n.onLink(r.Dev, func(index uint32) error {
 		scope := byte(unix.RT_SCOPE_UNIVERSE)
-		if !r.via.IsValid() && r.dst.Addr().Is4() {
+		if !r.Via.IsValid() && r.Dst.Addr().Is4() {
 			scope = unix.RT_SCOPE_LINK
 		}
 		msg := []byte{
-			family(r.dst.Addr()), byte(r.dst.Bits()), 0, 0,
+			byte(Family(r.Dst.Addr())), byte(r.Dst.Bits()), 0, 0,
 			unix.RT_TABLE_MAIN, unix.RTPROT_STATIC, scope, unix.RTN_UNICAST,
 		}
 		msg = native32(msg, 0)
 		return n.change(unix.RTM_NEWROUTE, netlink.Create|netlink.Replace, msg, func(ae *netlink.AttributeEncoder) {
-			ae.Bytes(unix.RTA_DST, r.dst.Addr().AsSlice())
+			ae.Bytes(unix.RTA_DST, r.Dst.Addr().AsSlice())
 			ae.Uint32(unix.RTA_OIF, index)
-			if r.via.IsValid() {
-				ae.Bytes(unix.RTA_GATEWAY, r.via.AsSlice())
+			if r.Via.IsValid() {
+				ae.Bytes(unix.RTA_GATEWAY, r.Via.AsSlice())
 			}
 		})
 	})
 }
 
-// addNeighbour tells a device once and for all who has an address on its link.
-func (n *NS) addNeighbour(dev string, addr netip.Addr, mac net.HardwareAddr) error {
+// AddNeighbour tells a device once and for all who has an address on its link.
+func (n *NS) AddNeighbour(dev string, addr netip.Addr, mac net.HardwareAddr) error {
 	const ndaDst, ndaLLAddr = 1, 2 // NDA_DST, NDA_LLADDR, linux/neighbour.h
 	return n.onLink(dev, func(index uint32) error {
-		msg := native32([]byte{family(addr), 0, 0, 0}, index)
+		msg := native32([]byte{byte(Family(addr)), 0, 0, 0}, index)
 		msg = binary.NativeEndian.AppendUint16(msg, unix.NUD_PERMANENT)
 		msg = append(msg, 0, 0)
 		return n.change(unix.RTM_NEWNEIGH, netlink.Create|netlink.Replace, msg, func(ae *netlink.AttributeEncoder) {
@@ -77,19 +84,19 @@ func (n *NS) addNeighbour(dev string, addr netip.Addr, mac net.HardwareAddr) err
 	})
 }
 
-// addVeth makes a cable.
-func addVeth(a, b end) error {
+// AddVeth makes a cable. Its devices are down.
+func AddVeth(a, b End) error {
 	const vethInfoPeer = 1 // VETH_INFO_PEER, linux/veth.h
-	err := a.ns.change(unix.RTM_NEWLINK, netlink.Create|netlink.Excl, ifinfomsg(0, 0), func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.IFLA_IFNAME, a.dev)
-		ae.Bytes(unix.IFLA_ADDRESS, a.mac)
+	err := a.NS.change(unix.RTM_NEWLINK, netlink.Create|netlink.Excl, ifinfomsg(0, 0), func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.IFLA_IFNAME, a.Dev)
+		ae.Bytes(unix.IFLA_ADDRESS, a.MAC)
 		ae.Nested(unix.IFLA_LINKINFO, func(info *netlink.AttributeEncoder) error {
 			info.String(unix.IFLA_INFO_KIND, "veth")
 			info.Nested(unix.IFLA_INFO_DATA, func(data *netlink.AttributeEncoder) error {
 				peer := netlink.NewAttributeEncoder()
-				peer.String(unix.IFLA_IFNAME, b.dev)
-				peer.Bytes(unix.IFLA_ADDRESS, b.mac)
-				peer.Uint32(unix.IFLA_NET_NS_FD, uint32(b.ns.Fd()))
+				peer.String(unix.IFLA_IFNAME, b.Dev)
+				peer.Bytes(unix.IFLA_ADDRESS, b.MAC)
+				peer.Uint32(unix.IFLA_NET_NS_FD, uint32(b.NS.Fd()))
 				attrs, err := peer.Encode()
 				data.Bytes(vethInfoPeer, append(ifinfomsg(0, 0), attrs...))
 				return err
@@ -98,15 +105,15 @@ func addVeth(a, b end) error {
 		})
 	})
 	if err != nil {
-		return fmt.Errorf("veth from %s of %s to %s of %s: %w", a.dev, a.ns, b.dev, b.ns, err)
+		return fmt.Errorf("veth from %s of %s to %s of %s: %w", a.Dev, a.NS, b.Dev, b.NS, err)
 	}
 	return nil
 }
 
-// carrying waits until the device is operational. The kernel brings a device's
+// AwaitCarrier waits until the device is operational. The kernel brings a device's
 // queue to life some time after the other end of the cable came up, and drops
 // packets until then.
-func (n *NS) carrying(dev string) error {
+func (n *NS) AwaitCarrier(dev string) error {
 	return n.onLink(dev, func(index uint32) error {
 		for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 			messages, err := n.request(unix.RTM_GETLINK, 0, ifinfomsg(index, 0))
@@ -211,7 +218,8 @@ func ifinfomsg(index, flags uint32) []byte {
 
 func native32(b []byte, v uint32) []byte { return binary.NativeEndian.AppendUint32(b, v) }
 
-func family(addr netip.Addr) byte {
+// Family returns AF_INET or AF_INET6.
+func Family(addr netip.Addr) int {
 	if addr.Is4() {
 		return unix.AF_INET
 	}

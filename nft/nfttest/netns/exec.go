@@ -1,4 +1,4 @@
-package nfttest
+package netns
 
 import (
 	"bytes"
@@ -122,7 +122,7 @@ func cover(path, text string) error {
 	if _, err := os.Stat(path); err != nil {
 		return nil
 	}
-	file, err := os.CreateTemp("", "nfttest-")
+	file, err := os.CreateTemp("", "netns-")
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,7 @@
+// Package netns makes network namespaces, runs functions and programs inside
+// them, cables them and looks at the packets that arrive.
+//
+// A namespace has no name and no file: nothing stays in /run/netns. The caller's
+// own namespace is never changed. Everything is done by system calls and
+// rtnetlink; no program needs to be installed.
+package netns

@@ -1,0 +1,198 @@
+package netns
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Tap sees the IP packets that arrive at a namespace, on every device, whether
+// or not a socket waits for them.
+type Tap struct{ fd int }
+
+// A Filter says in classic BPF which packets a Tap sees.
+type Filter []unix.SockFilter
+
+// BorrowTap returns the Tap that stays open as long as the namespace, because
+// closing one waits for the kernel's RCU. It waits until who had it before has
+// called done.
+func (n *NS) BorrowTap() (t *Tap, done func(), err error) {
+	n.borrowed.Lock()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.tap == nil {
+		if n.tap, err = n.OpenTap(Nothing()); err != nil {
+			n.borrowed.Unlock()
+			return nil, nil, err
+		}
+	}
+	return n.tap, n.borrowed.Unlock, nil
+}
+
+// OpenTap opens a Tap for what the filter accepts.
+func (n *NS) OpenTap(filter Filter) (*Tap, error) {
+	var t *Tap
+	err := n.Do(func() error {
+		// Protocol 0: nothing arrives before the filter is there and bind says what.
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		t = &Tap{fd}
+		err = errors.Join(
+			t.filter(filter),
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}),
+			unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: bigEndian16(unix.ETH_P_ALL)}))
+		if err != nil {
+			err = errors.Join(err, t.Close())
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: packet socket: %w", n, err)
+	}
+	return t, nil
+}
+
+// Close ends it.
+func (t *Tap) Close() error { return unix.Close(t.fd) }
+
+// SetBuffer asks for room for so many bytes, and gets what the machine's limit
+// allows where the caller has no privileges outside its user namespace.
+func (t *Tap) SetBuffer(size int) error {
+	if unix.SetsockoptInt(t.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, size) == nil {
+		return nil
+	}
+	return unix.SetsockoptInt(t.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, size)
+}
+
+// Watch forgets what has arrived and sees what the filter accepts from now on.
+func (t *Tap) Watch(filter Filter) error {
+	if err := t.filter(Nothing()); err != nil {
+		return err
+	}
+	var buf [1]byte
+	for {
+		_, _, err := unix.Recvfrom(t.fd, buf[:], unix.MSG_DONTWAIT)
+		if errors.Is(err, unix.EAGAIN) {
+			return t.filter(filter)
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// Receive reads one packet, from its IP header on, as much as fits into buf. The
+// error is os.ErrDeadlineExceeded where none comes for a tenth of a second.
+func (t *Tap) Receive(buf []byte) ([]byte, error) {
+	for {
+		n, from, err := unix.Recvfrom(t.fd, buf, 0)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EAGAIN):
+			return nil, os.ErrDeadlineExceeded
+		case err != nil:
+			return nil, err
+		}
+		if ll, ok := from.(*unix.SockaddrLinklayer); ok && ll.Pkttype != unix.PACKET_OUTGOING {
+			return buf[:n], nil
+		}
+	}
+}
+
+func (t *Tap) filter(f Filter) error {
+	return unix.SetsockoptSockFprog(t.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+		&unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]})
+}
+
+// Instructions of classic BPF.
+const (
+	loadByte = unix.BPF_LD | unix.BPF_B | unix.BPF_ABS
+	loadHalf = unix.BPF_LD | unix.BPF_H | unix.BPF_ABS
+	loadHalX = unix.BPF_LD | unix.BPF_H | unix.BPF_IND
+	loadIHL  = unix.BPF_LDX | unix.BPF_B | unix.BPF_MSH
+	shift    = unix.BPF_ALU | unix.BPF_RSH | unix.BPF_K
+	equal    = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
+	jump     = unix.BPF_JMP | unix.BPF_JA
+	result   = unix.BPF_RET | unix.BPF_K
+)
+
+// Nothing accepts no packet.
+func Nothing() Filter {
+	return Filter{{Code: result, K: 0}}
+}
+
+// ToPort accepts IPv4 and IPv6 packets of a
+// protocol with ports to one of them. IPv6 extension headers are not looked
+// through.
+func ToPort(protocol int, port uint16) Filter {
+	return Filter{
+		0:  {Code: loadByte, K: 0},
+		1:  {Code: shift, K: 4},
+		2:  {Code: equal, K: 6, Jt: 5}, // IPv6: to 8
+		3:  {Code: loadByte, K: 9},
+		4:  {Code: equal, K: uint32(protocol), Jf: 8}, // no: to 13
+		5:  {Code: loadIHL, K: 0},
+		6:  {Code: loadHalX, K: 2},
+		7:  {Code: jump, K: 3}, // to 11
+		8:  {Code: loadByte, K: 6},
+		9:  {Code: equal, K: uint32(protocol), Jf: 3}, // no: to 13
+		10: {Code: loadHalf, K: 42},
+		11: {Code: equal, K: uint32(port), Jf: 1}, // no: to 13
+		12: {Code: result, K: 65536},
+		13: {Code: result, K: 0},
+	}
+}
+
+// OfProtocol accepts IPv4 and IPv6 packets of a
+// protocol. IPv6 extension headers are not looked through.
+func OfProtocol(protocol int) Filter {
+	return Filter{
+		0: {Code: loadByte, K: 0},
+		1: {Code: shift, K: 4},
+		2: {Code: equal, K: 6, Jt: 2}, // IPv6: to 5
+		3: {Code: loadByte, K: 9},
+		4: {Code: equal, K: uint32(protocol), Jt: 2, Jf: 3}, // to 7 or 8
+		5: {Code: loadByte, K: 6},
+		6: {Code: equal, K: uint32(protocol), Jf: 1}, // no: to 8
+		7: {Code: result, K: 65536},
+		8: {Code: result, K: 0},
+	}
+}
+
+// Source returns the source of an IP packet of a protocol with ports.
+func Source(packet []byte) (netip.AddrPort, bool) {
+	src, _, ok := Addresses(packet)
+	if !ok {
+		return netip.AddrPort{}, false
+	}
+	header := 40
+	if src.Is4() {
+		header = int(packet[0]&0xf) * 4
+	}
+	if len(packet) < header+2 {
+		return netip.AddrPort{}, false
+	}
+	return netip.AddrPortFrom(src, binary.BigEndian.Uint16(packet[header:])), true
+}
+
+// Addresses returns source and destination of an IP packet.
+func Addresses(packet []byte) (src, dst netip.Addr, ok bool) {
+	switch {
+	case len(packet) >= 20 && packet[0]>>4 == 4:
+		return netip.AddrFrom4([4]byte(packet[12:])), netip.AddrFrom4([4]byte(packet[16:])), true
+	case len(packet) >= 40 && packet[0]>>4 == 6:
+		return netip.AddrFrom16([16]byte(packet[8:])), netip.AddrFrom16([16]byte(packet[24:])), true
+	}
+	return src, dst, false
+}
+
+func bigEndian16(v uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
+}
