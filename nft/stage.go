@@ -35,6 +35,13 @@ func stage(want Table, got *ownTable) (batches []*nfnetlink.Batch, target sides)
 		}
 	}
 	live, target := got.live(want), sides{}
+	if got.Dormant() {
+		// The kernel refuses to wake a table and to make a base chain in it in one
+		// transaction. Without rules an awake table does as little as a dormant one.
+		b.FlushChain(want.Family, want.Name, "")
+		b.AddTable(want.Family, want.Name)
+		got.rules = nil
+	}
 	var fill []Set
 	for _, w := range want.Sets {
 		if name, ok := live[w.Name]; ok && got.sets[name].equals(w.Prefixes) {
@@ -122,16 +129,17 @@ func flip(b *nfnetlink.Batch, want Table, target sides, got *ownTable) {
 }
 
 // deleteRest deletes what the wanted table does not have. Sets go before
-// chains, because a map's elements can name chains.
+// chains, because a map's elements can name chains. Sets and chains that are
+// written inside a rule went with it.
 func (o *ownTable) deleteRest(b *nfnetlink.Batch, want Table, target sides) {
 	keep := slices.Collect(maps.Values(target))
 	for _, name := range sortedKeys(o.sets) {
-		if !slices.Contains(keep, name) {
+		if !slices.Contains(keep, name) && o.sets[name].Flags&unix.NFT_SET_ANONYMOUS == 0 {
 			b.DelSet(o.Family, o.Name, name)
 		}
 	}
 	for _, c := range o.chains {
-		if !slices.ContainsFunc(want.Chains, func(w Chain) bool { return w.Name == c.Name }) {
+		if !c.Bound && !slices.ContainsFunc(want.Chains, func(w Chain) bool { return w.Name == c.Name }) {
 			b.DelChain(c.Family, c.Table, c.Name)
 		}
 	}

@@ -232,6 +232,7 @@ func (b *Batch) DelFlowtable(family Family, table, name string) {
 const (
 	flowtableTable = 1  // NFTA_FLOWTABLE_TABLE
 	flowtableName  = 2  // NFTA_FLOWTABLE_NAME
+	chainFlags     = 10 // NFTA_CHAIN_FLAGS, Linux 5.6
 	setHandle      = 16 // NFTA_SET_HANDLE
 	setCount       = 20 // NFTA_SET_COUNT, Linux 6.18
 )

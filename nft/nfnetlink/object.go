@@ -1,7 +1,6 @@
 package nfnetlink
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -62,6 +61,7 @@ type Chain struct {
 	Name   string
 	Hook   *Hook  // nil: no base chain
 	Policy uint32 // of a base chain: Accept or 0, which is drop
+	Bound  bool   // written inside a rule, with which it goes: `jump { … }`
 }
 
 // Accept is the policy NF_ACCEPT of a base chain.
@@ -110,11 +110,15 @@ type Flowtable struct {
 	Name   string
 }
 
-// A Range is a run of addresses, both ends included.
+// A Range is a run of addresses, both ends included. The zero Range is a set's
+// element for whatever no other one holds, which nft writes *.
 type Range struct{ From, To netip.Addr }
 
 // String gives a prefix where the range is one.
 func (r Range) String() string {
+	if r == (Range{}) {
+		return "*"
+	}
 	if p, ok := r.Prefix(); ok {
 		if p.IsSingleIP() {
 			return p.Addr().String()
@@ -126,6 +130,9 @@ func (r Range) String() string {
 
 // Prefix gives the range as a prefix, if it is one.
 func (r Range) Prefix() (netip.Prefix, bool) {
+	if r == (Range{}) {
+		return netip.Prefix{}, false
+	}
 	from, to := r.From.AsSlice(), r.To.AsSlice()
 	bits, diverged := 0, false
 	for i := range from {
@@ -156,14 +163,14 @@ func PrefixRange(p netip.Prefix) Range {
 }
 
 // A bound is one end of an interval as the kernel keeps it: the first address
-// of a run, or the first address behind it.
+// of a run, or the first address behind it; the zero bound is the element *.
 type bound struct {
 	addr netip.Addr
 	end  bool
 }
 
-// ranges pairs the bounds of a set, whatever their order. A run without an end
-// goes on to the last address of the family.
+// ranges pairs the bounds of a set, whatever their order, and though a dump may
+// give one twice. A run without an end goes on to the last address of the family.
 func ranges(bounds []bound) []Range {
 	slices.SortFunc(bounds, func(a, b bound) int {
 		if c := a.addr.Compare(b.addr); c != 0 || a.end == b.end {
@@ -174,20 +181,20 @@ func ranges(bounds []bound) []Range {
 		}
 		return 1
 	})
+	bounds = slices.Compact(bounds)
 	out := make([]Range, 0, len(bounds)/2+1)
 	for i, b := range bounds {
-		if b.end {
-			continue
+		switch {
+		case b.end:
+		case !b.addr.IsValid():
+			out = append(out, Range{})
+		case i+1 < len(bounds):
+			out = append(out, Range{b.addr, bounds[i+1].addr.Prev()})
+		default:
+			out = append(out, Range{b.addr, lastAddr(b.addr)})
 		}
-		r := Range{b.addr, lastAddr(b.addr)}
-		if i+1 < len(bounds) {
-			if next := bounds[i+1]; next.end || next.addr != b.addr {
-				r.To = next.addr.Prev()
-			}
-		}
-		out = append(out, r)
 	}
-	return slices.CompactFunc(out, func(a, b Range) bool { return cmp.Compare(a.From.BitLen(), b.From.BitLen()) == 0 && a == b })
+	return out
 }
 
 func lastAddr(a netip.Addr) netip.Addr {

@@ -105,6 +105,9 @@ func parseChain(f Family, b []byte) (Chain, error) {
 			c.Policy = bigUint32(data)
 		case unix.NFTA_CHAIN_TYPE:
 			typ = cString(data)
+		case chainFlags:
+			const binding = 1 << 2 // NFT_CHAIN_BINDING, Linux 5.9
+			c.Bound = bigUint32(data)&binding != 0
 		case unix.NFTA_CHAIN_HOOK:
 			c.Hook = &Hook{}
 			return each(data, func(t uint16, data []byte) error {
@@ -232,7 +235,7 @@ func parseElements(_ Family, b []byte) ([]bound, error) {
 		return each(data, func(_ uint16, data []byte) error {
 			p, err := parseBound(data)
 			// nft puts a bound of its own before the first interval.
-			if first := p.end && p.addr.IsUnspecified(); !first && p.addr.IsValid() {
+			if !p.end || !p.addr.IsUnspecified() {
 				out = append(out, p)
 			}
 			return err
@@ -245,7 +248,7 @@ func parseBound(b []byte) (bound, error) {
 	var p bound
 	err := each(b, func(typ uint16, data []byte) error {
 		switch typ {
-		case unix.NFTA_SET_ELEM_KEY:
+		case unix.NFTA_SET_ELEM_KEY: // the element * has none
 			return each(data, func(typ uint16, data []byte) error {
 				if typ == unix.NFTA_DATA_VALUE {
 					p.addr, _ = netip.AddrFromSlice(data)
