@@ -10,7 +10,7 @@ STATICCHECK = go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    = go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK = go run golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-ARCHS   = amd64 arm64 ppc64le s390x
+ARCHS   = amd64 arm arm64 ppc64le s390x
 VERSION = $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 # Stamped from git where there is a repository, and told so: GOFLAGS may say no.
 BUILD   = CGO_ENABLED=0 go build -trimpath -buildvcs=$(if $(wildcard .git),true,false) \
@@ -32,7 +32,7 @@ build: ## Build bin/nft-masq-agent for this machine
 	$(BUILD) -o bin/nft-masq-agent ./cmd/nft-masq-agent
 
 .PHONY: all-build
-all-build: $(ARCHS:%=bin/linux_%/nft-masq-agent) ## Build bin/linux_ARCH/nft-masq-agent for amd64, arm64, ppc64le and s390x
+all-build: $(ARCHS:%=bin/linux_%/nft-masq-agent) ## Build bin/linux_ARCH/nft-masq-agent for each of $(ARCHS)
 
 .PHONY: FORCE
 bin/linux_%/nft-masq-agent: FORCE
@@ -55,7 +55,7 @@ lint: ## Check the format and run the linters
 	$(GOLANGCI) run ./...
 
 .PHONY: vuln
-vuln: ## Look for known vulnerabilities (asks vuln.go.dev)
+vuln: ## Look for known vulnerabilities (needs the vulnerability database)
 	$(GOVULNCHECK) ./...
 
 .PHONY: golden

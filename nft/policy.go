@@ -153,6 +153,10 @@ type digest [sha256.Size]byte
 // String gives the eight hex digits that people see.
 func (d digest) String() string { return hex.EncodeToString(d[:4]) }
 
+// Hash gives eight hex digits over what the policy decides: two policies with
+// the same digits decide alike, whatever the order and form of their files.
+func (p Policy) Hash() string { return p.digest().String() }
+
 func (p Policy) digest() digest {
 	var b []byte
 	h := sha256.New()

@@ -17,23 +17,54 @@ import (
 func (k *Kernel) ReadBack() (Ruleset, bool, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	own, err := readOwn(k.conn)
+	own, err := k.readWhole()
 	if err != nil {
 		return Ruleset{}, false, err
 	}
 	if own != nil {
-		for _, name := range sortedKeys(own.sets) {
-			s := own.sets[name]
-			if s.holds, err = k.conn.Elements(s.Family, s.Table, s.Name); err != nil {
-				return Ruleset{}, false, err
-			}
-			s.read = true
-		}
 		if r := compile(own.policy(), Options{Mode: ModeNFTables}); len(own.differences(r.Tables[0])) == 0 {
 			return r, true, nil
 		}
 	}
 	return k.readBackXT()
+}
+
+// Live gives the policy by which the kernel decides now, also where somebody
+// has changed the elements of a set since; false where there are no rules, or
+// others than some config of this version yields.
+func (k *Kernel) Live() (Policy, bool, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	own, err := k.readWhole()
+	if err != nil {
+		return Policy{}, false, err
+	}
+	if own != nil {
+		r := compile(own.policy(), Options{Mode: ModeNFTables})
+		base := r.Tables[0].Chains[len(r.Tables[0].Chains)-1]
+		if held := own.rules[chainName]; len(held) > 0 {
+			base.Rules[len(base.Rules)-1].Comment = held[len(held)-1].Comment()
+		}
+		return r.Policy, len(own.differences(r.Tables[0])) == 0, nil
+	}
+	r, found, err := k.readBackXT()
+	return r.Policy, found, err
+}
+
+// readWhole reads our table with all elements.
+func (k *Kernel) readWhole() (*ownTable, error) {
+	own, err := readOwn(k.conn)
+	if err != nil || own == nil {
+		return nil, err
+	}
+	for _, name := range sortedKeys(own.sets) {
+		s := own.sets[name]
+		if s.holds, err = k.conn.Elements(s.Family, s.Table, s.Name); err != nil {
+			return nil, err
+		}
+		s.read = true
+	}
+	return own, nil
 }
 
 // policy reads what the table decides. Whether it is ours shows when the policy

@@ -17,6 +17,7 @@ type explainFlags struct {
 	*options
 	set    *flag.FlagSet
 	from   netip.Addr // zero: any pod
+	live   bool
 	output string
 }
 
@@ -27,14 +28,16 @@ func explainCommand() command {
 		about:    "says whether a new connection to ADDRESS is masqueraded, and why",
 		details: "It goes through the questions that are asked of a connection's first packet, and names the CIDR and the place " +
 			"in the file that decide. Without flags about the policy it takes those of an agent that runs here. " +
-			"The kernel is neither read nor written.",
+			"Nothing is written, and the kernel is read with --live alone.",
 		examples: []string{
 			program + " explain 10.1.2.3",
 			program + " explain 203.0.113.7 --from 10.244.1.5 --config ./ip-masq-agent",
+			program + " explain 10.1.2.3 --live",
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := explainFlags{options: addPolicyFlags(fs), set: fs}
 			addFlag(fs, &f.from, "from", "", "`SOURCE` address of the connection (default: a pod's)", parseAddress)
+			fs.BoolVar(&f.live, "live", false, "ask the rules and sets that the kernel holds now, not the config")
 			addFlag(fs, &f.output, "o", outputText, "text or json `FORMAT` of the answer", oneOf(outputText, outputJSON))
 			return func(_ context.Context, operands []string, e environment) (int, error) {
 				return f.explain(operands[0], e)
@@ -64,25 +67,51 @@ func (f *explainFlags) explain(operand string, e environment) (int, error) {
 	if f.from.IsValid() && f.from.Is4() != dst.Is4() {
 		return exitUsage, usagef("--from %s and ADDRESS %s are of two families", f.from, dst)
 	}
-	x := explanation{Destination: dst.String(), Agent: f.followAgent(f.set, runningAgents(e.proc))}
+	x := explanation{Destination: dst.String(), Live: f.live}
+	var policy nft.Policy
+	if f.live {
+		policy, err = livePolicy()
+	} else {
+		policy, err = f.filePolicy(&x, e)
+	}
+	if err != nil {
+		return refuse(e, err)
+	}
+	x.Config = policy.Hash()
+	node, err := e.nodeNetworks()
+	if err != nil {
+		x.Notes = append(x.Notes, fmt.Sprintf("The addresses of this node are not known: %v.", err))
+	}
+	x.answer(policy, f.from, dst, nodeAddresses(node))
+	if f.output == outputJSON {
+		return exitDone, writeJSON(e.stdout, x)
+	}
+	return exitDone, write(e.stdout, x.String())
+}
+
+// filePolicy gives the policy of the config.
+func (f *explainFlags) filePolicy(x *explanation, e environment) (nft.Policy, error) {
+	x.Agent = f.followAgent(f.set, runningAgents(e.proc))
 	l, err := f.load()
 	l.warn(e)
 	if err != nil && x.Agent != "" {
 		_, _ = fmt.Fprintln(e.stderr, x.Agent)
 	}
+	return l.ruleset.Policy, err
+}
+
+// livePolicy gives the policy by which the kernel decides.
+func livePolicy() (nft.Policy, error) {
+	kernel := nft.Open()
+	defer func() { _ = kernel.Close() }()
+	policy, found, err := kernel.Live()
 	if err != nil {
-		return refuse(e, err)
+		return nft.Policy{}, hinted(err)
 	}
-	x.Config = l.ruleset.Hash()
-	node, err := e.nodeNetworks()
-	if err != nil {
-		x.Notes = append(x.Notes, fmt.Sprintf("The addresses of this node are not known: %v.", err))
+	if !found {
+		return nft.Policy{}, errors.New("the kernel holds no rules that this version wrote: see status")
 	}
-	x.answer(l.ruleset.Policy, f.from, dst, nodeAddresses(node))
-	if f.output == outputJSON {
-		return exitDone, writeJSON(e.stdout, x)
-	}
-	return exitDone, write(e.stdout, x.String())
+	return policy, nil
 }
 
 // interfaceNetworks gives the addresses of the interfaces with their networks.
@@ -130,6 +159,7 @@ func lastAddress(p netip.Prefix) netip.Addr {
 type explanation struct {
 	Destination string   `json:"destination"`
 	Config      string   `json:"config"`          // hash
+	Live        bool     `json:"live"`            // of the kernel's rules, not of the config
 	Agent       string   `json:"agent,omitempty"` // whose flags were taken, in words
 	Answers     []answer `json:"answers"`         // several where it may depend on the source and none was given
 	Notes       []string `json:"notes"`
@@ -169,7 +199,11 @@ func (x *explanation) add(p nft.Policy, source string, src, dst netip.Addr, loca
 	steps := p.Explain(src, dst, local)
 	a := answer{Source: source, Verdict: steps[len(steps)-1].Verdict}
 	for _, s := range steps {
-		a.Steps = append(a.Steps, explainWords(s))
+		step := explainWords(s)
+		if x.Live && step.CIDR != "" {
+			step.Place = "in the kernel"
+		}
+		a.Steps = append(a.Steps, step)
 	}
 	x.Answers = append(x.Answers, a)
 }
@@ -272,7 +306,11 @@ func (x *explanation) String() string {
 	for _, n := range x.Notes {
 		b.WriteString(wrap(n, ""))
 	}
-	fmt.Fprintf(&b, "config %s\n", x.Config)
+	of := "config"
+	if x.Live {
+		of = "kernel"
+	}
+	fmt.Fprintf(&b, "%s %s\n", of, x.Config)
 	if x.Agent != "" {
 		b.WriteString(wrap(x.Agent, ""))
 	}

@@ -18,6 +18,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -33,7 +34,9 @@ type world struct {
 	refuses error
 	writes  []string // hashes, in the order in which they were written
 	looks   int
+	last    nft.Look
 	cost    time.Duration
+	others  nft.Others
 
 	agent *Agent
 	logs  *observer.ObservedLogs
@@ -42,15 +45,25 @@ type world struct {
 const ownPort = 4711
 
 // inBubble runs the loop; what test does happens while it waits for events.
-func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
+func inBubble(t *testing.T, test func(t *testing.T, w *world)) { bubble(t, false, test) }
+
+func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{files: make(chan Files), changes: make(chan nfnetlink.Change), hangup: make(chan os.Signal)}
 		core, logs := observer.New(zap.InfoLevel)
 		w.logs = logs
 		w.agent = New(
 			Inputs{Files: w.files, Changes: w.changes, Hangup: w.hangup, Reread: func() { w.rereads++ }},
-			Kernel{Apply: w.apply, ReadBack: w.readBack, PortID: func() uint32 { return ownPort }},
-			Settings{Version: "test", Path: "/etc/config/ip-masq-agent", Options: nft.Options{Mode: nft.ModeNFTables}},
+			Kernel{
+				Apply: w.apply, ReadBack: w.readBack, PortID: func() uint32 { return ownPort },
+				Counters: func() ([]nft.Counts, error) { return nil, nil },
+				Others:   func(nft.Ruleset) (nft.Others, error) { return w.others, nil },
+			},
+			Settings{
+				Version: "test", Path: "/etc/config/ip-masq-agent",
+				Options: nft.Options{Mode: nft.ModeNFTables}, TakeOver: takeOver,
+			},
 			zap.New(core),
 		)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -65,8 +78,9 @@ func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 	})
 }
 
-func (w *world) apply(r nft.Ruleset, _ nft.Look) (nft.Applied, error) {
+func (w *world) apply(r nft.Ruleset, l nft.Look) (nft.Applied, error) {
 	w.looks++
+	w.last = l
 	time.Sleep(w.cost)
 	if w.refuses != nil {
 		return nft.Applied{}, w.refuses
@@ -317,6 +331,51 @@ func TestHangupLooksAtBoth(t *testing.T) {
 		synctest.Wait()
 		if w.looks != 2 || w.rereads != 1 {
 			t.Errorf("%d looks, %d rereads; want 2 and 1", w.looks, w.rereads)
+		}
+	})
+}
+
+// legacy is what an older agent leaves.
+func legacy() nft.Others {
+	return nft.Others{Legacy: []foreign.LegacyChain{{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ", Rules: 2}}}
+}
+
+func TestRulesOfOlderAgentsAreSaidOnceAndWhenTheyGo(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.others = legacy()
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		wantLines(t, w.messages(), "nft-masq-agent starts", "applied",
+			"rules of an iptables-based agent decide beside ours: stop it, and run with --takeover or cleanup --legacy")
+		for range 3 {
+			w.changes <- nfnetlink.Change{Writer: 1}
+			time.Sleep(time.Minute)
+		}
+		synctest.Wait()
+		wantLines(t, w.messages())
+		w.others = nft.Others{}
+		w.changes <- nfnetlink.Change{Writer: 1}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		wantLines(t, w.messages(), "the rules of iptables-based agents are gone")
+	})
+}
+
+func TestTakeOverIsAskedForOnceAndRulesThatComeBackAreSaid(t *testing.T) {
+	bubble(t, true, func(t *testing.T, w *world) {
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		if !w.last.TakeOver {
+			t.Error("the first sync does not take over")
+		}
+		w.messages()
+		w.others = legacy()
+		w.changes <- nfnetlink.Change{Writer: 1}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		wantLines(t, w.messages(), "rules of an iptables-based agent are back after the take-over: stop that agent")
+		if w.last.TakeOver {
+			t.Error("rules that came back are fought")
 		}
 	})
 }

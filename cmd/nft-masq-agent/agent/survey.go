@@ -26,7 +26,7 @@ type survey struct {
 // what is new.
 func (a *Agent) lookAround() {
 	s := &a.survey
-	if !s.at.IsZero() && (!s.due || time.Since(s.at) < surveyInterval) {
+	if a.want == nil || !s.at.IsZero() && (!s.due || time.Since(s.at) < surveyInterval) {
 		return
 	}
 	others, err := a.kernel.Others(*a.want)
