@@ -88,6 +88,9 @@ func sameRule(a, b nfnetlink.Rule) bool {
 	return nfnetlink.EqualExprs(a.Exprs, b.Exprs) && bytes.Equal(a.UserData, b.UserData)
 }
 
+// ruleKey is the same for rules that [sameRule] calls the same.
+func ruleKey(r nfnetlink.Rule) string { return nfnetlink.Key(r.Exprs) + string(r.UserData) }
+
 func sameRules(a, b []nfnetlink.Rule) bool { return slices.EqualFunc(a, b, sameRule) }
 
 func sameHook(a, b *nfnetlink.Hook) bool {

@@ -192,17 +192,22 @@ func ruleDifferences(where string, want Chain, t Table, live sides, got []nfnetl
 		return nil
 	}
 	var diffs []string
-	unmatched := slices.Clone(got)
-	for i, w := range wanted {
-		at := slices.IndexFunc(unmatched, func(r nfnetlink.Rule) bool { return sameRule(w, r) })
-		if at < 0 {
-			diffs = append(diffs, fmt.Sprintf("%s lacks the rule: %s", where, want.Rules[i]))
-			continue
-		}
-		unmatched = slices.Delete(unmatched, at, at+1)
+	unmatched := map[string]int{}
+	for _, r := range got {
+		unmatched[ruleKey(r)]++
 	}
-	for _, r := range unmatched {
-		diffs = append(diffs, fmt.Sprintf("%s has a rule beyond: %s", where, r))
+	for i, w := range wanted {
+		if key := ruleKey(w); unmatched[key] > 0 {
+			unmatched[key]--
+		} else {
+			diffs = append(diffs, fmt.Sprintf("%s lacks the rule: %s", where, want.Rules[i]))
+		}
+	}
+	for _, r := range got {
+		if key := ruleKey(r); unmatched[key] > 0 {
+			unmatched[key]--
+			diffs = append(diffs, fmt.Sprintf("%s has a rule beyond: %s", where, r))
+		}
 	}
 	if len(diffs) == 0 {
 		diffs = append(diffs, where+" has its rules in another order")

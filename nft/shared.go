@@ -238,9 +238,13 @@ func editRules(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
 		tail++
 	}
 	middle := got[head : len(got)-tail]
+	counted := make(map[string][]nfnetlink.Expr, len(middle))
+	for _, r := range middle {
+		counted[nfnetlink.Key(r.Exprs)] = r.Exprs
+	}
 	for _, w := range want[head : len(want)-tail] {
-		if i := slices.IndexFunc(middle, func(r nfnetlink.Rule) bool { return sameXT(w, r) }); i >= 0 {
-			w.Exprs = middle[i].Exprs
+		if exprs, ok := counted[nfnetlink.Key(w.Exprs)]; ok {
+			w.Exprs = exprs
 		}
 		if tail > 0 {
 			b.InsertRule(w, got[len(got)-tail].Handle)

@@ -3,6 +3,7 @@ package nfnetlink
 import (
 	"bytes"
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"slices"
 
@@ -127,7 +128,22 @@ func (e Expr) Equal(o Expr) bool {
 	if e.Name != o.Name {
 		return false
 	}
-	return e.Name == "counter" || bytes.Equal(canonical(e.Name, e.Data), canonical(o.Name, o.Data))
+	return e.Name == "counter" || bytes.Equal(e.Data, o.Data) || bytes.Equal(canonical(e.Name, e.Data), canonical(o.Name, o.Data))
+}
+
+// Key gives text that is the same for lists that [EqualExprs] calls equal, and
+// for no others.
+func Key(exprs []Expr) string {
+	var b []byte
+	for _, e := range exprs {
+		var data []byte
+		if e.Name != "counter" {
+			data = canonical(e.Name, e.Data)
+		}
+		b = binary.NativeEndian.AppendUint32(append(append(b, e.Name...), 0), uint32(len(data)))
+		b = append(b, data...)
+	}
+	return string(b)
 }
 
 // EqualExprs compares two lists with [Expr.Equal].

@@ -276,7 +276,9 @@ func (a *Agent) sync(reason string, look nft.Look) {
 		a.log.Info("the kernel takes the rules again")
 	}
 	drift := wrote && !a.fresh && a.held != ""
-	a.pace.looked(time.Now(), time.Since(start), drift, a.change.Writer)
+	if reason == onDrift {
+		a.pace.looked(time.Now(), time.Since(start), drift, a.change.Writer)
+	}
 	a.report(reason, applied, drift)
 	a.refused, a.tries, a.fresh, a.held = "", 0, false, a.want.Hash()
 	a.change = nfnetlink.Change{}
