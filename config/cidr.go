@@ -1,0 +1,54 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// strictCIDR parses a CIDR of which nothing is to be said. None is as long as
+// what a message quotes.
+func strictCIDR(s string) (netip.Prefix, bool) {
+	if s == "" || len(s) > maxQuoted {
+		return netip.Prefix{}, false
+	}
+	p, err := netip.ParsePrefix(s)
+	return p, err == nil && !p.Addr().Is4In6() && p == p.Masked()
+}
+
+// parseCIDR parses a CIDR. The message says what is wrong with it, and what
+// to write instead; it is empty for a valid one.
+func parseCIDR(s string) (netip.Prefix, string) {
+	p, ok := strictCIDR(s)
+	if ok {
+		return p, ""
+	}
+	addr, length, slash := strings.Cut(clip(s), "/")
+	if short := strings.TrimLeft(length, "0"); len(length) > 1 && short != length {
+		if short == "" {
+			short = "0"
+		}
+		return parseCIDR(addr + "/" + short) // net.ParseCIDR takes 10.0.0.0/08 for 10.0.0.0/8
+	}
+	a, err := netip.ParseAddr(addr)
+	switch {
+	case err != nil:
+	case a.Zone() != "":
+		return p, fmt.Sprintf("%q has a zone, which no CIDR has: remove %q", s, "%"+a.Zone())
+	case a.Is4In6() && slash && p.Bits() < 96:
+		return p, fmt.Sprintf("%q is IPv4-mapped: write the IPv4 network", s)
+	case a.Is4In6():
+		bits := 32
+		if slash {
+			bits = p.Bits() - 96
+		}
+		return p, fmt.Sprintf("%q is IPv4-mapped: write %q", s, netip.PrefixFrom(a.Unmap(), bits).Masked())
+	case !slash:
+		return p, fmt.Sprintf("%q is an address, not a CIDR: write %q", s, netip.PrefixFrom(a, a.BitLen()))
+	case p.IsValid():
+		return p, fmt.Sprintf("%q has host bits set: write %q", s, p.Masked())
+	default:
+		return p, fmt.Sprintf("%s has no valid length behind the slash: write one from 0 to %d", quote(s), a.BitLen())
+	}
+	return p, fmt.Sprintf("%s is not a CIDR: write one such as %q", quote(s), "10.0.0.0/8")
+}

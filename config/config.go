@@ -1,0 +1,64 @@
+package config
+
+import (
+	"net/netip"
+	"time"
+)
+
+// A CIDR is a network as it stands in a file: masked, without zone, and never
+// an IPv4-mapped one.
+type CIDR struct {
+	netip.Prefix
+	Pos Position
+}
+
+// A Config is what the files say, completed by the defaults. The lists are as
+// written: in file order, duplicates kept.
+type Config struct {
+	NonMasqueradeCIDRs    []CIDR
+	ForceMasqueradeCIDRs  []CIDR
+	NonMasqueradeSrcCIDRs []CIDR
+	MasqueradeSrcCIDRs    []CIDR
+
+	MasqLinkLocal     bool
+	MasqLinkLocalIPv6 bool
+	EnableIPv6        bool
+
+	ResyncInterval time.Duration // above zero
+}
+
+// Defaults are what the command line says of the keys that a file leaves out.
+type Defaults struct {
+	AllReservedRanges bool // exempt all reserved ranges, not only those of RFC 1918
+	EnableIPv6        bool
+	ResyncInterval    time.Duration // 0 means 60s
+}
+
+// Default returns the Config that holds without any file.
+func Default(d Defaults) Config {
+	c := Config{
+		NonMasqueradeCIDRs: defaultCIDRs(d.AllReservedRanges),
+		EnableIPv6:         d.EnableIPv6,
+		ResyncInterval:     d.ResyncInterval,
+	}
+	if c.ResyncInterval == 0 {
+		c.ResyncInterval = time.Minute
+	}
+	return c
+}
+
+// defaultCIDRs returns the ranges of RFC 1918 and, if all is set, the further
+// reserved ranges that the older agents exempt with
+// --nomasq-all-reserved-ranges.
+func defaultCIDRs(all bool) []CIDR {
+	ranges := []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"}
+	if all {
+		ranges = append(ranges, "100.64.0.0/10", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24",
+			"198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4")
+	}
+	cidrs := make([]CIDR, len(ranges))
+	for i, r := range ranges {
+		cidrs[i].Prefix = netip.MustParsePrefix(r)
+	}
+	return cidrs
+}

@@ -1,0 +1,166 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"gopkg.in/yaml.v3"
+)
+
+// maxSize bounds a file, maxName a key that is compared with others, in bytes.
+const (
+	maxSize = 4 << 20
+	maxName = 1024
+)
+
+// file is what one source says.
+type file struct {
+	text *text
+
+	lists          [4]given[[]CIDR] // in the order of listKeys
+	bools          [3]given[bool]   // in the order of boolKeys
+	resyncInterval given[time.Duration]
+	cidrLimit      given[int]
+
+	errors, warnings []Problem
+}
+
+// given is the value of a key and where it stands.
+type given[T any] struct {
+	value T
+	at    *yaml.Node // nil where the file does not give the key
+}
+
+// reader walks the nodes of one file.
+type reader struct {
+	file
+	folded   folds
+	settings map[string]setting
+}
+
+// setting is a known key as it stands in the file.
+type setting struct{ key, value *yaml.Node }
+
+func readFile(s Source) *file {
+	if len(s.Data) > maxSize {
+		return &file{text: &text{name: s.Name}, errors: []Problem{tooLarge(s.Name)}}
+	}
+	r := reader{file: file{text: newText(s)}, settings: map[string]setting{}}
+	var root *yaml.Node
+	if r.text.json {
+		root, r.errors = r.text.readJSON()
+	} else {
+		root, r.folded, r.errors = r.text.readYAML()
+	}
+	if root == nil {
+		return &r.file
+	}
+	counted := aliases{lists: r.folded, sizes: map[*yaml.Node]int{}}
+	if bad, msg := counted.check(root); bad != nil {
+		r.fail(bad, "%s", msg)
+	} else if root.Kind != yaml.MappingNode {
+		r.fail(root, "the file holds %s, want keys such as %s", describe(root), keyNonMasqueradeCIDRs)
+	} else {
+		r.mapping(root)
+		r.values()
+	}
+	return &r.file
+}
+
+func tooLarge(name string) Problem {
+	return Problem{Pos: Position{File: name, Line: 1, Col: 1}, Msg: "the file is larger than 4 MiB"}
+}
+
+// mapping takes in the keys of a mapping. Of a key that is written and merged
+// as well, the later one counts, as with yaml.v2.
+func (r *reader) mapping(m *yaml.Node) {
+	seen := map[string]*yaml.Node{}
+	for i := 0; i+1 < len(m.Content); i += 2 {
+		k, v := m.Content[i], target(m.Content[i+1])
+		switch named := target(k); {
+		case k.Kind == yaml.ScalarNode && k.Tag == "!!merge":
+			r.merge(v)
+		case named.Kind != yaml.ScalarNode:
+			r.fail(k, "a key is %s, want a name", describe(named))
+		case len(named.Value) > maxName:
+			r.warn(k, "unknown key %s is ignored", quote(named.Value))
+		default:
+			r.key(stringOf(named), k, v, seen)
+		}
+	}
+}
+
+// merge takes in the value of the key "<<": a mapping, or a list of mappings, of
+// which the earlier ones win.
+func (r *reader) merge(v *yaml.Node) {
+	mappings := []*yaml.Node{v}
+	if v.Kind == yaml.SequenceNode {
+		mappings = v.Content
+	}
+	for i := len(mappings) - 1; i >= 0; i-- {
+		if m := target(mappings[i]); m.Kind == yaml.MappingNode {
+			r.mapping(m)
+		} else {
+			r.fail(mappings[i], `"<<" merges mappings, not %s`, describe(m))
+		}
+	}
+}
+
+func (r *reader) key(name string, k, v *yaml.Node, seen map[string]*yaml.Node) {
+	key, known := knownKey(name)
+	if !known {
+		key = strings.ToLower(name)
+	}
+	if first, twice := seen[key]; twice {
+		r.fail(k, "key %s stands here for the second time, after %s", quote(name), r.position(first))
+		return
+	}
+	seen[key] = k
+	if known {
+		r.settings[key] = setting{k, v}
+	} else if meant, likely := likelyKey(name); likely {
+		r.fail(k, "unknown key %s, did you mean %s?", quote(name), meant)
+	} else {
+		r.warn(k, "unknown key %s is ignored", quote(name))
+	}
+}
+
+// values reads the values of the known keys.
+func (r *reader) values() {
+	for i, key := range listKeys() {
+		r.lists[i] = r.list(key)
+	}
+	for i, key := range boolKeys() {
+		r.bools[i] = r.bool(key)
+	}
+	r.resyncInterval = r.duration(keyResyncInterval)
+	r.cidrLimit = r.int(keyCIDRLimit)
+
+	// The key that non-masquerade-daemon had.
+	old, deprecated := r.settings[keyLinkLocal]
+	if !deprecated {
+		return
+	}
+	v := r.bool(keyLinkLocal)
+	if s, both := r.settings[keyMasqLinkLocal]; both {
+		r.fail(old.key, "%s is the inverse of %s, which stands at %s: remove one of them", keyLinkLocal, keyMasqLinkLocal, r.position(s.key))
+		return
+	}
+	r.warn(old.key, "%s is deprecated: write its inverse, %s: %t", keyLinkLocal, keyMasqLinkLocal, v.at != nil && !v.value)
+	if v.at != nil {
+		r.bools[0] = given[bool]{!v.value, v.at}
+	}
+}
+
+func (f *file) position(n *yaml.Node) Position {
+	return Position{File: f.text.name, Line: n.Line, Col: n.Column}
+}
+
+func (f *file) fail(n *yaml.Node, format string, args ...any) {
+	f.errors = append(f.errors, f.text.problem(n.Line, n.Column, fmt.Sprintf(format, args...)))
+}
+
+func (f *file) warn(n *yaml.Node, format string, args ...any) {
+	f.warnings = append(f.warnings, f.text.problem(n.Line, n.Column, fmt.Sprintf(format, args...)))
+}

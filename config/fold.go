@@ -1,0 +1,116 @@
+package config
+
+import (
+	"strings"
+
+	"gopkg.in/yaml.v3"
+)
+
+// yaml.v3 takes a microsecond and 400 bytes for each entry of a long list. So
+// lines that hold nothing but a CIDR as an entry of a block list are read here:
+// yaml.v3 sees the first and the last one of each run of them, with empty lines
+// between. If it finds the first to be an entry of a block list, the lines
+// between cannot be anything but further entries of that list, for their dash
+// stands in the same column. If not, the text is read again as it is.
+
+// run is a block of lines with one CIDR each and their dash in the same column.
+type run struct {
+	cidrs      []CIDR
+	from       int    // index of the first of them in the CIDRs of all runs
+	first      string // the first of them as written
+	dash       int    // column of the dashes, from 0
+	start, end int    // the bytes between the first line and the last one
+}
+
+// folds holds the CIDRs left out behind the node of a run's first one.
+type folds map[*yaml.Node][]CIDR
+
+// minRun is the number of CIDRs from which a run is folded.
+const minRun = 4
+
+// fold returns the text without the inner lines of its runs, and the runs.
+func (t *text) fold() (string, []run) {
+	var runs []run
+	var cur run
+	all := make([]CIDR, 0, min(strings.Count(t.s, "\n"), len(t.s)/len("- ::/0\n"))+1)
+	end := func() {
+		if cur.cidrs = all[cur.from:]; len(cur.cidrs) >= minRun {
+			runs = append(runs, cur)
+		}
+		cur = run{from: len(all)}
+	}
+	for rest, number := t.s, 1; rest != ""; number++ {
+		offset := len(t.s) - len(rest)
+		var l string
+		l, rest, _ = strings.Cut(rest, "\n")
+		dash, col, value := entry(l)
+		p, ok := strictCIDR(value)
+		if !ok || dash != cur.dash {
+			end()
+		}
+		if !ok {
+			continue
+		}
+		if len(all) == cur.from {
+			cur = run{from: len(all), first: value, dash: dash, start: len(t.s) - len(rest)}
+		}
+		all = append(all, CIDR{Prefix: p, Pos: Position{File: t.name, Line: number, Col: col}})
+		cur.end = offset
+	}
+	end()
+	return cut(t.s, runs), runs
+}
+
+// entry reads a line such as `  - "10.0.0.0/8"`: the column of the dash, from
+// 0, that of the value, from 1, and the value. It is "" in any other line.
+func entry(l string) (dash, col int, value string) {
+	body := strings.TrimLeft(l, " ")
+	rest, ok := strings.CutPrefix(body, "- ")
+	if !ok {
+		return 0, 0, ""
+	}
+	rest = strings.TrimLeft(rest, " ")
+	value = strings.TrimRight(rest, " ")
+	if n := len(value); n > 2 && (value[0] == '"' || value[0] == '\'') && value[n-1] == value[0] {
+		value = value[1 : n-1]
+	}
+	return len(l) - len(body), len(l) - len(rest) + 1, value
+}
+
+// cut returns s with the inside of each run reduced to its line feeds.
+func cut(s string, runs []run) string {
+	var b strings.Builder
+	done := 0
+	for _, r := range runs {
+		b.WriteString(s[done:r.start])
+		b.WriteString(strings.Repeat("\n", len(r.cidrs)-2))
+		done = r.end
+	}
+	b.WriteString(s[done:])
+	return b.String()
+}
+
+// unfold finds the first entry of every run in a tree. It reports false if one
+// is not there.
+func unfold(n *yaml.Node, runs []run) (folds, bool) {
+	byLine := make(map[int]run, len(runs))
+	for _, r := range runs {
+		byLine[r.cidrs[0].Pos.Line] = r
+	}
+	lists := make(folds, len(runs))
+	var walk func(n *yaml.Node)
+	walk = func(n *yaml.Node) {
+		for _, c := range n.Content {
+			r, ok := byLine[c.Line]
+			if ok && n.Kind == yaml.SequenceNode && n.Style&yaml.FlowStyle == 0 &&
+				c.Kind == yaml.ScalarNode && c.Column == r.cidrs[0].Pos.Col && c.Value == r.first {
+				lists[c] = r.cidrs[1 : len(r.cidrs)-1]
+			}
+			walk(c)
+		}
+	}
+	if len(runs) > 0 {
+		walk(n)
+	}
+	return lists, len(lists) == len(runs)
+}

@@ -1,0 +1,121 @@
+package config
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "renew the golden files")
+
+const corpus = "../testdata/config"
+
+// inputs returns the files and directories of a corpus directory that are no
+// golden files.
+func inputs(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(corpus, dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		if ext := filepath.Ext(e.Name()); ext != ".err" && ext != ".txt" {
+			names = append(names, e.Name())
+		}
+	}
+	if len(names) == 0 {
+		t.Fatalf("no inputs in %s", dir)
+	}
+	return names
+}
+
+// sourcesOf reads an input; positions name it without the path.
+func sourcesOf(t *testing.T, dir, name string) []Source {
+	t.Helper()
+	sources, err := Read(filepath.Join(corpus, dir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range sources {
+		sources[i].Name = strings.TrimPrefix(sources[i].Name, filepath.Join(corpus, dir)+"/")
+	}
+	return sources
+}
+
+func golden(t *testing.T, path, got string) {
+	t.Helper()
+	path = filepath.Join(corpus, path)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", path, diff)
+	}
+}
+
+func stem(name string) string { return strings.TrimSuffix(name, filepath.Ext(name)) }
+
+func TestBadFilesGetExactErrors(t *testing.T) {
+	for _, name := range inputs(t, "bad") {
+		t.Run(name, func(t *testing.T) {
+			c, warnings, err := Parse(Defaults{}, sourcesOf(t, "bad", name)...)
+			if err == nil {
+				t.Fatalf("accepted as\n%s", meaning(c, warnings))
+			}
+			if diff := cmp.Diff(meaning(Config{}, nil), meaning(c, nil)); diff != "" {
+				t.Errorf("the config beside an error is not zero (-want +got):\n%s", diff)
+			}
+			golden(t, filepath.Join("bad", stem(name)+".err"), err.Error()+"\n"+warningLines(warnings))
+		})
+	}
+}
+
+func TestGoodFilesMean(t *testing.T) {
+	for _, name := range inputs(t, "good") {
+		t.Run(name, func(t *testing.T) {
+			c, warnings, err := Parse(Defaults{}, sourcesOf(t, "good", name)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden(t, filepath.Join("good", stem(name)+".txt"), meaning(c, warnings))
+		})
+	}
+}
+
+// meaning prints a Config and its warnings.
+func meaning(c Config, warnings []Problem) string {
+	var b strings.Builder
+	for i, key := range listKeys() {
+		list := *c.lists()[i]
+		if i > 0 && len(list) == 0 {
+			continue
+		}
+		fmt.Fprintf(&b, "%s:\n", key)
+		for _, c := range list {
+			fmt.Fprintf(&b, "  %-18s %s\n", c.Prefix, c.Pos)
+		}
+	}
+	fmt.Fprintf(&b, "masqLinkLocal: %t\nmasqLinkLocalIPv6: %t\nenableIPv6: %t\nresyncInterval: %s\n",
+		c.MasqLinkLocal, c.MasqLinkLocalIPv6, c.EnableIPv6, c.ResyncInterval)
+	return b.String() + warningLines(warnings)
+}
+
+func warningLines(warnings []Problem) string {
+	var b strings.Builder
+	for _, w := range warnings {
+		fmt.Fprintf(&b, "warning: %s\n", w.Error())
+	}
+	return b.String()
+}

@@ -1,0 +1,89 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"gopkg.in/yaml.v3"
+)
+
+// readJSON returns the value of a JSON file in the nodes of yaml.v3, so that
+// one reader serves both. JSON is not quite a part of YAML: tabs, escapes and
+// the types of scalars differ.
+func (t *text) readJSON() (*yaml.Node, []Problem) {
+	data := []byte(t.s)
+	if !json.Valid(data) {
+		var value any
+		err := json.Unmarshal(data, &value)
+		offset := len(strings.TrimRight(t.s, " \t\r\n")) // of an unexpected end
+		var syntax *json.SyntaxError
+		if errors.As(err, &syntax) && int(syntax.Offset) <= offset {
+			offset = int(syntax.Offset) - 1
+		}
+		return nil, []Problem{t.problemAt(offset, `JSON, as the file begins with "{": `+err.Error())}
+	}
+	b := jsonTree{s: t.s, dec: json.NewDecoder(bytes.NewReader(data)), line: 1, col: 1}
+	b.dec.UseNumber()
+	return b.value(), nil
+}
+
+// jsonTree builds nodes from valid JSON, the depth of which encoding/json has
+// bounded.
+type jsonTree struct {
+	s   string // from the last node on
+	dec *json.Decoder
+
+	read      int // bytes before s
+	line, col int // of the last node
+}
+
+// value reads one value, or the end of a list or object as nil.
+func (b *jsonTree) value() *yaml.Node {
+	b.advance()
+	n := &yaml.Node{Kind: yaml.ScalarNode, Line: b.line, Column: b.col}
+	token, _ := b.dec.Token() // the text is known to be valid
+	switch v := token.(type) {
+	case json.Delim:
+		switch v {
+		case '[':
+			n.Kind, n.Tag, n.Style = yaml.SequenceNode, "!!seq", yaml.FlowStyle
+		case '{':
+			n.Kind, n.Tag, n.Style = yaml.MappingNode, "!!map", yaml.FlowStyle
+		default:
+			return nil
+		}
+		for c := b.value(); c != nil; c = b.value() {
+			n.Content = append(n.Content, c)
+		}
+	case string:
+		n.Tag, n.Value = "!!str", v
+	case json.Number:
+		n.Tag, n.Value = "!!int", v.String()
+		if strings.ContainsAny(n.Value, ".eE") {
+			n.Tag = "!!float"
+		}
+	case bool:
+		n.Tag, n.Value = "!!bool", strconv.FormatBool(v)
+	default:
+		n.Tag = "!!null"
+	}
+	return n
+}
+
+// advance moves line and col to the next token.
+func (b *jsonTree) advance() {
+	skip := int(b.dec.InputOffset()) - b.read
+	skip += len(b.s[skip:]) - len(strings.TrimLeft(b.s[skip:], " \t\r\n,:"))
+	passed := b.s[:skip]
+	if i := strings.LastIndexByte(passed, '\n'); i >= 0 {
+		b.line += strings.Count(passed, "\n")
+		b.col, passed = 1, passed[i+1:]
+	}
+	b.col += utf8.RuneCountInString(passed)
+	b.s = b.s[skip:]
+	b.read += skip
+}

@@ -1,0 +1,90 @@
+package config
+
+import "strings"
+
+// The keys of a file. They match whatever their case.
+const (
+	keyNonMasqueradeCIDRs    = "nonMasqueradeCIDRs"
+	keyForceMasqueradeCIDRs  = "forceMasqueradeCIDRs"
+	keyNonMasqueradeSrcCIDRs = "nonMasqueradeSrcCIDRs"
+	keyMasqueradeSrcCIDRs    = "masqueradeSrcCIDRs"
+	keyMasqLinkLocal         = "masqLinkLocal"
+	keyMasqLinkLocalIPv6     = "masqLinkLocalIPv6"
+	keyEnableIPv6            = "enableIPv6"
+	keyLinkLocal             = "linkLocal"
+	keyResyncInterval        = "resyncInterval"
+	keyCIDRLimit             = "cidrLimit"
+)
+
+// listKeys are the keys of file.lists, boolKeys those of file.bools.
+func listKeys() [4]string {
+	return [...]string{keyNonMasqueradeCIDRs, keyForceMasqueradeCIDRs, keyNonMasqueradeSrcCIDRs, keyMasqueradeSrcCIDRs}
+}
+
+func boolKeys() [3]string {
+	return [...]string{keyMasqLinkLocal, keyMasqLinkLocalIPv6, keyEnableIPv6}
+}
+
+func allKeys() []string {
+	lists, bools := listKeys(), boolKeys()
+	return append(append(lists[:], bools[:]...), keyLinkLocal, keyResyncInterval, keyCIDRLimit)
+}
+
+// knownKey returns the key that a name is, in any case.
+func knownKey(name string) (string, bool) {
+	for _, k := range allKeys() {
+		if strings.EqualFold(k, name) {
+			return k, true
+		}
+	}
+	return "", false
+}
+
+// likelyKey returns the key that an unknown name is a likely slip of: the same
+// but for separators and usual abbreviations, or but for two wrong, missing,
+// swapped or superfluous letters, one in a short name. Another digit or a "no"
+// before it is no slip: who writes IPv4 means it.
+func likelyKey(name string) (string, bool) {
+	if len(name) > 2*len(keyNonMasqueradeSrcCIDRs) {
+		return "", false
+	}
+	name = strings.ToLower(name)
+	best, likely := 3, ""
+	for _, key := range allKeys() {
+		k := strings.ToLower(key)
+		switch {
+		case name == "no"+k, strings.Contains(name, "4"), strings.Contains(name, "6") != strings.Contains(k, "6"):
+			continue
+		}
+		for edits := range best {
+			if edits > 1 && len(k) < 10 {
+				break
+			}
+			if within(edits, name, k) || within(edits, short(name), short(k)) {
+				best, likely = edits, key
+			}
+		}
+	}
+	return likely, likely != ""
+}
+
+// short returns a lower-case name without what people vary on purpose.
+func short(name string) string {
+	for _, separator := range []string{"-", "_", ".", " "} {
+		name = strings.ReplaceAll(name, separator, "")
+	}
+	return strings.ReplaceAll(strings.ReplaceAll(name, "masquerade", "masq"), "source", "src")
+}
+
+// within reports whether a number of single characters to delete, insert,
+// replace or swap with the next leads from a to b.
+func within(edits int, a, b string) bool {
+	for a != "" && b != "" && a[0] == b[0] {
+		a, b = a[1:], b[1:]
+	}
+	if a == "" || b == "" || edits == 0 {
+		return len(a)+len(b) <= edits
+	}
+	return within(edits-1, a[1:], b) || within(edits-1, a, b[1:]) || within(edits-1, a[1:], b[1:]) ||
+		len(a) > 1 && len(b) > 1 && a[0] == b[1] && a[1] == b[0] && within(edits-1, a[2:], b[2:])
+}

@@ -1,0 +1,152 @@
+package config
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// syntaxError turns an error of yaml.v3 into a problem with a place. What
+// yaml.v3 gives is a line at best: that of the context, less one for an error
+// of its parser, and none at all in the first line. So the text is parsed once
+// more behind an empty line, and line by line.
+func (t *text) syntaxError(err error) Problem {
+	msg := strings.TrimPrefix(err.Error(), "yaml: ")
+	if strings.Contains(msg, "UTF-8") || strings.Contains(msg, "control characters") {
+		return t.forbidden()
+	}
+	feed := lineFeed{lines: t.lines()}
+	_, _ = parseYAML(&feed)
+	if name, ok := strings.CutPrefix(msg, "unknown anchor '"); ok {
+		name = "*" + strings.TrimSuffix(name, "' referenced")
+		read := strings.Join(t.lines()[:feed.read], "\n")
+		return t.problemAt(max(strings.LastIndex(read, name), 0), fmt.Sprintf("alias %s has no anchor before it", quote(name)))
+	}
+	if _, err := parseYAML(strings.NewReader("\n" + t.s)); err != nil {
+		msg = strings.TrimPrefix(err.Error(), "yaml: ")
+	}
+	line, msg := lineOf(msg)
+	line = min(max(line, 1), len(t.lines()))
+	switch {
+	case msg == "did not find expected key", msg == "did not find expected '-' indicator":
+		line = t.brokenLine(line, feed.read)
+	case strings.Contains(msg, "violates indentation"):
+		for line < len(t.lines()) && !strings.HasPrefix(strings.TrimLeft(t.lines()[line-1], " "), "\t") {
+			line++
+		}
+	}
+	offset, hint := explain(msg, t.lines()[line-1])
+	return t.problem(line, utf8.RuneCountInString(t.lines()[line-1][:offset])+1, "syntax: "+msg+hint)
+}
+
+// lineOf splits "line 3: message", said of a text behind an empty line.
+func lineOf(s string) (int, string) {
+	rest, _ := strings.CutPrefix(s, "line ")
+	number, msg, _ := strings.Cut(rest, ": ")
+	n, err := strconv.Atoi(number)
+	if err != nil {
+		return 1, s
+	}
+	for _, parser := range []string{
+		"did not find expected <", "did not find expected node", "did not find expected key", "did not find expected '-'",
+		"did not find expected ','", "found duplicate %", "found incompatible", "found undefined tag",
+	} {
+		if strings.HasPrefix(msg, parser) {
+			return n, msg
+		}
+	}
+	return n - 1, msg
+}
+
+// brokenLine returns the line between two after which the text is no YAML any
+// more, for errors where yaml.v3 names only the line where a list or mapping
+// begins. The parser reads a little ahead.
+func (t *text) brokenLine(from, read int) int {
+	for n := read; n > from && n > read-8; n-- {
+		if _, err := parseYAML(strings.NewReader(strings.Join(t.lines()[:n-1], "\n"))); err == nil {
+			return n
+		}
+	}
+	return from
+}
+
+// lineFeed gives a parser one line after the other, to tell how far it came.
+type lineFeed struct {
+	lines []string
+	read  int    // lines given
+	rest  string // of the last one
+}
+
+func (f *lineFeed) Read(p []byte) (int, error) {
+	if f.rest == "" {
+		if f.read == len(f.lines) {
+			return 0, io.EOF
+		}
+		f.rest = f.lines[f.read] + "\n"
+		f.read++
+	}
+	n := copy(p, f.rest)
+	f.rest = f.rest[n:]
+	return n, nil
+}
+
+// explain returns the offset of an error in its line, and a hint.
+func explain(msg, line string) (int, string) {
+	start := len(line) - len(strings.TrimLeft(line, " \t"))
+	has := func(s string) bool { return strings.Contains(msg, s) }
+	last := func(chars string) int { return max(start, strings.LastIndexAny(line, chars)) }
+	switch i := strings.IndexByte(line[:start], '\t'); {
+	case i >= 0:
+		return i, ": indent with spaces, not with tabs"
+	case has("node content"):
+		if i, value := colonValue(line); i >= 0 {
+			return i, fmt.Sprintf(": inside [ ] write %s in quotes", quote(value))
+		}
+		return last("[{"), ": close the bracket, or put the value in quotes"
+	case has("cannot start any token"):
+		return max(start, strings.IndexAny(line, "@`%")), ": put the value in quotes"
+	case has("mapping values are not allowed"):
+		return start, ": mend the indentation, or put the value in quotes"
+	case has("could not find expected ':'"):
+		return start, ": write a key as KEY: VALUE, an entry of a list as - VALUE"
+	case has("expected key"), has("'-' indicator"):
+		return start, ": mend the indentation"
+	case has("',' or"):
+		return last("[{"), ": close the bracket, and put commas between the entries"
+	case has("unexpected end of stream"):
+		return last(`"'`), ": close the quote"
+	case has("incompatible YAML"):
+		return start, ": remove the line %YAML"
+	}
+	return start, ""
+}
+
+// colonValue finds a value that begins with a colon, as ::/0 does, which YAML
+// takes for the end of a key inside [ ].
+func colonValue(line string) (int, string) {
+	for i := range len(line) {
+		if line[i] != ':' || i > 0 && !strings.Contains(" \t[,", line[i-1:i]) {
+			continue
+		}
+		value, _, _ := strings.Cut(line[i:], ",")
+		if value = strings.TrimRight(value, " \t]}"); len(value) > 1 {
+			return i, value
+		}
+	}
+	return -1, ""
+}
+
+// forbidden reports the first byte or character that YAML does not allow.
+func (t *text) forbidden() Problem {
+	for i, r := range t.s {
+		switch {
+		case r == utf8.RuneError && !strings.HasPrefix(t.s[i:], "\uFFFD"):
+			return t.problemAt(i, fmt.Sprintf("byte 0x%02x is not UTF-8", t.s[i]))
+		case r < ' ' && r != '\t' && r != '\n', 0x7f <= r && r < 0xa0, r == 0xfffe, r == 0xffff:
+			return t.problemAt(i, fmt.Sprintf("control character %U is not allowed", r))
+		}
+	}
+	return t.problemAt(0, "characters that YAML does not allow")
+}

@@ -1,0 +1,73 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+)
+
+// maxTagDirectives bounds what yaml.v3 compares each with each.
+const maxTagDirectives = 100
+
+const errSecondDocument = "a second document begins here: a config file holds one, join them"
+
+// readYAML returns the one value of the file, nil where it says nothing, and
+// the long lists that yaml.v3 was spared. The value can be of use beside the
+// problems, which are all errors.
+func (t *text) readYAML() (*yaml.Node, folds, []Problem) {
+	if strings.Count(t.s, "%TAG") > maxTagDirectives {
+		msg := fmt.Sprintf("more than %d %%TAG directives: a config file needs none", maxTagDirectives)
+		return nil, nil, []Problem{t.problemAt(strings.Index(t.s, "%TAG"), msg)}
+	}
+	short, runs := t.fold()
+	docs, err := parseYAML(strings.NewReader(short))
+	lists, ok := unfold(&yaml.Node{Content: docs[:min(len(docs), 1)]}, runs)
+	if len(runs) > 0 && (err != nil || !ok) {
+		// A run is not what it looks like, but the text of a block scalar, or
+		// there is an error beside it: the whole text tells.
+		lists = nil
+		docs, err = parseYAML(strings.NewReader(t.s))
+	}
+	var problems []Problem
+	if err != nil {
+		p := t.syntaxError(err)
+		if len(docs) > 0 {
+			p.Msg = errSecondDocument
+		}
+		problems = append(problems, p)
+	}
+	if len(docs) > 1 {
+		problems = append(problems, t.problem(docs[1].Line, docs[1].Column, errSecondDocument))
+	}
+	if len(docs) == 0 || isNull(docs[0]) {
+		return nil, nil, problems
+	}
+	return docs[0], lists, problems
+}
+
+// parseYAML returns the value of the first document, and of the next one that
+// says something. It reads no further, and returns them beside an error, too.
+// yaml.v3 panics where it meets a case that it did not foresee.
+func parseYAML(r io.Reader) (docs []*yaml.Node, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("yaml: %v", p)
+		}
+	}()
+	dec := yaml.NewDecoder(r)
+	for len(docs) < 2 {
+		var doc yaml.Node
+		if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return docs, err
+		}
+		if root := doc.Content[0]; len(docs) == 0 || !isNull(root) {
+			docs = append(docs, root)
+		}
+	}
+	return docs, nil
+}
