@@ -2,6 +2,8 @@ package agent
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"time"
 
@@ -162,7 +164,7 @@ func (a *Agent) compile(f Files) (nft.Ruleset, []config.Problem, error) {
 	}
 	c, warnings, err := config.Parse(a.settings.Defaults, f.Sources...)
 	if err != nil {
-		return nft.Ruleset{}, warnings, err
+		return nft.Ruleset{}, warnings, firstProblems(err)
 	}
 	want := nft.Compile(c, a.settings.Options)
 	if err := want.CheckChains(); err != nil {
@@ -170,6 +172,17 @@ func (a *Agent) compile(f Files) (nft.Ruleset, []config.Problem, error) {
 	}
 	a.resync = c.ResyncInterval
 	return want, warnings, nil
+}
+
+// firstProblems cuts an error about a config short: log and probe say where to
+// begin, check says all.
+func firstProblems(err error) error {
+	const few = 10
+	var all config.Problems
+	if !errors.As(err, &all) || len(all) <= few {
+		return err
+	}
+	return fmt.Errorf("%w\nand %d more", all[:few], len(all)-few)
 }
 
 func (a *Agent) configReason() string {

@@ -48,8 +48,10 @@ type others struct{ foreign, legacy int }
 // ErrStuck says that the loop does not turn.
 var ErrStuck = errors.New("the loop is stuck")
 
-// stuckAfter is longer than any step takes: 1,000,000 CIDRs take seconds.
-const stuckAfter = time.Minute
+// stuckAfter is longer than any step takes. The longest is to read tens of
+// thousands of rules of mode iptables-nft, for which the kernel takes time that
+// grows with the square of their number.
+const stuckAfter = 3 * time.Minute
 
 func (h *health) do(fn func()) {
 	h.mu.Lock()

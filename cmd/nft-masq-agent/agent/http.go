@@ -28,6 +28,7 @@ const (
 // Handler answers GET and HEAD of /healthz, /readyz and /metrics. The probes
 // wait for nothing; a scrape waits for the kernel's counters.
 func (a *Agent) Handler() http.Handler {
+	a.metrics.connections.begin()
 	mux := http.NewServeMux()
 	mux.Handle("GET /healthz", probe(a.Alive))
 	mux.Handle("GET /readyz", probe(a.Ready))
@@ -69,7 +70,7 @@ func Serve(ctx context.Context, address string, handler http.Handler, log *zap.L
 		tries, said := 0, ""
 		for {
 			if err == nil {
-				log.Info("HTTP", zap.Stringer("address", listener.Addr()))
+				log.Info("answering HTTP", zap.Stringer("address", listener.Addr()))
 				tries, said = 0, ""
 				err = serve(ctx, listener, handler, log)
 			}

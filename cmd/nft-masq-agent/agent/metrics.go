@@ -2,6 +2,7 @@ package agent
 
 import (
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,6 +19,8 @@ type metrics struct {
 	applies  *prometheus.CounterVec
 	duration prometheus.Histogram
 	repairs  prometheus.Counter
+
+	connections connectionCollector
 }
 
 const metricPrefix = "nft_masq_agent_"
@@ -39,12 +42,13 @@ func newMetrics(h *health, k Kernel, s Settings) *metrics {
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    metricPrefix + "apply_duration_seconds",
 			Help:    "Time from the look at the kernel to the end of the transaction, of the applies that wrote.",
-			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
+			Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30},
 		}),
 		repairs: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: metricPrefix + "drift_repairs_total",
 			Help: "Times rules that somebody else had changed were put back.",
 		}),
+		connections: newConnectionCollector(k, s.Options.Mode),
 	}
 	info := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name:        metricPrefix + "build_info",
@@ -58,7 +62,7 @@ func newMetrics(h *health, k Kernel, s Settings) *metrics {
 	}
 	m.registry.MustRegister(
 		info, m.applies, m.duration, m.repairs,
-		newStateCollector(h), newConnectionCollector(k.Counters),
+		newStateCollector(h), m.connections,
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
@@ -177,11 +181,12 @@ type connectionCollector struct {
 	read        func() ([]nft.Counts, error)
 	connections *prometheus.Desc
 	errors      prometheus.Counter
+	sums        *sums // where the kernel's counters do not last
 }
 
-func newConnectionCollector(read func() ([]nft.Counts, error)) connectionCollector {
-	return connectionCollector{
-		read: read,
+func newConnectionCollector(k Kernel, mode nft.Mode) connectionCollector {
+	c := connectionCollector{
+		read: k.Counters,
 		connections: prometheus.NewDesc(metricPrefix+"connections_total",
 			"New connections by address family and by what became of them: masqueraded, exempt, or local for those to the node itself.",
 			[]string{"family", "verdict"}, nil),
@@ -190,6 +195,25 @@ func newConnectionCollector(read func() ([]nft.Counts, error)) connectionCollect
 			Help: "Scrapes at which the kernel did not give its counters of connections.",
 		}),
 	}
+	if mode == nft.ModeIPTables {
+		c.sums = &sums{}
+	}
+	return c
+}
+
+// begin makes what the kernel has counted so far the zero of what is summed.
+func (c connectionCollector) begin() {
+	if c.sums != nil {
+		_, _ = c.counts()
+	}
+}
+
+func (c connectionCollector) counts() ([]nft.Counts, error) {
+	counts, err := c.read()
+	if err != nil || c.sums == nil {
+		return counts, err
+	}
+	return c.sums.add(counts), nil
 }
 
 // Describe implements [prometheus.Collector].
@@ -200,7 +224,7 @@ func (c connectionCollector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements [prometheus.Collector].
 func (c connectionCollector) Collect(ch chan<- prometheus.Metric) {
-	counts, err := c.read()
+	counts, err := c.counts()
 	if err != nil {
 		c.errors.Inc()
 	}
@@ -212,4 +236,33 @@ func (c connectionCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 		ch <- prometheus.MustNewConstMetric(c.connections, prometheus.CounterValue, float64(n.Packets), family, string(n.Verdict))
 	}
+}
+
+// Sums make lasting counters of those of mode iptables-nft, which are sums over
+// rules: a rule that goes takes its count along, and to Prometheus a counter
+// that falls has begun again at zero and so counted the rest anew. What is told
+// here begins at zero with the program and never falls.
+type sums struct {
+	mu         sync.Mutex
+	last, told map[nft.Counts]uint64 // by family and verdict
+}
+
+func (s *sums) add(counts []nft.Counts) []nft.Counts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := s.last == nil
+	if first {
+		s.last, s.told = map[nft.Counts]uint64{}, map[nft.Counts]uint64{}
+	}
+	out := make([]nft.Counts, 0, len(counts))
+	for _, n := range counts {
+		key := nft.Counts{IPv6: n.IPv6, Verdict: n.Verdict}
+		if last := s.last[key]; n.Packets > last && !first {
+			s.told[key] += n.Packets - last
+		}
+		s.last[key] = n.Packets
+		n.Packets = s.told[key]
+		out = append(out, n)
+	}
+	return out
 }
