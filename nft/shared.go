@@ -20,6 +20,7 @@ import (
 type natTable struct {
 	family  nfnetlink.Family
 	present bool
+	dormant bool
 	post    *nfnetlink.Chain // nil where there is no POSTROUTING
 	rules   []nfnetlink.Rule // of POSTROUTING
 	chains  map[string][]nfnetlink.Rule
@@ -30,13 +31,14 @@ type natTable struct {
 // with others those of ours under whichever name.
 func readNAT(c *nfnetlink.Conn, family nfnetlink.Family, names []string, others bool) (*natTable, error) {
 	n := &natTable{family: family, chains: map[string][]nfnetlink.Rule{}}
-	if _, err := c.Table(family, xtTable); err != nil {
-		if nfnetlink.IsNotExist(err) {
-			return n, nil
-		}
+	t, err := c.Table(family, xtTable)
+	if nfnetlink.IsNotExist(err) {
+		return n, nil
+	}
+	if err != nil {
 		return nil, fmt.Errorf("read table %s nat: %w", family, err)
 	}
-	n.present = true
+	n.present, n.dormant = true, t.Dormant()
 	post, err := c.Chain(family, xtTable, xtPostrouting)
 	switch {
 	case err == nil:
@@ -130,6 +132,9 @@ func (n *natTable) differences(want Table, chain string) []string {
 		return []string{where + " has no chain POSTROUTING"}
 	}
 	var diffs []string
+	if n.dormant {
+		diffs = append(diffs, where+" is dormant")
+	}
 	if !sameHook(n.post.Hook, natHook(xtPriority)) {
 		diffs = append(diffs, fmt.Sprintf("%s: chain POSTROUTING has %s", where, hookText(n.post.Hook)))
 	}
@@ -184,7 +189,7 @@ func (n *natTable) jumps(chain string, jump nfnetlink.Rule) (exact, others []nfn
 // rules that are right stay where they are with their counters, nothing of
 // anybody else is touched.
 func (n *natTable) ensure(b *nfnetlink.Batch, want Table, chain string) {
-	if !n.present {
+	if !n.present || n.dormant {
 		b.AddTable(want.Family, xtTable)
 	}
 	// Chains before the rules that name them, as withSubchains has them, and
