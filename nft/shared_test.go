@@ -316,6 +316,7 @@ func TestForeignRulesStayAsTheyAre(t *testing.T) {
 }
 
 // foreignListing is what nft lists, without what is ours and without empty lines.
+// A POSTROUTING without rules may be ours, and we wake a table that is dormant.
 func foreignListing(t testing.TB, ns *nfttest.NS) string {
 	t.Helper()
 	var kept strings.Builder
@@ -323,7 +324,7 @@ func foreignListing(t testing.TB, ns *nfttest.NS) string {
 	for line := range strings.Lines(nfttest.ListRuleset(t, ns)) {
 		words := strings.Fields(line)
 		switch {
-		case len(words) == 0:
+		case len(words) == 0, line == "\tflags dormant\n":
 			continue
 		case skip != "":
 			if line == skip {
@@ -341,7 +342,9 @@ func foreignListing(t testing.TB, ns *nfttest.NS) string {
 		}
 		kept.WriteString(line)
 	}
-	return kept.String()
+	const empty = "\tchain POSTROUTING {\n\t\ttype nat hook postrouting priority srcnat; policy accept;\n\t}\n"
+	return strings.NewReplacer("table ip nat {\n"+empty+"}\n", "", "table ip6 nat {\n"+empty+"}\n", "",
+		"table ip nat {\n}\n", "", "table ip6 nat {\n}\n", "").Replace(kept.String())
 }
 
 func TestForeignWriterAndWeDoNotDisturbEachOther(t *testing.T) {
