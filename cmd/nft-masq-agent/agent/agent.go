@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -74,7 +76,8 @@ type Agent struct {
 	tries  int
 	pace   pace
 	paused *time.Timer // the next look, where looks are paced
-	change nfnetlink.Change
+	change nfnetlink.Change // the last one of others since a look
+	by     []string         // the processes that made them
 	survey survey
 }
 
@@ -247,7 +250,10 @@ func (a *Agent) changed(c nfnetlink.Change) {
 	if c.Writer == a.kernel.PortID() && !c.Overrun {
 		return
 	}
-	a.change, a.survey.due = c, true
+	a.change, a.survey.due, a.survey.by = c, true, c.Process
+	if c.Process != "" && !slices.Contains(a.by, c.Process) {
+		a.by = append(a.by, c.Process)
+	}
 	if wait := a.pace.wait(time.Now()); wait > 0 {
 		a.paused.Reset(wait)
 		return
@@ -294,7 +300,7 @@ func (a *Agent) sync(reason string, look nft.Look) {
 	}
 	a.report(reason, applied, drift)
 	a.refused, a.tries, a.fresh, a.held = "", 0, false, a.want.Hash()
-	a.change = nfnetlink.Change{}
+	a.change, a.by = nfnetlink.Change{}, nil
 	a.health.inStep(*a.want)
 	a.timer.Reset(a.next())
 	if reason == onStart {
@@ -312,7 +318,8 @@ func (a *Agent) report(reason string, applied nft.Applied, drift bool) {
 	switch {
 	case drift:
 		a.metrics.repaired()
-		by := a.change.Process
+		// More than one where others wrote before we came to look.
+		by := strings.Join(a.by, " or ")
 		if by == "" {
 			by = "unknown"
 		}

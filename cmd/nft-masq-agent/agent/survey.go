@@ -17,7 +17,8 @@ const surveyInterval = time.Minute
 // A survey is what was last found of others.
 type survey struct {
 	at  time.Time
-	due bool // somebody wrote since
+	due bool   // somebody wrote since
+	by  string // the process that wrote last
 	// What was said, so that it is said once.
 	legacy, conflicts []string
 }
@@ -62,7 +63,7 @@ func (a *Agent) sayLegacy(others nft.Others) {
 	}
 	if a.settings.TakeOver {
 		a.log.Warn("rules of an iptables-based agent are back after the take-over: stop that agent",
-			append(fields, zap.String("last change by", a.change.Process))...)
+			append(fields, zap.String("last change by", s.by))...)
 		return
 	}
 	a.log.Warn("rules of an iptables-based agent decide beside ours: stop it, and run with --takeover or cleanup --legacy", fields...)

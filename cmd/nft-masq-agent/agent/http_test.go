@@ -1,0 +1,313 @@
+package agent
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
+)
+
+// get asks the handler of an agent and gives the status and the text.
+func get(t *testing.T, a *Agent, path string) (int, string) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	a.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+	return w.Code, w.Body.String()
+}
+
+func TestProbesAnswerAtOnceWhileTheKernelTakesTheRules(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.cost = stuckAfter / 2
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		start := time.Now() // stands still while nobody waits
+		if code, text := get(t, w.agent, "/healthz"); code != http.StatusOK {
+			t.Errorf("/healthz: %d %s", code, text)
+		}
+		if code, text := get(t, w.agent, "/readyz"); code != http.StatusServiceUnavailable {
+			t.Errorf("/readyz: %d %s", code, text)
+		}
+		if code, _ := get(t, w.agent, "/metrics"); code != http.StatusOK {
+			t.Errorf("/metrics: %d", code)
+		}
+		if took := time.Since(start); took != 0 {
+			t.Errorf("took %s", took)
+		}
+		time.Sleep(w.cost)
+		synctest.Wait()
+		if code, text := get(t, w.agent, "/readyz"); code != http.StatusOK {
+			t.Errorf("/readyz afterwards: %d %s", code, text)
+		}
+	})
+}
+
+func TestStuckLoopFailsHealthz(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.cost = 2 * stuckAfter
+		w.files <- file("10.0.0.0/8")
+		time.Sleep(stuckAfter + time.Second)
+		if code, text := get(t, w.agent, "/healthz"); code != http.StatusServiceUnavailable || !strings.HasPrefix(text, ErrStuck.Error()) {
+			t.Errorf("/healthz: %d %s", code, text)
+		}
+		time.Sleep(stuckAfter)
+		synctest.Wait()
+		if code, text := get(t, w.agent, "/healthz"); code != http.StatusOK || text != "ok\n" {
+			t.Errorf("/healthz afterwards: %d %s", code, text)
+		}
+	})
+}
+
+func TestReadyzSaysInWordsWhyNot(t *testing.T) {
+	long := Files{Sources: file("").Sources}
+	long.Sources[0].Data = []byte("nonMasqueradeCIDRs:\n" + strings.Repeat("- 10.0.0.1\n", 30))
+	for name, c := range map[string]struct {
+		file    Files
+		refuses error
+		want    string
+	}{
+		"bad file":    {file: file("10.0.0.1/8"), want: "config rejected: config:1:22: "},
+		"long file":   {file: long, want: "\nand 20 more\n"},
+		"unreadable":  {file: Files{Err: errors.New("open config: permission denied")}, want: "config rejected: open config: permission denied\n"},
+		"refusal":     {file: file("10.0.0.0/8"), refuses: fmt.Errorf("make rule: %w", unix.ENOENT), want: "the kernel refuses the rules: make rule: no such file"},
+		"its hint":    {file: file("10.0.0.0/8"), refuses: fmt.Errorf("make rule: %w", unix.ENOENT), want: "NFT_MASQ"},
+		"both":        {file: file("10.0.0.1/8"), refuses: unix.EPERM, want: "config rejected: "},
+		"nothing yet": {want: "the config has not been read yet\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				w.refuses = c.refuses
+				if c.file.Sources != nil || c.file.Err != nil {
+					w.files <- c.file
+					synctest.Wait()
+				}
+				code, text := get(t, w.agent, "/readyz")
+				if code != http.StatusServiceUnavailable || !strings.Contains(text, c.want) {
+					t.Errorf("%d %s, want 503 and %q", code, text, c.want)
+				}
+			})
+		})
+	}
+}
+
+func TestReadyAgainAfterTheFileIsMended(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.files <- file("10.0.0.1/8")
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		if code, text := get(t, w.agent, "/readyz"); code != http.StatusOK || text != "ok\n" {
+			t.Errorf("%d %s", code, text)
+		}
+	})
+}
+
+func TestHandlerTakesOnlyGetAndHead(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
+			for method, want := range map[string]int{
+				http.MethodHead: http.StatusOK, http.MethodPost: http.StatusMethodNotAllowed, http.MethodDelete: http.StatusMethodNotAllowed,
+			} {
+				if path == "/readyz" && method == http.MethodHead {
+					want = http.StatusServiceUnavailable
+				}
+				r := httptest.NewRecorder()
+				w.agent.Handler().ServeHTTP(r, httptest.NewRequestWithContext(t.Context(), method, path, nil))
+				if r.Code != want || r.Header().Get("Cache-Control") != "no-store" {
+					t.Errorf("%s %s: %d %v, want %d", method, path, r.Code, r.Header(), want)
+				}
+			}
+		}
+	})
+}
+
+// A pipeListener is a listener without sockets, for bubbles.
+type pipeListener struct {
+	conns  chan net.Conn
+	closed chan struct{}
+}
+
+func newPipeListener() *pipeListener {
+	return &pipeListener{make(chan net.Conn), make(chan struct{})}
+}
+
+func (l *pipeListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipeListener) Close() error   { close(l.closed); return nil }
+func (l *pipeListener) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
+
+// dial connects once there is a place.
+func (l *pipeListener) dial() net.Conn {
+	client, server := net.Pipe()
+	l.conns <- server
+	return client
+}
+
+// ask sends a request and gives the status.
+func ask(t *testing.T, c net.Conn, request string) int {
+	t.Helper()
+	go func() { _, _ = io.WriteString(c, request) }()
+	response, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	_, _ = io.Copy(io.Discard, response.Body)
+	return response.StatusCode
+}
+
+const plainRequest = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+// serveInBubble runs the server on a listener without sockets.
+func serveInBubble(t *testing.T, handler http.HandlerFunc, test func(t *testing.T, l *pipeListener, end func())) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		l, done := newPipeListener(), make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = serve(ctx, l, handler, zap.NewNop())
+		}()
+		test(t, l, cancel)
+		cancel()
+		<-done
+	})
+}
+
+func TestSilentClientsHoldTheirPlacesForSecondsOnly(t *testing.T) {
+	serveInBubble(t, func(http.ResponseWriter, *http.Request) {}, func(t *testing.T, l *pipeListener, _ func()) {
+		for range maxConnections {
+			l.dial()
+		}
+		start := time.Now()
+		if code := ask(t, l.dial(), plainRequest); code != http.StatusOK {
+			t.Errorf("status %d", code)
+		}
+		if took := time.Since(start); took != readTimeout {
+			t.Errorf("answered after %s, want %s", took, readTimeout)
+		}
+	})
+}
+
+func TestConnectionServesOneRequest(t *testing.T) {
+	serveInBubble(t, func(http.ResponseWriter, *http.Request) {}, func(t *testing.T, l *pipeListener, _ func()) {
+		c := l.dial()
+		ask(t, c, plainRequest)
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Errorf("the connection stays: %v", err)
+		}
+	})
+}
+
+func TestLongHeaderIsRefused(t *testing.T) {
+	serveInBubble(t, func(http.ResponseWriter, *http.Request) {}, func(t *testing.T, l *pipeListener, _ func()) {
+		request := "GET / HTTP/1.1\r\nHost: localhost\r\nX: " + strings.Repeat("x", 2*maxHeaderBytes) + "\r\n\r\n"
+		if code := ask(t, l.dial(), request); code != http.StatusRequestHeaderFieldsTooLarge {
+			t.Errorf("status %d", code)
+		}
+	})
+}
+
+func TestRequestUnderWayIsAnsweredBeforeTheServerEnds(t *testing.T) {
+	arrived := make(chan struct{}, 1)
+	handler := func(http.ResponseWriter, *http.Request) {
+		arrived <- struct{}{}
+		time.Sleep(shutdownTimeout / 2)
+	}
+	serveInBubble(t, handler, func(t *testing.T, l *pipeListener, end func()) {
+		c := l.dial()
+		go func() {
+			<-arrived
+			end()
+		}()
+		if code := ask(t, c, plainRequest); code != http.StatusOK {
+			t.Errorf("status %d", code)
+		}
+	})
+}
+
+func TestSlowRequestDoesNotHoldUpTheEnd(t *testing.T) {
+	arrived := make(chan struct{}, 1)
+	handler := func(_ http.ResponseWriter, r *http.Request) {
+		arrived <- struct{}{}
+		<-r.Context().Done()
+	}
+	serveInBubble(t, handler, func(t *testing.T, l *pipeListener, end func()) {
+		c := l.dial()
+		go func() { _, _ = io.WriteString(c, plainRequest) }()
+		<-arrived
+		start := time.Now()
+		end()
+		if _, err := io.ReadAll(c); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(start); took != shutdownTimeout {
+			t.Errorf("ended after %s, want %s", took, shutdownTimeout)
+		}
+	})
+}
+
+// logLines is a logger that hands over each message.
+func logLines() (*zap.Logger, <-chan string) {
+	lines := make(chan string, 100)
+	return zap.NewNop().WithOptions(zap.WrapCore(func(zapcore.Core) zapcore.Core {
+		return zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{MessageKey: "msg"}), lineWriter(lines), zap.InfoLevel)
+	})), lines
+}
+
+type lineWriter chan<- string
+
+func (w lineWriter) Write(b []byte) (int, error) {
+	w <- string(b)
+	return len(b), nil
+}
+
+func (lineWriter) Sync() error { return nil }
+
+func TestPortInUseIsSaidAndTriedAgain(t *testing.T) {
+	first, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, lines := logLines()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := Serve(ctx, first.Addr().String(), http.NotFoundHandler(), log)
+	if line := <-lines; !strings.Contains(line, "no HTTP, trying again") || !strings.Contains(line, "address already in use") {
+		t.Errorf("said %s", line)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if line := <-lines; !strings.Contains(line, "answering HTTP") {
+		t.Errorf("said %s", line)
+	}
+	dialer := &net.Dialer{}
+	c, err := dialer.DialContext(t.Context(), "tcp", first.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if code := ask(t, c, plainRequest); code != http.StatusNotFound {
+		t.Errorf("status %d", code)
+	}
+	cancel()
+	<-ended
+	if _, err := dialer.DialContext(t.Context(), "tcp", first.Addr().String()); err == nil {
+		t.Error("still listens after the end")
+	}
+}

@@ -1,0 +1,201 @@
+package agent
+
+import (
+	"errors"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+)
+
+// own gives the metrics of an agent that are not about Go or the process.
+func own(t *testing.T, a *Agent) map[string][]string {
+	t.Helper()
+	families, err := a.metrics.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string][]string{}
+	for _, f := range families {
+		if !strings.HasPrefix(f.GetName(), metricPrefix) {
+			continue
+		}
+		var labels []string
+		for _, l := range f.GetMetric()[0].GetLabel() {
+			labels = append(labels, l.GetName())
+		}
+		all[f.GetName()] = labels
+	}
+	return all
+}
+
+// everything makes an agent tell all it can.
+func everything(t *testing.T, test func(t *testing.T, w *world)) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.counts = []nft.Counts{{Verdict: nft.Masqueraded, Packets: 3}, {IPv6: true, Verdict: nft.Exempt, Packets: 2}}
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		test(t, w)
+	})
+}
+
+func TestMetricsAreLintClean(t *testing.T) {
+	everything(t, func(t *testing.T, w *world) {
+		problems, err := testutil.GatherAndLint(w.agent.metrics.registry)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range problems {
+			t.Errorf("%s: %s", p.Metric, p.Text)
+		}
+	})
+}
+
+func TestReadmeListsTheMetrics(t *testing.T) {
+	text, err := os.ReadFile("../../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, found := strings.Cut(string(text), "<!-- metrics -->")
+	table, _, ended := strings.Cut(table, "<!-- /metrics -->")
+	if !found || !ended {
+		t.Fatal("README.md has no section metrics")
+	}
+	listed := map[string][]string{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_]+)(?:\\{([a-z,]+)\\})?` \\|").FindAllStringSubmatch(table, -1) {
+		var labels []string
+		if row[2] != "" {
+			labels = strings.Split(row[2], ",")
+			slices.Sort(labels)
+		}
+		listed[row[1]] = labels
+	}
+	everything(t, func(t *testing.T, w *world) {
+		if diff := cmp.Diff(own(t, w.agent), listed); diff != "" {
+			t.Errorf("metrics (-program +README):\n%s", diff)
+		}
+	})
+}
+
+// wantMetrics compares the metrics of these names with the text format.
+func wantMetrics(t *testing.T, a *Agent, want string, names ...string) {
+	t.Helper()
+	var kept []string
+	for i := range names {
+		names[i] = metricPrefix + names[i]
+	}
+	got, err := testutil.CollectAndFormat(a.metrics.registry, "text/plain; version=0.0.4", names...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(got)) {
+		if !strings.HasPrefix(line, "#") {
+			kept = append(kept, strings.TrimPrefix(line, metricPrefix))
+		}
+	}
+	if diff := cmp.Diff(want, strings.Join(kept, "")); diff != "" {
+		t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+}
+
+func TestMetricsTellWhatBecameOfTheConfig(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		names := []string{"ready", "config_accepted", "config_last_accepted_timestamp_seconds", "config_warnings", "config_info", "cidrs"}
+		wantMetrics(t, w.agent, "ready 0\n", slices.Clone(names)...)
+		good := file("10.0.0.0/8")
+		good.Sources[0].Data = append(good.Sources[0].Data, "somethingElse: 1\n"...)
+		w.files <- good
+		synctest.Wait()
+		// A bubble's clock begins at 2000-01-01.
+		const accepted = "config_last_accepted_timestamp_seconds 9.466848e+08\n"
+		held := `cidrs{family="ipv4"} 2` + "\n" + `cidrs{family="ipv6"} 0` + "\n"
+		info := `config_info{hash="` + hashOf(t, good) + `",mode="nftables"} 1` + "\n"
+		wantMetrics(t, w.agent, held+"config_accepted 1\n"+info+accepted+"config_warnings 1\nready 1\n", slices.Clone(names)...)
+		w.files <- file("10.0.0.1/8")
+		synctest.Wait()
+		wantMetrics(t, w.agent, held+"config_accepted 0\n"+info+accepted+"config_warnings 0\nready 0\n", slices.Clone(names)...)
+	})
+}
+
+func TestMetricsCountApplies(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		w.drift(1)
+		w.hangup <- unix.SIGHUP
+		synctest.Wait()
+		w.refuses = unix.EPERM
+		w.files <- file("11.0.0.0/8")
+		synctest.Wait()
+		counts := map[[2]string]float64{}
+		for _, c := range [][2]string{{onStart, writtenResult}, {onDrift, writtenResult}, {onHangup, inStepResult}, {onConfig, refusedResult}} {
+			counts[c] = testutil.ToFloat64(w.agent.metrics.applies.WithLabelValues(c[0], c[1]))
+		}
+		want := map[[2]string]float64{
+			{onStart, writtenResult}: 1, {onDrift, writtenResult}: 1, {onHangup, inStepResult}: 1, {onConfig, refusedResult}: 1,
+		}
+		if diff := cmp.Diff(want, counts); diff != "" {
+			t.Errorf("applies (-want +got):\n%s", diff)
+		}
+		wantMetrics(t, w.agent, "drift_repairs_total 1\n", "drift_repairs_total")
+	})
+}
+
+func TestConnectionsAreReadAtEachScrape(t *testing.T) {
+	everything(t, func(t *testing.T, w *world) {
+		names := []string{"connections_total", "connection_read_errors_total"}
+		wantMetrics(t, w.agent, `connection_read_errors_total 0
+connections_total{family="ipv4",verdict="masqueraded"} 3
+connections_total{family="ipv6",verdict="exempt"} 2
+`, slices.Clone(names)...)
+		w.countsErr = errors.New("refused")
+		wantMetrics(t, w.agent, "connection_read_errors_total 1\n", slices.Clone(names)...)
+		w.countsErr = nil
+		w.counts[0].Packets = 1
+		wantMetrics(t, w.agent, `connection_read_errors_total 1
+connections_total{family="ipv4",verdict="masqueraded"} 1
+connections_total{family="ipv6",verdict="exempt"} 2
+`, slices.Clone(names)...)
+	})
+}
+
+func TestSumsOverRulesNeverFall(t *testing.T) {
+	s := &sums{}
+	for i, step := range []struct{ kernel, told uint64 }{
+		{100, 0},  // counted before this program began
+		{107, 7},  //
+		{57, 7},   // a rule went
+		{60, 10},  //
+		{0, 10},   // all were made anew
+		{5, 15},   //
+		{105, 115},
+	} {
+		got := s.add([]nft.Counts{{Verdict: nft.Exempt, Packets: step.kernel}})
+		want := []nft.Counts{{Verdict: nft.Exempt, Packets: step.told}}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("step %d (-want +got):\n%s", i, diff)
+		}
+	}
+}
+
+func TestCountersOfModeIPTablesBeginWithTheHandler(t *testing.T) {
+	counts := []nft.Counts{{Verdict: nft.Masqueraded, Packets: 40}}
+	c := newConnectionCollector(Kernel{Counters: func() ([]nft.Counts, error) { return counts, nil }}, nft.ModeIPTables)
+	c.begin()
+	counts[0].Packets = 42
+	if n := testutil.CollectAndCount(c); n != 2 {
+		t.Errorf("%d metrics", n)
+	}
+	got, err := c.counts()
+	if err != nil || got[0].Packets != 2 {
+		t.Errorf("%v %v, want 2 connections", got, err)
+	}
+}
