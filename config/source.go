@@ -19,8 +19,8 @@ type Source struct {
 	Data []byte
 }
 
-// readTries bounds how often a directory is read anew because the kubelet
-// swapped its content meanwhile.
+// readTries bounds how often a directory is read whose content the kubelet
+// swaps meanwhile.
 const readTries = 3
 
 // Read returns the file at path, or, if a directory is there, its regular files
@@ -36,7 +36,7 @@ func Read(path string) ([]Source, error) {
 	case err != nil:
 		return nil, fmt.Errorf("config: %w", err)
 	case info.IsDir():
-		return readDir(path)
+		return readWhole(path, readEntries)
 	case !info.Mode().IsRegular():
 		return nil, notRegular(path, info)
 	}
@@ -47,12 +47,13 @@ func Read(path string) ([]Source, error) {
 	return []Source{*s}, nil
 }
 
-// readDir reads a directory, once more where the link ..data was exchanged in
-// the meantime: files of two versions of a ConfigMap are no configuration.
-func readDir(path string) ([]Source, error) {
+// readWhole reads a directory, once more where the link ..data, which volumes
+// have, was exchanged meanwhile: files of two versions of a ConfigMap are no
+// configuration.
+func readWhole(path string, read func(string) ([]Source, error)) ([]Source, error) {
 	for try := 1; ; try++ {
-		before, _ := os.Readlink(filepath.Join(path, "..data")) // only volumes have it
-		sources, err := readEntries(path)
+		before, _ := os.Readlink(filepath.Join(path, "..data"))
+		sources, err := read(path)
 		after, _ := os.Readlink(filepath.Join(path, "..data"))
 		if before == after || try == readTries {
 			return sources, err

@@ -85,6 +85,44 @@ func TestADirectoryGivesItsRegularFilesByName(t *testing.T) {
 	}
 }
 
+func TestADirectoryIsNotReadAcrossASwap(t *testing.T) {
+	dir := t.TempDir()
+	for _, version := range []string{"..1", "..2"} {
+		write(t, filepath.Join(dir, version, "a"), version)
+		write(t, filepath.Join(dir, version, "b"), version)
+	}
+	link(t, "..1", filepath.Join(dir, "..data"))
+	link(t, "..data/a", filepath.Join(dir, "a"))
+	link(t, "..data/b", filepath.Join(dir, "b"))
+
+	reads := 0
+	sources, err := readWhole(dir, func(path string) ([]Source, error) {
+		if reads++; reads > 1 {
+			return readEntries(path)
+		}
+		a, err := readRegular(filepath.Join(path, "a"))
+		if err != nil {
+			return nil, err
+		}
+		link(t, "..2", filepath.Join(dir, "..new"))
+		if err := os.Rename(filepath.Join(dir, "..new"), filepath.Join(dir, "..data")); err != nil {
+			return nil, err
+		}
+		b, err := readRegular(filepath.Join(path, "b"))
+		return []Source{*a, *b}, err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, s := range sources {
+		got = append(got, string(s.Data))
+	}
+	if diff := cmp.Diff([]string{"..2", "..2"}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func TestWhatIsNoFileIsAnErrorAndDoesNotBlock(t *testing.T) {
 	dir := t.TempDir()
 	if err := syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o644); err != nil {

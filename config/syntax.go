@@ -130,8 +130,11 @@ func colonValue(line string) (int, string) {
 		if line[i] != ':' || i > 0 && !strings.Contains(" \t[,", line[i-1:i]) {
 			continue
 		}
-		value, _, _ := strings.Cut(line[i:], ",")
-		if value = strings.TrimRight(value, " \t]}"); len(value) > 1 {
+		value := line[i:]
+		if end := strings.IndexAny(value, " \t,]}"); end >= 0 {
+			value = value[:end]
+		}
+		if len(value) > 1 {
 			return i, value
 		}
 	}
