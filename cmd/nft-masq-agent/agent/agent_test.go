@@ -38,6 +38,9 @@ type world struct {
 	cost    time.Duration
 	others  nft.Others
 
+	counts    []nft.Counts
+	countsErr error
+
 	agent *Agent
 	logs  *observer.ObservedLogs
 }
@@ -57,7 +60,7 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 			Inputs{Files: w.files, Changes: w.changes, Hangup: w.hangup, Reread: func() { w.rereads++ }},
 			Kernel{
 				Apply: w.apply, ReadBack: w.readBack, PortID: func() uint32 { return ownPort },
-				Counters: func() ([]nft.Counts, error) { return nil, nil },
+				Counters: w.counters,
 				Others:   func(nft.Ruleset) (nft.Others, error) { return w.others, nil },
 			},
 			Settings{
@@ -91,6 +94,13 @@ func (w *world) apply(r nft.Ruleset, l nft.Look) (nft.Applied, error) {
 	w.held = r.Hash()
 	w.writes = append(w.writes, w.held)
 	return nft.Applied{Differences: []string{"differs"}}, nil
+}
+
+func (w *world) counters() ([]nft.Counts, error) {
+	if w.countsErr != nil {
+		return nil, w.countsErr
+	}
+	return w.counts, nil
 }
 
 func (w *world) readBack() (nft.Ruleset, bool, error) {
