@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 )
@@ -21,10 +22,7 @@ func hostileInputs() map[string]func(n int) string {
 			return b.String()
 		}
 	}
-	list := func(before, entry, after string) func(int) string {
-		return func(n int) string { return before + strings.Repeat(entry, n/len(entry)) + after }
-	}
-	return map[string]func(n int) string{
+	inputs := map[string]func(n int) string{
 		"open lists":               repeat("["),
 		"open mappings":            list("--- ", "{a: ", ""),
 		"open JSON":                repeat(`{"a":`),
@@ -46,8 +44,31 @@ func hostileInputs() map[string]func(n int) string {
 		"slashes":                  repeat("/\n"),
 		"short runs":               list("nonMasqueradeCIDRs:\n", strings.Repeat("- ::/0\n", minRun)+"- a\n", ""),
 		"runs in a block scalar":   list("a: |\n", strings.Repeat(" - ::/0\n", minRun)+" b\n", ""),
-		"anchors":                  list("a:\n", "- &a b\n", ""),
-		"aliases":                  list("a: &a b\nnonMasqueradeCIDRs:\n", "- *a\n", ""),
+		"tag directives":           numbered("%%TAG !a%d! x\n"),
+		"tag directives with CR": func(n int) string {
+			return strings.ReplaceAll(numbered("%%TAG !a%d! x\n")(n), "\n", "\r")
+		},
+		"documents":            repeat("---\n"),
+		"carriage returns":     repeat("\r"),
+		"blank lines":          repeat("\n"),
+		"comments":             repeat("#\n"),
+		"broken late":          list("a:\n", "  - b\n", " - c\n"),
+		"broken behind blanks": list("a:\n  - b\n", "\n", " - c\n"),
+		"broken behind text":   list("a:\n  - b\n - ", "c\n   ", "\n"),
+		"unclosed quote":       list("a: \"", "\n", ""),
+		"alias unknown":        list("a: |\n", "  *b:\n", "c: *b\n"),
+		"UTF-16":               func(n int) string { return "\xff\xfe" + strings.Repeat("a\x00", n/2) },
+		"NUL":                  repeat("\x00"),
+		"continuation bytes":   repeat("\x80"),
+	}
+	maps.Copy(inputs, hostileAliases())
+	return inputs
+}
+
+func hostileAliases() map[string]func(n int) string {
+	return map[string]func(n int) string{
+		"anchors": list("a:\n", "- &a b\n", ""),
+		"aliases": list("a: &a b\nnonMasqueradeCIDRs:\n", "- *a\n", ""),
 		"aliases of a long text": func(n int) string {
 			return "a: &a " + strings.Repeat("/", n/2) + "\nnonMasqueradeCIDRs:\n" + strings.Repeat("- *a\n", n/10)
 		},
@@ -67,23 +88,12 @@ func hostileInputs() map[string]func(n int) string {
 			return "a0: &a0 {b: c}\n" + numbered2("a%d: &a%d {<<: *a%d, b%d: c}\n", n)
 		},
 		"chain of anchors": func(n int) string { return "a0: &a0 x\n" + numbered2("a%d: &a%d [*a%d, b%d]\n", n) },
-		"tag directives":   numbered("%%TAG !a%d! x\n"),
-		"tag directives with CR": func(n int) string {
-			return strings.ReplaceAll(numbered("%%TAG !a%d! x\n")(n), "\n", "\r")
-		},
-		"documents":            repeat("---\n"),
-		"carriage returns":     repeat("\r"),
-		"blank lines":          repeat("\n"),
-		"comments":             repeat("#\n"),
-		"broken late":          list("a:\n", "  - b\n", " - c\n"),
-		"broken behind blanks": list("a:\n  - b\n", "\n", " - c\n"),
-		"broken behind text":   list("a:\n  - b\n - ", "c\n   ", "\n"),
-		"unclosed quote":       list("a: \"", "\n", ""),
-		"alias unknown":        list("a: |\n", "  *b:\n", "c: *b\n"),
-		"UTF-16":               func(n int) string { return "\xff\xfe" + strings.Repeat("a\x00", n/2) },
-		"NUL":                  repeat("\x00"),
-		"continuation bytes":   repeat("\x80"),
 	}
+}
+
+// list returns entries between two texts.
+func list(before, entry, after string) func(int) string {
+	return func(n int) string { return before + strings.Repeat(entry, n/len(entry)) + after }
 }
 
 func numbered2(format string, n int) string {
