@@ -203,7 +203,7 @@ func newConnectionCollector(k Kernel, mode nft.Mode) connectionCollector {
 
 // begin makes what the kernel has counted so far the zero of what is summed.
 func (c connectionCollector) begin() {
-	if c.sums != nil {
+	if c.sums != nil && !c.sums.begun() {
 		_, _ = c.counts()
 	}
 }
@@ -245,6 +245,12 @@ func (c connectionCollector) Collect(ch chan<- prometheus.Metric) {
 type sums struct {
 	mu         sync.Mutex
 	last, told map[nft.Counts]uint64 // by family and verdict
+}
+
+func (s *sums) begun() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last != nil
 }
 
 func (s *sums) add(counts []nft.Counts) []nft.Counts {

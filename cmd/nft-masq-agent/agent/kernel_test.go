@@ -1,0 +1,114 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+)
+
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+
+func openKernel(t *testing.T, ns *nfttest.NS) *nft.Kernel {
+	k := nft.NewKernel(nfnetlink.New(func() (nl *netlink.Conn, err error) {
+		err = ns.Do(func() error {
+			nl, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
+			return err
+		})
+		return nl, err
+	}))
+	t.Cleanup(func() {
+		if err := k.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return k
+}
+
+func TestMetricsCountTheConnectionsThatWereSent(t *testing.T) {
+	for _, o := range []nft.Options{
+		{Mode: nft.ModeNFTables, RandomFully: true},
+		{Mode: nft.ModeIPTables, Chain: "IP-MASQ-AGENT"},
+	} {
+		t.Run(string(o.Mode), func(t *testing.T) {
+			topo := nfttest.NewTopology(t)
+			k := openKernel(t, topo.Node)
+			files := make(chan Files, 1)
+			files <- Files{Sources: []config.Source{{
+				Name: "config",
+				Data: []byte("enableIPv6: true\nnonMasqueradeCIDRs: [10.9.0.0/16, 'fd00:9::/32']\n"),
+			}}}
+			log, lines := logLines()
+			a := New(Inputs{Files: files}, Kernel{
+				Apply: k.Apply, ReadBack: k.ReadBack, PortID: k.PortID, Others: k.Others,
+				// A kernel of its own each time: one gives an answer again for a while.
+				Counters: func() ([]nft.Counts, error) { return openKernel(t, topo.Node).Counters(o) },
+			}, Settings{Options: o}, log)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				a.Run(ctx)
+			}()
+			defer func() { cancel(); <-done }()
+			a.Handler() // from here on it counts
+			for line := range lines {
+				if strings.Contains(line, `"applied"`) {
+					break
+				}
+			}
+			sendCounted(t, topo)
+			wantMetrics(t, a, countedBy(o.Mode), "connections_total", "connection_read_errors_total")
+		})
+	}
+}
+
+// sendCounted sends connections of both families, of each verdict another
+// number.
+func sendCounted(t *testing.T, topo *nfttest.Topology) {
+	for n, to := range []string{"198.51.100.1", "10.9.0.9", "2001:db8:1::1", "fd00:9::9"} {
+		for i := range n + 1 {
+			nfttest.MustSend(t, topo, nfttest.Flow{
+				Proto: nfttest.UDP, From: topo.Pod, Dst: netip.AddrPortFrom(netip.MustParseAddr(to), uint16(5000+i)),
+			})
+		}
+	}
+	for _, to := range []netip.Addr{topo.NodeV4, netip.IPv6Loopback()} {
+		c, err := topo.Node.DialContext(t.Context(), "udp", netip.AddrPortFrom(to, 5000).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write([]byte("x")); err != nil {
+			t.Error(err)
+		}
+		_ = c.Close()
+	}
+}
+
+func countedBy(mode nft.Mode) string {
+	text := "connection_read_errors_total 0\n"
+	line := func(family string, verdict nft.Verdict, n int) {
+		text += fmt.Sprintf("connections_total{family=%q,verdict=%q} %d\n", family, verdict, n)
+	}
+	line("ipv4", nft.Exempt, 2)
+	if mode == nft.ModeNFTables {
+		line("ipv4", nft.Local, 1)
+	}
+	line("ipv4", nft.Masqueraded, 1)
+	line("ipv6", nft.Exempt, 4)
+	if mode == nft.ModeNFTables {
+		line("ipv6", nft.Local, 1)
+	}
+	line("ipv6", nft.Masqueraded, 3)
+	return text
+}
