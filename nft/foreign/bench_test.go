@@ -1,0 +1,76 @@
+package foreign_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// BenchmarkFiftyThousandRules measures a start on a node with that many foreign
+// rules in the table nat.
+func BenchmarkFiftyThousandRules(b *testing.B) {
+	nfttest.Require(b, "iptables-nft-restore")
+	for name, rules := range map[string]string{
+		"pods":        podRules(50_000 / 3),
+		"one-chain":   flatRules("POSTROUTING", 50_000),
+		"unreachable": flatRules("PREROUTING", 50_000),
+	} {
+		b.Run(name, func(b *testing.B) {
+			ns := nfttest.NewNS(b, "node")
+			nfttest.Run(b, ns, rules, "iptables-nft-restore")
+			c := connect(b, ns)
+			var before unix.Rusage
+			must(b, unix.Getrusage(unix.RUSAGE_SELF, &before))
+			for b.Loop() {
+				s, err := foreign.Read(c, nobody)
+				must(b, err)
+				b.ReportMetric(float64(len(foreign.Legacy(s))), "legacy")
+				b.ReportMetric(float64(len(foreign.Conflicts(s, prefixes(b, defaultExempt)))), "conflicts")
+			}
+			var after unix.Rusage
+			must(b, unix.Getrusage(unix.RUSAGE_SELF, &after))
+			b.ReportMetric((seconds(after)-seconds(before))/float64(b.N), "cpu-s/op")
+		})
+	}
+}
+
+func seconds(r unix.Rusage) float64 {
+	return float64(r.Utime.Nano()+r.Stime.Nano()) / 1e9
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// podRules are those of the CNI plugin bridge: a chain, a jump and two rules a pod.
+func podRules(pods int) string {
+	var chains, rules strings.Builder
+	for i := range pods {
+		chain := fmt.Sprintf("CNI-%024x", i)
+		fmt.Fprintf(&chains, ":%s - [0:0]\n", chain)
+		fmt.Fprintf(&rules, "-A POSTROUTING -s 10.%d.%d.%d/32 -m comment --comment \"pod %d\" -j %s\n", 100+i>>16, i>>8&255, i&255, i, chain)
+		fmt.Fprintf(&rules, "-A %s -d 10.96.0.0/12 -m comment --comment \"pod %d\" -j ACCEPT\n", chain, i)
+		fmt.Fprintf(&rules, "-A %s ! -d 224.0.0.0/4 -m comment --comment \"pod %d\" -j MASQUERADE\n", chain, i)
+	}
+	return "*nat\n" + chains.String() + rules.String() + "COMMIT\n"
+}
+
+// flatRules are rules of one chain, each for another destination.
+func flatRules(chain string, n int) string {
+	var rules strings.Builder
+	for i := range n {
+		fmt.Fprintf(&rules, "-A %s -d 11.%d.%d.%d/32 -m comment --comment \"rule %d\" -j RETURN\n", chain, i>>16, i>>8&255, i&255, i)
+	}
+	if chain == "POSTROUTING" {
+		rules.WriteString("-A POSTROUTING -s 10.0.0.0/8 -j MASQUERADE\n")
+	}
+	return "*nat\n" + rules.String() + "COMMIT\n"
+}

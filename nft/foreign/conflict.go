@@ -1,0 +1,140 @@
+package foreign
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// A Conflict is a rule that can rewrite the source address of connections to
+// destinations that the configuration exempts.
+type Conflict struct {
+	Family   nfnetlink.Family
+	Table    string
+	Chain    string
+	Handle   uint64
+	Base     string // the base chain from which it is reached
+	Priority int32  // of the base chain
+	Rule     string // in words
+	// Via are the rules, in words, that lead from the base chain to this one.
+	Via []string
+	// Exempt are the exempt prefixes that it reaches, in whole or in part: the
+	// first few of them, where More says that there are others.
+	Exempt []netip.Prefix
+	More   bool
+	// Source is the source addresses to which it is restricted, empty where
+	// it is not. Conditions are its other conditions, and those on the way.
+	Source     string
+	Conditions []string
+}
+
+// maxNamed is the number of exempt prefixes that a conflict names.
+const maxNamed = 8
+
+// String gives the place, the rule and the reason in one line.
+func (c Conflict) String() string {
+	return fmt.Sprintf("%s %s %s (priority %d): %s: %s", c.Family, c.Table, c.Chain, c.Priority, c.Rule, c.Why())
+}
+
+// Why says what the rule does and to which packets.
+func (c Conflict) Why() string {
+	var list []string
+	for _, p := range c.Exempt {
+		list = append(list, p.String())
+	}
+	if c.More {
+		list = append(list, "others")
+	}
+	why := "rewrites the source of connections to " + strings.Join(list, ", ")
+	if c.Source != "" {
+		why += " from " + c.Source
+	}
+	if len(c.Conditions) > 0 {
+		why += " where " + strings.Join(c.Conditions, ", ")
+	}
+	return why
+}
+
+// Conflicts finds the rules, other than ours, that can rewrite the source address
+// of connections to the exempt destinations. It goes through the chains as a
+// packet does. A condition that it knows nothing of may hold or not. Known to be
+// harmless and left out are the masquerades of kube-proxy and of the CNI plugin
+// portmap, which act on packets that these have marked for it, and those of a
+// connection from an address to itself.
+//
+// The order is that in which packets meet the rules, family by family.
+func Conflicts(s Snapshot, exempt []netip.Prefix) []Conflict {
+	w := walker{chains: map[id]*Chain{}, sets: map[id][]nfnetlink.Range{}, found: map[ruleID]int{}}
+	w.exempt, w.prefixes = exemptions(exempt)
+	w.index(s)
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		if c.Hook != nil && !c.Own {
+			w.base, w.visits = c.Chain, map[id]int{}
+			w.walk(c, w.anything())
+		}
+	}
+	return w.conflicts
+}
+
+type ruleID struct {
+	id
+	handle uint64
+}
+
+type walker struct {
+	chains   map[id]*Chain
+	unnamed  map[id][]*Chain // by table: chains that no rule leads to
+	sets     map[id][]nfnetlink.Range
+	exempt   []nfnetlink.Range // sorted, none overlaps another
+	prefixes []netip.Prefix    // the same
+
+	base      nfnetlink.Chain
+	visits    map[id]int // of a chain from this base chain
+	conflicts []Conflict
+	found     map[ruleID]int
+}
+
+// exemptions sorts prefixes and drops those that another covers.
+func exemptions(exempt []netip.Prefix) (ranges []nfnetlink.Range, prefixes []netip.Prefix) {
+	sorted := slices.Clone(exempt)
+	slices.SortFunc(sorted, func(a, b netip.Prefix) int {
+		if c := a.Masked().Addr().Compare(b.Masked().Addr()); c != 0 {
+			return c
+		}
+		return a.Bits() - b.Bits()
+	})
+	for _, p := range sorted {
+		r := nfnetlink.PrefixRange(p)
+		if n := len(ranges); n == 0 || ranges[n-1].To.Less(r.From) {
+			ranges, prefixes = append(ranges, r), append(prefixes, p.Masked())
+		}
+	}
+	return ranges, prefixes
+}
+
+func (w *walker) index(s Snapshot) {
+	named := map[id]bool{}
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		w.chains[chainID(c.Chain)] = c
+		for _, r := range c.Rules {
+			if chain, ok := jump(r); ok {
+				named[id{c.Family, c.Table, chain}] = true
+			}
+		}
+	}
+	w.unnamed = map[id][]*Chain{}
+	for i := range s.Chains {
+		if c := &s.Chains[i]; c.Hook == nil && !named[chainID(c.Chain)] {
+			table := id{c.Family, c.Table, ""}
+			w.unnamed[table] = append(w.unnamed[table], c)
+		}
+	}
+	for _, set := range s.Sets {
+		w.sets[id{set.Family, set.Table, set.Name}] = set.Ranges
+	}
+}

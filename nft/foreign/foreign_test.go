@@ -1,0 +1,204 @@
+package foreign_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+)
+
+var update = flag.Bool("update", false, "rewrite the expect.txt files")
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(nfttest.Main(m))
+}
+
+const testdata = "../../testdata/foreign"
+
+// defaultExempt is what most configurations exempt.
+const defaultExempt = "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 169.254.0.0/16 fd00::/8 fe80::/10"
+
+func prefixes(t testing.TB, words string) []netip.Prefix {
+	t.Helper()
+	var out []netip.Prefix
+	for _, word := range strings.Fields(words) {
+		p, err := netip.ParsePrefix(word)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// dialNS connects to a new namespace.
+func dialNS(t *testing.T) (*nfttest.NS, *nfnetlink.Conn) {
+	t.Helper()
+	ns := nfttest.NewNS(t, "node")
+	return ns, connect(t, ns)
+}
+
+func connect(tb testing.TB, ns *nfttest.NS) *nfnetlink.Conn {
+	tb.Helper()
+	c := nfnetlink.New(func() (*netlink.Conn, error) {
+		defer runtime.KeepAlive(ns)
+		return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns.Fd(), MessageBufferSize: 32 << 10})
+	})
+	tb.Cleanup(func() { c.Close() })
+	return c
+}
+
+func nobody(nfnetlink.Chain) bool { return false }
+
+func read(t *testing.T, c *nfnetlink.Conn) foreign.Snapshot {
+	t.Helper()
+	s, err := foreign.Read(c, nobody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// install puts the rules of a case into the namespace.
+func install(t *testing.T, ns *nfttest.NS, name string) {
+	t.Helper()
+	for _, set := range strings.Fields(text(t, name, "ipsets.txt")) {
+		makeIPSet(t, ns, set)
+	}
+	for file, command := range map[string][]string{
+		"rules.iptables":  {"iptables-nft-restore", "--noflush"},
+		"rules.ip6tables": {"ip6tables-nft-restore", "--noflush"},
+		"rules.nft":       {"nft", "-f", "-"},
+	} {
+		if rules := text(t, name, file); rules != "" {
+			nfttest.Run(t, ns, rules, command[0], command[1:]...)
+		}
+	}
+}
+
+// text gives a file of a case, empty where there is none.
+func text(t *testing.T, name, file string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(testdata, name, file))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func cases(t *testing.T) []string {
+	t.Helper()
+	dirs, err := os.ReadDir(testdata)
+	if err != nil || len(dirs) == 0 {
+		t.Fatalf("no cases: %v", err)
+	}
+	var names []string
+	for _, d := range dirs {
+		names = append(names, d.Name())
+	}
+	return names
+}
+
+// describe words what is found, for expect.txt.
+func describe(s foreign.Snapshot, exempt []netip.Prefix) string {
+	var b strings.Builder
+	for _, l := range foreign.Legacy(s) {
+		fmt.Fprintf(&b, "legacy %s %s %s: rules %d, strange %d, random-fully %t, gone %t\n", l.Family, l.Table, l.Name, l.Rules, l.Strange, l.RandomFully, l.Gone)
+		if l.Base != nil {
+			fmt.Fprintf(&b, "\tfrom %s (priority %d)\n", l.Base.Name, l.Base.Hook.Priority)
+		}
+		for _, sub := range l.SubChains {
+			fmt.Fprintf(&b, "\twith %s\n", sub)
+		}
+		for _, j := range l.Jumps {
+			fmt.Fprintf(&b, "\tjump in %s: %s\n", j.Chain, j)
+		}
+	}
+	for _, c := range foreign.Conflicts(s, exempt) {
+		fmt.Fprintf(&b, "conflict %s %s %s (%s, priority %d)\n", c.Family, c.Table, c.Chain, c.Base, c.Priority)
+		for _, v := range c.Via {
+			fmt.Fprintf(&b, "\tvia %s\n", v)
+		}
+		fmt.Fprintf(&b, "\trule %s\n\t%s\n", c.Rule, c.Why())
+	}
+	if b.Len() == 0 {
+		return "nothing\n"
+	}
+	return b.String()
+}
+
+func TestRulesOfRealProgramsAreRecognised(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
+	for _, name := range cases(t) {
+		t.Run(name, func(t *testing.T) {
+			if text(t, name, "source.txt") == "" {
+				t.Error("no source")
+			}
+			ns, c := dialNS(t)
+			install(t, ns, name)
+			exempt := defaultExempt
+			if words := text(t, name, "exempt.txt"); words != "" {
+				exempt = words
+			}
+			got := describe(read(t, c), prefixes(t, exempt))
+			if *update {
+				if err := os.WriteFile(filepath.Join(testdata, name, "expect.txt"), []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if diff := cmp.Diff(text(t, name, "expect.txt"), got); diff != "" {
+				t.Errorf("found (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// makeIPSet makes an empty hash:net set, as `ipset create NAME hash:net` does.
+func makeIPSet(t *testing.T, ns *nfttest.NS, name string) {
+	t.Helper()
+	attr := func(typ uint16, data ...byte) []byte {
+		b := binary.NativeEndian.AppendUint16(nil, uint16(4+len(data)))
+		b = append(binary.NativeEndian.AppendUint16(b, typ), data...)
+		return append(b, make([]byte, -len(b)&3)...)
+	}
+	const create, nfprotoIPv4 = 2, 2
+	data := []byte{nfprotoIPv4, 0, 0, 0}
+	data = append(data, attr(1, 6)...)                      // IPSET_ATTR_PROTOCOL
+	data = append(data, attr(2, []byte(name+"\x00")...)...) // IPSET_ATTR_SETNAME
+	data = append(data, attr(3, []byte("hash:net\x00")...)...)
+	data = append(data, attr(4, 0)...)           // IPSET_ATTR_REVISION
+	data = append(data, attr(5, nfprotoIPv4)...) // IPSET_ATTR_FAMILY
+	data = append(data, attr(7|unix.NLA_F_NESTED)...)
+	err := ns.Do(func() error {
+		c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = c.Execute(netlink.Message{
+			Header: netlink.Header{Type: unix.NFNL_SUBSYS_IPSET<<8 | create, Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl},
+			Data:   data,
+		})
+		return err
+	})
+	if err != nil {
+		t.Fatalf("ipset %s: %v", name, err)
+	}
+}

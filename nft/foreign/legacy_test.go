@@ -1,0 +1,257 @@
+package foreign_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// ruleHandles names the rules of both nat tables by handle and text: a rule that
+// is deleted and put back gets another handle.
+func ruleHandles(t *testing.T, c *nfnetlink.Conn) map[uint64]string {
+	t.Helper()
+	handles := map[uint64]string{}
+	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		rules, err := c.Rules(family, "nat", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range rules {
+			handles[r.Handle<<1|uint64(family)&1] = family.String() + " " + r.Chain + " " + r.String()
+		}
+	}
+	return handles
+}
+
+func TestAgentsAreRemovedInOneTransactionAndOthersStay(t *testing.T) {
+	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore", "iptables-nft-save", "ip6tables-nft-save")
+	for _, name := range cases(t) {
+		if !strings.HasPrefix(name, "ip-masq") {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			ns, c := dialNS(t)
+			for _, other := range []string{"kube-proxy-iptables", "flannel-iptables", "cni-bridge"} {
+				install(t, ns, other)
+			}
+			// The rules of an agent may make the first rule of its family.
+			nfttest.Run(t, ns, "*nat\n-A POSTROUTING -m comment --comment last -j ACCEPT\nCOMMIT\n", "ip6tables-nft-restore", "--noflush")
+			save := func() string {
+				return nfttest.Save(t, ns, "iptables-nft-save", "nat") + nfttest.Save(t, ns, "ip6tables-nft-save", "nat")
+			}
+			before, handles := save(), ruleHandles(t, c)
+			install(t, ns, name)
+			s := read(t, c)
+			var b nfnetlink.Batch
+			for _, l := range foreign.Legacy(s) {
+				l.Remove(&b)
+			}
+			if err := c.Commit(&b, s.Generation); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(before, save()); diff != "" {
+				t.Errorf("rules (-before +after):\n%s", diff)
+			}
+			if diff := cmp.Diff(handles, ruleHandles(t, c)); diff != "" {
+				t.Errorf("handles (-before +after):\n%s", diff)
+			}
+			if left := foreign.Legacy(read(t, c)); len(left) > 0 {
+				t.Errorf("left %v", left)
+			}
+		})
+	}
+}
+
+func TestChainsOfOneAgentComeAndGoTogether(t *testing.T) {
+	nfttest.Require(t, "iptables-nft-restore")
+	ns, c := dialNS(t)
+	nfttest.Run(t, ns, `*nat
+:IP-MASQ - [0:0]
+:IP-MASQ-AGENT - [0:0]
+:IP-MASQ-AGENT-SRC - [0:0]
+:OPERATOR - [0:0]
+:WRAPPER - [0:0]
+-A POSTROUTING -j WRAPPER
+-A POSTROUTING -j IP-MASQ
+-A WRAPPER -j IP-MASQ-AGENT
+-A IP-MASQ -j IP-MASQ-AGENT
+-A IP-MASQ-AGENT -s 10.0.0.0/8 -m comment --comment "ip-masq-agent: only some" -g IP-MASQ-AGENT-SRC
+-A IP-MASQ-AGENT -j OPERATOR
+-A IP-MASQ-AGENT-SRC -m comment --comment "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)" -j MASQUERADE
+-A OPERATOR -j RETURN
+COMMIT
+`, "iptables-nft-restore")
+	s := read(t, c)
+	found := foreign.Legacy(s)
+	if len(found) != 1 {
+		t.Fatalf("found %v", found)
+	}
+	l := found[0]
+	if diff := cmp.Diff([]string{"IP-MASQ-AGENT", "IP-MASQ-AGENT-SRC"}, l.SubChains); diff != "" || l.Name != "IP-MASQ" {
+		t.Errorf("%s with (-want +got):\n%s", l.Name, diff)
+	}
+	if l.Rules != 4 || l.Strange != 2 || len(l.Jumps) != 2 {
+		t.Errorf("%d rules, %d strange, jumps %v", l.Rules, l.Strange, l.Jumps)
+	}
+	var b nfnetlink.Batch
+	l.Remove(&b)
+	if err := c.Commit(&b, s.Generation); err != nil {
+		t.Fatal(err)
+	}
+	want := "*nat\n:PREROUTING ACCEPT [0:0]\n:INPUT ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n" +
+		":OPERATOR - [0:0]\n:WRAPPER - [0:0]\n-A POSTROUTING -j WRAPPER\n-A OPERATOR -j RETURN\nCOMMIT\n"
+	if diff := cmp.Diff(want, nfttest.Save(t, ns, "iptables-nft-save", "nat")); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
+	}
+}
+
+func TestOurChainsAreNeitherLegacyNorConflicts(t *testing.T) {
+	nfttest.Require(t, "iptables-nft-restore")
+	ns, c := dialNS(t)
+	install(t, ns, "ip-masq-agent-two-jumps")
+	s, err := foreign.Read(c, func(c nfnetlink.Chain) bool { return c.Name == "IP-MASQ-AGENT" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found := foreign.Legacy(s); len(found) > 0 {
+		t.Errorf("legacy %v", found)
+	}
+	if found := foreign.Conflicts(s, prefixes(t, "8.0.0.0/8")); len(found) > 0 {
+		t.Errorf("conflicts %v", found)
+	}
+}
+
+func TestJumpToAChainThatIsGoneCounts(t *testing.T) {
+	nfttest.Require(t, "iptables-nft-restore")
+	ns, c := dialNS(t)
+	install(t, ns, "ip-masq-agent-v2.9")
+	s := read(t, c)
+	var kept []foreign.Chain
+	for _, chain := range s.Chains {
+		if chain.Name != "IP-MASQ-AGENT" {
+			kept = append(kept, chain)
+		}
+	}
+	s.Chains = kept
+	found := foreign.Legacy(s)
+	if len(found) != 2 || !found[0].Gone || len(found[0].Jumps) != 1 {
+		t.Fatalf("found %+v", found)
+	}
+	var b nfnetlink.Batch
+	for _, l := range found {
+		l.Remove(&b)
+	}
+	if b.Len() != 2 {
+		t.Errorf("%d messages", b.Len())
+	}
+}
+
+func TestRemovalDecidedOnOlderRulesIsRefused(t *testing.T) {
+	nfttest.Require(t, "iptables-nft-restore")
+	ns, c := dialNS(t)
+	install(t, ns, "ip-masq-agent-v2.9")
+	s := read(t, c)
+	nfttest.Run(t, ns, "", "iptables-nft", "-t", "nat", "-A", "POSTROUTING", "-j", "ACCEPT")
+	var b nfnetlink.Batch
+	foreign.Legacy(s)[0].Remove(&b)
+	if err := c.Commit(&b, s.Generation); !errors.Is(err, unix.ERESTART) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestLegacyIPTablesTablesAreListed(t *testing.T) {
+	dir := t.TempDir()
+	list := func() []string {
+		t.Helper()
+		tables, err := foreign.LegacyIPTables(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tables
+	}
+	if got := list(); len(got) > 0 {
+		t.Errorf("without the kernel's files: %v", got)
+	}
+	for file, text := range map[string]string{"ip_tables_names": "nat\nfilter\n", "ip6_tables_names": "nat\n"} {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff([]string{"ip nat", "ip filter", "ip6 nat"}, list()); diff != "" {
+		t.Errorf("tables (-want +got):\n%s", diff)
+	}
+	if err := os.Remove(filepath.Join(dir, "ip_tables_names")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "ip_tables_names"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := foreign.LegacyIPTables(dir); err == nil {
+		t.Error("no error for what cannot be read")
+	}
+}
+
+// A writer moves a rule from one chain to another and back, each time in one
+// transaction: who reads neither or both has read a torn ruleset.
+func TestReadBesideAWriterIsWholeOrSaysSo(t *testing.T) {
+	nfttest.Require(t, "nft")
+	ns, c := dialNS(t)
+	nfttest.NFT(t, ns, `
+		table ip a { chain p { type nat hook postrouting priority 100; masquerade
+			}
+		}
+		table ip b { chain p { type nat hook postrouting priority 100;
+			}
+		}`, "-f", "-")
+	rules, err := c.Rules(nfnetlink.IPv4, "a", "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	writer := connect(t, ns)
+	done := make(chan error)
+	go func() {
+		from, to := rules[0], rules[0]
+		to.Table = "b"
+		for range 500 {
+			var b nfnetlink.Batch
+			b.FlushChain(from.Family, from.Table, from.Chain)
+			b.AddRule(to)
+			if err := writer.Commit(&b, 0); err != nil {
+				done <- err
+				return
+			}
+			from, to = to, from
+		}
+		done <- nil
+	}()
+	for {
+		s, err := foreign.Read(c, nobody)
+		if err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
+			t.Fatal(err)
+		}
+		after, genErr := c.Generation()
+		if genErr != nil {
+			t.Fatal(genErr)
+		}
+		if n := len(foreign.Conflicts(s, prefixes(t, defaultExempt))); err == nil && s.Generation == after && n != 1 {
+			t.Errorf("%d rules at generation %d", n, after)
+		}
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Fatal(err)
+			}
+			return
+		default:
+		}
+	}
+}

@@ -1,0 +1,197 @@
+package foreign
+
+import (
+	"encoding/binary"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// A match is what a rule asks of a packet, as far as it matters here. Packets
+// that leave by the loopback device, or to an address of this node, never need
+// masquerading and are left out of all that follows.
+type match struct {
+	never bool              // it asks for a packet that is left out
+	src   []nfnetlink.Range // nil: any
+	dst   []nfnetlink.Range // nil: any
+	marks []mark
+	other bool     // it asks for something else, too
+	from  []string // the source in words
+	words []string // all else in words, but for destinations
+}
+
+// plain says that nothing but addresses are asked for.
+func (m match) plain() bool { return len(m.marks) == 0 && !m.other }
+
+// A mark is a comparison of the packet's mark.
+type mark struct {
+	mask, value uint32
+	not         bool
+}
+
+// set says whether the mark must have one of some bits, and which.
+func (m mark) set() (bits uint32, ok bool) {
+	if m.not {
+		return m.mask, m.value == 0
+	}
+	return m.value & m.mask, m.value&m.mask != 0
+}
+
+// An action is what a rule does with a packet that it matches.
+type action struct {
+	ends     bool   // the packet does not go on in this chain
+	returns  bool   // nor in those that it came to by this rule, but in the one before
+	target   string // the chain to which it goes
+	byMap    bool   // the verdict comes from a map
+	rewrites bool   // it binds the connection to another source address
+}
+
+func (w *walker) parse(r nfnetlink.Rule) (match, action) {
+	var m match
+	var a action
+	for _, s := range r.Statements() {
+		if code, chain, ok := s.Expr.Verdict(); ok {
+			a.target = chain
+			a.ends = code != unix.NFT_CONTINUE && code != unix.NFT_JUMP
+			a.returns = code == unix.NFT_RETURN || code == unix.NFT_GOTO
+			continue
+		}
+		switch s.Expr.Name {
+		case "counter", "log", "meta", "ct", "dynset", "notrack":
+		case "objref":
+			if s.Expr.Uint32(unix.NFTA_OBJREF_IMM_TYPE) != unix.NFT_OBJECT_COUNTER {
+				m.unknown(s)
+			}
+		case "masq":
+			a.rewrites = true
+		case "nat":
+			a.rewrites = s.Expr.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_SNAT
+		case "target":
+			a.rewrites = slices.Contains(sourceTargets, s.Expr.Str(unix.NFTA_TARGET_NAME))
+		case "match":
+			if s.Expr.Str(unix.NFTA_MATCH_NAME) != "comment" {
+				m.compare(s, nil)
+			}
+		case "lookup":
+			if s.Expr.JumpsByMap() {
+				a.byMap = true
+				m.unknown(s)
+				continue
+			}
+			m.compare(s, w.sets[id{r.Family, r.Table, s.Set}])
+		default:
+			m.compare(s, nil)
+		}
+	}
+	return m, a
+}
+
+// sourceTargets are the targets of xtables that rewrite the source address.
+var sourceTargets = []string{"MASQUERADE", "SNAT", "NETMAP"}
+
+// compare adds what a statement asks for. set is what the set holds in which it
+// looks, nil where that is not known.
+func (m *match) compare(s nfnetlink.Statement, set []nfnetlink.Range) {
+	addresses, is := set, s.Op != "!="
+	r, ok := s.Range()
+	switch {
+	case ok:
+		addresses = []nfnetlink.Range{r}
+	case s.Op != "==" && s.Op != "!=" || s.Mask != nil && s.Field != "meta mark":
+		m.unknown(s)
+		return
+	}
+	switch word := lastWord(s); s.Field {
+	case "ip saddr", "ip6 saddr":
+		m.from = append(m.from, sourceWords(s))
+		m.src = m.restrict(m.src, s, addresses, is)
+	case "ip daddr", "ip6 daddr":
+		m.dst = m.restrict(m.dst, s, addresses, is)
+	case "meta nfproto", "meta protocol":
+		switch strings.TrimPrefix(word, "ipv") {
+		case "4", "ip":
+			m.dst = m.restrict(m.dst, s, anywhere(nfnetlink.IPv4), is)
+		case "6", "ip6":
+			m.dst = m.restrict(m.dst, s, anywhere(nfnetlink.IPv6), is)
+		default:
+			m.unknown(s)
+		}
+	case "meta mark":
+		m.compareMark(s, is)
+	case "oif", "oifname", "fib daddr type":
+		if word != `"lo"` && !strings.EqualFold(word, "local") {
+			m.unknown(s)
+			return
+		}
+		m.never = m.never || is
+	case "fib saddr type":
+		m.other = true
+		m.from = append(m.from, sourceWords(s))
+	default:
+		m.unknown(s)
+	}
+}
+
+func lastWord(s nfnetlink.Statement) string {
+	words := s.String()
+	return words[strings.LastIndexByte(words, ' ')+1:]
+}
+
+// unknown adds a condition that may hold or not.
+func (m *match) unknown(s nfnetlink.Statement) {
+	m.other = true
+	m.words = append(m.words, s.String())
+}
+
+// restrict narrows a set of addresses to those given, or to all but those.
+func (m *match) restrict(set []nfnetlink.Range, s nfnetlink.Statement, addresses []nfnetlink.Range, is bool) []nfnetlink.Range {
+	if addresses == nil {
+		m.other = true
+		return set
+	}
+	if set == nil {
+		set = anywhere(nfnetlink.Inet)
+	}
+	switch {
+	case is:
+		set = intersect(set, addresses)
+	case strings.HasPrefix(s.Field, "ip6 "):
+		set = subtract(intersect(set, anywhere(nfnetlink.IPv6)), addresses)
+	case strings.HasPrefix(s.Field, "ip "):
+		set = subtract(intersect(set, anywhere(nfnetlink.IPv4)), addresses)
+	default:
+		set = subtract(set, addresses)
+	}
+	m.never = m.never || len(set) == 0
+	return set
+}
+
+func (m *match) compareMark(s nfnetlink.Statement, is bool) {
+	m.words = append(m.words, s.String())
+	if s.Set != "" || len(s.Value) != 4 || s.Mask != nil && len(s.Mask) != 4 {
+		m.other = true
+		return
+	}
+	c := mark{mask: 0xffffffff, value: binary.NativeEndian.Uint32(s.Value), not: !is}
+	if s.Mask != nil {
+		c.mask = binary.NativeEndian.Uint32(s.Mask)
+	}
+	m.marks = append(m.marks, c)
+}
+
+// sourceWords words the source that a statement asks for.
+func sourceWords(s nfnetlink.Statement) string {
+	words := strings.TrimPrefix(strings.TrimPrefix(s.String(), s.Field+" "), "!= ")
+	if strings.HasPrefix(s.Field, "fib") {
+		if words = "addresses of type " + lastWord(s); strings.EqualFold(lastWord(s), "local") {
+			words = "this node"
+		}
+	}
+	if s.Op == "!=" {
+		return "not " + words
+	}
+	return words
+}

@@ -1,0 +1,107 @@
+package foreign
+
+import (
+	"net/netip"
+	"slices"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// Sets of addresses are sorted ranges that do not overlap. IPv4 sorts before
+// IPv6, so one set can hold both.
+
+var (
+	everyIPv4 = nfnetlink.PrefixRange(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
+	everyIPv6 = nfnetlink.PrefixRange(netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+)
+
+// anywhere gives all addresses of a family; inet has both.
+func anywhere(f nfnetlink.Family) []nfnetlink.Range {
+	switch f {
+	case nfnetlink.IPv4:
+		return []nfnetlink.Range{everyIPv4}
+	case nfnetlink.IPv6:
+		return []nfnetlink.Range{everyIPv6}
+	}
+	return []nfnetlink.Range{everyIPv4, everyIPv6}
+}
+
+// only says whether all addresses of a set are of one of the two families.
+func only(f nfnetlink.Family, set []nfnetlink.Range) bool {
+	if f == nfnetlink.IPv4 {
+		return len(set) == 0 || set[len(set)-1].From.Is4()
+	}
+	return len(set) == 0 || set[0].From.Is6()
+}
+
+// normal sorts ranges and joins those that overlap.
+func normal(ranges []nfnetlink.Range) []nfnetlink.Range {
+	slices.SortFunc(ranges, func(a, b nfnetlink.Range) int { return a.From.Compare(b.From) })
+	out := ranges[:0]
+	for _, r := range ranges {
+		if last := len(out) - 1; last >= 0 && r.From.Compare(out[last].To) <= 0 {
+			if r.To.Compare(out[last].To) > 0 {
+				out[last].To = r.To
+			}
+			continue
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+func intersect(a, b []nfnetlink.Range) []nfnetlink.Range {
+	var out []nfnetlink.Range
+	for len(a) > 0 && len(b) > 0 {
+		r := nfnetlink.Range{From: later(a[0].From, b[0].From), To: a[0].To}
+		if b[0].To.Less(r.To) {
+			r.To = b[0].To
+		}
+		if r.From.Compare(r.To) <= 0 {
+			out = append(out, r)
+		}
+		if a[0].To.Less(b[0].To) {
+			a = a[1:]
+		} else {
+			b = b[1:]
+		}
+	}
+	return out
+}
+
+func later(a, b netip.Addr) netip.Addr {
+	if a.Less(b) {
+		return b
+	}
+	return a
+}
+
+// subtract gives what of a is not in b.
+func subtract(a, b []nfnetlink.Range) []nfnetlink.Range {
+	var out []nfnetlink.Range
+	for _, r := range a {
+		for len(b) > 0 && b[0].To.Less(r.From) {
+			b = b[1:]
+		}
+		covered := false
+		for _, cut := range b {
+			if r.To.Less(cut.From) {
+				break
+			}
+			if r.From.Less(cut.From) {
+				out = append(out, nfnetlink.Range{From: r.From, To: cut.From.Prev()})
+			}
+			if covered = !cut.To.Less(r.To); covered {
+				break
+			}
+			r.From = cut.To.Next()
+		}
+		if !covered {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// covers says whether a set, where nil is everything, holds all of part.
+func covers(set, part []nfnetlink.Range) bool { return set == nil || len(subtract(part, set)) == 0 }

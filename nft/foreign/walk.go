@@ -1,0 +1,281 @@
+package foreign
+
+import (
+	"net/netip"
+	"slices"
+	"sort"
+	"strings"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// A path is what is known of the packets that get somewhere.
+type path struct {
+	src, dst []nfnetlink.Range
+	marks    []mark
+	from     []string         // the words for the source
+	words    []string         // the words for the other conditions
+	via      []nfnetlink.Rule // the jumps
+}
+
+func (w *walker) anything() path {
+	all := anywhere(w.base.Family)
+	return path{src: all, dst: all}
+}
+
+func (p path) narrow(m match) path {
+	if m.src != nil {
+		p.src = intersect(p.src, m.src)
+	}
+	if m.dst != nil {
+		p.dst = intersect(p.dst, m.dst)
+	}
+	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		if only(f, p.src) != only(f, p.dst) {
+			p.src, p.dst = intersect(p.src, anywhere(f)), intersect(p.dst, anywhere(f))
+		}
+	}
+	p.marks = slices.Concat(p.marks, m.marks)
+	p.from = slices.Concat(p.from, m.from)
+	p.words = slices.Concat(p.words, m.words)
+	return p
+}
+
+// A box is the packets from some addresses to others.
+type box struct{ src, dst []nfnetlink.Range }
+
+// A frame is a path through one chain, which fewer packets take with each rule.
+type frame struct {
+	path
+	left  []nfnetlink.Range // to these no packet is in the chain any more; not yet taken off dst
+	boxes []box             // nor these
+	empty bool
+	// partial says that packets have left that are not in left: what takes
+	// the rest no longer takes all.
+	partial bool
+}
+
+// Limits that real rules do not come near. Beyond them less is ruled out and
+// more is reported.
+const (
+	maxDepth  = 16 // the kernel's NFT_JUMP_STACK_SIZE
+	maxVisits = 16 // of one chain, from different rules
+	maxBoxes  = 64
+	maxRanges = 4096
+)
+
+// walk goes through a chain and reports what it finds. It returns destinations
+// to which no packet comes back from the chain.
+func (w *walker) walk(c *Chain, p path) (taken []nfnetlink.Range) {
+	if c == nil || c.Own || len(p.via) > maxDepth {
+		return nil
+	}
+	w.visits[chainID(c.Chain)]++
+	switch n := w.visits[chainID(c.Chain)]; {
+	case n == maxVisits: // once more for whatever else leads here
+		via := p.via
+		p = w.anything()
+		p.via = via
+	case n > maxVisits:
+		return nil
+	}
+	f := &frame{path: p}
+	for _, r := range c.Rules {
+		m, a := w.parse(r)
+		if m.never {
+			continue
+		}
+		if covers(m.src, f.src) {
+			m.src = nil
+		}
+		if a.target != "" || a.byMap || a.rewrites {
+			if w.settle(f); f.empty {
+				break
+			}
+			if t := w.enter(f, c, r, m, a); !f.partial {
+				taken = append(taken, t...)
+			}
+		}
+		if a.ends || a.rewrites && m.always() {
+			if !a.returns && m.src == nil && m.plain() && !f.partial {
+				taken = append(taken, subtract(f.narrow(m).dst, normal(f.left))...)
+			}
+			f.leave(m)
+		}
+		if f.empty {
+			break
+		}
+	}
+	return taken
+}
+
+func (m match) always() bool { return m.plain() && m.src == nil && m.dst == nil }
+
+// enter goes where a rule leads, or reports it.
+func (w *walker) enter(f *frame, c *Chain, r nfnetlink.Rule, m match, a action) (taken []nfnetlink.Range) {
+	q := f.narrow(m)
+	if len(q.src) == 0 || !w.reaches(q.dst) {
+		return nil
+	}
+	if a.rewrites {
+		w.report(c, r, q, f.boxes)
+		return nil
+	}
+	q.via = append(slices.Clip(q.via), r)
+	if a.byMap {
+		for _, to := range w.unnamed[id{c.Family, c.Table, ""}] {
+			w.walk(to, q)
+		}
+		return nil
+	}
+	taken = w.walk(w.chains[id{c.Family, c.Table, a.target}], q)
+	if !m.plain() || m.src != nil {
+		return nil
+	}
+	f.left = append(f.left, taken...)
+	return taken
+}
+
+// leave takes the packets that match out of the chain.
+func (f *frame) leave(m match) {
+	f.partial = f.partial || m.src != nil || !m.plain()
+	switch {
+	case m.always():
+		f.empty = true
+	case !m.plain():
+		// The rest has not the mark, where nothing else was asked for.
+		if len(m.marks) == 1 && !m.other && m.src == nil && m.dst == nil {
+			rest := m.marks[0]
+			rest.not = !rest.not
+			f.marks = append(slices.Clip(f.marks), rest)
+		}
+	case m.src == nil:
+		f.left = append(f.left, m.dst...)
+	case m.dst == nil:
+		f.src = subtract(f.src, m.src)
+		f.empty = len(f.src) == 0
+	case len(f.boxes) < maxBoxes:
+		f.boxes = append(f.boxes, box{m.src, m.dst})
+	}
+}
+
+// settle takes the destinations that have left off the others.
+func (w *walker) settle(f *frame) {
+	if len(f.left) == 0 || len(f.dst) > maxRanges && len(f.left) < len(f.dst)/8 {
+		return
+	}
+	f.dst = subtract(f.dst, normal(f.left))
+	f.left = nil
+	f.empty = !w.reaches(f.dst)
+}
+
+func (w *walker) reaches(dst []nfnetlink.Range) bool {
+	hits, _ := w.hits(dst, 1)
+	return len(hits) > 0
+}
+
+// hits gives the first exempt prefixes that overlap with destinations.
+func (w *walker) hits(dst []nfnetlink.Range, limit int) (prefixes []netip.Prefix, more bool) {
+	for _, r := range dst {
+		i := sort.Search(len(w.exempt), func(i int) bool { return !w.exempt[i].To.Less(r.From) })
+		for ; i < len(w.exempt) && !r.To.Less(w.exempt[i].From); i++ {
+			switch n := len(prefixes); {
+			case n > 0 && prefixes[n-1] == w.prefixes[i]:
+			case n == limit:
+				return prefixes, true
+			default:
+				prefixes = append(prefixes, w.prefixes[i])
+			}
+		}
+	}
+	return prefixes, false
+}
+
+// report adds a rule that rewrites source addresses to the conflicts.
+func (w *walker) report(c *Chain, r nfnetlink.Rule, q path, left []box) {
+	for _, b := range left {
+		if covers(b.src, q.src) {
+			q.dst = subtract(q.dst, b.dst)
+		}
+	}
+	exempt, more := w.hits(q.dst, maxNamed)
+	if len(exempt) == 0 || markedForIt(c, q.marks) || needed(q) || !more && q.allLeft(exempt, left) {
+		return
+	}
+	conflict := Conflict{
+		Family: c.Family, Table: c.Table, Chain: c.Name, Handle: r.Handle, Base: w.base.Name, Rule: r.String(),
+		Exempt: exempt, More: more, Source: strings.Join(slices.Compact(q.from), ", "), Conditions: slices.Compact(q.words),
+	}
+	if w.base.Hook != nil {
+		conflict.Priority = w.base.Hook.Priority
+	}
+	for _, v := range q.via {
+		conflict.Via = append(conflict.Via, v.String())
+	}
+	at := ruleID{chainID(c.Chain), r.Handle}
+	if i, ok := w.found[at]; ok {
+		w.conflicts[i].merge(conflict)
+		return
+	}
+	w.found[at] = len(w.conflicts)
+	w.conflicts = append(w.conflicts, conflict)
+}
+
+// merge adds a second way to the same rule.
+func (c *Conflict) merge(o Conflict) {
+	for _, p := range o.Exempt {
+		if !slices.Contains(c.Exempt, p) {
+			c.Exempt = append(c.Exempt, p)
+		}
+	}
+	c.More = c.More || o.More
+	switch {
+	case c.Source == "" || o.Source == "":
+		c.Source = ""
+	case c.Source != o.Source:
+		c.Source += " or " + o.Source
+	}
+	c.Conditions = slices.DeleteFunc(slices.Clone(c.Conditions), func(s string) bool { return !slices.Contains(o.Conditions, s) })
+}
+
+// Bits of the packet's mark by which these programs tell themselves what to
+// masquerade: kube-proxy's default, and that of the CNI plugin portmap.
+const (
+	kubeProxyMark = 0x4000
+	portmapMark   = 0x2000
+)
+
+// markedForIt says whether a rule is for packets that its own program has marked.
+// The bit of kube-proxy can be configured, its chains cannot.
+func markedForIt(c *Chain, marks []mark) bool {
+	for _, m := range marks {
+		bits, ok := m.set()
+		if ok && (bits&^(kubeProxyMark|portmapMark) == 0 || c.Name == "KUBE-POSTROUTING" || c.Table == "kube-proxy") {
+			return true
+		}
+	}
+	return false
+}
+
+// needed says whether a connection could not work otherwise: from an address to
+// itself, or from the loopback device out of the node.
+func needed(q path) bool {
+	src := q.src[0]
+	return len(q.src) == 1 && (slices.Equal(q.src, q.dst) && src.From == src.To || src.From.IsLoopback() && src.To.IsLoopback())
+}
+
+// allLeft says whether packets from all sources have left, from some here and
+// from others there, as far as they go to the exempt prefixes.
+func (p path) allLeft(exempt []netip.Prefix, left []box) bool {
+	var to, from []nfnetlink.Range
+	for _, e := range exempt {
+		to = append(to, nfnetlink.PrefixRange(e))
+	}
+	to = intersect(p.dst, to)
+	for _, b := range left {
+		if covers(b.dst, to) {
+			from = append(from, b.src...)
+		}
+	}
+	return len(from) > 0 && covers(normal(from), p.src)
+}
