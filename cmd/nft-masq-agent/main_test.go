@@ -3,12 +3,13 @@ package main
 import (
 	"bytes"
 	"errors"
-	"flag"
 	"io"
 	"net/netip"
 	"os"
 	"os/exec"
 	"testing"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 // asMain makes the test binary be the program, so that tests see what a shell
@@ -17,10 +18,10 @@ const asMain = "NFT_MASQ_AGENT_TEST_AS_MAIN"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asMain) != "" {
+		prepare()
 		main()
 	}
-	flag.Parse()
-	os.Exit(m.Run())
+	os.Exit(nfttest.Main(m))
 }
 
 // A result is what a run of the program leaves.

@@ -1,0 +1,310 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// exempting is a config that exempts these CIDRs alone.
+func exempting(cidrs ...string) string {
+	return "masqLinkLocal: true\nnonMasqueradeCIDRs:\n  - " + strings.Join(cidrs, "\n  - ") + "\n"
+}
+
+// inEachMode runs a test in both modes, with the flag for it.
+func inEachMode(t *testing.T, test func(t *testing.T, mode nft.Mode, flag string)) {
+	t.Helper()
+	for _, mode := range modes {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			test(t, mode, "--mode="+string(mode))
+		})
+	}
+}
+
+func TestWithoutAFileTheDefaultsHold(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
+		n := newNode(t)
+		d := n.start(flag)
+		line := d.await("nft-masq-agent starts")
+		for key, want := range map[string]string{
+			"level":   "info",
+			"config":  n.path + " is not there: the defaults hold",
+			"mode":    string(mode),
+			"version": "devel",
+			"table":   map[nft.Mode]string{nft.ModeNFTables: "inet nft-masq-agent", nft.ModeIPTables: "nat, chain IP-MASQ-AGENT"}[mode],
+		} {
+			if line[key] != want {
+				t.Errorf("%s is %v, want %q", key, line[key], want)
+			}
+		}
+		line = d.applied("start", wants(t, "", flag))
+		if line["cidrs"] != 4.0 {
+			t.Errorf("%v CIDRs, want the three of RFC 1918 and link-local", line["cidrs"])
+		}
+		d.silent()
+	})
+}
+
+func TestTheCommandLineOfAnOlderAgentStartsIt(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	args := []string{
+		"--config=" + n.path, "--masq-chain=IP-MASQ", "--nomasq-all-reserved-ranges", "--enable-ipv6=true",
+		"--random-fully=false", "--to-ports=1024-29999,32768-65535", "--v=2", "--logtostderr=false", "--log_file=/var/log/x",
+	}
+	d := n.startCommand(n.command(nil, args...))
+	d.await("--log_file is not written")
+	d.began(wants(t, "", args...))
+	d.silent()
+}
+
+func TestTheListingLoadsAgain(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap("enableIPv6: true\nforceMasqueradeCIDRs: [10.1.0.0/16]\n")
+	n.start().await("applied")
+	listing := nfttest.NFT(t, n.NS, "", "list", "table", "inet", nft.TableName)
+	if !strings.Contains(listing, "10.1.0.0/16") || !strings.Contains(listing, "fe80::/10") {
+		t.Errorf("listing:\n%s", listing)
+	}
+	nfttest.NFT(t, n.NS, listing, "-c", "-f", "-")
+}
+
+// A fileStep is what somebody does to the config, and what the agent says.
+type fileStep struct {
+	name string
+	do   func(*node)
+	says string // the message; "" for nothing
+	want string // the config that holds then
+	err  string // where the config is rejected; PATH stands for its path
+}
+
+// fileSteps follow each other.
+func fileSteps() []fileStep {
+	const typo = "nonMasqueradeCIDRs:\n  - 10.0.0.0/8\n  - 10.0.0.1/8\n"
+	return []fileStep{
+		{"created by a rename", func(n *node) { n.swap(exempting("10.1.0.0/16")) }, "applied", exempting("10.1.0.0/16"), ""},
+		{"swapped", func(n *node) { n.swap(exempting("10.2.0.0/16", "fd00::/8")) }, "config", exempting("10.2.0.0/16"), ""},
+		{"written in place", func(n *node) { n.write(exempting("10.3.0.0/16")) }, "applied", exempting("10.3.0.0/16"), ""},
+		{
+			"broken", func(n *node) { n.swap(typo) }, "config rejected, keeping HASH", exempting("10.3.0.0/16"),
+			`PATH:3:5: "10.0.0.1/8" has host bits set: write "10.0.0.0/8"`,
+		},
+		{
+			"broken otherwise", func(n *node) { n.swap("resyncInterval: 60\nmasqLinklLocal: true\n") },
+			"config rejected, keeping HASH", exempting("10.3.0.0/16"), "PATH:1:17: ",
+		},
+		{"repaired", func(n *node) { n.swap(exempting("10.4.0.0/16")) }, "applied", exempting("10.4.0.0/16"), ""},
+		{"deleted", func(n *node) { n.check(os.Remove(n.path)) }, "applied", "", ""},
+		{"written anew", func(n *node) { n.write(exempting("10.5.0.0/16")) }, "applied", exempting("10.5.0.0/16"), ""},
+		{"its directory gone", func(n *node) { n.check(os.RemoveAll(filepath.Dir(n.path))) }, "applied", "", ""},
+		{
+			"its directory back", func(n *node) {
+				n.check(os.MkdirAll(filepath.Dir(n.path), 0o755))
+				n.swap(exempting("10.6.0.0/16"))
+			}, "applied", exempting("10.6.0.0/16"), "",
+		},
+		{
+			"its directory replaced by another", func(n *node) {
+				dir := filepath.Dir(n.path)
+				n.check(os.Mkdir(dir+".new", 0o755))
+				n.check(os.WriteFile(filepath.Join(dir+".new", "ip-masq-agent"), []byte(exempting("10.7.0.0/16")), 0o644))
+				n.check(unix.Renameat2(unix.AT_FDCWD, dir+".new", unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE))
+			}, "applied", exempting("10.7.0.0/16"), "",
+		},
+		{
+			"a directory of two files", func(n *node) {
+				n.check(os.Mkdir(n.path+".d", 0o755))
+				for name, cidr := range map[string]string{"a": "10.8.0.0/16", "b": "10.9.0.0/16", ".hidden": "10.10.0.0/16", "b.bak": "10.11.0.0/16"} {
+					n.check(os.WriteFile(filepath.Join(n.path+".d", name), []byte(exempting(cidr)), 0o644))
+				}
+				n.check(unix.Renameat2(unix.AT_FDCWD, n.path+".d", unix.AT_FDCWD, n.path, unix.RENAME_EXCHANGE))
+			}, "applied", exempting("10.8.0.0/16", "10.9.0.0/16"), "",
+		},
+		{
+			"one of two files broken", func(n *node) {
+				n.check(os.WriteFile(filepath.Join(n.path, "b"), []byte("nonMasqueradeCIDRs: 10.0.0.0/8\n"), 0o644))
+			}, "config rejected, keeping HASH", exempting("10.8.0.0/16", "10.9.0.0/16"), "PATH/b:1:21: ",
+		},
+		{"the broken one of two files gone", func(n *node) { n.check(os.Remove(filepath.Join(n.path, "b"))) }, "applied", exempting("10.8.0.0/16"), ""},
+		{
+			"a file again", func(n *node) {
+				n.check(os.RemoveAll(n.path))
+				n.write("{\"nonMasqueradeCIDRs\": [\"10.12.0.0/16\"], \"masqLinkLocal\": true}")
+			}, "applied", exempting("10.12.0.0/16"), "",
+		},
+		{"empty", func(n *node) { n.write("") }, "applied", "", ""},
+	}
+}
+
+func TestTheFileIsFollowed(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newNode(t)
+		d := n.start(flag, "--http-address", httpAddress)
+		d.began(wants(t, "", flag))
+		for _, s := range fileSteps() {
+			want := wants(t, s.want, flag)
+			s.do(n)
+			line := d.await(strings.ReplaceAll(s.says, "HASH", want.Hash()))
+			if s.says == "config" { // a warning first
+				line = d.await("applied")
+			}
+			if s.err == "" {
+				if line["reason"] != "config" || line["config"] != want.Hash() {
+					t.Errorf("%s: %v, want %s", s.name, line, want.Hash())
+				}
+			} else {
+				d.rejected(line, s, want)
+			}
+			n.holds(want)
+			if t.Failed() {
+				t.Fatal(s.name)
+			}
+		}
+		d.silent()
+		d.stop()
+	})
+}
+
+// rejected holds that a bad config is named, and that the rules before it are
+// still there and enforced.
+func (d *daemon) rejected(line logLine, s fileStep, want nft.Ruleset) {
+	d.t.Helper()
+	problem := strings.ReplaceAll(s.err, "PATH", d.path)
+	if line["level"] != "error" || !strings.HasPrefix(line.text("error"), problem) {
+		d.t.Errorf("%s: %v, want %q", s.name, line, problem)
+	}
+	code, body := d.get("/readyz")
+	if code != 503 || !strings.HasPrefix(body, "config rejected: "+problem) {
+		d.t.Errorf("%s: readyz says %d %s", s.name, code, body)
+	}
+	nfttest.NFT(d.t, d.NS, "", "flush", "ruleset")
+	d.await("rules changed by someone else, restored")
+	d.holds(want)
+}
+
+func TestAWriterThatPausesIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	d := n.start()
+	d.began(wants(t, ""))
+	file, err := os.Create(n.path)
+	n.check(err)
+	defer file.Close()
+	// A half of it would be valid, and something else.
+	for _, part := range []string{"masqLinkLocal: true\nnonMasqueradeCIDRs:\n", "  - 10.1.0.0/16\n", "  - 10.2.0.0/16\n"} {
+		_, err = file.WriteString(part)
+		n.check(err)
+	}
+	d.applied("config", wants(t, exempting("10.1.0.0/16", "10.2.0.0/16")))
+	d.silent()
+}
+
+func TestAVolumeOfKubernetesIsFollowed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	dir := filepath.Dir(n.path)
+	publish := func(name, text string) {
+		n.check(os.Mkdir(filepath.Join(dir, name), 0o755))
+		if text != "" {
+			n.check(os.WriteFile(filepath.Join(dir, name, "ip-masq-agent"), []byte(text), 0o644))
+		}
+		n.check(os.Symlink(name, filepath.Join(dir, "..data_tmp")))
+		old, _ := os.Readlink(filepath.Join(dir, "..data"))
+		n.check(os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
+		if old != "" {
+			n.check(os.RemoveAll(filepath.Join(dir, old)))
+		}
+	}
+	publish("..1", exempting("10.1.0.0/16"))
+	n.check(os.Symlink("..data/ip-masq-agent", n.path))
+	d := n.start()
+	d.began(wants(t, exempting("10.1.0.0/16")))
+	for i := 2; i < 6; i++ {
+		text := exempting(fmt.Sprintf("10.%d.0.0/16", i))
+		publish(fmt.Sprintf("..%d", i), text)
+		d.applied("config", wants(t, text))
+	}
+	publish("..6", "") // the key was removed
+	d.applied("config", wants(t, ""))
+	publish("..7", exempting("10.7.0.0/16"))
+	d.applied("config", wants(t, exempting("10.7.0.0/16")))
+	d.silent()
+}
+
+func TestASingleFileMountIsWarnedOf(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	source := filepath.Join(t.TempDir(), "source")
+	n.check(os.WriteFile(source, []byte(exempting("10.1.0.0/16")), 0o644))
+	n.write("")
+	d := n.startIn([]string{withMount + "=" + source + ":" + n.path})
+	d.began(wants(t, exempting("10.1.0.0/16")))
+	line := d.await("watching the config")
+	if !strings.Contains(line.text("error"), "mounted as a single file") {
+		t.Errorf("the agent warns: %v", line)
+	}
+	d.signal(unix.SIGHUP)
+	n.check(os.WriteFile(source, []byte(exempting("10.2.0.0/16")), 0o644)) // the same inode
+	d.applied("config", wants(t, exempting("10.2.0.0/16")))
+	d.silent()
+}
+
+func TestAnEditThatMeansTheSameWritesAndSaysNothing(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
+		n := newNode(t)
+		text := exempting("10.1.0.0/16", "10.2.0.0/16")
+		edits := []string{"# a comment\n" + text, "resyncInterval: 1h\n" + text}
+		if mode == nft.ModeNFTables {
+			// The other mode shows the CIDRs in the order of the file.
+			edits = append(edits, exempting("10.2.0.0/16", "10.1.0.0/16"), exempting("10.1.0.0/16", "10.2.0.0/16", "10.1.0.0/16", "10.2.3.0/24"))
+		}
+		n.swap(text)
+		d := n.start(flag, "--http-address", httpAddress)
+		want := wants(t, text, flag)
+		d.began(want)
+		before := n.generation()
+		for i, same := range edits {
+			n.swap(same)
+			d.until("the look at the new file", func() bool { return n.looks("config") == fmt.Sprint(i+1) })
+		}
+		if after := n.generation(); after != before {
+			t.Errorf("generation %d, was %d", after, before)
+		}
+		n.holds(want)
+		d.silent()
+	})
+}
+
+func TestWithIPv6OffNothingOfItIsLeft(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
+		n := newNode(t)
+		n.swap("enableIPv6: true\n")
+		d := n.start(flag, "--enable-ipv6")
+		d.began(wants(t, "enableIPv6: true\n", flag))
+		if listing := nfttest.ListRuleset(t, n.NS); !strings.Contains(listing, "fe80::/10") {
+			t.Errorf("with IPv6:\n%s", listing)
+		}
+		n.swap("enableIPv6: false\n")
+		d.applied("config", wants(t, "", flag))
+		listing := nfttest.ListRuleset(t, n.NS)
+		for _, word := range []string{"ip6", "v6", "fe80"} {
+			if strings.Contains(listing, word) {
+				t.Errorf("%s is left:\n%s", word, listing)
+			}
+		}
+		d.silent()
+	})
+}
