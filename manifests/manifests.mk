@@ -1,0 +1,77 @@
+# The image and the manifests. Included by the Makefile.
+
+KUSTOMIZE = go run sigs.k8s.io/kustomize/kustomize/v5@v5.8.2
+
+# docker where its daemon answers, else podman, else buildah.
+CONTAINER_TOOL ?= $(shell docker info >/dev/null 2>&1 && echo docker || \
+	basename "$$(command -v podman || command -v buildah)")
+# Where push sends the image to is part of its name.
+IMAGE ?= nft-masq-agent
+TAG   ?= $(subst +,_,$(VERSION))
+
+HOST_ARCH = $(shell go env GOHOSTARCH)
+# The same files give the same image; docker has no such flag.
+TIMESTAMP = $(if $(filter docker,$(CONTAINER_TOOL)),,--timestamp $(or $(shell git log -1 --format=%ct 2>/dev/null),0))
+
+.PHONY: container
+container: container-$(HOST_ARCH) ## Build the image of this machine's architecture: IMAGE, TAG, CONTAINER_TOOL
+	$(CONTAINER_TOOL) tag '$(IMAGE):$(TAG)-$(HOST_ARCH)' '$(IMAGE):$(TAG)'
+
+.PHONY: all-container
+all-container: $(ARCHS:%=container-%) ## Build the images of all architectures
+
+.PHONY: container-%
+container-%: container-tool licenses bin/linux_%/nft-masq-agent
+	$(CONTAINER_TOOL) build --platform linux/$* --build-arg TARGETARCH=$* \
+		--build-arg VERSION='$(VERSION)' \
+		--build-arg REVISION='$(shell git rev-parse HEAD 2>/dev/null)' \
+		--build-arg CREATED='$(shell git log -1 --format=%cI 2>/dev/null)' \
+		$(TIMESTAMP) --file manifests/Dockerfile --tag '$(IMAGE):$(TAG)-$*' .
+
+.PHONY: push
+push: registry container ## Push the image of this machine's architecture to IMAGE
+	$(CONTAINER_TOOL) push '$(IMAGE):$(TAG)'
+
+.PHONY: all-push
+all-push: registry all-container ## Push the images of all architectures, and a manifest list of them, to IMAGE
+	for arch in $(ARCHS); do $(CONTAINER_TOOL) push "$(IMAGE):$(TAG)-$$arch"; done
+	$(CONTAINER_TOOL) manifest rm '$(IMAGE):$(TAG)' >/dev/null 2>&1 || true
+	$(CONTAINER_TOOL) manifest create '$(IMAGE):$(TAG)' $(ARCHS:%='$(IMAGE):$(TAG)-%')
+ifeq ($(CONTAINER_TOOL),docker)
+	docker manifest push '$(IMAGE):$(TAG)'
+else
+	$(CONTAINER_TOOL) manifest push --all '$(IMAGE):$(TAG)' 'docker://$(IMAGE):$(TAG)'
+endif
+
+.PHONY: licenses
+licenses:
+	manifests/licenses.sh bin/licenses
+
+.PHONY: container-tool
+container-tool:
+	@test -n '$(CONTAINER_TOOL)' || { echo 'needed first: docker, podman or buildah' >&2; exit 1; }
+
+.PHONY: registry
+registry:
+	@case '$(IMAGE)' in */*) ;; *) echo 'say where to: make $(MAKECMDGOALS) IMAGE=REGISTRY/nft-masq-agent' >&2; exit 1;; esac
+
+# What the kustomizations give, in the directory $(1): the base as the manifest
+# for people, the overlays for the tests.
+define render
+	@mkdir -p "$(1)/testdata"
+	@{ echo '# Made from manifests/base by make manifests.'; $(KUSTOMIZE) build manifests/base; } >"$(1)/nft-masq-agent.yaml"
+	@for overlay in $(notdir $(wildcard manifests/overlays/*)); do \
+		$(KUSTOMIZE) build "manifests/overlays/$$overlay" >"$(1)/testdata/$$overlay.yaml"; \
+	done
+endef
+
+.PHONY: manifests
+manifests: ## Make nft-masq-agent.yaml, and what the tests read, from the kustomizations
+	$(call render,manifests)
+
+.PHONY: manifests-check
+manifests-check: ## Check that make manifests would change nothing
+	@rm -rf bin/manifests
+	$(call render,bin/manifests)
+	@diff -u manifests/nft-masq-agent.yaml bin/manifests/nft-masq-agent.yaml
+	@diff -ru manifests/testdata bin/manifests/testdata

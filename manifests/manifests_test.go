@@ -1,0 +1,341 @@
+// Package manifests_test holds the manifests against the Kubernetes types, the
+// program's flags and what the documentation promises. The files are those that
+// make manifests makes of the kustomizations.
+package manifests_test
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"nft-masq-agent/config"
+)
+
+// oneFile is the manifest for people who use no kustomize.
+const oneFile = "nft-masq-agent.yaml"
+
+// A rendered manifest.
+type rendered struct {
+	daemonSet appsv1.DaemonSet
+	services  []corev1.Service
+}
+
+func (r rendered) pod() corev1.PodSpec         { return r.daemonSet.Spec.Template.Spec }
+func (r rendered) container() corev1.Container { return r.pod().Containers[0] }
+
+// read decodes a manifest strictly: a key that the types do not have is an error.
+func read(t *testing.T, name string) rendered {
+	t.Helper()
+	file := filepath.Join("testdata", name+".yaml")
+	if name == "base" {
+		file = oneFile
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r rendered
+	for _, document := range bytes.Split(text, []byte("\n---\n")) {
+		var kind struct {
+			Kind string `json:"kind"`
+		}
+		if err := yaml.Unmarshal(document, &kind); err != nil {
+			t.Fatal(err)
+		}
+		switch kind.Kind {
+		case "DaemonSet":
+			err = yaml.UnmarshalStrict(document, &r.daemonSet)
+		case "Service":
+			r.services = append(r.services, corev1.Service{})
+			err = yaml.UnmarshalStrict(document, &r.services[len(r.services)-1])
+		default:
+			t.Errorf("%s: a %s", file, kind.Kind)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
+	if n := len(r.pod().Containers); n != 1 {
+		t.Fatalf("%s: %d containers", file, n)
+	}
+	return r
+}
+
+// everyManifest runs a test for the base and each overlay.
+func everyManifest(t *testing.T, test func(t *testing.T, name string, r rendered)) {
+	t.Helper()
+	overlays, err := os.ReadDir("overlays")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := []string{"base"}
+	for _, o := range overlays {
+		names = append(names, o.Name())
+	}
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) { test(t, name, read(t, name)) })
+	}
+}
+
+func TestEachOverlayHasItsOutputAndNoOtherIsThere(t *testing.T) {
+	list := func(pattern, suffix string) []string {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, f := range found {
+			found[i] = strings.TrimSuffix(filepath.Base(f), suffix)
+		}
+		return found
+	}
+	overlays := list("overlays/*", "")
+	for _, other := range [][]string{list("components/*", ""), list("testdata/*.yaml", ".yaml")} {
+		if diff := cmp.Diff(overlays, other); diff != "" {
+			t.Errorf("-overlays +others:\n%s", diff)
+		}
+	}
+}
+
+func TestPodHasOneCapabilityAndNothingElse(t *testing.T) {
+	everyManifest(t, func(t *testing.T, _ string, r rendered) {
+		yes, no, root := true, false, int64(0)
+		want := &corev1.SecurityContext{
+			RunAsUser: &root, RunAsGroup: &root, ReadOnlyRootFilesystem: &yes, AllowPrivilegeEscalation: &no,
+			Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"NET_ADMIN"}, Drop: []corev1.Capability{"ALL"}},
+		}
+		if diff := cmp.Diff(want, r.container().SecurityContext); diff != "" {
+			t.Errorf("container (-want +got):\n%s", diff)
+		}
+		seccomp := &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}
+		if diff := cmp.Diff(seccomp, r.pod().SecurityContext); diff != "" {
+			t.Errorf("pod (-want +got):\n%s", diff)
+		}
+		if token := r.pod().AutomountServiceAccountToken; token == nil || *token {
+			t.Error("the pod gets a token of the service account")
+		}
+		if p := r.pod(); p.HostPID || p.HostIPC || len(p.InitContainers) > 0 {
+			t.Error("the pod has more than the network of the host")
+		}
+	})
+}
+
+func TestPodRunsOnEveryLinuxNode(t *testing.T) {
+	everyManifest(t, func(t *testing.T, name string, r rendered) {
+		p := r.pod()
+		if !p.HostNetwork || p.PriorityClassName != "system-node-critical" {
+			t.Errorf("hostNetwork %t, priority class %q", p.HostNetwork, p.PriorityClassName)
+		}
+		if diff := cmp.Diff([]corev1.Toleration{{Operator: corev1.TolerationOpExists}}, p.Tolerations); diff != "" {
+			t.Errorf("tolerations (-want +got):\n%s", diff)
+		}
+		want := map[string]string{"kubernetes.io/os": "linux"}
+		if name == "labelled-nodes" {
+			want["node.kubernetes.io/masq-agent-ds-ready"] = "true"
+		}
+		if diff := cmp.Diff(want, p.NodeSelector); diff != "" {
+			t.Errorf("node selector (-want +got):\n%s", diff)
+		}
+		if r.daemonSet.Namespace != "kube-system" {
+			t.Errorf("namespace %q", r.daemonSet.Namespace)
+		}
+		selector, labels := r.daemonSet.Spec.Selector.MatchLabels, r.daemonSet.Spec.Template.Labels
+		for k, v := range selector {
+			if labels[k] != v {
+				t.Errorf("the selector %s=%s does not fit the pod's labels %v", k, v, labels)
+			}
+		}
+	})
+}
+
+func TestRollingUpdateReplacesANodeAtATime(t *testing.T) {
+	everyManifest(t, func(t *testing.T, name string, r rendered) {
+		u := r.daemonSet.Spec.UpdateStrategy
+		want := "1"
+		if name == "removal" {
+			want = "100%"
+		}
+		if u.Type != appsv1.RollingUpdateDaemonSetStrategyType || u.RollingUpdate.MaxUnavailable.String() != want ||
+			u.RollingUpdate.MaxSurge.String() != "0" {
+			t.Errorf("%s, %s unavailable, %s more", u.Type, u.RollingUpdate.MaxUnavailable, u.RollingUpdate.MaxSurge)
+		}
+	})
+}
+
+func TestPodAsksForLittle(t *testing.T) {
+	everyManifest(t, func(t *testing.T, _ string, r rendered) {
+		res := r.container().Resources
+		if cpu, memory := res.Requests.Cpu().String(), res.Requests.Memory().String(); cpu != "10m" || memory != "16Mi" {
+			t.Errorf("requests %s and %s", cpu, memory)
+		}
+		if res.Limits.Memory().IsZero() || !res.Limits.Cpu().IsZero() {
+			t.Errorf("limits %v", res.Limits)
+		}
+		i := slices.IndexFunc(r.container().Env, func(e corev1.EnvVar) bool { return e.Name == "GOMEMLIMIT" })
+		if i < 0 {
+			t.Fatal("no GOMEMLIMIT")
+		}
+		limit := res.Limits.Memory()
+		soft := limit.DeepCopy()
+		if err := soft.UnmarshalJSON([]byte(strings.TrimSuffix(r.container().Env[i].Value, "B"))); err != nil {
+			t.Fatal(err)
+		}
+		if soft.Value() > limit.Value()*3/4 {
+			t.Errorf("GOMEMLIMIT %s leaves the kernel too little of %s", &soft, limit)
+		}
+	})
+}
+
+func TestConfigMapIsOptionalAndMountedAsADirectory(t *testing.T) {
+	everyManifest(t, func(t *testing.T, name string, r rendered) {
+		source, file := "ip-masq-agent", "ip-masq-agent"
+		if name == "non-masquerade-daemon" {
+			source, file = name, name
+		}
+		yes := true
+		volumes := []corev1.Volume{{
+			Name: "config",
+			VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+				LocalObjectReference: corev1.LocalObjectReference{Name: source},
+				Optional:             &yes,
+				Items:                []corev1.KeyToPath{{Key: "config", Path: file}},
+			}},
+		}}
+		if diff := cmp.Diff(volumes, r.pod().Volumes); diff != "" {
+			t.Errorf("volumes (-want +got):\n%s", diff)
+		}
+		mounts := []corev1.VolumeMount{{Name: "config", MountPath: "/etc/config", ReadOnly: true}}
+		if diff := cmp.Diff(mounts, r.container().VolumeMounts); diff != "" {
+			t.Errorf("mounts (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestArguments(t *testing.T) {
+	loopback := "--http-address=127.0.0.1:9717"
+	want := map[string][]string{
+		"base":                  {loopback},
+		"iptables-nft":          {loopback, "--mode=iptables-nft"},
+		"labelled-nodes":        {loopback},
+		"non-masquerade-daemon": {loopback, "--mode=iptables-nft", "--masq-chain=NON-MASQUERADE-DAEMON", "--config=/etc/config/non-masquerade-daemon"},
+		"prometheus":            {"--http-address=[$(HOST_IP)]:9717"},
+		"removal":               {"cleanup", "--wait"},
+		"takeover":              {loopback, "--takeover"},
+	}
+	everyManifest(t, func(t *testing.T, name string, r rendered) {
+		if diff := cmp.Diff(want[name], r.container().Args); diff != "" {
+			t.Errorf("arguments (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// buildProgram builds the program as make does.
+func buildProgram(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "nft-masq-agent")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../cmd/nft-masq-agent")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return program
+}
+
+func TestEveryArgumentIsAFlagOfTheProgram(t *testing.T) {
+	program := buildProgram(t)
+	everyManifest(t, func(t *testing.T, _ string, r rendered) {
+		args, command := r.container().Args, "run"
+		if !strings.HasPrefix(args[0], "-") {
+			args, command = args[1:], args[0]
+		}
+		help, err := exec.CommandContext(t.Context(), program, command, "--help").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, arg := range args {
+			flag, _, _ := strings.Cut(arg, "=")
+			if !slices.Contains(strings.Fields(string(help)), flag) {
+				t.Errorf("%s has no flag %s:\n%s", command, flag, help)
+			}
+		}
+	})
+}
+
+func TestProbesAskWhereTheAgentAnswers(t *testing.T) {
+	everyManifest(t, func(t *testing.T, name string, r rendered) {
+		live, ready := r.container().LivenessProbe, r.container().ReadinessProbe
+		if name == "removal" {
+			if live != nil || ready != nil {
+				t.Error("what removes answers no probe")
+			}
+			return
+		}
+		host := "127.0.0.1"
+		if name == "prometheus" {
+			host = "" // the pod's address, which is the node's
+		}
+		for path, p := range map[string]*corev1.Probe{"/healthz": live, "/readyz": ready} {
+			if p.HTTPGet.Path != path || p.HTTPGet.Host != host || p.HTTPGet.Port.IntValue() != 9717 {
+				t.Errorf("probe %v, want %s at %q", p.HTTPGet, path, host)
+			}
+		}
+	})
+}
+
+func TestPrometheusFindsEachNode(t *testing.T) {
+	r := read(t, "prometheus")
+	if len(r.services) != 1 {
+		t.Fatalf("%d services", len(r.services))
+	}
+	service, labels := r.services[0], r.daemonSet.Spec.Template.Labels
+	for k, v := range service.Spec.Selector {
+		if labels[k] != v {
+			t.Errorf("the service selects %s=%s, the pod has %v", k, v, labels)
+		}
+	}
+	i := slices.IndexFunc(r.container().Env, func(e corev1.EnvVar) bool { return e.Name == "HOST_IP" })
+	if i < 0 || r.container().Env[i].ValueFrom.FieldRef.FieldPath != "status.hostIP" {
+		t.Errorf("HOST_IP is not the node's address: %v", r.container().Env)
+	}
+	want := []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9717}}
+	if diff := cmp.Diff(want, r.container().Ports); diff != "" {
+		t.Errorf("ports (-want +got):\n%s", diff)
+	}
+}
+
+// The names and labels of the DaemonSets that these overlays replace in place:
+// a selector cannot be changed, and containers are merged by name.
+func TestOverlaysThatReplaceAnOlderAgentHaveItsNames(t *testing.T) {
+	for overlay, name := range map[string]string{"takeover": "ip-masq-agent", "non-masquerade-daemon": "non-masquerade-daemon"} {
+		r := read(t, overlay)
+		if r.daemonSet.Name != name || r.container().Name != name {
+			t.Errorf("%s: DaemonSet %s, container %s", overlay, r.daemonSet.Name, r.container().Name)
+		}
+		if diff := cmp.Diff(map[string]string{"k8s-app": name}, r.daemonSet.Spec.Selector.MatchLabels); diff != "" {
+			t.Errorf("%s: selector (-want +got):\n%s", overlay, diff)
+		}
+	}
+}
+
+func TestSampleConfigMeansTheDefaults(t *testing.T) {
+	text, err := os.ReadFile("agent-config/config")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, warnings, err := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: text})
+	if err != nil || len(warnings) > 0 {
+		t.Fatal(err, warnings)
+	}
+	want := config.Default(config.Defaults{})
+	noPlaces := cmp.Transformer("text", func(c config.CIDR) string { return c.Prefix.String() })
+	if diff := cmp.Diff(want, got, noPlaces); diff != "" {
+		t.Errorf("-defaults +sample:\n%s", diff)
+	}
+}
