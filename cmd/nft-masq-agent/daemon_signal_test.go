@@ -1,0 +1,156 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+)
+
+func TestTheRulesStayWhenTheAgentEnds(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newNode(t)
+		for _, s := range []unix.Signal{unix.SIGTERM, unix.SIGINT} {
+			d := n.start(flag)
+			d.await("nft-masq-agent starts")
+			d.await("") // applied, or in place already
+			before := n.kernelText()
+			d.signal(s)
+			d.ended()
+			if diff := cmp.Diff(before, n.kernelText()); diff != "" {
+				t.Errorf("%v: the kernel (-before +after):\n%s", s, diff)
+			}
+			n.holds(wants(t, "", flag))
+			d.silent()
+		}
+	})
+}
+
+func TestASecondSignalEndsItEvenSo(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	d := n.start()
+	d.began(wants(t, ""))
+	// Both wait for it when it goes on.
+	for _, s := range []unix.Signal{unix.SIGSTOP, unix.SIGTERM, unix.SIGINT, unix.SIGCONT} {
+		d.signal(s)
+	}
+	<-d.process.Done()
+	var ended *exec.ExitError
+	if err := d.process.Wait(); errors.As(err, &ended) && ended.ExitCode() > 0 || d.stderr.Len() > 0 {
+		t.Errorf("ended with %v: %s", err, d.stderr)
+	}
+	n.holds(wants(t, ""))
+}
+
+func TestAKilledAgentIsFollowedByOneThatFindsAllInPlace(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	d := n.start()
+	d.began(wants(t, ""))
+	n.check(d.process.Kill())
+	<-d.process.Done()
+	before := n.kernelText()
+	d = n.start()
+	d.await("nft-masq-agent starts")
+	d.await("the rules are in place already")
+	if diff := cmp.Diff(before, n.kernelText()); diff != "" {
+		t.Errorf("the kernel (-before +after):\n%s", diff)
+	}
+	d.silent()
+}
+
+func TestHangupMakesItLookNow(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap(exempting("10.1.0.0/16"))
+	other := filepath.Join(t.TempDir(), "the same file")
+	n.check(os.Link(n.path, other))
+	d := n.start("--resync-interval=3600", "--http-address", httpAddress)
+	d.began(wants(t, exempting("10.1.0.0/16")))
+	d.signal(unix.SIGHUP)
+	d.until("a look at the kernel", func() bool { return n.looks("sighup") == "1" })
+	// Inotify does not tell of what is written by way of another directory.
+	n.check(os.WriteFile(other, []byte(exempting("10.2.0.0/16")), 0o644))
+	d.signal(unix.SIGHUP)
+	d.applied("config", wants(t, exempting("10.2.0.0/16")))
+	d.silent()
+}
+
+func TestNothingIsWrittenOrSaidWhileNothingChanges(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newNode(t)
+		n.swap("resyncInterval: 1s\nenableIPv6: true\n")
+		d := n.start(flag, "--http-address", httpAddress)
+		d.began(wants(t, "enableIPv6: true\n", flag))
+		before := n.generation()
+		d.until("three looks", func() bool {
+			looks, _ := strconv.ParseFloat(n.looks("resync"), 64)
+			return looks >= 3
+		})
+		if after := n.generation(); after != before {
+			t.Errorf("generation %d, was %d", after, before)
+		}
+		d.silent()
+		d.stop()
+	})
+}
+
+func TestALookNowAndThenFindsTheFileToo(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap("resyncInterval: 1s\n" + exempting("10.1.0.0/16"))
+	other := filepath.Join(t.TempDir(), "the same file")
+	n.check(os.Link(n.path, other))
+	d := n.start()
+	d.began(wants(t, exempting("10.1.0.0/16")))
+	n.check(os.WriteFile(other, []byte(exempting("10.2.0.0/16")), 0o644))
+	d.applied("config", wants(t, exempting("10.2.0.0/16")))
+	d.silent()
+}
+
+func TestCleanupRemovesAllAndSaysWhoPutsItBack(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
+		n := newNode(t)
+		d := n.start(flag, "--enable-ipv6")
+		want := wants(t, "", flag, "--enable-ipv6")
+		d.began(want)
+		names := map[nft.Mode]string{
+			nft.ModeNFTables: "table inet nft-masq-agent",
+			nft.ModeIPTables: "chain IP-MASQ-AGENT in table ip nat",
+		}
+		got := n.run("cleanup")
+		says := "nft-masq-agent cleanup: a running agent put back: " + names[mode]
+		if got.code != exitFailed || !strings.HasPrefix(got.stderr, says) {
+			t.Errorf("beside a running agent: %+v, want %q", got, says)
+		}
+		d.await("rules changed by someone else, restored")
+		n.holds(want)
+		d.silent()
+		d.stop()
+		if got := n.run("cleanup"); got.code != exitDone || got.stderr != "" || got.stdout == "" {
+			t.Errorf("after it: %+v", got)
+		}
+		// The tables and base chains that iptables shares with all stay.
+		listing := nfttest.ListRuleset(t, n.NS)
+		if mode == nft.ModeNFTables && listing != "" || strings.Contains(listing, "IP-MASQ-AGENT") {
+			t.Errorf("left:\n%s", listing)
+		}
+		nothing := result{stdout: "nothing to remove\n"}
+		if diff := cmp.Diff(nothing, n.run("cleanup"), cmp.AllowUnexported(result{})); diff != "" {
+			t.Errorf("once more (-want +got):\n%s", diff)
+		}
+	})
+}

@@ -1,0 +1,347 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// badText is a config that is rejected, and the problem behind its name.
+const (
+	badText    = "nonMasqueradeCIDRs: [10.0.0.1]\n"
+	badProblem = `:1:22: "10.0.0.1" is an address, not a CIDR: write "10.0.0.1/32"`
+)
+
+// kernelText is the ruleset, of which a comparison says that nothing happened
+// to it.
+func (n *node) kernelText() string {
+	n.t.Helper()
+	return nfttest.NFT(n.t, n.NS, "", "-a", "list", "ruleset")
+}
+
+func TestABadFileOnAnEmptyNodeGetsTheDefaults(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newNode(t)
+		n.swap(badText)
+		d := n.start(flag, "--http-address", httpAddress)
+		want := wants(t, "", flag)
+		d.began(want)
+		line := d.await("config rejected, keeping " + want.Hash())
+		if !strings.HasPrefix(line.text("error"), n.path+badProblem) {
+			t.Errorf("rejected: %v", line)
+		}
+		if code, body := n.get("/readyz"); code != 503 || !strings.Contains(body, badProblem) {
+			t.Errorf("readyz says %d %s", code, body)
+		}
+		n.swap(exempting("10.1.0.0/16"))
+		d.applied("config", wants(t, exempting("10.1.0.0/16"), flag))
+		if code, body := n.get("/readyz"); code != 200 {
+			t.Errorf("readyz says %d %s", code, body)
+		}
+		d.silent()
+	})
+}
+
+func TestABadFileKeepsTheRulesOfThePreviousRun(t *testing.T) {
+	t.Parallel()
+	for _, left := range modes {
+		for _, now := range modes {
+			t.Run(fmt.Sprintf("%s over %s", now, left), func(t *testing.T) {
+				t.Parallel()
+				n := newNode(t)
+				loadLegacy(n)
+				text := exempting("10.1.0.0/16", "10.2.0.0/16") + "forceMasqueradeCIDRs: [10.1.2.0/24]\n"
+				n.swap(text)
+				previous, flags := n.start("--mode="+string(left)), []string{"--mode=" + string(now), "--takeover"}
+				previous.await("applied")
+				previous.stop()
+				before := n.kernelText()
+
+				n.swap(badText)
+				d := n.start(flags...)
+				old := wants(t, text, "--mode="+string(left))
+				d.await("nft-masq-agent starts")
+				d.await("the rules are in place already")
+				d.await("config rejected, keeping " + old.Hash())
+				if diff := cmp.Diff(before, n.kernelText()); diff != "" {
+					t.Errorf("the kernel (-before +after):\n%s", diff)
+				}
+				tamper(n, left)
+				d.await("rules changed by someone else, restored")
+				holdsBut(n, old)
+
+				n.swap(text)
+				line := d.applied("config", wants(t, text, flags...))
+				if !strings.Contains(line.texts("took over"), "MY-MASQ") {
+					t.Errorf("taken over: %v", line)
+				}
+				if listing := nfttest.ListRuleset(t, n.NS); strings.Contains(listing, "MY-MASQ") {
+					t.Errorf("not taken over:\n%s", listing)
+				}
+			})
+		}
+	}
+}
+
+// tamper takes our rules away.
+func tamper(n *node, mode nft.Mode) {
+	n.t.Helper()
+	if mode == nft.ModeNFTables {
+		nfttest.NFT(n.t, n.NS, "", "delete", "table", "inet", nft.TableName)
+		return
+	}
+	nfttest.NFT(n.t, n.NS, "", "flush", "chain", "ip", "nat", "IP-MASQ-AGENT")
+}
+
+// holdsBut holds that the kernel has what is wanted, and still another agent's
+// rules.
+func holdsBut(n *node, want nft.Ruleset) {
+	n.t.Helper()
+	n.holds(want)
+	if listing := nfttest.ListRuleset(n.t, n.NS); !strings.Contains(listing, "MY-MASQ") {
+		n.t.Errorf("taken over:\n%s", listing)
+	}
+}
+
+// loadLegacy loads the rules of an older agent with a chain of another name.
+func loadLegacy(n *node) {
+	n.t.Helper()
+	rules, err := os.ReadFile(filepath.Join(root, "testdata/foreign/ip-masq-agent-custom-chain/rules.iptables"))
+	n.check(err)
+	nfttest.Run(n.t, n.NS, string(rules), "iptables-nft-restore", "--noflush")
+}
+
+func TestWhatIsNoFileDoesNotStopTheStart(t *testing.T) {
+	t.Parallel()
+	link := func(to string) func(*node) {
+		return func(n *node) { n.check(os.Symlink(to, n.path)) }
+	}
+	tests := []struct {
+		name string
+		make func(*node)
+		says string // PATH stands for the path
+	}{
+		{"FIFO", func(n *node) { n.check(unix.Mkfifo(n.path, 0o644)) }, "config: PATH: not a file, but of mode prw"},
+		{"device", link("/dev/zero"), "config: PATH: not a file, but of mode D"},
+		{"socket", func(n *node) { n.check(mksocket(n.path)) }, "config: PATH: not a file, but of mode S"},
+		{"link to itself", link("ip-masq-agent"), "config: stat PATH: too many levels of symbolic links"},
+		{"unreadable file", func(n *node) { n.write(""); n.check(os.Chmod(n.path, 0)) }, "config: open PATH: permission denied"},
+		{"unreadable directory", func(n *node) { n.check(os.Mkdir(n.path, 0)) }, "config: open PATH: permission denied"},
+		{"unreadable file in a directory", func(n *node) {
+			n.check(os.Mkdir(n.path, 0o755))
+			n.check(os.WriteFile(filepath.Join(n.path, "a"), nil, 0))
+		}, "config: open PATH/a: permission denied"},
+		// The kernel gives EIO where nothing is mapped.
+		{"error of input", link("/proc/self/mem"), "config: read PATH: input/output error"},
+		{"too large", func(n *node) { n.check(os.WriteFile(n.path, bytes.Repeat([]byte("#\n"), 3<<20), 0o644)) }, "PATH:1:1: "},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			tt.make(n)
+			// As in the pod: without CAP_DAC_OVERRIDE, which reads everything.
+			d := n.startIn([]string{fmt.Sprintf("%s=[%d]", withCaps, unix.CAP_NET_ADMIN)})
+			d.began(wants(t, ""))
+			line := d.await("config rejected, keeping ")
+			if want := strings.ReplaceAll(tt.says, "PATH", n.path); !strings.HasPrefix(line.text("error"), want) {
+				t.Errorf("rejected: %v, want %q", line, want)
+			}
+			n.check(os.RemoveAll(n.path + ".old"))
+			n.check(os.Rename(n.path, n.path+".old"))
+			n.swap(exempting("10.1.0.0/16"))
+			for line = d.await("applied"); line["config"] != wants(t, exempting("10.1.0.0/16")).Hash(); {
+				line = d.await("applied")
+			}
+			n.holds(wants(t, exempting("10.1.0.0/16")))
+		})
+	}
+}
+
+func mksocket(path string) error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	// The path may be longer than an address of a socket may be.
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path))})
+}
+
+func TestWithoutNetAdminItNamesItAndTriesAgain(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newNode(t)
+		before := n.generation()
+		d := n.startIn([]string{withCaps + "=[]"}, flag, "--http-address", httpAddress)
+		d.await("nft-masq-agent starts")
+		d.answers()
+		d.await("not told of changes to the rules")
+		line := d.await("the kernel refuses the rules; the old ones stay, trying again")
+		if !strings.Contains(line.text("hint"), "NET_ADMIN") {
+			t.Errorf("refused: %v", line)
+		}
+		d.until("a second try", func() bool {
+			tries := n.metric(`nft_masq_agent_applies_total{reason="retry",result="refused"}`)
+			return tries != "" && tries != "0" && tries != "1"
+		})
+		if code, body := n.get("/readyz"); code != 503 || !strings.Contains(body, "NET_ADMIN") {
+			t.Errorf("readyz says %d %s", code, body)
+		}
+		if code, body := n.get("/healthz"); code != 200 {
+			t.Errorf("healthz says %d %s", code, body)
+		}
+		if after := n.generation(); after != before {
+			t.Errorf("generation %d, was %d", after, before)
+		}
+		d.silent() // once, not for each try
+		d.stop()
+	})
+}
+
+func TestNetAdminIsTheOnlyCapabilityNeeded(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newNode(t)
+		d := n.startIn([]string{fmt.Sprintf("%s=[%d]", withCaps, unix.CAP_NET_ADMIN)}, flag, "--enable-ipv6")
+		want := wants(t, "", flag, "--enable-ipv6")
+		d.began(want)
+		nfttest.NFT(t, n.NS, "", "flush", "ruleset")
+		d.await("rules changed by someone else, restored")
+		n.holds(want)
+		d.silent()
+		d.stop()
+	})
+}
+
+func TestANodeWithIPv6DisabledWorksLikeAnyOther(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newNode(t)
+		n.check(n.Sysctl("net.ipv6.conf.all.disable_ipv6", "1"))
+		d := n.start(flag, "--enable-ipv6")
+		want := wants(t, "", flag, "--enable-ipv6")
+		d.began(want)
+		nfttest.NFT(t, n.NS, "", "flush", "ruleset")
+		d.await("rules changed by someone else, restored")
+		n.holds(want)
+		d.silent()
+		d.stop()
+	})
+}
+
+func TestASecondAgentIsNamed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	first := n.start()
+	first.began(wants(t, ""))
+	second := n.start()
+	line := second.await("another agent runs in this network namespace")
+	if line["pid"] != float64(first.process.Pid) {
+		t.Errorf("named: %v, want pid %d", line, first.process.Pid)
+	}
+	second.await("nft-masq-agent starts")
+	second.await("the rules are in place already")
+	second.silent()
+	first.silent()
+	got := n.run("status")
+	if got.code != exitDone || !strings.Contains(got.stdout, "2 agents run here") {
+		t.Errorf("status: %+v", got)
+	}
+}
+
+func TestAnotherNodesAgentIsNotNamed(t *testing.T) {
+	t.Parallel()
+	one, other := newNode(t), newNode(t)
+	one.start().began(wants(t, ""))
+	d := other.start()
+	d.began(wants(t, ""))
+	d.silent()
+}
+
+func TestAChainOfSomebodyElseIsRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-N", "MINE")
+	nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-A", "MINE", "-s", "10.9.9.9", "-j", "ACCEPT")
+	before := n.kernelText()
+	got := n.run("run", "--config", n.path, "--mode=iptables-nft", "--masq-chain=MINE")
+	want := `nft-masq-agent run: --masq-chain: chain "MINE" in table ip nat: the chain holds rules that no masquerade agent wrote
+nft-masq-agent run --help tells more
+`
+	if got.code != exitUsage || got.stderr != want {
+		t.Errorf("%+v, want exit code %d and %s", got, exitUsage, want)
+	}
+	if diff := cmp.Diff(before, n.kernelText()); diff != "" {
+		t.Errorf("the kernel (-before +after):\n%s", diff)
+	}
+}
+
+func TestAChangeOfModeLeavesNothingOfTheOther(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	text := "enableIPv6: true\nforceMasqueradeCIDRs: [10.1.0.0/16]\n"
+	n.swap(text)
+	for i, mode := range []nft.Mode{nft.ModeNFTables, nft.ModeIPTables, nft.ModeNFTables} {
+		d := n.start("--mode=" + string(mode))
+		d.began(wants(t, text, "--mode="+string(mode)))
+		d.stop()
+		listing := nfttest.ListRuleset(t, n.NS)
+		for m, word := range map[nft.Mode]string{nft.ModeNFTables: "table inet", nft.ModeIPTables: "IP-MASQ-AGENT"} {
+			if strings.Contains(listing, word) != (m == mode) {
+				t.Errorf("run %d, mode %s:\n%s", i, mode, listing)
+			}
+		}
+		d.silent()
+	}
+}
+
+func TestTheRulesOfAnOlderAgentAreSaidAndTakenOver(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
+		n := newNode(t)
+		loadLegacy(n)
+		d := n.start(flag, "--http-address", httpAddress)
+		d.await("applied")
+		d.answers()
+		line := d.await("rules of an iptables-based agent decide beside ours")
+		if !strings.Contains(line.texts("found"), "MY-MASQ") {
+			t.Errorf("said: %v", line)
+		}
+		// By default the other mode is random-fully itself.
+		if note := line.text("note"); strings.Contains(note, "random") != (mode == nft.ModeIPTables) {
+			t.Errorf("said: %v", line)
+		}
+		line = d.await("another rule masquerades what the config exempts")
+		if line["table"] != "ip nat" || line["chain"] != "MY-MASQ" || !strings.Contains(line.text("rule"), "MASQUERADE --random-fully") {
+			t.Errorf("said: %v", line)
+		}
+		d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_rules") == "1" })
+		d.stop()
+		d = n.start(flag, "--takeover")
+		line = d.applied("start", wants(t, "", flag))
+		if !strings.Contains(line.texts("took over"), "MY-MASQ") {
+			t.Errorf("taken over: %v", line)
+		}
+		if listing := nfttest.ListRuleset(t, n.NS); strings.Contains(listing, "MY-MASQ") {
+			t.Errorf("left:\n%s", listing)
+		}
+		d.await("nft-masq-agent starts")
+		d.silent()
+	})
+}
