@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"nft-masq-agent/nft"
+)
+
+const groupApply = "full apply"
+
+// Reaches, as ratios, for the sizes that have one.
+const (
+	reachSmall = 10
+	reachLarge = 100_000
+)
+
+// iptablesUpTo bounds what iptables is asked to load.
+const iptablesUpTo = 10_000
+
+// apply measures the whole ruleset going into a kernel that has none of it.
+func (b *bench) apply(ctx context.Context) error {
+	sizes := b.sizes
+	if b.million {
+		sizes = append(sizes[:len(sizes):len(sizes)], 1_000_000)
+	}
+	for _, n := range sizes {
+		if err := b.applyN(ctx, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// An applyBench holds what the contenders of one size use.
+type applyBench struct {
+	node   *node
+	kernel *nft.Kernel
+	floor  *floor
+	want   nft.Ruleset
+	size   int
+	dir    string // with the files config, nft and iptables
+}
+
+func (b *bench) applyN(ctx context.Context, n int) (err error) {
+	a, err := openApply(n)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, a.close()) }()
+	contenders := []contender{a.fromRuleset(), a.kernelAlone(), a.program("nft", "-f", a.file("nft"))}
+	large := n > 100_000 // a file of that many CIDRs is larger than a config file may be
+	if !large {
+		contenders = append(contenders, a.process(b.agent))
+	}
+	if n <= iptablesUpTo {
+		contenders = append(contenders, a.restore())
+	}
+	s, err := takeTurns(ctx, b.rounds, contenders...)
+	if err != nil {
+		return err
+	}
+	ours, bare, byNft := s[0], s[1], s[2]
+	fromRuleset := func() row { return newRow(groupApply, n, "from a ruleset", "ms", ours) }
+	b.add(bounded(fromRuleset().against("nft -f", ours, byNft), map[int]float64{reachLarge: 0.4, reachSmall: 1}))
+	b.add(bounded(fromRuleset().against("kernel's floor", ours, bare), map[int]float64{reachLarge: 1.4}))
+	if n <= iptablesUpTo {
+		b.add(fromRuleset().against("iptables-nft-restore", ours, s[4]))
+	}
+	if !large {
+		whole := newRow(groupApply, n, "process, from the file", "ms", s[3]).against("nft -f", s[3], byNft)
+		b.add(bounded(whole, map[int]float64{reachLarge: 0.6}))
+	}
+	return nil
+}
+
+// bounded adds the reach of the row's size.
+func bounded(r row, reaches map[int]float64) row {
+	if bound, ok := reaches[r.CIDRs]; ok {
+		return r.reach(bound)
+	}
+	return r
+}
+
+func openApply(n int) (*applyBench, error) {
+	a := &applyBench{size: n, kernel: nft.Open()}
+	file := text(n, false)
+	var err error
+	if a.want, err = ruleset(file, nft.ModeNFTables); err != nil {
+		return nil, err
+	}
+	chain, err := ruleset(file, nft.ModeIPTables)
+	if err != nil {
+		return nil, err
+	}
+	if a.dir, err = os.MkdirTemp("", "bench-"); err != nil {
+		return nil, err
+	}
+	for name, content := range map[string]string{"config": file, "nft": a.want.String(), "iptables": chain.String()} {
+		if err := os.WriteFile(a.file(name), []byte(content), 0o600); err != nil {
+			return nil, err
+		}
+	}
+	msgs, err := record(a.want)
+	if err != nil {
+		return nil, err
+	}
+	if a.node, err = openNode("node"); err != nil {
+		return nil, err
+	}
+	a.floor, err = newFloor(a.node.ns, msgs)
+	return a, err
+}
+
+func (a *applyBench) close() error {
+	return errors.Join(a.kernel.Close(), a.floor.close(), a.node.close(), os.RemoveAll(a.dir))
+}
+
+func (a *applyBench) file(name string) string { return filepath.Join(a.dir, name) }
+
+func (a *applyBench) clear() error {
+	if err := a.node.clear(nft.TableName, a.size); err != nil {
+		return err
+	}
+	runtime.GC() // what the bench itself left behind
+	return nil
+}
+
+func (a *applyBench) fromRuleset() contender {
+	return contender{a.clear, func() (took time.Duration, err error) {
+		// Inside, because there the first request opens the connection.
+		err = a.node.ns.Do(func() error {
+			start := time.Now()
+			_, err := a.kernel.Apply(a.want, nft.Look{})
+			took = time.Since(start)
+			return err
+		})
+		return took, err
+	}}
+}
+
+func (a *applyBench) kernelAlone() contender { return contender{a.clear, a.floor.send} }
+
+func (a *applyBench) process(binary string) contender {
+	return contender{a.clear, func() (time.Duration, error) {
+		return timeToApplied(a.node, binary, a.file("config"))
+	}}
+}
+
+func (a *applyBench) program(name string, args ...string) contender {
+	return contender{a.clear, func() (time.Duration, error) {
+		return a.node.runProgram(nil, name, args...)
+	}}
+}
+
+func (a *applyBench) restore() contender {
+	return contender{a.clear, func() (time.Duration, error) {
+		rules, err := os.Open(a.file("iptables"))
+		if err != nil {
+			return 0, err
+		}
+		defer func() { _ = rules.Close() }()
+		return a.node.runProgram(rules, "iptables-nft-restore", "--noflush")
+	}}
+}

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"nft-masq-agent/nft"
+)
+
+const (
+	groupChange = "one CIDR changed, file swap to kernel"
+	groupSwap   = "file swap to kernel"
+)
+
+// A follower is an agent that follows a file of n networks, to and from one
+// more.
+type follower struct {
+	size   int
+	node   *node
+	agent  *agent
+	volume *volume
+	texts  [2]string
+	hashes [2]string
+	turn   int // the text that is in the kernel
+	every  time.Duration
+	swap   func() error
+}
+
+func openFollower(n int, binary string) (f *follower, err error) {
+	f = &follower{size: n, texts: [2]string{text(n, false), text(n, true)}, every: 50 * time.Microsecond}
+	if n >= 10_000 {
+		f.every = time.Millisecond // to leave the processors alone
+	}
+	for i, t := range f.texts {
+		r, err := ruleset(t, nft.ModeNFTables)
+		if err != nil {
+			return nil, err
+		}
+		f.hashes[i] = r.Hash()
+	}
+	if f.node, err = openNode("node"); err != nil {
+		return nil, err
+	}
+	if f.volume, err = newVolume(f.texts[0]); err != nil {
+		return nil, err
+	}
+	f.agent, err = startAgent(f.node, binary, f.volume)
+	return f, err
+}
+
+func (f *follower) close() error {
+	return errors.Join(f.agent.stop(), f.node.close(), f.volume.close())
+}
+
+// contender swaps the file and waits until the kernel decides by it.
+func (f *follower) contender() contender {
+	return contender{
+		prepare: func() (err error) {
+			f.node.settle(f.size)
+			f.turn = 1 - f.turn
+			f.swap, err = f.volume.prepare(f.texts[f.turn])
+			return err
+		},
+		run: func() (time.Duration, error) {
+			start := time.Now()
+			if err := f.swap(); err != nil {
+				return 0, err
+			}
+			err := f.node.await(f.hashes[f.turn], f.every)
+			return time.Since(start), err
+		},
+	}
+}
+
+// change measures one CIDR among n, against a full apply and the kernel's floor
+// for filling the sets anew.
+func (b *bench) change(ctx context.Context) error {
+	for _, n := range b.sizes {
+		if err := b.changeN(ctx, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *bench) changeN(ctx context.Context, n int) (err error) {
+	f, err := openFollower(n, b.agent)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.close()) }()
+	a, err := openApply(n)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, a.close()) }()
+	s, err := takeTurns(ctx, b.rounds, f.contender(), a.fromRuleset(), a.kernelAlone())
+	if err != nil {
+		return err
+	}
+	r := newRow(groupChange, n, "swap to kernel", "ms", s[0])
+	b.add(r.against("full apply, from a ruleset", s[0], s[1]))
+	b.add(bounded(r.against("kernel's floor", s[0], s[2]), map[int]float64{reachLarge: 2}))
+	return nil
+}
+
+// swap measures the way from a file swap into the kernel with the default
+// config.
+func (b *bench) swap(ctx context.Context) (err error) {
+	f, err := openFollower(defaultSize, b.agent)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.close()) }()
+	s, err := takeTurns(ctx, b.swaps, f.contender())
+	if err != nil {
+		return err
+	}
+	for _, q := range []struct {
+		name     string
+		quantile float64
+	}{{"p50", 0.5}, {"p99", 0.99}} {
+		r := newRow(groupSwap, defaultSize, "default config, "+q.name, "ms", series{s[0].quantile(q.quantile)})
+		r.Rounds = len(s[0])
+		if q.quantile > 0.9 {
+			r = r.reach(10)
+		}
+		b.add(r)
+	}
+	return nil
+}

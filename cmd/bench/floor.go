@@ -1,0 +1,158 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// The floor is what the kernel itself takes for a ruleset: the messages that
+// the agent sends, made beforehand and sent as one transaction by one system
+// call.
+type floor struct {
+	fd    int
+	bytes []byte
+}
+
+// record applies a ruleset to a namespace of its own and keeps the messages of
+// all its transactions.
+func record(want nft.Ruleset) (msgs []netlink.Message, err error) {
+	scratch, err := openNode("scratch")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, scratch.close()) }()
+	r := &recorder{}
+	k := nft.NewKernel(nfnetlink.New(func() (*netlink.Conn, error) {
+		nl, err := dialRaw(scratch.ns)
+		if err != nil {
+			return nil, err
+		}
+		r.nl = nl
+		return netlink.NewConn(r, nl.PID()), nil
+	}))
+	_, err = k.Apply(want, nft.Look{})
+	return r.msgs, errors.Join(err, k.Close())
+}
+
+// A recorder stands between a connection and its socket, and keeps what the
+// transactions hold.
+type recorder struct {
+	nl   *netlink.Conn
+	msgs []netlink.Message
+}
+
+func (r *recorder) SendMessages(msgs []netlink.Message) error {
+	for _, m := range msgs {
+		if m.Header.Type != unix.NFNL_MSG_BATCH_BEGIN && m.Header.Type != unix.NFNL_MSG_BATCH_END {
+			r.msgs = append(r.msgs, m)
+		}
+	}
+	_, err := r.nl.SendMessages(msgs)
+	return err
+}
+
+func (r *recorder) Send(m netlink.Message) error {
+	_, err := r.nl.Send(m)
+	return err
+}
+
+func (r *recorder) Receive() ([]netlink.Message, error) {
+	msgs, err := r.nl.Receive()
+	for i := range msgs {
+		// These are all the parts: nobody is to wait for more.
+		msgs[i].Header.Flags &^= netlink.Multi
+	}
+	return msgs, err
+}
+
+func (r *recorder) ReceiveIter() iter.Seq2[netlink.Message, error] {
+	return func(yield func(netlink.Message, error) bool) {
+		msgs, err := r.Receive()
+		if err != nil {
+			yield(netlink.Message{}, err)
+			return
+		}
+		for _, m := range msgs {
+			if !yield(m, nil) {
+				return
+			}
+		}
+	}
+}
+
+func (r *recorder) Close() error { return r.nl.Close() }
+
+// newFloor prepares the sending of recorded messages to a namespace.
+func newFloor(ns *nfttest.NS, msgs []netlink.Message) (*floor, error) {
+	f := &floor{fd: -1}
+	mark := func(typ netlink.HeaderType) netlink.Message {
+		return netlink.Message{
+			Header: netlink.Header{Type: typ, Flags: netlink.Request},
+			Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES},
+		}
+	}
+	all := slices.Concat([]netlink.Message{mark(unix.NFNL_MSG_BATCH_BEGIN)}, msgs, []netlink.Message{mark(unix.NFNL_MSG_BATCH_END)})
+	for i, m := range all {
+		m.Header.Sequence, m.Header.PID = uint32(i+1), 0
+		m.Header.Length = uint32(unix.NLMSG_HDRLEN + len(m.Data))
+		b, err := m.MarshalBinary()
+		if err != nil {
+			return nil, fmt.Errorf("floor: %w", err)
+		}
+		f.bytes = append(f.bytes, b...)
+	}
+	err := ns.Do(func() (err error) {
+		f.fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+		if err != nil {
+			return err
+		}
+		return errors.Join(
+			unix.SetsockoptInt(f.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 2*len(f.bytes)+1<<20),
+			unix.SetsockoptInt(f.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1<<20))
+	})
+	if err != nil {
+		return nil, fmt.Errorf("floor: %w", err)
+	}
+	return f, nil
+}
+
+// rename calls the table by another name of the same length.
+func (f *floor) rename(to string) {
+	f.bytes = bytes.ReplaceAll(f.bytes, []byte(nft.TableName+"\x00"), []byte(to+"\x00"))
+}
+
+// send makes the transaction: the kernel is done when the call returns.
+func (f *floor) send() (time.Duration, error) {
+	start := time.Now()
+	err := unix.Sendto(f.fd, f.bytes, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	took := time.Since(start)
+	if err != nil {
+		return 0, fmt.Errorf("floor: %w", err)
+	}
+	// Only errors are answered.
+	answer := make([]byte, 1<<12)
+	n, _, err := unix.Recvfrom(f.fd, answer, unix.MSG_DONTWAIT)
+	switch {
+	case errors.Is(err, unix.EAGAIN):
+		return took, nil
+	case err != nil:
+		return 0, fmt.Errorf("floor: %w", err)
+	case n >= unix.NLMSG_HDRLEN+4:
+		return 0, fmt.Errorf("floor: %w", unix.Errno(-int32(binary.NativeEndian.Uint32(answer[unix.NLMSG_HDRLEN:]))))
+	}
+	return 0, errors.New("floor: short answer")
+}
+
+func (f *floor) close() error { return unix.Close(f.fd) }

@@ -1,0 +1,153 @@
+// Command bench measures the agent against nft, iptables and the kernel itself,
+// and prints one table. What a row compares runs in turns in the same minute,
+// so that the ratios hold better than the times.
+//
+// It needs root, nft and iptables, and works in network namespaces of its own.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func main() {
+	ctx, cancel := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+	defer cancel()
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	switch {
+	case err == nil, errors.Is(err, flag.ErrHelp):
+	case errors.As(err, new(usageError)):
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(2)
+	default:
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// settings say what is measured.
+type settings struct {
+	agent   string // path of the binary
+	sizes   []int
+	million bool
+	rounds  int
+	swaps   int
+	rest    time.Duration
+	only    *regexp.Regexp
+	json    bool
+}
+
+// A usageError is about the command line.
+type usageError struct{ error }
+
+func parse(args []string, stderr io.Writer) (settings, error) {
+	var s settings
+	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	fs.StringVar(&s.agent, "agent", "bin/nft-masq-agent", "`PATH` of the agent")
+	sizes := fs.String("sizes", "10,1000,10000,100000", "numbers of CIDRs")
+	fs.BoolVar(&s.million, "million", false, "also apply 1,000,000 CIDRs, from a ruleset (a minute more)")
+	fs.IntVar(&s.rounds, "rounds", 7, "`NUMBER` of rounds, at least five")
+	fs.IntVar(&s.swaps, "swaps", 300, "`NUMBER` of file swaps with the default config")
+	fs.DurationVar(&s.rest, "rest", time.Minute, "how long agents are watched at rest")
+	only := fs.String("only", "", "measure only the groups that match the `PATTERN`: "+strings.Join(groupNames(), ", "))
+	output := fs.String("o", "text", "text or json")
+	if err := fs.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return s, err
+		}
+		return s, usageError{err}
+	}
+	for word := range strings.SplitSeq(*sizes, ",") {
+		n, err := strconv.Atoi(word)
+		if err != nil || n < 1 || n > 1_000_000 {
+			return s, usageError{fmt.Errorf("sizes: %q is not a number from 1 to 1000000", word)}
+		}
+		s.sizes = append(s.sizes, n)
+	}
+	var err error
+	if s.only, err = regexp.Compile(*only); err != nil {
+		return s, usageError{fmt.Errorf("only: %w", err)}
+	}
+	switch {
+	case *output != "text" && *output != "json":
+		return s, usageError{fmt.Errorf("o: %q is neither text nor json", *output)}
+	case s.rounds < 1 || s.swaps < 1:
+		return s, usageError{errors.New("rounds and swaps: want at least 1")}
+	case fs.NArg() > 0:
+		return s, usageError{fmt.Errorf("unexpected argument %q", fs.Arg(0))}
+	}
+	s.json = *output == "json"
+	return s, nil
+}
+
+// A bench is a run.
+type bench struct {
+	settings
+	report
+	progress io.Writer
+}
+
+func (b *bench) add(r row) { b.Rows = append(b.Rows, r) }
+
+// A group is a part of the table.
+type group struct {
+	name    string
+	measure func(*bench, context.Context) error
+}
+
+func groups() []group {
+	return []group{
+		{groupApply, (*bench).apply},
+		{groupChange, (*bench).change},
+		{groupSwap, (*bench).swap},
+		{groupPackets, (*bench).packets},
+		{groupMemory, (*bench).memory},
+		{groupRest, (*bench).atRest},
+		{groupListener, (*bench).listener},
+	}
+}
+
+func groupNames() (names []string) {
+	for _, g := range []string{groupApply, groupChange, groupSwap, groupPackets, groupMemory, groupRest, groupListener} {
+		names = append(names, strconv.Quote(g))
+	}
+	return names
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	s, err := parse(args, stderr)
+	if err != nil {
+		return err
+	}
+	b := &bench{settings: s, progress: stderr}
+	if err := b.describe(); err != nil {
+		return err
+	}
+	for _, g := range groups() {
+		if !s.only.MatchString(g.name) {
+			continue
+		}
+		start := time.Now()
+		_, _ = fmt.Fprintf(stderr, "%s …", g.name)
+		if err := g.measure(b, ctx); err != nil {
+			return fmt.Errorf("%s: %w", g.name, err)
+		}
+		_, _ = fmt.Fprintf(stderr, " %s\n", time.Since(start).Round(time.Second))
+	}
+	if s.json {
+		return b.writeJSON(stdout)
+	}
+	return b.writeText(stdout)
+}

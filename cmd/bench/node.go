@@ -1,0 +1,121 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// A node is a network namespace with nothing but our rules in it.
+type node struct {
+	ns   *nfttest.NS
+	conn *nfnetlink.Conn
+}
+
+func openNode(name string) (*node, error) {
+	ns, err := nfttest.OpenNS(name)
+	if err != nil {
+		return nil, fmt.Errorf("%w (this program needs root)", err)
+	}
+	return &node{ns: ns, conn: dialIn(ns)}, nil
+}
+
+// dialIn gives a connection to the nf_tables of a namespace, whichever thread
+// uses it.
+func dialIn(ns *nfttest.NS) *nfnetlink.Conn {
+	return nfnetlink.New(func() (*netlink.Conn, error) { return dialRaw(ns) })
+}
+
+func dialRaw(ns *nfttest.NS) (nl *netlink.Conn, err error) {
+	err = ns.Do(func() error {
+		nl, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 32 << 10})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return nl, errors.Join(nl.SetWriteBuffer(8<<20), nl.SetReadBuffer(1<<20))
+}
+
+func (n *node) close() error { return errors.Join(n.conn.Close(), n.ns.Close()) }
+
+// otherTable is as long as our name, so that recorded messages fit it.
+const otherTable = "somebody-elses"
+
+// clear deletes what was measured here: the table of the name, and that of
+// iptables.
+func (n *node) clear(table string, size int) error {
+	var b nfnetlink.Batch
+	for _, f := range []nfnetlink.Family{nfnetlink.Inet, nfnetlink.IPv4} {
+		tables, err := n.conn.Tables(f)
+		if err != nil {
+			return err
+		}
+		for _, t := range tables {
+			if t.Name == table || t.Family == nfnetlink.IPv4 {
+				b.DelTable(t.Family, t.Name)
+			}
+		}
+	}
+	if err := n.conn.Commit(&b, 0); err != nil {
+		return fmt.Errorf("delete tables: %w", err)
+	}
+	n.settle(size)
+	return nil
+}
+
+// settle waits until the kernel, which frees what was deleted later, must be
+// done with a set of that size.
+func (n *node) settle(size int) {
+	time.Sleep(20*time.Millisecond + time.Duration(size)*2*time.Microsecond)
+}
+
+// effective says whether the rules with this hash are in the kernel.
+func (n *node) effective(hash string) (bool, error) {
+	rules, err := n.conn.Rules(nfnetlink.Inet, nft.TableName, "postrouting")
+	if err != nil && !nfnetlink.IsNotExist(err) {
+		return false, err
+	}
+	return len(rules) > 0 && rules[len(rules)-1].Comment() == "config "+hash, nil
+}
+
+// await looks, every so often, until the rules with this hash are effective. It
+// does not listen: a listener would make the transactions slower.
+func (n *node) await(hash string, every time.Duration) error {
+	const patience = time.Minute
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(every) {
+		if is, err := n.effective(hash); is || err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("the rules %s did not come within %s", hash, patience)
+}
+
+// runProgram runs a program to its end, in the namespace.
+func (n *node) runProgram(stdin *os.File, name string, args ...string) (time.Duration, error) {
+	cmd := nfttest.Command(name, args...)
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	if stdin != nil {
+		cmd.Stdin = stdin
+	}
+	start := time.Now()
+	if err := n.ns.Do(cmd.Start); err != nil {
+		return 0, fmt.Errorf("%s: %w", name, err)
+	}
+	err := cmd.Wait()
+	took := time.Since(start)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w\n%s", name, err, &output)
+	}
+	return took, nil
+}

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+)
+
+const groupPackets = "one new connection through the node"
+
+// flowsPerTurn is how many connections one turn opens.
+const flowsPerTurn = 10_000
+
+// bareMasquerade and bareReturn are the least that rules can be which do to a
+// packet what ours do. Without a masquerade in the chain there would be no
+// connection tracking, and nothing to compare.
+const (
+	bareMasquerade = `table inet bare {
+	chain postrouting {
+		type nat hook postrouting priority srcnat + 10; policy accept
+		masquerade fully-random
+	}
+	}`
+	bareReturn = `table inet bare {
+	chain postrouting {
+		type nat hook postrouting priority srcnat + 10; policy accept
+		return
+		masquerade fully-random
+	}
+	}`
+	// The far end takes no notice of what comes, so that it answers nothing.
+	farEnd = `table inet sink {
+	chain prerouting {
+		type filter hook prerouting priority raw; policy accept
+		meta l4proto udp drop
+	}
+	}`
+)
+
+// A path is a pod, a node with some rules, and an outside host.
+type path struct {
+	top  *nfttest.Topology
+	port uint16 // of the next turn's connections
+}
+
+func openPath(program, rules string, args ...string) (*path, error) {
+	top, err := nfttest.OpenTopology()
+	if err != nil {
+		return nil, fmt.Errorf("%w (this program needs root)", err)
+	}
+	p := &path{top: top, port: 10_000}
+	if _, err := top.Outside.Output(farEnd, "nft", "-f", "-"); err != nil {
+		return nil, err
+	}
+	// A turn's connections are to be forgotten before the table is full.
+	for _, name := range []string{"udp_timeout", "udp_timeout_stream"} {
+		if err := top.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "1"); err != nil {
+			return nil, err
+		}
+	}
+	_, err = top.Node.Output(rules, program, args...)
+	return p, err
+}
+
+func (p *path) close() error { return p.top.Close() }
+
+// contender opens connections from the pod to the destinations in turns: one
+// packet each, which the kernel takes through the node before the call that
+// sends it returns.
+func (p *path) contender(dsts []netip.Addr) contender {
+	var order []int
+	return contender{
+		prepare: func() error {
+			order = rand.Perm(len(dsts))
+			p.port++
+			return nil
+		},
+		run: func() (took time.Duration, err error) {
+			err = p.top.Pod.Do(func() error {
+				took, err = openFlows(p.port, dsts, order)
+				return err
+			})
+			return took / flowsPerTurn, err
+		},
+	}
+}
+
+func openFlows(port uint16, dsts []netip.Addr, order []int) (time.Duration, error) {
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return 0, err
+	}
+	one.Set(0)
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return 0, err
+	}
+	defer func() { _ = unix.SchedSetaffinity(0, &all) }()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Port: int(port)}); err != nil {
+		return 0, err
+	}
+	to := make([]unix.SockaddrInet4, len(order))
+	for i, at := range order {
+		to[i].Addr = dsts[at].As4()
+	}
+	start := time.Now()
+	for i := range flowsPerTurn {
+		dst := &to[i%len(to)]
+		dst.Port = 1 + i/len(to)
+		if err := unix.Sendto(fd, nil, 0, dst); err != nil {
+			return 0, fmt.Errorf("send: %w", err)
+		}
+	}
+	return time.Since(start), nil
+}
+
+// packets measures what one new connection costs with our rules, against rules
+// that do the same to it and nothing else.
+func (b *bench) packets(ctx context.Context) error {
+	for _, n := range b.sizes {
+		for _, exempt := range []bool{false, true} {
+			if err := b.packetsN(ctx, n, exempt); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (b *bench) packetsN(ctx context.Context, n int, exempt bool) (err error) {
+	what, bare, bareName, bound := "masqueraded", bareMasquerade, "bare masquerade", 1.1
+	if exempt {
+		what, bare, bareName, bound = "exempt", bareReturn, "bare return", 1.2
+	}
+	file := text(n, false)
+	ours, err := ruleset(file, nft.ModeNFTables)
+	if err != nil {
+		return err
+	}
+	chain, err := ruleset(file, nft.ModeIPTables)
+	if err != nil {
+		return err
+	}
+	opened, err := openPaths(n, ours.String(), bare, chain.String())
+	defer func() {
+		for _, p := range opened {
+			err = errors.Join(err, p.close())
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	var contenders []contender
+	dsts := destinations(n, exempt)
+	for _, p := range opened {
+		contenders = append(contenders, p.contender(dsts))
+	}
+	const times = 3 // a turn is short
+	s, err := takeTurns(ctx, times*b.rounds, contenders...)
+	if err != nil {
+		return err
+	}
+	r := newRow(groupPackets, n, what, "µs", s[0])
+	b.add(bounded(r.against(bareName, s[0], s[1]), map[int]float64{reachLarge: bound}))
+	if n <= iptablesUpTo {
+		chainRow := newRow(groupPackets, n, what+", the iptables chain", "µs", s[2])
+		b.add(chainRow.against(bareName, s[2], s[1]))
+	}
+	return nil
+}
+
+// openPaths makes a node for each of the rules.
+func openPaths(n int, ours, bare, chain string) (all []*path, err error) {
+	type rules struct {
+		text    string
+		program string
+		args    []string
+	}
+	nodes := []rules{{ours, "nft", []string{"-f", "-"}}, {bare, "nft", []string{"-f", "-"}}}
+	if n <= iptablesUpTo {
+		nodes = append(nodes, rules{chain, "iptables-nft-restore", []string{"--noflush"}})
+	}
+	for _, r := range nodes {
+		p, err := openPath(r.program, r.text, r.args...)
+		if p != nil {
+			all = append(all, p)
+		}
+		if err != nil {
+			return all, err
+		}
+	}
+	return all, nil
+}

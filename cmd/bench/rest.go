@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+const (
+	groupMemory = "memory of the process"
+	groupRest   = "at rest"
+)
+
+// memory measures the peak of a start with n CIDRs and a change of one, and
+// what is held some seconds later.
+func (b *bench) memory(ctx context.Context) error {
+	for _, n := range append([]int{defaultSize}, b.sizes...) {
+		var peaks, rests series
+		for range b.rounds {
+			peak, rest, err := b.memoryOnce(ctx, n)
+			if err != nil {
+				return err
+			}
+			peaks, rests = append(peaks, peak), append(rests, rest)
+		}
+		b.add(bounded(newRow(groupMemory, n, "peak", "MB", peaks), map[int]float64{defaultSize: 16}))
+		b.add(bounded(newRow(groupMemory, n, "at rest", "MB", rests), map[int]float64{reachLarge: 48}))
+	}
+	return nil
+}
+
+func (b *bench) memoryOnce(ctx context.Context, n int) (peak, rest float64, err error) {
+	f, err := openFollower(n, b.agent)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer func() { err = errors.Join(err, f.close()) }()
+	if _, err := f.contender().turn(ctx); err != nil {
+		return 0, 0, err
+	}
+	time.Sleep(2 * time.Second) // to come to rest
+	return f.agent.memory()
+}
+
+// commitsPerSecond is what another program writes beside the agent.
+const commitsPerSecond = 100
+
+// A rester is an agent that is watched while its file does not change.
+type rester struct {
+	*follower
+	beside  bool // another program writes beside it
+	commits uint32
+}
+
+// atRest watches agents, each on a node of its own, at the same time: alone and
+// beside a program that commits to a table of its own.
+func (b *bench) atRest(ctx context.Context) (err error) {
+	var all []*rester
+	defer func() {
+		for _, r := range all {
+			err = errors.Join(err, r.close())
+		}
+	}()
+	for _, n := range []int{defaultSize, slices.Max(b.sizes)} {
+		for _, beside := range []bool{false, true} {
+			f, err := openFollower(n, b.agent)
+			if err != nil {
+				return err
+			}
+			all = append(all, &rester{follower: f, beside: beside})
+		}
+	}
+	time.Sleep(time.Second) // what a start leaves to do
+	watched := make([]func() (share, writes float64, err error), len(all))
+	for i, r := range all {
+		if watched[i], err = r.watch(ctx); err != nil {
+			return err
+		}
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(b.rest):
+	}
+	for i, r := range all {
+		share, writes, err := watched[i]()
+		if err != nil {
+			return err
+		}
+		b.addRest(r, share, writes)
+	}
+	return nil
+}
+
+func (b *bench) addRest(r *rester, share, writes float64) {
+	what, bound := "alone", 0.1
+	if r.beside {
+		what, bound = fmt.Sprintf("beside %d foreign commits a second", commitsPerSecond), 1
+	}
+	processor := newRow(groupRest, r.size, "processor, "+what, "%", series{share})
+	written := newRow(groupRest, r.size, fmt.Sprintf("writes in %s, %s", b.rest, what), "", series{writes})
+	if r.size == defaultSize {
+		processor, written = processor.reach(bound), written.reach(0)
+	}
+	b.add(processor)
+	b.add(written)
+}
+
+// watch begins to watch; what it gives ends that and says what share of a
+// processor was used, and how many transactions were not the other program's.
+func (r *rester) watch(ctx context.Context) (end func() (share, writes float64, err error), err error) {
+	generation, err := r.node.conn.Generation()
+	if err != nil {
+		return nil, err
+	}
+	before, err := r.agent.processorTime()
+	if err != nil {
+		return nil, err
+	}
+	start := time.Now()
+	stop := func() error { return nil }
+	if r.beside {
+		stop = r.writeBeside(ctx)
+	}
+	return func() (share, writes float64, err error) {
+		if err := stop(); err != nil {
+			return 0, 0, err
+		}
+		after, err := r.agent.processorTime()
+		if err != nil {
+			return 0, 0, err
+		}
+		share = (after - before).Seconds() / time.Since(start).Seconds()
+		now, err := r.node.conn.Generation()
+		return share, float64(now - generation - r.commits), err
+	}, nil
+}
+
+// writeBeside commits to another table until it is stopped.
+func (r *rester) writeBeside(ctx context.Context) (stop func() error) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() {
+		c := dialIn(r.node.ns)
+		defer func() { _ = c.Close() }()
+		tick := time.NewTicker(time.Second / commitsPerSecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				ended <- nil
+				return
+			case <-tick.C:
+			}
+			if err := r.writeOnce(c); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	return func() error {
+		cancel()
+		return <-ended
+	}
+}
+
+func (r *rester) writeOnce(c *nfnetlink.Conn) error {
+	const name = "someone-else"
+	var batch nfnetlink.Batch
+	if r.commits%2 == 0 {
+		batch.AddTable(nfnetlink.Inet, name)
+	} else {
+		batch.DelTable(nfnetlink.Inet, name)
+	}
+	if err := c.Commit(&batch, 0); err != nil {
+		return err
+	}
+	r.commits++
+	return nil
+}

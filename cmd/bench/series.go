@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"math"
+	"slices"
+	"time"
+)
+
+// A series is one value from each round, in the order of the rounds.
+type series []float64
+
+// quantile interpolates between the two nearest values.
+func (s series) quantile(q float64) float64 {
+	if len(s) == 0 {
+		return math.NaN()
+	}
+	sorted := slices.Sorted(slices.Values(s))
+	at := q * float64(len(sorted)-1)
+	below := int(at)
+	above := min(below+1, len(sorted)-1)
+	return sorted[below] + (at-float64(below))*(sorted[above]-sorted[below])
+}
+
+// over divides round by round: what slows the machine down slows both.
+func (s series) over(o series) series {
+	ratio := make(series, len(s))
+	for i := range s {
+		ratio[i] = s[i] / o[i]
+	}
+	return ratio
+}
+
+// times multiplies all values.
+func (s series) times(factor float64) series {
+	out := make(series, len(s))
+	for i := range s {
+		out[i] = s[i] * factor
+	}
+	return out
+}
+
+// A spread is a median with the quartiles around it.
+type spread struct {
+	Median float64 `json:"median"`
+	Q1     float64 `json:"q1"`
+	Q3     float64 `json:"q3"`
+}
+
+func (s series) spread() spread {
+	return spread{Median: s.quantile(0.5), Q1: s.quantile(0.25), Q3: s.quantile(0.75)}
+}
+
+// A contender is one of the things that are measured in turns.
+type contender struct {
+	prepare func() error // not timed; may be nil
+	run     func() (time.Duration, error)
+}
+
+// takeTurns measures the contenders one after the other, round by round, and
+// gives the seconds that each took. Who comes first changes with each round.
+// A round before the first is not counted.
+func takeTurns(ctx context.Context, rounds int, contenders ...contender) ([]series, error) {
+	all := make([]series, len(contenders))
+	for round := range rounds + 1 {
+		for i := range contenders {
+			at := (round + i) % len(contenders)
+			took, err := contenders[at].turn(ctx)
+			if err != nil {
+				return nil, err
+			}
+			if round > 0 {
+				all[at] = append(all[at], took.Seconds())
+			}
+		}
+	}
+	return all, nil
+}
+
+func (c contender) turn(ctx context.Context) (time.Duration, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	if c.prepare != nil {
+		if err := c.prepare(); err != nil {
+			return 0, err
+		}
+	}
+	return c.run()
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"text/tabwriter"
+)
+
+// A report is what is printed.
+type report struct {
+	Date       string `json:"date"`
+	Kernel     string `json:"kernel"`
+	Machine    string `json:"machine"`
+	Processors int    `json:"processors"`
+	Nft        string `json:"nft"`
+	Iptables   string `json:"iptables"`
+	Agent      string `json:"agent"`
+	Rows       []row  `json:"rows"`
+}
+
+// A row holds a measurement, alone or against another one. With another one
+// its reach is a bound of the ratio, alone one of the value.
+type row struct {
+	Group   string  `json:"group"`
+	CIDRs   int     `json:"cidrs"` // 0: the default config
+	What    string  `json:"what"`
+	Unit    string  `json:"unit"`
+	Ours    spread  `json:"value"`
+	Against string  `json:"against,omitempty"`
+	Theirs  *spread `json:"other,omitempty"`
+	Ratio   *spread `json:"ratio,omitempty"`
+	Rounds  int     `json:"rounds"`
+	Reach   float64 `json:"reach,omitempty"`
+	Bounded bool    `json:"bounded,omitempty"` // there is a reach
+	Holds   bool    `json:"holds,omitempty"`   // with the worse quartile
+}
+
+// units are factors from what a series holds.
+func units() map[string]float64 {
+	return map[string]float64{"ms": 1e3, "µs": 1e6, "MB": 1, "%": 100, "": 1}
+}
+
+// newRow makes a row of a measurement alone.
+func newRow(group string, cidrs int, what, unit string, ours series) row {
+	return row{
+		Group: group, CIDRs: cidrs, What: what, Unit: unit,
+		Ours: ours.times(units()[unit]).spread(), Rounds: len(ours),
+	}
+}
+
+// against adds the other one of pairs.
+func (r row) against(name string, ours, theirs series) row {
+	other, ratio := theirs.times(units()[r.Unit]).spread(), ours.over(theirs).spread()
+	r.Against, r.Theirs, r.Ratio = name, &other, &ratio
+	return r
+}
+
+// reach sets the bound that the worse quartile must keep.
+func (r row) reach(bound float64) row {
+	worse := r.Ours.Q3
+	if r.Ratio != nil {
+		worse = r.Ratio.Q3
+	}
+	r.Reach, r.Bounded, r.Holds = bound, true, worse <= bound
+	return r
+}
+
+func (r report) writeJSON(w io.Writer) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(r)
+}
+
+func (r report) head() string {
+	return fmt.Sprintf("%s · Linux %s · %d × %s\n%s · %s · %s\n",
+		r.Date, r.Kernel, r.Processors, r.Machine, r.Agent, r.Nft, r.Iptables)
+}
+
+func (r report) writeText(w io.Writer) error {
+	if _, err := fmt.Fprintf(w, "%s\nMedian and, in brackets, the quartiles; a reach holds where the worse quartile does.\n\n", r.head()); err != nil {
+		return err
+	}
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(tw, "CIDRs\twhat\tvalue\tagainst\tvalue\tratio\treach\t")
+	group := ""
+	for _, row := range r.Rows {
+		if row.Group != group {
+			group = row.Group
+			_, _ = fmt.Fprintf(tw, "\t\t\t\t\t\t\t\n%s\t\t\t\t\t\t\t\n", group)
+		}
+		_, _ = fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", row.size(), row.What,
+			row.Ours.text(row.Unit), row.Against, row.Theirs.text(row.Unit), row.Ratio.text(""), row.verdict())
+	}
+	return tw.Flush()
+}
+
+func (r row) size() string {
+	if r.CIDRs == defaultSize {
+		return "default"
+	}
+	return grouped(r.CIDRs)
+}
+
+// grouped writes a number with commas.
+func grouped(n int) string {
+	if n < 1000 {
+		return fmt.Sprint(n)
+	}
+	return fmt.Sprintf("%s,%03d", grouped(n/1000), n%1000)
+}
+
+func (r row) verdict() string {
+	if !r.Bounded {
+		return ""
+	}
+	unit := ""
+	if r.Ratio == nil {
+		unit = r.Unit
+	}
+	word := "missed"
+	if r.Holds {
+		word = "holds"
+	}
+	return fmt.Sprintf("≤ %s %s", withUnit(fmt.Sprint(r.Reach), unit), word)
+}
+
+// text gives the median with the quartiles, where there is a spread.
+func (s *spread) text(unit string) string {
+	if s == nil {
+		return ""
+	}
+	if s.Q1 == s.Q3 {
+		return withUnit(figures(s.Median), unit)
+	}
+	return fmt.Sprintf("%s [%s %s]", withUnit(figures(s.Median), unit), figures(s.Q1), figures(s.Q3))
+}
+
+func withUnit(value, unit string) string {
+	if unit == "" {
+		return value
+	}
+	return value + " " + unit
+}
+
+// figures writes three significant figures, and no more decimals than two
+// below one.
+func figures(v float64) string {
+	switch a := math.Abs(v); {
+	case a >= 100 || a == math.Trunc(a):
+		return fmt.Sprintf("%.0f", v)
+	case a >= 10:
+		return fmt.Sprintf("%.1f", v)
+	case a >= 0.1:
+		return fmt.Sprintf("%.2f", v)
+	default:
+		return fmt.Sprintf("%.4f", v)
+	}
+}
