@@ -1,0 +1,179 @@
+package watch
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxLinks is where the kernel gives up with ELOOP (path_resolution(7)).
+const maxLinks = 40
+
+// An identity tells an inode from every other, also from one that later gets
+// the same number, where the file system keeps the time of birth.
+type identity struct {
+	major, minor uint32
+	inode        uint64
+	birth        unix.StatxTimestamp
+}
+
+// A role is what a name in a directory is to the path.
+type role uint8
+
+const (
+	passage role = iota + 1 // a directory or link on the way
+	end                     // the file, or the place where it is missing
+)
+
+// A directory is passed by a path, at these names or (all) at every one.
+type directory struct {
+	path  string // without symbolic links
+	id    identity
+	names map[string]role
+	all   bool
+}
+
+// A route is all that decides what a path leads to at one moment.
+type route struct {
+	dirs    []*directory // in the order passed: parents first
+	byPath  map[string]*directory
+	sight   sight
+	mounted []string // files that are the root of a mount
+}
+
+// resolve walks the path as the kernel does and writes down what it passes.
+// Where the path leads to a directory, every entry is followed too.
+func resolve(path string) *route {
+	r := &route{byPath: map[string]*directory{}, sight: sight{}}
+	start := "."
+	if filepath.IsAbs(path) {
+		start = "/"
+	}
+	dir, found := r.walk(start, split(path))
+	if dir == "" {
+		r.sight[path] = found
+		return r
+	}
+	d := r.pass(dir)
+	if d == nil {
+		return r
+	}
+	d.all = true
+	entries, _ := os.ReadDir(dir) // what cannot be read is not there
+	for _, entry := range entries {
+		if sub, found := r.walk(dir, []string{entry.Name()}); sub == "" {
+			r.sight[filepath.Join(path, entry.Name())] = found
+		}
+	}
+	return r
+}
+
+// walk follows rest from the directory start, a path without symbolic links.
+// Where that ends in a directory it returns its path, else what is there.
+func (r *route) walk(start string, rest []string) (dir string, found target) {
+	dir = start
+	for links := 0; len(rest) > 0; {
+		name := rest[0]
+		rest = rest[1:]
+		if name == ".." {
+			dir = filepath.Join(dir, name)
+			continue
+		}
+		full := filepath.Join(dir, name)
+		st, err := stat(full)
+		switch {
+		case err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK:
+			r.pass(dir).at(name, passage)
+			to, err := os.Readlink(full)
+			if links++; err != nil || links > maxLinks {
+				return "", found
+			}
+			found.links += full + "\x00" + to + "\x00"
+			rest = append(split(to), rest...)
+			if filepath.IsAbs(to) {
+				dir = "/"
+			}
+		case err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR:
+			r.pass(dir).at(name, passage)
+			dir = full
+		case len(rest) > 0: // nothing is there, or a file where a directory should be
+			r.pass(dir).at(name, passage)
+			return "", found
+		default:
+			r.pass(dir).at(name, end)
+			if err == nil {
+				r.reach(full, st, &found)
+			}
+			return "", found
+		}
+	}
+	return dir, found
+}
+
+// reach notes the file at the end. One that is the root of a mount is watched
+// itself too: writes to it are events of the directory it was mounted from.
+func (r *route) reach(path string, st unix.Statx_t, t *target) {
+	t.exists, t.id, t.size = true, identify(st), st.Size
+	t.mtime = time.Unix(st.Mtime.Sec, int64(st.Mtime.Nsec))
+	if st.Mode&unix.S_IFMT == unix.S_IFREG && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 {
+		r.mounted = append(r.mounted, path)
+		r.pass(path)
+	}
+}
+
+// pass returns the entry of a directory, made if needed; nil if there is none.
+// Two paths to one inode, by a bind mount, share the entry, as inotify has one
+// watch for both.
+func (r *route) pass(path string) *directory {
+	if d, ok := r.byPath[path]; ok {
+		return d
+	}
+	st, err := stat(path)
+	if err != nil {
+		return nil
+	}
+	id := identify(st)
+	i := slices.IndexFunc(r.dirs, func(d *directory) bool { return d.id == id })
+	if i < 0 {
+		i = len(r.dirs)
+		r.dirs = append(r.dirs, &directory{path: path, id: id, names: map[string]role{}})
+	}
+	r.byPath[path] = r.dirs[i]
+	return r.dirs[i]
+}
+
+func (d *directory) at(name string, as role) {
+	if d != nil {
+		d.names[name] = max(d.names[name], as)
+	}
+}
+
+// same reports whether both routes pass the same directories at the same names.
+func (r *route) same(o *route) bool {
+	return slices.EqualFunc(r.dirs, o.dirs, func(a, b *directory) bool {
+		return a.path == b.path && a.id == b.id && a.all == b.all && maps.Equal(a.names, b.names)
+	})
+}
+
+func split(path string) []string {
+	return slices.DeleteFunc(strings.Split(path, "/"), func(s string) bool { return s == "" || s == "." })
+}
+
+func stat(path string) (st unix.Statx_t, err error) {
+	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
+	for {
+		err = unix.Statx(unix.AT_FDCWD, path, flags, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st)
+		if err != unix.EINTR {
+			return st, err
+		}
+	}
+}
+
+func identify(st unix.Statx_t) identity {
+	return identity{st.Dev_major, st.Dev_minor, st.Ino, st.Btime}
+}

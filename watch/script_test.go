@@ -1,0 +1,237 @@
+package watch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
+)
+
+const scripts = "../testdata/watch"
+
+// TestScripts plays testdata/watch/*.txt. A script is lines of a command and
+// its arguments; README.txt there lists them. Paths begin at a root of the
+// script's own.
+func TestScripts(t *testing.T) {
+	files, err := filepath.Glob(scripts + "/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scripts in %s: %v", scripts, err)
+	}
+	plain, mounting := map[string]string{}, map[string]string{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch name := strings.TrimSuffix(filepath.Base(file), ".txt"); {
+		case name == "README":
+		case mounts.Match(text):
+			mounting[name] = string(text)
+		default:
+			plain[name] = string(text)
+		}
+	}
+	t.Run("plain", func(t *testing.T) {
+		for name, text := range plain {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				newScript(t).play(text)
+			})
+		}
+	})
+	// A mount wakes every watcher and would cover up that a watch is missing.
+	for name, text := range mounting {
+		t.Run("mounts/"+name, func(t *testing.T) { newScript(t).play(text) })
+	}
+}
+
+var mounts = regexp.MustCompile(`(?m)^(bind|tmpfs) `)
+
+// A script is one that is being played.
+type script struct {
+	*testing.T
+	root    string
+	tempo   tempo
+	broken  atomic.Bool // inotify
+	watcher *Watcher[string]
+}
+
+func newScript(t *testing.T) *script {
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unmountAll(t, root) })
+	// Scripts tell the right content from a torn one by what comes, not by
+	// when: patience makes them hold on a machine that is busy.
+	patient := usual()
+	patient.quiet, patient.first = 300*time.Millisecond, 0
+	return &script{T: t, root: root, tempo: patient}
+}
+
+func (s *script) play(text string) {
+	ctx, stop := context.WithCancel(s.Context())
+	for i, line := range strings.Split(text, "\n") {
+		args := strings.Fields(line)
+		if len(args) == 0 || args[0][0] == '#' {
+			continue
+		}
+		var err error
+		if command, ok := commands[args[0]]; ok {
+			err = command(s, args[1:])
+		} else {
+			err = s.command(ctx, args[0], strings.Join(args[1:], " "))
+		}
+		if err != nil {
+			s.Fatalf("line %d: %s: %v", i+1, line, err)
+		}
+	}
+	stop()
+	<-s.watcher.Done()
+}
+
+// command does those commands that concern the watcher.
+func (s *script) command(ctx context.Context, name, rest string) error {
+	switch name {
+	case "only-at-once":
+		s.tempo.quiet = time.Hour
+	case "break-inotify":
+		s.broken.Store(true)
+	case "mend-inotify":
+		s.broken.Store(false)
+	case "watch":
+		path := s.path(rest)
+		s.watcher = start(ctx, s.tempo, newObserver(path, func() (*fsnotify.Watcher, error) {
+			if s.broken.Load() {
+				return nil, fmt.Errorf("couldn't initialize inotify: %w", unix.EMFILE)
+			}
+			return fsnotify.NewWatcher()
+		}), reader(path))
+	case "look":
+		s.watcher.Look()
+	case "expect":
+		return receive(s, s.watcher.Content(), func(got string) error {
+			if got != rest {
+				return fmt.Errorf("got %q", got)
+			}
+			return nil
+		})
+	case "expect-warning":
+		return receive(s, s.watcher.Warnings(), func(got error) error {
+			if !strings.Contains(got.Error(), rest) {
+				return fmt.Errorf("got %q", got)
+			}
+			return nil
+		})
+	default:
+		return errors.New("no such command")
+	}
+	return nil
+}
+
+func receive[T any](s *script, c <-chan T, check func(T) error) error {
+	select {
+	case got := <-c:
+		return check(got)
+	case <-time.After(20 * time.Second):
+		return errors.New("nothing came")
+	case <-s.Context().Done():
+		return s.Context().Err()
+	}
+}
+
+func (s *script) path(p string) string { return s.root + p }
+
+// commands does those that change files. They are shared with the random test.
+var commands = map[string]func(s *script, args []string) error{
+	"mkdir": func(s *script, args []string) error { return os.MkdirAll(s.path(args[0]), 0o755) },
+	"rm":    func(s *script, args []string) error { return os.RemoveAll(s.path(args[0])) },
+	"write": func(s *script, args []string) error {
+		return os.WriteFile(s.path(args[0]), []byte(strings.Join(args[1:], " ")), 0o644)
+	},
+	"append": func(s *script, args []string) error {
+		f, err := os.OpenFile(s.path(args[0]), os.O_WRONLY|os.O_APPEND, 0)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		_, err = f.WriteString(strings.Join(args[1:], " "))
+		return err
+	},
+	"truncate": func(s *script, args []string) error { return os.Truncate(s.path(args[0]), 0) },
+	"rename":   func(s *script, args []string) error { return os.Rename(s.path(args[0]), s.path(args[1])) },
+	"exchange": func(s *script, args []string) error {
+		return unix.Renameat2(unix.AT_FDCWD, s.path(args[0]), unix.AT_FDCWD, s.path(args[1]), unix.RENAME_EXCHANGE)
+	},
+	"link": func(s *script, args []string) error { return os.Link(s.path(args[0]), s.path(args[1])) },
+	"symlink": func(s *script, args []string) error {
+		if filepath.IsAbs(args[0]) {
+			args[0] = s.path(args[0])
+		}
+		return os.Symlink(args[0], s.path(args[1]))
+	},
+	"bind": func(s *script, args []string) error {
+		return s.mount(s.path(args[0]), s.path(args[1]), "", unix.MS_BIND)
+	},
+	"tmpfs":  func(s *script, args []string) error { return s.mount("tmpfs", s.path(args[0]), "tmpfs", 0) },
+	"umount": func(s *script, args []string) error { return unix.Unmount(s.path(args[0]), unix.MNT_DETACH) },
+}
+
+func (s *script) mount(source, target, fstype string, flags uintptr) error {
+	needMounts(s)
+	return unix.Mount(source, target, fstype, flags, "")
+}
+
+// unmountAll unmounts what is below a directory. A mount can hide another, so
+// it takes as many rounds as succeed.
+func unmountAll(t testing.TB, dir string) {
+	for done := true; done; {
+		done = false
+		table, err := os.ReadFile("/proc/self/mountinfo")
+		check(t, err)
+		for _, line := range slices.Backward(strings.Split(string(table), "\n")) {
+			fields := strings.Fields(line)
+			if len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
+				done = unix.Unmount(fields[4], unix.MNT_DETACH) == nil || done
+			}
+		}
+	}
+}
+
+// reader reads a file, or a directory of files, as one line; what is not there
+// or cannot be read is "nothing".
+func reader(path string) func() (content, fingerprint string) {
+	read := func(path string) string {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return "nothing"
+		}
+		return string(b)
+	}
+	return func() (string, string) {
+		entries, err := os.ReadDir(path)
+		if err != nil {
+			content := read(path)
+			return content, content
+		}
+		var all []string
+		for _, entry := range entries {
+			if content := read(path + "/" + entry.Name()); content != "nothing" {
+				all = append(all, entry.Name()+"="+content)
+			}
+		}
+		content := cmp.Or(strings.Join(all, " "), "nothing")
+		return content, content
+	}
+}
