@@ -1,0 +1,387 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// A tampering is what somebody does to our rules, in one transaction.
+type tampering struct {
+	name  string
+	do    func(*node)
+	finds string // a part of what log and status say
+	by    string // the program, as the kernel names it
+}
+
+// nftScript runs a transaction. TABLE stands for our table, SET for the set of
+// IPv4 destinations, FIRST and LAST for handles of our rules.
+func nftScript(text string) func(*node) {
+	return func(n *node) {
+		n.t.Helper()
+		words := []string{"TABLE", "inet " + nft.TableName}
+		if strings.Contains(text, "SET") {
+			words = append(words, "SET", n.set())
+		}
+		if strings.Contains(text, "FIRST") || strings.Contains(text, "LAST") {
+			rules, err := n.connect().Rules(nfnetlink.Inet, nft.TableName, "postrouting")
+			n.check(err)
+			words = append(words, "FIRST", fmt.Sprint(rules[1].Handle), "LAST", fmt.Sprint(rules[len(rules)-1].Handle))
+		}
+		nfttest.NFT(n.t, n.NS, strings.NewReplacer(words...).Replace(text), "-f", "-")
+	}
+}
+
+// set gives the name under which the set of IPv4 destinations is held.
+func (n *node) set() string {
+	n.t.Helper()
+	sets, err := n.connect().Sets(nfnetlink.Inet, nft.TableName)
+	n.check(err)
+	for _, s := range sets {
+		if strings.HasPrefix(s.Name, "non-masq-v4") {
+			return s.Name
+		}
+	}
+	n.t.Fatal("no set of IPv4 destinations")
+	return ""
+}
+
+func iptables(args string) func(*node) {
+	return func(n *node) {
+		n.t.Helper()
+		nfttest.Run(n.t, n.NS, "", "iptables-nft", append([]string{"-t", "nat"}, strings.Fields(args)...)...)
+	}
+}
+
+// firewalldReload is what firewalld up to version 0.9 does when it reloads, in
+// one transaction.
+const firewalldReload = `flush ruleset
+table inet firewalld {
+	chain filter_INPUT { type filter hook input priority 10; ct state established,related accept; iifname "lo" accept; reject with icmpx admin-prohibited; }
+	chain nat_POSTROUTING { type nat hook postrouting priority 110; jump nat_POST_public; }
+	chain nat_POST_public { }
+}
+`
+
+const (
+	byNFT      = "nft"
+	byIPTables = "iptables-nft"
+)
+
+// tamperings are everything that can be done to the rules of a mode.
+func tamperings(mode nft.Mode) []tampering {
+	if mode == nft.ModeIPTables {
+		return []tampering{
+			{"flush ruleset", nftScript("flush ruleset"), "has no chain POSTROUTING", byNFT},
+			{"firewalld reload", nftScript(firewalldReload), "has no chain POSTROUTING", byNFT},
+			{"delete table", nftScript("delete table ip nat"), "table ip nat has no chain POSTROUTING", byNFT},
+			{"iptables -F", iptables("-F"), "lacks the rule", byIPTables},
+			{"iptables -F of our chain", iptables("-F IP-MASQ-AGENT"), "lacks the rule", byIPTables},
+			{"iptables -D of a rule", iptables("-D IP-MASQ-AGENT 2"), "lacks the rule", byIPTables},
+			{"iptables -D of the jump", iptables("-D POSTROUTING 1"), "has no jump to IP-MASQ-AGENT", byIPTables},
+			{"iptables -A of a jump", iptables("-A POSTROUTING -j IP-MASQ-AGENT"), "other jumps to IP-MASQ-AGENT", byIPTables},
+			{"iptables -A", iptables("-A IP-MASQ-AGENT -d 8.8.8.8 -j RETURN"), "has a rule beyond", byIPTables},
+			{"iptables -I", iptables("-I IP-MASQ-AGENT -j ACCEPT"), "has a rule beyond", byIPTables},
+			{"iptables -R", iptables("-R IP-MASQ-AGENT 2 -d 8.8.8.8 -j RETURN"), "has a rule beyond", byIPTables},
+			{"native rule", nftScript("insert rule ip nat IP-MASQ-AGENT accept"), "has a rule beyond", byNFT},
+			{"dormant", nftScript("add table ip nat { flags dormant; }"), "is dormant", byNFT},
+			{
+				"rules of the other mode", nftScript("table TABLE { chain postrouting { type nat hook postrouting priority 110; masquerade; }; }"),
+				"of mode nftables is left", byNFT,
+			},
+		}
+	}
+	const chain = "flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting "
+	return []tampering{
+		{"flush ruleset", nftScript("flush ruleset"), "is missing", byNFT},
+		{"firewalld reload", nftScript(firewalldReload), "is missing", byNFT},
+		{"delete table", nftScript("delete table TABLE"), "is missing", byNFT},
+		{"flush chain", nftScript("flush chain TABLE postrouting"), "lacks the rule", byNFT},
+		{"delete chain", nftScript("flush chain TABLE postrouting; delete chain TABLE postrouting"), "chain postrouting is missing", byNFT},
+		{"flush set", nftScript("flush set TABLE SET"), "lacks 10.0.0.0/24", byNFT},
+		{"add element", nftScript("add element TABLE SET { 8.8.8.8 }"), "holds 8.8.8.8, which is not in the config", byNFT},
+		{"delete element", nftScript("delete element TABLE SET { 10.0.0.0/24 }"), "lacks 10.0.0.0/24", byNFT},
+		{"exchange element", nftScript("delete element TABLE SET { 10.0.0.0/24 }; add element TABLE SET { 8.8.8.0/24 }"), "holds 8.8.8.0/24", byNFT},
+		{"add rule", nftScript("insert rule TABLE postrouting accept"), "has a rule beyond: accept", byNFT},
+		{"replace rule", nftScript("replace rule TABLE postrouting handle FIRST accept"), "has a rule beyond: accept", byNFT},
+		{"delete rule", nftScript("delete rule TABLE postrouting handle LAST"), "lacks the rule", byNFT},
+		{
+			"move rule", nftScript("delete rule TABLE postrouting handle FIRST; add rule TABLE postrouting ip daddr @SET counter name exempt-v4 return"),
+			"in another order", byNFT,
+		},
+		{"add set", nftScript("add set TABLE foreign { type ipv4_addr; elements = { 1.1.1.1 }; }"), "set foreign is not of the config", byNFT},
+		{"add chain", nftScript("add chain TABLE foreign { accept; }; insert rule TABLE postrouting jump foreign"), "chain foreign is not of the config", byNFT},
+		{"policy", nftScript("add chain TABLE postrouting { policy drop; }"), "another policy than accept", byNFT},
+		{"priority", nftScript(chain + "{ type nat hook postrouting priority 50; }"), "priority 50", byNFT},
+		{"hook", nftScript(chain + "{ type nat hook output priority 110; }"), "not nat hook 4 priority 110", byNFT},
+		{"dormant", nftScript("add table TABLE { flags dormant; }"), "is dormant", byNFT},
+	}
+}
+
+// slash24s is a config that exempts n networks, the first of them 10.0.0.0/24.
+func slash24s(n int) string {
+	var b strings.Builder
+	b.WriteString("enableIPv6: true\nnonMasqueradeCIDRs:\n- fd00::/8\n")
+	for i := range n {
+		fmt.Fprintf(&b, "- 10.%d.%d.0/24\n", i>>7, i<<1&0xff)
+	}
+	return b.String()
+}
+
+const restored = "rules changed by someone else, restored"
+
+func TestWhatIsDoneToTheRulesIsUndoneAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, cidrs := range []int{10, 1000} {
+		for _, mode := range modes {
+			t.Run(fmt.Sprintf("%d CIDRs, %s", cidrs, mode), func(t *testing.T) {
+				t.Parallel()
+				n, flag := newNode(t), "--mode="+string(mode)
+				n.swap(slash24s(cidrs))
+				// No timer helps.
+				d := n.start(flag, "--resync-interval=3600")
+				want := wants(t, slash24s(cidrs), flag)
+				d.began(want)
+				for _, a := range tamperings(mode) {
+					t.Run(a.name, func(t *testing.T) {
+						a.do(n)
+						line := d.await(restored)
+						n.holds(want)
+						if line["level"] != "warn" || line["by"] != a.by || !strings.Contains(line.texts("what"), a.finds) || line.text("took") == "" {
+							t.Errorf("said: %v, want %q by %s", line, a.finds, a.by)
+						}
+						d.silent()
+					})
+				}
+				d.stop()
+				d.silent() // one line for each
+			})
+		}
+	}
+}
+
+// heals is how often the ruleset is flushed: as often as it takes, or so often
+// that the slower pace is seen too.
+func heals() int {
+	if long {
+		return 1000
+	}
+	return 150
+}
+
+func TestEachFlushOfTheRulesetIsHealed(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newNode(t)
+		n.swap(slash24s(10))
+		d := n.start(flag, "--resync-interval=3600", "--http-address", httpAddress)
+		want := wants(t, slash24s(10), flag)
+		d.began(want)
+		for i := range heals() {
+			nfttest.NFT(t, n.NS, "", "flush", "ruleset")
+			d.await(restored)
+			if diffs := n.differences(want); len(diffs) > 0 {
+				t.Fatalf("flush %d: %q", i, diffs)
+			}
+		}
+		if got := n.metric("nft_masq_agent_drift_repairs_total"); got != fmt.Sprint(heals()) {
+			t.Errorf("%s repairs counted, want %d", got, heals())
+		}
+		d.await("someone keeps changing the rules: repairs are slowed down")
+		d.silent()
+		d.stop()
+	})
+}
+
+// A tally counts transactions by the program that made them.
+type tally struct {
+	mu sync.Mutex
+	n  map[string]int
+}
+
+func (c *tally) count(change nfnetlink.Change) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n == nil {
+		c.n = map[string]int{}
+	}
+	c.n[change.Process]++
+}
+
+func (c *tally) sum() (total int, all string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, n := range c.n {
+		total += n
+	}
+	return total, fmt.Sprint(c.n)
+}
+
+func TestTwoAgentsOfTwoMindsMakeNoStorm(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap(exempting("10.1.0.0/16"))
+	var agents []*daemon
+	for _, flags := range [][]string{{"--random-fully=true"}, {"--random-fully=false"}} {
+		agents = append(agents, n.start(flags...))
+	}
+	for _, d := range agents {
+		line := d.await("someone keeps changing the rules: repairs are slowed down")
+		if by := line.text("by"); by != commandName(t) {
+			t.Errorf("fights %q, want %q", by, commandName(t))
+		}
+	}
+	var seen tally
+	stop := n.listen(seen.count)
+	before := agents[0].count(restored) + agents[1].count(restored)
+	// Each waits a second before it repairs again: so many take some seconds,
+	// and while they do there are but the transactions of these repairs.
+	const repairs = 4
+	agents[0].until("further repairs", func() bool {
+		return agents[0].count(restored)+agents[1].count(restored) >= before+repairs
+	})
+	stop()
+	// One fills a set, one makes it effective; some may be under way.
+	if total, all := seen.sum(); total > 2*(repairs+4) {
+		t.Errorf("%d transactions for %d repairs: %s", total, repairs, all)
+	}
+	if n := agents[0].count(restored) + agents[1].count(restored); n > 100 {
+		t.Errorf("%d repairs", n)
+	}
+	for _, d := range agents {
+		d.stop()
+	}
+}
+
+// commandName is what the kernel calls the program that the tests run.
+func commandName(t *testing.T) string {
+	t.Helper()
+	name, err := os.ReadFile("/proc/self/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(name))
+}
+
+func TestADaemonThatFightsBackIsNamedAndStillHealedFrom(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	d := n.start("--resync-interval=3600")
+	want := wants(t, "")
+	d.began(want)
+	var fights tally
+	c := n.connect()
+	fight := func() {
+		t.Helper()
+		b := &nfnetlink.Batch{}
+		b.DelTable(nfnetlink.Inet, nft.TableName)
+		n.check(c.Commit(b, 0))
+	}
+	n.listen(fights.count)
+	// The first few repairs come at once; from then on each after a second.
+	for range 12 {
+		fight()
+		d.await(restored)
+	}
+	line := d.await("someone keeps changing the rules: repairs are slowed down")
+	if line.text("by") == "" || line["by"] == "unknown" {
+		t.Errorf("names nobody: %v", line)
+	}
+	n.holds(want)
+	if total, all := fights.sum(); total > 12*3+4 {
+		t.Errorf("%d transactions: %s", total, all)
+	}
+	d.silent()
+	d.stop()
+}
+
+func TestABusyNeighbourCostsLittleAndHidesNothing(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newNode(t)
+		n.swap(slash24s(100))
+		d := n.start(flag, "--resync-interval=3600", "--http-address", httpAddress)
+		want := wants(t, slash24s(100), flag)
+		d.began(want)
+		var seen tally
+		stop := n.listen(seen.count)
+		c, before, start := n.connect(), n.processorTime(d), time.Now()
+		ticker := time.NewTicker(10 * time.Millisecond)
+		defer ticker.Stop()
+		const commits = 200
+		for i := range commits {
+			<-ticker.C
+			b := &nfnetlink.Batch{}
+			b.AddTable(nfnetlink.IPv4, "neighbour")
+			b.AddCounter(nfnetlink.IPv4, "neighbour", fmt.Sprintf("c%d", i))
+			n.check(c.Commit(b, 0))
+		}
+		share := float64(n.processorTime(d)-before) / float64(time.Since(start))
+		t.Logf("%.1f %% of a processor", 100*share)
+		// The race detector makes everything ten times as dear.
+		if share > .2 {
+			t.Errorf("%.1f %% of a processor for a neighbour with 100 commits a second", 100*share)
+		}
+		stop()
+		if total, all := seen.sum(); total != commits {
+			t.Errorf("%d transactions, want %d: %s", total, commits, all)
+		}
+		d.silent()
+		tamperings(nft.ModeNFTables)[0].do(n)
+		d.await(restored)
+		n.holds(want)
+		d.stop()
+	})
+}
+
+// processorTime is what the agent has used.
+func (n *node) processorTime(d *daemon) time.Duration {
+	n.t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.process.Pid))
+	n.check(err)
+	_, behind, _ := strings.Cut(string(stat), ") ")
+	fields := strings.Fields(behind)
+	var ticks uint64
+	for _, f := range fields[11:13] { // utime and stime (proc_pid_stat(5))
+		v, err := strconv.ParseUint(f, 10, 64)
+		n.check(err)
+		ticks += v
+	}
+	const perSecond = 100 // USER_HZ
+	return time.Duration(ticks) * time.Second / perSecond
+}
+
+func TestRulesOfOthersAreLeftAloneByRepairs(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
+		n := newNode(t)
+		nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-A", "POSTROUTING", "-s", "10.9.9.9", "-j", "ACCEPT")
+		nfttest.NFT(t, n.NS, "table inet theirs { set s { type ipv4_addr; elements = { 1.1.1.1 }; }; chain c { ip saddr @s counter drop; }; }", "-f", "-")
+		listing := func() string {
+			return nfttest.NFT(t, n.NS, "", "-a", "list", "table", "inet", "theirs")
+		}
+		before := listing()
+		d := n.start(flag)
+		want := wants(t, "", flag)
+		d.await("applied")
+		i := slices.IndexFunc(tamperings(mode), func(a tampering) bool { return a.name == "add rule" || a.name == "iptables -A" })
+		tamperings(mode)[i].do(n)
+		d.await(restored)
+		n.holds(want)
+		if after := listing(); after != before {
+			t.Errorf("before:\n%safter:\n%s", before, after)
+		}
+		if rules := nfttest.Save(t, n.NS, "iptables-nft-save", "nat"); !strings.Contains(rules, "-A POSTROUTING -s 10.9.9.9/32 -j ACCEPT") {
+			t.Errorf("their rule is gone:\n%s", rules)
+		}
+	})
+}

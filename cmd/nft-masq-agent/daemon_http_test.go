@@ -1,0 +1,111 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+)
+
+func TestTheMetricsCountWhatWasSent(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
+		nfttest.Require(t, "nft", "iptables-nft")
+		top := nfttest.NewTopology(t)
+		n := nodeIn(t, top.Node)
+		text := exempting("10.0.0.0/8", "fd00::/8") + "enableIPv6: true\n"
+		n.swap(text)
+		d := n.start(flag, "--http-address", httpAddress)
+		want := wants(t, text, flag)
+		d.began(want)
+		connections := func(family, verdict string) string {
+			return n.metric(fmt.Sprintf("nft_masq_agent_connections_total{family=%q,verdict=%q}", family, verdict))
+		}
+		sent := map[[2]string]int{}
+		send := func(family, verdict, dst string, times int) {
+			t.Helper()
+			addr := netip.MustParseAddr(dst)
+			src := top.PodV4
+			if addr.Is6() {
+				src = top.PodV6
+			}
+			for range times {
+				s := nfttest.MustSend(t, top, nfttest.Flow{
+					Proto: nfttest.UDP, From: top.Pod, Src: netip.AddrPortFrom(src, 0), Dst: netip.AddrPortFrom(addr, 4000),
+				})
+				if s.Masqueraded() != (verdict == "masqueraded") {
+					t.Errorf("%s: %+v, want %s", dst, s, verdict)
+				}
+			}
+			sent[[2]string{family, verdict}] += times
+		}
+		compare := func() {
+			t.Helper()
+			for key, times := range sent {
+				if got := connections(key[0], key[1]); got != fmt.Sprint(times) {
+					t.Errorf("%v: %s counted, %d sent", key, got, times)
+				}
+			}
+		}
+		send("ipv4", "masqueraded", "8.8.8.8", 7)
+		send("ipv4", "exempt", "10.9.0.9", 5)
+		send("ipv6", "masqueraded", "2001:db8:1::1", 3)
+		send("ipv6", "exempt", "fd00:9::9", 2)
+		compare()
+		// A reload sets nothing back.
+		text = exempting("10.0.0.0/8", "fd00::/8", "203.0.113.0/24") + "enableIPv6: true\n"
+		n.swap(text)
+		d.applied("config", wants(t, text, flag))
+		send("ipv4", "exempt", "203.0.113.9", 4)
+		send("ipv4", "masqueraded", "8.8.8.8", 1)
+		compare()
+		for name, want := range map[string]string{
+			"nft_masq_agent_ready":                    "1",
+			"nft_masq_agent_config_accepted":          "1",
+			"nft_masq_agent_config_warnings":          "0",
+			`nft_masq_agent_cidrs{family="ipv4"}`:     "2",
+			"nft_masq_agent_drift_repairs_total":      "0",
+			"nft_masq_agent_legacy_rules":             "0",
+			"nft_masq_agent_foreign_masquerade_rules": "0",
+			fmt.Sprintf("nft_masq_agent_config_info{hash=%q,mode=%q}", wants(t, text, flag).Hash(), mode): "1",
+			`nft_masq_agent_applies_total{reason="start",result="written"}`:                               "1",
+			`nft_masq_agent_applies_total{reason="config",result="written"}`:                              "1",
+		} {
+			if got := n.metric(name); got != want {
+				t.Errorf("%s is %q, want %q", name, got, want)
+			}
+		}
+		d.silent()
+		d.stop()
+	})
+}
+
+func TestTheProbesTellTheStateInWords(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	d := n.start("--http-address", httpAddress)
+	d.began(wants(t, ""))
+	probe := func(path string, code int, body string) {
+		t.Helper()
+		if c, b := n.get(path); c != code || b != body+"\n" {
+			t.Errorf("%s says %d %q, want %d %q", path, c, b, code, body)
+		}
+	}
+	probe("/healthz", 200, "ok")
+	probe("/readyz", 200, "ok")
+	n.swap(badText)
+	d.await("config rejected")
+	probe("/healthz", 200, "ok")
+	probe("/readyz", 503, "config rejected: "+n.path+badProblem)
+	if got := n.metric("nft_masq_agent_config_accepted"); got != "0" {
+		t.Errorf("config_accepted is %s", got)
+	}
+	n.swap("")
+	d.until("it is ready", func() bool { code, _ := n.get("/readyz"); return code == 200 })
+	probe("/readyz", 200, "ok")
+	if code, _ := n.get("/"); code != 404 {
+		t.Errorf("/ says %d", code)
+	}
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// status gives the report of status -o json, and the exit code.
+func (n *node) status(args ...string) (r statusReport, code int) {
+	n.t.Helper()
+	got := n.run(append([]string{"status", "-o", "json"}, args...)...)
+	d := json.NewDecoder(strings.NewReader(got.stdout))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&r); err != nil || got.stderr != "" {
+		n.t.Fatalf("status: %+v: %v", got, err)
+	}
+	return r, got.code
+}
+
+func TestStatusNamesEachTampering(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
+		n := newNode(t)
+		n.swap(slash24s(10))
+		flags := []string{"--config", n.path, flag}
+		d := n.start(flag)
+		want := wants(t, slash24s(10), flag)
+		d.began(want)
+		d.stop()
+		for _, a := range tamperings(mode) {
+			t.Run(a.name, func(t *testing.T) {
+				if r, code := n.status(flags...); code != exitDone || !r.Kernel.InStep || r.Kernel.Hash != want.Hash() {
+					t.Errorf("in step, but exit code %d: %+v", code, r)
+				}
+				a.do(n)
+				r, code := n.status(flags...)
+				found := strings.Join(r.Kernel.Differences, "\n")
+				if code != exitFailed || r.Kernel.InStep || !strings.Contains(found, a.finds) {
+					t.Errorf("exit code %d: %+v, want %q", code, r, a.finds)
+				}
+				k := n.kernel()
+				defer k.Close()
+				_, err := k.Apply(want, nft.Look{Others: true})
+				n.check(err)
+			})
+		}
+	})
+}
+
+func TestStatusSaysInOneLineThatAllIsInStep(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	want := wants(t, "")
+	d := n.start("--resync-interval=3600")
+	d.began(want)
+	got := n.run("status")
+	first, _, _ := strings.Cut(got.stdout, "\n  with the flags of")
+	says := fmt.Sprintf("in step: the kernel holds %s, mode nftables, from the defaults (no file at %s); agent runs, pid %d",
+		want.Hash(), n.path, d.process.Pid)
+	if got.code != exitDone || unwrap(first) != says {
+		t.Errorf("status: %+v, want %q", got, says)
+	}
+	r, code := n.status()
+	if code != exitDone || len(r.Agents) != 1 || r.Agents[0].PID != d.process.Pid || !strings.Contains(r.Agent, "--resync-interval=3600") {
+		t.Errorf("exit code %d: %+v", code, r)
+	}
+	if len(r.Connections) != 3 || len(r.Kernel.Differences)+len(r.Legacy)+len(r.Conflicts)+len(r.Notes) > 0 {
+		t.Errorf("%+v", r)
+	}
+	d.silent() // reading is no change
+}
+
+// unwrap undoes the wrapping of lines.
+func unwrap(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+func TestStatusTellsABadFileFromRulesThatDiffer(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newNode(t)
+		n.swap(exempting("10.1.0.0/16"))
+		flags := []string{"--config", n.path, flag}
+		r, code := n.status(flags...)
+		if code != exitFailed || r.Kernel.InStep || r.Kernel.Hash != "" || len(r.Agents) > 0 {
+			t.Errorf("on an empty node: exit code %d: %+v", code, r)
+		}
+		d := n.start(flag)
+		held := wants(t, exempting("10.1.0.0/16"), flag)
+		d.began(held)
+		n.swap(badText)
+		d.await("config rejected")
+		r, code = n.status()
+		if code != exitFailed || r.Config.Accepted || len(r.Config.Errors) != 1 || r.Config.Errors[0] != n.path+badProblem ||
+			r.Kernel.Hash != held.Hash() || len(r.Kernel.Differences) > 0 {
+			t.Errorf("with a bad file: exit code %d: %+v", code, r)
+		}
+		d.stop()
+		n.swap(exempting("10.2.0.0/16"))
+		r, code = n.status(flags...)
+		if code != exitFailed || !r.Config.Accepted || r.Kernel.InStep || r.Kernel.Hash != held.Hash() ||
+			r.Config.Hash != wants(t, exempting("10.2.0.0/16"), flag).Hash() || len(r.Kernel.Differences) == 0 {
+			t.Errorf("with another file: exit code %d: %+v", code, r)
+		}
+	})
+}
+
+func TestStatusNamesTheRulesOfOthers(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newNode(t)
+		loadLegacy(n)
+		d := n.start(flag)
+		d.await("applied")
+		r, code := n.status()
+		if code != exitDone || len(r.Legacy) != 1 || !strings.Contains(r.Legacy[0], "MY-MASQ") ||
+			len(r.Conflicts) != 1 || r.Conflicts[0].Table != "ip nat" || r.Conflicts[0].Chain != "MY-MASQ" || r.Conflicts[0].Priority != 100 {
+			t.Errorf("exit code %d: %+v", code, r)
+		}
+		text := n.run("status").stdout
+		for _, line := range []string{"Rules of iptables-based agents", "Other rules that masquerade what the config exempts:"} {
+			if !strings.Contains(text, line) {
+				t.Errorf("no %q in:\n%s", line, text)
+			}
+		}
+		for line := range strings.Lines(text) {
+			if len(line) > 81 && strings.Contains(strings.TrimSpace(line), " ") && !strings.Contains(line, "/") {
+				t.Errorf("%d columns: %s", len(line)-1, line)
+			}
+		}
+	})
+}
+
+func TestExplainAsksTheKernelThatIsLive(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newNode(t)
+		n.swap(exempting("10.1.0.0/16"))
+		d := n.start(flag)
+		d.began(wants(t, exempting("10.1.0.0/16"), flag))
+		d.stop()
+		n.swap(exempting("10.2.0.0/16"))
+		for args, want := range map[string]nft.Verdict{
+			"10.1.2.3 --live":             nft.Exempt,
+			"10.2.2.3 --live":             nft.Masqueraded,
+			"10.1.2.3 --config " + n.path: nft.Masqueraded,
+			"10.2.2.3 --config " + n.path: nft.Exempt,
+		} {
+			got := n.run(append([]string{"explain", "-o", "json"}, strings.Fields(args)...)...)
+			var x explanation
+			n.check(json.Unmarshal([]byte(got.stdout), &x))
+			if got.code != exitDone || len(x.Answers) != 1 || x.Answers[0].Verdict != want {
+				t.Errorf("%s: %+v, want %s", args, got, want)
+			}
+		}
+		nfttest.NFT(t, n.NS, "", "flush", "ruleset")
+		if got := n.run("explain", "10.1.2.3", "--live"); got.code != exitFailed || !strings.Contains(got.stderr, "no rules that this version wrote") {
+			t.Errorf("without rules: %+v", got)
+		}
+	})
+}
+
+// TestTheCommandsNeedNoPrivilegeForTheFile holds that what is only about the
+// file works where the kernel may not be asked.
+func TestTheCommandsNeedNoPrivilegeForTheFile(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap(exempting("10.1.0.0/16"))
+	for args, want := range map[string]int{
+		"check":            exitDone,
+		"render":           exitDone,
+		"explain 10.1.2.3": exitDone,
+		"status":           exitFailed,
+		"cleanup":          exitFailed,
+	} {
+		cmd := n.command([]string{withCaps + "=[]"}, append(strings.Fields(args), "--config", n.path)...)
+		var stdout, stderr bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
+		_ = n.Run(cmd)
+		got := result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+		if got.code != want || want == exitFailed != strings.Contains(got.stderr, "NET_ADMIN") {
+			t.Errorf("%s: %+v, want exit code %d", args, got, want)
+		}
+	}
+}
