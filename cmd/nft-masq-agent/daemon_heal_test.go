@@ -33,7 +33,9 @@ func nftScript(text string) func(*node) {
 			words = append(words, "SET", n.set())
 		}
 		if strings.Contains(text, "FIRST") || strings.Contains(text, "LAST") {
-			rules, err := n.connect().Rules(nfnetlink.Inet, nft.TableName, "postrouting")
+			c := n.connect()
+			defer c.Close()
+			rules, err := c.Rules(nfnetlink.Inet, nft.TableName, "postrouting")
 			n.check(err)
 			words = append(words, "FIRST", fmt.Sprint(rules[1].Handle), "LAST", fmt.Sprint(rules[len(rules)-1].Handle))
 		}
@@ -44,7 +46,9 @@ func nftScript(text string) func(*node) {
 // set gives the name under which the set of IPv4 destinations is held.
 func (n *node) set() string {
 	n.t.Helper()
-	sets, err := n.connect().Sets(nfnetlink.Inet, nft.TableName)
+	c := n.connect()
+	defer c.Close()
+	sets, err := c.Sets(nfnetlink.Inet, nft.TableName)
 	n.check(err)
 	for _, s := range sets {
 		if strings.HasPrefix(s.Name, "non-masq-v4") {
@@ -280,6 +284,7 @@ func TestADaemonThatFightsBackIsNamedAndStillHealedFrom(t *testing.T) {
 	d.began(want)
 	var fights tally
 	c := n.connect()
+	defer c.Close()
 	fight := func() {
 		t.Helper()
 		b := &nfnetlink.Batch{}
@@ -315,6 +320,7 @@ func TestABusyNeighbourCostsLittleAndHidesNothing(t *testing.T) {
 		var seen tally
 		stop := n.listen(seen.count)
 		c, before, start := n.connect(), n.processorTime(d), time.Now()
+		defer c.Close()
 		ticker := time.NewTicker(10 * time.Millisecond)
 		defer ticker.Stop()
 		const commits = 200

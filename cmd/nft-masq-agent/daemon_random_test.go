@@ -1,0 +1,383 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+)
+
+var seed = flag.Uint64("seed", 1, "of what is random")
+
+// operations is how many operations on the config's path are done.
+func operations() int {
+	if long {
+		return 10_000
+	}
+	return 300
+}
+
+// A meddler does things to the path of a config.
+type meddler struct {
+	*rand.Rand
+	node  *node
+	dir   string // of the config
+	count int    // of contents written, no two of which are the same
+}
+
+// content gives a content that nobody has seen, and that is accepted four times
+// out of five.
+func (m *meddler) content() string {
+	m.count++
+	if m.IntN(5) == 0 {
+		return []string{
+			fmt.Sprintf("nonMasqueradeCIDRs: [bad%d]\n", m.count),
+			fmt.Sprintf("a%d: [\n", m.count),
+			fmt.Sprintf("cidrLimit: %d\nresyncInterval: 60\n", m.count),
+		}[m.IntN(3)]
+	}
+	return m.good()
+}
+
+func (m *meddler) good() string {
+	m.count++
+	return exempting(fmt.Sprintf("10.%d.%d.0/24", m.count>>8&0xff, m.count&0xff), fmt.Sprintf("fd00:%x::/32", m.count)) +
+		fmt.Sprintf("enableIPv6: %t\n", m.IntN(2) == 0)
+}
+
+// put writes a file that is not there yet, or in place.
+func put(path, text string, parts int) error {
+	// What is no file does not make the writer wait.
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NONBLOCK, 0o644)
+	if err != nil {
+		return err
+	}
+	for i := range parts {
+		_, _ = f.WriteString(text[len(text)*i/parts : len(text)*(i+1)/parts])
+	}
+	return f.Close()
+}
+
+// into replaces the path by what was made at the path beside it.
+func (m *meddler) into(made string) error {
+	if unix.Renameat2(unix.AT_FDCWD, made, unix.AT_FDCWD, m.node.path, unix.RENAME_EXCHANGE) != nil {
+		return os.Rename(made, m.node.path)
+	}
+	return os.RemoveAll(made)
+}
+
+// beside gives a path for what replaces the config; nothing is there.
+func (m *meddler) beside() string {
+	_ = os.MkdirAll(m.dir, 0o755)
+	path := m.node.path + ".new"
+	_ = os.RemoveAll(path)
+	return path
+}
+
+func (m *meddler) swapFile(text string) error {
+	made := m.beside()
+	if err := put(made, text, 1); err != nil {
+		return err
+	}
+	return m.into(made)
+}
+
+func (m *meddler) swapDirectory() error {
+	made := m.beside()
+	_ = os.Mkdir(made, 0o755)
+	for _, name := range []string{"a", "b.yaml", ".hidden"}[:1+m.IntN(3)] {
+		if err := put(filepath.Join(made, name), m.content(), 1); err != nil {
+			return err
+		}
+	}
+	return m.into(made)
+}
+
+// publish does as the kubelet does.
+func (m *meddler) publish() error {
+	_ = os.MkdirAll(m.dir, 0o755)
+	version, data, next := fmt.Sprintf("..%d", m.count), filepath.Join(m.dir, "..data"), filepath.Join(m.dir, "..data_tmp")
+	if err := os.Mkdir(filepath.Join(m.dir, version), 0o755); err != nil {
+		return err
+	}
+	_ = put(filepath.Join(m.dir, version, "ip-masq-agent"), m.content(), 1)
+	_ = os.Symlink(version, next)
+	old, _ := os.Readlink(data)
+	if err := os.Rename(next, data); err != nil {
+		return err
+	}
+	if to, _ := os.Readlink(m.node.path); to != "..data/ip-masq-agent" {
+		made := m.beside()
+		_ = os.Symlink("..data/ip-masq-agent", made)
+		if err := m.into(made); err != nil {
+			return err
+		}
+	}
+	if old == "" {
+		return nil
+	}
+	return os.RemoveAll(filepath.Join(m.dir, old))
+}
+
+func (m *meddler) link(to string) error {
+	made := m.beside()
+	if err := os.Symlink(to, made); err != nil {
+		return err
+	}
+	return m.into(made)
+}
+
+func (m *meddler) exchangeParent() error {
+	other := m.dir + ".other"
+	_ = os.RemoveAll(other)
+	if err := os.Mkdir(other, 0o755); err != nil {
+		return err
+	}
+	_ = put(filepath.Join(other, "ip-masq-agent"), m.content(), 1)
+	if unix.Renameat2(unix.AT_FDCWD, other, unix.AT_FDCWD, m.dir, unix.RENAME_EXCHANGE) != nil {
+		return os.Rename(other, m.dir)
+	}
+	return nil
+}
+
+// operation does something to the path and says what. What the path, as it is,
+// does not allow, is refused.
+func (m *meddler) operation() string {
+	path := m.node.path
+	kinds := []struct {
+		name string
+		do   func() error
+	}{
+		{"swap", func() error { return m.swapFile(m.content()) }},
+		{"swap", func() error { return m.swapFile(m.content()) }},
+		{"write", func() error { return put(path, m.content(), 1) }},
+		{"write in parts", func() error { return put(path, m.content(), 2+m.IntN(4)) }},
+		{"append", func() error {
+			f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|unix.O_NONBLOCK, 0)
+			if err != nil {
+				return err
+			}
+			_, _ = fmt.Fprintf(f, "# %d\n", m.count)
+			return f.Close()
+		}},
+		{"truncate", func() error { return os.Truncate(path, 0) }},
+		{"remove", func() error { return os.RemoveAll(path) }},
+		{"remove and write", func() error { _ = os.RemoveAll(path); return put(path, m.content(), 1) }},
+		{"remove the parent", func() error { return os.RemoveAll(m.dir) }},
+		{"move the parent away", func() error { _ = os.RemoveAll(m.dir + ".away"); return os.Rename(m.dir, m.dir+".away") }},
+		{"move the parent back", func() error { return os.Rename(m.dir+".away", m.dir) }},
+		{"make the parent", func() error { return os.Mkdir(m.dir, 0o755) }},
+		{"exchange the parent", m.exchangeParent},
+		{"swap a directory", m.swapDirectory},
+		{"write in the directory", func() error { return put(filepath.Join(path, "b.yaml"), m.content(), 1) }},
+		{"remove from the directory", func() error { return os.Remove(filepath.Join(path, "a")) }},
+		{"publish", m.publish},
+		{"publish", m.publish},
+		{"link to a file", func() error {
+			_ = put(m.dir+".file", m.content(), 1)
+			return m.link(m.dir + ".file")
+		}},
+		{"write behind the link", func() error { return put(m.dir+".file", m.content(), 1) }},
+		{"link to nowhere", func() error { return m.link("nowhere") }},
+		{"link to itself", func() error { return m.link("ip-masq-agent") }},
+		{"FIFO", func() error {
+			made := m.beside()
+			_ = unix.Mkfifo(made, 0o644)
+			return m.into(made)
+		}},
+		{"device", func() error { return m.link("/dev/zero") }},
+		{"flush ruleset", func() error { _, err := m.node.Output("flush ruleset", "nft", "-f", "-"); return err }},
+	}
+	kind := kinds[m.IntN(len(kinds))]
+	if err := kind.do(); err != nil {
+		return kind.name + ": refused"
+	}
+	return kind.name
+}
+
+// TestAfterAnyOperationsTheRulesAreThoseOfTheLastValidContent does random
+// operations on the path of the config; the agent is sometimes told to look, and
+// sometimes ended or killed and started again.
+func TestAfterAnyOperationsTheRulesAreThoseOfTheLastValidContent(t *testing.T) {
+	t.Parallel()
+	for _, mode := range modes {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			m := &meddler{Rand: rand.New(rand.NewPCG(*seed, 0)), node: n, dir: filepath.Dir(n.path)}
+			// No timer helps.
+			flags := []string{"--mode=" + string(mode), "--http-address", httpAddress, "--resync-interval=3600"}
+			d := n.start(flags...)
+			want := wants(t, "", flags...)
+			d.began(want)
+			var log []string
+			for done := 0; done < operations(); {
+				burst := 1 + m.IntN(3)
+				for range burst {
+					log = append(log, m.operation())
+				}
+				if done += burst; burst > 1 && !n.contentIsValid() {
+					// Which of several was the last valid one that settled
+					// nobody can say: write another.
+					_ = m.swapFile(m.good())
+					log = append(log, "swap a valid one")
+				}
+				switch m.IntN(40) {
+				case 0:
+					d.signal(unix.SIGHUP)
+				case 1:
+					d.end(m.IntN(2) == 0)
+					d = n.start(flags...)
+					d.answers()
+				}
+				var err error
+				if want, err = d.settles(want, flags); err != nil {
+					t.Fatalf("seed %d: %v; the last operations: %s", *seed, err, strings.Join(log[max(0, len(log)-30):], ", "))
+				}
+			}
+			d.stop()
+		})
+	}
+}
+
+// end ends the agent, well or badly.
+func (d *daemon) end(well bool) {
+	d.t.Helper()
+	if well {
+		d.stop()
+		return
+	}
+	d.check(d.process.Kill())
+	<-d.process.Done()
+}
+
+func (n *node) contentIsValid() bool {
+	sources, err := config.Read(n.path)
+	if err != nil {
+		return false
+	}
+	_, _, err = config.Parse(config.Defaults{}, sources...)
+	return err == nil
+}
+
+// settles waits until the kernel holds what the config says or, where that is
+// bad, what it held before, and until the agent knows which of both it is. It
+// gives what is wanted now.
+func (d *daemon) settles(before nft.Ruleset, flags []string) (nft.Ruleset, error) {
+	d.t.Helper()
+	want, ready := before, "ok"
+	o := optionsOf(d.t, flags...)
+	sources, err := config.Read(d.path)
+	if err == nil {
+		var c config.Config
+		if c, _, err = config.Parse(o.defaults(), sources...); err == nil {
+			want = nft.Compile(c, o.nftOptions())
+		}
+	}
+	if err != nil {
+		first, _, _ := strings.Cut(err.Error(), "\n")
+		ready = "config rejected: " + first
+	}
+	late := time.After(patience)
+	for {
+		_, says := d.get("/readyz")
+		diffs := d.differences(want)
+		if len(diffs) == 0 && strings.HasPrefix(says, ready) {
+			return want, nil
+		}
+		select {
+		case <-time.After(2 * time.Millisecond):
+		case <-late:
+			return want, fmt.Errorf("readyz says %q, want %q; the kernel differs from %s: %q", says, ready, want.Hash(), diffs)
+		}
+	}
+}
+
+// reloads is how often the config is replaced by another one.
+func reloads() int {
+	if long {
+		return 10_000
+	}
+	return 300
+}
+
+func TestReloadsLeakNothing(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newNode(t)
+		d := n.start(flag, "--http-address", httpAddress)
+		d.began(wants(t, "", flag))
+		reload := func(times int) {
+			for i := range times {
+				n.swap(slash24s(100 + i%2))
+				d.await("applied")
+			}
+		}
+		reload(100) // until pools and caches have their size
+		goroutines, fds, memory := n.number("go_goroutines"), n.openFiles(d), n.resident(d)
+		reload(reloads())
+		d.until("no more open files than before", func() bool { return n.openFiles(d) <= fds })
+		d.until("no more goroutines than before", func() bool { return n.number("go_goroutines") <= goroutines })
+		grown := n.resident(d) - memory
+		t.Logf("%d open files, %v goroutines, %d KiB, %+d KiB", fds, goroutines, memory>>10, grown>>10)
+		if grown > 16<<20 {
+			t.Errorf("%d KiB of memory more after %d reloads", grown>>10, reloads())
+		}
+		n.holds(wants(t, slash24s(101), flag))
+		d.stop()
+	})
+}
+
+// number gives the value of a metric.
+func (n *node) number(metric string) float64 {
+	n.t.Helper()
+	v, err := strconv.ParseFloat(n.metric(metric), 64)
+	n.check(err)
+	return v
+}
+
+func (n *node) openFiles(d *daemon) int {
+	n.t.Helper()
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.process.Pid))
+	n.check(err)
+	return len(entries)
+}
+
+// resident gives the bytes of memory that the agent has.
+func (n *node) resident(d *daemon) int64 {
+	n.t.Helper()
+	statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", d.process.Pid))
+	n.check(err)
+	pages, err := strconv.ParseInt(strings.Fields(string(statm))[1], 10, 64)
+	n.check(err)
+	return pages * int64(os.Getpagesize())
+}
+
+func TestTenThousandCIDRsAreAppliedAndHealed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	var b strings.Builder
+	b.WriteString("enableIPv6: true\nnonMasqueradeCIDRs:\n")
+	for i := range 5000 {
+		fmt.Fprintf(&b, "- 10.%d.%d.0/25\n- fd00:%x::/64\n", i>>8, i&0xff, i+1)
+	}
+	n.swap(b.String())
+	d := n.start("--resync-interval=3600")
+	want := wants(t, b.String())
+	d.began(want)
+	nfttest.NFT(t, n.NS, "", "flush", "ruleset")
+	d.await(restored)
+	n.holds(want)
+	d.stop()
+}

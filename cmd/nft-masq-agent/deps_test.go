@@ -1,0 +1,130 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "nft-masq-agent"
+
+// A goPackage is what go list tells of a package of ours.
+type goPackage struct {
+	ImportPath string
+	Imports    []string // of code that is no test
+	Deps       []string // with those of others, all the way down
+}
+
+func goList(t *testing.T, args ...string) []goPackage {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", append([]string{"list", "-json=ImportPath,Imports,Deps"}, args...)...)
+	cmd.Dir = root
+	text, err := cmd.Output()
+	if err != nil {
+		var ended *exec.ExitError
+		if errors.As(err, &ended) {
+			t.Fatalf("go list: %v: %s", err, ended.Stderr)
+		}
+		t.Fatal(err)
+	}
+	var all []goPackage
+	for d := json.NewDecoder(strings.NewReader(string(text))); ; {
+		var p goPackage
+		err := d.Decode(&p)
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.ImportPath = strings.TrimPrefix(p.ImportPath, module+"/")
+		all = append(all, p)
+	}
+}
+
+// ours gives the packages of this module among imports.
+func ours(imports []string) []string {
+	var out []string
+	for _, i := range imports {
+		if name, ok := strings.CutPrefix(i, module+"/"); ok {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+func under(name string, trees ...string) bool {
+	return slices.ContainsFunc(trees, func(tree string) bool { return name == tree || strings.HasPrefix(name, tree+"/") })
+}
+
+func TestPackagesDependOneWay(t *testing.T) {
+	t.Parallel()
+	// A package that is not named may import none of ours.
+	mayImport := map[string][]string{
+		"nft/foreign":              {"nft/nfnetlink"},
+		"nft":                      {"config", "nft/nfnetlink", "nft/foreign"},
+		"nft/nfttest":              {"nft/nfttest/netns"},
+		"cmd/nft-masq-agent/agent": {"config", "nft", "nft/nfnetlink"},
+	}
+	all := goList(t, "./...")
+	for _, p := range all {
+		if under(p.ImportPath, "cmd") && mayImport[p.ImportPath] == nil {
+			continue
+		}
+		for _, i := range ours(p.Imports) {
+			if !slices.Contains(mayImport[p.ImportPath], i) {
+				t.Errorf("%s imports %s", p.ImportPath, i)
+			}
+		}
+	}
+	for name := range mayImport {
+		if !slices.ContainsFunc(all, func(p goPackage) bool { return p.ImportPath == name }) {
+			t.Errorf("there is no package %s", name)
+		}
+	}
+}
+
+func TestWhoImportsWhat(t *testing.T) {
+	t.Parallel()
+	tools := []string{"cmd/demo", "cmd/stress", "cmd/bench"}
+	only := map[string][]string{
+		"go.uber.org/zap":                     {"cmd"},
+		"github.com/prometheus/client_golang": {"cmd"},
+		"github.com/fsnotify/fsnotify":        {"watch"},
+		"gopkg.in/yaml.v3":                    {"config"},
+		"github.com/google/nftables":          slices.Concat(tools, []string{"nft"}),
+		"github.com/mdlayher/netlink":         slices.Concat(tools, []string{"nft"}),
+		"testing":                             {"nft/nfttest"},
+		"flag":                                {"cmd"},
+		"log":                                 {"cmd"},
+		"os/exec":                             slices.Concat(tools, []string{"nft/nfttest"}),
+		"nft-masq-agent/nft/nfttest":          slices.Concat(tools, []string{"nft/nfttest"}),
+	}
+	for _, p := range goList(t, "./...") {
+		for _, i := range p.Imports {
+			for rule, may := range only {
+				if under(i, rule) && !under(p.ImportPath, may...) {
+					t.Errorf("%s imports %s", p.ImportPath, i)
+				}
+			}
+		}
+	}
+}
+
+func TestTheShippedProgramRunsNoOther(t *testing.T) {
+	t.Parallel()
+	shipped := goList(t, "./cmd/nft-masq-agent")[0]
+	deps := append(ours(shipped.Deps), "cmd/nft-masq-agent")
+	for _, p := range goList(t, "./...") {
+		if !slices.Contains(deps, p.ImportPath) {
+			continue
+		}
+		if slices.Contains(p.Imports, "os/exec") || under(p.ImportPath, "nft/nfttest") {
+			t.Errorf("%s is part of the program", p.ImportPath)
+		}
+	}
+}
