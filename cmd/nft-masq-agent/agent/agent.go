@@ -298,10 +298,11 @@ func (a *Agent) sync(reason string, look nft.Look) {
 	if reason == onDrift {
 		a.pace.looked(time.Now(), time.Since(start), drift, a.change.Writer)
 	}
+	// First the state, then the line: who reads the line finds us ready.
+	a.health.inStep(*a.want)
 	a.report(reason, applied, drift)
 	a.refused, a.tries, a.fresh, a.held = "", 0, false, a.want.Hash()
 	a.change, a.by = nfnetlink.Change{}, nil
-	a.health.inStep(*a.want)
 	a.timer.Reset(a.next())
 	if reason == onStart {
 		a.lookAround()
