@@ -22,8 +22,11 @@ type faults struct {
 	dial  func() (*netlink.Conn, error)
 	calls int
 	at    int // the call that fails, counted from 1; 0: none
-	fault fault
-	seen  []call // what kind of call each was
+	// commits are that many that succeed before all others are refused, where
+	// the fault is that.
+	commits int
+	fault   fault
+	seen    []call // what kind of call each was
 	// bystander writes something that is not ours: with it the kernel's
 	// generation goes up.
 	bystander func()
@@ -47,6 +50,7 @@ const (
 	torn        how = "half of the answer is missing" // torn by somebody else's transaction
 	interrupted how = "the answer says that it was interrupted"
 	dead        how = "nothing works from here on" // as if the process were killed
+	refusing    how = "the kernel refuses every transaction from here on"
 )
 
 // A call is what a call on a socket does.
@@ -62,6 +66,10 @@ const (
 func (f *faults) fails(c call) (fault, bool) {
 	f.calls++
 	f.seen = append(f.seen, c)
+	if f.fault.how == refusing && c == callCommit {
+		f.commits--
+		return f.fault, f.commits < 0
+	}
 	return f.fault, f.at > 0 && (f.calls == f.at || f.calls > f.at && f.fault.how == dead)
 }
 
@@ -108,7 +116,7 @@ func (s *faultySocket) send(c call, msgs []netlink.Message, real func() error) e
 	switch {
 	case !fails:
 		return real()
-	case f.how == refused:
+	case f.how == refused, f.how == refusing:
 		if c == callSend && f.errno == unix.ENOENT {
 			s.bystander() // who deleted what was asked for
 		}

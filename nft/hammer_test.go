@@ -104,18 +104,23 @@ func judge(t *testing.T, h *nfttest.Hammer) nfttest.Tally {
 func TestFirstInstallationLetsNoWrongSourceOut(t *testing.T) {
 	many, _ := halves(2000)
 	some, _ := halves(100)
-	for _, want := range []Ruleset{Compile(many, Options{Mode: ModeNFTables}), xtOf(some)} {
-		t.Run(string(want.Mode), func(t *testing.T) {
+	for _, tt := range []struct {
+		Ruleset
+		installations int
+	}{
+		{Compile(many, Options{Mode: ModeNFTables}), 30},
+		{xtOf(some), 10},
+	} {
+		t.Run(string(tt.Mode), func(t *testing.T) {
 			top := nfttest.NewTopology(t)
 			k := open(t, top.Node)
 			// What must be masqueraded is not while nothing is installed.
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)[0], hammerTargets(nfttest.UDP)[2])
-			installations := 30
 			if long {
-				installations = 500
+				tt.installations *= 20
 			}
-			for range installations {
-				apply(t, k, want, Look{})
+			for range tt.installations {
+				apply(t, k, tt.Ruleset, Look{})
 				if _, err := k.Cleanup(false); err != nil {
 					t.Fatal(err)
 				}
