@@ -75,7 +75,7 @@ type Agent struct {
 	timer  *time.Timer // the next resync, or the next try after a refusal
 	tries  int
 	pace   pace
-	paused *time.Timer // the next look, where looks are paced
+	paused *time.Timer      // the next look, where looks are paced
 	change nfnetlink.Change // the last one of others since a look
 	by     []string         // the processes that made them
 	survey survey
