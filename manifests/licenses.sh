@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# licenses.sh DIR: puts the licences of all that is linked into the binary into
-# DIR, by module: those that lie beside a linked package or in a directory above
-# it. Fails where a module has none.
+# licenses.sh DIR ARCH…: puts the licences of all that is linked into the binary
+# into DIR, by module: those that lie beside a linked package or in a directory
+# above it. Fails where a module has none.
 set -euo pipefail
 out=$1
+shift
 rm -rf "$out"
 mkdir -p "$out/nft-masq-agent" "$out/go"
 cp LICENSE "$out/nft-masq-agent/"
 cp "$(go env GOROOT)/LICENSE" "$out/go/"
-for arch in amd64 arm64 ppc64le s390x; do
+for arch; do
 	CGO_ENABLED=0 GOOS=linux GOARCH=$arch go list -deps \
 		-f '{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}} {{$.Dir}}{{end}}{{end}}' ./cmd/nft-masq-agent
 done | sort -u | while read -r module root dir; do

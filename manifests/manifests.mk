@@ -7,7 +7,7 @@ CONTAINER_TOOL ?= $(shell docker info >/dev/null 2>&1 && echo docker || \
 	basename "$$(command -v podman || command -v buildah)")
 # Where push sends the image to is part of its name.
 IMAGE ?= nft-masq-agent
-TAG   ?= $(subst +,_,$(VERSION))
+TAG   := $(or $(TAG),$(subst +,_,$(VERSION)))
 
 HOST_ARCH = $(shell go env GOHOSTARCH)
 # The same files give the same image; docker has no such flag.
@@ -45,11 +45,22 @@ endif
 
 .PHONY: licenses
 licenses:
-	manifests/licenses.sh bin/licenses
+	manifests/licenses.sh bin/licenses $(ARCHS)
 
 .PHONY: container-tool
 container-tool:
 	@test -n '$(CONTAINER_TOOL)' || { echo 'needed first: docker, podman or buildah' >&2; exit 1; }
+
+.PHONY: container-test
+container-test: ## Build the image, run it as the manifest says, in a network of its own
+	@missing=; for program in buildah podman runc nft; do \
+		command -v $$program >/dev/null || missing="$$missing $${program/#nft/nftables}"; \
+	done; \
+	if [ -n "$$missing" ]; then \
+		apt-get update -qq; \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing >/dev/null; \
+	fi
+	IMAGE_TEST=1 go test -count=1 -v -run '^TestImage' ./manifests
 
 .PHONY: registry
 registry:

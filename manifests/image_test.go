@@ -1,0 +1,315 @@
+package manifests_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"nft-masq-agent/nft/nfttest"
+)
+
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+
+const image = "localhost/nft-masq-agent:test"
+
+// A node runs the image as the kubelet would.
+type node struct {
+	*nfttest.Topology
+	t       *testing.T
+	volume  string // what is mounted at /etc/config
+	flags   []string
+	version int
+	lines   chan string // of the agent's log
+}
+
+// newNode builds the image with buildah, and makes a node with podman and runc
+// that have nothing but what lies in a directory of the test.
+func newNode(t *testing.T) *node {
+	t.Helper()
+	if os.Getenv("IMAGE_TEST") != "1" {
+		t.Skip("builds and runs an image: make container-test")
+	}
+	if os.Geteuid() != 0 {
+		t.Fatal("needs root")
+	}
+	dir := t.TempDir()
+	conf := filepath.Join(dir, "storage.conf")
+	text := fmt.Sprintf("[storage]\ndriver = \"vfs\"\ngraphroot = \"%[1]s/graph\"\nrunroot = \"%[1]s/run\"\n", dir)
+	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("CONTAINERS_STORAGE_CONF", conf)
+	n := &node{
+		Topology: nfttest.NewTopology(t), t: t, volume: filepath.Join(dir, "volume"),
+		flags: []string{"--runtime=runc", "--cgroup-manager=cgroupfs", "--events-backend=file", "--tmpdir=" + filepath.Join(dir, "tmp")},
+		lines: make(chan string, 1000),
+	}
+	if err := os.Mkdir(n.volume, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	build := exec.CommandContext(t.Context(), "make", "-C", "..", "container", "CONTAINER_TOOL=buildah",
+		"IMAGE="+strings.TrimSuffix(image, ":test"), "TAG=test")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return n
+}
+
+func (n *node) podman(args ...string) *exec.Cmd {
+	return exec.Command("podman", append(n.flags, args...)...)
+}
+
+// run starts the container of the base with the security context, limits and
+// arguments that its manifest has.
+func (n *node) run() *nfttest.Process {
+	n.t.Helper()
+	c := read(n.t, "base").container()
+	args := []string{
+		"run", "--pull=never", "--name=agent", "--network=host", "--security-opt=no-new-privileges",
+		"--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024",
+		"--read-only", "--read-only-tmpfs=false", "--volume=" + n.volume + ":/etc/config:ro",
+		fmt.Sprintf("--user=%d:%d", *c.SecurityContext.RunAsUser, *c.SecurityContext.RunAsGroup),
+		fmt.Sprintf("--memory=%d", c.Resources.Limits.Memory().Value()),
+	}
+	for _, name := range c.SecurityContext.Capabilities.Drop {
+		args = append(args, "--cap-drop="+string(name))
+	}
+	for _, name := range c.SecurityContext.Capabilities.Add {
+		args = append(args, "--cap-add="+string(name))
+	}
+	for _, e := range c.Env {
+		args = append(args, "--env="+e.Name+"="+e.Value)
+	}
+	cmd := n.podman(append(append(args, image), c.Args...)...)
+	cmd.Stdout, cmd.Stderr = lineWriter(n.lines), os.Stderr
+	p, err := n.Node.Start(cmd)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() {
+		if _, err := n.Node.Output("", "podman", append(n.flags, "rm", "--force", "agent")...); err != nil {
+			n.t.Error(err)
+		}
+	})
+	return p
+}
+
+// lineWriter hands over each line that is written to it at once.
+type lineWriter chan<- string
+
+func (w lineWriter) Write(b []byte) (int, error) {
+	for line := range strings.Lines(string(b)) {
+		w <- line
+	}
+	return len(b), nil
+}
+
+// said waits for a line of the log, and gives its fields.
+func (n *node) said(message string) map[string]any {
+	n.t.Helper()
+	timeout := time.After(time.Minute)
+	for {
+		select {
+		case line := <-n.lines:
+			n.t.Log(strings.TrimSpace(line))
+			var fields map[string]any
+			if err := json.Unmarshal([]byte(line), &fields); err != nil {
+				n.t.Fatalf("%v: %s", err, line)
+			}
+			if fields["msg"] == message {
+				return fields
+			}
+		case <-timeout:
+			n.t.Fatalf("nothing said of %q", message)
+		}
+	}
+}
+
+// write gives the volume a new content as the kubelet does: a directory beside
+// the old one, and a link that is swapped.
+func (n *node) write(config string) {
+	n.t.Helper()
+	n.version++
+	dir := fmt.Sprintf("..version_%d", n.version)
+	data := filepath.Join(n.volume, "..data")
+	for _, err := range []error{
+		os.Mkdir(filepath.Join(n.volume, dir), 0o755),
+		os.WriteFile(filepath.Join(n.volume, dir, "ip-masq-agent"), []byte(config), 0o600),
+		os.Symlink(dir, data+"_tmp"),
+		os.Rename(data+"_tmp", data),
+	} {
+		if err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	if n.version == 1 {
+		if err := os.Symlink("..data/ip-masq-agent", filepath.Join(n.volume, "ip-masq-agent")); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+}
+
+// get asks the agent where the kubelet's probes do.
+func (n *node) get(path string) (int, string) {
+	n.t.Helper()
+	client := http.Client{Transport: &http.Transport{DialContext: n.Node.DialContext, DisableKeepAlives: true}}
+	request, err := http.NewRequestWithContext(n.t.Context(), http.MethodGet, "http://127.0.0.1:9717"+path, nil)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return response.StatusCode, string(body)
+}
+
+func (n *node) wantMasqueraded(to string, want bool) {
+	n.t.Helper()
+	dst := netip.AddrPortFrom(netip.MustParseAddr(to), 5000)
+	s := nfttest.MustSend(n.t, n.Topology, nfttest.Flow{Proto: nfttest.TCP, From: n.Pod, Dst: dst})
+	if s.Masqueraded() != want {
+		n.t.Errorf("%s sees %s, masqueraded: want %t", to, s.Seen, want)
+	}
+}
+
+func TestImageDoesTheMainJob(t *testing.T) {
+	n := newNode(t)
+	p := n.run()
+	n.said("applied")
+	n.wantMasqueraded("198.51.100.1", true)
+	n.wantMasqueraded("10.9.0.9", false)
+	for _, path := range []string{"/healthz", "/readyz"} {
+		if code, text := n.get(path); code != http.StatusOK {
+			t.Errorf("%s: %d %s", path, code, text)
+		}
+	}
+	if _, text := n.get("/metrics"); !strings.Contains(text, `connections_total{family="ipv4",verdict="masqueraded"} 1`+"\n") {
+		t.Errorf("metrics:\n%s", text)
+	}
+
+	n.write("nonMasqueradeCIDRs: [198.51.100.0/24]\n")
+	applied := n.said("applied")
+	n.wantMasqueraded("198.51.100.1", false)
+	n.wantMasqueraded("10.9.0.9", true)
+
+	n.write("nonMasqueradeCIDRs: [198.51.100.1/24]\n")
+	n.said(fmt.Sprint("config rejected, keeping ", applied["config"]))
+	if code, text := n.get("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(text, "/etc/config/ip-masq-agent:1:22: ") {
+		t.Errorf("/readyz: %d %s", code, text)
+	}
+	n.wantMasqueraded("198.51.100.1", false)
+
+	n.wantConfined()
+	n.write("nonMasqueradeCIDRs: [198.51.100.0/24]\n# mended\n")
+	if out, err := n.Node.Output("", "podman", append(n.flags, "exec", "agent", "/nft-masq-agent", "status")...); err != nil {
+		t.Errorf("status: %v\n%s", err, out)
+	}
+	before := nfttest.NFT(t, n.Node, "", "list", "table", "inet", "nft-masq-agent")
+	if err := p.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	if after := nfttest.NFT(t, n.Node, "", "list", "table", "inet", "nft-masq-agent"); after != before {
+		t.Errorf("the rules do not stay:\n%s", after)
+	}
+}
+
+// wantConfined holds what the kernel says of the process against the manifest.
+func (n *node) wantConfined() {
+	n.t.Helper()
+	pid, err := n.Node.Output("", "podman", append(n.flags, "inspect", "--format={{.State.Pid}}", "agent")...)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	status, err := os.ReadFile("/proc/" + strings.TrimSpace(pid) + "/status")
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	const netAdmin = "0000000000001000"
+	for _, want := range []string{"CapEff:\t" + netAdmin, "CapBnd:\t" + netAdmin, "NoNewPrivs:\t1", "Seccomp:\t2"} {
+		if !strings.Contains(string(status), want+"\n") {
+			n.t.Errorf("not %s:\n%s", want, status)
+		}
+	}
+}
+
+// A ConfigMap holds at most 1 MiB.
+func TestImageTakesTheLargestConfigMapWithinItsMemoryLimit(t *testing.T) {
+	n := newNode(t)
+	n.run()
+	n.said("applied")
+	for first := range 3 {
+		var config bytes.Buffer
+		config.WriteString("nonMasqueradeCIDRs:\n")
+		cidrs := 0
+		for ; config.Len() < 1<<20-100; cidrs++ {
+			fmt.Fprintf(&config, "- %d.%d.%d.%d/32\n", 1+first, cidrs>>14, cidrs>>7&0x7f, cidrs<<1&0xff)
+		}
+		n.write(config.String())
+		if fields := n.said("applied"); fields["cidrs"] != float64(cidrs+1) {
+			t.Errorf("%v CIDRs, want %d and link-local", fields["cidrs"], cidrs)
+		}
+		n.wantMasqueraded("198.51.100.1", true)
+		if code, text := n.get("/readyz"); code != http.StatusOK {
+			t.Errorf("/readyz: %d %s", code, text)
+		}
+	}
+}
+
+func TestImageHoldsTheBinaryAndTheLicencesOnly(t *testing.T) {
+	n := newNode(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	create := exec.CommandContext(ctx, "podman", append(n.flags, "create", "--name=agent", image)...)
+	if out, err := create.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	archive := filepath.Join(t.TempDir(), "image.tar")
+	for _, command := range [][]string{append([]string{"podman"}, append(n.flags, "export", "--output="+archive, "agent")...), {"tar", "--list", "--file=" + archive}} {
+		out, err := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		for line := range strings.Lines(string(out)) {
+			name := strings.TrimSpace(line)
+			if name != "nft-masq-agent" && !strings.HasPrefix(name, "licenses/") {
+				t.Errorf("the image holds %s", name)
+			}
+		}
+	}
+	binary, err := os.Stat("../bin/linux_" + runtimeArch(t) + "/nft-masq-agent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if most := int64(12 << 20); binary.Size() > most {
+		t.Errorf("the binary has %d bytes, more than %d", binary.Size(), most)
+	}
+}
+
+func runtimeArch(t *testing.T) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "go", "env", "GOHOSTARCH").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(out))
+}
