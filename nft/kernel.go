@@ -27,6 +27,7 @@ type Kernel struct {
 	dumped   time.Time
 	dumpCost time.Duration
 	counts   cachedCounts
+	pause    func() (resume func())
 }
 
 // trusted is what a set held when it was last filled or read.
@@ -43,6 +44,12 @@ func Open() *Kernel { return NewKernel(nfnetlink.Dial()) }
 func NewKernel(c *nfnetlink.Conn) *Kernel {
 	return &Kernel{conn: c, trust: map[string]trusted{}}
 }
+
+// BeforeLargeFill has Apply call pause before it fills a set with many elements,
+// and what that gives behind it. Where anybody listens, and be it in another
+// network namespace, the kernel makes a notification of each element, which
+// triples the time: so a listener of our own had better pause.
+func (k *Kernel) BeforeLargeFill(pause func() (resume func())) { k.pause = pause }
 
 // Close closes the connection; the rules stay.
 func (k *Kernel) Close() error { return k.conn.Close() }
@@ -207,9 +214,20 @@ func (k *Kernel) commit(batches []*nfnetlink.Batch, generation uint32) error {
 	return nil
 }
 
+// largeFill is how many prefixes it takes for listening to cost more than to
+// pause does.
+const largeFill = 1000
+
 // stage fills the sets that are to become effective.
 func (k *Kernel) stage(want Table, own *ownTable) (target sides, commits int, err error) {
 	batches, target := stage(want, own)
+	prefixes := 0
+	for _, b := range batches {
+		prefixes += b.Prefixes
+	}
+	if k.pause != nil && prefixes >= largeFill {
+		defer k.pause()()
+	}
 	for _, b := range batches {
 		if err := k.conn.Commit(b, 0); err != nil {
 			return nil, 0, fmt.Errorf("fill sets: %w", err)

@@ -81,7 +81,8 @@ func run(ctx context.Context, o options, e environment) (int, error) {
 // when all of them have ended.
 func startAgent(ctx context.Context, o options, kernel *nft.Kernel, log *zap.Logger, hangup <-chan os.Signal) <-chan struct{} {
 	// The listener first: no change after the first look is missed.
-	changes := agent.Listen(ctx, log)
+	listener := agent.Listen(ctx, log)
+	kernel.BeforeLargeFill(listener.Pause)
 	files := watch.Start(ctx, o.configPath, func() (agent.Files, string) {
 		sources, err := config.Read(o.configPath)
 		return agent.Files{Sources: sources, Err: err}, fingerprint(sources, err)
@@ -91,7 +92,7 @@ func startAgent(ctx context.Context, o options, kernel *nft.Kernel, log *zap.Log
 	loop := agent.New(
 		agent.Inputs{
 			Files: files.Content(), Warnings: files.Warnings(), Reread: files.Look,
-			Changes: changes, Hangup: hangup,
+			Changes: listener.Changes(), Hangup: hangup,
 		},
 		agent.Kernel{
 			Apply: kernel.Apply, ReadBack: kernel.ReadBack, PortID: kernel.PortID,

@@ -85,5 +85,12 @@ func (l *Listener) Receive() (Change, error) {
 	}
 }
 
+// Pause stops the notifications: while nobody listens, a large transaction
+// takes a third of the time. What changes until Resume is not heard of.
+func (l *Listener) Pause() error { return l.nl.LeaveGroup(unix.NFNLGRP_NFTABLES) }
+
+// Resume lets a paused listener hear again.
+func (l *Listener) Resume() error { return l.nl.JoinGroup(unix.NFNLGRP_NFTABLES) }
+
 // Close ends the listener; a waiting Receive returns.
 func (l *Listener) Close() error { return l.nl.Close() }

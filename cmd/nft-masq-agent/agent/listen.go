@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -9,53 +10,103 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
+// A Listener hears of each change of the ruleset.
+type Listener struct {
+	changes chan nfnetlink.Change
+	missed  chan struct{} // has a token when changes may have been missed
+
+	mu      sync.Mutex
+	current *nfnetlink.Listener // nil while it cannot be opened
+}
+
 // Listen delivers each change of the ruleset until ctx ends. It outlives every
 // error: after one the listener is opened again, and that anything may have
 // changed meanwhile is delivered too. The first listener is open when Listen
 // returns, so that no change after that is missed.
-func Listen(ctx context.Context, log *zap.Logger) <-chan nfnetlink.Change {
-	changes := make(chan nfnetlink.Change)
-	first, err := nfnetlink.Listen()
+func Listen(ctx context.Context, log *zap.Logger) *Listener {
+	l := &Listener{changes: make(chan nfnetlink.Change), missed: make(chan struct{}, 1)}
+	err := l.open()
 	go func() {
-		l, tries := first, 0
-		for ctx.Err() == nil {
+		for tries := 0; ctx.Err() == nil; {
 			if err != nil {
 				if tries++; tries == 1 {
 					log.Error("not told of changes to the rules, looking now and then", zap.Error(err))
 				}
 				wait(ctx, backoff(tries))
-				if l, err = nfnetlink.Listen(); err != nil {
+				if err = l.open(); err != nil {
 					continue
 				}
 				tries = 0
-				deliver(ctx, changes, nfnetlink.Change{Overrun: true})
+				l.deliver(ctx, nfnetlink.Change{Overrun: true})
 			}
-			err = hear(ctx, l, changes)
+			err = l.hear(ctx)
 		}
 	}()
-	return changes
+	go func() {
+		for {
+			select {
+			case <-l.missed:
+				l.deliver(ctx, nfnetlink.Change{Overrun: true})
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return l
 }
 
-// hear delivers what one listener hears until it fails or ctx ends.
-func hear(ctx context.Context, l *nfnetlink.Listener, changes chan<- nfnetlink.Change) error {
-	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
-	defer func() {
-		if stop() {
-			_ = l.Close()
+// Changes delivers the changes. It is never closed.
+func (l *Listener) Changes() <-chan nfnetlink.Change { return l.changes }
+
+// Pause stops listening until resume is called, which delivers that anything
+// may have changed meanwhile.
+func (l *Listener) Pause() (resume func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	paused := l.current
+	if paused == nil || paused.Pause() != nil {
+		return func() {}
+	}
+	return func() {
+		if paused.Resume() != nil {
+			_ = paused.Close() // so that it is opened again
 		}
-	}()
-	for {
-		c, err := l.Receive()
-		if err != nil {
-			return err
+		select {
+		case l.missed <- struct{}{}:
+		default:
 		}
-		deliver(ctx, changes, c)
 	}
 }
 
-func deliver(ctx context.Context, changes chan<- nfnetlink.Change, c nfnetlink.Change) {
+func (l *Listener) open() error {
+	opened, err := nfnetlink.Listen()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.current = opened
+	return err
+}
+
+// hear delivers what the open listener hears until it fails or ctx ends.
+func (l *Listener) hear(ctx context.Context) error {
+	current := l.current // only this goroutine changes it
+	stop := context.AfterFunc(ctx, func() { _ = current.Close() })
+	defer func() {
+		if stop() {
+			_ = current.Close()
+		}
+	}()
+	for {
+		c, err := current.Receive()
+		if err != nil {
+			return err
+		}
+		l.deliver(ctx, c)
+	}
+}
+
+func (l *Listener) deliver(ctx context.Context, c nfnetlink.Change) {
 	select {
-	case changes <- c:
+	case l.changes <- c:
 	case <-ctx.Done():
 	}
 }
