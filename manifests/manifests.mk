@@ -62,6 +62,17 @@ container-test: ## Build the image, run it as the manifest says, in a network of
 	fi
 	IMAGE_TEST=1 go test -count=1 -v -run '^TestImage' ./manifests
 
+.PHONY: promtool-test
+promtool-test: bin/promtool ## Hold metrics, alerts and dashboard against promtool
+	PROMTOOL='$(CURDIR)/bin/promtool' go test -count=1 -run '^TestPromtool' ./manifests
+
+# Debian's, without its server being installed.
+bin/promtool:
+	@dir="$$(mktemp -d)"; trap 'rm -rf "$$dir"' EXIT; \
+	apt-get update -qq; \
+	(cd "$$dir" && apt-get -o APT::Sandbox::User=root download -qq prometheus && dpkg -x prometheus_*.deb .); \
+	install -D "$$dir/usr/bin/promtool" $@
+
 .PHONY: registry
 registry:
 	@case '$(IMAGE)' in */*) ;; *) echo 'say where to: make $(MAKECMDGOALS) IMAGE=REGISTRY/nft-masq-agent' >&2; exit 1;; esac

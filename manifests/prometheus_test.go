@@ -1,0 +1,229 @@
+package manifests_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"nft-masq-agent/nft/nfttest"
+)
+
+// A dashboard of Grafana, as far as its panels ask for metrics.
+type dashboard struct {
+	Panels []struct {
+		ID      int    `json:"id"`
+		Title   string `json:"title"`
+		GridPos struct{ X, Y, W, H int }
+		Targets []struct {
+			Expr string `json:"expr"`
+		} `json:"targets"`
+	} `json:"panels"`
+}
+
+func readDashboard(t *testing.T) dashboard {
+	t.Helper()
+	text, err := os.ReadFile("grafana/dashboard.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d dashboard
+	if err := json.Unmarshal(text, &d); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func readYAML(t *testing.T, file string, into any) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal(text, into); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+}
+
+// An alert of prometheus/rules.yaml.
+type alert struct {
+	Alert  string            `json:"alert"`
+	Expr   string            `json:"expr"`
+	Labels map[string]string `json:"labels"`
+}
+
+func readAlerts(t *testing.T) []alert {
+	t.Helper()
+	var rules struct {
+		Groups []struct {
+			Rules []alert `json:"rules"`
+		} `json:"groups"`
+	}
+	readYAML(t, "prometheus/rules.yaml", &rules)
+	var all []alert
+	for _, g := range rules.Groups {
+		all = append(all, g.Rules...)
+	}
+	return all
+}
+
+func TestDashboardAndAlertsAskForMetricsThatTheReadmeLists(t *testing.T) {
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var exprs []string
+	for _, a := range readAlerts(t) {
+		exprs = append(exprs, a.Expr)
+	}
+	for _, p := range readDashboard(t).Panels {
+		for _, target := range p.Targets {
+			exprs = append(exprs, target.Expr)
+		}
+	}
+	names := regexp.MustCompile(`nft_masq_agent_[a-z_]+`)
+	for _, expr := range exprs {
+		if !names.MatchString(expr) {
+			t.Errorf("asks for nothing of ours: %s", expr)
+		}
+		for _, name := range names.FindAllString(expr, -1) {
+			row := regexp.MustCompile("(?m)^\\| `" + strings.TrimSuffix(name, "_bucket") + "[`{]")
+			if !row.Match(readme) {
+				t.Errorf("%s is not in README.md", name)
+			}
+		}
+	}
+}
+
+func TestEachAlertHasACaseInWhichItFiresAndOneInWhichItDoesNot(t *testing.T) {
+	var tests struct {
+		Tests []struct {
+			Cases []struct {
+				Name   string `json:"alertname"`
+				Alerts []any  `json:"exp_alerts"`
+			} `json:"alert_rule_test"`
+		} `json:"tests"`
+	}
+	readYAML(t, "prometheus/rules_test.yaml", &tests)
+	fires, silent := map[string]bool{}, map[string]bool{}
+	for _, test := range tests.Tests {
+		for _, c := range test.Cases {
+			fires[c.Name] = fires[c.Name] || len(c.Alerts) > 0
+			silent[c.Name] = silent[c.Name] || len(c.Alerts) == 0
+		}
+	}
+	for _, a := range readAlerts(t) {
+		if !fires[a.Alert] || !silent[a.Alert] {
+			t.Errorf("%s: fires in a case: %t, is silent in one: %t", a.Alert, fires[a.Alert], silent[a.Alert])
+		}
+		if a.Labels["severity"] == "" {
+			t.Errorf("%s has no severity", a.Alert)
+		}
+	}
+}
+
+func TestPanelsOfTheDashboardLieBesideEachOther(t *testing.T) {
+	taken, ids := map[[2]int]string{}, map[int]bool{}
+	for _, p := range readDashboard(t).Panels {
+		if ids[p.ID] || p.GridPos.X+p.GridPos.W > 24 {
+			t.Errorf("%s: id %d twice, or beyond the right edge", p.Title, p.ID)
+		}
+		ids[p.ID] = true
+		for x := range p.GridPos.W {
+			for y := range p.GridPos.H {
+				at := [2]int{p.GridPos.X + x, p.GridPos.Y + y}
+				if other := taken[at]; other != "" {
+					t.Fatalf("%s lies on %s", p.Title, other)
+				}
+				taken[at] = p.Title
+			}
+		}
+	}
+}
+
+// A promtool is the program of this name.
+type promtool string
+
+// needPromtool gives the promtool that make promtool-test names.
+func needPromtool(t *testing.T) promtool {
+	t.Helper()
+	program := os.Getenv("PROMTOOL")
+	if program == "" {
+		t.Skip("asks promtool: make promtool-test")
+	}
+	return promtool(program)
+}
+
+// run fails the test where promtool finds anything.
+func (p promtool) run(t *testing.T, stdin string, args ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), string(p), args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), "lint") {
+		t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+func TestPromtoolFindsNothingInTheAlerts(t *testing.T) {
+	p := needPromtool(t)
+	p.run(t, "", "check", "rules", "prometheus/rules.yaml")
+	p.run(t, "", "test", "rules", "prometheus/rules_test.yaml")
+}
+
+func TestPromtoolReadsTheExpressionsOfTheDashboard(t *testing.T) {
+	promtool := needPromtool(t)
+	var rules strings.Builder
+	rules.WriteString("groups:\n- name: dashboard\n  rules:\n")
+	variables := strings.NewReplacer("$__rate_interval", "5m", "$job", ".*", "$node", ".*")
+	for i, p := range readDashboard(t).Panels {
+		for j, target := range p.Targets {
+			fmt.Fprintf(&rules, "  - record: panel:%d:%d\n    expr: %q\n", i, j, variables.Replace(target.Expr))
+		}
+	}
+	file := filepath.Join(t.TempDir(), "dashboard.yaml")
+	if err := os.WriteFile(file, []byte(rules.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	promtool.run(t, "", "check", "rules", file)
+}
+
+// scrape runs the program on a node, with real connections, and gives its
+// metrics.
+func scrape(t *testing.T) string {
+	t.Helper()
+	topo := nfttest.NewTopology(t)
+	lines := make(chan string, 100)
+	cmd := exec.Command(buildProgram(t), "--http-address=127.0.0.1:9717", "--config="+t.TempDir())
+	cmd.Stdout, cmd.Stderr = lineWriter(lines), os.Stderr
+	p, err := topo.Node.Start(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = p.Kill()
+		_ = p.Wait()
+	}()
+	for line := range lines {
+		if strings.Contains(line, `"applied"`) {
+			break
+		}
+	}
+	n := node{Topology: topo, t: t}
+	n.wantMasqueraded("198.51.100.1", true)
+	code, text := n.get("/metrics")
+	if code != http.StatusOK {
+		t.Fatalf("status %d\n%s", code, text)
+	}
+	return text
+}
+
+func TestPromtoolFindsNothingInTheMetrics(t *testing.T) {
+	needPromtool(t).run(t, scrape(t), "check", "metrics")
+}
