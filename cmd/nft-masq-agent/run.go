@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -95,7 +96,7 @@ func startAgent(ctx context.Context, o options, kernel *nft.Kernel, log *zap.Log
 			Changes: listener.Changes(), Hangup: hangup,
 		},
 		agent.Kernel{
-			Apply: kernel.Apply, ReadBack: kernel.ReadBack, PortID: kernel.PortID,
+			Apply: givingBack(kernel.Apply), ReadBack: kernel.ReadBack, PortID: kernel.PortID,
 			Counters: func() ([]nft.Counts, error) { return counters.Counters(o.nftOptions()) },
 			Others:   kernel.Others,
 		},
@@ -120,6 +121,21 @@ func startAgent(ctx context.Context, o options, kernel *nft.Kernel, log *zap.Log
 	}()
 	return ended
 }
+
+// givingBack gives memory back to the system some time after many CIDRs were
+// written: parsing and sending them takes a multiple of what keeping them does.
+func givingBack(apply applyFunc) applyFunc {
+	const many, later = 10_000, time.Second
+	return func(want nft.Ruleset, look nft.Look) (nft.Applied, error) {
+		a, err := apply(want, look)
+		if v4, v6 := want.CIDRs(); len(a.Differences) > 0 && v4+v6 >= many {
+			time.AfterFunc(later, debug.FreeOSMemory)
+		}
+		return a, err
+	}
+}
+
+type applyFunc func(nft.Ruleset, nft.Look) (nft.Applied, error)
 
 // fingerprint tells contents of the config apart.
 func fingerprint(sources []config.Source, err error) string {
