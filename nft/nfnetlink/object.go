@@ -130,7 +130,7 @@ func (r Range) String() string {
 
 // Prefix gives the range as a prefix, if it is one.
 func (r Range) Prefix() (netip.Prefix, bool) {
-	if r == (Range{}) {
+	if !r.From.IsValid() || r.From.BitLen() != r.To.BitLen() {
 		return netip.Prefix{}, false
 	}
 	from, to := r.From.AsSlice(), r.To.AsSlice()

@@ -1,0 +1,360 @@
+package nfnetlink
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+func TestAttributesAreReadAsWritten(t *testing.T) {
+	var a attrs
+	a.str(1, "")
+	a.str(2, "name")
+	a.uint32(3, 0xfffffffe)
+	a.uint64(4, 1<<63|5)
+	a.bytes(5, []byte{1, 2, 3, 0, 5})
+	a.bytes(6, nil)
+	a.nest(7, func() {
+		a.str(1, "inner")
+		a.nest(2, func() { a.uint32(1, 9) })
+	})
+	a.uint32(8, 1)
+	if len(a)%attrAlign != 0 {
+		t.Errorf("%d bytes", len(a))
+	}
+	var got []any
+	var read func(b []byte, nested ...uint16)
+	read = func(b []byte, nested ...uint16) {
+		if err := each(b, func(typ uint16, data []byte) error {
+			if len(nested) > 0 && typ == nested[0] {
+				got = append(got, "nest")
+				read(data, nested[1:]...)
+				return nil
+			}
+			got = append(got, typ, string(data))
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	read(a, 7, 2)
+	want := []any{
+		uint16(1), "\x00", uint16(2), "name\x00", uint16(3), "\xff\xff\xff\xfe",
+		uint16(4), "\x80\x00\x00\x00\x00\x00\x00\x05", uint16(5), "\x01\x02\x03\x00\x05", uint16(6), "",
+		"nest", uint16(1), "inner\x00", "nest", uint16(1), "\x00\x00\x00\x09", uint16(8), "\x00\x00\x00\x01",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("attributes (-written +read):\n%s", diff)
+	}
+}
+
+func TestBrokenAttributesAreErrors(t *testing.T) {
+	header := func(n, typ uint16) []byte {
+		return binary.NativeEndian.AppendUint16(binary.NativeEndian.AppendUint16(nil, n), typ)
+	}
+	for _, tt := range []struct {
+		name string
+		b    []byte
+		err  bool
+	}{
+		{"nothing", nil, false},
+		{"an empty one", header(4, 1), false},
+		{"less than a header", []byte{4, 0, 1}, false}, // padding
+		{"length 0", header(0, 1), true},
+		{"shorter than its header", header(3, 1), true},
+		{"longer than the message", header(9, 1), true},
+		{"without its padding", append(header(5, 1), 7), false},
+		{"a broken one behind", append(header(4, 1), header(8, 2)...), true},
+	} {
+		err := each(tt.b, func(uint16, []byte) error { return nil })
+		if (err != nil) != tt.err {
+			t.Errorf("%s: error %v", tt.name, err)
+		}
+	}
+}
+
+func TestPrefixesAreRangesAndBack(t *testing.T) {
+	for _, tt := range []struct{ prefix, from, to, text string }{
+		{"0.0.0.0/0", "0.0.0.0", "255.255.255.255", "0.0.0.0/0"},
+		{"10.0.0.0/8", "10.0.0.0", "10.255.255.255", "10.0.0.0/8"},
+		{"10.1.2.3/8", "10.0.0.0", "10.255.255.255", "10.0.0.0/8"},
+		{"240.0.0.0/4", "240.0.0.0", "255.255.255.255", "240.0.0.0/4"},
+		{"198.51.100.2/31", "198.51.100.2", "198.51.100.3", "198.51.100.2/31"},
+		{"255.255.255.255/32", "255.255.255.255", "255.255.255.255", "255.255.255.255"},
+		{"::/0", "::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "::/0"},
+		{"fe80::/10", "fe80::", "febf:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "fe80::/10"},
+		{"::1/128", "::1", "::1", "::1"},
+	} {
+		p := netip.MustParsePrefix(tt.prefix)
+		r := PrefixRange(p)
+		if want := (Range{netip.MustParseAddr(tt.from), netip.MustParseAddr(tt.to)}); r != want {
+			t.Errorf("%s: range %v, want %v", p, r, want)
+		}
+		if got, ok := r.Prefix(); !ok || got != p.Masked() {
+			t.Errorf("%s: prefix of the range is %s, %t", p, got, ok)
+		}
+		if r.String() != tt.text {
+			t.Errorf("%s prints %s, want %s", p, r, tt.text)
+		}
+	}
+	for from, to := range map[string]string{
+		"10.0.0.0": "10.0.2.255", "10.0.0.1": "10.0.0.2", "0.0.0.0": "255.255.255.254", "0.0.0.1": "255.255.255.255",
+		"fd00::": "fd00::2", "10.0.0.255": "10.0.1.0", "10.0.0.2": "10.0.0.1",
+	} {
+		r := Range{netip.MustParseAddr(from), netip.MustParseAddr(to)}
+		if p, ok := r.Prefix(); ok {
+			t.Errorf("%s is said to be %s", r, p)
+		}
+		if want := from + "-" + to; r.String() != want {
+			t.Errorf("prints %s, want %s", r, want)
+		}
+	}
+	if p, ok := (Range{}).Prefix(); ok || (Range{}).String() != "*" {
+		t.Errorf("the element for everything is %s, %t and prints %s", p, ok, Range{})
+	}
+}
+
+func TestBoundsBecomeRangesWhateverTheirOrder(t *testing.T) {
+	start := func(s string) bound { return bound{addr: netip.MustParseAddr(s)} }
+	end := func(s string) bound { return bound{netip.MustParseAddr(s), true} }
+	for _, tt := range []struct {
+		name   string
+		bounds []bound
+		want   string
+	}{
+		{"none", nil, ""},
+		{"one", []bound{start("10.0.0.0"), end("11.0.0.0")}, "10.0.0.0/8"},
+		{"without end", []bound{start("240.0.0.0")}, "240.0.0.0/4"},
+		{"everything", []bound{start("0.0.0.0")}, "0.0.0.0/0"},
+		{"last address", []bound{start("255.255.255.255")}, "255.255.255.255"},
+		{"neighbours", []bound{start("10.0.0.0"), end("11.0.0.0"), start("11.0.0.0"), end("12.0.0.0")}, "10.0.0.0/8 11.0.0.0/8"},
+		{"up to the last", []bound{start("128.0.0.0"), end("192.0.0.0"), start("192.0.0.0")}, "128.0.0.0/2 192.0.0.0/2"},
+		{"no prefix", []bound{start("10.0.0.1"), end("10.0.0.4")}, "10.0.0.1-10.0.0.3"},
+		{"given twice", []bound{start("10.0.0.0"), end("11.0.0.0"), start("10.0.0.0"), end("11.0.0.0")}, "10.0.0.0/8"},
+		{"end lost", []bound{start("10.0.0.0"), start("13.0.0.0"), end("14.0.0.0")}, "10.0.0.0-12.255.255.255 13.0.0.0/8"},
+		{"start lost", []bound{end("11.0.0.0"), start("12.0.0.0"), end("13.0.0.0")}, "12.0.0.0/8"},
+		{"element for everything", []bound{start("10.0.0.0"), end("11.0.0.0"), {}}, "* 10.0.0.0/8"},
+		{"IPv6", []bound{start("fe80::"), end("fec0::"), start("::1"), end("::2")}, "::1 fe80::/10"},
+		{"IPv6 without end", []bound{start("8000::")}, "8000::/1"},
+	} {
+		for seed := range uint64(5) {
+			bounds := append([]bound(nil), tt.bounds...)
+			rand.New(rand.NewPCG(seed, 0)).Shuffle(len(bounds), func(i, j int) { bounds[i], bounds[j] = bounds[j], bounds[i] })
+			var words []string
+			for _, r := range ranges(bounds) {
+				words = append(words, r.String())
+			}
+			if got := strings.Join(words, " "); got != tt.want {
+				t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
+			}
+		}
+	}
+}
+
+// attr writes one attribute.
+func attr(typ uint16, data ...byte) []byte {
+	var a attrs
+	a.bytes(typ, data)
+	return a
+}
+
+func TestExpressionsAreComparedByWhatTheyDo(t *testing.T) {
+	value := func(b ...byte) []byte { return attr(unix.NFTA_DATA_VALUE, b...) }
+	compare := func(op byte, b ...byte) Expr {
+		return Expr{Name: "cmp", Data: bytes.Join([][]byte{
+			attr(unix.NFTA_CMP_SREG, 0, 0, 0, 1), attr(unix.NFTA_CMP_OP, 0, 0, 0, op), attr(unix.NFTA_CMP_DATA, value(b...)...),
+		}, nil)}
+	}
+	eq := compare(0, 10)
+	for _, tt := range []struct {
+		name string
+		a, b Expr
+		want bool
+	}{
+		{"itself", eq, eq, true},
+		{"another name", eq, Expr{Name: "range", Data: eq.Data}, false},
+		{"another value", eq, compare(0, 11), false},
+		{"a longer value that ends in zero", eq, compare(0, 10, 0), false}, // 10.0.0.0/8 and /16
+		{"another operator", eq, compare(1, 10), false},
+		{
+			"another order, a zero left out, the nesting flag",
+			eq,
+			Expr{Name: "cmp", Data: append(attr(unix.NFTA_CMP_DATA|unix.NLA_F_NESTED, value(10)...), attr(unix.NFTA_CMP_SREG, 0, 0, 0, 1)...)},
+			true,
+		},
+		{
+			"a string with and without zero",
+			Expr{Name: "lookup", Data: attr(unix.NFTA_LOOKUP_SET, []byte("set-a")...)},
+			Expr{Name: "lookup", Data: attr(unix.NFTA_LOOKUP_SET, []byte("set-a\x00")...)},
+			true,
+		},
+		{
+			"another string",
+			Expr{Name: "lookup", Data: attr(unix.NFTA_LOOKUP_SET, []byte("set-a")...)},
+			Expr{Name: "lookup", Data: attr(unix.NFTA_LOOKUP_SET, []byte("set-b")...)},
+			false,
+		},
+		{
+			"counters",
+			Expr{Name: "counter", Data: attr(unix.NFTA_COUNTER_PACKETS, 0, 0, 0, 0, 0, 0, 0, 7)},
+			Expr{Name: "counter"},
+			true,
+		},
+		{"broken ones", Expr{Name: "x", Data: []byte{1, 0, 0, 0}}, Expr{Name: "x", Data: []byte{2, 0, 0, 0}}, false},
+		{"nothing known in it", Expr{Name: "x", Data: attr(77, 1)}, Expr{Name: "x"}, false},
+	} {
+		if tt.a.Equal(tt.b) != tt.want || tt.b.Equal(tt.a) != tt.want {
+			t.Errorf("%s: equal is not %t", tt.name, tt.want)
+		}
+	}
+	if EqualExprs([]Expr{eq, eq}, []Expr{eq}) || !EqualExprs([]Expr{eq}, []Expr{eq}) {
+		t.Error("lists are not compared as a whole")
+	}
+}
+
+func TestExpressionsGiveTheirParts(t *testing.T) {
+	es := Marshal(IPv4,
+		&expr.Verdict{Kind: expr.VerdictGoto, Chain: "elsewhere"},
+		&expr.Verdict{Kind: expr.VerdictReturn},
+		&expr.Immediate{Register: 1, Data: []byte{1, 2}},
+		&expr.Lookup{SourceRegister: 1, SetName: "set", Invert: true},
+		&expr.Masq{FullyRandom: true})
+	code, chain, ok := es[0].Verdict()
+	if code != unix.NFT_GOTO || chain != "elsewhere" || !ok {
+		t.Errorf("goto is %d %q %t", code, chain, ok)
+	}
+	if code, chain, ok := es[1].Verdict(); code != unix.NFT_RETURN || chain != "" || !ok {
+		t.Errorf("return is %d %q %t", code, chain, ok)
+	}
+	if _, _, ok := es[2].Verdict(); ok || !bytes.Equal(es[2].Value(unix.NFTA_IMMEDIATE_DATA), []byte{1, 2}) {
+		t.Errorf("value is %v, a verdict %t", es[2].Value(unix.NFTA_IMMEDIATE_DATA), ok)
+	}
+	if es[3].Str(unix.NFTA_LOOKUP_SET) != "set" || es[3].Uint32(unix.NFTA_LOOKUP_FLAGS) != unix.NFT_LOOKUP_F_INV {
+		t.Errorf("lookup is %x", es[3].Data)
+	}
+	if es[3].Attr(99) != nil || es[3].Str(99) != "" || es[3].Uint32(99) != 0 || es[3].Value(99) != nil {
+		t.Error("an attribute that is not there is something")
+	}
+	masq := MasqueradeTo(true, 1, 2)
+	if masq.Uint32(unix.NFTA_MASQ_FLAGS) != 0x12 || masq.Uint32(unix.NFTA_MASQ_REG_PROTO_MAX) != 2 {
+		t.Errorf("masquerade is %x", masq.Data)
+	}
+}
+
+// seeds are attributes of each kind that is parsed.
+func seeds() [][]byte {
+	rule := ruleAttrs(Rule{
+		Table: "t", Chain: "c", UserData: []byte{0, 2, 'x', 0},
+		Exprs: append(Marshal(IPv4,
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+			&expr.Cmp{Register: 1, Data: []byte{10, 0, 0, 1}},
+			&expr.Counter{Packets: 1, Bytes: 2},
+			&expr.Verdict{Kind: expr.VerdictJump, Chain: "d"},
+		), MasqueradeTo(false, 1, 1)),
+	})
+	b := Batch{}
+	b.AddTable(Inet, "t")
+	b.AddChain(Chain{Table: "t", Name: "c", Hook: &Hook{Type: "nat", Number: 4, Priority: -5}})
+	b.AddSet(Set{Table: "t", Name: "s", Flags: unix.NFT_SET_INTERVAL, KeyLen: 4, UserData: []byte{0, 1, 2}})
+	b.AddElements(Inet, "t", "s", []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fe80::/10")})
+	b.AddCounter(Inet, "t", "o")
+	b.DelFlowtable(Inet, "t", "f")
+	out := [][]byte{rule}
+	for _, m := range b.msgs {
+		out = append(out, m.Data[4:])
+	}
+	return out
+}
+
+func FuzzParse(f *testing.F) {
+	for _, s := range seeds() {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		given := bytes.Clone(b)
+		for _, parse := range []func() error{
+			func() error { _, err := parseTable(Inet, b); return err },
+			func() error { _, err := parseChain(Inet, b); return err },
+			func() error { _, err := parseSet(Inet, b); return err },
+			func() error { _, err := parseObject(Inet, b); return err },
+			func() error {
+				bounds, err := parseElements(Inet, b)
+				for _, r := range ranges(bounds) {
+					_ = r.String()
+					if p, ok := r.Prefix(); ok && PrefixRange(p) != r {
+						t.Errorf("%v is said to be %s", r, p)
+					}
+				}
+				return err
+			},
+			func() error {
+				r, err := parseRule(IPv4, b)
+				for _, e := range r.Exprs {
+					useExpr(t, e)
+				}
+				return err
+			},
+		} {
+			_ = parse()
+		}
+		_, _ = parseGen(netlink.Message{Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN}, Data: b})
+		if !bytes.Equal(b, given) {
+			t.Error("the bytes were changed")
+		}
+	})
+}
+
+func useExpr(t *testing.T, e Expr) {
+	t.Helper()
+	if !e.Equal(e) {
+		t.Errorf("expression %s %x is not equal to itself", e.Name, e.Data)
+	}
+	_, _, _ = e.Verdict()
+	for typ := range uint16(12) {
+		_, _, _ = e.Attr(typ), e.Value(typ), e.Uint32(typ)
+		_ = e.Str(typ)
+	}
+}
+
+func FuzzElementsAreReadAsWritten(f *testing.F) {
+	f.Add([]byte{10, 0, 0, 0, 8, 255, 255, 255, 255, 32})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var prefixes []netip.Prefix
+		for len(b) >= 5 && len(prefixes) < 3000 {
+			p, _ := netip.AddrFrom4([4]byte(b)).Prefix(int(b[4]) % 33)
+			if len(prefixes) == 0 || PrefixRange(prefixes[len(prefixes)-1]).To.Less(p.Addr()) {
+				prefixes = append(prefixes, p)
+			}
+			b = b[5:]
+		}
+		var batch Batch
+		batch.AddElements(Inet, "t", "s", prefixes)
+		var bounds []bound
+		for _, m := range batch.msgs {
+			got, err := parseElements(Inet, m.Data[4:])
+			if err != nil {
+				t.Fatal(err)
+			}
+			bounds = append(bounds, got...)
+		}
+		var got []netip.Prefix
+		for _, r := range ranges(bounds) {
+			p, ok := r.Prefix()
+			if !ok {
+				t.Errorf("%s is no prefix", r)
+			}
+			got = append(got, p)
+		}
+		if diff := cmp.Diff(prefixes, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+			t.Errorf("prefixes (-written +read):\n%s", diff)
+		}
+	})
+}
