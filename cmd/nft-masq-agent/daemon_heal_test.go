@@ -337,6 +337,7 @@ func TestABusyNeighbourCostsLittleAndHidesNothing(t *testing.T) {
 		if share > .2 {
 			t.Errorf("%.1f %% of a processor for a neighbour with 100 commits a second", 100*share)
 		}
+		d.until("all was heard", func() bool { total, _ := seen.sum(); return total >= commits })
 		stop()
 		if total, all := seen.sum(); total != commits {
 			t.Errorf("%d transactions, want %d: %s", total, commits, all)
