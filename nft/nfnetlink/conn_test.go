@@ -1,0 +1,259 @@
+package nfnetlink_test
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// connIn gives a connection into the namespace, also after its socket failed,
+// and says how often it was dialled.
+func connIn(t *testing.T, ns *nfttest.NS) (c *nfnetlink.Conn, dialled *int) {
+	t.Helper()
+	dialled = new(int)
+	c = nfnetlink.New(func() (nl *netlink.Conn, err error) {
+		*dialled++
+		err = ns.Do(func() error {
+			if nl, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err != nil {
+				return err
+			}
+			return nl.SetWriteBuffer(8 << 20)
+		})
+		return nl, err
+	})
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c, dialled
+}
+
+// makeTable makes a table with a chain, a set and a counter.
+func makeTable(name string) *nfnetlink.Batch {
+	b := &nfnetlink.Batch{}
+	b.AddTable(nfnetlink.Inet, name)
+	b.AddChain(nfnetlink.Chain{Family: nfnetlink.Inet, Table: name, Name: "c"})
+	b.AddSet(nfnetlink.Set{Family: nfnetlink.Inet, Table: name, Name: "s", Flags: unix.NFT_SET_INTERVAL, KeyType: 7, KeyLen: 4})
+	b.AddCounter(nfnetlink.Inet, name, "o")
+	return b
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestTransactionIsMadeWholeOrNotAtAll(t *testing.T) {
+	c, _ := connIn(t, nfttest.NewNS(t, "conn"))
+	must(t, c.Commit(&nfnetlink.Batch{}, 0))
+	must(t, c.Commit(makeTable("t"), 0))
+	before, err := c.Generation()
+	must(t, err)
+
+	b := &nfnetlink.Batch{}
+	b.AddTable(nfnetlink.Inet, "other")
+	b.DelSet(nfnetlink.Inet, "t", "missing")
+	b.AddCounter(nfnetlink.Inet, "t", "p")
+	b.DelTable(nfnetlink.Inet, "missing")
+	err = c.Commit(b, before)
+	if !errors.Is(err, unix.ENOENT) || !nfnetlink.IsNotExist(err) || !strings.Contains(err.Error(), "delete set") {
+		t.Errorf("error %v, want that of the first message that was refused", err)
+	}
+	after, err := c.Generation()
+	must(t, err)
+	if after != before {
+		t.Errorf("generation %d became %d", before, after)
+	}
+	if _, err := c.Table(nfnetlink.Inet, "other"); !nfnetlink.IsNotExist(err) {
+		t.Errorf("half of it was made: %v", err)
+	}
+}
+
+func TestTransactionIsRefusedWhereTheRulesetHasChanged(t *testing.T) {
+	ns := nfttest.NewNS(t, "conn")
+	c, _ := connIn(t, ns)
+	must(t, c.Commit(makeTable("t"), 0))
+	g, err := c.Generation()
+	must(t, err)
+	must(t, c.Commit(makeTable("u"), g))
+	if err := c.Commit(makeTable("v"), g); !errors.Is(err, unix.ERESTART) {
+		t.Errorf("error %v, want %v", err, unix.ERESTART)
+	}
+	tables, err := c.Tables(nfnetlink.Inet)
+	must(t, err)
+	if len(tables) != 2 {
+		t.Errorf("tables %v", tables)
+	}
+}
+
+func TestObjectsAreReadBackAsMade(t *testing.T) {
+	c, _ := connIn(t, nfttest.NewNS(t, "conn"))
+	b := makeTable("t")
+	base := nfnetlink.Chain{
+		Family: nfnetlink.Inet, Table: "t", Name: "base",
+		Hook: &nfnetlink.Hook{Type: "filter", Number: unix.NF_INET_FORWARD, Priority: -150}, Policy: nfnetlink.Accept,
+	}
+	b.AddChain(base)
+	rule := func(chain string, exprs ...expr.Any) nfnetlink.Rule {
+		return nfnetlink.Rule{
+			Family: nfnetlink.Inet, Table: "t", Chain: chain, Exprs: nfnetlink.Marshal(nfnetlink.Inet, exprs...), UserData: []byte("note"),
+		}
+	}
+	accept, drop, jump := &expr.Verdict{Kind: expr.VerdictAccept}, &expr.Verdict{Kind: expr.VerdictDrop}, &expr.Verdict{Kind: expr.VerdictJump, Chain: "c"}
+	b.AddRule(rule("base", accept))
+	b.AddRule(rule("base", drop))
+	b.AddRule(rule("c", accept))
+	must(t, c.Commit(b, 0))
+
+	rules, err := c.Rules(nfnetlink.Inet, "t", "base")
+	must(t, err)
+	b = &nfnetlink.Batch{}
+	b.InsertRule(rule("base", jump), rules[1].Handle)
+	replaced := rule("base", drop, drop)
+	replaced.Handle = rules[1].Handle
+	b.ReplaceRule(replaced)
+	b.DelRule(nfnetlink.Inet, "t", "base", rules[0].Handle)
+	must(t, c.Commit(b, 0))
+
+	got, err := c.Chain(nfnetlink.Inet, "t", "base")
+	must(t, err)
+	if diff := cmp.Diff(base, got); diff != "" {
+		t.Errorf("chain (-made +read):\n%s", diff)
+	}
+	rules, err = c.Rules(nfnetlink.Inet, "t", "base")
+	must(t, err)
+	want := [][]nfnetlink.Expr{nfnetlink.Marshal(nfnetlink.Inet, jump), nfnetlink.Marshal(nfnetlink.Inet, drop, drop)}
+	for i, r := range rules {
+		if i >= len(want) || !nfnetlink.EqualExprs(r.Exprs, want[i]) || string(r.UserData) != "note" || r.Handle == 0 {
+			t.Errorf("rule %d is %+v", i, r)
+		}
+	}
+	sets, err := c.Sets(nfnetlink.Inet, "t")
+	must(t, err)
+	if len(sets) != 1 || sets[0].Name != "s" || sets[0].Flags != unix.NFT_SET_INTERVAL || sets[0].KeyType != 7 || sets[0].KeyLen != 4 {
+		t.Errorf("sets %+v", sets)
+	}
+	objects, err := c.Objects(nfnetlink.Inet, "t")
+	must(t, err)
+	if diff := cmp.Diff([]nfnetlink.Object{{Family: nfnetlink.Inet, Table: "t", Name: "o", Type: unix.NFT_OBJECT_COUNTER}}, objects); diff != "" {
+		t.Errorf("objects (-made +read):\n%s", diff)
+	}
+}
+
+func TestWhatIsNotThereIsSaidSo(t *testing.T) {
+	c, dialled := connIn(t, nfttest.NewNS(t, "conn"))
+	if rules, err := c.Rules(nfnetlink.Inet, "t", ""); err != nil || len(rules) > 0 {
+		t.Errorf("rules %v, error %v", rules, err)
+	}
+	if objects, err := c.Objects(nfnetlink.Inet, "t"); err != nil && !nfnetlink.IsNotExist(err) || len(objects) > 0 {
+		t.Errorf("objects %v, error %v", objects, err)
+	}
+	for name, ask := range map[string]func() error{
+		"table":    func() error { _, err := c.Table(nfnetlink.Inet, "t"); return err },
+		"chain":    func() error { _, err := c.Chain(nfnetlink.Inet, "t", "c"); return err },
+		"sets":     func() error { _, err := c.Sets(nfnetlink.Inet, "t"); return err },
+		"elements": func() error { _, err := c.Elements(nfnetlink.Inet, "t", "s"); return err },
+	} {
+		if err := ask(); !nfnetlink.IsNotExist(err) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+	if *dialled != 1 {
+		t.Errorf("dialled %d times", *dialled)
+	}
+}
+
+// prefixes gives so many, in order.
+func prefixes(n int) []netip.Prefix {
+	out := make([]netip.Prefix, n)
+	for i := range out {
+		out[i] = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24)
+	}
+	return out
+}
+
+func TestManyElementsFitOneTransaction(t *testing.T) {
+	c, _ := connIn(t, nfttest.NewNS(t, "conn"))
+	prefixes := prefixes(20_000)
+	b := makeTable("t")
+	b.AddElements(nfnetlink.Inet, "t", "s", prefixes)
+	if b.Prefixes != len(prefixes) {
+		t.Errorf("counts %d elements", b.Prefixes)
+	}
+	must(t, c.Commit(b, 0))
+	ranges, err := c.Elements(nfnetlink.Inet, "t", "s")
+	must(t, err)
+	if len(ranges) != len(prefixes) {
+		t.Fatalf("%d of %d elements", len(ranges), len(prefixes))
+	}
+	for i, r := range ranges {
+		if r != nfnetlink.PrefixRange(prefixes[i]) {
+			t.Fatalf("element %d is %s, want %s", i, r, prefixes[i])
+		}
+	}
+	sets, err := c.Sets(nfnetlink.Inet, "t")
+	must(t, err)
+	if sets[0].Counted && int(sets[0].Count) != len(prefixes) {
+		t.Errorf("the kernel counts %d", sets[0].Count)
+	}
+}
+
+func TestConnectionMayBeSharedAndRenewed(t *testing.T) {
+	c, dialled := connIn(t, nfttest.NewNS(t, "conn"))
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			name := fmt.Sprint("t", i)
+			for range 20 {
+				if err := c.Commit(makeTable(name), 0); err != nil {
+					t.Error(err)
+				}
+				if table, err := c.Table(nfnetlink.Inet, name); err != nil || table.Name != name {
+					t.Errorf("table %q, error %v", table.Name, err)
+				}
+				b := &nfnetlink.Batch{}
+				b.DelTable(nfnetlink.Inet, name)
+				b.DelTable(nfnetlink.Inet, "missing")
+				if err := c.Commit(b, 0); !errors.Is(err, unix.ENOENT) {
+					t.Errorf("error %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if *dialled != 1 || c.PortID() == 0 {
+		t.Errorf("dialled %d times, port %d", *dialled, c.PortID())
+	}
+	must(t, c.Close())
+	if c.PortID() != 0 {
+		t.Errorf("closed, port %d", c.PortID())
+	}
+	if tables, err := c.Tables(nfnetlink.Inet); err != nil || len(tables) != 8 || *dialled != 2 {
+		t.Errorf("after Close: %d tables, dialled %d times, error %v", len(tables), *dialled, err)
+	}
+}
+
+func TestSocketThatCannotBeOpenedIsAnError(t *testing.T) {
+	c := nfnetlink.New(func() (*netlink.Conn, error) { return nil, unix.EMFILE })
+	if _, err := c.Generation(); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("error %v", err)
+	}
+	if err := c.Commit(makeTable("t"), 0); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("error %v", err)
+	}
+	must(t, c.Close())
+}

@@ -1,0 +1,91 @@
+package nfnetlink_test
+
+import (
+	"testing"
+
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+)
+
+func listenIn(t *testing.T, ns *nfttest.NS) *nfnetlink.Listener {
+	t.Helper()
+	var l *nfnetlink.Listener
+	must(t, ns.Do(func() (err error) {
+		l, err = nfnetlink.Listen()
+		return err
+	}))
+	return l
+}
+
+func TestListenerHearsWhoWroteWhat(t *testing.T) {
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "listen")
+	l := listenIn(t, ns)
+	defer l.Close()
+	c, _ := connIn(t, ns)
+	for i := range 3 {
+		b := makeTable("t")
+		if i > 0 {
+			b.DelTable(nfnetlink.Inet, "t")
+		}
+		must(t, c.Commit(b, 0))
+		g, err := c.Generation()
+		must(t, err)
+		change, err := l.Receive()
+		must(t, err)
+		if change.ID != g || change.Writer != c.PortID() || change.Overrun || change.Process == "" {
+			t.Errorf("heard %+v of generation %d, which port %d wrote", change, g, c.PortID())
+		}
+	}
+	nfttest.NFT(t, ns, "", "add", "table", "ip", "other")
+	change, err := l.Receive()
+	must(t, err)
+	if change.Process != "nft" || change.Writer == c.PortID() {
+		t.Errorf("heard %+v of nft", change)
+	}
+}
+
+func TestListenerSaysThatItMissedSomething(t *testing.T) {
+	ns := nfttest.NewNS(t, "listen")
+	l := listenIn(t, ns)
+	defer l.Close()
+	c, _ := connIn(t, ns)
+	// One large transaction is not enough: of each, one notification passes.
+	prefixes := prefixes(20_000)
+	b := makeTable("t")
+	b.AddElements(nfnetlink.Inet, "t", "s", prefixes)
+	must(t, c.Commit(b, 0))
+	change, err := l.Receive()
+	must(t, err)
+	if change.Overrun {
+		t.Error("a large transaction overran the listener")
+	}
+	for i := range 6000 {
+		b := makeTable("u")
+		if i%2 == 1 {
+			b.DelTable(nfnetlink.Inet, "u")
+		}
+		must(t, c.Commit(b, 0))
+	}
+	for range 6000 {
+		if change, err = l.Receive(); err != nil || change.Overrun {
+			break
+		}
+	}
+	if err != nil || !change.Overrun {
+		t.Errorf("6,000 transactions unheard: %+v, error %v", change, err)
+	}
+}
+
+func TestClosedListenerReturns(t *testing.T) {
+	l := listenIn(t, nfttest.NewNS(t, "listen"))
+	done := make(chan error)
+	go func() {
+		_, err := l.Receive()
+		done <- err
+	}()
+	must(t, l.Close())
+	if err := <-done; err == nil {
+		t.Error("heard something")
+	}
+}
