@@ -3,6 +3,8 @@ package nft
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
@@ -113,6 +115,9 @@ func (k *Kernel) Apply(want Ruleset, look Look) (Applied, error) {
 		if try >= attempts || !outdated(err) && (try >= fewAttempts || !perhapsOutdated(err)) {
 			return Applied{}, err
 		}
+		// Two agents that fill the same sets would else take them from each
+		// other for ever.
+		time.Sleep(rand.N(time.Duration(try) * time.Millisecond))
 	}
 }
 
@@ -169,23 +174,21 @@ func (k *Kernel) apply(want Ruleset, look Look) (Applied, error) {
 	}
 	applied := Applied{Differences: diffs}
 	readAll := s.readAll
-	var target sides
-	expected := s.generation
+	var staged staged
 	if want.Mode == ModeNFTables {
-		var commits int
-		if target, commits, err = k.stage(want.Tables[0], s.own); err != nil {
+		if staged, err = k.stage(want.Tables[0], s); err != nil {
 			return Applied{}, err
 		}
-		expected += uint32(commits)
 	}
+	expected := s.generation + staged.commits
 	for range attempts {
 		if s, err = k.readRules(want, Look{Others: true, TakeOver: look.TakeOver}); err != nil {
 			return Applied{}, err
 		}
-		if want.Mode == ModeNFTables && !s.own.holds(target) {
+		if want.Mode == ModeNFTables && !s.own.holds(staged.handles) {
 			return Applied{}, errOutdated
 		}
-		batches := s.transactions(want, target)
+		batches := s.transactions(want, staged.sides)
 		if err = k.commit(batches, s.generation); err == nil {
 			k.inStep, k.at, k.full = want, s.generation+uint32(len(batches)), readAll
 			if s.generation != expected {
@@ -218,9 +221,27 @@ func (k *Kernel) commit(batches []*nfnetlink.Batch, generation uint32) error {
 // pause does.
 const largeFill = 1000
 
-// stage fills the sets that are to become effective.
-func (k *Kernel) stage(want Table, own *ownTable) (target sides, commits int, err error) {
-	batches, target := stage(want, own)
+// staged says under which names the wanted sets are held, which sets these are,
+// and how many transactions it took.
+type staged struct {
+	sides   sides
+	handles map[string]uint64
+	commits uint32
+}
+
+// stage fills the sets that are to become effective. Another agent may be at the
+// same: each transaction is made only if the sets are still those that the first
+// one made.
+func (k *Kernel) stage(want Table, s *state) (staged, error) {
+	batches, target := stage(want, s.own)
+	out := staged{sides: target, handles: map[string]uint64{}, commits: uint32(len(batches))}
+	if s.own != nil {
+		for _, name := range target {
+			if held, ok := s.own.sets[name]; ok {
+				out.handles[name] = held.Handle
+			}
+		}
+	}
 	prefixes := 0
 	for _, b := range batches {
 		prefixes += b.Prefixes
@@ -228,18 +249,62 @@ func (k *Kernel) stage(want Table, own *ownTable) (target sides, commits int, er
 	if k.pause != nil && prefixes >= largeFill {
 		defer k.pause()()
 	}
-	for _, b := range batches {
-		if err := k.conn.Commit(b, 0); err != nil {
-			return nil, 0, fmt.Errorf("fill sets: %w", err)
+	for i, b := range batches {
+		if err := k.fill(b, i == 0, s.generation, out.handles); err != nil {
+			return staged{}, fmt.Errorf("fill sets: %w", err)
 		}
 	}
 	for _, w := range want.Sets {
 		name := target[w.Name]
-		if t, ok := k.trust[name]; !ok || !slices.Equal(t.prefixes, w.Prefixes) {
-			k.trust[name] = trusted{prefixes: w.Prefixes}
+		if t, ok := k.trust[name]; !ok || !slices.Equal(t.prefixes, w.Prefixes) || t.handle != out.handles[name] {
+			k.trust[name] = trusted{prefixes: w.Prefixes, handle: out.handles[name]}
 		}
 	}
-	return target, len(batches), nil
+	return out, nil
+}
+
+// fill makes one filling transaction. The first makes the sets, at the
+// generation at which they were planned; the others wait until nobody writes in
+// between.
+func (k *Kernel) fill(b *nfnetlink.Batch, first bool, planned uint32, handles map[string]uint64) error {
+	if first {
+		if err := k.conn.Commit(b, planned); err != nil {
+			return err
+		}
+		maps.Copy(handles, b.Handles)
+		return nil
+	}
+	for range attempts {
+		generation, err := k.conn.Generation()
+		if err != nil {
+			return err
+		}
+		if err := k.stillOurs(handles); err != nil {
+			return err
+		}
+		if err = k.conn.Commit(b, generation); !errors.Is(err, unix.ERESTART) {
+			return err
+		}
+	}
+	return errOutdated
+}
+
+// stillOurs says whether the sets are still those of these handles.
+func (k *Kernel) stillOurs(handles map[string]uint64) error {
+	sets, err := k.conn.Sets(nfnetlink.Inet, TableName)
+	if err != nil {
+		return err
+	}
+	found := 0
+	for _, s := range sets {
+		if h, ok := handles[s.Name]; ok && h == s.Handle {
+			found++
+		}
+	}
+	if found < len(handles) {
+		return errOutdated
+	}
+	return nil
 }
 
 // look reads the kernel and compares. A dump can be torn by somebody else's
@@ -255,7 +320,9 @@ func (k *Kernel) look(want Ruleset, l Look) (*state, []string, error) {
 	var last []string
 	for try := range attempts {
 		s, err := k.read(want, l)
-		if errors.Is(err, nfnetlink.ErrInterrupted) || errors.Is(err, unix.EINTR) {
+		// A set or chain that vanished between listing and reading is a torn
+		// read too.
+		if isAny(err, nfnetlink.ErrInterrupted, unix.EINTR, unix.ENOENT) {
 			continue
 		}
 		if err != nil {

@@ -96,13 +96,14 @@ func (o *ownTable) clear(b *nfnetlink.Batch, fill []Set, target sides) {
 	}
 }
 
-// holds says whether the table is there with the staged sets.
-func (o *ownTable) holds(target sides) bool {
+// holds says whether the table is there with the staged sets, and these are
+// still the ones that were filled.
+func (o *ownTable) holds(handles map[string]uint64) bool {
 	if o == nil {
 		return false
 	}
-	for _, name := range target {
-		if _, ok := o.sets[name]; !ok {
+	for name, handle := range handles {
+		if held, ok := o.sets[name]; !ok || held.Handle != handle {
 			return false
 		}
 	}

@@ -12,6 +12,9 @@ type Batch struct {
 	msgs []netlink.Message
 	// Prefixes counts the elements that the batch adds.
 	Prefixes int
+	// Handles has the handle of each set that the batch made, by its name, once
+	// it is committed. A set made anew under the same name has another one.
+	Handles map[string]uint64
 }
 
 // Len gives the number of messages.
@@ -129,7 +132,8 @@ func (b *Batch) FlushChain(family Family, table, chain string) {
 	b.add(family, unix.NFT_MSG_DELRULE, 0, a)
 }
 
-// AddSet makes a set; where one of the name is there it must be alike.
+// AddSet makes a set; where one of the name is there it must be alike. Its
+// handle is in Handles once the batch is committed.
 func (b *Batch) AddSet(s Set) {
 	var a attrs
 	a.str(unix.NFTA_SET_TABLE, s.Table)
@@ -143,7 +147,20 @@ func (b *Batch) AddSet(s Set) {
 	if len(s.UserData) > 0 {
 		a.bytes(unix.NFTA_SET_USERDATA, s.UserData)
 	}
-	b.add(s.Family, unix.NFT_MSG_NEWSET, netlink.Create, a)
+	b.add(s.Family, unix.NFT_MSG_NEWSET, netlink.Create|netlink.Echo, a)
+}
+
+// made notes the handle of a set that the kernel sends back.
+func (b *Batch) made(m netlink.Message) {
+	if m.Header.Type != netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWSET) || len(m.Data) < 4 {
+		return
+	}
+	if s, err := parseSet(Family(m.Data[0]), m.Data[4:]); err == nil {
+		if b.Handles == nil {
+			b.Handles = map[string]uint64{}
+		}
+		b.Handles[s.Name] = s.Handle
+	}
 }
 
 // DelSet deletes a set that no rule names.

@@ -131,7 +131,7 @@ func (c *Conn) Commit(b *Batch, generation uint32) error {
 		c.fail()
 		return fmt.Errorf("send transaction: %w", err)
 	}
-	return c.outcome(sent)
+	return c.outcome(b, sent)
 }
 
 func envelope(b *Batch, generation uint32) []netlink.Message {
@@ -156,7 +156,10 @@ func envelope(b *Batch, generation uint32) []netlink.Message {
 // so a question is sent behind it whose answer marks the end: an
 // acknowledgement of each message could overrun the receive buffer and would
 // then hide that the transaction was made.
-func (c *Conn) outcome(sent []netlink.Message) error {
+//
+// Behind a transaction that was made it also sends the sets back that it was
+// asked to, with their handles.
+func (c *Conn) outcome(b *Batch, sent []netlink.Message) error {
 	marker, err := c.nl.Send(message(unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETGEN, 0, nil))
 	if err != nil {
 		c.fail()
@@ -172,6 +175,7 @@ func (c *Conn) outcome(sent []netlink.Message) error {
 				if m.Header.Sequence == marker.Header.Sequence {
 					return first
 				}
+				b.made(m)
 			}
 		case errors.As(err, &op) && op.Sequence != 0 && op.Sequence != marker.Header.Sequence:
 			if first == nil {
