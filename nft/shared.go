@@ -138,6 +138,14 @@ func (n *natTable) differences(want Table, chain string) []string {
 	if !sameHook(n.post.Hook, natHook(xtPriority)) {
 		diffs = append(diffs, fmt.Sprintf("%s: chain POSTROUTING has %s", where, hookText(n.post.Hook)))
 	}
+	jump := xtChain(want, xtPostrouting).bytecode(want, nil)[0]
+	exact, others := n.jumps(chain, jump)
+	if len(exact) == 0 {
+		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has no jump to %s", where, chain))
+	}
+	if extra := len(exact) + len(others) - 1; extra > 0 {
+		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has %d other jumps to %s", where, extra, chain))
+	}
 	for _, name := range withSubchains(chain) {
 		w := xtChain(want, name)
 		got, present := n.chains[name]
@@ -149,14 +157,6 @@ func (n *natTable) differences(want Table, chain string) []string {
 		case present:
 			diffs = append(diffs, xtRuleDifferences(where+": chain "+name, w, want, got)...)
 		}
-	}
-	jump := xtChain(want, xtPostrouting).bytecode(want, nil)[0]
-	exact, others := n.jumps(chain, jump)
-	if len(exact) == 0 {
-		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has no jump to %s", where, chain))
-	}
-	if extra := len(exact) + len(others) - 1; extra > 0 {
-		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has %d other jumps to %s", where, extra, chain))
 	}
 	return diffs
 }

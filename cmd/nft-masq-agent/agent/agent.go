@@ -70,6 +70,7 @@ type Agent struct {
 	started bool
 	fresh   bool // a file was accepted and is not yet in the kernel
 	refused string
+	rejects bool // the last content of the config was rejected
 
 	resync time.Duration
 	timer  *time.Timer // the next resync, or the next try after a refusal
@@ -225,6 +226,7 @@ func (a *Agent) reject(err error) {
 	if a.want != nil {
 		keeps = a.want.Hash()
 	}
+	a.rejects = true
 	a.log.Error("config rejected, keeping "+keeps, zap.Error(err))
 }
 
@@ -301,6 +303,7 @@ func (a *Agent) sync(reason string, look nft.Look) {
 	// First the state, then the line: who reads the line finds us ready.
 	a.health.inStep(*a.want)
 	a.report(reason, applied, drift)
+	a.rejects = a.rejects && !a.fresh
 	a.refused, a.tries, a.fresh, a.held = "", 0, false, a.want.Hash()
 	a.change, a.by = nfnetlink.Change{}, nil
 	a.timer.Reset(a.next())
@@ -340,6 +343,8 @@ func (a *Agent) report(reason string, applied nft.Applied, drift bool) {
 		a.log.Info("applied", fields...)
 	case a.held == "":
 		a.log.Info("the rules are in place already", fields...)
+	case a.fresh && a.rejects:
+		a.log.Info("config accepted again, the rules are in place", fields...)
 	}
 }
 

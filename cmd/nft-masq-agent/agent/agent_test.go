@@ -192,6 +192,21 @@ func TestBadEditKeepsLastGoodRules(t *testing.T) {
 	})
 }
 
+func TestConfigThatIsGoodAgainIsSaidThoughNothingIsWritten(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.files <- file("10.0.0.0/8")
+		w.files <- file("nonsense")
+		synctest.Wait()
+		w.messages()
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		wantLines(t, w.messages(), "config accepted again, the rules are in place")
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		wantLines(t, w.messages())
+	})
+}
+
 func TestBadFileAtStartEnforcesWhatAPreviousRunLeft(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		left := nft.Compile(config.Config{}, nft.Options{Mode: nft.ModeIPTables, Chain: "IP-MASQ"})

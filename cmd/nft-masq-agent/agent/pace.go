@@ -27,8 +27,8 @@ func backoff(tries int) time.Duration {
 // A pace bounds what others can make us do.
 //
 // A program that commits to its own table all the time makes us look at ours
-// for nothing: a look that found nothing is followed by a pause of a hundred
-// times what it cost, so such looks take at most a hundredth of a processor.
+// for nothing: a look that found nothing is followed by a pause of two hundred
+// times what it cost, so such looks take at most half a hundredth of a processor.
 //
 // A program that undoes our repairs would make us write all the time: after a
 // few repairs in a row a pause is made before the next one. One that does so
@@ -47,7 +47,7 @@ type repair struct {
 }
 
 const (
-	lookShare = 100
+	lookShare = 200
 
 	repairWindow = 10 * time.Second
 	someRepairs  = 10  // by one socket
