@@ -6,43 +6,48 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
 
-// inOwnMounts is set in the test process that has a mount namespace of its own.
-const inOwnMounts = "WATCH_TEST_OWN_MOUNTS"
+// inOwn is the variable that tells the test process which namespaces are its
+// own: "user mount", or "mount".
+const inOwn = "WATCH_TEST_IN_OWN"
 
-// TestMain runs the tests again in a mount namespace of their own, so that no
-// mount they make is seen by anybody else. Where that may not be done they run
-// as they are, and those that need mounts are skipped.
+// TestMain runs the tests again in namespaces of their own, so that no mount
+// and no limit they set concerns anybody else. Where that may not be done they
+// run as they are, and those that need it are skipped.
 func TestMain(m *testing.M) {
-	if os.Getenv(inOwnMounts) == "" {
-		if code, err := runInOwnMounts(); err == nil {
-			os.Exit(code)
+	if os.Getenv(inOwn) == "" {
+		code, err := runInOwn("user mount", unix.CLONE_NEWUSER|unix.CLONE_NEWNS)
+		if err != nil {
+			code, err = runInOwn("mount", unix.CLONE_NEWNS)
 		}
-		os.Exit(m.Run())
+		if err != nil {
+			code = m.Run()
+		}
+		os.Exit(code)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		fmt.Fprintln(os.Stderr, "mounts stay private: ", err)
+		fmt.Fprintln(os.Stderr, "keep mounts private: ", err)
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
 }
 
-// runInOwnMounts returns the exit code of this test binary, or an error where
-// the namespace could not be made.
-func runInOwnMounts() (int, error) {
+// runInOwn runs this test binary in new namespaces. It returns its exit code,
+// or an error where the namespaces could not be made.
+func runInOwn(names string, flags uintptr) (int, error) {
 	runtime.LockOSThread() // the child dies with this thread
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), inOwnMounts+"=1")
+	cmd.Env = append(os.Environ(), inOwn+"="+names)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
-	if os.Geteuid() != 0 {
-		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags, Pdeathsig: unix.SIGKILL}
+	if flags&unix.CLONE_NEWUSER != 0 {
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}
 	}
@@ -51,20 +56,20 @@ func runInOwnMounts() (int, error) {
 	}
 	var exit *exec.ExitError
 	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
-		return 1, nil
+		return 1, nil // the tests ran; that they did not end well is the answer
 	}
 	return cmd.ProcessState.ExitCode(), nil
 }
 
-// needMounts skips a test where no mount namespace could be made, and fails it
-// where the kernel's tests are required.
-func needMounts(t testing.TB) {
+// needOwn skips a test that needs a namespace of its own where none could be
+// made, and fails it where the kernel's tests are required.
+func needOwn(t testing.TB, name string) {
 	t.Helper()
-	if os.Getenv(inOwnMounts) != "" {
-		return
+	switch {
+	case strings.Contains(os.Getenv(inOwn), name):
+	case os.Getenv("REQUIRE_KERNEL") == "1":
+		t.Fatalf("cannot make a %s namespace, and REQUIRE_KERNEL=1", name)
+	default:
+		t.Skipf("cannot make a %s namespace", name)
 	}
-	if os.Getenv("REQUIRE_KERNEL") == "1" {
-		t.Fatal("cannot make a mount namespace, and REQUIRE_KERNEL=1")
-	}
-	t.Skip("cannot make a mount namespace")
 }

@@ -120,8 +120,8 @@ func (o *observer) watch(r *route) bool {
 		switch {
 		case err == nil:
 			o.armed[d.path] = d.id
-		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-			all = false
+		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
+			all = false // it is no longer what it was
 		default:
 			o.complain(fmt.Errorf("%q: %w", d.path, err))
 		}
@@ -203,7 +203,7 @@ func (o *observer) pumpMounts(f *os.File) {
 	}
 	first := true
 	_ = conn.Read(func(uintptr) bool { // ends with an error when f is closed
-		if !first {
+		if !first { // that is before any waiting
 			o.note(asked)
 		}
 		first = false

@@ -115,8 +115,9 @@ func (r *route) walk(start string, rest []string) (dir string, found target) {
 	return dir, found
 }
 
-// reach notes the file at the end. One that is the root of a mount is watched
-// itself too: writes to it are events of the directory it was mounted from.
+// reach notes the file at the end. One that is the root of a mount (Linux 5.8
+// tells) is watched itself too: writes to it are events of the directory it was
+// mounted from.
 func (r *route) reach(path string, st unix.Statx_t, t *target) {
 	t.exists, t.id, t.size = true, identify(st), st.Size
 	t.mtime = time.Unix(st.Mtime.Sec, int64(st.Mtime.Nsec))

@@ -28,7 +28,7 @@ func TestScripts(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no scripts in %s: %v", scripts, err)
 	}
-	plain, mounting := map[string]string{}, map[string]string{}
+	plain, lonely := map[string]string{}, map[string]string{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -36,8 +36,8 @@ func TestScripts(t *testing.T) {
 		}
 		switch name := strings.TrimSuffix(filepath.Base(file), ".txt"); {
 		case name == "README":
-		case mounts.Match(text):
-			mounting[name] = string(text)
+		case forAll.Match(text):
+			lonely[name] = string(text)
 		default:
 			plain[name] = string(text)
 		}
@@ -51,12 +51,13 @@ func TestScripts(t *testing.T) {
 		}
 	})
 	// A mount wakes every watcher and would cover up that a watch is missing.
-	for name, text := range mounting {
-		t.Run("mounts/"+name, func(t *testing.T) { newScript(t).play(text) })
+	for name, text := range lonely {
+		t.Run("alone/"+name, func(t *testing.T) { newScript(t).play(text) })
 	}
 }
 
-var mounts = regexp.MustCompile(`(?m)^(bind|tmpfs) `)
+// forAll finds the commands that concern other scripts too.
+var forAll = regexp.MustCompile(`(?m)^(bind|tmpfs|limit-watches) `)
 
 // A script is one that is being played.
 type script struct {
@@ -153,7 +154,7 @@ func receive[T any](s *script, c <-chan T, check func(T) error) error {
 
 func (s *script) path(p string) string { return s.root + p }
 
-// commands does those that change files. They are shared with the random test.
+// commands are those that change files. They are shared with the random test.
 var commands = map[string]func(s *script, args []string) error{
 	"mkdir": func(s *script, args []string) error { return os.MkdirAll(s.path(args[0]), 0o755) },
 	"rm":    func(s *script, args []string) error { return os.RemoveAll(s.path(args[0])) },
@@ -184,13 +185,26 @@ var commands = map[string]func(s *script, args []string) error{
 	"bind": func(s *script, args []string) error {
 		return s.mount(s.path(args[0]), s.path(args[1]), "", unix.MS_BIND)
 	},
-	"tmpfs":  func(s *script, args []string) error { return s.mount("tmpfs", s.path(args[0]), "tmpfs", 0) },
-	"umount": func(s *script, args []string) error { return unix.Unmount(s.path(args[0]), unix.MNT_DETACH) },
+	"limit-watches": func(s *script, args []string) error { return limitWatches(s, args[0]) },
+	"tmpfs":         func(s *script, args []string) error { return s.mount("tmpfs", s.path(args[0]), "tmpfs", 0) },
+	"umount":        func(s *script, args []string) error { return unix.Unmount(s.path(args[0]), unix.MNT_DETACH) },
 }
 
 func (s *script) mount(source, target, fstype string, flags uintptr) error {
-	needMounts(s)
+	needOwn(s, "mount")
 	return unix.Mount(source, target, fstype, flags, "")
+}
+
+// limitWatches sets the user namespace's limit, and the old one after the test.
+func limitWatches(t testing.TB, limit string) error {
+	const file = "/proc/sys/user/max_inotify_watches"
+	needOwn(t, "user")
+	old, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	t.Cleanup(func() { check(t, os.WriteFile(file, old, 0)) })
+	return os.WriteFile(file, []byte(limit), 0)
 }
 
 // unmountAll unmounts what is below a directory. A mount can hide another, so

@@ -148,7 +148,7 @@ func (l *looker[T]) look() (found *finding[T], wait time.Duration) {
 	l.last = time.Now()
 	// What happened meanwhile may have been read already. It counts now, and
 	// will be looked at again.
-	c = c.then(l.peek(), len(now) == 1)
+	c = c.then(l.peek(), len(now) <= 1)
 	done, wait := l.settle.step(l.last, c, now, fingerprint)
 	if done {
 		found = &finding[T]{content, fingerprint}
