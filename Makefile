@@ -22,6 +22,10 @@ export REQUIRE_KERNEL
 # What golden renews: the packages whose tests have the flag.
 GOLDEN = $(sort $(dir $(shell grep -rls 'Bool("update"' --include='*_test.go' .)))
 FUZZTIME ?= 10s
+# LONG=1 has the tests do all that they can, in hours; ci-full sets it.
+TIMEOUT = $(if $(LONG),90m,10m)
+
+include manifests/manifests.mk cmd/bench/bench.mk
 
 .PHONY: help
 help: ## Print the targets
@@ -40,11 +44,11 @@ bin/linux_%/nft-masq-agent: FORCE
 
 .PHONY: test
 test: deps ## Run all tests: units, kernel and binary (root, or user namespaces)
-	go test -count=1 ./...
+	go test -count=1 -timeout $(TIMEOUT) ./...
 
 .PHONY: test-race
 test-race: deps ## Run all tests under the race detector (needs a C compiler)
-	CGO_ENABLED=1 go test -race -count=1 ./...
+	CGO_ENABLED=1 go test -race -count=1 -timeout $(TIMEOUT) ./...
 
 .PHONY: lint
 lint: ## Check the format and run the linters
@@ -89,7 +93,8 @@ reproducible: ## Build the last commit in two directories and compare
 	echo "the same twice: $$(sha256sum <"$$dir/a/bin/nft-masq-agent")"
 
 .PHONY: ci-full
-ci-full: lint all-build reproducible fuzz test-race test ## Run everything that proves something, for as long as it takes
+ci-full: export LONG = 1
+ci-full: lint all-build manifests-check reproducible fuzz container-test promtool-test test-race test ## Run everything that proves something, for as long as it takes
 
 .PHONY: version
 version: ## Print the version that a build is stamped with
