@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"nft-masq-agent/nft"
@@ -108,4 +109,25 @@ func TestTheProbesTellTheStateInWords(t *testing.T) {
 	if code, _ := n.get("/"); code != 404 {
 		t.Errorf("/ says %d", code)
 	}
+}
+
+func TestAnAddressInUseStopsNothing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	first := n.start("--http-address", httpAddress)
+	first.began(wants(t, ""))
+	second := n.start("--http-address", httpAddress)
+	second.await("another agent runs")
+	line := second.await("no HTTP, trying again")
+	if line["level"] != "error" || !strings.Contains(line.text("error"), "address already in use") {
+		t.Errorf("said: %v", line)
+	}
+	second.await("nft-masq-agent starts")
+	second.await("the rules are in place already")
+	first.stop()
+	second.answers()
+	if code, _ := n.get("/readyz"); code != 200 {
+		t.Errorf("readyz says %d", code)
+	}
+	second.silent()
 }

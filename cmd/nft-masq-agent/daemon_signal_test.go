@@ -154,3 +154,22 @@ func TestCleanupRemovesAllAndSaysWhoPutsItBack(t *testing.T) {
 		}
 	})
 }
+
+func TestCleanupRemovesAnOlderAgentsRulesWhenTold(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	loadLegacy(n)
+	before := n.kernelText()
+	if diff := cmp.Diff(result{stdout: "nothing to remove\n"}, n.run("cleanup"), cmp.AllowUnexported(result{})); diff != "" {
+		t.Errorf("without being told (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(before, n.kernelText()); diff != "" {
+		t.Errorf("the kernel (-before +after):\n%s", diff)
+	}
+	if got := n.run("cleanup", "--legacy"); got.code != exitDone || !strings.Contains(got.stdout, "MY-MASQ") {
+		t.Errorf("told: %+v", got)
+	}
+	if listing := nfttest.ListRuleset(t, n.NS); strings.Contains(listing, "MY-MASQ") {
+		t.Errorf("left:\n%s", listing)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
@@ -210,6 +211,53 @@ func TestWithoutNetAdminItNamesItAndTriesAgain(t *testing.T) {
 			t.Errorf("generation %d, was %d", after, before)
 		}
 		d.silent() // once, not for each try
+		d.stop()
+	})
+}
+
+// TestRefusedRulesAreTriedUntilTheKernelTakesThem has another program own the
+// table: then the kernel refuses to change it until that program ends.
+func TestRefusedRulesAreTriedUntilTheKernelTakesThem(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
+		const owned = 2 // NFT_TABLE_F_OWNER, since Linux 5.12
+		n := newNode(t)
+		table := &nftables.Table{Family: nftables.TableFamilyINet, Name: nft.TableName, Flags: owned}
+		if mode == nft.ModeIPTables {
+			table.Family, table.Name = nftables.TableFamilyIPv4, "nat"
+		}
+		owner, err := nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(n.Fd()))
+		n.check(err)
+		defer owner.CloseLasting()
+		owner.AddTable(table)
+		n.check(owner.Flush())
+
+		d := n.start(flag, "--http-address", httpAddress)
+		d.await("nft-masq-agent starts")
+		d.answers()
+		line := d.await("the kernel refuses the rules; the old ones stay, trying again")
+		if line["level"] != "error" || !strings.Contains(line.text("error"), "operation not permitted") {
+			t.Errorf("refused: %v", line)
+		}
+		d.until("a second try", func() bool {
+			return n.number(`nft_masq_agent_applies_total{reason="retry",result="refused"}`) >= 1
+		})
+		if code, body := n.get("/readyz"); code != 503 || !strings.HasPrefix(body, "the kernel refuses the rules: ") {
+			t.Errorf("readyz says %d %s", code, body)
+		}
+		d.silent()
+		// A config that comes meanwhile is the one that counts.
+		n.swap(exempting("10.1.0.0/16"))
+		d.until("the look at the new file", func() bool {
+			return n.number(`nft_masq_agent_applies_total{reason="config",result="refused"}`)+
+				n.number(`nft_masq_agent_applies_total{reason="start",result="refused"}`) >= 2
+		})
+		n.check(owner.CloseLasting()) // its table goes with it
+		d.await("the kernel takes the rules again")
+		d.await("applied")
+		n.holds(wants(t, exempting("10.1.0.0/16"), flag))
+		d.until("it is ready", func() bool { code, _ := n.get("/readyz"); return code == 200 })
+		d.silent()
 		d.stop()
 	})
 }
