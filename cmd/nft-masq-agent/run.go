@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -42,6 +43,9 @@ func runCommand() command {
 }
 
 func run(ctx context.Context, o options, e environment) (int, error) {
+	// There is one thing to do at a time. With more processors the runtime looks
+	// for further work on them at each event, which takes longer than the event.
+	runtime.GOMAXPROCS(1)
 	ctx, restore := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer restore()
 	// From the first signal on a second one kills, as it does without us.
@@ -93,7 +97,7 @@ func startAgent(ctx context.Context, o options, kernel *nft.Kernel, log *zap.Log
 	loop := agent.New(
 		agent.Inputs{
 			Files: files.Content(), Warnings: files.Warnings(), Reread: files.Look,
-			Changes: listener.Changes(), Hangup: hangup,
+			Changes: listener.Changes(), HoldOff: listener.HoldOff, Hangup: hangup,
 		},
 		agent.Kernel{
 			Apply: givingBack(kernel.Apply), ReadBack: kernel.ReadBack, PortID: kernel.PortID,

@@ -28,7 +28,8 @@ type Change struct {
 // notifications of a transaction for every listener of the group, whatever its
 // filter, which makes large transactions of all programs slower.
 func Listen() (*Listener, error) {
-	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	// Without a size each notification is looked at first, to learn its length.
+	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: newGenSize})
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket: %w", err)
 	}
@@ -39,6 +40,9 @@ func Listen() (*Listener, error) {
 	}
 	return &Listener{nl}, nil
 }
+
+// newGenSize is ample for what the socket is let hear: less than 100 bytes.
+const newGenSize = 1024
 
 // newGenOnly lets the socket hear the notification that ends a transaction,
 // which the kernel sends in a datagram of its own, and none of the objects
@@ -83,6 +87,20 @@ func (l *Listener) Receive() (Change, error) {
 			}
 		}
 	}
+}
+
+// Pending says whether Receive would return at once.
+func (l *Listener) Pending() bool {
+	raw, err := l.nl.SyscallConn()
+	if err != nil {
+		return true
+	}
+	pending := true
+	err = raw.Control(func(fd uintptr) {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		pending = n > 0 || err != nil
+	})
+	return pending || err != nil
 }
 
 // Pause stops the notifications: while nobody listens, a large transaction

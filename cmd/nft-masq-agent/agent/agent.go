@@ -39,6 +39,8 @@ type Inputs struct {
 	Warnings <-chan error // of the watcher
 	Changes  <-chan nfnetlink.Change
 	Hangup   <-chan os.Signal
+	// HoldOff asks for no changes for a time; it may be nil.
+	HoldOff func(time.Duration)
 	// Reread makes the watcher look at the files now.
 	Reread func()
 }
@@ -258,6 +260,9 @@ func (a *Agent) changed(c nfnetlink.Change) {
 	}
 	if wait := a.pace.wait(time.Now()); wait > 0 {
 		a.paused.Reset(wait)
+		if a.in.HoldOff != nil {
+			a.in.HoldOff(wait - beforeLook)
+		}
 		return
 	}
 	a.sync(onDrift, nft.Look{})

@@ -17,6 +17,7 @@ type Listener struct {
 
 	mu      sync.Mutex
 	current *nfnetlink.Listener // nil while it cannot be opened
+	holdOff time.Time
 }
 
 // Listen delivers each change of the ruleset until ctx ends. It outlives every
@@ -78,6 +79,21 @@ func (l *Listener) Pause() (resume func()) {
 	}
 }
 
+// HoldOff lets changes wait in the socket for a time, and then delivers them
+// together: each wakes the process, which costs more than to deliver it.
+func (l *Listener) HoldOff(d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.holdOff = time.Now().Add(d)
+}
+
+// heldOff says how long changes are to wait in the socket.
+func (l *Listener) heldOff() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Until(l.holdOff)
+}
+
 func (l *Listener) open() error {
 	opened, err := nfnetlink.Listen()
 	l.mu.Lock()
@@ -96,6 +112,9 @@ func (l *Listener) hear(ctx context.Context) error {
 		}
 	}()
 	for {
+		if d := l.heldOff(); d > 0 && !current.Pending() {
+			wait(ctx, d)
+		}
 		c, err := current.Receive()
 		if err != nil {
 			return err

@@ -48,6 +48,8 @@ type repair struct {
 
 const (
 	lookShare = 200
+	// So long before the next look its reasons are to be heard, for their names.
+	beforeLook = 2 * time.Millisecond
 
 	repairWindow = 10 * time.Second
 	someRepairs  = 10  // by one socket
