@@ -109,13 +109,13 @@ func (s *faultySocket) SendMessages(m []netlink.Message) error {
 	})
 }
 
-func (s *faultySocket) send(c call, msgs []netlink.Message, real func() error) error {
+func (s *faultySocket) send(c call, msgs []netlink.Message, forward func() error) error {
 	subject := msgs[len(msgs)/2] // that a refusal is about
 	s.last = subject.Header.Sequence
 	f, fails := s.fails(c)
 	switch {
 	case !fails:
-		return real()
+		return forward()
 	case f.how == refused, f.how == refusing:
 		if c == callSend && f.errno == unix.ENOENT {
 			s.bystander() // who deleted what was asked for
@@ -123,7 +123,7 @@ func (s *faultySocket) send(c call, msgs []netlink.Message, real func() error) e
 		s.pending = append(s.pending, &netlink.OpError{Op: "receive", Err: f.errno, Sequence: s.last})
 		return nil
 	case f.how == sentAndLost:
-		if err := real(); err != nil {
+		if err := forward(); err != nil {
 			return err
 		}
 	}

@@ -281,7 +281,7 @@ var sharedTamperings = []tampering{
 	{"iptables -E", runs("-E IP-MASQ-AGENT RENAMED"), "chain IP-MASQ-AGENT is missing"},
 }
 
-// runs runs iptables, once for each line.
+// runs gives the attack that runs iptables, once for each line.
 func runs(lines ...string) func(*attacker) {
 	return func(a *attacker) {
 		a.t.Helper()
