@@ -37,8 +37,8 @@ func backoff(tries int) time.Duration {
 type pace struct {
 	notBefore time.Time
 	repairs   []repair
-	slow      bool // the last repair was the first slow one
-	wasSlow   bool
+	slow      bool      // the last repair was the first slow one
+	lastSlow  time.Time // so that a pace that changes to and fro is said once
 }
 
 type repair struct {
@@ -85,8 +85,9 @@ func (p *pace) looked(now time.Time, cost time.Duration, repaired bool, writer u
 	case len(p.repairs) > manyRepairs:
 		p.notBefore = now.Add(shortPause)
 	}
-	isSlow := p.notBefore.After(now)
-	p.slow, p.wasSlow = isSlow && !p.wasSlow, isSlow
+	if p.notBefore.After(now) {
+		p.slow, p.lastSlow = now.Sub(p.lastSlow) > repairWindow, now
+	}
 }
 
 // slowed says, once each time it begins, that repairs are being slowed down.
