@@ -88,7 +88,7 @@ func tamperings(mode nft.Mode) []tampering {
 			{"flush ruleset", nftScript("flush ruleset"), "has no chain POSTROUTING", byNFT},
 			{"firewalld reload", nftScript(firewalldReload), "has no chain POSTROUTING", byNFT},
 			{"delete table", nftScript("delete table ip nat"), "table ip nat has no chain POSTROUTING", byNFT},
-			{"iptables -F", iptables("-F"), "lacks the rule", byIPTables},
+			{"iptables -F", iptables("-F"), "has no jump to IP-MASQ-AGENT", byIPTables},
 			{"iptables -F of our chain", iptables("-F IP-MASQ-AGENT"), "lacks the rule", byIPTables},
 			{"iptables -D of a rule", iptables("-D IP-MASQ-AGENT 2"), "lacks the rule", byIPTables},
 			{"iptables -D of the jump", iptables("-D POSTROUTING 1"), "has no jump to IP-MASQ-AGENT", byIPTables},

@@ -104,8 +104,9 @@ func TestTheProbesTellTheStateInWords(t *testing.T) {
 		t.Errorf("config_accepted is %s", got)
 	}
 	n.swap("")
-	d.until("it is ready", func() bool { code, _ := n.get("/readyz"); return code == 200 })
+	d.await("config accepted again")
 	probe("/readyz", 200, "ok")
+	d.silent()
 	if code, _ := n.get("/"); code != 404 {
 		t.Errorf("/ says %d", code)
 	}
@@ -117,7 +118,7 @@ func TestAnAddressInUseStopsNothing(t *testing.T) {
 	first := n.start("--http-address", httpAddress)
 	first.began(wants(t, ""))
 	second := n.start("--http-address", httpAddress)
-	second.await("another agent runs")
+	second.await(anotherAgent)
 	line := second.await("no HTTP, trying again")
 	if line["level"] != "error" || !strings.Contains(line.text("error"), "address already in use") {
 		t.Errorf("said: %v", line)
