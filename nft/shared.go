@@ -293,8 +293,12 @@ func (n *natTable) remove(b *nfnetlink.Batch, names []string) {
 }
 
 // isJumpOf says whether a rule is, to the byte, the jump that we make to the
-// chain.
+// chain. The kernel knows longer names than iptables takes, and than fit our
+// comment.
 func isJumpOf(chain string, r nfnetlink.Rule) bool {
+	if len(chain) > maxChainName {
+		return false
+	}
 	t := compileXT(FamilyPolicy{IPv6: r.Family == nfnetlink.IPv6}, Policy{}, chain)
 	return sameXT(r, xtChain(t, xtPostrouting).bytecode(t, nil)[0])
 }
