@@ -17,6 +17,7 @@ const (
 // more.
 type follower struct {
 	size   int
+	binary string
 	node   *node
 	agent  *agent
 	volume *volume
@@ -28,7 +29,10 @@ type follower struct {
 }
 
 func openFollower(n int, binary string) (f *follower, err error) {
-	f = &follower{size: n, texts: [2]string{text(n, false), text(n, true)}, every: 50 * time.Microsecond}
+	f = &follower{
+		size: n, binary: binary, texts: [2]string{text(n, false), text(n, true)},
+		every: 50 * time.Microsecond,
+	}
 	if n >= 10_000 {
 		f.every = time.Millisecond // to leave the processors alone
 	}
@@ -42,15 +46,55 @@ func openFollower(n int, binary string) (f *follower, err error) {
 	if f.node, err = openNode("node"); err != nil {
 		return nil, err
 	}
-	if f.volume, err = newVolume(f.texts[0]); err != nil {
-		return nil, err
-	}
-	f.agent, err = startAgent(f.node, binary, f.volume)
+	f.volume, err = newVolume(f.texts[0])
 	return f, err
 }
 
+// start starts the agent, on a node without rules.
+func (f *follower) start() (err error) {
+	if err := f.node.clear(nft.TableName, f.size); err != nil {
+		return err
+	}
+	f.turn = 0
+	swap, err := f.volume.prepare(f.texts[f.turn])
+	if err != nil {
+		return err
+	}
+	if err := swap(); err != nil {
+		return err
+	}
+	f.agent, err = startAgent(f.node, f.binary, f.volume)
+	return err
+}
+
+func (f *follower) stop() (err error) {
+	if f.agent != nil {
+		err = f.agent.stop()
+		f.agent = nil
+	}
+	return err
+}
+
 func (f *follower) close() error {
-	return errors.Join(f.agent.stop(), f.node.close(), f.volume.close())
+	return errors.Join(f.stop(), f.node.close(), f.volume.close())
+}
+
+// firstChange is the contender with an agent that runs for its turns only:
+// where anybody listens, in whichever namespace, the kernel is slower.
+func (f *follower) firstChange() contender {
+	c := f.contender()
+	return contender{
+		prepare: func() error {
+			if err := f.start(); err != nil {
+				return err
+			}
+			return c.prepare()
+		},
+		run: func() (time.Duration, error) {
+			took, err := c.run()
+			return took, errors.Join(err, f.stop())
+		},
+	}
 }
 
 // contender swaps the file and waits until the kernel decides by it.
@@ -95,7 +139,7 @@ func (b *bench) changeN(ctx context.Context, n int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, a.close()) }()
-	s, err := takeTurns(ctx, b.rounds, f.contender(), a.fromRuleset(), a.kernelAlone())
+	s, err := takeTurns(ctx, b.rounds, f.firstChange(), a.fromRuleset(), a.kernelAlone())
 	if err != nil {
 		return err
 	}
@@ -113,6 +157,9 @@ func (b *bench) swap(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.close()) }()
+	if err := f.start(); err != nil {
+		return err
+	}
 	s, err := takeTurns(ctx, b.swaps, f.contender())
 	if err != nil {
 		return err

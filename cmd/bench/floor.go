@@ -106,6 +106,7 @@ func newFloor(ns *nfttest.NS, msgs []netlink.Message) (*floor, error) {
 	all := slices.Concat([]netlink.Message{mark(unix.NFNL_MSG_BATCH_BEGIN)}, msgs, []netlink.Message{mark(unix.NFNL_MSG_BATCH_END)})
 	for i, m := range all {
 		m.Header.Sequence, m.Header.PID = uint32(i+1), 0
+		m.Header.Flags &^= netlink.Echo // so that only errors are answered
 		m.Header.Length = uint32(unix.NLMSG_HDRLEN + len(m.Data))
 		b, err := m.MarshalBinary()
 		if err != nil {
@@ -141,7 +142,6 @@ func (f *floor) send() (time.Duration, error) {
 	if err != nil {
 		return 0, fmt.Errorf("floor: %w", err)
 	}
-	// Only errors are answered.
 	answer := make([]byte, 1<<12)
 	n, _, err := unix.Recvfrom(f.fd, answer, unix.MSG_DONTWAIT)
 	switch {

@@ -3,14 +3,15 @@ package main
 import (
 	"context"
 	"errors"
+	"time"
 
 	"nft-masq-agent/nft"
 )
 
 const groupListener = "what the agent's listening costs others"
 
-// listener measures the transactions of another program on a node with the
-// agent and on one without. The kernel makes notifications for whoever listens.
+// listener measures the transactions of another program with the agent and
+// without. The kernel makes a notification of each element for who listens.
 func (b *bench) listener(ctx context.Context) error {
 	for _, n := range b.sizes {
 		if err := b.listenerN(ctx, n); err != nil {
@@ -26,11 +27,6 @@ func (b *bench) listenerN(ctx context.Context, n int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.close()) }()
-	empty, err := openNode("empty")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, empty.close()) }()
 	want, err := ruleset(text(n, false), nft.ModeNFTables)
 	if err != nil {
 		return err
@@ -39,17 +35,23 @@ func (b *bench) listenerN(ctx context.Context, n int) (err error) {
 	if err != nil {
 		return err
 	}
-	var contenders []contender
-	for _, at := range []*node{f.node, empty} {
-		w, err := newFloor(at.ns, msgs)
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, w.close()) }()
-		w.rename(otherTable)
-		contenders = append(contenders, contender{func() error { return at.clear(otherTable, n) }, w.send})
+	w, err := newFloor(f.node.ns, msgs)
+	if err != nil {
+		return err
 	}
-	s, err := takeTurns(ctx, b.rounds, contenders...)
+	defer func() { err = errors.Join(err, w.close()) }()
+	w.rename(otherTable)
+	clear := func() error { return f.node.clear(otherTable, n) }
+	// Stopped between its turns: the kernel makes notifications in all namespaces
+	// where somebody listens in one.
+	beside := contender{
+		prepare: func() error { return errors.Join(clear(), f.start()) },
+		run: func() (time.Duration, error) {
+			took, err := w.send()
+			return took, errors.Join(err, f.stop())
+		},
+	}
+	s, err := takeTurns(ctx, b.rounds, beside, contender{clear, w.send})
 	if err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ type settings struct {
 	swaps   int
 	rest    time.Duration
 	only    *regexp.Regexp
-	json    bool
+	write   func(report, io.Writer) error
 }
 
 // A usageError is about the command line.
@@ -62,7 +62,7 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	fs.IntVar(&s.swaps, "swaps", 300, "`NUMBER` of file swaps with the default config")
 	fs.DurationVar(&s.rest, "rest", time.Minute, "how long agents are watched at rest")
 	only := fs.String("only", "", "measure only the groups that match the `PATTERN`: "+strings.Join(groupNames(), ", "))
-	output := fs.String("o", "text", "text or json")
+	output := fs.String("o", "text", "text, json or markdown")
 	if err := fs.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return s, err
@@ -80,15 +80,17 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	if s.only, err = regexp.Compile(*only); err != nil {
 		return s, usageError{fmt.Errorf("only: %w", err)}
 	}
-	switch {
-	case *output != "text" && *output != "json":
-		return s, usageError{fmt.Errorf("o: %q is neither text nor json", *output)}
+	formats := map[string]func(report, io.Writer) error{
+		"text": report.writeText, "json": report.writeJSON, "markdown": report.writeMarkdown,
+	}
+	switch s.write = formats[*output]; {
+	case s.write == nil:
+		return s, usageError{fmt.Errorf("o: %q is neither text nor json nor markdown", *output)}
 	case s.rounds < 1 || s.swaps < 1:
 		return s, usageError{errors.New("rounds and swaps: want at least 1")}
 	case fs.NArg() > 0:
 		return s, usageError{fmt.Errorf("unexpected argument %q", fs.Arg(0))}
 	}
-	s.json = *output == "json"
 	return s, nil
 }
 
@@ -146,8 +148,5 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 		_, _ = fmt.Fprintf(stderr, " %s\n", time.Since(start).Round(time.Second))
 	}
-	if s.json {
-		return b.writeJSON(stdout)
-	}
-	return b.writeText(stdout)
+	return s.write(b.report, stdout)
 }

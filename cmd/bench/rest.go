@@ -39,6 +39,9 @@ func (b *bench) memoryOnce(ctx context.Context, n int) (peak, rest float64, err 
 		return 0, 0, err
 	}
 	defer func() { err = errors.Join(err, f.close()) }()
+	if err := f.start(); err != nil {
+		return 0, 0, err
+	}
 	if _, err := f.contender().turn(ctx); err != nil {
 		return 0, 0, err
 	}
@@ -72,6 +75,9 @@ func (b *bench) atRest(ctx context.Context) (err error) {
 				return err
 			}
 			all = append(all, &rester{follower: f, beside: beside})
+			if err := f.start(); err != nil {
+				return err
+			}
 		}
 	}
 	time.Sleep(time.Second) // what a start leaves to do

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
+	"strings"
 	"text/tabwriter"
 )
 
@@ -74,26 +76,59 @@ func (r report) writeJSON(w io.Writer) error {
 }
 
 func (r report) head() string {
-	return fmt.Sprintf("%s · Linux %s · %d × %s\n%s · %s · %s\n",
+	return fmt.Sprintf("%s · Linux %s · %d × %s · %s · %s · %s",
 		r.Date, r.Kernel, r.Processors, r.Machine, r.Agent, r.Nft, r.Iptables)
 }
 
-func (r report) writeText(w io.Writer) error {
-	if _, err := fmt.Fprintf(w, "%s\nMedian and, in brackets, the quartiles; a reach holds where the worse quartile does.\n\n", r.head()); err != nil {
-		return err
+// legend says how to read the table.
+const legend = "Median and, in brackets, the quartiles; a reach holds where the worse quartile does."
+
+// columns gives the heads of the columns, and cells what stands in them.
+func columns() []string {
+	return []string{"CIDRs", "what", "value", "against", "value", "ratio", "reach"}
+}
+
+func (r row) cells() []string {
+	return []string{
+		r.size(), r.What, r.Ours.text(r.Unit), r.Against,
+		r.Theirs.text(r.Unit), r.Ratio.text(""), r.verdict(),
 	}
+}
+
+func (r report) writeText(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(tw, "CIDRs\twhat\tvalue\tagainst\tvalue\tratio\treach\t")
+	line := func(cells []string) { _, _ = fmt.Fprintln(tw, strings.Join(cells, "\t")) }
+	// Lines without a tab have columns of their own.
+	_, _ = fmt.Fprintf(tw, "%s\n%s\n", r.head(), legend)
 	group := ""
 	for _, row := range r.Rows {
 		if row.Group != group {
 			group = row.Group
-			_, _ = fmt.Fprintf(tw, "\t\t\t\t\t\t\t\n%s\t\t\t\t\t\t\t\n", group)
+			_, _ = fmt.Fprintf(tw, "\n%s\n", group)
+			line(columns())
 		}
-		_, _ = fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", row.size(), row.What,
-			row.Ours.text(row.Unit), row.Against, row.Theirs.text(row.Unit), row.Ratio.text(""), row.verdict())
+		line(row.cells())
 	}
 	return tw.Flush()
+}
+
+// writeMarkdown prints the table for a README.
+func (r report) writeMarkdown(w io.Writer) error {
+	var b strings.Builder
+	line := func(cells []string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
+	fmt.Fprintf(&b, "%s\n\n%s\n\n", r.head(), legend)
+	line(columns())
+	line(slices.Repeat([]string{"---"}, len(columns())))
+	group := ""
+	for _, row := range r.Rows {
+		if row.Group != group {
+			group = row.Group
+			line(append([]string{"", "**" + group + "**"}, make([]string, len(columns())-2)...))
+		}
+		line(row.cells())
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 func (r row) size() string {
