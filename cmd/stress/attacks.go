@@ -1,0 +1,123 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+
+	"nft-masq-agent/cmd/stress/knownbad"
+	"nft-masq-agent/nft"
+)
+
+// An attack is one transaction by which somebody else changes our rules.
+type attack struct {
+	name string
+	mode nft.Mode
+	// leaves says that what is left masquerades nothing that is exempt.
+	leaves bool
+	do     func(*nftables.Conn) error
+}
+
+func attacks() []attack {
+	ours := &nftables.Table{Family: nftables.TableFamilyINet, Name: nft.TableName}
+	base := &nftables.Chain{Table: ours, Name: "postrouting"}
+	nat := &nftables.Table{Family: nftables.TableFamilyIPv4, Name: "nat"}
+	return []attack{
+		{"flush ruleset", nft.ModeNFTables, true, flushRuleset},
+		{"delete table", nft.ModeNFTables, true, func(c *nftables.Conn) error {
+			c.DelTable(ours)
+			return nil
+		}},
+		{"flush chain", nft.ModeNFTables, true, func(c *nftables.Conn) error {
+			c.FlushChain(base)
+			return nil
+		}},
+		{"foreign accept rule", nft.ModeNFTables, true, func(c *nftables.Conn) error {
+			c.InsertRule(&nftables.Rule{Table: ours, Chain: base, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}})
+			return nil
+		}},
+		{"delete element", nft.ModeNFTables, false, deleteElement(ours)},
+		{"flush ruleset", nft.ModeIPTables, true, flushRuleset},
+		{"iptables -F of our chain", nft.ModeIPTables, true, func(c *nftables.Conn) error {
+			c.FlushChain(&nftables.Chain{Table: nat, Name: chain})
+			return nil
+		}},
+		{"iptables -F", nft.ModeIPTables, true, func(c *nftables.Conn) error {
+			c.FlushChain(&nftables.Chain{Table: nat, Name: "POSTROUTING"})
+			return nil
+		}},
+	}
+}
+
+// attacksThatLeave gives the attacks of a mode during which no connection may
+// be masqueraded that is exempt.
+func attacksThatLeave(mode nft.Mode) (some []attack) {
+	for _, a := range attacks() {
+		if a.mode == mode && a.leaves {
+			some = append(some, a)
+		}
+	}
+	return some
+}
+
+func flushRuleset(c *nftables.Conn) error {
+	c.FlushRuleset()
+	return nil
+}
+
+// deleteElement deletes one CIDR of whichever set the rules refer to.
+func deleteElement(table *nftables.Table) func(*nftables.Conn) error {
+	return func(c *nftables.Conn) error {
+		sets, err := c.GetSets(table)
+		if err != nil {
+			return err
+		}
+		for _, s := range sets {
+			if s.KeyType != nftables.TypeIPAddr {
+				continue
+			}
+			s.Table = table
+			lists := lists(0)
+			for _, list := range lists {
+				elements, err := c.GetSetElements(s)
+				if err != nil {
+					return err
+				}
+				for _, e := range elements {
+					if !e.IntervalEnd && string(e.Key) == string(list[0].Addr().AsSlice()) {
+						return c.SetDeleteElements(s, knownbad.Elements(list[:1]))
+					}
+				}
+			}
+		}
+		return errors.New("no element to delete")
+	}
+}
+
+// foreigner opens a connection of somebody else's. Somebody who does it again
+// from the same socket would be taken for a daemon that fights back.
+func (b *bench) foreigner() (*nftables.Conn, error) {
+	c, err := nftables.New(nftables.WithNetNSFd(b.top.Node.Fd()), nftables.AsLasting())
+	runtime.KeepAlive(b.top)
+	return c, err
+}
+
+// attack makes one attack and says when it was over, and from which port.
+func (b *bench) attack(a attack) (over time.Time, port uint32, err error) {
+	c, err := b.foreigner()
+	if err != nil {
+		return over, 0, err
+	}
+	defer func() { err = errors.Join(err, c.CloseLasting()) }()
+	if port, err = c.GetPortID(); err != nil {
+		return over, 0, err
+	}
+	if err := errors.Join(a.do(c), c.Flush()); err != nil {
+		return over, 0, fmt.Errorf("attack: %s: %w", a.name, err)
+	}
+	return time.Now(), port, nil
+}

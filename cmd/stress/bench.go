@@ -1,0 +1,194 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/cmd/stress/knownbad"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// A bench is a node with connections through it.
+type bench struct {
+	binary string
+	config string // the agent's file
+	top    *nfttest.Topology
+	kernel *nft.Kernel // for looking, and for cleaning up
+	hammer *nfttest.Hammer
+	agents []*agent
+	until  time.Time
+
+	updates int
+	away    nfttest.Tally // what was wrong while the rules were away
+}
+
+// openBench makes a node without rules, and without connections through it.
+func openBench(binary string) (*bench, error) {
+	binary, err := filepath.Abs(binary)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(binary); err != nil {
+		return nil, fmt.Errorf("agent: %w", err)
+	}
+	b := &bench{binary: binary}
+	dir, err := os.MkdirTemp("", "stress-")
+	if err != nil {
+		return nil, err
+	}
+	b.config = filepath.Join(dir, "ip-masq-agent")
+	if b.top, err = nfttest.OpenTopology(); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	b.kernel = nft.NewKernel(nfnetlink.New(b.dial))
+	// The first netlink socket of a process gets its pid as port, any further
+	// one another: keep the first, so that attackers have ports of their own.
+	if _, err := b.kernel.Installed(false); err != nil {
+		return nil, errors.Join(err, b.close())
+	}
+	return b, nil
+}
+
+// dial opens a connection to the node's nf_tables.
+func (b *bench) dial() (nl *netlink.Conn, err error) {
+	err = b.top.Node.Do(func() error {
+		nl, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 32 << 10})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	// Without CAP_NET_ADMIN in the first user namespace the machine's limit holds.
+	_ = nl.SetWriteBuffer(8 << 20)
+	_ = nl.SetReadBuffer(1 << 20)
+	return nl, nil
+}
+
+func (b *bench) close() error {
+	var errs []error
+	if b.hammer != nil {
+		_, err := b.hammer.Stop()
+		errs = append(errs, err)
+	}
+	for _, a := range b.agents {
+		_ = a.process.Kill()
+		_ = a.process.Wait()
+	}
+	return errors.Join(append(errs, b.kernel.Close(), b.top.Close(), os.RemoveAll(filepath.Dir(b.config)))...)
+}
+
+// hammerIt opens connections from now on.
+func (b *bench) hammerIt(ctx context.Context) (err error) {
+	if b.hammer, err = b.top.StartHammer(targets()...); err != nil {
+		return err
+	}
+	return b.flows(ctx, 1)
+}
+
+// flows waits until so many more connections to every target have been opened
+// and seen. All that were opened before have then been counted, or are lost.
+func (b *bench) flows(ctx context.Context, n uint64) error { return b.hammer.Wait(ctx, n) }
+
+// more says whether there is time for another turn.
+func (b *bench) more(ctx context.Context) bool { return ctx.Err() == nil && time.Now().Before(b.until) }
+
+// write replaces the agent's file at one stroke.
+func (b *bench) write(p policy) error {
+	if err := os.WriteFile(b.config+".new", p.text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(b.config+".new", b.config)
+}
+
+// inStep looks for itself, without the agent's word, whether the kernel holds
+// what it should and nothing of the other mode or an older agent.
+func (b *bench) inStep(want nft.Ruleset) error {
+	diffs, err := b.kernel.Diff(want, nft.Look{Full: true, Others: true, TakeOver: true})
+	if err == nil && len(diffs) > 0 {
+		err = fmt.Errorf("the kernel is not in step: %s", strings.Join(diffs, "; "))
+	}
+	return err
+}
+
+// becomesInStep waits until it is, however the agents come to it.
+func (b *bench) becomesInStep(ctx context.Context, want nft.Ruleset) error {
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := b.inStep(want)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		}
+	}
+}
+
+// try updates as a recipe does, with connections through the node, as long as
+// there is time, and until there was enough.
+func (b *bench) try(ctx context.Context, bad knownbad.Recipe, enough func() bool) error {
+	c, err := b.foreigner()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.CloseLasting() }()
+	both := lists(bad.CIDRs)
+	t, err := bad.Install(c, both[0])
+	if err != nil {
+		return err
+	}
+	if err := b.hammerIt(ctx); err != nil {
+		return err
+	}
+	for b.more(ctx) || ctx.Err() == nil && !enough() {
+		b.updates++
+		if err := t.Update(both[b.updates%2]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// whileAway does what leaves the node without rules, or with wrong ones, for a
+// while, and counts apart what is wrong until it returns.
+func (b *bench) whileAway(ctx context.Context, fn func() error) error {
+	if err := b.flows(ctx, 1); err != nil {
+		return err
+	}
+	before := b.hammer.SoFar()
+	if err := fn(); err != nil {
+		return err
+	}
+	if err := b.flows(ctx, 1); err != nil {
+		return err
+	}
+	after := b.hammer.SoFar()
+	for i := range after.Counts {
+		after.Counts[i].Sent -= before.Counts[i].Sent
+		after.Counts[i].Pod -= before.Counts[i].Pod
+		after.Counts[i].Node -= before.Counts[i].Node
+		after.Counts[i].Other -= before.Counts[i].Other
+	}
+	b.away.Counts = append(b.away.Counts, after.Counts...)
+	return nil
+}
+
+// generation reads the number of the ruleset's generation in the node.
+func (b *bench) generation() (uint32, error) {
+	c := nfnetlink.New(b.dial)
+	g, err := c.Generation()
+	return g, errors.Join(err, c.Close())
+}

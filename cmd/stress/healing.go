@@ -1,0 +1,165 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// healed is how long the healing of one attack took, each time it was made.
+type healed struct {
+	attack attack
+	cidrs  int
+	took   []time.Duration // sorted
+}
+
+// percentile gives the smallest duration that p percent do not exceed.
+func (h healed) percentile(p int) time.Duration {
+	return h.took[(len(h.took)*p+99)/100-1]
+}
+
+// A notice is what the kernel said of a transaction, and when it was heard.
+type notice struct {
+	at time.Time
+	nfnetlink.Change
+}
+
+// notices collects what the kernel says of transactions in the node's
+// namespace.
+type notices struct {
+	listener *nfnetlink.Listener
+	ended    chan struct{}
+
+	mu   sync.Mutex
+	all  []notice
+	more chan struct{} // closed with each
+}
+
+func (b *bench) listen() (*notices, error) {
+	n := &notices{ended: make(chan struct{}), more: make(chan struct{})}
+	err := b.top.Node.Do(func() (err error) {
+		n.listener, err = nfnetlink.Listen()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	go n.run()
+	return n, nil
+}
+
+func (n *notices) run() {
+	defer close(n.ended)
+	for {
+		c, err := n.listener.Receive()
+		if err != nil {
+			return
+		}
+		n.mu.Lock()
+		n.all = append(n.all, notice{time.Now(), c})
+		close(n.more)
+		n.more = make(chan struct{})
+		n.mu.Unlock()
+	}
+}
+
+func (n *notices) close() error {
+	err := n.listener.Close()
+	<-n.ended
+	return err
+}
+
+// upTo gives what was heard until the given generation, and forgets it.
+func (n *notices) upTo(ctx context.Context, generation uint32) ([]notice, error) {
+	for {
+		n.mu.Lock()
+		at := slices.IndexFunc(n.all, func(h notice) bool { return h.ID == generation })
+		if at >= 0 {
+			heard := n.all[:at+1]
+			n.all = n.all[at+1:]
+			n.mu.Unlock()
+			return heard, nil
+		}
+		more := n.more
+		n.mu.Unlock()
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for notification of generation %d: %w", generation, ctx.Err())
+		}
+	}
+}
+
+// spacing keeps the attacks below the rate from which on the agent takes its
+// time: a hundred repairs within ten seconds.
+const spacing = 110 * time.Millisecond
+
+// heal makes an attack so many times and takes the time from the attacker's
+// commit to the agent's that makes it good. No connections are opened meanwhile.
+func (b *bench) heal(ctx context.Context, a attack, cidrs, times int) (healed, error) {
+	h := healed{attack: a, cidrs: cidrs}
+	p, err := policies(cidrs)
+	if err != nil {
+		return h, err
+	}
+	if err := b.write(p[0]); err != nil {
+		return h, err
+	}
+	agent, err := b.startAgent(a.mode)
+	if err != nil {
+		return h, err
+	}
+	if err := agent.holds(ctx, p[0].ruleset[a.mode]); err != nil {
+		return h, err
+	}
+	ears, err := b.listen()
+	if err != nil {
+		return h, err
+	}
+	pace := time.NewTicker(spacing)
+	defer pace.Stop()
+	for len(h.took) < times && err == nil {
+		<-pace.C
+		var took time.Duration
+		if took, err = b.healOnce(ctx, a, agent, ears); err == nil {
+			h.took = append(h.took, took)
+		}
+	}
+	slices.Sort(h.took)
+	return h, errors.Join(err, ears.close(), b.inStep(p[0].ruleset[a.mode]))
+}
+
+func (b *bench) healOnce(ctx context.Context, a attack, agent *agent, ears *notices) (time.Duration, error) {
+	before := agent.restores()
+	start, attacker, err := b.attack(a)
+	if err != nil {
+		return 0, err
+	}
+	if err := agent.wait(ctx, "rules restored after: "+a.name, func() bool { return agent.restored > before }); err != nil {
+		return 0, err
+	}
+	generation, err := b.generation()
+	if err != nil {
+		return 0, err
+	}
+	heard, err := ears.upTo(ctx, generation)
+	if err != nil {
+		return 0, err
+	}
+	// Whichever came first was the nearer to the commit.
+	for _, n := range heard {
+		if n.Writer == attacker && n.at.Before(start) {
+			start = n.at
+		}
+	}
+	last := heard[len(heard)-1]
+	if last.Writer == attacker {
+		return 0, fmt.Errorf("restored after %s, but nothing was written", a.name)
+	}
+	return last.at.Sub(start), nil
+}

@@ -1,0 +1,97 @@
+// Command stress opens new connections through a node, as fast as it can, while
+// the agent on it updates its rules, is killed, replaced, switched to its other
+// mode, and while others destroy its rules. The far end counts by source
+// address. The same is done to ways of updating that are known to be wrong, to
+// show that wrong packets would be seen here.
+//
+// It needs root, or user namespaces, and works in network namespaces of its
+// own. It ends with 0 when no connection was wrong and the known-bad ways were.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"regexp"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfttest"
+)
+
+func main() {
+	if code, ran := nfttest.InUserNS(); ran {
+		os.Exit(code)
+	}
+	ctx, cancel := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+	defer cancel()
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// settings bound a run.
+type settings struct {
+	agent string        // path of the binary
+	each  time.Duration // of a scenario, and of a bad recipe
+	flows uint64        // at least so many in total
+	limit time.Duration // of everything
+	heals int           // times that each attack is made, for each number of CIDRs
+	only  *regexp.Regexp
+}
+
+func parse(args []string, stderr io.Writer) (settings, error) {
+	var s settings
+	fs := flag.NewFlagSet("stress", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	fs.StringVar(&s.agent, "agent", "bin/nft-masq-agent", "`PATH` of the agent")
+	fs.DurationVar(&s.each, "each", 15*time.Second, "time for each scenario and each bad recipe")
+	fs.Uint64Var(&s.flows, "flows", 1_000_000, "least `NUMBER` of connections in total: the scenarios are repeated until then")
+	fs.DurationVar(&s.limit, "limit", 20*time.Minute, "most time in total")
+	fs.IntVar(&s.heals, "heals", 100, "`TIMES` that the rules are destroyed in each way, for each number of CIDRs, to measure the healing")
+	only := fs.String("only", "", "run only what matches the `PATTERN`, and the control")
+	if err := fs.Parse(args); err != nil {
+		return settings{}, err
+	}
+	if fs.NArg() > 0 {
+		return settings{}, fmt.Errorf("unexpected argument %q", fs.Arg(0))
+	}
+	var err error
+	if s.only, err = regexp.Compile(*only); err != nil {
+		return settings{}, fmt.Errorf("only: %w", err)
+	}
+	return s, nil
+}
+
+// Exit codes.
+const (
+	exitClean = 0
+	exitWrong = 1
+	exitUsage = 2
+)
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	s, err := parse(args, stderr)
+	if err != nil {
+		_, _ = fmt.Fprintln(stderr, "stress:", err)
+		return exitUsage
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.limit)
+	defer cancel()
+	kernel, err := thisKernel()
+	if err != nil {
+		_, _ = fmt.Fprintln(stderr, "stress:", err)
+		return exitWrong
+	}
+	r := &report{out: stdout, kernel: kernel}
+	r.begin(time.Now())
+	r.scenarios(ctx, s)
+	r.recipes(ctx, s)
+	r.healing(ctx, s)
+	if !r.end(s) {
+		return exitWrong
+	}
+	return exitClean
+}

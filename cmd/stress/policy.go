@@ -1,0 +1,87 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// The addresses to which connections are opened: two that must see the node's
+// address and two that must see the pod's, whichever of the two lists holds.
+var (
+	masqueraded = []string{"198.51.100.1", "2001:db8:1::1"}
+	exempt      = []string{"10.9.0.9", "fd00:9::9"}
+)
+
+func targets() (all []nfttest.Target) {
+	for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
+		for _, dst := range masqueraded {
+			all = append(all, nfttest.Target{Proto: proto, Dst: netip.MustParseAddr(dst), Masqueraded: true})
+		}
+		for _, dst := range exempt {
+			all = append(all, nfttest.Target{Proto: proto, Dst: netip.MustParseAddr(dst)})
+		}
+	}
+	return all
+}
+
+// lists gives two lists of about n CIDRs that decide the same for the targets
+// and have nothing else in common: an update from one to the other replaces
+// every element, and a target that is looked up meanwhile meets a prefix that
+// comes or goes.
+func lists(n int) [2][]netip.Prefix {
+	var both [2][]netip.Prefix
+	for i, texts := range [2][]string{
+		{"10.0.0.0/8", "fd00::/8", "198.51.100.0/32", "2001:db8:1::/128"},
+		{"10.0.0.0/9", "10.128.0.0/9", "fd00::/9", "fd80::/9", "198.51.100.2/31", "2001:db8:1::2/127"},
+	} {
+		for _, text := range texts {
+			both[i] = append(both[i], netip.MustParsePrefix(text))
+		}
+		for j := 0; len(both[i]) < n; j++ {
+			both[i] = append(both[i], filler(i, j))
+		}
+	}
+	return both
+}
+
+// filler gives the CIDRs that no target is in, of both families in turns.
+func filler(list, i int) netip.Prefix {
+	second, hi, lo := byte(list), byte(i>>9), byte(i>>1)
+	if i%2 == 0 {
+		return netip.PrefixFrom(netip.AddrFrom4([4]byte{20 + second, hi, lo, 0}), 24)
+	}
+	return netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 0x80 + second, 0, hi, lo}), 64)
+}
+
+// A policy is one list as the agent's config, and what is to become of it.
+type policy struct {
+	text    []byte
+	ruleset map[nft.Mode]nft.Ruleset
+}
+
+const chain = "IP-MASQ-AGENT"
+
+// policies gives the two lists as configs.
+func policies(n int) (both [2]policy, err error) {
+	for i, list := range lists(n) {
+		var b strings.Builder
+		b.WriteString("enableIPv6: true\nmasqLinkLocal: true\nmasqLinkLocalIPv6: true\nnonMasqueradeCIDRs:\n")
+		for _, p := range list {
+			fmt.Fprintf(&b, "- %q\n", p)
+		}
+		c, _, err := config.Parse(config.Defaults{}, config.Source{Name: "stress", Data: []byte(b.String())})
+		if err != nil {
+			return both, err
+		}
+		both[i] = policy{text: []byte(b.String()), ruleset: map[nft.Mode]nft.Ruleset{
+			nft.ModeNFTables: nft.Compile(c, nft.Options{Mode: nft.ModeNFTables, RandomFully: true}),
+			nft.ModeIPTables: nft.Compile(c, nft.Options{Mode: nft.ModeIPTables, Chain: chain}),
+		}}
+	}
+	return both, nil
+}

@@ -1,0 +1,296 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+)
+
+// A scenario is something that happens to a node in service, again and again.
+type scenario struct {
+	name string
+	do   func(context.Context, *bench) error
+}
+
+func scenarios() []scenario {
+	return []scenario{
+		{"the file changes, 4 CIDRs, nftables", fileChanges(nft.ModeNFTables, 4)},
+		{"the file changes, 1,000 CIDRs, nftables", fileChanges(nft.ModeNFTables, 1000)},
+		{"the file changes, 10,000 CIDRs, nftables", fileChanges(nft.ModeNFTables, 10_000)},
+		{"the file changes, 4 CIDRs, iptables-nft", fileChanges(nft.ModeIPTables, 4)},
+		{"the file changes, 1,000 CIDRs, iptables-nft", fileChanges(nft.ModeIPTables, 1000)},
+		{"the file changes, 10,000 CIDRs, iptables-nft", fileChanges(nft.ModeIPTables, 10_000)},
+		{"the mode changes, 4 CIDRs", modeChanges(4)},
+		{"the mode changes, 1,000 CIDRs", modeChanges(1000)},
+		{"killed and started again, 4 CIDRs", killed(4)},
+		{"killed and started again, 10,000 CIDRs", killed(10_000)},
+		{"replaced by a second process, 4 CIDRs", replaced(4)},
+		{"replaced by a second process, 10,000 CIDRs", replaced(10_000)},
+		{"taken over from an older agent, nftables", takenOver(nft.ModeNFTables)},
+		{"taken over from an older agent, iptables-nft", takenOver(nft.ModeIPTables)},
+		{"rules destroyed and restored, nftables", destroyed(nft.ModeNFTables)},
+		{"rules destroyed and restored, iptables-nft", destroyed(nft.ModeIPTables)},
+		{"first installation, 2,000 CIDRs, nftables", firstInstallation(nft.ModeNFTables, 2000)},
+		{"first installation, 2,000 CIDRs, iptables-nft", firstInstallation(nft.ModeIPTables, 2000)},
+	}
+}
+
+// inService starts the agent with the first policy, and connections through the
+// node once it has installed its rules.
+func (b *bench) inService(ctx context.Context, mode nft.Mode, n int) (*agent, [2]policy, error) {
+	p, err := policies(n)
+	if err != nil {
+		return nil, p, err
+	}
+	if err := b.write(p[0]); err != nil {
+		return nil, p, err
+	}
+	a, err := b.startAgent(mode)
+	if err != nil {
+		return nil, p, err
+	}
+	if err := a.holds(ctx, p[0].ruleset[mode]); err != nil {
+		return nil, p, err
+	}
+	return a, p, b.hammerIt(ctx)
+}
+
+func fileChanges(mode nft.Mode, n int) func(context.Context, *bench) error {
+	return func(ctx context.Context, b *bench) error {
+		a, p, err := b.inService(ctx, mode, n)
+		if err != nil {
+			return err
+		}
+		for b.more(ctx) {
+			b.updates++
+			now := p[b.updates%2]
+			if err := b.write(now); err != nil {
+				return err
+			}
+			if err := a.holds(ctx, now.ruleset[mode]); err != nil {
+				return err
+			}
+		}
+		return b.inStep(p[b.updates%2].ruleset[mode])
+	}
+}
+
+// modeChanges replaces the agent by one with the other mode, and the file with
+// it.
+func modeChanges(n int) func(context.Context, *bench) error {
+	return func(ctx context.Context, b *bench) error {
+		a, p, err := b.inService(ctx, nft.ModeNFTables, n)
+		if err != nil {
+			return err
+		}
+		modes := [2]nft.Mode{nft.ModeNFTables, nft.ModeIPTables}
+		for b.more(ctx) {
+			b.updates++
+			if err := a.stop(unix.SIGTERM); err != nil {
+				return err
+			}
+			now, mode := p[b.updates/2%2], modes[b.updates%2]
+			if err := b.write(now); err != nil {
+				return err
+			}
+			if a, err = b.startAgent(mode); err != nil {
+				return err
+			}
+			if err := a.holds(ctx, now.ruleset[mode]); err != nil {
+				return err
+			}
+			if err := b.inStep(now.ruleset[mode]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// killed kills the agent at any point of an update.
+func killed(n int) func(context.Context, *bench) error {
+	return func(ctx context.Context, b *bench) error {
+		a, p, err := b.inService(ctx, nft.ModeNFTables, n)
+		if err != nil {
+			return err
+		}
+		var took time.Duration
+		for b.more(ctx) {
+			b.updates++
+			now := p[b.updates%2]
+			start := time.Now()
+			if err := b.write(now); err != nil {
+				return err
+			}
+			if b.updates%2 == 1 { // to know how long an update takes
+				if err := a.holds(ctx, now.ruleset[nft.ModeNFTables]); err != nil {
+					return err
+				}
+				took = time.Since(start)
+				continue
+			}
+			time.Sleep(rand.N(took))
+			if err := a.stop(unix.SIGKILL); err != nil {
+				return err
+			}
+			if a, err = b.startAgent(nft.ModeNFTables); err != nil {
+				return err
+			}
+			if err := a.holds(ctx, now.ruleset[nft.ModeNFTables]); err != nil {
+				return err
+			}
+		}
+		return b.inStep(p[b.updates%2].ruleset[nft.ModeNFTables])
+	}
+}
+
+// replaced starts a second agent beside the first, changes the file while both
+// run, and ends the first, as a rolling update does.
+func replaced(n int) func(context.Context, *bench) error {
+	return func(ctx context.Context, b *bench) error {
+		old, p, err := b.inService(ctx, nft.ModeNFTables, n)
+		if err != nil {
+			return err
+		}
+		change := func() error {
+			b.updates++
+			now := p[b.updates%2]
+			if err := b.write(now); err != nil {
+				return err
+			}
+			return b.becomesInStep(ctx, now.ruleset[nft.ModeNFTables])
+		}
+		for b.more(ctx) {
+			next, err := b.startAgent(nft.ModeNFTables)
+			if err != nil {
+				return err
+			}
+			for range 5 {
+				if err := change(); err != nil {
+					return err
+				}
+			}
+			if err := old.stop(unix.SIGTERM); err != nil {
+				return err
+			}
+			if err := change(); err != nil {
+				return err
+			}
+			old = next
+		}
+		return nil
+	}
+}
+
+// destroyed takes the rules away under the agent.
+func destroyed(mode nft.Mode) func(context.Context, *bench) error {
+	return func(ctx context.Context, b *bench) error {
+		a, p, err := b.inService(ctx, mode, 1000)
+		if err != nil {
+			return err
+		}
+		attacks := attacksThatLeave(mode)
+		for b.more(ctx) {
+			attack := attacks[b.updates%len(attacks)]
+			b.updates++
+			before := a.restores()
+			err := b.whileAway(ctx, func() error {
+				if _, _, err := b.attack(attack); err != nil {
+					return err
+				}
+				return a.wait(ctx, "rules restored after: "+attack.name, func() bool { return a.restored > before })
+			})
+			if err != nil {
+				return err
+			}
+			if err := b.flows(ctx, 20); err != nil {
+				return err
+			}
+		}
+		return b.inStep(p[0].ruleset[mode])
+	}
+}
+
+// firstInstallation starts the agent on a node without rules, in service.
+func firstInstallation(mode nft.Mode, n int) func(context.Context, *bench) error {
+	return func(ctx context.Context, b *bench) error {
+		a, p, err := b.inService(ctx, mode, n)
+		if err != nil {
+			return err
+		}
+		for b.more(ctx) {
+			b.updates++
+			if err := a.stop(unix.SIGTERM); err != nil {
+				return err
+			}
+			err := b.whileAway(ctx, func() error {
+				if _, err := b.kernel.Cleanup(false); err != nil {
+					return err
+				}
+				if a, err = b.startAgent(mode); err != nil {
+					return err
+				}
+				return a.holds(ctx, p[0].ruleset[mode])
+			})
+			if err != nil {
+				return err
+			}
+			if err := b.flows(ctx, 20); err != nil {
+				return err
+			}
+		}
+		return b.inStep(p[0].ruleset[mode])
+	}
+}
+
+// An older agent's rules, as version 2 of ip-masq-agent writes them.
+const (
+	olderChain = "IP-MASQ"
+	olderRules = `*nat
+:%[1]s - [0:0]
+-A POSTROUTING -m comment --comment "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom %[1]s chain" -m addrtype ! --dst-type LOCAL -j %[1]s
+-A %[1]s -d %[2]s -m comment --comment "ip-masq-agent: local traffic is not subject to MASQUERADE" -m addrtype ! --dst-type LOCAL -j RETURN
+-A %[1]s -m comment --comment "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)" -m addrtype ! --dst-type LOCAL -j MASQUERADE
+COMMIT
+`
+)
+
+// takenOver lets an older agent's rules take the place of ours, as if the node
+// had never had others, and has them taken over.
+func takenOver(mode nft.Mode) func(context.Context, *bench) error {
+	return func(ctx context.Context, b *bench) error {
+		a, p, err := b.inService(ctx, mode, 1000)
+		if err != nil {
+			return err
+		}
+		for b.more(ctx) {
+			b.updates++
+			if err := a.stop(unix.SIGTERM); err != nil {
+				return err
+			}
+			for program, exempt := range map[string]string{"iptables-nft-restore": "10.0.0.0/8", "ip6tables-nft-restore": "fd00::/8"} {
+				if _, err := b.top.Node.Output(fmt.Sprintf(olderRules, olderChain, exempt), program, "--noflush"); err != nil {
+					return err
+				}
+			}
+			if _, err := b.kernel.Cleanup(false); err != nil {
+				return err
+			}
+			if a, err = b.startAgent(mode, "--takeover"); err != nil {
+				return err
+			}
+			if err := a.holds(ctx, p[0].ruleset[mode]); err != nil {
+				return err
+			}
+			if err := b.inStep(p[0].ruleset[mode]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"nft-masq-agent/nft/nfttest"
+)
+
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+
+// TestShortStress is `make stress` for half a minute: every scenario, every bad
+// recipe and every attack, a few times each.
+func TestShortStress(t *testing.T) {
+	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore")
+	binary := filepath.Join(t.TempDir(), "nft-masq-agent")
+	build := nfttest.Command("go", "build", "-o", binary, "../nft-masq-agent")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	var out strings.Builder
+	code := run(t.Context(), []string{"--agent", binary, "--each", "300ms", "--flows", "1", "--heals", "1"}, &out, &out)
+	t.Log(out.String())
+	if code != exitClean {
+		t.Errorf("exit code %d, want %d", code, exitClean)
+	}
+}
+
+func TestFewerConnectionsThanAskedForAreAFailure(t *testing.T) {
+	r := report{out: io.Discard, flows: 9}
+	if r.end(settings{flows: 10}) {
+		t.Error("clean with 9 connections of 10")
+	}
+}
+
+func TestPercentileIsOfTheSlowest(t *testing.T) {
+	var h healed
+	for i := range 200 {
+		h.took = append(h.took, time.Duration(i+1))
+	}
+	for p, want := range map[int]time.Duration{50: 100, 99: 198, 100: 200} {
+		if got := h.percentile(p); got != want {
+			t.Errorf("p%d of 1 to 200 is %d, want %d", p, got, want)
+		}
+	}
+}
+
+func TestBothListsDecideTheSameForTheTargetsAndShareNothing(t *testing.T) {
+	for _, n := range []int{4, 10, 1000, 10_000} {
+		both := lists(n)
+		for i, list := range both {
+			for _, target := range targets() {
+				holds := slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(target.Dst) })
+				if holds == target.Masqueraded {
+					t.Errorf("list %d of %d: holds %s: %v", i, n, target.Dst, holds)
+				}
+			}
+			if slices.ContainsFunc(list, func(p netip.Prefix) bool { return slices.Contains(both[1-i], p) }) {
+				t.Errorf("list %d of %d shares a CIDR with the other", i, n)
+			}
+		}
+	}
+}
