@@ -83,7 +83,7 @@ func (k *Kernel) readSides(s *state, w Set, l Look) error {
 		if !ok {
 			continue
 		}
-		known := s.generation == k.at
+		known := s.generation == k.at && (k.full || !l.Full)
 		if known || max(len(w.Prefixes), int(held.Count)) > bigSet && !l.Full {
 			s.readAll = s.readAll && (known && k.full)
 			if k.remembers(held, w, known) {
@@ -198,7 +198,7 @@ func (s *state) transactions(want Ruleset, target sides) []*nfnetlink.Batch {
 			n.ensure(b, want.Tables[i], want.Chain)
 		}
 		if left := n.leftovers(want.Chain, i >= 0); len(left) > 0 {
-			n.remove(b, left)
+			n.remove(b, left, i < 0)
 		}
 	}
 	for _, l := range s.legacy {
