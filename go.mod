@@ -17,7 +17,7 @@ require (
 // Tests only.
 require (
 	github.com/google/go-cmp v0.7.0
-	golang.org/x/sync v0.24.0
+	golang.org/x/sync v0.24.0 // indirect
 	k8s.io/api v0.37.2
 	sigs.k8s.io/yaml v1.6.0
 )
