@@ -55,7 +55,7 @@ func (s *state) removal() (b *nfnetlink.Batch, removed []string) {
 	for _, n := range s.nat {
 		left := n.leftovers("", false)
 		if len(left) > 0 {
-			n.remove(b, left)
+			n.remove(b, left, true)
 		}
 		for _, name := range left {
 			removed = append(removed, fmt.Sprintf("chain %s in table %s nat", name, n.family))

@@ -24,7 +24,7 @@ type natTable struct {
 	post    *nfnetlink.Chain // nil where there is no POSTROUTING
 	rules   []nfnetlink.Rule // of POSTROUTING
 	chains  map[string][]nfnetlink.Rule
-	all     int // chains in the table, ours or not; counted where others are looked for
+	all     int // chains, sets and objects, ours or not; counted where others are looked for
 }
 
 // readNAT reads the chains of these names in the shared table of a family, and
@@ -69,11 +69,20 @@ func readNAT(c *nfnetlink.Conn, family nfnetlink.Family, names []string, others 
 
 func (n *natTable) count(c *nfnetlink.Conn) error {
 	chains, err := c.Chains(n.family)
+	if err != nil {
+		return err
+	}
 	for _, ch := range chains {
 		if ch.Table == xtTable {
 			n.all++
 		}
 	}
+	sets, err := c.Sets(n.family, xtTable)
+	if err != nil {
+		return err
+	}
+	objects, err := c.Objects(n.family, xtTable)
+	n.all += len(sets) + len(objects)
 	return err
 }
 
@@ -262,11 +271,11 @@ func editRules(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
 	}
 }
 
-// remove plans the removal of chains of ours with their jumps. What is then left
-// of the table goes too where only we can have made it: a lone POSTROUTING
-// without rules.
-func (n *natTable) remove(b *nfnetlink.Batch, names []string) {
-	rest, chains := len(n.rules), n.all
+// remove plans the removal of chains of ours with their jumps. Where they are the
+// last of ours, what is then left of the table goes too if only we can have made
+// it: a lone POSTROUTING without rules.
+func (n *natTable) remove(b *nfnetlink.Batch, names []string, last bool) {
+	rest, others := len(n.rules), n.all
 	for _, name := range names {
 		for _, r := range n.rules {
 			if to, ok := target(r); ok && to == name {
@@ -283,11 +292,11 @@ func (n *natTable) remove(b *nfnetlink.Batch, names []string) {
 		for _, sub := range withSubchains(name) {
 			if _, present := n.chains[sub]; present {
 				b.DelChain(n.family, xtTable, sub)
-				chains--
+				others--
 			}
 		}
 	}
-	if rest == 0 && chains == 1 && n.post != nil {
+	if last && rest == 0 && others == 1 && n.post != nil {
 		b.DelTable(n.family, xtTable)
 	}
 }
