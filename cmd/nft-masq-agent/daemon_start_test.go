@@ -184,10 +184,6 @@ func mksocket(path string) error {
 	return unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path))})
 }
 
-// anotherAgent is said of agents outside the test, too, by one that may not
-// see in which namespace they are.
-const anotherAgent = "another agent runs in this network namespace"
-
 func TestWithoutNetAdminItNamesItAndTriesAgain(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
