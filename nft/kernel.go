@@ -30,6 +30,7 @@ type Kernel struct {
 	dumpCost time.Duration
 	counts   cachedCounts
 	pause    func() (resume func())
+	perBatch int // most prefixes in a filling transaction
 }
 
 // trusted is what a set held when it was last filled or read.
@@ -44,7 +45,7 @@ func Open() *Kernel { return NewKernel(nfnetlink.Dial()) }
 
 // NewKernel uses a connection of its caller.
 func NewKernel(c *nfnetlink.Conn) *Kernel {
-	return &Kernel{conn: c, trust: map[string]trusted{}}
+	return &Kernel{conn: c, trust: map[string]trusted{}, perBatch: largeBatch}
 }
 
 // BeforeLargeFill has Apply call pause before it fills a set with many elements,
@@ -145,7 +146,8 @@ func (s *state) checkChain(chain string) error {
 	return nil
 }
 
-// errOutdated says that what was staged is no longer there.
+// errOutdated says that what was staged is no longer there, or is to be staged
+// in another way.
 var errOutdated = errors.New("the ruleset changed while it was being written")
 
 // outdated says that an error comes from a change by somebody else between
@@ -233,7 +235,7 @@ type staged struct {
 // same: each transaction is made only if the sets are still those that the first
 // one made.
 func (k *Kernel) stage(want Table, s *state) (staged, error) {
-	batches, target := stage(want, s.own)
+	batches, target := stage(want, s.own, k.perBatch)
 	out := staged{sides: target, handles: map[string]uint64{}, commits: uint32(len(batches))}
 	if s.own != nil {
 		for _, name := range target {
@@ -250,7 +252,12 @@ func (k *Kernel) stage(want Table, s *state) (staged, error) {
 		defer k.pause()()
 	}
 	for i, b := range batches {
-		if err := k.fill(b, i == 0, s.generation, out.handles); err != nil {
+		err := k.fill(b, i == 0, s.generation, out.handles)
+		if errors.Is(err, unix.EMSGSIZE) && k.perBatch > smallBatch {
+			k.perBatch = smallBatch // the send buffer is small: again
+			return staged{}, errOutdated
+		}
+		if err != nil {
 			return staged{}, fmt.Errorf("fill sets: %w", err)
 		}
 	}

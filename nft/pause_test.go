@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/mdlayher/netlink"
+
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -60,5 +62,31 @@ func TestALargeFillIsMadeWhileTheListenerPauses(t *testing.T) {
 				t.Fatalf("apply %d: heard of generation %d, want %d: %v", i, c.ID, want, err)
 			}
 		}
+	}
+}
+
+func TestALargeFillFitsASmallSendBuffer(t *testing.T) {
+	ns := nfttest.NewNS(t, "node")
+	dial := dialIn(ns)
+	k := NewKernel(nfnetlink.New(func() (*netlink.Conn, error) {
+		nl, err := dial()
+		if err != nil {
+			return nil, err
+		}
+		return nl, nl.SetWriteBuffer(212992) // what distributions allow everybody
+	}))
+	t.Cleanup(func() { _ = k.Close() })
+	c := config.Default(config.Defaults{EnableIPv6: true})
+	for i := range 40_000 {
+		c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, cidrs(fmt.Sprintf("2001:db8:%x::/48", i))...)
+	}
+	want := Compile(c, Options{Mode: ModeNFTables})
+	apply(t, k, want, Look{})
+	if k.perBatch != smallBatch {
+		t.Error("the send buffer was not too small: nothing is tested")
+	}
+	diffs, err := open(t, ns).Diff(want, Look{Full: true})
+	if err != nil || len(diffs) > 0 {
+		t.Errorf("differs: %q, %v", diffs, err)
 	}
 }

@@ -16,14 +16,21 @@ import (
 // own transaction went live, and up to 6.12 a set that is changed in place can
 // miss an element (see README.md in this directory).
 
-// prefixesPerBatch bounds a filling transaction: 4,000 IPv6 prefixes are 256 KiB,
-// which fit the send buffer that a process without CAP_NET_ADMIN in the first
-// user namespace gets, and block other writers for milliseconds only.
-const prefixesPerBatch = 4000
+// A filling transaction holds a fifth of all prefixes, within bounds. The kernel
+// sorts the whole set anew at the end of each one, so that many small ones take
+// a multiple of the time; a large one makes other writers wait.
+const (
+	fillShare = 5
+	// 4,000 IPv6 prefixes are 256 KiB, which fit the send buffer that a process
+	// without CAP_NET_ADMIN in the first user namespace gets.
+	smallBatch = 4_000
+	largeBatch = 50_000 // 3.2 MB
+)
 
-// stage plans the filling transactions and says under which name each set will
-// be held. Sets that hold the right elements are left as they are.
-func stage(want Table, got *ownTable) (batches []*nfnetlink.Batch, target sides) {
+// stage plans the filling transactions, of at most so many prefixes each, and
+// says under which name each set will be held. Sets that hold the right elements
+// are left as they are.
+func stage(want Table, got *ownTable, most int) (batches []*nfnetlink.Batch, target sides) {
 	b := &nfnetlink.Batch{}
 	if got == nil {
 		got = &ownTable{}
@@ -52,12 +59,15 @@ func stage(want Table, got *ownTable) (batches []*nfnetlink.Batch, target sides)
 		fill = append(fill, w)
 	}
 	got.clear(b, fill, target)
+	total := 0
 	for _, w := range fill {
 		b.AddSet(w.kernelSet(want, target[w.Name]))
+		total += len(w.Prefixes)
 	}
+	most = min(max(total/fillShare, smallBatch), most)
 	for _, w := range fill {
-		for chunk := range slices.Chunk(w.Prefixes, prefixesPerBatch) {
-			if b.Prefixes > 0 && b.Prefixes+len(chunk) > prefixesPerBatch {
+		for chunk := range slices.Chunk(w.Prefixes, most) {
+			if b.Prefixes > 0 && b.Prefixes+len(chunk) > most {
 				batches = append(batches, b)
 				b = &nfnetlink.Batch{}
 			}
