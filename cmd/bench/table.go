@@ -187,7 +187,7 @@ func figures(v float64) string {
 		return fmt.Sprintf("%.0f", v)
 	case a >= 10:
 		return fmt.Sprintf("%.1f", v)
-	case a >= 0.1:
+	case a >= 0.05:
 		return fmt.Sprintf("%.2f", v)
 	default:
 		return fmt.Sprintf("%.4f", v)
