@@ -2,16 +2,23 @@
 
 KUSTOMIZE = go run sigs.k8s.io/kustomize/kustomize/v5@v5.8.2
 
-# docker where its daemon answers, else podman, else buildah.
-CONTAINER_TOOL ?= $(shell docker info >/dev/null 2>&1 && echo docker || \
-	basename "$$(command -v podman || command -v buildah)")
+# docker where its daemon answers, else podman, else buildah; asked once.
+CONTAINER_TOOL ?= $(eval CONTAINER_TOOL := $(shell docker info >/dev/null 2>&1 && echo docker || \
+	basename "$$(command -v podman || command -v buildah)"))$(CONTAINER_TOOL)
+DOCKER = $(filter docker,$(CONTAINER_TOOL))
 # Where push sends the image to is part of its name.
 IMAGE ?= nft-masq-agent
 TAG   := $(or $(TAG),$(subst +,_,$(VERSION)))
+# For a registry without TLS: --insecure with docker, --tls-verify=false with the
+# others.
+PUSH_FLAGS ?=
 
 HOST_ARCH = $(shell go env GOHOSTARCH)
-# The same files give the same image; docker has no such flag.
-TIMESTAMP = $(if $(filter docker,$(CONTAINER_TOOL)),,--timestamp $(or $(shell git log -1 --format=%ct 2>/dev/null),0))
+# docker's classic builder takes what it has cached for another architecture;
+# the others make the same image of the same files.
+BUILD_FLAGS = $(if $(DOCKER),--no-cache,--timestamp $(or $(shell git log -1 --format=%ct 2>/dev/null),0))
+LABELS = title=nft-masq-agent licenses=Apache-2.0 version=$(VERSION) \
+	revision=$(shell git rev-parse HEAD 2>/dev/null) created=$(shell git log -1 --format=%cI 2>/dev/null)
 
 .PHONY: container
 container: container-$(HOST_ARCH) ## Build the image of this machine's architecture: IMAGE, TAG, CONTAINER_TOOL
@@ -20,28 +27,26 @@ container: container-$(HOST_ARCH) ## Build the image of this machine's architect
 .PHONY: all-container
 all-container: $(ARCHS:%=container-%) ## Build the images of all architectures
 
-.PHONY: container-%
-container-%: container-tool licenses bin/linux_%/nft-masq-agent
-	$(CONTAINER_TOOL) build --platform linux/$* --build-arg TARGETARCH=$* \
-		--build-arg VERSION='$(VERSION)' \
-		--build-arg REVISION='$(shell git rev-parse HEAD 2>/dev/null)' \
-		--build-arg CREATED='$(shell git log -1 --format=%cI 2>/dev/null)' \
-		$(TIMESTAMP) --file manifests/Dockerfile --tag '$(IMAGE):$(TAG)-$*' .
+container-%: container-tool bin/linux_%/nft-masq-agent licenses
+	rm -rf bin/image_$*
+	mkdir bin/image_$*
+	cp -r bin/linux_$*/nft-masq-agent bin/licenses bin/image_$*
+	$(CONTAINER_TOOL) build --platform linux/$* $(BUILD_FLAGS) $(LABELS:%=--label 'org.opencontainers.image.%') \
+		--file manifests/Dockerfile --tag '$(IMAGE):$(TAG)-$*' bin/image_$*
+
+# docker takes the flags for lists only.
+PUSH = $(CONTAINER_TOOL) push $(if $(DOCKER),,$(PUSH_FLAGS))
 
 .PHONY: push
 push: registry container ## Push the image of this machine's architecture to IMAGE
-	$(CONTAINER_TOOL) push '$(IMAGE):$(TAG)'
+	$(PUSH) '$(IMAGE):$(TAG)'
 
 .PHONY: all-push
 all-push: registry all-container ## Push the images of all architectures, and a manifest list of them, to IMAGE
-	for arch in $(ARCHS); do $(CONTAINER_TOOL) push "$(IMAGE):$(TAG)-$$arch"; done
+	for arch in $(ARCHS); do $(PUSH) "$(IMAGE):$(TAG)-$$arch"; done
 	$(CONTAINER_TOOL) manifest rm '$(IMAGE):$(TAG)' >/dev/null 2>&1 || true
-	$(CONTAINER_TOOL) manifest create '$(IMAGE):$(TAG)' $(ARCHS:%='$(IMAGE):$(TAG)-%')
-ifeq ($(CONTAINER_TOOL),docker)
-	docker manifest push '$(IMAGE):$(TAG)'
-else
-	$(CONTAINER_TOOL) manifest push --all '$(IMAGE):$(TAG)' 'docker://$(IMAGE):$(TAG)'
-endif
+	$(CONTAINER_TOOL) manifest create $(if $(DOCKER),$(PUSH_FLAGS)) '$(IMAGE):$(TAG)' $(ARCHS:%='$(if $(DOCKER),,containers-storage:)$(IMAGE):$(TAG)-%')
+	$(CONTAINER_TOOL) manifest push $(PUSH_FLAGS) $(if $(DOCKER),'$(IMAGE):$(TAG)',--all '$(IMAGE):$(TAG)' 'docker://$(IMAGE):$(TAG)')
 
 .PHONY: licenses
 licenses:
