@@ -87,20 +87,17 @@ func bounded(r row, reaches map[int]float64) row {
 }
 
 func openApply(n int) (*applyBench, error) {
-	a := &applyBench{size: n, kernel: nft.Open()}
-	file := text(n, false)
+	networks := shuffled(n, false)
+	a := &applyBench{size: n, kernel: nft.Open(), want: ruleset(networks, nft.ModeNFTables)}
+	files := map[string]string{"config": text(networks), "nft": a.want.String()}
+	if n <= iptablesUpTo {
+		files["iptables"] = ruleset(networks, nft.ModeIPTables).String()
+	}
 	var err error
-	if a.want, err = ruleset(file, nft.ModeNFTables); err != nil {
-		return nil, err
-	}
-	chain, err := ruleset(file, nft.ModeIPTables)
-	if err != nil {
-		return nil, err
-	}
 	if a.dir, err = os.MkdirTemp("", "bench-"); err != nil {
 		return nil, err
 	}
-	for name, content := range map[string]string{"config": file, "nft": a.want.String(), "iptables": chain.String()} {
+	for name, content := range files {
 		if err := os.WriteFile(a.file(name), []byte(content), 0o600); err != nil {
 			return nil, err
 		}

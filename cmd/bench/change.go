@@ -29,19 +29,13 @@ type follower struct {
 }
 
 func openFollower(n int, binary string) (f *follower, err error) {
-	f = &follower{
-		size: n, binary: binary, texts: [2]string{text(n, false), text(n, true)},
-		every: 50 * time.Microsecond,
-	}
+	f = &follower{size: n, binary: binary, every: 50 * time.Microsecond}
 	if n >= 10_000 {
 		f.every = time.Millisecond // to leave the processors alone
 	}
-	for i, t := range f.texts {
-		r, err := ruleset(t, nft.ModeNFTables)
-		if err != nil {
-			return nil, err
-		}
-		f.hashes[i] = r.Hash()
+	for i, more := range []bool{false, true} {
+		networks := shuffled(n, more)
+		f.texts[i], f.hashes[i] = text(networks), ruleset(networks, nft.ModeNFTables).Hash()
 	}
 	if f.node, err = openNode("node"); err != nil {
 		return nil, err

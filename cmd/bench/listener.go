@@ -27,11 +27,7 @@ func (b *bench) listenerN(ctx context.Context, n int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.close()) }()
-	want, err := ruleset(text(n, false), nft.ModeNFTables)
-	if err != nil {
-		return err
-	}
-	msgs, err := record(want)
+	msgs, err := record(ruleset(shuffled(n, false), nft.ModeNFTables))
 	if err != nil {
 		return err
 	}
@@ -41,17 +37,17 @@ func (b *bench) listenerN(ctx context.Context, n int) (err error) {
 	}
 	defer func() { err = errors.Join(err, w.close()) }()
 	w.rename(otherTable)
-	clear := func() error { return f.node.clear(otherTable, n) }
+	empty := func() error { return f.node.clear(otherTable, n) }
 	// Stopped between its turns: the kernel makes notifications in all namespaces
 	// where somebody listens in one.
 	beside := contender{
-		prepare: func() error { return errors.Join(clear(), f.start()) },
+		prepare: func() error { return errors.Join(empty(), f.start()) },
 		run: func() (time.Duration, error) {
 			took, err := w.send()
 			return took, errors.Join(err, f.stop())
 		},
 	}
-	s, err := takeTurns(ctx, b.rounds, beside, contender{clear, w.send})
+	s, err := takeTurns(ctx, b.rounds, beside, contender{empty, w.send})
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"nft-masq-agent/config"
@@ -63,20 +62,14 @@ func destinations(n int, exempt bool) []netip.Addr {
 	return out
 }
 
-// text gives the config file for n networks, with one more or without, in no
-// order. For the default size it is nearly the default config.
-func text(n int, more bool) string {
-	var b strings.Builder
-	b.WriteString("nonMasqueradeCIDRs:\n")
+// shuffled gives the networks of a file of that size, with one more or without,
+// in no order. For the default size they are those of the default config.
+func shuffled(n int, more bool) []netip.Prefix {
 	networks := list(n)
 	if n == defaultSize {
-		networks = slices.Collect(func(yield func(netip.Prefix) bool) {
-			for _, c := range config.Default(config.Defaults{}).NonMasqueradeCIDRs {
-				if !yield(c.Prefix) {
-					return
-				}
-			}
-		})
+		for _, c := range config.Default(config.Defaults{}).NonMasqueradeCIDRs {
+			networks = append(networks, c.Prefix)
+		}
 	}
 	rand.New(rand.NewPCG(1, uint64(n))).Shuffle(len(networks), func(i, j int) {
 		networks[i], networks[j] = networks[j], networks[i]
@@ -84,23 +77,29 @@ func text(n int, more bool) string {
 	if more {
 		networks = append(networks, oneMore)
 	}
+	return networks
+}
+
+// text writes the config file.
+func text(networks []netip.Prefix) string {
+	var b strings.Builder
+	b.WriteString("nonMasqueradeCIDRs:\n")
 	for _, p := range networks {
 		fmt.Fprintf(&b, "- %s\n", p)
 	}
 	return b.String()
 }
 
-// ruleset compiles a config file.
-func ruleset(file string, mode nft.Mode) (nft.Ruleset, error) {
-	c, _, err := config.Parse(config.Defaults{}, config.Source{Name: "list", Data: []byte(file)})
-	if err != nil {
-		return nft.Ruleset{}, err
+// ruleset compiles what the file says, without the file: that of a million
+// networks would be larger than one may be.
+func ruleset(networks []netip.Prefix, mode nft.Mode) nft.Ruleset {
+	c := config.Default(config.Defaults{})
+	c.NonMasqueradeCIDRs = make([]config.CIDR, len(networks))
+	for i, p := range networks {
+		c.NonMasqueradeCIDRs[i].Prefix = p
 	}
-	o := nft.Options{Mode: mode}
-	if mode == nft.ModeNFTables {
-		o.RandomFully = true
-	} else {
-		o.Chain = "IP-MASQ-AGENT"
+	if mode == nft.ModeIPTables {
+		return nft.Compile(c, nft.Options{Mode: mode, Chain: "IP-MASQ-AGENT"})
 	}
-	return nft.Compile(c, o), nil
+	return nft.Compile(c, nft.Options{Mode: mode, RandomFully: true})
 }
