@@ -37,7 +37,7 @@ func (k *Kernel) Cleanup(legacy bool) ([]string, error) {
 func (k *Kernel) Installed(legacy bool) ([]string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s, err := k.readRules(Ruleset{}, Look{Others: true, TakeOver: legacy})
+	s, err := again(func() (*state, error) { return k.readRules(Ruleset{}, Look{Others: true, TakeOver: legacy}) })
 	if err != nil {
 		return nil, err
 	}

@@ -159,6 +159,17 @@ func outdated(err error) bool {
 // perhapsOutdated says that an error can come from a change by somebody else.
 func perhapsOutdated(err error) bool { return isAny(err, unix.ENOENT, unix.EBUSY, unix.EEXIST) }
 
+// again repeats a read that somebody else's transaction tore: what was listed is
+// gone, or the kernel says so.
+func again[T any](read func() (T, error)) (v T, err error) {
+	for range attempts {
+		if v, err = read(); !isAny(err, nfnetlink.ErrInterrupted, unix.EINTR, unix.ENOENT) {
+			break
+		}
+	}
+	return v, err
+}
+
 func isAny(err error, targets ...error) bool {
 	return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
 }

@@ -21,11 +21,13 @@ type Others struct {
 func (k *Kernel) Others(want Ruleset) (Others, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s, err := k.readRules(want, Look{Others: true})
-	if err != nil {
-		return Others{}, err
-	}
-	snapshot, err := foreign.Read(k.conn, s.isOurs(want))
+	snapshot, err := again(func() (foreign.Snapshot, error) {
+		s, err := k.readRules(want, Look{Others: true})
+		if err != nil {
+			return foreign.Snapshot{}, err
+		}
+		return foreign.Read(k.conn, s.isOurs(want))
+	})
 	if err != nil {
 		return Others{}, err
 	}
@@ -39,18 +41,21 @@ func (k *Kernel) Others(want Ruleset) (Others, error) {
 // the wanted name, which are or will be ours, and those that some config of
 // this version yields.
 func (s *state) isOurs(want Ruleset) func(nfnetlink.Chain) bool {
+	ours := map[nfnetlink.Family][]string{}
+	for _, n := range s.nat {
+		names := n.ours()
+		if want.Mode == ModeIPTables {
+			names = append(names, want.Chain)
+		}
+		for _, name := range names {
+			ours[n.family] = append(ours[n.family], withSubchains(name)...)
+		}
+	}
 	return func(c nfnetlink.Chain) bool {
 		if c.Family == nfnetlink.Inet {
 			return c.Table == TableName
 		}
-		if c.Table != xtTable {
-			return false
-		}
-		names := s.shared(c.Family).ours()
-		if want.Mode == ModeIPTables {
-			names = append(names, want.Chain)
-		}
-		return slices.ContainsFunc(names, func(name string) bool { return slices.Contains(withSubchains(name), c.Name) })
+		return c.Table == xtTable && slices.Contains(ours[c.Family], c.Name)
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 func (k *Kernel) ReadBack() (Ruleset, bool, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	own, err := k.readWhole()
+	own, err := again(k.readWhole)
 	if err != nil {
 		return Ruleset{}, false, err
 	}
@@ -35,7 +35,7 @@ func (k *Kernel) ReadBack() (Ruleset, bool, error) {
 func (k *Kernel) Live() (Policy, bool, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	own, err := k.readWhole()
+	own, err := again(k.readWhole)
 	if err != nil {
 		return Policy{}, false, err
 	}
@@ -140,8 +140,11 @@ func (p *Policy) addMasquerade(r nfnetlink.Rule) {
 
 // readBackXT reads a policy of mode iptables-nft.
 func (k *Kernel) readBackXT() (Ruleset, bool, error) {
-	s := &state{}
-	if err := k.readShared(s, Ruleset{}, true); err != nil {
+	s, err := again(func() (*state, error) {
+		s := &state{}
+		return s, k.readShared(s, Ruleset{}, true)
+	})
+	if err != nil {
 		return Ruleset{}, false, err
 	}
 	names := s.shared(nfnetlink.IPv4).ours()

@@ -87,7 +87,7 @@ func TestReadyzSaysInWordsWhyNot(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
-				w.refuses = c.refuses
+				w.refuse(c.refuses)
 				if c.file.Sources != nil || c.file.Err != nil {
 					w.files <- c.file
 					synctest.Wait()

@@ -131,7 +131,7 @@ func TestMetricsCountApplies(t *testing.T) {
 		w.drift(1)
 		w.hangup <- unix.SIGHUP
 		synctest.Wait()
-		w.refuses = unix.EPERM
+		w.refuse(unix.EPERM)
 		w.files <- file("11.0.0.0/8")
 		synctest.Wait()
 		counts := map[[2]string]float64{}

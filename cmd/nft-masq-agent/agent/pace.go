@@ -27,8 +27,9 @@ func backoff(tries int) time.Duration {
 // A pace bounds what others can make us do.
 //
 // A program that commits to its own table all the time makes us look at ours
-// for nothing: a look that found nothing is followed by a pause of two hundred
-// times what it cost, so such looks take at most half a hundredth of a processor.
+// for nothing. Looks that find nothing spend a credit, which grows by half a
+// hundredth of a processor up to what a few looks cost; once it is spent a look
+// waits until it has grown again, but for a second at most.
 //
 // A program that undoes our repairs would make us write all the time: after a
 // few repairs in a row a pause is made before the next one. One that does so
@@ -36,6 +37,8 @@ func backoff(tries int) time.Duration {
 // that comes anew each time, a person or a script, gets short ones.
 type pace struct {
 	notBefore time.Time
+	spent     time.Duration // of the credit, when a look last found nothing
+	spentAt   time.Time
 	repairs   []repair
 	slow      bool      // the last repair was the first slow one
 	lastSlow  time.Time // so that a pace that changes to and fro is said once
@@ -47,7 +50,9 @@ type repair struct {
 }
 
 const (
-	lookShare = 200
+	lookShare  = 200 // a look may cost one part in so many
+	lookCredit = 50 * time.Millisecond
+	mostPause  = time.Second
 	// So long before the next look its reasons are to be heard, for their names.
 	beforeLook = 2 * time.Millisecond
 
@@ -65,7 +70,9 @@ func (p *pace) wait(now time.Time) time.Duration { return max(0, p.notBefore.Sub
 func (p *pace) looked(now time.Time, cost time.Duration, repaired bool, writer uint32) {
 	p.slow = false
 	if !repaired {
-		p.notBefore = now.Add(lookShare * cost)
+		p.spent = max(0, p.spent-now.Sub(p.spentAt)/lookShare) + cost
+		p.spentAt = now
+		p.notBefore = now.Add(min(mostPause, lookShare*max(0, p.spent-lookCredit)))
 		return
 	}
 	for len(p.repairs) > 0 && now.Sub(p.repairs[0].at) > repairWindow {
