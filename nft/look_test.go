@@ -84,7 +84,7 @@ func TestLargeSetIsReadWholeOnlyWhenAsked(t *testing.T) {
 		seen     bool // without reading the whole set
 	}{
 		{"delete element", "delete element TABLE SET { 10.0.0.0/24 }", counted},
-		{"add element", "add element TABLE SET { 8.8.8.8 }", counted},
+		{"add element", "add element TABLE SET { 198.51.100.8 }", counted},
 		{"exchange element", "delete element TABLE SET { 10.0.0.0/24 }; add element TABLE SET { 8.8.8.0/24 }", false},
 		{"flush set", "flush set TABLE SET", counted},
 		{"flush chain", "flush chain TABLE postrouting", true},

@@ -50,13 +50,13 @@ func newMaker(seed uint64) maker { return maker{rand.New(rand.NewPCG(seed, 0))} 
 // prefixes meet.
 func (m maker) addr(ipv6 bool) netip.Addr {
 	if ipv6 {
-		heads := []string{"fd00::", "fd00:10:244::", "fdff:ffff::", "2001:db8:1::", "2001:db8:77::", "2600::"}
+		heads := []string{"fd00::", "fd00:10:244::", "fdff:ffff::", "2001:db8:1::", "2001:db8:77::", "2001:db8:ffff::"}
 		b := netip.MustParseAddr(heads[m.IntN(len(heads))]).As16()
 		b[m.IntN(8)+2] ^= byte(m.IntN(4))
 		b[15] = byte(m.IntN(255) + 1)
 		return netip.AddrFrom16(b)
 	}
-	heads := []string{"10.0.0.0", "10.9.0.0", "11.0.0.0", "100.64.0.0", "172.16.0.0", "198.18.0.0", "203.0.113.0", "223.0.0.0"}
+	heads := []string{"10.0.0.0", "10.9.0.0", "10.64.0.0", "100.64.0.0", "172.16.0.0", "192.168.0.0", "198.18.0.0", "203.0.113.0"}
 	b := netip.MustParseAddr(heads[m.IntN(len(heads))]).As4()
 	b[m.IntN(2)+1] ^= byte(m.IntN(4))
 	b[3] = byte(m.IntN(254) + 1)
@@ -169,7 +169,7 @@ func TestExplanationNamesTheEntryThatDecides(t *testing.T) {
 		want     []step
 	}{
 		{"10.244.1.2", "192.0.2.1", true, []step{{"local", "", "", true, Local}}},
-		{"10.1.1.1", "8.8.8.8", false, []step{
+		{"10.1.1.1", "198.51.100.8", false, []step{
 			{Question: "local", Verdict: Local}, {Question: "masq-src-v4", Decides: true, Verdict: Exempt},
 		}},
 		{"10.244.1.2", "10.9.1.1", false, []step{
@@ -183,7 +183,7 @@ func TestExplanationNamesTheEntryThatDecides(t *testing.T) {
 			{Question: "force-masq-v4", Verdict: Masqueraded},
 			{"non-masq-v4", "10.0.0.0/8", "a:2:5", true, Exempt},
 		}},
-		{"10.244.1.2", "8.8.8.8", false, []step{
+		{"10.244.1.2", "198.51.100.8", false, []step{
 			{Question: "local", Verdict: Local},
 			{Question: "masq-src-v4", CIDR: "10.244.0.0/16", Verdict: Exempt},
 			{Question: "force-masq-v4", Verdict: Masqueraded},

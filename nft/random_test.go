@@ -64,10 +64,11 @@ func (m maker) packets(t *testing.T, w *wire, c config.Config, n int) []packet {
 }
 
 // usable says whether a host can have the address, and send from it through a
-// router.
+// router: on the link of node and outside host, a broadcast address or the
+// routers' anycast address is not one host's.
 func usable(a netip.Addr) bool {
-	zero4, zero6 := netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("::/8")
-	return a.IsGlobalUnicast() && !zero4.Contains(a) && !zero6.Contains(a)
+	link4, link6 := netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")
+	return a.IsGlobalUnicast() && ofNobody(a) && !link4.Contains(a) && !link6.Contains(a)
 }
 
 func TestRandomConfigsAreReadBack(t *testing.T) {

@@ -25,6 +25,17 @@ func newWire(t testing.TB) *wire {
 	return &wire{nfttest.NewTopology(t), firstPort}
 }
 
+// ofNobody says whether an address is of a range that the Internet does not
+// route: private, reserved, or for documentation and benchmarks. Packets are
+// sent to such addresses alone, although they stay in namespaces of their own.
+func ofNobody(a netip.Addr) bool {
+	return a.IsPrivate() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() ||
+		slices.ContainsFunc([]string{
+			"100.64.0.0/10", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15", "198.51.100.0/24",
+			"203.0.113.0/24", "240.0.0.0/4", "2001:db8::/32",
+		}, func(p string) bool { return netip.MustParsePrefix(p).Contains(a) })
+}
+
 // send sends one packet: from the node where it has the source, else from the
 // pod, which gets it.
 func (w *wire) send(t testing.TB, p packet) nfttest.Sighting {

@@ -56,7 +56,7 @@ func TestTheMetricsCountWhatWasSent(t *testing.T) {
 				})
 			}
 		}
-		send("ipv4", "masqueraded", "8.8.8.8", 7)
+		send("ipv4", "masqueraded", "198.51.100.8", 7)
 		send("ipv4", "exempt", "10.9.0.9", 5)
 		send("ipv6", "masqueraded", "2001:db8:1::1", 3)
 		send("ipv6", "exempt", "fd00:9::9", 2)
@@ -66,7 +66,7 @@ func TestTheMetricsCountWhatWasSent(t *testing.T) {
 		n.swap(text)
 		d.applied("config", wants(t, text, flag))
 		send("ipv4", "exempt", "203.0.113.9", 4)
-		send("ipv4", "masqueraded", "8.8.8.8", 1)
+		send("ipv4", "masqueraded", "198.51.100.8", 1)
 		compare()
 		for name, want := range map[string]string{
 			"nft_masq_agent_ready":                    "1",

@@ -30,7 +30,7 @@ func TestFarEndSeesTheSourceThatTheRulesSay(t *testing.T) {
 		want netip.Addr
 	}{
 		{"198.51.100.1", top.NodeV4},
-		{"8.8.4.4", top.NodeV4}, // nobody has it: put outside by Send
+		{"198.51.100.4", top.NodeV4}, // nobody has it: put outside by Send
 		{"192.0.2.77", top.NodeV4},
 		{"10.9.0.9", top.PodV4},
 		{"10.244.1.77", top.PodV4},
