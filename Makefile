@@ -25,7 +25,7 @@ FUZZTIME ?= 10s
 # LONG=1 has the tests do all that they can, in hours; ci-full sets it.
 TIMEOUT = $(if $(LONG),90m,10m)
 
-include manifests/manifests.mk cmd/bench/bench.mk
+include manifests/manifests.mk cmd/bench/bench.mk cmd/stress/stress.mk
 
 .PHONY: help
 help: ## Print the targets
