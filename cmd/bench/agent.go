@@ -136,7 +136,13 @@ type volume struct {
 const configName = "ip-masq-agent"
 
 func newVolume(content string) (*volume, error) {
-	dir, err := os.MkdirTemp("", "bench-")
+	// Not where programs make files all the time: inotify tells the agent of
+	// every name in each directory on the way, which would not be rest.
+	quiet := "/dev/shm"
+	if _, err := os.Stat(quiet); err != nil {
+		quiet = ""
+	}
+	dir, err := os.MkdirTemp(quiet, "bench-")
 	if err != nil {
 		return nil, err
 	}
