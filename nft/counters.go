@@ -30,7 +30,7 @@ func (k *Kernel) Counters(o Options) ([]Counts, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	c := &k.counts
-	if time.Since(c.at) < 100*c.cost {
+	if c.cost > cheap && time.Since(c.at) < 100*c.cost {
 		return c.last, nil
 	}
 	start := time.Now()
@@ -40,6 +40,9 @@ func (k *Kernel) Counters(o Options) ([]Counts, error) {
 	}
 	return last, err
 }
+
+// cheap is what a reading may cost at each scrape.
+const cheap = 10 * time.Millisecond
 
 type cachedCounts struct {
 	last []Counts

@@ -18,6 +18,7 @@ type runningAgent struct {
 	args    []string // behind the name of the program and the command
 	options options  // what they say
 	err     error    // why they say nothing to this version
+	seen    bool     // that it is in this namespace was seen, not only not denied
 }
 
 // runningAgents finds the agents that a procfs shows, by pid, this process left
@@ -35,7 +36,10 @@ func runningAgents(proc string) []runningAgent {
 			continue
 		}
 		if args, ok := agentArgs(proc, e.Name()); ok && !differs(proc, e.Name(), "ns/net") {
-			agents = append(agents, newRunningAgent(proc, pid, args))
+			a := newRunningAgent(proc, pid, args)
+			_, err := os.Readlink(filepath.Join(proc, e.Name(), "ns/net"))
+			a.seen = err == nil
+			agents = append(agents, a)
 		}
 	}
 	slices.SortFunc(agents, func(a, b runningAgent) int { return a.pid - b.pid })

@@ -66,6 +66,9 @@ func run(ctx context.Context, o options, e environment) (int, error) {
 		}
 	}
 	for _, other := range runningAgents(e.proc) {
+		if !other.seen {
+			continue // with the processes of other nodes in sight, it is most likely one of theirs
+		}
 		log.Warn("another agent runs in this network namespace: both will write the same rules", zap.Int("pid", other.pid))
 	}
 	for _, line := range legacyIPTables(e.proc) {
