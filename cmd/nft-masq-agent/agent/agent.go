@@ -72,7 +72,8 @@ type Agent struct {
 	started bool
 	fresh   bool // a file was accepted and is not yet in the kernel
 	refused string
-	rejects bool // the last content of the config was rejected
+	rejects bool     // the last content of the config was rejected
+	owed    nft.Look // what the first accepted config is to find, until the kernel has taken it
 
 	resync time.Duration
 	timer  *time.Timer // the next resync, or the next try after a refusal
@@ -159,8 +160,10 @@ func (a *Agent) read(f Files) {
 		return
 	}
 	a.want, a.fresh, a.tries = &want, true, 0
-	first := !a.health.everReady()
-	a.sync(a.configReason(), nft.Look{Others: first, TakeOver: first && a.settings.TakeOver})
+	if !a.health.everReady() {
+		a.owed = nft.Look{Others: true, TakeOver: a.settings.TakeOver}
+	}
+	a.sync(a.configReason(), nft.Look{})
 }
 
 // compile says what a content of the config wants, and how often to look.
@@ -270,11 +273,11 @@ func (a *Agent) changed(c nfnetlink.Change) {
 
 // tick is the net under the notifications and the next try after a refusal.
 func (a *Agent) tick() {
+	a.in.Reread()
 	if a.refused != "" {
 		a.sync(onRefusal, nft.Look{})
 		return
 	}
-	a.in.Reread()
 	a.sync(onResync, nft.Look{Full: true})
 	a.lookAround()
 }
@@ -290,6 +293,7 @@ func (a *Agent) sync(reason string, look nft.Look) {
 	}
 	a.paused.Stop()
 	start := time.Now()
+	look.Others, look.TakeOver = look.Others || a.owed.Others, look.TakeOver || a.owed.TakeOver
 	applied, err := a.kernel.Apply(*a.want, look)
 	wrote := len(applied.Differences) > 0
 	a.metrics.applied(reason, wrote, err, time.Since(start))
@@ -310,7 +314,7 @@ func (a *Agent) sync(reason string, look nft.Look) {
 	a.report(reason, applied, drift)
 	a.rejects = a.rejects && !a.fresh
 	a.refused, a.tries, a.fresh, a.held = "", 0, false, a.want.Hash()
-	a.change, a.by = nfnetlink.Change{}, nil
+	a.change, a.by, a.owed = nfnetlink.Change{}, nil, nft.Look{}
 	a.timer.Reset(a.next())
 	if reason == onStart {
 		a.lookAround()

@@ -441,6 +441,20 @@ func TestTakeOverIsAskedForOnceAndRulesThatComeBackAreSaid(t *testing.T) {
 	})
 }
 
+func TestTakeOverIsNotForgottenWhileTheKernelRefuses(t *testing.T) {
+	bubble(t, true, func(t *testing.T, w *world) {
+		w.refuse(unix.EPERM)
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		w.refuse(nil)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if !w.last.TakeOver || w.held == "" {
+			t.Errorf("look %+v, kernel holds %q", w.last, w.held)
+		}
+	})
+}
+
 func TestLoopThatHasEndedIsNotAlive(t *testing.T) {
 	var a *Agent
 	inBubble(t, func(_ *testing.T, w *world) { a = w.agent })
