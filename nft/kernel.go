@@ -50,8 +50,8 @@ func NewKernel(c *nfnetlink.Conn) *Kernel {
 
 // BeforeLargeFill has Apply call pause before it fills a set with many elements,
 // and what that gives behind it. Where anybody listens, and be it in another
-// network namespace, the kernel makes a notification of each element, which
-// triples the time: so a listener of our own had better pause.
+// network namespace, the kernel makes a notification of each element, which makes
+// the filling slower: so a listener of our own had better pause.
 func (k *Kernel) BeforeLargeFill(pause func() (resume func())) { k.pause = pause }
 
 // Close closes the connection; the rules stay.
