@@ -353,7 +353,7 @@ func TestForeignWriterAndWeDoNotDisturbEachOther(t *testing.T) {
 	loadForeign(t, ns)
 	before := foreignRules(t, ns)
 	var restores atomic.Int64
-	stop, done := make(chan struct{}), make(chan error)
+	stop, done := make(chan struct{}), make(chan error, 1)
 	go func() {
 		defer close(done)
 		for {
@@ -372,7 +372,7 @@ func TestForeignWriterAndWeDoNotDisturbEachOther(t *testing.T) {
 	}()
 	k := open(t, ns)
 	a, b := loadCase(t, "default").compile(ModeIPTables), loadCase(t, "all-policies").compile(ModeIPTables)
-	for i := 0; i < 300 || restores.Load() < 20; i++ {
+	for i := 0; len(done) == 0 && (i < 300 || restores.Load() < 20); i++ {
 		want := []Ruleset{a, b}[i%2]
 		if _, err := k.Apply(want, Look{}); err != nil {
 			t.Errorf("apply %d: %v", i, err)

@@ -177,7 +177,8 @@ func TestWhatIsNotThereIsSaidSo(t *testing.T) {
 	}
 }
 
-// prefixes gives so many, in order.
+// prefixes gives so many, in order. 4,000 take several messages, and fit the send
+// buffer of a process without privileges.
 func prefixes(n int) []netip.Prefix {
 	out := make([]netip.Prefix, n)
 	for i := range out {
@@ -188,7 +189,7 @@ func prefixes(n int) []netip.Prefix {
 
 func TestManyElementsFitOneTransaction(t *testing.T) {
 	c, _ := connIn(t, nfttest.NewNS(t, "conn"))
-	prefixes := prefixes(20_000)
+	prefixes := prefixes(4000)
 	b := makeTable("t")
 	b.AddElements(nfnetlink.Inet, "t", "s", prefixes)
 	if b.Prefixes != len(prefixes) {

@@ -51,7 +51,7 @@ func TestListenerSaysThatItMissedSomething(t *testing.T) {
 	defer l.Close()
 	c, _ := connIn(t, ns)
 	// One large transaction is not enough: of each, one notification passes.
-	prefixes := prefixes(20_000)
+	prefixes := prefixes(4000)
 	b := makeTable("t")
 	b.AddElements(nfnetlink.Inet, "t", "s", prefixes)
 	must(t, c.Commit(b, 0))
