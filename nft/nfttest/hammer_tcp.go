@@ -81,14 +81,20 @@ func (h *Hammer) connectTCP(targets []*counters, ports []netip.AddrPort) error {
 	for !h.stopping.Load() {
 		for i, c := range targets {
 			err := connectOnce(ports[i])
-			// A connection that does not come about counts as not seen.
-			if err != nil && !errors.Is(err, unix.EINPROGRESS) && !errors.Is(err, unix.ETIMEDOUT) {
+			if err != nil && !mayFail(err) {
 				return fmt.Errorf("hammer: connect to %s: %w", ports[i], err)
 			}
 			c.sent.Add(1)
 		}
 	}
 	return nil
+}
+
+// mayFail says whether a connection did not come about, which is no error of the
+// Hammer's: it counts as not seen. Connections are reset when all rules of the
+// node go while the answer is on its way.
+func mayFail(err error) bool {
+	return errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.ETIMEDOUT) || errors.Is(err, unix.ECONNRESET)
 }
 
 // connectOnce opens one connection and resets it. The error is EINPROGRESS
