@@ -324,6 +324,14 @@ func TestOverlaysThatReplaceAnOlderAgentHaveItsNames(t *testing.T) {
 	}
 }
 
+// kubectl makes a key of each file of a directory.
+func TestSampleConfigIsADirectoryWithTheOneKey(t *testing.T) {
+	files, err := os.ReadDir("agent-config")
+	if err != nil || len(files) != 1 || files[0].Name() != read(t, "base").pod().Volumes[0].ConfigMap.Items[0].Key {
+		t.Errorf("%v %v", files, err)
+	}
+}
+
 func TestSampleConfigMeansTheDefaults(t *testing.T) {
 	text, err := os.ReadFile("agent-config/config")
 	if err != nil {
