@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -43,11 +44,25 @@ func dial() (*netlink.Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket: %w", err)
 	}
-	if err := errors.Join(nl.SetWriteBuffer(sendBuffer), nl.SetReadBuffer(receiveBuffer)); err != nil {
+	// Without CapAcknowledge each error comes with the message that it is about,
+	// and a few of those with elements fill the receive buffer.
+	err = errors.Join(nl.SetWriteBuffer(sendBuffer), nl.SetReadBuffer(receiveBuffer), nl.SetOption(netlink.CapAcknowledge, true))
+	if err != nil {
 		_ = nl.Close()
-		return nil, fmt.Errorf("netlink socket buffers: %w", err)
+		return nil, fmt.Errorf("netlink socket: %w", err)
 	}
 	return nl, nil
+}
+
+// patience bounds the wait for an answer that the kernel had no room for. It is
+// longer than the dump of any set takes.
+const patience = 5 * time.Minute
+
+// bounded bounds the wait for the answers to what was sent last. A connection
+// made by a test may know no deadlines.
+func (c *Conn) bounded() *netlink.Conn {
+	_ = c.nl.SetReadDeadline(time.Now().Add(patience))
+	return c.nl
 }
 
 func (c *Conn) open() error {
@@ -166,8 +181,9 @@ func (c *Conn) outcome(b *Batch, sent []netlink.Message) error {
 		return fmt.Errorf("read outcome: %w", err)
 	}
 	var first error
+	nl := c.bounded()
 	for {
-		msgs, err := c.nl.Receive()
+		msgs, err := nl.Receive()
 		var op *netlink.OpError
 		switch {
 		case err == nil:
@@ -239,7 +255,7 @@ func (c *Conn) request(m netlink.Message) ([]netlink.Message, error) {
 		c.fail()
 		return nil, err
 	}
-	msgs, err := c.nl.Receive()
+	msgs, err := c.bounded().Receive()
 	if err != nil {
 		var op *netlink.OpError
 		if !errors.As(err, &op) || op.Sequence != req.Header.Sequence {
