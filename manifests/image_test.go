@@ -236,19 +236,44 @@ func TestImageDoesTheMainJob(t *testing.T) {
 	}
 }
 
-// wantConfined holds what the kernel says of the process against the manifest.
-func (n *node) wantConfined() {
+// status gives what the kernel says of the process.
+func (n *node) status() string {
 	n.t.Helper()
 	pid := strings.TrimSpace(n.output("inspect", "--format={{.State.Pid}}", "agent"))
 	status, err := os.ReadFile("/proc/" + pid + "/status")
 	if err != nil {
 		n.t.Fatal(err)
 	}
+	return string(status)
+}
+
+// wantConfined holds what the kernel says of the process against the manifest.
+func (n *node) wantConfined() {
+	n.t.Helper()
+	status := n.status()
 	const netAdmin = "0000000000001000"
 	for _, want := range []string{"CapEff:\t" + netAdmin, "CapBnd:\t" + netAdmin, "NoNewPrivs:\t1", "Seccomp:\t2"} {
-		if !strings.Contains(string(status), want+"\n") {
+		if !strings.Contains(status, want+"\n") {
 			n.t.Errorf("not %s:\n%s", want, status)
 		}
+	}
+}
+
+func TestImageTakesAtMost16MBAtTheDefaultConfig(t *testing.T) {
+	n := newNode(t)
+	n.run()
+	n.said("applied")
+	for range 300 {
+		n.get("/metrics")
+		n.get("/readyz")
+	}
+	_, peak, _ := strings.Cut(n.status(), "VmHWM:")
+	kB, err := strconv.Atoi(strings.Fields(peak)[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if t.Logf("peak %d kB", kB); kB*1024 > 16_000_000 {
+		t.Error("more than 16 MB")
 	}
 }
 

@@ -54,6 +54,11 @@ func run(ctx context.Context, o options, e environment) (int, error) {
 	signal.Notify(hangup, unix.SIGHUP)
 	defer signal.Stop(hangup)
 
+	if os.Getenv("GOGC") == "" {
+		// At rest a heap of 1 MB instead of 4 MB; a config of 1 MiB takes no
+		// longer for it.
+		debug.SetGCPercent(25)
+	}
 	log := newLogger(e.stdout, o)
 	if path := o.klog.ignoredFile(); path != "" {
 		log.Warn("--log_file is not written: the log goes to standard output", zap.String("log_file", path))

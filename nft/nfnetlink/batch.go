@@ -20,6 +20,15 @@ type Batch struct {
 // Len gives the number of messages.
 func (b *Batch) Len() int { return len(b.msgs) }
 
+// size gives the bytes of the batch.
+func (b *Batch) size() int {
+	n := 0
+	for _, m := range b.msgs {
+		n += unix.NLMSG_HDRLEN + len(m.Data)
+	}
+	return n
+}
+
 func (b *Batch) add(family Family, msg uint16, flags netlink.HeaderFlags, a attrs) {
 	b.msgs = append(b.msgs, message(family, msg, flags, a))
 }

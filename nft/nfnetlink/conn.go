@@ -141,6 +141,10 @@ func (c *Conn) Commit(b *Batch, generation uint32) error {
 	if err := c.open(); err != nil {
 		return err
 	}
+	// Refused where the process may not, and then so is a batch that is too large.
+	if n := b.size(); n > sendBuffer {
+		_ = c.nl.SetWriteBuffer(n)
+	}
 	sent, err := c.nl.SendMessages(envelope(b, generation))
 	if err != nil {
 		c.fail()
