@@ -54,23 +54,23 @@ func TestReloadsLetNoWrongSourceOut(t *testing.T) {
 	ports := PortRange{1024, 65535}
 	for _, tt := range []struct {
 		name     string
+		reloads  int
 		rulesets []Ruleset
 	}{
-		{"halves", []Ruleset{nf(whole), nf(halved)}},
-		{"policies", []Ruleset{nf(whole), nf(policies), nf(halved, ports), nf(policies, ports)}},
-		{"iptables-nft", []Ruleset{xtOf(whole), xtOf(halved), xtOf(policies)}},
-		{"both modes", []Ruleset{nf(whole), xtOf(halved), nf(policies), xtOf(whole)}},
+		{"halves", 200, []Ruleset{nf(whole), nf(halved)}},
+		{"policies", 200, []Ruleset{nf(whole), nf(policies), nf(halved, ports), nf(policies, ports)}},
+		{"iptables-nft", 100, []Ruleset{xtOf(whole), xtOf(halved), xtOf(policies)}},
+		{"both modes", 100, []Ruleset{nf(whole), xtOf(halved), nf(policies), xtOf(whole)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			top := nfttest.NewTopology(t)
 			k := open(t, top.Node)
 			apply(t, k, tt.rulesets[0], Look{})
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP, nfttest.TCP)...)
-			reloads := 200
 			if long {
-				reloads = 5000
+				tt.reloads *= 25
 			}
-			for i := range reloads {
+			for i := range tt.reloads {
 				// The other mode's rules are looked for where the mode changes.
 				if diffs := apply(t, k, tt.rulesets[(i+1)%len(tt.rulesets)], Look{Others: tt.name == "both modes"}); len(diffs) == 0 {
 					t.Fatalf("reload %d did nothing", i)

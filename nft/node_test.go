@@ -64,6 +64,10 @@ func TestRefusedTransactionsLeaveTheOldRules(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
 			for _, errno := range errnos {
+				// Apply tries again after some, and takes its time.
+				if !long && outdated(errno) && tr.name != "change" && tr.name != "change for iptables" {
+					continue
+				}
 				for commits := range 2 {
 					r.reset(tr)
 					f := r.faults(0, fault{refusing, errno})
