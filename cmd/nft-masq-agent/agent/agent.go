@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -21,6 +22,15 @@ import (
 type Files struct {
 	Sources []config.Source
 	Err     error
+}
+
+// large says that it takes more than some milliseconds to work on.
+func (f Files) large() bool {
+	n := 0
+	for _, s := range f.Sources {
+		n += len(s.Data)
+	}
+	return n > 64<<10
 }
 
 // A Kernel is what the loop needs of one; the functions are those of
@@ -149,6 +159,11 @@ func (a *Agent) Run(ctx context.Context) {
 // read takes a new content of the config. A bad one changes nothing, except at
 // the start, when something has to be enforced until a good one comes.
 func (a *Agent) read(f Files) {
+	if f.large() {
+		// Probes are to be answered while a large config is worked on.
+		before := runtime.GOMAXPROCS(2)
+		defer runtime.GOMAXPROCS(before)
+	}
 	want, warnings, err := a.compile(f)
 	a.announce(f)
 	a.health.config(err, len(warnings))
