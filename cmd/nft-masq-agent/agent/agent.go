@@ -49,8 +49,9 @@ type Inputs struct {
 	Warnings <-chan error // of the watcher
 	Changes  <-chan nfnetlink.Change
 	Hangup   <-chan os.Signal
-	// HoldOff asks for no changes for a time; it may be nil.
-	HoldOff func(time.Duration)
+	// HoldOff asks for no changes for a time, and if deaf for no word of them
+	// behind it either; it may be nil.
+	HoldOff func(d time.Duration, deaf bool)
 	// Reread makes the watcher look at the files now.
 	Reread func()
 }
@@ -113,6 +114,9 @@ func stoppedTimer() *time.Timer {
 	t.Stop()
 	return t
 }
+
+// unknown is who made a change that was not heard.
+const unknown = "unknown"
 
 // Reasons for looking at the kernel, as the log and the metrics name them.
 const (
@@ -273,13 +277,17 @@ func (a *Agent) changed(c nfnetlink.Change) {
 		return
 	}
 	a.change, a.survey.due, a.survey.by = c, true, c.Process
-	if c.Process != "" && !slices.Contains(a.by, c.Process) {
-		a.by = append(a.by, c.Process)
+	by := c.Process
+	if c.Overrun {
+		by = unknown
+	}
+	if by != "" && !slices.Contains(a.by, by) {
+		a.by = append(a.by, by)
 	}
 	if wait := a.pace.wait(time.Now()); wait > 0 {
 		a.paused.Reset(wait)
 		if a.in.HoldOff != nil {
-			a.in.HoldOff(wait - beforeLook)
+			a.in.HoldOff(wait-beforeLook, a.pace.inVain)
 		}
 		return
 	}
@@ -349,7 +357,7 @@ func (a *Agent) report(reason string, applied nft.Applied, drift bool) {
 		// More than one where others wrote before we came to look.
 		by := strings.Join(a.by, " or ")
 		if by == "" {
-			by = "unknown"
+			by = unknown
 		}
 		a.log.Warn("rules changed by someone else, restored",
 			zap.String("by", by), zap.Int("differences", len(applied.Differences)),

@@ -18,6 +18,7 @@ type Listener struct {
 	mu      sync.Mutex
 	current *nfnetlink.Listener // nil while it cannot be opened
 	holdOff time.Time
+	deaf    bool // until holdOff
 }
 
 // Listen delivers each change of the ruleset until ctx ends. It outlives every
@@ -80,18 +81,20 @@ func (l *Listener) Pause() (resume func()) {
 }
 
 // HoldOff lets changes wait in the socket for a time, and then delivers them
-// together: each wakes the process, which costs more than to deliver it.
-func (l *Listener) HoldOff(d time.Duration) {
+// together: each wakes the process, which costs more than to deliver it. Deaf,
+// it does not listen for that time, and then delivers that anything may have
+// changed: also a change that waits in the socket wakes the process.
+func (l *Listener) HoldOff(d time.Duration, deaf bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.holdOff = time.Now().Add(d)
+	l.holdOff, l.deaf = time.Now().Add(d), deaf
 }
 
-// heldOff says how long changes are to wait in the socket.
-func (l *Listener) heldOff() time.Duration {
+// heldOff says how long no change is to be delivered.
+func (l *Listener) heldOff() (d time.Duration, deaf bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return time.Until(l.holdOff)
+	return time.Until(l.holdOff), l.deaf
 }
 
 func (l *Listener) open() error {
@@ -112,7 +115,13 @@ func (l *Listener) hear(ctx context.Context) error {
 		}
 	}()
 	for {
-		if d := l.heldOff(); d > 0 && !current.Pending() {
+		switch d, deaf := l.heldOff(); {
+		case d <= 0:
+		case deaf:
+			resume := l.Pause()
+			wait(ctx, d)
+			resume()
+		case !current.Pending():
 			wait(ctx, d)
 		}
 		c, err := current.Receive()
