@@ -16,15 +16,15 @@ import (
 // own transaction went live, and up to 6.12 a set that is changed in place can
 // miss an element (see README.md in this directory).
 
-// A filling transaction holds a fifth of all prefixes, within bounds. The kernel
-// sorts the whole set anew at the end of each one, so that many small ones take
-// a multiple of the time; a large one makes other writers wait.
+// A filling transaction holds half of all prefixes, within bounds. The kernel
+// writes the whole set into a new array at the end of each one, so that many
+// small ones take a multiple of the time; a large one makes other writers wait.
 const (
-	fillShare = 5
+	fillShare = 2
 	// 4,000 IPv6 prefixes are 256 KiB, which fit the send buffer that a process
 	// without CAP_NET_ADMIN in the first user namespace gets.
 	smallBatch = 4_000
-	largeBatch = 50_000 // 3.2 MB
+	largeBatch = 100_000 // 6.4 MB
 )
 
 // stage plans the filling transactions, of at most so many prefixes each, and
@@ -64,7 +64,7 @@ func stage(want Table, got *ownTable, most int) (batches []*nfnetlink.Batch, tar
 		b.AddSet(w.kernelSet(want, target[w.Name]))
 		total += len(w.Prefixes)
 	}
-	most = min(max(total/fillShare, smallBatch), most)
+	most = min(max((total+fillShare-1)/fillShare, smallBatch), most)
 	for _, w := range fill {
 		for chunk := range slices.Chunk(w.Prefixes, most) {
 			if b.Prefixes > 0 && b.Prefixes+len(chunk) > most {

@@ -2,6 +2,7 @@ package nfnetlink
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -10,6 +11,9 @@ import (
 // A Batch is a transaction under construction. The zero value is empty.
 type Batch struct {
 	msgs []netlink.Message
+	// Elements are many: they are written when the batch is sent, so that of
+	// several batches one at a time takes the memory.
+	elements map[int]elements // by the index of their message
 	// Prefixes counts the elements that the batch adds.
 	Prefixes int
 	// Handles has the handle of each set that the batch made, by its name, once
@@ -20,13 +24,13 @@ type Batch struct {
 // Len gives the number of messages.
 func (b *Batch) Len() int { return len(b.msgs) }
 
-// size gives the bytes of the batch.
-func (b *Batch) size() int {
-	n := 0
-	for _, m := range b.msgs {
-		n += unix.NLMSG_HDRLEN + len(m.Data)
+// messages gives the messages in full.
+func (b *Batch) messages() []netlink.Message {
+	msgs := slices.Clone(b.msgs)
+	for i, e := range b.elements {
+		msgs[i].Data = e.appendTo(msgs[i].Data)
 	}
-	return n
+	return msgs
 }
 
 func (b *Batch) add(family Family, msg uint16, flags netlink.HeaderFlags, a attrs) {
@@ -186,42 +190,68 @@ const elementsPerMessage = 1000
 
 // AddElements puts prefixes, which must not overlap, into an interval set.
 func (b *Batch) AddElements(family Family, table, set string, prefixes []netip.Prefix) {
-	for len(prefixes) > 0 {
-		n := min(len(prefixes), elementsPerMessage)
-		a := make(attrs, 0, n*64+len(table)+len(set)+32)
-		a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
-		a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
-		a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
-			for _, p := range prefixes[:n] {
-				r := PrefixRange(p)
-				a.element(r.From, false)
-				// An interval that reaches the last address has no end.
-				if behind := r.To.Next(); behind.IsValid() {
-					a.element(behind, true)
-				}
-			}
-		})
-		b.add(family, unix.NFT_MSG_NEWSETELEM, netlink.Create, a)
-		b.Prefixes += n
-		prefixes = prefixes[n:]
+	for chunk := range slices.Chunk(prefixes, elementsPerMessage) {
+		if b.elements == nil {
+			b.elements = map[int]elements{}
+		}
+		b.elements[len(b.msgs)] = elements{table, set, chunk}
+		b.add(family, unix.NFT_MSG_NEWSETELEM, netlink.Create, nil)
+		b.Prefixes += len(chunk)
 	}
 }
 
-func (a *attrs) element(addr netip.Addr, end bool) {
-	a.nest(unix.NFTA_LIST_ELEM, func() {
-		a.nest(unix.NFTA_SET_ELEM_KEY, func() {
-			if addr.Is4() {
-				b := addr.As4()
-				a.bytes(unix.NFTA_DATA_VALUE, b[:])
-			} else {
-				b := addr.As16()
-				a.bytes(unix.NFTA_DATA_VALUE, b[:])
+// elements are what one message puts into a set.
+type elements struct {
+	table, set string
+	prefixes   []netip.Prefix
+}
+
+func (e elements) appendTo(a attrs) attrs {
+	most := 64 // bytes of an IPv6 prefix
+	if e.prefixes[0].Addr().Is4() {
+		most = 40
+	}
+	a = slices.Grow(a, len(e.prefixes)*most+len(e.table)+len(e.set)+32)
+	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, e.table)
+	a.str(unix.NFTA_SET_ELEM_LIST_SET, e.set)
+	a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
+		for _, p := range e.prefixes {
+			r := PrefixRange(p)
+			a.element(r.From, false)
+			// An interval that reaches the last address has no end.
+			if behind := r.To.Next(); behind.IsValid() {
+				a.element(behind, true)
 			}
-		})
-		if end {
-			a.uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 		}
 	})
+	return a
+}
+
+func (a *attrs) element(addr netip.Addr, end bool) {
+	if addr.Is4() {
+		key := addr.As4()
+		a.key(key[:], end)
+	} else {
+		key := addr.As16()
+		a.key(key[:], end)
+	}
+}
+
+// key appends an element. Its attributes are written with their lengths, because
+// there can be millions.
+func (a *attrs) key(key []byte, end bool) {
+	value := attrHeaderLen + len(key)
+	whole := attrHeaderLen + value
+	if end {
+		whole += attrHeaderLen + 4
+	}
+	a.header(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, whole)
+	a.header(unix.NFTA_SET_ELEM_KEY|unix.NLA_F_NESTED, value)
+	a.header(unix.NFTA_DATA_VALUE, len(key))
+	*a = append(*a, key...)
+	if end {
+		a.uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+	}
 }
 
 // AddCounter makes a named counter; one that is there goes on counting.

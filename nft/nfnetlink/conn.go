@@ -141,11 +141,12 @@ func (c *Conn) Commit(b *Batch, generation uint32) error {
 	if err := c.open(); err != nil {
 		return err
 	}
+	msgs := envelope(b, generation)
 	// Refused where the process may not, and then so is a batch that is too large.
-	if n := b.size(); n > sendBuffer {
+	if n := size(msgs); n > sendBuffer {
 		_ = c.nl.SetWriteBuffer(n)
 	}
-	sent, err := c.nl.SendMessages(envelope(b, generation))
+	sent, err := c.nl.SendMessages(msgs)
 	if err != nil {
 		c.fail()
 		return fmt.Errorf("send transaction: %w", err)
@@ -164,11 +165,20 @@ func envelope(b *Batch, generation uint32) []netlink.Message {
 		Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_BEGIN, Flags: netlink.Request},
 		Data:   begin,
 	})
-	msgs = append(msgs, b.msgs...)
+	msgs = append(msgs, b.messages()...)
 	return append(msgs, netlink.Message{
 		Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_END, Flags: netlink.Request},
 		Data:   head,
 	})
+}
+
+// size gives the bytes that messages take in the send buffer.
+func size(msgs []netlink.Message) int {
+	n := 0
+	for _, m := range msgs {
+		n += unix.NLMSG_HDRLEN + len(m.Data)
+	}
+	return n
 }
 
 // outcome reads what the kernel says of a transaction. It answers errors only,

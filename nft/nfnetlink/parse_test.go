@@ -268,7 +268,7 @@ func seeds() [][]byte {
 	b.AddCounter(Inet, "t", "o")
 	b.DelFlowtable(Inet, "t", "f")
 	out := [][]byte{rule}
-	for _, m := range b.msgs {
+	for _, m := range b.messages() {
 		out = append(out, m.Data[4:])
 	}
 	return out
@@ -338,7 +338,7 @@ func FuzzElementsAreReadAsWritten(f *testing.F) {
 		var batch Batch
 		batch.AddElements(Inet, "t", "s", prefixes)
 		var bounds []bound
-		for _, m := range batch.msgs {
+		for _, m := range batch.messages() {
 			got, err := parseElements(Inet, m.Data[4:])
 			if err != nil {
 				t.Fatal(err)

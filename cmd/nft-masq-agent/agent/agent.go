@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -164,9 +165,7 @@ func (a *Agent) Run(ctx context.Context) {
 // the start, when something has to be enforced until a good one comes.
 func (a *Agent) read(f Files) {
 	if f.large() {
-		// Probes are to be answered while a large config is worked on.
-		before := runtime.GOMAXPROCS(2)
-		defer runtime.GOMAXPROCS(before)
+		defer hurry()()
 	}
 	want, warnings, err := a.compile(f)
 	a.announce(f)
@@ -183,6 +182,16 @@ func (a *Agent) read(f Files) {
 		a.owed = nft.Look{Others: true, TakeOver: a.settings.TakeOver}
 	}
 	a.sync(a.configReason(), nft.Look{})
+}
+
+// hurry takes a second processor, so that probes are answered while a large
+// config is worked on, and lets as much garbage grow as there is other memory.
+func hurry() (rest func()) {
+	processors, garbage := runtime.GOMAXPROCS(2), debug.SetGCPercent(100)
+	return func() {
+		debug.SetGCPercent(garbage)
+		runtime.GOMAXPROCS(processors)
+	}
 }
 
 // compile says what a content of the config wants, and how often to look.
