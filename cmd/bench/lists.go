@@ -25,16 +25,16 @@ const defaultSize = 0
 func list(n int) []netip.Prefix {
 	out := make([]netip.Prefix, n)
 	for i := range out {
-		out[i] = netip.PrefixFrom(spread32(i, n, 0), 24+i%9)
+		out[i] = netip.PrefixFrom(spread32(i, n), 24+i%9)
 	}
 	return out
 }
 
-// spread32 gives the start of the i-th /24 of n, or an address behind it.
-func spread32(i, n int, behind uint32) netip.Addr {
+// spread32 gives the start of the i-th /24 of n.
+func spread32(i, n int) netip.Addr {
 	low, high := number(firstAddr), number(lastAddr)
 	at := low + uint32(uint64(high-low)*uint64(i)/uint64(n))
-	return addr(at&^0xff + behind)
+	return addr(at &^ 0xff)
 }
 
 func number(a netip.Addr) uint32 {
@@ -46,18 +46,36 @@ func addr(n uint32) netip.Addr {
 	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, n)))
 }
 
-// destinations gives some addresses that are in the list of n networks, or
-// between them, spread over the whole list.
-func destinations(n int, exempt bool) []netip.Addr {
-	const some = 500
-	out := make([]netip.Addr, min(n, some))
+// reachable gives n single addresses, spread evenly over the range of benchmarks
+// (RFC 2544), in which alone connections are opened.
+func reachable(n int) []netip.Prefix {
+	out := make([]netip.Prefix, n)
 	for i := range out {
-		at := i * n / len(out)
-		if exempt {
-			out[i] = spread32(at, n, 0)
-		} else {
-			out[i] = spread32(at, n, 0x100)
+		at := uint64(i) << (32 - benchmarks.Bits()) / uint64(n)
+		out[i] = netip.PrefixFrom(addr(number(benchmarks.Addr())+uint32(at)), 32)
+	}
+	return out
+}
+
+var benchmarks = netip.MustParsePrefix("198.18.0.0/15")
+
+// destinations gives some of the addresses, or some that lie between them, spread
+// over the whole list.
+func destinations(all []netip.Prefix, exempt bool) []netip.Addr {
+	var from []netip.Addr
+	for i, p := range all {
+		behind := p.Addr().Next()
+		switch {
+		case exempt:
+			from = append(from, p.Addr())
+		case i+1 == len(all) || all[i+1].Addr() != behind:
+			from = append(from, behind)
 		}
+	}
+	const some = 500
+	out := make([]netip.Addr, min(len(from), some))
+	for i := range out {
+		out[i] = from[i*len(from)/len(out)]
 	}
 	return out
 }
@@ -71,13 +89,17 @@ func shuffled(n int, more bool) []netip.Prefix {
 			networks = append(networks, c.Prefix)
 		}
 	}
-	rand.New(rand.NewPCG(1, uint64(n))).Shuffle(len(networks), func(i, j int) {
-		networks[i], networks[j] = networks[j], networks[i]
-	})
+	shuffle(networks)
 	if more {
 		networks = append(networks, oneMore)
 	}
 	return networks
+}
+
+func shuffle(networks []netip.Prefix) {
+	rand.New(rand.NewPCG(1, uint64(len(networks)))).Shuffle(len(networks), func(i, j int) {
+		networks[i], networks[j] = networks[j], networks[i]
+	})
 }
 
 // text writes the config file.

@@ -157,7 +157,9 @@ func (b *bench) packetsN(ctx context.Context, n int, exempt bool) (err error) {
 	if exempt {
 		what, bare, bareName, bound = "exempt", bareReturn, "bare return", 1.2
 	}
-	networks := shuffled(n, false)
+	networks := reachable(n)
+	dsts := destinations(networks, exempt)
+	shuffle(networks)
 	ours, chain := ruleset(networks, nft.ModeNFTables), ruleset(networks, nft.ModeIPTables)
 	opened, err := openPaths(n, ours.String(), bare, chain.String())
 	defer func() {
@@ -169,7 +171,6 @@ func (b *bench) packetsN(ctx context.Context, n int, exempt bool) (err error) {
 		return err
 	}
 	var contenders []contender
-	dsts := destinations(n, exempt)
 	for _, p := range opened {
 		contenders = append(contenders, p.contender(dsts))
 	}
