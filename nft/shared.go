@@ -144,8 +144,8 @@ func (n *natTable) differences(want Table, chain string) []string {
 	if n.dormant {
 		diffs = append(diffs, where+" is dormant")
 	}
-	if !sameHook(n.post.Hook, natHook(xtPriority)) {
-		diffs = append(diffs, fmt.Sprintf("%s: chain POSTROUTING has %s", where, hookText(n.post.Hook)))
+	if wrong := n.wrongHook(); wrong != "" {
+		diffs = append(diffs, wrong)
 	}
 	jump := xtChain(want, xtPostrouting).bytecode(want, nil)[0]
 	exact, others := n.jumps(chain, jump)
@@ -168,6 +168,15 @@ func (n *natTable) differences(want Table, chain string) []string {
 		}
 	}
 	return diffs
+}
+
+// wrongHook says that POSTROUTING has another hook than iptables gives it, "" where
+// it has not.
+func (n *natTable) wrongHook() string {
+	if n.post == nil || sameHook(n.post.Hook, natHook(xtPriority)) {
+		return ""
+	}
+	return fmt.Sprintf("table %s nat: chain POSTROUTING has %s, not %s", n.family, hookText(n.post.Hook), hookText(natHook(xtPriority)))
 }
 
 func xtRuleDifferences(where string, want Chain, t Table, got []nfnetlink.Rule) []string {
