@@ -53,3 +53,35 @@ func TestPostroutingWithAnotherHookIsAnErrorThatNamesIt(t *testing.T) {
 		}
 	}
 }
+
+func TestDormantTableWithoutPostroutingIsWokenAndUsed(t *testing.T) {
+	nfttest.Require(t, "nft")
+	for name, text := range map[string]string{
+		"empty":           "table ip nat { flags dormant; }",
+		"both families":   "table ip nat { flags dormant; }; table ip6 nat { flags dormant; }",
+		"somebody else's": "table ip nat { flags dormant; chain PREROUTING { type nat hook prerouting priority -100; counter; }; chain other { return; }; }",
+		"our chain":       "table ip nat { flags dormant; chain IP-MASQ-AGENT { }; }",
+		"POSTROUTING too": "table ip nat { flags dormant; chain POSTROUTING { type nat hook postrouting priority 100; counter; }; }",
+	} {
+		for _, from := range modes {
+			t.Run(name+" from "+string(from), func(t *testing.T) {
+				t.Parallel()
+				ns := nfttest.NewNS(t, "node")
+				k, want := open(t, ns), loadCase(t, "all-policies").compile(ModeIPTables)
+				if from == ModeNFTables {
+					apply(t, k, loadCase(t, "all-policies").compile(from), everything)
+				}
+				nfttest.NFT(t, ns, text, "-f", "-")
+				foreign := foreignRules(t, ns)
+				diffs := apply(t, k, want, everything)
+				if !slices.Contains(diffs, "table ip nat is dormant") {
+					t.Errorf("found %q", diffs)
+				}
+				inStep(t, ns, want)
+				if diff := cmp.Diff(foreign, foreignRules(t, ns)); diff != "" {
+					t.Errorf("foreign rules (-before +after):\n%s", diff)
+				}
+			})
+		}
+	}
+}

@@ -137,12 +137,12 @@ func (n *natTable) foreign(chain string) bool {
 // one.
 func (n *natTable) differences(want Table, chain string) []string {
 	where := fmt.Sprintf("table %s nat", want.Family)
-	if !n.present || n.post == nil {
-		return []string{where + " has no chain POSTROUTING"}
-	}
 	var diffs []string
 	if n.dormant {
 		diffs = append(diffs, where+" is dormant")
+	}
+	if !n.present || n.post == nil {
+		return append(diffs, where+" has no chain POSTROUTING")
 	}
 	if wrong := n.wrongHook(); wrong != "" {
 		diffs = append(diffs, wrong)

@@ -180,20 +180,24 @@ func (n *natTable) leftovers(chain string, wanted bool) []string {
 
 // transactions plans what makes the wanted ruleset effective and removes what
 // the other mode, another name or another agent had installed. It is one
-// transaction, except from mode nftables to mode iptables-nft. There a packet
-// that has passed the chain of iptables, still empty for it, could meet our own
-// chain when that is empty already, because each base chain looks for itself
-// which rules are the current ones: so the table goes in a second transaction,
-// and until then both decide, with the old verdict or the new. Towards mode
-// nftables a packet meets the chain that is emptied first, and can see both,
-// never neither.
+// transaction, with two exceptions. The kernel refuses to wake a table and to
+// make a base chain in it at once, so that a dormant table without POSTROUTING is
+// woken before. And from mode nftables to mode iptables-nft a packet that has
+// passed the chain of iptables, still empty for it, could meet our own chain when
+// that is empty already, because each base chain looks for itself which rules are
+// the current ones: so the table goes in a further transaction, and until then
+// both decide, with the old verdict or the new. Towards mode nftables a packet
+// meets the chain that is emptied first, and can see both, never neither.
 func (s *state) transactions(want Ruleset, target sides) []*nfnetlink.Batch {
-	b := &nfnetlink.Batch{}
+	wake, b := &nfnetlink.Batch{}, &nfnetlink.Batch{}
 	if want.Mode == ModeNFTables {
 		flip(b, want.Tables[0], target, s.own)
 	}
 	for _, n := range s.nat {
 		i := slices.IndexFunc(want.Tables, func(t Table) bool { return t.Family == n.family && t.Name == xtTable })
+		if i >= 0 && n.dormant && n.post == nil {
+			wake.AddTable(n.family, xtTable)
+		}
 		if i >= 0 {
 			n.ensure(b, want.Tables[i], want.Chain)
 		}
@@ -204,11 +208,11 @@ func (s *state) transactions(want Ruleset, target sides) []*nfnetlink.Batch {
 	for _, l := range s.legacy {
 		l.Remove(b)
 	}
-	batches := []*nfnetlink.Batch{b}
+	batches := []*nfnetlink.Batch{wake, b}
 	if want.Mode == ModeIPTables && s.own != nil {
-		second := &nfnetlink.Batch{}
-		second.DelTable(s.own.Family, s.own.Name)
-		batches = append(batches, second)
+		last := &nfnetlink.Batch{}
+		last.DelTable(s.own.Family, s.own.Name)
+		batches = append(batches, last)
 	}
 	return slices.DeleteFunc(batches, func(b *nfnetlink.Batch) bool { return b.Len() == 0 })
 }
