@@ -9,6 +9,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -83,5 +86,128 @@ func TestDormantTableWithoutPostroutingIsWokenAndUsed(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// postrouting gives the rules of POSTROUTING in the words of iptables.
+func postrouting(t *testing.T, ns *nfttest.NS) []string {
+	t.Helper()
+	var rules []string
+	for line := range strings.Lines(iptables(t, ns, nfnetlink.IPv4, "-S", xtPostrouting)) {
+		if rule, ok := strings.CutPrefix(strings.TrimSpace(line), "-A "); ok {
+			rules = append(rules, rule)
+		}
+	}
+	return rules
+}
+
+func TestOurRenamedChainGoesWhenOursIsPutBack(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft")
+	for _, name := range []string{"default", "all-policies", "to-ports-force"} {
+		was := loadCase(t, name)
+		for _, tt := range []struct {
+			name string
+			want Ruleset
+			look Look
+		}{
+			{"the same config", was.compile(ModeIPTables), Look{}},
+			{"another config", loadCase(t, "sources-only").compile(ModeIPTables), Look{}},
+			{"another chain", Compile(was.config, Options{Mode: ModeIPTables, Chain: "MASQ"}), Look{Others: true}},
+			{"the new name", Compile(was.config, Options{Mode: ModeIPTables, Chain: "RENAMED"}), Look{Others: true}},
+			{"the other mode", was.compile(ModeNFTables), Look{Others: true}},
+		} {
+			t.Run(name+", "+tt.name, func(t *testing.T) {
+				t.Parallel()
+				ns := nfttest.NewNS(t, "node")
+				loadForeign(t, ns)
+				before := notOurs(t, ns, tt.want)
+				k := open(t, ns)
+				apply(t, k, was.compile(ModeIPTables), Look{})
+				iptables(t, ns, nfnetlink.IPv4, "-A", xtPostrouting, "-d", "192.0.2.99", "-j", "ACCEPT")
+				iptables(t, ns, nfnetlink.IPv4, "-E", defaultChain, "RENAMED")
+				g := generation(t, ns)
+				if len(apply(t, k, tt.want, tt.look)) == 0 {
+					t.Error("nothing found")
+				}
+				if n := generation(t, ns) - g; n != 1 && tt.want.Mode == ModeIPTables {
+					t.Errorf("%d transactions", n)
+				}
+				inStep(t, ns, tt.want)
+				rules := postrouting(t, ns)
+				at := slices.Index(rules, "POSTROUTING -d 192.0.2.99/32 -j ACCEPT")
+				if tt.want.Mode == ModeIPTables && tt.want.Chain != "MASQ" && at != len(rules)-1 {
+					t.Errorf("the jump lost its place:\n%s", strings.Join(rules, "\n"))
+				}
+				iptables(t, ns, nfnetlink.IPv4, "-D", xtPostrouting, "-d", "192.0.2.99", "-j", "ACCEPT")
+				if diff := cmp.Diff(before, notOurs(t, ns, tt.want)); diff != "" {
+					t.Errorf("what is not ours (-before +after):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+func TestOurRenamedChainIsReadBackAndCleanedUp(t *testing.T) {
+	nfttest.Require(t, "iptables-nft")
+	for _, renamed := range []string{"ip", "ip6", "both"} {
+		t.Run(renamed, func(t *testing.T) {
+			ns := nfttest.NewNS(t, "node")
+			loadForeign(t, ns)
+			before := nfttest.ListRuleset(t, ns)
+			k, want := open(t, ns), loadCase(t, "all-policies").compile(ModeIPTables)
+			apply(t, k, want, Look{})
+			for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+				if renamed == f.String() || renamed == "both" {
+					iptables(t, ns, f, "-E", defaultChain, "RENAMED")
+				}
+			}
+			back, ok, err := open(t, ns).ReadBack()
+			if err != nil || !ok || back.Hash() != want.Hash() || back.Chain != defaultChain {
+				t.Errorf("read back %s in chain %q: %t, %v", back.Hash(), back.Chain, ok, err)
+			}
+			others, err := k.Others(want)
+			named := func(c foreign.Conflict) bool { return c.Chain == "RENAMED" }
+			if err != nil || len(others.Legacy) > 0 || slices.ContainsFunc(others.Conflicts, named) {
+				t.Errorf("others are %+v, %v", others, err)
+			}
+			removed, err := k.Cleanup(false)
+			if err != nil || len(removed) != 2 {
+				t.Errorf("removed %q, %v", removed, err)
+			}
+			if diff := cmp.Diff(before, nfttest.ListRuleset(t, ns)); diff != "" {
+				t.Errorf("left (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A renamed chain that somebody has changed since is not ours any more.
+func TestRenamedAndChangedChainIsNamed(t *testing.T) {
+	nfttest.Require(t, "iptables-nft")
+	for _, change := range [][]string{
+		{"-A", "RENAMED", "-d", "192.0.2.99", "-j", "ACCEPT"},
+		{"-D", "RENAMED", "5"},
+		{"-R", xtPostrouting, "1", "-m", "comment", "--comment", "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain", "-j", "RENAMED"},
+	} {
+		ns := nfttest.NewNS(t, "node")
+		k, want := open(t, ns), xtOf(config.Default(config.Defaults{}))
+		apply(t, k, want, Look{})
+		iptables(t, ns, nfnetlink.IPv4, "-E", defaultChain, "RENAMED")
+		iptables(t, ns, nfnetlink.IPv4, change...)
+		before := foreignRules(t, ns)
+		apply(t, k, want, Look{})
+		inStep(t, ns, want)
+		if diff := cmp.Diff(before, foreignRules(t, ns)); diff != "" {
+			t.Errorf("%v: foreign rules (-before +after):\n%s", change, diff)
+		}
+		others, err := k.Others(want)
+		if err != nil || len(others.Legacy) != 1 || others.Legacy[0].Name != "RENAMED" {
+			t.Errorf("%v: others are %+v, %v", change, others, err)
+		}
+		apply(t, k, want, Look{TakeOver: true})
+		if text := nfttest.ListRuleset(t, ns); strings.Contains(text, "RENAMED") {
+			t.Errorf("%v: left in\n%s", change, text)
+		}
+		inStep(t, ns, want)
 	}
 }

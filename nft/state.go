@@ -161,8 +161,8 @@ func (s *state) shared(f nfnetlink.Family) *natTable {
 func (s *state) leftovers(chain string, families []nfnetlink.Family) []string {
 	var diffs []string
 	for _, n := range s.nat {
-		for _, name := range n.leftovers(chain, slices.Contains(families, n.family)) {
-			diffs = append(diffs, fmt.Sprintf("chain %s of mode iptables-nft is left in table %s nat", name, n.family))
+		for _, c := range n.leftovers(chain, slices.Contains(families, n.family)) {
+			diffs = append(diffs, fmt.Sprintf("chain %s of mode iptables-nft is left in table %s nat", c, n.family))
 		}
 	}
 	return diffs
@@ -170,12 +170,14 @@ func (s *state) leftovers(chain string, families []nfnetlink.Family) []string {
 
 // leftovers gives the chains that are ours, or bear our name, and are not
 // wanted.
-func (n *natTable) leftovers(chain string, wanted bool) []string {
-	names := n.ours()
-	if _, present := n.chains[chain]; present && !slices.Contains(names, chain) {
-		names = append(names, chain)
+func (n *natTable) leftovers(chain string, wanted bool) []ownChain {
+	chains := n.ours()
+	named := func(c ownChain) bool { return c.name == chain }
+	if _, present := n.chains[chain]; present && !slices.ContainsFunc(chains, named) {
+		chains = append(chains, ownChain{chain, chain})
 	}
-	return slices.DeleteFunc(names, func(name string) bool { return wanted && name == chain })
+	// One that was renamed to the wanted name leaves its further chains.
+	return slices.DeleteFunc(chains, func(c ownChain) bool { return wanted && named(c) && c.text == chain })
 }
 
 // transactions plans what makes the wanted ruleset effective and removes what
@@ -198,11 +200,13 @@ func (s *state) transactions(want Ruleset, target sides) []*nfnetlink.Batch {
 		if i >= 0 && n.dormant && n.post == nil {
 			wake.AddTable(n.family, xtTable)
 		}
+		var kept []string
 		if i >= 0 {
+			kept = withSubchains(want.Chain)
 			n.ensure(b, want.Tables[i], want.Chain)
 		}
 		if left := n.leftovers(want.Chain, i >= 0); len(left) > 0 {
-			n.remove(b, left, i < 0)
+			n.remove(b, left, kept, i < 0)
 		}
 	}
 	for _, l := range s.legacy {

@@ -278,7 +278,6 @@ var sharedTamperings = []tampering{
 	{"table of the other mode", func(a *attacker) {
 		a.nft("table TABLE { chain postrouting { type nat hook postrouting priority 110; masquerade; }; }")
 	}, "of mode nftables is left"},
-	{"iptables -E", runs("-E IP-MASQ-AGENT RENAMED"), "chain IP-MASQ-AGENT is missing"},
 }
 
 // runs gives the attack that runs iptables, once for each line.
