@@ -30,7 +30,7 @@ func (k *Kernel) Cleanup(legacy bool) ([]string, error) {
 			break
 		}
 	}
-	return nil, fmt.Errorf("remove: %w", err)
+	return nil, k.busy(fmt.Errorf("remove: %w", err), Ruleset{}, Look{TakeOver: legacy})
 }
 
 // Installed names what [Kernel.Cleanup] would remove. It writes nothing.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/foreign"
@@ -209,5 +210,76 @@ func TestRenamedAndChangedChainIsNamed(t *testing.T) {
 			t.Errorf("%v: left in\n%s", change, text)
 		}
 		inStep(t, ns, want)
+	}
+}
+
+func TestRuleThatKeepsAChainIsNamed(t *testing.T) {
+	nfttest.Require(t, "iptables-nft", "iptables-nft-restore")
+	with, without := loadCase(t, "sources-only").compile(ModeIPTables), loadCase(t, "ipv6").compile(ModeIPTables)
+	nf := loadCase(t, "default").compile(ModeNFTables)
+	inFurther := []string{"-A", "FOREIGN", "-d", "192.0.2.1", "-j", defaultChain + xtSourceChain}
+	for _, tt := range []struct {
+		name   string
+		rule   []string
+		before Ruleset // without a chain: an older agent's rules
+		do     func(*Kernel) error
+		says   string
+	}{
+		{"config", inFurther, with, applies(without, Look{}), "table ip nat, chain FOREIGN: ip daddr 192.0.2.1 counter jump IP-MASQ-AGENT-SRC"},
+		{"from POSTROUTING", []string{"-A", xtPostrouting, "-j", defaultChain + xtSourceChain}, with, applies(without, Look{}), "table ip nat, chain POSTROUTING: counter jump IP-MASQ-AGENT-SRC"},
+		{"mode", inFurther, with, applies(nf, Look{Others: true}), "table ip nat, chain FOREIGN: ip daddr 192.0.2.1 counter jump IP-MASQ-AGENT-SRC"},
+		{"cleanup", inFurther, with, cleansUp(false), "table ip nat, chain FOREIGN: ip daddr 192.0.2.1 counter jump IP-MASQ-AGENT-SRC"},
+		{"take-over", []string{"-A", "FOREIGN", "-g", "IP-MASQ"}, Ruleset{}, applies(nf, Look{TakeOver: true}), "table ip nat, chain FOREIGN: counter goto IP-MASQ"},
+		{"cleanup of an older agent", []string{"-A", "FOREIGN", "-j", "IP-MASQ"}, Ruleset{}, cleansUp(true), "table ip nat, chain FOREIGN: counter jump IP-MASQ"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "node")
+			k := open(t, ns)
+			if tt.before.Chain == "" {
+				loadOlder(t, "ip-masq-gke").install(t, ns, nil)
+			} else {
+				apply(t, k, tt.before, Look{})
+			}
+			iptables(t, ns, nfnetlink.IPv4, "-N", "FOREIGN")
+			iptables(t, ns, nfnetlink.IPv4, tt.rule...)
+			before := nfttest.ListRuleset(t, ns)
+			err := tt.do(k)
+			if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), tt.says) || strings.Count(err.Error(), "table ip nat, chain") != 1 {
+				t.Errorf("got %v", err)
+			}
+			if diff := cmp.Diff(before, withoutOwnTable(nfttest.ListRuleset(t, ns))); diff != "" {
+				t.Errorf("the kernel (-before +after):\n%s", diff)
+			}
+			// Without the rule it works.
+			iptables(t, ns, nfnetlink.IPv4, append([]string{"-D"}, tt.rule[1:]...)...)
+			if err := tt.do(k); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// withoutOwnTable leaves out our table, in which sets may have been filled.
+func withoutOwnTable(listing string) string {
+	before, ours, found := strings.Cut(listing, "table inet "+TableName+" {\n")
+	if !found {
+		return listing
+	}
+	_, after, _ := strings.Cut(ours, "\n}\n")
+	return before + after
+}
+
+func applies(want Ruleset, look Look) func(*Kernel) error {
+	return func(k *Kernel) error {
+		_, err := k.Apply(want, look)
+		return err
+	}
+}
+
+func cleansUp(legacy bool) func(*Kernel) error {
+	return func(k *Kernel) error {
+		_, err := k.Cleanup(legacy)
+		return err
 	}
 }

@@ -114,7 +114,7 @@ func (k *Kernel) Apply(want Ruleset, look Look) (Applied, error) {
 		}
 		k.at = 0
 		if try >= attempts || !outdated(err) && (try >= fewAttempts || !perhapsOutdated(err)) {
-			return Applied{}, err
+			return Applied{}, k.busy(err, want, look)
 		}
 		// Two agents that fill the same sets would else take them from each
 		// other for ever.
