@@ -249,3 +249,34 @@ func TestHammerSeesATakeOverInTwoTransactions(t *testing.T) {
 		})
 	}
 }
+
+func TestCleanupRemovesEachOlderAgentsRules(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
+	for _, name := range append([]string{"ip-masq-agent-orphan"}, olderTexts...) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "node")
+			loadForeign(t, ns)
+			before := notOurs(t, ns, Ruleset{Mode: ModeNFTables})
+			loadOlder(t, name).install(t, ns, nil)
+			k := open(t, ns)
+			named, err := k.Installed(true)
+			if err != nil || len(named) == 0 {
+				t.Errorf("installed are %q, %v", named, err)
+			}
+			removed, err := k.Cleanup(true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(named, removed); diff != "" {
+				t.Errorf("removed (-named before +removed):\n%s", diff)
+			}
+			if diff := cmp.Diff(before, notOurs(t, ns, Ruleset{Mode: ModeNFTables})); diff != "" {
+				t.Errorf("the kernel (-before the agent +after the cleanup):\n%s", diff)
+			}
+			if again, err := k.Cleanup(true); err != nil || len(again) > 0 {
+				t.Errorf("once more removed %q, %v", again, err)
+			}
+		})
+	}
+}
