@@ -191,8 +191,9 @@ func TestTakeOversLetNoWrongSourceOut(t *testing.T) {
 					}
 					apply(t, k, way.want, way.look)
 					wait(t, h, 10)
-					if tally, err := h.Stop(); err != nil || tally.Err() != nil {
-						t.Error(err, tally)
+					tally, err := h.Stop()
+					if t.Log(tally); err != nil || tally.Err() != nil {
+						t.Errorf("a wrong source, or no proof: %v, %v", err, tally.Err())
 					}
 					inStep(t, top.Node, way.want)
 					others, err := k.Others(way.want)
