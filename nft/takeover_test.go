@@ -164,7 +164,7 @@ func (a olderAgent) takeOvers() []takeOver {
 
 func TestTakeOversLetNoWrongSourceOut(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
-	rounds := 2
+	rounds := 3
 	if long {
 		rounds = 60
 	}
@@ -173,38 +173,33 @@ func TestTakeOversLetNoWrongSourceOut(t *testing.T) {
 			agent, top := loadOlder(t, name), nfttest.NewTopology(t)
 			loadForeign(t, top.Node)
 			before := notOurs(t, top.Node, Ruleset{Mode: ModeNFTables})
+			agent.install(t, top.Node, nil)
+			h := nfttest.StartHammer(t, top, agent.targets()...)
 			for _, way := range agent.takeOvers() {
 				t.Run(way.name, func(t *testing.T) {
-					agent.install(t, top.Node, nil)
 					k := open(t, top.Node)
-					h := nfttest.StartHammer(t, top, agent.targets()...)
 					for range rounds {
 						wait(t, h, 3)
 						if diffs := apply(t, k, way.want, way.look); len(diffs) == 0 {
 							t.Fatal("nothing done")
 						}
-						wait(t, h, 3)
 						if diff := cmp.Diff(before, notOurs(t, top.Node, way.want)); diff != "" {
 							t.Errorf("what is not ours (-before the agent +after the take-over):\n%s", diff)
 						}
+						inStep(t, top.Node, way.want)
+						others, err := k.Others(way.want)
+						if err != nil || len(others.Legacy) > 0 {
+							t.Errorf("left %v: %v", others.Legacy, err)
+						}
 						agent.comeBack(t, top.Node, way.want)
 					}
-					apply(t, k, way.want, way.look)
-					wait(t, h, 10)
-					tally, err := h.Stop()
-					if t.Log(tally); err != nil || tally.Err() != nil {
-						t.Errorf("a wrong source, or no proof: %v, %v", err, tally.Err())
-					}
-					inStep(t, top.Node, way.want)
-					others, err := k.Others(way.want)
-					if err != nil || len(others.Legacy) > 0 {
-						t.Errorf("left %v: %v", others.Legacy, err)
-					}
-					if _, err := k.Cleanup(false); err != nil {
-						t.Fatal(err)
+					wait(t, h, 3)
+					if tally := h.SoFar(); tally.Leaked()+tally.Wronged() > 0 {
+						t.Errorf("so far: %s", tally)
 					}
 				})
 			}
+			judge(t, h)
 		})
 	}
 }
