@@ -115,5 +115,9 @@ func hookText(h *nfnetlink.Hook) string {
 	if h == nil {
 		return "no hook"
 	}
-	return fmt.Sprintf("%s hook %d priority %d", h.Type, h.Number, h.Priority)
+	name := fmt.Sprint(h.Number)
+	if hooks := [...]string{"prerouting", "input", "forward", "output", "postrouting"}; h.Number < uint32(len(hooks)) {
+		name = hooks[h.Number] // NF_INET_…
+	}
+	return fmt.Sprintf("%s hook %s priority %d", h.Type, name, h.Priority)
 }

@@ -30,7 +30,7 @@ func (k *Kernel) Cleanup(legacy bool) ([]string, error) {
 			break
 		}
 	}
-	return nil, fmt.Errorf("remove: %w", err)
+	return nil, k.busy(fmt.Errorf("remove: %w", err), Ruleset{}, Look{TakeOver: legacy})
 }
 
 // Installed names what [Kernel.Cleanup] would remove. It writes nothing.
@@ -55,10 +55,10 @@ func (s *state) removal() (b *nfnetlink.Batch, removed []string) {
 	for _, n := range s.nat {
 		left := n.leftovers("", false)
 		if len(left) > 0 {
-			n.remove(b, left, true)
+			n.remove(b, left, nil, true)
 		}
-		for _, name := range left {
-			removed = append(removed, fmt.Sprintf("chain %s in table %s nat", name, n.family))
+		for _, c := range left {
+			removed = append(removed, fmt.Sprintf("chain %s in table %s nat", c, n.family))
 		}
 	}
 	for _, l := range s.legacy {

@@ -26,9 +26,19 @@ const (
 func compileXT(f FamilyPolicy, p Policy, chain string) Table {
 	x := xtCompiler{family: f, policy: p, chain: chain, prefix: strings.ToLower(chain)}
 	t := Table{Family: f.family(), Name: xtTable, Chains: x.chains()}
-	jump := x.rule(nil, "ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom "+chain+" chain", xtJump{chain})
-	t.Chains = append(t.Chains, Chain{Name: xtPostrouting, Hook: natHook(xtPriority), Rules: []Rule{jump}})
+	t.Chains = append(t.Chains, Chain{Name: xtPostrouting, Hook: natHook(xtPriority), Rules: []Rule{x.jump(chain)}})
 	return t
+}
+
+// The comment of the jump, around the chain's name.
+const (
+	xtJumpComment    = "ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom "
+	xtJumpCommentEnd = " chain"
+)
+
+// jump leads to the chain, which may bear another name than its rules say.
+func (x xtCompiler) jump(to string) Rule {
+	return x.rule(nil, xtJumpComment+x.chain+xtJumpCommentEnd, xtJump{to})
 }
 
 type xtCompiler struct {

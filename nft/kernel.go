@@ -114,7 +114,7 @@ func (k *Kernel) Apply(want Ruleset, look Look) (Applied, error) {
 		}
 		k.at = 0
 		if try >= attempts || !outdated(err) && (try >= fewAttempts || !perhapsOutdated(err)) {
-			return Applied{}, err
+			return Applied{}, k.busy(err, want, look)
 		}
 		// Two agents that fill the same sets would else take them from each
 		// other for ever.
@@ -124,6 +124,10 @@ func (k *Kernel) Apply(want Ruleset, look Look) (Applied, error) {
 
 // ErrForeignChain says that the chain of mode iptables-nft is somebody else's.
 var ErrForeignChain = errors.New("the chain holds rules that no masquerade agent wrote")
+
+// ErrForeignPostrouting says that iptables could not use a chain POSTROUTING, and
+// neither can mode iptables-nft: its hook is not the one that iptables gives it.
+var ErrForeignPostrouting = errors.New("iptables cannot use it")
 
 // CheckChain gives [ErrForeignChain] where mode iptables-nft could not use the
 // chain without deleting somebody else's rules.
@@ -135,6 +139,21 @@ func (k *Kernel) CheckChain(chain string) error {
 		return err
 	}
 	return s.checkChain(chain)
+}
+
+// checkPostrouting gives [ErrForeignPostrouting] where a jump that is wanted would
+// stand in a chain that iptables does not know.
+func (s *state) checkPostrouting(want Ruleset) error {
+	for _, t := range want.Tables {
+		if t.Name != xtTable {
+			continue
+		}
+		if wrong := s.shared(t.Family).wrongHook(); wrong != "" {
+			return fmt.Errorf("%s: %w; move its rules and run nft delete chain %s %s %s, or use mode %s",
+				wrong, ErrForeignPostrouting, t.Family, xtTable, xtPostrouting, ModeNFTables)
+		}
+	}
+	return nil
 }
 
 func (s *state) checkChain(chain string) error {
@@ -184,6 +203,9 @@ func (k *Kernel) apply(want Ruleset, look Look) (Applied, error) {
 		if err := s.checkChain(want.Chain); err != nil {
 			return Applied{}, err
 		}
+	}
+	if err := s.checkPostrouting(want); err != nil {
+		return Applied{}, err
 	}
 	applied := Applied{Differences: diffs}
 	readAll := s.readAll

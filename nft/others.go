@@ -43,12 +43,12 @@ func (k *Kernel) Others(want Ruleset) (Others, error) {
 func (s *state) isOurs(want Ruleset) func(nfnetlink.Chain) bool {
 	ours := map[nfnetlink.Family][]string{}
 	for _, n := range s.nat {
-		names := n.ours()
+		chains := n.ours()
 		if want.Mode == ModeIPTables {
-			names = append(names, want.Chain)
+			chains = append(chains, ownChain{want.Chain, want.Chain})
 		}
-		for _, name := range names {
-			ours[n.family] = append(ours[n.family], withSubchains(name)...)
+		for _, c := range chains {
+			ours[n.family] = append(ours[n.family], c.members()...)
 		}
 	}
 	return func(c nfnetlink.Chain) bool {

@@ -147,16 +147,19 @@ func (k *Kernel) readBackXT() (Ruleset, bool, error) {
 	if err != nil {
 		return Ruleset{}, false, err
 	}
-	names := s.shared(nfnetlink.IPv4).ours()
-	if len(names) == 0 {
+	chains := s.shared(nfnetlink.IPv4).ours()
+	if len(chains) == 0 {
 		return Ruleset{}, false, nil
 	}
-	p, err := s.shared(nfnetlink.IPv4).policy(names[0])
+	chain := chains[0].text
+	p, err := s.shared(nfnetlink.IPv4).policy(chains[0])
 	if err != nil {
 		return Ruleset{}, false, err
 	}
-	if six, err := s.shared(nfnetlink.IPv6).policy(names[0]); err == nil && slices.Contains(s.shared(nfnetlink.IPv6).ours(), names[0]) {
-		p.Families = append(p.Families, six.Families...)
+	for _, c := range s.shared(nfnetlink.IPv6).ours() {
+		if six, err := s.shared(nfnetlink.IPv6).policy(c); err == nil && c.text == chain && len(p.Families) == 1 {
+			p.Families = append(p.Families, six.Families...)
+		}
 	}
-	return compile(p, Options{Mode: ModeIPTables, Chain: names[0]}), true, nil
+	return compile(p, Options{Mode: ModeIPTables, Chain: chain}), true, nil
 }

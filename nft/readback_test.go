@@ -104,7 +104,7 @@ func TestRulesChangedByOneByteAreReadBack(t *testing.T) {
 func readOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
 	t.Helper()
 	n := &natTable{family: family, present: true, rules: rules, chains: map[string][]nfnetlink.Rule{defaultChain: rules}}
-	if p, err := n.policy(defaultChain); err == nil {
+	if p, err := n.policy(ownChain{defaultChain, defaultChain}); err == nil {
 		want := xtChain(compileXT(p.Families[0], p, defaultChain), defaultChain)
 		if !slices.EqualFunc(want.bytecode(Table{Family: family}, nil), rules, sameXT) {
 			t.Errorf("%v is taken for ours", rules)

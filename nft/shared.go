@@ -53,10 +53,11 @@ func readNAT(c *nfnetlink.Conn, family nfnetlink.Family, names []string, others 
 		if err := n.count(c); err != nil {
 			return nil, err
 		}
-		for _, r := range n.rules {
-			if chain, ok := target(r); ok && !slices.Contains(names, chain) && isJumpOf(chain, r) {
-				names = append(names, withSubchains(chain)...)
-			}
+	}
+	wanted := names
+	for _, r := range n.rules {
+		if own, ok := jumpOf(r); ok && (others || slices.Contains(wanted, own.text)) {
+			names = append(slices.Clip(names), own.members()...)
 		}
 	}
 	for _, name := range names {
@@ -86,11 +87,29 @@ func (n *natTable) count(c *nfnetlink.Conn) error {
 	return err
 }
 
-func withSubchains(chain string) []string {
-	return []string{chain + xtMasqChain, chain + xtSourceChain, chain}
+func withSubchains(chain string) []string { return ownChain{chain, chain}.members() }
+
+// An ownChain is a chain of ours: its name, and the one of which its rules and its
+// jump speak. After `iptables -E` these are two.
+type ownChain struct{ name, text string }
+
+// members gives the chain behind its further chains, which its rules name.
+func (c ownChain) members() []string {
+	return []string{c.text + xtMasqChain, c.text + xtSourceChain, c.name}
+}
+
+// String is for people.
+func (c ownChain) String() string {
+	if c.name == c.text {
+		return c.name
+	}
+	return fmt.Sprintf("%s (renamed from %s)", c.name, c.text)
 }
 
 func (n *natTable) readChain(c *nfnetlink.Conn, name string) error {
+	if _, known := n.chains[name]; known {
+		return nil
+	}
 	if _, err := c.Chain(n.family, xtTable, name); err != nil {
 		if nfnetlink.IsNotExist(err) {
 			return nil
@@ -137,15 +156,15 @@ func (n *natTable) foreign(chain string) bool {
 // one.
 func (n *natTable) differences(want Table, chain string) []string {
 	where := fmt.Sprintf("table %s nat", want.Family)
-	if !n.present || n.post == nil {
-		return []string{where + " has no chain POSTROUTING"}
-	}
 	var diffs []string
 	if n.dormant {
 		diffs = append(diffs, where+" is dormant")
 	}
-	if !sameHook(n.post.Hook, natHook(xtPriority)) {
-		diffs = append(diffs, fmt.Sprintf("%s: chain POSTROUTING has %s", where, hookText(n.post.Hook)))
+	if !n.present || n.post == nil {
+		return append(diffs, where+" has no chain POSTROUTING")
+	}
+	if wrong := n.wrongHook(); wrong != "" {
+		diffs = append(diffs, wrong)
 	}
 	jump := xtChain(want, xtPostrouting).bytecode(want, nil)[0]
 	exact, others := n.jumps(chain, jump)
@@ -168,6 +187,15 @@ func (n *natTable) differences(want Table, chain string) []string {
 		}
 	}
 	return diffs
+}
+
+// wrongHook says that POSTROUTING has another hook than iptables gives it, "" where
+// it has not.
+func (n *natTable) wrongHook() string {
+	if n.post == nil || sameHook(n.post.Hook, natHook(xtPriority)) {
+		return ""
+	}
+	return fmt.Sprintf("table %s nat: chain POSTROUTING has %s, not %s", n.family, hookText(n.post.Hook), hookText(natHook(xtPriority)))
 }
 
 func xtRuleDifferences(where string, want Chain, t Table, got []nfnetlink.Rule) []string {
@@ -201,6 +229,10 @@ func (n *natTable) ensure(b *nfnetlink.Batch, want Table, chain string) {
 	if !n.present || n.dormant {
 		b.AddTable(want.Family, xtTable)
 	}
+	// What was renamed still names the further chains.
+	for _, c := range n.renamed(chain) {
+		b.FlushChain(want.Family, xtTable, c.name)
+	}
 	// Chains before the rules that name them, as withSubchains has them, and
 	// ours before POSTROUTING, as iptables makes them.
 	for _, name := range withSubchains(chain) {
@@ -232,11 +264,26 @@ func (n *natTable) ensureJump(b *nfnetlink.Batch, jump nfnetlink.Rule, chain str
 		b.ReplaceRule(jump)
 		others = others[1:]
 	default:
-		b.AddRule(jump)
+		n.addJump(b, jump, chain)
 	}
 	for _, r := range others {
 		b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
 	}
+}
+
+// addJump adds the jump, before the one to the chain that was ours until somebody
+// renamed it.
+func (n *natTable) addJump(b *nfnetlink.Batch, jump nfnetlink.Rule, chain string) {
+	renamed := n.renamed(chain)
+	i := slices.IndexFunc(n.rules, func(r nfnetlink.Rule) bool {
+		c, ok := jumpOf(r)
+		return ok && slices.Contains(renamed, c)
+	})
+	if i < 0 {
+		b.AddRule(jump)
+		return
+	}
+	b.InsertRule(jump, n.rules[i].Handle)
 }
 
 // editRules turns the rules of a chain into the wanted ones. The head and the
@@ -271,78 +318,101 @@ func editRules(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
 	}
 }
 
-// remove plans the removal of chains of ours with their jumps. Where they are the
-// last of ours, what is then left of the table goes too if only we can have made
-// it: a lone POSTROUTING without rules.
-func (n *natTable) remove(b *nfnetlink.Batch, names []string, last bool) {
-	rest, others := len(n.rules), n.all
-	for _, name := range names {
+// remove plans the removal of chains of ours with their jumps, except the chains
+// to be kept. Where they are the last of ours, what is then left of the table goes
+// too if only we can have made it: a lone POSTROUTING without rules.
+func (n *natTable) remove(b *nfnetlink.Batch, chains []ownChain, kept []string, last bool) {
+	rest := len(n.rules)
+	for _, c := range chains {
 		for _, r := range n.rules {
-			if to, ok := target(r); ok && to == name {
+			if to, ok := target(r); ok && to == c.name && !slices.Contains(kept, to) {
 				b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
 				rest--
 			}
 		}
-		// First the rules, which name chains, then the chains.
-		for _, sub := range withSubchains(name) {
-			if _, present := n.chains[sub]; present {
-				b.FlushChain(n.family, xtTable, sub)
-			}
-		}
-		for _, sub := range withSubchains(name) {
-			if _, present := n.chains[sub]; present {
-				b.DelChain(n.family, xtTable, sub)
-				others--
-			}
-		}
 	}
-	if last && rest == 0 && others == 1 && n.post != nil {
+	// First the rules, which name chains, then the chains.
+	names := n.doomed(chains, kept)
+	for _, name := range names {
+		b.FlushChain(n.family, xtTable, name)
+	}
+	for _, name := range names {
+		b.DelChain(n.family, xtTable, name)
+	}
+	if last && rest == 0 && n.all-len(names) == 1 && n.post != nil {
 		b.DelTable(n.family, xtTable)
 	}
 }
 
-// isJumpOf says whether a rule is, to the byte, the jump that we make to the
-// chain. The kernel knows longer names than iptables takes, and than fit our
-// comment.
-func isJumpOf(chain string, r nfnetlink.Rule) bool {
-	if len(chain) > maxChainName {
-		return false
-	}
-	t := compileXT(FamilyPolicy{IPv6: r.Family == nfnetlink.IPv6}, Policy{}, chain)
-	return sameXT(r, xtChain(t, xtPostrouting).bytecode(t, nil)[0])
-}
-
-// ours gives the chains of the table that are ours: chain and jump are exactly
-// what some config of this version yields.
-func (n *natTable) ours() []string {
+// doomed gives the chains that go with chains of ours.
+func (n *natTable) doomed(chains []ownChain, kept []string) []string {
 	var names []string
-	for _, r := range n.rules {
-		name, ok := target(r)
-		if !ok || slices.Contains(names, name) || !isJumpOf(name, r) {
-			continue
-		}
-		if _, err := n.policy(name); err == nil {
-			names = append(names, name)
+	for _, c := range chains {
+		for _, name := range c.members() {
+			if _, present := n.chains[name]; present && !slices.Contains(kept, name) && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
 		}
 	}
 	return names
+}
+
+// jumpOf says to which chain a rule leads that is, to the byte, the jump that we
+// make to a chain of the name of which it speaks. The kernel knows longer names
+// than iptables takes, and than fit our comment.
+func jumpOf(r nfnetlink.Rule) (ownChain, bool) {
+	to, ok := target(r)
+	_, text, _ := strings.Cut(r.Comment(), xtJumpComment)
+	text, ours := strings.CutSuffix(text, xtJumpCommentEnd)
+	if !ok || !ours || len(text) > maxChainName {
+		return ownChain{}, false
+	}
+	x := xtCompiler{chain: text, prefix: strings.ToLower(text)}
+	want := Chain{Name: xtPostrouting, Rules: []Rule{x.jump(to)}}.bytecode(Table{Family: r.Family, Name: xtTable}, nil)
+	return ownChain{name: to, text: text}, sameXT(r, want[0])
+}
+
+// ours gives the chains of the table that are ours: chain and jump are exactly
+// what some config of this version yields, but for the name under which the chain
+// stands.
+func (n *natTable) ours() []ownChain {
+	return n.oursWhere(func(ownChain) bool { return true })
+}
+
+// renamed gives those that were the chain until somebody renamed it.
+func (n *natTable) renamed(chain string) []ownChain {
+	return n.oursWhere(func(c ownChain) bool { return c.text == chain && c.name != chain })
+}
+
+func (n *natTable) oursWhere(wanted func(ownChain) bool) []ownChain {
+	var found []ownChain
+	for _, r := range n.rules {
+		c, ok := jumpOf(r)
+		if !ok || !wanted(c) || slices.ContainsFunc(found, func(f ownChain) bool { return f.name == c.name }) {
+			continue
+		}
+		if _, err := n.policy(c); err == nil {
+			found = append(found, c)
+		}
+	}
+	return found
 }
 
 var errNotOurs = errors.New("no config of this version yields these rules")
 
 // policy reads back the policy of a chain of ours; an error says that it is not
 // exactly what this version would write.
-func (n *natTable) policy(chain string) (Policy, error) {
+func (n *natTable) policy(c ownChain) (Policy, error) {
 	f := FamilyPolicy{IPv6: n.family == nfnetlink.IPv6}
 	p := Policy{}
-	for _, name := range withSubchains(chain) {
+	for _, name := range c.members() {
 		for _, r := range n.chains[name] {
 			f.add(&p, r)
 		}
 	}
-	want := compileXT(f, p, chain)
-	for _, name := range withSubchains(chain) {
-		if !slices.EqualFunc(xtChain(want, name).bytecode(want, nil), n.chains[name], sameXT) {
+	want := compileXT(f, p, c.text)
+	for i, name := range withSubchains(c.text) {
+		if !slices.EqualFunc(xtChain(want, name).bytecode(want, nil), n.chains[c.members()[i]], sameXT) {
 			return Policy{}, errNotOurs
 		}
 	}

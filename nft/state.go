@@ -161,8 +161,8 @@ func (s *state) shared(f nfnetlink.Family) *natTable {
 func (s *state) leftovers(chain string, families []nfnetlink.Family) []string {
 	var diffs []string
 	for _, n := range s.nat {
-		for _, name := range n.leftovers(chain, slices.Contains(families, n.family)) {
-			diffs = append(diffs, fmt.Sprintf("chain %s of mode iptables-nft is left in table %s nat", name, n.family))
+		for _, c := range n.leftovers(chain, slices.Contains(families, n.family)) {
+			diffs = append(diffs, fmt.Sprintf("chain %s of mode iptables-nft is left in table %s nat", c, n.family))
 		}
 	}
 	return diffs
@@ -170,45 +170,53 @@ func (s *state) leftovers(chain string, families []nfnetlink.Family) []string {
 
 // leftovers gives the chains that are ours, or bear our name, and are not
 // wanted.
-func (n *natTable) leftovers(chain string, wanted bool) []string {
-	names := n.ours()
-	if _, present := n.chains[chain]; present && !slices.Contains(names, chain) {
-		names = append(names, chain)
+func (n *natTable) leftovers(chain string, wanted bool) []ownChain {
+	chains := n.ours()
+	named := func(c ownChain) bool { return c.name == chain }
+	if _, present := n.chains[chain]; present && !slices.ContainsFunc(chains, named) {
+		chains = append(chains, ownChain{chain, chain})
 	}
-	return slices.DeleteFunc(names, func(name string) bool { return wanted && name == chain })
+	// One that was renamed to the wanted name leaves its further chains.
+	return slices.DeleteFunc(chains, func(c ownChain) bool { return wanted && named(c) && c.text == chain })
 }
 
 // transactions plans what makes the wanted ruleset effective and removes what
 // the other mode, another name or another agent had installed. It is one
-// transaction, except from mode nftables to mode iptables-nft. There a packet
-// that has passed the chain of iptables, still empty for it, could meet our own
-// chain when that is empty already, because each base chain looks for itself
-// which rules are the current ones: so the table goes in a second transaction,
-// and until then both decide, with the old verdict or the new. Towards mode
-// nftables a packet meets the chain that is emptied first, and can see both,
-// never neither.
+// transaction, with two exceptions. The kernel refuses to wake a table and to
+// make a base chain in it at once, so that a dormant table without POSTROUTING is
+// woken before. And from mode nftables to mode iptables-nft a packet that has
+// passed the chain of iptables, still empty for it, could meet our own chain when
+// that is empty already, because each base chain looks for itself which rules are
+// the current ones: so the table goes in a further transaction, and until then
+// both decide, with the old verdict or the new. Towards mode nftables a packet
+// meets the chain that is emptied first, and can see both, never neither.
 func (s *state) transactions(want Ruleset, target sides) []*nfnetlink.Batch {
-	b := &nfnetlink.Batch{}
+	wake, b := &nfnetlink.Batch{}, &nfnetlink.Batch{}
 	if want.Mode == ModeNFTables {
 		flip(b, want.Tables[0], target, s.own)
 	}
 	for _, n := range s.nat {
 		i := slices.IndexFunc(want.Tables, func(t Table) bool { return t.Family == n.family && t.Name == xtTable })
+		if i >= 0 && n.dormant && n.post == nil {
+			wake.AddTable(n.family, xtTable)
+		}
+		var kept []string
 		if i >= 0 {
+			kept = withSubchains(want.Chain)
 			n.ensure(b, want.Tables[i], want.Chain)
 		}
 		if left := n.leftovers(want.Chain, i >= 0); len(left) > 0 {
-			n.remove(b, left, i < 0)
+			n.remove(b, left, kept, i < 0)
 		}
 	}
 	for _, l := range s.legacy {
 		l.Remove(b)
 	}
-	batches := []*nfnetlink.Batch{b}
+	batches := []*nfnetlink.Batch{wake, b}
 	if want.Mode == ModeIPTables && s.own != nil {
-		second := &nfnetlink.Batch{}
-		second.DelTable(s.own.Family, s.own.Name)
-		batches = append(batches, second)
+		last := &nfnetlink.Batch{}
+		last.DelTable(s.own.Family, s.own.Name)
+		batches = append(batches, last)
 	}
 	return slices.DeleteFunc(batches, func(b *nfnetlink.Batch) bool { return b.Len() == 0 })
 }

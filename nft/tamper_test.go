@@ -169,8 +169,8 @@ var ownTamperings = []tampering{
 
 	{"policy", does("add chain TABLE postrouting { policy drop; }"), "another policy than accept"},
 	{"priority", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { type nat hook postrouting priority 50; }"), "priority 50"},
-	{"hook", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { type nat hook output priority 110; counter; }"), "not nat hook 4 priority 110"},
-	{"type", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { type filter hook postrouting priority 110; }"), "filter hook 4"},
+	{"hook", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { type nat hook output priority 110; counter; }"), "not nat hook postrouting priority 110"},
+	{"type", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { type filter hook postrouting priority 110; }"), "filter hook postrouting"},
 	{"no hook", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { accept; }; add chain TABLE foreign { type filter hook output priority 0; jump postrouting; }"), "no hook"},
 	{"dormant", does("add table TABLE { flags dormant; }"), "is dormant"},
 	{"dormant at another priority", func(a *attacker) {
@@ -278,7 +278,6 @@ var sharedTamperings = []tampering{
 	{"table of the other mode", func(a *attacker) {
 		a.nft("table TABLE { chain postrouting { type nat hook postrouting priority 110; masquerade; }; }")
 	}, "of mode nftables is left"},
-	{"iptables -E", runs("-E IP-MASQ-AGENT RENAMED"), "chain IP-MASQ-AGENT is missing"},
 }
 
 // runs gives the attack that runs iptables, once for each line.

@@ -126,7 +126,7 @@ func tamperings(mode nft.Mode) []tampering {
 		{"add chain", nftScript("add chain TABLE foreign { accept; }; insert rule TABLE postrouting jump foreign"), "chain foreign is not of the config", byNFT},
 		{"policy", nftScript("add chain TABLE postrouting { policy drop; }"), "another policy than accept", byNFT},
 		{"priority", nftScript(chain + "{ type nat hook postrouting priority 50; }"), "priority 50", byNFT},
-		{"hook", nftScript(chain + "{ type nat hook output priority 110; }"), "not nat hook 4 priority 110", byNFT},
+		{"hook", nftScript(chain + "{ type nat hook output priority 110; }"), "not nat hook postrouting priority 110", byNFT},
 		{"dormant", nftScript("add table TABLE { flags dormant; }"), "is dormant", byNFT},
 	}
 }

@@ -45,6 +45,8 @@ func listen(at netip.AddrPort) (int, error) {
 		return -1, fmt.Errorf("hammer: socket: %w", err)
 	}
 	err = errors.Join(
+		// A connection of the Hammer before may not have ended yet.
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
 		bind(fd, Flow{Src: at, Dst: at}),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}),
 		unix.Listen(fd, 4096))
