@@ -37,7 +37,7 @@ func (n *NS) LinkUp(dev string) error {
 // AddAddr gives a device an address, usable at once (no duplicate address
 // detection). An address that is there already is no error.
 func (n *NS) AddAddr(dev string, prefix netip.Prefix) error {
-	return n.onLink(dev, func(index uint32) error {
+	err := n.onLink(dev, func(index uint32) error {
 		ip := prefix.Addr().WithZone("").AsSlice()
 		msg := []byte{byte(Family(prefix.Addr())), byte(prefix.Bits()), unix.IFA_F_NODAD, unix.RT_SCOPE_UNIVERSE}
 		msg = native32(msg, index)
@@ -46,6 +46,29 @@ func (n *NS) AddAddr(dev string, prefix netip.Prefix) error {
 			ae.Bytes(unix.IFA_ADDRESS, ip)
 		})
 	})
+	if err != nil || prefix.Addr().Is4() || prefix.Addr().IsLinkLocalUnicast() {
+		return err
+	}
+	return n.awaitLocal(prefix.Addr())
+}
+
+// awaitLocal waits until the namespace takes packets to an IPv6 address: the
+// kernel makes the route some time after the address.
+func (n *NS) awaitLocal(addr netip.Addr) error {
+	const typeAt = 7 // struct rtmsg, rtm_type
+	dst, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.RTA_DST, Data: addr.AsSlice()}})
+	if err != nil {
+		return err
+	}
+	question := append([]byte{unix.AF_INET6, 128, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, dst...)
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		// Without any route to it the answer is an error.
+		messages, err := n.request(unix.RTM_GETROUTE, 0, question)
+		if err == nil && len(messages) > 0 && messages[0].Data[typeAt] == unix.RTN_LOCAL {
+			return nil
+		}
+	}
+	return fmt.Errorf("address %s of %s: %w", addr, n, os.ErrDeadlineExceeded)
 }
 
 // AddRoute adds a route. One that is there already is no error.
