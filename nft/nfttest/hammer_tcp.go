@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -94,9 +95,12 @@ func (h *Hammer) connectTCP(targets []*counters, ports []netip.AddrPort) error {
 
 // mayFail says whether a connection did not come about, which is no error of the
 // Hammer's: it counts as not seen. Connections are reset when all rules of the
-// node go while the answer is on its way.
+// node go while the answer is on its way, and one that the far end has closed by
+// then says EPIPE.
 func mayFail(err error) bool {
-	return errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.ETIMEDOUT) || errors.Is(err, unix.ECONNRESET)
+	return slices.ContainsFunc([]error{unix.EINPROGRESS, unix.ETIMEDOUT, unix.ECONNRESET, unix.EPIPE}, func(e error) bool {
+		return errors.Is(err, e)
+	})
 }
 
 // connectOnce opens one connection and resets it. The error is EINPROGRESS
