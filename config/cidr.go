@@ -30,6 +30,9 @@ func parseCIDR(s string) (netip.Prefix, string) {
 		}
 		return parseCIDR(addr + "/" + short) // net.ParseCIDR takes 10.0.0.0/08 for 10.0.0.0/8
 	}
+	if _, zone, ok := strings.Cut(length, "%"); ok {
+		return p, fmt.Sprintf("%s has a zone, which no CIDR has: remove %q", quote(s), "%"+zone)
+	}
 	a, err := netip.ParseAddr(addr)
 	switch {
 	case err != nil:

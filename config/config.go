@@ -24,8 +24,12 @@ type Config struct {
 	MasqLinkLocalIPv6 bool
 	EnableIPv6        bool
 
-	ResyncInterval time.Duration // above zero
+	ResyncInterval time.Duration // above zero; see ShortestInterval
 }
+
+// ShortestInterval is what an agent makes of a shorter ResyncInterval, which would
+// take a processor for nothing.
+const ShortestInterval = 100 * time.Millisecond
 
 // Defaults are what the command line says of the keys that a file leaves out.
 type Defaults struct {

@@ -121,6 +121,8 @@ func (r *reader) key(name string, k, v *yaml.Node, seen map[string]*yaml.Node) {
 		r.settings[key] = setting{k, v}
 	} else if meant, likely := likelyKey(name); likely {
 		r.fail(k, "unknown key %s, did you mean %s?", quote(name), meant)
+	} else if name == "data" && v.Kind == yaml.MappingNode {
+		r.warn(k, "unknown key %s is ignored: this is a ConfigMap, and the file wants what stands in it under %q", quote(name), "config")
 	} else {
 		r.warn(k, "unknown key %s is ignored", quote(name))
 	}

@@ -75,7 +75,9 @@ func readEntries(path string) ([]Source, error) {
 			continue
 		}
 		info, err := os.Stat(name)
-		if errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
+		// A link that leads nowhere, into itself or through a file is no file.
+		leadsNowhere := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.ENOTDIR)
+		if leadsNowhere || err == nil && !info.Mode().IsRegular() {
 			continue
 		} else if err != nil {
 			return nil, fmt.Errorf("config: %w", err)

@@ -75,6 +75,8 @@ func TestADirectoryGivesItsRegularFilesByName(t *testing.T) {
 	write(t, filepath.Join(dir, "elsewhere"), "e")
 	link(t, "../elsewhere", filepath.Join(dir, "d/linked"))
 	link(t, "../nowhere", filepath.Join(dir, "d/dangling"))
+	link(t, "ring", filepath.Join(dir, "d/ring"))
+	link(t, "../elsewhere/x", filepath.Join(dir, "d/through-a-file"))
 	link(t, "sub", filepath.Join(dir, "d/linked-directory"))
 	if err := syscall.Mkfifo(filepath.Join(dir, "d/fifo"), 0o644); err != nil {
 		t.Fatal(err)
@@ -137,8 +139,6 @@ func TestWhatIsNoFileIsAnErrorAndDoesNotBlock(t *testing.T) {
 	link(t, "loop", filepath.Join(dir, "loop"))
 	link(t, "loop", filepath.Join(dir, "link-to-loop"))
 	write(t, filepath.Join(dir, "large"), strings.Repeat("#", maxSize+1))
-	write(t, filepath.Join(dir, "with-loop/a"), "x")
-	link(t, "b", filepath.Join(dir, "with-loop/b"))
 
 	tests := []struct{ path, want string }{
 		{"fifo", "fifo: not a file, but of mode prw-r--r--"},
@@ -146,7 +146,6 @@ func TestWhatIsNoFileIsAnErrorAndDoesNotBlock(t *testing.T) {
 		{"/dev/null", "/dev/null: not a file, but of mode Dcrw-rw-rw-"},
 		{"loop", syscall.ELOOP.Error()},
 		{"link-to-loop", syscall.ELOOP.Error()},
-		{"with-loop", syscall.ELOOP.Error()},
 		{"file/config", syscall.ENOTDIR.Error()},
 		{"large", "large:1:1: the file is larger than 4 MiB"},
 		{strings.Repeat("x", 300), syscall.ENAMETOOLONG.Error()},

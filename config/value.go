@@ -135,6 +135,9 @@ func (r *reader) duration(key string) (v given[time.Duration]) {
 	case d <= 0:
 		r.fail(n, "%s is %s, want more than zero, such as %q", key, describe(n), "60s")
 	default:
+		if d < ShortestInterval {
+			r.warn(n, "%s is %s, and no agent looks more often than every %s", key, describe(n), ShortestInterval)
+		}
 		return given[time.Duration]{d, n}
 	}
 	return v

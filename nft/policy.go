@@ -65,7 +65,13 @@ func newFamilyPolicy(c config.Config, ipv6 bool, linkLocal netip.Prefix, masqLin
 	list := func(cidrs []config.CIDR) List { return dropCovered(ofFamily(cidrs, ipv6)) }
 	nonMasq := ofFamily(c.NonMasqueradeCIDRs, ipv6)
 	if !masqLinkLocal {
-		nonMasq = slices.Insert(nonMasq, 0, config.CIDR{Prefix: linkLocal})
+		first := config.CIDR{Prefix: linkLocal}
+		// Where the file says so too, that is the place to name.
+		if i := slices.IndexFunc(nonMasq, func(c config.CIDR) bool { return c.Prefix == linkLocal }); i >= 0 {
+			first = nonMasq[i]
+			nonMasq = slices.Delete(nonMasq, i, i+1)
+		}
+		nonMasq = slices.Insert(nonMasq, 0, first)
 	}
 	return FamilyPolicy{
 		IPv6:       ipv6,

@@ -292,6 +292,19 @@ func TestHashIsOverWhatDecides(t *testing.T) {
 	}
 }
 
+func TestLinkLocalInTheFileIsExplainedByItsPlace(t *testing.T) {
+	c := config.Config{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "169.254.0.0/16")}
+	c.NonMasqueradeCIDRs[1].Pos = config.Position{File: "config", Line: 3, Col: 5}
+	p := NewPolicy(c, Options{})
+	steps := p.Explain(netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("169.254.169.254"), false)
+	if got := steps[len(steps)-1].CIDR; got != c.NonMasqueradeCIDRs[1] {
+		t.Errorf("decided by %v, want %v", got, c.NonMasqueradeCIDRs[1])
+	}
+	if covered := p.Families[0].NonMasq.Covered; len(covered) > 0 {
+		t.Errorf("covered: %v", covered)
+	}
+}
+
 func TestLinkLocalInTheFileSaysNothingNew(t *testing.T) {
 	plain := Compile(config.Config{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}, Options{Mode: ModeNFTables})
 	both := Compile(config.Config{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "169.254.0.0/16")}, Options{Mode: ModeNFTables})

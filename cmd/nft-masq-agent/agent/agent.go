@@ -207,7 +207,7 @@ func (a *Agent) compile(f Files) (nft.Ruleset, []config.Problem, error) {
 	if err := want.CheckChains(); err != nil {
 		return nft.Ruleset{}, warnings, err
 	}
-	a.resync = c.ResyncInterval
+	a.resync = max(c.ResyncInterval, config.ShortestInterval)
 	return want, warnings, nil
 }
 
