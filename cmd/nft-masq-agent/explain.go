@@ -5,12 +5,13 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
 
 	"nft-masq-agent/nft"
+
+	"golang.org/x/sys/unix"
 )
 
 type explainFlags struct {
@@ -78,11 +79,11 @@ func (f *explainFlags) explain(operand string, e environment) (int, error) {
 		return refuse(e, err)
 	}
 	x.Config = policy.Hash()
-	node, err := e.nodeNetworks()
+	ends, err := e.ends(f.from, dst)
 	if err != nil {
 		x.Notes = append(x.Notes, fmt.Sprintf("The addresses of this node are not known: %v.", err))
 	}
-	x.answer(policy, f.from, dst, nodeAddresses(node))
+	x.answer(policy, f.from, dst, ends)
 	if f.output == outputJSON {
 		return exitDone, writeJSON(e.stdout, x)
 	}
@@ -114,45 +115,26 @@ func livePolicy() (nft.Policy, error) {
 	return policy, nil
 }
 
-// interfaceNetworks gives the addresses of the interfaces with their networks.
-func interfaceNetworks() ([]netip.Prefix, error) {
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, fmt.Errorf("interfaces: %w", err)
-	}
-	var out []netip.Prefix
-	for _, a := range addrs {
-		if p, err := netip.ParsePrefix(a.String()); err == nil {
-			out = append(out, p)
-		}
-	}
-	return out, nil
+// ends is what the node's routes say of the two ends of a connection.
+type ends struct {
+	fromHere, toHere, toMany bool
 }
 
-// nodeAddresses are the addresses of this node with their networks, as the
-// kernel's table of local routes has them.
-type nodeAddresses []netip.Prefix
-
-func (n nodeAddresses) local(a netip.Addr) bool {
-	return a.IsLoopback() || slices.ContainsFunc(n, func(p netip.Prefix) bool { return p.Addr() == a })
+func (e environment) ends(src, dst netip.Addr) (ends, error) {
+	to, err := e.routeType(dst)
+	if err != nil || !src.IsValid() {
+		return endsOf(unix.RTN_UNSPEC, to, dst), err
+	}
+	from, err := e.routeType(src)
+	return endsOf(from, to, dst), err
 }
 
-// manyReceivers says that an address is one of multicast or broadcast.
-func (n nodeAddresses) manyReceivers(a netip.Addr) bool {
-	if a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
-		return true
+func endsOf(from, to int, dst netip.Addr) ends {
+	return ends{
+		fromHere: from == unix.RTN_LOCAL,
+		toHere:   to == unix.RTN_LOCAL || dst.IsLoopback(),
+		toMany:   to == unix.RTN_BROADCAST || dst.IsMulticast() || dst == netip.AddrFrom4([4]byte{255, 255, 255, 255}),
 	}
-	return slices.ContainsFunc(n, func(p netip.Prefix) bool {
-		return a.Is4() && p.Addr().Is4() && p.Bits() < 31 && a == lastAddress(p)
-	})
-}
-
-func lastAddress(p netip.Prefix) netip.Addr {
-	b := p.Addr().As4()
-	for bit := p.Bits(); bit < 32; bit++ {
-		b[bit/8] |= 0x80 >> (bit % 8)
-	}
-	return netip.AddrFrom4(b)
 }
 
 // An explanation is the answer of explain. As JSON, fields are only ever added.
@@ -181,18 +163,17 @@ type explainStep struct {
 	Place    string `json:"place,omitempty"` // FILE:LINE:COL, or words for what no file says
 }
 
-func (x *explanation) answer(p nft.Policy, src, dst netip.Addr, node nodeAddresses) {
-	local := node.local(dst)
-	if src.IsValid() || local || !asksForSource(p, dst.Is6()) {
+func (x *explanation) answer(p nft.Policy, src, dst netip.Addr, on ends) {
+	if src.IsValid() || on.toHere || !asksForSource(p, dst.Is6()) {
 		source := "any pod"
 		if src.IsValid() {
 			source = src.String()
 		}
-		x.add(p, source, src, dst, local)
+		x.add(p, source, src, dst, on.toHere)
 	} else {
 		x.answerForSources(p, dst)
 	}
-	x.note(src, dst, node)
+	x.note(src, on)
 }
 
 func (x *explanation) add(p nft.Policy, source string, src, dst netip.Addr, local bool) {
@@ -274,7 +255,7 @@ func explainWords(s nft.Step) explainStep {
 }
 
 // note adds what people do not expect.
-func (x *explanation) note(src, dst netip.Addr, node nodeAddresses) {
+func (x *explanation) note(src netip.Addr, on ends) {
 	var exempt, masqueraded bool
 	for _, a := range x.Answers {
 		exempt = exempt || a.Verdict == nft.Exempt
@@ -284,9 +265,9 @@ func (x *explanation) note(src, dst netip.Addr, node nodeAddresses) {
 		holds bool
 		text  string
 	}{
-		{masqueraded && node.manyReceivers(dst), "Multicast and broadcast are masqueraded too, as with the older agents."},
+		{masqueraded && on.toMany, "Multicast and broadcast are masqueraded too, as with the older agents."},
 		{masqueraded && !src.IsValid() && len(x.Answers) == 1, "The node's own traffic is masqueraded like a pod's."},
-		{masqueraded && src.IsValid() && node.local(src), "The source is this node; its own traffic is masqueraded too."},
+		{masqueraded && on.fromHere, "The source is this node; its own traffic is masqueraded too."},
 		{exempt, "Not by this agent, that is: another rule on the node may still masquerade it."},
 		{true, "This holds for new connections; an established one keeps the address it has."},
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"io"
 	"net/netip"
+	"nft-masq-agent/nft/nfnetlink"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -35,17 +36,18 @@ type environment struct {
 	terminal       bool   // stderr is one
 	proc           string // where procfs is mounted
 
-	// nodeNetworks gives the addresses of this node, each with its network.
-	nodeNetworks func() ([]netip.Prefix, error)
+	// routeType says of what type the node's route to an address is, as
+	// [nfnetlink.RouteType] does.
+	routeType func(netip.Addr) (int, error)
 }
 
 func theEnvironment() environment {
 	_, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS)
 	return environment{
-		stdout:       os.Stdout,
-		stderr:       os.Stderr,
-		terminal:     err == nil,
-		proc:         "/proc",
-		nodeNetworks: interfaceNetworks,
+		stdout:    os.Stdout,
+		stderr:    os.Stderr,
+		terminal:  err == nil,
+		proc:      "/proc",
+		routeType: nfnetlink.RouteType,
 	}
 }

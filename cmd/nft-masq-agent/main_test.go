@@ -7,9 +7,12 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"testing"
 
 	"nft-masq-agent/nft/nfttest"
+
+	"golang.org/x/sys/unix"
 )
 
 // asMain makes the test binary be the program, so that tests see what a shell
@@ -58,12 +61,23 @@ func runHere(t *testing.T, args ...string) result {
 	return result{stdout.String(), stderr.String(), code}
 }
 
+// nodeAddresses are those of the node of runHere.
+func nodeAddresses() []netip.Addr {
+	return []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
+}
+
 func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 	t.Helper()
 	return environment{
 		stdout: stdout, stderr: stderr, proc: t.TempDir(),
-		nodeNetworks: func() ([]netip.Prefix, error) {
-			return []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}, nil
+		routeType: func(a netip.Addr) (int, error) {
+			switch {
+			case slices.Contains(nodeAddresses(), a):
+				return unix.RTN_LOCAL, nil
+			case a == netip.MustParseAddr("192.0.2.255"):
+				return unix.RTN_BROADCAST, nil
+			}
+			return unix.RTN_UNICAST, nil
 		},
 	}
 }
