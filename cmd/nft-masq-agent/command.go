@@ -25,6 +25,10 @@ type command struct {
 	details  string
 	examples []string
 
+	// tolerant takes words that are no flags for nothing, as the older agents do:
+	// a command line that starts them starts us.
+	tolerant bool
+
 	// flags declares the flags and gives what runs once they are parsed.
 	flags func(fs *flag.FlagSet) action
 }
@@ -44,9 +48,9 @@ const program = "nft-masq-agent"
 // Without a command, or where flags begin the line, that is run, as the older
 // agents have no commands.
 func dispatch(ctx context.Context, all []command, args []string, e environment) int {
-	name := "run"
+	name, implied := "run", true
 	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
-		name, args = args[0], args[1:]
+		name, args, implied = args[0], args[1:], false
 	} else if len(args) == 1 && slices.Contains([]string{"-h", "-help", "--help"}, args[0]) {
 		name, args = "help", nil
 	}
@@ -58,6 +62,7 @@ func dispatch(ctx context.Context, all []command, args []string, e environment) 
 		_, _ = fmt.Fprintf(e.stderr, "%s: %v\n", program, err)
 		return exitUsage
 	}
+	c.tolerant = implied
 	code, err := c.run(ctx, args, e)
 	if wrong := (usageError{}); errors.As(err, &wrong) {
 		_, _ = fmt.Fprintf(e.stderr, "%s %s: %v\n", program, c.name, err)
@@ -98,7 +103,12 @@ func (c command) run(ctx context.Context, args []string, e environment) (int, er
 		return exitUsage, usagef("%s is missing", wanted[len(operands)])
 	}
 	if len(operands) > len(wanted) {
-		return exitUsage, strayError(fs, operands[len(wanted)])
+		stray := strayError(fs, operands[len(wanted)])
+		if !c.tolerant {
+			return exitUsage, stray
+		}
+		_, _ = fmt.Fprintf(e.stderr, "%s: %v; it is ignored\n", program, stray)
+		operands = operands[:len(wanted)]
 	}
 	return do(ctx, operands, e)
 }

@@ -40,6 +40,7 @@ func TestTheFirstArgumentChoosesTheCommand(t *testing.T) {
 		{"run", "run", nil, 0},
 		{"--v=2", "run", nil, 0},
 		{"-v 2 --logtostderr", "run", nil, 0},
+		{"--enable-ipv6 true --v=2", "run", []string{}, 0},
 		{"run --v=2", "run", nil, 0},
 		{"explain x", "explain", []string{"x"}, 0},
 		{"explain -v=2 x", "explain", []string{"x"}, 0},
