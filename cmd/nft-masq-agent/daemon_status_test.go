@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -51,6 +52,21 @@ func TestStatusNamesEachTampering(t *testing.T) {
 			})
 		}
 	})
+}
+
+func TestStatusCountsNothingInSomebodyElsesChain(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft-restore")
+	n := newNode(t)
+	const rules = "*nat\n:KUBE-POSTROUTING - [0:0]\n-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN\nCOMMIT\n"
+	if _, err := n.Output(rules, "iptables-nft-restore", "--noflush"); err != nil {
+		t.Fatal(err)
+	}
+	r, code := n.status("--mode=iptables-nft", "--masq-chain=KUBE-POSTROUTING")
+	want := `chain "KUBE-POSTROUTING" in table ip nat: the chain holds rules that no masquerade agent wrote`
+	if code != exitFailed || len(r.Connections) > 0 || !slices.Equal(r.Kernel.Differences, []string{want}) {
+		t.Errorf("exit code %d: %+v", code, r)
+	}
 }
 
 func TestStatusSaysInOneLineThatAllIsInStep(t *testing.T) {

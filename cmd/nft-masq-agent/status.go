@@ -154,7 +154,19 @@ func (r *statusReport) kernel(k *nft.Kernel, o options, want nft.Ruleset) error 
 	if found {
 		r.Kernel.Mode, r.Kernel.Hash = string(held.Mode), held.Hash()
 	}
-	r.Kernel.Differences = []string{}
+	r.Kernel.Differences, r.Connections = []string{}, []connectionReport{}
+	if o.mode == nft.ModeIPTables {
+		err := k.CheckChain(o.chain)
+		if errors.Is(err, nft.ErrForeignChain) {
+			// Neither its rules nor what they counted are ours.
+			r.Kernel.Differences = append(r.Kernel.Differences, err.Error())
+			r.others(nft.Others{})
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
 	if r.Config.Accepted {
 		diffs, err := k.Diff(want, nft.Look{Full: true, Others: true})
 		if err != nil {
@@ -169,7 +181,6 @@ func (r *statusReport) kernel(k *nft.Kernel, o options, want nft.Ruleset) error 
 	if err != nil {
 		return err
 	}
-	r.Connections = []connectionReport{}
 	for _, c := range counts {
 		r.Connections = append(r.Connections, connectionReport{strings.ToLower(familyName(c.IPv6)), string(c.Verdict), c.Packets})
 	}
