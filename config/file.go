@@ -118,7 +118,7 @@ func (r *reader) key(name string, k, v *yaml.Node, seen map[string]*yaml.Node) {
 	}
 	seen[key] = k
 	if known {
-		r.settings[key] = setting{k, v}
+		r.set(key, setting{k, v})
 	} else if meant, likely := likelyKey(name); likely {
 		r.fail(k, "unknown key %s, did you mean %s?", quote(name), meant)
 	} else if name == "data" && v.Kind == yaml.MappingNode {
@@ -126,6 +126,20 @@ func (r *reader) key(name string, k, v *yaml.Node, seen map[string]*yaml.Node) {
 	} else {
 		r.warn(k, "unknown key %s is ignored", quote(name))
 	}
+}
+
+// set takes a setting that is not there yet, or was merged in from elsewhere. Where
+// the names of the two differ in case, the older agents saw two keys, in the order
+// of their bytes, and a null said nothing but of a list.
+func (r *reader) set(key string, s setting) {
+	old, merged := r.settings[key]
+	if merged {
+		a, b := stringOf(target(old.key)), stringOf(target(s.key))
+		if a > b || a != b && isNull(s.value) && key != keyNonMasqueradeCIDRs {
+			return
+		}
+	}
+	r.settings[key] = s
 }
 
 // values reads the values of the known keys.

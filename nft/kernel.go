@@ -24,6 +24,7 @@ type Kernel struct {
 	inStep Ruleset
 	at     uint32
 	full   bool // no big set was taken on trust
+	others bool // nothing is left of the other mode
 	trust  map[string]trusted
 	// When a set was last read, and what that cost.
 	dumped   time.Time
@@ -86,9 +87,10 @@ type Applied struct {
 	// Differences are those that were found and are no more; none where
 	// nothing was written.
 	Differences []string
-	// TookOver names the chains of other agents that were removed.
-	TookOver []string
-	Took     time.Duration
+	// TookOver names the chains of other agents that were removed, Removed what
+	// another mode or chain name of ours had installed.
+	TookOver, Removed []string
+	Took              time.Duration
 }
 
 // How often is tried again when somebody else changed the ruleset meanwhile,
@@ -225,13 +227,14 @@ func (k *Kernel) apply(want Ruleset, look Look) (Applied, error) {
 		}
 		batches := s.transactions(want, staged.sides)
 		if err = k.commit(batches, s.generation); err == nil {
-			k.inStep, k.at, k.full = want, s.generation+uint32(len(batches)), readAll
+			k.inStep, k.at, k.full, k.others = want, s.generation+uint32(len(batches)), readAll, true
 			if s.generation != expected {
 				k.at = 0 // somebody else wrote in between: look again
 			}
 			for _, l := range s.legacy {
 				applied.TookOver = append(applied.TookOver, l.String())
 			}
+			applied.Removed = s.unwanted(want)
 			return applied, nil
 		}
 		if !errors.Is(err, unix.ERESTART) {
@@ -354,7 +357,7 @@ func (k *Kernel) look(want Ruleset, l Look) (*state, []string, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if generation == k.at && k.inStep.same(want) && (k.full || !l.Full) && !l.Others && !l.TakeOver {
+	if generation == k.at && k.inStep.same(want) && (k.full || !l.Full) && (k.others || !l.Others) && !l.TakeOver {
 		return nil, nil, nil
 	}
 	var last []string
@@ -370,7 +373,7 @@ func (k *Kernel) look(want Ruleset, l Look) (*state, []string, error) {
 		}
 		diffs := s.differences(want)
 		if len(diffs) == 0 {
-			k.inStep, k.at, k.full = want, s.generation, s.readAll
+			k.inStep, k.at, k.full, k.others = want, s.generation, s.readAll, l.Others || k.others && s.generation == k.at
 			return s, nil, nil
 		}
 		if s.generation == k.at || try > 0 && slices.Equal(diffs, last) {

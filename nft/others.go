@@ -16,6 +16,11 @@ type Others struct {
 	Conflicts []foreign.Conflict
 }
 
+// HasLegacy says whether an iptables-based agent's chain of this name is there.
+func (o Others) HasLegacy(chain string) bool {
+	return slices.ContainsFunc(o.Legacy, func(l foreign.LegacyChain) bool { return l.Name == chain && !l.Gone })
+}
+
 // Others looks for the rules of others. It reads every chain that a packet can
 // meet in a nat chain of postrouting, and no other.
 func (k *Kernel) Others(want Ruleset) (Others, error) {

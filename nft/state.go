@@ -136,19 +136,17 @@ func (s *state) differences(want Ruleset) []string {
 	for _, l := range s.legacy {
 		diffs = append(diffs, "another agent's "+l.String())
 	}
-	if want.Mode == ModeNFTables {
-		diffs = append(diffs, s.own.differences(want.Tables[0])...)
-		return append(diffs, s.leftovers("", nil)...)
-	}
-	if s.own != nil {
-		diffs = append(diffs, fmt.Sprintf("table inet %s of mode nftables is left", TableName))
-	}
-	var families []nfnetlink.Family
 	for _, t := range want.Tables {
-		families = append(families, t.Family)
-		diffs = append(diffs, s.shared(t.Family).differences(t, want.Chain)...)
+		if want.Mode == ModeNFTables {
+			diffs = append(diffs, s.own.differences(t)...)
+		} else {
+			diffs = append(diffs, s.shared(t.Family).differences(t, want.Chain)...)
+		}
 	}
-	return append(diffs, s.leftovers(want.Chain, families)...)
+	for _, left := range s.unwanted(want) {
+		diffs = append(diffs, left+" is left")
+	}
+	return diffs
 }
 
 func (s *state) shared(f nfnetlink.Family) *natTable {
@@ -156,16 +154,23 @@ func (s *state) shared(f nfnetlink.Family) *natTable {
 	return s.nat[i]
 }
 
-// leftovers names the chains of mode iptables-nft that are ours and not wanted.
-// The chain of the given name is wanted in the given families.
-func (s *state) leftovers(chain string, families []nfnetlink.Family) []string {
-	var diffs []string
-	for _, n := range s.nat {
-		for _, c := range n.leftovers(chain, slices.Contains(families, n.family)) {
-			diffs = append(diffs, fmt.Sprintf("chain %s of mode iptables-nft is left in table %s nat", c, n.family))
+// unwanted names what the other mode, or ours with another chain, has installed.
+func (s *state) unwanted(want Ruleset) []string {
+	var left []string
+	chain, wanted := "", false
+	if want.Mode == ModeIPTables {
+		chain = want.Chain
+		if s.own != nil {
+			left = append(left, fmt.Sprintf("table inet %s of mode nftables", TableName))
 		}
 	}
-	return diffs
+	for _, n := range s.nat {
+		wanted = slices.ContainsFunc(want.Tables, func(t Table) bool { return t.Family == n.family && t.Name == xtTable })
+		for _, c := range n.leftovers(chain, wanted) {
+			left = append(left, fmt.Sprintf("chain %s of mode iptables-nft in table %s nat", c, n.family))
+		}
+	}
+	return left
 }
 
 // leftovers gives the chains that are ours, or bear our name, and are not

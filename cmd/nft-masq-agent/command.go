@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -25,8 +26,8 @@ type command struct {
 	details  string
 	examples []string
 
-	// tolerant takes words that are no flags for nothing, as the older agents do:
-	// a command line that starts them starts us.
+	// tolerant says to ignore the value that stands behind a switch without an
+	// equals sign, as the older agents do: what starts them starts us.
 	tolerant bool
 
 	// flags declares the flags and gives what runs once they are parsed.
@@ -104,7 +105,7 @@ func (c command) run(ctx context.Context, args []string, e environment) (int, er
 	}
 	if len(operands) > len(wanted) {
 		stray := strayError(fs, operands[len(wanted)])
-		if !c.tolerant {
+		if !c.tolerant || slices.ContainsFunc(operands[len(wanted):], isNoBool) {
 			return exitUsage, stray
 		}
 		_, _ = fmt.Fprintf(e.stderr, "%s: %v; it is ignored\n", program, stray)
@@ -148,8 +149,13 @@ func flagError(fs *flag.FlagSet, err error) error {
 	return fmt.Errorf("unknown flag --%s%s", name, didYouMean(name, names, "--"))
 }
 
+func isNoBool(arg string) bool {
+	_, err := strconv.ParseBool(arg)
+	return err != nil
+}
+
 func strayError(fs *flag.FlagSet, arg string) error {
-	if arg == "true" || arg == "false" {
+	if !isNoBool(arg) {
 		return usagef("unexpected argument %q: a switch takes its value behind an equals sign, such as --enable-ipv6=%[1]s", arg)
 	}
 	if fs.Lookup(arg) != nil {

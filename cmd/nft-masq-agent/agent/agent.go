@@ -85,6 +85,7 @@ type Agent struct {
 	fresh   bool // a file was accepted and is not yet in the kernel
 	refused string
 	rejects bool     // the last content of the config was rejected
+	warned  []string // of the last content
 	owed    nft.Look // what the first accepted config is to find, until the kernel has taken it
 
 	resync time.Duration
@@ -153,7 +154,9 @@ func (a *Agent) Run(ctx context.Context) {
 		case <-a.in.Hangup:
 			a.health.busy()
 			a.in.Reread()
-			a.sync(onHangup, nft.Look{Full: true})
+			a.sync(onHangup, nft.Look{Full: true, Others: true})
+			a.survey.at = time.Time{} // look around however short ago that was
+			a.lookAround()
 		case <-a.timer.C:
 			a.health.busy()
 			a.tick()
@@ -170,9 +173,7 @@ func (a *Agent) read(f Files) {
 	want, warnings, err := a.compile(f)
 	a.announce(f)
 	a.health.config(err, len(warnings))
-	for _, w := range warnings {
-		a.log.Warn("config", zap.String("warning", w.Error()))
-	}
+	a.warn(warnings)
 	if err != nil {
 		a.reject(err)
 		return
@@ -182,6 +183,19 @@ func (a *Agent) read(f Files) {
 		a.owed = nft.Look{Others: true, TakeOver: a.settings.TakeOver}
 	}
 	a.sync(a.configReason(), nft.Look{})
+}
+
+// warn says what is odd about the config, and not again with the next content.
+func (a *Agent) warn(warnings []config.Problem) {
+	said := a.warned
+	a.warned = nil
+	for _, w := range warnings {
+		text := w.Error()
+		a.warned = append(a.warned, text)
+		if !slices.Contains(said, text) {
+			a.log.Warn("config", zap.String("warning", text))
+		}
+	}
 }
 
 // hurry takes a second processor, so that probes are answered while a large
@@ -255,7 +269,7 @@ func (a *Agent) reject(err error) {
 	if a.want == nil {
 		a.fallBack()
 	}
-	keeps := "nothing"
+	keeps := "what is there"
 	if a.want != nil {
 		keeps = a.want.Hash()
 	}
@@ -272,10 +286,23 @@ func (a *Agent) fallBack() {
 		return
 	}
 	if !found {
+		if a.olderAgentsChain() {
+			return
+		}
 		r = nft.Compile(config.Default(a.settings.Defaults), a.settings.Options)
 	}
 	a.want = &r
 	a.sync(onStart, nft.Look{})
+}
+
+// olderAgentsChain says whether an older agent left its rules in the chain of our
+// name. They stay until a config is accepted.
+func (a *Agent) olderAgentsChain() bool {
+	if a.settings.Options.Mode != nft.ModeIPTables {
+		return false
+	}
+	others, err := a.kernel.Others(nft.Ruleset{Mode: nft.ModeNFTables})
+	return err == nil && others.HasLegacy(a.settings.Options.Chain)
 }
 
 // changed hears of a transaction. Our own are no news; after those of others
@@ -286,6 +313,7 @@ func (a *Agent) changed(c nfnetlink.Change) {
 		return
 	}
 	a.change, a.survey.due, a.survey.by = c, true, c.Process
+	a.log.Debug("the ruleset changed", zap.String("by", c.Process), zap.Bool("unheard", c.Overrun))
 	by := c.Process
 	if c.Overrun {
 		by = unknown
@@ -310,7 +338,7 @@ func (a *Agent) tick() {
 		a.sync(onRefusal, nft.Look{})
 		return
 	}
-	a.sync(onResync, nft.Look{Full: true})
+	a.sync(onResync, nft.Look{Full: true, Others: true})
 	a.lookAround()
 }
 
@@ -381,11 +409,16 @@ func (a *Agent) report(reason string, applied nft.Applied, drift bool) {
 		if len(applied.TookOver) > 0 {
 			fields = append(fields, zap.Strings("took over", applied.TookOver))
 		}
+		if len(applied.Removed) > 0 {
+			fields = append(fields, zap.Strings("removed", applied.Removed))
+		}
 		a.log.Info("applied", fields...)
 	case a.held == "":
 		a.log.Info("the rules are in place already", fields...)
 	case a.fresh && a.rejects:
 		a.log.Info("config accepted again, the rules are in place", fields...)
+	default:
+		a.log.Debug("looked, the rules are in place", fields...)
 	}
 }
 

@@ -61,9 +61,16 @@ func (a *Agent) sayLegacy(others nft.Others) {
 	if randomFully && !a.settings.Options.RandomFully {
 		fields = append(fields, zap.String("note", "it masquerades to random source ports, this agent does not: see --random-fully"))
 	}
-	if a.settings.TakeOver {
-		a.log.Warn("rules of an iptables-based agent are back after the take-over: stop that agent",
-			append(fields, zap.String("last change by", s.by))...)
+	switch {
+	case !a.settings.TakeOver:
+	case a.owed.TakeOver || !a.health.everReady():
+		a.log.Warn("rules of an iptables-based agent are not taken over until a config is accepted", fields...)
+		return
+	default:
+		if s.by != "" {
+			fields = append(fields, zap.String("last change by", s.by))
+		}
+		a.log.Warn("rules of an iptables-based agent are back after the take-over: stop that agent", fields...)
 		return
 	}
 	a.log.Warn("rules of an iptables-based agent decide beside ours: stop it, and run with --takeover or cleanup --legacy", fields...)
@@ -78,10 +85,14 @@ func (a *Agent) sayConflicts(others nft.Others) {
 		if slices.Contains(a.survey.conflicts, c.String()) {
 			continue
 		}
-		a.log.Warn("another rule masquerades what the config exempts",
+		fields := []zap.Field{
 			zap.String("table", c.Family.String()+" "+c.Table), zap.String("chain", c.Chain),
 			zap.Int32("priority", c.Priority), zap.String("rule", c.Rule), zap.String("why", c.Why()),
-			zap.String("via", strings.Join(c.Via, "; ")))
+		}
+		if len(c.Via) > 0 {
+			fields = append(fields, zap.String("via", strings.Join(c.Via, "; ")))
+		}
+		a.log.Warn("another rule masquerades what the config exempts", fields...)
 	}
 	a.survey.conflicts = found
 }
