@@ -2,6 +2,7 @@ package nft
 
 import (
 	"encoding/binary"
+	"hash/maphash"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,7 +21,8 @@ type Counts struct {
 // are. In mode nftables these are the named counters of the table, and no set
 // is read. In mode iptables-nft they are the sums over the chain's rules, which
 // counts no connection to this node, nor one that comes to the end of the chain
-// because masqueradeSrcCIDRs does not have its source. Where there are so many
+// because masqueradeSrcCIDRs does not have its source; of a rule that went, what
+// it had counted when this Kernel last read it stays in the sum. Where there are so many
 // rules that reading them takes long, an answer is given again until a hundred
 // times as long has passed.
 func (k *Kernel) Counters(o Options) ([]Counts, error) {
@@ -71,33 +73,69 @@ func (k *Kernel) namedCounters() ([]Counts, error) {
 	return out, nil
 }
 
+// A ruleID names a rule by what it says: one that moves is made anew, with what it
+// has counted.
+type ruleID struct {
+	of   Counts // family and verdict
+	says uint64 // a hash
+}
+
+// tallies is what the rules of mode iptables-nft have counted: a rule that goes
+// takes its count along, so what it had counted when last read is kept.
+type tallies struct {
+	seed  maphash.Seed
+	rules map[ruleID]uint64
+	total map[Counts]uint64 // by family and verdict
+}
+
+// add takes in what the rules count now.
+func (t *tallies) add(now map[ruleID]uint64) {
+	for id, n := range now {
+		// A rule that has counted less was made anew.
+		if before := t.rules[id]; n >= before {
+			n -= before
+		}
+		t.total[id.of] += n
+	}
+	t.rules = now
+}
+
 func (k *Kernel) ruleCounters(chain string) ([]Counts, error) {
-	var out []Counts
+	if k.tallies.total == nil {
+		k.tallies = tallies{seed: maphash.MakeSeed(), total: map[Counts]uint64{}}
+	}
+	now := map[ruleID]uint64{}
+	var found []Counts
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
 		exempt := Counts{IPv6: f == nfnetlink.IPv6, Verdict: Exempt}
 		masqueraded := Counts{IPv6: f == nfnetlink.IPv6, Verdict: Masqueraded}
-		found := false
+		any := false
 		for _, name := range withSubchains(chain) {
 			rules, err := k.conn.Rules(f, xtTable, name)
 			if err != nil && !nfnetlink.IsNotExist(err) {
 				return nil, err
 			}
 			for _, r := range rules {
-				found = true
+				any = true
 				packets, code, masq := counted(r)
+				says := maphash.String(k.tallies.seed, nfnetlink.Key(r.Exprs))
 				switch {
 				case masq:
-					masqueraded.Packets += packets
+					now[ruleID{masqueraded, says}] += packets
 				case code == unix.NFT_RETURN:
-					exempt.Packets += packets
+					now[ruleID{exempt, says}] += packets
 				}
 			}
 		}
-		if found {
-			out = append(out, exempt, masqueraded)
+		if any {
+			found = append(found, exempt, masqueraded)
 		}
 	}
-	return out, nil
+	k.tallies.add(now)
+	for i, c := range found {
+		found[i].Packets = k.tallies.total[c]
+	}
+	return found, nil
 }
 
 // counted gives what a rule's counter has counted and what the rule does.

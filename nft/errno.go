@@ -2,6 +2,7 @@ package nft
 
 import (
 	"errors"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -14,6 +15,9 @@ import (
 func Hint(err error) string {
 	text := err.Error()
 	switch {
+	case errors.Is(err, unix.EPERM) && refusedWrite(text):
+		// Without the capability not even reading would have worked.
+		return "another process owns the table (nft list tables says flags owner): it goes when that process ends"
 	case errors.Is(err, unix.EPERM):
 		return "the agent needs the capability NET_ADMIN in the network namespace of the node, and uid 0 to have it effective"
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT):
@@ -30,4 +34,9 @@ func Hint(err error) string {
 		return "the kernel lacks an expression of the rules: NFT_MASQ, NFT_FIB_INET, NFT_NUMGEN (--to-ports); in mode iptables-nft NFT_COMPAT, xt_MASQUERADE, xt_comment, xt_addrtype, xt_statistic (--to-ports). Load them on the node: modprobe nft_masq nft_fib_inet"
 	}
 	return ""
+}
+
+// refusedWrite says whether an error is about a message of a transaction.
+func refusedWrite(text string) bool {
+	return slices.ContainsFunc([]string{"make ", "delete ", "add "}, func(verb string) bool { return strings.Contains(text, verb) })
 }

@@ -30,6 +30,7 @@ type Kernel struct {
 	dumped   time.Time
 	dumpCost time.Duration
 	counts   cachedCounts
+	tallies  tallies
 	pause    func() (resume func())
 	perBatch int // most prefixes in a filling transaction
 }

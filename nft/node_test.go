@@ -119,6 +119,7 @@ func TestHintNamesWhatTheKernelLacks(t *testing.T) {
 		{"make rule", unix.ENOENT, "NFT_MASQ, NFT_FIB_INET"},
 		{"make rule", unix.ENOENT, "xt_MASQUERADE"},
 		{"list rules", unix.EPERM, "NET_ADMIN"},
+		{"apply: make rule", unix.EPERM, "another process owns the table"},
 		{"read generation", unix.EPROTONOSUPPORT, "CONFIG_NF_TABLES"},
 		{"read generation", unix.EAFNOSUPPORT, "CONFIG_NF_TABLES"},
 		{"send transaction", unix.EMSGSIZE, "net.core.wmem_max"},

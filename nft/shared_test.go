@@ -110,6 +110,15 @@ func TestCountersOfUnchangedRulesSurviveAChange(t *testing.T) {
 	if len(counted) != 6 || slices.Contains(slices.Collect(maps.Values(counted)), "[0:0]") {
 		t.Fatalf("counters before: %v", counted)
 	}
+	totals := func() []Counts {
+		t.Helper()
+		all, err := k.Counters(Options{Mode: ModeIPTables, Chain: defaultChain})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	before := totals()
 	for _, next := range [][]string{
 		{"10.0.0.0/8", "172.16.0.0/12", "100.64.0.0/10", "192.168.0.0/16"}, // one more in the middle
 		{"10.0.0.0/8", "100.64.0.0/10", "192.168.0.0/16"},                  // one less
@@ -129,6 +138,10 @@ func TestCountersOfUnchangedRulesSurviveAChange(t *testing.T) {
 			}
 		}
 		counted = after
+		// Those of rules that went are not lost.
+		if diff := cmp.Diff(before, totals()); diff != "" {
+			t.Errorf("%v: totals (-before +after):\n%s", next, diff)
+		}
 	}
 }
 

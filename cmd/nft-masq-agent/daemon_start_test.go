@@ -237,7 +237,7 @@ func TestRefusedRulesAreTriedUntilTheKernelTakesThem(t *testing.T) {
 		d.await("nft-masq-agent starts")
 		d.answers()
 		line := d.await("the kernel refuses the rules; the old ones stay, trying again")
-		if line["level"] != "error" || !strings.Contains(line.text("error"), "operation not permitted") {
+		if line["level"] != "error" || !strings.Contains(line.text("error"), "operation not permitted") || !strings.Contains(line.text("hint"), "another process owns the table") {
 			t.Errorf("refused: %v", line)
 		}
 		d.until("a second try", func() bool {
