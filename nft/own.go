@@ -8,7 +8,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/ruletext"
 )
 
 // An ownTable is what the kernel holds of the table of mode nftables.
@@ -26,7 +28,7 @@ type ownTable struct {
 // by its count, which is wrong.
 type heldSet struct {
 	nfnetlink.Set
-	holds   []nfnetlink.Range
+	holds   []iprange.Range
 	read    bool
 	trusted bool
 }
@@ -134,7 +136,7 @@ func (h *heldSet) compare(prefixes []netip.Prefix) []string {
 			diffs = append(diffs, fmt.Sprintf("set %s holds %s, which is not in the config", h.Name, h.holds[j]))
 			j++
 		default:
-			if h.holds[j] != nfnetlink.PrefixRange(prefixes[i]) {
+			if h.holds[j] != iprange.Of(prefixes[i]) {
 				diffs = append(diffs, fmt.Sprintf("set %s holds %s instead of %s", h.Name, h.holds[j], prefixes[i]))
 			}
 			i++
@@ -206,7 +208,7 @@ func ruleDifferences(where string, want Chain, t Table, live sides, got []nfnetl
 	for _, r := range got {
 		if key := ruleKey(r); unmatched[key] > 0 {
 			unmatched[key]--
-			diffs = append(diffs, fmt.Sprintf("%s has a rule beyond: %s", where, r))
+			diffs = append(diffs, fmt.Sprintf("%s has a rule beyond: %s", where, ruletext.String(r)))
 		}
 	}
 	if len(diffs) == 0 {

@@ -10,7 +10,7 @@ import (
 	"github.com/google/nftables"
 
 	"nft-masq-agent/config"
-	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -142,9 +142,9 @@ func TestManyCIDRsAreReadBackExactly(t *testing.T) {
 	}
 	apply(t, open(t, ns), want, Look{})
 	for _, s := range want.Tables[0].Sets {
-		var ranges []nfnetlink.Range
+		var ranges []iprange.Range
 		for _, p := range s.Prefixes {
-			ranges = append(ranges, nfnetlink.PrefixRange(p))
+			ranges = append(ranges, iprange.Of(p))
 		}
 		if diff := cmp.Diff(ranges, byTheLibrary(t, ns, s), cmp.Comparer(equalRanges)); diff != "" {
 			t.Errorf("set %s (-want +got):\n%s", s.Name, diff)
@@ -153,11 +153,11 @@ func TestManyCIDRsAreReadBackExactly(t *testing.T) {
 	inStep(t, ns, want)
 }
 
-func equalRanges(a, b nfnetlink.Range) bool { return a == b }
+func equalRanges(a, b iprange.Range) bool { return a == b }
 
 // byTheLibrary reads a set with github.com/google/nftables, which gives the
 // bounds from the last to the first.
-func byTheLibrary(t *testing.T, ns *nfttest.NS, s Set) []nfnetlink.Range {
+func byTheLibrary(t *testing.T, ns *nfttest.NS, s Set) []iprange.Range {
 	t.Helper()
 	c, err := nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(ns.Fd()))
 	runtime.KeepAlive(ns)
@@ -174,7 +174,7 @@ func byTheLibrary(t *testing.T, ns *nfttest.NS, s Set) []nfnetlink.Range {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var ranges []nfnetlink.Range
+	var ranges []iprange.Range
 	var behind netip.Addr
 	for i, e := range elements {
 		a, _ := netip.AddrFromSlice(e.Key)
@@ -184,7 +184,7 @@ func byTheLibrary(t *testing.T, ns *nfttest.NS, s Set) []nfnetlink.Range {
 		case i == 0:
 			t.Fatalf("set %s: no end behind %s", s.Name, a)
 		default:
-			ranges = append([]nfnetlink.Range{{From: a, To: behind.Prev()}}, ranges...)
+			ranges = append([]iprange.Range{{From: a, To: behind.Prev()}}, ranges...)
 		}
 	}
 	return ranges

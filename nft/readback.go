@@ -9,6 +9,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/ruletext"
 )
 
 // ReadBack gives the ruleset that a previous run, of whichever mode, left in
@@ -43,7 +44,7 @@ func (k *Kernel) Live() (Policy, bool, error) {
 		r := compile(own.policy(), Options{Mode: ModeNFTables})
 		base := r.Tables[0].Chains[len(r.Tables[0].Chains)-1]
 		if held := own.rules[chainName]; len(held) > 0 {
-			base.Rules[len(base.Rules)-1].Comment = held[len(held)-1].Comment()
+			base.Rules[len(base.Rules)-1].Comment = ruletext.Comment(held[len(held)-1])
 		}
 		return r.Policy, len(own.differences(r.Tables[0])) == 0, nil
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -116,7 +117,7 @@ func readOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
 	own := &ownTable{rules: map[string][]nfnetlink.Rule{chainName: rules}, sets: map[string]*heldSet{}}
 	for _, r := range rules {
 		for _, name := range lookups(r) {
-			own.sets[name] = &heldSet{read: true, holds: []nfnetlink.Range{nfnetlink.PrefixRange(linkLocalIPv4), {}}}
+			own.sets[name] = &heldSet{read: true, holds: []iprange.Range{iprange.Of(linkLocalIPv4), {}}}
 		}
 	}
 	want := compile(own.policy(), Options{Mode: ModeNFTables})

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -173,7 +174,7 @@ func (s Set) write(b *strings.Builder) {
 		default:
 			b.WriteString(", ")
 		}
-		b.WriteString(nfnetlink.PrefixRange(p).String())
+		b.WriteString(iprange.Of(p).String())
 	}
 	b.WriteString(" }\n\t}\n\n")
 }

@@ -12,6 +12,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/ruletext"
 )
 
 // A natTable is what the kernel holds of a table that iptables-nft shares with
@@ -129,7 +130,7 @@ func xtChain(t Table, name string) Chain {
 // their comments what is subject to MASQUERADE.
 func (n *natTable) foreign(chain string) bool {
 	return len(n.chains[chain]) > 0 && !slices.ContainsFunc(n.chains[chain], func(r nfnetlink.Rule) bool {
-		return strings.Contains(r.Comment(), "subject to MASQUERADE")
+		return strings.Contains(ruletext.Comment(r), "subject to MASQUERADE")
 	})
 }
 
@@ -354,7 +355,7 @@ func (n *natTable) policy(chain string) (Policy, error) {
 // what it is for.
 func (f *FamilyPolicy) add(p *Policy, r nfnetlink.Rule) {
 	entry := config.CIDR{Prefix: prefixOf(r)}
-	_, comment, _ := strings.Cut(r.Comment(), ": ")
+	_, comment, _ := strings.Cut(ruletext.Comment(r), ": ")
 	switch comment {
 	case xtMasqSrcComment:
 		f.MasqSrc.CIDRs = append(f.MasqSrc.CIDRs, entry)

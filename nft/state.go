@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -124,7 +125,7 @@ func (k *Kernel) remembers(held *heldSet, w Set, known bool) bool {
 	if held.trusted = slices.Equal(t.prefixes, w.Prefixes); !held.trusted {
 		held.read = true
 		for _, p := range t.prefixes {
-			held.holds = append(held.holds, nfnetlink.PrefixRange(p))
+			held.holds = append(held.holds, iprange.Of(p))
 		}
 	}
 	return true

@@ -5,6 +5,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/iprange"
 )
 
 // A Batch is a transaction under construction. The zero value is empty.
@@ -193,7 +195,7 @@ func (b *Batch) AddElements(family Family, table, set string, prefixes []netip.P
 		a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
 		a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 			for _, p := range prefixes[:n] {
-				r := PrefixRange(p)
+				r := iprange.Of(p)
 				a.element(r.From, false)
 				// An interval that reaches the last address has no end.
 				if behind := r.To.Next(); behind.IsValid() {

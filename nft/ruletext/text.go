@@ -1,4 +1,4 @@
-package nfnetlink
+package ruletext
 
 import (
 	"bytes"
@@ -8,39 +8,42 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/nfnetlink"
 )
 
 // String gives the rule in words, for messages: native expressions as
 // `nft --stateless list` words them, matches and targets of xtables as
 // iptables does. <name> stands for an expression that is not known, <...> for
 // parameters that are not.
-func (r Rule) String() string {
+func String(r nfnetlink.Rule) string {
 	var words []string
-	for _, s := range r.Statements() {
+	for _, s := range Statements(r) {
 		words = append(words, s.String())
 	}
-	if c := r.nftComment(); c != "" {
+	if c := nftComment(r); c != "" {
 		words = append(words, fmt.Sprintf("comment %q", c))
 	}
 	return strings.Join(words, " ")
 }
 
 // Comment gives what -m comment holds, or else nft's comment.
-func (r Rule) Comment() string {
+func Comment(r nfnetlink.Rule) string {
 	for _, e := range r.Exprs {
 		if e.Name == "match" && e.Str(unix.NFTA_MATCH_NAME) == "comment" {
 			return e.Str(unix.NFTA_MATCH_INFO)
 		}
 	}
-	return r.nftComment()
+	return nftComment(r)
 }
 
 // nftComment reads libnftnl's triples of type, length and value.
-func (r Rule) nftComment() string {
+func nftComment(r nfnetlink.Rule) string {
 	const comment = 0 // NFTNL_UDATA_RULE_COMMENT
 	for b := r.UserData; len(b) >= 2 && len(b) >= 2+int(b[1]); b = b[2+int(b[1]):] {
 		if b[0] == comment {
-			return cString(b[2 : 2+int(b[1])])
+			return unix.ByteSliceToString(b[2 : 2+int(b[1])])
 		}
 	}
 	return ""
@@ -49,12 +52,12 @@ func (r Rule) nftComment() string {
 // A Statement is one step of a rule: a comparison of a Field, or else what its
 // expression does.
 type Statement struct {
-	Expr  Expr   // the last of its expressions
-	Field string // what is compared, in nft's words: "ip daddr", "oifname", "meta mark"; or empty
-	Op    string // "==", "!=", "<", "<=", ">" or ">="; with a Set one of the first two
-	Mask  []byte // of the field, before it is compared; nil: all of it
-	Value []byte // what it is compared with
-	Set   string // or the set in which it is looked up
+	Expr  nfnetlink.Expr // the last of its expressions
+	Field string         // what is compared, in nft's words: "ip daddr", "oifname", "meta mark"; or empty
+	Op    string         // "==", "!=", "<", "<=", ">" or ">="; with a Set one of the first two
+	Mask  []byte         // of the field, before it is compared; nil: all of it
+	Value []byte         // what it is compared with
+	Set   string         // or the set in which it is looked up
 
 	kind kind
 	text string // where the parts above do not say all
@@ -94,7 +97,7 @@ func either(first bool, a, b string) string {
 
 // Range gives the addresses that a field is compared with. Where Op is "!=" they
 // are those that do not pass, else those that do.
-func (s Statement) Range() (Range, bool) {
+func (s Statement) Range() (iprange.Range, bool) {
 	size := 0
 	switch s.kind {
 	case kindIPv4:
@@ -103,25 +106,25 @@ func (s Statement) Range() (Range, bool) {
 		size = 16
 	}
 	if s.Set != "" || len(s.Value) == 0 || len(s.Value) > size {
-		return Range{}, false
+		return iprange.Range{}, false
 	}
 	ones := len(s.Value) * 8
 	if s.Mask != nil {
 		if ones = prefixLen(s.Mask); ones < 0 || len(s.Mask) != len(s.Value) {
-			return Range{}, false
+			return iprange.Range{}, false
 		}
 	}
 	addr, _ := netip.AddrFromSlice(append(slices.Clone(s.Value), make([]byte, size-len(s.Value))...))
-	r := PrefixRange(netip.PrefixFrom(addr, ones))
-	switch whole := PrefixRange(netip.PrefixFrom(addr, 0)); s.Op {
+	r := iprange.Of(netip.PrefixFrom(addr, ones))
+	switch whole := iprange.Of(netip.PrefixFrom(addr, 0)); s.Op {
 	case "==", "!=":
 		return r, true
 	case ">=":
-		return Range{r.From, whole.To}, ones == size*8
+		return iprange.Range{From: r.From, To: whole.To}, ones == size*8
 	case "<=":
-		return Range{whole.From, r.To}, ones == size*8
+		return iprange.Range{From: whole.From, To: r.To}, ones == size*8
 	}
-	return Range{}, false
+	return iprange.Range{}, false
 }
 
 // prefixLen counts the ones that a mask begins with; -1 where others follow.
@@ -166,13 +169,13 @@ func (o operand) as(k kind) string {
 
 // A decoder follows the registers through a rule.
 type decoder struct {
-	family Family // narrowed where the rule has tested it
+	family nfnetlink.Family // narrowed where the rule has tested it
 	loads  []operand
 	fresh  int // the first load that no statement has used
 }
 
 // Statements gives what the rule does, step by step.
-func (r Rule) Statements() []Statement {
+func Statements(r nfnetlink.Rule) []Statement {
 	d := decoder{family: r.Family, loads: make([]operand, 0, 4)}
 	out := make([]Statement, 0, len(r.Exprs))
 	for _, e := range r.Exprs {
@@ -216,7 +219,7 @@ func (d *decoder) register(reg uint32) operand {
 
 // load decodes the expressions that fill a register. The verdict's register
 // stands for none.
-func (d *decoder) load(e Expr) (o operand) {
+func (d *decoder) load(e nfnetlink.Expr) (o operand) {
 	switch e.Name {
 	case "payload":
 		o.field = d.payload(e)
@@ -258,7 +261,7 @@ func (d *decoder) load(e Expr) (o operand) {
 }
 
 // compare decodes the expressions that compare a register.
-func (d *decoder) compare(e Expr) (s Statement, ok bool) {
+func (d *decoder) compare(e nfnetlink.Expr) (s Statement, ok bool) {
 	switch e.Name {
 	case "cmp":
 		o, op := d.register(e.Uint32(unix.NFTA_CMP_SREG)), e.Uint32(unix.NFTA_CMP_OP)
@@ -270,7 +273,7 @@ func (d *decoder) compare(e Expr) (s Statement, ok bool) {
 		if o.constant != nil || !zero(o.xor) {
 			s = Statement{text: o.as(o.kind) + " " + s.Op + " " + o.kind.word(s.Value)}
 		}
-		if f := Family(nativeUint32(s.Value)); s.kind == kindFamily && s.Op == "==" {
+		if f := nfnetlink.Family(nativeUint32(s.Value)); s.kind == kindFamily && s.Op == "==" {
 			d.family = f
 		}
 		return s, true
@@ -292,13 +295,8 @@ func (d *decoder) compare(e Expr) (s Statement, ok bool) {
 	return s, false
 }
 
-// JumpsByMap says whether the expression takes its verdict from a map.
-func (e Expr) JumpsByMap() bool {
-	return e.Name == "lookup" && e.Attr(unix.NFTA_LOOKUP_DREG) != nil && e.Uint32(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT
-}
-
 // key words what is looked up: all that was loaded for it, from its register on.
-func (d *decoder) key(e Expr) string {
+func (d *decoder) key(e nfnetlink.Expr) string {
 	reg := e.Uint32(unix.NFTA_LOOKUP_SREG)
 	from := slices.IndexFunc(d.loads[d.fresh:], func(o operand) bool { return o.register == reg })
 	if from < 0 {
@@ -312,7 +310,7 @@ func (d *decoder) key(e Expr) string {
 }
 
 // act words what neither loads nor compares.
-func (d *decoder) act(e Expr) string {
+func (d *decoder) act(e nfnetlink.Expr) string {
 	if code, chain, ok := e.Verdict(); ok {
 		return verdict(code, chain)
 	}
@@ -335,14 +333,14 @@ func (d *decoder) act(e Expr) string {
 		ports := d.ports(e, unix.NFTA_REDIR_REG_PROTO_MIN)
 		return "redirect" + either(ports == "", "", " to "+ports) + natFlags(e.Uint32(unix.NFTA_REDIR_FLAGS))
 	case "nat":
-		word, addr, family := "snat", kindIPv4, Family(e.Uint32(unix.NFTA_NAT_FAMILY))
+		word, addr, family := "snat", kindIPv4, nfnetlink.Family(e.Uint32(unix.NFTA_NAT_FAMILY))
 		if e.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_DNAT {
 			word = "dnat"
 		}
-		if family == IPv6 {
+		if family == nfnetlink.IPv6 {
 			addr = kindIPv6
 		}
-		if d.family == Inet {
+		if d.family == nfnetlink.Inet {
 			word += " " + family.String()
 		}
 		to := d.span(e, unix.NFTA_NAT_REG_ADDR_MIN, addr) + d.ports(e, unix.NFTA_NAT_REG_PROTO_MIN)
@@ -354,7 +352,7 @@ func (d *decoder) act(e Expr) string {
 
 // span words a run of addresses or ports: an attribute names the register of the
 // first, and the attribute behind it that of the last.
-func (d *decoder) span(e Expr, attr uint16, k kind) string {
+func (d *decoder) span(e nfnetlink.Expr, attr uint16, k kind) string {
 	if e.Attr(attr) == nil {
 		return ""
 	}
@@ -366,7 +364,7 @@ func (d *decoder) span(e Expr, attr uint16, k kind) string {
 	return from + either(to == from, "", "-"+to)
 }
 
-func (d *decoder) ports(e Expr, attr uint16) string {
+func (d *decoder) ports(e nfnetlink.Expr, attr uint16) string {
 	ports := d.span(e, attr, kindBig)
 	return either(ports == "", "", ":"+ports)
 }

@@ -1,4 +1,4 @@
-package nfnetlink_test
+package ruletext_test
 
 import (
 	"os"
@@ -12,6 +12,7 @@ import (
 
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/ruletext"
 )
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
@@ -36,7 +37,7 @@ func ruleTexts(t *testing.T, c *nfnetlink.Conn, family nfnetlink.Family, table, 
 	}
 	var texts []string
 	for _, r := range rules {
-		texts = append(texts, r.String())
+		texts = append(texts, ruletext.String(r))
 	}
 	return texts
 }
@@ -159,10 +160,10 @@ func TestMarkOfXTablesIsComparedLikeANativeOne(t *testing.T) {
 	data = append(data, 16, 0, 3, 0)
 	data = append(data, info...)
 	r := nfnetlink.Rule{Family: nfnetlink.IPv4, Exprs: []nfnetlink.Expr{{Name: "match", Data: data}}}
-	if got, want := r.String(), "-m mark ! --mark 0x4000/0x4000"; got != want {
+	if got, want := ruletext.String(r), "-m mark ! --mark 0x4000/0x4000"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	s := r.Statements()[0]
+	s := ruletext.Statements(r)[0]
 	if s.Field != "meta mark" || s.Op != "!=" {
 		t.Errorf("got %+v", s)
 	}
@@ -181,11 +182,11 @@ func FuzzRuleText(f *testing.F) {
 			r.Exprs = append(r.Exprs, nfnetlink.Expr{Name: names[int(data[0])%len(names)], Data: data[2 : 2+n]})
 			data = data[2+n:]
 		}
-		_ = r.String()
-		_ = r.Comment()
-		for _, s := range r.Statements() {
+		_ = ruletext.String(r)
+		_ = ruletext.Comment(r)
+		for _, s := range ruletext.Statements(r) {
 			s.Range()
-			s.Expr.RandomFully()
+			ruletext.RandomFully(s.Expr)
 		}
 	})
 }

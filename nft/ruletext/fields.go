@@ -1,4 +1,4 @@
-package nfnetlink
+package ruletext
 
 import (
 	"bytes"
@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
 )
 
 // A kind says how to read the bytes of a field.
@@ -97,14 +99,14 @@ func nativeUint32(b []byte) uint32 {
 
 // payload names the part of a packet that is loaded, by the offsets of RFC 791,
 // section 3.1, and RFC 8200, section 3. Less than an address is a prefix of it.
-func (d *decoder) payload(e Expr) field {
+func (d *decoder) payload(e nfnetlink.Expr) field {
 	base, offset, n := e.Uint32(unix.NFTA_PAYLOAD_BASE), e.Uint32(unix.NFTA_PAYLOAD_OFFSET), e.Uint32(unix.NFTA_PAYLOAD_LEN)
 	switch network := base == unix.NFT_PAYLOAD_NETWORK_HEADER; {
-	case network && d.family != IPv6 && offset == 9 && n == 1:
+	case network && d.family != nfnetlink.IPv6 && offset == 9 && n == 1:
 		return field{"ip protocol", kindProtocol}
-	case network && d.family != IPv6 && (offset == 12 || offset == 16) && n <= 4:
+	case network && d.family != nfnetlink.IPv6 && (offset == 12 || offset == 16) && n <= 4:
 		return field{[...]string{"ip saddr", "ip daddr"}[(offset-12)/4], kindIPv4}
-	case network && d.family != IPv4 && (offset == 8 || offset == 24) && n <= 16:
+	case network && d.family != nfnetlink.IPv4 && (offset == 8 || offset == 24) && n <= 16:
 		return field{[...]string{"ip6 saddr", "ip6 daddr"}[(offset-8)/16], kindIPv6}
 	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && (offset == 0 || offset == 2) && n == 2:
 		return field{[...]string{"th sport", "th dport"}[offset/2], kindBig}
@@ -150,7 +152,7 @@ func ctField(key uint32) field {
 	return field{name: fmt.Sprintf("<ct %d>", key)}
 }
 
-func fibField(e Expr) field {
+func fibField(e nfnetlink.Expr) field {
 	var key []string
 	for i, word := range []string{"saddr", "daddr", "mark", "iif", "oif"} {
 		if e.Uint32(unix.NFTA_FIB_FLAGS)&(1<<i) != 0 {
@@ -169,15 +171,15 @@ func fibField(e Expr) field {
 	return field{name: name + " <result>"}
 }
 
-func limit(e Expr) string {
-	unit := bigUint64(e.Attr(unix.NFTA_LIMIT_UNIT))
+func limit(e nfnetlink.Expr) string {
+	unit := e.Uint64(unix.NFTA_LIMIT_UNIT)
 	per, ok := map[uint64]string{1: "second", 60: "minute", 3600: "hour", 86400: "day"}[unit]
 	if !ok {
 		per = fmt.Sprintf("%d seconds", unit)
 	}
 	over := either(e.Uint32(unix.NFTA_LIMIT_FLAGS)&unix.NFT_LIMIT_F_INV != 0, "over ", "")
 	bytes := either(e.Uint32(unix.NFTA_LIMIT_TYPE) == unix.NFT_LIMIT_PKT_BYTES, " bytes", "")
-	return fmt.Sprintf("limit rate %s%d%s/%s", over, bigUint64(e.Attr(unix.NFTA_LIMIT_RATE)), bytes, per)
+	return fmt.Sprintf("limit rate %s%d%s/%s", over, e.Uint64(unix.NFTA_LIMIT_RATE), bytes, per)
 }
 
 func verdict(code int32, chain string) string {

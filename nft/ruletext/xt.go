@@ -1,4 +1,4 @@
-package nfnetlink
+package ruletext
 
 import (
 	"encoding/binary"
@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
 )
 
 // unknownInfo stands for parameters that are not decoded.
@@ -15,7 +17,7 @@ const unknownInfo = " <...>"
 
 // decodeXT words a match or target of xtables. Matches of the mark and of the
 // type of an address are comparisons, like the native ones.
-func decodeXT(e Expr, family Family) (Statement, bool) {
+func decodeXT(e nfnetlink.Expr, family nfnetlink.Family) (Statement, bool) {
 	switch e.Name {
 	case "match":
 		return xtMatch(e.Str(unix.NFTA_MATCH_NAME), e.Attr(unix.NFTA_MATCH_INFO)), true
@@ -30,7 +32,7 @@ func xtMatch(name string, info []byte) Statement {
 	s := Statement{text: "-m " + name + unknownInfo}
 	switch {
 	case name == "comment":
-		s.text = "-m comment --comment " + strconv.Quote(cString(info))
+		s.text = "-m comment --comment " + strconv.Quote(unix.ByteSliceToString(info))
 	case name == "mark" && len(info) >= 9 && len(info) <= 16: // struct xt_mark_mtinfo1
 		s = Statement{Field: "meta mark", kind: kindMark, Value: info[:4], Mask: info[4:8], Op: either(info[8] != 0, "!=", "==")}
 		s.text = "-m mark " + either(info[8] != 0, "! ", "") + "--mark " + xtMark(info)
@@ -79,7 +81,7 @@ func xtAddrType(info []byte) Statement {
 	return s
 }
 
-func xtTarget(e Expr, family Family) string {
+func xtTarget(e nfnetlink.Expr, family nfnetlink.Family) string {
 	info := e.Attr(unix.NFTA_TARGET_INFO)
 	r, ok := xtNATRange(info, family)
 	switch name := e.Str(unix.NFTA_TARGET_NAME); {
@@ -104,7 +106,7 @@ type xtNAT struct {
 
 // xtNATRange reads struct nf_nat_range or, which is shorter and of IPv4 only,
 // struct nf_nat_ipv4_multi_range_compat with one range.
-func xtNATRange(info []byte, family Family) (r xtNAT, ok bool) {
+func xtNATRange(info []byte, family nfnetlink.Family) (r xtNAT, ok bool) {
 	addr, next, ports := 8, 4, 16
 	switch {
 	case len(info) >= 40:
@@ -113,7 +115,7 @@ func xtNATRange(info []byte, family Family) (r xtNAT, ok bool) {
 		return r, false
 	}
 	size := 4
-	if family == IPv6 {
+	if family == nfnetlink.IPv6 {
 		size = next
 	}
 	r.flags = nativeUint32(info[addr-4:])
@@ -149,7 +151,7 @@ func (r xtNAT) words(option string) string {
 
 // RandomFully says whether the expression translates source addresses and takes
 // any free port for it.
-func (e Expr) RandomFully() bool {
+func RandomFully(e nfnetlink.Expr) bool {
 	flags := uint32(0)
 	switch e.Name {
 	case "masq":
@@ -157,7 +159,7 @@ func (e Expr) RandomFully() bool {
 	case "nat":
 		flags = e.Uint32(unix.NFTA_NAT_FLAGS)
 	case "target":
-		r, _ := xtNATRange(e.Attr(unix.NFTA_TARGET_INFO), IPv4)
+		r, _ := xtNATRange(e.Attr(unix.NFTA_TARGET_INFO), nfnetlink.IPv4)
 		flags = r.flags
 	}
 	return flags&natRandomFully != 0
