@@ -68,9 +68,12 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/nfnetlink":            {"nft/iprange"},
 		"nft/ruletext":             {"nft/nfnetlink", "nft/iprange"},
 		"nft/foreign":              {"nft/nfnetlink", "nft/ruletext", "nft/iprange"},
-		"nft":                      {"config", "nft/nfnetlink", "nft/ruletext", "nft/foreign", "nft/iprange"},
+		"nft":                      {"config", "nft/nfnetlink", "nft/iprange"},
+		"nft/tables":               {"config", "nft", "nft/nfnetlink", "nft/ruletext", "nft/iprange"},
+		"nft/kernel":               {"nft", "nft/tables", "nft/foreign", "nft/nfnetlink", "nft/iprange"},
 		"nft/nfttest":              {"nft/nfttest/netns"},
-		"cmd/nft-masq-agent/agent": {"config", "nft", "nft/nfnetlink"},
+		"nft/nfttest/cases":        {"config", "nft", "nft/nfttest"},
+		"cmd/nft-masq-agent/agent": {"config", "nft", "nft/kernel", "nft/nfnetlink"},
 	}
 	all := goList(t, "./...")
 	for _, p := range all {
@@ -101,7 +104,7 @@ func TestWhoImportsWhat(t *testing.T) {
 		"github.com/google/nftables":          slices.Concat(tools, []string{"nft"}),
 		"github.com/mdlayher/netlink":         slices.Concat(tools, []string{"nft"}),
 		"testing":                             {"nft/nfttest"},
-		"flag":                                {"cmd"},
+		"flag":                                {"cmd", "nft/nfttest"},
 		"log":                                 {"cmd"},
 		"os/exec":                             slices.Concat(tools, []string{"nft/nfttest"}),
 		"nft-masq-agent/nft/nfttest":          slices.Concat(tools, []string{"nft/nfttest"}),

@@ -14,6 +14,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -34,13 +35,13 @@ func (f Files) large() bool {
 }
 
 // A Kernel is what the loop needs of one; the functions are those of
-// [nft.Kernel].
+// [kernel.Kernel].
 type Kernel struct {
-	Apply    func(nft.Ruleset, nft.Look) (nft.Applied, error)
+	Apply    func(nft.Ruleset, kernel.Look) (kernel.Applied, error)
 	ReadBack func() (nft.Ruleset, bool, error)
 	PortID   func() uint32
-	Counters func() ([]nft.Counts, error)
-	Others   func(nft.Ruleset) (nft.Others, error)
+	Counters func() ([]kernel.Counts, error)
+	Others   func(nft.Ruleset) (kernel.Others, error)
 }
 
 // Inputs are the events that the loop waits for.
@@ -82,8 +83,8 @@ type Agent struct {
 	started bool
 	fresh   bool // a file was accepted and is not yet in the kernel
 	refused string
-	rejects bool     // the last content of the config was rejected
-	owed    nft.Look // what the first accepted config is to find, until the kernel has taken it
+	rejects bool        // the last content of the config was rejected
+	owed    kernel.Look // what the first accepted config is to find, until the kernel has taken it
 
 	resync time.Duration
 	timer  *time.Timer // the next resync, or the next try after a refusal
@@ -144,11 +145,11 @@ func (a *Agent) Run(ctx context.Context) {
 			a.changed(c)
 		case <-a.paused.C:
 			a.health.busy()
-			a.sync(onDrift, nft.Look{})
+			a.sync(onDrift, kernel.Look{})
 		case <-a.in.Hangup:
 			a.health.busy()
 			a.in.Reread()
-			a.sync(onHangup, nft.Look{Full: true})
+			a.sync(onHangup, kernel.Look{Full: true})
 		case <-a.timer.C:
 			a.health.busy()
 			a.tick()
@@ -176,9 +177,9 @@ func (a *Agent) read(f Files) {
 	}
 	a.want, a.fresh, a.tries = &want, true, 0
 	if !a.health.everReady() {
-		a.owed = nft.Look{Others: true, TakeOver: a.settings.TakeOver}
+		a.owed = kernel.Look{Others: true, TakeOver: a.settings.TakeOver}
 	}
-	a.sync(a.configReason(), nft.Look{})
+	a.sync(a.configReason(), kernel.Look{})
 }
 
 // compile says what a content of the config wants, and how often to look.
@@ -262,7 +263,7 @@ func (a *Agent) fallBack() {
 		r = nft.Compile(config.Default(a.settings.Defaults), a.settings.Options)
 	}
 	a.want = &r
-	a.sync(onStart, nft.Look{})
+	a.sync(onStart, kernel.Look{})
 }
 
 // changed hears of a transaction. Our own are no news; after those of others
@@ -283,23 +284,23 @@ func (a *Agent) changed(c nfnetlink.Change) {
 		}
 		return
 	}
-	a.sync(onDrift, nft.Look{})
+	a.sync(onDrift, kernel.Look{})
 }
 
 // tick is the net under the notifications and the next try after a refusal.
 func (a *Agent) tick() {
 	a.in.Reread()
 	if a.refused != "" {
-		a.sync(onRefusal, nft.Look{})
+		a.sync(onRefusal, kernel.Look{})
 		return
 	}
-	a.sync(onResync, nft.Look{Full: true})
+	a.sync(onResync, kernel.Look{Full: true})
 	a.lookAround()
 }
 
 // sync brings the kernel to what is wanted. Everything that the agent writes it
 // writes here.
-func (a *Agent) sync(reason string, look nft.Look) {
+func (a *Agent) sync(reason string, look kernel.Look) {
 	if a.want == nil {
 		if a.started {
 			a.fallBack()
@@ -329,7 +330,7 @@ func (a *Agent) sync(reason string, look nft.Look) {
 	a.report(reason, applied, drift)
 	a.rejects = a.rejects && !a.fresh
 	a.refused, a.tries, a.fresh, a.held = "", 0, false, a.want.Hash()
-	a.change, a.by, a.owed = nfnetlink.Change{}, nil, nft.Look{}
+	a.change, a.by, a.owed = nfnetlink.Change{}, nil, kernel.Look{}
 	a.timer.Reset(a.next())
 	if reason == onStart {
 		a.lookAround()
@@ -337,7 +338,7 @@ func (a *Agent) sync(reason string, look nft.Look) {
 }
 
 // report writes one line for a change, and none where nothing changed.
-func (a *Agent) report(reason string, applied nft.Applied, drift bool) {
+func (a *Agent) report(reason string, applied kernel.Applied, drift bool) {
 	v4, v6 := a.want.CIDRs()
 	fields := []zap.Field{
 		zap.String("reason", reason), zap.String("config", a.want.Hash()),
@@ -387,7 +388,7 @@ func (a *Agent) refuse(err error) {
 	if text := err.Error(); text != a.refused {
 		a.refused = text
 		fields := []zap.Field{zap.Error(err)}
-		if hint := nft.Hint(err); hint != "" {
+		if hint := kernel.Hint(err); hint != "" {
 			fields = append(fields, zap.String("hint", hint))
 		}
 		a.log.Error("the kernel refuses the rules; the old ones stay, trying again", fields...)

@@ -1,4 +1,4 @@
-package nft
+package kernel
 
 import (
 	"errors"
@@ -12,8 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 // kubeFirewall is what kubelet has on a node: packets that come from elsewhere to
@@ -30,20 +32,20 @@ func TestLoopbackWorks(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore")
 	nothing := config.Config{MasqLinkLocal: true, EnableIPv6: true} // exempt
 	forced := nothing
-	forced.ForceMasqueradeCIDRs = cidrs("0.0.0.0/0", "::/0")
+	forced.ForceMasqueradeCIDRs = cases.CIDRs("0.0.0.0/0", "::/0")
 	sources := nothing
-	sources.MasqueradeSrcCIDRs = cidrs("127.0.0.0/8", "::1/128")
+	sources.MasqueradeSrcCIDRs = cases.CIDRs("127.0.0.0/8", "::1/128")
 	lonely := nfttest.NewNS(t, "lonely")
 	top := nfttest.NewTopology(t)
 	nfttest.Run(t, top.Node, kubeFirewall, "iptables-nft-restore", "--noflush")
 	for _, ns := range []*nfttest.NS{lonely, top.Node} {
 		k := open(t, ns)
-		for _, mode := range modes {
+		for _, mode := range cases.Modes() {
 			for name, c := range map[string]config.Config{
 				"default": config.Default(config.Defaults{EnableIPv6: true}), "nothing": nothing, "forced": forced, "sources": sources,
 			} {
-				o := Options{Mode: mode, Chain: defaultChain, RandomFully: true}
-				apply(t, k, Compile(c, o), everything)
+				o := nft.Options{Mode: mode, Chain: cases.DefaultChain, RandomFully: true}
+				apply(t, k, nft.Compile(c, o), everything)
 				for _, dst := range []string{"127.0.0.1:8080", "127.9.9.9:8080", "[::1]:8080"} {
 					for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
 						flow := nfttest.Flow{Proto: proto, From: ns, To: ns, Dst: netip.MustParseAddrPort(dst)}
@@ -93,10 +95,10 @@ func TestForeignJumpToOurChainIsNoReasonToLoseRules(t *testing.T) {
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
 	k := open(t, ns)
-	with, without := loadCase(t, "sources-only").compile(ModeIPTables), loadCase(t, "ipv6").compile(ModeIPTables)
+	with, without := cases.Load(t, "sources-only").Compile(nft.ModeIPTables), cases.Load(t, "ipv6").Compile(nft.ModeIPTables)
 	apply(t, k, with, Look{})
 	iptables(t, ns, nfnetlink.IPv4, "-N", "FOREIGN")
-	iptables(t, ns, nfnetlink.IPv4, "-A", "FOREIGN", "-d", "192.0.2.1", "-j", defaultChain+xtSourceChain)
+	iptables(t, ns, nfnetlink.IPv4, "-A", "FOREIGN", "-d", "192.0.2.1", "-j", nft.WithSubchains(cases.DefaultChain)[1])
 	foreign := foreignRules(t, ns)
 	// The kernel does not delete a chain that somebody's rule names.
 	if _, err := k.Apply(without, Look{}); !errors.Is(err, unix.EBUSY) {
@@ -142,11 +144,11 @@ func TestCountersSurviveChanges(t *testing.T) {
 	}
 	want := map[Counts]uint64{}
 	for _, name := range []string{"both-families", "ipv6", "all-policies", "both-families"} {
-		c := loadCase(t, name)
-		apply(t, k, c.compile(ModeNFTables), Look{})
-		for _, p := range c.packets {
+		c := cases.Load(t, name)
+		apply(t, k, c.Compile(nft.ModeNFTables), Look{})
+		for _, p := range c.Packets {
 			wire.send(t, p)
-			want[Counts{IPv6: p.dst.Is6(), Verdict: p.verdict}]++
+			want[Counts{IPv6: p.Dst.Is6(), Verdict: p.Verdict}]++
 		}
 		if diff := cmp.Diff(want, counters(t, k)); diff != "" {
 			t.Errorf("%s (-sent +counted):\n%s", name, diff)

@@ -10,18 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernel is what matters of the running one.
-type kernel struct {
+// machine is what matters of the one that this runs on.
+type machine struct {
 	release    string
 	processors int
 }
 
-func thisKernel() (kernel, error) {
+func thisMachine() (machine, error) {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
-		return kernel{}, fmt.Errorf("kernel: %w", err)
+		return machine{}, fmt.Errorf("kernel: %w", err)
 	}
-	return kernel{release: unix.ByteSliceToString(name.Release[:]), processors: runtime.NumCPU()}, nil
+	return machine{release: unix.ByteSliceToString(name.Release[:]), processors: runtime.NumCPU()}, nil
 }
 
 // looksUpInArrays says whether nf_tables, which must be loaded, looks addresses

@@ -1,4 +1,4 @@
-package nft
+package kernel
 
 import (
 	"fmt"
@@ -9,11 +9,13 @@ import (
 	"time"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 func TestConnectionsGetPortsOfTheRangesByTheirSize(t *testing.T) {
-	ranges, err := ParsePorts("1024-29999,32768-65535")
+	ranges, err := nft.ParsePorts("1024-29999,32768-65535")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -21,13 +23,13 @@ func TestConnectionsGetPortsOfTheRangesByTheirSize(t *testing.T) {
 	if long {
 		connections, tolerance = 20_000, 0.05
 	}
-	for _, mode := range modes {
+	for _, mode := range cases.Modes() {
 		for _, random := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s random-fully %t", mode, random), func(t *testing.T) {
 				t.Parallel()
 				top := nfttest.NewTopology(t)
-				o := Options{Mode: mode, Chain: defaultChain, RandomFully: random, Ports: ranges}
-				apply(t, open(t, top.Node), Compile(config.Default(config.Defaults{}), o), Look{})
+				o := nft.Options{Mode: mode, Chain: cases.DefaultChain, RandomFully: random, Ports: ranges}
+				apply(t, open(t, top.Node), nft.Compile(config.Default(config.Defaults{}), o), Look{})
 				for _, proto := range []nfttest.Proto{nfttest.TCP, nfttest.UDP, nfttest.SCTP} {
 					n, off := connections, tolerance
 					if proto == nfttest.SCTP {
@@ -42,11 +44,11 @@ func TestConnectionsGetPortsOfTheRangesByTheirSize(t *testing.T) {
 
 // checkShares holds that all ports are of the ranges, and each range has its
 // share of them.
-func checkShares(t *testing.T, proto nfttest.Proto, ranges []PortRange, ports []uint16, tolerance float64) {
+func checkShares(t *testing.T, proto nfttest.Proto, ranges []nft.PortRange, ports []uint16, tolerance float64) {
 	t.Helper()
 	counts := make([]int, len(ranges))
 	for _, p := range ports {
-		i := slices.IndexFunc(ranges, func(r PortRange) bool { return r.Min <= p && p <= r.Max })
+		i := slices.IndexFunc(ranges, func(r nft.PortRange) bool { return r.Min <= p && p <= r.Max })
 		if i < 0 {
 			t.Errorf("%s: port %d is in no range", proto, p)
 			continue

@@ -1,10 +1,11 @@
-package nft
+package kernel
 
 import (
 	"fmt"
 	"iter"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,8 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 // faults counts the calls on sockets and lets one of them fail.
@@ -75,7 +78,7 @@ func (f *faults) fails(c call) (fault, bool) {
 
 // open gives a kernel whose connection fails as planned.
 func (f *faults) open() *Kernel {
-	return NewKernel(nfnetlink.New(func() (*netlink.Conn, error) {
+	return New(nfnetlink.New(func() (*netlink.Conn, error) {
 		nl, err := f.dial()
 		if err != nil {
 			return nil, err
@@ -173,22 +176,24 @@ func (s *faultySocket) ReceiveIter() iter.Seq2[netlink.Message, error] {
 // A transition is an update: from one ruleset, or from none, to another.
 type transition struct {
 	name     string
-	from, to *Ruleset
+	from, to *nft.Ruleset
 	allowed  string // what may be effective in between, beside the two
 }
 
 func transitions() []transition {
-	small := config.Config{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "192.168.0.0/16", "fd00::/8"), EnableIPv6: true}
+	small := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "192.168.0.0/16", "fd00::/8"), EnableIPv6: true}
 	policies := small
-	policies.NonMasqueradeCIDRs = cidrs("10.0.0.0/9", "10.128.0.0/9", "192.168.0.0/16")
-	policies.ForceMasqueradeCIDRs = cidrs("10.9.0.0/16")
-	policies.MasqueradeSrcCIDRs = cidrs("10.244.0.0/16", "fd00:10::/32")
-	ports := []PortRange{{1024, 2047}, {4096, 4096}}
-	without6 := config.Config{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "100.64.0.0/10")}
-	nf := func(c config.Config) *Ruleset { return new(Compile(c, Options{Mode: ModeNFTables, RandomFully: true})) }
-	xt := func(c config.Config) *Ruleset { return new(xtOf(c)) }
-	nfPorts := new(Compile(policies, Options{Mode: ModeNFTables, Ports: ports}))
-	xtPorts := new(Compile(policies, Options{Mode: ModeIPTables, Chain: defaultChain, Ports: ports}))
+	policies.NonMasqueradeCIDRs = cases.CIDRs("10.0.0.0/9", "10.128.0.0/9", "192.168.0.0/16")
+	policies.ForceMasqueradeCIDRs = cases.CIDRs("10.9.0.0/16")
+	policies.MasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16", "fd00:10::/32")
+	ports := []nft.PortRange{{Min: 1024, Max: 2047}, {Min: 4096, Max: 4096}}
+	without6 := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "100.64.0.0/10")}
+	nf := func(c config.Config) *nft.Ruleset {
+		return new(nft.Compile(c, nft.Options{Mode: nft.ModeNFTables, RandomFully: true}))
+	}
+	xt := func(c config.Config) *nft.Ruleset { return new(xtOf(c)) }
+	nfPorts := new(nft.Compile(policies, nft.Options{Mode: nft.ModeNFTables, Ports: ports}))
+	xtPorts := new(nft.Compile(policies, nft.Options{Mode: nft.ModeIPTables, Chain: cases.DefaultChain, Ports: ports}))
 	return []transition{
 		{"first installation", nil, nf(small), "none"},
 		{"change", nf(small), nf(policies), ""},
@@ -212,18 +217,18 @@ func (tr transition) may(effective string) bool {
 // else a mixture, with its differences from both.
 func (tr transition) effective(t *testing.T, c *nfnetlink.Conn) string {
 	t.Helper()
-	k := NewKernel(c)
-	s, err := k.readRules(Ruleset{Mode: ModeIPTables, Chain: defaultChain}, Look{})
+	k := New(c)
+	s, err := k.readRules(nft.Ruleset{Mode: nft.ModeIPTables, Chain: cases.DefaultChain}, Look{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var found, why []string
-	wanted := map[Mode]bool{}
+	wanted := map[nft.Mode]bool{}
 	for _, side := range []struct {
 		name string
-		*Ruleset
+		*nft.Ruleset
 	}{{"from", tr.from}, {"to", tr.to}} {
-		if side.Ruleset == nil || s.empty(side.Mode) {
+		if side.Ruleset == nil || empty(t, c, side.Mode) {
 			continue
 		}
 		if diffs := s.undecided(t, k, *side.Ruleset); len(diffs) == 0 {
@@ -233,8 +238,8 @@ func (tr transition) effective(t *testing.T, c *nfnetlink.Conn) string {
 			why = append(why, side.name+": "+strings.Join(diffs, "; "))
 		}
 	}
-	for _, m := range modes {
-		if !wanted[m] && !s.empty(m) {
+	for _, m := range cases.Modes() {
+		if !wanted[m] && !empty(t, c, m) {
 			return "mixture " + strings.Join(append(found, why...), " and ")
 		}
 	}
@@ -245,63 +250,47 @@ func (tr transition) effective(t *testing.T, c *nfnetlink.Conn) string {
 }
 
 // empty says that no rule of a mode is effective.
-func (s *state) empty(m Mode) bool {
-	if m == ModeNFTables {
-		return s.own == nil || len(s.own.rules[chainName]) == 0
+func empty(t *testing.T, c *nfnetlink.Conn, m nft.Mode) bool {
+	t.Helper()
+	if m == nft.ModeIPTables {
+		return len(jumps(t, c, nfnetlink.IPv4))+len(jumps(t, c, nfnetlink.IPv6)) == 0
 	}
-	for _, n := range s.nat {
-		exact, others := n.jumps(defaultChain, nfnetlink.Rule{})
-		if len(exact)+len(others) > 0 {
-			return false
-		}
+	rules, err := c.Rules(nfnetlink.Inet, nft.TableName, nft.BaseChain)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return true
+	return len(rules) == 0
 }
 
 // undecided says how what the kernel decides by is not a ruleset. What no rule
 // refers to does not matter.
-func (s *state) undecided(t *testing.T, k *Kernel, want Ruleset) []string {
+func (s *state) undecided(t *testing.T, k *Kernel, want nft.Ruleset) []string {
 	t.Helper()
 	var diffs []string
-	if want.Mode == ModeIPTables {
+	if want.Mode == nft.ModeIPTables {
 		for _, n := range s.nat {
-			compiled := Table{Family: n.family}
+			compiled := nft.Table{Family: n.Family}
 			for _, table := range want.Tables {
-				if table.Family == n.family {
+				if table.Family == n.Family {
 					compiled = table
 				}
 			}
-			exact, others := n.jumps(defaultChain, nfnetlink.Rule{})
-			if len(compiled.Chains) == 0 && len(exact)+len(others) > 0 {
-				diffs = append(diffs, fmt.Sprintf("a jump in table %s nat", n.family))
+			if len(compiled.Chains) == 0 && len(jumps(t, k.conn, n.Family)) > 0 {
+				diffs = append(diffs, fmt.Sprintf("a jump in table %s nat", n.Family))
 			} else if len(compiled.Chains) > 0 {
-				diffs = append(diffs, n.differences(compiled, want.Chain)...)
+				diffs = append(diffs, n.Differences(compiled, want.Chain)...)
 			}
 		}
 		return diffs
 	}
-	table := want.Tables[0]
-	for _, set := range s.own.sets {
+	for _, set := range s.own.Sets {
 		var err error
-		if set.holds, err = k.conn.Elements(set.Family, set.Table, set.Name); err != nil {
+		if set.Holds, err = k.conn.Elements(set.Family, set.Table, set.Name); err != nil {
 			t.Fatal(err)
 		}
-		set.read = true
+		set.Read = true
 	}
-	live := s.own.live(table)
-	for _, c := range table.Chains {
-		got, _ := s.own.chain(c.Name)
-		if !sameHook(got.Hook, c.Hook) {
-			diffs = append(diffs, "hook of chain "+c.Name)
-		}
-		diffs = append(diffs, ruleDifferences(c.Name, c, table, live, s.own.rules[c.Name])...)
-	}
-	for _, set := range table.Sets {
-		if held, ok := s.own.sets[live[set.Name]]; !ok || !held.equals(set.Prefixes) {
-			diffs = append(diffs, "set "+set.Name)
-		}
-	}
-	return diffs
+	return slices.DeleteFunc(s.own.Differences(want.Tables[0]), func(d string) bool { return strings.HasSuffix(d, "is not of the config") })
 }
 
 // A rig is a namespace in which transitions are made over and over.
@@ -347,7 +336,7 @@ func (r *rig) reset(tr transition) {
 		r.Fatal(err)
 	}
 	if tr.from != nil {
-		apply(r, NewKernel(r.conn), *tr.from, Look{})
+		apply(r, New(r.conn), *tr.from, Look{})
 	}
 }
 
@@ -368,12 +357,12 @@ func (r *rig) run(tr transition, f *faults, restart bool) {
 	f.at = 0
 	next := k
 	if restart {
-		next = NewKernel(r.conn)
+		next = New(r.conn)
 	}
 	if _, err := next.Apply(*tr.to, Look{Others: true}); err != nil {
 		r.Errorf("%s: the next Apply: %v", what, err)
 	}
-	diffs, err := NewKernel(r.conn).Diff(*tr.to, everything)
+	diffs, err := New(r.conn).Diff(*tr.to, everything)
 	if err != nil || len(diffs) > 0 {
 		r.Errorf("%s: after the next Apply: %v %q", what, err, diffs)
 	}
@@ -432,7 +421,7 @@ func TestKilledAnywhereTheRulesAreTheOldOrTheNew(t *testing.T) {
 		p := netip.PrefixFrom(netip.AddrFrom16([16]byte{0x26, 0, byte(i >> 8), byte(i)}), 32)
 		after.NonMasqueradeCIDRs = append(after.NonMasqueradeCIDRs, config.CIDR{Prefix: p})
 	}
-	from, to := Compile(before, Options{Mode: ModeNFTables}), Compile(after, Options{Mode: ModeNFTables})
+	from, to := nft.Compile(before, nft.Options{Mode: nft.ModeNFTables}), nft.Compile(after, nft.Options{Mode: nft.ModeNFTables})
 	for _, tr := range append(transitions(), transition{"many CIDRs", &from, &to, ""}) {
 		t.Run(tr.name, func(t *testing.T) {
 			t.Parallel()

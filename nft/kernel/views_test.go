@@ -1,8 +1,7 @@
-package nft
+package kernel
 
 import (
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,45 +10,36 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 )
-
-// cidrs makes a list of a config.
-func cidrs(prefixes ...string) []config.CIDR {
-	out := make([]config.CIDR, len(prefixes))
-	for i, p := range prefixes {
-		out[i].Prefix = netip.MustParsePrefix(p)
-	}
-	return out
-}
-
-const defaultChain = "IP-MASQ-AGENT"
 
 func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 	nfttest.Require(t, "iptables-nft", "iptables-nft-save")
-	only10 := config.Config{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}
+	only10 := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8")}
 	masqLinkLocal := only10
 	masqLinkLocal.MasqLinkLocal = true
-	ports := []PortRange{{1024, 29999}, {32768, 65535}}
+	ports := []nft.PortRange{{Min: 1024, Max: 29999}, {Min: 32768, Max: 65535}}
 	for _, tt := range []struct {
 		name    string
 		config  config.Config
-		options Options
+		options nft.Options
 	}{
-		{"default", config.Default(config.Defaults{}), Options{Chain: defaultChain}},
-		{"only-10", only10, Options{Chain: defaultChain}},
-		{"masq-link-local", masqLinkLocal, Options{Chain: defaultChain}},
-		{"random-fully", config.Default(config.Defaults{}), Options{Chain: defaultChain, RandomFully: true}},
-		{"to-ports", config.Default(config.Defaults{}), Options{Chain: defaultChain, Ports: ports}},
-		{"non-masquerade-daemon", config.Default(config.Defaults{}), Options{Chain: "NON-MASQUERADE-DAEMON"}},
-		{"ipv6", config.Config{NonMasqueradeCIDRs: cidrs("fd00:10::/32"), EnableIPv6: true}, Options{Chain: defaultChain}},
+		{"default", config.Default(config.Defaults{}), nft.Options{Chain: cases.DefaultChain}},
+		{"only-10", only10, nft.Options{Chain: cases.DefaultChain}},
+		{"masq-link-local", masqLinkLocal, nft.Options{Chain: cases.DefaultChain}},
+		{"random-fully", config.Default(config.Defaults{}), nft.Options{Chain: cases.DefaultChain, RandomFully: true}},
+		{"to-ports", config.Default(config.Defaults{}), nft.Options{Chain: cases.DefaultChain, Ports: ports}},
+		{"non-masquerade-daemon", config.Default(config.Defaults{}), nft.Options{Chain: "NON-MASQUERADE-DAEMON"}},
+		{"ipv6", config.Config{NonMasqueradeCIDRs: cases.CIDRs("fd00:10::/32"), EnableIPv6: true}, nft.Options{Chain: cases.DefaultChain}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "view")
-			tt.options.Mode = ModeIPTables
-			want := Compile(tt.config, tt.options)
+			tt.options.Mode = nft.ModeIPTables
+			want := nft.Compile(tt.config, tt.options)
 			apply(t, open(t, ns), want, Look{})
 			program := "iptables-nft"
 			if tt.config.EnableIPv6 {
@@ -59,7 +49,7 @@ func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 				tt.name + ".list.txt": nfttest.Run(t, ns, "", program, "-t", "nat", "-L", tt.options.Chain),
 				tt.name + ".save.txt": nfttest.Save(t, ns, program+"-save", "nat"),
 			} {
-				text, err := os.ReadFile(filepath.Join("../testdata/views", file))
+				text, err := os.ReadFile(filepath.Join("../../testdata/views", file))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -73,7 +63,7 @@ func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 }
 
 // prefixLengths are those at which iptables changes how it writes a prefix.
-var prefixLengths = cidrs(
+var prefixLengths = cases.CIDRs(
 	"128.0.0.0/1", "10.128.0.0/9", "172.16.0.0/12", "192.0.2.0/24", "198.51.100.128/25", "203.0.113.9/32",
 	"fe80::/10", "2001:db8:8000::/33", "fd00:1:2:3::/64", "fd00:1:2:3:8000::/81", "2001:db8::9/128",
 	"0.0.0.0/0", "::/0",
@@ -88,7 +78,7 @@ func TestRawRulesAreThoseOfIPTables(t *testing.T) {
 				c := config.Config{
 					NonMasqueradeCIDRs: []config.CIDR{p}, MasqLinkLocal: true, MasqLinkLocalIPv6: true, EnableIPv6: true,
 				}
-				want := Compile(c, Options{Mode: ModeIPTables, Chain: defaultChain, RandomFully: random})
+				want := nft.Compile(c, nft.Options{Mode: nft.ModeIPTables, Chain: cases.DefaultChain, RandomFully: random})
 				ours, theirs := nfttest.NewNS(t, "ours"), nfttest.NewNS(t, "theirs")
 				apply(t, open(t, ours), want, Look{})
 				iptablesOneByOne(t, theirs, want)
@@ -102,7 +92,7 @@ func TestRawRulesAreThoseOfIPTables(t *testing.T) {
 }
 
 // iptablesOneByOne lets iptables make the rules, each with a command of its own.
-func iptablesOneByOne(t *testing.T, ns *nfttest.NS, r Ruleset) {
+func iptablesOneByOne(t *testing.T, ns *nfttest.NS, r nft.Ruleset) {
 	t.Helper()
 	for _, table := range r.Tables {
 		program := "iptables-nft"

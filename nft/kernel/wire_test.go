@@ -1,4 +1,4 @@
-package nft
+package kernel
 
 import (
 	"net/netip"
@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 // A wire sends real packets over pod, node and outside host. No two of them
@@ -38,20 +39,20 @@ func ofNobody(a netip.Addr) bool {
 
 // send sends one packet: from the node where it has the source, else from the
 // pod, which gets it.
-func (w *wire) send(t testing.TB, p packet) nfttest.Sighting {
+func (w *wire) send(t testing.TB, p cases.Packet) nfttest.Sighting {
 	t.Helper()
 	w.port++
 	f := nfttest.Flow{
-		Proto: p.proto, From: w.Pod,
-		Src: netip.AddrPortFrom(p.src, w.port), Dst: netip.AddrPortFrom(p.dst, destPort),
+		Proto: p.Proto, From: w.Pod,
+		Src: netip.AddrPortFrom(p.Src, w.port), Dst: netip.AddrPortFrom(p.Dst, destPort),
 	}
-	if p.src.IsLoopback() || slices.Contains([]netip.Addr{w.NodeV4, w.NodeV6, w.GatewayV4, w.GatewayV6}, p.src) {
+	if p.Src.IsLoopback() || slices.Contains([]netip.Addr{w.NodeV4, w.NodeV6, w.GatewayV4, w.GatewayV6}, p.Src) {
 		f.From = w.Node
-	} else if err := w.AddAddr(w.Pod, p.src); err != nil {
+	} else if err := w.AddAddr(w.Pod, p.Src); err != nil {
 		t.Fatal(err)
 	}
 	limited := netip.AddrFrom4([4]byte{255, 255, 255, 255})
-	if p.dst.IsMulticast() || p.dst.IsLinkLocalUnicast() && f.From == w.Node || p.dst == limited {
+	if p.Dst.IsMulticast() || p.Dst.IsLinkLocalUnicast() && f.From == w.Node || p.Dst == limited {
 		f.Dev = "eth0"
 	}
 	return nfttest.MustSend(t, w.Topology, f)

@@ -1,4 +1,4 @@
-package nft
+package kernel
 
 import (
 	"context"
@@ -10,8 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 // hammerTargets are exempt or masqueraded by both rulesets of halves.
@@ -37,30 +39,30 @@ func halves(others int) (whole, halved config.Config) {
 		whole.NonMasqueradeCIDRs = append(whole.NonMasqueradeCIDRs, config.CIDR{Prefix: p})
 	}
 	halved = whole
-	whole.NonMasqueradeCIDRs = append(cidrs("10.0.0.0/8", "fd00::/8"), whole.NonMasqueradeCIDRs...)
-	halved.NonMasqueradeCIDRs = append(cidrs("10.0.0.0/9", "10.128.0.0/9", "fd00::/9", "fd80::/9"), halved.NonMasqueradeCIDRs...)
+	whole.NonMasqueradeCIDRs = append(cases.CIDRs("10.0.0.0/8", "fd00::/8"), whole.NonMasqueradeCIDRs...)
+	halved.NonMasqueradeCIDRs = append(cases.CIDRs("10.0.0.0/9", "10.128.0.0/9", "fd00::/9", "fd80::/9"), halved.NonMasqueradeCIDRs...)
 	return whole, halved
 }
 
 func TestReloadsLetNoWrongSourceOut(t *testing.T) {
 	whole, halved := halves(20)
 	policies := halved
-	policies.MasqueradeSrcCIDRs = cidrs("10.244.0.0/16", "fd00:10::/32")
-	policies.NonMasqueradeSrcCIDRs = cidrs("203.0.113.0/24", "2001:db8:77::/48")
-	policies.ForceMasqueradeCIDRs = cidrs("198.51.100.0/24", "2001:db8:1::/48")
-	nf := func(c config.Config, ports ...PortRange) Ruleset {
-		return Compile(c, Options{Mode: ModeNFTables, RandomFully: true, Ports: ports})
+	policies.MasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16", "fd00:10::/32")
+	policies.NonMasqueradeSrcCIDRs = cases.CIDRs("203.0.113.0/24", "2001:db8:77::/48")
+	policies.ForceMasqueradeCIDRs = cases.CIDRs("198.51.100.0/24", "2001:db8:1::/48")
+	nf := func(c config.Config, ports ...nft.PortRange) nft.Ruleset {
+		return nft.Compile(c, nft.Options{Mode: nft.ModeNFTables, RandomFully: true, Ports: ports})
 	}
-	ports := PortRange{1024, 65535}
+	ports := nft.PortRange{Min: 1024, Max: 65535}
 	for _, tt := range []struct {
 		name     string
 		reloads  int
-		rulesets []Ruleset
+		rulesets []nft.Ruleset
 	}{
-		{"halves", 200, []Ruleset{nf(whole), nf(halved)}},
-		{"policies", 200, []Ruleset{nf(whole), nf(policies), nf(halved, ports), nf(policies, ports)}},
-		{"iptables-nft", 100, []Ruleset{xtOf(whole), xtOf(halved), xtOf(policies)}},
-		{"both modes", 100, []Ruleset{nf(whole), xtOf(halved), nf(policies), xtOf(whole)}},
+		{"halves", 200, []nft.Ruleset{nf(whole), nf(halved)}},
+		{"policies", 200, []nft.Ruleset{nf(whole), nf(policies), nf(halved, ports), nf(policies, ports)}},
+		{"iptables-nft", 100, []nft.Ruleset{xtOf(whole), xtOf(halved), xtOf(policies)}},
+		{"both modes", 100, []nft.Ruleset{nf(whole), xtOf(halved), nf(policies), xtOf(whole)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			top := nfttest.NewTopology(t)
@@ -105,10 +107,10 @@ func TestFirstInstallationLetsNoWrongSourceOut(t *testing.T) {
 	many, _ := halves(2000)
 	some, _ := halves(100)
 	for _, tt := range []struct {
-		Ruleset
+		nft.Ruleset
 		installations int
 	}{
-		{Compile(many, Options{Mode: ModeNFTables}), 30},
+		{nft.Compile(many, nft.Options{Mode: nft.ModeNFTables}), 30},
 		{xtOf(some), 10},
 	} {
 		t.Run(string(tt.Mode), func(t *testing.T) {
@@ -137,8 +139,8 @@ func TestHammerSeesTheTableReplacedInOneTransaction(t *testing.T) {
 	whole, halved := halves(2000)
 	top := nfttest.NewTopology(t)
 	c := connect(t, top.Node)
-	rulesets := []Ruleset{Compile(whole, Options{Mode: ModeNFTables}), Compile(halved, Options{Mode: ModeNFTables})}
-	apply(t, NewKernel(c), rulesets[0], Look{})
+	rulesets := []nft.Ruleset{nft.Compile(whole, nft.Options{Mode: nft.ModeNFTables}), nft.Compile(halved, nft.Options{Mode: nft.ModeNFTables})}
+	apply(t, New(c), rulesets[0], Look{})
 	h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)...)
 	replaced := 0
 	for ; replaced < 1000 && h.SoFar().Leaked()+h.SoFar().Wronged() == 0; replaced++ {
@@ -161,7 +163,7 @@ func TestHammerSeesTheTableReplacedInOneTransaction(t *testing.T) {
 }
 
 // replacement replaces the whole table in one transaction.
-func replacement(table Table) *nfnetlink.Batch {
+func replacement(table nft.Table) *nfnetlink.Batch {
 	b := &nfnetlink.Batch{}
 	b.AddTable(table.Family, table.Name)
 	b.DelTable(table.Family, table.Name)
@@ -170,12 +172,12 @@ func replacement(table Table) *nfnetlink.Batch {
 		b.AddCounter(table.Family, table.Name, name)
 	}
 	for _, s := range table.Sets {
-		b.AddSet(s.kernelSet(table, s.Name+sideA))
-		b.AddElements(table.Family, table.Name, s.Name+sideA, s.Prefixes)
+		b.AddSet(s.KernelSet(table, s.Name+nft.SideA))
+		b.AddElements(table.Family, table.Name, s.Name+nft.SideA, s.Prefixes)
 	}
 	for _, ch := range table.Chains {
-		b.AddChain(ch.kernelChain(table))
-		for _, r := range ch.bytecode(table, nil) {
+		b.AddChain(ch.KernelChain(table))
+		for _, r := range ch.Bytecode(table, nil) {
 			b.AddRule(r)
 		}
 	}

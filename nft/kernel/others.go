@@ -1,9 +1,10 @@
-package nft
+package kernel
 
 import (
 	"net/netip"
 	"slices"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
 )
@@ -18,7 +19,7 @@ type Others struct {
 
 // Others looks for the rules of others. It reads every chain that a packet can
 // meet in a nat chain of postrouting, and no other.
-func (k *Kernel) Others(want Ruleset) (Others, error) {
+func (k *Kernel) Others(want nft.Ruleset) (Others, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	snapshot, err := again(func() (foreign.Snapshot, error) {
@@ -33,34 +34,34 @@ func (k *Kernel) Others(want Ruleset) (Others, error) {
 	}
 	return Others{
 		Legacy:    foreign.Legacy(snapshot),
-		Conflicts: foreign.Conflicts(snapshot, want.exempt()),
+		Conflicts: foreign.Conflicts(snapshot, exempt(want)),
 	}, nil
 }
 
 // isOurs tells the chains of ours from all others: those of our table, those of
 // the wanted name, which are or will be ours, and those that some config of
 // this version yields.
-func (s *state) isOurs(want Ruleset) func(nfnetlink.Chain) bool {
+func (s *state) isOurs(want nft.Ruleset) func(nfnetlink.Chain) bool {
 	ours := map[nfnetlink.Family][]string{}
 	for _, n := range s.nat {
-		names := n.ours()
-		if want.Mode == ModeIPTables {
+		names := n.Ours()
+		if want.Mode == nft.ModeIPTables {
 			names = append(names, want.Chain)
 		}
 		for _, name := range names {
-			ours[n.family] = append(ours[n.family], withSubchains(name)...)
+			ours[n.Family] = append(ours[n.Family], nft.WithSubchains(name)...)
 		}
 	}
 	return func(c nfnetlink.Chain) bool {
 		if c.Family == nfnetlink.Inet {
-			return c.Table == TableName
+			return c.Table == nft.TableName
 		}
-		return c.Table == xtTable && slices.Contains(ours[c.Family], c.Name)
+		return c.Table == nft.NATTable && slices.Contains(ours[c.Family], c.Name)
 	}
 }
 
 // exempt gives the destinations that the policy exempts.
-func (r Ruleset) exempt() []netip.Prefix {
+func exempt(r nft.Ruleset) []netip.Prefix {
 	var out []netip.Prefix
 	for _, f := range r.Policy.Families {
 		out = append(out, f.NonMasq.Prefixes()...)
@@ -69,7 +70,7 @@ func (r Ruleset) exempt() []netip.Prefix {
 }
 
 // readLegacy finds what a take-over removes.
-func (k *Kernel) readLegacy(s *state, want Ruleset) error {
+func (k *Kernel) readLegacy(s *state, want nft.Ruleset) error {
 	snapshot, err := foreign.Read(k.conn, s.isOurs(want))
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package nft
+package kernel
 
 import (
 	"errors"
@@ -12,7 +12,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/tables"
 )
 
 // A Kernel is the ruleset of a network namespace. It is safe for concurrent use.
@@ -21,7 +23,7 @@ type Kernel struct {
 	conn *nfnetlink.Conn
 	// What was found in step, and the generation of the ruleset in which.
 	// While the kernel is at that generation nothing need be read.
-	inStep Ruleset
+	inStep nft.Ruleset
 	at     uint32
 	full   bool // no big set was taken on trust
 	trust  map[string]trusted
@@ -41,11 +43,11 @@ type trusted struct {
 
 // Open gives the ruleset of the network namespace in which its first request is
 // made. Without CAP_NET_ADMIN, or without nf_tables, each request fails.
-func Open() *Kernel { return NewKernel(nfnetlink.Dial()) }
+func Open() *Kernel { return New(nfnetlink.Dial()) }
 
-// NewKernel uses a connection of its caller.
-func NewKernel(c *nfnetlink.Conn) *Kernel {
-	return &Kernel{conn: c, trust: map[string]trusted{}, perBatch: largeBatch}
+// New uses a connection of its caller.
+func New(c *nfnetlink.Conn) *Kernel {
+	return &Kernel{conn: c, trust: map[string]trusted{}, perBatch: tables.LargeBatch}
 }
 
 // BeforeLargeFill has Apply call pause before it fills a set with many elements,
@@ -74,7 +76,7 @@ type Look struct {
 
 // Diff says in words how the kernel is not as wanted; nothing where it is. It
 // writes nothing.
-func (k *Kernel) Diff(want Ruleset, look Look) ([]string, error) {
+func (k *Kernel) Diff(want nft.Ruleset, look Look) ([]string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	_, diffs, err := k.look(want, look)
@@ -102,7 +104,7 @@ const (
 // Apply brings the kernel to what is wanted, and writes only where it differs.
 // What packets see changes in one transaction; when that is refused the old
 // rules stay, and the error holds the kernel's errno.
-func (k *Kernel) Apply(want Ruleset, look Look) (Applied, error) {
+func (k *Kernel) Apply(want nft.Ruleset, look Look) (Applied, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	start := time.Now()
@@ -131,7 +133,7 @@ func (k *Kernel) CheckChain(chain string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	s := &state{}
-	if err := k.readShared(s, Ruleset{Mode: ModeIPTables, Chain: chain}, false); err != nil {
+	if err := k.readShared(s, nft.Ruleset{Mode: nft.ModeIPTables, Chain: chain}, false); err != nil {
 		return err
 	}
 	return s.checkChain(chain)
@@ -139,8 +141,8 @@ func (k *Kernel) CheckChain(chain string) error {
 
 func (s *state) checkChain(chain string) error {
 	for _, n := range s.nat {
-		if n.foreign(chain) {
-			return fmt.Errorf("chain %q in table %s nat: %w", chain, n.family, ErrForeignChain)
+		if n.Foreign(chain) {
+			return fmt.Errorf("chain %q in table %s nat: %w", chain, n.Family, ErrForeignChain)
 		}
 	}
 	return nil
@@ -174,13 +176,13 @@ func isAny(err error, targets ...error) bool {
 	return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
 }
 
-func (k *Kernel) apply(want Ruleset, look Look) (Applied, error) {
+func (k *Kernel) apply(want nft.Ruleset, look Look) (Applied, error) {
 	s, diffs, err := k.look(want, look)
 	if err != nil || len(diffs) == 0 {
 		return Applied{}, err
 	}
 	// Once the chain is ours, foreign rules alone in it are only drift.
-	if want.Mode == ModeIPTables && k.inStep.Chain != want.Chain {
+	if want.Mode == nft.ModeIPTables && k.inStep.Chain != want.Chain {
 		if err := s.checkChain(want.Chain); err != nil {
 			return Applied{}, err
 		}
@@ -188,7 +190,7 @@ func (k *Kernel) apply(want Ruleset, look Look) (Applied, error) {
 	applied := Applied{Differences: diffs}
 	readAll := s.readAll
 	var staged staged
-	if want.Mode == ModeNFTables {
+	if want.Mode == nft.ModeNFTables {
 		if staged, err = k.stage(want.Tables[0], s); err != nil {
 			return Applied{}, err
 		}
@@ -198,7 +200,7 @@ func (k *Kernel) apply(want Ruleset, look Look) (Applied, error) {
 		if s, err = k.readRules(want, Look{Others: true, TakeOver: look.TakeOver}); err != nil {
 			return Applied{}, err
 		}
-		if want.Mode == ModeNFTables && !s.own.holds(staged.handles) {
+		if want.Mode == nft.ModeNFTables && !s.own.Holds(staged.handles) {
 			return Applied{}, errOutdated
 		}
 		batches := s.transactions(want, staged.sides)
@@ -237,7 +239,7 @@ const largeFill = 1000
 // staged says under which names the wanted sets are held, which sets these are,
 // and how many transactions it took.
 type staged struct {
-	sides   sides
+	sides   nft.Sides
 	handles map[string]uint64
 	commits uint32
 }
@@ -245,12 +247,12 @@ type staged struct {
 // stage fills the sets that are to become effective. Another agent may be at the
 // same: each transaction is made only if the sets are still those that the first
 // one made.
-func (k *Kernel) stage(want Table, s *state) (staged, error) {
-	batches, target := stage(want, s.own, k.perBatch)
+func (k *Kernel) stage(want nft.Table, s *state) (staged, error) {
+	batches, target := tables.Stage(want, s.own, k.perBatch)
 	out := staged{sides: target, handles: map[string]uint64{}, commits: uint32(len(batches))}
 	if s.own != nil {
 		for _, name := range target {
-			if held, ok := s.own.sets[name]; ok {
+			if held, ok := s.own.Sets[name]; ok {
 				out.handles[name] = held.Handle
 			}
 		}
@@ -264,8 +266,8 @@ func (k *Kernel) stage(want Table, s *state) (staged, error) {
 	}
 	for i, b := range batches {
 		err := k.fill(b, i == 0, s.generation, out.handles)
-		if errors.Is(err, unix.EMSGSIZE) && k.perBatch > smallBatch {
-			k.perBatch = smallBatch // the send buffer is small: again
+		if errors.Is(err, unix.EMSGSIZE) && k.perBatch > tables.SmallBatch {
+			k.perBatch = tables.SmallBatch // the send buffer is small: again
 			return staged{}, errOutdated
 		}
 		if err != nil {
@@ -309,7 +311,7 @@ func (k *Kernel) fill(b *nfnetlink.Batch, first bool, planned uint32, handles ma
 
 // stillOurs says whether the sets are still those of these handles.
 func (k *Kernel) stillOurs(handles map[string]uint64) error {
-	sets, err := k.conn.Sets(nfnetlink.Inet, TableName)
+	sets, err := k.conn.Sets(nfnetlink.Inet, nft.TableName)
 	if err != nil {
 		return err
 	}
@@ -327,12 +329,12 @@ func (k *Kernel) stillOurs(handles map[string]uint64) error {
 
 // look reads the kernel and compares. A dump can be torn by somebody else's
 // transaction without a sign, so a difference counts only when two reads agree.
-func (k *Kernel) look(want Ruleset, l Look) (*state, []string, error) {
+func (k *Kernel) look(want nft.Ruleset, l Look) (*state, []string, error) {
 	generation, err := k.conn.Generation()
 	if err != nil {
 		return nil, nil, err
 	}
-	if generation == k.at && k.inStep.same(want) && (k.full || !l.Full) && !l.Others && !l.TakeOver {
+	if generation == k.at && k.inStep.Same(want) && (k.full || !l.Full) && !l.Others && !l.TakeOver {
 		return nil, nil, nil
 	}
 	var last []string

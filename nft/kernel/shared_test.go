@@ -1,4 +1,4 @@
-package nft
+package kernel
 
 import (
 	"fmt"
@@ -11,8 +11,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 // iptables runs iptables-nft, or ip6tables-nft, on table nat.
@@ -23,8 +25,8 @@ func iptables(t testing.TB, ns *nfttest.NS, f nfnetlink.Family, args ...string) 
 }
 
 // xtOf compiles for mode iptables-nft.
-func xtOf(c config.Config) Ruleset {
-	return Compile(c, Options{Mode: ModeIPTables, Chain: defaultChain})
+func xtOf(c config.Config) nft.Ruleset {
+	return nft.Compile(c, nft.Options{Mode: nft.ModeIPTables, Chain: cases.DefaultChain})
 }
 
 func TestIPTablesFindsDeletesAndAddsOurRules(t *testing.T) {
@@ -33,7 +35,7 @@ func TestIPTablesFindsDeletesAndAddsOurRules(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
-			k, want := open(t, ns), loadCase(t, name).compile(ModeIPTables)
+			k, want := open(t, ns), cases.Load(t, name).Compile(nft.ModeIPTables)
 			apply(t, k, want, Look{})
 			for _, table := range want.Tables {
 				for _, c := range table.Chains {
@@ -57,7 +59,7 @@ func TestIPTablesFindsDeletesAndAddsOurRules(t *testing.T) {
 
 // repairs holds that Diff names what somebody did to our rules, and that Apply
 // undoes it.
-func repairs(t testing.TB, k *Kernel, ns *nfttest.NS, want Ruleset) {
+func repairs(t testing.TB, k *Kernel, ns *nfttest.NS, want nft.Ruleset) {
 	t.Helper()
 	diffs, err := k.Diff(want, Look{})
 	if err != nil {
@@ -74,10 +76,10 @@ func repairs(t testing.TB, k *Kernel, ns *nfttest.NS, want Ruleset) {
 
 func TestSaveAndRestoreLeaveNothingToDo(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-save", "iptables-nft-restore")
-	eachCase(t, func(t *testing.T, c testCase) {
+	cases.Each(t, func(t *testing.T, c cases.Case) {
 		t.Parallel()
 		ns := nfttest.NewNS(t, "node")
-		want := c.compile(ModeIPTables)
+		want := c.Compile(nft.ModeIPTables)
 		apply(t, open(t, ns), want, Look{})
 		for _, program := range []string{"iptables-nft", "ip6tables-nft"}[:len(want.Tables)] {
 			saved := nfttest.Run(t, ns, "", program+"-save", "-c")
@@ -99,11 +101,11 @@ func TestCountersOfUnchangedRulesSurviveAChange(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-save")
 	wire := newWire(t)
 	k := open(t, wire.Node)
-	c := config.Config{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")}
+	c := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")}
 	apply(t, k, xtOf(c), Look{})
 	for i, dst := range []string{"10.9.0.9", "172.16.9.9", "192.168.9.9", "198.51.100.8", "169.254.169.254"} {
 		for range i + 1 {
-			wire.send(t, parsePacket(t, "10.244.1.2 "+dst+" -> exempt"))
+			wire.send(t, cases.ParsePacket(t, "10.244.1.2 "+dst+" -> exempt"))
 		}
 	}
 	counted := ruleCounters(t, wire.Node)
@@ -117,7 +119,7 @@ func TestCountersOfUnchangedRulesSurviveAChange(t *testing.T) {
 		{"10.0.0.0/8", "192.168.0.0/16", "198.18.0.0/15"},                  // one more at the end
 		{"10.0.0.0/8"},
 	} {
-		c.NonMasqueradeCIDRs = cidrs(next...)
+		c.NonMasqueradeCIDRs = cases.CIDRs(next...)
 		apply(t, k, xtOf(c), Look{})
 		inStep(t, wire.Node, xtOf(c))
 		after := ruleCounters(t, wire.Node)
@@ -147,13 +149,13 @@ func ruleCounters(t testing.TB, ns *nfttest.NS) map[string]string {
 func TestVariantsOfTheJumpBecomeOneInTheirPlace(t *testing.T) {
 	nfttest.Require(t, "iptables-nft")
 	const text = "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain"
-	exact := []string{"-m", "comment", "--comment", text, "-m", "addrtype", "!", "--dst-type", "LOCAL", "-j", defaultChain}
+	exact := []string{"-m", "comment", "--comment", text, "-m", "addrtype", "!", "--dst-type", "LOCAL", "-j", cases.DefaultChain}
 	quoted := slices.Clone(exact)
 	quoted[3] = `"` + text + `"`
 	older := slices.Clone(exact)
 	older[3] = strings.Replace(text, "ip-masq-agent:", "non-masquerade-daemon:", 1)
-	plain := []string{"-j", defaultChain}
-	gone := []string{"-o", "eth0", "-g", defaultChain}
+	plain := []string{"-j", cases.DefaultChain}
+	gone := []string{"-o", "eth0", "-g", cases.DefaultChain}
 	foreign := func(n int) []string { return []string{"-d", fmt.Sprintf("198.18.0.%d", n), "-j", "ACCEPT"} }
 
 	for _, tt := range []struct {
@@ -174,9 +176,9 @@ func TestVariantsOfTheJumpBecomeOneInTheirPlace(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
-			iptables(t, ns, nfnetlink.IPv4, "-N", defaultChain)
+			iptables(t, ns, nfnetlink.IPv4, "-N", cases.DefaultChain)
 			for _, r := range tt.rules {
-				iptables(t, ns, nfnetlink.IPv4, append([]string{"-A", xtPostrouting}, r...)...)
+				iptables(t, ns, nfnetlink.IPv4, append([]string{"-A", nft.Postrouting}, r...)...)
 			}
 			k, want := open(t, ns), xtOf(config.Default(config.Defaults{}))
 			before := foreignRules(t, ns)
@@ -185,27 +187,43 @@ func TestVariantsOfTheJumpBecomeOneInTheirPlace(t *testing.T) {
 					t.Error("nothing found")
 				}
 				inStep(t, ns, want)
-				rules, err := connect(t, ns).Rules(nfnetlink.IPv4, xtTable, xtPostrouting)
-				if err != nil {
-					t.Fatal(err)
-				}
-				var places []int
-				for i, r := range rules {
-					if to, ok := target(r); ok && to == defaultChain {
-						places = append(places, i)
-					}
-				}
-				if diff := cmp.Diff([]int{tt.place}, places); diff != "" {
+				if diff := cmp.Diff([]int{tt.place}, jumps(t, connect(t, ns), nfnetlink.IPv4)); diff != "" {
 					t.Errorf("places of the jump (-want +got):\n%s", diff)
 				}
 				// A change of config leaves it there.
-				want = xtOf(config.Config{NonMasqueradeCIDRs: cidrs("100.64.0.0/10", "10.0.0.0/9")})
+				want = xtOf(config.Config{NonMasqueradeCIDRs: cases.CIDRs("100.64.0.0/10", "10.0.0.0/9")})
 			}
 			if diff := cmp.Diff(before, foreignRules(t, ns)); diff != "" {
 				t.Errorf("foreign rules (-before +after):\n%s", diff)
 			}
 		})
 	}
+}
+
+// jumps gives the places in POSTROUTING of the rules that go to our chain.
+func jumps(t testing.TB, c *nfnetlink.Conn, f nfnetlink.Family) []int {
+	t.Helper()
+	rules, err := c.Rules(f, nft.NATTable, nft.Postrouting)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var places []int
+	for i, r := range rules {
+		if leadsTo(r) == cases.DefaultChain {
+			places = append(places, i)
+		}
+	}
+	return places
+}
+
+// leadsTo gives the chain that a rule jumps or goes to.
+func leadsTo(r nfnetlink.Rule) string {
+	for _, e := range r.Exprs {
+		if _, chain, ok := e.Verdict(); ok && chain != "" {
+			return chain
+		}
+	}
+	return ""
 }
 
 // foreignRules gives all rules that are not ours, of all tables but our own, with
@@ -220,9 +238,9 @@ func foreignRules(t testing.TB, ns *nfttest.NS) map[string][]nfnetlink.Rule {
 			t.Fatal(err)
 		}
 		for _, r := range rules {
-			to, _ := target(r)
-			ours := f == nfnetlink.Inet && r.Table == TableName ||
-				f != nfnetlink.Inet && r.Table == xtTable && (to == defaultChain || slices.Contains(withSubchains(defaultChain), r.Chain))
+			to := leadsTo(r)
+			ours := f == nfnetlink.Inet && r.Table == nft.TableName ||
+				f != nfnetlink.Inet && r.Table == nft.NATTable && (to == cases.DefaultChain || slices.Contains(nft.WithSubchains(cases.DefaultChain), r.Chain))
 			if !ours {
 				where := fmt.Sprintf("%s %s %s", f, r.Table, r.Chain)
 				all[where] = append(all[where], r)
@@ -297,14 +315,14 @@ func TestForeignRulesStayAsTheyAre(t *testing.T) {
 			t.Errorf("%s: foreign tables (-before +after):\n%s", what, diff)
 		}
 	}
-	eachCase(t, func(t *testing.T, c testCase) {
-		for _, m := range modes {
-			apply(t, k, c.compile(m), everything)
-			check(fmt.Sprintf("%s in mode %s", c.name, m))
+	cases.Each(t, func(t *testing.T, c cases.Case) {
+		for _, m := range cases.Modes() {
+			apply(t, k, c.Compile(m), everything)
+			check(fmt.Sprintf("%s in mode %s", c.Name, m))
 		}
 	})
-	for _, m := range modes {
-		apply(t, k, loadCase(t, "all-policies").compile(m), everything)
+	for _, m := range cases.Modes() {
+		apply(t, k, cases.Load(t, "all-policies").Compile(m), everything)
 		if _, err := k.Cleanup(false); err != nil {
 			t.Fatal(err)
 		}
@@ -331,13 +349,13 @@ func foreignListing(t testing.TB, ns *nfttest.NS) string {
 				skip = ""
 			}
 			continue
-		case line == "table inet "+TableName+" {\n":
+		case line == "table inet "+nft.TableName+" {\n":
 			skip = "}\n"
 			continue
-		case len(words) == 3 && words[0] == "chain" && slices.Contains(withSubchains(defaultChain), words[1]):
+		case len(words) == 3 && words[0] == "chain" && slices.Contains(nft.WithSubchains(cases.DefaultChain), words[1]):
 			skip = "\t}\n"
 			continue
-		case strings.Contains(line, "jump "+defaultChain+" ") || strings.HasSuffix(line, "jump "+defaultChain+"\n"):
+		case strings.Contains(line, "jump "+cases.DefaultChain+" ") || strings.HasSuffix(line, "jump "+cases.DefaultChain+"\n"):
 			continue
 		}
 		kept.WriteString(line)
@@ -371,9 +389,9 @@ func TestForeignWriterAndWeDoNotDisturbEachOther(t *testing.T) {
 		}
 	}()
 	k := open(t, ns)
-	a, b := loadCase(t, "default").compile(ModeIPTables), loadCase(t, "all-policies").compile(ModeIPTables)
+	a, b := cases.Load(t, "default").Compile(nft.ModeIPTables), cases.Load(t, "all-policies").Compile(nft.ModeIPTables)
 	for i := 0; len(done) == 0 && (i < 300 || restores.Load() < 20); i++ {
-		want := []Ruleset{a, b}[i%2]
+		want := []nft.Ruleset{a, b}[i%2]
 		if _, err := k.Apply(want, Look{}); err != nil {
 			t.Errorf("apply %d: %v", i, err)
 			break
@@ -391,6 +409,28 @@ func TestForeignWriterAndWeDoNotDisturbEachOther(t *testing.T) {
 	}
 	delete(after, "ip nat LOOP")
 	if diff := cmp.Diff(before, after); diff != "" {
+		t.Errorf("foreign rules (-before +after):\n%s", diff)
+	}
+}
+
+func TestForeignChainOfAnyNameIsPassedOver(t *testing.T) {
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	loadForeign(t, ns)
+	for _, n := range []int{28, 60, 100, 120, 127} {
+		name := strings.Repeat("x", n)
+		nfttest.NFT(t, ns, "add chain ip nat "+name+"; add rule ip nat POSTROUTING jump "+name, "-f", "-")
+	}
+	before := foreignRules(t, ns)
+	for _, m := range cases.Modes() {
+		want := cases.Load(t, "default").Compile(m)
+		apply(t, open(t, ns), want, everything)
+		inStep(t, ns, want)
+	}
+	if _, ok, err := open(t, ns).ReadBack(); !ok || err != nil {
+		t.Errorf("read back %t, error %v", ok, err)
+	}
+	if diff := cmp.Diff(before, foreignRules(t, ns)); diff != "" {
 		t.Errorf("foreign rules (-before +after):\n%s", diff)
 	}
 }

@@ -1,4 +1,4 @@
-package nft
+package tables
 
 import (
 	"encoding/binary"
@@ -11,15 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/ruletext"
 )
 
-// A natTable is what the kernel holds of a table that iptables-nft shares with
+// A Shared is what the kernel holds of a table that iptables-nft shares with
 // everybody: POSTROUTING and the chains that its rules jump to, and those that
 // we would use.
-type natTable struct {
-	family  nfnetlink.Family
+type Shared struct {
+	Family  nfnetlink.Family
 	present bool
 	dormant bool
 	post    *nfnetlink.Chain // nil where there is no POSTROUTING
@@ -28,11 +29,11 @@ type natTable struct {
 	all     int // chains, sets and objects, ours or not; counted where others are looked for
 }
 
-// readNAT reads the chains of these names in the shared table of a family, and
+// ReadShared reads the chains of these names in the shared table of a family, and
 // with others those of ours under whichever name.
-func readNAT(c *nfnetlink.Conn, family nfnetlink.Family, names []string, others bool) (*natTable, error) {
-	n := &natTable{family: family, chains: map[string][]nfnetlink.Rule{}}
-	t, err := c.Table(family, xtTable)
+func ReadShared(c *nfnetlink.Conn, family nfnetlink.Family, names []string, others bool) (*Shared, error) {
+	n := &Shared{Family: family, chains: map[string][]nfnetlink.Rule{}}
+	t, err := c.Table(family, nft.NATTable)
 	if nfnetlink.IsNotExist(err) {
 		return n, nil
 	}
@@ -40,14 +41,14 @@ func readNAT(c *nfnetlink.Conn, family nfnetlink.Family, names []string, others 
 		return nil, fmt.Errorf("read table %s nat: %w", family, err)
 	}
 	n.present, n.dormant = true, t.Dormant()
-	post, err := c.Chain(family, xtTable, xtPostrouting)
+	post, err := c.Chain(family, nft.NATTable, nft.Postrouting)
 	switch {
 	case err == nil:
 		n.post = &post
 	case !nfnetlink.IsNotExist(err):
 		return nil, fmt.Errorf("read chain POSTROUTING: %w", err)
 	}
-	if n.rules, err = c.Rules(family, xtTable, xtPostrouting); err != nil {
+	if n.rules, err = c.Rules(family, nft.NATTable, nft.Postrouting); err != nil {
 		return nil, err
 	}
 	if others {
@@ -56,7 +57,7 @@ func readNAT(c *nfnetlink.Conn, family nfnetlink.Family, names []string, others 
 		}
 		for _, r := range n.rules {
 			if chain, ok := target(r); ok && !slices.Contains(names, chain) && isJumpOf(chain, r) {
-				names = append(names, withSubchains(chain)...)
+				names = append(names, nft.WithSubchains(chain)...)
 			}
 		}
 	}
@@ -68,37 +69,33 @@ func readNAT(c *nfnetlink.Conn, family nfnetlink.Family, names []string, others 
 	return n, nil
 }
 
-func (n *natTable) count(c *nfnetlink.Conn) error {
-	chains, err := c.Chains(n.family)
+func (n *Shared) count(c *nfnetlink.Conn) error {
+	chains, err := c.Chains(n.Family)
 	if err != nil {
 		return err
 	}
 	for _, ch := range chains {
-		if ch.Table == xtTable {
+		if ch.Table == nft.NATTable {
 			n.all++
 		}
 	}
-	sets, err := c.Sets(n.family, xtTable)
+	sets, err := c.Sets(n.Family, nft.NATTable)
 	if err != nil {
 		return err
 	}
-	objects, err := c.Objects(n.family, xtTable)
+	objects, err := c.Objects(n.Family, nft.NATTable)
 	n.all += len(sets) + len(objects)
 	return err
 }
 
-func withSubchains(chain string) []string {
-	return []string{chain + xtMasqChain, chain + xtSourceChain, chain}
-}
-
-func (n *natTable) readChain(c *nfnetlink.Conn, name string) error {
-	if _, err := c.Chain(n.family, xtTable, name); err != nil {
+func (n *Shared) readChain(c *nfnetlink.Conn, name string) error {
+	if _, err := c.Chain(n.Family, nft.NATTable, name); err != nil {
 		if nfnetlink.IsNotExist(err) {
 			return nil
 		}
 		return fmt.Errorf("read chain %s: %w", name, err)
 	}
-	rules, err := c.Rules(n.family, xtTable, name)
+	rules, err := c.Rules(n.Family, nft.NATTable, name)
 	n.chains[name] = rules
 	return err
 }
@@ -117,26 +114,18 @@ func target(r nfnetlink.Rule) (string, bool) {
 // their own in the user data.
 func sameXT(a, b nfnetlink.Rule) bool { return nfnetlink.EqualExprs(a.Exprs, b.Exprs) }
 
-func xtChain(t Table, name string) Chain {
-	i := slices.IndexFunc(t.Chains, func(c Chain) bool { return c.Name == name })
-	if i < 0 {
-		return Chain{Name: name}
-	}
-	return t.Chains[i]
-}
-
-// foreign says whether the chain is somebody else's: it holds rules, and none
+// Foreign says whether the chain is somebody else's: it holds rules, and none
 // that a masquerade agent wrote. All of them, whatever their version, say in
 // their comments what is subject to MASQUERADE.
-func (n *natTable) foreign(chain string) bool {
+func (n *Shared) Foreign(chain string) bool {
 	return len(n.chains[chain]) > 0 && !slices.ContainsFunc(n.chains[chain], func(r nfnetlink.Rule) bool {
 		return strings.Contains(ruletext.Comment(r), "subject to MASQUERADE")
 	})
 }
 
-// differences says in words how our part of the shared table is not the wanted
+// Differences says in words how our part of the shared table is not the wanted
 // one.
-func (n *natTable) differences(want Table, chain string) []string {
+func (n *Shared) Differences(want nft.Table, chain string) []string {
 	where := fmt.Sprintf("table %s nat", want.Family)
 	if !n.present || n.post == nil {
 		return []string{where + " has no chain POSTROUTING"}
@@ -145,10 +134,10 @@ func (n *natTable) differences(want Table, chain string) []string {
 	if n.dormant {
 		diffs = append(diffs, where+" is dormant")
 	}
-	if !sameHook(n.post.Hook, natHook(xtPriority)) {
+	if !sameHook(n.post.Hook, want.Chain(nft.Postrouting).Hook) {
 		diffs = append(diffs, fmt.Sprintf("%s: chain POSTROUTING has %s", where, hookText(n.post.Hook)))
 	}
-	jump := xtChain(want, xtPostrouting).bytecode(want, nil)[0]
+	jump := want.Chain(nft.Postrouting).Bytecode(want, nil)[0]
 	exact, others := n.jumps(chain, jump)
 	if len(exact) == 0 {
 		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has no jump to %s", where, chain))
@@ -156,8 +145,8 @@ func (n *natTable) differences(want Table, chain string) []string {
 	if extra := len(exact) + len(others) - 1; extra > 0 {
 		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has %d other jumps to %s", where, extra, chain))
 	}
-	for _, name := range withSubchains(chain) {
-		w := xtChain(want, name)
+	for _, name := range nft.WithSubchains(chain) {
+		w := want.Chain(name)
 		got, present := n.chains[name]
 		switch {
 		case !present && len(w.Rules) > 0:
@@ -171,7 +160,7 @@ func (n *natTable) differences(want Table, chain string) []string {
 	return diffs
 }
 
-func xtRuleDifferences(where string, want Chain, t Table, got []nfnetlink.Rule) []string {
+func xtRuleDifferences(where string, want nft.Chain, t nft.Table, got []nfnetlink.Rule) []string {
 	plain := make([]nfnetlink.Rule, len(got))
 	for i, r := range got {
 		r.UserData = nil
@@ -182,7 +171,7 @@ func xtRuleDifferences(where string, want Chain, t Table, got []nfnetlink.Rule) 
 
 // jumps gives the rules of POSTROUTING that go to the chain: those that are
 // exactly ours, and variants of other agents and versions.
-func (n *natTable) jumps(chain string, jump nfnetlink.Rule) (exact, others []nfnetlink.Rule) {
+func (n *Shared) jumps(chain string, jump nfnetlink.Rule) (exact, others []nfnetlink.Rule) {
 	for _, r := range n.rules {
 		switch to, ok := target(r); {
 		case !ok || to != chain:
@@ -195,35 +184,35 @@ func (n *natTable) jumps(chain string, jump nfnetlink.Rule) (exact, others []nfn
 	return exact, others
 }
 
-// ensure plans what brings our part of the shared table to the wanted one:
+// Ensure plans what brings our part of the shared table to the wanted one:
 // rules that are right stay where they are with their counters, nothing of
 // anybody else is touched.
-func (n *natTable) ensure(b *nfnetlink.Batch, want Table, chain string) {
+func (n *Shared) Ensure(b *nfnetlink.Batch, want nft.Table, chain string) {
 	if !n.present || n.dormant {
-		b.AddTable(want.Family, xtTable)
+		b.AddTable(want.Family, nft.NATTable)
 	}
-	// Chains before the rules that name them, as withSubchains has them, and
+	// Chains before the rules that name them, as WithSubchains has them, and
 	// ours before POSTROUTING, as iptables makes them.
-	for _, name := range withSubchains(chain) {
-		if _, present := n.chains[name]; !present && len(xtChain(want, name).Rules) > 0 {
-			b.AddChain(nfnetlink.Chain{Family: want.Family, Table: xtTable, Name: name})
+	for _, name := range nft.WithSubchains(chain) {
+		if _, present := n.chains[name]; !present && len(want.Chain(name).Rules) > 0 {
+			b.AddChain(nfnetlink.Chain{Family: want.Family, Table: nft.NATTable, Name: name})
 		}
 	}
 	if n.post == nil {
-		b.AddChain(Chain{Name: xtPostrouting, Hook: natHook(xtPriority)}.kernelChain(want))
+		b.AddChain(want.Chain(nft.Postrouting).KernelChain(want))
 	}
-	for _, name := range slices.Backward(withSubchains(chain)) {
-		editRules(b, xtChain(want, name).bytecode(want, nil), n.chains[name])
+	for _, name := range slices.Backward(nft.WithSubchains(chain)) {
+		editRules(b, want.Chain(name).Bytecode(want, nil), n.chains[name])
 	}
-	for _, name := range slices.Backward(withSubchains(chain)) {
-		if _, present := n.chains[name]; present && len(xtChain(want, name).Rules) == 0 {
-			b.DelChain(want.Family, xtTable, name)
+	for _, name := range slices.Backward(nft.WithSubchains(chain)) {
+		if _, present := n.chains[name]; present && len(want.Chain(name).Rules) == 0 {
+			b.DelChain(want.Family, nft.NATTable, name)
 		}
 	}
-	n.ensureJump(b, xtChain(want, xtPostrouting).bytecode(want, nil)[0], chain)
+	n.ensureJump(b, want.Chain(nft.Postrouting).Bytecode(want, nil)[0], chain)
 }
 
-func (n *natTable) ensureJump(b *nfnetlink.Batch, jump nfnetlink.Rule, chain string) {
+func (n *Shared) ensureJump(b *nfnetlink.Batch, jump nfnetlink.Rule, chain string) {
 	exact, others := n.jumps(chain, jump)
 	switch {
 	case len(exact) > 0:
@@ -272,10 +261,10 @@ func editRules(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
 	}
 }
 
-// remove plans the removal of chains of ours with their jumps. Where they are the
+// Remove plans the removal of chains of ours with their jumps. Where they are the
 // last of ours, what is then left of the table goes too if only we can have made
 // it: a lone POSTROUTING without rules.
-func (n *natTable) remove(b *nfnetlink.Batch, names []string, last bool) {
+func (n *Shared) Remove(b *nfnetlink.Batch, names []string, last bool) {
 	rest, others := len(n.rules), n.all
 	for _, name := range names {
 		for _, r := range n.rules {
@@ -285,20 +274,20 @@ func (n *natTable) remove(b *nfnetlink.Batch, names []string, last bool) {
 			}
 		}
 		// First the rules, which name chains, then the chains.
-		for _, sub := range withSubchains(name) {
+		for _, sub := range nft.WithSubchains(name) {
 			if _, present := n.chains[sub]; present {
-				b.FlushChain(n.family, xtTable, sub)
+				b.FlushChain(n.Family, nft.NATTable, sub)
 			}
 		}
-		for _, sub := range withSubchains(name) {
+		for _, sub := range nft.WithSubchains(name) {
 			if _, present := n.chains[sub]; present {
-				b.DelChain(n.family, xtTable, sub)
+				b.DelChain(n.Family, nft.NATTable, sub)
 				others--
 			}
 		}
 	}
 	if last && rest == 0 && others == 1 && n.post != nil {
-		b.DelTable(n.family, xtTable)
+		b.DelTable(n.Family, nft.NATTable)
 	}
 }
 
@@ -306,73 +295,83 @@ func (n *natTable) remove(b *nfnetlink.Batch, names []string, last bool) {
 // chain. The kernel knows longer names than iptables takes, and than fit our
 // comment.
 func isJumpOf(chain string, r nfnetlink.Rule) bool {
-	if len(chain) > maxChainName {
+	if len(chain) > nft.MaxChainName {
 		return false
 	}
-	t := compileXT(FamilyPolicy{IPv6: r.Family == nfnetlink.IPv6}, Policy{}, chain)
-	return sameXT(r, xtChain(t, xtPostrouting).bytecode(t, nil)[0])
+	t := nft.SharedTable(nft.FamilyPolicy{IPv6: r.Family == nfnetlink.IPv6}, nft.Policy{}, chain)
+	return sameXT(r, t.Chain(nft.Postrouting).Bytecode(t, nil)[0])
 }
 
-// ours gives the chains of the table that are ours: chain and jump are exactly
+// Ours gives the chains of the table that are ours: chain and jump are exactly
 // what some config of this version yields.
-func (n *natTable) ours() []string {
+func (n *Shared) Ours() []string {
 	var names []string
 	for _, r := range n.rules {
 		name, ok := target(r)
 		if !ok || slices.Contains(names, name) || !isJumpOf(name, r) {
 			continue
 		}
-		if _, err := n.policy(name); err == nil {
+		if _, err := n.Policy(name); err == nil {
 			names = append(names, name)
 		}
 	}
 	return names
 }
 
+// Leftovers gives the chains that are ours, or bear our name, and are not
+// wanted.
+func (n *Shared) Leftovers(chain string, wanted bool) []string {
+	names := n.Ours()
+	if _, present := n.chains[chain]; present && !slices.Contains(names, chain) {
+		names = append(names, chain)
+	}
+	return slices.DeleteFunc(names, func(name string) bool { return wanted && name == chain })
+}
+
 var errNotOurs = errors.New("no config of this version yields these rules")
 
-// policy reads back the policy of a chain of ours; an error says that it is not
+// Policy reads back the policy of a chain of ours; an error says that it is not
 // exactly what this version would write.
-func (n *natTable) policy(chain string) (Policy, error) {
-	f := FamilyPolicy{IPv6: n.family == nfnetlink.IPv6}
-	p := Policy{}
-	for _, name := range withSubchains(chain) {
+func (n *Shared) Policy(chain string) (nft.Policy, error) {
+	f := nft.FamilyPolicy{IPv6: n.Family == nfnetlink.IPv6}
+	p := nft.Policy{}
+	for _, name := range nft.WithSubchains(chain) {
 		for _, r := range n.chains[name] {
-			f.add(&p, r)
+			addRule(&f, &p, r)
 		}
 	}
-	want := compileXT(f, p, chain)
-	for _, name := range withSubchains(chain) {
-		if !slices.EqualFunc(xtChain(want, name).bytecode(want, nil), n.chains[name], sameXT) {
-			return Policy{}, errNotOurs
+	want := nft.SharedTable(f, p, chain)
+	for _, name := range nft.WithSubchains(chain) {
+		if !slices.EqualFunc(want.Chain(name).Bytecode(want, nil), n.chains[name], sameXT) {
+			return nft.Policy{}, errNotOurs
 		}
 	}
-	p.Families = []FamilyPolicy{f}
+	p.Families = []nft.FamilyPolicy{f}
 	return p, nil
 }
 
-// add reads one rule of mode iptables-nft into the policy: its comment says
+// addRule reads one rule of mode iptables-nft into the policy: its comment says
 // what it is for.
-func (f *FamilyPolicy) add(p *Policy, r nfnetlink.Rule) {
+func addRule(f *nft.FamilyPolicy, p *nft.Policy, r nfnetlink.Rule) {
 	entry := config.CIDR{Prefix: prefixOf(r)}
 	_, comment, _ := strings.Cut(ruletext.Comment(r), ": ")
 	switch comment {
-	case xtMasqSrcComment:
+	case nft.CommentMasqSrc:
 		f.MasqSrc.CIDRs = append(f.MasqSrc.CIDRs, entry)
-	case xtNonMasqSrcComment:
+	case nft.CommentNonMasqSrc:
 		f.NonMasqSrc.CIDRs = append(f.NonMasqSrc.CIDRs, entry)
-	case xtForceComment:
+	case nft.CommentForce:
 		f.Force.CIDRs = append(f.Force.CIDRs, entry)
-	case xtNonMasqComment:
+	case nft.CommentNonMasq:
 		f.NonMasq.CIDRs = append(f.NonMasq.CIDRs, entry)
-	case xtMasqComment:
-		p.addTarget(r)
+	case nft.CommentMasq:
+		addTarget(p, r)
 	}
 }
 
 // addTarget reads the switches and ports of a MASQUERADE without a prefix: of
 // the ones with ports those for TCP stand for all.
-func (p *Policy) addTarget(r nfnetlink.Rule) {
+func addTarget(p *nft.Policy, r nfnetlink.Rule) {
 	last := r.Exprs[len(r.Exprs)-1]
 	if last.Name != "target" {
 		return
@@ -392,7 +391,7 @@ func (p *Policy) addTarget(r nfnetlink.Rule) {
 		return
 	}
 	if proto := r.Exprs[1].Value(unix.NFTA_CMP_DATA); len(proto) == 1 && proto[0] == unix.IPPROTO_TCP {
-		p.Ports = append(p.Ports, PortRange{
+		p.Ports = append(p.Ports, nft.PortRange{
 			Min: binary.BigEndian.Uint16(info[portsAt:]),
 			Max: binary.BigEndian.Uint16(info[portsAt+2:]),
 		})

@@ -1,4 +1,4 @@
-package nft
+package kernel
 
 import (
 	"fmt"
@@ -7,8 +7,11 @@ import (
 	"github.com/mdlayher/netlink"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/tables"
 )
 
 func TestALargeFillIsMadeWhileTheListenerPauses(t *testing.T) {
@@ -39,14 +42,14 @@ func TestALargeFillIsMadeWhileTheListenerPauses(t *testing.T) {
 	small := config.Default(config.Defaults{})
 	large := small
 	for i := range largeFill {
-		large.NonMasqueradeCIDRs = append(large.NonMasqueradeCIDRs, cidrs(fmt.Sprintf("11.%d.%d.0/24", i/256, i%256))...)
+		large.NonMasqueradeCIDRs = append(large.NonMasqueradeCIDRs, cases.CIDRs(fmt.Sprintf("11.%d.%d.0/24", i/256, i%256))...)
 	}
 	for i, tt := range []struct {
 		c       config.Config
 		unheard bool
 	}{{small, false}, {large, true}, {large, false}, {small, false}, {large, true}} {
 		before, paused := generation(t, ns), pauses
-		want := Compile(tt.c, Options{Mode: ModeNFTables})
+		want := nft.Compile(tt.c, nft.Options{Mode: nft.ModeNFTables})
 		apply(t, k, want, Look{})
 		inStep(t, ns, want)
 		if (pauses > paused) != tt.unheard {
@@ -68,7 +71,7 @@ func TestALargeFillIsMadeWhileTheListenerPauses(t *testing.T) {
 func TestALargeFillFitsASmallSendBuffer(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	dial := dialIn(ns)
-	k := NewKernel(nfnetlink.New(func() (*netlink.Conn, error) {
+	k := New(nfnetlink.New(func() (*netlink.Conn, error) {
 		nl, err := dial()
 		if err != nil {
 			return nil, err
@@ -78,11 +81,11 @@ func TestALargeFillFitsASmallSendBuffer(t *testing.T) {
 	t.Cleanup(func() { _ = k.Close() })
 	c := config.Default(config.Defaults{EnableIPv6: true})
 	for i := range 40_000 {
-		c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, cidrs(fmt.Sprintf("2001:db8:%x::/48", i))...)
+		c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, cases.CIDRs(fmt.Sprintf("2001:db8:%x::/48", i))...)
 	}
-	want := Compile(c, Options{Mode: ModeNFTables})
+	want := nft.Compile(c, nft.Options{Mode: nft.ModeNFTables})
 	apply(t, k, want, Look{})
-	if k.perBatch != smallBatch {
+	if k.perBatch != tables.SmallBatch {
 		t.Error("the send buffer was not too small: nothing is tested")
 	}
 	diffs, err := open(t, ns).Diff(want, Look{Full: true})

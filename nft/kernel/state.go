@@ -1,13 +1,15 @@
-package nft
+package kernel
 
 import (
 	"fmt"
 	"slices"
 	"time"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/tables"
 )
 
 // bigSet is the size from which a set is not read whenever the ruleset changed:
@@ -17,19 +19,19 @@ const bigSet = 10_000
 // A state is what the kernel holds of ours, and beside it, at one generation.
 type state struct {
 	generation uint32
-	own        *ownTable
-	nat        []*natTable           // IPv4 and IPv6, where they were asked for
+	own        *tables.Own
+	nat        []*tables.Shared      // IPv4 and IPv6, where they were asked for
 	readAll    bool                  // no set was taken on trust
 	legacy     []foreign.LegacyChain // where a take-over is asked for
 }
 
 // read reads the kernel's state.
-func (k *Kernel) read(want Ruleset, l Look) (*state, error) {
+func (k *Kernel) read(want nft.Ruleset, l Look) (*state, error) {
 	s, err := k.readRules(want, l)
 	if err != nil {
 		return nil, err
 	}
-	if s.own != nil && want.Mode == ModeNFTables {
+	if s.own != nil && want.Mode == nft.ModeNFTables {
 		for _, w := range want.Tables[0].Sets {
 			if err := k.readSides(s, w, l); err != nil {
 				return nil, err
@@ -40,16 +42,16 @@ func (k *Kernel) read(want Ruleset, l Look) (*state, error) {
 }
 
 // readRules reads everything but the elements of sets.
-func (k *Kernel) readRules(want Ruleset, l Look) (*state, error) {
+func (k *Kernel) readRules(want nft.Ruleset, l Look) (*state, error) {
 	s := &state{readAll: true}
 	var err error
 	if s.generation, err = k.conn.Generation(); err != nil {
 		return nil, err
 	}
-	if s.own, err = readOwn(k.conn); err != nil {
+	if s.own, err = tables.ReadOwn(k.conn); err != nil {
 		return nil, err
 	}
-	if want.Mode == ModeIPTables || l.Others || l.TakeOver {
+	if want.Mode == nft.ModeIPTables || l.Others || l.TakeOver {
 		if err := k.readShared(s, want, l.Others || l.TakeOver); err != nil {
 			return nil, err
 		}
@@ -62,13 +64,13 @@ func (k *Kernel) readRules(want Ruleset, l Look) (*state, error) {
 	return s, nil
 }
 
-func (k *Kernel) readShared(s *state, want Ruleset, others bool) error {
+func (k *Kernel) readShared(s *state, want nft.Ruleset, others bool) error {
 	var names []string
-	if want.Mode == ModeIPTables {
-		names = withSubchains(want.Chain)
+	if want.Mode == nft.ModeIPTables {
+		names = nft.WithSubchains(want.Chain)
 	}
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		n, err := readNAT(k.conn, f, names, others)
+		n, err := tables.ReadShared(k.conn, f, names, others)
 		if err != nil {
 			return err
 		}
@@ -78,9 +80,9 @@ func (k *Kernel) readShared(s *state, want Ruleset, others bool) error {
 }
 
 // readSides reads what a wanted set holds, under both names where both are there.
-func (k *Kernel) readSides(s *state, w Set, l Look) error {
-	for _, side := range []string{sideA, sideB} {
-		held, ok := s.own.sets[w.Name+side]
+func (k *Kernel) readSides(s *state, w nft.Set, l Look) error {
+	for _, side := range []string{nft.SideA, nft.SideB} {
+		held, ok := s.own.Sets[w.Name+side]
 		if !ok {
 			continue
 		}
@@ -93,12 +95,12 @@ func (k *Kernel) readSides(s *state, w Set, l Look) error {
 		}
 		start := time.Now()
 		var err error
-		if held.holds, err = k.conn.Elements(held.Family, held.Table, held.Name); err != nil {
+		if held.Holds, err = k.conn.Elements(held.Family, held.Table, held.Name); err != nil {
 			return err
 		}
-		held.read = true
+		held.Read = true
 		k.dumped, k.dumpCost = time.Now(), time.Since(start)
-		if held.equals(w.Prefixes) {
+		if held.Equals(w.Prefixes) {
 			k.trust[held.Name] = trusted{prefixes: w.Prefixes, handle: held.Handle}
 		}
 	}
@@ -109,7 +111,7 @@ func (k *Kernel) readSides(s *state, w Set, l Look) error {
 // since it was known, or it is the same set and holds as many. Kernels before
 // 6.18 do not tell how many; there it is read now and then, so that the reading
 // takes no more than a hundredth of a processor.
-func (k *Kernel) remembers(held *heldSet, w Set, known bool) bool {
+func (k *Kernel) remembers(held *tables.HeldSet, w nft.Set, known bool) bool {
 	t, ok := k.trust[held.Name]
 	switch {
 	case !ok || t.handle != 0 && t.handle != held.Handle:
@@ -122,38 +124,38 @@ func (k *Kernel) remembers(held *heldSet, w Set, known bool) bool {
 	}
 	t.handle = held.Handle
 	k.trust[held.Name] = t
-	if held.trusted = slices.Equal(t.prefixes, w.Prefixes); !held.trusted {
-		held.read = true
+	if held.Trusted = slices.Equal(t.prefixes, w.Prefixes); !held.Trusted {
+		held.Read = true
 		for _, p := range t.prefixes {
-			held.holds = append(held.holds, iprange.Of(p))
+			held.Holds = append(held.Holds, iprange.Of(p))
 		}
 	}
 	return true
 }
 
 // differences says in words how the state is not the wanted one.
-func (s *state) differences(want Ruleset) []string {
+func (s *state) differences(want nft.Ruleset) []string {
 	var diffs []string
 	for _, l := range s.legacy {
 		diffs = append(diffs, "another agent's "+l.String())
 	}
-	if want.Mode == ModeNFTables {
-		diffs = append(diffs, s.own.differences(want.Tables[0])...)
+	if want.Mode == nft.ModeNFTables {
+		diffs = append(diffs, s.own.Differences(want.Tables[0])...)
 		return append(diffs, s.leftovers("", nil)...)
 	}
 	if s.own != nil {
-		diffs = append(diffs, fmt.Sprintf("table inet %s of mode nftables is left", TableName))
+		diffs = append(diffs, fmt.Sprintf("table inet %s of mode nftables is left", nft.TableName))
 	}
 	var families []nfnetlink.Family
 	for _, t := range want.Tables {
 		families = append(families, t.Family)
-		diffs = append(diffs, s.shared(t.Family).differences(t, want.Chain)...)
+		diffs = append(diffs, s.shared(t.Family).Differences(t, want.Chain)...)
 	}
 	return append(diffs, s.leftovers(want.Chain, families)...)
 }
 
-func (s *state) shared(f nfnetlink.Family) *natTable {
-	i := slices.IndexFunc(s.nat, func(n *natTable) bool { return n.family == f })
+func (s *state) shared(f nfnetlink.Family) *tables.Shared {
+	i := slices.IndexFunc(s.nat, func(n *tables.Shared) bool { return n.Family == f })
 	return s.nat[i]
 }
 
@@ -162,21 +164,11 @@ func (s *state) shared(f nfnetlink.Family) *natTable {
 func (s *state) leftovers(chain string, families []nfnetlink.Family) []string {
 	var diffs []string
 	for _, n := range s.nat {
-		for _, name := range n.leftovers(chain, slices.Contains(families, n.family)) {
-			diffs = append(diffs, fmt.Sprintf("chain %s of mode iptables-nft is left in table %s nat", name, n.family))
+		for _, name := range n.Leftovers(chain, slices.Contains(families, n.Family)) {
+			diffs = append(diffs, fmt.Sprintf("chain %s of mode iptables-nft is left in table %s nat", name, n.Family))
 		}
 	}
 	return diffs
-}
-
-// leftovers gives the chains that are ours, or bear our name, and are not
-// wanted.
-func (n *natTable) leftovers(chain string, wanted bool) []string {
-	names := n.ours()
-	if _, present := n.chains[chain]; present && !slices.Contains(names, chain) {
-		names = append(names, chain)
-	}
-	return slices.DeleteFunc(names, func(name string) bool { return wanted && name == chain })
 }
 
 // transactions plans what makes the wanted ruleset effective and removes what
@@ -188,25 +180,25 @@ func (n *natTable) leftovers(chain string, wanted bool) []string {
 // and until then both decide, with the old verdict or the new. Towards mode
 // nftables a packet meets the chain that is emptied first, and can see both,
 // never neither.
-func (s *state) transactions(want Ruleset, target sides) []*nfnetlink.Batch {
+func (s *state) transactions(want nft.Ruleset, target nft.Sides) []*nfnetlink.Batch {
 	b := &nfnetlink.Batch{}
-	if want.Mode == ModeNFTables {
-		flip(b, want.Tables[0], target, s.own)
+	if want.Mode == nft.ModeNFTables {
+		tables.Flip(b, want.Tables[0], target, s.own)
 	}
 	for _, n := range s.nat {
-		i := slices.IndexFunc(want.Tables, func(t Table) bool { return t.Family == n.family && t.Name == xtTable })
+		i := slices.IndexFunc(want.Tables, func(t nft.Table) bool { return t.Family == n.Family && t.Name == nft.NATTable })
 		if i >= 0 {
-			n.ensure(b, want.Tables[i], want.Chain)
+			n.Ensure(b, want.Tables[i], want.Chain)
 		}
-		if left := n.leftovers(want.Chain, i >= 0); len(left) > 0 {
-			n.remove(b, left, i < 0)
+		if left := n.Leftovers(want.Chain, i >= 0); len(left) > 0 {
+			n.Remove(b, left, i < 0)
 		}
 	}
 	for _, l := range s.legacy {
 		l.Remove(b)
 	}
 	batches := []*nfnetlink.Batch{b}
-	if want.Mode == ModeIPTables && s.own != nil {
+	if want.Mode == nft.ModeIPTables && s.own != nil {
 		second := &nfnetlink.Batch{}
 		second.DelTable(s.own.Family, s.own.Name)
 		batches = append(batches, second)

@@ -1,4 +1,4 @@
-package nft
+package kernel
 
 import (
 	"errors"
@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -19,7 +20,7 @@ func (k *Kernel) Cleanup(legacy bool) ([]string, error) {
 	var err error
 	for range attempts {
 		var s *state
-		if s, err = k.readRules(Ruleset{}, Look{Others: true, TakeOver: legacy}); err != nil {
+		if s, err = k.readRules(nft.Ruleset{}, Look{Others: true, TakeOver: legacy}); err != nil {
 			return nil, err
 		}
 		b, removed := s.removal()
@@ -37,7 +38,7 @@ func (k *Kernel) Cleanup(legacy bool) ([]string, error) {
 func (k *Kernel) Installed(legacy bool) ([]string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s, err := again(func() (*state, error) { return k.readRules(Ruleset{}, Look{Others: true, TakeOver: legacy}) })
+	s, err := again(func() (*state, error) { return k.readRules(nft.Ruleset{}, Look{Others: true, TakeOver: legacy}) })
 	if err != nil {
 		return nil, err
 	}
@@ -50,15 +51,15 @@ func (s *state) removal() (b *nfnetlink.Batch, removed []string) {
 	b = &nfnetlink.Batch{}
 	if s.own != nil {
 		b.DelTable(s.own.Family, s.own.Name)
-		removed = append(removed, fmt.Sprintf("table inet %s", TableName))
+		removed = append(removed, fmt.Sprintf("table inet %s", nft.TableName))
 	}
 	for _, n := range s.nat {
-		left := n.leftovers("", false)
+		left := n.Leftovers("", false)
 		if len(left) > 0 {
-			n.remove(b, left, true)
+			n.Remove(b, left, true)
 		}
 		for _, name := range left {
-			removed = append(removed, fmt.Sprintf("chain %s in table %s nat", name, n.family))
+			removed = append(removed, fmt.Sprintf("chain %s in table %s nat", name, n.Family))
 		}
 	}
 	for _, l := range s.legacy {

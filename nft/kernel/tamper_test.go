@@ -1,4 +1,4 @@
-package nft
+package kernel
 
 import (
 	"encoding/binary"
@@ -13,8 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 // A tampering is what somebody does to our rules.
@@ -31,7 +33,7 @@ type attacker struct {
 	table string
 	set   string // the name under which the set of IPv4 destinations is held
 	first netip.Prefix
-	want  Ruleset
+	want  nft.Ruleset
 }
 
 // nft runs a transaction. TABLE stands for our table, SET for the set.
@@ -46,7 +48,7 @@ func does(text string) func(*attacker) { return func(a *attacker) { a.nft(text) 
 // is below zero.
 func (a *attacker) rule(n int) uint64 {
 	a.t.Helper()
-	rules, err := connect(a.t, a.ns).Rules(nfnetlink.Inet, TableName, chainName)
+	rules, err := connect(a.t, a.ns).Rules(nfnetlink.Inet, nft.TableName, nft.BaseChain)
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -66,7 +68,7 @@ func (a *attacker) catchAll() {
 	})
 	element, _ := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.NFTA_LIST_ELEM | unix.NLA_F_NESTED, Data: flags}})
 	list, _ := netlink.MarshalAttributes([]netlink.Attribute{
-		{Type: unix.NFTA_SET_ELEM_LIST_TABLE, Data: append([]byte(TableName), 0)},
+		{Type: unix.NFTA_SET_ELEM_LIST_TABLE, Data: append([]byte(nft.TableName), 0)},
 		{Type: unix.NFTA_SET_ELEM_LIST_SET, Data: append([]byte(a.set), 0)},
 		{Type: unix.NFTA_SET_ELEM_LIST_ELEMENTS | unix.NLA_F_NESTED, Data: element},
 	})
@@ -186,7 +188,7 @@ func tamperConfig(n int) config.Config {
 		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 7), byte(i << 1), 0}), 24)
 		c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, config.CIDR{Prefix: p})
 	}
-	c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, cidrs("fd00::/8", "2001:db8:1::/48")...)
+	c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, cases.CIDRs("fd00::/8", "2001:db8:1::/48")...)
 	return c
 }
 
@@ -198,12 +200,12 @@ func TestTamperingWithOurTableIsFoundAndUndone(t *testing.T) {
 			ns := nfttest.NewNS(t, "node")
 			loadForeign(t, ns)
 			c := tamperConfig(n)
-			want := Compile(c, Options{Mode: ModeNFTables, RandomFully: true})
+			want := nft.Compile(c, nft.Options{Mode: nft.ModeNFTables, RandomFully: true})
 			k := open(t, ns)
 			apply(t, k, want, Look{})
 			for _, tamper := range ownTamperings {
 				t.Run(tamper.name, func(t *testing.T) {
-					a := &attacker{t: t, ns: ns, table: "inet " + TableName, set: liveSet(t, ns), first: c.NonMasqueradeCIDRs[0].Prefix}
+					a := &attacker{t: t, ns: ns, table: "inet " + nft.TableName, set: liveSet(t, ns), first: c.NonMasqueradeCIDRs[0].Prefix}
 					tamper.do(a)
 					undo(t, ns, k, want, tamper.finds)
 				})
@@ -215,7 +217,7 @@ func TestTamperingWithOurTableIsFoundAndUndone(t *testing.T) {
 // liveSet gives the name under which the set of IPv4 destinations is held.
 func liveSet(t *testing.T, ns *nfttest.NS) string {
 	t.Helper()
-	sets, err := connect(t, ns).Sets(nfnetlink.Inet, TableName)
+	sets, err := connect(t, ns).Sets(nfnetlink.Inet, nft.TableName)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +227,7 @@ func liveSet(t *testing.T, ns *nfttest.NS) string {
 
 // undo holds that Diff names a tampering, that Apply undoes it and nothing of
 // anybody else, and that then nothing is left to do.
-func undo(t *testing.T, ns *nfttest.NS, k *Kernel, want Ruleset, finds string) {
+func undo(t *testing.T, ns *nfttest.NS, k *Kernel, want nft.Ruleset, finds string) {
 	t.Helper()
 	foreign, listing := foreignRules(t, ns), foreignListing(t, ns)
 	diffs, err := k.Diff(want, Look{})
@@ -292,24 +294,24 @@ func runs(lines ...string) func(*attacker) {
 }
 
 // rewrite runs iptables with a rule of ours.
-func (a *attacker) rewrite(r Rule, args ...string) {
+func (a *attacker) rewrite(r nft.Rule, args ...string) {
 	a.t.Helper()
 	iptables(a.t, a.ns, nfnetlink.IPv4, append(args, shellWords(r.String())...)...)
 }
 
 func (a *attacker) deleteJump() {
-	a.rewrite(xtChain(a.want.Tables[0], xtPostrouting).Rules[0], "-D", xtPostrouting)
+	a.rewrite(a.want.Tables[0].Chain(nft.Postrouting).Rules[0], "-D", nft.Postrouting)
 }
 
 func (a *attacker) deleteLast() {
-	rules := xtChain(a.want.Tables[0], defaultChain).Rules
-	a.rewrite(rules[len(rules)-1], "-D", defaultChain)
+	rules := a.want.Tables[0].Chain(cases.DefaultChain).Rules
+	a.rewrite(rules[len(rules)-1], "-D", cases.DefaultChain)
 }
 
 func (a *attacker) moveShared() {
-	first := xtChain(a.want.Tables[0], defaultChain).Rules[0]
-	a.rewrite(first, "-D", defaultChain)
-	a.rewrite(first, "-I", defaultChain, "4")
+	first := a.want.Tables[0].Chain(cases.DefaultChain).Rules[0]
+	a.rewrite(first, "-D", cases.DefaultChain)
+	a.rewrite(first, "-I", cases.DefaultChain, "4")
 }
 
 func TestTamperingWithTheSharedTablesIsFoundAndUndone(t *testing.T) {
@@ -324,7 +326,7 @@ func TestTamperingWithTheSharedTablesIsFoundAndUndone(t *testing.T) {
 			apply(t, k, want, Look{})
 			for _, tamper := range sharedTamperings {
 				t.Run(tamper.name, func(t *testing.T) {
-					tamper.do(&attacker{t: t, ns: ns, table: "inet " + TableName, want: want})
+					tamper.do(&attacker{t: t, ns: ns, table: "inet " + nft.TableName, want: want})
 					undo(t, ns, k, want, tamper.finds)
 				})
 			}

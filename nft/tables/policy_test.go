@@ -1,15 +1,14 @@
-package nft
+package tables
 
 import (
+	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 // encode writes rules as bytes for the fuzzer, and decode reads whatever it makes
@@ -55,11 +54,11 @@ func decode(family nfnetlink.Family, b []byte) []nfnetlink.Rule {
 func forEachChain(t testing.TB, fn func(nfnetlink.Family, []nfnetlink.Rule)) {
 	t.Helper()
 	for _, name := range []string{"default", "everything", "all-policies", "to-ports-force"} {
-		c := loadCase(t, name)
-		for _, m := range modes {
-			for _, table := range c.compile(m).Tables {
+		c := cases.Load(t, name)
+		for _, m := range cases.Modes() {
+			for _, table := range c.Compile(m).Tables {
 				for _, ch := range table.Chains {
-					fn(table.Family, ch.bytecode(table, nil))
+					fn(table.Family, ch.Bytecode(table, nil))
 				}
 			}
 		}
@@ -104,44 +103,22 @@ func TestRulesChangedByOneByteAreReadBack(t *testing.T) {
 // counts as ours is just what we write.
 func readOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
 	t.Helper()
-	n := &natTable{family: family, present: true, rules: rules, chains: map[string][]nfnetlink.Rule{defaultChain: rules}}
-	if p, err := n.policy(defaultChain); err == nil {
-		want := xtChain(compileXT(p.Families[0], p, defaultChain), defaultChain)
-		if !slices.EqualFunc(want.bytecode(Table{Family: family}, nil), rules, sameXT) {
+	n := &Shared{Family: family, present: true, rules: rules, chains: map[string][]nfnetlink.Rule{cases.DefaultChain: rules}}
+	if p, err := n.Policy(cases.DefaultChain); err == nil {
+		want := nft.SharedTable(p.Families[0], p, cases.DefaultChain).Chain(cases.DefaultChain)
+		if !slices.EqualFunc(want.Bytecode(nft.Table{Family: family}, nil), rules, sameXT) {
 			t.Errorf("%v is taken for ours", rules)
 		}
 	}
-	_ = n.ours()
-	_ = n.foreign(defaultChain)
+	_ = n.Ours()
+	_ = n.Foreign(cases.DefaultChain)
 
-	own := &ownTable{rules: map[string][]nfnetlink.Rule{chainName: rules}, sets: map[string]*heldSet{}}
+	own := &Own{rules: map[string][]nfnetlink.Rule{nft.BaseChain: rules}, Sets: map[string]*HeldSet{}}
 	for _, r := range rules {
 		for _, name := range lookups(r) {
-			own.sets[name] = &heldSet{read: true, holds: []iprange.Range{iprange.Of(linkLocalIPv4), {}}}
+			own.Sets[name] = &HeldSet{Read: true, Holds: []iprange.Range{iprange.Of(netip.MustParsePrefix("169.254.0.0/16")), {}}}
 		}
 	}
-	want := compile(own.policy(), Options{Mode: ModeNFTables})
-	_ = own.differences(want.Tables[0])
-}
-
-func TestForeignChainOfAnyNameIsPassedOver(t *testing.T) {
-	nfttest.Require(t, "nft")
-	ns := nfttest.NewNS(t, "node")
-	loadForeign(t, ns)
-	for _, n := range []int{28, 60, 100, 120, 127} {
-		name := strings.Repeat("x", n)
-		nfttest.NFT(t, ns, "add chain ip nat "+name+"; add rule ip nat POSTROUTING jump "+name, "-f", "-")
-	}
-	before := foreignRules(t, ns)
-	for _, m := range modes {
-		want := loadCase(t, "default").compile(m)
-		apply(t, open(t, ns), want, everything)
-		inStep(t, ns, want)
-	}
-	if _, ok, err := open(t, ns).ReadBack(); !ok || err != nil {
-		t.Errorf("read back %t, error %v", ok, err)
-	}
-	if diff := cmp.Diff(before, foreignRules(t, ns)); diff != "" {
-		t.Errorf("foreign rules (-before +after):\n%s", diff)
-	}
+	_, _ = own.Ruleset()
+	_, _ = own.Policy()
 }

@@ -1,4 +1,4 @@
-package nft
+package kernel
 
 import (
 	"encoding/binary"
@@ -6,13 +6,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
 // Counts says how many connections went which way since the counters were made.
 type Counts struct {
 	IPv6    bool
-	Verdict Verdict
+	Verdict nft.Verdict
 	Packets uint64 // a counter of a nat chain counts connections
 }
 
@@ -23,8 +24,8 @@ type Counts struct {
 // because masqueradeSrcCIDRs does not have its source. Where there are so many
 // rules that reading them takes long, an answer is given again until a hundred
 // times as long has passed.
-func (k *Kernel) Counters(o Options) ([]Counts, error) {
-	if o.Mode == ModeNFTables {
+func (k *Kernel) Counters(o nft.Options) ([]Counts, error) {
+	if o.Mode == nft.ModeNFTables {
 		return k.namedCounters()
 	}
 	k.mu.Lock()
@@ -51,7 +52,7 @@ type cachedCounts struct {
 }
 
 func (k *Kernel) namedCounters() ([]Counts, error) {
-	objects, err := k.conn.Objects(nfnetlink.Inet, TableName)
+	objects, err := k.conn.Objects(nfnetlink.Inet, nft.TableName)
 	if err != nil {
 		if nfnetlink.IsNotExist(err) {
 			return nil, nil
@@ -60,9 +61,9 @@ func (k *Kernel) namedCounters() ([]Counts, error) {
 	}
 	var out []Counts
 	for _, o := range objects {
-		for _, f := range []FamilyPolicy{{}, {IPv6: true}} {
-			for _, v := range []Verdict{Local, Exempt, Masqueraded} {
-				if o.Name == string(v)+f.suffix() {
+		for _, f := range []nft.FamilyPolicy{{}, {IPv6: true}} {
+			for _, v := range []nft.Verdict{nft.Local, nft.Exempt, nft.Masqueraded} {
+				if o.Name == string(v)+f.Suffix() {
 					out = append(out, Counts{IPv6: f.IPv6, Verdict: v, Packets: o.Packets})
 				}
 			}
@@ -74,11 +75,11 @@ func (k *Kernel) namedCounters() ([]Counts, error) {
 func (k *Kernel) ruleCounters(chain string) ([]Counts, error) {
 	var out []Counts
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		exempt := Counts{IPv6: f == nfnetlink.IPv6, Verdict: Exempt}
-		masqueraded := Counts{IPv6: f == nfnetlink.IPv6, Verdict: Masqueraded}
+		exempt := Counts{IPv6: f == nfnetlink.IPv6, Verdict: nft.Exempt}
+		masqueraded := Counts{IPv6: f == nfnetlink.IPv6, Verdict: nft.Masqueraded}
 		found := false
-		for _, name := range withSubchains(chain) {
-			rules, err := k.conn.Rules(f, xtTable, name)
+		for _, name := range nft.WithSubchains(chain) {
+			rules, err := k.conn.Rules(f, nft.NATTable, name)
 			if err != nil && !nfnetlink.IsNotExist(err) {
 				return nil, err
 			}

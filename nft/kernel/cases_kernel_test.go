@@ -1,4 +1,4 @@
-package nft
+package kernel
 
 import (
 	"regexp"
@@ -8,25 +8,27 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 func TestNFTLoadsTheGoldenTextAsWeWriteIt(t *testing.T) {
 	nfttest.Require(t, "nft")
-	eachCase(t, func(t *testing.T, c testCase) {
+	cases.Each(t, func(t *testing.T, c cases.Case) {
 		t.Parallel()
 		ns := nfttest.NewNS(t, "case")
-		want := c.compile(ModeNFTables)
+		want := c.Compile(nft.ModeNFTables)
 		apply(t, open(t, ns), want, Look{})
 		ours, ourBytecode := nfttest.ListRuleset(t, ns), bytecode(t, ns)
 
 		nfttest.NFT(t, ns, ours, "-c", "-f", "-")
-		if listing := nfttest.NFT(t, ns, "", "list", "table", "inet", TableName); listing != ours {
+		if listing := nfttest.NFT(t, ns, "", "list", "table", "inet", nft.TableName); listing != ours {
 			t.Errorf("the table is not all there is (-table +ruleset):\n%s", cmp.Diff(listing, ours))
 		}
 
-		nfttest.NFT(t, ns, c.file(t, "ruleset.nft"), "-f", "-")
+		nfttest.NFT(t, ns, c.File(t, "ruleset.nft"), "-f", "-")
 		if diff := cmp.Diff(nfttest.ListRuleset(t, ns), ours); diff != "" {
 			t.Errorf("listing (-nft +ours):\n%s", diff)
 		}
@@ -55,12 +57,12 @@ func bytecode(t *testing.T, ns *nfttest.NS) string {
 
 func TestIPTablesSavesTheGoldenRules(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-save", "iptables-nft-restore")
-	eachCase(t, func(t *testing.T, c testCase) {
+	cases.Each(t, func(t *testing.T, c cases.Case) {
 		t.Parallel()
 		ns := nfttest.NewNS(t, "case")
-		want := c.compile(ModeIPTables)
+		want := c.Compile(nft.ModeIPTables)
 		apply(t, open(t, ns), want, Look{})
-		golden := c.file(t, "iptables.rules")
+		golden := c.File(t, "iptables.rules")
 		for _, f := range want.Policy.Families {
 			program := "iptables-nft-save"
 			if f.IPv6 {
@@ -83,7 +85,7 @@ func TestIPTablesSavesTheGoldenRules(t *testing.T) {
 }
 
 // restore loads a rendering as its readers are told to.
-func restore(t testing.TB, ns *nfttest.NS, text string, r Ruleset) {
+func restore(t testing.TB, ns *nfttest.NS, text string, r nft.Ruleset) {
 	t.Helper()
 	nfttest.Run(t, ns, text, "iptables-nft-restore", "--noflush")
 	if len(r.Policy.Families) > 1 {
@@ -139,15 +141,15 @@ func natRules(t testing.TB, ns *nfttest.NS) map[string][]nfnetlink.Rule {
 }
 
 func TestPacketsGoAsTheCasesSay(t *testing.T) {
-	eachCase(t, func(t *testing.T, c testCase) {
+	cases.Each(t, func(t *testing.T, c cases.Case) {
 		t.Parallel()
 		wire := newWire(t)
 		k := open(t, wire.Node)
-		for _, m := range modes {
-			want := c.compile(m)
+		for _, m := range cases.Modes() {
+			want := c.Compile(m)
 			apply(t, k, want, everything)
-			for _, p := range c.packets {
-				if ofNobody(p.dst) {
+			for _, p := range c.Packets {
+				if ofNobody(p.Dst) {
 					wire.check(t, k, want, p)
 				}
 			}
@@ -157,22 +159,22 @@ func TestPacketsGoAsTheCasesSay(t *testing.T) {
 
 // check sends a packet and holds what was seen of it against what is expected:
 // its source, and in mode nftables which counter has counted it.
-func (w *wire) check(t *testing.T, k *Kernel, r Ruleset, p packet) {
+func (w *wire) check(t *testing.T, k *Kernel, r nft.Ruleset, p cases.Packet) {
 	t.Helper()
 	before := counters(t, k)
 	s := w.send(t, p)
-	what := string(r.Mode) + ": " + p.line
+	what := string(r.Mode) + ": " + p.Line
 	// The node's own address stays the same when it is masqueraded.
-	if p.src != w.NodeV4 && s.Masqueraded() != (p.verdict == Masqueraded) {
+	if p.Src != w.NodeV4 && s.Masqueraded() != (p.Verdict == nft.Masqueraded) {
 		t.Errorf("%s: sent from %s, seen from %s", what, s.Sent, s.Seen)
 	}
-	if p.verdict == Masqueraded {
+	if p.Verdict == nft.Masqueraded {
 		checkPort(t, what, r.Policy, s)
 	} else if s.Sent != s.Seen {
 		t.Errorf("%s: sent from %s, seen from %s", what, s.Sent, s.Seen)
 	}
-	if r.Mode == ModeNFTables && len(r.Policy.Families) >= map[bool]int{false: 1, true: 2}[p.dst.Is6()] {
-		before[Counts{IPv6: p.dst.Is6(), Verdict: p.verdict}]++
+	if r.Mode == nft.ModeNFTables && len(r.Policy.Families) >= map[bool]int{false: 1, true: 2}[p.Dst.Is6()] {
+		before[Counts{IPv6: p.Dst.Is6(), Verdict: p.Verdict}]++
 	}
 	if diff := cmp.Diff(before, counters(t, k)); diff != "" {
 		t.Errorf("%s: counters (-want +got):\n%s", what, diff)
@@ -181,12 +183,12 @@ func (w *wire) check(t *testing.T, k *Kernel, r Ruleset, p packet) {
 
 // checkPort holds the source port of a masqueraded connection against the
 // policy.
-func checkPort(t *testing.T, what string, p Policy, s nfttest.Sighting) {
+func checkPort(t *testing.T, what string, p nft.Policy, s nfttest.Sighting) {
 	t.Helper()
 	port := s.Seen.Port()
 	switch {
 	case len(p.Ports) > 0:
-		if !slices.ContainsFunc(p.Ports, func(r PortRange) bool { return r.Min <= port && port <= r.Max }) {
+		if !slices.ContainsFunc(p.Ports, func(r nft.PortRange) bool { return r.Min <= port && port <= r.Max }) {
 			t.Errorf("%s: port %d is outside %v", what, port, p.Ports)
 		}
 	case !p.RandomFully && port != s.Sent.Port():
@@ -197,7 +199,7 @@ func checkPort(t *testing.T, what string, p Policy, s nfttest.Sighting) {
 // counters gives the packets of each counter.
 func counters(t testing.TB, k *Kernel) map[Counts]uint64 {
 	t.Helper()
-	all, err := k.Counters(Options{Mode: ModeNFTables})
+	all, err := k.Counters(nft.Options{Mode: nft.ModeNFTables})
 	if err != nil {
 		t.Fatal(err)
 	}

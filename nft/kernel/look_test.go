@@ -1,4 +1,4 @@
-package nft
+package kernel
 
 import (
 	"errors"
@@ -10,15 +10,17 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 func TestWhereNothingChangesOnlyTheGenerationIsRead(t *testing.T) {
-	for _, mode := range modes {
+	for _, mode := range cases.Modes() {
 		t.Run(string(mode), func(t *testing.T) {
 			r := newRig(t)
-			want := loadCase(t, "all-policies").compile(mode)
+			want := cases.Load(t, "all-policies").Compile(mode)
 			f := r.faults(0, fault{})
 			k := f.open()
 			defer k.Close()
@@ -52,11 +54,11 @@ func TestWhereNothingChangesOnlyTheGenerationIsRead(t *testing.T) {
 func TestDiffWritesNothing(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	k := open(t, ns)
-	apply(t, k, loadCase(t, "default").compile(ModeNFTables), Look{})
+	apply(t, k, cases.Load(t, "default").Compile(nft.ModeNFTables), Look{})
 	before := generation(t, ns)
-	for _, m := range modes {
+	for _, m := range cases.Modes() {
 		for _, look := range []Look{{}, everything} {
-			if diffs, err := k.Diff(loadCase(t, "all-policies").compile(m), look); err != nil || len(diffs) == 0 {
+			if diffs, err := k.Diff(cases.Load(t, "all-policies").Compile(m), look); err != nil || len(diffs) == 0 {
 				t.Errorf("mode %s: Diff says %q, error %v", m, diffs, err)
 			}
 		}
@@ -69,11 +71,11 @@ func TestDiffWritesNothing(t *testing.T) {
 func TestLargeSetIsReadWholeOnlyWhenAsked(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
-	want := Compile(tamperConfig(bigSet+500), Options{Mode: ModeNFTables})
+	want := nft.Compile(tamperConfig(bigSet+500), nft.Options{Mode: nft.ModeNFTables})
 	k := open(t, ns)
 	apply(t, k, want, Look{})
 	counted := func() bool {
-		sets, err := connect(t, ns).Sets(nfnetlink.Inet, TableName)
+		sets, err := connect(t, ns).Sets(nfnetlink.Inet, nft.TableName)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -90,7 +92,7 @@ func TestLargeSetIsReadWholeOnlyWhenAsked(t *testing.T) {
 		{"flush chain", "flush chain TABLE postrouting", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			a := &attacker{t: t, ns: ns, table: "inet " + TableName, set: liveSet(t, ns)}
+			a := &attacker{t: t, ns: ns, table: "inet " + nft.TableName, set: liveSet(t, ns)}
 			a.nft(tt.do)
 			// Kernels that do not count are read now and then.
 			if diffs, err := k.Diff(want, Look{}); err != nil || (len(diffs) > 0) != tt.seen && (counted || tt.seen) {
@@ -117,8 +119,8 @@ func TestNodeWithoutIPv6WorksLikeAnyOther(t *testing.T) {
 	}
 	k := open(t, ns)
 	for _, name := range []string{"both-families", "default", "both-families"} {
-		for _, m := range modes {
-			want := loadCase(t, name).compile(m)
+		for _, m := range cases.Modes() {
+			want := cases.Load(t, name).Compile(m)
 			apply(t, k, want, everything)
 			inStep(t, ns, want)
 		}
@@ -127,14 +129,14 @@ func TestNodeWithoutIPv6WorksLikeAnyOther(t *testing.T) {
 
 func TestIPv6OffRemovesEverythingOfIPv6(t *testing.T) {
 	nfttest.Require(t, "nft")
-	for _, m := range modes {
+	for _, m := range cases.Modes() {
 		ns := nfttest.NewNS(t, "node")
 		k := open(t, ns)
-		on := loadCase(t, "both-families")
-		off := on.config
+		on := cases.Load(t, "both-families")
+		off := on.Config
 		off.EnableIPv6 = false
-		apply(t, k, on.compile(m), Look{})
-		apply(t, k, Compile(off, on.flags(m)), Look{})
+		apply(t, k, on.Compile(m), Look{})
+		apply(t, k, nft.Compile(off, on.Flags(m)), Look{})
 		// Not even the name of a counter is left.
 		for _, word := range []string{"ip6", "ipv6", "v6"} {
 			if text := nfttest.ListRuleset(t, ns); strings.Contains(text, word) {
@@ -147,11 +149,11 @@ func TestIPv6OffRemovesEverythingOfIPv6(t *testing.T) {
 func TestAnotherChainNameLeavesNothingOfTheOld(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
-	k, c := open(t, ns), loadCase(t, "to-ports-force")
-	for _, chain := range []string{defaultChain, "NON-MASQUERADE-DAEMON", "IP-MASQ", "LONG-NAME-OF-A-CHAIN-23", defaultChain} {
-		o := c.flags(ModeIPTables)
+	k, c := open(t, ns), cases.Load(t, "to-ports-force")
+	for _, chain := range []string{cases.DefaultChain, "NON-MASQUERADE-DAEMON", "IP-MASQ", "LONG-NAME-OF-A-CHAIN-23", cases.DefaultChain} {
+		o := c.Flags(nft.ModeIPTables)
 		o.Chain = chain
-		want := Compile(c.config, o)
+		want := nft.Compile(c.Config, o)
 		apply(t, k, want, everything)
 		inStep(t, ns, want)
 		text := nfttest.ListRuleset(t, ns)
@@ -172,7 +174,7 @@ func TestTableThatHoldsSomethingElseStays(t *testing.T) {
 	} {
 		ns := nfttest.NewNS(t, "node")
 		k := open(t, ns)
-		apply(t, k, loadCase(t, "default").compile(ModeIPTables), Look{})
+		apply(t, k, cases.Load(t, "default").Compile(nft.ModeIPTables), Look{})
 		nfttest.NFT(t, ns, text, "-f", "-")
 		if _, err := k.Cleanup(false); err != nil {
 			t.Fatal(err)
@@ -186,17 +188,17 @@ func TestTableThatHoldsSomethingElseStays(t *testing.T) {
 func TestChainOfSomebodyElseIsRefused(t *testing.T) {
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
-	iptables(t, ns, nfnetlink.IPv6, "-N", defaultChain)
-	iptables(t, ns, nfnetlink.IPv6, "-A", defaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
+	iptables(t, ns, nfnetlink.IPv6, "-N", cases.DefaultChain)
+	iptables(t, ns, nfnetlink.IPv6, "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
 	before := nfttest.ListRuleset(t, ns)
 	k := open(t, ns)
-	if err := k.CheckChain(defaultChain); !errors.Is(err, ErrForeignChain) {
+	if err := k.CheckChain(cases.DefaultChain); !errors.Is(err, ErrForeignChain) {
 		t.Errorf("CheckChain says %v", err)
 	}
 	if err := k.CheckChain("ANOTHER"); err != nil {
 		t.Errorf("CheckChain of a name that is free says %v", err)
 	}
-	want := loadCase(t, "both-families").compile(ModeIPTables)
+	want := cases.Load(t, "both-families").Compile(nft.ModeIPTables)
 	if _, err := k.Apply(want, Look{}); !errors.Is(err, ErrForeignChain) {
 		t.Errorf("Apply says %v", err)
 	}
@@ -204,31 +206,31 @@ func TestChainOfSomebodyElseIsRefused(t *testing.T) {
 		t.Errorf("ruleset (-before +after):\n%s", diff)
 	}
 	// Foreign rules beside ours are drift.
-	iptables(t, ns, nfnetlink.IPv6, "-F", defaultChain)
+	iptables(t, ns, nfnetlink.IPv6, "-F", cases.DefaultChain)
 	apply(t, k, want, Look{})
-	iptables(t, ns, nfnetlink.IPv6, "-F", defaultChain)
-	iptables(t, ns, nfnetlink.IPv6, "-A", defaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
+	iptables(t, ns, nfnetlink.IPv6, "-F", cases.DefaultChain)
+	iptables(t, ns, nfnetlink.IPv6, "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
 	repairs(t, k, ns, want)
 }
 
 func TestAgentsThatApplyAtOnceLeaveOneRuleset(t *testing.T) {
-	for _, mode := range modes {
+	for _, mode := range cases.Modes() {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
 			whole, halved := halves(10)
-			o := Options{Mode: mode, Chain: defaultChain}
-			a, b := Compile(whole, o), Compile(halved, o)
+			o := nft.Options{Mode: mode, Chain: cases.DefaultChain}
+			a, b := nft.Compile(whole, o), nft.Compile(halved, o)
 			tr := transition{from: &a, to: &b}
 			for round := range 5 {
 				r.reset(transition{})
 				var agents sync.WaitGroup
 				for i := range 4 {
 					agents.Go(func() {
-						k := NewKernel(nfnetlink.New(dialIn(r.ns)))
+						k := New(nfnetlink.New(dialIn(r.ns)))
 						defer k.Close()
 						for j := range 5 {
-							if _, err := k.Apply(*[]*Ruleset{&a, &b}[(i+j)%2], Look{}); err != nil {
+							if _, err := k.Apply(*[]*nft.Ruleset{&a, &b}[(i+j)%2], Look{}); err != nil {
 								t.Errorf("round %d, agent %d: %v", round, i, err)
 							}
 						}
@@ -238,7 +240,7 @@ func TestAgentsThatApplyAtOnceLeaveOneRuleset(t *testing.T) {
 				if effective := tr.effective(t, r.conn); !tr.may(effective) {
 					t.Errorf("round %d: effective is %s", round, effective)
 				}
-				apply(t, NewKernel(r.conn), a, Look{})
+				apply(t, New(r.conn), a, Look{})
 				inStep(t, r.ns, a)
 			}
 		})
@@ -250,8 +252,8 @@ func TestZeroConfigCompiles(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	k := open(t, ns)
 	for _, c := range []config.Config{{}, {EnableIPv6: true}, {MasqLinkLocal: true}} {
-		for _, o := range []Options{{Mode: ModeNFTables}, {Mode: ModeIPTables, Chain: "X"}} {
-			want := Compile(c, o)
+		for _, o := range []nft.Options{{Mode: nft.ModeNFTables}, {Mode: nft.ModeIPTables, Chain: "X"}} {
+			want := nft.Compile(c, o)
 			apply(t, k, want, everything)
 			inStep(t, ns, want)
 		}

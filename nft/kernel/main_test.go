@@ -1,4 +1,4 @@
-package nft
+package kernel
 
 import (
 	"errors"
@@ -8,6 +8,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -48,11 +49,11 @@ func connect(t testing.TB, ns *nfttest.NS) *nfnetlink.Conn {
 // remembered.
 func open(t testing.TB, ns *nfttest.NS) *Kernel {
 	t.Helper()
-	return NewKernel(connect(t, ns))
+	return New(connect(t, ns))
 }
 
 // apply applies and gives the differences that it found.
-func apply(t testing.TB, k *Kernel, want Ruleset, look Look) []string {
+func apply(t testing.TB, k *Kernel, want nft.Ruleset, look Look) []string {
 	t.Helper()
 	a, err := k.Apply(want, look)
 	if err != nil {
@@ -66,7 +67,7 @@ var everything = Look{Full: true, Others: true}
 
 // inStep fails the test where the kernel does not hold just what is wanted: a
 // new process finds nothing to do, and writes nothing.
-func inStep(t testing.TB, ns *nfttest.NS, want Ruleset) {
+func inStep(t testing.TB, ns *nfttest.NS, want nft.Ruleset) {
 	t.Helper()
 	k := open(t, ns)
 	diffs, err := k.Diff(want, everything)

@@ -1,4 +1,4 @@
-package nft
+package kernel
 
 import (
 	"fmt"
@@ -10,23 +10,25 @@ import (
 	"github.com/google/nftables"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 func TestRealPacketsGoAsSpecified(t *testing.T) {
 	for seed := range uint64(2) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			m, wire := newMaker(seed), newWire(t)
+			m, wire := cases.NewMaker(seed), newWire(t)
 			k := open(t, wire.Node)
 			for range 25 {
-				c := m.config()
-				var rulesets []Ruleset
-				for _, mode := range modes {
-					rulesets = append(rulesets, Compile(c, m.options(mode)))
+				c := m.Config()
+				var rulesets []nft.Ruleset
+				for _, mode := range cases.Modes() {
+					rulesets = append(rulesets, nft.Compile(c, m.Options(mode)))
 				}
-				packets := m.packets(t, wire, c, 10)
+				packets := packetsFor(t, m, wire, c, 10)
 				for _, r := range rulesets {
 					apply(t, k, r, everything)
 					for _, p := range packets {
@@ -41,23 +43,23 @@ func TestRealPacketsGoAsSpecified(t *testing.T) {
 	}
 }
 
-// packets gives packets between hosts that exist.
-func (m maker) packets(t *testing.T, w *wire, c config.Config, n int) []packet {
+// packetsFor gives packets between hosts that exist.
+func packetsFor(t *testing.T, m cases.Maker, w *wire, c config.Config, n int) []cases.Packet {
 	t.Helper()
-	var packets []packet
+	var packets []cases.Packet
 	for len(packets) < n {
 		ipv6 := m.IntN(2) == 0
-		src, dst := m.near(c, ipv6), m.near(c, ipv6)
+		src, dst := m.Near(c, ipv6), m.Near(c, ipv6)
 		// Neither may be the other's host; nor may the pod's own address, which
 		// the node needs to send the answers to.
 		if !usable(src) || !usable(dst) || w.AddAddr(w.Pod, src) != nil || w.AddAddr(w.Outside, dst) != nil {
 			continue
 		}
-		p := packet{src: src, dst: dst, proto: nfttest.UDP, verdict: specified(c, src, dst, false)}
+		p := cases.Packet{Src: src, Dst: dst, Proto: nfttest.UDP, Verdict: cases.Specified(c, src, dst, false)}
 		if m.IntN(2) == 0 {
-			p.proto = nfttest.TCP
+			p.Proto = nfttest.TCP
 		}
-		p.line = fmt.Sprintf("%s %s %s -> %s", src, dst, p.proto, p.verdict)
+		p.Line = fmt.Sprintf("%s %s %s -> %s", src, dst, p.Proto, p.Verdict)
 		packets = append(packets, p)
 	}
 	return packets
@@ -72,25 +74,25 @@ func usable(a netip.Addr) bool {
 }
 
 func TestRandomConfigsAreReadBack(t *testing.T) {
-	for _, mode := range modes {
+	for _, mode := range cases.Modes() {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
-			k, m := open(t, ns), newMaker(3)
+			k, m := open(t, ns), cases.NewMaker(3)
 			for range 150 {
-				c, o := m.config(), m.options(mode)
-				want := Compile(c, o)
+				c, o := m.Config(), m.Options(mode)
+				want := nft.Compile(c, o)
 				apply(t, k, want, Look{Others: true})
 				got, ok, err := open(t, ns).ReadBack()
 				if err != nil || !ok {
 					t.Fatalf("read back %t, error %v: config %+v, options %+v", ok, err, c, o)
 				}
 				type result struct{ Text, Hash, Chain string }
-				chain := map[Mode]string{ModeIPTables: want.Chain}[mode]
+				chain := map[nft.Mode]string{nft.ModeIPTables: want.Chain}[mode]
 				if diff := cmp.Diff(result{want.String(), want.Hash(), chain}, result{got.String(), got.Hash(), got.Chain}); diff != "" {
 					t.Fatalf("read back (-want +got):\n%s", diff)
 				}
-				if !got.same(want) {
+				if !got.Same(want) {
 					t.Fatal("what is read back does not count as the same")
 				}
 				inStep(t, ns, got)
@@ -105,10 +107,10 @@ func TestReadBackFindsNothingThatIsNotOurs(t *testing.T) {
 	for _, step := range []func(){
 		func() {},
 		func() { loadForeign(t, ns) },
-		func() { nfttest.NFT(t, ns, "", "add", "table", "inet", TableName) },
+		func() { nfttest.NFT(t, ns, "", "add", "table", "inet", nft.TableName) },
 		func() {
-			nfttest.NFT(t, ns, loadCase(t, "default").file(t, "ruleset.nft"), "-f", "-")
-			nfttest.NFT(t, ns, "", "add", "rule", "inet", TableName, "postrouting", "accept")
+			nfttest.NFT(t, ns, cases.Load(t, "default").File(t, "ruleset.nft"), "-f", "-")
+			nfttest.NFT(t, ns, "", "add", "rule", "inet", nft.TableName, "postrouting", "accept")
 		},
 	} {
 		step()
@@ -120,7 +122,7 @@ func TestReadBackFindsNothingThatIsNotOurs(t *testing.T) {
 
 func TestManyCIDRsAreReadBackExactly(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
-	m := newMaker(4)
+	m := cases.NewMaker(4)
 	c := config.Config{MasqLinkLocal: true, MasqLinkLocalIPv6: true, EnableIPv6: true}
 	for i := range 10_000 {
 		n := i / 2
@@ -136,7 +138,7 @@ func TestManyCIDRsAreReadBackExactly(t *testing.T) {
 		}
 		c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, config.CIDR{Prefix: p})
 	}
-	want := Compile(c, Options{Mode: ModeNFTables})
+	want := nft.Compile(c, nft.Options{Mode: nft.ModeNFTables})
 	if v4, v6 := want.CIDRs(); v4 != 5000 || v6 != 5000 {
 		t.Fatalf("%d and %d CIDRs, want 5000 each", v4, v6)
 	}
@@ -157,7 +159,7 @@ func equalRanges(a, b iprange.Range) bool { return a == b }
 
 // byTheLibrary reads a set with github.com/google/nftables, which gives the
 // bounds from the last to the first.
-func byTheLibrary(t *testing.T, ns *nfttest.NS, s Set) []iprange.Range {
+func byTheLibrary(t *testing.T, ns *nfttest.NS, s nft.Set) []iprange.Range {
 	t.Helper()
 	c, err := nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(ns.Fd()))
 	runtime.KeepAlive(ns)
@@ -169,7 +171,7 @@ func byTheLibrary(t *testing.T, ns *nfttest.NS, s Set) []iprange.Range {
 			t.Error(err)
 		}
 	}()
-	set := &nftables.Set{Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName}, Name: s.Name + sideA, KeyType: nftables.TypeIPAddr}
+	set := &nftables.Set{Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: nft.TableName}, Name: s.Name + nft.SideA, KeyType: nftables.TypeIPAddr}
 	elements, err := c.GetSetElements(set)
 	if err != nil {
 		t.Fatal(err)

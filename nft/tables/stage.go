@@ -1,4 +1,4 @@
-package nft
+package tables
 
 import (
 	"maps"
@@ -6,15 +6,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
 // An update has two phases. Stage fills new sets, which no rule refers to yet;
-// flip then changes the rules and deletes the old sets, in one transaction. It
+// Flip then changes the rules and deletes the old sets, in one transaction. It
 // is the one recipe by which no packet sees a wrong verdict on every kernel
 // tried: from Linux 6.18 on a set gets its lookup array after the rules of its
 // own transaction went live, and up to 6.12 a set that is changed in place can
-// miss an element (see README.md in this directory).
+// miss an element (see nft/README.md).
 
 // A filling transaction holds a fifth of all prefixes, within bounds. The kernel
 // sorts the whole set anew at the end of each one, so that many small ones take
@@ -23,17 +24,17 @@ const (
 	fillShare = 5
 	// 4,000 IPv6 prefixes are 256 KiB, which fit the send buffer that a process
 	// without CAP_NET_ADMIN in the first user namespace gets.
-	smallBatch = 4_000
-	largeBatch = 50_000 // 3.2 MB
+	SmallBatch = 4_000
+	LargeBatch = 50_000 // 3.2 MB
 )
 
-// stage plans the filling transactions, of at most so many prefixes each, and
+// Stage plans the filling transactions, of at most so many prefixes each, and
 // says under which name each set will be held. Sets that hold the right elements
 // are left as they are.
-func stage(want Table, got *ownTable, most int) (batches []*nfnetlink.Batch, target sides) {
+func Stage(want nft.Table, got *Own, most int) (batches []*nfnetlink.Batch, target nft.Sides) {
 	b := &nfnetlink.Batch{}
 	if got == nil {
-		got = &ownTable{}
+		got = &Own{}
 		b.AddTable(want.Family, want.Name)
 	}
 	for _, c := range want.Counters {
@@ -41,7 +42,7 @@ func stage(want Table, got *ownTable, most int) (batches []*nfnetlink.Batch, tar
 			b.AddCounter(want.Family, want.Name, c)
 		}
 	}
-	live, target := got.live(want), sides{}
+	live, target := got.live(want), nft.Sides{}
 	if got.Dormant() {
 		// The kernel refuses to wake a table and to make a base chain in it in one
 		// transaction. Without rules an awake table does as little as a dormant one.
@@ -49,9 +50,9 @@ func stage(want Table, got *ownTable, most int) (batches []*nfnetlink.Batch, tar
 		b.AddTable(want.Family, want.Name)
 		got.rules = nil
 	}
-	var fill []Set
+	var fill []nft.Set
 	for _, w := range want.Sets {
-		if name, ok := live[w.Name]; ok && got.sets[name].equals(w.Prefixes) {
+		if name, ok := live[w.Name]; ok && got.Sets[name].Equals(w.Prefixes) {
 			target[w.Name] = name
 			continue
 		}
@@ -61,10 +62,10 @@ func stage(want Table, got *ownTable, most int) (batches []*nfnetlink.Batch, tar
 	got.clear(b, fill, target)
 	total := 0
 	for _, w := range fill {
-		b.AddSet(w.kernelSet(want, target[w.Name]))
+		b.AddSet(w.KernelSet(want, target[w.Name]))
 		total += len(w.Prefixes)
 	}
-	most = min(max(total/fillShare, smallBatch), most)
+	most = min(max(total/fillShare, SmallBatch), most)
 	for _, w := range fill {
 		for chunk := range slices.Chunk(w.Prefixes, most) {
 			if b.Prefixes > 0 && b.Prefixes+len(chunk) > most {
@@ -80,19 +81,19 @@ func stage(want Table, got *ownTable, most int) (batches []*nfnetlink.Batch, tar
 	return batches, target
 }
 
-func spare(set string, live sides) string {
-	if live[set] == set+sideA {
-		return sideB
+func spare(set string, live nft.Sides) string {
+	if live[set] == set+nft.SideA {
+		return nft.SideB
 	}
-	return sideA
+	return nft.SideA
 }
 
 // clear deletes what stands where sets are to be filled, with the rules that
 // refer to it: ours refer to the other side.
-func (o *ownTable) clear(b *nfnetlink.Batch, fill []Set, target sides) {
+func (o *Own) clear(b *nfnetlink.Batch, fill []nft.Set, target nft.Sides) {
 	for _, w := range fill {
 		name := target[w.Name]
-		if _, ok := o.sets[name]; !ok {
+		if _, ok := o.Sets[name]; !ok {
 			continue
 		}
 		for _, chain := range sortedKeys(o.rules) {
@@ -106,33 +107,33 @@ func (o *ownTable) clear(b *nfnetlink.Batch, fill []Set, target sides) {
 	}
 }
 
-// holds says whether the table is there with the staged sets, and these are
+// Holds says whether the table is there with the staged sets, and these are
 // still the ones that were filled.
-func (o *ownTable) holds(handles map[string]uint64) bool {
+func (o *Own) Holds(handles map[string]uint64) bool {
 	if o == nil {
 		return false
 	}
 	for name, handle := range handles {
-		if held, ok := o.sets[name]; !ok || held.Handle != handle {
+		if held, ok := o.Sets[name]; !ok || held.Handle != handle {
 			return false
 		}
 	}
 	return true
 }
 
-// flip plans the transaction that makes the staged sets effective: it leaves in
+// Flip plans the transaction that makes the staged sets effective: it leaves in
 // the table what is wanted and nothing else.
-func flip(b *nfnetlink.Batch, want Table, target sides, got *ownTable) {
+func Flip(b *nfnetlink.Batch, want nft.Table, target nft.Sides, got *Own) {
 	b.AddTable(want.Family, want.Name)
 	b.FlushChain(want.Family, want.Name, "")
 	for _, w := range want.Chains {
 		if held, ok := got.chain(w.Name); ok && !sameHook(held.Hook, w.Hook) {
 			b.DelChain(want.Family, want.Name, w.Name)
 		}
-		b.AddChain(w.kernelChain(want))
+		b.AddChain(w.KernelChain(want))
 	}
 	for _, w := range want.Chains {
-		for _, r := range w.bytecode(want, target) {
+		for _, r := range w.Bytecode(want, target) {
 			b.AddRule(r)
 		}
 	}
@@ -142,15 +143,15 @@ func flip(b *nfnetlink.Batch, want Table, target sides, got *ownTable) {
 // deleteRest deletes what the wanted table does not have. Sets go before
 // chains, because a map's elements can name chains. Sets and chains that are
 // written inside a rule went with it.
-func (o *ownTable) deleteRest(b *nfnetlink.Batch, want Table, target sides) {
+func (o *Own) deleteRest(b *nfnetlink.Batch, want nft.Table, target nft.Sides) {
 	keep := slices.Collect(maps.Values(target))
-	for _, name := range sortedKeys(o.sets) {
-		if !slices.Contains(keep, name) && o.sets[name].Flags&unix.NFT_SET_ANONYMOUS == 0 {
+	for _, name := range sortedKeys(o.Sets) {
+		if !slices.Contains(keep, name) && o.Sets[name].Flags&unix.NFT_SET_ANONYMOUS == 0 {
 			b.DelSet(o.Family, o.Name, name)
 		}
 	}
 	for _, c := range o.chains {
-		if !c.Bound && !slices.ContainsFunc(want.Chains, func(w Chain) bool { return w.Name == c.Name }) {
+		if !c.Bound && !slices.ContainsFunc(want.Chains, func(w nft.Chain) bool { return w.Name == c.Name }) {
 			b.DelChain(c.Family, c.Table, c.Name)
 		}
 	}

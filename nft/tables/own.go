@@ -1,4 +1,4 @@
-package nft
+package tables
 
 import (
 	"fmt"
@@ -8,73 +8,74 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/ruletext"
 )
 
-// An ownTable is what the kernel holds of the table of mode nftables.
-type ownTable struct {
+// An Own is what the kernel holds of the table of mode nftables.
+type Own struct {
 	nfnetlink.Table
 	chains     []nfnetlink.Chain
 	rules      map[string][]nfnetlink.Rule // by chain
-	sets       map[string]*heldSet         // by the kernel's name
+	Sets       map[string]*HeldSet         // by the kernel's name
 	objects    []nfnetlink.Object
 	flowtables []nfnetlink.Flowtable
 }
 
-// A heldSet is a set in the kernel. It was read, or is trusted to hold what is
+// A HeldSet is a set in the kernel. It was read, or is trusted to hold what is
 // wanted because it was ours and nothing speaks against it, or is known only
 // by its count, which is wrong.
-type heldSet struct {
+type HeldSet struct {
 	nfnetlink.Set
-	holds   []iprange.Range
-	read    bool
-	trusted bool
+	Holds   []iprange.Range
+	Read    bool
+	Trusted bool
 }
 
-// readOwn reads our table without the elements of its sets; nil where there is
+// ReadOwn reads our table without the elements of its sets; nil where there is
 // none.
-func readOwn(c *nfnetlink.Conn) (*ownTable, error) {
-	t, err := c.Table(nfnetlink.Inet, TableName)
+func ReadOwn(c *nfnetlink.Conn) (*Own, error) {
+	t, err := c.Table(nfnetlink.Inet, nft.TableName)
 	if nfnetlink.IsNotExist(err) {
 		return nil, nil //nolint:nilnil // no table is an answer
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read table: %w", err)
 	}
-	own := &ownTable{Table: t, rules: map[string][]nfnetlink.Rule{}, sets: map[string]*heldSet{}}
+	own := &Own{Table: t, rules: map[string][]nfnetlink.Rule{}, Sets: map[string]*HeldSet{}}
 	chains, err := c.Chains(nfnetlink.Inet)
 	if err != nil {
 		return nil, err
 	}
 	for _, ch := range chains {
-		if ch.Table == TableName {
+		if ch.Table == nft.TableName {
 			own.chains = append(own.chains, ch)
 		}
 	}
-	rules, err := c.Rules(nfnetlink.Inet, TableName, "")
+	rules, err := c.Rules(nfnetlink.Inet, nft.TableName, "")
 	if err != nil {
 		return nil, err
 	}
 	for _, r := range rules {
 		own.rules[r.Chain] = append(own.rules[r.Chain], r)
 	}
-	sets, err := c.Sets(nfnetlink.Inet, TableName)
+	sets, err := c.Sets(nfnetlink.Inet, nft.TableName)
 	if err != nil {
 		return nil, err
 	}
 	for _, s := range sets {
-		own.sets[s.Name] = &heldSet{Set: s}
+		own.Sets[s.Name] = &HeldSet{Set: s}
 	}
-	if own.objects, err = c.Objects(nfnetlink.Inet, TableName); err != nil {
+	if own.objects, err = c.Objects(nfnetlink.Inet, nft.TableName); err != nil {
 		return nil, err
 	}
-	own.flowtables, err = c.Flowtables(nfnetlink.Inet, TableName)
+	own.flowtables, err = c.Flowtables(nfnetlink.Inet, nft.TableName)
 	return own, err
 }
 
-func (o *ownTable) chain(name string) (nfnetlink.Chain, bool) {
+func (o *Own) chain(name string) (nfnetlink.Chain, bool) {
 	i := slices.IndexFunc(o.chains, func(c nfnetlink.Chain) bool { return c.Name == name })
 	if i < 0 {
 		return nfnetlink.Chain{}, false
@@ -84,26 +85,26 @@ func (o *ownTable) chain(name string) (nfnetlink.Chain, bool) {
 
 // live says under which name each wanted set is held: the one that the rules
 // refer to. Where somebody made both, it is the one with the right elements.
-func (o *ownTable) live(want Table) sides {
+func (o *Own) live(want nft.Table) nft.Sides {
 	referred := map[string]bool{}
-	for _, r := range o.rules[chainName] {
+	for _, r := range o.rules[nft.BaseChain] {
 		for _, name := range lookups(r) {
 			referred[name] = true
 		}
 	}
-	s := sides{}
+	s := nft.Sides{}
 	for _, w := range want.Sets {
 		best := -1
-		for _, side := range []string{sideA, sideB} {
-			held, ok := o.sets[w.Name+side]
-			if !ok || !sameSet(held.Set, w.kernelSet(want, held.Name)) {
+		for _, side := range []string{nft.SideA, nft.SideB} {
+			held, ok := o.Sets[w.Name+side]
+			if !ok || !sameSet(held.Set, w.KernelSet(want, held.Name)) {
 				continue
 			}
 			score := 0
 			if referred[held.Name] {
 				score += 2
 			}
-			if held.equals(w.Prefixes) {
+			if held.Equals(w.Prefixes) {
 				score++
 			}
 			if score > best {
@@ -114,30 +115,30 @@ func (o *ownTable) live(want Table) sides {
 	return s
 }
 
-// equals says whether the set is known to hold just these prefixes.
-func (h *heldSet) equals(prefixes []netip.Prefix) bool {
-	return h.trusted || h.read && len(h.compare(prefixes)) == 0
+// Equals says whether the set is known to hold just these prefixes.
+func (h *HeldSet) Equals(prefixes []netip.Prefix) bool {
+	return h.Trusted || h.Read && len(h.compare(prefixes)) == 0
 }
 
 // compare says in words which prefixes the set lacks or holds beyond, the first
 // few of them.
-func (h *heldSet) compare(prefixes []netip.Prefix) []string {
+func (h *HeldSet) compare(prefixes []netip.Prefix) []string {
 	const few = 10
 	var diffs []string
 	i, j := 0, 0
-	for i < len(prefixes) || j < len(h.holds) {
+	for i < len(prefixes) || j < len(h.Holds) {
 		switch {
 		case len(diffs) == few:
-			return append(diffs, fmt.Sprintf("set %s differs in more, holding %d CIDRs of %d", h.Name, len(h.holds), len(prefixes)))
-		case j == len(h.holds) || i < len(prefixes) && prefixes[i].Addr().Less(h.holds[j].From):
+			return append(diffs, fmt.Sprintf("set %s differs in more, holding %d CIDRs of %d", h.Name, len(h.Holds), len(prefixes)))
+		case j == len(h.Holds) || i < len(prefixes) && prefixes[i].Addr().Less(h.Holds[j].From):
 			diffs = append(diffs, fmt.Sprintf("set %s lacks %s", h.Name, prefixes[i]))
 			i++
-		case i == len(prefixes) || h.holds[j].From.Less(prefixes[i].Addr()):
-			diffs = append(diffs, fmt.Sprintf("set %s holds %s, which is not in the config", h.Name, h.holds[j]))
+		case i == len(prefixes) || h.Holds[j].From.Less(prefixes[i].Addr()):
+			diffs = append(diffs, fmt.Sprintf("set %s holds %s, which is not in the config", h.Name, h.Holds[j]))
 			j++
 		default:
-			if h.holds[j] != iprange.Of(prefixes[i]) {
-				diffs = append(diffs, fmt.Sprintf("set %s holds %s instead of %s", h.Name, h.holds[j], prefixes[i]))
+			if h.Holds[j] != iprange.Of(prefixes[i]) {
+				diffs = append(diffs, fmt.Sprintf("set %s holds %s instead of %s", h.Name, h.Holds[j], prefixes[i]))
 			}
 			i++
 			j++
@@ -146,8 +147,9 @@ func (h *heldSet) compare(prefixes []netip.Prefix) []string {
 	return diffs
 }
 
-// differences says in words how the kernel's table is not the wanted one.
-func (o *ownTable) differences(want Table) []string {
+// Differences says in words how the kernel's table, which is nil where there is
+// none, is not the wanted one.
+func (o *Own) Differences(want nft.Table) []string {
 	if o == nil {
 		return []string{fmt.Sprintf("table %s %s is missing", want.Family, want.Name)}
 	}
@@ -161,7 +163,7 @@ func (o *ownTable) differences(want Table) []string {
 	return append(diffs, o.objectDifferences(want)...)
 }
 
-func (o *ownTable) chainDifferences(want Table, live sides) []string {
+func (o *Own) chainDifferences(want nft.Table, live nft.Sides) []string {
 	var diffs []string
 	wanted := map[string]bool{}
 	for _, w := range want.Chains {
@@ -188,8 +190,8 @@ func (o *ownTable) chainDifferences(want Table, live sides) []string {
 
 // ruleDifferences names the rules that a chain lacks and those it has beyond;
 // where there are none of both, the order may be wrong.
-func ruleDifferences(where string, want Chain, t Table, live sides, got []nfnetlink.Rule) []string {
-	wanted := want.bytecode(t, live)
+func ruleDifferences(where string, want nft.Chain, t nft.Table, live nft.Sides, got []nfnetlink.Rule) []string {
+	wanted := want.Bytecode(t, live)
 	if sameRules(wanted, got) {
 		return nil
 	}
@@ -217,7 +219,7 @@ func ruleDifferences(where string, want Chain, t Table, live sides, got []nfnetl
 	return diffs
 }
 
-func (o *ownTable) setDifferences(want Table, live sides) []string {
+func (o *Own) setDifferences(want nft.Table, live nft.Sides) []string {
 	var diffs []string
 	wanted := map[string]bool{}
 	for _, w := range want.Sets {
@@ -227,14 +229,14 @@ func (o *ownTable) setDifferences(want Table, live sides) []string {
 			continue
 		}
 		wanted[name] = true
-		switch held := o.sets[name]; {
-		case held.read:
+		switch held := o.Sets[name]; {
+		case held.Read:
 			diffs = append(diffs, held.compare(w.Prefixes)...)
-		case !held.trusted:
+		case !held.Trusted:
 			diffs = append(diffs, fmt.Sprintf("set %s holds %d CIDRs, not %d", name, held.Count, len(w.Prefixes)))
 		}
 	}
-	for _, name := range sortedKeys(o.sets) {
+	for _, name := range sortedKeys(o.Sets) {
 		if !wanted[name] {
 			diffs = append(diffs, fmt.Sprintf("set %s is not of the config", name))
 		}
@@ -242,7 +244,7 @@ func (o *ownTable) setDifferences(want Table, live sides) []string {
 	return diffs
 }
 
-func (o *ownTable) objectDifferences(want Table) []string {
+func (o *Own) objectDifferences(want nft.Table) []string {
 	var diffs []string
 	lacking := slices.Clone(want.Counters)
 	for _, x := range o.objects {
