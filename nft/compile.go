@@ -1,10 +1,10 @@
 package nft
 
 import (
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/nfnetlink"
-
-	"golang.org/x/sys/unix"
 )
 
 // Mode says how a policy is written into the kernel.
@@ -24,10 +24,12 @@ type Options struct {
 	Ports       []PortRange
 }
 
+// BaseChain is the chain of mode nftables that decides.
+const BaseChain = "postrouting"
+
 // The base chain runs at srcnat + 10: behind kube-proxy's and the CNI's, so
 // that kube-proxy's own masquerade, which also clears its mark, comes first.
 const (
-	chainName     = "postrouting"
 	portsChain    = "to-ports"
 	chainPriority = 100 + 10 // NF_IP_PRI_NAT_SRC + 10
 )
@@ -35,15 +37,17 @@ const (
 // Compile says what the kernel is to hold for a config. It is pure, and there
 // is no config for which it fails.
 func Compile(c config.Config, o Options) Ruleset {
-	return compile(NewPolicy(c, o), o)
+	return CompilePolicy(NewPolicy(c, o), o)
 }
 
-func compile(p Policy, o Options) Ruleset {
+// CompilePolicy does the same for a policy, such as one that was read back. Of
+// the options mode and chain count alone.
+func CompilePolicy(p Policy, o Options) Ruleset {
 	r := Ruleset{Policy: p, Mode: o.Mode, digest: p.digest()}
 	if o.Mode == ModeIPTables {
 		r.Chain = o.Chain
 		for _, f := range p.Families {
-			r.Tables = append(r.Tables, compileXT(f, p, o.Chain))
+			r.Tables = append(r.Tables, SharedTable(f, p, o.Chain))
 		}
 		return r
 	}
@@ -53,14 +57,14 @@ func compile(p Policy, o Options) Ruleset {
 
 func compileTable(p Policy, hash string) Table {
 	t := Table{Family: nfnetlink.Inet, Name: TableName}
-	base := Chain{Name: chainName, Hook: natHook(chainPriority)}
+	base := Chain{Name: BaseChain, Hook: natHook(chainPriority)}
 	masq := node(masquerade{RandomFully: p.RandomFully})
 	if len(p.Ports) > 0 {
 		t.Chains = append(t.Chains, compilePorts(p))
 		masq = continueIn{portsChain}
 	}
 	for _, f := range p.Families {
-		t.Counters = append(t.Counters, "local"+f.suffix(), "exempt"+f.suffix(), "masqueraded"+f.suffix())
+		t.Counters = append(t.Counters, "local"+f.Suffix(), "exempt"+f.Suffix(), "masqueraded"+f.Suffix())
 		t.Sets = append(t.Sets, f.sets()...)
 		base.Rules = append(base.Rules, f.rules(masq)...)
 	}
@@ -78,16 +82,16 @@ func natHook(priority int32) *nfnetlink.Hook {
 
 // rules decides a connection's first packet; the first rule that fits ends it.
 func (f FamilyPolicy) rules(masq node) []Rule {
-	exempt, masqueraded := count{"exempt" + f.suffix()}, count{"masqueraded" + f.suffix()}
+	exempt, masqueraded := count{"exempt" + f.Suffix()}, count{"masqueraded" + f.Suffix()}
 	rules := []Rule{{
-		Nodes:   []node{ofFamilyMatch{f.IPv6}, toThisNode{}, count{"local" + f.suffix()}, stop{}},
+		Nodes:   []node{ofFamilyMatch{f.IPv6}, toThisNode{}, count{"local" + f.Suffix()}, stop{}},
 		Comment: "to this node",
 	}}
 	for _, q := range f.questions() {
 		if len(q.list.CIDRs) == 0 {
 			continue
 		}
-		match := inSet{IPv6: f.IPv6, Source: q.source, Not: q.not, Set: q.set + f.suffix()}
+		match := inSet{IPv6: f.IPv6, Source: q.source, Not: q.not, Set: q.set + f.Suffix()}
 		if q.masquerade {
 			rules = append(rules, Rule{Nodes: []node{match, masqueraded, masq}})
 		} else {
@@ -121,7 +125,7 @@ func (f FamilyPolicy) sets() []Set {
 	var sets []Set
 	for _, q := range f.questions() {
 		if len(q.list.CIDRs) > 0 {
-			sets = append(sets, Set{Name: q.set + f.suffix(), IPv6: f.IPv6, Comment: q.comment, Prefixes: q.list.Prefixes()})
+			sets = append(sets, Set{Name: q.set + f.Suffix(), IPv6: f.IPv6, Comment: q.comment, Prefixes: q.list.Prefixes()})
 		}
 	}
 	return sets

@@ -10,9 +10,9 @@ import (
 
 // The table and base chain that iptables-nft shares with everybody.
 const (
-	xtTable       = "nat"
-	xtPostrouting = "POSTROUTING"
-	xtPriority    = 100 // NF_IP_PRI_NAT_SRC
+	NATTable    = "nat"
+	Postrouting = "POSTROUTING"
+	xtPriority  = 100 // NF_IP_PRI_NAT_SRC
 )
 
 // Chains beside the one of the view, for policies that need more than one.
@@ -21,12 +21,18 @@ const (
 	xtMasqChain   = "-MASQ"
 )
 
-// compileXT lays a family's policy out as iptables does: the chain that the
+// WithSubchains gives the chains that a policy may need, each before those whose
+// rules name it.
+func WithSubchains(chain string) []string {
+	return []string{chain + xtMasqChain, chain + xtSourceChain, chain}
+}
+
+// SharedTable lays a family's policy out as iptables does: the chain that the
 // documentation of ip-masq-agent shows, and one jump to it.
-func compileXT(f FamilyPolicy, p Policy, chain string) Table {
+func SharedTable(f FamilyPolicy, p Policy, chain string) Table {
 	x := xtCompiler{family: f, policy: p, chain: chain, prefix: strings.ToLower(chain)}
-	t := Table{Family: f.family(), Name: xtTable, Chains: x.chains()}
-	t.Chains = append(t.Chains, Chain{Name: xtPostrouting, Hook: natHook(xtPriority), Rules: []Rule{x.jump(chain)}})
+	t := Table{Family: f.family(), Name: NATTable, Chains: x.chains()}
+	t.Chains = append(t.Chains, Chain{Name: Postrouting, Hook: natHook(xtPriority), Rules: []Rule{x.jump(chain)}})
 	return t
 }
 
@@ -36,7 +42,22 @@ const (
 	xtJumpCommentEnd = " chain"
 )
 
-// jump leads to the chain, which may bear another name than its rules say.
+// SharedJump is the rule that leads to a chain, which may bear another name than
+// its comment and its own rules say.
+func SharedJump(family nfnetlink.Family, said, to string) nfnetlink.Rule {
+	x := xtCompiler{chain: said, prefix: strings.ToLower(said)}
+	return Chain{Name: Postrouting, Rules: []Rule{x.jump(to)}}.Bytecode(Table{Family: family, Name: NATTable}, nil)[0]
+}
+
+// SharedJumpSays gives the name that the comment of such a rule says.
+func SharedJumpSays(comment string) (chain string, ok bool) {
+	_, chain, _ = strings.Cut(comment, xtJumpComment)
+	return strings.CutSuffix(chain, xtJumpCommentEnd)
+}
+
+// PostroutingHook is the hook that iptables gives POSTROUTING.
+func PostroutingHook() *nfnetlink.Hook { return natHook(xtPriority) }
+
 func (x xtCompiler) jump(to string) Rule {
 	return x.rule(nil, xtJumpComment+x.chain+xtJumpCommentEnd, xtJump{to})
 }
@@ -61,7 +82,7 @@ func (x xtCompiler) chains() []Chain {
 	if len(f.Force.CIDRs) > 0 && len(x.policy.Ports) > 0 {
 		others = append(others, Chain{Name: x.chain + xtMasqChain, Rules: masq})
 		force = xtGoto{continueIn{x.chain + xtMasqChain}}
-		masq = []Rule{x.rule(nil, xtMasqComment, force)}
+		masq = []Rule{x.rule(nil, CommentMasq, force)}
 	}
 	rules := append(x.lists(force), masq...)
 	if len(f.MasqSrc.CIDRs) == 0 {
@@ -70,33 +91,33 @@ func (x xtCompiler) chains() []Chain {
 	}
 	others = append(others, Chain{Name: x.chain + xtSourceChain, Rules: rules})
 	for _, c := range f.MasqSrc.CIDRs {
-		main.Rules = append(main.Rules, x.rule([]node{ofPrefix{c.Prefix, true}}, xtMasqSrcComment, xtGoto{continueIn{x.chain + xtSourceChain}}))
+		main.Rules = append(main.Rules, x.rule([]node{ofPrefix{c.Prefix, true}}, CommentMasqSrc, xtGoto{continueIn{x.chain + xtSourceChain}}))
 	}
 	return append(others, main)
 }
 
-// The comments say what a rule is for, behind the chain's name; from them a
-// policy is read back. The texts of a plain config are those that the
+// The comments say what a rule is for, behind the chain's name and a colon; from
+// them a policy is read back. The texts of a plain config are those that the
 // documentation of ip-masq-agent prints.
 const (
-	xtMasqSrcComment    = "only traffic of these sources should be subject to MASQUERADE"
-	xtNonMasqSrcComment = "traffic of this source should not be subject to MASQUERADE"
-	xtForceComment      = "traffic to this destination should always be subject to MASQUERADE"
-	xtNonMasqComment    = "cluster-local traffic should not be subject to MASQUERADE"
-	xtMasqComment       = "outbound traffic should be subject to MASQUERADE (this match must come after cluster-local CIDR matches)"
+	CommentMasqSrc    = "only traffic of these sources should be subject to MASQUERADE"
+	CommentNonMasqSrc = "traffic of this source should not be subject to MASQUERADE"
+	CommentForce      = "traffic to this destination should always be subject to MASQUERADE"
+	CommentNonMasq    = "cluster-local traffic should not be subject to MASQUERADE"
+	CommentMasq       = "outbound traffic should be subject to MASQUERADE (this match must come after cluster-local CIDR matches)"
 )
 
 // lists gives the rules that stand before the masquerade.
 func (x xtCompiler) lists(force node) []Rule {
 	var rules []Rule
 	for _, c := range x.family.NonMasqSrc.CIDRs {
-		rules = append(rules, x.rule([]node{ofPrefix{c.Prefix, true}}, xtNonMasqSrcComment, xtStop{}))
+		rules = append(rules, x.rule([]node{ofPrefix{c.Prefix, true}}, CommentNonMasqSrc, xtStop{}))
 	}
 	for _, c := range x.family.Force.CIDRs {
-		rules = append(rules, x.rule([]node{ofPrefix{c.Prefix, false}}, xtForceComment, force))
+		rules = append(rules, x.rule([]node{ofPrefix{c.Prefix, false}}, CommentForce, force))
 	}
 	for _, c := range x.family.NonMasq.CIDRs {
-		rules = append(rules, x.rule([]node{ofPrefix{c.Prefix, false}}, xtNonMasqComment, xtStop{}))
+		rules = append(rules, x.rule([]node{ofPrefix{c.Prefix, false}}, CommentNonMasq, xtStop{}))
 	}
 	return rules
 }
@@ -107,14 +128,14 @@ func (x xtCompiler) masquerades() []Rule {
 	var rules []Rule
 	for _, proto := range toPortProtocols {
 		for _, choice := range choices(x.policy.Ports) {
-			r := x.rule([]node{xtProtocol{proto}}, xtMasqComment, xtMasquerade{x.policy.RandomFully, &choice.PortRange})
+			r := x.rule([]node{xtProtocol{proto}}, CommentMasq, xtMasquerade{x.policy.RandomFully, &choice.PortRange})
 			if !choice.last() {
 				r.Nodes = insertBefore[xtCounter](r.Nodes, xtByChance{choice.Size(), choice.Remaining})
 			}
 			rules = append(rules, r)
 		}
 	}
-	return append(rules, x.rule(nil, xtMasqComment, xtMasquerade{RandomFully: x.policy.RandomFully}))
+	return append(rules, x.rule(nil, CommentMasq, xtMasquerade{RandomFully: x.policy.RandomFully}))
 }
 
 // insertBefore puts n before the first node of type T.
@@ -148,7 +169,7 @@ func saveText(tables []Table) string {
 			family = map[nfnetlink.Family]string{nfnetlink.IPv4: "-4 ", nfnetlink.IPv6: "-6 "}[t.Family]
 		}
 		for _, name := range declared {
-			if len(xtChain(t, name).Rules) == 0 {
+			if len(t.Chain(name).Rules) == 0 {
 				fmt.Fprintf(&b, "%s-X %s\n", family, name)
 			}
 		}

@@ -51,7 +51,7 @@ func (f FamilyPolicy) explain(src, dst netip.Addr, local bool) []Step {
 			addr = src
 		}
 		cidr, in := q.list.find(addr)
-		step := Step{Question: q.set + f.suffix(), CIDR: cidr, Decides: in != q.not, Verdict: Exempt}
+		step := Step{Question: q.set + f.Suffix(), CIDR: cidr, Decides: in != q.not, Verdict: Exempt}
 		if q.masquerade {
 			step.Verdict = Masqueraded
 		}

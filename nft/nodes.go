@@ -29,7 +29,7 @@ func (m ofFamilyMatch) String() string {
 	return "meta nfproto ipv4"
 }
 
-func (m ofFamilyMatch) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+func (m ofFamilyMatch) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 	proto := byte(nfnetlink.IPv4)
 	if m.IPv6 {
 		proto = byte(nfnetlink.IPv6)
@@ -44,7 +44,7 @@ type toThisNode struct{}
 
 func (toThisNode) String() string { return "fib daddr type local" }
 
-func (toThisNode) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+func (toThisNode) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f,
 		&expr.Fib{Register: reg1, FlagDADDR: true, ResultADDRTYPE: true},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)})
@@ -69,10 +69,10 @@ func (m inSet) String() string {
 	if m.Not {
 		op = "!= "
 	}
-	return fmt.Sprintf("%s %s %s@%s%s", ip, field, op, m.Set, sideA)
+	return fmt.Sprintf("%s %s %s@%s%s", ip, field, op, m.Set, SideA)
 }
 
-func (m inSet) bytecode(f nfnetlink.Family, s sides) []nfnetlink.Expr {
+func (m inSet) bytecode(f nfnetlink.Family, s Sides) []nfnetlink.Expr {
 	es := ofFamilyMatch{m.IPv6}.bytecode(f, s)
 	return append(es, nfnetlink.Marshal(f,
 		addressPayload(m.IPv6, m.Source),
@@ -112,7 +112,7 @@ func (p ofProtocol) name() string {
 
 func (p ofProtocol) String() string { return "meta l4proto " + p.name() }
 
-func (p ofProtocol) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+func (p ofProtocol) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f,
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{byte(p)}})
@@ -125,7 +125,7 @@ func (m byChance) String() string {
 	return fmt.Sprintf("numgen random mod %d < %d", m.Total, m.Of)
 }
 
-func (m byChance) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+func (m byChance) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f,
 		&expr.Numgen{Register: reg1, Modulus: m.Total, Type: unix.NFT_NG_RANDOM},
 		&expr.Byteorder{SourceRegister: reg1, DestRegister: reg1, Op: expr.ByteorderHton, Len: 4, Size: 4},
@@ -137,7 +137,7 @@ type count struct{ Counter string }
 
 func (c count) String() string { return "counter name " + c.Counter }
 
-func (c count) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+func (c count) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f, &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: c.Counter})
 }
 
@@ -158,7 +158,7 @@ func (m masquerade) String() string {
 	return strings.Join(words, " ")
 }
 
-func (m masquerade) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+func (m masquerade) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 	if m.Ports == nil {
 		return nfnetlink.Marshal(f, &expr.Masq{FullyRandom: m.RandomFully})
 	}
@@ -175,7 +175,7 @@ type stop struct{}
 
 func (stop) String() string { return "return" }
 
-func (stop) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+func (stop) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f, &expr.Verdict{Kind: expr.VerdictReturn})
 }
 
@@ -184,6 +184,6 @@ type continueIn struct{ Chain string }
 
 func (g continueIn) String() string { return "goto " + g.Chain }
 
-func (g continueIn) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+func (g continueIn) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f, &expr.Verdict{Kind: expr.VerdictGoto, Chain: g.Chain})
 }

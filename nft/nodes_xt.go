@@ -38,7 +38,7 @@ func (m ofPrefix) String() string {
 
 // bytecode compares whole bytes where the prefix ends on one, masks else, and
 // leaves out a prefix that says nothing.
-func (m ofPrefix) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+func (m ofPrefix) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 	bits, addr := m.Prefix.Bits(), m.Prefix.Masked().Addr().AsSlice()
 	if bits == 0 {
 		return nil
@@ -66,7 +66,7 @@ type xtComment string
 
 func (c xtComment) String() string { return "-m comment --comment " + strconv.Quote(string(c)) }
 
-func (c xtComment) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+func (c xtComment) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 	info := xt.Comment(c)
 	return nfnetlink.Marshal(f, &expr.Match{Name: "comment", Info: &info})
 }
@@ -76,7 +76,7 @@ type xtNotLocal struct{}
 
 func (xtNotLocal) String() string { return "-m addrtype ! --dst-type LOCAL" }
 
-func (xtNotLocal) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+func (xtNotLocal) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 	const invertDest = 2 // XT_ADDRTYPE_INVERT_DEST
 	return nfnetlink.Marshal(f, &expr.Match{
 		Name: "addrtype", Rev: 1,
@@ -100,7 +100,7 @@ func (m xtByChance) String() string {
 // probability, 8 bytes of the other mode, and the kernel's own pointer. iptables
 // reckons the other mode's count from what shares its memory, here the
 // probability.
-func (m xtByChance) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+func (m xtByChance) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 	info := make(xt.Unknown, 24)
 	binary.NativeEndian.PutUint32(info[4:], m.probability())
 	binary.NativeEndian.PutUint32(info[12:], m.probability())
@@ -112,7 +112,7 @@ type xtCounter struct{}
 
 func (xtCounter) String() string { return "" }
 
-func (xtCounter) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+func (xtCounter) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f, &expr.Counter{})
 }
 
@@ -130,7 +130,7 @@ func (m xtMasquerade) String() string {
 	return strings.Join(words, " ")
 }
 
-func (m xtMasquerade) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+func (m xtMasquerade) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 	var flags uint
 	var ports PortRange
 	if m.Ports != nil {
@@ -168,6 +168,6 @@ type xtJump struct{ Chain string }
 
 func (j xtJump) String() string { return "-j " + j.Chain }
 
-func (j xtJump) bytecode(f nfnetlink.Family, _ sides) []nfnetlink.Expr {
+func (j xtJump) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f, &expr.Verdict{Kind: expr.VerdictJump, Chain: j.Chain})
 }

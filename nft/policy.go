@@ -228,7 +228,8 @@ func (f FamilyPolicy) family() nfnetlink.Family {
 	return nfnetlink.IPv4
 }
 
-func (f FamilyPolicy) suffix() string {
+// Suffix ends the names of the family's sets and counters.
+func (f FamilyPolicy) Suffix() string {
 	if f.IPv6 {
 		return "-v6"
 	}

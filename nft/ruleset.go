@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -27,8 +28,8 @@ type Ruleset struct {
 // the mode and the chain's name.
 func (r Ruleset) Hash() string { return r.digest.String() }
 
-// same says whether the kernel is to hold the same for both.
-func (r Ruleset) same(o Ruleset) bool {
+// Same says whether the kernel is to hold the same for both.
+func (r Ruleset) Same(o Ruleset) bool {
 	return r.digest == o.digest && r.Mode == o.Mode && r.Chain == o.Chain &&
 		(r.Mode == ModeNFTables || slices.EqualFunc(r.Policy.Families, o.Policy.Families, FamilyPolicy.sameOrder))
 }
@@ -57,6 +58,15 @@ type Table struct {
 	Counters []string
 	Sets     []Set
 	Chains   []Chain
+}
+
+// Chain gives the chain of a name, one without rules where the table has none.
+func (t Table) Chain(name string) Chain {
+	i := slices.IndexFunc(t.Chains, func(c Chain) bool { return c.Name == name })
+	if i < 0 {
+		return Chain{Name: name}
+	}
+	return t.Chains[i]
 }
 
 // A Set is a set of prefixes, without the suffix -a or -b under which the
@@ -88,23 +98,25 @@ type node interface {
 	String() string
 	// bytecode is what the kernel gets. sides says under which name it holds
 	// a set.
-	bytecode(family nfnetlink.Family, sides sides) []nfnetlink.Expr
+	bytecode(family nfnetlink.Family, sides Sides) []nfnetlink.Expr
 }
 
-// sides maps the name of a set to the one under which the kernel holds it.
-type sides map[string]string
+// Sides maps the name of a set to the one under which the kernel holds it; the
+// zero value has it under [SideA].
+type Sides map[string]string
 
-func (s sides) of(set string) string {
+func (s Sides) of(set string) string {
 	if name, ok := s[set]; ok {
 		return name
 	}
-	return set + sideA
+	return set + SideA
 }
 
-// An update fills the side of a set that no rule refers to.
+// The names under which a set is held end in one of these. An update fills the
+// side of a set that no rule refers to.
 const (
-	sideA = "-a"
-	sideB = "-b"
+	SideA = "-a"
+	SideB = "-b"
 )
 
 // String is the rule in the language of its mode, without the chain.
@@ -162,7 +174,7 @@ func (t Table) write(b *strings.Builder) {
 }
 
 func (s Set) write(b *strings.Builder) {
-	fmt.Fprintf(b, "\tset %s%s {\n\t\ttype %s\n\t\tflags interval\n\t\tcomment %q\n", s.Name, sideA, s.typeName(), s.Comment)
+	fmt.Fprintf(b, "\tset %s%s {\n\t\ttype %s\n\t\tflags interval\n\t\tcomment %q\n", s.Name, SideA, s.typeName(), s.Comment)
 	b.WriteString("\t\telements = { ")
 	perLine := 2
 	for i, p := range s.Prefixes {
@@ -173,7 +185,7 @@ func (s Set) write(b *strings.Builder) {
 		default:
 			b.WriteString(", ")
 		}
-		b.WriteString(nfnetlink.PrefixRange(p).String())
+		b.WriteString(iprange.Of(p).String())
 	}
 	b.WriteString(" }\n\t}\n\n")
 }

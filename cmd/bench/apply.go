@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 )
 
 const groupApply = "full apply"
@@ -39,7 +40,7 @@ func (b *bench) apply(ctx context.Context) error {
 // An applyBench holds what the contenders of one size use.
 type applyBench struct {
 	node   *node
-	kernel *nft.Kernel
+	kernel *kernel.Kernel
 	floor  *floor
 	want   nft.Ruleset
 	size   int
@@ -88,7 +89,7 @@ func bounded(r row, reaches map[int]float64) row {
 
 func openApply(n int) (*applyBench, error) {
 	networks := shuffled(n, false)
-	a := &applyBench{size: n, kernel: nft.Open(), want: ruleset(networks, nft.ModeNFTables)}
+	a := &applyBench{size: n, kernel: kernel.Open(), want: ruleset(networks, nft.ModeNFTables)}
 	files := map[string]string{"config": text(networks), "nft": a.want.String()}
 	if n <= iptablesUpTo {
 		files["iptables"] = ruleset(networks, nft.ModeIPTables).String()
@@ -132,7 +133,7 @@ func (a *applyBench) fromRuleset() contender {
 		// Inside, because there the first request opens the connection.
 		err = a.node.ns.Do(func() error {
 			start := time.Now()
-			_, err := a.kernel.Apply(a.want, nft.Look{})
+			_, err := a.kernel.Apply(a.want, kernel.Look{})
 			took = time.Since(start)
 			return err
 		})

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -34,7 +35,7 @@ func record(want nft.Ruleset) (msgs []netlink.Message, err error) {
 	}
 	defer func() { err = errors.Join(err, scratch.close()) }()
 	r := &recorder{}
-	k := nft.NewKernel(nfnetlink.New(func() (*netlink.Conn, error) {
+	k := kernel.New(nfnetlink.New(func() (*netlink.Conn, error) {
 		nl, err := dialRaw(scratch.ns)
 		if err != nil {
 			return nil, err
@@ -42,7 +43,7 @@ func record(want nft.Ruleset) (msgs []netlink.Message, err error) {
 		r.nl = nl
 		return netlink.NewConn(r, nl.PID()), nil
 	}))
-	_, err = k.Apply(want, nft.Look{})
+	_, err = k.Apply(want, kernel.Look{})
 	return r.msgs, errors.Join(err, k.Close())
 }
 

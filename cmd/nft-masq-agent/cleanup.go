@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/kernel"
 )
 
 // cleanupWait is how long a running agent, or an older one, is given to put
@@ -42,9 +42,9 @@ func cleanupCommand() command {
 func (f cleanupFlags) cleanup(ctx context.Context, e environment) (int, error) {
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
-	kernel := nft.Open()
-	defer func() { _ = kernel.Close() }()
-	removed, err := kernel.Cleanup(f.legacy)
+	k := kernel.Open()
+	defer func() { _ = k.Close() }()
+	removed, err := k.Cleanup(f.legacy)
 	if err != nil {
 		return exitFailed, hinted(err)
 	}
@@ -59,7 +59,7 @@ func (f cleanupFlags) cleanup(ctx context.Context, e environment) (int, error) {
 		warnOfLegacyIPTables(e)
 	}
 	if len(removed) > 0 {
-		if err := f.lookAgain(ctx, kernel); err != nil {
+		if err := f.lookAgain(ctx, k); err != nil {
 			return exitFailed, err
 		}
 	}
@@ -70,12 +70,12 @@ func (f cleanupFlags) cleanup(ctx context.Context, e environment) (int, error) {
 }
 
 // lookAgain says whether a running agent has put the rules back.
-func (f cleanupFlags) lookAgain(ctx context.Context, kernel *nft.Kernel) error {
+func (f cleanupFlags) lookAgain(ctx context.Context, k *kernel.Kernel) error {
 	select {
 	case <-ctx.Done():
 	case <-time.After(cleanupWait):
 	}
-	back, err := kernel.Installed(f.legacy)
+	back, err := k.Installed(f.legacy)
 	if err != nil {
 		return hinted(err)
 	}
@@ -114,7 +114,7 @@ func legacyIPTables(proc string) []string {
 
 // hinted adds to an error of the kernel what it usually means.
 func hinted(err error) error {
-	if hint := nft.Hint(err); hint != "" {
+	if hint := kernel.Hint(err); hint != "" {
 		return fmt.Errorf("%w (%s)", err, hint)
 	}
 	return err

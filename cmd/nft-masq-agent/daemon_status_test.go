@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -47,7 +48,7 @@ func TestStatusNamesEachTampering(t *testing.T) {
 				}
 				k := n.kernel()
 				defer k.Close()
-				_, err := k.Apply(want, nft.Look{Others: true})
+				_, err := k.Apply(want, kernel.Look{Others: true})
 				n.check(err)
 			})
 		}

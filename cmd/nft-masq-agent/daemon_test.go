@@ -24,6 +24,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -135,7 +136,7 @@ func (n *node) connect() *nfnetlink.Conn {
 
 // kernel gives the kernel as a new process sees it: nothing is remembered. The
 // caller closes it.
-func (n *node) kernel() *nft.Kernel { return nft.NewKernel(n.connect()) }
+func (n *node) kernel() *kernel.Kernel { return kernel.New(n.connect()) }
 
 func (n *node) generation() uint32 {
 	n.t.Helper()
@@ -151,7 +152,7 @@ func (n *node) generation() uint32 {
 func (n *node) differences(want nft.Ruleset) []string {
 	k := n.kernel()
 	defer k.Close()
-	diffs, err := k.Diff(want, nft.Look{Full: true, Others: true})
+	diffs, err := k.Diff(want, kernel.Look{Full: true, Others: true})
 	if err != nil {
 		diffs = append(diffs, err.Error())
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 
 	"golang.org/x/sys/unix"
 )
@@ -103,9 +104,9 @@ func (f *explainFlags) filePolicy(x *explanation, e environment) (nft.Policy, er
 
 // livePolicy gives the policy by which the kernel decides.
 func livePolicy() (nft.Policy, error) {
-	kernel := nft.Open()
-	defer func() { _ = kernel.Close() }()
-	policy, found, err := kernel.Live()
+	k := kernel.Open()
+	defer func() { _ = k.Close() }()
+	policy, found, err := k.Live()
 	if err != nil {
 		return nft.Policy{}, hinted(err)
 	}

@@ -7,8 +7,9 @@ import (
 	"context"
 	"io"
 	"net/netip"
-	"nft-masq-agent/nft/nfnetlink"
 	"os"
+
+	"nft-masq-agent/nft/kernel"
 
 	"golang.org/x/sys/unix"
 )
@@ -37,7 +38,7 @@ type environment struct {
 	proc           string // where procfs is mounted
 
 	// routeType says of what type the node's route to an address is, as
-	// [nfnetlink.RouteType] does.
+	// [kernel.RouteType] does.
 	routeType func(netip.Addr) (int, error)
 }
 
@@ -48,6 +49,6 @@ func theEnvironment() environment {
 		stderr:    os.Stderr,
 		terminal:  err == nil,
 		proc:      "/proc",
-		routeType: nfnetlink.RouteType,
+		routeType: kernel.RouteType,
 	}
 }

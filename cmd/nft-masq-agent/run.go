@@ -19,6 +19,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/agent"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/watch"
 )
 
@@ -63,10 +64,10 @@ func run(ctx context.Context, o options, e environment) (int, error) {
 	if path := o.klog.ignoredFile(); path != "" {
 		log.Warn("--log_file is not written: the log goes to standard output", zap.String("log_file", path))
 	}
-	kernel := nft.Open()
-	defer func() { _ = kernel.Close() }()
+	k := kernel.Open()
+	defer func() { _ = k.Close() }()
 	if o.mode == nft.ModeIPTables {
-		if err := kernel.CheckChain(o.chain); errors.Is(err, nft.ErrForeignChain) {
+		if err := k.CheckChain(o.chain); errors.Is(err, kernel.ErrForeignChain) {
 			return exitUsage, usagef("--masq-chain: %w", err)
 		}
 	}
@@ -79,7 +80,7 @@ func run(ctx context.Context, o options, e environment) (int, error) {
 	for _, line := range legacyIPTables(e.proc) {
 		log.Warn(line)
 	}
-	ended := startAgent(ctx, o, kernel, log, hangup)
+	ended := startAgent(ctx, o, k, log, hangup)
 	<-ctx.Done()
 	// The loop ends at once unless it is in the middle of a large transaction,
 	// which the kernel takes whole or not at all.
@@ -92,25 +93,25 @@ func run(ctx context.Context, o options, e environment) (int, error) {
 
 // startAgent starts the loop and what it listens to. What it gives is closed
 // when all of them have ended.
-func startAgent(ctx context.Context, o options, kernel *nft.Kernel, log *zap.Logger, hangup <-chan os.Signal) <-chan struct{} {
+func startAgent(ctx context.Context, o options, k *kernel.Kernel, log *zap.Logger, hangup <-chan os.Signal) <-chan struct{} {
 	// The listener first: no change after the first look is missed.
 	listener := agent.Listen(ctx, log)
-	kernel.BeforeLargeFill(listener.Pause)
+	k.BeforeLargeFill(listener.Pause)
 	files := watch.Start(ctx, o.configPath, func() (agent.Files, string) {
 		sources, err := config.Read(o.configPath)
 		return agent.Files{Sources: sources, Err: err}, fingerprint(sources, err)
 	})
 	// A connection of its own, so that no scrape waits for a large transaction.
-	counters := nft.Open()
+	counters := kernel.Open()
 	loop := agent.New(
 		agent.Inputs{
 			Files: files.Content(), Warnings: files.Warnings(), Reread: files.Look,
 			Changes: listener.Changes(), HoldOff: listener.HoldOff, Hangup: hangup,
 		},
 		agent.Kernel{
-			Apply: givingBack(kernel.Apply), ReadBack: kernel.ReadBack, PortID: kernel.PortID,
-			Counters: func() ([]nft.Counts, error) { return counters.Counters(o.nftOptions()) },
-			Others:   kernel.Others,
+			Apply: givingBack(k.Apply), ReadBack: k.ReadBack, PortID: k.PortID,
+			Counters: func() ([]kernel.Counts, error) { return counters.Counters(o.nftOptions()) },
+			Others:   k.Others,
 		},
 		agent.Settings{
 			Version: version, Commit: build().commit, Path: o.configPath,
@@ -138,7 +139,7 @@ func startAgent(ctx context.Context, o options, kernel *nft.Kernel, log *zap.Log
 // written: parsing and sending them takes a multiple of what keeping them does.
 func givingBack(apply applyFunc) applyFunc {
 	const many, later = 10_000, time.Second
-	return func(want nft.Ruleset, look nft.Look) (nft.Applied, error) {
+	return func(want nft.Ruleset, look kernel.Look) (kernel.Applied, error) {
 		a, err := apply(want, look)
 		if v4, v6 := want.CIDRs(); len(a.Differences) > 0 && v4+v6 >= many {
 			time.AfterFunc(later, debug.FreeOSMemory)
@@ -147,7 +148,7 @@ func givingBack(apply applyFunc) applyFunc {
 	}
 }
 
-type applyFunc func(nft.Ruleset, nft.Look) (nft.Applied, error)
+type applyFunc func(nft.Ruleset, kernel.Look) (kernel.Applied, error)
 
 // fingerprint tells contents of the config apart.
 func fingerprint(sources []config.Source, err error) string {

@@ -9,6 +9,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 )
 
 type statusFlags struct {
@@ -99,9 +100,9 @@ func (f *statusFlags) status(e environment) (int, error) {
 	r.Notes = append(r.Notes, legacyIPTables(e.proc)...)
 	l, err := f.load()
 	r.config(f.options, l, err)
-	kernel := nft.Open()
-	defer func() { _ = kernel.Close() }()
-	if err := r.kernel(kernel, *f.options, l.ruleset); err != nil {
+	k := kernel.Open()
+	defer func() { _ = k.Close() }()
+	if err := r.kernel(k, *f.options, l.ruleset); err != nil {
 		return exitFailed, hinted(err)
 	}
 	text := r.String()
@@ -146,7 +147,7 @@ func (r *statusReport) config(o *options, l loaded, err error) {
 
 // kernel reports on the kernel. What a bad config wants is not known: then the
 // kernel is held against what it holds itself, as a running agent does.
-func (r *statusReport) kernel(k *nft.Kernel, o options, want nft.Ruleset) error {
+func (r *statusReport) kernel(k *kernel.Kernel, o options, want nft.Ruleset) error {
 	held, found, err := k.ReadBack()
 	if err != nil {
 		return err
@@ -157,10 +158,10 @@ func (r *statusReport) kernel(k *nft.Kernel, o options, want nft.Ruleset) error 
 	r.Kernel.Differences, r.Connections = []string{}, []connectionReport{}
 	if o.mode == nft.ModeIPTables {
 		err := k.CheckChain(o.chain)
-		if errors.Is(err, nft.ErrForeignChain) {
+		if errors.Is(err, kernel.ErrForeignChain) {
 			// Neither its rules nor what they counted are ours.
 			r.Kernel.Differences = append(r.Kernel.Differences, err.Error())
-			r.others(nft.Others{})
+			r.others(kernel.Others{})
 			return nil
 		}
 		if err != nil {
@@ -168,7 +169,7 @@ func (r *statusReport) kernel(k *nft.Kernel, o options, want nft.Ruleset) error 
 		}
 	}
 	if r.Config.Accepted {
-		diffs, err := k.Diff(want, nft.Look{Full: true, Others: true})
+		diffs, err := k.Diff(want, kernel.Look{Full: true, Others: true})
 		if err != nil {
 			return err
 		}
@@ -192,7 +193,7 @@ func (r *statusReport) kernel(k *nft.Kernel, o options, want nft.Ruleset) error 
 	return nil
 }
 
-func (r *statusReport) others(others nft.Others) {
+func (r *statusReport) others(others kernel.Others) {
 	r.Legacy, r.Conflicts = []string{}, []conflictReport{}
 	for _, l := range others.Legacy {
 		r.Legacy = append(r.Legacy, l.String())

@@ -14,6 +14,7 @@ import (
 
 	"nft-masq-agent/cmd/stress/knownbad"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -23,7 +24,7 @@ type bench struct {
 	binary string
 	config string // the agent's file
 	top    *nfttest.Topology
-	kernel *nft.Kernel // for looking, and for cleaning up
+	kernel *kernel.Kernel // for looking, and for cleaning up
 	hammer *nfttest.Hammer
 	agents []*agent
 	until  time.Time
@@ -50,7 +51,7 @@ func openBench(binary string) (*bench, error) {
 	if b.top, err = nfttest.OpenTopology(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	b.kernel = nft.NewKernel(nfnetlink.New(b.dial))
+	b.kernel = kernel.New(nfnetlink.New(b.dial))
 	// The first netlink socket of a process gets its pid as port, any further
 	// one another: keep the first, so that attackers have ports of their own.
 	if _, err := b.kernel.Installed(false); err != nil {
@@ -113,7 +114,7 @@ func (b *bench) write(p policy) error {
 // inStep looks for itself, without the agent's word, whether the kernel holds
 // what it should and nothing of the other mode or an older agent.
 func (b *bench) inStep(want nft.Ruleset) error {
-	diffs, err := b.kernel.Diff(want, nft.Look{Full: true, Others: true, TakeOver: true})
+	diffs, err := b.kernel.Diff(want, kernel.Look{Full: true, Others: true, TakeOver: true})
 	if err == nil && len(diffs) > 0 {
 		err = fmt.Errorf("the kernel is not in step: %s", strings.Join(diffs, "; "))
 	}

@@ -80,12 +80,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.limit)
 	defer cancel()
-	kernel, err := thisKernel()
+	machine, err := thisMachine()
 	if err != nil {
 		_, _ = fmt.Fprintln(stderr, "stress:", err)
 		return exitWrong
 	}
-	r := &report{out: stdout, kernel: kernel}
+	r := &report{out: stdout, machine: machine}
 	r.begin(time.Now())
 	r.scenarios(ctx, s)
 	r.recipes(ctx, s)

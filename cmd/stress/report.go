@@ -15,9 +15,9 @@ import (
 
 // A report is what a run has found, written as it is found.
 type report struct {
-	out    io.Writer
-	kernel kernel
-	arrays bool
+	out     io.Writer
+	machine machine
+	arrays  bool
 
 	flows    uint64 // of scenarios
 	wrong    uint64
@@ -35,7 +35,7 @@ func (r *report) fail(format string, args ...any) {
 }
 
 func (r *report) begin(now time.Time) {
-	r.printf("Linux %s, %d processors, %s, %s", r.kernel.release, r.kernel.processors, runtime.GOARCH, now.UTC().Format(time.DateOnly))
+	r.printf("Linux %s, %d processors, %s, %s", r.machine.release, r.machine.processors, runtime.GOARCH, now.UTC().Format(time.DateOnly))
 }
 
 // patience is how long one scenario may take beyond its time.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -67,7 +68,7 @@ func (c Conflict) Why() string {
 //
 // The order is that in which packets meet the rules, family by family.
 func Conflicts(s Snapshot, exempt []netip.Prefix) []Conflict {
-	w := walker{chains: map[id]*Chain{}, sets: map[id][]nfnetlink.Range{}, found: map[ruleID]int{}}
+	w := walker{chains: map[id]*Chain{}, sets: map[id][]iprange.Range{}, found: map[ruleID]int{}}
 	w.exempt, w.prefixes = exemptions(exempt)
 	w.index(s)
 	for i := range s.Chains {
@@ -88,9 +89,9 @@ type ruleID struct {
 type walker struct {
 	chains   map[id]*Chain
 	unnamed  map[id][]*Chain // by table: chains that no rule leads to
-	sets     map[id][]nfnetlink.Range
-	exempt   []nfnetlink.Range // sorted, none overlaps another
-	prefixes []netip.Prefix    // the same
+	sets     map[id][]iprange.Range
+	exempt   []iprange.Range // sorted, none overlaps another
+	prefixes []netip.Prefix  // the same
 
 	base      nfnetlink.Chain
 	visits    map[id]int // of a chain from this base chain
@@ -99,7 +100,7 @@ type walker struct {
 }
 
 // exemptions sorts prefixes and drops those that another covers.
-func exemptions(exempt []netip.Prefix) (ranges []nfnetlink.Range, prefixes []netip.Prefix) {
+func exemptions(exempt []netip.Prefix) (ranges []iprange.Range, prefixes []netip.Prefix) {
 	sorted := slices.Clone(exempt)
 	slices.SortFunc(sorted, func(a, b netip.Prefix) int {
 		if c := a.Masked().Addr().Compare(b.Masked().Addr()); c != 0 {
@@ -108,7 +109,7 @@ func exemptions(exempt []netip.Prefix) (ranges []nfnetlink.Range, prefixes []net
 		return a.Bits() - b.Bits()
 	})
 	for _, p := range sorted {
-		r := nfnetlink.PrefixRange(p)
+		r := iprange.Of(p)
 		if n := len(ranges); n == 0 || ranges[n-1].To.Less(r.From) {
 			ranges, prefixes = append(ranges, r), append(prefixes, p.Masked())
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/ruletext"
 )
 
 // agentChains are the chains that iptables-based masquerade agents make unless
@@ -24,7 +25,7 @@ var (
 
 // comment gives a rule's comment as it was meant: ip-masq-agent v2.10.0 to
 // v2.12.1 put literal quotes around it.
-func comment(r nfnetlink.Rule) string { return strings.Trim(r.Comment(), `"\ `) }
+func comment(r nfnetlink.Rule) string { return strings.Trim(ruletext.Comment(r), `"\ `) }
 
 // A LegacyChain is what a masquerade agent based on iptables left behind: a
 // chain, the chains of its own that it leads to, and the jumps to them.
@@ -124,7 +125,7 @@ func (l *legacy) collect(at id) LegacyChain {
 				out.Strange++
 			}
 			for _, e := range r.Exprs {
-				out.RandomFully = out.RandomFully || e.RandomFully()
+				out.RandomFully = out.RandomFully || ruletext.RandomFully(e)
 			}
 			chain, ok := jump(r)
 			if to := (id{at.family, at.table, chain}); ok && l.agent[to] {

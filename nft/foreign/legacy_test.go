@@ -13,6 +13,7 @@ import (
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/ruletext"
 )
 
 // ruleHandles names the rules of both nat tables by handle and text: a rule that
@@ -26,7 +27,7 @@ func ruleHandles(t *testing.T, c *nfnetlink.Conn) map[uint64]string {
 			t.Fatal(err)
 		}
 		for _, r := range rules {
-			handles[r.Handle<<1|uint64(family)&1] = family.String() + " " + r.Chain + " " + r.String()
+			handles[r.Handle<<1|uint64(family)&1] = family.String() + " " + r.Chain + " " + ruletext.String(r)
 		}
 	}
 	return handles

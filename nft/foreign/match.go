@@ -7,16 +7,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/ruletext"
 )
 
 // A match is what a rule asks of a packet, as far as it matters here. Packets
 // that leave by the loopback device, or to an address of this node, never need
 // masquerading and are left out of all that follows.
 type match struct {
-	never bool              // it asks for a packet that is left out
-	src   []nfnetlink.Range // nil: any
-	dst   []nfnetlink.Range // nil: any
+	never bool            // it asks for a packet that is left out
+	src   []iprange.Range // nil: any
+	dst   []iprange.Range // nil: any
 	marks []mark
 	other bool     // it asks for something else, too
 	from  []string // the source in words
@@ -52,7 +54,7 @@ type action struct {
 func (w *walker) parse(r nfnetlink.Rule) (match, action) {
 	var m match
 	var a action
-	for _, s := range r.Statements() {
+	for _, s := range ruletext.Statements(r) {
 		if code, chain, ok := s.Expr.Verdict(); ok {
 			a.target = chain
 			a.ends = code != unix.NFT_CONTINUE && code != unix.NFT_JUMP
@@ -94,12 +96,12 @@ var sourceTargets = []string{"MASQUERADE", "SNAT", "NETMAP"}
 
 // compare adds what a statement asks for. set is what the set holds in which it
 // looks, nil where that is not known.
-func (m *match) compare(s nfnetlink.Statement, set []nfnetlink.Range) {
+func (m *match) compare(s ruletext.Statement, set []iprange.Range) {
 	addresses, is := set, s.Op != "!="
 	r, ok := s.Range()
 	switch {
 	case ok:
-		addresses = []nfnetlink.Range{r}
+		addresses = []iprange.Range{r}
 	case s.Op != "==" && s.Op != "!=" || s.Mask != nil && s.Field != "meta mark":
 		m.unknown(s)
 		return
@@ -135,19 +137,19 @@ func (m *match) compare(s nfnetlink.Statement, set []nfnetlink.Range) {
 	}
 }
 
-func lastWord(s nfnetlink.Statement) string {
+func lastWord(s ruletext.Statement) string {
 	words := s.String()
 	return words[strings.LastIndexByte(words, ' ')+1:]
 }
 
 // unknown adds a condition that may hold or not.
-func (m *match) unknown(s nfnetlink.Statement) {
+func (m *match) unknown(s ruletext.Statement) {
 	m.other = true
 	m.words = append(m.words, s.String())
 }
 
 // restrict narrows a set of addresses to those given, or to all but those.
-func (m *match) restrict(set []nfnetlink.Range, s nfnetlink.Statement, addresses []nfnetlink.Range, is bool) []nfnetlink.Range {
+func (m *match) restrict(set []iprange.Range, s ruletext.Statement, addresses []iprange.Range, is bool) []iprange.Range {
 	if addresses == nil {
 		m.other = true
 		return set
@@ -169,7 +171,7 @@ func (m *match) restrict(set []nfnetlink.Range, s nfnetlink.Statement, addresses
 	return set
 }
 
-func (m *match) compareMark(s nfnetlink.Statement, is bool) {
+func (m *match) compareMark(s ruletext.Statement, is bool) {
 	m.words = append(m.words, s.String())
 	if s.Set != "" || len(s.Value) != 4 || s.Mask != nil && len(s.Mask) != 4 {
 		m.other = true
@@ -183,7 +185,7 @@ func (m *match) compareMark(s nfnetlink.Statement, is bool) {
 }
 
 // sourceWords words the source that a statement asks for.
-func sourceWords(s nfnetlink.Statement) string {
+func sourceWords(s ruletext.Statement) string {
 	words := strings.TrimPrefix(strings.TrimPrefix(s.String(), s.Field+" "), "!= ")
 	if strings.HasPrefix(s.Field, "fib") {
 		if words = "addresses of type " + lastWord(s); strings.EqualFold(lastWord(s), "local") {

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -11,23 +12,23 @@ import (
 // IPv6, so one set can hold both.
 
 var (
-	everyIPv4 = nfnetlink.PrefixRange(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
-	everyIPv6 = nfnetlink.PrefixRange(netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+	everyIPv4 = iprange.Of(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
+	everyIPv6 = iprange.Of(netip.PrefixFrom(netip.IPv6Unspecified(), 0))
 )
 
 // anywhere gives all addresses of a family; inet has both.
-func anywhere(f nfnetlink.Family) []nfnetlink.Range {
+func anywhere(f nfnetlink.Family) []iprange.Range {
 	switch f {
 	case nfnetlink.IPv4:
-		return []nfnetlink.Range{everyIPv4}
+		return []iprange.Range{everyIPv4}
 	case nfnetlink.IPv6:
-		return []nfnetlink.Range{everyIPv6}
+		return []iprange.Range{everyIPv6}
 	}
-	return []nfnetlink.Range{everyIPv4, everyIPv6}
+	return []iprange.Range{everyIPv4, everyIPv6}
 }
 
 // only says whether all addresses of a set are of one of the two families.
-func only(f nfnetlink.Family, set []nfnetlink.Range) bool {
+func only(f nfnetlink.Family, set []iprange.Range) bool {
 	if f == nfnetlink.IPv4 {
 		return len(set) == 0 || set[len(set)-1].From.Is4()
 	}
@@ -35,8 +36,8 @@ func only(f nfnetlink.Family, set []nfnetlink.Range) bool {
 }
 
 // normal sorts ranges and joins those that overlap.
-func normal(ranges []nfnetlink.Range) []nfnetlink.Range {
-	slices.SortFunc(ranges, func(a, b nfnetlink.Range) int { return a.From.Compare(b.From) })
+func normal(ranges []iprange.Range) []iprange.Range {
+	slices.SortFunc(ranges, func(a, b iprange.Range) int { return a.From.Compare(b.From) })
 	out := ranges[:0]
 	for _, r := range ranges {
 		if last := len(out) - 1; last >= 0 && r.From.Compare(out[last].To) <= 0 {
@@ -50,10 +51,10 @@ func normal(ranges []nfnetlink.Range) []nfnetlink.Range {
 	return out
 }
 
-func intersect(a, b []nfnetlink.Range) []nfnetlink.Range {
-	var out []nfnetlink.Range
+func intersect(a, b []iprange.Range) []iprange.Range {
+	var out []iprange.Range
 	for len(a) > 0 && len(b) > 0 {
-		r := nfnetlink.Range{From: later(a[0].From, b[0].From), To: a[0].To}
+		r := iprange.Range{From: later(a[0].From, b[0].From), To: a[0].To}
 		if b[0].To.Less(r.To) {
 			r.To = b[0].To
 		}
@@ -77,8 +78,8 @@ func later(a, b netip.Addr) netip.Addr {
 }
 
 // subtract gives what of a is not in b.
-func subtract(a, b []nfnetlink.Range) []nfnetlink.Range {
-	var out []nfnetlink.Range
+func subtract(a, b []iprange.Range) []iprange.Range {
+	var out []iprange.Range
 	for _, r := range a {
 		for len(b) > 0 && b[0].To.Less(r.From) {
 			b = b[1:]
@@ -89,7 +90,7 @@ func subtract(a, b []nfnetlink.Range) []nfnetlink.Range {
 				break
 			}
 			if r.From.Less(cut.From) {
-				out = append(out, nfnetlink.Range{From: r.From, To: cut.From.Prev()})
+				out = append(out, iprange.Range{From: r.From, To: cut.From.Prev()})
 			}
 			if covered = !cut.To.Less(r.To); covered {
 				break
@@ -104,4 +105,4 @@ func subtract(a, b []nfnetlink.Range) []nfnetlink.Range {
 }
 
 // covers says whether a set, where nil is everything, holds all of part.
-func covers(set, part []nfnetlink.Range) bool { return set == nil || len(subtract(part, set)) == 0 }
+func covers(set, part []iprange.Range) bool { return set == nil || len(subtract(part, set)) == 0 }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -35,7 +36,7 @@ type Set struct {
 	Family nfnetlink.Family
 	Table  string
 	Name   string
-	Ranges []nfnetlink.Range // sorted, none overlaps another
+	Ranges []iprange.Range // sorted, none overlaps another
 }
 
 // An id names a chain or a set.

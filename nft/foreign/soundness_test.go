@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -118,7 +119,7 @@ func (r modelRule) exprs() []expr.Any {
 		if t == nil {
 			continue
 		}
-		addr, mask := t.prefix.Addr().AsSlice(), nfnetlink.PrefixRange(netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), t.prefix.Bits())).From.AsSlice()
+		addr, mask := t.prefix.Addr().AsSlice(), iprange.Of(netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), t.prefix.Bits())).From.AsSlice()
 		es = append(es,
 			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 4},
 			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask, Xor: make([]byte, 4)},

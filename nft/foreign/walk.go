@@ -6,12 +6,14 @@ import (
 	"sort"
 	"strings"
 
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/ruletext"
 )
 
 // A path is what is known of the packets that get somewhere.
 type path struct {
-	src, dst []nfnetlink.Range
+	src, dst []iprange.Range
 	marks    []mark
 	from     []string         // the words for the source
 	words    []string         // the words for the other conditions
@@ -42,13 +44,13 @@ func (p path) narrow(m match) path {
 }
 
 // A box is the packets from some addresses to others.
-type box struct{ src, dst []nfnetlink.Range }
+type box struct{ src, dst []iprange.Range }
 
 // A frame is a path through one chain, which fewer packets take with each rule.
 type frame struct {
 	path
-	left  []nfnetlink.Range // to these no packet is in the chain any more; not yet taken off dst
-	boxes []box             // nor these
+	left  []iprange.Range // to these no packet is in the chain any more; not yet taken off dst
+	boxes []box           // nor these
 	empty bool
 	// partial says that packets have left that are not in left: what takes
 	// the rest no longer takes all.
@@ -66,7 +68,7 @@ const (
 
 // walk goes through a chain and reports what it finds. It returns destinations
 // to which no packet comes back from the chain.
-func (w *walker) walk(c *Chain, p path) (taken []nfnetlink.Range) {
+func (w *walker) walk(c *Chain, p path) (taken []iprange.Range) {
 	if c == nil || c.Own || len(p.via) > maxDepth {
 		return nil
 	}
@@ -112,7 +114,7 @@ func (w *walker) walk(c *Chain, p path) (taken []nfnetlink.Range) {
 func (m match) always() bool { return m.plain() && m.src == nil && m.dst == nil }
 
 // enter goes where a rule leads, or reports it.
-func (w *walker) enter(f *frame, c *Chain, r nfnetlink.Rule, m match, a action) (taken []nfnetlink.Range) {
+func (w *walker) enter(f *frame, c *Chain, r nfnetlink.Rule, m match, a action) (taken []iprange.Range) {
 	q := f.narrow(m)
 	if len(q.src) == 0 || !w.reaches(q.dst) {
 		return nil
@@ -169,13 +171,13 @@ func (w *walker) settle(f *frame) {
 	f.empty = !w.reaches(f.dst)
 }
 
-func (w *walker) reaches(dst []nfnetlink.Range) bool {
+func (w *walker) reaches(dst []iprange.Range) bool {
 	hits, _ := w.hits(dst, 1)
 	return len(hits) > 0
 }
 
 // hits gives the first exempt prefixes that overlap with destinations.
-func (w *walker) hits(dst []nfnetlink.Range, limit int) (prefixes []netip.Prefix, more bool) {
+func (w *walker) hits(dst []iprange.Range, limit int) (prefixes []netip.Prefix, more bool) {
 	for _, r := range dst {
 		i := sort.Search(len(w.exempt), func(i int) bool { return !w.exempt[i].To.Less(r.From) })
 		for ; i < len(w.exempt) && !r.To.Less(w.exempt[i].From); i++ {
@@ -203,14 +205,14 @@ func (w *walker) report(c *Chain, r nfnetlink.Rule, q path, left []box) {
 		return
 	}
 	conflict := Conflict{
-		Family: c.Family, Table: c.Table, Chain: c.Name, Handle: r.Handle, Base: w.base.Name, Rule: r.String(),
+		Family: c.Family, Table: c.Table, Chain: c.Name, Handle: r.Handle, Base: w.base.Name, Rule: ruletext.String(r),
 		Exempt: exempt, More: more, Source: strings.Join(slices.Compact(q.from), ", "), Conditions: slices.Compact(q.words),
 	}
 	if w.base.Hook != nil {
 		conflict.Priority = w.base.Hook.Priority
 	}
 	for _, v := range q.via {
-		conflict.Via = append(conflict.Via, v.String())
+		conflict.Via = append(conflict.Via, ruletext.String(v))
 	}
 	at := ruleID{chainID(c.Chain), r.Handle}
 	if i, ok := w.found[at]; ok {
@@ -267,9 +269,9 @@ func needed(q path) bool {
 // allLeft says whether packets from all sources have left, from some here and
 // from others there, as far as they go to the exempt prefixes.
 func (p path) allLeft(exempt []netip.Prefix, left []box) bool {
-	var to, from []nfnetlink.Range
+	var to, from []iprange.Range
 	for _, e := range exempt {
-		to = append(to, nfnetlink.PrefixRange(e))
+		to = append(to, iprange.Of(e))
 	}
 	to = intersect(p.dst, to)
 	for _, b := range left {

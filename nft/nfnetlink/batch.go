@@ -6,6 +6,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/iprange"
 )
 
 // A Batch is a transaction under construction. The zero value is empty.
@@ -216,7 +218,7 @@ func (e elements) appendTo(a attrs) attrs {
 	a.str(unix.NFTA_SET_ELEM_LIST_SET, e.set)
 	a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 		for _, p := range e.prefixes {
-			r := PrefixRange(p)
+			r := iprange.Of(p)
 			a.element(r.From, false)
 			// An interval that reaches the last address has no end.
 			if behind := r.To.Next(); behind.IsValid() {

@@ -13,6 +13,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -202,7 +203,7 @@ func TestManyElementsFitOneTransaction(t *testing.T) {
 		t.Fatalf("%d of %d elements", len(ranges), len(prefixes))
 	}
 	for i, r := range ranges {
-		if r != nfnetlink.PrefixRange(prefixes[i]) {
+		if r != iprange.Of(prefixes[i]) {
 			t.Fatalf("element %d is %s, want %s", i, r, prefixes[i])
 		}
 	}

@@ -1,5 +1,6 @@
 // Package nfnetlink speaks the nf_tables subsystem of netlink: transactions,
-// dumps and change notifications, and nothing about what the rules mean.
+// dumps and change notifications, and nothing about what the rules mean: that is
+// for package ruletext.
 //
 // A transaction is a [Batch]: messages between a begin and an end message that
 // the kernel takes whole or not at all. [Conn.Commit] sends it in one sendmsg,

@@ -83,6 +83,9 @@ func (e Expr) Attr(typ uint16) []byte {
 // Uint32 gives an attribute as a number, 0 where it is absent.
 func (e Expr) Uint32(typ uint16) uint32 { return bigUint32(e.Attr(typ)) }
 
+// Uint64 gives an attribute as a number, 0 where it is absent.
+func (e Expr) Uint64(typ uint16) uint64 { return bigUint64(e.Attr(typ)) }
+
 // Str gives an attribute as a string.
 func (e Expr) Str(typ uint16) string { return cString(e.Attr(typ)) }
 
@@ -107,6 +110,11 @@ func (e Expr) Verdict() (code int32, chain string, ok bool) {
 		})
 	})
 	return code, chain, ok
+}
+
+// JumpsByMap says whether the expression takes its verdict from a map.
+func (e Expr) JumpsByMap() bool {
+	return e.Name == "lookup" && e.Attr(unix.NFTA_LOOKUP_DREG) != nil && e.Uint32(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT
 }
 
 // Value gives the bytes of an attribute that holds an nft_data value.

@@ -2,8 +2,6 @@ package nfnetlink
 
 import (
 	"fmt"
-	"net/netip"
-	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -108,95 +106,4 @@ type Flowtable struct {
 	Family Family
 	Table  string
 	Name   string
-}
-
-// A Range is a run of addresses, both ends included. The zero Range is a set's
-// element for whatever no other one holds, which nft writes *.
-type Range struct{ From, To netip.Addr }
-
-// String gives a prefix where the range is one.
-func (r Range) String() string {
-	if r == (Range{}) {
-		return "*"
-	}
-	if p, ok := r.Prefix(); ok {
-		if p.IsSingleIP() {
-			return p.Addr().String()
-		}
-		return p.String()
-	}
-	return r.From.String() + "-" + r.To.String()
-}
-
-// Prefix gives the range as a prefix, if it is one.
-func (r Range) Prefix() (netip.Prefix, bool) {
-	if !r.From.IsValid() || r.From.BitLen() != r.To.BitLen() {
-		return netip.Prefix{}, false
-	}
-	from, to := r.From.AsSlice(), r.To.AsSlice()
-	bits, diverged := 0, false
-	for i := range from {
-		for bit := byte(0x80); bit != 0; bit >>= 1 {
-			f, t := from[i]&bit, to[i]&bit
-			switch {
-			case f == t && !diverged:
-				bits++
-			case f == 0 && t != 0:
-				diverged = true
-			default:
-				return netip.Prefix{}, false
-			}
-		}
-	}
-	return netip.PrefixFrom(r.From, bits), true
-}
-
-// PrefixRange gives the addresses of a prefix.
-func PrefixRange(p netip.Prefix) Range {
-	p = p.Masked()
-	last := p.Addr().AsSlice()
-	for i := p.Bits(); i < len(last)*8; i++ {
-		last[i/8] |= 0x80 >> (i % 8)
-	}
-	to, _ := netip.AddrFromSlice(last)
-	return Range{p.Addr(), to}
-}
-
-// A bound is one end of an interval as the kernel keeps it: the first address
-// of a run, or the first address behind it; the zero bound is the element *.
-type bound struct {
-	addr netip.Addr
-	end  bool
-}
-
-// ranges pairs the bounds of a set, whatever their order, and though a dump may
-// give one twice. A run without an end goes on to the last address of the family.
-func ranges(bounds []bound) []Range {
-	slices.SortFunc(bounds, func(a, b bound) int {
-		if c := a.addr.Compare(b.addr); c != 0 || a.end == b.end {
-			return c
-		}
-		if a.end {
-			return -1
-		}
-		return 1
-	})
-	bounds = slices.Compact(bounds)
-	out := make([]Range, 0, len(bounds)/2+1)
-	for i, b := range bounds {
-		switch {
-		case b.end:
-		case !b.addr.IsValid():
-			out = append(out, Range{})
-		case i+1 < len(bounds):
-			out = append(out, Range{b.addr, bounds[i+1].addr.Prev()})
-		default:
-			out = append(out, Range{b.addr, lastAddr(b.addr)})
-		}
-	}
-	return out
-}
-
-func lastAddr(a netip.Addr) netip.Addr {
-	return PrefixRange(netip.PrefixFrom(a, 0)).To
 }

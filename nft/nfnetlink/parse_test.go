@@ -3,15 +3,15 @@ package nfnetlink
 import (
 	"bytes"
 	"encoding/binary"
-	"math/rand/v2"
 	"net/netip"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/iprange"
 )
 
 func TestAttributesAreReadAsWritten(t *testing.T) {
@@ -77,84 +77,6 @@ func TestBrokenAttributesAreErrors(t *testing.T) {
 		err := each(tt.b, func(uint16, []byte) error { return nil })
 		if (err != nil) != tt.err {
 			t.Errorf("%s: error %v", tt.name, err)
-		}
-	}
-}
-
-func TestPrefixesAreRangesAndBack(t *testing.T) {
-	for _, tt := range []struct{ prefix, from, to, text string }{
-		{"0.0.0.0/0", "0.0.0.0", "255.255.255.255", "0.0.0.0/0"},
-		{"10.0.0.0/8", "10.0.0.0", "10.255.255.255", "10.0.0.0/8"},
-		{"10.1.2.3/8", "10.0.0.0", "10.255.255.255", "10.0.0.0/8"},
-		{"240.0.0.0/4", "240.0.0.0", "255.255.255.255", "240.0.0.0/4"},
-		{"198.51.100.2/31", "198.51.100.2", "198.51.100.3", "198.51.100.2/31"},
-		{"255.255.255.255/32", "255.255.255.255", "255.255.255.255", "255.255.255.255"},
-		{"::/0", "::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "::/0"},
-		{"fe80::/10", "fe80::", "febf:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "fe80::/10"},
-		{"::1/128", "::1", "::1", "::1"},
-	} {
-		p := netip.MustParsePrefix(tt.prefix)
-		r := PrefixRange(p)
-		if want := (Range{netip.MustParseAddr(tt.from), netip.MustParseAddr(tt.to)}); r != want {
-			t.Errorf("%s: range %v, want %v", p, r, want)
-		}
-		if got, ok := r.Prefix(); !ok || got != p.Masked() {
-			t.Errorf("%s: prefix of the range is %s, %t", p, got, ok)
-		}
-		if r.String() != tt.text {
-			t.Errorf("%s prints %s, want %s", p, r, tt.text)
-		}
-	}
-	for from, to := range map[string]string{
-		"10.0.0.0": "10.0.2.255", "10.0.0.1": "10.0.0.2", "0.0.0.0": "255.255.255.254", "0.0.0.1": "255.255.255.255",
-		"fd00::": "fd00::2", "10.0.0.255": "10.0.1.0", "10.0.0.2": "10.0.0.1",
-	} {
-		r := Range{netip.MustParseAddr(from), netip.MustParseAddr(to)}
-		if p, ok := r.Prefix(); ok {
-			t.Errorf("%s is said to be %s", r, p)
-		}
-		if want := from + "-" + to; r.String() != want {
-			t.Errorf("prints %s, want %s", r, want)
-		}
-	}
-	if p, ok := (Range{}).Prefix(); ok || (Range{}).String() != "*" {
-		t.Errorf("the element for everything is %s, %t and prints %s", p, ok, Range{})
-	}
-}
-
-func TestBoundsBecomeRangesWhateverTheirOrder(t *testing.T) {
-	start := func(s string) bound { return bound{addr: netip.MustParseAddr(s)} }
-	end := func(s string) bound { return bound{netip.MustParseAddr(s), true} }
-	for _, tt := range []struct {
-		name   string
-		bounds []bound
-		want   string
-	}{
-		{"none", nil, ""},
-		{"one", []bound{start("10.0.0.0"), end("11.0.0.0")}, "10.0.0.0/8"},
-		{"without end", []bound{start("240.0.0.0")}, "240.0.0.0/4"},
-		{"everything", []bound{start("0.0.0.0")}, "0.0.0.0/0"},
-		{"last address", []bound{start("255.255.255.255")}, "255.255.255.255"},
-		{"neighbours", []bound{start("10.0.0.0"), end("11.0.0.0"), start("11.0.0.0"), end("12.0.0.0")}, "10.0.0.0/8 11.0.0.0/8"},
-		{"up to the last", []bound{start("128.0.0.0"), end("192.0.0.0"), start("192.0.0.0")}, "128.0.0.0/2 192.0.0.0/2"},
-		{"no prefix", []bound{start("10.0.0.1"), end("10.0.0.4")}, "10.0.0.1-10.0.0.3"},
-		{"given twice", []bound{start("10.0.0.0"), end("11.0.0.0"), start("10.0.0.0"), end("11.0.0.0")}, "10.0.0.0/8"},
-		{"end lost", []bound{start("10.0.0.0"), start("13.0.0.0"), end("14.0.0.0")}, "10.0.0.0-12.255.255.255 13.0.0.0/8"},
-		{"start lost", []bound{end("11.0.0.0"), start("12.0.0.0"), end("13.0.0.0")}, "12.0.0.0/8"},
-		{"element for everything", []bound{start("10.0.0.0"), end("11.0.0.0"), {}}, "* 10.0.0.0/8"},
-		{"IPv6", []bound{start("fe80::"), end("fec0::"), start("::1"), end("::2")}, "::1 fe80::/10"},
-		{"IPv6 without end", []bound{start("8000::")}, "8000::/1"},
-	} {
-		for seed := range uint64(5) {
-			bounds := append([]bound(nil), tt.bounds...)
-			rand.New(rand.NewPCG(seed, 0)).Shuffle(len(bounds), func(i, j int) { bounds[i], bounds[j] = bounds[j], bounds[i] })
-			var words []string
-			for _, r := range ranges(bounds) {
-				words = append(words, r.String())
-			}
-			if got := strings.Join(words, " "); got != tt.want {
-				t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
-			}
 		}
 	}
 }
@@ -287,9 +209,9 @@ func FuzzParse(f *testing.F) {
 			func() error { _, err := parseObject(Inet, b); return err },
 			func() error {
 				bounds, err := parseElements(Inet, b)
-				for _, r := range ranges(bounds) {
+				for _, r := range iprange.Pair(bounds) {
 					_ = r.String()
-					if p, ok := r.Prefix(); ok && PrefixRange(p) != r {
+					if p, ok := r.Prefix(); ok && iprange.Of(p) != r {
 						t.Errorf("%v is said to be %s", r, p)
 					}
 				}
@@ -330,14 +252,14 @@ func FuzzElementsAreReadAsWritten(f *testing.F) {
 		var prefixes []netip.Prefix
 		for len(b) >= 5 && len(prefixes) < 3000 {
 			p, _ := netip.AddrFrom4([4]byte(b)).Prefix(int(b[4]) % 33)
-			if len(prefixes) == 0 || PrefixRange(prefixes[len(prefixes)-1]).To.Less(p.Addr()) {
+			if len(prefixes) == 0 || iprange.Of(prefixes[len(prefixes)-1]).To.Less(p.Addr()) {
 				prefixes = append(prefixes, p)
 			}
 			b = b[5:]
 		}
 		var batch Batch
 		batch.AddElements(Inet, "t", "s", prefixes)
-		var bounds []bound
+		var bounds []iprange.Bound
 		for _, m := range batch.messages() {
 			got, err := parseElements(Inet, m.Data[4:])
 			if err != nil {
@@ -346,7 +268,7 @@ func FuzzElementsAreReadAsWritten(f *testing.F) {
 			bounds = append(bounds, got...)
 		}
 		var got []netip.Prefix
-		for _, r := range ranges(bounds) {
+		for _, r := range iprange.Pair(bounds) {
 			p, ok := r.Prefix()
 			if !ok {
 				t.Errorf("%s is no prefix", r)

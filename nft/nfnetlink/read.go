@@ -6,6 +6,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/iprange"
 )
 
 // dump asks for all objects of a kind and parses each.
@@ -211,7 +213,7 @@ func parseSet(f Family, b []byte) (Set, error) {
 // Elements reads an interval set of addresses. The kernel does not tell when
 // such a dump was torn by a transaction: compare the generation before and
 // after, and act on a difference only when a second read agrees.
-func (c *Conn) Elements(family Family, table, set string) ([]Range, error) {
+func (c *Conn) Elements(family Family, table, set string) ([]iprange.Range, error) {
 	var a attrs
 	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
 	a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
@@ -219,15 +221,15 @@ func (c *Conn) Elements(family Family, table, set string) ([]Range, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list elements of %s: %w", set, err)
 	}
-	var all []bound
+	var all []iprange.Bound
 	for _, p := range parts {
 		all = append(all, p...)
 	}
-	return ranges(all), nil
+	return iprange.Pair(all), nil
 }
 
-func parseElements(_ Family, b []byte) ([]bound, error) {
-	var out []bound
+func parseElements(_ Family, b []byte) ([]iprange.Bound, error) {
+	var out []iprange.Bound
 	err := each(b, func(typ uint16, data []byte) error {
 		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
 			return nil
@@ -235,7 +237,7 @@ func parseElements(_ Family, b []byte) ([]bound, error) {
 		return each(data, func(_ uint16, data []byte) error {
 			p, err := parseBound(data)
 			// nft puts a bound of its own before the first interval.
-			if !p.end || !p.addr.IsUnspecified() {
+			if !p.End || !p.Addr.IsUnspecified() {
 				out = append(out, p)
 			}
 			return err
@@ -244,19 +246,19 @@ func parseElements(_ Family, b []byte) ([]bound, error) {
 	return out, err
 }
 
-func parseBound(b []byte) (bound, error) {
-	var p bound
+func parseBound(b []byte) (iprange.Bound, error) {
+	var p iprange.Bound
 	err := each(b, func(typ uint16, data []byte) error {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY: // the element * has none
 			return each(data, func(typ uint16, data []byte) error {
 				if typ == unix.NFTA_DATA_VALUE {
-					p.addr, _ = netip.AddrFromSlice(data)
+					p.Addr, _ = netip.AddrFromSlice(data)
 				}
 				return nil
 			})
 		case unix.NFTA_SET_ELEM_FLAGS:
-			p.end = bigUint32(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+			p.End = bigUint32(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		}
 		return nil
 	})

@@ -15,6 +15,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -35,13 +36,13 @@ func (f Files) large() bool {
 }
 
 // A Kernel is what the loop needs of one; the functions are those of
-// [nft.Kernel].
+// [kernel.Kernel].
 type Kernel struct {
-	Apply    func(nft.Ruleset, nft.Look) (nft.Applied, error)
+	Apply    func(nft.Ruleset, kernel.Look) (kernel.Applied, error)
 	ReadBack func() (nft.Ruleset, bool, error)
 	PortID   func() uint32
-	Counters func() ([]nft.Counts, error)
-	Others   func(nft.Ruleset) (nft.Others, error)
+	Counters func() ([]kernel.Counts, error)
+	Others   func(nft.Ruleset) (kernel.Others, error)
 }
 
 // Inputs are the events that the loop waits for.
@@ -84,9 +85,9 @@ type Agent struct {
 	started bool
 	fresh   bool // a file was accepted and is not yet in the kernel
 	refused string
-	rejects bool     // the last content of the config was rejected
-	warned  []string // of the last content
-	owed    nft.Look // what the first accepted config is to find, until the kernel has taken it
+	rejects bool        // the last content of the config was rejected
+	warned  []string    // of the last content
+	owed    kernel.Look // what the first accepted config is to find, until the kernel has taken it
 
 	resync time.Duration
 	timer  *time.Timer // the next resync, or the next try after a refusal
@@ -150,11 +151,11 @@ func (a *Agent) Run(ctx context.Context) {
 			a.changed(c)
 		case <-a.paused.C:
 			a.health.busy()
-			a.sync(onDrift, nft.Look{})
+			a.sync(onDrift, kernel.Look{})
 		case <-a.in.Hangup:
 			a.health.busy()
 			a.in.Reread()
-			a.sync(onHangup, nft.Look{Full: true, Others: true})
+			a.sync(onHangup, kernel.Look{Full: true, Others: true})
 			a.survey.at = time.Time{} // look around however short ago that was
 			a.lookAround()
 		case <-a.timer.C:
@@ -180,9 +181,9 @@ func (a *Agent) read(f Files) {
 	}
 	a.want, a.fresh, a.tries = &want, true, 0
 	if !a.health.everReady() {
-		a.owed = nft.Look{Others: true, TakeOver: a.settings.TakeOver}
+		a.owed = kernel.Look{Others: true, TakeOver: a.settings.TakeOver}
 	}
-	a.sync(a.configReason(), nft.Look{})
+	a.sync(a.configReason(), kernel.Look{})
 }
 
 // warn says what is odd about the config, and not again with the next content.
@@ -292,7 +293,7 @@ func (a *Agent) fallBack() {
 		r = nft.Compile(config.Default(a.settings.Defaults), a.settings.Options)
 	}
 	a.want = &r
-	a.sync(onStart, nft.Look{})
+	a.sync(onStart, kernel.Look{})
 }
 
 // olderAgentsChain says whether an older agent left its rules in the chain of our
@@ -328,23 +329,23 @@ func (a *Agent) changed(c nfnetlink.Change) {
 		}
 		return
 	}
-	a.sync(onDrift, nft.Look{})
+	a.sync(onDrift, kernel.Look{})
 }
 
 // tick is the net under the notifications and the next try after a refusal.
 func (a *Agent) tick() {
 	a.in.Reread()
 	if a.refused != "" {
-		a.sync(onRefusal, nft.Look{})
+		a.sync(onRefusal, kernel.Look{})
 		return
 	}
-	a.sync(onResync, nft.Look{Full: true, Others: true})
+	a.sync(onResync, kernel.Look{Full: true, Others: true})
 	a.lookAround()
 }
 
 // sync brings the kernel to what is wanted. Everything that the agent writes it
 // writes here.
-func (a *Agent) sync(reason string, look nft.Look) {
+func (a *Agent) sync(reason string, look kernel.Look) {
 	if a.want == nil {
 		if a.started {
 			a.fallBack()
@@ -374,7 +375,7 @@ func (a *Agent) sync(reason string, look nft.Look) {
 	a.report(reason, applied, drift)
 	a.rejects = a.rejects && !a.fresh
 	a.refused, a.tries, a.fresh, a.held = "", 0, false, a.want.Hash()
-	a.change, a.by, a.owed = nfnetlink.Change{}, nil, nft.Look{}
+	a.change, a.by, a.owed = nfnetlink.Change{}, nil, kernel.Look{}
 	a.timer.Reset(a.next())
 	if reason == onStart {
 		a.lookAround()
@@ -382,7 +383,7 @@ func (a *Agent) sync(reason string, look nft.Look) {
 }
 
 // report writes one line for a change, and none where nothing changed.
-func (a *Agent) report(reason string, applied nft.Applied, drift bool) {
+func (a *Agent) report(reason string, applied kernel.Applied, drift bool) {
 	v4, v6 := a.want.CIDRs()
 	fields := []zap.Field{
 		zap.String("reason", reason), zap.String("config", a.want.Hash()),
@@ -437,7 +438,7 @@ func (a *Agent) refuse(err error) {
 	if text := err.Error(); text != a.refused {
 		a.refused = text
 		fields := []zap.Field{zap.Error(err)}
-		if hint := nft.Hint(err); hint != "" {
+		if hint := kernel.Hint(err); hint != "" {
 			fields = append(fields, zap.String("hint", hint))
 		}
 		a.log.Error("the kernel refuses the rules; the old ones stay, trying again", fields...)

@@ -20,6 +20,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -36,11 +37,11 @@ type world struct {
 	refuses error
 	writes  []string // hashes, in the order in which they were written
 	looks   int
-	last    nft.Look
+	last    kernel.Look
 	cost    time.Duration
-	others  nft.Others
+	others  kernel.Others
 
-	counts    []nft.Counts
+	counts    []kernel.Counts
 	countsErr error
 
 	agent *Agent
@@ -63,7 +64,7 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 			Kernel{
 				Apply: w.apply, ReadBack: w.readBack, PortID: func() uint32 { return ownPort },
 				Counters: w.counters,
-				Others:   func(nft.Ruleset) (nft.Others, error) { return w.others, nil },
+				Others:   func(nft.Ruleset) (kernel.Others, error) { return w.others, nil },
 			},
 			Settings{
 				Version: "test", Path: "/etc/config/ip-masq-agent",
@@ -83,24 +84,24 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 	})
 }
 
-func (w *world) apply(r nft.Ruleset, l nft.Look) (nft.Applied, error) {
+func (w *world) apply(r nft.Ruleset, l kernel.Look) (kernel.Applied, error) {
 	w.mu.Lock()
 	w.looks++
 	w.mu.Unlock()
 	w.last = l
 	time.Sleep(w.cost)
 	if err := w.refusal(); err != nil {
-		return nft.Applied{}, err
+		return kernel.Applied{}, err
 	}
 	if w.held == r.Hash() {
-		return nft.Applied{}, nil
+		return kernel.Applied{}, nil
 	}
 	w.held = r.Hash()
 	w.writes = append(w.writes, w.held)
-	return nft.Applied{Differences: []string{"differs"}}, nil
+	return kernel.Applied{Differences: []string{"differs"}}, nil
 }
 
-func (w *world) counters() ([]nft.Counts, error) {
+func (w *world) counters() ([]kernel.Counts, error) {
 	if w.countsErr != nil {
 		return nil, w.countsErr
 	}
@@ -397,8 +398,8 @@ func TestHangupLooksAtBoth(t *testing.T) {
 }
 
 // legacy is what an older agent leaves.
-func legacy() nft.Others {
-	return nft.Others{Legacy: []foreign.LegacyChain{{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ", Rules: 2}}}
+func legacy() kernel.Others {
+	return kernel.Others{Legacy: []foreign.LegacyChain{{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ", Rules: 2}}}
 }
 
 func TestRulesOfOlderAgentsAreSaidOnceAndWhenTheyGo(t *testing.T) {
@@ -414,7 +415,7 @@ func TestRulesOfOlderAgentsAreSaidOnceAndWhenTheyGo(t *testing.T) {
 		}
 		synctest.Wait()
 		wantLines(t, w.messages())
-		w.others = nft.Others{}
+		w.others = kernel.Others{}
 		w.changes <- nfnetlink.Change{Writer: 1}
 		time.Sleep(time.Minute)
 		synctest.Wait()

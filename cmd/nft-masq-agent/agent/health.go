@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 )
 
 // health is what the loop tells others of itself. Its mutex is never held while
@@ -84,7 +85,7 @@ func (h *health) config(err error, warnings int) {
 
 func (h *health) refused(err error) {
 	text := "the kernel refuses the rules: %w"
-	if hint := nft.Hint(err); hint != "" {
+	if hint := kernel.Hint(err); hint != "" {
 		text += "; " + hint
 	}
 	err = fmt.Errorf(text, err)

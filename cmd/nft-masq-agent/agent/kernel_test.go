@@ -13,14 +13,15 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
 
-func openKernel(t *testing.T, ns *nfttest.NS) *nft.Kernel {
-	k := nft.NewKernel(nfnetlink.New(func() (nl *netlink.Conn, err error) {
+func openKernel(t *testing.T, ns *nfttest.NS) *kernel.Kernel {
+	k := kernel.New(nfnetlink.New(func() (nl *netlink.Conn, err error) {
 		err = ns.Do(func() error {
 			nl, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
 			return err
@@ -52,7 +53,7 @@ func TestMetricsCountTheConnectionsThatWereSent(t *testing.T) {
 			a := New(Inputs{Files: files}, Kernel{
 				Apply: k.Apply, ReadBack: k.ReadBack, PortID: k.PortID, Others: k.Others,
 				// A kernel of its own each time: one gives an answer again for a while.
-				Counters: func() ([]nft.Counts, error) { return openKernel(t, topo.Node).Counters(o) },
+				Counters: func() ([]kernel.Counts, error) { return openKernel(t, topo.Node).Counters(o) },
 			}, Settings{Options: o}, log)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})

@@ -7,7 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 )
 
 // surveyInterval is the least time between two looks at the rules of others.
@@ -41,7 +41,7 @@ func (a *Agent) lookAround() {
 	a.sayConflicts(others)
 }
 
-func (a *Agent) sayLegacy(others nft.Others) {
+func (a *Agent) sayLegacy(others kernel.Others) {
 	s := &a.survey
 	var found []string
 	randomFully := false
@@ -76,7 +76,7 @@ func (a *Agent) sayLegacy(others nft.Others) {
 	a.log.Warn("rules of an iptables-based agent decide beside ours: stop it, and run with --takeover or cleanup --legacy", fields...)
 }
 
-func (a *Agent) sayConflicts(others nft.Others) {
+func (a *Agent) sayConflicts(others kernel.Others) {
 	var found []string
 	for _, c := range others.Conflicts {
 		found = append(found, c.String())

@@ -8,7 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/iprange"
 )
 
 // A Recipe is a way of updating.
@@ -266,7 +266,7 @@ func Elements(list []netip.Prefix) (elements []nftables.SetElement) {
 	for _, p := range list {
 		elements = append(elements,
 			nftables.SetElement{Key: p.Addr().AsSlice()},
-			nftables.SetElement{Key: nfnetlink.PrefixRange(p).To.Next().AsSlice(), IntervalEnd: true})
+			nftables.SetElement{Key: iprange.Of(p).To.Next().AsSlice(), IntervalEnd: true})
 	}
 	return elements
 }

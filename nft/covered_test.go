@@ -1,0 +1,100 @@
+package nft
+
+import (
+	"cmp"
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"nft-masq-agent/config"
+)
+
+func FuzzDropCovered(f *testing.F) {
+	f.Add([]byte{4, 10, 0, 0, 0, 8, 4, 10, 1, 0, 0, 16, 4, 10, 0, 0, 0, 8})
+	f.Add([]byte{4, 0, 0, 0, 0, 0, 4, 255, 255, 255, 255, 32, 4, 128, 0, 0, 0, 1})
+	f.Add(binary.BigEndian.AppendUint64([]byte{6, 0xfd}, 7))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var list []config.CIDR
+		for len(b) >= 6 && len(list) < 200 {
+			a := netip.AddrFrom4([4]byte(b[1:5]))
+			if b[0]%2 == 1 { // an IPv6 address of which four bytes vary
+				a = netip.AddrFrom16([16]byte{0: b[1], 1: b[2], 7: b[3], 15: b[4]})
+			}
+			p, err := a.Prefix(int(b[5]) % (a.BitLen() + 1))
+			if err != nil {
+				t.Fatal(err)
+			}
+			list = append(list, config.CIDR{Prefix: p, Pos: config.Position{Line: len(list) + 1}})
+			b = b[6:]
+		}
+		for _, ipv6 := range []bool{false, true} {
+			checkDropCovered(t, ofFamily(list, ipv6))
+		}
+	})
+}
+
+// checkDropCovered holds that what stays is what no other entry covers, that of
+// equals the first stays, and that order and places are those of the list.
+func checkDropCovered(t *testing.T, list []config.CIDR) {
+	t.Helper()
+	covers := func(a, b config.CIDR) bool { return a.Bits() <= b.Bits() && a.Contains(b.Addr()) }
+	var want []config.CIDR
+	for i, c := range list {
+		covered := false
+		for j, o := range list {
+			covered = covered || j != i && covers(o, c) && (o.Prefix != c.Prefix || j < i)
+		}
+		if !covered {
+			want = append(want, c)
+		}
+	}
+	got := dropCovered(slices.Clone(list))
+	if !slices.Equal(got.CIDRs, want) {
+		t.Errorf("of %v stay %v, want %v", list, got.CIDRs, want)
+	}
+	if len(got.CIDRs)+len(got.Covered) != len(list) {
+		t.Errorf("of %d stay %d and go %d", len(list), len(got.CIDRs), len(got.Covered))
+	}
+	for _, c := range got.Covered {
+		if !covers(c.By, c.CIDR) || !slices.Contains(list, c.By) || !slices.Contains(got.CIDRs, c.By) {
+			t.Errorf("%v is said to be covered by %v", c.CIDR, c.By)
+		}
+	}
+	sorted := got.Prefixes()
+	if !slices.IsSortedFunc(sorted, func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) }) {
+		t.Errorf("not sorted: %v", sorted)
+	}
+}
+
+func TestManyCoveredEntriesTakeNoTime(t *testing.T) {
+	list := make([]config.CIDR, 0, 200_000)
+	for i := range cap(list) {
+		a := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+		list = append(list, config.CIDR{Prefix: netip.PrefixFrom(a, 32)})
+	}
+	list = append(list, config.CIDR{Prefix: netip.MustParsePrefix("10.0.0.0/8")})
+	got := dropCovered(list)
+	if len(got.CIDRs) != 1 || len(got.Covered) != len(list)-1 {
+		t.Errorf("%d stay, %d go", len(got.CIDRs), len(got.Covered))
+	}
+}
+
+func TestRangesAreChosenBySize(t *testing.T) {
+	ranges := []PortRange{{1000, 1999}, {5000, 5000}, {1, 65535}, {40000, 40001}}
+	var size float64
+	for _, r := range ranges {
+		size += float64(r.Size())
+	}
+	left := 1.0 // the chance that no range before was taken
+	for i, c := range choices(ranges) {
+		chance := left * float64(c.Size()) / float64(c.Remaining)
+		if want := float64(ranges[i].Size()) / size; chance/want < 0.999999 || chance/want > 1.000001 {
+			t.Errorf("range %s is taken with %f, want %f", c, chance, want)
+		}
+		left -= chance
+		if c.last() != (i == len(ranges)-1) {
+			t.Errorf("range %s: last is %t", c, c.last())
+		}
+	}
+}

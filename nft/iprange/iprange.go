@@ -1,0 +1,57 @@
+// Package iprange has runs of IP addresses, and the bounds by which the kernel
+// keeps those of a set.
+package iprange
+
+import "net/netip"
+
+// A Range is a run of addresses, both ends included. The zero Range is a set's
+// element for whatever no other one holds, which nft writes *.
+type Range struct{ From, To netip.Addr }
+
+// String gives a prefix where the range is one.
+func (r Range) String() string {
+	if r == (Range{}) {
+		return "*"
+	}
+	if p, ok := r.Prefix(); ok {
+		if p.IsSingleIP() {
+			return p.Addr().String()
+		}
+		return p.String()
+	}
+	return r.From.String() + "-" + r.To.String()
+}
+
+// Prefix gives the range as a prefix, if it is one.
+func (r Range) Prefix() (netip.Prefix, bool) {
+	if !r.From.IsValid() || r.From.BitLen() != r.To.BitLen() {
+		return netip.Prefix{}, false
+	}
+	from, to := r.From.AsSlice(), r.To.AsSlice()
+	bits, diverged := 0, false
+	for i := range from {
+		for bit := byte(0x80); bit != 0; bit >>= 1 {
+			f, t := from[i]&bit, to[i]&bit
+			switch {
+			case f == t && !diverged:
+				bits++
+			case f == 0 && t != 0:
+				diverged = true
+			default:
+				return netip.Prefix{}, false
+			}
+		}
+	}
+	return netip.PrefixFrom(r.From, bits), true
+}
+
+// Of gives the addresses of a prefix.
+func Of(p netip.Prefix) Range {
+	p = p.Masked()
+	last := p.Addr().AsSlice()
+	for i := p.Bits(); i < len(last)*8; i++ {
+		last[i/8] |= 0x80 >> (i % 8)
+	}
+	to, _ := netip.AddrFromSlice(last)
+	return Range{p.Addr(), to}
+}

@@ -1,0 +1,88 @@
+package iprange_test
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/nft/iprange"
+)
+
+func TestPrefixesAreRangesAndBack(t *testing.T) {
+	for _, tt := range []struct{ prefix, from, to, text string }{
+		{"0.0.0.0/0", "0.0.0.0", "255.255.255.255", "0.0.0.0/0"},
+		{"10.0.0.0/8", "10.0.0.0", "10.255.255.255", "10.0.0.0/8"},
+		{"10.1.2.3/8", "10.0.0.0", "10.255.255.255", "10.0.0.0/8"},
+		{"240.0.0.0/4", "240.0.0.0", "255.255.255.255", "240.0.0.0/4"},
+		{"198.51.100.2/31", "198.51.100.2", "198.51.100.3", "198.51.100.2/31"},
+		{"255.255.255.255/32", "255.255.255.255", "255.255.255.255", "255.255.255.255"},
+		{"::/0", "::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "::/0"},
+		{"fe80::/10", "fe80::", "febf:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "fe80::/10"},
+		{"::1/128", "::1", "::1", "::1"},
+	} {
+		p := netip.MustParsePrefix(tt.prefix)
+		r := iprange.Of(p)
+		if want := (iprange.Range{From: netip.MustParseAddr(tt.from), To: netip.MustParseAddr(tt.to)}); r != want {
+			t.Errorf("%s: range %v, want %v", p, r, want)
+		}
+		if got, ok := r.Prefix(); !ok || got != p.Masked() {
+			t.Errorf("%s: prefix of the range is %s, %t", p, got, ok)
+		}
+		if r.String() != tt.text {
+			t.Errorf("%s prints %s, want %s", p, r, tt.text)
+		}
+	}
+	for from, to := range map[string]string{
+		"10.0.0.0": "10.0.2.255", "10.0.0.1": "10.0.0.2", "0.0.0.0": "255.255.255.254", "0.0.0.1": "255.255.255.255",
+		"fd00::": "fd00::2", "10.0.0.255": "10.0.1.0", "10.0.0.2": "10.0.0.1",
+	} {
+		r := iprange.Range{From: netip.MustParseAddr(from), To: netip.MustParseAddr(to)}
+		if p, ok := r.Prefix(); ok {
+			t.Errorf("%s is said to be %s", r, p)
+		}
+		if want := from + "-" + to; r.String() != want {
+			t.Errorf("prints %s, want %s", r, want)
+		}
+	}
+	if p, ok := (iprange.Range{}).Prefix(); ok || (iprange.Range{}).String() != "*" {
+		t.Errorf("the element for everything is %s, %t and prints %s", p, ok, iprange.Range{})
+	}
+}
+
+func TestBoundsBecomeRangesWhateverTheirOrder(t *testing.T) {
+	start := func(s string) iprange.Bound { return iprange.Bound{Addr: netip.MustParseAddr(s)} }
+	end := func(s string) iprange.Bound { return iprange.Bound{Addr: netip.MustParseAddr(s), End: true} }
+	for _, tt := range []struct {
+		name   string
+		bounds []iprange.Bound
+		want   string
+	}{
+		{"none", nil, ""},
+		{"one", []iprange.Bound{start("10.0.0.0"), end("11.0.0.0")}, "10.0.0.0/8"},
+		{"without end", []iprange.Bound{start("240.0.0.0")}, "240.0.0.0/4"},
+		{"everything", []iprange.Bound{start("0.0.0.0")}, "0.0.0.0/0"},
+		{"last address", []iprange.Bound{start("255.255.255.255")}, "255.255.255.255"},
+		{"neighbours", []iprange.Bound{start("10.0.0.0"), end("11.0.0.0"), start("11.0.0.0"), end("12.0.0.0")}, "10.0.0.0/8 11.0.0.0/8"},
+		{"up to the last", []iprange.Bound{start("128.0.0.0"), end("192.0.0.0"), start("192.0.0.0")}, "128.0.0.0/2 192.0.0.0/2"},
+		{"no prefix", []iprange.Bound{start("10.0.0.1"), end("10.0.0.4")}, "10.0.0.1-10.0.0.3"},
+		{"given twice", []iprange.Bound{start("10.0.0.0"), end("11.0.0.0"), start("10.0.0.0"), end("11.0.0.0")}, "10.0.0.0/8"},
+		{"end lost", []iprange.Bound{start("10.0.0.0"), start("13.0.0.0"), end("14.0.0.0")}, "10.0.0.0-12.255.255.255 13.0.0.0/8"},
+		{"start lost", []iprange.Bound{end("11.0.0.0"), start("12.0.0.0"), end("13.0.0.0")}, "12.0.0.0/8"},
+		{"element for everything", []iprange.Bound{start("10.0.0.0"), end("11.0.0.0"), {}}, "* 10.0.0.0/8"},
+		{"IPv6", []iprange.Bound{start("fe80::"), end("fec0::"), start("::1"), end("::2")}, "::1 fe80::/10"},
+		{"IPv6 without end", []iprange.Bound{start("8000::")}, "8000::/1"},
+	} {
+		for seed := range uint64(5) {
+			bounds := append([]iprange.Bound(nil), tt.bounds...)
+			rand.New(rand.NewPCG(seed, 0)).Shuffle(len(bounds), func(i, j int) { bounds[i], bounds[j] = bounds[j], bounds[i] })
+			var words []string
+			for _, r := range iprange.Pair(bounds) {
+				words = append(words, r.String())
+			}
+			if got := strings.Join(words, " "); got != tt.want {
+				t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
+			}
+		}
+	}
+}

@@ -1,0 +1,211 @@
+package kernel
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+func TestNFTLoadsTheGoldenTextAsWeWriteIt(t *testing.T) {
+	nfttest.Require(t, "nft")
+	cases.Each(t, func(t *testing.T, c cases.Case) {
+		t.Parallel()
+		ns := nfttest.NewNS(t, "case")
+		want := c.Compile(nft.ModeNFTables)
+		apply(t, open(t, ns), want, Look{})
+		ours, ourBytecode := nfttest.ListRuleset(t, ns), bytecode(t, ns)
+
+		nfttest.NFT(t, ns, ours, "-c", "-f", "-")
+		if listing := nfttest.NFT(t, ns, "", "list", "table", "inet", nft.TableName); listing != ours {
+			t.Errorf("the table is not all there is (-table +ruleset):\n%s", cmp.Diff(listing, ours))
+		}
+
+		nfttest.NFT(t, ns, c.File(t, "ruleset.nft"), "-f", "-")
+		if diff := cmp.Diff(nfttest.ListRuleset(t, ns), ours); diff != "" {
+			t.Errorf("listing (-nft +ours):\n%s", diff)
+		}
+		if diff := cmp.Diff(bytecode(t, ns), ourBytecode); diff != "" {
+			t.Errorf("bytecode (-nft +ours):\n%s", diff)
+		}
+		inStep(t, ns, want)
+	})
+}
+
+// bytecode gives what nft says of the ruleset's rules and sets as the kernel
+// has them: without handles, and without the notes that nft makes for itself, a
+// bound before the first interval of a set and a mark at one without an end.
+func bytecode(t *testing.T, ns *nfttest.NS) string {
+	t.Helper()
+	out := nfttest.NFT(t, ns, "", "--debug=netlink", "list", "ruleset")
+	for _, r := range [][2]string{
+		{`(?m)^(inet \S+ \S+) [\d ]+$`, "$1"},
+		{`(?m)^\s*element 00000000( 00000000)*  : 1 \[end\]\n`, ""},
+		{`(?m)^(\s*element .*\[end\])  userdata = .*$`, "$1"},
+	} {
+		out = regexp.MustCompile(r[0]).ReplaceAllString(out, r[1])
+	}
+	return out
+}
+
+func TestIPTablesSavesTheGoldenRules(t *testing.T) {
+	nfttest.Require(t, "iptables-nft-save", "iptables-nft-restore")
+	cases.Each(t, func(t *testing.T, c cases.Case) {
+		t.Parallel()
+		ns := nfttest.NewNS(t, "case")
+		want := c.Compile(nft.ModeIPTables)
+		apply(t, open(t, ns), want, Look{})
+		golden := c.File(t, "iptables.rules")
+		for _, f := range want.Policy.Families {
+			program := "iptables-nft-save"
+			if f.IPv6 {
+				program = "ip6tables-nft-save"
+			}
+			saved := nfttest.Save(t, ns, program, "nat")
+			if diff := cmp.Diff(byChain(golden, f.IPv6), byChain(saved, f.IPv6)); diff != "" {
+				t.Errorf("%s (-golden +kernel):\n%s", program, diff)
+			}
+		}
+
+		restored := nfttest.NewNS(t, "restored")
+		restore(t, restored, golden, want)
+		if diff := cmp.Diff(natRules(t, restored), natRules(t, ns)); diff != "" {
+			t.Errorf("raw rules (-iptables-restore +ours):\n%s", diff)
+		}
+		inStep(t, ns, want)
+		inStep(t, restored, want)
+	})
+}
+
+// restore loads a rendering as its readers are told to.
+func restore(t testing.TB, ns *nfttest.NS, text string, r nft.Ruleset) {
+	t.Helper()
+	nfttest.Run(t, ns, text, "iptables-nft-restore", "--noflush")
+	if len(r.Policy.Families) > 1 {
+		nfttest.Run(t, ns, text, "ip6tables-nft-restore", "--noflush")
+	}
+}
+
+// byChain gives the rules of one family by chain, out of what iptables-save
+// prints or of a rendering for both families.
+func byChain(text string, ipv6 bool) map[string][]string {
+	ours, others := "-4 ", "-6 "
+	if ipv6 {
+		ours, others = others, ours
+	}
+	rules := map[string][]string{}
+	for line := range strings.Lines(text) {
+		line = strings.TrimPrefix(strings.TrimSpace(line), ours)
+		words := strings.SplitN(line, " ", 3)
+		if strings.HasPrefix(line, others) || words[0] != "-A" {
+			continue
+		}
+		rules[words[1]] = append(rules[words[1]], words[2])
+	}
+	return rules
+}
+
+// natRules gives the chains of the tables that iptables shows, and the raw
+// attributes of their rules.
+func natRules(t testing.TB, ns *nfttest.NS) map[string][]nfnetlink.Rule {
+	t.Helper()
+	c := connect(t, ns)
+	all := map[string][]nfnetlink.Rule{}
+	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		chains, err := c.Chains(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, ch := range chains {
+			rules, err := c.Rules(f, ch.Table, ch.Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range rules {
+				rules[i].Handle = 0
+			}
+			// iptables-restore makes the other chains of the table too.
+			if ch.Hook == nil || len(rules) > 0 {
+				all[f.String()+" "+ch.Table+" "+ch.Name] = rules
+			}
+		}
+	}
+	return all
+}
+
+func TestPacketsGoAsTheCasesSay(t *testing.T) {
+	cases.Each(t, func(t *testing.T, c cases.Case) {
+		t.Parallel()
+		wire := newWire(t)
+		k := open(t, wire.Node)
+		for _, m := range cases.Modes() {
+			want := c.Compile(m)
+			apply(t, k, want, everything)
+			for _, p := range c.Packets {
+				if ofNobody(p.Dst) {
+					wire.check(t, k, want, p)
+				}
+			}
+		}
+	})
+}
+
+// check sends a packet and holds what was seen of it against what is expected:
+// its source, and in mode nftables which counter has counted it.
+func (w *wire) check(t *testing.T, k *Kernel, r nft.Ruleset, p cases.Packet) {
+	t.Helper()
+	before := counters(t, k)
+	s := w.send(t, p)
+	what := string(r.Mode) + ": " + p.Line
+	// The node's own address stays the same when it is masqueraded.
+	if p.Src != w.NodeV4 && s.Masqueraded() != (p.Verdict == nft.Masqueraded) {
+		t.Errorf("%s: sent from %s, seen from %s", what, s.Sent, s.Seen)
+	}
+	if p.Verdict == nft.Masqueraded {
+		checkPort(t, what, r.Policy, s)
+	} else if s.Sent != s.Seen {
+		t.Errorf("%s: sent from %s, seen from %s", what, s.Sent, s.Seen)
+	}
+	if r.Mode == nft.ModeNFTables && len(r.Policy.Families) >= map[bool]int{false: 1, true: 2}[p.Dst.Is6()] {
+		before[Counts{IPv6: p.Dst.Is6(), Verdict: p.Verdict}]++
+	}
+	if diff := cmp.Diff(before, counters(t, k)); diff != "" {
+		t.Errorf("%s: counters (-want +got):\n%s", what, diff)
+	}
+}
+
+// checkPort holds the source port of a masqueraded connection against the
+// policy.
+func checkPort(t *testing.T, what string, p nft.Policy, s nfttest.Sighting) {
+	t.Helper()
+	port := s.Seen.Port()
+	switch {
+	case len(p.Ports) > 0:
+		if !slices.ContainsFunc(p.Ports, func(r nft.PortRange) bool { return r.Min <= port && port <= r.Max }) {
+			t.Errorf("%s: port %d is outside %v", what, port, p.Ports)
+		}
+	case !p.RandomFully && port != s.Sent.Port():
+		t.Errorf("%s: port %d became %d", what, s.Sent.Port(), port)
+	}
+}
+
+// counters gives the packets of each counter.
+func counters(t testing.TB, k *Kernel) map[Counts]uint64 {
+	t.Helper()
+	all, err := k.Counters(nft.Options{Mode: nft.ModeNFTables})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := map[Counts]uint64{}
+	for _, c := range all {
+		m[Counts{IPv6: c.IPv6, Verdict: c.Verdict}] = c.Packets
+	}
+	return m
+}

@@ -1,0 +1,70 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// Cleanup removes what any mode of ours installed, and with legacy the chains of
+// iptables-based agents, in one transaction. It names what it removed; nothing
+// where there was nothing.
+func (k *Kernel) Cleanup(legacy bool) ([]string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.at = 0
+	var err error
+	for range attempts {
+		var s *state
+		if s, err = k.readRules(nft.Ruleset{}, Look{Others: true, TakeOver: legacy}); err != nil {
+			return nil, err
+		}
+		b, removed := s.removal()
+		if err = k.conn.Commit(b, s.generation); err == nil {
+			return removed, nil
+		}
+		if !errors.Is(err, unix.ERESTART) {
+			break
+		}
+	}
+	return nil, k.busy(fmt.Errorf("remove: %w", err), nft.Ruleset{}, Look{TakeOver: legacy})
+}
+
+// Installed names what [Kernel.Cleanup] would remove. It writes nothing.
+func (k *Kernel) Installed(legacy bool) ([]string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s, err := again(func() (*state, error) { return k.readRules(nft.Ruleset{}, Look{Others: true, TakeOver: legacy}) })
+	if err != nil {
+		return nil, err
+	}
+	_, names := s.removal()
+	return names, nil
+}
+
+// removal plans the transaction that removes all that is ours.
+func (s *state) removal() (b *nfnetlink.Batch, removed []string) {
+	b = &nfnetlink.Batch{}
+	if s.own != nil {
+		b.DelTable(s.own.Family, s.own.Name)
+		removed = append(removed, fmt.Sprintf("table inet %s", nft.TableName))
+	}
+	for _, n := range s.nat {
+		left := n.Leftovers("", false)
+		if len(left) > 0 {
+			n.Remove(b, left, nil, true)
+		}
+		for _, c := range left {
+			removed = append(removed, fmt.Sprintf("chain %s in table %s nat", c, n.Family))
+		}
+	}
+	for _, l := range s.legacy {
+		l.Remove(b)
+		removed = append(removed, "another agent's "+l.String())
+	}
+	return b, removed
+}

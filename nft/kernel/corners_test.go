@@ -1,0 +1,287 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// iptables does not use a POSTROUTING with another hook than its own, and we do
+// not delete what somebody else made.
+func TestPostroutingWithAnotherHookIsAnErrorThatNamesIt(t *testing.T) {
+	nfttest.Require(t, "nft")
+	want, nf := cases.Load(t, "both-families").Compile(nft.ModeIPTables), cases.Load(t, "both-families").Compile(nft.ModeNFTables)
+	for _, family := range []string{"ip", "ip6"} {
+		for hook, says := range map[string]string{
+			"type nat hook postrouting priority 50;":     "has nat hook postrouting priority 50, not nat hook postrouting priority 100",
+			"type nat hook output priority 100;":         "has nat hook output priority 100, not nat hook postrouting priority 100",
+			"type filter hook postrouting priority 100;": "has filter hook postrouting priority 100, not nat hook postrouting priority 100",
+			"": "has no hook, not nat hook postrouting priority 100",
+		} {
+			t.Run(family+" "+hook, func(t *testing.T) {
+				t.Parallel()
+				ns := nfttest.NewNS(t, "node")
+				nfttest.NFT(t, ns, fmt.Sprintf("table %s nat { chain POSTROUTING { %s counter comment \"somebody else's\"; }; }", family, hook), "-f", "-")
+				says := fmt.Sprintf("table %s nat: chain POSTROUTING %s", family, says)
+				k := open(t, ns)
+				apply(t, k, nf, everything) // the other mode has nothing to do with it
+				before := nfttest.ListRuleset(t, ns)
+				diffs, err := k.Diff(want, Look{})
+				if err != nil || !slices.Contains(diffs, says) {
+					t.Errorf("Diff says %q, %v, want %q", diffs, err, says)
+				}
+				for range 2 {
+					a, err := k.Apply(want, Look{Others: true})
+					if !errors.Is(err, ErrForeignPostrouting) || !strings.Contains(err.Error(), says) ||
+						!strings.Contains(err.Error(), fmt.Sprintf("nft delete chain %s nat POSTROUTING", family)) {
+						t.Errorf("Apply did %v, error %v", a, err)
+					}
+				}
+				if diff := cmp.Diff(before, nfttest.ListRuleset(t, ns)); diff != "" {
+					t.Errorf("the kernel (-before +after):\n%s", diff)
+				}
+				nfttest.NFT(t, ns, fmt.Sprintf("flush chain %s nat POSTROUTING; delete chain %[1]s nat POSTROUTING", family), "-f", "-")
+				apply(t, k, want, everything)
+				inStep(t, ns, want)
+			})
+		}
+	}
+}
+
+func TestDormantTableWithoutPostroutingIsWokenAndUsed(t *testing.T) {
+	nfttest.Require(t, "nft")
+	for name, text := range map[string]string{
+		"empty":           "table ip nat { flags dormant; }",
+		"both families":   "table ip nat { flags dormant; }; table ip6 nat { flags dormant; }",
+		"somebody else's": "table ip nat { flags dormant; chain PREROUTING { type nat hook prerouting priority -100; counter; }; chain other { return; }; }",
+		"our chain":       "table ip nat { flags dormant; chain IP-MASQ-AGENT { }; }",
+		"POSTROUTING too": "table ip nat { flags dormant; chain POSTROUTING { type nat hook postrouting priority 100; counter; }; }",
+	} {
+		for _, from := range cases.Modes() {
+			t.Run(name+" from "+string(from), func(t *testing.T) {
+				t.Parallel()
+				ns := nfttest.NewNS(t, "node")
+				k, want := open(t, ns), cases.Load(t, "all-policies").Compile(nft.ModeIPTables)
+				if from == nft.ModeNFTables {
+					apply(t, k, cases.Load(t, "all-policies").Compile(from), everything)
+				}
+				nfttest.NFT(t, ns, text, "-f", "-")
+				foreign := foreignRules(t, ns)
+				diffs := apply(t, k, want, everything)
+				if !slices.Contains(diffs, "table ip nat is dormant") {
+					t.Errorf("found %q", diffs)
+				}
+				inStep(t, ns, want)
+				if diff := cmp.Diff(foreign, foreignRules(t, ns)); diff != "" {
+					t.Errorf("foreign rules (-before +after):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+// postrouting gives the rules of POSTROUTING in the words of iptables.
+func postrouting(t *testing.T, ns *nfttest.NS) []string {
+	t.Helper()
+	var rules []string
+	for line := range strings.Lines(iptables(t, ns, nfnetlink.IPv4, "-S", nft.Postrouting)) {
+		if rule, ok := strings.CutPrefix(strings.TrimSpace(line), "-A "); ok {
+			rules = append(rules, rule)
+		}
+	}
+	return rules
+}
+
+func TestOurRenamedChainGoesWhenOursIsPutBack(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft")
+	for _, name := range []string{"default", "all-policies", "to-ports-force"} {
+		was := cases.Load(t, name)
+		for _, tt := range []struct {
+			name string
+			want nft.Ruleset
+			look Look
+		}{
+			{"the same config", was.Compile(nft.ModeIPTables), Look{}},
+			{"another config", cases.Load(t, "sources-only").Compile(nft.ModeIPTables), Look{}},
+			{"another chain", nft.Compile(was.Config, nft.Options{Mode: nft.ModeIPTables, Chain: "MASQ"}), Look{Others: true}},
+			{"the new name", nft.Compile(was.Config, nft.Options{Mode: nft.ModeIPTables, Chain: "RENAMED"}), Look{Others: true}},
+			{"the other mode", was.Compile(nft.ModeNFTables), Look{Others: true}},
+		} {
+			t.Run(name+", "+tt.name, func(t *testing.T) {
+				t.Parallel()
+				ns := nfttest.NewNS(t, "node")
+				loadForeign(t, ns)
+				before := notOurs(t, ns, tt.want)
+				k := open(t, ns)
+				apply(t, k, was.Compile(nft.ModeIPTables), Look{})
+				iptables(t, ns, nfnetlink.IPv4, "-A", nft.Postrouting, "-d", "192.0.2.99", "-j", "ACCEPT")
+				iptables(t, ns, nfnetlink.IPv4, "-E", cases.DefaultChain, "RENAMED")
+				g := generation(t, ns)
+				if len(apply(t, k, tt.want, tt.look)) == 0 {
+					t.Error("nothing found")
+				}
+				if n := generation(t, ns) - g; n != 1 && tt.want.Mode == nft.ModeIPTables {
+					t.Errorf("%d transactions", n)
+				}
+				inStep(t, ns, tt.want)
+				rules := postrouting(t, ns)
+				at := slices.Index(rules, "POSTROUTING -d 192.0.2.99/32 -j ACCEPT")
+				if tt.want.Mode == nft.ModeIPTables && tt.want.Chain != "MASQ" && at != len(rules)-1 {
+					t.Errorf("the jump lost its place:\n%s", strings.Join(rules, "\n"))
+				}
+				iptables(t, ns, nfnetlink.IPv4, "-D", nft.Postrouting, "-d", "192.0.2.99", "-j", "ACCEPT")
+				if diff := cmp.Diff(before, notOurs(t, ns, tt.want)); diff != "" {
+					t.Errorf("what is not ours (-before +after):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+func TestOurRenamedChainIsReadBackAndCleanedUp(t *testing.T) {
+	nfttest.Require(t, "iptables-nft")
+	for _, renamed := range []string{"ip", "ip6", "both"} {
+		t.Run(renamed, func(t *testing.T) {
+			ns := nfttest.NewNS(t, "node")
+			loadForeign(t, ns)
+			before := nfttest.ListRuleset(t, ns)
+			k, want := open(t, ns), cases.Load(t, "all-policies").Compile(nft.ModeIPTables)
+			apply(t, k, want, Look{})
+			for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+				if renamed == f.String() || renamed == "both" {
+					iptables(t, ns, f, "-E", cases.DefaultChain, "RENAMED")
+				}
+			}
+			back, ok, err := open(t, ns).ReadBack()
+			if err != nil || !ok || back.Hash() != want.Hash() || back.Chain != cases.DefaultChain {
+				t.Errorf("read back %s in chain %q: %t, %v", back.Hash(), back.Chain, ok, err)
+			}
+			others, err := k.Others(want)
+			named := func(c foreign.Conflict) bool { return c.Chain == "RENAMED" }
+			if err != nil || len(others.Legacy) > 0 || slices.ContainsFunc(others.Conflicts, named) {
+				t.Errorf("others are %+v, %v", others, err)
+			}
+			removed, err := k.Cleanup(false)
+			if err != nil || len(removed) != 2 {
+				t.Errorf("removed %q, %v", removed, err)
+			}
+			if diff := cmp.Diff(before, nfttest.ListRuleset(t, ns)); diff != "" {
+				t.Errorf("left (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A renamed chain that somebody has changed since is not ours any more.
+func TestRenamedAndChangedChainIsNamed(t *testing.T) {
+	nfttest.Require(t, "iptables-nft")
+	for _, change := range [][]string{
+		{"-A", "RENAMED", "-d", "192.0.2.99", "-j", "ACCEPT"},
+		{"-D", "RENAMED", "5"},
+		{"-R", nft.Postrouting, "1", "-m", "comment", "--comment", "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain", "-j", "RENAMED"},
+	} {
+		ns := nfttest.NewNS(t, "node")
+		k, want := open(t, ns), xtOf(config.Default(config.Defaults{}))
+		apply(t, k, want, Look{})
+		iptables(t, ns, nfnetlink.IPv4, "-E", cases.DefaultChain, "RENAMED")
+		iptables(t, ns, nfnetlink.IPv4, change...)
+		before := foreignRules(t, ns)
+		apply(t, k, want, Look{})
+		inStep(t, ns, want)
+		if diff := cmp.Diff(before, foreignRules(t, ns)); diff != "" {
+			t.Errorf("%v: foreign rules (-before +after):\n%s", change, diff)
+		}
+		others, err := k.Others(want)
+		if err != nil || len(others.Legacy) != 1 || others.Legacy[0].Name != "RENAMED" {
+			t.Errorf("%v: others are %+v, %v", change, others, err)
+		}
+		apply(t, k, want, Look{TakeOver: true})
+		if text := nfttest.ListRuleset(t, ns); strings.Contains(text, "RENAMED") {
+			t.Errorf("%v: left in\n%s", change, text)
+		}
+		inStep(t, ns, want)
+	}
+}
+
+func TestRuleThatKeepsAChainIsNamed(t *testing.T) {
+	nfttest.Require(t, "iptables-nft", "iptables-nft-restore")
+	with, without := cases.Load(t, "sources-only").Compile(nft.ModeIPTables), cases.Load(t, "ipv6").Compile(nft.ModeIPTables)
+	nf := cases.Load(t, "default").Compile(nft.ModeNFTables)
+	inFurther := []string{"-A", "FOREIGN", "-d", "192.0.2.1", "-j", cases.DefaultChain + "-SRC"}
+	for _, tt := range []struct {
+		name   string
+		rule   []string
+		before nft.Ruleset // without a chain: an older agent's rules
+		do     func(*Kernel) error
+		says   string
+	}{
+		{"config", inFurther, with, applies(without, Look{}), "table ip nat, chain FOREIGN: ip daddr 192.0.2.1 counter jump IP-MASQ-AGENT-SRC"},
+		{"from POSTROUTING", []string{"-A", nft.Postrouting, "-j", cases.DefaultChain + "-SRC"}, with, applies(without, Look{}), "table ip nat, chain POSTROUTING: counter jump IP-MASQ-AGENT-SRC"},
+		{"mode", inFurther, with, applies(nf, Look{Others: true}), "table ip nat, chain FOREIGN: ip daddr 192.0.2.1 counter jump IP-MASQ-AGENT-SRC"},
+		{"cleanup", inFurther, with, cleansUp(false), "table ip nat, chain FOREIGN: ip daddr 192.0.2.1 counter jump IP-MASQ-AGENT-SRC"},
+		{"take-over", []string{"-A", "FOREIGN", "-g", "IP-MASQ"}, nft.Ruleset{}, applies(nf, Look{TakeOver: true}), "table ip nat, chain FOREIGN: counter goto IP-MASQ"},
+		{"cleanup of an older agent", []string{"-A", "FOREIGN", "-j", "IP-MASQ"}, nft.Ruleset{}, cleansUp(true), "table ip nat, chain FOREIGN: counter jump IP-MASQ"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "node")
+			k := open(t, ns)
+			if tt.before.Chain == "" {
+				loadOlder(t, "ip-masq-gke").install(t, ns, nil)
+			} else {
+				apply(t, k, tt.before, Look{})
+			}
+			iptables(t, ns, nfnetlink.IPv4, "-N", "FOREIGN")
+			iptables(t, ns, nfnetlink.IPv4, tt.rule...)
+			before := nfttest.ListRuleset(t, ns)
+			err := tt.do(k)
+			if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), tt.says) || strings.Count(err.Error(), "table ip nat, chain") != 1 {
+				t.Errorf("got %v", err)
+			}
+			if diff := cmp.Diff(before, withoutOwnTable(nfttest.ListRuleset(t, ns))); diff != "" {
+				t.Errorf("the kernel (-before +after):\n%s", diff)
+			}
+			// Without the rule it works.
+			iptables(t, ns, nfnetlink.IPv4, append([]string{"-D"}, tt.rule[1:]...)...)
+			if err := tt.do(k); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// withoutOwnTable leaves out our table, in which sets may have been filled.
+func withoutOwnTable(listing string) string {
+	before, ours, found := strings.Cut(listing, "table inet "+nft.TableName+" {\n")
+	if !found {
+		return listing
+	}
+	_, after, _ := strings.Cut(ours, "\n}\n")
+	return before + after
+}
+
+func applies(want nft.Ruleset, look Look) func(*Kernel) error {
+	return func(k *Kernel) error {
+		_, err := k.Apply(want, look)
+		return err
+	}
+}
+
+func cleansUp(legacy bool) func(*Kernel) error {
+	return func(k *Kernel) error {
+		_, err := k.Cleanup(legacy)
+		return err
+	}
+}

@@ -1,0 +1,42 @@
+package kernel
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Hint says what an error of the kernel usually means, "" where there is nothing
+// to add. The rules name what a kernel must have: NFT_NAT, NFT_MASQ,
+// NFT_FIB_INET and, in mode iptables-nft, NFT_COMPAT with the xtables
+// extensions.
+func Hint(err error) string {
+	text := err.Error()
+	switch {
+	case errors.Is(err, unix.EPERM) && refusedWrite(text):
+		// Without the capability not even reading would have worked.
+		return "another process owns the table (nft list tables says flags owner): it goes when that process ends"
+	case errors.Is(err, unix.EPERM):
+		return "the agent needs the capability NET_ADMIN in the network namespace of the node, and uid 0 to have it effective"
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT):
+		return "the kernel lacks nf_tables (CONFIG_NF_TABLES, CONFIG_NF_TABLES_INET), or it may not be loaded from here: modprobe nf_tables on the node"
+	case errors.Is(err, unix.EMSGSIZE):
+		return "the transaction does not fit the send buffer: raise net.core.wmem_max"
+	case errors.Is(err, unix.ENOMEM):
+		return "the kernel has no memory for the rules"
+	case !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP):
+		return ""
+	case strings.Contains(text, "make chain"):
+		return "the kernel lacks chains of type nat (CONFIG_NFT_NAT, CONFIG_NF_NAT; for inet Linux 5.2), or may not load them: modprobe nft_chain_nat on the node"
+	case strings.Contains(text, "make rule"):
+		return "the kernel lacks an expression of the rules: NFT_MASQ, NFT_FIB_INET, NFT_NUMGEN (--to-ports); in mode iptables-nft NFT_COMPAT, xt_MASQUERADE, xt_comment, xt_addrtype, xt_statistic (--to-ports). Load them on the node: modprobe nft_masq nft_fib_inet"
+	}
+	return ""
+}
+
+// refusedWrite says whether an error is about a message of a transaction.
+func refusedWrite(text string) bool {
+	return slices.ContainsFunc([]string{"make ", "delete ", "add "}, func(verb string) bool { return strings.Contains(text, verb) })
+}

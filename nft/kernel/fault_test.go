@@ -1,0 +1,439 @@
+package kernel
+
+import (
+	"fmt"
+	"iter"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// faults counts the calls on sockets and lets one of them fail.
+type faults struct {
+	dial  func() (*netlink.Conn, error)
+	calls int
+	at    int // the call that fails, counted from 1; 0: none
+	// commits are that many that succeed before all others are refused, where
+	// the fault is that.
+	commits int
+	fault   fault
+	seen    []call // what kind of call each was
+	// bystander writes something that is not ours: with it the kernel's
+	// generation goes up.
+	bystander func()
+}
+
+// A fault is a way to fail.
+type fault struct {
+	how   how
+	errno unix.Errno
+}
+
+func (f fault) String() string { return fmt.Sprintf("%s: %v", f.how, f.errno) }
+
+type how string
+
+const (
+	refused     how = "the kernel refuses"            // it answers with an error
+	notSent     how = "sending fails"                 // the kernel gets nothing
+	sentAndLost how = "sending seems to fail"         // the kernel gets it
+	notReceived how = "the answer is lost"            //
+	torn        how = "half of the answer is missing" // torn by somebody else's transaction
+	interrupted how = "the answer says that it was interrupted"
+	dead        how = "nothing works from here on" // as if the process were killed
+	refusing    how = "the kernel refuses every transaction from here on"
+)
+
+// A call is what a call on a socket does.
+type call string
+
+const (
+	callSend    call = "send"
+	callCommit  call = "commit"
+	callReceive call = "receive"
+)
+
+// fails says how a call fails, if it is its turn.
+func (f *faults) fails(c call) (fault, bool) {
+	f.calls++
+	f.seen = append(f.seen, c)
+	if f.fault.how == refusing && c == callCommit {
+		f.commits--
+		return f.fault, f.commits < 0
+	}
+	return f.fault, f.at > 0 && (f.calls == f.at || f.calls > f.at && f.fault.how == dead)
+}
+
+// open gives a kernel whose connection fails as planned.
+func (f *faults) open() *Kernel {
+	return New(nfnetlink.New(func() (*netlink.Conn, error) {
+		nl, err := f.dial()
+		if err != nil {
+			return nil, err
+		}
+		return netlink.NewConn(&faultySocket{real: nl, faults: f}, nl.PID()), nil
+	}))
+}
+
+// A faultySocket goes between a connection and the kernel. nltest.Dial does not
+// serve here: it loses the answers to a batch when the next message is sent.
+type faultySocket struct {
+	*faults
+	real    *netlink.Conn
+	pending []error // refusals that were not received yet
+	last    uint32  // sequence of the last request
+}
+
+func (s *faultySocket) Close() error { return s.real.Close() }
+
+func (s *faultySocket) Send(m netlink.Message) error {
+	return s.send(callSend, []netlink.Message{m}, func() error {
+		_, err := s.real.Send(m)
+		return err
+	})
+}
+
+func (s *faultySocket) SendMessages(m []netlink.Message) error {
+	return s.send(callCommit, m, func() error {
+		_, err := s.real.SendMessages(m)
+		return err
+	})
+}
+
+func (s *faultySocket) send(c call, msgs []netlink.Message, forward func() error) error {
+	subject := msgs[len(msgs)/2] // that a refusal is about
+	s.last = subject.Header.Sequence
+	f, fails := s.fails(c)
+	switch {
+	case !fails:
+		return forward()
+	case f.how == refused, f.how == refusing:
+		if c == callSend && f.errno == unix.ENOENT {
+			s.bystander() // who deleted what was asked for
+		}
+		s.pending = append(s.pending, &netlink.OpError{Op: "receive", Err: f.errno, Sequence: s.last})
+		return nil
+	case f.how == sentAndLost:
+		if err := forward(); err != nil {
+			return err
+		}
+	}
+	return os.NewSyscallError("sendmsg", f.errno)
+}
+
+func (s *faultySocket) Receive() ([]netlink.Message, error) {
+	f, fails := s.fails(callReceive)
+	if len(s.pending) > 0 {
+		err := s.pending[0]
+		s.pending = s.pending[1:]
+		return nil, err
+	}
+	if fails && f.how == dead {
+		return nil, os.NewSyscallError("recvmsg", f.errno)
+	}
+	msgs, err := s.real.Receive()
+	switch {
+	case !fails:
+	case f.how == torn && len(msgs) > 0 && msgs[0].Header.Flags&netlink.Multi != 0: // of a dump
+		s.bystander()
+		msgs = msgs[:len(msgs)/2]
+	case f.how == interrupted && len(msgs) > 0:
+		msgs[0].Header.Flags |= netlink.DumpInterrupted
+	case f.how == notReceived:
+		return nil, os.NewSyscallError("recvmsg", f.errno)
+	}
+	// The end of a multipart message, which the real connection took off.
+	return append(msgs, netlink.Message{Header: netlink.Header{Type: netlink.Done, Flags: netlink.Multi, Sequence: s.last}}), err
+}
+
+func (s *faultySocket) ReceiveIter() iter.Seq2[netlink.Message, error] {
+	return func(yield func(netlink.Message, error) bool) {
+		msgs, err := s.Receive()
+		if err != nil {
+			yield(netlink.Message{}, err)
+			return
+		}
+		for _, m := range msgs {
+			if !yield(m, nil) {
+				return
+			}
+		}
+	}
+}
+
+// A transition is an update: from one ruleset, or from none, to another.
+type transition struct {
+	name     string
+	from, to *nft.Ruleset
+	allowed  string // what may be effective in between, beside the two
+}
+
+func transitions() []transition {
+	small := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "192.168.0.0/16", "fd00::/8"), EnableIPv6: true}
+	policies := small
+	policies.NonMasqueradeCIDRs = cases.CIDRs("10.0.0.0/9", "10.128.0.0/9", "192.168.0.0/16")
+	policies.ForceMasqueradeCIDRs = cases.CIDRs("10.9.0.0/16")
+	policies.MasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16", "fd00:10::/32")
+	ports := []nft.PortRange{{Min: 1024, Max: 2047}, {Min: 4096, Max: 4096}}
+	without6 := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "100.64.0.0/10")}
+	nf := func(c config.Config) *nft.Ruleset {
+		return new(nft.Compile(c, nft.Options{Mode: nft.ModeNFTables, RandomFully: true}))
+	}
+	xt := func(c config.Config) *nft.Ruleset { return new(xtOf(c)) }
+	nfPorts := new(nft.Compile(policies, nft.Options{Mode: nft.ModeNFTables, Ports: ports}))
+	xtPorts := new(nft.Compile(policies, nft.Options{Mode: nft.ModeIPTables, Chain: cases.DefaultChain, Ports: ports}))
+	return []transition{
+		{"first installation", nil, nf(small), "none"},
+		{"change", nf(small), nf(policies), ""},
+		{"change of all", nf(small), nfPorts, ""},
+		{"IPv6 off", nf(small), nf(without6), ""},
+		{"first installation for iptables", nil, xt(small), "none"},
+		{"change for iptables", xt(small), xtPorts, ""},
+		{"change back for iptables", xtPorts, xt(small), ""},
+		{"IPv6 off for iptables", xt(small), xt(without6), ""},
+		{"to mode iptables-nft", nf(small), xt(policies), "from+to"},
+		{"to mode nftables", xt(small), nf(policies), ""},
+	}
+}
+
+// may says what may be effective.
+func (tr transition) may(effective string) bool {
+	return effective == "to" || effective == tr.allowed || tr.from != nil && effective == "from"
+}
+
+// effective says what the kernel decides by: "none", "from", "to", "from+to", or
+// else a mixture, with its differences from both.
+func (tr transition) effective(t *testing.T, c *nfnetlink.Conn) string {
+	t.Helper()
+	k := New(c)
+	s, err := k.readRules(nft.Ruleset{Mode: nft.ModeIPTables, Chain: cases.DefaultChain}, Look{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found, why []string
+	wanted := map[nft.Mode]bool{}
+	for _, side := range []struct {
+		name string
+		*nft.Ruleset
+	}{{"from", tr.from}, {"to", tr.to}} {
+		if side.Ruleset == nil || empty(t, c, side.Mode) {
+			continue
+		}
+		if diffs := s.undecided(t, k, *side.Ruleset); len(diffs) == 0 {
+			found = append(found, side.name)
+			wanted[side.Mode] = true
+		} else {
+			why = append(why, side.name+": "+strings.Join(diffs, "; "))
+		}
+	}
+	for _, m := range cases.Modes() {
+		if !wanted[m] && !empty(t, c, m) {
+			return "mixture " + strings.Join(append(found, why...), " and ")
+		}
+	}
+	if len(found) == 0 {
+		return "none"
+	}
+	return strings.Join(found, "+")
+}
+
+// empty says that no rule of a mode is effective.
+func empty(t *testing.T, c *nfnetlink.Conn, m nft.Mode) bool {
+	t.Helper()
+	if m == nft.ModeIPTables {
+		return len(jumps(t, c, nfnetlink.IPv4))+len(jumps(t, c, nfnetlink.IPv6)) == 0
+	}
+	rules, err := c.Rules(nfnetlink.Inet, nft.TableName, nft.BaseChain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(rules) == 0
+}
+
+// undecided says how what the kernel decides by is not a ruleset. What no rule
+// refers to does not matter.
+func (s *state) undecided(t *testing.T, k *Kernel, want nft.Ruleset) []string {
+	t.Helper()
+	var diffs []string
+	if want.Mode == nft.ModeIPTables {
+		for _, n := range s.nat {
+			compiled := nft.Table{Family: n.Family}
+			for _, table := range want.Tables {
+				if table.Family == n.Family {
+					compiled = table
+				}
+			}
+			if len(compiled.Chains) == 0 && len(jumps(t, k.conn, n.Family)) > 0 {
+				diffs = append(diffs, fmt.Sprintf("a jump in table %s nat", n.Family))
+			} else if len(compiled.Chains) > 0 {
+				diffs = append(diffs, n.Differences(compiled, want.Chain)...)
+			}
+		}
+		return diffs
+	}
+	for _, set := range s.own.Sets {
+		var err error
+		if set.Holds, err = k.conn.Elements(set.Family, set.Table, set.Name); err != nil {
+			t.Fatal(err)
+		}
+		set.Read = true
+	}
+	return slices.DeleteFunc(s.own.Differences(want.Tables[0]), func(d string) bool { return strings.HasSuffix(d, "is not of the config") })
+}
+
+// A rig is a namespace in which transitions are made over and over.
+type rig struct {
+	*testing.T
+	ns      *nfttest.NS
+	conn    *nfnetlink.Conn // a healthy one
+	closing sync.WaitGroup  // closing a socket that has deleted something takes long
+}
+
+func newRig(t *testing.T) *rig {
+	ns := nfttest.NewNS(t, "node")
+	r := &rig{T: t, ns: ns, conn: connect(t, ns)}
+	t.Cleanup(r.closing.Wait)
+	return r
+}
+
+func (r *rig) faults(at int, f fault) *faults {
+	return &faults{dial: dialIn(r.ns), at: at, fault: f, bystander: func() {
+		b := &nfnetlink.Batch{}
+		b.AddTable(nfnetlink.IPv4, "bystander")
+		b.AddChain(nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "bystander", Name: fmt.Sprint("c", at)})
+		if err := r.conn.Commit(b, 0); err != nil {
+			r.Error(err)
+		}
+	}}
+}
+
+// reset empties the namespace and installs what a transition starts from.
+func (r *rig) reset(tr transition) {
+	r.Helper()
+	b := &nfnetlink.Batch{}
+	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
+		tables, err := r.conn.Tables(f)
+		if err != nil {
+			r.Fatal(err)
+		}
+		for _, table := range tables {
+			b.DelTable(f, table.Name)
+		}
+	}
+	if err := r.conn.Commit(b, 0); err != nil {
+		r.Fatal(err)
+	}
+	if tr.from != nil {
+		apply(r, New(r.conn), *tr.from, Look{})
+	}
+}
+
+// run makes the transition with a fault, and holds that what is effective
+// afterwards is the one ruleset or the other, and that the next try succeeds:
+// of the same process, or of the next one.
+func (r *rig) run(tr transition, f *faults, restart bool) {
+	r.Helper()
+	r.reset(tr)
+	k := f.open()
+	defer r.closing.Go(func() { _ = k.Close() })
+	_, err := k.Apply(*tr.to, Look{Others: true})
+	what := fmt.Sprintf("call %d (%s) of %d: %s", f.at, f.seen[max(f.at-1, 0)], f.calls, f.fault)
+	effective := tr.effective(r.T, r.conn)
+	if !tr.may(effective) || err == nil && effective != "to" {
+		r.Errorf("%s: Apply says %v; effective is %s", what, err, effective)
+	}
+	f.at = 0
+	next := k
+	if restart {
+		next = New(r.conn)
+	}
+	if _, err := next.Apply(*tr.to, Look{Others: true}); err != nil {
+		r.Errorf("%s: the next Apply: %v", what, err)
+	}
+	diffs, err := New(r.conn).Diff(*tr.to, everything)
+	if err != nil || len(diffs) > 0 {
+		r.Errorf("%s: after the next Apply: %v %q", what, err, diffs)
+	}
+	if gen, err := r.conn.Generation(); err != nil || next.at != gen {
+		r.Errorf("%s: takes generation %d for known, the kernel is at %d: %v", what, next.at, gen, err)
+	}
+}
+
+// errnos are those with which the kernel refuses.
+var errnos = []unix.Errno{unix.ENOBUFS, unix.EINTR, unix.ERESTART, unix.EBUSY, unix.EPERM, unix.ENOMEM, unix.ENOENT}
+
+// faultsOf gives the ways in which a call can fail. Unless the tests may take
+// long, a read fails in one way, another one with each call.
+func faultsOf(c call, n int) []fault {
+	var all []fault
+	if c == callReceive {
+		all = append(all, fault{how: torn}, fault{how: interrupted})
+		for _, e := range []unix.Errno{unix.ENOBUFS, unix.EINTR, unix.ENOMEM} {
+			all = append(all, fault{notReceived, e})
+		}
+	} else {
+		for _, e := range errnos {
+			all = append(all, fault{refused, e})
+		}
+		for _, e := range []unix.Errno{unix.ENOBUFS, unix.EINTR, unix.ENOMEM, unix.EPERM} {
+			all = append(all, fault{notSent, e})
+		}
+		all = append(all, fault{sentAndLost, unix.ENOBUFS})
+	}
+	if long || c == callCommit {
+		return all
+	}
+	return []fault{all[n/2%len(all)]}
+}
+
+func TestEveryCallMayFail(t *testing.T) {
+	for _, tr := range transitions() {
+		t.Run(tr.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			whole := r.faults(0, fault{})
+			r.run(tr, whole, true)
+			for n, kind := range whole.seen {
+				for i, f := range faultsOf(kind, n) {
+					r.run(tr, r.faults(n+1, f), (n/2+i)%2 == 0)
+				}
+			}
+		})
+	}
+}
+
+func TestKilledAnywhereTheRulesAreTheOldOrTheNew(t *testing.T) {
+	before, after := tamperConfig(4500), tamperConfig(4500)
+	after.NonMasqueradeCIDRs = after.NonMasqueradeCIDRs[1:] // filled in two transactions
+	for i := range 4500 {
+		p := netip.PrefixFrom(netip.AddrFrom16([16]byte{0x26, 0, byte(i >> 8), byte(i)}), 32)
+		after.NonMasqueradeCIDRs = append(after.NonMasqueradeCIDRs, config.CIDR{Prefix: p})
+	}
+	from, to := nft.Compile(before, nft.Options{Mode: nft.ModeNFTables}), nft.Compile(after, nft.Options{Mode: nft.ModeNFTables})
+	for _, tr := range append(transitions(), transition{"many CIDRs", &from, &to, ""}) {
+		t.Run(tr.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			whole := r.faults(0, fault{})
+			r.run(tr, whole, true)
+			for n, kind := range whole.seen {
+				// Between two reads nothing changes: only what follows a commit differs.
+				if n == 0 || kind == callCommit || whole.seen[n-1] == callCommit {
+					r.run(tr, r.faults(n+1, fault{dead, unix.EPERM}), true)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,199 @@
+package kernel
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// hammerTargets are exempt or masqueraded by both rulesets of halves.
+func hammerTargets(protos ...nfttest.Proto) []nfttest.Target {
+	var all []nfttest.Target
+	for _, proto := range protos {
+		for _, t := range []struct {
+			dst         string
+			masqueraded bool
+		}{{"10.9.0.9", false}, {"198.51.100.1", true}, {"fd00:9::9", false}, {"2001:db8:1::1", true}} {
+			all = append(all, nfttest.Target{Proto: proto, Dst: netip.MustParseAddr(t.dst), Masqueraded: t.masqueraded})
+		}
+	}
+	return all
+}
+
+// halves gives two configs that decide alike and share no set: a wide CIDR of
+// each family, and its halves, beside so many others.
+func halves(others int) (whole, halved config.Config) {
+	whole = config.Config{MasqLinkLocal: true, MasqLinkLocalIPv6: true, EnableIPv6: true}
+	for i := range others {
+		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(i >> 7), byte(i << 1), 0}), 24)
+		whole.NonMasqueradeCIDRs = append(whole.NonMasqueradeCIDRs, config.CIDR{Prefix: p})
+	}
+	halved = whole
+	whole.NonMasqueradeCIDRs = append(cases.CIDRs("10.0.0.0/8", "fd00::/8"), whole.NonMasqueradeCIDRs...)
+	halved.NonMasqueradeCIDRs = append(cases.CIDRs("10.0.0.0/9", "10.128.0.0/9", "fd00::/9", "fd80::/9"), halved.NonMasqueradeCIDRs...)
+	return whole, halved
+}
+
+func TestReloadsLetNoWrongSourceOut(t *testing.T) {
+	whole, halved := halves(20)
+	policies := halved
+	policies.MasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16", "fd00:10::/32")
+	policies.NonMasqueradeSrcCIDRs = cases.CIDRs("203.0.113.0/24", "2001:db8:77::/48")
+	policies.ForceMasqueradeCIDRs = cases.CIDRs("198.51.100.0/24", "2001:db8:1::/48")
+	nf := func(c config.Config, ports ...nft.PortRange) nft.Ruleset {
+		return nft.Compile(c, nft.Options{Mode: nft.ModeNFTables, RandomFully: true, Ports: ports})
+	}
+	ports := nft.PortRange{Min: 1024, Max: 65535}
+	for _, tt := range []struct {
+		name     string
+		reloads  int
+		rulesets []nft.Ruleset
+	}{
+		{"halves", 200, []nft.Ruleset{nf(whole), nf(halved)}},
+		{"policies", 200, []nft.Ruleset{nf(whole), nf(policies), nf(halved, ports), nf(policies, ports)}},
+		{"iptables-nft", 100, []nft.Ruleset{xtOf(whole), xtOf(halved), xtOf(policies)}},
+		{"both modes", 100, []nft.Ruleset{nf(whole), xtOf(halved), nf(policies), xtOf(whole)}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			top := nfttest.NewTopology(t)
+			k := open(t, top.Node)
+			apply(t, k, tt.rulesets[0], Look{})
+			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP, nfttest.TCP)...)
+			if long {
+				tt.reloads *= 25
+			}
+			for i := range tt.reloads {
+				// The other mode's rules are looked for where the mode changes.
+				if diffs := apply(t, k, tt.rulesets[(i+1)%len(tt.rulesets)], Look{Others: tt.name == "both modes"}); len(diffs) == 0 {
+					t.Fatalf("reload %d did nothing", i)
+				}
+			}
+			judge(t, h)
+		})
+	}
+}
+
+// judge waits for some more flows, so that each target was seen, and holds that
+// no source was wrong.
+func judge(t *testing.T, h *nfttest.Hammer) nfttest.Tally {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := h.Wait(ctx, 100); err != nil {
+		t.Fatal(err)
+	}
+	tally, err := h.Stop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tally.Err(); err != nil {
+		t.Error(err)
+	}
+	t.Log(tally)
+	return tally
+}
+
+func TestFirstInstallationLetsNoWrongSourceOut(t *testing.T) {
+	many, _ := halves(2000)
+	some, _ := halves(100)
+	for _, tt := range []struct {
+		nft.Ruleset
+		installations int
+	}{
+		{nft.Compile(many, nft.Options{Mode: nft.ModeNFTables}), 30},
+		{xtOf(some), 10},
+	} {
+		t.Run(string(tt.Mode), func(t *testing.T) {
+			top := nfttest.NewTopology(t)
+			k := open(t, top.Node)
+			// What must be masqueraded is not while nothing is installed.
+			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)[0], hammerTargets(nfttest.UDP)[2])
+			if long {
+				tt.installations *= 20
+			}
+			for range tt.installations {
+				apply(t, k, tt.Ruleset, Look{})
+				if _, err := k.Cleanup(false); err != nil {
+					t.Fatal(err)
+				}
+			}
+			judge(t, h)
+		})
+	}
+}
+
+// TestHammerSeesTheTableReplacedInOneTransaction is the control of the tests
+// above: the recipe that one would write first is seen to be wrong, so that
+// nothing wrong with the other recipe means something.
+func TestHammerSeesTheTableReplacedInOneTransaction(t *testing.T) {
+	whole, halved := halves(2000)
+	top := nfttest.NewTopology(t)
+	c := connect(t, top.Node)
+	rulesets := []nft.Ruleset{nft.Compile(whole, nft.Options{Mode: nft.ModeNFTables}), nft.Compile(halved, nft.Options{Mode: nft.ModeNFTables})}
+	apply(t, New(c), rulesets[0], Look{})
+	h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)...)
+	replaced := 0
+	for ; replaced < 1000 && h.SoFar().Leaked()+h.SoFar().Wronged() == 0; replaced++ {
+		if err := c.Commit(replacement(rulesets[replaced%2].Tables[0]), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tally, err := h.Stop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	switch {
+	case tally.Leaked()+tally.Wronged() > 0:
+		t.Logf("replaced %d times: %s", replaced, tally)
+	case kernelBefore(t, 6, 18):
+		t.Logf("not distinguishable on this kernel: replaced %d times: %s", replaced, tally)
+	default:
+		t.Errorf("replaced %d times and nothing wrong was seen: %s", replaced, tally)
+	}
+}
+
+// replacement replaces the whole table in one transaction.
+func replacement(table nft.Table) *nfnetlink.Batch {
+	b := &nfnetlink.Batch{}
+	b.AddTable(table.Family, table.Name)
+	b.DelTable(table.Family, table.Name)
+	b.AddTable(table.Family, table.Name)
+	for _, name := range table.Counters {
+		b.AddCounter(table.Family, table.Name, name)
+	}
+	for _, s := range table.Sets {
+		b.AddSet(s.KernelSet(table, s.Name+nft.SideA))
+		b.AddElements(table.Family, table.Name, s.Name+nft.SideA, s.Prefixes)
+	}
+	for _, ch := range table.Chains {
+		b.AddChain(ch.KernelChain(table))
+		for _, r := range ch.Bytecode(table, nil) {
+			b.AddRule(r)
+		}
+	}
+	return b
+}
+
+// kernelBefore says whether the kernel is older than a version.
+func kernelBefore(t *testing.T, major, minor int) bool {
+	t.Helper()
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		t.Fatal(err)
+	}
+	var gotMajor, gotMinor int
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &gotMajor, &gotMinor); err != nil {
+		t.Fatal(err)
+	}
+	return gotMajor < major || gotMajor == major && gotMinor < minor
+}

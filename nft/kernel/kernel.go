@@ -1,0 +1,388 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/tables"
+)
+
+// A Kernel is the ruleset of a network namespace. It is safe for concurrent use.
+type Kernel struct {
+	mu   sync.Mutex
+	conn *nfnetlink.Conn
+	// What was found in step, and the generation of the ruleset in which.
+	// While the kernel is at that generation nothing need be read.
+	inStep nft.Ruleset
+	at     uint32
+	full   bool // no big set was taken on trust
+	others bool // nothing is left of the other mode
+	trust  map[string]trusted
+	// When a set was last read, and what that cost.
+	dumped   time.Time
+	dumpCost time.Duration
+	counts   cachedCounts
+	tallies  tallies
+	pause    func() (resume func())
+	perBatch int // most prefixes in a filling transaction
+}
+
+// trusted is what a set held when it was last filled or read.
+type trusted struct {
+	prefixes []netip.Prefix
+	handle   uint64 // 0 until the set is seen again
+}
+
+// Open gives the ruleset of the network namespace in which its first request is
+// made. Without CAP_NET_ADMIN, or without nf_tables, each request fails.
+func Open() *Kernel { return New(nfnetlink.Dial()) }
+
+// New uses a connection of its caller.
+func New(c *nfnetlink.Conn) *Kernel {
+	return &Kernel{conn: c, trust: map[string]trusted{}, perBatch: tables.LargeBatch}
+}
+
+// BeforeLargeFill has Apply call pause before it fills a set with many elements,
+// and what that gives behind it. Where anybody listens, and be it in another
+// network namespace, the kernel makes a notification of each element, which makes
+// the filling slower: so a listener of our own had better pause.
+func (k *Kernel) BeforeLargeFill(pause func() (resume func())) { k.pause = pause }
+
+// Close closes the connection; the rules stay.
+func (k *Kernel) Close() error { return k.conn.Close() }
+
+// PortID gives the netlink port by which notifications name this connection.
+func (k *Kernel) PortID() uint32 { return k.conn.PortID() }
+
+// A Look says how closely the kernel is read.
+type Look struct {
+	// Full reads sets of over 10,000 CIDRs element by element even where
+	// their count is right.
+	Full bool
+	// Others also finds what the other mode installed.
+	Others bool
+	// TakeOver also finds the rules of iptables-based agents, which Apply then
+	// removes in the transaction that makes ours effective.
+	TakeOver bool
+}
+
+// Diff says in words how the kernel is not as wanted; nothing where it is. It
+// writes nothing.
+func (k *Kernel) Diff(want nft.Ruleset, look Look) ([]string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_, diffs, err := k.look(want, look)
+	return diffs, err
+}
+
+// Applied says what [Kernel.Apply] did.
+type Applied struct {
+	// Differences are those that were found and are no more; none where
+	// nothing was written.
+	Differences []string
+	// TookOver names the chains of other agents that were removed, Removed what
+	// another mode or chain name of ours had installed.
+	TookOver, Removed []string
+	Took              time.Duration
+}
+
+// How often is tried again when somebody else changed the ruleset meanwhile,
+// and when the kernel's answer may come from that, but may as well be that it
+// lacks something.
+const (
+	attempts    = 20
+	fewAttempts = 3
+)
+
+// Apply brings the kernel to what is wanted, and writes only where it differs.
+// What packets see changes in one transaction; when that is refused the old
+// rules stay, and the error holds the kernel's errno.
+func (k *Kernel) Apply(want nft.Ruleset, look Look) (Applied, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	start := time.Now()
+	for try := 1; ; try++ {
+		a, err := k.apply(want, look)
+		if err == nil {
+			a.Took = time.Since(start)
+			return a, nil
+		}
+		k.at = 0
+		if try >= attempts || !outdated(err) && (try >= fewAttempts || !perhapsOutdated(err)) {
+			return Applied{}, k.busy(err, want, look)
+		}
+		// Two agents that fill the same sets would else take them from each
+		// other for ever.
+		time.Sleep(rand.N(time.Duration(try) * time.Millisecond))
+	}
+}
+
+// ErrForeignChain says that the chain of mode iptables-nft is somebody else's.
+var ErrForeignChain = errors.New("the chain holds rules that no masquerade agent wrote")
+
+// ErrForeignPostrouting says that iptables could not use a chain POSTROUTING, and
+// neither can mode iptables-nft: its hook is not the one that iptables gives it.
+var ErrForeignPostrouting = errors.New("iptables cannot use it")
+
+// CheckChain gives [ErrForeignChain] where mode iptables-nft could not use the
+// chain without deleting somebody else's rules.
+func (k *Kernel) CheckChain(chain string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s := &state{}
+	if err := k.readShared(s, nft.Ruleset{Mode: nft.ModeIPTables, Chain: chain}, false); err != nil {
+		return err
+	}
+	return s.checkChain(chain)
+}
+
+// checkPostrouting gives [ErrForeignPostrouting] where a jump that is wanted would
+// stand in a chain that iptables does not know.
+func (s *state) checkPostrouting(want nft.Ruleset) error {
+	for _, t := range want.Tables {
+		if t.Name != nft.NATTable {
+			continue
+		}
+		if wrong := s.shared(t.Family).WrongHook(); wrong != "" {
+			return fmt.Errorf("%s: %w; move its rules and run nft delete chain %s %s %s, or use mode %s",
+				wrong, ErrForeignPostrouting, t.Family, nft.NATTable, nft.Postrouting, nft.ModeNFTables)
+		}
+	}
+	return nil
+}
+
+func (s *state) checkChain(chain string) error {
+	for _, n := range s.nat {
+		if n.Foreign(chain) {
+			return fmt.Errorf("chain %q in table %s nat: %w", chain, n.Family, ErrForeignChain)
+		}
+	}
+	return nil
+}
+
+// errOutdated says that what was staged is no longer there, or is to be staged
+// in another way.
+var errOutdated = errors.New("the ruleset changed while it was being written")
+
+// outdated says that an error comes from a change by somebody else between
+// reading and writing, or that the outcome is not known: read again.
+func outdated(err error) bool {
+	return isAny(err, errOutdated, nfnetlink.ErrInterrupted, unix.ERESTART, unix.ENOBUFS, unix.EINTR)
+}
+
+// perhapsOutdated says that an error can come from a change by somebody else.
+func perhapsOutdated(err error) bool { return isAny(err, unix.ENOENT, unix.EBUSY, unix.EEXIST) }
+
+// again repeats a read that somebody else's transaction tore: what was listed is
+// gone, or the kernel says so.
+func again[T any](read func() (T, error)) (v T, err error) {
+	for range attempts {
+		if v, err = read(); !isAny(err, nfnetlink.ErrInterrupted, unix.EINTR, unix.ENOENT) {
+			break
+		}
+	}
+	return v, err
+}
+
+func isAny(err error, targets ...error) bool {
+	return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
+}
+
+func (k *Kernel) apply(want nft.Ruleset, look Look) (Applied, error) {
+	s, diffs, err := k.look(want, look)
+	if err != nil || len(diffs) == 0 {
+		return Applied{}, err
+	}
+	// Once the chain is ours, foreign rules alone in it are only drift.
+	if want.Mode == nft.ModeIPTables && k.inStep.Chain != want.Chain {
+		if err := s.checkChain(want.Chain); err != nil {
+			return Applied{}, err
+		}
+	}
+	if err := s.checkPostrouting(want); err != nil {
+		return Applied{}, err
+	}
+	applied := Applied{Differences: diffs}
+	readAll := s.readAll
+	var staged staged
+	if want.Mode == nft.ModeNFTables {
+		if staged, err = k.stage(want.Tables[0], s); err != nil {
+			return Applied{}, err
+		}
+	}
+	expected := s.generation + staged.commits
+	for range attempts {
+		if s, err = k.readRules(want, Look{Others: true, TakeOver: look.TakeOver}); err != nil {
+			return Applied{}, err
+		}
+		if want.Mode == nft.ModeNFTables && !s.own.Holds(staged.handles) {
+			return Applied{}, errOutdated
+		}
+		batches := s.transactions(want, staged.sides)
+		if err = k.commit(batches, s.generation); err == nil {
+			k.inStep, k.at, k.full, k.others = want, s.generation+uint32(len(batches)), readAll, true
+			if s.generation != expected {
+				k.at = 0 // somebody else wrote in between: look again
+			}
+			for _, l := range s.legacy {
+				applied.TookOver = append(applied.TookOver, l.String())
+			}
+			applied.Removed = s.unwanted(want)
+			return applied, nil
+		}
+		if !errors.Is(err, unix.ERESTART) {
+			break
+		}
+	}
+	return Applied{}, fmt.Errorf("apply: %w", err)
+}
+
+// commit sends transactions one after the other, each only if nobody else has
+// written since the generation.
+func (k *Kernel) commit(batches []*nfnetlink.Batch, generation uint32) error {
+	for i, b := range batches {
+		if err := k.conn.Commit(b, generation+uint32(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// largeFill is how many prefixes it takes for listening to cost more than to
+// pause does.
+const largeFill = 1000
+
+// staged says under which names the wanted sets are held, which sets these are,
+// and how many transactions it took.
+type staged struct {
+	sides   nft.Sides
+	handles map[string]uint64
+	commits uint32
+}
+
+// stage fills the sets that are to become effective. Another agent may be at the
+// same: each transaction is made only if the sets are still those that the first
+// one made.
+func (k *Kernel) stage(want nft.Table, s *state) (staged, error) {
+	batches, target := tables.Stage(want, s.own, k.perBatch)
+	out := staged{sides: target, handles: map[string]uint64{}, commits: uint32(len(batches))}
+	if s.own != nil {
+		for _, name := range target {
+			if held, ok := s.own.Sets[name]; ok {
+				out.handles[name] = held.Handle
+			}
+		}
+	}
+	prefixes := 0
+	for _, b := range batches {
+		prefixes += b.Prefixes
+	}
+	if k.pause != nil && prefixes >= largeFill {
+		defer k.pause()()
+	}
+	for i, b := range batches {
+		err := k.fill(b, i == 0, s.generation, out.handles)
+		if errors.Is(err, unix.EMSGSIZE) && k.perBatch > tables.SmallBatch {
+			k.perBatch = tables.SmallBatch // the send buffer is small: again
+			return staged{}, errOutdated
+		}
+		if err != nil {
+			return staged{}, fmt.Errorf("fill sets: %w", err)
+		}
+	}
+	for _, w := range want.Sets {
+		name := target[w.Name]
+		if t, ok := k.trust[name]; !ok || !slices.Equal(t.prefixes, w.Prefixes) || t.handle != out.handles[name] {
+			k.trust[name] = trusted{prefixes: w.Prefixes, handle: out.handles[name]}
+		}
+	}
+	return out, nil
+}
+
+// fill makes one filling transaction. The first makes the sets, at the
+// generation at which they were planned; the others wait until nobody writes in
+// between.
+func (k *Kernel) fill(b *nfnetlink.Batch, first bool, planned uint32, handles map[string]uint64) error {
+	if first {
+		if err := k.conn.Commit(b, planned); err != nil {
+			return err
+		}
+		maps.Copy(handles, b.Handles)
+		return nil
+	}
+	for range attempts {
+		generation, err := k.conn.Generation()
+		if err != nil {
+			return err
+		}
+		if err := k.stillOurs(handles); err != nil {
+			return err
+		}
+		if err = k.conn.Commit(b, generation); !errors.Is(err, unix.ERESTART) {
+			return err
+		}
+	}
+	return errOutdated
+}
+
+// stillOurs says whether the sets are still those of these handles.
+func (k *Kernel) stillOurs(handles map[string]uint64) error {
+	sets, err := k.conn.Sets(nfnetlink.Inet, nft.TableName)
+	if err != nil {
+		return err
+	}
+	found := 0
+	for _, s := range sets {
+		if h, ok := handles[s.Name]; ok && h == s.Handle {
+			found++
+		}
+	}
+	if found < len(handles) {
+		return errOutdated
+	}
+	return nil
+}
+
+// look reads the kernel and compares. A dump can be torn by somebody else's
+// transaction without a sign, so a difference counts only when two reads agree.
+func (k *Kernel) look(want nft.Ruleset, l Look) (*state, []string, error) {
+	generation, err := k.conn.Generation()
+	if err != nil {
+		return nil, nil, err
+	}
+	if generation == k.at && k.inStep.Same(want) && (k.full || !l.Full) && (k.others || !l.Others) && !l.TakeOver {
+		return nil, nil, nil
+	}
+	var last []string
+	for try := range attempts {
+		s, err := k.read(want, l)
+		// A set or chain that vanished between listing and reading is a torn
+		// read too.
+		if isAny(err, nfnetlink.ErrInterrupted, unix.EINTR, unix.ENOENT) {
+			continue
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		diffs := s.differences(want)
+		if len(diffs) == 0 {
+			k.inStep, k.at, k.full, k.others = want, s.generation, s.readAll, l.Others || k.others && s.generation == k.at
+			return s, nil, nil
+		}
+		if s.generation == k.at || try > 0 && slices.Equal(diffs, last) {
+			return s, diffs, nil
+		}
+		last = diffs
+	}
+	return nil, nil, nfnetlink.ErrInterrupted
+}

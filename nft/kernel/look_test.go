@@ -1,0 +1,261 @@
+package kernel
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+func TestWhereNothingChangesOnlyTheGenerationIsRead(t *testing.T) {
+	for _, mode := range cases.Modes() {
+		t.Run(string(mode), func(t *testing.T) {
+			r := newRig(t)
+			want := cases.Load(t, "all-policies").Compile(mode)
+			f := r.faults(0, fault{})
+			k := f.open()
+			defer k.Close()
+			apply(t, k, want, Look{})
+			f.seen = nil
+			for range 10 {
+				if diffs := apply(t, k, want, Look{}); len(diffs) > 0 {
+					t.Errorf("undid %q", diffs)
+				}
+				if diffs, err := k.Diff(want, Look{}); err != nil || len(diffs) > 0 {
+					t.Errorf("Diff says %q, error %v", diffs, err)
+				}
+			}
+			if got := slices.Compact(f.seen); len(f.seen) != 40 || slices.Contains(got, callCommit) {
+				t.Errorf("20 looks made %d calls: %v", len(f.seen), f.seen)
+			}
+
+			// Somebody else's transaction is looked at once, and nothing is written.
+			f.bystander()
+			before := generation(t, r.ns)
+			apply(t, k, want, Look{})
+			f.seen = nil
+			apply(t, k, want, Look{})
+			if len(f.seen) != 2 || generation(t, r.ns) != before {
+				t.Errorf("the second look made %d calls; generation %d, was %d", len(f.seen), generation(t, r.ns), before)
+			}
+		})
+	}
+}
+
+func TestDiffWritesNothing(t *testing.T) {
+	ns := nfttest.NewNS(t, "node")
+	k := open(t, ns)
+	apply(t, k, cases.Load(t, "default").Compile(nft.ModeNFTables), Look{})
+	before := generation(t, ns)
+	for _, m := range cases.Modes() {
+		for _, look := range []Look{{}, everything} {
+			if diffs, err := k.Diff(cases.Load(t, "all-policies").Compile(m), look); err != nil || len(diffs) == 0 {
+				t.Errorf("mode %s: Diff says %q, error %v", m, diffs, err)
+			}
+		}
+	}
+	if after := generation(t, ns); after != before {
+		t.Errorf("generation %d became %d", before, after)
+	}
+}
+
+func TestLargeSetIsReadWholeOnlyWhenAsked(t *testing.T) {
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	want := nft.Compile(tamperConfig(bigSet+500), nft.Options{Mode: nft.ModeNFTables})
+	k := open(t, ns)
+	apply(t, k, want, Look{})
+	counted := func() bool {
+		sets, err := connect(t, ns).Sets(nfnetlink.Inet, nft.TableName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sets[0].Counted
+	}()
+	for _, tt := range []struct {
+		name, do string
+		seen     bool // without reading the whole set
+	}{
+		{"delete element", "delete element TABLE SET { 10.0.0.0/24 }", counted},
+		{"add element", "add element TABLE SET { 198.51.100.8 }", counted},
+		{"exchange element", "delete element TABLE SET { 10.0.0.0/24 }; add element TABLE SET { 8.8.8.0/24 }", false},
+		{"flush set", "flush set TABLE SET", counted},
+		{"flush chain", "flush chain TABLE postrouting", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			a := &attacker{t: t, ns: ns, table: "inet " + nft.TableName, set: liveSet(t, ns)}
+			a.nft(tt.do)
+			// Kernels that do not count are read now and then.
+			if diffs, err := k.Diff(want, Look{}); err != nil || (len(diffs) > 0) != tt.seen && (counted || tt.seen) {
+				t.Errorf("a short look finds %q, error %v", diffs, err)
+			}
+			diffs, err := k.Diff(want, Look{Full: true})
+			if err != nil || len(diffs) == 0 {
+				t.Errorf("a full look finds %q, error %v", diffs, err)
+			}
+			if diff := cmp.Diff(diffs, apply(t, k, want, Look{Full: true})); diff != "" {
+				t.Errorf("Apply undid (-found +undone):\n%s", diff)
+			}
+			inStep(t, ns, want)
+		})
+	}
+}
+
+func TestNodeWithoutIPv6WorksLikeAnyOther(t *testing.T) {
+	ns := nfttest.NewNS(t, "node")
+	for _, name := range []string{"all", "default", "lo"} {
+		if err := ns.Sysctl("net.ipv6.conf."+name+".disable_ipv6", "1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k := open(t, ns)
+	for _, name := range []string{"both-families", "default", "both-families"} {
+		for _, m := range cases.Modes() {
+			want := cases.Load(t, name).Compile(m)
+			apply(t, k, want, everything)
+			inStep(t, ns, want)
+		}
+	}
+}
+
+func TestIPv6OffRemovesEverythingOfIPv6(t *testing.T) {
+	nfttest.Require(t, "nft")
+	for _, m := range cases.Modes() {
+		ns := nfttest.NewNS(t, "node")
+		k := open(t, ns)
+		on := cases.Load(t, "both-families")
+		off := on.Config
+		off.EnableIPv6 = false
+		apply(t, k, on.Compile(m), Look{})
+		apply(t, k, nft.Compile(off, on.Flags(m)), Look{})
+		// Not even the name of a counter is left.
+		for _, word := range []string{"ip6", "ipv6", "v6"} {
+			if text := nfttest.ListRuleset(t, ns); strings.Contains(text, word) {
+				t.Errorf("mode %s: %q in\n%s", m, word, text)
+			}
+		}
+	}
+}
+
+func TestAnotherChainNameLeavesNothingOfTheOld(t *testing.T) {
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	k, c := open(t, ns), cases.Load(t, "to-ports-force")
+	for _, chain := range []string{cases.DefaultChain, "NON-MASQUERADE-DAEMON", "IP-MASQ", "LONG-NAME-OF-A-CHAIN-23", cases.DefaultChain} {
+		o := c.Flags(nft.ModeIPTables)
+		o.Chain = chain
+		want := nft.Compile(c.Config, o)
+		apply(t, k, want, everything)
+		inStep(t, ns, want)
+		text := nfttest.ListRuleset(t, ns)
+		if chains := strings.Count(text, "chain "); chains != strings.Count(text, "chain "+chain)+2 {
+			t.Errorf("chain %s is not alone:\n%s", chain, text)
+		}
+	}
+}
+
+func TestTableThatHoldsSomethingElseStays(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft")
+	for what, text := range map[string]string{
+		"set":     "add set ip nat foreign { type ipv4_addr; elements = { 192.0.2.1 }; }",
+		"map":     "add map ip nat foreign { type ipv4_addr : ipv4_addr; elements = { 192.0.2.1 : 192.0.2.2 }; }",
+		"counter": "add counter ip nat foreign",
+		"chain":   "add chain ip nat foreign",
+		"nothing": "",
+	} {
+		ns := nfttest.NewNS(t, "node")
+		k := open(t, ns)
+		apply(t, k, cases.Load(t, "default").Compile(nft.ModeIPTables), Look{})
+		nfttest.NFT(t, ns, text, "-f", "-")
+		if _, err := k.Cleanup(false); err != nil {
+			t.Fatal(err)
+		}
+		if left := nfttest.ListRuleset(t, ns); strings.Contains(left, "foreign") != (text != "") || text == "" && left != "" {
+			t.Errorf("beside a foreign %s is left:\n%s", what, left)
+		}
+	}
+}
+
+func TestChainOfSomebodyElseIsRefused(t *testing.T) {
+	nfttest.Require(t, "iptables-nft")
+	ns := nfttest.NewNS(t, "node")
+	iptables(t, ns, nfnetlink.IPv6, "-N", cases.DefaultChain)
+	iptables(t, ns, nfnetlink.IPv6, "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
+	before := nfttest.ListRuleset(t, ns)
+	k := open(t, ns)
+	if err := k.CheckChain(cases.DefaultChain); !errors.Is(err, ErrForeignChain) {
+		t.Errorf("CheckChain says %v", err)
+	}
+	if err := k.CheckChain("ANOTHER"); err != nil {
+		t.Errorf("CheckChain of a name that is free says %v", err)
+	}
+	want := cases.Load(t, "both-families").Compile(nft.ModeIPTables)
+	if _, err := k.Apply(want, Look{}); !errors.Is(err, ErrForeignChain) {
+		t.Errorf("Apply says %v", err)
+	}
+	if diff := cmp.Diff(before, nfttest.ListRuleset(t, ns)); diff != "" {
+		t.Errorf("ruleset (-before +after):\n%s", diff)
+	}
+	// Foreign rules beside ours are drift.
+	iptables(t, ns, nfnetlink.IPv6, "-F", cases.DefaultChain)
+	apply(t, k, want, Look{})
+	iptables(t, ns, nfnetlink.IPv6, "-F", cases.DefaultChain)
+	iptables(t, ns, nfnetlink.IPv6, "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
+	repairs(t, k, ns, want)
+}
+
+func TestAgentsThatApplyAtOnceLeaveOneRuleset(t *testing.T) {
+	for _, mode := range cases.Modes() {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			whole, halved := halves(10)
+			o := nft.Options{Mode: mode, Chain: cases.DefaultChain}
+			a, b := nft.Compile(whole, o), nft.Compile(halved, o)
+			tr := transition{from: &a, to: &b}
+			for round := range 5 {
+				r.reset(transition{})
+				var agents sync.WaitGroup
+				for i := range 4 {
+					agents.Go(func() {
+						k := New(nfnetlink.New(dialIn(r.ns)))
+						defer k.Close()
+						for j := range 5 {
+							if _, err := k.Apply(*[]*nft.Ruleset{&a, &b}[(i+j)%2], Look{}); err != nil {
+								t.Errorf("round %d, agent %d: %v", round, i, err)
+							}
+						}
+					})
+				}
+				agents.Wait()
+				if effective := tr.effective(t, r.conn); !tr.may(effective) {
+					t.Errorf("round %d: effective is %s", round, effective)
+				}
+				apply(t, New(r.conn), a, Look{})
+				inStep(t, r.ns, a)
+			}
+		})
+	}
+}
+
+// A config without anything in it is as good as any.
+func TestZeroConfigCompiles(t *testing.T) {
+	ns := nfttest.NewNS(t, "node")
+	k := open(t, ns)
+	for _, c := range []config.Config{{}, {EnableIPv6: true}, {MasqLinkLocal: true}} {
+		for _, o := range []nft.Options{{Mode: nft.ModeNFTables}, {Mode: nft.ModeIPTables, Chain: "X"}} {
+			want := nft.Compile(c, o)
+			apply(t, k, want, everything)
+			inStep(t, ns, want)
+		}
+	}
+}

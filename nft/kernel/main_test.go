@@ -1,0 +1,98 @@
+package kernel
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+)
+
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+
+// long says that the tests may take as long as it takes to prove their point.
+var long = os.Getenv("LONG") == "1"
+
+// dialIn gives a dialler whose sockets are in the namespace, also those that
+// replace one that failed.
+func dialIn(ns *nfttest.NS) func() (*netlink.Conn, error) {
+	return func() (nl *netlink.Conn, err error) {
+		err = ns.Do(func() error {
+			nl, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 32 << 10})
+			if err != nil {
+				return err
+			}
+			return errors.Join(nl.SetWriteBuffer(8<<20), nl.SetReadBuffer(1<<20))
+		})
+		return nl, err
+	}
+}
+
+// connect gives a connection to nf_tables in the namespace.
+func connect(t testing.TB, ns *nfttest.NS) *nfnetlink.Conn {
+	t.Helper()
+	c := nfnetlink.New(dialIn(ns))
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// open gives the kernel of the namespace as a new process sees it: nothing is
+// remembered.
+func open(t testing.TB, ns *nfttest.NS) *Kernel {
+	t.Helper()
+	return New(connect(t, ns))
+}
+
+// apply applies and gives the differences that it found.
+func apply(t testing.TB, k *Kernel, want nft.Ruleset, look Look) []string {
+	t.Helper()
+	a, err := k.Apply(want, look)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a.Differences
+}
+
+// everything makes a look find what the other mode installed, and read all.
+var everything = Look{Full: true, Others: true}
+
+// inStep fails the test where the kernel does not hold just what is wanted: a
+// new process finds nothing to do, and writes nothing.
+func inStep(t testing.TB, ns *nfttest.NS, want nft.Ruleset) {
+	t.Helper()
+	k := open(t, ns)
+	diffs, err := k.Diff(want, everything)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range diffs {
+		t.Errorf("differs: %s", d)
+	}
+	before := generation(t, ns)
+	for _, look := range []Look{everything, {}} {
+		if diffs := apply(t, k, want, look); len(diffs) > 0 {
+			t.Errorf("a further Apply undid %q", diffs)
+		}
+	}
+	if after := generation(t, ns); after != before {
+		t.Errorf("a further Apply wrote: generation %d, was %d", after, before)
+	}
+}
+
+func generation(t testing.TB, ns *nfttest.NS) uint32 {
+	t.Helper()
+	g, err := connect(t, ns).Generation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}

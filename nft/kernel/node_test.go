@@ -1,0 +1,158 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// kubeFirewall is what kubelet has on a node: packets that come from elsewhere to
+// a loopback address are dropped.
+const kubeFirewall = `*filter
+:KUBE-FIREWALL - [0:0]
+-A INPUT -j KUBE-FIREWALL
+-A OUTPUT -j KUBE-FIREWALL
+-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "block incoming localnet connections" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP
+COMMIT
+`
+
+func TestLoopbackWorks(t *testing.T) {
+	nfttest.Require(t, "iptables-nft-restore")
+	nothing := config.Config{MasqLinkLocal: true, EnableIPv6: true} // exempt
+	forced := nothing
+	forced.ForceMasqueradeCIDRs = cases.CIDRs("0.0.0.0/0", "::/0")
+	sources := nothing
+	sources.MasqueradeSrcCIDRs = cases.CIDRs("127.0.0.0/8", "::1/128")
+	lonely := nfttest.NewNS(t, "lonely")
+	top := nfttest.NewTopology(t)
+	nfttest.Run(t, top.Node, kubeFirewall, "iptables-nft-restore", "--noflush")
+	for _, ns := range []*nfttest.NS{lonely, top.Node} {
+		k := open(t, ns)
+		for _, mode := range cases.Modes() {
+			for name, c := range map[string]config.Config{
+				"default": config.Default(config.Defaults{EnableIPv6: true}), "nothing": nothing, "forced": forced, "sources": sources,
+			} {
+				o := nft.Options{Mode: mode, Chain: cases.DefaultChain, RandomFully: true}
+				apply(t, k, nft.Compile(c, o), everything)
+				for _, dst := range []string{"127.0.0.1:8080", "127.9.9.9:8080", "[::1]:8080"} {
+					for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
+						flow := nfttest.Flow{Proto: proto, From: ns, To: ns, Dst: netip.MustParseAddrPort(dst)}
+						s, err := nfttest.Send(flow)
+						if err != nil || s.Sent != s.Seen {
+							t.Errorf("%s, mode %s, %s: %s to %s: sent from %s, seen from %s: %v", ns, mode, name, proto, dst, s.Sent, s.Seen, err)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestRefusedTransactionsLeaveTheOldRules(t *testing.T) {
+	for _, tr := range transitions() {
+		t.Run(tr.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			for _, errno := range errnos {
+				// Apply tries again after some, and takes its time.
+				if !long && outdated(errno) && tr.name != "change" && tr.name != "change for iptables" {
+					continue
+				}
+				for commits := range 2 {
+					r.reset(tr)
+					f := r.faults(0, fault{refusing, errno})
+					f.commits = commits
+					k := f.open()
+					_, err := k.Apply(*tr.to, everything)
+					effective := tr.effective(t, r.conn)
+					switch {
+					case err == nil && effective == "to": // one transaction was enough
+					case !errors.Is(err, errno):
+						t.Errorf("%v after %d transactions: Apply says %v", errno, commits, err)
+					case effective != "from" && effective != tr.allowed:
+						t.Errorf("%v after %d transactions: effective is %s", errno, commits, effective)
+					}
+					r.closing.Go(func() { _ = k.Close() })
+				}
+			}
+		})
+	}
+}
+
+func TestForeignJumpToOurChainIsNoReasonToLoseRules(t *testing.T) {
+	nfttest.Require(t, "iptables-nft")
+	ns := nfttest.NewNS(t, "node")
+	k := open(t, ns)
+	with, without := cases.Load(t, "sources-only").Compile(nft.ModeIPTables), cases.Load(t, "ipv6").Compile(nft.ModeIPTables)
+	apply(t, k, with, Look{})
+	iptables(t, ns, nfnetlink.IPv4, "-N", "FOREIGN")
+	iptables(t, ns, nfnetlink.IPv4, "-A", "FOREIGN", "-d", "192.0.2.1", "-j", nft.WithSubchains(cases.DefaultChain)[1])
+	foreign := foreignRules(t, ns)
+	// The kernel does not delete a chain that somebody's rule names.
+	if _, err := k.Apply(without, Look{}); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("Apply says %v, want %v", err, unix.EBUSY)
+	}
+	inStep(t, ns, with)
+	if diff := cmp.Diff(foreign, foreignRules(t, ns)); diff != "" {
+		t.Errorf("foreign rules (-before +after):\n%s", diff)
+	}
+}
+
+func TestHintNamesWhatTheKernelLacks(t *testing.T) {
+	for _, tt := range []struct {
+		what  string
+		errno unix.Errno
+		names string // what the hint must name; nothing where there is no hint
+	}{
+		{"make chain", unix.EOPNOTSUPP, "CONFIG_NFT_NAT"},
+		{"make chain", unix.ENOENT, "modprobe nft_chain_nat"},
+		{"make rule", unix.ENOENT, "NFT_MASQ, NFT_FIB_INET"},
+		{"make rule", unix.ENOENT, "xt_MASQUERADE"},
+		{"list rules", unix.EPERM, "NET_ADMIN"},
+		{"apply: make rule", unix.EPERM, "another process owns the table"},
+		{"read generation", unix.EPROTONOSUPPORT, "CONFIG_NF_TABLES"},
+		{"read generation", unix.EAFNOSUPPORT, "CONFIG_NF_TABLES"},
+		{"send transaction", unix.EMSGSIZE, "net.core.wmem_max"},
+		{"add elements", unix.ENOMEM, "memory"},
+		{"delete set", unix.ENOENT, ""},
+		{"make set", unix.EBUSY, ""},
+		{"make rule", unix.ERESTART, ""},
+	} {
+		err := fmt.Errorf("apply: %w", fmt.Errorf("%s: %w", tt.what, &netlink.OpError{Op: "receive", Err: tt.errno}))
+		if got := Hint(err); !strings.Contains(got, tt.names) || (tt.names == "") != (got == "") {
+			t.Errorf("%v: hint %q, want one with %q", err, got, tt.names)
+		}
+	}
+}
+
+func TestCountersSurviveChanges(t *testing.T) {
+	wire := newWire(t)
+	k := open(t, wire.Node)
+	if got := counters(t, k); len(got) > 0 {
+		t.Errorf("counters without a table: %v", got)
+	}
+	want := map[Counts]uint64{}
+	for _, name := range []string{"both-families", "ipv6", "all-policies", "both-families"} {
+		c := cases.Load(t, name)
+		apply(t, k, c.Compile(nft.ModeNFTables), Look{})
+		for _, p := range c.Packets {
+			wire.send(t, p)
+			want[Counts{IPv6: p.Dst.Is6(), Verdict: p.Verdict}]++
+		}
+		if diff := cmp.Diff(want, counters(t, k)); diff != "" {
+			t.Errorf("%s (-sent +counted):\n%s", name, diff)
+		}
+	}
+}

@@ -1,0 +1,174 @@
+package kernel
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+func TestConnectionsGetPortsOfTheRangesByTheirSize(t *testing.T) {
+	ranges, err := nft.ParsePorts("1024-29999,32768-65535")
+	if err != nil {
+		t.Fatal(err)
+	}
+	connections, tolerance := 2500, 0.12 // of the share, more than five standard deviations
+	if long {
+		connections, tolerance = 20_000, 0.05
+	}
+	for _, mode := range cases.Modes() {
+		for _, random := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s random-fully %t", mode, random), func(t *testing.T) {
+				t.Parallel()
+				top := nfttest.NewTopology(t)
+				o := nft.Options{Mode: mode, Chain: cases.DefaultChain, RandomFully: random, Ports: ranges}
+				apply(t, open(t, top.Node), nft.Compile(config.Default(config.Defaults{}), o), Look{})
+				for _, proto := range []nfttest.Proto{nfttest.TCP, nfttest.UDP, nfttest.SCTP} {
+					n, off := connections, tolerance
+					if proto == nfttest.SCTP {
+						n, off = 100, 1 // they are sent one by one, too few to weigh
+					}
+					checkShares(t, proto, ranges, connectOften(t, top, proto, n), off)
+				}
+			})
+		}
+	}
+}
+
+// checkShares holds that all ports are of the ranges, and each range has its
+// share of them.
+func checkShares(t *testing.T, proto nfttest.Proto, ranges []nft.PortRange, ports []uint16, tolerance float64) {
+	t.Helper()
+	counts := make([]int, len(ranges))
+	for _, p := range ports {
+		i := slices.IndexFunc(ranges, func(r nft.PortRange) bool { return r.Min <= p && p <= r.Max })
+		if i < 0 {
+			t.Errorf("%s: port %d is in no range", proto, p)
+			continue
+		}
+		counts[i]++
+	}
+	var all float64
+	for _, r := range ranges {
+		all += float64(r.Size())
+	}
+	for i, r := range ranges {
+		want := float64(r.Size()) / all
+		got := float64(counts[i]) / float64(len(ports))
+		t.Logf("%s: %.4f of %d ports are in %s, which has %.4f of all", proto, got, len(ports), r, want)
+		if got < want*(1-tolerance) || got > want*(1+tolerance) {
+			t.Errorf("%s: %.4f of the ports are in %s, want %.4f", proto, got, r, want)
+		}
+	}
+}
+
+// connectOften opens connections from ports between the ranges, each from
+// another one or to another address, and gives the ports that the other end sees.
+func connectOften(t *testing.T, top *nfttest.Topology, proto nfttest.Proto, n int) []uint16 {
+	t.Helper()
+	const firstFree, free = 30000, 2768
+	var flows []nfttest.Flow
+	for i := range n {
+		dst := netip.AddrFrom4([4]byte{198, 51, 100, byte(10 + i/free)})
+		if err := top.AddAddr(top.Outside, dst); err != nil {
+			t.Fatal(err)
+		}
+		flows = append(flows, nfttest.Flow{
+			Proto: proto, From: top.Pod,
+			Src: netip.AddrPortFrom(top.PodV4, uint16(firstFree+i%free)), Dst: netip.AddrPortFrom(dst, destPort),
+		})
+	}
+	switch proto {
+	case nfttest.TCP:
+		return connectTCP(t, top, flows)
+	case nfttest.UDP:
+		return connectUDP(t, top, flows)
+	}
+	var ports []uint16
+	for _, f := range flows {
+		ports = append(ports, nfttest.MustSend(t, top, f).Seen.Port())
+	}
+	return ports
+}
+
+func connectTCP(t *testing.T, top *nfttest.Topology, flows []nfttest.Flow) []uint16 {
+	t.Helper()
+	var listener *net.TCPListener
+	if err := top.Outside.Do(func() (err error) {
+		listener, err = net.ListenTCP("tcp4", &net.TCPAddr{Port: destPort})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	if err := listener.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	var ports []uint16
+	if err := top.Pod.Do(func() error {
+		for _, f := range flows {
+			sent, err := net.DialTCP("tcp4", net.TCPAddrFromAddrPort(f.Src), net.TCPAddrFromAddrPort(f.Dst))
+			if err != nil {
+				return err
+			}
+			seen, err := listener.AcceptTCP()
+			if err != nil {
+				return err
+			}
+			ports = append(ports, seen.RemoteAddr().(*net.TCPAddr).AddrPort().Port())
+			for _, c := range []*net.TCPConn{sent, seen} {
+				_ = c.SetLinger(0) // the port is free again at once
+				_ = c.Close()
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return ports
+}
+
+func connectUDP(t *testing.T, top *nfttest.Topology, flows []nfttest.Flow) []uint16 {
+	t.Helper()
+	var receiver *net.UDPConn
+	if err := top.Outside.Do(func() (err error) {
+		receiver, err = net.ListenUDP("udp4", &net.UDPAddr{Port: destPort})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer receiver.Close()
+	if err := receiver.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	var ports []uint16
+	if err := top.Pod.Do(func() error {
+		for _, f := range flows {
+			sender, err := net.DialUDP("udp4", net.UDPAddrFromAddrPort(f.Src), net.UDPAddrFromAddrPort(f.Dst))
+			if err != nil {
+				return err
+			}
+			_, err = sender.Write([]byte("x"))
+			_ = sender.Close()
+			if err != nil {
+				return err
+			}
+			_, from, err := receiver.ReadFromUDPAddrPort(make([]byte, 8))
+			if err != nil {
+				return err
+			}
+			ports = append(ports, from.Port())
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return ports
+}

@@ -1,0 +1,207 @@
+package kernel
+
+import (
+	"fmt"
+	"net/netip"
+	"runtime"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// 1,000 configs: what is said of a connection from the file and from the kernel,
+// what the kernel does with it, and the specification agree.
+func TestRealPacketsGoAsSpecified(t *testing.T) {
+	const seeds, configs = 4, 250
+	each := 1
+	if long {
+		each = 10
+	}
+	for seed := range uint64(seeds) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			m, wire := cases.NewMaker(seed), newWire(t)
+			k := open(t, wire.Node)
+			for range configs {
+				c := m.Config()
+				var rulesets []nft.Ruleset
+				for _, mode := range cases.Modes() {
+					rulesets = append(rulesets, nft.Compile(c, m.Options(mode)))
+				}
+				packets := packetsFor(t, m, wire, c, each)
+				for _, r := range rulesets {
+					apply(t, k, r, everything)
+					live, ok, err := k.ReadBack()
+					if err != nil || !ok {
+						t.Fatalf("read back %t, error %v", ok, err)
+					}
+					for _, p := range packets {
+						wire.check(t, k, r, p)
+						if file, kernel := r.Policy.Decide(p.Src, p.Dst, false), live.Policy.Decide(p.Src, p.Dst, false); file != p.Verdict || kernel != p.Verdict {
+							t.Errorf("%s: explained as %s from the file, as %s from the kernel", p.Line, file, kernel)
+						}
+					}
+				}
+				if t.Failed() {
+					t.Fatalf("config: %+v", c)
+				}
+			}
+		})
+	}
+}
+
+// packetsFor gives packets between hosts that exist.
+func packetsFor(t *testing.T, m cases.Maker, w *wire, c config.Config, n int) []cases.Packet {
+	t.Helper()
+	var packets []cases.Packet
+	for len(packets) < n {
+		ipv6 := m.IntN(2) == 0
+		src, dst := m.Near(c, ipv6), m.Near(c, ipv6)
+		// Neither may be the other's host; nor may the pod's own address, which
+		// the node needs to send the answers to.
+		if !usable(src) || !usable(dst) || w.AddAddr(w.Pod, src) != nil || w.AddAddr(w.Outside, dst) != nil {
+			continue
+		}
+		p := cases.Packet{Src: src, Dst: dst, Proto: nfttest.UDP, Verdict: cases.Specified(c, src, dst, false)}
+		if m.IntN(2) == 0 {
+			p.Proto = nfttest.TCP
+		}
+		p.Line = fmt.Sprintf("%s %s %s -> %s", src, dst, p.Proto, p.Verdict)
+		packets = append(packets, p)
+	}
+	return packets
+}
+
+// usable says whether a host can have the address, and send from it through a
+// router: on the link of node and outside host, a broadcast address or the
+// routers' anycast address is not one host's.
+func usable(a netip.Addr) bool {
+	link4, link6 := netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")
+	return a.IsGlobalUnicast() && ofNobody(a) && !link4.Contains(a) && !link6.Contains(a)
+}
+
+func TestRandomConfigsAreReadBack(t *testing.T) {
+	for _, mode := range cases.Modes() {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "node")
+			k, m := open(t, ns), cases.NewMaker(3)
+			for range 150 {
+				c, o := m.Config(), m.Options(mode)
+				want := nft.Compile(c, o)
+				apply(t, k, want, Look{Others: true})
+				got, ok, err := open(t, ns).ReadBack()
+				if err != nil || !ok {
+					t.Fatalf("read back %t, error %v: config %+v, options %+v", ok, err, c, o)
+				}
+				type result struct{ Text, Hash, Chain string }
+				chain := map[nft.Mode]string{nft.ModeIPTables: want.Chain}[mode]
+				if diff := cmp.Diff(result{want.String(), want.Hash(), chain}, result{got.String(), got.Hash(), got.Chain}); diff != "" {
+					t.Fatalf("read back (-want +got):\n%s", diff)
+				}
+				if !got.Same(want) {
+					t.Fatal("what is read back does not count as the same")
+				}
+				inStep(t, ns, got)
+			}
+		})
+	}
+}
+
+func TestReadBackFindsNothingThatIsNotOurs(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft-restore")
+	ns := nfttest.NewNS(t, "node")
+	for _, step := range []func(){
+		func() {},
+		func() { loadForeign(t, ns) },
+		func() { nfttest.NFT(t, ns, "", "add", "table", "inet", nft.TableName) },
+		func() {
+			nfttest.NFT(t, ns, cases.Load(t, "default").File(t, "ruleset.nft"), "-f", "-")
+			nfttest.NFT(t, ns, "", "add", "rule", "inet", nft.TableName, "postrouting", "accept")
+		},
+	} {
+		step()
+		if r, ok, err := open(t, ns).ReadBack(); ok || err != nil {
+			t.Errorf("read back %t, error %v:\n%s", ok, err, r)
+		}
+	}
+}
+
+func TestManyCIDRsAreReadBackExactly(t *testing.T) {
+	ns := nfttest.NewNS(t, "node")
+	m := cases.NewMaker(4)
+	c := config.Config{MasqLinkLocal: true, MasqLinkLocalIPv6: true, EnableIPv6: true}
+	for i := range 10_000 {
+		n := i / 2
+		a, bits := netip.AddrFrom4([4]byte{10, byte(n >> 5), byte(n << 3), byte(m.IntN(256))}), 22+m.IntN(11)
+		if i%2 == 1 {
+			b := netip.MustParseAddr("fd00::").As16()
+			b[2], b[3], b[m.IntN(10)+6] = byte(n>>8), byte(n), byte(m.IntN(256))
+			a, bits = netip.AddrFrom16(b), 32+m.IntN(97)
+		}
+		p, err := a.Prefix(bits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, config.CIDR{Prefix: p})
+	}
+	want := nft.Compile(c, nft.Options{Mode: nft.ModeNFTables})
+	if v4, v6 := want.CIDRs(); v4 != 5000 || v6 != 5000 {
+		t.Fatalf("%d and %d CIDRs, want 5000 each", v4, v6)
+	}
+	apply(t, open(t, ns), want, Look{})
+	for _, s := range want.Tables[0].Sets {
+		var ranges []iprange.Range
+		for _, p := range s.Prefixes {
+			ranges = append(ranges, iprange.Of(p))
+		}
+		if diff := cmp.Diff(ranges, byTheLibrary(t, ns, s), cmp.Comparer(equalRanges)); diff != "" {
+			t.Errorf("set %s (-want +got):\n%s", s.Name, diff)
+		}
+	}
+	inStep(t, ns, want)
+}
+
+func equalRanges(a, b iprange.Range) bool { return a == b }
+
+// byTheLibrary reads a set with github.com/google/nftables, which gives the
+// bounds from the last to the first.
+func byTheLibrary(t *testing.T, ns *nfttest.NS, s nft.Set) []iprange.Range {
+	t.Helper()
+	c, err := nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(ns.Fd()))
+	runtime.KeepAlive(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := c.CloseLasting(); err != nil {
+			t.Error(err)
+		}
+	}()
+	set := &nftables.Set{Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: nft.TableName}, Name: s.Name + nft.SideA, KeyType: nftables.TypeIPAddr}
+	elements, err := c.GetSetElements(set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ranges []iprange.Range
+	var behind netip.Addr
+	for i, e := range elements {
+		a, _ := netip.AddrFromSlice(e.Key)
+		switch {
+		case e.IntervalEnd:
+			behind = a
+		case i == 0:
+			t.Fatalf("set %s: no end behind %s", s.Name, a)
+		default:
+			ranges = append([]iprange.Range{{From: a, To: behind.Prev()}}, ranges...)
+		}
+	}
+	return ranges
+}

@@ -1,0 +1,69 @@
+package kernel
+
+import (
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/tables"
+)
+
+// ReadBack gives the ruleset that a previous run, of whichever mode, left in
+// the kernel; false where there is none, or none that this version could have
+// written. Its CIDRs have no place in a file.
+func (k *Kernel) ReadBack() (nft.Ruleset, bool, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	own, err := again(func() (*tables.Own, error) { return tables.ReadWhole(k.conn) })
+	if err != nil {
+		return nft.Ruleset{}, false, err
+	}
+	if own != nil {
+		if r, ok := own.Ruleset(); ok {
+			return r, true, nil
+		}
+	}
+	return k.readBackXT()
+}
+
+// Live gives the policy by which the kernel decides now, also where somebody
+// has changed the elements of a set since; false where there are no rules, or
+// others than some config of this version yields.
+func (k *Kernel) Live() (nft.Policy, bool, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	own, err := again(func() (*tables.Own, error) { return tables.ReadWhole(k.conn) })
+	if err != nil {
+		return nft.Policy{}, false, err
+	}
+	if own != nil {
+		p, ok := own.Policy()
+		return p, ok, nil
+	}
+	r, found, err := k.readBackXT()
+	return r.Policy, found, err
+}
+
+// readBackXT reads a policy of mode iptables-nft.
+func (k *Kernel) readBackXT() (nft.Ruleset, bool, error) {
+	s, err := again(func() (*state, error) {
+		s := &state{}
+		return s, k.readShared(s, nft.Ruleset{}, true)
+	})
+	if err != nil {
+		return nft.Ruleset{}, false, err
+	}
+	chains := s.shared(nfnetlink.IPv4).Ours()
+	if len(chains) == 0 {
+		return nft.Ruleset{}, false, nil
+	}
+	chain := chains[0].Text
+	p, err := s.shared(nfnetlink.IPv4).Policy(chains[0])
+	if err != nil {
+		return nft.Ruleset{}, false, err
+	}
+	for _, c := range s.shared(nfnetlink.IPv6).Ours() {
+		if six, err := s.shared(nfnetlink.IPv6).Policy(c); err == nil && c.Text == chain && len(p.Families) == 1 {
+			p.Families = append(p.Families, six.Families...)
+		}
+	}
+	return nft.CompilePolicy(p, nft.Options{Mode: nft.ModeIPTables, Chain: chain}), true, nil
+}

@@ -1,0 +1,449 @@
+package kernel
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// iptables runs iptables-nft, or ip6tables-nft, on table nat.
+func iptables(t testing.TB, ns *nfttest.NS, f nfnetlink.Family, args ...string) string {
+	t.Helper()
+	program := map[nfnetlink.Family]string{nfnetlink.IPv4: "iptables-nft", nfnetlink.IPv6: "ip6tables-nft"}[f]
+	return nfttest.Run(t, ns, "", program, append([]string{"-t", "nat"}, args...)...)
+}
+
+// xtOf compiles for mode iptables-nft.
+func xtOf(c config.Config) nft.Ruleset {
+	return nft.Compile(c, nft.Options{Mode: nft.ModeIPTables, Chain: cases.DefaultChain})
+}
+
+func TestIPTablesFindsDeletesAndAddsOurRules(t *testing.T) {
+	nfttest.Require(t, "iptables-nft")
+	for _, name := range []string{"default", "everything", "all-policies", "to-ports-force"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "node")
+			k, want := open(t, ns), cases.Load(t, name).Compile(nft.ModeIPTables)
+			apply(t, k, want, Look{})
+			for _, table := range want.Tables {
+				for _, c := range table.Chains {
+					// A rule of each kind: many differ in an address alone.
+					for i, r := range c.Rules {
+						rule := append([]string{c.Name}, shellWords(r.String())...)
+						iptables(t, ns, table.Family, append([]string{"-C"}, rule...)...)
+						if i > 1 && i < len(c.Rules)-1 {
+							continue
+						}
+						iptables(t, ns, table.Family, append([]string{"-D"}, rule...)...)
+						repairs(t, k, ns, want)
+						iptables(t, ns, table.Family, append([]string{"-A"}, rule...)...)
+						repairs(t, k, ns, want)
+					}
+				}
+			}
+		})
+	}
+}
+
+// repairs holds that Diff names what somebody did to our rules, and that Apply
+// undoes it.
+func repairs(t testing.TB, k *Kernel, ns *nfttest.NS, want nft.Ruleset) {
+	t.Helper()
+	diffs, err := k.Diff(want, Look{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(diffs) == 0 {
+		t.Errorf("Diff finds nothing in:\n%s", nfttest.ListRuleset(t, ns))
+	}
+	if diff := cmp.Diff(diffs, apply(t, k, want, Look{})); diff != "" {
+		t.Errorf("Apply undid (-found +undone):\n%s", diff)
+	}
+	inStep(t, ns, want)
+}
+
+func TestSaveAndRestoreLeaveNothingToDo(t *testing.T) {
+	nfttest.Require(t, "iptables-nft-save", "iptables-nft-restore")
+	cases.Each(t, func(t *testing.T, c cases.Case) {
+		t.Parallel()
+		ns := nfttest.NewNS(t, "node")
+		want := c.Compile(nft.ModeIPTables)
+		apply(t, open(t, ns), want, Look{})
+		for _, program := range []string{"iptables-nft", "ip6tables-nft"}[:len(want.Tables)] {
+			saved := nfttest.Run(t, ns, "", program+"-save", "-c")
+			nfttest.Run(t, ns, saved, program+"-restore", "-c")
+			again := nfttest.Run(t, ns, "", program+"-save", "-c")
+			if diff := cmp.Diff(withoutComments(saved), withoutComments(again)); diff != "" {
+				t.Errorf("%s (-saved +restored):\n%s", program, diff)
+			}
+		}
+		inStep(t, ns, want)
+	})
+}
+
+func withoutComments(text string) []string {
+	return slices.DeleteFunc(strings.Split(text, "\n"), func(l string) bool { return strings.HasPrefix(l, "#") })
+}
+
+func TestCountersOfUnchangedRulesSurviveAChange(t *testing.T) {
+	nfttest.Require(t, "iptables-nft-save")
+	wire := newWire(t)
+	k := open(t, wire.Node)
+	c := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")}
+	apply(t, k, xtOf(c), Look{})
+	for i, dst := range []string{"10.9.0.9", "172.16.9.9", "192.168.9.9", "198.51.100.8", "169.254.169.254"} {
+		for range i + 1 {
+			wire.send(t, cases.ParsePacket(t, "10.244.1.2 "+dst+" -> exempt"))
+		}
+	}
+	counted := ruleCounters(t, wire.Node)
+	if len(counted) != 6 || slices.Contains(slices.Collect(maps.Values(counted)), "[0:0]") {
+		t.Fatalf("counters before: %v", counted)
+	}
+	totals := func() []Counts {
+		t.Helper()
+		all, err := k.Counters(nft.Options{Mode: nft.ModeIPTables, Chain: cases.DefaultChain})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	before := totals()
+	for _, next := range [][]string{
+		{"10.0.0.0/8", "172.16.0.0/12", "100.64.0.0/10", "192.168.0.0/16"}, // one more in the middle
+		{"10.0.0.0/8", "100.64.0.0/10", "192.168.0.0/16"},                  // one less
+		{"192.168.0.0/16", "100.64.0.0/10", "10.0.0.0/8"},                  // another order
+		{"10.0.0.0/8", "192.168.0.0/16", "198.18.0.0/15"},                  // one more at the end
+		{"10.0.0.0/8"},
+	} {
+		c.NonMasqueradeCIDRs = cases.CIDRs(next...)
+		apply(t, k, xtOf(c), Look{})
+		inStep(t, wire.Node, xtOf(c))
+		after := ruleCounters(t, wire.Node)
+		for rule, n := range after {
+			if before, ok := counted[rule]; ok && n != before {
+				t.Errorf("%v: %s became %s of %s", next, before, n, rule)
+			} else if !ok && n != "[0:0]" {
+				t.Errorf("%v: a new rule has counted %s: %s", next, n, rule)
+			}
+		}
+		counted = after
+		// Those of rules that went are not lost.
+		if diff := cmp.Diff(before, totals()); diff != "" {
+			t.Errorf("%v: totals (-before +after):\n%s", next, diff)
+		}
+	}
+}
+
+// ruleCounters gives what the rules of table ip nat have counted.
+func ruleCounters(t testing.TB, ns *nfttest.NS) map[string]string {
+	t.Helper()
+	m := map[string]string{}
+	for line := range strings.Lines(nfttest.Run(t, ns, "", "iptables-nft-save", "-c", "-t", "nat")) {
+		if counter, rule, ok := strings.Cut(strings.TrimSpace(line), " -A "); ok {
+			m[rule] = counter
+		}
+	}
+	return m
+}
+
+func TestVariantsOfTheJumpBecomeOneInTheirPlace(t *testing.T) {
+	nfttest.Require(t, "iptables-nft")
+	const text = "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain"
+	exact := []string{"-m", "comment", "--comment", text, "-m", "addrtype", "!", "--dst-type", "LOCAL", "-j", cases.DefaultChain}
+	quoted := slices.Clone(exact)
+	quoted[3] = `"` + text + `"`
+	older := slices.Clone(exact)
+	older[3] = strings.Replace(text, "ip-masq-agent:", "non-masquerade-daemon:", 1)
+	plain := []string{"-j", cases.DefaultChain}
+	gone := []string{"-o", "eth0", "-g", cases.DefaultChain}
+	foreign := func(n int) []string { return []string{"-d", fmt.Sprintf("198.18.0.%d", n), "-j", "ACCEPT"} }
+
+	for _, tt := range []struct {
+		name  string
+		rules [][]string
+		place int // of the one jump, counted from 0
+	}{
+		{"none", [][]string{foreign(1), foreign(2)}, 2},
+		{"exact in the middle", [][]string{foreign(1), exact, foreign(2)}, 1},
+		{"literal quotes", [][]string{quoted, foreign(1), foreign(2)}, 0},
+		{"older text", [][]string{foreign(1), older, foreign(2)}, 1},
+		{"no comment", [][]string{foreign(1), plain, foreign(2)}, 1},
+		{"goto", [][]string{gone, foreign(1), foreign(2)}, 0},
+		{"twice", [][]string{foreign(1), exact, foreign(2), exact}, 1},
+		{"both texts", [][]string{quoted, foreign(1), exact, foreign(2)}, 1},
+		{"all", [][]string{older, plain, foreign(1), quoted, gone, foreign(2), older}, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "node")
+			iptables(t, ns, nfnetlink.IPv4, "-N", cases.DefaultChain)
+			for _, r := range tt.rules {
+				iptables(t, ns, nfnetlink.IPv4, append([]string{"-A", nft.Postrouting}, r...)...)
+			}
+			k, want := open(t, ns), xtOf(config.Default(config.Defaults{}))
+			before := foreignRules(t, ns)
+			for range 2 {
+				if diffs := apply(t, k, want, Look{}); len(diffs) == 0 {
+					t.Error("nothing found")
+				}
+				inStep(t, ns, want)
+				if diff := cmp.Diff([]int{tt.place}, jumps(t, connect(t, ns), nfnetlink.IPv4)); diff != "" {
+					t.Errorf("places of the jump (-want +got):\n%s", diff)
+				}
+				// A change of config leaves it there.
+				want = xtOf(config.Config{NonMasqueradeCIDRs: cases.CIDRs("100.64.0.0/10", "10.0.0.0/9")})
+			}
+			if diff := cmp.Diff(before, foreignRules(t, ns)); diff != "" {
+				t.Errorf("foreign rules (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// jumps gives the places in POSTROUTING of the rules that go to our chain.
+func jumps(t testing.TB, c *nfnetlink.Conn, f nfnetlink.Family) []int {
+	t.Helper()
+	rules, err := c.Rules(f, nft.NATTable, nft.Postrouting)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var places []int
+	for i, r := range rules {
+		if leadsTo(r) == cases.DefaultChain {
+			places = append(places, i)
+		}
+	}
+	return places
+}
+
+// leadsTo gives the chain that a rule jumps or goes to.
+func leadsTo(r nfnetlink.Rule) string {
+	for _, e := range r.Exprs {
+		if _, chain, ok := e.Verdict(); ok && chain != "" {
+			return chain
+		}
+	}
+	return ""
+}
+
+// foreignRules gives all rules that are not ours, of all tables but our own, with
+// handles and counters, in order.
+func foreignRules(t testing.TB, ns *nfttest.NS) map[string][]nfnetlink.Rule {
+	t.Helper()
+	c := connect(t, ns)
+	all := map[string][]nfnetlink.Rule{}
+	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
+		rules, err := c.Rules(f, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range rules {
+			to := leadsTo(r)
+			ours := f == nfnetlink.Inet && r.Table == nft.TableName ||
+				f != nfnetlink.Inet && r.Table == nft.NATTable && (to == cases.DefaultChain || slices.Contains(nft.WithSubchains(cases.DefaultChain), r.Chain))
+			if !ours {
+				where := fmt.Sprintf("%s %s %s", f, r.Table, r.Chain)
+				all[where] = append(all[where], r)
+			}
+		}
+	}
+	return all
+}
+
+// foreignRuleset is what others have in the tables that we share, and in some of
+// their own. Its rules have counted.
+const foreignRuleset = `*nat
+:PREROUTING ACCEPT [7:700]
+:OUTPUT ACCEPT [3:300]
+:POSTROUTING ACCEPT [5:500]
+:KUBE-POSTROUTING - [0:0]
+:CNI-1234 - [0:0]
+:IP-MASQ-AGENT-LIKE - [0:0]
+[1:60] -A PREROUTING -m comment --comment "kubernetes service portals" -j ACCEPT
+[2:120] -A OUTPUT -d 10.96.0.1/32 -j ACCEPT
+[11:660] -A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+[12:720] -A POSTROUTING -s 10.244.7.0/24 -j CNI-1234
+[13:780] -A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+[14:840] -A KUBE-POSTROUTING -j MASQUERADE --random-fully
+[15:900] -A CNI-1234 -d 10.244.7.0/24 -j ACCEPT
+[16:960] -A CNI-1234 ! -d 224.0.0.0/4 -j MASQUERADE
+[17:1020] -A IP-MASQ-AGENT-LIKE -m comment --comment "ip-masq-agent: looks like ours" -j RETURN
+COMMIT
+*filter
+:FORWARD ACCEPT [0:0]
+[21:1260] -A FORWARD -d 192.0.2.7/32 -j DROP
+COMMIT
+`
+
+const foreignTables = `
+table ip other {
+	counter hits { packets 42 bytes 4242; }
+	set addrs { type ipv4_addr; flags interval; elements = { 10.0.0.0/8, 192.168.0.0/16 }; }
+	chain post { type nat hook postrouting priority srcnat + 20; ip daddr @addrs counter packets 9 bytes 900 return; }
+}
+table inet firewall {
+	map verdicts { type ipv4_addr : verdict; elements = { 192.0.2.1 : accept, 192.0.2.2 : drop }; }
+	chain input { type filter hook input priority filter; policy accept; ip saddr vmap @verdicts; }
+}
+table ip nft-masq-agent {
+	chain postrouting { type nat hook postrouting priority srcnat; counter packets 5 bytes 50 comment "of another family"; }
+}
+`
+
+// loadForeign loads both families' foreign rules.
+func loadForeign(t testing.TB, ns *nfttest.NS) {
+	t.Helper()
+	nfttest.Run(t, ns, foreignRuleset, "iptables-nft-restore", "-c")
+	six := strings.NewReplacer("10.96.0.1/32", "fd00:96::1", "10.244.7.0/24", "fd00:10:244:7::/64",
+		"224.0.0.0/4", "ff00::/8", "192.0.2.7/32", "2001:db8::7").Replace(foreignRuleset)
+	nfttest.Run(t, ns, six, "ip6tables-nft-restore", "-c")
+	nfttest.NFT(t, ns, foreignTables, "-f", "-")
+}
+
+func TestForeignRulesStayAsTheyAre(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft-restore")
+	ns := nfttest.NewNS(t, "node")
+	loadForeign(t, ns)
+	before, listing, all := foreignRules(t, ns), foreignListing(t, ns), nfttest.ListRuleset(t, ns)
+	k := open(t, ns)
+	check := func(what string) {
+		t.Helper()
+		if diff := cmp.Diff(before, foreignRules(t, ns)); diff != "" {
+			t.Errorf("%s: foreign rules (-before +after):\n%s", what, diff)
+		}
+		if diff := cmp.Diff(listing, foreignListing(t, ns)); diff != "" {
+			t.Errorf("%s: foreign tables (-before +after):\n%s", what, diff)
+		}
+	}
+	cases.Each(t, func(t *testing.T, c cases.Case) {
+		for _, m := range cases.Modes() {
+			apply(t, k, c.Compile(m), everything)
+			check(fmt.Sprintf("%s in mode %s", c.Name, m))
+		}
+	})
+	for _, m := range cases.Modes() {
+		apply(t, k, cases.Load(t, "all-policies").Compile(m), everything)
+		if _, err := k.Cleanup(false); err != nil {
+			t.Fatal(err)
+		}
+		check("cleanup")
+		if diff := cmp.Diff(all, nfttest.ListRuleset(t, ns)); diff != "" {
+			t.Errorf("mode %s leaves something behind (-before +after):\n%s", m, diff)
+		}
+	}
+}
+
+// foreignListing is what nft lists, without what is ours and without empty lines.
+// A POSTROUTING without rules may be ours, and we wake a table that is dormant.
+func foreignListing(t testing.TB, ns *nfttest.NS) string {
+	t.Helper()
+	var kept strings.Builder
+	skip := ""
+	for line := range strings.Lines(nfttest.ListRuleset(t, ns)) {
+		words := strings.Fields(line)
+		switch {
+		case len(words) == 0, line == "\tflags dormant\n":
+			continue
+		case skip != "":
+			if line == skip {
+				skip = ""
+			}
+			continue
+		case line == "table inet "+nft.TableName+" {\n":
+			skip = "}\n"
+			continue
+		case len(words) == 3 && words[0] == "chain" && slices.Contains(nft.WithSubchains(cases.DefaultChain), words[1]):
+			skip = "\t}\n"
+			continue
+		case strings.Contains(line, "jump "+cases.DefaultChain+" ") || strings.HasSuffix(line, "jump "+cases.DefaultChain+"\n"):
+			continue
+		}
+		kept.WriteString(line)
+	}
+	const empty = "\tchain POSTROUTING {\n\t\ttype nat hook postrouting priority srcnat; policy accept;\n\t}\n"
+	return strings.NewReplacer("table ip nat {\n"+empty+"}\n", "", "table ip6 nat {\n"+empty+"}\n", "",
+		"table ip nat {\n}\n", "", "table ip6 nat {\n}\n", "").Replace(kept.String())
+}
+
+func TestForeignWriterAndWeDoNotDisturbEachOther(t *testing.T) {
+	nfttest.Require(t, "iptables-nft-restore")
+	ns := nfttest.NewNS(t, "node")
+	loadForeign(t, ns)
+	before := foreignRules(t, ns)
+	var restores atomic.Int64
+	stop, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			n := restores.Add(1)
+			text := fmt.Sprintf("*nat\n:LOOP - [0:0]\n-A LOOP -d 192.0.2.%d/32 -j ACCEPT\n-A LOOP -j RETURN\nCOMMIT\n", n%200)
+			if _, err := ns.Output(text, "iptables-nft-restore", "--noflush"); err != nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	k := open(t, ns)
+	a, b := cases.Load(t, "default").Compile(nft.ModeIPTables), cases.Load(t, "all-policies").Compile(nft.ModeIPTables)
+	for i := 0; len(done) == 0 && (i < 300 || restores.Load() < 20); i++ {
+		want := []nft.Ruleset{a, b}[i%2]
+		if _, err := k.Apply(want, Look{}); err != nil {
+			t.Errorf("apply %d: %v", i, err)
+			break
+		}
+	}
+	close(stop)
+	if err := <-done; err != nil {
+		t.Errorf("the other writer: %v", err)
+	}
+	apply(t, k, b, Look{})
+	inStep(t, ns, b)
+	after := foreignRules(t, ns)
+	if loop := after["ip nat LOOP"]; len(loop) != 2 {
+		t.Errorf("the other writer's last rules are %v", loop)
+	}
+	delete(after, "ip nat LOOP")
+	if diff := cmp.Diff(before, after); diff != "" {
+		t.Errorf("foreign rules (-before +after):\n%s", diff)
+	}
+}
+
+func TestForeignChainOfAnyNameIsPassedOver(t *testing.T) {
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	loadForeign(t, ns)
+	for _, n := range []int{28, 60, 100, 120, 127} {
+		name := strings.Repeat("x", n)
+		nfttest.NFT(t, ns, "add chain ip nat "+name+"; add rule ip nat POSTROUTING jump "+name, "-f", "-")
+	}
+	before := foreignRules(t, ns)
+	for _, m := range cases.Modes() {
+		want := cases.Load(t, "default").Compile(m)
+		apply(t, open(t, ns), want, everything)
+		inStep(t, ns, want)
+	}
+	if _, ok, err := open(t, ns).ReadBack(); !ok || err != nil {
+		t.Errorf("read back %t, error %v", ok, err)
+	}
+	if diff := cmp.Diff(before, foreignRules(t, ns)); diff != "" {
+		t.Errorf("foreign rules (-before +after):\n%s", diff)
+	}
+}

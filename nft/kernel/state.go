@@ -1,0 +1,218 @@
+package kernel
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/tables"
+)
+
+// bigSet is the size from which a set is not read whenever the ruleset changed:
+// the kernel walks a set from its start for every page of a dump.
+const bigSet = 10_000
+
+// A state is what the kernel holds of ours, and beside it, at one generation.
+type state struct {
+	generation uint32
+	own        *tables.Own
+	nat        []*tables.Shared      // IPv4 and IPv6, where they were asked for
+	readAll    bool                  // no set was taken on trust
+	legacy     []foreign.LegacyChain // where a take-over is asked for
+}
+
+// read reads the kernel's state.
+func (k *Kernel) read(want nft.Ruleset, l Look) (*state, error) {
+	s, err := k.readRules(want, l)
+	if err != nil {
+		return nil, err
+	}
+	if s.own != nil && want.Mode == nft.ModeNFTables {
+		for _, w := range want.Tables[0].Sets {
+			if err := k.readSides(s, w, l); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return s, nil
+}
+
+// readRules reads everything but the elements of sets.
+func (k *Kernel) readRules(want nft.Ruleset, l Look) (*state, error) {
+	s := &state{readAll: true}
+	var err error
+	if s.generation, err = k.conn.Generation(); err != nil {
+		return nil, err
+	}
+	if s.own, err = tables.ReadOwn(k.conn); err != nil {
+		return nil, err
+	}
+	if want.Mode == nft.ModeIPTables || l.Others || l.TakeOver {
+		if err := k.readShared(s, want, l.Others || l.TakeOver); err != nil {
+			return nil, err
+		}
+	}
+	if l.TakeOver {
+		if err := k.readLegacy(s, want); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func (k *Kernel) readShared(s *state, want nft.Ruleset, others bool) error {
+	var names []string
+	if want.Mode == nft.ModeIPTables {
+		names = nft.WithSubchains(want.Chain)
+	}
+	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		n, err := tables.ReadShared(k.conn, f, names, others)
+		if err != nil {
+			return err
+		}
+		s.nat = append(s.nat, n)
+	}
+	return nil
+}
+
+// readSides reads what a wanted set holds, under both names where both are there.
+func (k *Kernel) readSides(s *state, w nft.Set, l Look) error {
+	for _, side := range []string{nft.SideA, nft.SideB} {
+		held, ok := s.own.Sets[w.Name+side]
+		if !ok {
+			continue
+		}
+		known := s.generation == k.at && (k.full || !l.Full)
+		if known || max(len(w.Prefixes), int(held.Count)) > bigSet && !l.Full {
+			s.readAll = s.readAll && (known && k.full)
+			if k.remembers(held, w, known) {
+				continue
+			}
+		}
+		start := time.Now()
+		var err error
+		if held.Holds, err = k.conn.Elements(held.Family, held.Table, held.Name); err != nil {
+			return err
+		}
+		held.Read = true
+		k.dumped, k.dumpCost = time.Now(), time.Since(start)
+		if held.Equals(w.Prefixes) {
+			k.trust[held.Name] = trusted{prefixes: w.Prefixes, handle: held.Handle}
+		}
+	}
+	return nil
+}
+
+// remembers says whether what a set holds need not be read: nothing changed
+// since it was known, or it is the same set and holds as many. Kernels before
+// 6.18 do not tell how many; there it is read now and then, so that the reading
+// takes no more than a hundredth of a processor.
+func (k *Kernel) remembers(held *tables.HeldSet, w nft.Set, known bool) bool {
+	t, ok := k.trust[held.Name]
+	switch {
+	case !ok || t.handle != 0 && t.handle != held.Handle:
+		return false
+	case known:
+	case held.Counted && int(held.Count) != len(t.prefixes):
+		return false
+	case !held.Counted && time.Since(k.dumped) > 100*k.dumpCost:
+		return false
+	}
+	t.handle = held.Handle
+	k.trust[held.Name] = t
+	if held.Trusted = slices.Equal(t.prefixes, w.Prefixes); !held.Trusted {
+		held.Read = true
+		for _, p := range t.prefixes {
+			held.Holds = append(held.Holds, iprange.Of(p))
+		}
+	}
+	return true
+}
+
+// differences says in words how the state is not the wanted one.
+func (s *state) differences(want nft.Ruleset) []string {
+	var diffs []string
+	for _, l := range s.legacy {
+		diffs = append(diffs, "another agent's "+l.String())
+	}
+	for _, t := range want.Tables {
+		if want.Mode == nft.ModeNFTables {
+			diffs = append(diffs, s.own.Differences(t)...)
+		} else {
+			diffs = append(diffs, s.shared(t.Family).Differences(t, want.Chain)...)
+		}
+	}
+	for _, left := range s.unwanted(want) {
+		diffs = append(diffs, left+" is left")
+	}
+	return diffs
+}
+
+func (s *state) shared(f nfnetlink.Family) *tables.Shared {
+	i := slices.IndexFunc(s.nat, func(n *tables.Shared) bool { return n.Family == f })
+	return s.nat[i]
+}
+
+// unwanted names what the other mode, or ours with another chain, has installed.
+func (s *state) unwanted(want nft.Ruleset) []string {
+	var left []string
+	chain, wanted := "", false
+	if want.Mode == nft.ModeIPTables {
+		chain = want.Chain
+		if s.own != nil {
+			left = append(left, fmt.Sprintf("table inet %s of mode nftables", nft.TableName))
+		}
+	}
+	for _, n := range s.nat {
+		wanted = slices.ContainsFunc(want.Tables, func(t nft.Table) bool { return t.Family == n.Family && t.Name == nft.NATTable })
+		for _, c := range n.Leftovers(chain, wanted) {
+			left = append(left, fmt.Sprintf("chain %s of mode iptables-nft in table %s nat", c, n.Family))
+		}
+	}
+	return left
+}
+
+// transactions plans what makes the wanted ruleset effective and removes what
+// the other mode, another name or another agent had installed. It is one
+// transaction, with two exceptions. The kernel refuses to wake a table and to
+// make a base chain in it at once, so that a dormant table without POSTROUTING is
+// woken before. And from mode nftables to mode iptables-nft a packet that has
+// passed the chain of iptables, still empty for it, could meet our own chain when
+// that is empty already, because each base chain looks for itself which rules are
+// the current ones: so the table goes in a further transaction, and until then
+// both decide, with the old verdict or the new. Towards mode nftables a packet
+// meets the chain that is emptied first, and can see both, never neither.
+func (s *state) transactions(want nft.Ruleset, target nft.Sides) []*nfnetlink.Batch {
+	wake, b := &nfnetlink.Batch{}, &nfnetlink.Batch{}
+	if want.Mode == nft.ModeNFTables {
+		tables.Flip(b, want.Tables[0], target, s.own)
+	}
+	for _, n := range s.nat {
+		i := slices.IndexFunc(want.Tables, func(t nft.Table) bool { return t.Family == n.Family && t.Name == nft.NATTable })
+		if i >= 0 && n.Asleep() {
+			wake.AddTable(n.Family, nft.NATTable)
+		}
+		var kept []string
+		if i >= 0 {
+			kept = nft.WithSubchains(want.Chain)
+			n.Ensure(b, want.Tables[i], want.Chain)
+		}
+		if left := n.Leftovers(want.Chain, i >= 0); len(left) > 0 {
+			n.Remove(b, left, kept, i < 0)
+		}
+	}
+	for _, l := range s.legacy {
+		l.Remove(b)
+	}
+	batches := []*nfnetlink.Batch{wake, b}
+	if want.Mode == nft.ModeIPTables && s.own != nil {
+		last := &nfnetlink.Batch{}
+		last.DelTable(s.own.Family, s.own.Name)
+		batches = append(batches, last)
+	}
+	return slices.DeleteFunc(batches, func(b *nfnetlink.Batch) bool { return b.Len() == 0 })
+}

@@ -1,0 +1,282 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/ruletext"
+	"nft-masq-agent/nft/tables"
+)
+
+// The cases of testdata/foreign that hold the rules of an iptables-based agent,
+// one for each text that one of its versions wrote.
+var olderTexts = []string{
+	"ip-masq-agent-v0.3", "ip-masq-agent-v2.0.0", "ip-masq-agent-v2.9", "ip-masq-agent-v2.11",
+	"ip-masq-agent-two-jumps", "ip-masq-agent-to-ports", "ip-masq-agent-custom-chain", "ip-masq-gke", "ip-masq-kops",
+}
+
+// An olderAgent is what such an agent has in the kernel, and a config that
+// decides alike.
+type olderAgent struct {
+	chain  string
+	rules  map[nfnetlink.Family]string
+	config config.Config
+}
+
+var restorePrograms = map[nfnetlink.Family]string{nfnetlink.IPv4: "iptables-nft-restore", nfnetlink.IPv6: "ip6tables-nft-restore"}
+
+func loadOlder(t testing.TB, name string) olderAgent {
+	t.Helper()
+	a := olderAgent{rules: map[nfnetlink.Family]string{}}
+	for family, file := range map[nfnetlink.Family]string{nfnetlink.IPv4: "rules.iptables", nfnetlink.IPv6: "rules.ip6tables"} {
+		text, err := os.ReadFile(filepath.Join("../testdata/foreign", name, file))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.rules[family] = string(text)
+		a.chain = regexp.MustCompile(`(?m)^:(\S+) `).FindStringSubmatch(string(text))[1]
+		for _, m := range regexp.MustCompile(`(?m)^-A .*-d (\S+) .*-j RETURN$`).FindAllStringSubmatch(string(text), -1) {
+			a.config.NonMasqueradeCIDRs = append(a.config.NonMasqueradeCIDRs, cases.CIDRs(m[1])...)
+		}
+	}
+	// The rules above name link-local where they exempt it.
+	a.config.MasqLinkLocal, a.config.MasqLinkLocalIPv6 = true, true
+	a.config.EnableIPv6 = a.rules[nfnetlink.IPv6] != ""
+	return a
+}
+
+// targets are destinations of which the agent exempts some and masquerades
+// others, in the families that it has rules for.
+func (a olderAgent) targets() []nfttest.Target {
+	var all []nfttest.Target
+	for _, dst := range []string{"10.9.0.9", "100.64.0.9", "8.8.8.8", "fd00:9::9", "2001:db8:1::1"} {
+		addr := netip.MustParseAddr(dst)
+		if addr.Is6() && !a.config.EnableIPv6 {
+			continue
+		}
+		exempt := slices.ContainsFunc(a.config.NonMasqueradeCIDRs, func(c config.CIDR) bool { return c.Contains(addr) })
+		for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
+			all = append(all, nfttest.Target{Proto: proto, Dst: addr, Masqueraded: !exempt})
+		}
+	}
+	return all
+}
+
+// install loads the agent's rules with iptables itself. What stands in first goes
+// into the same transaction.
+func (a olderAgent) install(t testing.TB, ns *nfttest.NS, first map[nfnetlink.Family]string) {
+	t.Helper()
+	for family, rules := range a.rules {
+		head, appended, _ := strings.Cut(rules, "-A ")
+		nfttest.Run(t, ns, head+first[family]+"-A "+appended, restorePrograms[family], "--noflush")
+	}
+}
+
+// comeBack puts the agent's rules into the place of ours, without a gap either.
+func (a olderAgent) comeBack(t testing.TB, ns *nfttest.NS, ours nft.Ruleset) {
+	t.Helper()
+	if ours.Mode == nft.ModeNFTables {
+		a.install(t, ns, nil)
+		nfttest.NFT(t, ns, "delete table inet "+nft.TableName, "-f", "-")
+		return
+	}
+	first := map[nfnetlink.Family]string{}
+	for _, table := range ours.Tables {
+		text := fmt.Sprintf("-D %s %s\n", nft.Postrouting, table.Chain(nft.Postrouting).Rules[0])
+		if ours.Chain != a.chain {
+			text += fmt.Sprintf("-F %[1]s\n-X %[1]s\n", ours.Chain)
+		}
+		first[table.Family] = text
+	}
+	a.install(t, ns, first)
+}
+
+// notOurs lists all chains and rules but those that the ruleset has, by handle
+// and text.
+func notOurs(t testing.TB, ns *nfttest.NS, r nft.Ruleset) []string {
+	t.Helper()
+	c := connect(t, ns)
+	var all []string
+	ours := func(family nfnetlink.Family, table, chain string) bool {
+		if r.Mode == nft.ModeNFTables {
+			return family == nfnetlink.Inet && table == nft.TableName
+		}
+		return family != nfnetlink.Inet && table == nft.NATTable && slices.Contains(nft.WithSubchains(r.Chain), chain)
+	}
+	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
+		chains, err := c.Chains(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, ch := range chains {
+			if !ours(f, ch.Table, ch.Name) {
+				all = append(all, fmt.Sprintf("%s %s %s", f, ch.Table, ch.Name))
+			}
+		}
+		rules, err := c.Rules(f, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, rule := range rules {
+			to, _ := tables.Target(rule)
+			if !ours(f, rule.Table, rule.Chain) && !ours(f, rule.Table, to) {
+				all = append(all, fmt.Sprintf("%s %s %s %d: %s", f, rule.Table, rule.Chain, rule.Handle, ruletext.String(rule)))
+			}
+		}
+	}
+	return all
+}
+
+// A takeOver is a way to take the place of an older agent.
+type takeOver struct {
+	name string
+	want nft.Ruleset
+	look Look
+}
+
+func (a olderAgent) takeOvers() []takeOver {
+	of := func(mode nft.Mode, chain string) nft.Ruleset {
+		return nft.Compile(a.config, nft.Options{Mode: mode, Chain: chain, RandomFully: true})
+	}
+	return []takeOver{
+		{"nftables", of(nft.ModeNFTables, ""), Look{Others: true, TakeOver: true}},
+		// The chain of our own name is brought to ours without being told.
+		{"iptables-nft, the same chain", of(nft.ModeIPTables, a.chain), Look{Others: true}},
+		{"iptables-nft, another chain", of(nft.ModeIPTables, "TAKES-OVER"), Look{Others: true, TakeOver: true}},
+	}
+}
+
+func TestTakeOversLetNoWrongSourceOut(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
+	rounds := 3
+	if long {
+		rounds = 60
+	}
+	for _, name := range olderTexts {
+		t.Run(name, func(t *testing.T) {
+			agent, top := loadOlder(t, name), nfttest.NewTopology(t)
+			loadForeign(t, top.Node)
+			before := notOurs(t, top.Node, nft.Ruleset{Mode: nft.ModeNFTables})
+			agent.install(t, top.Node, nil)
+			h := nfttest.StartHammer(t, top, agent.targets()...)
+			for _, way := range agent.takeOvers() {
+				t.Run(way.name, func(t *testing.T) {
+					k := open(t, top.Node)
+					for range rounds {
+						wait(t, h, 3)
+						if diffs := apply(t, k, way.want, way.look); len(diffs) == 0 {
+							t.Fatal("nothing done")
+						}
+						if diff := cmp.Diff(before, notOurs(t, top.Node, way.want)); diff != "" {
+							t.Errorf("what is not ours (-before the agent +after the take-over):\n%s", diff)
+						}
+						inStep(t, top.Node, way.want)
+						others, err := k.Others(way.want)
+						if err != nil || len(others.Legacy) > 0 {
+							t.Errorf("left %v: %v", others.Legacy, err)
+						}
+						agent.comeBack(t, top.Node, way.want)
+					}
+					wait(t, h, 3)
+					if tally := h.SoFar(); tally.Leaked()+tally.Wronged() > 0 {
+						t.Errorf("so far: %s", tally)
+					}
+				})
+			}
+			judge(t, h)
+		})
+	}
+}
+
+// wait waits for so many more flows to each target.
+func wait(t *testing.T, h *nfttest.Hammer, flows uint64) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := h.Wait(ctx, flows); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestHammerSeesATakeOverInTwoTransactions is the control of the test above.
+func TestHammerSeesATakeOverInTwoTransactions(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
+	agent := loadOlder(t, "ip-masq-agent-v2.9")
+	for _, way := range agent.takeOvers() {
+		t.Run(way.name, func(t *testing.T) {
+			top := nfttest.NewTopology(t)
+			loadForeign(t, top.Node)
+			agent.install(t, top.Node, nil)
+			k := open(t, top.Node)
+			h := nfttest.StartHammer(t, top, agent.targets()...)
+			wait(t, h, 3)
+			rounds := 0
+			for ; rounds < 200 && h.SoFar().Leaked() == 0; rounds++ {
+				if removed, err := k.Cleanup(true); err != nil || len(removed) == 0 {
+					t.Fatalf("removed %q: %v", removed, err)
+				}
+				apply(t, k, way.want, way.look)
+				agent.comeBack(t, top.Node, way.want)
+			}
+			tally, err := h.Stop()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("taken over %d times: %s", rounds, tally)
+			if tally.Leaked() == 0 || tally.Wronged() > 0 {
+				t.Errorf("no source leaked, or exempt ones were masqueraded too: %s", tally)
+			}
+		})
+	}
+}
+
+func TestCleanupRemovesEachOlderAgentsRules(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
+	for _, name := range append([]string{"ip-masq-agent-orphan"}, olderTexts...) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "node")
+			loadForeign(t, ns)
+			before := notOurs(t, ns, nft.Ruleset{Mode: nft.ModeNFTables})
+			loadOlder(t, name).install(t, ns, nil)
+			k := open(t, ns)
+			named, err := k.Installed(true)
+			if err != nil || len(named) == 0 {
+				t.Errorf("installed are %q, %v", named, err)
+			}
+			removed, err := k.Cleanup(true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(named, removed); diff != "" {
+				t.Errorf("removed (-named before +removed):\n%s", diff)
+			}
+			if diff := cmp.Diff(before, notOurs(t, ns, nft.Ruleset{Mode: nft.ModeNFTables})); diff != "" {
+				t.Errorf("the kernel (-before the agent +after the cleanup):\n%s", diff)
+			}
+			if again, err := k.Cleanup(true); err != nil || len(again) > 0 {
+				t.Errorf("once more removed %q, %v", again, err)
+			}
+		})
+	}
+}

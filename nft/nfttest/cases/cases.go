@@ -1,0 +1,153 @@
+package cases
+
+import (
+	"flag"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// DefaultChain is the chain of mode iptables-nft unless the flags say another.
+const DefaultChain = "IP-MASQ-AGENT"
+
+// Modes gives both modes.
+func Modes() []nft.Mode { return []nft.Mode{nft.ModeNFTables, nft.ModeIPTables} }
+
+// CIDRs makes a list of a config.
+func CIDRs(prefixes ...string) []config.CIDR {
+	out := make([]config.CIDR, len(prefixes))
+	for i, p := range prefixes {
+		out[i].Prefix = netip.MustParsePrefix(p)
+	}
+	return out
+}
+
+// A Case is a directory of testdata/cases.
+type Case struct {
+	Name    string
+	Dir     string
+	Config  config.Config
+	Flags   func(nft.Mode) nft.Options
+	Packets []Packet
+}
+
+// A Packet is a line of packets.txt: the first packet of a connection and what
+// becomes of it.
+type Packet struct {
+	Line     string
+	Src, Dst netip.Addr
+	Proto    nfttest.Proto
+	Verdict  nft.Verdict
+}
+
+// Each runs a test for every case.
+func Each(t *testing.T, test func(*testing.T, Case)) {
+	t.Helper()
+	entries, err := os.ReadDir(dir(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		t.Run(e.Name(), func(t *testing.T) { test(t, Load(t, e.Name())) })
+	}
+}
+
+// dir finds testdata/cases above the directory of the test.
+func dir(t testing.TB) string {
+	t.Helper()
+	for at := ".."; ; at = filepath.Join("..", at) {
+		cases := filepath.Join(at, "testdata", "cases")
+		if _, err := os.Stat(cases); err == nil {
+			return cases
+		}
+		if abs, err := filepath.Abs(at); err != nil || abs == "/" {
+			t.Fatal("there is no testdata/cases above this directory")
+		}
+	}
+}
+
+// Load reads a case by its name.
+func Load(t testing.TB, name string) Case {
+	t.Helper()
+	c := Case{Name: name, Dir: filepath.Join(dir(t), name)}
+	var defaults config.Defaults
+	defaults, c.Flags = parseFlags(t, strings.Fields(c.File(t, "flags")))
+	var err error
+	source := config.Source{Name: "config.yaml", Data: []byte(c.File(t, "config.yaml"))}
+	if c.Config, _, err = config.Parse(defaults, source); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(c.File(t, "packets.txt")) {
+		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
+			c.Packets = append(c.Packets, ParsePacket(t, line))
+		}
+	}
+	return c
+}
+
+// File gives the text of one of the case's files.
+func (c Case) File(t testing.TB, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(c.Dir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// Compile compiles the case for a mode.
+func (c Case) Compile(m nft.Mode) nft.Ruleset { return nft.Compile(c.Config, c.Flags(m)) }
+
+// parseFlags reads the policy flags of the command line. Random source ports
+// are on in mode nftables and off in mode iptables-nft, unless given.
+func parseFlags(t testing.TB, args []string) (config.Defaults, func(nft.Mode) nft.Options) {
+	t.Helper()
+	var d config.Defaults
+	fs := flag.NewFlagSet("flags", flag.ContinueOnError)
+	fs.BoolVar(&d.AllReservedRanges, "nomasq-all-reserved-ranges", false, "")
+	fs.BoolVar(&d.EnableIPv6, "enable-ipv6", false, "")
+	chain := fs.String("masq-chain", DefaultChain, "")
+	ports := fs.String("to-ports", "", "")
+	randomFully := fs.Bool("random-fully", true, "")
+	if err := fs.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	given := false
+	fs.Visit(func(f *flag.Flag) { given = given || f.Name == "random-fully" })
+	ranges, err := nft.ParsePorts(*ports)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d, func(m nft.Mode) nft.Options {
+		random := *randomFully && (m == nft.ModeNFTables || given)
+		return nft.Options{Mode: m, Chain: *chain, RandomFully: random, Ports: ranges}
+	}
+}
+
+// ParsePacket reads a line of packets.txt.
+func ParsePacket(t testing.TB, line string) Packet {
+	t.Helper()
+	words := strings.Fields(line)
+	p := Packet{Line: line, Proto: nfttest.UDP}
+	switch {
+	case len(words) == 5 && words[3] == "->":
+		p.Proto = nfttest.Proto(words[2])
+	case len(words) != 4 || words[2] != "->":
+		t.Fatalf("packet %q: want SOURCE DESTINATION [PROTO] -> VERDICT", line)
+	}
+	p.Verdict = nft.Verdict(words[len(words)-1])
+	var err error
+	if p.Src, err = netip.ParseAddr(words[0]); err != nil {
+		t.Fatal(err)
+	}
+	if p.Dst, err = netip.ParseAddr(words[1]); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}

@@ -1,0 +1,124 @@
+package cases
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+)
+
+// Specified is the whole of the policy.
+func Specified(c config.Config, src, dst netip.Addr, local bool) nft.Verdict {
+	linkLocal := dst.IsLinkLocalUnicast() && (dst.Is4() && !c.MasqLinkLocal || dst.Is6() && !c.MasqLinkLocalIPv6)
+	switch {
+	case dst.Is6() && !c.EnableIPv6:
+		return nft.Exempt
+	case local:
+		return nft.Local
+	case ofFamilyOf(src, c.MasqueradeSrcCIDRs) && !holds(c.MasqueradeSrcCIDRs, src), holds(c.NonMasqueradeSrcCIDRs, src):
+		return nft.Exempt
+	case holds(c.ForceMasqueradeCIDRs, dst):
+		return nft.Masqueraded
+	case holds(c.NonMasqueradeCIDRs, dst), linkLocal:
+		return nft.Exempt
+	}
+	return nft.Masqueraded
+}
+
+func holds(list []config.CIDR, a netip.Addr) bool {
+	return slices.ContainsFunc(list, func(c config.CIDR) bool { return c.Contains(a) })
+}
+
+// ofFamilyOf says whether the list has an entry of the address's family.
+func ofFamilyOf(a netip.Addr, list []config.CIDR) bool {
+	return slices.ContainsFunc(list, func(c config.CIDR) bool { return c.Addr().Is6() == a.Is6() })
+}
+
+// A Maker makes random configs, and addresses at the edges of their prefixes.
+type Maker struct{ *rand.Rand }
+
+// NewMaker gives a maker that always makes the same of a seed.
+func NewMaker(seed uint64) Maker { return Maker{rand.New(rand.NewPCG(seed, 0))} }
+
+// addr gives an address that a host can have. They lie near each other, so that
+// prefixes meet.
+func (m Maker) addr(ipv6 bool) netip.Addr {
+	if ipv6 {
+		heads := []string{"fd00::", "fd00:10:244::", "fdff:ffff::", "2001:db8:1::", "2001:db8:77::", "2001:db8:ffff::"}
+		b := netip.MustParseAddr(heads[m.IntN(len(heads))]).As16()
+		b[m.IntN(8)+2] ^= byte(m.IntN(4))
+		b[15] = byte(m.IntN(255) + 1)
+		return netip.AddrFrom16(b)
+	}
+	heads := []string{"10.0.0.0", "10.9.0.0", "10.64.0.0", "100.64.0.0", "172.16.0.0", "192.168.0.0", "198.18.0.0", "203.0.113.0"}
+	b := netip.MustParseAddr(heads[m.IntN(len(heads))]).As4()
+	b[m.IntN(2)+1] ^= byte(m.IntN(4))
+	b[3] = byte(m.IntN(254) + 1)
+	return netip.AddrFrom4(b)
+}
+
+func (m Maker) cidr() config.CIDR {
+	a := m.addr(m.IntN(2) == 0)
+	bits := m.IntN(a.BitLen() + 1)
+	if m.IntN(4) > 0 { // mostly lengths that leave something to others
+		bits = a.BitLen()/4 + m.IntN(a.BitLen()*3/4+1)
+	}
+	p, _ := a.Prefix(bits)
+	return config.CIDR{Prefix: p}
+}
+
+func (m Maker) list(most int) []config.CIDR {
+	if m.IntN(3) == 0 {
+		return nil
+	}
+	list := make([]config.CIDR, m.IntN(most)+1)
+	for i := range list {
+		list[i] = m.cidr()
+	}
+	return list
+}
+
+// Config makes a config.
+func (m Maker) Config() config.Config {
+	return config.Config{
+		NonMasqueradeCIDRs: m.list(12), ForceMasqueradeCIDRs: m.list(4),
+		NonMasqueradeSrcCIDRs: m.list(4), MasqueradeSrcCIDRs: m.list(6),
+		MasqLinkLocal: m.IntN(2) == 0, MasqLinkLocalIPv6: m.IntN(2) == 0, EnableIPv6: m.IntN(4) > 0,
+	}
+}
+
+// Options makes options for a mode.
+func (m Maker) Options(mode nft.Mode) nft.Options {
+	o := nft.Options{Mode: mode, Chain: DefaultChain, RandomFully: m.IntN(2) == 0}
+	for from := 1024; m.IntN(3) == 0; from += 10000 {
+		o.Ports = append(o.Ports, nft.PortRange{Min: uint16(from), Max: uint16(from + m.IntN(5000))})
+	}
+	return o
+}
+
+// Near gives an address for a config: often the first or last of one of its
+// prefixes, or the next to it.
+func (m Maker) Near(c config.Config, ipv6 bool) netip.Addr {
+	all := slices.Concat(c.NonMasqueradeCIDRs, c.ForceMasqueradeCIDRs, c.NonMasqueradeSrcCIDRs, c.MasqueradeSrcCIDRs)
+	all = append(all, CIDRs("169.254.0.0/16", "fe80::/10")...)
+	all = slices.DeleteFunc(all, func(c config.CIDR) bool { return c.Addr().Is6() != ipv6 })
+	p := all[m.IntN(len(all))].Prefix
+	first, last := p.Addr(), lastOf(p)
+	if a := []netip.Addr{first, last, first.Prev(), last.Next()}[m.IntN(4)]; a.IsValid() && m.IntN(4) > 0 {
+		return a
+	}
+	return m.addr(ipv6)
+}
+
+// lastOf gives the last address of a prefix, found by counting in halves.
+func lastOf(p netip.Prefix) netip.Addr {
+	a := p.Addr()
+	for bits := p.Bits() + 1; bits <= a.BitLen(); bits++ {
+		b := a.AsSlice()
+		b[(bits-1)/8] |= 0x80 >> ((bits - 1) % 8)
+		a, _ = netip.AddrFromSlice(b)
+	}
+	return a
+}

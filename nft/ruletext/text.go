@@ -1,0 +1,370 @@
+package ruletext
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// String gives the rule in words, for messages: native expressions as
+// `nft --stateless list` words them, matches and targets of xtables as
+// iptables does. <name> stands for an expression that is not known, <...> for
+// parameters that are not.
+func String(r nfnetlink.Rule) string {
+	var words []string
+	for _, s := range Statements(r) {
+		words = append(words, s.String())
+	}
+	if c := nftComment(r); c != "" {
+		words = append(words, fmt.Sprintf("comment %q", c))
+	}
+	return strings.Join(words, " ")
+}
+
+// Comment gives what -m comment holds, or else nft's comment.
+func Comment(r nfnetlink.Rule) string {
+	for _, e := range r.Exprs {
+		if e.Name == "match" && e.Str(unix.NFTA_MATCH_NAME) == "comment" {
+			return e.Str(unix.NFTA_MATCH_INFO)
+		}
+	}
+	return nftComment(r)
+}
+
+// nftComment reads libnftnl's triples of type, length and value.
+func nftComment(r nfnetlink.Rule) string {
+	const comment = 0 // NFTNL_UDATA_RULE_COMMENT
+	for b := r.UserData; len(b) >= 2 && len(b) >= 2+int(b[1]); b = b[2+int(b[1]):] {
+		if b[0] == comment {
+			return unix.ByteSliceToString(b[2 : 2+int(b[1])])
+		}
+	}
+	return ""
+}
+
+// A Statement is one step of a rule: a comparison of a Field, or else what its
+// expression does.
+type Statement struct {
+	Expr  nfnetlink.Expr // the last of its expressions
+	Field string         // what is compared, in nft's words: "ip daddr", "oifname", "meta mark"; or empty
+	Op    string         // "==", "!=", "<", "<=", ">" or ">="; with a Set one of the first two
+	Mask  []byte         // of the field, before it is compared; nil: all of it
+	Value []byte         // what it is compared with
+	Set   string         // or the set in which it is looked up
+
+	kind kind
+	text string // where the parts above do not say all
+}
+
+// String gives the statement in words.
+func (s Statement) String() string {
+	if s.text != "" || s.Field == "" {
+		return s.text
+	}
+	op := either(s.Op == "==", "", s.Op+" ")
+	value := s.kind.word(s.Value)
+	r, isRange := s.Range()
+	switch anyBit := s.kind == kindCTState || s.kind == kindCTStatus; {
+	case s.Set != "":
+		value = "@" + s.Set
+	case isRange && s.Op == ">=":
+		value = r.From.String()
+	case isRange && s.Op == "<=":
+		value = r.To.String()
+	case isRange:
+		value = r.String()
+	case s.Mask != nil && anyBit && nativeUint32(s.Value) == 0:
+		op, value = either(s.Op == "!=", "", "! "), s.kind.word(s.Mask)
+	case s.Mask != nil:
+		op = "& " + s.kind.word(s.Mask) + " " + s.Op + " "
+	}
+	return s.Field + " " + op + value
+}
+
+func either(first bool, a, b string) string {
+	if first {
+		return a
+	}
+	return b
+}
+
+// Range gives the addresses that a field is compared with. Where Op is "!=" they
+// are those that do not pass, else those that do.
+func (s Statement) Range() (iprange.Range, bool) {
+	size := 0
+	switch s.kind {
+	case kindIPv4:
+		size = 4
+	case kindIPv6:
+		size = 16
+	}
+	if s.Set != "" || len(s.Value) == 0 || len(s.Value) > size {
+		return iprange.Range{}, false
+	}
+	ones := len(s.Value) * 8
+	if s.Mask != nil {
+		if ones = prefixLen(s.Mask); ones < 0 || len(s.Mask) != len(s.Value) {
+			return iprange.Range{}, false
+		}
+	}
+	addr, _ := netip.AddrFromSlice(append(slices.Clone(s.Value), make([]byte, size-len(s.Value))...))
+	r := iprange.Of(netip.PrefixFrom(addr, ones))
+	switch whole := iprange.Of(netip.PrefixFrom(addr, 0)); s.Op {
+	case "==", "!=":
+		return r, true
+	case ">=":
+		return iprange.Range{From: r.From, To: whole.To}, ones == size*8
+	case "<=":
+		return iprange.Range{From: whole.From, To: r.To}, ones == size*8
+	}
+	return iprange.Range{}, false
+}
+
+// prefixLen counts the ones that a mask begins with; -1 where others follow.
+func prefixLen(mask []byte) int {
+	n := 0
+	for n < len(mask)*8 && mask[n/8]&(0x80>>(n%8)) != 0 {
+		n++
+	}
+	for i := n; i < len(mask)*8; i++ {
+		if mask[i/8]&(0x80>>(i%8)) != 0 {
+			return -1
+		}
+	}
+	return n
+}
+
+// An operand is what a register holds.
+type operand struct {
+	register uint32
+	field
+	mask     []byte
+	xor      []byte
+	constant []byte // in place of a field
+}
+
+func zero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
+
+// as words the operand where something of a kind is expected.
+func (o operand) as(k kind) string {
+	if o.constant != nil {
+		return k.word(o.constant)
+	}
+	words := o.name
+	if bytes.Count(o.mask, []byte{0xff}) != len(o.mask) {
+		words += " & " + o.kind.word(o.mask)
+	}
+	if !zero(o.xor) {
+		words += " ^ " + o.kind.word(o.xor)
+	}
+	return words
+}
+
+// A decoder follows the registers through a rule.
+type decoder struct {
+	family nfnetlink.Family // narrowed where the rule has tested it
+	loads  []operand
+	fresh  int // the first load that no statement has used
+}
+
+// Statements gives what the rule does, step by step.
+func Statements(r nfnetlink.Rule) []Statement {
+	d := decoder{family: r.Family, loads: make([]operand, 0, 4)}
+	out := make([]Statement, 0, len(r.Exprs))
+	for _, e := range r.Exprs {
+		if o := d.load(e); o.register != unix.NFT_REG_VERDICT {
+			d.fill(o)
+			continue
+		}
+		s, ok := d.compare(e)
+		if !ok {
+			s, ok = decodeXT(e, d.family)
+		}
+		if !ok {
+			s.text = d.act(e)
+		}
+		s.Expr = e
+		out = append(out, s)
+		d.fresh = len(d.loads)
+	}
+	return out
+}
+
+func (d *decoder) fill(o operand) {
+	for i := d.fresh; i < len(d.loads); i++ {
+		if d.loads[i].register == o.register {
+			d.loads[i] = o
+			return
+		}
+	}
+	d.loads = append(d.loads, o)
+}
+
+// register gives the last value of a register.
+func (d *decoder) register(reg uint32) operand {
+	for _, o := range slices.Backward(d.loads) {
+		if o.register == reg {
+			return o
+		}
+	}
+	return operand{field: field{name: fmt.Sprintf("<register %d>", reg)}}
+}
+
+// load decodes the expressions that fill a register. The verdict's register
+// stands for none.
+func (d *decoder) load(e nfnetlink.Expr) (o operand) {
+	switch e.Name {
+	case "payload":
+		o.field = d.payload(e)
+		o.register = e.Uint32(unix.NFTA_PAYLOAD_DREG)
+	case "meta":
+		o.field = metaField(e.Uint32(unix.NFTA_META_KEY))
+		o.register = e.Uint32(unix.NFTA_META_DREG)
+	case "ct":
+		o.field = ctField(e.Uint32(unix.NFTA_CT_KEY))
+		o.register = e.Uint32(unix.NFTA_CT_DREG)
+	case "fib":
+		o.field = fibField(e)
+		o.register = e.Uint32(unix.NFTA_FIB_DREG)
+	case "numgen":
+		how := either(e.Uint32(unix.NFTA_NG_TYPE) == unix.NFT_NG_RANDOM, "random", "inc")
+		o.field = field{fmt.Sprintf("numgen %s mod %d", how, e.Uint32(unix.NFTA_NG_MODULUS)), kindNumber}
+		o.register = e.Uint32(unix.NFTA_NG_DREG)
+	case "immediate":
+		o.constant = append([]byte{}, e.Value(unix.NFTA_IMMEDIATE_DATA)...)
+		o.register = e.Uint32(unix.NFTA_IMMEDIATE_DREG)
+	case "bitwise":
+		o = d.register(e.Uint32(unix.NFTA_BITWISE_SREG))
+		if mask := e.Value(unix.NFTA_BITWISE_MASK); mask == nil || o.mask != nil || o.constant != nil {
+			o = operand{field: field{name: "<bitwise>"}}
+		} else {
+			o.mask, o.xor = mask, e.Value(unix.NFTA_BITWISE_XOR)
+		}
+		o.register = e.Uint32(unix.NFTA_BITWISE_DREG)
+	case "byteorder":
+		if o = d.register(e.Uint32(unix.NFTA_BYTEORDER_SREG)); o.kind == kindNumber {
+			o.kind = kindBig
+		}
+		o.register = e.Uint32(unix.NFTA_BYTEORDER_DREG)
+	case "lookup":
+		o.name = d.key(e) + " map @" + e.Str(unix.NFTA_LOOKUP_SET)
+		o.register = e.Uint32(unix.NFTA_LOOKUP_DREG)
+	}
+	return o
+}
+
+// compare decodes the expressions that compare a register.
+func (d *decoder) compare(e nfnetlink.Expr) (s Statement, ok bool) {
+	switch e.Name {
+	case "cmp":
+		o, op := d.register(e.Uint32(unix.NFTA_CMP_SREG)), e.Uint32(unix.NFTA_CMP_OP)
+		if op > unix.NFT_CMP_GTE {
+			return s, false
+		}
+		s = Statement{Field: o.name, kind: o.kind, Mask: o.mask, Value: e.Value(unix.NFTA_CMP_DATA)}
+		s.Op = [...]string{"==", "!=", "<", "<=", ">", ">="}[op]
+		if o.constant != nil || !zero(o.xor) {
+			s = Statement{text: o.as(o.kind) + " " + s.Op + " " + o.kind.word(s.Value)}
+		}
+		if f := nfnetlink.Family(nativeUint32(s.Value)); s.kind == kindFamily && s.Op == "==" {
+			d.family = f
+		}
+		return s, true
+	case "range":
+		o := d.register(e.Uint32(unix.NFTA_RANGE_SREG))
+		not := either(e.Uint32(unix.NFTA_RANGE_OP) == unix.NFT_RANGE_NEQ, "!= ", "")
+		s.text = o.as(o.kind) + " " + not + o.kind.word(e.Value(unix.NFTA_RANGE_FROM_DATA)) + "-" + o.kind.word(e.Value(unix.NFTA_RANGE_TO_DATA))
+		return s, true
+	case "lookup":
+		s = Statement{Field: d.key(e), Op: "==", Set: e.Str(unix.NFTA_LOOKUP_SET)}
+		if e.Uint32(unix.NFTA_LOOKUP_FLAGS)&unix.NFT_LOOKUP_F_INV != 0 {
+			s.Op = "!="
+		}
+		if e.JumpsByMap() {
+			s = Statement{text: s.Field + " vmap @" + s.Set}
+		}
+		return s, true
+	}
+	return s, false
+}
+
+// key words what is looked up: all that was loaded for it, from its register on.
+func (d *decoder) key(e nfnetlink.Expr) string {
+	reg := e.Uint32(unix.NFTA_LOOKUP_SREG)
+	from := slices.IndexFunc(d.loads[d.fresh:], func(o operand) bool { return o.register == reg })
+	if from < 0 {
+		return d.register(reg).as(kindRaw)
+	}
+	var words []string
+	for _, o := range d.loads[d.fresh+from:] {
+		words = append(words, o.as(o.kind))
+	}
+	return strings.Join(words, " . ")
+}
+
+// act words what neither loads nor compares.
+func (d *decoder) act(e nfnetlink.Expr) string {
+	if code, chain, ok := e.Verdict(); ok {
+		return verdict(code, chain)
+	}
+	switch e.Name {
+	case "counter":
+		return "counter"
+	case "objref":
+		if e.Uint32(unix.NFTA_OBJREF_IMM_TYPE) == unix.NFT_OBJECT_COUNTER {
+			return "counter name " + e.Str(unix.NFTA_OBJREF_IMM_NAME)
+		}
+	case "limit":
+		return limit(e)
+	case "meta":
+		f := metaField(e.Uint32(unix.NFTA_META_KEY))
+		return f.name + " set " + d.register(e.Uint32(unix.NFTA_META_SREG)).as(f.kind)
+	case "masq":
+		ports := d.ports(e, unix.NFTA_MASQ_REG_PROTO_MIN)
+		return "masquerade" + either(ports == "", "", " to "+ports) + natFlags(e.Uint32(unix.NFTA_MASQ_FLAGS))
+	case "redir":
+		ports := d.ports(e, unix.NFTA_REDIR_REG_PROTO_MIN)
+		return "redirect" + either(ports == "", "", " to "+ports) + natFlags(e.Uint32(unix.NFTA_REDIR_FLAGS))
+	case "nat":
+		word, addr, family := "snat", kindIPv4, nfnetlink.Family(e.Uint32(unix.NFTA_NAT_FAMILY))
+		if e.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_DNAT {
+			word = "dnat"
+		}
+		if family == nfnetlink.IPv6 {
+			addr = kindIPv6
+		}
+		if d.family == nfnetlink.Inet {
+			word += " " + family.String()
+		}
+		to := d.span(e, unix.NFTA_NAT_REG_ADDR_MIN, addr) + d.ports(e, unix.NFTA_NAT_REG_PROTO_MIN)
+		return word + either(to == "", "", " to "+to) + natFlags(e.Uint32(unix.NFTA_NAT_FLAGS))
+	}
+	d.loads = d.loads[:0] // it may have filled any register
+	return "<" + e.Name + ">"
+}
+
+// span words a run of addresses or ports: an attribute names the register of the
+// first, and the attribute behind it that of the last.
+func (d *decoder) span(e nfnetlink.Expr, attr uint16, k kind) string {
+	if e.Attr(attr) == nil {
+		return ""
+	}
+	from := d.register(e.Uint32(attr)).as(k)
+	if e.Attr(attr+1) == nil {
+		return from
+	}
+	to := d.register(e.Uint32(attr + 1)).as(k)
+	return from + either(to == from, "", "-"+to)
+}
+
+func (d *decoder) ports(e nfnetlink.Expr, attr uint16) string {
+	ports := d.span(e, attr, kindBig)
+	return either(ports == "", "", ":"+ports)
+}

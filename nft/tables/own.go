@@ -1,0 +1,265 @@
+package tables
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/ruletext"
+)
+
+// An Own is what the kernel holds of the table of mode nftables.
+type Own struct {
+	nfnetlink.Table
+	chains     []nfnetlink.Chain
+	rules      map[string][]nfnetlink.Rule // by chain
+	Sets       map[string]*HeldSet         // by the kernel's name
+	objects    []nfnetlink.Object
+	flowtables []nfnetlink.Flowtable
+}
+
+// A HeldSet is a set in the kernel. It was read, or is trusted to hold what is
+// wanted because it was ours and nothing speaks against it, or is known only
+// by its count, which is wrong.
+type HeldSet struct {
+	nfnetlink.Set
+	Holds   []iprange.Range
+	Read    bool
+	Trusted bool
+}
+
+// ReadOwn reads our table without the elements of its sets; nil where there is
+// none.
+func ReadOwn(c *nfnetlink.Conn) (*Own, error) {
+	t, err := c.Table(nfnetlink.Inet, nft.TableName)
+	if nfnetlink.IsNotExist(err) {
+		return nil, nil //nolint:nilnil // no table is an answer
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read table: %w", err)
+	}
+	own := &Own{Table: t, rules: map[string][]nfnetlink.Rule{}, Sets: map[string]*HeldSet{}}
+	chains, err := c.Chains(nfnetlink.Inet)
+	if err != nil {
+		return nil, err
+	}
+	for _, ch := range chains {
+		if ch.Table == nft.TableName {
+			own.chains = append(own.chains, ch)
+		}
+	}
+	rules, err := c.Rules(nfnetlink.Inet, nft.TableName, "")
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range rules {
+		own.rules[r.Chain] = append(own.rules[r.Chain], r)
+	}
+	sets, err := c.Sets(nfnetlink.Inet, nft.TableName)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range sets {
+		own.Sets[s.Name] = &HeldSet{Set: s}
+	}
+	if own.objects, err = c.Objects(nfnetlink.Inet, nft.TableName); err != nil {
+		return nil, err
+	}
+	own.flowtables, err = c.Flowtables(nfnetlink.Inet, nft.TableName)
+	return own, err
+}
+
+func (o *Own) chain(name string) (nfnetlink.Chain, bool) {
+	i := slices.IndexFunc(o.chains, func(c nfnetlink.Chain) bool { return c.Name == name })
+	if i < 0 {
+		return nfnetlink.Chain{}, false
+	}
+	return o.chains[i], true
+}
+
+// live says under which name each wanted set is held: the one that the rules
+// refer to. Where somebody made both, it is the one with the right elements.
+func (o *Own) live(want nft.Table) nft.Sides {
+	referred := map[string]bool{}
+	for _, r := range o.rules[nft.BaseChain] {
+		for _, name := range lookups(r) {
+			referred[name] = true
+		}
+	}
+	s := nft.Sides{}
+	for _, w := range want.Sets {
+		best := -1
+		for _, side := range []string{nft.SideA, nft.SideB} {
+			held, ok := o.Sets[w.Name+side]
+			if !ok || !sameSet(held.Set, w.KernelSet(want, held.Name)) {
+				continue
+			}
+			score := 0
+			if referred[held.Name] {
+				score += 2
+			}
+			if held.Equals(w.Prefixes) {
+				score++
+			}
+			if score > best {
+				best, s[w.Name] = score, held.Name
+			}
+		}
+	}
+	return s
+}
+
+// Equals says whether the set is known to hold just these prefixes.
+func (h *HeldSet) Equals(prefixes []netip.Prefix) bool {
+	return h.Trusted || h.Read && len(h.compare(prefixes)) == 0
+}
+
+// compare says in words which prefixes the set lacks or holds beyond, the first
+// few of them.
+func (h *HeldSet) compare(prefixes []netip.Prefix) []string {
+	const few = 10
+	var diffs []string
+	i, j := 0, 0
+	for i < len(prefixes) || j < len(h.Holds) {
+		switch {
+		case len(diffs) == few:
+			return append(diffs, fmt.Sprintf("set %s differs in more, holding %d CIDRs of %d", h.Name, len(h.Holds), len(prefixes)))
+		case j == len(h.Holds) || i < len(prefixes) && prefixes[i].Addr().Less(h.Holds[j].From):
+			diffs = append(diffs, fmt.Sprintf("set %s lacks %s", h.Name, prefixes[i]))
+			i++
+		case i == len(prefixes) || h.Holds[j].From.Less(prefixes[i].Addr()):
+			diffs = append(diffs, fmt.Sprintf("set %s holds %s, which is not in the config", h.Name, h.Holds[j]))
+			j++
+		default:
+			if h.Holds[j] != iprange.Of(prefixes[i]) {
+				diffs = append(diffs, fmt.Sprintf("set %s holds %s instead of %s", h.Name, h.Holds[j], prefixes[i]))
+			}
+			i++
+			j++
+		}
+	}
+	return diffs
+}
+
+// Differences says in words how the kernel's table, which is nil where there is
+// none, is not the wanted one.
+func (o *Own) Differences(want nft.Table) []string {
+	if o == nil {
+		return []string{fmt.Sprintf("table %s %s is missing", want.Family, want.Name)}
+	}
+	var diffs []string
+	if o.Dormant() {
+		diffs = append(diffs, fmt.Sprintf("table %s %s is dormant", want.Family, want.Name))
+	}
+	live := o.live(want)
+	diffs = append(diffs, o.chainDifferences(want, live)...)
+	diffs = append(diffs, o.setDifferences(want, live)...)
+	return append(diffs, o.objectDifferences(want)...)
+}
+
+func (o *Own) chainDifferences(want nft.Table, live nft.Sides) []string {
+	var diffs []string
+	wanted := map[string]bool{}
+	for _, w := range want.Chains {
+		wanted[w.Name] = true
+		got, ok := o.chain(w.Name)
+		switch {
+		case !ok:
+			diffs = append(diffs, fmt.Sprintf("chain %s is missing", w.Name))
+			continue
+		case !sameHook(got.Hook, w.Hook):
+			diffs = append(diffs, fmt.Sprintf("chain %s has %s, not %s", w.Name, hookText(got.Hook), hookText(w.Hook)))
+		case got.Hook != nil && got.Policy != nfnetlink.Accept:
+			diffs = append(diffs, fmt.Sprintf("chain %s has another policy than accept", w.Name))
+		}
+		diffs = append(diffs, ruleDifferences("chain "+w.Name, w, want, live, o.rules[w.Name])...)
+	}
+	for _, c := range o.chains {
+		if !wanted[c.Name] {
+			diffs = append(diffs, fmt.Sprintf("chain %s is not of the config", c.Name))
+		}
+	}
+	return diffs
+}
+
+// ruleDifferences names the rules that a chain lacks and those it has beyond;
+// where there are none of both, the order may be wrong.
+func ruleDifferences(where string, want nft.Chain, t nft.Table, live nft.Sides, got []nfnetlink.Rule) []string {
+	wanted := want.Bytecode(t, live)
+	if sameRules(wanted, got) {
+		return nil
+	}
+	var diffs []string
+	unmatched := map[string]int{}
+	for _, r := range got {
+		unmatched[ruleKey(r)]++
+	}
+	for i, w := range wanted {
+		if key := ruleKey(w); unmatched[key] > 0 {
+			unmatched[key]--
+		} else {
+			diffs = append(diffs, fmt.Sprintf("%s lacks the rule: %s", where, want.Rules[i]))
+		}
+	}
+	for _, r := range got {
+		if key := ruleKey(r); unmatched[key] > 0 {
+			unmatched[key]--
+			diffs = append(diffs, fmt.Sprintf("%s has a rule beyond: %s", where, ruletext.String(r)))
+		}
+	}
+	if len(diffs) == 0 {
+		diffs = append(diffs, where+" has its rules in another order")
+	}
+	return diffs
+}
+
+func (o *Own) setDifferences(want nft.Table, live nft.Sides) []string {
+	var diffs []string
+	wanted := map[string]bool{}
+	for _, w := range want.Sets {
+		name, ok := live[w.Name]
+		if !ok {
+			diffs = append(diffs, fmt.Sprintf("set %s is missing", w.Name))
+			continue
+		}
+		wanted[name] = true
+		switch held := o.Sets[name]; {
+		case held.Read:
+			diffs = append(diffs, held.compare(w.Prefixes)...)
+		case !held.Trusted:
+			diffs = append(diffs, fmt.Sprintf("set %s holds %d CIDRs, not %d", name, held.Count, len(w.Prefixes)))
+		}
+	}
+	for _, name := range sortedKeys(o.Sets) {
+		if !wanted[name] {
+			diffs = append(diffs, fmt.Sprintf("set %s is not of the config", name))
+		}
+	}
+	return diffs
+}
+
+func (o *Own) objectDifferences(want nft.Table) []string {
+	var diffs []string
+	lacking := slices.Clone(want.Counters)
+	for _, x := range o.objects {
+		at := slices.Index(lacking, x.Name)
+		if x.Type != unix.NFT_OBJECT_COUNTER || at < 0 {
+			diffs = append(diffs, fmt.Sprintf("object %s is not of the config", x.Name))
+			continue
+		}
+		lacking = slices.Delete(lacking, at, at+1)
+	}
+	if len(lacking) > 0 {
+		diffs = append(diffs, "counters are missing: "+strings.Join(lacking, ", "))
+	}
+	for _, f := range o.flowtables {
+		diffs = append(diffs, fmt.Sprintf("flowtable %s is not of the config", f.Name))
+	}
+	return diffs
+}

@@ -1,0 +1,121 @@
+package tables
+
+import (
+	"encoding/binary"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/ruletext"
+)
+
+// ReadWhole reads our table with all elements of its sets; nil where there is
+// none.
+func ReadWhole(c *nfnetlink.Conn) (*Own, error) {
+	own, err := ReadOwn(c)
+	if err != nil || own == nil {
+		return nil, err
+	}
+	for _, name := range sortedKeys(own.Sets) {
+		s := own.Sets[name]
+		if s.Holds, err = c.Elements(s.Family, s.Table, s.Name); err != nil {
+			return nil, err
+		}
+		s.Read = true
+	}
+	return own, nil
+}
+
+// Ruleset gives the ruleset that the table is, whose elements were read; false
+// where this version could not have written it.
+func (o *Own) Ruleset() (nft.Ruleset, bool) {
+	r := nft.CompilePolicy(o.readPolicy(), nft.Options{Mode: nft.ModeNFTables})
+	return r, len(o.Differences(r.Tables[0])) == 0
+}
+
+// Policy gives what the table, whose elements were read, decides, also where
+// somebody has changed the elements of a set since; false where it has other
+// rules than some config of this version yields.
+func (o *Own) Policy() (nft.Policy, bool) {
+	r := nft.CompilePolicy(o.readPolicy(), nft.Options{Mode: nft.ModeNFTables})
+	base := r.Tables[0].Chains[len(r.Tables[0].Chains)-1]
+	if held := o.rules[nft.BaseChain]; len(held) > 0 {
+		base.Rules[len(base.Rules)-1].Comment = ruletext.Comment(held[len(held)-1])
+	}
+	return r.Policy, len(o.Differences(r.Tables[0])) == 0
+}
+
+// readPolicy reads what the table decides. Whether it is ours shows when the policy
+// is compiled again and compared.
+func (o *Own) readPolicy() nft.Policy {
+	p := nft.Policy{Families: []nft.FamilyPolicy{{}}}
+	if o.counts("masqueraded-v6") {
+		p.Families = append(p.Families, nft.FamilyPolicy{IPv6: true})
+	}
+	for i := range p.Families {
+		o.readLists(&p.Families[i])
+	}
+	for _, chain := range sortedKeys(o.rules) {
+		for _, r := range o.rules[chain] {
+			addMasquerade(&p, r)
+		}
+	}
+	return p
+}
+
+// counts says whether a rule of the base chain adds to the counter.
+func (o *Own) counts(counter string) bool {
+	return slices.ContainsFunc(o.rules[nft.BaseChain], func(r nfnetlink.Rule) bool {
+		return slices.ContainsFunc(r.Exprs, func(e nfnetlink.Expr) bool {
+			return e.Name == "objref" && e.Str(unix.NFTA_OBJREF_IMM_NAME) == counter
+		})
+	})
+}
+
+// readLists fills the lists of a family from the sets that the rules refer to.
+func (o *Own) readLists(f *nft.FamilyPolicy) {
+	lists := map[string]*nft.List{
+		"masq-src" + f.Suffix(): &f.MasqSrc, "non-masq-src" + f.Suffix(): &f.NonMasqSrc,
+		"force-masq" + f.Suffix(): &f.Force, "non-masq" + f.Suffix(): &f.NonMasq,
+	}
+	for _, r := range o.rules[nft.BaseChain] {
+		for _, name := range lookups(r) {
+			list := lists[strings.TrimSuffix(strings.TrimSuffix(name, nft.SideA), nft.SideB)]
+			held, ok := o.Sets[name]
+			if list == nil || !ok || len(list.CIDRs) > 0 {
+				continue
+			}
+			for _, r := range held.Holds {
+				if p, ok := r.Prefix(); ok {
+					list.CIDRs = append(list.CIDRs, config.CIDR{Prefix: p})
+				}
+			}
+		}
+	}
+}
+
+// addMasquerade reads the switches and ports of a masquerade: of the ones with
+// ports those for TCP stand for all.
+func addMasquerade(p *nft.Policy, r nfnetlink.Rule) {
+	if len(r.Exprs) == 0 || r.Exprs[len(r.Exprs)-1].Name != "masq" {
+		return
+	}
+	masq := r.Exprs[len(r.Exprs)-1]
+	p.RandomFully = masq.Uint32(unix.NFTA_MASQ_FLAGS)&(1<<4) != 0
+	if masq.Attr(unix.NFTA_MASQ_REG_PROTO_MIN) == nil || len(r.Exprs) < 4 {
+		return
+	}
+	proto := r.Exprs[1].Value(unix.NFTA_CMP_DATA)
+	low := r.Exprs[len(r.Exprs)-3].Value(unix.NFTA_IMMEDIATE_DATA)
+	high := r.Exprs[len(r.Exprs)-2].Value(unix.NFTA_IMMEDIATE_DATA)
+	if r.Exprs[len(r.Exprs)-3].Name != "immediate" { // a range of one port has one
+		low = high
+	}
+	if len(proto) == 1 && proto[0] == unix.IPPROTO_TCP && len(low) == 2 && len(high) == 2 {
+		p.Ports = append(p.Ports, nft.PortRange{Min: binary.BigEndian.Uint16(low), Max: binary.BigEndian.Uint16(high)})
+	}
+}

@@ -1,0 +1,124 @@
+package tables
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// encode writes rules as bytes for the fuzzer, and decode reads whatever it makes
+// of them: expressions as one byte for the length of the name, the name, two
+// bytes for the length of the attributes and these; a length of 0 ends a rule.
+func encode(rules []nfnetlink.Rule) []byte {
+	var b []byte
+	for _, r := range rules {
+		for _, e := range r.Exprs {
+			b = append(append(b, byte(len(e.Name))), e.Name...)
+			b = append(append(b, byte(len(e.Data)>>8), byte(len(e.Data))), e.Data...)
+		}
+		b = append(b, 0)
+	}
+	return b
+}
+
+func decode(family nfnetlink.Family, b []byte) []nfnetlink.Rule {
+	rules := []nfnetlink.Rule{{Family: family}}
+	take := func(n int) []byte {
+		n = min(n, len(b))
+		out := b[:n:n]
+		b = b[n:]
+		return out
+	}
+	for len(b) > 0 && len(rules) < 100 {
+		n := int(take(1)[0])
+		if n == 0 {
+			rules = append(rules, nfnetlink.Rule{Family: family})
+			continue
+		}
+		e := nfnetlink.Expr{Name: string(take(n))}
+		if size := take(2); len(size) == 2 {
+			e.Data = take(int(size[0])<<8 | int(size[1]))
+		}
+		last := &rules[len(rules)-1]
+		last.Exprs = append(last.Exprs, e)
+	}
+	return rules
+}
+
+// forEachChain calls fn with the bytecode of the chains of some cases.
+func forEachChain(t testing.TB, fn func(nfnetlink.Family, []nfnetlink.Rule)) {
+	t.Helper()
+	for _, name := range []string{"default", "everything", "all-policies", "to-ports-force"} {
+		c := cases.Load(t, name)
+		for _, m := range cases.Modes() {
+			for _, table := range c.Compile(m).Tables {
+				for _, ch := range table.Chains {
+					fn(table.Family, ch.Bytecode(table, nil))
+				}
+			}
+		}
+	}
+}
+
+func FuzzReadBack(f *testing.F) {
+	forEachChain(f, func(family nfnetlink.Family, rules []nfnetlink.Rule) {
+		f.Add(family == nfnetlink.IPv6, encode(rules))
+	})
+	f.Fuzz(func(t *testing.T, ipv6 bool, b []byte) {
+		family := nfnetlink.IPv4
+		if ipv6 {
+			family = nfnetlink.IPv6
+		}
+		readOdd(t, family, decode(family, b))
+	})
+}
+
+func TestRulesChangedByOneByteAreReadBack(t *testing.T) {
+	forEachChain(t, func(family nfnetlink.Family, rules []nfnetlink.Rule) {
+		for i, r := range rules {
+			if i > 2 && i < len(rules)-2 {
+				continue
+			}
+			for j, e := range r.Exprs {
+				for at := range min(len(e.Data), 64) { // of a comment, the beginning
+					for _, change := range []byte{1, 0x10, 0x80, 0xff} {
+						changed := slices.Clone(rules)
+						changed[i].Exprs = slices.Clone(r.Exprs)
+						changed[i].Exprs[j].Data = slices.Clone(e.Data)
+						changed[i].Exprs[j].Data[at] ^= change
+						readOdd(t, family, changed)
+					}
+				}
+			}
+		}
+	})
+}
+
+// readOdd reads rules back that anybody may have made: nothing panics, and what
+// counts as ours is just what we write.
+func readOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
+	t.Helper()
+	n := &Shared{Family: family, present: true, rules: rules, chains: map[string][]nfnetlink.Rule{cases.DefaultChain: rules}}
+	if p, err := n.Policy(OwnChain{cases.DefaultChain, cases.DefaultChain}); err == nil {
+		want := nft.SharedTable(p.Families[0], p, cases.DefaultChain).Chain(cases.DefaultChain)
+		if !slices.EqualFunc(want.Bytecode(nft.Table{Family: family}, nil), rules, sameXT) {
+			t.Errorf("%v is taken for ours", rules)
+		}
+	}
+	_ = n.Ours()
+	_ = n.Foreign(cases.DefaultChain)
+
+	own := &Own{rules: map[string][]nfnetlink.Rule{nft.BaseChain: rules}, Sets: map[string]*HeldSet{}}
+	for _, r := range rules {
+		for _, name := range lookups(r) {
+			own.Sets[name] = &HeldSet{Read: true, Holds: []iprange.Range{iprange.Of(netip.MustParsePrefix("169.254.0.0/16")), {}}}
+		}
+	}
+	_, _ = own.Ruleset()
+	_, _ = own.Policy()
+}

@@ -1,0 +1,535 @@
+package tables
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/ruletext"
+)
+
+// A Shared is what the kernel holds of a table that iptables-nft shares with
+// everybody: POSTROUTING and the chains that its rules jump to, and those that
+// we would use.
+type Shared struct {
+	Family  nfnetlink.Family
+	present bool
+	dormant bool
+	post    *nfnetlink.Chain // nil where there is no POSTROUTING
+	rules   []nfnetlink.Rule // of POSTROUTING
+	chains  map[string][]nfnetlink.Rule
+	all     int // chains, sets and objects, ours or not; counted where others are looked for
+}
+
+// ReadShared reads the chains of these names in the shared table of a family, and
+// with others those of ours under whichever name.
+func ReadShared(c *nfnetlink.Conn, family nfnetlink.Family, names []string, others bool) (*Shared, error) {
+	n := &Shared{Family: family, chains: map[string][]nfnetlink.Rule{}}
+	t, err := c.Table(family, nft.NATTable)
+	if nfnetlink.IsNotExist(err) {
+		return n, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read table %s nat: %w", family, err)
+	}
+	n.present, n.dormant = true, t.Dormant()
+	post, err := c.Chain(family, nft.NATTable, nft.Postrouting)
+	switch {
+	case err == nil:
+		n.post = &post
+	case !nfnetlink.IsNotExist(err):
+		return nil, fmt.Errorf("read chain POSTROUTING: %w", err)
+	}
+	if n.rules, err = c.Rules(family, nft.NATTable, nft.Postrouting); err != nil {
+		return nil, err
+	}
+	if others {
+		if err := n.count(c); err != nil {
+			return nil, err
+		}
+	}
+	wanted := names
+	for _, r := range n.rules {
+		if own, ok := jumpOf(r); ok && (others || slices.Contains(wanted, own.Text)) {
+			names = append(slices.Clip(names), own.Members()...)
+		}
+	}
+	for _, name := range names {
+		if err := n.readChain(c, name); err != nil {
+			return nil, err
+		}
+	}
+	return n, nil
+}
+
+func (n *Shared) count(c *nfnetlink.Conn) error {
+	chains, err := c.Chains(n.Family)
+	if err != nil {
+		return err
+	}
+	for _, ch := range chains {
+		if ch.Table == nft.NATTable {
+			n.all++
+		}
+	}
+	sets, err := c.Sets(n.Family, nft.NATTable)
+	if err != nil {
+		return err
+	}
+	objects, err := c.Objects(n.Family, nft.NATTable)
+	n.all += len(sets) + len(objects)
+	return err
+}
+
+// An OwnChain is a chain of ours: its name, and the one of which its rules and its
+// jump speak. After `iptables -E` these are two.
+type OwnChain struct{ Name, Text string }
+
+// Members gives the chain behind its further chains, which its rules name.
+func (c OwnChain) Members() []string {
+	names := nft.WithSubchains(c.Text)
+	names[len(names)-1] = c.Name
+	return names
+}
+
+// String is for people.
+func (c OwnChain) String() string {
+	if c.Name == c.Text {
+		return c.Name
+	}
+	return fmt.Sprintf("%s (renamed from %s)", c.Name, c.Text)
+}
+
+func (n *Shared) readChain(c *nfnetlink.Conn, name string) error {
+	if _, known := n.chains[name]; known {
+		return nil
+	}
+	if _, err := c.Chain(n.Family, nft.NATTable, name); err != nil {
+		if nfnetlink.IsNotExist(err) {
+			return nil
+		}
+		return fmt.Errorf("read chain %s: %w", name, err)
+	}
+	rules, err := c.Rules(n.Family, nft.NATTable, name)
+	n.chains[name] = rules
+	return err
+}
+
+// Target gives the chain that a rule jumps or goes to.
+func Target(r nfnetlink.Rule) (string, bool) {
+	for _, e := range r.Exprs {
+		if _, chain, ok := e.Verdict(); ok && chain != "" {
+			return chain, true
+		}
+	}
+	return "", false
+}
+
+// sameXT compares what a rule of the shared tables does; programs keep notes of
+// their own in the user data.
+func sameXT(a, b nfnetlink.Rule) bool { return nfnetlink.EqualExprs(a.Exprs, b.Exprs) }
+
+// Foreign says whether the chain is somebody else's: it holds rules, and none
+// that a masquerade agent wrote. All of them, whatever their version, say in
+// their comments what is subject to MASQUERADE.
+func (n *Shared) Foreign(chain string) bool {
+	return len(n.chains[chain]) > 0 && !slices.ContainsFunc(n.chains[chain], func(r nfnetlink.Rule) bool {
+		return strings.Contains(ruletext.Comment(r), "subject to MASQUERADE")
+	})
+}
+
+// Differences says in words how our part of the shared table is not the wanted
+// one.
+func (n *Shared) Differences(want nft.Table, chain string) []string {
+	where := fmt.Sprintf("table %s nat", want.Family)
+	var diffs []string
+	if n.dormant {
+		diffs = append(diffs, where+" is dormant")
+	}
+	if !n.present || n.post == nil {
+		return append(diffs, where+" has no chain POSTROUTING")
+	}
+	if wrong := n.WrongHook(); wrong != "" {
+		diffs = append(diffs, wrong)
+	}
+	jump := want.Chain(nft.Postrouting).Bytecode(want, nil)[0]
+	exact, others := n.jumps(chain, jump)
+	if len(exact) == 0 {
+		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has no jump to %s", where, chain))
+	}
+	if extra := len(exact) + len(others) - 1; extra > 0 {
+		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has %d other jumps to %s", where, extra, chain))
+	}
+	for _, name := range nft.WithSubchains(chain) {
+		w := want.Chain(name)
+		got, present := n.chains[name]
+		switch {
+		case !present && len(w.Rules) > 0:
+			diffs = append(diffs, fmt.Sprintf("%s: chain %s is missing", where, name))
+		case present && len(w.Rules) == 0:
+			diffs = append(diffs, fmt.Sprintf("%s: chain %s is not of the config", where, name))
+		case present:
+			diffs = append(diffs, xtRuleDifferences(where+": chain "+name, w, want, got)...)
+		}
+	}
+	return diffs
+}
+
+// Asleep says whether the table is dormant and has no POSTROUTING: the kernel
+// refuses to wake a table and to make a base chain in it in one transaction.
+func (n *Shared) Asleep() bool { return n.dormant && n.post == nil }
+
+// WrongHook says that POSTROUTING has another hook than iptables gives it, "" where
+// it has not.
+func (n *Shared) WrongHook() string {
+	if n.post == nil || sameHook(n.post.Hook, nft.PostroutingHook()) {
+		return ""
+	}
+	return fmt.Sprintf("table %s nat: chain POSTROUTING has %s, not %s", n.Family, hookText(n.post.Hook), hookText(nft.PostroutingHook()))
+}
+
+func xtRuleDifferences(where string, want nft.Chain, t nft.Table, got []nfnetlink.Rule) []string {
+	plain := make([]nfnetlink.Rule, len(got))
+	for i, r := range got {
+		r.UserData = nil
+		plain[i] = r
+	}
+	return ruleDifferences(where, want, t, nil, plain)
+}
+
+// jumps gives the rules of POSTROUTING that go to the chain: those that are
+// exactly ours, and variants of other agents and versions.
+func (n *Shared) jumps(chain string, jump nfnetlink.Rule) (exact, others []nfnetlink.Rule) {
+	for _, r := range n.rules {
+		switch to, ok := Target(r); {
+		case !ok || to != chain:
+		case sameXT(r, jump):
+			exact = append(exact, r)
+		default:
+			others = append(others, r)
+		}
+	}
+	return exact, others
+}
+
+// Ensure plans what brings our part of the shared table to the wanted one:
+// rules that are right stay where they are with their counters, nothing of
+// anybody else is touched.
+func (n *Shared) Ensure(b *nfnetlink.Batch, want nft.Table, chain string) {
+	if !n.present || n.dormant {
+		b.AddTable(want.Family, nft.NATTable)
+	}
+	// What was renamed still names the further chains.
+	for _, c := range n.renamed(chain) {
+		b.FlushChain(want.Family, nft.NATTable, c.Name)
+	}
+	// Chains before the rules that name them, as withSubchains has them, and
+	// ours before POSTROUTING, as iptables makes them.
+	for _, name := range nft.WithSubchains(chain) {
+		if _, present := n.chains[name]; !present && len(want.Chain(name).Rules) > 0 {
+			b.AddChain(nfnetlink.Chain{Family: want.Family, Table: nft.NATTable, Name: name})
+		}
+	}
+	if n.post == nil {
+		b.AddChain(want.Chain(nft.Postrouting).KernelChain(want))
+	}
+	for _, name := range slices.Backward(nft.WithSubchains(chain)) {
+		editRules(b, want.Chain(name).Bytecode(want, nil), n.chains[name])
+	}
+	for _, name := range slices.Backward(nft.WithSubchains(chain)) {
+		if _, present := n.chains[name]; present && len(want.Chain(name).Rules) == 0 {
+			b.DelChain(want.Family, nft.NATTable, name)
+		}
+	}
+	n.ensureJump(b, want.Chain(nft.Postrouting).Bytecode(want, nil)[0], chain)
+}
+
+func (n *Shared) ensureJump(b *nfnetlink.Batch, jump nfnetlink.Rule, chain string) {
+	exact, others := n.jumps(chain, jump)
+	switch {
+	case len(exact) > 0:
+		others = append(others, exact[1:]...)
+	case len(others) > 0:
+		jump.Handle = others[0].Handle
+		b.ReplaceRule(jump)
+		others = others[1:]
+	default:
+		n.addJump(b, jump, chain)
+	}
+	for _, r := range others {
+		b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
+	}
+}
+
+// addJump adds the jump, before the one to the chain that was ours until somebody
+// renamed it.
+func (n *Shared) addJump(b *nfnetlink.Batch, jump nfnetlink.Rule, chain string) {
+	renamed := n.renamed(chain)
+	i := slices.IndexFunc(n.rules, func(r nfnetlink.Rule) bool {
+		c, ok := jumpOf(r)
+		return ok && slices.Contains(renamed, c)
+	})
+	if i < 0 {
+		b.AddRule(jump)
+		return
+	}
+	b.InsertRule(jump, n.rules[i].Handle)
+}
+
+// editRules turns the rules of a chain into the wanted ones. The head and the
+// tail that are right stay; of the rest, a rule that stays keeps what its
+// counter has counted.
+func editRules(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
+	head := 0
+	for head < len(want) && head < len(got) && sameXT(want[head], got[head]) {
+		head++
+	}
+	tail := 0
+	for tail < min(len(want), len(got))-head && sameXT(want[len(want)-1-tail], got[len(got)-1-tail]) {
+		tail++
+	}
+	middle := got[head : len(got)-tail]
+	counted := make(map[string][]nfnetlink.Expr, len(middle))
+	for _, r := range middle {
+		counted[nfnetlink.Key(r.Exprs)] = r.Exprs
+	}
+	for _, w := range want[head : len(want)-tail] {
+		if exprs, ok := counted[nfnetlink.Key(w.Exprs)]; ok {
+			w.Exprs = exprs
+		}
+		if tail > 0 {
+			b.InsertRule(w, got[len(got)-tail].Handle)
+		} else {
+			b.AddRule(w)
+		}
+	}
+	for _, r := range middle {
+		b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
+	}
+}
+
+// Remove plans the removal of chains of ours with their jumps, except the chains
+// to be kept. Where they are the last of ours, what is then left of the table goes
+// too if only we can have made it: a lone POSTROUTING without rules.
+func (n *Shared) Remove(b *nfnetlink.Batch, chains []OwnChain, kept []string, last bool) {
+	rest := len(n.rules)
+	for _, c := range chains {
+		for _, r := range n.rules {
+			if to, ok := Target(r); ok && to == c.Name && !slices.Contains(kept, to) {
+				b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
+				rest--
+			}
+		}
+	}
+	// First the rules, which name chains, then the chains.
+	names := n.doomed(chains, kept)
+	for _, name := range names {
+		b.FlushChain(n.Family, nft.NATTable, name)
+	}
+	for _, name := range names {
+		b.DelChain(n.Family, nft.NATTable, name)
+	}
+	if last && rest == 0 && n.all-len(names) == 1 && n.post != nil {
+		b.DelTable(n.Family, nft.NATTable)
+	}
+}
+
+// doomed gives the chains that go with chains of ours.
+func (n *Shared) doomed(chains []OwnChain, kept []string) []string {
+	var names []string
+	for _, c := range chains {
+		for _, name := range c.Members() {
+			if _, present := n.chains[name]; present && !slices.Contains(kept, name) && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// Doomed gives the chains that go on the way to the wanted table, nil where none of
+// ours is wanted, and the rules of POSTROUTING that go with them.
+func (n *Shared) Doomed(want *nft.Table, chain string) (chains []string, jumps []nfnetlink.Rule) {
+	var kept []string
+	if want != nil {
+		kept = nft.WithSubchains(chain)
+		for _, name := range kept {
+			if _, present := n.chains[name]; present && len(want.Chain(name).Rules) == 0 {
+				chains = append(chains, name)
+			}
+		}
+	}
+	left := n.Leftovers(chain, want != nil)
+	for _, r := range n.rules {
+		to, _ := Target(r)
+		if slices.ContainsFunc(left, func(c OwnChain) bool { return c.Name == to }) {
+			jumps = append(jumps, r)
+		}
+	}
+	return append(chains, n.doomed(left, kept)...), jumps
+}
+
+// jumpOf says to which chain a rule leads that is, to the byte, the jump that we
+// make to a chain of the name of which it speaks. The kernel knows longer names
+// than iptables takes, and than fit our comment.
+func jumpOf(r nfnetlink.Rule) (OwnChain, bool) {
+	to, ok := Target(r)
+	said, ours := nft.SharedJumpSays(ruletext.Comment(r))
+	if !ok || !ours || len(said) > nft.MaxChainName {
+		return OwnChain{}, false
+	}
+	return OwnChain{Name: to, Text: said}, sameXT(r, nft.SharedJump(r.Family, said, to))
+}
+
+// Ours gives the chains of the table that are ours: chain and jump are exactly
+// what some config of this version yields, but for the name under which the chain
+// stands.
+func (n *Shared) Ours() []OwnChain {
+	return n.oursWhere(func(OwnChain) bool { return true })
+}
+
+// renamed gives those that were the chain until somebody renamed it.
+func (n *Shared) renamed(chain string) []OwnChain {
+	return n.oursWhere(func(c OwnChain) bool { return c.Text == chain && c.Name != chain })
+}
+
+func (n *Shared) oursWhere(wanted func(OwnChain) bool) []OwnChain {
+	var found []OwnChain
+	for _, r := range n.rules {
+		c, ok := jumpOf(r)
+		if !ok || !wanted(c) || slices.ContainsFunc(found, func(f OwnChain) bool { return f.Name == c.Name }) {
+			continue
+		}
+		if _, err := n.Policy(c); err == nil {
+			found = append(found, c)
+		}
+	}
+	return found
+}
+
+// Leftovers gives the chains that are ours, or bear our name, and are not
+// wanted.
+func (n *Shared) Leftovers(chain string, wanted bool) []OwnChain {
+	chains := n.Ours()
+	named := func(c OwnChain) bool { return c.Name == chain }
+	if _, present := n.chains[chain]; present && !slices.ContainsFunc(chains, named) {
+		chains = append(chains, OwnChain{chain, chain})
+	}
+	// One that was renamed to the wanted name leaves its further chains.
+	return slices.DeleteFunc(chains, func(c OwnChain) bool { return wanted && named(c) && c.Text == chain })
+}
+
+var errNotOurs = errors.New("no config of this version yields these rules")
+
+// Policy reads back the policy of a chain of ours; an error says that it is not
+// exactly what this version would write.
+func (n *Shared) Policy(c OwnChain) (nft.Policy, error) {
+	f := nft.FamilyPolicy{IPv6: n.Family == nfnetlink.IPv6}
+	p := nft.Policy{}
+	for _, name := range c.Members() {
+		for _, r := range n.chains[name] {
+			addRule(&f, &p, r)
+		}
+	}
+	want := nft.SharedTable(f, p, c.Text)
+	for i, name := range nft.WithSubchains(c.Text) {
+		if !slices.EqualFunc(want.Chain(name).Bytecode(want, nil), n.chains[c.Members()[i]], sameXT) {
+			return nft.Policy{}, errNotOurs
+		}
+	}
+	p.Families = []nft.FamilyPolicy{f}
+	return p, nil
+}
+
+// addRule reads one rule of mode iptables-nft into the policy: its comment says
+// what it is for.
+func addRule(f *nft.FamilyPolicy, p *nft.Policy, r nfnetlink.Rule) {
+	entry := config.CIDR{Prefix: prefixOf(r)}
+	_, comment, _ := strings.Cut(ruletext.Comment(r), ": ")
+	switch comment {
+	case nft.CommentMasqSrc:
+		f.MasqSrc.CIDRs = append(f.MasqSrc.CIDRs, entry)
+	case nft.CommentNonMasqSrc:
+		f.NonMasqSrc.CIDRs = append(f.NonMasqSrc.CIDRs, entry)
+	case nft.CommentForce:
+		f.Force.CIDRs = append(f.Force.CIDRs, entry)
+	case nft.CommentNonMasq:
+		f.NonMasq.CIDRs = append(f.NonMasq.CIDRs, entry)
+	case nft.CommentMasq:
+		addTarget(p, r)
+	}
+}
+
+// addTarget reads the switches and ports of a MASQUERADE without a prefix: of
+// the ones with ports those for TCP stand for all.
+func addTarget(p *nft.Policy, r nfnetlink.Rule) {
+	last := r.Exprs[len(r.Exprs)-1]
+	if last.Name != "target" {
+		return
+	}
+	info := last.Attr(unix.NFTA_TARGET_INFO)
+	flagsAt, portsAt := 4, 16 // struct nf_nat_ipv4_multi_range_compat
+	if r.Family == nfnetlink.IPv6 {
+		flagsAt, portsAt = 0, 36 // struct nf_nat_range
+	}
+	if len(info) < portsAt+4 {
+		return
+	}
+	const protoSpecified, randomFully = 1 << 1, 1 << 4
+	flags := binary.NativeEndian.Uint32(info[flagsAt:])
+	if flags&protoSpecified == 0 {
+		p.RandomFully = flags&randomFully != 0
+		return
+	}
+	if proto := r.Exprs[1].Value(unix.NFTA_CMP_DATA); len(proto) == 1 && proto[0] == unix.IPPROTO_TCP {
+		p.Ports = append(p.Ports, nft.PortRange{
+			Min: binary.BigEndian.Uint16(info[portsAt:]),
+			Max: binary.BigEndian.Uint16(info[portsAt+2:]),
+		})
+	}
+}
+
+// prefixOf reads the prefix that a rule of mode iptables-nft matches. A rule
+// that asks for none matches the prefix of length 0.
+func prefixOf(r nfnetlink.Rule) netip.Prefix {
+	addr, bits := make([]byte, 4), 0
+	if r.Family == nfnetlink.IPv6 {
+		addr = make([]byte, 16)
+	}
+	for i, e := range r.Exprs {
+		if e.Name != "payload" || i+1 >= len(r.Exprs) {
+			continue
+		}
+		bits = int(e.Uint32(unix.NFTA_PAYLOAD_LEN)) * 8
+		next := r.Exprs[i+1]
+		if next.Name == "bitwise" && i+2 < len(r.Exprs) {
+			bits = leadingOnes(next.Value(unix.NFTA_BITWISE_MASK))
+			next = r.Exprs[i+2]
+		}
+		copy(addr, next.Value(unix.NFTA_CMP_DATA))
+		break
+	}
+	a, _ := netip.AddrFromSlice(addr)
+	return netip.PrefixFrom(a, bits)
+}
+
+func leadingOnes(mask []byte) int {
+	n := 0
+	for _, b := range mask {
+		for bit := byte(0x80); bit != 0; bit >>= 1 {
+			if b&bit == 0 {
+				return n
+			}
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,168 @@
+package tables
+
+import (
+	"maps"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// An update has two phases. Stage fills new sets, which no rule refers to yet;
+// Flip then changes the rules and deletes the old sets, in one transaction. It
+// is the one recipe by which no packet sees a wrong verdict on every kernel
+// tried: from Linux 6.18 on a set gets its lookup array after the rules of its
+// own transaction went live, and up to 6.12 a set that is changed in place can
+// miss an element (see nft/README.md).
+
+// A filling transaction holds half of all prefixes, within bounds. The kernel
+// writes the whole set into a new array at the end of each one, so that many
+// small ones take a multiple of the time; a large one makes other writers wait.
+const (
+	fillShare = 2
+	// 4,000 IPv6 prefixes are 256 KiB, which fit the send buffer that a process
+	// without CAP_NET_ADMIN in the first user namespace gets.
+	SmallBatch = 4_000
+	LargeBatch = 100_000 // 6.4 MB
+)
+
+// Stage plans the filling transactions, of at most so many prefixes each, and
+// says under which name each set will be held. Sets that hold the right elements
+// are left as they are.
+func Stage(want nft.Table, got *Own, most int) (batches []*nfnetlink.Batch, target nft.Sides) {
+	b := &nfnetlink.Batch{}
+	if got == nil {
+		got = &Own{}
+		b.AddTable(want.Family, want.Name)
+	}
+	for _, c := range want.Counters {
+		if !slices.ContainsFunc(got.objects, func(o nfnetlink.Object) bool { return o.Name == c && o.Type == unix.NFT_OBJECT_COUNTER }) {
+			b.AddCounter(want.Family, want.Name, c)
+		}
+	}
+	live, target := got.live(want), nft.Sides{}
+	if got.Dormant() {
+		// The kernel refuses to wake a table and to make a base chain in it in one
+		// transaction. Without rules an awake table does as little as a dormant one.
+		b.FlushChain(want.Family, want.Name, "")
+		b.AddTable(want.Family, want.Name)
+		got.rules = nil
+	}
+	var fill []nft.Set
+	for _, w := range want.Sets {
+		if name, ok := live[w.Name]; ok && got.Sets[name].Equals(w.Prefixes) {
+			target[w.Name] = name
+			continue
+		}
+		target[w.Name] = w.Name + spare(w.Name, live)
+		fill = append(fill, w)
+	}
+	got.clear(b, fill, target)
+	total := 0
+	for _, w := range fill {
+		b.AddSet(w.KernelSet(want, target[w.Name]))
+		total += len(w.Prefixes)
+	}
+	most = min(max((total+fillShare-1)/fillShare, SmallBatch), most)
+	for _, w := range fill {
+		for chunk := range slices.Chunk(w.Prefixes, most) {
+			if b.Prefixes > 0 && b.Prefixes+len(chunk) > most {
+				batches = append(batches, b)
+				b = &nfnetlink.Batch{}
+			}
+			b.AddElements(want.Family, want.Name, target[w.Name], chunk)
+		}
+	}
+	if b.Len() > 0 {
+		batches = append(batches, b)
+	}
+	return batches, target
+}
+
+func spare(set string, live nft.Sides) string {
+	if live[set] == set+nft.SideA {
+		return nft.SideB
+	}
+	return nft.SideA
+}
+
+// clear deletes what stands where sets are to be filled, with the rules that
+// refer to it: ours refer to the other side.
+func (o *Own) clear(b *nfnetlink.Batch, fill []nft.Set, target nft.Sides) {
+	for _, w := range fill {
+		name := target[w.Name]
+		if _, ok := o.Sets[name]; !ok {
+			continue
+		}
+		for _, chain := range sortedKeys(o.rules) {
+			for _, r := range o.rules[chain] {
+				if slices.Contains(lookups(r), name) {
+					b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
+				}
+			}
+		}
+		b.DelSet(o.Family, o.Name, name)
+	}
+}
+
+// Holds says whether the table is there with the staged sets, and these are
+// still the ones that were filled.
+func (o *Own) Holds(handles map[string]uint64) bool {
+	if o == nil {
+		return false
+	}
+	for name, handle := range handles {
+		if held, ok := o.Sets[name]; !ok || held.Handle != handle {
+			return false
+		}
+	}
+	return true
+}
+
+// Flip plans the transaction that makes the staged sets effective: it leaves in
+// the table what is wanted and nothing else.
+func Flip(b *nfnetlink.Batch, want nft.Table, target nft.Sides, got *Own) {
+	b.AddTable(want.Family, want.Name)
+	b.FlushChain(want.Family, want.Name, "")
+	for _, w := range want.Chains {
+		if held, ok := got.chain(w.Name); ok && !sameHook(held.Hook, w.Hook) {
+			b.DelChain(want.Family, want.Name, w.Name)
+		}
+		b.AddChain(w.KernelChain(want))
+	}
+	for _, w := range want.Chains {
+		for _, r := range w.Bytecode(want, target) {
+			b.AddRule(r)
+		}
+	}
+	got.deleteRest(b, want, target)
+}
+
+// deleteRest deletes what the wanted table does not have. Sets go before
+// chains, because a map's elements can name chains. Sets and chains that are
+// written inside a rule went with it.
+func (o *Own) deleteRest(b *nfnetlink.Batch, want nft.Table, target nft.Sides) {
+	keep := slices.Collect(maps.Values(target))
+	for _, name := range sortedKeys(o.Sets) {
+		if !slices.Contains(keep, name) && o.Sets[name].Flags&unix.NFT_SET_ANONYMOUS == 0 {
+			b.DelSet(o.Family, o.Name, name)
+		}
+	}
+	for _, c := range o.chains {
+		if !c.Bound && !slices.ContainsFunc(want.Chains, func(w nft.Chain) bool { return w.Name == c.Name }) {
+			b.DelChain(c.Family, c.Table, c.Name)
+		}
+	}
+	for _, x := range o.objects {
+		if x.Type != unix.NFT_OBJECT_COUNTER || !slices.Contains(want.Counters, x.Name) {
+			b.DelObject(x)
+		}
+	}
+	for _, f := range o.flowtables {
+		b.DelFlowtable(f.Family, f.Table, f.Name)
+	}
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
