@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"nft-masq-agent/cmd/nft-masq-agent/answer"
 	"nft-masq-agent/nft"
 )
 
@@ -129,7 +130,7 @@ func TestExplainAgreesWithTheSpecification(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "c")
 	r := wisher{rand.New(rand.NewPCG(*seed, 0))}
-	node := nodeAddresses{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")} // of runHere
+	node := answer.NodeAddresses{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")} // of runHere
 	verdicts := map[nft.Verdict]int{}
 	for i := range 1000 {
 		w := r.wish()
@@ -145,7 +146,7 @@ func TestExplainAgreesWithTheSpecification(t *testing.T) {
 			}
 			mode := modes[i%len(modes)]
 			x := explainJSON(t, dst.String(), "--from", src.String(), "--config", path, "--mode", string(mode))
-			want := w.decides(src, dst, node.local(dst))
+			want := w.decides(src, dst, node.Local(dst))
 			verdicts[want]++
 			if len(x.Answers) != 1 || x.Answers[0].Verdict != want {
 				t.Fatalf("seed %d: %s -> %s: %+v, want %s, by:\n%s", *seed, src, dst, x.Answers, want, text)
@@ -162,7 +163,7 @@ func TestExplainAgreesWithTheSpecification(t *testing.T) {
 
 // checkPlaces holds that each CIDR named holds the address that is asked for,
 // and stands where the answer says.
-func checkPlaces(t *testing.T, path, text string, a answer, src, dst netip.Addr) {
+func checkPlaces(t *testing.T, path, text string, a answer.Answer, src, dst netip.Addr) {
 	t.Helper()
 	lines := strings.Split(text, "\n")
 	for _, s := range a.Steps {
