@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/options"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 )
@@ -30,7 +31,7 @@ func cleanupCommand() command {
 			"Connections that are established keep the address they have.",
 		examples: []string{program + " cleanup", program + " cleanup --legacy"},
 		flags: func(fs *flag.FlagSet) action {
-			addPolicyFlags(fs)
+			options.AddPolicyFlags(fs)
 			var f cleanupFlags
 			fs.BoolVar(&f.legacy, "legacy", false, "also remove the chains that iptables-based agents left, with their jumps")
 			fs.BoolVar(&f.wait, "wait", false, "when all is removed, wait for SIGTERM: for a DaemonSet that removes")

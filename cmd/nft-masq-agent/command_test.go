@@ -10,12 +10,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/cmd/nft-masq-agent/options"
 )
 
 // toy stands for any command.
 func toy(name, operands string, do action) command {
 	return command{name: name, operands: operands, about: "is a toy", flags: func(fs *flag.FlagSet) action {
-		addRunFlags(fs)
+		options.AddRunFlags(fs)
 		return do
 	}}
 }

@@ -281,8 +281,8 @@ func (d *daemon) settles(before nft.Ruleset, flags []string) (nft.Ruleset, error
 	sources, err := config.Read(d.path)
 	if err == nil {
 		var c config.Config
-		if c, _, err = config.Parse(o.defaults(), sources...); err == nil {
-			want = nft.Compile(c, o.nftOptions())
+		if c, _, err = config.Parse(o.Defaults(), sources...); err == nil {
+			want = nft.Compile(c, o.NFT())
 		}
 	}
 	if err != nil {

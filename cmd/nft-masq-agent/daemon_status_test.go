@@ -8,13 +8,14 @@ import (
 	"strings"
 	"testing"
 
+	"nft-masq-agent/cmd/nft-masq-agent/answer"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfttest"
 )
 
 // status gives the report of status -o json, and the exit code.
-func (n *node) status(args ...string) (r statusReport, code int) {
+func (n *node) status(args ...string) (r answer.Status, code int) {
 	n.t.Helper()
 	got := n.run(append([]string{"status", "-o", "json"}, args...)...)
 	d := json.NewDecoder(strings.NewReader(got.stdout))
@@ -168,7 +169,7 @@ func TestExplainAsksTheKernelThatIsLive(t *testing.T) {
 			"10.2.2.3 --config " + n.path: nft.Exempt,
 		} {
 			got := n.run(append([]string{"explain", "-o", "json"}, strings.Fields(args)...)...)
-			var x explanation
+			var x answer.Explanation
 			n.check(json.Unmarshal([]byte(got.stdout), &x))
 			if got.code != exitDone || len(x.Answers) != 1 || x.Answers[0].Verdict != want {
 				t.Errorf("%s: %+v, want %s", args, got, want)

@@ -22,6 +22,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/options"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
@@ -196,10 +197,10 @@ func (n *node) listen(do func(nfnetlink.Change)) (stop func()) {
 }
 
 // optionsOf gives what flags of run say.
-func optionsOf(t testing.TB, args ...string) options {
+func optionsOf(t testing.TB, args ...string) options.Options {
 	t.Helper()
 	fs := flag.NewFlagSet("run", flag.ContinueOnError)
-	o := addRunFlags(fs)
+	o := options.AddRunFlags(fs)
 	if err := fs.Parse(args); err != nil {
 		t.Fatal(err)
 	}
@@ -211,11 +212,11 @@ func optionsOf(t testing.TB, args ...string) options {
 func wants(t testing.TB, text string, args ...string) nft.Ruleset {
 	t.Helper()
 	o := optionsOf(t, args...)
-	c, _, err := config.Parse(o.defaults(), config.Source{Name: "config", Data: []byte(text)})
+	c, _, err := config.Parse(o.Defaults(), config.Source{Name: "config", Data: []byte(text)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return nft.Compile(c, o.nftOptions())
+	return nft.Compile(c, o.NFT())
 }
 
 // command makes the command that runs the program.

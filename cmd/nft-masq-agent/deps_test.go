@@ -74,6 +74,10 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/nfttest":              {"nft/nfttest/netns"},
 		"nft/nfttest/cases":        {"config", "nft", "nft/nfttest"},
 		"cmd/nft-masq-agent/agent": {"config", "nft", "nft/kernel", "nft/nfnetlink"},
+
+		"cmd/nft-masq-agent/options": {"config", "nft"},
+		"cmd/nft-masq-agent/running": {"cmd/nft-masq-agent/options"},
+		"cmd/nft-masq-agent/answer":  {"config", "nft", "nft/kernel", "cmd/nft-masq-agent/options"},
 	}
 	all := goList(t, "./...")
 	for _, p := range all {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"nft-masq-agent/cmd/nft-masq-agent/answer"
 	"nft-masq-agent/nft"
 )
 
@@ -162,7 +163,7 @@ func TestExplainAgreesWithTheSpecification(t *testing.T) {
 
 // checkPlaces holds that each CIDR named holds the address that is asked for,
 // and stands where the answer says.
-func checkPlaces(t *testing.T, path, text string, a answer, src, dst netip.Addr) {
+func checkPlaces(t *testing.T, path, text string, a answer.Answer, src, dst netip.Addr) {
 	t.Helper()
 	lines := strings.Split(text, "\n")
 	for _, s := range a.Steps {

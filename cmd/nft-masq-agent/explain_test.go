@@ -2,16 +2,20 @@ package main
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
+	"nft-masq-agent/cmd/nft-masq-agent/answer"
 	"nft-masq-agent/nft"
 )
 
-func explainJSON(t *testing.T, args ...string) explanation {
+func explainJSON(t *testing.T, args ...string) answer.Explanation {
 	t.Helper()
 	got := runHere(t, append([]string{"explain", "--config", "none", "-o", "json"}, args...)...)
-	var x explanation
+	var x answer.Explanation
 	if err := json.Unmarshal([]byte(got.stdout), &x); err != nil || got.code != exitDone {
 		t.Fatalf("%v: %+v: %v", args, got, err)
 	}
@@ -65,5 +69,56 @@ func TestExplainSaysWhatPeopleDoNotExpect(t *testing.T) {
 		if got := explainJSON(t, tt.args...).Notes; !slices.Equal(got, tt.want) {
 			t.Errorf("%v: %q, want %q", tt.args, got, tt.want)
 		}
+	}
+}
+
+func TestExplainTakesTheFlagsAndTheFileOfARunningAgent(t *testing.T) {
+	// Process 100 is this one; the other one sees other files.
+	proc := t.TempDir()
+	for link, to := range map[string]string{"self": "100", "100/ns/mnt": "mnt:[1]", "9/ns/mnt": "mnt:[2]"} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(proc, link)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(to, filepath.Join(proc, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	conf := filepath.Join(proc, "9/root/conf")
+	if err := os.MkdirAll(filepath.Dir(conf), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for file, text := range map[string]string{
+		filepath.Join(proc, "9/cmdline"): "nft-masq-agent\x00--config\x00/conf\x00--enable-ipv6\x00",
+		conf:                             "nonMasqueradeCIDRs: ['2001:db8::/32']\n",
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for args, want := range map[string][]string{
+		"explain 2001:db8::2":                {"not masqueraded", "     /conf:1:22\n", "with the flags of the running agent (pid 9: --config /conf --enable-ipv6)"},
+		"explain 2001:db8::2 --config /none": {"IPv6, which is off"},
+	} {
+		var out strings.Builder
+		e := testEnvironment(t, &out, &out)
+		e.proc = proc
+		if code := dispatch(t.Context(), commands(), strings.Fields(args), e); code != exitDone {
+			t.Fatalf("%s: exit code %d: %s", args, code, out.String())
+		}
+		text := strings.Join(strings.Fields(out.String()), " ")
+		for _, w := range want {
+			if !strings.Contains(text, strings.TrimSpace(w)) {
+				t.Errorf("%s: %q is not in:\n%s", args, w, out.String())
+			}
+		}
+	}
+	if err := os.WriteFile(conf, []byte("masqLinkLocal: 5\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var stderr strings.Builder
+	e := testEnvironment(t, &stderr, &stderr)
+	e.proc = proc
+	if code := dispatch(t.Context(), commands(), []string{"explain", "2001:db8::1"}, e); code != exitFailed || !strings.Contains(stderr.String(), "enable-ipv6)\n/conf:1:16: ") {
+		t.Errorf("a bad file: exit code %d: %s", code, stderr.String())
 	}
 }

@@ -6,73 +6,19 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/google/go-cmp/cmp"
-
-	"nft-masq-agent/config"
-	"nft-masq-agent/nft"
+	"nft-masq-agent/cmd/nft-masq-agent/options"
 )
 
-func parseRun(t *testing.T, line string) *options {
+func parseRun(t *testing.T, line string) *options.Options {
 	t.Helper()
 	fs := flag.NewFlagSet("run", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
-	o := addRunFlags(fs)
+	o := options.AddRunFlags(fs)
 	if err := fs.Parse(strings.Fields(line)); err != nil {
 		t.Fatalf("%q: %v", line, err)
 	}
 	return o
-}
-
-func TestCommandLinesOfOlderAgentsSayWhatTheySaid(t *testing.T) {
-	tests := []struct {
-		line     string
-		options  nft.Options
-		defaults config.Defaults
-	}{
-		{
-			"",
-			nft.Options{Mode: nft.ModeNFTables, Chain: "IP-MASQ-AGENT", RandomFully: true},
-			config.Defaults{ResyncInterval: time.Minute},
-		},
-		{ // the manifest of a cloud
-			"--v=2 --logtostderr=false --log_file=/dev/stdout --log_file_max_size=0 --masq-chain=IP-MASQ --random-fully=false --nomasq-all-reserved-ranges",
-			nft.Options{Mode: nft.ModeNFTables, Chain: "IP-MASQ"},
-			config.Defaults{AllReservedRanges: true, ResyncInterval: time.Minute},
-		},
-		{ // one dash, and a value of its own
-			"-masq-chain NON-MASQUERADE-DAEMON -enable-ipv6 -resync-interval 30 -v 4",
-			nft.Options{Mode: nft.ModeNFTables, Chain: "NON-MASQUERADE-DAEMON", RandomFully: true},
-			config.Defaults{EnableIPv6: true, ResyncInterval: 30 * time.Second},
-		},
-		{
-			"--to-ports 1024-29999,32768-65535 --mode iptables-nft",
-			nft.Options{Mode: nft.ModeIPTables, Chain: "IP-MASQ-AGENT", Ports: []nft.PortRange{{Min: 1024, Max: 29999}, {Min: 32768, Max: 65535}}},
-			config.Defaults{ResyncInterval: time.Minute},
-		},
-		{
-			"--mode=iptables-nft --random-fully",
-			nft.Options{Mode: nft.ModeIPTables, Chain: "IP-MASQ-AGENT", RandomFully: true},
-			config.Defaults{ResyncInterval: time.Minute},
-		},
-		{ // every flag of klog, with the values of its documentation
-			"--add_dir_header --alsologtostderr --alsologtostderrthreshold=ERROR --legacy_stderr_threshold_behavior=false " +
-				"--log_backtrace_at=agent.go:17 --log_dir=/var/log --log_file=/var/log/agent --log_file_max_size=1800 --logtostderr " +
-				"--one_output --skip_headers --skip_log_headers --stderrthreshold=2 --v=2 --vmodule=recordio=2,file=1,gfs*=3",
-			nft.Options{Mode: nft.ModeNFTables, Chain: "IP-MASQ-AGENT", RandomFully: true},
-			config.Defaults{ResyncInterval: time.Minute},
-		},
-	}
-	for _, tt := range tests {
-		o := parseRun(t, tt.line)
-		if diff := cmp.Diff(tt.options, o.nftOptions()); diff != "" {
-			t.Errorf("%q: options (-want +got):\n%s", tt.line, diff)
-		}
-		if diff := cmp.Diff(tt.defaults, o.defaults()); diff != "" {
-			t.Errorf("%q: defaults (-want +got):\n%s", tt.line, diff)
-		}
-	}
 }
 
 func TestFlagsThatRefuseAValueEndWithCode2(t *testing.T) {
@@ -89,16 +35,6 @@ func TestFlagsThatRefuseAValueEndWithCode2(t *testing.T) {
 	}
 }
 
-func TestOnlyARealLogFileIsMissed(t *testing.T) {
-	for file, want := range map[string]string{
-		"": "", "/dev/stdout": "", "/dev/stderr": "", "/dev/null": "", "/var/log/agent.log": "/var/log/agent.log",
-	} {
-		if got := parseRun(t, "--log_file="+file).klog.ignoredFile(); got != want {
-			t.Errorf("--log_file=%s: %q, want %q", file, got, want)
-		}
-	}
-}
-
 func TestEveryFlagHasAHelpInEightyColumns(t *testing.T) {
 	for _, c := range commands() {
 		fs, _ := c.flagSet()
@@ -107,7 +43,7 @@ func TestEveryFlagHasAHelpInEightyColumns(t *testing.T) {
 			if f.Usage == "" {
 				t.Errorf("%s: --%s has no help", c.name, f.Name)
 			}
-			if !isKlogFlag(f.Name) && !strings.Contains(text, "-"+f.Name) {
+			if !options.IsKlogFlag(f.Name) && !strings.Contains(text, "-"+f.Name) {
 				t.Errorf("%s: --%s is missing in the help", c.name, f.Name)
 			}
 		})
@@ -128,7 +64,7 @@ func TestCommandsOfAPolicyTakeAllOfItsFlags(t *testing.T) {
 			continue
 		}
 		fs, _ := c.flagSet()
-		for _, name := range slices.Concat(policyFlags(), klogNames()) {
+		for _, name := range slices.Concat(options.PolicyFlags(), options.KlogNames()) {
 			if fs.Lookup(name) == nil {
 				t.Errorf("%s has no --%s", c.name, name)
 			}

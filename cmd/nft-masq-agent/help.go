@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"nft-masq-agent/cmd/nft-masq-agent/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/options"
 )
 
 // help answers the command of that name: about the program, or about one
@@ -32,21 +35,21 @@ func help(all []command, args []string, e environment) int {
 
 func programHelp(all []command) string {
 	var b strings.Builder
-	b.WriteString(wrap("nft-masq-agent decides on a node of Kubernetes which traffic leaves with the pod's own address and "+
+	b.WriteString(answer.Wrap("nft-masq-agent decides on a node of Kubernetes which traffic leaves with the pod's own address and "+
 		"which is masqueraded behind the node's. It takes the file and the flags of ip-masq-agent.", "") + "\n")
 	fmt.Fprintf(&b, "Usage: %s [COMMAND] [FLAGS]\n\n", program)
 	for _, c := range all {
 		b.WriteString(listed(c.name, c.about))
 	}
 	b.WriteString(listed("help", "tells of a command: its flags, and an example") + "\n")
-	b.WriteString(wrap("Without a command, or where a flag is the first argument, it is run.", ""))
-	b.WriteString(wrap("Exit codes: 0 done, valid, in step; 1 failed, invalid, differs; 2 wrong usage.", ""))
+	b.WriteString(answer.Wrap("Without a command, or where a flag is the first argument, it is run.", ""))
+	b.WriteString(answer.Wrap("Exit codes: 0 done, valid, in step; 1 failed, invalid, differs; 2 wrong usage.", ""))
 	return b.String()
 }
 
 func listed(name, about string) string {
 	const indent = 12
-	return fmt.Sprintf("  %-*s", indent-2, name) + wrap(about, strings.Repeat(" ", indent))[indent:]
+	return fmt.Sprintf("  %-*s", indent-2, name) + answer.Wrap(about, strings.Repeat(" ", indent))[indent:]
 }
 
 // help tells everything about one command.
@@ -57,9 +60,9 @@ func (c command) help() string {
 		usage += " " + c.operands
 	}
 	fmt.Fprintf(&b, "Usage: %s [FLAGS]\n\n", usage)
-	b.WriteString(wrap(c.name+" "+c.about+".", ""))
+	b.WriteString(answer.Wrap(c.name+" "+c.about+".", ""))
 	if c.details != "" {
-		b.WriteString("\n" + wrap(c.details, ""))
+		b.WriteString("\n" + answer.Wrap(c.details, ""))
 	}
 	if len(c.examples) > 0 {
 		b.WriteString("\nFor example:\n")
@@ -79,7 +82,7 @@ func flagHelp(fs *flag.FlagSet) string {
 	var b strings.Builder
 	klog := false
 	fs.VisitAll(func(f *flag.Flag) {
-		if isKlogFlag(f.Name) && (f.Name != "v" || fs.Name() != "run") {
+		if options.IsKlogFlag(f.Name) && (f.Name != "v" || fs.Name() != "run") {
 			klog = true
 			return
 		}
@@ -91,31 +94,10 @@ func flagHelp(fs *flag.FlagSet) string {
 		if f.DefValue != "" && f.DefValue != "false" {
 			usage += fmt.Sprintf(" (default %s)", f.DefValue)
 		}
-		fmt.Fprintf(&b, "%s\n%s", strings.TrimRight("  "+dashes+f.Name+" "+value, " "), wrap(usage, "        "))
+		fmt.Fprintf(&b, "%s\n%s", strings.TrimRight("  "+dashes+f.Name+" "+value, " "), answer.Wrap(usage, "        "))
 	})
 	if klog {
-		b.WriteString(wrap("Every other flag of klog is accepted and does nothing, so that the command lines of older agents go on working.", "  "))
+		b.WriteString(answer.Wrap("Every other flag of klog is accepted and does nothing, so that the command lines of older agents go on working.", "  "))
 	}
-	return b.String()
-}
-
-// wrap breaks a text into lines of at most 80 columns, each behind an indent.
-func wrap(text, indent string) string {
-	var b strings.Builder
-	column := 0
-	for _, word := range strings.Fields(text) {
-		if column > 0 && column+1+len(word) > 80 {
-			b.WriteString("\n")
-			column = 0
-		}
-		if column == 0 {
-			b.WriteString(indent + word)
-			column = len(indent) + len(word)
-			continue
-		}
-		b.WriteString(" " + word)
-		column += 1 + len(word)
-	}
-	b.WriteString("\n")
 	return b.String()
 }

@@ -6,12 +6,8 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-)
 
-// Formats of the log.
-const (
-	logJSON = "json" // one object a line
-	logText = "text" // for people
+	"nft-masq-agent/cmd/nft-masq-agent/options"
 )
 
 // debugVerbosity is the -v from which on details are logged. Clusters commonly
@@ -21,7 +17,7 @@ const debugVerbosity = 4
 // newLogger logs to w, which is stdout: tools that collect logs take all of
 // stderr for errors. A line has its time, level and message; no caller, no
 // stack, and none is left out as a repetition.
-func newLogger(w io.Writer, o options) *zap.Logger {
+func newLogger(w io.Writer, o options.Options) *zap.Logger {
 	encoding := zapcore.EncoderConfig{
 		TimeKey:        "time",
 		LevelKey:       "level",
@@ -31,13 +27,13 @@ func newLogger(w io.Writer, o options) *zap.Logger {
 		EncodeDuration: zapcore.StringDurationEncoder,
 	}
 	encoder := zapcore.NewJSONEncoder(encoding)
-	if o.logFormat == logText {
+	if o.LogFormat == options.LogText {
 		encoding.EncodeLevel = zapcore.CapitalLevelEncoder
 		encoding.ConsoleSeparator = "  "
 		encoder = zapcore.NewConsoleEncoder(encoding)
 	}
 	level := zapcore.InfoLevel
-	if o.klog.verbosity >= debugVerbosity {
+	if o.Klog.Verbosity >= debugVerbosity {
 		level = zapcore.DebugLevel
 	}
 	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(w)), level))

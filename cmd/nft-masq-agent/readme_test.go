@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nft-masq-agent/cmd/nft-masq-agent/options"
 	"nft-masq-agent/config"
 )
 
@@ -97,7 +98,7 @@ func TestReadmeListsTheCommands(t *testing.T) {
 }
 
 func TestReadmeListsThePolicyFlags(t *testing.T) {
-	want, got := policyFlags(), firstColumn(section(t, "flags"))
+	want, got := options.PolicyFlags(), firstColumn(section(t, "flags"))
 	slices.Sort(want)
 	slices.Sort(got)
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -107,10 +108,10 @@ func TestReadmeListsThePolicyFlags(t *testing.T) {
 
 func TestReadmeNamesEachFlagOfRun(t *testing.T) {
 	fs := flag.NewFlagSet("run", flag.ContinueOnError)
-	addRunFlags(fs)
+	options.AddRunFlags(fs)
 	text := readme(t)
 	fs.VisitAll(func(f *flag.Flag) {
-		if !isKlogFlag(f.Name) && !strings.Contains(text, "`--"+f.Name) {
+		if !options.IsKlogFlag(f.Name) && !strings.Contains(text, "`--"+f.Name) {
 			t.Errorf("--%s is not in README.md", f.Name)
 		}
 	})

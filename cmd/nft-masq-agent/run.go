@@ -17,6 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/agent"
+	"nft-masq-agent/cmd/nft-masq-agent/options"
+	"nft-masq-agent/cmd/nft-masq-agent/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
@@ -35,7 +37,7 @@ func runCommand() command {
 			program + " --masq-chain=IP-MASQ --nomasq-all-reserved-ranges --v=2",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			o := addRunFlags(fs)
+			o := options.AddRunFlags(fs)
 			return func(ctx context.Context, _ []string, e environment) (int, error) {
 				return run(ctx, *o, e)
 			}
@@ -43,7 +45,7 @@ func runCommand() command {
 	}
 }
 
-func run(ctx context.Context, o options, e environment) (int, error) {
+func run(ctx context.Context, o options.Options, e environment) (int, error) {
 	// There is one thing to do at a time. With more processors the runtime looks
 	// for further work on them at each event, which takes longer than the event.
 	runtime.GOMAXPROCS(1)
@@ -61,21 +63,21 @@ func run(ctx context.Context, o options, e environment) (int, error) {
 		debug.SetGCPercent(25)
 	}
 	log := newLogger(e.stdout, o)
-	if path := o.klog.ignoredFile(); path != "" {
+	if path := o.Klog.IgnoredFile(); path != "" {
 		log.Warn("--log_file is not written: the log goes to standard output", zap.String("log_file", path))
 	}
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
-	if o.mode == nft.ModeIPTables {
-		if err := k.CheckChain(o.chain); errors.Is(err, kernel.ErrForeignChain) {
+	if o.Mode == nft.ModeIPTables {
+		if err := k.CheckChain(o.Chain); errors.Is(err, kernel.ErrForeignChain) {
 			return exitUsage, usagef("--masq-chain: %w", err)
 		}
 	}
-	for _, other := range runningAgents(e.proc) {
-		if !other.seen {
+	for _, other := range running.Agents(e.proc, program) {
+		if !other.Seen {
 			continue // with the processes of other nodes in sight, it is most likely one of theirs
 		}
-		log.Warn("another agent runs in this network namespace: both will write the same rules", zap.Int("pid", other.pid))
+		log.Warn("another agent runs in this network namespace: both will write the same rules", zap.Int("pid", other.PID))
 	}
 	for _, line := range legacyIPTables(e.proc) {
 		log.Warn(line)
@@ -93,12 +95,12 @@ func run(ctx context.Context, o options, e environment) (int, error) {
 
 // startAgent starts the loop and what it listens to. What it gives is closed
 // when all of them have ended.
-func startAgent(ctx context.Context, o options, k *kernel.Kernel, log *zap.Logger, hangup <-chan os.Signal) <-chan struct{} {
+func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *zap.Logger, hangup <-chan os.Signal) <-chan struct{} {
 	// The listener first: no change after the first look is missed.
 	listener := agent.Listen(ctx, log)
 	k.BeforeLargeFill(listener.Pause)
-	files := watch.Start(ctx, o.configPath, func() (agent.Files, string) {
-		sources, err := config.Read(o.configPath)
+	files := watch.Start(ctx, o.ConfigPath, func() (agent.Files, string) {
+		sources, err := config.Read(o.ConfigPath)
 		return agent.Files{Sources: sources, Err: err}, fingerprint(sources, err)
 	})
 	// A connection of its own, so that no scrape waits for a large transaction.
@@ -110,18 +112,18 @@ func startAgent(ctx context.Context, o options, k *kernel.Kernel, log *zap.Logge
 		},
 		agent.Kernel{
 			Apply: givingBack(k.Apply), ReadBack: k.ReadBack, PortID: k.PortID,
-			Counters: func() ([]kernel.Counts, error) { return counters.Counters(o.nftOptions()) },
+			Counters: func() ([]kernel.Counts, error) { return counters.Counters(o.NFT()) },
 			Others:   k.Others,
 		},
 		agent.Settings{
-			Version: version, Commit: build().commit, Path: o.configPath,
-			Defaults: o.defaults(), Options: o.nftOptions(), TakeOver: o.takeover,
+			Version: version, Commit: build().commit, Path: o.ConfigPath,
+			Defaults: o.Defaults(), Options: o.NFT(), TakeOver: o.TakeOver,
 		},
 		log,
 	)
 	var all sync.WaitGroup
-	if o.httpAddress != "" {
-		served := agent.Serve(ctx, o.httpAddress, loop.Handler(), log)
+	if o.HTTPAddress != "" {
+		served := agent.Serve(ctx, o.HTTPAddress, loop.Handler(), log)
 		all.Go(func() { <-served })
 	}
 	all.Go(func() { loop.Run(ctx) })

@@ -1,4 +1,4 @@
-package main
+package running
 
 import (
 	"flag"
@@ -9,45 +9,48 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"nft-masq-agent/cmd/nft-masq-agent/options"
 )
 
-// A runningAgent is a process that runs an agent of ours in this network
+// An Agent is a process that runs an agent of ours in this network
 // namespace.
-type runningAgent struct {
-	pid     int
-	args    []string // behind the name of the program and the command
-	options options  // what they say
-	err     error    // why they say nothing to this version
-	seen    bool     // that it is in this namespace was seen, not only not denied
+type Agent struct {
+	PID     int
+	Args    []string        // behind the name of the program and the command
+	Options options.Options // what they say
+	Err     error           // why they say nothing to this version
+	Seen    bool            // that it is in this namespace was seen, not only not denied
 }
 
-// runningAgents finds the agents that a procfs shows, by pid, this process left
-// out. A process that cannot be looked at is none.
-func runningAgents(proc string) []runningAgent {
+// Agents finds the agents that a procfs shows, by pid: processes of the given
+// program that run in this network namespace, this process left out. A process
+// that cannot be looked at is none.
+func Agents(proc, program string) []Agent {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
 		return nil
 	}
 	self, _ := os.Readlink(filepath.Join(proc, "self"))
-	var agents []runningAgent
+	var agents []Agent
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil || e.Name() == self {
 			continue
 		}
-		if args, ok := agentArgs(proc, e.Name()); ok && !differs(proc, e.Name(), "ns/net") {
-			a := newRunningAgent(proc, pid, args)
+		if args, ok := agentArgs(proc, e.Name(), program); ok && !differs(proc, e.Name(), "ns/net") {
+			a := newAgent(proc, pid, args)
 			_, err := os.Readlink(filepath.Join(proc, e.Name(), "ns/net"))
-			a.seen = err == nil
+			a.Seen = err == nil
 			agents = append(agents, a)
 		}
 	}
-	slices.SortFunc(agents, func(a, b runningAgent) int { return a.pid - b.pid })
+	slices.SortFunc(agents, func(a, b Agent) int { return a.PID - b.PID })
 	return agents
 }
 
 // agentArgs gives the flags of a process if it is an agent that runs.
-func agentArgs(proc, pid string) ([]string, bool) {
+func agentArgs(proc, pid, program string) ([]string, bool) {
 	line, err := os.ReadFile(filepath.Join(proc, pid, "cmdline"))
 	if err != nil || len(line) == 0 {
 		return nil, false
@@ -83,48 +86,48 @@ func differs(proc, pid, namespace string) bool {
 	return err == nil && own != other
 }
 
-func newRunningAgent(proc string, pid int, args []string) runningAgent {
+func newAgent(proc string, pid int, args []string) Agent {
 	fs := flag.NewFlagSet("run", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
-	o := addRunFlags(fs)
-	a := runningAgent{pid: pid, args: args, err: fs.Parse(args)}
+	o := options.AddRunFlags(fs)
+	a := Agent{PID: pid, Args: args, Err: fs.Parse(args)}
 	dir := filepath.Join(proc, strconv.Itoa(pid))
-	if cwd, err := os.Readlink(filepath.Join(dir, "cwd")); err == nil && !filepath.IsAbs(o.configPath) {
-		o.configPath = filepath.Join(cwd, o.configPath)
+	if cwd, err := os.Readlink(filepath.Join(dir, "cwd")); err == nil && !filepath.IsAbs(o.ConfigPath) {
+		o.ConfigPath = filepath.Join(cwd, o.ConfigPath)
 	}
-	if filepath.IsAbs(o.configPath) && differs(proc, strconv.Itoa(pid), "ns/mnt") {
-		o.root = filepath.Join(dir, "root")
+	if filepath.IsAbs(o.ConfigPath) && differs(proc, strconv.Itoa(pid), "ns/mnt") {
+		o.Root = filepath.Join(dir, "root")
 	}
-	a.options = *o
+	a.Options = *o
 	return a
 }
 
 // String names the agent and its flags, quoted: another process's words.
-func (a runningAgent) String() string {
-	if len(a.args) == 0 {
-		return fmt.Sprintf("the running agent (pid %d, without flags)", a.pid)
+func (a Agent) String() string {
+	if len(a.Args) == 0 {
+		return fmt.Sprintf("the running agent (pid %d, without flags)", a.PID)
 	}
-	words := make([]string, len(a.args))
-	for i, arg := range a.args {
+	words := make([]string, len(a.Args))
+	for i, arg := range a.Args {
 		words[i] = strings.Trim(strconv.Quote(arg), `"`)
 	}
-	return fmt.Sprintf("the running agent (pid %d: %s)", a.pid, strings.Join(words, " "))
+	return fmt.Sprintf("the running agent (pid %d: %s)", a.PID, strings.Join(words, " "))
 }
 
-// followAgent takes the options of an agent that runs, if there is one and the
+// Follow takes the options of an agent that runs, if there is one and the
 // command line says nothing of the policy. It gives the sentence that says so,
 // or "".
-func (o *options) followAgent(fs *flag.FlagSet, agents []runningAgent) string {
+func Follow(o *options.Options, fs *flag.FlagSet, agents []Agent) string {
 	given := false
-	fs.Visit(func(f *flag.Flag) { given = given || slices.Contains(policyFlags(), f.Name) })
+	fs.Visit(func(f *flag.Flag) { given = given || slices.Contains(options.PolicyFlags(), f.Name) })
 	if given || len(agents) == 0 {
 		return ""
 	}
 	first := agents[0]
-	if first.err != nil {
-		return fmt.Sprintf("not with the flags of %s: %v", first, first.err)
+	if first.Err != nil {
+		return fmt.Sprintf("not with the flags of %s: %v", first, first.Err)
 	}
-	*o = first.options
+	*o = first.Options
 	if len(agents) > 1 {
 		return fmt.Sprintf("with the flags of %s, one of %d that run here", first, len(agents))
 	}

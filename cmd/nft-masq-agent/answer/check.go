@@ -1,16 +1,17 @@
-package main
+package answer
 
 import (
 	"errors"
 	"strings"
 
+	"nft-masq-agent/cmd/nft-masq-agent/options"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 )
 
-// A checkReport is the answer of check -o json. Fields are only ever added.
+// A Check is the answer of check -o json. Fields are only ever added.
 // Under --strict a config with warnings is still valid; the exit code differs.
-type checkReport struct {
+type Check struct {
 	Valid    bool          `json:"valid"`
 	Config   string        `json:"config"` // the path asked for
 	Files    []string      `json:"files"`  // the files found there; none: the defaults hold
@@ -65,32 +66,33 @@ type cidrReport struct {
 	Place string `json:"place"`
 }
 
+// A coveredReport is a CIDR that was dropped, and the one that covers it.
 type coveredReport struct {
 	cidrReport
 	By cidrReport `json:"by"`
 }
 
-// rejected reports a config that is not valid.
-func (f *checkFlags) rejected(l loaded, err error) checkReport {
-	r := f.emptyReport(l)
-	r.Warnings = entries(fileFindings(l.warnings))
+// Rejected reports a config that is not valid.
+func Rejected(o options.Options, l options.Loaded, err error) Check {
+	r := emptyCheck(o, l)
+	r.Warnings = entries(FileFindings(l.Warnings))
 	var problems config.Problems
 	if !errors.As(err, &problems) {
 		r.Errors = []reportEntry{{ID: "config", Message: err.Error()}}
 		return r
 	}
-	r.Errors = entries(fileFindings(problems))
+	r.Errors = entries(FileFindings(problems))
 	return r
 }
 
-func (f *checkFlags) emptyReport(l loaded) checkReport {
-	return checkReport{
-		Config: f.configPath, Files: append([]string{}, l.files...),
+func emptyCheck(o options.Options, l options.Loaded) Check {
+	return Check{
+		Config: o.ConfigPath, Files: append([]string{}, l.Files...),
 		Errors: []reportEntry{}, Warnings: []reportEntry{}, Notes: []reportEntry{},
 	}
 }
 
-func entries(found []finding) []reportEntry {
+func entries(found []Finding) []reportEntry {
 	out := make([]reportEntry, len(found))
 	for i, f := range found {
 		out[i] = reportEntry{ID: f.ID, File: f.Pos.File, Line: f.Pos.Line, Column: f.Pos.Col, Message: f.Msg}
@@ -98,18 +100,19 @@ func entries(found []finding) []reportEntry {
 	return out
 }
 
-func (f *checkFlags) report(l loaded, found []finding) checkReport {
-	o, r := f.nftOptions(), f.emptyReport(l)
+// Accepted reports a valid config.
+func Accepted(o options.Options, l options.Loaded, found []Finding) Check {
+	n, r := o.NFT(), emptyCheck(o, l)
 	r.Valid = true
-	r.Warnings, r.Notes = entries(warningsOf(found)), entries(notesOf(found))
+	r.Warnings, r.Notes = entries(Warnings(found)), entries(Notes(found))
 	r.Meaning = &meaning{
-		Hash: l.ruleset.Hash(), Mode: string(o.Mode), Chain: l.ruleset.Chain,
-		RandomFully: o.RandomFully, ToPorts: portList(o.Ports),
-		ResyncSeconds: l.config.ResyncInterval.Seconds(),
-		MasqLinkLocal: l.config.MasqLinkLocal, MasqLinkLocalIPv6: l.config.MasqLinkLocalIPv6,
-		EnableIPv6: l.config.EnableIPv6,
+		Hash: l.Ruleset.Hash(), Mode: string(n.Mode), Chain: l.Ruleset.Chain,
+		RandomFully: n.RandomFully, ToPorts: portList(n.Ports),
+		ResyncSeconds: l.Config.ResyncInterval.Seconds(),
+		MasqLinkLocal: l.Config.MasqLinkLocal, MasqLinkLocalIPv6: l.Config.MasqLinkLocalIPv6,
+		EnableIPv6: l.Config.EnableIPv6,
 	}
-	for _, p := range l.ruleset.Policy.Families {
+	for _, p := range l.Ruleset.Policy.Families {
 		r.Meaning.Families = append(r.Meaning.Families, reportFamily(p))
 	}
 	return r

@@ -1,4 +1,4 @@
-package main
+package options
 
 import (
 	"errors"
@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// klogFlags are what the flags of klog say that means something here.
-type klogFlags struct {
-	verbosity int
+// KlogFlags are what the flags of klog say that means something here.
+type KlogFlags struct {
+	Verbosity int
 	logFile   string
 }
 
-// klogNames lists the flags of k8s.io/klog/v2 2.140.
-func klogNames() []string {
+// KlogNames lists the flags of k8s.io/klog/v2 2.140.
+func KlogNames() []string {
 	return []string{
 		"add_dir_header", "alsologtostderr", "alsologtostderrthreshold", "legacy_stderr_threshold_behavior",
 		"log_backtrace_at", "log_dir", "log_file", "log_file_max_size", "logtostderr", "one_output",
@@ -23,18 +23,19 @@ func klogNames() []string {
 	}
 }
 
-func isKlogFlag(name string) bool { return slices.Contains(klogNames(), name) }
+// IsKlogFlag says whether a flag is one of klog's.
+func IsKlogFlag(name string) bool { return slices.Contains(KlogNames(), name) }
 
 // addKlogFlags declares klog's flags with klog's types and defaults, so that a
 // command line that klog takes is taken. All but -v do nothing: the log goes to
 // stdout.
-func addKlogFlags(fs *flag.FlagSet) *klogFlags {
-	k := &klogFlags{}
+func addKlogFlags(fs *flag.FlagSet) *KlogFlags {
+	k := &KlogFlags{}
 	const nothing = "accepted, does nothing"
-	for _, name := range klogNames() {
+	for _, name := range KlogNames() {
 		switch name {
 		case "v":
-			addFlag(fs, &k.verbosity, name, "0", "log `LEVEL`: from 4 on, details too", parseVerbosity)
+			AddFlag(fs, &k.Verbosity, name, "0", "log `LEVEL`: from 4 on, details too", parseVerbosity)
 		case "log_file":
 			fs.StringVar(&k.logFile, name, "", nothing)
 		case "log_dir":
@@ -42,11 +43,11 @@ func addKlogFlags(fs *flag.FlagSet) *klogFlags {
 		case "log_file_max_size":
 			fs.Uint64(name, 1800, nothing)
 		case "stderrthreshold", "alsologtostderrthreshold":
-			addFlag(fs, new(string), name, "", nothing, parseSeverity)
+			AddFlag(fs, new(string), name, "", nothing, parseSeverity)
 		case "vmodule":
-			addFlag(fs, new(string), name, "", nothing, parseVModule)
+			AddFlag(fs, new(string), name, "", nothing, parseVModule)
 		case "log_backtrace_at":
-			addFlag(fs, new(string), name, "", nothing, parseTrace)
+			AddFlag(fs, new(string), name, "", nothing, parseTrace)
 		default:
 			fs.Bool(name, name == "logtostderr" || name == "legacy_stderr_threshold_behavior", nothing)
 		}
@@ -54,9 +55,9 @@ func addKlogFlags(fs *flag.FlagSet) *klogFlags {
 	return k
 }
 
-// ignoredFile gives the path of --log_file where somebody might wait for the
+// IgnoredFile gives the path of --log_file where somebody might wait for the
 // log to appear there, else "".
-func (k klogFlags) ignoredFile() string {
+func (k KlogFlags) IgnoredFile() string {
 	if slices.Contains([]string{"/dev/stdout", "/dev/stderr", "/dev/null"}, k.logFile) {
 		return ""
 	}

@@ -1,4 +1,4 @@
-package main
+package answer
 
 import (
 	"fmt"
@@ -9,26 +9,18 @@ import (
 	"nft-masq-agent/nft"
 )
 
-var (
-	linkLocalIPv4 = netip.MustParsePrefix("169.254.0.0/16")
-	linkLocalIPv6 = netip.MustParsePrefix("fe80::/10")
-
-	// metadata is the address of the metadata service of most clouds.
-	metadata = netip.MustParseAddr("169.254.169.254")
-)
-
-// A finding is something about a config that is no error.
-type finding struct {
+// A Finding is something about a config that is no error.
+type Finding struct {
 	ID   string // stable, for programs
 	Note bool   // good to know; otherwise a warning
 	Pos  config.Position
 	Msg  string
 }
 
-// lint looks for what a config probably does not mean to say. What the parser
+// Lint looks for what a config probably does not mean to say. What the parser
 // warns of (an empty list, IPv6 CIDRs while IPv6 is off) is not repeated.
-func lint(p nft.Policy, podCIDRs []netip.Prefix) []finding {
-	var found []finding
+func Lint(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
+	var found []Finding
 	for _, f := range p.Families {
 		found = append(found, lintEverythingExempt(f)...)
 		found = append(found, lintForcedOutside(f)...)
@@ -40,13 +32,38 @@ func lint(p nft.Policy, podCIDRs []netip.Prefix) []finding {
 	return found
 }
 
+// FileFindings are the warnings of the parser.
+func FileFindings(warnings []config.Problem) []Finding {
+	found := make([]Finding, len(warnings))
+	for i, w := range warnings {
+		found[i] = Finding{ID: "file", Pos: w.Pos, Msg: w.Msg}
+	}
+	return found
+}
+
+// Warnings gives the warnings among findings.
+func Warnings(found []Finding) []Finding { return only(found, false) }
+
+// Notes gives the notes among findings.
+func Notes(found []Finding) []Finding { return only(found, true) }
+
+func only(found []Finding, note bool) []Finding {
+	var out []Finding
+	for _, f := range found {
+		if f.Note == note {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
 // lintEverythingExempt finds lists that leave no destination to masquerade.
-func lintEverythingExempt(f nft.FamilyPolicy) []finding {
+func lintEverythingExempt(f nft.FamilyPolicy) []Finding {
 	all := everything(f.IPv6)
 	if _, some := uncovered(all, f.NonMasq.CIDRs); some {
 		return nil
 	}
-	found := finding{ID: "everything-exempt"}
+	found := Finding{ID: "everything-exempt"}
 	what := "nonMasqueradeCIDRs together cover"
 	for _, c := range f.NonMasq.CIDRs {
 		if c.Prefix == all {
@@ -58,7 +75,7 @@ func lintEverythingExempt(f nft.FamilyPolicy) []finding {
 		rest = "nothing but forceMasqueradeCIDRs"
 	}
 	found.Msg = fmt.Sprintf("%s every %s destination: %s is masqueraded", what, familyName(f.IPv6), rest)
-	return []finding{found}
+	return []Finding{found}
 }
 
 // everything is the network of all addresses.
@@ -70,12 +87,12 @@ func everything(ipv6 bool) netip.Prefix {
 }
 
 // lintForcedOutside finds forced CIDRs that change nothing.
-func lintForcedOutside(f nft.FamilyPolicy) []finding {
+func lintForcedOutside(f nft.FamilyPolicy) []Finding {
 	exempt := f.NonMasq.Prefixes()
-	var found []finding
+	var found []Finding
 	for _, c := range f.Force.CIDRs {
 		if !overlapsAny(c.Prefix, exempt) {
-			found = append(found, finding{ID: "forced-outside", Pos: c.Pos, Msg: fmt.Sprintf(
+			found = append(found, Finding{ID: "forced-outside", Pos: c.Pos, Msg: fmt.Sprintf(
 				"forceMasqueradeCIDRs: %s is outside every exempted CIDR: it is masqueraded anyway", c.Prefix)})
 		}
 	}
@@ -84,7 +101,7 @@ func lintForcedOutside(f nft.FamilyPolicy) []finding {
 
 // lintPodCIDRs finds networks of pods whose traffic among themselves would be
 // masqueraded.
-func lintPodCIDRs(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []finding {
+func lintPodCIDRs(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
 	var pods []netip.Prefix
 	masqueraded := false // any pod as a source
 	for _, p := range podCIDRs {
@@ -97,20 +114,20 @@ func lintPodCIDRs(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []finding {
 		return nil
 	}
 	const seen = "pods of other nodes would see this node's address"
-	var found []finding
+	var found []Finding
 	for _, p := range pods {
 		for _, c := range f.Force.CIDRs {
 			if c.Overlaps(p) {
-				found = append(found, finding{ID: "pod-cidr-forced", Pos: c.Pos, Msg: fmt.Sprintf(
+				found = append(found, Finding{ID: "pod-cidr-forced", Pos: c.Pos, Msg: fmt.Sprintf(
 					"forceMasqueradeCIDRs: %s reaches into pod CIDR %s: %s", c.Prefix, p, seen)})
 			}
 		}
 		gap, some := uncovered(p, f.NonMasq.CIDRs)
 		switch {
 		case some && gap == p:
-			found = append(found, finding{ID: "pod-cidr-not-exempt", Msg: fmt.Sprintf("pod CIDR %s is not exempted: %s", p, seen)})
+			found = append(found, Finding{ID: "pod-cidr-not-exempt", Msg: fmt.Sprintf("pod CIDR %s is not exempted: %s", p, seen)})
 		case some:
-			found = append(found, finding{ID: "pod-cidr-not-exempt", Msg: fmt.Sprintf("pod CIDR %s is exempted in part, %s is not: %s", p, gap, seen)})
+			found = append(found, Finding{ID: "pod-cidr-not-exempt", Msg: fmt.Sprintf("pod CIDR %s is exempted in part, %s is not: %s", p, gap, seen)})
 		}
 	}
 	return found
@@ -124,8 +141,8 @@ func sourceMasqueraded(f nft.FamilyPolicy, p netip.Prefix) bool {
 
 // noteMetadata says what becomes of requests to the metadata service. Where it
 // answers none but the node, pods need to be masqueraded to reach it.
-func noteMetadata(f nft.FamilyPolicy) finding {
-	note := finding{ID: "metadata", Note: true}
+func noteMetadata(f nft.FamilyPolicy) Finding {
+	note := Finding{ID: "metadata", Note: true}
 	for _, asked := range []struct {
 		nft.List
 		who string

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/cmd/nft-masq-agent/answer"
 )
 
 func TestATerminalSeesTheLineOfTheFile(t *testing.T) {
@@ -38,7 +40,7 @@ func TestWhatIsNoFileIsAnErrorInBothFormats(t *testing.T) {
 		t.Errorf("text: %+v", got)
 	}
 	got = runHere(t, "check", "--config", os.DevNull, "-o", "json")
-	var report checkReport
+	var report answer.Check
 	if err := json.Unmarshal([]byte(got.stdout), &report); err != nil || got.code != exitFailed || got.stderr != "" {
 		t.Fatalf("json: %+v: %v", got, err)
 	}

@@ -1,28 +1,18 @@
-package main
+package answer
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 )
 
 // The APIs of win-bridge by the apiVersion of its configuration.
 const (
-	windowsHNS = 1
-	windowsHCN = 2
+	WindowsHNS = 1
+	WindowsHCN = 2
 )
-
-func parseWindowsAPI(s string) (int, error) {
-	switch s {
-	case "1":
-		return windowsHNS, nil
-	case "2":
-		return windowsHCN, nil
-	}
-	return 0, errors.New("is neither 1 (HNS) nor 2 (HCN)")
-}
 
 // The plugin takes policies of this name only, and keys with exactly these
 // capitals (containernetworking/plugins, win-bridge; microsoft/hcsshim).
@@ -45,32 +35,31 @@ type outboundExceptions struct {
 	Exceptions []string `json:"Exceptions"`
 }
 
-// winBridge gives the policy that exempts on a Windows node what the config
-// exempts on this one, in the order of the file. It is an IPv4 policy: the
-// documentation of the plugin has no IPv6 one.
-func (f *renderFlags) winBridge(e environment, l loaded) (string, error) {
-	if err := sayableOnWindows(l.config); err != nil {
-		return "", err
+// WinBridge gives the policy that exempts on a Windows node what the config
+// exempts on this one, in the order of the file, for an API of the plugin. It is
+// an IPv4 policy, as the documentation of the plugin has no IPv6 one; so many
+// CIDRs of IPv6 are left out. What it cannot say is an error of type
+// [config.Problems].
+func WinBridge(api int, c config.Config, p nft.Policy) (text string, leftOut int, err error) {
+	if err := sayableOnWindows(c); err != nil {
+		return "", 0, err
 	}
 	exceptions := []string{}
-	for _, family := range l.ruleset.Policy.Families {
+	for _, family := range p.Families {
 		for _, c := range family.NonMasq.CIDRs {
 			if !family.IPv6 {
 				exceptions = append(exceptions, c.String())
 			}
 		}
 	}
-	if n := countIPv6(l.config.NonMasqueradeCIDRs); n > 0 {
-		_, _ = fmt.Fprintf(e.stderr, "left out: %s, as the policy is one for IPv4\n", counted(n, "IPv6 CIDR"))
-	}
-	b, err := json.Marshal(windowsNAT(f.windowsAPI, exceptions))
-	return string(b) + "\n", err
+	b, err := json.Marshal(windowsNAT(api, exceptions))
+	return string(b) + "\n", countIPv6(c.NonMasqueradeCIDRs), err
 }
 
 func windowsNAT(api int, exceptions []string) windowsPolicy {
 	const kind = "OutBoundNAT"
 	p := windowsPolicy{Name: "EndpointPolicy", Value: outboundNATHNS{kind, exceptions}}
-	if api == windowsHCN {
+	if api == WindowsHCN {
 		p.Value = outboundNATHCN{kind, outboundExceptions{exceptions}}
 	}
 	return p

@@ -1,4 +1,4 @@
-package main
+package options
 
 import (
 	"errors"
@@ -15,86 +15,93 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// options are what the command line says. Those of a command without a flag
+// Formats of the log.
+const (
+	LogJSON = "json" // one object a line
+	LogText = "text" // for people
+)
+
+// Options are what the command line says. Those of a command without a flag
 // have its default.
-type options struct {
+type Options struct {
 	// Of every command: what the policy is, and how it is written.
-	configPath        string
-	mode              nft.Mode
-	chain             string
-	randomFully       tristate
-	ports             []nft.PortRange
-	allReservedRanges bool
-	enableIPv6        bool
-	resyncInterval    time.Duration
+	ConfigPath        string
+	Mode              nft.Mode
+	Chain             string
+	RandomFully       tristate
+	Ports             []nft.PortRange
+	AllReservedRanges bool
+	EnableIPv6        bool
+	ResyncInterval    time.Duration
 
 	// Of run.
-	takeover    bool
-	httpAddress string // "" for off
-	logFormat   string
+	TakeOver    bool
+	HTTPAddress string // "" for off
+	LogFormat   string
 
-	klog *klogFlags
+	Klog *KlogFlags
 
-	// root stands before the path of the config where the flags are those of
+	// Root stands before the path of the config where the flags are those of
 	// an agent that sees other files. It is not part of what people read.
-	root string
+	Root string
 }
 
-const defaultConfig = "/etc/config/ip-masq-agent"
+// DefaultConfig is where the older agents have their config.
+const DefaultConfig = "/etc/config/ip-masq-agent"
 
-// nftOptions gives what the compiler needs.
-func (o options) nftOptions() nft.Options {
+// NFT gives what the compiler needs.
+func (o Options) NFT() nft.Options {
 	return nft.Options{
-		Mode:        o.mode,
-		Chain:       o.chain,
-		RandomFully: o.randomFully.or(o.mode == nft.ModeNFTables),
-		Ports:       o.ports,
+		Mode:        o.Mode,
+		Chain:       o.Chain,
+		RandomFully: o.RandomFully.or(o.Mode == nft.ModeNFTables),
+		Ports:       o.Ports,
 	}
 }
 
-// defaults gives what holds where the file says nothing.
-func (o options) defaults() config.Defaults {
+// Defaults gives what holds where the file says nothing.
+func (o Options) Defaults() config.Defaults {
 	return config.Defaults{
-		AllReservedRanges: o.allReservedRanges,
-		EnableIPv6:        o.enableIPv6,
-		ResyncInterval:    o.resyncInterval,
+		AllReservedRanges: o.AllReservedRanges,
+		EnableIPv6:        o.EnableIPv6,
+		ResyncInterval:    o.ResyncInterval,
 	}
 }
 
-// policyFlags lists the flags that say what the policy is.
-func policyFlags() []string {
+// PolicyFlags lists the flags that say what the policy is.
+func PolicyFlags() []string {
 	return []string{
 		"config", "mode", "masq-chain", "nomasq-all-reserved-ranges", "enable-ipv6", "random-fully", "to-ports",
 		"resync-interval",
 	}
 }
 
-// addPolicyFlags declares the flags of every command that deals with a policy.
-func addPolicyFlags(fs *flag.FlagSet) *options {
-	o := &options{klog: addKlogFlags(fs)}
-	addFlag(fs, &o.configPath, "config", defaultConfig, "`PATH` of the config: a file, or a directory of files", parseConfigPath)
-	addFlag(fs, &o.mode, "mode", string(nft.ModeNFTables),
+// AddPolicyFlags declares the flags of every command that deals with a policy.
+func AddPolicyFlags(fs *flag.FlagSet) *Options {
+	o := &Options{Klog: addKlogFlags(fs)}
+	AddFlag(fs, &o.ConfigPath, "config", DefaultConfig, "`PATH` of the config: a file, or a directory of files", parseConfigPath)
+	AddFlag(fs, &o.Mode, "mode", string(nft.ModeNFTables),
 		"`MODE`: nftables writes a table of its own; iptables-nft writes the chain that iptables shows",
-		oneOf(nft.ModeNFTables, nft.ModeIPTables))
-	addFlag(fs, &o.chain, "masq-chain", "IP-MASQ-AGENT", "`NAME` of the chain in mode iptables-nft", parseChain)
-	fs.BoolVar(&o.allReservedRanges, "nomasq-all-reserved-ranges", false,
+		OneOf(nft.ModeNFTables, nft.ModeIPTables))
+	AddFlag(fs, &o.Chain, "masq-chain", "IP-MASQ-AGENT", "`NAME` of the chain in mode iptables-nft", parseChain)
+	fs.BoolVar(&o.AllReservedRanges, "nomasq-all-reserved-ranges", false,
 		"exempt all reserved IPv4 ranges where the file has no nonMasqueradeCIDRs, not only those of RFC 1918")
-	fs.BoolVar(&o.enableIPv6, "enable-ipv6", false, "IPv6 too, where the file says nothing of enableIPv6")
-	fs.Var(&o.randomFully, "random-fully",
+	fs.BoolVar(&o.EnableIPv6, "enable-ipv6", false, "IPv6 too, where the file says nothing of enableIPv6")
+	fs.Var(&o.RandomFully, "random-fully",
 		"choose source ports at random (default true in mode nftables, false in mode iptables-nft)")
-	addFlag(fs, &o.ports, "to-ports", "",
+	AddFlag(fs, &o.Ports, "to-ports", "",
 		"masquerade tcp, udp and sctp to these port `RANGES` only, such as 1024-29999,32768-65535", nft.ParsePorts)
-	addFlag(fs, &o.resyncInterval, "resync-interval", "60",
+	AddFlag(fs, &o.ResyncInterval, "resync-interval", "60",
 		"`SECONDS` between two looks at file and kernel, where the file says nothing of resyncInterval", parseSeconds)
 	return o
 }
 
-// addRunFlags declares the flags of run.
-func addRunFlags(fs *flag.FlagSet) *options {
-	o := addPolicyFlags(fs)
-	fs.BoolVar(&o.takeover, "takeover", false, "remove the rules of iptables-based agents in the transaction that makes ours effective")
-	addFlag(fs, &o.httpAddress, "http-address", "", "`HOST:PORT` of /healthz, /readyz and /metrics; off if empty", parseHTTPAddress)
-	addFlag(fs, &o.logFormat, "log-format", logJSON, "json or text `FORMAT` of the log", oneOf(logJSON, logText))
+// AddRunFlags declares the flags of run.
+func AddRunFlags(fs *flag.FlagSet) *Options {
+	o := AddPolicyFlags(fs)
+	fs.BoolVar(&o.TakeOver, "takeover", false, "remove the rules of iptables-based agents in the transaction that makes ours effective")
+	AddFlag(fs, &o.HTTPAddress, "http-address", "", "`HOST:PORT` of /healthz, /readyz and /metrics; off if empty", parseHTTPAddress)
+	AddFlag(fs, &o.LogFormat, "log-format", LogJSON, "json or text `FORMAT` of the log", OneOf(LogJSON, LogText))
 	return o
 }
 
@@ -105,7 +112,9 @@ type parsedFlag[T any] struct {
 	parse func(string) (T, error)
 }
 
-func addFlag[T any](fs *flag.FlagSet, to *T, name, otherwise, usage string, parse func(string) (T, error)) {
+// AddFlag declares a flag whose text a function turns into its value; otherwise is
+// the text of its default, "" for the zero value.
+func AddFlag[T any](fs *flag.FlagSet, to *T, name, otherwise, usage string, parse func(string) (T, error)) {
 	if otherwise != "" {
 		*to, _ = parse(otherwise)
 	}
@@ -152,7 +161,8 @@ func (t tristate) or(otherwise bool) bool {
 	return otherwise
 }
 
-func oneOf[T ~string](values ...T) func(string) (T, error) {
+// OneOf parses a word out of a few.
+func OneOf[T ~string](values ...T) func(string) (T, error) {
 	return func(s string) (T, error) {
 		if slices.Contains(values, T(s)) {
 			return T(s), nil

@@ -1,4 +1,4 @@
-package main
+package running_test
 
 import (
 	"os"
@@ -8,8 +8,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nft-masq-agent/cmd/nft-masq-agent/options"
+	"nft-masq-agent/cmd/nft-masq-agent/running"
 	"nft-masq-agent/nft"
 )
+
+const program = "nft-masq-agent"
 
 // A process is one of a procfs that a test lays out.
 type process struct {
@@ -88,15 +92,15 @@ func TestRunningAgentsAreFound(t *testing.T) {
 		"a kernel thread or a zombie": {process{"7", "", "", "1", "1", "/"}, false},
 	}
 	for name, tt := range tests {
-		agents := runningAgents(layOutProc(t, self, tt.process))
+		agents := running.Agents(layOutProc(t, self, tt.process), program)
 		if (len(agents) == 1) != tt.found || len(agents) > 1 {
 			t.Errorf("%s: %+v", name, agents)
 		}
 	}
-	if agents := runningAgents(layOutProc(t, process{"100", "nft-masq-agent run", "agent", "1", "1", "/"})); len(agents) != 0 {
+	if agents := running.Agents(layOutProc(t, process{"100", "nft-masq-agent run", "agent", "1", "1", "/"}), program); len(agents) != 0 {
 		t.Errorf("this process is found itself: %+v", agents)
 	}
-	if agents := runningAgents(filepath.Join(t.TempDir(), "nothing")); len(agents) != 0 {
+	if agents := running.Agents(filepath.Join(t.TempDir(), "nothing"), program); len(agents) != 0 {
 		t.Errorf("without procfs: %+v", agents)
 	}
 }
@@ -108,63 +112,25 @@ func TestARunningAgentSaysItsFlags(t *testing.T) {
 		process{"9", "nft-masq-agent --masq-chain=IP-MASQ --mode iptables-nft --config conf/a --takeover --http-address :9717", "agent", "1", "2", "/etc"},
 		process{"40", "nft-masq-agent --from-the-future", "agent", "1", "1", "/"},
 	)
-	agents := runningAgents(proc)
+	agents := running.Agents(proc, program)
 	var pids []int
 	for _, a := range agents {
-		pids = append(pids, a.pid)
+		pids = append(pids, a.PID)
 	}
 	if diff := cmp.Diff([]int{9, 30, 40}, pids); diff != "" {
 		t.Fatalf("pids (-want +got):\n%s", diff)
 	}
-	o := agents[0].options
-	if o.configPath != "/etc/conf/a" || o.root != filepath.Join(proc, "9/root") {
-		t.Errorf("config %q below %q", o.configPath, o.root)
+	o := agents[0].Options
+	if o.ConfigPath != "/etc/conf/a" || o.Root != filepath.Join(proc, "9/root") {
+		t.Errorf("config %q below %q", o.ConfigPath, o.Root)
 	}
-	if diff := cmp.Diff(nft.Options{Mode: nft.ModeIPTables, Chain: "IP-MASQ"}, o.nftOptions()); diff != "" {
+	if diff := cmp.Diff(nft.Options{Mode: nft.ModeIPTables, Chain: "IP-MASQ"}, o.NFT()); diff != "" {
 		t.Errorf("options (-want +got):\n%s", diff)
 	}
-	if o := agents[1].options; agents[1].err != nil || o.configPath != defaultConfig || o.root != "" {
+	if o := agents[1].Options; agents[1].Err != nil || o.ConfigPath != options.DefaultConfig || o.Root != "" {
 		t.Errorf("without flags: %+v", agents[1])
 	}
-	if agents[2].err == nil {
+	if agents[2].Err == nil {
 		t.Error("flags that this version does not know are no error")
-	}
-}
-
-func TestExplainTakesTheFlagsAndTheFileOfARunningAgent(t *testing.T) {
-	self := process{"100", "nft-masq-agent explain", "agent", "1", "1", "/"}
-	proc := layOutProc(t, self, process{"9", "nft-masq-agent --config /conf --enable-ipv6", "agent", "1", "2", "/"})
-	conf := filepath.Join(proc, "9/root/conf")
-	if err := os.MkdirAll(filepath.Dir(conf), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(conf, []byte("nonMasqueradeCIDRs: ['2001:db8::/32']\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	for args, want := range map[string][]string{
-		"explain 2001:db8::2":                {"not masqueraded", "     /conf:1:22\n", "with the flags of the running agent (pid 9: --config /conf --enable-ipv6)"},
-		"explain 2001:db8::2 --config /none": {"IPv6, which is off"},
-	} {
-		var out strings.Builder
-		e := testEnvironment(t, &out, &out)
-		e.proc = proc
-		if code := dispatch(t.Context(), commands(), strings.Fields(args), e); code != exitDone {
-			t.Fatalf("%s: exit code %d: %s", args, code, out.String())
-		}
-		text := strings.Join(strings.Fields(out.String()), " ")
-		for _, w := range want {
-			if !strings.Contains(text, strings.TrimSpace(w)) {
-				t.Errorf("%s: %q is not in:\n%s", args, w, out.String())
-			}
-		}
-	}
-	if err := os.WriteFile(conf, []byte("masqLinkLocal: 5\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	var stderr strings.Builder
-	e := testEnvironment(t, &stderr, &stderr)
-	e.proc = proc
-	if code := dispatch(t.Context(), commands(), []string{"explain", "2001:db8::1"}, e); code != exitFailed || !strings.Contains(stderr.String(), "enable-ipv6)\n/conf:1:16: ") {
-		t.Errorf("a bad file: exit code %d: %s", code, stderr.String())
 	}
 }

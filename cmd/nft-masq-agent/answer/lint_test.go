@@ -1,4 +1,4 @@
-package main
+package answer
 
 import (
 	"fmt"
@@ -66,7 +66,7 @@ func TestLintFindsWhatAConfigProbablyDoesNotMean(t *testing.T) {
 				}
 			}
 			var got []string
-			for _, f := range warningsOf(lint(policyOf(t, tt.file), pods)) {
+			for _, f := range Warnings(Lint(policyOf(t, tt.file), pods)) {
 				place := ""
 				if f.Pos != (config.Position{}) {
 					place = " " + f.Pos.String()
@@ -96,7 +96,7 @@ func TestLintSaysWhatTheMetadataServiceSees(t *testing.T) {
 		"masqLinkLocal: true\nnonMasqueradeCIDRs: [169.254.0.0/16]": "sees the pod's own address: 169.254.0.0/16, c:2:22",
 		"forceMasqueradeCIDRs: [169.254.169.254/32]":                "sees the node's address: 169.254.169.254/32, c:1:24",
 	} {
-		notes := notesOf(lint(policyOf(t, file), nil))
+		notes := Notes(Lint(policyOf(t, file), nil))
 		if len(notes) != 1 || notes[0].ID != "metadata" || notes[0].Msg != "169.254.169.254 (cloud metadata) "+want {
 			t.Errorf("%q: %+v, want %q", file, notes, want)
 		}

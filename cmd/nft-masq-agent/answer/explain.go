@@ -1,0 +1,216 @@
+package answer
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"nft-masq-agent/nft"
+)
+
+// Ends is what the node's routes say of the two ends of a connection: whether it
+// is from or to this node, or to many receivers.
+type Ends struct {
+	FromHere, ToHere, ToMany bool
+}
+
+// An Explanation is the answer of explain. As JSON, fields are only ever added.
+type Explanation struct {
+	Destination string   `json:"destination"`
+	Config      string   `json:"config"`          // hash
+	Live        bool     `json:"live"`            // of the kernel's rules, not of the config
+	Agent       string   `json:"agent,omitempty"` // whose flags were taken, in words
+	Answers     []Answer `json:"answers"`         // several where it may depend on the source and none was given
+	Notes       []string `json:"notes"`
+}
+
+// An Answer is the verdict for a source: local, exempt or masqueraded.
+type Answer struct {
+	Source  string      `json:"source"` // an address, or words
+	Verdict nft.Verdict `json:"verdict"`
+	Steps   []Step      `json:"steps"`
+}
+
+// A Step is a question that was asked. The last one of an answer
+// decides.
+type Step struct {
+	Question string `json:"question"`
+	Yes      bool   `json:"yes"`
+	CIDR     string `json:"cidr,omitempty"`  // that holds the address
+	Place    string `json:"place,omitempty"` // FILE:LINE:COL, or words for what no file says
+}
+
+// Ask adds the answers for a connection, from any pod where src is the zero
+// address, and what people do not expect of them.
+func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, on Ends) {
+	if src.IsValid() || on.ToHere || !asksForSource(p, dst.Is6()) {
+		source := "any pod"
+		if src.IsValid() {
+			source = src.String()
+		}
+		x.add(p, source, src, dst, on.ToHere)
+	} else {
+		x.answerForSources(p, dst)
+	}
+	x.note(src, on)
+}
+
+func (x *Explanation) add(p nft.Policy, source string, src, dst netip.Addr, local bool) {
+	steps := p.Explain(src, dst, local)
+	a := Answer{Source: source, Verdict: steps[len(steps)-1].Verdict}
+	for _, s := range steps {
+		step := explainWords(s)
+		if x.Live && step.CIDR != "" {
+			step.Place = "in the kernel"
+		}
+		a.Steps = append(a.Steps, step)
+	}
+	x.Answers = append(x.Answers, a)
+}
+
+func asksForSource(p nft.Policy, ipv6 bool) bool {
+	return slices.ContainsFunc(p.Families, func(f nft.FamilyPolicy) bool {
+		return f.IPv6 == ipv6 && len(f.MasqSrc.CIDRs)+len(f.NonMasqSrc.CIDRs) > 0
+	})
+}
+
+// answerForSources answers for the sources that the lists of sources let pass,
+// and for those that each list stops.
+func (x *Explanation) answerForSources(p nft.Policy, dst netip.Addr) {
+	passing := nft.Policy{Families: slices.Clone(p.Families)}
+	var passed []Step // by the sources that pass
+	var pass []string
+	var stopped []Answer
+	stop := func(key string, in bool) {
+		question := "source in " + key
+		words := map[bool]string{true: "in " + key, false: "not in " + key}
+		steps := append(slices.Clone(passed), Step{Question: question, Yes: in})
+		stopped = append(stopped, Answer{Source: "a source " + words[in], Verdict: nft.Exempt, Steps: steps})
+		passed = append(passed, Step{Question: question, Yes: !in})
+		pass = append(pass, words[!in])
+	}
+	for i := range passing.Families {
+		f := &passing.Families[i]
+		if f.IPv6 != dst.Is6() {
+			continue
+		}
+		for _, l := range keyedLists(*f) {
+			if l.asks == "source" && len(l.CIDRs) > 0 {
+				stop(l.key, l.set == "non-masq-src")
+			}
+		}
+		f.MasqSrc, f.NonMasqSrc = nft.List{}, nft.List{}
+	}
+	x.add(passing, "a source "+strings.Join(pass, " and "), netip.Addr{}, dst, false)
+	first := &x.Answers[len(x.Answers)-1]
+	toNode := first.Steps[0]
+	first.Steps = slices.Insert(first.Steps, 1, passed...)
+	for _, a := range stopped {
+		a.Steps = slices.Insert(a.Steps, 0, toNode)
+		x.Answers = append(x.Answers, a)
+	}
+}
+
+// explainWords puts a step in the words of the config.
+func explainWords(s nft.Step) Step {
+	switch s.Question {
+	case "local":
+		return Step{Question: "to an address of this node", Yes: s.Decides}
+	case "family":
+		return Step{Question: "IPv6, which is off", Yes: true}
+	case "default":
+		return Step{Question: "anything else", Yes: true}
+	}
+	out := Step{Question: s.Question, Yes: s.CIDR.IsValid()}
+	for _, l := range keyedLists(nft.FamilyPolicy{}) {
+		if s.Question == l.set+"-v4" || s.Question == l.set+"-v6" {
+			out.Question = l.asks + " in " + l.key
+		}
+	}
+	if out.Yes {
+		out.CIDR, out.Place = s.CIDR.String(), place(s.CIDR)
+	}
+	return out
+}
+
+// note adds what people do not expect.
+func (x *Explanation) note(src netip.Addr, on Ends) {
+	var exempt, masqueraded bool
+	for _, a := range x.Answers {
+		exempt = exempt || a.Verdict == nft.Exempt
+		masqueraded = masqueraded || a.Verdict == nft.Masqueraded
+	}
+	notes := []struct {
+		holds bool
+		text  string
+	}{
+		{masqueraded && on.ToMany, "Multicast and broadcast are masqueraded too, as with the older agents."},
+		{masqueraded && !src.IsValid() && len(x.Answers) == 1, "The node's own traffic is masqueraded like a pod's."},
+		{masqueraded && on.FromHere, "The source is this node; its own traffic is masqueraded too."},
+		{exempt, "Not by this agent, that is: another rule on the node may still masquerade it."},
+		{true, "This holds for new connections; an established one keeps the address it has."},
+	}
+	for _, n := range notes {
+		if n.holds {
+			x.Notes = append(x.Notes, n.text)
+		}
+	}
+}
+
+// String is the answer for people.
+func (x *Explanation) String() string {
+	var b strings.Builder
+	for _, a := range x.Answers {
+		a.write(&b, x.Destination)
+	}
+	for _, n := range x.Notes {
+		b.WriteString(Wrap(n, ""))
+	}
+	of := "config"
+	if x.Live {
+		of = "kernel"
+	}
+	fmt.Fprintf(&b, "%s %s\n", of, x.Config)
+	if x.Agent != "" {
+		b.WriteString(Wrap(x.Agent, ""))
+	}
+	return b.String()
+}
+
+func (a Answer) write(b *strings.Builder, dst string) {
+	means := map[nft.Verdict]string{
+		nft.Local:       "not masqueraded: %[1]s is an address of this node",
+		nft.Exempt:      "not masqueraded: %[1]s sees the source's own address",
+		nft.Masqueraded: "masqueraded: %[1]s sees this node's address",
+	}[a.Verdict]
+	b.WriteString(Wrap(fmt.Sprintf("A new connection to %[1]s from %[2]s is "+means+".", dst, a.Source), "") + "\n")
+	width := 0
+	for _, s := range a.Steps {
+		width = max(width, len(s.Question))
+	}
+	for i, s := range a.Steps {
+		fmt.Fprintf(b, "  %d  %-*s  %s\n", i+1, width, s.Question, s.reply(a.Verdict, i == len(a.Steps)-1))
+		if s.Place != "" {
+			fmt.Fprintf(b, "     %s\n", s.Place)
+		}
+	}
+	b.WriteString("\n")
+}
+
+func (s Step) reply(v nft.Verdict, decides bool) string {
+	reply := "no"
+	if s.Yes {
+		reply = "yes"
+	}
+	if s.CIDR != "" {
+		reply += ", " + s.CIDR
+	}
+	if !decides {
+		return reply
+	}
+	if v == nft.Masqueraded {
+		return reply + ": masqueraded"
+	}
+	return reply + ": not masqueraded"
+}

@@ -1,0 +1,116 @@
+package answer
+
+import (
+	"fmt"
+	"strings"
+	"text/tabwriter"
+
+	"nft-masq-agent/cmd/nft-masq-agent/options"
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+)
+
+// Meaning says in words what a valid config means.
+func Meaning(o options.Options, l options.Loaded, found []Finding) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n\n", verdict(l, o.ConfigPath))
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	for _, row := range summary(o.NFT(), l) {
+		_, _ = fmt.Fprintf(w, "%s\t%s\n", row[0], row[1])
+	}
+	_ = w.Flush() // a Builder takes everything
+	for _, p := range l.Ruleset.Policy.Families {
+		writeFamily(&b, l.Config, p)
+	}
+	writeFindings(&b, "Warnings:", Warnings(found))
+	writeFindings(&b, "Notes:", Notes(found))
+	return b.String()
+}
+
+// verdict says which files are valid, or that the defaults hold.
+func verdict(l options.Loaded, path string) string {
+	switch len(l.Files) {
+	case 0:
+		return "no file at " + path + ": the defaults hold"
+	case 1:
+		return l.Files[0] + " is valid"
+	}
+	return fmt.Sprintf("the %d files in %s are valid, joined in this order:\n  %s", len(l.Files), path, strings.Join(l.Files, "\n  "))
+}
+
+func summary(o nft.Options, l options.Loaded) [][2]string {
+	mode := string(o.Mode) + ": table inet " + nft.TableName
+	if o.Mode == nft.ModeIPTables {
+		mode = string(o.Mode) + ": chain " + o.Chain
+	}
+	ports := "kept where they are free"
+	if o.RandomFully {
+		ports = "fully random"
+	}
+	if len(o.Ports) > 0 {
+		ports += "; tcp, udp, sctp: " + portList(o.Ports)
+	}
+	ipv6 := "off: nothing of IPv6 is masqueraded"
+	if l.Config.EnableIPv6 {
+		ipv6 = "on"
+	}
+	return [][2]string{
+		{"config", l.Ruleset.Hash()},
+		{"mode", mode},
+		{"IPv6", ipv6},
+		{"source ports", ports},
+		{"resync", "every " + l.Config.ResyncInterval.String()},
+	}
+}
+
+func portList(ports []nft.PortRange) string {
+	words := make([]string, len(ports))
+	for i, r := range ports {
+		words[i] = r.String()
+	}
+	return strings.Join(words, ",")
+}
+
+// writeFamily lists the CIDRs of a family in the order in which they are asked.
+func writeFamily(b *strings.Builder, c config.Config, f nft.FamilyPolicy) {
+	for _, l := range keyedLists(f) {
+		if len(l.CIDRs) == 0 {
+			continue
+		}
+		fmt.Fprintf(b, "\n%s %s: %s\n", familyName(f.IPv6), l.key, l.means)
+		w := tabwriter.NewWriter(b, 20, 0, 2, ' ', 0)
+		for _, c := range l.CIDRs {
+			_, _ = fmt.Fprintf(w, "  %s\t%s\n", c.Prefix, place(c))
+		}
+		_ = w.Flush()
+		for _, c := range l.Covered {
+			fmt.Fprintf(b, "  dropped: %s (%s),\n    covered by %s (%s)\n", c.Prefix, place(c.CIDR), c.By.Prefix, place(c.By))
+		}
+	}
+	if _, some := uncovered(everything(f.IPv6), f.NonMasq.CIDRs); !some {
+		return
+	}
+	rest := "\nAny other " + familyName(f.IPv6) + " destination sees the node's address"
+	linkLocal, masq, key := linkLocalIPv4, c.MasqLinkLocal, "masqLinkLocal"
+	if f.IPv6 {
+		linkLocal, masq, key = linkLocalIPv6, c.MasqLinkLocalIPv6, "masqLinkLocalIPv6"
+	}
+	if masq && !overlapsAny(linkLocal, f.NonMasq.Prefixes()) {
+		rest += fmt.Sprintf(",\nlink-local %s too (%s is true)", linkLocal, key)
+	}
+	b.WriteString(rest + ".\n")
+}
+
+func writeFindings(b *strings.Builder, title string, found []Finding) {
+	if len(found) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "\n%s\n", title)
+	for _, f := range found {
+		if f.Pos == (config.Position{}) {
+			b.WriteString(Wrap(f.Msg, "  "))
+			continue
+		}
+		fmt.Fprintf(b, "  %s: %s\n", f.Pos, f.Msg) // one line, for editors
+	}
+}

@@ -1,0 +1,181 @@
+package answer
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"nft-masq-agent/cmd/nft-masq-agent/options"
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
+)
+
+// A Status is the answer of status. As JSON, fields are only ever added.
+type Status struct {
+	Agent  string       `json:"agent,omitempty"` // whose flags were taken, in words
+	Agents []Agent      `json:"agents"`          // that run in this network namespace
+	Config configReport `json:"config"`
+	Kernel kernelReport `json:"kernel"`
+	// Connections since the counters were made.
+	Connections []connectionReport `json:"connections"`
+	Legacy      []string           `json:"legacy"`    // rules of iptables-based agents
+	Conflicts   []conflictReport   `json:"conflicts"` // other rules that masquerade what the config exempts
+	Notes       []string           `json:"notes"`
+}
+
+// An Agent is a process that runs one, with its flags.
+type Agent struct {
+	PID  int      `json:"pid"`
+	Args []string `json:"args"`
+}
+
+// A configReport is what the files say.
+type configReport struct {
+	Path     string   `json:"path"`
+	Files    []string `json:"files"` // none: the defaults hold
+	Accepted bool     `json:"accepted"`
+	Errors   []string `json:"errors"`
+	Warnings []string `json:"warnings"`
+	Hash     string   `json:"hash,omitempty"`
+	Mode     string   `json:"mode"`
+	Chain    string   `json:"chain,omitempty"` // of mode iptables-nft
+}
+
+// A kernelReport is what the kernel holds.
+type kernelReport struct {
+	InStep      bool     `json:"inStep"`
+	Mode        string   `json:"mode,omitempty"` // of the rules found; none: not as this version writes them
+	Hash        string   `json:"hash,omitempty"`
+	Differences []string `json:"differences"`
+}
+
+// A connectionReport counts new connections.
+type connectionReport struct {
+	Family  string `json:"family"`  // ipv4 or ipv6
+	Verdict string `json:"verdict"` // masqueraded, exempt or local
+	Count   uint64 `json:"count"`
+}
+
+// A conflictReport is a rule of others.
+type conflictReport struct {
+	Table    string   `json:"table"`
+	Chain    string   `json:"chain"`
+	Priority int32    `json:"priority"` // of the base chain from which it is reached
+	Rule     string   `json:"rule"`
+	Via      []string `json:"via"`
+	Why      string   `json:"why"`
+}
+
+// SetConfig reports on the files.
+func (r *Status) SetConfig(o options.Options, l options.Loaded, err error) {
+	r.Config = configReport{
+		Path: o.ConfigPath, Files: append([]string{}, l.Files...), Accepted: err == nil,
+		Errors: []string{}, Warnings: []string{}, Mode: string(o.Mode),
+	}
+	if o.Mode == nft.ModeIPTables {
+		r.Config.Chain = o.Chain
+	}
+	for _, w := range l.Warnings {
+		r.Config.Warnings = append(r.Config.Warnings, w.Error())
+	}
+	var problems config.Problems
+	switch {
+	case errors.As(err, &problems):
+		for _, p := range problems {
+			r.Config.Errors = append(r.Config.Errors, p.Error())
+		}
+	case err != nil:
+		r.Config.Errors = append(r.Config.Errors, err.Error())
+	default:
+		r.Config.Hash = l.Ruleset.Hash()
+	}
+}
+
+// SetConnections reports on the counters.
+func (r *Status) SetConnections(counts []kernel.Counts) {
+	r.Connections = []connectionReport{}
+	for _, c := range counts {
+		r.Connections = append(r.Connections, connectionReport{strings.ToLower(familyName(c.IPv6)), string(c.Verdict), c.Packets})
+	}
+}
+
+// SetOthers reports on the rules of others.
+func (r *Status) SetOthers(others kernel.Others) {
+	r.Legacy, r.Conflicts = []string{}, []conflictReport{}
+	for _, l := range others.Legacy {
+		r.Legacy = append(r.Legacy, l.String())
+	}
+	for _, c := range others.Conflicts {
+		r.Conflicts = append(r.Conflicts, conflictReport{
+			Table: c.Family.String() + " " + c.Table, Chain: c.Chain, Priority: c.Priority, Rule: c.Rule,
+			Via: append([]string{}, c.Via...), Why: c.Why(),
+		})
+	}
+}
+
+// String is the report for people, in lines of 80 columns where words allow.
+func (r Status) String() string {
+	var b strings.Builder
+	b.WriteString(Wrap(r.verdict(), ""))
+	if r.Agent != "" {
+		b.WriteString(Wrap(r.Agent, "  "))
+	}
+	r.writeConnections(&b)
+	writeList(&b, "Config rejected; the agent keeps its last good rules:", r.Config.Errors)
+	writeList(&b, "Differences:", r.Kernel.Differences)
+	writeList(&b, "Warnings of the config:", r.Config.Warnings)
+	writeList(&b, "Rules of iptables-based agents (run with --takeover, or cleanup --legacy):", r.Legacy)
+	var conflicts []string
+	for _, c := range r.Conflicts {
+		conflicts = append(conflicts, fmt.Sprintf("%s %s, priority %d: %s (%s)", c.Table, c.Chain, c.Priority, c.Rule, c.Why))
+	}
+	writeList(&b, "Other rules that masquerade what the config exempts:", conflicts)
+	writeList(&b, "Notes:", r.Notes)
+	return b.String()
+}
+
+// verdict says in one line how config and kernel stand to each other.
+func (r Status) verdict() string {
+	running := "no agent runs here"
+	if n := len(r.Agents); n > 0 {
+		running = fmt.Sprintf("agent runs, pid %d", r.Agents[0].PID)
+	}
+	source := strings.Join(r.Config.Files, ", ")
+	if source == "" {
+		source = "the defaults (no file at " + r.Config.Path + ")"
+	}
+	switch {
+	case !r.Config.Accepted && r.Kernel.Hash == "":
+		return fmt.Sprintf("config rejected, and the kernel has no rules of ours; %s", running)
+	case !r.Config.Accepted:
+		return fmt.Sprintf("config rejected; the kernel holds %s, mode %s; %s", r.Kernel.Hash, r.Kernel.Mode, running)
+	case r.Kernel.InStep:
+		return fmt.Sprintf("in step: the kernel holds %s, mode %s, from %s; %s", r.Kernel.Hash, r.Config.Mode, source, running)
+	case r.Kernel.Hash == "":
+		return fmt.Sprintf("differs: the config %s wants %s, mode %s; the kernel holds nothing that this version wrote; %s",
+			source, r.Config.Hash, r.Config.Mode, running)
+	}
+	return fmt.Sprintf("differs: the config %s wants %s, mode %s; the kernel holds %s, mode %s; %s",
+		source, r.Config.Hash, r.Config.Mode, r.Kernel.Hash, r.Kernel.Mode, running)
+}
+
+func (r Status) writeConnections(b *strings.Builder) {
+	if len(r.Connections) == 0 {
+		return
+	}
+	b.WriteString("\nConnections since the rules were first installed:\n")
+	for _, c := range r.Connections {
+		fmt.Fprintf(b, "  %-5s %-12s %12d\n", c.Family, c.Verdict, c.Count)
+	}
+}
+
+func writeList(b *strings.Builder, title string, lines []string) {
+	if len(lines) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "\n%s\n", title)
+	for _, l := range lines {
+		b.WriteString(Wrap(l, "  "))
+	}
+}

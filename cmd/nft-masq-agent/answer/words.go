@@ -1,0 +1,91 @@
+package answer
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+)
+
+var (
+	linkLocalIPv4 = netip.MustParsePrefix("169.254.0.0/16")
+	linkLocalIPv6 = netip.MustParsePrefix("fe80::/10")
+
+	// metadata is the address of the metadata service of most clouds.
+	metadata = netip.MustParseAddr("169.254.169.254")
+)
+
+// A keyedList is a list of a policy under the key of the file that fills it.
+type keyedList struct {
+	nft.List
+	key   string
+	set   string // the name of the set without family
+	asks  string // for the source or for the destination
+	means string
+}
+
+// keyedLists gives the lists of a family in the order in which they are asked.
+func keyedLists(f nft.FamilyPolicy) []keyedList {
+	return []keyedList{
+		{f.MasqSrc, "masqueradeSrcCIDRs", "masq-src", "source", "the only sources that are masqueraded"},
+		{f.NonMasqSrc, "nonMasqueradeSrcCIDRs", "non-masq-src", "source", "sources that keep their own address"},
+		{f.Force, "forceMasqueradeCIDRs", "force-masq", "destination", "destinations that always see the node's address"},
+		{f.NonMasq, "nonMasqueradeCIDRs", "non-masq", "destination", "destinations that see the pod's own address"},
+	}
+}
+
+func familyName(ipv6 bool) string {
+	if ipv6 {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// place says where a CIDR comes from.
+func place(c config.CIDR) string {
+	switch {
+	case c.Pos != config.Position{}:
+		return c.Pos.String()
+	case c.Prefix == linkLocalIPv4:
+		return "link-local, masqLinkLocal is false"
+	case c.Prefix == linkLocalIPv6:
+		return "link-local, masqLinkLocalIPv6 is false"
+	}
+	return "built-in default"
+}
+
+// Wrap breaks a text into lines of at most 80 columns, each behind an indent.
+func Wrap(text, indent string) string {
+	var b strings.Builder
+	column := 0
+	for _, word := range strings.Fields(text) {
+		if column > 0 && column+1+len(word) > 80 {
+			b.WriteString("\n")
+			column = 0
+		}
+		if column == 0 {
+			b.WriteString(indent + word)
+			column = len(indent) + len(word)
+			continue
+		}
+		b.WriteString(" " + word)
+		column += 1 + len(word)
+	}
+	b.WriteString("\n")
+	return b.String()
+}
+
+// JSON gives an answer for programs.
+func JSON(v any) (string, error) {
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(v); err != nil {
+		return "", fmt.Errorf("output: %w", err)
+	}
+	return b.String(), nil
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"nft-masq-agent/cmd/nft-masq-agent/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/options"
+	"nft-masq-agent/config"
+)
+
+// refuse prints what is wrong with the files, each problem on a line that
+// begins with its place and, in a terminal, with the line of the file below.
+func refuse(e environment, err error) (int, error) {
+	var problems config.Problems
+	if !errors.As(err, &problems) {
+		return exitFailed, err
+	}
+	for _, p := range problems {
+		printProblem(e, "", p)
+	}
+	return exitFailed, nil
+}
+
+func printProblem(e environment, severity string, p config.Problem) {
+	_, _ = fmt.Fprintf(e.stderr, "%s%v\n", severity, p)
+	if caret := p.Caret(); e.terminal && caret != "" {
+		_, _ = fmt.Fprintln(e.stderr, caret)
+	}
+}
+
+// warn prints the warnings of a file beside the answer.
+func warn(e environment, l options.Loaded) {
+	for _, w := range l.Warnings {
+		printProblem(e, "warning: ", w)
+	}
+}
+
+// writeJSON prints an answer for programs.
+func writeJSON(w io.Writer, v any) error {
+	text, err := answer.JSON(v)
+	if err != nil {
+		return err
+	}
+	return write(w, text)
+}
+
+// Formats of an answer.
+const (
+	outputText = "text"
+	outputJSON = "json"
+)
