@@ -110,14 +110,14 @@ func (k *Kernel) ruleCounters(chain string) ([]Counts, error) {
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
 		exempt := Counts{IPv6: f == nfnetlink.IPv6, Verdict: nft.Exempt}
 		masqueraded := Counts{IPv6: f == nfnetlink.IPv6, Verdict: nft.Masqueraded}
-		any := false
+		present := false
 		for _, name := range nft.WithSubchains(chain) {
 			rules, err := k.conn.Rules(f, nft.NATTable, name)
 			if err != nil && !nfnetlink.IsNotExist(err) {
 				return nil, err
 			}
 			for _, r := range rules {
-				any = true
+				present = true
 				packets, code, masq := counted(r)
 				says := maphash.String(k.tallies.seed, nfnetlink.Key(r.Exprs))
 				switch {
@@ -128,7 +128,7 @@ func (k *Kernel) ruleCounters(chain string) ([]Counts, error) {
 				}
 			}
 		}
-		if any {
+		if present {
 			found = append(found, exempt, masqueraded)
 		}
 	}

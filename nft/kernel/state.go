@@ -160,7 +160,7 @@ func (s *state) shared(f nfnetlink.Family) *tables.Shared {
 // unwanted names what the other mode, or ours with another chain, has installed.
 func (s *state) unwanted(want nft.Ruleset) []string {
 	var left []string
-	chain, wanted := "", false
+	chain := ""
 	if want.Mode == nft.ModeIPTables {
 		chain = want.Chain
 		if s.own != nil {
@@ -168,7 +168,7 @@ func (s *state) unwanted(want nft.Ruleset) []string {
 		}
 	}
 	for _, n := range s.nat {
-		wanted = slices.ContainsFunc(want.Tables, func(t nft.Table) bool { return t.Family == n.Family && t.Name == nft.NATTable })
+		wanted := slices.ContainsFunc(want.Tables, func(t nft.Table) bool { return t.Family == n.Family && t.Name == nft.NATTable })
 		for _, c := range n.Leftovers(chain, wanted) {
 			left = append(left, fmt.Sprintf("chain %s of mode iptables-nft in table %s nat", c, n.Family))
 		}
