@@ -106,18 +106,29 @@ func (b *bench) foreigner() (*nftables.Conn, error) {
 	return c, err
 }
 
-// attack makes one attack and says when it was over, and from which port.
-func (b *bench) attack(a attack) (over time.Time, port uint32, err error) {
+// A strike is an attack that was made.
+type strike struct {
+	over time.Time
+	port uint32
+	conn *nftables.Conn
+}
+
+// close ends the attacker. Where it has deleted something, the kernel holds all
+// transactions up meanwhile, for an RCU grace period.
+func (s strike) close() error { return s.conn.CloseLasting() }
+
+// attack makes one attack.
+func (b *bench) attack(a attack) (strike, error) {
 	c, err := b.foreigner()
 	if err != nil {
-		return over, 0, err
+		return strike{}, err
 	}
-	defer func() { err = errors.Join(err, c.CloseLasting()) }()
-	if port, err = c.GetPortID(); err != nil {
-		return over, 0, err
+	port, err := c.GetPortID()
+	if err == nil {
+		err = errors.Join(a.do(c), c.Flush())
 	}
-	if err := errors.Join(a.do(c), c.Flush()); err != nil {
-		return over, 0, fmt.Errorf("attack: %s: %w", a.name, err)
+	if err != nil {
+		return strike{}, errors.Join(fmt.Errorf("attack: %s: %w", a.name, err), c.CloseLasting())
 	}
-	return time.Now(), port, nil
+	return strike{time.Now(), port, c}, nil
 }

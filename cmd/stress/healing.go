@@ -134,12 +134,16 @@ func (b *bench) heal(ctx context.Context, a attack, cidrs, times int) (healed, e
 	return h, errors.Join(err, ears.close(), b.inStep(p[0].ruleset[a.mode]))
 }
 
-func (b *bench) healOnce(ctx context.Context, a attack, agent *agent, ears *notices) (time.Duration, error) {
+// healOnce makes an attack whose author stays: one that ends at once makes the
+// agent wait for the kernel.
+func (b *bench) healOnce(ctx context.Context, a attack, agent *agent, ears *notices) (took time.Duration, err error) {
 	before := agent.restores()
-	start, attacker, err := b.attack(a)
+	attacker, err := b.attack(a)
 	if err != nil {
 		return 0, err
 	}
+	defer func() { err = errors.Join(err, attacker.close()) }()
+	start := attacker.over
 	if err := agent.wait(ctx, "rules restored after: "+a.name, func() bool { return agent.restored > before }); err != nil {
 		return 0, err
 	}
@@ -153,12 +157,12 @@ func (b *bench) healOnce(ctx context.Context, a attack, agent *agent, ears *noti
 	}
 	// Whichever came first was the nearer to the commit.
 	for _, n := range heard {
-		if n.Writer == attacker && n.at.Before(start) {
+		if n.Writer == attacker.port && n.at.Before(start) {
 			start = n.at
 		}
 	}
 	last := heard[len(heard)-1]
-	if last.Writer == attacker {
+	if last.Writer == attacker.port {
 		return 0, fmt.Errorf("restored after %s, but nothing was written", a.name)
 	}
 	return last.at.Sub(start), nil

@@ -200,7 +200,11 @@ func destroyed(mode nft.Mode) func(context.Context, *bench) error {
 			b.updates++
 			before := a.restores()
 			err := b.whileAway(ctx, func() error {
-				if _, _, err := b.attack(attack); err != nil {
+				attacker, err := b.attack(attack)
+				if err != nil {
+					return err
+				}
+				if err := attacker.close(); err != nil {
 					return err
 				}
 				return a.wait(ctx, "rules restored after: "+attack.name, func() bool { return a.restored > before })
