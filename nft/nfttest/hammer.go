@@ -155,7 +155,10 @@ func (t *Topology) StartHammer(targets ...Target) (*Hammer, error) {
 		// tells whether the table was too small.
 		_ = t.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "1")
 	}
-	if err := errors.Join(h.startUDP(), h.startTCP()); err != nil {
+	// A connection that was begun before the rules changed shall not come about a
+	// second after, by a packet that is sent again.
+	err = t.Outside.Sysctl("net.ipv4.tcp_synack_retries", "0")
+	if err := errors.Join(err, h.startUDP(), h.startTCP()); err != nil {
 		_, stopErr := h.Stop()
 		return nil, errors.Join(err, stopErr)
 	}

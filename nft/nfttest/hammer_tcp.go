@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -103,6 +104,10 @@ func mayFail(err error) bool {
 	})
 }
 
+// beforeRetry is how long a connection may take: less than until the kernel sends
+// the first packet again (RFC 6298, 1 s).
+const beforeRetry = 900 * time.Millisecond
+
 // connectOnce opens one connection and resets it. The error is EINPROGRESS
 // where it does not come about in time.
 func connectOnce(dst netip.AddrPort) error {
@@ -117,7 +122,7 @@ func connectOnce(dst netip.AddrPort) error {
 	defer unix.Close(fd)
 	if err := errors.Join(
 		unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: int64(patience.Seconds())}),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Usec: beforeRetry.Microseconds()}),
 	); err != nil {
 		return err
 	}
