@@ -150,7 +150,13 @@ func (t *Topology) StartHammer(targets ...Target) (*Hammer, error) {
 	if h.refused, err = refused(t.Node); err != nil {
 		return nil, err
 	}
-	for _, name := range []string{"udp_timeout", "tcp_timeout_close", "tcp_timeout_time_wait"} {
+	for _, name := range []string{
+		"udp_timeout", "tcp_timeout_close", "tcp_timeout_time_wait",
+		// What was tracked in part, while rules came or went, would else decide
+		// for a connection that gets the same port tens of thousands later.
+		"tcp_timeout_syn_sent", "tcp_timeout_syn_recv", "tcp_timeout_established", "tcp_timeout_fin_wait",
+		"tcp_timeout_close_wait", "tcp_timeout_last_ack", "tcp_timeout_max_retrans", "tcp_timeout_unacknowledged",
+	} {
 		// A user namespace may not have them. Then the count of the refused
 		// tells whether the table was too small.
 		_ = t.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "1")
