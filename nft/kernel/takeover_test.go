@@ -46,7 +46,7 @@ func loadOlder(t testing.TB, name string) olderAgent {
 	t.Helper()
 	a := olderAgent{rules: map[nfnetlink.Family]string{}}
 	for family, file := range map[nfnetlink.Family]string{nfnetlink.IPv4: "rules.iptables", nfnetlink.IPv6: "rules.ip6tables"} {
-		text, err := os.ReadFile(filepath.Join("../testdata/foreign", name, file))
+		text, err := os.ReadFile(filepath.Join("../../testdata/foreign", name, file))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -58,6 +58,9 @@ func loadOlder(t testing.TB, name string) olderAgent {
 		for _, m := range regexp.MustCompile(`(?m)^-A .*-d (\S+) .*-j RETURN$`).FindAllStringSubmatch(string(text), -1) {
 			a.config.NonMasqueradeCIDRs = append(a.config.NonMasqueradeCIDRs, cases.CIDRs(m[1])...)
 		}
+	}
+	if len(a.rules) == 0 {
+		t.Fatalf("there are no rules of %s", name)
 	}
 	// The rules above name link-local where they exempt it.
 	a.config.MasqLinkLocal, a.config.MasqLinkLocalIPv6 = true, true
