@@ -101,16 +101,18 @@ func TestExplanationNamesTheEntryThatDecides(t *testing.T) {
 
 // full is a config that says something of everything, and options alike.
 func full() (config.Config, nft.Options) {
-	return config.Config{
+	c := config.Config{
 		NonMasqueradeCIDRs:    cases.CIDRs("10.0.0.0/8", "172.16.0.0/12", "fd00::/8"),
 		ForceMasqueradeCIDRs:  cases.CIDRs("10.9.0.0/16", "fd00:9::/32"),
 		NonMasqueradeSrcCIDRs: cases.CIDRs("203.0.113.0/24", "2001:db8:77::/48"),
 		MasqueradeSrcCIDRs:    cases.CIDRs("10.244.0.0/16", "203.0.113.0/25", "fd00:10::/32"),
 		MasqLinkLocal:         true, EnableIPv6: true,
-	}, nft.Options{
+	}
+	o := nft.Options{
 		Mode: nft.ModeNFTables, Chain: cases.DefaultChain, RandomFully: true,
 		Ports: []nft.PortRange{{Min: 1024, Max: 29999}, {Min: 32768, Max: 65535}},
 	}
+	return c, o
 }
 
 func TestHashIsOverWhatDecides(t *testing.T) {

@@ -94,7 +94,7 @@ func (p *path) contender(dsts []netip.Addr) contender {
 }
 
 func openFlows(port uint16, dsts []netip.Addr, order []int) (time.Duration, error) {
-	undo, err := stayOnOneProcessor()
+	undo, err := nfttest.OneProcessor()
 	if err != nil {
 		return 0, err
 	}
@@ -120,23 +120,6 @@ func openFlows(port uint16, dsts []netip.Addr, order []int) (time.Duration, erro
 		}
 	}
 	return time.Since(start), nil
-}
-
-// stayOnOneProcessor keeps the calling thread where it may run first.
-func stayOnOneProcessor() (undo func(), err error) {
-	var all, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		return nil, fmt.Errorf("processors: %w", err)
-	}
-	first := 0
-	for !all.IsSet(first) {
-		first++
-	}
-	one.Set(first)
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		return nil, fmt.Errorf("processor %d: %w", first, err)
-	}
-	return func() { _ = unix.SchedSetaffinity(0, &all) }, nil
 }
 
 // packets measures what one new connection costs with our rules, against rules

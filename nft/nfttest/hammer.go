@@ -316,8 +316,9 @@ func dropped(text string) (total uint64, err error) {
 	return total, nil
 }
 
-// ownProcessor keeps the calling thread on one processor until undo.
-func ownProcessor() (undo func(), err error) {
+// OneProcessor keeps the calling thread on one processor, the first on which it may
+// run, until undo.
+func OneProcessor() (undo func(), err error) {
 	var all, one unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &all); err != nil {
 		return nil, fmt.Errorf("processors: %w", err)

@@ -61,7 +61,7 @@ func (h *Hammer) readUDP(tap *netns.Tap, targets []*counters) error {
 // sendUDP sends in turns to the targets. Every packet has a pair of ports that
 // no packet to this target had before.
 func (h *Hammer) sendUDP(targets []*counters) error {
-	undo, err := ownProcessor()
+	undo, err := OneProcessor()
 	if err != nil {
 		return err
 	}

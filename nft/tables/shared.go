@@ -418,13 +418,13 @@ func (n *Shared) oursWhere(wanted func(OwnChain) bool) []OwnChain {
 // Leftovers gives the chains that are ours, or bear our name, and are not
 // wanted.
 func (n *Shared) Leftovers(chain string, wanted bool) []OwnChain {
-	chains := n.Ours()
+	// Whether the wanted one is ours need not be looked at, rule by rule.
+	chains := n.oursWhere(func(c OwnChain) bool { return !wanted || c != OwnChain{chain, chain} })
 	named := func(c OwnChain) bool { return c.Name == chain }
-	if _, present := n.chains[chain]; present && !slices.ContainsFunc(chains, named) {
+	if _, present := n.chains[chain]; present && !wanted && !slices.ContainsFunc(chains, named) {
 		chains = append(chains, OwnChain{chain, chain})
 	}
-	// One that was renamed to the wanted name leaves its further chains.
-	return slices.DeleteFunc(chains, func(c OwnChain) bool { return wanted && named(c) && c.Text == chain })
+	return chains
 }
 
 var errNotOurs = errors.New("no config of this version yields these rules")
