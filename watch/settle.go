@@ -131,7 +131,7 @@ func (s *settler) step(t time.Time, c change, now sight, fingerprint string) (do
 	several := len(now) > 1
 	s.happened = s.happened.then(c, !several)
 	pace := s.pace(s.happened, s.seen, now, t)
-	if s.waiting && several {
+	if s.waiting && several && !turned(s.seen, now) {
 		// A swap of one file says nothing about a write to another.
 		pace = max(pace, s.stand)
 	}
@@ -160,6 +160,17 @@ func (s *settler) step(t time.Time, c change, now sight, fingerprint string) (do
 	s.begun, s.settled = true, fingerprint
 	s.rest(now)
 	return true, 0
+}
+
+// turned says that a link was turned on the way to every file: what the ones
+// before did is past.
+func turned(before, after sight) bool {
+	for name, now := range after {
+		if now.links == "" || now.links == before[name].links {
+			return false
+		}
+	}
+	return true
 }
 
 // rest begins anew with what is there now.

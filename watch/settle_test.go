@@ -349,6 +349,28 @@ func TestASwapOfOneFileDoesNotEndTheWaitingForAnother(t *testing.T) {
 	}
 }
 
+// A look can look before a swap and read behind it, when no event has come yet.
+func TestASwapOfAllFilesExplainsWhatWasReadBeforeItsEvent(t *testing.T) {
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	file := func(links string, inode uint64) target {
+		return target{exists: true, links: links, id: identity{inode: inode}, mtime: at}
+	}
+	before := sight{"a": file("..1/a", 1), "b": file("..1/b", 2)}
+	after := sight{"a": file("..2/a", 3), "b": file("..2/b", 4)}
+	s := settler{tempo: usual()}
+	s.first = 0
+	if done, _ := s.step(at, 0, before, "one"); !done {
+		t.Fatal("the first content has not settled")
+	}
+	at = at.Add(time.Second)
+	if done, wait := s.step(at, asked, before, "two"); done || wait != s.quiet {
+		t.Errorf("before the event: settled %v, look again after %v", done, wait)
+	}
+	if done, _ := s.step(at, swapped, after, "two"); !done {
+		t.Error("not settled after the swap of all files")
+	}
+}
+
 func TestALookThatComesLateWaitsForTheEventsBehindIt(t *testing.T) {
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	files := sight{"file": target{exists: true, id: identity{inode: 1}, mtime: at.Add(-time.Hour)}}
