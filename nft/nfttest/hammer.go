@@ -136,8 +136,9 @@ type counters struct {
 
 func (c *counters) seen() uint64 { return c.pod.Load() + c.node.Load() + c.other.Load() }
 
-// StartHammer starts to send. No two targets may be the same. Only one Hammer may run in a Topology. It shortens the node's
-// connection tracking timeouts, so that its table does not fill up.
+// StartHammer starts to send. No two targets may be the same. Only one Hammer may
+// run in a Topology. It shortens the node's connection tracking timeouts, so that
+// its table does not fill up.
 func (t *Topology) StartHammer(targets ...Target) (*Hammer, error) {
 	h := &Hammer{top: t, counts: make([]counters, len(targets))}
 	for i, target := range targets {
@@ -153,7 +154,7 @@ func (t *Topology) StartHammer(targets ...Target) (*Hammer, error) {
 	for _, name := range []string{
 		"udp_timeout", "tcp_timeout_close", "tcp_timeout_time_wait",
 		// What was tracked in part, while rules came or went, would else decide
-		// for a connection that gets the same port tens of thousands later.
+		// for the connection that gets the same port tens of thousands later.
 		"tcp_timeout_syn_sent", "tcp_timeout_syn_recv", "tcp_timeout_established", "tcp_timeout_fin_wait",
 		"tcp_timeout_close_wait", "tcp_timeout_last_ack", "tcp_timeout_max_retrans", "tcp_timeout_unacknowledged",
 	} {
@@ -194,6 +195,9 @@ func (h *Hammer) of(proto Proto) (found []*counters) {
 	}
 	return found
 }
+
+// firstPort is the first source port of the flows.
+const firstPort = 10000
 
 // judge counts one flow that the far end saw.
 func (h *Hammer) judge(c *counters, source netip.Addr) {

@@ -80,11 +80,13 @@ func (h *Hammer) acceptTCP(listener int, c *counters) error {
 }
 
 // connectTCP opens connections in turns to the targets, and resets each one, so
-// that neither end remembers it.
+// that neither end remembers it. The node may, for a second, and would let that
+// decide for a connection with the same ports: the kernel gives a port again within
+// a second, this does not.
 func (h *Hammer) connectTCP(targets []*counters, ports []netip.AddrPort) error {
-	for !h.stopping.Load() {
+	for src := uint16(firstPort); !h.stopping.Load(); src = max(src+1, firstPort) {
 		for i, c := range targets {
-			err := connectOnce(ports[i])
+			err := connectOnce(src, ports[i])
 			if err != nil && !mayFail(err) {
 				return fmt.Errorf("hammer: connect to %s: %w", ports[i], err)
 			}
@@ -108,9 +110,9 @@ func mayFail(err error) bool {
 // the first packet again (RFC 6298, 1 s).
 const beforeRetry = 900 * time.Millisecond
 
-// connectOnce opens one connection and resets it. The error is EINPROGRESS
-// where it does not come about in time.
-func connectOnce(dst netip.AddrPort) error {
+// connectOnce opens one connection from a port and resets it. The error is
+// EINPROGRESS where it does not come about in time.
+func connectOnce(src uint16, dst netip.AddrPort) error {
 	to, err := sockaddr(dst)
 	if err != nil {
 		return err
@@ -121,6 +123,9 @@ func connectOnce(dst netip.AddrPort) error {
 	}
 	defer unix.Close(fd)
 	if err := errors.Join(
+		// A child that this process is just starting may hold the last one open.
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
+		bind(fd, Flow{Src: netip.AddrPortFrom(netip.Addr{}, src), Dst: dst}),
 		unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Usec: beforeRetry.Microseconds()}),
 	); err != nil {

@@ -66,8 +66,8 @@ func (h *Hammer) sendUDP(targets []*counters) error {
 		return err
 	}
 	defer undo()
-	const first, last = 10000, 65535
-	for src := uint16(first); ; src++ {
+	const last = 65535
+	for src := uint16(firstPort); ; src++ {
 		if err := h.sendUDPFrom(src, targets); err != nil || h.stopping.Load() {
 			return err
 		}
