@@ -111,9 +111,10 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 			Changes: listener.Changes(), HoldOff: listener.HoldOff, Hangup: hangup,
 		},
 		agent.Kernel{
-			Apply: givingBack(k.Apply), ReadBack: k.ReadBack, PortID: k.PortID,
+			Apply: applyAndGiveBack(k.Apply), ReadBack: k.ReadBack, PortID: k.PortID,
 			Counters: func() ([]kernel.Counts, error) { return counters.Counters(o.NFT()) },
-			Others:   k.Others,
+			Others:   lookAndGiveBack(k.Others),
+			Forget:   k.Forget,
 		},
 		agent.Settings{
 			Version: version, Commit: build().commit, Path: o.ConfigPath,
@@ -137,20 +138,33 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 	return ended
 }
 
-// givingBack gives memory back to the system some time after many CIDRs were
-// written: parsing and sending them takes a multiple of what keeping them does.
-func givingBack(apply applyFunc) applyFunc {
-	const many, later = 10_000, time.Second
+// giveBack gives memory back to the system, some time later.
+func giveBack() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
+
+type applyFunc func(nft.Ruleset, kernel.Look) (kernel.Applied, error)
+
+// applyAndGiveBack gives memory back after many CIDRs were written: parsing and
+// sending them takes a multiple of what keeping them does.
+func applyAndGiveBack(apply applyFunc) applyFunc {
+	const many = 10_000
 	return func(want nft.Ruleset, look kernel.Look) (kernel.Applied, error) {
 		a, err := apply(want, look)
 		if v4, v6 := want.CIDRs(); len(a.Differences) > 0 && v4+v6 >= many {
-			time.AfterFunc(later, debug.FreeOSMemory)
+			giveBack()
 		}
 		return a, err
 	}
 }
 
-type applyFunc func(nft.Ruleset, kernel.Look) (kernel.Applied, error)
+type othersFunc func(nft.Ruleset) (kernel.Others, error)
+
+// lookAndGiveBack gives memory back after the rules of others were read.
+func lookAndGiveBack(others othersFunc) othersFunc {
+	return func(want nft.Ruleset) (kernel.Others, error) {
+		defer giveBack()
+		return others(want)
+	}
+}
 
 // fingerprint tells contents of the config apart.
 func fingerprint(sources []config.Source, err error) string {

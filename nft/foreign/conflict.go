@@ -8,20 +8,17 @@ import (
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/ruletext"
 )
 
 // A Conflict is a rule that can rewrite the source address of connections to
 // destinations that the configuration exempts.
 type Conflict struct {
-	Family   nfnetlink.Family
-	Table    string
-	Chain    string
-	Handle   uint64
+	Rule     nfnetlink.Rule
 	Base     string // the base chain from which it is reached
 	Priority int32  // of the base chain
-	Rule     string // in words
-	// Via are the rules, in words, that lead from the base chain to this one.
-	Via []string
+	// Via are the rules that lead from the base chain to this one.
+	Via []nfnetlink.Rule
 	// Exempt are the exempt prefixes that it reaches, in whole or in part: the
 	// first few of them, where More says that there are others.
 	Exempt []netip.Prefix
@@ -37,7 +34,22 @@ const maxNamed = 8
 
 // String gives the place, the rule and the reason in one line.
 func (c Conflict) String() string {
-	return fmt.Sprintf("%s %s %s (priority %d): %s: %s", c.Family, c.Table, c.Chain, c.Priority, c.Rule, c.Why())
+	return fmt.Sprintf("%s %s (priority %d): %s: %s", c.Table(), c.Rule.Chain, c.Priority, c.RuleText(), c.Why())
+}
+
+// Table gives the family and the name of the rule's table, as nft does.
+func (c Conflict) Table() string { return c.Rule.Family.String() + " " + c.Rule.Table }
+
+// RuleText gives the rule in words.
+func (c Conflict) RuleText() string { return ruletext.String(c.Rule) }
+
+// ViaText gives the rules that lead to it in words.
+func (c Conflict) ViaText() []string {
+	words := make([]string, len(c.Via))
+	for i, r := range c.Via {
+		words[i] = ruletext.String(r)
+	}
+	return words
 }
 
 // Why says what the rule does and to which packets.
@@ -68,7 +80,7 @@ func (c Conflict) Why() string {
 //
 // The order is that in which packets meet the rules, family by family.
 func Conflicts(s Snapshot, exempt []netip.Prefix) []Conflict {
-	w := walker{chains: map[id]*Chain{}, sets: map[id][]iprange.Range{}, found: map[ruleID]int{}}
+	w := walker{sets: map[id][]iprange.Range{}, found: map[ruleID]int{}}
 	w.exempt, w.prefixes = exemptions(exempt)
 	w.index(s)
 	for i := range s.Chains {
@@ -118,7 +130,8 @@ func exemptions(exempt []netip.Prefix) (ranges []iprange.Range, prefixes []netip
 }
 
 func (w *walker) index(s Snapshot) {
-	named := map[id]bool{}
+	named := make(map[id]bool, len(s.Chains))
+	w.chains = make(map[id]*Chain, len(s.Chains))
 	for i := range s.Chains {
 		c := &s.Chains[i]
 		w.chains[chainID(c.Chain)] = c

@@ -132,11 +132,11 @@ func describe(s foreign.Snapshot, exempt []netip.Prefix) string {
 		}
 	}
 	for _, c := range foreign.Conflicts(s, exempt) {
-		fmt.Fprintf(&b, "conflict %s %s %s (%s, priority %d)\n", c.Family, c.Table, c.Chain, c.Base, c.Priority)
-		for _, v := range c.Via {
+		fmt.Fprintf(&b, "conflict %s %s (%s, priority %d)\n", c.Table(), c.Rule.Chain, c.Base, c.Priority)
+		for _, v := range c.ViaText() {
 			fmt.Fprintf(&b, "\tvia %s\n", v)
 		}
-		fmt.Fprintf(&b, "\trule %s\n\t%s\n", c.Rule, c.Why())
+		fmt.Fprintf(&b, "\trule %s\n\t%s\n", c.RuleText(), c.Why())
 	}
 	if b.Len() == 0 {
 		return "nothing\n"

@@ -54,7 +54,7 @@ type action struct {
 func (w *walker) parse(r nfnetlink.Rule) (match, action) {
 	var m match
 	var a action
-	for _, s := range ruletext.Statements(r) {
+	for s := range ruletext.Statements(r) {
 		if code, chain, ok := s.Expr.Verdict(); ok {
 			a.target = chain
 			a.ends = code != unix.NFT_CONTINUE && code != unix.NFT_JUMP

@@ -54,7 +54,7 @@ func chainID(c nfnetlink.Chain) id { return id{c.Family, c.Table, c.Name} }
 // While others write, it reads again, up to three times, and then gives what it
 // has; Generation tells. It fails with [nfnetlink.ErrInterrupted] where it never
 // came to an end.
-func Read(c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) (Snapshot, error) {
+func Read(c nfnetlink.Reader, own func(nfnetlink.Chain) bool) (Snapshot, error) {
 	var torn Snapshot
 	for range 3 {
 		r := reader{conn: c, own: own, seen: map[id]bool{}, wanted: map[id]bool{}}
@@ -82,7 +82,7 @@ func Read(c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) (Snapshot, error) {
 
 type reader struct {
 	Snapshot
-	conn   *nfnetlink.Conn
+	conn   nfnetlink.Reader
 	own    func(nfnetlink.Chain) bool
 	listed []nfnetlink.Chain // of the family being read, as packets meet them
 	seen   map[id]bool       // the chains that are in Chains

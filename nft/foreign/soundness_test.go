@@ -154,11 +154,11 @@ func TestNoMasqueradeOfAnExemptDestinationIsMissed(t *testing.T) {
 		m := randomModel(r)
 		conflicts := map[[2]int]bool{}
 		for _, c := range foreign.Conflicts(m.snapshot(), exempt) {
-			chain, err := strconv.Atoi(c.Chain)
+			chain, err := strconv.Atoi(c.Rule.Chain)
 			if err != nil {
 				t.Fatal(err)
 			}
-			conflicts[[2]int{chain, int(c.Handle) - 1}] = true
+			conflicts[[2]int{chain, int(c.Rule.Handle) - 1}] = true
 		}
 		hits := map[[2]int]string{}
 		for i := range 8 * 8 * 2 {

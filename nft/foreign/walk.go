@@ -8,7 +8,6 @@ import (
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/ruletext"
 )
 
 // A path is what is known of the packets that get somewhere.
@@ -205,14 +204,10 @@ func (w *walker) report(c *Chain, r nfnetlink.Rule, q path, left []box) {
 		return
 	}
 	conflict := Conflict{
-		Family: c.Family, Table: c.Table, Chain: c.Name, Handle: r.Handle, Base: w.base.Name, Rule: ruletext.String(r),
-		Exempt: exempt, More: more, Source: strings.Join(slices.Compact(q.from), ", "), Conditions: slices.Compact(q.words),
+		Rule: r, Base: w.base.Name, Via: q.via, Exempt: exempt, More: more, Source: strings.Join(slices.Compact(q.from), ", "), Conditions: slices.Compact(q.words),
 	}
 	if w.base.Hook != nil {
 		conflict.Priority = w.base.Hook.Priority
-	}
-	for _, v := range q.via {
-		conflict.Via = append(conflict.Via, ruletext.String(v))
 	}
 	at := ruleID{chainID(c.Chain), r.Handle}
 	if i, ok := w.found[at]; ok {

@@ -169,7 +169,7 @@ func TestOurRenamedChainIsReadBackAndCleanedUp(t *testing.T) {
 				t.Errorf("read back %s in chain %q: %t, %v", back.Hash(), back.Chain, ok, err)
 			}
 			others, err := k.Others(want)
-			named := func(c foreign.Conflict) bool { return c.Chain == "RENAMED" }
+			named := func(c foreign.Conflict) bool { return c.Rule.Chain == "RENAMED" }
 			if err != nil || len(others.Legacy) > 0 || slices.ContainsFunc(others.Conflicts, named) {
 				t.Errorf("others are %+v, %v", others, err)
 			}

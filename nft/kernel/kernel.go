@@ -21,6 +21,7 @@ import (
 type Kernel struct {
 	mu   sync.Mutex
 	conn *nfnetlink.Conn
+	seen memory
 	// What was found in step, and the generation of the ruleset in which.
 	// While the kernel is at that generation nothing need be read.
 	inStep nft.Ruleset
@@ -49,7 +50,7 @@ func Open() *Kernel { return New(nfnetlink.Dial()) }
 
 // New uses a connection of its caller.
 func New(c *nfnetlink.Conn) *Kernel {
-	return &Kernel{conn: c, trust: map[string]trusted{}, perBatch: tables.LargeBatch}
+	return &Kernel{conn: c, seen: memory{Conn: c}, trust: map[string]trusted{}, perBatch: tables.LargeBatch}
 }
 
 // BeforeLargeFill has Apply call pause before it fills a set with many elements,
@@ -57,6 +58,14 @@ func New(c *nfnetlink.Conn) *Kernel {
 // network namespace, the kernel makes a notification of each element, which makes
 // the filling slower: so a listener of our own had better pause.
 func (k *Kernel) BeforeLargeFill(pause func() (resume func())) { k.pause = pause }
+
+// Forget drops the rules of others that Apply has read: Others, where it follows
+// at once, does not read them again.
+func (k *Kernel) Forget() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.seen.forget()
+}
 
 // Close closes the connection; the rules stay.
 func (k *Kernel) Close() error { return k.conn.Close() }
@@ -111,6 +120,7 @@ func (k *Kernel) Apply(want nft.Ruleset, look Look) (Applied, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	start := time.Now()
+	k.seen.forget() // counters count on while nobody writes
 	for try := 1; ; try++ {
 		a, err := k.apply(want, look)
 		if err == nil {
@@ -139,8 +149,8 @@ var ErrForeignPostrouting = errors.New("iptables cannot use it")
 func (k *Kernel) CheckChain(chain string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s := &state{}
-	if err := k.readShared(s, nft.Ruleset{Mode: nft.ModeIPTables, Chain: chain}, false); err != nil {
+	s, err := k.readRules(nft.Ruleset{Mode: nft.ModeIPTables, Chain: chain}, Look{})
+	if err != nil {
 		return err
 	}
 	return s.checkChain(chain)
@@ -221,6 +231,7 @@ func (k *Kernel) apply(want nft.Ruleset, look Look) (Applied, error) {
 		}
 	}
 	expected := s.generation + staged.commits
+	k.seen.wrote(s.generation, staged.commits)
 	for range attempts {
 		if s, err = k.readRules(want, Look{Others: true, TakeOver: look.TakeOver}); err != nil {
 			return Applied{}, err
@@ -230,7 +241,8 @@ func (k *Kernel) apply(want nft.Ruleset, look Look) (Applied, error) {
 		}
 		batches := s.transactions(want, staged.sides)
 		if err = k.commit(batches, s.generation); err == nil {
-			k.inStep, k.at, k.full, k.others = want, s.generation+uint32(len(batches)), readAll, true
+			commits := uint32(len(batches))
+			k.inStep, k.at, k.full, k.others = want, s.generation+commits, readAll, true
 			if s.generation != expected {
 				k.at = 0 // somebody else wrote in between: look again
 			}
@@ -238,6 +250,9 @@ func (k *Kernel) apply(want nft.Ruleset, look Look) (Applied, error) {
 				applied.TookOver = append(applied.TookOver, l.String())
 			}
 			applied.Removed = s.unwanted(want)
+			if want.Mode == nft.ModeNFTables && len(s.legacy)+len(applied.Removed) == 0 {
+				k.seen.wrote(s.generation, commits)
+			}
 			return applied, nil
 		}
 		if !errors.Is(err, unix.ERESTART) {

@@ -28,12 +28,13 @@ func (o Others) HasLegacy(chain string) bool {
 func (k *Kernel) Others(want nft.Ruleset) (Others, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	defer k.seen.forget()
 	snapshot, err := again(func() (foreign.Snapshot, error) {
 		s, err := k.readRules(want, Look{Others: true})
 		if err != nil {
 			return foreign.Snapshot{}, err
 		}
-		return foreign.Read(k.conn, s.isOurs(want))
+		return foreign.Read(&k.seen, s.isOurs(want))
 	})
 	if err != nil {
 		return Others{}, err
@@ -77,7 +78,7 @@ func exempt(r nft.Ruleset) []netip.Prefix {
 
 // readLegacy finds what a take-over removes.
 func (k *Kernel) readLegacy(s *state, want nft.Ruleset) error {
-	snapshot, err := foreign.Read(k.conn, s.isOurs(want))
+	snapshot, err := foreign.Read(&k.seen, s.isOurs(want))
 	if err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ func (k *Kernel) read(want nft.Ruleset, l Look) (*state, error) {
 func (k *Kernel) readRules(want nft.Ruleset, l Look) (*state, error) {
 	s := &state{readAll: true}
 	var err error
-	if s.generation, err = k.conn.Generation(); err != nil {
+	if s.generation, err = k.seen.Generation(); err != nil {
 		return nil, err
 	}
 	if s.own, err = tables.ReadOwn(k.conn); err != nil {
@@ -70,7 +70,7 @@ func (k *Kernel) readShared(s *state, want nft.Ruleset, others bool) error {
 		names = nft.WithSubchains(want.Chain)
 	}
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		n, err := tables.ReadShared(k.conn, f, names, others)
+		n, err := tables.ReadShared(&k.seen, f, names, others)
 		if err != nil {
 			return err
 		}

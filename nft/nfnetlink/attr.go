@@ -76,6 +76,15 @@ func each(b []byte, fn func(typ uint16, data []byte) error) error {
 	return nil
 }
 
+// count says how many attributes of b there are, up to one that is broken.
+func count(b []byte) (n int) {
+	_ = each(b, func(uint16, []byte) error {
+		n++
+		return nil
+	})
+	return n
+}
+
 func cString(b []byte) string {
 	for i, c := range b {
 		if c == 0 {

@@ -10,6 +10,19 @@ import (
 	"nft-masq-agent/nft/iprange"
 )
 
+// A Reader reads the ruleset, as a [Conn] does.
+type Reader interface {
+	Generation() (uint32, error)
+	Table(family Family, name string) (Table, error)
+	Tables(family Family) ([]Table, error)
+	Chain(family Family, table, chain string) (Chain, error)
+	Chains(family Family) ([]Chain, error)
+	Rules(family Family, table, chain string) ([]Rule, error)
+	Sets(family Family, table string) ([]Set, error)
+	Elements(family Family, table, set string) ([]iprange.Range, error)
+	Objects(family Family, table string) ([]Object, error)
+}
+
 // dump asks for all objects of a kind and parses each.
 func dump[T any](c *Conn, family Family, msg uint16, a attrs, parse func(Family, []byte) (T, error)) ([]T, error) {
 	c.mu.Lock()
@@ -161,6 +174,7 @@ func parseRule(f Family, b []byte) (Rule, error) {
 		case unix.NFTA_RULE_USERDATA:
 			r.UserData = data
 		case unix.NFTA_RULE_EXPRESSIONS:
+			r.Exprs = make([]Expr, 0, count(data))
 			return each(data, func(_ uint16, data []byte) error {
 				e, err := parseExpr(data)
 				r.Exprs = append(r.Exprs, e)

@@ -3,6 +3,7 @@ package ruletext
 import (
 	"bytes"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -19,7 +20,7 @@ import (
 // parameters that are not.
 func String(r nfnetlink.Rule) string {
 	var words []string
-	for _, s := range Statements(r) {
+	for s := range Statements(r) {
 		words = append(words, s.String())
 	}
 	if c := nftComment(r); c != "" {
@@ -175,26 +176,28 @@ type decoder struct {
 }
 
 // Statements gives what the rule does, step by step.
-func Statements(r nfnetlink.Rule) []Statement {
-	d := decoder{family: r.Family, loads: make([]operand, 0, 4)}
-	out := make([]Statement, 0, len(r.Exprs))
-	for _, e := range r.Exprs {
-		if o := d.load(e); o.register != unix.NFT_REG_VERDICT {
-			d.fill(o)
-			continue
+func Statements(r nfnetlink.Rule) iter.Seq[Statement] {
+	return func(yield func(Statement) bool) {
+		d := decoder{family: r.Family}
+		for _, e := range r.Exprs {
+			if o := d.load(e); o.register != unix.NFT_REG_VERDICT {
+				d.fill(o)
+				continue
+			}
+			s, ok := d.compare(e)
+			if !ok {
+				s, ok = decodeXT(e, d.family)
+			}
+			if !ok {
+				s.text = d.act(e)
+			}
+			s.Expr = e
+			if !yield(s) {
+				return
+			}
+			d.fresh = len(d.loads)
 		}
-		s, ok := d.compare(e)
-		if !ok {
-			s, ok = decodeXT(e, d.family)
-		}
-		if !ok {
-			s.text = d.act(e)
-		}
-		s.Expr = e
-		out = append(out, s)
-		d.fresh = len(d.loads)
 	}
-	return out
 }
 
 func (d *decoder) fill(o operand) {

@@ -3,6 +3,7 @@ package ruletext_test
 import (
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -163,7 +164,7 @@ func TestMarkOfXTablesIsComparedLikeANativeOne(t *testing.T) {
 	if got, want := ruletext.String(r), "-m mark ! --mark 0x4000/0x4000"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	s := ruletext.Statements(r)[0]
+	s := slices.Collect(ruletext.Statements(r))[0]
 	if s.Field != "meta mark" || s.Op != "!=" {
 		t.Errorf("got %+v", s)
 	}
@@ -184,7 +185,7 @@ func FuzzRuleText(f *testing.F) {
 		}
 		_ = ruletext.String(r)
 		_ = ruletext.Comment(r)
-		for _, s := range ruletext.Statements(r) {
+		for s := range ruletext.Statements(r) {
 			s.Range()
 			ruletext.RandomFully(s.Expr)
 		}

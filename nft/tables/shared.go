@@ -25,13 +25,14 @@ type Shared struct {
 	dormant bool
 	post    *nfnetlink.Chain // nil where there is no POSTROUTING
 	rules   []nfnetlink.Rule // of POSTROUTING
+	named   []OwnChain       // the chains to which one of these is our jump
 	chains  map[string][]nfnetlink.Rule
-	all     int // chains, sets and objects, ours or not; counted where others are looked for
+	all     int // chains, sets and objects, ours or not; counted where nothing else may be left of the table
 }
 
 // ReadShared reads the chains of these names in the shared table of a family, and
 // with others those of ours under whichever name.
-func ReadShared(c *nfnetlink.Conn, family nfnetlink.Family, names []string, others bool) (*Shared, error) {
+func ReadShared(c nfnetlink.Reader, family nfnetlink.Family, names []string, others bool) (*Shared, error) {
 	n := &Shared{Family: family, chains: map[string][]nfnetlink.Rule{}}
 	t, err := c.Table(family, nft.NATTable)
 	if nfnetlink.IsNotExist(err) {
@@ -51,14 +52,14 @@ func ReadShared(c *nfnetlink.Conn, family nfnetlink.Family, names []string, othe
 	if n.rules, err = c.Rules(family, nft.NATTable, nft.Postrouting); err != nil {
 		return nil, err
 	}
-	if others {
-		if err := n.count(c); err != nil {
-			return nil, err
-		}
-	}
 	wanted := names
 	for _, r := range n.rules {
-		if own, ok := jumpOf(r); ok && (others || slices.Contains(wanted, own.Text)) {
+		own, ok := jumpOf(r)
+		if !ok || slices.Contains(n.named, own) {
+			continue
+		}
+		n.named = append(n.named, own)
+		if others || slices.Contains(wanted, own.Text) {
 			names = append(slices.Clip(names), own.Members()...)
 		}
 	}
@@ -67,10 +68,23 @@ func ReadShared(c *nfnetlink.Conn, family nfnetlink.Family, names []string, othe
 			return nil, err
 		}
 	}
+	if others && n.allOurs() {
+		return n, n.count(c)
+	}
 	return n, nil
 }
 
-func (n *Shared) count(c *nfnetlink.Conn) error {
+// allOurs says that all rules of POSTROUTING lead to chains of ours: without these
+// the table may be empty.
+func (n *Shared) allOurs() bool {
+	return !slices.ContainsFunc(n.rules, func(r nfnetlink.Rule) bool {
+		to, _ := Target(r)
+		_, ours := n.chains[to]
+		return !ours
+	})
+}
+
+func (n *Shared) count(c nfnetlink.Reader) error {
 	chains, err := c.Chains(n.Family)
 	if err != nil {
 		return err
@@ -108,7 +122,7 @@ func (c OwnChain) String() string {
 	return fmt.Sprintf("%s (renamed from %s)", c.Name, c.Text)
 }
 
-func (n *Shared) readChain(c *nfnetlink.Conn, name string) error {
+func (n *Shared) readChain(c nfnetlink.Reader, name string) error {
 	if _, known := n.chains[name]; known {
 		return nil
 	}
@@ -403,9 +417,8 @@ func (n *Shared) renamed(chain string) []OwnChain {
 
 func (n *Shared) oursWhere(wanted func(OwnChain) bool) []OwnChain {
 	var found []OwnChain
-	for _, r := range n.rules {
-		c, ok := jumpOf(r)
-		if !ok || !wanted(c) || slices.ContainsFunc(found, func(f OwnChain) bool { return f.Name == c.Name }) {
+	for _, c := range n.named {
+		if !wanted(c) || slices.ContainsFunc(found, func(f OwnChain) bool { return f.Name == c.Name }) {
 			continue
 		}
 		if _, err := n.Policy(c); err == nil {

@@ -43,6 +43,7 @@ type Kernel struct {
 	PortID   func() uint32
 	Counters func() ([]kernel.Counts, error)
 	Others   func(nft.Ruleset) (kernel.Others, error)
+	Forget   func()
 }
 
 // Inputs are the events that the loop waits for.
@@ -137,6 +138,7 @@ func (a *Agent) Run(ctx context.Context) {
 	defer a.timer.Stop()
 	defer a.paused.Stop()
 	for {
+		a.kernel.Forget()
 		a.health.idle()
 		select {
 		case <-ctx.Done():
@@ -200,13 +202,19 @@ func (a *Agent) warn(warnings []config.Problem) {
 }
 
 // hurry takes a second processor, so that probes are answered while a large
-// config is worked on, and lets as much garbage grow as there is other memory.
+// config is worked on, and lets garbage grow.
 func hurry() (rest func()) {
-	processors, garbage := runtime.GOMAXPROCS(2), debug.SetGCPercent(100)
+	processors, tidy := runtime.GOMAXPROCS(2), litter()
 	return func() {
-		debug.SetGCPercent(garbage)
+		tidy()
 		runtime.GOMAXPROCS(processors)
 	}
+}
+
+// litter lets as much garbage grow as there is other memory, until tidy.
+func litter() (tidy func()) {
+	garbage := debug.SetGCPercent(100)
+	return func() { debug.SetGCPercent(garbage) }
 }
 
 // compile says what a content of the config wants, and how often to look.
@@ -355,6 +363,9 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	a.paused.Stop()
 	start := time.Now()
 	look.Others, look.TakeOver = look.Others || a.owed.Others, look.TakeOver || a.owed.TakeOver
+	if look.Others {
+		defer litter()()
+	}
 	applied, err := a.kernel.Apply(*a.want, look)
 	wrote := len(applied.Differences) > 0
 	a.metrics.applied(reason, wrote, err, time.Since(start))

@@ -65,6 +65,7 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 				Apply: w.apply, ReadBack: w.readBack, PortID: func() uint32 { return ownPort },
 				Counters: w.counters,
 				Others:   func(nft.Ruleset) (kernel.Others, error) { return w.others, nil },
+				Forget:   func() {},
 			},
 			Settings{
 				Version: "test", Path: "/etc/config/ip-masq-agent",
@@ -420,6 +421,28 @@ func TestRulesOfOlderAgentsAreSaidOnceAndWhenTheyGo(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		wantLines(t, w.messages(), "the rules of iptables-based agents are gone")
+	})
+}
+
+func TestConflictsAreSaidOnceAndManyInOneLine(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		conflicts := func(n int) {
+			w.others = kernel.Others{}
+			for i := range n {
+				w.others.Conflicts = append(w.others.Conflicts, foreign.Conflict{Rule: nfnetlink.Rule{Table: "nat", Handle: uint64(i)}})
+			}
+		}
+		const one = "another rule masquerades what the config exempts"
+		conflicts(maxSaid + 2)
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		wantLines(t, w.messages(), append(append([]string{"nft-masq-agent starts", "applied"}, slices.Repeat([]string{one}, maxSaid)...),
+			"further rules masquerade what the config exempts, see nft-masq-agent status")...)
+		conflicts(maxSaid + 3)
+		w.changes <- nfnetlink.Change{Writer: 1}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		wantLines(t, w.messages(), one)
 	})
 }
 

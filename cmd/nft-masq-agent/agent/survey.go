@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfnetlink"
 )
 
 // surveyInterval is the least time between two looks at the rules of others.
@@ -19,8 +20,9 @@ type survey struct {
 	at  time.Time
 	due bool   // somebody wrote since
 	by  string // the process that wrote last
-	// What was said, so that it is said once.
-	legacy, conflicts []string
+	// What was found, so that it is said once.
+	legacy    []string
+	conflicts map[place]bool
 }
 
 // lookAround looks for the rules of other programs that masquerade, and says
@@ -30,6 +32,7 @@ func (a *Agent) lookAround() {
 	if a.want == nil || !s.at.IsZero() && (!s.due || time.Since(s.at) < surveyInterval) {
 		return
 	}
+	defer litter()()
 	others, err := a.kernel.Others(*a.want)
 	s.at, s.due = time.Now(), false
 	if err != nil {
@@ -76,23 +79,40 @@ func (a *Agent) sayLegacy(others kernel.Others) {
 	a.log.Warn("rules of an iptables-based agent decide beside ours: stop it, and run with --takeover or cleanup --legacy", fields...)
 }
 
+// maxSaid is how many conflicts a look says one by one. Some CNI plugins have a
+// rule for each pod.
+const maxSaid = 20
+
+// A place is where a rule stands.
+type place struct {
+	family nfnetlink.Family
+	table  string
+	handle uint64
+}
+
 func (a *Agent) sayConflicts(others kernel.Others) {
-	var found []string
+	found, said, more := map[place]bool{}, 0, 0
 	for _, c := range others.Conflicts {
-		found = append(found, c.String())
-	}
-	for _, c := range others.Conflicts {
-		if slices.Contains(a.survey.conflicts, c.String()) {
+		at := place{c.Rule.Family, c.Rule.Table, c.Rule.Handle}
+		if found[at] = true; a.survey.conflicts[at] {
 			continue
 		}
+		if said == maxSaid {
+			more++
+			continue
+		}
+		said++
 		fields := []zap.Field{
-			zap.String("table", c.Family.String()+" "+c.Table), zap.String("chain", c.Chain),
-			zap.Int32("priority", c.Priority), zap.String("rule", c.Rule), zap.String("why", c.Why()),
+			zap.String("table", c.Table()), zap.String("chain", c.Rule.Chain), zap.Int32("priority", c.Priority),
+			zap.String("rule", c.RuleText()), zap.String("why", c.Why()),
 		}
 		if len(c.Via) > 0 {
-			fields = append(fields, zap.String("via", strings.Join(c.Via, "; ")))
+			fields = append(fields, zap.String("via", strings.Join(c.ViaText(), "; ")))
 		}
 		a.log.Warn("another rule masquerades what the config exempts", fields...)
+	}
+	if more > 0 {
+		a.log.Warn("further rules masquerade what the config exempts, see nft-masq-agent status", zap.Int("rules", more))
 	}
 	a.survey.conflicts = found
 }

@@ -108,8 +108,8 @@ func (r *Status) SetOthers(others kernel.Others) {
 	}
 	for _, c := range others.Conflicts {
 		r.Conflicts = append(r.Conflicts, conflictReport{
-			Table: c.Family.String() + " " + c.Table, Chain: c.Chain, Priority: c.Priority, Rule: c.Rule,
-			Via: append([]string{}, c.Via...), Why: c.Why(),
+			Table: c.Table(), Chain: c.Rule.Chain, Priority: c.Priority, Rule: c.RuleText(),
+			Via: c.ViaText(), Why: c.Why(),
 		})
 	}
 }
