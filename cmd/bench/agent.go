@@ -135,14 +135,21 @@ type volume struct {
 
 const configName = "ip-masq-agent"
 
-func newVolume(content string) (*volume, error) {
-	// Not where programs make files all the time: inotify tells the agent of
-	// every name in each directory on the way, which would not be rest.
+// quietDir makes a directory, as a mounted volume is, not beside where programs
+// make files all the time: inotify tells the agent of every name in each directory
+// on the way, which would not be rest, and to watch a directory the kernel goes
+// through all names that it remembers of it, those that are gone too, which took
+// 14 ms for a /tmp with 380,000.
+func quietDir() (string, error) {
 	quiet := "/dev/shm"
 	if _, err := os.Stat(quiet); err != nil {
 		quiet = ""
 	}
-	dir, err := os.MkdirTemp(quiet, "bench-")
+	return os.MkdirTemp(quiet, "bench-")
+}
+
+func newVolume(content string) (*volume, error) {
+	dir, err := quietDir()
 	if err != nil {
 		return nil, err
 	}

@@ -95,7 +95,7 @@ func openApply(n int) (*applyBench, error) {
 		files["iptables"] = ruleset(networks, nft.ModeIPTables).String()
 	}
 	var err error
-	if a.dir, err = os.MkdirTemp("", "bench-"); err != nil {
+	if a.dir, err = quietDir(); err != nil {
 		return nil, err
 	}
 	for name, content := range files {
