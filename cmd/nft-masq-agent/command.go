@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"nft-masq-agent/cmd/nft-masq-agent/options"
 )
 
 // Exit codes.
@@ -90,7 +92,10 @@ func find(all []command, name string) (command, error) {
 func (c command) run(ctx context.Context, args []string, e environment) (int, error) {
 	fs, do := c.flagSet()
 	version := fs.Bool("version", false, "print the version and end")
-	operands, err := parseArgs(fs, args)
+	operands, err := options.Parse(fs, args)
+	if err != nil {
+		err = flagError(fs, err)
+	}
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		return exitDone, write(e.stdout, c.help())
@@ -119,23 +124,6 @@ func (c command) flagSet() (*flag.FlagSet, action) {
 	fs.SetOutput(io.Discard)
 	fs.Usage = func() {}
 	return fs, c.flags(fs)
-}
-
-// parseArgs parses flags, which may stand before and behind the operands.
-func parseArgs(fs *flag.FlagSet, args []string) (operands []string, err error) {
-	for {
-		if err := fs.Parse(args); err != nil {
-			return nil, flagError(fs, err)
-		}
-		rest := fs.Args()
-		if len(rest) == 0 {
-			return operands, nil
-		}
-		if at := len(args) - len(rest); at > 0 && args[at-1] == "--" {
-			return append(operands, rest...), nil
-		}
-		operands, args = append(operands, rest[0]), rest[1:]
-	}
 }
 
 // flagError adds a hint to an error about a flag that does not exist.

@@ -111,10 +111,14 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 			Changes: listener.Changes(), HoldOff: listener.HoldOff, Hangup: hangup,
 		},
 		agent.Kernel{
-			Apply: applyAndGiveBack(k.Apply), ReadBack: k.ReadBack, PortID: k.PortID,
+			Apply: givingBack(k.Apply), ReadBack: k.ReadBack, PortID: k.PortID,
 			Counters: func() ([]kernel.Counts, error) { return counters.Counters(o.NFT()) },
-			Others:   lookAndGiveBack(k.Others),
-			Forget:   k.Forget,
+			Others:   k.Others,
+			Forget: func() {
+				if k.Forget() {
+					giveBack()
+				}
+			},
 		},
 		agent.Settings{
 			Version: version, Commit: build().commit, Path: o.ConfigPath,
@@ -143,9 +147,9 @@ func giveBack() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
 
 type applyFunc func(nft.Ruleset, kernel.Look) (kernel.Applied, error)
 
-// applyAndGiveBack gives memory back after many CIDRs were written: parsing and
+// givingBack gives memory back after many CIDRs were written: parsing and
 // sending them takes a multiple of what keeping them does.
-func applyAndGiveBack(apply applyFunc) applyFunc {
+func givingBack(apply applyFunc) applyFunc {
 	const many = 10_000
 	return func(want nft.Ruleset, look kernel.Look) (kernel.Applied, error) {
 		a, err := apply(want, look)
@@ -153,16 +157,6 @@ func applyAndGiveBack(apply applyFunc) applyFunc {
 			giveBack()
 		}
 		return a, err
-	}
-}
-
-type othersFunc func(nft.Ruleset) (kernel.Others, error)
-
-// lookAndGiveBack gives memory back after the rules of others were read.
-func lookAndGiveBack(others othersFunc) othersFunc {
-	return func(want nft.Ruleset) (kernel.Others, error) {
-		defer giveBack()
-		return others(want)
 	}
 }
 

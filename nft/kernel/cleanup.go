@@ -16,6 +16,7 @@ import (
 func (k *Kernel) Cleanup(legacy bool) ([]string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	defer k.seen.forget()
 	k.at = 0
 	var err error
 	for range attempts {
@@ -38,6 +39,7 @@ func (k *Kernel) Cleanup(legacy bool) ([]string, error) {
 func (k *Kernel) Installed(legacy bool) ([]string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	defer k.seen.forget()
 	s, err := again(func() (*state, error) { return k.readRules(nft.Ruleset{}, Look{Others: true, TakeOver: legacy}) })
 	if err != nil {
 		return nil, err

@@ -13,7 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/ruletext"
 	"nft-masq-agent/nft/tables"
 )
 
@@ -59,12 +61,15 @@ func New(c *nfnetlink.Conn) *Kernel {
 // the filling slower: so a listener of our own had better pause.
 func (k *Kernel) BeforeLargeFill(pause func() (resume func())) { k.pause = pause }
 
-// Forget drops the rules of others that Apply has read: Others, where it follows
-// at once, does not read them again.
-func (k *Kernel) Forget() {
+// Forget drops the rules of others that Apply and Others have read, and says
+// whether they were many. Until then Others does not read again what Apply read.
+func (k *Kernel) Forget() (many bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	many = k.seen.read >= manyRules
+	k.seen.read = 0
 	k.seen.forget()
+	return many
 }
 
 // Close closes the connection; the rules stay.
@@ -102,7 +107,10 @@ type Applied struct {
 	// TookOver names the chains of other agents that were removed, Removed what
 	// another mode or chain name of ours had installed.
 	TookOver, Removed []string
-	Took              time.Duration
+	// Replaced are the rules of other agents that stood in the chain of mode
+	// iptables-nft.
+	Replaced []foreign.LegacyChain
+	Took     time.Duration
 }
 
 // How often is tried again when somebody else changed the ruleset meanwhile,
@@ -120,8 +128,8 @@ func (k *Kernel) Apply(want nft.Ruleset, look Look) (Applied, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	start := time.Now()
-	k.seen.forget() // counters count on while nobody writes
 	for try := 1; ; try++ {
+		k.seen.forget()
 		a, err := k.apply(want, look)
 		if err == nil {
 			a.Took = time.Since(start)
@@ -180,6 +188,21 @@ func (s *state) checkChain(chain string) error {
 	return nil
 }
 
+// replaced gives the rules of other agents in the chain of ours.
+func (s *state) replaced(chain string) (found []foreign.LegacyChain) {
+	for _, n := range s.nat {
+		rules, jumps := n.Strange(chain)
+		if len(rules) == 0 {
+			continue
+		}
+		found = append(found, foreign.LegacyChain{
+			Family: n.Family, Table: nft.NATTable, Name: chain, Jumps: jumps, Rules: len(rules),
+			RandomFully: slices.ContainsFunc(rules, func(r nfnetlink.Rule) bool { return slices.ContainsFunc(r.Exprs, ruletext.RandomFully) }),
+		})
+	}
+	return found
+}
+
 // errOutdated says that what was staged is no longer there, or is to be staged
 // in another way.
 var errOutdated = errors.New("the ruleset changed while it was being written")
@@ -214,15 +237,17 @@ func (k *Kernel) apply(want nft.Ruleset, look Look) (Applied, error) {
 		return Applied{}, err
 	}
 	// Once the chain is ours, foreign rules alone in it are only drift.
+	var replaced []foreign.LegacyChain
 	if want.Mode == nft.ModeIPTables && k.inStep.Chain != want.Chain {
 		if err := s.checkChain(want.Chain); err != nil {
 			return Applied{}, err
 		}
+		replaced = s.replaced(want.Chain)
 	}
 	if err := s.checkPostrouting(want); err != nil {
 		return Applied{}, err
 	}
-	applied := Applied{Differences: diffs}
+	applied := Applied{Differences: diffs, Replaced: replaced}
 	readAll := s.readAll
 	var staged staged
 	if want.Mode == nft.ModeNFTables {
@@ -233,6 +258,9 @@ func (k *Kernel) apply(want nft.Ruleset, look Look) (Applied, error) {
 	expected := s.generation + staged.commits
 	k.seen.wrote(s.generation, staged.commits)
 	for range attempts {
+		if want.Mode == nft.ModeIPTables {
+			k.seen.forget() // what its rules have counted is put back
+		}
 		if s, err = k.readRules(want, Look{Others: true, TakeOver: look.TakeOver}); err != nil {
 			return Applied{}, err
 		}

@@ -9,6 +9,7 @@ type memory struct {
 	*nfnetlink.Conn
 	at    uint32 // the generation at which they were read
 	rules map[chainID][]nfnetlink.Rule
+	read  int // how many rules, also of short chains
 }
 
 // manyRules is how many rules it takes to remember them.
@@ -25,13 +26,15 @@ func (m *memory) Generation() (uint32, error) {
 }
 
 // Rules is for who asked for the Generation before and has the kernel compare it
-// behind: rules that were torn by a writer are remembered, too.
+// behind: what a writer has torn is remembered, too. The kernel raises the
+// generation a moment before the new rules are in force, so who fails forgets.
 func (m *memory) Rules(family nfnetlink.Family, table, chain string) ([]nfnetlink.Rule, error) {
 	at := chainID{family, table, chain}
 	if rules, ok := m.rules[at]; ok {
 		return rules, nil
 	}
 	rules, err := m.Conn.Rules(family, table, chain)
+	m.read += len(rules)
 	if err == nil && len(rules) >= manyRules {
 		if m.rules == nil {
 			m.rules = map[chainID][]nfnetlink.Rule{}

@@ -28,7 +28,6 @@ func (o Others) HasLegacy(chain string) bool {
 func (k *Kernel) Others(want nft.Ruleset) (Others, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	defer k.seen.forget()
 	snapshot, err := again(func() (foreign.Snapshot, error) {
 		s, err := k.readRules(want, Look{Others: true})
 		if err != nil {

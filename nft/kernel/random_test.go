@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -12,6 +13,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
@@ -124,12 +126,65 @@ func TestReadBackFindsNothingThatIsNotOurs(t *testing.T) {
 		func() { nfttest.NFT(t, ns, "", "add", "table", "inet", nft.TableName) },
 		func() {
 			nfttest.NFT(t, ns, cases.Load(t, "default").File(t, "ruleset.nft"), "-f", "-")
-			nfttest.NFT(t, ns, "", "add", "rule", "inet", nft.TableName, "postrouting", "accept")
+			nfttest.NFT(t, ns, "", "add", "element", "inet", nft.TableName, "non-masq-v4-a", "{ 198.51.100.0/24 }")
 		},
 	} {
 		step()
 		if r, ok, err := open(t, ns).ReadBack(); ok || err != nil {
 			t.Errorf("read back %t, error %v:\n%s", ok, err, r)
+		}
+	}
+}
+
+// A rule that somebody added does not change what the hash is of.
+func TestPolicyIsReadBackWhateverWasDoneToTheRules(t *testing.T) {
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	want := cases.Load(t, "both-families").Compile(nft.ModeNFTables)
+	for _, rule := range []string{"accept", "ip daddr 198.51.100.0/24 masquerade"} {
+		apply(t, open(t, ns), want, everything)
+		nfttest.NFT(t, ns, "", append([]string{"insert", "rule", "inet", nft.TableName, "postrouting"}, strings.Fields(rule)...)...)
+		k := open(t, ns)
+		back, ok, err := k.ReadBack()
+		if !ok || err != nil || back.Hash() != want.Hash() {
+			t.Fatalf("beside %q: read back %t, error %v, %s for %s", rule, ok, err, back.Hash(), want.Hash())
+		}
+		if diffs := apply(t, k, back, everything); len(diffs) == 0 {
+			t.Errorf("beside %q nothing differs", rule)
+		}
+		inStep(t, ns, want)
+	}
+}
+
+// Held is for people: it says what is there, right or wrong.
+func TestWhatTheKernelHoldsIsSaidAlsoAfterTampering(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft")
+	for _, mode := range []nft.Mode{nft.ModeNFTables, nft.ModeIPTables} {
+		ns := nfttest.NewNS(t, "node")
+		held := func() (string, bool) {
+			t.Helper()
+			r, ok, err := open(t, ns).Held(cases.DefaultChain)
+			if err != nil || ok && r.Mode != mode {
+				t.Errorf("mode %s, error %v", r.Mode, err)
+			}
+			return r.Hash(), ok
+		}
+		if hash, ok := held(); ok {
+			t.Errorf("%s: an empty kernel holds %s", mode, hash)
+		}
+		want := cases.Load(t, "default").Compile(mode)
+		apply(t, open(t, ns), want, everything)
+		if hash, ok := held(); !ok || hash != want.Hash() {
+			t.Errorf("%s: holds %s, want %s", mode, hash, want.Hash())
+		}
+		if mode == nft.ModeNFTables {
+			nfttest.NFT(t, ns, "", "add", "element", "inet", nft.TableName, "non-masq-v4-a", "{ 198.51.100.0/24 }")
+		} else {
+			iptables(t, ns, nfnetlink.IPv4, "-I", cases.DefaultChain, "-d", "198.51.100.0/24", "-j", "ACCEPT")
+			iptables(t, ns, nfnetlink.IPv4, "-D", cases.DefaultChain, "2")
+		}
+		if hash, ok := held(); !ok || hash == want.Hash() {
+			t.Errorf("%s: after tampering holds %s", mode, hash)
 		}
 	}
 }

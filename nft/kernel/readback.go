@@ -42,10 +42,46 @@ func (k *Kernel) Live() (nft.Policy, bool, error) {
 	return r.Policy, found, err
 }
 
+// Held gives what the kernel holds of ours, whatever somebody has done to it since;
+// false where there is nothing. The chain is where mode iptables-nft would be.
+func (k *Kernel) Held(chain string) (nft.Ruleset, bool, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	own, err := again(func() (*tables.Own, error) { return tables.ReadWhole(k.conn) })
+	if err != nil {
+		return nft.Ruleset{}, false, err
+	}
+	if own != nil && !own.Empty() {
+		r, _ := own.Ruleset()
+		return r, true, nil
+	}
+	if r, found, err := k.readBackXT(); found || err != nil {
+		return r, found, err
+	}
+	wanted := nft.Ruleset{Mode: nft.ModeIPTables, Chain: chain}
+	s, err := again(func() (*state, error) { return k.readRules(wanted, Look{}) })
+	if err != nil {
+		return nft.Ruleset{}, false, err
+	}
+	p := nft.Policy{}
+	for _, n := range s.nat {
+		if !n.Has(chain) || n.Foreign(chain) {
+			continue
+		}
+		held := n.Held(tables.OwnChain{Name: chain, Text: chain})
+		if len(p.Families) > 0 {
+			held.Families = append(p.Families, held.Families...)
+		}
+		p = held
+	}
+	return nft.CompilePolicy(p, nft.Options{Mode: nft.ModeIPTables, Chain: chain}), len(p.Families) > 0, nil
+}
+
 // readBackXT reads a policy of mode iptables-nft.
 func (k *Kernel) readBackXT() (nft.Ruleset, bool, error) {
 	s, err := again(func() (*state, error) {
 		s := &state{}
+		k.seen.forget()
 		return s, k.readShared(s, nft.Ruleset{}, true)
 	})
 	if err != nil {

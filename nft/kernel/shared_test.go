@@ -159,6 +159,37 @@ func ruleCounters(t testing.TB, ns *nfttest.NS) map[string]string {
 	return m
 }
 
+func TestOtherAgentsRulesInOurChainAreSaidOnce(t *testing.T) {
+	nfttest.Require(t, "iptables-nft")
+	ns := nfttest.NewNS(t, "node")
+	iptables(t, ns, nfnetlink.IPv4, "-N", cases.DefaultChain)
+	iptables(t, ns, nfnetlink.IPv4, "-A", nft.Postrouting, "-j", cases.DefaultChain)
+	iptables(t, ns, nfnetlink.IPv4, "-A", cases.DefaultChain, "-j", "MASQUERADE", "--random-fully",
+		"-m", "comment", "--comment", "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)")
+	k := open(t, ns)
+	for _, want := range []nft.Ruleset{
+		xtOf(config.Default(config.Defaults{})),
+		xtOf(config.Config{NonMasqueradeCIDRs: cases.CIDRs("100.64.0.0/10")}),
+	} {
+		a, err := k.Apply(want, Look{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var said []string
+		for _, r := range a.Replaced {
+			said = append(said, r.String())
+		}
+		var expected []string
+		if want.Same(xtOf(config.Default(config.Defaults{}))) {
+			expected = []string{"chain IP-MASQ-AGENT in table ip nat: 1 rules, 1 jumps, random-fully"}
+		}
+		if diff := cmp.Diff(expected, said); diff != "" {
+			t.Errorf("replaced (-want +got):\n%s", diff)
+		}
+		k = open(t, ns) // the next one finds rules of ours
+	}
+}
+
 func TestVariantsOfTheJumpBecomeOneInTheirPlace(t *testing.T) {
 	nfttest.Require(t, "iptables-nft")
 	const text = "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain"
@@ -183,6 +214,7 @@ func TestVariantsOfTheJumpBecomeOneInTheirPlace(t *testing.T) {
 		{"no comment", [][]string{foreign(1), plain, foreign(2)}, 1},
 		{"goto", [][]string{gone, foreign(1), foreign(2)}, 0},
 		{"twice", [][]string{foreign(1), exact, foreign(2), exact}, 1},
+		{"a copy before it", [][]string{foreign(1), exact, foreign(2)}, 1},
 		{"both texts", [][]string{quoted, foreign(1), exact, foreign(2)}, 1},
 		{"all", [][]string{older, plain, foreign(1), quoted, gone, foreign(2), older}, 0},
 	} {
@@ -192,6 +224,9 @@ func TestVariantsOfTheJumpBecomeOneInTheirPlace(t *testing.T) {
 			iptables(t, ns, nfnetlink.IPv4, "-N", cases.DefaultChain)
 			for _, r := range tt.rules {
 				iptables(t, ns, nfnetlink.IPv4, append([]string{"-A", nft.Postrouting}, r...)...)
+			}
+			if tt.name == "a copy before it" {
+				iptables(t, ns, nfnetlink.IPv4, append([]string{"-I", nft.Postrouting, "1"}, exact...)...)
 			}
 			k, want := open(t, ns), xtOf(config.Default(config.Defaults{}))
 			before := foreignRules(t, ns)

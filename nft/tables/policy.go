@@ -30,12 +30,17 @@ func ReadWhole(c *nfnetlink.Conn) (*Own, error) {
 	return own, nil
 }
 
-// Ruleset gives the ruleset that the table is, whose elements were read; false
-// where this version could not have written it.
-func (o *Own) Ruleset() (nft.Ruleset, bool) {
-	r := nft.CompilePolicy(o.readPolicy(), nft.Options{Mode: nft.ModeNFTables})
-	return r, len(o.Differences(r.Tables[0])) == 0
+// Ruleset gives the ruleset of the policy that the table holds, whose elements were
+// read. It is intact where the table is just that, or where somebody has changed
+// the rules and the hash in their comments is still that of the policy.
+func (o *Own) Ruleset() (r nft.Ruleset, intact bool) {
+	r = nft.CompilePolicy(o.readPolicy(), nft.Options{Mode: nft.ModeNFTables})
+	says := func(k nfnetlink.Rule) bool { return strings.HasSuffix(ruletext.Comment(k), r.Hash()) }
+	return r, len(o.Differences(r.Tables[0])) == 0 || slices.ContainsFunc(o.rules[nft.BaseChain], says)
 }
+
+// Empty says that the table decides nothing.
+func (o *Own) Empty() bool { return len(o.rules[nft.BaseChain]) == 0 }
 
 // Policy gives what the table, whose elements were read, decides, also where
 // somebody has changed the elements of a set since; false where it has other

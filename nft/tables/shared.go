@@ -1,6 +1,7 @@
 package tables
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -151,6 +152,9 @@ func Target(r nfnetlink.Rule) (string, bool) {
 // their own in the user data.
 func sameXT(a, b nfnetlink.Rule) bool { return nfnetlink.EqualExprs(a.Exprs, b.Exprs) }
 
+// Has says whether the chain is there and holds rules.
+func (n *Shared) Has(chain string) bool { return len(n.chains[chain]) > 0 }
+
 // Foreign says whether the chain is somebody else's: it holds rules, and none
 // that a masquerade agent wrote. All of them, whatever their version, say in
 // their comments what is subject to MASQUERADE.
@@ -268,6 +272,8 @@ func (n *Shared) Ensure(b *nfnetlink.Batch, want nft.Table, chain string) {
 
 func (n *Shared) ensureJump(b *nfnetlink.Batch, jump nfnetlink.Rule, chain string) {
 	exact, others := n.jumps(chain, jump)
+	// The oldest was there first, wherever a copy was put.
+	slices.SortFunc(exact, func(a, b nfnetlink.Rule) int { return cmp.Compare(a.Handle, b.Handle) })
 	switch {
 	case len(exact) > 0:
 		others = append(others, exact[1:]...)
@@ -445,6 +451,18 @@ var errNotOurs = errors.New("no config of this version yields these rules")
 // Policy reads back the policy of a chain of ours; an error says that it is not
 // exactly what this version would write.
 func (n *Shared) Policy(c OwnChain) (nft.Policy, error) {
+	p := n.Held(c)
+	want := nft.SharedTable(p.Families[0], p, c.Text)
+	for i, name := range nft.WithSubchains(c.Text) {
+		if !slices.EqualFunc(want.Chain(name).Bytecode(want, nil), n.chains[c.Members()[i]], sameXT) {
+			return nft.Policy{}, errNotOurs
+		}
+	}
+	return p, nil
+}
+
+// Held reads the policy of a chain; rules that are none of ours are left out.
+func (n *Shared) Held(c OwnChain) nft.Policy {
 	f := nft.FamilyPolicy{IPv6: n.Family == nfnetlink.IPv6}
 	p := nft.Policy{}
 	for _, name := range c.Members() {
@@ -452,14 +470,22 @@ func (n *Shared) Policy(c OwnChain) (nft.Policy, error) {
 			addRule(&f, &p, r)
 		}
 	}
-	want := nft.SharedTable(f, p, c.Text)
-	for i, name := range nft.WithSubchains(c.Text) {
-		if !slices.EqualFunc(want.Chain(name).Bytecode(want, nil), n.chains[c.Members()[i]], sameXT) {
-			return nft.Policy{}, errNotOurs
+	p.Families = []nft.FamilyPolicy{f}
+	return p
+}
+
+// Strange gives the rules of the chain, and the jumps to it, where no config of
+// this version yields them: another agent wrote them.
+func (n *Shared) Strange(chain string) (rules, jumps []nfnetlink.Rule) {
+	if _, err := n.Policy(OwnChain{chain, chain}); err == nil {
+		return nil, nil
+	}
+	for _, r := range n.rules {
+		if to, ok := Target(r); ok && to == chain {
+			jumps = append(jumps, r)
 		}
 	}
-	p.Families = []nft.FamilyPolicy{f}
-	return p, nil
+	return n.chains[chain], jumps
 }
 
 // addRule reads one rule of mode iptables-nft into the policy: its comment says

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -91,6 +92,7 @@ type Agent struct {
 	owed    kernel.Look // what the first accepted config is to find, until the kernel has taken it
 
 	resync time.Duration
+	looked time.Time   // when all was last looked at
 	timer  *time.Timer // the next resync, or the next try after a refusal
 	tries  int
 	pace   pace
@@ -108,6 +110,7 @@ func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
 		resync: resync,
 		timer:  time.NewTimer(resync),
 		paused: stoppedTimer(),
+		survey: survey{seed: maphash.MakeSeed()},
 	}
 	a.metrics = newMetrics(&a.health, k, s)
 	return a
@@ -159,7 +162,7 @@ func (a *Agent) Run(ctx context.Context) {
 			a.in.Reread()
 			a.sync(onHangup, kernel.Look{Full: true, Others: true})
 			a.survey.at = time.Time{} // look around however short ago that was
-			a.lookAround()
+			a.lookAround(a.looked)
 		case <-a.timer.C:
 			a.health.busy()
 			a.tick()
@@ -237,7 +240,7 @@ func (a *Agent) compile(f Files) (nft.Ruleset, []config.Problem, error) {
 // firstProblems cuts an error about a config short: log and probe say where to
 // begin, check says all.
 func firstProblems(err error) error {
-	const few = 10
+	const few = 100
 	var all config.Problems
 	if !errors.As(err, &all) || len(all) <= few {
 		return err
@@ -348,7 +351,7 @@ func (a *Agent) tick() {
 		return
 	}
 	a.sync(onResync, kernel.Look{Full: true, Others: true})
-	a.lookAround()
+	a.lookAround(a.looked)
 }
 
 // sync brings the kernel to what is wanted. Everything that the agent writes it
@@ -383,13 +386,19 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	}
 	// First the state, then the line: who reads the line finds us ready.
 	a.health.inStep(*a.want)
+	a.sayReplaced(kernel.Others{Legacy: applied.Replaced})
 	a.report(reason, applied, drift)
-	a.rejects = a.rejects && !a.fresh
+	if a.looked.IsZero() || slices.Contains([]string{onStart, onResync, onHangup}, reason) {
+		a.looked = time.Now()
+	}
+	fresh := a.fresh
+	a.survey.due = a.survey.due || fresh
+	a.rejects = a.rejects && !fresh
 	a.refused, a.tries, a.fresh, a.held = "", 0, false, a.want.Hash()
 	a.change, a.by, a.owed = nfnetlink.Change{}, nil, kernel.Look{}
 	a.timer.Reset(a.next())
-	if reason == onStart {
-		a.lookAround()
+	if fresh || reason == onStart {
+		a.lookAround(time.Now())
 	}
 }
 
@@ -458,8 +467,9 @@ func (a *Agent) refuse(err error) {
 
 // next says when to look again without being told.
 func (a *Agent) next() time.Duration {
-	if a.tries == 0 {
-		return a.resync
+	if a.tries > 0 {
+		return backoff(a.tries)
 	}
-	return backoff(a.tries)
+	// However often others write and the config changes meanwhile.
+	return max(0, time.Until(a.looked.Add(a.resync)))
 }

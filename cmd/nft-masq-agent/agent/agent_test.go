@@ -386,6 +386,20 @@ func TestAHarmlessCommitHidesNothing(t *testing.T) {
 	})
 }
 
+func TestABusyNeighbourDoesNotHoldUpTheResync(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.files <- file("10.0.0.0/8")
+		for range 10 {
+			time.Sleep(30 * time.Second)
+			w.changes <- nfnetlink.Change{Writer: 1}
+		}
+		synctest.Wait()
+		if w.rereads < 4 {
+			t.Errorf("%d resyncs in 5 minutes", w.rereads)
+		}
+	})
+}
+
 func TestHangupLooksAtBoth(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
@@ -426,23 +440,49 @@ func TestRulesOfOlderAgentsAreSaidOnceAndWhenTheyGo(t *testing.T) {
 
 func TestConflictsAreSaidOnceAndManyInOneLine(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		conflicts := func(n int) {
-			w.others = kernel.Others{}
+		handle := uint64(0)
+		conflicts := func(table string, n int) {
 			for i := range n {
-				w.others.Conflicts = append(w.others.Conflicts, foreign.Conflict{Rule: nfnetlink.Rule{Table: "nat", Handle: uint64(i)}})
+				handle++
+				r := nfnetlink.Rule{Table: table, Chain: fmt.Sprintf("CNI-%d", i), Handle: handle}
+				w.others.Conflicts = append(w.others.Conflicts, foreign.Conflict{Rule: r, Base: "POSTROUTING"})
 			}
 		}
+		lookAgain := func() {
+			w.changes <- nfnetlink.Change{Writer: 1}
+			time.Sleep(time.Minute)
+			synctest.Wait()
+		}
 		const one = "another rule masquerades what the config exempts"
-		conflicts(maxSaid + 2)
+		conflicts("nat", maxSaid+2)
+		conflicts("other", 1)
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
-		wantLines(t, w.messages(), append(append([]string{"nft-masq-agent starts", "applied"}, slices.Repeat([]string{one}, maxSaid)...),
+		wantLines(t, w.messages(), append(append([]string{"nft-masq-agent starts", "applied"}, slices.Repeat([]string{one}, maxSaid+1)...),
 			"further rules masquerade what the config exempts, see nft-masq-agent status")...)
-		conflicts(maxSaid + 3)
-		w.changes <- nfnetlink.Change{Writer: 1}
+		// The same rules again, with other handles, and one more.
+		w.others = kernel.Others{}
+		conflicts("other", 1)
+		conflicts("nat", maxSaid+3)
+		lookAgain()
+		wantLines(t, w.messages(), one)
+		// The same rule for another reason.
+		w.others.Conflicts[0].Source = "192.0.2.0/24"
+		lookAgain()
+		wantLines(t, w.messages(), one)
+	})
+}
+
+func TestAChangeOfTheConfigLooksForConflictsAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.files <- file("10.0.0.0/8")
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		wantLines(t, w.messages(), one)
+		w.messages()
+		w.others = kernel.Others{Conflicts: []foreign.Conflict{{Rule: nfnetlink.Rule{Table: "nat"}}}}
+		w.files <- file("100.64.0.0/10")
+		synctest.Wait()
+		wantLines(t, w.messages(), "applied", "another rule masquerades what the config exempts")
 	})
 }
 

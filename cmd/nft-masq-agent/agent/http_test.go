@@ -71,7 +71,7 @@ func TestStuckLoopFailsHealthz(t *testing.T) {
 
 func TestReadyzSaysInWordsWhyNot(t *testing.T) {
 	long := Files{Sources: file("").Sources}
-	long.Sources[0].Data = []byte("nonMasqueradeCIDRs:\n" + strings.Repeat("- 10.0.0.1\n", 30))
+	long.Sources[0].Data = []byte("nonMasqueradeCIDRs:\n" + strings.Repeat("- 10.0.0.1\n", 120))
 	for name, c := range map[string]struct {
 		file    Files
 		refuses error

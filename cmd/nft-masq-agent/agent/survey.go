@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"hash/maphash"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -18,23 +20,24 @@ const surveyInterval = time.Minute
 // A survey is what was last found of others.
 type survey struct {
 	at  time.Time
-	due bool   // somebody wrote since
+	due bool   // somebody wrote since, or the config changed
 	by  string // the process that wrote last
 	// What was found, so that it is said once.
 	legacy    []string
-	conflicts map[place]bool
+	conflicts map[uint64]bool // by what they say, a hash
+	seed      maphash.Seed
 }
 
 // lookAround looks for the rules of other programs that masquerade, and says
 // what is new.
-func (a *Agent) lookAround() {
+func (a *Agent) lookAround(now time.Time) {
 	s := &a.survey
-	if a.want == nil || !s.at.IsZero() && (!s.due || time.Since(s.at) < surveyInterval) {
+	if a.want == nil || !s.at.IsZero() && (!s.due || now.Sub(s.at) < surveyInterval) {
 		return
 	}
 	defer litter()()
 	others, err := a.kernel.Others(*a.want)
-	s.at, s.due = time.Now(), false
+	s.at, s.due = now, false
 	if err != nil {
 		a.log.Warn("looking for the rules of others", zap.Error(err))
 		return
@@ -46,12 +49,7 @@ func (a *Agent) lookAround() {
 
 func (a *Agent) sayLegacy(others kernel.Others) {
 	s := &a.survey
-	var found []string
-	randomFully := false
-	for _, l := range others.Legacy {
-		found = append(found, l.String())
-		randomFully = randomFully || l.RandomFully
-	}
+	found, fields := a.legacyFields(others)
 	if slices.Equal(found, s.legacy) {
 		return
 	}
@@ -59,10 +57,6 @@ func (a *Agent) sayLegacy(others kernel.Others) {
 	if len(found) == 0 {
 		a.log.Info("the rules of iptables-based agents are gone")
 		return
-	}
-	fields := []zap.Field{zap.Strings("found", found)}
-	if randomFully && !a.settings.Options.RandomFully {
-		fields = append(fields, zap.String("note", "it masquerades to random source ports, this agent does not: see --random-fully"))
 	}
 	switch {
 	case !a.settings.TakeOver:
@@ -79,29 +73,42 @@ func (a *Agent) sayLegacy(others kernel.Others) {
 	a.log.Warn("rules of an iptables-based agent decide beside ours: stop it, and run with --takeover or cleanup --legacy", fields...)
 }
 
-// maxSaid is how many conflicts a look says one by one. Some CNI plugins have a
-// rule for each pod.
-const maxSaid = 20
-
-// A place is where a rule stands.
-type place struct {
-	family nfnetlink.Family
-	table  string
-	handle uint64
+// sayReplaced says whose rules stood where ours are now.
+func (a *Agent) sayReplaced(replaced kernel.Others) {
+	if found, fields := a.legacyFields(replaced); len(found) > 0 {
+		a.log.Warn("rules of another agent or version stood in our chain and were replaced: an iptables-based agent must not run any more", fields...)
+	}
 }
 
+func (a *Agent) legacyFields(others kernel.Others) (found []string, fields []zap.Field) {
+	randomFully := false
+	for _, l := range others.Legacy {
+		found = append(found, l.String())
+		randomFully = randomFully || l.RandomFully
+	}
+	fields = []zap.Field{zap.Strings("found", found)}
+	if randomFully && !a.settings.Options.RandomFully {
+		fields = append(fields, zap.String("note", "it masquerades to random source ports, this agent does not: see --random-fully"))
+	}
+	return found, fields
+}
+
+// maxSaid is how many conflicts behind one base chain a look says one by one. Some
+// CNI plugins have a rule for each pod.
+const maxSaid = 20
+
 func (a *Agent) sayConflicts(others kernel.Others) {
-	found, said, more := map[place]bool{}, 0, 0
+	s := &a.survey
+	found, said := map[uint64]bool{}, map[string]int{}
 	for _, c := range others.Conflicts {
-		at := place{c.Rule.Family, c.Rule.Table, c.Rule.Handle}
-		if found[at] = true; a.survey.conflicts[at] {
+		base := c.Table() + " " + c.Base
+		is := maphash.String(s.seed, strings.Join([]string{base, c.Rule.Chain, nfnetlink.Key(c.Rule.Exprs), c.Why()}, "\x00"))
+		if found[is] = true; s.conflicts[is] {
 			continue
 		}
-		if said == maxSaid {
-			more++
+		if said[base]++; said[base] > maxSaid {
 			continue
 		}
-		said++
 		fields := []zap.Field{
 			zap.String("table", c.Table()), zap.String("chain", c.Rule.Chain), zap.Int32("priority", c.Priority),
 			zap.String("rule", c.RuleText()), zap.String("why", c.Why()),
@@ -111,8 +118,11 @@ func (a *Agent) sayConflicts(others kernel.Others) {
 		}
 		a.log.Warn("another rule masquerades what the config exempts", fields...)
 	}
-	if more > 0 {
-		a.log.Warn("further rules masquerade what the config exempts, see nft-masq-agent status", zap.Int("rules", more))
+	for _, base := range slices.Sorted(maps.Keys(said)) {
+		if more := said[base] - maxSaid; more > 0 {
+			a.log.Warn("further rules masquerade what the config exempts, see nft-masq-agent status",
+				zap.String("reached from", base), zap.Int("rules", more))
+		}
 	}
-	a.survey.conflicts = found
+	s.conflicts = found
 }

@@ -15,6 +15,23 @@ import (
 	"nft-masq-agent/nft"
 )
 
+// Parse parses flags, which may stand before and behind the operands.
+func Parse(fs *flag.FlagSet, args []string) (operands []string, err error) {
+	for {
+		if err := fs.Parse(args); err != nil {
+			return nil, err
+		}
+		rest := fs.Args()
+		if len(rest) == 0 {
+			return operands, nil
+		}
+		if at := len(args) - len(rest); at > 0 && args[at-1] == "--" {
+			return append(operands, rest...), nil
+		}
+		operands, args = append(operands, rest[0]), rest[1:]
+	}
+}
+
 // Formats of the log.
 const (
 	LogJSON = "json" // one object a line

@@ -90,7 +90,8 @@ func newAgent(proc string, pid int, args []string) Agent {
 	fs := flag.NewFlagSet("run", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	o := options.AddRunFlags(fs)
-	a := Agent{PID: pid, Args: args, Err: fs.Parse(args)}
+	_, err := options.Parse(fs, args)
+	a := Agent{PID: pid, Args: args, Err: err}
 	dir := filepath.Join(proc, strconv.Itoa(pid))
 	if cwd, err := os.Readlink(filepath.Join(dir, "cwd")); err == nil && !filepath.IsAbs(o.ConfigPath) {
 		o.ConfigPath = filepath.Join(cwd, o.ConfigPath)
