@@ -323,7 +323,7 @@ func TestDaemonThatFightsBackIsFoughtSlowly(t *testing.T) {
 			time.Sleep(time.Millisecond)
 			synctest.Wait()
 		}
-		if n := len(w.writes); n > 100 {
+		if n := len(w.writes); n > 7*(someRepairs+10) {
 			t.Errorf("%d writes within a minute", n)
 		}
 		if !slices.Contains(w.messages(), "someone keeps changing the rules: repairs are slowed down") {

@@ -62,8 +62,8 @@ const (
 	beforeLook = 2 * time.Millisecond
 
 	repairWindow = 10 * time.Second
-	someRepairs  = 10  // by one socket
-	manyRepairs  = 100 // by anybody
+	someRepairs  = 30  // by one socket
+	manyRepairs  = 300 // by anybody
 	shortPause   = 50 * time.Millisecond
 	longPause    = time.Second
 )

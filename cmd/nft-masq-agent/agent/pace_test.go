@@ -9,7 +9,7 @@ func TestSlowRepairsAreSaidOnceEachTimeTheyBegin(t *testing.T) {
 	var p pace
 	now, said := time.Now(), 0
 	repair := func(writer uint32) {
-		now = now.Add(p.wait(now) + 60*time.Millisecond)
+		now = now.Add(p.wait(now) + 20*time.Millisecond)
 		p.looked(now, time.Millisecond, true, writer)
 		if p.slowed() {
 			said++
