@@ -28,8 +28,9 @@ type Kernel struct {
 	// While the kernel is at that generation nothing need be read.
 	inStep nft.Ruleset
 	at     uint32
-	full   bool // no big set was taken on trust
-	others bool // nothing is left of the other mode
+	full   bool           // no big set was taken on trust
+	jumps  [2]tables.Jump // of mode iptables-nft, for IPv4 and IPv6
+	others bool           // nothing is left of the other mode
 	trust  map[string]trusted
 	// When a set was last read, and what that cost.
 	dumped   time.Time

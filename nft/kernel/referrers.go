@@ -86,12 +86,7 @@ func (k *Kernel) referrers(s *state, want nft.Ruleset) ([]nfnetlink.Rule, error)
 // rules elsewhere that it deletes with them.
 func (s *state) doomed(want nft.Ruleset) (chains []chainID, jumps []nfnetlink.Rule) {
 	for _, n := range s.nat {
-		var table *nft.Table
-		i := slices.IndexFunc(want.Tables, func(t nft.Table) bool { return t.Family == n.Family && t.Name == nft.NATTable })
-		if i >= 0 {
-			table = &want.Tables[i]
-		}
-		names, rules := n.Doomed(table, want.Chain)
+		names, rules := n.Doomed(natTable(want, n.Family), want.Chain)
 		for _, name := range names {
 			chains = append(chains, chainID{n.Family, nft.NATTable, name})
 		}

@@ -190,6 +190,36 @@ func TestOtherAgentsRulesInOurChainAreSaidOnce(t *testing.T) {
 	}
 }
 
+// POSTROUTING can hold tens of thousands of rules of others.
+func TestPostroutingIsReadOnlyWhereItHasChanged(t *testing.T) {
+	nfttest.Require(t, "iptables-nft", "nft")
+	ns := nfttest.NewNS(t, "node")
+	k, want := open(t, ns), xtOf(config.Default(config.Defaults{}))
+	apply(t, k, want, Look{})
+	look := func(partial bool) {
+		t.Helper()
+		s, err := k.readRules(want, Look{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diffs := s.differences(want); s.nat[0].Partial != partial || len(diffs) > 0 {
+			t.Errorf("partial is %t, want %t; differences %q", s.nat[0].Partial, partial, diffs)
+		}
+	}
+	look(false)
+	look(true)
+	nfttest.NFT(t, ns, "", "add", "table", "ip", "other")
+	look(true)
+	iptables(t, ns, nfnetlink.IPv4, "-I", nft.Postrouting, "1", "-d", "198.18.0.1", "-j", "ACCEPT")
+	look(false)
+	look(true)
+	// Another rule in place of ours: as many as before.
+	iptables(t, ns, nfnetlink.IPv4, "-R", nft.Postrouting, "2", "-d", "198.18.0.2", "-j", "ACCEPT")
+	repairs(t, k, ns, want)
+	iptables(t, ns, nfnetlink.IPv4, "-A", nft.Postrouting, "-j", cases.DefaultChain)
+	repairs(t, k, ns, want)
+}
+
 func TestVariantsOfTheJumpBecomeOneInTheirPlace(t *testing.T) {
 	nfttest.Require(t, "iptables-nft")
 	const text = "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain"

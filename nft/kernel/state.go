@@ -69,12 +69,29 @@ func (k *Kernel) readShared(s *state, want nft.Ruleset, others bool) error {
 	if want.Mode == nft.ModeIPTables {
 		names = nft.WithSubchains(want.Chain)
 	}
-	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		n, err := tables.ReadShared(&k.seen, f, names, others)
+	for i, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		var seen tables.Jump
+		if !others {
+			seen = k.jumps[i]
+		}
+		n, err := tables.ReadShared(&k.seen, f, names, others, seen)
 		if err != nil {
 			return err
 		}
 		s.nat = append(s.nat, n)
+		if t := natTable(want, f); t != nil && !n.Partial {
+			k.jumps[i] = n.Jump(*t, want.Chain)
+		}
+	}
+	return nil
+}
+
+// natTable gives the wanted shared table of a family, nil where none is wanted.
+func natTable(want nft.Ruleset, f nfnetlink.Family) *nft.Table {
+	for i, t := range want.Tables {
+		if t.Family == f && t.Name == nft.NATTable {
+			return &want.Tables[i]
+		}
 	}
 	return nil
 }
@@ -168,8 +185,7 @@ func (s *state) unwanted(want nft.Ruleset) []string {
 		}
 	}
 	for _, n := range s.nat {
-		wanted := slices.ContainsFunc(want.Tables, func(t nft.Table) bool { return t.Family == n.Family && t.Name == nft.NATTable })
-		for _, c := range n.Leftovers(chain, wanted) {
+		for _, c := range n.Leftovers(chain, natTable(want, n.Family) != nil) {
 			left = append(left, fmt.Sprintf("chain %s of mode iptables-nft in table %s nat", c, n.Family))
 		}
 	}
@@ -192,17 +208,17 @@ func (s *state) transactions(want nft.Ruleset, target nft.Sides) []*nfnetlink.Ba
 		tables.Flip(b, want.Tables[0], target, s.own)
 	}
 	for _, n := range s.nat {
-		i := slices.IndexFunc(want.Tables, func(t nft.Table) bool { return t.Family == n.Family && t.Name == nft.NATTable })
-		if i >= 0 && n.Asleep() {
+		t := natTable(want, n.Family)
+		if t != nil && n.Asleep() {
 			wake.AddTable(n.Family, nft.NATTable)
 		}
 		var kept []string
-		if i >= 0 {
+		if t != nil {
 			kept = nft.WithSubchains(want.Chain)
-			n.Ensure(b, want.Tables[i], want.Chain)
+			n.Ensure(b, *t, want.Chain)
 		}
-		if left := n.Leftovers(want.Chain, i >= 0); len(left) > 0 {
-			n.Remove(b, left, kept, i < 0)
+		if left := n.Leftovers(want.Chain, t != nil); len(left) > 0 {
+			n.Remove(b, left, kept, t == nil)
 		}
 	}
 	for _, l := range s.legacy {

@@ -132,11 +132,22 @@ func TestObjectsAreReadBackAsMade(t *testing.T) {
 
 	got, err := c.Chain(nfnetlink.Inet, "t", "base")
 	must(t, err)
+	base.Use = 2
 	if diff := cmp.Diff(base, got); diff != "" {
 		t.Errorf("chain (-made +read):\n%s", diff)
 	}
 	rules, err = c.Rules(nfnetlink.Inet, "t", "base")
 	must(t, err)
+	for _, r := range rules {
+		one, err := c.Rule(nfnetlink.Inet, "t", "base", r.Handle)
+		must(t, err)
+		if diff := cmp.Diff(r, one); diff != "" {
+			t.Errorf("rule (-of the list +alone):\n%s", diff)
+		}
+	}
+	if _, err := c.Rule(nfnetlink.Inet, "t", "base", rules[1].Handle+100); !nfnetlink.IsNotExist(err) {
+		t.Errorf("a rule that is not there: %v", err)
+	}
 	want := [][]nfnetlink.Expr{nfnetlink.Marshal(nfnetlink.Inet, jump), nfnetlink.Marshal(nfnetlink.Inet, drop, drop)}
 	for i, r := range rules {
 		if i >= len(want) || !nfnetlink.EqualExprs(r.Exprs, want[i]) || string(r.UserData) != "note" || r.Handle == 0 {

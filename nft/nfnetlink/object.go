@@ -60,6 +60,7 @@ type Chain struct {
 	Hook   *Hook  // nil: no base chain
 	Policy uint32 // of a base chain: Accept or 0, which is drop
 	Bound  bool   // written inside a rule, with which it goes: `jump { … }`
+	Use    uint32 // as the kernel counts: its rules, and the jumps to it
 }
 
 // Accept is the policy NF_ACCEPT of a base chain.

@@ -18,6 +18,7 @@ type Reader interface {
 	Chain(family Family, table, chain string) (Chain, error)
 	Chains(family Family) ([]Chain, error)
 	Rules(family Family, table, chain string) ([]Rule, error)
+	Rule(family Family, table, chain string, handle uint64) (Rule, error)
 	Sets(family Family, table string) ([]Set, error)
 	Elements(family Family, table, set string) ([]iprange.Range, error)
 	Objects(family Family, table string) ([]Object, error)
@@ -120,6 +121,8 @@ func parseChain(f Family, b []byte) (Chain, error) {
 			c.Policy = bigUint32(data)
 		case unix.NFTA_CHAIN_TYPE:
 			typ = cString(data)
+		case unix.NFTA_CHAIN_USE:
+			c.Use = bigUint32(data)
 		case chainFlags:
 			const binding = 1 << 2 // NFT_CHAIN_BINDING, Linux 5.9
 			c.Bound = bigUint32(data)&binding != 0
@@ -159,6 +162,15 @@ func (c *Conn) Rules(family Family, table, chain string) ([]Rule, error) {
 		return nil, fmt.Errorf("list rules: %w", err)
 	}
 	return rs, nil
+}
+
+// Rule reads one rule. One that is not there gives an error that [IsNotExist].
+func (c *Conn) Rule(family Family, table, chain string, handle uint64) (Rule, error) {
+	var a attrs
+	a.str(unix.NFTA_RULE_TABLE, table)
+	a.str(unix.NFTA_RULE_CHAIN, chain)
+	a.uint64(unix.NFTA_RULE_HANDLE, handle)
+	return get(c, family, unix.NFT_MSG_GETRULE, a, parseRule)
 }
 
 func parseRule(f Family, b []byte) (Rule, error) {

@@ -27,13 +27,51 @@ type Shared struct {
 	post    *nfnetlink.Chain // nil where there is no POSTROUTING
 	rules   []nfnetlink.Rule // of POSTROUTING
 	named   []OwnChain       // the chains to which one of these is our jump
+	Partial bool             // only the rule that was our jump was read
 	chains  map[string][]nfnetlink.Rule
 	all     int // chains, sets and objects, ours or not; counted where nothing else may be left of the table
 }
 
+// A Jump is what was seen of the jump to a chain of ours.
+type Jump struct {
+	handle uint64 // 0 for none
+	use    uint32 // rules of POSTROUTING then
+}
+
+// Jump gives what was seen of the jump to the chain, if POSTROUTING was read and
+// has just the one that is wanted.
+func (n *Shared) Jump(want nft.Table, chain string) Jump {
+	if n.post == nil || n.Partial {
+		return Jump{}
+	}
+	exact, others := n.jumps(chain, want.Chain(nft.Postrouting).Bytecode(want, nil)[0])
+	if len(exact) != 1 || len(others) > 0 {
+		return Jump{}
+	}
+	return Jump{exact[0].Handle, n.post.Use}
+}
+
+// readPost reads the rules of POSTROUTING; of as many as when the jump was seen only
+// this, for the others can be tens of thousands.
+func (n *Shared) readPost(c nfnetlink.Reader, seen Jump) (err error) {
+	if n.post != nil && seen.handle != 0 && n.post.Use == seen.use {
+		r, err := c.Rule(n.Family, nft.NATTable, nft.Postrouting, seen.handle)
+		if err == nil {
+			n.rules, n.Partial = []nfnetlink.Rule{r}, true
+		}
+		if !nfnetlink.IsNotExist(err) {
+			return err
+		}
+	}
+	n.rules, err = c.Rules(n.Family, nft.NATTable, nft.Postrouting)
+	return err
+}
+
 // ReadShared reads the chains of these names in the shared table of a family, and
-// with others those of ours under whichever name.
-func ReadShared(c nfnetlink.Reader, family nfnetlink.Family, names []string, others bool) (*Shared, error) {
+// with others those of ours under whichever name. Where the jump was seen before it
+// may give no more than whether the table differs: what is planned has to be read
+// without.
+func ReadShared(c nfnetlink.Reader, family nfnetlink.Family, names []string, others bool, seen Jump) (*Shared, error) {
 	n := &Shared{Family: family, chains: map[string][]nfnetlink.Rule{}}
 	t, err := c.Table(family, nft.NATTable)
 	if nfnetlink.IsNotExist(err) {
@@ -50,7 +88,7 @@ func ReadShared(c nfnetlink.Reader, family nfnetlink.Family, names []string, oth
 	case !nfnetlink.IsNotExist(err):
 		return nil, fmt.Errorf("read chain POSTROUTING: %w", err)
 	}
-	if n.rules, err = c.Rules(family, nft.NATTable, nft.Postrouting); err != nil {
+	if err := n.readPost(c, seen); err != nil {
 		return nil, err
 	}
 	wanted := names
