@@ -101,10 +101,14 @@ func askKernel(r *answer.Status, k *kernel.Kernel, o options.Options, want nft.R
 		}
 		r.Kernel.Differences = append(r.Kernel.Differences, diffs...)
 		r.Kernel.InStep = len(diffs) == 0
-	} else {
-		want = held
+	} else if want, _, err = k.ReadBack(); err != nil {
+		return err
 	}
-	counts, err := k.Counters(o.NFT())
+	counted := o.NFT()
+	if found {
+		counted.Mode, counted.Chain = held.Mode, held.Chain
+	}
+	counts, err := k.Counters(counted)
 	if err != nil {
 		return err
 	}

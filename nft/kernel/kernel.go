@@ -24,6 +24,7 @@ type Kernel struct {
 	mu   sync.Mutex
 	conn *nfnetlink.Conn
 	seen memory
+	wide bool // rules of others were looked for since the last Forget
 	// What was found in step, and the generation of the ruleset in which.
 	// While the kernel is at that generation nothing need be read.
 	inStep nft.Ruleset
@@ -67,8 +68,8 @@ func (k *Kernel) BeforeLargeFill(pause func() (resume func())) { k.pause = pause
 func (k *Kernel) Forget() (many bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	many = k.seen.read >= manyRules
-	k.seen.read = 0
+	many = k.wide && k.seen.read >= manyRules
+	k.seen.read, k.wide = 0, false
 	k.seen.forget()
 	return many
 }

@@ -141,9 +141,10 @@ func TestPolicyIsReadBackWhateverWasDoneToTheRules(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	want := cases.Load(t, "both-families").Compile(nft.ModeNFTables)
-	for _, rule := range []string{"accept", "ip daddr 198.51.100.0/24 masquerade"} {
+	for _, rule := range []string{"insert accept", "insert ip daddr 198.51.100.0/24 masquerade", "add ip daddr 198.51.100.0/24 masquerade"} {
 		apply(t, open(t, ns), want, everything)
-		nfttest.NFT(t, ns, "", append([]string{"insert", "rule", "inet", nft.TableName, "postrouting"}, strings.Fields(rule)...)...)
+		do, rule, _ := strings.Cut(rule, " ")
+		nfttest.NFT(t, ns, "", append([]string{do, "rule", "inet", nft.TableName, "postrouting"}, strings.Fields(rule)...)...)
 		k := open(t, ns)
 		back, ok, err := k.ReadBack()
 		if !ok || err != nil || back.Hash() != want.Hash() {

@@ -65,7 +65,7 @@ func (k *Kernel) Held(chain string) (nft.Ruleset, bool, error) {
 	}
 	p := nft.Policy{}
 	for _, n := range s.nat {
-		if !n.Has(chain) || n.Foreign(chain) {
+		if !n.JumpsTo(chain) {
 			continue
 		}
 		held := n.Held(tables.OwnChain{Name: chain, Text: chain})

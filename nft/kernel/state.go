@@ -44,6 +44,7 @@ func (k *Kernel) read(want nft.Ruleset, l Look) (*state, error) {
 // readRules reads everything but the elements of sets.
 func (k *Kernel) readRules(want nft.Ruleset, l Look) (*state, error) {
 	s := &state{readAll: true}
+	k.wide = k.wide || l.Others || l.TakeOver
 	var err error
 	if s.generation, err = k.seen.Generation(); err != nil {
 		return nil, err

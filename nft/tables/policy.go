@@ -66,7 +66,9 @@ func (o *Own) readPolicy() nft.Policy {
 	}
 	for _, chain := range sortedKeys(o.rules) {
 		for _, r := range o.rules[chain] {
-			addMasquerade(&p, r)
+			if chain != nft.BaseChain || countsMasqueraded(r) {
+				addMasquerade(&p, r)
+			}
 		}
 	}
 	return p
@@ -78,6 +80,13 @@ func (o *Own) counts(counter string) bool {
 		return slices.ContainsFunc(r.Exprs, func(e nfnetlink.Expr) bool {
 			return e.Name == "objref" && e.Str(unix.NFTA_OBJREF_IMM_NAME) == counter
 		})
+	})
+}
+
+// countsMasqueraded tells our masquerades in the base chain from those of others.
+func countsMasqueraded(r nfnetlink.Rule) bool {
+	return slices.ContainsFunc(r.Exprs, func(e nfnetlink.Expr) bool {
+		return e.Name == "objref" && strings.HasPrefix(e.Str(unix.NFTA_OBJREF_IMM_NAME), string(nft.Masqueraded))
 	})
 }
 

@@ -190,8 +190,10 @@ func Target(r nfnetlink.Rule) (string, bool) {
 // their own in the user data.
 func sameXT(a, b nfnetlink.Rule) bool { return nfnetlink.EqualExprs(a.Exprs, b.Exprs) }
 
-// Has says whether the chain is there and holds rules.
-func (n *Shared) Has(chain string) bool { return len(n.chains[chain]) > 0 }
+// JumpsTo says whether the chain holds rules, and a jump as we make it leads there.
+func (n *Shared) JumpsTo(chain string) bool {
+	return len(n.chains[chain]) > 0 && slices.Contains(n.named, OwnChain{chain, chain})
+}
 
 // Foreign says whether the chain is somebody else's: it holds rules, and none
 // that a masquerade agent wrote. All of them, whatever their version, say in

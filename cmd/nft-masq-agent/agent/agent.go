@@ -279,7 +279,7 @@ func (a *Agent) announce(f Files) {
 // so that the node is never without.
 func (a *Agent) reject(err error) {
 	if a.want == nil {
-		a.fallBack()
+		a.fallBack(onStart)
 	}
 	keeps := "what is there"
 	if a.want != nil {
@@ -290,15 +290,22 @@ func (a *Agent) reject(err error) {
 }
 
 // fallBack finds something to enforce while no config was ever accepted.
-func (a *Agent) fallBack() {
+func (a *Agent) fallBack(reason string) {
 	r, found, err := a.kernel.ReadBack()
 	if err != nil {
-		a.refuse(err)
-		a.timer.Reset(a.next())
+		a.refuse(err, reason)
 		return
 	}
 	if !found {
-		if a.olderAgentsChain() {
+		older, err := a.olderAgentsChain()
+		if err != nil {
+			a.refuse(err, reason)
+			return
+		}
+		if older {
+			if reason != onDrift {
+				a.timer.Reset(a.resync)
+			}
 			return
 		}
 		r = nft.Compile(config.Default(a.settings.Defaults), a.settings.Options)
@@ -309,12 +316,12 @@ func (a *Agent) fallBack() {
 
 // olderAgentsChain says whether an older agent left its rules in the chain of our
 // name. They stay until a config is accepted.
-func (a *Agent) olderAgentsChain() bool {
+func (a *Agent) olderAgentsChain() (bool, error) {
 	if a.settings.Options.Mode != nft.ModeIPTables {
-		return false
+		return false, nil
 	}
 	others, err := a.kernel.Others(nft.Ruleset{Mode: nft.ModeNFTables})
-	return err == nil && others.HasLegacy(a.settings.Options.Chain)
+	return err == nil && others.HasLegacy(a.settings.Options.Chain), err
 }
 
 // changed hears of a transaction. Our own are no news; after those of others
@@ -357,14 +364,15 @@ func (a *Agent) tick() {
 // sync brings the kernel to what is wanted. Everything that the agent writes it
 // writes here.
 func (a *Agent) sync(reason string, look kernel.Look) {
-	if a.want == nil {
-		if a.started {
-			a.fallBack()
-		}
-		return
-	}
 	a.paused.Stop()
 	start := time.Now()
+	if a.want == nil {
+		if a.started {
+			a.fallBack(reason)
+		}
+		a.inVain(reason, start)
+		return
+	}
 	look.Others, look.TakeOver = look.Others || a.owed.Others, look.TakeOver || a.owed.TakeOver
 	if look.Others {
 		defer litter()()
@@ -373,8 +381,8 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	wrote := len(applied.Differences) > 0
 	a.metrics.applied(reason, wrote, err, time.Since(start))
 	if err != nil {
-		a.refuse(err)
-		a.timer.Reset(a.next())
+		a.inVain(reason, start)
+		a.refuse(err, reason)
 		return
 	}
 	if a.refused != "" {
@@ -451,9 +459,20 @@ func firstFew(all []string) []string {
 	return all
 }
 
-// refuse says what the kernel would not do, once until that changes.
-func (a *Agent) refuse(err error) {
-	a.tries++
+// inVain paces looks after what others wrote that led to nothing.
+func (a *Agent) inVain(reason string, start time.Time) {
+	if reason == onDrift {
+		a.pace.looked(time.Now(), time.Since(start), false, 0)
+	}
+}
+
+// refuse says what the kernel would not do, once until that changes, and plans the
+// next try. What others write meanwhile does not put that off.
+func (a *Agent) refuse(err error, reason string) {
+	if reason != onDrift || a.refused == "" {
+		a.tries++
+		a.timer.Reset(backoff(a.tries))
+	}
 	a.health.refused(err)
 	if text := err.Error(); text != a.refused {
 		a.refused = text
@@ -465,11 +484,8 @@ func (a *Agent) refuse(err error) {
 	}
 }
 
-// next says when to look again without being told.
+// next says when to look at all again without being told.
 func (a *Agent) next() time.Duration {
-	if a.tries > 0 {
-		return backoff(a.tries)
-	}
 	// However often others write and the config changes meanwhile.
 	return max(0, time.Until(a.looked.Add(a.resync)))
 }

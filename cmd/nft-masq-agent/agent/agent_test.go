@@ -400,6 +400,24 @@ func TestABusyNeighbourDoesNotHoldUpTheResync(t *testing.T) {
 	})
 }
 
+func TestABusyNeighbourDoesNotMakeUsTryRefusedRulesAllTheTime(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.refuse(unix.EOPNOTSUPP)
+		w.cost = 5 * time.Millisecond
+		w.files <- file("10.0.0.0/8")
+		for start := time.Now(); time.Since(start) < time.Minute; time.Sleep(10 * time.Millisecond) {
+			w.changes <- nfnetlink.Change{Writer: 1}
+		}
+		synctest.Wait()
+		if w.looks > 150 {
+			t.Errorf("%d tries in a minute", w.looks)
+		}
+		if w.rereads < 4 { // after 1, 3, 7, 15 s
+			t.Errorf("the file was looked at %d times", w.rereads)
+		}
+	})
+}
+
 func TestHangupLooksAtBoth(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")

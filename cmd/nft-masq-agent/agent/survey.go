@@ -103,9 +103,11 @@ func (a *Agent) sayConflicts(others kernel.Others) {
 	for _, c := range others.Conflicts {
 		base := c.Table() + " " + c.Base
 		is := maphash.String(s.seed, strings.Join([]string{base, c.Rule.Chain, nfnetlink.Key(c.Rule.Exprs), c.Why()}, "\x00"))
-		if found[is] = true; s.conflicts[is] {
+		if found[is] || s.conflicts[is] {
+			found[is] = true
 			continue
 		}
+		found[is] = true
 		if said[base]++; said[base] > maxSaid {
 			continue
 		}
