@@ -45,7 +45,7 @@ type configReport struct {
 // A kernelReport is what the kernel holds.
 type kernelReport struct {
 	InStep      bool     `json:"inStep"`
-	Mode        string   `json:"mode,omitempty"` // of the rules found; none: not as this version writes them
+	Mode        string   `json:"mode,omitempty"` // of what is there of ours; none: nothing
 	Hash        string   `json:"hash,omitempty"`
 	Differences []string `json:"differences"`
 }
@@ -153,7 +153,7 @@ func (r Status) verdict() string {
 	case r.Kernel.InStep:
 		return fmt.Sprintf("in step: the kernel holds %s, mode %s, from %s; %s", r.Kernel.Hash, r.Config.Mode, source, running)
 	case r.Kernel.Hash == "":
-		return fmt.Sprintf("differs: the config %s wants %s, mode %s; the kernel holds nothing that this version wrote; %s",
+		return fmt.Sprintf("differs: the config %s wants %s, mode %s; the kernel holds nothing of ours; %s",
 			source, r.Config.Hash, r.Config.Mode, running)
 	}
 	return fmt.Sprintf("differs: the config %s wants %s, mode %s; the kernel holds %s, mode %s; %s",
