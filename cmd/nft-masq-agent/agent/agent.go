@@ -395,6 +395,10 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	// First the state, then the line: who reads the line finds us ready.
 	a.health.inStep(*a.want)
 	a.sayReplaced(kernel.Others{Legacy: applied.Replaced})
+	var late []nfnetlink.Change
+	if drift && slices.Equal(a.by, []string{unknown}) {
+		late = a.hearAuthor()
+	}
 	a.report(reason, applied, drift)
 	if a.looked.IsZero() || slices.Contains([]string{onStart, onResync, onHangup}, reason) {
 		a.looked = time.Now()
@@ -407,6 +411,28 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	a.timer.Reset(a.next())
 	if fresh || reason == onStart {
 		a.lookAround(time.Now())
+	}
+	for _, c := range late {
+		a.changed(c) // it may be a further one
+	}
+}
+
+// hearAuthor waits for the word of a change that was repaired before it came: when
+// listening begins again after a pause, the look is not put off for it. It gives
+// what it heard.
+func (a *Agent) hearAuthor() (heard []nfnetlink.Change) {
+	const patience = 20 * time.Millisecond
+	for end := time.After(patience); ; {
+		select {
+		case c := <-a.in.Changes:
+			heard = append(heard, c)
+			if c.Process != "" && c.Writer != a.kernel.PortID() {
+				a.by = []string{c.Process}
+				return heard
+			}
+		case <-end:
+			return heard
+		}
 	}
 }
 

@@ -313,6 +313,33 @@ func TestDriftIsRepairedAndItsAuthorNamed(t *testing.T) {
 	})
 }
 
+func TestAuthorIsNamedWhoseWordComesAfterTheRepair(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		w.messages()
+		w.held = "tampered"
+		w.changes <- nfnetlink.Change{Overrun: true}
+		w.changes <- nfnetlink.Change{Writer: ownPort, Generation: nfnetlink.Generation{Process: "agent"}}
+		w.changes <- nfnetlink.Change{Overrun: true} // the repair, too, was a large one
+		w.changes <- nfnetlink.Change{Generation: nfnetlink.Generation{Process: "vandal"}, Writer: 1}
+		synctest.Wait()
+		entries := w.logs.TakeAll()
+		if len(entries) != 1 || entries[0].ContextMap()["by"] != "vandal" {
+			t.Errorf("log: %v", entries)
+		}
+		if w.looks != 4 {
+			t.Errorf("%d looks, want one more for each that was heard", w.looks)
+		}
+		w.held = "tampered"
+		w.changes <- nfnetlink.Change{Overrun: true}
+		time.Sleep(time.Second)
+		if entries := w.logs.TakeAll(); len(entries) != 1 || entries[0].ContextMap()["by"] != unknown {
+			t.Errorf("log: %v", entries)
+		}
+	})
+}
+
 func TestDaemonThatFightsBackIsFoughtSlowly(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
