@@ -2,6 +2,7 @@ package foreign
 
 import (
 	"fmt"
+	"hash/maphash"
 	"net/netip"
 	"slices"
 	"strings"
@@ -50,6 +51,31 @@ func (c Conflict) ViaText() []string {
 		words[i] = ruletext.String(r)
 	}
 	return words
+}
+
+// Hash tells conflicts apart by what is said of them, without what a rule has
+// counted and its handle, which changes when it is made anew.
+func (c Conflict) Hash(seed maphash.Seed) uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	word := func(w string) {
+		_, _ = h.WriteString(w)
+		_ = h.WriteByte(0)
+	}
+	for _, w := range append([]string{c.Rule.Family.String(), c.Rule.Table, c.Rule.Chain, c.Base, c.Source}, c.Conditions...) {
+		word(w)
+	}
+	for _, e := range c.Rule.Exprs {
+		if word(e.Name); e.Name != "counter" {
+			_, _ = h.Write(e.Data)
+		}
+	}
+	for _, p := range c.Exempt {
+		addr := p.Addr().As16()
+		_, _ = h.Write(addr[:])
+		_ = h.WriteByte(byte(p.Bits()))
+	}
+	return h.Sum64()
 }
 
 // Why says what the rule does and to which packets.

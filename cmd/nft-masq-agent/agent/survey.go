@@ -10,7 +10,6 @@ import (
 	"go.uber.org/zap"
 
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/nfnetlink"
 )
 
 // surveyInterval is the least time between two looks at the rules of others.
@@ -99,15 +98,15 @@ const maxSaid = 20
 
 func (a *Agent) sayConflicts(others kernel.Others) {
 	s := &a.survey
-	found, said := map[uint64]bool{}, map[string]int{}
+	found, said := make(map[uint64]bool, len(others.Conflicts)), map[string]int{}
 	for _, c := range others.Conflicts {
-		base := c.Table() + " " + c.Base
-		is := maphash.String(s.seed, strings.Join([]string{base, c.Rule.Chain, nfnetlink.Key(c.Rule.Exprs), c.Why()}, "\x00"))
+		is := c.Hash(s.seed)
 		if found[is] || s.conflicts[is] {
 			found[is] = true
 			continue
 		}
 		found[is] = true
+		base := c.Table() + " " + c.Base
 		if said[base]++; said[base] > maxSaid {
 			continue
 		}
