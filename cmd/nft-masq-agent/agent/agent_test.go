@@ -143,6 +143,7 @@ func hashOf(t *testing.T, f Files) string {
 }
 
 func (w *world) drift(writer uint32) {
+	synctest.Wait() // a resync may be due just now
 	w.held = "tampered"
 	w.changes <- nfnetlink.Change{Generation: nfnetlink.Generation{Process: "vandal"}, Writer: writer}
 	synctest.Wait()
