@@ -94,6 +94,8 @@ func (w *world) apply(r nft.Ruleset, l kernel.Look) (kernel.Applied, error) {
 	if err := w.refusal(); err != nil {
 		return kernel.Applied{}, err
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if w.held == r.Hash() {
 		return kernel.Applied{}, nil
 	}
@@ -143,8 +145,9 @@ func hashOf(t *testing.T, f Files) string {
 }
 
 func (w *world) drift(writer uint32) {
-	synctest.Wait() // a resync may be due just now
+	w.mu.Lock() // a resync may be at it
 	w.held = "tampered"
+	w.mu.Unlock()
 	w.changes <- nfnetlink.Change{Generation: nfnetlink.Generation{Process: "vandal"}, Writer: writer}
 	synctest.Wait()
 }
