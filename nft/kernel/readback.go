@@ -12,7 +12,7 @@ import (
 func (k *Kernel) ReadBack() (nft.Ruleset, bool, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	own, err := again(func() (*tables.Own, error) { return tables.ReadWhole(k.conn) })
+	own, err := k.readWhole()
 	if err != nil {
 		return nft.Ruleset{}, false, err
 	}
@@ -24,13 +24,18 @@ func (k *Kernel) ReadBack() (nft.Ruleset, bool, error) {
 	return k.readBackXT()
 }
 
+// readWhole reads our table with all elements of its sets; nil where there is none.
+func (k *Kernel) readWhole() (*tables.Own, error) {
+	return again(func() (*tables.Own, error) { return tables.ReadWhole(k.conn) })
+}
+
 // Live gives the policy by which the kernel decides now, also where somebody
 // has changed the elements of a set since; false where there are no rules, or
 // others than some config of this version yields.
 func (k *Kernel) Live() (nft.Policy, bool, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	own, err := again(func() (*tables.Own, error) { return tables.ReadWhole(k.conn) })
+	own, err := k.readWhole()
 	if err != nil {
 		return nft.Policy{}, false, err
 	}
@@ -47,7 +52,7 @@ func (k *Kernel) Live() (nft.Policy, bool, error) {
 func (k *Kernel) Held(chain string) (nft.Ruleset, bool, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	own, err := again(func() (*tables.Own, error) { return tables.ReadWhole(k.conn) })
+	own, err := k.readWhole()
 	if err != nil {
 		return nft.Ruleset{}, false, err
 	}

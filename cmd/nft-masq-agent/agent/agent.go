@@ -240,12 +240,12 @@ func (a *Agent) compile(f Files) (nft.Ruleset, []config.Problem, error) {
 // firstProblems cuts an error about a config short: log and probe say where to
 // begin, check says all.
 func firstProblems(err error) error {
-	const few = 100
+	const most = 100
 	var all config.Problems
-	if !errors.As(err, &all) || len(all) <= few {
+	if !errors.As(err, &all) || len(all) <= most {
 		return err
 	}
-	return fmt.Errorf("%w\nand %d more", all[:few], len(all)-few)
+	return fmt.Errorf("%w\nand %d more", all[:most], len(all)-most)
 }
 
 func (a *Agent) configReason() string {

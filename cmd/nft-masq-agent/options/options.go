@@ -4,6 +4,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"math"
 	"net"
 	"slices"
@@ -30,6 +31,16 @@ func Parse(fs *flag.FlagSet, args []string) (operands []string, err error) {
 		}
 		operands, args = append(operands, rest[0]), rest[1:]
 	}
+}
+
+// ParseRun parses the arguments of run. What it gives beside an error is as far as
+// it came.
+func ParseRun(args []string) (*Options, error) {
+	fs := flag.NewFlagSet("run", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	o := AddRunFlags(fs)
+	_, err := Parse(fs, args)
+	return o, err
 }
 
 // Formats of the log.

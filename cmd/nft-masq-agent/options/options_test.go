@@ -1,8 +1,6 @@
 package options_test
 
 import (
-	"flag"
-	"io"
 	"strings"
 	"testing"
 	"time"
@@ -16,10 +14,8 @@ import (
 
 func parseRun(t *testing.T, line string) *options.Options {
 	t.Helper()
-	fs := flag.NewFlagSet("run", flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
-	o := options.AddRunFlags(fs)
-	if err := fs.Parse(strings.Fields(line)); err != nil {
+	o, err := options.ParseRun(strings.Fields(line))
+	if err != nil {
 		t.Fatalf("%q: %v", line, err)
 	}
 	return o

@@ -3,7 +3,6 @@ package running
 import (
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -87,10 +86,7 @@ func differs(proc, pid, namespace string) bool {
 }
 
 func newAgent(proc string, pid int, args []string) Agent {
-	fs := flag.NewFlagSet("run", flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
-	o := options.AddRunFlags(fs)
-	_, err := options.Parse(fs, args)
+	o, err := options.ParseRun(args)
 	a := Agent{PID: pid, Args: args, Err: err}
 	dir := filepath.Join(proc, strconv.Itoa(pid))
 	if cwd, err := os.Readlink(filepath.Join(dir, "cwd")); err == nil && !filepath.IsAbs(o.ConfigPath) {
