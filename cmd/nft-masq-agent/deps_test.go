@@ -69,6 +69,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/ruletext":             {"nft/nfnetlink", "nft/iprange"},
 		"nft/foreign":              {"nft/nfnetlink", "nft/ruletext", "nft/iprange"},
 		"nft":                      {"config", "nft/nfnetlink", "nft/iprange"},
+		"nft/conntrack":            {"nft/nfnetlink"},
 		"nft/tables":               {"config", "nft", "nft/nfnetlink", "nft/ruletext", "nft/iprange"},
 		"nft/kernel":               {"nft", "nft/tables", "nft/foreign", "nft/nfnetlink", "nft/ruletext", "nft/iprange"},
 		"nft/nfttest":              {"nft/nfttest/netns"},

@@ -58,10 +58,10 @@ func (a *attrs) nest(typ uint16, fill func()) {
 	binary.NativeEndian.PutUint16((*a)[at:], uint16(len(*a)-at))
 }
 
-// each calls fn for every attribute of b, with the type's flag bits taken off.
+// Each calls fn for every attribute of b, with the type's flag bits taken off.
 // The data are part of b. It is called for every element of a set and so does
 // without the copies that the library's decoder makes.
-func each(b []byte, fn func(typ uint16, data []byte) error) error {
+func Each(b []byte, fn func(typ uint16, data []byte) error) error {
 	for len(b) >= attrHeaderLen {
 		n := int(binary.NativeEndian.Uint16(b))
 		typ := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
@@ -78,7 +78,7 @@ func each(b []byte, fn func(typ uint16, data []byte) error) error {
 
 // count says how many attributes of b there are, up to one that is broken.
 func count(b []byte) (n int) {
-	_ = each(b, func(uint16, []byte) error {
+	_ = Each(b, func(uint16, []byte) error {
 		n++
 		return nil
 	})

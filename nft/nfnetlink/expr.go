@@ -55,7 +55,7 @@ func MasqueradeTo(fullyRandom bool, minPort, maxPort uint32) Expr {
 
 func parseExpr(b []byte) (Expr, error) {
 	var e Expr
-	err := each(b, func(typ uint16, data []byte) error {
+	err := Each(b, func(typ uint16, data []byte) error {
 		switch typ {
 		case unix.NFTA_EXPR_NAME:
 			e.Name = cString(data)
@@ -71,7 +71,7 @@ func parseExpr(b []byte) (Expr, error) {
 // it has none.
 func (e Expr) Attr(typ uint16) []byte {
 	var found []byte
-	_ = each(e.Data, func(t uint16, data []byte) error {
+	_ = Each(e.Data, func(t uint16, data []byte) error {
 		if t == typ {
 			found = data
 		}
@@ -95,11 +95,11 @@ func (e Expr) Verdict() (code int32, chain string, ok bool) {
 	if e.Name != "immediate" || e.Uint32(unix.NFTA_IMMEDIATE_DREG) != unix.NFT_REG_VERDICT {
 		return 0, "", false
 	}
-	_ = each(e.Attr(unix.NFTA_IMMEDIATE_DATA), func(typ uint16, data []byte) error {
+	_ = Each(e.Attr(unix.NFTA_IMMEDIATE_DATA), func(typ uint16, data []byte) error {
 		if typ != unix.NFTA_DATA_VERDICT {
 			return nil
 		}
-		return each(data, func(typ uint16, data []byte) error {
+		return Each(data, func(typ uint16, data []byte) error {
 			switch typ {
 			case unix.NFTA_VERDICT_CODE:
 				code, ok = int32(bigUint32(data)), true
@@ -120,7 +120,7 @@ func (e Expr) JumpsByMap() bool {
 // Value gives the bytes of an attribute that holds an nft_data value.
 func (e Expr) Value(typ uint16) []byte {
 	var v []byte
-	_ = each(e.Attr(typ), func(t uint16, data []byte) error {
+	_ = Each(e.Attr(typ), func(t uint16, data []byte) error {
 		if t == unix.NFTA_DATA_VALUE {
 			v = data
 		}
@@ -167,7 +167,7 @@ func canonical(of string, b []byte) []byte {
 		data []byte
 	}
 	var as []attr
-	err := each(b, func(typ uint16, data []byte) error {
+	err := Each(b, func(typ uint16, data []byte) error {
 		if inner, ok := nested(of, typ); ok {
 			data = canonical(inner, data)
 		}

@@ -33,7 +33,7 @@ func TestAttributesAreReadAsWritten(t *testing.T) {
 	var got []any
 	var read func(b []byte, nested ...uint16)
 	read = func(b []byte, nested ...uint16) {
-		if err := each(b, func(typ uint16, data []byte) error {
+		if err := Each(b, func(typ uint16, data []byte) error {
 			if len(nested) > 0 && typ == nested[0] {
 				got = append(got, "nest")
 				read(data, nested[1:]...)
@@ -74,7 +74,7 @@ func TestBrokenAttributesAreErrors(t *testing.T) {
 		{"without its padding", append(header(5, 1), 7), false},
 		{"a broken one behind", append(header(4, 1), header(8, 2)...), true},
 	} {
-		err := each(tt.b, func(uint16, []byte) error { return nil })
+		err := Each(tt.b, func(uint16, []byte) error { return nil })
 		if (err != nil) != tt.err {
 			t.Errorf("%s: error %v", tt.name, err)
 		}

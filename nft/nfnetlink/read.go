@@ -79,7 +79,7 @@ func (c *Conn) Tables(family Family) ([]Table, error) {
 
 func parseTable(f Family, b []byte) (Table, error) {
 	t := Table{Family: f}
-	err := each(b, func(typ uint16, data []byte) error {
+	err := Each(b, func(typ uint16, data []byte) error {
 		switch typ {
 		case unix.NFTA_TABLE_NAME:
 			t.Name = cString(data)
@@ -111,7 +111,7 @@ func (c *Conn) Chains(family Family) ([]Chain, error) {
 func parseChain(f Family, b []byte) (Chain, error) {
 	c := Chain{Family: f}
 	typ := ""
-	err := each(b, func(t uint16, data []byte) error {
+	err := Each(b, func(t uint16, data []byte) error {
 		switch t {
 		case unix.NFTA_CHAIN_TABLE:
 			c.Table = cString(data)
@@ -128,7 +128,7 @@ func parseChain(f Family, b []byte) (Chain, error) {
 			c.Bound = bigUint32(data)&binding != 0
 		case unix.NFTA_CHAIN_HOOK:
 			c.Hook = &Hook{}
-			return each(data, func(t uint16, data []byte) error {
+			return Each(data, func(t uint16, data []byte) error {
 				switch t {
 				case unix.NFTA_HOOK_HOOKNUM:
 					c.Hook.Number = bigUint32(data)
@@ -175,7 +175,7 @@ func (c *Conn) Rule(family Family, table, chain string, handle uint64) (Rule, er
 
 func parseRule(f Family, b []byte) (Rule, error) {
 	r := Rule{Family: f}
-	err := each(b, func(typ uint16, data []byte) error {
+	err := Each(b, func(typ uint16, data []byte) error {
 		switch typ {
 		case unix.NFTA_RULE_TABLE:
 			r.Table = cString(data)
@@ -187,7 +187,7 @@ func parseRule(f Family, b []byte) (Rule, error) {
 			r.UserData = data
 		case unix.NFTA_RULE_EXPRESSIONS:
 			r.Exprs = make([]Expr, 0, count(data))
-			return each(data, func(_ uint16, data []byte) error {
+			return Each(data, func(_ uint16, data []byte) error {
 				e, err := parseExpr(data)
 				r.Exprs = append(r.Exprs, e)
 				return err
@@ -212,7 +212,7 @@ func (c *Conn) Sets(family Family, table string) ([]Set, error) {
 
 func parseSet(f Family, b []byte) (Set, error) {
 	s := Set{Family: f}
-	err := each(b, func(typ uint16, data []byte) error {
+	err := Each(b, func(typ uint16, data []byte) error {
 		switch typ {
 		case unix.NFTA_SET_TABLE:
 			s.Table = cString(data)
@@ -256,11 +256,11 @@ func (c *Conn) Elements(family Family, table, set string) ([]iprange.Range, erro
 
 func parseElements(_ Family, b []byte) ([]iprange.Bound, error) {
 	var out []iprange.Bound
-	err := each(b, func(typ uint16, data []byte) error {
+	err := Each(b, func(typ uint16, data []byte) error {
 		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
 			return nil
 		}
-		return each(data, func(_ uint16, data []byte) error {
+		return Each(data, func(_ uint16, data []byte) error {
 			p, err := parseBound(data)
 			// nft puts a bound of its own before the first interval.
 			if !p.End || !p.Addr.IsUnspecified() {
@@ -274,10 +274,10 @@ func parseElements(_ Family, b []byte) ([]iprange.Bound, error) {
 
 func parseBound(b []byte) (iprange.Bound, error) {
 	var p iprange.Bound
-	err := each(b, func(typ uint16, data []byte) error {
+	err := Each(b, func(typ uint16, data []byte) error {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY: // the element * has none
-			return each(data, func(typ uint16, data []byte) error {
+			return Each(data, func(typ uint16, data []byte) error {
 				if typ == unix.NFTA_DATA_VALUE {
 					p.Addr, _ = netip.AddrFromSlice(data)
 				}
@@ -305,7 +305,7 @@ func (c *Conn) Objects(family Family, table string) ([]Object, error) {
 
 func parseObject(f Family, b []byte) (Object, error) {
 	o := Object{Family: f}
-	err := each(b, func(typ uint16, data []byte) error {
+	err := Each(b, func(typ uint16, data []byte) error {
 		switch typ {
 		case unix.NFTA_OBJ_TABLE:
 			o.Table = cString(data)
@@ -314,7 +314,7 @@ func parseObject(f Family, b []byte) (Object, error) {
 		case unix.NFTA_OBJ_TYPE:
 			o.Type = bigUint32(data)
 		case unix.NFTA_OBJ_DATA:
-			return each(data, func(typ uint16, data []byte) error {
+			return Each(data, func(typ uint16, data []byte) error {
 				switch typ {
 				case unix.NFTA_COUNTER_PACKETS:
 					o.Packets = bigUint64(data)
@@ -335,7 +335,7 @@ func (c *Conn) Flowtables(family Family, table string) ([]Flowtable, error) {
 	a.str(flowtableTable, table)
 	fs, err := dump(c, family, unix.NFT_MSG_GETFLOWTABLE, a, func(f Family, b []byte) (Flowtable, error) {
 		ft := Flowtable{Family: f}
-		err := each(b, func(typ uint16, data []byte) error {
+		err := Each(b, func(typ uint16, data []byte) error {
 			switch typ {
 			case flowtableTable:
 				ft.Table = cString(data)
@@ -365,7 +365,7 @@ func parseGen(m netlink.Message) (Generation, bool) {
 		return Generation{}, false
 	}
 	var g Generation
-	err := each(m.Data[4:], func(typ uint16, data []byte) error {
+	err := Each(m.Data[4:], func(typ uint16, data []byte) error {
 		switch typ {
 		case unix.NFTA_GEN_ID:
 			g.ID = bigUint32(data)

@@ -1,0 +1,342 @@
+package conntrack
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// Causes that an operator can remove.
+var (
+	ErrNotPermitted = errors.New("the capability NET_ADMIN is missing in this network namespace")
+	ErrUnsupported  = errors.New("the kernel lacks nf_conntrack_netlink (CONFIG_NF_CT_NETLINK): modprobe nf_conntrack_netlink on the node")
+)
+
+// errInterrupted says that the table changed in a way that made a dump incomplete.
+var errInterrupted = errors.New("the table was resized while it was read")
+
+// tries is how often a dump is begun that could not be finished.
+const tries = 5
+
+// pageSize is the most that the kernel puts into one part of a dump.
+const pageSize = 32 << 10
+
+// patience bounds the wait for one part of an answer.
+const patience = 10 * time.Second
+
+// longAgo as a deadline ends the library's reading of an answer.
+var longAgo = time.Unix(1, 0)
+
+// A Table is the connection tracking table of a network namespace.
+type Table struct {
+	dial func() (*netlink.Conn, error)
+}
+
+// Open returns the table of the network namespace in which its methods are called.
+func Open() *Table { return New(dial) }
+
+// New uses the connections of its caller, each for one call.
+func New(dial func() (*netlink.Conn, error)) *Table { return &Table{dial} }
+
+func dial() (*netlink.Conn, error) {
+	return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: pageSize})
+}
+
+func (t *Table) open() (*netlink.Conn, error) {
+	nl, err := t.dial()
+	if err != nil {
+		return nil, fmt.Errorf("netlink socket: %w", err)
+	}
+	return nl, nil
+}
+
+// A Filter says which entries a dump passes on: the zero Filter all of them.
+type Filter struct {
+	Family uint8 // unix.AF_INET or AF_INET6; 0: both
+	Status Status
+	Mask   Status // the flags of the status that count
+}
+
+func (f Filter) matches(e *Entry) bool { return e.Status&f.Mask == f.Status }
+
+// request is the dump of what the filter matches.
+func (f Filter) request() netlink.Message {
+	body := header(f.Family)
+	if f.Mask != 0 {
+		body = appendUint32(body, ctaStatus, uint32(f.Status))
+		body = appendUint32(body, ctaStatusMask, uint32(f.Mask))
+	}
+	return message(msgGet, netlink.Dump, body)
+}
+
+// ErrStop ends a dump without an error.
+var ErrStop = errors.New("stop")
+
+// Dump passes on the entries that match, in the order of the kernel's hash. A dump
+// that the kernel could not finish is begun again, a few times: start is called
+// at each beginning and returns the function that takes the entries. Any error of
+// that function ends the dump; [ErrStop] is none.
+func (t *Table) Dump(f Filter, start func() func(*Entry) error) error {
+	var err error
+	for range tries {
+		err = t.dump(f, start())
+		if !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, errInterrupted) {
+			break
+		}
+	}
+	if errors.Is(err, ErrStop) {
+		return nil
+	}
+	return described("read connections", err)
+}
+
+func (t *Table) dump(f Filter, visit func(*Entry) error) error {
+	nl, err := t.open()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = nl.Close() }()
+	sent, err := nl.Send(f.request())
+	if err != nil {
+		return err
+	}
+	_ = nl.SetReadDeadline(time.Now().Add(patience))
+	var e Entry
+	part := 0
+	for m, err := range nl.ReceiveIter() {
+		if err == nil {
+			err = take(&e, m, sent, f, visit)
+		}
+		if err != nil {
+			// Otherwise the iterator would read the rest of the dump.
+			_ = nl.SetReadDeadline(longAgo)
+			return err
+		}
+		if part++; part%1024 == 0 {
+			_ = nl.SetReadDeadline(time.Now().Add(patience))
+		}
+	}
+	return nil
+}
+
+// take passes on one message of a dump.
+func take(e *Entry, m, sent netlink.Message, f Filter, visit func(*Entry) error) error {
+	switch {
+	case m.Header.Flags&netlink.DumpInterrupted != 0:
+		return errInterrupted
+	case m.Header.Sequence != sent.Header.Sequence || len(m.Data) < headerLen:
+		return errors.New("answer to another request")
+	}
+	if err := e.decode(m.Data[headerLen:]); err != nil {
+		return err
+	}
+	if !f.matches(e) {
+		return nil
+	}
+	return visit(e)
+}
+
+// Delete deletes the entries and returns how many were still there. An entry that
+// came later is spared if its translation differs, though the addresses and ports
+// are the same. After each it calls pace, which may wait, or end it with an error.
+func (t *Table) Delete(entries []Entry, pace func() error) (deleted int, err error) {
+	if len(entries) == 0 {
+		return 0, nil
+	}
+	nl, err := t.open()
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = nl.Close() }()
+	for i := range entries {
+		switch err := entries[i].remove(nl); {
+		case err == nil:
+			deleted++
+		case !errors.Is(err, unix.ENOENT):
+			return deleted, described("delete connection", err)
+		}
+		if err := pace(); err != nil {
+			return deleted, err
+		}
+	}
+	return deleted, nil
+}
+
+// remove deletes the entry. The kernel's ID alone does not tell it from a later
+// one: it is a hash of the addresses, ports and the place in memory, which is used
+// again at once.
+func (e *Entry) remove(nl *netlink.Conn) error {
+	found, err := first(nl, e.request(msgGet, 0))
+	if err != nil {
+		return err
+	}
+	var now Entry
+	if err := now.decode(found.Data[headerLen:]); err != nil {
+		return err
+	}
+	if now.ID != e.ID || now.Reply != e.Reply {
+		return unix.ENOENT
+	}
+	_ = nl.SetReadDeadline(time.Now().Add(patience))
+	_, err = nl.Execute(e.request(msgDelete, netlink.Acknowledge))
+	return err
+}
+
+// request is a message about this entry.
+func (e *Entry) request(kind uint16, flags netlink.HeaderFlags) netlink.Message {
+	family := uint8(unix.AF_INET)
+	if e.Original.Src.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	body := appendAttr(header(family), ctaTupleOrig|unix.NLA_F_NESTED, e.tuple)
+	body = appendUint32(body, ctaID, e.ID)
+	if e.Zone != 0 {
+		body = appendAttr(body, ctaZone, binary.BigEndian.AppendUint16(nil, e.Zone))
+	}
+	return message(kind, flags, body)
+}
+
+// Stats are the counters of connection tracking.
+type Stats struct {
+	Entries, Limit uint32 // Limit is 0 before Linux 4.19
+	// InsertFailed and Drop count since the namespace exists, summed over the
+	// processors, each of which counts with 32 bits.
+	InsertFailed, Drop, EarlyDrop uint64
+}
+
+// Stats reads the counters.
+func (t *Table) Stats() (Stats, error) {
+	s, err := t.stats()
+	return s, described("read connection statistics", err)
+}
+
+func (t *Table) stats() (s Stats, err error) {
+	nl, err := t.open()
+	if err != nil {
+		return Stats{}, err
+	}
+	defer func() { _ = nl.Close() }()
+	_ = nl.SetReadDeadline(time.Now().Add(patience))
+	perCPU, err := nl.Execute(message(msgStatsCPU, netlink.Dump, header(unix.AF_UNSPEC)))
+	if err != nil {
+		return Stats{}, err
+	}
+	for _, m := range perCPU {
+		err = errors.Join(err, eachNumber(m, func(typ uint16, n uint32) {
+			switch typ {
+			case ctaStatsInsertFailed:
+				s.InsertFailed += uint64(n)
+			case ctaStatsDrop:
+				s.Drop += uint64(n)
+			case ctaStatsEarlyDrop:
+				s.EarlyDrop += uint64(n)
+			}
+		}))
+	}
+	if err != nil {
+		return Stats{}, err
+	}
+	totals, err := first(nl, message(msgStats, 0, header(unix.AF_UNSPEC)))
+	if err != nil {
+		return Stats{}, err
+	}
+	err = eachNumber(totals, func(typ uint16, n uint32) {
+		switch typ {
+		case ctaStatsEntries:
+			s.Entries = n
+		case ctaStatsLimit:
+			s.Limit = n
+		}
+	})
+	return s, err
+}
+
+// first sends a request and returns the first message of the answer. The kernel
+// marks the only message of some answers as one of several and sends no end.
+func first(nl *netlink.Conn, m netlink.Message) (netlink.Message, error) {
+	_ = nl.SetReadDeadline(time.Now().Add(patience))
+	sent, err := nl.Send(m)
+	if err != nil {
+		return netlink.Message{}, err
+	}
+	for m, err := range nl.ReceiveIter() {
+		_ = nl.SetReadDeadline(longAgo)
+		if err == nil && (m.Header.Sequence != sent.Header.Sequence || len(m.Data) < headerLen) {
+			err = errors.New("answer to another request")
+		}
+		return m, err
+	}
+	return netlink.Message{}, errors.New("no answer")
+}
+
+// eachNumber calls fn for every attribute of a message that holds numbers alone.
+func eachNumber(m netlink.Message, fn func(typ uint16, n uint32)) error {
+	if len(m.Data) < headerLen {
+		return errors.New("answer is too short")
+	}
+	return nfnetlink.Each(m.Data[headerLen:], func(typ uint16, data []byte) error {
+		fn(typ, number(data))
+		return nil
+	})
+}
+
+// described adds to an error what was done and what is missing.
+func described(what string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%s: %w: %w", what, ErrNotPermitted, err)
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
+		// nfnetlink answers EINVAL for a subsystem that nobody registered.
+		return fmt.Errorf("%s: %w: %w", what, ErrUnsupported, err)
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// Messages of ctnetlink, and attributes of its statistics
+// (linux/netfilter/nfnetlink_conntrack.h).
+const (
+	msgGet      = 1
+	msgDelete   = 2
+	msgStatsCPU = 4
+	msgStats    = 5
+
+	ctaStatsInsertFailed = 9
+	ctaStatsDrop         = 10
+	ctaStatsEarlyDrop    = 11
+
+	ctaStatsEntries = 1
+	ctaStatsLimit   = 2
+)
+
+const headerLen = 4 // struct nfgenmsg
+
+func header(family uint8) []byte { return []byte{family, unix.NFNETLINK_V0, 0, 0} }
+
+func message(kind uint16, flags netlink.HeaderFlags, body []byte) netlink.Message {
+	return netlink.Message{
+		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_CTNETLINK<<8 | kind), Flags: netlink.Request | flags},
+		Data:   body,
+	}
+}
+
+func appendUint32(b []byte, typ uint16, v uint32) []byte {
+	return appendAttr(b, typ, binary.BigEndian.AppendUint32(nil, v))
+}
+
+func appendAttr(b []byte, typ uint16, data []byte) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofNlAttr+len(data)))
+	b = binary.NativeEndian.AppendUint16(b, typ)
+	b = append(b, data...)
+	for len(b)%unix.NLA_ALIGNTO != 0 {
+		b = append(b, 0)
+	}
+	return b
+}

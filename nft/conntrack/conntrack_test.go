@@ -1,0 +1,482 @@
+package conntrack
+
+import (
+	"encoding/binary"
+	"errors"
+	"iter"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/netns"
+)
+
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+
+// dialIn returns a dialler whose sockets are in the namespace.
+func dialIn(ns *nfttest.NS) func() (*netlink.Conn, error) {
+	return func() (nl *netlink.Conn, err error) {
+		err = ns.Do(func() error {
+			nl, err = dial()
+			return err
+		})
+		return nl, err
+	}
+}
+
+// entries collects a whole dump.
+func entries(t *testing.T, table *Table, f Filter) []Entry {
+	t.Helper()
+	var all []Entry
+	err := table.Dump(f, func() func(*Entry) error {
+		all = nil
+		return func(e *Entry) error {
+			all = append(all, e.Clone())
+			return nil
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func find(t *testing.T, table *Table, protocol uint8, src netip.AddrPort) Entry {
+	t.Helper()
+	all := entries(t, table, Filter{})
+	for _, e := range all {
+		if e.Original.Protocol == protocol && e.Original.Src == src {
+			return e
+		}
+	}
+	t.Fatalf("no entry of %s from %s among %+v", ProtocolName(protocol), src, all)
+	return Entry{}
+}
+
+// remove deletes entries and returns how many were there.
+func remove(t *testing.T, table *Table, all ...Entry) int {
+	t.Helper()
+	n, err := table.Delete(all, func() error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// natRules translate the source towards 203.0.113.0/24 and 2001:db8:1::/64, and
+// the destination of 198.18.0.10 and 2001:db8:2::10, as a Service does.
+const natRules = `table inet t {
+	chain pre {
+		type nat hook prerouting priority dstnat;
+		ip daddr 198.18.0.10 dnat ip to 203.0.113.9
+		ip6 daddr 2001:db8:2::10 dnat ip6 to 2001:db8:1::1
+	}
+	chain post {
+		type nat hook postrouting priority srcnat;
+		ip daddr 203.0.113.0/24 masquerade fully-random
+		ip6 daddr 2001:db8:1::/64 masquerade fully-random
+	}
+}
+`
+
+// transports are the protocols with ports.
+var transports = map[nfttest.Proto]uint8{
+	nfttest.UDP: unix.IPPROTO_UDP, nfttest.TCP: unix.IPPROTO_TCP, nfttest.SCTP: unix.IPPROTO_SCTP,
+}
+
+func TestEntriesShowWhatThePacketsShowed(t *testing.T) {
+	t.Parallel()
+	top := nfttest.NewTopology(t)
+	nfttest.NFT(t, top.Node, natRules, "-f", "-")
+	table := New(dialIn(top.Node))
+	for proto, number := range transports {
+		for dst, to := range map[string]string{
+			"203.0.113.9:8081":      "203.0.113.9:8081",
+			"10.9.0.9:8082":         "10.9.0.9:8082",
+			"198.18.0.10:8083":      "203.0.113.9:8083",
+			"[2001:db8:1::1]:8081":  "[2001:db8:1::1]:8081",
+			"[fd00:9::9]:8082":      "[fd00:9::9]:8082",
+			"[2001:db8:2::10]:8083": "[2001:db8:1::1]:8083",
+		} {
+			flow := nfttest.Flow{Proto: proto, From: top.Pod, To: top.Outside, Dst: netip.MustParseAddrPort(dst)}
+			s := nfttest.MustSend(t, top, flow)
+			e := find(t, table, number, s.Sent)
+			if e.Original.Dst != flow.Dst || e.Destination().String() != to || e.SeenAs() != s.Seen {
+				t.Errorf("%s to %s, sent from %s, seen from %s: %+v", proto, dst, s.Sent, s.Seen, e)
+			}
+			translated := flow.Dst.Port() != 8082
+			if e.Translated() != translated || (e.Status&SrcNAT != 0) != translated || e.Status&SrcNATDone == 0 {
+				t.Errorf("%s to %s: translated %t, status %b, want %t", proto, dst, e.Translated(), e.Status, translated)
+			}
+			if (e.State == "") != (proto == nfttest.UDP) || e.ID == 0 {
+				t.Errorf("%s to %s: state %q, id %d", proto, dst, e.State, e.ID)
+			}
+		}
+	}
+}
+
+func TestAnEchoIsAConnection(t *testing.T) {
+	t.Parallel()
+	top := nfttest.NewTopology(t)
+	nfttest.NFT(t, top.Node, natRules, "-f", "-")
+	table := New(dialIn(top.Node))
+	for dst, translated := range map[string]bool{
+		"203.0.113.9": true, "10.9.0.9": false, "2001:db8:1::1": true, "fd00:9::9": false,
+	} {
+		to := netip.MustParseAddr(dst)
+		src, protocol := top.PodV4, uint8(unix.IPPROTO_ICMP)
+		if to.Is6() {
+			src, protocol = top.PodV6, unix.IPPROTO_ICMPV6
+		}
+		ping(t, top.Pod, to, protocol, 4711)
+		e := find(t, table, protocol, netip.AddrPortFrom(src, 4711))
+		if e.Translated() != translated || e.Destination().Addr() != to || e.Status&SeenReply == 0 {
+			t.Errorf("echo to %s: %+v", dst, e)
+		}
+		if n := remove(t, table, e); n != 1 {
+			t.Errorf("echo to %s: %d entries deleted", dst, n)
+		}
+	}
+	if left := entries(t, table, Filter{}); len(left) > 0 {
+		t.Errorf("left: %+v", left)
+	}
+}
+
+// ping sends an echo request and waits for the answer.
+func ping(t *testing.T, from *nfttest.NS, to netip.Addr, protocol uint8, id uint16) {
+	t.Helper()
+	packet := []byte{8, 0, 0, 0, byte(id >> 8), byte(id), 0, 1}
+	var addr unix.Sockaddr = &unix.SockaddrInet6{Addr: to.As16()}
+	if to.Is4() {
+		binary.BigEndian.PutUint16(packet[2:], ^uint16(0x0800+uint32(id)+1))
+		addr = &unix.SockaddrInet4{Addr: to.As4()}
+	} else {
+		packet[0] = 128
+	}
+	err := from.Do(func() error {
+		fd, err := unix.Socket(netns.Family(to), unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(protocol))
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		patience := unix.Timeval{Sec: 5}
+		if err := errors.Join(
+			unix.Connect(fd, addr),
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience),
+		); err != nil {
+			return err
+		}
+		if err := unix.Send(fd, packet, 0); err != nil {
+			return err
+		}
+		_, err = unix.Read(fd, make([]byte, 1500))
+		return err
+	})
+	if err != nil {
+		t.Fatalf("echo to %s: %v", to, err)
+	}
+}
+
+func TestTheKernelFiltersByStatusAndFamily(t *testing.T) {
+	t.Parallel()
+	top := nfttest.NewTopology(t)
+	nfttest.NFT(t, top.Node, natRules, "-f", "-")
+	var messages int
+	table := New(throughSocket(dialIn(top.Node), func(int) error {
+		messages++
+		return nil
+	}))
+	for _, dst := range []string{"203.0.113.9:53", "10.9.0.9:53", "10.9.0.9:54", "[2001:db8:1::1]:53", "[fd00:9::9]:53"} {
+		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, Dst: netip.MustParseAddrPort(dst)})
+	}
+	for _, tt := range []struct {
+		filter Filter
+		want   int
+	}{
+		{Filter{}, 5},
+		{Filter{Family: unix.AF_INET}, 3},
+		{Filter{Family: unix.AF_INET6}, 2},
+		{Filter{Status: SrcNAT, Mask: SrcNAT}, 2},
+		{Filter{Mask: SrcNAT}, 3},
+		{Filter{Family: unix.AF_INET, Status: SrcNAT, Mask: SrcNAT}, 1},
+		{Filter{Status: SrcNAT | SeenReply, Mask: SrcNAT | SeenReply}, 0},
+	} {
+		messages = 0
+		if got := entries(t, table, tt.filter); len(got) != tt.want || messages != tt.want {
+			t.Errorf("%+v: %d entries in %d messages, want %d", tt.filter, len(got), messages, tt.want)
+		}
+	}
+}
+
+func TestDeletionHitsTheListedEntryAlone(t *testing.T) {
+	t.Parallel()
+	top := nfttest.NewTopology(t)
+	// The same addresses and ports in two zones, told apart by the packet's mark.
+	nfttest.NFT(t, top.Pod, `table inet t { chain c { type filter hook output priority 0; ip dscp set 1; }; }`, "-f", "-")
+	nfttest.NFT(t, top.Node, `table inet t {
+	chain raw { type filter hook prerouting priority raw; ip dscp 1 ct zone set 7; }
+	chain post { type nat hook postrouting priority srcnat; masquerade; }
+}`, "-f", "-")
+	table := New(dialIn(top.Node))
+	flow := nfttest.Flow{
+		Proto: nfttest.UDP, From: top.Pod,
+		Src: netip.AddrPortFrom(top.PodV4, 4000), Dst: netip.MustParseAddrPort("203.0.113.9:53"),
+	}
+	nfttest.MustSend(t, top, flow)
+	nfttest.NFT(t, top.Pod, "", "flush", "ruleset")
+	nfttest.MustSend(t, top, flow)
+	byZone := map[uint16]Entry{}
+	for _, e := range entries(t, table, Filter{}) {
+		byZone[e.Zone] = e
+	}
+	if len(byZone) != 2 {
+		t.Fatalf("entries: %+v", byZone)
+	}
+	if n := remove(t, table, byZone[7]); n != 1 {
+		t.Errorf("%d deleted", n)
+	}
+	if left := entries(t, table, Filter{}); len(left) != 1 || left[0].ID != byZone[0].ID {
+		t.Errorf("left: %+v, want %+v", left, byZone[0])
+	}
+	// Neither the entry that is gone nor an entry that came after it.
+	if n := remove(t, table, byZone[0], byZone[0], byZone[7]); n != 1 {
+		t.Errorf("%d deleted, want 1", n)
+	}
+	nfttest.NFT(t, top.Node, "", "flush", "chain", "inet", "t", "post")
+	nfttest.MustSend(t, top, flow)
+	if n := remove(t, table, byZone[0]); n != 0 {
+		t.Error("a later entry with the same addresses and ports was deleted")
+	}
+	if left := entries(t, table, Filter{}); len(left) != 1 {
+		t.Errorf("left: %+v", left)
+	}
+}
+
+// A countingSocket asks what becomes of each message that it receives.
+type countingSocket struct {
+	real  *netlink.Conn
+	reply func(n int) error // with the number of the message, from 0
+	n     int
+}
+
+func throughSocket(dial func() (*netlink.Conn, error), reply func(n int) error) func() (*netlink.Conn, error) {
+	return func() (*netlink.Conn, error) {
+		nl, err := dial()
+		if err != nil {
+			return nil, err
+		}
+		return netlink.NewConn(&countingSocket{real: nl, reply: reply}, nl.PID()), nil
+	}
+}
+
+func (s *countingSocket) Close() error { return s.real.Close() }
+
+func (s *countingSocket) SetDeadline(t time.Time) error      { return s.real.SetDeadline(t) }
+func (s *countingSocket) SetReadDeadline(t time.Time) error  { return s.real.SetReadDeadline(t) }
+func (s *countingSocket) SetWriteDeadline(t time.Time) error { return s.real.SetWriteDeadline(t) }
+
+func (s *countingSocket) Send(m netlink.Message) error {
+	_, err := s.real.Send(m)
+	return err
+}
+
+func (s *countingSocket) SendMessages(m []netlink.Message) error {
+	_, err := s.real.SendMessages(m)
+	return err
+}
+
+func (s *countingSocket) Receive() ([]netlink.Message, error) {
+	var all []netlink.Message
+	for m, err := range s.ReceiveIter() {
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, m)
+	}
+	return all, nil
+}
+
+func (s *countingSocket) ReceiveIter() iter.Seq2[netlink.Message, error] {
+	return func(yield func(netlink.Message, error) bool) {
+		for m, err := range s.real.ReceiveIter() {
+			if err == nil {
+				err = s.reply(s.n)
+				s.n++
+			}
+			if !yield(m, err) || err != nil {
+				return
+			}
+		}
+		yield(netlink.Message{Header: netlink.Header{Type: netlink.Done, Flags: netlink.Multi}}, nil)
+	}
+}
+
+func TestADumpThatWasCutOffBeginsAgain(t *testing.T) {
+	t.Parallel()
+	top := nfttest.NewTopology(t)
+	nfttest.NFT(t, top.Node, natRules, "-f", "-")
+	for port := range uint16(20) {
+		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, Dst: netip.AddrPortFrom(top.OutsideV4, 5000+port)})
+	}
+	for _, failures := range []int{1, tries - 1, tries} {
+		failed := 0
+		table := New(throughSocket(dialIn(top.Node), func(n int) error {
+			if n == 10 && failed < failures {
+				failed++
+				return unix.ENOBUFS
+			}
+			return nil
+		}))
+		seen := 0
+		err := table.Dump(Filter{}, func() func(*Entry) error {
+			seen = 0
+			return func(*Entry) error {
+				seen++
+				return nil
+			}
+		})
+		if failures < tries && (err != nil || seen != 20) {
+			t.Errorf("%d failures: %d entries: %v", failures, seen, err)
+		}
+		if failures == tries && !errors.Is(err, unix.ENOBUFS) {
+			t.Errorf("%d failures: %v", failures, err)
+		}
+	}
+}
+
+func TestADumpEndsWhereItsReaderStops(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNS(t, "node")
+	const all = 5000
+	insert(t, ns, all)
+	messages := 0
+	table := New(throughSocket(dialIn(ns), func(int) error {
+		messages++
+		return nil
+	}))
+	seen := 0
+	err := table.Dump(Filter{}, func() func(*Entry) error {
+		return func(*Entry) error {
+			if seen++; seen == 10 {
+				return ErrStop
+			}
+			return nil
+		}
+	})
+	if err != nil || seen != 10 || messages > all/2 {
+		t.Errorf("%d entries of %d messages: %v", seen, messages, err)
+	}
+	own := errors.New("enough")
+	if err := table.Dump(Filter{}, func() func(*Entry) error { return func(*Entry) error { return own } }); !errors.Is(err, own) {
+		t.Errorf("the reader's error became %v", err)
+	}
+}
+
+// insert makes entries of UDP connections to as many ports, without packets.
+func insert(t testing.TB, ns *nfttest.NS, n int) {
+	t.Helper()
+	nl, err := dialIn(ns)()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nl.Close()
+	ports := func(src, dst int) []byte {
+		b := appendAttr(nil, ctaProtoNum, []byte{unix.IPPROTO_UDP})
+		b = appendAttr(b, ctaProtoSrcPort, binary.BigEndian.AppendUint16(nil, uint16(src)))
+		return appendAttr(b, ctaProtoDstPort, binary.BigEndian.AppendUint16(nil, uint16(dst)))
+	}
+	tuple := func(src, dst [4]byte, srcPort, dstPort int) []byte {
+		ip := appendAttr(appendAttr(nil, ctaIPv4Src, src[:]), ctaIPv4Dst, dst[:])
+		b := appendAttr(nil, ctaTupleIP|unix.NLA_F_NESTED, ip)
+		return appendAttr(b, ctaTupleProto|unix.NLA_F_NESTED, ports(srcPort, dstPort))
+	}
+	for i := range n {
+		pod, out := [4]byte{10, 244, byte(i >> 22), byte(i >> 14)}, [4]byte{203, 0, 113, 9}
+		port := 1024 + i%(1<<14)
+		body := appendAttr(header(unix.AF_INET), ctaTupleOrig|unix.NLA_F_NESTED, tuple(pod, out, port, 53))
+		body = appendAttr(body, ctaTupleReply|unix.NLA_F_NESTED, tuple(out, pod, 53, port))
+		body = appendUint32(body, ctaTimeout, 600)
+		if _, err := nl.Execute(message(0, netlink.Create|netlink.Excl|netlink.Acknowledge, body)); err != nil {
+			t.Fatalf("entry %d: %v", i, err)
+		}
+	}
+}
+
+func TestStatsCountWhatIsThere(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNS(t, "node")
+	insert(t, ns, 7)
+	s, err := New(dialIn(ns)).Stats()
+	if err != nil || s.Entries != 7 || s.Limit == 0 || s.InsertFailed != 0 || s.Drop != 0 {
+		t.Errorf("%+v: %v", s, err)
+	}
+}
+
+func TestWithoutTheCapabilityTheErrorNamesIt(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNS(t, "node")
+	err := ns.Do(func() error {
+		runtime.LockOSThread() // capabilities are a thread's; this one ends with Do
+		head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var caps [2]unix.CapUserData
+		if err := unix.Capset(&head, &caps[0]); err != nil {
+			return err
+		}
+		table := Open()
+		_, statsErr := table.Stats()
+		for what, err := range map[string]error{
+			"dump":  table.Dump(Filter{}, func() func(*Entry) error { return func(*Entry) error { return nil } }),
+			"stats": statsErr,
+		} {
+			if !errors.Is(err, ErrNotPermitted) || !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "NET_ADMIN") {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAFullTable fills the table to its limit, which is the machine's: about
+// 260,000 entries.
+func TestAFullTable(t *testing.T) {
+	if os.Getenv("LONG") != "1" {
+		t.Log("with LONG=1")
+		return
+	}
+	top := nfttest.NewTopology(t)
+	nfttest.NFT(t, top.Node, natRules, "-f", "-")
+	table := New(dialIn(top.Node))
+	before, err := table.Stats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	insert(t, top.Node, int(before.Limit-before.Entries))
+	for port := range uint16(5) {
+		_, _ = top.Send(nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, Dst: netip.AddrPortFrom(top.OutsideV4, 5000+port)})
+	}
+	after, err := table.Stats()
+	if err != nil || after.Entries < after.Limit || after.Drop+after.EarlyDrop == 0 {
+		t.Errorf("%+v: %v", after, err)
+	}
+	all := 0
+	err = table.Dump(Filter{}, func() func(*Entry) error {
+		all = 0
+		return func(*Entry) error {
+			all++
+			return nil
+		}
+	})
+	if err != nil || all < int(before.Limit)-1000 {
+		t.Errorf("%d entries of %d: %v", all, before.Limit, err)
+	}
+}

@@ -1,0 +1,218 @@
+package conntrack
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// Status is the set of IPS_* flags of an entry (linux/netfilter/nf_conntrack_common.h).
+type Status uint32
+
+// Flags of a status.
+const (
+	SeenReply Status = 1 << 1
+	Assured   Status = 1 << 2
+	Confirmed Status = 1 << 3
+	SrcNAT    Status = 1 << 4
+	DstNAT    Status = 1 << 5
+	// SrcNATDone is set when the source was decided, translated or not. An entry
+	// without it began before there was a NAT chain for its family, and the
+	// kernel does not translate it any more.
+	SrcNATDone Status = 1 << 7
+)
+
+// A Tuple is one direction of a connection. ICMP has no ports: there both are
+// the identifier.
+type Tuple struct {
+	Src, Dst netip.AddrPort
+	Protocol uint8
+}
+
+// An Entry is a tracked connection. One that a dump passes on is valid until the
+// next; Clone it to keep it.
+type Entry struct {
+	Original, Reply Tuple
+	Status          Status
+	Timeout         uint32 // seconds
+	ID              uint32
+	Zone            uint16
+	State           string // of TCP and SCTP, in the kernel's words; otherwise ""
+
+	tuple []byte // CTA_TUPLE_ORIG as the kernel sent it
+}
+
+// Clone returns a copy that stays valid.
+func (e *Entry) Clone() Entry {
+	c := *e
+	c.tuple = slices.Clone(e.tuple)
+	return c
+}
+
+// Destination is where the connection really goes: after DNAT, as for a Service.
+func (e *Entry) Destination() netip.AddrPort { return e.Reply.Src }
+
+// SeenAs is the source that the destination sees.
+func (e *Entry) SeenAs() netip.AddrPort { return e.Reply.Dst }
+
+// Translated reports whether the destination sees another source address or port
+// than the sender's.
+func (e *Entry) Translated() bool { return e.SeenAs() != e.Original.Src }
+
+// protocols has the names of the protocols that pods use, as /etc/protocols has them.
+var protocols = map[uint8]string{
+	unix.IPPROTO_ICMP: "icmp", unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_DCCP: "dccp",
+	unix.IPPROTO_GRE: "gre", unix.IPPROTO_ICMPV6: "icmpv6", unix.IPPROTO_SCTP: "sctp", unix.IPPROTO_UDPLITE: "udplite",
+}
+
+// ProtocolName returns the name of a protocol, or its number.
+func ProtocolName(p uint8) string {
+	if name, ok := protocols[p]; ok {
+		return name
+	}
+	return fmt.Sprint(p)
+}
+
+// Attributes of an entry (linux/netfilter/nfnetlink_conntrack.h).
+const (
+	ctaTupleOrig  = 1
+	ctaTupleReply = 2
+	ctaStatus     = 3
+	ctaProtoInfo  = 4
+	ctaTimeout    = 7
+	ctaID         = 12
+	ctaZone       = 18
+	ctaStatusMask = 26
+
+	ctaTupleIP    = 1
+	ctaTupleProto = 2
+
+	ctaIPv4Src = 1
+	ctaIPv4Dst = 2
+	ctaIPv6Src = 3
+	ctaIPv6Dst = 4
+
+	ctaProtoNum      = 1
+	ctaProtoSrcPort  = 2
+	ctaProtoDstPort  = 3
+	ctaProtoICMPID   = 4
+	ctaProtoICMPv6ID = 7
+
+	ctaProtoInfoTCP  = 1
+	ctaProtoInfoSCTP = 3
+	ctaState         = 1 // of either
+)
+
+// tcpStates and sctpStates have the names of the states, as /proc/net/nf_conntrack
+// shows them.
+var (
+	tcpStates = []string{
+		"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT", "CLOSE", "SYN_SENT2",
+	}
+	sctpStates = []string{
+		"NONE", "CLOSED", "COOKIE_WAIT", "COOKIE_ECHOED", "ESTABLISHED", "SHUTDOWN_SENT", "SHUTDOWN_RECD", "SHUTDOWN_ACK_SENT",
+		"HEARTBEAT_SENT",
+	}
+)
+
+// decode fills the entry from the attributes of a message.
+func (e *Entry) decode(b []byte) error {
+	*e = Entry{}
+	return nfnetlink.Each(b, func(typ uint16, data []byte) error {
+		switch typ {
+		case ctaTupleOrig:
+			e.tuple = data
+			return e.Original.decode(data)
+		case ctaTupleReply:
+			return e.Reply.decode(data)
+		case ctaStatus:
+			e.Status = Status(number(data))
+		case ctaTimeout:
+			e.Timeout = number(data)
+		case ctaID:
+			e.ID = number(data)
+		case ctaZone:
+			e.Zone = uint16(number(data))
+		case ctaProtoInfo:
+			return nfnetlink.Each(data, e.decodeState)
+		}
+		return nil
+	})
+}
+
+func (e *Entry) decodeState(protocol uint16, data []byte) error {
+	names := tcpStates
+	switch protocol {
+	case ctaProtoInfoTCP:
+	case ctaProtoInfoSCTP:
+		names = sctpStates
+	default:
+		return nil
+	}
+	return nfnetlink.Each(data, func(typ uint16, data []byte) error {
+		if typ != ctaState {
+			return nil
+		}
+		if n := int(number(data)); n < len(names) {
+			e.State = names[n]
+		} else {
+			e.State = fmt.Sprint(n)
+		}
+		return nil
+	})
+}
+
+func (t *Tuple) decode(b []byte) error {
+	var src, dst netip.Addr
+	var srcPort, dstPort uint16
+	err := nfnetlink.Each(b, func(typ uint16, data []byte) error {
+		switch typ {
+		case ctaTupleIP:
+			return nfnetlink.Each(data, func(typ uint16, data []byte) error {
+				switch typ {
+				case ctaIPv4Src, ctaIPv6Src:
+					src, _ = netip.AddrFromSlice(data)
+				case ctaIPv4Dst, ctaIPv6Dst:
+					dst, _ = netip.AddrFromSlice(data)
+				}
+				return nil
+			})
+		case ctaTupleProto:
+			return nfnetlink.Each(data, func(typ uint16, data []byte) error {
+				switch typ {
+				case ctaProtoNum:
+					t.Protocol = uint8(number(data))
+				case ctaProtoSrcPort:
+					srcPort = uint16(number(data))
+				case ctaProtoDstPort:
+					dstPort = uint16(number(data))
+				case ctaProtoICMPID, ctaProtoICMPv6ID:
+					srcPort = uint16(number(data))
+					dstPort = srcPort
+				}
+				return nil
+			})
+		}
+		return nil
+	})
+	t.Src, t.Dst = netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort)
+	return err
+}
+
+// number reads a number of one, two or four bytes in network order.
+func number(b []byte) uint32 {
+	switch len(b) {
+	case 1:
+		return uint32(b[0])
+	case 2:
+		return uint32(binary.BigEndian.Uint16(b))
+	case 4:
+		return binary.BigEndian.Uint32(b)
+	}
+	return 0
+}
