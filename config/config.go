@@ -24,12 +24,14 @@ type Config struct {
 	MasqLinkLocalIPv6 bool
 	EnableIPv6        bool
 
-	ResyncInterval time.Duration // above zero; see ShortestInterval
+	ResyncInterval time.Duration // of a file: from 1s to 24h
 }
 
-// ShortestInterval is what an agent makes of a shorter ResyncInterval, which would
-// take a processor for nothing.
-const ShortestInterval = 100 * time.Millisecond
+// A file's resyncInterval outside these bounds is taken as the nearer bound.
+const (
+	shortestInterval = time.Second
+	longestInterval  = 24 * time.Hour
+)
 
 // Defaults are what the command line says of the keys that a file leaves out.
 type Defaults struct {

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,18 +36,22 @@ type given[T any] struct {
 // reader walks the nodes of one file.
 type reader struct {
 	file
+	defaults Config
 	folded   folds
-	settings map[string]setting
+	settings map[string][]setting // by known key, in the order in which they count
 }
 
-// setting is a known key as it stands in the file.
-type setting struct{ key, value *yaml.Node }
+// setting is a known key as the file spells it.
+type setting struct {
+	name       string
+	key, value *yaml.Node
+}
 
-func readFile(s Source) *file {
+func readFile(d Defaults, s Source) *file {
 	if len(s.Data) > maxSize {
 		return &file{text: &text{name: s.Name}, errors: []Problem{tooLarge(s.Name)}}
 	}
-	r := reader{file: file{text: newText(s)}, settings: map[string]setting{}}
+	r := reader{file: file{text: newText(s)}, defaults: Default(d), settings: map[string][]setting{}}
 	var root *yaml.Node
 	if r.text.json {
 		root, r.errors = r.text.readJSON()
@@ -113,14 +118,14 @@ func (r *reader) key(name string, k, v *yaml.Node, seen map[string]*yaml.Node) {
 		key = strings.ToLower(name)
 	}
 	if first, twice := seen[key]; twice {
-		r.fail(k, "key %s stands here for the second time, after %s", quote(name), r.position(first))
-		return
+		r.passOver(k, "key %s stands here for the second time, after %s", quote(name), r.position(first))
+	} else {
+		seen[key] = k
 	}
-	seen[key] = k
 	if known {
-		r.set(key, setting{k, v})
+		r.set(key, setting{name, k, v})
 	} else if meant, likely := likelyKey(name); likely {
-		r.fail(k, "unknown key %s, did you mean %s?", quote(name), meant)
+		r.passOver(k, "unknown key %s, did you mean %s?", quote(name), meant)
 	} else if name == "data" && v.Kind == yaml.MappingNode {
 		r.warn(k, "unknown key %s is ignored: this is a ConfigMap, and the file wants what stands in it under %q", quote(name), "config")
 	} else {
@@ -128,43 +133,60 @@ func (r *reader) key(name string, k, v *yaml.Node, seen map[string]*yaml.Node) {
 	}
 }
 
-// set takes a setting that is not there yet, or was merged in from elsewhere. Where
-// the names of the two differ in case, the older agents saw two keys, in the order
-// of their bytes, and a null said nothing but of a list.
+// set takes a setting. The older agents turn YAML into JSON: the last one of
+// equal names stays, and different spellings count in the order of their bytes.
+// In JSON all count, in the order of the file.
 func (r *reader) set(key string, s setting) {
-	old, merged := r.settings[key]
-	if merged {
-		a, b := stringOf(target(old.key)), stringOf(target(s.key))
-		if a > b || a != b && isNull(s.value) && key != keyNonMasqueradeCIDRs {
+	all := r.settings[key]
+	i := len(all)
+	if !r.text.json {
+		var found bool
+		i, found = slices.BinarySearchFunc(all, s, func(a, b setting) int { return strings.Compare(a.name, b.name) })
+		if found {
+			all[i] = s
 			return
 		}
 	}
-	r.settings[key] = s
+	r.settings[key] = slices.Insert(all, i, s)
 }
 
 // values reads the values of the known keys.
 func (r *reader) values() {
 	for i, key := range listKeys() {
+		errors := len(r.errors)
 		r.lists[i] = r.list(key)
+		if key != keyNonMasqueradeCIDRs && r.passOverFrom(errors) {
+			r.lists[i] = given[[]CIDR]{}
+		}
 	}
 	for i, key := range boolKeys() {
+		errors := len(r.errors)
 		r.bools[i] = r.bool(key)
+		if key == keyEnableIPv6 && r.passOverFrom(errors) {
+			r.bools[i] = given[bool]{}
+		}
 	}
 	r.resyncInterval = r.duration(keyResyncInterval)
 	r.cidrLimit = r.int(keyCIDRLimit)
+	r.linkLocal()
+}
 
-	// The key that non-masquerade-daemon had.
-	old, deprecated := r.settings[keyLinkLocal]
-	if !deprecated {
+// linkLocal reads the key that non-masquerade-daemon had.
+func (r *reader) linkLocal() {
+	old := r.settings[keyLinkLocal]
+	if len(old) == 0 {
 		return
 	}
+	at := old[0].key
+	errors := len(r.errors)
 	v := r.bool(keyLinkLocal)
-	if s, both := r.settings[keyMasqLinkLocal]; both {
-		r.fail(old.key, "%s is the inverse of %s, which stands at %s: remove one of them", keyLinkLocal, keyMasqLinkLocal, r.position(s.key))
+	invalid := r.passOverFrom(errors)
+	if s := r.settings[keyMasqLinkLocal]; len(s) > 0 {
+		r.passOver(at, "%s is the inverse of %s, which stands at %s: remove one of them", keyLinkLocal, keyMasqLinkLocal, r.position(s[0].key))
 		return
 	}
-	r.warn(old.key, "%s is deprecated: write its inverse, %s: %t", keyLinkLocal, keyMasqLinkLocal, v.at != nil && !v.value)
-	if v.at != nil {
+	r.warn(at, "%s is deprecated: write its inverse, %s: %t", keyLinkLocal, keyMasqLinkLocal, v.at != nil && !v.value)
+	if v.at != nil && !invalid {
 		r.bools[0] = given[bool]{!v.value, v.at}
 	}
 }
@@ -175,6 +197,21 @@ func (f *file) position(n *yaml.Node) Position {
 
 func (f *file) fail(n *yaml.Node, format string, args ...any) {
 	f.errors = append(f.errors, f.text.problem(n.Line, n.Column, fmt.Sprintf(format, args...)))
+}
+
+// passOver reports an error that the older agents ignore.
+func (f *file) passOver(n *yaml.Node, format string, args ...any) {
+	f.fail(n, format, args...)
+	f.passOverFrom(len(f.errors) - 1)
+}
+
+// passOverFrom marks the errors from the nth on as ignored by the older agents. It
+// reports whether there are any.
+func (f *file) passOverFrom(n int) bool {
+	for i := range f.errors[n:] {
+		f.errors[n+i].PassedOver = true
+	}
+	return len(f.errors) > n
 }
 
 func (f *file) warn(n *yaml.Node, format string, args ...any) {

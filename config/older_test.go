@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -71,53 +73,71 @@ func readAsOlderAgent(data []byte) (string, error) {
 		}
 		c.NonMasqueradeCIDRs[i] = network.String()
 	}
-	return fmt.Sprint(c.NonMasqueradeCIDRs, c.MasqLinkLocal, c.MasqLinkLocalIPv6, time.Duration(c.ResyncInterval)), nil
+	interval := min(max(time.Duration(c.ResyncInterval), shortestInterval), longestInterval)
+	return fmt.Sprint(c.NonMasqueradeCIDRs, c.MasqLinkLocal, c.MasqLinkLocalIPv6, interval), nil
 }
 
-// refusals are the errors that the older agents do not have, each documented.
-var refusals = regexp.MustCompile(`(?m)` + strings.Join([]string{
-	`a second document`,
-	`for the second time`,
-	`did you mean`,
+// beyondBounds are the errors of files that the older agents accept: beyond what
+// this package reads, or such that iptables-restore refuses them later.
+var beyondBounds = regexp.MustCompile(`(?m)` + strings.Join([]string{
 	`IPv4-mapped`,
-	`want more than zero`,
 	`larger than 4 MiB`,
 	`more than \d+ %TAG`,
 	`the aliases expand`,
-	`linkLocal is the inverse`,
-	`(linkLocal|enableIPv6) is `,
-	`an empty entry`, // null leaves the default of the same index standing there, by accident
 }, "|"))
 
-// newerLists are the keys of lists that the older agents ignore.
-var newerLists = regexp.MustCompile(`(?i)forceMasqueradeCIDRs|masqueradeSrcCIDRs`)
-
-// agreeWithOlderAgent holds Parse against an older agent: what that accepts is
-// accepted with the same meaning, or refused for a documented reason.
+// agreeWithOlderAgent compares Parse and Lenient with an older agent: what that
+// accepts is accepted with the same meaning, or refused for a documented reason;
+// of a file refused for a mistake that the older agent ignores, Lenient returns
+// its meaning.
 func agreeWithOlderAgent(t *testing.T, data []byte) {
 	t.Helper()
-	want, err := readAsOlderAgent(data)
-	if err != nil {
+	source := Source{Name: "f", Data: data}
+	lenient, passedOver, lenientErr := Lenient(Defaults{EnableIPv6: true}, source)
+	c, warnings, err := Parse(Defaults{EnableIPv6: true}, source)
+	checkLenient(t, err, passedOver, lenientErr)
+	want, olderErr := readAsOlderAgent(data)
+	if olderErr != nil {
 		return
 	}
-	c, warnings, err := Parse(Defaults{EnableIPv6: true}, Source{Name: "f", Data: data})
-	if err != nil {
-		if !refusals.MatchString(err.Error()) && !newerLists.Match(data) && !behindTheDocument(data, err, want) {
-			t.Errorf("an older agent accepts this as %s\n%q\ngot %v", want, data, err)
+	if lenientErr != nil {
+		if !beyondBounds.MatchString(lenientErr.Error()) && !behindTheDocument(data, lenientErr, want) {
+			t.Errorf("an older agent accepts this as %s\n%q\ngot %v", want, data, lenientErr)
 		}
 		return
 	}
 	if strings.Contains(warningLines(warnings), keyLinkLocal+" is deprecated") {
 		return // they ignore it
 	}
-	got := fmt.Sprint(strings.Fields(prefixes(c.NonMasqueradeCIDRs)), c.MasqLinkLocal, c.MasqLinkLocalIPv6, c.ResyncInterval)
-	if diff := cmp.Diff(want, got); diff != "" {
+	if err == nil && !cmp.Equal(meaning(c, nil), meaning(lenient, nil)) {
+		t.Errorf("%q: Parse and Lenient differ", data)
+	}
+	if diff := cmp.Diff(want, olderMeaning(lenient)); diff != "" {
 		t.Errorf("%q (-older agent +got):\n%s", data, diff)
 	}
 }
 
-// behindTheDocument reports whether a syntax error stands in text that yaml.v2
-// does not read: the file means the same without it.
+// checkLenient compares the mistakes that Lenient returns with those of Parse.
+func checkLenient(t *testing.T, err error, passedOver []Problem, lenientErr error) {
+	t.Helper()
+	problems, _ := err.(Problems)
+	want, wantErr := fmt.Sprint(problems), "<nil>"
+	if slices.ContainsFunc(problems, func(p Problem) bool { return !p.PassedOver }) {
+		want, wantErr = "", want
+	}
+	if diff := cmp.Diff([]string{want, wantErr}, []string{fmt.Sprint(Problems(passedOver)), fmt.Sprint(lenientErr)}); diff != "" {
+		t.Errorf("the errors of Lenient (-those of Parse +got):\n%s", diff)
+	}
+}
+
+// olderMeaning returns what readAsOlderAgent returns.
+func olderMeaning(c Config) string {
+	return fmt.Sprint(strings.Fields(prefixes(c.NonMasqueradeCIDRs)), c.MasqLinkLocal, c.MasqLinkLocalIPv6, c.ResyncInterval)
+}
+
+// behindTheDocument reports whether a syntax error stands right after the
+// document, where yaml.v3 looks for comments already and yaml.v2 does not look: the
+// file means the same without it.
 func behindTheDocument(data []byte, err error, want string) bool {
 	problems, _ := err.(Problems)
 	if !strings.HasPrefix(problems[0].Msg, "syntax: ") {
@@ -163,4 +183,113 @@ func TestTheCorpusOfOlderFilesIsAccepted(t *testing.T) {
 func FuzzFilesOfOlderAgentsKeepTheirMeaning(f *testing.F) {
 	seed(f)
 	f.Fuzz(agreeWithOlderAgent)
+}
+
+// mistakes are lines of YAML that Parse refuses. Ignored are those with which
+// the older agents accept a file.
+var mistakes = []struct {
+	ignored bool
+	line    string
+}{
+	{true, `resyncIntervall: 30s`},
+	{true, `nonMasqueradeCIDR: [198.51.100.0/24]`},
+	{true, "foo: 1\nfoo: 2"},
+	{true, "nonMasqueradeCIDRs: [198.51.100.0/24]\nnonMasqueradeCIDRs: [192.0.2.0/24]"},
+	{true, "nonMasqueradeCIDRs: [192.0.2.0/24]\nNonMasqueradeCIDRs: [198.51.100.0/24]"},
+	{true, "nonMasqueradeCIDRs: [192.0.2.0/24, 198.51.100.0/24]\nNONMASQUERADECIDRS: [203.0.113.0/24]\nnonmasqueradecidrs: [null]"},
+	{true, "nonMasqueradeCIDRs: [10.0.0.1/8]\nnonMasqueradeCIDRs: []"},
+	{true, "nonMasqueradeCIDRs: nothing\nnonMasqueradeCIDRs: "},
+	{true, "masqLinkLocal: true\nMasqLinkLocal: false\nmasqlinklocal:"},
+	{true, "masqLinkLocalIPv6: 1\nmasqLinkLocalIPv6: true"},
+	{true, "<<: {masqLinkLocal: true, MASQLINKLOCAL: false}\nMasqLinkLocal: false"},
+	{true, "---\nmasqLinkLocal: true"},
+	{true, "bar: 1\n---\nfoo: ["},
+	{true, "bar: 1\n...\nfoo\nbaz: 1"},
+	{true, "nonMasqueradeCIDRs: [10.0.0.1/8, foo]\nnonmasqueradecidrs: [192.0.2.0/24]"},
+	{false, "nonMasqueradeCIDRs: [10.0.0.1/8, foo]\nnonmasqueradecidrs: [null]"},
+	{false, "nonMasqueradeCIDRs: [1]\nnonmasqueradecidrs: [192.0.2.0/24]"},
+	{true, "resyncInterval: 0s"},
+	{true, "resyncInterval: -5m"},
+	{true, `resyncInterval: "0"`},
+	{false, `resyncInterval: 0`},
+	{true, `enableIPv6: "true"`},
+	{true, `enableIPv6: [1]`},
+	{true, `linkLocal: 7`},
+	{true, "linkLocal: true\nmasqLinkLocal: true"},
+	{true, `forceMasqueradeCIDRs: 10.0.0.0/8`},
+	{true, `masqueradeSrcCIDRs: [10.0.0.1/8, foo]`},
+	{true, `nonMasqueradeSrcCIDRs: [null]`},
+	{true, `nonMasqueradeCIDRs: [null, 192.0.2.0/24, null]`},
+	{false, `nonMasqueradeCIDRs: [192.0.2.0/24, null, 10.0.0.0/8, null]`},
+	{false, `nonMasqueradeCIDRs: [10.0.0.1/8]`},
+	{false, `nonMasqueradeCIDRs: [10.0.0.1]`},
+	{false, `nonMasqueradeCIDRs: [10.0.0.0/33]`},
+	{false, `nonMasqueradeCIDRs: [""]`},
+	{false, `nonMasqueradeCIDRs: [1]`},
+	{false, `nonMasqueradeCIDRs: {10.0.0.0/8: }`},
+	{false, `nonMasqueradeCIDRs: 10.0.0.0/8`},
+	{false, "masqLinkLocal: x\nmasqlinklocal: true"},
+	{false, `masqLinkLocal: "true"`},
+	{false, `masqLinkLocalIPv6: 0`},
+	{false, `resyncInterval: 60`},
+	{false, `resyncInterval: ""`},
+	{false, `resyncInterval: soon`},
+	{false, `cidrLimit: "64"`},
+	{false, `cidrLimit: 1.5`},
+	{false, `cidrLimit: 0`},
+	{false, `cidrLimit: -1`},
+	{false, `[a]: b`},
+	{false, `<<: [a]`},
+	{false, `foo: [`},
+	{false, "\tfoo: 1"},
+	{false, "foo"},
+}
+
+func TestLenientIgnoresWhatTheOlderAgentsIgnore(t *testing.T) {
+	for _, m := range mistakes {
+		for _, file := range []string{m.line, "masqLinkLocalIPv6: true\n" + m.line + "\n"} {
+			compareMistakes(t, file, m.ignored)
+		}
+	}
+	for file, ignored := range map[string]bool{
+		`{"nonMasqueradeCIDRs": ["192.0.2.0/24"], "NonMasqueradeCIDRs": ["198.51.100.0/24"]}`: true,
+		`{"nonMasqueradeCIDRs": ["192.0.2.0/24"], "nonMasqueradeCIDRs": [null]}`:              true,
+		`{"masqLinkLocal": true, "MASQLINKLOCAL": false, "masqLinkLocal": null}`:              true,
+		`{"resyncInterval": "0s", "resyncIntervall": "1s"}`:                                   true,
+		`{"enableIPv6": "true"}`:                                  true,
+		`{"masqLinkLocal": 1, "masqLinkLocal": true}`:             false,
+		`{"nonMasqueradeCIDRs": ["a"], "foo": 1,"foo":2}`:         false,
+		`{"nonMasqueradeCIDRs": ["a"], "nonMasqueradeCIDRs": []}`: true,
+		`{"nonMasqueradeCIDRs": [1], "nonMasqueradeCIDRs": []}`:   false,
+		`{"masqLinkLocal": true} {}`:                              false,
+		`{"masqLinkLocal": true,}`:                                false,
+	} {
+		compareMistakes(t, file, ignored)
+	}
+}
+
+// Any number of mistakes together, in any order: ignored if each is.
+func TestLenientIgnoresMistakesTogether(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		var lines []string
+		for _, i := range random.Perm(len(mistakes))[:2+random.IntN(3)] {
+			if !strings.Contains(mistakes[i].line, "\n") || random.IntN(3) == 0 {
+				lines = append(lines, mistakes[i].line)
+			}
+		}
+		file := strings.Join(lines, "\n")
+		_, err := readAsOlderAgent([]byte(file))
+		compareMistakes(t, file, err == nil)
+	}
+}
+
+func compareMistakes(t *testing.T, file string, ignored bool) {
+	t.Helper()
+	agreeWithOlderAgent(t, []byte(file))
+	_, olderErr := readAsOlderAgent([]byte(file))
+	_, _, err := Lenient(Defaults{EnableIPv6: true}, Source{Name: "f", Data: []byte(file)})
+	if (olderErr == nil) != ignored || (err == nil) != ignored {
+		t.Errorf("%q: want ignored %t\nthe older agent: %v\nLenient: %v", file, ignored, olderErr, err)
+	}
 }

@@ -11,20 +11,42 @@ import (
 // the defaults. One bad source rejects all: the Config is then zero, and the
 // error is [Problems]. The warnings stand beside either.
 func Parse(d Defaults, sources ...Source) (c Config, warnings []Problem, err error) {
-	files := make([]*file, len(sources))
-	for i, s := range sources {
-		files[i] = readFile(s)
-	}
-	c = join(d, files)
-	var errs Problems
-	for _, f := range files {
-		errs = append(errs, inOrder(f.errors)...)
-		warnings = append(warnings, inOrder(f.warnings)...)
-	}
+	c, errs, warnings := parse(d, sources)
 	if len(errs) > 0 {
 		return Config{}, warnings, errs
 	}
 	return c, warnings, nil
+}
+
+// Lenient returns the Config that ip-masq-agent v2 would make of sources that
+// Parse refuses, and the mistakes that it ignores: misspelled, duplicate and
+// conflicting keys, whatever follows the first document, intervals of zero or
+// less, and invalid values of keys that only this agent has. The last duplicate
+// of a key counts, an invalid value of a key of our own does not. If anything else
+// is wrong, the older agent refuses the sources, too: the Config is then zero,
+// and the error is [Problems]. What only this agent accepts (IPv6 CIDRs while
+// IPv6 is off, more than 64 CIDRs) is accepted here as well.
+func Lenient(d Defaults, sources ...Source) (c Config, passedOver []Problem, err error) {
+	c, errs, _ := parse(d, sources)
+	for _, p := range errs {
+		if !p.PassedOver {
+			return Config{}, nil, errs
+		}
+	}
+	return c, errs, nil
+}
+
+func parse(d Defaults, sources []Source) (c Config, errs Problems, warnings []Problem) {
+	files := make([]*file, len(sources))
+	for i, s := range sources {
+		files[i] = readFile(d, s)
+	}
+	c = join(d, files)
+	for _, f := range files {
+		errs = append(errs, inOrder(f.errors)...)
+		warnings = append(warnings, inOrder(f.warnings)...)
+	}
+	return c, errs, warnings
 }
 
 // inOrder sorts by place. What a mapping merged twice has told twice stays once.

@@ -26,6 +26,9 @@ type Problem struct {
 	Pos  Position
 	Msg  string
 	Text string // the source line; empty where it is too long to be shown
+
+	// PassedOver marks an error that the older agents ignore: see Lenient.
+	PassedOver bool
 }
 
 // Error returns FILE:LINE:COL: message.

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -11,137 +12,187 @@ import (
 )
 
 // list reads a list of CIDRs. null is an empty one.
-func (r *reader) list(key string) given[[]CIDR] {
-	s, ok := r.settings[key]
-	if !ok {
-		return given[[]CIDR]{}
+func (r *reader) list(key string) (list given[[]CIDR]) {
+	var before []CIDR // what encoding/json decodes over
+	if key == keyNonMasqueradeCIDRs {
+		before = r.defaults.NonMasqueradeCIDRs
 	}
-	list := given[[]CIDR]{at: s.key}
-	if isNull(s.value) {
+	for i, s := range r.settings[key] {
+		list = given[[]CIDR]{at: s.key}
+		switch {
+		case isNull(s.value):
+		case s.value.Kind == yaml.SequenceNode:
+			last := i == len(r.settings[key])-1
+			list.value = r.cidrs(s.value, before, last)
+		default:
+			r.noList(key, s.value)
+			list.at = nil
+		}
+		before = longer(list.value, before)
+	}
+	return list
+}
+
+// longer returns a list, and after it what it leaves of the memory of the one
+// before. encoding/json starts afresh with an empty list.
+func longer(list, before []CIDR) []CIDR {
+	if len(list) == 0 || len(list) >= len(before) {
 		return list
 	}
-	if s.value.Kind != yaml.SequenceNode {
-		hint := ` such as ["10.0.0.0/8"]`
-		if _, ok := strictCIDR(s.value.Value); ok {
-			hint = fmt.Sprintf(": write [%q]", s.value.Value)
-		} else if strings.HasPrefix(s.value.Value, "-") {
-			hint = `: put a space behind each "-"`
+	return slices.Concat(list, before[len(list):])
+}
+
+func (r *reader) noList(key string, n *yaml.Node) {
+	hint := ` such as ["10.0.0.0/8"]`
+	if _, ok := strictCIDR(n.Value); ok {
+		hint = fmt.Sprintf(": write [%q]", n.Value)
+	} else if strings.HasPrefix(n.Value, "-") {
+		hint = `: put a space behind each "-"`
+	}
+	r.fail(n, "%s is %s, want a list%s", key, describe(n), hint)
+}
+
+// cidrs reads the entries of a list. The older agents check only the last list of
+// a key; an empty entry leaves what was there before.
+func (r *reader) cidrs(n *yaml.Node, before []CIDR, last bool) []CIDR {
+	size := len(n.Content)
+	for _, item := range n.Content {
+		size += len(r.folded[item])
+	}
+	list := make([]CIDR, 0, size)
+	for _, item := range n.Content {
+		var left CIDR
+		if i := len(list); i < len(before) {
+			left = before[i]
 		}
-		r.fail(s.value, "%s is %s, want a list%s", key, describe(s.value), hint)
-		return given[[]CIDR]{}
-	}
-	n := len(s.value.Content)
-	for _, item := range s.value.Content {
-		n += len(r.folded[item])
-	}
-	list.value = make([]CIDR, 0, n)
-	for _, item := range s.value.Content {
-		list.value = append(append(list.value, r.cidr(item)), r.folded[item]...)
+		list = append(append(list, r.cidr(item, left, last)), r.folded[item]...)
 	}
 	return list
 }
 
 // cidr reads an entry of a list. An invalid one is reported, and counts.
-func (r *reader) cidr(item *yaml.Node) CIDR {
+func (r *reader) cidr(item *yaml.Node, left CIDR, last bool) CIDR {
 	n := target(item)
 	var p netip.Prefix
 	var msg string
+	ignored := !last
 	switch {
 	case isNull(n):
-		msg = "an empty entry: write a CIDR, or remove it"
+		r.fail(item, "an empty entry: write a CIDR, or remove it")
+		if ignored || left.IsValid() {
+			r.passOverFrom(len(r.errors) - 1)
+		}
+		return left
 	case n.Kind == yaml.ScalarNode && (!r.text.json || n.Tag == "!!str"):
 		p, msg = parseCIDR(stringOf(n))
+		ignored = ignored && !isNumber(n) && n.Tag != "!!bool"
 	case n.Kind == yaml.MappingNode && len(n.Content) == 2 && !r.text.json:
 		_, msg = parseCIDR(n.Content[0].Value + ":") // the entry fd00:: is one
+		ignored = false
 	default:
 		msg = fmt.Sprintf("an entry is %s, want a CIDR", describe(n))
+		ignored = false
 	}
-	if msg != "" {
-		r.fail(item, "%s", msg)
-		return CIDR{}
+	if msg == "" {
+		return CIDR{Prefix: p, Pos: r.position(item)}
 	}
-	return CIDR{Prefix: p, Pos: r.position(item)}
+	r.fail(item, "%s", msg)
+	if ignored {
+		r.passOverFrom(len(r.errors) - 1)
+	}
+	return CIDR{}
 }
 
-// value returns the value of a known key, or nil where the file leaves it out
-// or says null.
-func (r *reader) value(key string) *yaml.Node {
-	s, ok := r.settings[key]
-	if !ok || isNull(s.value) {
-		return nil
+// given returns the values of a known key that say something, in the order in
+// which they count: all have to be valid, the last one holds.
+func (r *reader) given(key string) []*yaml.Node {
+	var values []*yaml.Node
+	for _, s := range r.settings[key] {
+		if !isNull(s.value) {
+			values = append(values, s.value)
+		}
 	}
-	return s.value
+	return values
 }
 
 // bool reads what yaml.v3 decodes into a bool: also yes and on, which are
 // booleans of YAML 1.1.
 func (r *reader) bool(key string) (v given[bool]) {
-	n := r.value(key)
-	if n == nil {
-		return v
+	for _, n := range r.given(key) {
+		word := *n
+		if n.Tag == "!!bool" && !r.text.json {
+			word.Tag = "!!str" // so that !!bool yes is one, as with yaml.v2
+		}
+		var b bool
+		valid := !r.text.json || n.Tag == "!!bool"
+		if n.Kind != yaml.ScalarNode || !valid || n.Decode(&b) != nil && word.Decode(&b) != nil {
+			r.fail(n, "%s is %s, want true or false", key, describe(n))
+			continue
+		}
+		v = given[bool]{b, n}
 	}
-	word := *n
-	if n.Tag == "!!bool" && !r.text.json {
-		word.Tag = "!!str" // so that !!bool yes is one, as with yaml.v2
-	}
-	valid := !r.text.json || n.Tag == "!!bool"
-	if n.Kind != yaml.ScalarNode || !valid || n.Decode(&v.value) != nil && word.Decode(&v.value) != nil {
-		r.fail(n, "%s is %s, want true or false", key, describe(n))
-		return given[bool]{}
-	}
-	v.at = n
 	return v
 }
 
 // int reads a whole number; in YAML also one that is written 64.0 or 0x40.
 func (r *reader) int(key string) (v given[int]) {
-	n := r.value(key)
-	if n == nil {
-		return v
-	}
-	var number any
-	if n.Kind == yaml.ScalarNode && n.Decode(&number) == nil && (!r.text.json || n.Tag == "!!int") {
-		switch x := number.(type) {
-		case int:
-			return given[int]{x, n}
-		case float64:
-			if float64(int(x)) == x {
-				return given[int]{int(x), n}
-			}
+	for _, n := range r.given(key) {
+		i, ok := r.whole(n)
+		if !ok {
+			r.fail(n, "%s is %s, want a whole number", key, describe(n))
+			continue
 		}
+		v = given[int]{i, n}
 	}
-	r.fail(n, "%s is %s, want a whole number", key, describe(n))
 	return v
 }
 
-// duration reads a Go duration above zero.
-func (r *reader) duration(key string) (v given[time.Duration]) {
-	n := r.value(key)
-	if n == nil {
-		return v
+func (r *reader) whole(n *yaml.Node) (int, bool) {
+	var number any
+	if n.Kind != yaml.ScalarNode || n.Decode(&number) != nil || r.text.json && n.Tag != "!!int" {
+		return 0, false
 	}
-	s := stringOf(n)
-	d, err := time.ParseDuration(s)
-	_, noNumber := strconv.ParseFloat(s, 64)
-	switch {
-	case n.Kind == yaml.ScalarNode && (n.Tag == "!!int" || n.Tag == "!!float" || noNumber == nil):
-		want := s + "s"
-		if d, err := time.ParseDuration(want); err != nil || d <= 0 {
-			want = "60s"
+	switch x := number.(type) {
+	case int:
+		return x, true
+	case float64:
+		return int(x), float64(int(x)) == x
+	}
+	return 0, false
+}
+
+// duration reads a Go duration. The older agents take one of zero or less, and
+// then never pause.
+func (r *reader) duration(key string) (v given[time.Duration]) {
+	for _, n := range r.given(key) {
+		s := stringOf(n)
+		d, err := time.ParseDuration(s)
+		number := isNumber(n)
+		_, noNumber := strconv.ParseFloat(s, 64)
+		switch {
+		case n.Kind == yaml.ScalarNode && !number && err == nil && d <= 0: // also "0"
+			r.passOver(n, "%s is %s, want more than zero, such as %q", key, describe(n), "60s")
+		case n.Kind == yaml.ScalarNode && (number || noNumber == nil):
+			want := s + "s"
+			if d, err := time.ParseDuration(want); err != nil || d <= 0 {
+				want = "60s"
+			}
+			r.fail(n, "%s is %s, without a unit: write %q", key, describe(n), want)
+			continue
+		case n.Kind != yaml.ScalarNode || err != nil:
+			r.fail(n, "%s is %s, want a duration such as %q; the units are ms, s, m, h", key, describe(n), "60s")
+			continue
+		case d < shortestInterval:
+			r.warn(n, "%s is %s, below the minimum: %s is used", key, describe(n), "1s")
+		case d > longestInterval:
+			r.warn(n, "%s is %s, above the maximum: %s is used", key, describe(n), "24h")
 		}
-		r.fail(n, "%s is %s, without a unit: write %q", key, describe(n), want)
-	case n.Kind != yaml.ScalarNode || err != nil:
-		r.fail(n, "%s is %s, want a duration such as %q; the units are ms, s, m, h", key, describe(n), "60s")
-	case d <= 0:
-		r.fail(n, "%s is %s, want more than zero, such as %q", key, describe(n), "60s")
-	default:
-		if d < ShortestInterval {
-			r.warn(n, "%s is %s, and no agent looks more often than every %s", key, describe(n), ShortestInterval)
-		}
-		return given[time.Duration]{d, n}
+		v = given[time.Duration]{min(max(d, shortestInterval), longestInterval), n}
 	}
 	return v
 }
+
+func isNumber(n *yaml.Node) bool { return n.Tag == "!!int" || n.Tag == "!!float" }
 
 func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag == "!!null" }
 
@@ -162,7 +213,7 @@ func describe(n *yaml.Node) string {
 		return "a list"
 	case n.Kind == yaml.MappingNode:
 		return "a mapping"
-	case n.Tag == "!!int", n.Tag == "!!float":
+	case isNumber(n):
 		return "the number " + clip(n.Value)
 	case n.Tag == "!!bool":
 		return clip(n.Value)

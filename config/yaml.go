@@ -34,18 +34,38 @@ func (t *text) readYAML() (*yaml.Node, folds, []Problem) {
 	var problems []Problem
 	if err != nil {
 		p := t.syntaxError(err)
+		if len(docs) == 0 {
+			docs = t.firstDocument()
+		}
 		if len(docs) > 0 {
-			p.Msg = errSecondDocument
+			p.Msg, p.PassedOver = errSecondDocument, true
 		}
 		problems = append(problems, p)
 	}
 	if len(docs) > 1 {
-		problems = append(problems, t.problem(docs[1].Line, docs[1].Column, errSecondDocument))
+		p := t.problem(docs[1].Line, docs[1].Column, errSecondDocument)
+		p.PassedOver = true
+		problems = append(problems, p)
 	}
 	if len(docs) == 0 || isNull(docs[0]) {
 		return nil, nil, problems
 	}
 	return docs[0], lists, problems
+}
+
+// firstDocument returns the value of what a line "..." ends, if that is valid
+// YAML. yaml.v3 looks for comments after it.
+func (t *text) firstDocument() []*yaml.Node {
+	for i, l := range t.lines() {
+		if l == "..." || strings.HasPrefix(l, "... ") {
+			docs, err := parseYAML(strings.NewReader(strings.Join(t.lines()[:i+1], "\n")))
+			if err != nil {
+				return nil
+			}
+			return docs
+		}
+	}
+	return nil
 }
 
 // parseYAML returns the value of the first document, and of the next one that

@@ -233,7 +233,7 @@ func (a *Agent) compile(f Files) (nft.Ruleset, []config.Problem, error) {
 	if err := want.CheckChains(); err != nil {
 		return nft.Ruleset{}, warnings, err
 	}
-	a.resync = max(c.ResyncInterval, config.ShortestInterval)
+	a.resync = c.ResyncInterval
 	return want, warnings, nil
 }
 
