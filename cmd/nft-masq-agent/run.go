@@ -74,9 +74,6 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 		}
 	}
 	for _, other := range running.Agents(e.proc, program) {
-		if !other.Seen {
-			continue // with the processes of other nodes in sight, it is most likely one of theirs
-		}
 		log.Warn("another agent runs in this network namespace: both will write the same rules", zap.Int("pid", other.PID))
 	}
 	for _, line := range legacyIPTables(e.proc) {

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/cmd/nft-masq-agent/options"
 )
 
@@ -19,12 +21,12 @@ type Agent struct {
 	Args    []string        // behind the name of the program and the command
 	Options options.Options // what they say
 	Err     error           // why they say nothing to this version
-	Seen    bool            // that it is in this namespace was seen, not only not denied
 }
 
 // Agents finds the agents that a procfs shows, by pid: processes of the given
-// program that run in this network namespace, this process left out. A process
-// that cannot be looked at is none.
+// program that run in this network namespace, as root or as the caller, this
+// process left out. Anybody can name a process as they like, so one whose
+// namespace or user cannot be read does not count.
 func Agents(proc, program string) []Agent {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
@@ -37,11 +39,11 @@ func Agents(proc, program string) []Agent {
 		if err != nil || e.Name() == self {
 			continue
 		}
-		if args, ok := agentArgs(proc, e.Name(), program); ok && !differs(proc, e.Name(), "ns/net") {
-			a := newAgent(proc, pid, args)
-			_, err := os.Readlink(filepath.Join(proc, e.Name(), "ns/net"))
-			a.Seen = err == nil
-			agents = append(agents, a)
+		if !trusted(filepath.Join(proc, e.Name())) || !sameNamespace(proc, e.Name(), "ns/net") {
+			continue
+		}
+		if args, ok := agentArgs(proc, e.Name(), program); ok {
+			agents = append(agents, newAgent(proc, pid, args))
 		}
 	}
 	slices.SortFunc(agents, func(a, b Agent) int { return a.PID - b.PID })
@@ -74,15 +76,22 @@ func sameProgram(proc, pid string) bool {
 	return err == nil && os.SameFile(own, other)
 }
 
-// differs says that a process has another namespace than this one. Where that
-// cannot be read, it is taken for the same.
-func differs(proc, pid, namespace string) bool {
+// trusted reports whether a process runs as root or as the caller. The directory of
+// a process belongs to its effective user.
+func trusted(dir string) bool {
+	var st unix.Stat_t
+	err := unix.Stat(dir, &st)
+	return err == nil && (st.Uid == 0 || int(st.Uid) == os.Geteuid())
+}
+
+// sameNamespace reports whether a process is seen to be in a namespace of this one.
+func sameNamespace(proc, pid, namespace string) bool {
 	own, err := os.Readlink(filepath.Join(proc, "self", namespace))
 	if err != nil {
 		return false
 	}
 	other, err := os.Readlink(filepath.Join(proc, pid, namespace))
-	return err == nil && own != other
+	return err == nil && own == other
 }
 
 func newAgent(proc string, pid int, args []string) Agent {
@@ -92,7 +101,7 @@ func newAgent(proc string, pid int, args []string) Agent {
 	if cwd, err := os.Readlink(filepath.Join(dir, "cwd")); err == nil && !filepath.IsAbs(o.ConfigPath) {
 		o.ConfigPath = filepath.Join(cwd, o.ConfigPath)
 	}
-	if filepath.IsAbs(o.ConfigPath) && differs(proc, strconv.Itoa(pid), "ns/mnt") {
+	if filepath.IsAbs(o.ConfigPath) && !sameNamespace(proc, strconv.Itoa(pid), "ns/mnt") {
 		o.Root = filepath.Join(dir, "root")
 	}
 	a.Options = *o

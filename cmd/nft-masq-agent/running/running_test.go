@@ -23,6 +23,7 @@ type process struct {
 	net     string // inode of the network namespace, "" for one that cannot be read
 	mnt     string
 	cwd     string
+	uid     int
 }
 
 // layOutProc lays out a procfs in which process 100 is this one.
@@ -69,27 +70,33 @@ func layOutProc(t *testing.T, processes ...process) string {
 		if p.cwd != "" {
 			link(p.cwd, filepath.Join(dir, "cwd"))
 		}
+		if p.uid != 0 {
+			if err := os.Chown(dir, p.uid, p.uid); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 	return proc
 }
 
 func TestRunningAgentsAreFound(t *testing.T) {
-	self := process{"100", "/bin/nft-masq-agent status", "agent", "1", "1", "/"}
+	self := process{"100", "/bin/nft-masq-agent status", "agent", "1", "1", "/", 0}
 	tests := map[string]struct {
 		process process
 		found   bool
 	}{
-		"run":                         {process{"7", "/bin/nft-masq-agent run --v=2", "agent", "1", "1", "/"}, true},
-		"without a command":           {process{"7", "nft-masq-agent", "agent", "1", "1", "/"}, true},
-		"flags first":                 {process{"7", "nft-masq-agent --v=2", "agent", "1", "1", "/"}, true},
-		"the same program renamed":    {process{"7", "/masq run", "agent", "1", "1", "/"}, true},
-		"another build of the name":   {process{"7", "/old/nft-masq-agent", "older", "1", "1", "/"}, true},
-		"nothing but its line":        {process{"7", "/nft-masq-agent", "", "", "", ""}, true},
-		"another command":             {process{"7", "nft-masq-agent check", "agent", "1", "1", "/"}, false},
-		"another network namespace":   {process{"7", "nft-masq-agent run", "agent", "2", "1", "/"}, false},
-		"another program":             {process{"7", "ip-masq-agent run", "other", "1", "1", "/"}, false},
-		"somebody who names it":       {process{"7", "sh -c nft-masq-agent", "sh", "1", "1", "/"}, false},
-		"a kernel thread or a zombie": {process{"7", "", "", "1", "1", "/"}, false},
+		"run":                         {process{"7", "/bin/nft-masq-agent run --v=2", "agent", "1", "1", "/", 0}, true},
+		"without a command":           {process{"7", "nft-masq-agent", "agent", "1", "1", "/", 0}, true},
+		"flags first":                 {process{"7", "nft-masq-agent --v=2", "agent", "1", "1", "/", 0}, true},
+		"the same program renamed":    {process{"7", "/masq run", "agent", "1", "1", "/", 0}, true},
+		"another build of the name":   {process{"7", "/old/nft-masq-agent", "older", "1", "1", "/", 0}, true},
+		"no namespace to be seen":     {process{"7", "/nft-masq-agent", "", "", "", "", 0}, false},
+		"a process of somebody else":  {process{"7", "/nft-masq-agent run", "agent", "1", "1", "/", 65534}, false},
+		"another command":             {process{"7", "nft-masq-agent check", "agent", "1", "1", "/", 0}, false},
+		"another network namespace":   {process{"7", "nft-masq-agent run", "agent", "2", "1", "/", 0}, false},
+		"another program":             {process{"7", "ip-masq-agent run", "other", "1", "1", "/", 0}, false},
+		"somebody who names it":       {process{"7", "sh -c nft-masq-agent", "sh", "1", "1", "/", 0}, false},
+		"a kernel thread or a zombie": {process{"7", "", "", "1", "1", "/", 0}, false},
 	}
 	for name, tt := range tests {
 		agents := running.Agents(layOutProc(t, self, tt.process), program)
@@ -97,7 +104,7 @@ func TestRunningAgentsAreFound(t *testing.T) {
 			t.Errorf("%s: %+v", name, agents)
 		}
 	}
-	if agents := running.Agents(layOutProc(t, process{"100", "nft-masq-agent run", "agent", "1", "1", "/"}), program); len(agents) != 0 {
+	if agents := running.Agents(layOutProc(t, process{"100", "nft-masq-agent run", "agent", "1", "1", "/", 0}), program); len(agents) != 0 {
 		t.Errorf("this process is found itself: %+v", agents)
 	}
 	if agents := running.Agents(filepath.Join(t.TempDir(), "nothing"), program); len(agents) != 0 {
@@ -106,11 +113,11 @@ func TestRunningAgentsAreFound(t *testing.T) {
 }
 
 func TestARunningAgentSaysItsFlags(t *testing.T) {
-	self := process{"100", "nft-masq-agent status", "agent", "1", "1", "/"}
+	self := process{"100", "nft-masq-agent status", "agent", "1", "1", "/", 0}
 	proc := layOutProc(t, self,
-		process{"30", "nft-masq-agent", "agent", "1", "1", "/"},
-		process{"9", "nft-masq-agent --masq-chain=IP-MASQ --mode iptables-nft --takeover true --config conf/a --http-address :9717", "agent", "1", "2", "/etc"},
-		process{"40", "nft-masq-agent --from-the-future", "agent", "1", "1", "/"},
+		process{"30", "nft-masq-agent", "agent", "1", "1", "/", 0},
+		process{"9", "nft-masq-agent --masq-chain=IP-MASQ --mode iptables-nft --takeover true --config conf/a --http-address :9717", "agent", "1", "2", "/etc", 0},
+		process{"40", "nft-masq-agent --from-the-future", "agent", "1", "1", "/", 0},
 	)
 	agents := running.Agents(proc, program)
 	var pids []int
