@@ -2,6 +2,7 @@ package nft
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 )
@@ -21,8 +22,9 @@ func (r PortRange) String() string {
 	return fmt.Sprintf("%d-%d", r.Min, r.Max)
 }
 
-// ParsePorts reads a list of port ranges such as "1024-29999,32768-65535". The
-// ranges may not overlap, and port 0 is none.
+// ParsePorts reads a list of port ranges such as "1024-29999,32768-65535". Ranges
+// may overlap, as in the older agents. Port 0 is not a port: a range that begins
+// with it begins with 1.
 func ParsePorts(s string) ([]PortRange, error) {
 	if s == "" {
 		return nil, nil
@@ -32,11 +34,6 @@ func ParsePorts(s string) ([]PortRange, error) {
 		r, err := parsePortRange(part)
 		if err != nil {
 			return nil, err
-		}
-		for _, o := range ranges {
-			if r.Min <= o.Max && o.Min <= r.Max {
-				return nil, fmt.Errorf("port ranges %s and %s overlap", o, r)
-			}
 		}
 		ranges = append(ranges, r)
 	}
@@ -56,15 +53,18 @@ func parsePortRange(s string) (PortRange, error) {
 	if err != nil {
 		return PortRange{}, fmt.Errorf("port range %q: %w", s, err)
 	}
-	if first > last {
+	switch {
+	case first > last:
 		return PortRange{}, fmt.Errorf("port range %q: %d is greater than %d", s, first, last)
+	case last == 0:
+		return PortRange{}, fmt.Errorf("port range %q: 0 is not a port", s)
 	}
-	return PortRange{first, last}, nil
+	return PortRange{max(first, 1), last}, nil
 }
 
 func parsePort(s string) (uint16, error) {
-	n, err := strconv.ParseUint(s, 10, 16)
-	if err != nil || n == 0 || s[0] == '+' {
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 0 || n > math.MaxUint16 {
 		return 0, fmt.Errorf("%q is not a port from 1 to 65535", s)
 	}
 	return uint16(n), nil

@@ -28,8 +28,8 @@ type command struct {
 	details  string
 	examples []string
 
-	// tolerant says to ignore the value that stands behind a switch without an
-	// equals sign, as the older agents do: what starts them starts us.
+	// tolerant says to ignore everything from the first word on that is not a flag,
+	// as the older agents do: what starts them starts us.
 	tolerant bool
 
 	// flags declares the flags and gives what runs once they are parsed.
@@ -92,7 +92,11 @@ func find(all []command, name string) (command, error) {
 func (c command) run(ctx context.Context, args []string, e environment) (int, error) {
 	fs, do := c.flagSet()
 	version := fs.Bool("version", false, "print the version and end")
-	operands, err := options.Parse(fs, args)
+	parse := options.Parse
+	if c.tolerant {
+		parse = func(fs *flag.FlagSet, args []string) ([]string, error) { return nil, c.ignoreRest(fs, args, e) }
+	}
+	operands, err := parse(fs, args)
 	if err != nil {
 		err = flagError(fs, err)
 	}
@@ -109,14 +113,33 @@ func (c command) run(ctx context.Context, args []string, e environment) (int, er
 		return exitUsage, usagef("%s is missing", wanted[len(operands)])
 	}
 	if len(operands) > len(wanted) {
-		stray := strayError(fs, operands[len(wanted)])
-		if !c.tolerant || slices.ContainsFunc(operands[len(wanted):], isNoBool) {
-			return exitUsage, stray
-		}
-		_, _ = fmt.Fprintf(e.stderr, "%s: %v; it is ignored\n", program, stray)
-		operands = operands[:len(wanted)]
+		return exitUsage, strayError(fs, operands[len(wanted)])
+	}
+	for _, w := range options.Warnings(fs) {
+		_, _ = fmt.Fprintf(e.stderr, "warning: %s\n", w)
 	}
 	return do(ctx, operands, e)
+}
+
+// ignoreRest parses flags up to the first word that is none. The older agents ignore
+// what follows. It is an error where it cannot be meant for them: a command, or a flag
+// that only this agent has.
+func (c command) ignoreRest(fs *flag.FlagSet, args []string, e environment) error {
+	if err := fs.Parse(args); err != nil || fs.NArg() == 0 {
+		return err
+	}
+	rest := fs.Args()
+	if _, err := find(commands(), rest[0]); err == nil {
+		return fmt.Errorf("unexpected argument %q: a command comes before its flags", rest[0])
+	}
+	for _, arg := range rest {
+		name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		if strings.HasPrefix(arg, "-") && fs.Lookup(name) != nil && !options.OfOlderAgents(name) {
+			return strayError(fs, rest[0])
+		}
+	}
+	_, _ = fmt.Fprintf(e.stderr, "warning: %q is not a flag: it is ignored with all that follows, as by the older agents: %q\n", rest[0], rest)
+	return nil
 }
 
 func (c command) flagSet() (*flag.FlagSet, action) {
@@ -144,7 +167,7 @@ func isNoBool(arg string) bool {
 
 func strayError(fs *flag.FlagSet, arg string) error {
 	if !isNoBool(arg) {
-		return usagef("unexpected argument %q: a switch takes its value behind an equals sign, such as --enable-ipv6=%[1]s", arg)
+		return usagef("unexpected argument %q: boolean flags take =value, such as --enable-ipv6=%[1]s", arg)
 	}
 	if fs.Lookup(arg) != nil {
 		return usagef("unexpected argument %q, did you mean --%[1]s?", arg)

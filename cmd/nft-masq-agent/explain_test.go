@@ -75,7 +75,7 @@ func TestExplainSaysWhatPeopleDoNotExpect(t *testing.T) {
 func TestExplainTakesTheFlagsAndTheFileOfARunningAgent(t *testing.T) {
 	// Process 100 is this one; the other one sees other files.
 	proc := t.TempDir()
-	for link, to := range map[string]string{"self": "100", "100/ns/mnt": "mnt:[1]", "9/ns/mnt": "mnt:[2]"} {
+	for link, to := range map[string]string{"self": "100", "100/ns/mnt": "mnt:[1]", "9/ns/mnt": "mnt:[2]", "100/ns/net": "net:[1]", "9/ns/net": "net:[1]"} {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(proc, link)), 0o755); err != nil {
 			t.Fatal(err)
 		}

@@ -1,11 +1,11 @@
 package options
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"slices"
 	"strconv"
@@ -33,14 +33,13 @@ func Parse(fs *flag.FlagSet, args []string) (operands []string, err error) {
 	}
 }
 
-// ParseRun parses the arguments of run. What it gives beside an error is as far as
-// it came.
+// ParseRun parses the flags of run, up to the first word that is none: there the
+// older agents stop, too. What it returns with an error is as far as it came.
 func ParseRun(args []string) (*Options, error) {
 	fs := flag.NewFlagSet("run", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	o := AddRunFlags(fs)
-	_, err := Parse(fs, args)
-	return o, err
+	return o, fs.Parse(args)
 }
 
 // Formats of the log.
@@ -104,6 +103,11 @@ func PolicyFlags() []string {
 	}
 }
 
+// OfOlderAgents reports whether one of the older agents has a flag, too.
+func OfOlderAgents(name string) bool {
+	return name != "config" && name != "mode" && slices.Contains(PolicyFlags(), name) || IsKlogFlag(name)
+}
+
 // AddPolicyFlags declares the flags of every command that deals with a policy.
 func AddPolicyFlags(fs *flag.FlagSet) *Options {
 	o := &Options{Klog: addKlogFlags(fs)}
@@ -118,7 +122,7 @@ func AddPolicyFlags(fs *flag.FlagSet) *Options {
 	fs.Var(&o.RandomFully, "random-fully",
 		"choose source ports at random (default true in mode nftables, false in mode iptables-nft)")
 	AddFlag(fs, &o.Ports, "to-ports", "",
-		"masquerade tcp, udp and sctp to these port `RANGES` only, such as 1024-29999,32768-65535", nft.ParsePorts)
+		"masquerade tcp, udp and sctp to these port `RANGES` only, such as 1024-29999,32768-65535", parsePorts)
 	AddFlag(fs, &o.ResyncInterval, "resync-interval", "60",
 		"`SECONDS` between two looks at file and kernel, where the file says nothing of resyncInterval", parseSeconds)
 	return o
@@ -135,9 +139,24 @@ func AddRunFlags(fs *flag.FlagSet) *Options {
 
 // A parsedFlag is a flag whose text a function turns into its value.
 type parsedFlag[T any] struct {
-	to    *T
-	text  string
-	parse func(string) (T, error)
+	to      *T
+	text    string
+	parse   func(string) (T, error)
+	warning string
+}
+
+// A warning is an error of a value that is taken all the same.
+type warning struct{ error }
+
+// Warnings returns what is wrong with values that were taken all the same, because
+// the older agents take them.
+func Warnings(fs *flag.FlagSet) (warnings []string) {
+	fs.Visit(func(f *flag.Flag) {
+		if w, ok := f.Value.(interface{ warn() string }); ok && w.warn() != "" {
+			warnings = append(warnings, fmt.Sprintf("--%s %q: %s", f.Name, f.Value, w.warn()))
+		}
+	})
+	return warnings
 }
 
 // AddFlag declares a flag whose text a function turns into its value; otherwise is
@@ -146,17 +165,23 @@ func AddFlag[T any](fs *flag.FlagSet, to *T, name, otherwise, usage string, pars
 	if otherwise != "" {
 		*to, _ = parse(otherwise)
 	}
-	fs.Var(&parsedFlag[T]{to, otherwise, parse}, name, usage)
+	fs.Var(&parsedFlag[T]{to: to, text: otherwise, parse: parse}, name, usage)
 }
+
+func (f *parsedFlag[T]) warn() string { return f.warning }
 
 func (f *parsedFlag[T]) String() string { return f.text }
 
 func (f *parsedFlag[T]) Set(s string) error {
 	v, err := f.parse(s)
-	if err != nil {
+	w := warning{}
+	if err != nil && !errors.As(err, &w) {
 		return err
 	}
-	*f.to, f.text = v, s
+	*f.to, f.text, f.warning = v, s, ""
+	if w.error != nil {
+		f.warning = w.Error()
+	}
 	return nil
 }
 
@@ -212,16 +237,48 @@ func parseConfigPath(s string) (string, error) {
 
 func parseChain(s string) (string, error) { return s, nft.CheckChain(s) }
 
+// The bounds of --resync-interval. Azure's agent takes any number.
+const (
+	leastResync = time.Second
+	mostResync  = 24 * time.Hour
+)
+
 func parseSeconds(s string) (time.Duration, error) {
-	const most = math.MaxInt64 / int64(time.Second)
-	n, err := strconv.ParseInt(s, 10, 64)
+	n, err := strconv.ParseInt(s, 0, 64)
 	if d, notNumber := time.ParseDuration(s); err != nil && notNumber == nil && d >= time.Second {
-		return 0, fmt.Errorf("is no whole number of seconds; write %d", int64(d/time.Second))
+		return 0, fmt.Errorf("is not a whole number of seconds; write %d", int64(d/time.Second))
 	}
-	if err != nil || n < 1 || n > most {
-		return 0, fmt.Errorf("is no number of seconds from 1 to %d", most)
+	switch {
+	case err != nil:
+		return 0, errors.New("is not a whole number of seconds")
+	case n < int64(leastResync/time.Second):
+		return leastResync, warning{errors.New("is less than 1 s; 1 s is used")}
+	case n > int64(mostResync/time.Second):
+		return mostResync, warning{errors.New("is more than 24 h; 24 h are used")}
 	}
 	return time.Duration(n) * time.Second, nil
+}
+
+// parsePorts warns about what the older agents take and what is not meant so.
+func parsePorts(s string) ([]nft.PortRange, error) {
+	ranges, err := nft.ParsePorts(s)
+	if err != nil {
+		return nil, err
+	}
+	words := make([]string, len(ranges))
+	for i, r := range ranges {
+		words[i] = r.String()
+	}
+	if taken := strings.Join(words, ","); taken != s {
+		return ranges, warning{fmt.Errorf("%s is used", taken)}
+	}
+	sorted := slices.SortedFunc(slices.Values(ranges), func(a, b nft.PortRange) int { return cmp.Compare(a.Min, b.Min) })
+	for i, r := range sorted[min(1, len(sorted)):] {
+		if o := sorted[i]; r.Min <= o.Max {
+			return ranges, warning{fmt.Errorf("%s and %s overlap; ports in both are chosen more often", o, r)}
+		}
+	}
+	return ranges, nil
 }
 
 func parseHTTPAddress(s string) (string, error) {

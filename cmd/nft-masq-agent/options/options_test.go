@@ -1,6 +1,7 @@
 package options_test
 
 import (
+	"flag"
 	"strings"
 	"testing"
 	"time"
@@ -52,6 +53,24 @@ func TestCommandLinesOfOlderAgentsSayWhatTheySaid(t *testing.T) {
 			nft.Options{Mode: nft.ModeIPTables, Chain: "IP-MASQ-AGENT", RandomFully: true},
 			config.Defaults{ResyncInterval: time.Minute},
 		},
+		{ // every flag that glog alone has
+			"--log_link=/var/log --logbuflevel -1 --stderrthreshold=WARNING --vmodule=a=-1, --log_backtrace_at=a.go:0,b.go:7 --v=99999999999",
+			nft.Options{Mode: nft.ModeNFTables, Chain: "IP-MASQ-AGENT", RandomFully: true},
+			config.Defaults{ResyncInterval: time.Minute},
+		},
+		{ // ports that overlap, and one that is none
+			"--to-ports=0-65535,1024-2047,1024-2047",
+			nft.Options{Mode: nft.ModeNFTables, Chain: "IP-MASQ-AGENT", RandomFully: true, Ports: []nft.PortRange{{Min: 1, Max: 65535}, {Min: 1024, Max: 2047}, {Min: 1024, Max: 2047}}},
+			config.Defaults{ResyncInterval: time.Minute},
+		},
+		{"--resync-interval=0", nft.Options{Mode: nft.ModeNFTables, Chain: "IP-MASQ-AGENT", RandomFully: true}, config.Defaults{ResyncInterval: time.Second}},
+		{"--resync-interval -5", nft.Options{Mode: nft.ModeNFTables, Chain: "IP-MASQ-AGENT", RandomFully: true}, config.Defaults{ResyncInterval: time.Second}},
+		{"--resync-interval 9999999", nft.Options{Mode: nft.ModeNFTables, Chain: "IP-MASQ-AGENT", RandomFully: true}, config.Defaults{ResyncInterval: 24 * time.Hour}},
+		{ // a word ends the flags
+			"--masq-chain IP-MASQ stray --enable-ipv6",
+			nft.Options{Mode: nft.ModeNFTables, Chain: "IP-MASQ", RandomFully: true},
+			config.Defaults{ResyncInterval: time.Minute},
+		},
 		{ // every flag of klog, with the values of its documentation
 			"--add_dir_header --alsologtostderr --alsologtostderrthreshold=ERROR --legacy_stderr_threshold_behavior=false " +
 				"--log_backtrace_at=agent.go:17 --log_dir=/var/log --log_file=/var/log/agent --log_file_max_size=1800 --logtostderr " +
@@ -77,6 +96,28 @@ func TestOnlyARealLogFileIsMissed(t *testing.T) {
 	} {
 		if got := parseRun(t, "--log_file="+file).Klog.IgnoredFile(); got != want {
 			t.Errorf("--log_file=%s: %q, want %q", file, got, want)
+		}
+	}
+}
+
+func TestValuesThatAreTakenOtherwiseAreWarnedOf(t *testing.T) {
+	for line, want := range map[string]string{
+		"--to-ports=1024-2047,5000":                "",
+		"--to-ports=0-65535":                       `--to-ports "0-65535": 1-65535 is used`,
+		"--to-ports=5000,1024-2047,2000-3000":      `--to-ports "5000,1024-2047,2000-3000": 1024-2047 and 2000-3000 overlap; ports in both are chosen more often`,
+		"--to-ports=80,80":                         `--to-ports "80,80": 80 and 80 overlap; ports in both are chosen more often`,
+		"--to-ports=":                              "",
+		"--resync-interval=0":                      `--resync-interval "0": is less than 1 s; 1 s is used`,
+		"--resync-interval=0 --resync-interval=30": "",
+		"--resync-interval=86401":                  `--resync-interval "86401": is more than 24 h; 24 h are used`,
+	} {
+		fs := flag.NewFlagSet("run", flag.ContinueOnError)
+		options.AddRunFlags(fs)
+		if err := fs.Parse(strings.Fields(line)); err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		if got := strings.Join(options.Warnings(fs), "\n"); got != want {
+			t.Errorf("%s: %q, want %q", line, got, want)
 		}
 	}
 }

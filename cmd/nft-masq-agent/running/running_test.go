@@ -116,7 +116,7 @@ func TestARunningAgentSaysItsFlags(t *testing.T) {
 	self := process{"100", "nft-masq-agent status", "agent", "1", "1", "/", 0}
 	proc := layOutProc(t, self,
 		process{"30", "nft-masq-agent", "agent", "1", "1", "/", 0},
-		process{"9", "nft-masq-agent --masq-chain=IP-MASQ --mode iptables-nft --takeover true --config conf/a --http-address :9717", "agent", "1", "2", "/etc", 0},
+		process{"9", "nft-masq-agent --masq-chain=IP-MASQ --mode iptables-nft --takeover --config conf/a --http-address :9717", "agent", "1", "2", "/etc", 0},
 		process{"40", "nft-masq-agent --from-the-future", "agent", "1", "1", "/", 0},
 	)
 	agents := running.Agents(proc, program)
