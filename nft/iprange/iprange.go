@@ -55,3 +55,22 @@ func Of(p netip.Prefix) Range {
 	to, _ := netip.AddrFromSlice(last)
 	return Range{p.Addr(), to}
 }
+
+// Prefixes returns the fewest prefixes that hold the range and nothing else.
+func (r Range) Prefixes() []netip.Prefix {
+	var out []netip.Prefix
+	for from := r.From; from.IsValid() && !r.To.Less(from); {
+		bits := from.BitLen()
+		for bits > 0 {
+			wider := netip.PrefixFrom(from, bits-1)
+			if wider.Masked().Addr() != from || r.To.Less(Of(wider).To) {
+				break
+			}
+			bits--
+		}
+		p := netip.PrefixFrom(from, bits)
+		out = append(out, p)
+		from = Of(p).To.Next()
+	}
+	return out
+}

@@ -1,6 +1,7 @@
 package iprange_test
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"strings"
@@ -83,6 +84,25 @@ func TestBoundsBecomeRangesWhateverTheirOrder(t *testing.T) {
 			if got := strings.Join(words, " "); got != tt.want {
 				t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
 			}
+		}
+	}
+}
+
+func TestRangesAreCutIntoTheFewestPrefixes(t *testing.T) {
+	for r, want := range map[string]string{
+		"0.0.0.0 255.255.255.255":                        "[0.0.0.0/0]",
+		"10.0.0.0 10.0.2.255":                            "[10.0.0.0/23 10.0.2.0/24]",
+		"10.0.0.1 10.0.0.1":                              "[10.0.0.1/32]",
+		"10.0.0.1 10.0.0.6":                              "[10.0.0.1/32 10.0.0.2/31 10.0.0.4/31 10.0.0.6/32]",
+		"255.255.255.254 255.255.255.255":                "[255.255.255.254/31]",
+		"10.0.0.2 10.0.0.1":                              "[]",
+		":: 7fff:ffff:ffff:ffff:ffff:ffff:ffff:ffff":     "[::/1]",
+		"8000:: ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff": "[8000::/1]",
+	} {
+		from, to, _ := strings.Cut(r, " ")
+		got := iprange.Range{From: netip.MustParseAddr(from), To: netip.MustParseAddr(to)}.Prefixes()
+		if text := fmt.Sprint(got); text != want {
+			t.Errorf("%s: %s, want %s", r, text, want)
 		}
 	}
 }
