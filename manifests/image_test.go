@@ -215,7 +215,7 @@ func TestImageDoesTheMainJob(t *testing.T) {
 	n.wantMasqueraded("10.9.0.9", true)
 
 	n.write("nonMasqueradeCIDRs: [198.51.100.1/24]\n")
-	n.said(fmt.Sprint("config rejected, keeping ", applied["config"]))
+	n.said(fmt.Sprintf("config rejected; last good config (%v) stays enforced", applied["config"]))
 	if code, text := n.get("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(text, "/etc/config/ip-masq-agent:1:22: ") {
 		t.Errorf("/readyz: %d %s", code, text)
 	}

@@ -96,12 +96,12 @@ func fileSteps() []fileStep {
 		{"swapped", func(n *node) { n.swap(exempting("10.2.0.0/16", "fd00::/8")) }, "config", exempting("10.2.0.0/16"), ""},
 		{"written in place", func(n *node) { n.write(exempting("10.3.0.0/16")) }, "applied", exempting("10.3.0.0/16"), ""},
 		{
-			"broken", func(n *node) { n.swap(typo) }, "config rejected, keeping HASH", exempting("10.3.0.0/16"),
+			"broken", func(n *node) { n.swap(typo) }, "config rejected; last good config (HASH) stays enforced", exempting("10.3.0.0/16"),
 			`PATH:3:5: "10.0.0.1/8" has host bits set: write "10.0.0.0/8"`,
 		},
 		{
 			"broken otherwise", func(n *node) { n.swap("resyncInterval: 60\nmasqLinklLocal: true\n") },
-			"config rejected, keeping HASH", exempting("10.3.0.0/16"), "PATH:1:17: ",
+			"config rejected; last good config (HASH) stays enforced", exempting("10.3.0.0/16"), "PATH:1:17: ",
 		},
 		{"repaired", func(n *node) { n.swap(exempting("10.4.0.0/16")) }, "applied", exempting("10.4.0.0/16"), ""},
 		{"deleted", func(n *node) { n.check(os.Remove(n.path)) }, "applied", "", ""},
@@ -133,7 +133,7 @@ func fileSteps() []fileStep {
 		{
 			"one of two files broken", func(n *node) {
 				n.check(os.WriteFile(filepath.Join(n.path, "b"), []byte("nonMasqueradeCIDRs: 10.0.0.0/8\n"), 0o644))
-			}, "config rejected, keeping HASH", exempting("10.8.0.0/16", "10.9.0.0/16"), "PATH/b:1:21: ",
+			}, "config rejected; last good config (HASH) stays enforced", exempting("10.8.0.0/16", "10.9.0.0/16"), "PATH/b:1:21: ",
 		},
 		{"the broken one of two files gone", func(n *node) { n.check(os.Remove(filepath.Join(n.path, "b"))) }, "applied", exempting("10.8.0.0/16"), ""},
 		{
@@ -185,7 +185,7 @@ func (d *daemon) rejected(line logLine, s fileStep, want nft.Ruleset) {
 		d.t.Errorf("%s: %v, want %q", s.name, line, problem)
 	}
 	code, body := d.get("/readyz")
-	if code != 503 || !strings.HasPrefix(body, "config rejected: "+problem) {
+	if code != 503 || !strings.HasPrefix(body, "config rejected: "+problem) || !strings.HasSuffix(body, "\nlast good config ("+want.Hash()+") stays enforced\n") {
 		d.t.Errorf("%s: readyz says %d %s", s.name, code, body)
 	}
 	nfttest.NFT(d.t, d.NS, "", "flush", "ruleset")

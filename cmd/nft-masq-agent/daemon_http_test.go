@@ -105,7 +105,7 @@ func TestTheProbesTellTheStateInWords(t *testing.T) {
 	n.swap(badText)
 	d.await("config rejected")
 	probe("/healthz", 200, "ok")
-	probe("/readyz", 503, "config rejected: "+n.path+badProblem)
+	probe("/readyz", 503, "config rejected: "+n.path+badProblem+"\nbuilt-in defaults ("+wants(t, "").Hash()+") are enforced")
 	if got := n.metric("nft_masq_agent_config_accepted"); got != "0" {
 		t.Errorf("config_accepted is %s", got)
 	}

@@ -37,7 +37,7 @@ func TestABadFileOnAnEmptyNodeGetsTheDefaults(t *testing.T) {
 		d := n.start(flag, "--http-address", httpAddress)
 		want := wants(t, "", flag)
 		d.began(want)
-		line := d.await("config rejected, keeping " + want.Hash())
+		line := d.await("config rejected; built-in defaults (" + want.Hash() + ") are enforced")
 		if !strings.HasPrefix(line.text("error"), n.path+badProblem) {
 			t.Errorf("rejected: %v", line)
 		}
@@ -73,7 +73,7 @@ func TestABadFileKeepsTheRulesOfThePreviousRun(t *testing.T) {
 				old := wants(t, text, "--mode="+string(left))
 				d.await("nft-masq-agent starts")
 				d.await("the rules are in place already")
-				d.await("config rejected, keeping " + old.Hash())
+				d.await("config rejected; config of a previous run (" + old.Hash() + ") stays enforced")
 				if diff := cmp.Diff(before, n.kernelText()); diff != "" {
 					t.Errorf("the kernel (-before +after):\n%s", diff)
 				}
@@ -154,7 +154,7 @@ func TestWhatIsNoFileDoesNotStopTheStart(t *testing.T) {
 			// As in the pod: without CAP_DAC_OVERRIDE, which reads everything.
 			d := n.startIn([]string{fmt.Sprintf("%s=[%d]", withCaps, unix.CAP_NET_ADMIN)})
 			d.began(wants(t, ""))
-			line := d.await("config rejected, keeping ")
+			line := d.await("config rejected; built-in defaults")
 			if want := strings.ReplaceAll(tt.says, "PATH", n.path); !strings.HasPrefix(line.text("error"), want) {
 				t.Errorf("rejected: %v, want %q", line, want)
 			}
@@ -369,7 +369,7 @@ func TestTheRulesOfAnOlderAgentAreSaidAndTakenOver(t *testing.T) {
 		d := n.start(flag, "--http-address", httpAddress)
 		d.await("applied")
 		d.answers()
-		line := d.await("rules of an iptables-based agent decide beside ours")
+		line := d.await("rules of an iptables-based agent are also active")
 		if !strings.Contains(line.texts("found"), "MY-MASQ") {
 			t.Errorf("said: %v", line)
 		}

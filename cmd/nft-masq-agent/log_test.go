@@ -33,9 +33,9 @@ func TestTheLogHasTimeLevelAndMessage(t *testing.T) {
 func TestTheTextLogIsForPeople(t *testing.T) {
 	var b bytes.Buffer
 	log := newLogger(&b, *parseRun(t, "--log-format text"))
-	log.Error("config rejected, keeping 3f9a2c71", zap.Error(errors.New("config.yaml:4:5: bad")))
+	log.Error("config rejected; last good config (3f9a2c71) stays enforced", zap.Error(errors.New("config.yaml:4:5: bad")))
 	_, line, _ := strings.Cut(b.String(), "Z  ")
-	want := "ERROR  config rejected, keeping 3f9a2c71  {\"error\": \"config.yaml:4:5: bad\"}\n"
+	want := "ERROR  config rejected; last good config (3f9a2c71) stays enforced  {\"error\": \"config.yaml:4:5: bad\"}\n"
 	if diff := cmp.Diff(want, line); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

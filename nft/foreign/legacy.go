@@ -177,6 +177,9 @@ func (l LegacyChain) Remove(b *nfnetlink.Batch) {
 	}
 }
 
+// Decides says whether packets meet rules of this agent.
+func (l LegacyChain) Decides() bool { return l.Base != nil && l.Rules > 0 && !l.Gone }
+
 // String names the chain and says what of it is there.
 func (l LegacyChain) String() string {
 	text := fmt.Sprintf("chain %s in table %s %s: %d rules, %d jumps", l.Name, l.Family, l.Table, l.Rules, len(l.Jumps))

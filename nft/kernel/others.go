@@ -18,9 +18,9 @@ type Others struct {
 	Conflicts []foreign.Conflict
 }
 
-// HasLegacy says whether an iptables-based agent's chain of this name is there.
-func (o Others) HasLegacy(chain string) bool {
-	return slices.ContainsFunc(o.Legacy, func(l foreign.LegacyChain) bool { return l.Name == chain && !l.Gone })
+// OlderAgentDecides says whether packets meet rules of an iptables-based agent.
+func (o Others) OlderAgentDecides() bool {
+	return slices.ContainsFunc(o.Legacy, foreign.LegacyChain.Decides)
 }
 
 // Others looks for the rules of others. It reads every chain that a packet can

@@ -44,6 +44,7 @@ type Kernel struct {
 	PortID   func() uint32
 	Counters func() ([]kernel.Counts, error)
 	Others   func(nft.Ruleset) (kernel.Others, error)
+	Cleanup  func(legacy bool) ([]string, error)
 	Forget   func()
 }
 
@@ -67,9 +68,11 @@ type Settings struct {
 	Path     string // of the config
 	Defaults config.Defaults
 	Options  nft.Options
-	// TakeOver removes the rules of iptables-based agents when the first
-	// config is accepted.
+	// TakeOver removes the rules of iptables-based agents whenever they are
+	// found, from the first accepted config on.
 	TakeOver bool
+	// LostLines returns how many lines of the log were lost; it may be nil.
+	LostLines func() uint64
 }
 
 // An Agent is the state of the loop. It is for one goroutine, but for
@@ -82,14 +85,19 @@ type Agent struct {
 	health   health
 	metrics  *metrics
 
-	want    *nft.Ruleset // nil until something is known to be wanted
-	held    string       // hash of what the kernel was last seen to hold
-	started bool
-	fresh   bool // a file was accepted and is not yet in the kernel
-	refused string
-	rejects bool        // the last content of the config was rejected
-	warned  []string    // of the last content
-	owed    kernel.Look // what the first accepted config is to find, until the kernel has taken it
+	policy     policy
+	content    content // what was last read
+	started    bool
+	held       string    // hash of what the kernel was last seen to hold
+	fresh      bool      // a file was accepted and is not yet in the kernel
+	recovered  bool      // so was one after a rejected one
+	rejection  error     // of the last content, nil if it was accepted
+	withdrawn  time.Time // when the older agent's rules were first missing, while they were in charge
+	refused    string
+	warned     []string    // of the last content
+	owed       kernel.Look // what the first accepted config is to find, until the kernel has taken it
+	takeOver   *time.Timer // the next look for rules of older agents
+	takeOverAt time.Time   // the earliest time for it
 
 	resync time.Duration
 	looked time.Time   // when all was last looked at
@@ -109,7 +117,7 @@ func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
 		in: in, kernel: k, settings: s, log: log,
 		resync: resync,
 		timer:  time.NewTimer(resync),
-		paused: stoppedTimer(),
+		paused: stoppedTimer(), takeOver: stoppedTimer(),
 		survey: survey{seed: maphash.MakeSeed()},
 	}
 	a.metrics = newMetrics(&a.health, k, s)
@@ -140,6 +148,7 @@ func (a *Agent) Run(ctx context.Context) {
 	defer a.health.stop()
 	defer a.timer.Stop()
 	defer a.paused.Stop()
+	defer a.takeOver.Stop()
 	for {
 		a.kernel.Forget()
 		a.health.idle()
@@ -157,10 +166,13 @@ func (a *Agent) Run(ctx context.Context) {
 		case <-a.paused.C:
 			a.health.busy()
 			a.sync(onDrift, kernel.Look{})
+		case <-a.takeOver.C:
+			a.health.busy()
+			a.sync(onDrift, kernel.Look{TakeOver: true})
 		case <-a.in.Hangup:
 			a.health.busy()
 			a.in.Reread()
-			a.sync(onHangup, kernel.Look{Full: true, Others: true})
+			a.sync(onHangup, kernel.Look{Full: true, Others: true, TakeOver: true})
 			a.survey.at = time.Time{} // look around however short ago that was
 			a.lookAround(a.looked)
 		case <-a.timer.C:
@@ -176,17 +188,19 @@ func (a *Agent) read(f Files) {
 	if f.large() {
 		defer hurry()()
 	}
-	want, warnings, err := a.compile(f)
-	a.announce(f)
+	c, warnings, err := a.compile(f)
+	a.announce(c)
 	a.health.config(err, len(warnings))
 	a.warn(warnings)
+	a.content = c
 	if err != nil {
 		a.reject(err)
 		return
 	}
-	a.want, a.fresh, a.tries = &want, true, 0
+	a.recovered, a.rejection = a.recovered || a.rejection != nil, nil
+	a.policy, a.fresh, a.tries = decide(a.policy, c, node{}), true, 0
 	if !a.health.everReady() {
-		a.owed = kernel.Look{Others: true, TakeOver: a.settings.TakeOver}
+		a.owed = kernel.Look{Others: true, TakeOver: true}
 	}
 	a.sync(a.configReason(), kernel.Look{})
 }
@@ -214,27 +228,45 @@ func hurry() (rest func()) {
 	}
 }
 
-// litter lets as much garbage grow as there is other memory, until tidy.
+// litter lets as much garbage grow as there is other memory, until tidy. If GOGC
+// is in the environment, that decides.
 func litter() (tidy func()) {
+	if os.Getenv("GOGC") != "" {
+		return func() {}
+	}
 	garbage := debug.SetGCPercent(100)
 	return func() { debug.SetGCPercent(garbage) }
 }
 
-// compile says what a content of the config wants, and how often to look.
-func (a *Agent) compile(f Files) (nft.Ruleset, []config.Problem, error) {
+// compile says what a content of the config means, and how often to look.
+func (a *Agent) compile(f Files) (content, []config.Problem, error) {
 	if f.Err != nil {
-		return nft.Ruleset{}, nil, f.Err
+		return content{}, nil, f.Err
 	}
 	c, warnings, err := config.Parse(a.settings.Defaults, f.Sources...)
 	if err != nil {
-		return nft.Ruleset{}, warnings, firstProblems(err)
+		return content{lenient: a.lenient(f)}, warnings, firstProblems(err)
 	}
 	want := nft.Compile(c, a.settings.Options)
 	if err := want.CheckChains(); err != nil {
-		return nft.Ruleset{}, warnings, err
+		return content{}, warnings, err
 	}
 	a.resync = c.ResyncInterval
-	return want, warnings, nil
+	return content{want: &want, absent: len(f.Sources) == 0}, warnings, nil
+}
+
+// lenient returns what the older agents make of a rejected content, nil if they
+// reject it too.
+func (a *Agent) lenient(f Files) *nft.Ruleset {
+	c, _, err := config.Lenient(a.settings.Defaults, f.Sources...)
+	if err != nil {
+		return nil
+	}
+	want := nft.Compile(c, a.settings.Options)
+	if want.CheckChains() != nil {
+		return nil
+	}
+	return &want
 }
 
 // firstProblems cuts an error about a config short: log and probe say where to
@@ -256,13 +288,13 @@ func (a *Agent) configReason() string {
 }
 
 // announce says once what is running on what.
-func (a *Agent) announce(f Files) {
+func (a *Agent) announce(c content) {
 	if a.started {
 		return
 	}
 	a.started = true
 	path := a.settings.Path
-	if f.Err == nil && len(f.Sources) == 0 {
+	if c.absent {
 		path += " is not there: the defaults hold"
 	}
 	where := "inet " + nft.TableName
@@ -274,54 +306,83 @@ func (a *Agent) announce(f Files) {
 		zap.String("table", where), zap.String("mode", string(a.settings.Options.Mode)))
 }
 
-// reject keeps the last good rules. At the start those are what a previous run
-// left in the kernel, of whichever mode; where there is nothing, the defaults,
-// so that the node is never without.
+// reject says that a content is bad and what is enforced instead.
 func (a *Agent) reject(err error) {
-	if a.want == nil {
-		a.fallBack(onStart)
+	a.rejection = err
+	if a.policy.accepted {
+		a.policy = decide(a.policy, a.content, node{})
+		a.tellSource()
+	} else {
+		a.sync(a.configReason(), kernel.Look{})
 	}
-	keeps := "what is there"
-	if a.want != nil {
-		keeps = a.want.Hash()
-	}
-	a.rejects = true
-	a.log.Error("config rejected, keeping "+keeps, zap.Error(err))
+	a.log.Error("config rejected; "+a.policy.words(a.held), zap.String("event", "config_rejected"),
+		zap.String("source", string(a.policy.from)), zap.Error(err))
 }
 
-// fallBack finds something to enforce while no config was ever accepted.
-func (a *Agent) fallBack(reason string) {
-	r, found, err := a.kernel.ReadBack()
-	if err != nil {
-		a.refuse(err, reason)
-		return
-	}
-	if !found {
-		older, err := a.olderAgentsChain()
+// tellSource tells probes and metrics what is enforced.
+func (a *Agent) tellSource() { a.health.enforced(a.policy.from, a.policy.words(a.held)) }
+
+// rewriting is how long an older agent's rules may be missing before they are
+// taken for gone: it may write them anew in several steps.
+const rewriting = time.Second
+
+// reconsider decides again what to enforce while no config was ever accepted. What
+// the decision needs to know of the node may have changed.
+func (a *Agent) reconsider() error {
+	n := node{defaults: nft.Compile(config.Default(a.settings.Defaults), a.settings.Options)}
+	previous, older := a.policy.needs(a.content)
+	if previous {
+		r, found, err := a.kernel.ReadBack()
 		if err != nil {
-			a.refuse(err, reason)
-			return
+			return err
 		}
-		if older {
-			if reason != onDrift {
-				a.timer.Reset(a.resync)
-			}
-			return
+		if found {
+			n.previous = &r
 		}
-		r = nft.Compile(config.Default(a.settings.Defaults), a.settings.Options)
 	}
-	a.want = &r
-	a.sync(onStart, kernel.Look{})
+	if older {
+		others, err := a.kernel.Others(nft.Ruleset{Mode: nft.ModeNFTables})
+		if err != nil {
+			return err
+		}
+		n.older = a.stillThere(others)
+		if a.policy.want == nil {
+			a.health.found(0, len(others.Legacy))
+		}
+	}
+	next := decide(a.policy, a.content, n)
+	if a.policy.same(next) {
+		return nil
+	}
+	if next.from == FromForeign && a.policy.want != nil {
+		if _, err := a.kernel.Cleanup(false); err != nil {
+			return err
+		}
+		a.held = ""
+	}
+	was := a.policy.from
+	a.policy, a.fresh = next, true
+	if was != "" && was != next.from {
+		a.log.Warn("config still rejected; from now on "+next.words(next.hash()), zap.String("event", "config_source_changed"),
+			zap.String("source", string(next.from)), zap.String("previous_source", string(was)))
+	}
+	return nil
 }
 
-// olderAgentsChain says whether an older agent left its rules in the chain of our
-// name. They stay until a config is accepted.
-func (a *Agent) olderAgentsChain() (bool, error) {
-	if a.settings.Options.Mode != nft.ModeIPTables {
-		return false, nil
+// stillThere says whether rules of an older agent decide; not at once that they
+// do no more.
+func (a *Agent) stillThere(others kernel.Others) bool {
+	if others.OlderAgentDecides() {
+		a.withdrawn = time.Time{}
+		return true
 	}
-	others, err := a.kernel.Others(nft.Ruleset{Mode: nft.ModeNFTables})
-	return err == nil && others.HasLegacy(a.settings.Options.Chain), err
+	if a.policy.from != FromForeign {
+		return false
+	}
+	if a.withdrawn.IsZero() {
+		a.withdrawn = time.Now()
+	}
+	return time.Since(a.withdrawn) < rewriting
 }
 
 // changed hears of a transaction. Our own are no news; after those of others
@@ -357,7 +418,7 @@ func (a *Agent) tick() {
 		a.sync(onRefusal, kernel.Look{})
 		return
 	}
-	a.sync(onResync, kernel.Look{Full: true, Others: true})
+	a.sync(onResync, kernel.Look{Full: true, Others: true, TakeOver: true})
 	a.lookAround(a.looked)
 }
 
@@ -366,18 +427,15 @@ func (a *Agent) tick() {
 func (a *Agent) sync(reason string, look kernel.Look) {
 	a.paused.Stop()
 	start := time.Now()
-	if a.want == nil {
-		if a.started {
-			a.fallBack(reason)
-		}
-		a.inVain(reason, start)
+	defer a.tellSource()
+	if !a.decided(reason, start) {
 		return
 	}
-	look.Others, look.TakeOver = look.Others || a.owed.Others, look.TakeOver || a.owed.TakeOver
+	look.Others, look.TakeOver = look.Others || a.owed.Others, (look.TakeOver || a.owed.TakeOver) && a.takesOver()
 	if look.Others {
 		defer litter()()
 	}
-	applied, err := a.kernel.Apply(*a.want, look)
+	applied, err := a.kernel.Apply(*a.policy.want, look)
 	wrote := len(applied.Differences) > 0
 	a.metrics.applied(reason, wrote, err, time.Since(start))
 	if err != nil {
@@ -388,25 +446,31 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	if a.refused != "" {
 		a.log.Info("the kernel takes the rules again")
 	}
-	drift := wrote && !a.fresh && a.held != ""
+	tookOver := len(applied.TookOver) > 0 && !a.owed.TakeOver
+	drift := len(applied.Differences) > len(applied.TookOver) && !a.fresh && a.held != ""
 	if reason == onDrift {
-		a.pace.looked(time.Now(), time.Since(start), drift, a.change.Writer)
+		a.pace.looked(time.Now(), time.Since(start), drift || tookOver, a.change.Writer)
 	}
+	a.planTakeOver(reason, look, time.Since(start))
 	// First the state, then the line: who reads the line finds us ready.
-	a.health.inStep(*a.want)
+	a.health.inStep(*a.policy.want)
 	a.sayReplaced(kernel.Others{Legacy: applied.Replaced})
 	var late []nfnetlink.Change
 	if drift && slices.Equal(a.by, []string{unknown}) {
 		late = a.hearAuthor()
 	}
-	a.report(reason, applied, drift)
+	if tookOver {
+		a.sayTakenOver(applied)
+	}
+	if drift || !tookOver {
+		a.report(reason, applied, drift)
+	}
 	if a.looked.IsZero() || slices.Contains([]string{onStart, onResync, onHangup}, reason) {
 		a.looked = time.Now()
 	}
 	fresh := a.fresh
 	a.survey.due = a.survey.due || fresh
-	a.rejects = a.rejects && !fresh
-	a.refused, a.tries, a.fresh, a.held = "", 0, false, a.want.Hash()
+	a.refused, a.tries, a.fresh, a.recovered, a.held = "", 0, false, false, a.policy.want.Hash()
 	a.change, a.by, a.owed = nfnetlink.Change{}, nil, kernel.Look{}
 	a.timer.Reset(a.next())
 	if fresh || reason == onStart {
@@ -414,6 +478,59 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	}
 	for _, c := range late {
 		a.changed(c) // it may be a further one
+	}
+}
+
+// decided says whether there is something to enforce.
+func (a *Agent) decided(reason string, start time.Time) bool {
+	if a.rejection != nil && !a.policy.accepted {
+		if err := a.reconsider(); err != nil {
+			a.inVain(reason, start)
+			a.refuse(err, reason)
+			return false
+		}
+	}
+	if a.policy.want == nil {
+		a.inVain(reason, start)
+		a.leave()
+		return false
+	}
+	return true
+}
+
+// leave has nothing to write, as another agent's rules are in charge or nothing was
+// read yet.
+func (a *Agent) leave() {
+	if a.policy.from == "" {
+		return
+	}
+	a.refused, a.tries, a.by = "", 0, nil
+	a.health.unrefused()
+	next := a.resync
+	if !a.withdrawn.IsZero() {
+		next = rewriting
+	}
+	a.timer.Reset(next)
+}
+
+// takesOver says whether the rules of older agents are removed: not before a
+// config was accepted, whose rules take their place.
+func (a *Agent) takesOver() bool { return a.settings.TakeOver && a.policy.accepted }
+
+// planTakeOver plans the next look for rules of older agents after one of others'
+// changes. It reads all that packets can meet in postrouting, and so may take only
+// one part in so many of a processor.
+func (a *Agent) planTakeOver(reason string, look kernel.Look, cost time.Duration) {
+	if !a.takesOver() {
+		return
+	}
+	if look.TakeOver {
+		a.takeOver.Stop()
+		a.takeOverAt = time.Now().Add(lookShare * cost)
+		return
+	}
+	if reason == onDrift {
+		a.takeOver.Reset(time.Until(a.takeOverAt))
 	}
 }
 
@@ -438,9 +555,9 @@ func (a *Agent) hearAuthor() (heard []nfnetlink.Change) {
 
 // report writes one line for a change, and none where nothing changed.
 func (a *Agent) report(reason string, applied kernel.Applied, drift bool) {
-	v4, v6 := a.want.CIDRs()
+	v4, v6 := a.policy.want.CIDRs()
 	fields := []zap.Field{
-		zap.String("reason", reason), zap.String("config", a.want.Hash()),
+		zap.String("reason", reason), zap.String("source", string(a.policy.from)), zap.String("config", a.policy.want.Hash()),
 		zap.Int("cidrs", v4+v6), zap.Duration("took", applied.Took),
 	}
 	switch {
@@ -458,7 +575,7 @@ func (a *Agent) report(reason string, applied kernel.Applied, drift bool) {
 			a.log.Warn("someone keeps changing the rules: repairs are slowed down", zap.String("by", by))
 		}
 	case len(applied.Differences) > 0:
-		if a.held != "" && a.held != a.want.Hash() {
+		if a.held != "" && a.held != a.policy.want.Hash() {
 			fields = append(fields, zap.String("from", a.held))
 		}
 		if len(applied.TookOver) > 0 {
@@ -470,7 +587,7 @@ func (a *Agent) report(reason string, applied kernel.Applied, drift bool) {
 		a.log.Info("applied", fields...)
 	case a.held == "":
 		a.log.Info("the rules are in place already", fields...)
-	case a.fresh && a.rejects:
+	case a.recovered:
 		a.log.Info("config accepted again, the rules are in place", fields...)
 	default:
 		a.log.Debug("looked, the rules are in place", fields...)

@@ -64,7 +64,8 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 			Kernel{
 				Apply: w.apply, ReadBack: w.readBack, PortID: func() uint32 { return ownPort },
 				Counters: w.counters,
-				Others:   func(nft.Ruleset) (kernel.Others, error) { return w.others, nil },
+				Others:   func(nft.Ruleset) (kernel.Others, error) { return w.seen(), w.refusal() },
+				Cleanup:  w.cleanup,
 				Forget:   func() {},
 			},
 			Settings{
@@ -96,12 +97,40 @@ func (w *world) apply(r nft.Ruleset, l kernel.Look) (kernel.Applied, error) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.held == r.Hash() {
-		return kernel.Applied{}, nil
+	var a kernel.Applied
+	if l.TakeOver {
+		for _, c := range w.others.Legacy {
+			a.TookOver = append(a.TookOver, c.String())
+		}
+		w.others.Legacy = nil
 	}
-	w.held = r.Hash()
-	w.writes = append(w.writes, w.held)
-	return kernel.Applied{Differences: []string{"differs"}}, nil
+	a.Differences = slices.Clone(a.TookOver)
+	if w.held != r.Hash() {
+		w.held = r.Hash()
+		w.writes = append(w.writes, w.held)
+		a.Differences = append(a.Differences, "differs")
+	}
+	return a, nil
+}
+
+func (w *world) cleanup(bool) ([]string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.held = ""
+	return nil, nil
+}
+
+func (w *world) seen() kernel.Others {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.others
+}
+
+// find sets what of others is on the node.
+func (w *world) find(o kernel.Others) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.others = o
 }
 
 func (w *world) counters() ([]kernel.Counts, error) {
@@ -203,7 +232,7 @@ func TestBadEditKeepsLastGoodRules(t *testing.T) {
 		w.messages()
 		w.files <- file("10.0.0.1/8")
 		synctest.Wait()
-		wantLines(t, w.messages(), "config rejected, keeping "+hashOf(t, good))
+		wantLines(t, w.messages(), "config rejected; last good config ("+hashOf(t, good)+") stays enforced")
 		if err := w.agent.Ready(); err == nil || !strings.Contains(err.Error(), "config:1:") {
 			t.Errorf("ready says %v, which does not name the place", err)
 		}
@@ -472,7 +501,7 @@ func TestRulesOfOlderAgentsAreSaidOnceAndWhenTheyGo(t *testing.T) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
 		wantLines(t, w.messages(), "nft-masq-agent starts", "applied",
-			"rules of an iptables-based agent decide beside ours: stop it, and run with --takeover or cleanup --legacy")
+			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy")
 		for range 3 {
 			w.changes <- nfnetlink.Change{Writer: 1}
 			time.Sleep(time.Minute)
@@ -535,7 +564,7 @@ func TestAChangeOfTheConfigLooksForConflictsAgain(t *testing.T) {
 	})
 }
 
-func TestTakeOverIsAskedForOnceAndRulesThatComeBackAreSaid(t *testing.T) {
+func TestRulesOfOlderAgentsThatComeBackAreRemovedEachTime(t *testing.T) {
 	bubble(t, true, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
@@ -543,13 +572,45 @@ func TestTakeOverIsAskedForOnceAndRulesThatComeBackAreSaid(t *testing.T) {
 			t.Error("the first sync does not take over")
 		}
 		w.messages()
-		w.others = legacy()
-		w.changes <- nfnetlink.Change{Writer: 1}
-		time.Sleep(time.Minute)
+		for range 3 {
+			w.find(legacy())
+			w.changes <- nfnetlink.Change{Generation: nfnetlink.Generation{Process: "iptables"}, Writer: 1}
+			time.Sleep(time.Second)
+			synctest.Wait()
+			entries := w.logs.TakeAll()
+			if len(entries) != 1 || entries[0].ContextMap()["event"] != "legacy_rules_removed" || entries[0].ContextMap()["by"] != "iptables" {
+				t.Errorf("log: %v", entries)
+			}
+		}
+		// So they are after a bad edit, as the last good config has taken their place.
+		w.files <- file("nonsense")
 		synctest.Wait()
-		wantLines(t, w.messages(), "rules of an iptables-based agent are back after the take-over: stop that agent")
-		if w.last.TakeOver {
-			t.Error("rules that came back are fought")
+		w.messages()
+		w.find(legacy())
+		w.hangup <- unix.SIGHUP
+		synctest.Wait()
+		if len(w.seen().Legacy) > 0 {
+			t.Error("not removed while a good config is enforced")
+		}
+	})
+}
+
+func TestTakeOverLooksTakeLittleBesideABusyNeighbour(t *testing.T) {
+	bubble(t, true, func(t *testing.T, w *world) {
+		w.cost = 10 * time.Millisecond
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		looks := 0
+		for start := time.Now(); time.Since(start) < time.Minute; time.Sleep(50 * time.Millisecond) {
+			w.last = kernel.Look{}
+			w.changes <- nfnetlink.Change{Writer: 1}
+			synctest.Wait()
+			if w.last.TakeOver {
+				looks++
+			}
+		}
+		if looks > 32 {
+			t.Errorf("%d looks for rules of older agents in a minute", looks)
 		}
 	})
 }

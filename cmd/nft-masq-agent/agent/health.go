@@ -24,9 +24,11 @@ type state struct {
 	since   time.Time // when the step under way began; zero: none is
 
 	rejection error // of the config, nil where it was accepted
-	refusal   error // of the kernel
-	synced    bool  // the accepted config is in the kernel
-	wasSynced bool  // it once was
+	source    Source
+	words     string // what is enforced instead of a rejected config
+	refusal   error  // of the kernel
+	synced    bool   // the accepted config is in the kernel
+	wasSynced bool   // it once was
 
 	read     bool      // some config was accepted or rejected
 	accepted time.Time // when a config last was; zero: never
@@ -72,9 +74,6 @@ func (h *health) stop() { h.do(func() { h.stopped = true }) }
 
 // config notes what became of a new content of the config.
 func (h *health) config(err error, warnings int) {
-	if err != nil {
-		err = fmt.Errorf("config rejected: %w", err)
-	}
 	h.do(func() {
 		h.read, h.rejection, h.warnings, h.synced = true, err, warnings, false
 		if err == nil {
@@ -90,6 +89,14 @@ func (h *health) refused(err error) {
 	}
 	err = fmt.Errorf(text, err)
 	h.do(func() { h.refusal = err })
+}
+
+// unrefused notes that the kernel has nothing against what is wanted.
+func (h *health) unrefused() { h.do(func() { h.refusal = nil }) }
+
+// enforced notes whose policy decides, and in words, if the config is rejected.
+func (h *health) enforced(source Source, words string) {
+	h.do(func() { h.source, h.words = source, words })
 }
 
 // inStep notes that the kernel holds what is wanted.
@@ -132,7 +139,7 @@ func (a *Agent) Ready() error { return a.health.now().ready() }
 func (s state) ready() error {
 	switch {
 	case s.rejection != nil:
-		return s.rejection
+		return fmt.Errorf("config rejected: %w\n%s", s.rejection, s.words)
 	case s.refusal != nil:
 		return s.refusal
 	case !s.read:

@@ -79,10 +79,10 @@ func TestReadyzSaysInWordsWhyNot(t *testing.T) {
 	}{
 		"bad file":    {file: file("10.0.0.1/8"), want: "config rejected: config:1:22: "},
 		"long file":   {file: long, want: "\nand 20 more\n"},
-		"unreadable":  {file: Files{Err: errors.New("open config: permission denied")}, want: "config rejected: open config: permission denied\n"},
+		"unreadable":  {file: Files{Err: errors.New("open config: permission denied")}, want: "config rejected: open config: permission denied\nbuilt-in defaults ("},
 		"refusal":     {file: file("10.0.0.0/8"), refuses: fmt.Errorf("make rule: %w", unix.ENOENT), want: "the kernel refuses the rules: make rule: no such file"},
 		"its hint":    {file: file("10.0.0.0/8"), refuses: fmt.Errorf("make rule: %w", unix.ENOENT), want: "NFT_MASQ"},
-		"both":        {file: file("10.0.0.1/8"), refuses: unix.EPERM, want: "config rejected: "},
+		"both":        {file: file("10.0.0.1/8"), refuses: unix.EPERM, want: "\nnothing is enforced yet"},
 		"nothing yet": {want: "the config has not been read yet\n"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -106,12 +106,19 @@ func newStateCollector(h *health) stateCollector {
 	return stateCollector{h, []gauge{
 		newGauge("ready", "Whether the config was accepted and is in the kernel, as /readyz says: 1 or 0.",
 			func(s state, set set) { set(number(s.ready() == nil)) }),
-		newGauge("config_accepted", "Whether the config that was last read was accepted: 1 or 0. While it is 0 the last good rules stay.",
+		newGauge("config_accepted", "Whether the config that was last read was accepted: 1 or 0. config_source says what is enforced while it is 0.",
 			func(s state, set set) {
 				if s.read {
 					set(number(s.rejection == nil))
 				}
 			}),
+		newGauge("config_source", "Where the enforced policy comes from, 1 for the one that applies: file; previous, the last good config or that of a previous run; "+
+			"lenient, what the older agents make of a rejected file; foreign, the rules of an iptables-based agent; defaults, built in.",
+			func(s state, set set) {
+				for _, from := range Sources() {
+					set(number(s.source == from), string(from))
+				}
+			}, "source"),
 		newGauge("config_last_accepted_timestamp_seconds", "When a config was last accepted, in seconds since 1970.",
 			func(s state, set set) {
 				if !s.accepted.IsZero() {

@@ -31,11 +31,11 @@ type survey struct {
 // what is new.
 func (a *Agent) lookAround(now time.Time) {
 	s := &a.survey
-	if a.want == nil || !s.at.IsZero() && (!s.due || now.Sub(s.at) < surveyInterval) {
+	if a.policy.want == nil || !s.at.IsZero() && (!s.due || now.Sub(s.at) < surveyInterval) {
 		return
 	}
 	defer litter()()
-	others, err := a.kernel.Others(*a.want)
+	others, err := a.kernel.Others(*a.policy.want)
 	s.at, s.due = now, false
 	if err != nil {
 		a.log.Warn("looking for the rules of others", zap.Error(err))
@@ -59,17 +59,23 @@ func (a *Agent) sayLegacy(others kernel.Others) {
 	}
 	switch {
 	case !a.settings.TakeOver:
-	case a.owed.TakeOver || !a.health.everReady():
-		a.log.Warn("rules of an iptables-based agent are not taken over until a config is accepted", fields...)
+	case !a.takesOver():
+		a.log.Warn("rules of an iptables-based agent stay until a config is accepted", fields...)
 		return
 	default:
-		if s.by != "" {
-			fields = append(fields, zap.String("last change by", s.by))
-		}
-		a.log.Warn("rules of an iptables-based agent are back after the take-over: stop that agent", fields...)
-		return
+		return // about to be removed
 	}
-	a.log.Warn("rules of an iptables-based agent decide beside ours: stop it, and run with --takeover or cleanup --legacy", fields...)
+	a.log.Warn("rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy", fields...)
+}
+
+// sayTakenOver says that rules of an older agent came back and were removed.
+func (a *Agent) sayTakenOver(applied kernel.Applied) {
+	by := a.survey.by
+	if by == "" {
+		by = unknown
+	}
+	a.log.Warn("rules of an iptables-based agent were back and were removed: stop that agent", zap.String("event", "legacy_rules_removed"),
+		zap.String("by", by), zap.Strings("taken_over", applied.TookOver))
 }
 
 // sayReplaced says whose rules stood where ours are now.

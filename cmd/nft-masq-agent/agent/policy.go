@@ -1,0 +1,122 @@
+package agent
+
+import (
+	"fmt"
+
+	"nft-masq-agent/nft"
+)
+
+// A Source says where the policy comes from that decides on this node.
+type Source string
+
+// The sources, as metric, log and status name them.
+const (
+	FromFile     Source = "file"     // the config as it is now
+	FromPrevious Source = "previous" // the last good config, or what a previous run left in the kernel
+	FromLenient  Source = "lenient"  // what the older agents read from a file that this one rejects
+	FromForeign  Source = "foreign"  // rules of an iptables-based agent; this one writes nothing
+	FromDefaults Source = "defaults" // built in
+)
+
+// Sources lists all sources.
+func Sources() []Source {
+	return []Source{FromFile, FromPrevious, FromLenient, FromForeign, FromDefaults}
+}
+
+// A policy is what the loop enforces.
+type policy struct {
+	from     Source       // "" until it is known
+	want     *nft.Ruleset // nil: nothing is to be written
+	accepted bool         // it is that of a config that was accepted in this run
+}
+
+// A content is what a content of the config means.
+type content struct {
+	want    *nft.Ruleset // nil: rejected
+	absent  bool         // there is no file
+	lenient *nft.Ruleset // of a rejected one: what the older agents make of it, nil where they reject it too
+}
+
+// A node is what a node without an accepted config has to go on.
+type node struct {
+	previous *nft.Ruleset // what a previous run left in the kernel, nil for nothing
+	older    bool         // rules of an iptables-based agent decide
+	defaults nft.Ruleset
+}
+
+// decide says what to enforce from now on. A rejected config changes nothing if
+// one was accepted before. If none was, the order is: what a previous run left,
+// what the older agents would enforce, the older agent's own rules, the defaults.
+func decide(now policy, c content, n node) policy {
+	switch {
+	case c.want != nil && c.absent:
+		return policy{FromDefaults, c.want, true}
+	case c.want != nil:
+		return policy{FromFile, c.want, true}
+	case now.accepted && now.from == FromFile:
+		return policy{FromPrevious, now.want, true}
+	case now.accepted, now.from == FromPrevious:
+		return now
+	case n.previous != nil:
+		return policy{from: FromPrevious, want: n.previous}
+	case c.lenient != nil:
+		return policy{from: FromLenient, want: c.lenient}
+	case now.from == FromLenient:
+		return now
+	case n.older:
+		return policy{from: FromForeign}
+	}
+	return policy{from: FromDefaults, want: &n.defaults}
+}
+
+// needs says what of the node decide asks for: to read it takes time.
+func (p policy) needs(c content) (previous, older bool) {
+	if c.want != nil || p.accepted || p.from == FromPrevious {
+		return false, false
+	}
+	return p.want == nil, c.lenient == nil && p.from != FromLenient
+}
+
+// same says that two policies are enforced alike.
+func (p policy) same(o policy) bool {
+	return p.from == o.from && (p.want == nil) == (o.want == nil) && (p.want == nil || p.want.Same(*o.want))
+}
+
+// hash returns the hash of what is wanted, "" for nothing.
+func (p policy) hash() string {
+	if p.want == nil {
+		return ""
+	}
+	return p.want.Hash()
+}
+
+// words says what is enforced while the config is rejected; held is the hash of
+// what the kernel holds of ours, "" for nothing.
+func (p policy) words(held string) string {
+	var what, is string
+	switch p.from {
+	case "":
+		return "nothing is enforced yet, as the kernel's rules cannot be read"
+	case FromForeign:
+		return "the rules of an iptables-based agent stay in charge, and nothing is written"
+	case FromFile:
+		what, is = "config", "is"
+	case FromPrevious:
+		what, is = "config of a previous run", "stays"
+		if p.accepted {
+			what = "last good config"
+		}
+	case FromLenient:
+		what, is = "what the older agents make of it", "is"
+	case FromDefaults:
+		what, is = "built-in defaults", "are"
+	}
+	what += " (" + p.hash() + ")"
+	switch held {
+	case p.hash():
+		return what + " " + is + " enforced"
+	case "":
+		return what + " is not in the kernel yet"
+	}
+	return fmt.Sprintf("%s is not in the kernel yet, which still holds %s", what, held)
+}

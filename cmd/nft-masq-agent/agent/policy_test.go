@@ -1,0 +1,260 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+func rulesetOf(cidrs ...string) *nft.Ruleset {
+	var c config.Config
+	for _, cidr := range cidrs {
+		parsed, _, err := config.Parse(config.Defaults{}, file(cidr).Sources...)
+		if err != nil {
+			panic(err)
+		}
+		c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, parsed.NonMasqueradeCIDRs...)
+	}
+	r := nft.Compile(c, nft.Options{Mode: nft.ModeNFTables})
+	return &r
+}
+
+func TestWhatIsEnforcedWhileNoConfigWasAccepted(t *testing.T) {
+	left, lenient, other, defaults := rulesetOf("10.1.0.0/16"), rulesetOf("10.2.0.0/16"), rulesetOf("10.3.0.0/16"), rulesetOf("10.0.0.0/8")
+	good := rulesetOf("10.4.0.0/16")
+	for _, tt := range []struct {
+		name string
+		now  policy
+		c    content
+		n    node
+		want policy
+	}{
+		{"what a previous run left comes first", policy{}, content{lenient: lenient}, node{left, true, *defaults}, policy{FromPrevious, left, false}},
+		{"then what the older agents make of the file", policy{}, content{lenient: lenient}, node{nil, true, *defaults}, policy{FromLenient, lenient, false}},
+		{"then the rules of an older agent", policy{}, content{}, node{nil, true, *defaults}, policy{FromForeign, nil, false}},
+		{"then the defaults", policy{}, content{}, node{defaults: *defaults}, policy{FromDefaults, defaults, false}},
+		{
+			"rules of a previous run stay whatever comes",
+			policy{FromPrevious, left, false},
+			content{lenient: lenient},
+			node{nil, true, *defaults},
+			policy{FromPrevious, left, false},
+		},
+		{"the older agents would follow the file", policy{FromLenient, lenient, false}, content{lenient: other}, node{}, policy{FromLenient, other, false}},
+		{
+			"and keep what they have if they reject it",
+			policy{FromLenient, lenient, false},
+			content{},
+			node{nil, true, *defaults},
+			policy{FromLenient, lenient, false},
+		},
+		{"nothing stays in charge that is gone", policy{from: FromForeign}, content{}, node{defaults: *defaults}, policy{FromDefaults, defaults, false}},
+		{"the defaults give way to an older agent", policy{FromDefaults, defaults, false}, content{}, node{nil, true, *defaults}, policy{FromForeign, nil, false}},
+		{"and to what the older agents make of a file", policy{FromDefaults, defaults, false}, content{lenient: lenient}, node{}, policy{FromLenient, lenient, false}},
+		{"a good file always counts", policy{from: FromForeign}, content{want: good}, node{nil, true, *defaults}, policy{FromFile, good, true}},
+		{"its absence too", policy{FromFile, good, true}, content{want: defaults, absent: true}, node{}, policy{FromDefaults, defaults, true}},
+		{"the last good config stays", policy{FromFile, good, true}, content{lenient: lenient}, node{left, true, *defaults}, policy{FromPrevious, good, true}},
+		{"again and again", policy{FromPrevious, good, true}, content{lenient: lenient}, node{left, true, *defaults}, policy{FromPrevious, good, true}},
+		{"so do the defaults of a missing file", policy{FromDefaults, defaults, true}, content{lenient: lenient}, node{left, true, *defaults}, policy{FromDefaults, defaults, true}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := decide(tt.now, tt.c, tt.n); !got.same(tt.want) || got.accepted != tt.want.accepted {
+				t.Errorf("%s %s, want %s %s", got.from, got.hash(), tt.want.from, tt.want.hash())
+			}
+		})
+	}
+}
+
+// decides is what an older agent has on a node where packets meet it.
+func decides() kernel.Others {
+	o := legacy()
+	o.Legacy[0].Base = &nfnetlink.Chain{Name: "POSTROUTING"}
+	return o
+}
+
+// unusable are the ways in which the first content can be of no use.
+var unusable = map[string]Files{
+	"rejected":   file("10.0.0.1"),
+	"unreadable": {Err: errors.New("permission denied")},
+}
+
+func (w *world) wantSource(t *testing.T, want Source) {
+	t.Helper()
+	synctest.Wait()
+	if got := w.agent.health.now().source; got != want {
+		t.Errorf("%s is enforced, want %s", got, want)
+	}
+	if err := w.agent.Ready(); err == nil && want != FromFile {
+		t.Error("ready")
+	}
+}
+
+func TestAnOlderAgentStaysInChargeUntilAConfigIsAccepted(t *testing.T) {
+	for name, f := range unusable {
+		for _, takeOver := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, takeover %t", name, takeOver), func(t *testing.T) {
+				bubble(t, takeOver, func(t *testing.T, w *world) {
+					w.find(decides())
+					w.files <- f
+					w.wantSource(t, FromForeign)
+					wantLines(t, w.messages(), "nft-masq-agent starts",
+						"config rejected; the rules of an iptables-based agent stay in charge, and nothing is written")
+					for range 3 {
+						w.changes <- nfnetlink.Change{Writer: 1}
+						time.Sleep(time.Minute)
+					}
+					synctest.Wait()
+					if len(w.writes) > 0 || len(w.seen().Legacy) == 0 {
+						t.Errorf("wrote %q, left %v", w.writes, w.seen().Legacy)
+					}
+					wantLines(t, w.messages())
+					w.files <- file("10.1.0.0/16")
+					w.wantSource(t, FromFile)
+					if w.held != hashOf(t, file("10.1.0.0/16")) || w.last.TakeOver != takeOver {
+						t.Errorf("kernel holds %s after look %+v", w.held, w.last)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestTheDefaultsFollowAnOlderAgentThatIsGoneAndGiveWayToOne(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.find(decides())
+		w.files <- unusable["rejected"]
+		synctest.Wait()
+		w.messages()
+		// It writes its rules in two steps.
+		w.find(kernel.Others{})
+		w.changes <- nfnetlink.Change{Writer: 1}
+		w.wantSource(t, FromForeign)
+		w.find(decides())
+		w.changes <- nfnetlink.Change{Writer: 1}
+		time.Sleep(2 * time.Second)
+		w.wantSource(t, FromForeign)
+		wantLines(t, w.messages())
+
+		w.find(kernel.Others{})
+		w.changes <- nfnetlink.Change{Writer: 1}
+		time.Sleep(2 * time.Second)
+		w.wantSource(t, FromDefaults)
+		defaults := hashOf(t, Files{})
+		if w.held != defaults {
+			t.Errorf("kernel holds %s, want the defaults", w.held)
+		}
+		wantLines(t, w.messages(), "config still rejected; from now on built-in defaults ("+defaults+") are enforced", "applied")
+
+		w.find(decides())
+		w.changes <- nfnetlink.Change{Writer: 1}
+		w.wantSource(t, FromForeign)
+		if w.held != "" {
+			t.Errorf("kernel holds %s beside the older agent", w.held)
+		}
+		wantLines(t, w.messages(), "config still rejected; from now on the rules of an iptables-based agent stay in charge, and nothing is written")
+	})
+}
+
+func TestJumpsToAChainThatIsGoneAreNotInCharge(t *testing.T) {
+	for name, o := range map[string]kernel.Others{
+		"no packets get there": legacy(),
+		"gone":                 {Legacy: []foreign.LegacyChain{{Name: "IP-MASQ", Gone: true, Base: &nfnetlink.Chain{}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				w.find(o)
+				w.files <- unusable["rejected"]
+				w.wantSource(t, FromDefaults)
+			})
+		})
+	}
+}
+
+func TestTheOrderHoldsOnceTheKernelCanBeRead(t *testing.T) {
+	for name, f := range unusable {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				w.refuse(unix.EPERM)
+				w.find(decides())
+				w.files <- f
+				w.wantSource(t, "")
+				w.refuse(nil)
+				time.Sleep(2 * time.Second)
+				w.wantSource(t, FromForeign)
+				left := rulesetOf("10.7.0.0/16")
+				w.left = left
+				w.changes <- nfnetlink.Change{Writer: 1}
+				w.wantSource(t, FromPrevious)
+				if w.held != left.Hash() {
+					t.Errorf("kernel holds %s, want %s", w.held, left.Hash())
+				}
+			})
+		})
+	}
+}
+
+func TestWhatTheKernelNeverHeldIsNotSaidToBeEnforced(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		a, b := file("10.1.0.0/16"), file("10.2.0.0/16")
+		w.files <- a
+		synctest.Wait()
+		w.messages()
+		w.refuse(unix.EPERM)
+		w.files <- b
+		w.files <- unusable["rejected"]
+		synctest.Wait()
+		wantLines(t, w.messages(), "the kernel refuses the rules; the old ones stay, trying again",
+			fmt.Sprintf("config rejected; last good config (%s) is not in the kernel yet, which still holds %s", hashOf(t, b), hashOf(t, a)))
+		w.refuse(nil)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		wantLines(t, w.messages(), "the kernel takes the rules again", "applied")
+		w.wantSource(t, FromPrevious)
+		w.files <- b
+		synctest.Wait()
+		wantLines(t, w.messages(), "config accepted again, the rules are in place")
+		w.wantSource(t, FromFile)
+	})
+}
+
+func TestAFileThatOnlyThisAgentRejectsMeansWhatItMeansToTheOlderOnes(t *testing.T) {
+	misspelled := func(cidr string) Files {
+		f := file(cidr)
+		f.Sources[0].Data = append(f.Sources[0].Data, "resyncIntervall: 30s\n"...)
+		return f
+	}
+	for _, takeOver := range []bool{false, true} {
+		bubble(t, takeOver, func(t *testing.T, w *world) {
+			w.find(decides())
+			for _, cidr := range []string{"10.1.0.0/16", "10.2.0.0/16"} {
+				w.files <- misspelled(cidr)
+				w.wantSource(t, FromLenient)
+				if want := hashOf(t, file(cidr)); w.held != want {
+					t.Errorf("kernel holds %s, want %s", w.held, want)
+				}
+				w.files <- unusable["rejected"]
+				w.wantSource(t, FromLenient)
+			}
+			w.hangup <- unix.SIGHUP
+			synctest.Wait()
+			if len(w.seen().Legacy) == 0 {
+				t.Error("taken over before a config was accepted")
+			}
+			w.files <- file("10.3.0.0/16")
+			w.wantSource(t, FromFile)
+			if (len(w.seen().Legacy) == 0) != takeOver {
+				t.Errorf("left %v", w.seen().Legacy)
+			}
+		})
+	}
+}
