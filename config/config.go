@@ -33,6 +33,68 @@ const (
 	longestInterval  = 24 * time.Hour
 )
 
+// A Condition is a row of the policy's table: a key of the file, what it asks
+// about the first packet of a connection, and what the answer is worth.
+type Condition struct {
+	Key        string
+	Asks       Subject
+	Outside    bool   // it decides for what its list does not hold
+	Masquerade bool   // the verdict if it decides; otherwise: exempt
+	Set        string // the name of its set, without family
+	Means      string // in check, and as the comment of the set
+	View       string // the comment of its rules in mode iptables-nft
+	WinBridge  bool   // a policy of win-bridge can express it
+
+	cidrs func(*Config) *[]CIDR
+}
+
+// A Subject is what a condition looks at.
+type Subject string
+
+// The subjects.
+const (
+	SourceAddress      Subject = "source"
+	DestinationAddress Subject = "destination"
+)
+
+// Conditions returns the table of the policy, in the order in which the
+// conditions are asked; the first that decides ends it. Nothing else in this
+// module lists them: names, texts and rules follow from the rows.
+func Conditions() []Condition {
+	return []Condition{
+		{
+			Key: KeyMasqueradeSrcCIDRs, Asks: SourceAddress, Outside: true, Set: "masq-src",
+			Means: "the only sources that are masqueraded",
+			View:  "only traffic of these sources should be subject to MASQUERADE",
+			cidrs: func(c *Config) *[]CIDR { return &c.MasqueradeSrcCIDRs },
+		},
+		{
+			Key: KeyNonMasqueradeSrcCIDRs, Asks: SourceAddress, Set: "non-masq-src",
+			Means: "sources that keep their own address",
+			View:  "traffic of this source should not be subject to MASQUERADE",
+			cidrs: func(c *Config) *[]CIDR { return &c.NonMasqueradeSrcCIDRs },
+		},
+		{
+			Key: KeyForceMasqueradeCIDRs, Asks: DestinationAddress, Masquerade: true, Set: "force-masq",
+			Means: "destinations that always see the node's address",
+			View:  "traffic to this destination should always be subject to MASQUERADE",
+			cidrs: func(c *Config) *[]CIDR { return &c.ForceMasqueradeCIDRs },
+		},
+		{
+			Key: KeyNonMasqueradeCIDRs, Asks: DestinationAddress, Set: "non-masq", WinBridge: true,
+			Means: "destinations that see the pod's own address",
+			View:  "cluster-local traffic should not be subject to MASQUERADE",
+			cidrs: func(c *Config) *[]CIDR { return &c.NonMasqueradeCIDRs },
+		},
+	}
+}
+
+// Question returns what the condition asks, in words.
+func (c Condition) Question() string { return string(c.Asks) + " in " + c.Key }
+
+// Entries returns the list of the condition in a config.
+func (c Condition) Entries(from Config) []CIDR { return *c.cidrs(&from) }
+
 // Defaults are what the command line says of the keys that a file leaves out.
 type Defaults struct {
 	AllReservedRanges bool // exempt all reserved ranges, not only those of RFC 1918

@@ -19,8 +19,8 @@ const (
 type file struct {
 	text *text
 
-	lists          [4]given[[]CIDR] // in the order of listKeys
-	bools          [3]given[bool]   // in the order of boolKeys
+	lists          map[string]given[[]CIDR] // by key
+	bools          map[string]given[bool]   // by key
 	resyncInterval given[time.Duration]
 	cidrLimit      given[int]
 
@@ -65,7 +65,7 @@ func readFile(d Defaults, s Source) *file {
 	if bad, msg := counted.check(root); bad != nil {
 		r.fail(bad, "%s", msg)
 	} else if root.Kind != yaml.MappingNode {
-		r.fail(root, "the file holds %s, want keys such as %s", describe(root), keyNonMasqueradeCIDRs)
+		r.fail(root, "the file holds %s, want keys such as %s", describe(root), KeyNonMasqueradeCIDRs)
 	} else {
 		r.mapping(root)
 		r.values()
@@ -152,18 +152,19 @@ func (r *reader) set(key string, s setting) {
 
 // values reads the values of the known keys.
 func (r *reader) values() {
-	for i, key := range listKeys() {
+	r.lists, r.bools = map[string]given[[]CIDR]{}, map[string]given[bool]{}
+	for _, row := range Conditions() {
 		errors := len(r.errors)
-		r.lists[i] = r.list(key)
-		if key != keyNonMasqueradeCIDRs && r.passOverFrom(errors) {
-			r.lists[i] = given[[]CIDR]{}
+		r.lists[row.Key] = r.list(row.Key)
+		if row.Key != KeyNonMasqueradeCIDRs && r.passOverFrom(errors) {
+			r.lists[row.Key] = given[[]CIDR]{}
 		}
 	}
-	for i, key := range boolKeys() {
+	for _, b := range boolKeys() {
 		errors := len(r.errors)
-		r.bools[i] = r.bool(key)
-		if key == keyEnableIPv6 && r.passOverFrom(errors) {
-			r.bools[i] = given[bool]{}
+		r.bools[b.name] = r.bool(b.name)
+		if b.name == keyEnableIPv6 && r.passOverFrom(errors) {
+			r.bools[b.name] = given[bool]{}
 		}
 	}
 	r.resyncInterval = r.duration(keyResyncInterval)
@@ -187,7 +188,7 @@ func (r *reader) linkLocal() {
 	}
 	r.warn(at, "%s is deprecated: write its inverse, %s: %t", keyLinkLocal, keyMasqLinkLocal, v.at != nil && !v.value)
 	if v.at != nil && !invalid {
-		r.bools[0] = given[bool]{!v.value, v.at}
+		r.bools[keyMasqLinkLocal] = given[bool]{!v.value, v.at}
 	}
 }
 

@@ -62,8 +62,8 @@ func checkConfig(t *testing.T, text *text, c Config) {
 	if c.ResyncInterval <= 0 {
 		t.Errorf("interval %s", c.ResyncInterval)
 	}
-	for _, list := range c.lists() {
-		for _, cidr := range *list {
+	for _, row := range Conditions() {
+		for _, cidr := range row.Entries(c) {
 			a := cidr.Addr()
 			if !cidr.IsValid() || cidr.Masked() != cidr.Prefix || a.Is4In6() || a.Zone() != "" {
 				t.Errorf("CIDR %v at %s", cidr.Prefix, cidr.Pos)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -97,12 +98,12 @@ func TestGoodFilesMean(t *testing.T) {
 // meaning prints a Config and its warnings.
 func meaning(c Config, warnings []Problem) string {
 	var b strings.Builder
-	for i, key := range listKeys() {
-		list := *c.lists()[i]
-		if i > 0 && len(list) == 0 {
+	for _, row := range slices.Backward(Conditions()) {
+		list := row.Entries(c)
+		if row.Key != KeyNonMasqueradeCIDRs && len(list) == 0 {
 			continue
 		}
-		fmt.Fprintf(&b, "%s:\n", key)
+		fmt.Fprintf(&b, "%s:\n", row.Key)
 		for _, c := range list {
 			fmt.Fprintf(&b, "  %-18s %s\n", c.Prefix, c.Pos)
 		}

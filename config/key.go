@@ -2,37 +2,53 @@ package config
 
 import "strings"
 
-// The keys of a file. They match whatever their case.
+// The keys of the policy's conditions.
 const (
-	keyNonMasqueradeCIDRs    = "nonMasqueradeCIDRs"
-	keyForceMasqueradeCIDRs  = "forceMasqueradeCIDRs"
-	keyNonMasqueradeSrcCIDRs = "nonMasqueradeSrcCIDRs"
-	keyMasqueradeSrcCIDRs    = "masqueradeSrcCIDRs"
-	keyMasqLinkLocal         = "masqLinkLocal"
-	keyMasqLinkLocalIPv6     = "masqLinkLocalIPv6"
-	keyEnableIPv6            = "enableIPv6"
-	keyLinkLocal             = "linkLocal"
-	keyResyncInterval        = "resyncInterval"
-	keyCIDRLimit             = "cidrLimit"
+	KeyNonMasqueradeCIDRs    = "nonMasqueradeCIDRs"
+	KeyForceMasqueradeCIDRs  = "forceMasqueradeCIDRs"
+	KeyNonMasqueradeSrcCIDRs = "nonMasqueradeSrcCIDRs"
+	KeyMasqueradeSrcCIDRs    = "masqueradeSrcCIDRs"
 )
 
-// listKeys are the keys of file.lists, boolKeys those of file.bools.
-func listKeys() [4]string {
-	return [...]string{keyNonMasqueradeCIDRs, keyForceMasqueradeCIDRs, keyNonMasqueradeSrcCIDRs, keyMasqueradeSrcCIDRs}
+// The other keys of a file.
+const (
+	keyMasqLinkLocal     = "masqLinkLocal"
+	keyMasqLinkLocalIPv6 = "masqLinkLocalIPv6"
+	keyEnableIPv6        = "enableIPv6"
+	keyLinkLocal         = "linkLocal"
+	keyResyncInterval    = "resyncInterval"
+	keyCIDRLimit         = "cidrLimit"
+)
+
+// A boolKey is a key with a boolean that decides nothing by itself.
+type boolKey struct {
+	name  string
+	field func(*Config) *bool
 }
 
-func boolKeys() [3]string {
-	return [...]string{keyMasqLinkLocal, keyMasqLinkLocalIPv6, keyEnableIPv6}
+func boolKeys() []boolKey {
+	return []boolKey{
+		{keyMasqLinkLocal, func(c *Config) *bool { return &c.MasqLinkLocal }},
+		{keyMasqLinkLocalIPv6, func(c *Config) *bool { return &c.MasqLinkLocalIPv6 }},
+		{keyEnableIPv6, func(c *Config) *bool { return &c.EnableIPv6 }},
+	}
 }
 
-func allKeys() []string {
-	lists, bools := listKeys(), boolKeys()
-	return append(append(lists[:], bools[:]...), keyLinkLocal, keyResyncInterval, keyCIDRLimit)
+// Keys returns the keys of a file. They are case-insensitive.
+func Keys() []string {
+	var keys []string
+	for _, c := range Conditions() {
+		keys = append(keys, c.Key)
+	}
+	for _, b := range boolKeys() {
+		keys = append(keys, b.name)
+	}
+	return append(keys, keyLinkLocal, keyResyncInterval, keyCIDRLimit)
 }
 
 // knownKey returns the key that a name is, in any case.
 func knownKey(name string) (string, bool) {
-	for _, k := range allKeys() {
+	for _, k := range Keys() {
 		if strings.EqualFold(k, name) {
 			return k, true
 		}
@@ -45,12 +61,12 @@ func knownKey(name string) (string, bool) {
 // swapped or superfluous letters, one in a short name. Another digit or a "no"
 // before it is no slip: who writes IPv4 means it.
 func likelyKey(name string) (string, bool) {
-	if len(name) > 2*len(keyNonMasqueradeSrcCIDRs) {
+	if len(name) > 2*len(KeyNonMasqueradeSrcCIDRs) {
 		return "", false
 	}
 	name = strings.ToLower(name)
 	best, likely := 3, ""
-	for _, key := range allKeys() {
+	for _, key := range Keys() {
 		k := strings.ToLower(key)
 		switch {
 		case name == "no"+k, strings.Contains(name, "4"), strings.Contains(name, "6") != strings.Contains(k, "6"):

@@ -159,10 +159,10 @@ func TestCaretPointsAtTheProblem(t *testing.T) {
 
 func TestSlipsAreToldFromOtherKeys(t *testing.T) {
 	slips := map[string]string{
-		"nonMasqueradeCIDR": keyNonMasqueradeCIDRs, "nonMasquaradeCIDRs": keyNonMasqueradeCIDRs, "noMasqueradeCIDRs": keyNonMasqueradeCIDRs,
-		"nonMasqueradeCDIRs": keyNonMasqueradeCIDRs, "non-masquerade-cidrs": keyNonMasqueradeCIDRs, "nonMasqCIDRs": keyNonMasqueradeCIDRs,
-		"nonMasqueradeSrcCIDR": keyNonMasqueradeSrcCIDRs, "nonMasqueradeSourceCIDRs": keyNonMasqueradeSrcCIDRs,
-		"masqueradeSrcCidr": keyMasqueradeSrcCIDRs, "forceMasqCIDRs": keyForceMasqueradeCIDRs, "forcedMasqueradeCIDRs": keyForceMasqueradeCIDRs,
+		"nonMasqueradeCIDR": KeyNonMasqueradeCIDRs, "nonMasquaradeCIDRs": KeyNonMasqueradeCIDRs, "noMasqueradeCIDRs": KeyNonMasqueradeCIDRs,
+		"nonMasqueradeCDIRs": KeyNonMasqueradeCIDRs, "non-masquerade-cidrs": KeyNonMasqueradeCIDRs, "nonMasqCIDRs": KeyNonMasqueradeCIDRs,
+		"nonMasqueradeSrcCIDR": KeyNonMasqueradeSrcCIDRs, "nonMasqueradeSourceCIDRs": KeyNonMasqueradeSrcCIDRs,
+		"masqueradeSrcCidr": KeyMasqueradeSrcCIDRs, "forceMasqCIDRs": KeyForceMasqueradeCIDRs, "forcedMasqueradeCIDRs": KeyForceMasqueradeCIDRs,
 		"masqLinklLocal": keyMasqLinkLocal, "masqLinkLocl": keyMasqLinkLocal, "masqueradeLinkLocal": keyMasqLinkLocal,
 		"masqLinkLocalIP6": keyMasqLinkLocalIPv6, "masqLinkLocalV6": keyMasqLinkLocalIPv6,
 		"enableIP6": keyEnableIPv6, "enabledIPv6": keyEnableIPv6, "enable_ipv6": keyEnableIPv6,

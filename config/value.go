@@ -14,7 +14,7 @@ import (
 // list reads a list of CIDRs. null is an empty one.
 func (r *reader) list(key string) (list given[[]CIDR]) {
 	var before []CIDR // what encoding/json decodes over
-	if key == keyNonMasqueradeCIDRs {
+	if key == KeyNonMasqueradeCIDRs {
 		before = r.defaults.NonMasqueradeCIDRs
 	}
 	for i, s := range r.settings[key] {

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft/iprange"
 )
 
@@ -75,9 +76,9 @@ func listsOf(ipv6, source bool, policies []Policy) (lists [][]netip.Prefix) {
 			if f.IPv6 != ipv6 {
 				continue
 			}
-			for _, q := range f.questions() {
-				if q.source == source && len(q.list.CIDRs) > 0 {
-					lists = append(lists, q.list.Prefixes())
+			for _, q := range f.Questions {
+				if (q.Asks == config.SourceAddress) == source {
+					lists = append(lists, q.Prefixes())
 				}
 			}
 		}

@@ -87,12 +87,9 @@ func (f FamilyPolicy) rules(masq node) []Rule {
 		Nodes:   []node{ofFamilyMatch{f.IPv6}, toThisNode{}, count{"local" + f.Suffix()}, stop{}},
 		Comment: "to this node",
 	}}
-	for _, q := range f.questions() {
-		if len(q.list.CIDRs) == 0 {
-			continue
-		}
-		match := inSet{IPv6: f.IPv6, Source: q.source, Not: q.not, Set: q.set + f.Suffix()}
-		if q.masquerade {
+	for _, q := range f.Questions {
+		match := inSet{IPv6: f.IPv6, Source: q.Asks == config.SourceAddress, Not: q.Outside, Set: q.Set + f.Suffix()}
+		if q.Masquerade {
 			rules = append(rules, Rule{Nodes: []node{match, masqueraded, masq}})
 		} else {
 			rules = append(rules, Rule{Nodes: []node{match, exempt, stop{}}})
@@ -101,32 +98,10 @@ func (f FamilyPolicy) rules(masq node) []Rule {
 	return append(rules, Rule{Nodes: []node{ofFamilyMatch{f.IPv6}, masqueraded, masq}})
 }
 
-// A question is one list of the policy and what an address in it means.
-type question struct {
-	list       List
-	set        string
-	comment    string
-	source     bool // asks for the source, not the destination
-	not        bool // answers for addresses outside the list
-	masquerade bool // the answer; false: never
-}
-
-// questions gives the lists in the order in which they are asked.
-func (f FamilyPolicy) questions() []question {
-	return []question{
-		{list: f.MasqSrc, set: "masq-src", comment: "the only sources that are masqueraded", source: true, not: true},
-		{list: f.NonMasqSrc, set: "non-masq-src", comment: "sources that keep their own address", source: true},
-		{list: f.Force, set: "force-masq", comment: "destinations that always see the node's address", masquerade: true},
-		{list: f.NonMasq, set: "non-masq", comment: "destinations that see the pod's own address"},
-	}
-}
-
 func (f FamilyPolicy) sets() []Set {
 	var sets []Set
-	for _, q := range f.questions() {
-		if len(q.list.CIDRs) > 0 {
-			sets = append(sets, Set{Name: q.set + f.Suffix(), IPv6: f.IPv6, Comment: q.comment, Prefixes: q.list.Prefixes()})
-		}
+	for _, q := range f.Questions {
+		sets = append(sets, Set{Name: q.Set + f.Suffix(), IPv6: f.IPv6, Comment: q.Means, Prefixes: q.Prefixes()})
 	}
 	return sets
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -79,45 +80,50 @@ func (x xtCompiler) chains() []Chain {
 	var others []Chain
 	masq := x.masquerades()
 	force := node(xtMasquerade{RandomFully: x.policy.RandomFully})
-	if len(f.Force.CIDRs) > 0 && len(x.policy.Ports) > 0 {
+	if len(f.List(config.KeyForceMasqueradeCIDRs).CIDRs) > 0 && len(x.policy.Ports) > 0 {
 		others = append(others, Chain{Name: x.chain + xtMasqChain, Rules: masq})
 		force = xtGoto{continueIn{x.chain + xtMasqChain}}
 		masq = []Rule{x.rule(nil, CommentMasq, force)}
 	}
 	rules := append(x.lists(force), masq...)
-	if len(f.MasqSrc.CIDRs) == 0 {
+	for _, q := range f.Questions {
+		if q.Outside {
+			main.Rules = append(main.Rules, x.list(q, xtGoto{continueIn{x.chain + xtSourceChain}})...)
+		}
+	}
+	if len(main.Rules) == 0 {
 		main.Rules = rules
 		return append(others, main)
 	}
-	others = append(others, Chain{Name: x.chain + xtSourceChain, Rules: rules})
-	for _, c := range f.MasqSrc.CIDRs {
-		main.Rules = append(main.Rules, x.rule([]node{ofPrefix{c.Prefix, true}}, CommentMasqSrc, xtGoto{continueIn{x.chain + xtSourceChain}}))
-	}
-	return append(others, main)
+	return append(others, Chain{Name: x.chain + xtSourceChain, Rules: rules}, main)
 }
 
-// The comments say what a rule is for, behind the chain's name and a colon; from
-// them a policy is read back. The texts of a plain config are those that the
-// documentation of ip-masq-agent prints.
-const (
-	CommentMasqSrc    = "only traffic of these sources should be subject to MASQUERADE"
-	CommentNonMasqSrc = "traffic of this source should not be subject to MASQUERADE"
-	CommentForce      = "traffic to this destination should always be subject to MASQUERADE"
-	CommentNonMasq    = "cluster-local traffic should not be subject to MASQUERADE"
-	CommentMasq       = "outbound traffic should be subject to MASQUERADE (this match must come after cluster-local CIDR matches)"
-)
+// CommentMasq is the comment of the last rule. The comments say what a rule is for,
+// after the chain's name and a colon, and from them a policy is read back; those of
+// the lists are in the policy's table. The texts of a plain config are those that
+// the documentation of ip-masq-agent prints.
+const CommentMasq = "outbound traffic should be subject to MASQUERADE (this match must come after cluster-local CIDR matches)"
 
-// lists gives the rules that stand before the masquerade.
+// lists returns the rules before the masquerade. A list that decides for what it
+// does not hold is not among them: its rules lead to these.
 func (x xtCompiler) lists(force node) []Rule {
 	var rules []Rule
-	for _, c := range x.family.NonMasqSrc.CIDRs {
-		rules = append(rules, x.rule([]node{ofPrefix{c.Prefix, true}}, CommentNonMasqSrc, xtStop{}))
+	for _, q := range x.family.Questions {
+		switch {
+		case q.Masquerade:
+			rules = append(rules, x.list(q, force)...)
+		case !q.Outside:
+			rules = append(rules, x.list(q, xtStop{})...)
+		}
 	}
-	for _, c := range x.family.Force.CIDRs {
-		rules = append(rules, x.rule([]node{ofPrefix{c.Prefix, false}}, CommentForce, force))
-	}
-	for _, c := range x.family.NonMasq.CIDRs {
-		rules = append(rules, x.rule([]node{ofPrefix{c.Prefix, false}}, CommentNonMasq, xtStop{}))
+	return rules
+}
+
+// list returns a rule for each entry of a list.
+func (x xtCompiler) list(q Question, verdict node) []Rule {
+	rules := make([]Rule, len(q.CIDRs))
+	for i, c := range q.CIDRs {
+		rules[i] = x.rule([]node{ofPrefix{c.Prefix, q.Asks == config.SourceAddress}}, q.View, verdict)
 	}
 	return rules
 }

@@ -18,7 +18,8 @@ const (
 
 // A Step is one question of the policy and its answer for a connection.
 type Step struct {
-	Question string      // the set's name, "local", "family" or "default"
+	Question string      // in words
+	Yes      bool        // the answer
 	CIDR     config.CIDR // the entry that holds the address, if one does
 	Decides  bool
 	Verdict  Verdict // where it decides
@@ -34,25 +35,22 @@ func (p Policy) Explain(src, dst netip.Addr, local bool) []Step {
 			return f.explain(src, dst, local)
 		}
 	}
-	return []Step{{Question: "family", Decides: true, Verdict: Exempt}}
+	return []Step{{Question: "IPv6, which is off", Yes: true, Decides: true, Verdict: Exempt}}
 }
 
 func (f FamilyPolicy) explain(src, dst netip.Addr, local bool) []Step {
-	steps := []Step{{Question: "local", Decides: local, Verdict: Local}}
+	steps := []Step{{Question: "to an address of this node", Yes: local, Decides: local, Verdict: Local}}
 	if local {
 		return steps
 	}
-	for _, q := range f.questions() {
-		if len(q.list.CIDRs) == 0 {
-			continue
-		}
+	for _, q := range f.Questions {
 		addr := dst
-		if q.source {
+		if q.Asks == config.SourceAddress {
 			addr = src
 		}
-		cidr, in := q.list.find(addr)
-		step := Step{Question: q.set + f.Suffix(), CIDR: cidr, Decides: in != q.not, Verdict: Exempt}
-		if q.masquerade {
+		cidr, in := q.find(addr)
+		step := Step{Question: q.Question(), Yes: in, CIDR: cidr, Decides: in != q.Outside, Verdict: Exempt}
+		if q.Masquerade {
 			step.Verdict = Masqueraded
 		}
 		steps = append(steps, step)
@@ -60,7 +58,7 @@ func (f FamilyPolicy) explain(src, dst netip.Addr, local bool) []Step {
 			return steps
 		}
 	}
-	return append(steps, Step{Question: "default", Decides: true, Verdict: Masqueraded})
+	return append(steps, Step{Question: "anything else", Yes: true, Decides: true, Verdict: Masqueraded})
 }
 
 // Decide gives the verdict alone.

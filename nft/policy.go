@@ -21,14 +21,16 @@ type Policy struct {
 	Ports       []PortRange
 }
 
-// A FamilyPolicy holds the lists of one address family in the order in which
-// they are asked. A list without entries asks nothing.
+// A FamilyPolicy is what is asked about connections of one address family.
 type FamilyPolicy struct {
-	IPv6       bool
-	MasqSrc    List // sources outside are never masqueraded
-	NonMasqSrc List // sources that are never masqueraded
-	Force      List // destinations that are always masqueraded
-	NonMasq    List // destinations that are never masqueraded
+	IPv6      bool
+	Questions []Question // in the order in which they are asked
+}
+
+// A Question is a condition that a config sets for a family: one with entries.
+type Question struct {
+	config.Condition
+	List
 }
 
 // A List holds CIDRs of which none covers another, in the order of the files.
@@ -62,24 +64,58 @@ func NewPolicy(c config.Config, o Options) Policy {
 }
 
 func newFamilyPolicy(c config.Config, ipv6 bool, linkLocal netip.Prefix, masqLinkLocal bool) FamilyPolicy {
-	list := func(cidrs []config.CIDR) List { return dropCovered(ofFamily(cidrs, ipv6)) }
-	nonMasq := ofFamily(c.NonMasqueradeCIDRs, ipv6)
-	if !masqLinkLocal {
-		first := config.CIDR{Prefix: linkLocal}
-		// Where the file says so too, that is the place to name.
-		if i := slices.IndexFunc(nonMasq, func(c config.CIDR) bool { return c.Prefix == linkLocal }); i >= 0 {
-			first = nonMasq[i]
-			nonMasq = slices.Delete(nonMasq, i, i+1)
+	f := FamilyPolicy{IPv6: ipv6}
+	for _, row := range config.Conditions() {
+		cidrs := ofFamily(row.Entries(c), ipv6)
+		if row.Key == config.KeyNonMasqueradeCIDRs && !masqLinkLocal {
+			cidrs = withLinkLocal(cidrs, linkLocal)
 		}
-		nonMasq = slices.Insert(nonMasq, 0, first)
+		f.Add(row, dropCovered(cidrs))
 	}
-	return FamilyPolicy{
-		IPv6:       ipv6,
-		MasqSrc:    list(c.MasqueradeSrcCIDRs),
-		NonMasqSrc: list(c.NonMasqueradeSrcCIDRs),
-		Force:      list(c.ForceMasqueradeCIDRs),
-		NonMasq:    dropCovered(nonMasq),
+	return f
+}
+
+// withLinkLocal puts a link-local network first. If the file has it too, that is
+// the place to name.
+func withLinkLocal(cidrs []config.CIDR, linkLocal netip.Prefix) []config.CIDR {
+	first := config.CIDR{Prefix: linkLocal}
+	if i := slices.IndexFunc(cidrs, func(c config.CIDR) bool { return c.Prefix == linkLocal }); i >= 0 {
+		first = cidrs[i]
+		cidrs = slices.Delete(cidrs, i, i+1)
 	}
+	return slices.Insert(cidrs, 0, first)
+}
+
+// Add asks a further question, after those before it in the table. A list without
+// entries asks nothing.
+func (f *FamilyPolicy) Add(row config.Condition, l List) {
+	if len(l.CIDRs) > 0 {
+		f.Questions = append(f.Questions, Question{row, l})
+	}
+}
+
+// List returns the list of a key, empty if it is not asked.
+func (f FamilyPolicy) List(key string) List {
+	for _, q := range f.Questions {
+		if q.Key == key {
+			return q.List
+		}
+	}
+	return List{}
+}
+
+// ExemptDestinations returns the networks that keep the source address unless
+// another condition decides before.
+func (p Policy) ExemptDestinations() []netip.Prefix {
+	var out []netip.Prefix
+	for _, f := range p.Families {
+		for _, q := range f.Questions {
+			if q.Asks == config.DestinationAddress && !q.Masquerade {
+				out = append(out, q.Prefixes()...)
+			}
+		}
+	}
+	return out
 }
 
 func ofFamily(cidrs []config.CIDR, ipv6 bool) []config.CIDR {
@@ -214,11 +250,10 @@ func (p Policy) digest() digest {
 
 // sameOrder says whether two policies have the same lists in the same order.
 func (f FamilyPolicy) sameOrder(o FamilyPolicy) bool {
-	equal := func(a, b List) bool {
-		return slices.EqualFunc(a.CIDRs, b.CIDRs, func(a, b config.CIDR) bool { return a.Prefix == b.Prefix })
-	}
-	return f.IPv6 == o.IPv6 && equal(f.MasqSrc, o.MasqSrc) && equal(f.NonMasqSrc, o.NonMasqSrc) &&
-		equal(f.Force, o.Force) && equal(f.NonMasq, o.NonMasq)
+	return f.IPv6 == o.IPv6 && slices.EqualFunc(f.Questions, o.Questions, func(a, b Question) bool {
+		return a.Key == b.Key &&
+			slices.EqualFunc(a.CIDRs, b.CIDRs, func(a, b config.CIDR) bool { return a.Prefix == b.Prefix })
+	})
 }
 
 func (f FamilyPolicy) family() nfnetlink.Family {

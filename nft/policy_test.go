@@ -47,6 +47,7 @@ func TestExplanationNamesTheEntryThatDecides(t *testing.T) {
 		MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
 	}
 	p := nft.NewPolicy(c, nft.Options{})
+	const toNode = "to an address of this node"
 	type step struct {
 		Question, CIDR, At string
 		Decides            bool
@@ -57,30 +58,30 @@ func TestExplanationNamesTheEntryThatDecides(t *testing.T) {
 		local    bool
 		want     []step
 	}{
-		{"10.244.1.2", "192.0.2.1", true, []step{{"local", "", "", true, nft.Local}}},
+		{"10.244.1.2", "192.0.2.1", true, []step{{toNode, "", "", true, nft.Local}}},
 		{"10.1.1.1", "198.51.100.8", false, []step{
-			{Question: "local", Verdict: nft.Local}, {Question: "masq-src-v4", Decides: true, Verdict: nft.Exempt},
+			{Question: toNode, Verdict: nft.Local}, {Question: "source in masqueradeSrcCIDRs", Decides: true, Verdict: nft.Exempt},
 		}},
 		{"10.244.1.2", "10.9.1.1", false, []step{
-			{Question: "local", Verdict: nft.Local},
-			{Question: "masq-src-v4", CIDR: "10.244.0.0/16", Verdict: nft.Exempt},
-			{"force-masq-v4", "10.9.0.0/16", "b:7:5", true, nft.Masqueraded},
+			{Question: toNode, Verdict: nft.Local},
+			{Question: "source in masqueradeSrcCIDRs", CIDR: "10.244.0.0/16", Verdict: nft.Exempt},
+			{"destination in forceMasqueradeCIDRs", "10.9.0.0/16", "b:7:5", true, nft.Masqueraded},
 		}},
 		{"10.244.1.2", "10.8.1.1", false, []step{
-			{Question: "local", Verdict: nft.Local},
-			{Question: "masq-src-v4", CIDR: "10.244.0.0/16", Verdict: nft.Exempt},
-			{Question: "force-masq-v4", Verdict: nft.Masqueraded},
-			{"non-masq-v4", "10.0.0.0/8", "a:2:5", true, nft.Exempt},
+			{Question: toNode, Verdict: nft.Local},
+			{Question: "source in masqueradeSrcCIDRs", CIDR: "10.244.0.0/16", Verdict: nft.Exempt},
+			{Question: "destination in forceMasqueradeCIDRs", Verdict: nft.Masqueraded},
+			{"destination in nonMasqueradeCIDRs", "10.0.0.0/8", "a:2:5", true, nft.Exempt},
 		}},
 		{"10.244.1.2", "198.51.100.8", false, []step{
-			{Question: "local", Verdict: nft.Local},
-			{Question: "masq-src-v4", CIDR: "10.244.0.0/16", Verdict: nft.Exempt},
-			{Question: "force-masq-v4", Verdict: nft.Masqueraded},
-			{Question: "non-masq-v4", Verdict: nft.Exempt},
-			{Question: "default", Decides: true, Verdict: nft.Masqueraded},
+			{Question: toNode, Verdict: nft.Local},
+			{Question: "source in masqueradeSrcCIDRs", CIDR: "10.244.0.0/16", Verdict: nft.Exempt},
+			{Question: "destination in forceMasqueradeCIDRs", Verdict: nft.Masqueraded},
+			{Question: "destination in nonMasqueradeCIDRs", Verdict: nft.Exempt},
+			{Question: "anything else", Decides: true, Verdict: nft.Masqueraded},
 		}},
-		{"10.244.1.2", "::ffff:10.8.1.1", true, []step{{"local", "", "", true, nft.Local}}},
-		{"fd00::1", "2001:db8::1", false, []step{{"family", "", "", true, nft.Exempt}}},
+		{"10.244.1.2", "::ffff:10.8.1.1", true, []step{{toNode, "", "", true, nft.Local}}},
+		{"fd00::1", "2001:db8::1", false, []step{{"IPv6, which is off", "", "", true, nft.Exempt}}},
 	} {
 		var got []step
 		for _, s := range p.Explain(netip.MustParseAddr(tt.src), netip.MustParseAddr(tt.dst), tt.local) {
@@ -191,7 +192,7 @@ func TestLinkLocalInTheFileIsExplainedByItsPlace(t *testing.T) {
 	if got := steps[len(steps)-1].CIDR; got != c.NonMasqueradeCIDRs[1] {
 		t.Errorf("decided by %v, want %v", got, c.NonMasqueradeCIDRs[1])
 	}
-	if covered := p.Families[0].NonMasq.Covered; len(covered) > 0 {
+	if covered := p.Families[0].List(config.KeyNonMasqueradeCIDRs).Covered; len(covered) > 0 {
 		t.Errorf("covered: %v", covered)
 	}
 }

@@ -106,6 +106,15 @@ func TestReadmeListsThePolicyFlags(t *testing.T) {
 	}
 }
 
+func TestReadmeListsTheKeysOfTheFile(t *testing.T) {
+	want, got := config.Keys(), firstColumn(section(t, "keys"))
+	slices.Sort(want)
+	slices.Sort(got)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("keys (-program +README):\n%s", diff)
+	}
+}
+
 func TestReadmeNamesEachFlagOfRun(t *testing.T) {
 	fs := flag.NewFlagSet("run", flag.ContinueOnError)
 	options.AddRunFlags(fs)

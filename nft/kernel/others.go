@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"net/netip"
 	"slices"
 
 	"nft-masq-agent/nft"
@@ -40,7 +39,7 @@ func (k *Kernel) Others(want nft.Ruleset) (Others, error) {
 	}
 	return Others{
 		Legacy:    foreign.Legacy(snapshot),
-		Conflicts: foreign.Conflicts(snapshot, exempt(want)),
+		Conflicts: foreign.Conflicts(snapshot, want.Policy.ExemptDestinations()),
 	}, nil
 }
 
@@ -64,15 +63,6 @@ func (s *state) isOurs(want nft.Ruleset) func(nfnetlink.Chain) bool {
 		}
 		return c.Table == nft.NATTable && slices.Contains(ours[c.Family], c.Name)
 	}
-}
-
-// exempt gives the destinations that the policy exempts.
-func exempt(r nft.Ruleset) []netip.Prefix {
-	var out []netip.Prefix
-	for _, f := range r.Policy.Families {
-		out = append(out, f.NonMasq.Prefixes()...)
-	}
-	return out
 }
 
 // readLegacy finds what a take-over removes.

@@ -9,6 +9,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/ruletext"
 )
@@ -92,24 +93,28 @@ func countsMasqueraded(r nfnetlink.Rule) bool {
 
 // readLists fills the lists of a family from the sets that the rules refer to.
 func (o *Own) readLists(f *nft.FamilyPolicy) {
-	lists := map[string]*nft.List{
-		"masq-src" + f.Suffix(): &f.MasqSrc, "non-masq-src" + f.Suffix(): &f.NonMasqSrc,
-		"force-masq" + f.Suffix(): &f.Force, "non-masq" + f.Suffix(): &f.NonMasq,
-	}
+	held := map[string][]config.CIDR{} // by the set's name without side
 	for _, r := range o.rules[nft.BaseChain] {
 		for _, name := range lookups(r) {
-			list := lists[strings.TrimSuffix(strings.TrimSuffix(name, nft.SideA), nft.SideB)]
-			held, ok := o.Sets[name]
-			if list == nil || !ok || len(list.CIDRs) > 0 {
-				continue
-			}
-			for _, r := range held.Holds {
-				if p, ok := r.Prefix(); ok {
-					list.CIDRs = append(list.CIDRs, config.CIDR{Prefix: p})
-				}
+			set := strings.TrimSuffix(strings.TrimSuffix(name, nft.SideA), nft.SideB)
+			if s, ok := o.Sets[name]; ok && len(held[set]) == 0 {
+				held[set] = cidrs(s.Holds)
 			}
 		}
 	}
+	for _, row := range config.Conditions() {
+		f.Add(row, nft.List{CIDRs: held[row.Set+f.Suffix()]})
+	}
+}
+
+func cidrs(ranges []iprange.Range) []config.CIDR {
+	var out []config.CIDR
+	for _, r := range ranges {
+		if p, ok := r.Prefix(); ok {
+			out = append(out, config.CIDR{Prefix: p})
+		}
+	}
+	return out
 }
 
 // addMasquerade reads the switches and ports of a masquerade: of the ones with

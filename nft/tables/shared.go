@@ -501,14 +501,24 @@ func (n *Shared) Policy(c OwnChain) (nft.Policy, error) {
 	return p, nil
 }
 
-// Held reads the policy of a chain; rules that are none of ours are left out.
+// Held reads the policy of a chain, where the comment of a rule says what it is for;
+// rules that are none of ours are left out.
 func (n *Shared) Held(c OwnChain) nft.Policy {
 	f := nft.FamilyPolicy{IPv6: n.Family == nfnetlink.IPv6}
 	p := nft.Policy{}
+	lists := map[string][]config.CIDR{} // by comment
 	for _, name := range c.Members() {
 		for _, r := range n.chains[name] {
-			addRule(&f, &p, r)
+			_, comment, _ := strings.Cut(ruletext.Comment(r), ": ")
+			if comment == nft.CommentMasq {
+				addTarget(&p, r)
+			} else {
+				lists[comment] = append(lists[comment], config.CIDR{Prefix: prefixOf(r)})
+			}
 		}
+	}
+	for _, row := range config.Conditions() {
+		f.Add(row, nft.List{CIDRs: lists[row.View]})
 	}
 	p.Families = []nft.FamilyPolicy{f}
 	return p
@@ -526,25 +536,6 @@ func (n *Shared) Strange(chain string) (rules, jumps []nfnetlink.Rule) {
 		}
 	}
 	return n.chains[chain], jumps
-}
-
-// addRule reads one rule of mode iptables-nft into the policy: its comment says
-// what it is for.
-func addRule(f *nft.FamilyPolicy, p *nft.Policy, r nfnetlink.Rule) {
-	entry := config.CIDR{Prefix: prefixOf(r)}
-	_, comment, _ := strings.Cut(ruletext.Comment(r), ": ")
-	switch comment {
-	case nft.CommentMasqSrc:
-		f.MasqSrc.CIDRs = append(f.MasqSrc.CIDRs, entry)
-	case nft.CommentNonMasqSrc:
-		f.NonMasqSrc.CIDRs = append(f.NonMasqSrc.CIDRs, entry)
-	case nft.CommentForce:
-		f.Force.CIDRs = append(f.Force.CIDRs, entry)
-	case nft.CommentNonMasq:
-		f.NonMasq.CIDRs = append(f.NonMasq.CIDRs, entry)
-	case nft.CommentMasq:
-		addTarget(p, r)
-	}
 }
 
 // addTarget reads the switches and ports of a MASQUERADE without a prefix: of

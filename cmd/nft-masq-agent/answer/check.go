@@ -120,15 +120,12 @@ func Accepted(o options.Options, l options.Loaded, found []Finding) Check {
 
 func reportFamily(f nft.FamilyPolicy) familyReport {
 	r := familyReport{Family: strings.ToLower(familyName(f.IPv6)), Lists: []listReport{}}
-	for _, l := range keyedLists(f) {
-		if len(l.CIDRs) == 0 {
-			continue
-		}
-		list := listReport{Key: l.key}
-		for _, c := range l.CIDRs {
+	for _, q := range f.Questions {
+		list := listReport{Key: q.Key}
+		for _, c := range q.CIDRs {
 			list.CIDRs = append(list.CIDRs, reportCIDR(c))
 		}
-		for _, c := range l.Covered {
+		for _, c := range q.Covered {
 			list.Covered = append(list.Covered, coveredReport{reportCIDR(c.CIDR), reportCIDR(c.By)})
 		}
 		r.Lists = append(r.Lists, list)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 )
 
@@ -60,7 +61,7 @@ func (x *Explanation) add(p nft.Policy, source string, src, dst netip.Addr, loca
 	steps := p.Explain(src, dst, local)
 	a := Answer{Source: source, Verdict: steps[len(steps)-1].Verdict}
 	for _, s := range steps {
-		step := explainWords(s)
+		step := explainStep(s)
 		if x.Live && step.CIDR != "" {
 			step.Place = "in the kernel"
 		}
@@ -71,9 +72,11 @@ func (x *Explanation) add(p nft.Policy, source string, src, dst netip.Addr, loca
 
 func asksForSource(p nft.Policy, ipv6 bool) bool {
 	return slices.ContainsFunc(p.Families, func(f nft.FamilyPolicy) bool {
-		return f.IPv6 == ipv6 && len(f.MasqSrc.CIDRs)+len(f.NonMasqSrc.CIDRs) > 0
+		return f.IPv6 == ipv6 && slices.ContainsFunc(f.Questions, asksSource)
 	})
 }
+
+func asksSource(q nft.Question) bool { return q.Asks == config.SourceAddress }
 
 // answerForSources answers for the sources that the lists of sources let pass,
 // and for those that each list stops.
@@ -82,12 +85,12 @@ func (x *Explanation) answerForSources(p nft.Policy, dst netip.Addr) {
 	var passed []Step // by the sources that pass
 	var pass []string
 	var stopped []Answer
-	stop := func(key string, in bool) {
-		question := "source in " + key
-		words := map[bool]string{true: "in " + key, false: "not in " + key}
-		steps := append(slices.Clone(passed), Step{Question: question, Yes: in})
+	stop := func(q nft.Question) {
+		words := map[bool]string{true: "in " + q.Key, false: "not in " + q.Key}
+		in := !q.Outside
+		steps := append(slices.Clone(passed), Step{Question: q.Question(), Yes: in})
 		stopped = append(stopped, Answer{Source: "a source " + words[in], Verdict: nft.Exempt, Steps: steps})
-		passed = append(passed, Step{Question: question, Yes: !in})
+		passed = append(passed, Step{Question: q.Question(), Yes: !in})
 		pass = append(pass, words[!in])
 	}
 	for i := range passing.Families {
@@ -95,12 +98,12 @@ func (x *Explanation) answerForSources(p nft.Policy, dst netip.Addr) {
 		if f.IPv6 != dst.Is6() {
 			continue
 		}
-		for _, l := range keyedLists(*f) {
-			if l.asks == "source" && len(l.CIDRs) > 0 {
-				stop(l.key, l.set == "non-masq-src")
+		for _, q := range f.Questions {
+			if asksSource(q) {
+				stop(q)
 			}
 		}
-		f.MasqSrc, f.NonMasqSrc = nft.List{}, nft.List{}
+		f.Questions = slices.DeleteFunc(slices.Clone(f.Questions), asksSource)
 	}
 	x.add(passing, "a source "+strings.Join(pass, " and "), netip.Addr{}, dst, false)
 	first := &x.Answers[len(x.Answers)-1]
@@ -112,23 +115,10 @@ func (x *Explanation) answerForSources(p nft.Policy, dst netip.Addr) {
 	}
 }
 
-// explainWords puts a step in the words of the config.
-func explainWords(s nft.Step) Step {
-	switch s.Question {
-	case "local":
-		return Step{Question: "to an address of this node", Yes: s.Decides}
-	case "family":
-		return Step{Question: "IPv6, which is off", Yes: true}
-	case "default":
-		return Step{Question: "anything else", Yes: true}
-	}
-	out := Step{Question: s.Question, Yes: s.CIDR.IsValid()}
-	for _, l := range keyedLists(nft.FamilyPolicy{}) {
-		if s.Question == l.set+"-v4" || s.Question == l.set+"-v6" {
-			out.Question = l.asks + " in " + l.key
-		}
-	}
-	if out.Yes {
+// explainStep is a step for people and programs.
+func explainStep(s nft.Step) Step {
+	out := Step{Question: s.Question, Yes: s.Yes}
+	if s.CIDR.IsValid() {
 		out.CIDR, out.Place = s.CIDR.String(), place(s.CIDR)
 	}
 	return out

@@ -60,18 +60,18 @@ func only(found []Finding, note bool) []Finding {
 // lintEverythingExempt finds lists that leave no destination to masquerade.
 func lintEverythingExempt(f nft.FamilyPolicy) []Finding {
 	all := everything(f.IPv6)
-	if _, some := uncovered(all, f.NonMasq.CIDRs); some {
+	if _, some := uncovered(all, f.List(config.KeyNonMasqueradeCIDRs).CIDRs); some {
 		return nil
 	}
 	found := Finding{ID: "everything-exempt"}
 	what := "nonMasqueradeCIDRs together cover"
-	for _, c := range f.NonMasq.CIDRs {
+	for _, c := range f.List(config.KeyNonMasqueradeCIDRs).CIDRs {
 		if c.Prefix == all {
 			found.Pos, what = c.Pos, "nonMasqueradeCIDRs: "+all.String()+" covers"
 		}
 	}
 	rest := "nothing"
-	if len(f.Force.CIDRs) > 0 {
+	if len(f.List(config.KeyForceMasqueradeCIDRs).CIDRs) > 0 {
 		rest = "nothing but forceMasqueradeCIDRs"
 	}
 	found.Msg = fmt.Sprintf("%s every %s destination: %s is masqueraded", what, familyName(f.IPv6), rest)
@@ -88,9 +88,9 @@ func everything(ipv6 bool) netip.Prefix {
 
 // lintForcedOutside finds forced CIDRs that change nothing.
 func lintForcedOutside(f nft.FamilyPolicy) []Finding {
-	exempt := f.NonMasq.Prefixes()
+	exempt := f.List(config.KeyNonMasqueradeCIDRs).Prefixes()
 	var found []Finding
-	for _, c := range f.Force.CIDRs {
+	for _, c := range f.List(config.KeyForceMasqueradeCIDRs).CIDRs {
 		if !overlapsAny(c.Prefix, exempt) {
 			found = append(found, Finding{ID: "forced-outside", Pos: c.Pos, Msg: fmt.Sprintf(
 				"forceMasqueradeCIDRs: %s is outside every exempted CIDR: it is masqueraded anyway", c.Prefix)})
@@ -116,13 +116,13 @@ func lintPodCIDRs(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
 	const seen = "pods of other nodes would see this node's address"
 	var found []Finding
 	for _, p := range pods {
-		for _, c := range f.Force.CIDRs {
+		for _, c := range f.List(config.KeyForceMasqueradeCIDRs).CIDRs {
 			if c.Overlaps(p) {
 				found = append(found, Finding{ID: "pod-cidr-forced", Pos: c.Pos, Msg: fmt.Sprintf(
 					"forceMasqueradeCIDRs: %s reaches into pod CIDR %s: %s", c.Prefix, p, seen)})
 			}
 		}
-		gap, some := uncovered(p, f.NonMasq.CIDRs)
+		gap, some := uncovered(p, f.List(config.KeyNonMasqueradeCIDRs).CIDRs)
 		switch {
 		case some && gap == p:
 			found = append(found, Finding{ID: "pod-cidr-not-exempt", Msg: fmt.Sprintf("pod CIDR %s is not exempted: %s", p, seen)})
@@ -135,8 +135,8 @@ func lintPodCIDRs(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
 
 // sourceMasqueraded says whether any source of a network is masqueraded at all.
 func sourceMasqueraded(f nft.FamilyPolicy, p netip.Prefix) bool {
-	_, some := uncovered(p, f.NonMasqSrc.CIDRs)
-	return some && (len(f.MasqSrc.CIDRs) == 0 || overlapsAny(p, f.MasqSrc.Prefixes()))
+	_, some := uncovered(p, f.List(config.KeyNonMasqueradeSrcCIDRs).CIDRs)
+	return some && (len(f.List(config.KeyMasqueradeSrcCIDRs).CIDRs) == 0 || overlapsAny(p, f.List(config.KeyMasqueradeSrcCIDRs).Prefixes()))
 }
 
 // noteMetadata says what becomes of requests to the metadata service. Where it
@@ -146,7 +146,7 @@ func noteMetadata(f nft.FamilyPolicy) Finding {
 	for _, asked := range []struct {
 		nft.List
 		who string
-	}{{f.Force, "node's"}, {f.NonMasq, "pod's own"}} {
+	}{{f.List(config.KeyForceMasqueradeCIDRs), "node's"}, {f.List(config.KeyNonMasqueradeCIDRs), "pod's own"}} {
 		for _, c := range asked.CIDRs {
 			if !c.Contains(metadata) {
 				continue

@@ -73,21 +73,18 @@ func portList(ports []nft.PortRange) string {
 
 // writeFamily lists the CIDRs of a family in the order in which they are asked.
 func writeFamily(b *strings.Builder, c config.Config, f nft.FamilyPolicy) {
-	for _, l := range keyedLists(f) {
-		if len(l.CIDRs) == 0 {
-			continue
-		}
-		fmt.Fprintf(b, "\n%s %s: %s\n", familyName(f.IPv6), l.key, l.means)
+	for _, q := range f.Questions {
+		fmt.Fprintf(b, "\n%s %s: %s\n", familyName(f.IPv6), q.Key, q.Means)
 		w := tabwriter.NewWriter(b, 20, 0, 2, ' ', 0)
-		for _, c := range l.CIDRs {
+		for _, c := range q.CIDRs {
 			_, _ = fmt.Fprintf(w, "  %s\t%s\n", c.Prefix, place(c))
 		}
 		_ = w.Flush()
-		for _, c := range l.Covered {
+		for _, c := range q.Covered {
 			fmt.Fprintf(b, "  dropped: %s (%s),\n    covered by %s (%s)\n", c.Prefix, place(c.CIDR), c.By.Prefix, place(c.By))
 		}
 	}
-	if _, some := uncovered(everything(f.IPv6), f.NonMasq.CIDRs); !some {
+	if _, some := uncovered(everything(f.IPv6), f.List(config.KeyNonMasqueradeCIDRs).CIDRs); !some {
 		return
 	}
 	rest := "\nAny other " + familyName(f.IPv6) + " destination sees the node's address"
@@ -95,7 +92,7 @@ func writeFamily(b *strings.Builder, c config.Config, f nft.FamilyPolicy) {
 	if f.IPv6 {
 		linkLocal, masq, key = linkLocalIPv6, c.MasqLinkLocalIPv6, "masqLinkLocalIPv6"
 	}
-	if masq && !overlapsAny(linkLocal, f.NonMasq.Prefixes()) {
+	if masq && !overlapsAny(linkLocal, f.List(config.KeyNonMasqueradeCIDRs).Prefixes()) {
 		rest += fmt.Sprintf(",\nlink-local %s too (%s is true)", linkLocal, key)
 	}
 	b.WriteString(rest + ".\n")

@@ -3,6 +3,7 @@ package answer
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -46,7 +47,7 @@ func WinBridge(api int, c config.Config, p nft.Policy) (text string, leftOut int
 	}
 	exceptions := []string{}
 	for _, family := range p.Families {
-		for _, c := range family.NonMasq.CIDRs {
+		for _, c := range family.List(config.KeyNonMasqueradeCIDRs).CIDRs {
 			if !family.IPv6 {
 				exceptions = append(exceptions, c.String())
 			}
@@ -68,17 +69,13 @@ func windowsNAT(api int, exceptions []string) windowsPolicy {
 // sayableOnWindows says what of a config a list of exceptions cannot say.
 func sayableOnWindows(c config.Config) error {
 	var problems config.Problems
-	for _, l := range []struct {
-		key   string
-		cidrs []config.CIDR
-	}{
-		{"forceMasqueradeCIDRs", c.ForceMasqueradeCIDRs},
-		{"nonMasqueradeSrcCIDRs", c.NonMasqueradeSrcCIDRs},
-		{"masqueradeSrcCIDRs", c.MasqueradeSrcCIDRs},
-	} {
-		for _, cidr := range l.cidrs {
+	for _, row := range slices.Backward(config.Conditions()) {
+		if row.WinBridge {
+			continue
+		}
+		for _, cidr := range row.Entries(c) {
 			problems = append(problems, config.Problem{Pos: cidr.Pos, Msg: fmt.Sprintf(
-				"%s: %s cannot be said in a policy of win-bridge, which has exempted destinations only", l.key, cidr.Prefix)})
+				"%s: %s cannot be said in a policy of win-bridge, which has exempted destinations only", row.Key, cidr.Prefix)})
 		}
 	}
 	if len(problems) > 0 {

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"nft-masq-agent/config"
-	"nft-masq-agent/nft"
 )
 
 var (
@@ -17,25 +16,6 @@ var (
 	// metadata is the address of the metadata service of most clouds.
 	metadata = netip.MustParseAddr("169.254.169.254")
 )
-
-// A keyedList is a list of a policy under the key of the file that fills it.
-type keyedList struct {
-	nft.List
-	key   string
-	set   string // the name of the set without family
-	asks  string // for the source or for the destination
-	means string
-}
-
-// keyedLists gives the lists of a family in the order in which they are asked.
-func keyedLists(f nft.FamilyPolicy) []keyedList {
-	return []keyedList{
-		{f.MasqSrc, "masqueradeSrcCIDRs", "masq-src", "source", "the only sources that are masqueraded"},
-		{f.NonMasqSrc, "nonMasqueradeSrcCIDRs", "non-masq-src", "source", "sources that keep their own address"},
-		{f.Force, "forceMasqueradeCIDRs", "force-masq", "destination", "destinations that always see the node's address"},
-		{f.NonMasq, "nonMasqueradeCIDRs", "non-masq", "destination", "destinations that see the pod's own address"},
-	}
-}
 
 func familyName(ipv6 bool) string {
 	if ipv6 {
