@@ -11,7 +11,10 @@ GOLANGCI    = go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.1
 GOVULNCHECK = go run golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 ARCHS   = amd64 arm arm64 ppc64le s390x
-VERSION = $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+# The tag; after it, what git describe makes of it; without a tag a Go pseudo-version.
+VERSION := $(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null || \
+	{ TZ=UTC git log -1 --abbrev=12 --date=format-local:%Y%m%d%H%M%S --format=v0.0.0-%cd-%h && \
+	git diff --quiet HEAD || echo -dirty; } 2>/dev/null | tr -d '\n' | grep . || echo devel)
 # Stamped from git where there is a repository, and told so: GOFLAGS may say no.
 BUILD   = CGO_ENABLED=0 go build -trimpath -buildvcs=$(if $(wildcard .git),true,false) \
           -ldflags '-s -w -X main.version=$(VERSION)'

@@ -1,6 +1,8 @@
 # The image and the manifests. Included by the Makefile.
 
 KUSTOMIZE = go run sigs.k8s.io/kustomize/kustomize/v5@v5.8.2
+HELM      = go run helm.sh/helm/v3/cmd/helm@v3.22.0
+KUBECTL   = kubectl
 
 # docker where its daemon answers, else podman, else buildah; asked once.
 CONTAINER_TOOL ?= $(eval CONTAINER_TOOL := $(shell docker info >/dev/null 2>&1 && echo docker || \
@@ -82,23 +84,76 @@ bin/promtool:
 registry:
 	@case '$(IMAGE)' in */*) ;; *) echo 'say where to: make $(MAKECMDGOALS) IMAGE=REGISTRY/nft-masq-agent' >&2; exit 1;; esac
 
-# What the kustomizations give, in the directory $(1): the base as the manifest
-# for people, the overlays for the tests.
+# Components of manifests/components that manifest and install add to the base.
+COMPONENTS ?=
+NAMESPACE   = kube-system
+OURS        = -l app.kubernetes.io/name=nft-masq-agent
+
+# A kustomization of $(1) with the image, in bin/install.
+define kustomization
+	@mkdir -p bin/install
+	@{ echo 'resources: [../../manifests/$(1)]'; \
+	   echo 'components: [$(COMPONENTS:%=../../manifests/components/%,)]'; \
+	   echo 'images: [{name: nft-masq-agent, newName: "$(IMAGE)", newTag: "$(TAG)"}]'; } >bin/install/kustomization.yaml
+endef
+
+.PHONY: manifest
+manifest: registry ## Print the manifest with IMAGE and TAG: COMPONENTS='prometheus …'
+	$(call kustomization,base)
+	@$(KUSTOMIZE) build bin/install
+
+.PHONY: install
+install: registry ## Apply the manifest with IMAGE and TAG to the cluster: COMPONENTS
+	$(call kustomization,base)
+	$(KUSTOMIZE) build bin/install | $(KUBECTL) apply -f -
+
+.PHONY: uninstall
+uninstall: COMPONENTS =
+uninstall: registry ## Remove the agent, the rules from all nodes, and whatever install made
+	$(KUBECTL) -n $(NAMESPACE) delete daemonset $(OURS) --cascade=foreground
+	$(call kustomization,overlays/removal)
+	$(KUSTOMIZE) build bin/install | $(KUBECTL) apply -f -
+	$(KUBECTL) -n $(NAMESPACE) rollout status daemonset/nft-masq-agent --timeout=10m
+	$(KUBECTL) -n $(NAMESPACE) delete daemonset,service $(OURS)
+	@# Of the Prometheus Operator, which a cluster need not have.
+	@for kind in podmonitor prometheusrule; do \
+		if $(KUBECTL) get $$kind.monitoring.coreos.com -n $(NAMESPACE) >/dev/null 2>&1; then \
+			$(KUBECTL) -n $(NAMESPACE) delete $$kind.monitoring.coreos.com $(OURS); \
+		fi; \
+	done
+
+# Renders into the directory $(1): the base as the manifest for people, the
+# overlays for the tests, the alerts as a PrometheusRule and for the chart.
 define render
-	@mkdir -p "$(1)/testdata"
-	@{ echo '# Made from manifests/base by make manifests.'; $(KUSTOMIZE) build manifests/base; } >"$(1)/nft-masq-agent.yaml"
+	@mkdir -p "$(1)/testdata" "$(1)/components/prometheus-operator" "$(1)/helm/files"
+	@cp manifests/prometheus/rules.yaml "$(1)/helm/files/rules.yaml"
+	@{ printf '%s\n' '# Made from manifests/prometheus/rules.yaml by make manifests.' \
+		'apiVersion: monitoring.coreos.com/v1' 'kind: PrometheusRule' 'metadata:' '  name: nft-masq-agent' \
+		'  namespace: $(NAMESPACE)' '  labels:' '    app.kubernetes.io/name: nft-masq-agent' 'spec:'; \
+		sed '/^#/d; s/^./  &/' manifests/prometheus/rules.yaml; } >"$(1)/components/prometheus-operator/prometheusrule.yaml"
+	@{ printf '%s\n' '# Made from manifests/base by make manifests. The image is a placeholder:' \
+		'# make manifest IMAGE=REGISTRY/nft-masq-agent prints this with yours.'; \
+		$(KUSTOMIZE) build manifests/base; } >"$(1)/nft-masq-agent.yaml"
 	@for overlay in $(notdir $(wildcard manifests/overlays/*)); do \
 		$(KUSTOMIZE) build "manifests/overlays/$$overlay" >"$(1)/testdata/$$overlay.yaml"; \
 	done
 endef
 
 .PHONY: manifests
-manifests: ## Make nft-masq-agent.yaml, and what the tests read, from the kustomizations
+manifests: ## Regenerate what is made from kustomizations and alerts
 	$(call render,manifests)
 
 .PHONY: manifests-check
-manifests-check: ## Check that make manifests would change nothing
+manifests-check: bin/tools/kustomize bin/tools/helm ## Check that make manifests would change nothing, components and Helm chart
 	@rm -rf bin/manifests
 	$(call render,bin/manifests)
-	@diff -u manifests/nft-masq-agent.yaml bin/manifests/nft-masq-agent.yaml
-	@diff -ru manifests/testdata bin/manifests/testdata
+	@for made in nft-masq-agent.yaml testdata components/prometheus-operator/prometheusrule.yaml helm/files; do \
+		diff -ru "manifests/$$made" "bin/manifests/$$made"; \
+	done
+	MANIFEST_TOOLS='$(CURDIR)/bin/tools' go test -count=1 -run '^TestTools' ./manifests
+
+# Programs that a test calls often.
+bin/tools/kustomize: manifests/manifests.mk
+	GOBIN='$(CURDIR)/bin/tools' go install $(KUSTOMIZE:go run %=%)
+bin/tools/helm: manifests/manifests.mk
+	GOBIN='$(CURDIR)/bin/tools' go install $(HELM:go run %=%)

@@ -27,7 +27,41 @@ const oneFile = "nft-masq-agent.yaml"
 type rendered struct {
 	daemonSet appsv1.DaemonSet
 	services  []corev1.Service
+	monitors  []podMonitor
+	rules     []prometheusRule
 }
+
+// What the Prometheus Operator reads, as far as we write it.
+type (
+	operatorObject struct {
+		APIVersion string `json:"apiVersion"`
+		Kind       string `json:"kind"`
+		Metadata   struct {
+			Name      string            `json:"name"`
+			Namespace string            `json:"namespace"`
+			Labels    map[string]string `json:"labels"`
+		} `json:"metadata"`
+	}
+	podMonitor struct {
+		operatorObject `json:",inline"`
+		Spec           struct {
+			Selector struct {
+				MatchLabels map[string]string `json:"matchLabels"`
+			} `json:"selector"`
+			Endpoints []struct {
+				Port        string `json:"port"`
+				Relabelings []struct {
+					SourceLabels []string `json:"sourceLabels"`
+					TargetLabel  string   `json:"targetLabel"`
+				} `json:"relabelings"`
+			} `json:"podMetricsEndpoints"`
+		} `json:"spec"`
+	}
+	prometheusRule struct {
+		operatorObject `json:",inline"`
+		Spec           any `json:"spec"`
+	}
+)
 
 func (r rendered) pod() corev1.PodSpec         { return r.daemonSet.Spec.Template.Spec }
 func (r rendered) container() corev1.Container { return r.pod().Containers[0] }
@@ -57,6 +91,12 @@ func read(t *testing.T, name string) rendered {
 		case "Service":
 			r.services = append(r.services, corev1.Service{})
 			err = yaml.UnmarshalStrict(document, &r.services[len(r.services)-1])
+		case "PodMonitor":
+			r.monitors = append(r.monitors, podMonitor{})
+			err = yaml.UnmarshalStrict(document, &r.monitors[len(r.monitors)-1])
+		case "PrometheusRule":
+			r.rules = append(r.rules, prometheusRule{})
+			err = yaml.UnmarshalStrict(document, &r.rules[len(r.rules)-1])
 		default:
 			t.Errorf("%s: a %s", file, kind.Kind)
 		}
@@ -95,13 +135,17 @@ func TestEachOverlayHasItsOutputAndNoOtherIsThere(t *testing.T) {
 		for i, f := range found {
 			found[i] = strings.TrimSuffix(filepath.Base(f), suffix)
 		}
+		slices.Sort(found)
 		return found
 	}
 	overlays := list("overlays/*", "")
-	for _, other := range [][]string{list("components/*", ""), list("testdata/*.yaml", ".yaml")} {
-		if diff := cmp.Diff(overlays, other); diff != "" {
-			t.Errorf("-overlays +others:\n%s", diff)
-		}
+	if diff := cmp.Diff(overlays, list("testdata/*.yaml", ".yaml")); diff != "" {
+		t.Errorf("-overlays +output:\n%s", diff)
+	}
+	components := append(list("components/*", ""), "removal") // to which nothing can be added
+	slices.Sort(components)
+	if diff := cmp.Diff(overlays, components); diff != "" {
+		t.Errorf("-overlays +components:\n%s", diff)
 	}
 }
 
@@ -156,10 +200,10 @@ func TestPodRunsOnEveryLinuxNode(t *testing.T) {
 	})
 }
 
-func TestRollingUpdateReplacesANodeAtATime(t *testing.T) {
+func TestRollingUpdateReplacesATenthOfTheNodesAtATime(t *testing.T) {
 	everyManifest(t, func(t *testing.T, name string, r rendered) {
 		u := r.daemonSet.Spec.UpdateStrategy
-		want := "1"
+		want := "10%"
 		if name == "removal" {
 			want = "100%"
 		}
@@ -227,6 +271,7 @@ func TestArguments(t *testing.T) {
 		"labelled-nodes":        {loopback},
 		"non-masquerade-daemon": {loopback, "--mode=iptables-nft", "--masq-chain=NON-MASQUERADE-DAEMON", "--config=/etc/config/non-masquerade-daemon"},
 		"prometheus":            {"--http-address=[$(HOST_IP)]:9717"},
+		"prometheus-operator":   {"--http-address=[$(HOST_IP)]:9717"},
 		"removal":               {"cleanup", "--wait"},
 		"takeover":              {loopback, "--takeover"},
 	}
@@ -278,7 +323,7 @@ func TestProbesAskWhereTheAgentAnswers(t *testing.T) {
 			return
 		}
 		host := "127.0.0.1"
-		if name == "prometheus" {
+		if strings.HasPrefix(name, "prometheus") {
 			host = "" // the pod's address, which is the node's
 		}
 		for path, p := range map[string]*corev1.Probe{"/healthz": live, "/readyz": ready} {
@@ -290,24 +335,81 @@ func TestProbesAskWhereTheAgentAnswers(t *testing.T) {
 }
 
 func TestPrometheusFindsEachNode(t *testing.T) {
-	r := read(t, "prometheus")
-	if len(r.services) != 1 {
-		t.Fatalf("%d services", len(r.services))
-	}
-	service, labels := r.services[0], r.daemonSet.Spec.Template.Labels
-	for k, v := range service.Spec.Selector {
-		if labels[k] != v {
-			t.Errorf("the service selects %s=%s, the pod has %v", k, v, labels)
+	for _, name := range []string{"prometheus", "prometheus-operator"} {
+		r := read(t, name)
+		if len(r.services) != 1 {
+			t.Fatalf("%d services", len(r.services))
+		}
+		wantSelected(t, r, r.services[0].Spec.Selector)
+		i := slices.IndexFunc(r.container().Env, func(e corev1.EnvVar) bool { return e.Name == "HOST_IP" })
+		if i < 0 || r.container().Env[i].ValueFrom.FieldRef.FieldPath != "status.hostIP" {
+			t.Errorf("HOST_IP is not the node's address: %v", r.container().Env)
+		}
+		want := []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9717}}
+		if diff := cmp.Diff(want, r.container().Ports); diff != "" {
+			t.Errorf("ports (-want +got):\n%s", diff)
 		}
 	}
-	i := slices.IndexFunc(r.container().Env, func(e corev1.EnvVar) bool { return e.Name == "HOST_IP" })
-	if i < 0 || r.container().Env[i].ValueFrom.FieldRef.FieldPath != "status.hostIP" {
-		t.Errorf("HOST_IP is not the node's address: %v", r.container().Env)
+}
+
+// wantSelected checks that labels select the pods of a manifest.
+func wantSelected(t *testing.T, r rendered, selector map[string]string) {
+	t.Helper()
+	labels := r.daemonSet.Spec.Template.Labels
+	for k, v := range selector {
+		if labels[k] != v {
+			t.Errorf("selects %s=%s, the pod has %v", k, v, labels)
+		}
 	}
-	want := []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9717}}
-	if diff := cmp.Diff(want, r.container().Ports); diff != "" {
-		t.Errorf("ports (-want +got):\n%s", diff)
+}
+
+func TestPodMonitorNamesTargetsByTheirNode(t *testing.T) {
+	r := read(t, "prometheus-operator")
+	if len(r.monitors) != 1 || len(r.monitors[0].Spec.Endpoints) != 1 {
+		t.Fatalf("%+v", r.monitors)
 	}
+	wantSelected(t, r, r.monitors[0].Spec.Selector.MatchLabels)
+	endpoint := r.monitors[0].Spec.Endpoints[0]
+	if endpoint.Port != r.container().Ports[0].Name {
+		t.Errorf("port %s", endpoint.Port)
+	}
+	if l := endpoint.Relabelings; len(l) != 1 || l[0].TargetLabel != "instance" ||
+		!slices.Equal(l[0].SourceLabels, []string{"__meta_kubernetes_pod_node_name"}) {
+		t.Errorf("relabelings %+v", l)
+	}
+}
+
+func TestPrometheusRuleHasTheAlerts(t *testing.T) {
+	r := read(t, "prometheus-operator")
+	var want any
+	readYAML(t, "prometheus/rules.yaml", &want)
+	if len(r.rules) != 1 {
+		t.Fatalf("%d rules", len(r.rules))
+	}
+	if diff := cmp.Diff(want, r.rules[0].Spec); diff != "" {
+		t.Errorf("-rules.yaml +PrometheusRule:\n%s", diff)
+	}
+}
+
+// make uninstall deletes by this label what any overlay made.
+func TestEveryObjectHasTheLabelThatUninstallSelects(t *testing.T) {
+	everyManifest(t, func(t *testing.T, _ string, r rendered) {
+		objects := map[string]map[string]string{"DaemonSet": r.daemonSet.Labels}
+		for _, o := range r.services {
+			objects["Service"] = o.Labels
+		}
+		for _, o := range r.monitors {
+			objects["PodMonitor"] = o.Metadata.Labels
+		}
+		for _, o := range r.rules {
+			objects["PrometheusRule"] = o.Metadata.Labels
+		}
+		for kind, labels := range objects {
+			if labels["app.kubernetes.io/name"] != "nft-masq-agent" {
+				t.Errorf("%s: labels %v", kind, labels)
+			}
+		}
+	})
 }
 
 // The names and labels of the DaemonSets that these overlays replace in place:

@@ -54,9 +54,10 @@ func readYAML(t *testing.T, file string, into any) {
 
 // An alert of prometheus/rules.yaml.
 type alert struct {
-	Alert  string            `json:"alert"`
-	Expr   string            `json:"expr"`
-	Labels map[string]string `json:"labels"`
+	Alert       string            `json:"alert"`
+	Expr        string            `json:"expr"`
+	Labels      map[string]string `json:"labels"`
+	Annotations map[string]string `json:"annotations"`
 }
 
 func readAlerts(t *testing.T) []alert {
@@ -126,6 +127,30 @@ func TestEachAlertHasACaseInWhichItFiresAndOneInWhichItDoesNot(t *testing.T) {
 		if a.Labels["severity"] == "" {
 			t.Errorf("%s has no severity", a.Alert)
 		}
+		for _, name := range []string{"summary", "description", "runbook"} {
+			if a.Annotations[name] == "" {
+				t.Errorf("%s has no %s", a.Alert, name)
+			}
+		}
+	}
+}
+
+func TestReadmeSaysWhatToDoAboutEachAlert(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(readme), "<!-- alerts -->")
+	table, _, _ = strings.Cut(table, "<!-- /alerts -->")
+	alerts := readAlerts(t)
+	for _, a := range alerts {
+		row := regexp.MustCompile("(?m)^\\| `" + a.Alert + "` \\| " + a.Labels["severity"] + " \\| .* \\| " + regexp.QuoteMeta(a.Annotations["runbook"]) + " \\|$")
+		if !row.MatchString(table) {
+			t.Errorf("no row of %s, or another one", a.Alert)
+		}
+	}
+	if rows := strings.Count(table, "\n| `"); rows != len(alerts) {
+		t.Errorf("%d rows for %d alerts", rows, len(alerts))
 	}
 }
 

@@ -1,0 +1,58 @@
+{{/* The name of the DaemonSet and its container. */}}
+{{- define "name" -}}
+{{- if .Values.nonMasqueradeDaemon }}non-masquerade-daemon{{ else if .Values.takeover }}ip-masq-agent{{ else }}{{ .Values.name }}{{ end }}
+{{- end }}
+
+{{/* A DaemonSet that replaces another one has its selector. */}}
+{{- define "selectorLabels" -}}
+{{- if or .Values.takeover .Values.nonMasqueradeDaemon }}k8s-app: {{ include "name" . }}{{ else }}app.kubernetes.io/name: {{ .Values.name }}{{ end }}
+{{- end }}
+
+{{- define "mode" -}}
+{{ .Values.nonMasqueradeDaemon | ternary "iptables-nft" .Values.mode }}
+{{- end }}
+
+{{- define "configMap" -}}
+{{- $own := .Values.nonMasqueradeDaemon | ternary "non-masquerade-daemon" "ip-masq-agent" }}
+{{- if .Values.config }}{{ include "name" . }}{{ else }}{{ .Values.existingConfigMap | default $own }}{{ end }}
+{{- end }}
+
+{{- define "args" -}}
+{{- if .Values.removal -}}
+- cleanup
+- --wait
+{{- else -}}
+- --http-address={{ .Values.prometheus.enabled | ternary "[$(HOST_IP)]" "127.0.0.1" }}:9717
+{{- if ne (include "mode" .) "nftables" }}
+- --mode={{ include "mode" . }}
+{{- end }}
+{{- if .Values.nonMasqueradeDaemon }}
+- --masq-chain=NON-MASQUERADE-DAEMON
+- --config=/etc/config/non-masquerade-daemon
+{{- end }}
+{{- if .Values.takeover }}
+- --takeover
+{{- end }}
+{{- with .Values.extraArgs }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "resources" -}}
+{{- with .Values.resources }}
+{{- toYaml . }}
+{{- else -}}
+requests:
+  cpu: 10m
+  memory: 16Mi
+limits:
+  memory: {{ eq (include "mode" .) "nftables" | ternary "128Mi" "512Mi" }}
+{{- end }}
+{{- end }}
+
+{{- define "check" -}}
+{{- if and .Values.config .Values.existingConfigMap }}{{ fail "set config or existingConfigMap, not both" }}{{ end }}
+{{- if and .Values.takeover .Values.nonMasqueradeDaemon }}{{ fail "set takeover or nonMasqueradeDaemon, not both" }}{{ end }}
+{{- if and (or .Values.podMonitor.enabled .Values.prometheusRule.enabled) (not .Values.prometheus.enabled) }}{{ fail "podMonitor and prometheusRule need prometheus.enabled=true" }}{{ end }}
+{{- end }}

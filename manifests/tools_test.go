@@ -1,0 +1,345 @@
+package manifests_test
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+)
+
+// tools is the directory of kustomize and helm, which make manifests-check
+// builds; without it the tests that need them do not run.
+func tools(t *testing.T) string {
+	t.Helper()
+	dir := os.Getenv("MANIFEST_TOOLS")
+	if dir == "" {
+		t.Skip("runs kustomize and helm: make manifests-check")
+	}
+	return dir
+}
+
+// An object is a manifest as YAML has it.
+type object = map[string]any
+
+// objects returns what a listing holds, by kind and name.
+func objects(t *testing.T, listing []byte) map[string]object {
+	t.Helper()
+	all := map[string]object{}
+	for _, document := range bytes.Split(listing, []byte("---\n")) {
+		var o object
+		if err := yaml.Unmarshal(document, &o); err != nil {
+			t.Fatalf("%v\n%s", err, document)
+		}
+		if o != nil {
+			all[o["kind"].(string)+" "+o["metadata"].(object)["name"].(string)] = o
+		}
+	}
+	return all
+}
+
+// helm renders the chart.
+func helm(t *testing.T, args ...string) (map[string]object, error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), filepath.Join(tools(t), "helm"),
+		append([]string{"template", "any", "helm", "--namespace=kube-system"}, args...)...)
+	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+t.TempDir())
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, &helmError{err, stderr.String()}
+	}
+	return objects(t, out), nil
+}
+
+// A helmError has what helm printed.
+type helmError struct {
+	err  error
+	text string
+}
+
+func (e *helmError) Error() string { return e.err.Error() + ": " + e.text }
+
+func mustHelm(t *testing.T, args ...string) map[string]object {
+	t.Helper()
+	all, err := helm(t, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// at follows keys and indices into an object.
+func at(o any, path ...any) any {
+	for _, p := range path {
+		switch p := p.(type) {
+		case string:
+			o = o.(object)[p]
+		case int:
+			o = o.([]any)[p]
+		}
+	}
+	return o
+}
+
+func TestToolsChartRendersTheBaseAndEachOverlay(t *testing.T) {
+	values := map[string][]string{
+		"base":                  nil,
+		"iptables-nft":          {"--set=mode=iptables-nft"},
+		"labelled-nodes":        {`--set-string=nodeSelector.node\.kubernetes\.io/masq-agent-ds-ready=true`},
+		"non-masquerade-daemon": {"--set=nonMasqueradeDaemon=true"},
+		"prometheus":            {"--set=prometheus.enabled=true"},
+		"prometheus-operator":   {"--set=prometheus.enabled=true,podMonitor.enabled=true,prometheusRule.enabled=true"},
+		"removal":               {"--set=removal=true"},
+		"takeover":              {"--set=takeover=true"},
+	}
+	everyManifest(t, func(t *testing.T, name string, _ rendered) {
+		args, ok := values[name]
+		if !ok {
+			t.Fatal("the chart has no values for it")
+		}
+		file := filepath.Join("testdata", name+".yaml")
+		if name == "base" {
+			file = oneFile
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(objects(t, text), mustHelm(t, args...)); diff != "" {
+			t.Errorf("-kustomize +helm:\n%s", diff)
+		}
+	})
+}
+
+func TestToolsChartTakesTheConfigVerbatim(t *testing.T) {
+	for _, text := range []string{
+		"nonMasqueradeCIDRs: [10.0.0.0/8]\n",
+		"# a comment\nnonMasqueradeCIDRs:\n- 10.0.0.0/8\n\n# {{ .Values }} \"quoted\" \\ 'ü'\t\n",
+		`{"nonMasqueradeCIDRs": []}`,
+		"a:\r\n  - b  ",
+	} {
+		file := filepath.Join(t.TempDir(), "config")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		all := mustHelm(t, "--set-file=config="+file)
+		if got := at(all["ConfigMap nft-masq-agent"], "data", "config"); got != text {
+			t.Errorf("%q became %q", text, got)
+		}
+		volume := at(all["DaemonSet nft-masq-agent"], "spec", "template", "spec", "volumes", 0, "configMap", "name")
+		if volume != "nft-masq-agent" {
+			t.Errorf("the pod mounts %v", volume)
+		}
+	}
+}
+
+func TestToolsChartHasOneReleasePerNodePool(t *testing.T) {
+	all := mustHelm(t, "--set=name=masq-gpu,nodeSelector.pool=gpu,existingConfigMap=masq-gpu", "--set-string=image.tag=v1.0.0",
+		"--set=prometheus.enabled=true,podMonitor.enabled=true")
+	spec := at(all["DaemonSet masq-gpu"], "spec")
+	own := object{"app.kubernetes.io/name": "masq-gpu"}
+	for what, got := range map[string]any{
+		"selector":   at(spec, "selector", "matchLabels"),
+		"pod":        at(spec, "template", "metadata", "labels"),
+		"service":    at(all["Service masq-gpu"], "spec", "selector"),
+		"PodMonitor": at(all["PodMonitor masq-gpu"], "spec", "selector", "matchLabels"),
+	} {
+		if diff := cmp.Diff(own, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	pod := at(spec, "template", "spec")
+	if name := at(pod, "volumes", 0, "configMap", "name"); name != "masq-gpu" {
+		t.Errorf("ConfigMap %v", name)
+	}
+	if image := at(pod, "containers", 0, "image"); image != "nft-masq-agent:v1.0.0" {
+		t.Errorf("image %v", image)
+	}
+}
+
+func TestToolsChartRefusesValuesThatContradictEachOtherOrAreUnknown(t *testing.T) {
+	for values, want := range map[string]string{
+		"config=a,existingConfigMap=b":            "not both",
+		"takeover=true,nonMasqueradeDaemon=true":  "not both",
+		"podMonitor.enabled=true":                 "prometheus.enabled=true",
+		"mode=iptables":                           "/mode",
+		"prometheusRules.enabled=true":            "prometheusRules",
+		"takeover=yes":                            "/takeover",
+		"config.nonMasqueradeCIDRs[0]=10.0.0.0/8": "/config",
+		"maxUnavailable=ten":                      "/maxUnavailable",
+		"image.repository=":                       "/image/repository",
+		"name=UPPER":                              "/name",
+		"extraArgs[0]=status":                     "/extraArgs/0",
+		"goMemLimit=96Mi":                         "/goMemLimit",
+	} {
+		if _, err := helm(t, "--set="+values); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", values, err, want)
+		}
+	}
+}
+
+func TestReadmeListsTheValuesOfTheChart(t *testing.T) {
+	var values object
+	readYAML(t, "helm/values.yaml", &values)
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(readme), "<!-- values -->")
+	table, _, _ = strings.Cut(table, "<!-- /values -->")
+	listed := map[string]bool{}
+	for _, m := range regexp.MustCompile("`([a-zA-Z.]+)`[,|: ]").FindAllStringSubmatch(table, -1) {
+		listed[m[1]] = true
+	}
+	for key, value := range values {
+		names := []string{key}
+		if nested, ok := value.(object); ok && len(nested) > 0 {
+			names = nil
+			for k := range nested {
+				names = append(names, key+"."+k)
+			}
+		}
+		for _, name := range names {
+			if !listed[name] {
+				t.Errorf("%s is not in README.md", name)
+			}
+		}
+	}
+}
+
+func TestToolsNodePoolsHaveAgentsOfTheirOwn(t *testing.T) {
+	pool, text := build(t, "examples/node-pool")
+	if text != "" {
+		t.Fatal(text)
+	}
+	others, text := build(t, "examples/other-nodes")
+	if text != "" {
+		t.Fatal(text)
+	}
+	gpu, rest := pool["DaemonSet masq-gpu"], others["DaemonSet nft-masq-agent"]
+	if gpu == nil || rest == nil || pool["ConfigMap masq-gpu"] == nil {
+		t.Fatalf("%v\n%v", pool, others)
+	}
+	selector := at(gpu, "spec", "selector", "matchLabels").(object)
+	for key, value := range selector {
+		if at(gpu, "spec", "template", "metadata", "labels", key) != value {
+			t.Errorf("the selector %s=%s does not match the pod", key, value)
+		}
+		if at(rest, "spec", "template", "metadata", "labels", key) == value {
+			t.Errorf("the selector %s=%s matches pods of the other DaemonSet", key, value)
+		}
+	}
+	key := "pool"
+	value := at(gpu, "spec", "template", "spec", "nodeSelector", key)
+	want := []any{object{"key": key, "operator": "NotIn", "values": []any{value}}}
+	terms := at(rest, "spec", "template", "spec", "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution",
+		"nodeSelectorTerms", 0, "matchExpressions")
+	if diff := cmp.Diff(want, terms); diff != "" {
+		t.Errorf("the other nodes (-want +got):\n%s", diff)
+	}
+	if name := at(gpu, "spec", "template", "spec", "volumes", 0, "configMap", "name"); pool["ConfigMap "+name.(string)] == nil {
+		t.Errorf("there is no ConfigMap %s", name)
+	}
+}
+
+// kustomize builds the base with components, in this order.
+func kustomize(t *testing.T, components ...string) (map[string]object, string) {
+	t.Helper()
+	dir := t.TempDir()
+	here, err := filepath.Abs(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if here, err = filepath.Rel(dir, here); err != nil { // kustomize takes no absolute paths
+		t.Fatal(err)
+	}
+	text := "resources: [" + here + "/base]\ncomponents:\n"
+	for _, c := range components {
+		text += "  - " + here + "/components/" + c + "\n"
+	}
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return build(t, dir)
+}
+
+// build returns what kustomize makes of a directory, or what it complains of.
+func build(t *testing.T, dir string) (map[string]object, string) {
+	t.Helper()
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), filepath.Join(tools(t), "kustomize"), "build", dir)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, stderr.String()
+	}
+	return objects(t, out), ""
+}
+
+// Pairs that are refused, with what the error says.
+var refusedPairs = map[string]string{
+	"non-masquerade-daemon takeover": "/metadata/name",
+	"prometheus prometheus-operator": "already registered id: Service",
+}
+
+func TestToolsOrderOfComponentsDoesNotMatterOrIsAnError(t *testing.T) {
+	tools(t)
+	found, err := filepath.Glob("components/*")
+	if err != nil || len(found) < 2 {
+		t.Fatal(found, err)
+	}
+	for i, first := range found {
+		for _, second := range found[i+1:] {
+			a, b := filepath.Base(first), filepath.Base(second)
+			ab, abError := kustomize(t, a, b)
+			ba, baError := kustomize(t, b, a)
+			want := refusedPairs[a+" "+b]
+			if want == "" && abError+baError != "" || want != "" &&
+				(!strings.Contains(abError, want) || !strings.Contains(baError, want)) {
+				t.Errorf("%s and %s, want %q: %s%s", a, b, want, abError, baError)
+			}
+			if diff := cmp.Diff(normalized(ab), normalized(ba)); diff != "" {
+				t.Errorf("-%s, %[2]s +%[2]s, %[1]s:\n%s", a, b, diff)
+			}
+		}
+	}
+}
+
+// normalized sorts the arguments, whose order means nothing, and drops one that
+// is there twice.
+func normalized(all map[string]object) map[string]object {
+	for key, o := range all {
+		if !strings.HasPrefix(key, "DaemonSet ") {
+			continue
+		}
+		container := at(o, "spec", "template", "spec", "containers", 0).(object)
+		var args []string
+		for _, arg := range container["args"].([]any) {
+			args = append(args, arg.(string))
+		}
+		slices.Sort(args)
+		container["args"] = slices.Compact(args)
+	}
+	return all
+}
+
+func TestToolsMakeManifestHasTheImageAndTheComponents(t *testing.T) {
+	tools(t)
+	cmd := exec.CommandContext(t.Context(), "make", "-s", "-C", "..", "manifest", "IMAGE=registry.example:5000/a/nft-masq-agent", "TAG=v1.0.0",
+		"COMPONENTS=prometheus takeover")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if !regexp.MustCompile(`(?m)image: registry\.example:5000/a/nft-masq-agent:v1\.0\.0$`).Match(out) {
+		t.Errorf("%s", out)
+	}
+}
