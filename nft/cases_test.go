@@ -35,7 +35,7 @@ func TestPolicyDecidesAsThePacketsSay(t *testing.T) {
 	cases.Each(t, func(t *testing.T, c cases.Case) {
 		for _, m := range cases.Modes() {
 			for _, p := range c.Packets {
-				if got := c.Compile(m).Policy.Decide(p.Src, p.Dst, p.Verdict == nft.Local); got != p.Verdict {
+				if got := c.Compile(m).Policy.Decide(nft.Connection{Src: p.Src, Dst: p.Dst, ToNode: p.Verdict == nft.Local}); got != p.Verdict {
 					t.Errorf("mode %s: %s: got %s", m, p.Line, got)
 				}
 			}

@@ -134,7 +134,7 @@ func NewDecider(p Policy) *Decider {
 		pl := plane{src: newAxis(ipv6, true, p), dst: newAxis(ipv6, false, p)}
 		for _, src := range pl.src.members {
 			for _, dst := range pl.dst.members {
-				pl.verdicts = append(pl.verdicts, p.Decide(src, dst, false))
+				pl.verdicts = append(pl.verdicts, p.Decide(Connection{Src: src, Dst: dst}))
 			}
 		}
 		d.planes[i] = pl
@@ -143,10 +143,10 @@ func NewDecider(p Policy) *Decider {
 }
 
 // Decide is [Policy.Decide].
-func (d *Decider) Decide(src, dst netip.Addr, local bool) Verdict {
-	src, dst = src.Unmap(), dst.Unmap()
-	if local || src.Is4() != dst.Is4() {
-		return d.policy.Decide(src, dst, local)
+func (d *Decider) Decide(c Connection) Verdict {
+	src, dst := c.Src.Unmap(), c.Dst.Unmap()
+	if c.ToNode || src.Is4() != dst.Is4() {
+		return d.policy.Decide(c)
 	}
 	pl := &d.planes[0]
 	if dst.Is6() {

@@ -16,6 +16,13 @@ const (
 	Masqueraded Verdict = "masqueraded" // gets the node's address
 )
 
+// A Connection is what a policy is asked about: the addresses of a connection's
+// first packet as it leaves, and whether they are addresses of this node.
+type Connection struct {
+	Src, Dst         netip.Addr
+	FromNode, ToNode bool
+}
+
 // A Step is one question of the policy and its answer for a connection.
 type Step struct {
 	Question string      // in words
@@ -25,28 +32,27 @@ type Step struct {
 	Verdict  Verdict // where it decides
 }
 
-// Explain asks the policy what becomes of a connection's first packet, and
-// gives the questions in their order up to the one that decides. local says
-// that dst is an address of this node.
-func (p Policy) Explain(src, dst netip.Addr, local bool) []Step {
-	src, dst = src.Unmap(), dst.Unmap()
+// Explain returns the questions that the policy asks about a connection, in order,
+// up to the one that decides.
+func (p Policy) Explain(c Connection) []Step {
+	c.Src, c.Dst = c.Src.Unmap(), c.Dst.Unmap()
 	for _, f := range p.Families {
-		if f.IPv6 == dst.Is6() {
-			return f.explain(src, dst, local)
+		if f.IPv6 == c.Dst.Is6() {
+			return f.explain(c)
 		}
 	}
 	return []Step{{Question: "IPv6, which is off", Yes: true, Decides: true, Verdict: Exempt}}
 }
 
-func (f FamilyPolicy) explain(src, dst netip.Addr, local bool) []Step {
-	steps := []Step{{Question: "to an address of this node", Yes: local, Decides: local, Verdict: Local}}
-	if local {
+func (f FamilyPolicy) explain(c Connection) []Step {
+	steps := []Step{{Question: "to an address of this node", Yes: c.ToNode, Decides: c.ToNode, Verdict: Local}}
+	if c.ToNode {
 		return steps
 	}
 	for _, q := range f.Questions {
-		addr := dst
+		addr := c.Dst
 		if q.Asks == config.SourceAddress {
-			addr = src
+			addr = c.Src
 		}
 		cidr, in := q.find(addr)
 		step := Step{Question: q.Question(), Yes: in, CIDR: cidr, Decides: in != q.Outside, Verdict: Exempt}
@@ -61,8 +67,8 @@ func (f FamilyPolicy) explain(src, dst netip.Addr, local bool) []Step {
 	return append(steps, Step{Question: "anything else", Yes: true, Decides: true, Verdict: Masqueraded})
 }
 
-// Decide gives the verdict alone.
-func (p Policy) Decide(src, dst netip.Addr, local bool) Verdict {
-	steps := p.Explain(src, dst, local)
+// Decide returns the verdict alone.
+func (p Policy) Decide(c Connection) Verdict {
+	steps := p.Explain(c)
 	return steps[len(steps)-1].Verdict
 }

@@ -28,7 +28,8 @@ func Flips(before, after Policy) []Flip {
 		for d, to := range dst.members {
 			column := ""
 			for _, from := range src.members {
-				column += fmt.Sprintf("%s>%s ", before.Decide(from, to, false), after.Decide(from, to, false))
+				c := Connection{Src: from, Dst: to}
+				column += fmt.Sprintf("%s>%s ", before.Decide(c), after.Decide(c))
 			}
 			if groups[column] == nil {
 				order = append(order, column)
@@ -49,7 +50,8 @@ func flipsTo(group []int, src, dst axis, before, after Policy, ipv6 bool) []Flip
 	sources := map[pair][]int{}
 	to := dst.members[group[0]]
 	for s, from := range src.members {
-		p := pair{before.Decide(from, to, false), after.Decide(from, to, false)}
+		c := Connection{Src: from, Dst: to}
+		p := pair{before.Decide(c), after.Decide(c)}
 		if p.before == p.after {
 			continue
 		}

@@ -77,7 +77,8 @@ func TestFlipsAreWhatTheVerdictsBeforeAndAfterSay(t *testing.T) {
 		for _, ipv6 := range []bool{false, true} {
 			for _, src := range edges(ipv6, true, before, after) {
 				for _, dst := range edges(ipv6, false, before, after) {
-					was, is := cases.Specified(before, src, dst, false), cases.Specified(after, src, dst, false)
+					conn := nft.Connection{Src: src, Dst: dst}
+					was, is := cases.Specified(before, conn), cases.Specified(after, conn)
 					var said []string
 					for _, f := range flips {
 						if anyHolds(f.Sources, src) && anyHolds(f.Destinations, dst) {
@@ -160,9 +161,9 @@ func TestADeciderDecidesAsItsPolicy(t *testing.T) {
 		for _, ipv6 := range []bool{false, true} {
 			for _, src := range edges(ipv6, true, c) {
 				for _, dst := range edges(ipv6, false, c) {
-					local := m.IntN(8) == 0
-					if got, want := d.Decide(src, dst, local), cases.Specified(c, src, dst, local); got != want {
-						t.Fatalf("%s to %s, local %t: %s, want %s\n%+v", src, dst, local, got, want, c)
+					conn := nft.Connection{Src: src, Dst: dst, ToNode: m.IntN(8) == 0}
+					if got, want := d.Decide(conn), cases.Specified(c, conn); got != want {
+						t.Fatalf("%+v: %s, want %s\n%+v", conn, got, want, c)
 					}
 				}
 			}

@@ -21,11 +21,11 @@ func TestPolicyDecidesAsSpecified(t *testing.T) {
 		r := nft.Compile(c, m.Options(cases.Modes()[m.IntN(2)]))
 		for range 20 {
 			ipv6 := m.IntN(2) == 0
-			src, dst, local := m.Near(c, ipv6), m.Near(c, ipv6), m.IntN(8) == 0
-			want := cases.Specified(c, src, dst, local)
+			conn := nft.Connection{Src: m.Near(c, ipv6), Dst: m.Near(c, ipv6), ToNode: m.IntN(8) == 0}
+			want := cases.Specified(c, conn)
 			seen[want]++
-			if got := r.Policy.Decide(src, dst, local); got != want {
-				t.Fatalf("%s to %s, local %t: got %s, want %s\n%+v", src, dst, local, got, want, c)
+			if got := r.Policy.Decide(conn); got != want {
+				t.Fatalf("%+v: got %s, want %s\n%+v", conn, got, want, c)
 			}
 		}
 	}
@@ -34,6 +34,10 @@ func TestPolicyDecidesAsSpecified(t *testing.T) {
 			t.Errorf("%d of 40000 were %s", seen[v], v)
 		}
 	}
+}
+
+func connection(src, dst string, toNode bool) nft.Connection {
+	return nft.Connection{Src: netip.MustParseAddr(src), Dst: netip.MustParseAddr(dst), ToNode: toNode}
 }
 
 func TestExplanationNamesTheEntryThatDecides(t *testing.T) {
@@ -84,7 +88,7 @@ func TestExplanationNamesTheEntryThatDecides(t *testing.T) {
 		{"fd00::1", "2001:db8::1", false, []step{{"IPv6, which is off", "", "", true, nft.Exempt}}},
 	} {
 		var got []step
-		for _, s := range p.Explain(netip.MustParseAddr(tt.src), netip.MustParseAddr(tt.dst), tt.local) {
+		for _, s := range p.Explain(connection(tt.src, tt.dst, tt.local)) {
 			g := step{Question: s.Question, Decides: s.Decides, Verdict: s.Verdict}
 			if s.CIDR.IsValid() {
 				g.CIDR = s.CIDR.Prefix.String()
@@ -188,7 +192,7 @@ func TestLinkLocalInTheFileIsExplainedByItsPlace(t *testing.T) {
 	c := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "169.254.0.0/16")}
 	c.NonMasqueradeCIDRs[1].Pos = config.Position{File: "config", Line: 3, Col: 5}
 	p := nft.NewPolicy(c, nft.Options{})
-	steps := p.Explain(netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("169.254.169.254"), false)
+	steps := p.Explain(connection("10.0.0.1", "169.254.169.254", false))
 	if got := steps[len(steps)-1].CIDR; got != c.NonMasqueradeCIDRs[1] {
 		t.Errorf("decided by %v, want %v", got, c.NonMasqueradeCIDRs[1])
 	}

@@ -46,7 +46,8 @@ func TestRealPacketsGoAsSpecified(t *testing.T) {
 					}
 					for _, p := range packets {
 						wire.check(t, k, r, p)
-						if file, kernel := r.Policy.Decide(p.Src, p.Dst, false), live.Policy.Decide(p.Src, p.Dst, false); file != p.Verdict || kernel != p.Verdict {
+						conn := nft.Connection{Src: p.Src, Dst: p.Dst}
+						if file, kernel := r.Policy.Decide(conn), live.Policy.Decide(conn); file != p.Verdict || kernel != p.Verdict {
 							t.Errorf("%s: explained as %s from the file, as %s from the kernel", p.Line, file, kernel)
 						}
 					}
@@ -71,7 +72,7 @@ func packetsFor(t *testing.T, m cases.Maker, w *wire, c config.Config, n int) []
 		if !usable(src) || !usable(dst) || w.AddAddr(w.Pod, src) != nil || w.AddAddr(w.Outside, dst) != nil {
 			continue
 		}
-		p := cases.Packet{Src: src, Dst: dst, Proto: nfttest.UDP, Verdict: cases.Specified(c, src, dst, false)}
+		p := cases.Packet{Src: src, Dst: dst, Proto: nfttest.UDP, Verdict: cases.Specified(c, nft.Connection{Src: src, Dst: dst})}
 		if m.IntN(2) == 0 {
 			p.Proto = nfttest.TCP
 		}

@@ -50,15 +50,15 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, on Ends) {
 		if src.IsValid() {
 			source = src.String()
 		}
-		x.add(p, source, src, dst, on.ToHere)
+		x.add(p, source, nft.Connection{Src: src, Dst: dst, FromNode: on.FromHere, ToNode: on.ToHere})
 	} else {
 		x.answerForSources(p, dst)
 	}
 	x.note(src, on)
 }
 
-func (x *Explanation) add(p nft.Policy, source string, src, dst netip.Addr, local bool) {
-	steps := p.Explain(src, dst, local)
+func (x *Explanation) add(p nft.Policy, source string, c nft.Connection) {
+	steps := p.Explain(c)
 	a := Answer{Source: source, Verdict: steps[len(steps)-1].Verdict}
 	for _, s := range steps {
 		step := explainStep(s)
@@ -105,7 +105,7 @@ func (x *Explanation) answerForSources(p nft.Policy, dst netip.Addr) {
 		}
 		f.Questions = slices.DeleteFunc(slices.Clone(f.Questions), asksSource)
 	}
-	x.add(passing, "a source "+strings.Join(pass, " and "), netip.Addr{}, dst, false)
+	x.add(passing, "a source "+strings.Join(pass, " and "), nft.Connection{Dst: dst})
 	first := &x.Answers[len(x.Answers)-1]
 	toNode := first.Steps[0]
 	first.Steps = slices.Insert(first.Steps, 1, passed...)

@@ -10,12 +10,13 @@ import (
 )
 
 // Specified is the whole of the policy.
-func Specified(c config.Config, src, dst netip.Addr, local bool) nft.Verdict {
+func Specified(c config.Config, conn nft.Connection) nft.Verdict {
+	src, dst := conn.Src, conn.Dst
 	linkLocal := dst.IsLinkLocalUnicast() && (dst.Is4() && !c.MasqLinkLocal || dst.Is6() && !c.MasqLinkLocalIPv6)
 	switch {
 	case dst.Is6() && !c.EnableIPv6:
 		return nft.Exempt
-	case local:
+	case conn.ToNode:
 		return nft.Local
 	case ofFamilyOf(src, c.MasqueradeSrcCIDRs) && !holds(c.MasqueradeSrcCIDRs, src), holds(c.NonMasqueradeSrcCIDRs, src):
 		return nft.Exempt
