@@ -47,7 +47,7 @@ func CompilePolicy(p Policy, o Options) Ruleset {
 	if o.Mode == ModeIPTables {
 		r.Chain = o.Chain
 		for _, f := range p.Families {
-			r.Tables = append(r.Tables, SharedTable(f, p, o.Chain))
+			r.Tables = append(r.Tables, SharedTable(f, p, o.Chain, CommentPrefixes(o.Chain)[0]))
 		}
 		return r
 	}

@@ -28,10 +28,21 @@ func WithSubchains(chain string) []string {
 	return []string{chain + xtMasqChain, chain + xtSourceChain, chain}
 }
 
+// CommentPrefixes returns what the comments of a chain's rules begin with: what is
+// written, and what the first version of this agent wrote. ip-masq-agent begins them
+// with its own name whatever the chain's, its predecessor with the predecessor's.
+func CommentPrefixes(chain string) []string {
+	if chain == "NON-MASQUERADE-DAEMON" {
+		return []string{"non-masquerade-daemon"}
+	}
+	return []string{"ip-masq-agent", strings.ToLower(chain)}
+}
+
 // SharedTable lays a family's policy out as iptables does: the chain that the
-// documentation of ip-masq-agent shows, and one jump to it.
-func SharedTable(f FamilyPolicy, p Policy, chain string) Table {
-	x := xtCompiler{family: f, policy: p, chain: chain, prefix: strings.ToLower(chain)}
+// documentation of ip-masq-agent shows, and one jump to it. The prefix is one of
+// [CommentPrefixes].
+func SharedTable(f FamilyPolicy, p Policy, chain, prefix string) Table {
+	x := xtCompiler{family: f, policy: p, chain: chain, prefix: prefix}
 	t := Table{Family: f.family(), Name: NATTable, Chains: x.chains()}
 	t.Chains = append(t.Chains, Chain{Name: Postrouting, Hook: natHook(xtPriority), Rules: []Rule{x.jump(chain)}})
 	return t
@@ -44,9 +55,9 @@ const (
 )
 
 // SharedJump is the rule that leads to a chain, which may bear another name than
-// its comment and its own rules say.
-func SharedJump(family nfnetlink.Family, said, to string) nfnetlink.Rule {
-	x := xtCompiler{chain: said, prefix: strings.ToLower(said)}
+// its comment and its own rules say. The prefix is one of [CommentPrefixes].
+func SharedJump(family nfnetlink.Family, said, to, prefix string) nfnetlink.Rule {
+	x := xtCompiler{chain: said, prefix: prefix}
 	return Chain{Name: Postrouting, Rules: []Rule{x.jump(to)}}.Bytecode(Table{Family: family, Name: NATTable}, nil)[0]
 }
 
@@ -99,7 +110,7 @@ func (x xtCompiler) chains() []Chain {
 }
 
 // CommentMasq is the comment of the last rule. The comments say what a rule is for,
-// after the chain's name and a colon, and from them a policy is read back; those of
+// after a prefix and a colon, and from them a policy is read back; those of
 // the lists are in the policy's table. The texts of a plain config are those that
 // the documentation of ip-masq-agent prints.
 const CommentMasq = "outbound traffic should be subject to MASQUERADE (this match must come after cluster-local CIDR matches)"
@@ -121,8 +132,9 @@ func (x xtCompiler) lists(force node) []Rule {
 
 // list returns a rule for each entry of a list.
 func (x xtCompiler) list(q Question, verdict node) []Rule {
-	rules := make([]Rule, len(q.CIDRs))
-	for i, c := range q.CIDRs {
+	written := q.Written()
+	rules := make([]Rule, len(written))
+	for i, c := range written {
 		rules[i] = x.rule([]node{ofPrefix{c.Prefix, q.Asks == config.SourceAddress}}, q.View, verdict)
 	}
 	return rules

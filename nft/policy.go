@@ -37,7 +37,20 @@ type Question struct {
 type List struct {
 	CIDRs   []config.CIDR
 	Covered []Covered
+	written []config.CIDR  // where these are more than the CIDRs
 	sorted  []netip.Prefix // the CIDRs by address, where the list was compiled
+}
+
+// NewList makes a list of what was written, in the order of the files.
+func NewList(written []config.CIDR) List { return dropCovered(written) }
+
+// Written returns the entries as they were written, covered ones and duplicates
+// included: the older agents make a rule of each.
+func (l List) Written() []config.CIDR {
+	if l.written != nil {
+		return l.written
+	}
+	return l.CIDRs
 }
 
 // Covered is a CIDR that was dropped because another one says the same.
@@ -68,22 +81,27 @@ func newFamilyPolicy(c config.Config, ipv6 bool, linkLocal netip.Prefix, masqLin
 	for _, row := range config.Conditions() {
 		cidrs := ofFamily(row.Entries(c), ipv6)
 		if row.Key == config.KeyNonMasqueradeCIDRs && !masqLinkLocal {
-			cidrs = withLinkLocal(cidrs, linkLocal)
+			f.Add(row, withLinkLocal(cidrs, linkLocal))
+		} else {
+			f.Add(row, dropCovered(cidrs))
 		}
-		f.Add(row, dropCovered(cidrs))
 	}
 	return f
 }
 
 // withLinkLocal puts a link-local network first. If the file has it too, that is
 // the place to name.
-func withLinkLocal(cidrs []config.CIDR, linkLocal netip.Prefix) []config.CIDR {
-	first := config.CIDR{Prefix: linkLocal}
-	if i := slices.IndexFunc(cidrs, func(c config.CIDR) bool { return c.Prefix == linkLocal }); i >= 0 {
-		first = cidrs[i]
-		cidrs = slices.Delete(cidrs, i, i+1)
+func withLinkLocal(cidrs []config.CIDR, linkLocal netip.Prefix) List {
+	written := slices.Insert(cidrs, 0, config.CIDR{Prefix: linkLocal})
+	again := 1 + slices.IndexFunc(written[1:], func(c config.CIDR) bool { return c.Prefix == linkLocal })
+	if again == 0 {
+		return dropCovered(written)
 	}
-	return slices.Insert(cidrs, 0, first)
+	named := slices.Delete(slices.Clone(written), again, again+1)
+	named[0] = written[again]
+	l := dropCovered(named)
+	l.written = written
+	return l
 }
 
 // Add asks a further question, after those before it in the table. A list without
@@ -152,7 +170,7 @@ func dropCovered(cidrs []config.CIDR) List {
 	if len(coveredBy) == 0 {
 		return l
 	}
-	l.CIDRs = nil
+	l.CIDRs, l.written = nil, cidrs
 	for i, c := range cidrs {
 		if by, ok := coveredBy[i]; ok {
 			l.Covered = append(l.Covered, Covered{c, cidrs[by]})
@@ -248,11 +266,11 @@ func (p Policy) digest() digest {
 	return digest(h.Sum(nil))
 }
 
-// sameOrder says whether two policies have the same lists in the same order.
+// sameOrder says whether the same was written in two policies, in the same order.
 func (f FamilyPolicy) sameOrder(o FamilyPolicy) bool {
 	return f.IPv6 == o.IPv6 && slices.EqualFunc(f.Questions, o.Questions, func(a, b Question) bool {
 		return a.Key == b.Key &&
-			slices.EqualFunc(a.CIDRs, b.CIDRs, func(a, b config.CIDR) bool { return a.Prefix == b.Prefix })
+			slices.EqualFunc(a.Written(), b.Written(), func(a, b config.CIDR) bool { return a.Prefix == b.Prefix })
 	})
 }
 

@@ -125,3 +125,115 @@ func shellWords(line string) []string {
 	}
 	return words
 }
+
+// viewLists are lists as people write them, with duplicates and covered CIDRs.
+var viewLists = [][]string{
+	{"10.0.0.0/8", "10.1.0.0/16"},
+	{"10.1.0.0/16", "10.0.0.0/8", "10.1.0.0/16", "10.1.0.0/16"},
+	{"192.0.2.0/24", "169.254.0.0/16", "10.0.0.0/8", "169.254.169.254/32"},
+	{"203.0.113.0/24", "203.0.113.0/24"},
+	{"0.0.0.0/0", "10.0.0.0/8", "0.0.0.0/0"},
+}
+
+func TestTheViewHasARuleForEachEntryOfTheFile(t *testing.T) {
+	nfttest.Require(t, "iptables-nft")
+	for i, list := range viewLists {
+		for chain, prefix := range map[string]string{
+			cases.DefaultChain: "ip-masq-agent", "IP-MASQ": "ip-masq-agent", "my-chain": "ip-masq-agent",
+			"NON-MASQUERADE-DAEMON": "non-masquerade-daemon",
+		} {
+			t.Run(fmt.Sprint(i, chain), func(t *testing.T) {
+				t.Parallel()
+				ns := nfttest.NewNS(t, "view")
+				want := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs(list...)}, nft.Options{Mode: nft.ModeIPTables, Chain: chain})
+				apply(t, open(t, ns), want, Look{})
+				listed := []string{"-N " + chain}
+				rule := func(match, comment, verdict string) {
+					listed = append(listed, fmt.Sprintf(`-A %s%s -m comment --comment "%s: %s" -m addrtype ! --dst-type LOCAL -j %s`, chain, match, prefix, comment, verdict))
+				}
+				for _, cidr := range append([]string{"169.254.0.0/16"}, list...) {
+					match := " -d " + cidr
+					if cidr == "0.0.0.0/0" {
+						match = ""
+					}
+					rule(match, "cluster-local traffic should not be subject to MASQUERADE", "RETURN")
+				}
+				rule("", nft.CommentMasq, "MASQUERADE")
+				got := strings.Split(strings.TrimSpace(nfttest.Run(t, ns, "", "iptables-nft", "-t", "nat", "-S", chain)), "\n")
+				if diff := cmp.Diff(listed, got); diff != "" {
+					t.Errorf("iptables -S (-want +got):\n%s", diff)
+				}
+				listed[0] = fmt.Sprintf(`-A POSTROUTING -m comment --comment "%s: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom %s chain" -m addrtype ! --dst-type LOCAL -j %[2]s`, prefix, chain)
+				for _, line := range listed {
+					nfttest.Run(t, ns, "", "iptables-nft", append([]string{"-t", "nat", "-C"}, shellWords(strings.TrimPrefix(line, "-A "))...)...)
+				}
+				inStep(t, ns, want)
+				held, found, err := open(t, ns).ReadBack()
+				if err != nil || !found || !held.Same(want) || held.Hash() != want.Hash() {
+					t.Errorf("read back %v, %t, %v", held, found, err)
+				}
+			})
+		}
+	}
+}
+
+func TestAChangeOfDuplicatesKeepsTheCountersOfTheRulesThatStay(t *testing.T) {
+	nfttest.Require(t, "iptables-nft", "iptables-nft-restore")
+	ns := nfttest.NewNS(t, "view")
+	compile := func(list []string) nft.Ruleset {
+		return nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs(list...), MasqLinkLocal: true}, nft.Options{Mode: nft.ModeIPTables, Chain: cases.DefaultChain})
+	}
+	k := open(t, ns)
+	apply(t, k, compile([]string{"10.0.0.0/8", "192.0.2.0/24", "10.0.0.0/8"}), Look{})
+	saved := strings.Split(nfttest.Run(t, ns, "", "iptables-nft-save", "-t", "nat", "-c"), "\n")
+	for i, packets := 0, 1; i < len(saved); i++ {
+		if rule, ok := strings.CutPrefix(saved[i], "[0:0] -A "+cases.DefaultChain); ok {
+			saved[i] = fmt.Sprintf("[%d:0] -A %s%s", packets, cases.DefaultChain, rule)
+			packets *= 10
+		}
+	}
+	nfttest.Run(t, ns, strings.Join(saved, "\n"), "iptables-nft-restore", "-c")
+	apply(t, k, compile([]string{"198.51.100.0/24", "10.0.0.0/8", "10.0.0.0/8", "10.0.0.0/8", "203.0.113.0/24"}), everything)
+	counted := map[string]int{}
+	for _, line := range strings.Split(nfttest.Run(t, ns, "", "iptables-nft-save", "-t", "nat", "-c"), "\n") {
+		if count, rule, ok := strings.Cut(line, " -A "+cases.DefaultChain+" "); ok {
+			counted[count+" "+strings.Join(strings.Fields(rule)[:2], " ")]++
+		}
+	}
+	want := map[string]int{
+		"[0:0] -d 198.51.100.0/24": 1, "[0:0] -d 203.0.113.0/24": 1, "[1000:0] -m comment": 1,
+		"[1:0] -d 10.0.0.0/8": 1, "[100:0] -d 10.0.0.0/8": 1, "[0:0] -d 10.0.0.0/8": 1,
+	}
+	if diff := cmp.Diff(want, counted); diff != "" {
+		t.Errorf("counters (-want +got):\n%s", diff)
+	}
+}
+
+// The first version began the comments with the chain's name in lower case.
+func TestRulesOfTheFirstVersionAreOursAndAreRenewed(t *testing.T) {
+	for _, mode := range []nft.Mode{nft.ModeIPTables, nft.ModeNFTables} {
+		ns := nfttest.NewNS(t, "upgrade")
+		c := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "fd00::/8"), MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"), EnableIPv6: true}
+		options := nft.Options{Mode: nft.ModeIPTables, Chain: "IP-MASQ"}
+		want := nft.Compile(c, options)
+		before := nft.Compile(c, options)
+		for i, f := range before.Policy.Families {
+			before.Tables[i] = nft.SharedTable(f, before.Policy, "IP-MASQ", "ip-masq")
+		}
+		apply(t, open(t, ns), before, Look{})
+		held, found, err := open(t, ns).ReadBack()
+		if err != nil || !found || !held.Same(want) {
+			t.Fatalf("read back %v, %t, %v", held, found, err)
+		}
+		options.Mode = mode
+		want = nft.Compile(c, options)
+		a, err := open(t, ns).Apply(want, everything)
+		if err != nil || len(a.Differences) == 0 || len(a.Replaced) > 0 {
+			t.Fatalf("%s: %+v, %v", mode, a, err)
+		}
+		inStep(t, ns, want)
+		if saved := nfttest.Save(t, ns, "iptables-nft-save", "nat"); strings.Contains(saved, "ip-masq:") || mode == nft.ModeNFTables && strings.Contains(saved, "IP-MASQ") {
+			t.Errorf("%s: left\n%s", mode, saved)
+		}
+	}
+}

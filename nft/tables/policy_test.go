@@ -105,7 +105,7 @@ func readOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
 	t.Helper()
 	n := &Shared{Family: family, present: true, rules: rules, chains: map[string][]nfnetlink.Rule{cases.DefaultChain: rules}}
 	if p, err := n.Policy(OwnChain{cases.DefaultChain, cases.DefaultChain}); err == nil {
-		want := nft.SharedTable(p.Families[0], p, cases.DefaultChain).Chain(cases.DefaultChain)
+		want := nft.SharedTable(p.Families[0], p, cases.DefaultChain, nft.CommentPrefixes(cases.DefaultChain)[0]).Chain(cases.DefaultChain)
 		if !slices.EqualFunc(want.Bytecode(nft.Table{Family: family}, nil), rules, sameXT) {
 			t.Errorf("%v is taken for ours", rules)
 		}

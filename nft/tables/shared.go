@@ -357,13 +357,15 @@ func editRules(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
 		tail++
 	}
 	middle := got[head : len(got)-tail]
-	counted := make(map[string][]nfnetlink.Expr, len(middle))
+	counted := make(map[string][][]nfnetlink.Expr, len(middle))
 	for _, r := range middle {
-		counted[nfnetlink.Key(r.Exprs)] = r.Exprs
+		key := nfnetlink.Key(r.Exprs)
+		counted[key] = append(counted[key], r.Exprs)
 	}
 	for _, w := range want[head : len(want)-tail] {
-		if exprs, ok := counted[nfnetlink.Key(w.Exprs)]; ok {
-			w.Exprs = exprs
+		key := nfnetlink.Key(w.Exprs)
+		if same := counted[key]; len(same) > 0 {
+			w.Exprs, counted[key] = same[0], same[1:]
 		}
 		if tail > 0 {
 			b.InsertRule(w, got[len(got)-tail].Handle)
@@ -446,7 +448,9 @@ func jumpOf(r nfnetlink.Rule) (OwnChain, bool) {
 	if !ok || !ours || len(said) > nft.MaxChainName {
 		return OwnChain{}, false
 	}
-	return OwnChain{Name: to, Text: said}, sameXT(r, nft.SharedJump(r.Family, said, to))
+	return OwnChain{Name: to, Text: said}, slices.ContainsFunc(nft.CommentPrefixes(said), func(prefix string) bool {
+		return sameXT(r, nft.SharedJump(r.Family, said, to, prefix))
+	})
 }
 
 // Ours gives the chains of the table that are ours: chain and jump are exactly
@@ -492,13 +496,22 @@ var errNotOurs = errors.New("no config of this version yields these rules")
 // exactly what this version would write.
 func (n *Shared) Policy(c OwnChain) (nft.Policy, error) {
 	p := n.Held(c)
-	want := nft.SharedTable(p.Families[0], p, c.Text)
-	for i, name := range nft.WithSubchains(c.Text) {
-		if !slices.EqualFunc(want.Chain(name).Bytecode(want, nil), n.chains[c.Members()[i]], sameXT) {
-			return nft.Policy{}, errNotOurs
+	for _, prefix := range nft.CommentPrefixes(c.Text) {
+		if n.holds(c, nft.SharedTable(p.Families[0], p, c.Text, prefix)) {
+			return p, nil
 		}
 	}
-	return p, nil
+	return nft.Policy{}, errNotOurs
+}
+
+func (n *Shared) holds(c OwnChain, want nft.Table) bool {
+	members := c.Members()
+	for i, name := range nft.WithSubchains(c.Text) {
+		if !slices.EqualFunc(want.Chain(name).Bytecode(want, nil), n.chains[members[i]], sameXT) {
+			return false
+		}
+	}
+	return true
 }
 
 // Held reads the policy of a chain, where the comment of a rule says what it is for;
@@ -518,7 +531,7 @@ func (n *Shared) Held(c OwnChain) nft.Policy {
 		}
 	}
 	for _, row := range config.Conditions() {
-		f.Add(row, nft.List{CIDRs: lists[row.View]})
+		f.Add(row, nft.NewList(lists[row.View]))
 	}
 	p.Families = []nft.FamilyPolicy{f}
 	return p
