@@ -31,7 +31,8 @@ const BaseChain = "postrouting"
 // that kube-proxy's own masquerade, which also clears its mark, comes first.
 const (
 	portsChain    = "to-ports"
-	chainPriority = 100 + 10 // NF_IP_PRI_NAT_SRC + 10
+	srcNAT        = 100 // NF_IP_PRI_NAT_SRC
+	chainPriority = srcNAT + 10
 )
 
 // Compile says what the kernel is to hold for a config. It is pure, and there

@@ -13,7 +13,6 @@ import (
 const (
 	NATTable    = "nat"
 	Postrouting = "POSTROUTING"
-	xtPriority  = 100 // NF_IP_PRI_NAT_SRC
 )
 
 // Chains beside the one of the view, for policies that need more than one.
@@ -44,7 +43,7 @@ func CommentPrefixes(chain string) []string {
 func SharedTable(f FamilyPolicy, p Policy, chain, prefix string) Table {
 	x := xtCompiler{family: f, policy: p, chain: chain, prefix: prefix}
 	t := Table{Family: f.family(), Name: NATTable, Chains: x.chains()}
-	t.Chains = append(t.Chains, Chain{Name: Postrouting, Hook: natHook(xtPriority), Rules: []Rule{x.jump(chain)}})
+	t.Chains = append(t.Chains, Chain{Name: Postrouting, Hook: natHook(srcNAT), Rules: []Rule{x.jump(chain)}})
 	return t
 }
 
@@ -68,7 +67,7 @@ func SharedJumpSays(comment string) (chain string, ok bool) {
 }
 
 // PostroutingHook is the hook that iptables gives POSTROUTING.
-func PostroutingHook() *nfnetlink.Hook { return natHook(xtPriority) }
+func PostroutingHook() *nfnetlink.Hook { return natHook(srcNAT) }
 
 func (x xtCompiler) jump(to string) Rule {
 	return x.rule(nil, xtJumpComment+x.chain+xtJumpCommentEnd, xtJump{to})

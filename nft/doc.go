@@ -1,9 +1,14 @@
 // Package nft turns a config into the rules that the kernel is to hold.
 //
 // The middle is a value. [Compile] is pure and makes a [Ruleset] of a config: a
-// small syntax tree whose nodes know both their text and their bytecode, so that
-// what is printed and what is sent cannot drift apart. [Ruleset.String] is what
-// `nft -f`, or in mode iptables-nft `iptables-restore --noflush`, accepts.
+// small syntax tree whose nodes have both their text and their bytecode. Tests
+// load the text and compare what the kernel then holds to the bytecode.
+// [Ruleset.String] is what `nft -f`, or in mode iptables-nft
+// `iptables-restore --noflush`, accepts.
+//
+// What a policy can ask is one table, [config.Conditions]: the keys of the file,
+// the order of the questions, sets, comments, explanations and read-back follow
+// from its rows.
 //
 // Package kernel keeps the kernel to a ruleset; package tables compares and
 // plans for it, table by table. Beside them foreign looks at what other programs

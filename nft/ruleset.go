@@ -14,7 +14,7 @@ import (
 const TableName = "nft-masq-agent"
 
 // A Ruleset is a compiled policy: what the kernel is to hold, no more and no
-// less. Rulesets come from [Compile] alone.
+// less. [Compile] and [CompilePolicy] make them.
 type Ruleset struct {
 	Policy Policy
 	Mode   Mode
@@ -163,7 +163,7 @@ func (t Table) write(b *strings.Builder) {
 		}
 		fmt.Fprintf(b, "\tchain %s {\n", c.Name)
 		if c.Hook != nil {
-			fmt.Fprintf(b, "\t\ttype %s hook postrouting priority srcnat + 10; policy accept;\n", c.Hook.Type)
+			fmt.Fprintf(b, "\t\ttype %s hook postrouting priority srcnat + %d; policy accept;\n", c.Hook.Type, c.Hook.Priority-srcNAT)
 		}
 		for _, r := range c.Rules {
 			fmt.Fprintf(b, "\t\t%s\n", r)

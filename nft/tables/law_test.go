@@ -1,0 +1,156 @@
+package tables
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// decompile reads the policy of a ruleset back from what the kernel would hold.
+func decompile(t *testing.T, r nft.Ruleset) nft.Policy {
+	t.Helper()
+	if r.Mode == nft.ModeNFTables {
+		p, exact := ownOf(r.Tables[0]).Policy()
+		if !exact {
+			t.Fatalf("not taken for ours:\n%s", r)
+		}
+		return p
+	}
+	var out nft.Policy
+	for _, table := range r.Tables {
+		n := &Shared{Family: table.Family, present: true, chains: map[string][]nfnetlink.Rule{}}
+		for _, c := range table.Chains {
+			n.chains[c.Name] = c.Bytecode(table, nil)
+		}
+		p, err := n.Policy(OwnChain{r.Chain, r.Chain})
+		if err != nil {
+			t.Fatalf("%v:\n%s", err, r)
+		}
+		p.Families = append(out.Families, p.Families...)
+		out = p
+	}
+	return out
+}
+
+func ownOf(table nft.Table) *Own {
+	own := &Own{rules: map[string][]nfnetlink.Rule{}, Sets: map[string]*HeldSet{}}
+	own.Family, own.Name = table.Family, table.Name
+	for _, c := range table.Chains {
+		own.chains = append(own.chains, c.KernelChain(table))
+		own.rules[c.Name] = c.Bytecode(table, nil)
+	}
+	for _, s := range table.Sets {
+		held := &HeldSet{Set: s.KernelSet(table, s.Name+nft.SideA), Read: true}
+		for _, p := range s.Prefixes {
+			held.Holds = append(held.Holds, iprange.Of(p))
+		}
+		own.Sets[held.Name] = held
+	}
+	for _, c := range table.Counters {
+		own.objects = append(own.objects, nfnetlink.Object{Family: table.Family, Table: table.Name, Name: c, Type: unix.NFT_OBJECT_COUNTER})
+	}
+	return own
+}
+
+// decided is what a policy decides, without places and what is covered.
+type decided struct {
+	IPv6  bool
+	Key   string
+	CIDRs []netip.Prefix
+}
+
+func decisions(p nft.Policy) (out []decided) {
+	for _, f := range p.Families {
+		out = append(out, decided{IPv6: f.IPv6})
+		for _, q := range f.Questions {
+			out = append(out, decided{f.IPv6, q.Key, q.Prefixes()})
+		}
+	}
+	return out
+}
+
+// checkLaw verifies that decompile(compile(p)) is p, and compiles to the same.
+func checkLaw(t *testing.T, c config.Config, o nft.Options) {
+	t.Helper()
+	r := nft.Compile(c, o)
+	back := decompile(t, r)
+	if diff := cmp.Diff(decisions(r.Policy), decisions(back), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+		t.Fatalf("mode %s (-compiled +read back):\n%s", o.Mode, diff)
+	}
+	if back.RandomFully != r.Policy.RandomFully || !slices.Equal(back.Ports, r.Policy.Ports) {
+		t.Fatalf("mode %s: random-fully %t, ports %v, want %t, %v", o.Mode, back.RandomFully, back.Ports, r.Policy.RandomFully, r.Policy.Ports)
+	}
+	if again := nft.CompilePolicy(back, o); !again.Same(r) || again.String() != r.String() {
+		t.Fatalf("mode %s: compiled again:\n%s\nwant:\n%s", o.Mode, again, r)
+	}
+}
+
+func TestAPolicyIsReadBackFromItsRules(t *testing.T) {
+	m := cases.NewMaker(31)
+	for range 500 {
+		c := m.Config()
+		for _, mode := range cases.Modes() {
+			checkLaw(t, c, m.Options(mode))
+		}
+	}
+}
+
+// fileOf makes a config file of any bytes: the first ones say what it has, six more
+// each are a CIDR of one of the lists.
+func fileOf(b []byte) string {
+	head := append(b[:min(len(b), 2):min(len(b), 2)], 0, 0)
+	lists := map[string][]string{}
+	rows := config.Conditions()
+	for b = b[min(len(b), 2):]; len(b) >= 6; b = b[6:] {
+		a := netip.AddrFrom4([4]byte(b[1:5]))
+		if b[0]&1 != 0 { // an IPv6 address of which four bytes vary
+			a = netip.AddrFrom16([16]byte{0: b[1] | 0x20, 1: b[2], 7: b[3], 15: b[4]})
+		}
+		p := netip.PrefixFrom(a, int(b[5])%(a.BitLen()+1)).Masked()
+		if a.Is6() && p.Bits() > 0 && p.Overlaps(netip.MustParsePrefix("::ffff:0:0/96")) {
+			continue // IPv4-mapped ones have no place in a config
+		}
+		key := rows[int(b[0]>>1)%len(rows)].Key
+		lists[key] = append(lists[key], fmt.Sprintf("%q", p))
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "enableIPv6: %t\nmasqLinkLocal: %t\nmasqLinkLocalIPv6: %t\n", head[0]&1 != 0, head[0]&2 != 0, head[0]&4 != 0)
+	for _, row := range rows {
+		fmt.Fprintf(&text, "%s: [%s]\n", row.Key, strings.Join(lists[row.Key], ", "))
+	}
+	return text.String()
+}
+
+func FuzzAPolicyIsReadBackFromItsRules(f *testing.F) {
+	f.Add([]byte{0, 0, 6, 10, 0, 0, 0, 8})
+	f.Add([]byte{7, 3, 0, 10, 0, 0, 0, 8, 3, 0xfd, 0, 0, 1, 64, 4, 10, 9, 0, 0, 16, 7, 0xfd, 0, 0, 1, 128, 4, 0, 0, 0, 0, 0})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		text := fileOf(b)
+		c, _, err := config.Parse(config.Defaults{}, config.Source{Name: "f", Data: []byte(text)})
+		if err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		for _, mode := range cases.Modes() {
+			o := nft.Options{Mode: mode, Chain: cases.DefaultChain}
+			if len(b) > 1 {
+				o.RandomFully = b[1]&1 != 0
+				for i := range b[1] >> 1 & 3 {
+					from := 1024 + uint16(i)*10000
+					o.Ports = append(o.Ports, nft.PortRange{Min: from, Max: from + uint16(b[0])})
+				}
+			}
+			checkLaw(t, c, o)
+		}
+	})
+}
