@@ -80,6 +80,10 @@ bin/promtool:
 	(cd "$$dir" && apt-get -o APT::Sandbox::User=root download -qq prometheus && dpkg -x prometheus_*.deb .); \
 	install -D "$$dir/usr/bin/promtool" $@
 
+.PHONY: schema-test
+schema-test: ## Check the JSON Schema of the config file with ajv (needs npm)
+	SCHEMA_VALIDATOR='npm exec --yes ajv-cli@5.0.0 --' go test -count=1 -run '^TestSchema' ./manifests
+
 .PHONY: registry
 registry:
 	@case '$(IMAGE)' in */*) ;; *) echo 'say where to: make $(MAKECMDGOALS) IMAGE=REGISTRY/nft-masq-agent' >&2; exit 1;; esac

@@ -1,0 +1,243 @@
+package manifests_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+
+	"nft-masq-agent/config"
+)
+
+var update = flag.Bool("update", false, "write schema/config.json")
+
+const schemaFile = "schema/config.json"
+
+// What editors show of the keys that are no row of config.Conditions.
+var otherKeys = map[string]object{
+	"masqLinkLocal":     boolean("Masquerade traffic to 169.254.0.0/16 too.", false),
+	"masqLinkLocalIPv6": boolean("Masquerade traffic to fe80::/10 too.", false),
+	"enableIPv6":        boolean("Masquerade IPv6 too. Without it the flag --enable-ipv6 decides.", false),
+	"linkLocal": {
+		"description": "Use masqLinkLocal, which is the inverse.", "type": []string{"boolean", "null"}, "deprecated": true,
+	},
+	"resyncInterval": {
+		"description": "How often the agent re-checks file and kernel without being notified: a Go duration.",
+		"type":        []string{"string", "null"}, "pattern": `^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)`, "default": "60s",
+	},
+	"cidrLimit": {
+		"description": "A file with more entries in nonMasqueradeCIDRs is rejected.", "type": []string{"integer", "null"},
+	},
+}
+
+func boolean(description string, value bool) object {
+	return object{"description": description, "type": []string{"boolean", "null"}, "default": value}
+}
+
+// list is a schema of a list of strings.
+func list(description, pattern string) object {
+	return object{
+		"description": description, "type": []string{"array", "null"},
+		"items": object{"type": "string", "pattern": pattern},
+	}
+}
+
+// schema returns the JSON Schema of the config file. It knows the keys as they
+// are documented; the agent takes them in any case.
+func schema(t *testing.T) []byte {
+	t.Helper()
+	properties := object{}
+	for _, c := range config.Conditions() {
+		description := strings.ToUpper(c.Means[:1]) + c.Means[1:] + "."
+		if strings.Contains(string(c.Asks), "interface") {
+			properties[c.Key] = list(description, `^[^\s/]{1,15}\*?$`)
+		} else {
+			properties[c.Key] = list(description, `^\s*[0-9a-fA-F.:]+/[0-9]{1,3}\s*$`)
+		}
+	}
+	properties["nonMasqueradeCIDRs"].(object)["default"] = defaultCIDRs()
+	for _, key := range config.Keys() {
+		if properties[key] != nil {
+			continue
+		}
+		if otherKeys[key] == nil {
+			t.Fatalf("what type has the key %s?", key)
+		}
+		properties[key] = otherKeys[key]
+	}
+	text, err := json.MarshalIndent(object{
+		"$schema":              "http://json-schema.org/draft-07/schema#",
+		"title":                "config file of nft-masq-agent",
+		"type":                 []string{"object", "null"},
+		"additionalProperties": false,
+		"properties":           properties,
+	}, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(text, '\n')
+}
+
+func defaultCIDRs() []string {
+	var all []string
+	for _, c := range config.Default(config.Defaults{}).NonMasqueradeCIDRs {
+		all = append(all, c.String())
+	}
+	return all
+}
+
+func TestSchemaHasTheKeysOfTheFile(t *testing.T) {
+	want := schema(t)
+	if *update {
+		if err := os.WriteFile(schemaFile, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(schemaFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("make golden (-config +schema):\n%s", diff)
+	}
+}
+
+// examples returns the sample config and all examples, by file.
+func examples(t *testing.T) map[string][]byte {
+	t.Helper()
+	files, err := filepath.Glob("examples/*/*")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	all := map[string][]byte{}
+	for _, file := range append(files, "agent-config/config") {
+		if filepath.Base(file) == "kustomization.yaml" {
+			continue
+		}
+		if all[file], err = os.ReadFile(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all
+}
+
+func TestEachExampleNamesTheSchema(t *testing.T) {
+	for file, text := range examples(t) {
+		first, _, _ := strings.Cut(string(text), "\n")
+		relative, found := strings.CutPrefix(first, "# yaml-language-server: $schema=")
+		if _, err := os.Stat(filepath.Join(filepath.Dir(file), relative)); !found || err != nil {
+			t.Errorf("%s: %q, %v", file, first, err)
+		}
+	}
+}
+
+func TestExamplesMeanWhatTheySay(t *testing.T) {
+	cidrs := func(list []config.CIDR) string {
+		var all []string
+		for _, c := range list {
+			all = append(all, c.String())
+		}
+		slices.Sort(all)
+		return strings.Join(all, " ")
+	}
+	gke := cidrs(config.Default(config.Defaults{AllReservedRanges: true}).NonMasqueradeCIDRs)
+	for dir, want := range map[string]struct {
+		exempt, sources string
+		linkLocal       bool // is masqueraded
+		warnings        int
+	}{
+		"agent-config":                   {exempt: cidrs(config.Default(config.Defaults{}).NonMasqueradeCIDRs)},
+		"examples/pods-only":             {exempt: "10.0.0.0/8", sources: "10.244.0.0/16"},
+		"examples/gke":                   {exempt: gke},
+		"examples/azure":                 {exempt: "10.244.0.0/16 100.64.0.0/10 192.168.0.0/16", linkLocal: true},
+		"examples/non-masquerade-daemon": {exempt: "10.0.0.0/8", warnings: 1}, // linkLocal is deprecated
+		"examples/node-pool":             {exempt: "10.0.0.0/8 198.51.100.0/24"},
+	} {
+		var sources []config.Source
+		for file, text := range examples(t) {
+			if filepath.Dir(file) == dir {
+				sources = append(sources, config.Source{Name: file, Data: text})
+			}
+		}
+		c, warnings, err := config.Parse(config.Defaults{}, sources...)
+		if err != nil || len(warnings) != want.warnings {
+			t.Errorf("%s: %v %v", dir, err, warnings)
+		}
+		if got := cidrs(c.NonMasqueradeCIDRs); got != want.exempt {
+			t.Errorf("%s exempts %s", dir, got)
+		}
+		if got := cidrs(c.MasqueradeSrcCIDRs); got != want.sources || c.MasqLinkLocal != want.linkLocal {
+			t.Errorf("%s: sources %q, link-local %t", dir, got, c.MasqLinkLocal)
+		}
+	}
+}
+
+// What the agent rejects and an editor should mark, too.
+var invalidConfigs = []string{
+	"nonMasqueradeCIDR: [10.0.0.0/8]", "nonMasqueradeCIDRs: 10.0.0.0/8", "nonMasqueradeCIDRs: [10.0.0.0]",
+	"nonMasqueradeCIDRs: [10.0.0.0/8, null]", "nonMasqueradeCIDRs: [localhost/8]", "masqLinkLocal: maybe", "masqLinkLocal: 1",
+	"resyncInterval: 60", "resyncInterval: soon", "cidrLimit: many", "cidrLimit: 1.5", "[nonMasqueradeCIDRs]",
+}
+
+// What the agent accepts without a warning.
+var validConfigs = []string{
+	"", "{}", `{"nonMasqueradeCIDRs": ["fd00::/8"], "enableIPv6": true}`, "resyncInterval: 1m30s", "resyncInterval: .5h", "cidrLimit: 64",
+	"masqLinkLocal: true\nmasqLinkLocalIPv6: true\nenableIPv6: true", "nonMasqueradeCIDRs: [0.0.0.0/0]\nforceMasqueradeCIDRs: [10.0.0.0/8]",
+}
+
+// A validator of npm, which make schema-test names.
+func TestSchemaAcceptsWhatTheAgentAcceptsAndRejectsWhatItRejects(t *testing.T) {
+	validator := os.Getenv("SCHEMA_VALIDATOR")
+	if validator == "" {
+		t.Skip("runs a validator of npm: make schema-test")
+	}
+	valid, invalid := t.TempDir(), t.TempDir()
+	write := func(dir string, n int, text []byte) {
+		// The editor's parser: YAML to JSON.
+		out, err := yaml.YAMLToJSON(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.json", n)), out, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	parse := func(text []byte) error {
+		_, _, err := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: text})
+		return err
+	}
+	all := validConfigs
+	for _, text := range examples(t) {
+		all = append(all, string(text))
+	}
+	for i, text := range all {
+		if err := parse([]byte(text)); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+		write(valid, i, []byte(text))
+	}
+	for i, text := range invalidConfigs {
+		if err := parse([]byte(text)); err == nil {
+			t.Errorf("the agent accepts %s", text)
+		}
+		write(invalid, i, []byte(text))
+	}
+	for dir, want := range map[string]string{valid: "--valid", invalid: "--invalid"} {
+		fields := append(strings.Fields(validator), "test", "--strict=false", "-s", schemaFile, "-d", filepath.Join(dir, "*.json"), want)
+		cmd := exec.CommandContext(t.Context(), fields[0], fields[1:]...)
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		if err := cmd.Run(); err != nil {
+			t.Errorf("%s: %v\n%s", want, err, &out)
+		}
+	}
+}
