@@ -38,7 +38,6 @@ type Kernel struct {
 	dumpCost time.Duration
 	counts   cachedCounts
 	tallies  tallies
-	pause    func() (resume func())
 	perBatch int // most prefixes in a filling transaction
 }
 
@@ -56,12 +55,6 @@ func Open() *Kernel { return New(nfnetlink.Dial()) }
 func New(c *nfnetlink.Conn) *Kernel {
 	return &Kernel{conn: c, seen: memory{Conn: c}, trust: map[string]trusted{}, perBatch: tables.LargeBatch}
 }
-
-// BeforeLargeFill has Apply call pause before it fills a set with many elements,
-// and what that gives behind it. Where anybody listens, and be it in another
-// network namespace, the kernel makes a notification of each element, which makes
-// the filling slower: so a listener of our own had better pause.
-func (k *Kernel) BeforeLargeFill(pause func() (resume func())) { k.pause = pause }
 
 // Forget drops the rules of others that Apply and Others have read, and says
 // whether they were many. Until then Others does not read again what Apply read.
@@ -112,7 +105,10 @@ type Applied struct {
 	// Replaced are the rules of other agents that stood in the chain of mode
 	// iptables-nft.
 	Replaced []foreign.LegacyChain
-	Took     time.Duration
+	// Generation of the ruleset that was found or made so; 0 if somebody else
+	// wrote meanwhile.
+	Generation uint32
+	Took       time.Duration
 }
 
 // How often is tried again when somebody else changed the ruleset meanwhile,
@@ -134,7 +130,7 @@ func (k *Kernel) Apply(want nft.Ruleset, look Look) (Applied, error) {
 		k.seen.forget()
 		a, err := k.apply(want, look)
 		if err == nil {
-			a.Took = time.Since(start)
+			a.Generation, a.Took = k.at, time.Since(start)
 			return a, nil
 		}
 		k.at = 0
@@ -303,10 +299,6 @@ func (k *Kernel) commit(batches []*nfnetlink.Batch, generation uint32) error {
 	return nil
 }
 
-// largeFill is how many prefixes it takes for listening to cost more than to
-// pause does.
-const largeFill = 1000
-
 // staged says under which names the wanted sets are held, which sets these are,
 // and how many transactions it took.
 type staged struct {
@@ -327,13 +319,6 @@ func (k *Kernel) stage(want nft.Table, s *state) (staged, error) {
 				out.handles[name] = held.Handle
 			}
 		}
-	}
-	prefixes := 0
-	for _, b := range batches {
-		prefixes += b.Prefixes
-	}
-	if k.pause != nil && prefixes >= largeFill {
-		defer k.pause()()
 	}
 	for i, b := range batches {
 		err := k.fill(b, i == 0, s.generation, out.handles)
