@@ -52,7 +52,8 @@ func NewJudge(p nft.Policy, local []netip.Prefix, others func(src, dst netip.Add
 // destination.
 func (j *Judge) Now(e *Entry) nft.Verdict {
 	dst := e.Destination().Addr()
-	return j.policy.Decide(e.Original.Src.Addr(), dst, j.isLocal(dst))
+	src := e.Original.Src.Addr()
+	return j.policy.Decide(nft.Connection{Src: src, Dst: dst, FromNode: j.isLocal(src), ToNode: j.isLocal(dst)})
 }
 
 // Stale reports whether the translation contradicts the policy.

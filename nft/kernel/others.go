@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"net/netip"
 	"slices"
 
 	"nft-masq-agent/nft"
