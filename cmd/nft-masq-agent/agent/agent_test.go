@@ -345,7 +345,7 @@ func TestBadFileAtStartOfAnEmptyNodeInstallsTheDefaults(t *testing.T) {
 
 func TestRefusalIsRetriedMoreAndMoreRarelyAndSaidOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.refuse(fmt.Errorf("make rule: %w", unix.EPERM))
+		w.refuse(&nfnetlink.RefusedError{Op: nfnetlink.MakeRule, Err: unix.EPERM})
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
 		wantLines(t, w.messages(), "nft-masq-agent starts", "the kernel refuses the rules; the old ones stay, trying again")
