@@ -59,8 +59,8 @@ func newNode(t *testing.T) *node {
 		t.Fatal(err)
 	}
 	build := exec.CommandContext(t.Context(), "make", "-C", "..", "container", "CONTAINER_TOOL=buildah",
-		"IMAGE="+strings.TrimSuffix(image, ":test"), "TAG=test")
-	if out, err := build.CombinedOutput(); err != nil {
+		"IMAGE="+strings.TrimSuffix(image, ":test"), "TAG=test", "SOURCE=https://git.example/nft-masq-agent")
+	if out, err := build.CombinedOutput(); err != nil || bytes.Contains(bytes.ToLower(out), []byte("warn")) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	return n
@@ -300,7 +300,7 @@ func TestImageTakesTheLargestConfigMapWithinItsMemoryLimit(t *testing.T) {
 	}
 }
 
-func TestImageHoldsTheBinaryAndTheLicencesOnly(t *testing.T) {
+func TestImageHoldsTheBinaryItsSBOMAndTheLicencesOnly(t *testing.T) {
 	n := newNode(t)
 	n.output("create", "--name=agent", image)
 	archive := filepath.Join(t.TempDir(), "image.tar")
@@ -312,7 +312,7 @@ func TestImageHoldsTheBinaryAndTheLicencesOnly(t *testing.T) {
 	for line := range strings.Lines(string(list)) {
 		fields := strings.Fields(line) // mode, owner, size, date, time, name
 		name := fields[5]
-		if name != "nft-masq-agent" && !strings.HasPrefix(name, "licenses/") {
+		if name != "nft-masq-agent" && name != "sbom.cdx.json" && !strings.HasPrefix(name, "licenses/") {
 			t.Errorf("the image holds %s", name)
 		}
 		if size, err := strconv.Atoi(fields[2]); name == "nft-masq-agent" && (err != nil || size > 12_000_000) {
@@ -327,7 +327,7 @@ func TestImageSaysWhatItWasBuiltFrom(t *testing.T) {
 	if err := json.Unmarshal([]byte(n.output("image", "inspect", "--format={{json .Labels}}", image)), &labels); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"title", "licenses", "version", "revision", "created"} {
+	for _, name := range []string{"title", "licenses", "version", "revision", "created", "source"} {
 		if labels["org.opencontainers.image."+name] == "" {
 			t.Errorf("no label %s: %v", name, labels)
 		}

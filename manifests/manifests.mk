@@ -19,7 +19,9 @@ HOST_ARCH = $(shell go env GOHOSTARCH)
 # docker's classic builder takes what it has cached for another architecture;
 # the others make the same image of the same files.
 BUILD_FLAGS = $(if $(DOCKER),--no-cache,--timestamp $(or $(shell git log -1 --format=%ct 2>/dev/null),0))
-LABELS = title=nft-masq-agent licenses=Apache-2.0 version=$(VERSION) \
+# Where the source is, without a password.
+SOURCE ?= $(shell git config --get remote.origin.url 2>/dev/null | sed 's|//[^@/]*@|//|')
+LABELS = title=nft-masq-agent licenses=Apache-2.0 version=$(VERSION) $(if $(SOURCE),source=$(SOURCE)) \
 	revision=$(shell git rev-parse HEAD 2>/dev/null) created=$(shell git log -1 --format=%cI 2>/dev/null)
 
 .PHONY: container
@@ -33,6 +35,7 @@ container-%: container-tool bin/linux_%/nft-masq-agent licenses
 	rm -rf bin/image_$*
 	mkdir bin/image_$*
 	cp -r bin/linux_$*/nft-masq-agent bin/licenses bin/image_$*
+	go run ./manifests/sbom '$(VERSION)' bin/linux_$*/nft-masq-agent >bin/image_$*/sbom.cdx.json
 	$(CONTAINER_TOOL) build --platform linux/$* $(BUILD_FLAGS) $(LABELS:%=--label 'org.opencontainers.image.%') \
 		--file manifests/Dockerfile --tag '$(IMAGE):$(TAG)-$*' bin/image_$*
 
@@ -68,6 +71,19 @@ container-test: ## Build the image, run it as the manifest says, in a network of
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing >/dev/null; \
 	fi
 	IMAGE_TEST=1 go test -count=1 -v -run '^TestImage' ./manifests
+
+.PHONY: reproducible-image
+reproducible-image: ## Build the image of the last commit in two directories, compare (needs buildah)
+	@dir="$$(mktemp -d)"; trap 'rm -rf "$$dir"' EXIT; \
+	printf '[storage]\ndriver = "vfs"\ngraphroot = "%s"\nrunroot = "%s"\n' "$$dir/graph" "$$dir/run" >"$$dir/storage.conf"; \
+	export CONTAINERS_STORAGE_CONF="$$dir/storage.conf"; \
+	for clone in a another/one; do \
+		git clone -q --no-hardlinks . "$$dir/$$clone"; \
+		$(MAKE) -C "$$dir/$$clone" container CONTAINER_TOOL=buildah SOURCE='$(SOURCE)' IMAGE=localhost/nft-masq-agent TAG="$${clone%/one}" >/dev/null; \
+	done; \
+	digests="$$(buildah images --no-trunc --quiet | sort -u)"; \
+	test "$$(wc -l <<<"$$digests")" = 1 || { echo "two images: $$digests" >&2; exit 1; }; \
+	echo "the same twice: $$digests"
 
 .PHONY: promtool-test
 promtool-test: bin/promtool ## Hold metrics, alerts and dashboard against promtool

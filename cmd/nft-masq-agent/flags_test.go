@@ -56,7 +56,7 @@ func TestEveryFlagHasAHelpInEightyColumns(t *testing.T) {
 
 func TestCommandsOfAPolicyTakeAllOfItsFlags(t *testing.T) {
 	for _, c := range commands() {
-		if c.name == "version" || c.name == "connections" {
+		if c.name == "version" {
 			continue
 		}
 		fs, _ := c.flagSet()

@@ -26,7 +26,6 @@ func commands() []command {
 		renderCommand(),
 		statusCommand(),
 		explainCommand(),
-		connectionsCommand(),
 		cleanupCommand(),
 		versionCommand(),
 	}

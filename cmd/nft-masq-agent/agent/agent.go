@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -16,6 +17,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfnetlink"
 )
 
 // Files is the settled content of the config, or the error with which reading
@@ -44,19 +46,17 @@ type Kernel struct {
 	Others   func(nft.Ruleset) (kernel.Others, error)
 	Cleanup  func(legacy bool) ([]string, error)
 	Forget   func()
-	// Generation is that of [nfnetlink.Conn].
-	Generation func() (uint32, error)
 }
 
 // Inputs are the events that the loop waits for.
 type Inputs struct {
 	Files    <-chan Files
 	Warnings <-chan error // of the watcher
+	Changes  <-chan nfnetlink.Change
 	Hangup   <-chan os.Signal
-	// Changes are heard between Join and Leave.
-	Changes <-chan Heard
-	Join    func() error
-	Leave   func()
+	// HoldOff asks for no changes for a time, and if deaf for no word of them
+	// behind it either; it may be nil.
+	HoldOff func(d time.Duration, deaf bool)
 	// Reread makes the watcher look at the files now.
 	Reread func()
 }
@@ -103,7 +103,10 @@ type Agent struct {
 	looked time.Time   // when all was last looked at
 	timer  *time.Timer // the next resync, or the next try after a refusal
 	tries  int
-	drift  drift
+	pace   pace
+	paused *time.Timer      // the next look, where looks are paced
+	change nfnetlink.Change // the last one of others since a look
+	by     []string         // the processes that made them
 	survey survey
 }
 
@@ -112,11 +115,10 @@ func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
 	resync := config.Default(s.Defaults).ResyncInterval
 	a := &Agent{
 		in: in, kernel: k, settings: s, log: log,
-		resync:   resync,
-		timer:    time.NewTimer(resync),
-		takeOver: stoppedTimer(),
-		drift:    newDrift(time.Now()),
-		survey:   survey{seed: maphash.MakeSeed()},
+		resync: resync,
+		timer:  time.NewTimer(resync),
+		paused: stoppedTimer(), takeOver: stoppedTimer(),
+		survey: survey{seed: maphash.MakeSeed()},
 	}
 	a.metrics = newMetrics(&a.health, k, s)
 	return a
@@ -127,6 +129,9 @@ func stoppedTimer() *time.Timer {
 	t.Stop()
 	return t
 }
+
+// unknown is who made a change that was not heard.
+const unknown = "unknown"
 
 // Reasons for looking at the kernel, as the log and the metrics name them.
 const (
@@ -142,15 +147,9 @@ const (
 func (a *Agent) Run(ctx context.Context) {
 	defer a.health.stop()
 	defer a.timer.Stop()
+	defer a.paused.Stop()
 	defer a.takeOver.Stop()
-	defer a.drift.alarm.Stop()
-	defer func() {
-		if a.drift.listening {
-			a.in.Leave()
-		}
-	}()
 	for {
-		a.attend()
 		a.kernel.Forget()
 		a.health.idle()
 		select {
@@ -163,10 +162,10 @@ func (a *Agent) Run(ctx context.Context) {
 			a.log.Warn("watching the config", zap.Error(err))
 		case c := <-a.in.Changes:
 			a.health.busy()
-			a.heard(c)
-		case <-a.drift.alarm.C:
+			a.changed(c)
+		case <-a.paused.C:
 			a.health.busy()
-			a.compare()
+			a.sync(onDrift, kernel.Look{})
 		case <-a.takeOver.C:
 			a.health.busy()
 			a.sync(onDrift, kernel.Look{TakeOver: true})
@@ -386,6 +385,32 @@ func (a *Agent) stillThere(others kernel.Others) bool {
 	return time.Since(a.withdrawn) < rewriting
 }
 
+// changed hears of a transaction. Our own are no news; after those of others
+// the kernel is looked at, at once or, where looks or repairs come too often,
+// a little later.
+func (a *Agent) changed(c nfnetlink.Change) {
+	if c.Writer == a.kernel.PortID() && !c.Overrun {
+		return
+	}
+	a.change, a.survey.due, a.survey.by = c, true, c.Process
+	a.log.Debug("the ruleset changed", zap.String("by", c.Process), zap.Bool("unheard", c.Overrun))
+	by := c.Process
+	if c.Overrun {
+		by = unknown
+	}
+	if by != "" && !slices.Contains(a.by, by) {
+		a.by = append(a.by, by)
+	}
+	if wait := a.pace.wait(time.Now()); wait > 0 {
+		a.paused.Reset(wait)
+		if a.in.HoldOff != nil {
+			a.in.HoldOff(wait-beforeLook, a.pace.inVain)
+		}
+		return
+	}
+	a.sync(onDrift, kernel.Look{})
+}
+
 // tick is the net under the notifications and the next try after a refusal.
 func (a *Agent) tick() {
 	a.in.Reread()
@@ -400,6 +425,7 @@ func (a *Agent) tick() {
 // sync brings the kernel to what is wanted. Everything that the agent writes it
 // writes here.
 func (a *Agent) sync(reason string, look kernel.Look) {
+	a.paused.Stop()
 	start := time.Now()
 	defer a.tellSource()
 	if !a.decided(reason, start) {
@@ -409,11 +435,11 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	if look.Others {
 		defer litter()()
 	}
-	applied, err := a.apply(look)
+	applied, err := a.kernel.Apply(*a.policy.want, look)
 	wrote := len(applied.Differences) > 0
 	a.metrics.applied(reason, wrote, err, time.Since(start))
 	if err != nil {
-		a.checked(reason, time.Since(start), err, 0)
+		a.inVain(reason, start)
 		a.refuse(err, reason)
 		return
 	}
@@ -422,15 +448,17 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	}
 	tookOver := len(applied.TookOver) > 0 && !a.owed.TakeOver
 	drift := len(applied.Differences) > len(applied.TookOver) && !a.fresh && a.held != ""
-	if drift || tookOver {
-		a.restored(applied.Generation)
-	} else {
-		a.checked(reason, time.Since(start), nil, applied.Generation)
+	if reason == onDrift {
+		a.pace.looked(time.Now(), time.Since(start), drift || tookOver, a.change.Writer)
 	}
 	a.planTakeOver(reason, look, time.Since(start))
 	// First the state, then the line: who reads the line finds us ready.
 	a.health.inStep(*a.policy.want)
 	a.sayReplaced(kernel.Others{Legacy: applied.Replaced})
+	var late []nfnetlink.Change
+	if drift && slices.Equal(a.by, []string{unknown}) {
+		late = a.hearAuthor()
+	}
 	if tookOver {
 		a.sayTakenOver(applied)
 	}
@@ -443,10 +471,13 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	fresh := a.fresh
 	a.survey.due = a.survey.due || fresh
 	a.refused, a.tries, a.fresh, a.recovered, a.held = "", 0, false, false, a.policy.want.Hash()
-	a.drift.writer, a.drift.by, a.owed = 0, nil, kernel.Look{}
+	a.change, a.by, a.owed = nfnetlink.Change{}, nil, kernel.Look{}
 	a.timer.Reset(a.next())
 	if fresh || reason == onStart {
 		a.lookAround(time.Now())
+	}
+	for _, c := range late {
+		a.changed(c) // it may be a further one
 	}
 }
 
@@ -454,13 +485,13 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 func (a *Agent) decided(reason string, start time.Time) bool {
 	if a.rejection != nil && !a.policy.accepted {
 		if err := a.reconsider(); err != nil {
-			a.checked(reason, time.Since(start), err, 0)
+			a.inVain(reason, start)
 			a.refuse(err, reason)
 			return false
 		}
 	}
 	if a.policy.want == nil {
-		a.checked(reason, time.Since(start), nil, a.drift.generation)
+		a.inVain(reason, start)
 		a.leave()
 		return false
 	}
@@ -473,7 +504,7 @@ func (a *Agent) leave() {
 	if a.policy.from == "" {
 		return
 	}
-	a.refused, a.tries, a.drift.by = "", 0, nil
+	a.refused, a.tries, a.by = "", 0, nil
 	a.health.unrefused()
 	next := a.resync
 	if !a.withdrawn.IsZero() {
@@ -495,11 +526,30 @@ func (a *Agent) planTakeOver(reason string, look kernel.Look, cost time.Duration
 	}
 	if look.TakeOver {
 		a.takeOver.Stop()
-		a.takeOverAt = time.Now().Add(checkShare * cost)
+		a.takeOverAt = time.Now().Add(lookShare * cost)
 		return
 	}
 	if reason == onDrift {
 		a.takeOver.Reset(time.Until(a.takeOverAt))
+	}
+}
+
+// hearAuthor waits for the word of a change that was repaired before it came: when
+// listening begins again after a pause, the look is not put off for it. It gives
+// what it heard.
+func (a *Agent) hearAuthor() (heard []nfnetlink.Change) {
+	const patience = 20 * time.Millisecond
+	for end := time.After(patience); ; {
+		select {
+		case c := <-a.in.Changes:
+			heard = append(heard, c)
+			if c.Process != "" && c.Writer != a.kernel.PortID() {
+				a.by = []string{c.Process}
+				return heard
+			}
+		case <-end:
+			return heard
+		}
 	}
 }
 
@@ -513,11 +563,15 @@ func (a *Agent) report(reason string, applied kernel.Applied, drift bool) {
 	switch {
 	case drift:
 		a.metrics.repaired()
-		by := a.drift.names()
+		// More than one where others wrote before we came to look.
+		by := strings.Join(a.by, " or ")
+		if by == "" {
+			by = unknown
+		}
 		a.log.Warn("rules changed by someone else, restored",
 			zap.String("by", by), zap.Int("differences", len(applied.Differences)),
 			zap.Strings("what", firstFew(applied.Differences)), zap.Duration("took", applied.Took))
-		if a.drift.pace.slowed() {
+		if a.pace.slowed() {
 			a.log.Warn("someone keeps changing the rules: repairs are slowed down", zap.String("by", by))
 		}
 	case len(applied.Differences) > 0:
@@ -546,6 +600,13 @@ func firstFew(all []string) []string {
 		return all[:few]
 	}
 	return all
+}
+
+// inVain paces looks after what others wrote that led to nothing.
+func (a *Agent) inVain(reason string, start time.Time) {
+	if reason == onDrift {
+		a.pace.looked(time.Now(), time.Since(start), false, 0)
+	}
 }
 
 // refuse says what the kernel would not do, once until that changes, and plans the

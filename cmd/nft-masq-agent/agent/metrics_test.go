@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -130,8 +129,7 @@ func TestMetricsCountApplies(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
-		w.tamper(1)
-		time.Sleep(compareEvery)
+		w.drift(1)
 		w.hangup <- unix.SIGHUP
 		synctest.Wait()
 		w.refuse(unix.EPERM)
