@@ -35,11 +35,16 @@ const maxNamed = 8
 
 // String gives the place, the rule and the reason in one line.
 func (c Conflict) String() string {
-	return fmt.Sprintf("%s %s (priority %d): %s: %s", c.Table(), c.Rule.Chain, c.Priority, c.RuleText(), c.Why())
+	return fmt.Sprintf("%s %s (priority %d): %s: %s", c.Table(), c.Chain(), c.Priority, c.RuleText(), c.Why())
 }
 
 // Table gives the family and the name of the rule's table, as nft does.
-func (c Conflict) Table() string { return c.Rule.Family.String() + " " + c.Rule.Table }
+func (c Conflict) Table() string {
+	return c.Rule.Family.String() + " " + nfnetlink.Printable(c.Rule.Table)
+}
+
+// Chain returns the name of the rule's chain, as it goes into messages.
+func (c Conflict) Chain() string { return nfnetlink.Printable(c.Rule.Chain) }
 
 // RuleText gives the rule in words.
 func (c Conflict) RuleText() string { return ruletext.String(c.Rule) }

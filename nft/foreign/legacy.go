@@ -182,9 +182,10 @@ func (l LegacyChain) Decides() bool { return l.Base != nil && l.Rules > 0 && !l.
 
 // String names the chain and says what of it is there.
 func (l LegacyChain) String() string {
-	text := fmt.Sprintf("chain %s in table %s %s: %d rules, %d jumps", l.Name, l.Family, l.Table, l.Rules, len(l.Jumps))
+	name, table := nfnetlink.Printable(l.Name), l.Family.String()+" "+nfnetlink.Printable(l.Table)
+	text := fmt.Sprintf("chain %s in table %s: %d rules, %d jumps", name, table, l.Rules, len(l.Jumps))
 	if l.Gone {
-		text = fmt.Sprintf("%d jumps to chain %s in table %s %s, which is gone", len(l.Jumps), l.Name, l.Family, l.Table)
+		text = fmt.Sprintf("%d jumps to chain %s in table %s, which is gone", len(l.Jumps), name, table)
 	}
 	if l.RandomFully {
 		text += ", random-fully"

@@ -39,7 +39,7 @@ func (k *Kernel) busy(err error, want nft.Ruleset, look Look) error {
 	const few = 5
 	var named []string
 	for _, r := range rules[:min(few, len(rules))] {
-		named = append(named, fmt.Sprintf("table %s %s, chain %s: %s", r.Family, r.Table, r.Chain, ruletext.String(r)))
+		named = append(named, fmt.Sprintf("table %s %s, chain %s: %s", r.Family, nfnetlink.Printable(r.Table), nfnetlink.Printable(r.Chain), ruletext.String(r)))
 	}
 	if more := len(rules) - few; more > 0 {
 		named = append(named, fmt.Sprintf("%d more", more))

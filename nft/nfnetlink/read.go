@@ -245,7 +245,7 @@ func (c *Conn) Elements(family Family, table, set string) ([]iprange.Range, erro
 	a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
 	parts, err := dump(c, family, unix.NFT_MSG_GETSETELEM, a, parseElements)
 	if err != nil {
-		return nil, fmt.Errorf("list elements of %s: %w", set, err)
+		return nil, fmt.Errorf("list elements of %s: %w", Printable(set), err)
 	}
 	var all []iprange.Bound
 	for _, p := range parts {
@@ -356,7 +356,7 @@ func (c *Conn) Flowtables(family Family, table string) ([]Flowtable, error) {
 type Generation struct {
 	ID uint32
 	// Process is the command name of the thread that made it, at most 15
-	// bytes. The pid that the kernel names beside it is a thread's.
+	// bytes, as [Printable] has it. The pid that the kernel names beside it is a thread's.
 	Process string
 }
 
@@ -370,7 +370,7 @@ func parseGen(m netlink.Message) (Generation, bool) {
 		case unix.NFTA_GEN_ID:
 			g.ID = bigUint32(data)
 		case unix.NFTA_GEN_PROC_NAME:
-			g.Process = cString(data)
+			g.Process = Printable(cString(data))
 		}
 		return nil
 	})

@@ -191,9 +191,9 @@ func verdict(code int32, chain string) string {
 	case unix.NFT_CONTINUE:
 		return "continue"
 	case unix.NFT_JUMP:
-		return "jump " + chain
+		return "jump " + nfnetlink.Printable(chain)
 	case unix.NFT_GOTO:
-		return "goto " + chain
+		return "goto " + nfnetlink.Printable(chain)
 	case unix.NFT_RETURN:
 		return "return"
 	}

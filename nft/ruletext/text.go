@@ -74,7 +74,7 @@ func (s Statement) String() string {
 	r, isRange := s.Range()
 	switch anyBit := s.kind == kindCTState || s.kind == kindCTStatus; {
 	case s.Set != "":
-		value = "@" + s.Set
+		value = "@" + nfnetlink.Printable(s.Set)
 	case isRange && s.Op == ">=":
 		value = r.From.String()
 	case isRange && s.Op == "<=":
@@ -257,7 +257,7 @@ func (d *decoder) load(e nfnetlink.Expr) (o operand) {
 		}
 		o.register = e.Uint32(unix.NFTA_BYTEORDER_DREG)
 	case "lookup":
-		o.name = d.key(e) + " map @" + e.Str(unix.NFTA_LOOKUP_SET)
+		o.name = d.key(e) + " map @" + nfnetlink.Printable(e.Str(unix.NFTA_LOOKUP_SET))
 		o.register = e.Uint32(unix.NFTA_LOOKUP_DREG)
 	}
 	return o
@@ -291,7 +291,7 @@ func (d *decoder) compare(e nfnetlink.Expr) (s Statement, ok bool) {
 			s.Op = "!="
 		}
 		if e.JumpsByMap() {
-			s = Statement{text: s.Field + " vmap @" + s.Set}
+			s = Statement{text: s.Field + " vmap @" + nfnetlink.Printable(s.Set)}
 		}
 		return s, true
 	}
@@ -322,7 +322,7 @@ func (d *decoder) act(e nfnetlink.Expr) string {
 		return "counter"
 	case "objref":
 		if e.Uint32(unix.NFTA_OBJREF_IMM_TYPE) == unix.NFT_OBJECT_COUNTER {
-			return "counter name " + e.Str(unix.NFTA_OBJREF_IMM_NAME)
+			return "counter name " + nfnetlink.Printable(e.Str(unix.NFTA_OBJREF_IMM_NAME))
 		}
 	case "limit":
 		return limit(e)

@@ -22,14 +22,14 @@ func decodeXT(e nfnetlink.Expr, family nfnetlink.Family) (Statement, bool) {
 	case "match":
 		return xtMatch(e.Str(unix.NFTA_MATCH_NAME), e.Attr(unix.NFTA_MATCH_INFO)), true
 	case "target":
-		return Statement{text: "-j " + e.Str(unix.NFTA_TARGET_NAME) + xtTarget(e, family)}, true
+		return Statement{text: "-j " + nfnetlink.Printable(e.Str(unix.NFTA_TARGET_NAME)) + xtTarget(e, family)}, true
 	}
 	return Statement{}, false
 }
 
 // xtMatch goes by the size of the parameters, which tells the revisions apart.
 func xtMatch(name string, info []byte) Statement {
-	s := Statement{text: "-m " + name + unknownInfo}
+	s := Statement{text: "-m " + nfnetlink.Printable(name) + unknownInfo}
 	switch {
 	case name == "comment":
 		s.text = "-m comment --comment " + strconv.Quote(unix.ByteSliceToString(info))

@@ -182,7 +182,7 @@ func (o *Own) chainDifferences(want nft.Table, live nft.Sides) []string {
 	}
 	for _, c := range o.chains {
 		if !wanted[c.Name] {
-			diffs = append(diffs, fmt.Sprintf("chain %s is not of the config", c.Name))
+			diffs = append(diffs, fmt.Sprintf("chain %s is not of the config", nfnetlink.Printable(c.Name)))
 		}
 	}
 	return diffs
@@ -238,7 +238,7 @@ func (o *Own) setDifferences(want nft.Table, live nft.Sides) []string {
 	}
 	for _, name := range sortedKeys(o.Sets) {
 		if !wanted[name] {
-			diffs = append(diffs, fmt.Sprintf("set %s is not of the config", name))
+			diffs = append(diffs, fmt.Sprintf("set %s is not of the config", nfnetlink.Printable(name)))
 		}
 	}
 	return diffs
@@ -250,7 +250,7 @@ func (o *Own) objectDifferences(want nft.Table) []string {
 	for _, x := range o.objects {
 		at := slices.Index(lacking, x.Name)
 		if x.Type != unix.NFT_OBJECT_COUNTER || at < 0 {
-			diffs = append(diffs, fmt.Sprintf("object %s is not of the config", x.Name))
+			diffs = append(diffs, fmt.Sprintf("object %s is not of the config", nfnetlink.Printable(x.Name)))
 			continue
 		}
 		lacking = slices.Delete(lacking, at, at+1)
@@ -259,7 +259,7 @@ func (o *Own) objectDifferences(want nft.Table) []string {
 		diffs = append(diffs, "counters are missing: "+strings.Join(lacking, ", "))
 	}
 	for _, f := range o.flowtables {
-		diffs = append(diffs, fmt.Sprintf("flowtable %s is not of the config", f.Name))
+		diffs = append(diffs, fmt.Sprintf("flowtable %s is not of the config", nfnetlink.Printable(f.Name)))
 	}
 	return diffs
 }

@@ -156,9 +156,9 @@ func (c OwnChain) Members() []string {
 // String is for people.
 func (c OwnChain) String() string {
 	if c.Name == c.Text {
-		return c.Name
+		return nfnetlink.Printable(c.Name)
 	}
-	return fmt.Sprintf("%s (renamed from %s)", c.Name, c.Text)
+	return fmt.Sprintf("%s (renamed from %s)", nfnetlink.Printable(c.Name), nfnetlink.Printable(c.Text))
 }
 
 func (n *Shared) readChain(c nfnetlink.Reader, name string) error {
@@ -169,7 +169,7 @@ func (n *Shared) readChain(c nfnetlink.Reader, name string) error {
 		if nfnetlink.IsNotExist(err) {
 			return nil
 		}
-		return fmt.Errorf("read chain %s: %w", name, err)
+		return fmt.Errorf("read chain %s: %w", nfnetlink.Printable(name), err)
 	}
 	rules, err := c.Rules(n.Family, nft.NATTable, name)
 	n.chains[name] = rules

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfnetlink"
 )
 
 // surveyInterval is the least time between two looks at the rules of others.
@@ -112,12 +113,12 @@ func (a *Agent) sayConflicts(others kernel.Others) {
 			continue
 		}
 		found[is] = true
-		base := c.Table() + " " + c.Base
+		base := c.Table() + " " + nfnetlink.Printable(c.Base)
 		if said[base]++; said[base] > maxSaid {
 			continue
 		}
 		fields := []zap.Field{
-			zap.String("table", c.Table()), zap.String("chain", c.Rule.Chain), zap.Int32("priority", c.Priority),
+			zap.String("table", c.Table()), zap.String("chain", c.Chain()), zap.Int32("priority", c.Priority),
 			zap.String("rule", c.RuleText()), zap.String("why", c.Why()),
 		}
 		if len(c.Via) > 0 {

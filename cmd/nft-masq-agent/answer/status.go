@@ -108,7 +108,7 @@ func (r *Status) SetOthers(others kernel.Others) {
 	}
 	for _, c := range others.Conflicts {
 		r.Conflicts = append(r.Conflicts, conflictReport{
-			Table: c.Table(), Chain: c.Rule.Chain, Priority: c.Priority, Rule: c.RuleText(),
+			Table: c.Table(), Chain: c.Chain(), Priority: c.Priority, Rule: c.RuleText(),
 			Via: c.ViaText(), Why: c.Why(),
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"unicode"
 
 	"nft-masq-agent/config"
 )
@@ -58,6 +59,20 @@ func Wrap(text, indent string) string {
 	return b.String()
 }
 
+// escaped writes what a terminal could obey as JSON does control characters. All
+// that is not ASCII stands in strings.
+func escaped(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		if r >= 0x7f && r <= 0xffff && !unicode.IsPrint(r) {
+			fmt.Fprintf(&b, `\u%04x`, r)
+		} else {
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
 // JSON gives an answer for programs.
 func JSON(v any) (string, error) {
 	var b strings.Builder
@@ -67,5 +82,5 @@ func JSON(v any) (string, error) {
 	if err := enc.Encode(v); err != nil {
 		return "", fmt.Errorf("output: %w", err)
 	}
-	return b.String(), nil
+	return escaped(b.String()), nil
 }

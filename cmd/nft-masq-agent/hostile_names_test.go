@@ -1,0 +1,90 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// evil is a name with what a terminal obeys, and with a line that lies.
+const evil = "\x1b[2J\x07\u009b1m\u202e\"\nin step: all is well\\"
+
+// evilProgram is a process name with the same, as far as there is room.
+const evilProgram = "\x1b[2J\u009b\nis fine"
+
+// spoil makes a base chain that masquerades, under evil names, and evil objects in
+// our table, as a process with an evil name.
+func spoil(n *node) {
+	n.t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	const comm = "/proc/thread-self/comm"
+	before, err := os.ReadFile(comm)
+	n.check(err)
+	n.check(os.WriteFile(comm, []byte(evilProgram), 0))
+	defer func() { n.check(os.WriteFile(comm, before, 0)) }()
+	b := &nfnetlink.Batch{}
+	const evilTable = evil + "table"
+	b.AddTable(nfnetlink.IPv4, evilTable)
+	b.AddSet(nfnetlink.Set{Family: nfnetlink.IPv4, Table: evilTable, Name: evil + "set", KeyType: 7, KeyLen: 4})
+	b.AddChain(nfnetlink.Chain{Family: nfnetlink.IPv4, Table: evilTable, Name: evil + "chain"})
+	b.AddChain(nfnetlink.Chain{Family: nfnetlink.IPv4, Table: evilTable, Name: evil + "base", Hook: &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100}})
+	comment := append([]byte{0, byte(len(evil) + 1)}, evil+"\x00"...)
+	source := []expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 4}, &expr.Lookup{SourceRegister: 1, SetName: evil + "set"}}
+	rule := func(chain string, exprs ...expr.Any) {
+		b.AddRule(nfnetlink.Rule{Family: nfnetlink.IPv4, Table: evilTable, Chain: chain, Exprs: nfnetlink.Marshal(nfnetlink.IPv4, exprs...), UserData: comment})
+	}
+	rule(evil+"chain", append(source, &expr.Masq{})...)
+	rule(evil+"base", &expr.Verdict{Kind: expr.VerdictJump, Chain: evil + "chain"})
+	b.AddSet(nfnetlink.Set{Family: nfnetlink.Inet, Table: nft.TableName, Name: evil, KeyType: 7, KeyLen: 4})
+	b.AddChain(nfnetlink.Chain{Family: nfnetlink.Inet, Table: nft.TableName, Name: evil})
+	b.AddCounter(nfnetlink.Inet, nft.TableName, evil)
+	b.AddRule(nfnetlink.Rule{
+		Family: nfnetlink.Inet, Table: nft.TableName, Chain: nft.BaseChain, UserData: comment,
+		Exprs: nfnetlink.Marshal(nfnetlink.Inet, &expr.Verdict{Kind: expr.VerdictJump, Chain: evil}),
+	})
+	c := n.connect()
+	defer c.Close()
+	n.check(c.Commit(b, 0))
+}
+
+// obeyed returns the first characters of a text that a terminal may obey.
+func obeyed(text string) string {
+	odd := func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }
+	if i := strings.IndexFunc(text, odd); i >= 0 {
+		return text[max(0, i-40):min(len(text), i+40)]
+	}
+	return ""
+}
+
+func TestNoNameOfOthersIsPrintedRaw(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	d := n.start()
+	d.began(wants(t, ""))
+	spoil(n)
+	text := func() string { return fmt.Sprint(&d.logbook) }
+	d.until("the evil names are logged", func() bool {
+		return strings.Contains(text(), "1b[2J") && strings.Contains(text(), "table") && strings.Contains(text(), "is fine")
+	})
+	d.stop()
+	if obeyed(text()) != "" || strings.Contains(text(), "\nin step") {
+		t.Errorf("log: %q in\n%s", obeyed(text()), text())
+	}
+	spoil(n)
+	for _, args := range []string{"status", "status -o json", "explain 10.1.2.3", "explain --live 10.1.2.3 -o json", "cleanup --legacy"} {
+		got := n.run(strings.Fields(args)...)
+		if text := got.stdout + got.stderr; obeyed(text) != "" || strings.Contains(text, "\nin step: all is well") {
+			t.Errorf("%s prints %q in\n%s", args, obeyed(text), text)
+		}
+	}
+}
