@@ -40,12 +40,14 @@ type Condition struct {
 	Asks       Subject
 	Outside    bool   // it decides for what its list does not hold
 	Masquerade bool   // the verdict if it decides; otherwise: exempt
-	Set        string // the name of its set, without family
+	Set        string // the name of the set of its list, without family
 	Means      string // in check, and as the comment of the set
-	View       string // the comment of its rules in mode iptables-nft
+	View       string // the comment of its rules in mode iptables-nft; none: it needs mode nftables
 	WinBridge  bool   // a policy of win-bridge can express it
 
+	// Its value: a list, or where the file sets it to false.
 	cidrs func(*Config) *[]CIDR
+	off   func(*Config) **Position
 }
 
 // A Subject is what a condition looks at.
@@ -93,7 +95,39 @@ func Conditions() []Condition {
 func (c Condition) Question() string { return string(c.Asks) + " in " + c.Key }
 
 // Entries returns the list of the condition in a config.
-func (c Condition) Entries(from Config) []CIDR { return *c.cidrs(&from) }
+func (c Condition) Entries(from Config) []CIDR {
+	if c.cidrs == nil {
+		return nil
+	}
+	return *c.cidrs(&from)
+}
+
+// Off returns where a config sets the condition to false, nil if it does not.
+func (c Condition) Off(from Config) *Position {
+	if c.off == nil {
+		return nil
+	}
+	return *c.off(&from)
+}
+
+// A Given is a value that a config has for a condition: an entry of its list, or
+// false.
+type Given struct {
+	Text string
+	Pos  Position
+}
+
+// Given returns the values that a config has for the condition.
+func (c Condition) Given(from Config) []Given {
+	if at := c.Off(from); at != nil {
+		return []Given{{"false", *at}}
+	}
+	var out []Given
+	for _, entry := range c.Entries(from) {
+		out = append(out, Given{entry.String(), entry.Pos})
+	}
+	return out
+}
 
 // Defaults are what the command line says of the keys that a file leaves out.
 type Defaults struct {

@@ -155,9 +155,14 @@ func (r *reader) values() {
 	r.lists, r.bools = map[string]given[[]CIDR]{}, map[string]given[bool]{}
 	for _, row := range Conditions() {
 		errors := len(r.errors)
-		r.lists[row.Key] = r.list(row.Key)
+		if row.off != nil {
+			r.bools[row.Key] = r.bool(row.Key)
+		} else {
+			r.lists[row.Key] = r.list(row.Key)
+		}
 		if row.Key != KeyNonMasqueradeCIDRs && r.passOverFrom(errors) {
-			r.lists[row.Key] = given[[]CIDR]{}
+			delete(r.lists, row.Key)
+			delete(r.bools, row.Key)
 		}
 	}
 	for _, b := range boolKeys() {

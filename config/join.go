@@ -11,12 +11,7 @@ func join(d Defaults, files []*file) Config {
 	interval := false
 	for _, f := range files {
 		for _, row := range Conditions() {
-			list := row.cidrs(&c)
-			if g := f.lists[row.Key]; g.at != nil && !seen[row.Key] {
-				*list, seen[row.Key] = g.value, true // not copied: it can be long
-			} else {
-				*list = append(*list, g.value...)
-			}
+			row.join(&c, f, seen)
 		}
 		for _, b := range boolKeys() {
 			if g := f.bools[b.name]; g.at != nil {
@@ -39,6 +34,23 @@ func join(d Defaults, files []*file) Config {
 	}
 	warnOfLists(files, c)
 	return c
+}
+
+// join adds what a file says of the condition.
+func (c Condition) join(to *Config, f *file, seen map[string]bool) {
+	list, flag := f.lists[c.Key], f.bools[c.Key]
+	switch {
+	case list.at != nil && !seen[c.Key]:
+		*c.cidrs(to) = list.value // not copied: it can be long
+	case list.at != nil:
+		*c.cidrs(to) = append(*c.cidrs(to), list.value...)
+	case flag.at != nil && flag.value:
+		*c.off(to) = nil
+	case flag.at != nil && !seen[c.Key]:
+		at := f.position(flag.at)
+		*c.off(to) = &at
+	}
+	seen[c.Key] = seen[c.Key] || list.at != nil || flag.at != nil
 }
 
 // warnOfLists warns of an empty nonMasqueradeCIDRs, and, once per list and file,

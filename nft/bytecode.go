@@ -6,6 +6,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -29,6 +30,16 @@ func (c Chain) Bytecode(t Table, s Sides) []nfnetlink.Rule {
 		out[i] = r.bytecode(t, c.Name, s)
 	}
 	return out
+}
+
+// Asks reports whether a rule of the base chain begins by asking for a condition
+// without a list.
+func (f FamilyPolicy) Asks(row config.Condition, r nfnetlink.Rule) bool {
+	var want []nfnetlink.Expr
+	for _, n := range (Question{Condition: row}).match(f) {
+		want = append(want, n.bytecode(nfnetlink.Inet, nil)...)
+	}
+	return len(r.Exprs) >= len(want) && nfnetlink.EqualExprs(r.Exprs[:len(want)], want)
 }
 
 // KernelChain is the chain as the kernel gets it.

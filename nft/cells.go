@@ -46,18 +46,18 @@ func newAxis(ipv6, source bool, policies ...Policy) axis {
 
 // refine tells addresses in the list from others.
 func (a *axis) refine(list []netip.Prefix) {
-	type side struct {
+	type half struct {
 		class int
 		in    bool
 	}
-	known := map[side]int{}
+	known := map[half]int{}
 	var members []netip.Addr
 	next := 0 // of the list
 	for i, start := range a.starts {
 		for next < len(list) && iprange.Of(list[next]).To.Less(start) {
 			next++
 		}
-		s := side{a.classes[i], next < len(list) && list[next].Contains(start)}
+		s := half{a.classes[i], next < len(list) && list[next].Contains(start)}
 		class, ok := known[s]
 		if !ok {
 			class = len(members)
@@ -77,7 +77,7 @@ func listsOf(ipv6, source bool, policies []Policy) (lists [][]netip.Prefix) {
 				continue
 			}
 			for _, q := range f.Questions {
-				if (q.Asks == config.SourceAddress) == source {
+				if q.Set != "" && (q.Asks == config.SourceAddress) == source {
 					lists = append(lists, q.Prefixes())
 				}
 			}
@@ -118,7 +118,24 @@ func (a axis) prefixes(wanted func(class int) bool) []netip.Prefix {
 // the lists are, a verdict takes two binary searches.
 type Decider struct {
 	policy Policy
-	planes [2]plane // of IPv4 and IPv6
+	planes map[side]plane
+}
+
+// A side is connections that differ in their addresses alone.
+type side struct{ ipv6, fromNode bool }
+
+// sides returns those that policies can tell apart: connections from the node
+// itself only if one of them asks more than what is in a list.
+func sides(policies ...Policy) []side {
+	out := []side{{}, {ipv6: true}}
+	for _, p := range policies {
+		for _, f := range p.Families {
+			if slices.ContainsFunc(f.Questions, func(q Question) bool { return q.Set == "" }) {
+				return append(out, side{fromNode: true}, side{ipv6: true, fromNode: true})
+			}
+		}
+	}
+	return out
 }
 
 // A plane has the verdict for each class of sources and of destinations.
@@ -129,15 +146,15 @@ type plane struct {
 
 // NewDecider prepares the verdicts of a policy.
 func NewDecider(p Policy) *Decider {
-	d := &Decider{policy: p}
-	for i, ipv6 := range []bool{false, true} {
-		pl := plane{src: newAxis(ipv6, true, p), dst: newAxis(ipv6, false, p)}
+	d := &Decider{policy: p, planes: map[side]plane{}}
+	for _, s := range sides(p) {
+		pl := plane{src: newAxis(s.ipv6, true, p), dst: newAxis(s.ipv6, false, p)}
 		for _, src := range pl.src.members {
 			for _, dst := range pl.dst.members {
-				pl.verdicts = append(pl.verdicts, p.Decide(Connection{Src: src, Dst: dst}))
+				pl.verdicts = append(pl.verdicts, p.Decide(Connection{Src: src, Dst: dst, FromNode: s.fromNode}))
 			}
 		}
-		d.planes[i] = pl
+		d.planes[s] = pl
 	}
 	return d
 }
@@ -148,9 +165,9 @@ func (d *Decider) Decide(c Connection) Verdict {
 	if c.ToNode || src.Is4() != dst.Is4() {
 		return d.policy.Decide(c)
 	}
-	pl := &d.planes[0]
-	if dst.Is6() {
-		pl = &d.planes[1]
+	pl, ok := d.planes[side{dst.Is6(), c.FromNode}]
+	if !ok {
+		pl = d.planes[side{ipv6: dst.Is6()}]
 	}
 	return pl.verdicts[pl.src.class(src)*len(pl.dst.members)+pl.dst.class(dst)]
 }

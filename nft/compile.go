@@ -1,6 +1,8 @@
 package nft
 
 import (
+	"fmt"
+
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
@@ -35,8 +37,34 @@ const (
 	chainPriority = srcNAT + 10
 )
 
+// supports reports whether rules of the mode can express a condition.
+func (m Mode) supports(row config.Condition) bool { return m != ModeIPTables || row.View != "" }
+
+// Build parses and compiles the files of a config: the one way from the bytes to
+// the rules, for the daemon and for all commands. Mistakes in the files, and keys
+// that the mode cannot express, are an error of type [config.Problems].
+func Build(d config.Defaults, o Options, files ...config.Source) (c config.Config, r Ruleset, warnings []config.Problem, err error) {
+	c, warnings, err = config.Parse(d, files...)
+	if err != nil {
+		return c, Ruleset{}, warnings, err
+	}
+	var problems config.Problems
+	for _, row := range config.Conditions() {
+		if given := row.Given(c); len(given) > 0 && !o.Mode.supports(row) {
+			problems = append(problems, config.Problem{
+				Pos: given[0].Pos, Msg: fmt.Sprintf("%s needs mode %s", row.Key, ModeNFTables), PassedOver: true,
+			})
+		}
+	}
+	if len(problems) > 0 {
+		return c, Ruleset{}, warnings, problems
+	}
+	r = Compile(c, o)
+	return c, r, warnings, r.CheckChains()
+}
+
 // Compile says what the kernel is to hold for a config. It is pure, and there
-// is no config for which it fails.
+// is no config for which it fails: what the mode cannot express is left out.
 func Compile(c config.Config, o Options) Ruleset {
 	return CompilePolicy(NewPolicy(c, o), o)
 }
@@ -89,20 +117,26 @@ func (f FamilyPolicy) rules(masq node) []Rule {
 		Comment: "to this node",
 	}}
 	for _, q := range f.Questions {
-		match := inSet{IPv6: f.IPv6, Source: q.Asks == config.SourceAddress, Not: q.Outside, Set: q.Set + f.Suffix()}
 		if q.Masquerade {
-			rules = append(rules, Rule{Nodes: []node{match, masqueraded, masq}})
+			rules = append(rules, Rule{Nodes: append(q.match(f), masqueraded, masq)})
 		} else {
-			rules = append(rules, Rule{Nodes: []node{match, exempt, stop{}}})
+			rules = append(rules, Rule{Nodes: append(q.match(f), exempt, stop{})})
 		}
 	}
 	return append(rules, Rule{Nodes: []node{ofFamilyMatch{f.IPv6}, masqueraded, masq}})
 }
 
+// match passes the packets for which the question decides.
+func (q Question) match(f FamilyPolicy) []node {
+	return []node{inSet{IPv6: f.IPv6, Source: q.Asks == config.SourceAddress, Not: q.Outside, Set: q.name(f)}}
+}
+
 func (f FamilyPolicy) sets() []Set {
 	var sets []Set
 	for _, q := range f.Questions {
-		sets = append(sets, Set{Name: q.Set + f.Suffix(), IPv6: f.IPv6, Comment: q.Means, Prefixes: q.Prefixes()})
+		if q.Set != "" {
+			sets = append(sets, Set{Name: q.name(f), IPv6: f.IPv6, Comment: q.Means, Prefixes: q.Prefixes()})
+		}
 	}
 	return sets
 }

@@ -25,9 +25,10 @@ type Connection struct {
 
 // A Step is one question of the policy and its answer for a connection.
 type Step struct {
+	Key      string      // of the condition; none: a question of every policy
 	Question string      // in words
 	Yes      bool        // the answer
-	CIDR     config.CIDR // the entry that holds the address, if one does
+	CIDR     config.CIDR // the entry that holds the address, if one does; or just a place
 	Decides  bool
 	Verdict  Verdict // where it decides
 }
@@ -50,12 +51,8 @@ func (f FamilyPolicy) explain(c Connection) []Step {
 		return steps
 	}
 	for _, q := range f.Questions {
-		addr := c.Dst
-		if q.Asks == config.SourceAddress {
-			addr = c.Src
-		}
-		cidr, in := q.find(addr)
-		step := Step{Question: q.Question(), Yes: in, CIDR: cidr, Decides: in != q.Outside, Verdict: Exempt}
+		entry, yes := q.answer(c)
+		step := Step{Key: q.Key, Question: q.Question(), Yes: yes, CIDR: entry, Decides: yes != q.Outside, Verdict: Exempt}
 		if q.Masquerade {
 			step.Verdict = Masqueraded
 		}
@@ -65,6 +62,14 @@ func (f FamilyPolicy) explain(c Connection) []Step {
 		}
 	}
 	return append(steps, Step{Question: "anything else", Yes: true, Decides: true, Verdict: Masqueraded})
+}
+
+// answer also returns the entry that holds the address.
+func (q Question) answer(c Connection) (config.CIDR, bool) {
+	if q.Asks == config.SourceAddress {
+		return q.find(c.Src)
+	}
+	return q.find(c.Dst)
 }
 
 // Decide returns the verdict alone.

@@ -10,6 +10,7 @@ import (
 // of the sources to any of the destinations.
 type Flip struct {
 	IPv6                  bool
+	FromNode              bool // sent by this node itself; false: by others, or by any if no policy tells them apart
 	Sources, Destinations []netip.Prefix
 	AnySource             bool // the sources are the whole family
 	Before, After         Verdict
@@ -20,15 +21,15 @@ type Flip struct {
 // other is in any. The order is that of the destinations.
 func Flips(before, after Policy) []Flip {
 	var flips []Flip
-	for _, ipv6 := range []bool{false, true} {
-		src, dst := newAxis(ipv6, true, before, after), newAxis(ipv6, false, before, after)
+	for _, s := range sides(before, after) {
+		src, dst := newAxis(s.ipv6, true, before, after), newAxis(s.ipv6, false, before, after)
 		// Destinations that flip for the same sources in the same way belong together.
 		groups := map[string][]int{}
 		var order []string
 		for d, to := range dst.members {
 			column := ""
 			for _, from := range src.members {
-				c := Connection{Src: from, Dst: to}
+				c := Connection{Src: from, Dst: to, FromNode: s.fromNode}
 				column += fmt.Sprintf("%s>%s ", before.Decide(c), after.Decide(c))
 			}
 			if groups[column] == nil {
@@ -37,20 +38,20 @@ func Flips(before, after Policy) []Flip {
 			groups[column] = append(groups[column], d)
 		}
 		for _, column := range order {
-			flips = append(flips, flipsTo(groups[column], src, dst, before, after, ipv6)...)
+			flips = append(flips, flipsTo(groups[column], src, dst, before, after, s)...)
 		}
 	}
 	return flips
 }
 
 // flipsTo returns the flips of destinations that flip alike.
-func flipsTo(group []int, src, dst axis, before, after Policy, ipv6 bool) []Flip {
+func flipsTo(group []int, src, dst axis, before, after Policy, on side) []Flip {
 	type pair struct{ before, after Verdict }
 	var order []pair
 	sources := map[pair][]int{}
 	to := dst.members[group[0]]
 	for s, from := range src.members {
-		c := Connection{Src: from, Dst: to}
+		c := Connection{Src: from, Dst: to, FromNode: on.fromNode}
 		p := pair{before.Decide(c), after.Decide(c)}
 		if p.before == p.after {
 			continue
@@ -63,7 +64,7 @@ func flipsTo(group []int, src, dst axis, before, after Policy, ipv6 bool) []Flip
 	var flips []Flip
 	for _, p := range order {
 		flips = append(flips, Flip{
-			IPv6: ipv6, Before: p.before, After: p.after,
+			IPv6: on.ipv6, FromNode: on.fromNode, Before: p.before, After: p.after,
 			Sources:      src.prefixes(func(c int) bool { return slices.Contains(sources[p], c) }),
 			Destinations: dst.prefixes(func(c int) bool { return slices.Contains(group, c) }),
 			AnySource:    len(sources[p]) == len(src.members),

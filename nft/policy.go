@@ -27,10 +27,12 @@ type FamilyPolicy struct {
 	Questions []Question // in the order in which they are asked
 }
 
-// A Question is a condition that a config sets for a family: one with entries.
+// A Question is a condition that a config sets for a family: a list with entries,
+// or one without a list.
 type Question struct {
 	config.Condition
 	List
+	At config.Position // of a condition without a list
 }
 
 // A List holds CIDRs of which none covers another, in the order of the files.
@@ -66,19 +68,26 @@ var (
 	linkLocalIPv6 = netip.MustParsePrefix("fe80::/10")
 )
 
-// NewPolicy takes from a config and the options what decides packets.
+// NewPolicy takes from a config and the options what decides packets. A condition
+// that the mode cannot express is left out; [Build] refuses it.
 func NewPolicy(c config.Config, o Options) Policy {
 	p := Policy{RandomFully: o.RandomFully, Ports: o.Ports}
-	p.Families = append(p.Families, newFamilyPolicy(c, false, linkLocalIPv4, c.MasqLinkLocal))
+	p.Families = append(p.Families, newFamilyPolicy(c, o.Mode, false, linkLocalIPv4, c.MasqLinkLocal))
 	if c.EnableIPv6 {
-		p.Families = append(p.Families, newFamilyPolicy(c, true, linkLocalIPv6, c.MasqLinkLocalIPv6))
+		p.Families = append(p.Families, newFamilyPolicy(c, o.Mode, true, linkLocalIPv6, c.MasqLinkLocalIPv6))
 	}
 	return p
 }
 
-func newFamilyPolicy(c config.Config, ipv6 bool, linkLocal netip.Prefix, masqLinkLocal bool) FamilyPolicy {
+func newFamilyPolicy(c config.Config, m Mode, ipv6 bool, linkLocal netip.Prefix, masqLinkLocal bool) FamilyPolicy {
 	f := FamilyPolicy{IPv6: ipv6}
 	for _, row := range config.Conditions() {
+		if !m.supports(row) {
+			continue
+		}
+		if at := row.Off(c); at != nil {
+			f.Questions = append(f.Questions, Question{Condition: row, At: *at})
+		}
 		cidrs := ofFamily(row.Entries(c), ipv6)
 		if row.Key == config.KeyNonMasqueradeCIDRs && !masqLinkLocal {
 			f.Add(row, withLinkLocal(cidrs, linkLocal))
@@ -108,7 +117,7 @@ func withLinkLocal(cidrs []config.CIDR, linkLocal netip.Prefix) List {
 // entries asks nothing.
 func (f *FamilyPolicy) Add(row config.Condition, l List) {
 	if len(l.CIDRs) > 0 {
-		f.Questions = append(f.Questions, Question{row, l})
+		f.Questions = append(f.Questions, Question{Condition: row, List: l})
 	}
 }
 
@@ -252,9 +261,9 @@ func (p Policy) digest() digest {
 	h := sha256.New()
 	for _, f := range p.Families {
 		b = fmt.Appendf(b, "%s\n", f.family())
-		for _, s := range f.sets() {
-			b = fmt.Appendf(b, "%s\n", s.Name)
-			for _, p := range s.Prefixes {
+		for _, q := range f.Questions {
+			b = fmt.Appendf(b, "%s\n", q.name(f))
+			for _, p := range q.Prefixes() {
 				b = append(p.AppendTo(b), '\n')
 			}
 		}
@@ -272,6 +281,11 @@ func (f FamilyPolicy) sameOrder(o FamilyPolicy) bool {
 		return a.Key == b.Key &&
 			slices.EqualFunc(a.Written(), b.Written(), func(a, b config.CIDR) bool { return a.Prefix == b.Prefix })
 	})
+}
+
+// name is unique among the questions of both families.
+func (q Question) name(f FamilyPolicy) string {
+	return cmp.Or(q.Set, q.Key) + f.Suffix()
 }
 
 func (f FamilyPolicy) family() nfnetlink.Family {

@@ -91,7 +91,8 @@ func countsMasqueraded(r nfnetlink.Rule) bool {
 	})
 }
 
-// readLists fills the lists of a family from the sets that the rules refer to.
+// readLists fills the lists of a family from the sets that the rules refer to, and
+// finds the rules of conditions without a list.
 func (o *Own) readLists(f *nft.FamilyPolicy) {
 	held := map[string][]config.CIDR{} // by the set's name without side
 	for _, r := range o.rules[nft.BaseChain] {
@@ -103,7 +104,12 @@ func (o *Own) readLists(f *nft.FamilyPolicy) {
 		}
 	}
 	for _, row := range config.Conditions() {
-		f.Add(row, nft.List{CIDRs: held[row.Set+f.Suffix()]})
+		asks := func(r nfnetlink.Rule) bool { return f.Asks(row, r) }
+		if row.Set != "" {
+			f.Add(row, nft.List{CIDRs: held[row.Set+f.Suffix()]})
+		} else if slices.ContainsFunc(o.rules[nft.BaseChain], asks) {
+			f.Questions = append(f.Questions, nft.Question{Condition: row})
+		}
 	}
 }
 

@@ -531,7 +531,9 @@ func (n *Shared) Held(c OwnChain) nft.Policy {
 		}
 	}
 	for _, row := range config.Conditions() {
-		f.Add(row, nft.NewList(lists[row.View]))
+		if row.View != "" {
+			f.Add(row, nft.NewList(lists[row.View]))
+		}
 	}
 	p.Families = []nft.FamilyPolicy{f}
 	return p

@@ -243,13 +243,9 @@ func (a *Agent) compile(f Files) (content, []config.Problem, error) {
 	if f.Err != nil {
 		return content{}, nil, f.Err
 	}
-	c, warnings, err := config.Parse(a.settings.Defaults, f.Sources...)
+	c, want, warnings, err := nft.Build(a.settings.Defaults, a.settings.Options, f.Sources...)
 	if err != nil {
 		return content{lenient: a.lenient(f)}, warnings, firstProblems(err)
-	}
-	want := nft.Compile(c, a.settings.Options)
-	if err := want.CheckChains(); err != nil {
-		return content{}, warnings, err
 	}
 	a.resync = c.ResyncInterval
 	return content{want: &want, absent: len(f.Sources) == 0}, warnings, nil

@@ -52,11 +52,13 @@ type familyReport struct {
 	Lists  []listReport `json:"lists"`
 }
 
-// A listReport is one list that has entries, under the key that fills it.
+// A listReport is one list that has entries, under the key that fills it, or the
+// place of a key without a list, which is false.
 type listReport struct {
 	Key     string          `json:"key"`
 	CIDRs   []cidrReport    `json:"cidrs"`
 	Covered []coveredReport `json:"covered,omitempty"` // dropped
+	Place   string          `json:"place,omitempty"`
 }
 
 // A cidrReport is a CIDR and where it comes from: FILE:LINE:COL, or words for
@@ -121,7 +123,10 @@ func Accepted(o options.Options, l options.Loaded, found []Finding) Check {
 func reportFamily(f nft.FamilyPolicy) familyReport {
 	r := familyReport{Family: strings.ToLower(familyName(f.IPv6)), Lists: []listReport{}}
 	for _, q := range f.Questions {
-		list := listReport{Key: q.Key}
+		list := listReport{Key: q.Key, CIDRs: []cidrReport{}}
+		if q.Set == "" {
+			list.Place = q.At.String()
+		}
 		for _, c := range q.CIDRs {
 			list.CIDRs = append(list.CIDRs, reportCIDR(c))
 		}

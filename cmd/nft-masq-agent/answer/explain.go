@@ -54,7 +54,7 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, on Ends) {
 	} else {
 		x.answerForSources(p, dst)
 	}
-	x.note(src, on)
+	x.note(src, on, p.Decide(nft.Connection{Dst: dst, FromNode: true, ToNode: on.ToHere}))
 }
 
 func (x *Explanation) add(p nft.Policy, source string, c nft.Connection) {
@@ -62,7 +62,7 @@ func (x *Explanation) add(p nft.Policy, source string, c nft.Connection) {
 	a := Answer{Source: source, Verdict: steps[len(steps)-1].Verdict}
 	for _, s := range steps {
 		step := explainStep(s)
-		if x.Live && step.CIDR != "" {
+		if x.Live && step.Place != "" {
 			step.Place = "in the kernel"
 		}
 		a.Steps = append(a.Steps, step)
@@ -118,14 +118,18 @@ func (x *Explanation) answerForSources(p nft.Policy, dst netip.Addr) {
 // explainStep is a step for people and programs.
 func explainStep(s nft.Step) Step {
 	out := Step{Question: s.Question, Yes: s.Yes}
+	if s.Key != "" && s.Yes {
+		out.Place = place(s.CIDR)
+	}
 	if s.CIDR.IsValid() {
-		out.CIDR, out.Place = s.CIDR.String(), place(s.CIDR)
+		out.CIDR = s.CIDR.String()
 	}
 	return out
 }
 
-// note adds what people do not expect.
-func (x *Explanation) note(src netip.Addr, on Ends) {
+// note adds what people do not expect. node is the verdict for what this node
+// itself sends, if no source decides.
+func (x *Explanation) note(src netip.Addr, on Ends, node nft.Verdict) {
 	var exempt, masqueraded bool
 	for _, a := range x.Answers {
 		exempt = exempt || a.Verdict == nft.Exempt
@@ -136,7 +140,7 @@ func (x *Explanation) note(src netip.Addr, on Ends) {
 		text  string
 	}{
 		{masqueraded && on.ToMany, "Multicast and broadcast are masqueraded too, as with the older agents."},
-		{masqueraded && !src.IsValid() && len(x.Answers) == 1, "The node's own traffic is masqueraded like a pod's."},
+		{masqueraded && !src.IsValid() && len(x.Answers) == 1 && node == nft.Masqueraded, "The node's own traffic is masqueraded like a pod's."},
 		{masqueraded && on.FromHere, "The source is this node; its own traffic is masqueraded too."},
 		{exempt, "Not by this agent, that is: another rule on the node may still masquerade it."},
 		{true, "This holds for new connections; an established one keeps the address it has."},

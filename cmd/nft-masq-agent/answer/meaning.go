@@ -76,6 +76,9 @@ func writeFamily(b *strings.Builder, c config.Config, f nft.FamilyPolicy) {
 	for _, q := range f.Questions {
 		fmt.Fprintf(b, "\n%s %s: %s\n", familyName(f.IPv6), q.Key, q.Means)
 		w := tabwriter.NewWriter(b, 20, 0, 2, ' ', 0)
+		if q.Set == "" {
+			_, _ = fmt.Fprintf(w, "  false\t%s\n", q.At)
+		}
 		for _, c := range q.CIDRs {
 			_, _ = fmt.Fprintf(w, "  %s\t%s\n", c.Prefix, place(c))
 		}

@@ -73,9 +73,9 @@ func sayableOnWindows(c config.Config) error {
 		if row.WinBridge {
 			continue
 		}
-		for _, cidr := range row.Entries(c) {
-			problems = append(problems, config.Problem{Pos: cidr.Pos, Msg: fmt.Sprintf(
-				"%s: %s cannot be said in a policy of win-bridge, which has exempted destinations only", row.Key, cidr.Prefix)})
+		for _, given := range row.Given(c) {
+			problems = append(problems, config.Problem{Pos: given.Pos, Msg: fmt.Sprintf(
+				"%s: %s cannot be said in a policy of win-bridge, which has exempted destinations only", row.Key, given.Text)})
 		}
 	}
 	if len(problems) > 0 {

@@ -28,12 +28,8 @@ func (o Options) Load() (Loaded, error) {
 		sources[i].Name = o.trimRoot(sources[i].Name)
 		l.Files = append(l.Files, sources[i].Name)
 	}
-	l.Config, l.Warnings, err = config.Parse(o.Defaults(), sources...)
-	if err != nil {
-		return l, err
-	}
-	l.Ruleset = nft.Compile(l.Config, o.NFT())
-	return l, l.Ruleset.CheckChains()
+	l.Config, l.Ruleset, l.Warnings, err = nft.Build(o.Defaults(), o.NFT(), sources...)
+	return l, err
 }
 
 func (o Options) trimRoot(name string) string {
