@@ -93,3 +93,24 @@ func choices(ranges []PortRange) []portChoice {
 	}
 	return out
 }
+
+// SourcePorts returns how many ports masqueraded connections to one destination
+// have: those of --to-ports, or all that the kernel takes for a source port of 1024
+// or more.
+func (p Policy) SourcePorts() int {
+	ranges := p.Ports
+	if len(ranges) == 0 {
+		ranges = []PortRange{{1024, math.MaxUint16}}
+	}
+	var taken [math.MaxUint16 + 1]bool
+	n := 0
+	for _, r := range ranges {
+		for port := int(r.Min); port <= int(r.Max); port++ {
+			if !taken[port] {
+				taken[port] = true
+				n++
+			}
+		}
+	}
+	return n
+}

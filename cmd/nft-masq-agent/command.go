@@ -23,7 +23,7 @@ const (
 // A command is one word of the command line.
 type command struct {
 	name     string
-	operands string // that must stand on the command line, "ADDRESS" for one
+	operands string // on the command line, "ADDRESS" for one; those that can be left out in brackets
 	about    string // one line
 	details  string
 	examples []string
@@ -109,8 +109,8 @@ func (c command) run(ctx context.Context, args []string, e environment) (int, er
 		return exitDone, write(e.stdout, build().String()+"\n")
 	}
 	wanted := strings.Fields(c.operands)
-	if len(operands) < len(wanted) {
-		return exitUsage, usagef("%s is missing", wanted[len(operands)])
+	if n := len(operands); n < len(wanted) && !strings.HasPrefix(wanted[n], "[") {
+		return exitUsage, usagef("%s is missing", wanted[n])
 	}
 	if len(operands) > len(wanted) {
 		return exitUsage, strayError(fs, operands[len(wanted)])

@@ -143,26 +143,69 @@ func slash24s(n int) string {
 
 const restored = "rules changed by someone else, restored"
 
-func TestWhatIsDoneToTheRulesIsUndoneAtOnce(t *testing.T) {
+// listen makes the agent listen to ruleset changes, as it does after it has
+// restored the rules, even right after its start.
+func (d *daemon) listen() {
+	d.t.Helper()
+	nfttest.NFT(d.t, d.NS, "", "flush", "ruleset")
+	if line := d.await(restored); line["by"] != "unknown" {
+		d.t.Errorf("said: %v, want a program that was not heard", line)
+	}
+}
+
+const noLongerListening = "no longer listening to ruleset changes"
+
+// compare makes an agent that listens compare generations instead, for an hour.
+func (d *daemon) compare() {
+	d.t.Helper()
+	d.neighbour(1000)
+	d.await(noLongerListening)
+}
+
+// neighbour makes and deletes a set of so many networks.
+func (n *node) neighbour(networks int) {
+	n.t.Helper()
+	var s strings.Builder
+	s.WriteString("add table ip neighbour; add set ip neighbour s { type ipv4_addr; flags interval; }; add element ip neighbour s { ")
+	for i := range networks {
+		fmt.Fprintf(&s, "198.18.%d.%d/31, ", i>>7, i<<1&0xff)
+	}
+	nfttest.NFT(n.t, n.NS, s.String()+"198.19.0.0/16 }; delete table ip neighbour", "-f", "-")
+}
+
+func TestWhatIsDoneToTheRulesIsUndone(t *testing.T) {
 	t.Parallel()
-	for _, cidrs := range []int{10, 1000} {
+	for _, tt := range []struct {
+		name      string
+		cidrs     int
+		listening bool
+	}{{"10 CIDRs, listening", 10, true}, {"1,000 CIDRs, comparing", 1000, false}} {
 		for _, mode := range modes {
-			t.Run(fmt.Sprintf("%d CIDRs, %s", cidrs, mode), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s, %s", tt.name, mode), func(t *testing.T) {
 				t.Parallel()
 				n, flag := newNode(t), "--mode="+string(mode)
-				n.swap(slash24s(cidrs))
+				n.swap(slash24s(tt.cidrs))
 				// No timer helps.
 				d := n.start(flag, "--resync-interval=3600")
-				want := wants(t, slash24s(cidrs), flag)
+				want := wants(t, slash24s(tt.cidrs), flag)
 				d.began(want)
-				for _, a := range tamperings(mode) {
+				all := tamperings(mode)
+				d.listen()
+				if !tt.listening {
+					d.compare()
+					if testing.Short() {
+						all = all[:4]
+					}
+				}
+				for _, a := range all {
 					t.Run(a.name, func(t *testing.T) {
 						a.do(n)
 						line := d.await(restored)
 						n.holds(want)
-						if line["level"] != "warn" || line["by"] != a.by || !strings.Contains(line.texts("what"), a.finds) || line.text("took") == "" {
+						if line["level"] != "warn" || tt.listening && line["by"] != a.by || !strings.Contains(line.texts("what"), a.finds) || line.text("took") == "" {
 							t.Errorf("said: %v, want %q by %s", line, a.finds, a.by)
 						}
+						d.forgive(slowedDown)
 						d.silent()
 					})
 				}
@@ -172,6 +215,8 @@ func TestWhatIsDoneToTheRulesIsUndoneAtOnce(t *testing.T) {
 		}
 	}
 }
+
+const slowedDown = "someone keeps changing the rules: repairs are slowed down"
 
 // heals is how often the ruleset is flushed.
 func heals() int {
@@ -189,18 +234,56 @@ func TestEachFlushOfTheRulesetIsHealed(t *testing.T) {
 		d := n.start(flag, "--resync-interval=3600", "--http-address", httpAddress)
 		want := wants(t, slash24s(10), flag)
 		d.began(want)
-		for i := range heals() {
-			nfttest.NFT(t, n.NS, "", "flush", "ruleset")
-			d.await(restored)
-			if diffs := n.differences(want); len(diffs) > 0 {
-				t.Fatalf("flush %d: %q", i, diffs)
+		flush := func(by string, times int) {
+			for i := range times {
+				nfttest.NFT(t, n.NS, "", "flush", "ruleset")
+				if line := d.await(restored); line["by"] != by {
+					t.Errorf("flush %d: %v, want %s", i, line, by)
+				}
+				if diffs := n.differences(want); len(diffs) > 0 {
+					t.Fatalf("flush %d: %q", i, diffs)
+				}
+			}
+			if got := n.metric("nft_masq_agent_listening"); (got == "1") != (by == byNFT) {
+				t.Errorf("listening: %q after flushes by %s", got, by)
 			}
 		}
-		if got := n.metric("nft_masq_agent_drift_repairs_total"); got != fmt.Sprint(heals()) {
-			t.Errorf("%s repairs counted, want %d", got, heals())
+		if got := n.metric("nft_masq_agent_listening"); got != "0" {
+			t.Errorf("listening: %q after the start", got)
+		}
+		d.listen()
+		flush(byNFT, heals())
+		d.compare()
+		flush("unknown", 5)
+		if got := n.metric("nft_masq_agent_drift_repairs_total"); got != fmt.Sprint(1+heals()+5) {
+			t.Errorf("%s repairs counted, want %d", got, 1+heals()+5)
 		}
 		d.stop()
 	})
+}
+
+func TestALargeTransactionOfOthersEndsListening(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	d := n.start("--http-address", httpAddress)
+	d.began(wants(t, ""))
+	d.listen()
+	if got := n.metric("nft_masq_agent_listening"); got != "1" {
+		t.Errorf("listening: %q after a repair", got)
+	}
+	d.neighbour(100)
+	d.neighbour(1000)
+	if line := d.await(noLongerListening); line["by"] != byNFT || line["duration_seconds"] != float64(3600) {
+		t.Errorf("said: %v, want an hour because of nft", line)
+	}
+	if got := n.metric("nft_masq_agent_listening"); got != "0" {
+		t.Errorf("listening: %q after a large transaction", got)
+	}
+	d.neighbour(1000)
+	nfttest.NFT(t, n.NS, "", "flush", "ruleset")
+	d.await(restored)
+	d.silent()
+	d.stop()
 }
 
 // A tally counts transactions by the program that made them.
@@ -236,7 +319,7 @@ func TestTwoAgentsOfTwoMindsMakeNoStorm(t *testing.T) {
 		agents = append(agents, n.start(flags...))
 	}
 	for _, d := range agents {
-		line := d.await("someone keeps changing the rules: repairs are slowed down")
+		line := d.await(slowedDown)
 		if by := line.text("by"); by != commandName(t) {
 			t.Errorf("fights %q, want %q", by, commandName(t))
 		}
@@ -244,8 +327,8 @@ func TestTwoAgentsOfTwoMindsMakeNoStorm(t *testing.T) {
 	var seen tally
 	stop := n.listen(seen.count)
 	before := agents[0].count(restored) + agents[1].count(restored)
-	// Each waits a second before it repairs again: so many take some seconds,
-	// and while they do there are but the transactions of these repairs.
+	// Each waits before it repairs again, and while it does there are but the
+	// transactions of these repairs.
 	const repairs = 4
 	agents[0].until("further repairs", func() bool {
 		return agents[0].count(restored)+agents[1].count(restored) >= before+repairs
@@ -289,13 +372,13 @@ func TestADaemonThatFightsBackIsNamedAndStillHealedFrom(t *testing.T) {
 		n.check(c.Commit(b, 0))
 	}
 	n.listen(fights.count)
-	// The first few repairs come at once; from then on each after a second.
-	const fought = 32
+	// The first few repairs come at once; from then on each after 250 ms.
+	const fought = 8
 	for range fought {
 		fight()
 		d.await(restored)
 	}
-	line := d.await("someone keeps changing the rules: repairs are slowed down")
+	line := d.await(slowedDown)
 	if line.text("by") == "" || line["by"] == "unknown" {
 		t.Errorf("names nobody: %v", line)
 	}
@@ -315,30 +398,42 @@ func TestABusyNeighbourCostsLittleAndHidesNothing(t *testing.T) {
 		d := n.start(flag, "--resync-interval=3600", "--http-address", httpAddress)
 		want := wants(t, slash24s(100), flag)
 		d.began(want)
-		var seen tally
-		stop := n.listen(seen.count)
-		c, before, start := n.connect(), n.processorTime(d), time.Now()
+		c := n.connect()
 		defer c.Close()
-		ticker := time.NewTicker(10 * time.Millisecond)
-		defer ticker.Stop()
 		const commits = 200
-		for i := range commits {
-			<-ticker.C
-			b := &nfnetlink.Batch{}
-			b.AddTable(nfnetlink.IPv4, "neighbour")
-			b.AddCounter(nfnetlink.IPv4, "neighbour", fmt.Sprintf("c%d", i))
-			n.check(c.Commit(b, 0))
+		commit := func() {
+			t.Helper()
+			var seen tally
+			stop := n.listen(seen.count)
+			defer stop()
+			before, start := n.processorTime(d), time.Now()
+			ticker := time.NewTicker(10 * time.Millisecond)
+			defer ticker.Stop()
+			for i := range commits {
+				<-ticker.C
+				b := &nfnetlink.Batch{}
+				b.AddTable(nfnetlink.IPv4, "neighbour")
+				b.AddCounter(nfnetlink.IPv4, "neighbour", fmt.Sprintf("c%d", i))
+				n.check(c.Commit(b, 0))
+			}
+			share := float64(n.processorTime(d)-before) / float64(time.Since(start))
+			t.Logf("%.1f %% of a processor", 100*share)
+			// The race detector makes everything ten times as dear.
+			if share > .2 {
+				t.Errorf("%.1f %% of a processor for a neighbour with 100 commits a second", 100*share)
+			}
+			d.until("all was heard", func() bool { total, _ := seen.sum(); return total >= commits })
+			if total, all := seen.sum(); total != commits {
+				t.Errorf("%d transactions, want %d: %s", total, commits, all)
+			}
 		}
-		share := float64(n.processorTime(d)-before) / float64(time.Since(start))
-		t.Logf("%.1f %% of a processor", 100*share)
-		// The race detector makes everything ten times as dear.
-		if share > .2 {
-			t.Errorf("%.1f %% of a processor for a neighbour with 100 commits a second", 100*share)
-		}
-		d.until("all was heard", func() bool { total, _ := seen.sum(); return total >= commits })
-		stop()
-		if total, all := seen.sum(); total != commits {
-			t.Errorf("%d transactions, want %d: %s", total, commits, all)
+		commit()
+		d.silent()
+		d.listen()
+		n.holds(want)
+		commit()
+		if line := d.await(noLongerListening); line["by"] != commandName(t) {
+			t.Errorf("said: %v, want %s", line, commandName(t))
 		}
 		d.silent()
 		tamperings(nft.ModeNFTables)[0].do(n)

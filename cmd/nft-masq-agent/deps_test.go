@@ -69,7 +69,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/ruletext":             {"nft/nfnetlink", "nft/iprange"},
 		"nft/foreign":              {"nft/nfnetlink", "nft/ruletext", "nft/iprange"},
 		"nft":                      {"config", "nft/nfnetlink", "nft/iprange"},
-		"nft/conntrack":            {"nft/nfnetlink"},
+		"nft/conntrack":            {"nft", "nft/nfnetlink"},
 		"nft/tables":               {"config", "nft", "nft/nfnetlink", "nft/ruletext", "nft/iprange"},
 		"nft/kernel":               {"nft", "nft/tables", "nft/foreign", "nft/nfnetlink", "nft/ruletext", "nft/iprange"},
 		"nft/nfttest":              {"nft/nfttest/netns"},
@@ -78,7 +78,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 
 		"cmd/nft-masq-agent/options": {"config", "nft"},
 		"cmd/nft-masq-agent/running": {"cmd/nft-masq-agent/options"},
-		"cmd/nft-masq-agent/answer":  {"config", "nft", "nft/kernel", "cmd/nft-masq-agent/options"},
+		"cmd/nft-masq-agent/answer":  {"config", "nft", "nft/conntrack", "nft/kernel", "cmd/nft-masq-agent/options"},
 	}
 	all := goList(t, "./...")
 	for _, p := range all {

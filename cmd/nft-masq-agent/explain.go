@@ -112,7 +112,7 @@ func livePolicy() (nft.Policy, error) {
 		return nft.Policy{}, hinted(err)
 	}
 	if !found {
-		return nft.Policy{}, errors.New("the kernel holds no rules that this version wrote: see status")
+		return nft.Policy{}, errNoRules
 	}
 	return policy, nil
 }

@@ -48,7 +48,7 @@ func programHelp(all []command) string {
 }
 
 func listed(name, about string) string {
-	const indent = 12
+	const indent = 15
 	return fmt.Sprintf("  %-*s", indent-2, name) + answer.Wrap(about, strings.Repeat(" ", indent))[indent:]
 }
 

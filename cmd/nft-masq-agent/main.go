@@ -26,6 +26,7 @@ func commands() []command {
 		renderCommand(),
 		statusCommand(),
 		explainCommand(),
+		connectionsCommand(),
 		cleanupCommand(),
 		versionCommand(),
 	}

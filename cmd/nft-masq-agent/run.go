@@ -22,6 +22,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/watch"
 )
 
@@ -93,24 +94,23 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 // startAgent starts the loop and what it listens to. What it gives is closed
 // when all of them have ended.
 func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *zap.Logger, hangup <-chan os.Signal) <-chan struct{} {
-	// The listener first: no change after the first look is missed.
-	listener := agent.Listen(ctx, log)
-	k.BeforeLargeFill(listener.Pause)
+	listener := agent.NewListener()
 	files := watch.Start(ctx, o.ConfigPath, func() (agent.Files, string) {
 		sources, err := config.Read(o.ConfigPath)
 		return agent.Files{Sources: sources, Err: err}, fingerprint(sources, err)
 	})
 	// A connection of its own, so that no scrape waits for a large transaction.
 	counters := kernel.Open()
+	generations := nfnetlink.DialGeneration()
 	loop := agent.New(
 		agent.Inputs{
 			Files: files.Content(), Warnings: files.Warnings(), Reread: files.Look,
-			Changes: listener.Changes(), HoldOff: listener.HoldOff, Hangup: hangup,
+			Changes: listener.Changes(), Join: listener.Join, Leave: listener.Leave, Hangup: hangup,
 		},
 		agent.Kernel{
 			Apply: givingBack(k.Apply), ReadBack: k.ReadBack, PortID: k.PortID,
 			Counters: func() ([]kernel.Counts, error) { return counters.Counters(o.NFT()) },
-			Others:   k.Others, Cleanup: k.Cleanup,
+			Others: k.Others, Cleanup: k.Cleanup, Generation: generations.Generation,
 			Forget: func() {
 				if k.Forget() {
 					giveBack()
@@ -134,6 +134,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 	go func() {
 		all.Wait()
 		_ = counters.Close()
+		_ = generations.Close()
 		close(ended)
 	}()
 	return ended

@@ -110,8 +110,11 @@ func (c Conflict) Why() string {
 // connection from an address to itself.
 //
 // The order is that in which packets meet the rules, family by family.
-func Conflicts(s Snapshot, exempt []netip.Prefix) []Conflict {
-	w := walker{sets: map[id][]iprange.Range{}, found: map[ruleID]int{}}
+func Conflicts(s Snapshot, exempt []netip.Prefix) []Conflict { return conflicts(s, exempt, nil) }
+
+// conflicts finds conflicts, or instead of them all rewrites.
+func conflicts(s Snapshot, exempt []netip.Prefix, rewrites *[]Rewrite) []Conflict {
+	w := walker{sets: map[id][]iprange.Range{}, found: map[ruleID]int{}, rewrites: rewrites}
 	w.exempt, w.prefixes = exemptions(exempt)
 	w.index(s)
 	for i := range s.Chains {
@@ -140,6 +143,8 @@ type walker struct {
 	visits    map[id]int // of a chain from this base chain
 	conflicts []Conflict
 	found     map[ruleID]int
+
+	rewrites *[]Rewrite // nil: not asked for
 }
 
 // exemptions sorts prefixes and drops those that another covers.

@@ -199,6 +199,10 @@ func (w *walker) report(c *Chain, r nfnetlink.Rule, q path, left []box) {
 			q.dst = subtract(q.dst, b.dst)
 		}
 	}
+	if w.rewrites != nil {
+		*w.rewrites = append(*w.rewrites, Rewrite{Src: q.src, Dst: q.dst, Marked: markedForIt(c, q.marks)})
+		return
+	}
 	exempt, more := w.hits(q.dst, maxNamed)
 	if len(exempt) == 0 || markedForIt(c, q.marks) || needed(q) || !more && q.allLeft(exempt, left) {
 		return

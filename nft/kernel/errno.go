@@ -2,10 +2,10 @@ package kernel
 
 import (
 	"errors"
-	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
 )
 
 // Hint says what an error of the kernel usually means, "" where there is nothing
@@ -13,9 +13,13 @@ import (
 // NFT_FIB_INET and, in mode iptables-nft, NFT_COMPAT with the xtables
 // extensions.
 func Hint(err error) string {
-	text := err.Error()
+	var refused *nfnetlink.RefusedError
+	about := nfnetlink.Op("")
+	if errors.As(err, &refused) {
+		about = refused.Op
+	}
 	switch {
-	case errors.Is(err, unix.EPERM) && refusedWrite(text):
+	case errors.Is(err, unix.EPERM) && refused != nil:
 		// Without the capability not even reading would have worked.
 		return "another process owns the table (nft list tables says flags owner): it goes when that process ends"
 	case errors.Is(err, unix.EPERM):
@@ -28,15 +32,10 @@ func Hint(err error) string {
 		return "the kernel has no memory for the rules"
 	case !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP):
 		return ""
-	case strings.Contains(text, "make chain"):
+	case about == nfnetlink.MakeChain:
 		return "the kernel lacks chains of type nat (CONFIG_NFT_NAT, CONFIG_NF_NAT; for inet Linux 5.2), or may not load them: modprobe nft_chain_nat on the node"
-	case strings.Contains(text, "make rule"):
+	case about == nfnetlink.MakeRule:
 		return "the kernel lacks an expression of the rules: NFT_MASQ, NFT_FIB_INET, NFT_NUMGEN (--to-ports); in mode iptables-nft NFT_COMPAT, xt_MASQUERADE, xt_comment, xt_addrtype, xt_statistic (--to-ports). Load them on the node: modprobe nft_masq nft_fib_inet"
 	}
 	return ""
-}
-
-// refusedWrite says whether an error is about a message of a transaction.
-func refusedWrite(text string) bool {
-	return slices.ContainsFunc([]string{"make ", "delete ", "add "}, func(verb string) bool { return strings.Contains(text, verb) })
 }

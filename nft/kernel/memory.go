@@ -34,14 +34,35 @@ func (m *memory) Rules(family nfnetlink.Family, table, chain string) ([]nfnetlin
 		return rules, nil
 	}
 	rules, err := m.Conn.Rules(family, table, chain)
-	m.read += len(rules)
-	if err == nil && len(rules) >= manyRules {
-		if m.rules == nil {
-			m.rules = map[chainID][]nfnetlink.Rule{}
-		}
-		m.rules[at] = rules
+	if err == nil {
+		m.keep(at, rules)
 	}
 	return rules, err
+}
+
+// FirstRules remembers chains that it has read to their end.
+func (m *memory) FirstRules(family nfnetlink.Family, table, chain string, most int) (rules []nfnetlink.Rule, more bool, err error) {
+	at := chainID{family, table, chain}
+	if rules, ok := m.rules[at]; ok {
+		return rules, false, nil
+	}
+	rules, more, err = m.Conn.FirstRules(family, table, chain, most)
+	if err != nil || more {
+		return rules, more, err
+	}
+	m.keep(at, rules)
+	return rules, false, nil
+}
+
+func (m *memory) keep(at chainID, rules []nfnetlink.Rule) {
+	m.read += len(rules)
+	if len(rules) < manyRules {
+		return
+	}
+	if m.rules == nil {
+		m.rules = map[chainID][]nfnetlink.Rule{}
+	}
+	m.rules[at] = rules
 }
 
 // wrote says that as many transactions of ours followed on a generation, which

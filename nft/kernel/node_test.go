@@ -116,21 +116,24 @@ func TestHintNamesWhatTheKernelLacks(t *testing.T) {
 		errno unix.Errno
 		names string // what the hint must name; nothing where there is no hint
 	}{
-		{"make chain", unix.EOPNOTSUPP, "CONFIG_NFT_NAT"},
-		{"make chain", unix.ENOENT, "modprobe nft_chain_nat"},
-		{"make rule", unix.ENOENT, "NFT_MASQ, NFT_FIB_INET"},
-		{"make rule", unix.ENOENT, "xt_MASQUERADE"},
+		{"refused: make chain", unix.EOPNOTSUPP, "CONFIG_NFT_NAT"},
+		{"refused: make chain", unix.ENOENT, "modprobe nft_chain_nat"},
+		{"refused: make rule", unix.ENOENT, "NFT_MASQ, NFT_FIB_INET"},
+		{"refused: make rule", unix.ENOENT, "xt_MASQUERADE"},
 		{"list rules", unix.EPERM, "NET_ADMIN"},
-		{"apply: make rule", unix.EPERM, "another process owns the table"},
+		{"refused: make rule", unix.EPERM, "another process owns the table"},
 		{"read generation", unix.EPROTONOSUPPORT, "CONFIG_NF_TABLES"},
 		{"read generation", unix.EAFNOSUPPORT, "CONFIG_NF_TABLES"},
 		{"send transaction", unix.EMSGSIZE, "net.core.wmem_max"},
-		{"add elements", unix.ENOMEM, "memory"},
-		{"delete set", unix.ENOENT, ""},
-		{"make set", unix.EBUSY, ""},
-		{"make rule", unix.ERESTART, ""},
+		{"refused: add elements", unix.ENOMEM, "memory"},
+		{"refused: delete set", unix.ENOENT, ""},
+		{"refused: make set", unix.EBUSY, ""},
+		{"refused: make rule", unix.ERESTART, ""},
 	} {
 		err := fmt.Errorf("apply: %w", fmt.Errorf("%s: %w", tt.what, &netlink.OpError{Op: "receive", Err: tt.errno}))
+		if op, refused := strings.CutPrefix(tt.what, "refused: "); refused {
+			err = fmt.Errorf("apply: %w", &nfnetlink.RefusedError{Op: nfnetlink.Op(op), Err: tt.errno})
+		}
 		if got := Hint(err); !strings.Contains(got, tt.names) || (tt.names == "") != (got == "") {
 			t.Errorf("%v: hint %q, want one with %q", err, got, tt.names)
 		}

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"net/netip"
 	"slices"
 
 	"nft-masq-agent/nft"
@@ -25,15 +26,7 @@ func (o Others) OlderAgentDecides() bool {
 // Others looks for the rules of others. It reads every chain that a packet can
 // meet in a nat chain of postrouting, and no other.
 func (k *Kernel) Others(want nft.Ruleset) (Others, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	snapshot, err := again(func() (foreign.Snapshot, error) {
-		s, err := k.readRules(want, Look{Others: true})
-		if err != nil {
-			return foreign.Snapshot{}, err
-		}
-		return foreign.Read(&k.seen, s.isOurs(want))
-	})
+	snapshot, err := k.snapshot(want)
 	if err != nil {
 		return Others{}, err
 	}
@@ -41,6 +34,27 @@ func (k *Kernel) Others(want nft.Ruleset) (Others, error) {
 		Legacy:    foreign.Legacy(snapshot),
 		Conflicts: foreign.Conflicts(snapshot, want.Policy.ExemptDestinations()),
 	}, nil
+}
+
+// Rewrites finds all rules of others that can rewrite a source address.
+func (k *Kernel) Rewrites(want nft.Ruleset) ([]foreign.Rewrite, error) {
+	snapshot, err := k.snapshot(want)
+	if err != nil {
+		return nil, err
+	}
+	return foreign.Rewrites(snapshot), nil
+}
+
+func (k *Kernel) snapshot(want nft.Ruleset) (foreign.Snapshot, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return again(func() (foreign.Snapshot, error) {
+		s, err := k.readRules(want, Look{Others: true})
+		if err != nil {
+			return foreign.Snapshot{}, err
+		}
+		return foreign.Read(&k.seen, s.isOurs(want))
+	})
 }
 
 // isOurs tells the chains of ours from all others: those of our table, those of
@@ -73,4 +87,12 @@ func (k *Kernel) readLegacy(s *state, want nft.Ruleset) error {
 	}
 	s.legacy = foreign.Legacy(snapshot)
 	return nil
+}
+
+// Rewritten reports whether one of the rules can meet a connection; dnat says that
+// its destination was translated.
+func Rewritten(rules []foreign.Rewrite) func(src, dst netip.Addr, dnat bool) bool {
+	return func(src, dst netip.Addr, dnat bool) bool {
+		return slices.ContainsFunc(rules, func(r foreign.Rewrite) bool { return r.Meets(src, dst, dnat) })
+	}
 }

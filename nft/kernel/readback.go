@@ -87,7 +87,7 @@ func (k *Kernel) readBackXT() (nft.Ruleset, bool, error) {
 	s, err := again(func() (*state, error) {
 		s := &state{}
 		k.seen.forget()
-		return s, k.readShared(s, nft.Ruleset{}, true)
+		return s, k.readShared(s, nft.Ruleset{}, Look{Others: true})
 	})
 	if err != nil {
 		return nft.Ruleset{}, false, err

@@ -44,3 +44,39 @@ func routeQuestion(a netip.Addr) netlink.Message {
 		Data:   append(head, dst...),
 	}
 }
+
+// LocalPrefixes returns the addresses of this node: those for which the kernel has
+// a route of type LOCAL, as "fib daddr type local" finds them.
+func LocalPrefixes() ([]netip.Prefix, error) {
+	nl, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Strict: true})
+	if err != nil {
+		return nil, fmt.Errorf("netlink socket: %w", err)
+	}
+	defer func() { _ = nl.Close() }()
+	const tableAt, typeAt = 4, 7 // struct rtmsg, rtm_table and rtm_type
+	head := make([]byte, unix.SizeofRtMsg)
+	head[tableAt], head[typeAt] = unix.RT_TABLE_LOCAL, unix.RTN_LOCAL
+	msgs, err := nl.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.RTM_GETROUTE, Flags: netlink.Request | netlink.Dump},
+		Data:   head,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("addresses of this node: %w", err)
+	}
+	var local []netip.Prefix
+	for _, m := range msgs {
+		if len(m.Data) < unix.SizeofRtMsg || m.Data[typeAt] != unix.RTN_LOCAL {
+			continue
+		}
+		attrs, err := netlink.UnmarshalAttributes(m.Data[unix.SizeofRtMsg:])
+		if err != nil {
+			return nil, fmt.Errorf("addresses of this node: %w", err)
+		}
+		for _, a := range attrs {
+			if addr, ok := netip.AddrFromSlice(a.Data); ok && a.Type == unix.RTA_DST {
+				local = append(local, netip.PrefixFrom(addr, int(m.Data[1])))
+			}
+		}
+	}
+	return local, nil
+}

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -49,6 +50,33 @@ func TestNoRouteHasNoType(t *testing.T) {
 		})
 		if err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+func TestLocalPrefixesAreTheNodesAddresses(t *testing.T) {
+	top := nfttest.NewTopology(t)
+	anyAddr := netip.MustParseAddr("198.51.100.77")
+	nfttest.Run(t, top.Node, "", "ip", "route", "add", "local", "198.51.100.64/26", "dev", "lo")
+	var local []netip.Prefix
+	err := top.Node.Do(func() (err error) {
+		local, err = LocalPrefixes()
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	holds := func(a netip.Addr) bool {
+		return slices.ContainsFunc(local, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
+	for _, a := range []netip.Addr{top.NodeV4, top.NodeV6, top.GatewayV4, top.GatewayV6, anyAddr, netip.MustParseAddr("127.8.8.8"), netip.MustParseAddr("::1")} {
+		if !holds(a) {
+			t.Errorf("%s is not among %v", a, local)
+		}
+	}
+	for _, a := range []netip.Addr{top.OutsideV4, top.OutsideV6, top.PodV4, top.PodV6, netip.MustParseAddr("192.0.2.255"), netip.MustParseAddr("198.51.100.1")} {
+		if holds(a) {
+			t.Errorf("%s is among %v", a, local)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -22,6 +23,7 @@ type state struct {
 	own        *tables.Own
 	nat        []*tables.Shared      // IPv4 and IPv6, where they were asked for
 	readAll    bool                  // no set was taken on trust
+	trusted    bool                  // a chain of mode iptables-nft was
 	legacy     []foreign.LegacyChain // where a take-over is asked for
 }
 
@@ -53,7 +55,7 @@ func (k *Kernel) readRules(want nft.Ruleset, l Look) (*state, error) {
 		return nil, err
 	}
 	if want.Mode == nft.ModeIPTables || l.Others || l.TakeOver {
-		if err := k.readShared(s, want, l.Others || l.TakeOver); err != nil {
+		if err := k.readShared(s, want, l); err != nil {
 			return nil, err
 		}
 	}
@@ -65,26 +67,83 @@ func (k *Kernel) readRules(want nft.Ruleset, l Look) (*state, error) {
 	return s, nil
 }
 
-func (k *Kernel) readShared(s *state, want nft.Ruleset, others bool) error {
+func (k *Kernel) readShared(s *state, want nft.Ruleset, l Look) error {
 	var names []string
 	if want.Mode == nft.ModeIPTables {
 		names = nft.WithSubchains(want.Chain)
 	}
+	others := l.Others || l.TakeOver
+	trust := k.trustsChains(s, want, l)
+	start := time.Now()
 	for i, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		var seen tables.Jump
+		how := tables.Reading{Others: others, Quick: l.Quick && trust}
 		if !others {
-			seen = k.jumps[i]
+			how.Seen = k.jumps[i]
 		}
-		n, err := tables.ReadShared(&k.seen, f, names, others, seen)
+		if trust {
+			how.Trust = k.marks[i]
+		}
+		t := natTable(want, f)
+		if t != nil {
+			how.Most = tables.Slack
+			for _, c := range t.Chains {
+				how.Most += len(c.Rules)
+			}
+		}
+		n, err := tables.ReadShared(&k.seen, f, names, how)
 		if err != nil {
 			return err
 		}
 		s.nat = append(s.nat, n)
-		if t := natTable(want, f); t != nil && !n.Partial {
+		s.trusted = s.trusted || n.Trusted()
+		if t != nil && !n.Partial {
 			k.jumps[i] = n.Jump(*t, want.Chain)
 		}
 	}
+	if !s.trusted {
+		k.chainsRead, k.chainsCost = time.Now(), time.Since(start)
+	}
 	return nil
+}
+
+// bigChain is the size from which a chain of mode iptables-nft is not read whenever
+// the ruleset changed: the kernel walks it from its start for every page of a dump.
+const bigChain = 5_000
+
+// trustsChains reports whether chains of mode iptables-nft that were found right need
+// not be read while they are the same and as long: no transaction was made since, or
+// they are big. Those are read so often that the reading takes no more than a
+// hundredth of a processor.
+func (k *Kernel) trustsChains(s *state, want nft.Ruleset, l Look) bool {
+	if want.Mode != nft.ModeIPTables || !k.inStep.Same(want) {
+		return false
+	}
+	if l.Quick || s.generation == k.at && (k.full || !l.Full) {
+		return true
+	}
+	v4, v6 := want.CIDRs()
+	return !l.Full && v4+v6 > bigChain && time.Since(k.chainsRead) < 100*k.chainsCost
+}
+
+// markWritten remembers the chains of mode iptables-nft that a transaction has just
+// made right, unless somebody else has written since.
+func (k *Kernel) markWritten(s *state, want nft.Ruleset) {
+	k.marks = [2]tables.Trust{}
+	for i, n := range s.nat {
+		if t := natTable(want, n.Family); t != nil {
+			k.marks[i] = n.MarksOf(k.conn, want.Chain)
+		}
+	}
+	if g, err := k.conn.Generation(); err != nil || g != k.at {
+		k.marks = [2]tables.Trust{}
+	}
+}
+
+// markChains remembers the chains of mode iptables-nft as they are, which is right.
+func (k *Kernel) markChains(s *state) {
+	for i, n := range s.nat {
+		k.marks[i] = n.Marks()
+	}
 }
 
 // natTable gives the wanted shared table of a family, nil where none is wanted.
@@ -105,18 +164,20 @@ func (k *Kernel) readSides(s *state, w nft.Set, l Look) error {
 			continue
 		}
 		known := s.generation == k.at && (k.full || !l.Full)
-		if known || max(len(w.Prefixes), int(held.Count)) > bigSet && !l.Full {
+		if known || (l.Quick || max(len(w.Prefixes), int(held.Count)) > bigSet) && !l.Full {
 			s.readAll = s.readAll && (known && k.full)
-			if k.remembers(held, w, known) {
+			remembered, err := k.remembers(held, w, known, l)
+			if err != nil {
+				return err
+			}
+			if remembered {
 				continue
 			}
 		}
 		start := time.Now()
-		var err error
-		if held.Holds, err = k.conn.Elements(held.Family, held.Table, held.Name); err != nil {
+		if err := held.ReadElements(k.conn, len(w.Prefixes)+tables.Slack); err != nil {
 			return err
 		}
-		held.Read = true
 		k.dumped, k.dumpCost = time.Now(), time.Since(start)
 		if held.Equals(w.Prefixes) {
 			k.trust[held.Name] = trusted{prefixes: w.Prefixes, handle: held.Handle}
@@ -125,20 +186,27 @@ func (k *Kernel) readSides(s *state, w nft.Set, l Look) error {
 	return nil
 }
 
-// remembers says whether what a set holds need not be read: nothing changed
-// since it was known, or it is the same set and holds as many. Kernels before
-// 6.18 do not tell how many; there it is read now and then, so that the reading
-// takes no more than a hundredth of a processor.
-func (k *Kernel) remembers(held *tables.HeldSet, w nft.Set, known bool) bool {
+// remembers reports whether what a set holds need not be read: nothing changed
+// since it was known, or it is the same set, holds as many elements, and has none for
+// addresses between them. Kernels before 6.18 do not tell how many; there the set is
+// read now and then, so that the reading takes no more than a hundredth of a
+// processor.
+func (k *Kernel) remembers(held *tables.HeldSet, w nft.Set, known bool, l Look) (bool, error) {
 	t, ok := k.trust[held.Name]
 	switch {
 	case !ok || t.handle != 0 && t.handle != held.Handle:
-		return false
+		return false, nil
 	case known:
 	case held.Counted && int(held.Count) != len(t.prefixes):
-		return false
-	case !held.Counted && time.Since(k.dumped) > 100*k.dumpCost:
-		return false
+		return false, nil
+	case !held.Counted && !l.Quick && time.Since(k.dumped) > 100*k.dumpCost:
+		return false, nil
+	default:
+		for _, a := range probes(t.prefixes) {
+			if has, err := k.conn.HasElement(held.Family, held.Table, held.Name, a); has || err != nil {
+				return false, err
+			}
+		}
 	}
 	t.handle = held.Handle
 	k.trust[held.Name] = t
@@ -148,8 +216,36 @@ func (k *Kernel) remembers(held *tables.HeldSet, w nft.Set, known bool) bool {
 			held.Holds = append(held.Holds, iprange.Of(p))
 		}
 	}
-	return true
+	return true, nil
 }
+
+// probes returns addresses that the prefixes, which are sorted, do not hold: some
+// directly after one of them, the last of all, and the zero address for the element
+// *, which is in no count. One element cannot take in many addresses without taking in
+// one of these, unless it lies within a gap.
+func probes(prefixes []netip.Prefix) []netip.Addr {
+	const many = 8
+	out := []netip.Addr{{}}
+	if len(prefixes) == 0 {
+		return out
+	}
+	for i := range many {
+		at := i * len(prefixes) / many
+		after := iprange.Of(prefixes[at]).To.Next()
+		if after.IsValid() && (at+1 == len(prefixes) || !prefixes[at+1].Contains(after)) {
+			out = append(out, after)
+		}
+	}
+	for _, end := range []netip.Addr{first(prefixes[0].Addr()), iprange.Of(netip.PrefixFrom(prefixes[0].Addr(), 0)).To} {
+		if !prefixes[0].Contains(end) && !prefixes[len(prefixes)-1].Contains(end) {
+			out = append(out, end)
+		}
+	}
+	return out
+}
+
+// first returns the first address of a family.
+func first(a netip.Addr) netip.Addr { return netip.PrefixFrom(a, 0).Masked().Addr() }
 
 // differences says in words how the state is not the wanted one.
 func (s *state) differences(want nft.Ruleset) []string {

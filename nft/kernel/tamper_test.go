@@ -15,6 +15,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -64,14 +65,59 @@ func (a *attacker) rule(n int) uint64 {
 func (a *attacker) catchAll() {
 	a.t.Helper()
 	const catchAll = 2 // NFT_SET_ELEM_CATCHALL
-	flags, _ := netlink.MarshalAttributes([]netlink.Attribute{
-		{Type: unix.NFTA_SET_ELEM_FLAGS, Data: binary.BigEndian.AppendUint32(nil, catchAll)},
-	})
-	element, _ := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.NFTA_LIST_ELEM | unix.NLA_F_NESTED, Data: flags}})
+	err := a.elements([]netlink.Attribute{elementFlags(catchAll)})
+	switch {
+	case errors.Is(err, unix.EINVAL):
+		a.t.Logf("no element for everything in this kernel (it came with Linux 5.13): %v", err)
+		a.nft("add element TABLE SET { 8.8.8.0/24 }")
+	case err != nil:
+		a.t.Fatal(err)
+	}
+}
+
+// limited puts a limit on one element of a set that has none for all, which nft
+// 1.0.6 refuses and the kernel takes.
+func (a *attacker) limited() {
+	a.t.Helper()
+	a.nft("delete element TABLE SET { FIRST }")
+	r := iprange.Of(a.first)
+	limit := nest(unix.NFTA_SET_ELEM_EXPR,
+		netlink.Attribute{Type: unix.NFTA_EXPR_NAME, Data: []byte("limit\x00")},
+		nest(unix.NFTA_EXPR_DATA,
+			netlink.Attribute{Type: unix.NFTA_LIMIT_RATE, Data: binary.BigEndian.AppendUint64(nil, 1)},
+			netlink.Attribute{Type: unix.NFTA_LIMIT_UNIT, Data: binary.BigEndian.AppendUint64(nil, 3600)}))
+	err := a.elements(
+		[]netlink.Attribute{elementKey(r.From), limit},
+		[]netlink.Attribute{elementKey(r.To.Next()), elementFlags(unix.NFT_SET_ELEM_INTERVAL_END)})
+	if err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+func elementKey(addr netip.Addr) netlink.Attribute {
+	return nest(unix.NFTA_SET_ELEM_KEY, netlink.Attribute{Type: unix.NFTA_DATA_VALUE, Data: addr.AsSlice()})
+}
+
+func elementFlags(flags uint32) netlink.Attribute {
+	return netlink.Attribute{Type: unix.NFTA_SET_ELEM_FLAGS, Data: binary.BigEndian.AppendUint32(nil, flags)}
+}
+
+func nest(typ uint16, inner ...netlink.Attribute) netlink.Attribute {
+	data, _ := netlink.MarshalAttributes(inner)
+	return netlink.Attribute{Type: typ | unix.NLA_F_NESTED, Data: data}
+}
+
+// elements adds elements of whatever attributes to the set.
+func (a *attacker) elements(elements ...[]netlink.Attribute) error {
+	a.t.Helper()
+	var listed []netlink.Attribute
+	for _, e := range elements {
+		listed = append(listed, nest(unix.NFTA_LIST_ELEM, e...))
+	}
 	list, _ := netlink.MarshalAttributes([]netlink.Attribute{
 		{Type: unix.NFTA_SET_ELEM_LIST_TABLE, Data: append([]byte(nft.TableName), 0)},
 		{Type: unix.NFTA_SET_ELEM_LIST_SET, Data: append([]byte(a.set), 0)},
-		{Type: unix.NFTA_SET_ELEM_LIST_ELEMENTS | unix.NLA_F_NESTED, Data: element},
+		nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, listed...),
 	})
 	message := func(typ netlink.HeaderType, flags netlink.HeaderFlags, head, body []byte) netlink.Message {
 		return netlink.Message{Header: netlink.Header{Type: typ, Flags: netlink.Request | flags}, Data: append(head, body...)}
@@ -90,12 +136,19 @@ func (a *attacker) catchAll() {
 		a.t.Fatal(err)
 	}
 	_, err = nl.Receive()
-	switch {
-	case errors.Is(err, unix.EINVAL):
-		a.t.Logf("no element for everything in this kernel (it came with Linux 5.13): %v", err)
-		a.nft("add element TABLE SET { 8.8.8.0/24 }")
-	case err != nil:
-		a.t.Fatal(err)
+	return err
+}
+
+// likeOurs replaces the set by one that differs only by a line of its declaration.
+func likeOurs(flags, line string) func(*attacker) {
+	return func(a *attacker) {
+		var held []string
+		for _, p := range a.want.Tables[0].Sets[0].Prefixes {
+			held = append(held, p.String())
+		}
+		a.nft("flush chain TABLE postrouting; delete set TABLE SET; add set TABLE SET { type ipv4_addr; flags " + flags +
+			"; comment \"destinations that see the pod's own address\"; " + line + " }; add element TABLE SET { " + strings.Join(held, ", ") +
+			" }; insert rule TABLE postrouting ip daddr @SET counter name exempt-v4 return")
 	}
 }
 
@@ -109,6 +162,39 @@ func (a *attacker) flowtable() {
 		return
 	}
 	a.nft("add rule TABLE forward meta l4proto tcp flow add @fast")
+}
+
+// fillSpare has a rule hold the set into which the next update would go.
+func (a *attacker) fillSpare() {
+	spare := "non-masq-v4-a"
+	if a.set == spare {
+		spare = "non-masq-v4-b"
+	}
+	a.nft("add set TABLE " + spare + " { type ipv4_addr; flags dynamic; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE foreign update @" + spare + " { ip daddr }; delete element TABLE SET { FIRST }")
+}
+
+// mapSpare makes a map of verdicts where the next update of the set would go.
+func (a *attacker) mapSpare() {
+	spare := "non-masq-v4-a"
+	if a.set == spare {
+		spare = "non-masq-v4-b"
+	}
+	a.nft("add chain TABLE foreign { type filter hook forward priority 0; }; add chain TABLE one; add map TABLE " + spare + " { type ipv4_addr : verdict; elements = { 198.51.100.8 : goto one }; }; add rule TABLE foreign ip daddr vmap @" + spare + "; delete element TABLE SET { FIRST }")
+}
+
+// orphan leaves our table to a process that ended: nobody owns it any more, and its flag
+// may not be changed.
+func (a *attacker) orphan() {
+	a.t.Helper()
+	a.nft("delete table TABLE")
+	owner := own(a.t, a.ns, nfnetlink.Inet, nft.TableName, flagOwner|flagPersist)
+	if owner == nil {
+		a.nft("add table TABLE; add chain TABLE foreign { comment \"has the flag owner or persist\"; }")
+		return
+	}
+	if err := owner.Close(); err != nil {
+		a.t.Fatal(err)
+	}
 }
 
 // firewalldReload is what firewalld does when it reloads with the flush that it
@@ -138,6 +224,23 @@ var ownTamperings = []tampering{
 	{"narrow element", does("delete element TABLE SET { FIRST }; add element TABLE SET { 10.0.0.0/25 }"), "holds 10.0.0.0/25 instead of 10.0.0.0/24"},
 	{"widen element", does("delete element TABLE SET { FIRST }; add element TABLE SET { 9.255.255.0-10.0.0.255 }"), "holds 9.255.255.0-10.0.0.255"},
 	{"element for everything", (*attacker).catchAll, "which is not in the config"},
+
+	{"element with a limit", (*attacker).limited, "1 elements have a limit"},
+	{"limit for each element", likeOurs("interval", "limit rate 1/hour;"), "set non-masq-v4 is missing"},
+	{"quota for each element", likeOurs("interval", "quota 10 bytes;"), "set non-masq-v4 is missing"},
+	{"connections of each element", likeOurs("interval", "ct count 1;"), "set non-masq-v4 is missing"},
+	{"counter for each element", likeOurs("interval", "counter;"), "set non-masq-v4 is missing"},
+	{"timeout of the set", likeOurs("interval, timeout", "timeout 1h;"), "set non-masq-v4 is missing"},
+	{"set with timeouts", likeOurs("interval, timeout", ""), "set non-masq-v4 is missing"},
+	{"garbage collection of the set", likeOurs("interval, timeout", "gc-interval 1h;"), "set non-masq-v4 is missing"},
+	{"constant set", likeOurs("interval, constant", ""), "set non-masq-v4 is missing"},
+	{"bounded set", likeOurs("interval", "size 5000;"), "set non-masq-v4 is missing"},
+	{"policy of the set", likeOurs("interval", "policy memory;"), "set non-masq-v4 is missing"},
+	{"map of the set's name", does("flush chain TABLE postrouting; delete set TABLE SET; add map TABLE SET { type ipv4_addr : mark; flags interval; comment \"destinations that see the pod's own address\"; }"), "set non-masq-v4 is missing"},
+	{"concatenation in the set", does("flush chain TABLE postrouting; delete set TABLE SET; add set TABLE SET { type ipv4_addr . inet_service; flags interval; }"), "set non-masq-v4 is missing"},
+	{"plain set without intervals", does("flush chain TABLE postrouting; delete set TABLE SET; add set TABLE SET { type ipv4_addr; comment \"destinations that see the pod's own address\"; }"), "set non-masq-v4 is missing"},
+	{"set that rules fill", does("add set TABLE learned { type ipv4_addr; flags dynamic; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE foreign update @learned { ip daddr limit rate 1/hour }"), "set learned is not of the config"},
+	{"spare set that rules fill", (*attacker).fillSpare, "chain foreign is not of the config"},
 
 	{"add rule", does("add rule TABLE postrouting ip daddr 198.51.100.8 return"), "has a rule beyond: meta nfproto ipv4 ip daddr 198.51.100.8 return"},
 	{"insert rule", does("insert rule TABLE postrouting accept"), "has a rule beyond: accept"},
@@ -175,6 +278,26 @@ var ownTamperings = []tampering{
 	{"delete counters", does("flush chain TABLE postrouting; delete counter TABLE local-v4; delete counter TABLE masqueraded-v6"), "counters are missing: local-v4, masqueraded-v6"},
 	{"flowtable", (*attacker).flowtable, "is not of the config"},
 
+	{"map to our chain without a hook", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting; add map TABLE verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : goto postrouting }; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE foreign ip daddr vmap @verdicts"), "no hook"},
+	{"unused map to our chain without a hook", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting; add map TABLE verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : goto postrouting }; }"), "no hook"},
+	{"map of verdicts of the spare set's name", (*attacker).mapSpare, "is not of the config"},
+	{"map of objects", does("add counter TABLE foreign; add map TABLE objects { type ipv4_addr : counter; elements = { 198.51.100.8 : \"foreign\" }; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE foreign counter name ip daddr map @objects"), "set objects is not of the config"},
+	{"map of our counters", does("add map TABLE objects { type ipv4_addr : counter; elements = { 198.51.100.8 : \"masqueraded-v4\" }; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE foreign counter name ip daddr map @objects"), "set objects is not of the config"},
+	{"map of a quota of our counter's name", does("flush chain TABLE postrouting; delete counter TABLE masqueraded-v4; add quota TABLE masqueraded-v4 { over 10 mbytes; }; add map TABLE objects { type ipv4_addr : quota; elements = { 198.51.100.8 : \"masqueraded-v4\" }; }"), "object masqueraded-v4 is not of the config"},
+	{"quota of our counter's name in use", does("flush chain TABLE postrouting; delete counter TABLE masqueraded-v4; add quota TABLE masqueraded-v4 { over 10 mbytes; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE foreign quota name masqueraded-v4 drop"), "object masqueraded-v4 is not of the config"},
+	{"ct helper", does("add ct helper TABLE ftp { type \"ftp\" protocol tcp; }; add chain TABLE foreign { type filter hook prerouting priority 0; }; add rule TABLE foreign tcp dport 21 ct helper set \"ftp\""), "is not of the config"},
+	{"ct timeout", does("add ct timeout TABLE short { protocol tcp; policy = { established: 10 }; }; add chain TABLE foreign { type filter hook prerouting priority -300; }; add rule TABLE foreign meta l4proto tcp ct timeout set \"short\""), "object short is not of the config"},
+	{"ct expectation", does("add ct expectation TABLE data { protocol tcp; dport 9876; timeout 10s; size 2; l3proto ip; }"), "object data is not of the config"},
+	{"synproxy", does("add synproxy TABLE proxy { mss 1460; wscale 7; }"), "object proxy is not of the config"},
+	{"chain on a device", does("add chain TABLE early { type filter hook ingress device lo priority 0; }"), "chain early is not of the config"},
+	{"chain of every hook", does("add chain TABLE a { type filter hook prerouting priority 0; }; add chain TABLE b { type route hook output priority 0; }; add chain TABLE c { type nat hook input priority 0; }; add chain TABLE d { type nat hook output priority 0; }"), "chain a is not of the config"},
+	{"dynamic set for our chain", does("add set TABLE learned { type ipv4_addr; flags dynamic; }; insert rule TABLE postrouting update @learned { ip saddr }"), "set learned is not of the config"},
+	{"dormant with a map", func(a *attacker) {
+		a.nft("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting; add map TABLE verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : goto postrouting }; }")
+		a.nft("add table TABLE { flags dormant; }")
+	}, "is dormant"},
+	{"orphaned table", (*attacker).orphan, "has the flag owner or persist"},
+
 	{"policy", does("add chain TABLE postrouting { policy drop; }"), "another policy than accept"},
 	{"priority", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { type nat hook postrouting priority 50; }"), "priority 50"},
 	{"hook", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { type nat hook output priority 110; counter; }"), "not nat hook postrouting priority 110"},
@@ -211,7 +334,7 @@ func TestTamperingWithOurTableIsFoundAndUndone(t *testing.T) {
 			apply(t, k, want, Look{})
 			for _, tamper := range ownTamperings {
 				t.Run(tamper.name, func(t *testing.T) {
-					a := &attacker{t: t, ns: ns, table: "inet " + nft.TableName, set: liveSet(t, ns), first: c.NonMasqueradeCIDRs[0].Prefix}
+					a := &attacker{t: t, ns: ns, table: "inet " + nft.TableName, set: liveSet(t, ns), first: c.NonMasqueradeCIDRs[0].Prefix, want: want}
 					tamper.do(a)
 					undo(t, ns, k, want, tamper.finds)
 				})
@@ -248,6 +371,9 @@ func undo(t *testing.T, ns *nfttest.NS, k *Kernel, want nft.Ruleset, finds strin
 		nfttest.NFT(t, ns, "flush ruleset", "-f", "-") // the next one starts afresh
 		t.Errorf("Apply: %v", err)
 		return
+	}
+	if a.Recreated > 0 {
+		t.Logf("recreated in %v", a.Recreated)
 	}
 	if diff := cmp.Diff(diffs, a.Differences); diff != "" {
 		t.Errorf("Apply undid (-found +undone):\n%s", diff)

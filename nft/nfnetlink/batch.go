@@ -58,6 +58,16 @@ func (b *Batch) AddTable(family Family, table string) {
 	b.add(family, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
 }
 
+// Refuse adds a message that every kernel refuses, so that the others of the batch are
+// only tried: the error is then a [RefusedError] about the last message if the kernel
+// would take them.
+func (b *Batch) Refuse(family Family, table string) {
+	var a attrs
+	a.str(unix.NFTA_TABLE_NAME, table)
+	a.uint32(unix.NFTA_TABLE_FLAGS, 1<<31) // no such flag
+	b.add(family, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
+}
+
 // DelTable deletes a table and all that is in it.
 func (b *Batch) DelTable(family Family, table string) {
 	var a attrs
@@ -108,6 +118,9 @@ func (b *Batch) ReplaceRule(r Rule) {
 	a.uint64(unix.NFTA_RULE_HANDLE, r.Handle)
 	b.add(r.Family, unix.NFT_MSG_NEWRULE, netlink.Replace, a)
 }
+
+// MarshalRule returns the attributes (NFTA_RULE_…) by which a rule is made.
+func MarshalRule(r Rule) []byte { return ruleAttrs(r) }
 
 func ruleAttrs(r Rule) attrs {
 	var a attrs
@@ -288,9 +301,13 @@ func (b *Batch) DelFlowtable(family Family, table, name string) {
 
 // Attributes that golang.org/x/sys/unix does not name.
 const (
-	flowtableTable = 1  // NFTA_FLOWTABLE_TABLE
-	flowtableName  = 2  // NFTA_FLOWTABLE_NAME
-	chainFlags     = 10 // NFTA_CHAIN_FLAGS, Linux 5.6
-	setHandle      = 16 // NFTA_SET_HANDLE
-	setCount       = 20 // NFTA_SET_COUNT, Linux 6.18
+	elemKeyEnd      = 10 // NFTA_SET_ELEM_KEY_END, Linux 5.6
+	elemExpressions = 11 // NFTA_SET_ELEM_EXPRESSIONS, Linux 5.11
+	setExpr         = 17 // NFTA_SET_EXPR
+	setExpressions  = 18 // NFTA_SET_EXPRESSIONS, Linux 5.11
+	flowtableTable  = 1  // NFTA_FLOWTABLE_TABLE
+	flowtableName   = 2  // NFTA_FLOWTABLE_NAME
+	chainFlags      = 10 // NFTA_CHAIN_FLAGS, Linux 5.6
+	setHandle       = 16 // NFTA_SET_HANDLE
+	setCount        = 20 // NFTA_SET_COUNT, Linux 6.18
 )

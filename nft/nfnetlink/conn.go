@@ -218,31 +218,55 @@ func (c *Conn) outcome(b *Batch, sent []netlink.Message) error {
 	}
 }
 
-// refusal names the message that an error is about.
-func refusal(sent []netlink.Message, op *netlink.OpError) error {
-	for _, m := range sent {
-		if m.Header.Sequence == op.Sequence {
-			return fmt.Errorf("%s: %w", messageName(m.Header.Type), op.Err)
-		}
-	}
-	return fmt.Errorf("transaction: %w", op.Err)
+// An Op is what a message of a transaction does.
+type Op string
+
+// The operations by which callers tell refusals apart.
+const (
+	MakeTable Op = "make table"
+	MakeChain Op = "make chain"
+	MakeRule  Op = "make rule"
+)
+
+// A RefusedError says which message of a transaction the kernel refused, and why.
+// Nothing of the transaction was made.
+type RefusedError struct {
+	Op   Op
+	Last bool // it was the last message of the transaction
+	Err  error
 }
 
-func messageName(t netlink.HeaderType) string {
+func (e *RefusedError) Error() string { return string(e.Op) + ": " + e.Err.Error() }
+
+// Unwrap returns the reason, which holds the kernel's errno.
+func (e *RefusedError) Unwrap() error { return e.Err }
+
+// refusal names the message that an error is about.
+func refusal(sent []netlink.Message, op *netlink.OpError) error {
+	const envelope = 2 // messages after the last of the batch: its end
+	for i, m := range sent {
+		if m.Header.Sequence == op.Sequence {
+			return &RefusedError{Op: opOf(m.Header.Type), Last: i == len(sent)-envelope, Err: op.Err}
+		}
+	}
+	return &RefusedError{Op: "transaction", Err: op.Err}
+}
+
+func opOf(t netlink.HeaderType) Op {
 	if t>>8 != unix.NFNL_SUBSYS_NFTABLES {
 		return "transaction"
 	}
 	switch uint16(t & 0xff) {
 	case unix.NFT_MSG_NEWTABLE:
-		return "make table"
+		return MakeTable
 	case unix.NFT_MSG_DELTABLE:
 		return "delete table"
 	case unix.NFT_MSG_NEWCHAIN:
-		return "make chain"
+		return MakeChain
 	case unix.NFT_MSG_DELCHAIN:
 		return "delete chain"
 	case unix.NFT_MSG_NEWRULE:
-		return "make rule"
+		return MakeRule
 	case unix.NFT_MSG_DELRULE:
 		return "delete rule"
 	case unix.NFT_MSG_NEWSET:
@@ -256,37 +280,53 @@ func messageName(t netlink.HeaderType) string {
 	case unix.NFT_MSG_DELOBJ:
 		return "delete counter"
 	}
-	return fmt.Sprintf("message %d", t&0xff)
+	return Op(fmt.Sprintf("message %d", t&0xff))
 }
 
-// request sends one request and gives all messages of the answer.
-func (c *Conn) request(m netlink.Message) ([]netlink.Message, error) {
+// request sends one request and returns all messages of the answer.
+func (c *Conn) request(m netlink.Message) (msgs []netlink.Message, err error) {
+	err = c.stream(m, func(m netlink.Message) error {
+		msgs = append(msgs, m)
+		return nil
+	})
+	return msgs, err
+}
+
+// stream sends one request and calls fn for each message of the answer. If fn
+// fails, the rest of the answer is not read: the socket, in which it waits, is
+// closed, so that the kernel does not go on with the dump.
+func (c *Conn) stream(m netlink.Message, fn func(netlink.Message) error) error {
 	if err := c.open(); err != nil {
-		return nil, err
+		return err
 	}
 	req, err := c.nl.Send(m)
 	if err != nil {
 		c.fail()
-		return nil, err
+		return err
 	}
-	msgs, err := c.bounded().Receive()
-	if err != nil {
-		var op *netlink.OpError
-		if !errors.As(err, &op) || op.Sequence != req.Header.Sequence {
-			c.fail()
-		}
-		return nil, err
-	}
-	for _, m := range msgs {
-		if m.Header.Flags&netlink.DumpInterrupted != 0 {
-			return nil, ErrInterrupted
+	interrupted := false
+	for m, err := range c.bounded().ReceiveIter() {
+		if err != nil {
+			var op *netlink.OpError
+			if !errors.As(err, &op) || op.Sequence != req.Header.Sequence {
+				c.fail()
+			}
+			return err
 		}
 		if m.Header.Sequence != req.Header.Sequence {
 			c.fail()
-			return nil, errors.New("answer to another request")
+			return errors.New("answer to another request")
+		}
+		interrupted = interrupted || m.Header.Flags&netlink.DumpInterrupted != 0
+		if err := fn(m); err != nil {
+			c.fail()
+			return err
 		}
 	}
-	return msgs, nil
+	if interrupted {
+		return ErrInterrupted
+	}
+	return nil
 }
 
 // IsNotExist says whether the kernel has no such object.

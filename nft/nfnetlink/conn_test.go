@@ -132,7 +132,7 @@ func TestObjectsAreReadBackAsMade(t *testing.T) {
 
 	got, err := c.Chain(nfnetlink.Inet, "t", "base")
 	must(t, err)
-	base.Use = 2
+	base.Use, base.Handle = 2, got.Handle
 	if diff := cmp.Diff(base, got); diff != "" {
 		t.Errorf("chain (-made +read):\n%s", diff)
 	}

@@ -11,8 +11,16 @@ import (
 
 // A Listener hears of each transaction in the network namespace in which it was
 // opened.
+//
+// While it is open the kernel makes a notification of every rule and element of
+// every transaction, in all network namespaces. For large transactions that
+// takes a multiple of their time and memory, so the listener also says which
+// ones were large.
 type Listener struct {
 	nl *netlink.Conn
+	// gauge gets all notifications of a transaction, and is emptied after each.
+	// It overruns in a large one.
+	gauge *netlink.Conn
 }
 
 // A Change is what a listener hears.
@@ -22,23 +30,47 @@ type Change struct {
 	Writer uint32
 	// Overrun says that notifications were lost: anything may have changed.
 	Overrun bool
+	// Large says that this transaction, or those since the last change, had more
+	// than about 1,000 notifications.
+	Large bool
 }
 
-// Listen opens a listener. It needs CAP_NET_ADMIN. The kernel makes the
-// notifications of a transaction for every listener of the group, whatever its
-// filter, which makes large transactions of all programs slower.
+// gaugeBuffer is the receive buffer of the gauge. The kernel doubles it, and
+// counts some 4.4 kB for each datagram, which holds about 37 elements of a set or
+// 12 rules.
+const gaugeBuffer = 64 << 10
+
+// Listen opens a listener. It needs CAP_NET_ADMIN.
 func Listen() (*Listener, error) {
 	// Without a size each notification is looked at first, to learn its length.
 	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: newGenSize})
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket: %w", err)
 	}
-	err = errors.Join(newGenOnly(nl), nl.SetReadBuffer(receiveBuffer), nl.JoinGroup(unix.NFNLGRP_NFTABLES))
+	gauge, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		_ = nl.Close()
+		return nil, fmt.Errorf("netlink socket: %w", err)
+	}
+	l := &Listener{nl, gauge}
+	err = errors.Join(
+		newGenOnly(nl), nl.SetReadBuffer(receiveBuffer), gauge.SetReadBuffer(gaugeBuffer),
+		// First the gauge: what the other one hears of has passed it.
+		gauge.JoinGroup(unix.NFNLGRP_NFTABLES), nl.JoinGroup(unix.NFNLGRP_NFTABLES),
+	)
+	if err != nil {
+		_ = l.Close()
 		return nil, fmt.Errorf("listen for changes of the ruleset: %w", err)
 	}
-	return &Listener{nl}, nil
+	return l, nil
+}
+
+// DialGeneration returns a connection for [Conn.Generation] alone, which takes
+// little memory each time.
+func DialGeneration() *Conn {
+	return New(func() (*netlink.Conn, error) {
+		return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: newGenSize})
+	})
 }
 
 // newGenSize is ample for what the socket is let hear: less than 100 bytes.
@@ -70,45 +102,42 @@ func newGenOnly(nl *netlink.Conn) error {
 	return errors.Join(err, attach)
 }
 
-// Receive waits for the next change. An error other than that of [Listener.Close]
-// leaves it open whether changes were missed.
+// Receive waits for the next change. After an error nothing more is heard.
 func (l *Listener) Receive() (Change, error) {
 	for {
 		msgs, err := l.nl.Receive()
 		if errors.Is(err, unix.ENOBUFS) {
-			return Change{Overrun: true}, nil
+			return Change{Overrun: true, Large: l.large()}, nil
 		}
 		if err != nil {
 			return Change{}, fmt.Errorf("listen for changes of the ruleset: %w", err)
 		}
 		for _, m := range msgs {
 			if g, ok := parseGen(m); ok {
-				return Change{Generation: g, Writer: m.Header.PID}, nil
+				return Change{Generation: g, Writer: m.Header.PID, Large: l.large()}, nil
 			}
 		}
 	}
 }
 
-// Pending says whether Receive would return at once.
-func (l *Listener) Pending() bool {
-	raw, err := l.nl.SyscallConn()
+// large empties the gauge, and says whether it had overrun.
+func (l *Listener) large() (large bool) {
+	raw, err := l.gauge.SyscallConn()
 	if err != nil {
-		return true
+		return false
 	}
-	pending := true
-	err = raw.Control(func(fd uintptr) {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
-		pending = n > 0 || err != nil
+	var none [1]byte
+	_ = raw.Control(func(fd uintptr) {
+		for {
+			_, _, err := unix.Recvfrom(int(fd), none[:], unix.MSG_DONTWAIT)
+			large = large || errors.Is(err, unix.ENOBUFS)
+			if errors.Is(err, unix.EAGAIN) || err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) {
+				return
+			}
+		}
 	})
-	return pending || err != nil
+	return large
 }
 
-// Pause stops the notifications: while nobody listens, the kernel
-// does not make them, which makes a large transaction faster. What changes until Resume is not heard of.
-func (l *Listener) Pause() error { return l.nl.LeaveGroup(unix.NFNLGRP_NFTABLES) }
-
-// Resume lets a paused listener hear again.
-func (l *Listener) Resume() error { return l.nl.JoinGroup(unix.NFNLGRP_NFTABLES) }
-
 // Close ends the listener; a waiting Receive returns.
-func (l *Listener) Close() error { return l.nl.Close() }
+func (l *Listener) Close() error { return errors.Join(l.nl.Close(), l.gauge.Close()) }

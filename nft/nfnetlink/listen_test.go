@@ -1,6 +1,7 @@
 package nfnetlink_test
 
 import (
+	"strings"
 	"testing"
 
 	"nft-masq-agent/nft/nfnetlink"
@@ -42,6 +43,35 @@ func TestListenerHearsWhoWroteWhat(t *testing.T) {
 	must(t, err)
 	if change.Process != "nft" || change.Writer == c.PortID() {
 		t.Errorf("heard %+v of nft", change)
+	}
+}
+
+func TestListenerTellsLargeTransactionsFromSmallOnes(t *testing.T) {
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "listen")
+	l := listenIn(t, ns)
+	defer l.Close()
+	c, _ := connIn(t, ns)
+	for _, tt := range []struct {
+		prefixes int
+		large    bool
+	}{{10, false}, {4000, true}, {10, false}, {100, false}, {100, false}, {1000, true}, {0, false}} {
+		b := makeTable("t")
+		b.DelTable(nfnetlink.Inet, "t")
+		must(t, c.Commit(b, 0))
+		if change, err := l.Receive(); err != nil || change.Large {
+			t.Fatalf("a small transaction: %+v, error %v", change, err)
+		}
+		b = makeTable("t")
+		b.AddElements(nfnetlink.Inet, "t", "s", prefixes(tt.prefixes))
+		must(t, c.Commit(b, 0))
+		if change, err := l.Receive(); err != nil || change.Large != tt.large || change.Process == "" {
+			t.Errorf("%d prefixes: %+v, error %v", tt.prefixes, change, err)
+		}
+	}
+	nfttest.NFT(t, ns, strings.Repeat("add rule inet t c ip saddr 10.0.0.0/8 counter accept\n", 2000), "-f", "-")
+	if change, err := l.Receive(); err != nil || !change.Large || change.Process != "nft" {
+		t.Errorf("2,000 rules: %+v, error %v", change, err)
 	}
 }
 

@@ -45,6 +45,13 @@ type Table struct {
 // Dormant says that the table's base chains are not hooked in.
 func (t Table) Dormant() bool { return t.Flags&unix.NFT_TABLE_F_DORMANT != 0 }
 
+// Owned reports that a process owns the table, which then goes with its socket, or
+// that it was left to stay after such a process ended.
+func (t Table) Owned() bool {
+	const owner, persist = 1 << 1, 1 << 2 // NFT_TABLE_F_OWNER, Linux 5.12; NFT_TABLE_F_PERSIST, 6.9
+	return t.Flags&(owner|persist) != 0
+}
+
 // A Hook is what makes a chain a base chain.
 type Hook struct {
 	Type     string // filter, nat or route
@@ -61,6 +68,7 @@ type Chain struct {
 	Policy uint32 // of a base chain: Accept or 0, which is drop
 	Bound  bool   // written inside a rule, with which it goes: `jump { … }`
 	Use    uint32 // as the kernel counts: its rules, and the jumps to it
+	Handle uint64 // unique in the table; 0 where it is to be made
 }
 
 // Accept is the policy NF_ACCEPT of a base chain.
@@ -85,7 +93,10 @@ type Set struct {
 	KeyType  uint32 // nft's number of the type
 	KeyLen   uint32 // bytes
 	UserData []byte
-	Handle   uint64 // unique in the table; 0 where it is to be made
+	// Special lists the attributes (NFTA_SET_…) by which the kernel's set differs from
+	// a plain one: data, a timeout, a size, another policy, stateful expressions.
+	Special []uint16
+	Handle  uint64 // unique in the table; 0 where it is to be made
 	// Count is the number of intervals, where Counted says that this kernel
 	// tells it.
 	Count   uint32

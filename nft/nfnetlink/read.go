@@ -1,7 +1,9 @@
 package nfnetlink
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 
 	"github.com/mdlayher/netlink"
@@ -18,6 +20,7 @@ type Reader interface {
 	Chain(family Family, table, chain string) (Chain, error)
 	Chains(family Family) ([]Chain, error)
 	Rules(family Family, table, chain string) ([]Rule, error)
+	FirstRules(family Family, table, chain string, most int) (rules []Rule, more bool, err error)
 	Rule(family Family, table, chain string, handle uint64) (Rule, error)
 	Sets(family Family, table string) ([]Set, error)
 	Elements(family Family, table, set string) ([]iprange.Range, error)
@@ -26,25 +29,32 @@ type Reader interface {
 
 // dump asks for all objects of a kind and parses each.
 func dump[T any](c *Conn, family Family, msg uint16, a attrs, parse func(Family, []byte) (T, error)) ([]T, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	msgs, err := c.request(message(family, msg, netlink.Dump, a))
+	out := []T{}
+	err := dumpEach(c, family, msg, a, func(f Family, b []byte) error {
+		v, err := parse(f, b)
+		out = append(out, v)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	out := make([]T, 0, len(msgs))
-	for _, m := range msgs {
-		if len(m.Data) < 4 {
-			return nil, fmt.Errorf("message of %d bytes", len(m.Data))
-		}
-		v, err := parse(Family(m.Data[0]), m.Data[4:])
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, v)
-	}
 	return out, nil
 }
+
+// dumpEach asks for all objects of a kind and calls fn for each, until one fails.
+func dumpEach(c *Conn, family Family, msg uint16, a attrs, fn func(Family, []byte) error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stream(message(family, msg, netlink.Dump, a), func(m netlink.Message) error {
+		if len(m.Data) < 4 {
+			return fmt.Errorf("message of %d bytes", len(m.Data))
+		}
+		return fn(Family(m.Data[0]), m.Data[4:])
+	})
+}
+
+// errEnough ends a dump of which no more is wanted.
+var errEnough = errors.New("enough was read")
 
 // get asks for one object.
 func get[T any](c *Conn, family Family, msg uint16, a attrs, parse func(Family, []byte) (T, error)) (T, error) {
@@ -121,6 +131,8 @@ func parseChain(f Family, b []byte) (Chain, error) {
 			c.Policy = bigUint32(data)
 		case unix.NFTA_CHAIN_TYPE:
 			typ = cString(data)
+		case unix.NFTA_CHAIN_HANDLE:
+			c.Handle = bigUint64(data)
 		case unix.NFTA_CHAIN_USE:
 			c.Use = bigUint32(data)
 		case chainFlags:
@@ -157,11 +169,36 @@ func (c *Conn) Rules(family Family, table, chain string) ([]Rule, error) {
 	if chain != "" {
 		a.str(unix.NFTA_RULE_CHAIN, chain)
 	}
-	rs, err := dump(c, family, unix.NFT_MSG_GETRULE, a, parseRule)
+	rs, err := dump(c, family, unix.NFT_MSG_GETRULE, a, ParseRule)
 	if err != nil {
 		return nil, fmt.Errorf("list rules: %w", err)
 	}
 	return rs, nil
+}
+
+// FirstRules lists rules as [Conn.Rules] does, but no more than most; more reports
+// whether there are others.
+func (c *Conn) FirstRules(family Family, table, chain string, most int) (rules []Rule, more bool, err error) {
+	var a attrs
+	a.str(unix.NFTA_RULE_TABLE, table)
+	if chain != "" {
+		a.str(unix.NFTA_RULE_CHAIN, chain)
+	}
+	err = dumpEach(c, family, unix.NFT_MSG_GETRULE, a, func(f Family, b []byte) error {
+		if len(rules) == most {
+			return errEnough
+		}
+		r, err := ParseRule(f, b)
+		rules = append(rules, r)
+		return err
+	})
+	if errors.Is(err, errEnough) {
+		return rules, true, nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("list rules: %w", err)
+	}
+	return rules, false, nil
 }
 
 // Rule reads one rule. One that is not there gives an error that [IsNotExist].
@@ -170,10 +207,11 @@ func (c *Conn) Rule(family Family, table, chain string, handle uint64) (Rule, er
 	a.str(unix.NFTA_RULE_TABLE, table)
 	a.str(unix.NFTA_RULE_CHAIN, chain)
 	a.uint64(unix.NFTA_RULE_HANDLE, handle)
-	return get(c, family, unix.NFT_MSG_GETRULE, a, parseRule)
+	return get(c, family, unix.NFT_MSG_GETRULE, a, ParseRule)
 }
 
-func parseRule(f Family, b []byte) (Rule, error) {
+// ParseRule reads the attributes (NFTA_RULE_…) of a rule as the kernel lists it.
+func ParseRule(f Family, b []byte) (Rule, error) {
 	r := Rule{Family: f}
 	err := Each(b, func(typ uint16, data []byte) error {
 		switch typ {
@@ -226,6 +264,12 @@ func parseSet(f Family, b []byte) (Set, error) {
 			s.KeyLen = bigUint32(data)
 		case unix.NFTA_SET_USERDATA:
 			s.UserData = data
+		case unix.NFTA_SET_DATA_TYPE, unix.NFTA_SET_DATA_LEN, unix.NFTA_SET_OBJ_TYPE, unix.NFTA_SET_TIMEOUT,
+			unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_POLICY, unix.NFTA_SET_DESC, setExpr, setExpressions:
+			// An empty description is what a plain set has.
+			if len(data) > 0 {
+				s.Special = append(s.Special, typ)
+			}
 		case setHandle:
 			s.Handle = bigUint64(data)
 		case setCount:
@@ -236,59 +280,126 @@ func parseSet(f Family, b []byte) (Set, error) {
 	return s, err
 }
 
+// Contents are the elements of an interval set of addresses.
+type Contents struct {
+	Ranges []iprange.Range
+	// Conditional counts the elements that do more than match: they have a limit, a
+	// quota, a timeout or some other state, or data.
+	Conditional int
+	// More reports that reading stopped at the bound that was given.
+	More bool
+}
+
 // Elements reads an interval set of addresses. The kernel does not tell when
 // such a dump was torn by a transaction: compare the generation before and
 // after, and act on a difference only when a second read agrees.
 func (c *Conn) Elements(family Family, table, set string) ([]iprange.Range, error) {
+	contents, err := c.Contents(family, table, set, math.MaxInt)
+	return contents.Ranges, err
+}
+
+// Contents reads a set as [Conn.Elements] does, but stops when there are more than
+// most intervals.
+func (c *Conn) Contents(family Family, table, set string, most int) (Contents, error) {
 	var a attrs
 	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
 	a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
-	parts, err := dump(c, family, unix.NFT_MSG_GETSETELEM, a, parseElements)
-	if err != nil {
-		return nil, fmt.Errorf("list elements of %s: %w", Printable(set), err)
+	var out Contents
+	var bounds []iprange.Bound
+	starts := 0
+	err := dumpEach(c, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b []byte) error {
+		err := eachElement(b, func(e element) {
+			// nft puts a bound of its own before the first interval.
+			if !e.End || !e.Addr.IsUnspecified() {
+				bounds = append(bounds, e.Bound)
+			}
+			if !e.End {
+				starts++
+			}
+			if e.conditional {
+				out.Conditional++
+			}
+		})
+		if starts > most {
+			return errEnough
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, errEnough) {
+		return Contents{}, fmt.Errorf("list elements of %s: %w", Printable(set), err)
 	}
-	var all []iprange.Bound
-	for _, p := range parts {
-		all = append(all, p...)
-	}
-	return iprange.Pair(all), nil
+	out.Ranges, out.More = iprange.Pair(bounds), err != nil
+	return out, nil
 }
 
-func parseElements(_ Family, b []byte) ([]iprange.Bound, error) {
-	var out []iprange.Bound
-	err := Each(b, func(typ uint16, data []byte) error {
+// HasElement reports whether an interval set has an element for the address; the
+// zero address asks for the element * (Linux 5.13), whose presence shows in no
+// count. It costs as little as reading the generation, however large the set is.
+func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (bool, error) {
+	const catchAll = 2 // NFT_SET_ELEM_CATCHALL
+	var a attrs
+	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+	a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
+	a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
+		if addr.IsValid() {
+			a.element(addr, false)
+			return
+		}
+		a.nest(unix.NFTA_LIST_ELEM, func() { a.uint32(unix.NFTA_SET_ELEM_FLAGS, catchAll) })
+	})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, err := c.request(message(family, unix.NFT_MSG_GETSETELEM, 0, a))
+	switch {
+	case err == nil:
+		return true, nil
+	case IsNotExist(err), !addr.IsValid() && errors.Is(err, unix.EINVAL):
+		return false, nil
+	}
+	return false, fmt.Errorf("look up %s in %s: %w", addr, Printable(set), err)
+}
+
+// An element is a bound of a set, and whether it does more than match.
+type element struct {
+	iprange.Bound
+	conditional bool
+}
+
+func eachElement(b []byte, fn func(element)) error {
+	return Each(b, func(typ uint16, data []byte) error {
 		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
 			return nil
 		}
 		return Each(data, func(_ uint16, data []byte) error {
-			p, err := parseBound(data)
-			// nft puts a bound of its own before the first interval.
-			if !p.End || !p.Addr.IsUnspecified() {
-				out = append(out, p)
+			e, err := parseElement(data)
+			if err == nil {
+				fn(e)
 			}
 			return err
 		})
 	})
-	return out, err
 }
 
-func parseBound(b []byte) (iprange.Bound, error) {
-	var p iprange.Bound
+func parseElement(b []byte) (element, error) {
+	var e element
 	err := Each(b, func(typ uint16, data []byte) error {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY: // the element * has none
 			return Each(data, func(typ uint16, data []byte) error {
 				if typ == unix.NFTA_DATA_VALUE {
-					p.Addr, _ = netip.AddrFromSlice(data)
+					e.Addr, _ = netip.AddrFromSlice(data)
 				}
 				return nil
 			})
 		case unix.NFTA_SET_ELEM_FLAGS:
-			p.End = bigUint32(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+			e.End = bigUint32(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+		case unix.NFTA_SET_ELEM_DATA, unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_EXPR,
+			unix.NFTA_SET_ELEM_OBJREF, elemKeyEnd, elemExpressions:
+			e.conditional = true
 		}
 		return nil
 	})
-	return p, err
+	return e, err
 }
 
 // Objects lists the stateful objects of a table. A table that is not there has

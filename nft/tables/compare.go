@@ -15,7 +15,7 @@ import (
 // sameSet compares what makes a set, without its elements.
 func sameSet(a, b nfnetlink.Set) bool {
 	const comment = byte(userdata.NFTNL_UDATA_SET_COMMENT)
-	return a.Flags == b.Flags && a.KeyType == b.KeyType && a.KeyLen == b.KeyLen &&
+	return a.Flags == b.Flags && a.KeyType == b.KeyType && a.KeyLen == b.KeyLen && slices.Equal(a.Special, b.Special) &&
 		userDataString(a.UserData, comment) == userDataString(b.UserData, comment)
 }
 
@@ -48,12 +48,20 @@ func sameHook(a, b *nfnetlink.Hook) bool {
 	return *a == *b
 }
 
-// lookups names the sets that a rule refers to.
+// lookups names the sets that a rule refers to: whose elements it asks for, adds, or
+// takes an object from.
 func lookups(r nfnetlink.Rule) []string {
 	var names []string
 	for _, e := range r.Exprs {
-		if e.Name == "lookup" {
+		switch e.Name {
+		case "lookup":
 			names = append(names, e.Str(unix.NFTA_LOOKUP_SET))
+		case "dynset":
+			names = append(names, e.Str(unix.NFTA_DYNSET_SET_NAME))
+		case "objref":
+			if set := e.Str(unix.NFTA_OBJREF_SET_NAME); set != "" {
+				names = append(names, set)
+			}
 		}
 	}
 	return names

@@ -19,6 +19,7 @@ type Own struct {
 	nfnetlink.Table
 	chains     []nfnetlink.Chain
 	rules      map[string][]nfnetlink.Rule // by chain
+	flooded    bool                        // there are many more rules than any config needs
 	Sets       map[string]*HeldSet         // by the kernel's name
 	objects    []nfnetlink.Object
 	flowtables []nfnetlink.Flowtable
@@ -32,6 +33,33 @@ type HeldSet struct {
 	Holds   []iprange.Range
 	Read    bool
 	Trusted bool
+	// Conditional counts the elements that do more than match.
+	Conditional int
+	// AtLeast is how many CIDRs were read when reading stopped, because there are
+	// many more than wanted.
+	AtLeast int
+}
+
+// Slack is how many more rules, or elements of a set, than wanted are still read and
+// named. Beyond, that there are more is difference enough: what others add to our
+// tables can be larger than our memory.
+const Slack = 5_000
+
+// ReadElements reads what the set holds, if that is at most as many CIDRs as given.
+func (h *HeldSet) ReadElements(c *nfnetlink.Conn, most int) error {
+	if h.Counted && int(h.Count) > most {
+		return nil
+	}
+	held, err := c.Contents(h.Family, h.Table, h.Name, most)
+	switch {
+	case err != nil:
+		return err
+	case held.More:
+		h.AtLeast = most
+	default:
+		h.Holds, h.Conditional, h.Read = held.Ranges, held.Conditional, true
+	}
+	return nil
 }
 
 // ReadOwn reads our table without the elements of its sets; nil where there is
@@ -54,10 +82,11 @@ func ReadOwn(c *nfnetlink.Conn) (*Own, error) {
 			own.chains = append(own.chains, ch)
 		}
 	}
-	rules, err := c.Rules(nfnetlink.Inet, nft.TableName, "")
+	rules, more, err := c.FirstRules(nfnetlink.Inet, nft.TableName, "", Slack)
 	if err != nil {
 		return nil, err
 	}
+	own.flooded = more
 	for _, r := range rules {
 		own.rules[r.Chain] = append(own.rules[r.Chain], r)
 	}
@@ -117,7 +146,7 @@ func (o *Own) live(want nft.Table) nft.Sides {
 
 // Equals says whether the set is known to hold just these prefixes.
 func (h *HeldSet) Equals(prefixes []netip.Prefix) bool {
-	return h.Trusted || h.Read && len(h.compare(prefixes)) == 0
+	return h.Trusted || h.Read && h.Conditional == 0 && len(h.compare(prefixes)) == 0
 }
 
 // compare says in words which prefixes the set lacks or holds beyond, the first
@@ -157,6 +186,9 @@ func (o *Own) Differences(want nft.Table) []string {
 	if o.Dormant() {
 		diffs = append(diffs, fmt.Sprintf("table %s %s is dormant", want.Family, want.Name))
 	}
+	if o.Owned() {
+		diffs = append(diffs, fmt.Sprintf("table %s %s has the flag owner or persist", want.Family, want.Name))
+	}
 	live := o.live(want)
 	diffs = append(diffs, o.chainDifferences(want, live)...)
 	diffs = append(diffs, o.setDifferences(want, live)...)
@@ -179,6 +211,9 @@ func (o *Own) chainDifferences(want nft.Table, live nft.Sides) []string {
 			diffs = append(diffs, fmt.Sprintf("chain %s has another policy than accept", w.Name))
 		}
 		diffs = append(diffs, ruleDifferences("chain "+w.Name, w, want, live, o.rules[w.Name])...)
+	}
+	if o.flooded {
+		diffs = append(diffs, fmt.Sprintf("table %s %s has more than %d rules", want.Family, want.Name, Slack))
 	}
 	for _, c := range o.chains {
 		if !wanted[c.Name] {
@@ -232,6 +267,11 @@ func (o *Own) setDifferences(want nft.Table, live nft.Sides) []string {
 		switch held := o.Sets[name]; {
 		case held.Read:
 			diffs = append(diffs, held.compare(w.Prefixes)...)
+			if held.Conditional > 0 {
+				diffs = append(diffs, fmt.Sprintf("set %s: %d elements have a limit, a timeout or another condition", name, held.Conditional))
+			}
+		case held.AtLeast > 0:
+			diffs = append(diffs, fmt.Sprintf("set %s holds more than %d CIDRs, not %d", name, held.AtLeast, len(w.Prefixes)))
 		case !held.Trusted:
 			diffs = append(diffs, fmt.Sprintf("set %s holds %d CIDRs, not %d", name, held.Count, len(w.Prefixes)))
 		}

@@ -14,6 +14,10 @@ import (
 	"nft-masq-agent/nft/ruletext"
 )
 
+// mostReadBack is how many CIDRs of a set are read back: as many as a config file of
+// 4 MiB can name. A set that somebody has filled with more is not read.
+const mostReadBack = 400_000
+
 // ReadWhole reads our table with all elements of its sets; nil where there is
 // none.
 func ReadWhole(c *nfnetlink.Conn) (*Own, error) {
@@ -23,10 +27,9 @@ func ReadWhole(c *nfnetlink.Conn) (*Own, error) {
 	}
 	for _, name := range sortedKeys(own.Sets) {
 		s := own.Sets[name]
-		if s.Holds, err = c.Elements(s.Family, s.Table, s.Name); err != nil {
+		if err := s.ReadElements(c, mostReadBack); err != nil {
 			return nil, err
 		}
-		s.Read = true
 	}
 	return own, nil
 }

@@ -29,13 +29,63 @@ type Shared struct {
 	named   []OwnChain       // the chains to which one of these is our jump
 	Partial bool             // only the rule that was our jump was read
 	chains  map[string][]nfnetlink.Rule
-	all     int // chains, sets and objects, ours or not; counted where nothing else may be left of the table
+	heads   map[string]nfnetlink.Chain // of chains
+	trusted map[string]bool            // chains whose rules need not be read
+	flooded map[string]bool            // chains with many more rules than wanted, of which only the first were read
+	all     int                        // chains, sets and objects, ours or not; counted where nothing else may be left of the table
 }
 
 // A Jump is what was seen of the jump to a chain of ours.
 type Jump struct {
 	handle uint64 // 0 for none
 	use    uint32 // rules of POSTROUTING then
+}
+
+// A Mark tells whether a chain that was found right may have changed since: it is
+// another one then, or has more or fewer rules or references, but for the jump.
+type Mark struct {
+	handle uint64
+	use    uint32
+}
+
+// A Trust holds the marks of chains that need not be read while these are the same.
+type Trust map[string]Mark
+
+// Marks returns the marks of the chains that were read or trusted.
+func (n *Shared) Marks() Trust {
+	t := Trust{}
+	for name, c := range n.heads {
+		t[name] = n.mark(c)
+	}
+	return t
+}
+
+// MarksOf reads the heads of the chains that Ensure has made right.
+func (n *Shared) MarksOf(c nfnetlink.Reader, chain string) Trust {
+	t := Trust{}
+	for _, name := range nft.WithSubchains(chain) {
+		head, err := c.Chain(n.Family, nft.NATTable, name)
+		if err != nil {
+			continue
+		}
+		t[name] = n.mark(head)
+		if name == chain { // to which there is one jump now
+			t[name] = Mark{head.Handle, head.Use - 1}
+		}
+	}
+	return t
+}
+
+// mark does not count what POSTROUTING refers to: whether the jump is there is seen
+// without reading the chain.
+func (n *Shared) mark(c nfnetlink.Chain) Mark {
+	use := c.Use
+	for _, r := range n.rules {
+		if to, _ := Target(r); to == c.Name {
+			use--
+		}
+	}
+	return Mark{c.Handle, use}
 }
 
 // Jump gives what was seen of the jump to the chain, if POSTROUTING was read and
@@ -53,9 +103,9 @@ func (n *Shared) Jump(want nft.Table, chain string) Jump {
 
 // readPost reads the rules of POSTROUTING; of as many as when the jump was seen only
 // this, for the others can be tens of thousands.
-func (n *Shared) readPost(c nfnetlink.Reader, seen Jump) (err error) {
-	if n.post != nil && seen.handle != 0 && n.post.Use == seen.use {
-		r, err := c.Rule(n.Family, nft.NATTable, nft.Postrouting, seen.handle)
+func (n *Shared) readPost(c nfnetlink.Reader, o Reading) (err error) {
+	if n.post != nil && o.Seen.handle != 0 && (o.Quick || n.post.Use == o.Seen.use) {
+		r, err := c.Rule(n.Family, nft.NATTable, nft.Postrouting, o.Seen.handle)
 		if err == nil {
 			n.rules, n.Partial = []nfnetlink.Rule{r}, true
 		}
@@ -67,12 +117,27 @@ func (n *Shared) readPost(c nfnetlink.Reader, seen Jump) (err error) {
 	return err
 }
 
+// A Reading says what is read of a shared table.
+type Reading struct {
+	Others bool // also chains of ours under whichever name
+	Quick  bool // of POSTROUTING only the jump that was seen, if it is there
+	Seen   Jump
+	Trust  Trust
+	Most   int // rules of a chain that is not in Trust; 0: all
+}
+
 // ReadShared reads the chains of these names in the shared table of a family, and
 // with others those of ours under whichever name. Where the jump was seen before it
 // may give no more than whether the table differs: what is planned has to be read
 // without.
-func ReadShared(c nfnetlink.Reader, family nfnetlink.Family, names []string, others bool, seen Jump) (*Shared, error) {
-	n := &Shared{Family: family, chains: map[string][]nfnetlink.Rule{}}
+//
+// Of chains in trust whose mark is the same only the head is read. Of others no more
+// rules are read than the wanted table has, and some.
+func ReadShared(c nfnetlink.Reader, family nfnetlink.Family, names []string, o Reading) (*Shared, error) {
+	n := &Shared{
+		Family: family, chains: map[string][]nfnetlink.Rule{}, heads: map[string]nfnetlink.Chain{},
+		trusted: map[string]bool{}, flooded: map[string]bool{},
+	}
 	t, err := c.Table(family, nft.NATTable)
 	if nfnetlink.IsNotExist(err) {
 		return n, nil
@@ -88,7 +153,7 @@ func ReadShared(c nfnetlink.Reader, family nfnetlink.Family, names []string, oth
 	case !nfnetlink.IsNotExist(err):
 		return nil, fmt.Errorf("read chain POSTROUTING: %w", err)
 	}
-	if err := n.readPost(c, seen); err != nil {
+	if err := n.readPost(c, o); err != nil {
 		return nil, err
 	}
 	wanted := names
@@ -98,16 +163,16 @@ func ReadShared(c nfnetlink.Reader, family nfnetlink.Family, names []string, oth
 			continue
 		}
 		n.named = append(n.named, own)
-		if others || slices.Contains(wanted, own.Text) {
+		if o.Others || slices.Contains(wanted, own.Text) {
 			names = append(slices.Clip(names), own.Members()...)
 		}
 	}
 	for _, name := range names {
-		if err := n.readChain(c, name); err != nil {
+		if err := n.readChain(c, name, o); err != nil {
 			return nil, err
 		}
 	}
-	if others && n.allOurs() {
+	if o.Others && n.allOurs() {
 		return n, n.count(c)
 	}
 	return n, nil
@@ -161,20 +226,32 @@ func (c OwnChain) String() string {
 	return fmt.Sprintf("%s (renamed from %s)", nfnetlink.Printable(c.Name), nfnetlink.Printable(c.Text))
 }
 
-func (n *Shared) readChain(c nfnetlink.Reader, name string) error {
+func (n *Shared) readChain(c nfnetlink.Reader, name string, o Reading) error {
 	if _, known := n.chains[name]; known {
 		return nil
 	}
-	if _, err := c.Chain(n.Family, nft.NATTable, name); err != nil {
+	head, err := c.Chain(n.Family, nft.NATTable, name)
+	if err != nil {
 		if nfnetlink.IsNotExist(err) {
 			return nil
 		}
 		return fmt.Errorf("read chain %s: %w", nfnetlink.Printable(name), err)
 	}
-	rules, err := c.Rules(n.Family, nft.NATTable, name)
-	n.chains[name] = rules
+	n.heads[name] = head
+	if m, ok := o.Trust[name]; ok && m == n.mark(head) {
+		n.chains[name], n.trusted[name] = nil, true
+		return nil
+	}
+	if o.Most == 0 {
+		n.chains[name], err = c.Rules(n.Family, nft.NATTable, name)
+		return err
+	}
+	n.chains[name], n.flooded[name], err = c.FirstRules(n.Family, nft.NATTable, name, o.Most)
 	return err
 }
+
+// Trusted reports whether a chain was not read.
+func (n *Shared) Trusted() bool { return len(n.trusted) > 0 }
 
 // Target gives the chain that a rule jumps or goes to.
 func Target(r nfnetlink.Rule) (string, bool) {
@@ -234,6 +311,9 @@ func (n *Shared) Differences(want nft.Table, chain string) []string {
 			diffs = append(diffs, fmt.Sprintf("%s: chain %s is missing", where, name))
 		case present && len(w.Rules) == 0:
 			diffs = append(diffs, fmt.Sprintf("%s: chain %s is not of the config", where, name))
+		case n.trusted[name]:
+		case n.flooded[name]:
+			diffs = append(diffs, fmt.Sprintf("%s: chain %s has more than %d rules", where, name, len(got)))
 		case present:
 			diffs = append(diffs, xtRuleDifferences(where+": chain "+name, w, want, got)...)
 		}
@@ -300,7 +380,15 @@ func (n *Shared) Ensure(b *nfnetlink.Batch, want nft.Table, chain string) {
 		b.AddChain(want.Chain(nft.Postrouting).KernelChain(want))
 	}
 	for _, name := range slices.Backward(nft.WithSubchains(chain)) {
-		editRules(b, want.Chain(name).Bytecode(want, nil), n.chains[name])
+		got := n.chains[name]
+		switch {
+		case n.trusted[name]:
+			continue
+		case n.flooded[name]:
+			b.FlushChain(want.Family, nft.NATTable, name)
+			got = nil
+		}
+		editRules(b, want.Chain(name).Bytecode(want, nil), got)
 	}
 	for _, name := range slices.Backward(nft.WithSubchains(chain)) {
 		if _, present := n.chains[name]; present && len(want.Chain(name).Rules) == 0 {
@@ -556,10 +644,10 @@ func (n *Shared) Strange(chain string) (rules, jumps []nfnetlink.Rule) {
 // addTarget reads the switches and ports of a MASQUERADE without a prefix: of
 // the ones with ports those for TCP stand for all.
 func addTarget(p *nft.Policy, r nfnetlink.Rule) {
-	last := r.Exprs[len(r.Exprs)-1]
-	if last.Name != "target" {
+	if len(r.Exprs) < 2 || r.Exprs[len(r.Exprs)-1].Name != "target" {
 		return
 	}
+	last := r.Exprs[len(r.Exprs)-1]
 	info := last.Attr(unix.NFTA_TARGET_INFO)
 	flagsAt, portsAt := 4, 16 // struct nf_nat_ipv4_multi_range_compat
 	if r.Family == nfnetlink.IPv6 {

@@ -32,7 +32,35 @@ const (
 // says under which name each set will be held. Sets that hold the right elements
 // are left as they are.
 func Stage(want nft.Table, got *Own, most int) (batches []*nfnetlink.Batch, target nft.Sides) {
-	b := &nfnetlink.Batch{}
+	return stage(&nfnetlink.Batch{}, want, got, most)
+}
+
+// Recreate plans how our table is deleted and made anew: its sets are filled before the
+// last transaction makes its chain. Until then no rules of ours decide, so that it is
+// for a table that cannot be repaired otherwise. The rehearsal is a transaction whose
+// last message alone the kernel refuses if it would take the others.
+func Recreate(want nft.Table, most int) (batches []*nfnetlink.Batch, rehearsal *nfnetlink.Batch) {
+	first := &nfnetlink.Batch{}
+	first.DelTable(want.Family, want.Name)
+	batches, sides := stage(first, want, nil, most)
+	last := &nfnetlink.Batch{}
+	Flip(last, want, sides, &Own{})
+
+	rehearsal = &nfnetlink.Batch{}
+	rehearsal.DelTable(want.Family, want.Name)
+	empty := want
+	empty.Sets = slices.Clone(want.Sets)
+	for i := range empty.Sets {
+		empty.Sets[i].Prefixes = nil
+	}
+	stage(rehearsal, empty, nil, most)
+	Flip(rehearsal, want, sides, &Own{})
+	rehearsal.Refuse(want.Family, want.Name)
+	return append(batches, last), rehearsal
+}
+
+// stage continues a batch.
+func stage(b *nfnetlink.Batch, want nft.Table, got *Own, most int) (batches []*nfnetlink.Batch, target nft.Sides) {
 	if got == nil {
 		got = &Own{}
 		b.AddTable(want.Family, want.Name)

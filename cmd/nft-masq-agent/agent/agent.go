@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -17,7 +16,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/nfnetlink"
 )
 
 // Files is the settled content of the config, or the error with which reading
@@ -46,17 +44,19 @@ type Kernel struct {
 	Others   func(nft.Ruleset) (kernel.Others, error)
 	Cleanup  func(legacy bool) ([]string, error)
 	Forget   func()
+	// Generation is that of [nfnetlink.Conn].
+	Generation func() (uint32, error)
 }
 
 // Inputs are the events that the loop waits for.
 type Inputs struct {
 	Files    <-chan Files
 	Warnings <-chan error // of the watcher
-	Changes  <-chan nfnetlink.Change
 	Hangup   <-chan os.Signal
-	// HoldOff asks for no changes for a time, and if deaf for no word of them
-	// behind it either; it may be nil.
-	HoldOff func(d time.Duration, deaf bool)
+	// Changes are heard between Join and Leave.
+	Changes <-chan Heard
+	Join    func() error
+	Leave   func()
 	// Reread makes the watcher look at the files now.
 	Reread func()
 }
@@ -103,10 +103,7 @@ type Agent struct {
 	looked time.Time   // when all was last looked at
 	timer  *time.Timer // the next resync, or the next try after a refusal
 	tries  int
-	pace   pace
-	paused *time.Timer      // the next look, where looks are paced
-	change nfnetlink.Change // the last one of others since a look
-	by     []string         // the processes that made them
+	drift  drift
 	survey survey
 }
 
@@ -115,10 +112,11 @@ func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
 	resync := config.Default(s.Defaults).ResyncInterval
 	a := &Agent{
 		in: in, kernel: k, settings: s, log: log,
-		resync: resync,
-		timer:  time.NewTimer(resync),
-		paused: stoppedTimer(), takeOver: stoppedTimer(),
-		survey: survey{seed: maphash.MakeSeed()},
+		resync:   resync,
+		timer:    time.NewTimer(resync),
+		takeOver: stoppedTimer(),
+		drift:    newDrift(time.Now()),
+		survey:   survey{seed: maphash.MakeSeed()},
 	}
 	a.metrics = newMetrics(&a.health, k, s)
 	return a
@@ -129,9 +127,6 @@ func stoppedTimer() *time.Timer {
 	t.Stop()
 	return t
 }
-
-// unknown is who made a change that was not heard.
-const unknown = "unknown"
 
 // Reasons for looking at the kernel, as the log and the metrics name them.
 const (
@@ -147,9 +142,15 @@ const (
 func (a *Agent) Run(ctx context.Context) {
 	defer a.health.stop()
 	defer a.timer.Stop()
-	defer a.paused.Stop()
 	defer a.takeOver.Stop()
+	defer a.drift.alarm.Stop()
+	defer func() {
+		if a.drift.listening {
+			a.in.Leave()
+		}
+	}()
 	for {
+		a.attend()
 		a.kernel.Forget()
 		a.health.idle()
 		select {
@@ -162,10 +163,10 @@ func (a *Agent) Run(ctx context.Context) {
 			a.log.Warn("watching the config", zap.Error(err))
 		case c := <-a.in.Changes:
 			a.health.busy()
-			a.changed(c)
-		case <-a.paused.C:
+			a.heard(c)
+		case <-a.drift.alarm.C:
 			a.health.busy()
-			a.sync(onDrift, kernel.Look{})
+			a.compare()
 		case <-a.takeOver.C:
 			a.health.busy()
 			a.sync(onDrift, kernel.Look{TakeOver: true})
@@ -381,32 +382,6 @@ func (a *Agent) stillThere(others kernel.Others) bool {
 	return time.Since(a.withdrawn) < rewriting
 }
 
-// changed hears of a transaction. Our own are no news; after those of others
-// the kernel is looked at, at once or, where looks or repairs come too often,
-// a little later.
-func (a *Agent) changed(c nfnetlink.Change) {
-	if c.Writer == a.kernel.PortID() && !c.Overrun {
-		return
-	}
-	a.change, a.survey.due, a.survey.by = c, true, c.Process
-	a.log.Debug("the ruleset changed", zap.String("by", c.Process), zap.Bool("unheard", c.Overrun))
-	by := c.Process
-	if c.Overrun {
-		by = unknown
-	}
-	if by != "" && !slices.Contains(a.by, by) {
-		a.by = append(a.by, by)
-	}
-	if wait := a.pace.wait(time.Now()); wait > 0 {
-		a.paused.Reset(wait)
-		if a.in.HoldOff != nil {
-			a.in.HoldOff(wait-beforeLook, a.pace.inVain)
-		}
-		return
-	}
-	a.sync(onDrift, kernel.Look{})
-}
-
 // tick is the net under the notifications and the next try after a refusal.
 func (a *Agent) tick() {
 	a.in.Reread()
@@ -421,7 +396,6 @@ func (a *Agent) tick() {
 // sync brings the kernel to what is wanted. Everything that the agent writes it
 // writes here.
 func (a *Agent) sync(reason string, look kernel.Look) {
-	a.paused.Stop()
 	start := time.Now()
 	defer a.tellSource()
 	if !a.decided(reason, start) {
@@ -431,11 +405,11 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	if look.Others {
 		defer litter()()
 	}
-	applied, err := a.kernel.Apply(*a.policy.want, look)
+	applied, err := a.apply(look)
 	wrote := len(applied.Differences) > 0
 	a.metrics.applied(reason, wrote, err, time.Since(start))
 	if err != nil {
-		a.inVain(reason, start)
+		a.checked(reason, time.Since(start), err, 0)
 		a.refuse(err, reason)
 		return
 	}
@@ -444,17 +418,15 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	}
 	tookOver := len(applied.TookOver) > 0 && !a.owed.TakeOver
 	drift := len(applied.Differences) > len(applied.TookOver) && !a.fresh && a.held != ""
-	if reason == onDrift {
-		a.pace.looked(time.Now(), time.Since(start), drift || tookOver, a.change.Writer)
+	if drift || tookOver {
+		a.restored(applied.Generation)
+	} else {
+		a.checked(reason, time.Since(start), nil, applied.Generation)
 	}
 	a.planTakeOver(reason, look, time.Since(start))
 	// First the state, then the line: who reads the line finds us ready.
 	a.health.inStep(*a.policy.want)
 	a.sayReplaced(kernel.Others{Legacy: applied.Replaced})
-	var late []nfnetlink.Change
-	if drift && slices.Equal(a.by, []string{unknown}) {
-		late = a.hearAuthor()
-	}
 	if tookOver {
 		a.sayTakenOver(applied)
 	}
@@ -467,13 +439,10 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	fresh := a.fresh
 	a.survey.due = a.survey.due || fresh
 	a.refused, a.tries, a.fresh, a.recovered, a.held = "", 0, false, false, a.policy.want.Hash()
-	a.change, a.by, a.owed = nfnetlink.Change{}, nil, kernel.Look{}
+	a.drift.writer, a.drift.by, a.owed = 0, nil, kernel.Look{}
 	a.timer.Reset(a.next())
 	if fresh || reason == onStart {
 		a.lookAround(time.Now())
-	}
-	for _, c := range late {
-		a.changed(c) // it may be a further one
 	}
 }
 
@@ -481,13 +450,13 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 func (a *Agent) decided(reason string, start time.Time) bool {
 	if a.rejection != nil && !a.policy.accepted {
 		if err := a.reconsider(); err != nil {
-			a.inVain(reason, start)
+			a.checked(reason, time.Since(start), err, 0)
 			a.refuse(err, reason)
 			return false
 		}
 	}
 	if a.policy.want == nil {
-		a.inVain(reason, start)
+		a.checked(reason, time.Since(start), nil, a.drift.generation)
 		a.leave()
 		return false
 	}
@@ -500,7 +469,7 @@ func (a *Agent) leave() {
 	if a.policy.from == "" {
 		return
 	}
-	a.refused, a.tries, a.by = "", 0, nil
+	a.refused, a.tries, a.drift.by = "", 0, nil
 	a.health.unrefused()
 	next := a.resync
 	if !a.withdrawn.IsZero() {
@@ -522,30 +491,11 @@ func (a *Agent) planTakeOver(reason string, look kernel.Look, cost time.Duration
 	}
 	if look.TakeOver {
 		a.takeOver.Stop()
-		a.takeOverAt = time.Now().Add(lookShare * cost)
+		a.takeOverAt = time.Now().Add(checkShare * cost)
 		return
 	}
 	if reason == onDrift {
 		a.takeOver.Reset(time.Until(a.takeOverAt))
-	}
-}
-
-// hearAuthor waits for the word of a change that was repaired before it came: when
-// listening begins again after a pause, the look is not put off for it. It gives
-// what it heard.
-func (a *Agent) hearAuthor() (heard []nfnetlink.Change) {
-	const patience = 20 * time.Millisecond
-	for end := time.After(patience); ; {
-		select {
-		case c := <-a.in.Changes:
-			heard = append(heard, c)
-			if c.Process != "" && c.Writer != a.kernel.PortID() {
-				a.by = []string{c.Process}
-				return heard
-			}
-		case <-end:
-			return heard
-		}
 	}
 }
 
@@ -559,15 +509,11 @@ func (a *Agent) report(reason string, applied kernel.Applied, drift bool) {
 	switch {
 	case drift:
 		a.metrics.repaired()
-		// More than one where others wrote before we came to look.
-		by := strings.Join(a.by, " or ")
-		if by == "" {
-			by = unknown
-		}
+		by := a.drift.names()
 		a.log.Warn("rules changed by someone else, restored",
 			zap.String("by", by), zap.Int("differences", len(applied.Differences)),
 			zap.Strings("what", firstFew(applied.Differences)), zap.Duration("took", applied.Took))
-		if a.pace.slowed() {
+		if a.drift.pace.slowed() {
 			a.log.Warn("someone keeps changing the rules: repairs are slowed down", zap.String("by", by))
 		}
 	case len(applied.Differences) > 0:
@@ -596,13 +542,6 @@ func firstFew(all []string) []string {
 		return all[:few]
 	}
 	return all
-}
-
-// inVain paces looks after what others wrote that led to nothing.
-func (a *Agent) inVain(reason string, start time.Time) {
-	if reason == onDrift {
-		a.pace.looked(time.Now(), time.Since(start), false, 0)
-	}
 }
 
 // refuse says what the kernel would not do, once until that changes, and plans the

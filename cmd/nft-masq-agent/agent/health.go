@@ -34,6 +34,8 @@ type state struct {
 	accepted time.Time // when a config last was; zero: never
 	warnings int
 
+	listening bool // to changes of the ruleset
+
 	kernel *installed // nil until something is in the kernel
 	others *others    // nil until somebody looked
 }
@@ -109,6 +111,8 @@ func (h *health) inStep(r nft.Ruleset) {
 		h.wasSynced = h.wasSynced || h.synced
 	})
 }
+
+func (h *health) listens(yes bool) { h.do(func() { h.listening = yes }) }
 
 // found notes how many rules on the node are not ours: those that masquerade
 // what the config exempts, and those that agents of the iptables generation

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -13,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"nft-masq-agent/nft/nfnetlink"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -80,8 +81,8 @@ func TestReadyzSaysInWordsWhyNot(t *testing.T) {
 		"bad file":    {file: file("10.0.0.1/8"), want: "config rejected: config:1:22: "},
 		"long file":   {file: long, want: "\nand 20 more\n"},
 		"unreadable":  {file: Files{Err: errors.New("open config: permission denied")}, want: "config rejected: open config: permission denied\nbuilt-in defaults ("},
-		"refusal":     {file: file("10.0.0.0/8"), refuses: fmt.Errorf("make rule: %w", unix.ENOENT), want: "the kernel refuses the rules: make rule: no such file"},
-		"its hint":    {file: file("10.0.0.0/8"), refuses: fmt.Errorf("make rule: %w", unix.ENOENT), want: "NFT_MASQ"},
+		"refusal":     {file: file("10.0.0.0/8"), refuses: &nfnetlink.RefusedError{Op: nfnetlink.MakeRule, Err: unix.ENOENT}, want: "the kernel refuses the rules: make rule: no such file"},
+		"its hint":    {file: file("10.0.0.0/8"), refuses: &nfnetlink.RefusedError{Op: nfnetlink.MakeRule, Err: unix.ENOENT}, want: "NFT_MASQ"},
 		"both":        {file: file("10.0.0.1/8"), refuses: unix.EPERM, want: "\nnothing is enforced yet"},
 		"nothing yet": {want: "the config has not been read yet\n"},
 	} {

@@ -144,6 +144,8 @@ func newStateCollector(h *health) stateCollector {
 					set(float64(s.kernel.ipv6), "ipv6")
 				}
 			}, "family"),
+		newGauge("listening", "Whether the agent listens to changes of the ruleset: 1 or 0. While it is 0 it compares the generation every 250 ms, and restored rules are logged without the name of the program.",
+			func(s state, set set) { set(number(s.listening)) }),
 		newGauge("foreign_masquerade_rules", "Rules of others on the node that masquerade what the config exempts.",
 			func(s state, set set) {
 				if s.others != nil {

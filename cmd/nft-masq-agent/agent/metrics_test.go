@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -129,7 +130,8 @@ func TestMetricsCountApplies(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
-		w.drift(1)
+		w.tamper(1)
+		time.Sleep(compareEvery)
 		w.hangup <- unix.SIGHUP
 		synctest.Wait()
 		w.refuse(unix.EPERM)

@@ -1,13 +1,14 @@
 package agent
 
 import (
+	"context"
 	"math/rand/v2"
 	"time"
 )
 
 // After a refusal the next try comes after 1 s, 2 s, 4 s and so on up to 1 min,
 // each up to a tenth sooner or later, so that the nodes of a cluster do not try
-// in step.
+// at the same time.
 const (
 	firstTry = time.Second
 	lastTry  = time.Minute
@@ -24,25 +25,32 @@ func backoff(tries int) time.Duration {
 	return d - d/10 + rand.N(d/5)
 }
 
+func wait(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
 // A pace bounds what others can make us do.
 //
-// A program that commits to its own table all the time makes us look at ours
-// for nothing. Looks that find nothing spend a credit, which grows by half a
-// hundredth of a processor up to what a few hundred small looks cost; once it is
-// spent a look waits until it has grown again, but for a second at most.
+// A program that commits to its own tables all the time makes us check ours for
+// nothing. After a check that took c the next one comes no sooner than 50·c
+// later, so that checks take 2 % of the time at most. It applies to checks of all
+// kinds, but a check that restored something does not put off the next one.
 //
 // A program that undoes our repairs would make us write all the time: after a
-// few repairs in a row a pause is made before the next one. One that does so
-// through the same socket is a daemon fighting back, and gets long pauses; one
-// that comes anew each time, a person or a script, gets short ones.
+// few repairs in a row there is a pause before the next one. A program that does
+// so through the same socket is a daemon fighting back, and gets longer pauses
+// than one that comes anew each time, a person or a script. Programs that were
+// not heard count as one.
 type pace struct {
 	notBefore time.Time
-	spent     time.Duration // of the credit, when a look last found nothing
-	spentAt   time.Time
-	inVain    bool // the last look found nothing
 	repairs   []repair
 	slow      bool      // the last repair was the first slow one
-	lastSlow  time.Time // so that a pace that changes to and fro is said once
+	lastSlow  time.Time // so that a pace that changes to and fro is logged once
 }
 
 type repair struct {
@@ -51,53 +59,51 @@ type repair struct {
 }
 
 const (
-	lookShare  = 200 // a look may cost one part in so many
-	lookCredit = 50 * time.Millisecond
-	// To wake up and to go to sleep again costs more than a small look does. With
-	// this much an agent beside 100 commits a second was seen to take 0.7 % of a
-	// processor.
-	wakeCost  = 300 * time.Microsecond
-	mostPause = time.Second
-	// So long before the next look its reasons are to be heard, for their names.
-	beforeLook = 2 * time.Millisecond
+	checkShare = 50
 
-	repairWindow = 10 * time.Second
-	someRepairs  = 30  // by one socket
-	manyRepairs  = 300 // by anybody
+	fewRepairs   = 5  // by one socket within a minute
+	someRepairs  = 30 // by one socket within a minute
+	repairWindow = time.Minute
+	manyRepairs  = 300 // by anybody within ten seconds
+	manyWindow   = 10 * time.Second
 	shortPause   = 50 * time.Millisecond
+	mediumPause  = compareEvery
 	longPause    = time.Second
 )
 
-// wait says how long to wait before the next look.
-func (p *pace) wait(now time.Time) time.Duration { return max(0, p.notBefore.Sub(now)) }
+// checked notes a check that found nothing to restore, or failed, and what it
+// took.
+func (p *pace) checked(now time.Time, took time.Duration) {
+	p.slow, p.notBefore = false, now.Add(checkShare*took)
+}
 
-// looked notes a look, what it cost, and whether it repaired something.
-func (p *pace) looked(now time.Time, cost time.Duration, repaired bool, writer uint32) {
-	p.slow, p.inVain = false, !repaired
-	if !repaired {
-		p.spent = max(0, p.spent-now.Sub(p.spentAt)/lookShare) + cost + wakeCost
-		p.spentAt = now
-		p.notBefore = now.Add(min(mostPause, lookShare*max(0, p.spent-lookCredit)))
-		return
-	}
+// restored notes that rules were restored which a socket had changed; 0 stands
+// for an unknown one.
+func (p *pace) restored(now time.Time, writer uint32) {
 	for len(p.repairs) > 0 && now.Sub(p.repairs[0].at) > repairWindow {
 		p.repairs = p.repairs[1:]
 	}
 	p.repairs = append(p.repairs, repair{now, writer})
-	same := 0
+	same, many := 0, 0
 	for _, r := range p.repairs {
-		if r.writer == writer && writer != 0 {
+		if r.writer == writer {
 			same++
 		}
+		if now.Sub(r.at) <= manyWindow {
+			many++
+		}
 	}
-	p.notBefore = now
+	pause := time.Duration(0)
 	switch {
-	case same > someRepairs:
-		p.notBefore = now.Add(longPause)
-	case len(p.repairs) > manyRepairs:
-		p.notBefore = now.Add(shortPause)
+	case same >= someRepairs:
+		pause = longPause
+	case same >= fewRepairs:
+		pause = mediumPause
+	case many >= manyRepairs:
+		pause = shortPause
 	}
-	if p.notBefore.After(now) {
+	p.notBefore, p.slow = now.Add(pause), false
+	if pause > 0 {
 		p.slow, p.lastSlow = now.Sub(p.lastSlow) > repairWindow, now
 	}
 }

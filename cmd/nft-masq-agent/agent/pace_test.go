@@ -9,8 +9,8 @@ func TestSlowRepairsAreSaidOnceEachTimeTheyBegin(t *testing.T) {
 	var p pace
 	now, said := time.Now(), 0
 	repair := func(writer uint32) {
-		now = now.Add(p.wait(now) + 20*time.Millisecond)
-		p.looked(now, time.Millisecond, true, writer)
+		now = now.Add(max(0, p.notBefore.Sub(now)) + 20*time.Millisecond)
+		p.restored(now, writer)
 		if p.slowed() {
 			said++
 		}

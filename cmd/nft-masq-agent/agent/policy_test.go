@@ -110,7 +110,7 @@ func TestAnOlderAgentStaysInChargeUntilAConfigIsAccepted(t *testing.T) {
 					wantLines(t, w.messages(), "nft-masq-agent starts",
 						"config rejected; the rules of an iptables-based agent stay in charge, and nothing is written")
 					for range 3 {
-						w.changes <- nfnetlink.Change{Writer: 1}
+						w.noticed(nfnetlink.Change{Writer: 1})
 						time.Sleep(time.Minute)
 					}
 					synctest.Wait()
@@ -137,16 +137,16 @@ func TestTheDefaultsFollowAnOlderAgentThatIsGoneAndGiveWayToOne(t *testing.T) {
 		w.messages()
 		// It writes its rules in two steps.
 		w.find(kernel.Others{})
-		w.changes <- nfnetlink.Change{Writer: 1}
+		w.noticed(nfnetlink.Change{Writer: 1})
 		w.wantSource(t, FromForeign)
 		w.find(decides())
-		w.changes <- nfnetlink.Change{Writer: 1}
+		w.noticed(nfnetlink.Change{Writer: 1})
 		time.Sleep(2 * time.Second)
 		w.wantSource(t, FromForeign)
 		wantLines(t, w.messages())
 
 		w.find(kernel.Others{})
-		w.changes <- nfnetlink.Change{Writer: 1}
+		w.noticed(nfnetlink.Change{Writer: 1})
 		time.Sleep(2 * time.Second)
 		w.wantSource(t, FromDefaults)
 		defaults := hashOf(t, Files{})
@@ -156,7 +156,7 @@ func TestTheDefaultsFollowAnOlderAgentThatIsGoneAndGiveWayToOne(t *testing.T) {
 		wantLines(t, w.messages(), "config still rejected; from now on built-in defaults ("+defaults+") are enforced", "applied")
 
 		w.find(decides())
-		w.changes <- nfnetlink.Change{Writer: 1}
+		w.noticed(nfnetlink.Change{Writer: 1})
 		w.wantSource(t, FromForeign)
 		if w.held != "" {
 			t.Errorf("kernel holds %s beside the older agent", w.held)
@@ -193,7 +193,7 @@ func TestTheOrderHoldsOnceTheKernelCanBeRead(t *testing.T) {
 				w.wantSource(t, FromForeign)
 				left := rulesetOf("10.7.0.0/16")
 				w.left = left
-				w.changes <- nfnetlink.Change{Writer: 1}
+				w.noticed(nfnetlink.Change{Writer: 1})
 				w.wantSource(t, FromPrevious)
 				if w.held != left.Hash() {
 					t.Errorf("kernel holds %s, want %s", w.held, left.Hash())

@@ -1,0 +1,194 @@
+package agent
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"nft-masq-agent/nft/kernel"
+)
+
+// drift is how the loop notices that others changed something, and what it has
+// heard of them.
+type drift struct {
+	detector   detector
+	pace       pace
+	alarm      *time.Timer
+	listening  bool
+	failing    bool      // to listen, which was logged
+	due        time.Time // the next comparison; zero: none until a change is heard
+	generation uint32    // of the ruleset, when it was last checked
+	writer     uint32    // of the last change heard since
+	by         []string  // the programs that made those changes
+}
+
+func newDrift(now time.Time) drift {
+	return drift{detector: newDetector(now), alarm: time.NewTimer(compareEvery), due: now.Add(compareEvery)}
+}
+
+// unknown is who made a change that was not heard.
+const unknown = "unknown"
+
+// names returns who changed the rules: more than one program if several wrote
+// before the check.
+func (d *drift) names() string {
+	if len(d.by) == 0 {
+		return unknown
+	}
+	return strings.Join(d.by, " or ")
+}
+
+// next returns when the loop is to wake up although nothing is heard; zero: not
+// at all.
+func (d *drift) next(now time.Time) time.Time {
+	next, turns := d.due, d.detector.turns(now)
+	if !next.IsZero() && next.Before(d.pace.notBefore) {
+		next = d.pace.notBefore
+	}
+	if next.IsZero() || !turns.IsZero() && turns.Before(next) {
+		return turns
+	}
+	return next
+}
+
+// attend listens or compares, as the detector says, and sets the alarm.
+func (a *Agent) attend() {
+	d, now := &a.drift, time.Now()
+	switch listen := d.detector.listening(now); {
+	case listen && !d.listening:
+		a.listen(now)
+	case !listen && d.listening:
+		a.unlisten(now)
+	}
+	a.health.listens(d.listening)
+	if next := d.next(now); next.IsZero() {
+		d.alarm.Stop()
+	} else {
+		d.alarm.Reset(next.Sub(now))
+	}
+}
+
+func (a *Agent) listen(now time.Time) {
+	d := &a.drift
+	d.due = now // for what changed before
+	err := a.in.Join()
+	d.listening = err == nil
+	if err != nil {
+		a.cannotListen(now, err)
+		return
+	}
+	d.failing = false
+	a.log.Debug("listening to ruleset changes", zap.String("event", "listening_started"))
+}
+
+func (a *Agent) unlisten(now time.Time) {
+	a.in.Leave()
+	a.drift.listening, a.drift.due = false, now
+}
+
+func (a *Agent) cannotListen(now time.Time, err error) {
+	a.drift.detector.failed(now)
+	if !a.drift.failing {
+		a.drift.failing = true
+		a.log.Error("cannot subscribe to ruleset changes; comparing generations instead",
+			zap.String("event", "listening_failed"), zap.Error(err))
+	}
+}
+
+// heard takes in a transaction. Our own are no news.
+func (a *Agent) heard(c Heard) {
+	d, now := &a.drift, time.Now()
+	if c.Err != nil {
+		a.unlisten(now)
+		a.cannotListen(now, c.Err)
+		return
+	}
+	if c.Writer == a.kernel.PortID() && !c.Overrun {
+		return
+	}
+	by := c.Process
+	if c.Overrun {
+		by = unknown
+	}
+	a.log.Debug("ruleset changed", zap.String("event", "ruleset_changed"), zap.String("by", by))
+	d.writer, a.survey.by = c.Writer, c.Process
+	if by != "" && !slices.Contains(d.by, by) {
+		d.by = append(d.by, by)
+	}
+	if c.Large {
+		a.stopListening(now, "a large transaction", by, d.detector.large(now))
+	}
+	repaired := d.detector.repaired
+	d.due = now
+	a.compare()
+	if d.listening && d.detector.repaired.Equal(repaired) {
+		if length := d.detector.woken(now); length > 0 {
+			a.stopListening(now, "too many transactions", by, length)
+		}
+	}
+}
+
+func (a *Agent) stopListening(now time.Time, why, by string, length time.Duration) {
+	a.unlisten(now)
+	a.log.Info("no longer listening to ruleset changes; comparing generations instead",
+		zap.String("event", "listening_stopped"), zap.String("reason", why), zap.String("by", by),
+		zap.Float64("duration_seconds", length.Seconds()))
+}
+
+// compare checks the rules if it is time to and the generation is not the one at
+// which they were last checked.
+func (a *Agent) compare() {
+	d, now := &a.drift, time.Now()
+	if d.due.IsZero() || now.Before(d.due) || now.Before(d.pace.notBefore) {
+		return
+	}
+	d.due = time.Time{}
+	if !d.listening {
+		d.due = now.Add(compareEvery)
+	}
+	generation, err := a.kernel.Generation()
+	if err != nil || generation == d.generation {
+		return
+	}
+	d.generation, a.survey.due = generation, true
+	if !d.listening {
+		a.survey.by = ""
+	}
+	a.sync(onDrift, kernel.Look{})
+}
+
+// manyCIDRs is how many it takes for a write of ours to be made more expensive by
+// our own listening.
+const manyCIDRs = 250
+
+// apply brings the kernel to what is wanted.
+func (a *Agent) apply(look kernel.Look) (kernel.Applied, error) {
+	if v4, v6 := a.policy.want.CIDRs(); a.drift.listening && v4+v6 >= manyCIDRs {
+		a.unlisten(time.Now())
+		defer func() { a.listen(time.Now()) }()
+	}
+	return a.kernel.Apply(*a.policy.want, look)
+}
+
+// checked notes that nothing had to be restored, or that it could not be.
+func (a *Agent) checked(reason string, took time.Duration, err error, generation uint32) {
+	d := &a.drift
+	if d.generation = generation; err != nil {
+		// What is there of ours may be half of what was to be written.
+		d.generation, _ = a.kernel.Generation()
+	}
+	if reason == onDrift {
+		d.pace.checked(time.Now(), took)
+	}
+}
+
+// restored notes that the rules were restored. It listens when that is logged.
+func (a *Agent) restored(generation uint32) {
+	d, now := &a.drift, time.Now()
+	d.generation = generation
+	d.detector.restored(now)
+	d.pace.restored(now, d.writer)
+	a.attend()
+}

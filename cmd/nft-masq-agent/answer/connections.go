@@ -1,0 +1,105 @@
+package answer
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"text/tabwriter"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
+)
+
+// A Connection is a tracked connection. As JSON, fields are only ever added.
+type Connection struct {
+	Protocol    string      `json:"protocol"`
+	Source      string      `json:"source"`              // the pod's own address and port
+	Destination string      `json:"destination"`         // after DNAT
+	Requested   string      `json:"requested,omitempty"` // before DNAT, as of a Service, if it is another
+	SeenAs      string      `json:"seenAs"`              // the source that the destination sees
+	State       string      `json:"state,omitempty"`     // of TCP and SCTP
+	Timeout     uint32      `json:"timeoutSeconds"`      // until it is forgotten
+	Zone        uint16      `json:"zone,omitempty"`      // of connection tracking
+	Now         nft.Verdict `json:"now,omitempty"`       // about a new connection; none: no rules of ours
+	Stale       bool        `json:"stale"`               // the translation contradicts that
+}
+
+// NewConnection words an entry. The judge is nil if there is no policy.
+func NewConnection(e *conntrack.Entry, j *conntrack.Judge) Connection {
+	c := Connection{
+		Protocol: conntrack.ProtocolName(e.Original.Protocol), Source: end(e.Original.Src),
+		Destination: end(e.Destination()), SeenAs: end(e.SeenAs()),
+		State: e.State, Timeout: e.Timeout, Zone: e.Zone,
+	}
+	if e.Original.Dst != e.Destination() {
+		c.Requested = end(e.Original.Dst)
+	}
+	if j != nil {
+		c.Now, c.Stale = j.Now(e), j.Stale(e)
+	}
+	return c
+}
+
+// end leaves out the port of a protocol that has none.
+func end(a netip.AddrPort) string {
+	if a.Port() == 0 {
+		return a.Addr().String()
+	}
+	return a.String()
+}
+
+// Connections is the list for people.
+func Connections(all []Connection) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(w, "PROTO\tSOURCE\tDESTINATION\tSEEN AS\tSTATE\tTIMEOUT\tNOW")
+	for _, c := range all {
+		destination, now, state := c.Destination, string(c.Now), c.State
+		if c.Requested != "" {
+			destination = c.Requested + " → " + c.Destination
+		}
+		if c.Stale {
+			now += " (stale)"
+		}
+		if state == "" {
+			state = "-"
+		}
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%ds\t%s\n", c.Protocol, c.Source, destination, c.SeenAs, state, c.Timeout, now)
+	}
+	_ = w.Flush()
+	return b.String()
+}
+
+// PortsOf is how many ports of a source address the connections to one
+// destination take.
+type PortsOf struct {
+	Protocol    string    `json:"protocol"`
+	SeenAs      string    `json:"seenAs"`
+	Destination string    `json:"destination"`
+	Used        int       `json:"used"`
+	Ports       int       `json:"ports"` // that there are
+	Pods        []PodUses `json:"pods"`  // those with the most ports first
+}
+
+// PodUses is how many of them a pod takes.
+type PodUses struct {
+	Pod  string `json:"pod"`
+	Used int    `json:"used"`
+}
+
+// Ports is the list for people.
+func Ports(all []PortsOf) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(w, "PROTO\tSEEN AS\tDESTINATION\tPORTS USED\tPODS")
+	for _, p := range all {
+		var pods []string
+		for _, u := range p.Pods {
+			pods = append(pods, fmt.Sprintf("%s (%d)", u.Pod, u.Used))
+		}
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%d of %d, %.1f %%\t%s\n",
+			p.Protocol, p.SeenAs, p.Destination, p.Used, p.Ports, 100*float64(p.Used)/float64(p.Ports), strings.Join(pods, ", "))
+	}
+	_ = w.Flush()
+	return b.String()
+}

@@ -1,0 +1,339 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/cmd/nft-masq-agent/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/options"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/kernel"
+)
+
+type connectionsFlags struct {
+	to     netip.Prefix // zero: any
+	pod    netip.Prefix
+	seenAs netip.AddrPort // port 0: any
+
+	stale, flush, yes, ports bool
+	limit                    int
+	output                   string
+}
+
+// maxLimit bounds the memory of the list.
+const maxLimit = 100_000
+
+func connectionsCommand() command {
+	return command{
+		name:     "connections",
+		operands: "[ADDRESS]",
+		about:    "list connections with their translation, and those that an earlier policy decided",
+		details: "ADDRESS is a destination, or a CIDR of destinations. NOW is the verdict about a new connection from the same source " +
+			"to the same destination. A connection is stale if its translation contradicts that: an established connection keeps " +
+			"the address it has. Not called stale are connections from or to the node itself, closed ones, and those whose " +
+			"translation a rule of another program can have made. Nothing is written without --flush.",
+		examples: []string{
+			program + " connections 203.0.113.0/24 --limit 20",
+			program + " connections --seen-as 198.51.100.1:54716",
+			program + " connections --stale --flush --yes",
+			program + " connections --ports",
+		},
+		flags: func(fs *flag.FlagSet) action {
+			f := connectionsFlags{}
+			options.AddFlag(fs, &f.seenAs, "seen-as", "",
+				"the source that the destination sees, an `ADDRESS` or ADDRESS:PORT: which pod was that?", parseSeenAs)
+			options.AddFlag(fs, &f.pod, "pod", "", "the source, an `ADDRESS` or a CIDR", parsePrefix)
+			fs.BoolVar(&f.stale, "stale", false, "only connections whose translation contradicts the present rules")
+			fs.BoolVar(&f.flush, "flush", false, "delete the stale connections that are listed; TCP connections among them are reset")
+			fs.BoolVar(&f.yes, "yes", false, "really delete them")
+			fs.BoolVar(&f.ports, "ports", false,
+				"list where source ports run out first: the fullest destinations, and the pods that take the ports")
+			options.AddFlag(fs, &f.limit, "limit", "100", "list at most `N` connections", parseLimit)
+			options.AddFlag(fs, &f.output, "o", outputText, "text or json `FORMAT` of the answer, in json one object a line",
+				options.OneOf(outputText, outputJSON))
+			return func(_ context.Context, operands []string, e environment) (int, error) {
+				return f.connections(operands, e)
+			}
+		},
+	}
+}
+
+// parsePrefix reads an address or a CIDR.
+func parsePrefix(s string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(s); err == nil {
+		a = a.WithZone("").Unmap()
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		return netip.Prefix{}, errors.New("is not an IP address or a CIDR")
+	}
+	return p.Masked(), nil
+}
+
+// parseSeenAs reads an address with or without a port.
+func parseSeenAs(s string) (netip.AddrPort, error) {
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.AddrPortFrom(a.WithZone("").Unmap(), 0), nil
+	}
+	a, err := netip.ParseAddrPort(s)
+	if err != nil {
+		return netip.AddrPort{}, errors.New("is not an IP address or ADDRESS:PORT, such as 198.51.100.1:54716 or [2001:db8::1]:54716")
+	}
+	return netip.AddrPortFrom(a.Addr().WithZone("").Unmap(), a.Port()), nil
+}
+
+func parseLimit(s string) (int, error) {
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1 || n > maxLimit {
+		return 0, fmt.Errorf("is not a number from 1 to %d", maxLimit)
+	}
+	return n, nil
+}
+
+func (f *connectionsFlags) connections(operands []string, e environment) (int, error) {
+	if len(operands) > 0 {
+		var err error
+		if f.to, err = parsePrefix(operands[0]); err != nil {
+			return exitUsage, usagef("ADDRESS %q %w", operands[0], err)
+		}
+	}
+	switch {
+	case f.yes && !f.flush:
+		return exitUsage, usagef("--yes is for --flush")
+	case f.ports && (f.flush || f.stale):
+		return exitUsage, usagef("--ports lists no single connections: leave out --stale and --flush")
+	}
+	f.stale = f.stale || f.flush
+	j, policy, err := judge()
+	if err != nil {
+		return exitFailed, err
+	}
+	if j == nil && f.stale {
+		return exitFailed, errNoRules
+	}
+	table := conntrack.Open()
+	if f.ports {
+		return f.listPorts(table, policy.SourcePorts(), e)
+	}
+	listed, total, err := f.find(table, j)
+	if err != nil {
+		return exitFailed, err
+	}
+	if err := f.print(listed, j, e.stdout); err != nil {
+		return exitFailed, err
+	}
+	if total > len(listed) {
+		_, _ = fmt.Fprintf(e.stderr, "%d of %s; raise --limit for more\n", len(listed), counted(total, "connection"))
+	}
+	if f.flush {
+		return f.delete(table, listed, e)
+	}
+	return exitDone, nil
+}
+
+// errNoRules says that the kernel decides by no policy of ours.
+var errNoRules = errors.New("the kernel holds no rules that this version wrote: see status")
+
+// judge returns a judge by the policy that the kernel holds, and the policy; no
+// judge if it holds none of ours.
+func judge() (*conntrack.Judge, nft.Policy, error) {
+	k := kernel.Open()
+	defer func() { _ = k.Close() }()
+	policy, found, err := k.Live()
+	if err != nil {
+		return nil, policy, hinted(err)
+	}
+	if !found {
+		return nil, policy, nil
+	}
+	j, err := judgeBy(k, policy)
+	return j, policy, err
+}
+
+// judgeBy returns a judge by a policy on this node.
+func judgeBy(k *kernel.Kernel, policy nft.Policy) (*conntrack.Judge, error) {
+	local, err := kernel.LocalPrefixes()
+	if err != nil {
+		return nil, err
+	}
+	rewrites, err := k.Rewrites(nft.Ruleset{Mode: nft.ModeNFTables})
+	if err != nil {
+		return nil, hinted(err)
+	}
+	return conntrack.NewJudge(policy, local, kernel.Rewritten(rewrites)), nil
+}
+
+// filter asks the kernel for one family if only that can match.
+func (f *connectionsFlags) filter() conntrack.Filter {
+	for _, a := range []netip.Addr{f.to.Addr(), f.pod.Addr(), f.seenAs.Addr()} {
+		switch {
+		case a.Is4():
+			return conntrack.Filter{Family: unix.AF_INET}
+		case a.Is6():
+			return conntrack.Filter{Family: unix.AF_INET6}
+		}
+	}
+	return conntrack.Filter{}
+}
+
+func (f *connectionsFlags) matches(e *conntrack.Entry, j *conntrack.Judge) bool {
+	seen := e.SeenAs()
+	switch {
+	case f.to.IsValid() && !f.to.Contains(e.Original.Dst.Addr()) && !f.to.Contains(e.Destination().Addr()),
+		f.pod.IsValid() && !f.pod.Contains(e.Original.Src.Addr()),
+		f.seenAs.Addr().IsValid() && (f.seenAs.Addr() != seen.Addr() || f.seenAs.Port() != 0 && f.seenAs.Port() != seen.Port()):
+		return false
+	}
+	return !f.stale || j.Stale(e)
+}
+
+// find returns the first connections that match, and how many there are.
+func (f *connectionsFlags) find(table *conntrack.Table, j *conntrack.Judge) (listed []conntrack.Entry, total int, err error) {
+	err = table.Dump(f.filter(), func() func(*conntrack.Entry) error {
+		listed, total = nil, 0
+		return func(e *conntrack.Entry) error {
+			if f.matches(e, j) {
+				if total++; total <= f.limit {
+					listed = append(listed, e.Clone())
+				}
+			}
+			return nil
+		}
+	})
+	slices.SortFunc(listed, func(a, b conntrack.Entry) int {
+		return cmp.Or(
+			a.Original.Src.Addr().Compare(b.Original.Src.Addr()), a.Destination().Compare(b.Destination()),
+			cmp.Compare(a.Original.Protocol, b.Original.Protocol), a.Original.Src.Compare(b.Original.Src),
+		)
+	})
+	return listed, total, err
+}
+
+func (f *connectionsFlags) print(listed []conntrack.Entry, j *conntrack.Judge, w io.Writer) error {
+	all := make([]answer.Connection, len(listed))
+	for i := range listed {
+		all[i] = answer.NewConnection(&listed[i], j)
+	}
+	if f.output == outputJSON {
+		return writeLines(w, all)
+	}
+	return write(w, answer.Connections(all))
+}
+
+// writeLines prints each value as JSON on a line.
+func writeLines[T any](w io.Writer, all []T) error {
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	for _, v := range all {
+		if err := enc.Encode(v); err != nil {
+			return fmt.Errorf("output: %w", err)
+		}
+	}
+	return write(w, b.String())
+}
+
+// delete deletes the stale connections that were listed.
+func (f *connectionsFlags) delete(table *conntrack.Table, listed []conntrack.Entry, e environment) (int, error) {
+	resets := 0
+	for _, c := range listed {
+		if c.Original.Protocol == unix.IPPROTO_TCP {
+			resets++
+		}
+	}
+	if !f.yes {
+		return exitUsage, usagef("--flush would delete %s, of which %d are TCP: their next packet has another source, "+
+			"and the destination resets them. Give --yes to delete them", counted(len(listed), "connection"), resets)
+	}
+	n, err := table.Delete(listed, func() error { return nil })
+	_, _ = fmt.Fprintf(e.stderr, "deleted %s; TCP connections among them, at most %d, are reset by their destination\n",
+		counted(n, "connection"), resets)
+	if err != nil {
+		return exitFailed, err
+	}
+	return exitDone, nil
+}
+
+// Sizes of the list of --ports.
+const (
+	mostTuples = 30
+	mostPods   = 5
+)
+
+// listPorts lists the fullest destinations and the pods that take their ports.
+func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e environment) (int, error) {
+	filter := f.filter()
+	filter.Status, filter.Mask = conntrack.SrcNAT, conntrack.SrcNAT
+	var tally *conntrack.Tally
+	err := table.Dump(filter, func() func(*conntrack.Entry) error {
+		tally = conntrack.NewTally()
+		return func(e *conntrack.Entry) error {
+			if f.matches(e, nil) {
+				tally.Add(e)
+			}
+			return nil
+		}
+	})
+	if err != nil {
+		return exitFailed, err
+	}
+	fullest := tally.Fullest(min(f.limit, mostTuples))
+	pods, err := podsBehind(table, filter, fullest)
+	if err != nil {
+		return exitFailed, err
+	}
+	all := make([]answer.PortsOf, len(fullest))
+	for i, u := range fullest {
+		all[i] = answer.PortsOf{
+			Protocol: conntrack.ProtocolName(u.Protocol), SeenAs: u.From.String(), Destination: u.To.String(),
+			Used: u.Used, Ports: ports, Pods: pods[i],
+		}
+	}
+	if f.output == outputJSON {
+		return exitDone, writeLines(e.stdout, all)
+	}
+	return exitDone, write(e.stdout, answer.Ports(all))
+}
+
+// podsBehind returns the pods that take the most ports, for each destination.
+func podsBehind(table *conntrack.Table, filter conntrack.Filter, fullest []conntrack.PortUse) ([][]answer.PodUses, error) {
+	byPod := make([]map[netip.Addr]int, len(fullest))
+	err := table.Dump(filter, func() func(*conntrack.Entry) error {
+		for i := range byPod {
+			byPod[i] = map[netip.Addr]int{}
+		}
+		return func(e *conntrack.Entry) error {
+			for i, u := range fullest {
+				if u.Is(e) {
+					byPod[i][e.Original.Src.Addr()]++
+				}
+			}
+			return nil
+		}
+	})
+	pods := make([][]answer.PodUses, len(fullest))
+	for i, uses := range byPod {
+		pods[i] = []answer.PodUses{}
+		for pod, n := range uses {
+			pods[i] = append(pods[i], answer.PodUses{Pod: pod.String(), Used: n})
+		}
+		slices.SortFunc(pods[i], func(a, b answer.PodUses) int {
+			return cmp.Or(cmp.Compare(b.Used, a.Used), cmp.Compare(a.Pod, b.Pod))
+		})
+		pods[i] = pods[i][:min(mostPods, len(pods[i]))]
+	}
+	return pods, err
+}

@@ -1,0 +1,375 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/cmd/nft-masq-agent/answer"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// A trafficNode is a node between a pod and a host outside.
+type trafficNode struct {
+	*node
+	top *nfttest.Topology
+}
+
+func newTrafficNode(t *testing.T) trafficNode {
+	t.Helper()
+	top := nfttest.NewTopology(t)
+	return trafficNode{nodeIn(t, top.Node), top}
+}
+
+// enforce makes the rules of a config effective.
+func (n trafficNode) enforce(text string, flags ...string) nft.Ruleset {
+	n.t.Helper()
+	want := wants(n.t, text, flags...)
+	k := n.kernel()
+	defer k.Close()
+	_, err := k.Apply(want, kernel.Look{})
+	n.check(err)
+	return want
+}
+
+// open opens a connection from the pod, or sends the first packet of one, and
+// returns it as the two ends see it. TCP stays open.
+func (n trafficNode) open(proto nfttest.Proto, dst string) nfttest.Sighting {
+	n.t.Helper()
+	to := netip.MustParseAddrPort(dst)
+	if proto != nfttest.TCP {
+		return nfttest.MustSend(n.t, n.top, nfttest.Flow{Proto: proto, From: n.top.Pod, To: n.top.Outside, Dst: to})
+	}
+	var l net.Listener
+	n.check(n.top.Outside.Do(func() (err error) {
+		l, err = new(net.ListenConfig).Listen(n.t.Context(), "tcp", fmt.Sprintf(":%d", to.Port()))
+		return err
+	}))
+	defer l.Close()
+	ctx, cancel := context.WithTimeout(n.t.Context(), patience)
+	defer cancel()
+	c, err := n.top.Pod.DialContext(ctx, "tcp", dst)
+	n.check(err)
+	n.t.Cleanup(func() { _ = c.Close() })
+	seen, err := l.Accept()
+	n.check(err)
+	n.t.Cleanup(func() { _ = seen.Close() })
+	port := func(a net.Addr) netip.AddrPort {
+		ap := a.(*net.TCPAddr).AddrPort()
+		return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+	}
+	return nfttest.Sighting{Sent: port(c.LocalAddr()), Seen: port(seen.RemoteAddr())}
+}
+
+// connections runs the command.
+func (n trafficNode) connections(args ...string) []answer.Connection {
+	n.t.Helper()
+	got := n.run(append([]string{"connections", "-o", "json"}, args...)...)
+	if got.code != exitDone {
+		n.t.Fatalf("connections %v: %+v", args, got)
+	}
+	return parseConnections(n.t, got.stdout)
+}
+
+func parseConnections(t testing.TB, lines string) []answer.Connection {
+	t.Helper()
+	all := []answer.Connection{}
+	for line := range strings.Lines(lines) {
+		var c answer.Connection
+		d := json.NewDecoder(strings.NewReader(line))
+		d.DisallowUnknownFields()
+		if err := d.Decode(&c); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// protocols are those with ports.
+var protocols = []nfttest.Proto{nfttest.UDP, nfttest.TCP, nfttest.SCTP}
+
+// service translates destinations before us, as kube-proxy does.
+const service = `table inet service {
+	chain pre {
+		type nat hook prerouting priority dstnat;
+		ip daddr 198.18.0.10 dnat ip to 203.0.113.9
+		ip daddr 198.18.0.11 dnat ip to 10.9.0.9
+		ip6 daddr 2001:db8:2::10 dnat ip6 to 2001:db8:1::1
+		ip6 daddr 2001:db8:2::11 dnat ip6 to fd00:9::9
+	}
+}
+`
+
+func TestStaleIsWhatContradictsThePresentRules(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	nfttest.NFT(t, n.top.Node, service, "-f", "-")
+	destinations := []string{
+		"203.0.113.9:", "10.9.0.9:", "198.18.0.10:", "198.18.0.11:",
+		"[2001:db8:1::1]:", "[fd00:9::9]:", "[2001:db8:2::10]:", "[2001:db8:2::11]:",
+		"172.16.9.9:", // keeps its verdict
+	}
+	// Each config exempts what the other masquerades.
+	configs := []string{
+		"nonMasqueradeCIDRs: [10.0.0.0/8, 172.16.0.0/12, 'fd00::/8']",
+		"nonMasqueradeCIDRs: [203.0.113.0/24, 172.16.0.0/12, '2001:db8:1::/64']",
+	}
+	port := 5000
+	open := func() (sources []string) {
+		for _, proto := range protocols {
+			for _, dst := range destinations {
+				port++
+				s := n.open(proto, fmt.Sprint(dst, port))
+				if dst != "172.16.9.9:" {
+					sources = append(sources, string(proto)+" "+s.Sent.String())
+				}
+			}
+		}
+		slices.Sort(sources)
+		return sources
+	}
+	stale := func() (sources []string) {
+		for _, c := range n.connections("--stale", "--limit", "1000") {
+			sources = append(sources, c.Protocol+" "+c.Source)
+			exempt := strings.HasPrefix(c.SeenAs, "10.244.") || strings.HasPrefix(c.SeenAs, "[fd00:")
+			if !c.Stale || (c.Now == nft.Masqueraded) != exempt {
+				t.Errorf("%+v", c)
+			}
+		}
+		slices.Sort(sources)
+		return sources
+	}
+	n.enforce(configs[0], "--enable-ipv6")
+	first := open()
+	if got := stale(); len(got) > 0 {
+		t.Errorf("stale under the rules that decided them: %q", got)
+	}
+	n.enforce(configs[1], "--enable-ipv6")
+	if got := stale(); !slices.Equal(got, first) {
+		t.Errorf("stale: %q, want %q", got, first)
+	}
+	second := open()
+	if got := stale(); !slices.Equal(got, first) {
+		t.Errorf("stale beside new ones: %q, want %q", got, first)
+	}
+	n.enforce(configs[0], "--enable-ipv6")
+	if got := stale(); !slices.Equal(got, second) {
+		t.Errorf("stale after the way back: %q, want %q", got, second)
+	}
+}
+
+func TestWhatBeganBeforeTheRulesIsStale(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	// Connections are tracked, but there is no NAT chain.
+	nfttest.NFT(t, n.top.Node, "table inet t { chain c { type filter hook forward priority 0; ct state new accept; }; }", "-f", "-")
+	var want []string
+	for _, proto := range protocols {
+		for i, dst := range []string{"203.0.113.9:5001", "10.9.0.9:5002", "[2001:db8:1::1]:5003", "[fd00:9::9]:5004"} {
+			s := n.open(proto, dst)
+			if i%2 == 0 {
+				want = append(want, s.Sent.String())
+			}
+		}
+	}
+	if got := n.run("connections", "--stale"); got.code != exitFailed || !strings.Contains(got.stderr, "the kernel holds no rules") {
+		t.Errorf("without rules: %+v", got)
+	}
+	if all := n.connections(); len(all) != 12 || slices.ContainsFunc(all, func(c answer.Connection) bool { return c.Stale || c.Now != "" }) {
+		t.Errorf("without rules: %+v", all)
+	}
+	n.enforce("nonMasqueradeCIDRs: [10.0.0.0/8, 'fd00::/8']", "--enable-ipv6")
+	var got []string
+	for _, c := range n.connections("--stale") {
+		got = append(got, c.Source)
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("stale: %q, want %q", got, want)
+	}
+}
+
+func TestWhatAnotherProgramTranslatesIsNotStale(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	// A CNI plugin's masquerade, and kube-proxy's for what it has marked.
+	nfttest.NFT(t, n.top.Node, `table ip other {
+	chain KUBE-POSTROUTING {
+		meta mark & 0x4000 != 0x4000 return
+		meta mark set meta mark xor 0x4000
+		masquerade fully-random
+	}
+	chain pre {
+		type nat hook prerouting priority dstnat;
+		ip daddr 198.18.0.11 meta mark set meta mark or 0x4000
+		ip daddr 198.18.0.11 dnat to 10.9.0.9
+	}
+	chain post {
+		type nat hook postrouting priority srcnat;
+		ip saddr 10.244.0.0/16 ip daddr 192.168.0.0/16 masquerade
+		jump KUBE-POSTROUTING
+	}
+}
+`, "-f", "-")
+	n.enforce("nonMasqueradeCIDRs: [172.16.0.0/12]") // under this they are ours
+	for i, dst := range []string{"10.9.0.9", "192.168.9.9", "198.18.0.11"} {
+		n.open(nfttest.UDP, fmt.Sprintf("%s:%d", dst, 5000+i))
+	}
+	n.enforce("")
+	for i, dst := range []string{"192.168.9.9", "198.18.0.11"} {
+		if s := n.open(nfttest.UDP, fmt.Sprintf("%s:%d", dst, 6000+i)); !s.Masqueraded() {
+			t.Errorf("%s: not masqueraded", dst)
+		}
+	}
+	var got []string
+	for _, c := range n.connections("--stale") {
+		got = append(got, c.Destination)
+	}
+	if want := []string{"10.9.0.9:5000"}; !slices.Equal(got, want) {
+		t.Errorf("stale: %q, want %q", got, want)
+	}
+}
+
+func TestTheNodesOwnConnectionsAreNotStale(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	n.enforce("nonMasqueradeCIDRs: []", "--enable-ipv6")
+	for _, flow := range []nfttest.Flow{
+		{From: n.top.Node, Dst: netip.MustParseAddrPort("10.9.0.9:5001")},
+		{From: n.top.Node, Dst: netip.MustParseAddrPort("10.9.0.9:5002"), Src: netip.AddrPortFrom(n.top.GatewayV4, 0)},
+		{From: n.top.Pod, Dst: netip.AddrPortFrom(n.top.NodeV4, 5003)},
+		{From: n.top.Pod, Dst: netip.AddrPortFrom(n.top.GatewayV6, 5004)},
+		{From: n.top.Node, Dst: netip.MustParseAddrPort("224.0.0.251:5353"), Dev: "eth0"},
+	} {
+		flow.Proto = nfttest.UDP
+		nfttest.MustSend(t, n.top, flow)
+	}
+	for _, text := range []string{"nonMasqueradeCIDRs: [0.0.0.0/0, '::/0']", "forceMasqueradeCIDRs: [0.0.0.0/0, '::/0']"} {
+		n.enforce(text, "--enable-ipv6")
+		if got := n.connections("--stale"); len(got) > 0 {
+			t.Errorf("%s: %+v", text, got)
+		}
+	}
+}
+
+func TestConnectionsAreFoundByWhatTheDestinationSaw(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	nfttest.NFT(t, n.top.Node, service, "-f", "-")
+	n.enforce("", "--enable-ipv6")
+	for _, proto := range protocols {
+		for i, dst := range []string{"203.0.113.9", "198.18.0.10", "10.9.0.9", "[2001:db8:1::1]", "[2001:db8:2::10]"} {
+			dst = fmt.Sprintf("%s:%d", dst, 5000+i)
+			s := n.open(proto, dst)
+			got := n.connections("--seen-as", s.Seen.String())
+			if len(got) != 1 || got[0].Source != s.Sent.String() || got[0].SeenAs != s.Seen.String() || got[0].Protocol != string(proto) {
+				t.Errorf("%s to %s, seen as %s: %+v", proto, dst, s.Seen, got)
+			}
+			if asked := got[0].Requested; asked != "" && asked != dst || (asked == "") != (i%3 != 1) && i != 4 {
+				t.Errorf("%s to %s: %+v", proto, dst, got)
+			}
+		}
+	}
+	for args, want := range map[string]int{
+		"":                               15,
+		"203.0.113.9":                    6, // with and without DNAT
+		"203.0.113.0/24":                 6,
+		"198.18.0.10":                    3,
+		"2001:db8::/32":                  6,
+		"--pod 10.244.1.2":               9,
+		"--pod 10.244.0.0/16 10.0.0.0/8": 3,
+		"--pod fd00:10:244:1::2":         6,
+		"--seen-as 192.0.2.1":            6,
+		"--limit 2":                      2,
+		"--pod 10.244.1.3":               0,
+	} {
+		if got := n.connections(strings.Fields(args)...); len(got) != want {
+			t.Errorf("%s: %d connections, want %d: %+v", args, len(got), want, got)
+		}
+	}
+	if got := n.run("connections", "--limit", "2"); !strings.Contains(got.stderr, "2 of 15 connections") || strings.Count(got.stdout, "\n") != 3 {
+		t.Errorf("limited: %+v", got)
+	}
+}
+
+func TestFlushDeletesTheStaleOnesThatItLists(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	n.enforce("nonMasqueradeCIDRs: [203.0.113.0/24]")
+	for i := range 4 {
+		n.open(nfttest.UDP, fmt.Sprintf("203.0.113.9:%d", 5000+i))
+	}
+	tcp := n.open(nfttest.TCP, "203.0.113.9:5000")
+	n.enforce("")
+	n.open(nfttest.UDP, "203.0.113.9:6000")
+	n.open(nfttest.UDP, "10.9.0.9:6001")
+	got := n.run("connections", "--flush")
+	if got.code != exitUsage || !strings.Contains(got.stderr, "5 connections, of which 1 are TCP") || len(n.connections("--stale")) != 5 {
+		t.Errorf("without --yes: %+v", got)
+	}
+	got = n.run("connections", "--flush", "--yes", "--limit", "2", "-o", "json")
+	listed := parseConnections(t, got.stdout)
+	left := n.connections("--stale")
+	if got.code != exitDone || len(listed) != 2 || len(left) != 3 || !strings.Contains(got.stderr, "deleted 2 connections") {
+		t.Errorf("with a limit: %+v, left %+v", got, left)
+	}
+	for _, c := range left {
+		if slices.Contains(listed, c) {
+			t.Errorf("listed and not deleted: %+v", c)
+		}
+	}
+	n.run("connections", "--flush", "--yes")
+	all := n.connections()
+	if len(all) != 2 {
+		t.Errorf("left: %+v", all)
+	}
+	// The next packet of the connection, from the same port, is a new one.
+	s := nfttest.MustSend(t, n.top, nfttest.Flow{Proto: nfttest.UDP, From: n.top.Pod, Src: tcp.Sent, Dst: netip.MustParseAddrPort("203.0.113.9:5000")})
+	if !s.Masqueraded() {
+		t.Error("a new connection is not masqueraded")
+	}
+}
+
+func TestPortsAreCountedPerDestinationAndPod(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	n.enforce("", "--to-ports=20000-20099")
+	for range 20 {
+		n.open(nfttest.UDP, "203.0.113.9:53")
+	}
+	for range 5 {
+		n.open(nfttest.UDP, "203.0.113.9:54")
+		n.open(nfttest.SCTP, "203.0.113.9:53")
+		n.open(nfttest.UDP, "10.9.0.9:53")
+	}
+	got := n.run("connections", "--ports", "-o", "json", "--limit", "2")
+	want := `{"protocol":"udp","seenAs":"192.0.2.1","destination":"203.0.113.9:53","used":20,"ports":100,"pods":[{"pod":"10.244.1.2","used":20}]}
+{"protocol":"udp","seenAs":"192.0.2.1","destination":"203.0.113.9:54","used":5,"ports":100,"pods":[{"pod":"10.244.1.2","used":5}]}
+`
+	if got.code != exitDone || got.stdout != want {
+		t.Errorf("%+v, want %s", got, want)
+	}
+	if got := n.run("connections", "--ports"); !strings.Contains(got.stdout, "20 of 100, 20.0 %") || strings.Count(got.stdout, "\n") != 4 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestConnectionsWithoutTheCapabilityNameIt(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	cmd := n.command([]string{withCaps + "=[]"}, "connections")
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := n.Run(cmd); err == nil || !strings.Contains(out.String(), "NET_ADMIN") {
+		t.Errorf("%v: %s", err, out.String())
+	}
+}

@@ -1,0 +1,75 @@
+package conntrack
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// A PortKey is what a translated source port has to be unique for.
+type PortKey struct {
+	Protocol uint8
+	From     netip.Addr     // the translated source address
+	To       netip.AddrPort // the destination
+}
+
+// PortUse is how many ports are taken.
+type PortUse struct {
+	PortKey
+	Used int
+}
+
+// maxKeys bounds the memory of a tally.
+const maxKeys = 1 << 14
+
+// A Tally counts the source ports that translations take. Its memory is bounded:
+// beyond 16,384 keys the counts of all are too low by up to one for every 16,384
+// entries, and keys with few ports are forgotten (Misra and Gries, 1982).
+type Tally struct{ counts map[PortKey]int }
+
+// NewTally returns an empty tally.
+func NewTally() *Tally { return &Tally{map[PortKey]int{}} }
+
+// Add counts an entry whose source was translated.
+func (t *Tally) Add(e *Entry) {
+	k := e.portKey()
+	if !k.Is(e) {
+		return
+	}
+	if _, known := t.counts[k]; !known && len(t.counts) >= maxKeys {
+		for k := range t.counts {
+			if t.counts[k]--; t.counts[k] == 0 {
+				delete(t.counts, k)
+			}
+		}
+		return
+	}
+	t.counts[k]++
+}
+
+func (e *Entry) portKey() PortKey {
+	return PortKey{e.Original.Protocol, e.SeenAs().Addr(), e.Destination()}
+}
+
+// Is reports whether an entry takes one of the ports.
+func (k PortKey) Is(e *Entry) bool {
+	switch e.Original.Protocol {
+	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
+		return e.portKey() == k && e.Status&SrcNAT != 0
+	}
+	return false
+}
+
+// Fullest returns the keys with the most ports, at most n of them.
+func (t *Tally) Fullest(n int) []PortUse {
+	all := make([]PortUse, 0, len(t.counts))
+	for k, used := range t.counts {
+		all = append(all, PortUse{k, used})
+	}
+	slices.SortFunc(all, func(a, b PortUse) int {
+		return cmp.Or(cmp.Compare(b.Used, a.Used), cmp.Compare(a.Protocol, b.Protocol), a.From.Compare(b.From), a.To.Compare(b.To))
+	})
+	return all[:min(n, len(all))]
+}

@@ -1,0 +1,105 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+)
+
+const (
+	flagOwner   = 1 << 1 // NFT_TABLE_F_OWNER
+	flagPersist = 1 << 2 // NFT_TABLE_F_PERSIST
+)
+
+// own makes a table that belongs to the socket of the connection that it returns:
+// when that is closed the table goes, or with the flag persist stays.
+func own(t *testing.T, ns *nfttest.NS, family nfnetlink.Family, table string, flags uint32) *nfnetlink.Conn {
+	t.Helper()
+	nl, err := dialIn(ns)()
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, _ := netlink.MarshalAttributes([]netlink.Attribute{
+		{Type: unix.NFTA_TABLE_NAME, Data: append([]byte(table), 0)},
+		{Type: unix.NFTA_TABLE_FLAGS, Data: binary.BigEndian.AppendUint32(nil, flags)},
+	})
+	message := func(typ netlink.HeaderType, flags netlink.HeaderFlags, data []byte) netlink.Message {
+		return netlink.Message{Header: netlink.Header{Type: typ, Flags: netlink.Request | flags}, Data: data}
+	}
+	_, err = nl.SendMessages([]netlink.Message{
+		message(unix.NFNL_MSG_BATCH_BEGIN, 0, []byte{0, 0, 0, unix.NFNL_SUBSYS_NFTABLES}),
+		message(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWTABLE, netlink.Create|netlink.Acknowledge, append([]byte{byte(family), 0, 0, 0}, body...)),
+		message(unix.NFNL_MSG_BATCH_END, 0, []byte{0, 0, 0, unix.NFNL_SUBSYS_NFTABLES}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = nl.Receive()
+	switch {
+	case errors.Is(err, unix.EOPNOTSUPP) && kernelBefore(t, 6, 9):
+		t.Logf("no tables with flags %d in this kernel", flags)
+		return nil
+	case err != nil:
+		t.Fatal(err)
+	}
+	c := nfnetlink.New(func() (*netlink.Conn, error) { return nl, nil })
+	if _, err := c.Generation(); err != nil { // opens it
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestTableThatVanishesWithoutANewGenerationIsNoticed(t *testing.T) {
+	for _, look := range []Look{{Verify: true}, {Full: true}} {
+		ns := nfttest.NewNS(t, "node")
+		want := xtOf(config.Default(config.Defaults{}))
+		owner := own(t, ns, nfnetlink.IPv4, nft.NATTable, flagOwner)
+		if owner == nil {
+			return
+		}
+		apply(t, New(owner), want, Look{})
+		k := open(t, ns)
+		if diffs := apply(t, k, want, everything); len(diffs) > 0 {
+			t.Fatalf("wrote %q", diffs)
+		}
+		before := generation(t, ns)
+		if err := owner.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if after := generation(t, ns); after != before {
+			t.Logf("this kernel raises the generation from %d to %d", before, after)
+		}
+		if diffs := apply(t, k, want, look); len(diffs) == 0 {
+			t.Errorf("%+v: the table is gone, and nothing was found", look)
+		}
+		inStep(t, ns, want)
+	}
+}
+
+func TestTableOfALivingOwnerIsNamedAndThenReplaced(t *testing.T) {
+	ns := nfttest.NewNS(t, "node")
+	want := nft.Compile(tamperConfig(10), nft.Options{Mode: nft.ModeNFTables})
+	owner := own(t, ns, nfnetlink.Inet, nft.TableName, flagOwner)
+	if owner == nil {
+		return
+	}
+	k := open(t, ns)
+	_, err := k.Apply(want, Look{})
+	if !errors.Is(err, unix.EPERM) || !strings.Contains(Hint(err), "another process owns the table") {
+		t.Errorf("Apply says %v; %q", err, Hint(err))
+	}
+	if err := owner.Close(); err != nil {
+		t.Fatal(err)
+	}
+	apply(t, k, want, Look{})
+	inStep(t, ns, want)
+}
