@@ -23,7 +23,7 @@ func (a *aliases) check(n *yaml.Node) (*yaml.Node, string) {
 		}
 		a.total += size
 		a.aliased += size
-		if a.aliased > 100 && a.total > 1000 && float64(a.aliased) > allowedShare(a.total)*float64(a.total) {
+		if a.total > maxExpanded || a.aliased > 100 && a.total > 1000 && float64(a.aliased) > maxShare*float64(a.total) {
 			return n, "the aliases expand to more than a config file may hold: write the values out"
 		}
 		return nil, ""
@@ -39,12 +39,9 @@ func (a *aliases) check(n *yaml.Node) (*yaml.Node, string) {
 	return nil, ""
 }
 
-// allowedShare is how much of a document may come from aliases: 99 % up to
-// 400,000 nodes, falling to 10 % at 4,000,000.
-func allowedShare(total int) float64 {
-	const low, high = 400_000, 4_000_000
-	return 0.99 - 0.89*float64(min(max(total, low), high)-low)/(high-low)
-}
+// maxShare is how much of a document yaml.v2 lets come from aliases, up to 400,000
+// values.
+const maxShare = 0.99
 
 // target follows an alias.
 func target(n *yaml.Node) *yaml.Node {

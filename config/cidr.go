@@ -23,7 +23,10 @@ func parseCIDR(s string) (netip.Prefix, string) {
 	if ok {
 		return p, ""
 	}
-	addr, length, slash := strings.Cut(clip(s), "/")
+	if len(s) > maxQuoted {
+		return p, fmt.Sprintf("%s is not a CIDR: write one such as %q", quote(s), "10.0.0.0/8")
+	}
+	addr, length, slash := strings.Cut(s, "/")
 	if short := strings.TrimLeft(length, "0"); len(length) > 1 && short != length {
 		if short == "" {
 			short = "0"

@@ -24,7 +24,8 @@ type file struct {
 	resyncInterval given[time.Duration]
 	cidrLimit      given[int]
 
-	errors, warnings []Problem
+	errors, warnings report
+	ignored          bool // what fails now is ignored by the older agents
 }
 
 // given is the value of a key and where it stands.
@@ -47,16 +48,20 @@ type setting struct {
 	key, value *yaml.Node
 }
 
-func readFile(d Defaults, s Source) *file {
-	if len(s.Data) > maxSize {
-		return &file{text: &text{name: s.Name}, errors: []Problem{tooLarge(s.Name)}}
-	}
+func readFile(d Defaults, s Source, left *room) *file {
 	r := reader{file: file{text: newText(s)}, defaults: Default(d), settings: map[string][]setting{}}
 	var root *yaml.Node
-	if r.text.json {
-		root, r.errors = r.text.readJSON()
-	} else {
-		root, r.folded, r.errors = r.text.readYAML()
+	var problems []Problem
+	switch {
+	case strings.Count(r.text.s, "\n") > maxLines:
+		problems = []Problem{r.text.tooMuch()}
+	case r.text.json:
+		root, problems = r.text.readJSON(left)
+	default:
+		root, r.folded, problems = r.text.readYAML(left)
+	}
+	for _, p := range problems {
+		r.errors.add(p, maxErrors)
 	}
 	if root == nil {
 		return &r.file
@@ -65,16 +70,12 @@ func readFile(d Defaults, s Source) *file {
 	if bad, msg := counted.check(root); bad != nil {
 		r.fail(bad, "%s", msg)
 	} else if root.Kind != yaml.MappingNode {
-		r.fail(root, "the file holds %s, want keys such as %s", describe(root), KeyNonMasqueradeCIDRs)
+		r.fail(root, "the file holds %s, want keys such as %s", kind(root), KeyNonMasqueradeCIDRs)
 	} else {
 		r.mapping(root)
 		r.values()
 	}
 	return &r.file
-}
-
-func tooLarge(name string) Problem {
-	return Problem{Pos: Position{File: name, Line: 1, Col: 1}, Msg: "the file is larger than 4 MiB"}
 }
 
 // mapping takes in the keys of a mapping. Of a key that is written and merged
@@ -89,7 +90,7 @@ func (r *reader) mapping(m *yaml.Node) {
 		case named.Kind != yaml.ScalarNode:
 			r.fail(k, "a key is %s, want a name", describe(named))
 		case len(named.Value) > maxName:
-			r.warn(k, "unknown key %s is ignored", quote(named.Value))
+			r.warn(k, "%s is ignored", unknownKey(named.Value))
 		default:
 			r.key(stringOf(named), k, v, seen)
 		}
@@ -118,18 +119,18 @@ func (r *reader) key(name string, k, v *yaml.Node, seen map[string]*yaml.Node) {
 		key = strings.ToLower(name)
 	}
 	if first, twice := seen[key]; twice {
-		r.passOver(k, "key %s stands here for the second time, after %s", quote(name), r.position(first))
+		r.passOver(k, "%s stands here for the second time, after %s", named("key", name), r.position(first))
 	} else {
 		seen[key] = k
 	}
 	if known {
 		r.set(key, setting{name, k, v})
 	} else if meant, likely := likelyKey(name); likely {
-		r.passOver(k, "unknown key %s, did you mean %s?", quote(name), meant)
+		r.passOver(k, "%s, did you mean %s?", unknownKey(name), meant)
 	} else if name == "data" && v.Kind == yaml.MappingNode {
-		r.warn(k, "unknown key %s is ignored: this is a ConfigMap, and the file wants what stands in it under %q", quote(name), "config")
+		r.warn(k, "%s is ignored: this is a ConfigMap, and the file wants what stands in it under %q", unknownKey(name), "config")
 	} else {
-		r.warn(k, "unknown key %s is ignored", quote(name))
+		r.warn(k, "%s is ignored", unknownKey(name))
 	}
 }
 
@@ -150,31 +151,36 @@ func (r *reader) set(key string, s setting) {
 	r.settings[key] = slices.Insert(all, i, s)
 }
 
-// values reads the values of the known keys.
+// values reads the values of the known keys. Those that only this agent has do
+// not count where they are invalid.
 func (r *reader) values() {
 	r.lists, r.bools = map[string]given[[]CIDR]{}, map[string]given[bool]{}
 	for _, row := range Conditions() {
-		errors := len(r.errors)
+		r.ignored = row.Key != KeyNonMasqueradeCIDRs
+		errors := r.errors.total
 		if row.off != nil {
 			r.bools[row.Key] = r.bool(row.Key)
 		} else {
 			r.lists[row.Key] = r.list(row.Key)
 		}
-		if row.Key != KeyNonMasqueradeCIDRs && r.passOverFrom(errors) {
+		if r.ignored && r.errors.total > errors {
 			delete(r.lists, row.Key)
 			delete(r.bools, row.Key)
 		}
 	}
 	for _, b := range boolKeys() {
-		errors := len(r.errors)
-		r.bools[b.name] = r.bool(b.name)
-		if b.name == keyEnableIPv6 && r.passOverFrom(errors) {
-			r.bools[b.name] = given[bool]{}
+		r.ignored = b.name == keyEnableIPv6
+		errors := r.errors.total
+		if r.bools[b.name] = r.bool(b.name); r.ignored && r.errors.total > errors {
+			delete(r.bools, b.name)
 		}
 	}
+	r.ignored = false
 	r.resyncInterval = r.duration(keyResyncInterval)
 	r.cidrLimit = r.int(keyCIDRLimit)
+	r.ignored = true
 	r.linkLocal()
+	r.ignored = false
 }
 
 // linkLocal reads the key that non-masquerade-daemon had.
@@ -184,11 +190,11 @@ func (r *reader) linkLocal() {
 		return
 	}
 	at := old[0].key
-	errors := len(r.errors)
+	errors := r.errors.total
 	v := r.bool(keyLinkLocal)
-	invalid := r.passOverFrom(errors)
+	invalid := r.errors.total > errors
 	if s := r.settings[keyMasqLinkLocal]; len(s) > 0 {
-		r.passOver(at, "%s is the inverse of %s, which stands at %s: remove one of them", keyLinkLocal, keyMasqLinkLocal, r.position(s[0].key))
+		r.fail(at, "%s is the inverse of %s, which stands at %s: remove one of them", keyLinkLocal, keyMasqLinkLocal, r.position(s[0].key))
 		return
 	}
 	r.warn(at, "%s is deprecated: write its inverse, %s: %t", keyLinkLocal, keyMasqLinkLocal, v.at != nil && !v.value)
@@ -202,24 +208,18 @@ func (f *file) position(n *yaml.Node) Position {
 }
 
 func (f *file) fail(n *yaml.Node, format string, args ...any) {
-	f.errors = append(f.errors, f.text.problem(n.Line, n.Column, fmt.Sprintf(format, args...)))
+	p := f.text.problem(n.Line, n.Column, fmt.Sprintf(format, args...))
+	p.PassedOver = f.ignored
+	f.errors.add(p, maxErrors)
 }
 
 // passOver reports an error that the older agents ignore.
 func (f *file) passOver(n *yaml.Node, format string, args ...any) {
+	defer func(before bool) { f.ignored = before }(f.ignored)
+	f.ignored = true
 	f.fail(n, format, args...)
-	f.passOverFrom(len(f.errors) - 1)
-}
-
-// passOverFrom marks the errors from the nth on as ignored by the older agents. It
-// reports whether there are any.
-func (f *file) passOverFrom(n int) bool {
-	for i := range f.errors[n:] {
-		f.errors[n+i].PassedOver = true
-	}
-	return len(f.errors) > n
 }
 
 func (f *file) warn(n *yaml.Node, format string, args ...any) {
-	f.warnings = append(f.warnings, f.text.problem(n.Line, n.Column, fmt.Sprintf(format, args...)))
+	f.warnings.add(f.text.problem(n.Line, n.Column, fmt.Sprintf(format, args...)), maxWarnings)
 }

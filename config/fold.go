@@ -9,7 +9,7 @@ import (
 // yaml.v3 takes a microsecond and 400 bytes for each entry of a long list. So
 // lines that hold nothing but a CIDR as an entry of a block list are read here:
 // yaml.v3 sees the first and the last one of each run of them, with empty lines
-// between. If it finds the first to be an entry of a block list, the lines
+// between. Empty lines and comments do not end a run. If it finds the first to be an entry of a block list, the lines
 // between cannot be anything but further entries of that list, for their dash
 // stands in the same column. If not, the text is read again as it is.
 
@@ -32,7 +32,7 @@ const minRun = 4
 func (t *text) fold() (string, []run) {
 	var runs []run
 	var cur run
-	all := make([]CIDR, 0, min(strings.Count(t.s, "\n"), len(t.s)/len("- ::/0\n"))+1)
+	var all []CIDR
 	end := func() {
 		if cur.cidrs = all[cur.from:]; len(cur.cidrs) >= minRun {
 			runs = append(runs, cur)
@@ -43,16 +43,22 @@ func (t *text) fold() (string, []run) {
 		offset := len(t.s) - len(rest)
 		var l string
 		l, rest, _ = strings.Cut(rest, "\n")
+		if body := strings.TrimLeft(l, " "); body == "" || body[0] == '#' {
+			continue
+		}
 		dash, col, value := entry(l)
 		p, ok := strictCIDR(value)
 		if !ok || dash != cur.dash {
 			end()
 		}
-		if !ok {
+		if !ok || len(all) > maxFolded {
 			continue
 		}
 		if len(all) == cur.from {
 			cur = run{from: len(all), first: value, dash: dash, start: len(t.s) - len(rest)}
+		}
+		if all == nil {
+			all = make([]CIDR, 0, min(strings.Count(t.s, "\n"), maxFolded)+1)
 		}
 		all = append(all, CIDR{Prefix: p, Pos: Position{File: t.name, Line: number, Col: col}})
 		cur.end = offset
@@ -61,7 +67,7 @@ func (t *text) fold() (string, []run) {
 	return cut(t.s, runs), runs
 }
 
-// entry reads a line such as `  - "10.0.0.0/8"`: the column of the dash, from
+// entry reads a line such as `  - "10.0.0.0/8" # pods`: the column of the dash, from
 // 0, that of the value, from 1, and the value. It is "" in any other line.
 func entry(l string) (dash, col int, value string) {
 	body := strings.TrimLeft(l, " ")
@@ -70,7 +76,11 @@ func entry(l string) (dash, col int, value string) {
 		return 0, 0, ""
 	}
 	rest = strings.TrimLeft(rest, " ")
-	value = strings.TrimRight(rest, " ")
+	value = rest
+	if i := strings.Index(rest, " #"); i >= 0 {
+		value = rest[:i]
+	}
+	value = strings.TrimRight(value, " ")
 	if n := len(value); n > 2 && (value[0] == '"' || value[0] == '\'') && value[n-1] == value[0] {
 		value = value[1 : n-1]
 	}
@@ -83,7 +93,7 @@ func cut(s string, runs []run) string {
 	done := 0
 	for _, r := range runs {
 		b.WriteString(s[done:r.start])
-		b.WriteString(strings.Repeat("\n", len(r.cidrs)-2))
+		b.WriteString(strings.Repeat("\n", strings.Count(s[r.start:r.end], "\n")))
 		done = r.end
 	}
 	b.WriteString(s[done:])

@@ -3,8 +3,11 @@ package config
 import (
 	"fmt"
 	"maps"
+	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // hostileInputs are the shapes that have cost parsers of this kind more than
@@ -28,6 +31,14 @@ func hostileInputs() map[string]func(n int) string {
 		"open JSON":                repeat(`{"a":`),
 		"open JSON lists":          list(`{"a":`, "[", ""),
 		"nested dashes":            repeat("- "),
+		"nulls":                    list("nonMasqueradeCIDRs:\n", "- \n", ""),
+		"numbers":                  list("nonMasqueradeCIDRs: [1", ",1", "]"),
+		"question marks in a list": list("nonMasqueradeCIDRs: [1", ",?", "]"),
+		"colons in a list":         list("nonMasqueradeCIDRs: [1", ",:", "]"),
+		"keys in a mapping":        list("a: {b", ",b", "}"),
+		"one alias":                list("nonMasqueradeCIDRs: [&a 10.0.0.0/8", ",*a", "]"),
+		"comments with quotes":     repeat("# '\n"),
+		"quotes over lines":        list("a: [\"\n", " # \", 1,1,1,1,1, \"\n", "\"]"),
 		"nested question marks":    repeat("? "),
 		"unknown keys":             numbered("k%d:\n"),
 		"near slips":               numbered("masqLinkLoca%05d:\n"),
@@ -104,23 +115,110 @@ func numbered2(format string, n int) string {
 	return b.String()
 }
 
+// What Parse allocates at most, garbage included. What it holds at one time is less
+// than 50 MB.
+const mostAllocated = 96 << 20
+
+// allocated returns the bytes that a function allocates, including garbage.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
 // Each of these ends in well under a second, and would not within the time limit
-// of the test binary if it cost much more than linear time.
-func TestHostileInputEnds(t *testing.T) {
+// of the test binary if it cost much more than linear time. The largest sizes are
+// refused before a tree is built, the smaller ones just fit.
+func TestHostileInputEndsWithinItsMemory(t *testing.T) {
 	for name, input := range hostileInputs() {
 		t.Run(name, func(t *testing.T) {
-			c, warnings, err := Parse(Defaults{}, Source{Name: "f", Data: []byte(input(hostileSize))})
-			if err != nil && len(c.NonMasqueradeCIDRs) > 0 {
-				t.Error("a config beside an error")
+			sizes := []int{hostileSize / 4, maxSize - 100, hostileSize, 1 << 20}
+			if testing.Short() {
+				sizes = sizes[:2]
 			}
-			for _, w := range warnings {
-				_ = w.Caret()
-			}
-			if problems, ok := err.(Problems); ok {
-				for _, p := range problems {
-					_ = p.Caret()
+			for _, size := range sizes {
+				data := []byte(input(size))
+				bytes := allocated(func() { parseHostile(t, data) })
+				if bytes > mostAllocated {
+					t.Errorf("%d bytes of text: %d MB", len(data), bytes>>20)
 				}
 			}
 		})
 	}
+}
+
+func parseHostile(t *testing.T, data []byte) {
+	t.Helper()
+	c, warnings, err := Parse(Defaults{}, Source{Name: "f", Data: data})
+	problems, _ := err.(Problems)
+	if err != nil && len(c.NonMasqueradeCIDRs) > 0 {
+		t.Error("a config beside an error")
+	}
+	if len(warnings) > maxWarnings+1 || len(problems) > maxErrors+1 {
+		t.Errorf("%d warnings, %d errors", len(warnings), len(problems))
+	}
+	for _, p := range append(problems, warnings...) {
+		_ = p.Caret()
+	}
+}
+
+func TestTheLargestConfigMapIsParsed(t *testing.T) {
+	for name, file := range map[string]string{
+		"block":                 "nonMasqueradeCIDRs:\n" + manyCIDRs(65_000, "- %s/%d\n"),
+		"quoted":                "nonMasqueradeCIDRs:\n" + manyCIDRs(65_000, "- \"%s/%d\"\n"),
+		"comments":              "nonMasqueradeCIDRs:\n" + manyCIDRs(65_000, "- %s/%d #, it's: a\n"),
+		"lines of comments":     "nonMasqueradeCIDRs:\n" + manyCIDRs(65_000, "# it's\n\n- '%s/%d'\n"),
+		"flow":                  "nonMasqueradeCIDRs: [" + manyCIDRs(65_000, "%s/%d, ") + "]\n",
+		"flow, quoted":          "nonMasqueradeCIDRs: [" + manyCIDRs(65_000, `"%s/%d",`) + "]\n",
+		"flow, lines":           "nonMasqueradeCIDRs: [\n" + manyCIDRs(65_000, "%s/%d,\n") + "]\n",
+		"flow, comments":        "nonMasqueradeCIDRs: [\n" + manyCIDRs(65_000, "%s/%d, # it's: a, b\n") + "]\n",
+		"flow in flow":          "--- {nonMasqueradeCIDRs: [" + manyCIDRs(50_000, "%s/%d, ") + "]}\n",
+		"JSON":                  `{"nonMasqueradeCIDRs": [` + manyCIDRs(65_000, `"%s/%d", `) + `"10.0.0.0/8"]}`,
+		"JSON, lines":           "{\"nonMasqueradeCIDRs\": [\n" + manyCIDRs(65_000, "\t\"%s/%d\",\n") + `"10.0.0.0/8"]}`,
+		"block with a mistake":  "resyncIntervall: 1s\nnonMasqueradeCIDRs:\n" + manyCIDRs(65_000, "- %s/%d\n"),
+		"behind it the mistake": "nonMasqueradeCIDRs:\n" + manyCIDRs(65_000, "- %s/%d\n") + "---\nfoo: [",
+	} {
+		t.Run(name, func(t *testing.T) {
+			var c Config
+			var err error
+			bytes := allocated(func() { c, _, err = Lenient(Defaults{}, Source{Name: "f", Data: []byte(file)}) })
+			if n := len(c.NonMasqueradeCIDRs); err != nil || n < 50_000 {
+				t.Errorf("%d CIDRs: %v", n, err)
+			}
+			if bytes > mostAllocated {
+				t.Errorf("%d MB", bytes>>20)
+			}
+		})
+	}
+}
+
+func TestWarningsAreCountedAfterAHundred(t *testing.T) {
+	var file strings.Builder
+	for i := range 150 {
+		fmt.Fprintf(&file, "unknown%d:\n", i)
+	}
+	_, warnings, err := Parse(Defaults{}, Source{Name: "f", Data: []byte(file.String())}, Source{Name: "g", Data: []byte("a: b")})
+	if err != nil || len(warnings) != 101 {
+		t.Fatal(err, len(warnings))
+	}
+	if diff := cmp.Diff("f: and 51 more warnings", warnings[100].Error()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Every file that the fuzzer makes is repeated, so that it finds what costs most.
+func FuzzParseWithinItsMemory(f *testing.F) {
+	for _, text := range []string{"[1,", "- ", "? ", "&a a,*a,", "{a: ", "#", "'", "a:\n", "- ::/0\n", "<<: *a\n", "--- ", "|\n "} {
+		f.Add("nonMasqueradeCIDRs: ", text, "]")
+	}
+	f.Fuzz(func(t *testing.T, before, text, after string) {
+		for _, size := range []int{hostileSize / 4, 1 << 20} {
+			data := []byte(before + strings.Repeat(text, size/(len(text)+1)) + after)
+			if bytes := allocated(func() { parseHostile(t, data) }); bytes > mostAllocated {
+				t.Errorf("%d bytes of text: %d MB", len(data), bytes>>20)
+			}
+		}
+	})
 }

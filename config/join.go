@@ -72,8 +72,8 @@ func warnOfLists(files []*file, c Config) {
 				}
 			}
 			if n > 0 {
-				f.warnings = append(f.warnings, f.text.problem(first.Line, first.Col, fmt.Sprintf(
-					"%s: IPv6 CIDRs (%d, the first here) have no effect while IPv6 is off: set %s or --enable-ipv6", row.Key, n, keyEnableIPv6)))
+				f.warnings.add(f.text.problem(first.Line, first.Col, fmt.Sprintf(
+					"%s: IPv6 CIDRs (%d, the first here) have no effect while IPv6 is off: set %s or --enable-ipv6", row.Key, n, keyEnableIPv6)), maxWarnings)
 			}
 		}
 	}

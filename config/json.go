@@ -14,7 +14,7 @@ import (
 // readJSON returns the value of a JSON file in the nodes of yaml.v3, so that
 // one reader serves both. JSON is not quite a part of YAML: tabs, escapes and
 // the types of scalars differ.
-func (t *text) readJSON() (*yaml.Node, []Problem) {
+func (t *text) readJSON(left *room) (*yaml.Node, []Problem) {
 	data := []byte(t.s)
 	if !json.Valid(data) {
 		var value any
@@ -24,25 +24,38 @@ func (t *text) readJSON() (*yaml.Node, []Problem) {
 		if errors.As(err, &syntax) && int(syntax.Offset) <= offset {
 			offset = int(syntax.Offset) - 1
 		}
-		return nil, []Problem{t.problemAt(offset, `JSON, as the file begins with "{": `+err.Error())}
+		msg := "syntax error"
+		if t.echoes() {
+			msg = err.Error() // quotes a character
+		}
+		return nil, []Problem{t.problemAt(offset, `JSON, as the file begins with "{": `+msg)}
 	}
-	b := jsonTree{s: t.s, dec: json.NewDecoder(bytes.NewReader(data)), line: 1, col: 1}
+	b := jsonTree{s: t.s, dec: json.NewDecoder(bytes.NewReader(data)), line: 1, col: 1, left: left}
 	b.dec.UseNumber()
-	return b.value(), nil
+	root := b.value()
+	if left.nodes < 0 {
+		return nil, []Problem{t.tooMuch()}
+	}
+	return root, nil
 }
 
 // jsonTree builds nodes from valid JSON, the depth of which encoding/json has
 // bounded.
 type jsonTree struct {
-	s   string // from the last node on
-	dec *json.Decoder
+	s    string // from the last node on
+	dec  *json.Decoder
+	left *room
 
 	read      int // bytes before s
 	line, col int // of the last node
 }
 
-// value reads one value, or the end of a list or object as nil.
+// value reads one value, or the end of a list or object as nil, or nil if there
+// is no room for it.
 func (b *jsonTree) value() *yaml.Node {
+	if b.left.nodes--; b.left.nodes < 0 {
+		return nil
+	}
 	b.advance()
 	n := &yaml.Node{Kind: yaml.ScalarNode, Line: b.line, Column: b.col}
 	token, _ := b.dec.Token() // the text is known to be valid

@@ -11,9 +11,10 @@ import (
 // the defaults. One bad source rejects all: the Config is then zero, and the
 // error is [Problems]. The warnings stand beside either.
 func Parse(d Defaults, sources ...Source) (c Config, warnings []Problem, err error) {
-	c, errs, warnings := parse(d, sources)
-	if len(errs) > 0 {
-		return Config{}, warnings, errs
+	c, errors, warned := parse(d, sources)
+	warnings = warned.all("warnings")
+	if errors.total > 0 {
+		return Config{}, warnings, Problems(errors.all("errors"))
 	}
 	return c, warnings, nil
 }
@@ -27,26 +28,32 @@ func Parse(d Defaults, sources ...Source) (c Config, warnings []Problem, err err
 // and the error is [Problems]. What only this agent accepts (IPv6 CIDRs while
 // IPv6 is off, more than 64 CIDRs) is accepted here as well.
 func Lenient(d Defaults, sources ...Source) (c Config, passedOver []Problem, err error) {
-	c, errs, _ := parse(d, sources)
-	for _, p := range errs {
-		if !p.PassedOver {
-			return Config{}, nil, errs
-		}
+	c, errors, _ := parse(d, sources)
+	if errors.refused {
+		return Config{}, nil, Problems(errors.all("errors"))
 	}
-	return c, errs, nil
+	return c, errors.all("errors"), nil
 }
 
-func parse(d Defaults, sources []Source) (c Config, errs Problems, warnings []Problem) {
+func parse(d Defaults, sources []Source) (c Config, errors, warnings report) {
+	size := 0
+	for _, s := range sources {
+		if size += len(s.Data); size > maxSize {
+			errors.add(tooLarge(s.Name), maxErrors)
+			return c, errors, warnings
+		}
+	}
+	left := room{nodes: maxNodes, folded: maxFolded}
 	files := make([]*file, len(sources))
 	for i, s := range sources {
-		files[i] = readFile(d, s)
+		files[i] = readFile(d, s, &left)
 	}
 	c = join(d, files)
 	for _, f := range files {
-		errs = append(errs, inOrder(f.errors)...)
-		warnings = append(warnings, inOrder(f.warnings)...)
+		errors.append(f.errors, maxErrors)
+		warnings.append(f.warnings, maxWarnings)
 	}
-	return c, errs, warnings
+	return c, errors, warnings
 }
 
 // inOrder sorts by place. What a mapping merged twice has told twice stays once.

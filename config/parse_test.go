@@ -139,9 +139,9 @@ func TestCaretPointsAtTheProblem(t *testing.T) {
 		{"tabs", "{\n\t\"masqLinkLocal\":\t1\n}", "\t\"masqLinkLocal\":\t1\n\t                \t^"},
 		{"wide characters count as one", "nonMasqueradeCIDRs: [\"é\", 10.0.0.1]\n", "nonMasqueradeCIDRs: [\"é\", 10.0.0.1]\n                          ^"},
 		{"a line that is too long is not shown", long, ""},
-		{"control characters are not printed", "a: \x1b[2J\n", "a: \uFFFD[2J\n   ^"},
+		{"control characters are not printed", "ipv6: \x1b[2J\n", "ipv6: \uFFFD[2J\n      ^"},
 		{"a first line behind a byte order mark", "\uFEFFmasqLinkLocal: 1\n", "masqLinkLocal: 1\n               ^"},
-		{"the end of the file", "a: [", "a: [\n   ^"},
+		{"the end of the file", "ipv6: [", "ipv6: [\n      ^"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

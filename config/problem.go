@@ -13,10 +13,13 @@ type Position struct {
 	Col  int
 }
 
-// String returns FILE:LINE:COL.
+// String returns FILE:LINE:COL, or FILE of a position without a line.
 func (p Position) String() string {
-	if p == (Position{}) {
+	switch {
+	case p == (Position{}):
 		return "built-in default"
+	case p.Line == 0:
+		return p.File
 	}
 	return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Col)
 }
@@ -67,4 +70,45 @@ func (p Problems) Error() string {
 		lines[i] = p[i].Error()
 	}
 	return strings.Join(lines, "\n")
+}
+
+// What one Parse reports at most. The rest is counted.
+const (
+	maxErrors   = 1000
+	maxWarnings = 100
+)
+
+// A report is the problems found, of which it keeps the first.
+type report struct {
+	kept    []Problem
+	total   int
+	refused bool // any of them, kept or not, is not passed over
+}
+
+func (r *report) add(p Problem, most int) {
+	r.total++
+	r.refused = r.refused || !p.PassedOver
+	if len(r.kept) < most {
+		r.kept = append(r.kept, p)
+	}
+}
+
+// append adds the problems of the next file, in the order of their places.
+func (r *report) append(next report, most int) {
+	kept := inOrder(next.kept)
+	r.total += next.total - len(next.kept) + len(kept)
+	r.refused = r.refused || next.refused
+	r.kept = append(r.kept, kept[:min(len(kept), most-len(r.kept))]...)
+}
+
+// all returns the problems, and one that counts those not kept.
+func (r *report) all(what string) []Problem {
+	more := r.total - len(r.kept)
+	if more == 0 {
+		return r.kept
+	}
+	file := r.kept[len(r.kept)-1].Pos.File
+	return append(r.kept, Problem{
+		Pos: Position{File: file}, Msg: fmt.Sprintf("and %d more %s", more, what), PassedOver: !r.refused,
+	})
 }

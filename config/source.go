@@ -130,3 +130,7 @@ func readRegular(path string) (*Source, error) {
 func notRegular(path string, info fs.FileInfo) error {
 	return fmt.Errorf("config: %s: not a file, but of mode %s", path, info.Mode())
 }
+
+func tooLarge(path string) Problem {
+	return Problem{Pos: Position{File: path, Line: 1, Col: 1}, Msg: "the file is larger than 4 MiB"}
+}

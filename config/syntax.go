@@ -12,33 +12,43 @@ import (
 // yaml.v3 gives is a line at best: that of the context, less one for an error
 // of its parser, and none at all in the first line. So the text is parsed once
 // more behind an empty line, and line by line.
-func (t *text) syntaxError(err error) Problem {
+// The source is what was parsed.
+func (t *text) syntaxError(err error, source string) Problem {
 	msg := strings.TrimPrefix(err.Error(), "yaml: ")
 	if strings.Contains(msg, "UTF-8") || strings.Contains(msg, "control characters") {
 		return t.forbidden()
 	}
-	feed := lineFeed{lines: t.lines()}
+	lines := strings.Split(source, "\n")
+	feed := lineFeed{lines: lines}
 	_, _ = parseYAML(&feed)
 	if name, ok := strings.CutPrefix(msg, "unknown anchor '"); ok {
 		name = "*" + strings.TrimSuffix(name, "' referenced")
 		read := strings.Join(t.lines()[:feed.read], "\n")
-		return t.problemAt(max(strings.LastIndex(read, name), 0), fmt.Sprintf("alias %s has no anchor before it", quote(name)))
+		return t.problemAt(max(strings.LastIndex(read, name), 0), t.called("alias", name)+" has no anchor before it")
 	}
-	if _, err := parseYAML(strings.NewReader("\n" + t.s)); err != nil {
+	if _, err := parseYAML(strings.NewReader("\n" + source)); err != nil {
 		msg = strings.TrimPrefix(err.Error(), "yaml: ")
 	}
 	line, msg := lineOf(msg)
 	line = min(max(line, 1), len(t.lines()))
 	switch {
 	case msg == "did not find expected key", msg == "did not find expected '-' indicator":
-		line = t.brokenLine(line, feed.read)
+		line = brokenLine(lines, line, feed.read)
 	case strings.Contains(msg, "violates indentation"):
 		for line < len(t.lines()) && !strings.HasPrefix(strings.TrimLeft(t.lines()[line-1], " "), "\t") {
 			line++
 		}
 	}
-	offset, hint := explain(msg, t.lines()[line-1])
+	offset, hint := t.explain(msg, t.lines()[line-1])
 	return t.problem(line, utf8.RuneCountInString(t.lines()[line-1][:offset])+1, "syntax: "+msg+hint)
+}
+
+// called returns what stands in the text, with its content if that may be shown.
+func (t *text) called(what, content string) string {
+	if t.echoes() && quotable(content) {
+		return what + " " + strconv.Quote(content)
+	}
+	return what
 }
 
 // lineOf splits "line 3: message", said of a text behind an empty line.
@@ -63,9 +73,9 @@ func lineOf(s string) (int, string) {
 // brokenLine returns the line between two after which the text is no YAML any
 // more, for errors where yaml.v3 names only the line where a list or mapping
 // begins. The parser reads a little ahead.
-func (t *text) brokenLine(from, read int) int {
-	for n := read; n > from && n > read-8; n-- {
-		if _, err := parseYAML(strings.NewReader(strings.Join(t.lines()[:n-1], "\n"))); err == nil {
+func brokenLine(lines []string, from, read int) int {
+	for n := read; n > from && n > read-8 && n < 10_000; n-- {
+		if _, err := parseYAML(strings.NewReader(strings.Join(lines[:n-1], "\n"))); err == nil {
 			return n
 		}
 	}
@@ -93,7 +103,7 @@ func (f *lineFeed) Read(p []byte) (int, error) {
 }
 
 // explain returns the offset of an error in its line, and a hint.
-func explain(msg, line string) (int, string) {
+func (t *text) explain(msg, line string) (int, string) {
 	start := len(line) - len(strings.TrimLeft(line, " \t"))
 	has := func(s string) bool { return strings.Contains(msg, s) }
 	last := func(chars string) int { return max(start, strings.LastIndexAny(line, chars)) }
@@ -102,7 +112,7 @@ func explain(msg, line string) (int, string) {
 		return i, ": indent with spaces, not with tabs"
 	case has("node content"):
 		if i, value := colonValue(line); i >= 0 {
-			return i, fmt.Sprintf(": inside [ ] write %s in quotes", quote(value))
+			return i, fmt.Sprintf(": inside [ ] write %s in quotes", t.called("the value", value))
 		}
 		return last("[{"), ": close the bracket, or put the value in quotes"
 	case has("cannot start any token"):

@@ -3,6 +3,9 @@ package config
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -17,6 +20,7 @@ type text struct {
 	s     string
 	json  bool
 	split []string // filled by lines
+	ours  *bool    // filled by echoes
 }
 
 func newText(s Source) *text {
@@ -70,10 +74,40 @@ func (t *text) problem(line, col int, msg string) Problem {
 	line = min(line, len(t.lines()))
 	p := Problem{Pos: Position{File: t.name, Line: line, Col: col}, Msg: msg}
 	if l := strings.TrimSuffix(t.lines()[line-1], "\r"); len(l) <= maxLine {
-		p.Text = l
+		if t.echoes() {
+			p.Text = l
+		}
 		p.Pos.Col = min(col, utf8.RuneCountInString(l)+1)
 	}
 	return p
+}
+
+// echoes reports whether the text looks like a config. Of any other nothing is
+// shown: it may be a Secret, mounted by mistake.
+func (t *text) echoes() bool {
+	if t.ours == nil {
+		lower := strings.ToLower(t.s)
+		ours := slices.ContainsFunc([]string{"masq", "cidr", "linklocal", "resync", "ipv6"}, func(word string) bool {
+			return hasKey(lower, word)
+		})
+		t.ours = &ours
+	}
+	return *t.ours
+}
+
+// hasKey reports whether a text has a key with a word in it.
+func hasKey(s, word string) bool {
+	for {
+		_, after, found := strings.Cut(s, word)
+		if !found {
+			return false
+		}
+		s = after
+		rest := strings.TrimLeft(after[:min(len(after), len(KeyNonMasqueradeSrcCIDRs))], "abcdefghijklmnopqrstuvwxyz0123456789")
+		if rest = strings.TrimLeft(rest, `"' `); strings.HasPrefix(rest, ":") {
+			return true
+		}
+	}
 }
 
 // problemAt returns a Problem at an offset.
@@ -83,16 +117,37 @@ func (t *text) problemAt(offset int, msg string) Problem {
 	return t.problem(strings.Count(before, "\n")+1, utf8.RuneCountInString(before[start:])+1, msg)
 }
 
-// maxQuoted bounds what a message quotes, in bytes: an alias can repeat a text.
-const maxQuoted = 64
+// What a message quotes of a value, and of an unknown key, in bytes. Something
+// else can be mounted by mistake, even a Secret: nothing of a long text is
+// quoted, nor of one of several lines.
+const (
+	maxQuoted    = 64
+	maxQuotedKey = 40
+)
 
-// clip returns the beginning of a text.
-func clip(s string) string {
-	if len(s) > maxQuoted {
-		return strings.ToValidUTF8(s[:maxQuoted], "") + "…"
+// quote returns a short text in quotes, or how long it is.
+func quote(s string) string {
+	if !quotable(s) {
+		return fmt.Sprintf("a text of %d bytes", len(s))
 	}
-	return s
+	return strconv.Quote(s)
 }
 
-// quote returns the beginning of a text in quotes.
-func quote(s string) string { return strconv.Quote(clip(s)) }
+func quotable(s string) bool {
+	return len(s) <= maxQuoted && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
+}
+
+// named returns what has a name, with the name if that looks like one.
+func named(what, name string) string {
+	if len(name) > maxName || !identifier.MatchString(name) {
+		return what
+	}
+	if len(name) > maxQuotedKey {
+		name = name[:maxQuotedKey] + "…"
+	}
+	return what + " " + strconv.Quote(name)
+}
+
+func unknownKey(name string) string { return named("unknown key", name) }
+
+var identifier = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_.-]*$`)

@@ -75,32 +75,30 @@ func (r *reader) cidr(item *yaml.Node, left CIDR, last bool) CIDR {
 	n := target(item)
 	var p netip.Prefix
 	var msg string
-	ignored := !last
+	checked := last // whether the older agents check it
 	switch {
 	case isNull(n):
-		r.fail(item, "an empty entry: write a CIDR, or remove it")
-		if ignored || left.IsValid() {
-			r.passOverFrom(len(r.errors) - 1)
-		}
-		return left
+		msg, checked = "an empty entry: write a CIDR, or remove it", last && !left.IsValid()
 	case n.Kind == yaml.ScalarNode && (!r.text.json || n.Tag == "!!str"):
+		left = CIDR{}
 		p, msg = parseCIDR(stringOf(n))
-		ignored = ignored && !isNumber(n) && n.Tag != "!!bool"
+		checked = last || isNumber(n) || n.Tag == "!!bool"
 	case n.Kind == yaml.MappingNode && len(n.Content) == 2 && !r.text.json:
+		left, checked = CIDR{}, true
 		_, msg = parseCIDR(n.Content[0].Value + ":") // the entry fd00:: is one
-		ignored = false
 	default:
+		left, checked = CIDR{}, true
 		msg = fmt.Sprintf("an entry is %s, want a CIDR", describe(n))
-		ignored = false
 	}
-	if msg == "" {
+	switch {
+	case msg == "":
 		return CIDR{Prefix: p, Pos: r.position(item)}
+	case checked:
+		r.fail(item, "%s", msg)
+	default:
+		r.passOver(item, "%s", msg)
 	}
-	r.fail(item, "%s", msg)
-	if ignored {
-		r.passOverFrom(len(r.errors) - 1)
-	}
-	return CIDR{}
+	return left
 }
 
 // given returns the values of a known key that say something, in the order in
@@ -206,17 +204,32 @@ func stringOf(n *yaml.Node) string {
 	return s
 }
 
-// describe names what a value is.
-func describe(n *yaml.Node) string {
+// kind names what a value is, without its content.
+func kind(n *yaml.Node) string {
 	switch {
 	case n.Kind == yaml.SequenceNode:
 		return "a list"
 	case n.Kind == yaml.MappingNode:
 		return "a mapping"
 	case isNumber(n):
-		return "the number " + clip(n.Value)
+		return "a number"
+	}
+	return "a text"
+}
+
+// describe names what a value is, and a short one.
+func describe(n *yaml.Node) string {
+	switch {
+	case n.Kind != yaml.ScalarNode:
+		return kind(n)
+	case !quotable(n.Value):
+		return fmt.Sprintf("%s of %d bytes", kind(n), len(n.Value))
+	case isNumber(n):
+		return "the number " + n.Value
 	case n.Tag == "!!bool":
-		return clip(n.Value)
+		return n.Value
+	case n.Tag == "!!null":
+		return "null"
 	}
 	return "the text " + quote(n.Value)
 }

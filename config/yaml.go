@@ -17,25 +17,34 @@ const errSecondDocument = "a second document begins here: a config file holds on
 // readYAML returns the one value of the file, nil where it says nothing, and
 // the long lists that yaml.v3 was spared. The value can be of use beside the
 // problems, which are all errors.
-func (t *text) readYAML() (*yaml.Node, folds, []Problem) {
+func (t *text) readYAML(left *room) (*yaml.Node, folds, []Problem) {
 	if strings.Count(t.s, "%TAG") > maxTagDirectives {
 		msg := fmt.Sprintf("more than %d %%TAG directives: a config file needs none", maxTagDirectives)
 		return nil, nil, []Problem{t.problemAt(strings.Index(t.s, "%TAG"), msg)}
 	}
 	short, runs := t.fold()
-	docs, err := parseYAML(strings.NewReader(short))
+	before := *left
+	source, fits := left.take(short, runs)
+	if !fits {
+		return nil, nil, []Problem{t.tooMuch()}
+	}
+	docs, err := parseYAML(strings.NewReader(source))
 	lists, ok := unfold(&yaml.Node{Content: docs[:min(len(docs), 1)]}, runs)
 	if len(runs) > 0 && (err != nil || !ok) {
 		// A run is not what it looks like, but the text of a block scalar, or
 		// there is an error beside it: the whole text tells.
-		lists = nil
-		docs, err = parseYAML(strings.NewReader(t.s))
+		if whole, fits := before.take(t.s, nil); fits {
+			*left, lists, source = before, nil, whole
+			docs, err = parseYAML(strings.NewReader(whole))
+		} else if !ok && (err == nil || len(docs) > 0) {
+			return nil, nil, []Problem{t.tooMuch()}
+		}
 	}
 	var problems []Problem
 	if err != nil {
-		p := t.syntaxError(err)
+		p := t.syntaxError(err, source)
 		if len(docs) == 0 {
-			docs = t.firstDocument()
+			docs = firstDocument(source)
 		}
 		if len(docs) > 0 {
 			p.Msg, p.PassedOver = errSecondDocument, true
@@ -55,10 +64,10 @@ func (t *text) readYAML() (*yaml.Node, folds, []Problem) {
 
 // firstDocument returns the value of what a line "..." ends, if that is valid
 // YAML. yaml.v3 looks for comments after it.
-func (t *text) firstDocument() []*yaml.Node {
-	for i, l := range t.lines() {
-		if l == "..." || strings.HasPrefix(l, "... ") {
-			docs, err := parseYAML(strings.NewReader(strings.Join(t.lines()[:i+1], "\n")))
+func firstDocument(s string) []*yaml.Node {
+	for end := range len(s) {
+		if (end == 0 || s[end-1] == '\n') && strings.HasPrefix(s[end:], "...") && (end+3 == len(s) || strings.IndexByte(" \n", s[end+3]) >= 0) {
+			docs, err := parseYAML(strings.NewReader(s[:end] + "..."))
 			if err != nil {
 				return nil
 			}
