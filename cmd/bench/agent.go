@@ -71,6 +71,17 @@ func (l *agentLog) wait(ended <-chan struct{}) error {
 	}
 }
 
+// waitFor waits until the log has the words so many times.
+func (l *agentLog) waitFor(words string, times int) error {
+	const patience = 10 * time.Second
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if strings.Count(l.String(), words) >= times {
+			return nil
+		}
+	}
+	return fmt.Errorf("the agent did not say %q %d times within %s:\n%s", words, times, patience, l)
+}
+
 // stop ends the agent.
 func (a *agent) stop() error {
 	if err := a.Signal(unix.SIGTERM); err != nil {

@@ -1,56 +1,245 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
 )
 
-const groupListener = "what the agent's listening costs others"
+const groupListener = "what the agent costs other programs"
 
-// listener measures the transactions of another program with the agent and
-// without. The kernel makes a notification of each element for who listens.
-func (b *bench) listener(ctx context.Context) error {
+// others measures the transactions of another program with the agent and
+// without, in time and in the kernel's memory. For whoever listens the kernel
+// makes a notification of each element, so it matters whether the agent does.
+func (b *bench) others(ctx context.Context) error {
 	for _, n := range b.sizes {
-		if err := b.listenerN(ctx, n); err != nil {
+		if err := b.neighbourOf(ctx, n, "a set of CIDRs", func(ns *nfttest.NS) (transaction, error) { return fillOf(ns, n) }); err != nil {
 			return err
 		}
 	}
-	return nil
+	const services = 1000
+	return b.neighbourOf(ctx, services, "rules of so many Services", func(*nfttest.NS) (transaction, error) { return kubeProxyLike(services) })
 }
 
-func (b *bench) listenerN(ctx context.Context, n int) (err error) {
+// A transaction is one of another program; release gives free what it holds.
+type transaction struct {
+	send    func(*node) (time.Duration, error)
+	release func() error
+}
+
+// fillOf fills a set, with messages made beforehand.
+func fillOf(ns *nfttest.NS, n int) (transaction, error) {
+	msgs, err := record(ruleset(shuffled(n, false), nft.ModeNFTables))
+	if err != nil {
+		return transaction{}, err
+	}
+	w, err := newFloor(ns, msgs)
+	if err != nil {
+		return transaction{}, err
+	}
+	w.rename(otherTable)
+	return transaction{func(*node) (time.Duration, error) { return w.send() }, w.close}, nil
+}
+
+// kubeProxyLike has nft load what kube-proxy in mode nftables has for as many
+// Services with three endpoints each: chains, rules and a verdict map.
+func kubeProxyLike(services int) (transaction, error) {
+	var s strings.Builder
+	fmt.Fprintf(&s, "table ip %s {\n", otherTable)
+	for i := range services {
+		for e := range 3 {
+			fmt.Fprintf(&s, "chain endpoint-%d-%d {\nip saddr 10.64.%d.%d counter\nmeta l4proto tcp dnat to 10.%d.%d.%d:8080\n}\n",
+				i, e, i>>8, i&0xff, 65+e, i>>8, i&0xff)
+		}
+		fmt.Fprintf(&s, "chain service-%d {\nip daddr 10.63.%d.%d tcp dport 80 ip saddr != 10.64.0.0/10 counter\n"+
+			"numgen random mod 3 vmap { 0 : goto endpoint-%[1]d-0, 1 : goto endpoint-%[1]d-1, 2 : goto endpoint-%[1]d-2 }\n}\n",
+			i, i>>8, i&0xff)
+	}
+	s.WriteString("map services {\ntype ipv4_addr . inet_proto . inet_service : verdict\nelements = {\n")
+	for i := range services {
+		fmt.Fprintf(&s, "10.63.%d.%d . tcp . 80 : goto service-%d,\n", i>>8, i&0xff, i)
+	}
+	s.WriteString("}\n}\nchain prerouting {\ntype nat hook prerouting priority dstnat;\nip daddr . meta l4proto . th dport vmap @services\n}\n}\n")
+	f, err := os.CreateTemp("", "bench-services-")
+	if err != nil {
+		return transaction{}, err
+	}
+	_, err = f.WriteString(s.String())
+	send := func(n *node) (time.Duration, error) { return n.runProgram(nil, "nft", "-f", f.Name()) }
+	return transaction{send, func() error { return errors.Join(f.Close(), os.Remove(f.Name())) }}, err
+}
+
+// The states of the agent in which another program writes, and in which one
+// round measures. alone is without an agent.
+const (
+	alone = iota
+	afterStart
+	whileListening
+	second
+	states
+)
+
+func stateNames() [states]string {
+	return [states]string{
+		afterStart: "first after the start", whileListening: "first while it listens", second: "second",
+	}
+}
+
+// A cost is what transactions took in each state, round by round.
+type cost [states]struct{ seconds, megabytes series }
+
+func (b *bench) neighbourOf(ctx context.Context, n int, what string, open func(*nfttest.NS) (transaction, error)) (err error) {
 	f, err := openFollower(defaultSize, b.agent)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.close()) }()
-	msgs, err := record(ruleset(shuffled(n, false), nft.ModeNFTables))
+	t, err := open(f.node.ns)
 	if err != nil {
 		return err
 	}
-	w, err := newFloor(f.node.ns, msgs)
-	if err != nil {
-		return err
+	defer func() { err = errors.Join(err, t.release()) }()
+	var c cost
+	for round := range b.rounds + 1 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		var got cost
+		steps := []func() error{
+			func() error { return got.measure(alone, f.node, n, t) },
+			func() error { return got.besideAgent(f, n, t) },
+		}
+		if round%2 == 1 {
+			slices.Reverse(steps)
+		}
+		for _, step := range steps {
+			if err := step(); err != nil {
+				return err
+			}
+		}
+		for state := range c {
+			if round > 0 { // the one before the first is not counted
+				c[state].seconds = append(c[state].seconds, got[state].seconds...)
+				c[state].megabytes = append(c[state].megabytes, got[state].megabytes...)
+			}
+		}
 	}
-	defer func() { err = errors.Join(err, w.close()) }()
-	w.rename(otherTable)
-	empty := func() error { return f.node.clear(otherTable, n) }
-	// Stopped between its turns: the kernel makes notifications in all namespaces
-	// where somebody listens in one.
-	beside := contender{
-		prepare: func() error { return errors.Join(empty(), f.start()) },
-		run: func() (time.Duration, error) {
-			took, err := w.send()
-			return took, errors.Join(err, f.stop())
-		},
-	}
-	s, err := takeTurns(ctx, b.rounds, beside, contender{empty, w.send})
-	if err != nil {
-		return err
-	}
-	b.add(newRow(groupListener, n, "another program's transaction", "ms", s[0]).against("without the agent", s[0], s[1]))
+	b.addCost(n, what, c)
 	return nil
+}
+
+// besideAgent measures one life of an agent.
+func (c *cost) besideAgent(f *follower, n int, t transaction) (err error) {
+	if err := f.start(); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.stop()) }()
+	if err := c.measure(afterStart, f.node, n, t); err != nil {
+		return err
+	}
+	if err := f.makeListen(); err != nil {
+		return err
+	}
+	return errors.Join(c.measure(whileListening, f.node, n, t), c.measure(second, f.node, n, t))
+}
+
+func (c *cost) measure(state int, n *node, size int, t transaction) error {
+	if err := n.clear(otherTable, size); err != nil {
+		return err
+	}
+	used := watchMemory()
+	took, err := t.send(n)
+	c[state].seconds = append(c[state].seconds, took.Seconds())
+	c[state].megabytes = append(c[state].megabytes, used())
+	return errors.Join(err, n.clear(otherTable, size))
+}
+
+// memoryFrom is the size from which a transaction takes so much memory that the
+// rest of the machine does not drown it.
+const memoryFrom = 10_000
+
+func (b *bench) addCost(n int, what string, c cost) {
+	const timeBound, memoryBound = 1.05, 1.1
+	for state, name := range stateNames() {
+		if state == alone {
+			continue
+		}
+		r := newRow(groupListener, n, what+", "+name, "ms", c[state].seconds).
+			against("without the agent", c[state].seconds, c[alone].seconds)
+		m := newRow(groupListener, n, what+", "+name+", memory", "MB", c[state].megabytes).
+			against("without the agent", c[state].megabytes, c[alone].megabytes)
+		if state != whileListening {
+			r, m = r.reach(timeBound), m.reach(memoryBound)
+		}
+		b.add(r)
+		if n >= memoryFrom {
+			b.add(m)
+		}
+	}
+}
+
+// watchMemory begins to watch how much memory is available on the machine; what it
+// returns ends that and tells the largest drop, in MB.
+func watchMemory() (drop func() float64) {
+	before := memAvailable()
+	stop, low := make(chan struct{}), make(chan float64)
+	go func() {
+		least := before
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			least = min(least, memAvailable())
+			select {
+			case <-stop:
+				low <- min(least, memAvailable())
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	return func() float64 {
+		close(stop)
+		return before - <-low
+	}
+}
+
+// memAvailable reads MemAvailable of proc_meminfo(5), in MB.
+func memAvailable() float64 {
+	text, _ := os.ReadFile("/proc/meminfo")
+	_, after, _ := bytes.Cut(text, []byte("MemAvailable:"))
+	kB, _ := strconv.ParseFloat(string(bytes.Fields(after)[0]), 64)
+	return kB * 1024 / 1e6
+}
+
+// makeListen has the agent listen, as it does after it had to restore its rules,
+// and for ten minutes if that happens twice.
+func (f *follower) makeListen() error {
+	for range 2 {
+		if _, err := f.heal(f.node.conn); err != nil {
+			return err
+		}
+	}
+	return f.agent.log.waitFor("restored", 2)
+}
+
+// heal deletes the agent's table and waits until its rules are effective again.
+func (f *follower) heal(c *nfnetlink.Conn) (time.Duration, error) {
+	var attack nfnetlink.Batch
+	attack.DelTable(nfnetlink.Inet, nft.TableName)
+	if err := c.Commit(&attack, 0); err != nil {
+		return 0, fmt.Errorf("delete the agent's table: %w", err)
+	}
+	start := time.Now()
+	err := f.node.await(f.hashes[f.turn], 100*time.Microsecond)
+	return time.Since(start), err
 }

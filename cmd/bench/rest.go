@@ -55,12 +55,28 @@ const commitsPerSecond = 100
 // A rester is an agent that is watched while its file does not change.
 type rester struct {
 	*follower
-	beside  bool // another program writes beside it
+	surroundings
 	commits uint32
 }
 
-// atRest watches agents, each on a node of its own, at the same time: alone and
-// beside a program that commits to a table of its own.
+// surroundings are what an agent at rest has to do with.
+type surroundings struct {
+	what   string
+	bound  float64 // of the share of a processor, in percent
+	listen bool    // it listens; else it compares, as after a start
+	beside bool    // another program writes
+}
+
+func allSurroundings() []surroundings {
+	return []surroundings{
+		{what: "comparing", bound: 0.25},
+		{what: "listening", bound: 0.01, listen: true},
+		{what: fmt.Sprintf("beside %d foreign commits a second", commitsPerSecond), bound: 1, beside: true},
+	}
+}
+
+// atRest watches agents, each on a node of its own, at the same time: alone, in
+// both states, and beside a program that commits to a table of its own.
 func (b *bench) atRest(ctx context.Context) (err error) {
 	var all []*rester
 	defer func() {
@@ -69,13 +85,19 @@ func (b *bench) atRest(ctx context.Context) (err error) {
 		}
 	}()
 	for _, n := range []int{defaultSize, slices.Max(b.sizes)} {
-		for _, beside := range []bool{false, true} {
+		for _, s := range allSurroundings() {
 			f, err := openFollower(n, b.agent)
 			if err != nil {
 				return err
 			}
-			all = append(all, &rester{follower: f, beside: beside})
+			all = append(all, &rester{follower: f, surroundings: s})
 			if err := f.start(); err != nil {
+				return err
+			}
+			if !s.listen {
+				continue
+			}
+			if err := f.makeListen(); err != nil {
 				return err
 			}
 		}
@@ -103,14 +125,10 @@ func (b *bench) atRest(ctx context.Context) (err error) {
 }
 
 func (b *bench) addRest(r *rester, share, writes float64) {
-	what, bound := "alone", 0.1
-	if r.beside {
-		what, bound = fmt.Sprintf("beside %d foreign commits a second", commitsPerSecond), 1
-	}
-	processor := newRow(groupRest, r.size, "processor, "+what, "%", series{share})
-	written := newRow(groupRest, r.size, fmt.Sprintf("writes in %s, %s", b.rest, what), "", series{writes})
+	processor := newRow(groupRest, r.size, "processor, "+r.what, "%", series{share})
+	written := newRow(groupRest, r.size, fmt.Sprintf("writes in %s, %s", b.rest, r.what), "", series{writes})
 	if r.size == defaultSize {
-		processor, written = processor.reach(bound), written.reach(0)
+		processor, written = processor.reach(r.bound), written.reach(0)
 	}
 	b.add(processor)
 	b.add(written)
