@@ -12,8 +12,20 @@ type Flip struct {
 	IPv6                  bool
 	FromNode              bool // sent by this node itself; false: by others, or by any if no policy tells them apart
 	Sources, Destinations []netip.Prefix
-	AnySource             bool // the sources are the whole family
-	Before, After         Verdict
+	// All others of the family: none if they are the whole family.
+	OtherSources, OtherDestinations []netip.Prefix
+	Before, After                   Verdict
+
+	apart          bool // FromNode counts
+	src, dst       axis
+	froms, targets []int // classes of the sources and of the destinations
+}
+
+// Includes reports whether a connection is in the flip.
+func (f *Flip) Includes(c Connection) bool {
+	src, dst := c.Src.Unmap(), c.Dst.Unmap()
+	return !c.ToNode && (c.FromNode == f.FromNode || !f.apart) && src.Is6() == f.IPv6 && dst.Is6() == f.IPv6 &&
+		slices.Contains(f.froms, f.src.class(src)) && slices.Contains(f.targets, f.dst.class(dst))
 }
 
 // Flips returns where two policies decide differently, exactly: each connection
@@ -21,7 +33,8 @@ type Flip struct {
 // other is in any. The order is that of the destinations.
 func Flips(before, after Policy) []Flip {
 	var flips []Flip
-	for _, s := range sides(before, after) {
+	all := sides(before, after)
+	for _, s := range all {
 		src, dst := newAxis(s.ipv6, true, before, after), newAxis(s.ipv6, false, before, after)
 		// Destinations that flip for the same sources in the same way belong together.
 		groups := map[string][]int{}
@@ -40,6 +53,9 @@ func Flips(before, after Policy) []Flip {
 		for _, column := range order {
 			flips = append(flips, flipsTo(groups[column], src, dst, before, after, s)...)
 		}
+	}
+	for i := range flips {
+		flips[i].apart = slices.ContainsFunc(all, func(s side) bool { return s.fromNode })
 	}
 	return flips
 }
@@ -63,12 +79,16 @@ func flipsTo(group []int, src, dst axis, before, after Policy, on side) []Flip {
 	}
 	var flips []Flip
 	for _, p := range order {
+		from := func(c int) bool { return slices.Contains(sources[p], c) }
+		target := func(c int) bool { return slices.Contains(group, c) }
 		flips = append(flips, Flip{
 			IPv6: on.ipv6, FromNode: on.fromNode, Before: p.before, After: p.after,
-			Sources:      src.prefixes(func(c int) bool { return slices.Contains(sources[p], c) }),
-			Destinations: dst.prefixes(func(c int) bool { return slices.Contains(group, c) }),
-			AnySource:    len(sources[p]) == len(src.members),
+			Sources: src.prefixes(from), OtherSources: src.prefixes(not(from)),
+			Destinations: dst.prefixes(target), OtherDestinations: dst.prefixes(not(target)),
+			src: src, dst: dst, froms: sources[p], targets: group,
 		})
 	}
 	return flips
 }
+
+func not(f func(int) bool) func(int) bool { return func(n int) bool { return !f(n) } }

@@ -23,6 +23,7 @@ func commands() []command {
 	return []command{
 		runCommand(),
 		checkCommand(),
+		diffCommand(),
 		renderCommand(),
 		statusCommand(),
 		explainCommand(),

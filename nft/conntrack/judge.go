@@ -61,7 +61,7 @@ func (j *Judge) Stale(e *Entry) bool {
 	src, dst := e.Original.Src.Addr(), e.Destination().Addr()
 	translated := e.SeenAs().Addr() != src
 	switch {
-	case !e.open(), src == dst, dst.IsMulticast(), j.isLocal(src), j.isLocal(dst):
+	case !j.Forwarded(e):
 		return false
 	case e.Status&SrcNATDone == 0 && e.Zone != 0:
 		return false
@@ -69,6 +69,13 @@ func (j *Judge) Stale(e *Entry) bool {
 		return false
 	}
 	return !translated || !j.others(src, dst, e.Original.Dst != e.Destination())
+}
+
+// Forwarded reports whether a connection is open, and neither from nor to the node
+// itself, to multicast, or from an address to itself.
+func (j *Judge) Forwarded(e *Entry) bool {
+	src, dst := e.Original.Src.Addr(), e.Destination().Addr()
+	return e.open() && src != dst && !dst.IsMulticast() && !j.isLocal(src) && !j.isLocal(dst)
 }
 
 func (j *Judge) isLocal(a netip.Addr) bool {

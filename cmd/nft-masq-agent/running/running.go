@@ -124,8 +124,29 @@ func (a Agent) String() string {
 // command line says nothing of the policy. It gives the sentence that says so,
 // or "".
 func Follow(o *options.Options, fs *flag.FlagSet, agents []Agent) string {
+	return follow(o, fs, agents, options.PolicyFlags())
+}
+
+// FollowFlags does so too if the command line says nothing of the policy but where
+// the config is; then it is there.
+func FollowFlags(o *options.Options, fs *flag.FlagSet, agents []Agent) string {
+	path := ""
+	fs.Visit(func(f *flag.Flag) {
+		if f.Name == "config" {
+			path = o.ConfigPath
+		}
+	})
+	others := slices.DeleteFunc(options.PolicyFlags(), func(name string) bool { return name == "config" })
+	said := follow(o, fs, agents, others)
+	if path != "" {
+		o.ConfigPath, o.Root = path, ""
+	}
+	return said
+}
+
+func follow(o *options.Options, fs *flag.FlagSet, agents []Agent, policyFlags []string) string {
 	given := false
-	fs.Visit(func(f *flag.Flag) { given = given || slices.Contains(options.PolicyFlags(), f.Name) })
+	fs.Visit(func(f *flag.Flag) { given = given || slices.Contains(policyFlags, f.Name) })
 	if given || len(agents) == 0 {
 		return ""
 	}

@@ -1,0 +1,145 @@
+package answer
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"nft-masq-agent/nft"
+)
+
+// A Diff is the answer of diff. As JSON, fields are only ever added.
+type Diff struct {
+	Agent   string   `json:"agent,omitempty"` // whose flags were taken, in words
+	Before  string   `json:"before"`          // hash
+	After   string   `json:"after"`
+	Changes []Change `json:"changes"`
+	Other   []string `json:"other"` // changes that no verdict shows
+	Notes   []string `json:"notes"`
+}
+
+// A Change is connections whose verdict changes.
+type Change struct {
+	Family       string      `json:"family"`   // ipv4 or ipv6
+	FromNode     bool        `json:"fromNode"` // sent by the node itself
+	Sources      []string    `json:"sources"`
+	Destinations []string    `json:"destinations"`
+	Before       nft.Verdict `json:"before"`
+	After        nft.Verdict `json:"after"`
+	Open         *Open       `json:"open,omitempty"` // none offline
+
+	what string
+}
+
+// Open counts the open connections that a change is about.
+type Open struct {
+	Connections int `json:"connections"`
+	Pods        int `json:"pods"`
+}
+
+// NewDiff compares two policies.
+func NewDiff(before, after nft.Policy, flips []nft.Flip) Diff {
+	d := Diff{Before: before.Hash(), After: after.Hash(), Changes: []Change{}, Other: []string{}, Notes: []string{}}
+	for _, f := range flips {
+		d.Changes = append(d.Changes, Change{
+			Family:   strings.ToLower(familyName(f.IPv6)),
+			FromNode: f.FromNode, Sources: texts(f.Sources), Destinations: texts(f.Destinations),
+			Before: f.Before, After: f.After, what: flipText(f),
+		})
+	}
+	if b, a := sourcePorts(before), sourcePorts(after); a != b {
+		d.Other = append(d.Other, fmt.Sprintf("source ports: %s → %s", b, a))
+	}
+	return d
+}
+
+func sourcePorts(p nft.Policy) string {
+	how := "kept if possible"
+	if p.RandomFully {
+		how = "random"
+	}
+	if len(p.Ports) == 0 {
+		return how
+	}
+	ranges := make([]string, len(p.Ports))
+	for i, r := range p.Ports {
+		ranges[i] = r.String()
+	}
+	return how + ", from " + strings.Join(ranges, ",")
+}
+
+// Changed reports whether anything changes that packets show.
+func (d *Diff) Changed() bool { return len(d.Changes)+len(d.Other) > 0 }
+
+func texts(list []netip.Prefix) []string {
+	out := make([]string, len(list))
+	for i, p := range list {
+		out[i] = p.String()
+	}
+	return out
+}
+
+// flipText names sources and destinations, or if that is shorter all but the
+// others.
+func flipText(f nft.Flip) string {
+	words := addresses(f.Destinations, f.OtherDestinations, f.IPv6)
+	if len(f.OtherSources) > 0 {
+		words = "from " + addresses(f.Sources, f.OtherSources, f.IPv6) + " to " + words
+	}
+	if f.FromNode {
+		words = "sent by this node itself: " + words
+	}
+	return words
+}
+
+func addresses(these, others []netip.Prefix, ipv6 bool) string {
+	switch {
+	case len(others) == 0:
+		return "any " + familyName(ipv6) + " address"
+	case len(these) > 1 && len(others) < len(these):
+		return "any " + familyName(ipv6) + " address but " + few(others)
+	}
+	return few(these)
+}
+
+// few lists the first CIDRs and counts the others.
+func few(list []netip.Prefix) string {
+	const most = 8
+	if len(list) <= most+1 {
+		return strings.Join(texts(list), ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(texts(list[:most]), ", "), len(list)-most)
+}
+
+// String is the answer for people.
+func (d *Diff) String() string {
+	var b strings.Builder
+	for _, c := range d.Changes {
+		line := fmt.Sprintf("%s: %s → %s", c.what, c.Before, c.After)
+		if c.Open != nil {
+			line += fmt.Sprintf("; %s of %s", plural(c.Open.Connections, "open connection"), plural(c.Open.Pods, "pod"))
+		}
+		b.WriteString(Wrap(line, ""))
+	}
+	for _, o := range d.Other {
+		b.WriteString(Wrap(o, ""))
+	}
+	if !d.Changed() {
+		b.WriteString("no change\n")
+	}
+	for _, n := range d.Notes {
+		b.WriteString(Wrap(n, ""))
+	}
+	fmt.Fprintf(&b, "%s → %s\n", d.Before, d.After)
+	if d.Agent != "" {
+		b.WriteString(Wrap(d.Agent, ""))
+	}
+	return b.String()
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

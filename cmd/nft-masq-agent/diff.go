@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"net/netip"
+
+	"nft-masq-agent/cmd/nft-masq-agent/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/options"
+	"nft-masq-agent/cmd/nft-masq-agent/running"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/kernel"
+)
+
+type diffFlags struct {
+	*options.Options
+	set    *flag.FlagSet
+	output string
+}
+
+func diffCommand() command {
+	return command{
+		name:     "diff",
+		operands: "[OLD] [NEW]",
+		about:    "show what would change if a config took effect",
+		details: "It compares the rules that the kernel holds with the config, and lists the destinations, and if it depends on " +
+			"them the sources, whose verdict changes, with the number of open connections there. Those keep their address; " +
+			"a change affects only new ones. It takes the flags of an agent that runs here, unless the command line has flags " +
+			"about the policy other than --config. With two files, it compares these and reads nothing else. Exit code 0: no " +
+			"change, 1: changes, 2: wrong usage or an error. Nothing is written.",
+		examples: []string{
+			program + " diff --config ./ip-masq-agent",
+			program + " diff ./old ./new --enable-ipv6",
+		},
+		flags: func(fs *flag.FlagSet) action {
+			f := diffFlags{Options: options.AddPolicyFlags(fs), set: fs}
+			options.AddFlag(fs, &f.output, "o", outputText, "text or json `FORMAT` of the answer", options.OneOf(outputText, outputJSON))
+			return func(_ context.Context, operands []string, e environment) (int, error) { return f.diff(operands, e) }
+		},
+	}
+}
+
+func (f *diffFlags) diff(operands []string, e environment) (int, error) {
+	var d answer.Diff
+	var err error
+	switch len(operands) {
+	case 0:
+		d, err = f.online(e)
+	case 1:
+		return exitUsage, usagef("NEW is missing: give OLD and NEW, or none of them and --config")
+	default:
+		if f.given("config") {
+			return exitUsage, usagef("--config is for the comparison with this node: leave out OLD and NEW")
+		}
+		d, err = f.offline(operands[0], operands[1], e)
+	}
+	text := d.String()
+	if err == nil && f.output == outputJSON {
+		text, err = answer.JSON(d)
+	}
+	if err == nil {
+		err = write(e.stdout, text)
+	}
+	switch {
+	case err != nil:
+		// 1 says that there are changes, as with kubectl diff.
+		if _, err = refuse(e, err); err != nil {
+			_, _ = fmt.Fprintf(e.stderr, "%s diff: %v\n", program, err)
+		}
+		return exitUsage, nil
+	case d.Changed():
+		return exitFailed, nil
+	}
+	return exitDone, nil
+}
+
+func (f *diffFlags) given(name string) (given bool) {
+	f.set.Visit(func(g *flag.Flag) { given = given || g.Name == name })
+	return given
+}
+
+// offline compares two files.
+func (f *diffFlags) offline(before, after string, e environment) (answer.Diff, error) {
+	var policies [2]nft.Policy
+	for i, path := range []string{before, after} {
+		o := *f.Options
+		o.ConfigPath = path
+		l, err := o.Load()
+		if i == 1 {
+			warn(e, l)
+		}
+		if err == nil && len(l.Files) == 0 {
+			err = fmt.Errorf("%s does not exist", path)
+		}
+		if err != nil {
+			return answer.Diff{}, err
+		}
+		policies[i] = l.Ruleset.Policy
+	}
+	return answer.NewDiff(policies[0], policies[1], nft.Flips(policies[0], policies[1])), nil
+}
+
+// online compares what the kernel holds with the config.
+func (f *diffFlags) online(e environment) (answer.Diff, error) {
+	agent := running.FollowFlags(f.Options, f.set, running.Agents(e.proc, program))
+	l, err := f.Load()
+	warn(e, l)
+	if err != nil {
+		return answer.Diff{}, err
+	}
+	k := kernel.Open()
+	defer func() { _ = k.Close() }()
+	before, found, err := k.Live()
+	if err != nil {
+		return answer.Diff{}, hinted(err)
+	}
+	after := l.Ruleset.Policy
+	flips := nft.Flips(before, after)
+	d := answer.NewDiff(before, after, flips)
+	d.Agent = agent
+	if !found {
+		d.Other = nil
+		d.Before = "none"
+		d.Notes = append(d.Notes, "The kernel holds no rules that this version wrote: what it masquerades now is not counted.")
+	}
+	if len(l.Files) == 0 && f.given("config") {
+		return d, fmt.Errorf("%s does not exist", f.ConfigPath)
+	} else if len(l.Files) == 0 {
+		d.Notes = append(d.Notes, fmt.Sprintf("There is no file at %s: the built-in defaults apply.", f.ConfigPath))
+	}
+	if len(flips) == 0 {
+		return d, nil
+	}
+	return d, countOpen(&d, flips)
+}
+
+// countOpen counts the open connections that the flips are about.
+func countOpen(d *answer.Diff, flips []nft.Flip) error {
+	local, err := kernel.LocalPrefixes()
+	if err != nil {
+		return err
+	}
+	j := conntrack.NewJudge(nft.Policy{}, local, nil)
+	var connections []int
+	var pods []map[netip.Addr]bool
+	sample, err := conntrack.Open().Sample(conntrack.Filter{}, func() func(*conntrack.Entry) {
+		connections, pods = make([]int, len(flips)), make([]map[netip.Addr]bool, len(flips))
+		return func(e *conntrack.Entry) {
+			if !j.Forwarded(e) {
+				return
+			}
+			c := nft.Connection{Src: e.Original.Src.Addr(), Dst: e.Destination().Addr()}
+			for i := range flips {
+				if flips[i].Includes(c) {
+					connections[i]++
+					if pods[i] == nil {
+						pods[i] = map[netip.Addr]bool{}
+					}
+					pods[i][c.Src] = true
+				}
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	for i := range d.Changes {
+		d.Changes[i].Open = &answer.Open{Connections: connections[i], Pods: len(pods[i])}
+	}
+	if sample.Part() {
+		d.Notes = append(d.Notes, fmt.Sprintf("Counted among %d of %d connections.", sample.Looked, sample.Entries))
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/cmd/nft-masq-agent/answer"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// diff runs the command on the node.
+func (n *node) diff(args ...string) (d answer.Diff, code int) {
+	n.t.Helper()
+	got := n.run(append([]string{"diff", "-o", "json"}, args...)...)
+	decoder := json.NewDecoder(strings.NewReader(got.stdout))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&d); err != nil || got.stderr != "" {
+		n.t.Fatalf("diff: %+v: %v", got, err)
+	}
+	return d, got.code
+}
+
+func TestDiffComparesTheKernelWithAFile(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	nfttest.NFT(t, n.top.Node, service, "-f", "-")
+	n.enforce("nonMasqueradeCIDRs: [10.0.0.0/8]", "--enable-ipv6")
+	for i, dst := range []string{"10.9.0.9", "10.9.0.9", "203.0.113.9", "198.18.0.11", "192.168.9.9", "[fd00:9::9]"} {
+		n.open(nfttest.UDP, fmt.Sprintf("%s:%d", dst, 5000+i))
+	}
+	n.open(nfttest.TCP, "10.9.0.9:6000")
+	n.open(nfttest.SCTP, "[2001:db8:1::1]:6001")
+
+	n.write("nonMasqueradeCIDRs: [10.0.0.0/8]\nenableIPv6: true\n")
+	if d, code := n.diff("--config", n.path); code != exitDone || d.Changed() {
+		t.Errorf("the same: exit code %d, %+v", code, d)
+	}
+	n.write("nonMasqueradeCIDRs: [10.128.0.0/9, 192.168.0.0/16, 'fd00::/8']\nenableIPv6: true\n")
+	want := map[string]answer.Change{
+		"10.0.0.0/9":     {Before: nft.Exempt, After: nft.Masqueraded, Open: &answer.Open{Connections: 4, Pods: 1}},
+		"192.168.0.0/16": {Before: nft.Masqueraded, After: nft.Exempt, Open: &answer.Open{Connections: 1, Pods: 1}},
+		"fd00::/8":       {Before: nft.Masqueraded, After: nft.Exempt, Open: &answer.Open{Connections: 1, Pods: 1}},
+	}
+	d, code := n.diff("--config", n.path)
+	if code != exitFailed || len(d.Changes) != len(want) {
+		t.Errorf("exit code %d, %+v", code, d)
+	}
+	for _, c := range d.Changes {
+		w := want[strings.Join(c.Destinations, " ")]
+		if c.Before != w.Before || c.After != w.After || c.Open == nil || w.Open == nil || *c.Open != *w.Open {
+			t.Errorf("%+v, want %+v", c, w)
+		}
+	}
+	got := n.run("diff", "--config", n.path)
+	if !strings.Contains(got.stdout, "10.0.0.0/9: exempt → masqueraded; 4 open connections of 1 pod\n") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestDiffTakesTheFlagsOfTheRunningAgent(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
+	d := n.start("--enable-ipv6", "--to-ports=2000-2999", "--resync-interval=3600")
+	d.began(wants(t, "nonMasqueradeCIDRs: [10.0.0.0/8]\n", "--enable-ipv6", "--to-ports=2000-2999"))
+	proposed := n.path + "-proposed"
+	other := node{NS: n.NS, t: t, path: proposed}
+	other.write("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
+	got, code := n.diff("--config", proposed)
+	if code != exitDone || got.Changed() || !strings.Contains(got.Agent, "--enable-ipv6") {
+		t.Errorf("the same file: exit code %d, %+v", code, got)
+	}
+	if got, code := n.diff(); code != exitDone || got.Changed() {
+		t.Errorf("the agent's own file: exit code %d, %+v", code, got)
+	}
+	other.write("nonMasqueradeCIDRs: [10.0.0.0/9]\n")
+	got, code = n.diff("--config", proposed)
+	if code != exitFailed || len(got.Changes) != 1 || strings.Join(got.Changes[0].Destinations, " ") != "10.128.0.0/9" || len(got.Other) > 0 {
+		t.Errorf("another file: exit code %d, %+v", code, got)
+	}
+	got, code = n.diff("--config", proposed, "--enable-ipv6=false")
+	if code != exitFailed || got.Agent != "" || len(got.Changes) < 2 || len(got.Other) != 1 {
+		t.Errorf("with flags of its own: exit code %d, %+v", code, got)
+	}
+	if got := n.run("diff", "--config", n.path+"-nowhere"); got.code != exitUsage || !strings.Contains(got.stderr, "does not exist") {
+		t.Errorf("no file: %+v", got)
+	}
+}
+
+func TestDiffWithoutRulesSaysSo(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	d, code := n.diff()
+	if code != exitFailed || d.Before != "none" || len(d.Changes) != 1 || d.Changes[0].After != nft.Masqueraded || len(d.Notes) != 2 {
+		t.Errorf("exit code %d, %+v", code, d)
+	}
+}
