@@ -1,7 +1,6 @@
 package main
 
 import (
-	"io"
 	"time"
 
 	"go.uber.org/zap"
@@ -17,7 +16,7 @@ const debugVerbosity = 4
 // newLogger logs to w, which is stdout: tools that collect logs take all of
 // stderr for errors. A line has its time, level and message; no caller, no
 // stack, and none is left out as a repetition.
-func newLogger(w io.Writer, o options.Options) *zap.Logger {
+func newLogger(w zapcore.WriteSyncer, o options.Options) *zap.Logger {
 	encoding := zapcore.EncoderConfig{
 		TimeKey:        "time",
 		LevelKey:       "level",
@@ -36,7 +35,7 @@ func newLogger(w io.Writer, o options.Options) *zap.Logger {
 	if o.Klog.Verbosity >= debugVerbosity {
 		level = zapcore.DebugLevel
 	}
-	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(w)), level))
+	return zap.New(zapcore.NewCore(encoder, w, level))
 }
 
 // encodeTime writes RFC 3339 with milliseconds.

@@ -10,11 +10,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 )
 
 func TestTheLogHasTimeLevelAndMessage(t *testing.T) {
 	var b bytes.Buffer
-	log := newLogger(&b, *parseRun(t, ""))
+	log := newLogger(zapcore.AddSync(&b), *parseRun(t, ""))
 	log.Info("applied", zap.Duration("took", 1500*time.Microsecond), zap.Int("cidrs", 3))
 	var line map[string]any
 	if err := json.Unmarshal(b.Bytes(), &line); err != nil {
@@ -32,7 +33,7 @@ func TestTheLogHasTimeLevelAndMessage(t *testing.T) {
 
 func TestTheTextLogIsForPeople(t *testing.T) {
 	var b bytes.Buffer
-	log := newLogger(&b, *parseRun(t, "--log-format text"))
+	log := newLogger(zapcore.AddSync(&b), *parseRun(t, "--log-format text"))
 	log.Error("config rejected; last good config (3f9a2c71) stays enforced", zap.Error(errors.New("config.yaml:4:5: bad")))
 	_, line, _ := strings.Cut(b.String(), "Z  ")
 	want := "ERROR  config rejected; last good config (3f9a2c71) stays enforced  {\"error\": \"config.yaml:4:5: bad\"}\n"
@@ -44,7 +45,7 @@ func TestTheTextLogIsForPeople(t *testing.T) {
 func TestDetailsAreLoggedFromLevel4On(t *testing.T) {
 	for flags, want := range map[string]string{"": "", "--v=2": "", "--v=3": "", "--v=4": "detail", "--v=10": "detail", "--v=-1": ""} {
 		var b bytes.Buffer
-		newLogger(&b, *parseRun(t, flags)).Debug("detail")
+		newLogger(zapcore.AddSync(&b), *parseRun(t, flags)).Debug("detail")
 		if (b.Len() > 0) != (want != "") || !strings.Contains(b.String(), want) {
 			t.Errorf("%q: logged %q", flags, b.String())
 		}

@@ -22,6 +22,7 @@ func main() {
 func commands() []command {
 	return []command{
 		runCommand(),
+		readyCommand(),
 		checkCommand(),
 		diffCommand(),
 		renderCommand(),

@@ -46,6 +46,9 @@ func runCommand() command {
 	}
 }
 
+// lastLines is how long the last lines of the log may take when the agent ends.
+const lastLines = 100 * time.Millisecond
+
 func run(ctx context.Context, o options.Options, e environment) (int, error) {
 	// There is one thing to do at a time. With more processors the runtime looks
 	// for further work on them at each event, which takes longer than the event.
@@ -63,7 +66,14 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 		// longer for it.
 		debug.SetGCPercent(25)
 	}
-	log := newLogger(e.stdout, o)
+	// A log whose reader is gone is no reason to end.
+	signal.Ignore(unix.SIGPIPE)
+	lines := newLineQueue(e.stdout)
+	defer lines.Close(lastLines)
+	log := newLogger(lines, o)
+	lines.report = func(lost uint64) {
+		log.Warn("lines of the log were lost, because nobody read it", zap.String("event", "log_lines_lost"), zap.Uint64("lost", lost))
+	}
 	if path := o.Klog.IgnoredFile(); path != "" {
 		log.Warn("--log_file is not written: the log goes to standard output", zap.String("log_file", path))
 	}
@@ -80,7 +90,7 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 	for _, line := range legacyIPTables(e.proc) {
 		log.Warn(line)
 	}
-	ended := startAgent(ctx, o, k, log, hangup)
+	ended := startAgent(ctx, o, k, log, hangup, lines.lost.Load)
 	<-ctx.Done()
 	// The loop ends at once unless it is in the middle of a large transaction,
 	// which the kernel takes whole or not at all.
@@ -93,7 +103,7 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 
 // startAgent starts the loop and what it listens to. What it gives is closed
 // when all of them have ended.
-func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *zap.Logger, hangup <-chan os.Signal) <-chan struct{} {
+func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *zap.Logger, hangup <-chan os.Signal, lostLines func() uint64) <-chan struct{} {
 	listener := agent.NewListener()
 	files := watch.Start(ctx, o.ConfigPath, func() (agent.Files, string) {
 		sources, err := config.Read(o.ConfigPath)
@@ -119,13 +129,17 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		},
 		agent.Settings{
 			Version: version, Commit: build().commit, Path: o.ConfigPath,
-			Defaults: o.Defaults(), Options: o.NFT(), TakeOver: o.TakeOver,
+			Defaults: o.Defaults(), Options: o.NFT(), TakeOver: o.TakeOver, LostLines: lostLines,
 		},
 		log,
 	)
 	var all sync.WaitGroup
 	if o.HTTPAddress != "" {
 		served := agent.Serve(ctx, o.HTTPAddress, loop.Handler(), log)
+		all.Go(func() { <-served })
+	}
+	if o.ProbeSocket != "" {
+		served := agent.ServeProbes(ctx, o.ProbeSocket, loop.Report, log)
 		all.Go(func() { <-served })
 	}
 	all.Go(func() { loop.Run(ctx) })

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -58,35 +59,51 @@ func probe(check func() error) http.Handler {
 	})
 }
 
-// Serve answers HTTP on an address until ctx ends; what it returns is closed
-// once the requests under way then have been answered. It outlives every error:
-// an address that cannot be used is tried again and again, because the agent
-// does its work without it. The first try is made before Serve returns.
-func Serve(ctx context.Context, address string, handler http.Handler, log *zap.Logger) <-chan struct{} {
+// An endpoint is what is listened on, and how it is logged.
+type endpoint struct {
+	listen           func() (net.Listener, error)
+	serve            func(net.Listener) error
+	serving, failing string
+}
+
+// keepServing serves an endpoint until ctx ends, and then closes what it returns.
+// It outlives every error: an address that cannot be used is retried, because the
+// agent does its work without it. The first try is made before keepServing returns.
+func keepServing(ctx context.Context, e endpoint, log *zap.Logger) <-chan struct{} {
 	ended := make(chan struct{})
-	listener, err := net.Listen("tcp", address)
+	listener, err := e.listen()
 	go func() {
 		defer close(ended)
-		tries, said := 0, ""
+		tries, reported := 0, ""
 		for {
 			if err == nil {
-				log.Info("answering HTTP", zap.Stringer("address", listener.Addr()))
-				tries, said = 0, ""
-				err = serve(ctx, listener, handler, log)
+				log.Info(e.serving, zap.Stringer("address", listener.Addr()))
+				tries, reported = 0, ""
+				err = e.serve(listener)
 			}
 			if ctx.Err() != nil {
 				return
 			}
-			if err.Error() != said {
-				said = err.Error()
-				log.Error("no HTTP, trying again", zap.Error(err))
+			if err.Error() != reported {
+				reported = err.Error()
+				log.Error(e.failing, zap.Error(err))
 			}
 			tries++
 			wait(ctx, backoff(tries))
-			listener, err = net.Listen("tcp", address)
+			listener, err = e.listen()
 		}
 	}()
 	return ended
+}
+
+// Serve answers HTTP on an address until ctx ends; what it returns is closed
+// once the requests under way then have been answered.
+func Serve(ctx context.Context, address string, handler http.Handler, log *zap.Logger) <-chan struct{} {
+	return keepServing(ctx, endpoint{
+		listen:  func() (net.Listener, error) { return net.Listen("tcp", address) },
+		serve:   func(l net.Listener) error { return serve(ctx, l, handler, log) },
+		serving: "answering HTTP", failing: "no HTTP, trying again",
+	}, log)
 }
 
 // serve answers on one listener until it fails or ctx ends.
@@ -96,7 +113,8 @@ func serve(ctx context.Context, l net.Listener, handler http.Handler, log *zap.L
 		return err
 	}
 	server := &http.Server{
-		Handler:           handler,
+		Handler:           answering(handler),
+		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		ReadHeaderTimeout: readTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,
@@ -113,39 +131,80 @@ func serve(ctx context.Context, l net.Listener, handler http.Handler, log *zap.L
 			_ = server.Close()
 		}
 	})
-	err = server.Serve(&limitedListener{Listener: l, places: make(chan struct{}, maxConnections)})
+	err = server.Serve(&boundedListener{Listener: l})
 	if !stop() {
 		<-shut
 	}
 	return err
 }
 
-// A limitedListener has places for so many connections at a time; further ones
-// wait in the kernel.
-type limitedListener struct {
+// A boundedListener has at most maxConnections open connections. A further one
+// takes the place of the oldest that has not sent its request: whoever keeps
+// connections open and says nothing keeps nobody out.
+type boundedListener struct {
 	net.Listener
-	places chan struct{}
+	mu   sync.Mutex
+	open []*boundedConn // the oldest first
+}
+
+// A boundedConn leaves its listener's list when it is closed.
+type boundedConn struct {
+	net.Conn
+	of        *boundedListener
+	answering bool // guarded by of.mu
+}
+
+type connKey struct{}
+
+// answering marks a connection whose request has arrived.
+func answering(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if c, ok := r.Context().Value(connKey{}).(*boundedConn); ok {
+			c.of.mu.Lock()
+			c.answering = true
+			c.of.mu.Unlock()
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // Accept implements [net.Listener].
-func (l *limitedListener) Accept() (net.Conn, error) {
-	l.places <- struct{}{}
-	c, err := l.Listener.Accept()
-	if err != nil {
-		<-l.places
-		return nil, err
+func (l *boundedListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		b := &boundedConn{Conn: c, of: l}
+		if l.enter(b) {
+			return b, nil
+		}
+		_ = c.Close()
 	}
-	return &placedConn{Conn: c, leave: sync.OnceFunc(func() { <-l.places })}, nil
 }
 
-// A placedConn gives its place back when it is closed.
-type placedConn struct {
-	net.Conn
-	leave func()
+// enter makes room for a connection, and says whether there was any.
+func (l *boundedListener) enter(b *boundedConn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.open) >= maxConnections {
+		i := slices.IndexFunc(l.open, func(c *boundedConn) bool { return !c.answering })
+		if i < 0 {
+			return false
+		}
+		_ = l.open[i].Conn.Close()
+		l.open = slices.Delete(l.open, i, i+1)
+	}
+	l.open = append(l.open, b)
+	return true
 }
 
 // Close implements [net.Conn].
-func (c *placedConn) Close() error {
-	defer c.leave()
+func (c *boundedConn) Close() error {
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	if i := slices.Index(c.of.open, c); i >= 0 {
+		c.of.open = slices.Delete(c.of.open, i, i+1)
+	}
 	return c.Conn.Close()
 }

@@ -191,17 +191,56 @@ func serveInBubble(t *testing.T, handler http.HandlerFunc, test func(t *testing.
 	})
 }
 
-func TestSilentClientsHoldTheirPlacesForSecondsOnly(t *testing.T) {
-	serveInBubble(t, func(http.ResponseWriter, *http.Request) {}, func(t *testing.T, l *pipeListener, _ func()) {
+func TestSilentClientsKeepNobodyOut(t *testing.T) {
+	for name, request := range map[string]string{"idle": "", "slow": "GET / HTTP/1.1\r\nHost: lo"} {
+		t.Run(name, func(t *testing.T) {
+			serveInBubble(t, func(http.ResponseWriter, *http.Request) {}, func(t *testing.T, l *pipeListener, _ func()) {
+				start := time.Now()
+				for range 10 * maxConnections {
+					c := l.dial()
+					go func() { _, _ = io.WriteString(c, request) }()
+				}
+				if code := ask(t, l.dial(), plainRequest); code != http.StatusOK {
+					t.Errorf("status %d", code)
+				}
+				if took := time.Since(start); took > 0 {
+					t.Errorf("answered after %s", took)
+				}
+			})
+		})
+	}
+}
+
+func TestClientsThatAreBeingAnsweredKeepTheirPlaces(t *testing.T) {
+	release := make(chan struct{})
+	arrived := make(chan struct{}, maxConnections)
+	handler := func(http.ResponseWriter, *http.Request) { arrived <- struct{}{}; <-release }
+	serveInBubble(t, handler, func(t *testing.T, l *pipeListener, _ func()) {
+		codes := make(chan int, maxConnections)
 		for range maxConnections {
-			l.dial()
+			c := l.dial()
+			go func() { codes <- ask(t, c, plainRequest) }()
 		}
+		for range maxConnections {
+			<-arrived
+		}
+		if _, err := l.dial().Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Errorf("one more: %v, want it closed", err)
+		}
+		close(release)
+		for range maxConnections {
+			if code := <-codes; code != http.StatusOK {
+				t.Errorf("status %d", code)
+			}
+		}
+	})
+}
+
+func TestSilentClientsAreCutOff(t *testing.T) {
+	serveInBubble(t, func(http.ResponseWriter, *http.Request) {}, func(t *testing.T, l *pipeListener, _ func()) {
 		start := time.Now()
-		if code := ask(t, l.dial(), plainRequest); code != http.StatusOK {
-			t.Errorf("status %d", code)
-		}
-		if took := time.Since(start); took != readTimeout {
-			t.Errorf("answered after %s, want %s", took, readTimeout)
+		if _, err := l.dial().Read(make([]byte, 1)); !errors.Is(err, io.EOF) || time.Since(start) != readTimeout {
+			t.Errorf("%v after %s, want the end after %s", err, time.Since(start), readTimeout)
 		}
 	})
 }

@@ -56,13 +56,22 @@ func newMetrics(h *health, k Kernel, s Settings) *metrics {
 		Help:        "What the running program was built from; always 1.",
 		ConstLabels: prometheus.Labels{"version": s.Version, "commit": s.Commit, "goversion": runtime.Version()},
 	}, func() float64 { return 1 })
+	lost := prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: metricPrefix + "log_lines_lost_total",
+		Help: "Lines of the log that nobody read in time, or that could not be written.",
+	}, func() float64 {
+		if s.LostLines == nil {
+			return 0
+		}
+		return float64(s.LostLines())
+	})
 	for _, reason := range []string{onStart, onConfig, onDrift, onResync, onHangup, onRefusal} {
 		for _, result := range []string{inStepResult, writtenResult, refusedResult} {
 			m.applies.WithLabelValues(reason, result)
 		}
 	}
 	m.registry.MustRegister(
-		info, m.applies, m.duration, m.repairs,
+		info, lost, m.applies, m.duration, m.repairs,
 		newStateCollector(h), m.connections,
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),

@@ -64,6 +64,7 @@ type Options struct {
 	// Of run.
 	TakeOver    bool
 	HTTPAddress string // "" for off
+	ProbeSocket string // "" for off
 	LogFormat   string
 
 	Klog *KlogFlags
@@ -75,6 +76,10 @@ type Options struct {
 
 // DefaultConfig is where the older agents have their config.
 const DefaultConfig = "/etc/config/ip-masq-agent"
+
+// DefaultProbeSocket is where the command ready asks. The manifests have a volume
+// of the pod's own there.
+const DefaultProbeSocket = "/run/nft-masq-agent/probe.sock"
 
 // NFT gives what the compiler needs.
 func (o Options) NFT() nft.Options {
@@ -133,6 +138,7 @@ func AddRunFlags(fs *flag.FlagSet) *Options {
 	o := AddPolicyFlags(fs)
 	fs.BoolVar(&o.TakeOver, "takeover", false, "remove the rules of iptables-based agents in the transaction that makes ours effective")
 	AddFlag(fs, &o.HTTPAddress, "http-address", "", "`HOST:PORT` of /healthz, /readyz and /metrics; off if empty", parseHTTPAddress)
+	AddFlag(fs, &o.ProbeSocket, "probe-socket", "", "`PATH` of a unix socket that answers the command ready; off if empty", ParseSocketPath)
 	AddFlag(fs, &o.LogFormat, "log-format", LogJSON, "json or text `FORMAT` of the log", OneOf(LogJSON, LogText))
 	return o
 }
@@ -231,6 +237,15 @@ func OneOf[T ~string](values ...T) func(string) (T, error) {
 func parseConfigPath(s string) (string, error) {
 	if s == "" {
 		return "", errors.New("is empty")
+	}
+	return s, nil
+}
+
+// ParseSocketPath parses the path of a unix socket.
+func ParseSocketPath(s string) (string, error) {
+	const most = 107 // bytes of sun_path, without the zero
+	if len(s) > most {
+		return "", fmt.Errorf("is %d bytes long, a unix socket takes at most %d", len(s), most)
 	}
 	return s, nil
 }

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// maxQueued bounds what waits to be written, in bytes.
+const maxQueued = 256 << 10
+
+// A lineQueue writes the lines of the log from a goroutine of its own: a reader
+// that does not read, or is gone, holds nobody up. Lines that do not fit into the
+// queue, or that cannot be written, are lost and counted.
+type lineQueue struct {
+	w    io.Writer
+	lost atomic.Uint64
+	// report logs that lines were lost, once the reader reads again.
+	report func(lost uint64)
+
+	mu       sync.Mutex
+	lines    [][]byte
+	size     int
+	more     chan struct{} // has a token when there are lines
+	closed   chan struct{}
+	finished chan struct{}
+}
+
+func newLineQueue(w io.Writer) *lineQueue {
+	q := &lineQueue{
+		w: w, report: func(uint64) {},
+		more: make(chan struct{}, 1), closed: make(chan struct{}), finished: make(chan struct{}),
+	}
+	go q.run()
+	return q
+}
+
+// Write implements [io.Writer]. It never blocks and never fails.
+func (q *lineQueue) Write(line []byte) (int, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.size+len(line) > maxQueued {
+		q.lost.Add(1)
+		return len(line), nil
+	}
+	q.lines, q.size = append(q.lines, append([]byte(nil), line...)), q.size+len(line)
+	select {
+	case q.more <- struct{}{}:
+	default:
+	}
+	return len(line), nil
+}
+
+// Sync implements [zapcore.WriteSyncer].
+func (q *lineQueue) Sync() error { return nil }
+
+// Close writes what is queued, for as long as the reader takes it within the
+// patience. Nothing may be written afterwards.
+func (q *lineQueue) Close(patience time.Duration) {
+	close(q.closed)
+	select {
+	case <-q.finished:
+	case <-time.After(patience):
+	}
+}
+
+func (q *lineQueue) run() {
+	defer close(q.finished)
+	for reported := uint64(0); ; {
+		read := false // somebody reads
+		for line := q.next(); line != nil; line = q.next() {
+			_, err := q.w.Write(line)
+			if read = err == nil; !read {
+				q.lost.Add(1)
+			}
+		}
+		// There is room for a line more now.
+		if lost := q.lost.Load(); lost > reported && read {
+			q.report(lost - reported)
+			reported = lost
+		}
+		select {
+		case <-q.more:
+		case <-q.closed:
+			select {
+			case <-q.more: // written before the end
+			default:
+				return
+			}
+		}
+	}
+}
+
+// next takes the first line, nil if there is none.
+func (q *lineQueue) next() []byte {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.lines) == 0 {
+		return nil
+	}
+	line := q.lines[0]
+	q.lines, q.size = q.lines[1:], q.size-len(line)
+	return line
+}

@@ -1,0 +1,140 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+)
+
+func TestALogThatNobodyReadsHoldsNobodyUpAndCountsWhatIsLost(t *testing.T) {
+	t.Parallel()
+	r, w := io.Pipe()
+	q := newLineQueue(w)
+	q.report = func(lost uint64) { _, _ = fmt.Fprintf(q, "lost %d\n", lost) }
+	const lines = 50_000
+	for i := range lines {
+		if n, err := fmt.Fprintf(q, "line %08d\n", i); n != 14 || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	lost := q.lost.Load()
+	if most := uint64(lines - maxQueued/14); lost < most-1 || lost > most {
+		t.Errorf("%d lines lost", lost)
+	}
+	read, last := uint64(0), ""
+	for s := bufio.NewScanner(r); !strings.HasPrefix(last, "lost") && s.Scan(); read++ {
+		last = s.Text()
+		if want := fmt.Sprintf("line %08d", read); last != want && last != fmt.Sprintf("lost %d", lost) {
+			t.Fatalf("%q, want %q", last, want)
+		}
+	}
+	if read-1+lost != lines {
+		t.Errorf("%d lines read and %d lost of %d", read-1, lost, lines)
+	}
+	q.Close(patience)
+}
+
+// A failingWriter fails until it is repaired.
+type failingWriter struct {
+	repaired atomic.Bool
+	written  chan string
+}
+
+func (w *failingWriter) Write(p []byte) (int, error) {
+	if !w.repaired.Load() {
+		return 0, unix.EPIPE
+	}
+	w.written <- string(p)
+	return len(p), nil
+}
+
+func TestLinesThatCannotBeWrittenAreCounted(t *testing.T) {
+	t.Parallel()
+	w := &failingWriter{written: make(chan string, 10)}
+	q := newLineQueue(w)
+	for range 3 {
+		_, _ = q.Write([]byte("x\n"))
+	}
+	for q.lost.Load() < 3 {
+		time.Sleep(time.Millisecond)
+	}
+	reported := make(chan uint64, 1)
+	q.report = func(lost uint64) { reported <- lost }
+	w.repaired.Store(true)
+	_, _ = q.Write([]byte("y\n"))
+	if n := <-reported; n != 3 {
+		t.Errorf("%d lines reported as lost, want 3", n)
+	}
+	q.Close(patience)
+	if line := <-w.written; line != "y\n" {
+		t.Errorf("written %q", line)
+	}
+}
+
+func TestALogThatIsNotReadOrIsGoneStopsNoHealing(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
+		n := newNode(t)
+		r, w, err := os.Pipe()
+		n.check(err)
+		_, err = unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 4096)
+		n.check(err)
+		cmd := n.command(nil, "run", "--config", n.path, "--http-address", httpAddress, "--v=4", flag)
+		cmd.Stdout = w
+		p, err := n.Start(cmd)
+		n.check(err)
+		n.check(w.Close())
+		t.Cleanup(func() {
+			_ = p.Kill()
+			<-p.Done()
+		})
+		heals := func(when string) {
+			t.Helper()
+			for range 5 {
+				tamper(n, mode)
+				late := time.Now().Add(patience)
+				for len(n.differences(wants(t, "", flag))) > 0 {
+					if time.Now().After(late) {
+						t.Fatalf("not restored while the log is %s", when)
+					}
+					time.Sleep(time.Millisecond)
+				}
+			}
+		}
+		for late := time.Now().Add(patience); len(n.differences(wants(t, "", flag))) > 0 && time.Now().Before(late); {
+			time.Sleep(time.Millisecond)
+		}
+		for i := range 200 { // more than pipe and queue hold
+			n.swap(fmt.Sprintf("# %d\n%s", i, strings.Repeat("unknownKey: 1\n", 100)))
+			heals("not read")
+			if i%20 == 19 && n.number("nft_masq_agent_log_lines_lost_total") > 0 {
+				break
+			}
+		}
+		if n.number("nft_masq_agent_log_lines_lost_total") == 0 {
+			t.Error("no line was lost: the test proves nothing")
+		}
+		n.check(r.Close())
+		heals("gone")
+		if err := p.Signal(unix.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-p.Done():
+		case <-time.After(patience):
+			t.Fatal("does not end")
+		}
+		if err := p.Wait(); err != nil {
+			t.Errorf("ended with %v", err)
+		}
+	})
+}
