@@ -398,7 +398,7 @@ func (a *Agent) tick() {
 func (a *Agent) sync(reason string, look kernel.Look) {
 	start := time.Now()
 	defer a.tellSource()
-	if !a.decided(reason, start) {
+	if !a.decided(reason, look, start) {
 		return
 	}
 	look.Others, look.TakeOver = look.Others || a.owed.Others, (look.TakeOver || a.owed.TakeOver) && a.takesOver()
@@ -409,7 +409,7 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	wrote := len(applied.Differences) > 0
 	a.metrics.applied(reason, wrote, err, time.Since(start))
 	if err != nil {
-		a.checked(reason, time.Since(start), err, 0)
+		a.checked(reason, look, time.Since(start), err, 0)
 		a.refuse(err, reason)
 		return
 	}
@@ -421,7 +421,7 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	if drift || tookOver {
 		a.restored(applied.Generation)
 	} else {
-		a.checked(reason, time.Since(start), nil, applied.Generation)
+		a.checked(reason, look, time.Since(start), nil, applied.Generation)
 	}
 	a.planTakeOver(reason, look, time.Since(start))
 	// First the state, then the line: who reads the line finds us ready.
@@ -447,16 +447,16 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 }
 
 // decided says whether there is something to enforce.
-func (a *Agent) decided(reason string, start time.Time) bool {
+func (a *Agent) decided(reason string, look kernel.Look, start time.Time) bool {
 	if a.rejection != nil && !a.policy.accepted {
 		if err := a.reconsider(); err != nil {
-			a.checked(reason, time.Since(start), err, 0)
+			a.checked(reason, look, time.Since(start), err, 0)
 			a.refuse(err, reason)
 			return false
 		}
 	}
 	if a.policy.want == nil {
-		a.checked(reason, time.Since(start), nil, a.drift.generation)
+		a.checked(reason, look, time.Since(start), nil, a.drift.generation)
 		a.leave()
 		return false
 	}

@@ -19,7 +19,8 @@ type drift struct {
 	listening  bool
 	failing    bool      // to listen, which was logged
 	due        time.Time // the next comparison; zero: none until a change is heard
-	generation uint32    // of the ruleset, when it was last checked
+	generation uint32    // of the ruleset, when it was last checked; 0: it is to be checked
+	compared   int       // how often, since our table itself was read
 	writer     uint32    // of the last change heard since
 	by         []string  // the programs that made those changes
 }
@@ -44,8 +45,8 @@ func (d *drift) names() string {
 // at all.
 func (d *drift) next(now time.Time) time.Time {
 	next, turns := d.due, d.detector.turns(now)
-	if !next.IsZero() && next.Before(d.pace.notBefore) {
-		next = d.pace.notBefore
+	if !next.IsZero() && next.Before(d.pace.repairAt) {
+		next = d.pace.repairAt
 	}
 	if next.IsZero() || !turns.IsZero() && turns.Before(next) {
 		return turns
@@ -137,26 +138,49 @@ func (a *Agent) stopListening(now time.Time, why, by string, length time.Duratio
 		zap.Float64("duration_seconds", length.Seconds()))
 }
 
+// verifyEvery is after how many comparisons our table itself is read: one that a
+// process owns goes with its socket and leaves the generation as it was.
+const verifyEvery = 40
+
 // compare checks the rules if it is time to and the generation is not the one at
 // which they were last checked.
 func (a *Agent) compare() {
 	d, now := &a.drift, time.Now()
-	if d.due.IsZero() || now.Before(d.due) || now.Before(d.pace.notBefore) {
+	if d.due.IsZero() || now.Before(d.due) || now.Before(d.pace.repairAt) {
 		return
 	}
 	d.due = time.Time{}
 	if !d.listening {
 		d.due = now.Add(compareEvery)
+		d.compared++
 	}
 	generation, err := a.kernel.Generation()
-	if err != nil || generation == d.generation {
+	var look kernel.Look
+	switch look.Quick = now.Before(d.pace.checkAt); {
+	case err != nil:
+		return
+	case look.Quick && !a.inSync():
+		d.due = d.pace.checkAt
+		return
+	case generation != d.generation:
+	case d.compared >= verifyEvery && !look.Quick && a.inSync():
+		d.compared = 0
+		a.sync(onDrift, kernel.Look{Verify: true})
+		return
+	default:
 		return
 	}
 	d.generation, a.survey.due = generation, true
 	if !d.listening {
 		a.survey.by = ""
 	}
-	a.sync(onDrift, kernel.Look{})
+	a.sync(onDrift, look)
+}
+
+// inSync says whether the rules were found or made right when they were last
+// checked.
+func (a *Agent) inSync() bool {
+	return a.refused == "" && !a.fresh && a.policy.want != nil && a.held == a.policy.want.Hash()
 }
 
 // manyCIDRs is how many it takes for a write of ours to be made more expensive by
@@ -173,13 +197,19 @@ func (a *Agent) apply(look kernel.Look) (kernel.Applied, error) {
 }
 
 // checked notes that nothing had to be restored, or that it could not be.
-func (a *Agent) checked(reason string, took time.Duration, err error, generation uint32) {
+func (a *Agent) checked(reason string, look kernel.Look, took time.Duration, err error, generation uint32) {
 	d := &a.drift
-	if d.generation = generation; err != nil {
+	switch d.generation = generation; {
+	case err != nil:
 		// What is there of ours may be half of what was to be written.
 		d.generation, _ = a.kernel.Generation()
+	case look.Quick: // is no proof
+		d.generation = 0
+		if d.listening {
+			d.due = d.pace.checkAt
+		}
 	}
-	if reason == onDrift {
+	if reason == onDrift && !look.Quick {
 		d.pace.checked(time.Now(), took)
 	}
 }

@@ -38,8 +38,8 @@ func wait(ctx context.Context, d time.Duration) {
 //
 // A program that commits to its own tables all the time makes us check ours for
 // nothing. After a check that took c the next one comes no sooner than 50·c
-// later, so that checks take 2 % of the time at most. It applies to checks of all
-// kinds, but a check that restored something does not put off the next one.
+// later, so that checks take 2 % of the time at most. Until then a quick one finds
+// most changes of our rules, and those are restored at once.
 //
 // A program that undoes our repairs would make us write all the time: after a
 // few repairs in a row there is a pause before the next one. A program that does
@@ -47,10 +47,11 @@ func wait(ctx context.Context, d time.Duration) {
 // than one that comes anew each time, a person or a script. Programs that were
 // not heard count as one.
 type pace struct {
-	notBefore time.Time
-	repairs   []repair
-	slow      bool      // the last repair was the first slow one
-	lastSlow  time.Time // so that a pace that changes to and fro is logged once
+	checkAt  time.Time // the next check that is not quick
+	repairAt time.Time // the next check of any kind
+	repairs  []repair
+	slow     bool      // the last repair was the first slow one
+	lastSlow time.Time // so that a pace that changes to and fro is logged once
 }
 
 type repair struct {
@@ -74,7 +75,10 @@ const (
 // checked notes a check that found nothing to restore, or failed, and what it
 // took.
 func (p *pace) checked(now time.Time, took time.Duration) {
-	p.slow, p.notBefore = false, now.Add(checkShare*took)
+	p.slow = false
+	if at := now.Add(checkShare * took); at.After(p.checkAt) {
+		p.checkAt = at
+	}
 }
 
 // restored notes that rules were restored which a socket had changed; 0 stands
@@ -102,7 +106,7 @@ func (p *pace) restored(now time.Time, writer uint32) {
 	case many >= manyRepairs:
 		pause = shortPause
 	}
-	p.notBefore, p.slow = now.Add(pause), false
+	p.checkAt, p.repairAt, p.slow = now, now.Add(pause), false
 	if pause > 0 {
 		p.slow, p.lastSlow = now.Sub(p.lastSlow) > repairWindow, now
 	}

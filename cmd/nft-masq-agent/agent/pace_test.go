@@ -9,7 +9,7 @@ func TestSlowRepairsAreSaidOnceEachTimeTheyBegin(t *testing.T) {
 	var p pace
 	now, said := time.Now(), 0
 	repair := func(writer uint32) {
-		now = now.Add(max(0, p.notBefore.Sub(now)) + 20*time.Millisecond)
+		now = now.Add(max(0, p.repairAt.Sub(now)) + 20*time.Millisecond)
 		p.restored(now, writer)
 		if p.slowed() {
 			said++
