@@ -1,8 +1,8 @@
 # The image and the manifests. Included by the Makefile.
 
-KUSTOMIZE = go run sigs.k8s.io/kustomize/kustomize/v5@v5.8.2
-HELM      = go run helm.sh/helm/v3/cmd/helm@v3.22.0
-KUBECTL   = kubectl
+KUSTOMIZE ?= go run sigs.k8s.io/kustomize/kustomize/v5@v5.8.2
+HELM       = go run helm.sh/helm/v3/cmd/helm@v3.22.0
+KUBECTL    = kubectl
 
 # docker where its daemon answers, else podman, else buildah; asked once.
 CONTAINER_TOOL ?= $(eval CONTAINER_TOOL := $(shell docker info >/dev/null 2>&1 && echo docker || \
@@ -171,6 +171,16 @@ manifests-check: bin/tools/kustomize bin/tools/helm ## Check that make manifests
 		diff -ru "manifests/$$made" "bin/manifests/$$made"; \
 	done
 	MANIFEST_TOOLS='$(CURDIR)/bin/tools' go test -count=1 -run '^TestTools' ./manifests
+
+.PHONY: install-test
+install-test: bin/control-plane/kubectl bin/tools/kustomize ## Run the install section of README.md against a control plane (builds Kubernetes)
+	@command -v etcd >/dev/null || { apt-get update -qq; \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends etcd-server >/dev/null; }
+	CONTROL_PLANE='$(CURDIR)/bin/control-plane' MANIFEST_TOOLS='$(CURDIR)/bin/tools' go test -count=1 -run '^TestInstall' ./manifests
+
+bin/control-plane/kubectl: manifests/control-plane.sh
+	manifests/control-plane.sh bin/control-plane
+	@touch $@
 
 # Programs that a test calls often.
 bin/tools/kustomize: manifests/manifests.mk
