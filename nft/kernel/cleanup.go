@@ -58,7 +58,7 @@ func (s *state) removal() (b *nfnetlink.Batch, removed []string) {
 	for _, n := range s.nat {
 		left := n.Leftovers("", false)
 		if len(left) > 0 {
-			n.Remove(b, left, nil, true)
+			n.Remove(b, left, nil, true, false)
 		}
 		for _, c := range left {
 			removed = append(removed, fmt.Sprintf("chain %s in table %s nat", c, n.Family))

@@ -217,7 +217,7 @@ func TestRenamedAndChangedChainIsNamed(t *testing.T) {
 
 func TestRuleThatKeepsAChainIsNamed(t *testing.T) {
 	nfttest.Require(t, "iptables-nft", "iptables-nft-restore")
-	with, without := cases.Load(t, "sources-only").Compile(nft.ModeIPTables), cases.Load(t, "ipv6").Compile(nft.ModeIPTables)
+	with := cases.Load(t, "sources-only").Compile(nft.ModeIPTables)
 	nf := cases.Load(t, "default").Compile(nft.ModeNFTables)
 	inFurther := []string{"-A", "FOREIGN", "-d", "192.0.2.1", "-j", cases.DefaultChain + "-SRC"}
 	for _, tt := range []struct {
@@ -227,9 +227,6 @@ func TestRuleThatKeepsAChainIsNamed(t *testing.T) {
 		do     func(*Kernel) error
 		says   string
 	}{
-		{"config", inFurther, with, applies(without, Look{}), "table ip nat, chain FOREIGN: ip daddr 192.0.2.1 counter jump IP-MASQ-AGENT-SRC"},
-		{"from POSTROUTING", []string{"-A", nft.Postrouting, "-j", cases.DefaultChain + "-SRC"}, with, applies(without, Look{}), "table ip nat, chain POSTROUTING: counter jump IP-MASQ-AGENT-SRC"},
-		{"mode", inFurther, with, applies(nf, Look{Others: true}), "table ip nat, chain FOREIGN: ip daddr 192.0.2.1 counter jump IP-MASQ-AGENT-SRC"},
 		{"cleanup", inFurther, with, cleansUp(false), "table ip nat, chain FOREIGN: ip daddr 192.0.2.1 counter jump IP-MASQ-AGENT-SRC"},
 		{"take-over", []string{"-A", "FOREIGN", "-g", "IP-MASQ"}, nft.Ruleset{}, applies(nf, Look{TakeOver: true}), "table ip nat, chain FOREIGN: counter goto IP-MASQ"},
 		{"cleanup of an older agent", []string{"-A", "FOREIGN", "-j", "IP-MASQ"}, nft.Ruleset{}, cleansUp(true), "table ip nat, chain FOREIGN: counter jump IP-MASQ"},

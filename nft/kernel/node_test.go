@@ -100,13 +100,21 @@ func TestForeignJumpToOurChainIsNoReasonToLoseRules(t *testing.T) {
 	iptables(t, ns, nfnetlink.IPv4, "-N", "FOREIGN")
 	iptables(t, ns, nfnetlink.IPv4, "-A", "FOREIGN", "-d", "192.0.2.1", "-j", nft.WithSubchains(cases.DefaultChain)[1])
 	foreign := foreignRules(t, ns)
-	// The kernel does not delete a chain that somebody's rule names.
-	if _, err := k.Apply(without, Look{}); !errors.Is(err, unix.EBUSY) {
-		t.Errorf("Apply says %v, want %v", err, unix.EBUSY)
-	}
-	inStep(t, ns, with)
+	// The kernel does not delete a chain that somebody's rule names: it stays, empty.
+	apply(t, k, without, Look{})
+	inStep(t, ns, without)
 	if diff := cmp.Diff(foreign, foreignRules(t, ns)); diff != "" {
 		t.Errorf("foreign rules (-before +after):\n%s", diff)
+	}
+	apply(t, k, with, Look{})
+	inStep(t, ns, with)
+	apply(t, k, cases.Load(t, "ipv6").Compile(nft.ModeNFTables), Look{Others: true})
+	inStep(t, ns, cases.Load(t, "ipv6").Compile(nft.ModeNFTables))
+	if diff := cmp.Diff(foreign, foreignRules(t, ns)); diff != "" {
+		t.Errorf("foreign rules (-before +after):\n%s", diff)
+	}
+	if text := nfttest.ListRuleset(t, ns); !strings.Contains(text, "chain IP-MASQ-AGENT-SRC {\n\t}") {
+		t.Errorf("the chain is not empty:\n%s", text)
 	}
 }
 

@@ -315,7 +315,7 @@ func (s *state) transactions(want nft.Ruleset, target nft.Sides) []*nfnetlink.Ba
 			n.Ensure(b, *t, want.Chain)
 		}
 		if left := n.Leftovers(want.Chain, t != nil); len(left) > 0 {
-			n.Remove(b, left, kept, t == nil)
+			n.Remove(b, left, kept, t == nil, true)
 		}
 	}
 	for _, l := range s.legacy {

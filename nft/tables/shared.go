@@ -309,6 +309,10 @@ func (n *Shared) Differences(want nft.Table, chain string) []string {
 		switch {
 		case !present && len(w.Rules) > 0:
 			diffs = append(diffs, fmt.Sprintf("%s: chain %s is missing", where, name))
+		case present && len(w.Rules) == 0 && len(got) == 0 && n.heldByOthers(name):
+			// Empty it decides nothing, and the kernel does not let it go.
+		case present && n.heads[name].Hook != nil:
+			diffs = append(diffs, fmt.Sprintf("%s: chain %s has %s", where, name, hookText(n.heads[name].Hook)))
 		case present && len(w.Rules) == 0:
 			diffs = append(diffs, fmt.Sprintf("%s: chain %s is not of the config", where, name))
 		case n.trusted[name]:
@@ -372,6 +376,7 @@ func (n *Shared) Ensure(b *nfnetlink.Batch, want nft.Table, chain string) {
 	// Chains before the rules that name them, as withSubchains has them, and
 	// ours before POSTROUTING, as iptables makes them.
 	for _, name := range nft.WithSubchains(chain) {
+		n.unhook(b, name)
 		if _, present := n.chains[name]; !present && len(want.Chain(name).Rules) > 0 {
 			b.AddChain(nfnetlink.Chain{Family: want.Family, Table: nft.NATTable, Name: name})
 		}
@@ -391,11 +396,43 @@ func (n *Shared) Ensure(b *nfnetlink.Batch, want nft.Table, chain string) {
 		editRules(b, want.Chain(name).Bytecode(want, nil), got)
 	}
 	for _, name := range slices.Backward(nft.WithSubchains(chain)) {
-		if _, present := n.chains[name]; present && len(want.Chain(name).Rules) == 0 {
+		if _, present := n.chains[name]; present && len(want.Chain(name).Rules) == 0 && !n.heldByOthers(name) {
 			b.DelChain(want.Family, nft.NATTable, name)
 		}
 	}
 	n.ensureJump(b, want.Chain(nft.Postrouting).Bytecode(want, nil)[0], chain)
+}
+
+// unhook deletes a base chain of the name of one of ours, to which nothing can jump.
+func (n *Shared) unhook(b *nfnetlink.Batch, name string) {
+	if n.heads[name].Hook == nil {
+		return
+	}
+	b.FlushChain(n.Family, nft.NATTable, name)
+	b.DelChain(n.Family, nft.NATTable, name)
+	delete(n.chains, name)
+	delete(n.heads, name)
+}
+
+// heldByOthers reports whether rules or maps of others refer to a further chain of
+// ours. The kernel does not delete such a chain.
+func (n *Shared) heldByOthers(name string) bool { return n.heldBeside(name, 0) }
+
+// heldBeside does so for a chain to which as many rules of POSTROUTING lead that go.
+func (n *Shared) heldBeside(name string, jumps int) bool {
+	head, read := n.heads[name]
+	if !read || n.trusted[name] || n.flooded[name] {
+		return false
+	}
+	ours := len(n.chains[name]) + jumps
+	for _, rules := range n.chains {
+		for _, r := range rules {
+			if to, _ := Target(r); to == name {
+				ours++
+			}
+		}
+	}
+	return int(head.Use) > ours
 }
 
 func (n *Shared) ensureJump(b *nfnetlink.Batch, jump nfnetlink.Rule, chain string) {
@@ -468,13 +505,16 @@ func editRules(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
 
 // Remove plans the removal of chains of ours with their jumps, except the chains
 // to be kept. Where they are the last of ours, what is then left of the table goes
-// too if only we can have made it: a lone POSTROUTING without rules.
-func (n *Shared) Remove(b *nfnetlink.Batch, chains []OwnChain, kept []string, last bool) {
+// too if only we can have made it: a lone POSTROUTING without rules. With stay, chains
+// that rules or maps of others refer to stay, empty; else the kernel refuses.
+func (n *Shared) Remove(b *nfnetlink.Batch, chains []OwnChain, kept []string, last, stay bool) {
 	rest := len(n.rules)
+	jumps := map[string]int{}
 	for _, c := range chains {
 		for _, r := range n.rules {
 			if to, ok := Target(r); ok && to == c.Name && !slices.Contains(kept, to) {
 				b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
+				jumps[to]++
 				rest--
 			}
 		}
@@ -485,7 +525,9 @@ func (n *Shared) Remove(b *nfnetlink.Batch, chains []OwnChain, kept []string, la
 		b.FlushChain(n.Family, nft.NATTable, name)
 	}
 	for _, name := range names {
-		b.DelChain(n.Family, nft.NATTable, name)
+		if !stay || !n.heldBeside(name, jumps[name]) {
+			b.DelChain(n.Family, nft.NATTable, name)
+		}
 	}
 	if last && rest == 0 && n.all-len(names) == 1 && n.post != nil {
 		b.DelTable(n.Family, nft.NATTable)
