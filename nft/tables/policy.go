@@ -14,21 +14,27 @@ import (
 	"nft-masq-agent/nft/ruletext"
 )
 
-// mostReadBack is how many CIDRs of a set are read back: as many as a config file of
-// 4 MiB can name. A set that somebody has filled with more is not read.
-const mostReadBack = 400_000
+// mostReadBack is how many CIDRs of a set are read back. A set that somebody has
+// filled with more is not read: the kernel's time for it grows with the square.
+const mostReadBack = 200_000
 
-// ReadWhole reads our table with all elements of its sets; nil where there is
-// none.
+// ReadWhole reads our table with all elements of the sets that the rules of its base
+// chain refer to; nil where there is none.
 func ReadWhole(c *nfnetlink.Conn) (*Own, error) {
 	own, err := ReadOwn(c)
 	if err != nil || own == nil {
 		return nil, err
 	}
-	for _, name := range sortedKeys(own.Sets) {
-		s := own.Sets[name]
-		if err := s.ReadElements(c, mostReadBack); err != nil {
-			return nil, err
+	for _, r := range own.rules[nft.BaseChain] {
+		for _, name := range lookups(r) {
+			s, ok := own.Sets[name]
+			// A set that somebody made may hold anything.
+			if !ok || s.Read || s.Flags != unix.NFT_SET_INTERVAL {
+				continue
+			}
+			if err := s.ReadElements(c, mostReadBack); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return own, nil

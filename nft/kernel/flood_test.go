@@ -1,0 +1,118 @@
+package kernel
+
+import (
+	"net/netip"
+	"runtime"
+	"testing"
+
+	"github.com/google/nftables/expr"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// flood is how much somebody adds to our tables. What is read of it is far less than
+// it takes to run out of memory.
+func flood() (rules, elements int) {
+	if long {
+		return 150_000, 600_000
+	}
+	return 8_000, 12_000
+}
+
+// fill commits rules of one counter each, or elements, in transactions that fit the
+// send buffer.
+func fill(t *testing.T, c *nfnetlink.Conn, n int, add func(b *nfnetlink.Batch, from, to int)) {
+	t.Helper()
+	const most = 25_000
+	for from := 0; from < n; from += most {
+		b := &nfnetlink.Batch{}
+		add(b, from, min(from+most, n))
+		if err := c.Commit(b, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func addRules(family nfnetlink.Family, table, chain string) func(*nfnetlink.Batch, int, int) {
+	rule := nfnetlink.Rule{Family: family, Table: table, Chain: chain, Exprs: nfnetlink.Marshal(family, &expr.Counter{})}
+	return func(b *nfnetlink.Batch, from, to int) {
+		for range to - from {
+			b.AddRule(rule)
+		}
+	}
+}
+
+func addElements(table, set string) func(*nfnetlink.Batch, int, int) {
+	return func(b *nfnetlink.Batch, from, to int) {
+		var ps []netip.Prefix
+		for i := from; i < to; i++ {
+			a := netip.AddrFrom4([4]byte{100, byte(i >> 15), byte(i >> 7), byte(i << 1)})
+			ps = append(ps, netip.PrefixFrom(a, 32))
+		}
+		b.AddElements(nfnetlink.Inet, table, set, ps)
+	}
+}
+
+func TestWhatOthersAddIsRemovedWithoutReadingItWhole(t *testing.T) {
+	rules, elements := flood()
+	native := nft.Compile(tamperConfig(10), nft.Options{Mode: nft.ModeNFTables})
+	shared := xtOf(tamperConfig(10))
+	for name, attack := range map[string]struct {
+		want nft.Ruleset
+		do   func(*testing.T, *nfttest.NS, *nfnetlink.Conn)
+	}{
+		"elements": {native, func(t *testing.T, ns *nfttest.NS, c *nfnetlink.Conn) {
+			fill(t, c, elements, addElements(nft.TableName, liveSet(t, ns)))
+		}},
+		"elements of the spare set": {native, func(t *testing.T, ns *nfttest.NS, c *nfnetlink.Conn) {
+			nfttest.NFT(t, ns, "add set inet nft-masq-agent non-masq-v4-b { type ipv4_addr; flags interval; comment \"destinations that see the pod's own address\"; }", "-f", "-")
+			fill(t, c, elements, addElements(nft.TableName, "non-masq-v4-b"))
+		}},
+		"elements of a foreign set": {native, func(t *testing.T, ns *nfttest.NS, c *nfnetlink.Conn) {
+			nfttest.NFT(t, ns, "add set inet nft-masq-agent foreign { type ipv4_addr; flags interval; }", "-f", "-")
+			fill(t, c, elements, addElements(nft.TableName, "foreign"))
+		}},
+		"rules": {native, func(t *testing.T, _ *nfttest.NS, c *nfnetlink.Conn) {
+			fill(t, c, rules, addRules(nfnetlink.Inet, nft.TableName, nft.BaseChain))
+		}},
+		"rules of a foreign chain before ours": {native, func(t *testing.T, ns *nfttest.NS, c *nfnetlink.Conn) {
+			nfttest.NFT(t, ns, "delete table inet nft-masq-agent; add table inet nft-masq-agent; add chain inet nft-masq-agent foreign { type filter hook forward priority 0; }", "-f", "-")
+			fill(t, c, rules, addRules(nfnetlink.Inet, nft.TableName, "foreign"))
+		}},
+		"rules in mode iptables-nft": {shared, func(t *testing.T, _ *nfttest.NS, c *nfnetlink.Conn) {
+			fill(t, c, rules, addRules(nfnetlink.IPv4, nft.NATTable, cases.DefaultChain))
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, restarted := range []bool{false, true} {
+				ns := nfttest.NewNS(t, "node")
+				k := open(t, ns)
+				apply(t, k, attack.want, everything)
+				attack.do(t, ns, connect(t, ns))
+				if restarted {
+					k = open(t, ns)
+				}
+				var before, after runtime.MemStats
+				runtime.ReadMemStats(&before)
+				_, _, err := k.ReadBack() // as a start with a bad file does
+				if err != nil {
+					t.Error(err)
+				}
+				a, err := k.Apply(attack.want, everything)
+				runtime.ReadMemStats(&after)
+				if err != nil || len(a.Differences) == 0 {
+					t.Errorf("restarted %t: Apply found %q, %v", restarted, a.Differences, err)
+				}
+				const most = 64 << 20
+				if used := after.TotalAlloc - before.TotalAlloc; used > most {
+					t.Errorf("restarted %t: allocated %d MiB", restarted, used>>20)
+				}
+				t.Logf("restarted %t: %v, %d MiB allocated, recreated for %v, %q", restarted, a.Took, (after.TotalAlloc-before.TotalAlloc)>>20, a.Recreated, a.Differences[0])
+				inStep(t, ns, attack.want)
+			}
+		})
+	}
+}
