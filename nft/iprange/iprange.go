@@ -49,8 +49,8 @@ func (r Range) Prefix() (netip.Prefix, bool) {
 func Of(p netip.Prefix) Range {
 	p = p.Masked()
 	last := p.Addr().AsSlice()
-	for i := p.Bits(); i < len(last)*8; i++ {
-		last[i/8] |= 0x80 >> (i % 8)
+	for i, host := p.Bits()/8, byte(0xff>>(p.Bits()%8)); i < len(last); i, host = i+1, 0xff {
+		last[i] |= host
 	}
 	to, _ := netip.AddrFromSlice(last)
 	return Range{p.Addr(), to}
