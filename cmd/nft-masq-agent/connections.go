@@ -163,6 +163,17 @@ func judge() (*conntrack.Judge, nft.Policy, error) {
 	return j, policy, err
 }
 
+// countStale counts the connections that contradict a policy on this node.
+func countStale(policy nft.Policy) (conntrack.Stale, error) {
+	k := kernel.Open()
+	defer func() { _ = k.Close() }()
+	j, err := judgeBy(k, policy)
+	if err != nil {
+		return conntrack.Stale{}, err
+	}
+	return conntrack.Open().CountStale(j)
+}
+
 // judgeBy returns a judge by a policy on this node.
 func judgeBy(k *kernel.Kernel, policy nft.Policy) (*conntrack.Judge, error) {
 	local, err := kernel.LocalPrefixes()

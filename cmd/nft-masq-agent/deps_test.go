@@ -74,7 +74,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/kernel":               {"nft", "nft/tables", "nft/foreign", "nft/nfnetlink", "nft/ruletext", "nft/iprange"},
 		"nft/nfttest":              {"nft/nfttest/netns"},
 		"nft/nfttest/cases":        {"config", "nft", "nft/nfttest"},
-		"cmd/nft-masq-agent/agent": {"config", "nft", "nft/kernel", "nft/nfnetlink"},
+		"cmd/nft-masq-agent/agent": {"config", "nft", "nft/conntrack", "nft/kernel", "nft/nfnetlink"},
 
 		"cmd/nft-masq-agent/options": {"config", "nft"},
 		"cmd/nft-masq-agent/running": {"cmd/nft-masq-agent/options"},

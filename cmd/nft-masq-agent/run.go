@@ -120,7 +120,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		agent.Kernel{
 			Apply: givingBack(k.Apply), ReadBack: k.ReadBack, PortID: k.PortID,
 			Counters: func() ([]kernel.Counts, error) { return counters.Counters(o.NFT()) },
-			Others:   k.Others, Cleanup: k.Cleanup, Generation: generations.Generation,
+			Others:   k.Others, Cleanup: k.Cleanup, Stale: countStale, Generation: generations.Generation,
 			Forget: func() {
 				if k.Forget() {
 					giveBack()

@@ -118,5 +118,15 @@ func askKernel(r *answer.Status, k *kernel.Kernel, o options.Options, want nft.R
 		return err
 	}
 	r.SetOthers(others)
+	policy, found, err := k.Live()
+	if err != nil || !found {
+		return err
+	}
+	stale, err := countStale(policy)
+	if err != nil {
+		r.Notes = append(r.Notes, fmt.Sprintf("stale connections are not known: %v", err))
+		return nil
+	}
+	r.SetStale(stale)
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -42,7 +43,8 @@ type Entry struct {
 	Timeout         uint32 // seconds
 	ID              uint32
 	Zone            uint16
-	State           string // of TCP and SCTP, in the kernel's words; otherwise ""
+	Started         time.Time // zero unless the sysctl nf_conntrack_timestamp is 1
+	State           string    // of TCP and SCTP, in the kernel's words; otherwise ""
 
 	tuple []byte // CTA_TUPLE_ORIG as the kernel sent it
 }
@@ -87,7 +89,10 @@ const (
 	ctaTimeout    = 7
 	ctaID         = 12
 	ctaZone       = 18
+	ctaTimestamp  = 20
 	ctaStatusMask = 26
+
+	ctaTimestampStart = 1
 
 	ctaTupleIP    = 1
 	ctaTupleProto = 2
@@ -138,6 +143,13 @@ func (e *Entry) decode(b []byte) error {
 			e.ID = number(data)
 		case ctaZone:
 			e.Zone = uint16(number(data))
+		case ctaTimestamp:
+			return nfnetlink.Each(data, func(typ uint16, data []byte) error {
+				if typ == ctaTimestampStart && len(data) == 8 {
+					e.Started = time.Unix(0, int64(binary.BigEndian.Uint64(data)))
+				}
+				return nil
+			})
 		case ctaProtoInfo:
 			return nfnetlink.Each(data, e.decodeState)
 		}

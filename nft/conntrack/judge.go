@@ -3,6 +3,7 @@ package conntrack
 import (
 	"net/netip"
 	"slices"
+	"time"
 
 	"nft-masq-agent/nft"
 )
@@ -124,5 +125,34 @@ func (t *Table) Sample(f Filter, start func() func(*Entry)) (Sample, error) {
 			return nil
 		}
 	})
+	return s, err
+}
+
+// Stale counts stale connections.
+type Stale struct {
+	Count  int       // estimated if only a part of the table was looked at
+	Oldest time.Time // zero: not known
+	Sample
+}
+
+// CountStale counts the connections whose translation contradicts the policy.
+func (t *Table) CountStale(j *Judge) (Stale, error) {
+	var s Stale
+	sample, err := t.Sample(Filter{}, func() func(*Entry) {
+		s = Stale{}
+		return func(e *Entry) {
+			if !j.Stale(e) {
+				return
+			}
+			s.Count++
+			if began := e.Started; !began.IsZero() && (s.Oldest.IsZero() || began.Before(s.Oldest)) {
+				s.Oldest = began
+			}
+		}
+	})
+	s.Sample = sample
+	if sample.Part() {
+		s.Count = int(int64(s.Count) * int64(sample.Entries) / int64(sample.Looked))
+	}
 	return s, err
 }

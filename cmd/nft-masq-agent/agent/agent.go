@@ -15,6 +15,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 )
 
@@ -44,6 +45,8 @@ type Kernel struct {
 	Others   func(nft.Ruleset) (kernel.Others, error)
 	Cleanup  func(legacy bool) ([]string, error)
 	Forget   func()
+	// Stale counts the connections that contradict a policy; it may be nil.
+	Stale func(nft.Policy) (conntrack.Stale, error)
 	// Generation is that of [nfnetlink.Conn].
 	Generation func() (uint32, error)
 }
@@ -105,6 +108,8 @@ type Agent struct {
 	tries  int
 	drift  drift
 	survey survey
+
+	changedPolicy chan nft.Policy // the last one that became effective
 }
 
 // New makes an agent. Run starts it.
@@ -117,6 +122,8 @@ func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
 		takeOver: stoppedTimer(),
 		drift:    newDrift(time.Now()),
 		survey:   survey{seed: maphash.MakeSeed()},
+
+		changedPolicy: make(chan nft.Policy, 1),
 	}
 	a.metrics = newMetrics(&a.health, k, s)
 	return a
@@ -149,6 +156,9 @@ func (a *Agent) Run(ctx context.Context) {
 			a.in.Leave()
 		}
 	}()
+	if a.kernel.Stale != nil {
+		go a.watchConnections(ctx)
+	}
 	for {
 		a.attend()
 		a.kernel.Forget()
@@ -437,6 +447,9 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 		a.looked = time.Now()
 	}
 	fresh := a.fresh
+	if wrote || a.held == "" {
+		a.policyChanged()
+	}
 	a.survey.due = a.survey.due || fresh
 	a.refused, a.tries, a.fresh, a.recovered, a.held = "", 0, false, false, a.policy.want.Hash()
 	a.drift.writer, a.drift.by, a.owed = 0, nil, kernel.Look{}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,6 +20,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
@@ -40,6 +42,9 @@ type world struct {
 	last    kernel.Look
 	cost    time.Duration
 	others  kernel.Others
+
+	stale    atomic.Int64 // connections
+	recounts atomic.Int64
 
 	counts    []kernel.Counts
 	countsErr error
@@ -76,6 +81,7 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 				Counters: w.counters,
 				Others:   func(nft.Ruleset) (kernel.Others, error) { return w.seen(), w.refusal() },
 				Cleanup:  w.cleanup,
+				Stale:    w.countStale,
 				Forget:   func() {}, Generation: w.currentGeneration,
 			},
 			Settings{
@@ -94,6 +100,11 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 		cancel()
 		<-done
 	})
+}
+
+func (w *world) countStale(nft.Policy) (conntrack.Stale, error) {
+	w.recounts.Add(1)
+	return conntrack.Stale{Count: int(w.stale.Load())}, nil
 }
 
 func (w *world) apply(r nft.Ruleset, l kernel.Look) (kernel.Applied, error) {

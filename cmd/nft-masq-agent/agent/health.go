@@ -38,6 +38,7 @@ type state struct {
 
 	kernel *installed // nil until something is in the kernel
 	others *others    // nil until somebody looked
+	stale  *int       // connections that contradict the rules; nil: not known
 }
 
 // installed is what the loop last brought into the kernel.
@@ -120,6 +121,9 @@ func (h *health) listens(yes bool) { h.do(func() { h.listening = yes }) }
 func (h *health) found(foreign, legacy int) {
 	h.do(func() { h.others = &others{foreign, legacy} })
 }
+
+func (h *health) foundStale(n int) { h.do(func() { h.stale = &n }) }
+func (h *health) staleUnknown()    { h.do(func() { h.stale = nil }) }
 
 func (h *health) everReady() bool { return h.now().wasSynced }
 

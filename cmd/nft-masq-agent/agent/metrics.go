@@ -161,6 +161,12 @@ func newStateCollector(h *health) stateCollector {
 					set(float64(s.others.foreign))
 				}
 			}),
+		newGauge("stale_connections", "Connections whose translation contradicts the rules: an earlier policy decided them. An estimate beyond 200,000 tracked connections.",
+			func(s state, set set) {
+				if s.stale != nil {
+					set(float64(*s.stale))
+				}
+			}),
 		newGauge("legacy_rules", "Rules that agents of the iptables generation left on the node.",
 			func(s state, set set) {
 				if s.others != nil {

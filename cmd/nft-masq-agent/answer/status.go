@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"nft-masq-agent/cmd/nft-masq-agent/options"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 )
 
@@ -19,9 +21,11 @@ type Status struct {
 	Kernel kernelReport `json:"kernel"`
 	// Connections since the counters were made.
 	Connections []connectionReport `json:"connections"`
-	Legacy      []string           `json:"legacy"`    // rules of iptables-based agents
-	Conflicts   []conflictReport   `json:"conflicts"` // other rules that masquerade what the config exempts
-	Notes       []string           `json:"notes"`
+	// Stale counts connections that an earlier policy decided; none: not known.
+	Stale     *staleReport     `json:"stale,omitempty"`
+	Legacy    []string         `json:"legacy"`    // rules of iptables-based agents
+	Conflicts []conflictReport `json:"conflicts"` // other rules that masquerade what the config exempts
+	Notes     []string         `json:"notes"`
 }
 
 // An Agent is a process that runs one, with its flags.
@@ -55,6 +59,13 @@ type connectionReport struct {
 	Family  string `json:"family"`  // ipv4 or ipv6
 	Verdict string `json:"verdict"` // masqueraded, exempt or local
 	Count   uint64 `json:"count"`
+}
+
+// A staleReport counts connections whose translation contradicts the kernel's rules.
+type staleReport struct {
+	Count   int        `json:"count"`
+	Oldest  *time.Time `json:"oldest,omitempty"`
+	Sampled int        `json:"sampled,omitempty"` // of how many the count is an estimate
 }
 
 // A conflictReport is a rule of others.
@@ -100,6 +111,35 @@ func (r *Status) SetConnections(counts []kernel.Counts) {
 	}
 }
 
+// SetStale reports on stale connections.
+func (r *Status) SetStale(s conntrack.Stale) {
+	r.Stale = &staleReport{Count: s.Count}
+	if !s.Oldest.IsZero() {
+		r.Stale.Oldest = &s.Oldest
+	}
+	if s.Part() {
+		r.Stale.Sampled = s.Looked
+	}
+}
+
+// staleText is empty if no connection is stale.
+func (r Status) staleText() string {
+	if r.Stale == nil || r.Stale.Count == 0 {
+		return ""
+	}
+	text := plural(r.Stale.Count, "connection") + " still use an earlier policy"
+	if r.Stale.Count == 1 {
+		text = "1 connection still uses an earlier policy"
+	}
+	if r.Stale.Oldest != nil {
+		text += fmt.Sprintf(", the oldest since %s", r.Stale.Oldest.UTC().Format(time.RFC3339))
+	}
+	if r.Stale.Sampled > 0 {
+		text += fmt.Sprintf(" (estimated from %d)", r.Stale.Sampled)
+	}
+	return text + "; connections --stale lists them"
+}
+
 // SetOthers reports on the rules of others.
 func (r *Status) SetOthers(others kernel.Others) {
 	r.Legacy, r.Conflicts = []string{}, []conflictReport{}
@@ -118,6 +158,9 @@ func (r *Status) SetOthers(others kernel.Others) {
 func (r Status) String() string {
 	var b strings.Builder
 	b.WriteString(Wrap(r.verdict(), ""))
+	if text := r.staleText(); text != "" {
+		b.WriteString(Wrap(text, ""))
+	}
 	if r.Agent != "" {
 		b.WriteString(Wrap(r.Agent, "  "))
 	}

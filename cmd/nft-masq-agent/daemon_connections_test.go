@@ -1,0 +1,52 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"nft-masq-agent/nft/nfttest"
+)
+
+// staleLine begins the line of the log that counts stale connections.
+const staleLine = "existing connections keep an address"
+
+func TestStaleConnectionsAreToldAfterAChange(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	n.swap("nonMasqueradeCIDRs: [10.0.0.0/8]")
+	d := n.start("--resync-interval=3600", "--http-address=127.0.0.1:9717")
+	d.began(wants(t, "nonMasqueradeCIDRs: [10.0.0.0/8]"))
+	n.open(nfttest.UDP, "203.0.113.9:5000")
+	n.open(nfttest.TCP, "203.0.113.9:5001")
+	n.open(nfttest.UDP, "10.9.0.9:5002")
+	if r, code := n.status(); code != exitDone || r.Stale == nil || r.Stale.Count != 0 {
+		t.Errorf("before the change: exit code %d, %+v", code, r.Stale)
+	}
+	n.swap("nonMasqueradeCIDRs: [203.0.113.0/24, 10.0.0.0/8]")
+	if line := d.await(staleLine); line["event"] != "stale_connections" || line["connections"] != 2.0 {
+		t.Errorf("the log has %v", line)
+	}
+	if _, text := d.get("/metrics"); !strings.Contains(text, "\nnft_masq_agent_stale_connections 2\n") {
+		t.Error("the metric does not count 2")
+	}
+	r, code := n.status()
+	if code != exitDone || r.Stale == nil || r.Stale.Count != 2 {
+		t.Errorf("after the change: exit code %d, %+v", code, r.Stale)
+	}
+	got := n.run("status")
+	if lines := strings.Split(got.stdout, "\n"); !strings.Contains(strings.Join(lines[:4], " "), "2 connections still use an earlier policy; connections --stale lists them") {
+		t.Errorf("status says:\n%s", got.stdout)
+	}
+}
+
+func TestConnectionsFromBeforeTheAgentAreTold(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	nfttest.NFT(t, n.top.Node, "table inet t { chain c { type filter hook forward priority 0; ct state new accept; }; }", "-f", "-")
+	n.open(nfttest.UDP, "203.0.113.9:5000")
+	n.open(nfttest.UDP, "10.9.0.9:5000")
+	d := n.start("--resync-interval=3600")
+	if line := d.await(staleLine); line["connections"] != 1.0 {
+		t.Errorf("the log has %v", line)
+	}
+}
