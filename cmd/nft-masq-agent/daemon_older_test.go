@@ -1,0 +1,250 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// olderVersions are the cases of testdata/foreign that hold the rules of an
+// iptables-based agent. Without LONG=1 only the first ones are tried: one with a
+// chain of our name, one with a name of its own.
+var olderVersions = []string{
+	"ip-masq-agent-v2.9", "ip-masq-agent-custom-chain",
+	"ip-masq-agent-v0.3", "ip-masq-agent-v2.0.0", "ip-masq-agent-v2.11", "ip-masq-agent-two-jumps", "ip-masq-agent-to-ports",
+	"ip-masq-gke", "ip-masq-kops",
+}
+
+// An olderAgent is what such an agent has in the kernel, and the config that it
+// has. It exempts onlyHere, too, which no defaults do.
+type olderAgent struct {
+	rules  string
+	config string
+	cidrs  []netip.Prefix
+	// likeOurs: the rules have the text of mode iptables-nft, and are taken for
+	// those of a previous run: enforced after a start with a rejected file, and
+	// removed by cleanup.
+	likeOurs bool
+}
+
+const onlyHere = "203.0.113.0/24"
+
+func loadOlder(t *testing.T, name string) olderAgent {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, "testdata/foreign", name, "rules.iptables"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	exempts := regexp.MustCompile(`(?m)^-A (.*)-d (\S+) (.*-j RETURN\n)`)
+	all := exempts.FindAllStringSubmatch(string(text), -1)
+	a := olderAgent{
+		rules: string(text), config: "masqLinkLocal: true\nnonMasqueradeCIDRs:\n",
+		likeOurs: slices.Contains([]string{"ip-masq-agent-v0.3", "ip-masq-agent-v2.0.0"}, name),
+	}
+	last := all[len(all)-1]
+	if !slices.ContainsFunc(all, func(m []string) bool { return m[2] == onlyHere }) {
+		all = append(all, []string{"", "", onlyHere})
+		a.rules = strings.Replace(a.rules, last[0], last[0]+"-A "+last[1]+"-d "+onlyHere+" "+last[3], 1)
+	}
+	for _, m := range all {
+		a.config += "- " + m[2] + "\n"
+		a.cidrs = append(a.cidrs, netip.MustParsePrefix(m[2]))
+	}
+	return a
+}
+
+// install writes the rules as the agent does: its chain in one transaction, and
+// a jump only if there is none.
+func (a olderAgent) install(n *node) {
+	n.t.Helper()
+	rules := a.rules
+	for _, jump := range regexp.MustCompile(`(?m)^-A (POSTROUTING .*)\n`).FindAllStringSubmatch(rules, -1) {
+		if strings.Contains(n.kernelIPTables(), jump[1]) {
+			rules = strings.Replace(rules, jump[0], "", 1)
+		}
+	}
+	nfttest.Run(n.t, n.NS, rules, "iptables-nft-restore", "--noflush")
+}
+
+func (n *node) kernelIPTables() string {
+	n.t.Helper()
+	return nfttest.Run(n.t, n.NS, "", "iptables-nft-save", "-t", "nat")
+}
+
+func (a olderAgent) targets() (all []nfttest.Target) {
+	for _, dst := range []string{"203.0.113.9", "10.244.9.9", "100.64.0.9", "8.8.8.8"} {
+		addr := netip.MustParseAddr(dst)
+		exempt := slices.ContainsFunc(a.cidrs, func(p netip.Prefix) bool { return p.Contains(addr) })
+		for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
+			all = append(all, nfttest.Target{Proto: proto, Dst: addr, Masqueraded: !exempt})
+		}
+	}
+	return all
+}
+
+// mistakes are files that the agent rejects, by what is wrong with them, and what
+// it has to enforce beside the rules of an older agent.
+func (a olderAgent) mistakes() map[string]string {
+	return map[string]string{
+		"a misspelled key":  a.config + "resyncIntervall: 30s\n",
+		"a doubled key":     a.config + "masqLinkLocalIPv6: true\nmasqLinkLocalIPv6: false\n",
+		"a second document": a.config + "---\nnonMasqueradeCIDRs: [192.0.2.0/24]\n",
+		"interval 0s":       a.config + "resyncInterval: 0s\n",
+		"a quoted bool":     a.config + "enableIPv6: \"true\"\n",
+		"host bits":         "nonMasqueradeCIDRs: [198.51.100.7/24]\n", // the older agents reject it, too
+	}
+}
+
+// source is what is enforced with such a mistake.
+func (a olderAgent) source(mistake string) string {
+	switch {
+	case a.likeOurs:
+		return "previous"
+	case mistake == "host bits":
+		return "foreign"
+	}
+	return "lenient"
+}
+
+func (n *node) cleanup() {
+	n.t.Helper()
+	if got := n.run("cleanup"); got.code != exitDone {
+		n.t.Fatalf("%+v", got)
+	}
+}
+
+// tries are the versions to try.
+func tries() []string {
+	switch {
+	case long:
+		return olderVersions
+	case testing.Short():
+		return olderVersions[:1]
+	}
+	return olderVersions[:2]
+}
+
+func flows(t *testing.T, h *nfttest.Hammer, n uint64) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := h.Wait(ctx, n); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// noneWrong stops the hammer and holds that no connection had another source than
+// under the older agent.
+func noneWrong(t *testing.T, h *nfttest.Hammer) {
+	t.Helper()
+	flows(t, h, 20)
+	tally, err := h.Stop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tally.Err(); err != nil {
+		t.Error(err)
+	}
+	t.Log(tally)
+}
+
+func TestARejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
+	t.Parallel()
+	for _, version := range tries() {
+		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save")
+			top := nfttest.NewTopology(t)
+			n, older := nodeIn(t, top.Node), loadOlder(t, version)
+			older.install(n)
+			h := nfttest.StartHammer(t, top, older.targets()...)
+			mistakes := older.mistakes()
+			for _, mistake := range slices.Sorted(maps.Keys(mistakes)) {
+				for _, takeOver := range []bool{false, true} {
+					n.swap(mistakes[mistake])
+					d := n.start(flag, fmt.Sprintf("--takeover=%t", takeOver))
+					line := d.await("config rejected; ")
+					if want := older.source(mistake); line["source"] != want {
+						t.Errorf("%s, %s: %v, want source %s", version, mistake, line, want)
+					}
+					flows(t, h, 3)
+					d.signal(unix.SIGHUP)
+					flows(t, h, 3)
+					d.stop()
+					older.install(n)
+					if !older.likeOurs {
+						n.cleanup()
+					}
+					if tally := h.SoFar(); tally.Leaked()+tally.Wronged() > 0 {
+						t.Fatalf("%s, %s, takeover %t: %s", version, mistake, takeOver, tally)
+					}
+				}
+			}
+			noneWrong(t, h)
+		})
+	}
+}
+
+// TestTheDefaultsBesideAnOlderAgentAreWrong is the control of the test above.
+func TestTheDefaultsBesideAnOlderAgentAreWrong(t *testing.T) {
+	t.Parallel()
+	top := nfttest.NewTopology(t)
+	n, older := nodeIn(t, top.Node), loadOlder(t, olderVersions[0])
+	older.install(n)
+	h := nfttest.StartHammer(t, top, older.targets()...)
+	flows(t, h, 3)
+	n.start().began(wants(t, ""))
+	flows(t, h, 20)
+	if tally, err := h.Stop(); err != nil || tally.Wronged() == 0 {
+		t.Errorf("%s: %v", tally, err)
+	}
+}
+
+func TestTakeOverAndWayBackLetNoWrongSourceOut(t *testing.T) {
+	t.Parallel()
+	rounds := 2
+	if long {
+		rounds = 20
+	}
+	for _, version := range tries() {
+		if loadOlder(t, version).likeOurs {
+			continue // cleanup removes its rules, too, as the README says
+		}
+		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save")
+			top := nfttest.NewTopology(t)
+			n, older := nodeIn(t, top.Node), loadOlder(t, version)
+			older.install(n)
+			n.swap(older.config)
+			h := nfttest.StartHammer(t, top, older.targets()...)
+			for range rounds {
+				d := n.start(flag, "--takeover")
+				d.await("applied")
+				flows(t, h, 5)
+				d.stop()
+				older.install(n)
+				flows(t, h, 5)
+				n.cleanup()
+				flows(t, h, 5)
+				if listing := n.kernelText(); strings.Contains(listing, "table inet") {
+					t.Errorf("%s: left of ours:\n%s", version, listing)
+				}
+				if tally := h.SoFar(); tally.Leaked()+tally.Wronged() > 0 {
+					t.Fatalf("%s: %s", version, tally)
+				}
+			}
+			noneWrong(t, h)
+		})
+	}
+}
