@@ -84,7 +84,7 @@ func (n *node) run() *nfttest.Process {
 	args := []string{
 		"run", "--pull=never", "--name=agent", "--network=host", "--security-opt=no-new-privileges",
 		"--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024",
-		"--read-only", "--read-only-tmpfs=false", "--volume=" + n.volume + ":/etc/config:ro",
+		"--read-only", "--read-only-tmpfs=false", "--tmpfs=/run/nft-masq-agent", "--volume=" + n.volume + ":/etc/config:ro",
 		fmt.Sprintf("--user=%d:%d", *c.SecurityContext.RunAsUser, *c.SecurityContext.RunAsGroup),
 		fmt.Sprintf("--memory=%d", c.Resources.Limits.Memory().Value()),
 	}
@@ -205,6 +205,7 @@ func TestImageDoesTheMainJob(t *testing.T) {
 			t.Errorf("%s: %d %s", path, code, text)
 		}
 	}
+	n.output(append([]string{"exec", "agent"}, read(t, "base").container().ReadinessProbe.Exec.Command...)...)
 	if _, text := n.get("/metrics"); !strings.Contains(text, `connections_total{family="ipv4",verdict="masqueraded"} 1`+"\n") {
 		t.Errorf("metrics:\n%s", text)
 	}

@@ -245,6 +245,10 @@ func TestConfigMapIsOptionalAndMountedAsADirectory(t *testing.T) {
 			source, file = name, name
 		}
 		yes := true
+		var probe corev1.Volume
+		if err := yaml.Unmarshal([]byte("name: probe\nemptyDir: {medium: Memory, sizeLimit: 1Mi}\n"), &probe); err != nil {
+			t.Fatal(err)
+		}
 		volumes := []corev1.Volume{{
 			Name: "config",
 			VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
@@ -252,11 +256,14 @@ func TestConfigMapIsOptionalAndMountedAsADirectory(t *testing.T) {
 				Optional:             &yes,
 				Items:                []corev1.KeyToPath{{Key: "config", Path: file}},
 			}},
-		}}
+		}, probe}
 		if diff := cmp.Diff(volumes, r.pod().Volumes); diff != "" {
 			t.Errorf("volumes (-want +got):\n%s", diff)
 		}
-		mounts := []corev1.VolumeMount{{Name: "config", MountPath: "/etc/config", ReadOnly: true}}
+		mounts := []corev1.VolumeMount{
+			{Name: "config", MountPath: "/etc/config", ReadOnly: true},
+			{Name: "probe", MountPath: "/run/nft-masq-agent"},
+		}
 		if diff := cmp.Diff(mounts, r.container().VolumeMounts); diff != "" {
 			t.Errorf("mounts (-want +got):\n%s", diff)
 		}
@@ -264,16 +271,16 @@ func TestConfigMapIsOptionalAndMountedAsADirectory(t *testing.T) {
 }
 
 func TestArguments(t *testing.T) {
-	loopback := "--http-address=127.0.0.1:9717"
+	loopback, probe := "--http-address=127.0.0.1:9717", "--probe-socket=/run/nft-masq-agent/probe.sock"
 	want := map[string][]string{
-		"base":                  {loopback},
-		"iptables-nft":          {loopback, "--mode=iptables-nft"},
-		"labelled-nodes":        {loopback},
-		"non-masquerade-daemon": {loopback, "--mode=iptables-nft", "--masq-chain=NON-MASQUERADE-DAEMON", "--config=/etc/config/non-masquerade-daemon"},
-		"prometheus":            {"--http-address=[$(HOST_IP)]:9717"},
-		"prometheus-operator":   {"--http-address=[$(HOST_IP)]:9717"},
+		"base":                  {loopback, probe},
+		"iptables-nft":          {loopback, probe, "--mode=iptables-nft"},
+		"labelled-nodes":        {loopback, probe},
+		"non-masquerade-daemon": {loopback, probe, "--mode=iptables-nft", "--masq-chain=NON-MASQUERADE-DAEMON", "--config=/etc/config/non-masquerade-daemon"},
+		"prometheus":            {"--http-address=[$(HOST_IP)]:9717", probe},
+		"prometheus-operator":   {"--http-address=[$(HOST_IP)]:9717", probe},
 		"removal":               {"cleanup", "--wait"},
-		"takeover":              {loopback, "--takeover"},
+		"takeover":              {loopback, probe, "--takeover"},
 	}
 	everyManifest(t, func(t *testing.T, name string, r rendered) {
 		if diff := cmp.Diff(want[name], r.container().Args); diff != "" {
@@ -313,7 +320,7 @@ func TestEveryArgumentIsAFlagOfTheProgram(t *testing.T) {
 	})
 }
 
-func TestProbesAskWhereTheAgentAnswers(t *testing.T) {
+func TestProbesAskTheirOwnAgent(t *testing.T) {
 	everyManifest(t, func(t *testing.T, name string, r rendered) {
 		live, ready := r.container().LivenessProbe, r.container().ReadinessProbe
 		if name == "removal" {
@@ -322,13 +329,11 @@ func TestProbesAskWhereTheAgentAnswers(t *testing.T) {
 			}
 			return
 		}
-		host := "127.0.0.1"
-		if strings.HasPrefix(name, "prometheus") {
-			host = "" // the pod's address, which is the node's
-		}
-		for path, p := range map[string]*corev1.Probe{"/healthz": live, "/readyz": ready} {
-			if p.HTTPGet.Path != path || p.HTTPGet.Host != host || p.HTTPGet.Port.IntValue() != 9717 {
-				t.Errorf("probe %v, want %s at %q", p.HTTPGet, path, host)
+		for p, want := range map[*corev1.Probe][]string{
+			live: {"/nft-masq-agent", "ready", "--alive"}, ready: {"/nft-masq-agent", "ready"},
+		} {
+			if p.Exec == nil || !slices.Equal(p.Exec.Command, want) {
+				t.Errorf("probe %v, want %q", p.ProbeHandler, want)
 			}
 		}
 	})

@@ -23,6 +23,7 @@
 - --wait
 {{- else -}}
 - --http-address={{ .Values.prometheus.enabled | ternary "[$(HOST_IP)]" "127.0.0.1" }}:9717
+- --probe-socket=/run/nft-masq-agent/probe.sock
 {{- if ne (include "mode" .) "nftables" }}
 - --mode={{ include "mode" . }}
 {{- end }}
