@@ -174,6 +174,21 @@ func countStale(policy nft.Policy) (conntrack.Stale, error) {
 	return conntrack.Open().CountStale(j)
 }
 
+// staleTo counts the stale connections to an address, from any source if src is the
+// zero address.
+func staleTo(src, dst netip.Addr) (int, error) {
+	f := connectionsFlags{to: netip.PrefixFrom(dst, dst.BitLen()), stale: true}
+	if src.IsValid() {
+		f.pod = netip.PrefixFrom(src, src.BitLen())
+	}
+	j, _, err := judge()
+	if err != nil || j == nil {
+		return 0, err
+	}
+	_, n, err := f.find(conntrack.Open(), j)
+	return n, err
+}
+
 // judgeBy returns a judge by a policy on this node.
 func judgeBy(k *kernel.Kernel, policy nft.Policy) (*conntrack.Judge, error) {
 	local, err := kernel.LocalPrefixes()

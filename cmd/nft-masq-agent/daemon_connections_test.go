@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -36,6 +37,30 @@ func TestStaleConnectionsAreToldAfterAChange(t *testing.T) {
 	got := n.run("status")
 	if lines := strings.Split(got.stdout, "\n"); !strings.Contains(strings.Join(lines[:4], " "), "2 connections still use an earlier policy; connections --stale lists them") {
 		t.Errorf("status says:\n%s", got.stdout)
+	}
+}
+
+func TestExplainCountsConnectionsOfAnEarlierPolicy(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	nfttest.NFT(t, n.top.Node, service, "-f", "-")
+	n.enforce("nonMasqueradeCIDRs: [203.0.113.0/24]")
+	for i, dst := range []string{"203.0.113.9", "203.0.113.9", "198.18.0.10", "203.0.113.8"} {
+		n.open(nfttest.UDP, fmt.Sprintf("%s:%d", dst, 5000+i))
+	}
+	n.enforce("")
+	n.open(nfttest.UDP, "203.0.113.9:6000")
+	for args, want := range map[string]string{
+		"203.0.113.9":                   "3 connections to it exist and were opened under an earlier policy.",
+		"203.0.113.9 --from 10.244.1.2": "3 connections to it exist and were opened under an earlier policy.",
+		"203.0.113.8":                   "1 connection to it exists and was opened under an earlier policy.",
+		"203.0.113.9 --from 10.244.1.3": "",
+		"10.9.0.9":                      "",
+	} {
+		text := unwrap(n.run(append([]string{"explain"}, strings.Fields(args)...)...).stdout)
+		if !strings.Contains(text, want) || strings.Contains(text, "earlier policy") != (want != "") {
+			t.Errorf("explain %s: %s", args, text)
+		}
 	}
 }
 

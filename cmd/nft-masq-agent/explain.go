@@ -86,6 +86,10 @@ func (f *explainFlags) explain(operand string, e environment) (int, error) {
 		x.Notes = append(x.Notes, fmt.Sprintf("The addresses of this node are not known: %v.", err))
 	}
 	x.Ask(policy, f.from, dst, ends)
+	// The verdict needs no privilege; these do.
+	if n, err := e.staleTo(f.from, dst); err == nil {
+		x.SetStale(n)
+	}
 	if f.output == outputJSON {
 		return exitDone, writeJSON(e.stdout, x)
 	}

@@ -43,6 +43,9 @@ type environment struct {
 	// routeType says of what type the node's route to an address is, as
 	// [kernel.RouteType] does.
 	routeType func(netip.Addr) (int, error)
+
+	// staleTo counts the stale connections between two addresses.
+	staleTo func(src, dst netip.Addr) (int, error)
 }
 
 func theEnvironment() environment {
@@ -53,5 +56,6 @@ func theEnvironment() environment {
 		terminal:  err == nil,
 		proc:      "/proc",
 		routeType: kernel.RouteType,
+		staleTo:   staleTo,
 	}
 }

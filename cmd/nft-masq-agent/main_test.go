@@ -70,6 +70,7 @@ func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 	t.Helper()
 	return environment{
 		stdout: stdout, stderr: stderr, proc: t.TempDir(),
+		staleTo: func(netip.Addr, netip.Addr) (int, error) { return 0, nil },
 		routeType: func(a netip.Addr) (int, error) {
 			switch {
 			case slices.Contains(nodeAddresses(), a):

@@ -23,7 +23,20 @@ type Explanation struct {
 	Live        bool     `json:"live"`            // of the kernel's rules, not of the config
 	Agent       string   `json:"agent,omitempty"` // whose flags were taken, in words
 	Answers     []Answer `json:"answers"`         // several where it may depend on the source and none was given
+	Stale       int      `json:"stale,omitempty"` // existing connections that an earlier policy decided
 	Notes       []string `json:"notes"`
+}
+
+// SetStale adds how many existing connections an earlier policy decided.
+func (x *Explanation) SetStale(n int) {
+	x.Stale = n
+	switch n {
+	case 0:
+	case 1:
+		x.Notes = append(x.Notes, "1 connection to it exists and was opened under an earlier policy.")
+	default:
+		x.Notes = append(x.Notes, fmt.Sprintf("%d connections to it exist and were opened under an earlier policy.", n))
+	}
 }
 
 // An Answer is the verdict for a source: local, exempt or masqueraded.
