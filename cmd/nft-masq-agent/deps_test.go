@@ -71,7 +71,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft":                      {"config", "nft/nfnetlink", "nft/iprange"},
 		"nft/conntrack":            {"nft", "nft/nfnetlink"},
 		"nft/tables":               {"config", "nft", "nft/nfnetlink", "nft/ruletext", "nft/iprange"},
-		"nft/kernel":               {"nft", "nft/tables", "nft/foreign", "nft/nfnetlink", "nft/ruletext", "nft/iprange"},
+		"nft/kernel":               {"config", "nft", "nft/tables", "nft/foreign", "nft/nfnetlink", "nft/ruletext", "nft/iprange"},
 		"nft/nfttest":              {"nft/nfttest/netns"},
 		"nft/nfttest/cases":        {"config", "nft", "nft/nfttest"},
 		"cmd/nft-masq-agent/agent": {"config", "nft", "nft/conntrack", "nft/kernel", "nft/nfnetlink"},

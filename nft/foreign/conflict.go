@@ -12,9 +12,10 @@ import (
 	"nft-masq-agent/nft/ruletext"
 )
 
-// A Conflict is a rule that can rewrite the source address of connections to
-// destinations that the configuration exempts.
+// A Conflict is a rule of somebody else that can decide about connections
+// otherwise than the configuration.
 type Conflict struct {
+	Kind     Kind
 	Rule     nfnetlink.Rule
 	Base     string // the base chain from which it is reached
 	Priority int32  // of the base chain
@@ -28,6 +29,14 @@ type Conflict struct {
 	// it is not. Conditions are its other conditions, and those on the way.
 	Source     string
 	Conditions []string
+	// Of the kinds Exempts and Translates: the first few of the masqueraded
+	// destinations that it reaches, none where it reaches all; whether it returns, and
+	// does not accept; and whether it stands before our own jump.
+	Destinations []string
+	Returns      bool
+	Shared       bool
+
+	src, dst []iprange.Range // nil where that is not kept
 }
 
 // maxNamed is the number of exempt prefixes that a conflict names.
@@ -67,6 +76,7 @@ func (c Conflict) Hash(seed maphash.Seed) uint64 {
 		_, _ = h.WriteString(w)
 		_ = h.WriteByte(0)
 	}
+	_ = h.WriteByte(byte(c.Kind))
 	for _, w := range append([]string{c.Rule.Family.String(), c.Rule.Table, c.Rule.Chain, c.Base, c.Source}, c.Conditions...) {
 		word(w)
 	}
@@ -85,21 +95,51 @@ func (c Conflict) Hash(seed maphash.Seed) uint64 {
 
 // Why says what the rule does and to which packets.
 func (c Conflict) Why() string {
-	var list []string
+	list := slices.Clone(c.Destinations)
 	for _, p := range c.Exempt {
 		list = append(list, p.String())
 	}
 	if c.More {
 		list = append(list, "others")
 	}
-	why := "rewrites the source of connections to " + strings.Join(list, ", ")
+	if len(list) == 0 {
+		list = []string{"any destination"}
+	}
+	why, means := "rewrites the source of connections to "+strings.Join(list, ", "), ""
+	if c.Kind == Exempts {
+		why = either(c.Returns, "returns ", "accepts ") + strings.Join(list, ", ")
+		means = c.exemptsWhat(len(list) > 1 || c.More)
+	}
+	if c.Kind == Translates {
+		means = ", so this agent does not masquerade them"
+	}
 	if c.Source != "" {
 		why += " from " + c.Source
 	}
 	if len(c.Conditions) > 0 {
 		why += " where " + strings.Join(c.Conditions, ", ")
 	}
-	return why
+	return why + means
+}
+
+// exemptsWhat says what comes of a rule of the kind Exempts.
+func (c Conflict) exemptsWhat(many bool) string {
+	switch {
+	case c.Shared:
+		return " before the jump to this agent's chain, so these connections are not masqueraded"
+	case len(c.Destinations) == 0:
+		return ", which no longer exempts these connections"
+	case c.Source != "" || len(c.Conditions) > 0:
+		return ", which no longer exempts " + either(many, "them", "it")
+	}
+	return ", which no longer exempts " + either(many, "them: add them", "it: add it") + " to nonMasqueradeCIDRs"
+}
+
+func either(first bool, a, b string) string {
+	if first {
+		return a
+	}
+	return b
 }
 
 // Conflicts finds the rules, other than ours, that can rewrite the source address
@@ -138,6 +178,12 @@ type walker struct {
 	sets     map[id][]iprange.Range
 	exempt   []iprange.Range // sorted, none overlaps another
 	prefixes []netip.Prefix  // the same
+
+	// Of a search for rules that overrule the policy.
+	kind    Kind
+	share   Share
+	sources []iprange.Range // nil: any
+	jumped  bool            // the base chain has the jump of an agent
 
 	base      nfnetlink.Chain
 	visits    map[id]int // of a chain from this base chain

@@ -49,14 +49,16 @@ type action struct {
 	target   string // the chain to which it goes
 	byMap    bool   // the verdict comes from a map
 	rewrites bool   // it binds the connection to another source address
+	fixed    bool   // and not to that of the interface
+	verdict  int32  // NFT_CONTINUE where there is none
 }
 
 func (w *walker) parse(r nfnetlink.Rule) (match, action) {
 	var m match
-	var a action
+	a := action{verdict: unix.NFT_CONTINUE}
 	for s := range ruletext.Statements(r) {
 		if code, chain, ok := s.Expr.Verdict(); ok {
-			a.target = chain
+			a.target, a.verdict = chain, code
 			a.ends = code != unix.NFT_CONTINUE && code != unix.NFT_JUMP
 			a.returns = code == unix.NFT_RETURN || code == unix.NFT_GOTO
 			continue
@@ -71,8 +73,11 @@ func (w *walker) parse(r nfnetlink.Rule) (match, action) {
 			a.rewrites = true
 		case "nat":
 			a.rewrites = s.Expr.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_SNAT
+			a.fixed = a.rewrites
 		case "target":
-			a.rewrites = slices.Contains(sourceTargets, s.Expr.Str(unix.NFTA_TARGET_NAME))
+			target := s.Expr.Str(unix.NFTA_TARGET_NAME)
+			a.rewrites = slices.Contains(sourceTargets, target)
+			a.fixed = a.rewrites && target != "MASQUERADE"
 		case "match":
 			if s.Expr.Str(unix.NFTA_MATCH_NAME) != "comment" {
 				m.compare(s, nil)

@@ -19,7 +19,13 @@ type Snapshot struct {
 	Generation uint32
 	Chains     []Chain
 	Sets       []Set
+	// Unread counts rules that were not read, because there are more than maxRules:
+	// what they do is not known.
+	Unread int
 }
+
+// maxRules bounds what is read: a rule takes about a kilobyte.
+const maxRules = 60_000
 
 // A Chain is a chain with its rules. Of a chain of ours the rules are not read.
 type Chain struct {
@@ -87,6 +93,7 @@ type reader struct {
 	listed []nfnetlink.Chain // of the family being read, as packets meet them
 	seen   map[id]bool       // the chains that are in Chains
 	wanted map[id]bool       // sets
+	rules  int               // that were read
 }
 
 func (r *reader) read() (err error) {
@@ -185,10 +192,15 @@ func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (e
 		}
 		r.seen[chainID(c)] = true
 		out := Chain{Chain: c, Base: base, Own: r.own(c)}
-		if !out.Own {
+		switch {
+		case out.Own:
+		case r.rules+int(c.Use) > maxRules: // before they are in memory
+			r.Unread += int(c.Use)
+		default:
 			if out.Rules, err = r.conn.Rules(c.Family, c.Table, c.Name); err != nil {
 				return err
 			}
+			r.rules += len(out.Rules)
 		}
 		r.Chains = append(r.Chains, out)
 	}

@@ -21,6 +21,9 @@ type path struct {
 
 func (w *walker) anything() path {
 	all := anywhere(w.base.Family)
+	if w.sources != nil {
+		return path{src: intersect(all, w.sources), dst: all}
+	}
 	return path{src: all, dst: all}
 }
 
@@ -82,6 +85,9 @@ func (w *walker) walk(c *Chain, p path) (taken []iprange.Range) {
 	}
 	f := &frame{path: p}
 	for _, r := range c.Rules {
+		if len(f.via) == 0 && w.past(r) {
+			break
+		}
 		m, a := w.parse(r)
 		if m.never {
 			continue
@@ -95,6 +101,14 @@ func (w *walker) walk(c *Chain, p path) (taken []iprange.Range) {
 			}
 			if t := w.enter(f, c, r, m, a); !f.partial {
 				taken = append(taken, t...)
+			}
+		}
+		if w.kind == Exempts && a.leaves(len(f.via) == 0) {
+			if w.settle(f); f.empty {
+				break
+			}
+			if q := f.narrow(m); len(q.src) > 0 && w.reaches(q.dst) {
+				w.outcome(c, r, q, a, f.boxes)
 			}
 		}
 		if a.ends || a.rewrites && m.always() {
@@ -118,8 +132,13 @@ func (w *walker) enter(f *frame, c *Chain, r nfnetlink.Rule, m match, a action) 
 	if len(q.src) == 0 || !w.reaches(q.dst) {
 		return nil
 	}
-	if a.rewrites {
+	switch {
+	case a.rewrites && w.kind == Masquerades:
 		w.report(c, r, q, f.boxes)
+	case a.fixed && w.kind == Translates:
+		w.outcome(c, r, q, a, f.boxes)
+	}
+	if a.rewrites {
 		return nil
 	}
 	q.via = append(slices.Clip(q.via), r)
@@ -207,9 +226,13 @@ func (w *walker) report(c *Chain, r nfnetlink.Rule, q path, left []box) {
 	if len(exempt) == 0 || markedForIt(c, q.marks) || needed(q) || !more && q.allLeft(exempt, left) {
 		return
 	}
-	conflict := Conflict{
-		Rule: r, Base: w.base.Name, Via: q.via, Exempt: exempt, More: more, Source: strings.Join(slices.Compact(q.from), ", "), Conditions: slices.Compact(q.words),
-	}
+	w.add(c, r, q, Conflict{Exempt: exempt, More: more})
+}
+
+// add completes a conflict and adds it to what was found.
+func (w *walker) add(c *Chain, r nfnetlink.Rule, q path, conflict Conflict) {
+	conflict.Rule, conflict.Base, conflict.Via = r, w.base.Name, q.via
+	conflict.Source, conflict.Conditions = strings.Join(slices.Compact(q.from), ", "), slices.Compact(q.words)
 	if w.base.Hook != nil {
 		conflict.Priority = w.base.Hook.Priority
 	}
@@ -229,6 +252,15 @@ func (c *Conflict) merge(o Conflict) {
 			c.Exempt = append(c.Exempt, p)
 		}
 	}
+	for _, d := range o.Destinations {
+		if !slices.Contains(c.Destinations, d) && len(c.Destinations) > 0 {
+			c.Destinations = append(c.Destinations, d)
+		}
+	}
+	if len(o.Destinations) == 0 {
+		c.Destinations = nil
+	}
+	c.src, c.dst = nil, nil
 	c.More = c.More || o.More
 	switch {
 	case c.Source == "" || o.Source == "":

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
@@ -16,6 +17,16 @@ type Others struct {
 	Legacy []foreign.LegacyChain
 	// Conflicts are rules that masquerade what the policy exempts.
 	Conflicts []foreign.Conflict
+	// Overruled are rules that decide about what the policy masquerades, or did with
+	// an older agent.
+	Overruled []foreign.Conflict
+	// Unread counts rules that were not read because there are too many.
+	Unread int
+}
+
+// Of returns what of Overruled is of a kind.
+func (o Others) Of(kind foreign.Kind) []foreign.Conflict {
+	return slices.DeleteFunc(slices.Clone(o.Overruled), func(c foreign.Conflict) bool { return c.Kind != kind })
 }
 
 // OlderAgentDecides says whether packets meet rules of an iptables-based agent.
@@ -33,6 +44,8 @@ func (k *Kernel) Others(want nft.Ruleset) (Others, error) {
 	return Others{
 		Legacy:    foreign.Legacy(snapshot),
 		Conflicts: foreign.Conflicts(snapshot, want.Policy.ExemptDestinations()),
+		Overruled: foreign.Overruled(snapshot, share(want)),
+		Unread:    snapshot.Unread,
 	}, nil
 }
 
@@ -55,6 +68,44 @@ func (k *Kernel) snapshot(want nft.Ruleset) (foreign.Snapshot, error) {
 		}
 		return foreign.Read(&k.seen, s.isOurs(want))
 	})
+}
+
+// share says what a ruleset masquerades, and where.
+func share(want nft.Ruleset) foreign.Share {
+	s := foreign.Share{Shared: want.Mode == nft.ModeIPTables}
+	for _, t := range want.Tables {
+		for _, c := range t.Chains {
+			if c.Hook != nil {
+				s.Priority = c.Hook.Priority
+			}
+		}
+	}
+	for _, f := range want.Policy.Families {
+		var src, dst, force, notSrc []netip.Prefix
+		limited := false
+		for _, q := range f.Questions {
+			switch source := q.Asks == config.SourceAddress; {
+			case source && q.Outside:
+				src, limited = append(src, q.Prefixes()...), true
+			case source:
+				notSrc = append(notSrc, q.Prefixes()...)
+			case q.Masquerade:
+				force = append(force, q.Prefixes()...)
+			default:
+				dst = append(dst, q.Prefixes()...)
+			}
+		}
+		m := foreign.Masqueraded{Dst: foreign.And(foreign.Except(f.IPv6, dst), force), Src: foreign.Except(f.IPv6, notSrc)}
+		if limited {
+			m.Src = foreign.Within(m.Src, src)
+		}
+		if f.IPv6 {
+			s.IPv6 = m
+		} else {
+			s.IPv4 = m
+		}
+	}
+	return s
 }
 
 // isOurs tells the chains of ours from all others: those of our table, those of
