@@ -69,13 +69,15 @@ func TestTheMetricsCountWhatWasSent(t *testing.T) {
 		send("ipv4", "masqueraded", "198.51.100.8", 1)
 		compare()
 		for name, want := range map[string]string{
-			"nft_masq_agent_ready":                    "1",
-			"nft_masq_agent_config_accepted":          "1",
-			"nft_masq_agent_config_warnings":          "0",
-			`nft_masq_agent_cidrs{family="ipv4"}`:     "2",
-			"nft_masq_agent_drift_repairs_total":      "0",
-			"nft_masq_agent_legacy_rules":             "0",
-			"nft_masq_agent_foreign_masquerade_rules": "0",
+			"nft_masq_agent_ready":                     "1",
+			"nft_masq_agent_config_accepted":           "1",
+			"nft_masq_agent_config_warnings":           "0",
+			`nft_masq_agent_cidrs{family="ipv4"}`:      "2",
+			"nft_masq_agent_drift_repairs_total":       "0",
+			"nft_masq_agent_legacy_rules":              "0",
+			"nft_masq_agent_foreign_masquerade_rules":  "0",
+			"nft_masq_agent_foreign_exempting_rules":   "0",
+			"nft_masq_agent_foreign_translating_rules": "0",
 			fmt.Sprintf("nft_masq_agent_config_info{hash=%q,mode=%q}", wants(t, text, flag).Hash(), mode): "1",
 			`nft_masq_agent_applies_total{reason="start",result="written"}`:                               "1",
 			`nft_masq_agent_applies_total{reason="config",result="written"}`:                              "1",

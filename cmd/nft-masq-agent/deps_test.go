@@ -74,11 +74,11 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/kernel":               {"config", "nft", "nft/tables", "nft/foreign", "nft/nfnetlink", "nft/ruletext", "nft/iprange"},
 		"nft/nfttest":              {"nft/nfttest/netns"},
 		"nft/nfttest/cases":        {"config", "nft", "nft/nfttest"},
-		"cmd/nft-masq-agent/agent": {"config", "nft", "nft/conntrack", "nft/kernel", "nft/nfnetlink"},
+		"cmd/nft-masq-agent/agent": {"config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/nfnetlink"},
 
 		"cmd/nft-masq-agent/options": {"config", "nft"},
 		"cmd/nft-masq-agent/running": {"cmd/nft-masq-agent/options"},
-		"cmd/nft-masq-agent/answer":  {"config", "nft", "nft/conntrack", "nft/kernel", "cmd/nft-masq-agent/options"},
+		"cmd/nft-masq-agent/answer":  {"config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "cmd/nft-masq-agent/options"},
 	}
 	all := goList(t, "./...")
 	for _, p := range all {

@@ -11,6 +11,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/options"
 	"nft-masq-agent/cmd/nft-masq-agent/running"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 
 	"golang.org/x/sys/unix"
@@ -74,6 +75,9 @@ func (f *explainFlags) explain(operand string, e environment) (int, error) {
 	var policy nft.Policy
 	if f.live {
 		policy, err = livePolicy()
+		if err == nil {
+			x.Overruled, err = liveOverruled(f.Chain)
+		}
 	} else {
 		policy, err = f.filePolicy(&x, e)
 	}
@@ -119,6 +123,22 @@ func livePolicy() (nft.Policy, error) {
 		return nft.Policy{}, errNoRules
 	}
 	return policy, nil
+}
+
+// liveOverruled finds the rules of other programs that decide before the kernel's
+// own. The chain is where mode iptables-nft would be.
+func liveOverruled(chain string) ([]foreign.Conflict, error) {
+	k := kernel.Open()
+	defer func() { _ = k.Close() }()
+	held, _, err := k.Held(chain)
+	if err != nil {
+		return nil, hinted(err)
+	}
+	others, err := k.Others(held)
+	if err != nil {
+		return nil, hinted(err)
+	}
+	return others.Overruled, nil
 }
 
 func (e environment) ends(src, dst netip.Addr) (answer.Ends, error) {

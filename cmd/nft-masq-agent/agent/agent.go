@@ -354,7 +354,7 @@ func (a *Agent) reconsider() error {
 		}
 		n.older = a.stillThere(others)
 		if a.policy.want == nil {
-			a.health.found(0, len(others.Legacy))
+			a.health.found(kernel.Others{Legacy: others.Legacy})
 		}
 	}
 	next := decide(a.policy, a.content, n)

@@ -702,7 +702,7 @@ func TestConflictsAreSaidOnceAndManyInOneLine(t *testing.T) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
 		wantLines(t, w.messages(), append(append([]string{"nft-masq-agent starts", "applied"}, slices.Repeat([]string{one}, maxSaid+1)...),
-			"further rules masquerade what the config exempts, see nft-masq-agent status")...)
+			"further rules of other programs contradict the config, see nft-masq-agent status")...)
 		// The same rules again, with other handles, and one more.
 		w.others = kernel.Others{}
 		conflicts("other", 1)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 )
 
@@ -49,7 +50,7 @@ type installed struct {
 }
 
 // others are rules on the node that are not ours.
-type others struct{ foreign, legacy int }
+type others struct{ foreign, legacy, exempting, translating int }
 
 // ErrStuck says that the loop does not turn.
 var ErrStuck = errors.New("the loop is stuck")
@@ -115,11 +116,13 @@ func (h *health) inStep(r nft.Ruleset) {
 
 func (h *health) listens(yes bool) { h.do(func() { h.listening = yes }) }
 
-// found notes how many rules on the node are not ours: those that masquerade
-// what the config exempts, and those that agents of the iptables generation
-// left.
-func (h *health) found(foreign, legacy int) {
-	h.do(func() { h.others = &others{foreign, legacy} })
+// found notes how many rules on the node are not ours, by what they do.
+func (h *health) found(o kernel.Others) {
+	n := others{
+		foreign: len(o.Conflicts), legacy: len(o.Legacy),
+		exempting: len(o.Of(foreign.Exempts)), translating: len(o.Of(foreign.Translates)),
+	}
+	h.do(func() { h.others = &n })
 }
 
 func (h *health) foundStale(n int) { h.do(func() { h.stale = &n }) }

@@ -167,6 +167,18 @@ func newStateCollector(h *health) stateCollector {
 					set(float64(*s.stale))
 				}
 			}),
+		newGauge("foreign_exempting_rules", "Rules of other programs that accept what the config masquerades: before the jump in mode iptables-nft, otherwise without effect on this agent.",
+			func(s state, set set) {
+				if s.others != nil {
+					set(float64(s.others.exempting))
+				}
+			}),
+		newGauge("foreign_translating_rules", "Rules of other programs that give what the config masquerades another source address.",
+			func(s state, set set) {
+				if s.others != nil {
+					set(float64(s.others.translating))
+				}
+			}),
 		newGauge("legacy_rules", "Rules that agents of the iptables generation left on the node.",
 			func(s state, set set) {
 				if s.others != nil {

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 )
@@ -25,6 +26,7 @@ type survey struct {
 	// What was found, so that it is said once.
 	legacy    []string
 	conflicts map[uint64]bool // by what they say, a hash
+	unread    int             // rules that were too many to be read
 	seed      maphash.Seed
 }
 
@@ -42,7 +44,7 @@ func (a *Agent) lookAround(now time.Time) {
 		a.log.Warn("looking for the rules of others", zap.Error(err))
 		return
 	}
-	a.health.found(len(others.Conflicts), len(others.Legacy))
+	a.health.found(others)
 	a.sayLegacy(others)
 	a.sayConflicts(others)
 }
@@ -106,7 +108,7 @@ const maxSaid = 20
 func (a *Agent) sayConflicts(others kernel.Others) {
 	s := &a.survey
 	found, said := make(map[uint64]bool, len(others.Conflicts)), map[string]int{}
-	for _, c := range others.Conflicts {
+	for _, c := range slices.Concat(others.Conflicts, others.Overruled) {
 		is := c.Hash(s.seed)
 		if found[is] || s.conflicts[is] {
 			found[is] = true
@@ -124,13 +126,25 @@ func (a *Agent) sayConflicts(others kernel.Others) {
 		if len(c.Via) > 0 {
 			fields = append(fields, zap.String("via", strings.Join(c.ViaText(), "; ")))
 		}
-		a.log.Warn("another rule masquerades what the config exempts", fields...)
+		switch c.Kind {
+		case foreign.Masquerades:
+			a.log.Warn("another rule masquerades what the config exempts", fields...)
+		case foreign.Exempts:
+			a.log.Warn("another rule accepts what the config masquerades", append(fields, zap.String("event", "foreign_exemption"))...)
+		case foreign.Translates:
+			a.log.Warn("another rule translates what the config masquerades", append(fields, zap.String("event", "foreign_translation"))...)
+		}
 	}
 	for _, base := range slices.Sorted(maps.Keys(said)) {
 		if more := said[base] - maxSaid; more > 0 {
-			a.log.Warn("further rules masquerade what the config exempts, see nft-masq-agent status",
+			a.log.Warn("further rules of other programs contradict the config, see nft-masq-agent status",
 				zap.String("reached from", base), zap.Int("rules", more))
 		}
 	}
 	s.conflicts = found
+	if others.Unread > 0 && s.unread == 0 {
+		a.log.Warn("too many rules of other programs to read them all: what the rest does is not known",
+			zap.String("event", "foreign_rules_unread"), zap.Int("rules", others.Unread))
+	}
+	s.unread = others.Unread
 }

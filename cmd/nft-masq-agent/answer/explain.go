@@ -8,6 +8,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/foreign"
 )
 
 // Ends is what the node's routes say of the two ends of a connection: whether it
@@ -25,6 +26,9 @@ type Explanation struct {
 	Answers     []Answer `json:"answers"`         // several where it may depend on the source and none was given
 	Stale       int      `json:"stale,omitempty"` // existing connections that an earlier policy decided
 	Notes       []string `json:"notes"`
+
+	// Overruled are rules of other programs that decide before the kernel's.
+	Overruled []foreign.Conflict `json:"-"`
 }
 
 // SetStale adds how many existing connections an earlier policy decided.
@@ -67,7 +71,34 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, on Ends) {
 	} else {
 		x.answerForSources(p, dst)
 	}
+	x.overrule(src, dst)
 	x.note(src, on, p.Decide(nft.Connection{Dst: dst, FromNode: true, ToNode: on.ToHere}))
+}
+
+// overrule puts right what a rule of another program decides before ours.
+func (x *Explanation) overrule(src, dst netip.Addr) {
+	for _, c := range x.Overruled {
+		some, all := c.Meets(src, dst)
+		exempts := c.Kind == foreign.Exempts
+		if !some || exempts && !c.Shared {
+			continue
+		}
+		rule := conflictReports([]foreign.Conflict{c})[0].String()
+		for i := range x.Answers {
+			switch a := &x.Answers[i]; {
+			case a.Verdict != nft.Masqueraded:
+			case exempts && all:
+				a.Verdict, a.Steps = nft.Exempt, []Step{{Question: "accepted before this agent's chain", Yes: true, Place: rule}}
+			case exempts:
+				x.Notes = append(x.Notes, "Another rule may accept it before this agent's chain, and then it is not masqueraded: "+rule+".")
+			case all:
+				x.Notes = append(x.Notes, "Another rule gives it another source address first: "+rule+".")
+			default:
+				x.Notes = append(x.Notes, "Another rule may give it another source address first: "+rule+".")
+			}
+		}
+	}
+	x.Notes = slices.Compact(x.Notes)
 }
 
 func (x *Explanation) add(p nft.Policy, source string, c nft.Connection) {

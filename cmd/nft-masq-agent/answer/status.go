@@ -10,6 +10,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 )
 
@@ -25,6 +26,7 @@ type Status struct {
 	Stale     *staleReport     `json:"stale,omitempty"`
 	Legacy    []string         `json:"legacy"`    // rules of iptables-based agents
 	Conflicts []conflictReport `json:"conflicts"` // other rules that masquerade what the config exempts
+	Overruled []conflictReport `json:"overruled"` // other rules that accept or translate what the config masquerades
 	Notes     []string         `json:"notes"`
 }
 
@@ -72,6 +74,7 @@ type staleReport struct {
 type conflictReport struct {
 	Table    string   `json:"table"`
 	Chain    string   `json:"chain"`
+	Handle   uint64   `json:"handle"`
 	Priority int32    `json:"priority"` // of the base chain from which it is reached
 	Rule     string   `json:"rule"`
 	Via      []string `json:"via"`
@@ -142,16 +145,29 @@ func (r Status) staleText() string {
 
 // SetOthers reports on the rules of others.
 func (r *Status) SetOthers(others kernel.Others) {
-	r.Legacy, r.Conflicts = []string{}, []conflictReport{}
+	r.Legacy = []string{}
+	r.Conflicts, r.Overruled = conflictReports(others.Conflicts), conflictReports(others.Overruled)
 	for _, l := range others.Legacy {
 		r.Legacy = append(r.Legacy, l.String())
 	}
-	for _, c := range others.Conflicts {
-		r.Conflicts = append(r.Conflicts, conflictReport{
-			Table: c.Table(), Chain: c.Chain(), Priority: c.Priority, Rule: c.RuleText(),
-			Via: c.ViaText(), Why: c.Why(),
-		})
+	if others.Unread > 0 {
+		r.Notes = append(r.Notes, fmt.Sprintf("%d rules of other programs were too many to be read: what they do is not known", others.Unread))
 	}
+}
+
+func conflictReports(conflicts []foreign.Conflict) []conflictReport {
+	reports := make([]conflictReport, len(conflicts))
+	for i, c := range conflicts {
+		reports[i] = conflictReport{
+			Table: c.Table(), Chain: c.Chain(), Handle: c.Rule.Handle, Priority: c.Priority, Rule: c.RuleText(),
+			Via: c.ViaText(), Why: c.Why(),
+		}
+	}
+	return reports
+}
+
+func (c conflictReport) String() string {
+	return fmt.Sprintf("%s %s handle %d, priority %d: %s (%s)", c.Table, c.Chain, c.Handle, c.Priority, c.Rule, c.Why)
 }
 
 // String is the report for people, in lines of 80 columns where words allow.
@@ -169,11 +185,8 @@ func (r Status) String() string {
 	writeList(&b, "Differences:", r.Kernel.Differences)
 	writeList(&b, "Warnings of the config:", r.Config.Warnings)
 	writeList(&b, "Rules of iptables-based agents (run with --takeover, or cleanup --legacy):", r.Legacy)
-	var conflicts []string
-	for _, c := range r.Conflicts {
-		conflicts = append(conflicts, fmt.Sprintf("%s %s, priority %d: %s (%s)", c.Table, c.Chain, c.Priority, c.Rule, c.Why))
-	}
-	writeList(&b, "Other rules that masquerade what the config exempts:", conflicts)
+	writeList(&b, "Other rules that masquerade what the config exempts:", conflictLines(r.Conflicts))
+	writeList(&b, "Other rules that accept or translate what the config masquerades:", conflictLines(r.Overruled))
 	writeList(&b, "Notes:", r.Notes)
 	return b.String()
 }
@@ -211,6 +224,14 @@ func (r Status) writeConnections(b *strings.Builder) {
 	for _, c := range r.Connections {
 		fmt.Fprintf(b, "  %-5s %-12s %12d\n", c.Family, c.Verdict, c.Count)
 	}
+}
+
+func conflictLines(conflicts []conflictReport) []string {
+	lines := make([]string, len(conflicts))
+	for i, c := range conflicts {
+		lines[i] = c.String()
+	}
+	return lines
 }
 
 func writeList(b *strings.Builder, title string, lines []string) {

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+)
+
+func TestARuleInFrontOfOurJumpIsNamedAndDecides(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft")
+	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
+		n := newNode(t)
+		d := n.start(flag, "--resync-interval=3600")
+		d.began(wants(t, "", flag))
+		for _, rule := range []string{"-d 203.0.113.0/24 -j ACCEPT", "-d 198.51.100.0/24 -o wg0 -j RETURN"} {
+			if out, err := n.Output("", "iptables-nft", append(strings.Fields("-t nat -I POSTROUTING"), strings.Fields(rule)...)...); err != nil {
+				t.Fatalf("%s: %v", out, err)
+			}
+		}
+		text := unwrap(n.run("status").stdout)
+		for _, want := range map[nft.Mode][]string{
+			nft.ModeNFTables: {"accepts 203.0.113.0/24, which no longer exempts it: add it to nonMasqueradeCIDRs", "ip nat POSTROUTING handle"},
+			nft.ModeIPTables: {"accepts 203.0.113.0/24 before the jump to this agent's chain, so these connections are not masqueraded", "ip nat POSTROUTING handle"},
+		}[mode] {
+			if !strings.Contains(text, want) {
+				t.Errorf("status: %q is not in %s", want, text)
+			}
+		}
+		shared := mode == nft.ModeIPTables
+		for _, tt := range []struct {
+			address string
+			says    string
+			shared  bool // only in mode iptables-nft
+		}{
+			{"203.0.113.9", "203.0.113.9 sees the source's own address", true},
+			{"203.0.113.9", "ip nat POSTROUTING handle", true},
+			{"198.51.100.9", "198.51.100.9 sees this node's address", false},
+			{"198.51.100.9", "Another rule may accept it before this agent's chain", true},
+			{"192.0.2.9", "192.0.2.9 sees this node's address", false},
+		} {
+			text := unwrap(n.run("explain", "--live", tt.address, flag).stdout)
+			if says := strings.Contains(text, tt.says); says != (shared || !tt.shared) {
+				t.Errorf("explain --live %s: %q: %t in %s", tt.address, tt.says, says, text)
+			}
+		}
+	})
+}
