@@ -43,6 +43,7 @@ type Kernel struct {
 	counts     cachedCounts
 	tallies    tallies
 	perBatch   int // most prefixes in a filling transaction
+	bigChain   int // CIDRs from which chains of mode iptables-nft are not read at each change
 }
 
 // trusted is what a set held when it was last filled or read.
@@ -57,7 +58,7 @@ func Open() *Kernel { return New(nfnetlink.Dial()) }
 
 // New uses a connection of its caller.
 func New(c *nfnetlink.Conn) *Kernel {
-	return &Kernel{conn: c, seen: memory{Conn: c}, trust: map[string]trusted{}, perBatch: tables.LargeBatch}
+	return &Kernel{conn: c, seen: memory{Conn: c}, trust: map[string]trusted{}, perBatch: tables.LargeBatch, bigChain: bigChain}
 }
 
 // Forget drops the rules of others that Apply and Others have read, and says

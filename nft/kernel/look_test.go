@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -113,6 +114,49 @@ func TestLargeSetIsReadWholeOnlyWhenAsked(t *testing.T) {
 			inStep(t, ns, want)
 		})
 	}
+}
+
+func TestLargeChainIsReadWholeOnlyWhenAsked(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft")
+	ns := nfttest.NewNS(t, "node")
+	want := xtOf(tamperConfig(500))
+	k := open(t, ns)
+	k.bigChain = 400
+	apply(t, k, want, Look{})
+	for _, tt := range []struct {
+		name        string
+		do          func(*attacker)
+		short, full bool // what finds it
+	}{
+		{"nothing of ours", does("add table inet foreign"), false, false},
+		{"delete rule", runs("-D IP-MASQ-AGENT 3"), true, true},
+		{"add rule", runs("-I IP-MASQ-AGENT -j ACCEPT"), true, true},
+		{"replace rule", runs("-R IP-MASQ-AGENT 3 -d 198.51.100.8 -j RETURN"), false, true},
+		{"flush chain", runs("-F IP-MASQ-AGENT"), true, true},
+		{"make the chain anew", runs("-F POSTROUTING", "-F IP-MASQ-AGENT", "-X IP-MASQ-AGENT", "-N IP-MASQ-AGENT"), true, true},
+		{"delete jump", (*attacker).deleteJump, true, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			// The next look comes before a hundred times the cost of this one.
+			if diffs, err := k.Diff(want, Look{Full: true}); err != nil || len(diffs) > 0 {
+				t.Fatalf("at first: %q, %v", diffs, err)
+			}
+			k.chainsRead, k.chainsCost = time.Now(), time.Minute
+			tt.do(&attacker{t: t, ns: ns, table: "inet " + nft.TableName, want: want})
+			for _, look := range []Look{{Quick: true}, {}} {
+				if diffs, err := k.Diff(want, look); err != nil || (len(diffs) > 0) != tt.short {
+					t.Errorf("%+v finds %q, error %v", look, diffs, err)
+				}
+			}
+			if a, err := k.Apply(want, Look{Full: true}); err != nil || (len(a.Differences) > 0) != tt.full {
+				t.Errorf("a full look finds %q, error %v", a.Differences, err)
+			}
+			if diffs, err := k.Diff(want, Look{Quick: true}); err != nil || len(diffs) > 0 {
+				t.Errorf("then a quick look finds %q, error %v", diffs, err)
+			}
+		})
+	}
+	inStep(t, ns, want)
 }
 
 func TestNodeWithoutIPv6WorksLikeAnyOther(t *testing.T) {

@@ -41,12 +41,12 @@ func (m *memory) Rules(family nfnetlink.Family, table, chain string) ([]nfnetlin
 }
 
 // FirstRules remembers chains that it has read to their end.
-func (m *memory) FirstRules(family nfnetlink.Family, table, chain string, most int) (rules []nfnetlink.Rule, more bool, err error) {
+func (m *memory) FirstRules(family nfnetlink.Family, table, chain string, enough func(nfnetlink.Rule) bool) (rules []nfnetlink.Rule, more bool, err error) {
 	at := chainID{family, table, chain}
 	if rules, ok := m.rules[at]; ok {
 		return rules, false, nil
 	}
-	rules, more, err = m.Conn.FirstRules(family, table, chain, most)
+	rules, more, err = m.Conn.FirstRules(family, table, chain, enough)
 	if err != nil || more {
 		return rules, more, err
 	}

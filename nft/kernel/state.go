@@ -122,7 +122,7 @@ func (k *Kernel) trustsChains(s *state, want nft.Ruleset, l Look) bool {
 		return true
 	}
 	v4, v6 := want.CIDRs()
-	return !l.Full && v4+v6 > bigChain && time.Since(k.chainsRead) < 100*k.chainsCost
+	return !l.Full && v4+v6 > k.bigChain && time.Since(k.chainsRead) < 100*k.chainsCost
 }
 
 // markWritten remembers the chains of mode iptables-nft that a transaction has just

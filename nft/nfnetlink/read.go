@@ -20,7 +20,7 @@ type Reader interface {
 	Chain(family Family, table, chain string) (Chain, error)
 	Chains(family Family) ([]Chain, error)
 	Rules(family Family, table, chain string) ([]Rule, error)
-	FirstRules(family Family, table, chain string, most int) (rules []Rule, more bool, err error)
+	FirstRules(family Family, table, chain string, enough func(Rule) bool) (rules []Rule, more bool, err error)
 	Rule(family Family, table, chain string, handle uint64) (Rule, error)
 	Sets(family Family, table string) ([]Set, error)
 	Elements(family Family, table, set string) ([]iprange.Range, error)
@@ -176,19 +176,19 @@ func (c *Conn) Rules(family Family, table, chain string) ([]Rule, error) {
 	return rs, nil
 }
 
-// FirstRules lists rules as [Conn.Rules] does, but no more than most; more reports
-// whether there are others.
-func (c *Conn) FirstRules(family Family, table, chain string, most int) (rules []Rule, more bool, err error) {
+// FirstRules lists rules as [Conn.Rules] does, up to the one for which enough is true;
+// more reports whether there is one.
+func (c *Conn) FirstRules(family Family, table, chain string, enough func(Rule) bool) (rules []Rule, more bool, err error) {
 	var a attrs
 	a.str(unix.NFTA_RULE_TABLE, table)
 	if chain != "" {
 		a.str(unix.NFTA_RULE_CHAIN, chain)
 	}
 	err = dumpEach(c, family, unix.NFT_MSG_GETRULE, a, func(f Family, b []byte) error {
-		if len(rules) == most {
+		r, err := ParseRule(f, b)
+		if err == nil && enough(r) {
 			return errEnough
 		}
-		r, err := ParseRule(f, b)
 		rules = append(rules, r)
 		return err
 	})

@@ -82,7 +82,7 @@ func ReadOwn(c *nfnetlink.Conn) (*Own, error) {
 			own.chains = append(own.chains, ch)
 		}
 	}
-	rules, more, err := c.FirstRules(nfnetlink.Inet, nft.TableName, "", Slack)
+	rules, more, err := c.FirstRules(nfnetlink.Inet, nft.TableName, "", moreThan(Slack))
 	if err != nil {
 		return nil, err
 	}
@@ -102,6 +102,14 @@ func ReadOwn(c *nfnetlink.Conn) (*Own, error) {
 	}
 	own.flowtables, err = c.Flowtables(nfnetlink.Inet, nft.TableName)
 	return own, err
+}
+
+// moreThan returns a function that is false as many times.
+func moreThan(n int) func(nfnetlink.Rule) bool {
+	return func(nfnetlink.Rule) bool {
+		n--
+		return n < 0
+	}
 }
 
 func (o *Own) chain(name string) (nfnetlink.Chain, bool) {

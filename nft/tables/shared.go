@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -123,7 +124,7 @@ type Reading struct {
 	Quick  bool // of POSTROUTING only the jump that was seen, if it is there
 	Seen   Jump
 	Trust  Trust
-	Most   int // rules of a chain that is not in Trust; 0: all
+	Most   int // rules of a chain that is not in Trust; 0: all but for those of others
 }
 
 // ReadShared reads the chains of these names in the shared table of a family, and
@@ -242,12 +243,26 @@ func (n *Shared) readChain(c nfnetlink.Reader, name string, o Reading) error {
 		n.chains[name], n.trusted[name] = nil, true
 		return nil
 	}
-	if o.Most == 0 {
-		n.chains[name], err = c.Rules(n.Family, nft.NATTable, name)
-		return err
+	most, odd := o.Most, 0
+	if most == 0 {
+		most = math.MaxInt
 	}
-	n.chains[name], n.flooded[name], err = c.FirstRules(n.Family, nft.NATTable, name, o.Most)
+	// Where no ruleset is wanted, what is read is as long as the config was.
+	enough := func(r nfnetlink.Rule) bool {
+		most--
+		if !ofAgent(r) {
+			odd++
+		}
+		return most < 0 || odd > Slack
+	}
+	n.chains[name], n.flooded[name], err = c.FirstRules(n.Family, nft.NATTable, name, enough)
 	return err
+}
+
+// ofAgent reports whether the comment of a rule is one that a masquerade agent, of
+// whatever version, gives: what is subject to MASQUERADE.
+func ofAgent(r nfnetlink.Rule) bool {
+	return strings.Contains(ruletext.Comment(r), "subject to MASQUERADE")
 }
 
 // Trusted reports whether a chain was not read.
@@ -276,9 +291,7 @@ func (n *Shared) JumpsTo(chain string) bool {
 // that a masquerade agent wrote. All of them, whatever their version, say in
 // their comments what is subject to MASQUERADE.
 func (n *Shared) Foreign(chain string) bool {
-	return len(n.chains[chain]) > 0 && !slices.ContainsFunc(n.chains[chain], func(r nfnetlink.Rule) bool {
-		return strings.Contains(ruletext.Comment(r), "subject to MASQUERADE")
-	})
+	return len(n.chains[chain]) > 0 && !slices.ContainsFunc(n.chains[chain], ofAgent)
 }
 
 // Differences says in words how our part of the shared table is not the wanted

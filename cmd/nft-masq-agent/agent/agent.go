@@ -519,6 +519,10 @@ func (a *Agent) report(reason string, applied kernel.Applied, drift bool) {
 		zap.String("reason", reason), zap.String("source", string(a.policy.from)), zap.String("config", a.policy.want.Hash()),
 		zap.Int("cidrs", v4+v6), zap.Duration("took", applied.Took),
 	}
+	if applied.Recreated > 0 {
+		a.log.Warn("our table could not be repaired in place and was deleted and made anew; meanwhile new connections were not masqueraded",
+			zap.String("event", "table_recreated"), zap.Int64("gap_ms", applied.Recreated.Milliseconds()))
+	}
 	switch {
 	case drift:
 		a.metrics.repaired()
