@@ -248,3 +248,48 @@ func TestTakeOverAndWayBackLetNoWrongSourceOut(t *testing.T) {
 		})
 	}
 }
+
+func TestStatusSaysWhatDecidesInsteadOfARejectedFile(t *testing.T) {
+	t.Parallel()
+	n, older := newNode(t), loadOlder(t, olderVersions[1])
+	says := func(text, want string) {
+		t.Helper()
+		n.swap(text)
+		d := n.start()
+		d.await("config rejected; ")
+		if r, code := n.status(); code != exitFailed || !strings.HasPrefix(r.Config.Enforced, want) {
+			t.Errorf("exit code %d: %q, want %q", code, r.Config.Enforced, want)
+		}
+		d.stop()
+		n.cleanup()
+	}
+	says(badText, "the built-in defaults (")
+	says(older.mistakes()["a misspelled key"], "what the older agents make of it (")
+	older.install(n)
+	says(badText, "the rules of an iptables-based agent are in charge")
+}
+
+func TestASecondAgentsProbeDoesNotAskTheFirst(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	dir := t.TempDir()
+	first, second := filepath.Join(dir, "first"), filepath.Join(dir, "second")
+	d := n.start("--http-address", httpAddress, "--probe-socket", first)
+	d.await("applied")
+	other := &node{n.NS, t, n.path + "-second"}
+	other.write(badText)
+	e := other.start("--http-address", httpAddress, "--probe-socket", second)
+	e.await("config rejected; ")
+	if got := n.run("ready", "--probe-socket", first); got.code != exitDone || got.stdout != "ready\n" {
+		t.Errorf("first: %+v", got)
+	}
+	if got := n.run("ready", "--probe-socket", second); got.code != exitFailed || !strings.HasPrefix(got.stdout, "not ready: config rejected: "+other.path) {
+		t.Errorf("second: %+v", got)
+	}
+	if got := n.run("ready", "--alive", "--probe-socket", second); got.code != exitDone || got.stdout != "alive\n" {
+		t.Errorf("second, alive: %+v", got)
+	}
+	if got := n.run("ready", "--probe-socket", filepath.Join(dir, "third")); got.code != exitFailed || !strings.Contains(got.stderr, "no agent answers") {
+		t.Errorf("third: %+v", got)
+	}
+}

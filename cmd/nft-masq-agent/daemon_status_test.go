@@ -114,7 +114,7 @@ func TestStatusTellsABadFileFromRulesThatDiffer(t *testing.T) {
 		d.await("config rejected")
 		r, code = n.status()
 		if code != exitFailed || r.Config.Accepted || len(r.Config.Errors) != 1 || r.Config.Errors[0] != n.path+badProblem ||
-			r.Kernel.Hash != held.Hash() || len(r.Kernel.Differences) > 0 {
+			r.Kernel.Hash != held.Hash() || len(r.Kernel.Differences) > 0 || !strings.HasPrefix(r.Config.Enforced, "an earlier config ("+held.Hash()+")") {
 			t.Errorf("with a bad file: exit code %d: %+v", code, r)
 		}
 		d.stop()

@@ -44,9 +44,6 @@ func (f *statusFlags) status(e environment) (int, error) {
 	for _, a := range agents {
 		r.Agents = append(r.Agents, answer.Agent{PID: a.PID, Args: a.Args})
 	}
-	if len(agents) > 1 {
-		r.Notes = append(r.Notes, fmt.Sprintf("%d agents run here: they write the same rules; end all but one", len(agents)))
-	}
 	r.Notes = append(r.Notes, legacyIPTables(e.proc)...)
 	l, err := f.Load()
 	r.SetConfig(*f.Options, l, err)
@@ -54,6 +51,9 @@ func (f *statusFlags) status(e environment) (int, error) {
 	defer func() { _ = k.Close() }()
 	if err := askKernel(&r, k, *f.Options, l.Ruleset); err != nil {
 		return exitFailed, hinted(err)
+	}
+	if !r.Config.Accepted {
+		r.SetEnforced(*f.Options, l)
 	}
 	text := r.String()
 	if f.output == outputJSON {

@@ -44,6 +44,7 @@ type configReport struct {
 	Errors   []string `json:"errors"`
 	Warnings []string `json:"warnings"`
 	Hash     string   `json:"hash,omitempty"`
+	Enforced string   `json:"enforced,omitempty"` // instead of a rejected config, in words
 	Mode     string   `json:"mode"`
 	Chain    string   `json:"chain,omitempty"` // of mode iptables-nft
 }
@@ -103,6 +104,25 @@ func (r *Status) SetConfig(o options.Options, l options.Loaded, err error) {
 		r.Config.Errors = append(r.Config.Errors, err.Error())
 	default:
 		r.Config.Hash = l.Ruleset.Hash()
+	}
+}
+
+// SetEnforced says what decides instead of a rejected config, judged by what the
+// kernel holds.
+func (r *Status) SetEnforced(o options.Options, l options.Loaded) {
+	hash := r.Kernel.Hash
+	of := func(c config.Config) string { return nft.Compile(c, o.NFT()).Hash() }
+	switch {
+	case hash == "" && len(r.Legacy) > 0:
+		r.Config.Enforced = "the rules of an iptables-based agent are in charge, none of ours are installed"
+	case hash == "":
+		r.Config.Enforced = "none of our rules are installed"
+	case l.Lenient != nil && hash == l.Lenient.Hash():
+		r.Config.Enforced = fmt.Sprintf("what the older agents make of it (%s) is installed, mode %s", hash, r.Kernel.Mode)
+	case hash == of(config.Default(o.Defaults())):
+		r.Config.Enforced = fmt.Sprintf("the built-in defaults (%s) are installed, mode %s", hash, r.Kernel.Mode)
+	default:
+		r.Config.Enforced = fmt.Sprintf("an earlier config (%s) is installed, mode %s", hash, r.Kernel.Mode)
 	}
 }
 
@@ -196,16 +216,17 @@ func (r Status) verdict() string {
 	running := "no agent runs here"
 	if n := len(r.Agents); n > 0 {
 		running = fmt.Sprintf("agent runs, pid %d", r.Agents[0].PID)
+		if n > 1 {
+			running = fmt.Sprintf("%d agents run here and overwrite each other: end all but one", n)
+		}
 	}
 	source := strings.Join(r.Config.Files, ", ")
 	if source == "" {
 		source = "the defaults (no file at " + r.Config.Path + ")"
 	}
 	switch {
-	case !r.Config.Accepted && r.Kernel.Hash == "":
-		return fmt.Sprintf("config rejected, and the kernel has no rules of ours; %s", running)
 	case !r.Config.Accepted:
-		return fmt.Sprintf("config rejected; the kernel holds %s, mode %s; %s", r.Kernel.Hash, r.Kernel.Mode, running)
+		return fmt.Sprintf("config rejected; %s; %s", r.Config.Enforced, running)
 	case r.Kernel.InStep:
 		return fmt.Sprintf("in step: the kernel holds %s, mode %s, from %s; %s", r.Kernel.Hash, r.Config.Mode, source, running)
 	case r.Kernel.Hash == "":

@@ -14,6 +14,9 @@ type Loaded struct {
 	Config   config.Config
 	Warnings []config.Problem
 	Ruleset  nft.Ruleset
+	// Lenient is what the older agents make of files that are rejected, nil if
+	// they reject them too.
+	Lenient *nft.Ruleset
 }
 
 // Load reads, parses and compiles the config. What is wrong with the files is
@@ -29,6 +32,12 @@ func (o Options) Load() (Loaded, error) {
 		l.Files = append(l.Files, sources[i].Name)
 	}
 	l.Config, l.Ruleset, l.Warnings, err = nft.Build(o.Defaults(), o.NFT(), sources...)
+	if err != nil {
+		if c, _, refused := config.Lenient(o.Defaults(), sources...); refused == nil {
+			r := nft.Compile(c, o.NFT())
+			l.Lenient = &r
+		}
+	}
 	return l, err
 }
 
