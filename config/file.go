@@ -9,11 +9,8 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// maxSize bounds a file, maxName a key that is compared with others, in bytes.
-const (
-	maxSize = 4 << 20
-	maxName = 1024
-)
+// maxName bounds a key that is compared with others, in bytes.
+const maxName = 1024
 
 // file is what one source says.
 type file struct {
@@ -26,6 +23,7 @@ type file struct {
 
 	errors, warnings report
 	ignored          bool // what fails now is ignored by the older agents
+	joined           bool // see Source
 }
 
 // given is the value of a key and where it stands.
@@ -49,10 +47,15 @@ type setting struct {
 }
 
 func readFile(d Defaults, s Source, left *room) *file {
-	r := reader{file: file{text: newText(s)}, defaults: Default(d), settings: map[string][]setting{}}
+	r := reader{file: file{text: newText(s), joined: s.Joined}, defaults: Default(d), settings: map[string][]setting{}}
 	var root *yaml.Node
 	var problems []Problem
 	switch {
+	case s.Ignored:
+		r.warnings.add(Problem{
+			Pos: Position{File: r.text.name}, Note: true,
+			Msg: "not read: of a directory, files are read whose name begins with ip-masq or ends in .yaml, .yml or .json",
+		}, maxWarnings)
 	case strings.Count(r.text.s, "\n") > maxLines:
 		problems = []Problem{r.text.tooMuch()}
 	case r.text.json:
@@ -175,12 +178,11 @@ func (r *reader) values() {
 			delete(r.bools, b.name)
 		}
 	}
-	r.ignored = false
-	r.resyncInterval = r.duration(keyResyncInterval)
-	r.cidrLimit = r.int(keyCIDRLimit)
 	r.ignored = true
 	r.linkLocal()
 	r.ignored = false
+	r.resyncInterval = r.duration(keyResyncInterval)
+	r.cidrLimit = r.int(keyCIDRLimit)
 }
 
 // linkLocal reads the key that non-masquerade-daemon had.
@@ -218,6 +220,16 @@ func (f *file) passOver(n *yaml.Node, format string, args ...any) {
 	defer func(before bool) { f.ignored = before }(f.ignored)
 	f.ignored = true
 	f.fail(n, format, args...)
+}
+
+// failAlone reports an error about a key that the agents which read directories
+// ignore.
+func (f *file) failAlone(n *yaml.Node, format string, args ...any) {
+	if f.joined {
+		f.warn(n, format+"; this is ignored in a directory", args...)
+	} else {
+		f.fail(n, format, args...)
+	}
 }
 
 func (f *file) warn(n *yaml.Node, format string, args ...any) {

@@ -26,11 +26,11 @@ func join(d Defaults, files []*file) Config {
 		if g := f.cidrLimit; g.at != nil && limit == nil {
 			limit = f
 		} else if g.at != nil && g.value != limit.cidrLimit.value {
-			f.fail(g.at, "%s is %d here, but %d at %s", keyCIDRLimit, g.value, limit.cidrLimit.value, limit.position(limit.cidrLimit.at))
+			f.failAlone(g.at, "%s is %d here, but %d at %s", keyCIDRLimit, g.value, limit.cidrLimit.value, limit.position(limit.cidrLimit.at))
 		}
 	}
 	if n := len(c.NonMasqueradeCIDRs); limit != nil && n > limit.cidrLimit.value {
-		limit.fail(limit.cidrLimit.at, "%s is %d, but %s has %d entries", keyCIDRLimit, limit.cidrLimit.value, KeyNonMasqueradeCIDRs, n)
+		limit.failAlone(limit.cidrLimit.at, "%s is %d, but %s has %d entries", keyCIDRLimit, limit.cidrLimit.value, KeyNonMasqueradeCIDRs, n)
 	}
 	warnOfLists(files, c)
 	return c

@@ -39,7 +39,7 @@ func parse(d Defaults, sources []Source) (c Config, errors, warnings report) {
 	size := 0
 	for _, s := range sources {
 		if size += len(s.Data); size > maxSize {
-			errors.add(tooLarge(s.Name), maxErrors)
+			errors.add(tooLarge(printable(s.Name), len(sources) > 1), maxErrors)
 			return c, errors, warnings
 		}
 	}

@@ -32,6 +32,8 @@ type Problem struct {
 
 	// PassedOver marks an error that the older agents ignore: see Lenient.
 	PassedOver bool
+	// Note marks a warning that is only good to know.
+	Note bool
 }
 
 // Error returns FILE:LINE:COL: message.

@@ -9,38 +9,106 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
+	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // A Source is the content of one file and the name by which positions call it.
 type Source struct {
 	Name string
 	Data []byte
+
+	// Joined marks a file of a directory. The agents that read directories ignore
+	// the keys resyncInterval and cidrLimit: mistakes in them are warnings.
+	Joined bool
+	// Ignored marks a file of a directory that was not read because of its name.
+	Ignored bool
 }
 
-// readTries bounds how often a directory is read whose content the kubelet
-// swaps meanwhile.
-const readTries = 3
+const (
+	maxSize = 4 << 20 // of all sources, in bytes
+	// maxFiles bounds the entries of a directory.
+	maxFiles = 1000
+	// readTries bounds how often a directory is read whose content the kubelet
+	// swaps meanwhile.
+	readTries = 3
+	// readTime is how long a read may take. On a dead mount it never ends.
+	readTime = 5 * time.Second
+)
+
+// A Reader reads the content behind a path. It must not be used by two goroutines
+// at a time.
+type Reader struct {
+	path    string
+	time    time.Duration
+	pending chan content // a read that has not ended in time
+}
+
+type content struct {
+	sources []Source
+	err     error
+}
+
+// NewReader returns a Reader of path.
+func NewReader(path string) *Reader { return &Reader{path: path, time: readTime} }
+
+// Read is the function Read. After a read that has not ended in time there is no
+// other until it has: until then Read returns the same error at once.
+func (r *Reader) Read() ([]Source, error) {
+	if r.pending != nil {
+		select {
+		case <-r.pending:
+		default:
+			return nil, r.blocked()
+		}
+	}
+	done := make(chan content, 1)
+	go func() {
+		sources, err := readPath(r.path)
+		done <- content{sources, err}
+	}()
+	timer := time.NewTimer(r.time)
+	defer timer.Stop()
+	select {
+	case c := <-done:
+		r.pending = nil
+		return c.sources, c.err
+	case <-timer.C:
+		r.pending = done
+		return nil, r.blocked()
+	}
+}
+
+func (r *Reader) blocked() error {
+	return fmt.Errorf("config: %s: %w: its file system has not answered for %s", printable(r.path), os.ErrDeadlineExceeded, r.time)
+}
 
 // Read returns the file at path, or, if a directory is there, its regular files
 // by name, links followed, without those whose name begins with a dot or ends
-// in ~, .bak or .swp. Nothing there is no error and no source. What is neither
-// file nor directory is an error, and never opened; so is a file in the place
-// of a parent directory, and a file of more than 4 MiB.
-func Read(path string) ([]Source, error) {
+// in ~, .bak or .swp. Of a directory, only files are read whose name begins with
+// ip-masq or ends in .yaml, .yml or .json; the others are marked. Nothing there is
+// no error and no source. What is neither file nor directory is an error, and
+// never opened; so are a file in the place of a parent directory, more than 4 MiB
+// together, a directory of more than 1,000 entries, and a read of more than 5 s.
+func Read(path string) ([]Source, error) { return NewReader(path).Read() }
+
+func readPath(path string) ([]Source, error) {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("config: %w", err)
+		return nil, readError(err)
 	case info.IsDir():
 		return readWhole(path, readEntries)
 	case !info.Mode().IsRegular():
 		return nil, notRegular(path, info)
 	}
-	s, err := readRegular(path)
+	s, err := readRegular(path, maxSize)
 	if err != nil || s == nil {
 		return nil, err
 	}
@@ -62,35 +130,69 @@ func readWhole(path string, read func(string) ([]Source, error)) ([]Source, erro
 }
 
 func readEntries(path string) ([]Source, error) {
-	entries, err := os.ReadDir(path)
+	names, err := entryNames(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
-		return nil, fmt.Errorf("config: %w", err)
+		return nil, err
 	}
+	left := maxSize
 	var sources []Source
-	for _, e := range entries { // sorted by name
-		name := filepath.Join(path, e.Name())
-		if ignored(e.Name()) {
+	for _, name := range names {
+		full := filepath.Join(path, name)
+		if ignored(name) {
 			continue
 		}
-		info, err := os.Stat(name)
+		info, err := os.Stat(full)
 		// A link that leads nowhere, into itself or through a file is no file.
 		leadsNowhere := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.ENOTDIR)
 		if leadsNowhere || err == nil && !info.Mode().IsRegular() {
 			continue
 		} else if err != nil {
-			return nil, fmt.Errorf("config: %w", err)
+			return nil, readError(err)
 		}
-		s, err := readRegular(name)
+		if !configName(name) {
+			sources = append(sources, Source{Name: printable(full), Joined: true, Ignored: true})
+			continue
+		}
+		s, err := readRegular(full, left)
 		if err != nil {
 			return nil, err
 		}
 		if s != nil {
+			s.Joined = true
 			sources = append(sources, *s)
+			left -= len(s.Data)
 		}
 	}
 	return sources, nil
+}
+
+// entryNames returns the names in a directory, sorted.
+func entryNames(path string) ([]string, error) {
+	dir, err := os.Open(path)
+	if err != nil {
+		return nil, readError(err)
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(maxFiles + 1)
+	switch {
+	case errors.Is(err, io.EOF):
+		return nil, nil
+	case err != nil:
+		return nil, readError(err)
+	case len(names) > maxFiles:
+		return nil, fmt.Errorf("config: %s: more than %d entries: a directory of config files has fewer", printable(path), maxFiles)
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// configName reports whether a file of a directory is read. Azure's agent reads
+// those that begin with ip-masq.
+func configName(name string) bool {
+	return strings.HasPrefix(name, "ip-masq") ||
+		slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
 
 // ignored reports whether a directory entry is hidden, or what an editor leaves.
@@ -99,38 +201,61 @@ func ignored(name string) bool {
 		slices.ContainsFunc([]string{"~", ".bak", ".swp"}, func(s string) bool { return strings.HasSuffix(name, s) })
 }
 
-// readRegular reads a file, or returns nil where it has vanished. Should
-// something else have taken its place, opening that does not block.
-func readRegular(path string) (*Source, error) {
+// readRegular reads a file of at most a size, or returns nil where it has
+// vanished. Should something else have taken its place, opening that does not
+// block.
+func readRegular(path string, most int) (*Source, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
-		return nil, fmt.Errorf("config: %w", err)
+		return nil, readError(err)
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return nil, fmt.Errorf("config: %w", err)
+		return nil, readError(err)
 	}
 	if !info.Mode().IsRegular() {
 		return nil, notRegular(path, info)
 	}
 	var data bytes.Buffer
-	data.Grow(int(min(info.Size(), maxSize)) + bytes.MinRead)
-	if _, err := data.ReadFrom(io.LimitReader(f, maxSize+1)); err != nil {
-		return nil, fmt.Errorf("config: %w", err)
+	data.Grow(int(min(info.Size(), int64(most))) + bytes.MinRead)
+	if _, err := data.ReadFrom(io.LimitReader(f, int64(most)+1)); err != nil {
+		return nil, readError(err)
 	}
-	if data.Len() > maxSize {
-		return nil, Problems{tooLarge(path)}
+	if data.Len() > most {
+		return nil, Problems{tooLarge(printable(path), most < maxSize)}
 	}
-	return &Source{Name: path, Data: data.Bytes()}, nil
+	return &Source{Name: printable(path), Data: data.Bytes()}, nil
+}
+
+func tooLarge(name string, joined bool) Problem {
+	msg := "the file is larger than 4 MiB"
+	if joined {
+		msg = "with this file, the files are larger than 4 MiB together"
+	}
+	return Problem{Pos: Position{File: name, Line: 1, Col: 1}, Msg: msg}
 }
 
 func notRegular(path string, info fs.FileInfo) error {
-	return fmt.Errorf("config: %s: not a file, but of mode %s", path, info.Mode())
+	return fmt.Errorf("config: %s: not a file, but of mode %s", printable(path), info.Mode())
 }
 
-func tooLarge(path string) Problem {
-	return Problem{Pos: Position{File: path, Line: 1, Col: 1}, Msg: "the file is larger than 4 MiB"}
+// readError returns an error of the system without control characters.
+func readError(err error) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		err = &fs.PathError{Op: path.Op, Path: printable(path.Path), Err: path.Err}
+	}
+	return fmt.Errorf("config: %w", err)
+}
+
+// printable returns a file name with everything escaped that a terminal obeys.
+func printable(name string) string {
+	if !strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }) {
+		return name
+	}
+	quoted := strconv.Quote(name)
+	return quoted[1 : len(quoted)-1]
 }

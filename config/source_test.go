@@ -2,6 +2,7 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -9,8 +10,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 func write(t *testing.T, path, data string) {
@@ -39,7 +42,11 @@ func read(t *testing.T, dir, name string) []string {
 	}
 	var got []string
 	for _, s := range sources {
-		got = append(got, strings.TrimPrefix(s.Name, dir+"/")+"="+string(s.Data))
+		entry := strings.TrimPrefix(s.Name, dir+"/")
+		if entry += "=" + string(s.Data); s.Ignored {
+			entry += "ignored"
+		}
+		got = append(got, entry)
 	}
 	return got
 }
@@ -69,19 +76,25 @@ func TestAFileIsReadThroughLinks(t *testing.T) {
 
 func TestADirectoryGivesItsRegularFilesByName(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"b", "a", "B", "10", "9", ".hidden", "a~", "a.bak", ".a.swp", "a.swp", "sub/c"} {
+	for _, name := range []string{
+		"b.yml", "a.yaml", "ip-masq-agent", "ip-masq.txt", "B.json", "10.yaml", "9.yaml", "README", "notes.txt", "c.YAML",
+		".hidden", ".x.yaml", "a.yaml~", "a.yaml.bak", ".a.swp", "a.swp", "sub/c.yaml",
+	} {
 		write(t, filepath.Join(dir, "d", name), name)
 	}
 	write(t, filepath.Join(dir, "elsewhere"), "e")
-	link(t, "../elsewhere", filepath.Join(dir, "d/linked"))
-	link(t, "../nowhere", filepath.Join(dir, "d/dangling"))
-	link(t, "ring", filepath.Join(dir, "d/ring"))
-	link(t, "../elsewhere/x", filepath.Join(dir, "d/through-a-file"))
-	link(t, "sub", filepath.Join(dir, "d/linked-directory"))
-	if err := syscall.Mkfifo(filepath.Join(dir, "d/fifo"), 0o644); err != nil {
+	link(t, "../elsewhere", filepath.Join(dir, "d/linked.yaml"))
+	link(t, "../nowhere", filepath.Join(dir, "d/dangling.yaml"))
+	link(t, "ring.yaml", filepath.Join(dir, "d/ring.yaml"))
+	link(t, "../elsewhere/x", filepath.Join(dir, "d/through-a-file.yaml"))
+	link(t, "sub", filepath.Join(dir, "d/linked-directory.yaml"))
+	if err := syscall.Mkfifo(filepath.Join(dir, "d/fifo.yaml"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"d/10=10", "d/9=9", "d/B=B", "d/a=a", "d/b=b", "d/linked=e"}
+	want := []string{
+		"d/10.yaml=10.yaml", "d/9.yaml=9.yaml", "d/B.json=B.json", "d/README=ignored", "d/a.yaml=a.yaml", "d/b.yml=b.yml",
+		"d/c.YAML=ignored", "d/ip-masq-agent=ip-masq-agent", "d/ip-masq.txt=ip-masq.txt", "d/linked.yaml=e", "d/notes.txt=ignored",
+	}
 	if diff := cmp.Diff(want, read(t, dir, "d")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -90,19 +103,19 @@ func TestADirectoryGivesItsRegularFilesByName(t *testing.T) {
 func TestADirectoryIsNotReadAcrossASwap(t *testing.T) {
 	dir := t.TempDir()
 	for _, version := range []string{"..1", "..2"} {
-		write(t, filepath.Join(dir, version, "a"), version)
-		write(t, filepath.Join(dir, version, "b"), version)
+		write(t, filepath.Join(dir, version, "a.yaml"), version)
+		write(t, filepath.Join(dir, version, "b.yaml"), version)
 	}
 	link(t, "..1", filepath.Join(dir, "..data"))
-	link(t, "..data/a", filepath.Join(dir, "a"))
-	link(t, "..data/b", filepath.Join(dir, "b"))
+	link(t, "..data/a.yaml", filepath.Join(dir, "a.yaml"))
+	link(t, "..data/b.yaml", filepath.Join(dir, "b.yaml"))
 
 	reads := 0
 	sources, err := readWhole(dir, func(path string) ([]Source, error) {
 		if reads++; reads > 1 {
 			return readEntries(path)
 		}
-		a, err := readRegular(filepath.Join(path, "a"))
+		a, err := readRegular(filepath.Join(path, "a.yaml"), maxSize)
 		if err != nil {
 			return nil, err
 		}
@@ -110,7 +123,7 @@ func TestADirectoryIsNotReadAcrossASwap(t *testing.T) {
 		if err := os.Rename(filepath.Join(dir, "..new"), filepath.Join(dir, "..data")); err != nil {
 			return nil, err
 		}
-		b, err := readRegular(filepath.Join(path, "b"))
+		b, err := readRegular(filepath.Join(path, "b.yaml"), maxSize)
 		return []Source{*a, *b}, err
 	})
 	if err != nil {
@@ -169,5 +182,110 @@ func TestErrorsOfTheSystemCanBeTold(t *testing.T) {
 	var path *fs.PathError
 	if !errors.Is(err, syscall.ELOOP) || !errors.As(err, &path) {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestADirectoryIsBounded(t *testing.T) {
+	dir := t.TempDir()
+	for i := range maxFiles {
+		write(t, filepath.Join(dir, "many", fmt.Sprint(i)), "")
+	}
+	if got := read(t, dir, "many"); len(got) != maxFiles {
+		t.Errorf("%d files", len(got))
+	}
+	write(t, filepath.Join(dir, "many/one-more"), "")
+	write(t, filepath.Join(dir, "large/a.yaml"), strings.Repeat("#", maxSize-5))
+	write(t, filepath.Join(dir, "large/b.yaml"), "# five")
+	for name, want := range map[string]string{
+		"many":  "many: more than 1000 entries: a directory of config files has fewer",
+		"large": "large/b.yaml:1:1: with this file, the files are larger than 4 MiB together",
+	} {
+		sources, err := Read(filepath.Join(dir, name))
+		if err == nil || !strings.HasSuffix(err.Error(), want) || sources != nil {
+			t.Errorf("%s: %d sources, %v, want an error that ends in %q", name, len(sources), err, want)
+		}
+	}
+}
+
+func TestControlCharactersOfFileNamesAreEscaped(t *testing.T) {
+	dir := t.TempDir()
+	odd := "\x1b[2J\n\x9b\u202e.yaml"
+	write(t, filepath.Join(dir, "d", odd), "a: b\nfoo: [")
+	write(t, filepath.Join(dir, "d", odd+".txt"), "")
+	write(t, filepath.Join(dir, odd), "")
+	link(t, odd, filepath.Join(dir, odd+"loop"))
+	if err := syscall.Mkfifo(filepath.Join(dir, odd+"fifo"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	sources, err := Read(filepath.Join(dir, "d"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sources = append(sources, Source{Name: odd, Data: []byte("x: ")})
+	_, warnings, err := Parse(Defaults{}, sources...)
+	texts := []string{err.Error(), warningLines(warnings)}
+	for _, s := range sources[:2] {
+		texts = append(texts, s.Name)
+	}
+	for _, name := range []string{odd + "/x", odd + "fifo", odd + strings.Repeat("x", 300)} {
+		_, err := Read(filepath.Join(dir, name))
+		texts = append(texts, fmt.Sprint(err))
+	}
+	for _, text := range texts {
+		if !strings.Contains(text, `\x1b[2J\n\x9b\u202e`) || strings.ContainsAny(text, "\x1b\u009b\u202e") {
+			t.Errorf("%q", text)
+		}
+	}
+}
+
+// deadMount mounts a file system that never answers.
+func deadMount(t *testing.T) string {
+	t.Helper()
+	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse.Fd())
+	if err := unix.Mount("dead", dir, "fuse", 0, options); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+		fuse.Close() // ends the calls that wait
+	})
+	return dir
+}
+
+func TestAReadThatBlocksIsAnErrorAndDoesNotPileUp(t *testing.T) {
+	r := NewReader(filepath.Join(deadMount(t), "config"))
+	r.time = time.Millisecond
+	var pending chan content
+	for i := range 100 {
+		sources, err := r.Read()
+		if !errors.Is(err, os.ErrDeadlineExceeded) || sources != nil {
+			t.Fatalf("%v, %v", sources, err)
+		}
+		if i > 0 && r.pending != pending {
+			t.Fatal("another read was begun")
+		}
+		pending = r.pending
+	}
+}
+
+func TestAReadThatBlockedIsTriedAgainWhenItHasEnded(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "config"), "x")
+	r := NewReader(filepath.Join(dir, "config"))
+	ended := make(chan content, 1)
+	r.pending = ended
+	if _, err := r.Read(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(err)
+	}
+	ended <- content{}
+	if sources, err := r.Read(); err != nil || len(sources) != 1 {
+		t.Fatal(sources, err)
 	}
 }

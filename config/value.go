@@ -137,7 +137,7 @@ func (r *reader) int(key string) (v given[int]) {
 	for _, n := range r.given(key) {
 		i, ok := r.whole(n)
 		if !ok {
-			r.fail(n, "%s is %s, want a whole number", key, describe(n))
+			r.failAlone(n, "%s is %s, want a whole number", key, describe(n))
 			continue
 		}
 		v = given[int]{i, n}
@@ -169,16 +169,21 @@ func (r *reader) duration(key string) (v given[time.Duration]) {
 		_, noNumber := strconv.ParseFloat(s, 64)
 		switch {
 		case n.Kind == yaml.ScalarNode && !number && err == nil && d <= 0: // also "0"
-			r.passOver(n, "%s is %s, want more than zero, such as %q", key, describe(n), "60s")
+			r.ignored = true
+			r.failAlone(n, "%s is %s, want more than zero, such as %q", key, describe(n), "60s")
+			r.ignored = false
+			if r.joined {
+				continue
+			}
 		case n.Kind == yaml.ScalarNode && (number || noNumber == nil):
 			want := s + "s"
 			if d, err := time.ParseDuration(want); err != nil || d <= 0 {
 				want = "60s"
 			}
-			r.fail(n, "%s is %s, without a unit: write %q", key, describe(n), want)
+			r.failAlone(n, "%s is %s, without a unit: write %q", key, describe(n), want)
 			continue
 		case n.Kind != yaml.ScalarNode || err != nil:
-			r.fail(n, "%s is %s, want a duration such as %q; the units are ms, s, m, h", key, describe(n), "60s")
+			r.failAlone(n, "%s is %s, want a duration such as %q; the units are ms, s, m, h", key, describe(n), "60s")
 			continue
 		case d < shortestInterval:
 			r.warn(n, "%s is %s, below the minimum: %s is used", key, describe(n), "1s")

@@ -33,7 +33,11 @@ func printProblem(e environment, severity string, p config.Problem) {
 // warn prints the warnings of a file beside the answer.
 func warn(e environment, l options.Loaded) {
 	for _, w := range l.Warnings {
-		printProblem(e, "warning: ", w)
+		severity := "warning: "
+		if w.Note {
+			severity = "note: "
+		}
+		printProblem(e, severity, w)
 	}
 }
 

@@ -105,8 +105,9 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 // when all of them have ended.
 func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *zap.Logger, hangup <-chan os.Signal, lostLines func() uint64) <-chan struct{} {
 	listener := agent.NewListener()
+	reader := config.NewReader(o.ConfigPath)
 	files := watch.Start(ctx, o.ConfigPath, func() (agent.Files, string) {
-		sources, err := config.Read(o.ConfigPath)
+		sources, err := reader.Read()
 		return agent.Files{Sources: sources, Err: err}, fingerprint(sources, err)
 	})
 	// A connection of its own, so that no scrape waits for a large transaction.

@@ -97,10 +97,10 @@ type Agent struct {
 	rejection  error     // of the last content, nil if it was accepted
 	withdrawn  time.Time // when the older agent's rules were first missing, while they were in charge
 	refused    string
-	warned     []string    // of the last content
-	owed       kernel.Look // what the first accepted config is to find, until the kernel has taken it
-	takeOver   *time.Timer // the next look for rules of older agents
-	takeOverAt time.Time   // the earliest time for it
+	warned     map[string]bool // by the last content
+	owed       kernel.Look     // what the first accepted config is to find, until the kernel has taken it
+	takeOver   *time.Timer     // the next look for rules of older agents
+	takeOverAt time.Time       // the earliest time for it
 
 	resync time.Duration
 	looked time.Time   // when all was last looked at
@@ -218,14 +218,17 @@ func (a *Agent) read(f Files) {
 
 // warn says what is odd about the config, and not again with the next content.
 func (a *Agent) warn(warnings []config.Problem) {
-	said := a.warned
-	a.warned = nil
+	before := a.warned
+	a.warned = make(map[string]bool, len(warnings))
 	for _, w := range warnings {
-		text := w.Error()
-		a.warned = append(a.warned, text)
-		if !slices.Contains(said, text) {
-			a.log.Warn("config", zap.String("warning", text))
+		text, level := w.Error(), zap.WarnLevel
+		if w.Note {
+			level = zap.InfoLevel
 		}
+		if !before[text] {
+			a.log.Log(level, "config", zap.String("warning", text))
+		}
+		a.warned[text] = true
 	}
 }
 

@@ -77,7 +77,8 @@ type coveredReport struct {
 // Rejected reports a config that is not valid.
 func Rejected(o options.Options, l options.Loaded, err error) Check {
 	r := emptyCheck(o, l)
-	r.Warnings = entries(FileFindings(l.Warnings))
+	found := FileFindings(l.Warnings)
+	r.Warnings, r.Notes = entries(Warnings(found)), entries(Notes(found))
 	var problems config.Problems
 	if !errors.As(err, &problems) {
 		r.Errors = []reportEntry{{ID: "config", Message: err.Error()}}

@@ -36,7 +36,7 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
 func FileFindings(warnings []config.Problem) []Finding {
 	found := make([]Finding, len(warnings))
 	for i, w := range warnings {
-		found[i] = Finding{ID: "file", Pos: w.Pos, Msg: w.Msg}
+		found[i] = Finding{ID: "file", Note: w.Note, Pos: w.Pos, Msg: w.Msg}
 	}
 	return found
 }

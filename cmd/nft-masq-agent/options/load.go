@@ -29,7 +29,9 @@ func (o Options) Load() (Loaded, error) {
 	var l Loaded
 	for i := range sources {
 		sources[i].Name = o.trimRoot(sources[i].Name)
-		l.Files = append(l.Files, sources[i].Name)
+		if !sources[i].Ignored {
+			l.Files = append(l.Files, sources[i].Name)
+		}
 	}
 	l.Config, l.Ruleset, l.Warnings, err = nft.Build(o.Defaults(), o.NFT(), sources...)
 	if err != nil {
