@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"path/filepath"
 	"slices"
 )
 
@@ -49,6 +50,12 @@ func parse(d Defaults, sources []Source) (c Config, errors, warnings report) {
 		files[i] = readFile(d, s, &left)
 	}
 	c = join(d, files)
+	if n := len(sources); n > 0 && !slices.ContainsFunc(sources, func(s Source) bool { return !s.Ignored }) {
+		warnings.add(Problem{
+			Pos: Position{File: printable(filepath.Dir(sources[0].Name))},
+			Msg: "no file of this directory is read: the built-in defaults apply",
+		}, maxWarnings)
+	}
 	for _, f := range files {
 		errors.append(f.errors, maxErrors)
 		warnings.append(f.warnings, maxWarnings)

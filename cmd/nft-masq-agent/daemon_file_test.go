@@ -124,7 +124,7 @@ func fileSteps() []fileStep {
 		{
 			"a directory of two files", func(n *node) {
 				n.check(os.Mkdir(n.path+".d", 0o755))
-				for name, cidr := range map[string]string{"a": "10.8.0.0/16", "b": "10.9.0.0/16", ".hidden": "10.10.0.0/16", "b.bak": "10.11.0.0/16"} {
+				for name, cidr := range map[string]string{"a.yaml": "10.8.0.0/16", "ip-masq-b": "10.9.0.0/16", ".hidden": "10.10.0.0/16", "ip-masq-b.bak": "10.11.0.0/16"} {
 					n.check(os.WriteFile(filepath.Join(n.path+".d", name), []byte(exempting(cidr)), 0o644))
 				}
 				n.check(unix.Renameat2(unix.AT_FDCWD, n.path+".d", unix.AT_FDCWD, n.path, unix.RENAME_EXCHANGE))
@@ -132,10 +132,10 @@ func fileSteps() []fileStep {
 		},
 		{
 			"one of two files broken", func(n *node) {
-				n.check(os.WriteFile(filepath.Join(n.path, "b"), []byte("nonMasqueradeCIDRs: 10.0.0.0/8\n"), 0o644))
-			}, "config rejected; last good config (HASH) stays enforced", exempting("10.8.0.0/16", "10.9.0.0/16"), "PATH/b:1:21: ",
+				n.check(os.WriteFile(filepath.Join(n.path, "ip-masq-b"), []byte("nonMasqueradeCIDRs: 10.0.0.0/8\n"), 0o644))
+			}, "config rejected; last good config (HASH) stays enforced", exempting("10.8.0.0/16", "10.9.0.0/16"), "PATH/ip-masq-b:1:21: ",
 		},
-		{"the broken one of two files gone", func(n *node) { n.check(os.Remove(filepath.Join(n.path, "b"))) }, "applied", exempting("10.8.0.0/16"), ""},
+		{"the broken one of two files gone", func(n *node) { n.check(os.Remove(filepath.Join(n.path, "ip-masq-b"))) }, "applied", exempting("10.8.0.0/16"), ""},
 		{
 			"a file again", func(n *node) {
 				n.check(os.RemoveAll(n.path))

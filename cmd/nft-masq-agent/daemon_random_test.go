@@ -96,7 +96,7 @@ func (m *meddler) swapFile(text string) error {
 func (m *meddler) swapDirectory() error {
 	made := m.beside()
 	_ = os.Mkdir(made, 0o755)
-	for _, name := range []string{"a", "b.yaml", ".hidden"}[:1+m.IntN(3)] {
+	for _, name := range []string{"a.yaml", "b.yaml", ".hidden"}[:1+m.IntN(3)] {
 		if err := put(filepath.Join(made, name), m.content(), 1); err != nil {
 			return err
 		}
@@ -181,7 +181,7 @@ func (m *meddler) operation() string {
 		{"exchange the parent", m.exchangeParent},
 		{"swap a directory", m.swapDirectory},
 		{"write in the directory", func() error { return put(filepath.Join(path, "b.yaml"), m.content(), 1) }},
-		{"remove from the directory", func() error { return os.Remove(filepath.Join(path, "a")) }},
+		{"remove from the directory", func() error { return os.Remove(filepath.Join(path, "a.yaml")) }},
 		{"publish", m.publish},
 		{"publish", m.publish},
 		{"link to a file", func() error {

@@ -140,8 +140,8 @@ func TestWhatIsNoFileDoesNotStopTheStart(t *testing.T) {
 		{"unreadable directory", func(n *node) { n.check(os.Mkdir(n.path, 0)) }, "config: open PATH: permission denied"},
 		{"unreadable file in a directory", func(n *node) {
 			n.check(os.Mkdir(n.path, 0o755))
-			n.check(os.WriteFile(filepath.Join(n.path, "a"), nil, 0))
-		}, "config: open PATH/a: permission denied"},
+			n.check(os.WriteFile(filepath.Join(n.path, "a.yaml"), nil, 0))
+		}, "config: open PATH/a.yaml: permission denied"},
 		// The kernel gives EIO where nothing is mapped.
 		{"error of input", link("/proc/self/mem"), "config: read PATH: input/output error"},
 		{"too large", func(n *node) { n.check(os.WriteFile(n.path, bytes.Repeat([]byte("#\n"), 3<<20), 0o644)) }, "PATH:1:1: "},

@@ -26,6 +26,11 @@ type Files struct {
 	Err     error
 }
 
+// absent reports whether no file is there, or none that is read.
+func (f Files) absent() bool {
+	return !slices.ContainsFunc(f.Sources, func(s config.Source) bool { return !s.Ignored })
+}
+
 // large says that it takes more than some milliseconds to work on.
 func (f Files) large() bool {
 	n := 0
@@ -262,7 +267,7 @@ func (a *Agent) compile(f Files) (content, []config.Problem, error) {
 		return content{lenient: a.lenient(f)}, warnings, firstProblems(err)
 	}
 	a.resync = c.ResyncInterval
-	return content{want: &want, absent: len(f.Sources) == 0}, warnings, nil
+	return content{want: &want, absent: f.absent()}, warnings, nil
 }
 
 // lenient returns what the older agents make of a rejected content, nil if they
