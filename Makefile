@@ -14,10 +14,10 @@ ARCHS   = amd64 arm arm64 ppc64le s390x
 # The tag; after it, what git describe makes of it; without a tag a Go pseudo-version.
 VERSION := $(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null || \
 	{ TZ=UTC git log -1 --abbrev=12 --date=format-local:%Y%m%d%H%M%S --format=v0.0.0-%cd-%h && \
-	git diff --quiet HEAD || echo -dirty; } 2>/dev/null | tr -d '\n' | grep . || echo devel)
-# Stamped from git where there is a repository, and told so: GOFLAGS may say no.
-BUILD   = CGO_ENABLED=0 go build -trimpath -buildvcs=$(if $(wildcard .git),true,false) \
-          -ldflags '-s -w -X main.version=$(VERSION)'
+	{ git diff --quiet HEAD || echo -dirty; }; } 2>/dev/null | tr -d '\n' | grep . || echo devel)
+COMMIT  := $(shell git describe --always --abbrev=40 --exclude='*' --dirty 2>/dev/null)
+# Stamped by the linker: what Go stamps depends on GOFLAGS and on the kind of checkout.
+BUILD    = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)'
 
 # With 1, a kernel test that cannot run fails; with 0 it is skipped.
 REQUIRE_KERNEL ?= 1

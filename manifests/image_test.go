@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -332,5 +333,12 @@ func TestImageSaysWhatItWasBuiltFrom(t *testing.T) {
 		if labels["org.opencontainers.image."+name] == "" {
 			t.Errorf("no label %s: %v", name, labels)
 		}
+	}
+	if v := labels["org.opencontainers.image.version"]; !regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+`).MatchString(v) {
+		t.Errorf("version %s", v)
+	}
+	if printed := n.output("run", "--rm", "--pull=never", "--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", image, "version"); !strings.Contains(printed, labels["org.opencontainers.image.version"]) ||
+		!strings.Contains(printed, labels["org.opencontainers.image.revision"]) {
+		t.Errorf("the labels are %v, the program says\n%s", labels, printed)
 	}
 }

@@ -127,8 +127,8 @@ func (c *cluster) get(into any, args ...string) bool {
 func (c *cluster) eventually(args ...string) {
 	c.t.Helper()
 	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
-		var any object
-		if c.get(&any, args...) {
+		var found object
+		if c.get(&found, args...) {
 			return
 		}
 	}

@@ -58,9 +58,12 @@ func schema(t *testing.T) []byte {
 	properties := object{}
 	for _, c := range config.Conditions() {
 		description := strings.ToUpper(c.Means[:1]) + c.Means[1:] + "."
-		if strings.Contains(string(c.Asks), "interface") {
+		switch {
+		case c.Set == "": // it has no list
+			properties[c.Key] = boolean(description, true)
+		case strings.Contains(string(c.Asks), "interface"):
 			properties[c.Key] = list(description, `^[^\s/]{1,15}\*?$`)
-		} else {
+		default:
 			properties[c.Key] = list(description, `^\s*[0-9a-fA-F.:]+/[0-9]{1,3}\s*$`)
 		}
 	}
@@ -70,7 +73,7 @@ func schema(t *testing.T) []byte {
 			continue
 		}
 		if otherKeys[key] == nil {
-			t.Fatalf("what type has the key %s?", key)
+			t.Fatalf("%s is not in otherKeys", key)
 		}
 		properties[key] = otherKeys[key]
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -8,8 +9,9 @@ import (
 	"runtime/debug"
 )
 
-// version is set by the linker: -X main.version=v1.2.3.
-var version = "devel"
+// Set by the linker: -X main.version=v1.2.3 -X main.commit=HASH. Otherwise they
+// are what Go makes of the repository.
+var version, commit string
 
 // A buildInfo says what this program was built from.
 type buildInfo struct {
@@ -17,22 +19,30 @@ type buildInfo struct {
 }
 
 func build() buildInfo {
-	b := buildInfo{version: version, commit: "unknown", goVersion: runtime.Version()}
+	b := buildInfo{version: version, commit: commit, goVersion: runtime.Version()}
 	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return b
+	if ok && b.version == "" && info.Main.Version != "(devel)" {
+		b.version = info.Main.Version
 	}
-	modified := ""
-	for _, s := range info.Settings {
+	if ok && b.commit == "" {
+		b.commit = revision(info.Settings)
+	}
+	b.version, b.commit = cmp.Or(b.version, "devel"), cmp.Or(b.commit, "unknown")
+	return b
+}
+
+// revision returns the commit that Go has stamped, if it has.
+func revision(settings []debug.BuildSetting) string {
+	commit, modified := "", ""
+	for _, s := range settings {
 		switch {
 		case s.Key == "vcs.revision":
-			b.commit = s.Value
+			commit = s.Value
 		case s.Key == "vcs.modified" && s.Value == "true":
-			modified = ", modified"
+			modified = "-dirty"
 		}
 	}
-	b.commit += modified
-	return b
+	return commit + modified
 }
 
 func (b buildInfo) String() string {
