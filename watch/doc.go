@@ -15,6 +15,8 @@
 //     because many programs remove a file and then write it anew. There is no
 //     upper bound: who writes more often than that should rename instead. A swap
 //     ends the waiting.
+//   - A file system that does not answer holds up neither the first content nor the
+//     end: what the caller's read makes of it is delivered.
 //   - The path may come and go: the file, its directory, any parent, any link of
 //     a chain of links, a file system mounted over any of them or unmounted.
 //     Directories that do not exist are waited for in the deepest one that does.

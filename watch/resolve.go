@@ -64,13 +64,28 @@ func resolve(path string) *route {
 		return r
 	}
 	d.all = true
-	entries, _ := os.ReadDir(dir) // what cannot be read is not there
-	for _, entry := range entries {
-		if sub, found := r.walk(dir, []string{entry.Name()}); sub == "" {
-			r.sight[filepath.Join(path, entry.Name())] = found
+	for _, name := range entryNames(dir) {
+		if sub, found := r.walk(dir, []string{name}); sub == "" {
+			r.sight[filepath.Join(path, name)] = found
 		}
 	}
 	return r
+}
+
+// maxEntries bounds the entries of a directory that are followed. Events make the
+// caller look at all of them.
+const maxEntries = 1000
+
+// entryNames returns the names in a directory. What cannot be read is not there.
+func entryNames(dir string) []string {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	names, _ := f.Readdirnames(maxEntries)
+	slices.Sort(names)
+	return names
 }
 
 // walk follows rest from the directory start, a path without symbolic links.

@@ -26,11 +26,16 @@ func Start[T any](ctx context.Context, path string, read func() (content T, fing
 
 func start[T any](ctx context.Context, p tempo, o *observer, read func() (T, string)) *Watcher[T] {
 	w := newWatcher[T](o.note)
+	arm := armer{arm: o.arm, limit: armTime}
 	go func() {
 		defer close(w.done)
-		defer o.close()
+		defer func() {
+			if arm.pending == nil {
+				o.close()
+			}
+		}()
 		w.run(ctx, &looker[T]{
-			senses: senses{arm: o.arm, peek: o.peek, take: o.take, wake: o.wake},
+			senses: senses{arm: arm.try, peek: o.peek, take: o.take, wake: o.wake},
 			settle: settler{tempo: p},
 			read:   read,
 		})
@@ -62,7 +67,7 @@ func (w *Watcher[T]) Warnings() <-chan error { return w.warnings }
 func (w *Watcher[T]) Look() { w.note(asked) }
 
 // Done is closed when ctx has ended and nothing of the watcher is left: no
-// goroutine and no file descriptor.
+// goroutine and no file descriptor, unless a dead mount holds a call.
 func (w *Watcher[T]) Done() <-chan struct{} { return w.done }
 
 // run is the loop: something happens, look, deliver what has settled.
@@ -109,6 +114,50 @@ func (w *Watcher[T]) run(ctx context.Context, l *looker[T]) {
 		if wait > 0 {
 			timer.Reset(wait)
 		}
+	}
+}
+
+// armTime is how long renewing the watches may take. On a dead mount it never
+// ends.
+const armTime = 2 * time.Second
+
+// An armer renews the watches within a time.
+type armer struct {
+	arm     func() (sight, bool, []error)
+	limit   time.Duration
+	pending chan armed // a call that has not ended in time
+}
+
+type armed struct {
+	seen     sight
+	stable   bool
+	warnings []error
+}
+
+// try renews the watches. If that takes too long, it returns that nothing is there:
+// reading tells what is wrong. While a call has not ended there is no other.
+func (a *armer) try() (sight, bool, []error) {
+	limit := a.limit
+	done := a.pending
+	if done != nil {
+		limit = 0
+	} else {
+		done = make(chan armed, 1)
+		go func() {
+			var r armed
+			r.seen, r.stable, r.warnings = a.arm()
+			done <- r
+		}()
+	}
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case r := <-done:
+		a.pending = nil
+		return r.seen, r.stable, r.warnings
+	case <-timer.C:
+		a.pending = done
+		return nil, true, nil
 	}
 }
 

@@ -1,0 +1,71 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// deadMount mounts a file system that never answers, until revived.
+func deadMount(t *testing.T) (dir string, revive func()) {
+	t.Helper()
+	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir = t.TempDir()
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse.Fd())
+	if err := unix.Mount("dead", dir, "fuse", 0, options); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		fuse.Close() // ends the calls that wait
+		_ = unix.Unmount(dir, unix.MNT_DETACH)
+	})
+	return dir, func() {
+		if err := errors.Join(unix.Unmount(dir, unix.MNT_DETACH), fuse.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestADeadMountHoldsUpNeitherContentNorEnd(t *testing.T) {
+	dir, _ := deadMount(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	w := Start(ctx, filepath.Join(dir, "config"), func() (string, string) { return "no answer", "no answer" })
+	if got := <-w.Content(); got != "no answer" {
+		t.Errorf("content %q", got)
+	}
+	cancel()
+	<-w.Done()
+}
+
+func TestWatchesAreRenewedOnceADeadMountIsGone(t *testing.T) {
+	dir, revive := deadMount(t)
+	calls := 0
+	a := armer{limit: time.Millisecond, arm: func() (sight, bool, []error) {
+		calls++
+		return resolve(filepath.Join(dir, "config")).sight, true, nil
+	}}
+	for range 10 {
+		if seen, _, _ := a.try(); seen != nil {
+			t.Fatalf("saw %v", seen)
+		}
+	}
+	revive()
+	r := <-a.pending // the one call that was made ends
+	a.pending = nil
+	if calls != 1 {
+		t.Errorf("%d calls, the last saw %v", calls, r.seen)
+	}
+	a.limit = time.Minute
+	if seen, _, _ := a.try(); seen == nil {
+		t.Error("nothing was seen")
+	}
+}
