@@ -30,8 +30,8 @@ func (k *Kernel) Counters(o nft.Options) ([]Counts, error) {
 	if o.Mode == nft.ModeNFTables {
 		return k.namedCounters()
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.countMu.Lock()
+	defer k.countMu.Unlock()
 	c := &k.counts
 	if c.cost > cheap && time.Since(c.at) < 100*c.cost {
 		return c.last, nil
@@ -54,7 +54,7 @@ type cachedCounts struct {
 }
 
 func (k *Kernel) namedCounters() ([]Counts, error) {
-	objects, err := k.conn.Objects(nfnetlink.Inet, nft.TableName)
+	objects, err := k.countConn.Objects(nfnetlink.Inet, nft.TableName)
 	if err != nil {
 		if nfnetlink.IsNotExist(err) {
 			return nil, nil
@@ -112,7 +112,7 @@ func (k *Kernel) ruleCounters(chain string) ([]Counts, error) {
 		masqueraded := Counts{IPv6: f == nfnetlink.IPv6, Verdict: nft.Masqueraded}
 		present := false
 		for _, name := range nft.WithSubchains(chain) {
-			rules, err := k.conn.Rules(f, nft.NATTable, name)
+			rules, err := k.countConn.Rules(f, nft.NATTable, name)
 			if err != nil && !nfnetlink.IsNotExist(err) {
 				return nil, err
 			}

@@ -40,10 +40,14 @@ type Kernel struct {
 	// The same of the chains of mode iptables-nft.
 	chainsRead time.Time
 	chainsCost time.Duration
-	counts     cachedCounts
-	tallies    tallies
-	perBatch   int // most prefixes in a filling transaction
-	bigChain   int // CIDRs from which chains of mode iptables-nft are not read at each change
+	// Counters are read over a connection and under a lock of their own: a scrape does
+	// not wait while sets are read or filled.
+	countMu   sync.Mutex
+	countConn *nfnetlink.Conn
+	counts    cachedCounts
+	tallies   tallies
+	perBatch  int // most prefixes in a filling transaction
+	bigChain  int // CIDRs from which chains of mode iptables-nft are not read at each change
 }
 
 // trusted is what a set held when it was last filled or read.
@@ -58,7 +62,7 @@ func Open() *Kernel { return New(nfnetlink.Dial()) }
 
 // New uses a connection of its caller.
 func New(c *nfnetlink.Conn) *Kernel {
-	return &Kernel{conn: c, seen: memory{Conn: c}, trust: map[string]trusted{}, perBatch: tables.LargeBatch, bigChain: bigChain}
+	return &Kernel{conn: c, countConn: c.Another(), seen: memory{Conn: c}, trust: map[string]trusted{}, perBatch: tables.LargeBatch, bigChain: bigChain}
 }
 
 // Forget drops the rules of others that Apply and Others have read, and says
@@ -73,7 +77,7 @@ func (k *Kernel) Forget() (many bool) {
 }
 
 // Close closes the connection; the rules stay.
-func (k *Kernel) Close() error { return k.conn.Close() }
+func (k *Kernel) Close() error { return errors.Join(k.conn.Close(), k.countConn.Close()) }
 
 // PortID gives the netlink port by which notifications name this connection.
 func (k *Kernel) PortID() uint32 { return k.conn.PortID() }

@@ -49,7 +49,13 @@ func connect(t testing.TB, ns *nfttest.NS) *nfnetlink.Conn {
 // remembered.
 func open(t testing.TB, ns *nfttest.NS) *Kernel {
 	t.Helper()
-	return New(connect(t, ns))
+	k := New(connect(t, ns))
+	t.Cleanup(func() {
+		if err := k.countConn.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return k
 }
 
 // apply applies and gives the differences that it found.

@@ -148,6 +148,23 @@ func TestHintNamesWhatTheKernelLacks(t *testing.T) {
 	}
 }
 
+func TestCountersAreReadWhileTheKernelIsBusy(t *testing.T) {
+	for _, m := range cases.Modes() {
+		ns := nfttest.NewNS(t, "node")
+		k := open(t, ns)
+		want := cases.Load(t, "default").Compile(m)
+		apply(t, k, want, Look{})
+		k.mu.Lock() // as Apply does for as long as it takes
+		if counts, err := k.Counters(nft.Options{Mode: m, Chain: cases.DefaultChain}); err != nil || len(counts) == 0 {
+			t.Errorf("mode %s: %v, %v", m, counts, err)
+		}
+		k.mu.Unlock()
+		if err := k.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestCountersSurviveChanges(t *testing.T) {
 	wire := newWire(t)
 	k := open(t, wire.Node)

@@ -39,6 +39,10 @@ func Dial() *Conn { return New(dial) }
 // the socket has failed.
 func New(dial func() (*netlink.Conn, error)) *Conn { return &Conn{dial: dial} }
 
+// Another returns a further connection to the same namespace, for requests that must
+// not wait for those of the first.
+func (c *Conn) Another() *Conn { return New(c.dial) }
+
 func dial() (*netlink.Conn, error) {
 	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: pageSize})
 	if err != nil {
