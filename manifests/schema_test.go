@@ -60,7 +60,7 @@ func schema(t *testing.T) []byte {
 		description := strings.ToUpper(c.Means[:1]) + c.Means[1:] + "."
 		switch {
 		case c.Set == "": // it has no list
-			properties[c.Key] = boolean(description, true)
+			properties[c.Key] = boolean("If false: "+c.Means+".", true)
 		case strings.Contains(string(c.Asks), "interface"):
 			properties[c.Key] = list(description, `^[^\s/]{1,15}\*?$`)
 		default:

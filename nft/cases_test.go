@@ -17,7 +17,7 @@ var update = flag.Bool("update", false, "renew the golden files in testdata/case
 func TestRulesetsPrintAsTheGoldenFiles(t *testing.T) {
 	golden := map[nft.Mode]string{nft.ModeNFTables: "ruleset.nft", nft.ModeIPTables: "iptables.rules"}
 	cases.Each(t, func(t *testing.T, c cases.Case) {
-		for _, m := range cases.Modes() {
+		for _, m := range c.Modes() {
 			got := c.Compile(m).String()
 			if *update {
 				if err := os.WriteFile(filepath.Join(c.Dir, golden[m]), []byte(got), 0o644); err != nil {
@@ -33,9 +33,9 @@ func TestRulesetsPrintAsTheGoldenFiles(t *testing.T) {
 
 func TestPolicyDecidesAsThePacketsSay(t *testing.T) {
 	cases.Each(t, func(t *testing.T, c cases.Case) {
-		for _, m := range cases.Modes() {
+		for _, m := range c.Modes() {
 			for _, p := range c.Packets {
-				if got := c.Compile(m).Policy.Decide(nft.Connection{Src: p.Src, Dst: p.Dst, ToNode: p.Verdict == nft.Local}); got != p.Verdict {
+				if got := c.Compile(m).Policy.Decide(p.Connection()); got != p.Verdict {
 					t.Errorf("mode %s: %s: got %s", m, p.Line, got)
 				}
 			}

@@ -117,11 +117,14 @@ func (f FamilyPolicy) rules(masq node) []Rule {
 		Comment: "to this node",
 	}}
 	for _, q := range f.Questions {
+		r := Rule{Nodes: append(q.match(f), exempt, stop{})}
 		if q.Masquerade {
-			rules = append(rules, Rule{Nodes: append(q.match(f), masqueraded, masq)})
-		} else {
-			rules = append(rules, Rule{Nodes: append(q.match(f), exempt, stop{})})
+			r.Nodes = append(q.match(f), masqueraded, masq)
 		}
+		if q.Set == "" { // a set has the comment itself
+			r.Comment = q.Means
+		}
+		rules = append(rules, r)
 	}
 	return append(rules, Rule{Nodes: []node{ofFamilyMatch{f.IPv6}, masqueraded, masq}})
 }

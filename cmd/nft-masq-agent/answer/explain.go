@@ -72,7 +72,7 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, on Ends) {
 		x.answerForSources(p, dst)
 	}
 	x.overrule(src, dst)
-	x.note(src, on, p.Decide(nft.Connection{Dst: dst, FromNode: true, ToNode: on.ToHere}))
+	x.note(src, on, exemptsNode(p, dst))
 }
 
 // overrule puts right what a rule of another program decides before ours.
@@ -145,9 +145,13 @@ func (x *Explanation) answerForSources(p nft.Policy, dst netip.Addr) {
 		for _, q := range f.Questions {
 			if asksSource(q) {
 				stop(q)
+			} else if q.Set == "" { // asks about the node, and a pod is not
+				passed = append(passed, Step{Question: q.Question()})
 			}
 		}
-		f.Questions = slices.DeleteFunc(slices.Clone(f.Questions), asksSource)
+		f.Questions = slices.DeleteFunc(slices.Clone(f.Questions), func(q nft.Question) bool {
+			return q.Asks != config.DestinationAddress
+		})
 	}
 	x.add(passing, "a source "+strings.Join(pass, " and "), nft.Connection{Dst: dst})
 	first := &x.Answers[len(x.Answers)-1]
@@ -171,9 +175,16 @@ func explainStep(s nft.Step) Step {
 	return out
 }
 
-// note adds what people do not expect. node is the verdict for what this node
-// itself sends, if no source decides.
-func (x *Explanation) note(src netip.Addr, on Ends, node nft.Verdict) {
+// exemptsNode reports whether a condition without a list decides for whatever this
+// node itself sends to an address.
+func exemptsNode(p nft.Policy, dst netip.Addr) bool {
+	steps := p.Explain(nft.Connection{Dst: dst, FromNode: true})
+	last := steps[len(steps)-1]
+	return last.Key != "" && last.Yes && !last.CIDR.IsValid()
+}
+
+// note adds what people do not expect.
+func (x *Explanation) note(src netip.Addr, on Ends, nodeExempt bool) {
 	var exempt, masqueraded bool
 	for _, a := range x.Answers {
 		exempt = exempt || a.Verdict == nft.Exempt
@@ -184,7 +195,8 @@ func (x *Explanation) note(src netip.Addr, on Ends, node nft.Verdict) {
 		text  string
 	}{
 		{masqueraded && on.ToMany, "Multicast and broadcast are masqueraded too, as with the older agents."},
-		{masqueraded && !src.IsValid() && len(x.Answers) == 1 && node == nft.Masqueraded, "The node's own traffic is masqueraded like a pod's."},
+		{masqueraded && !src.IsValid() && len(x.Answers) == 1 && !nodeExempt, "The node's own traffic is masqueraded like a pod's."},
+		{masqueraded && !src.IsValid() && nodeExempt, "The node's own traffic keeps its address."},
 		{masqueraded && on.FromHere, "The source is this node; its own traffic is masqueraded too."},
 		{exempt, "Not by this agent, that is: another rule on the node may still masquerade it."},
 		{true, "This holds for new connections; an established one keeps the address it has."},

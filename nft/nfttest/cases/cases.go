@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -35,6 +36,9 @@ type Case struct {
 	Config  config.Config
 	Flags   func(nft.Mode) nft.Options
 	Packets []Packet
+
+	defaults config.Defaults
+	source   config.Source
 }
 
 // A Packet is a line of packets.txt: the first packet of a connection and what
@@ -46,16 +50,56 @@ type Packet struct {
 	Verdict  nft.Verdict
 }
 
+// nodeAddresses are those of the node in the topology of package nfttest.
+func nodeAddresses() []string {
+	return []string{"192.0.2.1", "2001:db8::1", "10.244.1.1", "fd00:10:244:1::1"}
+}
+
+// Connection is what a policy is asked about the packet.
+func (p Packet) Connection() nft.Connection {
+	return nft.Connection{
+		Src: p.Src, Dst: p.Dst, ToNode: p.Verdict == nft.Local,
+		FromNode: p.Src.IsLoopback() || slices.Contains(nodeAddresses(), p.Src.String()),
+	}
+}
+
+// Modes returns the modes that can express the case.
+func (c Case) Modes() []nft.Mode {
+	return slices.DeleteFunc(Modes(), func(m nft.Mode) bool {
+		_, _, _, err := nft.Build(c.defaults, c.Flags(m), c.source)
+		return err != nil
+	})
+}
+
+// EachIn runs a test for every case that a mode can express.
+func EachIn(t *testing.T, m nft.Mode, test func(*testing.T, Case)) {
+	t.Helper()
+	for _, name := range names(t) {
+		if c := Load(t, name); slices.Contains(c.Modes(), m) {
+			t.Run(name, func(t *testing.T) { test(t, c) })
+		}
+	}
+}
+
 // Each runs a test for every case.
 func Each(t *testing.T, test func(*testing.T, Case)) {
+	t.Helper()
+	for _, name := range names(t) {
+		t.Run(name, func(t *testing.T) { test(t, Load(t, name)) })
+	}
+}
+
+func names(t *testing.T) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range entries {
-		t.Run(e.Name(), func(t *testing.T) { test(t, Load(t, e.Name())) })
+	out := make([]string, len(entries))
+	for i, e := range entries {
+		out[i] = e.Name()
 	}
+	return out
 }
 
 // dir finds testdata/cases above the directory of the test.
@@ -76,11 +120,10 @@ func dir(t testing.TB) string {
 func Load(t testing.TB, name string) Case {
 	t.Helper()
 	c := Case{Name: name, Dir: filepath.Join(dir(t), name)}
-	var defaults config.Defaults
-	defaults, c.Flags = parseFlags(t, strings.Fields(c.File(t, "flags")))
+	c.defaults, c.Flags = parseFlags(t, strings.Fields(c.File(t, "flags")))
 	var err error
-	source := config.Source{Name: "config.yaml", Data: []byte(c.File(t, "config.yaml"))}
-	if c.Config, _, err = config.Parse(defaults, source); err != nil {
+	c.source = config.Source{Name: "config.yaml", Data: []byte(c.File(t, "config.yaml"))}
+	if c.Config, _, err = config.Parse(c.defaults, c.source); err != nil {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(c.File(t, "packets.txt")) {
