@@ -19,6 +19,7 @@ type Config struct {
 	ForceMasqueradeCIDRs  []CIDR
 	NonMasqueradeSrcCIDRs []CIDR
 	MasqueradeSrcCIDRs    []CIDR
+	ExemptHost            *Position // where masqueradeHost is false; nil: it is true
 
 	MasqLinkLocal     bool
 	MasqLinkLocalIPv6 bool
@@ -57,6 +58,7 @@ type Subject string
 const (
 	SourceAddress      Subject = "source"
 	DestinationAddress Subject = "destination"
+	SentByNode         Subject = "node" // the source is an address of this node
 )
 
 // Conditions returns the table of the policy, in the order in which the
@@ -64,6 +66,11 @@ const (
 // module lists them: names, texts and rules follow from the rows.
 func Conditions() []Condition {
 	return []Condition{
+		{
+			Key: "masqueradeHost", Asks: SentByNode,
+			Means: "what this node itself sends keeps its address",
+			off:   func(c *Config) **Position { return &c.ExemptHost },
+		},
 		{
 			Key: KeyMasqueradeSrcCIDRs, Asks: SourceAddress, Outside: true, Set: "masq-src",
 			Means: "the only sources that are masqueraded",
@@ -92,7 +99,12 @@ func Conditions() []Condition {
 }
 
 // Question returns what the condition asks, in words.
-func (c Condition) Question() string { return string(c.Asks) + " in " + c.Key }
+func (c Condition) Question() string {
+	if c.Asks == SentByNode {
+		return "from an address of this node"
+	}
+	return string(c.Asks) + " in " + c.Key
+}
 
 // Entries returns the list of the condition in a config.
 func (c Condition) Entries(from Config) []CIDR {

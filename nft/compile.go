@@ -113,7 +113,7 @@ func natHook(priority int32) *nfnetlink.Hook {
 func (f FamilyPolicy) rules(masq node) []Rule {
 	exempt, masqueraded := count{"exempt" + f.Suffix()}, count{"masqueraded" + f.Suffix()}
 	rules := []Rule{{
-		Nodes:   []node{ofFamilyMatch{f.IPv6}, toThisNode{}, count{"local" + f.Suffix()}, stop{}},
+		Nodes:   []node{ofFamilyMatch{f.IPv6}, ofThisNode{}, count{"local" + f.Suffix()}, stop{}},
 		Comment: "to this node",
 	}}
 	for _, q := range f.Questions {
@@ -131,6 +131,9 @@ func (f FamilyPolicy) rules(masq node) []Rule {
 
 // match passes the packets for which the question decides.
 func (q Question) match(f FamilyPolicy) []node {
+	if q.Asks == config.SentByNode {
+		return []node{ofFamilyMatch{f.IPv6}, ofThisNode{Source: true}}
+	}
 	return []node{inSet{IPv6: f.IPv6, Source: q.Asks == config.SourceAddress, Not: q.Outside, Set: q.name(f)}}
 }
 

@@ -66,7 +66,10 @@ func (f FamilyPolicy) explain(c Connection) []Step {
 
 // answer also returns the entry that holds the address.
 func (q Question) answer(c Connection) (config.CIDR, bool) {
-	if q.Asks == config.SourceAddress {
+	switch q.Asks {
+	case config.SentByNode:
+		return config.CIDR{Pos: q.At}, c.FromNode
+	case config.SourceAddress:
 		return q.find(c.Src)
 	}
 	return q.find(c.Dst)

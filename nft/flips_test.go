@@ -56,6 +56,7 @@ func similar(m cases.Maker, c config.Config) config.Config {
 		func() { c.MasqueradeSrcCIDRs = other.MasqueradeSrcCIDRs },
 		func() { c.MasqLinkLocal, c.MasqLinkLocalIPv6 = other.MasqLinkLocal, other.MasqLinkLocalIPv6 },
 		func() { c.EnableIPv6 = other.EnableIPv6 },
+		func() { c.ExemptHost = other.ExemptHost },
 	} {
 		if m.IntN(4) == 0 {
 			take()
@@ -98,7 +99,7 @@ func TestFlipsAreWhatTheVerdictsBeforeAndAfterSay(t *testing.T) {
 						flipped++
 					}
 					if got := strings.Join(said, " "); got != want {
-						t.Fatalf("%s to %s: %q, want %q\n%+v\n%+v\n%+v", src, dst, got, want, before, after, flips)
+						t.Fatalf("%+v: %q, want %q\n%+v\n%+v\n%+v", conn, got, want, before, after, flips)
 					}
 				}
 			}
@@ -168,7 +169,7 @@ func TestADeciderDecidesAsItsPolicy(t *testing.T) {
 		for _, ipv6 := range []bool{false, true} {
 			for _, src := range edges(ipv6, true, c) {
 				for _, dst := range edges(ipv6, false, c) {
-					conn := nft.Connection{Src: src, Dst: dst, ToNode: m.IntN(8) == 0}
+					conn := nft.Connection{Src: src, Dst: dst, FromNode: m.IntN(4) == 0, ToNode: m.IntN(8) == 0}
 					if got, want := d.Decide(conn), cases.Specified(c, conn); got != want {
 						t.Fatalf("%+v: %s, want %s\n%+v", conn, got, want, c)
 					}

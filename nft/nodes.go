@@ -39,14 +39,19 @@ func (m ofFamilyMatch) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{proto}})
 }
 
-// toThisNode passes packets to an address of this node: route type LOCAL.
-type toThisNode struct{}
+// ofThisNode passes packets to, or from, an address of this node: route type LOCAL.
+type ofThisNode struct{ Source bool }
 
-func (toThisNode) String() string { return "fib daddr type local" }
+func (m ofThisNode) String() string {
+	if m.Source {
+		return "fib saddr type local"
+	}
+	return "fib daddr type local"
+}
 
-func (toThisNode) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
+func (m ofThisNode) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f,
-		&expr.Fib{Register: reg1, FlagDADDR: true, ResultADDRTYPE: true},
+		&expr.Fib{Register: reg1, FlagSADDR: m.Source, FlagDADDR: !m.Source, ResultADDRTYPE: true},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)})
 }
 

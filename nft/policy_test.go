@@ -18,10 +18,14 @@ func TestPolicyDecidesAsSpecified(t *testing.T) {
 	seen := map[nft.Verdict]int{}
 	for range 2000 {
 		c := m.Config()
-		r := nft.Compile(c, m.Options(cases.Modes()[m.IntN(2)]))
+		o := m.Options(cases.Modes()[m.IntN(2)])
+		if o.Mode == nft.ModeIPTables {
+			c.ExemptHost = nil // it cannot express that
+		}
+		r := nft.Compile(c, o)
 		for range 20 {
 			ipv6 := m.IntN(2) == 0
-			conn := nft.Connection{Src: m.Near(c, ipv6), Dst: m.Near(c, ipv6), ToNode: m.IntN(8) == 0}
+			conn := nft.Connection{Src: m.Near(c, ipv6), Dst: m.Near(c, ipv6), FromNode: m.IntN(4) == 0, ToNode: m.IntN(8) == 0}
 			want := cases.Specified(c, conn)
 			seen[want]++
 			if got := r.Policy.Decide(conn); got != want {
@@ -166,6 +170,7 @@ func TestHashIsOverWhatDecides(t *testing.T) {
 		"sources exchanged": func(c *config.Config, _ *nft.Options) {
 			c.MasqueradeSrcCIDRs, c.NonMasqueradeSrcCIDRs = c.NonMasqueradeSrcCIDRs, c.MasqueradeSrcCIDRs
 		},
+		"node exempt":          func(c *config.Config, _ *nft.Options) { c.ExemptHost = &config.Position{} },
 		"no sources":           func(c *config.Config, _ *nft.Options) { c.MasqueradeSrcCIDRs = nil },
 		"link-local":           func(c *config.Config, _ *nft.Options) { c.MasqLinkLocal = false },
 		"IPv6 link-local":      func(c *config.Config, _ *nft.Options) { c.MasqLinkLocalIPv6 = true },

@@ -19,17 +19,18 @@ import (
 // A wish is a config as its author thinks of it.
 type wish struct {
 	masqLinkLocal, masqLinkLocalIPv6, enableIPv6 bool
+	keepHost                                     bool // masqueradeHost: false
 	non, force, nonSrc, src                      []netip.Prefix
 }
 
 // decides is the whole of the policy.
-func (w wish) decides(src, dst netip.Addr, local bool) nft.Verdict {
+func (w wish) decides(src, dst netip.Addr, fromHere, local bool) nft.Verdict {
 	linkLocal := dst.IsLinkLocalUnicast() && (dst.Is4() && !w.masqLinkLocal || dst.Is6() && !w.masqLinkLocalIPv6)
 	sources := slices.ContainsFunc(w.src, func(p netip.Prefix) bool { return p.Addr().Is6() == src.Is6() })
 	switch {
 	case local && (dst.Is4() || w.enableIPv6):
 		return nft.Local
-	case dst.Is6() && !w.enableIPv6, sources && !in(w.src, src), in(w.nonSrc, src):
+	case dst.Is6() && !w.enableIPv6, fromHere && w.keepHost, sources && !in(w.src, src), in(w.nonSrc, src):
 		return nft.Exempt
 	case in(w.force, dst):
 		return nft.Masqueraded
@@ -46,6 +47,9 @@ func in(list []netip.Prefix, a netip.Addr) bool {
 // String writes the config, each CIDR on a line of its own.
 func (w wish) String() string {
 	var b strings.Builder
+	if w.keepHost {
+		b.WriteString("masqueradeHost: false\n")
+	}
 	fmt.Fprintf(&b, "masqLinkLocal: %t\nmasqLinkLocalIPv6: %t\nenableIPv6: %t\n", w.masqLinkLocal, w.masqLinkLocalIPv6, w.enableIPv6)
 	for key, list := range map[string][]netip.Prefix{
 		"nonMasqueradeCIDRs": w.non, "forceMasqueradeCIDRs": w.force, "nonMasqueradeSrcCIDRs": w.nonSrc, "masqueradeSrcCIDRs": w.src,
@@ -104,6 +108,7 @@ func (r wisher) wish() wish {
 	if r.IntN(4) == 0 {
 		w.src = r.prefixes(2)
 	}
+	w.keepHost = r.IntN(4) == 0
 	return w
 }
 
@@ -144,9 +149,16 @@ func TestExplainAgreesWithTheSpecification(t *testing.T) {
 			if r.IntN(10) == 0 {
 				dst = node[map[bool]int{true: 1}[ipv6]]
 			}
+			if r.IntN(10) == 0 {
+				src = node[map[bool]int{true: 1}[ipv6]]
+			}
 			mode := modes[i%len(modes)]
+			if w.keepHost {
+				mode = nft.ModeNFTables
+			}
 			x := explainJSON(t, dst.String(), "--from", src.String(), "--config", path, "--mode", string(mode))
-			want := w.decides(src, dst, dst.IsLoopback() || slices.Contains(node, dst))
+			here := func(a netip.Addr) bool { return a.IsLoopback() || slices.Contains(node, a) }
+			want := w.decides(src, dst, here(src), here(dst))
 			verdicts[want]++
 			if len(x.Answers) != 1 || x.Answers[0].Verdict != want {
 				t.Fatalf("seed %d: %s -> %s: %+v, want %s, by:\n%s", *seed, src, dst, x.Answers, want, text)

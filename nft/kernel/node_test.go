@@ -35,6 +35,8 @@ func TestLoopbackWorks(t *testing.T) {
 	forced.ForceMasqueradeCIDRs = cases.CIDRs("0.0.0.0/0", "::/0")
 	sources := nothing
 	sources.MasqueradeSrcCIDRs = cases.CIDRs("127.0.0.0/8", "::1/128")
+	exempt := forced
+	exempt.ExemptHost = &config.Position{}
 	lonely := nfttest.NewNS(t, "lonely")
 	top := nfttest.NewTopology(t)
 	nfttest.Run(t, top.Node, kubeFirewall, "iptables-nft-restore", "--noflush")
@@ -42,7 +44,7 @@ func TestLoopbackWorks(t *testing.T) {
 		k := open(t, ns)
 		for _, mode := range cases.Modes() {
 			for name, c := range map[string]config.Config{
-				"default": config.Default(config.Defaults{EnableIPv6: true}), "nothing": nothing, "forced": forced, "sources": sources,
+				"default": config.Default(config.Defaults{EnableIPv6: true}), "nothing": nothing, "node exempt": exempt, "forced": forced, "sources": sources,
 			} {
 				o := nft.Options{Mode: mode, Chain: cases.DefaultChain, RandomFully: true}
 				apply(t, k, nft.Compile(c, o), everything)
@@ -56,6 +58,50 @@ func TestLoopbackWorks(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// A UDP socket of the node on the port of a tunnel keeps it, and one on a virtual
+// address keeps that; by default both are masqueraded. Pods are in either case.
+func TestTheNodesOwnTrafficKeepsAddressAndPortIfMasqueradeHostIsFalse(t *testing.T) {
+	w := newWire(t)
+	k := open(t, w.Node)
+	vip4, vip6 := netip.MustParseAddr("203.0.113.5"), netip.MustParseAddr("2001:db8:9::5")
+	for _, vip := range []netip.Addr{vip4, vip6} {
+		if err := w.AddAddr(w.Node, vip); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := config.Config{EnableIPv6: true}
+	off := c
+	off.ExemptHost = &config.Position{}
+	o := nft.Options{Mode: nft.ModeNFTables, Ports: []nft.PortRange{{Min: 1024, Max: 2047}}}
+	port := uint16(51820) // and up: no two flows of one source port
+	for _, keeps := range []bool{true, false, true} {
+		want := nft.Compile(map[bool]config.Config{true: off, false: c}[keeps], o)
+		apply(t, k, want, everything)
+		inStep(t, w.Node, want)
+		for _, dst := range []netip.Addr{netip.MustParseAddr("198.51.100.8"), netip.MustParseAddr("2001:db8:77::8")} {
+			node, vip, pod := w.NodeV4, vip4, w.PodV4
+			if dst.Is6() {
+				node, vip, pod = w.NodeV6, vip6, w.PodV6
+			}
+			for _, src := range []netip.Addr{node, vip, pod} {
+				for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
+					from := w.Node
+					if src == pod {
+						from = w.Pod
+					}
+					s := nfttest.MustSend(t, w.Topology, nfttest.Flow{
+						Proto: proto, From: from, Src: netip.AddrPortFrom(src, port), Dst: netip.AddrPortFrom(dst, destPort),
+					})
+					if kept := s.Sent == s.Seen; kept != (keeps && src != pod) {
+						t.Errorf("masqueradeHost %t: %s sent from %s, seen from %s", !keeps, proto, s.Sent, s.Seen)
+					}
+				}
+			}
+			port++
 		}
 	}
 }

@@ -18,6 +18,8 @@ func Specified(c config.Config, conn nft.Connection) nft.Verdict {
 		return nft.Exempt
 	case conn.ToNode:
 		return nft.Local
+	case conn.FromNode && c.ExemptHost != nil:
+		return nft.Exempt
 	case ofFamilyOf(src, c.MasqueradeSrcCIDRs) && !holds(c.MasqueradeSrcCIDRs, src), holds(c.NonMasqueradeSrcCIDRs, src):
 		return nft.Exempt
 	case holds(c.ForceMasqueradeCIDRs, dst):
@@ -83,11 +85,15 @@ func (m Maker) list(most int) []config.CIDR {
 
 // Config makes a config.
 func (m Maker) Config() config.Config {
-	return config.Config{
+	c := config.Config{
 		NonMasqueradeCIDRs: m.list(12), ForceMasqueradeCIDRs: m.list(4),
 		NonMasqueradeSrcCIDRs: m.list(4), MasqueradeSrcCIDRs: m.list(6),
 		MasqLinkLocal: m.IntN(2) == 0, MasqLinkLocalIPv6: m.IntN(2) == 0, EnableIPv6: m.IntN(4) > 0,
 	}
+	if m.IntN(4) == 0 {
+		c.ExemptHost = &config.Position{}
+	}
+	return c
 }
 
 // Options makes options for a mode.
