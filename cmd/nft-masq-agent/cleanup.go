@@ -45,6 +45,9 @@ func (f cleanupFlags) cleanup(ctx context.Context, e environment) (int, error) {
 	defer stop()
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
+	if only, err := k.OnlyNAT(); err == nil && only && len(legacyIPTables(e.proc)) == 0 {
+		_, _ = fmt.Fprintln(e.stderr, "warning: no other rules on this node do NAT, so the kernel stops translating: connections that are masqueraded now will end")
+	}
 	removed, err := k.Cleanup(f.legacy)
 	if err != nil {
 		return exitFailed, hinted(err)

@@ -309,7 +309,7 @@ func TestASecondAgentIsNamed(t *testing.T) {
 	second.silent()
 	first.silent()
 	got := n.run("status")
-	if got.code != exitDone || !strings.Contains(got.stdout, "2 agents run here") {
+	if got.code != exitDone || !strings.Contains(unwrap(got.stdout), "2 agents run here and overwrite each other") {
 		t.Errorf("status: %+v", got)
 	}
 }

@@ -48,6 +48,31 @@ func (k *Kernel) Installed(legacy bool) ([]string, error) {
 	return names, nil
 }
 
+// OnlyNAT says whether the base chain of our table is the only one of type nat in
+// nf_tables. When it goes, the kernel stops translating in this namespace, and
+// connections that are masqueraded end.
+func (k *Kernel) OnlyNAT() (bool, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	ours := false
+	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
+		chains, err := again(func() ([]nfnetlink.Chain, error) { return k.conn.Chains(f) })
+		if err != nil {
+			return false, err
+		}
+		for _, c := range chains {
+			switch {
+			case c.Hook == nil || c.Hook.Type != "nat":
+			case c.Family == nfnetlink.Inet && c.Table == nft.TableName:
+				ours = true
+			default:
+				return false, nil
+			}
+		}
+	}
+	return ours, nil
+}
+
 // removal plans the transaction that removes all that is ours.
 func (s *state) removal() (b *nfnetlink.Batch, removed []string) {
 	b = &nfnetlink.Batch{}

@@ -283,3 +283,22 @@ func TestCleanupRemovesEachOlderAgentsRules(t *testing.T) {
 		})
 	}
 }
+
+func TestOursIsTheOnlyNATUntilSomebodyElseHasSome(t *testing.T) {
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	k := open(t, ns)
+	want := func(want bool, when string) {
+		t.Helper()
+		if got, err := k.OnlyNAT(); err != nil || got != want {
+			t.Errorf("%s: %t, %v", when, got, err)
+		}
+	}
+	want(false, "without rules")
+	apply(t, k, nft.Compile(config.Default(config.Defaults{}), nft.Options{Mode: nft.ModeNFTables}), Look{})
+	want(true, "with ours alone")
+	nfttest.NFT(t, ns, "add table ip other; add chain ip other c { type filter hook forward priority 0; }", "-f", "-")
+	want(true, "beside a filter")
+	nfttest.NFT(t, ns, "add chain ip other n { type nat hook prerouting priority -100; }", "-f", "-")
+	want(false, "beside another's NAT")
+}
