@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"runtime/debug"
 
 	"nft-masq-agent/nft/kernel"
 
@@ -15,6 +16,12 @@ import (
 )
 
 func main() {
+	if os.Getenv("GOGC") == "" {
+		// At rest the agent has a heap of 1 MB instead of 4 MB, and a config of
+		// 1 MiB takes no longer for it. Other commands run in its container and share
+		// its memory limit.
+		debug.SetGCPercent(25)
+	}
 	os.Exit(dispatch(context.Background(), commands(), os.Args[1:], theEnvironment()))
 }
 

@@ -61,11 +61,6 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 	signal.Notify(hangup, unix.SIGHUP)
 	defer signal.Stop(hangup)
 
-	if os.Getenv("GOGC") == "" {
-		// At rest a heap of 1 MB instead of 4 MB; a config of 1 MiB takes no
-		// longer for it.
-		debug.SetGCPercent(25)
-	}
 	// A log whose reader is gone is no reason to end.
 	signal.Ignore(unix.SIGPIPE)
 	lines := newLineQueue(e.stdout)

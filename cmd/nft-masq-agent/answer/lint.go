@@ -172,24 +172,35 @@ func overlapsAny(p netip.Prefix, sorted []netip.Prefix) bool {
 
 // uncovered gives a part of a network that no CIDR covers, if there is one.
 func uncovered(p netip.Prefix, cidrs []config.CIDR) (netip.Prefix, bool) {
-	var inside []config.CIDR
+	var overlap []netip.Prefix
 	for _, c := range cidrs {
-		if !c.Overlaps(p) {
-			continue
+		if c.Overlaps(p) {
+			overlap = append(overlap, c.Prefix)
 		}
-		if c.Bits() <= p.Bits() {
-			return netip.Prefix{}, false
-		}
-		inside = append(inside, c)
 	}
-	if len(inside) == 0 {
+	return gap(p, overlap)
+}
+
+// gap is uncovered among prefixes that all overlap p, which it reorders.
+func gap(p netip.Prefix, overlap []netip.Prefix) (netip.Prefix, bool) {
+	if len(overlap) == 0 {
 		return p, true
 	}
-	low, high := halves(p)
-	if gap, some := uncovered(low, inside); some {
-		return gap, true
+	if slices.ContainsFunc(overlap, func(o netip.Prefix) bool { return o.Bits() <= p.Bits() }) {
+		return netip.Prefix{}, false
 	}
-	return uncovered(high, inside)
+	low, high := halves(p)
+	inLow := 0
+	for i, o := range overlap {
+		if low.Contains(o.Addr()) {
+			overlap[i], overlap[inLow] = overlap[inLow], o
+			inLow++
+		}
+	}
+	if found, some := gap(low, overlap[:inLow]); some {
+		return found, true
+	}
+	return gap(high, overlap[inLow:])
 }
 
 // halves splits a network that is no single address.

@@ -75,14 +75,17 @@ func portList(ports []nft.PortRange) string {
 func writeFamily(b *strings.Builder, c config.Config, f nft.FamilyPolicy) {
 	for _, q := range f.Questions {
 		fmt.Fprintf(b, "\n%s %s: %s\n", familyName(f.IPv6), q.Key, q.Means)
-		w := tabwriter.NewWriter(b, 20, 0, 2, ' ', 0)
 		if q.Set == "" {
-			_, _ = fmt.Fprintf(w, "  false\t%s\n", q.At)
+			fmt.Fprintf(b, "  %-18s%s\n", "false", q.At)
+		}
+		// A tabwriter would hold tens of thousands of lines.
+		width := 18
+		for _, c := range q.CIDRs {
+			width = max(width, len(c.String())+2)
 		}
 		for _, c := range q.CIDRs {
-			_, _ = fmt.Fprintf(w, "  %s\t%s\n", c.Prefix, place(c))
+			fmt.Fprintf(b, "  %-*s%s\n", width, c.Prefix, place(c))
 		}
-		_ = w.Flush()
 		for _, c := range q.Covered {
 			fmt.Fprintf(b, "  dropped: %s (%s),\n    covered by %s (%s)\n", c.Prefix, place(c.CIDR), c.By.Prefix, place(c.By))
 		}

@@ -62,9 +62,13 @@ func Wrap(text, indent string) string {
 // escaped writes what a terminal could obey as JSON does control characters. All
 // that is not ASCII stands in strings.
 func escaped(text string) string {
+	special := func(r rune) bool { return r >= 0x7f && r <= 0xffff && !unicode.IsPrint(r) }
+	if strings.IndexFunc(text, special) < 0 {
+		return text
+	}
 	var b strings.Builder
 	for _, r := range text {
-		if r >= 0x7f && r <= 0xffff && !unicode.IsPrint(r) {
+		if special(r) {
 			fmt.Fprintf(&b, `\u%04x`, r)
 		} else {
 			b.WriteRune(r)
