@@ -9,6 +9,9 @@
 // same meaning. Refused beyond that are only: a key given twice, a likely slip
 // of a key, a second document, an IPv4-mapped prefix, an empty entry, an
 // interval of zero or less, and keys of this agent with a value of another type.
+// [Lenient] returns what those agents make of such a file.
 //
-// No input makes Parse panic, nor take more than linear time and memory.
+// No input makes Parse panic, nor take more than linear time. The values are
+// counted before they are read, so that 4 MiB of anything take less than 64 MB.
+// Nothing of a file that does not look like a config is quoted.
 package config

@@ -222,3 +222,27 @@ func FuzzParseWithinItsMemory(f *testing.F) {
 		}
 	})
 }
+
+func TestASecretMountedByMistakeIsNotQuoted(t *testing.T) {
+	const secret = "hunter2hunter2"
+	for _, file := range []string{
+		secret, secret + "\n" + secret, "- " + secret, "*" + secret, "&" + secret + " [", "password: *" + secret, `"` + secret,
+		"password: [" + secret, "a: b\n" + secret, "-----BEGIN PRIVATE KEY-----\n" + secret + "=\n-----END PRIVATE KEY-----\n",
+		"key: |\n  " + secret + "\n\tb", `{"password": "` + secret, `{"password": "` + secret + `"}`, `{"password": ` + secret + `}`,
+		"password: " + secret, "password: " + secret + "\n---\n" + secret, "%" + secret, "@" + secret, "? [" + secret + "]\n: b",
+		"nonMasqueradeCIDRs: |\n  a\n  " + secret, "nonMasqueradeCIDRs: [" + strings.Repeat(secret, 5) + "]",
+		"resyncInterval: " + strings.Repeat(secret, 5), "nonMasqueradeCIDRs:\n- |\n  " + secret + "\n  b\n",
+		"a " + secret + ": b", "a/" + secret + ": b", strings.Repeat("x", maxQuotedKey) + secret + ": b",
+	} {
+		_, warnings, err := Parse(Defaults{}, Source{Name: "f", Data: []byte(file)})
+		text := fmt.Sprint(err) + warningLines(warnings)
+		if problems, _ := err.(Problems); !strings.Contains(file, "nonMasq") && !strings.Contains(file, "resync") {
+			for _, p := range append(problems, warnings...) {
+				text += p.Caret()
+			}
+		}
+		if strings.Contains(text, secret) {
+			t.Errorf("%q: %s", file, text)
+		}
+	}
+}

@@ -75,7 +75,7 @@ func (r *reader) cidr(item *yaml.Node, left CIDR, last bool) CIDR {
 	n := target(item)
 	var p netip.Prefix
 	var msg string
-	checked := last // whether the older agents check it
+	var checked bool // by the older agents
 	switch {
 	case isNull(n):
 		msg, checked = "an empty entry: write a CIDR, or remove it", last && !left.IsValid()
