@@ -75,3 +75,26 @@ func TestConnectionsFromBeforeTheAgentAreTold(t *testing.T) {
 		t.Errorf("the log has %v", line)
 	}
 }
+
+func TestPortPressureIsInTheMetrics(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	n.enforce("", "--to-ports=20000-20009")
+	for range 5 {
+		n.open(nfttest.UDP, "203.0.113.9:53")
+	}
+	d := n.start("--resync-interval=3600", "--http-address="+httpAddress, "--conntrack-interval=1", "--to-ports=20000-20009")
+	d.await("the rules are in place already")
+	d.until("half of the ports are taken", func() bool {
+		return n.metric(`nft_masq_agent_snat_ports_used_ratio_max{family="ipv4",protocol="udp"}`) == "0.5"
+	})
+	if n.metric("nft_masq_agent_conntrack_entries") != "5" {
+		t.Error("the entries are not counted")
+	}
+	d.stop()
+	d = n.start("--resync-interval=3600", "--http-address="+httpAddress, "--to-ports=20000-20009")
+	d.answers()
+	if v := n.metric("nft_masq_agent_conntrack_entries"); v != "" {
+		t.Errorf("without the flag %s connections are counted", v)
+	}
+}

@@ -21,6 +21,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/watch"
@@ -116,7 +117,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		agent.Kernel{
 			Apply: givingBack(k.Apply), ReadBack: k.ReadBack, PortID: k.PortID,
 			Counters: func() ([]kernel.Counts, error) { return counters.Counters(o.NFT()) },
-			Others:   k.Others, Cleanup: k.Cleanup, Stale: countStale, Generation: generations.Generation,
+			Others:   k.Others, Cleanup: k.Cleanup, Stale: countStale, Pressure: conntrack.Open().Pressure, Generation: generations.Generation,
 			Forget: func() {
 				if k.Forget() {
 					giveBack()
@@ -125,7 +126,8 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		},
 		agent.Settings{
 			Version: version, Commit: build().commit, Path: o.ConfigPath,
-			Defaults: o.Defaults(), Options: o.NFT(), TakeOver: o.TakeOver, LostLines: lostLines,
+			ConntrackInterval: o.ConntrackInterval,
+			Defaults:          o.Defaults(), Options: o.NFT(), TakeOver: o.TakeOver, LostLines: lostLines,
 		},
 		log,
 	)

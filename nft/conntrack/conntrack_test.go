@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"iter"
+	"maps"
 	"net/netip"
 	"os"
 	"runtime"
@@ -478,5 +479,80 @@ func TestAFullTable(t *testing.T) {
 	})
 	if err != nil || all < int(before.Limit)-1000 {
 		t.Errorf("%d entries of %d: %v", all, before.Limit, err)
+	}
+}
+
+func TestPressureCountsTheFullestDestinationAndWhatIsLost(t *testing.T) {
+	t.Parallel()
+	top := nfttest.NewTopology(t)
+	nfttest.NFT(t, top.Node, `table inet t {
+	chain post {
+		type nat hook postrouting priority srcnat;
+		meta nfproto ipv4 udp dport 53 masquerade to :20000-20009
+		meta nfproto ipv6 meta l4proto sctp masquerade
+	}
+}`, "-f", "-")
+	table := New(dialIn(top.Node))
+	send := func(n int, dst string) {
+		for range n {
+			c, err := top.Pod.DialContext(t.Context(), "udp", dst)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if _, err := c.Write([]byte("x")); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	// arrived says that everything sent before has passed the node.
+	arrived := func(port uint16) {
+		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, Dst: netip.AddrPortFrom(top.OutsideV4, port)})
+	}
+	send(8, "203.0.113.9:53")
+	send(3, "203.0.113.8:53")
+	for port := range uint16(2) {
+		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.SCTP, From: top.Pod, Dst: netip.AddrPortFrom(top.OutsideV6, 6000+port)})
+	}
+	arrived(7000)
+	p, err := table.Pressure()
+	want := map[PortGroup]int{{Protocol: unix.IPPROTO_UDP}: 8, {IPv6: true, Protocol: unix.IPPROTO_SCTP}: 1}
+	if err != nil || !maps.Equal(p.Fullest, want) || p.InsertFailed+p.Drop != 0 {
+		t.Errorf("%+v: %v, want %v", p, err, want)
+	}
+	send(5, "203.0.113.9:53")
+	arrived(7001)
+	p, err = table.Pressure()
+	if err != nil || p.Fullest[PortGroup{Protocol: unix.IPPROTO_UDP}] != 10 || p.InsertFailed+p.Drop == 0 {
+		t.Errorf("beyond the last port: %+v: %v", p, err)
+	}
+}
+
+func TestATallyKeepsTheFullestInBoundedMemory(t *testing.T) {
+	tally := NewTally()
+	entry := func(n int, dst string) *Entry {
+		to := netip.MustParseAddrPort(dst)
+		seen := netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(1024+n))
+		if n >= 1<<16-1024 {
+			to = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(n >> 8), byte(n)}), uint16(n>>16))
+		}
+		return &Entry{
+			Original: Tuple{Protocol: unix.IPPROTO_TCP}, Reply: Tuple{Src: to, Dst: seen, Protocol: unix.IPPROTO_TCP}, Status: SrcNAT,
+		}
+	}
+	const all, full = 300_000, 50_000
+	for n := range all {
+		if n%6 == 0 {
+			tally.Add(entry(n/6, "203.0.113.9:443"))
+		}
+		tally.Add(entry(1<<17+n, "203.0.113.9:443"))
+		if len(tally.counts) > maxKeys {
+			t.Fatalf("%d keys", len(tally.counts))
+		}
+	}
+	top := tally.Fullest(1)
+	low := full - (all+full)/maxKeys - 1
+	if len(top) != 1 || top[0].To.String() != "203.0.113.9:443" || top[0].Used > full || top[0].Used < low {
+		t.Errorf("%+v, want %d to %d", top, low, full)
 	}
 }

@@ -73,3 +73,42 @@ func (t *Tally) Fullest(n int) []PortUse {
 	})
 	return all[:min(n, len(all))]
 }
+
+// A PortGroup is the protocols and families that ports are told apart by.
+type PortGroup struct {
+	IPv6     bool
+	Protocol uint8
+}
+
+// Pressure is how near connection tracking is to its limits.
+type Pressure struct {
+	Stats
+	// Fullest is, for each group with any, the most ports that connections to one
+	// destination take.
+	Fullest map[PortGroup]int
+}
+
+// Pressure reads the counters and all connections whose source was translated.
+func (t *Table) Pressure() (Pressure, error) {
+	stats, err := t.Stats()
+	if err != nil {
+		return Pressure{}, err
+	}
+	var tally *Tally
+	err = t.Dump(Filter{Status: SrcNAT, Mask: SrcNAT}, func() func(*Entry) error {
+		tally = NewTally()
+		return func(e *Entry) error {
+			tally.Add(e)
+			return nil
+		}
+	})
+	if err != nil {
+		return Pressure{}, err
+	}
+	p := Pressure{Stats: stats, Fullest: map[PortGroup]int{}}
+	for k, used := range tally.counts {
+		g := PortGroup{k.From.Is6(), k.Protocol}
+		p.Fullest[g] = max(p.Fullest[g], used)
+	}
+	return p, nil
+}

@@ -52,6 +52,8 @@ type Kernel struct {
 	Forget   func()
 	// Stale counts the connections that contradict a policy; it may be nil.
 	Stale func(nft.Policy) (conntrack.Stale, error)
+	// Pressure reads how near connection tracking is to its limits.
+	Pressure func() (conntrack.Pressure, error)
 	// Generation is that of [nfnetlink.Conn].
 	Generation func() (uint32, error)
 }
@@ -79,6 +81,8 @@ type Settings struct {
 	// TakeOver removes the rules of iptables-based agents whenever they are
 	// found, from the first accepted config on.
 	TakeOver bool
+	// ConntrackInterval is how often the connections are read; 0: never.
+	ConntrackInterval time.Duration
 	// LostLines returns how many lines of the log were lost; it may be nil.
 	LostLines func() uint64
 }
@@ -161,6 +165,9 @@ func (a *Agent) Run(ctx context.Context) {
 			a.in.Leave()
 		}
 	}()
+	if a.settings.ConntrackInterval > 0 {
+		go a.watchPressure(ctx)
+	}
 	if a.kernel.Stale != nil {
 		go a.watchConnections(ctx)
 	}

@@ -45,6 +45,8 @@ type world struct {
 
 	stale    atomic.Int64 // connections
 	recounts atomic.Int64
+	readings atomic.Int64 // of the connections
+	reading  atomic.Int64 // how long one takes
 
 	counts    []kernel.Counts
 	countsErr error
@@ -82,11 +84,13 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 				Others:   func(nft.Ruleset) (kernel.Others, error) { return w.seen(), w.refusal() },
 				Cleanup:  w.cleanup,
 				Stale:    w.countStale,
+				Pressure: w.pressure,
 				Forget:   func() {}, Generation: w.currentGeneration,
 			},
 			Settings{
 				Version: "test", Path: "/etc/config/ip-masq-agent",
 				Options: nft.Options{Mode: nft.ModeNFTables}, TakeOver: takeOver,
+				ConntrackInterval: time.Minute,
 			},
 			zap.New(core),
 		)
@@ -100,6 +104,15 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 		cancel()
 		<-done
 	})
+}
+
+func (w *world) pressure() (conntrack.Pressure, error) {
+	w.readings.Add(1)
+	time.Sleep(time.Duration(w.reading.Load()))
+	return conntrack.Pressure{
+		Stats:   conntrack.Stats{Entries: 7, Limit: 1000, InsertFailed: 3, Drop: 2},
+		Fullest: map[conntrack.PortGroup]int{{Protocol: unix.IPPROTO_UDP}: 32256},
+	}, nil
 }
 
 func (w *world) countStale(nft.Policy) (conntrack.Stale, error) {

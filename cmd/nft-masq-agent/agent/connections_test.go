@@ -1,9 +1,12 @@
 package agent
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
 func TestStaleConnectionsAreCountedUntilNoneIsLeft(t *testing.T) {
@@ -32,6 +35,50 @@ func TestStaleConnectionsAreCountedUntilNoneIsLeft(t *testing.T) {
 		}
 		if told := w.logs.FilterMessageSnippet("existing connections").Len(); told != 1 {
 			t.Errorf("told %d times", told)
+		}
+	})
+}
+
+func TestConnectionsAreReadLessOftenIfThatTakesLong(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		time.Sleep(10*time.Minute + time.Second)
+		if n := w.readings.Load(); n != 11 {
+			t.Errorf("read %d times in ten minutes", n)
+		}
+		w.reading.Store(int64(3 * time.Second)) // then 10 minutes pass
+		time.Sleep(time.Minute)
+		w.readings.Store(0)
+		time.Sleep(100 * time.Minute)
+		if n := w.readings.Load(); n < 9 || n > 10 {
+			t.Errorf("read %d times in 100 minutes", n)
+		}
+		w.agent.metrics.pressure.mu.Lock()
+		defer w.agent.metrics.pressure.mu.Unlock()
+		if every := w.agent.metrics.pressure.interval; every != 10*time.Minute {
+			t.Errorf("the metric says every %s", every)
+		}
+	})
+}
+
+func TestPortPressureIsTheShareOfTheFullest(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		synctest.Wait()
+		const want = `
+# HELP nft_masq_agent_conntrack_drop_total Packets that the kernel dropped because their connection could not be tracked.
+# TYPE nft_masq_agent_conntrack_drop_total counter
+nft_masq_agent_conntrack_drop_total 2
+# HELP nft_masq_agent_snat_ports_used_ratio_max The share of source ports that are taken, of the source address and destination that take the most. Connections fail from 0.9 on.
+# TYPE nft_masq_agent_snat_ports_used_ratio_max gauge
+nft_masq_agent_snat_ports_used_ratio_max{family="ipv4",protocol="sctp"} 0
+nft_masq_agent_snat_ports_used_ratio_max{family="ipv4",protocol="tcp"} 0
+nft_masq_agent_snat_ports_used_ratio_max{family="ipv4",protocol="udp"} 0.5
+nft_masq_agent_snat_ports_used_ratio_max{family="ipv6",protocol="sctp"} 0
+nft_masq_agent_snat_ports_used_ratio_max{family="ipv6",protocol="tcp"} 0
+nft_masq_agent_snat_ports_used_ratio_max{family="ipv6",protocol="udp"} 0
+`
+		if err := testutil.CollectAndCompare(w.agent.metrics.pressure, strings.NewReader(want),
+			"nft_masq_agent_snat_ports_used_ratio_max", "nft_masq_agent_conntrack_drop_total"); err != nil {
+			t.Error(err)
 		}
 	})
 }

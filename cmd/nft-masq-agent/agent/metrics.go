@@ -22,6 +22,7 @@ type metrics struct {
 	repairs  prometheus.Counter
 
 	connections connectionCollector
+	pressure    *pressure
 }
 
 const metricPrefix = "nft_masq_agent_"
@@ -50,6 +51,7 @@ func newMetrics(h *health, k Kernel, s Settings) *metrics {
 			Help: "Times rules that somebody else had changed were put back.",
 		}),
 		connections: newConnectionCollector(k, s.Options.Mode),
+		pressure:    newPressure(s.Options),
 	}
 	info := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name:        metricPrefix + "build_info",
@@ -72,7 +74,7 @@ func newMetrics(h *health, k Kernel, s Settings) *metrics {
 	}
 	m.registry.MustRegister(
 		info, lost, m.applies, m.duration, m.repairs,
-		newStateCollector(h), m.connections,
+		newStateCollector(h), m.connections, m.pressure,
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)

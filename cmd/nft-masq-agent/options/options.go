@@ -64,8 +64,10 @@ type Options struct {
 	// Of run.
 	TakeOver    bool
 	HTTPAddress string // "" for off
-	ProbeSocket string // "" for off
-	LogFormat   string
+	// ConntrackInterval is how often the connections are read; 0: never.
+	ConntrackInterval time.Duration
+	ProbeSocket       string // "" for off
+	LogFormat         string
 
 	Klog *KlogFlags
 
@@ -137,6 +139,8 @@ func AddPolicyFlags(fs *flag.FlagSet) *Options {
 func AddRunFlags(fs *flag.FlagSet) *Options {
 	o := AddPolicyFlags(fs)
 	fs.BoolVar(&o.TakeOver, "takeover", false, "remove the rules of iptables-based agents in the transaction that makes ours effective")
+	AddFlag(fs, &o.ConntrackInterval, "conntrack-interval", "0",
+		"`SECONDS` between two readings of the connections for the metrics of port pressure; 0 is off", parseInterval)
 	AddFlag(fs, &o.HTTPAddress, "http-address", "", "`HOST:PORT` of /healthz, /readyz and /metrics; off if empty", parseHTTPAddress)
 	AddFlag(fs, &o.ProbeSocket, "probe-socket", "", "`PATH` of a unix socket that answers the command ready; off if empty", ParseSocketPath)
 	AddFlag(fs, &o.LogFormat, "log-format", LogJSON, "json or text `FORMAT` of the log", OneOf(LogJSON, LogText))
@@ -294,6 +298,18 @@ func parsePorts(s string) ([]nft.PortRange, error) {
 		}
 	}
 	return ranges, nil
+}
+
+// parseInterval reads seconds, or a duration; 0 is off.
+func parseInterval(s string) (time.Duration, error) {
+	if n, err := strconv.ParseUint(s, 10, 31); err == nil {
+		return time.Duration(n) * time.Second, nil
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil || d < 0 || d > 0 && d < time.Second {
+		return 0, errors.New("is not a number of seconds")
+	}
+	return d, nil
 }
 
 func parseHTTPAddress(s string) (string, error) {
