@@ -93,7 +93,8 @@ func TestPortPressureIsInTheMetrics(t *testing.T) {
 	}
 	d.stop()
 	d = n.start("--resync-interval=3600", "--http-address="+httpAddress, "--to-ports=20000-20009")
-	d.answers()
+	d.await("answering HTTP")
+	d.await("the rules are in place already")
 	if v := n.metric("nft_masq_agent_conntrack_entries"); v != "" {
 		t.Errorf("without the flag %s connections are counted", v)
 	}
