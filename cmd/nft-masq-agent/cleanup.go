@@ -97,21 +97,16 @@ func warnOfLegacyIPTables(e environment) {
 	}
 }
 
-// legacyIPTables says which families may have NAT rules in legacy ip_tables, and
-// how to look for and remove an agent's.
+// legacyIPTables names the chains of iptables-based agents in legacy ip_tables, and
+// the commands that remove them.
 func legacyIPTables(proc string) []string {
-	tables, err := foreign.LegacyIPTables(proc + "/thread-self/net")
+	chains, err := foreign.LegacyChains(proc + "/thread-self/net")
 	if err != nil {
-		return nil
+		return []string{err.Error()}
 	}
 	var lines []string
-	for _, t := range tables {
-		for table, program := range map[string]string{"ip nat": "iptables-legacy", "ip6 nat": "ip6tables-legacy"} {
-			if t == table {
-				lines = append(lines, fmt.Sprintf("legacy ip_tables may be in use (table %s): see %s-save -t nat; remove an agent's rules there with "+
-					"%[2]s -t nat -D POSTROUTING … -j IP-MASQ-AGENT, -F IP-MASQ-AGENT and -X IP-MASQ-AGENT", t, program))
-			}
-		}
+	for _, c := range chains {
+		lines = append(lines, fmt.Sprintf("%s; remove it with: %s", c, strings.Join(c.Commands(), " && ")))
 	}
 	return lines
 }

@@ -48,3 +48,31 @@ func TestARuleInFrontOfOurJumpIsNamedAndDecides(t *testing.T) {
 		}
 	})
 }
+
+func TestRulesInLegacyIPTablesShowWithTheCommandsThatRemoveThem(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-legacy")
+	n := newNode(t)
+	for _, args := range []string{"-N MY-MASQ", "-A POSTROUTING -o eth9 -j MY-MASQ", "-A MY-MASQ -m comment --comment ip-masq-agent:_x -j MASQUERADE"} {
+		words := strings.Fields(args)
+		for i := range words {
+			words[i] = strings.ReplaceAll(words[i], "_", " ")
+		}
+		if out, err := n.Output("", "iptables-legacy", append([]string{"-t", "nat"}, words...)...); err != nil {
+			t.Fatalf("%s: %s: %v", args, out, err)
+		}
+	}
+	d := n.start("--http-address", httpAddress)
+	d.began(wants(t, ""))
+	d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_rules") == "1" })
+	const commands = "iptables-legacy -t nat -D POSTROUTING 1 && iptables-legacy -t nat -F MY-MASQ && iptables-legacy -t nat -X MY-MASQ"
+	if text := unwrap(n.run("status").stdout); !strings.Contains(text, commands) {
+		t.Errorf("status: %s", text)
+	}
+	if out, err := n.Output("", "sh", "-c", commands); err != nil {
+		t.Fatalf("%s: %v", out, err)
+	}
+	if text := unwrap(n.run("status").stdout); strings.Contains(text, "legacy") {
+		t.Errorf("status after the removal: %s", text)
+	}
+}

@@ -9,7 +9,7 @@
 // A priority excuses nobody: where our chain returns, chains behind it still
 // decide, and a chain before it that masquerades has bound the connection.
 //
-// What is not seen: rules in legacy ip_tables, for which see [LegacyIPTables],
+// What is not seen: rules in legacy ip_tables, for which see [LegacyChains],
 // tables of other families than ip, ip6 and inet, and NAT done outside
 // netfilter. Which chain a verdict map leads to is not read: each chain of the
 // table that no rule jumps to counts as reachable through it.

@@ -23,8 +23,10 @@ import (
 type Kernel struct {
 	mu   sync.Mutex
 	conn *nfnetlink.Conn
-	seen memory
-	wide bool // rules of others were looked for since the last Forget
+	// xtables reads legacy ip_tables of the process's namespace.
+	xtables func() ([]foreign.XTChain, error)
+	seen    memory
+	wide    bool // rules of others were looked for since the last Forget
 	// What was found in step, and the generation of the ruleset in which.
 	// While the kernel is at that generation nothing need be read.
 	inStep nft.Ruleset
@@ -58,11 +60,18 @@ type trusted struct {
 
 // Open gives the ruleset of the network namespace in which its first request is
 // made. Without CAP_NET_ADMIN, or without nf_tables, each request fails.
-func Open() *Kernel { return New(nfnetlink.Dial()) }
+func Open() *Kernel {
+	k := New(nfnetlink.Dial())
+	k.xtables = func() ([]foreign.XTChain, error) { return foreign.LegacyChains("/proc/thread-self/net") }
+	return k
+}
 
 // New uses a connection of its caller.
 func New(c *nfnetlink.Conn) *Kernel {
-	return &Kernel{conn: c, countConn: c.Another(), seen: memory{Conn: c}, trust: map[string]trusted{}, perBatch: tables.LargeBatch, bigChain: bigChain}
+	return &Kernel{
+		xtables: func() ([]foreign.XTChain, error) { return nil, nil },
+		conn:    c, countConn: c.Another(), seen: memory{Conn: c}, trust: map[string]trusted{}, perBatch: tables.LargeBatch, bigChain: bigChain,
+	}
 }
 
 // Forget drops the rules of others that Apply and Others have read, and says

@@ -20,6 +20,8 @@ type Others struct {
 	// Overruled are rules that decide about what the policy masquerades, or did with
 	// an older agent.
 	Overruled []foreign.Conflict
+	// XTables are chains of such agents in legacy ip_tables.
+	XTables []foreign.XTChain
 	// Unread counts rules that were not read because there are too many.
 	Unread int
 }
@@ -41,7 +43,12 @@ func (k *Kernel) Others(want nft.Ruleset) (Others, error) {
 	if err != nil {
 		return Others{}, err
 	}
+	xtables, err := k.xtables()
+	if err != nil {
+		return Others{}, err
+	}
 	return Others{
+		XTables:   xtables,
 		Legacy:    foreign.Legacy(snapshot),
 		Conflicts: foreign.Conflicts(snapshot, want.Policy.ExemptDestinations()),
 		Overruled: foreign.Overruled(snapshot, share(want)),

@@ -119,7 +119,7 @@ func (h *health) listens(yes bool) { h.do(func() { h.listening = yes }) }
 // found notes how many rules on the node are not ours, by what they do.
 func (h *health) found(o kernel.Others) {
 	n := others{
-		foreign: len(o.Conflicts), legacy: len(o.Legacy),
+		foreign: len(o.Conflicts), legacy: len(o.Legacy) + len(o.XTables),
 		exempting: len(o.Of(foreign.Exempts)), translating: len(o.Of(foreign.Translates)),
 	}
 	h.do(func() { h.others = &n })
