@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -298,6 +299,29 @@ func TestImageTakesTheLargestConfigMapWithinItsMemoryLimit(t *testing.T) {
 		n.wantMasqueraded("198.51.100.1", true)
 		if code, text := n.get("/readyz"); code != http.StatusOK {
 			t.Errorf("/readyz: %d %s", code, text)
+		}
+	}
+	for _, command := range [][]string{{"status"}, {"status", "-o", "json"}, {"check", "-o", "json"}, {"explain", "198.51.100.1"}} {
+		n.fourAtOnce(command...)
+	}
+}
+
+// fourAtOnce runs a command four times at once in the agent's container.
+func (n *node) fourAtOnce(args ...string) {
+	n.t.Helper()
+	ended := make(chan error)
+	for range 4 {
+		go func() {
+			out, err := n.Node.Output("", "podman", slices.Concat(n.flags, []string{"exec", "agent", "/nft-masq-agent"}, args)...)
+			if err != nil {
+				err = fmt.Errorf("%v: %w\n%s", args, err, out[max(0, len(out)-1000):])
+			}
+			ended <- err
+		}()
+	}
+	for range 4 {
+		if err := <-ended; err != nil {
+			n.t.Error(err)
 		}
 	}
 }
