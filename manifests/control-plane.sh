@@ -11,4 +11,5 @@ sed -e 's/^module .*/module control-plane/' -e "s#=> ./staging/src/\(.*\)#=> \1 
 echo "require k8s.io/kubernetes $version" >>go.mod
 cp --no-preserve=mode "$dir/go.sum" go.sum
 printf '//go:build tools\n\npackage tools\n\nimport _ "k8s.io/kubernetes/cmd/kubectl"\n' >tools.go
-GOFLAGS=-mod=mod go build -o .. k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kubectl}
+# Clients ask for the version.
+GOFLAGS=-mod=mod go build -ldflags "-X k8s.io/component-base/version.gitVersion=$version" -o .. k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kubectl}

@@ -57,7 +57,7 @@ func newCluster(t *testing.T) *cluster {
 clusters: [{name: test, cluster: {server: "https://127.0.0.1:6443", insecure-skip-tls-verify: true}}],
 users: [{name: admin, user: {token: test}}], contexts: [{name: test, context: {cluster: test, user: admin}}]}`)
 	// The namespace has no network for go run.
-	c.env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "PATH="+bin+":"+os.Getenv("PATH"), "KUSTOMIZE="+filepath.Join(tools(t), "kustomize"))
+	c.env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "PATH="+bin+":"+tools(t)+":"+os.Getenv("PATH"), "KUSTOMIZE="+filepath.Join(tools(t), "kustomize"))
 
 	c.start("etcd", "--data-dir="+filepath.Join(dir, "etcd"), "--unsafe-no-fsync")
 	c.start(filepath.Join(bin, "kube-apiserver"), "--etcd-servers=http://127.0.0.1:2379", "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
@@ -148,6 +148,7 @@ func commands(t *testing.T, file, title string) []string {
 		t.Fatalf("%s has no section %s", file, title)
 	}
 	section, _, _ = strings.Cut(section, "\n## ")
+	section = strings.ReplaceAll(section, "\\\n", "")
 	var all []string
 	for line := range strings.Lines(section) {
 		if command, ok := strings.CutPrefix(strings.TrimRight(line, "\n"), "    "); ok && !strings.HasPrefix(command, "make push ") {
@@ -226,5 +227,49 @@ func TestInstallReplacesAnOlderAgentInPlace(t *testing.T) {
 	args := after.Spec.Template.Spec.Containers[0].Args
 	if !slices.Contains(args, "--takeover") || slices.Contains(args, "--enable-ipv6=true") {
 		t.Errorf("arguments %v", args)
+	}
+}
+
+func TestInstallWithHelmAndRemoval(t *testing.T) {
+	c := newCluster(t)
+	for _, line := range commands(t, "README.md", "Helm") {
+		c.sh(line)
+	}
+	var d appsv1.DaemonSet
+	if !c.get(&d, "daemonset", "nft-masq-agent") {
+		t.Fatal(c.last)
+	}
+	if got := d.Spec.Template.Spec.Containers[0].Image; got != "registry.example/nft-masq-agent:v1.0.0" {
+		t.Errorf("image %s", got)
+	}
+	for _, line := range commands(t, "README.md", "Removal") {
+		if strings.HasPrefix(line, "make ") {
+			continue
+		}
+		c.sh(line)
+		if strings.Contains(line, "removal=true") {
+			c.get(&d, "daemonset", "nft-masq-agent")
+			if args := d.Spec.Template.Spec.Containers[0].Args; !slices.Equal(args, []string{"cleanup", "--wait"}) {
+				t.Errorf("arguments %v", args)
+			}
+		}
+	}
+	if c.get(&d, "daemonset", "nft-masq-agent") {
+		t.Error("the DaemonSet is still there")
+	}
+}
+
+func TestInstallWithHelmReplacesAnOlderAgentInPlace(t *testing.T) {
+	c := newCluster(t)
+	c.sh("kubectl apply -f - <<'EOF'\n" + olderAgent + "EOF\n")
+	var before, after appsv1.DaemonSet
+	c.get(&before, "daemonset", "ip-masq-agent")
+	c.sh("helm install nft-masq-agent manifests/helm --namespace kube-system --set takeover=true --take-ownership --force")
+	if !c.get(&after, "daemonset", "ip-masq-agent") || after.UID != before.UID {
+		t.Fatalf("another DaemonSet: %s", c.last)
+	}
+	container := after.Spec.Template.Spec.Containers[0]
+	if !slices.Contains(container.Args, "--takeover") || container.SecurityContext.Privileged != nil {
+		t.Errorf("arguments %v, security context %v", container.Args, container.SecurityContext)
 	}
 }

@@ -173,7 +173,7 @@ manifests-check: bin/tools/kustomize bin/tools/helm ## Check that make manifests
 	MANIFEST_TOOLS='$(CURDIR)/bin/tools' go test -count=1 -run '^TestTools' ./manifests
 
 .PHONY: install-test
-install-test: bin/control-plane/kubectl bin/tools/kustomize ## Run the install section of README.md against a control plane (builds Kubernetes)
+install-test: bin/control-plane/kubectl bin/tools/kustomize bin/tools/helm ## Run the install section of README.md against a control plane (builds Kubernetes)
 	@command -v etcd >/dev/null || { apt-get update -qq; \
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends etcd-server >/dev/null; }
 	CONTROL_PLANE='$(CURDIR)/bin/control-plane' MANIFEST_TOOLS='$(CURDIR)/bin/tools' go test -count=1 -run '^TestInstall' ./manifests
@@ -184,6 +184,6 @@ bin/control-plane/kubectl: manifests/control-plane.sh
 
 # Programs that a test calls often.
 bin/tools/kustomize: manifests/manifests.mk
-	GOBIN='$(CURDIR)/bin/tools' go install $(KUSTOMIZE:go run %=%)
+	GOBIN='$(CURDIR)/bin/tools' go install $(lastword $(KUSTOMIZE))
 bin/tools/helm: manifests/manifests.mk
-	GOBIN='$(CURDIR)/bin/tools' go install $(HELM:go run %=%)
+	GOBIN='$(CURDIR)/bin/tools' go install $(lastword $(HELM))
