@@ -48,7 +48,7 @@ requests:
   cpu: 10m
   memory: 16Mi
 limits:
-  memory: {{ eq (include "mode" .) "nftables" | ternary "160Mi" "512Mi" }}
+  memory: {{ eq (include "mode" .) "nftables" | ternary "192Mi" "512Mi" }}
 {{- end }}
 {{- end }}
 
