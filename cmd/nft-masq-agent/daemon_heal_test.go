@@ -271,6 +271,9 @@ func TestALargeTransactionOfOthersEndsListening(t *testing.T) {
 	if got := n.metric("nft_masq_agent_listening"); got != "1" {
 		t.Errorf("listening: %q after a repair", got)
 	}
+	if r := n.run("status", "--config", n.path); !strings.Contains(strings.Join(strings.Fields(r.stdout), " "), "listens to ruleset changes") {
+		t.Errorf("status says nothing of listening:\n%s", r.stdout)
+	}
 	d.neighbour(100)
 	d.neighbour(1000)
 	if line := d.await(noLongerListening); line["by"] != byNFT || line["duration_seconds"] != float64(3600) {
@@ -278,6 +281,9 @@ func TestALargeTransactionOfOthersEndsListening(t *testing.T) {
 	}
 	if got := n.metric("nft_masq_agent_listening"); got != "0" {
 		t.Errorf("listening: %q after a large transaction", got)
+	}
+	if r := n.run("status", "--config", n.path); !strings.Contains(strings.Join(strings.Fields(r.stdout), " "), "compares generations") {
+		t.Errorf("status says nothing of comparing:\n%s", r.stdout)
 	}
 	d.neighbour(1000)
 	nfttest.NFT(t, n.NS, "", "flush", "ruleset")

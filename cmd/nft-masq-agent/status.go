@@ -42,7 +42,7 @@ func (f *statusFlags) status(e environment) (int, error) {
 	agents := running.Agents(e.proc, program)
 	r := answer.Status{Agent: running.Follow(f.Options, f.set, agents), Agents: []answer.Agent{}, Notes: []string{}}
 	for _, a := range agents {
-		r.Agents = append(r.Agents, answer.Agent{PID: a.PID, Args: a.Args})
+		r.Agents = append(r.Agents, answer.Agent{PID: a.PID, Args: a.Args, Listening: a.Listening})
 	}
 	r.Notes = append(r.Notes, legacyIPTables(e.proc)...)
 	l, err := f.Load()

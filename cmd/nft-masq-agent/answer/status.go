@@ -34,6 +34,9 @@ type Status struct {
 type Agent struct {
 	PID  int      `json:"pid"`
 	Args []string `json:"args"`
+	// Listening says that it hears of changes to the ruleset; else it compares
+	// generations.
+	Listening bool `json:"listening"`
 }
 
 // A configReport is what the files say.
@@ -199,6 +202,13 @@ func (r Status) String() string {
 	}
 	if r.Agent != "" {
 		b.WriteString(Wrap(r.Agent, "  "))
+	}
+	for _, a := range r.Agents {
+		how := "compares generations: it restores changed rules within 250 ms and does not know who changed them"
+		if a.Listening {
+			how = "listens to ruleset changes: it restores changed rules within milliseconds and names the program"
+		}
+		b.WriteString(Wrap(fmt.Sprintf("pid %d %s", a.PID, how), "  "))
 	}
 	r.writeConnections(&b)
 	writeList(&b, "Config rejected; the agent keeps its last good rules:", r.Config.Errors)

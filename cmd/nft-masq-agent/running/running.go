@@ -21,6 +21,8 @@ type Agent struct {
 	Args    []string        // behind the name of the program and the command
 	Options options.Options // what they say
 	Err     error           // why they say nothing to this version
+	// Listening says that it hears of changes to the ruleset; else it compares.
+	Listening bool
 }
 
 // Agents finds the agents that a procfs shows, by pid: processes of the given
@@ -96,7 +98,7 @@ func sameNamespace(proc, pid, namespace string) bool {
 
 func newAgent(proc string, pid int, args []string) Agent {
 	o, err := options.ParseRun(args)
-	a := Agent{PID: pid, Args: args, Err: err}
+	a := Agent{PID: pid, Args: args, Err: err, Listening: listening(proc, pid)}
 	dir := filepath.Join(proc, strconv.Itoa(pid))
 	if cwd, err := os.Readlink(filepath.Join(dir, "cwd")); err == nil && !filepath.IsAbs(o.ConfigPath) {
 		o.ConfigPath = filepath.Join(cwd, o.ConfigPath)
