@@ -121,6 +121,10 @@ func (b *bench) heal(ctx context.Context, a attack, cidrs, times int) (healed, e
 	if err != nil {
 		return h, err
 	}
+	// After the first repair the agent listens.
+	if _, err := b.healOnce(ctx, a, agent, ears); err != nil {
+		return h, errors.Join(err, ears.close())
+	}
 	pace := time.NewTicker(spacing)
 	defer pace.Stop()
 	for len(h.took) < times && err == nil {
