@@ -26,7 +26,20 @@ type Config struct {
 	EnableIPv6        bool
 
 	ResyncInterval time.Duration // of a file: from 1s to 24h
+
+	StaleConnections Stale
 }
+
+// Stale says what happens to connections whose translation contradicts a changed
+// policy.
+type Stale string
+
+// What happens to them.
+const (
+	StaleKeep Stale = ""    // in a file: keep
+	StaleUDP  Stale = "udp" // the kernel forgets those of UDP
+	StaleAll  Stale = "all" // and all others
+)
 
 // A file's resyncInterval outside these bounds is taken as the nearer bound.
 const (

@@ -20,6 +20,7 @@ type file struct {
 	bools          map[string]given[bool]   // by key
 	resyncInterval given[time.Duration]
 	cidrLimit      given[int]
+	stale          given[Stale]
 
 	errors, warnings report
 	ignored          bool // what fails now is ignored by the older agents
@@ -180,6 +181,7 @@ func (r *reader) values() {
 	}
 	r.ignored = true
 	r.linkLocal()
+	r.stale = r.staleConnections()
 	r.ignored = false
 	r.resyncInterval = r.duration(keyResyncInterval)
 	r.cidrLimit = r.int(keyCIDRLimit)

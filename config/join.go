@@ -23,6 +23,10 @@ func join(d Defaults, files []*file) Config {
 		if g := f.resyncInterval; g.at != nil && (!interval || g.value < c.ResyncInterval) {
 			c.ResyncInterval, interval = g.value, true
 		}
+		// The one that deletes most.
+		if g := f.stale; g.at != nil && (g.value == StaleAll || c.StaleConnections == StaleKeep) {
+			c.StaleConnections = g.value
+		}
 		if g := f.cidrLimit; g.at != nil && limit == nil {
 			limit = f
 		} else if g.at != nil && g.value != limit.cidrLimit.value {

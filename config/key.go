@@ -18,6 +18,7 @@ const (
 	keyLinkLocal         = "linkLocal"
 	keyResyncInterval    = "resyncInterval"
 	keyCIDRLimit         = "cidrLimit"
+	keyStaleConnections  = "staleConnections"
 )
 
 // A boolKey is a key with a boolean that decides nothing by itself.
@@ -43,7 +44,7 @@ func Keys() []string {
 	for _, b := range boolKeys() {
 		keys = append(keys, b.name)
 	}
-	return append(keys, keyLinkLocal, keyResyncInterval, keyCIDRLimit)
+	return append(keys, keyLinkLocal, keyResyncInterval, keyCIDRLimit, keyStaleConnections)
 }
 
 // knownKey returns the key that a name is, in any case.

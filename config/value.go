@@ -161,6 +161,22 @@ func (r *reader) whole(n *yaml.Node) (int, bool) {
 
 // duration reads a Go duration. The older agents take one of zero or less, and
 // then never pause.
+// staleConnections reads what happens to stale connections.
+func (r *reader) staleConnections() (v given[Stale]) {
+	for _, n := range r.given(keyStaleConnections) {
+		word := Stale(strings.ToLower(n.Value))
+		switch {
+		case n.Kind == yaml.ScalarNode && word == "keep":
+			v = given[Stale]{StaleKeep, n}
+		case n.Kind == yaml.ScalarNode && (word == StaleUDP || word == StaleAll):
+			v = given[Stale]{word, n}
+		default:
+			r.fail(n, "%s is %s, want keep, udp or all", keyStaleConnections, describe(n))
+		}
+	}
+	return v
+}
+
 func (r *reader) duration(key string) (v given[time.Duration]) {
 	for _, n := range r.given(key) {
 		s := stringOf(n)

@@ -34,6 +34,10 @@ var otherKeys = map[string]object{
 		"description": "How often the agent re-checks file and kernel without being notified: a Go duration.",
 		"type":        []string{"string", "null"}, "pattern": `^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)`, "default": "60s",
 	},
+	"staleConnections": {
+		"description": "What happens to connections whose translation contradicts a changed config: the kernel keeps them, or forgets those of UDP, or all.",
+		"enum":        []any{"keep", "udp", "all", nil}, "default": "keep",
+	},
 	"cidrLimit": {
 		"description": "A file with more entries in nonMasqueradeCIDRs is rejected.", "type": []string{"integer", "null"},
 	},

@@ -17,6 +17,7 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/options"
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
@@ -172,6 +173,19 @@ func countStale(policy nft.Policy) (conntrack.Stale, error) {
 		return conntrack.Stale{}, err
 	}
 	return conntrack.Open().CountStale(j)
+}
+
+// flushStale deletes the connections that contradict a policy on this node.
+func flushStale(ctx context.Context, policy nft.Policy, which config.Stale) (int, error) {
+	k := kernel.Open()
+	defer func() { _ = k.Close() }()
+	j, err := judgeBy(k, policy)
+	if err != nil {
+		return 0, err
+	}
+	return conntrack.Open().Flush(ctx, j, func(e *conntrack.Entry) bool {
+		return which == config.StaleAll || e.Original.Protocol == unix.IPPROTO_UDP
+	})
 }
 
 // staleTo counts the stale connections to an address, from any source if src is the

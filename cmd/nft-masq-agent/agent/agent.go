@@ -52,6 +52,8 @@ type Kernel struct {
 	Forget   func()
 	// Stale counts the connections that contradict a policy; it may be nil.
 	Stale func(nft.Policy) (conntrack.Stale, error)
+	// Flush deletes the connections that contradict a policy.
+	Flush func(context.Context, nft.Policy, config.Stale) (int, error)
 	// Pressure reads how near connection tracking is to its limits.
 	Pressure func() (conntrack.Pressure, error)
 	// Generation is that of [nfnetlink.Conn].
@@ -118,7 +120,8 @@ type Agent struct {
 	drift  drift
 	survey survey
 
-	changedPolicy chan nft.Policy // the last one that became effective
+	staleConnections config.Stale   // of the last accepted config
+	changedPolicy    chan effective // the last one that became effective
 }
 
 // New makes an agent. Run starts it.
@@ -132,7 +135,7 @@ func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
 		drift:    newDrift(time.Now()),
 		survey:   survey{seed: maphash.MakeSeed()},
 
-		changedPolicy: make(chan nft.Policy, 1),
+		changedPolicy: make(chan effective, 1),
 	}
 	a.metrics = newMetrics(&a.health, k, s)
 	return a
@@ -273,7 +276,7 @@ func (a *Agent) compile(f Files) (content, []config.Problem, error) {
 	if err != nil {
 		return content{lenient: a.lenient(f)}, warnings, firstProblems(err)
 	}
-	a.resync = c.ResyncInterval
+	a.resync, a.staleConnections = c.ResyncInterval, c.StaleConnections
 	return content{want: &want, absent: f.absent()}, warnings, nil
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 )
@@ -23,7 +24,35 @@ func (a *Agent) policyChanged() {
 	case <-a.changedPolicy: // one that was not yet looked at
 	default:
 	}
-	a.changedPolicy <- a.policy.want.Policy
+	a.changedPolicy <- effective{a.policy.want.Policy, a.staleConnections}
+}
+
+// effective is a policy that the kernel holds, and what is to happen to
+// connections that contradict it.
+type effective struct {
+	nft.Policy
+	stale config.Stale
+}
+
+// flush deletes stale connections, and once more after a second those of which a
+// packet was under way.
+func (a *Agent) flush(ctx context.Context, p effective) error {
+	if p.stale == config.StaleKeep {
+		return nil
+	}
+	first, err := a.kernel.Flush(ctx, p.Policy, p.stale)
+	if err != nil || first == 0 {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-time.After(time.Second):
+	}
+	second, err := a.kernel.Flush(ctx, p.Policy, p.stale)
+	a.log.Info("deleted connections that contradict the changed policy",
+		zap.String("event", "stale_connections_deleted"), zap.Int("connections", first+second), zap.String("protocols", string(p.stale)))
+	return err
 }
 
 // watchConnections counts stale connections after each change of the rules until
@@ -31,7 +60,7 @@ func (a *Agent) policyChanged() {
 func (a *Agent) watchConnections(ctx context.Context) {
 	timer := stoppedTimer()
 	defer timer.Stop()
-	var policy nft.Policy
+	var policy effective
 	failed := ""
 	for {
 		changed := false
@@ -42,8 +71,18 @@ func (a *Agent) watchConnections(ctx context.Context) {
 			changed = true
 		case <-timer.C:
 		}
+		var err error
+		if changed {
+			err = a.flush(ctx, policy)
+		}
 		start := time.Now()
-		stale, err := a.kernel.Stale(policy)
+		var stale conntrack.Stale
+		if err == nil {
+			stale, err = a.kernel.Stale(policy.Policy)
+		}
+		if ctx.Err() != nil {
+			return
+		}
 		if err != nil {
 			a.health.staleUnknown()
 			if text := err.Error(); text != failed {
