@@ -148,15 +148,15 @@ func (w *walker) outcome(c *Chain, r nfnetlink.Rule, q path, a action, left []bo
 		}
 	}
 	dst := intersect(q.dst, w.exempt)
-	any := slices.Equal(dst, w.exempt)
+	everything := slices.Equal(dst, w.exempt)
 	if len(dst) == 0 || markedForIt(c, q.marks) || w.kind == Translates && needed(q) {
 		return
 	}
-	if w.kind == Exempts && !w.jumped && any && len(q.from) == 0 && len(q.words) == 0 {
+	if w.kind == Exempts && !w.jumped && everything && len(q.from) == 0 && len(q.words) == 0 {
 		return // nothing was behind it to exempt from
 	}
 	conflict := Conflict{Kind: w.kind, Shared: w.share.Shared, Returns: a.verdict == unix.NFT_RETURN, src: q.src, dst: dst}
-	if !any {
+	if !everything {
 		conflict.More = len(dst) > maxNamed
 		for _, d := range dst[:min(len(dst), maxNamed)] {
 			conflict.Destinations = append(conflict.Destinations, d.String())

@@ -53,13 +53,14 @@ func TestItComparesForTwoMinutesAndThenListens(t *testing.T) {
 func TestAfterLargeTransactionsItComparesForTwiceAsLongEachTime(t *testing.T) {
 	c := newClock(t)
 	c.changesAfter(2 * time.Minute)
-	for _, hours := range []time.Duration{1, 2, 4, 8, 16, 24, 24} {
+	for _, hours := range []int{1, 2, 4, 8, 16, 24, 24} {
+		period := time.Hour * time.Duration(hours)
 		c.now = c.now.Add(time.Minute)
-		if d := c.large(c.now); d != hours*time.Hour {
+		if d := c.large(c.now); d != period {
 			t.Fatalf("for %s, want %d h", d, hours)
 		}
 		c.listens(false)
-		c.changesAfter(hours * time.Hour)
+		c.changesAfter(period)
 	}
 	c.now = c.now.Add(25 * time.Hour)
 	if d := c.large(c.now); d != time.Hour {

@@ -105,89 +105,102 @@ type stateCollector struct {
 // A gauge is a metric that is told from a state, once for each set of labels.
 type gauge struct {
 	desc *prometheus.Desc
-	tell func(s state, set func(v float64, labels ...string))
+	tell func(s state, set setter)
 }
 
-func newGauge(name, help string, tell func(state, func(float64, ...string)), labels ...string) gauge {
+func newGauge(name, help string, tell func(state, setter), labels ...string) gauge {
 	return gauge{prometheus.NewDesc(metricPrefix+name, help, labels, nil), tell}
 }
 
 func newStateCollector(h *health) stateCollector {
-	type set = func(float64, ...string)
-	return stateCollector{h, []gauge{
+	return stateCollector{h, append(ownGauges(), foreignGauges()...)}
+}
+
+// A setter takes the value of a gauge and those of its labels.
+type setter = func(v float64, labels ...string)
+
+// ownGauges tell what the agent reads and enforces.
+func ownGauges() []gauge {
+	return []gauge{
 		newGauge("ready", "Whether the config was accepted and is in the kernel, as /readyz says: 1 or 0.",
-			func(s state, set set) { set(number(s.ready() == nil)) }),
+			func(s state, set setter) { set(number(s.ready() == nil)) }),
 		newGauge("config_accepted", "Whether the config that was last read was accepted: 1 or 0. config_source says what is enforced while it is 0.",
-			func(s state, set set) {
+			func(s state, set setter) {
 				if s.read {
 					set(number(s.rejection == nil))
 				}
 			}),
 		newGauge("config_source", "Where the enforced policy comes from, 1 for the one that applies: file; previous, the last good config or that of a previous run; "+
 			"lenient, what the older agents make of a rejected file; foreign, the rules of an iptables-based agent; defaults, built in.",
-			func(s state, set set) {
+			func(s state, set setter) {
 				for _, from := range Sources() {
 					set(number(s.source == from), string(from))
 				}
 			}, "source"),
 		newGauge("config_last_accepted_timestamp_seconds", "When a config was last accepted, in seconds since 1970.",
-			func(s state, set set) {
+			func(s state, set setter) {
 				if !s.accepted.IsZero() {
 					set(float64(s.accepted.UnixMilli()) / 1000)
 				}
 			}),
 		newGauge("config_warnings", "Warnings about the config that was last read.",
-			func(s state, set set) {
+			func(s state, set setter) {
 				if s.read {
 					set(float64(s.warnings))
 				}
 			}),
 		newGauge("config_info", "The hash of the policy that the agent last brought into the kernel, and the mode; always 1.",
-			func(s state, set set) {
+			func(s state, set setter) {
 				if s.kernel != nil {
 					set(1, s.kernel.hash, string(s.kernel.mode))
 				}
 			}, "hash", "mode"),
 		newGauge("cidrs", "CIDRs of the policy in the kernel by address family, without those that another one covers.",
-			func(s state, set set) {
+			func(s state, set setter) {
 				if s.kernel != nil {
 					set(float64(s.kernel.ipv4), "ipv4")
 					set(float64(s.kernel.ipv6), "ipv6")
 				}
 			}, "family"),
 		newGauge("listening", "Whether the agent listens to changes of the ruleset: 1 or 0. While it is 0 it compares the generation every 250 ms, and restored rules are logged without the name of the program.",
-			func(s state, set set) { set(number(s.listening)) }),
-		newGauge("foreign_masquerade_rules", "Rules of others on the node that masquerade what the config exempts.",
-			func(s state, set set) {
-				if s.others != nil {
-					set(float64(s.others.foreign))
-				}
-			}),
+			func(s state, set setter) { set(number(s.listening)) }),
 		newGauge("stale_connections", "Connections whose translation contradicts the rules: an earlier policy decided them. An estimate beyond 200,000 tracked connections.",
-			func(s state, set set) {
+			func(s state, set setter) {
 				if s.stale != nil {
 					set(float64(*s.stale))
 				}
 			}),
+	}
+}
+
+// foreignGauges tell what other programs have on the node.
+func foreignGauges() []gauge {
+	return []gauge{
+		newGauge("foreign_masquerade_rules", "Rules of others on the node that masquerade what the config exempts.",
+			func(s state, set setter) {
+				if s.others != nil {
+					set(float64(s.others.foreign))
+				}
+			}),
 		newGauge("foreign_exempting_rules", "Rules of other programs that accept what the config masquerades: before the jump in mode iptables-nft, otherwise without effect on this agent.",
-			func(s state, set set) {
+			func(s state, set setter) {
 				if s.others != nil {
 					set(float64(s.others.exempting))
 				}
 			}),
 		newGauge("foreign_translating_rules", "Rules of other programs that give what the config masquerades another source address.",
-			func(s state, set set) {
+			func(s state, set setter) {
 				if s.others != nil {
 					set(float64(s.others.translating))
 				}
 			}),
 		newGauge("legacy_rules", "Rules that agents of the iptables generation left on the node.",
-			func(s state, set set) {
+			func(s state, set setter) {
 				if s.others != nil {
 					set(float64(s.others.legacy))
 				}
 			}),
-	}}
+	}
 }
 
 func number(b bool) float64 {
