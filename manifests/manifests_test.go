@@ -277,8 +277,8 @@ func TestArguments(t *testing.T) {
 		"iptables-nft":          {loopback, probe, "--mode=iptables-nft"},
 		"labelled-nodes":        {loopback, probe},
 		"non-masquerade-daemon": {loopback, probe, "--mode=iptables-nft", "--masq-chain=NON-MASQUERADE-DAEMON", "--config=/etc/config/non-masquerade-daemon"},
-		"prometheus":            {"--http-address=[$(HOST_IP)]:9717", probe},
-		"prometheus-operator":   {"--http-address=[$(HOST_IP)]:9717", probe},
+		"prometheus":            {"--http-address=[$(HOST_IP)]:9717", probe, "--conntrack-interval=60"},
+		"prometheus-operator":   {"--http-address=[$(HOST_IP)]:9717", probe, "--conntrack-interval=60"},
 		"removal":               {"cleanup", "--wait"},
 		"takeover":              {loopback, probe, "--takeover"},
 	}

@@ -34,6 +34,9 @@
 {{- if .Values.takeover }}
 - --takeover
 {{- end }}
+{{- if .Values.prometheus.enabled }}
+- --conntrack-interval=60
+{{- end }}
 {{- with .Values.extraArgs }}
 {{ toYaml . }}
 {{- end }}
