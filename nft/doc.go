@@ -12,7 +12,8 @@
 //
 // Package kernel keeps the kernel to a ruleset; package tables compares and
 // plans for it, table by table. Beside them foreign looks at what other programs
-// do, ruletext reads any rule, and nfnetlink speaks to the kernel.
+// do, ruletext reads any rule, conntrack compares tracked connections with a
+// policy, and nfnetlink speaks to the kernel.
 //
 // The contract with everybody else on the node: the table inet nft-masq-agent is
 // ours alone, and what others put into it is deleted. In the tables that

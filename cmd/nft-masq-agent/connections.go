@@ -40,7 +40,7 @@ func connectionsCommand() command {
 	return command{
 		name:     "connections",
 		operands: "[ADDRESS]",
-		about:    "list connections with their translation, and those that an earlier policy decided",
+		about:    "lists connections with their translation, and those that an earlier policy decided",
 		details: "ADDRESS is a destination, or a CIDR of destinations. NOW is the verdict about a new connection from the same source " +
 			"to the same destination. A connection is stale if its translation contradicts that: an established connection keeps " +
 			"the address it has. Not called stale are connections from or to the node itself, closed ones, and those whose " +

@@ -24,7 +24,7 @@ func diffCommand() command {
 	return command{
 		name:     "diff",
 		operands: "[OLD] [NEW]",
-		about:    "show what would change if a config took effect",
+		about:    "shows what would change if a config took effect",
 		details: "It compares the rules that the kernel holds with the config, and lists the destinations, and if it depends on " +
 			"them the sources, whose verdict changes, with the number of open connections there. Those keep their address; " +
 			"a change affects only new ones. It takes the flags of an agent that runs here, unless the command line has flags " +
