@@ -1,0 +1,64 @@
+package conntrack
+
+import (
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+)
+
+func TestWhatIsStale(t *testing.T) {
+	const pod, exempt, other, node = "10.244.1.2:4000", "10.9.0.9:53", "203.0.113.9:53", "192.0.2.1:20000"
+	docker := func(src, _ netip.Addr, dnat bool) bool {
+		return src == netip.MustParseAddr("172.17.0.2") || dnat && src == netip.MustParseAddr("10.244.1.9")
+	}
+	local := []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32"), netip.MustParsePrefix("127.0.0.0/8")}
+	j := NewJudge(nft.NewPolicy(config.Default(config.Defaults{}), nft.Options{}), local, docker)
+	for _, tt := range []struct {
+		name                        string
+		src, requested, dst, seenAs string
+		status                      Status
+		zone                        uint16
+		protocol                    uint8
+		state                       string
+		stale                       bool
+	}{
+		{name: "exempt and translated", src: pod, dst: exempt, seenAs: node, status: SrcNATDone, stale: true},
+		{name: "exempt, not translated", src: pod, dst: exempt, seenAs: pod, status: SrcNATDone},
+		{name: "masqueraded, not translated", src: pod, dst: other, seenAs: pod, status: SrcNATDone, stale: true},
+		{name: "masqueraded and translated", src: pod, dst: other, seenAs: node, status: SrcNATDone},
+		{name: "the port alone is another", src: pod, dst: exempt, seenAs: "10.244.1.2:4001", status: SrcNATDone},
+		{name: "exempt after DNAT", src: pod, requested: "198.18.0.10:53", dst: exempt, seenAs: node, status: SrcNATDone, stale: true},
+		{name: "translated by Docker", src: "172.17.0.2:4000", dst: exempt, seenAs: node, status: SrcNATDone},
+		{name: "marked by kube-proxy", src: "10.244.1.9:4000", requested: "198.18.0.10:53", dst: exempt, seenAs: node, status: SrcNATDone},
+		{name: "not marked, as it has no DNAT", src: "10.244.1.9:4000", dst: exempt, seenAs: node, status: SrcNATDone, stale: true},
+		{name: "to itself by a Service", src: pod, requested: "198.18.0.10:53", dst: "10.244.1.2:53", seenAs: node, status: SrcNATDone},
+		{name: "from the node", src: "192.0.2.1:4000", dst: other, seenAs: "192.0.2.1:4000", status: SrcNATDone},
+		{name: "to the node", src: pod, dst: "192.0.2.1:53", seenAs: pod, status: SrcNATDone},
+		{name: "to multicast", src: pod, dst: "224.0.0.251:5353", seenAs: pod, status: SrcNATDone},
+		{name: "began before the rules", src: pod, dst: other, seenAs: pod, stale: true},
+		{name: "never decided, in a zone of Open vSwitch", src: pod, dst: other, seenAs: pod, zone: 7},
+		{name: "decided, in a zone", src: pod, dst: other, seenAs: pod, zone: 7, status: SrcNATDone, stale: true},
+		{name: "TCP, established", src: pod, dst: other, seenAs: pod, protocol: unix.IPPROTO_TCP, state: "ESTABLISHED", stale: true},
+		{name: "TCP, closed", src: pod, dst: other, seenAs: pod, protocol: unix.IPPROTO_TCP, state: "TIME_WAIT"},
+		{name: "SCTP, opening", src: pod, dst: other, seenAs: pod, protocol: unix.IPPROTO_SCTP, state: "CLOSED", stale: true},
+		{name: "SCTP, closed", src: pod, dst: other, seenAs: pod, protocol: unix.IPPROTO_SCTP, state: "CLOSED", status: SeenReply | SrcNATDone},
+		{name: "IPv6, which is off", src: "[fd00::2]:4000", dst: "[2001:db8::9]:53", seenAs: "[2001:db8::1]:4000", status: SrcNATDone, stale: true},
+	} {
+		if tt.requested == "" {
+			tt.requested = tt.dst
+		}
+		a := netip.MustParseAddrPort
+		e := Entry{
+			Original: Tuple{Src: a(tt.src), Dst: a(tt.requested), Protocol: tt.protocol},
+			Reply:    Tuple{Src: a(tt.dst), Dst: a(tt.seenAs), Protocol: tt.protocol},
+			Status:   tt.status, Zone: tt.zone, State: tt.state,
+		}
+		if got := j.Stale(&e); got != tt.stale {
+			t.Errorf("%s: stale is %t", tt.name, got)
+		}
+	}
+}
