@@ -125,7 +125,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 			},
 		},
 		agent.Settings{
-			Version: version, Commit: build().commit, Path: o.ConfigPath,
+			Version: build().version, Commit: build().commit, Path: o.ConfigPath,
 			ConntrackInterval: o.ConntrackInterval,
 			Defaults:          o.Defaults(), Options: o.NFT(), TakeOver: o.TakeOver, LostLines: lostLines,
 		},
