@@ -76,7 +76,7 @@ func readAlerts(t *testing.T) []alert {
 }
 
 func TestDashboardAndAlertsAskForMetricsThatTheReadmeLists(t *testing.T) {
-	readme, err := os.ReadFile("../README.md")
+	readme, err := os.ReadFile("README.md")
 	if err != nil {
 		t.Fatal(err)
 	}

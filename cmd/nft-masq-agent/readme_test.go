@@ -2,6 +2,7 @@ package main
 
 import (
 	"flag"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,27 +19,59 @@ import (
 
 const root = "../.." // of the repository
 
-func readme(t *testing.T) string {
+// documents lists the Markdown files of the repository.
+func documents(t *testing.T) []string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, "README.md"))
+	var all []string
+	err := fs.WalkDir(os.DirFS(root), ".", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (path == "bin" || path == ".git"):
+			return fs.SkipDir
+		case strings.HasSuffix(path, ".md"):
+			all = append(all, path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func readDocument(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, name))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return string(text)
 }
 
-// section gives what stands between <!-- name --> and <!-- /name -->.
+// section returns the text between <!-- name --> and <!-- /name -->, of which
+// there is one in all documents.
 func section(t *testing.T, name string) string {
 	t.Helper()
-	_, after, found := strings.Cut(readme(t), "<!-- "+name+" -->")
-	text, _, ended := strings.Cut(after, "<!-- /"+name+" -->")
-	if !found || !ended {
-		t.Fatalf("README.md has no section %q", name)
+	var all []string
+	for _, d := range documents(t) {
+		_, after, found := strings.Cut(readDocument(t, d), "<!-- "+name+" -->")
+		if !found {
+			continue
+		}
+		text, _, ended := strings.Cut(after, "<!-- /"+name+" -->")
+		if !ended {
+			t.Fatalf("%s: section %q does not end", d, name)
+		}
+		all = append(all, text)
 	}
-	return text
+	if len(all) != 1 {
+		t.Fatalf("%d sections %q", len(all), name)
+	}
+	return all[0]
 }
 
-// firstColumn gives the code at the beginning of each row of a table.
+// firstColumn returns the code at the beginning of each row of a table.
 func firstColumn(table string) []string {
 	var out []string
 	for _, m := range regexp.MustCompile("(?m)^\\| `(-*[A-Za-z0-9-]+)").FindAllStringSubmatch(table, -1) {
@@ -47,44 +80,46 @@ func firstColumn(table string) []string {
 	return out
 }
 
-func TestReadmeShowsTheListingsOfTheCases(t *testing.T) {
-	found := regexp.MustCompile("(?s)<!-- listing: (\\S+) -->\n```\n(.*?)```").FindAllStringSubmatch(readme(t), -1)
-	if len(found) < 2 {
-		t.Fatalf("%d listings", len(found))
-	}
-	for _, m := range found {
-		text, err := os.ReadFile(filepath.Join(root, m[1]))
-		if err != nil {
-			t.Fatal(err)
-		}
-		// The README leaves out the lines that replace the table.
-		want := string(text)
-		if _, table, ok := strings.Cut(want, "delete table inet nft-masq-agent\n"); ok {
-			want = table
-		}
-		if diff := cmp.Diff(want, m[2]); diff != "" {
-			t.Errorf("%s (-want +README):\n%s", m[1], diff)
+func TestDocumentsShowTheListingsOfTheCases(t *testing.T) {
+	listings := 0
+	for _, d := range documents(t) {
+		for _, m := range regexp.MustCompile("(?s)<!-- listing: (\\S+) -->\n```\n(.*?)```").FindAllStringSubmatch(readDocument(t, d), -1) {
+			listings++
+			// Documents leave out the lines that replace the table.
+			want := readDocument(t, m[1])
+			if _, table, ok := strings.Cut(want, "delete table inet nft-masq-agent\n"); ok {
+				want = table
+			}
+			if diff := cmp.Diff(want, m[2]); diff != "" {
+				t.Errorf("%s: %s (-want +got):\n%s", d, m[1], diff)
+			}
 		}
 	}
-}
-
-func TestReadmeYAMLIsAcceptedWithoutAWarning(t *testing.T) {
-	found := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(readme(t), -1)
-	if len(found) == 0 {
-		t.Fatal("no YAML")
-	}
-	for _, m := range found {
-		if strings.Contains(m[1], "apiVersion:") {
-			continue
-		}
-		_, warnings, err := config.Parse(config.Defaults{}, config.Source{Name: "README.md", Data: []byte(m[1])})
-		if err != nil || len(warnings) > 0 {
-			t.Errorf("%v %v\n%s", err, warnings, m[1])
-		}
+	if listings < 2 {
+		t.Errorf("%d listings", listings)
 	}
 }
 
-func TestReadmeListsTheCommands(t *testing.T) {
+func TestYAMLInDocumentsIsAcceptedWithoutAWarning(t *testing.T) {
+	configs := 0
+	for _, d := range documents(t) {
+		for _, m := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(readDocument(t, d), -1) {
+			if strings.Contains(m[1], "apiVersion:") || strings.HasPrefix(m[1], "affinity:") {
+				continue // Kubernetes' or Helm's, not ours
+			}
+			configs++
+			_, warnings, err := config.Parse(config.Defaults{}, config.Source{Name: d, Data: []byte(m[1])})
+			if err != nil || len(warnings) > 0 {
+				t.Errorf("%v %v\n%s", err, warnings, m[1])
+			}
+		}
+	}
+	if configs == 0 {
+		t.Error("no YAML")
+	}
+}
+
+func TestDocumentsListTheCommands(t *testing.T) {
 	want := make([]string, 0, len(commands()))
 	for _, c := range commands() {
 		want = append(want, c.name)
@@ -93,43 +128,46 @@ func TestReadmeListsTheCommands(t *testing.T) {
 	slices.Sort(want)
 	slices.Sort(got)
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("commands (-program +README):\n%s", diff)
+		t.Errorf("commands (-program +documents):\n%s", diff)
 	}
 }
 
-func TestReadmeListsThePolicyFlags(t *testing.T) {
+func TestDocumentsListThePolicyFlags(t *testing.T) {
 	want, got := options.PolicyFlags(), firstColumn(section(t, "flags"))
 	slices.Sort(want)
 	slices.Sort(got)
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("flags (-program +README):\n%s", diff)
+		t.Errorf("flags (-program +documents):\n%s", diff)
 	}
 }
 
-func TestReadmeListsTheKeysOfTheFile(t *testing.T) {
+func TestDocumentsListTheKeysOfTheFile(t *testing.T) {
 	want, got := config.Keys(), firstColumn(section(t, "keys"))
 	slices.Sort(want)
 	slices.Sort(got)
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("keys (-program +README):\n%s", diff)
+		t.Errorf("keys (-program +documents):\n%s", diff)
 	}
 }
 
-func TestReadmeNamesEachFlagOfRun(t *testing.T) {
-	fs := flag.NewFlagSet("run", flag.ContinueOnError)
-	options.AddRunFlags(fs)
-	text := readme(t)
-	fs.VisitAll(func(f *flag.Flag) {
+func TestDocumentsNameEachFlagOfRun(t *testing.T) {
+	flags := flag.NewFlagSet("run", flag.ContinueOnError)
+	options.AddRunFlags(flags)
+	text := readDocument(t, "cmd/nft-masq-agent/README.md")
+	flags.VisitAll(func(f *flag.Flag) {
 		if !options.IsKlogFlag(f.Name) && !strings.Contains(text, "`--"+f.Name) {
-			t.Errorf("--%s is not in README.md", f.Name)
+			t.Errorf("--%s is not in the documents", f.Name)
 		}
 	})
 }
 
-func TestEachTestThatReadmeNamesExists(t *testing.T) {
-	named := regexp.MustCompile("`(Test[A-Za-z0-9]+)`").FindAllStringSubmatch(readme(t), -1)
+func TestEachTestThatDocumentsNameExists(t *testing.T) {
+	var named [][]string
+	for _, d := range documents(t) {
+		named = append(named, regexp.MustCompile("`(Test[A-Za-z0-9]+)`").FindAllStringSubmatch(readDocument(t, d), -1)...)
+	}
 	if len(named) == 0 {
-		t.Fatal("README.md names no test")
+		t.Fatal("no test is named")
 	}
 	out, err := exec.CommandContext(t.Context(), "grep", "-rhoE", "--include=*_test.go", `^func Test[A-Za-z0-9]+\(`, root).Output()
 	if err != nil {
@@ -142,15 +180,11 @@ func TestEachTestThatReadmeNamesExists(t *testing.T) {
 	}
 }
 
-func TestReadmeListsTheDirectDependencies(t *testing.T) {
-	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
-	if err != nil {
-		t.Fatal(err)
-	}
+func TestDocumentsListTheDirectDependencies(t *testing.T) {
 	listed := section(t, "dependencies")
-	for _, m := range regexp.MustCompile(`(?m)^\t(\S+) v\S+$`).FindAllStringSubmatch(string(mod), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^\t(\S+) v\S+$`).FindAllStringSubmatch(readDocument(t, "go.mod"), -1) {
 		if !strings.Contains(listed, "`"+m[1]+"`") {
-			t.Errorf("%s is not in README.md", m[1])
+			t.Errorf("%s is not in the documents", m[1])
 		}
 	}
 }

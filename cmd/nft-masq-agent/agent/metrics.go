@@ -14,7 +14,7 @@ import (
 
 // metrics are what is counted of the loop, and at each scrape the state that it
 // last told and the kernel's counters. Names, labels and meaning are stable;
-// the README lists them.
+// manifests/README.md lists them.
 type metrics struct {
 	registry *prometheus.Registry
 	applies  *prometheus.CounterVec

@@ -62,15 +62,15 @@ func TestMetricsAreLintClean(t *testing.T) {
 	})
 }
 
-func TestReadmeListsTheMetrics(t *testing.T) {
-	text, err := os.ReadFile("../../../README.md")
+func TestReadmeOfTheManifestsListsTheMetrics(t *testing.T) {
+	text, err := os.ReadFile("../../../manifests/README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, table, found := strings.Cut(string(text), "<!-- metrics -->")
 	table, _, ended := strings.Cut(table, "<!-- /metrics -->")
 	if !found || !ended {
-		t.Fatal("README.md has no section metrics")
+		t.Fatal("manifests/README.md has no section metrics")
 	}
 	listed := map[string][]string{}
 	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_]+)(?:\\{([a-z,]+)\\})?` \\|").FindAllStringSubmatch(table, -1) {
