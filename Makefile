@@ -97,7 +97,7 @@ reproducible: ## Build the last commit in two directories and compare
 
 .PHONY: ci-full
 ci-full: export LONG = 1
-ci-full: lint all-build manifests-check reproducible fuzz container-test reproducible-image promtool-test schema-test install-test test-race test ## Run everything that proves something, for as long as it takes
+ci-full: lint all-build manifests-check reproducible fuzz container-test reproducible-image promtool-test schema-test install-test soak test-race test ## Run everything that proves something, for as long as it takes
 
 .PHONY: version
 version: ## Print the version that a build is stamped with

@@ -1,0 +1,346 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+)
+
+var soak = flag.Duration("soak", 0, "how long random attacks last; 0: a few seconds")
+
+func soakTime() time.Duration {
+	switch {
+	case *soak > 0:
+		return *soak
+	case testing.Short():
+		return time.Second / 2
+	}
+	return 5 * time.Second
+}
+
+// An assailant does at random what may harm the agent.
+type assailant struct {
+	*meddler
+	*daemon
+	mode  nft.Mode
+	conns []net.Conn     // that the agent is kept waiting on
+	done  map[string]int // attacks by name
+}
+
+// An assault is one attack; the kernel may refuse it.
+type assault struct {
+	name string
+	do   func(*assailant)
+}
+
+// script runs a transaction of nft. SET stands for a set of ours, if there is one.
+func script(text string) func(*assailant) {
+	return func(a *assailant) {
+		name := "non-masq-v4-a"
+		if a.IntN(2) == 0 {
+			name = "non-masq-v4-b"
+		}
+		_, _ = a.NS.Output(strings.NewReplacer("TABLE", "inet "+nft.TableName, "SET", name).Replace(text), "nft", "-f", "-")
+	}
+}
+
+func iptablesRun(args string) func(*assailant) {
+	return func(a *assailant) {
+		_, _ = a.NS.Output("", "iptables-nft", append([]string{"-t", "nat"}, strings.Fields(args)...)...)
+	}
+}
+
+func assaults() []assault {
+	return []assault{
+		{"operation on the config", func(a *assailant) { a.operation() }},
+		{"operation on the config", func(a *assailant) { a.operation() }},
+		{"operation on the config", func(a *assailant) { a.operation() }},
+		{"large config", (*assailant).largeConfig},
+		{"hostile config", (*assailant).hostileConfig},
+		{"delete table", script("delete table TABLE")},
+		{"flush chain", script("flush chain TABLE postrouting")},
+		{"flush set", script("flush set TABLE SET")},
+		{"exchange set", script("flush chain TABLE postrouting; delete set TABLE SET; add set TABLE SET { type ipv4_addr; flags interval; limit rate 1/hour; }; add rule TABLE postrouting ip daddr @SET return")},
+		{"foreign set", script("add set TABLE foreign { type ipv4_addr; elements = { 192.0.2.7 }; }")},
+		{"foreign chain", script("add chain TABLE foreign { type filter hook forward priority 0; }; insert rule TABLE postrouting jump foreign")},
+		{"map of verdicts", script("add chain TABLE foreign { type filter hook forward priority 0; }; add map TABLE verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : jump postrouting }; }; add rule TABLE foreign ip daddr vmap @verdicts")},
+		{"dynamic set", script("add set TABLE SET { type ipv4_addr; flags dynamic; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE foreign update @SET { ip daddr }")},
+		{"dormant", script("add table TABLE { flags dormant; }")},
+		{"other priority", script("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { type nat hook postrouting priority 50; }")},
+		{"base chain of our name", script("flush chain ip nat POSTROUTING; flush chain ip nat IP-MASQ-AGENT; delete chain ip nat IP-MASQ-AGENT; add chain ip nat IP-MASQ-AGENT { type nat hook postrouting priority 90; accept; }")},
+		{"map of verdicts in nat", script("add table ip nat; add chain ip nat IP-MASQ-AGENT; add map ip nat verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : jump IP-MASQ-AGENT }; }")},
+		{"delete table nat", script("delete table ip nat; delete table ip6 nat")},
+		{"dormant nat", script("add table ip nat { flags dormant; }")},
+		{"iptables -F", iptablesRun("-F")},
+		{"iptables -I", iptablesRun("-I IP-MASQ-AGENT -j ACCEPT")},
+		{"iptables -D", iptablesRun("-D IP-MASQ-AGENT 1")},
+		{"iptables -I before our jump", iptablesRun("-I POSTROUTING -d 198.51.100.9 -j ACCEPT")},
+		{"flood of elements", (*assailant).floodElements},
+		{"flood of rules", (*assailant).floodRules},
+		{"foreign rules", (*assailant).foreignRules},
+		{"large transaction", func(a *assailant) { script(largeForeign)(a) }},
+		{"owned table", (*assailant).ownTable},
+		{"idle connections", (*assailant).idle},
+		{"unread log", (*assailant).holdLog},
+		{"hangup", func(a *assailant) { _ = a.process.Signal(unix.SIGHUP) }},
+		{"scrape", func(a *assailant) { a.get("/metrics") }},
+	}
+}
+
+// largeForeign is a transaction that ends listening.
+var largeForeign = func() string {
+	var s strings.Builder
+	s.WriteString("add table ip neighbour; add set ip neighbour s { type ipv4_addr; flags interval; }; add element ip neighbour s { ")
+	for i := range 1000 {
+		fmt.Fprintf(&s, "198.18.%d.%d/31, ", i>>7, i<<1&0xff)
+	}
+	return s.String() + "198.19.0.0/16 }; delete table ip neighbour"
+}()
+
+func (a *assailant) largeConfig() {
+	_ = a.swapFile(slash24s(a.IntN(15_000)))
+}
+
+// hostileConfig is of up to four times the size of a ConfigMap.
+func (a *assailant) hostileConfig() {
+	n := a.IntN(4 << 20)
+	part := []string{"- 10.0.0.0/8\n", "- 1\n", "? ", "- *a\n", "- - - -\n", "a:\n", "nonMasqueradeCIDRs: [1,1,1,", "\x00", "password: hunter2\n", "{"}[a.IntN(10)]
+	_ = a.swapFile("nonMasqueradeCIDRs: [&a 10.0.0.0/8]\n" + strings.Repeat(part, n/len(part)))
+}
+
+func (a *assailant) commit(b *nfnetlink.Batch) {
+	c := a.connect()
+	defer c.Close()
+	_ = c.Commit(b, 0)
+}
+
+func (a *assailant) floodElements() {
+	var ps []netip.Prefix
+	for i := range a.IntN(20_000) {
+		ps = append(ps, netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(i >> 15), byte(i >> 7), byte(i << 1)}), 32))
+	}
+	b := &nfnetlink.Batch{}
+	b.AddElements(nfnetlink.Inet, nft.TableName, []string{"non-masq-v4-a", "non-masq-v4-b"}[a.IntN(2)], ps)
+	a.commit(b)
+}
+
+func (a *assailant) floodRules() {
+	r := nfnetlink.Rule{Family: nfnetlink.Inet, Table: nft.TableName, Chain: nft.BaseChain}
+	if a.mode == nft.ModeIPTables {
+		r.Family, r.Table, r.Chain = nfnetlink.IPv4, nft.NATTable, "IP-MASQ-AGENT"
+	}
+	b := &nfnetlink.Batch{}
+	for range a.IntN(5_000) {
+		b.AddRule(r)
+	}
+	a.commit(b)
+}
+
+// foreignRules are rules of others behind which there is much to read.
+func (a *assailant) foreignRules() {
+	var s strings.Builder
+	s.WriteString("add table ip others; delete table ip others; table ip others {\n chain base { type nat hook postrouting priority 90;\n")
+	for i := range a.IntN(3_000) {
+		fmt.Fprintf(&s, "ip saddr 10.%d.%d.0/24 masquerade comment \"\u202e%d\"\n", i>>8, i&0xff, i)
+	}
+	script(s.String() + "}\n}\n")(a)
+}
+
+// ownTable puts a table that belongs to nft in the place of ours. It goes when nft ends,
+// without a new generation.
+func (a *assailant) ownTable() {
+	table := "inet " + nft.TableName
+	if a.mode == nft.ModeIPTables {
+		table = "ip nat"
+	}
+	script("delete table " + table)(a)
+	script("table " + table + " { flags owner; chain foreign { type filter hook forward priority 0; }; }")(a)
+}
+
+// idle opens connections on which little or nothing comes.
+func (a *assailant) idle() {
+	for len(a.conns) > 40 {
+		_ = a.conns[0].Close()
+		a.conns = a.conns[1:]
+	}
+	begins := []string{
+		"", "GET", "GET /readyz HTTP/1.1\r\n", "GET /metrics HTTP/1.1\r\nHost: a\r\nX: " + strings.Repeat("x", 1<<16),
+		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x12\x04\x00\x00\x00\x00\x00", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + strings.Repeat("\x00", 200),
+		"POST /readyz HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\nabc", "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n",
+	}
+	for range 20 {
+		c, err := a.DialContext(context.Background(), "tcp", httpAddress)
+		if err != nil {
+			continue
+		}
+		_ = c.SetDeadline(time.Now().Add(time.Second))
+		_, _ = c.Write([]byte(begins[a.IntN(len(begins))]))
+		if t, ok := c.(*net.TCPConn); ok && a.IntN(3) == 0 {
+			_ = t.CloseWrite()
+		}
+		a.conns = append(a.conns, c)
+	}
+}
+
+// holdLog does not read the log for a while.
+func (a *assailant) holdLog() {
+	a.mu.Lock()
+	time.AfterFunc(time.Duration(a.IntN(3000))*time.Millisecond, a.mu.Unlock)
+}
+
+// relent lets go of everything and leaves a valid config.
+func (a *assailant) relent() nft.Ruleset {
+	a.t.Helper()
+	for _, c := range a.conns {
+		_ = c.Close()
+	}
+	a.conns = nil
+	a.mu.Lock() // the log is read again
+	a.mu.Unlock()
+	_ = os.RemoveAll(a.path)
+	a.check(a.swapFile(a.good()))
+	want, err := a.settles(nft.Ruleset{}, []string{"--mode=" + string(a.mode)})
+	a.check(err)
+	return want
+}
+
+// attacks for so long, and reports how the agent is.
+func (a *assailant) attacks(long time.Duration) {
+	a.t.Helper()
+	all, socket := assaults(), a.socket()
+	for end := time.Now().Add(long); time.Now().Before(end); {
+		attack := all[a.IntN(len(all))]
+		attack.do(a)
+		a.done[attack.name]++
+		select {
+		case <-a.process.Done():
+			a.t.Fatalf("the agent ended with %v after: %s; seed %d", a.process.Wait(), attack.name, *seed)
+		default:
+		}
+		if a.IntN(50) == 0 {
+			if r := a.run("ready", "--alive", "--probe-socket", socket); r.code != 0 {
+				a.t.Fatalf("the liveness probe says %s%s after: %s; seed %d", r.stdout, r.stderr, attack.name, *seed)
+			}
+		}
+	}
+}
+
+func (a *assailant) socket() string { return filepath.Join(filepath.Dir(a.dir), "probe.sock") }
+
+// manifestMemory returns the memory limit, and the value of GOMEMLIMIT, with which
+// the manifests run a mode.
+func manifestMemory(t *testing.T, mode nft.Mode) (limit int64, gomemlimit string) {
+	t.Helper()
+	path, pattern := "base/daemonset.yaml", `(?s)GOMEMLIMIT\s+value: (\w+).*limits:\s+memory: (\d+)Mi`
+	if mode == nft.ModeIPTables {
+		path, pattern = "components/iptables-nft/kustomization.yaml", `(?s)env/0/value\s+value: (\w+).*limits/memory\s+value: (\d+)Mi`
+	}
+	text, err := os.ReadFile(filepath.Join("../../manifests", path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(pattern).FindSubmatch(text)
+	if found == nil {
+		t.Fatalf("no memory limit in %s", path)
+	}
+	mebibytes, err := strconv.ParseInt(string(found[2]), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mebibytes << 20, string(found[1])
+}
+
+// memoryCgroup makes a cgroup with a memory limit; "" if that is not allowed here.
+func memoryCgroup(t *testing.T, limit int64) string {
+	t.Helper()
+	root, file := "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+	if _, err := os.Stat(root); err != nil {
+		root, file = "/sys/fs/cgroup", "memory.max"
+	}
+	dir, err := os.MkdirTemp(root, "nft-masq-agent-test-")
+	if err == nil {
+		t.Cleanup(func() { _ = os.Remove(dir) })
+		err = os.WriteFile(filepath.Join(dir, file), []byte(strconv.FormatInt(limit, 10)), 0)
+	}
+	if err != nil {
+		t.Logf("no memory cgroup, only the agent's own memory is held to the limit: %v", err)
+		return ""
+	}
+	return dir
+}
+
+// limited returns the command that runs the released form of the program within the
+// limits of the manifests.
+func (n *node) limited(t *testing.T, mode nft.Mode, args ...string) (cmd *exec.Cmd, limit int64) {
+	t.Helper()
+	limit, gomemlimit := manifestMemory(t, mode)
+	binary := filepath.Join(t.TempDir(), "nft-masq-agent")
+	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	cmd = nfttest.Command(binary, args...)
+	if cgroup := memoryCgroup(t, limit); cgroup != "" {
+		cmd = nfttest.Command("sh", append([]string{"-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, cgroup, binary}, args...)...)
+	}
+	cmd.Env = append(os.Environ(), "GOMEMLIMIT="+gomemlimit)
+	return cmd, limit
+}
+
+// peak returns the most memory that the agent had at a time.
+func (d *daemon) peak() int64 {
+	d.t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.process.Pid))
+	d.check(err)
+	_, after, _ := strings.Cut(string(status), "VmHWM:")
+	kilobytes, err := strconv.ParseInt(strings.Fields(after)[0], 10, 64)
+	d.check(err)
+	return kilobytes << 10
+}
+
+// TestRandomAttacksEndInTheRenderedState attacks the config, the rules, the log and
+// the port of an agent within the memory limit of its manifest.
+func TestRandomAttacksEndInTheRenderedState(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			m := &meddler{Rand: rand.New(rand.NewPCG(*seed, 1)), node: n, dir: filepath.Dir(n.path)}
+			a := &assailant{meddler: m, mode: mode, done: map[string]int{}}
+			args := []string{"run", "--log-format", "json", "--config", n.path, "--mode", string(mode), "--http-address", httpAddress, "--probe-socket", a.socket()}
+			cmd, limit := n.limited(t, mode, args...)
+			a.daemon = n.startCommand(cmd)
+			a.await("nft-masq-agent starts")
+			a.attacks(soakTime() / 10) // until caches and pools have their size
+			a.relent()
+			files := n.openFiles(a.daemon)
+			a.attacks(soakTime())
+			want := a.relent()
+			a.until("no more open files than before", func() bool { return n.openFiles(a.daemon) <= files })
+			n.holds(want)
+			t.Logf("seed %d: peak %d MiB of %d, %d open files, %d lines of the log, attacks: %v", *seed, a.peak()>>20, limit>>20, files, a.daemon.count(""), a.done)
+			if a.peak() > limit {
+				t.Errorf("%d MiB of memory, more than the limit of %d", a.peak()>>20, limit>>20)
+			}
+			a.stop()
+		})
+	}
+}
