@@ -33,7 +33,11 @@ func TestAfterAnyOperationsTheLastContentIsWhatIsThere(t *testing.T) {
 		followers = append(followers, f)
 	}
 	var log []string
-	for done := 0; done < *operations; {
+	most := *operations
+	if testing.Short() {
+		most /= 10
+	}
+	for done := 0; done < most; {
 		for range 1 + random.IntN(8) {
 			args := strings.Fields(randomOperation(random))
 			result := "done"

@@ -69,10 +69,7 @@ func TestReloadsLetNoWrongSourceOut(t *testing.T) {
 			k := open(t, top.Node)
 			apply(t, k, tt.rulesets[0], Look{})
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP, nfttest.TCP)...)
-			if long {
-				tt.reloads *= 25
-			}
-			for i := range tt.reloads {
+			for i := range rounds(tt.reloads/10, tt.reloads, tt.reloads*25) {
 				// The other mode's rules are looked for where the mode changes.
 				if diffs := apply(t, k, tt.rulesets[(i+1)%len(tt.rulesets)], Look{Others: tt.name == "both modes"}); len(diffs) == 0 {
 					t.Fatalf("reload %d did nothing", i)
@@ -118,10 +115,7 @@ func TestFirstInstallationLetsNoWrongSourceOut(t *testing.T) {
 			k := open(t, top.Node)
 			// What must be masqueraded is not while nothing is installed.
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)[0], hammerTargets(nfttest.UDP)[2])
-			if long {
-				tt.installations *= 20
-			}
-			for range tt.installations {
+			for range rounds(tt.installations/10, tt.installations, tt.installations*20) {
 				apply(t, k, tt.Ruleset, Look{})
 				if _, err := k.Cleanup(false); err != nil {
 					t.Fatal(err)

@@ -21,11 +21,8 @@ import (
 // 1,000 configs: what is said of a connection from the file and from the kernel,
 // what the kernel does with it, and the specification agree.
 func TestRealPacketsGoAsSpecified(t *testing.T) {
-	const seeds, configs = 4, 250
-	each := 1
-	if long {
-		each = 10
-	}
+	const seeds = 4
+	configs, each := rounds(5, 250, 250), rounds(1, 1, 10)
 	for seed := range uint64(seeds) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
@@ -96,7 +93,7 @@ func TestRandomConfigsAreReadBack(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
 			k, m := open(t, ns), cases.NewMaker(3)
-			for range 150 {
+			for range rounds(10, 150, 150) {
 				c, o := m.Config(), m.Options(mode)
 				want := nft.Compile(c, o)
 				apply(t, k, want, Look{Others: true})

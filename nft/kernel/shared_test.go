@@ -468,7 +468,7 @@ func TestForeignWriterAndWeDoNotDisturbEachOther(t *testing.T) {
 	}()
 	k := open(t, ns)
 	a, b := cases.Load(t, "default").Compile(nft.ModeIPTables), cases.Load(t, "all-policies").Compile(nft.ModeIPTables)
-	for i := 0; len(done) == 0 && (i < 300 || restores.Load() < 20); i++ {
+	for i := 0; len(done) == 0 && (i < rounds(20, 300, 300) || restores.Load() < int64(rounds(5, 20, 20))); i++ {
 		want := []nft.Ruleset{a, b}[i%2]
 		if _, err := k.Apply(want, Look{}); err != nil {
 			t.Errorf("apply %d: %v", i, err)

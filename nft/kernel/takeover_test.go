@@ -171,11 +171,7 @@ func (a olderAgent) takeOvers() []takeOver {
 
 func TestTakeOversLetNoWrongSourceOut(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
-	rounds := 3
-	if long {
-		rounds = 60
-	}
-	for _, name := range olderTexts {
+	for _, name := range olderTexts[:rounds(2, len(olderTexts), len(olderTexts))] {
 		t.Run(name, func(t *testing.T) {
 			agent, top := loadOlder(t, name), nfttest.NewTopology(t)
 			loadForeign(t, top.Node)
@@ -185,7 +181,7 @@ func TestTakeOversLetNoWrongSourceOut(t *testing.T) {
 			for _, way := range agent.takeOvers() {
 				t.Run(way.name, func(t *testing.T) {
 					k := open(t, top.Node)
-					for range rounds {
+					for range rounds(1, 3, 60) {
 						wait(t, h, 3)
 						if diffs := apply(t, k, way.want, way.look); len(diffs) == 0 {
 							t.Fatal("nothing done")

@@ -323,7 +323,7 @@ func tamperConfig(n int) config.Config {
 
 func TestTamperingWithOurTableIsFoundAndUndone(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft-restore")
-	for _, n := range []int{10, 1000} {
+	for _, n := range []int{10, 1000}[:rounds(1, 2, 2)] {
 		t.Run(fmt.Sprintf("%d CIDRs", n), func(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
@@ -450,7 +450,7 @@ func (a *attacker) moveShared() {
 
 func TestTamperingWithTheSharedTablesIsFoundAndUndone(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft")
-	for _, n := range []int{10, 1000} {
+	for _, n := range []int{10, 1000}[:rounds(1, 2, 2)] {
 		t.Run(fmt.Sprintf("%d CIDRs", n), func(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
