@@ -20,10 +20,10 @@ import (
 
 // olderVersions are the cases of testdata/foreign that hold the rules of an
 // iptables-based agent. Without LONG=1 only the first ones are tried: one with a
-// chain of our name, one with a name of its own.
+// chain of our name, one with the text of ours in it, one with a name of its own.
 var olderVersions = []string{
-	"ip-masq-agent-v2.9", "ip-masq-agent-custom-chain",
-	"ip-masq-agent-v0.3", "ip-masq-agent-v2.0.0", "ip-masq-agent-v2.11", "ip-masq-agent-two-jumps", "ip-masq-agent-to-ports",
+	"ip-masq-agent-v2.9", "ip-masq-agent-v2.0.0", "ip-masq-agent-custom-chain",
+	"ip-masq-agent-v0.3", "ip-masq-agent-v2.11", "ip-masq-agent-two-jumps", "ip-masq-agent-to-ports",
 	"ip-masq-gke", "ip-masq-kops",
 }
 
@@ -33,10 +33,6 @@ type olderAgent struct {
 	rules  string
 	config string
 	cidrs  []netip.Prefix
-	// likeOurs: the rules have the text of mode iptables-nft, and are taken for
-	// those of a previous run: enforced after a start with a rejected file, and
-	// removed by cleanup.
-	likeOurs bool
 }
 
 const onlyHere = "203.0.113.0/24"
@@ -49,10 +45,7 @@ func loadOlder(t *testing.T, name string) olderAgent {
 	}
 	exempts := regexp.MustCompile(`(?m)^-A (.*)-d (\S+) (.*-j RETURN\n)`)
 	all := exempts.FindAllStringSubmatch(string(text), -1)
-	a := olderAgent{
-		rules: string(text), config: "masqLinkLocal: true\nnonMasqueradeCIDRs:\n",
-		likeOurs: slices.Contains([]string{"ip-masq-agent-v0.3", "ip-masq-agent-v2.0.0"}, name),
-	}
+	a := olderAgent{rules: string(text), config: "masqLinkLocal: true\nnonMasqueradeCIDRs:\n"}
 	last := all[len(all)-1]
 	if !slices.ContainsFunc(all, func(m []string) bool { return m[2] == onlyHere }) {
 		all = append(all, []string{"", "", onlyHere})
@@ -108,11 +101,8 @@ func (a olderAgent) mistakes() map[string]string {
 }
 
 // source is what is enforced with such a mistake.
-func (a olderAgent) source(mistake string) string {
-	switch {
-	case a.likeOurs:
-		return "previous"
-	case mistake == "host bits":
+func source(mistake string) string {
+	if mistake == "host bits" {
 		return "foreign"
 	}
 	return "lenient"
@@ -133,7 +123,7 @@ func tries() []string {
 	case testing.Short():
 		return olderVersions[:1]
 	}
-	return olderVersions[:2]
+	return olderVersions[:3]
 }
 
 func flows(t *testing.T, h *nfttest.Hammer, n uint64) {
@@ -175,7 +165,7 @@ func TestARejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 					n.swap(mistakes[mistake])
 					d := n.start(flag, fmt.Sprintf("--takeover=%t", takeOver))
 					line := d.await("config rejected; ")
-					if want := older.source(mistake); line["source"] != want {
+					if want := source(mistake); line["source"] != want {
 						t.Errorf("%s, %s: %v, want source %s", version, mistake, line, want)
 					}
 					flows(t, h, 3)
@@ -183,9 +173,7 @@ func TestARejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 					flows(t, h, 3)
 					d.stop()
 					older.install(n)
-					if !older.likeOurs {
-						n.cleanup()
-					}
+					n.cleanup()
 					if tally := h.SoFar(); tally.Leaked()+tally.Wronged() > 0 {
 						t.Fatalf("%s, %s, takeover %t: %s", version, mistake, takeOver, tally)
 					}
@@ -218,9 +206,6 @@ func TestTakeOverAndWayBackLetNoWrongSourceOut(t *testing.T) {
 		rounds = 20
 	}
 	for _, version := range tries() {
-		if loadOlder(t, version).likeOurs {
-			continue // cleanup removes its rules, too, as the README says
-		}
 		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save")
 			top := nfttest.NewTopology(t)
@@ -251,7 +236,7 @@ func TestTakeOverAndWayBackLetNoWrongSourceOut(t *testing.T) {
 
 func TestStatusSaysWhatDecidesInsteadOfARejectedFile(t *testing.T) {
 	t.Parallel()
-	n, older := newNode(t), loadOlder(t, olderVersions[1])
+	n, older := newNode(t), loadOlder(t, olderVersions[2])
 	says := func(text, want string) {
 		t.Helper()
 		n.swap(text)

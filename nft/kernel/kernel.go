@@ -117,7 +117,7 @@ type Look struct {
 func (k *Kernel) Diff(want nft.Ruleset, look Look) ([]string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	_, diffs, err := k.look(want, look)
+	_, diffs, err := k.look(want, look, false)
 	return diffs, err
 }
 
@@ -319,13 +319,14 @@ func isAny(err error, targets ...error) bool {
 
 // apply tries once. With an error it returns the differences that are still there.
 func (k *Kernel) apply(want nft.Ruleset, look Look) (Applied, error) {
-	s, diffs, err := k.look(want, look)
+	// Once the chain is ours, foreign rules alone in it are only drift.
+	first := want.Mode == nft.ModeIPTables && k.inStep.Chain != want.Chain
+	s, diffs, err := k.look(want, look, first)
 	if err != nil || len(diffs) == 0 {
 		return Applied{}, err
 	}
-	// Once the chain is ours, foreign rules alone in it are only drift.
 	var replaced []foreign.LegacyChain
-	if want.Mode == nft.ModeIPTables && k.inStep.Chain != want.Chain {
+	if first {
 		if err := s.checkChain(want.Chain); err != nil {
 			return Applied{}, err
 		}
@@ -476,8 +477,9 @@ func (k *Kernel) stillOurs(handles map[string]uint64) error {
 }
 
 // look reads the kernel and compares. A dump can be torn by somebody else's
-// transaction without a sign, so a difference counts only when two reads agree.
-func (k *Kernel) look(want nft.Ruleset, l Look) (*state, []string, error) {
+// transaction without a sign, so a difference counts only when two reads agree. With
+// sign a chain that an older agent wrote in our words is a difference.
+func (k *Kernel) look(want nft.Ruleset, l Look, sign bool) (*state, []string, error) {
 	generation, err := k.conn.Generation()
 	if err != nil {
 		return nil, nil, err
@@ -497,6 +499,9 @@ func (k *Kernel) look(want nft.Ruleset, l Look) (*state, []string, error) {
 			return nil, nil, err
 		}
 		diffs := s.differences(want)
+		if sign {
+			diffs = append(diffs, s.unsigned(want)...)
+		}
 		if len(diffs) == 0 {
 			if l.Quick {
 				return s, nil, nil

@@ -21,7 +21,7 @@ func (k *Kernel) ReadBack() (nft.Ruleset, bool, error) {
 			return r, true, nil
 		}
 	}
-	return k.readBackXT()
+	return k.readBackXT((*tables.Shared).Ours)
 }
 
 // readWhole reads our table with all elements of its sets; nil where there is none.
@@ -30,8 +30,9 @@ func (k *Kernel) readWhole() (*tables.Own, error) {
 }
 
 // Live gives the policy by which the kernel decides now, also where somebody
-// has changed the elements of a set since; false where there are no rules, or
-// others than some config of this version yields.
+// has changed the elements of a set since, or wrote the rules of mode iptables-nft in
+// our place; false where there are no rules, or others than some config of this
+// version yields.
 func (k *Kernel) Live() (nft.Policy, bool, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -43,7 +44,7 @@ func (k *Kernel) Live() (nft.Policy, bool, error) {
 		p, ok := own.Policy()
 		return p, ok, nil
 	}
-	r, found, err := k.readBackXT()
+	r, found, err := k.readBackXT((*tables.Shared).Alike)
 	return r.Policy, found, err
 }
 
@@ -60,7 +61,7 @@ func (k *Kernel) Held(chain string) (nft.Ruleset, bool, error) {
 		r, _ := own.Ruleset()
 		return r, true, nil
 	}
-	if r, found, err := k.readBackXT(); found || err != nil {
+	if r, found, err := k.readBackXT((*tables.Shared).Ours); found || err != nil {
 		return r, found, err
 	}
 	wanted := nft.Ruleset{Mode: nft.ModeIPTables, Chain: chain}
@@ -82,8 +83,8 @@ func (k *Kernel) Held(chain string) (nft.Ruleset, bool, error) {
 	return nft.CompilePolicy(p, nft.Options{Mode: nft.ModeIPTables, Chain: chain}), len(p.Families) > 0, nil
 }
 
-// readBackXT reads a policy of mode iptables-nft.
-func (k *Kernel) readBackXT() (nft.Ruleset, bool, error) {
+// readBackXT reads a policy of mode iptables-nft from the first of the chains.
+func (k *Kernel) readBackXT(of func(*tables.Shared) []tables.OwnChain) (nft.Ruleset, bool, error) {
 	s, err := again(func() (*state, error) {
 		s := &state{}
 		k.seen.forget()
@@ -92,7 +93,7 @@ func (k *Kernel) readBackXT() (nft.Ruleset, bool, error) {
 	if err != nil {
 		return nft.Ruleset{}, false, err
 	}
-	chains := s.shared(nfnetlink.IPv4).Ours()
+	chains := of(s.shared(nfnetlink.IPv4))
 	if len(chains) == 0 {
 		return nft.Ruleset{}, false, nil
 	}
@@ -101,7 +102,7 @@ func (k *Kernel) readBackXT() (nft.Ruleset, bool, error) {
 	if err != nil {
 		return nft.Ruleset{}, false, err
 	}
-	for _, c := range s.shared(nfnetlink.IPv6).Ours() {
+	for _, c := range of(s.shared(nfnetlink.IPv6)) {
 		if six, err := s.shared(nfnetlink.IPv6).Policy(c); err == nil && c.Text == chain && len(p.Families) == 1 {
 			p.Families = append(p.Families, six.Families...)
 		}

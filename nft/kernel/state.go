@@ -266,6 +266,16 @@ func (s *state) differences(want nft.Ruleset) []string {
 	return diffs
 }
 
+// unsigned names chains of ours that an older agent, or an older version, wrote.
+func (s *state) unsigned(want nft.Ruleset) (diffs []string) {
+	for _, n := range s.nat {
+		if natTable(want, n.Family) != nil && n.Unsigned(want.Chain) {
+			diffs = append(diffs, fmt.Sprintf("table %s nat: chain %s was written by another agent or version", n.Family, want.Chain))
+		}
+	}
+	return diffs
+}
+
 func (s *state) shared(f nfnetlink.Family) *tables.Shared {
 	i := slices.IndexFunc(s.nat, func(n *tables.Shared) bool { return n.Family == f })
 	return s.nat[i]

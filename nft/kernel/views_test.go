@@ -85,7 +85,7 @@ func TestRawRulesAreThoseOfIPTables(t *testing.T) {
 				if diff := cmp.Diff(natRules(t, theirs), natRules(t, ours)); diff != "" {
 					t.Errorf("raw attributes (-iptables-nft +ours):\n%s", diff)
 				}
-				inStep(t, theirs, want)
+				adopted(t, theirs, want)
 			})
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
@@ -375,6 +376,29 @@ func (n *Shared) jumps(chain string, jump nfnetlink.Rule) (exact, others []nfnet
 	return exact, others
 }
 
+// signature is left in the user data of each rule that we write into our chains. It
+// tells them from chains of the same text that ip-masq-agent up to v2.0.0 writes.
+// Neither iptables nor nft shows it, and what they write anew does not bear it.
+var signature = userdata.AppendString(nil, signatureType, nft.TableName)
+
+// signatureType is a type of user data that neither iptables nor nft knows.
+const signatureType = 200
+
+func signed(r nfnetlink.Rule) bool {
+	return userDataString(r.UserData, signatureType) == nft.TableName
+}
+
+// signed reports whether we wrote rules of the chain. That all of them bear the
+// signature is not asked for: somebody may have put one back.
+func (n *Shared) signed(c OwnChain) bool {
+	return slices.ContainsFunc(c.Members(), func(name string) bool { return slices.ContainsFunc(n.chains[name], signed) })
+}
+
+// Unsigned reports whether the chain was read and holds rules, none of which we wrote.
+func (n *Shared) Unsigned(chain string) bool {
+	return len(n.chains[chain]) > 0 && !n.signed(OwnChain{chain, chain})
+}
+
 // Ensure plans what brings our part of the shared table to the wanted one:
 // rules that are right stay where they are with their counters, nothing of
 // anybody else is touched.
@@ -501,6 +525,7 @@ func editRules(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
 		counted[key] = append(counted[key], r.Exprs)
 	}
 	for _, w := range want[head : len(want)-tail] {
+		w.UserData = signature
 		key := nfnetlink.Key(w.Exprs)
 		if same := counted[key]; len(same) > 0 {
 			w.Exprs, counted[key] = same[0], same[1:]
@@ -513,6 +538,14 @@ func editRules(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
 	}
 	for _, r := range middle {
 		b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
+	}
+	if head+tail == len(want) && head+tail > 0 && !slices.ContainsFunc(got, signed) {
+		last := got[len(got)-1]
+		if tail == 0 {
+			last = got[head-1]
+		}
+		last.UserData = signature
+		b.ReplaceRule(last)
 	}
 }
 
@@ -596,16 +629,19 @@ func jumpOf(r nfnetlink.Rule) (OwnChain, bool) {
 	})
 }
 
-// Ours gives the chains of the table that are ours: chain and jump are exactly
-// what some config of this version yields, but for the name under which the chain
-// stands.
-func (n *Shared) Ours() []OwnChain {
+// Ours gives the chains of the table that are ours: we wrote them, and chain and jump
+// are exactly what some config of this version yields, but for the name under which
+// the chain stands.
+func (n *Shared) Ours() []OwnChain { return n.oursWhere(n.signed) }
+
+// Alike gives also those that an older agent wrote in the same words.
+func (n *Shared) Alike() []OwnChain {
 	return n.oursWhere(func(OwnChain) bool { return true })
 }
 
 // renamed gives those that were the chain until somebody renamed it.
 func (n *Shared) renamed(chain string) []OwnChain {
-	return n.oursWhere(func(c OwnChain) bool { return c.Text == chain && c.Name != chain })
+	return n.oursWhere(func(c OwnChain) bool { return c.Text == chain && c.Name != chain && n.signed(c) })
 }
 
 func (n *Shared) oursWhere(wanted func(OwnChain) bool) []OwnChain {
@@ -625,7 +661,7 @@ func (n *Shared) oursWhere(wanted func(OwnChain) bool) []OwnChain {
 // wanted.
 func (n *Shared) Leftovers(chain string, wanted bool) []OwnChain {
 	// Whether the wanted one is ours need not be looked at, rule by rule.
-	chains := n.oursWhere(func(c OwnChain) bool { return !wanted || c != OwnChain{chain, chain} })
+	chains := n.oursWhere(func(c OwnChain) bool { return (!wanted || c != OwnChain{chain, chain}) && n.signed(c) })
 	named := func(c OwnChain) bool { return c.Name == chain }
 	if _, present := n.chains[chain]; present && !wanted && !slices.ContainsFunc(chains, named) {
 		chains = append(chains, OwnChain{chain, chain})
@@ -682,10 +718,10 @@ func (n *Shared) Held(c OwnChain) nft.Policy {
 	return p
 }
 
-// Strange gives the rules of the chain, and the jumps to it, where no config of
-// this version yields them: another agent wrote them.
+// Strange gives the rules of the chain, and the jumps to it, where we did not write
+// them or no config of this version yields them: another agent wrote them.
 func (n *Shared) Strange(chain string) (rules, jumps []nfnetlink.Rule) {
-	if _, err := n.Policy(OwnChain{chain, chain}); err == nil {
+	if _, err := n.Policy(OwnChain{chain, chain}); err == nil && !n.Unsigned(chain) {
 		return nil, nil
 	}
 	for _, r := range n.rules {

@@ -1,0 +1,125 @@
+package kernel
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// adopted fails the test if a new process does more with rules that iptables wrote
+// in our words than to sign them, once.
+func adopted(t testing.TB, ns *nfttest.NS, want nft.Ruleset) {
+	t.Helper()
+	if diffs, err := open(t, ns).Diff(want, everything); err != nil || len(diffs) > 0 {
+		t.Errorf("differs: %q, %v", diffs, err)
+	}
+	diffs := apply(t, open(t, ns), want, everything)
+	if len(diffs) == 0 || slices.ContainsFunc(diffs, func(d string) bool { return !strings.Contains(d, " was written by another agent or version") }) {
+		t.Errorf("Apply undid %q", diffs)
+	}
+	inStep(t, ns, want)
+}
+
+// sameWords are the cases of olderTexts whose rules equal those of mode iptables-nft.
+var sameWords = []string{"ip-masq-agent-v0.3", "ip-masq-agent-v2.0.0"}
+
+func TestRulesOfOlderAgentsInOurWordsAreNotOurs(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
+	for _, name := range sameWords {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			agent, ns := loadOlder(t, name), nfttest.NewNS(t, "node")
+			loadForeign(t, ns)
+			empty := notOurs(t, ns, nft.Ruleset{Mode: nft.ModeNFTables})
+			agent.install(t, ns, nil)
+			before, k := notOurs(t, ns, nft.Ruleset{Mode: nft.ModeNFTables}), open(t, ns)
+			stay := func(when string) {
+				t.Helper()
+				if diff := cmp.Diff(before, notOurs(t, ns, nft.Ruleset{Mode: nft.ModeNFTables})); diff != "" {
+					t.Errorf("%s (-before +after):\n%s", when, diff)
+				}
+			}
+			if _, found, err := k.ReadBack(); found || err != nil {
+				t.Errorf("a previous run left them: %t, %v", found, err)
+			}
+			native := nft.Compile(agent.config, nft.Options{Mode: nft.ModeNFTables})
+			a, err := k.Apply(native, Look{Others: true})
+			if err != nil || len(a.Removed)+len(a.TookOver) > 0 {
+				t.Errorf("%+v, %v", a, err)
+			}
+			stay("after Apply")
+			if others, err := k.Others(native); err != nil || len(others.Legacy) == 0 || !others.OlderAgentDecides() {
+				t.Errorf("%+v, %v", others.Legacy, err)
+			}
+			if removed, err := k.Cleanup(false); err != nil || len(removed) != 1 {
+				t.Errorf("removed %q, %v", removed, err)
+			}
+			stay("after Cleanup")
+			apply(t, k, native, Look{Others: true, TakeOver: true})
+			if diff := cmp.Diff(empty, notOurs(t, ns, native)); diff != "" {
+				t.Errorf("after the take-over:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestAnOlderAgentThatWritesOurChainAnewOwnsIt(t *testing.T) {
+	nfttest.Require(t, "iptables-nft-restore")
+	ns, agent := nfttest.NewNS(t, "node"), loadOlder(t, "ip-masq-agent-v2.0.0")
+	agent.config.EnableIPv6 = false
+	want := nft.Compile(agent.config, nft.Options{Mode: nft.ModeIPTables, Chain: agent.chain})
+	k := open(t, ns)
+	apply(t, k, want, Look{})
+	if installed, err := k.Installed(false); err != nil || len(installed) != 1 {
+		t.Errorf("installed are %q, %v", installed, err)
+	}
+	// It leaves a jump that is there.
+	text, _, _ := strings.Cut(agent.rules[nfnetlink.IPv4], "-A POSTROUTING")
+	_, rules, _ := strings.Cut(agent.rules[nfnetlink.IPv4], " -j "+agent.chain+"\n")
+	nfttest.Run(t, ns, text+rules, "iptables-nft-restore", "--noflush")
+	if diffs := apply(t, k, want, everything); len(diffs) > 0 {
+		t.Errorf("a running agent undid %q", diffs)
+	}
+	if removed, err := k.Cleanup(false); err != nil || len(removed) > 0 {
+		t.Errorf("removed %q, %v", removed, err)
+	}
+	if removed, err := k.Cleanup(true); err != nil || len(removed) != 1 {
+		t.Errorf("removed with those of older agents %q, %v", removed, err)
+	}
+}
+
+func TestASignatureIsWrittenOnceAndChangesNoCounter(t *testing.T) {
+	nfttest.Require(t, "iptables-nft-restore", "iptables-nft-save")
+	ns := nfttest.NewNS(t, "node")
+	loadForeign(t, ns)
+	want := nft.Compile(config.Default(config.Defaults{}), nft.Options{Mode: nft.ModeIPTables, Chain: cases.DefaultChain})
+	k := open(t, ns)
+	apply(t, k, want, Look{})
+	save := func() string { return nfttest.Run(t, ns, "", "iptables-nft-save", "-c", "-t", "nat") }
+	saved := strings.ReplaceAll(save(), "[0:0] -A "+cases.DefaultChain, "[7:420] -A "+cases.DefaultChain)
+	nfttest.Run(t, ns, saved, "iptables-nft-restore", "-c")
+	before := body(save())
+	if diffs := apply(t, k, want, everything); len(diffs) > 0 {
+		t.Errorf("a running agent undid %q", diffs)
+	}
+	adopted(t, ns, want)
+	if diff := cmp.Diff(before, body(save())); diff != "" {
+		t.Errorf("rules and counters (-restored +signed):\n%s", diff)
+	}
+	if removed, err := k.Cleanup(false); err != nil || len(removed) != 1 {
+		t.Errorf("removed %q, %v", removed, err)
+	}
+}
+
+// body drops the comments of iptables-save, which hold the time.
+func body(saved string) []string {
+	return slices.DeleteFunc(strings.Split(saved, "\n"), func(l string) bool { return strings.HasPrefix(l, "#") })
+}
