@@ -21,6 +21,10 @@ type Config struct {
 	MasqueradeSrcCIDRs    []CIDR
 	ExemptHost            *Position // where masqueradeHost is false; nil: it is true
 
+	MasqueradeSrcInterfaces    []Interface
+	MasqueradeOutInterfaces    []Interface
+	NonMasqueradeOutInterfaces []Interface
+
 	MasqLinkLocal     bool
 	MasqLinkLocalIPv6 bool
 	EnableIPv6        bool
@@ -59,9 +63,10 @@ type Condition struct {
 	View       string // the comment of its rules in mode iptables-nft; none: it needs mode nftables
 	WinBridge  bool   // a policy of win-bridge can express it
 
-	// Its value: a list, or where the file sets it to false.
-	cidrs func(*Config) *[]CIDR
-	off   func(*Config) **Position
+	// Its value: a list of CIDRs or of interfaces, or where the file sets it to false.
+	cidrs      func(*Config) *[]CIDR
+	interfaces func(*Config) *[]Interface
+	off        func(*Config) **Position
 }
 
 // A Subject is what a condition looks at.
@@ -72,6 +77,8 @@ const (
 	SourceAddress      Subject = "source"
 	DestinationAddress Subject = "destination"
 	SentByNode         Subject = "node" // the source is an address of this node
+	ReceivedOn         Subject = "in-interface"
+	LeavingBy          Subject = "out-interface"
 )
 
 // Conditions returns the table of the policy, in the order in which the
@@ -85,6 +92,11 @@ func Conditions() []Condition {
 			off:   func(c *Config) **Position { return &c.ExemptHost },
 		},
 		{
+			Key: "masqueradeSrcInterfaces", Asks: ReceivedOn, Outside: true,
+			Means:      "only what was received on one of these interfaces is masqueraded",
+			interfaces: func(c *Config) *[]Interface { return &c.MasqueradeSrcInterfaces },
+		},
+		{
 			Key: KeyMasqueradeSrcCIDRs, Asks: SourceAddress, Outside: true, Set: "masq-src",
 			Means: "the only sources that are masqueraded",
 			View:  "only traffic of these sources should be subject to MASQUERADE",
@@ -95,6 +107,16 @@ func Conditions() []Condition {
 			Means: "sources that keep their own address",
 			View:  "traffic of this source should not be subject to MASQUERADE",
 			cidrs: func(c *Config) *[]CIDR { return &c.NonMasqueradeSrcCIDRs },
+		},
+		{
+			Key: "nonMasqueradeOutInterfaces", Asks: LeavingBy,
+			Means:      "what leaves by one of these interfaces keeps its address",
+			interfaces: func(c *Config) *[]Interface { return &c.NonMasqueradeOutInterfaces },
+		},
+		{
+			Key: "masqueradeOutInterfaces", Asks: LeavingBy, Outside: true,
+			Means:      "only what leaves by one of these interfaces is masqueraded",
+			interfaces: func(c *Config) *[]Interface { return &c.MasqueradeOutInterfaces },
 		},
 		{
 			Key: KeyForceMasqueradeCIDRs, Asks: DestinationAddress, Masquerade: true, Set: "force-masq",
@@ -113,8 +135,13 @@ func Conditions() []Condition {
 
 // Question returns what the condition asks, in words.
 func (c Condition) Question() string {
-	if c.Asks == SentByNode {
+	switch c.Asks {
+	case SentByNode:
 		return "from an address of this node"
+	case ReceivedOn:
+		return "received on one of " + c.Key
+	case LeavingBy:
+		return "leaving by one of " + c.Key
 	}
 	return string(c.Asks) + " in " + c.Key
 }
@@ -126,6 +153,17 @@ func (c Condition) Entries(from Config) []CIDR {
 	}
 	return *c.cidrs(&from)
 }
+
+// Interfaces returns the interfaces of the condition in a config.
+func (c Condition) Interfaces(from Config) []Interface {
+	if c.interfaces == nil {
+		return nil
+	}
+	return *c.interfaces(&from)
+}
+
+// HasInterfaces reports whether the value of the condition is a list of interfaces.
+func (c Condition) HasInterfaces() bool { return c.interfaces != nil }
 
 // Off returns where a config sets the condition to false, nil if it does not.
 func (c Condition) Off(from Config) *Position {
@@ -150,6 +188,9 @@ func (c Condition) Given(from Config) []Given {
 	var out []Given
 	for _, entry := range c.Entries(from) {
 		out = append(out, Given{entry.String(), entry.Pos})
+	}
+	for _, entry := range c.Interfaces(from) {
+		out = append(out, Given{entry.Name, entry.Pos})
 	}
 	return out
 }

@@ -16,8 +16,9 @@ const maxName = 1024
 type file struct {
 	text *text
 
-	lists          map[string]given[[]CIDR] // by key
-	bools          map[string]given[bool]   // by key
+	lists          map[string]given[[]CIDR]      // by key
+	names          map[string]given[[]Interface] // by key
+	bools          map[string]given[bool]        // by key
 	resyncInterval given[time.Duration]
 	cidrLimit      given[int]
 	stale          given[Stale]
@@ -37,6 +38,7 @@ type given[T any] struct {
 type reader struct {
 	file
 	defaults Config
+	keys     []string // that are known
 	folded   folds
 	settings map[string][]setting // by known key, in the order in which they count
 }
@@ -48,7 +50,7 @@ type setting struct {
 }
 
 func readFile(d Defaults, s Source, left *room) *file {
-	r := reader{file: file{text: newText(s), joined: s.Joined}, defaults: Default(d), settings: map[string][]setting{}}
+	r := reader{file: file{text: newText(s), joined: s.Joined}, defaults: Default(d), keys: Keys(), settings: map[string][]setting{}}
 	var root *yaml.Node
 	var problems []Problem
 	switch {
@@ -118,7 +120,7 @@ func (r *reader) merge(v *yaml.Node) {
 }
 
 func (r *reader) key(name string, k, v *yaml.Node, seen map[string]*yaml.Node) {
-	key, known := knownKey(name)
+	key, known := knownKey(r.keys, name)
 	if !known {
 		key = strings.ToLower(name)
 	}
@@ -158,17 +160,21 @@ func (r *reader) set(key string, s setting) {
 // values reads the values of the known keys. Those that only this agent has do
 // not count where they are invalid.
 func (r *reader) values() {
-	r.lists, r.bools = map[string]given[[]CIDR]{}, map[string]given[bool]{}
+	r.lists, r.names, r.bools = map[string]given[[]CIDR]{}, map[string]given[[]Interface]{}, map[string]given[bool]{}
 	for _, row := range Conditions() {
 		r.ignored = row.Key != KeyNonMasqueradeCIDRs
 		errors := r.errors.total
-		if row.off != nil {
+		switch {
+		case row.off != nil:
 			r.bools[row.Key] = r.bool(row.Key)
-		} else {
+		case row.interfaces != nil:
+			r.names[row.Key] = r.interfaces(row.Key)
+		default:
 			r.lists[row.Key] = r.list(row.Key)
 		}
 		if r.ignored && r.errors.total > errors {
 			delete(r.lists, row.Key)
+			delete(r.names, row.Key)
 			delete(r.bools, row.Key)
 		}
 	}

@@ -42,12 +42,14 @@ func join(d Defaults, files []*file) Config {
 
 // join adds what a file says of the condition.
 func (c Condition) join(to *Config, f *file, seen map[string]bool) {
-	list, flag := f.lists[c.Key], f.bools[c.Key]
+	list, names, flag := f.lists[c.Key], f.names[c.Key], f.bools[c.Key]
 	switch {
 	case list.at != nil && !seen[c.Key]:
 		*c.cidrs(to) = list.value // not copied: it can be long
 	case list.at != nil:
 		*c.cidrs(to) = append(*c.cidrs(to), list.value...)
+	case names.at != nil:
+		*c.interfaces(to) = append(*c.interfaces(to), names.value...)
 	case flag.at != nil && flag.value:
 		*c.off(to) = nil
 	case flag.at != nil && !seen[c.Key]:

@@ -47,9 +47,9 @@ func Keys() []string {
 	return append(keys, keyLinkLocal, keyResyncInterval, keyCIDRLimit, keyStaleConnections)
 }
 
-// knownKey returns the key that a name is, in any case.
-func knownKey(name string) (string, bool) {
-	for _, k := range Keys() {
+// knownKey returns which of the keys a name is, in any case.
+func knownKey(keys []string, name string) (string, bool) {
+	for _, k := range keys {
 		if strings.EqualFold(k, name) {
 			return k, true
 		}

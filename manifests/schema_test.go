@@ -63,10 +63,10 @@ func schema(t *testing.T) []byte {
 	for _, c := range config.Conditions() {
 		description := strings.ToUpper(c.Means[:1]) + c.Means[1:] + "."
 		switch {
+		case c.HasInterfaces():
+			properties[c.Key] = list(description, `^[^\s/:*"\\]([^\s/:*"\\]{0,13}[^\s/:"\\])?$`)
 		case c.Set == "": // it has no list
 			properties[c.Key] = boolean("If false: "+c.Means+".", true)
-		case strings.Contains(string(c.Asks), "interface"):
-			properties[c.Key] = list(description, `^[^\s/]{1,15}\*?$`)
 		default:
 			properties[c.Key] = list(description, `^\s*[0-9a-fA-F.:]+/[0-9]{1,3}\s*$`)
 		}

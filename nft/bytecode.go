@@ -2,6 +2,7 @@ package nft
 
 import (
 	"encoding/binary"
+	"strings"
 
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
@@ -36,10 +37,33 @@ func (c Chain) Bytecode(t Table, s Sides) []nfnetlink.Rule {
 // without a list.
 func (f FamilyPolicy) Asks(row config.Condition, r nfnetlink.Rule) bool {
 	var want []nfnetlink.Expr
-	for _, n := range (Question{Condition: row}).match(f) {
+	for _, n := range (Question{Condition: row}).matches(f)[0] {
 		want = append(want, n.bytecode(nfnetlink.Inet, nil)...)
 	}
 	return len(r.Exprs) >= len(want) && nfnetlink.EqualExprs(r.Exprs[:len(want)], want)
+}
+
+// Interfaces returns the interfaces for which a rule of the base chain asks, if it
+// begins by asking for a condition on them.
+func (f FamilyPolicy) Interfaces(row config.Condition, r nfnetlink.Rule) []config.Interface {
+	var found []config.Interface
+	for at := 3; at < len(r.Exprs) && r.Exprs[at].Name == "cmp"; at += 2 {
+		name := string(r.Exprs[at].Value(unix.NFTA_CMP_DATA))
+		if len(name) < unix.IFNAMSIZ {
+			name += "*"
+		}
+		found = append(found, config.Interface{Name: strings.TrimRight(name, "\x00")})
+	}
+	var want []nfnetlink.Expr
+	for _, match := range (Question{Condition: row, Interfaces: found}).matches(f) {
+		for _, n := range match {
+			want = append(want, n.bytecode(nfnetlink.Inet, nil)...)
+		}
+	}
+	if len(found) == 0 || len(r.Exprs) < len(want) || !nfnetlink.EqualExprs(r.Exprs[:len(want)], want) {
+		return nil
+	}
+	return found
 }
 
 // KernelChain is the chain as the kernel gets it.

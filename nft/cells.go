@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -118,25 +119,117 @@ func (a axis) prefixes(wanted func(class int) bool) []netip.Prefix {
 // the lists are, a verdict takes two binary searches.
 type Decider struct {
 	policy Policy
+	board  board
 	planes map[side]plane
 }
 
 // A side is connections that differ in their addresses alone.
-type side struct{ ipv6, fromNode bool }
+type side struct {
+	ipv6, fromNode bool
+	in, out        int // classes of the interfaces
+}
 
-// sides returns those that policies can tell apart: connections from the node
-// itself only if one of them asks more than what is in a list.
-func sides(policies ...Policy) []side {
-	out := []side{{}, {ipv6: true}}
+// A board has the sides that policies can tell apart.
+type board struct {
+	apart   bool // connections from the node itself are
+	in, out nameAxis
+}
+
+func newBoard(policies ...Policy) board {
+	b := board{in: newNameAxis(config.ReceivedOn, policies), out: newNameAxis(config.LeavingBy, policies)}
 	for _, p := range policies {
 		for _, f := range p.Families {
-			if slices.ContainsFunc(f.Questions, func(q Question) bool { return q.Set == "" }) {
-				return append(out, side{fromNode: true}, side{ipv6: true, fromNode: true})
+			b.apart = b.apart || slices.ContainsFunc(f.Questions, func(q Question) bool {
+				return q.Asks == config.SentByNode || q.Asks == config.ReceivedOn
+			})
+		}
+	}
+	return b
+}
+
+func (b board) side(c Connection) side {
+	s := side{ipv6: c.Dst.Unmap().Is6(), fromNode: b.apart && c.FromNode, out: b.out.class(c.Out)}
+	if !s.fromNode {
+		s.in = b.in.class(c.In)
+	}
+	return s
+}
+
+func (b board) sides(ipv6 bool) (all []side) {
+	for out := range b.out.members {
+		for in := range b.in.members {
+			all = append(all, side{ipv6: ipv6, in: in, out: out})
+		}
+	}
+	if b.apart {
+		for out := range b.out.members {
+			all = append(all, side{ipv6: ipv6, fromNode: true, out: out})
+		}
+	}
+	return all
+}
+
+// connection returns one of a side.
+func (b board) connection(s side, src, dst netip.Addr) Connection {
+	return Connection{Src: src, Dst: dst, FromNode: s.fromNode, In: b.in.members[s.in], Out: b.out.members[s.out]}
+}
+
+// A nameAxis cuts the names of interfaces into classes which no list tells apart.
+// Class 0 is in no list.
+type nameAxis struct {
+	lists   [][]config.Interface
+	classes map[string]int // by the lists that a name is in
+	members []string       // a name of each class
+	names   [][]string     // the names and prefixes in the lists, by class
+}
+
+func newNameAxis(asks config.Subject, policies []Policy) nameAxis {
+	a := nameAxis{classes: map[string]int{}}
+	candidates := map[string]string{"": ""} // by what is in a list
+	for _, p := range policies {
+		for _, f := range p.Families {
+			for _, q := range f.Questions {
+				if q.Asks != asks {
+					continue
+				}
+				a.lists = append(a.lists, q.Interfaces)
+				for _, i := range q.Interfaces {
+					candidates[i.Name] = i.Name
+					if prefix, several := i.Prefix(); several {
+						candidates[i.Name] = prefix + "\x00" // a name that no other entry matches
+					}
+				}
 			}
 		}
 	}
-	return out
+	for _, written := range slices.Sorted(maps.Keys(candidates)) {
+		name := candidates[written]
+		in := a.listsWith(name)
+		class, known := a.classes[in]
+		if !known {
+			class = len(a.members)
+			a.classes[in] = class
+			a.members, a.names = append(a.members, name), append(a.names, nil)
+		}
+		a.names[class] = append(a.names[class], written)
+	}
+	return a
 }
+
+// listsWith returns a character for each list: whether the name is in it.
+func (a nameAxis) listsWith(name string) string {
+	in := make([]byte, len(a.lists))
+	for i, list := range a.lists {
+		in[i] = 'n'
+		if name != "" && slices.ContainsFunc(list, func(i config.Interface) bool { return i.Matches(name) }) {
+			in[i] = 'y'
+		}
+	}
+	return string(in)
+}
+
+// class returns the class of a name.
+func (a nameAxis) class(name string) int { return a.classes[a.listsWith(name)] }
 
 // A plane has the verdict for each class of sources and of destinations.
 type plane struct {
@@ -146,15 +239,18 @@ type plane struct {
 
 // NewDecider prepares the verdicts of a policy.
 func NewDecider(p Policy) *Decider {
-	d := &Decider{policy: p, planes: map[side]plane{}}
-	for _, s := range sides(p) {
-		pl := plane{src: newAxis(s.ipv6, true, p), dst: newAxis(s.ipv6, false, p)}
-		for _, src := range pl.src.members {
-			for _, dst := range pl.dst.members {
-				pl.verdicts = append(pl.verdicts, p.Decide(Connection{Src: src, Dst: dst, FromNode: s.fromNode}))
+	d := &Decider{policy: p, board: newBoard(p), planes: map[side]plane{}}
+	for _, ipv6 := range []bool{false, true} {
+		srcs, dsts := newAxis(ipv6, true, p), newAxis(ipv6, false, p)
+		for _, s := range d.board.sides(ipv6) {
+			pl := plane{src: srcs, dst: dsts}
+			for _, src := range pl.src.members {
+				for _, dst := range pl.dst.members {
+					pl.verdicts = append(pl.verdicts, p.Decide(d.board.connection(s, src, dst)))
+				}
 			}
+			d.planes[s] = pl
 		}
-		d.planes[s] = pl
 	}
 	return d
 }
@@ -165,9 +261,20 @@ func (d *Decider) Decide(c Connection) Verdict {
 	if c.ToNode || src.Is4() != dst.Is4() {
 		return d.policy.Decide(c)
 	}
-	pl, ok := d.planes[side{dst.Is6(), c.FromNode}]
-	if !ok {
-		pl = d.planes[side{ipv6: dst.Is6()}]
-	}
+	pl := d.planes[d.board.side(c)]
 	return pl.verdicts[pl.src.class(src)*len(pl.dst.members)+pl.dst.class(dst)]
+}
+
+// Certain is Decide if the interfaces of the connection are not known: false if the
+// verdict depends on them.
+func (d *Decider) Certain(c Connection) (Verdict, bool) {
+	v := d.Decide(c)
+	for _, in := range d.board.in.members {
+		for _, out := range d.board.out.members {
+			if c.In, c.Out = in, out; d.Decide(c) != v {
+				return v, false
+			}
+		}
+	}
+	return v, true
 }

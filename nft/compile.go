@@ -117,24 +117,40 @@ func (f FamilyPolicy) rules(masq node) []Rule {
 		Comment: "to this node",
 	}}
 	for _, q := range f.Questions {
-		r := Rule{Nodes: append(q.match(f), exempt, stop{})}
-		if q.Masquerade {
-			r.Nodes = append(q.match(f), masqueraded, masq)
+		for _, match := range q.matches(f) {
+			r := Rule{Nodes: append(match, exempt, stop{})}
+			if q.Masquerade {
+				r.Nodes = append(match, masqueraded, masq)
+			}
+			if q.Set == "" { // a set has the comment itself
+				r.Comment = q.Means
+			}
+			rules = append(rules, r)
 		}
-		if q.Set == "" { // a set has the comment itself
-			r.Comment = q.Means
-		}
-		rules = append(rules, r)
 	}
 	return append(rules, Rule{Nodes: []node{ofFamilyMatch{f.IPv6}, masqueraded, masq}})
 }
 
-// match passes the packets for which the question decides.
-func (q Question) match(f FamilyPolicy) []node {
-	if q.Asks == config.SentByNode {
-		return []node{ofFamilyMatch{f.IPv6}, ofThisNode{Source: true}}
+// matches pass the packets for which the question decides, each some of them. A
+// rule can ask whether an interface is none of several; whether it is one of them
+// takes a rule for each.
+func (q Question) matches(f FamilyPolicy) [][]node {
+	switch {
+	case q.Asks == config.SentByNode:
+		return [][]node{{ofFamilyMatch{f.IPv6}, ofThisNode{Source: true}}}
+	case !q.HasInterfaces():
+		return [][]node{{inSet{IPv6: f.IPv6, Source: q.Asks == config.SourceAddress, Not: q.Outside, Set: q.name(f)}}}
 	}
-	return []node{inSet{IPv6: f.IPv6, Source: q.Asks == config.SourceAddress, Not: q.Outside, Set: q.name(f)}}
+	var all [][]node
+	none := []node{ofFamilyMatch{f.IPv6}}
+	for _, i := range q.Interfaces {
+		match := byInterface{Out: q.Asks == config.LeavingBy, Not: q.Outside, Interface: i.Name}
+		all, none = append(all, []node{ofFamilyMatch{f.IPv6}, match}), append(none, match)
+	}
+	if q.Outside {
+		return [][]node{none}
+	}
+	return all
 }
 
 func (f FamilyPolicy) sets() []Set {

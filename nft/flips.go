@@ -7,24 +7,50 @@ import (
 )
 
 // A Flip is connections whose verdict differs between two policies: those from any
-// of the sources to any of the destinations.
+// of the sources to any of the destinations, by any of the interfaces.
 type Flip struct {
 	IPv6                  bool
 	FromNode              bool // sent by this node itself; false: by others, or by any if no policy tells them apart
+	In, Out               Interfaces
 	Sources, Destinations []netip.Prefix
 	// All others of the family: none if they are the whole family.
 	OtherSources, OtherDestinations []netip.Prefix
 	Before, After                   Verdict
 
-	apart          bool // FromNode counts
+	board          board
+	ins, outs      []int // classes of the interfaces
 	src, dst       axis
 	froms, targets []int // classes of the sources and of the destinations
 }
 
+// Interfaces are names and prefixes of interfaces. The zero value is every
+// interface.
+type Interfaces struct {
+	Names []string
+	But   bool // all but these
+}
+
+// interfaces returns those of some classes.
+func (a nameAxis) interfaces(classes []int) Interfaces {
+	others := slices.Contains(classes, 0)
+	i := Interfaces{But: others}
+	for class, names := range a.names {
+		if class > 0 && slices.Contains(classes, class) != others {
+			i.Names = append(i.Names, names...)
+		}
+	}
+	if len(i.Names) == 0 {
+		return Interfaces{}
+	}
+	slices.Sort(i.Names)
+	return i
+}
+
 // Includes reports whether a connection is in the flip.
 func (f *Flip) Includes(c Connection) bool {
-	src, dst := c.Src.Unmap(), c.Dst.Unmap()
-	return !c.ToNode && (c.FromNode == f.FromNode || !f.apart) && src.Is6() == f.IPv6 && dst.Is6() == f.IPv6 &&
+	src, dst, s := c.Src.Unmap(), c.Dst.Unmap(), f.board.side(c)
+	return !c.ToNode && s.fromNode == f.FromNode && src.Is6() == f.IPv6 && dst.Is6() == f.IPv6 &&
+		slices.Contains(f.ins, s.in) && slices.Contains(f.outs, s.out) &&
 		slices.Contains(f.froms, f.src.class(src)) && slices.Contains(f.targets, f.dst.class(dst))
 }
 
@@ -33,42 +59,114 @@ func (f *Flip) Includes(c Connection) bool {
 // other is in any. The order is that of the destinations.
 func Flips(before, after Policy) []Flip {
 	var flips []Flip
-	all := sides(before, after)
-	for _, s := range all {
-		src, dst := newAxis(s.ipv6, true, before, after), newAxis(s.ipv6, false, before, after)
-		// Destinations that flip for the same sources in the same way belong together.
-		groups := map[string][]int{}
-		var order []string
-		for d, to := range dst.members {
-			column := ""
-			for _, from := range src.members {
-				c := Connection{Src: from, Dst: to, FromNode: s.fromNode}
-				column += fmt.Sprintf("%s>%s ", before.Decide(c), after.Decide(c))
-			}
-			if groups[column] == nil {
-				order = append(order, column)
-			}
-			groups[column] = append(groups[column], d)
+	b := newBoard(before, after)
+	for _, ipv6 := range []bool{false, true} {
+		c := comparison{
+			before: before, after: after, board: b,
+			src: newAxis(ipv6, true, before, after), dst: newAxis(ipv6, false, before, after),
 		}
-		for _, column := range order {
-			flips = append(flips, flipsTo(groups[column], src, dst, before, after, s)...)
+		for _, fromNode := range []bool{false, true} {
+			flips = append(flips, c.flips(ipv6, fromNode)...)
 		}
 	}
-	for i := range flips {
-		flips[i].apart = slices.ContainsFunc(all, func(s side) bool { return s.fromNode })
+	return flips
+}
+
+// A comparison is of two policies about one address family.
+type comparison struct {
+	before, after Policy
+	board         board
+	src, dst      axis
+}
+
+// flips says the same of sides that flip alike at once.
+func (c comparison) flips(ipv6, fromNode bool) []Flip {
+	columns := map[side][]string{}
+	var sides []side
+	for _, s := range c.board.sides(ipv6) {
+		if s.fromNode == fromNode {
+			sides, columns[s] = append(sides, s), c.columns(s)
+		}
+	}
+	var flips []Flip
+	done := map[side]bool{}
+	for _, s := range sides {
+		if done[s] {
+			continue
+		}
+		alike := func(in, out int) bool {
+			o := side{ipv6, fromNode, in, out}
+			other, known := columns[o]
+			return known && !done[o] && slices.Equal(other, columns[s])
+		}
+		var ins, outs []int
+		for out := range c.board.out.members {
+			if alike(s.in, out) {
+				outs = append(outs, out)
+			}
+		}
+		for in := range c.board.in.members {
+			if !slices.ContainsFunc(outs, func(out int) bool { return !alike(in, out) }) {
+				ins = append(ins, in)
+			}
+		}
+		for _, in := range ins {
+			for _, out := range outs {
+				done[side{ipv6, fromNode, in, out}] = true
+			}
+		}
+		for _, f := range c.flipsOf(s, columns[s]) {
+			f.board, f.ins, f.outs = c.board, ins, outs
+			f.Out = c.board.out.interfaces(outs)
+			if !fromNode {
+				f.In = c.board.in.interfaces(ins)
+			}
+			flips = append(flips, f)
+		}
+	}
+	return flips
+}
+
+// columns returns for each class of destinations the verdicts for all classes of
+// sources, before and after.
+func (c comparison) columns(s side) []string {
+	out := make([]string, len(c.dst.members))
+	for d, to := range c.dst.members {
+		for _, from := range c.src.members {
+			conn := c.board.connection(s, from, to)
+			out[d] += fmt.Sprintf("%s>%s ", c.before.Decide(conn), c.after.Decide(conn))
+		}
+	}
+	return out
+}
+
+// flipsOf returns the flips of a side. Destinations that flip for the same sources
+// in the same way belong together.
+func (c comparison) flipsOf(s side, columns []string) []Flip {
+	groups := map[string][]int{}
+	var order []string
+	for d, column := range columns {
+		if groups[column] == nil {
+			order = append(order, column)
+		}
+		groups[column] = append(groups[column], d)
+	}
+	var flips []Flip
+	for _, column := range order {
+		flips = append(flips, c.flipsTo(groups[column], s)...)
 	}
 	return flips
 }
 
 // flipsTo returns the flips of destinations that flip alike.
-func flipsTo(group []int, src, dst axis, before, after Policy, on side) []Flip {
+func (c comparison) flipsTo(group []int, on side) []Flip {
 	type pair struct{ before, after Verdict }
 	var order []pair
 	sources := map[pair][]int{}
-	to := dst.members[group[0]]
-	for s, from := range src.members {
-		c := Connection{Src: from, Dst: to, FromNode: on.fromNode}
-		p := pair{before.Decide(c), after.Decide(c)}
+	to := c.dst.members[group[0]]
+	for s, from := range c.src.members {
+		conn := c.board.connection(on, from, to)
+		p := pair{c.before.Decide(conn), c.after.Decide(conn)}
 		if p.before == p.after {
 			continue
 		}
@@ -83,9 +181,9 @@ func flipsTo(group []int, src, dst axis, before, after Policy, on side) []Flip {
 		target := func(c int) bool { return slices.Contains(group, c) }
 		flips = append(flips, Flip{
 			IPv6: on.ipv6, FromNode: on.fromNode, Before: p.before, After: p.after,
-			Sources: src.prefixes(from), OtherSources: src.prefixes(not(from)),
-			Destinations: dst.prefixes(target), OtherDestinations: dst.prefixes(not(target)),
-			src: src, dst: dst, froms: sources[p], targets: group,
+			Sources: c.src.prefixes(from), OtherSources: c.src.prefixes(not(from)),
+			Destinations: c.dst.prefixes(target), OtherDestinations: c.dst.prefixes(not(target)),
+			src: c.src, dst: c.dst, froms: sources[p], targets: group,
 		})
 	}
 	return flips

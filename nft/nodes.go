@@ -84,6 +84,42 @@ func (m inSet) bytecode(f nfnetlink.Family, s Sides) []nfnetlink.Expr {
 		&expr.Lookup{SourceRegister: reg1, SetName: s.of(m.Set), Invert: m.Not})...)
 }
 
+// byInterface passes packets that were received on, or leave by, an interface, or
+// by one of those whose names begin alike. What the node itself sends was received
+// on none. Since Linux 5.5 a postrouting chain can ask on which one.
+type byInterface struct {
+	Out       bool
+	Not       bool
+	Interface string // ends in "*" for a prefix
+}
+
+func (m byInterface) String() string {
+	field, op := "iifname", ""
+	if m.Out {
+		field = "oifname"
+	}
+	if m.Not {
+		op = "!= "
+	}
+	return fmt.Sprintf("%s %s\"%s\"", field, op, m.Interface)
+}
+
+func (m byInterface) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
+	meta, compare := &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1}
+	if m.Out {
+		meta.Key = expr.MetaKeyOIFNAME
+	}
+	if m.Not {
+		compare.Op = expr.CmpOpNeq
+	}
+	if prefix, several := strings.CutSuffix(m.Interface, "*"); several {
+		compare.Data = []byte(prefix)
+	} else {
+		compare.Data = append([]byte(m.Interface), make([]byte, unix.IFNAMSIZ-len(m.Interface))...)
+	}
+	return nfnetlink.Marshal(f, meta, compare)
+}
+
 // addressPayload loads an address: RFC 791, section 3.1, and RFC 8200,
 // section 3.
 func addressPayload(ipv6, source bool) *expr.Payload {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/nfnetlink"
@@ -32,7 +33,8 @@ type FamilyPolicy struct {
 type Question struct {
 	config.Condition
 	List
-	At config.Position // of a condition without a list
+	Interfaces []config.Interface // sorted, none covers another
+	At         config.Position    // of a condition without a list
 }
 
 // A List holds CIDRs of which none covers another, in the order of the files.
@@ -88,6 +90,7 @@ func newFamilyPolicy(c config.Config, m Mode, ipv6 bool, linkLocal netip.Prefix,
 		if at := row.Off(c); at != nil {
 			f.Questions = append(f.Questions, Question{Condition: row, At: *at})
 		}
+		f.AddInterfaces(row, row.Interfaces(c))
 		cidrs := ofFamily(row.Entries(c), ipv6)
 		if row.Key == config.KeyNonMasqueradeCIDRs && !masqLinkLocal {
 			f.Add(row, withLinkLocal(cidrs, linkLocal))
@@ -118,6 +121,23 @@ func withLinkLocal(cidrs []config.CIDR, linkLocal netip.Prefix) List {
 func (f *FamilyPolicy) Add(row config.Condition, l List) {
 	if len(l.CIDRs) > 0 {
 		f.Questions = append(f.Questions, Question{Condition: row, List: l})
+	}
+}
+
+// AddInterfaces is [FamilyPolicy.Add] of a list of interfaces.
+func (f *FamilyPolicy) AddInterfaces(row config.Condition, list []config.Interface) {
+	var kept []config.Interface
+	for _, i := range slices.SortedStableFunc(slices.Values(list), func(a, b config.Interface) int { return cmp.Compare(a.Name, b.Name) }) {
+		covered := slices.ContainsFunc(list, func(o config.Interface) bool {
+			prefix, several := o.Prefix()
+			return several && o.Name != i.Name && strings.HasPrefix(i.Name, prefix)
+		})
+		if !covered && (len(kept) == 0 || kept[len(kept)-1].Name != i.Name) {
+			kept = append(kept, i)
+		}
+	}
+	if len(kept) > 0 {
+		f.Questions = append(f.Questions, Question{Condition: row, Interfaces: kept})
 	}
 }
 
@@ -265,6 +285,9 @@ func (p Policy) digest() digest {
 			b = fmt.Appendf(b, "%s\n", q.name(f))
 			for _, p := range q.Prefixes() {
 				b = append(p.AppendTo(b), '\n')
+			}
+			for _, i := range q.Interfaces {
+				b = fmt.Appendf(b, "%s\n", i.Name)
 			}
 		}
 		_, _ = h.Write(b)

@@ -20,12 +20,13 @@ func TestPolicyDecidesAsSpecified(t *testing.T) {
 		c := m.Config()
 		o := m.Options(cases.Modes()[m.IntN(2)])
 		if o.Mode == nft.ModeIPTables {
-			c.ExemptHost = nil // it cannot express that
+			c = cases.ForView(c)
 		}
 		r := nft.Compile(c, o)
 		for range 20 {
 			ipv6 := m.IntN(2) == 0
-			conn := nft.Connection{Src: m.Near(c, ipv6), Dst: m.Near(c, ipv6), FromNode: m.IntN(4) == 0, ToNode: m.IntN(8) == 0}
+			conn := m.Connection(m.Near(c, ipv6), m.Near(c, ipv6))
+			conn.ToNode = m.IntN(8) == 0
 			want := cases.Specified(c, conn)
 			seen[want]++
 			if got := r.Policy.Decide(conn); got != want {
@@ -170,6 +171,10 @@ func TestHashIsOverWhatDecides(t *testing.T) {
 		"sources exchanged": func(c *config.Config, _ *nft.Options) {
 			c.MasqueradeSrcCIDRs, c.NonMasqueradeSrcCIDRs = c.NonMasqueradeSrcCIDRs, c.MasqueradeSrcCIDRs
 		},
+		"received on":          func(c *config.Config, _ *nft.Options) { c.MasqueradeSrcInterfaces = ifaces("cni0") },
+		"received on a prefix": func(c *config.Config, _ *nft.Options) { c.MasqueradeSrcInterfaces = ifaces("cni0*") },
+		"leaving by":           func(c *config.Config, _ *nft.Options) { c.MasqueradeOutInterfaces = ifaces("cni0") },
+		"not leaving by":       func(c *config.Config, _ *nft.Options) { c.NonMasqueradeOutInterfaces = ifaces("cni0") },
 		"node exempt":          func(c *config.Config, _ *nft.Options) { c.ExemptHost = &config.Position{} },
 		"no sources":           func(c *config.Config, _ *nft.Options) { c.MasqueradeSrcCIDRs = nil },
 		"link-local":           func(c *config.Config, _ *nft.Options) { c.MasqLinkLocal = false },
@@ -263,4 +268,11 @@ func TestPortRangesAreParsed(t *testing.T) {
 			t.Errorf("%q: got %v, error %v; want %s", tt.in, got, err, tt.want)
 		}
 	}
+}
+
+func ifaces(names ...string) (list []config.Interface) {
+	for _, n := range names {
+		list = append(list, config.Interface{Name: n})
+	}
+	return list
 }

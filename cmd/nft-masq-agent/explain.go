@@ -21,6 +21,7 @@ type explainFlags struct {
 	*options.Options
 	set    *flag.FlagSet
 	from   netip.Addr // zero: any pod
+	out    string     // interface; none: that of the route
 	live   bool
 	output string
 }
@@ -41,6 +42,7 @@ func explainCommand() command {
 		flags: func(fs *flag.FlagSet) action {
 			f := explainFlags{Options: options.AddPolicyFlags(fs), set: fs}
 			options.AddFlag(fs, &f.from, "from", "", "`SOURCE` address of the connection (default: a pod's)", parseAddress)
+			fs.StringVar(&f.out, "out", "", "`INTERFACE` that the connection leaves by (default: that of the node's route)")
 			fs.BoolVar(&f.live, "live", false, "ask the rules and sets that the kernel holds now, not the config")
 			options.AddFlag(fs, &f.output, "o", outputText, "text or json `FORMAT` of the answer", options.OneOf(outputText, outputJSON))
 			return func(_ context.Context, operands []string, e environment) (int, error) {
@@ -88,6 +90,9 @@ func (f *explainFlags) explain(operand string, e environment) (int, error) {
 	ends, err := e.ends(f.from, dst)
 	if err != nil {
 		x.Notes = append(x.Notes, fmt.Sprintf("The addresses of this node are not known: %v.", err))
+	}
+	if f.out != "" {
+		ends.Out = f.out
 	}
 	x.Ask(policy, f.from, dst, ends)
 	// The verdict needs no privilege; these do.
@@ -142,18 +147,21 @@ func liveOverruled(chain string) ([]foreign.Conflict, error) {
 }
 
 func (e environment) ends(src, dst netip.Addr) (answer.Ends, error) {
-	to, err := e.routeType(dst)
+	to, err := e.routeTo(dst)
 	if err != nil || !src.IsValid() {
-		return endsOf(unix.RTN_UNSPEC, to, dst), err
+		return endsOf(kernel.Route{}, to, dst), err
 	}
-	from, err := e.routeType(src)
+	from, err := e.routeTo(src)
 	return endsOf(from, to, dst), err
 }
 
-func endsOf(from, to int, dst netip.Addr) answer.Ends {
+// endsOf takes for the interface on which a source is received the one that leads
+// back to it.
+func endsOf(from, to kernel.Route, dst netip.Addr) answer.Ends {
 	return answer.Ends{
-		FromHere: from == unix.RTN_LOCAL,
-		ToHere:   to == unix.RTN_LOCAL || dst.IsLoopback(),
-		ToMany:   to == unix.RTN_BROADCAST || dst.IsMulticast() || dst == netip.AddrFrom4([4]byte{255, 255, 255, 255}),
+		In: from.Interface, Out: to.Interface,
+		FromHere: from.Type == unix.RTN_LOCAL,
+		ToHere:   to.Type == unix.RTN_LOCAL || dst.IsLoopback(),
+		ToMany:   to.Type == unix.RTN_BROADCAST || dst.IsMulticast() || dst == netip.AddrFrom4([4]byte{255, 255, 255, 255}),
 	}
 }

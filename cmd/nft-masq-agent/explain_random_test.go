@@ -20,17 +20,20 @@ import (
 type wish struct {
 	masqLinkLocal, masqLinkLocalIPv6, enableIPv6 bool
 	keepHost                                     bool // masqueradeHost: false
+	srcIfs, outIfs, nonOutIfs                    []string
 	non, force, nonSrc, src                      []netip.Prefix
 }
 
 // decides is the whole of the policy.
-func (w wish) decides(src, dst netip.Addr, fromHere, local bool) nft.Verdict {
+func (w wish) decides(src, dst netip.Addr, received, leaving string, fromHere, local bool) nft.Verdict {
 	linkLocal := dst.IsLinkLocalUnicast() && (dst.Is4() && !w.masqLinkLocal || dst.Is6() && !w.masqLinkLocalIPv6)
 	sources := slices.ContainsFunc(w.src, func(p netip.Prefix) bool { return p.Addr().Is6() == src.Is6() })
 	switch {
 	case local && (dst.Is4() || w.enableIPv6):
 		return nft.Local
 	case dst.Is6() && !w.enableIPv6, fromHere && w.keepHost, sources && !in(w.src, src), in(w.nonSrc, src):
+		return nft.Exempt
+	case len(w.srcIfs) > 0 && (fromHere || !named(w.srcIfs, received)), named(w.nonOutIfs, leaving), len(w.outIfs) > 0 && !named(w.outIfs, leaving):
 		return nft.Exempt
 	case in(w.force, dst):
 		return nft.Masqueraded
@@ -44,11 +47,23 @@ func in(list []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
+func named(list []string, name string) bool {
+	return slices.ContainsFunc(list, func(entry string) bool {
+		prefix, several := strings.CutSuffix(entry, "*")
+		return entry == name || several && strings.HasPrefix(name, prefix)
+	})
+}
+
 // String writes the config, each CIDR on a line of its own.
 func (w wish) String() string {
 	var b strings.Builder
 	if w.keepHost {
 		b.WriteString("masqueradeHost: false\n")
+	}
+	for key, list := range map[string][]string{
+		"masqueradeSrcInterfaces": w.srcIfs, "masqueradeOutInterfaces": w.outIfs, "nonMasqueradeOutInterfaces": w.nonOutIfs,
+	} {
+		fmt.Fprintf(&b, "%s: [%s]\n", key, strings.Join(list, ", "))
 	}
 	fmt.Fprintf(&b, "masqLinkLocal: %t\nmasqLinkLocalIPv6: %t\nenableIPv6: %t\n", w.masqLinkLocal, w.masqLinkLocalIPv6, w.enableIPv6)
 	for key, list := range map[string][]netip.Prefix{
@@ -109,6 +124,12 @@ func (r wisher) wish() wish {
 		w.src = r.prefixes(2)
 	}
 	w.keepHost = r.IntN(4) == 0
+	for _, list := range []*[]string{&w.srcIfs, &w.outIfs, &w.nonOutIfs} {
+		if r.IntN(4) == 0 {
+			all := []string{"eth0", "eth*", "cni0", "wg*", "wg7", "e*"}
+			*list = []string{all[r.IntN(len(all))], all[r.IntN(len(all))]}
+		}
+	}
 	return w
 }
 
@@ -153,12 +174,13 @@ func TestExplainAgreesWithTheSpecification(t *testing.T) {
 				src = node[map[bool]int{true: 1}[ipv6]]
 			}
 			mode := modes[i%len(modes)]
-			if w.keepHost {
+			if w.keepHost || len(w.srcIfs)+len(w.outIfs)+len(w.nonOutIfs) > 0 {
 				mode = nft.ModeNFTables
 			}
-			x := explainJSON(t, dst.String(), "--from", src.String(), "--config", path, "--mode", string(mode))
+			received, leaving := routeTo(src).Interface, []string{"eth0", "eth1", "wg0", "wg7"}[r.IntN(4)]
+			x := explainJSON(t, dst.String(), "--from", src.String(), "--out", leaving, "--config", path, "--mode", string(mode))
 			here := func(a netip.Addr) bool { return a.IsLoopback() || slices.Contains(node, a) }
-			want := w.decides(src, dst, here(src), here(dst))
+			want := w.decides(src, dst, received, leaving, here(src), here(dst))
 			verdicts[want]++
 			if len(x.Answers) != 1 || x.Answers[0].Verdict != want {
 				t.Fatalf("seed %d: %s -> %s: %+v, want %s, by:\n%s", *seed, src, dst, x.Answers, want, text)

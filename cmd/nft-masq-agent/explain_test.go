@@ -122,3 +122,30 @@ func TestExplainTakesTheFlagsAndTheFileOfARunningAgent(t *testing.T) {
 		t.Errorf("a bad file: exit code %d: %s", code, stderr.String())
 	}
 }
+
+// A source is received on the interface that leads back to it; what leaves takes the
+// interface of its route, or the one of --out.
+func TestExplainTakesTheInterfacesOfTheRoutes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config")
+	text := "masqueradeSrcInterfaces: [cni0]\nnonMasqueradeOutInterfaces: [\"wg*\"]\nmasqueradeOutInterfaces: [eth0]\n"
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		args string
+		want nft.Verdict
+		by   string // place
+	}{
+		{"--from 10.244.1.5", nft.Masqueraded, ""},
+		{"--from 10.244.1.5 --out wg0", nft.Exempt, path + ":2:30"},
+		{"--from 10.244.1.5 --out bond0", nft.Exempt, ""},
+		{"--from 203.0.113.7", nft.Exempt, ""},
+		{"--from 192.0.2.1", nft.Exempt, ""},
+	} {
+		x := explainJSON(t, append([]string{"198.51.100.7", "--config", path}, strings.Fields(tt.args)...)...)
+		a := x.Answers[0]
+		if place := a.Steps[len(a.Steps)-1].Place; a.Verdict != tt.want || place != tt.by {
+			t.Errorf("%s: %s by %q, want %s by %q", tt.args, a.Verdict, place, tt.want, tt.by)
+		}
+	}
+}

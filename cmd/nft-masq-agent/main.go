@@ -47,9 +47,8 @@ type environment struct {
 	terminal       bool   // stderr is one
 	proc           string // where procfs is mounted
 
-	// routeType says of what type the node's route to an address is, as
-	// [kernel.RouteType] does.
-	routeType func(netip.Addr) (int, error)
+	// routeTo returns the node's route to an address, as [kernel.RouteTo] does.
+	routeTo func(netip.Addr) (kernel.Route, error)
 
 	// staleTo counts the stale connections between two addresses.
 	staleTo func(src, dst netip.Addr) (int, error)
@@ -58,11 +57,11 @@ type environment struct {
 func theEnvironment() environment {
 	_, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS)
 	return environment{
-		stdout:    os.Stdout,
-		stderr:    os.Stderr,
-		terminal:  err == nil,
-		proc:      "/proc",
-		routeType: kernel.RouteType,
-		staleTo:   staleTo,
+		stdout:   os.Stdout,
+		stderr:   os.Stderr,
+		terminal: err == nil,
+		proc:     "/proc",
+		routeTo:  kernel.RouteTo,
+		staleTo:  staleTo,
 	}
 }

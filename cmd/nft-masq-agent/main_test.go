@@ -10,6 +10,7 @@ import (
 	"slices"
 	"testing"
 
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfttest"
 
 	"golang.org/x/sys/unix"
@@ -71,14 +72,19 @@ func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 	return environment{
 		stdout: stdout, stderr: stderr, proc: t.TempDir(),
 		staleTo: func(netip.Addr, netip.Addr) (int, error) { return 0, nil },
-		routeType: func(a netip.Addr) (int, error) {
-			switch {
-			case slices.Contains(nodeAddresses(), a):
-				return unix.RTN_LOCAL, nil
-			case a == netip.MustParseAddr("192.0.2.255"):
-				return unix.RTN_BROADCAST, nil
-			}
-			return unix.RTN_UNICAST, nil
-		},
+		routeTo: func(a netip.Addr) (kernel.Route, error) { return routeTo(a), nil },
 	}
+}
+
+// routeTo has pods of 10.244.0.0/16 behind cni0 and everybody else behind eth0.
+func routeTo(a netip.Addr) kernel.Route {
+	switch {
+	case slices.Contains(nodeAddresses(), a), a.IsLoopback():
+		return kernel.Route{Type: unix.RTN_LOCAL, Interface: "lo"}
+	case a == netip.MustParseAddr("192.0.2.255"):
+		return kernel.Route{Type: unix.RTN_BROADCAST, Interface: "eth0"}
+	case netip.MustParsePrefix("10.244.0.0/16").Contains(a):
+		return kernel.Route{Type: unix.RTN_UNICAST, Interface: "cni0"}
+	}
+	return kernel.Route{Type: unix.RTN_UNICAST, Interface: "eth0"}
 }

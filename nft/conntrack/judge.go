@@ -19,6 +19,7 @@ import (
 //
 // Never stale is what says nothing about the policy:
 //   - connections from or to the node itself, and to multicast;
+//   - connections whose verdict depends on the interfaces;
 //   - TCP and SCTP connections that are closed;
 //   - a translation that a rule of another program, as it is now, can have made:
 //     nobody can tell who made it. A rule for packets that kube-proxy or portmap
@@ -50,23 +51,28 @@ func NewJudge(p nft.Policy, local []netip.Prefix, others func(src, dst netip.Add
 }
 
 // Now returns the verdict about a new connection from the same source to the same
-// destination.
+// destination; none if it depends on the interfaces, of which an entry says nothing.
 func (j *Judge) Now(e *Entry) nft.Verdict {
 	dst := e.Destination().Addr()
 	src := e.Original.Src.Addr()
-	return j.policy.Decide(nft.Connection{Src: src, Dst: dst, FromNode: j.isLocal(src), ToNode: j.isLocal(dst)})
+	v, certain := j.policy.Certain(nft.Connection{Src: src, Dst: dst, FromNode: j.isLocal(src), ToNode: j.isLocal(dst)})
+	if !certain {
+		return ""
+	}
+	return v
 }
 
 // Stale reports whether the translation contradicts the policy.
 func (j *Judge) Stale(e *Entry) bool {
 	src, dst := e.Original.Src.Addr(), e.Destination().Addr()
 	translated := e.SeenAs().Addr() != src
+	now := j.Now(e)
 	switch {
 	case !j.Forwarded(e):
 		return false
 	case e.Status&SrcNATDone == 0 && e.Zone != 0:
 		return false
-	case translated == (j.Now(e) == nft.Masqueraded):
+	case now == "", translated == (now == nft.Masqueraded):
 		return false
 	}
 	return !translated || !j.others(src, dst, e.Original.Dst != e.Destination())

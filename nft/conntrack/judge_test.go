@@ -62,3 +62,30 @@ func TestWhatIsStale(t *testing.T) {
 		}
 	}
 }
+
+// An entry does not say by which interfaces its packets go.
+func TestWhatDependsOnInterfacesIsNotStale(t *testing.T) {
+	c := config.Default(config.Defaults{})
+	c.NonMasqueradeOutInterfaces = []config.Interface{{Name: "wg*"}}
+	j := NewJudge(nft.NewPolicy(c, nft.Options{}), nil, func(_, _ netip.Addr, _ bool) bool { return false })
+	for _, tt := range []struct {
+		dst   string
+		stale bool
+	}{
+		{"203.0.113.9:53", false}, // not masqueraded if it leaves by wg0
+		{"10.9.0.9:53", true},     // exempt in any case
+	} {
+		a := netip.MustParseAddrPort
+		e := Entry{
+			Original: Tuple{Src: a("10.244.1.2:4000"), Dst: a(tt.dst)},
+			Reply:    Tuple{Src: a(tt.dst), Dst: a("192.0.2.1:20000")}, Status: SrcNATDone,
+		}
+		if got := j.Stale(&e); got != tt.stale {
+			t.Errorf("%s: stale is %t", tt.dst, got)
+		}
+		e.Reply.Dst = e.Original.Src
+		if j.Stale(&e) {
+			t.Errorf("%s: stale without a translation", tt.dst)
+		}
+	}
+}

@@ -1,34 +1,56 @@
 package kernel
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// RouteType says of what type the node's route to an address is, such as
-// unix.RTN_LOCAL or unix.RTN_BROADCAST: what "fib daddr type" finds (rtnetlink(7),
-// RTM_GETROUTE). It is unix.RTN_UNSPEC where there is no route.
-func RouteType(a netip.Addr) (int, error) {
+// A Route is the node's route to an address.
+type Route struct {
+	// Type is one such as unix.RTN_LOCAL or unix.RTN_BROADCAST: what "fib daddr type"
+	// finds; unix.RTN_UNSPEC if there is no route.
+	Type int
+	// Interface is the name of the one by which the route leads, "" if it is not known.
+	Interface string
+}
+
+// RouteTo returns the node's route to an address (rtnetlink(7), RTM_GETROUTE).
+func RouteTo(a netip.Addr) (Route, error) {
 	nl, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
 	if err != nil {
-		return unix.RTN_UNSPEC, fmt.Errorf("netlink socket: %w", err)
+		return Route{}, fmt.Errorf("netlink socket: %w", err)
 	}
 	defer func() { _ = nl.Close() }()
 	msgs, err := nl.Execute(routeQuestion(a.WithZone("")))
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
-		return unix.RTN_UNSPEC, nil // no route, or one that refuses
+		return Route{}, nil // no route, or one that refuses
 	case err != nil:
-		return unix.RTN_UNSPEC, fmt.Errorf("route to %s: %w", a, err)
+		return Route{}, fmt.Errorf("route to %s: %w", a, err)
 	case len(msgs) == 0 || len(msgs[0].Data) < unix.SizeofRtMsg:
-		return unix.RTN_UNSPEC, fmt.Errorf("route to %s: no answer", a)
+		return Route{}, fmt.Errorf("route to %s: no answer", a)
 	}
 	const typeAt = 7 // struct rtmsg, rtm_type
-	return int(msgs[0].Data[typeAt]), nil
+	r := Route{Type: int(msgs[0].Data[typeAt])}
+	attrs, err := netlink.UnmarshalAttributes(msgs[0].Data[unix.SizeofRtMsg:])
+	if err != nil {
+		return Route{}, fmt.Errorf("route to %s: %w", a, err)
+	}
+	for _, attr := range attrs {
+		if attr.Type != unix.RTA_OIF || len(attr.Data) != 4 {
+			continue
+		}
+		if out, err := net.InterfaceByIndex(int(binary.NativeEndian.Uint32(attr.Data))); err == nil {
+			r.Interface = out.Name
+		}
+	}
+	return r, nil
 }
 
 func routeQuestion(a netip.Addr) netlink.Message {

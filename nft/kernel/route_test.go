@@ -26,9 +26,9 @@ func TestRouteTypesAreThoseOfTheKernel(t *testing.T) {
 	}
 	for a, typ := range want {
 		err := top.Node.Do(func() error {
-			got, err := RouteType(a)
-			if got != typ {
-				t.Errorf("%s is of type %d, want %d", a, got, typ)
+			got, err := RouteTo(a)
+			if got.Type != typ || got.Interface == "" {
+				t.Errorf("%s: %+v, want type %d", a, got, typ)
 			}
 			return err
 		})
@@ -42,9 +42,9 @@ func TestNoRouteHasNoType(t *testing.T) {
 	ns := nfttest.NewNS(t, "alone")
 	for _, a := range []string{"198.51.100.1", "2001:db8::1"} {
 		err := ns.Do(func() error {
-			got, err := RouteType(netip.MustParseAddr(a))
-			if got != unix.RTN_UNSPEC {
-				t.Errorf("%s is of type %d", a, got)
+			got, err := RouteTo(netip.MustParseAddr(a))
+			if got != (Route{}) {
+				t.Errorf("%s: %+v", a, got)
 			}
 			return err
 		})

@@ -65,16 +65,21 @@ func ownOf(table nft.Table) *Own {
 
 // decided is what a policy decides, without places and what is covered.
 type decided struct {
-	IPv6  bool
-	Key   string
-	CIDRs []netip.Prefix
+	IPv6       bool
+	Key        string
+	CIDRs      []netip.Prefix
+	Interfaces []string
 }
 
 func decisions(p nft.Policy) (out []decided) {
 	for _, f := range p.Families {
 		out = append(out, decided{IPv6: f.IPv6})
 		for _, q := range f.Questions {
-			out = append(out, decided{f.IPv6, q.Key, q.Prefixes()})
+			d := decided{IPv6: f.IPv6, Key: q.Key, CIDRs: q.Prefixes()}
+			for _, i := range q.Interfaces {
+				d.Interfaces = append(d.Interfaces, i.Name)
+			}
+			out = append(out, d)
 		}
 	}
 	return out

@@ -114,9 +114,16 @@ func (o *Own) readLists(f *nft.FamilyPolicy) {
 	}
 	for _, row := range config.Conditions() {
 		asks := func(r nfnetlink.Rule) bool { return f.Asks(row, r) }
-		if row.Set != "" {
+		switch {
+		case row.Set != "":
 			f.Add(row, nft.List{CIDRs: held[row.Set+f.Suffix()]})
-		} else if slices.ContainsFunc(o.rules[nft.BaseChain], asks) {
+		case row.HasInterfaces():
+			var found []config.Interface
+			for _, r := range o.rules[nft.BaseChain] {
+				found = append(found, f.Interfaces(row, r)...)
+			}
+			f.AddInterfaces(row, found)
+		case slices.ContainsFunc(o.rules[nft.BaseChain], asks):
 			f.Questions = append(f.Questions, nft.Question{Condition: row})
 		}
 	}

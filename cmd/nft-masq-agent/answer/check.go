@@ -59,6 +59,14 @@ type listReport struct {
 	CIDRs   []cidrReport    `json:"cidrs"`
 	Covered []coveredReport `json:"covered,omitempty"` // dropped
 	Place   string          `json:"place,omitempty"`
+	// Interfaces are the entries of a list of names.
+	Interfaces []interfaceReport `json:"interfaces,omitempty"`
+}
+
+// An interfaceReport is the name of an interface, or a prefix and "*", and its place.
+type interfaceReport struct {
+	Name  string `json:"name"`
+	Place string `json:"place"`
 }
 
 // A cidrReport is a CIDR and where it comes from: FILE:LINE:COL, or words for
@@ -125,8 +133,11 @@ func reportFamily(f nft.FamilyPolicy) familyReport {
 	r := familyReport{Family: strings.ToLower(familyName(f.IPv6)), Lists: []listReport{}}
 	for _, q := range f.Questions {
 		list := listReport{Key: q.Key, CIDRs: []cidrReport{}}
-		if q.Set == "" {
+		if q.Set == "" && !q.HasInterfaces() {
 			list.Place = q.At.String()
+		}
+		for _, i := range q.Interfaces {
+			list.Interfaces = append(list.Interfaces, interfaceReport{i.Name, i.Pos.String()})
 		}
 		for _, c := range q.CIDRs {
 			list.CIDRs = append(list.CIDRs, reportCIDR(c))

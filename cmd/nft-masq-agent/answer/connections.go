@@ -20,7 +20,7 @@ type Connection struct {
 	State       string      `json:"state,omitempty"`     // of TCP and SCTP
 	Timeout     uint32      `json:"timeoutSeconds"`      // until it is forgotten
 	Zone        uint16      `json:"zone,omitempty"`      // of connection tracking
-	Now         nft.Verdict `json:"now,omitempty"`       // about a new connection; none: no rules of ours
+	Now         nft.Verdict `json:"now,omitempty"`       // about a new connection; none: no rules of ours, or it depends on the interfaces
 	Stale       bool        `json:"stale"`               // the translation contradicts that
 }
 

@@ -22,6 +22,8 @@ type Diff struct {
 type Change struct {
 	Family       string      `json:"family"`   // ipv4 or ipv6
 	FromNode     bool        `json:"fromNode"` // sent by the node itself
+	ReceivedOn   *interfaces `json:"receivedOn,omitempty"`
+	LeavingBy    *interfaces `json:"leavingBy,omitempty"`
 	Sources      []string    `json:"sources"`
 	Destinations []string    `json:"destinations"`
 	Before       nft.Verdict `json:"before"`
@@ -29,6 +31,19 @@ type Change struct {
 	Open         *Open       `json:"open,omitempty"` // none offline
 
 	what string
+}
+
+// An interfaces is names of interfaces that a change is about, or all but these.
+type interfaces struct {
+	Names []string `json:"names"`
+	But   bool     `json:"but"`
+}
+
+func newInterfaces(i nft.Interfaces) *interfaces {
+	if len(i.Names) == 0 {
+		return nil
+	}
+	return &interfaces{i.Names, i.But}
 }
 
 // Open counts the open connections that a change is about.
@@ -43,7 +58,7 @@ func NewDiff(before, after nft.Policy, flips []nft.Flip) Diff {
 	for _, f := range flips {
 		d.Changes = append(d.Changes, Change{
 			Family:   strings.ToLower(familyName(f.IPv6)),
-			FromNode: f.FromNode, Sources: texts(f.Sources), Destinations: texts(f.Destinations),
+			FromNode: f.FromNode, ReceivedOn: newInterfaces(f.In), LeavingBy: newInterfaces(f.Out), Sources: texts(f.Sources), Destinations: texts(f.Destinations),
 			Before: f.Before, After: f.After, what: flipText(f),
 		})
 	}
@@ -85,6 +100,18 @@ func flipText(f nft.Flip) string {
 	words := addresses(f.Destinations, f.OtherDestinations, f.IPv6)
 	if len(f.OtherSources) > 0 {
 		words = "from " + addresses(f.Sources, f.OtherSources, f.IPv6) + " to " + words
+	}
+	for _, i := range []struct {
+		nft.Interfaces
+		yes, no string
+	}{{f.Out, "leaving by ", "leaving by any interface but "}, {f.In, "received on ", "received on any interface but "}} {
+		switch {
+		case len(i.Names) == 0:
+		case i.But:
+			words = i.no + strings.Join(i.Names, ", ") + ": " + words
+		default:
+			words = i.yes + strings.Join(i.Names, ", ") + ": " + words
+		}
 	}
 	if f.FromNode {
 		words = "sent by this node itself: " + words

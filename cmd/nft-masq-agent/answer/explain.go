@@ -1,6 +1,7 @@
 package answer
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -15,6 +16,7 @@ import (
 // is from or to this node, or to many receivers.
 type Ends struct {
 	FromHere, ToHere, ToMany bool
+	In, Out                  string // interfaces, "" if not known
 }
 
 // An Explanation is the answer of explain. As JSON, fields are only ever added.
@@ -55,8 +57,10 @@ type Answer struct {
 type Step struct {
 	Question string `json:"question"`
 	Yes      bool   `json:"yes"`
-	CIDR     string `json:"cidr,omitempty"`  // that holds the address
-	Place    string `json:"place,omitempty"` // FILE:LINE:COL, or words for what no file says
+	CIDR     string `json:"cidr,omitempty"` // that holds the address
+	// Interface is the entry that matches the interface.
+	Interface string `json:"interface,omitempty"`
+	Place     string `json:"place,omitempty"` // FILE:LINE:COL, or words for what no file says
 }
 
 // Ask adds the answers for a connection, from any pod where src is the zero
@@ -67,12 +71,14 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, on Ends) {
 		if src.IsValid() {
 			source = src.String()
 		}
-		x.add(p, source, nft.Connection{Src: src, Dst: dst, FromNode: on.FromHere, ToNode: on.ToHere})
+		x.add(p, source, nft.Connection{
+			Src: src, Dst: dst, FromNode: on.FromHere, ToNode: on.ToHere, In: on.In, Out: on.Out,
+		})
 	} else {
-		x.answerForSources(p, dst)
+		x.answerForSources(p, nft.Connection{Dst: dst, Out: on.Out})
 	}
 	x.overrule(src, dst)
-	x.note(src, on, exemptsNode(p, dst))
+	x.note(src, on, exemptsNode(p, nft.Connection{Dst: dst, FromNode: true, Out: on.Out}))
 }
 
 // overrule puts right what a rule of another program decides before ours.
@@ -120,17 +126,22 @@ func asksForSource(p nft.Policy, ipv6 bool) bool {
 	})
 }
 
-func asksSource(q nft.Question) bool { return q.Asks == config.SourceAddress }
+func asksSource(q nft.Question) bool {
+	return q.Asks == config.SourceAddress || q.Asks == config.ReceivedOn
+}
 
 // answerForSources answers for the sources that the lists of sources let pass,
 // and for those that each list stops.
-func (x *Explanation) answerForSources(p nft.Policy, dst netip.Addr) {
+func (x *Explanation) answerForSources(p nft.Policy, c nft.Connection) {
 	passing := nft.Policy{Families: slices.Clone(p.Families)}
 	var passed []Step // by the sources that pass
 	var pass []string
 	var stopped []Answer
 	stop := func(q nft.Question) {
 		words := map[bool]string{true: "in " + q.Key, false: "not in " + q.Key}
+		if q.Asks == config.ReceivedOn {
+			words = map[bool]string{true: "received on one of " + q.Key, false: "received on none of " + q.Key}
+		}
 		in := !q.Outside
 		steps := append(slices.Clone(passed), Step{Question: q.Question(), Yes: in})
 		stopped = append(stopped, Answer{Source: "a source " + words[in], Verdict: nft.Exempt, Steps: steps})
@@ -139,21 +150,21 @@ func (x *Explanation) answerForSources(p nft.Policy, dst netip.Addr) {
 	}
 	for i := range passing.Families {
 		f := &passing.Families[i]
-		if f.IPv6 != dst.Is6() {
+		if f.IPv6 != c.Dst.Is6() {
 			continue
 		}
 		for _, q := range f.Questions {
 			if asksSource(q) {
 				stop(q)
-			} else if q.Set == "" { // asks about the node, and a pod is not
+			} else if q.Asks == config.SentByNode { // and a pod is not
 				passed = append(passed, Step{Question: q.Question()})
 			}
 		}
 		f.Questions = slices.DeleteFunc(slices.Clone(f.Questions), func(q nft.Question) bool {
-			return q.Asks != config.DestinationAddress
+			return asksSource(q) || q.Asks == config.SentByNode
 		})
 	}
-	x.add(passing, "a source "+strings.Join(pass, " and "), nft.Connection{Dst: dst})
+	x.add(passing, "a source "+strings.Join(pass, " and "), c)
 	first := &x.Answers[len(x.Answers)-1]
 	toNode := first.Steps[0]
 	first.Steps = slices.Insert(first.Steps, 1, passed...)
@@ -172,15 +183,18 @@ func explainStep(s nft.Step) Step {
 	if s.CIDR.IsValid() {
 		out.CIDR = s.CIDR.String()
 	}
+	out.Interface = s.Name
 	return out
 }
 
-// exemptsNode reports whether a condition without a list decides for whatever this
-// node itself sends to an address.
-func exemptsNode(p nft.Policy, dst netip.Addr) bool {
-	steps := p.Explain(nft.Connection{Dst: dst, FromNode: true})
+// exemptsNode reports whether a condition that no pod meets decides for what this
+// node itself sends.
+func exemptsNode(p nft.Policy, c nft.Connection) bool {
+	steps := p.Explain(c)
 	last := steps[len(steps)-1]
-	return last.Key != "" && last.Yes && !last.CIDR.IsValid()
+	return slices.ContainsFunc(config.Conditions(), func(row config.Condition) bool {
+		return row.Key == last.Key && (row.Asks == config.SentByNode || row.Asks == config.ReceivedOn)
+	})
 }
 
 // note adds what people do not expect.
@@ -253,8 +267,8 @@ func (s Step) reply(v nft.Verdict, decides bool) string {
 	if s.Yes {
 		reply = "yes"
 	}
-	if s.CIDR != "" {
-		reply += ", " + s.CIDR
+	if hit := cmp.Or(s.CIDR, s.Interface); hit != "" {
+		reply += ", " + hit
 	}
 	if !decides {
 		return reply

@@ -75,8 +75,11 @@ func portList(ports []nft.PortRange) string {
 func writeFamily(b *strings.Builder, c config.Config, f nft.FamilyPolicy) {
 	for _, q := range f.Questions {
 		fmt.Fprintf(b, "\n%s %s: %s\n", familyName(f.IPv6), q.Key, q.Means)
-		if q.Set == "" {
+		if q.Set == "" && !q.HasInterfaces() {
 			fmt.Fprintf(b, "  %-18s%s\n", "false", q.At)
+		}
+		for _, i := range q.Interfaces {
+			fmt.Fprintf(b, "  %-18s%s\n", i.Name, i.Pos)
 		}
 		// A tabwriter would hold tens of thousands of lines.
 		width := 18

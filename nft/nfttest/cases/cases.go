@@ -58,7 +58,7 @@ func nodeAddresses() []string {
 // Connection is what a policy is asked about the packet.
 func (p Packet) Connection() nft.Connection {
 	return nft.Connection{
-		Src: p.Src, Dst: p.Dst, ToNode: p.Verdict == nft.Local,
+		Src: p.Src, Dst: p.Dst, ToNode: p.Verdict == nft.Local, In: "pod0", Out: "eth0",
 		FromNode: p.Src.IsLoopback() || slices.Contains(nodeAddresses(), p.Src.String()),
 	}
 }

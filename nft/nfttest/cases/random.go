@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -20,7 +21,11 @@ func Specified(c config.Config, conn nft.Connection) nft.Verdict {
 		return nft.Local
 	case conn.FromNode && c.ExemptHost != nil:
 		return nft.Exempt
+	case len(c.MasqueradeSrcInterfaces) > 0 && (conn.FromNode || !named(c.MasqueradeSrcInterfaces, conn.In)):
+		return nft.Exempt
 	case ofFamilyOf(src, c.MasqueradeSrcCIDRs) && !holds(c.MasqueradeSrcCIDRs, src), holds(c.NonMasqueradeSrcCIDRs, src):
+		return nft.Exempt
+	case named(c.NonMasqueradeOutInterfaces, conn.Out), len(c.MasqueradeOutInterfaces) > 0 && !named(c.MasqueradeOutInterfaces, conn.Out):
 		return nft.Exempt
 	case holds(c.ForceMasqueradeCIDRs, dst):
 		return nft.Masqueraded
@@ -28,6 +33,14 @@ func Specified(c config.Config, conn nft.Connection) nft.Verdict {
 		return nft.Exempt
 	}
 	return nft.Masqueraded
+}
+
+// named says whether an interface is one of the list.
+func named(list []config.Interface, name string) bool {
+	return slices.ContainsFunc(list, func(i config.Interface) bool {
+		prefix, several := strings.CutSuffix(i.Name, "*")
+		return name != "" && (i.Name == name || several && strings.HasPrefix(name, prefix))
+	})
 }
 
 func holds(list []config.CIDR, a netip.Addr) bool {
@@ -93,6 +106,40 @@ func (m Maker) Config() config.Config {
 	if m.IntN(4) == 0 {
 		c.ExemptHost = &config.Position{}
 	}
+	for _, list := range []*[]config.Interface{&c.MasqueradeSrcInterfaces, &c.NonMasqueradeOutInterfaces, &c.MasqueradeOutInterfaces} {
+		if m.IntN(4) == 0 {
+			*list = m.interfaces()
+		}
+	}
+	return c
+}
+
+// ifaces are names that lists and connections have; those of lists are also
+// prefixes.
+func ifaces() []string { return []string{"wg0", "wg1", "w", "eth0", "eth0.7", "eth01", "cni0"} }
+
+func (m Maker) interfaces() []config.Interface {
+	names := append(ifaces(), "wg*", "w*", "eth0*", "eth*", "veth*")
+	list := make([]config.Interface, m.IntN(3)+1)
+	for i := range list {
+		list[i].Name = names[m.IntN(len(names))]
+	}
+	return list
+}
+
+// Connection makes a connection between two addresses.
+func (m Maker) Connection(src, dst netip.Addr) nft.Connection {
+	names := append(ifaces(), "veth123456789ab", "lo")
+	c := nft.Connection{Src: src, Dst: dst, FromNode: m.IntN(4) == 0, Out: names[m.IntN(len(names))]}
+	if !c.FromNode {
+		c.In = names[m.IntN(len(names))]
+	}
+	return c
+}
+
+// ForView leaves out what mode iptables-nft cannot express.
+func ForView(c config.Config) config.Config {
+	c.ExemptHost, c.MasqueradeSrcInterfaces, c.NonMasqueradeOutInterfaces, c.MasqueradeOutInterfaces = nil, nil, nil, nil
 	return c
 }
 

@@ -1,0 +1,85 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"gopkg.in/yaml.v3"
+)
+
+// An Interface is the name of a network interface as it stands in a file, or with
+// a "*" at its end all names that begin so.
+type Interface struct {
+	Name string
+	Pos  Position
+}
+
+// Prefix returns what the names begin with, if there can be several.
+func (i Interface) Prefix() (string, bool) { return strings.CutSuffix(i.Name, "*") }
+
+// Matches reports whether an interface of this name is meant.
+func (i Interface) Matches(name string) bool {
+	if prefix, ok := i.Prefix(); ok {
+		return strings.HasPrefix(name, prefix)
+	}
+	return i.Name == name
+}
+
+// Bounds of a list of interfaces: IFNAMSIZ less the zero, and how many names one
+// rule can ask for (NFT_RULE_MAXEXPRS is 128, and each name takes two).
+const (
+	maxInterface  = 15
+	maxInterfaces = 50
+)
+
+// checkInterface says what is wrong with a name, "" if nothing is: what the kernel
+// forbids (dev_valid_name), and what no rule can be written with.
+func checkInterface(s string) string {
+	switch name := strings.TrimSuffix(s, "*"); {
+	case s == "*":
+		return `"*" means every interface: leave the key out`
+	case s == "", s == ".", s == "..":
+		return quote(s) + " is not the name of an interface"
+	case len(s) > maxInterface:
+		return fmt.Sprintf("%s has %d bytes, the name of an interface has at most %d", quote(s), len(s), maxInterface)
+	case !utf8.ValidString(s), strings.ContainsFunc(s, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }), strings.ContainsAny(s, `/:"\`):
+		return quote(s) + ` is not the name of an interface: no "/", ":", quotes, backslashes, spaces or control characters`
+	case strings.Contains(name, "*"):
+		return quote(s) + `: a "*" can only be the last character, for all names that begin so`
+	}
+	return ""
+}
+
+// interfaces reads a list of names. null is an empty one.
+func (r *reader) interfaces(key string) (list given[[]Interface]) {
+	for _, s := range r.settings[key] {
+		list = given[[]Interface]{at: s.key}
+		if isNull(s.value) {
+			continue
+		}
+		if s.value.Kind != yaml.SequenceNode {
+			hint := ` such as ["cni0", "veth*"]`
+			if checkInterface(s.value.Value) == "" {
+				hint = fmt.Sprintf(": write [%q]", s.value.Value)
+			}
+			r.fail(s.value, "%s is %s, want a list%s", key, describe(s.value), hint)
+			return given[[]Interface]{}
+		}
+		for _, item := range s.value.Content {
+			n := target(item)
+			if n.Kind != yaml.ScalarNode || isNull(n) {
+				r.fail(item, "an entry of %s is %s, want the name of an interface", key, describe(n))
+			} else if msg := checkInterface(n.Value); msg != "" {
+				r.fail(item, "%s", msg)
+			} else {
+				list.value = append(list.value, Interface{n.Value, r.position(item)})
+			}
+		}
+		if n := len(list.value); n > maxInterfaces {
+			r.fail(s.value, "%s has %d names, at most %d are possible: use a prefix such as %q", key, n, maxInterfaces, "veth*")
+		}
+	}
+	return list
+}
