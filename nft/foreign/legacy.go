@@ -42,6 +42,8 @@ type LegacyChain struct {
 	Jumps []nfnetlink.Rule
 	// SubChains are further chains of the agent that this one leads to.
 	SubChains []string
+	// Held are those of all these chains to which rules or maps of others refer.
+	Held []string
 	// Rules counts the rules of all these chains, Strange those of them that
 	// do not have the comment of an agent.
 	Rules, Strange int
@@ -66,7 +68,9 @@ func Legacy(s Snapshot) []LegacyChain {
 	for _, tops := range []bool{true, false} {
 		for _, at := range l.order {
 			if l.agent[at] && !(tops && slices.ContainsFunc(l.jumps[at], func(r nfnetlink.Rule) bool { return l.agent[chainOf(r)] })) {
-				out = append(out, l.collect(at))
+				if c := l.collect(at); !c.emptied() {
+					out = append(out, c)
+				}
 			}
 		}
 	}
@@ -137,6 +141,9 @@ func (l *legacy) collect(at id) LegacyChain {
 		}
 	}
 	for _, m := range members {
+		if c := l.chains[m]; int(c.Use) > len(c.Rules)+len(l.jumps[m]) {
+			out.Held = append(out.Held, m.name)
+		}
 		for _, r := range l.jumps[m] {
 			if !inside[chainOf(r)] {
 				out.Jumps = append(out.Jumps, r)
@@ -157,10 +164,10 @@ func jump(r nfnetlink.Rule) (chain string, ok bool) {
 }
 
 // Remove deletes the chain, its sub-chains and the jumps to them, and nothing
-// else. Of several chains, those that [Legacy] gave earlier are to be removed
+// else. Those that are held stay, empty, as the kernel does not delete them. Of
+// several chains, those that [Legacy] gave earlier are to be removed
 // earlier. The transaction is refused where the rules have changed since (commit
-// it with the generation of the snapshot), or where a chain that the snapshot
-// does not hold leads to one of these.
+// it with the generation of the snapshot).
 func (l LegacyChain) Remove(b *nfnetlink.Batch) {
 	for _, r := range l.Jumps {
 		b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
@@ -173,8 +180,15 @@ func (l LegacyChain) Remove(b *nfnetlink.Batch) {
 		b.FlushChain(l.Family, l.Table, chain)
 	}
 	for _, chain := range chains {
-		b.DelChain(l.Family, l.Table, chain)
+		if !slices.Contains(l.Held, chain) {
+			b.DelChain(l.Family, l.Table, chain)
+		}
 	}
+}
+
+// emptied reports whether nothing is left but what others hold.
+func (l LegacyChain) emptied() bool {
+	return !l.Gone && l.Rules+len(l.Jumps) == 0 && len(l.Held) == 1+len(l.SubChains)
 }
 
 // Decides says whether packets meet rules of this agent.

@@ -26,13 +26,13 @@ func (k *Kernel) Cleanup(legacy bool) ([]string, error) {
 		}
 		b, removed := s.removal()
 		if err = k.conn.Commit(b, s.generation); err == nil {
-			return removed, nil
+			return append(removed, k.sayHeld(s.held(nft.Ruleset{}))...), nil
 		}
 		if !errors.Is(err, unix.ERESTART) {
 			break
 		}
 	}
-	return nil, k.busy(fmt.Errorf("remove: %w", err), nft.Ruleset{}, Look{TakeOver: legacy})
+	return nil, fmt.Errorf("remove: %w", err)
 }
 
 // Installed names what [Kernel.Cleanup] would remove. It writes nothing.
@@ -81,11 +81,8 @@ func (s *state) removal() (b *nfnetlink.Batch, removed []string) {
 		removed = append(removed, fmt.Sprintf("table inet %s", nft.TableName))
 	}
 	for _, n := range s.nat {
-		left := n.Leftovers("", false)
-		if len(left) > 0 {
-			n.Remove(b, left, nil, true, false)
-		}
-		for _, c := range left {
+		s.remove(b, n, nft.Ruleset{})
+		for _, c := range n.Leftovers("", false) {
 			removed = append(removed, fmt.Sprintf("chain %s in table %s nat", c, n.Family))
 		}
 	}

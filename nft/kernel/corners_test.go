@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -215,21 +214,28 @@ func TestRenamedAndChangedChainIsNamed(t *testing.T) {
 	}
 }
 
-func TestRuleThatKeepsAChainIsNamed(t *testing.T) {
-	nfttest.Require(t, "iptables-nft", "iptables-nft-restore")
+// The kernel does not delete a chain that somebody's rule or map names. Emptied it
+// decides nothing.
+func TestChainThatOthersKeepIsEmptiedAndSaidWhy(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft", "iptables-nft-restore")
 	with := cases.Load(t, "sources-only").Compile(nft.ModeIPTables)
 	nf := cases.Load(t, "default").Compile(nft.ModeNFTables)
-	inFurther := []string{"-A", "FOREIGN", "-d", "192.0.2.1", "-j", cases.DefaultChain + "-SRC"}
+	further, verdicts := cases.DefaultChain+"-SRC", "add map ip nat verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : jump %s }; }"
 	for _, tt := range []struct {
 		name   string
-		rule   []string
+		keeps  string // a chain
+		by     string
 		before nft.Ruleset // without a chain: an older agent's rules
-		do     func(*Kernel) error
+		do     func(*Kernel) ([]string, error)
 		says   string
 	}{
-		{"cleanup", inFurther, with, cleansUp(false), "table ip nat, chain FOREIGN: ip daddr 192.0.2.1 counter jump IP-MASQ-AGENT-SRC"},
-		{"take-over", []string{"-A", "FOREIGN", "-g", "IP-MASQ"}, nft.Ruleset{}, applies(nf, Look{TakeOver: true}), "table ip nat, chain FOREIGN: counter goto IP-MASQ"},
-		{"cleanup of an older agent", []string{"-A", "FOREIGN", "-j", "IP-MASQ"}, nft.Ruleset{}, cleansUp(true), "table ip nat, chain FOREIGN: counter jump IP-MASQ"},
+		{"cleanup", further, "add rule ip nat FOREIGN ip daddr 192.0.2.1 jump %s", with, cleansUp(false), "chain FOREIGN: ip daddr 192.0.2.1 jump IP-MASQ-AGENT-SRC"},
+		{"cleanup of the chain itself", cases.DefaultChain, "add rule ip nat FOREIGN goto %s", with, cleansUp(false), "chain FOREIGN: goto IP-MASQ-AGENT"},
+		{"cleanup with a map", cases.DefaultChain, verdicts, with, cleansUp(false), "because of a map of others"},
+		{"take-over", "IP-MASQ", "add rule ip nat FOREIGN goto %s", nft.Ruleset{}, applies(nf, Look{TakeOver: true}), "chain FOREIGN: goto IP-MASQ"},
+		{"take-over with a map", "IP-MASQ", verdicts, nft.Ruleset{}, applies(nf, Look{TakeOver: true}), "because of a map of others"},
+		{"other mode", cases.DefaultChain, "add rule ip nat FOREIGN goto %s", with, applies(nf, Look{Others: true}), "chain FOREIGN: goto IP-MASQ-AGENT"},
+		{"cleanup of an older agent", "IP-MASQ", "add rule ip nat FOREIGN counter jump %s", nft.Ruleset{}, cleansUp(true), "chain FOREIGN: counter jump IP-MASQ"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -240,45 +246,32 @@ func TestRuleThatKeepsAChainIsNamed(t *testing.T) {
 			} else {
 				apply(t, k, tt.before, Look{})
 			}
-			iptables(t, ns, nfnetlink.IPv4, "-N", "FOREIGN")
-			iptables(t, ns, nfnetlink.IPv4, tt.rule...)
-			before := nfttest.ListRuleset(t, ns)
-			err := tt.do(k)
-			if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), tt.says) || strings.Count(err.Error(), "table ip nat, chain") != 1 {
-				t.Errorf("got %v", err)
+			nfttest.NFT(t, ns, "add chain ip nat FOREIGN; "+fmt.Sprintf(tt.by, tt.keeps), "-f", "-")
+			removed, err := tt.do(k)
+			if err != nil || !strings.Contains(strings.Join(removed, "\n"), tt.says) {
+				t.Errorf("removed %q, %v, want %q", removed, err, tt.says)
 			}
-			if diff := cmp.Diff(before, withoutOwnTable(nfttest.ListRuleset(t, ns))); diff != "" {
-				t.Errorf("the kernel (-before +after):\n%s", diff)
+			c := connect(t, ns)
+			if rules, err := c.Rules(nfnetlink.IPv4, nft.NATTable, tt.keeps); err != nil || len(rules) > 0 {
+				t.Errorf("chain %s has %d rules, %v", tt.keeps, len(rules), err)
 			}
-			// Without the rule it works.
-			iptables(t, ns, nfnetlink.IPv4, append([]string{"-D"}, tt.rule[1:]...)...)
-			if err := tt.do(k); err != nil {
-				t.Error(err)
+			if rules, err := c.Rules(nfnetlink.IPv4, nft.NATTable, nft.Postrouting); err != nil || len(rules) > 0 {
+				t.Errorf("POSTROUTING has %d rules, %v", len(rules), err)
+			}
+			if again, err := tt.do(k); err != nil || len(again) > 0 {
+				t.Errorf("a second time: %q, %v", again, err)
 			}
 		})
 	}
 }
 
-// withoutOwnTable leaves out our table, in which sets may have been filled.
-func withoutOwnTable(listing string) string {
-	before, ours, found := strings.Cut(listing, "table inet "+nft.TableName+" {\n")
-	if !found {
-		return listing
-	}
-	_, after, _ := strings.Cut(ours, "\n}\n")
-	return before + after
-}
-
-func applies(want nft.Ruleset, look Look) func(*Kernel) error {
-	return func(k *Kernel) error {
-		_, err := k.Apply(want, look)
-		return err
+func applies(want nft.Ruleset, look Look) func(*Kernel) ([]string, error) {
+	return func(k *Kernel) ([]string, error) {
+		a, err := k.Apply(want, look)
+		return append(a.Removed, a.Differences...), err
 	}
 }
 
-func cleansUp(legacy bool) func(*Kernel) error {
-	return func(k *Kernel) error {
-		_, err := k.Cleanup(legacy)
-		return err
-	}
+func cleansUp(legacy bool) func(*Kernel) ([]string, error) {
+	return func(k *Kernel) ([]string, error) { return k.Cleanup(legacy) }
 }

@@ -179,7 +179,7 @@ func (k *Kernel) Apply(want nft.Ruleset, look Look) (Applied, error) {
 			}
 		}
 		if try >= attempts || refused >= 1 && !mayComeFromTheTable(err) || refused >= fewAttempts {
-			return Applied{}, k.busy(err, want, look)
+			return Applied{}, err
 		}
 		// Two agents that fill the same sets would else take them from each
 		// other for ever.
@@ -372,6 +372,7 @@ func (k *Kernel) apply(want nft.Ruleset, look Look) (Applied, error) {
 			if want.Mode == nft.ModeNFTables && len(s.legacy)+len(applied.Removed) == 0 {
 				k.seen.wrote(s.generation, commits)
 			}
+			applied.Removed = append(applied.Removed, k.sayHeld(s.held(want))...)
 			return applied, nil
 		}
 		if !errors.Is(err, unix.ERESTART) {

@@ -319,14 +319,10 @@ func (s *state) transactions(want nft.Ruleset, target nft.Sides) []*nfnetlink.Ba
 		if t != nil && n.Asleep() {
 			wake.AddTable(n.Family, nft.NATTable)
 		}
-		var kept []string
 		if t != nil {
-			kept = nft.WithSubchains(want.Chain)
 			n.Ensure(b, *t, want.Chain)
 		}
-		if left := n.Leftovers(want.Chain, t != nil); len(left) > 0 {
-			n.Remove(b, left, kept, t == nil, true)
-		}
+		s.remove(b, n, want)
 	}
 	for _, l := range s.legacy {
 		l.Remove(b)

@@ -458,8 +458,11 @@ func (n *Shared) heldByOthers(name string) bool { return n.heldBeside(name, 0) }
 // heldBeside does so for a chain to which as many rules of POSTROUTING lead that go.
 func (n *Shared) heldBeside(name string, jumps int) bool {
 	head, read := n.heads[name]
-	if !read || n.trusted[name] || n.flooded[name] {
+	switch {
+	case !read || n.trusted[name]:
 		return false
+	case n.flooded[name]: // how many of what uses it are its own rules is not known
+		return true
 	}
 	ours := len(n.chains[name]) + jumps
 	for _, rules := range n.chains {
@@ -551,9 +554,10 @@ func editRules(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
 
 // Remove plans the removal of chains of ours with their jumps, except the chains
 // to be kept. Where they are the last of ours, what is then left of the table goes
-// too if only we can have made it: a lone POSTROUTING without rules. With stay, chains
-// that rules or maps of others refer to stay, empty; else the kernel refuses.
-func (n *Shared) Remove(b *nfnetlink.Batch, chains []OwnChain, kept []string, last, stay bool) {
+// too if only we can have made it: a lone POSTROUTING without rules. Chains that rules or
+// maps of others refer to stay, empty, as the kernel does not delete them; it returns
+// their names.
+func (n *Shared) Remove(b *nfnetlink.Batch, chains []OwnChain, kept []string, last bool) (held []string) {
 	rest := len(n.rules)
 	jumps := map[string]int{}
 	for _, c := range chains {
@@ -571,13 +575,16 @@ func (n *Shared) Remove(b *nfnetlink.Batch, chains []OwnChain, kept []string, la
 		b.FlushChain(n.Family, nft.NATTable, name)
 	}
 	for _, name := range names {
-		if !stay || !n.heldBeside(name, jumps[name]) {
+		if n.heldBeside(name, jumps[name]) {
+			held = append(held, name)
+		} else {
 			b.DelChain(n.Family, nft.NATTable, name)
 		}
 	}
-	if last && rest == 0 && n.all-len(names) == 1 && n.post != nil {
+	if last && rest == 0 && n.all-len(names) == 1 && n.post != nil && len(held) == 0 {
 		b.DelTable(n.Family, nft.NATTable)
 	}
+	return held
 }
 
 // doomed gives the chains that go with chains of ours.
@@ -591,28 +598,6 @@ func (n *Shared) doomed(chains []OwnChain, kept []string) []string {
 		}
 	}
 	return names
-}
-
-// Doomed gives the chains that go on the way to the wanted table, nil where none of
-// ours is wanted, and the rules of POSTROUTING that go with them.
-func (n *Shared) Doomed(want *nft.Table, chain string) (chains []string, jumps []nfnetlink.Rule) {
-	var kept []string
-	if want != nil {
-		kept = nft.WithSubchains(chain)
-		for _, name := range kept {
-			if _, present := n.chains[name]; present && len(want.Chain(name).Rules) == 0 {
-				chains = append(chains, name)
-			}
-		}
-	}
-	left := n.Leftovers(chain, want != nil)
-	for _, r := range n.rules {
-		to, _ := Target(r)
-		if slices.ContainsFunc(left, func(c OwnChain) bool { return c.Name == to }) {
-			jumps = append(jumps, r)
-		}
-	}
-	return append(chains, n.doomed(left, kept)...), jumps
 }
 
 // jumpOf says to which chain a rule leads that is, to the byte, the jump that we
