@@ -20,9 +20,10 @@ import (
 
 // olderVersions are the cases of testdata/foreign that hold the rules of an
 // iptables-based agent. Without LONG=1 only the first ones are tried: one with a
-// chain of our name, one with the text of ours in it, one with a name of its own.
+// chain of our name, one with the text of ours in it, one with a name of its own,
+// one that writes to legacy ip_tables.
 var olderVersions = []string{
-	"ip-masq-agent-v2.9", "ip-masq-agent-v2.0.0", "ip-masq-agent-custom-chain",
+	"ip-masq-agent-v2.9", "ip-masq-agent-v2.0.0", "ip-masq-agent-custom-chain", "ip-masq-agent-v2.11" + inLegacy,
 	"ip-masq-agent-v0.3", "ip-masq-agent-v2.11", "ip-masq-agent-two-jumps", "ip-masq-agent-to-ports",
 	"ip-masq-gke", "ip-masq-kops",
 }
@@ -33,19 +34,27 @@ type olderAgent struct {
 	rules  string
 	config string
 	cidrs  []netip.Prefix
+	xt     string // its program, without -restore and -save
 }
 
-const onlyHere = "203.0.113.0/24"
+const (
+	onlyHere = "203.0.113.0/24"
+	inLegacy = " in legacy ip_tables"
+)
 
 func loadOlder(t *testing.T, name string) olderAgent {
 	t.Helper()
+	name, legacy := strings.CutSuffix(name, inLegacy)
 	text, err := os.ReadFile(filepath.Join(root, "testdata/foreign", name, "rules.iptables"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	exempts := regexp.MustCompile(`(?m)^-A (.*)-d (\S+) (.*-j RETURN\n)`)
 	all := exempts.FindAllStringSubmatch(string(text), -1)
-	a := olderAgent{rules: string(text), config: "masqLinkLocal: true\nnonMasqueradeCIDRs:\n"}
+	a := olderAgent{rules: string(text), config: "masqLinkLocal: true\nnonMasqueradeCIDRs:\n", xt: "iptables-nft"}
+	if legacy {
+		a.xt = "iptables-legacy"
+	}
 	last := all[len(all)-1]
 	if !slices.ContainsFunc(all, func(m []string) bool { return m[2] == onlyHere }) {
 		all = append(all, []string{"", "", onlyHere})
@@ -64,16 +73,11 @@ func (a olderAgent) install(n *node) {
 	n.t.Helper()
 	rules := a.rules
 	for _, jump := range regexp.MustCompile(`(?m)^-A (POSTROUTING .*)\n`).FindAllStringSubmatch(rules, -1) {
-		if strings.Contains(n.kernelIPTables(), jump[1]) {
+		if strings.Contains(nfttest.Run(n.t, n.NS, "", a.xt+"-save", "-t", "nat"), jump[1]) {
 			rules = strings.Replace(rules, jump[0], "", 1)
 		}
 	}
-	nfttest.Run(n.t, n.NS, rules, "iptables-nft-restore", "--noflush")
-}
-
-func (n *node) kernelIPTables() string {
-	n.t.Helper()
-	return nfttest.Run(n.t, n.NS, "", "iptables-nft-save", "-t", "nat")
+	nfttest.Run(n.t, n.NS, rules, a.xt+"-restore", "--noflush")
 }
 
 func (a olderAgent) targets() (all []nfttest.Target) {
@@ -123,7 +127,7 @@ func tries() []string {
 	case testing.Short():
 		return olderVersions[:1]
 	}
-	return olderVersions[:3]
+	return olderVersions[:4]
 }
 
 func flows(t *testing.T, h *nfttest.Hammer, n uint64) {
@@ -154,7 +158,7 @@ func TestARejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 	t.Parallel()
 	for _, version := range tries() {
 		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
-			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save")
+			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save", "iptables-legacy-restore", "iptables-legacy-save")
 			top := nfttest.NewTopology(t)
 			n, older := nodeIn(t, top.Node), loadOlder(t, version)
 			older.install(n)
@@ -207,7 +211,7 @@ func TestTakeOverAndWayBackLetNoWrongSourceOut(t *testing.T) {
 	}
 	for _, version := range tries() {
 		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
-			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save")
+			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save", "iptables-legacy-restore", "iptables-legacy-save")
 			top := nfttest.NewTopology(t)
 			n, older := nodeIn(t, top.Node), loadOlder(t, version)
 			older.install(n)

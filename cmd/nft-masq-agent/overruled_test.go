@@ -53,6 +53,9 @@ func TestRulesInLegacyIPTablesShowWithTheCommandsThatRemoveThem(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-legacy")
 	n := newNode(t)
+	d := n.start("--http-address", httpAddress, "--takeover", "--resync-interval=1")
+	d.began(wants(t, ""))
+	d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_rules") == "0" })
 	for _, args := range []string{"-N MY-MASQ", "-A POSTROUTING -o eth9 -j MY-MASQ", "-A MY-MASQ -m comment --comment ip-masq-agent:_x -j MASQUERADE"} {
 		words := strings.Fields(args)
 		for i := range words {
@@ -62,8 +65,7 @@ func TestRulesInLegacyIPTablesShowWithTheCommandsThatRemoveThem(t *testing.T) {
 			t.Fatalf("%s: %s: %v", args, out, err)
 		}
 	}
-	d := n.start("--http-address", httpAddress)
-	d.began(wants(t, ""))
+	d.await("rules of an iptables-based agent are in legacy ip_tables, from where neither --takeover nor cleanup can remove them")
 	d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_rules") == "1" })
 	const commands = "iptables-legacy -t nat -D POSTROUTING 1 && iptables-legacy -t nat -F MY-MASQ && iptables-legacy -t nat -X MY-MASQ"
 	if text := unwrap(n.run("status").stdout); !strings.Contains(text, commands) {
@@ -72,6 +74,7 @@ func TestRulesInLegacyIPTablesShowWithTheCommandsThatRemoveThem(t *testing.T) {
 	if out, err := n.Output("", "sh", "-c", commands); err != nil {
 		t.Fatalf("%s: %v", out, err)
 	}
+	d.await("the rules of iptables-based agents in legacy ip_tables are gone")
 	if text := unwrap(n.run("status").stdout); strings.Contains(text, "legacy") {
 		t.Errorf("status after the removal: %s", text)
 	}

@@ -83,9 +83,6 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 	for _, other := range running.Agents(e.proc, program) {
 		log.Warn("another agent runs in this network namespace: both will write the same rules", zap.Int("pid", other.PID))
 	}
-	for _, line := range legacyIPTables(e.proc) {
-		log.Warn(line)
-	}
 	ended := startAgent(ctx, o, k, log, hangup, lines.lost.Load)
 	<-ctx.Done()
 	// The loop ends at once unless it is in the middle of a large transaction,
@@ -117,7 +114,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		agent.Kernel{
 			Apply: givingBack(k.Apply), ReadBack: k.ReadBack, PortID: k.PortID,
 			Counters: func() ([]kernel.Counts, error) { return counters.Counters(o.NFT()) },
-			Others:   k.Others, Cleanup: k.Cleanup, Stale: countStale, Flush: flushStale, Pressure: conntrack.Open().Pressure, Generation: generations.Generation,
+			Others:   k.Others, XTables: k.XTables, Cleanup: k.Cleanup, Stale: countStale, Flush: flushStale, Pressure: conntrack.Open().Pressure, Generation: generations.Generation,
 			Forget: func() {
 				if k.Forget() {
 					giveBack()

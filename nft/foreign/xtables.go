@@ -33,6 +33,9 @@ func (c XTChain) String() string {
 	return fmt.Sprintf("chain %s in legacy ip_tables (table %s nat): %d rules, %d jumps", nfnetlink.Printable(c.Name), c.Family, c.Rules, len(c.Jumps))
 }
 
+// Decides says whether packets meet rules of this chain.
+func (c XTChain) Decides() bool { return c.Rules > 0 && len(c.Jumps) > 0 }
+
 // Commands returns the commands that remove the chain.
 func (c XTChain) Commands() []string {
 	program := "iptables-legacy -t nat "

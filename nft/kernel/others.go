@@ -33,8 +33,12 @@ func (o Others) Of(kind foreign.Kind) []foreign.Conflict {
 
 // OlderAgentDecides says whether packets meet rules of an iptables-based agent.
 func (o Others) OlderAgentDecides() bool {
-	return slices.ContainsFunc(o.Legacy, foreign.LegacyChain.Decides)
+	return slices.ContainsFunc(o.Legacy, foreign.LegacyChain.Decides) || slices.ContainsFunc(o.XTables, foreign.XTChain.Decides)
 }
+
+// XTables finds the chains of iptables-based agents in legacy ip_tables. The
+// generation of the ruleset says nothing about them.
+func (k *Kernel) XTables() ([]foreign.XTChain, error) { return k.xtables() }
 
 // Others looks for the rules of others. It reads every chain that a packet can
 // meet in a nat chain of postrouting, and no other.

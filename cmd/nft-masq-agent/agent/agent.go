@@ -16,6 +16,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 )
 
@@ -48,8 +49,10 @@ type Kernel struct {
 	PortID   func() uint32
 	Counters func() ([]kernel.Counts, error)
 	Others   func(nft.Ruleset) (kernel.Others, error)
-	Cleanup  func(legacy bool) ([]string, error)
-	Forget   func()
+	// XTables is quick, and says what Others would of legacy ip_tables.
+	XTables func() ([]foreign.XTChain, error)
+	Cleanup func(legacy bool) ([]string, error)
+	Forget  func()
 	// Stale counts the connections that contradict a policy; it may be nil.
 	Stale func(nft.Policy) (conntrack.Stale, error)
 	// Flush deletes the connections that contradict a policy.
@@ -372,7 +375,8 @@ func (a *Agent) reconsider() error {
 		}
 		n.older = a.stillThere(others)
 		if a.policy.want == nil {
-			a.health.found(kernel.Others{Legacy: others.Legacy})
+			a.health.found(kernel.Others{Legacy: others.Legacy, XTables: others.XTables})
+			a.sayXTables(others.XTables)
 		}
 	}
 	next := decide(a.policy, a.content, n)

@@ -84,6 +84,7 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 				Others:   func(nft.Ruleset) (kernel.Others, error) { return w.seen(), w.refusal() },
 				Cleanup:  w.cleanup,
 				Stale:    w.countStale,
+				XTables:  func() ([]foreign.XTChain, error) { return w.seen().XTables, nil },
 				Pressure: w.pressure,
 				Forget:   func() {}, Generation: w.currentGeneration,
 			},

@@ -25,6 +25,7 @@ type survey struct {
 	by  string // the process that wrote last
 	// What was found, so that it is said once.
 	legacy    []string
+	xtables   []string
 	conflicts map[uint64]bool // by what they say, a hash
 	unread    int             // rules that were too many to be read
 	seed      maphash.Seed
@@ -34,7 +35,13 @@ type survey struct {
 // what is new.
 func (a *Agent) lookAround(now time.Time) {
 	s := &a.survey
-	if a.policy.want == nil || !s.at.IsZero() && (!s.due || now.Sub(s.at) < surveyInterval) {
+	if a.policy.want == nil {
+		return
+	}
+	if x, err := a.kernel.XTables(); err == nil && !slices.Equal(namesOf(x), s.xtables) {
+		s.at = time.Time{} // no change of nf_tables makes it due
+	}
+	if !s.at.IsZero() && (!s.due || now.Sub(s.at) < surveyInterval) {
 		return
 	}
 	defer litter()()
@@ -46,7 +53,35 @@ func (a *Agent) lookAround(now time.Time) {
 	}
 	a.health.found(others)
 	a.sayLegacy(others)
+	a.sayXTables(others.XTables)
 	a.sayConflicts(others)
+}
+
+func namesOf(chains []foreign.XTChain) (names []string) {
+	for _, c := range chains {
+		names = append(names, c.String())
+	}
+	return names
+}
+
+// sayXTables says what --takeover cannot remove, and how to.
+func (a *Agent) sayXTables(chains []foreign.XTChain) {
+	s := &a.survey
+	found := namesOf(chains)
+	if slices.Equal(found, s.xtables) {
+		return
+	}
+	s.xtables = found
+	if len(found) == 0 {
+		a.log.Info("the rules of iptables-based agents in legacy ip_tables are gone", zap.String("event", "xtables_rules_gone"))
+		return
+	}
+	var commands []string
+	for _, c := range chains {
+		commands = append(commands, c.Commands()...)
+	}
+	a.log.Warn("rules of an iptables-based agent are in legacy ip_tables, from where neither --takeover nor cleanup can remove them: stop it, and run the commands",
+		zap.String("event", "xtables_rules_found"), zap.Strings("found", found), zap.Strings("commands", commands))
 }
 
 func (a *Agent) sayLegacy(others kernel.Others) {
