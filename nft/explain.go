@@ -49,7 +49,7 @@ func (p Policy) Explain(c Connection) []Step {
 			return f.explain(c)
 		}
 	}
-	return []Step{{Question: "IPv6, which is off", Yes: true, Decides: true, Verdict: Exempt}}
+	return []Step{{Question: "IPv6 is disabled (set enableIPv6)", Yes: true, Decides: true, Verdict: Exempt}}
 }
 
 func (f FamilyPolicy) explain(c Connection) []Step {

@@ -165,8 +165,8 @@ func TestExplainAsksTheKernelThatIsLive(t *testing.T) {
 		for args, want := range map[string]nft.Verdict{
 			"10.1.2.3 --live":             nft.Exempt,
 			"10.2.2.3 --live":             nft.Masqueraded,
-			"10.1.2.3 --config " + n.path: nft.Masqueraded,
-			"10.2.2.3 --config " + n.path: nft.Exempt,
+			"10.1.2.3 --config " + n.path: nft.Exempt,
+			"10.2.2.3 --config " + n.path: nft.Masqueraded,
 		} {
 			got := n.run(append([]string{"explain", "-o", "json"}, strings.Fields(args)...)...)
 			var x answer.Explanation

@@ -11,7 +11,6 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/options"
 	"nft-masq-agent/cmd/nft-masq-agent/running"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 
 	"golang.org/x/sys/unix"
@@ -30,21 +29,21 @@ func explainCommand() command {
 	return command{
 		name:     "explain",
 		operands: "ADDRESS",
-		about:    "says whether a new connection to ADDRESS is masqueraded, and why",
-		details: "It goes through the questions that are asked of a connection's first packet, and names the CIDR and the place " +
-			"in the file that decide. Without flags about the policy it takes those of an agent that runs here. " +
-			"Nothing is written, and the kernel is read with --live alone.",
+		about:    "show which source address a new connection to ADDRESS has, and what decides that",
+		details: "The answer is the kernel's: it follows the connection through the NAT rules of this node, those of other " +
+			"programs included, and names the rule, or the CIDR and its place in the file, that decides. If the kernel cannot be " +
+			"read, the config answers alone. Without policy flags it uses those of the running agent. Nothing is written.",
 		examples: []string{
 			program + " explain 10.1.2.3",
-			program + " explain 203.0.113.7 --from 10.244.1.5 --config ./ip-masq-agent",
-			program + " explain 10.1.2.3 --live",
+			program + " explain 203.0.113.7 --from 10.244.1.5",
+			program + " explain 203.0.113.7 --out eth1",
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := explainFlags{Options: options.AddPolicyFlags(fs), set: fs}
 			options.AddFlag(fs, &f.from, "from", "", "`SOURCE` address of the connection (default: a pod's)", parseAddress)
 			fs.StringVar(&f.out, "out", "", "`INTERFACE` that the connection leaves by (default: that of the node's route)")
-			fs.BoolVar(&f.live, "live", false, "ask the rules and sets that the kernel holds now, not the config")
-			options.AddFlag(fs, &f.output, "o", outputText, "text or json `FORMAT` of the answer", options.OneOf(outputText, outputJSON))
+			fs.BoolVar(&f.live, "live", false, "do not read the config: the kernel answers alone")
+			addOutput(fs, &f.output)
 			return func(_ context.Context, operands []string, e environment) (int, error) {
 				return f.explain(operands[0], e)
 			}
@@ -60,7 +59,7 @@ func parseAddress(s string) (netip.Addr, error) {
 		if p, notCIDR := netip.ParsePrefix(s); notCIDR == nil {
 			return netip.Addr{}, fmt.Errorf("is a CIDR; give one address, such as %s", p.Addr())
 		}
-		return netip.Addr{}, errors.New("is no IP address")
+		return netip.Addr{}, errors.New("is not an IP address")
 	}
 	return a.WithZone("").Unmap(), nil
 }
@@ -71,22 +70,58 @@ func (f *explainFlags) explain(operand string, e environment) (int, error) {
 		return exitUsage, usagef("ADDRESS %q %w", operand, err)
 	}
 	if f.from.IsValid() && f.from.Is4() != dst.Is4() {
-		return exitUsage, usagef("--from %s and ADDRESS %s are of two families", f.from, dst)
+		return exitUsage, usagef("--from %s and ADDRESS %s are of different address families", f.from, dst)
 	}
 	x := answer.Explanation{Destination: dst.String(), Live: f.live}
-	var policy nft.Policy
-	if f.live {
-		policy, err = livePolicy()
-		if err == nil {
-			x.Overruled, err = liveOverruled(f.Chain)
-		}
-	} else {
-		policy, err = f.filePolicy(&x, e)
+	policy, fileErr := f.filePolicy(&x, e)
+	held, heldErr := e.held(f.Chain)
+	switch {
+	case f.live && heldErr != nil:
+		return exitFailed, heldErr
+	case f.live && held == nil:
+		return exitFailed, errNoRules
+	case fileErr != nil && (heldErr != nil || held == nil):
+		return refuse(e, fileErr)
+	case heldErr != nil:
+		x.Notes = append(x.Notes, unreadable(heldErr))
+	case held == nil:
+		x.First = append(x.First, "None of this agent's rules are installed on this node.")
+		x.Absent = true
+	case fileErr != nil:
+		x.First = append(x.First, fmt.Sprintf("The config is rejected; the kernel enforces %s, and that is the answer.", held.ruleset.Policy.Hash()))
+	case !f.live && held.ruleset.Policy.Hash() != policy.Hash():
+		x.First = append(x.First, fmt.Sprintf("The kernel enforces %s, not %s of the config (%s): the answer is the kernel's.",
+			held.ruleset.Policy.Hash(), policy.Hash(), f.ConfigPath))
 	}
-	if err != nil {
-		return refuse(e, err)
+	return f.answer(x, e, dst, policy, held, heldErr == nil, fileErr)
+}
+
+// unreadable says why the config answers alone.
+func unreadable(err error) string {
+	if errors.Is(err, unix.EPERM) {
+		return "The config answers alone: the rules of this node cannot be read without the capability NET_ADMIN."
+	}
+	return fmt.Sprintf("The config answers alone: the rules of this node cannot be read: %v.", err)
+}
+
+// answer answers by what the kernel holds, if it can be read, or else by the config.
+func (f *explainFlags) answer(x answer.Explanation, e environment, dst netip.Addr, policy nft.Policy, held *heldRules, readable bool, fileErr error) (int, error) {
+	known := true
+	x.Why.Code = "config"
+	q := kernel.Question{Src: f.from, Dst: dst, Out: f.out}
+	if held != nil {
+		if q.Held, known = held.ruleset, held.exact; policy.Hash() != q.Held.Policy.Hash() || fileErr != nil || f.live {
+			policy, x.Live = q.Held.Policy, true
+		}
 	}
 	x.Config = policy.Hash()
+	if readable {
+		n, err := e.trace(q)
+		if err != nil {
+			return exitFailed, err
+		}
+		x.Follow(n)
+	}
 	ends, err := e.ends(f.from, dst)
 	if err != nil {
 		x.Notes = append(x.Notes, fmt.Sprintf("The addresses of this node are not known: %v.", err))
@@ -94,20 +129,32 @@ func (f *explainFlags) explain(operand string, e environment) (int, error) {
 	if f.out != "" {
 		ends.Out = f.out
 	}
-	x.Ask(policy, f.from, dst, ends)
+	if known {
+		x.Ask(policy, f.from, dst, ends)
+	} else {
+		x.First = append(x.First, "Another program changed this agent's rules: see status.")
+	}
 	// The verdict needs no privilege; these do.
 	if n, err := e.staleTo(f.from, dst); err == nil {
 		x.SetStale(n)
 	}
 	if f.output == outputJSON {
-		return exitDone, writeJSON(e.stdout, x)
+		err = writeJSON(e.stdout, x)
+	} else {
+		err = write(e.stdout, x.String())
 	}
-	return exitDone, write(e.stdout, x.String())
+	if err != nil || fileErr == nil {
+		return exitDone, err
+	}
+	return refuse(e, fileErr)
 }
 
-// filePolicy gives the policy of the config.
+// filePolicy returns the policy of the config.
 func (f *explainFlags) filePolicy(x *answer.Explanation, e environment) (nft.Policy, error) {
 	x.Agent = running.Follow(f.Options, f.set, running.Agents(e.proc, program))
+	if f.live {
+		return nft.Policy{}, nil
+	}
 	l, err := f.Load()
 	warn(e, l)
 	if err != nil && x.Agent != "" {
@@ -116,34 +163,43 @@ func (f *explainFlags) filePolicy(x *answer.Explanation, e environment) (nft.Pol
 	return l.Ruleset.Policy, err
 }
 
-// livePolicy gives the policy by which the kernel decides.
-func livePolicy() (nft.Policy, error) {
-	k := kernel.Open()
-	defer func() { _ = k.Close() }()
-	policy, found, err := k.Live()
-	if err != nil {
-		return nft.Policy{}, hinted(err)
-	}
-	if !found {
-		return nft.Policy{}, errNoRules
-	}
-	return policy, nil
+// heldRules are what the kernel holds of ours. They are exact if some config of this
+// version yields them.
+type heldRules struct {
+	ruleset nft.Ruleset
+	exact   bool
 }
 
-// liveOverruled finds the rules of other programs that decide before the kernel's
-// own. The chain is where mode iptables-nft would be.
-func liveOverruled(chain string) ([]foreign.Conflict, error) {
+// readHeld returns nil if the kernel holds nothing of ours. The chain is where mode
+// iptables-nft would be.
+func readHeld(chain string) (*heldRules, error) {
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
-	held, _, err := k.Held(chain)
+	held, found, err := k.Held(chain)
 	if err != nil {
 		return nil, hinted(err)
 	}
-	others, err := k.Others(held)
+	if !found {
+		return nil, nil
+	}
+	policy, exact, err := k.Live()
 	if err != nil {
 		return nil, hinted(err)
 	}
-	return others.Overruled, nil
+	if exact {
+		held.Policy = policy
+	}
+	return &heldRules{held, exact}, nil
+}
+
+func trace(q kernel.Question) (kernel.Node, error) {
+	k := kernel.Open()
+	defer func() { _ = k.Close() }()
+	n, err := k.Trace(q)
+	if err != nil {
+		return n, hinted(err)
+	}
+	return n, nil
 }
 
 func (e environment) ends(src, dst netip.Addr) (answer.Ends, error) {

@@ -52,6 +52,10 @@ type environment struct {
 
 	// staleTo counts the stale connections between two addresses.
 	staleTo func(src, dst netip.Addr) (int, error)
+
+	// held and trace read the kernel.
+	held  func(chain string) (*heldRules, error)
+	trace func(kernel.Question) (kernel.Node, error)
 }
 
 func theEnvironment() environment {
@@ -63,5 +67,7 @@ func theEnvironment() environment {
 		proc:     "/proc",
 		routeTo:  kernel.RouteTo,
 		staleTo:  staleTo,
+		held:     readHeld,
+		trace:    trace,
 	}
 }

@@ -67,12 +67,16 @@ func nodeAddresses() []netip.Addr {
 	return []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
 }
 
+// errUnreadable says why runHere answers by the config alone.
+var errUnreadable = errors.New("no kernel in this test")
+
 func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 	t.Helper()
 	return environment{
 		stdout: stdout, stderr: stderr, proc: t.TempDir(),
 		staleTo: func(netip.Addr, netip.Addr) (int, error) { return 0, nil },
 		routeTo: func(a netip.Addr) (kernel.Route, error) { return routeTo(a), nil },
+		held:    func(string) (*heldRules, error) { return nil, errUnreadable },
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 
@@ -48,6 +49,12 @@ func writeJSON(w io.Writer, v any) error {
 		return err
 	}
 	return write(w, text)
+}
+
+// addOutput declares --output and its short form -o.
+func addOutput(fs *flag.FlagSet, to *string) {
+	options.AddFlag(fs, to, "output", outputText, "text or json `FORMAT` of the answer", options.OneOf(outputText, outputJSON))
+	options.AddFlag(fs, to, "o", outputText, "short for --output", options.OneOf(outputText, outputJSON))
 }
 
 // Formats of an answer.

@@ -13,7 +13,7 @@ func TestARuleInFrontOfOurJumpIsNamedAndDecides(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
-		n := newNode(t)
+		n := newTrafficNode(t)
 		d := n.start(flag, "--resync-interval=3600")
 		d.began(wants(t, "", flag))
 		for _, rule := range []string{"-d 203.0.113.0/24 -j ACCEPT", "-d 198.51.100.0/24 -o wg0 -j RETURN"} {
@@ -36,13 +36,13 @@ func TestARuleInFrontOfOurJumpIsNamedAndDecides(t *testing.T) {
 			says    string
 			shared  bool // only in mode iptables-nft
 		}{
-			{"203.0.113.9", "203.0.113.9 sees the source's own address", true},
+			{"203.0.113.9", "203.0.113.9 sees the pod's own address: another program's rule accepts the connection", true},
 			{"203.0.113.9", "ip nat POSTROUTING handle", true},
-			{"198.51.100.9", "198.51.100.9 sees this node's address", false},
-			{"198.51.100.9", "Another rule may accept it before this agent's chain", true},
-			{"192.0.2.9", "192.0.2.9 sees this node's address", false},
+			{"198.51.100.9", "198.51.100.9 sees 192.0.2.1, the address of eth0: masqueraded by this agent", false},
+			{"198.51.100.9 --out pod0", "198.51.100.9 sees 10.244.1.1, the address of pod0", false},
+			{"192.0.2.100", "192.0.2.100 sees 192.0.2.1", false},
 		} {
-			text := unwrap(n.run("explain", "--live", tt.address, flag).stdout)
+			text := unwrap(n.run(append([]string{"explain", "--live", flag}, strings.Fields(tt.address)...)...).stdout)
 			if says := strings.Contains(text, tt.says); says != (shared || !tt.shared) {
 				t.Errorf("explain --live %s: %q: %t in %s", tt.address, tt.says, says, text)
 			}

@@ -35,8 +35,6 @@ type Conflict struct {
 	Destinations []string
 	Returns      bool
 	Shared       bool
-
-	src, dst []iprange.Range // nil where that is not kept
 }
 
 // maxNamed is the number of exempt prefixes that a conflict names.

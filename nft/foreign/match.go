@@ -44,44 +44,26 @@ func (m mark) set() (bits uint32, ok bool) {
 
 // An action is what a rule does with a packet that it matches.
 type action struct {
-	ends     bool   // the packet does not go on in this chain
-	returns  bool   // nor in those that it came to by this rule, but in the one before
-	target   string // the chain to which it goes
-	byMap    bool   // the verdict comes from a map
-	rewrites bool   // it binds the connection to another source address
-	fixed    bool   // and not to that of the interface
-	verdict  int32  // NFT_CONTINUE where there is none
+	ends      bool   // the packet does not go on in this chain
+	returns   bool   // nor in those that it came to by this rule, but in the one before
+	target    string // the chain to which it goes
+	byMap     bool   // the verdict comes from a map
+	rewrites  bool   // it binds the connection to another source address
+	fixed     bool   // and not to that of the interface
+	redirects bool   // it binds the connection to another destination
+	verdict   int32  // NFT_CONTINUE where there is none
 }
 
 func (w *walker) parse(r nfnetlink.Rule) (match, action) {
 	var m match
 	a := action{verdict: unix.NFT_CONTINUE}
 	for s := range ruletext.Statements(r) {
-		if code, chain, ok := s.Expr.Verdict(); ok {
-			a.target, a.verdict = chain, code
-			a.ends = code != unix.NFT_CONTINUE && code != unix.NFT_JUMP
-			a.returns = code == unix.NFT_RETURN || code == unix.NFT_GOTO
+		if a.take(s) {
 			continue
 		}
 		switch s.Expr.Name {
-		case "counter", "log", "meta", "ct", "dynset", "notrack":
 		case "objref":
-			if s.Expr.Uint32(unix.NFTA_OBJREF_IMM_TYPE) != unix.NFT_OBJECT_COUNTER {
-				m.unknown(s)
-			}
-		case "masq":
-			a.rewrites = true
-		case "nat":
-			a.rewrites = s.Expr.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_SNAT
-			a.fixed = a.rewrites
-		case "target":
-			target := s.Expr.Str(unix.NFTA_TARGET_NAME)
-			a.rewrites = slices.Contains(sourceTargets, target)
-			a.fixed = a.rewrites && target != "MASQUERADE"
-		case "match":
-			if s.Expr.Str(unix.NFTA_MATCH_NAME) != "comment" {
-				m.compare(s, nil)
-			}
+			m.unknown(s)
 		case "lookup":
 			if s.Expr.JumpsByMap() {
 				a.byMap = true
@@ -96,8 +78,44 @@ func (w *walker) parse(r nfnetlink.Rule) (match, action) {
 	return m, a
 }
 
+// take adds what a statement does, and reports whether it does something, or nothing,
+// instead of comparing.
+func (a *action) take(s ruletext.Statement) bool {
+	if code, chain, ok := s.Expr.Verdict(); ok {
+		a.target, a.verdict = chain, code
+		a.ends = code != unix.NFT_CONTINUE && code != unix.NFT_JUMP
+		a.returns = code == unix.NFT_RETURN || code == unix.NFT_GOTO
+		return true
+	}
+	switch s.Expr.Name {
+	case "counter", "log", "meta", "ct", "dynset", "notrack":
+	case "objref":
+		return s.Expr.Uint32(unix.NFTA_OBJREF_IMM_TYPE) == unix.NFT_OBJECT_COUNTER
+	case "masq":
+		a.rewrites = true
+	case "redir":
+		a.redirects = true
+	case "nat":
+		a.rewrites = s.Expr.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_SNAT
+		a.redirects, a.fixed = !a.rewrites, a.rewrites
+	case "target":
+		target := s.Expr.Str(unix.NFTA_TARGET_NAME)
+		a.rewrites = slices.Contains(sourceTargets, target)
+		a.redirects = slices.Contains(destinationTargets, target)
+		a.fixed = a.rewrites && target != "MASQUERADE"
+	case "match":
+		return s.Expr.Str(unix.NFTA_MATCH_NAME) == "comment"
+	default:
+		return false
+	}
+	return true
+}
+
 // sourceTargets are the targets of xtables that rewrite the source address.
 var sourceTargets = []string{"MASQUERADE", "SNAT", "NETMAP"}
+
+// destinationTargets are those that rewrite the destination address.
+var destinationTargets = []string{"DNAT", "REDIRECT", "NETMAP"}
 
 // compare adds what a statement asks for. set is what the set holds in which it
 // looks, nil where that is not known.

@@ -155,41 +155,12 @@ func (w *walker) outcome(c *Chain, r nfnetlink.Rule, q path, a action, left []bo
 	if w.kind == Exempts && !w.jumped && everything && len(q.from) == 0 && len(q.words) == 0 {
 		return // nothing was behind it to exempt from
 	}
-	conflict := Conflict{Kind: w.kind, Shared: w.share.Shared, Returns: a.verdict == unix.NFT_RETURN, src: q.src, dst: dst}
+	conflict := Conflict{Kind: w.kind, Shared: w.share.Shared, Returns: a.verdict == unix.NFT_RETURN}
 	if !everything {
 		conflict.More = len(dst) > maxNamed
 		for _, d := range dst[:min(len(dst), maxNamed)] {
 			conflict.Destinations = append(conflict.Destinations, d.String())
 		}
 	}
-	if len(q.src) > maxNamed {
-		conflict.src = nil
-	}
-	if len(dst) > maxNamed {
-		conflict.dst = nil
-	}
 	w.add(c, r, q, conflict)
-}
-
-// Meets reports whether connections between two addresses can come to the rule, and
-// whether all of them do. The zero address is any.
-func (c Conflict) Meets(src, dst netip.Addr) (some, all bool) {
-	some, all = true, len(c.Conditions) == 0
-	for _, side := range []struct {
-		ranges []iprange.Range
-		words  string
-		addr   netip.Addr
-	}{{c.src, c.Source, src}, {c.dst, "", dst}} {
-		switch {
-		case side.ranges == nil:
-			all = false
-		case side.addr.IsValid():
-			some = some && slices.ContainsFunc(side.ranges, func(r iprange.Range) bool {
-				return r.From.Compare(side.addr) <= 0 && side.addr.Compare(r.To) <= 0
-			})
-		default:
-			all = all && side.words == ""
-		}
-	}
-	return some, some && all
 }

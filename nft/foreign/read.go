@@ -19,6 +19,7 @@ type Snapshot struct {
 	Generation uint32
 	Chains     []Chain
 	Sets       []Set
+	maps       map[id][]nfnetlink.MapElement // of a trace
 	// Unread counts rules that were not read, because there are more than maxRules:
 	// what they do is not known.
 	Unread int
@@ -32,6 +33,8 @@ type Chain struct {
 	nfnetlink.Chain
 	Rules []nfnetlink.Rule
 	Own   bool
+	// Unread says that its rules were not read, because there are too many.
+	Unread bool
 	// Base is the base chain from which it can be reached, the first where
 	// there are several; nil where there is none. It may be the chain itself.
 	Base *nfnetlink.Chain
@@ -61,9 +64,14 @@ func chainID(c nfnetlink.Chain) id { return id{c.Family, c.Table, c.Name} }
 // has; Generation tells. It fails with [nfnetlink.ErrInterrupted] where it never
 // came to an end.
 func Read(c nfnetlink.Reader, own func(nfnetlink.Chain) bool) (Snapshot, error) {
+	return read(reader{conn: c, own: own, hook: unix.NF_INET_POST_ROUTING})
+}
+
+func read(template reader) (Snapshot, error) {
 	var torn Snapshot
 	for range 3 {
-		r := reader{conn: c, own: own, seen: map[id]bool{}, wanted: map[id]bool{}}
+		r := template
+		r.seen, r.wanted = map[id]bool{}, map[id]bool{}
 		err := r.read()
 		if errors.Is(err, nfnetlink.ErrInterrupted) {
 			continue
@@ -71,7 +79,7 @@ func Read(c nfnetlink.Reader, own func(nfnetlink.Chain) bool) (Snapshot, error) 
 		if err != nil {
 			return Snapshot{}, fmt.Errorf("read postrouting chains: %w", err)
 		}
-		after, err := c.Generation()
+		after, err := r.conn.Generation()
 		if err != nil {
 			return Snapshot{}, err
 		}
@@ -89,6 +97,8 @@ func Read(c nfnetlink.Reader, own func(nfnetlink.Chain) bool) (Snapshot, error) 
 type reader struct {
 	Snapshot
 	conn   nfnetlink.Reader
+	hook   uint32              // of the base chains
+	maps   func(*reader) error // reads maps instead of sets; nil: sets
 	own    func(nfnetlink.Chain) bool
 	listed []nfnetlink.Chain // of the family being read, as packets meet them
 	seen   map[id]bool       // the chains that are in Chains
@@ -104,6 +114,9 @@ func (r *reader) read() (err error) {
 		if err := r.readFamily(family); err != nil {
 			return err
 		}
+	}
+	if r.maps != nil {
+		return r.maps(r)
 	}
 	return r.readSets()
 }
@@ -122,14 +135,14 @@ func (r *reader) readFamily(family nfnetlink.Family) error {
 	}
 	slices.SortStableFunc(r.listed, func(a, b nfnetlink.Chain) int { return cmp.Compare(priority(a), priority(b)) })
 	for _, c := range r.listed {
-		if h := c.Hook; h != nil && h.Type == "nat" && h.Number == unix.NF_INET_POST_ROUTING && !dormant[c.Table] {
+		if h := c.Hook; h != nil && h.Type == "nat" && h.Number == r.hook && !dormant[c.Table] {
 			if err := r.follow(c); err != nil {
 				return err
 			}
 		}
 	}
 	for _, c := range r.listed {
-		if c.Hook == nil && agentChains[c.Name] {
+		if c.Hook == nil && agentChains[c.Name] && r.maps == nil {
 			if err := r.readChains(nil, c); err != nil {
 				return err
 			}
@@ -196,6 +209,7 @@ func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (e
 		case out.Own:
 		case r.rules+int(c.Use) > maxRules: // before they are in memory
 			r.Unread += int(c.Use)
+			out.Unread = true
 		default:
 			if out.Rules, err = r.conn.Rules(c.Family, c.Table, c.Name); err != nil {
 				return err

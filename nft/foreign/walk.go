@@ -260,7 +260,6 @@ func (c *Conflict) merge(o Conflict) {
 	if len(o.Destinations) == 0 {
 		c.Destinations = nil
 	}
-	c.src, c.dst = nil, nil
 	c.More = c.More || o.More
 	switch {
 	case c.Source == "" || o.Source == "":

@@ -2,13 +2,15 @@ package kernel
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/foreign"
 )
 
 // A Route is the node's route to an address.
@@ -18,53 +20,193 @@ type Route struct {
 	Type int
 	// Interface is the name of the one by which the route leads, "" if it is not known.
 	Interface string
+
+	index        uint32     // of the interface
+	gateway, src netip.Addr // the zero address: the destination is a neighbor; no address
 }
 
 // RouteTo returns the node's route to an address (rtnetlink(7), RTM_GETROUTE).
-func RouteTo(a netip.Addr) (Route, error) {
+func RouteTo(a netip.Addr) (Route, error) { return routeTo{}.with(a, "").ask() }
+
+func (r Route) out() foreign.Device { return foreign.Device{Name: r.Interface, Index: r.index} }
+
+// A routeTo is a question about a route.
+type routeTo struct {
+	dst, src netip.Addr
+	in       uint32 // interface on which the packet came, 0 for none
+	out      string
+}
+
+func (q routeTo) with(dst netip.Addr, out string) routeTo {
+	q.dst, q.out = dst.WithZone(""), out
+	return q
+}
+
+func (q routeTo) ask() (r Route, err error) {
+	m, err := q.message()
+	if err != nil {
+		return r, err
+	}
 	nl, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
 	if err != nil {
-		return Route{}, fmt.Errorf("netlink socket: %w", err)
+		return r, fmt.Errorf("netlink socket: %w", err)
 	}
 	defer func() { _ = nl.Close() }()
-	msgs, err := nl.Execute(routeQuestion(a.WithZone("")))
+	msgs, err := nl.Execute(m)
 	switch {
-	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
-		return Route{}, nil // no route, or one that refuses
+	case isAny(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EXDEV):
+		return r, nil // no route, or one that refuses
 	case err != nil:
-		return Route{}, fmt.Errorf("route to %s: %w", a, err)
+		return r, fmt.Errorf("route to %s: %w", q.dst, err)
 	case len(msgs) == 0 || len(msgs[0].Data) < unix.SizeofRtMsg:
-		return Route{}, fmt.Errorf("route to %s: no answer", a)
+		return r, fmt.Errorf("route to %s: no answer", q.dst)
 	}
 	const typeAt = 7 // struct rtmsg, rtm_type
-	r := Route{Type: int(msgs[0].Data[typeAt])}
+	r.Type = int(msgs[0].Data[typeAt])
 	attrs, err := netlink.UnmarshalAttributes(msgs[0].Data[unix.SizeofRtMsg:])
 	if err != nil {
-		return Route{}, fmt.Errorf("route to %s: %w", a, err)
+		return r, fmt.Errorf("route to %s: %w", q.dst, err)
 	}
-	for _, attr := range attrs {
-		if attr.Type != unix.RTA_OIF || len(attr.Data) != 4 {
-			continue
-		}
-		if out, err := net.InterfaceByIndex(int(binary.NativeEndian.Uint32(attr.Data))); err == nil {
-			r.Interface = out.Name
+	for _, a := range attrs {
+		switch a.Type {
+		case unix.RTA_OIF:
+			r.index = nativeUint32(a.Data)
+			if out, err := net.InterfaceByIndex(int(r.index)); err == nil {
+				r.Interface = out.Name
+			}
+		case unix.RTA_GATEWAY:
+			r.gateway, _ = netip.AddrFromSlice(a.Data)
+		case unix.RTA_PREFSRC:
+			r.src, _ = netip.AddrFromSlice(a.Data)
 		}
 	}
 	return r, nil
 }
 
-func routeQuestion(a netip.Addr) netlink.Message {
+func nativeUint32(b []byte) uint32 {
+	if len(b) < 4 {
+		return 0
+	}
+	return binary.NativeEndian.Uint32(b)
+}
+
+func (q routeTo) message() (netlink.Message, error) {
 	head := make([]byte, unix.SizeofRtMsg)
-	head[0], head[1] = unix.AF_INET, byte(a.BitLen())
-	if a.Is6() {
+	head[0], head[1] = unix.AF_INET, byte(q.dst.BitLen())
+	if q.dst.Is6() {
 		head[0] = unix.AF_INET6
 	}
-	// One attribute of a known kind cannot fail.
-	dst, _ := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.RTA_DST, Data: a.AsSlice()}})
+	attrs := []netlink.Attribute{{Type: unix.RTA_DST, Data: q.dst.AsSlice()}}
+	if q.src.IsValid() {
+		head[2] = byte(q.src.BitLen())
+		attrs = append(attrs, netlink.Attribute{Type: unix.RTA_SRC, Data: q.src.AsSlice()})
+	}
+	if q.in != 0 {
+		attrs = append(attrs, netlink.Attribute{Type: unix.RTA_IIF, Data: binary.NativeEndian.AppendUint32(nil, q.in)})
+	}
+	if q.out != "" {
+		i, err := net.InterfaceByName(q.out)
+		if err != nil {
+			return netlink.Message{}, fmt.Errorf("interface %q: %w", q.out, err)
+		}
+		attrs = append(attrs, netlink.Attribute{Type: unix.RTA_OIF, Data: binary.NativeEndian.AppendUint32(nil, uint32(i.Index))})
+	}
+	b, err := netlink.MarshalAttributes(attrs)
 	return netlink.Message{
 		Header: netlink.Header{Type: unix.RTM_GETROUTE, Flags: netlink.Request},
-		Data:   append(head, dst...),
+		Data:   append(head, b...),
+	}, err
+}
+
+// masqueradeAddress returns the address that masquerading gives to what takes a route:
+// the first one of the interface whose network holds the next hop, or else its first
+// one of global scope (inet_select_addr), or the one that IPv6 would send from. It is
+// the zero address if that is not known.
+func masqueradeAddress(r Route, dst netip.Addr) (netip.Addr, error) {
+	all, err := addresses(dst.Is6())
+	if err != nil {
+		return netip.Addr{}, err
 	}
+	on := slices.DeleteFunc(slices.Clone(all), func(a address) bool { return a.index != r.index })
+	hop := dst
+	if r.gateway.IsValid() {
+		hop = r.gateway
+	}
+	switch {
+	case dst.Is6() && slices.ContainsFunc(on, func(a address) bool { return a.local == r.src }):
+		return r.src, nil
+	case dst.Is6() && len(on) == 1:
+		return on[0].local, nil
+	case dst.Is6():
+		return netip.Addr{}, nil
+	}
+	for _, a := range on {
+		if a.network.Contains(hop) {
+			return a.local, nil
+		}
+	}
+	for _, a := range append(on, all...) {
+		return a.local, nil
+	}
+	return netip.Addr{}, nil
+}
+
+// An address is one of the node's: of global scope, and none that is only there for
+// another one of its network.
+type address struct {
+	index   uint32
+	local   netip.Addr
+	network netip.Prefix
+}
+
+func addresses(ipv6 bool) ([]address, error) {
+	nl, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
+	if err != nil {
+		return nil, fmt.Errorf("netlink socket: %w", err)
+	}
+	defer func() { _ = nl.Close() }()
+	head := make([]byte, unix.SizeofIfAddrmsg)
+	head[0] = unix.AF_INET
+	if ipv6 {
+		head[0] = unix.AF_INET6
+	}
+	msgs, err := nl.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.RTM_GETADDR, Flags: netlink.Request | netlink.Dump}, Data: head,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("addresses of this node: %w", err)
+	}
+	var out []address
+	for _, m := range msgs {
+		const flagsAt, scopeAt, indexAt = 2, 3, 4 // struct ifaddrmsg
+		d := m.Data
+		if len(d) < unix.SizeofIfAddrmsg || d[scopeAt] != unix.RT_SCOPE_UNIVERSE {
+			continue
+		}
+		if !ipv6 && d[flagsAt]&unix.IFA_F_SECONDARY != 0 || ipv6 && d[flagsAt]&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 {
+			continue
+		}
+		attrs, err := netlink.UnmarshalAttributes(d[unix.SizeofIfAddrmsg:])
+		if err != nil {
+			return nil, fmt.Errorf("addresses of this node: %w", err)
+		}
+		a := address{index: nativeUint32(d[indexAt:])}
+		for _, at := range attrs {
+			addr, ok := netip.AddrFromSlice(at.Data)
+			switch {
+			case !ok:
+			case at.Type == unix.IFA_ADDRESS:
+				a.network = netip.PrefixFrom(addr, int(d[1])).Masked()
+				if !a.local.IsValid() {
+					a.local = addr
+				}
+			case at.Type == unix.IFA_LOCAL:
+				a.local = addr
+			}
+		}
+		out = append(out, a)
+	}
+	return out, nil
 }
 
 // LocalPrefixes returns the addresses of this node: those for which the kernel has

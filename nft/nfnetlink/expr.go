@@ -95,7 +95,12 @@ func (e Expr) Verdict() (code int32, chain string, ok bool) {
 	if e.Name != "immediate" || e.Uint32(unix.NFTA_IMMEDIATE_DREG) != unix.NFT_REG_VERDICT {
 		return 0, "", false
 	}
-	_ = Each(e.Attr(unix.NFTA_IMMEDIATE_DATA), func(typ uint16, data []byte) error {
+	return parseVerdict(e.Attr(unix.NFTA_IMMEDIATE_DATA))
+}
+
+// parseVerdict reads NFTA_DATA_VERDICT.
+func parseVerdict(b []byte) (code int32, chain string, ok bool) {
+	_ = Each(b, func(typ uint16, data []byte) error {
 		if typ != unix.NFTA_DATA_VERDICT {
 			return nil
 		}

@@ -402,6 +402,60 @@ func parseElement(b []byte) (element, error) {
 	return e, err
 }
 
+// A MapElement is an element of a verdict map.
+type MapElement struct {
+	Key   []byte // components of a concatenation are padded to 4 bytes each
+	Code  int32  // the verdict
+	Chain string // of a jump or goto
+}
+
+// MapElements reads a verdict map, up to a bound; more reports that it has further
+// elements. An interval map is read bound by bound.
+func (c *Conn) MapElements(family Family, table, set string, most int) (elements []MapElement, more bool, err error) {
+	var a attrs
+	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+	a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
+	err = dumpEach(c, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b []byte) error {
+		return Each(b, func(typ uint16, data []byte) error {
+			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+				return nil
+			}
+			return Each(data, func(_ uint16, data []byte) error {
+				if len(elements) == most {
+					return errEnough
+				}
+				e, err := parseMapElement(data)
+				elements = append(elements, e)
+				return err
+			})
+		})
+	})
+	if errors.Is(err, errEnough) {
+		return elements, true, nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("list elements of %s: %w", Printable(set), err)
+	}
+	return elements, false, nil
+}
+
+func parseMapElement(b []byte) (MapElement, error) {
+	var e MapElement
+	err := Each(b, func(typ uint16, data []byte) error {
+		switch typ {
+		case unix.NFTA_SET_ELEM_KEY:
+			return Each(data, func(_ uint16, data []byte) error {
+				e.Key = data
+				return nil
+			})
+		case unix.NFTA_SET_ELEM_DATA:
+			e.Code, e.Chain, _ = parseVerdict(data)
+		}
+		return nil
+	})
+	return e, err
+}
+
 // Objects lists the stateful objects of a table. A table that is not there has
 // none.
 func (c *Conn) Objects(family Family, table string) ([]Object, error) {

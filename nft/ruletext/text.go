@@ -59,6 +59,10 @@ type Statement struct {
 	Mask  []byte         // of the field, before it is compared; nil: all of it
 	Value []byte         // what it is compared with
 	Set   string         // or the set in which it is looked up
+	// To is the addresses to which a connection is translated, the zero value if they
+	// are not constant; ToField is "ip saddr" or "ip6 saddr" if it keeps its own.
+	To      iprange.Range
+	ToField string
 
 	kind kind
 	text string // where the parts above do not say all
@@ -190,6 +194,7 @@ func Statements(r nfnetlink.Rule) iter.Seq[Statement] {
 			}
 			if !ok {
 				s.text = d.act(e)
+				s.To, s.ToField = d.translation(e)
 			}
 			s.Expr = e
 			if !yield(s) {
@@ -365,6 +370,26 @@ func (d *decoder) span(e nfnetlink.Expr, attr uint16, k kind) string {
 	}
 	to := d.register(e.Uint32(attr + 1)).as(k)
 	return from + either(to == from, "", "-"+to)
+}
+
+// translation returns the addresses of an expression nat.
+func (d *decoder) translation(e nfnetlink.Expr) (to iprange.Range, field string) {
+	if e.Name != "nat" || e.Attr(unix.NFTA_NAT_REG_ADDR_MIN) == nil {
+		return to, ""
+	}
+	from := d.register(e.Uint32(unix.NFTA_NAT_REG_ADDR_MIN))
+	if from.constant == nil {
+		if from.mask == nil && zero(from.xor) {
+			field = from.name
+		}
+		return to, field
+	}
+	to.From, _ = netip.AddrFromSlice(from.constant)
+	to.To = to.From
+	if e.Attr(unix.NFTA_NAT_REG_ADDR_MAX) != nil {
+		to.To, _ = netip.AddrFromSlice(d.register(e.Uint32(unix.NFTA_NAT_REG_ADDR_MAX)).constant)
+	}
+	return to, ""
 }
 
 func (d *decoder) ports(e nfnetlink.Expr, attr uint16) string {

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -22,7 +23,11 @@ func decodeXT(e nfnetlink.Expr, family nfnetlink.Family) (Statement, bool) {
 	case "match":
 		return xtMatch(e.Str(unix.NFTA_MATCH_NAME), e.Attr(unix.NFTA_MATCH_INFO)), true
 	case "target":
-		return Statement{text: "-j " + nfnetlink.Printable(e.Str(unix.NFTA_TARGET_NAME)) + xtTarget(e, family)}, true
+		s := Statement{text: "-j " + nfnetlink.Printable(e.Str(unix.NFTA_TARGET_NAME)) + xtTarget(e, family)}
+		if r, ok := xtNATRange(e.Attr(unix.NFTA_TARGET_INFO), family); ok && e.Str(unix.NFTA_TARGET_NAME) == "SNAT" {
+			s.To = iprange.Range{From: r.min, To: r.max}
+		}
+		return s, true
 	}
 	return Statement{}, false
 }

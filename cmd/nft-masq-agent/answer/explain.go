@@ -9,7 +9,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/foreign"
 )
 
 // Ends is what the node's routes say of the two ends of a connection: whether it
@@ -22,15 +21,18 @@ type Ends struct {
 // An Explanation is the answer of explain. As JSON, fields are only ever added.
 type Explanation struct {
 	Destination string   `json:"destination"`
+	First       []string `json:"first,omitempty"`  // what is wrong on this node
+	Absent      bool     `json:"absent,omitempty"` // none of our rules are installed, so that the answers are the config's
+	Headline    string   `json:"headline,omitempty"`
+	Sees        string   `json:"sees,omitempty"`     // the address that the destination sees; none: not known, or a pod's own
+	Possible    []string `json:"possible,omitempty"` // what it may see, if that is not known
+	Why         Why      `json:"why"`
 	Config      string   `json:"config"`          // hash
 	Live        bool     `json:"live"`            // of the kernel's rules, not of the config
 	Agent       string   `json:"agent,omitempty"` // whose flags were taken, in words
 	Answers     []Answer `json:"answers"`         // several where it may depend on the source and none was given
 	Stale       int      `json:"stale,omitempty"` // existing connections that an earlier policy decided
 	Notes       []string `json:"notes"`
-
-	// Overruled are rules of other programs that decide before the kernel's.
-	Overruled []foreign.Conflict `json:"-"`
 }
 
 // SetStale adds how many existing connections an earlier policy decided.
@@ -77,34 +79,7 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, on Ends) {
 	} else {
 		x.answerForSources(p, nft.Connection{Dst: dst, Out: on.Out})
 	}
-	x.overrule(src, dst)
 	x.note(src, on, exemptsNode(p, nft.Connection{Dst: dst, FromNode: true, Out: on.Out}))
-}
-
-// overrule puts right what a rule of another program decides before ours.
-func (x *Explanation) overrule(src, dst netip.Addr) {
-	for _, c := range x.Overruled {
-		some, all := c.Meets(src, dst)
-		exempts := c.Kind == foreign.Exempts
-		if !some || exempts && !c.Shared {
-			continue
-		}
-		rule := conflictReports([]foreign.Conflict{c})[0].String()
-		for i := range x.Answers {
-			switch a := &x.Answers[i]; {
-			case a.Verdict != nft.Masqueraded:
-			case exempts && all:
-				a.Verdict, a.Steps = nft.Exempt, []Step{{Question: "accepted before this agent's chain", Yes: true, Place: rule}}
-			case exempts:
-				x.Notes = append(x.Notes, "Another rule may accept it before this agent's chain, and then it is not masqueraded: "+rule+".")
-			case all:
-				x.Notes = append(x.Notes, "Another rule gives it another source address first: "+rule+".")
-			default:
-				x.Notes = append(x.Notes, "Another rule may give it another source address first: "+rule+".")
-			}
-		}
-	}
-	x.Notes = slices.Compact(x.Notes)
 }
 
 func (x *Explanation) add(p nft.Policy, source string, c nft.Connection) {
@@ -212,8 +187,8 @@ func (x *Explanation) note(src netip.Addr, on Ends, nodeExempt bool) {
 		{masqueraded && !src.IsValid() && len(x.Answers) == 1 && !nodeExempt, "The node's own traffic is masqueraded like a pod's."},
 		{masqueraded && !src.IsValid() && nodeExempt, "The node's own traffic keeps its address."},
 		{masqueraded && on.FromHere, "The source is this node; its own traffic is masqueraded too."},
-		{exempt, "Not by this agent, that is: another rule on the node may still masquerade it."},
-		{true, "This holds for new connections; an established one keeps the address it has."},
+		{exempt && x.Headline == "", "Not by this agent, that is: another rule on the node may still masquerade it."},
+		{true, "This applies to new connections; existing connections keep their address."},
 	}
 	for _, n := range notes {
 		if n.holds {
@@ -225,11 +200,26 @@ func (x *Explanation) note(src netip.Addr, on Ends, nodeExempt bool) {
 // String is the answer for people.
 func (x *Explanation) String() string {
 	var b strings.Builder
+	for _, text := range x.First {
+		b.WriteString(Wrap(text, ""))
+	}
+	if x.Headline != "" {
+		b.WriteString(Wrap(x.Headline, ""))
+	}
+	for _, text := range x.Possible {
+		b.WriteString(Wrap(text, "  "))
+	}
+	if len(x.First)+len(x.Possible) > 0 || x.Headline != "" {
+		b.WriteString("\n")
+	}
 	for _, a := range x.Answers {
-		a.write(&b, x.Destination)
+		a.write(&b, x)
 	}
 	for _, n := range x.Notes {
 		b.WriteString(Wrap(n, ""))
+	}
+	if len(x.Answers) == 0 {
+		return b.String()
 	}
 	of := "config"
 	if x.Live {
@@ -242,13 +232,20 @@ func (x *Explanation) String() string {
 	return b.String()
 }
 
-func (a Answer) write(b *strings.Builder, dst string) {
+func (a Answer) write(b *strings.Builder, x *Explanation) {
+	dst := x.Destination
 	means := map[nft.Verdict]string{
 		nft.Local:       "not masqueraded: %[1]s is an address of this node",
 		nft.Exempt:      "not masqueraded: %[1]s sees the source's own address",
 		nft.Masqueraded: "masqueraded: %[1]s sees this node's address",
 	}[a.Verdict]
-	b.WriteString(Wrap(fmt.Sprintf("A new connection to %[1]s from %[2]s is "+means+".", dst, a.Source), "") + "\n")
+	if x.Headline != "" { // which says what it sees
+		means, _, _ = strings.Cut(means, ":")
+		by := either(x.Absent, "If the config were applied, a connection from %s would be %s:", "By this agent's policy a connection from %s is %s:")
+		b.WriteString(Wrap(fmt.Sprintf(by, a.Source, means), "") + "\n")
+	} else {
+		b.WriteString(Wrap(fmt.Sprintf("A new connection to %[1]s from %[2]s is "+means+".", dst, a.Source), "") + "\n")
+	}
 	width := 0
 	for _, s := range a.Steps {
 		width = max(width, len(s.Question))

@@ -1,0 +1,210 @@
+package answer
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/kernel"
+)
+
+// A Why is the reason for an answer: a code for programs and its parameters.
+type Why struct {
+	// Code is masqueraded, snat, exempt, local, foreign-masquerade, foreign-snat, accepted-first, dropped,
+	// no-route, translated-first, unknown, or config, which is an answer without the kernel.
+	Code      string      `json:"code"`
+	Interface string      `json:"interface,omitempty"`
+	Rules     []ruleFound `json:"rules,omitempty"`   // that translate it, or may
+	Unknown   []string    `json:"unknown,omitempty"` // conditions on which the answer depends
+}
+
+// A ruleFound is a rule on the way of a connection.
+type ruleFound struct {
+	Table    string `json:"table"`
+	Chain    string `json:"chain"`
+	Handle   uint64 `json:"handle"`
+	Priority int32  `json:"priority"`
+	Rule     string `json:"rule"`
+	Sees     string `json:"sees,omitempty"` // what the destination sees if it decides
+
+	own bool
+}
+
+func (r ruleFound) String() string {
+	if r.own {
+		return "this agent"
+	}
+	return fmt.Sprintf("%s %s handle %d (priority %d): %s", r.Table, r.Chain, r.Handle, r.Priority, r.Rule)
+}
+
+// ownAddress stands for the address of a source that is not known.
+const ownAddress = "the pod's own address"
+
+// Follow makes the headline from what the kernel does to the connection.
+func (x *Explanation) Follow(n kernel.Node) {
+	defer func() { x.Why.Interface = n.Packet.Out.String() }()
+	if dnat := n.Destination; len(dnat.Ways) > 0 {
+		x.translatedFirst(n)
+		if x.Why.Code != "" {
+			return
+		}
+	}
+	switch {
+	case n.Packet.DstType == unix.RTN_LOCAL:
+		x.Why.Code = "local"
+		x.Headline = fmt.Sprintf("%s is an address of this node: %s is not masqueraded.", x.Destination, sourceText(n.Packet.Src))
+		x.Sees = addressText(n.Packet.Src)
+		return
+	case n.Packet.DstType == unix.RTN_UNSPEC:
+		x.Why.Code = "no-route"
+		x.Headline = fmt.Sprintf("This node has no route to %s.", x.Destination)
+		return
+	}
+	var found []ruleFound
+	var sees []string
+	for _, w := range n.Source.Ways {
+		r := newRuleFound(w, n)
+		found, sees = append(found, r), append(sees, r.Sees)
+	}
+	if n.Source.Through {
+		sees = append(sees, keptText(n.Packet.Src))
+	}
+	x.Why.Rules = found
+	if distinct := slices.Compact(slices.Sorted(slices.Values(sees))); len(distinct) > 1 || distinct[0] == "" {
+		x.cannotKnow(n, found)
+		return
+	}
+	x.certain(n, found, sees[0])
+}
+
+func (x *Explanation) certain(n kernel.Node, found []ruleFound, sees string) {
+	if a, err := netip.ParseAddr(sees); err == nil {
+		x.Sees = a.String()
+	}
+	if len(found) == 0 {
+		x.Why.Code = "exempt"
+		if left := n.Source.Left; left != nil && n.Wanted {
+			r := newRuleFound(*left, n)
+			x.Why = Why{Code: "accepted-first", Rules: []ruleFound{r}}
+			x.Headline = fmt.Sprintf("%s sees %s: another program's rule accepts the connection before this agent is asked: %s.", x.Destination, keptWords(n.Packet.Src), r)
+			return
+		}
+		x.Headline = fmt.Sprintf("%s sees %s: no rule of this node translates it.", x.Destination, keptWords(n.Packet.Src))
+		return
+	}
+	last := found[len(found)-1]
+	of := ""
+	way := n.Source.Ways[len(found)-1]
+	if way.Masquerade {
+		of = ", the address of " + n.Packet.Out.String()
+	}
+	switch {
+	case way.Drops:
+		x.Why.Code, x.Sees = "dropped", ""
+		x.Headline = fmt.Sprintf("%s sees nothing: a rule drops the connection: %s.", x.Destination, last)
+	case last.own:
+		x.Why.Code = either(way.Masquerade, "masqueraded", "snat")
+		x.Headline = fmt.Sprintf("%s sees %s%s: masqueraded by this agent.", x.Destination, sees, of)
+	default:
+		x.Why.Code = either(way.Masquerade, "foreign-masquerade", "foreign-snat")
+		x.Headline = fmt.Sprintf("%s sees %s%s: another program's rule rewrites the source address, not this agent: %s.", x.Destination, sees, of, last)
+	}
+}
+
+// cannotKnow says on what the answer depends.
+func (x *Explanation) cannotKnow(n kernel.Node, found []ruleFound) {
+	x.Why.Code, x.Why.Unknown = "unknown", n.Source.Unknown
+	on := strings.Join(n.Source.Unknown, "; ")
+	if on == "" {
+		on = "a translation that the rule does not name"
+	}
+	x.Headline = fmt.Sprintf("What %s sees cannot be known from here: it depends on %s.", x.Destination, on)
+	for _, r := range found {
+		sees := r.Sees
+		if sees == "" {
+			sees = "an address that is not known"
+		}
+		x.Possible = append(x.Possible, fmt.Sprintf("%s by %s", sees, r))
+	}
+	if n.Source.Through {
+		x.Possible = append(x.Possible, keptWords(n.Packet.Src)+" if no rule translates it")
+	}
+	if !n.Packet.Src.IsValid() && slices.ContainsFunc(n.Source.Unknown, aboutSource) {
+		x.Possible = append(x.Possible, "Rules of this node tell sources apart: give --from.")
+	}
+}
+
+func aboutSource(condition string) bool {
+	return strings.Contains(condition, "saddr") || strings.HasPrefix(condition, "iif")
+}
+
+// translatedFirst notes rules that translate the destination address before. If one
+// does so for any connection, or for this very address, that is the answer.
+func (x *Explanation) translatedFirst(n kernel.Node) {
+	for _, w := range n.Destination.Ways {
+		r := newRuleFound(w, n)
+		r.Sees = ""
+		if !n.Destination.Through || w.Direct {
+			x.Why = Why{Code: "translated-first", Rules: []ruleFound{r}, Unknown: n.Destination.Unknown}
+			x.Headline = fmt.Sprintf("%s is translated to another address before this agent is asked: ask for the endpoint. The rule is %s.", x.Destination, r)
+			return
+		}
+		x.Notes = append(x.Notes, fmt.Sprintf("Its destination may be translated first (%s): then ask for that address.", r))
+	}
+}
+
+func newRuleFound(w foreign.Way, n kernel.Node) ruleFound {
+	r := ruleFound{
+		Table: w.Table(), Chain: w.Chain(), Handle: w.Rule.Handle, Priority: w.Priority, Rule: w.RuleText(), own: n.Own(w),
+	}
+	switch {
+	case w.Drops:
+		r.Sees = "nothing"
+	case w.Keeps:
+		r.Sees = keptText(n.Packet.Src)
+	case w.Masquerade && n.Masqueraded.IsValid():
+		r.Sees = n.Masqueraded.String()
+	case w.To.From.IsValid() && w.To.From == w.To.To:
+		r.Sees = w.To.From.String()
+	}
+	return r
+}
+
+func addressText(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.String()
+}
+
+func keptText(src netip.Addr) string {
+	if !src.IsValid() {
+		return ownAddress
+	}
+	return src.String()
+}
+
+func keptWords(src netip.Addr) string {
+	if !src.IsValid() {
+		return ownAddress
+	}
+	return src.String() + ", the source's own address"
+}
+
+func sourceText(src netip.Addr) string {
+	if !src.IsValid() {
+		return "a connection from a pod"
+	}
+	return "a connection from " + src.String()
+}
+
+func either(first bool, a, b string) string {
+	if first {
+		return a
+	}
+	return b
+}

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/cmd/nft-masq-agent/answer"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// explained runs explain on the node, as JSON and as text.
+func (n trafficNode) explained(args ...string) (answer.Explanation, string) {
+	n.t.Helper()
+	args = append([]string{"explain"}, args...)
+	got := n.run(append(args, "-o", "json")...)
+	var x answer.Explanation
+	if err := json.Unmarshal([]byte(got.stdout), &x); err != nil {
+		n.t.Fatalf("%v: %+v: %v", args, got, err)
+	}
+	return x, unwrap(x.String())
+}
+
+// seen is the source address that the outside host sees of a connection from the pod.
+func (n trafficNode) seen(dst netip.Addr, port uint16) netip.Addr {
+	n.t.Helper()
+	flow := nfttest.Flow{Proto: nfttest.UDP, From: n.top.Pod, To: n.top.Outside, Dst: netip.AddrPortFrom(dst, port)}
+	return nfttest.MustSend(n.t, n.top, flow).Seen.Addr()
+}
+
+const staleChain = `table ip nat {
+	chain POSTROUTING { type nat hook postrouting priority 100; fib daddr type != local jump IP-MASQ; }
+	chain IP-MASQ { ip daddr 10.99.0.0/16 return; masquerade; }
+}`
+
+func TestExplainNamesTheAddressThatTheFarEndSees(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	type situation struct {
+		name, rules, dst string
+		code             string
+		says             []string
+	}
+	situations := []situation{
+		{"exempt", "", "10.9.0.9", "exempt", []string{"10.9.0.9 sees 10.244.1.2, the source's own address"}},
+		{"masqueraded", "", "203.0.113.9", "masqueraded", []string{"203.0.113.9 sees 192.0.2.1, the address of eth0: masqueraded by this agent"}},
+		{
+			"foreign masquerade of the exempt", "table ip x { chain c { type nat hook postrouting priority 100; ip saddr 10.244.1.0/24 masquerade; }; }", "10.9.0.9", "foreign-masquerade",
+			[]string{"10.9.0.9 sees 192.0.2.1, the address of eth0", "ip x c handle 2", "ip saddr 10.244.1.0/24 masquerade"},
+		},
+		{"chain of an older agent", staleChain, "10.9.0.9", "foreign-masquerade", []string{"10.9.0.9 sees 192.0.2.1", "ip nat IP-MASQ handle"}},
+		{
+			"foreign snat before", "table ip x { chain c { type nat hook postrouting priority 99; snat to 198.51.100.51; }; }", "10.9.0.9", "foreign-snat",
+			[]string{"10.9.0.9 sees 198.51.100.51", "ip x c handle 2 (priority 99): snat to 198.51.100.51"},
+		},
+		{
+			"foreign snat of what is masqueraded", "table ip x { chain c { type nat hook postrouting priority 99; snat to 198.51.100.50; }; }", "203.0.113.9", "foreign-snat",
+			[]string{"203.0.113.9 sees 198.51.100.50", "ip x c handle 2"},
+		},
+		{"foreign snat after", "table ip x { chain c { type nat hook postrouting priority 120; snat to 198.51.100.50; }; }", "203.0.113.9", "masqueraded", []string{"192.0.2.1"}},
+		{"foreign rule by interface", "table inet x { chain c { type nat hook postrouting priority 90; oifname \"eth*\" iifname != \"lo\" ct state new masquerade; }; }", "10.9.0.9", "foreign-masquerade", []string{"192.0.2.1"}},
+		{"foreign verdict map", "table ip x { chain m { masquerade; }; chain c { type nat hook postrouting priority 90; oifname vmap { \"eth0\" : jump m, \"eth1\" : drop }; }; }", "10.9.0.9", "foreign-masquerade", []string{"ip x m handle"}},
+		{"foreign rule that keeps", "table ip x { chain c { type nat hook postrouting priority 90; snat to ip saddr; }; }", "203.0.113.9", "foreign-snat", []string{"203.0.113.9 sees 10.244.1.2"}},
+		{
+			"mark that is not known", "table ip x { chain c { type nat hook postrouting priority 90; meta mark 0x77 snat to 198.51.100.50; }; }", "203.0.113.9", "unknown",
+			[]string{"cannot be known", "meta mark 0x77", "198.51.100.50 by ip x c handle 2", "192.0.2.1 by this agent"},
+		},
+		{"large set", "table ip x { set s { type ipv4_addr; flags interval,timeout; elements = { 10.9.0.0/16 timeout 1h }; }; chain c { type nat hook postrouting priority 90; ip daddr @s masquerade; }; }", "10.9.0.9", "foreign-masquerade", []string{"192.0.2.1"}},
+	}
+	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
+		n := newTrafficNode(t)
+		n.enforce("", flag)
+		for i, tt := range situations {
+			if mode == nft.ModeIPTables { // in which the base chain is there
+				tt.rules = strings.ReplaceAll(tt.rules, "chain POSTROUTING { type nat hook postrouting priority 100;", "chain POSTROUTING {")
+			}
+			if tt.rules != "" {
+				nfttest.NFT(t, n.top.Node, tt.rules, "-f", "-")
+			}
+			x, text := n.explained(tt.dst, "--from", n.top.PodV4.String(), flag, "--config", n.path)
+			if x.Why.Code != tt.code {
+				t.Errorf("%s: why %+v, want %s: %s", tt.name, x.Why, tt.code, text)
+			}
+			for _, want := range tt.says {
+				if !strings.Contains(text, want) {
+					t.Errorf("%s: %q is not in:\n%s", tt.name, want, text)
+				}
+			}
+			n.judge(x, n.seen(netip.MustParseAddr(tt.dst), uint16(5000+i)))
+			if tt.code == "masqueraded" {
+				if anyPod, text := n.explained(tt.dst, flag, "--config", n.path); anyPod.Sees != x.Sees {
+					t.Errorf("%s, without --from: %s", tt.name, text)
+				}
+			}
+			switch {
+			case strings.HasPrefix(tt.rules, "table ip nat"):
+				nfttest.NFT(t, n.top.Node, "flush chain ip nat POSTROUTING; delete chain ip nat IP-MASQ", "-f", "-")
+				n.enforce("", flag)
+			case tt.rules != "":
+				nfttest.NFT(t, n.top.Node, "", "delete", "table", strings.Fields(tt.rules)[1], "x")
+			}
+		}
+	})
+}
+
+// judge compares what was explained with what was seen.
+func (n trafficNode) judge(x answer.Explanation, seen netip.Addr) {
+	n.t.Helper()
+	if x.Why.Code == "unknown" {
+		if !strings.Contains(strings.Join(x.Possible, "\n"), seen.String()) || len(x.Why.Unknown) == 0 {
+			n.t.Errorf("%s is seen, explained was %q %q", seen, x.Headline, x.Possible)
+		}
+		return
+	}
+	if x.Sees != seen.String() || !strings.Contains(x.Headline, " sees "+seen.String()) {
+		n.t.Errorf("%s is seen, explained was %q", seen, x.Headline)
+	}
+}
+
+func TestExplainAnswersByTheKernelIfTheFileDiffers(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newTrafficNode(t)
+		old := n.enforce("nonMasqueradeCIDRs: [203.0.113.0/24]", flag)
+		for config, says := range map[string]string{
+			"nonMasqueradeCIDRs: [198.51.100.0/24]": fmt.Sprintf("The kernel enforces %s, not ", old.Hash()),
+			"nonMasqueradeCIDRs: 5":                 fmt.Sprintf("The config is rejected; the kernel enforces %s", old.Hash()),
+		} {
+			n.swap(config)
+			for i, dst := range []string{"203.0.113.9", "198.51.100.9"} {
+				x, text := n.explained(dst, "--from", n.top.PodV4.String(), flag, "--config", n.path)
+				if !strings.HasPrefix(text, says) {
+					t.Errorf("%q does not begin:\n%s", says, text)
+				}
+				n.judge(x, n.seen(netip.MustParseAddr(dst), uint16(5000+i)))
+			}
+		}
+	})
+}
+
+func TestExplainSaysThatAnAddressIsTranslatedFirst(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft", "iptables-nft-restore")
+	for name, install := range map[string]func(n trafficNode){
+		"kube-proxy nftables": func(n trafficNode) {
+			nfttest.NFT(t, n.top.Node, `table ip kube-proxy {
+				chain endpoint { meta l4proto udp dnat to 10.9.0.9:5000; }
+				map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; elements = { 10.96.0.10 . udp . 53 : goto endpoint }; }
+				chain services { ip daddr . meta l4proto . th dport vmap @service-ips; }
+				chain nat-prerouting { type nat hook prerouting priority -100; jump services; }
+			}`, "-f", "-")
+		},
+		"kube-proxy iptables": func(n trafficNode) {
+			nfttest.Run(t, n.top.Node, `*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-SVC-X - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A KUBE-SERVICES -d 10.96.0.10/32 -p udp -m udp --dport 53 -j KUBE-SVC-X
+-A KUBE-SVC-X -p udp -m statistic --mode random --probability 0.5 -j DNAT --to-destination 10.9.0.9:5000
+-A KUBE-SVC-X -p udp -j DNAT --to-destination 10.9.0.9:5000
+COMMIT
+`, "iptables-nft-restore", "--noflush")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newTrafficNode(t)
+			n.enforce("")
+			install(n)
+			x, text := n.explained("10.96.0.10", "--config", n.path)
+			if x.Why.Code != "translated-first" || !strings.Contains(text, "ask for the endpoint") {
+				t.Errorf("%+v %s", x.Why, text)
+			}
+			for _, other := range []string{"10.96.0.11", "203.0.113.9"} {
+				if x, text := n.explained(other, "--config", n.path); x.Why.Code == "translated-first" {
+					t.Errorf("%s: %s", other, text)
+				}
+			}
+		})
+	}
+}

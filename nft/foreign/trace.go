@@ -1,0 +1,331 @@
+package foreign
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/ruletext"
+)
+
+// A Device is a network interface. The zero value is one that is not known.
+type Device struct {
+	Name  string
+	Index uint32
+}
+
+// A Packet is the first packet of a new connection. It carries no mark of kube-proxy
+// or the CNI plugin portmap; other marks are not known.
+type Packet struct {
+	Src, Dst         netip.Addr // Src is the zero address if it is not known
+	SrcType, DstType int        // of the routes to them, such as unix.RTN_LOCAL; unix.RTN_UNSPEC if not known
+	FromNode         bool       // sent by the node itself, so that it has no In
+	In, Out          Device
+}
+
+// A Trace is what the nat chains of a hook do to a packet.
+type Trace struct {
+	// Ways are the rules that translate it, in the order in which it can meet them. All
+	// but the last do so only if a condition holds that is not known; the last one too
+	// if Through is true.
+	Ways    []Way
+	Through bool     // it may also pass untranslated
+	Unknown []string // the conditions that are not known, as nft writes them
+	// Left is the last rule that surely let it leave a base chain before its end.
+	Left *Way
+}
+
+// A Way is a rule that translates a packet.
+type Way struct {
+	Rule     nfnetlink.Rule
+	Base     string // the base chain from which it is reached
+	Priority int32  // of the base chain
+	// To are the addresses that it gives, the zero value if the rule does not say: those
+	// of the interface if Masquerade. Keeps says that it gives the packet's own.
+	To         iprange.Range
+	Masquerade bool
+	Keeps      bool
+	Drops      bool // or lets it go no further
+	// Direct says that a condition on the way names the packet's destination: only such a
+	// rule is known to be for this address.
+	Direct bool
+	// Own says that the rule is of a chain that was not read, see [NewTracer].
+	Own bool
+}
+
+// Table returns the family and the name of the rule's table, as nft writes them.
+func (w Way) Table() string { return Conflict{Rule: w.Rule}.Table() }
+
+// Chain returns the name of the rule's chain.
+func (w Way) Chain() string { return Conflict{Rule: w.Rule}.Chain() }
+
+// RuleText returns the rule in words.
+func (w Way) RuleText() string { return ruletext.String(w.Rule) }
+
+// String returns the name as it goes into messages.
+func (d Device) String() string { return nfnetlink.Printable(d.Name) }
+
+// A Tracer follows packets through the nat chains of a hook.
+type Tracer struct {
+	Snapshot
+	hook   uint32
+	chains map[id]*Chain
+	// member reports whether a set holds an address.
+	member      func(f nfnetlink.Family, table, set string, a netip.Addr) (bool, error)
+	out         Trace
+	packet      Packet
+	base        nfnetlink.Chain
+	left        bool     // the base chain, by accept, before its end
+	path        []string // conditions on the way here that may hold or not
+	rules       int      // that were applied
+	masqueraded bool
+	direct      int // conditions on the way that name the destination
+}
+
+// A MapReader also reads single elements and verdict maps, as a [nfnetlink.Conn] does.
+type MapReader interface {
+	nfnetlink.Reader
+	HasElement(f nfnetlink.Family, table, set string, a netip.Addr) (bool, error)
+	MapElements(f nfnetlink.Family, table, set string, most int) ([]nfnetlink.MapElement, bool, error)
+}
+
+// NewTracer reads the nat chains of a hook, such as unix.NF_INET_POST_ROUTING. known
+// says which chains are not read because what they do is known: they masquerade the
+// packet or return.
+func NewTracer(c MapReader, hook uint32, known func(nfnetlink.Chain) bool) (*Tracer, error) {
+	s, err := read(reader{
+		conn: c, own: known, hook: hook,
+		maps: func(r *reader) error { return r.readMaps(c) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	t := &Tracer{Snapshot: s, hook: hook, chains: map[id]*Chain{}, member: c.HasElement}
+	for i := range s.Chains {
+		t.chains[chainID(s.Chains[i].Chain)] = &t.Chains[i]
+	}
+	return t, nil
+}
+
+// readMaps reads the verdict maps that rules name, unless they are too large or hold
+// intervals: what these lead to is not known.
+func (r *reader) readMaps(c MapReader) error {
+	tables := map[id]bool{}
+	for want := range r.wanted {
+		tables[id{want.family, want.table, ""}] = true
+	}
+	r.Snapshot.maps = map[id][]nfnetlink.MapElement{}
+	for t := range tables {
+		sets, err := c.Sets(t.family, t.table)
+		if err != nil && !nfnetlink.IsNotExist(err) {
+			return err
+		}
+		for _, s := range sets {
+			name := id{s.Family, s.Table, s.Name}
+			if !r.wanted[name] || s.Flags&unix.NFT_SET_MAP == 0 || s.Flags&unix.NFT_SET_INTERVAL != 0 {
+				continue
+			}
+			elements, more, err := c.MapElements(s.Family, s.Table, s.Name, maxRules)
+			if err != nil && !nfnetlink.IsNotExist(err) {
+				return err
+			}
+			if !more {
+				r.Snapshot.maps[name] = slices.Clip(elements)
+			}
+		}
+	}
+	return nil
+}
+
+// Trace follows a packet through the base chains in the order of the kernel: by
+// priority. Among equals the one that was registered last runs first, which cannot be
+// read: if several of them translate the packet, any of them may be first.
+//
+// masqueraded is what the chains do that are known.
+func (t *Tracer) Trace(p Packet, masqueraded bool) Trace {
+	t.packet, t.out, t.rules, t.masqueraded = p, Trace{Through: true}, 0, masqueraded
+	var bases []*Chain
+	for i := range t.Chains {
+		c := &t.Chains[i]
+		if c.Hook != nil && (c.Family == nfnetlink.Inet || (c.Family == nfnetlink.IPv6) == p.Dst.Is6()) {
+			bases = append(bases, c)
+		}
+	}
+	slices.SortStableFunc(bases, func(a, b *Chain) int { return cmp.Compare(a.Hook.Priority, b.Hook.Priority) })
+	for len(bases) > 0 && t.out.Through {
+		n := 1
+		for n < len(bases) && bases[n].Hook.Priority == bases[0].Hook.Priority {
+			n++
+		}
+		t.equals(bases[:n])
+		bases = bases[n:]
+	}
+	t.out.Unknown = slices.Compact(t.out.Unknown)
+	return t.out
+}
+
+// equals follows it through base chains of one priority.
+func (t *Tracer) equals(bases []*Chain) {
+	before, through, translating := len(t.out.Ways), true, 0
+	for _, c := range bases {
+		t.base, t.left = c.Chain, false
+		n := len(t.out.Ways)
+		passes := t.walk(c, nil) || t.left
+		through = through && passes
+		if len(t.out.Ways) > n {
+			translating++
+		}
+	}
+	t.out.Through = through
+	if translating > 1 && !sameTarget(t.out.Ways[before:]) {
+		t.unknown("which of the chains of equal priority was registered last")
+	}
+}
+
+func sameTarget(ways []Way) bool {
+	return !slices.ContainsFunc(ways, func(w Way) bool {
+		return w.To != ways[0].To || w.Masquerade != ways[0].Masquerade || w.Keeps != ways[0].Keeps || w.Drops != ways[0].Drops
+	})
+}
+
+func (t *Tracer) unknown(words ...string) {
+	for _, w := range words {
+		if !slices.Contains(t.out.Unknown, w) {
+			t.out.Unknown = append(t.out.Unknown, w)
+		}
+	}
+}
+
+// walk follows it through a chain, and reports whether it may come to its end, or
+// return.
+func (t *Tracer) walk(c *Chain, on []id) (back bool) {
+	if c == nil || slices.Contains(on, chainID(c.Chain)) || len(on) > maxDepth {
+		return true
+	}
+	if t.rules += len(c.Rules); t.rules > maxRules {
+		t.unknown("rules that are too many to be followed")
+		return true
+	}
+	if c.Own {
+		if t.masqueraded {
+			t.out.Ways = append(t.out.Ways, Way{
+				Rule: nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}, Base: t.base.Name, Priority: t.base.Hook.Priority,
+				Masquerade: true, Own: true,
+			})
+		}
+		return !t.masqueraded
+	}
+	if c.Unread {
+		t.unknown("the rules of chain " + nfnetlink.Printable(c.Name) + ", which are too many to be read")
+		return true
+	}
+	on = append(slices.Clip(on), chainID(c.Chain))
+	for _, r := range c.Rules {
+		sure, comesBack, stop := t.rule(c, r, on)
+		back = back || comesBack
+		if sure && stop {
+			return back
+		}
+	}
+	return true
+}
+
+// rule applies a rule. stop says that a packet that matches does not go on in the chain,
+// and comesBack that it may return from it.
+func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, stop bool) {
+	a := action{verdict: unix.NFT_CONTINUE}
+	matches, words, to, direct := yes, []string(nil), ruletext.Statement{}, 0
+	var targets []target
+	for s := range ruletext.Statements(r) {
+		if a.take(s) {
+			if a.rewrites || a.redirects {
+				to = s
+			}
+			continue
+		}
+		var truth truth
+		if s.Expr.JumpsByMap() {
+			a.byMap = true
+			targets, truth = t.lookup(c, s)
+		} else {
+			truth = t.packet.holds(c, s, r, t.member)
+		}
+		if truth == no {
+			return false, false, false
+		}
+		if truth == maybe {
+			matches, words = maybe, append(words, s.String())
+		}
+		if strings.Contains(s.Field, "daddr") && s.Op == "==" && s.Field != "fib daddr type" || s.Expr.JumpsByMap() && strings.Contains(s.String(), "daddr") {
+			direct++
+		}
+	}
+	sure = matches == yes
+	translates := a.rewrites && t.hook == unix.NF_INET_POST_ROUTING || a.redirects && t.hook != unix.NF_INET_POST_ROUTING
+	if !translates && a.verdict == unix.NFT_CONTINUE && !a.byMap {
+		return false, false, false
+	}
+	n := len(t.path)
+	t.path = append(t.path, words...)
+	t.direct += direct
+	defer func() { t.path, t.direct = t.path[:n], t.direct-direct }()
+	if translates || a.verdict == unix.NFT_RETURN || a.verdict == accept {
+		t.unknown(t.path...)
+	}
+	switch {
+	case translates:
+		t.add(r, a, to)
+		return sure, false, true
+	case a.byMap:
+		for _, target := range targets {
+			back, stops := t.follow(c, target.code, target.chain, on)
+			comesBack, stop = comesBack || stops && back, stops && len(targets) == 1
+		}
+		return sure && len(targets) == 1, comesBack, stop
+	}
+	if sure && len(t.path) == 0 && a.leaves(len(on) == 1) {
+		t.out.Left = &Way{Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority}
+	}
+	back, stops := t.follow(c, a.verdict, a.target, on)
+	return sure, stops && back, stops
+}
+
+// A target is a verdict of a map.
+type target struct {
+	code  int32
+	chain string
+}
+
+// follow applies a verdict. It reports whether the packet may return from this chain,
+// and whether it does not go on in it.
+func (t *Tracer) follow(c *Chain, code int32, chain string, on []id) (back, stop bool) {
+	switch code {
+	case unix.NFT_RETURN:
+		return true, true
+	case accept:
+		t.left = true
+		return false, true
+	case 0: // NF_DROP
+		t.out.Ways = append(t.out.Ways, Way{Drops: true, Base: t.base.Name, Priority: t.base.Hook.Priority, Rule: nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}})
+		return false, true
+	case unix.NFT_JUMP, unix.NFT_GOTO:
+		back := t.walk(t.chains[id{c.Family, c.Table, chain}], on)
+		if code == unix.NFT_GOTO {
+			return back, true
+		}
+		return false, !back
+	}
+	return false, false
+}
+
+func (t *Tracer) add(r nfnetlink.Rule, a action, s ruletext.Statement) {
+	t.out.Ways = append(t.out.Ways, Way{
+		Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority, To: s.To,
+		Direct: t.direct > 0, Masquerade: a.rewrites && !a.fixed, Keeps: s.ToField == "ip saddr" || s.ToField == "ip6 saddr",
+	})
+}

@@ -1,0 +1,111 @@
+package kernel
+
+import (
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// A Node is what the kernel knows about the way of a connection.
+type Node struct {
+	Route       Route
+	Packet      foreign.Packet
+	Destination foreign.Trace // what rules do to its destination address before
+	Source      foreign.Trace // and to its source address
+	// Wanted says that our policy masquerades it.
+	Wanted bool
+	// Masqueraded is what it sees if a rule masquerades it; the zero address: not known.
+	Masqueraded netip.Addr
+
+	own func(nfnetlink.Chain) bool
+}
+
+// Own reports whether a rule is this agent's.
+func (n Node) Own(w foreign.Way) bool {
+	return w.Own || n.own != nil && n.own(nfnetlink.Chain{Family: w.Rule.Family, Table: w.Rule.Table, Name: w.Rule.Chain})
+}
+
+// longChain is how many rules of our own chain are read at most. What a longer one does
+// is taken from the policy that was read from it.
+const longChain = 5_000
+
+// A Question is what [Kernel.Trace] is asked.
+type Question struct {
+	Src  netip.Addr // the zero address: any pod
+	Dst  netip.Addr
+	Out  string      // interface by which it leaves; "": that of the route
+	Held nft.Ruleset // what the kernel holds of ours
+}
+
+// Trace follows a new connection through the NAT rules of this node, ours and those of
+// others.
+func (k *Kernel) Trace(q Question) (Node, error) {
+	n, err := followRoute(q.Src, q.Dst, q.Out)
+	if err != nil {
+		return n, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s, err := again(func() (*state, error) { return k.readRules(q.Held, Look{Others: true}) })
+	if err != nil {
+		return n, err
+	}
+	n.own = s.isOurs(q.Held)
+	known := func(c nfnetlink.Chain) bool { return c.Use > longChain && n.own(c) }
+	n.Wanted = q.Held.Policy.Decide(nft.Connection{
+		Src: q.Src, Dst: q.Dst, FromNode: n.Packet.FromNode, ToNode: n.Packet.DstType == unix.RTN_LOCAL,
+		In: n.Packet.In.Name, Out: n.Packet.Out.Name,
+	}) == nft.Masqueraded
+	before := uint32(unix.NF_INET_PRE_ROUTING)
+	if n.Packet.FromNode {
+		before = unix.NF_INET_LOCAL_OUT
+	}
+	for _, hook := range []struct {
+		number uint32
+		trace  *foreign.Trace
+	}{{before, &n.Destination}, {unix.NF_INET_POST_ROUTING, &n.Source}} {
+		t, err := again(func() (*foreign.Tracer, error) { return foreign.NewTracer(k.conn, hook.number, known) })
+		if err != nil {
+			return n, err
+		}
+		p := n.Packet
+		if hook.number == unix.NF_INET_PRE_ROUTING {
+			p.Out = foreign.Device{}
+		}
+		*hook.trace = t.Trace(p, n.Wanted)
+	}
+	return n, nil
+}
+
+// followRoute finds how a connection would leave.
+func followRoute(src, dst netip.Addr, out string) (Node, error) {
+	n := Node{Packet: foreign.Packet{Src: src, Dst: dst, SrcType: unix.RTN_UNICAST}} // a pod's is none of the node's
+	question := routeTo{dst: dst}
+	if src.IsValid() {
+		back, err := question.with(src, "").ask()
+		if err != nil {
+			return n, err
+		}
+		n.Packet.SrcType, n.Packet.FromNode = back.Type, back.Type == unix.RTN_LOCAL
+		if question.src = src; !n.Packet.FromNode {
+			n.Packet.In, question.in = back.out(), back.index
+		}
+	}
+	route, err := question.with(dst, out).ask()
+	if err == nil && route.Type == unix.RTN_UNSPEC && question.src.IsValid() {
+		route, err = routeTo{}.with(dst, out).ask() // the kernel does not let it in there
+	}
+	if err != nil {
+		return n, err
+	}
+	n.Route, n.Packet.Out, n.Packet.DstType = route, route.out(), route.Type
+	if own, err := (routeTo{}).with(dst, route.Interface).ask(); err == nil {
+		route.src = own.src // the kernel names none for what is forwarded
+	}
+	n.Masqueraded, err = masqueradeAddress(route, dst)
+	return n, err
+}
