@@ -90,7 +90,8 @@ func (r *Reader) blocked() error {
 // Read returns the file at path, or, if a directory is there, its regular files
 // by name, links followed, without those whose name begins with a dot or ends
 // in ~, .bak or .swp. Of a directory, only files are read whose name begins with
-// ip-masq or ends in .yaml, .yml or .json; the others are marked. Nothing there is
+// ip-masq or ends in .yaml, .yml or .json, or else one named config; the others are
+// marked. Nothing there is
 // no error and no source. What is neither file nor directory is an error, and
 // never opened; so are a file in the place of a parent directory, more than 4 MiB
 // together, a directory of more than 1,000 entries, and a read of more than 5 s.
@@ -136,13 +137,15 @@ func readEntries(path string) ([]Source, error) {
 	} else if err != nil {
 		return nil, err
 	}
+	names = slices.DeleteFunc(names, ignored)
+	read := configName
+	if !slices.ContainsFunc(names, read) {
+		read = func(name string) bool { return name == soleName }
+	}
 	left := maxSize
 	var sources []Source
 	for _, name := range names {
 		full := filepath.Join(path, name)
-		if ignored(name) {
-			continue
-		}
 		info, err := os.Stat(full)
 		// A link that leads nowhere, into itself or through a file is no file.
 		leadsNowhere := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.ENOTDIR)
@@ -151,7 +154,7 @@ func readEntries(path string) ([]Source, error) {
 		} else if err != nil {
 			return nil, readError(err)
 		}
-		if !configName(name) {
+		if !read(name) {
 			sources = append(sources, Source{Name: printable(full), Joined: true, Ignored: true})
 			continue
 		}
@@ -187,6 +190,11 @@ func entryNames(path string) ([]string, error) {
 	slices.Sort(names)
 	return names, nil
 }
+
+// soleName is the key that ip-masq-agent's ConfigMap has for the file. A file of that
+// name is read if a directory has none that [configName] knows: the volume has no
+// items then.
+const soleName = "config"
 
 // configName reports whether a file of a directory is read. Azure's agent reads
 // those that begin with ip-masq.

@@ -100,6 +100,22 @@ func TestADirectoryGivesItsRegularFilesByName(t *testing.T) {
 	}
 }
 
+func TestAConfigMapWithTheSoleKeyConfigIsReadAsADirectory(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "..1/config"), "x")
+	write(t, filepath.Join(dir, "..1/README"), "y")
+	link(t, "..1", filepath.Join(dir, "..data"))
+	link(t, "..data/config", filepath.Join(dir, "config"))
+	link(t, "..data/README", filepath.Join(dir, "README"))
+	if diff := cmp.Diff([]string{"README=ignored", "config=x"}, read(t, dir, ".")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	write(t, filepath.Join(dir, "ip-masq-agent"), "z")
+	if diff := cmp.Diff([]string{"README=ignored", "config=ignored", "ip-masq-agent=z"}, read(t, dir, ".")); diff != "" {
+		t.Errorf("with another file (-want +got):\n%s", diff)
+	}
+}
+
 func TestADirectoryIsNotReadAcrossASwap(t *testing.T) {
 	dir := t.TempDir()
 	for _, version := range []string{"..1", "..2"} {
