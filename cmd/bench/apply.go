@@ -14,10 +14,10 @@ import (
 
 const groupApply = "full apply"
 
-// Reaches, as ratios, for the sizes that have one.
+// Targets, as ratios, for the sizes that have one.
 const (
-	reachSmall = 10
-	reachLarge = 100_000
+	targetSmall = 10
+	targetLarge = 100_000
 )
 
 // iptablesUpTo bounds what iptables is asked to load.
@@ -67,22 +67,22 @@ func (b *bench) applyN(ctx context.Context, n int) (err error) {
 	}
 	ours, bare, byNft := s[0], s[1], s[2]
 	fromRuleset := func() row { return newRow(groupApply, n, "from a ruleset", "ms", ours) }
-	b.add(bounded(fromRuleset().against("nft -f", ours, byNft), map[int]float64{reachLarge: 0.4, reachSmall: 1}))
-	b.add(bounded(fromRuleset().against("kernel's floor", ours, bare), map[int]float64{reachLarge: 1.4}))
+	b.add(bounded(fromRuleset().against("nft -f", ours, byNft), map[int]float64{targetLarge: 0.4, targetSmall: 1}))
+	b.add(bounded(fromRuleset().against("kernel's floor", ours, bare), map[int]float64{targetLarge: 1.4}))
 	if n <= iptablesUpTo {
 		b.add(fromRuleset().against("iptables-nft-restore", ours, s[4]))
 	}
 	if !large {
 		whole := newRow(groupApply, n, "process, from the file", "ms", s[3]).against("nft -f", s[3], byNft)
-		b.add(bounded(whole, map[int]float64{reachLarge: 0.6}))
+		b.add(bounded(whole, map[int]float64{targetLarge: 0.6}))
 	}
 	return nil
 }
 
-// bounded adds the reach of the row's size.
-func bounded(r row, reaches map[int]float64) row {
-	if bound, ok := reaches[r.CIDRs]; ok {
-		return r.reach(bound)
+// bounded adds the target of the row's size.
+func bounded(r row, targets map[int]float64) row {
+	if bound, ok := targets[r.CIDRs]; ok {
+		return r.target(bound)
 	}
 	return r
 }

@@ -139,7 +139,7 @@ func (b *bench) changeN(ctx context.Context, n int) (err error) {
 	}
 	r := newRow(groupChange, n, "swap to kernel", "ms", s[0])
 	b.add(r.against("full apply, from a ruleset", s[0], s[1]))
-	b.add(bounded(r.against("kernel's floor", s[0], s[2]), map[int]float64{reachLarge: 2}))
+	b.add(bounded(r.against("kernel's floor", s[0], s[2]), map[int]float64{targetLarge: 2}))
 	return nil
 }
 
@@ -165,7 +165,7 @@ func (b *bench) swap(ctx context.Context) (err error) {
 		r := newRow(groupSwap, defaultSize, "default config, "+q.name, "ms", series{s[0].quantile(q.quantile)})
 		r.Rounds = len(s[0])
 		if q.quantile > 0.9 {
-			r = r.reach(10)
+			r = r.target(10)
 		}
 		b.add(r)
 	}

@@ -33,7 +33,7 @@ func (b *bench) healing(ctx context.Context) error {
 			r := newRow(groupHealing, defaultSize, tt.what+", "+q.name, "ms", series{took.quantile(q.quantile)})
 			r.Rounds = len(took)
 			if q.quantile > 0.9 {
-				r = r.reach(tt.bound)
+				r = r.target(tt.bound)
 			}
 			b.add(r)
 		}

@@ -179,7 +179,7 @@ func (b *bench) addCost(n int, what string, c cost) {
 		m := newRow(groupListener, n, what+", "+name+", memory", "MB", c[state].megabytes).
 			against("without the agent", c[state].megabytes, c[alone].megabytes)
 		if state != whileListening {
-			r, m = r.reach(timeBound), m.reach(memoryBound)
+			r, m = r.target(timeBound), m.target(memoryBound)
 		}
 		b.add(r)
 		if n >= memoryFrom {

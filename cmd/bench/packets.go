@@ -163,7 +163,7 @@ func (b *bench) packetsN(ctx context.Context, n int, exempt bool) (err error) {
 		return err
 	}
 	r := newRow(groupPackets, n, what, "µs", s[0])
-	b.add(bounded(r.against(bareName, s[0], s[1]), map[int]float64{reachLarge: bound}))
+	b.add(bounded(r.against(bareName, s[0], s[1]), map[int]float64{targetLarge: bound}))
 	if n <= iptablesUpTo {
 		chainRow := newRow(groupPackets, n, what+", the iptables chain", "µs", s[2])
 		b.add(chainRow.against(bareName, s[2], s[1]))

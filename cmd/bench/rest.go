@@ -28,7 +28,7 @@ func (b *bench) memory(ctx context.Context) error {
 			peaks, rests = append(peaks, peak), append(rests, rest)
 		}
 		b.add(bounded(newRow(groupMemory, n, "peak", "MB", peaks), map[int]float64{defaultSize: 16}))
-		b.add(bounded(newRow(groupMemory, n, "at rest", "MB", rests), map[int]float64{reachLarge: 48}))
+		b.add(bounded(newRow(groupMemory, n, "at rest", "MB", rests), map[int]float64{targetLarge: 48}))
 	}
 	return nil
 }
@@ -71,7 +71,7 @@ func allSurroundings() []surroundings {
 	return []surroundings{
 		{what: "comparing", bound: 0.25},
 		{what: "listening", bound: 0.01, listen: true},
-		{what: fmt.Sprintf("beside %d foreign commits a second", commitsPerSecond), bound: 1, beside: true},
+		{what: fmt.Sprintf("next to %d foreign commits a second", commitsPerSecond), bound: 1, beside: true},
 	}
 }
 
@@ -125,10 +125,10 @@ func (b *bench) atRest(ctx context.Context) (err error) {
 }
 
 func (b *bench) addRest(r *rester, share, writes float64) {
-	processor := newRow(groupRest, r.size, "processor, "+r.what, "%", series{share})
+	processor := newRow(groupRest, r.size, "CPU, "+r.what, "%", series{share})
 	written := newRow(groupRest, r.size, fmt.Sprintf("writes in %s, %s", b.rest, r.what), "", series{writes})
 	if r.size == defaultSize {
-		processor, written = processor.reach(r.bound), written.reach(0)
+		processor, written = processor.target(r.bound), written.target(0)
 	}
 	b.add(processor)
 	b.add(written)

@@ -23,7 +23,7 @@ type report struct {
 }
 
 // A row holds a measurement, alone or against another one. With another one
-// its reach is a bound of the ratio, alone one of the value.
+// its target is a bound of the ratio, alone one of the value.
 type row struct {
 	Group   string  `json:"group"`
 	CIDRs   int     `json:"cidrs"` // 0: the default config
@@ -34,9 +34,9 @@ type row struct {
 	Theirs  *spread `json:"other,omitempty"`
 	Ratio   *spread `json:"ratio,omitempty"`
 	Rounds  int     `json:"rounds"`
-	Reach   float64 `json:"reach,omitempty"`
-	Bounded bool    `json:"bounded,omitempty"` // there is a reach
-	Holds   bool    `json:"holds,omitempty"`   // with the worse quartile
+	Target  float64 `json:"target,omitempty"`
+	Bounded bool    `json:"bounded,omitempty"` // there is a target
+	Met     bool    `json:"met,omitempty"`     // by the worse quartile
 }
 
 // units are factors from what a series holds.
@@ -59,13 +59,13 @@ func (r row) against(name string, ours, theirs series) row {
 	return r
 }
 
-// reach sets the bound that the worse quartile must keep.
-func (r row) reach(bound float64) row {
+// target sets the bound that the worse quartile must meet.
+func (r row) target(bound float64) row {
 	worse := r.Ours.Q3
 	if r.Ratio != nil {
 		worse = r.Ratio.Q3
 	}
-	r.Reach, r.Bounded, r.Holds = bound, true, worse <= bound
+	r.Target, r.Bounded, r.Met = bound, true, worse <= bound
 	return r
 }
 
@@ -81,11 +81,11 @@ func (r report) head() string {
 }
 
 // legend says how to read the table.
-const legend = "Median and, in brackets, the quartiles; a reach holds where the worse quartile does."
+const legend = "Median and, in brackets, the quartiles; a target is met if the worse quartile meets it."
 
 // columns gives the heads of the columns, and cells what stands in them.
 func columns() []string {
-	return []string{"CIDRs", "what", "value", "against", "value", "ratio", "reach"}
+	return []string{"CIDRs", "what", "value", "against", "value", "ratio", "target"}
 }
 
 func (r row) cells() []string {
@@ -155,10 +155,10 @@ func (r row) verdict() string {
 		unit = r.Unit
 	}
 	word := "missed"
-	if r.Holds {
-		word = "holds"
+	if r.Met {
+		word = "met"
 	}
-	return fmt.Sprintf("≤ %s %s", withUnit(fmt.Sprint(r.Reach), unit), word)
+	return fmt.Sprintf("≤ %s %s", withUnit(fmt.Sprint(r.Target), unit), word)
 }
 
 // text gives the median with the quartiles, where there is a spread.

@@ -188,3 +188,50 @@ func TestDocumentsListTheDirectDependencies(t *testing.T) {
 		}
 	}
 }
+
+// anchors returns what links can point to inside a document, as GitHub names it.
+func anchors(text string) []string {
+	var all []string
+	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(text, -1) {
+		plain := regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(strings.ToLower(m[1]), "")
+		all = append(all, strings.ReplaceAll(plain, " ", "-"))
+	}
+	for _, m := range regexp.MustCompile(`<a id="([^"]+)">`).FindAllStringSubmatch(text, -1) {
+		all = append(all, m[1])
+	}
+	return all
+}
+
+func TestLinksInDocumentsPointToSomething(t *testing.T) {
+	for _, d := range documents(t) {
+		for _, m := range regexp.MustCompile(`\]\(([^)]+)\)`).FindAllStringSubmatch(readDocument(t, d), -1) {
+			if strings.HasPrefix(m[1], "https://") {
+				continue
+			}
+			path, anchor, _ := strings.Cut(m[1], "#")
+			target := d
+			if path != "" {
+				target = filepath.Join(filepath.Dir(d), path)
+			}
+			if _, err := os.Stat(filepath.Join(root, target)); err != nil {
+				t.Errorf("%s: %s: %v", d, m[1], err)
+			} else if anchor != "" && !slices.Contains(anchors(readDocument(t, target)), anchor) {
+				t.Errorf("%s: %s: no such section", d, m[1])
+			}
+		}
+	}
+}
+
+func TestPoliciesOfTheReadmeAreAcceptedWithoutAWarning(t *testing.T) {
+	policies := 0
+	for _, m := range regexp.MustCompile("`([A-Za-z]+CIDRs|[A-Za-z]+Interfaces|masq[A-Za-z]+): [^`]+`").FindAllString(readDocument(t, "README.md"), -1) {
+		policies++
+		text := strings.Trim(m, "`")
+		if _, warnings, err := config.Parse(config.Defaults{}, config.Source{Name: "README.md", Data: []byte(text)}); err != nil || len(warnings) > 0 {
+			t.Errorf("%s: %v %v", text, err, warnings)
+		}
+	}
+	if policies < 5 {
+		t.Errorf("%d policies", policies)
+	}
+}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/nft/nfttest"
+)
+
+const prompt = "$ " + program + " "
+
+// leftOut is the CIDR that the file proposed next to the config does not have.
+const leftOut = ", 192.168.0.0/16"
+
+// The examples of README.md are what the commands print on a node whose agent
+// has the first YAML of README.md as its config, and whose pod has opened a
+// connection. Line breaks may differ: README.md is as wide as a terminal.
+func TestReadmeShowsWhatTheCommandsPrint(t *testing.T) {
+	t.Parallel()
+	const name = "README.md"
+	document := readDocument(t, name)
+	text := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindStringSubmatch(document)
+	block := regexp.MustCompile("(?s)```console\n(.*?)```").FindStringSubmatch(document)
+	if text == nil || block == nil {
+		t.Fatal(name + " has no config or no example")
+	}
+
+	n := newTrafficNode(t)
+	n.write(text[1])
+	n.check(os.WriteFile(filepath.Join(filepath.Dir(n.path), "proposed"), []byte(strings.Replace(text[1], leftOut, "", 1)), 0o644))
+	d := n.startCommand(n.command(nil, "run", "--config", n.path))
+	d.began(wants(t, text[1]))
+	n.open(nfttest.TCP, "203.0.113.9:443")
+
+	var printed strings.Builder
+	for line := range strings.Lines(block[1]) {
+		if args, ok := strings.CutPrefix(line, prompt); ok {
+			cmd := n.command(nil, strings.Fields(args)...)
+			cmd.Dir = filepath.Dir(n.path)
+			var out strings.Builder
+			cmd.Stdout, cmd.Stderr = &out, &out
+			_ = n.NS.Run(cmd) // diff ends with 1
+			if printed.Len() > 0 {
+				printed.WriteString("\n")
+			}
+			printed.WriteString(line + strings.TrimRight(general(out.String(), cmd.Dir), "\n") + "\n")
+		}
+	}
+	if *update && cmp.Diff(words(block[1]), words(printed.String())) != "" {
+		n.check(os.WriteFile(filepath.Join(root, name), []byte(strings.Replace(document, block[1], printed.String(), 1)), 0o644))
+		return
+	}
+	if diff := cmp.Diff(words(printed.String()), words(general(block[1], "/etc/config"))); diff != "" {
+		t.Errorf("examples in %s (-printed +shown), make golden renews them:\n%s", name, diff)
+	}
+}
+
+// general replaces what is different each time: the directory, process ids,
+// ports that the kernel chose, and seconds.
+func general(text, dir string) string {
+	text = strings.ReplaceAll(text, dir+"/", "/etc/config/")
+	text = regexp.MustCompile(`\bpid \d+`).ReplaceAllString(text, "pid 1")
+	text = regexp.MustCompile(`:[1-9]\d{3,4}\b`).ReplaceAllString(text, ":40000")
+	return regexp.MustCompile(`\b\d+s\b`).ReplaceAllString(text, "120s")
+}
+
+func words(text string) []string { return strings.Fields(text) }
