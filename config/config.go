@@ -25,6 +25,8 @@ type Config struct {
 	MasqueradeOutInterfaces    []Interface
 	NonMasqueradeOutInterfaces []Interface
 
+	Enforce *Position // where enforceNonMasquerade is true; nil: it is false
+
 	MasqLinkLocal     bool
 	MasqLinkLocalIPv6 bool
 	EnableIPv6        bool
@@ -92,7 +94,7 @@ func Conditions() []Condition {
 			off:   func(c *Config) **Position { return &c.ExemptHost },
 		},
 		{
-			Key: "masqueradeSrcInterfaces", Asks: ReceivedOn, Outside: true,
+			Key: KeyMasqueradeSrcInterfaces, Asks: ReceivedOn, Outside: true,
 			Means:      "only what was received on one of these interfaces is masqueraded",
 			interfaces: func(c *Config) *[]Interface { return &c.MasqueradeSrcInterfaces },
 		},

@@ -188,6 +188,7 @@ func (r *reader) values() {
 	r.ignored = true
 	r.linkLocal()
 	r.stale = r.staleConnections()
+	r.bools[KeyEnforceNonMasquerade] = r.bool(KeyEnforceNonMasquerade)
 	r.ignored = false
 	r.resyncInterval = r.duration(keyResyncInterval)
 	r.cidrLimit = r.int(keyCIDRLimit)

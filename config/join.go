@@ -36,6 +36,7 @@ func join(d Defaults, files []*file) Config {
 	if n := len(c.NonMasqueradeCIDRs); limit != nil && n > limit.cidrLimit.value {
 		limit.failAlone(limit.cidrLimit.at, "%s is %d, but %s has %d entries", keyCIDRLimit, limit.cidrLimit.value, KeyNonMasqueradeCIDRs, n)
 	}
+	joinEnforce(&c, files)
 	warnOfLists(files, c)
 	return c
 }

@@ -8,6 +8,13 @@ const (
 	KeyForceMasqueradeCIDRs  = "forceMasqueradeCIDRs"
 	KeyNonMasqueradeSrcCIDRs = "nonMasqueradeSrcCIDRs"
 	KeyMasqueradeSrcCIDRs    = "masqueradeSrcCIDRs"
+
+	KeyMasqueradeSrcInterfaces = "masqueradeSrcInterfaces"
+)
+
+// The keys of what becomes of a source address.
+const (
+	KeyEnforceNonMasquerade = "enforceNonMasquerade"
 )
 
 // The other keys of a file.
@@ -40,6 +47,9 @@ func Keys() []string {
 	var keys []string
 	for _, c := range Conditions() {
 		keys = append(keys, c.Key)
+	}
+	for _, t := range Translations() {
+		keys = append(keys, t.Key)
 	}
 	for _, b := range boolKeys() {
 		keys = append(keys, b.name)

@@ -30,6 +30,7 @@ var otherKeys = map[string]object{
 	"linkLocal": {
 		"description": "Use masqLinkLocal, which is the inverse.", "type": []string{"boolean", "null"}, "deprecated": true,
 	},
+	"enforceNonMasquerade": boolean("Keep the address of pods to exempt destinations also if another program would translate it. Needs masqueradeSrcCIDRs or masqueradeSrcInterfaces.", false),
 	"resyncInterval": {
 		"description": "How often the agent re-checks file and kernel without being notified: a Go duration.",
 		"type":        []string{"string", "null"}, "pattern": `^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)`, "default": "60s",

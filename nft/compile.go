@@ -24,6 +24,7 @@ type Options struct {
 	Chain       string // of mode iptables-nft
 	RandomFully bool
 	Ports       []PortRange
+	Marks       []Mark // that are left alone where exemptions are enforced
 }
 
 // BaseChain is the chain of mode nftables that decides.
@@ -53,6 +54,13 @@ func Build(d config.Defaults, o Options, files ...config.Source) (c config.Confi
 		if given := row.Given(c); len(given) > 0 && !o.Mode.supports(row) {
 			problems = append(problems, config.Problem{
 				Pos: given[0].Pos, Msg: fmt.Sprintf("%s needs mode %s", row.Key, ModeNFTables), PassedOver: true,
+			})
+		}
+	}
+	for _, t := range config.Translations() {
+		if given := t.Given(c); len(given) > 0 && o.Mode == ModeIPTables {
+			problems = append(problems, config.Problem{
+				Pos: given[0].Pos, Msg: fmt.Sprintf("%s needs mode %s", t.Key, ModeNFTables), PassedOver: true,
 			})
 		}
 	}
@@ -91,6 +99,9 @@ func compileTable(p Policy, hash string) Table {
 	if len(p.Ports) > 0 {
 		t.Chains = append(t.Chains, compilePorts(p))
 		masq = continueIn{portsChain}
+	}
+	if p.Enforce != nil {
+		t.Chains = append(t.Chains, compileEnforcement(p))
 	}
 	for _, f := range p.Families {
 		t.Counters = append(t.Counters, "local"+f.Suffix(), "exempt"+f.Suffix(), "masqueraded"+f.Suffix())

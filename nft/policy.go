@@ -20,6 +20,14 @@ type Policy struct {
 	Families    []FamilyPolicy // IPv4, then IPv6 where it is on
 	RandomFully bool
 	Ports       []PortRange
+	Enforce     *Enforcement // nil: other programs may translate what is exempt
+}
+
+// An Enforcement says that what pods send to exempt destinations keeps its address
+// whatever other programs do.
+type Enforcement struct {
+	At    config.Position
+	Marks []Mark // of packets that are left to the programs which marked them
 }
 
 // A FamilyPolicy is what is asked about connections of one address family.
@@ -77,6 +85,9 @@ func NewPolicy(c config.Config, o Options) Policy {
 	p.Families = append(p.Families, newFamilyPolicy(c, o.Mode, false, linkLocalIPv4, c.MasqLinkLocal))
 	if c.EnableIPv6 {
 		p.Families = append(p.Families, newFamilyPolicy(c, o.Mode, true, linkLocalIPv6, c.MasqLinkLocalIPv6))
+	}
+	if c.Enforce != nil && o.Mode != ModeIPTables {
+		p.Enforce = &Enforcement{At: *c.Enforce, Marks: o.Marks}
 	}
 	return p
 }
@@ -294,6 +305,9 @@ func (p Policy) digest() digest {
 		b = b[:0]
 	}
 	b = fmt.Appendf(b, "random-fully %t\nports %v\n", p.RandomFully, p.Ports)
+	if p.Enforce != nil {
+		b = fmt.Appendf(b, "enforce %v\n", p.Enforce.Marks)
+	}
 	_, _ = h.Write(b)
 	return digest(h.Sum(nil))
 }

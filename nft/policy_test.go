@@ -175,6 +175,10 @@ func TestHashIsOverWhatDecides(t *testing.T) {
 		"received on a prefix": func(c *config.Config, _ *nft.Options) { c.MasqueradeSrcInterfaces = ifaces("cni0*") },
 		"leaving by":           func(c *config.Config, _ *nft.Options) { c.MasqueradeOutInterfaces = ifaces("cni0") },
 		"not leaving by":       func(c *config.Config, _ *nft.Options) { c.NonMasqueradeOutInterfaces = ifaces("cni0") },
+		"enforced":             func(c *config.Config, _ *nft.Options) { c.Enforce = &config.Position{} },
+		"enforced, marked": func(c *config.Config, o *nft.Options) {
+			c.Enforce, o.Marks = &config.Position{}, []nft.Mark{{Value: 1, Mask: 1}}
+		},
 		"node exempt":          func(c *config.Config, _ *nft.Options) { c.ExemptHost = &config.Position{} },
 		"no sources":           func(c *config.Config, _ *nft.Options) { c.MasqueradeSrcCIDRs = nil },
 		"link-local":           func(c *config.Config, _ *nft.Options) { c.MasqLinkLocal = false },

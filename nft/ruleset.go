@@ -163,7 +163,7 @@ func (t Table) write(b *strings.Builder) {
 		}
 		fmt.Fprintf(b, "\tchain %s {\n", c.Name)
 		if c.Hook != nil {
-			fmt.Fprintf(b, "\t\ttype %s hook postrouting priority srcnat + %d; policy accept;\n", c.Hook.Type, c.Hook.Priority-srcNAT)
+			fmt.Fprintf(b, "\t\ttype %s hook postrouting priority %s; policy accept;\n", c.Hook.Type, priorityText(c.Hook.Priority))
 		}
 		for _, r := range c.Rules {
 			fmt.Fprintf(b, "\t\t%s\n", r)
@@ -171,6 +171,14 @@ func (t Table) write(b *strings.Builder) {
 		b.WriteString("\t}\n")
 	}
 	b.WriteString("}\n")
+}
+
+// priorityText is a priority as nft prints it.
+func priorityText(p int32) string {
+	if p < srcNAT {
+		return fmt.Sprintf("srcnat - %d", srcNAT-p)
+	}
+	return fmt.Sprintf("srcnat + %d", p-srcNAT)
 }
 
 func (s Set) write(b *strings.Builder) {

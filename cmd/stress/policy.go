@@ -66,20 +66,23 @@ type policy struct {
 
 const chain = "IP-MASQ-AGENT"
 
-// policies gives the two lists as configs.
-func policies(n int) (both [2]policy, err error) {
+// policies gives the two lists as configs, each with further keys.
+func policies(n int, keys ...string) (both [2]policy, err error) {
 	for i, list := range lists(n) {
 		var b strings.Builder
 		b.WriteString("enableIPv6: true\nmasqLinkLocal: true\nmasqLinkLocalIPv6: true\nnonMasqueradeCIDRs:\n")
 		for _, p := range list {
 			fmt.Fprintf(&b, "- %q\n", p)
 		}
+		for _, key := range keys {
+			b.WriteString(key + "\n")
+		}
 		c, _, err := config.Parse(config.Defaults{}, config.Source{Name: "stress", Data: []byte(b.String())})
 		if err != nil {
 			return both, err
 		}
 		both[i] = policy{text: []byte(b.String()), ruleset: map[nft.Mode]nft.Ruleset{
-			nft.ModeNFTables: nft.Compile(c, nft.Options{Mode: nft.ModeNFTables, RandomFully: true}),
+			nft.ModeNFTables: nft.Compile(c, nft.Options{Mode: nft.ModeNFTables, RandomFully: true, Marks: nft.DefaultMarks()}),
 			nft.ModeIPTables: nft.Compile(c, nft.Options{Mode: nft.ModeIPTables, Chain: chain}),
 		}}
 	}

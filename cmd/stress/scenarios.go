@@ -25,6 +25,8 @@ func scenarios() []scenario {
 		{"the file changes, 4 CIDRs, iptables-nft", fileChanges(nft.ModeIPTables, 4)},
 		{"the file changes, 1,000 CIDRs, iptables-nft", fileChanges(nft.ModeIPTables, 1000)},
 		{"the file changes, 10,000 CIDRs, iptables-nft", fileChanges(nft.ModeIPTables, 10_000)},
+		{"the file changes while exemptions are enforced, 4 CIDRs", enforcedChanges(4)},
+		{"the file changes while exemptions are enforced, 1,000 CIDRs", enforcedChanges(1000)},
 		{"the mode changes, 4 CIDRs", modeChanges(4)},
 		{"the mode changes, 1,000 CIDRs", modeChanges(1000)},
 		{"killed and started again, 4 CIDRs", killed(4)},
@@ -42,8 +44,8 @@ func scenarios() []scenario {
 
 // inService starts the agent with the first policy, and connections through the
 // node once it has installed its rules.
-func (b *bench) inService(ctx context.Context, mode nft.Mode, n int) (*agent, [2]policy, error) {
-	p, err := policies(n)
+func (b *bench) inService(ctx context.Context, mode nft.Mode, n int, keys ...string) (*agent, [2]policy, error) {
+	p, err := policies(n, keys...)
 	if err != nil {
 		return nil, p, err
 	}
@@ -60,9 +62,9 @@ func (b *bench) inService(ctx context.Context, mode nft.Mode, n int) (*agent, [2
 	return a, p, b.hammerIt(ctx)
 }
 
-func fileChanges(mode nft.Mode, n int) func(context.Context, *bench) error {
+func fileChanges(mode nft.Mode, n int, keys ...string) func(context.Context, *bench) error {
 	return func(ctx context.Context, b *bench) error {
-		a, p, err := b.inService(ctx, mode, n)
+		a, p, err := b.inService(ctx, mode, n, keys...)
 		if err != nil {
 			return err
 		}
@@ -77,6 +79,33 @@ func fileChanges(mode nft.Mode, n int) func(context.Context, *bench) error {
 			}
 		}
 		return b.inStep(p[b.updates%2].ruleset[mode])
+	}
+}
+
+// anotherProgram masquerades whatever pods send, after the chain of ours that
+// enforces and before the one that masquerades.
+const anotherProgram = `table inet another {
+	chain postrouting {
+		type nat hook postrouting priority srcnat; policy accept;
+		ip saddr 10.244.0.0/16 masquerade
+		ip6 saddr fd00:10:244::/48 masquerade
+	}
+}
+`
+
+// enforcedChanges is fileChanges with another program that would masquerade what is
+// exempt, and with conditions on sources and interfaces.
+func enforcedChanges(n int) func(context.Context, *bench) error {
+	change := fileChanges(nft.ModeNFTables, n,
+		"enforceNonMasquerade: true",
+		`masqueradeSrcCIDRs: [10.244.0.0/16, "fd00:10:244::/48"]`,
+		`masqueradeSrcInterfaces: ["pod*"]`,
+		`nonMasqueradeOutInterfaces: ["wg*"]`)
+	return func(ctx context.Context, b *bench) error {
+		if _, err := b.top.Node.Output(anotherProgram, "nft", "-f", "-"); err != nil {
+			return err
+		}
+		return change(ctx, b)
 	}
 }
 

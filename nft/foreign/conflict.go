@@ -35,6 +35,8 @@ type Conflict struct {
 	Destinations []string
 	Returns      bool
 	Shared       bool
+
+	src []iprange.Range // of the kind Masquerades; nil where that is not kept
 }
 
 // maxNamed is the number of exempt prefixes that a conflict names.
@@ -63,6 +65,11 @@ func (c Conflict) ViaText() []string {
 		words[i] = ruletext.String(r)
 	}
 	return words
+}
+
+// From reports whether the rule can meet a source in one of the prefixes.
+func (c Conflict) From(prefixes []netip.Prefix) bool {
+	return c.src == nil || len(intersect(c.src, And(nil, prefixes))) > 0
 }
 
 // Hash tells conflicts apart by what is said of them, without what a rule has

@@ -226,7 +226,11 @@ func (w *walker) report(c *Chain, r nfnetlink.Rule, q path, left []box) {
 	if len(exempt) == 0 || markedForIt(c, q.marks) || needed(q) || !more && q.allLeft(exempt, left) {
 		return
 	}
-	w.add(c, r, q, Conflict{Exempt: exempt, More: more})
+	conflict := Conflict{Exempt: exempt, More: more}
+	if len(q.src) <= maxNamed {
+		conflict.src = q.src
+	}
+	w.add(c, r, q, conflict)
 }
 
 // add completes a conflict and adds it to what was found.
@@ -260,6 +264,7 @@ func (c *Conflict) merge(o Conflict) {
 	if len(o.Destinations) == 0 {
 		c.Destinations = nil
 	}
+	c.src = nil
 	c.More = c.More || o.More
 	switch {
 	case c.Source == "" || o.Source == "":

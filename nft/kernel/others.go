@@ -20,6 +20,9 @@ type Others struct {
 	// Overruled are rules that decide about what the policy masquerades, or did with
 	// an older agent.
 	Overruled []foreign.Conflict
+	// Overridden are rules that would masquerade what the policy exempts, if it did not
+	// enforce that.
+	Overridden []foreign.Conflict
 	// XTables are chains of such agents in legacy ip_tables.
 	XTables []foreign.XTChain
 	// Unread counts rules that were not read because there are too many.
@@ -51,13 +54,38 @@ func (k *Kernel) Others(want nft.Ruleset) (Others, error) {
 	if err != nil {
 		return Others{}, err
 	}
+	conflicts, overridden := enforced(want.Policy, foreign.Conflicts(snapshot, want.Policy.ExemptDestinations()))
 	return Others{
-		XTables:   xtables,
-		Legacy:    foreign.Legacy(snapshot),
-		Conflicts: foreign.Conflicts(snapshot, want.Policy.ExemptDestinations()),
-		Overruled: foreign.Overruled(snapshot, share(want)),
-		Unread:    snapshot.Unread,
+		XTables:    xtables,
+		Legacy:     foreign.Legacy(snapshot),
+		Conflicts:  conflicts,
+		Overruled:  foreign.Overruled(snapshot, share(want)),
+		Overridden: overridden,
+		Unread:     snapshot.Unread,
 	}, nil
+}
+
+// enforced tells the conflicts that come too late, because the policy enforces what
+// it exempts, from the others. What comes too late and meets no pod is neither.
+func enforced(p nft.Policy, all []foreign.Conflict) (conflicts, overridden []foreign.Conflict) {
+	for _, c := range all {
+		late, meets := c.Priority > nft.EnforcePriority, false
+		for _, f := range p.Families {
+			if own := map[bool]nfnetlink.Family{false: nfnetlink.IPv4, true: nfnetlink.IPv6}[f.IPv6]; c.Rule.Family != nfnetlink.Inet && c.Rule.Family != own {
+				continue
+			}
+			late = late && p.Enforces(f)
+			pods := f.List(config.KeyMasqueradeSrcCIDRs).Prefixes()
+			meets = meets || len(pods) == 0 || c.From(pods)
+		}
+		switch {
+		case !late:
+			conflicts = append(conflicts, c)
+		case meets:
+			overridden = append(overridden, c)
+		}
+	}
+	return conflicts, overridden
 }
 
 // Rewrites finds all rules of others that can rewrite a source address.

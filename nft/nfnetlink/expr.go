@@ -53,6 +53,29 @@ func MasqueradeTo(fullyRandom bool, minPort, maxPort uint32) Expr {
 	return Expr{Name: "masq", Data: a}
 }
 
+// SourceNAT is `snat to` the address in a register, and to the ports in two registers
+// if those are not 0. It is written as the kernel lists it: with both ends of the
+// range of addresses, and with the flags that it adds itself.
+func SourceNAT(family Family, fullyRandom bool, address, minPort, maxPort uint32) Expr {
+	const mapIPs, protoSpecified, protoRandomFully = 1 << 0, 1 << 1, 1 << 4
+	flags := uint32(mapIPs)
+	if fullyRandom {
+		flags |= protoRandomFully
+	}
+	var a attrs
+	a.uint32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT)
+	a.uint32(unix.NFTA_NAT_FAMILY, uint32(family))
+	a.uint32(unix.NFTA_NAT_REG_ADDR_MIN, address)
+	a.uint32(unix.NFTA_NAT_REG_ADDR_MAX, address)
+	if minPort != 0 {
+		flags |= protoSpecified
+		a.uint32(unix.NFTA_NAT_REG_PROTO_MIN, minPort)
+		a.uint32(unix.NFTA_NAT_REG_PROTO_MAX, maxPort)
+	}
+	a.uint32(unix.NFTA_NAT_FLAGS, flags)
+	return Expr{Name: "nat", Data: a}
+}
+
 func parseExpr(b []byte) (Expr, error) {
 	var e Expr
 	err := Each(b, func(typ uint16, data []byte) error {

@@ -96,6 +96,14 @@ func checkLaw(t *testing.T, c config.Config, o nft.Options) {
 	if back.RandomFully != r.Policy.RandomFully || !slices.Equal(back.Ports, r.Policy.Ports) {
 		t.Fatalf("mode %s: random-fully %t, ports %v, want %t, %v", o.Mode, back.RandomFully, back.Ports, r.Policy.RandomFully, r.Policy.Ports)
 	}
+	if marks := func(p nft.Policy) string {
+		if p.Enforce == nil {
+			return "none"
+		}
+		return fmt.Sprint(p.Enforce.Marks)
+	}; marks(back) != marks(r.Policy) {
+		t.Fatalf("mode %s: enforced but for %s, want %s", o.Mode, marks(back), marks(r.Policy))
+	}
 	if again := nft.CompilePolicy(back, o); !again.Same(r) || again.String() != r.String() {
 		t.Fatalf("mode %s: compiled again:\n%s\nwant:\n%s", o.Mode, again, r)
 	}

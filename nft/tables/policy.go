@@ -74,6 +74,14 @@ func (o *Own) readPolicy() nft.Policy {
 	for i := range p.Families {
 		o.readLists(&p.Families[i])
 	}
+	if _, enforced := o.chain(nft.EnforceChain); enforced {
+		p.Enforce = &nft.Enforcement{}
+		for _, r := range o.rules[nft.EnforceChain] {
+			if m, ok := nft.LeftMark(r); ok {
+				p.Enforce.Marks = append(p.Enforce.Marks, m)
+			}
+		}
+	}
 	for _, chain := range sortedKeys(o.rules) {
 		for _, r := range o.rules[chain] {
 			if chain != nft.BaseChain || countsMasqueraded(r) {

@@ -42,7 +42,15 @@ type meaning struct {
 	MasqLinkLocal     bool           `json:"masqLinkLocal"`
 	MasqLinkLocalIPv6 bool           `json:"masqLinkLocalIPv6"`
 	EnableIPv6        bool           `json:"enableIPv6"`
+	Translation       []givenReport  `json:"translation,omitempty"` // keys about the source address of what is exempt or masqueraded
 	Families          []familyReport `json:"families"`
+}
+
+// A givenReport is a value of a key and its place.
+type givenReport struct {
+	Key   string `json:"key"`
+	Value string `json:"value"`
+	Place string `json:"place"`
 }
 
 // A familyReport holds the lists of "ipv4" or "ipv6" in the order in which they
@@ -122,6 +130,11 @@ func Accepted(o options.Options, l options.Loaded, found []Finding) Check {
 		ResyncSeconds: l.Config.ResyncInterval.Seconds(),
 		MasqLinkLocal: l.Config.MasqLinkLocal, MasqLinkLocalIPv6: l.Config.MasqLinkLocalIPv6,
 		EnableIPv6: l.Config.EnableIPv6,
+	}
+	for _, t := range config.Translations() {
+		for _, given := range t.Given(l.Config) {
+			r.Meaning.Translation = append(r.Meaning.Translation, givenReport{t.Key, given.Text, given.Pos.String()})
+		}
 	}
 	for _, p := range l.Ruleset.Policy.Families {
 		r.Meaning.Families = append(r.Meaning.Families, reportFamily(p))

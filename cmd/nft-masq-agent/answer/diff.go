@@ -65,7 +65,17 @@ func NewDiff(before, after nft.Policy, flips []nft.Flip) Diff {
 	if b, a := sourcePorts(before), sourcePorts(after); a != b {
 		d.Other = append(d.Other, fmt.Sprintf("source ports: %s → %s", b, a))
 	}
+	if b, a := enforcement(before), enforcement(after); b != a {
+		d.Other = append(d.Other, fmt.Sprintf("exemptions of pods: %s → %s", b, a))
+	}
 	return d
+}
+
+func enforcement(p nft.Policy) string {
+	if p.Enforce == nil {
+		return "not enforced"
+	}
+	return fmt.Sprintf("enforced but for marks %v", p.Enforce.Marks)
 }
 
 func sourcePorts(p nft.Policy) string {

@@ -79,7 +79,11 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, on Ends) {
 	} else {
 		x.answerForSources(p, nft.Connection{Dst: dst, Out: on.Out})
 	}
-	x.note(src, on, exemptsNode(p, nft.Connection{Dst: dst, FromNode: true, Out: on.Out}))
+	enforced := p.Enforced(nft.Connection{Src: src, Dst: dst, FromNode: on.FromHere, In: on.In, Out: on.Out})
+	if p.Enforce != nil && !src.IsValid() {
+		x.Notes = append(x.Notes, "What pods send to an exempt destination keeps its address also if another program would translate it later (enforceNonMasquerade).")
+	}
+	x.note(src, on, exemptsNode(p, nft.Connection{Dst: dst, FromNode: true, Out: on.Out}), enforced)
 }
 
 func (x *Explanation) add(p nft.Policy, source string, c nft.Connection) {
@@ -173,7 +177,7 @@ func exemptsNode(p nft.Policy, c nft.Connection) bool {
 }
 
 // note adds what people do not expect.
-func (x *Explanation) note(src netip.Addr, on Ends, nodeExempt bool) {
+func (x *Explanation) note(src netip.Addr, on Ends, nodeExempt, enforced bool) {
 	var exempt, masqueraded bool
 	for _, a := range x.Answers {
 		exempt = exempt || a.Verdict == nft.Exempt
@@ -187,7 +191,8 @@ func (x *Explanation) note(src netip.Addr, on Ends, nodeExempt bool) {
 		{masqueraded && !src.IsValid() && len(x.Answers) == 1 && !nodeExempt, "The node's own traffic is masqueraded like a pod's."},
 		{masqueraded && !src.IsValid() && nodeExempt, "The node's own traffic keeps its address."},
 		{masqueraded && on.FromHere, "The source is this node; its own traffic is masqueraded too."},
-		{exempt && x.Headline == "", "Not by this agent, that is: another rule on the node may still masquerade it."},
+		{enforced && x.Headline == "", "It keeps its address also if another program would translate it later (enforceNonMasquerade)."},
+		{exempt && !enforced && x.Headline == "", "Not by this agent, that is: another rule on the node may still masquerade it."},
 		{true, "This applies to new connections; existing connections keep their address."},
 	}
 	for _, n := range notes {

@@ -19,6 +19,14 @@ func Meaning(o options.Options, l options.Loaded, found []Finding) string {
 		_, _ = fmt.Fprintf(w, "%s\t%s\n", row[0], row[1])
 	}
 	_ = w.Flush() // a Builder takes everything
+	for _, t := range config.Translations() {
+		for i, given := range t.Given(l.Config) {
+			if i == 0 {
+				fmt.Fprintf(&b, "\n%s: %s\n", t.Key, t.Means)
+			}
+			fmt.Fprintf(&b, "  %-18s%s\n", given.Text, given.Pos)
+		}
+	}
 	for _, p := range l.Ruleset.Policy.Families {
 		writeFamily(&b, l.Config, p)
 	}

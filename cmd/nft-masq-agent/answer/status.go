@@ -23,11 +23,14 @@ type Status struct {
 	// Connections since the counters were made.
 	Connections []connectionReport `json:"connections"`
 	// Stale counts connections that an earlier policy decided; none: not known.
-	Stale     *staleReport     `json:"stale,omitempty"`
-	Legacy    []string         `json:"legacy"`    // rules of iptables-based agents
-	Conflicts []conflictReport `json:"conflicts"` // other rules that masquerade what the config exempts
-	Overruled []conflictReport `json:"overruled"` // other rules that accept or translate what the config masquerades
-	Notes     []string         `json:"notes"`
+	Stale  *staleReport `json:"stale,omitempty"`
+	Legacy []string     `json:"legacy"` // rules of iptables-based agents
+	// Overridden are rules that enforceNonMasquerade keeps from masquerading what the
+	// config exempts.
+	Overridden []conflictReport `json:"overridden"`
+	Conflicts  []conflictReport `json:"conflicts"` // other rules that masquerade what the config exempts
+	Overruled  []conflictReport `json:"overruled"` // other rules that accept or translate what the config masquerades
+	Notes      []string         `json:"notes"`
 }
 
 // An Agent is a process that runs one, with its flags.
@@ -169,6 +172,7 @@ func (r Status) staleText() string {
 // SetOthers reports on the rules of others.
 func (r *Status) SetOthers(others kernel.Others) {
 	r.Legacy = []string{}
+	r.Overridden = conflictReports(others.Overridden)
 	r.Conflicts, r.Overruled = conflictReports(others.Conflicts), conflictReports(others.Overruled)
 	for _, l := range others.Legacy {
 		r.Legacy = append(r.Legacy, l.String())
@@ -217,6 +221,7 @@ func (r Status) String() string {
 	writeList(&b, "Rules of iptables-based agents (run with --takeover, or cleanup --legacy):", r.Legacy)
 	writeList(&b, "Other rules that masquerade what the config exempts:", conflictLines(r.Conflicts))
 	writeList(&b, "Other rules that accept or translate what the config masquerades:", conflictLines(r.Overruled))
+	writeList(&b, "Other rules that would masquerade what pods send to exempt destinations, but for enforceNonMasquerade:", conflictLines(r.Overridden))
 	writeList(&b, "Notes:", r.Notes)
 	return b.String()
 }

@@ -78,6 +78,12 @@ func sayableOnWindows(c config.Config) error {
 				"%s: %s cannot be said in a policy of win-bridge, which has exempted destinations only", row.Key, given.Text)})
 		}
 	}
+	for _, t := range config.Translations() {
+		for _, given := range t.Given(c) {
+			problems = append(problems, config.Problem{Pos: given.Pos, Msg: fmt.Sprintf(
+				"%s: %s cannot be said in a policy of win-bridge, which has exempted destinations only", t.Key, given.Text)})
+		}
+	}
 	if len(problems) > 0 {
 		return problems
 	}

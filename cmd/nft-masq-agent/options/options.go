@@ -57,6 +57,7 @@ type Options struct {
 	Chain             string
 	RandomFully       tristate
 	Ports             []nft.PortRange
+	Marks             []nft.Mark
 	AllReservedRanges bool
 	EnableIPv6        bool
 	ResyncInterval    time.Duration
@@ -90,6 +91,7 @@ func (o Options) NFT() nft.Options {
 		Chain:       o.Chain,
 		RandomFully: o.RandomFully.or(o.Mode == nft.ModeNFTables),
 		Ports:       o.Ports,
+		Marks:       o.Marks,
 	}
 }
 
@@ -106,13 +108,14 @@ func (o Options) Defaults() config.Defaults {
 func PolicyFlags() []string {
 	return []string{
 		"config", "mode", "masq-chain", "nomasq-all-reserved-ranges", "enable-ipv6", "random-fully", "to-ports",
+		"masquerade-marks",
 		"resync-interval",
 	}
 }
 
 // OfOlderAgents reports whether one of the older agents has a flag, too.
 func OfOlderAgents(name string) bool {
-	return name != "config" && name != "mode" && slices.Contains(PolicyFlags(), name) || IsKlogFlag(name)
+	return name != "config" && name != "mode" && name != "masquerade-marks" && slices.Contains(PolicyFlags(), name) || IsKlogFlag(name)
 }
 
 // AddPolicyFlags declares the flags of every command that deals with a policy.
@@ -130,6 +133,8 @@ func AddPolicyFlags(fs *flag.FlagSet) *Options {
 		"choose source ports at random (default true in mode nftables, false in mode iptables-nft)")
 	AddFlag(fs, &o.Ports, "to-ports", "",
 		"masquerade tcp, udp and sctp to these port `RANGES` only, such as 1024-29999,32768-65535", parsePorts)
+	AddFlag(fs, &o.Marks, "masquerade-marks", "0x4000/0x4000,0x2000/0x2000",
+		"`MARKS` of packets that other programs masquerade so that answers come back, which enforceNonMasquerade leaves to them", nft.ParseMarks)
 	AddFlag(fs, &o.ResyncInterval, "resync-interval", "60",
 		"`SECONDS` between two looks at file and kernel, where the file says nothing of resyncInterval", parseSeconds)
 	return o

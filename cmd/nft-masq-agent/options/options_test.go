@@ -81,6 +81,7 @@ func TestCommandLinesOfOlderAgentsSayWhatTheySaid(t *testing.T) {
 	}
 	for _, tt := range tests {
 		o := parseRun(t, tt.line)
+		tt.options.Marks = nft.DefaultMarks()
 		if diff := cmp.Diff(tt.options, o.NFT()); diff != "" {
 			t.Errorf("%q: options (-want +got):\n%s", tt.line, diff)
 		}

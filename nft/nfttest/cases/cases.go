@@ -169,7 +169,7 @@ func parseFlags(t testing.TB, args []string) (config.Defaults, func(nft.Mode) nf
 	}
 	return d, func(m nft.Mode) nft.Options {
 		random := *randomFully && (m == nft.ModeNFTables || given)
-		return nft.Options{Mode: m, Chain: *chain, RandomFully: random, Ports: ranges}
+		return nft.Options{Mode: m, Chain: *chain, RandomFully: random, Ports: ranges, Marks: nft.DefaultMarks()}
 	}
 }
 

@@ -111,6 +111,9 @@ func (m Maker) Config() config.Config {
 			*list = m.interfaces()
 		}
 	}
+	if m.IntN(3) == 0 {
+		c.Enforce = &config.Position{}
+	}
 	return c
 }
 
@@ -139,13 +142,14 @@ func (m Maker) Connection(src, dst netip.Addr) nft.Connection {
 
 // ForView leaves out what mode iptables-nft cannot express.
 func ForView(c config.Config) config.Config {
+	c.Enforce = nil
 	c.ExemptHost, c.MasqueradeSrcInterfaces, c.NonMasqueradeOutInterfaces, c.MasqueradeOutInterfaces = nil, nil, nil, nil
 	return c
 }
 
 // Options makes options for a mode.
 func (m Maker) Options(mode nft.Mode) nft.Options {
-	o := nft.Options{Mode: mode, Chain: DefaultChain, RandomFully: m.IntN(2) == 0}
+	o := nft.Options{Mode: mode, Chain: DefaultChain, RandomFully: m.IntN(2) == 0, Marks: nft.DefaultMarks()[:1+m.IntN(2)]}
 	for from := 1024; m.IntN(3) == 0; from += 10000 {
 		o.Ports = append(o.Ports, nft.PortRange{Min: uint16(from), Max: uint16(from + m.IntN(5000))})
 	}

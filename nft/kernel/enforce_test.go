@@ -1,0 +1,189 @@
+package kernel
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// loadSample loads the rules of another program from testdata/foreign, with some of
+// its addresses and interfaces replaced by those of the topology.
+func loadSample(t *testing.T, ns *nfttest.NS, name string, replace ...string) {
+	t.Helper()
+	for file, load := range map[string][]string{
+		"rules.iptables":  {"iptables-nft-restore", "--noflush"},
+		"rules.ip6tables": {"ip6tables-nft-restore", "--noflush"},
+		"rules.nft":       {"nft", "-f", "-"},
+	} {
+		rules, err := os.ReadFile(filepath.Join("../../testdata/foreign", name, file))
+		if os.IsNotExist(err) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		nfttest.Run(t, ns, strings.NewReplacer(replace...).Replace(string(rules)), load[0], load[1:]...)
+	}
+}
+
+// enforcing exempts 10.0.0.0/8 and fd00::/8 for pods of 10.244.0.0/16 and
+// fd00:10:244::/48.
+func enforcing() config.Config {
+	return config.Config{
+		EnableIPv6:         true,
+		NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "fd00::/8"),
+		MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16", "fd00:10:244::/48"),
+		Enforce:            &config.Position{},
+	}
+}
+
+func enforcingOptions() nft.Options {
+	return nft.Options{Mode: nft.ModeNFTables, RandomFully: true, Marks: nft.DefaultMarks()}
+}
+
+// sees returns the source that a destination sees of a packet.
+func (w *wire) sees(t *testing.T, src, dst string, proto nfttest.Proto) netip.Addr {
+	t.Helper()
+	p := cases.Packet{Src: netip.MustParseAddr(src), Dst: netip.MustParseAddr(dst), Proto: proto}
+	return w.send(t, p).Seen.Addr()
+}
+
+// Each of these programs masquerades what its own containers or machines send, and
+// here that includes the pods. Without enforcement they do that to pods' connections
+// to exempt destinations too.
+func TestPodsKeepTheirAddressWhateverOtherProgramsDo(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
+	both := []string{"10.244.1.2", "fd00:10:244:1::2"}
+	for _, tt := range []struct {
+		sample  string
+		replace []string
+		pods    []string // that the rules are made for
+		own     string   // a container of the program
+	}{
+		{"docker-iptables", []string{"-s 172.17.0.0/16 ! -o docker0", "! -o docker0"}, both[:1], "172.17.0.9"},
+		{"docker-nftables", []string{`"docker0"`, `"pod0"`, "172.17.0.0/16", "0.0.0.0/0"}, both[:1], "172.17.0.9"},
+		{"libvirt", []string{"-s 192.168.122.0/24 ! -d 192.168.122.0/24", "! -d 192.168.122.0/24"}, both[:1], "192.168.122.9"},
+		{"flannel-iptables", nil, both[:1], ""},
+		{"flannel-nftables", nil, both[:1], ""},
+		{"calico-nftables", nil, both[:1], ""},
+		{"cni-bridge", []string{"-s 10.88.0.5", "-s 10.244.1.2", "-s 10.88.0.6", "-s 10.99.0.6", "-s fd00:88::5", "-s fd00:10:244:1::2"}, both, "10.99.0.6"},
+	} {
+		t.Run(tt.sample, func(t *testing.T) {
+			t.Parallel()
+			w := newWire(t)
+			loadSample(t, w.Node, tt.sample, tt.replace...)
+			k := open(t, w.Node)
+			c := enforcing()
+			for _, enforced := range []bool{false, true, false, true} {
+				if c.Enforce = nil; enforced {
+					c.Enforce = &config.Position{}
+				}
+				want := nft.Compile(c, enforcingOptions())
+				apply(t, k, want, everything)
+				inStep(t, w.Node, want)
+				for _, pod := range tt.pods {
+					exempt, other := "10.9.0.9", "203.0.113.9"
+					if strings.Contains(pod, ":") {
+						exempt, other = "fd00:9::9", "2001:db8:1::1"
+					}
+					for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
+						if kept := w.sees(t, pod, exempt, proto).String() == pod; kept != enforced {
+							t.Errorf("enforced %t: %s keeps its address to %s by %s: %t", enforced, pod, exempt, proto, kept)
+						}
+						if w.sees(t, pod, other, proto).String() == pod {
+							t.Errorf("enforced %t: %s is not masqueraded to %s by %s", enforced, pod, other, proto)
+						}
+					}
+				}
+				if tt.own != "" && w.sees(t, tt.own, "10.9.0.9", nfttest.UDP) != w.NodeV4 {
+					t.Errorf("enforced %t: %s, which is not a pod, is not masqueraded any more", enforced, tt.own)
+				}
+				others, err := k.Others(want)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if conflicts, overridden := len(others.Conflicts) > 0, len(others.Overridden) > 0; conflicts == enforced || overridden != enforced {
+					t.Errorf("enforced %t: conflicts %v, overridden %v", enforced, others.Conflicts, others.Overridden)
+				}
+			}
+		})
+	}
+}
+
+// kube-proxy marks a pod's connection to itself by a Service, and, for
+// externalTrafficPolicy Cluster, those that come in at a node port; portmap marks
+// a pod's connection to its own host port.
+func TestWhatKubeProxyMarksIsLeftToIt(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft-restore")
+	for _, tt := range []struct {
+		sample  string
+		replace []string
+		marking string // by iptables or nft
+	}{
+		{"kube-proxy-iptables", nil, "0x4000"},
+		{"kube-proxy-nftables", nil, "0x4000"},
+		{"cni-portmap", nil, "0x2000"},
+	} {
+		t.Run(tt.sample, func(t *testing.T) {
+			t.Parallel()
+			w := newWire(t)
+			loadSample(t, w.Node, tt.sample, tt.replace...)
+			// A Service whose endpoint is the pod or a host outside: to 10.96.0.7 with a
+			// mark, to 10.96.0.8 without. Likewise two node ports: of the node, and of 198.18.5.5.
+			nfttest.NFT(t, w.Node, `table ip services {
+				chain pre { type nat hook prerouting priority dstnat - 1; policy accept;
+					ip daddr 10.96.0.7 meta mark set meta mark or `+tt.marking+`
+					ip daddr 10.96.0.7 dnat to 10.244.1.2
+					ip daddr 10.96.0.8 dnat to 10.9.0.9
+					ip daddr 192.0.2.1 udp dport 7777 meta mark set meta mark or `+tt.marking+`
+					ip daddr 192.0.2.1 udp dport 7777 dnat to 10.244.1.2
+					ip daddr 198.18.5.5 dnat to 10.244.1.2
+				}
+			}`, "-f", "-")
+			k := open(t, w.Node)
+			c := enforcing()
+			var before []netip.Addr
+			for _, enforced := range []bool{false, true} {
+				if c.Enforce = nil; enforced {
+					c.Enforce = &config.Position{}
+				}
+				apply(t, k, nft.Compile(c, enforcingOptions()), everything)
+				seen := func(from, to *nfttest.NS, src netip.Addr, dst string) netip.Addr {
+					w.port++
+					s, err := nfttest.Send(nfttest.Flow{
+						Proto: nfttest.UDP, From: from, To: to,
+						Src: netip.AddrPortFrom(src, w.port), Dst: netip.MustParseAddrPort(dst),
+					})
+					if err != nil {
+						t.Fatal(err)
+					}
+					return s.Seen.Addr()
+				}
+				got := []netip.Addr{
+					seen(w.Pod, w.Pod, w.PodV4, "10.96.0.7:7777"),          // hairpin
+					seen(w.Pod, w.Outside, w.PodV4, "10.96.0.8:7777"),      // ClusterIP
+					seen(w.Outside, w.Pod, w.OutsideV4, "192.0.2.1:7777"),  // node port, Cluster
+					seen(w.Outside, w.Pod, w.OutsideV4, "198.18.5.5:7777"), // node port, Local
+				}
+				if !enforced {
+					before = got
+					if got[0] == w.PodV4 || got[1] != w.PodV4 || got[2] == w.OutsideV4 || got[3] != w.OutsideV4 {
+						t.Fatalf("without enforcement: seen %v", got)
+					}
+				}
+				for i := range got {
+					if got[i] != before[i] {
+						t.Errorf("flow %d: seen %s, without enforcement %s", i, got[i], before[i])
+					}
+				}
+			}
+		})
+	}
+}
