@@ -106,6 +106,9 @@ func (x *Explanation) certain(n kernel.Node, found []ruleFound, sees string) {
 	case way.Drops:
 		x.Why.Code, x.Sees = "dropped", ""
 		x.Headline = fmt.Sprintf("%s sees nothing: a rule drops the connection: %s.", x.Destination, last)
+	case last.own && way.Keeps:
+		x.Why.Code = "exempt"
+		x.Headline = fmt.Sprintf("%s sees %s, which this agent enforces (enforceNonMasquerade).", x.Destination, keptWords(n.Packet.Src))
 	case last.own:
 		x.Why.Code = either(way.Masquerade, "masqueraded", "snat")
 		x.Headline = fmt.Sprintf("%s sees %s%s: masqueraded by this agent.", x.Destination, sees, of)
