@@ -240,7 +240,7 @@ func TestTakeOverAndWayBackLetNoWrongSourceOut(t *testing.T) {
 
 func TestStatusSaysWhatDecidesInsteadOfARejectedFile(t *testing.T) {
 	t.Parallel()
-	n, older := newNode(t), loadOlder(t, olderVersions[2])
+	n, older := newNode(t), loadOlder(t, olderVersions[0])
 	says := func(text, want string) {
 		t.Helper()
 		n.swap(text)
@@ -254,8 +254,17 @@ func TestStatusSaysWhatDecidesInsteadOfARejectedFile(t *testing.T) {
 	}
 	says(badText, "the built-in defaults (")
 	says(older.mistakes()["a misspelled key"], "what the older agents make of it (")
-	older.install(n)
-	says(badText, "the rules of an iptables-based agent are in charge")
+	for _, version := range olderVersions[:3] {
+		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+			n := newNode(t)
+			loadOlder(t, version).install(n)
+			n.swap(badText)
+			n.start(flag).await("config rejected; the rules of an iptables-based agent stay in charge")
+			if r, _ := n.status(); !strings.HasPrefix(r.Config.Enforced, "the rules of an iptables-based agent are in charge") {
+				t.Errorf("%s: %q", version, r.Config.Enforced)
+			}
+		})
+	}
 }
 
 func TestASecondAgentsProbeDoesNotAskTheFirst(t *testing.T) {

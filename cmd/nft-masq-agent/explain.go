@@ -175,7 +175,7 @@ type heldRules struct {
 func readHeld(chain string) (*heldRules, error) {
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
-	held, found, err := k.Held(chain)
+	held, found, err := k.Held(chain, true)
 	if err != nil {
 		return nil, hinted(err)
 	}

@@ -73,7 +73,7 @@ func (f *statusFlags) status(e environment) (int, error) {
 // askKernel reports on the kernel. What a bad config wants is not known: then the
 // kernel is held against what it holds itself, as a running agent does.
 func askKernel(r *answer.Status, k *kernel.Kernel, o options.Options, want nft.Ruleset) error {
-	held, found, err := k.Held(o.Chain)
+	held, found, err := k.Held(o.Chain, r.Config.Accepted && o.Mode == nft.ModeIPTables)
 	if err != nil {
 		return err
 	}

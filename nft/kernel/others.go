@@ -154,7 +154,7 @@ func (s *state) isOurs(want nft.Ruleset) func(nfnetlink.Chain) bool {
 	ours := map[nfnetlink.Family][]string{}
 	for _, n := range s.nat {
 		chains := n.Ours()
-		if want.Mode == nft.ModeIPTables {
+		if natTable(want, n.Family) != nil {
 			chains = append(chains, tables.OwnChain{Name: want.Chain, Text: want.Chain})
 		}
 		for _, c := range chains {

@@ -166,7 +166,7 @@ func TestWhatTheKernelHoldsIsSaidAlsoAfterTampering(t *testing.T) {
 		ns := nfttest.NewNS(t, "node")
 		held := func() (string, bool) {
 			t.Helper()
-			r, ok, err := open(t, ns).Held(cases.DefaultChain)
+			r, ok, err := open(t, ns).Held(cases.DefaultChain, false)
 			if err != nil || ok && r.Mode != mode {
 				t.Errorf("mode %s, error %v", r.Mode, err)
 			}

@@ -49,8 +49,9 @@ func (k *Kernel) Live() (nft.Policy, bool, error) {
 }
 
 // Held gives what the kernel holds of ours, whatever somebody has done to it since;
-// false where there is nothing. The chain is where mode iptables-nft would be.
-func (k *Kernel) Held(chain string) (nft.Ruleset, bool, error) {
+// false where there is nothing. The chain is where mode iptables-nft would be. With
+// alike it need not be ours: an older agent may have written it.
+func (k *Kernel) Held(chain string, alike bool) (nft.Ruleset, bool, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	own, err := k.readWhole()
@@ -61,7 +62,11 @@ func (k *Kernel) Held(chain string) (nft.Ruleset, bool, error) {
 		r, _ := own.Ruleset()
 		return r, true, nil
 	}
-	if r, found, err := k.readBackXT((*tables.Shared).Ours); found || err != nil {
+	of := (*tables.Shared).Ours
+	if alike {
+		of = (*tables.Shared).Alike
+	}
+	if r, found, err := k.readBackXT(of); found || err != nil {
 		return r, found, err
 	}
 	wanted := nft.Ruleset{Mode: nft.ModeIPTables, Chain: chain}
@@ -71,7 +76,7 @@ func (k *Kernel) Held(chain string) (nft.Ruleset, bool, error) {
 	}
 	p := nft.Policy{}
 	for _, n := range s.nat {
-		if !n.JumpsTo(chain) {
+		if !n.JumpsTo(chain) || !alike && n.Unsigned(chain) {
 			continue
 		}
 		held := n.Held(tables.OwnChain{Name: chain, Text: chain})

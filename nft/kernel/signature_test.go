@@ -123,3 +123,29 @@ func TestASignatureIsWrittenOnceAndChangesNoCounter(t *testing.T) {
 func body(saved string) []string {
 	return slices.DeleteFunc(strings.Split(saved, "\n"), func(l string) bool { return strings.HasPrefix(l, "#") })
 }
+
+func TestAnOlderAgentsChainInAFamilyThatIsOffStaysAndIsNamed(t *testing.T) {
+	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore")
+	for _, name := range []string{"ip-masq-agent-v2.0.0", "ip-masq-agent-v2.9"} {
+		ns, agent := nfttest.NewNS(t, "node"), loadOlder(t, name)
+		if agent.rules[nfnetlink.IPv6] == "" { // only the texts for IPv4 are recorded
+			agent.rules[nfnetlink.IPv6] = strings.NewReplacer("169.254.0.0/16", "fe80::/10", "10.0.0.0/8", "fd00::/8",
+				"172.16.0.0/12", "fd01::/16", "192.168.0.0/16", "fd02::/16").Replace(agent.rules[nfnetlink.IPv4])
+		}
+		agent.install(t, ns, nil)
+		agent.config.EnableIPv6 = false
+		want := nft.Compile(agent.config, nft.Options{Mode: nft.ModeIPTables, Chain: agent.chain})
+		k := open(t, ns)
+		six := nfttest.Save(t, ns, "ip6tables-nft-save", "nat")
+		apply(t, k, want, Look{Others: true})
+		if diff := cmp.Diff(body(six), body(nfttest.Save(t, ns, "ip6tables-nft-save", "nat"))); diff != "" {
+			t.Errorf("%s: IPv6 (-before +after):\n%s", name, diff)
+		}
+		if others, err := k.Others(want); err != nil || len(others.Legacy) != 1 || others.Legacy[0].Family != nfnetlink.IPv6 {
+			t.Errorf("%s: %v, %v", name, others.Legacy, err)
+		}
+		if a, err := k.Apply(want, Look{Others: true, TakeOver: true}); err != nil || len(a.TookOver) != 1 {
+			t.Errorf("%s: %+v, %v", name, a, err)
+		}
+	}
+}

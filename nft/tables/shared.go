@@ -642,13 +642,13 @@ func (n *Shared) oursWhere(wanted func(OwnChain) bool) []OwnChain {
 	return found
 }
 
-// Leftovers gives the chains that are ours, or bear our name, and are not
-// wanted.
+// Leftovers gives the chains that are ours, or were until somebody changed them, and
+// are not wanted.
 func (n *Shared) Leftovers(chain string, wanted bool) []OwnChain {
 	// Whether the wanted one is ours need not be looked at, rule by rule.
 	chains := n.oursWhere(func(c OwnChain) bool { return (!wanted || c != OwnChain{chain, chain}) && n.signed(c) })
 	named := func(c OwnChain) bool { return c.Name == chain }
-	if _, present := n.chains[chain]; present && !wanted && !slices.ContainsFunc(chains, named) {
+	if _, present := n.chains[chain]; present && !wanted && !n.Unsigned(chain) && !slices.ContainsFunc(chains, named) {
 		chains = append(chains, OwnChain{chain, chain})
 	}
 	return chains
