@@ -21,19 +21,18 @@ type checkFlags struct {
 func checkCommand() command {
 	return command{
 		name:  "check",
-		about: "validates the config and prints what it means",
-		details: "It names each CIDR with its place, what is dropped because another CIDR covers it, and what the config " +
-			"probably does not mean to say. Each problem of a bad config is a line on stderr that begins with FILE:LINE:COL. " +
-			"The kernel is neither read nor written.",
+		about: "validate the config and print what it means",
+		details: "It lists each CIDR with its place, CIDRs that are dropped because another one covers them, and likely mistakes in " +
+			"the config. Each error is a line on stderr that begins with FILE:LINE:COL. The kernel is neither read nor written.",
 		examples: []string{
 			program + " check --config ./ip-masq-agent",
 			program + " check --config ./ip-masq-agent --pod-cidr 10.244.0.0/16 --strict",
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := checkFlags{Options: options.AddPolicyFlags(fs)}
-			fs.BoolVar(&f.strict, "strict", false, "warnings are errors: exit code 1")
-			fs.Func("pod-cidr", "warn where pods of this `CIDR` would see a node's address instead of a pod's; "+
-				"can be given several times, or as a list with commas", f.addPodCIDRs)
+			fs.BoolVar(&f.strict, "strict", false, "treat warnings as errors: exit code 1")
+			fs.Func("pod-cidr", "warn if pods of this `CIDR` would see a node's address instead of a pod's; can be repeated, or a "+
+				"comma-separated list", f.addPodCIDRs)
 			options.AddFlag(fs, &f.output, "o", outputText, "text or json `FORMAT` of the answer", options.OneOf(outputText, outputJSON))
 			return func(_ context.Context, _ []string, e environment) (int, error) { return f.check(e) }
 		},

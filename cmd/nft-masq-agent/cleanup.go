@@ -26,15 +26,15 @@ type cleanupFlags struct {
 func cleanupCommand() command {
 	return command{
 		name:  "cleanup",
-		about: "removes from the kernel what any mode of the agent installed",
-		details: "Stop the agent first: one that runs puts its rules back, which is looked for after a second and said. " +
-			"Connections that are established keep the address they have.",
+		about: "remove from the kernel what any mode of the agent installed",
+		details: "Stop the agent first: a running agent restores its rules. cleanup checks for this after one second and reports " +
+			"it. Existing connections keep their address.",
 		examples: []string{program + " cleanup", program + " cleanup --legacy"},
 		flags: func(fs *flag.FlagSet) action {
 			options.AddPolicyFlags(fs)
 			var f cleanupFlags
-			fs.BoolVar(&f.legacy, "legacy", false, "also remove the chains that iptables-based agents left, with their jumps")
-			fs.BoolVar(&f.wait, "wait", false, "when all is removed, wait for SIGTERM: for a DaemonSet that removes")
+			fs.BoolVar(&f.legacy, "legacy", false, "also remove the chains of iptables-based agents, with their jumps")
+			fs.BoolVar(&f.wait, "wait", false, "when everything is removed, wait for SIGTERM: for use in a DaemonSet")
 			return func(ctx context.Context, _ []string, e environment) (int, error) { return f.cleanup(ctx, e) }
 		},
 	}

@@ -69,7 +69,7 @@ func dispatch(ctx context.Context, all []command, args []string, e environment) 
 	code, err := c.run(ctx, args, e)
 	if wrong := (usageError{}); errors.As(err, &wrong) {
 		_, _ = fmt.Fprintf(e.stderr, "%s %s: %v\n", program, c.name, err)
-		_, _ = fmt.Fprintf(e.stderr, "%s %s --help tells more\n", program, c.name)
+		_, _ = fmt.Fprintf(e.stderr, "see %s %s --help\n", program, c.name)
 		return exitUsage
 	} else if err != nil {
 		_, _ = fmt.Fprintf(e.stderr, "%s %s: %v\n", program, c.name, err)
@@ -91,7 +91,7 @@ func find(all []command, name string) (command, error) {
 
 func (c command) run(ctx context.Context, args []string, e environment) (int, error) {
 	fs, do := c.flagSet()
-	version := fs.Bool("version", false, "print the version and end")
+	version := fs.Bool("version", false, "print the version and exit")
 	parse := options.Parse
 	if c.tolerant {
 		parse = func(fs *flag.FlagSet, args []string) ([]string, error) { return nil, c.ignoreRest(fs, args, e) }

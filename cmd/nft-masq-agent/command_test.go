@@ -88,8 +88,8 @@ func TestErrorsDecideTheExitCode(t *testing.T) {
 		{exitDone, nil, 0, ""},
 		{exitFailed, nil, 1, ""},
 		{exitDone, errors.New("broken"), 1, "nft-masq-agent run: broken\n"},
-		{exitDone, usagef("wrong"), 2, "nft-masq-agent run: wrong\nnft-masq-agent run --help tells more\n"},
-		{exitDone, fmt.Errorf("outer: %w", usagef("wrong")), 2, "nft-masq-agent run: outer: wrong\nnft-masq-agent run --help tells more\n"},
+		{exitDone, usagef("wrong"), 2, "nft-masq-agent run: wrong\nsee nft-masq-agent run --help\n"},
+		{exitDone, fmt.Errorf("outer: %w", usagef("wrong")), 2, "nft-masq-agent run: outer: wrong\nsee nft-masq-agent run --help\n"},
 	} {
 		var stderr strings.Builder
 		do := func(context.Context, []string, environment) (int, error) { return tt.code, tt.err }

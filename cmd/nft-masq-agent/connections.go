@@ -40,11 +40,11 @@ func connectionsCommand() command {
 	return command{
 		name:     "connections",
 		operands: "[ADDRESS]",
-		about:    "lists connections with their translation, and those that an earlier policy decided",
+		about:    "list connections with their translation, and those that an earlier policy decided",
 		details: "ADDRESS is a destination, or a CIDR of destinations. NOW is the verdict about a new connection from the same source " +
-			"to the same destination. A connection is stale if its translation contradicts that: an established connection keeps " +
-			"the address it has. Not called stale are connections from or to the node itself, closed ones, and those whose " +
-			"translation a rule of another program can have made. Nothing is written without --flush.",
+			"to the same destination. A connection is stale if its translation contradicts that: existing connections keep their " +
+			"address. Connections from or to the node itself, closed ones, and those that a rule of another program may have " +
+			"translated are never stale. Nothing is written without --flush.",
 		examples: []string{
 			program + " connections 203.0.113.0/24 --limit 20",
 			program + " connections --seen-as 198.51.100.1:54716",
@@ -54,13 +54,13 @@ func connectionsCommand() command {
 		flags: func(fs *flag.FlagSet) action {
 			f := connectionsFlags{}
 			options.AddFlag(fs, &f.seenAs, "seen-as", "",
-				"the source that the destination sees, an `ADDRESS` or ADDRESS:PORT: which pod was that?", parseSeenAs)
+				"find the pod behind the source that the destination sees, an `ADDRESS` or ADDRESS:PORT", parseSeenAs)
 			options.AddFlag(fs, &f.pod, "pod", "", "the source, an `ADDRESS` or a CIDR", parsePrefix)
-			fs.BoolVar(&f.stale, "stale", false, "only connections whose translation contradicts the present rules")
+			fs.BoolVar(&f.stale, "stale", false, "only connections whose translation contradicts the current rules")
 			fs.BoolVar(&f.flush, "flush", false, "delete the stale connections that are listed; TCP connections among them are reset")
 			fs.BoolVar(&f.yes, "yes", false, "really delete them")
 			fs.BoolVar(&f.ports, "ports", false,
-				"list where source ports run out first: the fullest destinations, and the pods that take the ports")
+				"list the destinations with the most source ports in use, and the pods that use them")
 			options.AddFlag(fs, &f.limit, "limit", "100", "list at most `N` connections", parseLimit)
 			options.AddFlag(fs, &f.output, "o", outputText, "text or json `FORMAT` of the answer, in json one object a line",
 				options.OneOf(outputText, outputJSON))

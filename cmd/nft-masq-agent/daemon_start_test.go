@@ -331,7 +331,7 @@ func TestAChainOfSomebodyElseIsRefused(t *testing.T) {
 	before := n.kernelText()
 	got := n.run("run", "--config", n.path, "--mode=iptables-nft", "--masq-chain=MINE")
 	want := `nft-masq-agent run: --masq-chain: chain "MINE" in table ip nat: the chain holds rules that no masquerade agent wrote
-nft-masq-agent run --help tells more
+see nft-masq-agent run --help
 `
 	if got.code != exitUsage || got.stderr != want {
 		t.Errorf("%+v, want exit code %d and %s", got, exitUsage, want)

@@ -24,12 +24,12 @@ func diffCommand() command {
 	return command{
 		name:     "diff",
 		operands: "[OLD] [NEW]",
-		about:    "shows what would change if a config took effect",
+		about:    "show what would change if a config took effect",
 		details: "It compares the rules that the kernel holds with the config, and lists the destinations, and if it depends on " +
 			"them the sources, whose verdict changes, with the number of open connections there. Those keep their address; " +
-			"a change affects only new ones. It takes the flags of an agent that runs here, unless the command line has flags " +
-			"about the policy other than --config. With two files, it compares these and reads nothing else. Exit code 0: no " +
-			"change, 1: changes, 2: wrong usage or an error. Nothing is written.",
+			"a change affects only new ones. Without policy flags other than --config, it uses those of the running agent. With two " +
+			"files, it compares these and reads nothing else. Exit code 0: no change, 1: changes, 2: wrong usage or an error. " +
+			"Nothing is written.",
 		examples: []string{
 			program + " diff --config ./ip-masq-agent",
 			program + " diff ./old ./new --enable-ipv6",

@@ -35,15 +35,15 @@ func help(all []command, args []string, e environment) int {
 
 func programHelp(all []command) string {
 	var b strings.Builder
-	b.WriteString(answer.Wrap("nft-masq-agent decides on a node of Kubernetes which traffic leaves with the pod's own address and "+
-		"which is masqueraded behind the node's. It takes the file and the flags of ip-masq-agent.", "") + "\n")
+	b.WriteString(answer.Wrap("nft-masq-agent decides on a Kubernetes node which pod traffic keeps the pod's IP and which is masqueraded to "+
+		"the node's. It takes the config file and the flags of ip-masq-agent.", "") + "\n")
 	fmt.Fprintf(&b, "Usage: %s [COMMAND] [FLAGS]\n\n", program)
 	for _, c := range all {
 		b.WriteString(listed(c.name, c.about))
 	}
-	b.WriteString(listed("help", "tells of a command: its flags, and an example") + "\n")
-	b.WriteString(answer.Wrap("Without a command, or where a flag is the first argument, it is run.", ""))
-	b.WriteString(answer.Wrap("Exit codes: 0 done, valid, in step; 1 failed, invalid, differs; 2 wrong usage.", ""))
+	b.WriteString(listed("help", "show the flags of a command, with examples") + "\n")
+	b.WriteString(answer.Wrap("run is the default command.", ""))
+	b.WriteString(answer.Wrap("Exit codes: 0 done, valid, in sync; 1 failed, invalid, out of sync; 2 wrong usage.", ""))
 	return b.String()
 }
 
@@ -52,7 +52,7 @@ func listed(name, about string) string {
 	return fmt.Sprintf("  %-*s", indent-2, name) + answer.Wrap(about, strings.Repeat(" ", indent))[indent:]
 }
 
-// help tells everything about one command.
+// help describes one command in full.
 func (c command) help() string {
 	var b strings.Builder
 	usage := program + " " + c.name
@@ -60,7 +60,7 @@ func (c command) help() string {
 		usage += " " + c.operands
 	}
 	fmt.Fprintf(&b, "Usage: %s [FLAGS]\n\n", usage)
-	b.WriteString(answer.Wrap(c.name+" "+c.about+".", ""))
+	b.WriteString(answer.Wrap(strings.ToUpper(c.about[:1])+c.about[1:]+".", ""))
 	if c.details != "" {
 		b.WriteString("\n" + answer.Wrap(c.details, ""))
 	}
@@ -97,7 +97,7 @@ func flagHelp(fs *flag.FlagSet) string {
 		fmt.Fprintf(&b, "%s\n%s", strings.TrimRight("  "+dashes+f.Name+" "+value, " "), answer.Wrap(usage, "        "))
 	})
 	if klog {
-		b.WriteString(answer.Wrap("Every other flag of klog is accepted and does nothing, so that the command lines of older agents go on working.", "  "))
+		b.WriteString(answer.Wrap("All other klog flags are accepted and ignored, so that the command lines of older agents keep working.", "  "))
 	}
 	return b.String()
 }

@@ -28,11 +28,11 @@ type renderFlags struct {
 func renderCommand() command {
 	return command{
 		name:  "render",
-		about: "prints what run would install",
-		details: "nft is for nft -f, which replaces the whole table by exactly this, without the promise of the agent that no " +
-			"packet meets a wrong verdict meanwhile. iptables is for iptables-restore --noflush. json is for programs. " +
-			"win-bridge is the policy for Windows nodes of the same cluster, to stand in the list policies of a win-bridge " +
-			"configuration. Nothing is written to the kernel.",
+		about: "print what run would install",
+		details: "nft is for nft -f, which replaces the whole table; unlike the agent, it does not guarantee that every packet " +
+			"gets the right verdict meanwhile. iptables is for iptables-restore --noflush. json is for programs. win-bridge is " +
+			"the policy for Windows nodes of the same cluster, an entry of the list policies of a win-bridge configuration. " +
+			"Nothing is written to the kernel.",
 		examples: []string{
 			program + " render --config ./ip-masq-agent | nft -c -f -",
 			program + " render --config ./ip-masq-agent --format win-bridge --windows-api 2",
@@ -43,7 +43,7 @@ func renderCommand() command {
 				"nft, iptables, json or win-bridge `FORMAT` (default nft, in mode iptables-nft iptables)",
 				options.OneOf(formatNFT, formatIPTables, formatJSON, formatWinBridge))
 			options.AddFlag(fs, &f.windowsAPI, "windows-api", "",
-				"`VERSION` of the API of win-bridge: 1 is HNS, 2 is HCN, as the apiVersion of its configuration says", parseWindowsAPI)
+				"API `VERSION` of win-bridge, as in apiVersion of its configuration: 1 is HNS, 2 is HCN", parseWindowsAPI)
 			return func(_ context.Context, _ []string, e environment) (int, error) { return f.render(e) }
 		},
 	}

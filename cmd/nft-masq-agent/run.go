@@ -30,9 +30,9 @@ import (
 func runCommand() command {
 	return command{
 		name:  "run",
-		about: "is the daemon: brings the kernel to what the config says, and keeps it there",
-		details: "It reads the config, writes to the kernel only what differs, follows the file and puts the rules back " +
-			"when somebody changes them. SIGTERM and SIGINT end it, and the rules stay; SIGHUP makes it look now.",
+		about: "run the daemon: apply the config and keep it applied",
+		details: "It reads the config, writes to the kernel only what differs, follows the file, and restores the rules if " +
+			"another program changes them. SIGTERM and SIGINT end it, and the rules stay; SIGHUP makes it re-check everything at once.",
 		examples: []string{
 			program + " run",
 			program + " run --config /etc/config --http-address 127.0.0.1:9717",

@@ -22,10 +22,10 @@ type statusFlags struct {
 func statusCommand() command {
 	return command{
 		name:  "status",
-		about: "holds the kernel against the config and says what differs",
-		details: "It also counts connections, and names other rules on this node that masquerade. Without flags about the " +
-			"policy it takes those of an agent that runs here. Exit code 0 says that the kernel is in step with a valid " +
-			"config. Nothing is written.",
+		about: "compare the kernel with the config",
+		details: "It lists each difference, counts connections, and names other programs' rules on this node that interfere. " +
+			"Without policy flags it uses those of the running agent. Exit code 0 means that the kernel is in sync with a " +
+			"valid config. Nothing is written.",
 		examples: []string{
 			program + " status",
 			"kubectl exec -n kube-system nft-masq-agent-abcde -- /nft-masq-agent status",

@@ -52,7 +52,7 @@ func (b buildInfo) String() string {
 func versionCommand() command {
 	return command{
 		name:     "version",
-		about:    "prints version, commit and Go version",
+		about:    "print version, commit and Go version",
 		examples: []string{program + " version"},
 		flags: func(*flag.FlagSet) action {
 			return func(_ context.Context, _ []string, e environment) (int, error) {

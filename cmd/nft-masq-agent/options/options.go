@@ -123,12 +123,12 @@ func AddPolicyFlags(fs *flag.FlagSet) *Options {
 	o := &Options{Klog: addKlogFlags(fs)}
 	AddFlag(fs, &o.ConfigPath, "config", DefaultConfig, "`PATH` of the config: a file, or a directory of files", parseConfigPath)
 	AddFlag(fs, &o.Mode, "mode", string(nft.ModeNFTables),
-		"`MODE`: nftables writes a table of its own; iptables-nft writes the chain that iptables shows",
+		"`MODE`: nftables uses its own table; iptables-nft uses a chain that iptables can show",
 		OneOf(nft.ModeNFTables, nft.ModeIPTables))
 	AddFlag(fs, &o.Chain, "masq-chain", "IP-MASQ-AGENT", "`NAME` of the chain in mode iptables-nft", parseChain)
 	fs.BoolVar(&o.AllReservedRanges, "nomasq-all-reserved-ranges", false,
-		"exempt all reserved IPv4 ranges where the file has no nonMasqueradeCIDRs, not only those of RFC 1918")
-	fs.BoolVar(&o.EnableIPv6, "enable-ipv6", false, "IPv6 too, where the file says nothing of enableIPv6")
+		"exempt all reserved IPv4 ranges, not only those of RFC 1918, unless the config sets nonMasqueradeCIDRs")
+	fs.BoolVar(&o.EnableIPv6, "enable-ipv6", false, "masquerade IPv6 too, unless the config sets enableIPv6")
 	fs.Var(&o.RandomFully, "random-fully",
 		"choose source ports at random (default true in mode nftables, false in mode iptables-nft)")
 	AddFlag(fs, &o.Ports, "to-ports", "",
@@ -136,14 +136,14 @@ func AddPolicyFlags(fs *flag.FlagSet) *Options {
 	AddFlag(fs, &o.Marks, "masquerade-marks", "0x4000/0x4000,0x2000/0x2000",
 		"`MARKS` of packets that other programs masquerade so that answers come back, which enforceNonMasquerade leaves to them", nft.ParseMarks)
 	AddFlag(fs, &o.ResyncInterval, "resync-interval", "60",
-		"`SECONDS` between two looks at file and kernel, where the file says nothing of resyncInterval", parseSeconds)
+		"`SECONDS` between two checks of file and kernel without an event, unless the config sets resyncInterval", parseSeconds)
 	return o
 }
 
 // AddRunFlags declares the flags of run.
 func AddRunFlags(fs *flag.FlagSet) *Options {
 	o := AddPolicyFlags(fs)
-	fs.BoolVar(&o.TakeOver, "takeover", false, "remove the rules of iptables-based agents in the transaction that makes ours effective")
+	fs.BoolVar(&o.TakeOver, "takeover", false, "remove the rules of iptables-based agents in the transaction that activates ours")
 	AddFlag(fs, &o.ConntrackInterval, "conntrack-interval", "0",
 		"`SECONDS` between two readings of the connections for the metrics of port pressure; 0 is off", parseInterval)
 	AddFlag(fs, &o.HTTPAddress, "http-address", "", "`HOST:PORT` of /healthz, /readyz and /metrics; off if empty", parseHTTPAddress)
