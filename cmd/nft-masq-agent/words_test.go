@@ -1,0 +1,79 @@
+package main
+
+import (
+	"bytes"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// A wording is one that users should not meet, and what to write instead.
+type wording struct {
+	pattern string
+	instead string
+	right   []string // where it is the right word
+}
+
+func wordings() []wording {
+	return []wording{
+		{`\bin step\b`, "in sync", nil},
+		{`\b(put|puts|putting) (it |them |the rules |its rules |ours )?back\b|\bundo(es|ne)?\b|\bundid\b`, "restore, revert", nil},
+		{`\bbrought to\b`, "restored, changed to", nil},
+		{`\b(hold|holds|held) \S+( \S+){0,3} against\b|\bheld against\b`, "compare", nil},
+		{`\bdefaults hold\b`, "built-in defaults apply", nil},
+		{`\blooks? (at|for|now|again)\b|\blooked (at|for)\b|\blooks\b`, "check, compare", []string{"look the same"}},
+		{`\bwhere\b`, "if, when", []string{
+			"masquerading where you want", "where pod IPs are", "where no agent runs", "where other kernels", "where the kubelet probes",
+		}},
+		{`\b(gives?|given|gave)\b`, "return, report", []string{"path given", "none was given"}},
+		{`\b(says?|said|tells?|told)\b`, "report, log, warn", []string{"if any file says"}},
+		{`\bbeside\b`, "next to", nil},
+		{`\bbehind\b`, "after", []string{"who is behind", "pod behind", "pods behind", "leaves its rules behind"}},
+		{`\bnot of the config\b`, "not in the config", nil},
+		{`\brules? (or map )?of others\b|\bothers'|\bother's\b|\bothers (do|did|write|wrote|have|had|commit)\b`, "other programs' rules", nil},
+		{`\b(somebody|someone|anybody|nobody)\b`, "another program, you", []string{"Anybody who can reach the node"}},
+		{`\bis no [a-z]`, "is not a", []string{"is no pod"}},
+		{`\bmend(s|ed)?\b`, "fix", nil},
+		{`\blook again\b|\btry again\b|\btried again\b|\btries again\b`, "re-check, retry", nil},
+		{`\bwhatever (its|their) case\b`, "case-insensitive", nil},
+		{`\bslips?\b`, "mistake", nil},
+		{`\bodd\b`, "unexpected", nil},
+		{`\btried\b`, "supported, tested", nil},
+		{`\breach(es)?: |\bholds? \|`, "target: met, missed", nil},
+		{`\ba change is for\b|\bkeeps the address it has\b`, "existing connections keep their address", nil},
+	}
+}
+
+// userTexts returns what users read, by where it is: documents without code, and
+// help.
+func userTexts(t *testing.T) map[string]string {
+	t.Helper()
+	texts := map[string]string{}
+	code := regexp.MustCompile("(?s)```.*?```|`[^`\n]*`|\\]\\([^)]*\\)|\\n    [^\n]*")
+	for _, d := range documents(t) {
+		texts[d] = code.ReplaceAllString(readDocument(t, d), " … ")
+	}
+	for _, c := range commands() {
+		var stdout bytes.Buffer
+		if code := help(commands(), []string{c.name}, testEnvironment(t, &stdout, &stdout)); code != exitDone {
+			t.Fatalf("help %s: %s", c.name, &stdout)
+		}
+		texts["help "+c.name] = stdout.String()
+	}
+	texts["help"] = programHelp(commands())
+	return texts
+}
+
+func TestUsersReadPlainTechnicalEnglish(t *testing.T) {
+	for where, text := range userTexts(t) {
+		text = strings.Join(strings.Fields(text), " ")
+		for _, w := range wordings() {
+			for _, r := range w.right {
+				text = strings.ReplaceAll(text, r, "…")
+			}
+			for _, at := range regexp.MustCompile(w.pattern).FindAllStringIndex(text, -1) {
+				t.Errorf("%s: …%s…: write %s", where, text[max(0, at[0]-60):min(len(text), at[1]+40)], w.instead)
+			}
+		}
+	}
+}
