@@ -77,6 +77,7 @@ func TestWhatOverruledTheOlderAgentIsNamedWhenItNoLongerDoes(t *testing.T) {
 		}
 		sees("under the older agent", map[string]string{accepted: pod, snatted: node})
 		d := n.start(flag, "--takeover", "--http-address", httpAddress)
+		d.applied("start", wants(t, older.config, flag))
 		line := d.await("another rule accepts what the config masquerades")
 		is := map[nft.Mode]struct {
 			accepted, snatted string
@@ -107,8 +108,9 @@ func TestWhatOverruledTheOlderAgentIsNamedWhenItNoLongerDoes(t *testing.T) {
 			}
 		}
 		if mode == nft.ModeNFTables {
-			n.swap(older.config + "- 198.51.100.0/24\n")
-			d.await("applied")
+			text := older.config + "- 198.51.100.0/24\n"
+			n.swap(text)
+			d.applied("config", wants(t, text, flag))
 			sees("with the CIDR in the config", map[string]string{accepted: pod})
 		}
 	})
