@@ -172,6 +172,12 @@ func (k *Kernel) Apply(want nft.Ruleset, look Look) (Applied, error) {
 		if len(found) == 0 {
 			found = a.Differences
 		}
+		if outdated(err) && want.Mode == nft.ModeIPTables && k.inStep.Same(want) && !look.Others && !look.TakeOver {
+			if a, rewriteErr := k.rewrite(want); rewriteErr == nil {
+				a.Took = time.Since(start)
+				return a, nil
+			}
+		}
 		if refused == 2 && mayComeFromTheTable(err) {
 			if a, recreateErr := k.recreate(want, look); recreateErr == nil {
 				a.Differences, a.Generation, a.Took = found, k.at, time.Since(start)
@@ -192,6 +198,37 @@ func (k *Kernel) Apply(want nft.Ruleset, look Look) (Applied, error) {
 func mayComeFromTheTable(err error) bool {
 	var refused *nfnetlink.RefusedError
 	return perhapsOutdated(err) || errors.As(err, &refused) && !isAny(err, unix.EPERM, unix.EACCES, unix.ENOMEM, unix.EMSGSIZE)
+}
+
+// rewrite makes the chains of mode iptables-nft right, which others' transactions do not
+// let us read to their end: those that have changed, as far as their heads tell, are
+// written anew, whatever is written in between.
+func (k *Kernel) rewrite(want nft.Ruleset) (Applied, error) {
+	s := &state{readAll: true}
+	for i, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		n, err := tables.ReadShared(&k.seen, f, nft.WithSubchains(want.Chain), tables.Reading{Trust: k.marks[i], Heads: true})
+		if err != nil {
+			return Applied{}, err
+		}
+		s.nat = append(s.nat, n)
+	}
+	diffs := s.differences(want)
+	if len(diffs) == 0 {
+		return Applied{}, nil
+	}
+	for _, b := range s.transactions(want, nil) {
+		if err := k.conn.Commit(b, 0); err != nil {
+			return Applied{}, err
+		}
+	}
+	k.marks, k.at = [2]tables.Trust{}, 0
+	for i, n := range s.nat {
+		if natTable(want, n.Family) != nil {
+			k.marks[i] = n.MarksOf(k.conn, want.Chain)
+		}
+	}
+	k.chainsRead = time.Now()
+	return Applied{Differences: diffs}, nil
 }
 
 // errNotRecreated says that our table was left as it was.
@@ -345,7 +382,7 @@ func (k *Kernel) apply(want nft.Ruleset, look Look) (Applied, error) {
 	}
 	expected := s.generation + staged.commits
 	k.seen.wrote(s.generation, staged.commits)
-	for range attempts {
+	for range k.reads(want, look) {
 		if want.Mode == nft.ModeIPTables {
 			k.seen.forget() // what its rules have counted is put back
 		}
@@ -477,6 +514,15 @@ func (k *Kernel) stillOurs(handles map[string]uint64) error {
 	return nil
 }
 
+// reads returns how often reading is tried while others write. A large chain takes longer
+// to read than they leave, and is written anew then.
+func (k *Kernel) reads(want nft.Ruleset, l Look) int {
+	if v4, v6 := want.CIDRs(); want.Mode == nft.ModeIPTables && v4+v6 > k.bigChain && !l.Others && !l.TakeOver && k.inStep.Same(want) {
+		return 2
+	}
+	return attempts
+}
+
 // look reads the kernel and compares. A dump can be torn by somebody else's
 // transaction without a sign, so a difference counts only when two reads agree. With
 // sign a chain that an older agent wrote in our words is a difference.
@@ -489,7 +535,7 @@ func (k *Kernel) look(want nft.Ruleset, l Look, sign bool) (*state, []string, er
 		return nil, nil, nil
 	}
 	var last []string
-	for try := range attempts {
+	for try := range k.reads(want, l) {
 		s, err := k.read(want, l)
 		// A set or chain that vanished between listing and reading is a torn
 		// read too.

@@ -308,3 +308,49 @@ func TestZeroConfigCompiles(t *testing.T) {
 		}
 	}
 }
+
+// Somebody who writes all the time does not let a large chain be read to its end.
+func TestLargeChainIsRepairedWhileOthersKeepWriting(t *testing.T) {
+	nfttest.Require(t, "iptables-nft")
+	ns := nfttest.NewNS(t, "node")
+	want := xtOf(tamperConfig(rounds(6_000, 10_000, 31_000)))
+	k := open(t, ns)
+	apply(t, k, want, Look{})
+	c, stop := connect(t, ns), make(chan struct{})
+	var others sync.WaitGroup
+	others.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			b := &nfnetlink.Batch{}
+			b.AddTable(nfnetlink.IPv4, "neighbour")
+			if i%2 == 1 {
+				b.DelTable(nfnetlink.IPv4, "neighbour")
+			}
+			if err := c.Commit(b, 0); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	for _, do := range []string{
+		"flush chain ip nat POSTROUTING", "flush chain ip nat IP-MASQ-AGENT", "insert rule ip nat IP-MASQ-AGENT accept",
+		"flush chain ip nat POSTROUTING; flush chain ip nat IP-MASQ-AGENT; delete chain ip nat IP-MASQ-AGENT",
+	} {
+		nfttest.NFT(t, ns, do, "-f", "-")
+		if a, err := k.Apply(want, Look{}); err != nil || len(a.Differences) == 0 {
+			t.Errorf("%s: %q, %v", do, a.Differences, err)
+		} else {
+			t.Logf("%s: %v, %q", do, a.Took, a.Differences[0])
+		}
+	}
+	close(stop)
+	others.Wait()
+	if diffs := apply(t, k, want, everything); len(diffs) > 0 {
+		t.Errorf("left: %q", diffs)
+	}
+	inStep(t, ns, want)
+}

@@ -9,6 +9,7 @@ type memory struct {
 	*nfnetlink.Conn
 	at    uint32 // the generation at which they were read
 	rules map[chainID][]nfnetlink.Rule
+	jumps map[chainID]foundJumps
 	read  int // how many rules, also of short chains
 }
 
@@ -54,6 +55,29 @@ func (m *memory) FirstRules(family nfnetlink.Family, table, chain string, enough
 	return rules, false, nil
 }
 
+// foundJumps are the rules of a chain that matched what was last asked for, and how many
+// others it has.
+type foundJumps struct {
+	rules []nfnetlink.Rule
+	rest  int
+}
+
+// Jumps is asked for the same rules, as long as nobody has written.
+func (m *memory) Jumps(family nfnetlink.Family, table, chain string, match func(nfnetlink.Rule) bool) ([]nfnetlink.Rule, int, error) {
+	at := chainID{family, table, chain}
+	if j, ok := m.jumps[at]; ok {
+		return j.rules, j.rest, nil
+	}
+	rules, rest, err := m.Conn.Jumps(family, table, chain, match)
+	if err == nil {
+		if m.jumps == nil {
+			m.jumps = map[chainID]foundJumps{}
+		}
+		m.jumps[at] = foundJumps{rules, rest}
+	}
+	return rules, rest, err
+}
+
 func (m *memory) keep(at chainID, rules []nfnetlink.Rule) {
 	m.read += len(rules)
 	if len(rules) < manyRules {
@@ -73,4 +97,4 @@ func (m *memory) wrote(generation, transactions uint32) {
 	}
 }
 
-func (m *memory) forget() { m.rules = nil }
+func (m *memory) forget() { m.rules, m.jumps = nil, nil }

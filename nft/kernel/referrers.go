@@ -31,17 +31,13 @@ func (k *Kernel) sayHeld(held []chainID) []string {
 func (k *Kernel) referrers(to chainID) string {
 	const few = 5
 	var named []string
-	rules, _ := k.conn.Rules(to.family, to.table, "")
-	for _, r := range rules {
-		if target, _ := tables.Target(r); target != to.chain {
-			continue
+	leads := func(r nfnetlink.Rule) bool { target, _ := tables.Target(r); return target == to.chain }
+	_ = k.conn.EachRule(to.family, to.table, "", func(r nfnetlink.Rule) error {
+		if leads(r) && len(named) < few {
+			named = append(named, fmt.Sprintf("table %s %s, chain %s: %s", r.Family, nfnetlink.Printable(r.Table), nfnetlink.Printable(r.Chain), ruletext.String(r)))
 		}
-		if len(named) == few {
-			named = append(named, "more")
-			break
-		}
-		named = append(named, fmt.Sprintf("table %s %s, chain %s: %s", r.Family, nfnetlink.Printable(r.Table), nfnetlink.Printable(r.Chain), ruletext.String(r)))
-	}
+		return nil
+	})
 	if len(named) == 0 {
 		return "a map of others that refers to it"
 	}

@@ -21,6 +21,7 @@ type Reader interface {
 	Chains(family Family) ([]Chain, error)
 	Rules(family Family, table, chain string) ([]Rule, error)
 	FirstRules(family Family, table, chain string, enough func(Rule) bool) (rules []Rule, more bool, err error)
+	Jumps(family Family, table, chain string, match func(Rule) bool) (jumps []Rule, rest int, err error)
 	Rule(family Family, table, chain string, handle uint64) (Rule, error)
 	Sets(family Family, table string) ([]Set, error)
 	Elements(family Family, table, set string) ([]iprange.Range, error)
@@ -179,26 +180,51 @@ func (c *Conn) Rules(family Family, table, chain string) ([]Rule, error) {
 // FirstRules lists rules as [Conn.Rules] does, up to the one for which enough is true;
 // more reports whether there is one.
 func (c *Conn) FirstRules(family Family, table, chain string, enough func(Rule) bool) (rules []Rule, more bool, err error) {
+	err = c.EachRule(family, table, chain, func(r Rule) error {
+		if enough(r) {
+			return errEnough
+		}
+		rules = append(rules, r)
+		return nil
+	})
+	if errors.Is(err, errEnough) {
+		return rules, true, nil
+	}
+	return rules, false, err
+}
+
+// EachRule lists rules as [Conn.Rules] does, and holds none of them itself. It ends with
+// the first error of do.
+func (c *Conn) EachRule(family Family, table, chain string, do func(Rule) error) error {
 	var a attrs
 	a.str(unix.NFTA_RULE_TABLE, table)
 	if chain != "" {
 		a.str(unix.NFTA_RULE_CHAIN, chain)
 	}
-	err = dumpEach(c, family, unix.NFT_MSG_GETRULE, a, func(f Family, b []byte) error {
+	err := dumpEach(c, family, unix.NFT_MSG_GETRULE, a, func(f Family, b []byte) error {
 		r, err := ParseRule(f, b)
-		if err == nil && enough(r) {
-			return errEnough
+		if err != nil {
+			return err
 		}
-		rules = append(rules, r)
-		return err
+		return do(r)
 	})
-	if errors.Is(err, errEnough) {
-		return rules, true, nil
-	}
 	if err != nil {
-		return nil, false, fmt.Errorf("list rules: %w", err)
+		return fmt.Errorf("list rules: %w", err)
 	}
-	return rules, false, nil
+	return nil
+}
+
+// Jumps lists those rules of a chain that match, and counts the rest.
+func (c *Conn) Jumps(family Family, table, chain string, match func(Rule) bool) (jumps []Rule, rest int, err error) {
+	err = c.EachRule(family, table, chain, func(r Rule) error {
+		if match(r) {
+			jumps = append(jumps, r)
+		} else {
+			rest++
+		}
+		return nil
+	})
+	return jumps, rest, err
 }
 
 // Rule reads one rule. One that is not there gives an error that [IsNotExist].

@@ -28,6 +28,7 @@ type Shared struct {
 	dormant bool
 	post    *nfnetlink.Chain // nil where there is no POSTROUTING
 	rules   []nfnetlink.Rule // of POSTROUTING
+	unread  int              // rules of POSTROUTING that are not in rules: others', of which there are too many
 	named   []OwnChain       // the chains to which one of these is our jump
 	Partial bool             // only the rule that was our jump was read
 	chains  map[string][]nfnetlink.Rule
@@ -105,7 +106,7 @@ func (n *Shared) Jump(want nft.Table, chain string) Jump {
 
 // readPost reads the rules of POSTROUTING; of as many as when the jump was seen only
 // this, for the others can be tens of thousands.
-func (n *Shared) readPost(c nfnetlink.Reader, o Reading) (err error) {
+func (n *Shared) readPost(c nfnetlink.Reader, names []string, o Reading) (err error) {
 	if n.post != nil && o.Seen.handle != 0 && (o.Quick || n.post.Use == o.Seen.use) {
 		r, err := c.Rule(n.Family, nft.NATTable, nft.Postrouting, o.Seen.handle)
 		if err == nil {
@@ -115,7 +116,25 @@ func (n *Shared) readPost(c nfnetlink.Reader, o Reading) (err error) {
 			return err
 		}
 	}
+	if n.post != nil && n.post.Use > manyRules {
+		return n.readJumps(c, names)
+	}
 	n.rules, err = c.Rules(n.Family, nft.NATTable, nft.Postrouting)
+	return err
+}
+
+// manyRules is how many rules of POSTROUTING are read whole: a rule takes about a
+// kilobyte.
+const manyRules = 20_000
+
+// readJumps reads of the rules of POSTROUTING those that lead to chains of these names,
+// or are jumps of ours.
+func (n *Shared) readJumps(c nfnetlink.Reader, names []string) (err error) {
+	n.rules, n.unread, err = c.Jumps(n.Family, nft.NATTable, nft.Postrouting, func(r nfnetlink.Rule) bool {
+		to, _ := Target(r)
+		_, ours := jumpOf(r)
+		return ours || slices.Contains(names, to)
+	})
 	return err
 }
 
@@ -125,7 +144,8 @@ type Reading struct {
 	Quick  bool // of POSTROUTING only the jump that was seen, if it is there
 	Seen   Jump
 	Trust  Trust
-	Most   int // rules of a chain that is not in Trust; 0: all but for those of others
+	Heads  bool // no rules of chains that are not in Trust: they are to be written anew
+	Most   int  // rules of a chain that is not in Trust; 0: all but for those of others
 }
 
 // ReadShared reads the chains of these names in the shared table of a family, and
@@ -155,7 +175,7 @@ func ReadShared(c nfnetlink.Reader, family nfnetlink.Family, names []string, o R
 	case !nfnetlink.IsNotExist(err):
 		return nil, fmt.Errorf("read chain POSTROUTING: %w", err)
 	}
-	if err := n.readPost(c, o); err != nil {
+	if err := n.readPost(c, names, o); err != nil {
 		return nil, err
 	}
 	wanted := names
@@ -183,7 +203,7 @@ func ReadShared(c nfnetlink.Reader, family nfnetlink.Family, names []string, o R
 // allOurs says that all rules of POSTROUTING lead to chains of ours: without these
 // the table may be empty.
 func (n *Shared) allOurs() bool {
-	return !slices.ContainsFunc(n.rules, func(r nfnetlink.Rule) bool {
+	return n.unread == 0 && !slices.ContainsFunc(n.rules, func(r nfnetlink.Rule) bool {
 		to, _ := Target(r)
 		_, ours := n.chains[to]
 		return !ours
@@ -242,6 +262,10 @@ func (n *Shared) readChain(c nfnetlink.Reader, name string, o Reading) error {
 	n.heads[name] = head
 	if m, ok := o.Trust[name]; ok && m == n.mark(head) {
 		n.chains[name], n.trusted[name] = nil, true
+		return nil
+	}
+	if o.Heads {
+		n.chains[name], n.flooded[name] = nil, true
 		return nil
 	}
 	most, odd := o.Most, 0
@@ -330,6 +354,8 @@ func (n *Shared) Differences(want nft.Table, chain string) []string {
 		case present && len(w.Rules) == 0:
 			diffs = append(diffs, fmt.Sprintf("%s: chain %s is not of the config", where, name))
 		case n.trusted[name]:
+		case n.flooded[name] && len(got) == 0: // of which only the head was read
+			diffs = append(diffs, fmt.Sprintf("%s: chain %s was changed", where, name))
 		case n.flooded[name]:
 			diffs = append(diffs, fmt.Sprintf("%s: chain %s has more than %d rules", where, name, len(got)))
 		case present:
@@ -558,7 +584,7 @@ func editRules(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
 // maps of others refer to stay, empty, as the kernel does not delete them; it returns
 // their names.
 func (n *Shared) Remove(b *nfnetlink.Batch, chains []OwnChain, kept []string, last bool) (held []string) {
-	rest := len(n.rules)
+	rest := len(n.rules) + n.unread
 	jumps := map[string]int{}
 	for _, c := range chains {
 		for _, r := range n.rules {

@@ -116,12 +116,13 @@ type Agent struct {
 	takeOver   *time.Timer     // the next look for rules of older agents
 	takeOverAt time.Time       // the earliest time for it
 
-	resync time.Duration
-	looked time.Time   // when all was last looked at
-	timer  *time.Timer // the next resync, or the next try after a refusal
-	tries  int
-	drift  drift
-	survey survey
+	resync   time.Duration
+	looked   time.Time     // when all was last looked at
+	lookTook time.Duration // unless it wrote
+	timer    *time.Timer   // the next resync, or the next try after a refusal
+	tries    int
+	drift    drift
+	survey   survey
 
 	staleConnections config.Stale   // of the last accepted config
 	changedPolicy    chan effective // the last one that became effective
@@ -466,7 +467,10 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 		a.report(reason, applied, drift)
 	}
 	if a.looked.IsZero() || slices.Contains([]string{onStart, onResync, onHangup}, reason) {
-		a.looked = time.Now()
+		a.looked, a.lookTook = time.Now(), 0
+		if !wrote {
+			a.lookTook = time.Since(start)
+		}
 	}
 	fresh := a.fresh
 	if wrote || a.held == "" {
@@ -604,5 +608,5 @@ func (a *Agent) refuse(err error, reason string) {
 // next says when to look at all again without being told.
 func (a *Agent) next() time.Duration {
 	// However often others write and the config changes meanwhile.
-	return max(0, time.Until(a.looked.Add(a.resync)))
+	return max(0, time.Until(a.looked.Add(max(a.resync, checkShare*a.lookTook))))
 }
