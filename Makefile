@@ -22,7 +22,7 @@ BUILD    = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X m
 # With 1, a kernel test that cannot run fails; with 0 it is skipped.
 REQUIRE_KERNEL ?= 1
 export REQUIRE_KERNEL
-# What golden renews: the packages whose tests have the flag.
+# What golden regenerates: the packages whose tests have the flag.
 GOLDEN = $(sort $(dir $(shell grep -rls 'Bool("update"' --include='*_test.go' .)))
 FUZZTIME ?= 10s
 # LONG=1 has the tests do all that they can, in hours; ci-full sets it.
@@ -54,7 +54,7 @@ test-race: deps ## Run all tests under the race detector (needs a C compiler)
 	CGO_ENABLED=1 go test -race -count=1 -timeout $(TIMEOUT) ./...
 
 .PHONY: lint
-lint: ## Check the format and run the linters
+lint: ## Check formatting and run the linters
 	@unformatted="$$($(GOFUMPT) -l .)"; \
 	if [ -n "$$unformatted" ]; then echo "not formatted by gofumpt:"; echo "$$unformatted"; exit 1; fi
 	go vet ./...
@@ -62,11 +62,11 @@ lint: ## Check the format and run the linters
 	$(GOLANGCI) run ./...
 
 .PHONY: vuln
-vuln: ## Look for known vulnerabilities (needs the vulnerability database)
+vuln: ## Check for known vulnerabilities (needs the vulnerability database)
 	$(GOVULNCHECK) ./...
 
 .PHONY: golden
-golden: deps ## Renew the golden files; look at the difference
+golden: deps ## Regenerate golden files (review the diff)
 	go test -count=1 $(GOLDEN) -args -update
 
 .PHONY: fuzz
@@ -97,14 +97,14 @@ reproducible: ## Build the last commit in two directories and compare
 
 .PHONY: ci-full
 ci-full: export LONG = 1
-ci-full: lint all-build manifests-check reproducible fuzz container-test reproducible-image promtool-test schema-test install-test soak test-race test ## Run everything that proves something, for as long as it takes
+ci-full: lint all-build manifests-check reproducible fuzz container-test reproducible-image promtool-test schema-test install-test soak test-race test ## Run all checks, including those that take long
 
 .PHONY: version
 version: ## Print the version that a build is stamped with
 	@echo '$(VERSION)'
 
 .PHONY: clean
-clean: ## Remove what was built
+clean: ## Remove build results
 	rm -rf bin
 
 # The programs that the kernel tests hold the agent against.

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var update = flag.Bool("update", false, "renew the golden files")
+var update = flag.Bool("update", false, "regenerate the golden files")
 
 const corpus = "../testdata/config"
 

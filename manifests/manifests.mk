@@ -62,7 +62,7 @@ container-tool:
 	@test -n '$(CONTAINER_TOOL)' || { echo 'needed first: docker, podman or buildah' >&2; exit 1; }
 
 .PHONY: container-test
-container-test: ## Build the image, run it as the manifest says, in a network of its own
+container-test: ## Build the image and run it with the settings of the manifest, in a network namespace
 	@missing=; for program in buildah podman runc nft; do \
 		command -v $$program >/dev/null || missing="$$missing $${program/#nft/nftables}"; \
 	done; \
@@ -86,7 +86,7 @@ reproducible-image: ## Build the image of the last commit in two directories, co
 	echo "the same twice: $$digests"
 
 .PHONY: promtool-test
-promtool-test: bin/promtool ## Hold metrics, alerts and dashboard against promtool
+promtool-test: bin/promtool ## Check metrics, alerts and dashboard with promtool
 	PROMTOOL='$(CURDIR)/bin/promtool' go test -count=1 -run '^TestPromtool' ./manifests
 
 # Debian's, without its server being installed.
@@ -129,7 +129,7 @@ install: registry ## Apply the manifest with IMAGE and TAG to the cluster: COMPO
 
 .PHONY: uninstall
 uninstall: COMPONENTS =
-uninstall: registry ## Remove the agent, the rules from all nodes, and whatever install made
+uninstall: registry ## Remove the agent, its rules on all nodes, and everything that install created
 	$(KUBECTL) -n $(NAMESPACE) delete daemonset $(OURS) --cascade=foreground
 	$(call kustomization,overlays/removal)
 	$(KUSTOMIZE) build bin/install | $(KUBECTL) apply -f -
@@ -160,7 +160,7 @@ define render
 endef
 
 .PHONY: manifests
-manifests: ## Regenerate what is made from kustomizations and alerts
+manifests: ## Regenerate the files generated from kustomizations and alerts
 	$(call render,manifests)
 
 .PHONY: manifests-check

@@ -12,7 +12,7 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-var update = flag.Bool("update", false, "renew the golden files in testdata/cases")
+var update = flag.Bool("update", false, "regenerate the golden files in testdata/cases")
 
 func TestRulesetsPrintAsTheGoldenFiles(t *testing.T) {
 	golden := map[nft.Mode]string{nft.ModeNFTables: "ruleset.nft", nft.ModeIPTables: "iptables.rules"}

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var update = flag.Bool("update", false, "renew the golden files in testdata/cli")
+var update = flag.Bool("update", false, "regenerate the golden files in testdata/cli")
 
 const cliDir = "../../testdata/cli"
 
