@@ -67,9 +67,19 @@ func Build(d config.Defaults, o Options, files ...config.Source) (c config.Confi
 	if len(problems) > 0 {
 		return c, Ruleset{}, warnings, problems
 	}
+	if o.Mode == ModeIPTables && len(c.NonMasqueradeCIDRs) >= manyRules {
+		warnings = append(warnings, config.Problem{Pos: c.NonMasqueradeCIDRs[manyRules-1].Pos, Msg: costOfRules})
+	}
 	r = Compile(c, o)
 	return c, r, warnings, r.CheckChains()
 }
+
+// From manyRules CIDRs on, what mode iptables-nft costs is worth a warning.
+const (
+	manyRules   = 1_000
+	costOfRules = "1,000 CIDRs or more in mode iptables-nft, which has a rule for each: every new connection passes them one by one (9 µs at 10 CIDRs, " +
+		"13 µs at 1,000, 53 µs at 10,000), and repairs take seconds from 10,000 on; mode nftables has a set"
+)
 
 // Compile says what the kernel is to hold for a config. It is pure, and there
 // is no config for which it fails: what the mode cannot express is left out.
