@@ -265,6 +265,16 @@ func (d *Decider) Decide(c Connection) Verdict {
 	return pl.verdicts[pl.src.class(src)*len(pl.dst.members)+pl.dst.class(dst)]
 }
 
+// Masquerades reports whether any connection of a family is masqueraded.
+func (d *Decider) Masquerades(ipv6 bool) bool {
+	for s, pl := range d.planes {
+		if s.ipv6 == ipv6 && slices.Contains(pl.verdicts, Masqueraded) {
+			return true
+		}
+	}
+	return false
+}
+
 // Certain is Decide if the interfaces of the connection are not known: false if the
 // verdict depends on them.
 func (d *Decider) Certain(c Connection) (Verdict, bool) {

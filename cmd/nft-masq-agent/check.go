@@ -9,6 +9,8 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/options"
+	"nft-masq-agent/cmd/nft-masq-agent/running"
+	"nft-masq-agent/nft/kernel"
 )
 
 type checkFlags struct {
@@ -64,6 +66,14 @@ func (f *checkFlags) check(e environment) (int, error) {
 		return refuse(e, err)
 	}
 	found := append(answer.FileFindings(l.Warnings), answer.Lint(l.Ruleset.Policy, f.podCIDRs)...)
+	if len(running.Agents(e.proc, program)) > 0 { // the config is for this node
+		if names, err := kernel.Interfaces(); err == nil {
+			found = append(found, answer.LintInterfaces(l.Ruleset.Policy, names)...)
+		}
+		if names, err := kernel.DefaultInterfaces(); err == nil {
+			found = append(found, answer.LintDefaultRoute(l.Ruleset.Policy, names)...)
+		}
+	}
 	text := answer.Meaning(*f.Options, l, found)
 	if f.output == outputJSON {
 		if text, err = answer.JSON(answer.Accepted(*f.Options, l, found)); err != nil {

@@ -118,6 +118,11 @@ func askKernel(r *answer.Status, k *kernel.Kernel, o options.Options, want nft.R
 		return err
 	}
 	r.SetOthers(others)
+	if names, err := kernel.Interfaces(); err == nil {
+		for _, i := range answer.LintInterfaces(want.Policy, names) {
+			r.Notes = append(r.Notes, fmt.Sprintf("%s: %s", i.Pos, i.Msg))
+		}
+	}
 	policy, found, err := k.Live()
 	if err != nil || !found {
 		return err

@@ -209,6 +209,63 @@ func addresses(ipv6 bool) ([]address, error) {
 	return out, nil
 }
 
+// Interfaces returns the names of the node's interfaces.
+func Interfaces() ([]string, error) {
+	all, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("interfaces of this node: %w", err)
+	}
+	names := make([]string, len(all))
+	for i, x := range all {
+		names[i] = x.Name
+	}
+	return names, nil
+}
+
+// DefaultInterfaces returns the names of the interfaces of the node's default routes.
+func DefaultInterfaces() ([]string, error) {
+	nl, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
+	if err != nil {
+		return nil, fmt.Errorf("netlink socket: %w", err)
+	}
+	defer func() { _ = nl.Close() }()
+	msgs, err := nl.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.RTM_GETROUTE, Flags: netlink.Request | netlink.Dump},
+		Data:   make([]byte, unix.SizeofRtMsg),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("default routes: %w", err)
+	}
+	var names []string
+	for _, m := range msgs {
+		const bitsAt, tableAt, typeAt = 1, 4, 7 // struct rtmsg: rtm_dst_len, rtm_table, rtm_type
+		if len(m.Data) < unix.SizeofRtMsg || m.Data[bitsAt] != 0 || m.Data[tableAt] != unix.RT_TABLE_MAIN || m.Data[typeAt] != unix.RTN_UNICAST {
+			continue
+		}
+		if name := outInterface(m); name != "" && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// outInterface returns the name of the interface of a route, "" if it is not known.
+func outInterface(route netlink.Message) string {
+	attrs, err := netlink.UnmarshalAttributes(route.Data[unix.SizeofRtMsg:])
+	if err != nil {
+		return ""
+	}
+	for _, attr := range attrs {
+		if attr.Type != unix.RTA_OIF {
+			continue
+		}
+		if out, err := net.InterfaceByIndex(int(nativeUint32(attr.Data))); err == nil {
+			return out.Name
+		}
+	}
+	return ""
+}
+
 // LocalPrefixes returns the addresses of this node: those for which the kernel has
 // a route of type LOCAL, as "fib daddr type local" finds them.
 func LocalPrefixes() ([]netip.Prefix, error) {

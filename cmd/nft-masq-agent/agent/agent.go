@@ -59,6 +59,8 @@ type Kernel struct {
 	Flush func(context.Context, nft.Policy, config.Stale) (int, error)
 	// Pressure reads how near connection tracking is to its limits.
 	Pressure func() (conntrack.Pressure, error)
+	// Interfaces returns the names of the node's interfaces; it may be nil.
+	Interfaces func() ([]string, error)
 	// Generation is that of [nfnetlink.Conn].
 	Generation func() (uint32, error)
 }
@@ -123,6 +125,7 @@ type Agent struct {
 	tries    int
 	drift    drift
 	survey   survey
+	absent   []nft.AbsentInterface // as last logged
 
 	staleConnections config.Stale   // of the last accepted config
 	changedPolicy    chan effective // the last one that became effective

@@ -33,15 +33,16 @@ type world struct {
 	hangup  chan os.Signal
 	rereads int
 
-	held    string // hash of what the kernel holds
-	left    *nft.Ruleset
-	mu      sync.Mutex // a timer that fires is no synchronisation
-	refuses error
-	writes  []string // hashes, in the order in which they were written
-	looks   int
-	last    kernel.Look
-	cost    time.Duration
-	others  kernel.Others
+	held       string // hash of what the kernel holds
+	left       *nft.Ruleset
+	mu         sync.Mutex // a timer that fires is no synchronisation
+	refuses    error
+	writes     []string // hashes, in the order in which they were written
+	looks      int
+	last       kernel.Look
+	cost       time.Duration
+	others     kernel.Others
+	interfaces []string
 
 	stale    atomic.Int64 // connections
 	recounts atomic.Int64
@@ -80,13 +81,14 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 			},
 			Kernel{
 				Apply: w.apply, ReadBack: w.readBack, PortID: func() uint32 { return ownPort },
-				Counters: w.counters,
-				Others:   func(nft.Ruleset) (kernel.Others, error) { return w.seen(), w.refusal() },
-				Cleanup:  w.cleanup,
-				Stale:    w.countStale,
-				XTables:  func() ([]foreign.XTChain, error) { return w.seen().XTables, nil },
-				Pressure: w.pressure,
-				Forget:   func() {}, Generation: w.currentGeneration,
+				Counters:   w.counters,
+				Interfaces: func() ([]string, error) { return w.interfaces, nil },
+				Others:     func(nft.Ruleset) (kernel.Others, error) { return w.seen(), w.refusal() },
+				Cleanup:    w.cleanup,
+				Stale:      w.countStale,
+				XTables:    func() ([]foreign.XTChain, error) { return w.seen().XTables, nil },
+				Pressure:   w.pressure,
+				Forget:     func() {}, Generation: w.currentGeneration,
 			},
 			Settings{
 				Version: "test", Path: "/etc/config/ip-masq-agent",

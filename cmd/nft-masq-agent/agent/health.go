@@ -39,7 +39,10 @@ type state struct {
 
 	kernel *installed // nil until something is in the kernel
 	others *others    // nil until somebody looked
-	stale  *int       // connections that contradict the rules; nil: not known
+	// Lists of the only interfaces of which the node has none; nil: not known.
+	unmatched *int
+
+	stale *int // connections that contradict the rules; nil: not known
 }
 
 // installed is what the loop last brought into the kernel.
@@ -124,6 +127,8 @@ func (h *health) found(o kernel.Others) {
 	}
 	h.do(func() { h.others = &n })
 }
+
+func (h *health) lacksInterfaces(n int) { h.do(func() { h.unmatched = &n }) }
 
 func (h *health) foundStale(n int) { h.do(func() { h.stale = &n }) }
 func (h *health) staleUnknown()    { h.do(func() { h.stale = nil }) }

@@ -164,6 +164,12 @@ func ownGauges() []gauge {
 			}, "family"),
 		newGauge("listening", "Whether the agent listens to changes of the ruleset: 1 or 0. While it is 0 it compares the generation every 250 ms, and restored rules are logged without the name of the program.",
 			func(s state, set setter) { set(number(s.listening)) }),
+		newGauge("unmatched_interface_lists", "Lists of the config that name the only interfaces for masquerading and of which this node has none: nothing is masqueraded.",
+			func(s state, set setter) {
+				if s.unmatched != nil {
+					set(float64(*s.unmatched))
+				}
+			}),
 		newGauge("stale_connections", "Connections whose translation contradicts the rules: an earlier policy decided them. An estimate beyond 200,000 tracked connections.",
 			func(s state, set setter) {
 				if s.stale != nil {

@@ -34,6 +34,7 @@ type survey struct {
 // lookAround looks for the rules of other programs that masquerade, and says
 // what is new.
 func (a *Agent) lookAround(now time.Time) {
+	a.lookForInterfaces()
 	s := &a.survey
 	if a.policy.want == nil {
 		return

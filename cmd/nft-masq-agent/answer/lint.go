@@ -21,13 +21,72 @@ type Finding struct {
 // warns of (an empty list, IPv6 CIDRs while IPv6 is off) is not repeated.
 func Lint(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
 	var found []Finding
+	d := nft.NewDecider(p)
 	for _, f := range p.Families {
-		found = append(found, lintEverythingExempt(f)...)
+		exempt := lintEverythingExempt(f)
+		found = append(found, exempt...)
+		if len(exempt) == 0 && !d.Masquerades(f.IPv6) {
+			found = append(found, Finding{ID: "nothing-masqueraded", Msg: fmt.Sprintf("the conditions together exempt every %s connection: nothing is masqueraded", familyName(f.IPv6))})
+		}
+		found = append(found, lintPodSources(f, podCIDRs)...)
 		found = append(found, lintForcedOutside(f)...)
 		found = append(found, lintPodCIDRs(f, podCIDRs)...)
 		if !f.IPv6 {
 			found = append(found, noteMetadata(f))
 		}
+	}
+	return found
+}
+
+// lintPodSources finds networks of pods outside the only sources.
+func lintPodSources(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
+	var found []Finding
+	only := f.List(config.KeyMasqueradeSrcCIDRs).Prefixes()
+	for _, p := range podCIDRs {
+		if p.Addr().Is6() == f.IPv6 && len(only) > 0 && !overlapsAny(p, only) {
+			found = append(found, Finding{ID: "pod-cidr-no-source", Msg: fmt.Sprintf(
+				"pod CIDR %s is not in %s: its pods are not masqueraded", p, config.KeyMasqueradeSrcCIDRs)})
+		}
+	}
+	return found
+}
+
+// LintDefaultRoute finds conditions that exempt what leaves by the interfaces of the
+// node's default routes, which is most of what there is to masquerade.
+func LintDefaultRoute(p nft.Policy, names []string) []Finding {
+	var found []Finding
+	if len(p.Families) == 0 {
+		return nil
+	}
+	for _, q := range p.Families[0].Questions { // the families have the same
+		for _, name := range names {
+			if q.Asks != config.LeavingBy {
+				continue
+			}
+			at := slices.IndexFunc(q.Interfaces, func(i config.Interface) bool { return i.Matches(name) })
+			switch {
+			case at >= 0 && !q.Outside:
+				found = append(found, Finding{ID: "default-route-exempt", Pos: q.Interfaces[at].Pos, Msg: fmt.Sprintf(
+					"%s: %s has the node's default route: what leaves by it is not masqueraded", q.Key, name)})
+			case at < 0 && q.Outside:
+				found = append(found, Finding{ID: "default-route-exempt", Pos: q.Interfaces[0].Pos, Msg: fmt.Sprintf(
+					"%s: %s has the node's default route and is not in the list: what leaves by it is not masqueraded", q.Key, name)})
+			}
+		}
+	}
+	return found
+}
+
+// LintInterfaces finds the interfaces of the config that a node with these names does
+// not have.
+func LintInterfaces(p nft.Policy, names []string) []Finding {
+	var found []Finding
+	for _, i := range p.AbsentInterfaces(names) {
+		msg := fmt.Sprintf("%s: this node has no interface %s", i.Key, i.Name)
+		if i.Only {
+			msg += ", nor any other of the list: nothing is masqueraded"
+		}
+		found = append(found, Finding{ID: "interface-missing", Pos: i.Pos, Msg: msg})
 	}
 	return found
 }

@@ -31,7 +31,9 @@ func TestLintFindsWhatAConfigProbablyDoesNotMean(t *testing.T) {
 			"pod-cidr-forced c:2:24: forceMasqueradeCIDRs: 10.244.1.0/24 reaches into pod CIDR 10.244.0.0/16: " + seen,
 		}},
 		{"pods as sources never", "nonMasqueradeCIDRs: []\nnonMasqueradeSrcCIDRs: [10.0.0.0/8]", "10.244.0.0/16", nil},
-		{"pods as sources not listed", "nonMasqueradeCIDRs: []\nmasqueradeSrcCIDRs: [192.168.0.0/16]", "10.244.0.0/16", nil},
+		{"pods as sources not listed", "nonMasqueradeCIDRs: []\nmasqueradeSrcCIDRs: [192.168.0.0/16]", "10.244.0.0/16", []string{
+			"pod-cidr-no-source: pod CIDR 10.244.0.0/16 is not in masqueradeSrcCIDRs: its pods are not masqueraded",
+		}},
 		{"pods as sources listed", "nonMasqueradeCIDRs: []\nmasqueradeSrcCIDRs: [10.0.0.0/8]", "10.244.0.0/16", []string{
 			"pod-cidr-not-exempt: pod CIDR 10.244.0.0/16 is not exempted: " + seen,
 		}},
@@ -142,5 +144,59 @@ func TestOverlapsAreFoundInSortedLists(t *testing.T) {
 		if got := overlapsAny(netip.MustParsePrefix(p), list); got != want {
 			t.Errorf("%s: %t", p, got)
 		}
+	}
+}
+
+func names(list ...string) (interfaces []config.Interface) {
+	for _, n := range list {
+		interfaces = append(interfaces, config.Interface{Name: n})
+	}
+	return interfaces
+}
+
+func TestLintFindsPoliciesThatMasqueradeNothing(t *testing.T) {
+	prefixes := []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
+	cidr := func(s string) []config.CIDR { return []config.CIDR{{Prefix: netip.MustParsePrefix(s)}} }
+	for _, tt := range []struct {
+		name string
+		config.Config
+		want string
+	}{
+		{"pods", config.Config{MasqueradeSrcCIDRs: cidr("10.244.0.0/16")}, ""},
+		{"other pods", config.Config{MasqueradeSrcCIDRs: cidr("10.128.0.0/16")}, "pod-cidr-no-source"},
+		{"the only sources are exempt", config.Config{MasqueradeSrcCIDRs: cidr("10.244.0.0/16"), NonMasqueradeSrcCIDRs: cidr("10.0.0.0/8")}, "nothing-masqueraded"},
+		{"the only interfaces are exempt", config.Config{MasqueradeOutInterfaces: names("eth0"), NonMasqueradeOutInterfaces: names("eth*")}, "nothing-masqueraded"},
+		{"some of them are", config.Config{MasqueradeOutInterfaces: names("eth0", "bond0"), NonMasqueradeOutInterfaces: names("eth*")}, ""},
+		{"all destinations", config.Config{NonMasqueradeCIDRs: cidr("0.0.0.0/0")}, "everything-exempt"},
+	} {
+		tt.NonMasqueradeCIDRs = append(tt.NonMasqueradeCIDRs, cidr("10.0.0.0/8")...)
+		var ids []string
+		for _, f := range Warnings(Lint(nft.NewPolicy(tt.Config, nft.Options{}), prefixes)) {
+			ids = append(ids, f.ID)
+		}
+		if got := strings.Join(ids, " "); got != tt.want {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestLintHoldsInterfacesAgainstTheNode(t *testing.T) {
+	p := nft.NewPolicy(config.Config{
+		MasqueradeSrcInterfaces: names("cni0", "veth*"), NonMasqueradeOutInterfaces: names("wg*", "eth0"), MasqueradeOutInterfaces: names("bond0", "ens*"),
+	}, nft.Options{})
+	var got []string
+	for _, f := range append(LintInterfaces(p, []string{"lo", "eth0", "veth12"}), LintDefaultRoute(p, []string{"eth0"})...) {
+		got = append(got, f.Msg)
+	}
+	want := []string{
+		"masqueradeSrcInterfaces: this node has no interface cni0",
+		"nonMasqueradeOutInterfaces: this node has no interface wg*",
+		"masqueradeOutInterfaces: this node has no interface bond0, nor any other of the list: nothing is masqueraded",
+		"masqueradeOutInterfaces: this node has no interface ens*, nor any other of the list: nothing is masqueraded",
+		"nonMasqueradeOutInterfaces: eth0 has the node's default route: what leaves by it is not masqueraded",
+		"masqueradeOutInterfaces: eth0 has the node's default route and is not in the list: what leaves by it is not masqueraded",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
