@@ -44,8 +44,8 @@ func wordings() []wording {
 	}
 }
 
-// userTexts returns what users read, by where it is: documents without code, and
-// help.
+// userTexts returns what users read, by where it is: documents without code, help,
+// and the descriptions of metrics.
 func userTexts(t *testing.T) map[string]string {
 	t.Helper()
 	texts := map[string]string{}
@@ -61,6 +61,13 @@ func userTexts(t *testing.T) map[string]string {
 		texts["help "+c.name] = stdout.String()
 	}
 	texts["help"] = programHelp(commands())
+	for _, source := range []string{"metrics.go", "ports.go"} {
+		literals := regexp.MustCompile(`"[^"\n]* [^"\n]*"`).FindAllString(readDocument(t, "cmd/nft-masq-agent/agent/"+source), -1)
+		if len(literals) < 5 {
+			t.Fatalf("%s describes no metrics", source)
+		}
+		texts[source] = strings.Join(literals, " ")
+	}
 	return texts
 }
 

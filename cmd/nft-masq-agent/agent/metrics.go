@@ -39,28 +39,28 @@ func newMetrics(h *health, k Kernel, s Settings) *metrics {
 		registry: prometheus.NewRegistry(),
 		applies: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: metricPrefix + "applies_total",
-			Help: "Times the kernel was held against the config, by the reason to look and by what came of it: in_step, written or refused.",
+			Help: "Number of comparisons of kernel and config, by reason and by result: in_step, written or refused.",
 		}, []string{"reason", "result"}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    metricPrefix + "apply_duration_seconds",
-			Help:    "Time from the look at the kernel to the end of the transaction, of the applies that wrote.",
+			Help:    "Time from the comparison to the end of the transaction, for those that wrote.",
 			Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30},
 		}),
 		repairs: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: metricPrefix + "drift_repairs_total",
-			Help: "Times rules that somebody else had changed were put back.",
+			Help: "Number of times that rules changed by another program were restored.",
 		}),
 		connections: newConnectionCollector(k, s.Options.Mode),
 		pressure:    newPressure(s.Options),
 	}
 	info := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name:        metricPrefix + "build_info",
-		Help:        "What the running program was built from; always 1.",
+		Help:        "Version, commit and Go version of the running program; always 1.",
 		ConstLabels: prometheus.Labels{"version": s.Version, "commit": s.Commit, "goversion": runtime.Version()},
 	}, func() float64 { return 1 })
 	lost := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: metricPrefix + "log_lines_lost_total",
-		Help: "Lines of the log that nobody read in time, or that could not be written.",
+		Help: "Log lines that were dropped because nothing read them in time, or that could not be written.",
 	}, func() float64 {
 		if s.LostLines == nil {
 			return 0
@@ -122,16 +122,16 @@ type setter = func(v float64, labels ...string)
 // ownGauges tell what the agent reads and enforces.
 func ownGauges() []gauge {
 	return []gauge{
-		newGauge("ready", "Whether the config was accepted and is in the kernel, as /readyz says: 1 or 0.",
+		newGauge("ready", "Whether the config was accepted and is in the kernel, as in /readyz: 1 or 0.",
 			func(s state, set setter) { set(number(s.ready() == nil)) }),
-		newGauge("config_accepted", "Whether the config that was last read was accepted: 1 or 0. config_source says what is enforced while it is 0.",
+		newGauge("config_accepted", "Whether the last config that was read was accepted: 1 or 0. If 0, config_source shows what is enforced.",
 			func(s state, set setter) {
 				if s.read {
 					set(number(s.rejection == nil))
 				}
 			}),
-		newGauge("config_source", "Where the enforced policy comes from, 1 for the one that applies: file; previous, the last good config or that of a previous run; "+
-			"lenient, what the older agents make of a rejected file; foreign, the rules of an iptables-based agent; defaults, built in.",
+		newGauge("config_source", "Source of the enforced policy, 1 for the one that applies: file; previous, the last good config or that of a previous run; "+
+			"lenient, the older agents' reading of a rejected file; foreign, the rules of an iptables-based agent; defaults, built in.",
 			func(s state, set setter) {
 				for _, from := range Sources() {
 					set(number(s.source == from), string(from))
@@ -143,26 +143,26 @@ func ownGauges() []gauge {
 					set(float64(s.accepted.UnixMilli()) / 1000)
 				}
 			}),
-		newGauge("config_warnings", "Warnings about the config that was last read.",
+		newGauge("config_warnings", "Warnings about the last config that was read.",
 			func(s state, set setter) {
 				if s.read {
 					set(float64(s.warnings))
 				}
 			}),
-		newGauge("config_info", "The hash of the policy that the agent last brought into the kernel, and the mode; always 1.",
+		newGauge("config_info", "Hash of the policy that was last applied, and the mode; always 1.",
 			func(s state, set setter) {
 				if s.kernel != nil {
 					set(1, s.kernel.hash, string(s.kernel.mode))
 				}
 			}, "hash", "mode"),
-		newGauge("cidrs", "CIDRs of the policy in the kernel by address family, without those that another one covers.",
+		newGauge("cidrs", "CIDRs of the policy in the kernel by address family, without those covered by another.",
 			func(s state, set setter) {
 				if s.kernel != nil {
 					set(float64(s.kernel.ipv4), "ipv4")
 					set(float64(s.kernel.ipv6), "ipv6")
 				}
 			}, "family"),
-		newGauge("listening", "Whether the agent listens to changes of the ruleset: 1 or 0. While it is 0 it compares the generation every 250 ms, and restored rules are logged without the name of the program.",
+		newGauge("listening", "Whether the agent listens to ruleset changes: 1 or 0. If 0, it compares the generation every 250 ms, and restored rules are logged without the name of the program.",
 			func(s state, set setter) { set(number(s.listening)) }),
 		newGauge("unmatched_interface_lists", "Lists of the config that name the only interfaces for masquerading and of which this node has none: nothing is masqueraded.",
 			func(s state, set setter) {
@@ -170,7 +170,7 @@ func ownGauges() []gauge {
 					set(float64(*s.unmatched))
 				}
 			}),
-		newGauge("stale_connections", "Connections whose translation contradicts the rules: an earlier policy decided them. An estimate beyond 200,000 tracked connections.",
+		newGauge("stale_connections", "Connections decided by an earlier policy, whose translation contradicts the rules. An estimate above 200,000 tracked connections.",
 			func(s state, set setter) {
 				if s.stale != nil {
 					set(float64(*s.stale))
@@ -182,25 +182,25 @@ func ownGauges() []gauge {
 // foreignGauges tell what other programs have on the node.
 func foreignGauges() []gauge {
 	return []gauge{
-		newGauge("foreign_masquerade_rules", "Rules of others on the node that masquerade what the config exempts.",
+		newGauge("foreign_masquerade_rules", "Other programs' rules that masquerade what the config exempts.",
 			func(s state, set setter) {
 				if s.others != nil {
 					set(float64(s.others.foreign))
 				}
 			}),
-		newGauge("foreign_exempting_rules", "Rules of other programs that accept what the config masquerades: before the jump in mode iptables-nft, otherwise without effect on this agent.",
+		newGauge("foreign_exempting_rules", "Other programs' rules that accept what the config masquerades: before the jump in mode iptables-nft, otherwise without effect on this agent.",
 			func(s state, set setter) {
 				if s.others != nil {
 					set(float64(s.others.exempting))
 				}
 			}),
-		newGauge("foreign_translating_rules", "Rules of other programs that give what the config masquerades another source address.",
+		newGauge("foreign_translating_rules", "Other programs' rules that translate what the config masquerades to another source address.",
 			func(s state, set setter) {
 				if s.others != nil {
 					set(float64(s.others.translating))
 				}
 			}),
-		newGauge("legacy_rules", "Rules that agents of the iptables generation left on the node.",
+		newGauge("legacy_rules", "Chains of iptables-based agents, in nf_tables and in legacy ip_tables.",
 			func(s state, set setter) {
 				if s.others != nil {
 					set(float64(s.others.legacy))
@@ -246,11 +246,11 @@ func newConnectionCollector(k Kernel, mode nft.Mode) connectionCollector {
 	c := connectionCollector{
 		read: k.Counters,
 		connections: prometheus.NewDesc(metricPrefix+"connections_total",
-			"New connections by address family and by what became of them: masqueraded, exempt, or local for those to the node itself.",
+			"New connections by address family and verdict: masqueraded, exempt, or local for those to the node itself.",
 			[]string{"family", "verdict"}, nil),
 		errors: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: metricPrefix + "connection_read_errors_total",
-			Help: "Scrapes at which the kernel did not give its counters of connections.",
+			Help: "Scrapes at which the connection counters could not be read.",
 		}),
 	}
 	if mode == nft.ModeIPTables {

@@ -35,12 +35,12 @@ func newPressure(o nft.Options) *pressure {
 	}
 	return &pressure{
 		ports: nft.Policy{Ports: o.Ports}.SourcePorts(),
-		ratio: desc("snat_ports_used_ratio_max", "The share of source ports that are taken, of the source address and destination that take the most. Connections fail from 0.9 on.",
+		ratio: desc("snat_ports_used_ratio_max", "Share of source ports in use, for the source address and destination with the most. Connections fail from 0.9 on.",
 			"family", "protocol"),
-		insertFailed: desc("conntrack_insert_failed_total", "Connections that the kernel could not track, among them those without a free source port."),
+		insertFailed: desc("conntrack_insert_failed_total", "Connections that the kernel could not track, including those without a free source port."),
 		drop:         desc("conntrack_drop_total", "Packets that the kernel dropped because their connection could not be tracked."),
 		entries:      desc("conntrack_entries", "Tracked connections."),
-		limit:        desc("conntrack_limit", "The most connections that the kernel tracks."),
+		limit:        desc("conntrack_limit", "Maximum number of tracked connections."),
 		every:        desc("conntrack_interval_seconds", "Time between two readings of the connections: --conntrack-interval, or more if a reading would take more than 0.5 % of one CPU."),
 	}
 }
