@@ -210,7 +210,8 @@ func TestWhatIsDoneToTheRulesIsUndone(t *testing.T) {
 					})
 				}
 				d.stop()
-				d.silent() // one line for each
+				d.forgive(slowedDown) // which follows the line of the repair
+				d.silent()            // one line for each
 			})
 		}
 	}
