@@ -181,3 +181,35 @@ COMMIT
 		})
 	}
 }
+
+func TestExplainNamesWhatIsSeenWithConditionsOnInterfacesAndEnforcement(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	n := newTrafficNode(t)
+	const pods, another = "masqueradeSrcInterfaces: [\"pod*\"]\n", "table ip x { chain c { type nat hook postrouting priority 100; ip saddr 10.244.1.0/24 masquerade; }; }"
+	for i, tt := range []struct {
+		config, rules, dst, code, says string
+	}{
+		{pods + "enforceNonMasquerade: true\n", another, "10.9.0.9", "exempt", "which this agent enforces"},
+		{pods + "enforceNonMasquerade: true\n", another, "203.0.113.9", "foreign-masquerade", "192.0.2.1"},
+		{pods + "enforceNonMasquerade: true\n", "", "203.0.113.9", "masqueraded", "192.0.2.1"},
+		{pods, another, "10.9.0.9", "foreign-masquerade", "192.0.2.1"},
+		{pods, "", "203.0.113.9", "masqueraded", "192.0.2.1"},
+		{"masqueradeSrcInterfaces: [cni0]\n", "", "203.0.113.9", "exempt", "10.244.1.2"},
+		{"nonMasqueradeOutInterfaces: [\"e*\"]\n", "", "203.0.113.9", "exempt", "10.244.1.2"},
+		{"masqueradeOutInterfaces: [\"wg*\", eth0]\n", "", "203.0.113.9", "masqueraded", "192.0.2.1"},
+	} {
+		n.enforce(tt.config, "--mode=nftables")
+		if tt.rules != "" {
+			nfttest.NFT(t, n.top.Node, tt.rules, "-f", "-")
+		}
+		x, text := n.explained(tt.dst, "--from", n.top.PodV4.String(), "--mode=nftables", "--config", n.path)
+		if x.Why.Code != tt.code || !strings.Contains(text, tt.says) {
+			t.Errorf("%s%s: why %+v: %s", tt.config, tt.rules, x.Why, text)
+		}
+		n.judge(x, n.seen(netip.MustParseAddr(tt.dst), uint16(6000+i)))
+		if tt.rules != "" {
+			nfttest.NFT(t, n.top.Node, "", "delete", "table", "ip", "x")
+		}
+	}
+}

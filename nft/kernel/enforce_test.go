@@ -187,3 +187,26 @@ func TestWhatKubeProxyMarksIsLeftToIt(t *testing.T) {
 		})
 	}
 }
+
+func TestTheEnforcingChainIsRestored(t *testing.T) {
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	k := open(t, ns)
+	want := nft.Compile(enforcing(), enforcingOptions())
+	apply(t, k, want, everything)
+	for _, attack := range []string{
+		"flush chain inet nft-masq-agent enforce",
+		"flush chain inet nft-masq-agent enforce; delete chain inet nft-masq-agent enforce",
+		"insert rule inet nft-masq-agent enforce meta nfproto ipv4 return",
+		"add rule inet nft-masq-agent enforce ip saddr 172.17.0.0/16 snat ip to ip saddr",
+		"delete chain inet nft-masq-agent enforce; add chain inet nft-masq-agent enforce { type nat hook postrouting priority srcnat + 20; }",
+	} {
+		nfttest.NFT(t, ns, attack, "-f", "-")
+		diffs, err := k.Diff(want, everything)
+		if err != nil || len(diffs) == 0 {
+			t.Errorf("%s: differences %v, error %v", attack, diffs, err)
+		}
+		apply(t, k, want, everything)
+		inStep(t, ns, want)
+	}
+}
