@@ -1,0 +1,123 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/cmd/nft-masq-agent/answer"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// meetThePod turns addresses and interfaces of a ruleset into those of the pod, so that
+// the rules meet it.
+func meetThePod(r *rand.Rand, rules string) string {
+	for from, to := range map[string][]string{
+		"192.168.122.0/24": {"10.244.1.0/24"}, "172.17.0.0/16": {"10.244.0.0/16"}, "10.88.0.5": {"10.244.1.2"}, "192.168.1.1": {"10.244.1.2"},
+		"fd00:88::5": {"fd00:10:244:1::2"}, "10.10.10.0/24": {"10.244.1.0/24"}, "docker0": {"eth0", "pod0"}, "enp0s8": {"eth0"}, "vlan+": {"eth+", "e+"},
+		"0x40000/0xff0000": {"0x0/0xff0000"}, "10.96.0.10": {"10.96.0.10", "203.0.113.9"},
+	} {
+		if r.IntN(2) == 0 {
+			rules = strings.ReplaceAll(rules, from, to[r.IntN(len(to))])
+		}
+	}
+	return rules
+}
+
+// installForeign installs the rules of a case. Those that need an ipset are left out: the
+// package foreign has them.
+func (n trafficNode) installForeign(r *rand.Rand, dir string) bool {
+	n.t.Helper()
+	if _, err := os.Stat(filepath.Join(dir, "ipsets.txt")); err == nil {
+		return false
+	}
+	for file, command := range map[string][]string{
+		"rules.iptables": {"iptables-nft-restore", "--noflush"}, "rules.ip6tables": {"ip6tables-nft-restore", "--noflush"}, "rules.nft": {"nft", "-f", "-"},
+	} {
+		rules, err := os.ReadFile(filepath.Join(dir, file))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		n.check(err)
+		nfttest.Run(n.t, n.top.Node, meetThePod(r, string(rules)), command[0], command[1:]...)
+	}
+	return true
+}
+
+// explainedHere runs explain in this process, in the node's namespace.
+func (n trafficNode) explainedHere(args ...string) (x answer.Explanation) {
+	n.t.Helper()
+	var out, problems strings.Builder
+	e := theEnvironment()
+	e.stdout, e.stderr, e.proc = &out, &problems, n.t.TempDir()
+	e.staleTo = func(netip.Addr, netip.Addr) (int, error) { return 0, nil }
+	n.check(n.top.Node.Do(func() error {
+		if code := dispatch(n.t.Context(), commands(), append([]string{"explain", "-o", "json"}, args...), e); code != exitDone {
+			return fmt.Errorf("exit code %d: %s", code, problems.String())
+		}
+		return json.Unmarshal([]byte(out.String()), &x)
+	}))
+	return x
+}
+
+// Whatever rules other programs have, the headline names the address that the far end
+// sees, or says what it depends on.
+func TestTheHeadlineIsWhatTheFarEndSeesWhateverTheRulesOfOthers(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
+	dirs, err := filepath.Glob("../../testdata/foreign/*")
+	if err != nil || len(dirs) == 0 {
+		t.Fatal("no cases", err)
+	}
+	packets := 300
+	switch {
+	case long:
+		packets = 1000
+	case testing.Short():
+		packets = 30
+	}
+	r := rand.New(rand.NewPCG(*seed, 19))
+	n := newTrafficNode(t)
+	configs := []string{
+		"", "nonMasqueradeCIDRs: []\n", "nonMasqueradeCIDRs: [203.0.113.0/24, 10.9.0.0/16, '2001:db8:77::/48']\nenableIPv6: true\n",
+		"enableIPv6: true\nforceMasqueradeCIDRs: [10.9.0.0/16]\n", "masqueradeSrcCIDRs: [10.244.1.0/24]\n", "nonMasqueradeSrcCIDRs: [10.244.1.2/32]\n",
+	}
+	dsts := []string{"10.9.0.9", "10.240.7.7", "203.0.113.9", "198.51.100.9", "10.96.0.11", "192.168.122.7", "2001:db8:77::8", "fd00:88::9", "10.1.1.5"}
+	codes := map[string]int{}
+	for sent := 0; sent < packets; {
+		nfttest.NFT(t, n.top.Node, "", "flush", "ruleset")
+		dir, config := dirs[r.IntN(len(dirs))], configs[r.IntN(len(configs))]
+		mode := "--mode=" + string([]nft.Mode{nft.ModeNFTables, nft.ModeIPTables}[r.IntN(2)])
+		first := r.IntN(2) == 0
+		if first {
+			n.enforce(config, mode)
+		}
+		if !n.installForeign(r, dir) {
+			continue
+		}
+		n.enforce(config, mode)
+		for range 5 {
+			dst := netip.MustParseAddr(dsts[r.IntN(len(dsts))])
+			src := n.top.PodV4
+			if dst.Is6() {
+				src = n.top.PodV6
+			}
+			x := n.explainedHere(dst.String(), "--from", src.String(), "--live", mode)
+			seen := n.seen(dst, uint16(2000+sent))
+			codes[x.Why.Code]++
+			sent++
+			if n.judge(x, seen); t.Failed() {
+				t.Fatalf("seed %d: %s, %s, ours first %t, %s to %s with the config %s", *seed, filepath.Base(dir), mode, first, src, dst, config)
+			}
+		}
+	}
+	t.Log(codes)
+}
