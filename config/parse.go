@@ -40,7 +40,7 @@ func parse(d Defaults, sources []Source) (c Config, errors, warnings report) {
 	size := 0
 	for _, s := range sources {
 		if size += len(s.Data); size > maxSize {
-			errors.add(tooLarge(printable(s.Name), len(sources) > 1), maxErrors)
+			errors.add(tooLarge(Printable(s.Name), len(sources) > 1), maxErrors)
 			return c, errors, warnings
 		}
 	}
@@ -52,7 +52,7 @@ func parse(d Defaults, sources []Source) (c Config, errors, warnings report) {
 	c = join(d, files)
 	if n := len(sources); n > 0 && !slices.ContainsFunc(sources, func(s Source) bool { return !s.Ignored }) {
 		warnings.add(Problem{
-			Pos: Position{File: printable(filepath.Dir(sources[0].Name))},
+			Pos: Position{File: Printable(filepath.Dir(sources[0].Name))},
 			Msg: "no file of this directory is read: the built-in defaults apply",
 		}, maxWarnings)
 	}

@@ -84,7 +84,7 @@ func (r *Reader) Read() ([]Source, error) {
 }
 
 func (r *Reader) blocked() error {
-	return fmt.Errorf("config: %s: %w: its file system has not answered for %s", printable(r.path), os.ErrDeadlineExceeded, r.time)
+	return fmt.Errorf("config: %s: %w: its file system has not answered for %s", Printable(r.path), os.ErrDeadlineExceeded, r.time)
 }
 
 // Read returns the file at path, or, if a directory is there, its regular files
@@ -155,7 +155,7 @@ func readEntries(path string) ([]Source, error) {
 			return nil, readError(err)
 		}
 		if !read(name) {
-			sources = append(sources, Source{Name: printable(full), Joined: true, Ignored: true})
+			sources = append(sources, Source{Name: Printable(full), Joined: true, Ignored: true})
 			continue
 		}
 		s, err := readRegular(full, left)
@@ -185,7 +185,7 @@ func entryNames(path string) ([]string, error) {
 	case err != nil:
 		return nil, readError(err)
 	case len(names) > maxFiles:
-		return nil, fmt.Errorf("config: %s: more than %d entries: a directory of config files has fewer", printable(path), maxFiles)
+		return nil, fmt.Errorf("config: %s: more than %d entries: a directory of config files has fewer", Printable(path), maxFiles)
 	}
 	slices.Sort(names)
 	return names, nil
@@ -233,9 +233,9 @@ func readRegular(path string, most int) (*Source, error) {
 		return nil, readError(err)
 	}
 	if data.Len() > most {
-		return nil, Problems{tooLarge(printable(path), most < maxSize)}
+		return nil, Problems{tooLarge(Printable(path), most < maxSize)}
 	}
-	return &Source{Name: printable(path), Data: data.Bytes()}, nil
+	return &Source{Name: Printable(path), Data: data.Bytes()}, nil
 }
 
 func tooLarge(name string, joined bool) Problem {
@@ -247,20 +247,20 @@ func tooLarge(name string, joined bool) Problem {
 }
 
 func notRegular(path string, info fs.FileInfo) error {
-	return fmt.Errorf("config: %s: not a file, but of mode %s", printable(path), info.Mode())
+	return fmt.Errorf("config: %s: not a file, but of mode %s", Printable(path), info.Mode())
 }
 
 // readError returns an error of the system without control characters.
 func readError(err error) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {
-		err = &fs.PathError{Op: path.Op, Path: printable(path.Path), Err: path.Err}
+		err = &fs.PathError{Op: path.Op, Path: Printable(path.Path), Err: path.Err}
 	}
 	return fmt.Errorf("config: %w", err)
 }
 
-// printable returns a file name with everything escaped that a terminal obeys.
-func printable(name string) string {
+// Printable returns a file name with everything escaped that a terminal obeys.
+func Printable(name string) string {
 	if !strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }) {
 		return name
 	}

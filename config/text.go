@@ -24,7 +24,7 @@ type text struct {
 }
 
 func newText(s Source) *text {
-	t := &text{name: printable(s.Name)}
+	t := &text{name: Printable(s.Name)}
 	// What begins with "{", white space aside, has always gone to a JSON
 	// decoder, without a byte order mark only.
 	t.json = bytes.HasPrefix(bytes.TrimLeftFunc(s.Data, unicode.IsSpace), []byte("{"))

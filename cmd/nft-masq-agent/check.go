@@ -35,8 +35,11 @@ func checkCommand() command {
 			fs.BoolVar(&f.strict, "strict", false, "treat warnings as errors: exit code 1")
 			fs.Func("pod-cidr", "warn if pods of this `CIDR` would see a node's address instead of a pod's; can be repeated, or a "+
 				"comma-separated list", f.addPodCIDRs)
-			options.AddFlag(fs, &f.output, "o", outputText, "text or json `FORMAT` of the answer", options.OneOf(outputText, outputJSON))
-			return func(_ context.Context, _ []string, e environment) (int, error) { return f.check(e) }
+			addOutput(fs, &f.output)
+			return func(_ context.Context, _ []string, e environment) (int, error) {
+				f.ForCommand(fs, e.stdin)
+				return f.check(e)
+			}
 		},
 	}
 }
@@ -46,7 +49,7 @@ func (f *checkFlags) addPodCIDRs(list string) error {
 		p, err := netip.ParsePrefix(s)
 		switch {
 		case err != nil:
-			return fmt.Errorf("%q is no CIDR, such as 10.244.0.0/16", s)
+			return fmt.Errorf("%q is not a CIDR, such as 10.244.0.0/16", s)
 		case p != p.Masked():
 			return fmt.Errorf("%q has host bits set, the network is %s", s, p.Masked())
 		case p.Addr().Is4In6():
@@ -74,7 +77,7 @@ func (f *checkFlags) check(e environment) (int, error) {
 			found = append(found, answer.LintDefaultRoute(l.Ruleset.Policy, names)...)
 		}
 	}
-	text := answer.Meaning(*f.Options, l, found)
+	text := e.text(answer.Meaning(*f.Options, l, found))
 	if f.output == outputJSON {
 		if text, err = answer.JSON(answer.Accepted(*f.Options, l, found)); err != nil {
 			return exitFailed, err

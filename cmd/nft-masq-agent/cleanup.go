@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/options"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 )
@@ -20,7 +19,7 @@ import (
 const cleanupWait = time.Second
 
 type cleanupFlags struct {
-	legacy, wait bool
+	legacy, legacyOnly, dryRun, wait bool
 }
 
 func cleanupCommand() command {
@@ -29,15 +28,38 @@ func cleanupCommand() command {
 		about: "remove from the kernel what any mode of the agent installed",
 		details: "Stop the agent first: a running agent restores its rules. cleanup checks for this after one second and reports " +
 			"it. Existing connections keep their address.",
-		examples: []string{program + " cleanup", program + " cleanup --legacy"},
+		examples: []string{program + " cleanup", program + " cleanup --legacy-only --dry-run"},
 		flags: func(fs *flag.FlagSet) action {
-			options.AddPolicyFlags(fs)
 			var f cleanupFlags
 			fs.BoolVar(&f.legacy, "legacy", false, "also remove the chains of iptables-based agents, with their jumps")
+			fs.BoolVar(&f.legacyOnly, "legacy-only", false, "remove only these, for example next to a running agent")
+			fs.BoolVar(&f.dryRun, "dry-run", false, "print what would be removed, and remove nothing")
 			fs.BoolVar(&f.wait, "wait", false, "when everything is removed, wait for SIGTERM: for use in a DaemonSet")
 			return func(ctx context.Context, _ []string, e environment) (int, error) { return f.cleanup(ctx, e) }
 		},
 	}
+}
+
+// what returns what is removed.
+func (f cleanupFlags) what() kernel.Removal {
+	switch {
+	case f.legacyOnly:
+		return kernel.LegacyOnly
+	case f.legacy:
+		return kernel.WithLegacy
+	}
+	return kernel.Ours
+}
+
+// remove removes, or with --dry-run says what it would remove.
+func (f cleanupFlags) remove(k *kernel.Kernel) (removed []string, word string, err error) {
+	if word = "removed "; f.dryRun {
+		word = "would remove "
+		removed, err = k.Installed(f.what())
+	} else {
+		removed, err = k.Cleanup(f.what())
+	}
+	return removed, word, err
 }
 
 func (f cleanupFlags) cleanup(ctx context.Context, e environment) (int, error) {
@@ -45,46 +67,46 @@ func (f cleanupFlags) cleanup(ctx context.Context, e environment) (int, error) {
 	defer stop()
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
-	if only, err := k.OnlyNAT(); err == nil && only && len(legacyIPTables(e.proc)) == 0 {
+	if only, err := k.OnlyNAT(); err == nil && only && !f.legacyOnly && len(legacyIPTables(e.proc)) == 0 {
 		_, _ = fmt.Fprintln(e.stderr, "warning: no other rules on this node do NAT, so the kernel stops translating: connections that are masqueraded now will end")
 	}
-	removed, err := k.Cleanup(f.legacy)
+	removed, word, err := f.remove(k)
 	if err != nil {
 		return exitFailed, hinted(err)
 	}
 	text := "nothing to remove\n"
 	if len(removed) > 0 {
-		text = "removed " + strings.Join(removed, "\nremoved ") + "\n"
+		text = word + strings.Join(removed, "\n"+word) + "\n"
 	}
 	if err := write(e.stdout, text); err != nil {
 		return exitFailed, err
 	}
-	if f.legacy {
+	if f.legacy || f.legacyOnly {
 		warnOfLegacyIPTables(e)
 	}
-	if len(removed) > 0 {
-		if err := f.lookAgain(ctx, k); err != nil {
+	if len(removed) > 0 && !f.dryRun {
+		if err := f.checkAgain(ctx, k); err != nil {
 			return exitFailed, err
 		}
 	}
-	if f.wait {
+	if f.wait && !f.dryRun {
 		<-ctx.Done()
 	}
 	return exitDone, nil
 }
 
-// lookAgain says whether a running agent has put the rules back.
-func (f cleanupFlags) lookAgain(ctx context.Context, k *kernel.Kernel) error {
+// checkAgain returns an error if a running agent has restored the rules.
+func (f cleanupFlags) checkAgain(ctx context.Context, k *kernel.Kernel) error {
 	select {
 	case <-ctx.Done():
 	case <-time.After(cleanupWait):
 	}
-	back, err := k.Installed(f.legacy)
+	back, err := k.Installed(f.what())
 	if err != nil {
 		return hinted(err)
 	}
 	if len(back) > 0 {
-		return fmt.Errorf("a running agent put back: %s; stop it first", strings.Join(back, ", "))
+		return fmt.Errorf("a running agent restored: %s; stop it first", strings.Join(back, ", "))
 	}
 	return nil
 }

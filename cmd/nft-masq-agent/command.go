@@ -6,6 +6,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,8 +17,8 @@ import (
 
 // Exit codes.
 const (
-	exitDone   = 0 // done, valid, in step
-	exitFailed = 1 // failed, invalid, differs
+	exitDone   = 0 // done, valid, in sync
+	exitFailed = 1 // failed, invalid, out of sync
 	exitUsage  = 2 // wrong usage
 )
 
@@ -97,7 +99,7 @@ func (c command) run(ctx context.Context, args []string, e environment) (int, er
 		parse = func(fs *flag.FlagSet, args []string) ([]string, error) { return nil, c.ignoreRest(fs, args, e) }
 	}
 	operands, err := parse(fs, args)
-	if err != nil {
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		err = flagError(fs, err)
 	}
 	switch {
@@ -149,11 +151,15 @@ func (c command) flagSet() (*flag.FlagSet, action) {
 	return fs, c.flags(fs)
 }
 
-// flagError adds a hint to an error about a flag that does not exist.
+// oneDash is how Go's errors name a flag of more than a letter.
+var oneDash = regexp.MustCompile(`((?:for flag|for|argument:) )-([a-z][a-z0-9-]+)`)
+
+// flagError names flags with two dashes and adds a hint to an error about a flag that
+// does not exist.
 func flagError(fs *flag.FlagSet, err error) error {
 	name, unknown := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
 	if !unknown {
-		return err
+		return errors.New(oneDash.ReplaceAllString(err.Error(), "${1}--$2"))
 	}
 	var names []string
 	fs.VisitAll(func(f *flag.Flag) { names = append(names, f.Name) })
@@ -171,6 +177,9 @@ func strayError(fs *flag.FlagSet, arg string) error {
 	}
 	if fs.Lookup(arg) != nil {
 		return usagef("unexpected argument %q, did you mean --%[1]s?", arg)
+	}
+	if _, err := os.Stat(arg); fs.Lookup("config") != nil && (err == nil || strings.ContainsAny(arg, "/.")) {
+		return usagef("unexpected argument %q, did you mean --config %[1]s?", arg)
 	}
 	return usagef("unexpected argument %q", arg)
 }

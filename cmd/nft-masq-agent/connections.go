@@ -62,8 +62,7 @@ func connectionsCommand() command {
 			fs.BoolVar(&f.ports, "ports", false,
 				"list the destinations with the most source ports in use, and the pods that use them")
 			options.AddFlag(fs, &f.limit, "limit", "100", "list at most `N` connections", parseLimit)
-			options.AddFlag(fs, &f.output, "o", outputText, "text or json `FORMAT` of the answer, in json one object a line",
-				options.OneOf(outputText, outputJSON))
+			addOutput(fs, &f.output)
 			return func(_ context.Context, operands []string, e environment) (int, error) {
 				return f.connections(operands, e)
 			}

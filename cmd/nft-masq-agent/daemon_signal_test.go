@@ -136,7 +136,7 @@ func TestCleanupRemovesAllAndSaysWhoPutsItBack(t *testing.T) {
 			warning = "warning: no other rules on this node do NAT, so the kernel stops translating: connections that are masqueraded now will end\n"
 		}
 		got := n.run("cleanup")
-		says := warning + "nft-masq-agent cleanup: a running agent put back: " + names[mode]
+		says := warning + "nft-masq-agent cleanup: a running agent restored: " + names[mode]
 		if got.code != exitFailed || !strings.HasPrefix(got.stderr, says) {
 			t.Errorf("beside a running agent: %+v, want %q", got, says)
 		}

@@ -36,13 +36,14 @@ func diffCommand() command {
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := diffFlags{Options: options.AddPolicyFlags(fs), set: fs}
-			options.AddFlag(fs, &f.output, "o", outputText, "text or json `FORMAT` of the answer", options.OneOf(outputText, outputJSON))
+			addOutput(fs, &f.output)
 			return func(_ context.Context, operands []string, e environment) (int, error) { return f.diff(operands, e) }
 		},
 	}
 }
 
 func (f *diffFlags) diff(operands []string, e environment) (int, error) {
+	f.ForCommand(f.set, e.stdin)
 	var d answer.Diff
 	var err error
 	switch len(operands) {
@@ -56,7 +57,7 @@ func (f *diffFlags) diff(operands []string, e environment) (int, error) {
 		}
 		d, err = f.offline(operands[0], operands[1], e)
 	}
-	text := d.String()
+	text := e.text(d.String())
 	if err == nil && f.output == outputJSON {
 		text, err = answer.JSON(d)
 	}
@@ -86,13 +87,10 @@ func (f *diffFlags) offline(before, after string, e environment) (answer.Diff, e
 	var policies [2]nft.Policy
 	for i, path := range []string{before, after} {
 		o := *f.Options
-		o.ConfigPath = path
+		o.ConfigPath, o.MustExist = path, true
 		l, err := o.Load()
 		if i == 1 {
 			warn(e, l)
-		}
-		if err == nil && len(l.Files) == 0 {
-			err = fmt.Errorf("%s does not exist", path)
 		}
 		if err != nil {
 			return answer.Diff{}, err
@@ -125,9 +123,7 @@ func (f *diffFlags) online(e environment) (answer.Diff, error) {
 		d.Before = "none"
 		d.Notes = append(d.Notes, "The kernel holds no rules that this version wrote: what it masquerades now is not counted.")
 	}
-	if len(l.Files) == 0 && f.given("config") {
-		return d, fmt.Errorf("%s does not exist", f.ConfigPath)
-	} else if len(l.Files) == 0 {
+	if len(l.Files) == 0 {
 		d.Notes = append(d.Notes, fmt.Sprintf("There is no file at %s: the built-in defaults apply.", f.ConfigPath))
 	}
 	if len(flips) == 0 {

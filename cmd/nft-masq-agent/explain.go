@@ -72,6 +72,7 @@ func (f *explainFlags) explain(operand string, e environment) (int, error) {
 	if f.from.IsValid() && f.from.Is4() != dst.Is4() {
 		return exitUsage, usagef("--from %s and ADDRESS %s are of different address families", f.from, dst)
 	}
+	f.ForCommand(f.set, e.stdin)
 	x := answer.Explanation{Destination: dst.String(), Live: f.live}
 	policy, fileErr := f.filePolicy(&x, e)
 	held, heldErr := e.held(f.Chain)
@@ -141,7 +142,7 @@ func (f *explainFlags) answer(x answer.Explanation, e environment, dst netip.Add
 	if f.output == outputJSON {
 		err = writeJSON(e.stdout, x)
 	} else {
-		err = write(e.stdout, x.String())
+		err = write(e.stdout, e.text(x.String()))
 	}
 	if err != nil || fileErr == nil {
 		return exitDone, err

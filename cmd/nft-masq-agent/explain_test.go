@@ -14,7 +14,7 @@ import (
 
 func explainJSON(t *testing.T, args ...string) answer.Explanation {
 	t.Helper()
-	got := runHere(t, append([]string{"explain", "--config", "none", "-o", "json"}, args...)...)
+	got := runHere(t, append([]string{"explain", "-o", "json"}, args...)...)
 	var x answer.Explanation
 	if err := json.Unmarshal([]byte(got.stdout), &x); err != nil || got.code != exitDone {
 		t.Fatalf("%v: %+v: %v", args, got, err)
@@ -97,7 +97,7 @@ func TestExplainTakesTheFlagsAndTheFileOfARunningAgent(t *testing.T) {
 	}
 	for args, want := range map[string][]string{
 		"explain 2001:db8::2":                {"not masqueraded", "     /conf:1:22\n", "with the flags of the running agent (pid 9: --config /conf --enable-ipv6)"},
-		"explain 2001:db8::2 --config /none": {"IPv6 is disabled (set enableIPv6)"},
+		"explain 2001:db8::2 --masq-chain X": {"IPv6 is disabled (set enableIPv6)"},
 	} {
 		var out strings.Builder
 		e := testEnvironment(t, &out, &out)

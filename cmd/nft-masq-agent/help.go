@@ -35,21 +35,22 @@ func help(all []command, args []string, e environment) int {
 
 func programHelp(all []command) string {
 	var b strings.Builder
-	b.WriteString(answer.Wrap("nft-masq-agent decides on a Kubernetes node which pod traffic keeps the pod's IP and which is masqueraded to "+
+	b.WriteString(answer.Line("nft-masq-agent decides on a Kubernetes node which pod traffic keeps the pod's IP and which is masqueraded to "+
 		"the node's. It takes the config file and the flags of ip-masq-agent.", "") + "\n")
 	fmt.Fprintf(&b, "Usage: %s [COMMAND] [FLAGS]\n\n", program)
 	for _, c := range all {
 		b.WriteString(listed(c.name, c.about))
 	}
 	b.WriteString(listed("help", "show the flags of a command, with examples") + "\n")
-	b.WriteString(answer.Wrap("run is the default command.", ""))
-	b.WriteString(answer.Wrap("Exit codes: 0 done, valid, in sync; 1 failed, invalid, out of sync; 2 wrong usage.", ""))
-	return b.String()
+	b.WriteString(answer.Line("run is the default command.", ""))
+	b.WriteString(answer.Line("Exit codes: 0 done, valid, in sync; 1 failed, invalid, out of sync; 2 wrong usage.", ""))
+	return answer.Fit(b.String())
 }
 
 func listed(name, about string) string {
 	const indent = 15
-	return fmt.Sprintf("  %-*s", indent-2, name) + answer.Wrap(about, strings.Repeat(" ", indent))[indent:]
+	lines := answer.Fit(strings.Repeat(" ", indent) + about + "\n")
+	return fmt.Sprintf("  %-*s", indent-2, name) + lines[indent:]
 }
 
 // help describes one command in full.
@@ -60,10 +61,12 @@ func (c command) help() string {
 		usage += " " + c.operands
 	}
 	fmt.Fprintf(&b, "Usage: %s [FLAGS]\n\n", usage)
-	b.WriteString(answer.Wrap(strings.ToUpper(c.about[:1])+c.about[1:]+".", ""))
+	b.WriteString(answer.Line(strings.ToUpper(c.about[:1])+c.about[1:]+".", ""))
 	if c.details != "" {
-		b.WriteString("\n" + answer.Wrap(c.details, ""))
+		b.WriteString("\n" + answer.Line(c.details, ""))
 	}
+	text := answer.Fit(b.String())
+	b.Reset()
 	if len(c.examples) > 0 {
 		b.WriteString("\nFor example:\n")
 		for _, x := range c.examples {
@@ -72,9 +75,9 @@ func (c command) help() string {
 	}
 	fs, _ := c.flagSet()
 	if flags := flagHelp(fs); flags != "" {
-		b.WriteString("\nFlags:\n" + flags)
+		b.WriteString("\nFlags:\n" + answer.Fit(flags))
 	}
-	return b.String()
+	return text + b.String()
 }
 
 // flagHelp lists the flags but for those of klog, which it sums up.
@@ -94,10 +97,10 @@ func flagHelp(fs *flag.FlagSet) string {
 		if f.DefValue != "" && f.DefValue != "false" {
 			usage += fmt.Sprintf(" (default %s)", f.DefValue)
 		}
-		fmt.Fprintf(&b, "%s\n%s", strings.TrimRight("  "+dashes+f.Name+" "+value, " "), answer.Wrap(usage, "        "))
+		fmt.Fprintf(&b, "%s\n%s", strings.TrimRight("  "+dashes+f.Name+" "+value, " "), answer.Line(usage, "        "))
 	})
 	if klog {
-		b.WriteString(answer.Wrap("All other klog flags are accepted and ignored, so that the command lines of older agents keep working.", "  "))
+		b.WriteString(answer.Line("All other klog flags are accepted and ignored, so that the command lines of older agents keep working.", "  "))
 	}
 	return b.String()
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // evil is a name with what a terminal obeys, and with a line that lies.
-const evil = "\x1b[2J\x07\u009b1m\u202e\"\nin step: all is well\\"
+const evil = "\x1b[2J\x07\u009b1m\u202e\"\nin sync: all is well\\"
 
 // evilProgram is a process name with the same, as far as there is room.
 const evilProgram = "\x1b[2J\u009b\nis fine"
@@ -77,13 +77,13 @@ func TestNoNameOfOthersIsPrintedRaw(t *testing.T) {
 		return strings.Contains(text(), "1b[2J")
 	})
 	d.stop()
-	if obeyed(text()) != "" || strings.Contains(text(), "\nin step") {
+	if obeyed(text()) != "" || strings.Contains(text(), "\nin sync: all") {
 		t.Errorf("log: %q in\n%s", obeyed(text()), text())
 	}
 	spoil(n)
 	for _, args := range []string{"status", "status -o json", "explain 10.1.2.3", "explain --live 10.1.2.3 -o json", "cleanup --legacy"} {
 		got := n.run(strings.Fields(args)...)
-		if text := got.stdout + got.stderr; obeyed(text) != "" || strings.Contains(text, "\nin step: all is well") {
+		if text := got.stdout + got.stderr; obeyed(text) != "" || strings.Contains(text, "\nin sync: all is well") {
 			t.Errorf("%s prints %q in\n%s", args, obeyed(text), text)
 		}
 	}

@@ -43,8 +43,10 @@ func commands() []command {
 
 // An environment is what a command knows of the world besides its arguments.
 type environment struct {
+	stdin          io.Reader
 	stdout, stderr io.Writer
 	terminal       bool   // stderr is one
+	fit            bool   // stdout is one
 	proc           string // where procfs is mounted
 
 	// routeTo returns the node's route to an address, as [kernel.RouteTo] does.
@@ -60,10 +62,13 @@ type environment struct {
 
 func theEnvironment() environment {
 	_, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS)
+	_, noTerminal := unix.IoctlGetTermios(int(os.Stdout.Fd()), unix.TCGETS)
 	return environment{
+		stdin:    os.Stdin,
 		stdout:   os.Stdout,
 		stderr:   os.Stderr,
 		terminal: err == nil,
+		fit:      noTerminal == nil,
 		proc:     "/proc",
 		routeTo:  kernel.RouteTo,
 		staleTo:  staleTo,

@@ -51,6 +51,14 @@ func writeJSON(w io.Writer, v any) error {
 	return write(w, text)
 }
 
+// text is an answer for people as it is printed: wrapped on a terminal alone.
+func (e environment) text(s string) string {
+	if e.fit {
+		return answer.Fit(s)
+	}
+	return s
+}
+
 // addOutput declares --output and its short form -o.
 func addOutput(fs *flag.FlagSet, to *string) {
 	options.AddFlag(fs, to, "output", outputText, "text or json `FORMAT` of the answer", options.OneOf(outputText, outputJSON))

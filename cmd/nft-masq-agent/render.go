@@ -35,16 +35,22 @@ func renderCommand() command {
 			"Nothing is written to the kernel.",
 		examples: []string{
 			program + " render --config ./ip-masq-agent | nft -c -f -",
-			program + " render --config ./ip-masq-agent --format win-bridge --windows-api 2",
+			program + " render --config ./ip-masq-agent -o win-bridge --windows-api 2",
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := renderFlags{Options: options.AddPolicyFlags(fs)}
-			options.AddFlag(fs, &f.format, "format", "",
-				"nft, iptables, json or win-bridge `FORMAT` (default nft, in mode iptables-nft iptables)",
-				options.OneOf(formatNFT, formatIPTables, formatJSON, formatWinBridge))
+			for name, usage := range map[string]string{
+				"output": "nft, iptables, json or win-bridge `FORMAT` (default nft, in mode iptables-nft iptables)",
+				"o":      "short for --output", "format": "older name of --output",
+			} {
+				options.AddFlag(fs, &f.format, name, "", usage, options.OneOf(formatNFT, formatIPTables, formatJSON, formatWinBridge))
+			}
 			options.AddFlag(fs, &f.windowsAPI, "windows-api", "",
 				"API `VERSION` of win-bridge, as in apiVersion of its configuration: 1 is HNS, 2 is HCN", parseWindowsAPI)
-			return func(_ context.Context, _ []string, e environment) (int, error) { return f.render(e) }
+			return func(_ context.Context, _ []string, e environment) (int, error) {
+				f.ForCommand(fs, e.stdin)
+				return f.render(e)
+			}
 		},
 	}
 }

@@ -22,7 +22,7 @@ type statusFlags struct {
 func statusCommand() command {
 	return command{
 		name:  "status",
-		about: "compare the kernel with the config",
+		about: "compare the kernel with the config; what is wrong on this node comes first",
 		details: "It lists each difference, counts connections, and names other programs' rules on this node that interfere. " +
 			"Without policy flags it uses those of the running agent. Exit code 0 means that the kernel is in sync with a " +
 			"valid config. Nothing is written.",
@@ -32,7 +32,7 @@ func statusCommand() command {
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := statusFlags{Options: options.AddPolicyFlags(fs), set: fs}
-			options.AddFlag(fs, &f.output, "o", outputText, "text or json `FORMAT` of the answer", options.OneOf(outputText, outputJSON))
+			addOutput(fs, &f.output)
 			return func(_ context.Context, _ []string, e environment) (int, error) { return f.status(e) }
 		},
 	}
@@ -55,7 +55,7 @@ func (f *statusFlags) status(e environment) (int, error) {
 	if !r.Config.Accepted {
 		r.SetEnforced(*f.Options, l)
 	}
-	text := r.String()
+	text := e.text(r.String())
 	if f.output == outputJSON {
 		if text, err = answer.JSON(r); err != nil {
 			return exitFailed, err

@@ -49,13 +49,27 @@ func (b buildInfo) String() string {
 	return fmt.Sprintf("%s %s\ncommit %s\n%s %s/%s", program, b.version, b.commit, b.goVersion, runtime.GOOS, runtime.GOARCH)
 }
 
+// A versionReport is the answer of version -o json. Fields are only ever added.
+type versionReport struct {
+	Program   string `json:"program"`
+	Version   string `json:"version"`
+	Commit    string `json:"commit"`
+	GoVersion string `json:"goVersion"`
+	Platform  string `json:"platform"`
+}
+
 func versionCommand() command {
 	return command{
 		name:     "version",
 		about:    "print version, commit and Go version",
-		examples: []string{program + " version"},
-		flags: func(*flag.FlagSet) action {
+		examples: []string{program + " version", program + " version -o json"},
+		flags: func(fs *flag.FlagSet) action {
+			var output string
+			addOutput(fs, &output)
 			return func(_ context.Context, _ []string, e environment) (int, error) {
+				if b := build(); output == outputJSON {
+					return exitDone, writeJSON(e.stdout, versionReport{program, b.version, b.commit, b.goVersion, runtime.GOOS + "/" + runtime.GOARCH})
+				}
 				return exitDone, write(e.stdout, build().String()+"\n")
 			}
 		},

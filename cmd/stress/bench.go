@@ -54,7 +54,7 @@ func openBench(binary string) (*bench, error) {
 	b.kernel = kernel.New(nfnetlink.New(b.dial))
 	// The first netlink socket of a process gets its pid as port, any further
 	// one another: keep the first, so that attackers have ports of their own.
-	if _, err := b.kernel.Installed(false); err != nil {
+	if _, err := b.kernel.Installed(kernel.Ours); err != nil {
 		return nil, errors.Join(err, b.close())
 	}
 	return b, nil

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 )
 
 // A scenario is something that happens to a node in service, again and again.
@@ -262,7 +263,7 @@ func firstInstallation(mode nft.Mode, n int) func(context.Context, *bench) error
 				return err
 			}
 			err := b.whileAway(ctx, func() error {
-				if _, err := b.kernel.Cleanup(false); err != nil {
+				if _, err := b.kernel.Cleanup(kernel.Ours); err != nil {
 					return err
 				}
 				if a, err = b.startAgent(mode); err != nil {
@@ -311,7 +312,7 @@ func takenOver(mode nft.Mode) func(context.Context, *bench) error {
 					return err
 				}
 			}
-			if _, err := b.kernel.Cleanup(false); err != nil {
+			if _, err := b.kernel.Cleanup(kernel.Ours); err != nil {
 				return err
 			}
 			if a, err = b.startAgent(mode, "--takeover"); err != nil {

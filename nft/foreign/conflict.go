@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/ruletext"
@@ -57,6 +59,17 @@ func (c Conflict) Chain() string { return nfnetlink.Printable(c.Rule.Chain) }
 
 // RuleText gives the rule in words.
 func (c Conflict) RuleText() string { return ruletext.String(c.Rule) }
+
+// Packets returns what the rule has counted, nil if it does not count.
+func (c Conflict) Packets() *uint64 {
+	for _, e := range c.Rule.Exprs {
+		if e.Name == "counter" {
+			n := e.Uint64(unix.NFTA_COUNTER_PACKETS)
+			return &n
+		}
+	}
+	return nil
+}
 
 // ViaText gives the rules that lead to it in words.
 func (c Conflict) ViaText() []string {

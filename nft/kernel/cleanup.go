@@ -10,10 +10,19 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Cleanup removes what any mode of ours installed, and with legacy the chains of
-// iptables-based agents, in one transaction. It names what it removed; nothing
+// A Removal says what is removed.
+type Removal int
+
+// The removals.
+const (
+	Ours       Removal = iota // what any mode of ours installed
+	WithLegacy                // and the chains of iptables-based agents
+	LegacyOnly                // these alone
+)
+
+// Cleanup removes rules in one transaction. It names what it removed; nothing
 // where there was nothing.
-func (k *Kernel) Cleanup(legacy bool) ([]string, error) {
+func (k *Kernel) Cleanup(what Removal) ([]string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	defer k.seen.forget()
@@ -21,11 +30,14 @@ func (k *Kernel) Cleanup(legacy bool) ([]string, error) {
 	var err error
 	for range attempts {
 		var s *state
-		if s, err = k.readRules(nft.Ruleset{}, Look{Others: true, TakeOver: legacy}); err != nil {
+		if s, err = k.readRules(nft.Ruleset{}, Look{Others: true, TakeOver: what != Ours}); err != nil {
 			return nil, err
 		}
-		b, removed := s.removal()
+		b, removed := s.removal(what)
 		if err = k.conn.Commit(b, s.generation); err == nil {
+			if what == LegacyOnly {
+				return removed, nil
+			}
 			return append(removed, k.sayHeld(s.held(nft.Ruleset{}))...), nil
 		}
 		if !errors.Is(err, unix.ERESTART) {
@@ -36,15 +48,15 @@ func (k *Kernel) Cleanup(legacy bool) ([]string, error) {
 }
 
 // Installed names what [Kernel.Cleanup] would remove. It writes nothing.
-func (k *Kernel) Installed(legacy bool) ([]string, error) {
+func (k *Kernel) Installed(what Removal) ([]string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	defer k.seen.forget()
-	s, err := again(func() (*state, error) { return k.readRules(nft.Ruleset{}, Look{Others: true, TakeOver: legacy}) })
+	s, err := again(func() (*state, error) { return k.readRules(nft.Ruleset{}, Look{Others: true, TakeOver: what != Ours}) })
 	if err != nil {
 		return nil, err
 	}
-	_, names := s.removal()
+	_, names := s.removal(what)
 	return names, nil
 }
 
@@ -73,9 +85,16 @@ func (k *Kernel) OnlyNAT() (bool, error) {
 	return ours, nil
 }
 
-// removal plans the transaction that removes all that is ours.
-func (s *state) removal() (b *nfnetlink.Batch, removed []string) {
+// removal plans the transaction that removes rules.
+func (s *state) removal(what Removal) (b *nfnetlink.Batch, removed []string) {
 	b = &nfnetlink.Batch{}
+	for _, l := range s.legacy {
+		l.Remove(b)
+		removed = append(removed, "another agent's "+l.String())
+	}
+	if what == LegacyOnly {
+		return b, removed
+	}
 	if s.own != nil {
 		b.DelTable(s.own.Family, s.own.Name)
 		removed = append(removed, fmt.Sprintf("table inet %s", nft.TableName))
@@ -85,10 +104,6 @@ func (s *state) removal() (b *nfnetlink.Batch, removed []string) {
 		for _, c := range n.Leftovers("", false) {
 			removed = append(removed, fmt.Sprintf("chain %s in table %s nat", c, n.Family))
 		}
-	}
-	for _, l := range s.legacy {
-		l.Remove(b)
-		removed = append(removed, "another agent's "+l.String())
 	}
 	return b, removed
 }

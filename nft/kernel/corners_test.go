@@ -172,7 +172,7 @@ func TestOurRenamedChainIsReadBackAndCleanedUp(t *testing.T) {
 			if err != nil || len(others.Legacy) > 0 || slices.ContainsFunc(others.Conflicts, named) {
 				t.Errorf("others are %+v, %v", others, err)
 			}
-			removed, err := k.Cleanup(false)
+			removed, err := k.Cleanup(Ours)
 			if err != nil || len(removed) != 2 {
 				t.Errorf("removed %q, %v", removed, err)
 			}
@@ -229,13 +229,13 @@ func TestChainThatOthersKeepIsEmptiedAndSaidWhy(t *testing.T) {
 		do     func(*Kernel) ([]string, error)
 		says   string
 	}{
-		{"cleanup", further, "add rule ip nat FOREIGN ip daddr 192.0.2.1 jump %s", with, cleansUp(false), "chain FOREIGN: ip daddr 192.0.2.1 jump IP-MASQ-AGENT-SRC"},
-		{"cleanup of the chain itself", cases.DefaultChain, "add rule ip nat FOREIGN goto %s", with, cleansUp(false), "chain FOREIGN: goto IP-MASQ-AGENT"},
-		{"cleanup with a map", cases.DefaultChain, verdicts, with, cleansUp(false), "because of a map of others"},
+		{"cleanup", further, "add rule ip nat FOREIGN ip daddr 192.0.2.1 jump %s", with, cleansUp(Ours), "chain FOREIGN: ip daddr 192.0.2.1 jump IP-MASQ-AGENT-SRC"},
+		{"cleanup of the chain itself", cases.DefaultChain, "add rule ip nat FOREIGN goto %s", with, cleansUp(Ours), "chain FOREIGN: goto IP-MASQ-AGENT"},
+		{"cleanup with a map", cases.DefaultChain, verdicts, with, cleansUp(Ours), "because of a map of others"},
 		{"take-over", "IP-MASQ", "add rule ip nat FOREIGN goto %s", nft.Ruleset{}, applies(nf, Look{TakeOver: true}), "chain FOREIGN: goto IP-MASQ"},
 		{"take-over with a map", "IP-MASQ", verdicts, nft.Ruleset{}, applies(nf, Look{TakeOver: true}), "because of a map of others"},
 		{"other mode", cases.DefaultChain, "add rule ip nat FOREIGN goto %s", with, applies(nf, Look{Others: true}), "chain FOREIGN: goto IP-MASQ-AGENT"},
-		{"cleanup of an older agent", "IP-MASQ", "add rule ip nat FOREIGN counter jump %s", nft.Ruleset{}, cleansUp(true), "chain FOREIGN: counter jump IP-MASQ"},
+		{"cleanup of an older agent", "IP-MASQ", "add rule ip nat FOREIGN counter jump %s", nft.Ruleset{}, cleansUp(WithLegacy), "chain FOREIGN: counter jump IP-MASQ"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -272,6 +272,6 @@ func applies(want nft.Ruleset, look Look) func(*Kernel) ([]string, error) {
 	}
 }
 
-func cleansUp(legacy bool) func(*Kernel) ([]string, error) {
-	return func(k *Kernel) ([]string, error) { return k.Cleanup(legacy) }
+func cleansUp(what Removal) func(*Kernel) ([]string, error) {
+	return func(k *Kernel) ([]string, error) { return k.Cleanup(what) }
 }

@@ -225,7 +225,7 @@ func TestTableThatHoldsSomethingElseStays(t *testing.T) {
 		k := open(t, ns)
 		apply(t, k, cases.Load(t, "default").Compile(nft.ModeIPTables), Look{})
 		nfttest.NFT(t, ns, text, "-f", "-")
-		if _, err := k.Cleanup(false); err != nil {
+		if _, err := k.Cleanup(Ours); err != nil {
 			t.Fatal(err)
 		}
 		if left := nfttest.ListRuleset(t, ns); strings.Contains(left, "foreign") != (text != "") || text == "" && left != "" {

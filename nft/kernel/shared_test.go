@@ -401,7 +401,7 @@ func TestForeignRulesStayAsTheyAre(t *testing.T) {
 	})
 	for _, m := range cases.Modes() {
 		apply(t, k, cases.Load(t, "all-policies").Compile(m), everything)
-		if _, err := k.Cleanup(false); err != nil {
+		if _, err := k.Cleanup(Ours); err != nil {
 			t.Fatal(err)
 		}
 		check("cleanup")

@@ -59,7 +59,7 @@ func TestRulesOfOlderAgentsInOurWordsAreNotOurs(t *testing.T) {
 			if others, err := k.Others(native); err != nil || len(others.Legacy) == 0 || !others.OlderAgentDecides() {
 				t.Errorf("%+v, %v", others.Legacy, err)
 			}
-			if removed, err := k.Cleanup(false); err != nil || len(removed) != 1 {
+			if removed, err := k.Cleanup(Ours); err != nil || len(removed) != 1 {
 				t.Errorf("removed %q, %v", removed, err)
 			}
 			stay("after Cleanup")
@@ -78,7 +78,7 @@ func TestAnOlderAgentThatWritesOurChainAnewOwnsIt(t *testing.T) {
 	want := nft.Compile(agent.config, nft.Options{Mode: nft.ModeIPTables, Chain: agent.chain})
 	k := open(t, ns)
 	apply(t, k, want, Look{})
-	if installed, err := k.Installed(false); err != nil || len(installed) != 1 {
+	if installed, err := k.Installed(Ours); err != nil || len(installed) != 1 {
 		t.Errorf("installed are %q, %v", installed, err)
 	}
 	// It leaves a jump that is there.
@@ -88,10 +88,10 @@ func TestAnOlderAgentThatWritesOurChainAnewOwnsIt(t *testing.T) {
 	if diffs := apply(t, k, want, everything); len(diffs) > 0 {
 		t.Errorf("a running agent undid %q", diffs)
 	}
-	if removed, err := k.Cleanup(false); err != nil || len(removed) > 0 {
+	if removed, err := k.Cleanup(Ours); err != nil || len(removed) > 0 {
 		t.Errorf("removed %q, %v", removed, err)
 	}
-	if removed, err := k.Cleanup(true); err != nil || len(removed) != 1 {
+	if removed, err := k.Cleanup(WithLegacy); err != nil || len(removed) != 1 {
 		t.Errorf("removed with those of older agents %q, %v", removed, err)
 	}
 }
@@ -114,7 +114,7 @@ func TestASignatureIsWrittenOnceAndChangesNoCounter(t *testing.T) {
 	if diff := cmp.Diff(before, body(save())); diff != "" {
 		t.Errorf("rules and counters (-restored +signed):\n%s", diff)
 	}
-	if removed, err := k.Cleanup(false); err != nil || len(removed) != 1 {
+	if removed, err := k.Cleanup(Ours); err != nil || len(removed) != 1 {
 		t.Errorf("removed %q, %v", removed, err)
 	}
 }

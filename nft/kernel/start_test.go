@@ -35,7 +35,7 @@ func BenchmarkStartBesideFiftyThousandRules(b *testing.B) {
 				must(b, err)
 				took += processorTime(b) - before
 				b.ReportMetric(float64(len(others.Conflicts)), "conflicts")
-				_, err = k.Cleanup(false)
+				_, err = k.Cleanup(Ours)
 				must(b, err)
 			}
 			b.ReportMetric(took/float64(b.N), "cpu-s/op")

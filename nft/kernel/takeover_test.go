@@ -231,7 +231,7 @@ func TestHammerSeesATakeOverInTwoTransactions(t *testing.T) {
 			wait(t, h, 3)
 			rounds := 0
 			for ; rounds < 200 && h.SoFar().Leaked() == 0; rounds++ {
-				if removed, err := k.Cleanup(true); err != nil || len(removed) == 0 {
+				if removed, err := k.Cleanup(WithLegacy); err != nil || len(removed) == 0 {
 					t.Fatalf("removed %q: %v", removed, err)
 				}
 				apply(t, k, way.want, way.look)
@@ -259,11 +259,11 @@ func TestCleanupRemovesEachOlderAgentsRules(t *testing.T) {
 			before := notOurs(t, ns, nft.Ruleset{Mode: nft.ModeNFTables})
 			loadOlder(t, name).install(t, ns, nil)
 			k := open(t, ns)
-			named, err := k.Installed(true)
+			named, err := k.Installed(WithLegacy)
 			if err != nil || len(named) == 0 {
 				t.Errorf("installed are %q, %v", named, err)
 			}
-			removed, err := k.Cleanup(true)
+			removed, err := k.Cleanup(WithLegacy)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -273,7 +273,7 @@ func TestCleanupRemovesEachOlderAgentsRules(t *testing.T) {
 			if diff := cmp.Diff(before, notOurs(t, ns, nft.Ruleset{Mode: nft.ModeNFTables})); diff != "" {
 				t.Errorf("the kernel (-before the agent +after the cleanup):\n%s", diff)
 			}
-			if again, err := k.Cleanup(true); err != nil || len(again) > 0 {
+			if again, err := k.Cleanup(WithLegacy); err != nil || len(again) > 0 {
 				t.Errorf("once more removed %q, %v", again, err)
 			}
 		})

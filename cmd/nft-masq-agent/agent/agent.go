@@ -51,7 +51,7 @@ type Kernel struct {
 	Others   func(nft.Ruleset) (kernel.Others, error)
 	// XTables is quick, and says what Others would of legacy ip_tables.
 	XTables func() ([]foreign.XTChain, error)
-	Cleanup func(legacy bool) ([]string, error)
+	Cleanup func(kernel.Removal) ([]string, error)
 	Forget  func()
 	// Stale counts the connections that contradict a policy; it may be nil.
 	Stale func(nft.Policy) (conntrack.Stale, error)
@@ -388,7 +388,7 @@ func (a *Agent) reconsider() error {
 		return nil
 	}
 	if next.from == FromForeign && a.policy.want != nil {
-		if _, err := a.kernel.Cleanup(false); err != nil {
+		if _, err := a.kernel.Cleanup(kernel.Ours); err != nil {
 			return err
 		}
 		a.held = ""

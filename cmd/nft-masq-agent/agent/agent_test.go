@@ -154,7 +154,7 @@ func (w *world) apply(r nft.Ruleset, l kernel.Look) (kernel.Applied, error) {
 	return a, nil
 }
 
-func (w *world) cleanup(bool) ([]string, error) {
+func (w *world) cleanup(kernel.Removal) ([]string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.held = ""
@@ -682,7 +682,7 @@ func TestRulesOfOlderAgentsAreSaidOnceAndWhenTheyGo(t *testing.T) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
 		wantLines(t, w.messages(), "nft-masq-agent starts", "applied",
-			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy")
+			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only")
 		for range 3 {
 			w.commit(nfnetlink.Change{Writer: 1})
 			time.Sleep(time.Minute)

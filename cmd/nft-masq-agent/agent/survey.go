@@ -104,7 +104,7 @@ func (a *Agent) sayLegacy(others kernel.Others) {
 	default:
 		return // about to be removed
 	}
-	a.log.Warn("rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy", fields...)
+	a.log.Warn("rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only", fields...)
 }
 
 // sayTakenOver says that rules of an older agent came back and were removed.

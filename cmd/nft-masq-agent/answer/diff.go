@@ -156,20 +156,20 @@ func (d *Diff) String() string {
 		if c.Open != nil {
 			line += fmt.Sprintf("; %s of %s", plural(c.Open.Connections, "open connection"), plural(c.Open.Pods, "pod"))
 		}
-		b.WriteString(Wrap(line, ""))
+		b.WriteString(Line(line, ""))
 	}
 	for _, o := range d.Other {
-		b.WriteString(Wrap(o, ""))
+		b.WriteString(Line(o, ""))
 	}
 	if !d.Changed() {
 		b.WriteString("no change\n")
 	}
 	for _, n := range d.Notes {
-		b.WriteString(Wrap(n, ""))
+		b.WriteString(Line(n, ""))
 	}
 	fmt.Fprintf(&b, "%s → %s\n", d.Before, d.After)
 	if d.Agent != "" {
-		b.WriteString(Wrap(d.Agent, ""))
+		b.WriteString(Line(d.Agent, ""))
 	}
 	return b.String()
 }

@@ -206,13 +206,13 @@ func (x *Explanation) note(src netip.Addr, on Ends, nodeExempt, enforced bool) {
 func (x *Explanation) String() string {
 	var b strings.Builder
 	for _, text := range x.First {
-		b.WriteString(Wrap(text, ""))
+		b.WriteString(Line(text, ""))
 	}
 	if x.Headline != "" {
-		b.WriteString(Wrap(x.Headline, ""))
+		b.WriteString(Line(x.Headline, ""))
 	}
 	for _, text := range x.Possible {
-		b.WriteString(Wrap(text, "  "))
+		b.WriteString(Line(text, "  "))
 	}
 	if len(x.First)+len(x.Possible) > 0 || x.Headline != "" {
 		b.WriteString("\n")
@@ -221,7 +221,7 @@ func (x *Explanation) String() string {
 		a.write(&b, x)
 	}
 	for _, n := range x.Notes {
-		b.WriteString(Wrap(n, ""))
+		b.WriteString(Line(n, ""))
 	}
 	if len(x.Answers) == 0 {
 		return b.String()
@@ -232,7 +232,7 @@ func (x *Explanation) String() string {
 	}
 	fmt.Fprintf(&b, "%s %s\n", of, x.Config)
 	if x.Agent != "" {
-		b.WriteString(Wrap(x.Agent, ""))
+		b.WriteString(Line(x.Agent, ""))
 	}
 	return b.String()
 }
@@ -247,9 +247,9 @@ func (a Answer) write(b *strings.Builder, x *Explanation) {
 	if x.Headline != "" { // which says what it sees
 		means, _, _ = strings.Cut(means, ":")
 		by := either(x.Absent, "If the config were applied, a connection from %s would be %s:", "By this agent's policy a connection from %s is %s:")
-		b.WriteString(Wrap(fmt.Sprintf(by, a.Source, means), "") + "\n")
+		b.WriteString(Line(fmt.Sprintf(by, a.Source, means), "") + "\n")
 	} else {
-		b.WriteString(Wrap(fmt.Sprintf("A new connection to %[1]s from %[2]s is "+means+".", dst, a.Source), "") + "\n")
+		b.WriteString(Line(fmt.Sprintf("A new connection to %[1]s from %[2]s is "+means+".", dst, a.Source), "") + "\n")
 	}
 	width := 0
 	for _, s := range a.Steps {

@@ -122,7 +122,7 @@ func writeFindings(b *strings.Builder, title string, found []Finding) {
 	fmt.Fprintf(b, "\n%s\n", title)
 	for _, f := range found {
 		if f.Pos == (config.Position{}) {
-			b.WriteString(Wrap(f.Msg, "  "))
+			b.WriteString(Line(f.Msg, "  "))
 			continue
 		}
 		fmt.Fprintf(b, "  %s: %s\n", f.Pos, f.Msg) // one line, for editors

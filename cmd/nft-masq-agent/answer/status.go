@@ -3,6 +3,7 @@ package answer
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -82,7 +83,8 @@ type conflictReport struct {
 	Table    string   `json:"table"`
 	Chain    string   `json:"chain"`
 	Handle   uint64   `json:"handle"`
-	Priority int32    `json:"priority"` // of the base chain from which it is reached
+	Priority int32    `json:"priority"`          // of the base chain from which it is reached
+	Packets  *uint64  `json:"packets,omitempty"` // that the rule has counted, if it counts
 	Rule     string   `json:"rule"`
 	Via      []string `json:"via"`
 	Why      string   `json:"why"`
@@ -186,39 +188,50 @@ func conflictReports(conflicts []foreign.Conflict) []conflictReport {
 	reports := make([]conflictReport, len(conflicts))
 	for i, c := range conflicts {
 		reports[i] = conflictReport{
-			Table: c.Table(), Chain: c.Chain(), Handle: c.Rule.Handle, Priority: c.Priority, Rule: c.RuleText(),
+			Table: c.Table(), Chain: c.Chain(), Handle: c.Rule.Handle, Priority: c.Priority, Packets: c.Packets(), Rule: c.RuleText(),
 			Via: c.ViaText(), Why: c.Why(),
 		}
 	}
 	return reports
 }
 
-func (c conflictReport) String() string {
-	return fmt.Sprintf("%s %s handle %d, priority %d: %s (%s)", c.Table, c.Chain, c.Handle, c.Priority, c.Rule, c.Why)
+// place is what nft delete rule takes.
+func (c conflictReport) place() string {
+	return fmt.Sprintf("%s %s handle %d", c.Table, c.Chain, c.Handle)
 }
 
-// String is the report for people, in lines of 80 columns where words allow.
+func (c conflictReport) String() string {
+	packets := ""
+	if c.Packets != nil {
+		packets = ", " + plural(int(*c.Packets), "packet")
+	}
+	return fmt.Sprintf("%s (priority %d%s): %s (%s)", c.place(), c.Priority, packets, c.Rule, c.Why)
+}
+
+// String is the report for people: first what is wrong.
 func (r Status) String() string {
 	var b strings.Builder
-	b.WriteString(Wrap(r.verdict(), ""))
-	if text := r.staleText(); text != "" {
-		b.WriteString(Wrap(text, ""))
+	for _, text := range r.problems() {
+		b.WriteString(Line(text, ""))
+	}
+	if r.Config.Accepted && r.Kernel.InStep {
+		b.WriteString(Line(r.inSync(), ""))
 	}
 	if r.Agent != "" {
-		b.WriteString(Wrap(r.Agent, "  "))
+		b.WriteString(Line(r.Agent, "  "))
 	}
 	for _, a := range r.Agents {
 		how := "compares generations: it restores changed rules within 250 ms and does not know who changed them"
 		if a.Listening {
 			how = "listens to ruleset changes: it restores changed rules within milliseconds and names the program"
 		}
-		b.WriteString(Wrap(fmt.Sprintf("pid %d %s", a.PID, how), "  "))
+		b.WriteString(Line(fmt.Sprintf("pid %d %s", a.PID, how), "  "))
 	}
 	r.writeConnections(&b)
-	writeList(&b, "Config rejected; the agent keeps its last good rules:", r.Config.Errors)
+	writeList(&b, "Errors of the config:", r.Config.Errors)
 	writeList(&b, "Differences:", r.Kernel.Differences)
 	writeList(&b, "Warnings of the config:", r.Config.Warnings)
-	writeList(&b, "Rules of iptables-based agents (run with --takeover, or cleanup --legacy):", r.Legacy)
+	writeList(&b, "Rules of iptables-based agents (run with --takeover, or cleanup --legacy-only):", r.Legacy)
 	writeList(&b, "Other rules that masquerade what the config exempts:", conflictLines(r.Conflicts))
 	writeList(&b, "Other rules that accept or translate what the config masquerades:", conflictLines(r.Overruled))
 	writeList(&b, "Other rules that would masquerade what pods send to exempt destinations, but for enforceNonMasquerade:", conflictLines(r.Overridden))
@@ -226,35 +239,57 @@ func (r Status) String() string {
 	return b.String()
 }
 
-// verdict says in one line how config and kernel stand to each other.
-func (r Status) verdict() string {
-	running := "no agent runs here"
-	if n := len(r.Agents); n > 0 {
-		running = fmt.Sprintf("agent runs, pid %d", r.Agents[0].PID)
-		if n > 1 {
-			running = fmt.Sprintf("%d agents run here and overwrite each other: end all but one", n)
+// problems are the first lines: each one thing that is wrong on this node.
+func (r Status) problems() []string {
+	var lines []string
+	add := func(wrong bool, format string, args ...any) {
+		if wrong {
+			lines = append(lines, fmt.Sprintf(format, args...))
 		}
 	}
-	source := strings.Join(r.Config.Files, ", ")
-	if source == "" {
-		source = "the defaults (no file at " + r.Config.Path + ")"
+	installed := fmt.Sprintf("installed: %s, mode %s", r.Kernel.Hash, r.Kernel.Mode)
+	if r.Kernel.Hash == "" {
+		installed = "none of our rules are installed"
 	}
-	switch {
-	case !r.Config.Accepted:
-		return fmt.Sprintf("config rejected; %s; %s", r.Config.Enforced, running)
-	case r.Kernel.InStep:
-		return fmt.Sprintf("in step: the kernel holds %s, mode %s, from %s; %s", r.Kernel.Hash, r.Config.Mode, source, running)
-	case r.Kernel.Hash == "":
-		return fmt.Sprintf("differs: the config %s wants %s, mode %s; the kernel holds nothing of ours; %s",
-			source, r.Config.Hash, r.Config.Mode, running)
+	add(!r.Config.Accepted, "config rejected; %s; %s", r.Config.Enforced, r.running())
+	add(r.Config.Accepted && !r.Kernel.InStep, "out of sync: expected: %s (%s), mode %s; %s; %s",
+		r.source(), r.Config.Hash, r.Config.Mode, installed, r.running())
+	add(len(r.Agents) > 1, "%d agents run here and overwrite each other: stop all but one", len(r.Agents))
+	add(len(r.Legacy) > 0, "rules of an iptables-based agent are also active (%s)", strings.Join(r.Legacy, "; "))
+	if n := len(r.Conflicts); n > 0 {
+		add(true, "%s of other programs %s what the config exempts, such as %s", plural(n, "rule"), either(n == 1, "masquerades", "masquerade"), r.Conflicts[0].place())
 	}
-	return fmt.Sprintf("differs: the config %s wants %s, mode %s; the kernel holds %s, mode %s; %s",
-		source, r.Config.Hash, r.Config.Mode, r.Kernel.Hash, r.Kernel.Mode, running)
+	if n := len(r.Overruled); n > 0 {
+		add(true, "%s of other programs %s what the config masquerades, such as %s", plural(n, "rule"), either(n == 1, "accepts or translates", "accept or translate"), r.Overruled[0].place())
+	}
+	add(r.staleText() != "", "%s", r.staleText())
+	return lines
+}
+
+func (r Status) source() string {
+	if len(r.Config.Files) == 0 {
+		return "built-in defaults (no file at " + r.Config.Path + ")"
+	}
+	return strings.Join(r.Config.Files, ", ")
+}
+
+func (r Status) running() string {
+	if len(r.Agents) == 0 {
+		return "no agent runs on this node"
+	}
+	return fmt.Sprintf("the agent runs, pid %d", r.Agents[0].PID)
+}
+
+func (r Status) inSync() string {
+	return fmt.Sprintf("in sync: %s is installed, mode %s, from %s; %s", r.Kernel.Hash, r.Config.Mode, r.source(), r.running())
 }
 
 func (r Status) writeConnections(b *strings.Builder) {
 	if len(r.Connections) == 0 {
 		return
+	}
+	if !slices.ContainsFunc(r.Connections, func(c connectionReport) bool { return c.Count > 0 }) {
+		b.WriteString("\nNo connection has passed the rules yet. If pods do connect, a data plane such as eBPF bypasses netfilter.\n")
 	}
 	b.WriteString("\nConnections since the rules were first installed:\n")
 	for _, c := range r.Connections {
@@ -276,6 +311,6 @@ func writeList(b *strings.Builder, title string, lines []string) {
 	}
 	fmt.Fprintf(b, "\n%s\n", title)
 	for _, l := range lines {
-		b.WriteString(Wrap(l, "  "))
+		b.WriteString(Line(l, "  "))
 	}
 }

@@ -38,8 +38,28 @@ func place(c config.CIDR) string {
 	return "built-in default"
 }
 
-// Wrap breaks a text into lines of at most 80 columns, each behind an indent.
-func Wrap(text, indent string) string {
+// Line returns a text as one line after an indent.
+func Line(text, indent string) string {
+	return indent + strings.Join(strings.Fields(text), " ") + "\n"
+}
+
+// Fit breaks the lines of a text that are longer than 80 columns, for a terminal. What
+// follows stands under the beginning.
+func Fit(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		if len(line) <= 80 {
+			b.WriteString(line + "\n")
+			continue
+		}
+		words := strings.TrimLeft(line, " ")
+		b.WriteString(fill(words, line[:len(line)-len(words)]))
+	}
+	return b.String()
+}
+
+func fill(text, indent string) string {
 	var b strings.Builder
 	column := 0
 	for _, word := range strings.Fields(text) {

@@ -2,6 +2,11 @@ package options
 
 import (
 	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
 	"strings"
 
 	"nft-masq-agent/config"
@@ -22,7 +27,7 @@ type Loaded struct {
 // Load reads, parses and compiles the config. What is wrong with the files is
 // an error of type [config.Problems].
 func (o Options) Load() (Loaded, error) {
-	sources, err := config.Read(o.Root + o.ConfigPath)
+	sources, note, err := o.sources()
 	if err != nil {
 		return Loaded{}, o.withoutRoot(err)
 	}
@@ -34,6 +39,9 @@ func (o Options) Load() (Loaded, error) {
 		}
 	}
 	l.Config, l.Ruleset, l.Warnings, err = nft.Build(o.Defaults(), o.NFT(), sources...)
+	if note != nil {
+		l.Warnings = append(l.Warnings, *note)
+	}
 	if err != nil {
 		if c, _, refused := config.Lenient(o.Defaults(), sources...); refused == nil {
 			r := nft.Compile(c, o.NFT())
@@ -41,6 +49,35 @@ func (o Options) Load() (Loaded, error) {
 		}
 	}
 	return l, err
+}
+
+// sources reads the files. note is what is good to know about them.
+func (o Options) sources() (sources []config.Source, note *config.Problem, err error) {
+	if o.Input != nil && (o.ConfigPath == "-" || o.ConfigPath == "/dev/stdin") {
+		s, err := config.ReadFrom(o.Input, "standard input")
+		if err != nil {
+			return nil, nil, err
+		}
+		sources = []config.Source{s}
+	} else if sources, err = config.Read(o.Root + o.ConfigPath); err != nil {
+		return nil, nil, err
+	}
+	if len(sources) == 0 && o.MustExist {
+		if _, err := os.Stat(o.Root + o.ConfigPath); errors.Is(err, fs.ErrNotExist) {
+			return nil, nil, fmt.Errorf("--config %s: %w", config.Printable(o.ConfigPath), fs.ErrNotExist)
+		}
+	}
+	if o.Input != nil && len(sources) == 1 {
+		sources[0], note, err = config.Unwrap(sources[0])
+	}
+	return sources, note, err
+}
+
+// ForCommand makes the options those of a command that reads a config once: a path that
+// is given must lead to something, - is the input, and a manifest is unwrapped.
+func (o *Options) ForCommand(fs *flag.FlagSet, input io.Reader) {
+	o.Input = input
+	fs.Visit(func(f *flag.Flag) { o.MustExist = o.MustExist || f.Name == "config" })
 }
 
 func (o Options) trimRoot(name string) string {

@@ -75,6 +75,10 @@ type Options struct {
 	// Root stands before the path of the config where the flags are those of
 	// an agent that sees other files. It is not part of what people read.
 	Root string
+
+	// Of commands that read a config once, see ForCommand.
+	MustExist bool
+	Input     io.Reader // standard input; nil for the agent itself
 }
 
 // DefaultConfig is where the older agents have their config.
@@ -323,13 +327,13 @@ func parseHTTPAddress(s string) (string, error) {
 	}
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
-		return "", errors.New("is no HOST:PORT, such as 127.0.0.1:9717 or :9717")
+		return "", errors.New("is not a HOST:PORT, such as 127.0.0.1:9717 or :9717")
 	}
 	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-		return "", fmt.Errorf("has port %q, which is no number from 0 to 65535", port)
+		return "", fmt.Errorf("has port %q, which is not a number from 0 to 65535", port)
 	}
 	if strings.ContainsAny(host, " /") {
-		return "", fmt.Errorf("has %q, which is no host", host)
+		return "", fmt.Errorf("has %q, which is not a host", host)
 	}
 	return s, nil
 }

@@ -139,9 +139,11 @@ func FollowFlags(o *options.Options, fs *flag.FlagSet, agents []Agent) string {
 		}
 	})
 	others := slices.DeleteFunc(options.PolicyFlags(), func(name string) bool { return name == "config" })
+	must, input := o.MustExist, o.Input
 	said := follow(o, fs, agents, others)
+	o.Input = input
 	if path != "" {
-		o.ConfigPath, o.Root = path, ""
+		o.ConfigPath, o.Root, o.MustExist = path, "", must
 	}
 	return said
 }

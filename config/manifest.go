@@ -1,0 +1,103 @@
+package config
+
+import (
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+)
+
+var ofConfigMap = regexp.MustCompile(`(?m)^\s*"?kind"?\s*:\s*"?ConfigMap\b`)
+
+// ReadFrom reads a source, such as standard input, of at most 4 MiB.
+func ReadFrom(r io.Reader, name string) (Source, error) {
+	data, err := io.ReadAll(io.LimitReader(r, maxSize+1))
+	if err != nil {
+		return Source{}, fmt.Errorf("config: %s: %w", name, err)
+	}
+	if len(data) > maxSize {
+		return Source{}, Problems{tooLarge(name, false)}
+	}
+	return Source{Name: name, Data: data}, nil
+}
+
+// Unwrap returns the config that a ConfigMap manifest holds: its entry config or
+// ip-masq-agent, or else its only one. note says so; anything else than a ConfigMap is
+// returned as it is, without a note. Positions are those of the manifest if the entry is a
+// block scalar.
+func Unwrap(s Source) (out Source, note *Problem, err error) {
+	if !ofConfigMap.Match(s.Data) || weigh(string(s.Data), maxNodes) > maxNodes {
+		return s, nil, nil
+	}
+	var manifest yaml.Node
+	if yaml.Unmarshal(s.Data, &manifest) != nil || len(manifest.Content) != 1 {
+		return s, nil, nil
+	}
+	root := manifest.Content[0]
+	if kind := child(root, "kind"); kind == nil || kind.Value != "ConfigMap" {
+		return s, nil, nil
+	}
+	entries := child(root, "data")
+	if entries == nil || entries.Kind != yaml.MappingNode {
+		return s, nil, fmt.Errorf("config: %s: the ConfigMap has no data", s.Name)
+	}
+	var names []string
+	for i := 0; i+1 < len(entries.Content); i += 2 {
+		names = append(names, entries.Content[i].Value)
+	}
+	name := ""
+	for _, n := range []string{"ip-masq-agent", "config"} {
+		if slices.Contains(names, n) {
+			name = n
+		}
+	}
+	if len(names) == 1 {
+		name = names[0]
+	}
+	if name == "" {
+		return s, nil, fmt.Errorf("config: %s: none of the %d entries of the ConfigMap is named config or ip-masq-agent", s.Name, len(names))
+	}
+	value := child(entries, name)
+	out = s
+	if out.Data = []byte(value.Value); value.Style&(yaml.LiteralStyle|yaml.FoldedStyle) != 0 {
+		out.Data = block(string(s.Data), value.Line)
+	}
+	return out, &Problem{
+		Pos: Position{File: s.Name, Line: value.Line, Col: value.Column}, Note: true,
+		Msg: fmt.Sprintf("the entry %s of a ConfigMap is read", Printable(name)),
+	}, nil
+}
+
+// child returns the value of a key, nil if there is none.
+func child(n *yaml.Node, key string) *yaml.Node {
+	for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == key {
+			return n.Content[i+1]
+		}
+	}
+	return nil
+}
+
+// block returns a text with all lines blank but those of the block scalar that begins
+// after a line, so that they keep their places.
+func block(text string, after int) []byte {
+	lines := strings.Split(text, "\n")
+	indent := -1
+	for i, l := range lines {
+		content := strings.TrimLeft(l, " ")
+		if i >= after && indent < 0 && strings.TrimSpace(content) != "" {
+			indent = len(l) - len(content)
+		}
+		if i < after || indent >= 0 && strings.TrimSpace(content) != "" && len(l)-len(content) < indent {
+			if i >= after { // the block has ended
+				lines = lines[:i]
+				break
+			}
+			lines[i] = ""
+		}
+	}
+	return []byte(strings.Join(lines, "\n"))
+}
