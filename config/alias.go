@@ -19,7 +19,7 @@ func (a *aliases) check(n *yaml.Node) (*yaml.Node, string) {
 	if n.Kind == yaml.AliasNode {
 		size, passed := a.sizes[n.Alias]
 		if !passed {
-			return n, "the alias stands inside its own anchor"
+			return n, "the alias is inside its own anchor"
 		}
 		a.total += size
 		a.aliased += size

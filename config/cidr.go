@@ -54,7 +54,7 @@ func parseCIDR(s string) (netip.Prefix, string) {
 	case p.IsValid():
 		return p, fmt.Sprintf("%q has host bits set: write %q", s, p.Masked())
 	default:
-		return p, fmt.Sprintf("%s has no valid length behind the slash: write one from 0 to %d", quote(s), a.BitLen())
+		return p, fmt.Sprintf("%s has an invalid prefix length: must be from 0 to %d", quote(s), a.BitLen())
 	}
 	return p, fmt.Sprintf("%s is not a CIDR: write one such as %q", quote(s), "10.0.0.0/8")
 }

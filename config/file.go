@@ -76,7 +76,7 @@ func readFile(d Defaults, s Source, left *room) *file {
 	if bad, msg := counted.check(root); bad != nil {
 		r.fail(bad, "%s", msg)
 	} else if root.Kind != yaml.MappingNode {
-		r.fail(root, "the file holds %s, want keys such as %s", kind(root), KeyNonMasqueradeCIDRs)
+		r.fail(root, "the file contains %s, want keys such as %s", kind(root), KeyNonMasqueradeCIDRs)
 	} else {
 		r.mapping(root)
 		r.values()
@@ -125,7 +125,7 @@ func (r *reader) key(name string, k, v *yaml.Node, seen map[string]*yaml.Node) {
 		key = strings.ToLower(name)
 	}
 	if first, twice := seen[key]; twice {
-		r.passOver(k, "%s stands here for the second time, after %s", named("key", name), r.position(first))
+		r.passOver(k, "duplicate %s, first set at %s", named("key", name), r.position(first))
 	} else {
 		seen[key] = k
 	}
@@ -205,7 +205,7 @@ func (r *reader) linkLocal() {
 	v := r.bool(keyLinkLocal)
 	invalid := r.errors.total > errors
 	if s := r.settings[keyMasqLinkLocal]; len(s) > 0 {
-		r.fail(at, "%s is the inverse of %s, which stands at %s: remove one of them", keyLinkLocal, keyMasqLinkLocal, r.position(s[0].key))
+		r.fail(at, "%s is the inverse of %s, which is set at %s: remove one of them", keyLinkLocal, keyMasqLinkLocal, r.position(s[0].key))
 		return
 	}
 	r.warn(at, "%s is deprecated: write its inverse, %s: %t", keyLinkLocal, keyMasqLinkLocal, v.at != nil && !v.value)

@@ -118,11 +118,11 @@ func (t *text) explain(msg, line string) (int, string) {
 	case has("cannot start any token"):
 		return max(start, strings.IndexAny(line, "@`%")), ": put the value in quotes"
 	case has("mapping values are not allowed"):
-		return start, ": mend the indentation, or put the value in quotes"
+		return start, ": fix the indentation, or put the value in quotes"
 	case has("could not find expected ':'"):
 		return start, ": write a key as KEY: VALUE, an entry of a list as - VALUE"
 	case has("expected key"), has("'-' indicator"):
-		return start, ": mend the indentation"
+		return start, ": fix the indentation"
 	case has("',' or"):
 		return last("[{"), ": close the bracket, and put commas between the entries"
 	case has("unexpected end of stream"):

@@ -33,7 +33,7 @@ func (r *room) take(s string, runs []run) (string, bool) {
 }
 
 func (t *text) tooMuch() Problem {
-	return Problem{Pos: Position{File: t.name, Line: 1, Col: 1}, Msg: "too many values: a config holds at most 100,000"}
+	return Problem{Pos: Position{File: t.name, Line: 1, Col: 1}, Msg: "too many values: a config may have at most 100,000"}
 }
 
 // weigh returns the number of nodes that a YAML text makes at most, as far as it

@@ -12,7 +12,7 @@ import (
 // maxTagDirectives bounds what yaml.v3 compares each with each.
 const maxTagDirectives = 100
 
-const errSecondDocument = "a second document begins here: a config file holds one, join them"
+const errSecondDocument = "a second document begins here: a config file has one, merge them"
 
 // readYAML returns the one value of the file, nil where it says nothing, and
 // the long lists that yaml.v3 was spared. The value can be of use beside the
