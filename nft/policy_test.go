@@ -90,7 +90,7 @@ func TestExplanationNamesTheEntryThatDecides(t *testing.T) {
 			{Question: "anything else", Decides: true, Verdict: nft.Masqueraded},
 		}},
 		{"10.244.1.2", "::ffff:10.8.1.1", true, []step{{toNode, "", "", true, nft.Local}}},
-		{"fd00::1", "2001:db8::1", false, []step{{"IPv6, which is off", "", "", true, nft.Exempt}}},
+		{"fd00::1", "2001:db8::1", false, []step{{"IPv6 is disabled (set enableIPv6)", "", "", true, nft.Exempt}}},
 	} {
 		var got []step
 		for _, s := range p.Explain(connection(tt.src, tt.dst, tt.local)) {
