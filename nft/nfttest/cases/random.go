@@ -119,10 +119,10 @@ func (m Maker) Config() config.Config {
 
 // ifaces are names that lists and connections have; those of lists are also
 // prefixes.
-func ifaces() []string { return []string{"wg0", "wg1", "w", "eth0", "eth0.7", "eth01", "cni0"} }
+func ifaces() []string { return []string{"wg0", "wg1", "w", "eth0", "eth0.7", "eth01", "pod0"} }
 
 func (m Maker) interfaces() []config.Interface {
-	names := append(ifaces(), "wg*", "w*", "eth0*", "eth*", "veth*")
+	names := append(ifaces(), "wg*", "w*", "eth0*", "eth*", "pod*")
 	list := make([]config.Interface, m.IntN(3)+1)
 	for i := range list {
 		list[i].Name = names[m.IntN(len(names))]
