@@ -24,8 +24,9 @@ func join(d Defaults, files []*file) Config {
 			c.ResyncInterval, interval = g.value, true
 		}
 		// The one that deletes most.
-		if g := f.stale; g.at != nil && (g.value == StaleAll || c.StaleConnections == StaleKeep) {
-			c.StaleConnections = g.value
+		if g := f.stale; g.value != StaleKeep && (g.value == StaleAll || c.StaleConnections == StaleKeep) {
+			at := f.position(g.at)
+			c.StaleConnections, c.staleAt = g.value, &at
 		}
 		if g := f.cidrLimit; g.at != nil && limit == nil {
 			limit = f

@@ -25,6 +25,34 @@ func Translations() []Translation {
 	}
 }
 
+// A Setting is a key and the place at which a file first gives it.
+type Setting struct {
+	Key string
+	Pos Position
+}
+
+// NeedsNFTables returns the keys of a config that only mode nftables can do.
+func NeedsNFTables(c Config) []Setting {
+	var all []Setting
+	add := func(key string, given []Given) {
+		if len(given) > 0 {
+			all = append(all, Setting{key, given[0].Pos})
+		}
+	}
+	for _, row := range Conditions() {
+		if row.View == "" {
+			add(row.Key, row.Given(c))
+		}
+	}
+	for _, t := range Translations() {
+		add(t.Key, t.Given(c))
+	}
+	if c.staleAt != nil {
+		all = append(all, Setting{keyStaleConnections, *c.staleAt})
+	}
+	return all
+}
+
 // knowsPods reports whether the config says which connections of a family come
 // from pods, and not from containers or virtual machines of others on the node.
 func (c Config) knowsPods(ipv6 bool) bool {

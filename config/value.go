@@ -159,8 +159,6 @@ func (r *reader) whole(n *yaml.Node) (int, bool) {
 	return 0, false
 }
 
-// duration reads a Go duration. The older agents take one of zero or less, and
-// then never pause.
 // staleConnections reads what happens to stale connections.
 func (r *reader) staleConnections() (v given[Stale]) {
 	for _, n := range r.given(keyStaleConnections) {
@@ -177,6 +175,8 @@ func (r *reader) staleConnections() (v given[Stale]) {
 	return v
 }
 
+// duration reads a Go duration. The older agents take one of zero or less, and
+// then never pause.
 func (r *reader) duration(key string) (v given[time.Duration]) {
 	for _, n := range r.given(key) {
 		s := stringOf(n)

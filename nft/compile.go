@@ -50,17 +50,10 @@ func Build(d config.Defaults, o Options, files ...config.Source) (c config.Confi
 		return c, Ruleset{}, warnings, err
 	}
 	var problems config.Problems
-	for _, row := range config.Conditions() {
-		if given := row.Given(c); len(given) > 0 && !o.Mode.supports(row) {
+	for _, setting := range config.NeedsNFTables(c) {
+		if o.Mode == ModeIPTables {
 			problems = append(problems, config.Problem{
-				Pos: given[0].Pos, Msg: fmt.Sprintf("%s needs mode %s", row.Key, ModeNFTables), PassedOver: true,
-			})
-		}
-	}
-	for _, t := range config.Translations() {
-		if given := t.Given(c); len(given) > 0 && o.Mode == ModeIPTables {
-			problems = append(problems, config.Problem{
-				Pos: given[0].Pos, Msg: fmt.Sprintf("%s needs mode %s", t.Key, ModeNFTables), PassedOver: true,
+				Pos: setting.Pos, Msg: fmt.Sprintf("%s needs mode %s", setting.Key, ModeNFTables), PassedOver: true,
 			})
 		}
 	}

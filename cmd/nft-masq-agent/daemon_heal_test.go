@@ -179,7 +179,7 @@ func TestWhatIsDoneToTheRulesIsUndone(t *testing.T) {
 		name      string
 		cidrs     int
 		listening bool
-	}{{"10 CIDRs, listening", 10, true}, {"1,000 CIDRs, comparing", 1000, false}} {
+	}{{"10 CIDRs, listening", 10, true}, {"990 CIDRs, comparing", 990, false}} {
 		for _, mode := range modes {
 			t.Run(fmt.Sprintf("%s, %s", tt.name, mode), func(t *testing.T) {
 				t.Parallel()
