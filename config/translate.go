@@ -88,7 +88,7 @@ func joinEnforce(c *Config, files []*file) {
 		without := func(ipv6 bool) bool { return (c.EnableIPv6 || !ipv6) && !c.knowsPods(ipv6) }
 		switch at := f.position(g.at); {
 		case !c.knowsPods(false) && !c.knowsPods(true):
-			f.passOver(g.at, "%s needs %s or %s: without them it would also undo what Docker and others masquerade for their containers and virtual machines",
+			f.passOver(g.at, "%s needs %s or %s: without them it would also turn off masquerading for containers and virtual machines of Docker and other programs",
 				KeyEnforceNonMasquerade, KeyMasqueradeSrcCIDRs, KeyMasqueradeSrcInterfaces)
 		default:
 			c.Enforce = cmp.Or(c.Enforce, &at)

@@ -47,7 +47,7 @@ func (r *reader) noList(key string, n *yaml.Node) {
 	if _, ok := strictCIDR(n.Value); ok {
 		hint = fmt.Sprintf(": write [%q]", n.Value)
 	} else if strings.HasPrefix(n.Value, "-") {
-		hint = `: put a space behind each "-"`
+		hint = `: put a space after each "-"`
 	}
 	r.fail(n, "%s is %s, want a list%s", key, describe(n), hint)
 }

@@ -47,7 +47,7 @@ func (r Ruleset) CheckChains() error {
 	for _, t := range r.Tables {
 		for _, c := range t.Chains {
 			if c.Hook == nil && c.Name != r.Chain {
-				return fmt.Errorf("chain name %q: has %d characters, at most %d where the config needs a further chain (%s)",
+				return fmt.Errorf("chain name %q: has %d characters, at most %d if the config needs a further chain (%s)",
 					r.Chain, len(r.Chain), maxChainNamePrefix, c.Name)
 			}
 		}

@@ -50,7 +50,7 @@ func (f *diffFlags) diff(operands []string, e environment) (int, error) {
 	case 0:
 		d, err = f.online(e)
 	case 1:
-		return exitUsage, usagef("NEW is missing: give OLD and NEW, or none of them and --config")
+		return exitUsage, usagef("NEW is missing: use OLD and NEW, or neither and --config")
 	default:
 		if f.given("config") {
 			return exitUsage, usagef("--config is for the comparison with this node: leave out OLD and NEW")

@@ -57,7 +57,7 @@ func parseAddress(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil {
 		if p, notCIDR := netip.ParsePrefix(s); notCIDR == nil {
-			return netip.Addr{}, fmt.Errorf("is a CIDR; give one address, such as %s", p.Addr())
+			return netip.Addr{}, fmt.Errorf("is a CIDR; use one address, such as %s", p.Addr())
 		}
 		return netip.Addr{}, errors.New("is not an IP address")
 	}

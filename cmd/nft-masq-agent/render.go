@@ -91,7 +91,7 @@ func (f *renderFlags) settle() error {
 	case f.format == formatWinBridge && f.windowsAPI == 0:
 		return usagef("--format win-bridge needs --windows-api 1 or --windows-api 2")
 	case f.format == formatWinBridge && len(f.Ports) > 0:
-		return usagef("--to-ports cannot be said in a policy of win-bridge")
+		return usagef("--to-ports is not supported by win-bridge")
 	}
 	switch f.format {
 	case formatNFT, formatWinBridge:

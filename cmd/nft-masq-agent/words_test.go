@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -25,7 +27,7 @@ func wordings() []wording {
 		{`\bwhere\b`, "if, when", []string{
 			"masquerading where you want", "where pod IPs are", "where no agent runs", "where other kernels", "where the kubelet probes",
 		}},
-		{`\b(gives?|given|gave)\b`, "return, report", []string{"path given", "none was given"}},
+		{`\b(gives?|gave)\b`, "return, report", nil},
 		{`\b(says?|said|tells?|told)\b`, "report, log, warn", []string{"if any file says"}},
 		{`\bbeside\b`, "next to", nil},
 		{`\bbehind\b`, "after", []string{"who is behind", "pod behind", "leaves its rules behind"}},
@@ -45,7 +47,8 @@ func wordings() []wording {
 }
 
 // userTexts returns what users read, by where it is: documents without code, help,
-// and the descriptions of metrics.
+// the descriptions of metrics, errors of the config, and what the commands answer
+// in the transcripts.
 func userTexts(t *testing.T) map[string]string {
 	t.Helper()
 	texts := map[string]string{}
@@ -67,6 +70,22 @@ func userTexts(t *testing.T) map[string]string {
 			t.Fatalf("%s describes no metrics", source)
 		}
 		texts[source] = strings.Join(literals, " ")
+	}
+	for pattern, part := range map[string]*regexp.Regexp{
+		cliDir + "/*.txt":                   regexp.MustCompile(`(?m)^-- (file|run) .*$`),
+		root + "/testdata/config/bad/*.err": regexp.MustCompile(`\S+:\d+:\d+`),
+	} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil || len(paths) == 0 {
+			t.Fatal(pattern, err)
+		}
+		for _, path := range paths {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			texts[filepath.Base(path)] = part.ReplaceAllString(string(text), " … ")
+		}
 	}
 	return texts
 }

@@ -212,7 +212,7 @@ func noteMetadata(f nft.FamilyPolicy) Finding {
 			}
 			hint := ""
 			if c.Prefix == linkLocalIPv4 && c.Pos == (config.Position{}) {
-				hint = "; set it where the cloud answers nodes only"
+				hint = "; set it if the cloud answers only nodes"
 			}
 			note.Msg = fmt.Sprintf("%s (cloud metadata) sees the %s address: %s, %s%s", metadata, asked.who, c.Prefix, place(c), hint)
 			return note

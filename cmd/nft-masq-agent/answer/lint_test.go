@@ -93,7 +93,7 @@ func policyOf(t *testing.T, file string) nft.Policy {
 
 func TestLintSaysWhatTheMetadataServiceSees(t *testing.T) {
 	for file, want := range map[string]string{
-		"":                    "sees the pod's own address: 169.254.0.0/16, link-local, masqLinkLocal is false; set it where the cloud answers nodes only",
+		"":                    "sees the pod's own address: 169.254.0.0/16, link-local, masqLinkLocal is false; set it if the cloud answers only nodes",
 		"masqLinkLocal: true": "sees the node's address: no CIDR holds it",
 		"masqLinkLocal: true\nnonMasqueradeCIDRs: [169.254.0.0/16]": "sees the pod's own address: 169.254.0.0/16, c:2:22",
 		"forceMasqueradeCIDRs: [169.254.169.254/32]":                "sees the node's address: 169.254.169.254/32, c:1:24",

@@ -51,7 +51,7 @@ func summary(o nft.Options, l options.Loaded) [][2]string {
 	if o.Mode == nft.ModeIPTables {
 		mode = string(o.Mode) + ": chain " + o.Chain
 	}
-	ports := "kept where they are free"
+	ports := "kept if free"
 	if o.RandomFully {
 		ports = "fully random"
 	}

@@ -75,13 +75,13 @@ func sayableOnWindows(c config.Config) error {
 		}
 		for _, given := range row.Given(c) {
 			problems = append(problems, config.Problem{Pos: given.Pos, Msg: fmt.Sprintf(
-				"%s: %s cannot be said in a policy of win-bridge, which has exempted destinations only", row.Key, given.Text)})
+				"%s: %s is not supported by win-bridge, which can only exempt destinations", row.Key, given.Text)})
 		}
 	}
 	for _, t := range config.Translations() {
 		for _, given := range t.Given(c) {
 			problems = append(problems, config.Problem{Pos: given.Pos, Msg: fmt.Sprintf(
-				"%s: %s cannot be said in a policy of win-bridge, which has exempted destinations only", t.Key, given.Text)})
+				"%s: %s is not supported by win-bridge, which can only exempt destinations", t.Key, given.Text)})
 		}
 	}
 	if len(problems) > 0 {
