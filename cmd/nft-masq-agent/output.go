@@ -62,7 +62,7 @@ func (e environment) text(s string) string {
 // addOutput declares --output and its short form -o.
 func addOutput(fs *flag.FlagSet, to *string) {
 	options.AddFlag(fs, to, "output", outputText, "text or json `FORMAT` of the answer", options.OneOf(outputText, outputJSON))
-	options.AddFlag(fs, to, "o", outputText, "short for --output", options.OneOf(outputText, outputJSON))
+	options.AddFlag(fs, to, "o", outputText, "short for --output=`FORMAT`", options.OneOf(outputText, outputJSON))
 }
 
 // Formats of an answer.

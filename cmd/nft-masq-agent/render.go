@@ -41,7 +41,7 @@ func renderCommand() command {
 			f := renderFlags{Options: options.AddPolicyFlags(fs)}
 			for name, usage := range map[string]string{
 				"output": "nft, iptables, json or win-bridge `FORMAT` (default nft, in mode iptables-nft iptables)",
-				"o":      "short for --output", "format": "older name of --output",
+				"o":      "short for --output=`FORMAT`", "format": "older name of --output=`FORMAT`",
 			} {
 				options.AddFlag(fs, &f.format, name, "", usage, options.OneOf(formatNFT, formatIPTables, formatJSON, formatWinBridge))
 			}
