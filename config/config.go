@@ -34,7 +34,7 @@ type Config struct {
 	ResyncInterval time.Duration // of a file: from 1s to 24h
 
 	StaleConnections Stale
-	staleAt          *Position // where a file says so
+	StaleAt          *Position // where a file says so
 }
 
 // Stale says what happens to connections whose translation contradicts a changed

@@ -26,7 +26,7 @@ func join(d Defaults, files []*file) Config {
 		// The one that deletes most.
 		if g := f.stale; g.value != StaleKeep && (g.value == StaleAll || c.StaleConnections == StaleKeep) {
 			at := f.position(g.at)
-			c.StaleConnections, c.staleAt = g.value, &at
+			c.StaleConnections, c.StaleAt = g.value, &at
 		}
 		if g := f.cidrLimit; g.at != nil && limit == nil {
 			limit = f

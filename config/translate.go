@@ -47,8 +47,8 @@ func NeedsNFTables(c Config) []Setting {
 	for _, t := range Translations() {
 		add(t.Key, t.Given(c))
 	}
-	if c.staleAt != nil {
-		all = append(all, Setting{keyStaleConnections, *c.staleAt})
+	if c.StaleAt != nil {
+		all = append(all, Setting{keyStaleConnections, *c.StaleAt})
 	}
 	return all
 }

@@ -67,7 +67,7 @@ func TestPortPressureIsTheShareOfTheFullest(t *testing.T) {
 # HELP nft_masq_agent_conntrack_drop_total Packets that the kernel dropped because their connection could not be tracked.
 # TYPE nft_masq_agent_conntrack_drop_total counter
 nft_masq_agent_conntrack_drop_total 2
-# HELP nft_masq_agent_snat_ports_used_ratio_max The share of source ports that are taken, of the source address and destination that take the most. Connections fail from 0.9 on.
+# HELP nft_masq_agent_snat_ports_used_ratio_max Share of source ports in use, for the source address and destination with the most. Connections fail from 0.9 on.
 # TYPE nft_masq_agent_snat_ports_used_ratio_max gauge
 nft_masq_agent_snat_ports_used_ratio_max{family="ipv4",protocol="sctp"} 0
 nft_masq_agent_snat_ports_used_ratio_max{family="ipv4",protocol="tcp"} 0
