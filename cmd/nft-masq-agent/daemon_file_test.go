@@ -34,10 +34,10 @@ func TestWithoutAFileTheDefaultsHold(t *testing.T) {
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		n := newNode(t)
 		d := n.start(flag)
-		line := d.await("nft-masq-agent starts")
+		line := d.await("starting")
 		for key, want := range map[string]string{
 			"level":   "info",
-			"config":  n.path + " is not there: the defaults hold",
+			"path":    n.path + " is not there: the defaults hold",
 			"mode":    string(mode),
 			"version": "devel",
 			"table":   map[nft.Mode]string{nft.ModeNFTables: "inet nft-masq-agent", nft.ModeIPTables: "nat, chain IP-MASQ-AGENT"}[mode],
@@ -160,7 +160,7 @@ func TestTheFileIsFollowed(t *testing.T) {
 				line = d.await("applied")
 			}
 			if s.err == "" {
-				if line["reason"] != "config" || line["config"] != want.Hash() {
+				if line["reason"] != "config" || line["hash"] != want.Hash() {
 					t.Errorf("%s: %v, want %s", s.name, line, want.Hash())
 				}
 			} else {
@@ -189,7 +189,7 @@ func (d *daemon) rejected(line logLine, s fileStep, want nft.Ruleset) {
 		d.t.Errorf("%s: readyz says %d %s", s.name, code, body)
 	}
 	nfttest.NFT(d.t, d.NS, "", "flush", "ruleset")
-	d.await("rules changed by someone else, restored")
+	d.await("rules were changed by another program; restored")
 	d.holds(want)
 }
 
@@ -250,7 +250,7 @@ func TestASingleFileMountIsWarnedOf(t *testing.T) {
 	n.write("")
 	d := n.startIn([]string{withMount + "=" + source + ":" + n.path})
 	d.began(wants(t, exempting("10.1.0.0/16")))
-	line := d.await("watching the config")
+	line := d.await("cannot watch the config")
 	if !strings.Contains(line.text("error"), "mounted as a single file") {
 		t.Errorf("the agent warns: %v", line)
 	}

@@ -131,7 +131,7 @@ func TestAnAddressInUseStopsNothing(t *testing.T) {
 	if line["level"] != "error" || !strings.Contains(line.text("error"), "address already in use") {
 		t.Errorf("said: %v", line)
 	}
-	second.await("nft-masq-agent starts")
+	second.await("starting")
 	second.await("the rules are in place already")
 	first.stop()
 	second.answers()

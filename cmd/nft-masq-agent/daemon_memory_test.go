@@ -54,7 +54,7 @@ func TestManyForeignRulesFitIntoTheMemoryLimit(t *testing.T) {
 				flags := []string{"--config", n.path, "--mode", string(mode)}
 				cmd, limit := n.limited(t, mode, append([]string{"run", "--log-format", "json", "--http-address", httpAddress, "--probe-socket", socket}, flags...)...)
 				d := n.startCommand(cmd)
-				d.await("nft-masq-agent starts")
+				d.await("starting")
 				d.await("applied")
 				d.signal(unix.SIGHUP) // all is read again
 				d.until("a further look", func() bool { return d.looks("sighup") == "1" })

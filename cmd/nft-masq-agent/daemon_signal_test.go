@@ -22,7 +22,7 @@ func TestTheRulesStayWhenTheAgentEnds(t *testing.T) {
 		n := newNode(t)
 		for _, s := range []unix.Signal{unix.SIGTERM, unix.SIGINT} {
 			d := n.start(flag)
-			d.await("nft-masq-agent starts")
+			d.await("starting")
 			d.await("") // applied, or in place already
 			before := n.kernelText()
 			d.signal(s)
@@ -62,7 +62,7 @@ func TestAKilledAgentIsFollowedByOneThatFindsAllInPlace(t *testing.T) {
 	<-d.process.Done()
 	before := n.kernelText()
 	d = n.start()
-	d.await("nft-masq-agent starts")
+	d.await("starting")
 	d.await("the rules are in place already")
 	if diff := cmp.Diff(before, n.kernelText()); diff != "" {
 		t.Errorf("the kernel (-before +after):\n%s", diff)
@@ -140,7 +140,7 @@ func TestCleanupRemovesAllAndSaysWhoPutsItBack(t *testing.T) {
 		if got.code != exitFailed || !strings.HasPrefix(got.stderr, says) {
 			t.Errorf("beside a running agent: %+v, want %q", got, says)
 		}
-		d.await("rules changed by someone else, restored")
+		d.await("rules were changed by another program; restored")
 		n.holds(want)
 		d.silent()
 		d.stop()

@@ -328,7 +328,7 @@ func TestRandomAttacksEndInTheRenderedState(t *testing.T) {
 			args := []string{"run", "--log-format", "json", "--config", n.path, "--mode", string(mode), "--http-address", httpAddress, "--probe-socket", a.socket()}
 			cmd, limit := n.limited(t, mode, args...)
 			a.daemon = n.startCommand(cmd)
-			a.await("nft-masq-agent starts")
+			a.await("starting")
 			a.attacks(soakTime() / 10) // until caches and pools have their size
 			a.relent()
 			files := n.openFiles(a.daemon)

@@ -71,19 +71,19 @@ func TestABadFileKeepsTheRulesOfThePreviousRun(t *testing.T) {
 				n.swap(badText)
 				d := n.start(flags...)
 				old := wants(t, text, "--mode="+string(left))
-				d.await("nft-masq-agent starts")
+				d.await("starting")
 				d.await("the rules are in place already")
 				d.await("config rejected; config of a previous run (" + old.Hash() + ") stays enforced")
 				if diff := cmp.Diff(before, n.kernelText()); diff != "" {
 					t.Errorf("the kernel (-before +after):\n%s", diff)
 				}
 				tamper(n, left)
-				d.await("rules changed by someone else, restored")
+				d.await("rules were changed by another program; restored")
 				holdsBut(n, old)
 
 				n.swap(text)
 				line := d.applied("config", wants(t, text, flags...))
-				if !strings.Contains(line.texts("took over"), "MY-MASQ") {
+				if !strings.Contains(line.texts("taken_over"), "MY-MASQ") {
 					t.Errorf("taken over: %v", line)
 				}
 				if listing := nfttest.ListRuleset(t, n.NS); strings.Contains(listing, "MY-MASQ") {
@@ -161,7 +161,7 @@ func TestWhatIsNoFileDoesNotStopTheStart(t *testing.T) {
 			n.check(os.RemoveAll(n.path + ".old"))
 			n.check(os.Rename(n.path, n.path+".old"))
 			n.swap(exempting("10.1.0.0/16"))
-			for line = d.await("applied"); line["config"] != wants(t, exempting("10.1.0.0/16")).Hash(); {
+			for line = d.await("applied"); line["hash"] != wants(t, exempting("10.1.0.0/16")).Hash(); {
 				line = d.await("applied")
 			}
 			n.holds(wants(t, exempting("10.1.0.0/16")))
@@ -190,9 +190,9 @@ func TestWithoutNetAdminItNamesItAndTriesAgain(t *testing.T) {
 		n := newNode(t)
 		before := n.generation()
 		d := n.startIn([]string{withCaps + "=[]"}, flag, "--http-address", httpAddress)
-		d.await("nft-masq-agent starts")
+		d.await("starting")
 		d.answers()
-		line := d.await("the kernel refuses the rules; the old ones stay, trying again")
+		line := d.await("kernel rejected the rules; previous rules stay, retrying")
 		if !strings.Contains(line.text("hint"), "NET_ADMIN") {
 			t.Errorf("refused: %v", line)
 		}
@@ -233,9 +233,9 @@ func TestRefusedRulesAreTriedUntilTheKernelTakesThem(t *testing.T) {
 		n.check(owner.Flush())
 
 		d := n.start(flag, "--http-address", httpAddress)
-		d.await("nft-masq-agent starts")
+		d.await("starting")
 		d.answers()
-		line := d.await("the kernel refuses the rules; the old ones stay, trying again")
+		line := d.await("kernel rejected the rules; previous rules stay, retrying")
 		if line["level"] != "error" || !strings.Contains(line.text("error"), "operation not permitted") || !strings.Contains(line.text("hint"), "another process owns the table") {
 			t.Errorf("refused: %v", line)
 		}
@@ -253,7 +253,7 @@ func TestRefusedRulesAreTriedUntilTheKernelTakesThem(t *testing.T) {
 				n.number(`nft_masq_agent_applies_total{reason="start",result="refused"}`) >= 2
 		})
 		n.check(owner.CloseLasting()) // its table goes with it
-		d.await("the kernel takes the rules again")
+		d.await("kernel accepted the rules again")
 		d.await("applied")
 		n.holds(wants(t, exempting("10.1.0.0/16"), flag))
 		d.until("it is ready", func() bool { code, _ := n.get("/readyz"); return code == 200 })
@@ -270,7 +270,7 @@ func TestNetAdminIsTheOnlyCapabilityNeeded(t *testing.T) {
 		want := wants(t, "", flag, "--enable-ipv6")
 		d.began(want)
 		nfttest.NFT(t, n.NS, "", "flush", "ruleset")
-		d.await("rules changed by someone else, restored")
+		d.await("rules were changed by another program; restored")
 		n.holds(want)
 		d.forgive(anotherAgent)
 		d.silent()
@@ -287,7 +287,7 @@ func TestANodeWithIPv6DisabledWorksLikeAnyOther(t *testing.T) {
 		want := wants(t, "", flag, "--enable-ipv6")
 		d.began(want)
 		nfttest.NFT(t, n.NS, "", "flush", "ruleset")
-		d.await("rules changed by someone else, restored")
+		d.await("rules were changed by another program; restored")
 		n.holds(want)
 		d.silent()
 		d.stop()
@@ -304,7 +304,7 @@ func TestASecondAgentIsNamed(t *testing.T) {
 	if line["pid"] != float64(first.process.Pid) {
 		t.Errorf("named: %v, want pid %d", line, first.process.Pid)
 	}
-	second.await("nft-masq-agent starts")
+	second.await("starting")
 	second.await("the rules are in place already")
 	second.silent()
 	first.silent()
@@ -356,6 +356,7 @@ func TestAChangeOfModeLeavesNothingOfTheOther(t *testing.T) {
 				t.Errorf("run %d, mode %s:\n%s", i, mode, listing)
 			}
 		}
+		d.await("exiting; the rules stay")
 		d.silent()
 	}
 }
@@ -384,13 +385,13 @@ func TestTheRulesOfAnOlderAgentAreSaidAndTakenOver(t *testing.T) {
 		d.stop()
 		d = n.start(flag, "--takeover")
 		line = d.applied("start", wants(t, "", flag))
-		if !strings.Contains(line.texts("took over"), "MY-MASQ") {
+		if !strings.Contains(line.texts("taken_over"), "MY-MASQ") {
 			t.Errorf("taken over: %v", line)
 		}
 		if listing := nfttest.ListRuleset(t, n.NS); strings.Contains(listing, "MY-MASQ") {
 			t.Errorf("left:\n%s", listing)
 		}
-		d.await("nft-masq-agent starts")
+		d.await("starting")
 		d.silent()
 	})
 }

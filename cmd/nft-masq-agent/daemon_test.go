@@ -381,7 +381,7 @@ func (d *daemon) until(what string, holds func() bool) {
 func (d *daemon) applied(reason string, want nft.Ruleset) logLine {
 	d.t.Helper()
 	line := d.await("applied")
-	if line["reason"] != reason || line["config"] != want.Hash() {
+	if line["reason"] != reason || line["hash"] != want.Hash() {
 		d.t.Errorf("applied %v, want reason %s and config %s", line, reason, want.Hash())
 	}
 	d.holds(want)
@@ -391,7 +391,7 @@ func (d *daemon) applied(reason string, want nft.Ruleset) logLine {
 // began awaits that the agent has started, and has written what is wanted.
 func (d *daemon) began(want nft.Ruleset) {
 	d.t.Helper()
-	d.await("nft-masq-agent starts")
+	d.await("starting")
 	d.answers()
 	d.applied("start", want)
 }

@@ -71,7 +71,7 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 		log.Warn("lines of the log were lost, because nobody read it", zap.String("event", "log_lines_lost"), zap.Uint64("lost", lost))
 	}
 	if path := o.Klog.IgnoredFile(); path != "" {
-		log.Warn("--log_file is not written: the log goes to standard output", zap.String("log_file", path))
+		log.Warn("--log_file is not written: the log goes to standard output", zap.String("event", "log_file_ignored"), zap.String("path", path))
 	}
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
@@ -81,10 +81,11 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 		}
 	}
 	for _, other := range running.Agents(e.proc, program) {
-		log.Warn("another agent runs in this network namespace: both will write the same rules", zap.Int("pid", other.PID))
+		log.Warn("another agent runs in this network namespace: both will write the same rules", zap.String("event", "second_agent"), zap.Int("pid", other.PID))
 	}
 	ended := startAgent(ctx, o, k, log, hangup, lines.lost.Load)
 	<-ctx.Done()
+	log.Info("exiting; the rules stay", zap.String("event", "exiting"))
 	// The loop ends at once unless it is in the middle of a large transaction,
 	// which the kernel takes whole or not at all.
 	select {

@@ -66,7 +66,7 @@ func (a *agent) hear(line []byte) {
 	switch l.Msg {
 	case "applied", "the rules are in place already":
 		a.held = l.Config
-	case "rules changed by someone else, restored":
+	case "rules were changed by another program; restored":
 		a.restored++
 	}
 	close(a.said)

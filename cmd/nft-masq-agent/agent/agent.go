@@ -192,7 +192,7 @@ func (a *Agent) Run(ctx context.Context) {
 			a.health.busy()
 			a.read(f)
 		case err := <-a.in.Warnings:
-			a.log.Warn("watching the config", zap.Error(err))
+			a.log.Warn("cannot watch the config", zap.String("event", "watch_failed"), zap.Error(err))
 		case c := <-a.in.Changes:
 			a.health.busy()
 			a.heard(c)
@@ -333,8 +333,8 @@ func (a *Agent) announce(c content) {
 	if a.settings.Options.Mode == nft.ModeIPTables {
 		where = "nat, chain " + a.settings.Options.Chain
 	}
-	a.log.Info("nft-masq-agent starts",
-		zap.String("version", a.settings.Version), zap.String("config", path),
+	a.log.Info("starting",
+		zap.String("event", "starting"), zap.String("version", a.settings.Version), zap.String("path", path),
 		zap.String("table", where), zap.String("mode", string(a.settings.Options.Mode)))
 }
 
@@ -450,7 +450,7 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 		return
 	}
 	if a.refused != "" {
-		a.log.Info("the kernel takes the rules again")
+		a.log.Info("kernel accepted the rules again", zap.String("event", "rules_accepted"))
 	}
 	tookOver := len(applied.TookOver) > 0 && !a.owed.TakeOver
 	drift := len(applied.Differences) > len(applied.TookOver) && !a.fresh && a.held != ""
@@ -545,8 +545,8 @@ func (a *Agent) planTakeOver(reason string, look kernel.Look, cost time.Duration
 func (a *Agent) report(reason string, applied kernel.Applied, drift bool) {
 	v4, v6 := a.policy.want.CIDRs()
 	fields := []zap.Field{
-		zap.String("reason", reason), zap.String("source", string(a.policy.from)), zap.String("config", a.policy.want.Hash()),
-		zap.Int("cidrs", v4+v6), zap.Duration("took", applied.Took),
+		zap.String("reason", reason), zap.String("source", string(a.policy.from)), zap.String("hash", a.policy.want.Hash()),
+		zap.Int("cidrs", v4+v6), milliseconds(applied.Took),
 	}
 	if applied.Recreated > 0 {
 		a.log.Warn("our table could not be repaired in place and was deleted and made anew; meanwhile new connections were not masqueraded",
@@ -556,30 +556,35 @@ func (a *Agent) report(reason string, applied kernel.Applied, drift bool) {
 	case drift:
 		a.metrics.repaired()
 		by := a.drift.names()
-		a.log.Warn("rules changed by someone else, restored",
+		a.log.Warn("rules were changed by another program; restored",
 			zap.String("by", by), zap.Int("differences", len(applied.Differences)),
-			zap.Strings("what", firstFew(applied.Differences)), zap.Duration("took", applied.Took))
+			zap.Strings("what", firstFew(applied.Differences)), milliseconds(applied.Took), zap.String("event", "rules_restored"))
 		if a.drift.pace.slowed() {
-			a.log.Warn("someone keeps changing the rules: repairs are slowed down", zap.String("by", by))
+			a.log.Warn("someone keeps changing the rules: repairs are slowed down", zap.String("event", "repairs_slowed"), zap.String("by", by))
 		}
 	case len(applied.Differences) > 0:
 		if a.held != "" && a.held != a.policy.want.Hash() {
 			fields = append(fields, zap.String("from", a.held))
 		}
 		if len(applied.TookOver) > 0 {
-			fields = append(fields, zap.Strings("took over", applied.TookOver))
+			fields = append(fields, zap.Strings("taken_over", applied.TookOver))
 		}
 		if len(applied.Removed) > 0 {
 			fields = append(fields, zap.Strings("removed", applied.Removed))
 		}
-		a.log.Info("applied", fields...)
+		a.log.Info("applied", append(fields, zap.String("event", "config_applied"))...)
 	case a.held == "":
-		a.log.Info("the rules are in place already", fields...)
+		a.log.Info("the rules are in place already", append(fields, zap.String("event", "rules_in_place"))...)
 	case a.recovered:
-		a.log.Info("config accepted again, the rules are in place", fields...)
+		a.log.Info("config accepted again, the rules are in place", append(fields, zap.String("event", "config_accepted"))...)
 	default:
 		a.log.Debug("looked, the rules are in place", fields...)
 	}
+}
+
+// milliseconds is how long something took.
+func milliseconds(d time.Duration) zap.Field {
+	return zap.Float64("duration_ms", float64(d.Microseconds())/1000)
 }
 
 func firstFew(all []string) []string {
@@ -600,11 +605,11 @@ func (a *Agent) refuse(err error, reason string) {
 	a.health.refused(err)
 	if text := err.Error(); text != a.refused {
 		a.refused = text
-		fields := []zap.Field{zap.Error(err)}
+		fields := []zap.Field{zap.String("event", "rules_rejected"), zap.Error(err)}
 		if hint := kernel.Hint(err); hint != "" {
 			fields = append(fields, zap.String("hint", hint))
 		}
-		a.log.Error("the kernel refuses the rules; the old ones stay, trying again", fields...)
+		a.log.Error("kernel rejected the rules; previous rules stay, retrying", fields...)
 	}
 }
 

@@ -287,7 +287,7 @@ func TestStartAppliesTheFileAndSaysSoOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
-		wantLines(t, w.messages(), "nft-masq-agent starts", "applied")
+		wantLines(t, w.messages(), "starting", "applied")
 		w.files <- file("11.0.0.0/8")
 		synctest.Wait()
 		wantLines(t, w.messages(), "applied")
@@ -379,7 +379,7 @@ func TestRefusalIsRetriedMoreAndMoreRarelyAndSaidOnce(t *testing.T) {
 		w.refuse(&nfnetlink.RefusedError{Op: nfnetlink.MakeRule, Err: unix.EPERM})
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
-		wantLines(t, w.messages(), "nft-masq-agent starts", "the kernel refuses the rules; the old ones stay, trying again")
+		wantLines(t, w.messages(), "starting", "kernel rejected the rules; previous rules stay, retrying")
 		time.Sleep(30 * time.Minute)
 		synctest.Wait()
 		w.mu.Lock()
@@ -391,7 +391,7 @@ func TestRefusalIsRetriedMoreAndMoreRarelyAndSaidOnce(t *testing.T) {
 		w.refuse(nil)
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
-		wantLines(t, w.messages(), "the kernel takes the rules again", "applied")
+		wantLines(t, w.messages(), "kernel accepted the rules again", "applied")
 	})
 }
 
@@ -516,7 +516,7 @@ func TestWhereListeningFailsItComparesAndSaysSoOnce(t *testing.T) {
 		w.tamper(1)
 		time.Sleep(compareEvery)
 		synctest.Wait()
-		wantLines(t, w.messages(), "cannot subscribe to ruleset changes; comparing generations instead", "rules changed by someone else, restored")
+		wantLines(t, w.messages(), "cannot subscribe to ruleset changes; comparing generations instead", "rules were changed by another program; restored")
 	})
 }
 
@@ -681,7 +681,7 @@ func TestRulesOfOlderAgentsAreSaidOnceAndWhenTheyGo(t *testing.T) {
 		w.others = legacy()
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
-		wantLines(t, w.messages(), "nft-masq-agent starts", "applied",
+		wantLines(t, w.messages(), "starting", "applied",
 			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only")
 		for range 3 {
 			w.commit(nfnetlink.Change{Writer: 1})
@@ -717,7 +717,7 @@ func TestConflictsAreSaidOnceAndManyInOneLine(t *testing.T) {
 		conflicts("other", 1)
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
-		wantLines(t, w.messages(), append(append([]string{"nft-masq-agent starts", "applied"}, slices.Repeat([]string{one}, maxSaid+1)...),
+		wantLines(t, w.messages(), append(append([]string{"starting", "applied"}, slices.Repeat([]string{one}, maxSaid+1)...),
 			"further rules of other programs contradict the config, see nft-masq-agent status")...)
 		// The same rules again, with other handles, and one more.
 		w.others = kernel.Others{}

@@ -77,7 +77,7 @@ func keepServing(ctx context.Context, e endpoint, log *zap.Logger) <-chan struct
 		tries, reported := 0, ""
 		for {
 			if err == nil {
-				log.Info(e.serving, zap.Stringer("address", listener.Addr()))
+				log.Info(e.serving, zap.String("event", "listening"), zap.Stringer("address", listener.Addr()))
 				tries, reported = 0, ""
 				err = e.serve(listener)
 			}
@@ -86,7 +86,7 @@ func keepServing(ctx context.Context, e endpoint, log *zap.Logger) <-chan struct
 			}
 			if err.Error() != reported {
 				reported = err.Error()
-				log.Error(e.failing, zap.Error(err))
+				log.Error(e.failing, zap.String("event", "listen_failed"), zap.Error(err))
 			}
 			tries++
 			wait(ctx, backoff(tries))

@@ -15,7 +15,7 @@ func TestInterfacesThatTheNodeLacksAreLoggedOnceAndCounted(t *testing.T) {
 			"masqueradeSrcInterfaces: [cni0, \"veth*\"]\nnonMasqueradeOutInterfaces: [wg0, \"eth*\"]\n")}}}
 		synctest.Wait()
 		const missing, none = "an interface of the config does not exist on this node", "no interface of a list exists on this node: nothing is masqueraded"
-		wantLines(t, w.messages(), "nft-masq-agent starts", "applied", none, none, missing)
+		wantLines(t, w.messages(), "starting", "applied", none, none, missing)
 		wantMetrics(t, w.agent, "unmatched_interface_lists 1\n", "unmatched_interface_lists")
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()

@@ -107,7 +107,7 @@ func TestAnOlderAgentStaysInChargeUntilAConfigIsAccepted(t *testing.T) {
 					w.find(decides())
 					w.files <- f
 					w.wantSource(t, FromForeign)
-					wantLines(t, w.messages(), "nft-masq-agent starts",
+					wantLines(t, w.messages(), "starting",
 						"config rejected; the rules of an iptables-based agent stay in charge, and nothing is written")
 					for range 3 {
 						w.noticed(nfnetlink.Change{Writer: 1})
@@ -213,12 +213,12 @@ func TestWhatTheKernelNeverHeldIsNotSaidToBeEnforced(t *testing.T) {
 		w.files <- b
 		w.files <- unusable["rejected"]
 		synctest.Wait()
-		wantLines(t, w.messages(), "the kernel refuses the rules; the old ones stay, trying again",
+		wantLines(t, w.messages(), "kernel rejected the rules; previous rules stay, retrying",
 			fmt.Sprintf("config rejected; last good config (%s) is not in the kernel yet, which still holds %s", hashOf(t, b), hashOf(t, a)))
 		w.refuse(nil)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		wantLines(t, w.messages(), "the kernel takes the rules again", "applied")
+		wantLines(t, w.messages(), "kernel accepted the rules again", "applied")
 		w.wantSource(t, FromPrevious)
 		w.files <- b
 		synctest.Wait()

@@ -49,7 +49,7 @@ func (a *Agent) lookAround(now time.Time) {
 	others, err := a.kernel.Others(*a.policy.want)
 	s.at, s.due = now, false
 	if err != nil {
-		a.log.Warn("looking for the rules of others", zap.Error(err))
+		a.log.Warn("cannot look for the rules of other programs", zap.String("event", "foreign_rules_unreadable"), zap.Error(err))
 		return
 	}
 	a.health.found(others)
@@ -93,18 +93,18 @@ func (a *Agent) sayLegacy(others kernel.Others) {
 	}
 	s.legacy = found
 	if len(found) == 0 {
-		a.log.Info("the rules of iptables-based agents are gone")
+		a.log.Info("the rules of iptables-based agents are gone", zap.String("event", "legacy_rules_gone"))
 		return
 	}
 	switch {
 	case !a.settings.TakeOver:
 	case !a.takesOver():
-		a.log.Warn("rules of an iptables-based agent stay until a config is accepted", fields...)
+		a.log.Warn("rules of an iptables-based agent stay until a config is accepted", append(fields, zap.String("event", "legacy_rules_kept"))...)
 		return
 	default:
 		return // about to be removed
 	}
-	a.log.Warn("rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only", fields...)
+	a.log.Warn("rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only", append(fields, zap.String("event", "legacy_rules_active"))...)
 }
 
 // sayTakenOver says that rules of an older agent came back and were removed.
@@ -120,7 +120,7 @@ func (a *Agent) sayTakenOver(applied kernel.Applied) {
 // sayReplaced says whose rules stood where ours are now.
 func (a *Agent) sayReplaced(replaced kernel.Others) {
 	if found, fields := a.legacyFields(replaced); len(found) > 0 {
-		a.log.Warn("rules of another agent or version stood in our chain and were replaced: an iptables-based agent must not run any more", fields...)
+		a.log.Warn("rules of another agent or version stood in our chain and were replaced: an iptables-based agent must not run any more", append(fields, zap.String("event", "legacy_rules_replaced"))...)
 	}
 }
 
@@ -164,7 +164,7 @@ func (a *Agent) sayConflicts(others kernel.Others) {
 		}
 		switch c.Kind {
 		case foreign.Masquerades:
-			a.log.Warn("another rule masquerades what the config exempts", fields...)
+			a.log.Warn("another rule masquerades what the config exempts", append(fields, zap.String("event", "foreign_masquerade"))...)
 		case foreign.Exempts:
 			a.log.Warn("another rule accepts what the config masquerades", append(fields, zap.String("event", "foreign_exemption"))...)
 		case foreign.Translates:
@@ -174,8 +174,11 @@ func (a *Agent) sayConflicts(others kernel.Others) {
 	for _, base := range slices.Sorted(maps.Keys(said)) {
 		if more := said[base] - maxSaid; more > 0 {
 			a.log.Warn("further rules of other programs contradict the config, see nft-masq-agent status",
-				zap.String("reached from", base), zap.Int("rules", more))
+				zap.String("event", "further_foreign_rules"), zap.String("reachable_from", base), zap.Int("rules", more))
 		}
+	}
+	if len(s.conflicts) > 0 && len(found) == 0 {
+		a.log.Info("no rule of another program contradicts the config any more", zap.String("event", "foreign_rules_gone"))
 	}
 	s.conflicts = found
 	if others.Unread > 0 && s.unread == 0 {
