@@ -36,7 +36,7 @@ func (c XTChain) String() string {
 // Decides says whether packets meet rules of this chain.
 func (c XTChain) Decides() bool { return c.Rules > 0 && len(c.Jumps) > 0 }
 
-// Commands returns the commands that remove the chain.
+// Commands returns the commands that remove the chain, for a shell.
 func (c XTChain) Commands() []string {
 	program := "iptables-legacy -t nat "
 	if c.Family == nfnetlink.IPv6 {
@@ -44,9 +44,9 @@ func (c XTChain) Commands() []string {
 	}
 	var commands []string
 	for _, j := range slices.Backward(c.Jumps) { // the numbers of those before stay
-		commands = append(commands, fmt.Sprintf("%s-D %s %d", program, nfnetlink.Printable(j.Chain), j.Number))
+		commands = append(commands, fmt.Sprintf("%s-D %s %d", program, nfnetlink.ShellWord(j.Chain), j.Number))
 	}
-	return append(commands, program+"-F "+nfnetlink.Printable(c.Name), program+"-X "+nfnetlink.Printable(c.Name))
+	return append(commands, program+"-F "+nfnetlink.ShellWord(c.Name), program+"-X "+nfnetlink.ShellWord(c.Name))
 }
 
 // LegacyChains finds the chains of iptables-based agents in the nat tables of legacy

@@ -9,7 +9,7 @@ import (
 )
 
 func TestAgentsInLegacyIPTablesAreFoundAndTheirCommandsRemoveThem(t *testing.T) {
-	nfttest.Require(t, "iptables-legacy", "ip6tables-legacy", "iptables-legacy-save", "ip6tables-legacy-save")
+	nfttest.Require(t, "iptables-legacy", "ip6tables-legacy", "iptables-legacy-save", "ip6tables-legacy-save", "bash")
 	ns := nfttest.NewNS(t, "node")
 	find := func() (found []foreign.XTChain) {
 		if err := ns.Do(func() (err error) {
@@ -29,19 +29,18 @@ func TestAgentsInLegacyIPTablesAreFoundAndTheirCommandsRemoveThem(t *testing.T) 
 		run("-A", "OTHER", "-m", "comment", "--comment", "somebody's", "-j", "RETURN")
 		run("-A", "POSTROUTING", "-j", "OTHER")
 		before := nfttest.Run(t, ns, "", program+"-save", "-t", "nat")
-		for _, chain := range []string{"IP-MASQ-AGENT", "MY-MASQ"} {
+		for _, chain := range []string{"IP-MASQ-AGENT", "MY-MASQ", "a;$(id)'\x1b[2J", "b;$(id)'`"} {
 			run("-N", chain)
 			run("-A", "POSTROUTING", "-m", "comment", "--comment", "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom "+chain+" chain", "-m", "addrtype", "!", "--dst-type", "LOCAL", "-j", chain)
 			run("-A", "POSTROUTING", "-j", chain)
 			run("-A", chain, "-m", "comment", "--comment", "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)", "-j", "MASQUERADE")
 		}
-		if found := find(); len(found) != 2 || found[0].Rules != 1 || len(found[0].Jumps) != 2 {
+		if found := find(); len(found) != 4 || found[0].Rules != 1 || len(found[0].Jumps) != 2 {
 			t.Fatalf("found %v", found)
 		}
 		for found := find(); len(found) > 0; found = find() {
 			for _, command := range found[0].Commands() {
-				words := strings.Fields(command)
-				nfttest.Run(t, ns, "", words[0], words[1:]...)
+				nfttest.Run(t, ns, "", "bash", "-c", command)
 			}
 		}
 		lines := func(s string) (out []string) {

@@ -1,6 +1,7 @@
 package nfnetlink
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"unicode"
@@ -18,4 +19,24 @@ func Printable(name string) string {
 		return strconv.Quote(name)
 	}
 	return name
+}
+
+// ShellWord returns a name that somebody else chose as a word of a command that people
+// paste into a shell. The form $'...' of names that do not print is that of bash, ksh,
+// zsh and busybox.
+func ShellWord(name string) string {
+	plain := func(r rune) bool {
+		return r < unicode.MaxASCII && (unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("-_.:/+@", r))
+	}
+	if name != "" && !strings.ContainsFunc(name, func(r rune) bool { return !plain(r) }) {
+		return name
+	}
+	if !strings.ContainsFunc(name, func(r rune) bool { return r == '�' || !unicode.IsPrint(r) }) {
+		return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
+	}
+	var b strings.Builder
+	for _, c := range []byte(name) {
+		fmt.Fprintf(&b, `\x%02x`, c)
+	}
+	return "$'" + b.String() + "'"
 }
