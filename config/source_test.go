@@ -13,7 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 func write(t *testing.T, path, data string) {
@@ -254,29 +255,8 @@ func TestControlCharactersOfFileNamesAreEscaped(t *testing.T) {
 	}
 }
 
-// deadMount mounts a file system that never answers.
-func deadMount(t *testing.T) string {
-	t.Helper()
-	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse.Fd())
-	if err := unix.Mount("dead", dir, "fuse", 0, options); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-		fuse.Close() // ends the calls that wait
-	})
-	return dir
-}
-
 func TestAReadThatBlocksIsAnErrorAndDoesNotPileUp(t *testing.T) {
-	r := NewReader(filepath.Join(deadMount(t), "config"))
+	r := NewReader(filepath.Join(nfttest.DeadMount(t), "config"))
 	r.time = time.Millisecond
 	var pending chan content
 	for i := range 100 {

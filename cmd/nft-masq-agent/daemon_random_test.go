@@ -383,3 +383,22 @@ func TestTenThousandCIDRsAreAppliedAndHealed(t *testing.T) {
 	n.holds(want)
 	d.stop()
 }
+
+func TestAnExchangeWithinAGapOfALargeSetIsRepairedAtHangup(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	text := slash24s(10_500)
+	n.swap(text)
+	d := n.start("--resync-interval=3600")
+	want := wants(t, text)
+	d.began(want)
+	// As many elements as before, and none where a short look asks the kernel.
+	nftScript("delete element TABLE SET { 10.0.4.0/24 }; add element TABLE SET { 10.0.9.0/24 }")(n)
+	d.signal(unix.SIGHUP)
+	line := d.await(restored)
+	if what := line.texts("what"); !strings.Contains(what, "lacks 10.0.4.0/24") || !strings.Contains(what, "holds 10.0.9.0/24") {
+		t.Errorf("said: %v", line)
+	}
+	n.holds(want)
+	d.stop()
+}

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -37,7 +38,7 @@ func spoil(n *node) {
 	b.AddTable(nfnetlink.IPv4, evilTable)
 	b.AddSet(nfnetlink.Set{Family: nfnetlink.IPv4, Table: evilTable, Name: evil + "set", KeyType: 7, KeyLen: 4})
 	b.AddChain(nfnetlink.Chain{Family: nfnetlink.IPv4, Table: evilTable, Name: evil + "chain"})
-	b.AddChain(nfnetlink.Chain{Family: nfnetlink.IPv4, Table: evilTable, Name: evil + "base", Hook: &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100}})
+	b.AddChain(nfnetlink.Chain{Family: nfnetlink.IPv4, Table: evilTable, Name: evil + "base", Policy: nfnetlink.Accept, Hook: &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100}})
 	comment := append([]byte{0, byte(len(evil) + 1)}, evil+"\x00"...)
 	source := []expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 4}, &expr.Lookup{SourceRegister: 1, SetName: evil + "set"}}
 	rule := func(chain string, exprs ...expr.Any) {
@@ -69,13 +70,31 @@ func obeyed(text string) string {
 func TestNoNameOfOthersIsPrintedRaw(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	d := n.start()
+	n.check(os.Mkdir(n.path, 0o755))
+	n.check(os.WriteFile(filepath.Join(n.path, evil+".yaml"), []byte("nonMasqueradeCIDRs: 1"), 0o644))
+	socket := filepath.Join(t.TempDir(), "probe.sock")
+	d := n.start("--http-address", httpAddress, "--probe-socket", socket)
 	d.began(wants(t, ""))
 	spoil(n)
 	text := func() string { return fmt.Sprint(&d.logbook) }
 	d.until("the evil names are logged", func() bool {
 		return strings.Contains(text(), "1b[2J")
 	})
+	answers := map[string]string{}
+	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
+		_, answers[path] = n.get(path)
+	}
+	answers["ready"] = n.run("ready", "--probe-socket", socket).stdout
+	for what, text := range answers {
+		if obeyed(text) != "" || strings.Contains(text, "\nin sync: all") {
+			t.Errorf("%s says %q in\n%s", what, obeyed(text), text)
+		}
+	}
+	for _, what := range []string{"/readyz", "ready"} {
+		if !strings.Contains(answers[what], `\x1b[2J`) {
+			t.Errorf("%s does not name the file: %s", what, answers[what])
+		}
+	}
 	d.stop()
 	if obeyed(text()) != "" || strings.Contains(text(), "\nin sync: all") {
 		t.Errorf("log: %q in\n%s", obeyed(text()), text())
