@@ -1,0 +1,78 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// secretFiles are keys of Secrets, each with its content.
+func secretFiles(secret string) map[string]string {
+	key := "-----BEGIN PRIVATE KEY-----\n" + secret + "\n-----END PRIVATE KEY-----\n"
+	return map[string]string{
+		"tls.key": key, "tls.crt": strings.ReplaceAll(key, "PRIVATE KEY", "CERTIFICATE"),
+		"token": "eyJhbGciOi." + secret, "password": secret, "namespace": secret + "\n",
+		"config":          "apiVersion: v1\nkind: Config\nusers:\n- name: admin\n  user: {token: " + secret + "}\n",
+		"config.json":     `{"auths": {"registry.example": {"auth": "` + secret + `"}}}`,
+		"credentials.yml": "password: " + secret + "\n", "id.yaml": secret, "key.yaml": key, "broken.json": `{"token": "` + secret,
+	}
+}
+
+func TestASecretVolumeInPlaceOfTheConfigIsNotEchoed(t *testing.T) {
+	t.Parallel()
+	const secret = "hunter2hunter2"
+	all := secretFiles(secret)
+	volumes := map[string][]string{
+		"all":            slices.Sorted(maps.Keys(all)),
+		"of type tls":    {"tls.crt", "tls.key"},
+		"of an account":  {"namespace", "token"},
+		"of a user":      {"password"},
+		"a kubeconfig":   {"config"},
+		"for a registry": {"config.json"},
+	}
+	for name, files := range volumes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.check(os.MkdirAll(filepath.Join(n.path, "..1"), 0o755))
+			n.check(os.Symlink("..1", filepath.Join(n.path, "..data")))
+			for _, f := range files {
+				n.check(os.WriteFile(filepath.Join(n.path, "..1", f), []byte(all[f]), 0o600))
+				n.check(os.Symlink("..data/"+f, filepath.Join(n.path, f)))
+			}
+			socket := filepath.Join(t.TempDir(), "probe.sock")
+			d := n.start("--v=4", "--http-address", httpAddress, "--probe-socket", socket)
+			d.began(wants(t, ""))
+			said := map[string]string{}
+			for _, path := range []string{"/readyz", "/metrics"} {
+				_, said[path] = n.get(path)
+			}
+			paths := []string{n.path}
+			for _, f := range files {
+				paths = append(paths, filepath.Join(n.path, f))
+			}
+			for _, command := range []string{"check", "check -o json", "status", "explain 10.1.2.3", "diff", "render"} {
+				for _, path := range paths {
+					if path != n.path && command != "check" {
+						continue // a file is parsed in the same way by all
+					}
+					r := n.run(append(strings.Fields(command), "--config", path)...)
+					said[command+" "+path] = r.stdout + r.stderr
+				}
+			}
+			ready := n.run("ready", "--probe-socket", socket)
+			said["ready"] = ready.stdout + ready.stderr
+			d.stop()
+			said["the log"] = fmt.Sprint(&d.logbook)
+			for what, text := range said {
+				if text == "" || strings.Contains(text, secret) {
+					t.Errorf("%s: %s", what, text)
+				}
+			}
+		})
+	}
+}
