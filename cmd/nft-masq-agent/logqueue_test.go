@@ -80,7 +80,7 @@ func TestLinesThatCannotBeWrittenAreCounted(t *testing.T) {
 	}
 }
 
-func TestALogThatIsNotReadOrIsGoneStopsNoHealing(t *testing.T) {
+func TestALogThatIsNotReadOrReadSlowlyOrIsGoneStopsNoHealing(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		n := newNode(t)
@@ -122,6 +122,11 @@ func TestALogThatIsNotReadOrIsGoneStopsNoHealing(t *testing.T) {
 		}
 		if n.number("nft_masq_agent_log_lines_lost_total") == 0 {
 			t.Error("no line was lost: the test proves nothing")
+		}
+		for range 3 {
+			_, err := r.Read(make([]byte, 1))
+			n.check(err)
+			heals("read byte by byte")
 		}
 		n.check(r.Close())
 		heals("gone")
