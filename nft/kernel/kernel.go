@@ -188,8 +188,10 @@ func (k *Kernel) Apply(want nft.Ruleset, look Look) (Applied, error) {
 			return Applied{}, err
 		}
 		// Two agents that fill the same sets would else take them from each
-		// other for ever.
+		// other for ever. Each try begins anew: meanwhile others may use k.
+		k.mu.Unlock()
 		time.Sleep(rand.N(time.Duration(try) * time.Millisecond))
+		k.mu.Lock()
 	}
 }
 
