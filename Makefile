@@ -97,7 +97,7 @@ reproducible: ## Build the last commit in two directories and compare
 
 .PHONY: ci-full
 ci-full: export LONG = 1
-ci-full: lint all-build manifests-check reproducible fuzz container-test reproducible-image promtool-test schema-test install-test soak test-race test ## Run all checks, including those that take long
+ci-full: lint all-build manifests-check reproducible fuzz container-test reproducible-image promtool-test schema-test install-test test-cluster soak test-race test ## Run all checks, including those that take long
 
 .PHONY: version
 version: ## Print the version that a build is stamped with

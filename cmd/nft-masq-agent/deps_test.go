@@ -74,6 +74,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/kernel":               {"config", "nft", "nft/tables", "nft/foreign", "nft/nfnetlink", "nft/ruletext", "nft/iprange"},
 		"nft/nfttest":              {"nft/nfttest/netns"},
 		"nft/nfttest/cases":        {"config", "nft", "nft/nfttest"},
+		"manifests/cluster":        {"nft/nfttest", "nft/nfttest/netns"},
 		"cmd/nft-masq-agent/agent": {"config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/nfnetlink"},
 
 		"cmd/nft-masq-agent/options": {"config", "nft"},
@@ -101,6 +102,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 func TestWhoImportsWhat(t *testing.T) {
 	t.Parallel()
 	tools := []string{"cmd/demo", "cmd/stress", "cmd/bench"}
+	forTests := []string{"nft/nfttest", "manifests/cluster"}
 	only := map[string][]string{
 		"go.uber.org/zap":                     {"cmd"},
 		"github.com/prometheus/client_golang": {"cmd"},
@@ -108,11 +110,11 @@ func TestWhoImportsWhat(t *testing.T) {
 		"gopkg.in/yaml.v3":                    {"config"},
 		"github.com/google/nftables":          slices.Concat(tools, []string{"nft"}),
 		"github.com/mdlayher/netlink":         slices.Concat(tools, []string{"nft"}),
-		"testing":                             {"nft/nfttest"},
+		"testing":                             forTests,
 		"flag":                                {"cmd", "nft/nfttest"},
 		"log":                                 {"cmd"},
-		"os/exec":                             slices.Concat(tools, []string{"nft/nfttest"}),
-		"nft-masq-agent/nft/nfttest":          slices.Concat(tools, []string{"nft/nfttest"}),
+		"os/exec":                             slices.Concat(tools, forTests),
+		"nft-masq-agent/nft/nfttest":          slices.Concat(tools, forTests),
 	}
 	for _, p := range goList(t, "./...") {
 		for _, i := range p.Imports {

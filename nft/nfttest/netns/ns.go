@@ -52,6 +52,16 @@ func Open(name string) (*NS, error) {
 	return &NS{name: name, file: r.file}, nil
 }
 
+// OpenPath opens the namespace that a file stands for: /proc/PID/ns/net, or what
+// a container runtime keeps in /run/netns.
+func OpenPath(name, path string) (*NS, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	return &NS{name: name, file: file}, nil
+}
+
 // onThreadOfItsOwn starts fn in a goroutine whose thread runs nothing else, and
 // ends with it. fn may do to the thread what cannot be undone.
 func onThreadOfItsOwn(fn func()) {

@@ -1,0 +1,224 @@
+package cluster_test
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"nft-masq-agent/manifests/cluster"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/netns"
+)
+
+func TestMain(m *testing.M) {
+	code := nfttest.Main(m)
+	_ = os.RemoveAll(built.dir)
+	os.Exit(code)
+}
+
+// A world is a cluster of two nodes and a host outside, which is also the
+// control plane and the switch.
+type world struct {
+	*cluster.Control
+	t       *testing.T
+	outside *nfttest.NS
+	nodes   []*cluster.Node
+	mode    string // of the agent
+
+	count
+	rows []string // of the table in nft/README.md
+}
+
+type count struct{ connections, explained, wrong int }
+
+// Addresses of the outside host: the first of its link, the second masqueraded
+// to by the sample config, the third exempt.
+var outsideAddrs = []string{"192.0.2.100/24", "198.51.100.1/32", "10.9.0.9/32", "2001:db8::100/64", "2001:db8:1::1/128", "fd00:9::9/128"}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	dir := os.Getenv("CLUSTER_PROGRAMS")
+	if dir == "" {
+		t.Skip("starts a cluster: make test-cluster")
+	}
+	if err := netns.Privileged(); err != nil || os.Geteuid() != 0 {
+		t.Fatal("needs root: ", err)
+	}
+	p := cluster.Programs(dir)
+	w := &world{t: t, outside: nfttest.NewNS(t, "outside")}
+	w.ip(w.outside, "link add br0 type bridge", "link set br0 up")
+	for _, a := range outsideAddrs {
+		w.ip(w.outside, "address add "+a+" dev br0 nodad")
+	}
+	var inside []*nfttest.NS
+	for i := 1; i <= 2; i++ {
+		ns := nfttest.NewNS(t, fmt.Sprintf("node%d", i))
+		port := fmt.Sprintf("port%d", i)
+		must(t, netns.AddVeth(netns.End{NS: w.outside, Dev: port, MAC: mac(2 * i)}, netns.End{NS: ns, Dev: "eth0", MAC: mac(2*i + 1)}))
+		w.ip(w.outside, "link set "+port+" master br0", "link set "+port+" up",
+			fmt.Sprintf("route add 10.244.%d.0/24 via 192.0.2.%d", i, 10+i), fmt.Sprintf("-6 route add fd00:10:244:%d::/64 via 2001:db8::%d", i, 10+i))
+		other := 3 - i
+		for _, name := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
+			must(t, ns.Sysctl(name, "1"))
+		}
+		w.ip(ns, "link set eth0 up", fmt.Sprintf("address add 192.0.2.%d/24 dev eth0", 10+i), fmt.Sprintf("address add 2001:db8::%d/64 dev eth0 nodad", 10+i),
+			"route add default via 192.0.2.100", "-6 route add default via 2001:db8::100",
+			fmt.Sprintf("route add 10.244.%d.0/24 via 192.0.2.%d", other, 10+other), fmt.Sprintf("-6 route add fd00:10:244:%d::/64 via 2001:db8::%d", other, 10+other))
+		inside = append(inside, ns)
+	}
+	w.Control = cluster.StartControl(t, w.outside, p, "192.0.2.100", "*")
+	w.Tools(os.Getenv("MANIFEST_TOOLS"))
+	w.Start(w.outside, "scheduler", "kube-scheduler", "--kubeconfig="+w.Kubeconfig(), "--leader-elect=false", "--cert-dir="+w.Dir)
+	for i, ns := range inside {
+		w.nodes = append(w.nodes, w.NewNode(ns, i+1))
+		w.nodes[i].Start()
+	}
+	w.images(p)
+	for _, n := range w.nodes {
+		w.awaitReady(n)
+	}
+	return w
+}
+
+func mac(i int) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, byte(i)} }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w *world) ip(ns *nfttest.NS, commands ...string) {
+	w.t.Helper()
+	for _, command := range commands {
+		if out, err := ns.Output("", "ip", strings.Fields(command)...); err != nil {
+			w.t.Fatalf("%v\n%s", err, out)
+		}
+	}
+}
+
+// built is the agent's image, built once for all tests.
+var built struct {
+	sync.Once
+	dir, name string
+	err       error
+}
+
+const agentImage = "registry.example/nft-masq-agent"
+
+// agentArchive builds the image with the command that README.md has, but for the
+// registry.
+func agentArchive(t *testing.T) (file, name string) {
+	t.Helper()
+	built.Do(func() {
+		if built.dir, built.err = os.MkdirTemp("", "image-"); built.err != nil { //nolint:usetesting // all tests share it
+			return
+		}
+		conf := filepath.Join(built.dir, "storage.conf")
+		text := fmt.Sprintf("[storage]\ndriver = \"vfs\"\ngraphroot = \"%[1]s/graph\"\nrunroot = \"%[1]s/run\"\n", built.dir)
+		if built.err = os.WriteFile(conf, []byte(text), 0o600); built.err != nil {
+			return
+		}
+		script := `set -e; TAG=$(make -s version | tr + _); make container CONTAINER_TOOL=buildah IMAGE=$1 >&2
+buildah push --quiet $1:$TAG docker-archive:$2/agent.tar:$1:$TAG >&2; printf %s $1:$TAG`
+		cmd := exec.Command("bash", "-c", script, "build", agentImage, built.dir)
+		cmd.Dir, cmd.Env = "../..", append(os.Environ(), "CONTAINERS_STORAGE_CONF="+conf)
+		var stderr strings.Builder
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if built.name, built.err = string(out), err; err != nil {
+			built.err = fmt.Errorf("%w\n%s", err, &stderr)
+		}
+	})
+	must(t, built.err)
+	return filepath.Join(built.dir, "agent.tar"), built.name
+}
+
+// images gives the nodes what their pods are made of.
+func (w *world) images(p cluster.Programs) {
+	w.t.Helper()
+	agent, _ := agentArchive(w.t)
+	archives := []string{agent}
+	for _, image := range []cluster.Image{
+		{Names: []string{"localhost/pause:1"}, Files: map[string]string{"/pause": p.Bin("pause")}, Entrypoint: []string{"/pause"}},
+		{Names: []string{"localhost/coredns:1"}, Files: map[string]string{"/coredns": p.Bin("coredns")}, Entrypoint: []string{"/coredns"}},
+		agnhost(w.t, p),
+	} {
+		file := filepath.Join(w.Dir, "images", filepath.Base(image.Entrypoint[0])+".tar")
+		image.Archive(w.t, file)
+		archives = append(archives, file)
+	}
+	for _, n := range w.nodes {
+		w.Await("containerd of "+n.Name, n.Listens)
+		for _, file := range archives {
+			n.Ctr("images import " + file)
+		}
+	}
+}
+
+// agnhost is the image of Kubernetes' own tests, as far as they need it.
+func agnhost(t *testing.T, p cluster.Programs) cluster.Image {
+	t.Helper()
+	image := cluster.Image{
+		Names: []string{"registry.k8s.io/e2e-test-images/agnhost:2.59"}, Files: map[string]string{"/agnhost": p.Bin("agnhost")},
+		Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"},
+	}
+	for path, name := range map[string]string{"/bin/sh": "dash", "/usr/bin/curl": "curl", "/bin/cat": "cat", "/bin/hostname": "hostname", "/bin/sleep": "sleep"} {
+		from, err := exec.LookPath(name)
+		must(t, err)
+		image.AddProgram(t, path, from)
+	}
+	image.AddProgram(t, "/bin/nc", p.Debian("bin/nc.openbsd"))
+	return image
+}
+
+func (w *world) awaitReady(n *cluster.Node) {
+	w.t.Helper()
+	w.Await(n.Name+" is ready", func() bool {
+		var node corev1.Node
+		if !w.Get(&node, "node", n.Name) {
+			return false
+		}
+		for _, c := range node.Status.Conditions {
+			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+// record prints the table of a test, and with CLUSTER_WRITE=1 writes it into
+// nft/README.md, when nothing is wrong.
+func (w *world) record(name, header string) {
+	w.t.Helper()
+	columns := strings.Count(header, "|") + 1
+	table := fmt.Sprintf("%s, Kubernetes %s, Linux %s:\n\n| %s |\n|%s\n%s\n", time.Now().UTC().Format(time.DateOnly), w.version(),
+		strings.TrimSpace(w.Sh("uname -r")), header, strings.Repeat("---|", columns), strings.Join(w.rows, "\n"))
+	w.t.Logf("\n%s", table)
+	if w.t.Failed() || os.Getenv("CLUSTER_WRITE") != "1" {
+		return
+	}
+	const file = "../../nft/README.md"
+	text, err := os.ReadFile(file)
+	must(w.t, err)
+	begin, end := "<!-- cluster: "+name+" -->\n", "<!-- /cluster: "+name+" -->\n"
+	before, rest, found := strings.Cut(string(text), begin)
+	_, after, ends := strings.Cut(rest, end)
+	if !found || !ends {
+		w.t.Fatalf("%s has no %s", file, begin)
+	}
+	must(w.t, os.WriteFile(file, []byte(before+begin+table+end+after), 0o644))
+}

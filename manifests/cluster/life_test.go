@@ -1,0 +1,183 @@
+package cluster_test
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"nft-masq-agent/manifests/cluster"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// Traffic opens connections from a pod, one after the other to each address,
+// until it is stopped.
+type traffic struct {
+	end                 chan struct{}
+	all                 sync.WaitGroup
+	opened, wrong, lost atomic.Int64
+	first               atomic.Value // what went wrong
+}
+
+func startTraffic(ns *nfttest.NS, p policy, families []family) *traffic {
+	r := &traffic{end: make(chan struct{})}
+	for _, f := range families {
+		for _, proto := range []string{"tcp", "udp"} {
+			for to, want := range map[netip.Addr]netip.Addr{f.masqueraded: p.masquerade(f), f.exempt: f.near} {
+				r.all.Go(func() { r.send(ns, f.near, proto, netip.AddrPortFrom(to, 8080), want) })
+			}
+		}
+	}
+	return r
+}
+
+func (r *traffic) send(ns *nfttest.NS, from netip.Addr, proto string, to netip.AddrPort, want netip.Addr) {
+	for {
+		select {
+		case <-r.end:
+			return
+		case <-time.After(2 * time.Millisecond): // others use the machine, too
+		}
+		seen, err := dialOnce(ns, from, proto, to)
+		switch {
+		case err != nil:
+			r.lost.Add(1)
+			r.first.CompareAndSwap(nil, err.Error())
+		case seen != want:
+			r.opened.Add(1)
+			r.wrong.Add(1)
+			r.first.CompareAndSwap(nil, fmt.Sprintf("%s saw %s, want %s", to, seen, want))
+		default:
+			r.opened.Add(1)
+		}
+	}
+}
+
+// during counts the connections while something happens.
+func (w *world) during(what string, ns *nfttest.NS, p policy, families []family, happens func()) {
+	w.t.Run(what, func(t *testing.T) {
+		r := startTraffic(ns, p, families)
+		w.Await("connections", func() bool { return r.opened.Load() > 100 })
+		happens()
+		seen := r.opened.Load()
+		w.Await("connections", func() bool { return r.opened.Load() > seen+100 })
+		close(r.end)
+		r.all.Wait()
+		w.connections += int(r.opened.Load())
+		w.wrong += int(r.wrong.Load())
+		w.rows = append(w.rows, fmt.Sprintf("| %s | %d | %d |", what, r.opened.Load(), r.wrong.Load()))
+		if r.wrong.Load() > 0 || r.lost.Load() > 0 {
+			t.Errorf("%d connections, %d wrong, %d lost: %v", r.opened.Load(), r.wrong.Load(), r.lost.Load(), r.first.Load())
+		}
+	})
+}
+
+func TestNoWrongSourceThroughTheLifeOfAnAgent(t *testing.T) {
+	w := newWorld(t)
+	families, hosts := w.hosts()
+	node := w.nodes[0]
+	for _, n := range w.nodes {
+		n.StartProxy("nftables")
+	}
+	plain := policies[0]
+	w.apply(plain.config)
+	w.install("nftables")
+	w.configure(plain)
+	rollout := "kubectl -n kube-system rollout status daemonset/nft-masq-agent --timeout=3m"
+	during := func(what string, happens func()) { w.during(what, hosts["near"], plain, families, happens) }
+
+	during("rolling update", func() { w.Sh("kubectl -n kube-system rollout restart daemonset/nft-masq-agent; " + rollout) })
+	during("a config that is rejected, and its repair", func() {
+		w.apply("nonMasqueradeCIDRs: [10.0.0.1/8]\n")
+		w.touch(node)
+		w.Await("rejected", func() bool { return !w.agentReady(node) })
+		w.configure(plain)
+		w.Await("ready", func() bool { return w.agentReady(node) })
+	})
+	during("kill -9", func() {
+		old := agentPID(t, node)
+		must(t, syscall.Kill(old, syscall.SIGKILL))
+		w.Await("another process", func() bool { now := agentPID(t, node); return now != 0 && now != old })
+		w.Await("ready", func() bool { return w.agentReady(node) })
+	})
+	during("kube-proxy started again", func() {
+		node.StopProxy()
+		node.StartProxy("nftables")
+	})
+	during("kube-proxy's mode changed", func() {
+		node.StopProxy()
+		node.StartProxy("iptables")
+		w.Await("iptables", func() bool {
+			out, _ := node.NS.Output("", "nft", "list", "chains", "ip")
+			return strings.Contains(out, "KUBE-POSTROUTING")
+		})
+	})
+	// The built-in defaults, which then apply, have no IPv6.
+	w.during("the ConfigMap deleted", hosts["near"], plain, families[:1], func() {
+		w.Sh("kubectl -n kube-system delete configmap ip-masq-agent")
+		w.touch(node)
+		w.Await("defaults", func() bool {
+			out, _ := node.NS.Output("", "nft", "list", "table", "inet", "nft-masq-agent")
+			return !strings.Contains(out, "non-masq-v6")
+		})
+	})
+	w.record("life", "what happens | connections | wrong")
+}
+
+// hosts makes the pods, and has all that are sent to answer.
+func (w *world) hosts() ([]family, map[string]*nfttest.NS) {
+	w.t.Helper()
+	families := w.workload()
+	hosts := map[string]*nfttest.NS{
+		"outside": w.outside, "node1": w.nodes[0].NS, "node2": w.nodes[1].NS,
+		"near": w.nodes[0].PodNS(families[0].near), "far": w.nodes[1].PodNS(families[0].far),
+	}
+	for _, f := range families {
+		for host, addrs := range map[string][]netip.Addr{"near": {f.near}, "far": {f.far}, "outside": {f.masqueraded, f.exempt}, "node1": {f.node1}, "node2": {f.node2}} {
+			for _, a := range addrs {
+				echo(w.t, hosts[host], netip.AddrPortFrom(a, 8080))
+			}
+		}
+	}
+	return families, hosts
+}
+
+// touch changes the agent's pod, so that kubelet looks at its ConfigMap at once.
+func (w *world) touch(n *cluster.Node) {
+	w.t.Helper()
+	w.Sh("kubectl -n kube-system annotate --overwrite pod " + w.agent(n) + " test=" + strconv.FormatInt(time.Now().UnixNano(), 36))
+}
+
+func (w *world) agentReady(n *cluster.Node) bool {
+	_, err := w.Try("kubectl -n kube-system exec " + w.agent(n) + " -- /nft-masq-agent ready")
+	return err == nil
+}
+
+// agentPID is the agent's process in the network namespace of a node, or 0.
+func agentPID(t *testing.T, n *cluster.Node) (pid int) {
+	t.Helper()
+	must(t, n.NS.Do(func() error {
+		here, err := os.Readlink("/proc/thread-self/ns/net")
+		if err != nil {
+			return err
+		}
+		all, err := filepath.Glob("/proc/[0-9]*")
+		for _, dir := range all {
+			comm, _ := os.ReadFile(dir + "/comm")
+			args, _ := os.ReadFile(dir + "/cmdline")
+			// Not a probe, which is the same program with a command.
+			if net, _ := os.Readlink(dir + "/ns/net"); net == here && string(comm) == "nft-masq-agent\n" && strings.Contains(string(args), "--http-address") {
+				pid, err = strconv.Atoi(filepath.Base(dir))
+			}
+		}
+		return err
+	}))
+	return pid
+}

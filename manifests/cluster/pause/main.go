@@ -1,0 +1,15 @@
+// Pause waits until it is told to end: the process of a pod that only has to be
+// there.
+package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	end := make(chan os.Signal, 1)
+	signal.Notify(end, syscall.SIGTERM, syscall.SIGINT)
+	<-end
+}
