@@ -128,7 +128,27 @@ func TestNoWrongSourceThroughTheLifeOfAnAgent(t *testing.T) {
 			return !strings.Contains(out, "non-masq-v6")
 		})
 	})
+	w.uninstall()
 	w.record("life", "what happens | connections | wrong")
+}
+
+// uninstall runs the command of manifests/README.md, and looks at the nodes.
+func (w *world) uninstall() {
+	w.t.Helper()
+	_, image := agentArchive(w.t)
+	_, tag, _ := strings.Cut(image, ":")
+	w.Sh("make -s uninstall IMAGE=" + agentImage + " TAG=" + tag)
+	for _, n := range w.nodes {
+		out, err := n.NS.Output("", "nft", "list", "tables")
+		if must(w.t, err); strings.Contains(out, "nft-masq-agent") {
+			w.t.Errorf("%s: left: %s", n.Name, out)
+		}
+	}
+	// The last pods end after the command.
+	w.Await("nothing left", func() bool {
+		out, err := w.Try("kubectl -n kube-system get all -o name -l app.kubernetes.io/name=nft-masq-agent")
+		return err == nil && out == ""
+	})
 }
 
 // hosts makes the pods, and has all that are sent to answer.
