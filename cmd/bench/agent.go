@@ -35,7 +35,7 @@ func (l *agentLog) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.text.Write(p)
-	if bytes.Contains(p, []byte(`"applied"`)) {
+	if bytes.Contains(p, []byte(`"config_applied"`)) {
 		l.once.Do(func() { close(l.applied) })
 	}
 	return len(p), nil

@@ -229,7 +229,7 @@ func (f *follower) makeListen() error {
 			return err
 		}
 	}
-	return f.agent.log.waitFor("restored", 2)
+	return f.agent.log.waitFor("rules_restored", 2)
 }
 
 // heal deletes the agent's table and waits until its rules are effective again.

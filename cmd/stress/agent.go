@@ -59,14 +59,14 @@ func (a *agent) hear(line []byte) {
 	const kept = 20
 	a.last = append(a.last, string(line))
 	a.last = a.last[max(0, len(a.last)-kept):]
-	var l struct{ Msg, Config string }
+	var l struct{ Event, Hash string }
 	if json.Unmarshal(line, &l) != nil {
 		return
 	}
-	switch l.Msg {
-	case "applied", "the rules are in place already":
-		a.held = l.Config
-	case "rules were changed by another program; restored":
+	switch l.Event {
+	case "config_applied", "rules_in_place", "config_accepted":
+		a.held = l.Hash
+	case "rules_restored":
 		a.restored++
 	}
 	close(a.said)

@@ -25,7 +25,7 @@ func TestShortStress(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	var out strings.Builder
-	args := []string{"--agent", binary, "--each", "300ms", "--flows", "1", "--heals", "1"}
+	args := []string{"--agent", binary, "--each", "300ms", "--flows", "1", "--heals", "1", "--limit", "3m"}
 	if testing.Short() {
 		args = append(args, "--only", "destroyed and restored|replaced in one transaction|delete table")
 	}
