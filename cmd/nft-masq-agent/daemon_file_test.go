@@ -154,7 +154,14 @@ func TestTheFileIsFollowed(t *testing.T) {
 		d.began(wants(t, "", flag))
 		for _, s := range fileSteps() {
 			want := wants(t, s.want, flag)
+			before := n.hasConfig()
 			s.do(n)
+			switch now := n.hasConfig(); {
+			case now && !before:
+				d.await("the config file appeared")
+			case before && !now:
+				d.await("the config file vanished: the built-in defaults now apply")
+			}
 			line := d.await(strings.ReplaceAll(s.says, "HASH", want.Hash()))
 			if s.says == "config" { // a warning first
 				line = d.await("applied")
@@ -174,6 +181,11 @@ func TestTheFileIsFollowed(t *testing.T) {
 		d.silent()
 		d.stop()
 	})
+}
+
+func (n *node) hasConfig() bool {
+	_, err := os.Stat(n.path)
+	return err == nil
 }
 
 // rejected holds that a bad config is named, and that the rules before it are

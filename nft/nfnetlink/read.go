@@ -547,7 +547,8 @@ func (c *Conn) Flowtables(family Family, table string) ([]Flowtable, error) {
 type Generation struct {
 	ID uint32
 	// Process is the command name of the thread that made it, at most 15
-	// bytes, as [Printable] has it. The pid that the kernel names beside it is a thread's.
+	// bytes, as [Printable] has it. Its NFTA_GEN_PROC_PID is left out: it is the id of a
+	// thread, which in a program with several threads is no pid.
 	Process string
 }
 

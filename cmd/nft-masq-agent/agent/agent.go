@@ -107,11 +107,13 @@ type Agent struct {
 	policy     policy
 	content    content // what was last read
 	started    bool
-	held       string    // hash of what the kernel was last seen to hold
-	fresh      bool      // a file was accepted and is not yet in the kernel
-	recovered  bool      // so was one after a rejected one
-	rejection  error     // of the last content, nil if it was accepted
-	withdrawn  time.Time // when the older agent's rules were first missing, while they were in charge
+	held       string     // hash of what the kernel was last seen to hold
+	heldPolicy nft.Policy // of that hash
+	file       *bool      // whether there was one when it was last read; nil: not known
+	fresh      bool       // a file was accepted and is not yet in the kernel
+	recovered  bool       // so was one after a rejected one
+	rejection  error      // of the last content, nil if it was accepted
+	withdrawn  time.Time  // when the older agent's rules were first missing, while they were in charge
 	refused    string
 	warned     map[string]bool // by the last content
 	owed       kernel.Look     // what the first accepted config is to find, until the kernel has taken it
@@ -224,6 +226,7 @@ func (a *Agent) read(f Files) {
 	c, warnings, err := a.compile(f)
 	a.announce(c)
 	a.health.config(err, len(warnings))
+	a.sayPresence(f, c)
 	a.warn(warnings)
 	a.content = c
 	if err != nil {
@@ -236,6 +239,23 @@ func (a *Agent) read(f Files) {
 		a.owed = kernel.Look{Others: true, TakeOver: true}
 	}
 	a.sync(a.configReason(), kernel.Look{})
+}
+
+// sayPresence logs that the config file vanished or appeared.
+func (a *Agent) sayPresence(f Files, c content) {
+	if f.Err != nil {
+		return
+	}
+	before, now := a.file, !f.absent()
+	a.file = &now
+	switch {
+	case before == nil || *before == now:
+	case now:
+		a.log.Info("the config file appeared", zap.String("event", "config_file_appeared"), zap.String("path", a.settings.Path))
+	case c.want != nil:
+		a.log.Warn("the config file vanished: the built-in defaults now apply", zap.String("event", "config_file_vanished"),
+			zap.String("path", a.settings.Path), zap.String("hash", c.want.Hash()))
+	}
 }
 
 // warn says what is odd about the config, and not again with the next content.
@@ -480,7 +500,8 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 		a.policyChanged()
 	}
 	a.survey.due = a.survey.due || fresh
-	a.refused, a.tries, a.fresh, a.recovered, a.held = "", 0, false, false, a.policy.want.Hash()
+	a.refused, a.tries, a.fresh, a.recovered = "", 0, false, false
+	a.held, a.heldPolicy = a.policy.want.Hash(), a.policy.want.Policy
 	a.drift.writer, a.drift.by, a.owed = 0, nil, kernel.Look{}
 	a.timer.Reset(a.next())
 	if fresh || reason == onStart {
@@ -565,12 +586,13 @@ func (a *Agent) report(reason string, applied kernel.Applied, drift bool) {
 	case len(applied.Differences) > 0:
 		if a.held != "" && a.held != a.policy.want.Hash() {
 			fields = append(fields, zap.String("from", a.held))
+			fields = append(fields, changedEntries(a.heldPolicy, a.policy.want.Policy)...)
 		}
 		if len(applied.TookOver) > 0 {
 			fields = append(fields, zap.Strings("taken_over", applied.TookOver))
 		}
 		if len(applied.Removed) > 0 {
-			fields = append(fields, zap.Strings("removed", applied.Removed))
+			fields = append(fields, zap.Strings("removed_rules", applied.Removed))
 		}
 		a.log.Info("applied", append(fields, zap.String("event", "config_applied"))...)
 	case a.held == "":
@@ -582,13 +604,24 @@ func (a *Agent) report(reason string, applied kernel.Applied, drift bool) {
 	}
 }
 
+// changedEntries are the entries of lists that a change of the policy adds and removes.
+func changedEntries(before, after nft.Policy) []zap.Field {
+	added, removed := after.Beyond(before, few), before.Beyond(after, few)
+	return []zap.Field{
+		zap.Strings("added", added.First), zap.Int("added_count", added.Count),
+		zap.Strings("removed", removed.First), zap.Int("removed_count", removed.Count),
+	}
+}
+
 // milliseconds is how long something took.
 func milliseconds(d time.Duration) zap.Field {
 	return zap.Float64("duration_ms", float64(d.Microseconds())/1000)
 }
 
+// few is how many of a list a line of the log names.
+const few = 5
+
 func firstFew(all []string) []string {
-	const few = 5
 	if len(all) > few {
 		return all[:few]
 	}

@@ -1,0 +1,121 @@
+package agent
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+)
+
+// lists is a config of several lines.
+func lists(lines ...string) Files {
+	return Files{Sources: []config.Source{{Name: "config", Data: []byte(strings.Join(lines, "\n") + "\n")}}}
+}
+
+// fieldsOf returns the fields of the one line with an event.
+func (w *world) fieldsOf(t *testing.T, event string) map[string]any {
+	t.Helper()
+	synctest.Wait()
+	var found []map[string]any
+	for _, e := range w.logs.TakeAll() {
+		if m := e.ContextMap(); m["event"] == event {
+			found = append(found, m)
+		}
+	}
+	if len(found) != 1 {
+		t.Fatalf("%d lines with event %s, want 1", len(found), event)
+	}
+	return found[0]
+}
+
+func TestAChangeOfTheConfigNamesAddedAndRemovedEntriesOfEveryList(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.files <- lists("nonMasqueradeCIDRs: [10.1.0.0/16, 10.2.0.0/16]", "masqueradeSrcCIDRs: [10.244.0.0/16]")
+		if m := w.fieldsOf(t, "config_applied"); m["added"] != nil || m["removed_count"] != nil {
+			t.Errorf("the first line names changes: %v", m)
+		}
+		w.files <- lists("nonMasqueradeCIDRs: [10.2.0.0/16, 10.3.0.0/16, '2001:db8::/32']", "enableIPv6: true", "masqLinkLocalIPv6: true")
+		m := w.fieldsOf(t, "config_applied")
+		want := map[string]any{
+			"added":   []any{"nonMasqueradeCIDRs: 10.3.0.0/16", "nonMasqueradeCIDRs: 2001:db8::/32"},
+			"removed": []any{"masqueradeSrcCIDRs: 10.244.0.0/16", "nonMasqueradeCIDRs: 10.1.0.0/16"},
+		}
+		got := map[string]any{"added": m["added"], "removed": m["removed"]}
+		if diff := cmp.Diff(want, got); diff != "" || m["added_count"] != int64(2) || m["removed_count"] != int64(2) {
+			t.Errorf("-want +got:\n%s%v", diff, m)
+		}
+		var many []string
+		for i := range 300 {
+			many = append(many, fmt.Sprintf("10.%d.%d.0/24", 64+i/256, i%256))
+		}
+		w.files <- lists("nonMasqueradeCIDRs: ["+strings.Join(many, ", ")+"]", "enableIPv6: true", "masqLinkLocalIPv6: true")
+		m = w.fieldsOf(t, "config_applied")
+		if n := len(m["added"].([]any)); n != few || m["added_count"] != int64(300) || m["removed_count"] != int64(3) {
+			t.Errorf("names %d, counts %v added and %v removed", n, m["added_count"], m["removed_count"])
+		}
+	})
+}
+
+func TestEveryListOfAConfigIsComparedByItsKey(t *testing.T) {
+	for _, row := range config.Conditions() {
+		before, err := policyOf(row.Key, "")
+		if err != nil {
+			continue // not a list
+		}
+		compared := 0
+		for _, entry := range []string{"192.0.2.0/24", "eth7"} {
+			after, err := policyOf(row.Key, "'"+entry+"'")
+			if err != nil {
+				continue // not of this list
+			}
+			compared++
+			want := nft.Entries{Count: 1, First: []string{row.Key + ": " + entry}}
+			if diff := cmp.Diff(want, after.Beyond(before, few)); diff != "" {
+				t.Errorf("added (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(nft.Entries{}, after.Beyond(after, few)); diff != "" {
+				t.Errorf("unchanged (-want +got):\n%s", diff)
+			}
+		}
+		if compared != 1 {
+			t.Errorf("%s takes %d of the entries, want 1", row.Key, compared)
+		}
+	}
+}
+
+func policyOf(key, entries string) (nft.Policy, error) {
+	c, _, err := config.Parse(config.Defaults{}, lists("masqLinkLocal: true", "enableIPv6: true", key+": ["+entries+"]").Sources...)
+	return nft.NewPolicy(c, nft.Options{Mode: nft.ModeNFTables}), err
+}
+
+func TestAFileThatVanishesOrAppearsIsLoggedOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.files <- Files{}
+		synctest.Wait()
+		wantLines(t, w.messages(), "starting", "applied")
+		w.files <- file("10.1.0.0/16")
+		if m := w.fieldsOf(t, "config_file_appeared"); m["path"] != "/etc/config/ip-masq-agent" {
+			t.Errorf("appeared: %v", m)
+		}
+		w.files <- file("nonsense")
+		w.files <- unusable["unreadable"]
+		synctest.Wait()
+		for _, m := range w.messages() {
+			if strings.HasPrefix(m, "the config file") {
+				t.Errorf("%q: the file is still there", m)
+			}
+		}
+		w.files <- Files{}
+		if m := w.fieldsOf(t, "config_file_vanished"); m["hash"] != hashOf(t, Files{}) {
+			t.Errorf("vanished: %v", m)
+		}
+		w.files <- Files{}
+		synctest.Wait()
+		wantLines(t, w.messages())
+	})
+}

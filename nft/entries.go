@@ -1,0 +1,57 @@
+package nft
+
+import (
+	"slices"
+
+	"nft-masq-agent/config"
+)
+
+// Entries are entries of a policy's lists.
+type Entries struct {
+	Count int
+	First []string // the first few, as KEY: ENTRY
+}
+
+func (e *Entries) add(key, entry string, few int) {
+	e.Count++
+	if len(e.First) < few {
+		e.First = append(e.First, key+": "+entry)
+	}
+}
+
+// Beyond returns the CIDRs and interfaces in the lists of p that are not in the same
+// lists of o, with the text of the first few.
+func (p Policy) Beyond(o Policy, few int) Entries {
+	var e Entries
+	for _, f := range p.Families {
+		for _, q := range f.Questions {
+			before := o.question(f.IPv6, q.Key)
+			prefixes := before.Prefixes()
+			for _, c := range q.Prefixes() {
+				if _, found := slices.BinarySearchFunc(prefixes, c, comparePrefix); !found {
+					e.add(q.Key, c.String(), few)
+				}
+			}
+			for _, i := range q.Interfaces {
+				if !slices.ContainsFunc(before.Interfaces, func(b config.Interface) bool { return b.Name == i.Name }) && !f.IPv6 {
+					e.add(q.Key, i.Name, few) // the families have the same
+				}
+			}
+		}
+	}
+	return e
+}
+
+func (p Policy) question(ipv6 bool, key string) Question {
+	for _, f := range p.Families {
+		if f.IPv6 != ipv6 {
+			continue
+		}
+		for _, q := range f.Questions {
+			if q.Key == key {
+				return q
+			}
+		}
+	}
+	return Question{}
+}
