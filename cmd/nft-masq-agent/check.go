@@ -4,8 +4,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"net/netip"
-	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/options"
@@ -15,9 +13,8 @@ import (
 
 type checkFlags struct {
 	*options.Options
-	podCIDRs []netip.Prefix
-	strict   bool
-	output   string
+	strict bool
+	output string
 }
 
 func checkCommand() command {
@@ -33,8 +30,7 @@ func checkCommand() command {
 		flags: func(fs *flag.FlagSet) action {
 			f := checkFlags{Options: options.AddPolicyFlags(fs)}
 			fs.BoolVar(&f.strict, "strict", false, "treat warnings as errors: exit code 1")
-			fs.Func("pod-cidr", "warn if pods of this `CIDR` would see a node's address instead of a pod's; can be repeated, or a "+
-				"comma-separated list", f.addPodCIDRs)
+			f.AddPodCIDRs(fs)
 			addOutput(fs, &f.output)
 			return func(_ context.Context, _ []string, e environment) (int, error) {
 				f.ForCommand(fs, e.stdin)
@@ -42,22 +38,6 @@ func checkCommand() command {
 			}
 		},
 	}
-}
-
-func (f *checkFlags) addPodCIDRs(list string) error {
-	for _, s := range strings.Split(list, ",") {
-		p, err := netip.ParsePrefix(s)
-		switch {
-		case err != nil:
-			return fmt.Errorf("%q is not a CIDR, such as 10.244.0.0/16", s)
-		case p != p.Masked():
-			return fmt.Errorf("%q has host bits set, the network is %s", s, p.Masked())
-		case p.Addr().Is4In6():
-			return fmt.Errorf("%q is an IPv4-mapped CIDR", s)
-		}
-		f.podCIDRs = append(f.podCIDRs, p)
-	}
-	return nil
 }
 
 func (f *checkFlags) check(e environment) (int, error) {
@@ -68,7 +48,7 @@ func (f *checkFlags) check(e environment) (int, error) {
 		warn(e, l)
 		return refuse(e, err)
 	}
-	found := append(answer.FileFindings(l.Warnings), answer.Lint(l.Ruleset.Policy, f.podCIDRs)...)
+	found := append(answer.FileFindings(l.Warnings), answer.Lint(l.Ruleset.Policy, f.PodCIDRs)...)
 	if len(running.Agents(e.proc, program)) > 0 { // the config is for this node
 		if names, err := kernel.Interfaces(); err == nil {
 			found = append(found, answer.LintInterfaces(l.Ruleset.Policy, names)...)

@@ -158,9 +158,9 @@ func TestTheFileIsFollowed(t *testing.T) {
 			s.do(n)
 			switch now := n.hasConfig(); {
 			case now && !before:
-				d.await("the config file appeared")
+				d.await(appeared)
 			case before && !now:
-				d.await("the config file vanished: the built-in defaults now apply")
+				d.await(vanished)
 			}
 			line := d.await(strings.ReplaceAll(s.says, "HASH", want.Hash()))
 			if s.says == "config" { // a warning first
@@ -182,6 +182,11 @@ func TestTheFileIsFollowed(t *testing.T) {
 		d.stop()
 	})
 }
+
+const (
+	appeared = "the config file appeared"
+	vanished = "the config file vanished: the built-in defaults now apply"
+)
 
 func (n *node) hasConfig() bool {
 	_, err := os.Stat(n.path)
@@ -219,6 +224,7 @@ func TestAWriterThatPausesIsWaitedFor(t *testing.T) {
 		n.check(err)
 	}
 	d.applied("config", wants(t, exempting("10.1.0.0/16", "10.2.0.0/16")))
+	d.await(appeared)
 	d.silent()
 }
 
@@ -249,8 +255,10 @@ func TestAVolumeOfKubernetesIsFollowed(t *testing.T) {
 	}
 	publish("..6", "") // the key was removed
 	d.applied("config", wants(t, ""))
+	d.await(vanished)
 	publish("..7", exempting("10.7.0.0/16"))
 	d.applied("config", wants(t, exempting("10.7.0.0/16")))
+	d.await(appeared)
 	d.silent()
 }
 

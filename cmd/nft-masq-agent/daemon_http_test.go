@@ -113,7 +113,7 @@ func TestTheProbesTellTheStateInWords(t *testing.T) {
 	}
 	n.swap("")
 	d.await("config accepted again")
-	d.await("the config file appeared")
+	d.await(appeared)
 	probe("/readyz", 200, "ok")
 	d.silent()
 	if code, _ := n.get("/"); code != 404 {

@@ -255,6 +255,7 @@ func TestRefusedRulesAreTriedUntilTheKernelTakesThem(t *testing.T) {
 		n.check(owner.CloseLasting()) // its table goes with it
 		d.await("kernel accepted the rules again")
 		d.await("applied")
+		d.await(appeared)
 		n.holds(wants(t, exempting("10.1.0.0/16"), flag))
 		d.until("it is ready", func() bool { code, _ := n.get("/readyz"); return code == 200 })
 		d.silent()

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/agent"
+	"nft-masq-agent/cmd/nft-masq-agent/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/options"
 	"nft-masq-agent/cmd/nft-masq-agent/running"
 	"nft-masq-agent/config"
@@ -126,6 +127,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 			Version: build().version, Commit: build().commit, Path: o.ConfigPath,
 			ConntrackInterval: o.ConntrackInterval,
 			Defaults:          o.Defaults(), Options: o.NFT(), TakeOver: o.TakeOver, LostLines: lostLines,
+			Uncovered: func(p nft.Policy) []string { return answer.PodProblems(p, o.PodCIDRs) },
 		},
 		log,
 	)

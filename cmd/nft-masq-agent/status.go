@@ -32,6 +32,7 @@ func statusCommand() command {
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := statusFlags{Options: options.AddPolicyFlags(fs), set: fs}
+			f.AddPodCIDRs(fs)
 			addOutput(fs, &f.output)
 			return func(_ context.Context, _ []string, e environment) (int, error) { return f.status(e) }
 		},
@@ -40,7 +41,11 @@ func statusCommand() command {
 
 func (f *statusFlags) status(e environment) (int, error) {
 	agents := running.Agents(e.proc, program)
-	r := answer.Status{Agent: running.Follow(f.Options, f.set, agents), Agents: []answer.Agent{}, Notes: []string{}}
+	pods := f.PodCIDRs
+	r := answer.Status{Agent: running.Follow(f.Options, f.set, agents), Agents: []answer.Agent{}, Uncovered: []string{}, Notes: []string{}}
+	if pods != nil {
+		f.PodCIDRs = pods
+	}
 	for _, a := range agents {
 		r.Agents = append(r.Agents, answer.Agent{PID: a.PID, Args: a.Args, Listening: a.Listening})
 	}
@@ -104,6 +109,7 @@ func askKernel(r *answer.Status, k *kernel.Kernel, o options.Options, want nft.R
 	} else if want, _, err = k.ReadBack(); err != nil {
 		return err
 	}
+	r.Uncovered = answer.PodProblems(want.Policy, o.PodCIDRs)
 	counted := o.NFT()
 	if found {
 		counted.Mode, counted.Chain = held.Mode, held.Chain
@@ -123,6 +129,11 @@ func askKernel(r *answer.Status, k *kernel.Kernel, o options.Options, want nft.R
 			r.Notes = append(r.Notes, fmt.Sprintf("%s: %s", i.Pos, i.Msg))
 		}
 	}
+	return askStale(r, k)
+}
+
+// askStale reports on connections that contradict the rules.
+func askStale(r *answer.Status, k *kernel.Kernel) error {
 	policy, found, err := k.Live()
 	if err != nil || !found {
 		return err

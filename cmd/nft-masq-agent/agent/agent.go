@@ -90,6 +90,9 @@ type Settings struct {
 	TakeOver bool
 	// ConntrackInterval is how often the connections are read; 0: never.
 	ConntrackInterval time.Duration
+	// Uncovered returns the networks of --pod-cidr that a policy does not cover,
+	// and why, in words; it may be nil.
+	Uncovered func(nft.Policy) []string
 	// LostLines returns how many lines of the log were lost; it may be nil.
 	LostLines func() uint64
 }
@@ -504,8 +507,22 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	a.held, a.heldPolicy = a.policy.want.Hash(), a.policy.want.Policy
 	a.drift.writer, a.drift.by, a.owed = 0, nil, kernel.Look{}
 	a.timer.Reset(a.next())
+	if fresh {
+		a.sayUncovered()
+	}
 	if fresh || reason == onStart {
 		a.lookAround(time.Now())
+	}
+}
+
+// sayUncovered warns of pods that the policy does not cover.
+func (a *Agent) sayUncovered() {
+	if a.settings.Uncovered == nil {
+		return
+	}
+	for _, why := range a.settings.Uncovered(a.policy.want.Policy) {
+		a.log.Warn("the config does not cover the pods of --pod-cidr", zap.String("event", "pod_cidr_not_covered"),
+			zap.String("why", why), zap.String("hash", a.policy.want.Hash()))
 	}
 }
 

@@ -28,14 +28,35 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
 		if len(exempt) == 0 && !d.Masquerades(f.IPv6) {
 			found = append(found, Finding{ID: "nothing-masqueraded", Msg: fmt.Sprintf("the conditions together exempt every %s connection: nothing is masqueraded", familyName(f.IPv6))})
 		}
-		found = append(found, lintPodSources(f, podCIDRs)...)
 		found = append(found, lintForcedOutside(f)...)
-		found = append(found, lintPodCIDRs(f, podCIDRs)...)
 		if !f.IPv6 {
 			found = append(found, noteMetadata(f))
 		}
 	}
+	return append(found, LintPods(p, podCIDRs)...)
+}
+
+// LintPods finds networks of pods that a policy does not cover.
+func LintPods(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
+	var found []Finding
+	for _, f := range p.Families {
+		found = append(found, lintPodSources(f, podCIDRs)...)
+		found = append(found, lintPodCIDRs(f, podCIDRs)...)
+	}
 	return found
+}
+
+// PodProblems is [LintPods] in words, each with its place in the config.
+func PodProblems(p nft.Policy, podCIDRs []netip.Prefix) []string {
+	problems := []string{}
+	for _, f := range LintPods(p, podCIDRs) {
+		text := f.Msg
+		if f.Pos != (config.Position{}) {
+			text = f.Pos.String() + ": " + text
+		}
+		problems = append(problems, text)
+	}
+	return problems
 }
 
 // lintPodSources finds networks of pods outside the only sources.

@@ -31,7 +31,9 @@ type Status struct {
 	Overridden []conflictReport `json:"overridden"`
 	Conflicts  []conflictReport `json:"conflicts"` // other rules that masquerade what the config exempts
 	Overruled  []conflictReport `json:"overruled"` // other rules that accept or translate what the config masquerades
-	Notes      []string         `json:"notes"`
+	// Uncovered says which networks of --pod-cidr the policy does not cover.
+	Uncovered []string `json:"uncovered"`
+	Notes     []string `json:"notes"`
 }
 
 // An Agent is a process that runs one, with its flags.
@@ -261,6 +263,9 @@ func (r Status) problems() []string {
 	}
 	if n := len(r.Overruled); n > 0 {
 		add(true, "%s of other programs %s what the config masquerades, such as %s", plural(n, "rule"), either(n == 1, "accepts or translates", "accept or translate"), r.Overruled[0].place())
+	}
+	for _, text := range r.Uncovered {
+		add(true, "%s", text)
 	}
 	add(r.staleText() != "", "%s", r.staleText())
 	return lines

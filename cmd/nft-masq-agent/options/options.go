@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -61,6 +62,10 @@ type Options struct {
 	AllReservedRanges bool
 	EnableIPv6        bool
 	ResyncInterval    time.Duration
+
+	// PodCIDRs are networks of pods that the config is expected to cover, of run,
+	// status and check.
+	PodCIDRs []netip.Prefix
 
 	// Of run.
 	TakeOver    bool
@@ -144,9 +149,32 @@ func AddPolicyFlags(fs *flag.FlagSet) *Options {
 	return o
 }
 
+// AddPodCIDRs declares --pod-cidr.
+func (o *Options) AddPodCIDRs(fs *flag.FlagSet) {
+	fs.Func("pod-cidr", "warn if pods of this `CIDR` would see a node's address instead of a pod's; can be repeated, or a "+
+		"comma-separated list", o.addPodCIDRs)
+}
+
+func (o *Options) addPodCIDRs(list string) error {
+	for _, s := range strings.Split(list, ",") {
+		p, err := netip.ParsePrefix(s)
+		switch {
+		case err != nil:
+			return fmt.Errorf("%q is not a CIDR, such as 10.244.0.0/16", s)
+		case p != p.Masked():
+			return fmt.Errorf("%q has host bits set, the network is %s", s, p.Masked())
+		case p.Addr().Is4In6():
+			return fmt.Errorf("%q is an IPv4-mapped CIDR", s)
+		}
+		o.PodCIDRs = append(o.PodCIDRs, p)
+	}
+	return nil
+}
+
 // AddRunFlags declares the flags of run.
 func AddRunFlags(fs *flag.FlagSet) *Options {
 	o := AddPolicyFlags(fs)
+	o.AddPodCIDRs(fs)
 	fs.BoolVar(&o.TakeOver, "takeover", false, "remove the rules of iptables-based agents in the transaction that activates ours")
 	AddFlag(fs, &o.ConntrackInterval, "conntrack-interval", "0",
 		"`SECONDS` between two readings of the connections for the metrics of port pressure; 0 is off", parseInterval)

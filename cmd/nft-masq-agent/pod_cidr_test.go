@@ -1,0 +1,45 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestRunAndStatusNamePodsThatTheConfigDoesNotCover(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap(exempting("10.1.0.0/16"))
+	d := n.start("--pod-cidr", "10.244.0.0/16,10.245.0.0/16")
+	for _, want := range []string{"10.244.0.0/16", "10.245.0.0/16"} {
+		line := d.await("the config does not cover the pods of --pod-cidr")
+		if line["event"] != "pod_cidr_not_covered" || line["level"] != "warn" || !strings.Contains(line.text("why"), "pod CIDR "+want+" is not exempted") {
+			t.Errorf("%v, want %s", line, want)
+		}
+	}
+	r, _ := n.status()
+	if len(r.Uncovered) != 2 || !strings.Contains(r.Uncovered[0], "10.244.0.0/16") {
+		t.Errorf("with the agent's flags: %q", r.Uncovered)
+	}
+	if r, _ := n.status("--pod-cidr=10.1.2.0/24"); len(r.Uncovered) != 0 {
+		t.Errorf("of covered pods: %q", r.Uncovered)
+	}
+	if text := n.run("status").stdout; !strings.HasPrefix(text, "pod CIDR 10.244.0.0/16 is not exempted") {
+		t.Errorf("status begins\n%s", text)
+	}
+
+	n.swap(exempting("10.244.0.0/15", "10.1.0.0/16"))
+	d.await("applied")
+	if r, _ := n.status(); len(r.Uncovered) != 0 {
+		t.Errorf("after the change: %q", r.Uncovered)
+	}
+	n.swap(exempting("10.0.0.0/8") + "forceMasqueradeCIDRs: [10.245.7.0/24]\n")
+	line := d.await("the config does not cover the pods of --pod-cidr")
+	if why := line.text("why"); !strings.HasPrefix(why, n.path+":") || !strings.Contains(why, "reaches into pod CIDR 10.245.0.0/16") {
+		t.Errorf("after the second change: %q", why)
+	}
+	n.swap(badText)
+	d.await("config rejected")
+	if r, _ := n.status(); len(r.Uncovered) != 1 {
+		t.Errorf("of what the kernel holds: %q", r.Uncovered)
+	}
+}
