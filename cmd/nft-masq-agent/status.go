@@ -5,7 +5,9 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"path/filepath"
 
+	"nft-masq-agent/cmd/nft-masq-agent/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/options"
 	"nft-masq-agent/cmd/nft-masq-agent/running"
@@ -47,7 +49,7 @@ func (f *statusFlags) status(e environment) (int, error) {
 		f.PodCIDRs = pods
 	}
 	for _, a := range agents {
-		r.Agents = append(r.Agents, answer.Agent{PID: a.PID, Args: a.Args, Listening: a.Listening})
+		r.Agents = append(r.Agents, answer.Agent{PID: a.PID, Args: a.Args, Listening: a.Listening, Policy: askPolicy(a)})
 	}
 	r.Notes = append(r.Notes, legacyIPTables(e.proc)...)
 	l, err := f.Load()
@@ -73,6 +75,18 @@ func (f *statusFlags) status(e environment) (int, error) {
 		return exitFailed, nil
 	}
 	return exitDone, nil
+}
+
+// askPolicy asks an agent which policy it enforces, nil if it does not answer.
+func askPolicy(a running.Agent) *answer.AgentPolicy {
+	if !filepath.IsAbs(a.Options.ProbeSocket) {
+		return nil
+	}
+	report, err := agent.Ask(filepath.Join(a.Options.Root, a.Options.ProbeSocket))
+	if err != nil {
+		return nil
+	}
+	return (*answer.AgentPolicy)(report.Policy)
 }
 
 // askKernel reports on the kernel. What a bad config wants is not known: then the

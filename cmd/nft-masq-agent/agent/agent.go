@@ -415,6 +415,7 @@ func (a *Agent) reconsider() error {
 			return err
 		}
 		a.held = ""
+		a.health.enforcing(nil)
 	}
 	was := a.policy.from
 	a.policy, a.fresh = next, true
@@ -485,6 +486,7 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	a.planTakeOver(reason, look, time.Since(start))
 	// First the state, then the line: who reads the line finds us ready.
 	a.health.inStep(*a.policy.want)
+	a.tellChange(reason, applied, drift)
 	a.sayReplaced(kernel.Others{Legacy: applied.Replaced})
 	if tookOver {
 		a.sayTakenOver(applied)
@@ -513,6 +515,32 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	if fresh || reason == onStart {
 		a.lookAround(time.Now())
 	}
+}
+
+// tellChange tells probes what was changed in the kernel, and why.
+func (a *Agent) tellChange(reason string, applied kernel.Applied, drift bool) {
+	n, hash, now := len(applied.Differences), a.policy.want.Hash(), time.Now()
+	if n == 0 && a.held == hash {
+		return
+	}
+	e := Enforced{Hash: hash, Since: now, Changed: now, Why: reason}
+	if before := a.health.now().enforces; before != nil && a.held == hash {
+		e.Since = before.Since
+	}
+	switch {
+	case drift:
+		e.What, e.Why = fmt.Sprintf("rules restored, differences: %d", n), "changed by "+a.drift.names()
+	case a.held == hash:
+		e.What = fmt.Sprintf("differences removed: %d", n)
+	case a.held != "":
+		added, removed := a.policy.want.Policy.Beyond(a.heldPolicy, 0), a.heldPolicy.Beyond(a.policy.want.Policy, 0)
+		e.What = fmt.Sprintf("policy %s replaced, entries added: %d, removed: %d", a.held, added.Count, removed.Count)
+	case n == 0:
+		e.What = "the rules were in place already"
+	default:
+		e.What = "rules installed"
+	}
+	a.health.enforcing(&e)
 }
 
 // sayUncovered warns of pods that the policy does not cover.

@@ -37,8 +37,9 @@ type state struct {
 
 	listening bool // to changes of the ruleset
 
-	kernel *installed // nil until something is in the kernel
-	others *others    // nil until somebody looked
+	kernel   *installed // nil until something is in the kernel
+	enforces *Enforced  // nil while the agent enforces nothing
+	others   *others    // nil until somebody looked
 	// Lists of the only interfaces of which the node has none; nil: not known.
 	unmatched *int
 
@@ -116,6 +117,8 @@ func (h *health) inStep(r nft.Ruleset) {
 		h.wasSynced = h.wasSynced || h.synced
 	})
 }
+
+func (h *health) enforcing(e *Enforced) { h.do(func() { h.enforces = e }) }
 
 func (h *health) listens(yes bool) { h.do(func() { h.listening = yes }) }
 

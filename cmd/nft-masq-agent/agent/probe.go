@@ -14,10 +14,21 @@ import (
 )
 
 // A Report is what an agent answers on its probe socket: why it is not alive or
-// not ready, "" for yes.
+// not ready, "" for yes; and which policy it enforces, nil for none.
 type Report struct {
-	Alive string `json:"alive"`
-	Ready string `json:"ready"`
+	Alive  string    `json:"alive"`
+	Ready  string    `json:"ready"`
+	Policy *Enforced `json:"policy,omitempty"`
+}
+
+// Enforced is the policy that an agent enforces, and what it last changed in the
+// kernel and why.
+type Enforced struct {
+	Hash    string    `json:"hash"`
+	Since   time.Time `json:"since"`
+	Changed time.Time `json:"changed"`
+	What    string    `json:"what"`
+	Why     string    `json:"why"`
 }
 
 // Limits of the probe socket. A report is written at once, and nothing is read.
@@ -34,7 +45,7 @@ func (a *Agent) Report() Report {
 		}
 		return err.Error()
 	}
-	return Report{text(a.Alive()), text(a.Ready())}
+	return Report{text(a.Alive()), text(a.Ready()), a.health.now().enforces}
 }
 
 // ServeProbes answers whoever connects to a unix socket with a report, until ctx

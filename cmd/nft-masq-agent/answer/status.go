@@ -43,6 +43,23 @@ type Agent struct {
 	// Listening says that it hears of changes to the ruleset; else it compares
 	// generations.
 	Listening bool `json:"listening"`
+	// Policy is what it says on its probe socket; none: it was not reached.
+	Policy *AgentPolicy `json:"policy,omitempty"`
+}
+
+// An AgentPolicy is the policy that an agent enforces, since when, and what it last
+// changed in the kernel and why.
+type AgentPolicy struct {
+	Hash    string    `json:"hash"`
+	Since   time.Time `json:"since"`
+	Changed time.Time `json:"changed"`
+	What    string    `json:"what"`
+	Why     string    `json:"why"`
+}
+
+func (p AgentPolicy) String() string {
+	return fmt.Sprintf("enforces %s since %s; last change %s: %s (%s)",
+		p.Hash, p.Since.UTC().Format(time.RFC3339), p.Changed.UTC().Format(time.RFC3339), p.What, p.Why)
 }
 
 // A configReport is what the files say.
@@ -228,6 +245,9 @@ func (r Status) String() string {
 			how = "listens to ruleset changes: it restores changed rules within milliseconds and names the program"
 		}
 		b.WriteString(Line(fmt.Sprintf("pid %d %s", a.PID, how), "  "))
+		if a.Policy != nil {
+			b.WriteString(Line(fmt.Sprintf("pid %d %s", a.PID, a.Policy), "  "))
+		}
 	}
 	r.writeConnections(&b)
 	writeList(&b, "Errors of the config:", r.Config.Errors)

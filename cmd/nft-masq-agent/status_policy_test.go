@@ -1,0 +1,69 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/cmd/nft-masq-agent/answer"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+)
+
+func TestStatusSaysSinceWhenThePolicyIsEnforcedAndWhatChangedLast(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	first := exempting("10.1.0.0/16", "10.2.0.0/16")
+	n.swap(first)
+	socket := filepath.Join(t.TempDir(), "probe.sock")
+	d := n.start("--probe-socket", socket)
+	d.await("answering probes")
+	d.began(wants(t, first))
+	policy := func(what, why, config string) answer.AgentPolicy {
+		t.Helper()
+		r, _ := n.status()
+		if len(r.Agents) != 1 || r.Agents[0].Policy == nil {
+			t.Fatalf("the agent did not say: %+v", r.Agents)
+		}
+		p := *r.Agents[0].Policy
+		if p.What != what || p.Why != why || p.Hash != wants(t, config).Hash() || p.Since.IsZero() || p.Changed.Before(p.Since) {
+			t.Errorf("%+v, want %s (%s)", p, what, why)
+		}
+		return p
+	}
+	started := policy("rules installed", "start", first)
+	second := exempting("10.2.0.0/16", "10.3.0.0/16", "10.4.0.0/16")
+	n.swap(second)
+	d.await("applied")
+	changed := policy(fmt.Sprintf("policy %s replaced, entries added: 2, removed: 1", started.Hash), "config", second)
+	if !changed.Since.After(started.Since) {
+		t.Errorf("since %s, before that since %s", changed.Since, started.Since)
+	}
+	nfttest.NFT(t, n.NS, "", "flush", "chain", "inet", nft.TableName, "postrouting")
+	line := d.await("rules were changed by another program; restored")
+	restored := policy(fmt.Sprintf("rules restored, differences: %v", line["differences"]), fmt.Sprintf("changed by %s", line["by"]), second)
+	if !restored.Since.Equal(changed.Since) || !restored.Changed.After(changed.Changed) {
+		t.Errorf("restored: %+v, before that %+v", restored, changed)
+	}
+	if text := n.run("status").stdout; !strings.Contains(text, restored.String()) {
+		t.Errorf("no %q in\n%s", restored, text)
+	}
+	d.stop()
+	if r, _ := n.status(); len(r.Agents) != 0 {
+		t.Errorf("after its end: %+v", r.Agents)
+	}
+}
+
+func TestStatusSaysNothingOfAnAgentThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	d := n.start()
+	d.began(wants(t, ""))
+	if r, code := n.status(); code != exitDone || len(r.Agents) != 1 || r.Agents[0].Policy != nil {
+		t.Errorf("exit code %d: %+v", code, r.Agents)
+	}
+	if text := n.run("status").stdout; strings.Contains(text, "last change") {
+		t.Errorf("status says\n%s", text)
+	}
+}
