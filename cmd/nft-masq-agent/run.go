@@ -116,7 +116,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		agent.Kernel{
 			Apply: givingBack(k.Apply), ReadBack: k.ReadBack, PortID: k.PortID,
 			Counters: func() ([]kernel.Counts, error) { return counters.Counters(o.NFT()) },
-			Others:   k.Others, Interfaces: kernel.Interfaces, XTables: k.XTables, Cleanup: k.Cleanup, Stale: countStale, Flush: flushStale, Pressure: conntrack.Open().Pressure, Generation: generations.Generation,
+			Others:   accepting(k, o.AcceptForeign), Interfaces: kernel.Interfaces, XTables: k.XTables, Cleanup: k.Cleanup, Stale: countStale, Flush: flushStale, Pressure: conntrack.Open().Pressure, Generation: generations.Generation,
 			Forget: func() {
 				if k.Forget() {
 					giveBack()
@@ -167,6 +167,16 @@ func givingBack(apply applyFunc) applyFunc {
 			giveBack()
 		}
 		return a, err
+	}
+}
+
+// accepting looks for the rules of others, but for conflicts in chains that the
+// operator accepts.
+func accepting(k *kernel.Kernel, chains []string) func(nft.Ruleset) (kernel.Others, error) {
+	return func(want nft.Ruleset) (kernel.Others, error) {
+		others, err := k.Others(want)
+		others.Accept(chains)
+		return others, err
 	}
 }
 

@@ -35,6 +35,7 @@ func statusCommand() command {
 		flags: func(fs *flag.FlagSet) action {
 			f := statusFlags{Options: options.AddPolicyFlags(fs), set: fs}
 			f.AddPodCIDRs(fs)
+			f.AddAcceptForeign(fs)
 			addOutput(fs, &f.output)
 			return func(_ context.Context, _ []string, e environment) (int, error) { return f.status(e) }
 		},
@@ -43,10 +44,13 @@ func statusCommand() command {
 
 func (f *statusFlags) status(e environment) (int, error) {
 	agents := running.Agents(e.proc, program)
-	pods := f.PodCIDRs
+	pods, accept := f.PodCIDRs, f.AcceptForeign
 	r := answer.Status{Agent: running.Follow(f.Options, f.set, agents), Agents: []answer.Agent{}, Uncovered: []string{}, Notes: []string{}}
 	if pods != nil {
 		f.PodCIDRs = pods
+	}
+	if accept != nil {
+		f.AcceptForeign = accept
 	}
 	for _, a := range agents {
 		r.Agents = append(r.Agents, answer.Agent{PID: a.PID, Args: a.Args, Listening: a.Listening, Policy: askPolicy(a)})
@@ -133,7 +137,7 @@ func askKernel(r *answer.Status, k *kernel.Kernel, o options.Options, want nft.R
 		return err
 	}
 	r.SetConnections(counts)
-	others, err := k.Others(want)
+	others, err := accepting(k, o.AcceptForeign)(want)
 	if err != nil {
 		return err
 	}

@@ -23,6 +23,11 @@ type Others struct {
 	// Overridden are rules that would masquerade what the policy exempts, if it did not
 	// enforce that.
 	Overridden []foreign.Conflict
+	// Podless are rules that masquerade what the policy exempts, but from no source
+	// that the policy names as one of pods.
+	Podless []foreign.Conflict
+	// Accepted are those of Conflicts and Overruled that [Others.Accept] was told of.
+	Accepted []foreign.Conflict
 	// XTables are chains of such agents in legacy ip_tables.
 	XTables []foreign.XTChain
 	// Unread counts rules that were not read because there are too many.
@@ -32,6 +37,20 @@ type Others struct {
 // Of returns what of Overruled is of a kind.
 func (o Others) Of(kind foreign.Kind) []foreign.Conflict {
 	return slices.DeleteFunc(slices.Clone(o.Overruled), func(c foreign.Conflict) bool { return c.Kind != kind })
+}
+
+// Accept moves what stands in chains that the operator accepts, each written as FAMILY
+// TABLE CHAIN, from Conflicts and Overruled to Accepted.
+func (o *Others) Accept(chains []string) {
+	accepted := func(c foreign.Conflict) bool {
+		is := slices.Contains(chains, c.Table()+" "+c.Chain())
+		if is {
+			o.Accepted = append(o.Accepted, c)
+		}
+		return is
+	}
+	o.Conflicts = slices.DeleteFunc(o.Conflicts, accepted)
+	o.Overruled = slices.DeleteFunc(o.Overruled, accepted)
 }
 
 // OlderAgentDecides says whether packets meet rules of an iptables-based agent.
@@ -54,20 +73,22 @@ func (k *Kernel) Others(want nft.Ruleset) (Others, error) {
 	if err != nil {
 		return Others{}, err
 	}
-	conflicts, overridden := enforced(want.Policy, foreign.Conflicts(snapshot, want.Policy.ExemptDestinations()))
+	conflicts, podless, overridden := enforced(want.Policy, foreign.Conflicts(snapshot, want.Policy.ExemptDestinations()))
 	return Others{
 		XTables:    xtables,
 		Legacy:     foreign.Legacy(snapshot),
 		Conflicts:  conflicts,
 		Overruled:  foreign.Overruled(snapshot, share(want)),
 		Overridden: overridden,
+		Podless:    podless,
 		Unread:     snapshot.Unread,
 	}, nil
 }
 
 // enforced tells the conflicts that come too late, because the policy enforces what
-// it exempts, from the others. What comes too late and meets no pod is neither.
-func enforced(p nft.Policy, all []foreign.Conflict) (conflicts, overridden []foreign.Conflict) {
+// it exempts, and those that meet no pod from the others. What comes too late and meets
+// no pod is none of them.
+func enforced(p nft.Policy, all []foreign.Conflict) (conflicts, podless, overridden []foreign.Conflict) {
 	for _, c := range all {
 		late, meets := c.Priority > nft.EnforcePriority, false
 		for _, f := range p.Families {
@@ -79,13 +100,16 @@ func enforced(p nft.Policy, all []foreign.Conflict) (conflicts, overridden []for
 			meets = meets || len(pods) == 0 || c.From(pods)
 		}
 		switch {
-		case !late:
-			conflicts = append(conflicts, c)
-		case meets:
+		case late && meets:
 			overridden = append(overridden, c)
+		case late:
+		case meets:
+			conflicts = append(conflicts, c)
+		default:
+			podless = append(podless, c)
 		}
 	}
-	return conflicts, overridden
+	return conflicts, podless, overridden
 }
 
 // Rewrites finds all rules of others that can rewrite a source address.

@@ -182,7 +182,7 @@ func ownGauges() []gauge {
 // foreignGauges tell what other programs have on the node.
 func foreignGauges() []gauge {
 	return []gauge{
-		newGauge("foreign_masquerade_rules", "Other programs' rules that masquerade what the config exempts.",
+		newGauge("foreign_masquerade_rules", "Other programs' rules that masquerade what the config exempts, without accepted ones and those that meet no pod.",
 			func(s state, set setter) {
 				if s.others != nil {
 					set(float64(s.others.foreign))

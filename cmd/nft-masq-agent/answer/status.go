@@ -31,6 +31,10 @@ type Status struct {
 	Overridden []conflictReport `json:"overridden"`
 	Conflicts  []conflictReport `json:"conflicts"` // other rules that masquerade what the config exempts
 	Overruled  []conflictReport `json:"overruled"` // other rules that accept or translate what the config masquerades
+	Accepted   []conflictReport `json:"accepted"`  // of both, in chains that --accept-foreign names
+	// Podless are rules that masquerade what the config exempts, but from no source of
+	// masqueradeSrcCIDRs.
+	Podless []conflictReport `json:"podless"`
 	// Uncovered says which networks of --pod-cidr the policy does not cover.
 	Uncovered []string `json:"uncovered"`
 	Notes     []string `json:"notes"`
@@ -194,6 +198,7 @@ func (r Status) staleText() string {
 func (r *Status) SetOthers(others kernel.Others) {
 	r.Legacy = []string{}
 	r.Overridden = conflictReports(others.Overridden)
+	r.Accepted, r.Podless = conflictReports(others.Accepted), conflictReports(others.Podless)
 	r.Conflicts, r.Overruled = conflictReports(others.Conflicts), conflictReports(others.Overruled)
 	for _, l := range others.Legacy {
 		r.Legacy = append(r.Legacy, l.String())
@@ -257,6 +262,8 @@ func (r Status) String() string {
 	writeList(&b, "Other rules that masquerade what the config exempts:", conflictLines(r.Conflicts))
 	writeList(&b, "Other rules that accept or translate what the config masquerades:", conflictLines(r.Overruled))
 	writeList(&b, "Other rules that would masquerade what pods send to exempt destinations, but for enforceNonMasquerade:", conflictLines(r.Overridden))
+	writeList(&b, "Rules of other programs that --accept-foreign accepts:", conflictLines(r.Accepted))
+	writeList(&b, "Other rules that masquerade what the config exempts, but from no address in masqueradeSrcCIDRs:", conflictLines(r.Podless))
 	writeList(&b, "Notes:", r.Notes)
 	return b.String()
 }

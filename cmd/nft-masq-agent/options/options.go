@@ -67,6 +67,10 @@ type Options struct {
 	// status and check.
 	PodCIDRs []netip.Prefix
 
+	// AcceptForeign are chains of other programs, as FAMILY TABLE CHAIN, whose
+	// conflicts with the config are accepted, of run and status.
+	AcceptForeign []string
+
 	// Of run.
 	TakeOver    bool
 	HTTPAddress string // "" for off
@@ -171,10 +175,26 @@ func (o *Options) addPodCIDRs(list string) error {
 	return nil
 }
 
+// AddAcceptForeign declares --accept-foreign.
+func (o *Options) AddAcceptForeign(fs *flag.FlagSet) {
+	fs.Func("accept-foreign", "accept the rules of other programs in a chain, given as `'FAMILY TABLE CHAIN'`, although they "+
+		"contradict the config: status lists them apart, and no metric counts them; can be repeated", o.addAcceptForeign)
+}
+
+func (o *Options) addAcceptForeign(s string) error {
+	words := strings.Fields(s)
+	if len(words) != 3 || !slices.Contains([]string{"ip", "ip6", "inet"}, words[0]) {
+		return errors.New("is not FAMILY TABLE CHAIN, such as 'ip nat POSTROUTING'; the families are ip, ip6 and inet")
+	}
+	o.AcceptForeign = append(o.AcceptForeign, strings.Join(words, " "))
+	return nil
+}
+
 // AddRunFlags declares the flags of run.
 func AddRunFlags(fs *flag.FlagSet) *Options {
 	o := AddPolicyFlags(fs)
 	o.AddPodCIDRs(fs)
+	o.AddAcceptForeign(fs)
 	fs.BoolVar(&o.TakeOver, "takeover", false, "remove the rules of iptables-based agents in the transaction that activates ours")
 	AddFlag(fs, &o.ConntrackInterval, "conntrack-interval", "0",
 		"`SECONDS` between two readings of the connections for the metrics of port pressure; 0 is off", parseInterval)
