@@ -309,7 +309,7 @@ func reloads() int {
 	if long {
 		return 10_000
 	}
-	return 300
+	return 100
 }
 
 func TestReloadsLeakNothing(t *testing.T) {

@@ -32,7 +32,7 @@ func soakTime() time.Duration {
 	case testing.Short():
 		return time.Second / 2
 	}
-	return 5 * time.Second
+	return 2 * time.Second
 }
 
 // An assailant does at random what may harm the agent.

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -99,6 +100,21 @@ func Send(flow Flow) (Sighting, error) {
 	return s, nil
 }
 
+// listenTCP listens at the destination of a flow, once the connection before it
+// has left the port.
+func listenTCP(ctx context.Context, f Flow, network string) (listener *net.TCPListener, err error) {
+	for {
+		err = f.To.Do(func() (err error) {
+			listener, err = net.ListenTCP(network, &net.TCPAddr{Port: int(f.Dst.Port())})
+			return err
+		})
+		if !errors.Is(err, unix.EADDRINUSE) || ctx.Err() != nil {
+			return listener, err
+		}
+		runtime.Gosched()
+	}
+}
+
 // sendTCP opens a connection to a listener of its own.
 func sendTCP(f Flow) (Sighting, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -107,11 +123,7 @@ func sendTCP(f Flow) (Sighting, error) {
 	if f.Dst.Addr().Is4() {
 		network = "tcp4"
 	}
-	var listener *net.TCPListener
-	err := f.To.Do(func() (err error) {
-		listener, err = net.ListenTCP(network, &net.TCPAddr{Port: int(f.Dst.Port())})
-		return err
-	})
+	listener, err := listenTCP(ctx, f, network)
 	if err != nil {
 		return Sighting{}, err
 	}
