@@ -33,8 +33,8 @@ func Unwrap(s Source) (out Source, note *Problem, err error) {
 		return s, nil, nil
 	}
 	var manifest yaml.Node
-	if yaml.Unmarshal(s.Data, &manifest) != nil || len(manifest.Content) != 1 {
-		return s, nil, nil
+	if err := yaml.Unmarshal(s.Data, &manifest); err != nil || len(manifest.Content) != 1 {
+		return s, nil, nil //nolint:nilerr // Parse reports what is wrong with it
 	}
 	root := manifest.Content[0]
 	if kind := child(root, "kind"); kind == nil || kind.Value != "ConfigMap" {

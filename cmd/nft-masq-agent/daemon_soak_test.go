@@ -205,6 +205,12 @@ func (a *assailant) holdLog() {
 	time.AfterFunc(time.Duration(a.IntN(3000))*time.Millisecond, a.mu.Unlock)
 }
 
+// awaitReader waits until the log is read again.
+func (a *assailant) awaitReader() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+}
+
 // relent lets go of everything and leaves a valid config.
 func (a *assailant) relent() nft.Ruleset {
 	a.t.Helper()
@@ -212,8 +218,7 @@ func (a *assailant) relent() nft.Ruleset {
 		_ = c.Close()
 	}
 	a.conns = nil
-	a.mu.Lock() // the log is read again
-	a.mu.Unlock()
+	a.awaitReader()
 	_ = os.RemoveAll(a.path)
 	a.check(a.swapFile(a.good()))
 	want, err := a.settles(nft.Ruleset{}, []string{"--mode=" + string(a.mode)})
@@ -274,7 +279,7 @@ func memoryCgroup(t *testing.T, limit int64) string {
 	if _, err := os.Stat(root); err != nil {
 		root, file = "/sys/fs/cgroup", "memory.max"
 	}
-	dir, err := os.MkdirTemp(root, "nft-masq-agent-test-")
+	dir, err := os.MkdirTemp(root, "nft-masq-agent-test-") //nolint:usetesting // a cgroup is no directory of the test's
 	if err == nil {
 		t.Cleanup(func() { _ = os.Remove(dir) })
 		err = os.WriteFile(filepath.Join(dir, file), []byte(strconv.FormatInt(limit, 10)), 0)
