@@ -40,6 +40,9 @@ func (l *Listener) Join() error {
 	go func() {
 		for ctx.Err() == nil {
 			c, err := joined.Receive()
+			if ctx.Err() != nil {
+				return // that the socket is closed is no news
+			}
 			select {
 			case l.changes <- Heard{c, err}:
 			case <-ctx.Done():
