@@ -31,7 +31,7 @@ func (b *bench) others(ctx context.Context) error {
 	return b.neighbourOf(ctx, services, "rules of so many Services", func(*nfttest.NS) (transaction, error) { return kubeProxyLike(services) })
 }
 
-// A transaction is one of another program; release gives free what it holds.
+// A transaction is one of another program; release frees what it holds.
 type transaction struct {
 	send    func(*node) (time.Duration, error)
 	release func() error

@@ -35,7 +35,7 @@ type world struct {
 
 	held       string // hash of what the kernel holds
 	left       *nft.Ruleset
-	mu         sync.Mutex // a timer that fires is no synchronisation
+	mu         sync.Mutex // a firing timer does not synchronize
 	refuses    error
 	writes     []string // hashes, in the order in which they were written
 	looks      int

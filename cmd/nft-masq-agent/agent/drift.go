@@ -203,7 +203,7 @@ func (a *Agent) checked(reason string, look kernel.Look, took time.Duration, err
 	case err != nil:
 		// What is there of ours may be half of what was to be written.
 		d.generation, _ = a.kernel.Generation()
-	case look.Quick: // is no proof
+	case look.Quick: // does not prove that all is right
 		d.generation = 0
 		if d.listening {
 			d.due = d.pace.checkAt

@@ -41,7 +41,7 @@ func (l *Listener) Join() error {
 		for ctx.Err() == nil {
 			c, err := joined.Receive()
 			if ctx.Err() != nil {
-				return // that the socket is closed is no news
+				return // we closed the socket ourselves
 			}
 			select {
 			case l.changes <- Heard{c, err}:
