@@ -5,9 +5,9 @@ import (
 	"flag"
 	"fmt"
 
-	"nft-masq-agent/cmd/nft-masq-agent/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/options"
-	"nft-masq-agent/cmd/nft-masq-agent/running"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft/kernel"
 )
 

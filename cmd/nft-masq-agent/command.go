@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"strings"
 
-	"nft-masq-agent/cmd/nft-masq-agent/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 )
 
 // Exit codes.

@@ -65,21 +65,21 @@ func TestPackagesDependOneWay(t *testing.T) {
 	t.Parallel()
 	// A package that is not named may import none of ours.
 	mayImport := map[string][]string{
-		"nft/nfnetlink":            {"nft/iprange"},
-		"nft/ruletext":             {"nft/nfnetlink", "nft/iprange"},
-		"nft/foreign":              {"nft/nfnetlink", "nft/ruletext", "nft/iprange"},
-		"nft":                      {"config", "nft/nfnetlink", "nft/iprange"},
-		"nft/conntrack":            {"nft", "nft/nfnetlink"},
-		"nft/tables":               {"config", "nft", "nft/nfnetlink", "nft/ruletext", "nft/iprange"},
-		"nft/kernel":               {"config", "nft", "nft/tables", "nft/foreign", "nft/nfnetlink", "nft/ruletext", "nft/iprange"},
-		"nft/nfttest":              {"nft/nfttest/netns"},
-		"nft/nfttest/cases":        {"config", "nft", "nft/nfttest"},
-		"manifests/cluster":        {"nft/nfttest", "nft/nfttest/netns"},
-		"cmd/nft-masq-agent/agent": {"config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/nfnetlink"},
+		"nft/nfnetlink":                     {"nft/iprange"},
+		"nft/ruletext":                      {"nft/nfnetlink", "nft/iprange"},
+		"nft/foreign":                       {"nft/nfnetlink", "nft/ruletext", "nft/iprange"},
+		"nft":                               {"config", "nft/nfnetlink", "nft/iprange"},
+		"nft/conntrack":                     {"nft", "nft/nfnetlink"},
+		"nft/tables":                        {"config", "nft", "nft/nfnetlink", "nft/ruletext", "nft/iprange"},
+		"nft/kernel":                        {"config", "nft", "nft/tables", "nft/foreign", "nft/nfnetlink", "nft/ruletext", "nft/iprange"},
+		"nft/nfttest":                       {"nft/nfttest/netns"},
+		"nft/nfttest/cases":                 {"config", "nft", "nft/nfttest"},
+		"manifests/cluster":                 {"nft/nfttest", "nft/nfttest/netns"},
+		"cmd/nft-masq-agent/internal/agent": {"config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/nfnetlink"},
 
-		"cmd/nft-masq-agent/options": {"config", "nft"},
-		"cmd/nft-masq-agent/running": {"cmd/nft-masq-agent/options"},
-		"cmd/nft-masq-agent/answer":  {"config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "cmd/nft-masq-agent/options"},
+		"cmd/nft-masq-agent/internal/options": {"config", "nft"},
+		"cmd/nft-masq-agent/internal/running": {"cmd/nft-masq-agent/internal/options"},
+		"cmd/nft-masq-agent/internal/answer":  {"config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "cmd/nft-masq-agent/internal/options"},
 	}
 	all := goList(t, "./...")
 	for _, p := range all {

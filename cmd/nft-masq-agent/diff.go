@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"net/netip"
 
-	"nft-masq-agent/cmd/nft-masq-agent/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/options"
-	"nft-masq-agent/cmd/nft-masq-agent/running"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"nft-masq-agent/cmd/nft-masq-agent/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 )
 
 func parseRun(t *testing.T, line string) *options.Options {

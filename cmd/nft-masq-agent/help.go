@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"nft-masq-agent/cmd/nft-masq-agent/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 )
 
 // help answers the command of that name: about the program, or about one

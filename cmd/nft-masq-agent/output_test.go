@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nft-masq-agent/cmd/nft-masq-agent/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 )
 
 func TestATerminalSeesTheLineOfTheFile(t *testing.T) {

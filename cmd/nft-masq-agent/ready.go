@@ -5,8 +5,8 @@ import (
 	"flag"
 	"fmt"
 
-	"nft-masq-agent/cmd/nft-masq-agent/agent"
-	"nft-masq-agent/cmd/nft-masq-agent/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 )
 
 type readyFlags struct {

@@ -6,8 +6,8 @@ import (
 	"flag"
 	"fmt"
 
-	"nft-masq-agent/cmd/nft-masq-agent/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/nft"
 )
 

@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"nft-masq-agent/cmd/nft-masq-agent/agent"
-	"nft-masq-agent/cmd/nft-masq-agent/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/options"
-	"nft-masq-agent/cmd/nft-masq-agent/running"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
 )

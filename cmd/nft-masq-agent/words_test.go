@@ -65,7 +65,7 @@ func userTexts(t *testing.T) map[string]string {
 	}
 	texts["help"] = programHelp(commands())
 	for _, source := range []string{"metrics.go", "ports.go"} {
-		literals := regexp.MustCompile(`"[^"\n]* [^"\n]*"`).FindAllString(readDocument(t, "cmd/nft-masq-agent/agent/"+source), -1)
+		literals := regexp.MustCompile(`"[^"\n]* [^"\n]*"`).FindAllString(readDocument(t, "cmd/nft-masq-agent/internal/agent/"+source), -1)
 		if len(literals) < 5 {
 			t.Fatalf("%s describes no metrics", source)
 		}

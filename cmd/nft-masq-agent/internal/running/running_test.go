@@ -8,8 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nft-masq-agent/cmd/nft-masq-agent/options"
-	"nft-masq-agent/cmd/nft-masq-agent/running"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 )
 

@@ -63,7 +63,7 @@ func TestMetricsAreLintClean(t *testing.T) {
 }
 
 func TestReadmeOfTheManifestsListsTheMetrics(t *testing.T) {
-	text, err := os.ReadFile("../../../manifests/README.md")
+	text, err := os.ReadFile("../../../../manifests/README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
