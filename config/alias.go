@@ -2,23 +2,23 @@ package config
 
 import "gopkg.in/yaml.v3"
 
-// aliases counts what the aliases of a document expand to, without expanding
-// them, and allows as much as yaml.v2 and yaml.v3 do where they decode.
+// aliases counts the values that the aliases of a document expand to, without
+// expanding them. It allows as many as yaml.v2 and yaml.v3 do when they decode.
 type aliases struct {
 	lists   folds
-	sizes   map[*yaml.Node]int // of anchored nodes that were passed
+	sizes   map[*yaml.Node]int // of the anchored nodes seen so far
 	total   int
 	aliased int
 }
 
-// check walks n in the order of the text. It returns the first alias that is
-// too much, or stands inside its own anchor, with a message.
+// check walks n in document order. It returns the first alias that exceeds the
+// limit or refers to an anchor it is part of, and a message.
 func (a *aliases) check(n *yaml.Node) (*yaml.Node, string) {
 	before := a.total
 	a.total += 1 + len(a.lists[n])
 	if n.Kind == yaml.AliasNode {
-		size, passed := a.sizes[n.Alias]
-		if !passed {
+		size, seen := a.sizes[n.Alias]
+		if !seen {
 			return n, "the alias is inside its own anchor"
 		}
 		a.total += size
@@ -39,11 +39,11 @@ func (a *aliases) check(n *yaml.Node) (*yaml.Node, string) {
 	return nil, ""
 }
 
-// maxShare is how much of a document yaml.v2 lets come from aliases, up to 400,000
-// values.
+// maxShare is the share of a document that yaml.v2 allows to come from aliases,
+// up to 400,000 values.
 const maxShare = 0.99
 
-// target follows an alias.
+// target returns the node that an alias refers to, or n itself.
 func target(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// strictCIDR parses a CIDR of which nothing is to be said. None is as long as
-// what a message quotes.
+// strictCIDR parses a CIDR that needs neither an error nor a warning. Anything
+// longer than maxQuoted cannot be one.
 func strictCIDR(s string) (netip.Prefix, bool) {
 	if s == "" || len(s) > maxQuoted {
 		return netip.Prefix{}, false
@@ -16,8 +16,8 @@ func strictCIDR(s string) (netip.Prefix, bool) {
 	return p, err == nil && !p.Addr().Is4In6() && p == p.Masked()
 }
 
-// parseCIDR parses a CIDR. The message says what is wrong with it, and what
-// to write instead; it is empty for a valid one.
+// parseCIDR parses a CIDR. The message explains what is wrong and what to write
+// instead; it is empty if the CIDR is valid.
 func parseCIDR(s string) (netip.Prefix, string) {
 	p, ok := strictCIDR(s)
 	if ok {
@@ -31,7 +31,7 @@ func parseCIDR(s string) (netip.Prefix, string) {
 		if short == "" {
 			short = "0"
 		}
-		return parseCIDR(addr + "/" + short) // net.ParseCIDR takes 10.0.0.0/08 for 10.0.0.0/8
+		return parseCIDR(addr + "/" + short) // net.ParseCIDR accepts 10.0.0.0/08 as 10.0.0.0/8
 	}
 	if _, zone, ok := strings.Cut(length, "%"); ok {
 		return p, fmt.Sprintf("%s has a zone, which no CIDR has: remove %q", quote(s), "%"+zone)

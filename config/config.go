@@ -5,74 +5,75 @@ import (
 	"time"
 )
 
-// A CIDR is a network as it stands in a file: masked, without zone, and never
-// an IPv4-mapped one.
+// A CIDR is a network from a config file: masked, without a zone, and never
+// IPv4-mapped.
 type CIDR struct {
 	netip.Prefix
 	Pos Position
 }
 
-// A Config is what the files say, completed by the defaults. The lists are as
-// written: in file order, duplicates kept.
+// A Config is the content of the files, completed by the defaults. Lists are as
+// written: in file order, with duplicates.
 type Config struct {
 	NonMasqueradeCIDRs    []CIDR
 	ForceMasqueradeCIDRs  []CIDR
 	NonMasqueradeSrcCIDRs []CIDR
 	MasqueradeSrcCIDRs    []CIDR
-	ExemptHost            *Position // where masqueradeHost is false; nil: it is true
+	ExemptHost            *Position // position of masqueradeHost: false; nil if true
 
 	MasqueradeSrcInterfaces    []Interface
 	MasqueradeOutInterfaces    []Interface
 	NonMasqueradeOutInterfaces []Interface
 
-	Enforce *Position // where enforceNonMasquerade is true; nil: it is false
+	Enforce *Position // position of enforceNonMasquerade: true; nil if false
 
 	MasqLinkLocal     bool
 	MasqLinkLocalIPv6 bool
 	EnableIPv6        bool
 
-	ResyncInterval time.Duration // of a file: from 1s to 24h
+	ResyncInterval time.Duration // from a file: 1s to 24h
 
 	StaleConnections Stale
-	StaleAt          *Position // where a file says so
+	StaleAt          *Position // its position; nil if no file sets it
 }
 
-// Stale says what happens to connections whose translation contradicts a changed
-// policy.
+// Stale selects the connections to delete if their translation contradicts a
+// changed policy.
 type Stale string
 
-// What happens to them.
+// Values of staleConnections.
 const (
-	StaleKeep Stale = ""    // in a file: keep
-	StaleUDP  Stale = "udp" // the kernel forgets those of UDP
-	StaleAll  Stale = "all" // and all others
+	StaleKeep Stale = ""    // "keep" in a file: delete none
+	StaleUDP  Stale = "udp" // delete UDP connections
+	StaleAll  Stale = "all" // delete connections of all protocols
 )
 
-// A file's resyncInterval outside these bounds is taken as the nearer bound.
+// A resyncInterval outside these bounds is clamped to the nearer one.
 const (
 	shortestInterval = time.Second
 	longestInterval  = 24 * time.Hour
 )
 
-// A Condition is a row of the policy's table: a key of the file, what it asks
-// about the first packet of a connection, and what the answer is worth.
+// A Condition is a row of the policy table: a key of the config file, what it
+// checks in the first packet of a connection, and the resulting verdict.
 type Condition struct {
 	Key        string
 	Asks       Subject
-	Outside    bool   // it decides for what its list does not hold
-	Masquerade bool   // the verdict if it decides; otherwise: exempt
-	Set        string // the name of the set of its list, without family
-	Means      string // in check, and as the comment of the set
-	View       string // the comment of its rules in mode iptables-nft; none: it needs mode nftables
-	WinBridge  bool   // a policy of win-bridge can express it
+	Outside    bool   // matches whatever is not in the list
+	Masquerade bool   // the verdict if it matches; false: exempt
+	Set        string // name of the nftables set for its list, without the family suffix
+	Means      string // description in check, and the set's comment
+	View       string // comment of its rules in mode iptables-nft; empty: mode nftables only
+	WinBridge  bool   // win-bridge can express it
 
-	// Its value: a list of CIDRs or of interfaces, or where the file sets it to false.
+	// Exactly one of these is set: a list of CIDRs, a list of interfaces, or the
+	// position of an explicit false.
 	cidrs      func(*Config) *[]CIDR
 	interfaces func(*Config) *[]Interface
 	off        func(*Config) **Position
 }
 
-// A Subject is what a condition looks at.
+// A Subject is the property of a packet that a condition checks.
 type Subject string
 
 // The subjects.
@@ -84,9 +85,9 @@ const (
 	LeavingBy          Subject = "out-interface"
 )
 
-// Conditions returns the table of the policy, in the order in which the
-// conditions are asked; the first that decides ends it. Nothing else in this
-// module lists them: names, texts and rules follow from the rows.
+// Conditions returns the policy table in evaluation order; the first condition
+// that matches decides. No other code lists the conditions: names, texts and
+// rules are derived from these rows.
 func Conditions() []Condition {
 	return []Condition{
 		{
@@ -136,7 +137,7 @@ func Conditions() []Condition {
 	}
 }
 
-// Question returns what the condition asks, in words.
+// Question describes in words what the condition checks.
 func (c Condition) Question() string {
 	switch c.Asks {
 	case SentByNode:
@@ -149,7 +150,7 @@ func (c Condition) Question() string {
 	return string(c.Asks) + " in " + c.Key
 }
 
-// Entries returns the list of the condition in a config.
+// Entries returns the condition's CIDRs in a config.
 func (c Condition) Entries(from Config) []CIDR {
 	if c.cidrs == nil {
 		return nil
@@ -157,7 +158,7 @@ func (c Condition) Entries(from Config) []CIDR {
 	return *c.cidrs(&from)
 }
 
-// Interfaces returns the interfaces of the condition in a config.
+// Interfaces returns the condition's interfaces in a config.
 func (c Condition) Interfaces(from Config) []Interface {
 	if c.interfaces == nil {
 		return nil
@@ -165,10 +166,10 @@ func (c Condition) Interfaces(from Config) []Interface {
 	return *c.interfaces(&from)
 }
 
-// HasInterfaces reports whether the value of the condition is a list of interfaces.
+// HasInterfaces reports whether the condition takes a list of interfaces.
 func (c Condition) HasInterfaces() bool { return c.interfaces != nil }
 
-// Off returns where a config sets the condition to false, nil if it does not.
+// Off returns the position at which a config sets the condition to false, or nil.
 func (c Condition) Off(from Config) *Position {
 	if c.off == nil {
 		return nil
@@ -176,36 +177,36 @@ func (c Condition) Off(from Config) *Position {
 	return *c.off(&from)
 }
 
-// A Given is a value that a config has for a condition: an entry of its list, or
+// A Value is one value of a condition in a config: an entry of its list, or
 // false.
-type Given struct {
+type Value struct {
 	Text string
 	Pos  Position
 }
 
-// Given returns the values that a config has for the condition.
-func (c Condition) Given(from Config) []Given {
+// Values returns the condition's values in a config.
+func (c Condition) Values(from Config) []Value {
 	if at := c.Off(from); at != nil {
-		return []Given{{"false", *at}}
+		return []Value{{"false", *at}}
 	}
-	var out []Given
+	var out []Value
 	for _, entry := range c.Entries(from) {
-		out = append(out, Given{entry.String(), entry.Pos})
+		out = append(out, Value{entry.String(), entry.Pos})
 	}
 	for _, entry := range c.Interfaces(from) {
-		out = append(out, Given{entry.Name, entry.Pos})
+		out = append(out, Value{entry.Name, entry.Pos})
 	}
 	return out
 }
 
-// Defaults are what the command line says of the keys that a file leaves out.
+// Defaults are the values that command-line flags set for keys missing from the file.
 type Defaults struct {
 	AllReservedRanges bool // exempt all reserved ranges, not only those of RFC 1918
 	EnableIPv6        bool
 	ResyncInterval    time.Duration // 0 means 60s
 }
 
-// Default returns the Config that holds without any file.
+// Default returns the Config that applies without a file.
 func Default(d Defaults) Config {
 	c := Config{
 		NonMasqueradeCIDRs: defaultCIDRs(d.AllReservedRanges),
@@ -218,9 +219,8 @@ func Default(d Defaults) Config {
 	return c
 }
 
-// defaultCIDRs returns the ranges of RFC 1918 and, if all is set, the further
-// reserved ranges that the older agents exempt with
-// --nomasq-all-reserved-ranges.
+// defaultCIDRs returns the RFC 1918 ranges and, if all is set, the other reserved
+// ranges that the older agents exempt with --nomasq-all-reserved-ranges.
 func defaultCIDRs(all bool) []CIDR {
 	ranges := []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"}
 	if all {

@@ -1,17 +1,17 @@
 // Package config reads the configuration of a masquerade agent: a YAML or JSON
 // file, or a directory of them.
 //
-// [Read] fetches the bytes, [Parse] turns them into a [Config]; both keep no
-// state and log nothing. Parse reports every [Problem] of every file with its
-// place, and never gives half a Config: beside an error it is zero.
+// [Read] fetches the bytes, [Parse] turns them into a [Config]; neither keeps
+// state or logs. Parse reports every [Problem] in every file with its position,
+// and never returns a partial Config: with an error it is zero.
 //
-// A file that the agents of the iptables generation accept is accepted with the
-// same meaning. Refused beyond that are only: a key given twice, a likely slip
-// of a key, a second document, an IPv4-mapped prefix, an empty entry, an
-// interval of zero or less, and keys of this agent with a value of another type.
-// [Lenient] returns what those agents make of such a file.
+// A file that the iptables-based agents accept is accepted with the same meaning,
+// except that these are errors: a duplicate key, a likely misspelling of a key, a
+// second document, an IPv4-mapped prefix, an empty entry, an interval of zero or
+// less, and a value of the wrong type for a key that only this agent has.
+// [Lenient] returns what the older agents make of such a file.
 //
-// No input makes Parse panic, nor take more than linear time. The values are
-// counted before they are read, so that 4 MiB of anything take less than 64 MB.
-// Nothing of a file that does not look like a config is quoted.
+// No input makes Parse panic or take more than linear time. Values are counted
+// before they are read, so that 4 MiB of any input take less than 64 MB. Messages
+// quote nothing from a file that does not look like a config.
 package config

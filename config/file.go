@@ -9,10 +9,10 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// maxName bounds a key that is compared with others, in bytes.
+// maxName is the longest key, in bytes, that is compared with the known ones.
 const maxName = 1024
 
-// file is what one source says.
+// file is the content of one source.
 type file struct {
 	text *text
 
@@ -24,32 +24,32 @@ type file struct {
 	stale          given[Stale]
 
 	errors, warnings report
-	ignored          bool // what fails now is ignored by the older agents
+	ignored          bool // errors found now are ignored by the older agents
 	joined           bool // see Source
 }
 
-// given is the value of a key and where it stands.
+// given is the value of a key and its node.
 type given[T any] struct {
 	value T
-	at    *yaml.Node // nil where the file does not give the key
+	at    *yaml.Node // nil if the file does not set the key
 }
 
 // reader walks the nodes of one file.
 type reader struct {
 	file
 	defaults Config
-	keys     []string // that are known
+	keys     []string // the known keys
 	folded   folds
-	settings map[string][]setting // by known key, in the order in which they count
+	settings map[string][]setting // by known key, in the order in which they apply
 }
 
-// setting is a known key as the file spells it.
+// setting is one occurrence of a known key, as spelled in the file.
 type setting struct {
 	name       string
 	key, value *yaml.Node
 }
 
-func readFile(d Defaults, s Source, left *room) *file {
+func readFile(d Defaults, s Source, left *budget) *file {
 	r := reader{file: file{text: newText(s), joined: s.Joined}, defaults: Default(d), keys: Keys(), settings: map[string][]setting{}}
 	var root *yaml.Node
 	var problems []Problem
@@ -57,7 +57,7 @@ func readFile(d Defaults, s Source, left *room) *file {
 	case s.Ignored:
 		r.warnings.add(Problem{
 			Pos: Position{File: r.text.name}, Note: true,
-			Msg: "not read: of a directory, files are read whose name begins with ip-masq or ends in .yaml, .yml or .json",
+			Msg: "not read: in a directory, only names that begin with ip-masq or end in .yaml, .yml or .json are read",
 		}, maxWarnings)
 	case strings.Count(r.text.s, "\n") > maxLines:
 		problems = []Problem{r.text.tooMuch()}
@@ -84,8 +84,8 @@ func readFile(d Defaults, s Source, left *room) *file {
 	return &r.file
 }
 
-// mapping takes in the keys of a mapping. Of a key that is written and merged
-// as well, the later one counts, as with yaml.v2.
+// mapping reads the keys of a mapping. If a key is both written and merged, the
+// later one applies, as in yaml.v2.
 func (r *reader) mapping(m *yaml.Node) {
 	seen := map[string]*yaml.Node{}
 	for i := 0; i+1 < len(m.Content); i += 2 {
@@ -103,7 +103,7 @@ func (r *reader) mapping(m *yaml.Node) {
 	}
 }
 
-// merge takes in the value of the key "<<": a mapping, or a list of mappings, of
+// merge reads the value of the key "<<": a mapping, or a list of mappings of
 // which the earlier ones win.
 func (r *reader) merge(v *yaml.Node) {
 	mappings := []*yaml.Node{v}
@@ -125,24 +125,24 @@ func (r *reader) key(name string, k, v *yaml.Node, seen map[string]*yaml.Node) {
 		key = strings.ToLower(name)
 	}
 	if first, twice := seen[key]; twice {
-		r.passOver(k, "duplicate %s, first set at %s", named("key", name), r.position(first))
+		r.failTolerated(k, "duplicate %s, first set at %s", named("key", name), r.position(first))
 	} else {
 		seen[key] = k
 	}
 	if known {
 		r.set(key, setting{name, k, v})
 	} else if meant, likely := likelyKey(name); likely {
-		r.passOver(k, "%s, did you mean %s?", unknownKey(name), meant)
+		r.failTolerated(k, "%s, did you mean %s?", unknownKey(name), meant)
 	} else if name == "data" && v.Kind == yaml.MappingNode {
-		r.warn(k, "%s is ignored: this is a ConfigMap, and the file wants what stands in it under %q", unknownKey(name), "config")
+		r.warn(k, "%s is ignored: this is a ConfigMap; use the content of its entry %q", unknownKey(name), "config")
 	} else {
 		r.warn(k, "%s is ignored", unknownKey(name))
 	}
 }
 
-// set takes a setting. The older agents turn YAML into JSON: the last one of
-// equal names stays, and different spellings count in the order of their bytes.
-// In JSON all count, in the order of the file.
+// set adds a setting. The older agents convert YAML to JSON: of equal names the
+// last one remains, and different spellings apply in byte order. In JSON all of
+// them apply, in file order.
 func (r *reader) set(key string, s setting) {
 	all := r.settings[key]
 	i := len(all)
@@ -157,8 +157,8 @@ func (r *reader) set(key string, s setting) {
 	r.settings[key] = slices.Insert(all, i, s)
 }
 
-// values reads the values of the known keys. Those that only this agent has do
-// not count where they are invalid.
+// values reads the values of the known keys. Invalid values of keys that only
+// this agent has are dropped.
 func (r *reader) values() {
 	r.lists, r.names, r.bools = map[string]given[[]CIDR]{}, map[string]given[[]Interface]{}, map[string]given[bool]{}
 	for _, row := range Conditions() {
@@ -194,7 +194,7 @@ func (r *reader) values() {
 	r.cidrLimit = r.int(keyCIDRLimit)
 }
 
-// linkLocal reads the key that non-masquerade-daemon had.
+// linkLocal reads the key of non-masquerade-daemon.
 func (r *reader) linkLocal() {
 	old := r.settings[keyLinkLocal]
 	if len(old) == 0 {
@@ -224,16 +224,16 @@ func (f *file) fail(n *yaml.Node, format string, args ...any) {
 	f.errors.add(p, maxErrors)
 }
 
-// passOver reports an error that the older agents ignore.
-func (f *file) passOver(n *yaml.Node, format string, args ...any) {
+// failTolerated reports an error that the older agents ignore.
+func (f *file) failTolerated(n *yaml.Node, format string, args ...any) {
 	defer func(before bool) { f.ignored = before }(f.ignored)
 	f.ignored = true
 	f.fail(n, format, args...)
 }
 
-// failAlone reports an error about a key that the agents which read directories
-// ignore.
-func (f *file) failAlone(n *yaml.Node, format string, args ...any) {
+// failUnlessJoined reports an error about a key that is ignored in a directory,
+// there as a warning.
+func (f *file) failUnlessJoined(n *yaml.Node, format string, args ...any) {
 	if f.joined {
 		f.warn(n, format+"; this is ignored in a directory", args...)
 	} else {

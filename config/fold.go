@@ -7,28 +7,29 @@ import (
 )
 
 // yaml.v3 takes a microsecond and 400 bytes for each entry of a long list. So
-// lines that hold nothing but a CIDR as an entry of a block list are read here:
-// yaml.v3 sees the first and the last one of each run of them, with empty lines
-// between. Empty lines and comments do not end a run. If it finds the first to be an entry of a block list, the lines
-// between cannot be anything but further entries of that list, for their dash
-// stands in the same column. If not, the text is read again as it is.
+// lines that contain only a CIDR as an entry of a block list are read here, and
+// yaml.v3 sees just the first and the last one of each run of them, with empty
+// lines in between. Empty lines and comments do not end a run. If yaml.v3 finds
+// that the first one is an entry of a block list, the lines in between can only
+// be further entries of that list, because their dashes are in the same column.
+// If not, the whole text is parsed again.
 
-// run is a block of lines with one CIDR each and their dash in the same column.
+// run is a block of lines with one CIDR each and the dash in the same column.
 type run struct {
 	cidrs      []CIDR
 	from       int    // index of the first of them in the CIDRs of all runs
-	first      string // the first of them as written
+	first      string // the first one as written
 	dash       int    // column of the dashes, from 0
 	start, end int    // the bytes between the first line and the last one
 }
 
-// folds holds the CIDRs left out behind the node of a run's first one.
+// folds maps the node of a run's first CIDR to the CIDRs left out after it.
 type folds map[*yaml.Node][]CIDR
 
-// minRun is the number of CIDRs from which a run is folded.
+// minRun is the number of CIDRs from which on a run is folded.
 const minRun = 4
 
-// fold returns the text without the inner lines of its runs, and the runs.
+// fold returns the text without the inner lines of its runs, and the runs themselves.
 func (t *text) fold() (string, []run) {
 	var runs []run
 	var cur run
@@ -67,8 +68,9 @@ func (t *text) fold() (string, []run) {
 	return cut(t.s, runs), runs
 }
 
-// entry reads a line such as `  - "10.0.0.0/8" # pods`: the column of the dash, from
-// 0, that of the value, from 1, and the value. It is "" in any other line.
+// entry reads a line such as `  - "10.0.0.0/8" # pods`: the column of the dash
+// (from 0), the column of the value (from 1), and the value. For any other line
+// the value is "".
 func entry(l string) (dash, col int, value string) {
 	body := strings.TrimLeft(l, " ")
 	rest, ok := strings.CutPrefix(body, "- ")
@@ -87,7 +89,7 @@ func entry(l string) (dash, col int, value string) {
 	return len(l) - len(body), len(l) - len(rest) + 1, value
 }
 
-// cut returns s with the inside of each run reduced to its line feeds.
+// cut returns s with the inner lines of each run reduced to line feeds.
 func cut(s string, runs []run) string {
 	var b strings.Builder
 	done := 0
@@ -100,8 +102,8 @@ func cut(s string, runs []run) string {
 	return b.String()
 }
 
-// unfold finds the first entry of every run in a tree. It reports false if one
-// is not there.
+// unfold finds the first entry of every run in a tree. It reports false if any is
+// missing.
 func unfold(n *yaml.Node, runs []run) (folds, bool) {
 	byLine := make(map[int]run, len(runs))
 	for _, r := range runs {

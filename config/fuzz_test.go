@@ -41,7 +41,7 @@ func FuzzParse(f *testing.F) {
 		problems, _ := err.(Problems)
 		if err != nil {
 			if len(problems) == 0 || meaning(c, nil) != meaning(Config{}, nil) {
-				t.Fatalf("error %#v beside %s", err, meaning(c, nil))
+				t.Fatalf("error %#v with config %s", err, meaning(c, nil))
 			}
 		} else {
 			checkConfig(t, newText(source), c)
@@ -94,7 +94,7 @@ func checkPosition(t *testing.T, text *text, p Position) {
 	}
 }
 
-// checkFold holds the lists that yaml.v3 was spared against those it reads.
+// checkFold compares the folded lists with what yaml.v3 reads.
 func checkFold(t *testing.T, text *text) {
 	t.Helper()
 	short, runs := text.fold()
@@ -107,7 +107,7 @@ func checkFold(t *testing.T, text *text) {
 	}
 	lists, ok := unfold(&yaml.Node{Content: docs[:1]}, runs)
 	if !ok {
-		return // the whole text is read then
+		return // then the whole text is parsed
 	}
 	whole, err := parseYAML(strings.NewReader(text.s))
 	if err != nil {

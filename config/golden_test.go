@@ -16,8 +16,7 @@ var update = flag.Bool("update", false, "regenerate the golden files")
 
 const corpus = "../testdata/config"
 
-// inputs returns the files and directories of a corpus directory that are no
-// golden files.
+// inputs returns the entries of a corpus directory that are not golden files.
 func inputs(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(corpus, dir))
@@ -36,7 +35,7 @@ func inputs(t *testing.T, dir string) []string {
 	return names
 }
 
-// sourcesOf reads an input; positions name it without the path.
+// sourcesOf reads an input; positions show its name without the path.
 func sourcesOf(t *testing.T, dir, name string) []Source {
 	t.Helper()
 	sources, err := Read(filepath.Join(corpus, dir, name))
@@ -68,7 +67,7 @@ func golden(t *testing.T, path, got string) {
 
 func stem(name string) string { return strings.TrimSuffix(name, filepath.Ext(name)) }
 
-func TestBadFilesGetExactErrors(t *testing.T) {
+func TestInvalidFilesReportExactErrors(t *testing.T) {
 	for _, name := range inputs(t, "bad") {
 		t.Run(name, func(t *testing.T) {
 			c, warnings, err := Parse(Defaults{}, sourcesOf(t, "bad", name)...)
@@ -76,14 +75,14 @@ func TestBadFilesGetExactErrors(t *testing.T) {
 				t.Fatalf("accepted as\n%s", meaning(c, warnings))
 			}
 			if diff := cmp.Diff(meaning(Config{}, nil), meaning(c, nil)); diff != "" {
-				t.Errorf("the config beside an error is not zero (-want +got):\n%s", diff)
+				t.Errorf("the config returned with an error is not zero (-want +got):\n%s", diff)
 			}
 			golden(t, filepath.Join("bad", stem(name)+".err"), err.Error()+"\n"+warningLines(warnings))
 		})
 	}
 }
 
-func TestGoodFilesMean(t *testing.T) {
+func TestValidFilesParseAsExpected(t *testing.T) {
 	for _, name := range inputs(t, "good") {
 		t.Run(name, func(t *testing.T) {
 			c, warnings, err := Parse(Defaults{}, sourcesOf(t, "good", name)...)

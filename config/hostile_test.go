@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// hostileInputs are the shapes that have cost parsers of this kind more than
-// linear time or memory, or the stack, each as a function of the size in bytes.
+// hostileInputs are inputs that have made such parsers use more than linear time
+// or memory, or overflow the stack. Each is a function of the size in bytes.
 func hostileInputs() map[string]func(n int) string {
 	repeat := func(s string) func(int) string {
 		return func(n int) string { return strings.Repeat(s, n/len(s)) }
@@ -41,9 +41,9 @@ func hostileInputs() map[string]func(n int) string {
 		"quotes over lines":        list("a: [\"\n", " # \", 1,1,1,1,1, \"\n", "\"]"),
 		"nested question marks":    repeat("? "),
 		"unknown keys":             numbered("k%d:\n"),
-		"near slips":               numbered("masqLinkLoca%05d:\n"),
-		"one key twice":            repeat("foo:\n"),
-		"one known key twice":      repeat("cidrLimit:\n"),
+		"near misspellings":        numbered("masqLinkLoca%05d:\n"),
+		"one key repeated":         repeat("foo:\n"),
+		"one known key repeated":   repeat("cidrLimit:\n"),
 		"long key":                 list("? ", "a", "\n: b\n"),
 		"long value":               list("resyncInterval: ", "9", "\n"),
 		"bad entries":              list("nonMasqueradeCIDRs:\n", "- a\n", ""),
@@ -59,18 +59,18 @@ func hostileInputs() map[string]func(n int) string {
 		"tag directives with CR": func(n int) string {
 			return strings.ReplaceAll(numbered("%%TAG !a%d! x\n")(n), "\n", "\r")
 		},
-		"documents":            repeat("---\n"),
-		"carriage returns":     repeat("\r"),
-		"blank lines":          repeat("\n"),
-		"comments":             repeat("#\n"),
-		"broken late":          list("a:\n", "  - b\n", " - c\n"),
-		"broken behind blanks": list("a:\n  - b\n", "\n", " - c\n"),
-		"broken behind text":   list("a:\n  - b\n - ", "c\n   ", "\n"),
-		"unclosed quote":       list("a: \"", "\n", ""),
-		"alias unknown":        list("a: |\n", "  *b:\n", "c: *b\n"),
-		"UTF-16":               func(n int) string { return "\xff\xfe" + strings.Repeat("a\x00", n/2) },
-		"NUL":                  repeat("\x00"),
-		"continuation bytes":   repeat("\x80"),
+		"documents":           repeat("---\n"),
+		"carriage returns":    repeat("\r"),
+		"blank lines":         repeat("\n"),
+		"comments":            repeat("#\n"),
+		"broken late":         list("a:\n", "  - b\n", " - c\n"),
+		"broken after blanks": list("a:\n  - b\n", "\n", " - c\n"),
+		"broken after text":   list("a:\n  - b\n - ", "c\n   ", "\n"),
+		"unclosed quote":      list("a: \"", "\n", ""),
+		"alias unknown":       list("a: |\n", "  *b:\n", "c: *b\n"),
+		"UTF-16":              func(n int) string { return "\xff\xfe" + strings.Repeat("a\x00", n/2) },
+		"NUL":                 repeat("\x00"),
+		"continuation bytes":  repeat("\x80"),
 	}
 	maps.Copy(inputs, hostileAliases())
 	return inputs
@@ -102,7 +102,7 @@ func hostileAliases() map[string]func(n int) string {
 	}
 }
 
-// list returns entries between two texts.
+// list returns a function that repeats entry between two texts.
 func list(before, entry, after string) func(int) string {
 	return func(n int) string { return before + strings.Repeat(entry, n/len(entry)) + after }
 }
@@ -115,8 +115,8 @@ func numbered2(format string, n int) string {
 	return b.String()
 }
 
-// What Parse allocates at most, garbage included. What it holds at one time is less
-// than 50 MB.
+// The most that Parse may allocate, including garbage. At any one time it holds
+// less than 50 MB.
 const mostAllocated = 96 << 20
 
 // allocated returns the bytes that a function allocates, including garbage.
@@ -128,10 +128,10 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// Each of these ends in well under a second, and would not within the time limit
-// of the test binary if it cost much more than linear time. The largest sizes are
-// refused before a tree is built, the smaller ones just fit.
-func TestHostileInputEndsWithinItsMemory(t *testing.T) {
+// Each of these ends in well under a second; with much more than linear time it
+// would exceed the time limit of the test binary. The largest sizes are rejected
+// before a tree is built, the smaller ones just fit.
+func TestHostileInputStaysWithinMemoryLimit(t *testing.T) {
 	for name, input := range hostileInputs() {
 		t.Run(name, func(t *testing.T) {
 			sizes := []int{hostileSize / 4, maxSize - 100, hostileSize, 1 << 20}
@@ -154,7 +154,7 @@ func parseHostile(t *testing.T, data []byte) {
 	c, warnings, err := Parse(Defaults{}, Source{Name: "f", Data: data})
 	problems, _ := err.(Problems)
 	if err != nil && len(c.NonMasqueradeCIDRs) > 0 {
-		t.Error("a config beside an error")
+		t.Error("a config returned with an error")
 	}
 	if len(warnings) > maxWarnings+1 || len(problems) > maxErrors+1 {
 		t.Errorf("%d warnings, %d errors", len(warnings), len(problems))
@@ -164,7 +164,7 @@ func parseHostile(t *testing.T, data []byte) {
 	}
 }
 
-func TestTheLargestConfigMapIsParsed(t *testing.T) {
+func TestLargestConfigMapIsParsed(t *testing.T) {
 	for name, file := range map[string]string{
 		"block":                 "nonMasqueradeCIDRs:\n" + manyCIDRs(65_000, "- %s/%d\n"),
 		"quoted":                "nonMasqueradeCIDRs:\n" + manyCIDRs(65_000, "- \"%s/%d\"\n"),
@@ -178,7 +178,7 @@ func TestTheLargestConfigMapIsParsed(t *testing.T) {
 		"JSON":                  `{"nonMasqueradeCIDRs": [` + manyCIDRs(65_000, `"%s/%d", `) + `"10.0.0.0/8"]}`,
 		"JSON, lines":           "{\"nonMasqueradeCIDRs\": [\n" + manyCIDRs(65_000, "\t\"%s/%d\",\n") + `"10.0.0.0/8"]}`,
 		"block with a mistake":  "resyncIntervall: 1s\nnonMasqueradeCIDRs:\n" + manyCIDRs(65_000, "- %s/%d\n"),
-		"behind it the mistake": "nonMasqueradeCIDRs:\n" + manyCIDRs(65_000, "- %s/%d\n") + "---\nfoo: [",
+		"mistake after a block": "nonMasqueradeCIDRs:\n" + manyCIDRs(65_000, "- %s/%d\n") + "---\nfoo: [",
 	} {
 		t.Run(name, func(t *testing.T) {
 			var c Config
@@ -194,7 +194,7 @@ func TestTheLargestConfigMapIsParsed(t *testing.T) {
 	}
 }
 
-func TestWarningsAreCountedAfterAHundred(t *testing.T) {
+func TestWarningsBeyondAHundredAreCounted(t *testing.T) {
 	var file strings.Builder
 	for i := range 150 {
 		fmt.Fprintf(&file, "unknown%d:\n", i)
@@ -208,8 +208,8 @@ func TestWarningsAreCountedAfterAHundred(t *testing.T) {
 	}
 }
 
-// Every file that the fuzzer makes is repeated, so that it finds what costs most.
-func FuzzParseWithinItsMemory(f *testing.F) {
+// Each file from the fuzzer is repeated, so that expensive input stands out.
+func FuzzParseStaysWithinMemoryLimit(f *testing.F) {
 	for _, text := range []string{"[1,", "- ", "? ", "&a a,*a,", "{a: ", "#", "'", "a:\n", "- ::/0\n", "<<: *a\n", "--- ", "|\n "} {
 		f.Add("nonMasqueradeCIDRs: ", text, "]")
 	}
@@ -227,7 +227,7 @@ func FuzzParseWithinItsMemory(f *testing.F) {
 	})
 }
 
-func TestASecretMountedByMistakeIsNotQuoted(t *testing.T) {
+func TestSecretMountedByMistakeIsNotQuoted(t *testing.T) {
 	const secret = "hunter2hunter2"
 	for _, file := range []string{
 		secret, secret + "\n" + secret, "- " + secret, "*" + secret, "&" + secret + " [", "password: *" + secret, `"` + secret,

@@ -9,17 +9,17 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// An Interface is the name of a network interface as it stands in a file, or with
-// a "*" at its end all names that begin so.
+// An Interface is the name of a network interface in a config file, or, with a
+// trailing "*", a prefix of names.
 type Interface struct {
 	Name string
 	Pos  Position
 }
 
-// Prefix returns what the names begin with, if there can be several.
+// Prefix returns the name without its "*", and whether it has one.
 func (i Interface) Prefix() (string, bool) { return strings.CutSuffix(i.Name, "*") }
 
-// Matches reports whether an interface of this name is meant.
+// Matches reports whether i covers an interface of that name.
 func (i Interface) Matches(name string) bool {
 	if prefix, ok := i.Prefix(); ok {
 		return strings.HasPrefix(name, prefix)
@@ -27,15 +27,16 @@ func (i Interface) Matches(name string) bool {
 	return i.Name == name
 }
 
-// Bounds of a list of interfaces: IFNAMSIZ less the zero, and how many names one
-// rule can ask for (NFT_RULE_MAXEXPRS is 128, and each name takes two).
+// Bounds of a list of interfaces: IFNAMSIZ without the terminating zero, and how
+// many names one rule can compare (NFT_RULE_MAXEXPRS is 128, and each name takes
+// two expressions).
 const (
 	maxInterface  = 15
 	maxInterfaces = 50
 )
 
-// checkInterface says what is wrong with a name, "" if nothing is: what the kernel
-// forbids (dev_valid_name), and what no rule can be written with.
+// checkInterface returns what is wrong with a name, or "": what the kernel
+// forbids (dev_valid_name), and what cannot be written in a rule.
 func checkInterface(s string) string {
 	switch name := strings.TrimSuffix(s, "*"); {
 	case s == "*":
@@ -52,7 +53,7 @@ func checkInterface(s string) string {
 	return ""
 }
 
-// interfaces reads a list of names. null is an empty one.
+// interfaces reads a list of names; null is an empty list.
 func (r *reader) interfaces(key string) (list given[[]Interface]) {
 	for _, s := range r.settings[key] {
 		list = given[[]Interface]{at: s.key}

@@ -2,11 +2,11 @@ package config
 
 import "fmt"
 
-// join returns what the files say together, and adds to their problems those
-// that show only then.
+// join merges the files, and adds the problems that only show up in the
+// combination.
 func join(d Defaults, files []*file) Config {
 	c := Default(d)
-	var limit *file           // the first that gives cidrLimit
+	var limit *file           // the first that sets cidrLimit
 	seen := map[string]bool{} // keys of lists and booleans
 	interval := false
 	for _, f := range files {
@@ -23,7 +23,7 @@ func join(d Defaults, files []*file) Config {
 		if g := f.resyncInterval; g.at != nil && (!interval || g.value < c.ResyncInterval) {
 			c.ResyncInterval, interval = g.value, true
 		}
-		// The one that deletes most.
+		// The value that deletes the most connections wins.
 		if g := f.stale; g.value != StaleKeep && (g.value == StaleAll || c.StaleConnections == StaleKeep) {
 			at := f.position(g.at)
 			c.StaleConnections, c.StaleAt = g.value, &at
@@ -31,23 +31,23 @@ func join(d Defaults, files []*file) Config {
 		if g := f.cidrLimit; g.at != nil && limit == nil {
 			limit = f
 		} else if g.at != nil && g.value != limit.cidrLimit.value {
-			f.failAlone(g.at, "%s is %d here, but %d at %s", keyCIDRLimit, g.value, limit.cidrLimit.value, limit.position(limit.cidrLimit.at))
+			f.failUnlessJoined(g.at, "%s is %d here, but %d at %s", keyCIDRLimit, g.value, limit.cidrLimit.value, limit.position(limit.cidrLimit.at))
 		}
 	}
 	if n := len(c.NonMasqueradeCIDRs); limit != nil && n > limit.cidrLimit.value {
-		limit.failAlone(limit.cidrLimit.at, "%s is %d, but %s has %d entries", keyCIDRLimit, limit.cidrLimit.value, KeyNonMasqueradeCIDRs, n)
+		limit.failUnlessJoined(limit.cidrLimit.at, "%s is %d, but %s has %d entries", keyCIDRLimit, limit.cidrLimit.value, KeyNonMasqueradeCIDRs, n)
 	}
 	joinEnforce(&c, files)
 	warnOfLists(files, c)
 	return c
 }
 
-// join adds what a file says of the condition.
+// join adds the condition's values in a file.
 func (c Condition) join(to *Config, f *file, seen map[string]bool) {
 	list, names, flag := f.lists[c.Key], f.names[c.Key], f.bools[c.Key]
 	switch {
 	case list.at != nil && !seen[c.Key]:
-		*c.cidrs(to) = list.value // not copied: it can be long
+		*c.cidrs(to) = list.value // not copied: it may be long
 	case list.at != nil:
 		*c.cidrs(to) = append(*c.cidrs(to), list.value...)
 	case names.at != nil:
@@ -61,8 +61,8 @@ func (c Condition) join(to *Config, f *file, seen map[string]bool) {
 	seen[c.Key] = seen[c.Key] || list.at != nil || flag.at != nil
 }
 
-// warnOfLists warns of an empty nonMasqueradeCIDRs, and, once per list and file,
-// of IPv6 CIDRs while IPv6 is off.
+// warnOfLists warns about an empty nonMasqueradeCIDRs and, once per list and
+// file, about IPv6 CIDRs while IPv6 is off.
 func warnOfLists(files []*file, c Config) {
 	for _, f := range files {
 		if at := f.lists[KeyNonMasqueradeCIDRs].at; at != nil && len(c.NonMasqueradeCIDRs) == 0 {

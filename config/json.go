@@ -11,21 +11,21 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// readJSON returns the value of a JSON file in the nodes of yaml.v3, so that
-// one reader serves both. JSON is not quite a part of YAML: tabs, escapes and
-// the types of scalars differ.
-func (t *text) readJSON(left *room) (*yaml.Node, []Problem) {
+// readJSON returns the value of a JSON file as yaml.v3 nodes, so that one reader
+// handles both formats. JSON is not quite a subset of YAML: tabs, escapes and
+// scalar types differ.
+func (t *text) readJSON(left *budget) (*yaml.Node, []Problem) {
 	data := []byte(t.s)
 	if !json.Valid(data) {
 		var value any
 		err := json.Unmarshal(data, &value)
-		offset := len(strings.TrimRight(t.s, " \t\r\n")) // of an unexpected end
+		offset := len(strings.TrimRight(t.s, " \t\r\n")) // if the end is unexpected
 		var syntax *json.SyntaxError
 		if errors.As(err, &syntax) && int(syntax.Offset) <= offset {
 			offset = int(syntax.Offset) - 1
 		}
 		msg := "syntax error"
-		if t.echoes() {
+		if t.looksLikeConfig() {
 			msg = err.Error() // quotes a character
 		}
 		return nil, []Problem{t.problemAt(offset, `JSON, as the file begins with "{": `+msg)}
@@ -39,26 +39,25 @@ func (t *text) readJSON(left *room) (*yaml.Node, []Problem) {
 	return root, nil
 }
 
-// jsonTree builds nodes from valid JSON, the depth of which encoding/json has
-// bounded.
+// jsonTree builds nodes from valid JSON, whose depth encoding/json has bounded.
 type jsonTree struct {
-	s    string // from the last node on
+	s    string // from the last node onward
 	dec  *json.Decoder
-	left *room
+	left *budget
 
 	read      int // bytes before s
 	line, col int // of the last node
 }
 
-// value reads one value, or the end of a list or object as nil, or nil if there
-// is no room for it.
+// value reads one value. It returns nil at the end of a list or object, and when
+// the budget is used up.
 func (b *jsonTree) value() *yaml.Node {
 	if b.left.nodes--; b.left.nodes < 0 {
 		return nil
 	}
 	b.advance()
 	n := &yaml.Node{Kind: yaml.ScalarNode, Line: b.line, Column: b.col}
-	token, _ := b.dec.Token() // the text is known to be valid
+	token, _ := b.dec.Token() // cannot fail: the text is valid
 	switch v := token.(type) {
 	case json.Delim:
 		switch v {

@@ -2,7 +2,7 @@ package config
 
 import "strings"
 
-// The keys of the policy's conditions.
+// Keys of the policy's conditions.
 const (
 	KeyNonMasqueradeCIDRs    = "nonMasqueradeCIDRs"
 	KeyForceMasqueradeCIDRs  = "forceMasqueradeCIDRs"
@@ -12,12 +12,12 @@ const (
 	KeyMasqueradeSrcInterfaces = "masqueradeSrcInterfaces"
 )
 
-// The keys of what becomes of a source address.
+// Keys that control source address translation.
 const (
 	KeyEnforceNonMasquerade = "enforceNonMasquerade"
 )
 
-// The other keys of a file.
+// Other keys of a file.
 const (
 	keyMasqLinkLocal     = "masqLinkLocal"
 	keyMasqLinkLocalIPv6 = "masqLinkLocalIPv6"
@@ -28,7 +28,7 @@ const (
 	keyStaleConnections  = "staleConnections"
 )
 
-// A boolKey is a key with a boolean that decides nothing by itself.
+// A boolKey is a boolean key that is not a condition.
 type boolKey struct {
 	name  string
 	field func(*Config) *bool
@@ -57,7 +57,7 @@ func Keys() []string {
 	return append(keys, keyLinkLocal, keyResyncInterval, keyCIDRLimit, keyStaleConnections)
 }
 
-// knownKey returns which of the keys a name is, in any case.
+// knownKey returns the key that a name denotes, ignoring case.
 func knownKey(keys []string, name string) (string, bool) {
 	for _, k := range keys {
 		if strings.EqualFold(k, name) {
@@ -67,10 +67,10 @@ func knownKey(keys []string, name string) (string, bool) {
 	return "", false
 }
 
-// likelyKey returns the key that an unknown name is a likely slip of: the same
-// but for separators and usual abbreviations, or but for two wrong, missing,
-// swapped or superfluous letters, one in a short name. Another digit or a "no"
-// before it is no slip: who writes IPv4 means it.
+// likelyKey returns the key that an unknown name probably misspells: one that
+// differs only in separators and common abbreviations, or in at most two wrong,
+// missing, swapped or extra letters (one in a short name). A different digit or a
+// leading "no" is not a misspelling: somebody who writes IPv4 means it.
 func likelyKey(name string) (string, bool) {
 	if len(name) > 2*len(KeyNonMasqueradeSrcCIDRs) {
 		return "", false
@@ -95,7 +95,7 @@ func likelyKey(name string) (string, bool) {
 	return likely, likely != ""
 }
 
-// short returns a lower-case name without what people vary on purpose.
+// short returns a lower-case name without separators and with words abbreviated.
 func short(name string) string {
 	for _, separator := range []string{"-", "_", ".", " "} {
 		name = strings.ReplaceAll(name, separator, "")
@@ -103,8 +103,8 @@ func short(name string) string {
 	return strings.ReplaceAll(strings.ReplaceAll(name, "masquerade", "masq"), "source", "src")
 }
 
-// within reports whether a number of single characters to delete, insert,
-// replace or swap with the next leads from a to b.
+// within reports whether at most that many edits turn a into b. An edit deletes,
+// inserts or replaces one character, or swaps two adjacent ones.
 func within(edits int, a, b string) bool {
 	for a != "" && b != "" && a[0] == b[0] {
 		a, b = a[1:], b[1:]

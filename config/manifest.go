@@ -10,9 +10,9 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-var ofConfigMap = regexp.MustCompile(`(?m)^\s*"?kind"?\s*:\s*"?ConfigMap\b`)
+var configMapKind = regexp.MustCompile(`(?m)^\s*"?kind"?\s*:\s*"?ConfigMap\b`)
 
-// ReadFrom reads a source, such as standard input, of at most 4 MiB.
+// ReadFrom reads a source of at most 4 MiB from r, such as standard input.
 func ReadFrom(r io.Reader, name string) (Source, error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxSize+1))
 	if err != nil {
@@ -24,17 +24,17 @@ func ReadFrom(r io.Reader, name string) (Source, error) {
 	return Source{Name: name, Data: data}, nil
 }
 
-// Unwrap returns the config that a ConfigMap manifest holds: its entry config or
-// ip-masq-agent, or else its only one. note says so; anything else than a ConfigMap is
-// returned as it is, without a note. Positions are those of the manifest if the entry is a
-// block scalar.
+// Unwrap returns the config in a ConfigMap manifest: its entry config or
+// ip-masq-agent, or else its only entry. The note reports this; anything other
+// than a ConfigMap is returned unchanged, without a note. If the entry is a block
+// scalar, positions refer to the manifest.
 func Unwrap(s Source) (out Source, note *Problem, err error) {
-	if !ofConfigMap.Match(s.Data) || weigh(string(s.Data), maxNodes) > maxNodes {
+	if !configMapKind.Match(s.Data) || countNodes(string(s.Data), maxNodes) > maxNodes {
 		return s, nil, nil
 	}
 	var manifest yaml.Node
 	if err := yaml.Unmarshal(s.Data, &manifest); err != nil || len(manifest.Content) != 1 {
-		return s, nil, nil //nolint:nilerr // Parse reports what is wrong with it
+		return s, nil, nil //nolint:nilerr // Parse reports the error
 	}
 	root := manifest.Content[0]
 	if kind := child(root, "kind"); kind == nil || kind.Value != "ConfigMap" {
@@ -71,7 +71,7 @@ func Unwrap(s Source) (out Source, note *Problem, err error) {
 	}, nil
 }
 
-// child returns the value of a key, nil if there is none.
+// child returns the value of a key, or nil.
 func child(n *yaml.Node, key string) *yaml.Node {
 	for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
 		if n.Content[i].Value == key {
@@ -81,8 +81,8 @@ func child(n *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// block returns a text with all lines blank but those of the block scalar that begins
-// after a line, so that they keep their places.
+// block returns the text with every line blanked except those of the block scalar
+// that begins after a line, so that positions stay the same.
 func block(text string, after int) []byte {
 	lines := strings.Split(text, "\n")
 	indent := -1

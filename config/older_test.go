@@ -20,7 +20,7 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 )
 
-// olderConfig is what the agents of the iptables generation unmarshal into.
+// olderConfig is what the iptables-based agents unmarshal into.
 type olderConfig struct {
 	NonMasqueradeCIDRs []string      `json:"nonMasqueradeCIDRs"`
 	CIDRLimit          int           `json:"cidrLimit"`
@@ -29,7 +29,7 @@ type olderConfig struct {
 	ResyncInterval     olderDuration `json:"resyncInterval"`
 }
 
-// olderDuration unmarshals as metav1.Duration of k8s.io/apimachinery does.
+// olderDuration unmarshals like metav1.Duration in k8s.io/apimachinery.
 type olderDuration time.Duration
 
 func (d *olderDuration) UnmarshalJSON(b []byte) error {
@@ -42,9 +42,9 @@ func (d *olderDuration) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-// readAsOlderAgent reads a file as kubernetes-sigs/ip-masq-agent v2.12 does
-// with IPv6 on: YAML to JSON, unless it looks like JSON, then encoding/json,
-// then its own validation. It returns the meaning in one line.
+// readAsOlderAgent reads a file as kubernetes-sigs/ip-masq-agent v2.12 does with
+// IPv6 on: YAML is converted to JSON, unless it looks like JSON, then decoded by
+// encoding/json and validated. It returns the resulting config in one line.
 func readAsOlderAgent(data []byte) (string, error) {
 	if !bytes.HasPrefix(bytes.TrimLeftFunc(data, unicode.IsSpace), []byte("{")) {
 		var err error
@@ -77,8 +77,9 @@ func readAsOlderAgent(data []byte) (string, error) {
 	return fmt.Sprint(c.NonMasqueradeCIDRs, c.MasqLinkLocal, c.MasqLinkLocalIPv6, interval), nil
 }
 
-// beyondBounds are the errors of files that the older agents accept: beyond what
-// this package reads, or such that iptables-restore refuses them later.
+// beyondBounds matches the errors for files that the older agents accept although
+// they exceed the limits of this package, or although iptables-restore rejects
+// the result later.
 var beyondBounds = regexp.MustCompile(`(?m)` + strings.Join([]string{
 	`IPv4-mapped`,
 	`larger than 4 MiB`,
@@ -86,28 +87,28 @@ var beyondBounds = regexp.MustCompile(`(?m)` + strings.Join([]string{
 	`the aliases expand`,
 }, "|"))
 
-// agreeWithOlderAgent compares Parse and Lenient with an older agent: what that
-// accepts is accepted with the same meaning, or refused for a documented reason;
-// of a file refused for a mistake that the older agent ignores, Lenient returns
-// its meaning.
+// agreeWithOlderAgent compares Parse and Lenient with an older agent: a file that
+// it accepts is accepted with the same meaning, or rejected for a documented
+// reason. If a file is rejected for a mistake that the older agent ignores,
+// Lenient returns the same meaning.
 func agreeWithOlderAgent(t *testing.T, data []byte) {
 	t.Helper()
 	source := Source{Name: "f", Data: data}
-	lenient, passedOver, lenientErr := Lenient(Defaults{EnableIPv6: true}, source)
+	lenient, tolerated, lenientErr := Lenient(Defaults{EnableIPv6: true}, source)
 	c, warnings, err := Parse(Defaults{EnableIPv6: true}, source)
-	checkLenient(t, err, passedOver, lenientErr)
+	checkLenient(t, err, tolerated, lenientErr)
 	want, olderErr := readAsOlderAgent(data)
 	if olderErr != nil {
 		return
 	}
 	if lenientErr != nil {
-		if !beyondBounds.MatchString(lenientErr.Error()) && !behindTheDocument(data, lenientErr, want) {
+		if !beyondBounds.MatchString(lenientErr.Error()) && !afterTheDocument(data, lenientErr, want) {
 			t.Errorf("an older agent accepts this as %s\n%q\ngot %v", want, data, lenientErr)
 		}
 		return
 	}
 	if strings.Contains(warningLines(warnings), keyLinkLocal+" is deprecated") {
-		return // they ignore it
+		return // the older agents ignore it
 	}
 	if err == nil && !cmp.Equal(meaning(c, nil), meaning(lenient, nil)) {
 		t.Errorf("%q: Parse and Lenient differ", data)
@@ -118,27 +119,27 @@ func agreeWithOlderAgent(t *testing.T, data []byte) {
 }
 
 // checkLenient compares the mistakes that Lenient returns with those of Parse.
-func checkLenient(t *testing.T, err error, passedOver []Problem, lenientErr error) {
+func checkLenient(t *testing.T, err error, tolerated []Problem, lenientErr error) {
 	t.Helper()
 	problems, _ := err.(Problems)
 	want, wantErr := fmt.Sprint(problems), "<nil>"
 	if slices.ContainsFunc(problems, func(p Problem) bool { return !p.PassedOver }) {
 		want, wantErr = "", want
 	}
-	if diff := cmp.Diff([]string{want, wantErr}, []string{fmt.Sprint(Problems(passedOver)), fmt.Sprint(lenientErr)}); diff != "" {
-		t.Errorf("the errors of Lenient (-those of Parse +got):\n%s", diff)
+	if diff := cmp.Diff([]string{want, wantErr}, []string{fmt.Sprint(Problems(tolerated)), fmt.Sprint(lenientErr)}); diff != "" {
+		t.Errorf("errors of Lenient (-Parse +Lenient):\n%s", diff)
 	}
 }
 
-// olderMeaning returns what readAsOlderAgent returns.
+// olderMeaning prints a Config as readAsOlderAgent does.
 func olderMeaning(c Config) string {
 	return fmt.Sprint(strings.Fields(prefixes(c.NonMasqueradeCIDRs)), c.MasqLinkLocal, c.MasqLinkLocalIPv6, c.ResyncInterval)
 }
 
-// behindTheDocument reports whether a syntax error stands right after the
-// document, where yaml.v3 looks for comments already and yaml.v2 does not look: the
-// file means the same without it.
-func behindTheDocument(data []byte, err error, want string) bool {
+// afterTheDocument reports whether a syntax error is right after the document,
+// where yaml.v3 looks for comments and yaml.v2 does not read: without it, the
+// file means the same.
+func afterTheDocument(data []byte, err error, want string) bool {
 	problems, _ := err.(Problems)
 	if !strings.HasPrefix(problems[0].Msg, "syntax: ") {
 		return false
@@ -153,15 +154,15 @@ func TestFilesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
 		for _, name := range inputs(t, dir) {
 			data, err := os.ReadFile(filepath.Join(corpus, dir, name))
 			if err != nil {
-				continue // a directory, which they do not read
+				continue // the older agents do not read directories
 			}
 			t.Run(dir+"/"+name, func(t *testing.T) { agreeWithOlderAgent(t, data) })
 		}
 	}
 }
 
-// Every file of the corpus "older" is one that the older agents accept.
-func TestTheCorpusOfOlderFilesIsAccepted(t *testing.T) {
+// The older agents accept every file in the corpus "older".
+func TestOlderCorpusIsAccepted(t *testing.T) {
 	for _, name := range inputs(t, "older") {
 		t.Run(name, func(t *testing.T) {
 			data, err := os.ReadFile(filepath.Join(corpus, "older", name))
@@ -185,8 +186,8 @@ func FuzzFilesOfOlderAgentsKeepTheirMeaning(f *testing.F) {
 	f.Fuzz(agreeWithOlderAgent)
 }
 
-// mistakes are lines of YAML that Parse refuses. Ignored are those with which
-// the older agents accept a file.
+// mistakes are lines of YAML that Parse rejects. The older agents accept a file
+// with those marked ignored.
 var mistakes = []struct {
 	ignored bool
 	line    string
@@ -245,7 +246,7 @@ var mistakes = []struct {
 	{false, "foo"},
 }
 
-func TestLenientIgnoresWhatTheOlderAgentsIgnore(t *testing.T) {
+func TestLenientIgnoresWhatOlderAgentsIgnore(t *testing.T) {
 	for _, m := range mistakes {
 		for _, file := range []string{m.line, "masqLinkLocalIPv6: true\n" + m.line + "\n"} {
 			compareMistakes(t, file, m.ignored)
@@ -268,7 +269,7 @@ func TestLenientIgnoresWhatTheOlderAgentsIgnore(t *testing.T) {
 	}
 }
 
-// Any number of mistakes together, in any order: ignored if each is.
+// Any number of mistakes in any order is ignored if each of them is.
 func TestLenientIgnoresMistakesTogether(t *testing.T) {
 	random, files := rand.New(rand.NewPCG(1, 2)), 2000
 	if testing.Short() {

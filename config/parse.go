@@ -6,11 +6,11 @@ import (
 	"slices"
 )
 
-// Parse reads all sources and joins them: lists in the order of the sources,
-// booleans OR-ed, the shortest interval, and an error where two give different
-// values of cidrLimit. Without a source, or where they say nothing, it returns
-// the defaults. One bad source rejects all: the Config is then zero, and the
-// error is [Problems]. The warnings stand beside either.
+// Parse reads all sources and merges them: lists are concatenated in source
+// order, booleans are ORed, the shortest interval wins, and different values of
+// cidrLimit are an error. Keys that no source sets keep their defaults. One bad
+// source rejects all: the Config is then zero, and the error is [Problems].
+// Warnings are returned either way.
 func Parse(d Defaults, sources ...Source) (c Config, warnings []Problem, err error) {
 	c, errors, warned := parse(d, sources)
 	warnings = warned.all("warnings")
@@ -20,15 +20,16 @@ func Parse(d Defaults, sources ...Source) (c Config, warnings []Problem, err err
 	return c, warnings, nil
 }
 
-// Lenient returns the Config that ip-masq-agent v2 would make of sources that
-// Parse refuses, and the mistakes that it ignores: misspelled, duplicate and
+// Lenient returns the Config that ip-masq-agent v2 would derive from sources that
+// Parse rejects, and the mistakes that it ignores: misspelled, duplicate and
 // conflicting keys, whatever follows the first document, intervals of zero or
-// less, and invalid values of keys that only this agent has. The last duplicate
-// of a key counts, an invalid value of a key of our own does not. If anything else
-// is wrong, the older agent refuses the sources, too: the Config is then zero,
-// and the error is [Problems]. What only this agent accepts (IPv6 CIDRs while
-// IPv6 is off, more than 64 CIDRs) is accepted here as well.
-func Lenient(d Defaults, sources ...Source) (c Config, passedOver []Problem, err error) {
+// less, and invalid values of keys that only this agent has. Of duplicate keys
+// the last one applies; an invalid value of a key that only this agent has is
+// dropped. If anything else is wrong, the older agent rejects the sources, too:
+// the Config is then zero, and the error is [Problems]. What only this agent
+// accepts (IPv6 CIDRs while IPv6 is off, more than 64 CIDRs) is accepted here as
+// well.
+func Lenient(d Defaults, sources ...Source) (c Config, tolerated []Problem, err error) {
 	c, errors, _ := parse(d, sources)
 	if errors.refused {
 		return Config{}, nil, Problems(errors.all("errors"))
@@ -44,7 +45,7 @@ func parse(d Defaults, sources []Source) (c Config, errors, warnings report) {
 			return c, errors, warnings
 		}
 	}
-	left := room{nodes: maxNodes, folded: maxFolded}
+	left := budget{nodes: maxNodes, folded: maxFolded}
 	files := make([]*file, len(sources))
 	for i, s := range sources {
 		files[i] = readFile(d, s, &left)
@@ -53,7 +54,7 @@ func parse(d Defaults, sources []Source) (c Config, errors, warnings report) {
 	if n := len(sources); n > 0 && !slices.ContainsFunc(sources, func(s Source) bool { return !s.Ignored }) {
 		warnings.add(Problem{
 			Pos: Position{File: Printable(filepath.Dir(sources[0].Name))},
-			Msg: "no file of this directory is read: the built-in defaults apply",
+			Msg: "no file in this directory is read: the built-in defaults apply",
 		}, maxWarnings)
 	}
 	for _, f := range files {
@@ -63,7 +64,8 @@ func parse(d Defaults, sources []Source) (c Config, errors, warnings report) {
 	return c, errors, warnings
 }
 
-// inOrder sorts by place. What a mapping merged twice has told twice stays once.
+// inOrder sorts by position, and drops the duplicates that come from a mapping
+// merged twice.
 func inOrder(problems []Problem) []Problem {
 	slices.SortStableFunc(problems, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Pos.Line, b.Pos.Line), cmp.Compare(a.Pos.Col, b.Pos.Col))

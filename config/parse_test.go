@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// prefixes prints a list without the places.
+// prefixes prints a list without positions.
 func prefixes(list []CIDR) string {
 	s := make([]string, len(list))
 	for i, c := range list {
@@ -20,7 +20,7 @@ func prefixes(list []CIDR) string {
 
 const rfc1918 = "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16"
 
-func TestNoSourceMeansTheDefaults(t *testing.T) {
+func TestDefaultsApplyWithoutSources(t *testing.T) {
 	tests := []struct {
 		name string
 		d    Defaults
@@ -57,7 +57,7 @@ func TestNoSourceMeansTheDefaults(t *testing.T) {
 	}
 }
 
-func TestFileWinsOverFlags(t *testing.T) {
+func TestFileOverridesFlags(t *testing.T) {
 	all := Defaults{AllReservedRanges: true, EnableIPv6: true, ResyncInterval: time.Hour}
 	tests := []struct {
 		name, file string
@@ -85,21 +85,21 @@ func TestFileWinsOverFlags(t *testing.T) {
 	}
 }
 
-func TestFilesAreJoined(t *testing.T) {
+func TestFilesAreMerged(t *testing.T) {
 	tests := []struct {
 		name  string
 		files []string
 		want  string // the meaning in short, or the error
 	}{
 		{"booleans are OR-ed", []string{"masqLinkLocal: true", "masqLinkLocal: false"}, "ll=true ll6=false ipv6=false every=1m0s " + rfc1918},
-		{"a boolean that one file denies is false", []string{"enableIPv6: false", ""}, "ll=false ll6=false ipv6=false every=1m0s " + rfc1918},
+		{"a boolean that one file sets to false is false", []string{"enableIPv6: false", ""}, "ll=false ll6=false ipv6=false every=1m0s " + rfc1918},
 		{"linkLocal counts as its inverse", []string{"linkLocal: false", "masqLinkLocal: false"}, "ll=true ll6=false ipv6=false every=1m0s " + rfc1918},
 		{"the shortest interval wins", []string{"resyncInterval: 2m", "resyncInterval: 90s", "resyncInterval: 1h"}, "ll=false ll6=false ipv6=false every=1m30s " + rfc1918},
-		{"it wins over the flag even if longer", []string{"resyncInterval: 2m", "masqLinkLocal: false"}, "ll=false ll6=false ipv6=false every=2m0s " + rfc1918},
+		{"it overrides the flag even if longer", []string{"resyncInterval: 2m", "masqLinkLocal: false"}, "ll=false ll6=false ipv6=false every=2m0s " + rfc1918},
 		{"duplicates are kept", []string{"nonMasqueradeCIDRs: [10.0.0.0/8]", "nonMasqueradeCIDRs: [10.0.0.0/8]"}, "ll=false ll6=false ipv6=false every=1m0s 10.0.0.0/8 10.0.0.0/8"},
 		{"equal limits agree", []string{"cidrLimit: 3", "cidrLimit: 3"}, "ll=false ll6=false ipv6=false every=1m0s " + rfc1918},
 		{"different limits do not", []string{"cidrLimit: 3", "cidrLimit: 4"}, "f1:1:12: cidrLimit is 4 here, but 3 at f0:1:12"},
-		{"the limit counts the defaults", []string{"cidrLimit: 2", ""}, "f0:1:12: cidrLimit is 2, but nonMasqueradeCIDRs has 3 entries"},
+		{"the limit applies to the defaults", []string{"cidrLimit: 2", ""}, "f0:1:12: cidrLimit is 2, but nonMasqueradeCIDRs has 3 entries"},
 		{"one bad file rejects all", []string{"masqLinkLocal: true", "foo: ["}, "f1:1:6: syntax: did not find expected node content: close the bracket, or put the value in quotes"},
 	}
 	for _, tt := range tests {
@@ -121,7 +121,7 @@ func TestFilesAreJoined(t *testing.T) {
 	}
 }
 
-func TestAFileBeyondTheSizeLimitIsAnError(t *testing.T) {
+func TestTooLargeFileIsAnError(t *testing.T) {
 	data := []byte(strings.Repeat("#", maxSize))
 	if _, _, err := Parse(Defaults{}, Source{Name: "f", Data: data}); err != nil {
 		t.Errorf("4 MiB: %v", err)
@@ -140,7 +140,7 @@ func TestCaretPointsAtTheProblem(t *testing.T) {
 		{"wide characters count as one", "nonMasqueradeCIDRs: [\"é\", 10.0.0.1]\n", "nonMasqueradeCIDRs: [\"é\", 10.0.0.1]\n                          ^"},
 		{"a line that is too long is not shown", long, ""},
 		{"control characters are not printed", "ipv6: \x1b[2J\n", "ipv6: \uFFFD[2J\n      ^"},
-		{"a first line behind a byte order mark", "\uFEFFmasqLinkLocal: 1\n", "masqLinkLocal: 1\n               ^"},
+		{"a first line after a byte order mark", "\uFEFFmasqLinkLocal: 1\n", "masqLinkLocal: 1\n               ^"},
 		{"the end of the file", "ipv6: [", "ipv6: [\n      ^"},
 	}
 	for _, tt := range tests {
@@ -157,7 +157,7 @@ func TestCaretPointsAtTheProblem(t *testing.T) {
 	}
 }
 
-func TestSlipsAreToldFromOtherKeys(t *testing.T) {
+func TestMisspelledKeysAreDistinguishedFromUnknownOnes(t *testing.T) {
 	slips := map[string]string{
 		"nonMasqueradeCIDR": KeyNonMasqueradeCIDRs, "nonMasquaradeCIDRs": KeyNonMasqueradeCIDRs, "noMasqueradeCIDRs": KeyNonMasqueradeCIDRs,
 		"nonMasqueradeCDIRs": KeyNonMasqueradeCIDRs, "non-masquerade-cidrs": KeyNonMasqueradeCIDRs, "nonMasqCIDRs": KeyNonMasqueradeCIDRs,
@@ -183,7 +183,7 @@ func TestSlipsAreToldFromOtherKeys(t *testing.T) {
 	}
 	for _, name := range others {
 		if got, ok := likelyKey(name); ok {
-			t.Errorf("%s is taken for a slip of %s", name, got)
+			t.Errorf("%s is taken for a misspelling of %s", name, got)
 		}
 	}
 }

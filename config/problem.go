@@ -5,15 +5,15 @@ import (
 	"strings"
 )
 
-// A Position is a place in a file. Line and Col count from 1, Col in
-// characters. The zero Position is that of a built-in default.
+// A Position is a place in a file. Line and Col count from 1, Col in characters.
+// The zero Position denotes a built-in default.
 type Position struct {
 	File string
 	Line int
 	Col  int
 }
 
-// String returns FILE:LINE:COL, or FILE of a position without a line.
+// String returns FILE:LINE:COL, or FILE if the position has no line.
 func (p Position) String() string {
 	switch {
 	case p == (Position{}):
@@ -24,23 +24,23 @@ func (p Position) String() string {
 	return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Col)
 }
 
-// A Problem is an error or a warning about one place of a file.
+// A Problem is an error or a warning about one place in a file.
 type Problem struct {
 	Pos  Position
 	Msg  string
-	Text string // the source line; empty where it is too long to be shown
+	Text string // the source line; empty if too long or if nothing of the file may be quoted
 
-	// PassedOver marks an error that the older agents ignore: see Lenient.
+	// PassedOver marks an error that the older agents ignore; see Lenient.
 	PassedOver bool
-	// Note marks a warning that is only good to know.
+	// Note marks a warning that needs no action.
 	Note bool
 }
 
 // Error returns FILE:LINE:COL: message.
 func (p Problem) Error() string { return p.Pos.String() + ": " + p.Msg }
 
-// Caret returns the source line and below it a caret that points at the
-// problem, or "" without a line. What a terminal would obey is replaced.
+// Caret returns the source line and, below it, a caret pointing at the problem,
+// or "" without a line. Control characters are replaced.
 func (p Problem) Caret() string {
 	if p.Text == "" {
 		return ""
@@ -61,8 +61,8 @@ func (p Problem) Caret() string {
 	return string(line) + "\n" + string(pad) + "^"
 }
 
-// Problems is an error that holds all errors of all files, in the order of the
-// files and of the places in them.
+// Problems is an error made of all errors in all files, ordered by file and
+// position.
 type Problems []Problem
 
 // Error returns the problems, one per line.
@@ -74,17 +74,17 @@ func (p Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// What one Parse reports at most. The rest is counted.
+// The most that one Parse reports. The rest is counted.
 const (
 	maxErrors   = 1000
 	maxWarnings = 100
 )
 
-// A report is the problems found, of which it keeps the first.
+// A report collects problems. It keeps the first ones and counts the others.
 type report struct {
 	kept    []Problem
 	total   int
-	refused bool // any of them, kept or not, is not passed over
+	refused bool // at least one, kept or not, is not tolerated
 }
 
 func (r *report) add(p Problem, most int) {
@@ -95,7 +95,7 @@ func (r *report) add(p Problem, most int) {
 	}
 }
 
-// append adds the problems of the next file, in the order of their places.
+// append adds the problems of the next file, ordered by position.
 func (r *report) append(next report, most int) {
 	kept := inOrder(next.kept)
 	r.total += next.total - len(next.kept) + len(kept)
@@ -103,7 +103,7 @@ func (r *report) append(next report, most int) {
 	r.kept = append(r.kept, kept[:min(len(kept), most-len(r.kept))]...)
 }
 
-// all returns the problems, and one that counts those not kept.
+// all returns the kept problems, and one that counts the others.
 func (r *report) all(what string) []Problem {
 	more := r.total - len(r.kept)
 	if more == 0 {

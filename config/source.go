@@ -17,15 +17,15 @@ import (
 	"unicode/utf8"
 )
 
-// A Source is the content of one file and the name by which positions call it.
+// A Source is the content of one file and the name that positions show for it.
 type Source struct {
 	Name string
 	Data []byte
 
-	// Joined marks a file of a directory. The agents that read directories ignore
-	// the keys resyncInterval and cidrLimit: mistakes in them are warnings.
+	// Joined marks a file in a directory. The agents that read directories ignore
+	// the keys resyncInterval and cidrLimit, so mistakes in them are warnings.
 	Joined bool
-	// Ignored marks a file of a directory that was not read because of its name.
+	// Ignored marks a file in a directory that was not read because of its name.
 	Ignored bool
 }
 
@@ -33,19 +33,18 @@ const (
 	maxSize = 4 << 20 // of all sources, in bytes
 	// maxFiles bounds the entries of a directory.
 	maxFiles = 1000
-	// readTries bounds how often a directory is read whose content the kubelet
-	// swaps meanwhile.
+	// readTries bounds how often a directory is read again because the kubelet
+	// swapped its content in the meantime.
 	readTries = 3
-	// readTime is how long a read may take. On a dead mount it never ends.
+	// readTime bounds a read. On a dead mount it never returns.
 	readTime = 5 * time.Second
 )
 
-// A Reader reads the content behind a path. It must not be used by two goroutines
-// at a time.
+// A Reader reads the content of a path. It is not safe for concurrent use.
 type Reader struct {
 	path    string
 	time    time.Duration
-	pending chan content // a read that has not ended in time
+	pending chan content // a read that exceeded the time limit
 }
 
 type content struct {
@@ -56,8 +55,9 @@ type content struct {
 // NewReader returns a Reader of path.
 func NewReader(path string) *Reader { return &Reader{path: path, time: readTime} }
 
-// Read is the function Read. After a read that has not ended in time there is no
-// other until it has: until then Read returns the same error at once.
+// Read is like the function [Read]. If a read exceeds the time limit, no other
+// one is started until it returns: in the meantime Read returns the same error at
+// once.
 func (r *Reader) Read() ([]Source, error) {
 	if r.pending != nil {
 		select {
@@ -87,14 +87,15 @@ func (r *Reader) blocked() error {
 	return fmt.Errorf("config: %s: %w: its file system has not answered for %s", Printable(r.path), os.ErrDeadlineExceeded, r.time)
 }
 
-// Read returns the file at path, or, if a directory is there, its regular files
-// by name, links followed, without those whose name begins with a dot or ends
-// in ~, .bak or .swp. Of a directory, only files are read whose name begins with
-// ip-masq or ends in .yaml, .yml or .json, or else one named config; the others are
-// marked. Nothing there is
-// no error and no source. What is neither file nor directory is an error, and
-// never opened; so are a file in the place of a parent directory, more than 4 MiB
-// together, a directory of more than 1,000 entries, and a read of more than 5 s.
+// Read returns the file at path or, if path is a directory, its regular files
+// sorted by name. It follows links, and skips names that begin with a dot or end
+// in ~, .bak or .swp. In a directory it reads only files whose name begins with
+// ip-masq or ends in .yaml, .yml or .json, or, if there are none, the one named
+// config; the others are marked Ignored. If nothing exists at path, Read returns
+// neither a source nor an error. Anything that is neither a file nor a directory
+// is an error and is never opened. Further errors are: a file in place of a
+// parent directory, more than 4 MiB in total, a directory with more than 1,000
+// entries, and a read that takes more than 5 s.
 func Read(path string) ([]Source, error) { return NewReader(path).Read() }
 
 func readPath(path string) ([]Source, error) {
@@ -105,7 +106,7 @@ func readPath(path string) ([]Source, error) {
 	case err != nil:
 		return nil, readError(err)
 	case info.IsDir():
-		return readWhole(path, readEntries)
+		return readConsistent(path, readEntries)
 	case !info.Mode().IsRegular():
 		return nil, notRegular(path, info)
 	}
@@ -116,10 +117,10 @@ func readPath(path string) ([]Source, error) {
 	return []Source{*s}, nil
 }
 
-// readWhole reads a directory, once more where the link ..data, which volumes
-// have, was exchanged meanwhile: files of two versions of a ConfigMap are no
-// configuration.
-func readWhole(path string, read func(string) ([]Source, error)) ([]Source, error) {
+// readConsistent reads a directory, again if the ..data link of a Kubernetes
+// volume was swapped in the meantime: files of two versions of a ConfigMap must
+// not be mixed.
+func readConsistent(path string, read func(string) ([]Source, error)) ([]Source, error) {
 	for try := 1; ; try++ {
 		before, _ := os.Readlink(filepath.Join(path, "..data"))
 		sources, err := read(path)
@@ -140,16 +141,16 @@ func readEntries(path string) ([]Source, error) {
 	names = slices.DeleteFunc(names, ignored)
 	read := configName
 	if !slices.ContainsFunc(names, read) {
-		read = func(name string) bool { return name == soleName }
+		read = func(name string) bool { return name == fallbackName }
 	}
 	left := maxSize
 	var sources []Source
 	for _, name := range names {
 		full := filepath.Join(path, name)
 		info, err := os.Stat(full)
-		// A link that leads nowhere, into itself or through a file is no file.
-		leadsNowhere := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.ENOTDIR)
-		if leadsNowhere || err == nil && !info.Mode().IsRegular() {
+		// A dangling link, a loop, or a link through a file is not a file.
+		dangling := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.ENOTDIR)
+		if dangling || err == nil && !info.Mode().IsRegular() {
 			continue
 		} else if err != nil {
 			return nil, readError(err)
@@ -191,27 +192,26 @@ func entryNames(path string) ([]string, error) {
 	return names, nil
 }
 
-// soleName is the key that ip-masq-agent's ConfigMap has for the file. A file of that
-// name is read if a directory has none that [configName] knows: the volume has no
-// items then.
-const soleName = "config"
+// fallbackName is the key of the file in ip-masq-agent's ConfigMap. A file of
+// that name is read if a directory has none that [configName] accepts: the volume
+// was mounted without items.
+const fallbackName = "config"
 
-// configName reports whether a file of a directory is read. Azure's agent reads
-// those that begin with ip-masq.
+// configName reports whether a file in a directory is read. Azure's agent reads
+// those whose name begins with ip-masq.
 func configName(name string) bool {
 	return strings.HasPrefix(name, "ip-masq") ||
 		slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
 
-// ignored reports whether a directory entry is hidden, or what an editor leaves.
+// ignored reports whether a directory entry is hidden or an editor's leftover.
 func ignored(name string) bool {
 	return strings.HasPrefix(name, ".") ||
 		slices.ContainsFunc([]string{"~", ".bak", ".swp"}, func(s string) bool { return strings.HasSuffix(name, s) })
 }
 
-// readRegular reads a file of at most a size, or returns nil where it has
-// vanished. Should something else have taken its place, opening that does not
-// block.
+// readRegular reads a file up to a size, or returns nil if it has vanished. If
+// something else has taken its place, opening it does not block.
 func readRegular(path string, most int) (*Source, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -247,10 +247,25 @@ func tooLarge(name string, joined bool) Problem {
 }
 
 func notRegular(path string, info fs.FileInfo) error {
-	return fmt.Errorf("config: %s: not a file, but of mode %s", Printable(path), info.Mode())
+	return fmt.Errorf("config: %s: not a regular file (%s)", Printable(path), fileType(info.Mode()))
 }
 
-// readError returns an error of the system without control characters.
+// fileType names the type of a file that is neither regular nor a directory.
+func fileType(mode fs.FileMode) string {
+	switch {
+	case mode&fs.ModeNamedPipe != 0:
+		return "named pipe"
+	case mode&fs.ModeSocket != 0:
+		return "socket"
+	case mode&fs.ModeCharDevice != 0:
+		return "character device"
+	case mode&fs.ModeDevice != 0:
+		return "block device"
+	}
+	return mode.String()
+}
+
+// readError wraps an error of the operating system, with control characters escaped.
 func readError(err error) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {
@@ -259,7 +274,7 @@ func readError(err error) error {
 	return fmt.Errorf("config: %w", err)
 }
 
-// Printable returns a file name with everything escaped that a terminal obeys.
+// Printable returns a file name with all unprintable characters escaped.
 func Printable(name string) string {
 	if !strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }) {
 		return name

@@ -34,7 +34,7 @@ func link(t *testing.T, target, path string) {
 	}
 }
 
-// read returns what Read finds at dir/name, as "name=content" with dir left out.
+// read returns what Read finds at dir/name, as "name=content" without dir.
 func read(t *testing.T, dir, name string) []string {
 	t.Helper()
 	sources, err := Read(filepath.Join(dir, name))
@@ -52,7 +52,7 @@ func read(t *testing.T, dir, name string) []string {
 	return got
 }
 
-func TestNothingThereIsNoSource(t *testing.T) {
+func TestMissingPathHasNoSource(t *testing.T) {
 	dir := t.TempDir()
 	link(t, "nowhere", filepath.Join(dir, "dangling"))
 	if err := os.Mkdir(filepath.Join(dir, "empty"), 0o755); err != nil {
@@ -65,7 +65,7 @@ func TestNothingThereIsNoSource(t *testing.T) {
 	}
 }
 
-func TestAFileIsReadThroughLinks(t *testing.T) {
+func TestFileIsReadThroughLinks(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "..2024/config"), "x")
 	link(t, "..2024", filepath.Join(dir, "..data"))
@@ -75,7 +75,7 @@ func TestAFileIsReadThroughLinks(t *testing.T) {
 	}
 }
 
-func TestADirectoryGivesItsRegularFilesByName(t *testing.T) {
+func TestDirectoryIsReadInNameOrder(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{
 		"b.yml", "a.yaml", "ip-masq-agent", "ip-masq.txt", "B.json", "10.yaml", "9.yaml", "README", "notes.txt", "c.YAML",
@@ -101,7 +101,7 @@ func TestADirectoryGivesItsRegularFilesByName(t *testing.T) {
 	}
 }
 
-func TestAConfigMapWithTheSoleKeyConfigIsReadAsADirectory(t *testing.T) {
+func TestDirectoryWithOnlyAFileNamedConfigIsRead(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "..1/config"), "x")
 	write(t, filepath.Join(dir, "..1/README"), "y")
@@ -117,7 +117,7 @@ func TestAConfigMapWithTheSoleKeyConfigIsReadAsADirectory(t *testing.T) {
 	}
 }
 
-func TestADirectoryIsNotReadAcrossASwap(t *testing.T) {
+func TestDirectorySwappedDuringReadIsReadAgain(t *testing.T) {
 	dir := t.TempDir()
 	for _, version := range []string{"..1", "..2"} {
 		write(t, filepath.Join(dir, version, "a.yaml"), version)
@@ -128,7 +128,7 @@ func TestADirectoryIsNotReadAcrossASwap(t *testing.T) {
 	link(t, "..data/b.yaml", filepath.Join(dir, "b.yaml"))
 
 	reads := 0
-	sources, err := readWhole(dir, func(path string) ([]Source, error) {
+	sources, err := readConsistent(dir, func(path string) ([]Source, error) {
 		if reads++; reads > 1 {
 			return readEntries(path)
 		}
@@ -155,7 +155,7 @@ func TestADirectoryIsNotReadAcrossASwap(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoFileIsAnErrorAndDoesNotBlock(t *testing.T) {
+func TestNonRegularFilesAreErrorsAndDoNotBlock(t *testing.T) {
 	dir := t.TempDir()
 	if err := syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o644); err != nil {
 		t.Fatal(err)
@@ -171,9 +171,9 @@ func TestWhatIsNoFileIsAnErrorAndDoesNotBlock(t *testing.T) {
 	write(t, filepath.Join(dir, "large"), strings.Repeat("#", maxSize+1))
 
 	tests := []struct{ path, want string }{
-		{"fifo", "fifo: not a file, but of mode prw-r--r--"},
-		{"socket", "socket: not a file, but of mode Srwxr-xr-x"},
-		{"/dev/null", "/dev/null: not a file, but of mode Dcrw-rw-rw-"},
+		{"fifo", "fifo: not a regular file (named pipe)"},
+		{"socket", "socket: not a regular file (socket)"},
+		{"/dev/null", "/dev/null: not a regular file (character device)"},
 		{"loop", syscall.ELOOP.Error()},
 		{"link-to-loop", syscall.ELOOP.Error()},
 		{"file/config", syscall.ENOTDIR.Error()},
@@ -187,12 +187,12 @@ func TestWhatIsNoFileIsAnErrorAndDoesNotBlock(t *testing.T) {
 		}
 		sources, err := Read(path)
 		if err == nil || !strings.HasSuffix(err.Error(), tt.want) || sources != nil {
-			t.Errorf("%s: %v, %v, want an error that ends in %q", tt.path, sources, err, tt.want)
+			t.Errorf("%s: %v, %v, want an error ending in %q", tt.path, sources, err, tt.want)
 		}
 	}
 }
 
-func TestErrorsOfTheSystemCanBeTold(t *testing.T) {
+func TestSystemErrorsAreWrapped(t *testing.T) {
 	dir := t.TempDir()
 	link(t, "loop", filepath.Join(dir, "loop"))
 	_, err := Read(filepath.Join(dir, "loop"))
@@ -202,7 +202,7 @@ func TestErrorsOfTheSystemCanBeTold(t *testing.T) {
 	}
 }
 
-func TestADirectoryIsBounded(t *testing.T) {
+func TestDirectorySizeIsBounded(t *testing.T) {
 	dir := t.TempDir()
 	for i := range maxFiles {
 		write(t, filepath.Join(dir, "many", fmt.Sprint(i)), "")
@@ -219,32 +219,32 @@ func TestADirectoryIsBounded(t *testing.T) {
 	} {
 		sources, err := Read(filepath.Join(dir, name))
 		if err == nil || !strings.HasSuffix(err.Error(), want) || sources != nil {
-			t.Errorf("%s: %d sources, %v, want an error that ends in %q", name, len(sources), err, want)
+			t.Errorf("%s: %d sources, %v, want an error ending in %q", name, len(sources), err, want)
 		}
 	}
 }
 
-func TestControlCharactersOfFileNamesAreEscaped(t *testing.T) {
+func TestControlCharactersInFileNamesAreEscaped(t *testing.T) {
 	dir := t.TempDir()
-	odd := "\x1b[2J\n\x9b\u202e.yaml"
-	write(t, filepath.Join(dir, "d", odd), "a: b\nfoo: [")
-	write(t, filepath.Join(dir, "d", odd+".txt"), "")
-	write(t, filepath.Join(dir, odd), "")
-	link(t, odd, filepath.Join(dir, odd+"loop"))
-	if err := syscall.Mkfifo(filepath.Join(dir, odd+"fifo"), 0o644); err != nil {
+	hostile := "\x1b[2J\n\x9b\u202e.yaml"
+	write(t, filepath.Join(dir, "d", hostile), "a: b\nfoo: [")
+	write(t, filepath.Join(dir, "d", hostile+".txt"), "")
+	write(t, filepath.Join(dir, hostile), "")
+	link(t, hostile, filepath.Join(dir, hostile+"loop"))
+	if err := syscall.Mkfifo(filepath.Join(dir, hostile+"fifo"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	sources, err := Read(filepath.Join(dir, "d"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	sources = append(sources, Source{Name: odd, Data: []byte("x: ")})
+	sources = append(sources, Source{Name: hostile, Data: []byte("x: ")})
 	_, warnings, err := Parse(Defaults{}, sources...)
 	texts := []string{err.Error(), warningLines(warnings)}
 	for _, s := range sources[:2] {
 		texts = append(texts, s.Name)
 	}
-	for _, name := range []string{odd + "/x", odd + "fifo", odd + strings.Repeat("x", 300)} {
+	for _, name := range []string{hostile + "/x", hostile + "fifo", hostile + strings.Repeat("x", 300)} {
 		_, err := Read(filepath.Join(dir, name))
 		texts = append(texts, fmt.Sprint(err))
 	}
@@ -255,7 +255,7 @@ func TestControlCharactersOfFileNamesAreEscaped(t *testing.T) {
 	}
 }
 
-func TestAReadThatBlocksIsAnErrorAndDoesNotPileUp(t *testing.T) {
+func TestBlockedReadIsAnErrorAndStartsNoOther(t *testing.T) {
 	r := NewReader(filepath.Join(nfttest.DeadMount(t), "config"))
 	r.time = time.Millisecond
 	var pending chan content
@@ -265,13 +265,13 @@ func TestAReadThatBlocksIsAnErrorAndDoesNotPileUp(t *testing.T) {
 			t.Fatalf("%v, %v", sources, err)
 		}
 		if i > 0 && r.pending != pending {
-			t.Fatal("another read was begun")
+			t.Fatal("another read was started")
 		}
 		pending = r.pending
 	}
 }
 
-func TestAReadThatBlockedIsTriedAgainWhenItHasEnded(t *testing.T) {
+func TestReadIsRetriedAfterABlockedOneReturns(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "config"), "x")
 	r := NewReader(filepath.Join(dir, "config"))

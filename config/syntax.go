@@ -8,11 +8,10 @@ import (
 	"unicode/utf8"
 )
 
-// syntaxError turns an error of yaml.v3 into a problem with a place. What
-// yaml.v3 gives is a line at best: that of the context, less one for an error
-// of its parser, and none at all in the first line. So the text is parsed once
-// more behind an empty line, and line by line.
-// The source is what was parsed.
+// syntaxError turns an error of yaml.v3 into a problem with a position. yaml.v3
+// reports a line at best: that of the context, minus one for an error of its
+// parser, and none at all for the first line. So the source, which is what was
+// parsed, is parsed once more after an empty line, and line by line.
 func (t *text) syntaxError(err error, source string) Problem {
 	msg := strings.TrimPrefix(err.Error(), "yaml: ")
 	if strings.Contains(msg, "UTF-8") || strings.Contains(msg, "control characters") {
@@ -43,15 +42,15 @@ func (t *text) syntaxError(err error, source string) Problem {
 	return t.problem(line, utf8.RuneCountInString(t.lines()[line-1][:offset])+1, "syntax: "+msg+hint)
 }
 
-// called returns what stands in the text, with its content if that may be shown.
+// called returns what, followed by its content if that may be quoted.
 func (t *text) called(what, content string) string {
-	if t.echoes() && quotable(content) {
+	if t.looksLikeConfig() && quotable(content) {
 		return what + " " + strconv.Quote(content)
 	}
 	return what
 }
 
-// lineOf splits "line 3: message", said of a text behind an empty line.
+// lineOf splits "line 3: message", which counts the extra empty line before the text.
 func lineOf(s string) (int, string) {
 	rest, _ := strings.CutPrefix(s, "line ")
 	number, msg, _ := strings.Cut(rest, ": ")
@@ -70,9 +69,9 @@ func lineOf(s string) (int, string) {
 	return n - 1, msg
 }
 
-// brokenLine returns the line between two after which the text is no YAML any
-// more, for errors where yaml.v3 names only the line where a list or mapping
-// begins. The parser reads a little ahead.
+// brokenLine returns the line, between two others, from which on the text is no
+// longer YAML. It is for errors in which yaml.v3 names only the line where a list
+// or mapping begins. The parser reads a little ahead.
 func brokenLine(lines []string, from, read int) int {
 	for n := read; n > from && n > read-8 && n < 10_000; n-- {
 		if _, err := parseYAML(strings.NewReader(strings.Join(lines[:n-1], "\n"))); err == nil {
@@ -82,10 +81,10 @@ func brokenLine(lines []string, from, read int) int {
 	return from
 }
 
-// lineFeed gives a parser one line after the other, to tell how far it came.
+// lineFeed feeds a parser one line at a time, to find out how far it gets.
 type lineFeed struct {
 	lines []string
-	read  int    // lines given
+	read  int    // lines consumed
 	rest  string // of the last one
 }
 
@@ -102,7 +101,7 @@ func (f *lineFeed) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// explain returns the offset of an error in its line, and a hint.
+// explain returns the offset of an error within its line, and a hint.
 func (t *text) explain(msg, line string) (int, string) {
 	start := len(line) - len(strings.TrimLeft(line, " \t"))
 	has := func(s string) bool { return strings.Contains(msg, s) }
@@ -133,7 +132,7 @@ func (t *text) explain(msg, line string) (int, string) {
 	return start, ""
 }
 
-// colonValue finds a value that begins with a colon, as ::/0 does, which YAML
+// colonValue finds a value that begins with a colon, such as ::/0, which YAML
 // takes for the end of a key inside [ ].
 func colonValue(line string) (int, string) {
 	for i := range len(line) {

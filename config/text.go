@@ -13,20 +13,20 @@ import (
 	"unicode/utf8"
 )
 
-// text is the content of one file in UTF-8, without a byte order mark. In YAML
-// every line ends in LF.
+// text is the content of one file in UTF-8, without a byte order mark. YAML lines
+// end in LF.
 type text struct {
-	name  string
-	s     string
-	json  bool
-	split []string // filled by lines
-	ours  *bool    // filled by echoes
+	name   string
+	s      string
+	json   bool
+	split  []string // filled by lines
+	config *bool    // filled by looksLikeConfig
 }
 
 func newText(s Source) *text {
 	t := &text{name: Printable(s.Name)}
-	// What begins with "{", white space aside, has always gone to a JSON
-	// decoder, without a byte order mark only.
+	// The older agents, too, decode whatever begins with "{" after white space,
+	// and has no byte order mark, as JSON.
 	t.json = bytes.HasPrefix(bytes.TrimLeftFunc(s.Data, unicode.IsSpace), []byte("{"))
 	switch {
 	case t.json:
@@ -39,7 +39,7 @@ func newText(s Source) *text {
 		t.s = strings.TrimPrefix(string(s.Data), "\uFEFF")
 	}
 	if !t.json {
-		// By these breaks of YAML 1.1 yaml.v3 counts lines.
+		// yaml.v3 counts lines by these YAML 1.1 line breaks.
 		for _, br := range []string{"\r\n", "\r", "\u0085", "\u2028", "\u2029"} {
 			t.s = strings.ReplaceAll(t.s, br, "\n")
 		}
@@ -47,7 +47,7 @@ func newText(s Source) *text {
 	return t
 }
 
-// fromUTF16 reads what some Windows editors and shells write.
+// fromUTF16 decodes UTF-16, which some Windows editors and shells write.
 func fromUTF16(b []byte, order binary.ByteOrder) string {
 	units := make([]uint16, len(b)/2)
 	for i := range units {
@@ -56,7 +56,7 @@ func fromUTF16(b []byte, order binary.ByteOrder) string {
 	return string(utf16.Decode(units))
 }
 
-// lines returns the lines. Only what has to be reported needs them.
+// lines returns the lines, split on first use: only problems need them.
 func (t *text) lines() []string {
 	if t.split == nil {
 		t.split = strings.Split(t.s, "\n")
@@ -64,17 +64,17 @@ func (t *text) lines() []string {
 	return t.split
 }
 
-// maxLine bounds a line, in bytes, that a Problem shows: many problems of a
-// long one are to cost no more than linear time.
+// maxLine is the longest line, in bytes, that a Problem shows, so that many
+// problems in one long line take no more than linear time.
 const maxLine = 500
 
-// problem returns a Problem at a line and column. It moves them into the text:
-// yaml.v3 places what is missing at the end behind the last line.
+// problem returns a Problem at a line and column, clamped to the text: yaml.v3
+// reports something missing at the end as after the last line.
 func (t *text) problem(line, col int, msg string) Problem {
 	line = min(line, len(t.lines()))
 	p := Problem{Pos: Position{File: t.name, Line: line, Col: col}, Msg: msg}
 	if l := strings.TrimSuffix(t.lines()[line-1], "\r"); len(l) <= maxLine {
-		if t.echoes() {
+		if t.looksLikeConfig() {
 			p.Text = l
 		}
 		p.Pos.Col = min(col, utf8.RuneCountInString(l)+1)
@@ -82,20 +82,20 @@ func (t *text) problem(line, col int, msg string) Problem {
 	return p
 }
 
-// echoes reports whether the text looks like a config. Of any other nothing is
-// shown: it may be a Secret, mounted by mistake.
-func (t *text) echoes() bool {
-	if t.ours == nil {
+// looksLikeConfig reports whether the text looks like a config. Nothing is quoted
+// from any other text: it may be a Secret, mounted by mistake.
+func (t *text) looksLikeConfig() bool {
+	if t.config == nil {
 		lower := strings.ToLower(t.s)
-		ours := slices.ContainsFunc([]string{"masq", "cidr", "linklocal", "resync", "ipv6"}, func(word string) bool {
+		found := slices.ContainsFunc([]string{"masq", "cidr", "linklocal", "resync", "ipv6"}, func(word string) bool {
 			return hasKey(lower, word)
 		})
-		t.ours = &ours
+		t.config = &found
 	}
-	return *t.ours
+	return *t.config
 }
 
-// hasKey reports whether a text has a key with a word in it.
+// hasKey reports whether a text has a key that contains the word.
 func hasKey(s, word string) bool {
 	for {
 		_, after, found := strings.Cut(s, word)
@@ -117,15 +117,15 @@ func (t *text) problemAt(offset int, msg string) Problem {
 	return t.problem(strings.Count(before, "\n")+1, utf8.RuneCountInString(before[start:])+1, msg)
 }
 
-// What a message quotes of a value, and of an unknown key, in bytes. Something
-// else can be mounted by mistake, even a Secret: nothing of a long text is
-// quoted, nor of one of several lines.
+// The longest value, and the most of an unknown key, that a message quotes, in
+// bytes. The file may be something else mounted by mistake, even a Secret: long
+// or multi-line text is never quoted.
 const (
 	maxQuoted    = 64
 	maxQuotedKey = 40
 )
 
-// quote returns a short text in quotes, or how long it is.
+// quote returns a short text in quotes, or the length of a long one.
 func quote(s string) string {
 	if !quotable(s) {
 		return fmt.Sprintf("a text of %d bytes", len(s))
@@ -137,7 +137,7 @@ func quotable(s string) bool {
 	return len(s) <= maxQuoted && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 }
 
-// named returns what has a name, with the name if that looks like one.
+// named returns what, followed by the name if that looks like an identifier.
 func named(what, name string) string {
 	if len(name) > maxName || !identifier.MatchString(name) {
 		return what

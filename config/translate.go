@@ -2,50 +2,50 @@ package config
 
 import "cmp"
 
-// A Translation is a key about the source address of a connection once the
-// conditions have decided. It needs mode nftables.
+// A Translation is a key that controls the source address of a connection once
+// the conditions have decided. It needs mode nftables.
 type Translation struct {
-	Key   string
-	Means string // in check
-	Given func(Config) []Given
+	Key    string
+	Means  string // description in check
+	Values func(Config) []Value
 }
 
-// Translations returns these keys.
+// Translations returns the keys that control source address translation.
 func Translations() []Translation {
 	return []Translation{
 		{
 			Key: KeyEnforceNonMasquerade, Means: "no other program translates what pods send to exempt destinations",
-			Given: func(c Config) []Given {
+			Values: func(c Config) []Value {
 				if c.Enforce == nil {
 					return nil
 				}
-				return []Given{{"true", *c.Enforce}}
+				return []Value{{"true", *c.Enforce}}
 			},
 		},
 	}
 }
 
-// A Setting is a key and the place at which a file first gives it.
+// A Setting is a key and the position at which a file first sets it.
 type Setting struct {
 	Key string
 	Pos Position
 }
 
-// NeedsNFTables returns the keys of a config that only mode nftables can do.
+// NeedsNFTables returns the keys of a config that only mode nftables supports.
 func NeedsNFTables(c Config) []Setting {
 	var all []Setting
-	add := func(key string, given []Given) {
-		if len(given) > 0 {
-			all = append(all, Setting{key, given[0].Pos})
+	add := func(key string, values []Value) {
+		if len(values) > 0 {
+			all = append(all, Setting{key, values[0].Pos})
 		}
 	}
 	for _, row := range Conditions() {
 		if row.View == "" {
-			add(row.Key, row.Given(c))
+			add(row.Key, row.Values(c))
 		}
 	}
 	for _, t := range Translations() {
-		add(t.Key, t.Given(c))
+		add(t.Key, t.Values(c))
 	}
 	if c.StaleAt != nil {
 		all = append(all, Setting{keyStaleConnections, *c.StaleAt})
@@ -53,8 +53,8 @@ func NeedsNFTables(c Config) []Setting {
 	return all
 }
 
-// knowsPods reports whether the config says which connections of a family come
-// from pods, and not from containers or virtual machines of others on the node.
+// knowsPods reports whether the config identifies connections of a family that
+// come from pods, as opposed to other containers or virtual machines on the node.
 func (c Config) knowsPods(ipv6 bool) bool {
 	for _, row := range Conditions() {
 		if !row.LimitsSources() {
@@ -72,13 +72,13 @@ func (c Config) knowsPods(ipv6 bool) bool {
 	return false
 }
 
-// LimitsSources reports whether the condition names all sources that are
+// LimitsSources reports whether the condition lists all sources that are
 // masqueraded.
 func (c Condition) LimitsSources() bool {
 	return c.Outside && (c.Asks == SourceAddress || c.Asks == ReceivedOn)
 }
 
-// joinEnforce takes in enforceNonMasquerade: one file that sets it is enough.
+// joinEnforce merges enforceNonMasquerade: one file that sets it is enough.
 func joinEnforce(c *Config, files []*file) {
 	for _, f := range files {
 		g := f.bools[KeyEnforceNonMasquerade]
@@ -88,7 +88,7 @@ func joinEnforce(c *Config, files []*file) {
 		without := func(ipv6 bool) bool { return (c.EnableIPv6 || !ipv6) && !c.knowsPods(ipv6) }
 		switch at := f.position(g.at); {
 		case !c.knowsPods(false) && !c.knowsPods(true):
-			f.passOver(g.at, "%s needs %s or %s: without them it would also turn off masquerading for containers and virtual machines of Docker and other programs",
+			f.failTolerated(g.at, "%s needs %s or %s: without them it would also turn off masquerading for containers and virtual machines of Docker and other programs",
 				KeyEnforceNonMasquerade, KeyMasqueradeSrcCIDRs, KeyMasqueradeSrcInterfaces)
 		default:
 			c.Enforce = cmp.Or(c.Enforce, &at)

@@ -11,9 +11,9 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// list reads a list of CIDRs. null is an empty one.
+// list reads a list of CIDRs; null is an empty list.
 func (r *reader) list(key string) (list given[[]CIDR]) {
-	var before []CIDR // what encoding/json decodes over
+	var before []CIDR // what encoding/json decodes into
 	if key == KeyNonMasqueradeCIDRs {
 		before = r.defaults.NonMasqueradeCIDRs
 	}
@@ -25,24 +25,24 @@ func (r *reader) list(key string) (list given[[]CIDR]) {
 			last := i == len(r.settings[key])-1
 			list.value = r.cidrs(s.value, before, last)
 		default:
-			r.noList(key, s.value)
+			r.notAList(key, s.value)
 			list.at = nil
 		}
-		before = longer(list.value, before)
+		before = overlay(list.value, before)
 	}
 	return list
 }
 
-// longer returns a list, and after it what it leaves of the memory of the one
-// before. encoding/json starts afresh with an empty list.
-func longer(list, before []CIDR) []CIDR {
+// overlay returns a list, followed by the entries of a longer previous one that
+// decoding leaves in memory. encoding/json starts afresh with an empty list.
+func overlay(list, before []CIDR) []CIDR {
 	if len(list) == 0 || len(list) >= len(before) {
 		return list
 	}
 	return slices.Concat(list, before[len(list):])
 }
 
-func (r *reader) noList(key string, n *yaml.Node) {
+func (r *reader) notAList(key string, n *yaml.Node) {
 	hint := ` such as ["10.0.0.0/8"]`
 	if _, ok := strictCIDR(n.Value); ok {
 		hint = fmt.Sprintf(": write [%q]", n.Value)
@@ -53,7 +53,7 @@ func (r *reader) noList(key string, n *yaml.Node) {
 }
 
 // cidrs reads the entries of a list. The older agents check only the last list of
-// a key; an empty entry leaves what was there before.
+// a key; an empty entry keeps the previous value.
 func (r *reader) cidrs(n *yaml.Node, before []CIDR, last bool) []CIDR {
 	size := len(n.Content)
 	for _, item := range n.Content {
@@ -70,7 +70,7 @@ func (r *reader) cidrs(n *yaml.Node, before []CIDR, last bool) []CIDR {
 	return list
 }
 
-// cidr reads an entry of a list. An invalid one is reported, and counts.
+// cidr reads an entry of a list. An invalid one is reported and still counted.
 func (r *reader) cidr(item *yaml.Node, left CIDR, last bool) CIDR {
 	n := target(item)
 	var p netip.Prefix
@@ -85,7 +85,7 @@ func (r *reader) cidr(item *yaml.Node, left CIDR, last bool) CIDR {
 		checked = last || isNumber(n) || n.Tag == "!!bool"
 	case n.Kind == yaml.MappingNode && len(n.Content) == 2 && !r.text.json:
 		left, checked = CIDR{}, true
-		_, msg = parseCIDR(n.Content[0].Value + ":") // the entry fd00:: is one
+		_, msg = parseCIDR(n.Content[0].Value + ":") // the entry fd00:: is such a mapping
 	default:
 		left, checked = CIDR{}, true
 		msg = fmt.Sprintf("an entry is %s, want a CIDR", describe(n))
@@ -96,13 +96,13 @@ func (r *reader) cidr(item *yaml.Node, left CIDR, last bool) CIDR {
 	case checked:
 		r.fail(item, "%s", msg)
 	default:
-		r.passOver(item, "%s", msg)
+		r.failTolerated(item, "%s", msg)
 	}
 	return left
 }
 
-// given returns the values of a known key that say something, in the order in
-// which they count: all have to be valid, the last one holds.
+// given returns the values of a known key that are not null, in the order in
+// which they apply: all must be valid, and the last one wins.
 func (r *reader) given(key string) []*yaml.Node {
 	var values []*yaml.Node
 	for _, s := range r.settings[key] {
@@ -113,13 +113,13 @@ func (r *reader) given(key string) []*yaml.Node {
 	return values
 }
 
-// bool reads what yaml.v3 decodes into a bool: also yes and on, which are
-// booleans of YAML 1.1.
+// bool reads whatever yaml.v3 decodes into a bool, including yes and on, which
+// are booleans in YAML 1.1.
 func (r *reader) bool(key string) (v given[bool]) {
 	for _, n := range r.given(key) {
 		word := *n
 		if n.Tag == "!!bool" && !r.text.json {
-			word.Tag = "!!str" // so that !!bool yes is one, as with yaml.v2
+			word.Tag = "!!str" // so that !!bool yes is accepted, as in yaml.v2
 		}
 		var b bool
 		valid := !r.text.json || n.Tag == "!!bool"
@@ -132,12 +132,12 @@ func (r *reader) bool(key string) (v given[bool]) {
 	return v
 }
 
-// int reads a whole number; in YAML also one that is written 64.0 or 0x40.
+// int reads an integer; in YAML it may be written 64.0 or 0x40.
 func (r *reader) int(key string) (v given[int]) {
 	for _, n := range r.given(key) {
-		i, ok := r.whole(n)
+		i, ok := r.integer(n)
 		if !ok {
-			r.failAlone(n, "%s is %s, want a whole number", key, describe(n))
+			r.failUnlessJoined(n, "%s is %s, want a whole number", key, describe(n))
 			continue
 		}
 		v = given[int]{i, n}
@@ -145,7 +145,7 @@ func (r *reader) int(key string) (v given[int]) {
 	return v
 }
 
-func (r *reader) whole(n *yaml.Node) (int, bool) {
+func (r *reader) integer(n *yaml.Node) (int, bool) {
 	var number any
 	if n.Kind != yaml.ScalarNode || n.Decode(&number) != nil || r.text.json && n.Tag != "!!int" {
 		return 0, false
@@ -159,7 +159,7 @@ func (r *reader) whole(n *yaml.Node) (int, bool) {
 	return 0, false
 }
 
-// staleConnections reads what happens to stale connections.
+// staleConnections reads the key staleConnections.
 func (r *reader) staleConnections() (v given[Stale]) {
 	for _, n := range r.given(keyStaleConnections) {
 		word := Stale(strings.ToLower(n.Value))
@@ -175,8 +175,8 @@ func (r *reader) staleConnections() (v given[Stale]) {
 	return v
 }
 
-// duration reads a Go duration. The older agents take one of zero or less, and
-// then never pause.
+// duration reads a Go duration. The older agents accept zero or less, and then
+// never pause.
 func (r *reader) duration(key string) (v given[time.Duration]) {
 	for _, n := range r.given(key) {
 		s := stringOf(n)
@@ -186,7 +186,7 @@ func (r *reader) duration(key string) (v given[time.Duration]) {
 		switch {
 		case n.Kind == yaml.ScalarNode && !number && err == nil && d <= 0: // also "0"
 			r.ignored = true
-			r.failAlone(n, "%s is %s, want more than zero, such as %q", key, describe(n), "60s")
+			r.failUnlessJoined(n, "%s is %s, want more than zero, such as %q", key, describe(n), "60s")
 			r.ignored = false
 			if r.joined {
 				continue
@@ -196,10 +196,10 @@ func (r *reader) duration(key string) (v given[time.Duration]) {
 			if d, err := time.ParseDuration(want); err != nil || d <= 0 {
 				want = "60s"
 			}
-			r.failAlone(n, "%s is %s, without a unit: write %q", key, describe(n), want)
+			r.failUnlessJoined(n, "%s is %s, without a unit: write %q", key, describe(n), want)
 			continue
 		case n.Kind != yaml.ScalarNode || err != nil:
-			r.failAlone(n, "%s is %s, want a duration such as %q; the units are ms, s, m, h", key, describe(n), "60s")
+			r.failUnlessJoined(n, "%s is %s, want a duration such as %q; the units are ms, s, m, h", key, describe(n), "60s")
 			continue
 		case d < shortestInterval:
 			r.warn(n, "%s is %s, below the minimum: %s is used", key, describe(n), "1s")
@@ -215,17 +215,17 @@ func isNumber(n *yaml.Node) bool { return n.Tag == "!!int" || n.Tag == "!!float"
 
 func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag == "!!null" }
 
-// stringOf returns a scalar as yaml.v3 decodes it into a string: only that of
-// tag !!binary is not as it stands.
+// stringOf returns a scalar as yaml.v3 decodes it into a string: as written,
+// unless its tag is !!binary.
 func stringOf(n *yaml.Node) string {
 	s := n.Value
 	if n.Tag == "!!binary" && len(s) <= maxName {
-		_ = n.Decode(&s) // what is no base64 stays as it is, and is refused as that
+		_ = n.Decode(&s) // invalid base64 stays as it is and is rejected later
 	}
 	return s
 }
 
-// kind names what a value is, without its content.
+// kind names the type of a value, without its content.
 func kind(n *yaml.Node) string {
 	switch {
 	case n.Kind == yaml.SequenceNode:
@@ -238,7 +238,7 @@ func kind(n *yaml.Node) string {
 	return "a text"
 }
 
-// describe names what a value is, and a short one.
+// describe names the type of a value, and quotes a short one.
 func describe(n *yaml.Node) string {
 	switch {
 	case n.Kind != yaml.ScalarNode:

@@ -9,15 +9,15 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// maxTagDirectives bounds what yaml.v3 compares each with each.
+// maxTagDirectives bounds the directives, which yaml.v3 compares pairwise.
 const maxTagDirectives = 100
 
 const errSecondDocument = "a second document begins here: a config file has one, merge them"
 
-// readYAML returns the one value of the file, nil where it says nothing, and
-// the long lists that yaml.v3 was spared. The value can be of use beside the
-// problems, which are all errors.
-func (t *text) readYAML(left *room) (*yaml.Node, folds, []Problem) {
+// readYAML returns the single value of the file, or nil if it is empty, and the
+// long lists that were folded. The value may be usable even with problems, which
+// are all errors.
+func (t *text) readYAML(left *budget) (*yaml.Node, folds, []Problem) {
 	if strings.Count(t.s, "%TAG") > maxTagDirectives {
 		msg := fmt.Sprintf("more than %d %%TAG directives: a config file needs none", maxTagDirectives)
 		return nil, nil, []Problem{t.problemAt(strings.Index(t.s, "%TAG"), msg)}
@@ -31,8 +31,8 @@ func (t *text) readYAML(left *room) (*yaml.Node, folds, []Problem) {
 	docs, err := parseYAML(strings.NewReader(source))
 	lists, ok := unfold(&yaml.Node{Content: docs[:min(len(docs), 1)]}, runs)
 	if len(runs) > 0 && (err != nil || !ok) {
-		// A run is not what it looks like, but the text of a block scalar, or
-		// there is an error beside it: the whole text tells.
+		// A run turned out to be part of a block scalar, or there is an error
+		// elsewhere: parse the whole text.
 		if whole, fits := before.take(t.s, nil); fits {
 			*left, lists, source = before, nil, whole
 			docs, err = parseYAML(strings.NewReader(whole))
@@ -62,8 +62,9 @@ func (t *text) readYAML(left *room) (*yaml.Node, folds, []Problem) {
 	return docs[0], lists, problems
 }
 
-// firstDocument returns the value of what a line "..." ends, if that is valid
-// YAML. yaml.v3 looks for comments after it.
+// firstDocument returns the value of the document that a line "..." ends, if it
+// is valid YAML. yaml.v3 fails there because it looks for comments after the
+// line.
 func firstDocument(s string) []*yaml.Node {
 	for end := range len(s) {
 		if (end == 0 || s[end-1] == '\n') && strings.HasPrefix(s[end:], "...") && (end+3 == len(s) || strings.IndexByte(" \n", s[end+3]) >= 0) {
@@ -77,9 +78,9 @@ func firstDocument(s string) []*yaml.Node {
 	return nil
 }
 
-// parseYAML returns the value of the first document, and of the next one that
-// says something. It reads no further, and returns them beside an error, too.
-// yaml.v3 panics where it meets a case that it did not foresee.
+// parseYAML returns the value of the first document, and of the next one that is
+// not null. It reads no further, and returns them even with an error. yaml.v3
+// panics in cases it does not expect.
 func parseYAML(r io.Reader) (docs []*yaml.Node, err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -132,9 +132,9 @@ func TestWhatIsNoFileDoesNotStopTheStart(t *testing.T) {
 		make func(*node)
 		says string // PATH stands for the path
 	}{
-		{"FIFO", func(n *node) { n.check(unix.Mkfifo(n.path, 0o644)) }, "config: PATH: not a file, but of mode prw"},
-		{"device", link("/dev/zero"), "config: PATH: not a file, but of mode D"},
-		{"socket", func(n *node) { n.check(mksocket(n.path)) }, "config: PATH: not a file, but of mode S"},
+		{"FIFO", func(n *node) { n.check(unix.Mkfifo(n.path, 0o644)) }, "config: PATH: not a regular file (named pipe)"},
+		{"device", link("/dev/zero"), "config: PATH: not a regular file (character device)"},
+		{"socket", func(n *node) { n.check(mksocket(n.path)) }, "config: PATH: not a regular file (socket)"},
 		{"link to itself", link("ip-masq-agent"), "config: stat PATH: too many levels of symbolic links"},
 		{"unreadable file", func(n *node) { n.write(""); n.check(os.Chmod(n.path, 0)) }, "config: open PATH: permission denied"},
 		{"unreadable directory", func(n *node) { n.check(os.Mkdir(n.path, 0)) }, "config: open PATH: permission denied"},

@@ -132,7 +132,7 @@ func Accepted(o options.Options, l options.Loaded, found []Finding) Check {
 		EnableIPv6: l.Config.EnableIPv6,
 	}
 	for _, t := range config.Translations() {
-		for _, given := range t.Given(l.Config) {
+		for _, given := range t.Values(l.Config) {
 			r.Meaning.Translation = append(r.Meaning.Translation, givenReport{t.Key, given.Text, given.Pos.String()})
 		}
 	}

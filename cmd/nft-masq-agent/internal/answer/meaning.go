@@ -20,7 +20,7 @@ func Meaning(o options.Options, l options.Loaded, found []Finding) string {
 	}
 	_ = w.Flush() // a Builder takes everything
 	for _, t := range config.Translations() {
-		for i, given := range t.Given(l.Config) {
+		for i, given := range t.Values(l.Config) {
 			if i == 0 {
 				fmt.Fprintf(&b, "\n%s: %s\n", t.Key, t.Means)
 			}

@@ -73,13 +73,13 @@ func sayableOnWindows(c config.Config) error {
 		if row.WinBridge {
 			continue
 		}
-		for _, given := range row.Given(c) {
+		for _, given := range row.Values(c) {
 			problems = append(problems, config.Problem{Pos: given.Pos, Msg: fmt.Sprintf(
 				"%s: %s is not supported by win-bridge, which can only exempt destinations", row.Key, given.Text)})
 		}
 	}
 	for _, t := range config.Translations() {
-		for _, given := range t.Given(c) {
+		for _, given := range t.Values(c) {
 			problems = append(problems, config.Problem{Pos: given.Pos, Msg: fmt.Sprintf(
 				"%s: %s is not supported by win-bridge, which can only exempt destinations", t.Key, given.Text)})
 		}

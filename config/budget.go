@@ -2,25 +2,25 @@ package config
 
 import "strings"
 
-// yaml.v3 takes up to half a kilobyte for a node, and a node takes as little as
-// one byte of text. So the nodes are counted before the tree is built.
+// yaml.v3 allocates up to half a kilobyte per node, and a node can be as little
+// as one byte of text. So nodes are counted before the tree is built.
 const (
 	maxNodes    = 110_000 // of one Parse
-	maxFolded   = 250_000 // CIDRs of one Parse that need no node
+	maxFolded   = 250_000 // CIDRs of one Parse that were folded and need no node
 	maxLines    = 700_000 // of one file
 	maxExpanded = 300_000 // values of one file, aliases expanded
 )
 
-// room is what is left of the limits of one Parse.
-type room struct{ nodes, folded int }
+// budget is what remains of the limits of one Parse.
+type budget struct{ nodes, folded int }
 
-// take reports whether a YAML text fits, and returns it without its comments if
-// only then.
-func (r *room) take(s string, runs []run) (string, bool) {
-	n := weigh(s, r.nodes)
+// take reports whether a YAML text fits, and returns it, without its comments if
+// it fits only without them.
+func (r *budget) take(s string, runs []run) (string, bool) {
+	n := countNodes(s, r.nodes)
 	if n > r.nodes {
 		s = withoutComments(s)
-		n = weigh(s, r.nodes)
+		n = countNodes(s, r.nodes)
 	}
 	for _, run := range runs {
 		r.folded -= len(run.cidrs)
@@ -36,11 +36,11 @@ func (t *text) tooMuch() Problem {
 	return Problem{Pos: Position{File: t.name, Line: 1, Col: 1}, Msg: "too many values: a config may have at most 100,000"}
 }
 
-// weigh returns the number of nodes that a YAML text makes at most, as far as it
-// exceeds the limit. Each node needs an indicator, or is a key with one. What
-// looks like an indicator inside of text counts as well, except in comments,
-// each of which takes as much as three nodes.
-func weigh(s string, limit int) int {
+// countNodes returns an upper bound of the nodes in a YAML text; it stops
+// counting above the limit. Each node needs an indicator, or is a key with one.
+// What looks like an indicator inside text counts as well, except in comments,
+// each of which takes as much memory as three nodes.
+func countNodes(s string, limit int) int {
 	comma := 1
 	if strings.Contains(s, "{") {
 		comma = 2 // {a, b} has the values null
@@ -53,15 +53,15 @@ func weigh(s string, limit int) int {
 		if i := c.find(l); i >= 0 {
 			n, l = n+3, l[:i]
 		}
-		n += weighLine(l, comma)
+		n += countLine(l, comma)
 	}
 	return n
 }
 
-func weighLine(l string, comma int) int {
+func countLine(l string, comma int) int {
 	n := 0
 	if strings.HasPrefix(l, ".") || strings.HasPrefix(l, "%") {
-		n++ // an end of document, a directive
+		n++ // end of document, or a directive
 	}
 	for i := range len(l) {
 		switch l[i] {
@@ -86,18 +86,18 @@ func weighLine(l string, comma int) int {
 	return n
 }
 
-// blank reports whether there is white space at an index, or nothing.
+// blank reports whether index i holds white space or is outside the line.
 func blank(l string, i int) bool {
 	return i < 0 || i >= len(l) || l[i] == ' ' || l[i] == '\t'
 }
 
-// delimits reports whether what stands at an index can delimit a token.
+// delimits reports whether the character at index i can delimit a token.
 func delimits(l string, i int) bool {
 	return blank(l, i) || strings.IndexByte(`,[]{}?"'`, l[i]) >= 0
 }
 
-// comments finds the comments of a YAML text, line by line, as long as no line can
-// begin inside of quotes. After that it finds only those in lines without quotes.
+// comments finds the comments of a YAML text, line by line. Once a line may begin
+// inside quotes, it finds only those in lines without quotes.
 type comments struct{ quotes bool }
 
 func (c *comments) find(l string) int {
@@ -123,7 +123,7 @@ func (c *comments) find(l string) int {
 }
 
 // withoutComments returns a YAML text without the comments that can be found. If
-// a "#" may be the text of a block scalar, it returns the text as it is.
+// a "#" may be part of a block scalar, it returns the text unchanged.
 func withoutComments(s string) string {
 	var b strings.Builder
 	b.Grow(len(s))
