@@ -6,10 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
@@ -79,8 +80,8 @@ func kubeProxyLike(services int) (transaction, error) {
 	return transaction{send, func() error { return errors.Join(f.Close(), os.Remove(f.Name())) }}, err
 }
 
-// The states of the agent in which another program writes, and in which one
-// round measures. alone is without an agent.
+// The states of the agent in which another program writes. A stopped agent that has
+// not listened is as good as none: the kernel has nobody to notify.
 const (
 	alone = iota
 	afterStart
@@ -91,11 +92,11 @@ const (
 
 func stateNames() [states]string {
 	return [states]string{
-		afterStart: "first after the start", whileListening: "first while it listens", second: "second",
+		alone: "alone", afterStart: "after the start", whileListening: "first while it listens", second: "after that",
 	}
 }
 
-// A cost is what transactions took in each state, round by round.
+// A cost is what transactions took in each state, one value for each life of an agent.
 type cost [states]struct{ seconds, megabytes series }
 
 func (b *bench) neighbourOf(ctx context.Context, n int, what string, open func(*nfttest.NS) (transaction, error)) (err error) {
@@ -109,52 +110,77 @@ func (b *bench) neighbourOf(ctx context.Context, n int, what string, open func(*
 		return err
 	}
 	defer func() { err = errors.Join(err, t.release()) }()
-	var c cost
-	for round := range b.rounds + 1 {
-		if err := ctx.Err(); err != nil {
+	var c, control cost
+	for range b.rounds {
+		if err := c.besideAgent(ctx, f, n, t, &control); err != nil {
 			return err
 		}
-		var got cost
-		steps := []func() error{
-			func() error { return got.measure(alone, f.node, n, t) },
-			func() error { return got.besideAgent(f, n, t) },
-		}
-		if round%2 == 1 {
-			slices.Reverse(steps)
-		}
-		for _, step := range steps {
-			if err := step(); err != nil {
-				return err
-			}
-		}
-		for state := range c {
-			if round > 0 { // the one before the first is not counted
-				c[state].seconds = append(c[state].seconds, got[state].seconds...)
-				c[state].megabytes = append(c[state].megabytes, got[state].megabytes...)
-			}
-		}
 	}
-	b.addCost(n, what, c)
+	b.addCost(n, what, c, control)
 	return nil
 }
 
-// besideAgent measures one life of an agent.
-func (c *cost) besideAgent(f *follower, n int, t transaction) (err error) {
+// besideAgent measures one life of an agent. What is repeated counts with its
+// median; the control is measured as [afterStart] is, but without the agent.
+func (c *cost) besideAgent(ctx context.Context, f *follower, n int, t transaction, control *cost) (err error) {
 	if err := f.start(); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.stop()) }()
-	if err := c.measure(afterStart, f.node, n, t); err != nil {
-		return err
+	const repeats = 5
+	var life, again cost
+	for i := range repeats {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		steps := []func() error{
+			func() error { return f.whileStopped(func() error { return life.measure(alone, f, n, t) }) },
+			func() error { return life.measure(afterStart, f, n, t) },
+			func() error { return f.whileStopped(func() error { return again.measure(alone, f, n, t) }) },
+		}
+		for j := range steps { // who comes first changes each time
+			if err := steps[(i+j)%len(steps)](); err != nil {
+				return err
+			}
+		}
 	}
 	if err := f.makeListen(); err != nil {
 		return err
 	}
-	return errors.Join(c.measure(whileListening, f.node, n, t), c.measure(second, f.node, n, t))
+	if err := life.measure(whileListening, f, n, t); err != nil {
+		return err
+	}
+	for range repeats {
+		if err := errors.Join(ctx.Err(), life.measure(second, f, n, t)); err != nil {
+			return err
+		}
+	}
+	c.add(life)
+	control.add(again)
+	return nil
 }
 
-func (c *cost) measure(state int, n *node, size int, t transaction) error {
-	if err := n.clear(otherTable, size); err != nil {
+// whileStopped measures while the agent's process does not run.
+func (f *follower) whileStopped(measure func() error) error {
+	if err := f.agent.Signal(unix.SIGSTOP); err != nil {
+		return err
+	}
+	return errors.Join(measure(), f.agent.Signal(unix.SIGCONT))
+}
+
+// add takes the median of each state.
+func (c *cost) add(life cost) {
+	for state, l := range life {
+		if len(l.seconds) > 0 {
+			c[state].seconds = append(c[state].seconds, l.seconds.quantile(0.5))
+			c[state].megabytes = append(c[state].megabytes, l.megabytes.quantile(0.5))
+		}
+	}
+}
+
+func (c *cost) measure(state int, f *follower, size int, t transaction) error {
+	n := f.node
+	if err := errors.Join(n.clear(otherTable, size), f.agent.settle()); err != nil {
 		return err
 	}
 	used := watchMemory()
@@ -164,26 +190,52 @@ func (c *cost) measure(state int, n *node, size int, t transaction) error {
 	return errors.Join(err, n.clear(otherTable, size))
 }
 
+// settle waits until the agent has looked at what another program wrote before: it
+// uses no more of the processor than at rest.
+func (a *agent) settle() error {
+	const (
+		while  = 300 * time.Millisecond // in which an agent that compares does so at least once
+		atRest = 3 * time.Millisecond
+		tries  = 100
+	)
+	before, err := a.processorTime()
+	for range tries {
+		if err != nil {
+			return err
+		}
+		time.Sleep(while)
+		var now time.Duration
+		if now, err = a.processorTime(); err == nil && now-before < atRest {
+			return nil
+		}
+		before = now
+	}
+	return fmt.Errorf("the agent was not at rest in %s", tries*while)
+}
+
 // memoryFrom is the size from which a transaction takes so much memory that the
 // rest of the machine does not drown it.
 const memoryFrom = 10_000
 
-func (b *bench) addCost(n int, what string, c cost) {
+func (b *bench) addCost(n int, what string, c, control cost) {
 	const timeBound, memoryBound = 1.05, 1.1
-	for state, name := range stateNames() {
-		if state == alone {
-			continue
-		}
-		r := newRow(groupListener, n, what+", "+name, "ms", c[state].seconds).
-			against("without the agent", c[state].seconds, c[alone].seconds)
-		m := newRow(groupListener, n, what+", "+name+", memory", "MB", c[state].megabytes).
-			against("without the agent", c[state].megabytes, c[alone].megabytes)
-		if state != whileListening {
-			r, m = r.target(timeBound), m.target(memoryBound)
+	add := func(name string, with cost, state int) {
+		r := newRow(groupListener, n, what+", "+name, "ms", with[state].seconds).
+			against("without the agent", with[state].seconds, c[alone].seconds)
+		m := newRow(groupListener, n, what+", "+name+", memory", "MB", with[state].megabytes).
+			against("without the agent", with[state].megabytes, c[alone].megabytes)
+		if state != whileListening && state != alone {
+			r, m = r.targetOfMedian(timeBound), m.targetOfMedian(memoryBound)
 		}
 		b.add(r)
 		if n >= memoryFrom {
 			b.add(m)
+		}
+	}
+	add("without the agent, again", control, alone)
+	for state, name := range stateNames() {
+		if state != alone {
+			add(name, c, state)
 		}
 	}
 }
