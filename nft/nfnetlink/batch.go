@@ -172,6 +172,10 @@ func (b *Batch) AddSet(s Set) {
 	a.uint32(unix.NFTA_SET_FLAGS, s.Flags)
 	a.uint32(unix.NFTA_SET_KEY_TYPE, s.KeyType)
 	a.uint32(unix.NFTA_SET_KEY_LEN, s.KeyLen)
+	if s.DataLen > 0 {
+		a.uint32(unix.NFTA_SET_DATA_TYPE, s.DataType)
+		a.uint32(unix.NFTA_SET_DATA_LEN, s.DataLen)
+	}
 	if len(s.UserData) > 0 {
 		a.bytes(unix.NFTA_SET_USERDATA, s.UserData)
 	}
@@ -212,6 +216,27 @@ func (b *Batch) AddElements(family Family, table, set string, prefixes []netip.P
 		b.elements[len(b.msgs)] = elements{table, set, chunk}
 		b.add(family, unix.NFT_MSG_NEWSETELEM, netlink.Create, nil)
 		b.Prefixes += len(chunk)
+	}
+}
+
+// A Mapping is a key of a map of addresses and its value.
+type Mapping struct{ Key, Value netip.Addr }
+
+// AddMappings puts keys that differ and their values into a map of addresses.
+func (b *Batch) AddMappings(family Family, table, set string, mappings []Mapping) {
+	for chunk := range slices.Chunk(mappings, elementsPerMessage) {
+		var a attrs
+		a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+		a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
+		a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
+			for _, m := range chunk {
+				a.nest(unix.NFTA_LIST_ELEM, func() {
+					a.nest(unix.NFTA_SET_ELEM_KEY, func() { a.bytes(unix.NFTA_DATA_VALUE, m.Key.AsSlice()) })
+					a.nest(unix.NFTA_SET_ELEM_DATA, func() { a.bytes(unix.NFTA_DATA_VALUE, m.Value.AsSlice()) })
+				})
+			}
+		})
+		b.add(family, unix.NFT_MSG_NEWSETELEM, netlink.Create, a)
 	}
 }
 

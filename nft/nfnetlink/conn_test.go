@@ -225,6 +225,62 @@ func TestManyElementsFitOneTransaction(t *testing.T) {
 	}
 }
 
+// A map as nft makes it, and as this package does, are the same.
+func TestMapsAreReadBackAsMade(t *testing.T) {
+	ns := nfttest.NewNS(t, "conn")
+	c, _ := connIn(t, ns)
+	addr := netip.MustParseAddr
+	v4 := []nfnetlink.Mapping{{addr("0.0.0.0"), addr("198.51.100.11")}, {addr("0.0.0.7"), addr("198.51.100.12")}}
+	v6 := []nfnetlink.Mapping{{addr("::"), addr("2001:db8::11")}, {addr("::ff"), addr("2001:db8::12")}}
+	for i := range 1500 {
+		v6 = append(v6, nfnetlink.Mapping{Key: netip.AddrFrom16([16]byte{14: byte(i>>8) + 1, 15: byte(i)}), Value: addr("2001:db8::13")})
+	}
+	b := makeTable("t")
+	b.AddSet(nfnetlink.Set{Family: nfnetlink.Inet, Table: "t", Name: "m4", Flags: unix.NFT_SET_MAP, KeyType: 7, KeyLen: 4, DataType: 7, DataLen: 4})
+	b.AddSet(nfnetlink.Set{Family: nfnetlink.Inet, Table: "t", Name: "m6", Flags: unix.NFT_SET_MAP, KeyType: 8, KeyLen: 16, DataType: 8, DataLen: 16})
+	b.AddMappings(nfnetlink.Inet, "t", "m4", v4)
+	b.AddMappings(nfnetlink.Inet, "t", "m6", v6)
+	must(t, c.Commit(b, 0))
+	nfttest.Run(t, ns, `table inet by-nft {
+		map m4 { type ipv4_addr : ipv4_addr; elements = { 0.0.0.0 : 198.51.100.11, 0.0.0.7 timeout 1h : 198.51.100.12 }; flags timeout; }
+		map m6 { type ipv6_addr : ipv6_addr; elements = { ::ff : 2001:db8::12 }; }
+	}`, "nft", "-f", "-")
+	made, err := c.Sets(nfnetlink.Inet, "t")
+	must(t, err)
+	loaded, err := c.Sets(nfnetlink.Inet, "by-nft")
+	must(t, err)
+	if got, want := made[2], loaded[1]; got.Flags != want.Flags || got.KeyType != want.KeyType || got.DataType != want.DataType || got.DataLen != want.DataLen ||
+		len(got.Special)+len(want.Special) > 0 {
+		t.Errorf("made %+v, nft makes %+v", got, want)
+	}
+	read := func(table, name string, most int) (map[netip.Addr]netip.Addr, []nfnetlink.MapElement, bool) {
+		elements, more, err := c.MapElements(nfnetlink.Inet, table, name, most)
+		must(t, err)
+		got := map[netip.Addr]netip.Addr{}
+		for _, e := range elements {
+			key, _ := netip.AddrFromSlice(e.Key)
+			got[key], _ = netip.AddrFromSlice(e.Value)
+		}
+		return got, elements, more
+	}
+	for name, mappings := range map[string][]nfnetlink.Mapping{"m4": v4, "m6": v6} {
+		want := map[netip.Addr]netip.Addr{}
+		for _, m := range mappings {
+			want[m.Key] = m.Value
+		}
+		got, elements, more := read("t", name, 2000)
+		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || more || elements[0].Conditional {
+			t.Errorf("%s, more %t (-made +read):\n%s", name, more, diff)
+		}
+	}
+	if _, _, more := read("t", "m6", 100); !more {
+		t.Error("a map of 1,502 elements is taken for one of 100")
+	}
+	if _, elements, _ := read("by-nft", "m4", 10); elements[0].Conditional == elements[1].Conditional {
+		t.Errorf("which element has a timeout? %+v", elements)
+	}
+}
+
 func TestConnectionMayBeSharedAndRenewed(t *testing.T) {
 	c, dialled := connIn(t, nfttest.NewNS(t, "conn"))
 	var wg sync.WaitGroup

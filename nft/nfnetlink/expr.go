@@ -146,9 +146,12 @@ func (e Expr) JumpsByMap() bool {
 }
 
 // Value gives the bytes of an attribute that holds an nft_data value.
-func (e Expr) Value(typ uint16) []byte {
+func (e Expr) Value(typ uint16) []byte { return valueOf(e.Attr(typ)) }
+
+// valueOf reads NFTA_DATA_VALUE.
+func valueOf(b []byte) []byte {
 	var v []byte
-	_ = Each(e.Attr(typ), func(t uint16, data []byte) error {
+	_ = Each(b, func(t uint16, data []byte) error {
 		if t == unix.NFTA_DATA_VALUE {
 			v = data
 		}

@@ -288,9 +288,13 @@ func parseSet(f Family, b []byte) (Set, error) {
 			s.KeyType = bigUint32(data)
 		case unix.NFTA_SET_KEY_LEN:
 			s.KeyLen = bigUint32(data)
+		case unix.NFTA_SET_DATA_TYPE:
+			s.DataType = bigUint32(data)
+		case unix.NFTA_SET_DATA_LEN:
+			s.DataLen = bigUint32(data)
 		case unix.NFTA_SET_USERDATA:
 			s.UserData = data
-		case unix.NFTA_SET_DATA_TYPE, unix.NFTA_SET_DATA_LEN, unix.NFTA_SET_OBJ_TYPE, unix.NFTA_SET_TIMEOUT,
+		case unix.NFTA_SET_OBJ_TYPE, unix.NFTA_SET_TIMEOUT,
 			unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_POLICY, unix.NFTA_SET_DESC, setExpr, setExpressions:
 			// An empty description is what a plain set has.
 			if len(data) > 0 {
@@ -428,15 +432,18 @@ func parseElement(b []byte) (element, error) {
 	return e, err
 }
 
-// A MapElement is an element of a verdict map.
+// A MapElement is an element of a map.
 type MapElement struct {
 	Key   []byte // components of a concatenation are padded to 4 bytes each
+	Value []byte // unless it is a verdict map
 	Code  int32  // the verdict
 	Chain string // of a jump or goto
+	// Conditional says that it has a timeout or some other state.
+	Conditional bool
 }
 
-// MapElements reads a verdict map, up to a bound; more reports that it has further
-// elements. An interval map is read bound by bound.
+// MapElements reads a map, up to a bound; more reports that it has further elements. An
+// interval map is read bound by bound. A torn dump shows as with [Conn.Elements].
 func (c *Conn) MapElements(family Family, table, set string, most int) (elements []MapElement, more bool, err error) {
 	var a attrs
 	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
@@ -476,6 +483,10 @@ func parseMapElement(b []byte) (MapElement, error) {
 			})
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Code, e.Chain, _ = parseVerdict(data)
+			e.Value = valueOf(data)
+		case unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_EXPR,
+			unix.NFTA_SET_ELEM_OBJREF, elemKeyEnd, elemExpressions:
+			e.Conditional = true
 		}
 		return nil
 	})

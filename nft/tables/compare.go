@@ -15,7 +15,8 @@ import (
 // sameSet compares what makes a set, without its elements.
 func sameSet(a, b nfnetlink.Set) bool {
 	const comment = byte(userdata.NFTNL_UDATA_SET_COMMENT)
-	return a.Flags == b.Flags && a.KeyType == b.KeyType && a.KeyLen == b.KeyLen && slices.Equal(a.Special, b.Special) &&
+	return a.Flags == b.Flags && a.KeyType == b.KeyType && a.KeyLen == b.KeyLen &&
+		a.DataType == b.DataType && a.DataLen == b.DataLen && slices.Equal(a.Special, b.Special) &&
 		userDataString(a.UserData, comment) == userDataString(b.UserData, comment)
 }
 
