@@ -165,8 +165,8 @@ func countOpen(d *answer.Diff, flips []nft.Flip) error {
 	for i := range d.Changes {
 		d.Changes[i].Open = &answer.Open{Connections: connections[i], Pods: len(pods[i])}
 	}
-	if sample.Part() {
-		d.Notes = append(d.Notes, fmt.Sprintf("Counted among %d of %d connections.", sample.Looked, sample.Entries))
+	if sample.Partial() {
+		d.Notes = append(d.Notes, fmt.Sprintf("Counted among %d of %d connections.", sample.Examined, sample.Entries))
 	}
 	return nil
 }

@@ -18,22 +18,22 @@ var (
 	ErrUnsupported  = errors.New("the kernel lacks nf_conntrack_netlink (CONFIG_NF_CT_NETLINK): modprobe nf_conntrack_netlink on the node")
 )
 
-// errInterrupted says that the table changed in a way that made a dump incomplete.
+// errInterrupted reports that a dump is incomplete because the table was resized.
 var errInterrupted = errors.New("the table was resized while it was read")
 
-// tries is how often a dump is begun that could not be finished.
+// tries bounds how often an interrupted dump is started.
 const tries = 5
 
 // pageSize is the most that the kernel puts into one part of a dump.
 const pageSize = 32 << 10
 
-// patience bounds the wait for one part of an answer.
-const patience = 10 * time.Second
+// answerTimeout bounds the wait for one part of a reply.
+const answerTimeout = 10 * time.Second
 
-// longAgo as a deadline ends the library's reading of an answer.
+// longAgo, set as a deadline, makes the library stop reading a reply.
 var longAgo = time.Unix(1, 0)
 
-// A Table is the connection tracking table of a network namespace.
+// A Table is the connection-tracking table of a network namespace.
 type Table struct {
 	dial func() (*netlink.Conn, error)
 }
@@ -41,7 +41,7 @@ type Table struct {
 // Open returns the table of the network namespace in which its methods are called.
 func Open() *Table { return New(dial) }
 
-// New uses the connections of its caller, each for one call.
+// New returns a table that dials a new connection for each call.
 func New(dial func() (*netlink.Conn, error)) *Table { return &Table{dial} }
 
 func dial() (*netlink.Conn, error) {
@@ -56,16 +56,16 @@ func (t *Table) open() (*netlink.Conn, error) {
 	return nl, nil
 }
 
-// A Filter says which entries a dump passes on: the zero Filter all of them.
+// A Filter selects the entries of a dump. The zero Filter selects all of them.
 type Filter struct {
 	Family uint8 // unix.AF_INET or AF_INET6; 0: both
 	Status Status
-	Mask   Status // the flags of the status that count
+	Mask   Status // the status flags to compare
 }
 
 func (f Filter) matches(e *Entry) bool { return e.Status&f.Mask == f.Status }
 
-// request is the dump of what the filter matches.
+// request returns the request for a dump of what the filter matches.
 func (f Filter) request() netlink.Message {
 	body := header(f.Family)
 	if f.Mask != 0 {
@@ -78,10 +78,10 @@ func (f Filter) request() netlink.Message {
 // ErrStop ends a dump without an error.
 var ErrStop = errors.New("stop")
 
-// Dump passes on the entries that match, in the order of the kernel's hash. A dump
-// that the kernel could not finish is begun again, a few times: start is called
-// at each beginning and returns the function that takes the entries. Any error of
-// that function ends the dump; [ErrStop] is none.
+// Dump visits the entries that match, in the kernel's hash order. An interrupted
+// dump is restarted a few times: each time start is called, which returns the
+// function that visits the entries. Any error from that function ends the dump;
+// [ErrStop] is not reported.
 func (t *Table) Dump(f Filter, start func() func(*Entry) error) error {
 	var err error
 	for range tries {
@@ -106,7 +106,7 @@ func (t *Table) dump(f Filter, visit func(*Entry) error) error {
 	if err != nil {
 		return err
 	}
-	_ = nl.SetReadDeadline(time.Now().Add(patience))
+	_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
 	var e Entry
 	part := 0
 	for m, err := range nl.ReceiveIter() {
@@ -114,24 +114,24 @@ func (t *Table) dump(f Filter, visit func(*Entry) error) error {
 			err = take(&e, m, sent, f, visit)
 		}
 		if err != nil {
-			// Otherwise the iterator would read the rest of the dump.
+			// Otherwise the iterator reads the rest of the dump.
 			_ = nl.SetReadDeadline(longAgo)
 			return err
 		}
 		if part++; part%1024 == 0 {
-			_ = nl.SetReadDeadline(time.Now().Add(patience))
+			_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
 		}
 	}
 	return nil
 }
 
-// take passes on one message of a dump.
+// take handles one message of a dump.
 func take(e *Entry, m, sent netlink.Message, f Filter, visit func(*Entry) error) error {
 	switch {
 	case m.Header.Flags&netlink.DumpInterrupted != 0:
 		return errInterrupted
 	case m.Header.Sequence != sent.Header.Sequence || len(m.Data) < headerLen:
-		return errors.New("answer to another request")
+		return errors.New("reply to another request")
 	}
 	if err := e.decode(m.Data[headerLen:]); err != nil {
 		return err
@@ -142,9 +142,9 @@ func take(e *Entry, m, sent netlink.Message, f Filter, visit func(*Entry) error)
 	return visit(e)
 }
 
-// Delete deletes the entries and returns how many were still there. An entry that
-// came later is spared if its translation differs, though the addresses and ports
-// are the same. After each it calls pace, which may wait, or end it with an error.
+// Delete deletes the entries and returns how many still existed. It does not
+// delete a newer entry with the same addresses and ports but another translation.
+// After each entry it calls pace, which may wait, or abort with an error.
 func (t *Table) Delete(entries []Entry, pace func() error) (deleted int, err error) {
 	if len(entries) == 0 {
 		return 0, nil
@@ -168,9 +168,9 @@ func (t *Table) Delete(entries []Entry, pace func() error) (deleted int, err err
 	return deleted, nil
 }
 
-// remove deletes the entry. The kernel's ID alone does not tell it from a later
-// one: it is a hash of the addresses, ports and the place in memory, which is used
-// again at once.
+// remove deletes the entry. The kernel's ID alone does not distinguish it from a
+// later one: it is a hash of the addresses, the ports and the entry's address in
+// memory, which the kernel reuses at once.
 func (e *Entry) remove(nl *netlink.Conn) error {
 	found, err := first(nl, e.request(msgGet, 0))
 	if err != nil {
@@ -183,12 +183,12 @@ func (e *Entry) remove(nl *netlink.Conn) error {
 	if now.ID != e.ID || now.Reply != e.Reply {
 		return unix.ENOENT
 	}
-	_ = nl.SetReadDeadline(time.Now().Add(patience))
+	_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
 	_, err = nl.Execute(e.request(msgDelete, netlink.Acknowledge))
 	return err
 }
 
-// request is a message about this entry.
+// request returns a message about this entry.
 func (e *Entry) request(kind uint16, flags netlink.HeaderFlags) netlink.Message {
 	family := uint8(unix.AF_INET)
 	if e.Original.Src.Addr().Is6() {
@@ -205,8 +205,8 @@ func (e *Entry) request(kind uint16, flags netlink.HeaderFlags) netlink.Message 
 // Stats are the counters of connection tracking.
 type Stats struct {
 	Entries, Limit uint32 // Limit is 0 before Linux 4.19
-	// InsertFailed and Drop count since the namespace exists, summed over the
-	// processors, each of which counts with 32 bits.
+	// InsertFailed, Drop and EarlyDrop count since the namespace was created.
+	// They are sums over all CPUs, each of which has a 32-bit counter.
 	InsertFailed, Drop, EarlyDrop uint64
 }
 
@@ -222,7 +222,7 @@ func (t *Table) stats() (s Stats, err error) {
 		return Stats{}, err
 	}
 	defer func() { _ = nl.Close() }()
-	_ = nl.SetReadDeadline(time.Now().Add(patience))
+	_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
 	perCPU, err := nl.Execute(message(msgStatsCPU, netlink.Dump, header(unix.AF_UNSPEC)))
 	if err != nil {
 		return Stats{}, err
@@ -257,10 +257,10 @@ func (t *Table) stats() (s Stats, err error) {
 	return s, err
 }
 
-// first sends a request and returns the first message of the answer. The kernel
-// marks the only message of some answers as one of several and sends no end.
+// first sends a request and returns the first message of the reply. The kernel
+// marks the only message of some replies as multipart and sends no end.
 func first(nl *netlink.Conn, m netlink.Message) (netlink.Message, error) {
-	_ = nl.SetReadDeadline(time.Now().Add(patience))
+	_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
 	sent, err := nl.Send(m)
 	if err != nil {
 		return netlink.Message{}, err
@@ -268,17 +268,18 @@ func first(nl *netlink.Conn, m netlink.Message) (netlink.Message, error) {
 	for m, err := range nl.ReceiveIter() {
 		_ = nl.SetReadDeadline(longAgo)
 		if err == nil && (m.Header.Sequence != sent.Header.Sequence || len(m.Data) < headerLen) {
-			err = errors.New("answer to another request")
+			err = errors.New("reply to another request")
 		}
 		return m, err
 	}
-	return netlink.Message{}, errors.New("no answer")
+	return netlink.Message{}, errors.New("no reply")
 }
 
-// eachNumber calls fn for every attribute of a message that holds numbers alone.
+// eachNumber calls fn for every attribute of a message whose attributes are all
+// numbers.
 func eachNumber(m netlink.Message, fn func(typ uint16, n uint32)) error {
 	if len(m.Data) < headerLen {
-		return errors.New("answer is too short")
+		return errors.New("reply is too short")
 	}
 	return nfnetlink.Each(m.Data[headerLen:], func(typ uint16, data []byte) error {
 		fn(typ, number(data))
@@ -286,7 +287,7 @@ func eachNumber(m netlink.Message, fn func(typ uint16, n uint32)) error {
 	})
 }
 
-// described adds to an error what was done and what is missing.
+// described wraps an error with the operation and, if known, the cause.
 func described(what string, err error) error {
 	switch {
 	case err == nil:
@@ -294,7 +295,7 @@ func described(what string, err error) error {
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("%s: %w: %w", what, ErrNotPermitted, err)
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
-		// nfnetlink answers EINVAL for a subsystem that nobody registered.
+		// nfnetlink returns EINVAL for a subsystem that is not registered.
 		return fmt.Errorf("%s: %w: %w", what, ErrUnsupported, err)
 	}
 	return fmt.Errorf("%s: %w", what, err)

@@ -61,7 +61,7 @@ func find(t *testing.T, table *Table, protocol uint8, src netip.AddrPort) Entry 
 	return Entry{}
 }
 
-// remove deletes entries and returns how many were there.
+// remove deletes entries and returns how many existed.
 func remove(t *testing.T, table *Table, all ...Entry) int {
 	t.Helper()
 	n, err := table.Delete(all, func() error { return nil })
@@ -71,8 +71,8 @@ func remove(t *testing.T, table *Table, all ...Entry) int {
 	return n
 }
 
-// natRules translate the source towards 203.0.113.0/24 and 2001:db8:1::/64, and
-// the destination of 198.18.0.10 and 2001:db8:2::10, as a Service does.
+// natRules translate the source of traffic to 203.0.113.0/24 and 2001:db8:1::/64,
+// and the destination 198.18.0.10 and 2001:db8:2::10, as a Service does.
 const natRules = `table inet t {
 	chain pre {
 		type nat hook prerouting priority dstnat;
@@ -92,7 +92,7 @@ var transports = map[nfttest.Proto]uint8{
 	nfttest.UDP: unix.IPPROTO_UDP, nfttest.TCP: unix.IPPROTO_TCP, nfttest.SCTP: unix.IPPROTO_SCTP,
 }
 
-func TestEntriesShowWhatThePacketsShowed(t *testing.T) {
+func TestEntriesMatchThePackets(t *testing.T) {
 	t.Parallel()
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, natRules, "-f", "-")
@@ -123,7 +123,7 @@ func TestEntriesShowWhatThePacketsShowed(t *testing.T) {
 	}
 }
 
-func TestAnEchoIsAConnection(t *testing.T) {
+func TestEchoRequestsAreConnections(t *testing.T) {
 	t.Parallel()
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, natRules, "-f", "-")
@@ -150,7 +150,7 @@ func TestAnEchoIsAConnection(t *testing.T) {
 	}
 }
 
-// ping sends an echo request and waits for the answer.
+// ping sends an echo request and waits for the reply.
 func ping(t *testing.T, from *nfttest.NS, to netip.Addr, protocol uint8, id uint16) {
 	t.Helper()
 	packet := []byte{8, 0, 0, 0, byte(id >> 8), byte(id), 0, 1}
@@ -167,10 +167,10 @@ func ping(t *testing.T, from *nfttest.NS, to netip.Addr, protocol uint8, id uint
 			return err
 		}
 		defer unix.Close(fd)
-		patience := unix.Timeval{Sec: 5}
+		answerTimeout := unix.Timeval{Sec: 5}
 		if err := errors.Join(
 			unix.Connect(fd, addr),
-			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience),
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &answerTimeout),
 		); err != nil {
 			return err
 		}
@@ -216,10 +216,10 @@ func TestTheKernelFiltersByStatusAndFamily(t *testing.T) {
 	}
 }
 
-func TestDeletionHitsTheListedEntryAlone(t *testing.T) {
+func TestDeletionRemovesOnlyTheListedEntry(t *testing.T) {
 	t.Parallel()
 	top := nfttest.NewTopology(t)
-	// The same addresses and ports in two zones, told apart by the packet's mark.
+	// The same addresses and ports in two zones, distinguished by the packet's mark.
 	nfttest.NFT(t, top.Pod, `table inet t { chain c { type filter hook output priority 0; ip dscp set 1; }; }`, "-f", "-")
 	nfttest.NFT(t, top.Node, `table inet t {
 	chain raw { type filter hook prerouting priority raw; ip dscp 1 ct zone set 7; }
@@ -246,7 +246,7 @@ func TestDeletionHitsTheListedEntryAlone(t *testing.T) {
 	if left := entries(t, table, Filter{}); len(left) != 1 || left[0].ID != byZone[0].ID {
 		t.Errorf("left: %+v, want %+v", left, byZone[0])
 	}
-	// Neither the entry that is gone nor an entry that came after it.
+	// Neither the entry that is gone nor a newer one is deleted.
 	if n := remove(t, table, byZone[0], byZone[0], byZone[7]); n != 1 {
 		t.Errorf("%d deleted, want 1", n)
 	}
@@ -260,10 +260,11 @@ func TestDeletionHitsTheListedEntryAlone(t *testing.T) {
 	}
 }
 
-// A countingSocket asks what becomes of each message that it receives.
+// A countingSocket calls reply for each message that it receives, and fails as
+// that returns.
 type countingSocket struct {
 	real  *netlink.Conn
-	reply func(n int) error // with the number of the message, from 0
+	reply func(n int) error // n counts the messages from 0
 	n     int
 }
 
@@ -319,7 +320,7 @@ func (s *countingSocket) ReceiveIter() iter.Seq2[netlink.Message, error] {
 	}
 }
 
-func TestADumpThatWasCutOffBeginsAgain(t *testing.T) {
+func TestInterruptedDumpIsRestarted(t *testing.T) {
 	t.Parallel()
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, natRules, "-f", "-")
@@ -352,7 +353,7 @@ func TestADumpThatWasCutOffBeginsAgain(t *testing.T) {
 	}
 }
 
-func TestADumpEndsWhereItsReaderStops(t *testing.T) {
+func TestDumpEndsWhenTheVisitorStops(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
 	const all = 5000
@@ -376,11 +377,11 @@ func TestADumpEndsWhereItsReaderStops(t *testing.T) {
 	}
 	own := errors.New("enough")
 	if err := table.Dump(Filter{}, func() func(*Entry) error { return func(*Entry) error { return own } }); !errors.Is(err, own) {
-		t.Errorf("the reader's error became %v", err)
+		t.Errorf("the visitor's error became %v", err)
 	}
 }
 
-// insert makes entries of UDP connections to as many ports, without packets.
+// insert creates n entries of UDP connections to different ports, without packets.
 func insert(t testing.TB, ns *nfttest.NS, n int) {
 	t.Helper()
 	nl, err := dialIn(ns)()
@@ -410,7 +411,7 @@ func insert(t testing.TB, ns *nfttest.NS, n int) {
 	}
 }
 
-func TestStatsCountWhatIsThere(t *testing.T) {
+func TestStatsMatchTheTable(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
 	insert(t, ns, 7)
@@ -420,11 +421,11 @@ func TestStatsCountWhatIsThere(t *testing.T) {
 	}
 }
 
-func TestWithoutTheCapabilityTheErrorNamesIt(t *testing.T) {
+func TestMissingCapabilityIsNamed(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
 	err := ns.Do(func() error {
-		runtime.LockOSThread() // capabilities are a thread's; this one ends with Do
+		runtime.LockOSThread() // capabilities are per thread; this one ends with Do
 		head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var caps [2]unix.CapUserData
 		if err := unix.Capset(&head, &caps[0]); err != nil {
@@ -447,9 +448,9 @@ func TestWithoutTheCapabilityTheErrorNamesIt(t *testing.T) {
 	}
 }
 
-// TestAFullTable fills the table to its limit, which is the machine's: about
+// TestFullTable fills the table to its limit, which is that of the machine: about
 // 260,000 entries.
-func TestAFullTable(t *testing.T) {
+func TestFullTable(t *testing.T) {
 	if os.Getenv("LONG") != "1" {
 		t.Log("with LONG=1")
 		return
@@ -482,7 +483,7 @@ func TestAFullTable(t *testing.T) {
 	}
 }
 
-func TestPressureCountsTheFullestDestinationAndWhatIsLost(t *testing.T) {
+func TestPressureReportsFullestDestinationAndDrops(t *testing.T) {
 	t.Parallel()
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, `table inet t {
@@ -505,7 +506,7 @@ func TestPressureCountsTheFullestDestinationAndWhatIsLost(t *testing.T) {
 			}
 		}
 	}
-	// arrived says that everything sent before has passed the node.
+	// arrived waits until everything sent so far has passed the node.
 	arrived := func(port uint16) {
 		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, Dst: netip.AddrPortFrom(top.OutsideV4, port)})
 	}
@@ -528,7 +529,7 @@ func TestPressureCountsTheFullestDestinationAndWhatIsLost(t *testing.T) {
 	}
 }
 
-func TestATallyKeepsTheFullestInBoundedMemory(t *testing.T) {
+func TestTallyKeepsTheFullestKeysInBoundedMemory(t *testing.T) {
 	tally := NewTally()
 	entry := func(n int, dst string) *Entry {
 		to := netip.MustParseAddrPort(dst)

@@ -22,21 +22,21 @@ const (
 	Confirmed Status = 1 << 3
 	SrcNAT    Status = 1 << 4
 	DstNAT    Status = 1 << 5
-	// SrcNATDone is set when the source was decided, translated or not. An entry
-	// without it began before there was a NAT chain for its family, and the
-	// kernel does not translate it any more.
+	// SrcNATDone is set once source NAT was decided, whether the source was
+	// translated or not. An entry without it was created before there was a NAT
+	// chain for its family; the kernel no longer translates it.
 	SrcNATDone Status = 1 << 7
 )
 
-// A Tuple is one direction of a connection. ICMP has no ports: there both are
-// the identifier.
+// A Tuple is one direction of a connection. For ICMP, which has no ports, both
+// are the identifier.
 type Tuple struct {
 	Src, Dst netip.AddrPort
 	Protocol uint8
 }
 
-// An Entry is a tracked connection. One that a dump passes on is valid until the
-// next; Clone it to keep it.
+// An Entry is a tracked connection. An entry visited by a dump is valid until the
+// next one; Clone it to keep it.
 type Entry struct {
 	Original, Reply Tuple
 	Status          Status
@@ -44,7 +44,7 @@ type Entry struct {
 	ID              uint32
 	Zone            uint16
 	Started         time.Time // zero unless the sysctl nf_conntrack_timestamp is 1
-	State           string    // of TCP and SCTP, in the kernel's words; otherwise ""
+	State           string    // for TCP and SCTP, as the kernel names it; otherwise ""
 
 	tuple []byte // CTA_TUPLE_ORIG as the kernel sent it
 }
@@ -56,17 +56,18 @@ func (e *Entry) Clone() Entry {
 	return c
 }
 
-// Destination is where the connection really goes: after DNAT, as for a Service.
+// Destination is the actual destination of the connection: after DNAT, such as
+// that of a Service.
 func (e *Entry) Destination() netip.AddrPort { return e.Reply.Src }
 
 // SeenAs is the source that the destination sees.
 func (e *Entry) SeenAs() netip.AddrPort { return e.Reply.Dst }
 
-// Translated reports whether the destination sees another source address or port
+// Translated reports whether the destination sees a source address or port other
 // than the sender's.
 func (e *Entry) Translated() bool { return e.SeenAs() != e.Original.Src }
 
-// protocols has the names of the protocols that pods use, as /etc/protocols has them.
+// protocols maps the protocols that pods use to their names in /etc/protocols.
 var protocols = map[uint8]string{
 	unix.IPPROTO_ICMP: "icmp", unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_DCCP: "dccp",
 	unix.IPPROTO_GRE: "gre", unix.IPPROTO_ICMPV6: "icmpv6", unix.IPPROTO_SCTP: "sctp", unix.IPPROTO_UDPLITE: "udplite",
@@ -110,11 +111,10 @@ const (
 
 	ctaProtoInfoTCP  = 1
 	ctaProtoInfoSCTP = 3
-	ctaState         = 1 // of either
+	ctaState         = 1 // of both
 )
 
-// tcpStates and sctpStates have the names of the states, as /proc/net/nf_conntrack
-// shows them.
+// tcpStates and sctpStates are the names of the states in /proc/net/nf_conntrack.
 var (
 	tcpStates = []string{
 		"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT", "CLOSE", "SYN_SENT2",

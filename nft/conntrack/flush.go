@@ -5,14 +5,15 @@ import (
 	"time"
 )
 
-// Flushing deletes no more entries than this a second, nor holds more in memory.
+// Flush deletes at most flushRate entries per second, and holds at most
+// flushBatch in memory.
 const (
 	flushRate  = 10_000
 	flushBatch = 10_000
 )
 
-// Flush deletes the stale connections that match, at most 10,000 a second, and
-// returns how many. The kernel meanwhile decides about their further packets.
+// Flush deletes the stale connections that match, at most 10,000 per second, and
+// returns how many. The kernel then decides anew about their further packets.
 func (t *Table) Flush(ctx context.Context, j *Judge, matches func(*Entry) bool) (deleted int, err error) {
 	for ctx.Err() == nil {
 		var batch []Entry
@@ -40,7 +41,7 @@ func (t *Table) Flush(ctx context.Context, j *Judge, matches func(*Entry) bool) 
 	return deleted, ctx.Err()
 }
 
-// pace waits as long as the rate wants it.
+// pace returns a function that waits as long as flushRate requires.
 func pace(ctx context.Context) func() error {
 	start, n := time.Now(), 0
 	return func() error {

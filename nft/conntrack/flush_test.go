@@ -15,19 +15,19 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-func TestFlushTouchesNoConnectionThatAgreesWithThePolicy(t *testing.T) {
+func TestFlushKeepsConnectionsThatMatchThePolicy(t *testing.T) {
 	t.Parallel()
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, "table inet t { chain c { type filter hook forward priority 0; ct state new accept; }; }", "-f", "-")
-	// Only entries that were made while somebody listens are told of.
+	// The kernel reports only entries that were created while somebody listens.
 	destroyed := watchDestroyed(t, top.Node)
 	const stale = 3000
-	insert(t, top.Node, stale) // to 203.0.113.9, without a binding: masqueraded by the policy
+	insert(t, top.Node, stale) // to 203.0.113.9, not translated, though the policy masquerades it
 	local := []netip.Prefix{netip.PrefixFrom(top.NodeV4, 32)}
 	nobody := func(netip.Addr, netip.Addr, bool) bool { return false }
 	judge := NewJudge(nft.NewPolicy(config.Default(config.Defaults{}), nft.Options{}), local, nobody)
 
-	// Meanwhile connections are opened that the policy exempts.
+	// At the same time, connections are opened that the policy exempts.
 	ctx, cancel := context.WithCancel(t.Context())
 	opened := make(chan int)
 	go func() {
@@ -51,10 +51,10 @@ func TestFlushTouchesNoConnectionThatAgreesWithThePolicy(t *testing.T) {
 	cancel()
 	agreeing := <-opened
 	if err != nil || n != stale || agreeing == 0 {
-		t.Errorf("deleted %d of %d beside %d others: %v", n, stale, agreeing, err)
+		t.Errorf("deleted %d of %d, with %d others: %v", n, stale, agreeing, err)
 	}
 	if least := (stale - 100) * time.Second / flushRate; took < least {
-		t.Errorf("%d were deleted within %s, which is faster than %d a second", n, took, flushRate)
+		t.Errorf("%d were deleted within %s, faster than %d per second", n, took, flushRate)
 	}
 	all := destroyed(stale)
 	for i := range all {
@@ -67,7 +67,7 @@ func TestFlushTouchesNoConnectionThatAgreesWithThePolicy(t *testing.T) {
 	}
 }
 
-// watchDestroyed returns what waits for so many entries to be destroyed.
+// watchDestroyed returns a function that waits for n entries to be destroyed.
 func watchDestroyed(t *testing.T, ns *nfttest.NS) func(n int) []Entry {
 	t.Helper()
 	const groupDestroy = 3 // NFNLGRP_CONNTRACK_DESTROY
@@ -85,7 +85,7 @@ func watchDestroyed(t *testing.T, ns *nfttest.NS) func(n int) []Entry {
 	}
 	return func(n int) []Entry {
 		var all []Entry
-		_ = nl.SetReadDeadline(time.Now().Add(patience))
+		_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
 		for len(all) < n {
 			msgs, err := nl.Receive()
 			if err != nil {

@@ -10,24 +10,24 @@ import (
 
 // A Judge compares connections with a policy.
 //
-// A connection is stale if its translation contradicts the verdict that the policy
-// has for a new one from the same source to the same destination, after DNAT: the
-// destination sees another address than the source's though the policy exempts it,
-// or the source's own though the policy masquerades it. The second includes
-// connections that began before there was any NAT chain: the kernel decides once,
-// at their first packet.
+// A connection is stale if its translation contradicts the policy's verdict for a
+// new one from the same source to the same destination, after DNAT: the
+// destination sees an address other than the source's although the policy exempts
+// the connection, or the source's own although the policy masquerades it. The
+// latter includes connections that were opened before there was any NAT chain:
+// the kernel decides once, at their first packet.
 //
-// Never stale is what says nothing about the policy:
+// These are never stale, because they say nothing about the policy:
 //   - connections from or to the node itself, and to multicast;
 //   - connections whose verdict depends on the interfaces;
 //   - TCP and SCTP connections that are closed;
-//   - a translation that a rule of another program, as it is now, can have made:
-//     nobody can tell who made it. A rule for packets that kube-proxy or portmap
-//     has marked counts if the destination was translated;
-//   - connections from an address to itself, which a Service sends back to the pod
-//     that called it: they work only if they are translated;
-//   - connections of another zone than 0 whose source was never decided: Open
-//     vSwitch and tc track connections in zones that never meet a NAT chain.
+//   - translations that a current rule of another program may have caused: it
+//     cannot be told which rule did. A rule for packets marked by kube-proxy or
+//     portmap only matters if the destination was translated;
+//   - connections from an address to itself, when a Service sends a pod back to
+//     itself: they work only if they are translated;
+//   - connections in a zone other than 0 for which source NAT was never decided:
+//     Open vSwitch and tc track connections in zones that never reach a NAT chain.
 type Judge struct {
 	policy *nft.Decider
 	local  map[netip.Addr]bool
@@ -35,9 +35,9 @@ type Judge struct {
 	others func(src, dst netip.Addr, dnat bool) bool
 }
 
-// NewJudge makes a judge by a policy. local are the node's own addresses; others
-// reports whether a rule of another program can rewrite the source of connections
-// between two addresses.
+// NewJudge returns a judge for a policy. local are the node's own addresses;
+// others reports whether another program's rule can rewrite the source of
+// connections between two addresses.
 func NewJudge(p nft.Policy, local []netip.Prefix, others func(src, dst netip.Addr, dnat bool) bool) *Judge {
 	j := &Judge{policy: nft.NewDecider(p), local: map[netip.Addr]bool{}, others: others}
 	for _, p := range local {
@@ -50,8 +50,9 @@ func NewJudge(p nft.Policy, local []netip.Prefix, others func(src, dst netip.Add
 	return j
 }
 
-// Now returns the verdict about a new connection from the same source to the same
-// destination; none if it depends on the interfaces, of which an entry says nothing.
+// Now returns the verdict for a new connection from the same source to the same
+// destination, or "" if it depends on the interfaces, which an entry does not
+// contain.
 func (j *Judge) Now(e *Entry) nft.Verdict {
 	dst := e.Destination().Addr()
 	src := e.Original.Src.Addr()
@@ -62,7 +63,7 @@ func (j *Judge) Now(e *Entry) nft.Verdict {
 	return v
 }
 
-// Stale reports whether the translation contradicts the policy.
+// Stale reports whether the entry's translation contradicts the policy.
 func (j *Judge) Stale(e *Entry) bool {
 	src, dst := e.Original.Src.Addr(), e.Destination().Addr()
 	translated := e.SeenAs().Addr() != src
@@ -78,7 +79,7 @@ func (j *Judge) Stale(e *Entry) bool {
 	return !translated || !j.others(src, dst, e.Original.Dst != e.Destination())
 }
 
-// Forwarded reports whether a connection is open, and neither from nor to the node
+// Forwarded reports whether a connection is open, and is not from or to the node
 // itself, to multicast, or from an address to itself.
 func (j *Judge) Forwarded(e *Entry) bool {
 	src, dst := e.Original.Src.Addr(), e.Destination().Addr()
@@ -89,31 +90,31 @@ func (j *Judge) isLocal(a netip.Addr) bool {
 	return j.local[a] || slices.ContainsFunc(j.ranges, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// open reports whether further packets of the connection are to be expected.
+// open reports whether further packets of the connection are expected.
 func (e *Entry) open() bool {
 	switch e.State {
 	case "TIME_WAIT", "CLOSE":
 		return false
-	case "CLOSED": // of SCTP, also before the answer to the first packet
+	case "CLOSED": // of SCTP: also before the reply to the first packet
 		return e.Status&SeenReply == 0
 	}
 	return true
 }
 
-// sampleSize is the most entries that are looked at in one go.
+// sampleSize is the most entries examined in one dump.
 const sampleSize = 200_000
 
-// A Sample says how much of a table was looked at. The kernel's order is random,
-// so what holds for the entries that were looked at holds for all.
+// A Sample describes how much of a table was examined. The kernel's order is
+// random, so the examined entries are representative.
 type Sample struct {
-	Looked  int // at so many entries
-	Entries int // of so many
+	Examined int // entries
+	Entries  int // in the table
 }
 
-// Part reports whether there were more entries than were looked at.
-func (s Sample) Part() bool { return s.Looked >= sampleSize && s.Entries > s.Looked }
+// Partial reports whether there were more entries than were examined.
+func (s Sample) Partial() bool { return s.Examined >= sampleSize && s.Entries > s.Examined }
 
-// Sample is [Table.Dump] of no more than 200,000 entries.
+// Sample is like [Table.Dump], but stops after 200,000 entries.
 func (t *Table) Sample(f Filter, start func() func(*Entry)) (Sample, error) {
 	stats, err := t.Stats()
 	if err != nil {
@@ -121,11 +122,11 @@ func (t *Table) Sample(f Filter, start func() func(*Entry)) (Sample, error) {
 	}
 	s := Sample{Entries: int(stats.Entries)}
 	err = t.Dump(f, func() func(*Entry) error {
-		s.Looked = 0
+		s.Examined = 0
 		visit := start()
 		return func(e *Entry) error {
 			visit(e)
-			if s.Looked++; s.Looked >= sampleSize {
+			if s.Examined++; s.Examined >= sampleSize {
 				return ErrStop
 			}
 			return nil
@@ -136,8 +137,8 @@ func (t *Table) Sample(f Filter, start func() func(*Entry)) (Sample, error) {
 
 // Stale counts stale connections.
 type Stale struct {
-	Count  int       // estimated if only a part of the table was looked at
-	Oldest time.Time // zero: not known
+	Count  int       // an estimate if only a part of the table was examined
+	Oldest time.Time // zero if not known
 	Sample
 }
 
@@ -157,8 +158,8 @@ func (t *Table) CountStale(j *Judge) (Stale, error) {
 		}
 	})
 	s.Sample = sample
-	if sample.Part() {
-		s.Count = int(int64(s.Count) * int64(sample.Entries) / int64(sample.Looked))
+	if sample.Partial() {
+		s.Count = int(int64(s.Count) * int64(sample.Entries) / int64(sample.Examined))
 	}
 	return s, err
 }

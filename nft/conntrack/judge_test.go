@@ -10,7 +10,7 @@ import (
 	"nft-masq-agent/nft"
 )
 
-func TestWhatIsStale(t *testing.T) {
+func TestStaleConnections(t *testing.T) {
 	const pod, exempt, other, node = "10.244.1.2:4000", "10.9.0.9:53", "203.0.113.9:53", "192.0.2.1:20000"
 	docker := func(src, _ netip.Addr, dnat bool) bool {
 		return src == netip.MustParseAddr("172.17.0.2") || dnat && src == netip.MustParseAddr("10.244.1.9")
@@ -30,7 +30,7 @@ func TestWhatIsStale(t *testing.T) {
 		{name: "exempt, not translated", src: pod, dst: exempt, seenAs: pod, status: SrcNATDone},
 		{name: "masqueraded, not translated", src: pod, dst: other, seenAs: pod, status: SrcNATDone, stale: true},
 		{name: "masqueraded and translated", src: pod, dst: other, seenAs: node, status: SrcNATDone},
-		{name: "the port alone is another", src: pod, dst: exempt, seenAs: "10.244.1.2:4001", status: SrcNATDone},
+		{name: "only the port differs", src: pod, dst: exempt, seenAs: "10.244.1.2:4001", status: SrcNATDone},
 		{name: "exempt after DNAT", src: pod, requested: "198.18.0.10:53", dst: exempt, seenAs: node, status: SrcNATDone, stale: true},
 		{name: "translated by Docker", src: "172.17.0.2:4000", dst: exempt, seenAs: node, status: SrcNATDone},
 		{name: "marked by kube-proxy", src: "10.244.1.9:4000", requested: "198.18.0.10:53", dst: exempt, seenAs: node, status: SrcNATDone},
@@ -63,8 +63,8 @@ func TestWhatIsStale(t *testing.T) {
 	}
 }
 
-// An entry does not say by which interfaces its packets go.
-func TestWhatDependsOnInterfacesIsNotStale(t *testing.T) {
+// An entry does not contain the interfaces of its packets.
+func TestVerdictThatDependsOnInterfacesIsNotStale(t *testing.T) {
 	c := config.Default(config.Defaults{})
 	c.NonMasqueradeOutInterfaces = []config.Interface{{Name: "wg*"}}
 	j := NewJudge(nft.NewPolicy(c, nft.Options{}), nil, func(_, _ netip.Addr, _ bool) bool { return false })

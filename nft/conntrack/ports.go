@@ -8,14 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A PortKey is what a translated source port has to be unique for.
+// A PortKey is the scope in which a translated source port must be unique.
 type PortKey struct {
 	Protocol uint8
 	From     netip.Addr     // the translated source address
 	To       netip.AddrPort // the destination
 }
 
-// PortUse is how many ports are taken.
+// PortUse is the number of ports in use for a key.
 type PortUse struct {
 	PortKey
 	Used int
@@ -24,9 +24,9 @@ type PortUse struct {
 // maxKeys bounds the memory of a tally.
 const maxKeys = 1 << 14
 
-// A Tally counts the source ports that translations take. Its memory is bounded:
-// beyond 16,384 keys the counts of all are too low by up to one for every 16,384
-// entries, and keys with few ports are forgotten (Misra and Gries, 1982).
+// A Tally counts the source ports that translations use. Its memory is bounded:
+// with more than 16,384 keys, all counts are too low by up to one for every
+// 16,384 entries, and keys with few ports are forgotten (Misra and Gries, 1982).
 type Tally struct{ counts map[PortKey]int }
 
 // NewTally returns an empty tally.
@@ -53,7 +53,7 @@ func (e *Entry) portKey() PortKey {
 	return PortKey{e.Original.Protocol, e.SeenAs().Addr(), e.Destination()}
 }
 
-// Is reports whether an entry takes one of the ports.
+// Is reports whether an entry uses one of the key's ports.
 func (k PortKey) Is(e *Entry) bool {
 	switch e.Original.Protocol {
 	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
@@ -62,7 +62,7 @@ func (k PortKey) Is(e *Entry) bool {
 	return false
 }
 
-// Fullest returns the keys with the most ports, at most n of them.
+// Fullest returns the n keys with the most ports in use, or fewer.
 func (t *Tally) Fullest(n int) []PortUse {
 	all := make([]PortUse, 0, len(t.counts))
 	for k, used := range t.counts {
@@ -74,17 +74,17 @@ func (t *Tally) Fullest(n int) []PortUse {
 	return all[:min(n, len(all))]
 }
 
-// A PortGroup is the protocols and families that ports are told apart by.
+// A PortGroup is the family and protocol by which ports are grouped.
 type PortGroup struct {
 	IPv6     bool
 	Protocol uint8
 }
 
-// Pressure is how near connection tracking is to its limits.
+// Pressure describes how close connection tracking is to its limits.
 type Pressure struct {
 	Stats
-	// Fullest is, for each group with any, the most ports that connections to one
-	// destination take.
+	// Fullest is, for each group, the most ports that connections to one
+	// destination use.
 	Fullest map[PortGroup]int
 }
 

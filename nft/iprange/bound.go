@@ -5,16 +5,17 @@ import (
 	"slices"
 )
 
-// A Bound is one end of an interval as the kernel keeps it: the first address
-// of a run, or the first address behind it; the zero Bound is the element *.
+// A Bound is one end of an interval as the kernel stores it: the first address of
+// a range, or the first address after it. The zero Bound is the catch-all element
+// *.
 type Bound struct {
 	Addr netip.Addr
 	End  bool
 }
 
-// Pair makes ranges of the bounds of a set, whatever their order, and though a
-// dump may give one twice. A run without an end goes on to the last address of
-// the family.
+// Pair turns the bounds of a set into ranges. Their order does not matter, and a
+// dump may contain a bound twice. A range without an end extends to the last
+// address of the family.
 func Pair(bounds []Bound) []Range {
 	slices.SortFunc(bounds, func(a, b Bound) int {
 		if c := a.Addr.Compare(b.Addr); c != 0 || a.End == b.End {

@@ -1,14 +1,15 @@
-// Package iprange has runs of IP addresses, and the bounds by which the kernel
-// keeps those of a set.
+// Package iprange represents ranges of IP addresses, and the bounds by which the
+// kernel stores those of a set.
 package iprange
 
 import "net/netip"
 
-// A Range is a run of addresses, both ends included. The zero Range is a set's
-// element for whatever no other one holds, which nft writes *.
+// A Range is a range of addresses, both ends included. The zero Range is a set's
+// catch-all element, which nft writes as *.
 type Range struct{ From, To netip.Addr }
 
-// String gives a prefix where the range is one.
+// String returns the range as an address or prefix if it is one, otherwise as
+// FROM-TO.
 func (r Range) String() string {
 	if r == (Range{}) {
 		return "*"
@@ -22,7 +23,7 @@ func (r Range) String() string {
 	return r.From.String() + "-" + r.To.String()
 }
 
-// Prefix gives the range as a prefix, if it is one.
+// Prefix returns the range as a prefix, and whether it is one.
 func (r Range) Prefix() (netip.Prefix, bool) {
 	if !r.From.IsValid() || r.From.BitLen() != r.To.BitLen() {
 		return netip.Prefix{}, false
@@ -45,7 +46,7 @@ func (r Range) Prefix() (netip.Prefix, bool) {
 	return netip.PrefixFrom(r.From, bits), true
 }
 
-// Of gives the addresses of a prefix.
+// Of returns the addresses of a prefix.
 func Of(p netip.Prefix) Range {
 	p = p.Masked()
 	last := p.Addr().AsSlice()
@@ -56,7 +57,7 @@ func Of(p netip.Prefix) Range {
 	return Range{p.Addr(), to}
 }
 
-// Prefixes returns the fewest prefixes that hold the range and nothing else.
+// Prefixes returns the smallest list of prefixes that covers exactly the range.
 func (r Range) Prefixes() []netip.Prefix {
 	var out []netip.Prefix
 	for from := r.From; from.IsValid() && !r.To.Less(from); {

@@ -10,7 +10,7 @@ import (
 	"nft-masq-agent/nft/iprange"
 )
 
-func TestPrefixesAreRangesAndBack(t *testing.T) {
+func TestPrefixesConvertToRangesAndBack(t *testing.T) {
 	for _, tt := range []struct{ prefix, from, to, text string }{
 		{"0.0.0.0/0", "0.0.0.0", "255.255.255.255", "0.0.0.0/0"},
 		{"10.0.0.0/8", "10.0.0.0", "10.255.255.255", "10.0.0.0/8"},
@@ -40,18 +40,18 @@ func TestPrefixesAreRangesAndBack(t *testing.T) {
 	} {
 		r := iprange.Range{From: netip.MustParseAddr(from), To: netip.MustParseAddr(to)}
 		if p, ok := r.Prefix(); ok {
-			t.Errorf("%s is said to be %s", r, p)
+			t.Errorf("%s is reported as prefix %s", r, p)
 		}
 		if want := from + "-" + to; r.String() != want {
 			t.Errorf("prints %s, want %s", r, want)
 		}
 	}
 	if p, ok := (iprange.Range{}).Prefix(); ok || (iprange.Range{}).String() != "*" {
-		t.Errorf("the element for everything is %s, %t and prints %s", p, ok, iprange.Range{})
+		t.Errorf("the catch-all element is %s, %t and prints %s", p, ok, iprange.Range{})
 	}
 }
 
-func TestBoundsBecomeRangesWhateverTheirOrder(t *testing.T) {
+func TestBoundsFormRangesInAnyOrder(t *testing.T) {
 	start := func(s string) iprange.Bound { return iprange.Bound{Addr: netip.MustParseAddr(s)} }
 	end := func(s string) iprange.Bound { return iprange.Bound{Addr: netip.MustParseAddr(s), End: true} }
 	for _, tt := range []struct {
@@ -66,11 +66,11 @@ func TestBoundsBecomeRangesWhateverTheirOrder(t *testing.T) {
 		{"last address", []iprange.Bound{start("255.255.255.255")}, "255.255.255.255"},
 		{"neighbours", []iprange.Bound{start("10.0.0.0"), end("11.0.0.0"), start("11.0.0.0"), end("12.0.0.0")}, "10.0.0.0/8 11.0.0.0/8"},
 		{"up to the last", []iprange.Bound{start("128.0.0.0"), end("192.0.0.0"), start("192.0.0.0")}, "128.0.0.0/2 192.0.0.0/2"},
-		{"no prefix", []iprange.Bound{start("10.0.0.1"), end("10.0.0.4")}, "10.0.0.1-10.0.0.3"},
-		{"given twice", []iprange.Bound{start("10.0.0.0"), end("11.0.0.0"), start("10.0.0.0"), end("11.0.0.0")}, "10.0.0.0/8"},
+		{"not a prefix", []iprange.Bound{start("10.0.0.1"), end("10.0.0.4")}, "10.0.0.1-10.0.0.3"},
+		{"duplicates", []iprange.Bound{start("10.0.0.0"), end("11.0.0.0"), start("10.0.0.0"), end("11.0.0.0")}, "10.0.0.0/8"},
 		{"end lost", []iprange.Bound{start("10.0.0.0"), start("13.0.0.0"), end("14.0.0.0")}, "10.0.0.0-12.255.255.255 13.0.0.0/8"},
 		{"start lost", []iprange.Bound{end("11.0.0.0"), start("12.0.0.0"), end("13.0.0.0")}, "12.0.0.0/8"},
-		{"element for everything", []iprange.Bound{start("10.0.0.0"), end("11.0.0.0"), {}}, "* 10.0.0.0/8"},
+		{"catch-all element", []iprange.Bound{start("10.0.0.0"), end("11.0.0.0"), {}}, "* 10.0.0.0/8"},
 		{"IPv6", []iprange.Bound{start("fe80::"), end("fec0::"), start("::1"), end("::2")}, "::1 fe80::/10"},
 		{"IPv6 without end", []iprange.Bound{start("8000::")}, "8000::/1"},
 	} {
@@ -88,7 +88,7 @@ func TestBoundsBecomeRangesWhateverTheirOrder(t *testing.T) {
 	}
 }
 
-func TestRangesAreCutIntoTheFewestPrefixes(t *testing.T) {
+func TestRangesSplitIntoFewestPrefixes(t *testing.T) {
 	for r, want := range map[string]string{
 		"0.0.0.0 255.255.255.255":                        "[0.0.0.0/0]",
 		"10.0.0.0 10.0.2.255":                            "[10.0.0.0/23 10.0.2.0/24]",

@@ -106,8 +106,8 @@ func (a *Agent) watchConnections(ctx context.Context) {
 // tellStale logs how many connections keep a translation of an earlier policy.
 func (a *Agent) tellStale(s conntrack.Stale) {
 	fields := []zap.Field{zap.String("event", "stale_connections"), zap.Int("connections", s.Count)}
-	if s.Part() {
-		fields = append(fields, zap.Int("sampled", s.Looked), zap.Int("tracked", s.Entries))
+	if s.Partial() {
+		fields = append(fields, zap.Int("sampled", s.Examined), zap.Int("tracked", s.Entries))
 	}
 	if !s.Oldest.IsZero() {
 		fields = append(fields, zap.Time("oldest", s.Oldest))

@@ -171,8 +171,8 @@ func (r *Status) SetStale(s conntrack.Stale) {
 	if !s.Oldest.IsZero() {
 		r.Stale.Oldest = &s.Oldest
 	}
-	if s.Part() {
-		r.Stale.Sampled = s.Looked
+	if s.Partial() {
+		r.Stale.Sampled = s.Examined
 	}
 }
 
