@@ -39,7 +39,8 @@ func (a *attrs) str(typ uint16, s string) {
 	a.pad()
 }
 
-// uint32 appends a number in network order, as nf_tables wants all of them.
+// uint32 appends a number in network byte order, which nf_tables uses for all
+// numbers.
 func (a *attrs) uint32(typ uint16, v uint32) {
 	a.header(typ, 4)
 	*a = binary.BigEndian.AppendUint32(*a, v)
@@ -50,7 +51,7 @@ func (a *attrs) uint64(typ uint16, v uint64) {
 	*a = binary.BigEndian.AppendUint64(*a, v)
 }
 
-// nest appends an attribute that holds what fill appends.
+// nest appends an attribute that contains what fill appends.
 func (a *attrs) nest(typ uint16, fill func()) {
 	at := len(*a)
 	a.header(typ|unix.NLA_F_NESTED, 0)
@@ -58,9 +59,9 @@ func (a *attrs) nest(typ uint16, fill func()) {
 	binary.NativeEndian.PutUint16((*a)[at:], uint16(len(*a)-at))
 }
 
-// Each calls fn for every attribute of b, with the type's flag bits taken off.
-// The data are part of b. It is called for every element of a set and so does
-// without the copies that the library's decoder makes.
+// Each calls fn for every attribute of b, with the type's flag bits cleared. The
+// data alias b: Each is called for every element of a set and avoids the copies
+// that the library's decoder makes.
 func Each(b []byte, fn func(typ uint16, data []byte) error) error {
 	for len(b) >= attrHeaderLen {
 		n := int(binary.NativeEndian.Uint16(b))
@@ -76,7 +77,7 @@ func Each(b []byte, fn func(typ uint16, data []byte) error) error {
 	return nil
 }
 
-// count says how many attributes of b there are, up to one that is broken.
+// count returns the number of attributes in b, up to the first malformed one.
 func count(b []byte) (n int) {
 	_ = Each(b, func(uint16, []byte) error {
 		n++

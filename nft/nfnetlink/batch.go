@@ -13,20 +13,21 @@ import (
 // A Batch is a transaction under construction. The zero value is empty.
 type Batch struct {
 	msgs []netlink.Message
-	// Elements are many: they are written when the batch is sent, so that of
-	// several batches one at a time takes the memory.
-	elements map[int]elements // by the index of their message
-	// Prefixes counts the elements that the batch adds.
+	// There can be many elements, so they are encoded only when the batch is
+	// sent: of several batches, only one at a time takes the memory.
+	elements map[int]elements // by message index
+	// Prefixes is the number of elements that the batch adds.
 	Prefixes int
-	// Handles has the handle of each set that the batch made, by its name, once
-	// it is committed. A set made anew under the same name has another one.
+	// Handles maps the name of each set that the batch created to its handle,
+	// once the batch is committed. A set recreated under the same name has a
+	// different handle.
 	Handles map[string]uint64
 }
 
-// Len gives the number of messages.
+// Len returns the number of messages.
 func (b *Batch) Len() int { return len(b.msgs) }
 
-// messages gives the messages in full.
+// messages returns the messages with their elements.
 func (b *Batch) messages() []netlink.Message {
 	msgs := slices.Clone(b.msgs)
 	for i, e := range b.elements {
@@ -49,8 +50,8 @@ func message(family Family, msg uint16, flags netlink.HeaderFlags, a attrs) netl
 	}
 }
 
-// AddTable makes a table, or sets the flags of the one that is there to none,
-// which wakes a dormant one.
+// AddTable creates a table, or clears the flags of an existing one, which wakes a
+// dormant table.
 func (b *Batch) AddTable(family Family, table string) {
 	var a attrs
 	a.str(unix.NFTA_TABLE_NAME, table)
@@ -58,9 +59,9 @@ func (b *Batch) AddTable(family Family, table string) {
 	b.add(family, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
 }
 
-// Refuse adds a message that every kernel refuses, so that the others of the batch are
-// only tried: the error is then a [RefusedError] about the last message if the kernel
-// would take them.
+// Refuse adds a message that every kernel rejects, so that the batch is only
+// tested: if the kernel would accept the other messages, the error is a
+// [RefusedError] for the last one.
 func (b *Batch) Refuse(family Family, table string) {
 	var a attrs
 	a.str(unix.NFTA_TABLE_NAME, table)
@@ -68,15 +69,15 @@ func (b *Batch) Refuse(family Family, table string) {
 	b.add(family, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
 }
 
-// DelTable deletes a table and all that is in it.
+// DelTable deletes a table and everything in it.
 func (b *Batch) DelTable(family Family, table string) {
 	var a attrs
 	a.str(unix.NFTA_TABLE_NAME, table)
 	b.add(family, unix.NFT_MSG_DELTABLE, 0, a)
 }
 
-// AddChain makes a chain. Where one of the name is there it must have the same
-// hook; its policy is set.
+// AddChain creates a chain. An existing chain of that name must have the same
+// hook; its policy is updated.
 func (b *Batch) AddChain(c Chain) {
 	var a attrs
 	a.str(unix.NFTA_CHAIN_TABLE, c.Table)
@@ -92,7 +93,7 @@ func (b *Batch) AddChain(c Chain) {
 	b.add(c.Family, unix.NFT_MSG_NEWCHAIN, netlink.Create, a)
 }
 
-// DelChain deletes a chain that has no rules and that no rule names.
+// DelChain deletes a chain, which must be empty and unreferenced.
 func (b *Batch) DelChain(family Family, table, chain string) {
 	var a attrs
 	a.str(unix.NFTA_CHAIN_TABLE, table)
@@ -100,26 +101,26 @@ func (b *Batch) DelChain(family Family, table, chain string) {
 	b.add(family, unix.NFT_MSG_DELCHAIN, 0, a)
 }
 
-// AddRule puts a rule at the end of its chain.
+// AddRule appends a rule to its chain.
 func (b *Batch) AddRule(r Rule) {
 	b.add(r.Family, unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, ruleAttrs(r))
 }
 
-// InsertRule puts a rule before the one with the given handle.
+// InsertRule inserts a rule before the one with the given handle.
 func (b *Batch) InsertRule(r Rule, before uint64) {
 	a := ruleAttrs(r)
 	a.uint64(unix.NFTA_RULE_POSITION, before)
 	b.add(r.Family, unix.NFT_MSG_NEWRULE, netlink.Create, a)
 }
 
-// ReplaceRule puts a rule in the place of the one with its handle.
+// ReplaceRule replaces the rule with the same handle.
 func (b *Batch) ReplaceRule(r Rule) {
 	a := ruleAttrs(r)
 	a.uint64(unix.NFTA_RULE_HANDLE, r.Handle)
 	b.add(r.Family, unix.NFT_MSG_NEWRULE, netlink.Replace, a)
 }
 
-// MarshalRule returns the attributes (NFTA_RULE_…) by which a rule is made.
+// MarshalRule returns the attributes (NFTA_RULE_…) that create a rule.
 func MarshalRule(r Rule) []byte { return ruleAttrs(r) }
 
 func ruleAttrs(r Rule) attrs {
@@ -149,7 +150,7 @@ func (b *Batch) DelRule(family Family, table, chain string, handle uint64) {
 	b.add(family, unix.NFT_MSG_DELRULE, 0, a)
 }
 
-// FlushChain deletes all rules of a chain; of every chain of the table where
+// FlushChain deletes all rules of a chain, or of every chain in the table if
 // chain is empty.
 func (b *Batch) FlushChain(family Family, table, chain string) {
 	var a attrs
@@ -160,14 +161,14 @@ func (b *Batch) FlushChain(family Family, table, chain string) {
 	b.add(family, unix.NFT_MSG_DELRULE, 0, a)
 }
 
-// AddSet makes a set; where one of the name is there it must be alike. Its
+// AddSet creates a set; an existing one of that name must be equivalent. Its
 // handle is in Handles once the batch is committed.
 func (b *Batch) AddSet(s Set) {
 	var a attrs
 	a.str(unix.NFTA_SET_TABLE, s.Table)
 	a.str(unix.NFTA_SET_NAME, s.Name)
-	// The kernel wants an id; it matters only to rules of the same transaction
-	// that name the set by it, and ours name it by its name.
+	// The kernel requires an ID. It matters only to rules in the same transaction
+	// that refer to the set by ID; ours refer to it by name.
 	a.uint32(unix.NFTA_SET_ID, uint32(len(b.msgs)+1))
 	a.uint32(unix.NFTA_SET_FLAGS, s.Flags)
 	a.uint32(unix.NFTA_SET_KEY_TYPE, s.KeyType)
@@ -182,8 +183,8 @@ func (b *Batch) AddSet(s Set) {
 	b.add(s.Family, unix.NFT_MSG_NEWSET, netlink.Create|netlink.Echo, a)
 }
 
-// made notes the handle of a set that the kernel sends back.
-func (b *Batch) made(m netlink.Message) {
+// recordHandle records the handle of a set that the kernel echoes.
+func (b *Batch) recordHandle(m netlink.Message) {
 	if m.Header.Type != netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWSET) || len(m.Data) < 4 {
 		return
 	}
@@ -195,7 +196,7 @@ func (b *Batch) made(m netlink.Message) {
 	}
 }
 
-// DelSet deletes a set that no rule names.
+// DelSet deletes a set, which must be unreferenced.
 func (b *Batch) DelSet(family Family, table, set string) {
 	var a attrs
 	a.str(unix.NFTA_SET_TABLE, table)
@@ -203,11 +204,11 @@ func (b *Batch) DelSet(family Family, table, set string) {
 	b.add(family, unix.NFT_MSG_DELSET, 0, a)
 }
 
-// elementsPerMessage keeps a message's list below the 64 KiB that an attribute
-// can hold: an IPv6 prefix takes 64 bytes.
+// elementsPerMessage keeps the list in a message below the 64 KiB limit of an
+// attribute: an IPv6 prefix takes 64 bytes.
 const elementsPerMessage = 1000
 
-// AddElements puts prefixes, which must not overlap, into an interval set.
+// AddElements adds prefixes, which must not overlap, to an interval set.
 func (b *Batch) AddElements(family Family, table, set string, prefixes []netip.Prefix) {
 	for chunk := range slices.Chunk(prefixes, elementsPerMessage) {
 		if b.elements == nil {
@@ -240,18 +241,18 @@ func (b *Batch) AddMappings(family Family, table, set string, mappings []Mapping
 	}
 }
 
-// elements are what one message puts into a set.
+// elements are the prefixes that one message adds to a set.
 type elements struct {
 	table, set string
 	prefixes   []netip.Prefix
 }
 
 func (e elements) appendTo(a attrs) attrs {
-	most := 64 // bytes of an IPv6 prefix
+	size := 64 // bytes of an IPv6 prefix
 	if e.prefixes[0].Addr().Is4() {
-		most = 40
+		size = 40
 	}
-	a = slices.Grow(a, len(e.prefixes)*most+len(e.table)+len(e.set)+32)
+	a = slices.Grow(a, len(e.prefixes)*size+len(e.table)+len(e.set)+32)
 	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, e.table)
 	a.str(unix.NFTA_SET_ELEM_LIST_SET, e.set)
 	a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
@@ -259,8 +260,8 @@ func (e elements) appendTo(a attrs) attrs {
 			r := iprange.Of(p)
 			a.element(r.From, false)
 			// An interval that reaches the last address has no end.
-			if behind := r.To.Next(); behind.IsValid() {
-				a.element(behind, true)
+			if next := r.To.Next(); next.IsValid() {
+				a.element(next, true)
 			}
 		}
 	})
@@ -277,8 +278,8 @@ func (a *attrs) element(addr netip.Addr, end bool) {
 	}
 }
 
-// key appends an element. Its attributes are written with their lengths, because
-// there can be millions.
+// key appends an element. The lengths of its attributes are computed up front,
+// because there can be millions of elements.
 func (a *attrs) key(key []byte, end bool) {
 	value := attrHeaderLen + len(key)
 	whole := attrHeaderLen + value
@@ -294,7 +295,7 @@ func (a *attrs) key(key []byte, end bool) {
 	}
 }
 
-// AddCounter makes a named counter; one that is there goes on counting.
+// AddCounter creates a named counter; an existing one keeps its values.
 func (b *Batch) AddCounter(family Family, table, name string) {
 	var a attrs
 	a.str(unix.NFTA_OBJ_TABLE, table)
@@ -307,7 +308,7 @@ func (b *Batch) AddCounter(family Family, table, name string) {
 	b.add(family, unix.NFT_MSG_NEWOBJ, netlink.Create, a)
 }
 
-// DelObject deletes a stateful object that no rule names.
+// DelObject deletes a stateful object, which must be unreferenced.
 func (b *Batch) DelObject(o Object) {
 	var a attrs
 	a.str(unix.NFTA_OBJ_TABLE, o.Table)
@@ -316,7 +317,7 @@ func (b *Batch) DelObject(o Object) {
 	b.add(o.Family, unix.NFT_MSG_DELOBJ, 0, a)
 }
 
-// DelFlowtable deletes a flowtable that no rule names.
+// DelFlowtable deletes a flowtable, which must be unreferenced.
 func (b *Batch) DelFlowtable(family Family, table, name string) {
 	var a attrs
 	a.str(flowtableTable, table)

@@ -11,36 +11,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Buffers of a connection. A batch must fit the send buffer whole; without
-// CAP_NET_ADMIN in the first user namespace the kernel caps both at
-// net.core.wmem_max and rmem_max, which holds 4,000 prefixes a batch.
+// Buffers of a connection. The whole batch must fit the send buffer. Without
+// CAP_NET_ADMIN in the initial user namespace the kernel caps the buffers at
+// net.core.wmem_max and rmem_max, whose defaults fit 4,000 prefixes per batch.
 const (
 	sendBuffer    = 8 << 20
 	receiveBuffer = 1 << 20
-	// pageSize is the most that the kernel puts into one part of a dump.
-	// Offering less makes it walk a set from its start more often.
+	// pageSize is the most that the kernel puts into one part of a dump. With a
+	// smaller buffer it walks a set from the start more often.
 	pageSize = 32 << 10
 )
 
-// A Conn is a connection to nf_tables in the network namespace of the thread
-// that dialled it. It is safe for concurrent use: one request at a time.
+// A Conn is a connection to nf_tables in the network namespace of the thread that
+// dialed it. It is safe for concurrent use, one request at a time.
 type Conn struct {
 	mu   sync.Mutex
 	dial func() (*netlink.Conn, error)
-	nl   *netlink.Conn // nil after an error of the socket: dialled again
+	nl   *netlink.Conn // nil after a socket error; then dialed again
 }
 
-// Dial gives a connection that lasts: closing a netlink socket that deleted
-// something waits for an RCU grace period, about 12 ms. The socket is opened
-// with the first request, which fails where that fails.
+// Dial returns a long-lived connection: closing a netlink socket that deleted
+// something waits for an RCU grace period, about 12 ms. The socket is opened by
+// the first request, which returns the error if that fails.
 func Dial() *Conn { return New(dial) }
 
-// New gives a connection with the given dialler, which is used again whenever
-// the socket has failed.
+// New returns a connection that uses the given dialer, which is called again
+// whenever the socket has failed.
 func New(dial func() (*netlink.Conn, error)) *Conn { return &Conn{dial: dial} }
 
-// Another returns a further connection to the same namespace, for requests that must
-// not wait for those of the first.
+// Another returns a second connection to the same namespace, for requests that
+// must not wait for those of c.
 func (c *Conn) Another() *Conn { return New(c.dial) }
 
 func dial() (*netlink.Conn, error) {
@@ -48,8 +48,8 @@ func dial() (*netlink.Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket: %w", err)
 	}
-	// Without CapAcknowledge each error comes with the message that it is about,
-	// and a few of those with elements fill the receive buffer.
+	// Without CapAcknowledge each error includes the message that caused it, and
+	// a few of those with elements fill the receive buffer.
 	err = errors.Join(nl.SetWriteBuffer(sendBuffer), nl.SetReadBuffer(receiveBuffer), nl.SetOption(netlink.CapAcknowledge, true))
 	if err != nil {
 		_ = nl.Close()
@@ -58,14 +58,14 @@ func dial() (*netlink.Conn, error) {
 	return nl, nil
 }
 
-// patience bounds the wait for an answer that the kernel had no room for. It is
-// longer than the dump of any set takes.
-const patience = 5 * time.Minute
+// answerTimeout bounds the wait for a reply that the kernel had no room for. It
+// is longer than the dump of any set takes.
+const answerTimeout = 5 * time.Minute
 
-// bounded bounds the wait for the answers to what was sent last. A connection
-// made by a test may know no deadlines.
+// bounded sets a deadline for the replies to the last message sent. The
+// connection of a test may not support deadlines.
 func (c *Conn) bounded() *netlink.Conn {
-	_ = c.nl.SetReadDeadline(time.Now().Add(patience))
+	_ = c.nl.SetReadDeadline(time.Now().Add(answerTimeout))
 	return c.nl
 }
 
@@ -81,7 +81,7 @@ func (c *Conn) open() error {
 	return nil
 }
 
-// fail drops a socket in which unread replies may wait.
+// fail drops a socket in which unread replies may be queued.
 func (c *Conn) fail() {
 	_ = c.nl.Close()
 	c.nl = nil
@@ -99,8 +99,8 @@ func (c *Conn) Close() error {
 	return nl.Close()
 }
 
-// PortID gives the netlink port of the socket, which the kernel's notification
-// names as the writer of a transaction; 0 while there is no socket.
+// PortID returns the netlink port of the socket, which kernel notifications name
+// as the writer of a transaction, or 0 if there is no socket.
 func (c *Conn) PortID() uint32 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -110,11 +110,11 @@ func (c *Conn) PortID() uint32 {
 	return c.nl.PID()
 }
 
-// ErrInterrupted says that the ruleset changed while it was being read.
+// ErrInterrupted reports that the ruleset changed while it was being read.
 var ErrInterrupted = errors.New("the ruleset changed while it was read")
 
-// Generation gives the number that the kernel raises by one with each
-// transaction of the network namespace.
+// Generation returns the number that the kernel increments with each transaction
+// in the network namespace.
 func (c *Conn) Generation() (uint32, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -127,15 +127,15 @@ func (c *Conn) Generation() (uint32, error) {
 			return g.ID, nil
 		}
 	}
-	return 0, errors.New("read generation: no answer")
+	return 0, errors.New("read generation: no reply")
 }
 
-// Commit sends the batch as one transaction, which the kernel takes whole or
-// refuses whole. With a generation other than zero the kernel refuses it with
-// ERESTART where the ruleset has changed since that generation was read.
+// Commit sends the batch as one transaction, which the kernel accepts or rejects
+// as a whole. With a generation other than zero the kernel rejects it with
+// ERESTART if the ruleset has changed since that generation was read.
 //
-// The error holds the kernel's errno (errors.Is) and names the message that
-// was refused. After ENOBUFS it is unknown whether the transaction was made.
+// The error wraps the kernel's errno (errors.Is) and names the message that was
+// rejected. After ENOBUFS it is unknown whether the transaction took effect.
 func (c *Conn) Commit(b *Batch, generation uint32) error {
 	if b.Len() == 0 {
 		return nil
@@ -146,7 +146,7 @@ func (c *Conn) Commit(b *Batch, generation uint32) error {
 		return err
 	}
 	msgs := envelope(b, generation)
-	// Refused where the process may not, and then so is a batch that is too large.
+	// Without the privilege this fails, and then so does a batch that is too large.
 	if n := size(msgs); n > sendBuffer {
 		_ = c.nl.SetWriteBuffer(n)
 	}
@@ -176,7 +176,7 @@ func envelope(b *Batch, generation uint32) []netlink.Message {
 	})
 }
 
-// size gives the bytes that messages take in the send buffer.
+// size returns the bytes that messages take in the send buffer.
 func size(msgs []netlink.Message) int {
 	n := 0
 	for _, m := range msgs {
@@ -185,13 +185,13 @@ func size(msgs []netlink.Message) int {
 	return n
 }
 
-// outcome reads what the kernel says of a transaction. It answers errors only,
-// so a question is sent behind it whose answer marks the end: an
-// acknowledgement of each message could overrun the receive buffer and would
-// then hide that the transaction was made.
+// outcome reads the kernel's replies to a transaction. These are errors only, so
+// a request is sent after the transaction, whose reply marks the end:
+// acknowledging every message could overrun the receive buffer and would then
+// hide whether the transaction took effect.
 //
-// Behind a transaction that was made it also sends the sets back that it was
-// asked to, with their handles.
+// After a successful transaction the kernel also echoes the sets created with the
+// echo flag, with their handles.
 func (c *Conn) outcome(b *Batch, sent []netlink.Message) error {
 	marker, err := c.nl.Send(message(unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETGEN, 0, nil))
 	if err != nil {
@@ -209,7 +209,7 @@ func (c *Conn) outcome(b *Batch, sent []netlink.Message) error {
 				if m.Header.Sequence == marker.Header.Sequence {
 					return first
 				}
-				b.made(m)
+				b.recordHandle(m)
 			}
 		case errors.As(err, &op) && op.Sequence != 0 && op.Sequence != marker.Header.Sequence:
 			if first == nil {
@@ -225,29 +225,29 @@ func (c *Conn) outcome(b *Batch, sent []netlink.Message) error {
 // An Op is what a message of a transaction does.
 type Op string
 
-// The operations by which callers tell refusals apart.
+// The operations that callers distinguish when a transaction is rejected.
 const (
 	MakeTable Op = "make table"
 	MakeChain Op = "make chain"
 	MakeRule  Op = "make rule"
 )
 
-// A RefusedError says which message of a transaction the kernel refused, and why.
-// Nothing of the transaction was made.
+// A RefusedError is the message of a transaction that the kernel rejected, and
+// the reason. Nothing of the transaction took effect.
 type RefusedError struct {
 	Op   Op
-	Last bool // it was the last message of the transaction
+	Last bool // whether it was the last message of the transaction
 	Err  error
 }
 
 func (e *RefusedError) Error() string { return string(e.Op) + ": " + e.Err.Error() }
 
-// Unwrap returns the reason, which holds the kernel's errno.
+// Unwrap returns the reason, which wraps the kernel's errno.
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// refusal names the message that an error is about.
+// refusal returns the error for the message that the kernel rejected.
 func refusal(sent []netlink.Message, op *netlink.OpError) error {
-	const envelope = 2 // messages after the last of the batch: its end
+	const envelope = 2 // messages after the last one of the batch: its end
 	for i, m := range sent {
 		if m.Header.Sequence == op.Sequence {
 			return &RefusedError{Op: opOf(m.Header.Type), Last: i == len(sent)-envelope, Err: op.Err}
@@ -287,7 +287,7 @@ func opOf(t netlink.HeaderType) Op {
 	return Op(fmt.Sprintf("message %d", t&0xff))
 }
 
-// request sends one request and returns all messages of the answer.
+// request sends one request and returns all messages of the reply.
 func (c *Conn) request(m netlink.Message) (msgs []netlink.Message, err error) {
 	err = c.stream(m, func(m netlink.Message) error {
 		msgs = append(msgs, m)
@@ -296,9 +296,9 @@ func (c *Conn) request(m netlink.Message) (msgs []netlink.Message, err error) {
 	return msgs, err
 }
 
-// stream sends one request and calls fn for each message of the answer. If fn
-// fails, the rest of the answer is not read: the socket, in which it waits, is
-// closed, so that the kernel does not go on with the dump.
+// stream sends one request and calls fn for each message of the reply. If fn
+// fails, the rest of the reply is not read: the socket is closed, so that the
+// kernel stops the dump.
 func (c *Conn) stream(m netlink.Message, fn func(netlink.Message) error) error {
 	if err := c.open(); err != nil {
 		return err
@@ -319,7 +319,7 @@ func (c *Conn) stream(m netlink.Message, fn func(netlink.Message) error) error {
 		}
 		if m.Header.Sequence != req.Header.Sequence {
 			c.fail()
-			return errors.New("answer to another request")
+			return errors.New("reply to another request")
 		}
 		interrupted = interrupted || m.Header.Flags&netlink.DumpInterrupted != 0
 		if err := fn(m); err != nil {
@@ -333,5 +333,5 @@ func (c *Conn) stream(m netlink.Message, fn func(netlink.Message) error) error {
 	return nil
 }
 
-// IsNotExist says whether the kernel has no such object.
+// IsNotExist reports whether the error means that the object does not exist.
 func IsNotExist(err error) bool { return errors.Is(err, os.ErrNotExist) }

@@ -18,13 +18,13 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// connIn gives a connection into the namespace, also after its socket failed,
-// and says how often it was dialled.
-func connIn(t *testing.T, ns *nfttest.NS) (c *nfnetlink.Conn, dialled *int) {
+// connIn returns a connection to the namespace, also after its socket failed, and
+// how often it was dialed.
+func connIn(t *testing.T, ns *nfttest.NS) (c *nfnetlink.Conn, dialed *int) {
 	t.Helper()
-	dialled = new(int)
+	dialed = new(int)
 	c = nfnetlink.New(func() (nl *netlink.Conn, err error) {
-		*dialled++
+		*dialed++
 		err = ns.Do(func() error {
 			if nl, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err != nil {
 				return err
@@ -38,11 +38,11 @@ func connIn(t *testing.T, ns *nfttest.NS) (c *nfnetlink.Conn, dialled *int) {
 			t.Error(err)
 		}
 	})
-	return c, dialled
+	return c, dialed
 }
 
-// makeTable makes a table with a chain, a set and a counter.
-func makeTable(name string) *nfnetlink.Batch {
+// createTable creates a table with a chain, a set and a counter.
+func createTable(name string) *nfnetlink.Batch {
 	b := &nfnetlink.Batch{}
 	b.AddTable(nfnetlink.Inet, name)
 	b.AddChain(nfnetlink.Chain{Family: nfnetlink.Inet, Table: name, Name: "c"})
@@ -58,10 +58,10 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestTransactionIsMadeWholeOrNotAtAll(t *testing.T) {
+func TestTransactionIsAtomic(t *testing.T) {
 	c, _ := connIn(t, nfttest.NewNS(t, "conn"))
 	must(t, c.Commit(&nfnetlink.Batch{}, 0))
-	must(t, c.Commit(makeTable("t"), 0))
+	must(t, c.Commit(createTable("t"), 0))
 	before, err := c.Generation()
 	must(t, err)
 
@@ -72,7 +72,7 @@ func TestTransactionIsMadeWholeOrNotAtAll(t *testing.T) {
 	b.DelTable(nfnetlink.Inet, "missing")
 	err = c.Commit(b, before)
 	if !errors.Is(err, unix.ENOENT) || !nfnetlink.IsNotExist(err) || !strings.Contains(err.Error(), "delete set") {
-		t.Errorf("error %v, want that of the first message that was refused", err)
+		t.Errorf("error %v, want that of the first rejected message", err)
 	}
 	after, err := c.Generation()
 	must(t, err)
@@ -80,18 +80,18 @@ func TestTransactionIsMadeWholeOrNotAtAll(t *testing.T) {
 		t.Errorf("generation %d became %d", before, after)
 	}
 	if _, err := c.Table(nfnetlink.Inet, "other"); !nfnetlink.IsNotExist(err) {
-		t.Errorf("half of it was made: %v", err)
+		t.Errorf("half of it took effect: %v", err)
 	}
 }
 
-func TestTransactionIsRefusedWhereTheRulesetHasChanged(t *testing.T) {
+func TestTransactionIsRejectedIfTheRulesetHasChanged(t *testing.T) {
 	ns := nfttest.NewNS(t, "conn")
 	c, _ := connIn(t, ns)
-	must(t, c.Commit(makeTable("t"), 0))
+	must(t, c.Commit(createTable("t"), 0))
 	g, err := c.Generation()
 	must(t, err)
-	must(t, c.Commit(makeTable("u"), g))
-	if err := c.Commit(makeTable("v"), g); !errors.Is(err, unix.ERESTART) {
+	must(t, c.Commit(createTable("u"), g))
+	if err := c.Commit(createTable("v"), g); !errors.Is(err, unix.ERESTART) {
 		t.Errorf("error %v, want %v", err, unix.ERESTART)
 	}
 	tables, err := c.Tables(nfnetlink.Inet)
@@ -101,9 +101,9 @@ func TestTransactionIsRefusedWhereTheRulesetHasChanged(t *testing.T) {
 	}
 }
 
-func TestObjectsAreReadBackAsMade(t *testing.T) {
+func TestObjectsAreReadBackAsCreated(t *testing.T) {
 	c, _ := connIn(t, nfttest.NewNS(t, "conn"))
-	b := makeTable("t")
+	b := createTable("t")
 	base := nfnetlink.Chain{
 		Family: nfnetlink.Inet, Table: "t", Name: "base",
 		Hook: &nfnetlink.Hook{Type: "filter", Number: unix.NF_INET_FORWARD, Priority: -150}, Policy: nfnetlink.Accept,
@@ -134,7 +134,7 @@ func TestObjectsAreReadBackAsMade(t *testing.T) {
 	must(t, err)
 	base.Use, base.Handle = 2, got.Handle
 	if diff := cmp.Diff(base, got); diff != "" {
-		t.Errorf("chain (-made +read):\n%s", diff)
+		t.Errorf("chain (-created +read):\n%s", diff)
 	}
 	rules, err = c.Rules(nfnetlink.Inet, "t", "base")
 	must(t, err)
@@ -142,11 +142,11 @@ func TestObjectsAreReadBackAsMade(t *testing.T) {
 		one, err := c.Rule(nfnetlink.Inet, "t", "base", r.Handle)
 		must(t, err)
 		if diff := cmp.Diff(r, one); diff != "" {
-			t.Errorf("rule (-of the list +alone):\n%s", diff)
+			t.Errorf("rule (-listed +read alone):\n%s", diff)
 		}
 	}
 	if _, err := c.Rule(nfnetlink.Inet, "t", "base", rules[1].Handle+100); !nfnetlink.IsNotExist(err) {
-		t.Errorf("a rule that is not there: %v", err)
+		t.Errorf("a rule that does not exist: %v", err)
 	}
 	want := [][]nfnetlink.Expr{nfnetlink.Marshal(nfnetlink.Inet, jump), nfnetlink.Marshal(nfnetlink.Inet, drop, drop)}
 	for i, r := range rules {
@@ -162,12 +162,12 @@ func TestObjectsAreReadBackAsMade(t *testing.T) {
 	objects, err := c.Objects(nfnetlink.Inet, "t")
 	must(t, err)
 	if diff := cmp.Diff([]nfnetlink.Object{{Family: nfnetlink.Inet, Table: "t", Name: "o", Type: unix.NFT_OBJECT_COUNTER}}, objects); diff != "" {
-		t.Errorf("objects (-made +read):\n%s", diff)
+		t.Errorf("objects (-created +read):\n%s", diff)
 	}
 }
 
-func TestWhatIsNotThereIsSaidSo(t *testing.T) {
-	c, dialled := connIn(t, nfttest.NewNS(t, "conn"))
+func TestMissingObjectsAreReported(t *testing.T) {
+	c, dialed := connIn(t, nfttest.NewNS(t, "conn"))
 	if rules, err := c.Rules(nfnetlink.Inet, "t", ""); err != nil || len(rules) > 0 {
 		t.Errorf("rules %v, error %v", rules, err)
 	}
@@ -184,13 +184,13 @@ func TestWhatIsNotThereIsSaidSo(t *testing.T) {
 			t.Errorf("%s: error %v", name, err)
 		}
 	}
-	if *dialled != 1 {
-		t.Errorf("dialled %d times", *dialled)
+	if *dialed != 1 {
+		t.Errorf("dialed %d times", *dialed)
 	}
 }
 
-// prefixes gives so many, in order. 4,000 take several messages, and fit the send
-// buffer of a process without privileges.
+// prefixes returns n prefixes in order. 4,000 take several messages, and fit the
+// send buffer of an unprivileged process.
 func prefixes(n int) []netip.Prefix {
 	out := make([]netip.Prefix, n)
 	for i := range out {
@@ -202,7 +202,7 @@ func prefixes(n int) []netip.Prefix {
 func TestManyElementsFitOneTransaction(t *testing.T) {
 	c, _ := connIn(t, nfttest.NewNS(t, "conn"))
 	prefixes := prefixes(4000)
-	b := makeTable("t")
+	b := createTable("t")
 	b.AddElements(nfnetlink.Inet, "t", "s", prefixes)
 	if b.Prefixes != len(prefixes) {
 		t.Errorf("counts %d elements", b.Prefixes)
@@ -221,7 +221,7 @@ func TestManyElementsFitOneTransaction(t *testing.T) {
 	sets, err := c.Sets(nfnetlink.Inet, "t")
 	must(t, err)
 	if sets[0].Counted && int(sets[0].Count) != len(prefixes) {
-		t.Errorf("the kernel counts %d", sets[0].Count)
+		t.Errorf("the kernel reports %d", sets[0].Count)
 	}
 }
 
@@ -235,7 +235,7 @@ func TestMapsAreReadBackAsMade(t *testing.T) {
 	for i := range 1500 {
 		v6 = append(v6, nfnetlink.Mapping{Key: netip.AddrFrom16([16]byte{14: byte(i>>8) + 1, 15: byte(i)}), Value: addr("2001:db8::13")})
 	}
-	b := makeTable("t")
+	b := createTable("t")
 	b.AddSet(nfnetlink.Set{Family: nfnetlink.Inet, Table: "t", Name: "m4", Flags: unix.NFT_SET_MAP, KeyType: 7, KeyLen: 4, DataType: 7, DataLen: 4})
 	b.AddSet(nfnetlink.Set{Family: nfnetlink.Inet, Table: "t", Name: "m6", Flags: unix.NFT_SET_MAP, KeyType: 8, KeyLen: 16, DataType: 8, DataLen: 16})
 	b.AddMappings(nfnetlink.Inet, "t", "m4", v4)
@@ -270,7 +270,7 @@ func TestMapsAreReadBackAsMade(t *testing.T) {
 		}
 		got, elements, more := read("t", name, 2000)
 		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || more || elements[0].Conditional {
-			t.Errorf("%s, more %t (-made +read):\n%s", name, more, diff)
+			t.Errorf("%s, more %t (-created +read):\n%s", name, more, diff)
 		}
 	}
 	if _, _, more := read("t", "m6", 100); !more {
@@ -281,14 +281,14 @@ func TestMapsAreReadBackAsMade(t *testing.T) {
 	}
 }
 
-func TestConnectionMayBeSharedAndRenewed(t *testing.T) {
-	c, dialled := connIn(t, nfttest.NewNS(t, "conn"))
+func TestConnectionIsSharedAndRedialed(t *testing.T) {
+	c, dialed := connIn(t, nfttest.NewNS(t, "conn"))
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
 			name := fmt.Sprint("t", i)
 			for range 20 {
-				if err := c.Commit(makeTable(name), 0); err != nil {
+				if err := c.Commit(createTable(name), 0); err != nil {
 					t.Error(err)
 				}
 				if table, err := c.Table(nfnetlink.Inet, name); err != nil || table.Name != name {
@@ -304,15 +304,15 @@ func TestConnectionMayBeSharedAndRenewed(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if *dialled != 1 || c.PortID() == 0 {
-		t.Errorf("dialled %d times, port %d", *dialled, c.PortID())
+	if *dialed != 1 || c.PortID() == 0 {
+		t.Errorf("dialed %d times, port %d", *dialed, c.PortID())
 	}
 	must(t, c.Close())
 	if c.PortID() != 0 {
 		t.Errorf("closed, port %d", c.PortID())
 	}
-	if tables, err := c.Tables(nfnetlink.Inet); err != nil || len(tables) != 8 || *dialled != 2 {
-		t.Errorf("after Close: %d tables, dialled %d times, error %v", len(tables), *dialled, err)
+	if tables, err := c.Tables(nfnetlink.Inet); err != nil || len(tables) != 8 || *dialed != 2 {
+		t.Errorf("after Close: %d tables, dialed %d times, error %v", len(tables), *dialed, err)
 	}
 }
 
@@ -321,7 +321,7 @@ func TestSocketThatCannotBeOpenedIsAnError(t *testing.T) {
 	if _, err := c.Generation(); !errors.Is(err, unix.EMFILE) {
 		t.Errorf("error %v", err)
 	}
-	if err := c.Commit(makeTable("t"), 0); !errors.Is(err, unix.EMFILE) {
+	if err := c.Commit(createTable("t"), 0); !errors.Is(err, unix.EMFILE) {
 		t.Errorf("error %v", err)
 	}
 	must(t, c.Close())

@@ -17,10 +17,9 @@ type Expr struct {
 	Data []byte
 }
 
-// Marshal gives the library's expressions in the form that the kernel takes;
-// the layout of xtables matches depends on the family. It panics on an
-// expression that the library cannot encode: which expressions there are is
-// settled when the program is written.
+// Marshal encodes the library's expressions for the kernel; the layout of xtables
+// matches depends on the family. It panics on an expression that the library
+// cannot encode, because the set of expressions is fixed at compile time.
 func Marshal(family Family, exprs ...expr.Any) []Expr {
 	out := make([]Expr, 0, len(exprs))
 	for _, e := range exprs {
@@ -53,9 +52,9 @@ func MasqueradeTo(fullyRandom bool, minPort, maxPort uint32) Expr {
 	return Expr{Name: "masq", Data: a}
 }
 
-// SourceNAT is `snat to` the address in a register, and to the ports in two registers
-// if those are not 0. It is written as the kernel lists it: with both ends of the
-// range of addresses, and with the flags that it adds itself.
+// SourceNAT is `snat to` the address in a register, and to the ports in two
+// registers if those are not 0. It is encoded as the kernel lists it: with both
+// ends of the address range, and with the flags that the kernel adds.
 func SourceNAT(family Family, fullyRandom bool, address, minPort, maxPort uint32) Expr {
 	const mapIPs, protoSpecified, protoRandomFully = 1 << 0, 1 << 1, 1 << 4
 	flags := uint32(mapIPs)
@@ -90,8 +89,8 @@ func parseExpr(b []byte) (Expr, error) {
 	return e, err
 }
 
-// Attr gives the payload of a top-level attribute of the expression, nil where
-// it has none.
+// Attr returns the payload of a top-level attribute of the expression, or nil if
+// it is absent.
 func (e Expr) Attr(typ uint16) []byte {
 	var found []byte
 	_ = Each(e.Data, func(t uint16, data []byte) error {
@@ -103,17 +102,17 @@ func (e Expr) Attr(typ uint16) []byte {
 	return found
 }
 
-// Uint32 gives an attribute as a number, 0 where it is absent.
+// Uint32 returns an attribute as a number, or 0 if it is absent.
 func (e Expr) Uint32(typ uint16) uint32 { return bigUint32(e.Attr(typ)) }
 
-// Uint64 gives an attribute as a number, 0 where it is absent.
+// Uint64 returns an attribute as a number, or 0 if it is absent.
 func (e Expr) Uint64(typ uint16) uint64 { return bigUint64(e.Attr(typ)) }
 
-// Str gives an attribute as a string.
+// Str returns an attribute as a string.
 func (e Expr) Str(typ uint16) string { return cString(e.Attr(typ)) }
 
-// Verdict gives the code of an immediate verdict and the chain that a jump or
-// goto names.
+// Verdict returns the code of an immediate verdict, and the target chain of a
+// jump or goto.
 func (e Expr) Verdict() (code int32, chain string, ok bool) {
 	if e.Name != "immediate" || e.Uint32(unix.NFTA_IMMEDIATE_DREG) != unix.NFT_REG_VERDICT {
 		return 0, "", false
@@ -140,12 +139,12 @@ func parseVerdict(b []byte) (code int32, chain string, ok bool) {
 	return code, chain, ok
 }
 
-// JumpsByMap says whether the expression takes its verdict from a map.
+// JumpsByMap reports whether the expression takes its verdict from a map.
 func (e Expr) JumpsByMap() bool {
 	return e.Name == "lookup" && e.Attr(unix.NFTA_LOOKUP_DREG) != nil && e.Uint32(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT
 }
 
-// Value gives the bytes of an attribute that holds an nft_data value.
+// Value returns the bytes of an attribute that contains an nft_data value.
 func (e Expr) Value(typ uint16) []byte { return valueOf(e.Attr(typ)) }
 
 // valueOf reads NFTA_DATA_VALUE.
@@ -160,9 +159,9 @@ func valueOf(b []byte) []byte {
 	return v
 }
 
-// Equal says whether the kernel would do the same for both: attributes are
-// compared by content, whatever their order; absent and zero are the same, and
-// what a counter has counted does not matter.
+// Equal reports whether the kernel does the same for both: attributes are
+// compared regardless of their order, absent equals zero, and counter values are
+// ignored.
 func (e Expr) Equal(o Expr) bool {
 	if e.Name != o.Name {
 		return false
@@ -170,8 +169,8 @@ func (e Expr) Equal(o Expr) bool {
 	return e.Name == "counter" || bytes.Equal(e.Data, o.Data) || bytes.Equal(canonical(e.Name, e.Data), canonical(o.Name, o.Data))
 }
 
-// Key gives text that is the same for lists that [EqualExprs] calls equal, and
-// for no others.
+// Key returns text that is the same for lists that are equal according to
+// [EqualExprs], and for no others.
 func Key(exprs []Expr) string {
 	var b []byte
 	for _, e := range exprs {
@@ -188,10 +187,9 @@ func Key(exprs []Expr) string {
 // EqualExprs compares two lists with [Expr.Equal].
 func EqualExprs(a, b []Expr) bool { return slices.EqualFunc(a, b, Expr.Equal) }
 
-// canonical sorts the attributes, drops zeros at the end of an attribute, with
-// it those that are zero as a whole, and clears the nesting flag: the kernel
-// and the libraries differ in the order, in the zero behind a string and in the
-// flag.
+// canonical sorts the attributes, trims trailing zeros, drops attributes that are
+// all zero, and clears the nesting flag: the kernel and the libraries differ in
+// the order, in the terminating zero of a string and in the flag.
 func canonical(of string, b []byte) []byte {
 	type attr struct {
 		typ  uint16
@@ -221,7 +219,8 @@ func canonical(of string, b []byte) []byte {
 	return out
 }
 
-// nested names what an attribute of an expression holds, if it holds attributes.
+// nested reports whether an attribute of an expression contains attributes, and
+// what they describe.
 func nested(of string, typ uint16) (string, bool) {
 	switch {
 	case of == "cmp" && typ == unix.NFTA_CMP_DATA,

@@ -9,40 +9,41 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Listener hears of each transaction in the network namespace in which it was
-// opened.
+// A Listener is notified of each transaction in the network namespace in which it
+// was opened.
 //
-// While it is open the kernel makes a notification of every rule and element of
-// every transaction, in all network namespaces. For large transactions that
-// takes a multiple of their time and memory, so the listener also says which
-// ones were large.
+// While it is open, the kernel creates a notification for every rule and element
+// of every transaction, in all network namespaces. This multiplies the time and
+// memory of large transactions, so the listener also reports which ones were
+// large.
 type Listener struct {
 	nl *netlink.Conn
-	// gauge gets all notifications of a transaction, and is emptied after each.
-	// It overruns in a large one.
+	// gauge receives all notifications of a transaction and is drained after each
+	// one. A large transaction overruns it.
 	gauge *netlink.Conn
 }
 
-// A Change is what a listener hears.
+// A Change is one change of the ruleset, as reported by a listener.
 type Change struct {
 	Generation
 	// Writer is the netlink port of the socket that sent the transaction.
 	Writer uint32
-	// Overrun says that notifications were lost: anything may have changed.
+	// Overrun means that notifications were lost: anything may have changed.
 	Overrun bool
-	// Large says that this transaction, or those since the last change, had more
+	// Large means that this transaction, or those since the last change, had more
 	// than about 1,000 notifications.
 	Large bool
 }
 
 // gaugeBuffer is the receive buffer of the gauge. The kernel doubles it, and
-// counts some 4.4 kB for each datagram, which holds about 37 elements of a set or
+// charges about 4.4 kB for each datagram, which contains about 37 set elements or
 // 12 rules.
 const gaugeBuffer = 64 << 10
 
 // Listen opens a listener. It needs CAP_NET_ADMIN.
 func Listen() (*Listener, error) {
-	// Without a size each notification is looked at first, to learn its length.
+	// Without a buffer size, each notification is peeked at first to learn its
+	// length.
 	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: newGenSize})
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket: %w", err)
@@ -55,7 +56,7 @@ func Listen() (*Listener, error) {
 	l := &Listener{nl, gauge}
 	err = errors.Join(
 		newGenOnly(nl), nl.SetReadBuffer(receiveBuffer), gauge.SetReadBuffer(gaugeBuffer),
-		// First the gauge: what the other one hears of has passed it.
+		// The gauge joins first, so that it has seen whatever nl reports.
 		gauge.JoinGroup(unix.NFNLGRP_NFTABLES), nl.JoinGroup(unix.NFNLGRP_NFTABLES),
 	)
 	if err != nil {
@@ -65,22 +66,22 @@ func Listen() (*Listener, error) {
 	return l, nil
 }
 
-// DialGeneration returns a connection for [Conn.Generation] alone, which takes
-// little memory each time.
+// DialGeneration returns a connection for [Conn.Generation] only, which uses
+// little memory per call.
 func DialGeneration() *Conn {
 	return New(func() (*netlink.Conn, error) {
 		return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: newGenSize})
 	})
 }
 
-// newGenSize is ample for what the socket is let hear: less than 100 bytes.
+// newGenSize is ample for what passes the filter: less than 100 bytes.
 const newGenSize = 1024
 
-// newGenOnly lets the socket hear the notification that ends a transaction,
-// which the kernel sends in a datagram of its own, and none of the objects
-// before it. The filter is a classic BPF program (Documentation/networking/
-// filter.rst); it loads in network order what netlink writes in the order of
-// the host.
+// newGenOnly attaches a filter that passes only the notification at the end of a
+// transaction, which the kernel sends in a separate datagram, and none for the
+// objects before it. The filter is a classic BPF program
+// (Documentation/networking/filter.rst), which loads in network byte order what
+// netlink writes in host byte order.
 func newGenOnly(nl *netlink.Conn) error {
 	const typeAt = 4 // struct nlmsghdr, nlmsg_type
 	newGen := binary.NativeEndian.AppendUint16(nil, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN)
@@ -102,7 +103,7 @@ func newGenOnly(nl *netlink.Conn) error {
 	return errors.Join(err, attach)
 }
 
-// Receive waits for the next change. After an error nothing more is heard.
+// Receive waits for the next change. After an error there are no further changes.
 func (l *Listener) Receive() (Change, error) {
 	for {
 		msgs, err := l.nl.Receive()
@@ -120,7 +121,7 @@ func (l *Listener) Receive() (Change, error) {
 	}
 }
 
-// large empties the gauge, and says whether it had overrun.
+// large drains the gauge, and reports whether it had overrun.
 func (l *Listener) large() (large bool) {
 	raw, err := l.gauge.SyscallConn()
 	if err != nil {

@@ -18,14 +18,14 @@ func listenIn(t *testing.T, ns *nfttest.NS) *nfnetlink.Listener {
 	return l
 }
 
-func TestListenerHearsWhoWroteWhat(t *testing.T) {
+func TestListenerReportsTheWriter(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "listen")
 	l := listenIn(t, ns)
 	defer l.Close()
 	c, _ := connIn(t, ns)
 	for i := range 3 {
-		b := makeTable("t")
+		b := createTable("t")
 		if i > 0 {
 			b.DelTable(nfnetlink.Inet, "t")
 		}
@@ -35,18 +35,18 @@ func TestListenerHearsWhoWroteWhat(t *testing.T) {
 		change, err := l.Receive()
 		must(t, err)
 		if change.ID != g || change.Writer != c.PortID() || change.Overrun || change.Process == "" {
-			t.Errorf("heard %+v of generation %d, which port %d wrote", change, g, c.PortID())
+			t.Errorf("got %+v for generation %d, written by port %d", change, g, c.PortID())
 		}
 	}
 	nfttest.NFT(t, ns, "", "add", "table", "ip", "other")
 	change, err := l.Receive()
 	must(t, err)
 	if change.Process != "nft" || change.Writer == c.PortID() {
-		t.Errorf("heard %+v of nft", change)
+		t.Errorf("got %+v for nft", change)
 	}
 }
 
-func TestListenerTellsLargeTransactionsFromSmallOnes(t *testing.T) {
+func TestListenerDistinguishesLargeTransactions(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "listen")
 	l := listenIn(t, ns)
@@ -56,13 +56,13 @@ func TestListenerTellsLargeTransactionsFromSmallOnes(t *testing.T) {
 		prefixes int
 		large    bool
 	}{{10, false}, {4000, true}, {10, false}, {100, false}, {100, false}, {1000, true}, {0, false}} {
-		b := makeTable("t")
+		b := createTable("t")
 		b.DelTable(nfnetlink.Inet, "t")
 		must(t, c.Commit(b, 0))
 		if change, err := l.Receive(); err != nil || change.Large {
 			t.Fatalf("a small transaction: %+v, error %v", change, err)
 		}
-		b = makeTable("t")
+		b = createTable("t")
 		b.AddElements(nfnetlink.Inet, "t", "s", prefixes(tt.prefixes))
 		must(t, c.Commit(b, 0))
 		if change, err := l.Receive(); err != nil || change.Large != tt.large || change.Process == "" {
@@ -75,14 +75,15 @@ func TestListenerTellsLargeTransactionsFromSmallOnes(t *testing.T) {
 	}
 }
 
-func TestListenerSaysThatItMissedSomething(t *testing.T) {
+func TestListenerReportsLostNotifications(t *testing.T) {
 	ns := nfttest.NewNS(t, "listen")
 	l := listenIn(t, ns)
 	defer l.Close()
 	c, _ := connIn(t, ns)
-	// One large transaction is not enough: of each, one notification passes.
+	// One large transaction is not enough: only one notification of each passes
+	// the filter.
 	prefixes := prefixes(4000)
-	b := makeTable("t")
+	b := createTable("t")
 	b.AddElements(nfnetlink.Inet, "t", "s", prefixes)
 	must(t, c.Commit(b, 0))
 	change, err := l.Receive()
@@ -91,7 +92,7 @@ func TestListenerSaysThatItMissedSomething(t *testing.T) {
 		t.Error("a large transaction overran the listener")
 	}
 	for i := range 6000 {
-		b := makeTable("u")
+		b := createTable("u")
 		if i%2 == 1 {
 			b.DelTable(nfnetlink.Inet, "u")
 		}
@@ -103,11 +104,11 @@ func TestListenerSaysThatItMissedSomething(t *testing.T) {
 		}
 	}
 	if err != nil || !change.Overrun {
-		t.Errorf("6,000 transactions unheard: %+v, error %v", change, err)
+		t.Errorf("after 6,000 unread transactions: %+v, error %v", change, err)
 	}
 }
 
-func TestClosedListenerReturns(t *testing.T) {
+func TestReceiveReturnsWhenListenerIsClosed(t *testing.T) {
 	l := listenIn(t, nfttest.NewNS(t, "listen"))
 	done := make(chan error)
 	go func() {
@@ -116,6 +117,6 @@ func TestClosedListenerReturns(t *testing.T) {
 	}()
 	must(t, l.Close())
 	if err := <-done; err == nil {
-		t.Error("heard something")
+		t.Error("received a change")
 	}
 }

@@ -9,14 +9,14 @@ import (
 // Family is an NFPROTO_ value.
 type Family uint8
 
-// The families in which this project works.
+// The families that this project uses.
 const (
 	Inet Family = unix.NFPROTO_INET
 	IPv4 Family = unix.NFPROTO_IPV4
 	IPv6 Family = unix.NFPROTO_IPV6
 )
 
-// String is the word that nft uses.
+// String returns the family as nft names it.
 func (f Family) String() string {
 	switch f {
 	case Inet:
@@ -35,18 +35,19 @@ func (f Family) String() string {
 	return fmt.Sprintf("family-%d", uint8(f))
 }
 
-// A Table as the kernel lists it.
+// A Table is a table as the kernel lists it.
 type Table struct {
 	Family Family
 	Name   string
 	Flags  uint32 // NFT_TABLE_F_…
 }
 
-// Dormant says that the table's base chains are not hooked in.
+// Dormant reports whether the table's base chains are not registered with their
+// hooks.
 func (t Table) Dormant() bool { return t.Flags&unix.NFT_TABLE_F_DORMANT != 0 }
 
-// Owned reports that a process owns the table, which then goes with its socket, or
-// that it was left to stay after such a process ended.
+// Owned reports whether a process owns the table, which is then deleted with its
+// socket, or whether it persists after its owner has exited.
 func (t Table) Owned() bool {
 	const owner, persist = 1 << 1, 1 << 2 // NFT_TABLE_F_OWNER, Linux 5.12; NFT_TABLE_F_PERSIST, 6.9
 	return t.Flags&(owner|persist) != 0
@@ -59,32 +60,32 @@ type Hook struct {
 	Priority int32
 }
 
-// A Chain as the kernel lists it, or as it is to be made.
+// A Chain is a chain as the kernel lists it, or as it is to be created.
 type Chain struct {
 	Family Family
 	Table  string
 	Name   string
-	Hook   *Hook  // nil: no base chain
+	Hook   *Hook  // nil: not a base chain
 	Policy uint32 // of a base chain: Accept or 0, which is drop
-	Bound  bool   // written inside a rule, with which it goes: `jump { … }`
-	Use    uint32 // as the kernel counts: its rules, and the jumps to it
-	Handle uint64 // unique in the table; 0 where it is to be made
+	Bound  bool   // an anonymous chain, deleted with its rule: `jump { … }`
+	Use    uint32 // the kernel's reference count: its rules, and the jumps to it
+	Handle uint64 // unique in the table; 0 if it is to be created
 }
 
 // Accept is the policy NF_ACCEPT of a base chain.
 const Accept = 1
 
-// A Rule as the kernel lists it, or as it is to be made.
+// A Rule is a rule as the kernel lists it, or as it is to be created.
 type Rule struct {
 	Family   Family
 	Table    string
 	Chain    string
-	Handle   uint64 // 0 where it is to be made
+	Handle   uint64 // 0 if it is to be created
 	Exprs    []Expr
 	UserData []byte
 }
 
-// A Set as the kernel lists it, or as it is to be made.
+// A Set is a set as the kernel lists it, or as it is to be created.
 type Set struct {
 	Family   Family
 	Table    string
@@ -98,14 +99,14 @@ type Set struct {
 	// Special lists the attributes (NFTA_SET_…) by which the kernel's set differs from
 	// a plain one: a timeout, a size, another policy, stateful expressions.
 	Special []uint16
-	Handle  uint64 // unique in the table; 0 where it is to be made
-	// Count is the number of intervals, where Counted says that this kernel
-	// tells it.
+	Handle  uint64 // unique in the table; 0 if it is to be created
+	// Count is the number of intervals, valid if Counted: only newer kernels
+	// report it.
 	Count   uint32
 	Counted bool
 }
 
-// An Object is a stateful object: a counter, quota, limit and so on.
+// An Object is a stateful object, such as a counter, quota or limit.
 type Object struct {
 	Family  Family
 	Table   string
@@ -115,7 +116,7 @@ type Object struct {
 	Bytes   uint64 // of a counter
 }
 
-// A Flowtable as the kernel lists it.
+// A Flowtable is a flowtable as the kernel lists it.
 type Flowtable struct {
 	Family Family
 	Table  string

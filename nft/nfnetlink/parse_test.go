@@ -56,7 +56,7 @@ func TestAttributesAreReadAsWritten(t *testing.T) {
 	}
 }
 
-func TestBrokenAttributesAreErrors(t *testing.T) {
+func TestMalformedAttributesAreErrors(t *testing.T) {
 	header := func(n, typ uint16) []byte {
 		return binary.NativeEndian.AppendUint16(binary.NativeEndian.AppendUint16(nil, n), typ)
 	}
@@ -72,7 +72,7 @@ func TestBrokenAttributesAreErrors(t *testing.T) {
 		{"shorter than its header", header(3, 1), true},
 		{"longer than the message", header(9, 1), true},
 		{"without its padding", append(header(5, 1), 7), false},
-		{"a broken one behind", append(header(4, 1), header(8, 2)...), true},
+		{"a malformed one after a valid one", append(header(4, 1), header(8, 2)...), true},
 	} {
 		err := Each(tt.b, func(uint16, []byte) error { return nil })
 		if (err != nil) != tt.err {
@@ -88,7 +88,7 @@ func attr(typ uint16, data ...byte) []byte {
 	return a
 }
 
-func TestExpressionsAreComparedByWhatTheyDo(t *testing.T) {
+func TestExpressionsAreComparedByEffect(t *testing.T) {
 	value := func(b ...byte) []byte { return attr(unix.NFTA_DATA_VALUE, b...) }
 	compare := func(op byte, b ...byte) Expr {
 		return Expr{Name: "cmp", Data: bytes.Join([][]byte{
@@ -130,8 +130,8 @@ func TestExpressionsAreComparedByWhatTheyDo(t *testing.T) {
 			Expr{Name: "counter"},
 			true,
 		},
-		{"broken ones", Expr{Name: "x", Data: []byte{1, 0, 0, 0}}, Expr{Name: "x", Data: []byte{2, 0, 0, 0}}, false},
-		{"nothing known in it", Expr{Name: "x", Data: attr(77, 1)}, Expr{Name: "x"}, false},
+		{"malformed ones", Expr{Name: "x", Data: []byte{1, 0, 0, 0}}, Expr{Name: "x", Data: []byte{2, 0, 0, 0}}, false},
+		{"only unknown attributes", Expr{Name: "x", Data: attr(77, 1)}, Expr{Name: "x"}, false},
 	} {
 		if tt.a.Equal(tt.b) != tt.want || tt.b.Equal(tt.a) != tt.want {
 			t.Errorf("%s: equal is not %t", tt.name, tt.want)
@@ -142,7 +142,7 @@ func TestExpressionsAreComparedByWhatTheyDo(t *testing.T) {
 	}
 }
 
-func TestExpressionsGiveTheirParts(t *testing.T) {
+func TestExpressionAccessors(t *testing.T) {
 	es := Marshal(IPv4,
 		&expr.Verdict{Kind: expr.VerdictGoto, Chain: "elsewhere"},
 		&expr.Verdict{Kind: expr.VerdictReturn},
@@ -163,7 +163,7 @@ func TestExpressionsGiveTheirParts(t *testing.T) {
 		t.Errorf("lookup is %x", es[3].Data)
 	}
 	if es[3].Attr(99) != nil || es[3].Str(99) != "" || es[3].Uint32(99) != 0 || es[3].Value(99) != nil {
-		t.Error("an attribute that is not there is something")
+		t.Error("an absent attribute has a value")
 	}
 	masq := MasqueradeTo(true, 1, 2)
 	if masq.Uint32(unix.NFTA_MASQ_FLAGS) != 0x12 || masq.Uint32(unix.NFTA_MASQ_REG_PROTO_MAX) != 2 {
@@ -171,7 +171,7 @@ func TestExpressionsGiveTheirParts(t *testing.T) {
 	}
 }
 
-// seeds are attributes of each kind that is parsed.
+// seeds returns attributes of each kind that is parsed.
 func seeds() [][]byte {
 	rule := ruleAttrs(Rule{
 		Table: "t", Chain: "c", UserData: []byte{0, 2, 'x', 0},
@@ -212,7 +212,7 @@ func FuzzParse(f *testing.F) {
 				for _, r := range iprange.Pair(bounds) {
 					_ = r.String()
 					if p, ok := r.Prefix(); ok && iprange.Of(p) != r {
-						t.Errorf("%v is said to be %s", r, p)
+						t.Errorf("%v is reported as %s", r, p)
 					}
 				}
 				return err
@@ -229,7 +229,7 @@ func FuzzParse(f *testing.F) {
 		}
 		_, _ = parseGen(netlink.Message{Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN}, Data: b})
 		if !bytes.Equal(b, given) {
-			t.Error("the bytes were changed")
+			t.Error("the input was modified")
 		}
 	})
 }
@@ -276,7 +276,7 @@ func FuzzElementsAreReadAsWritten(f *testing.F) {
 		for _, r := range iprange.Pair(bounds) {
 			p, ok := r.Prefix()
 			if !ok {
-				t.Errorf("%s is no prefix", r)
+				t.Errorf("%s is not a prefix", r)
 			}
 			got = append(got, p)
 		}

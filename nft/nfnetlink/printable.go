@@ -7,23 +7,23 @@ import (
 	"unicode"
 )
 
-// Printable returns a name that somebody else chose, of a table, chain, set, object
-// or process, as it goes into messages: the kernel takes any bytes. A name that
-// prints and has neither space nor quote stands for itself, any other is quoted as
-// a Go string.
+// Printable returns the name of a table, chain, set, object or process for use in
+// messages. Other programs choose these names, and the kernel allows any bytes. A
+// name of printable characters without spaces and quotes is returned unchanged,
+// any other is quoted as a Go string.
 func Printable(name string) string {
-	odd := func(r rune) bool {
+	unsafe := func(r rune) bool {
 		return r == '"' || r == '\\' || r == '�' || unicode.IsSpace(r) || !unicode.IsPrint(r)
 	}
-	if name == "" || strings.ContainsFunc(name, odd) {
+	if name == "" || strings.ContainsFunc(name, unsafe) {
 		return strconv.Quote(name)
 	}
 	return name
 }
 
-// ShellWord returns a name that somebody else chose as a word of a command that people
-// paste into a shell. The form $'...' of names that do not print is that of bash, ksh,
-// zsh and busybox.
+// ShellWord quotes a name chosen by another program as one word of a command that
+// can be pasted into a shell. The form $'...', for unprintable names, is
+// understood by bash, ksh, zsh and busybox.
 func ShellWord(name string) string {
 	plain := func(r rune) bool {
 		return r < unicode.MaxASCII && (unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("-_.:/+@", r))

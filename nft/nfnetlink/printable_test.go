@@ -9,7 +9,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-func TestNamesThatDoNotPrintAreQuoted(t *testing.T) {
+func TestUnprintableNamesAreQuoted(t *testing.T) {
 	for name, want := range map[string]string{
 		"KUBE-POSTROUTING": "KUBE-POSTROUTING", "__set0": "__set0", "größe": "größe",
 		"": `""`, "a b": `"a b"`, "a\nb": `"a\nb"`, "\x1b[2J": `"\x1b[2J"`, "\u009b1m": `"\u009b1m"`,
@@ -21,7 +21,7 @@ func TestNamesThatDoNotPrintAreQuoted(t *testing.T) {
 	}
 }
 
-func TestAShellTakesANameAsOneWord(t *testing.T) {
+func TestShellReadsNameAsOneWord(t *testing.T) {
 	for _, name := range []string{
 		"IP-MASQ-AGENT", "größe", "", "a b", "a;reboot", "$(reboot)", "`reboot`", "a'b", "'", `\`, `"`, "*", "~", "#", "!!", "a\nreboot\n", "\n",
 		"\x1b[2J'$(reboot)", "\u009b1m", "\u202eabc", "a\x80f", "\u00a0", "{a,b}", "a=b", "\x7f",

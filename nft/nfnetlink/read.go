@@ -12,7 +12,7 @@ import (
 	"nft-masq-agent/nft/iprange"
 )
 
-// A Reader reads the ruleset, as a [Conn] does.
+// A Reader reads the ruleset, like a [Conn].
 type Reader interface {
 	Generation() (uint32, error)
 	Table(family Family, name string) (Table, error)
@@ -28,7 +28,7 @@ type Reader interface {
 	Objects(family Family, table string) ([]Object, error)
 }
 
-// dump asks for all objects of a kind and parses each.
+// dump requests all objects of a kind and parses each.
 func dump[T any](c *Conn, family Family, msg uint16, a attrs, parse func(Family, []byte) (T, error)) ([]T, error) {
 	out := []T{}
 	err := dumpEach(c, family, msg, a, func(f Family, b []byte) error {
@@ -42,7 +42,7 @@ func dump[T any](c *Conn, family Family, msg uint16, a attrs, parse func(Family,
 	return out, nil
 }
 
-// dumpEach asks for all objects of a kind and calls fn for each, until one fails.
+// dumpEach requests all objects of a kind and calls fn for each, until fn fails.
 func dumpEach(c *Conn, family Family, msg uint16, a attrs, fn func(Family, []byte) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -54,10 +54,10 @@ func dumpEach(c *Conn, family Family, msg uint16, a attrs, fn func(Family, []byt
 	})
 }
 
-// errEnough ends a dump of which no more is wanted.
+// errEnough ends a dump early.
 var errEnough = errors.New("enough was read")
 
-// get asks for one object.
+// get requests one object.
 func get[T any](c *Conn, family Family, msg uint16, a attrs, parse func(Family, []byte) (T, error)) (T, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -67,12 +67,12 @@ func get[T any](c *Conn, family Family, msg uint16, a attrs, parse func(Family, 
 		return zero, err
 	}
 	if len(msgs) != 1 || len(msgs[0].Data) < 4 {
-		return zero, fmt.Errorf("answer of %d messages", len(msgs))
+		return zero, fmt.Errorf("reply of %d messages", len(msgs))
 	}
 	return parse(Family(msgs[0].Data[0]), msgs[0].Data[4:])
 }
 
-// Table reads one table. One that is not there gives an error that [IsNotExist].
+// Table reads one table. If it does not exist, the error satisfies [IsNotExist].
 func (c *Conn) Table(family Family, name string) (Table, error) {
 	var a attrs
 	a.str(unix.NFTA_TABLE_NAME, name)
@@ -102,7 +102,7 @@ func parseTable(f Family, b []byte) (Table, error) {
 	return t, err
 }
 
-// Chain reads one chain. One that is not there gives an error that [IsNotExist].
+// Chain reads one chain. If it does not exist, the error satisfies [IsNotExist].
 func (c *Conn) Chain(family Family, table, chain string) (Chain, error) {
 	var a attrs
 	a.str(unix.NFTA_CHAIN_TABLE, table)
@@ -110,7 +110,8 @@ func (c *Conn) Chain(family Family, table, chain string) (Chain, error) {
 	return get(c, family, unix.NFT_MSG_GETCHAIN, a, parseChain)
 }
 
-// Chains lists the chains of a family, of all tables: the kernel has no filter.
+// Chains lists the chains of a family in all tables, because the kernel has no
+// filter.
 func (c *Conn) Chains(family Family) ([]Chain, error) {
 	cs, err := dump(c, family, unix.NFT_MSG_GETCHAIN, nil, parseChain)
 	if err != nil {
@@ -159,9 +160,9 @@ func parseChain(f Family, b []byte) (Chain, error) {
 	return c, err
 }
 
-// Rules lists the rules of a chain, in order; of all chains of the table where
-// chain is empty, of all tables where table is empty too. A table or chain that
-// is not there has none.
+// Rules lists the rules of a chain in order; of all chains in the table if chain
+// is empty, and of all tables if table is empty too. A table or chain that does
+// not exist has no rules.
 func (c *Conn) Rules(family Family, table, chain string) ([]Rule, error) {
 	var a attrs
 	if table != "" {
@@ -177,8 +178,8 @@ func (c *Conn) Rules(family Family, table, chain string) ([]Rule, error) {
 	return rs, nil
 }
 
-// FirstRules lists rules as [Conn.Rules] does, up to the one for which enough is true;
-// more reports whether there is one.
+// FirstRules lists rules like [Conn.Rules], up to the first for which enough
+// returns true; more reports whether there was one.
 func (c *Conn) FirstRules(family Family, table, chain string, enough func(Rule) bool) (rules []Rule, more bool, err error) {
 	err = c.EachRule(family, table, chain, func(r Rule) error {
 		if enough(r) {
@@ -193,8 +194,8 @@ func (c *Conn) FirstRules(family Family, table, chain string, enough func(Rule) 
 	return rules, false, err
 }
 
-// EachRule lists rules as [Conn.Rules] does, and holds none of them itself. It ends with
-// the first error of do.
+// EachRule lists rules like [Conn.Rules], but without keeping them in memory. It
+// stops at the first error of do.
 func (c *Conn) EachRule(family Family, table, chain string, do func(Rule) error) error {
 	var a attrs
 	a.str(unix.NFTA_RULE_TABLE, table)
@@ -214,7 +215,7 @@ func (c *Conn) EachRule(family Family, table, chain string, do func(Rule) error)
 	return nil
 }
 
-// Jumps lists those rules of a chain that match, and counts the rest.
+// Jumps returns the rules of a chain that match, and counts the rest.
 func (c *Conn) Jumps(family Family, table, chain string, match func(Rule) bool) (jumps []Rule, rest int, err error) {
 	err = c.EachRule(family, table, chain, func(r Rule) error {
 		if match(r) {
@@ -227,7 +228,7 @@ func (c *Conn) Jumps(family Family, table, chain string, match func(Rule) bool) 
 	return jumps, rest, err
 }
 
-// Rule reads one rule. One that is not there gives an error that [IsNotExist].
+// Rule reads one rule. If it does not exist, the error satisfies [IsNotExist].
 func (c *Conn) Rule(family Family, table, chain string, handle uint64) (Rule, error) {
 	var a attrs
 	a.str(unix.NFTA_RULE_TABLE, table)
@@ -262,8 +263,8 @@ func ParseRule(f Family, b []byte) (Rule, error) {
 	return r, err
 }
 
-// Sets lists the sets of a table, without their elements. A table that is not
-// there gives an error that [IsNotExist].
+// Sets lists the sets of a table, without their elements. If the table does not
+// exist, the error satisfies [IsNotExist].
 func (c *Conn) Sets(family Family, table string) ([]Set, error) {
 	var a attrs
 	a.str(unix.NFTA_SET_TABLE, table)
@@ -296,7 +297,7 @@ func parseSet(f Family, b []byte) (Set, error) {
 			s.UserData = data
 		case unix.NFTA_SET_OBJ_TYPE, unix.NFTA_SET_TIMEOUT,
 			unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_POLICY, unix.NFTA_SET_DESC, setExpr, setExpressions:
-			// An empty description is what a plain set has.
+			// A plain set has an empty description.
 			if len(data) > 0 {
 				s.Special = append(s.Special, typ)
 			}
@@ -310,27 +311,26 @@ func parseSet(f Family, b []byte) (Set, error) {
 	return s, err
 }
 
-// Contents are the elements of an interval set of addresses.
+// Contents is the content of an interval set of addresses.
 type Contents struct {
 	Ranges []iprange.Range
-	// Conditional counts the elements that do more than match: they have a limit, a
-	// quota, a timeout or some other state, or data.
+	// Conditional counts the elements that do more than match: those with a
+	// limit, a quota, a timeout or other state, or with data.
 	Conditional int
-	// More reports that reading stopped at the bound that was given.
+	// More reports that reading stopped at the limit.
 	More bool
 }
 
-// Elements reads an interval set of addresses. The kernel does not tell when
-// such a dump was torn by a transaction: compare the generation before and
-// after, and act on a difference only when a second read agrees.
+// Elements reads an interval set of addresses. The kernel does not report if a
+// transaction interrupted such a dump: compare the generation before and after,
+// and act on a difference only if a second read confirms it.
 func (c *Conn) Elements(family Family, table, set string) ([]iprange.Range, error) {
 	contents, err := c.Contents(family, table, set, math.MaxInt)
 	return contents.Ranges, err
 }
 
-// Contents reads a set as [Conn.Elements] does, but stops when there are more than
-// most intervals.
-func (c *Conn) Contents(family Family, table, set string, most int) (Contents, error) {
+// Contents reads a set like [Conn.Elements], but stops after limit intervals.
+func (c *Conn) Contents(family Family, table, set string, limit int) (Contents, error) {
 	var a attrs
 	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
 	a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
@@ -339,7 +339,7 @@ func (c *Conn) Contents(family Family, table, set string, most int) (Contents, e
 	starts := 0
 	err := dumpEach(c, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b []byte) error {
 		err := eachElement(b, func(e element) {
-			// nft puts a bound of its own before the first interval.
+			// nft adds an extra bound before the first interval.
 			if !e.End || !e.Addr.IsUnspecified() {
 				bounds = append(bounds, e.Bound)
 			}
@@ -350,7 +350,7 @@ func (c *Conn) Contents(family Family, table, set string, most int) (Contents, e
 				out.Conditional++
 			}
 		})
-		if starts > most {
+		if starts > limit {
 			return errEnough
 		}
 		return err
@@ -362,9 +362,10 @@ func (c *Conn) Contents(family Family, table, set string, most int) (Contents, e
 	return out, nil
 }
 
-// HasElement reports whether an interval set has an element for the address; the
-// zero address asks for the element * (Linux 5.13), whose presence shows in no
-// count. It costs as little as reading the generation, however large the set is.
+// HasElement reports whether an interval set has an element for the address. The
+// zero address stands for the catch-all element * (Linux 5.13), which no count
+// includes. The lookup is as cheap as reading the generation, however large the
+// set is.
 func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (bool, error) {
 	const catchAll = 2 // NFT_SET_ELEM_CATCHALL
 	var a attrs
@@ -389,7 +390,7 @@ func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (bo
 	return false, fmt.Errorf("look up %s in %s: %w", addr, Printable(set), err)
 }
 
-// An element is a bound of a set, and whether it does more than match.
+// An element is a bound of a set; conditional ones do more than match.
 type element struct {
 	iprange.Bound
 	conditional bool
@@ -414,7 +415,7 @@ func parseElement(b []byte) (element, error) {
 	var e element
 	err := Each(b, func(typ uint16, data []byte) error {
 		switch typ {
-		case unix.NFTA_SET_ELEM_KEY: // the element * has none
+		case unix.NFTA_SET_ELEM_KEY: // the catch-all element * has none
 			return Each(data, func(typ uint16, data []byte) error {
 				if typ == unix.NFTA_DATA_VALUE {
 					e.Addr, _ = netip.AddrFromSlice(data)
@@ -434,7 +435,7 @@ func parseElement(b []byte) (element, error) {
 
 // A MapElement is an element of a map.
 type MapElement struct {
-	Key   []byte // components of a concatenation are padded to 4 bytes each
+	Key   []byte // the components of a concatenation are padded to 4 bytes each
 	Value []byte // unless it is a verdict map
 	Code  int32  // the verdict
 	Chain string // of a jump or goto
@@ -444,7 +445,7 @@ type MapElement struct {
 
 // MapElements reads a map, up to a bound; more reports that it has further elements. An
 // interval map is read bound by bound. A torn dump shows as with [Conn.Elements].
-func (c *Conn) MapElements(family Family, table, set string, most int) (elements []MapElement, more bool, err error) {
+func (c *Conn) MapElements(family Family, table, set string, limit int) (elements []MapElement, more bool, err error) {
 	var a attrs
 	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
 	a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
@@ -454,7 +455,7 @@ func (c *Conn) MapElements(family Family, table, set string, most int) (elements
 				return nil
 			}
 			return Each(data, func(_ uint16, data []byte) error {
-				if len(elements) == most {
+				if len(elements) == limit {
 					return errEnough
 				}
 				e, err := parseMapElement(data)
@@ -493,7 +494,7 @@ func parseMapElement(b []byte) (MapElement, error) {
 	return e, err
 }
 
-// Objects lists the stateful objects of a table. A table that is not there has
+// Objects lists the stateful objects of a table. A table that does not exist has
 // none.
 func (c *Conn) Objects(family Family, table string) ([]Object, error) {
 	var a attrs
@@ -554,12 +555,12 @@ func (c *Conn) Flowtables(family Family, table string) ([]Flowtable, error) {
 	return fs, nil
 }
 
-// A Generation is what the kernel says of a transaction.
+// A Generation is what the kernel reports about a transaction.
 type Generation struct {
 	ID uint32
-	// Process is the command name of the thread that made it, at most 15
-	// bytes, as [Printable] has it. Its NFTA_GEN_PROC_PID is left out: it is the id of a
-	// thread, which in a program with several threads is no pid.
+	// Process is the command name of the thread that committed it, at most 15
+	// bytes, made [Printable]. NFTA_GEN_PROC_PID is omitted: it is a thread ID,
+	// which is not a PID in a program with several threads.
 	Process string
 }
 
