@@ -220,10 +220,10 @@ func (b *Batch) AddElements(family Family, table, set string, prefixes []netip.P
 	}
 }
 
-// A Mapping is a key of a map of addresses and its value.
+// A Mapping is a key of an address map and its value.
 type Mapping struct{ Key, Value netip.Addr }
 
-// AddMappings puts keys that differ and their values into a map of addresses.
+// AddMappings adds distinct keys and their values to an address map.
 func (b *Batch) AddMappings(family Family, table, set string, mappings []Mapping) {
 	for chunk := range slices.Chunk(mappings, elementsPerMessage) {
 		var a attrs

@@ -225,8 +225,8 @@ func TestManyElementsFitOneTransaction(t *testing.T) {
 	}
 }
 
-// A map as nft makes it, and as this package does, are the same.
-func TestMapsAreReadBackAsMade(t *testing.T) {
+// Maps created by nft and by this package are the same.
+func TestMapsAreReadBackAsCreated(t *testing.T) {
 	ns := nfttest.NewNS(t, "conn")
 	c, _ := connIn(t, ns)
 	addr := netip.MustParseAddr

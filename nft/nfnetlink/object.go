@@ -93,11 +93,11 @@ type Set struct {
 	Flags    uint32 // NFT_SET_…
 	KeyType  uint32 // nft's number of the type
 	KeyLen   uint32 // bytes
-	DataType uint32 // of a map, as KeyType
+	DataType uint32 // of a map; like KeyType
 	DataLen  uint32
 	UserData []byte
-	// Special lists the attributes (NFTA_SET_…) by which the kernel's set differs from
-	// a plain one: a timeout, a size, another policy, stateful expressions.
+	// Special lists the attributes (NFTA_SET_…) by which the kernel's set differs
+	// from a plain one: a timeout, a size, another policy, stateful expressions.
 	Special []uint16
 	Handle  uint64 // unique in the table; 0 if it is to be created
 	// Count is the number of intervals, valid if Counted: only newer kernels

@@ -439,12 +439,13 @@ type MapElement struct {
 	Value []byte // unless it is a verdict map
 	Code  int32  // the verdict
 	Chain string // of a jump or goto
-	// Conditional says that it has a timeout or some other state.
+	// Conditional means that it has a timeout or other state.
 	Conditional bool
 }
 
-// MapElements reads a map, up to a bound; more reports that it has further elements. An
-// interval map is read bound by bound. A torn dump shows as with [Conn.Elements].
+// MapElements reads up to limit elements of a map; more reports that there are
+// others. An interval map is read bound by bound. Interrupted dumps are handled
+// as for [Conn.Elements].
 func (c *Conn) MapElements(family Family, table, set string, limit int) (elements []MapElement, more bool, err error) {
 	var a attrs
 	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
