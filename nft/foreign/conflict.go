@@ -14,8 +14,8 @@ import (
 	"nft-masq-agent/nft/ruletext"
 )
 
-// A Conflict is a rule of somebody else that can decide about connections
-// otherwise than the configuration.
+// A Conflict is a rule of another program that can override the configuration for
+// some connections.
 type Conflict struct {
 	Kind     Kind
 	Rule     nfnetlink.Rule
@@ -23,44 +23,46 @@ type Conflict struct {
 	Priority int32  // of the base chain
 	// Via are the rules that lead from the base chain to this one.
 	Via []nfnetlink.Rule
-	// Exempt are the exempt prefixes that it reaches, in whole or in part: the
-	// first few of them, where More says that there are others.
+	// Exempt are the exempt prefixes that the rule matches, in whole or in part:
+	// the first few of them, with More set if there are others.
 	Exempt []netip.Prefix
 	More   bool
-	// Source is the source addresses to which it is restricted, empty where
-	// it is not. Conditions are its other conditions, and those on the way.
+	// Source describes the source addresses to which the rule is restricted,
+	// empty if it is not. Conditions are its other conditions, and those of the
+	// jumps leading to it.
 	Source     string
 	Conditions []string
-	// Of the kinds Exempts and Translates: the first few of the masqueraded
-	// destinations that it reaches, none where it reaches all; whether it returns, and
-	// does not accept; and whether it stands before our own jump.
+	// For the kinds Exempts and Translates: the first few masqueraded
+	// destinations that the rule matches, none if it matches all; whether it
+	// returns rather than accepts; and whether the policy has its jump in the
+	// same chain.
 	Destinations []string
 	Returns      bool
 	Shared       bool
 
-	src []iprange.Range // of the kind Masquerades; nil where that is not kept
+	src []iprange.Range // for the kind Masquerades; nil if not recorded
 }
 
 // maxNamed is the number of exempt prefixes that a conflict names.
 const maxNamed = 8
 
-// String gives the place, the rule and the reason in one line.
+// String returns the location, the rule and the reason in one line.
 func (c Conflict) String() string {
 	return fmt.Sprintf("%s %s (priority %d): %s: %s", c.Table(), c.Chain(), c.Priority, c.RuleText(), c.Why())
 }
 
-// Table gives the family and the name of the rule's table, as nft does.
+// Table returns the family and name of the rule's table, as nft writes them.
 func (c Conflict) Table() string {
 	return c.Rule.Family.String() + " " + nfnetlink.Printable(c.Rule.Table)
 }
 
-// Chain returns the name of the rule's chain, as it goes into messages.
+// Chain returns the name of the rule's chain for use in messages.
 func (c Conflict) Chain() string { return nfnetlink.Printable(c.Rule.Chain) }
 
-// RuleText gives the rule in words.
+// RuleText returns the rule as text.
 func (c Conflict) RuleText() string { return ruletext.String(c.Rule) }
 
-// Packets returns what the rule has counted, nil if it does not count.
+// Packets returns the rule's packet counter, or nil if it has none.
 func (c Conflict) Packets() *uint64 {
 	for _, e := range c.Rule.Exprs {
 		if e.Name == "counter" {
@@ -71,7 +73,7 @@ func (c Conflict) Packets() *uint64 {
 	return nil
 }
 
-// ViaText gives the rules that lead to it in words.
+// ViaText returns the rules that lead to it as text.
 func (c Conflict) ViaText() []string {
 	words := make([]string, len(c.Via))
 	for i, r := range c.Via {
@@ -80,13 +82,13 @@ func (c Conflict) ViaText() []string {
 	return words
 }
 
-// From reports whether the rule can meet a source in one of the prefixes.
+// From reports whether the rule can match a source in one of the prefixes.
 func (c Conflict) From(prefixes []netip.Prefix) bool {
 	return c.src == nil || len(intersect(c.src, And(nil, prefixes))) > 0
 }
 
-// Hash tells conflicts apart by what is said of them, without what a rule has
-// counted and its handle, which changes when it is made anew.
+// Hash distinguishes conflicts by what is reported about them. It ignores
+// counters and the rule's handle, which changes when the rule is recreated.
 func (c Conflict) Hash(seed maphash.Seed) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
@@ -111,7 +113,7 @@ func (c Conflict) Hash(seed maphash.Seed) uint64 {
 	return h.Sum64()
 }
 
-// Why says what the rule does and to which packets.
+// Why describes what the rule does and to which packets.
 func (c Conflict) Why() string {
 	list := slices.Clone(c.Destinations)
 	for _, p := range c.Exempt {
@@ -140,7 +142,7 @@ func (c Conflict) Why() string {
 	return why + means
 }
 
-// exemptsWhat says what comes of a rule of the kind Exempts.
+// exemptsWhat describes the effect of a rule of the kind Exempts.
 func (c Conflict) exemptsWhat(many bool) string {
 	switch {
 	case c.Shared:
@@ -161,16 +163,16 @@ func either(first bool, a, b string) string {
 }
 
 // Conflicts finds the rules, other than ours, that can rewrite the source address
-// of connections to the exempt destinations. It goes through the chains as a
-// packet does. A condition that it knows nothing of may hold or not. Known to be
-// harmless and left out are the masquerades of kube-proxy and of the CNI plugin
-// portmap, which act on packets that these have marked for it, and those of a
-// connection from an address to itself.
+// of connections to the exempt destinations. It traverses the chains as a packet
+// does. A condition that it does not understand may be true or false. It omits
+// masquerading known to be harmless: by kube-proxy and the CNI plugin portmap,
+// for packets that they have marked, and of connections from an address to
+// itself.
 //
-// The order is that in which packets meet the rules, family by family.
+// The order is that in which packets traverse the rules, family by family.
 func Conflicts(s Snapshot, exempt []netip.Prefix) []Conflict { return conflicts(s, exempt, nil) }
 
-// conflicts finds conflicts, or instead of them all rewrites.
+// conflicts finds conflicts or, if rewrites is not nil, all rewrites instead.
 func conflicts(s Snapshot, exempt []netip.Prefix, rewrites *[]Rewrite) []Conflict {
 	w := walker{sets: map[id][]iprange.Range{}, found: map[ruleID]int{}, rewrites: rewrites}
 	w.exempt, w.prefixes = exemptions(exempt)
@@ -191,27 +193,27 @@ type ruleID struct {
 }
 
 type walker struct {
-	chains   map[id]*Chain
-	unnamed  map[id][]*Chain // by table: chains that no rule leads to
-	sets     map[id][]iprange.Range
-	exempt   []iprange.Range // sorted, none overlaps another
-	prefixes []netip.Prefix  // the same
+	chains       map[id]*Chain
+	unreferenced map[id][]*Chain // by table: chains that no rule jumps to
+	sets         map[id][]iprange.Range
+	exempt       []iprange.Range // sorted, none overlaps another
+	prefixes     []netip.Prefix  // the same
 
-	// Of a search for rules that overrule the policy.
+	// For a search for rules that override the policy.
 	kind    Kind
 	share   Share
 	sources []iprange.Range // nil: any
-	jumped  bool            // the base chain has the jump of an agent
+	jumped  bool            // the base chain has an agent's jump
 
 	base      nfnetlink.Chain
-	visits    map[id]int // of a chain from this base chain
+	visits    map[id]int // per chain, from this base chain
 	conflicts []Conflict
 	found     map[ruleID]int
 
-	rewrites *[]Rewrite // nil: not asked for
+	rewrites *[]Rewrite // nil: not requested
 }
 
-// exemptions sorts prefixes and drops those that another covers.
+// exemptions sorts prefixes and drops those covered by others.
 func exemptions(exempt []netip.Prefix) (ranges []iprange.Range, prefixes []netip.Prefix) {
 	sorted := slices.Clone(exempt)
 	slices.SortFunc(sorted, func(a, b netip.Prefix) int {
@@ -241,11 +243,11 @@ func (w *walker) index(s Snapshot) {
 			}
 		}
 	}
-	w.unnamed = map[id][]*Chain{}
+	w.unreferenced = map[id][]*Chain{}
 	for i := range s.Chains {
 		if c := &s.Chains[i]; c.Hook == nil && !named[chainID(c.Chain)] {
 			table := id{c.Family, c.Table, ""}
-			w.unnamed[table] = append(w.unnamed[table], c)
+			w.unreferenced[table] = append(w.unreferenced[table], c)
 		}
 	}
 	for _, set := range s.Sets {

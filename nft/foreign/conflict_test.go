@@ -22,25 +22,25 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 		{"to other destinations", "ip daddr 192.0.2.0/24 masquerade", nothing},
 		{"to a part of the exempt", "ip daddr 10.1.0.0/16 masquerade", "10.0.0.0/8"},
 		{"to a range", "ip daddr 9.0.0.0-10.0.0.0 masquerade", "10.0.0.0/8"},
-		{"to a range beside", "ip daddr 9.0.0.0-9.255.255.255 masquerade", nothing},
+		{"to a range next to it", "ip daddr 9.0.0.0-9.255.255.255 masquerade", nothing},
 		{"to all but a part", "ip daddr != 10.1.0.0/16 masquerade", "10.0.0.0/8"},
 		{"to all but the exempt", "ip daddr != 10.0.0.0/8 masquerade", nothing},
 		{"the exempt returned", "ip daddr 10.0.0.0/8 return\nip6 daddr fd00::/8 accept\nmasquerade", nothing},
 		{"the exempt returned in parts", "ip daddr 10.0.0.0/9 return\nip daddr 10.128.0.0/9 accept\nmeta nfproto ipv4 masquerade", nothing},
 		{"a part returned", "ip daddr 10.0.0.0/9 return\nmeta nfproto ipv4 masquerade", "10.0.0.0/8"},
-		{"returned where something holds", "ip daddr 10.0.0.0/8 ct state established return\nmeta nfproto ipv4 masquerade", "10.0.0.0/8"},
+		{"returned under a condition", "ip daddr 10.0.0.0/8 ct state established return\nmeta nfproto ipv4 masquerade", "10.0.0.0/8"},
 		{"in a set that is returned", "ip daddr @nets return\nmeta nfproto ipv4 masquerade", nothing},
 		{"in a literal set that is returned", "ip daddr { 10.0.0.0/8, 192.168.0.0/16 } return\nmeta nfproto ipv4 masquerade", nothing},
 		{"in a set of addresses", "ip daddr @hosts masquerade", "10.0.0.0/8"},
 		{"not in a set", "ip daddr != @nets masquerade", nothing},
-		{"in a set that changes by itself", "ip daddr @passing return\nmeta nfproto ipv4 masquerade", "10.0.0.0/8"},
+		{"in a set that changes at run time", "ip daddr @passing return\nmeta nfproto ipv4 masquerade", "10.0.0.0/8"},
 		{"after everything has returned", "return\nmasquerade", nothing},
 		{"after everything was accepted", "counter accept\nmasquerade", nothing},
 		{"after a jump from which nothing comes back", "jump accepting\nmasquerade", nothing},
 		{"after a jump that accepts the exempt", "jump exempting\nmasquerade", nothing},
 		{"after a jump that accepts a remainder", "jump remaining\nmeta nfproto ipv4 masquerade", "10.0.0.0/8"},
 		{"after a jump that returns", "jump returning\nmeta nfproto ipv4 masquerade", "10.0.0.0/8"},
-		{"behind a goto", "goto returning\nmasquerade", nothing},
+		{"after a goto", "goto returning\nmasquerade", nothing},
 		{"in a chain that a goto leads to", "ip daddr 10.0.0.0/8 goto masking", "10.0.0.0/8"},
 		{"in a chain that a goto to others leads to", "ip daddr 192.0.2.0/24 goto masking", nothing},
 		{"in a chain that a map leads to", "oifname vmap @jumps", "10.0.0.0/8 fd00::/8 where oifname vmap @jumps; 10.0.0.0/8 from 10.2.0.0/16 where oifname vmap @jumps"},
@@ -55,12 +55,12 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 		{"from the loopback addresses", "ip saddr 127.0.0.0/8 masquerade", nothing},
 		{"from this node", "fib saddr type local meta nfproto ipv4 masquerade", "10.0.0.0/8 from this node"},
 		{"marked by kube-proxy", "mark and 0x4000 == 0x4000 masquerade", nothing},
-		{"where the others return", "mark and 0x4000 == 0 return\nmasquerade", nothing},
-		{"where the others return, as iptables has it", "mark and 0x4000 != 0x4000 return\nmasquerade", nothing},
+		{"when the others return", "mark and 0x4000 == 0 return\nmasquerade", nothing},
+		{"when the others return, as iptables writes it", "mark and 0x4000 != 0x4000 return\nmasquerade", nothing},
 		{"marked by another", "mark and 0xff0000 == 0x40000 meta nfproto ipv4 masquerade", "10.0.0.0/8 where meta mark & 0xff0000 == 0x40000"},
 		{"not marked", "mark and 0x4000 == 0 meta nfproto ipv4 masquerade", "10.0.0.0/8 where meta mark & 0x4000 == 0x0"},
 		{"out of the loopback device", "oifname \"lo\" masquerade", nothing},
-		{"where all else returns", "oifname != \"lo\" return\nmasquerade", nothing},
+		{"when everything else returns", "oifname != \"lo\" return\nmasquerade", nothing},
 		{"not out of the loopback device", "oif != \"lo\" meta nfproto ipv4 masquerade", "10.0.0.0/8"},
 		{"to this node", "fib daddr type local masquerade", nothing},
 		{"not to this node", "fib daddr type != local meta nfproto ipv4 masquerade", "10.0.0.0/8"},
@@ -106,7 +106,7 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 	}
 }
 
-func TestOnlyPostroutingNATChainsCount(t *testing.T) {
+func TestOnlyPostroutingNATChainsAreRead(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	nfttest.NFT(t, ns, `
@@ -136,7 +136,7 @@ func TestOnlyPostroutingNATChainsCount(t *testing.T) {
 	}
 }
 
-func TestManyWaysToOneRuleAreOneConflict(t *testing.T) {
+func TestManyPathsToOneRuleAreOneConflict(t *testing.T) {
 	nfttest.Require(t, "nft")
 	for ways, want := range map[int]string{
 		1:  "rewrites the source of connections to 10.0.0.0/8 from 192.0.2.0 where oifname \"eth0\"",
@@ -171,7 +171,7 @@ func TestManyWaysToOneRuleAreOneConflict(t *testing.T) {
 	}
 }
 
-func TestExemptPrefixesAreNamedByTheOperatorsText(t *testing.T) {
+func TestConflictsNameExemptPrefixesAsConfigured(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	nfttest.NFT(t, ns, "add table ip t\nadd chain ip t p { type nat hook postrouting priority 100; }\nadd rule ip t p masquerade\n", "-f", "-")
@@ -186,6 +186,6 @@ func TestExemptPrefixesAreNamedByTheOperatorsText(t *testing.T) {
 		t.Errorf("found %v for IPv6", found)
 	}
 	if found := foreign.Conflicts(s, nil); len(found) > 0 {
-		t.Errorf("found %v where nothing is exempt", found)
+		t.Errorf("found %v although nothing is exempt", found)
 	}
 }

@@ -65,22 +65,22 @@ func connect(tb testing.TB, ns *nfttest.NS) *nfnetlink.Conn {
 	return c
 }
 
-func nobody(nfnetlink.Chain) bool { return false }
+func notOwn(nfnetlink.Chain) bool { return false }
 
 func read(t *testing.T, c *nfnetlink.Conn) foreign.Snapshot {
 	t.Helper()
-	s, err := foreign.Read(c, nobody)
+	s, err := foreign.Read(c, notOwn)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s
 }
 
-// install puts the rules of a case into the namespace.
+// install loads the rules of a case into the namespace.
 func install(t *testing.T, ns *nfttest.NS, name string) {
 	t.Helper()
 	for _, set := range strings.Fields(text(t, name, "ipsets.txt")) {
-		makeIPSet(t, ns, set)
+		createIPSet(t, ns, set)
 	}
 	for file, command := range map[string][]string{
 		"rules.iptables":  {"iptables-nft-restore", "--noflush"},
@@ -93,7 +93,7 @@ func install(t *testing.T, ns *nfttest.NS, name string) {
 	}
 }
 
-// text gives a file of a case, empty where there is none.
+// text returns a file of a case, empty if there is none.
 func text(t *testing.T, name, file string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(testdata, name, file))
@@ -116,11 +116,11 @@ func cases(t *testing.T) []string {
 	return names
 }
 
-// describe words what is found, for expect.txt.
+// describe formats what was found, as in expect.txt.
 func describe(s foreign.Snapshot, exempt []netip.Prefix) string {
 	var b strings.Builder
 	for _, l := range foreign.Legacy(s) {
-		fmt.Fprintf(&b, "legacy %s %s %s: rules %d, strange %d, random-fully %t, gone %t\n", l.Family, l.Table, l.Name, l.Rules, l.Strange, l.RandomFully, l.Gone)
+		fmt.Fprintf(&b, "legacy %s %s %s: rules %d, unrecognized %d, random-fully %t, gone %t\n", l.Family, l.Table, l.Name, l.Rules, l.Unrecognized, l.RandomFully, l.Gone)
 		if l.Base != nil {
 			fmt.Fprintf(&b, "\tfrom %s (priority %d)\n", l.Base.Name, l.Base.Hook.Priority)
 		}
@@ -144,7 +144,7 @@ func describe(s foreign.Snapshot, exempt []netip.Prefix) string {
 	return b.String()
 }
 
-func TestRulesOfRealProgramsAreRecognised(t *testing.T) {
+func TestRulesOfRealProgramsAreRecognized(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	for _, name := range cases(t) {
 		t.Run(name, func(t *testing.T) {
@@ -171,8 +171,8 @@ func TestRulesOfRealProgramsAreRecognised(t *testing.T) {
 	}
 }
 
-// makeIPSet makes an empty hash:net set, as `ipset create NAME hash:net` does.
-func makeIPSet(t *testing.T, ns *nfttest.NS, name string) {
+// createIPSet creates an empty hash:net set, like `ipset create NAME hash:net`.
+func createIPSet(t *testing.T, ns *nfttest.NS, name string) {
 	t.Helper()
 	attr := func(typ uint16, data ...byte) []byte {
 		b := binary.NativeEndian.AppendUint16(nil, uint16(4+len(data)))

@@ -11,11 +11,11 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// LegacyIPTables lists the tables of legacy ip_tables, as "ip nat", that exist
-// in a network namespace, read below a directory such as /proc/net or
-// /proc/thread-self/net. They may be in use: the kernel makes a table when a
-// program first looks at it, and does not tell how many rules it holds. Where
-// the kernel has no legacy ip_tables there are none.
+// LegacyIPTables lists the tables of legacy ip_tables, such as "ip nat", that
+// exist in a network namespace. It reads them from a directory such as /proc/net
+// or /proc/thread-self/net. A table may be unused: the kernel creates it when a
+// program first reads it, and does not report how many rules it contains. Without
+// legacy ip_tables in the kernel, the list is empty.
 //
 // `iptables-legacy -t TABLE -S`, or ip6tables-legacy, lists the rules.
 func LegacyIPTables(dir string) ([]string, error) {

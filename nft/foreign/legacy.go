@@ -10,64 +10,64 @@ import (
 	"nft-masq-agent/nft/ruletext"
 )
 
-// agentChains are the chains that iptables-based masquerade agents make unless
-// told otherwise: ip-masq-agent since v0.4.0; the node set-up of GCE, GKE and
-// kOps; ip-masq-agent before.
+// agentChains are the default chains of iptables-based masquerade agents: of
+// ip-masq-agent since v0.4.0; of the node setup of GCE, GKE and kOps and of older
+// ip-masq-agents; and of non-masquerade-daemon.
 var agentChains = map[string]bool{"IP-MASQ-AGENT": true, "IP-MASQ": true, "NON-MASQUERADE-DAEMON": true}
 
 // The comments of those agents, in all versions: a word and then one of these
-// sentences, or anything behind one of their own names.
+// sentences, or anything after one of the agents' names.
 var (
 	agentJump = regexp.MustCompile(`^[^: ]+: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom \S+ chain$`)
 	agentRule = regexp.MustCompile(`^(ip-masq|ip-masq-agent|non-masquerade-daemon): |` +
 		`^[^: ]+: (local traffic is not|cluster-local traffic should not be|outbound traffic (is|should be)) subject to MASQUERADE( \(.*\))?$`)
 )
 
-// comment gives a rule's comment as it was meant: ip-masq-agent v2.10.0 to
-// v2.12.1 put literal quotes around it.
+// comment returns a rule's comment without quotes: ip-masq-agent v2.10.0 to
+// v2.12.1 put literal ones around it.
 func comment(r nfnetlink.Rule) string { return strings.Trim(ruletext.Comment(r), `"\ `) }
 
-// A LegacyChain is what a masquerade agent based on iptables left behind: a
-// chain, the chains of its own that it leads to, and the jumps to them.
+// A LegacyChain is what an iptables-based masquerade agent left behind: a chain,
+// the agent's other chains that it jumps to, and the jumps to them.
 type LegacyChain struct {
 	Family nfnetlink.Family
 	Table  string
 	Name   string
-	// Gone says that there are jumps only.
+	// Gone means that the chain does not exist and only jumps to it are left.
 	Gone bool
-	// Base is the base chain from which packets get there, nil where none do.
+	// Base is the base chain from which packets reach it, or nil.
 	Base *nfnetlink.Chain
-	// Jumps are the rules elsewhere that lead here. There may be two, with and
-	// without quotes in the comment.
+	// Jumps are the rules in other chains that jump here. There may be two, with
+	// and without quotes in the comment.
 	Jumps []nfnetlink.Rule
-	// SubChains are further chains of the agent that this one leads to.
+	// SubChains are the agent's other chains that this one jumps to.
 	SubChains []string
-	// Held are those of all these chains to which rules or maps of others refer.
+	// Held are those of all these chains that other programs' rules or maps refer to.
 	Held []string
-	// Rules counts the rules of all these chains, Strange those of them that
-	// do not have the comment of an agent.
-	Rules, Strange int
-	// RandomFully says that it masquerades with --random-fully.
+	// Rules counts the rules in all these chains, Unrecognized those without an
+	// agent's comment.
+	Rules, Unrecognized int
+	// RandomFully means that it masquerades with --random-fully.
 	RandomFully bool
 }
 
-// Legacy finds the chains of iptables-based agents that are not ours: by their
+// Legacy finds the chains of iptables-based agents, other than ours: by their
 // names, by the comments of their rules, and by the comments of jumps to them. A
-// chain of a name that is none of the agents' own is found only where a
-// postrouting chain leads to it.
+// chain with a name unknown for agents is found only if it is reachable from a
+// postrouting chain.
 func Legacy(s Snapshot) []LegacyChain {
 	l := legacy{chains: map[id]Chain{}, jumps: map[id][]nfnetlink.Rule{}, agent: map[id]bool{}}
 	for _, c := range s.Chains {
 		l.chains[chainID(c.Chain)] = c
 	}
 	for _, c := range s.Chains {
-		l.look(c)
+		l.classify(c)
 	}
 	var out []LegacyChain
-	// First those to which no other of them leads: the others come with them.
-	for _, tops := range []bool{true, false} {
+	// First the top-level ones: collect includes the chains that they jump to.
+	for _, topLevel := range []bool{true, false} {
 		for _, at := range l.order {
-			if l.agent[at] && !(tops && slices.ContainsFunc(l.jumps[at], func(r nfnetlink.Rule) bool { return l.agent[chainOf(r)] })) {
+			if l.agent[at] && !(topLevel && slices.ContainsFunc(l.jumps[at], func(r nfnetlink.Rule) bool { return l.agent[chainOf(r)] })) {
 				if c := l.collect(at); !c.emptied() {
 					out = append(out, c)
 				}
@@ -79,16 +79,16 @@ func Legacy(s Snapshot) []LegacyChain {
 
 type legacy struct {
 	chains map[id]Chain
-	jumps  map[id][]nfnetlink.Rule // by the chain that they lead to
+	jumps  map[id][]nfnetlink.Rule // by target chain
 	order  []id
-	agent  map[id]bool // an agent's chains that are not collected yet
+	agent  map[id]bool // agents' chains not collected yet
 }
 
 func chainOf(r nfnetlink.Rule) id { return id{r.Family, r.Table, r.Chain} }
 
-// look notes the chain if it is an agent's, and the chains to which its rules
-// lead that are.
-func (l *legacy) look(c Chain) {
+// classify records the chain if it is an agent's, and the agents' chains that its
+// rules jump to.
+func (l *legacy) classify(c Chain) {
 	agents := agentChains[c.Name]
 	for _, r := range c.Rules {
 		text := comment(r)
@@ -98,16 +98,16 @@ func (l *legacy) look(c Chain) {
 			to := id{c.Family, c.Table, chain}
 			l.jumps[to] = append(l.jumps[to], r)
 			if fromAgent || agentChains[chain] {
-				l.note(to)
+				l.add(to)
 			}
 		}
 	}
 	if agents {
-		l.note(chainID(c.Chain))
+		l.add(chainID(c.Chain))
 	}
 }
 
-func (l *legacy) note(at id) {
+func (l *legacy) add(at id) {
 	if c := l.chains[at]; c.Own || c.Hook != nil || l.agent[at] {
 		return
 	}
@@ -115,7 +115,8 @@ func (l *legacy) note(at id) {
 	l.order = append(l.order, at)
 }
 
-// collect takes a chain together with those of its agent that it leads to.
+// collect returns a chain together with the chains of the same agent that it
+// jumps to.
 func (l *legacy) collect(at id) LegacyChain {
 	top, exists := l.chains[at]
 	out := LegacyChain{Family: at.family, Table: at.table, Name: at.name, Gone: !exists, Base: top.Base}
@@ -126,7 +127,7 @@ func (l *legacy) collect(at id) LegacyChain {
 		for _, r := range l.chains[members[i]].Rules {
 			out.Rules++
 			if !agentRule.MatchString(comment(r)) {
-				out.Strange++
+				out.Unrecognized++
 			}
 			for _, e := range r.Exprs {
 				out.RandomFully = out.RandomFully || ruletext.RandomFully(e)
@@ -153,7 +154,7 @@ func (l *legacy) collect(at id) LegacyChain {
 	return out
 }
 
-// jump gives the chain to which a rule leads by jump or goto.
+// jump returns the target chain of a rule's jump or goto.
 func jump(r nfnetlink.Rule) (chain string, ok bool) {
 	for _, e := range r.Exprs {
 		if _, chain, ok := e.Verdict(); ok && chain != "" {
@@ -164,10 +165,10 @@ func jump(r nfnetlink.Rule) (chain string, ok bool) {
 }
 
 // Remove deletes the chain, its sub-chains and the jumps to them, and nothing
-// else. Those that are held stay, empty, as the kernel does not delete them. Of
-// several chains, those that [Legacy] gave earlier are to be removed
-// earlier. The transaction is refused where the rules have changed since (commit
-// it with the generation of the snapshot).
+// else. Chains in Held are only emptied, because the kernel does not delete them.
+// Remove several chains in the order in which [Legacy] returned them. Commit the
+// batch with the generation of the snapshot, so that the kernel rejects it if the
+// rules have changed since.
 func (l LegacyChain) Remove(b *nfnetlink.Batch) {
 	for _, r := range l.Jumps {
 		b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
@@ -186,15 +187,15 @@ func (l LegacyChain) Remove(b *nfnetlink.Batch) {
 	}
 }
 
-// emptied reports whether nothing is left but what others hold.
+// emptied reports whether only empty chains are left that others refer to.
 func (l LegacyChain) emptied() bool {
 	return !l.Gone && l.Rules+len(l.Jumps) == 0 && len(l.Held) == 1+len(l.SubChains)
 }
 
-// Decides says whether packets meet rules of this agent.
+// Decides reports whether packets reach rules of this agent.
 func (l LegacyChain) Decides() bool { return l.Base != nil && l.Rules > 0 && !l.Gone }
 
-// String names the chain and says what of it is there.
+// String returns the name of the chain and what exists of it.
 func (l LegacyChain) String() string {
 	name, table := nfnetlink.Printable(l.Name), l.Family.String()+" "+nfnetlink.Printable(l.Table)
 	text := fmt.Sprintf("chain %s in table %s: %d rules, %d jumps", name, table, l.Rules, len(l.Jumps))

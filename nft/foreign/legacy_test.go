@@ -16,8 +16,8 @@ import (
 	"nft-masq-agent/nft/ruletext"
 )
 
-// ruleHandles names the rules of both nat tables by handle and text: a rule that
-// is deleted and put back gets another handle.
+// ruleHandles returns the rules of both nat tables by handle: a rule that is
+// deleted and recreated gets another handle.
 func ruleHandles(t *testing.T, c *nfnetlink.Conn) map[uint64]string {
 	t.Helper()
 	handles := map[uint64]string{}
@@ -33,7 +33,7 @@ func ruleHandles(t *testing.T, c *nfnetlink.Conn) map[uint64]string {
 	return handles
 }
 
-func TestAgentsAreRemovedInOneTransactionAndOthersStay(t *testing.T) {
+func TestAgentsAreRemovedInOneTransaction(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore", "iptables-nft-save", "ip6tables-nft-save")
 	for _, name := range cases(t) {
 		if !strings.HasPrefix(name, "ip-masq") {
@@ -44,7 +44,7 @@ func TestAgentsAreRemovedInOneTransactionAndOthersStay(t *testing.T) {
 			for _, other := range []string{"kube-proxy-iptables", "flannel-iptables", "cni-bridge"} {
 				install(t, ns, other)
 			}
-			// The rules of an agent may make the first rule of its family.
+			// An agent may have added the first rule of its family.
 			nfttest.Run(t, ns, "*nat\n-A POSTROUTING -m comment --comment last -j ACCEPT\nCOMMIT\n", "ip6tables-nft-restore", "--noflush")
 			save := func() string {
 				return nfttest.Save(t, ns, "iptables-nft-save", "nat") + nfttest.Save(t, ns, "ip6tables-nft-save", "nat")
@@ -72,7 +72,7 @@ func TestAgentsAreRemovedInOneTransactionAndOthersStay(t *testing.T) {
 	}
 }
 
-func TestChainsOfOneAgentComeAndGoTogether(t *testing.T) {
+func TestChainsOfOneAgentAreRemovedTogether(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore")
 	ns, c := dialNS(t)
 	nfttest.Run(t, ns, `*nat
@@ -100,8 +100,8 @@ COMMIT
 	if diff := cmp.Diff([]string{"IP-MASQ-AGENT", "IP-MASQ-AGENT-SRC"}, l.SubChains); diff != "" || l.Name != "IP-MASQ" {
 		t.Errorf("%s with (-want +got):\n%s", l.Name, diff)
 	}
-	if l.Rules != 4 || l.Strange != 2 || len(l.Jumps) != 2 {
-		t.Errorf("%d rules, %d strange, jumps %v", l.Rules, l.Strange, l.Jumps)
+	if l.Rules != 4 || l.Unrecognized != 2 || len(l.Jumps) != 2 {
+		t.Errorf("%d rules, %d unrecognized, jumps %v", l.Rules, l.Unrecognized, l.Jumps)
 	}
 	var b nfnetlink.Batch
 	l.Remove(&b)
@@ -131,7 +131,7 @@ func TestOurChainsAreNeitherLegacyNorConflicts(t *testing.T) {
 	}
 }
 
-func TestJumpToAChainThatIsGoneCounts(t *testing.T) {
+func TestJumpToMissingChainIsFound(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore")
 	ns, c := dialNS(t)
 	install(t, ns, "ip-masq-agent-v2.9")
@@ -156,7 +156,7 @@ func TestJumpToAChainThatIsGoneCounts(t *testing.T) {
 	}
 }
 
-func TestRemovalDecidedOnOlderRulesIsRefused(t *testing.T) {
+func TestRemovalBasedOnOlderRulesIsRejected(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore")
 	ns, c := dialNS(t)
 	install(t, ns, "ip-masq-agent-v2.9")
@@ -197,13 +197,14 @@ func TestLegacyIPTablesTablesAreListed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := foreign.LegacyIPTables(dir); err == nil {
-		t.Error("no error for what cannot be read")
+		t.Error("no error for unreadable files")
 	}
 }
 
 // A writer moves a rule from one chain to another and back, each time in one
-// transaction: who reads neither or both has read a torn ruleset.
-func TestReadBesideAWriterIsWholeOrSaysSo(t *testing.T) {
+// transaction: a reader that sees the rule in neither or both has read an
+// inconsistent ruleset.
+func TestReadDuringWritesIsConsistentOrReportsIt(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	nfttest.NFT(t, ns, `
@@ -235,7 +236,7 @@ func TestReadBesideAWriterIsWholeOrSaysSo(t *testing.T) {
 		done <- nil
 	}()
 	for {
-		s, err := foreign.Read(c, nobody)
+		s, err := foreign.Read(c, notOwn)
 		if err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
 			t.Fatal(err)
 		}

@@ -12,20 +12,20 @@ import (
 	"nft-masq-agent/nft/ruletext"
 )
 
-// A match is what a rule asks of a packet, as far as it matters here. Packets
-// that leave by the loopback device, or to an address of this node, never need
-// masquerading and are left out of all that follows.
+// A match is what a rule checks in a packet, as far as it matters here. Packets
+// that leave by the loopback device, or go to an address of this node, never need
+// masquerading and are ignored throughout.
 type match struct {
-	never bool            // it asks for a packet that is left out
+	never bool            // it matches only packets that are ignored
 	src   []iprange.Range // nil: any
 	dst   []iprange.Range // nil: any
 	marks []mark
-	other bool     // it asks for something else, too
-	from  []string // the source in words
-	words []string // all else in words, but for destinations
+	other bool     // it has other conditions
+	from  []string // the source, as text
+	words []string // everything else except destinations, as text
 }
 
-// plain says that nothing but addresses are asked for.
+// plain reports whether the rule checks only addresses.
 func (m match) plain() bool { return len(m.marks) == 0 && !m.other }
 
 // A mark is a comparison of the packet's mark.
@@ -34,7 +34,7 @@ type mark struct {
 	not         bool
 }
 
-// set says whether the mark must have one of some bits, and which.
+// set reports whether the mark must have one of some bits, and which.
 func (m mark) set() (bits uint32, ok bool) {
 	if m.not {
 		return m.mask, m.value == 0
@@ -45,13 +45,13 @@ func (m mark) set() (bits uint32, ok bool) {
 // An action is what a rule does with a packet that it matches.
 type action struct {
 	ends      bool   // the packet does not go on in this chain
-	returns   bool   // nor in those that it came to by this rule, but in the one before
-	target    string // the chain to which it goes
+	returns   bool   // nor in the target of this rule, but in the calling chain
+	target    string // the chain it goes to
 	byMap     bool   // the verdict comes from a map
-	rewrites  bool   // it binds the connection to another source address
-	fixed     bool   // and not to that of the interface
-	redirects bool   // it binds the connection to another destination
-	verdict   int32  // NFT_CONTINUE where there is none
+	rewrites  bool   // it translates the source address
+	fixed     bool   // to an address other than the interface's
+	redirects bool   // it translates the destination
+	verdict   int32  // NFT_CONTINUE if there is none
 }
 
 func (w *walker) parse(r nfnetlink.Rule) (match, action) {
@@ -78,8 +78,8 @@ func (w *walker) parse(r nfnetlink.Rule) (match, action) {
 	return m, a
 }
 
-// take adds what a statement does, and reports whether it does something, or nothing,
-// instead of comparing.
+// take adds the effect of a statement, and reports whether the statement is an
+// action rather than a comparison.
 func (a *action) take(s ruletext.Statement) bool {
 	if code, chain, ok := s.Expr.Verdict(); ok {
 		a.target, a.verdict = chain, code
@@ -111,14 +111,14 @@ func (a *action) take(s ruletext.Statement) bool {
 	return true
 }
 
-// sourceTargets are the targets of xtables that rewrite the source address.
+// sourceTargets are the xtables targets that rewrite the source address.
 var sourceTargets = []string{"MASQUERADE", "SNAT", "NETMAP"}
 
 // destinationTargets are those that rewrite the destination address.
 var destinationTargets = []string{"DNAT", "REDIRECT", "NETMAP"}
 
-// compare adds what a statement asks for. set is what the set holds in which it
-// looks, nil where that is not known.
+// compare adds a comparison. set is the content of the set that it refers to, nil
+// if unknown.
 func (m *match) compare(s ruletext.Statement, set []iprange.Range) {
 	addresses, is := set, s.Op != "!="
 	r, ok := s.Range()
@@ -165,13 +165,13 @@ func lastWord(s ruletext.Statement) string {
 	return words[strings.LastIndexByte(words, ' ')+1:]
 }
 
-// unknown adds a condition that may hold or not.
+// unknown adds a condition that may be true or false.
 func (m *match) unknown(s ruletext.Statement) {
 	m.other = true
 	m.words = append(m.words, s.String())
 }
 
-// restrict narrows a set of addresses to those given, or to all but those.
+// restrict narrows a set of addresses to the given ones, or to all others.
 func (m *match) restrict(set []iprange.Range, s ruletext.Statement, addresses []iprange.Range, is bool) []iprange.Range {
 	if addresses == nil {
 		m.other = true
@@ -207,7 +207,7 @@ func (m *match) compareMark(s ruletext.Statement, is bool) {
 	m.marks = append(m.marks, c)
 }
 
-// sourceWords words the source that a statement asks for.
+// sourceWords returns the source that a statement matches, as text.
 func sourceWords(s ruletext.Statement) string {
 	words := strings.TrimPrefix(strings.TrimPrefix(s.String(), s.Field+" "), "!= ")
 	if strings.HasPrefix(s.Field, "fib") {

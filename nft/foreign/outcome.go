@@ -10,26 +10,27 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A Kind says what a rule of somebody else does to the outcome.
+// A Kind is the effect of another program's rule.
 type Kind int
 
 // The kinds of conflicts.
 const (
-	// Masquerades rewrites the source of what the config exempts.
+	// Masquerades: the rule rewrites the source of connections that the config
+	// exempts.
 	Masquerades Kind = iota
-	// Exempts accepts what the config masquerades. In mode iptables-nft it stands
-	// before our jump and decides; otherwise it exempts nothing from us, as it did
-	// from an agent with a jump behind it.
+	// Exempts: the rule accepts connections that the config masquerades. In mode
+	// iptables-nft it is before our jump and takes effect; otherwise it does not
+	// exempt them from us, as it did from an agent with a later jump.
 	Exempts
-	// Translates gives what the config masquerades another source address than this
-	// agent does, and before it.
+	// Translates: before this agent, the rule translates connections that the
+	// config masquerades, to another source address.
 	Translates
 )
 
-// A Share is what a policy masquerades, and where.
+// A Share is what a policy masquerades, and in which chain.
 type Share struct {
 	IPv4, IPv6 Masqueraded
-	Shared     bool  // in POSTROUTING of iptables, from a jump on
+	Shared     bool  // in iptables' POSTROUTING, after a jump
 	Priority   int32 // of the base chain that decides
 }
 
@@ -38,8 +39,8 @@ type Masqueraded struct {
 	Src, Dst []iprange.Range // sorted, none overlaps another
 }
 
-// Except returns the addresses of a family that are in none of the prefixes, but for
-// the loopback ones.
+// Except returns the addresses of a family that are in none of the prefixes,
+// without the loopback ones.
 func Except(ipv6 bool, prefixes []netip.Prefix) []iprange.Range {
 	all, loopback := everyIPv4, netip.MustParsePrefix("127.0.0.0/8")
 	if ipv6 {
@@ -52,7 +53,7 @@ func Except(ipv6 bool, prefixes []netip.Prefix) []iprange.Range {
 	return subtract([]iprange.Range{all}, normal(without))
 }
 
-// And returns the addresses of a set and of prefixes.
+// And returns the union of a set and prefixes.
 func And(set []iprange.Range, prefixes []netip.Prefix) []iprange.Range {
 	out := slices.Clone(set)
 	for _, p := range prefixes {
@@ -61,15 +62,15 @@ func And(set []iprange.Range, prefixes []netip.Prefix) []iprange.Range {
 	return normal(out)
 }
 
-// Within returns what of a set is in one of the prefixes.
+// Within returns the part of a set that is in one of the prefixes.
 func Within(set []iprange.Range, prefixes []netip.Prefix) []iprange.Range {
 	return intersect(set, And(nil, prefixes))
 }
 
-// Overruled finds the rules that decide about connections which the policy
-// masquerades, or that decided while another agent's jump stood in POSTROUTING: by
-// kind [Exempts] those before the jump, or all if there is none, and by kind
-// [Translates] those that act before this agent does.
+// Overruled finds the rules that override the policy for connections which it
+// masquerades, or that did so while another agent's jump was in POSTROUTING. Of
+// kind [Exempts] are those before the jump, or all if there is none; of kind
+// [Translates] are those that act before this agent.
 func Overruled(s Snapshot, share Share) []Conflict {
 	w := walker{sets: map[id][]iprange.Range{}, found: map[ruleID]int{}, share: share}
 	w.index(s)
@@ -83,7 +84,7 @@ func Overruled(s Snapshot, share Share) []Conflict {
 	return w.conflicts
 }
 
-// concerns reports whether rules of a base chain can be of the kind that is looked for.
+// concerns reports whether rules of a base chain can be of the kind searched for.
 func (w *walker) concerns(c *Chain) bool {
 	if w.kind == Exempts {
 		return c.Family != nfnetlink.Inet && c.Table == "nat" && c.Name == "POSTROUTING"
@@ -109,7 +110,7 @@ func (w *walker) overruledFrom(c *Chain) {
 	w.walk(c, w.anything())
 }
 
-// leadsToAgent reports whether a rule is the jump of a masquerade agent, ours included.
+// leadsToAgent reports whether a rule is a masquerade agent's jump, including ours.
 func (w *walker) leadsToAgent(r nfnetlink.Rule) bool {
 	to, ok := jump(r)
 	if !ok {
@@ -119,7 +120,7 @@ func (w *walker) leadsToAgent(r nfnetlink.Rule) bool {
 	return c != nil && c.Own || agentChains[to] || agentJump.MatchString(comment(r))
 }
 
-// past reports whether what follows a rule of the base chain is of no concern.
+// past reports whether the rules after r in the base chain are irrelevant.
 func (w *walker) past(r nfnetlink.Rule) bool {
 	switch w.kind {
 	case Exempts:
@@ -132,15 +133,15 @@ func (w *walker) past(r nfnetlink.Rule) bool {
 	return false
 }
 
-// leaves reports whether packets that a rule matches do not come to the rules behind
-// it in the base chain.
+// leaves reports whether packets that the rule matches do not reach the rules
+// after it in the base chain.
 func (a action) leaves(inBase bool) bool {
 	return a.verdict == accept || inBase && a.verdict == unix.NFT_RETURN
 }
 
 const accept = 1 // NF_ACCEPT
 
-// outcome reports a rule that decides about what the policy masquerades.
+// outcome reports a rule that overrides the policy for what it masquerades.
 func (w *walker) outcome(c *Chain, r nfnetlink.Rule, q path, a action, left []box) {
 	for _, b := range left {
 		if covers(b.src, q.src) {
@@ -153,7 +154,7 @@ func (w *walker) outcome(c *Chain, r nfnetlink.Rule, q path, a action, left []bo
 		return
 	}
 	if w.kind == Exempts && !w.jumped && everything && len(q.from) == 0 && len(q.words) == 0 {
-		return // nothing was behind it to exempt from
+		return // there was nothing after it to exempt from
 	}
 	conflict := Conflict{Kind: w.kind, Shared: w.share.Shared, Returns: a.verdict == unix.NFT_RETURN}
 	if !everything {

@@ -13,7 +13,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// pods masquerades all but 10.0.0.0/8.
+// pods masquerades everything except 10.0.0.0/8.
 func pods(shared bool) foreign.Share {
 	exempt := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
 	return foreign.Share{
@@ -22,7 +22,7 @@ func pods(shared bool) foreign.Share {
 	}
 }
 
-func TestRulesThatExemptedFromAnOlderAgentAreFound(t *testing.T) {
+func TestRulesThatExemptedFromOlderAgentsAreFound(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore")
 	const (
 		jump    = `-A POSTROUTING -m comment --comment "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain" -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT`
@@ -38,14 +38,14 @@ func TestRulesThatExemptedFromAnOlderAgentAreFound(t *testing.T) {
 	}{
 		{"accepts", "-A POSTROUTING -d 203.0.113.0/24 -j ACCEPT\n" + jump, "accepts 203.0.113.0/24" + lost, "accepts 203.0.113.0/24" + before},
 		{"returns", "-A POSTROUTING -d 203.0.113.0/24 -j RETURN\n" + jump, "returns 203.0.113.0/24" + lost, "returns 203.0.113.0/24" + before},
-		{"accepts after the take-over", "-A POSTROUTING -d 203.0.113.9 -j ACCEPT", "accepts 203.0.113.9" + lost, "accepts 203.0.113.9" + before},
+		{"accepts after the takeover", "-A POSTROUTING -d 203.0.113.9 -j ACCEPT", "accepts 203.0.113.9" + lost, "accepts 203.0.113.9" + before},
 		{"accepts in a chain", "-N OTHER\n-A POSTROUTING -j OTHER\n-A OTHER -d 203.0.113.0/24 -j ACCEPT\n" + jump, "accepts 203.0.113.0/24" + lost, "accepts 203.0.113.0/24" + before},
 		{"returns from a chain", "-N OTHER\n-A POSTROUTING -j OTHER\n-A OTHER -d 203.0.113.0/24 -j RETURN\n" + jump, nothing, nothing},
-		{"behind the jump", jump + "\n-A POSTROUTING -d 203.0.113.0/24 -j ACCEPT", nothing, nothing},
+		{"after the jump", jump + "\n-A POSTROUTING -d 203.0.113.0/24 -j ACCEPT", nothing, nothing},
 		{"of a source", "-A POSTROUTING -s 10.244.7.0/24 -j ACCEPT\n" + jump, "accepts any destination from 10.244.7.0/24, which no longer exempts these connections", "accepts any destination from 10.244.7.0/24" + before},
 		{"out of an interface", "-A POSTROUTING -o wg0 -j RETURN\n" + jump, `returns any destination where oifname "wg0", which no longer exempts these connections`, `returns any destination where oifname "wg0"` + before},
-		{"what is exempt anyway", "-A POSTROUTING -d 10.9.0.0/16 -j ACCEPT\n" + jump, nothing, nothing},
-		{"all, where nothing follows", "-A POSTROUTING -j ACCEPT", nothing, nothing},
+		{"an exempt destination", "-A POSTROUTING -d 10.9.0.0/16 -j ACCEPT\n" + jump, nothing, nothing},
+		{"all, if nothing follows", "-A POSTROUTING -j ACCEPT", nothing, nothing},
 		{"what kube-proxy marked", "-A POSTROUTING -m mark --mark 0x4000/0x4000 -j ACCEPT\n" + jump, nothing, nothing},
 		{"to another address", "-A POSTROUTING -s 10.244.7.0/24 -d 198.51.100.0/24 -j SNAT --to-source 192.0.2.7", "rewrites the source of connections to 198.51.100.0/24 from 10.244.7.0/24, so this agent does not masquerade them", "rewrites the source of connections to 198.51.100.0/24 from 10.244.7.0/24, so this agent does not masquerade them"},
 		{"to the same address", "-A POSTROUTING -s 10.244.7.0/24 -d 198.51.100.0/24 -j MASQUERADE", nothing, nothing},
@@ -77,7 +77,7 @@ func TestRulesThatExemptedFromAnOlderAgentAreFound(t *testing.T) {
 	}
 }
 
-func TestTheSearchStopsBeforeItReadsTooMuch(t *testing.T) {
+func TestNumberOfRulesReadIsBounded(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	var rules strings.Builder
@@ -89,7 +89,7 @@ func TestTheSearchStopsBeforeItReadsTooMuch(t *testing.T) {
 	nfttest.NFT(t, ns, rules.String(), "-f", "-")
 	s := read(t, c)
 	if s.Unread < 60_001 || len(s.Chains) != 2 {
-		t.Errorf("%d rules of %d chains are not read", s.Unread, len(s.Chains))
+		t.Errorf("%d rules of %d chains were not read", s.Unread, len(s.Chains))
 	}
 	if found := foreign.Conflicts(s, prefixes(t, "10.0.0.0/8")); len(found) != 1 {
 		t.Errorf("found %v", found)

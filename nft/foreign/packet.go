@@ -14,7 +14,7 @@ import (
 	"nft-masq-agent/nft/ruletext"
 )
 
-// A truth is whether a packet meets a condition.
+// A truth is whether a packet satisfies a condition.
 type truth int
 
 const (
@@ -37,7 +37,7 @@ func (t truth) is(positive bool) truth {
 	return yes - t
 }
 
-// holds reports whether the packet meets what a statement asks.
+// holds reports whether the packet satisfies the condition of a statement.
 func (p Packet) holds(c *Chain, s ruletext.Statement, r nfnetlink.Rule, member func(nfnetlink.Family, string, string, netip.Addr) (bool, error)) truth {
 	positive := s.Op != "!="
 	switch s.Field {
@@ -74,7 +74,7 @@ func (p Packet) holds(c *Chain, s ruletext.Statement, r nfnetlink.Rule, member f
 	return maybe
 }
 
-// bits evaluates a comparison of bits with zero, as nft writes "ct state new".
+// bits evaluates a comparison of masked bits, such as "ct state new".
 func bits(s ruletext.Statement, value uint32) truth {
 	if s.Set != "" || len(s.Value) != 4 || len(s.Mask) != 4 || s.Op != "!=" && s.Op != "==" {
 		return maybe
@@ -87,8 +87,8 @@ func bits(s ruletext.Statement, value uint32) truth {
 	return truthOf(value&mask == binary.NativeEndian.Uint32(s.Value)).is(s.Op == "==")
 }
 
-// unmarked evaluates a comparison of the mark: of kube-proxy's and portmap's bits it
-// has none.
+// unmarked evaluates a comparison of the mark of a packet without kube-proxy's
+// and portmap's bits.
 func unmarked(c *Chain, s ruletext.Statement) truth {
 	var m match
 	m.compareMark(s, s.Op != "!=")
@@ -106,7 +106,7 @@ func unmarked(c *Chain, s ruletext.Statement) truth {
 // address evaluates a comparison of an address.
 func (p Packet) address(a netip.Addr, s ruletext.Statement, r nfnetlink.Rule, member func(nfnetlink.Family, string, string, netip.Addr) (bool, error)) truth {
 	if strings.HasPrefix(s.Field, "ip6 ") != p.Dst.Is6() {
-		return no // nft asks for the family before
+		return no // nft checks the family first
 	}
 	if s.Set != "" && s.Mask == nil && a.IsValid() && (s.Op == "==" || s.Op == "!=") {
 		in, err := member(r.Family, r.Table, s.Set, a)
@@ -128,8 +128,8 @@ func (p Packet) address(a netip.Addr, s ruletext.Statement, r nfnetlink.Rule, me
 	return truthOf(!a.Less(want.From) && !want.To.Less(a)).is(s.Op != "!=")
 }
 
-// device evaluates a comparison of an interface. Of what the node sends itself, the
-// name of the interface on which it was received is empty.
+// device evaluates a comparison of an interface. For packets sent by the node,
+// the name of the input interface is empty.
 func (p Packet) device(s ruletext.Statement) truth {
 	d := p.Out
 	if strings.HasPrefix(s.Field, "iif") {
@@ -149,7 +149,8 @@ func (p Packet) device(s ruletext.Statement) truth {
 	return truthOf(isName(s.Value, d.Name)).is(s.Op == "==")
 }
 
-// isName reports whether a name begins with a value, or is it if the value has an end.
+// isName reports whether a name equals a value or, if the value is not
+// zero-terminated, begins with it.
 func isName(value []byte, name string) bool {
 	text, _, whole := bytes.Cut(value, []byte{0})
 	if whole {
@@ -158,7 +159,7 @@ func isName(value []byte, name string) bool {
 	return strings.HasPrefix(name, string(text))
 }
 
-// lookup returns what a verdict map can say of the packet.
+// lookup returns the verdicts that a map may have for the packet.
 func (t *Tracer) lookup(c *Chain, s ruletext.Statement) ([]target, truth) {
 	field, _, _ := strings.Cut(s.String(), " vmap @")
 	elements, ok := t.maps[id{c.Family, c.Table, s.Expr.Str(unix.NFTA_LOOKUP_SET)}]
@@ -178,8 +179,8 @@ func (t *Tracer) lookup(c *Chain, s ruletext.Statement) ([]target, truth) {
 	return found, all
 }
 
-// anyTarget is what a map that is not known can say: any chain of the table to which no
-// rule leads.
+// anyTarget returns the verdicts that an unread map may have: a jump to any chain
+// of the table that is not a base chain.
 func (t *Tracer) anyTarget(c *Chain) (found []target) {
 	for _, to := range t.Chains {
 		if to.Hook == nil && to.Family == c.Family && to.Table == c.Table {
@@ -189,8 +190,8 @@ func (t *Tracer) anyTarget(c *Chain) (found []target) {
 	return found
 }
 
-// meets reports whether the packet has a key. Of a concatenation each component is
-// padded to four bytes.
+// meets reports whether the packet matches a key. Each component of a
+// concatenation is padded to four bytes.
 func (p Packet) meets(fields []string, key []byte) truth {
 	result := yes
 	for _, f := range fields {

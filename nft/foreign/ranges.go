@@ -16,7 +16,7 @@ var (
 	everyIPv6 = iprange.Of(netip.PrefixFrom(netip.IPv6Unspecified(), 0))
 )
 
-// anywhere gives all addresses of a family; inet has both.
+// anywhere returns all addresses of a family; inet includes both families.
 func anywhere(f nfnetlink.Family) []iprange.Range {
 	switch f {
 	case nfnetlink.IPv4:
@@ -27,7 +27,7 @@ func anywhere(f nfnetlink.Family) []iprange.Range {
 	return []iprange.Range{everyIPv4, everyIPv6}
 }
 
-// only says whether all addresses of a set are of one of the two families.
+// only reports whether all addresses of a set are of one of the two families.
 func only(f nfnetlink.Family, set []iprange.Range) bool {
 	if f == nfnetlink.IPv4 {
 		return len(set) == 0 || set[len(set)-1].From.Is4()
@@ -35,7 +35,7 @@ func only(f nfnetlink.Family, set []iprange.Range) bool {
 	return len(set) == 0 || set[0].From.Is6()
 }
 
-// normal sorts ranges and joins those that overlap.
+// normal sorts ranges and merges those that overlap.
 func normal(ranges []iprange.Range) []iprange.Range {
 	slices.SortFunc(ranges, func(a, b iprange.Range) int { return a.From.Compare(b.From) })
 	out := ranges[:0]
@@ -77,7 +77,7 @@ func later(a, b netip.Addr) netip.Addr {
 	return a
 }
 
-// subtract gives what of a is not in b.
+// subtract returns the part of a that is not in b.
 func subtract(a, b []iprange.Range) []iprange.Range {
 	var out []iprange.Range
 	for _, r := range a {
@@ -104,5 +104,5 @@ func subtract(a, b []iprange.Range) []iprange.Range {
 	return out
 }
 
-// covers says whether a set, where nil is everything, holds all of part.
+// covers reports whether a set contains all of part. The nil set contains everything.
 func covers(set, part []iprange.Range) bool { return set == nil || len(subtract(part, set)) == 0 }

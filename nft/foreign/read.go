@@ -12,35 +12,35 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A Snapshot is what [Read] found.
+// A Snapshot is the rules that [Read] found.
 type Snapshot struct {
-	// Generation is that of the ruleset when the reading began. Given to
-	// Commit, it lets the kernel refuse what was decided on older rules.
+	// Generation is that of the ruleset when reading began. With it, Commit makes
+	// the kernel reject changes that are based on older rules.
 	Generation uint32
 	Chains     []Chain
 	Sets       []Set
-	maps       map[id][]nfnetlink.MapElement // of a trace
-	// Unread counts rules that were not read, because there are more than maxRules:
-	// what they do is not known.
+	maps       map[id][]nfnetlink.MapElement // for a trace
+	// Unread counts rules that were not read, because there are more than
+	// maxRules. Their effect is unknown.
 	Unread int
 }
 
 // maxRules bounds what is read: a rule takes about a kilobyte.
 const maxRules = 60_000
 
-// A Chain is a chain with its rules. Of a chain of ours the rules are not read.
+// A Chain is a chain with its rules. The rules of our own chains are not read.
 type Chain struct {
 	nfnetlink.Chain
 	Rules []nfnetlink.Rule
 	Own   bool
-	// Unread says that its rules were not read, because there are too many.
+	// Unread means that its rules were not read, because there are too many.
 	Unread bool
-	// Base is the base chain from which it can be reached, the first where
-	// there are several; nil where there is none. It may be the chain itself.
+	// Base is the first base chain from which it can be reached, or nil. It may
+	// be the chain itself.
 	Base *nfnetlink.Chain
 }
 
-// A Set is a set of addresses in which rules look.
+// A Set is a set of addresses that rules refer to.
 type Set struct {
 	Family nfnetlink.Family
 	Table  string
@@ -57,12 +57,12 @@ type id struct {
 func chainID(c nfnetlink.Chain) id { return id{c.Family, c.Table, c.Name} }
 
 // Read reads the postrouting NAT chains of the families ip, ip6 and inet, the
-// chains that they lead to, and the chains that have the name of a known agent's
-// chain. own says which chains are ours.
+// chains reachable from them, and the chains named like a known agent's chain.
+// own reports which chains are ours.
 //
-// While others write, it reads again, up to three times, and then gives what it
-// has; Generation tells. It fails with [nfnetlink.ErrInterrupted] where it never
-// came to an end.
+// If the ruleset changes meanwhile, it reads again, up to three times, and then
+// returns what it has; Generation is then out of date. It fails with
+// [nfnetlink.ErrInterrupted] if every attempt was interrupted.
 func Read(c nfnetlink.Reader, own func(nfnetlink.Chain) bool) (Snapshot, error) {
 	return read(reader{conn: c, own: own, hook: unix.NF_INET_POST_ROUTING})
 }
@@ -100,10 +100,10 @@ type reader struct {
 	hook   uint32              // of the base chains
 	maps   func(*reader) error // reads maps instead of sets; nil: sets
 	own    func(nfnetlink.Chain) bool
-	listed []nfnetlink.Chain // of the family being read, as packets meet them
+	listed []nfnetlink.Chain // of the family being read, in the order in which packets traverse them
 	seen   map[id]bool       // the chains that are in Chains
-	wanted map[id]bool       // sets
-	rules  int               // that were read
+	wanted map[id]bool       // the sets that rules refer to
+	rules  int               // the number of rules read
 }
 
 func (r *reader) read() (err error) {
@@ -158,7 +158,7 @@ func priority(c nfnetlink.Chain) int32 {
 	return c.Hook.Priority
 }
 
-// follow reads a base chain and all that can be reached from it, level by level.
+// follow reads a base chain and all chains reachable from it, level by level.
 func (r *reader) follow(base nfnetlink.Chain) error {
 	for level := []nfnetlink.Chain{base}; len(level) > 0; {
 		from := len(r.Chains)
@@ -179,8 +179,8 @@ func (r *reader) follow(base nfnetlink.Chain) error {
 	return nil
 }
 
-// targets notes where the rules of a chain lead to and which sets they name, and
-// says whether one of them leads where a map says.
+// targets records the target chains and sets of a chain's rules, and reports
+// whether one of them takes its verdict from a map.
 func (r *reader) targets(c Chain, targets map[string]bool) (byMap bool) {
 	for _, rule := range c.Rules {
 		for _, e := range rule.Exprs {
@@ -207,7 +207,7 @@ func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (e
 		out := Chain{Chain: c, Base: base, Own: r.own(c)}
 		switch {
 		case out.Own:
-		case r.rules+int(c.Use) > maxRules: // before they are in memory
+		case r.rules+int(c.Use) > maxRules: // checked before they are in memory
 			r.Unread += int(c.Use)
 			out.Unread = true
 		default:
@@ -221,15 +221,15 @@ func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (e
 	return nil
 }
 
-// The types and the size of the sets that are read. A list of more addresses
-// than this takes the kernel long to print, and is treated as not known.
+// The types and the size of the sets that are read. A larger set takes the kernel
+// long to list, and is treated as unknown.
 const (
 	typeIPv4   = 7 // nft's ipv4_addr
 	typeIPv6   = 8 // nft's ipv6_addr
 	maxSetSize = 10_000
 )
 
-// readSets reads the sets that the rules name, as far as they hold addresses.
+// readSets reads the address sets that the rules refer to.
 func (r *reader) readSets() error {
 	tables := map[id]bool{}
 	for want := range r.wanted {

@@ -15,13 +15,13 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A model is a ruleset of chains, of which the first is the base chain. A rule
-// leads to later chains only.
+// A model is a ruleset of chains, the first of which is the base chain. Rules
+// jump only to later chains.
 type model [][]modelRule
 
 type modelRule struct {
 	src, dst *modelTest
-	mark     *modelTest // stands for a condition that may hold or not
+	mark     *modelTest // stands for a condition that may be true or false
 	verdict  expr.VerdictKind
 	masq     bool
 	target   int
@@ -34,7 +34,7 @@ type modelTest struct {
 
 func (t *modelTest) passes(a netip.Addr) bool { return t == nil || t.prefix.Contains(a) != t.not }
 
-// Packets are those from 8 addresses to 8 addresses.
+// There are 64 packets: from 8 addresses to 8 addresses.
 func modelAddr(third byte, n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, third, byte(n)}) }
 
 func randomTest(r *rand.Rand, third byte) *modelTest {
@@ -72,8 +72,8 @@ func randomModel(r *rand.Rand) model {
 	return m
 }
 
-// bound gives the rule that masquerades a packet; done says that the packet does
-// not come back from the chain.
+// bound returns the rule that masquerades a packet. done means that the packet
+// does not return from the chain.
 func (m model) bound(chain int, src, dst netip.Addr, marked bool) (rule [2]int, hit, done bool) {
 	for i, r := range m[chain] {
 		if !r.src.passes(src) || !r.dst.passes(dst) || r.mark != nil && marked == r.mark.not {
@@ -145,9 +145,9 @@ func op(not bool) expr.CmpOp {
 	return expr.CmpOpEq
 }
 
-// Every rule that masquerades some packet to an exempt destination is found, in
-// rulesets made at random.
-func TestNoMasqueradeOfAnExemptDestinationIsMissed(t *testing.T) {
+// In random rulesets, every rule that masquerades some packet to an exempt
+// destination is found.
+func TestEveryMasqueradeOfExemptDestinationsIsFound(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 6))
 	exempt := []netip.Prefix{netip.MustParsePrefix("10.0.2.0/30"), netip.MustParsePrefix("10.0.2.6/32")}
 	for n := range 2_000 {
@@ -169,7 +169,7 @@ func TestNoMasqueradeOfAnExemptDestinationIsMissed(t *testing.T) {
 		}
 		for rule, packet := range hits {
 			if !conflicts[rule] {
-				t.Fatalf("ruleset %d: rule %v masquerades %s and is not found\n%v", n, rule, packet, m.snapshot())
+				t.Fatalf("ruleset %d: rule %v masquerades %s and was not found\n%v", n, rule, packet, m.snapshot())
 			}
 		}
 	}

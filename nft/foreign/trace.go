@@ -13,30 +13,30 @@ import (
 	"nft-masq-agent/nft/ruletext"
 )
 
-// A Device is a network interface. The zero value is one that is not known.
+// A Device is a network interface. The zero value is an unknown one.
 type Device struct {
 	Name  string
 	Index uint32
 }
 
-// A Packet is the first packet of a new connection. It carries no mark of kube-proxy
-// or the CNI plugin portmap; other marks are not known.
+// A Packet is the first packet of a new connection. It has no mark of kube-proxy
+// or the CNI plugin portmap; other marks are unknown.
 type Packet struct {
-	Src, Dst         netip.Addr // Src is the zero address if it is not known
-	SrcType, DstType int        // of the routes to them, such as unix.RTN_LOCAL; unix.RTN_UNSPEC if not known
+	Src, Dst         netip.Addr // Src is the zero address if unknown
+	SrcType, DstType int        // route types, such as unix.RTN_LOCAL; unix.RTN_UNSPEC if unknown
 	FromNode         bool       // sent by the node itself, so that it has no In
 	In, Out          Device
 }
 
-// A Trace is what the nat chains of a hook do to a packet.
+// A Trace is the effect of a hook's NAT chains on a packet.
 type Trace struct {
-	// Ways are the rules that translate it, in the order in which it can meet them. All
-	// but the last do so only if a condition holds that is not known; the last one too
-	// if Through is true.
+	// Ways are the rules that may translate the packet, in the order in which it
+	// reaches them. All but the last depend on a condition that is unknown; so
+	// does the last one if Through is true.
 	Ways    []Way
-	Through bool     // it may also pass untranslated
-	Unknown []string // the conditions that are not known, as nft writes them
-	// Left is the last rule that surely let it leave a base chain before its end.
+	Through bool     // it may also pass through untranslated
+	Unknown []string // the unknown conditions, as nft writes them
+	// Left is the last rule that certainly ended a base chain early for the packet.
 	Left *Way
 }
 
@@ -45,16 +45,17 @@ type Way struct {
 	Rule     nfnetlink.Rule
 	Base     string // the base chain from which it is reached
 	Priority int32  // of the base chain
-	// To are the addresses that it gives, the zero value if the rule does not say: those
-	// of the interface if Masquerade. Keeps says that it gives the packet's own.
+	// To are the new addresses, the zero value if the rule does not name them:
+	// with Masquerade, they are those of the interface. Keeps means that the
+	// packet keeps its own address.
 	To         iprange.Range
 	Masquerade bool
 	Keeps      bool
-	Drops      bool // or lets it go no further
-	// Direct says that a condition on the way names the packet's destination: only such a
-	// rule is known to be for this address.
+	Drops      bool // the rule drops the packet instead
+	// Direct means that a condition leading to the rule names the packet's
+	// destination: only then is the rule known to be for this address.
 	Direct bool
-	// Own says that the rule is of a chain that was not read, see [NewTracer].
+	// Own means that the rule is in a chain that was not read; see [NewTracer].
 	Own bool
 }
 
@@ -64,39 +65,39 @@ func (w Way) Table() string { return Conflict{Rule: w.Rule}.Table() }
 // Chain returns the name of the rule's chain.
 func (w Way) Chain() string { return Conflict{Rule: w.Rule}.Chain() }
 
-// RuleText returns the rule in words.
+// RuleText returns the rule as text.
 func (w Way) RuleText() string { return ruletext.String(w.Rule) }
 
-// String returns the name as it goes into messages.
+// String returns the name for use in messages.
 func (d Device) String() string { return nfnetlink.Printable(d.Name) }
 
-// A Tracer follows packets through the nat chains of a hook.
+// A Tracer follows packets through the NAT chains of a hook.
 type Tracer struct {
 	Snapshot
 	hook   uint32
 	chains map[id]*Chain
-	// member reports whether a set holds an address.
+	// member reports whether a set contains an address.
 	member      func(f nfnetlink.Family, table, set string, a netip.Addr) (bool, error)
 	out         Trace
 	packet      Packet
 	base        nfnetlink.Chain
-	left        bool     // the base chain, by accept, before its end
-	path        []string // conditions on the way here that may hold or not
-	rules       int      // that were applied
+	left        bool     // accept ended the base chain early
+	path        []string // unknown conditions on the way here
+	rules       int      // the number of rules applied
 	masqueraded bool
-	direct      int // conditions on the way that name the destination
+	direct      int // number of conditions on the way that name the destination
 }
 
-// A MapReader also reads single elements and verdict maps, as a [nfnetlink.Conn] does.
+// A MapReader also reads single elements and verdict maps, like a [nfnetlink.Conn].
 type MapReader interface {
 	nfnetlink.Reader
 	HasElement(f nfnetlink.Family, table, set string, a netip.Addr) (bool, error)
 	MapElements(f nfnetlink.Family, table, set string, most int) ([]nfnetlink.MapElement, bool, error)
 }
 
-// NewTracer reads the nat chains of a hook, such as unix.NF_INET_POST_ROUTING. known
-// says which chains are not read because what they do is known: they masquerade the
-// packet or return.
+// NewTracer reads the NAT chains of a hook, such as unix.NF_INET_POST_ROUTING.
+// known reports which chains need not be read because their effect is known: they
+// masquerade the packet or return.
 func NewTracer(c MapReader, hook uint32, known func(nfnetlink.Chain) bool) (*Tracer, error) {
 	s, err := read(reader{
 		conn: c, own: known, hook: hook,
@@ -112,8 +113,8 @@ func NewTracer(c MapReader, hook uint32, known func(nfnetlink.Chain) bool) (*Tra
 	return t, nil
 }
 
-// readMaps reads the verdict maps that rules name, unless they are too large or hold
-// intervals: what these lead to is not known.
+// readMaps reads the verdict maps that rules refer to. The targets of maps that
+// are too large or have intervals are unknown.
 func (r *reader) readMaps(c MapReader) error {
 	tables := map[id]bool{}
 	for want := range r.wanted {
@@ -142,11 +143,12 @@ func (r *reader) readMaps(c MapReader) error {
 	return nil
 }
 
-// Trace follows a packet through the base chains in the order of the kernel: by
-// priority. Among equals the one that was registered last runs first, which cannot be
-// read: if several of them translate the packet, any of them may be first.
+// Trace follows a packet through the base chains in the kernel's order: by
+// priority. Of chains with equal priority the one registered last runs first, but
+// the kernel does not report the order: if several of them translate the packet,
+// any of them may be first.
 //
-// masqueraded is what the chains do that are known.
+// masqueraded is the effect of the known chains.
 func (t *Tracer) Trace(p Packet, masqueraded bool) Trace {
 	t.packet, t.out, t.rules, t.masqueraded = p, Trace{Through: true}, 0, masqueraded
 	var bases []*Chain
@@ -169,7 +171,7 @@ func (t *Tracer) Trace(p Packet, masqueraded bool) Trace {
 	return t.out
 }
 
-// equals follows it through base chains of one priority.
+// equals follows the packet through base chains of equal priority.
 func (t *Tracer) equals(bases []*Chain) {
 	before, through, translating := len(t.out.Ways), true, 0
 	for _, c := range bases {
@@ -201,14 +203,14 @@ func (t *Tracer) unknown(words ...string) {
 	}
 }
 
-// walk follows it through a chain, and reports whether it may come to its end, or
-// return.
+// walk follows the packet through a chain, and reports whether it may reach the
+// end of the chain or return.
 func (t *Tracer) walk(c *Chain, on []id) (back bool) {
 	if c == nil || slices.Contains(on, chainID(c.Chain)) || len(on) > maxDepth {
 		return true
 	}
 	if t.rules += len(c.Rules); t.rules > maxRules {
-		t.unknown("rules that are too many to be followed")
+		t.unknown("too many rules to follow")
 		return true
 	}
 	if c.Own {
@@ -221,7 +223,7 @@ func (t *Tracer) walk(c *Chain, on []id) (back bool) {
 		return !t.masqueraded
 	}
 	if c.Unread {
-		t.unknown("the rules of chain " + nfnetlink.Printable(c.Name) + ", which are too many to be read")
+		t.unknown("the rules of chain " + nfnetlink.Printable(c.Name) + ", which has too many to read")
 		return true
 	}
 	on = append(slices.Clip(on), chainID(c.Chain))
@@ -235,8 +237,8 @@ func (t *Tracer) walk(c *Chain, on []id) (back bool) {
 	return true
 }
 
-// rule applies a rule. stop says that a packet that matches does not go on in the chain,
-// and comesBack that it may return from it.
+// rule applies a rule. stop means that a matching packet does not continue in the
+// chain, and comesBack that it may return from the chain.
 func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, stop bool) {
 	a := action{verdict: unix.NFT_CONTINUE}
 	matches, words, to, direct := yes, []string(nil), ruletext.Statement{}, 0
@@ -295,14 +297,14 @@ func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, sto
 	return sure, stops && back, stops
 }
 
-// A target is a verdict of a map.
+// A target is a verdict in a map.
 type target struct {
 	code  int32
 	chain string
 }
 
-// follow applies a verdict. It reports whether the packet may return from this chain,
-// and whether it does not go on in it.
+// follow applies a verdict. It reports whether the packet may return from this
+// chain, and whether it stops there.
 func (t *Tracer) follow(c *Chain, code int32, chain string, on []id) (back, stop bool) {
 	switch code {
 	case unix.NFT_RETURN:

@@ -10,12 +10,12 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A path is what is known of the packets that get somewhere.
+// A path is what is known about the packets that reach a rule.
 type path struct {
 	src, dst []iprange.Range
 	marks    []mark
-	from     []string         // the words for the source
-	words    []string         // the words for the other conditions
+	from     []string         // the source, as text
+	words    []string         // the other conditions, as text
 	via      []nfnetlink.Rule // the jumps
 }
 
@@ -45,21 +45,22 @@ func (p path) narrow(m match) path {
 	return p
 }
 
-// A box is the packets from some addresses to others.
+// A box is the packets from a set of addresses to another set.
 type box struct{ src, dst []iprange.Range }
 
-// A frame is a path through one chain, which fewer packets take with each rule.
+// A frame is the state of a walk through one chain. Each rule can take packets
+// out of it.
 type frame struct {
 	path
-	left  []iprange.Range // to these no packet is in the chain any more; not yet taken off dst
-	boxes []box           // nor these
+	left  []iprange.Range // destinations of packets that have left the chain; not yet subtracted from dst
+	boxes []box           // packets that have left the chain, by source and destination
 	empty bool
-	// partial says that packets have left that are not in left: what takes
-	// the rest no longer takes all.
+	// partial means that packets have left that are not in left: a rule that
+	// takes the rest does not take all.
 	partial bool
 }
 
-// Limits that real rules do not come near. Beyond them less is ruled out and
+// Limits that real rulesets do not approach. Beyond them less is ruled out and
 // more is reported.
 const (
 	maxDepth  = 16 // the kernel's NFT_JUMP_STACK_SIZE
@@ -68,15 +69,15 @@ const (
 	maxRanges = 4096
 )
 
-// walk goes through a chain and reports what it finds. It returns destinations
-// to which no packet comes back from the chain.
+// walk traverses a chain and reports what it finds. It returns destinations to
+// which no packet returns from the chain.
 func (w *walker) walk(c *Chain, p path) (taken []iprange.Range) {
 	if c == nil || c.Own || len(p.via) > maxDepth {
 		return nil
 	}
 	w.visits[chainID(c.Chain)]++
 	switch n := w.visits[chainID(c.Chain)]; {
-	case n == maxVisits: // once more for whatever else leads here
+	case n == maxVisits: // one last time, for all other paths
 		via := p.via
 		p = w.anything()
 		p.via = via
@@ -126,7 +127,7 @@ func (w *walker) walk(c *Chain, p path) (taken []iprange.Range) {
 
 func (m match) always() bool { return m.plain() && m.src == nil && m.dst == nil }
 
-// enter goes where a rule leads, or reports it.
+// enter follows a rule to its target, or reports the rule.
 func (w *walker) enter(f *frame, c *Chain, r nfnetlink.Rule, m match, a action) (taken []iprange.Range) {
 	q := f.narrow(m)
 	if len(q.src) == 0 || !w.reaches(q.dst) {
@@ -143,7 +144,7 @@ func (w *walker) enter(f *frame, c *Chain, r nfnetlink.Rule, m match, a action) 
 	}
 	q.via = append(slices.Clip(q.via), r)
 	if a.byMap {
-		for _, to := range w.unnamed[id{c.Family, c.Table, ""}] {
+		for _, to := range w.unreferenced[id{c.Family, c.Table, ""}] {
 			w.walk(to, q)
 		}
 		return nil
@@ -156,14 +157,14 @@ func (w *walker) enter(f *frame, c *Chain, r nfnetlink.Rule, m match, a action) 
 	return taken
 }
 
-// leave takes the packets that match out of the chain.
+// leave removes the matching packets from the chain.
 func (f *frame) leave(m match) {
 	f.partial = f.partial || m.src != nil || !m.plain()
 	switch {
 	case m.always():
 		f.empty = true
 	case !m.plain():
-		// The rest has not the mark, where nothing else was asked for.
+		// If the rule checks only the mark, the remaining packets do not have it.
 		if len(m.marks) == 1 && !m.other && m.src == nil && m.dst == nil {
 			rest := m.marks[0]
 			rest.not = !rest.not
@@ -179,7 +180,7 @@ func (f *frame) leave(m match) {
 	}
 }
 
-// settle takes the destinations that have left off the others.
+// settle subtracts the destinations in left from dst.
 func (w *walker) settle(f *frame) {
 	if len(f.left) == 0 || len(f.dst) > maxRanges && len(f.left) < len(f.dst)/8 {
 		return
@@ -194,7 +195,7 @@ func (w *walker) reaches(dst []iprange.Range) bool {
 	return len(hits) > 0
 }
 
-// hits gives the first exempt prefixes that overlap with destinations.
+// hits returns the first exempt prefixes that overlap with dst.
 func (w *walker) hits(dst []iprange.Range, limit int) (prefixes []netip.Prefix, more bool) {
 	for _, r := range dst {
 		i := sort.Search(len(w.exempt), func(i int) bool { return !w.exempt[i].To.Less(r.From) })
@@ -249,7 +250,7 @@ func (w *walker) add(c *Chain, r nfnetlink.Rule, q path, conflict Conflict) {
 	w.conflicts = append(w.conflicts, conflict)
 }
 
-// merge adds a second way to the same rule.
+// merge adds a second path to the same rule.
 func (c *Conflict) merge(o Conflict) {
 	for _, p := range o.Exempt {
 		if !slices.Contains(c.Exempt, p) {
@@ -275,15 +276,15 @@ func (c *Conflict) merge(o Conflict) {
 	c.Conditions = slices.DeleteFunc(slices.Clone(c.Conditions), func(s string) bool { return !slices.Contains(o.Conditions, s) })
 }
 
-// Bits of the packet's mark by which these programs tell themselves what to
+// Bits of the packet mark with which these programs mark what they will
 // masquerade: kube-proxy's default, and that of the CNI plugin portmap.
 const (
 	kubeProxyMark = 0x4000
 	portmapMark   = 0x2000
 )
 
-// markedForIt says whether a rule is for packets that its own program has marked.
-// The bit of kube-proxy can be configured, its chains cannot.
+// markedForIt reports whether a rule is for packets marked by the rule's own
+// program. kube-proxy's bit is configurable, the names of its chains are not.
 func markedForIt(c *Chain, marks []mark) bool {
 	for _, m := range marks {
 		bits, ok := m.set()
@@ -294,15 +295,15 @@ func markedForIt(c *Chain, marks []mark) bool {
 	return false
 }
 
-// needed says whether a connection could not work otherwise: from an address to
-// itself, or from the loopback device out of the node.
+// needed reports whether the connections need the translation to work: those from
+// an address to itself, or from a loopback address out of the node.
 func needed(q path) bool {
 	src := q.src[0]
 	return len(q.src) == 1 && (slices.Equal(q.src, q.dst) && src.From == src.To || src.From.IsLoopback() && src.To.IsLoopback())
 }
 
-// allLeft says whether packets from all sources have left, from some here and
-// from others there, as far as they go to the exempt prefixes.
+// allLeft reports whether all packets to the exempt prefixes have left, possibly
+// at different rules for different sources.
 func (p path) allLeft(exempt []netip.Prefix, left []box) bool {
 	var to, from []iprange.Range
 	for _, e := range exempt {

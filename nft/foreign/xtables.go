@@ -22,37 +22,37 @@ type XTChain struct {
 	Jumps  []XTJump
 }
 
-// An XTJump is a rule that leads to a chain. Number counts from 1 in its own chain.
+// An XTJump is a rule that jumps to a chain. Number counts from 1 within its own chain.
 type XTJump struct {
 	Chain  string
 	Number int
 }
 
-// String names the chain.
+// String returns the name of the chain and what exists of it.
 func (c XTChain) String() string {
 	return fmt.Sprintf("chain %s in legacy ip_tables (table %s nat): %d rules, %d jumps", nfnetlink.Printable(c.Name), c.Family, c.Rules, len(c.Jumps))
 }
 
-// Decides says whether packets meet rules of this chain.
+// Decides reports whether packets reach rules of this chain.
 func (c XTChain) Decides() bool { return c.Rules > 0 && len(c.Jumps) > 0 }
 
-// Commands returns the commands that remove the chain, for a shell.
+// Commands returns shell commands that remove the chain.
 func (c XTChain) Commands() []string {
 	program := "iptables-legacy -t nat "
 	if c.Family == nfnetlink.IPv6 {
 		program = "ip6tables-legacy -t nat "
 	}
 	var commands []string
-	for _, j := range slices.Backward(c.Jumps) { // the numbers of those before stay
+	for _, j := range slices.Backward(c.Jumps) { // so that the numbers of earlier rules stay valid
 		commands = append(commands, fmt.Sprintf("%s-D %s %d", program, nfnetlink.ShellWord(j.Chain), j.Number))
 	}
 	return append(commands, program+"-F "+nfnetlink.ShellWord(c.Name), program+"-X "+nfnetlink.ShellWord(c.Name))
 }
 
-// LegacyChains finds the chains of iptables-based agents in the nat tables of legacy
-// ip_tables in this network namespace. The directory is as for [LegacyIPTables]: a
-// table that is not there is not asked for, because that would make it. It needs
-// NET_ADMIN.
+// LegacyChains finds the chains of iptables-based agents in the nat tables of
+// legacy ip_tables in this network namespace. The directory is as for
+// [LegacyIPTables]: a table that does not exist is not read, because that would
+// create it. It needs NET_ADMIN.
 func LegacyChains(dir string) ([]XTChain, error) {
 	tables, err := LegacyIPTables(dir)
 	if err != nil {
@@ -78,17 +78,17 @@ func LegacyChains(dir string) ([]XTChain, error) {
 	return found, nil
 }
 
-// An xtFamily is where struct ipt_entry or ip6t_entry has the offsets of its target
-// and of the next entry, two uint16, and where its matches begin.
+// An xtFamily describes struct ipt_entry or ip6t_entry: where the offsets of the
+// target and of the next entry are, two uint16, and where the matches begin.
 type xtFamily struct {
 	family        nfnetlink.Family
 	domain, level int
 	offsets, size int
 }
 
-// The options of getsockopt in include/uapi/linux/netfilter_ipv4/ip_tables.h, with
-// the place of the size in struct ipt_getinfo and the length of the head of struct
-// ipt_get_entries. Those of IPv6 are the same.
+// getsockopt options from include/uapi/linux/netfilter_ipv4/ip_tables.h, the
+// offset of the size in struct ipt_getinfo, and the length of the header of
+// struct ipt_get_entries. IPv6 has the same.
 const (
 	xtGetInfo, xtGetEntries = 64, 65
 	xtInfoSize, xtSizeAt    = 84, 80
@@ -96,8 +96,8 @@ const (
 	maxXTSize               = 64 << 20
 )
 
-// read returns the entries of the table and the built-in chains by the offset of
-// their first rule. It begins again if they change meanwhile.
+// read returns the entries of the table, and the built-in chains by the offset of
+// their first rule. It retries if they change in the meantime.
 func (f xtFamily) read() (entries []byte, hooks map[int]string, err error) {
 	fd, err := unix.Socket(f.domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -118,7 +118,7 @@ func (f xtFamily) read() (entries []byte, hooks map[int]string, err error) {
 		}
 		size := binary.NativeEndian.Uint32(info[xtSizeAt:])
 		if size > maxXTSize {
-			return nil, nil, errors.New("is too large to be read")
+			return nil, nil, errors.New("is too large to read")
 		}
 		entries = make([]byte, xtEntriesHead+int(size))
 		copy(entries, "nat")
@@ -143,7 +143,7 @@ func getsockopt(fd, level, option int, value []byte) error {
 	return nil
 }
 
-// An xtChain is a chain with what its rules say in comments and where they lead to.
+// An xtChain is a chain with the comments and jump targets of its rules.
 type xtChain struct {
 	name     string
 	builtIn  bool
@@ -152,8 +152,8 @@ type xtChain struct {
 	verdicts []int // offsets, negative for none
 }
 
-// chains splits the entries: an entry with target ERROR begins a chain and names it.
-// Each chain ends with a rule that no program lists.
+// chains splits the entries: an entry with target ERROR begins a chain and
+// contains its name. Each chain ends with a rule that iptables does not list.
 func (f xtFamily) chains(b []byte, hooks map[int]string) []xtChain {
 	chains := []xtChain{{builtIn: true}}
 	for at := 0; at+f.size <= len(b); {
@@ -199,10 +199,10 @@ func xtComment(b []byte) string {
 
 // agents finds the chains of iptables-based agents, as [Legacy] does.
 func (f xtFamily) agents(chains []xtChain) []XTChain {
-	jumps := map[int][]XTJump{} // by where they lead to
+	jumps := map[int][]XTJump{} // by target offset
 	fromAgent := map[int]bool{}
 	for _, c := range chains {
-		for i, to := range c.verdicts[:max(0, len(c.verdicts)-1)] { // the last is the one at the end
+		for i, to := range c.verdicts[:max(0, len(c.verdicts)-1)] { // without the rule at the end
 			if to > 0 && to != c.start {
 				jumps[to] = append(jumps[to], XTJump{c.name, i + 1})
 				fromAgent[to] = fromAgent[to] || agentJump.MatchString(c.comments[i])

@@ -8,7 +8,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-func TestAgentsInLegacyIPTablesAreFoundAndTheirCommandsRemoveThem(t *testing.T) {
+func TestLegacyIPTablesChainsAreFoundAndRemovedByTheirCommands(t *testing.T) {
 	nfttest.Require(t, "iptables-legacy", "ip6tables-legacy", "iptables-legacy-save", "ip6tables-legacy-save", "bash")
 	ns := nfttest.NewNS(t, "node")
 	find := func() (found []foreign.XTChain) {
