@@ -1,0 +1,145 @@
+package nodeaddr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// A Change is all addresses that a node has, or why they are not known at the moment.
+type Change struct {
+	Addresses []netip.Addr // sorted
+	Err       error        // of the kernel; it is asked again
+}
+
+// Follow delivers the addresses of the node, and again whenever they change, until the
+// context ends. Who is late gets the last change alone.
+func Follow(ctx context.Context) <-chan Change { return FollowBy(ctx, dial) }
+
+// FollowBy uses a dialler of its caller.
+func FollowBy(ctx context.Context, dial Dial) <-chan Change {
+	f := follower{dial: dial, changes: make(chan Change, 1)}
+	go f.run(ctx)
+	return f.changes
+}
+
+type follower struct {
+	dial    Dial
+	changes chan Change
+	known   bool
+	last    []netip.Addr
+}
+
+const groups = unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR
+
+// run listens again after each failure of the socket: an overrun or a list that was
+// torn, which is nobody's mistake, or something that lasts.
+func (f *follower) run(ctx context.Context) {
+	const shortest, longest = time.Second, time.Minute
+	for pause := shortest; ctx.Err() == nil; {
+		start := time.Now()
+		err := f.listen(ctx)
+		lasted, busy := time.Since(start) > shortest, errors.Is(err, unix.ENOBUFS) || errors.Is(err, errTorn)
+		wait := pause / 10
+		switch {
+		case ctx.Err() != nil || lasted && busy:
+			continue
+		case lasted:
+			pause = shortest
+		case !busy:
+			wait, pause = pause, min(2*pause, longest)
+		}
+		if !busy {
+			f.known = false
+			f.tell(Change{Err: err})
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+}
+
+// listen ends with an error.
+func (f *follower) listen(ctx context.Context) error {
+	nl, err := f.dial(groups)
+	if err != nil {
+		return fmt.Errorf("netlink socket: %w", err)
+	}
+	defer func() { _ = nl.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = nl.SetReadDeadline(time.Unix(1, 0)) })()
+	s, err := list(f.dial)
+	if err != nil {
+		return err
+	}
+	for {
+		// What was sent before the list was made may not be told as if it came after.
+		if err := s.takeAll(nl); err != nil {
+			return err
+		}
+		f.report(s.usable())
+		if err := nl.SetReadDeadline(time.Time{}); err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		msgs, err := nl.Receive()
+		if err != nil {
+			return fmt.Errorf("notifications of addresses: %w", err)
+		}
+		for _, m := range msgs {
+			if err := s.take(m); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// takeAll applies what has been sent, and what follows at once, within bounds.
+func (s state) takeAll(nl *netlink.Conn) error {
+	const soon, longest = time.Millisecond, 20 * time.Millisecond
+	for end := time.Now().Add(longest); time.Now().Before(end); {
+		if err := nl.SetReadDeadline(time.Now().Add(soon)); err != nil {
+			return err
+		}
+		msgs, err := nl.Receive()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("notifications of addresses: %w", err)
+		}
+		for _, m := range msgs {
+			if err := s.take(m); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// report tells what is not known yet.
+func (f *follower) report(now []netip.Addr) {
+	if f.known && slices.Equal(f.last, now) {
+		return
+	}
+	f.known, f.last = true, now
+	f.tell(Change{Addresses: now})
+}
+
+// tell replaces a change that was not taken yet.
+func (f *follower) tell(c Change) {
+	select {
+	case <-f.changes:
+	default:
+	}
+	f.changes <- c
+}
