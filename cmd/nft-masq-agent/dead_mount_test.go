@@ -10,14 +10,40 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
+// hungMounts are file systems that do not answer one kind of request, or any.
+func hungMounts() map[string]func(testing.TB) string {
+	hung := func(at nfttest.FUSERequest) func(testing.TB) string {
+		return func(tb testing.TB) string { return nfttest.HungMount(tb, at) }
+	}
+	all := map[string]func(testing.TB) string{
+		"no request is taken": nfttest.DeadMount,
+		"read":                hung(nfttest.FUSERead),
+	}
+	if long {
+		all["lookup"] = hung(nfttest.FUSELookup)
+		all["getattr"] = hung(nfttest.FUSEGetattr)
+		all["open"] = hung(nfttest.FUSEOpen)
+	}
+	return all
+}
+
 func TestCommandsEndWhereTheConfigCannotBeRead(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
 		return // it takes the five seconds of a read; package config has a shorter test of that
 	}
+	for name, mount := range hungMounts() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			commandsEnd(t, filepath.Join(mount(t), "config"))
+		})
+	}
+}
+
+func commandsEnd(t *testing.T, path string) {
+	t.Helper()
 	commands := []string{"check", "status", "explain 10.1.2.3", "diff", "render"}
 	n := newNode(t)
-	path := filepath.Join(nfttest.DeadMount(t), "config")
 	type running struct {
 		*nfttest.Process
 		output bytes.Buffer
@@ -43,5 +69,36 @@ func TestCommandsEndWhereTheConfigCannotBeRead(t *testing.T) {
 		case <-late:
 			t.Fatalf("%s does not end", args)
 		}
+	}
+}
+
+func TestAnAgentWhoseConfigCannotBeReadInstallsTheDefaultsEndsAndStartsAgain(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		return // as above
+	}
+	for name, mount := range hungMounts() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.path = filepath.Join(mount(t), "config")
+			want := wants(t, "")
+			first := n.start("--http-address", httpAddress)
+			first.await("config rejected")
+			first.applied("start", want)
+			first.stop()
+			second := n.start("--http-address", httpAddress)
+			second.await("starting")
+			second.answers()
+			second.await("the rules are in place already")
+			second.await("config rejected")
+			second.silent()
+			n.holds(want)
+			r := n.run("status")
+			if r.code != exitFailed || !strings.Contains(r.stdout, "has not answered for 5s") || strings.Contains(r.stdout, "agents run") {
+				t.Errorf("status ends with %d: %s%s", r.code, r.stdout, r.stderr)
+			}
+			second.stop()
+		})
 	}
 }

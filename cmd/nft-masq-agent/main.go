@@ -22,7 +22,7 @@ func main() {
 		// its memory limit.
 		debug.SetGCPercent(25)
 	}
-	os.Exit(dispatch(context.Background(), commands(), os.Args[1:], theEnvironment()))
+	exit(dispatch(context.Background(), commands(), os.Args[1:], theEnvironment()))
 }
 
 // commands lists what the program can do, in the order of its help.

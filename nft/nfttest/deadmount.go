@@ -1,8 +1,10 @@
 package nfttest
 
 import (
+	"encoding/binary"
+	"errors"
 	"fmt"
-	"os"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -12,19 +14,119 @@ import (
 // and unmounts it when the test ends.
 func DeadMount(tb testing.TB) string {
 	tb.Helper()
+	return mountFUSE(tb, func(int) {})
+}
+
+// A FUSERequest is the number of a request to a FUSE server, as in linux/fuse.h.
+type FUSERequest uint32
+
+// What a reader of a file requests.
+const (
+	FUSELookup  FUSERequest = 1
+	FUSEGetattr FUSERequest = 3
+	FUSEOpen    FUSERequest = 14
+	FUSERead    FUSERequest = 15
+)
+
+// HungMount mounts a file system whose directory has a file, an empty list, at each
+// name. Its server takes requests of one kind and never answers them. The thread that
+// waits for the answer cannot be killed, nor can its process end. HungMount unmounts it
+// when the test ends.
+func HungMount(tb testing.TB, at FUSERequest) string {
+	tb.Helper()
+	return mountFUSE(tb, func(fd int) {
+		request := make([]byte, 1<<17+1<<12) // the kernel asks for room for a write
+		for {
+			_, err := unix.Read(fd, request)
+			if err != nil && !errors.Is(err, unix.EINTR) {
+				return // it is unmounted
+			}
+			header := struct {
+				Len, Request uint32
+				Unique, Node uint64
+			}{}
+			_, _ = binary.Decode(request, binary.NativeEndian, &header)
+			if r := FUSERequest(header.Request); err == nil && r != at {
+				_, _ = unix.Write(fd, fuseAnswer(r, header.Unique, header.Node))
+			}
+		}
+	})
+}
+
+func mountFUSE(tb testing.TB, serve func(fd int)) string {
+	tb.Helper()
 	Require(tb)
-	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	dir := tb.TempDir()
-	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse.Fd())
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd)
 	if err := unix.Mount("dead", dir, "fuse", 0, options); err != nil {
 		tb.Fatal(err)
 	}
+	var server sync.WaitGroup
+	server.Go(func() { serve(fd) })
 	tb.Cleanup(func() {
-		report(tb, unix.Unmount(dir, unix.MNT_DETACH))
-		fuse.Close() // ends the calls that wait
+		// By force, so that the calls that wait end.
+		report(tb, unix.Unmount(dir, unix.MNT_DETACH|unix.MNT_FORCE))
+		server.Wait()
+		report(tb, unix.Close(fd))
 	})
 	return dir
+}
+
+// fuseAnswer returns the answer to a request about a node.
+func fuseAnswer(r FUSERequest, unique, node uint64) []byte {
+	const (
+		start = 26 // FUSE_INIT
+
+		root, file = 1, 2 // nodes
+		content    = "nonMasqueradeCIDRs: []\n"
+	)
+	type attributes struct {
+		Node, Size, Blocks, Atime, Mtime, Ctime uint64
+		NS                                      [3]uint32
+		Mode, Links, UID, GID, Dev, Block, _    uint32
+	}
+	about := map[uint64]attributes{
+		root: {Node: root, Mode: unix.S_IFDIR | 0o755, Links: 2},
+		file: {Node: file, Mode: unix.S_IFREG | 0o644, Links: 1, Size: uint64(len(content))},
+	}
+	errno := int32(0)
+	var answer any
+	switch r {
+	case start:
+		answer = struct {
+			Major, Minor, ReadAhead, Flags uint32
+			Background, Congestion         uint16
+			MaxWrite                       uint32
+			_                              [10]uint32
+		}{Major: 7, Minor: 31, ReadAhead: 1 << 16, MaxWrite: 1 << 16}
+	case FUSELookup:
+		answer = struct {
+			Node, Generation, Valid, AttributesValid uint64
+			NS                                       [2]uint32
+			About                                    attributes
+		}{Node: file, About: about[file]}
+	case FUSEGetattr:
+		answer = struct {
+			Valid, NS uint64
+			About     attributes
+		}{About: about[node]}
+	case FUSEOpen:
+		answer = [2]uint64{}
+	case FUSERead:
+		answer = []byte(content)
+	default:
+		answer, errno = []byte{}, -int32(unix.ENOSYS)
+	}
+	size := binary.Size(answer)
+	text, _ := binary.Append(nil, binary.NativeEndian, struct {
+		Len    uint32
+		Errno  int32
+		Unique uint64
+	}{uint32(16 + size), errno, unique})
+	text, _ = binary.Append(text, binary.NativeEndian, answer)
+	return text
 }

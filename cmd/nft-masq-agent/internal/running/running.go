@@ -1,6 +1,7 @@
 package running
 
 import (
+	"bytes"
 	"flag"
 	"fmt"
 	"os"
@@ -28,7 +29,8 @@ type Agent struct {
 // Agents finds the agents that a procfs shows, by pid: processes of the given
 // program that run in this network namespace, as root or as the caller, this
 // process left out. Anybody can name a process as they like, so one whose
-// namespace or user cannot be read does not count.
+// namespace or user cannot be read does not count, nor does one whose child is this
+// process or another agent: that does the work for it.
 func Agents(proc, program string) []Agent {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
@@ -36,6 +38,10 @@ func Agents(proc, program string) []Agent {
 	}
 	self, _ := os.Readlink(filepath.Join(proc, "self"))
 	var agents []Agent
+	parents := map[int]bool{}
+	if _, ok := agentArgs(proc, self, program); ok {
+		parents[parent(proc, self)] = true
+	}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil || e.Name() == self {
@@ -46,10 +52,23 @@ func Agents(proc, program string) []Agent {
 		}
 		if args, ok := agentArgs(proc, e.Name(), program); ok {
 			agents = append(agents, newAgent(proc, pid, args))
+			parents[parent(proc, e.Name())] = true
 		}
 	}
+	agents = slices.DeleteFunc(agents, func(a Agent) bool { return parents[a.PID] })
 	slices.SortFunc(agents, func(a, b Agent) int { return a.PID - b.PID })
 	return agents
+}
+
+// parent returns the parent of a process, 0 if that cannot be read.
+func parent(proc, pid string) int {
+	stat, _ := os.ReadFile(filepath.Join(proc, pid, "stat")) // pid (name) state ppid …
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 2 {
+		return 0
+	}
+	n, _ := strconv.Atoi(fields[1])
+	return n
 }
 
 // agentArgs gives the flags of a process if it is an agent that runs.

@@ -1,6 +1,7 @@
 package running_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,6 +25,15 @@ type process struct {
 	mnt     string
 	cwd     string
 	uid     int
+}
+
+// adopt makes a process of a procfs the child of another.
+func adopt(t *testing.T, proc, pid, parent string) {
+	t.Helper()
+	stat := fmt.Sprintf("%s (a) b) S %s %[1]s", pid, parent)
+	if err := os.WriteFile(filepath.Join(proc, pid, "stat"), []byte(stat), 0o644); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // layOutProc lays out a procfs in which process 100 is this one.
@@ -109,6 +119,31 @@ func TestRunningAgentsAreFound(t *testing.T) {
 	}
 	if agents := running.Agents(filepath.Join(t.TempDir(), "nothing"), program); len(agents) != 0 {
 		t.Errorf("without procfs: %+v", agents)
+	}
+}
+
+func TestAnAgentAndTheChildThatDoesItsWorkAreOne(t *testing.T) {
+	agent := func(pid string) process { return process{pid, "nft-masq-agent run", "agent", "1", "1", "/", 0} }
+	pids := func(proc string) (pids []int) {
+		for _, a := range running.Agents(proc, program) {
+			pids = append(pids, a.PID)
+		}
+		return pids
+	}
+	proc := layOutProc(t, process{"100", "nft-masq-agent status", "agent", "1", "1", "/", 0}, agent("7"), agent("9"))
+	adopt(t, proc, "9", "7")
+	if diff := cmp.Diff([]int{9}, pids(proc)); diff != "" {
+		t.Errorf("pids (-want +got):\n%s", diff)
+	}
+	adopt(t, proc, "9", "1")
+	adopt(t, proc, "100", "7") // an agent that is the first process of a container gets orphans
+	if diff := cmp.Diff([]int{7, 9}, pids(proc)); diff != "" {
+		t.Errorf("pids (-want +got):\n%s", diff)
+	}
+	proc = layOutProc(t, agent("100"), agent("7"))
+	adopt(t, proc, "100", "7")
+	if found := pids(proc); found != nil {
+		t.Errorf("an agent finds its parent: %v", found)
 	}
 }
 
