@@ -25,7 +25,7 @@ func deadMount(t *testing.T) (dir string, revive func()) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		fuse.Close() // ends the calls that wait
+		fuse.Close() // ends the blocked calls
 		_ = unix.Unmount(dir, unix.MNT_DETACH)
 	})
 	return dir, func() {
@@ -35,37 +35,37 @@ func deadMount(t *testing.T) (dir string, revive func()) {
 	}
 }
 
-func TestADeadMountHoldsUpNeitherContentNorEnd(t *testing.T) {
+func TestDeadMountBlocksNeitherContentNorShutdown(t *testing.T) {
 	dir, _ := deadMount(t)
 	ctx, cancel := context.WithCancel(context.Background())
-	w := Start(ctx, filepath.Join(dir, "config"), func() (string, string) { return "no answer", "no answer" })
-	if got := <-w.Content(); got != "no answer" {
+	w := Start(ctx, filepath.Join(dir, "config"), func() (string, string) { return "blocked", "blocked" })
+	if got := <-w.Content(); got != "blocked" {
 		t.Errorf("content %q", got)
 	}
 	cancel()
 	<-w.Done()
 }
 
-func TestWatchesAreRenewedOnceADeadMountIsGone(t *testing.T) {
+func TestWatchesAreRenewedAfterDeadMountIsGone(t *testing.T) {
 	dir, revive := deadMount(t)
 	calls := 0
-	a := armer{limit: time.Millisecond, arm: func() (sight, bool, []error) {
+	a := armer{limit: time.Millisecond, arm: func() (snapshot, bool, []error) {
 		calls++
-		return resolve(filepath.Join(dir, "config")).sight, true, nil
+		return resolve(filepath.Join(dir, "config")).snapshot, true, nil
 	}}
 	for range 10 {
 		if seen, _, _ := a.try(); seen != nil {
-			t.Fatalf("saw %v", seen)
+			t.Fatalf("got %v", seen)
 		}
 	}
 	revive()
-	r := <-a.pending // the one call that was made ends
+	r := <-a.pending // the only call returns
 	a.pending = nil
 	if calls != 1 {
-		t.Errorf("%d calls, the last saw %v", calls, r.seen)
+		t.Errorf("%d calls, the last got %v", calls, r.seen)
 	}
 	a.limit = time.Minute
 	if seen, _, _ := a.try(); seen == nil {
-		t.Error("nothing was seen")
+		t.Error("no snapshot")
 	}
 }

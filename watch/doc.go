@@ -1,34 +1,34 @@
-// Package watch follows the content behind a path: a file, or a directory of
-// files. It knows nothing of what the content means; the caller reads it.
+// Package watch follows the content of a path: a file, or a directory of files.
+// It does not interpret the content; the caller reads it.
 //
-// What it promises:
+// Guarantees:
 //
-//   - The first content comes at once: after at most half a second where
-//     somebody is writing the file at that moment.
-//   - After that comes every content that has settled and whose fingerprint
-//     differs from the one delivered last. A slow receiver misses what was in
-//     between, never the last state.
-//   - An atomic swap is delivered at once: the "..data" link of a Kubernetes
-//     volume, a rename over the file, any link on the way.
-//   - A file that is written in place is waited for until 50 ms have been quiet
-//     and the reads before and after them agree. So is a file that vanished,
-//     because many programs remove a file and then write it anew. There is no
-//     upper bound: who writes more often than that should rename instead. A swap
-//     ends the waiting.
-//   - A file system that does not answer holds up neither the first content nor the
-//     end: what the caller's read makes of it is delivered.
-//   - The path may come and go: the file, its directory, any parent, any link of
-//     a chain of links, a file system mounted over any of them or unmounted.
-//     Directories that do not exist are waited for in the deepest one that does.
+//   - The first content is delivered at once, or after at most half a second if
+//     the file is being written at that moment.
+//   - After that, every content is delivered that has settled and whose
+//     fingerprint differs from the last one delivered. A slow receiver may miss
+//     intermediate states, but never the last one.
+//   - An atomic swap is delivered at once: of the "..data" link of a Kubernetes
+//     volume, by a rename over the file, or of any link on the way.
+//   - A file written in place is delivered after 50 ms without a write, if the
+//     reads before and after agree. A file that vanished is treated the same,
+//     because many programs remove a file and then write it again. There is no
+//     upper bound: a program that writes more often than that should rename
+//     instead. A swap ends the wait.
+//   - A file system that does not respond delays neither the first content nor
+//     the shutdown: the result of the caller's read is delivered.
+//   - Anything on the path may come and go: the file, its directory, any parent,
+//     any link in a chain of links, a file system mounted over any of them or
+//     unmounted. If directories do not exist, the deepest one that exists is
+//     watched until they do.
 //
-// How it does so: inotify watches on exactly the directories that the path's
-// resolution passes, and of their events only those that carry a name which the
-// resolution passes, so a busy directory such as /tmp on the way costs nothing.
-// Watches sit on inodes and die with them, so at every look they are made anew.
-// Inotify says nothing of mounts: for these the kernel's notice on
-// /proc/self/mountinfo is used.
+// How it works: there are inotify watches on exactly the directories through
+// which the path is resolved, and only events for names on the path count, so
+// that a busy directory such as /tmp on the way costs nothing. Watches belong to
+// inodes and vanish with them, so every poll renews them. Inotify does not report
+// mounts: for these the package polls /proc/self/mountinfo.
 //
-// What inotify does not tell, Look finds: the caller calls it now and then.
-// That concerns files changed through another hard link, by mmap or on another
-// machine, and everything where inotify's limits are exhausted.
+// Poll finds what inotify does not report, and the caller is expected to call it
+// from time to time: files changed through another hard link, by mmap or on
+// another machine, and all changes when inotify's limits are exhausted.
 package watch

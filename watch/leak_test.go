@@ -15,21 +15,21 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// A volume is a directory that is changed as kubelet changes one.
+// A volume is a directory that is updated as the kubelet does.
 type volume struct {
 	dir    string
 	count  int
 	turned time.Time
 }
 
-// swap writes a new set of files, turns "..data" to it and removes the old one.
+// swap writes a new set of files, switches "..data" to it and removes the old one.
 func (v *volume) swap(t testing.TB, content string) {
 	t.Helper()
-	v.turn(t, content)
+	v.turnTo(t, content)
 	check(t, os.RemoveAll(v.join(fmt.Sprintf("..%d", v.count-1))))
 }
 
-func (v *volume) turn(t testing.TB, content string) {
+func (v *volume) turnTo(t testing.TB, content string) {
 	t.Helper()
 	v.count++
 	next := fmt.Sprintf("..%d", v.count)
@@ -53,12 +53,12 @@ func check(t testing.TB, err error) {
 
 func newVolume(t testing.TB, content string) *volume {
 	v := &volume{dir: t.TempDir()}
-	v.turn(t, content)
+	v.turnTo(t, content)
 	check(t, os.Symlink("..data/file", v.join("file")))
 	return v
 }
 
-func TestSwapsLeaveNothingBehind(t *testing.T) {
+func TestSwapsLeakNothing(t *testing.T) {
 	v := newVolume(t, "0")
 	path := v.join("file")
 	check(t, warmUp(t, path)) // the runtime's poller keeps descriptors
@@ -85,8 +85,8 @@ func TestSwapsLeaveNothingBehind(t *testing.T) {
 		v.swap(t, fmt.Sprint(i+1))
 		want(fmt.Sprint(i + 1))
 	}
-	// The last set's directory has been removed by now, or will be forgotten at
-	// the next look.
+	// The watch of the last set's directory is gone by now, or will be at the
+	// next poll.
 	if got := inotifyWatches(t); got > watches+1 {
 		t.Errorf("%d inotify watches after %d swaps, %d before", got, swaps, watches)
 	}
@@ -110,8 +110,8 @@ func warmUp(t *testing.T, path string) error {
 	return nil
 }
 
-// settles waits for a condition that others are just about to make true: a
-// goroutine is still counted for a moment after its last statement.
+// settles waits for a condition that is about to become true: a goroutine still
+// counts for a moment after its last statement.
 func settles(ok func() bool) bool {
 	for range 1000 {
 		if ok() {
@@ -142,7 +142,7 @@ func inotifyWatches(t *testing.T) (count int) {
 	for _, file := range files {
 		f, err := os.Open(file)
 		if err != nil {
-			continue // it was Glob's own
+			continue // Glob's own descriptor
 		}
 		for lines := bufio.NewScanner(f); lines.Scan(); {
 			if strings.HasPrefix(lines.Text(), "inotify ") {
@@ -154,9 +154,8 @@ func inotifyWatches(t *testing.T) (count int) {
 	return count
 }
 
-// TestForeignNamesCostNothing holds that of a busy directory on the way only
-// the names of the path count.
-func TestForeignNamesCostNothing(t *testing.T) {
+// In a busy directory on the way, only the names on the path matter.
+func TestUnrelatedNamesAreIgnored(t *testing.T) {
 	s := newScript(t)
 	check(t, os.MkdirAll(s.path("/tmp/config"), 0o755))
 	o := newObserver(s.path("/tmp/config/file"), fsnotify.NewWatcher)
@@ -177,10 +176,10 @@ func TestForeignNamesCostNothing(t *testing.T) {
 		{"/tmp/config/file", fsnotify.Create, created},
 		{"/tmp/config/file", fsnotify.Write, written},
 		{"/tmp/config/file", fsnotify.Rename, removed},
-		{"/tmp/config/file", fsnotify.Chmod, asked},
+		{"/tmp/config/file", fsnotify.Chmod, polled},
 		{"/tmp/config", fsnotify.Create, swapped},
 		{"/tmp/config", fsnotify.Remove, removed},
-		{"/tmp", fsnotify.Chmod, asked},
+		{"/tmp", fsnotify.Chmod, polled},
 	} {
 		if got := o.classify(fsnotify.Event{Name: s.path(tt.name), Op: tt.op}); got != tt.want {
 			t.Errorf("%s %s: change %b, want %b", tt.op, tt.name, got, tt.want)
@@ -188,9 +187,9 @@ func TestForeignNamesCostNothing(t *testing.T) {
 	}
 }
 
-// TestADirectoryThatLostItsWatchIsGivenUp makes the state that Remove of
-// fsnotify 1.10.1 panics for.
-func TestADirectoryThatLostItsWatchIsGivenUp(t *testing.T) {
+// TestLosingAWatchDoesNotPanic creates the state in which Remove of fsnotify
+// 1.10.1 panics.
+func TestLosingAWatchDoesNotPanic(t *testing.T) {
 	s := newScript(t)
 	o := newObserver(s.path("/file"), fsnotify.NewWatcher)
 	defer o.close()
@@ -206,14 +205,14 @@ func TestADirectoryThatLostItsWatchIsGivenUp(t *testing.T) {
 	o.disarm(s.path("/a/dir"))
 }
 
-func TestARelativePathIsFollowed(t *testing.T) {
+func TestRelativePathIsFollowed(t *testing.T) {
 	s := newScript(t)
 	check(t, os.MkdirAll(s.path("/work"), 0o755))
 	t.Chdir(s.path("/work"))
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	for _, path := range []string{"file", "./dir/../file", "../file", "../work/file"} {
-		w := start(ctx, s.tempo, newObserver(path, fsnotify.NewWatcher), reader(path))
+		w := start(ctx, s.timing, newObserver(path, fsnotify.NewWatcher), reader(path))
 		for _, content := range []string{"nothing", "one", "nothing"} {
 			switch content {
 			case "one":
@@ -239,7 +238,7 @@ func BenchmarkSwap(b *testing.B) {
 	var took []time.Duration
 	for b.Loop() {
 		check(b, os.RemoveAll(v.join(fmt.Sprintf("..%d", v.count-1))))
-		v.turn(b, fmt.Sprint(v.count))
+		v.turnTo(b, fmt.Sprint(v.count))
 		<-w.Content()
 		took = append(took, time.Since(v.turned))
 	}

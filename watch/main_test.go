@@ -13,18 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inOwn is the variable that tells the test process which namespaces are its
-// own: "user mount", or "mount".
-const inOwn = "WATCH_TEST_IN_OWN"
+// ownNamespaces is the environment variable that lists the namespaces created for
+// the test process: "user mount", or "mount".
+const ownNamespaces = "WATCH_TEST_IN_OWN"
 
-// TestMain runs the tests again in namespaces of their own, so that no mount
-// and no limit they set concerns anybody else. Where that may not be done they
-// run as they are, and those that need it are skipped.
+// TestMain re-executes the tests in new namespaces, so that their mounts and
+// limits affect nothing else. If that is not permitted, the tests run without,
+// and those that need a namespace are skipped.
 func TestMain(m *testing.M) {
-	if os.Getenv(inOwn) == "" {
-		code, err := runInOwn("user mount", unix.CLONE_NEWUSER|unix.CLONE_NEWNS)
+	if os.Getenv(ownNamespaces) == "" {
+		code, err := runInNamespaces("user mount", unix.CLONE_NEWUSER|unix.CLONE_NEWNS)
 		if err != nil {
-			code, err = runInOwn("mount", unix.CLONE_NEWNS)
+			code, err = runInNamespaces("mount", unix.CLONE_NEWNS)
 		}
 		if err != nil {
 			code = m.Run()
@@ -38,13 +38,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runInOwn runs this test binary in new namespaces. It returns its exit code,
-// or an error where the namespaces could not be made.
-func runInOwn(names string, flags uintptr) (int, error) {
+// runInNamespaces runs this test binary in new namespaces. It returns its exit
+// code, or an error if the namespaces cannot be created.
+func runInNamespaces(names string, flags uintptr) (int, error) {
 	runtime.LockOSThread() // the child dies with this thread
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), inOwn+"="+names)
+	cmd.Env = append(os.Environ(), ownNamespaces+"="+names)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags, Pdeathsig: unix.SIGKILL}
 	if flags&unix.CLONE_NEWUSER != 0 {
@@ -56,20 +56,20 @@ func runInOwn(names string, flags uintptr) (int, error) {
 	}
 	var exit *exec.ExitError
 	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
-		return 1, nil // the tests ran; that they did not end well is the answer
+		return 1, nil // the tests ran and failed
 	}
 	return cmd.ProcessState.ExitCode(), nil
 }
 
-// needOwn skips a test that needs a namespace of its own where none could be
-// made, and fails it where the kernel's tests are required.
-func needOwn(t testing.TB, name string) {
+// needNamespace skips a test that needs its own namespace if none could be
+// created, or fails it if the kernel tests are required.
+func needNamespace(t testing.TB, name string) {
 	t.Helper()
 	switch {
-	case strings.Contains(os.Getenv(inOwn), name):
+	case strings.Contains(os.Getenv(ownNamespaces), name):
 	case os.Getenv("REQUIRE_KERNEL") == "1":
-		t.Fatalf("cannot make a %s namespace, and REQUIRE_KERNEL=1", name)
+		t.Fatalf("cannot create a %s namespace, and REQUIRE_KERNEL=1", name)
 	default:
-		t.Skipf("cannot make a %s namespace", name)
+		t.Skipf("cannot create a %s namespace", name)
 	}
 }

@@ -11,22 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An observer notices what happens along a path. Its arm is called from one
-// goroutine only.
+// An observer notices changes along a path. Call arm from one goroutine only.
 type observer struct {
 	path  string
 	open  func() (*fsnotify.Watcher, error)
-	wake  chan struct{} // has a token when something happened
+	wake  chan struct{} // receives a token when something happened
 	pumps sync.WaitGroup
 
-	inotify *fsnotify.Watcher
-	mounts  *os.File
-	armed   map[string]identity // the directories watched
-	said    map[string]bool
-	unsaid  []error
+	inotify  *fsnotify.Watcher
+	mounts   *os.File
+	armed    map[string]identity // the watched directories
+	reported map[string]bool
+	pending  []error
 
 	mu     sync.Mutex
-	byPath map[string]*directory // of the route: what events count
+	byPath map[string]*directory // the directories on the route: filters events
 	single bool                  // whether the route ends in one file
 	seen   change
 }
@@ -34,13 +33,13 @@ type observer struct {
 func newObserver(path string, open func() (*fsnotify.Watcher, error)) *observer {
 	return &observer{
 		path: path, open: open,
-		wake:  make(chan struct{}, 1),
-		armed: map[string]identity{},
-		said:  map[string]bool{},
+		wake:     make(chan struct{}, 1),
+		armed:    map[string]identity{},
+		reported: map[string]bool{},
 	}
 }
 
-// close ends the observer's goroutines and gives back what they hold.
+// close stops the observer's goroutines and releases their resources.
 func (o *observer) close() {
 	if o.inotify != nil {
 		o.inotify.Close() // always nil on Linux once the descriptor is closed
@@ -51,16 +50,15 @@ func (o *observer) close() {
 	o.pumps.Wait()
 }
 
-// arm renews the watches and returns what the path leads to, and what there is
-// to say for the first time. From then on no change goes unnoticed, unless
-// stable is false: then the path changed faster than it could be followed, and
-// arm must soon be called again.
-func (o *observer) arm() (s sight, stable bool, warnings []error) {
+// arm renews the watches and returns a snapshot of the path and any new warnings.
+// From then on no change goes unnoticed, unless stable is false: then the path
+// changed faster than it could be followed, and arm must soon be called again.
+func (o *observer) arm() (s snapshot, stable bool, warnings []error) {
 	o.start()
 	r := resolve(o.path)
 	for range 4 {
 		stable = o.watch(r)
-		// A change before the watch was there made no event.
+		// A change before the watch existed caused no event.
 		before := r
 		r = resolve(o.path)
 		if stable = stable && r.same(before); stable {
@@ -68,26 +66,26 @@ func (o *observer) arm() (s sight, stable bool, warnings []error) {
 		}
 	}
 	for _, path := range r.mounted {
-		o.say("mount "+path, fmt.Errorf("%q: mounted as a single file (a subPath or file bind mount): "+
-			"it goes on showing the old file when the source is replaced; mount its directory instead", path))
+		o.warn("mount "+path, fmt.Errorf("%q: mounted as a single file (a subPath or file bind mount): "+
+			"it keeps showing the old file when the source is replaced; mount its directory instead", path))
 	}
-	warnings, o.unsaid = o.unsaid, nil
-	return r.sight, stable, warnings
+	warnings, o.pending = o.pending, nil
+	return r.snapshot, stable, warnings
 }
 
-// start makes the sources of events, or tries again to.
+// start opens the event sources, or retries those that failed.
 func (o *observer) start() {
 	if o.inotify == nil {
 		w, err := o.open()
 		if err != nil {
-			o.complain(err)
+			o.inotifyFailed(err)
 		} else {
 			o.inotify = w
 			o.pumps.Go(func() { o.pump(w) })
 		}
 	}
 	if o.mounts == nil {
-		// Without /proc there is nothing to say: Look finds mounts too.
+		// No warning if /proc is missing: Poll finds mounts too.
 		if f, err := os.Open("/proc/self/mountinfo"); err == nil {
 			o.mounts = f
 			o.pumps.Go(func() { o.pumpMounts(f) })
@@ -95,8 +93,8 @@ func (o *observer) start() {
 	}
 }
 
-// watch makes the watches those of r and reports whether all directories of r
-// were still there.
+// watch sets the watches to those of r and reports whether all directories of r
+// still exist.
 func (o *observer) watch(r *route) bool {
 	o.filter(r)
 	if o.inotify == nil {
@@ -113,9 +111,9 @@ func (o *observer) watch(r *route) bool {
 	}
 	all := true
 	for _, d := range r.dirs {
-		// Again each time, as only the kernel knows whether the watch is still
-		// there: the inode may be a new one with an old number, the file system
-		// have been unmounted and mounted again.
+		// Added again each time, because only the kernel knows whether the watch
+		// still exists: the inode may be a new one with an old number, or the
+		// file system may have been unmounted and mounted again.
 		err := o.inotify.Add(d.path)
 		switch {
 		case err == nil:
@@ -123,17 +121,18 @@ func (o *observer) watch(r *route) bool {
 		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
 			all = false // it is no longer what it was
 		default:
-			o.complain(fmt.Errorf("%q: %w", d.path, err))
+			o.inotifyFailed(fmt.Errorf("%q: %w", d.path, err))
 		}
 	}
 	return all
 }
 
-// disarm gives up the watch of a directory, which may have died already.
+// disarm removes the watch of a directory, which may be gone already.
 func (o *observer) disarm(path string) {
 	delete(o.armed, path)
-	// Remove of fsnotify 1.10.1 panics for a path that has lost its watch: when
-	// it was added again it led to a directory watched by another path.
+	// In fsnotify 1.10.1, Remove panics for a path that has lost its watch
+	// because, when added again, it led to a directory watched under another
+	// path.
 	defer func() { _ = recover() }()
 	_ = o.inotify.Remove(path)
 }
@@ -150,8 +149,8 @@ func (o *observer) filter(r *route) {
 	o.byPath, o.single = byPath, single
 }
 
-// complain says once for each cause that inotify does not do.
-func (o *observer) complain(err error) {
+// inotifyFailed warns, once per errno, that inotify does not work.
+func (o *observer) inotifyFailed(err error) {
 	var errno unix.Errno
 	errors.As(err, &errno)
 	hint := ""
@@ -161,19 +160,19 @@ func (o *observer) complain(err error) {
 	case unix.ENOSPC:
 		hint = " (fs.inotify.max_user_watches)"
 	}
-	o.say("inotify "+errno.Error(), fmt.Errorf("inotify: %w%s: some changes are found by polling only", err, hint))
+	o.warn("inotify "+errno.Error(), fmt.Errorf("inotify: %w%s: some changes are found by polling only", err, hint))
 }
 
-func (o *observer) say(key string, err error) {
-	if !o.said[key] {
-		o.said[key] = true
-		o.unsaid = append(o.unsaid, err)
+func (o *observer) warn(key string, err error) {
+	if !o.reported[key] {
+		o.reported[key] = true
+		o.pending = append(o.pending, err)
 	}
 }
 
-// pump reads everything at once, so that the kernel's queue does not run over
-// while content is read, and errors too: fsnotify holds its lock while it
-// sends some.
+// pump reads everything at once, so that the kernel's queue does not overflow
+// while content is read. It also reads errors: fsnotify holds its lock while it
+// sends some of them.
 func (o *observer) pump(w *fsnotify.Watcher) {
 	events, errs := w.Events, w.Errors
 	for events != nil || errs != nil {
@@ -189,13 +188,14 @@ func (o *observer) pump(w *fsnotify.Watcher) {
 				errs = nil
 				continue
 			}
-			o.note(asked) // the queue ran over: anything may have happened
+			o.note(polled) // the queue overflowed: anything may have happened
 		}
 	}
 }
 
-// pumpMounts waits for changes of the mount table. The kernel wakes who polls
-// the file (proc_pid_mountinfo(5)); the callback's false means: wait.
+// pumpMounts waits for changes to the mount table. The kernel wakes pollers of
+// the file (proc_pid_mountinfo(5)); returning false from the callback means:
+// wait.
 func (o *observer) pumpMounts(f *os.File) {
 	conn, err := f.SyscallConn()
 	if err != nil {
@@ -203,15 +203,15 @@ func (o *observer) pumpMounts(f *os.File) {
 	}
 	first := true
 	_ = conn.Read(func(uintptr) bool { // ends with an error when f is closed
-		if !first { // that is before any waiting
-			o.note(asked)
+		if !first { // the first call is before any waiting
+			o.note(polled)
 		}
 		first = false
 		return false
 	})
 }
 
-// classify says what an event means for the path; zero for nothing.
+// classify returns what an event means for the path, zero if nothing.
 func (o *observer) classify(e fsnotify.Event) change {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -220,15 +220,15 @@ func (o *observer) classify(e fsnotify.Event) change {
 			return as.change(e.Op)
 		}
 	}
-	// A watched directory's own end; usually its parent's event says so first.
+	// The watched directory itself is gone; usually its parent's event comes first.
 	if _, ok := o.byPath[e.Name]; ok && e.Op&(fsnotify.Remove|fsnotify.Rename) != 0 {
 		return removed
 	}
 	return 0
 }
 
-// change is what an operation on a name means. A name that was not on the
-// route (zero) can only become a file of a directory that is followed.
+// change returns what an operation on a name means. A name that was not on the
+// route (zero) can only become a file in a directory that is followed.
 func (r role) change(op fsnotify.Op) change {
 	switch {
 	case r != 0 && op&(fsnotify.Remove|fsnotify.Rename) != 0:
@@ -240,11 +240,11 @@ func (r role) change(op fsnotify.Op) change {
 	case op.Has(fsnotify.Write):
 		return written
 	default:
-		return asked
+		return polled
 	}
 }
 
-// note adds to what has happened and wakes who waits for it.
+// note records a change and wakes the waiting goroutine.
 func (o *observer) note(c change) {
 	if c == 0 {
 		return
@@ -258,7 +258,7 @@ func (o *observer) note(c change) {
 	}
 }
 
-// peek returns what has happened since the last take.
+// peek returns the changes since the last take.
 func (o *observer) peek() change {
 	o.mu.Lock()
 	defer o.mu.Unlock()

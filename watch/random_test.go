@@ -18,18 +18,19 @@ var (
 	operations = flag.Int("operations", 3000, "how many random operations")
 )
 
-// TestAfterAnyOperationsTheLastContentIsWhatIsThere does random operations on
-// the paths of three watchers and all they may lead through. After each few,
-// what every watcher delivers ends in what a reader finds. Nobody calls Look.
-func TestAfterAnyOperationsTheLastContentIsWhatIsThere(t *testing.T) {
+// TestRandomOperationsEndInTheCurrentContent does random operations on the paths
+// of three watchers and everything on their way. After every few of them, the
+// last content that each watcher delivers must be what a reader finds. Poll is
+// never called.
+func TestRandomOperationsEndInTheCurrentContent(t *testing.T) {
 	s := newScript(t)
-	s.tempo = tempo{quiet: 10 * time.Millisecond, grace: 2 * time.Millisecond, spacing: 2 * time.Millisecond}
+	s.timing = timing{quiet: 10 * time.Millisecond, grace: 2 * time.Millisecond, spacing: 2 * time.Millisecond}
 	random := rand.New(rand.NewPCG(*seed, 0))
 	ctx, stop := context.WithCancel(t.Context())
 	var followers []*follower
 	for _, path := range []string{"/a/b/c", "/a", "/b/../c/a"} {
 		f := &follower{read: reader(s.path(path)), path: path}
-		f.Watcher = start(ctx, s.tempo, newObserver(s.path(path), fsnotify.NewWatcher), f.read)
+		f.Watcher = start(ctx, s.timing, newObserver(s.path(path), fsnotify.NewWatcher), f.read)
 		followers = append(followers, f)
 	}
 	var log []string
@@ -42,7 +43,7 @@ func TestAfterAnyOperationsTheLastContentIsWhatIsThere(t *testing.T) {
 			args := strings.Fields(randomOperation(random))
 			result := "done"
 			if err := commands[args[0]](s, args[1:]); err != nil {
-				result = "refused" // as it often must be: the paths are random
+				result = "failed" // as expected: the paths are random
 			}
 			log = append(log, strings.Join(args, " ")+": "+result)
 			done++
@@ -74,7 +75,7 @@ func randomOperation(r *rand.Rand) string {
 		"mkdir", "mkdir", "mkdir", "write", "write", "write", "write", "append", "truncate", "rename", "rename",
 		"rename", "exchange", "symlink", "symlink", "rm",
 	}
-	if os.Getenv(inOwn) != "" {
+	if os.Getenv(ownNamespaces) != "" {
 		words = append(words, "bind", "tmpfs", "umount", "umount")
 	}
 	switch word := words[r.IntN(len(words))]; word {
@@ -94,7 +95,7 @@ func randomOperation(r *rand.Rand) string {
 	}
 }
 
-// A follower holds what a watcher delivered last against what is there.
+// A follower compares what a watcher delivered last with the current content.
 type follower struct {
 	*Watcher[string]
 	path string
@@ -115,7 +116,7 @@ func (f *follower) catchUp() error {
 				return warning
 			}
 		case <-timeout:
-			return fmt.Errorf("last delivered %q, but there is %q", f.last, want)
+			return fmt.Errorf("last delivered %q, but the content is %q", f.last, want)
 		}
 	}
 	return nil

@@ -11,26 +11,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxLinks is where the kernel gives up with ELOOP (path_resolution(7)).
+// maxLinks is the number of links beyond which the kernel fails with ELOOP
+// (path_resolution(7)).
 const maxLinks = 40
 
-// An identity tells an inode from every other, also from one that later gets
-// the same number, where the file system keeps the time of birth.
+// An identity identifies an inode. If the file system records birth times, it
+// also distinguishes a later inode with the same number.
 type identity struct {
 	major, minor uint32
 	inode        uint64
 	birth        unix.StatxTimestamp
 }
 
-// A role is what a name in a directory is to the path.
+// A role is the meaning of a directory entry for the path.
 type role uint8
 
 const (
 	passage role = iota + 1 // a directory or link on the way
-	end                     // the file, or the place where it is missing
+	end                     // the file, or the first missing name
 )
 
-// A directory is passed by a path, at these names or (all) at every one.
+// A directory is on the route of a path, at these names or (all) at every one.
 type directory struct {
 	path  string // without symbolic links
 	id    identity
@@ -38,25 +39,25 @@ type directory struct {
 	all   bool
 }
 
-// A route is all that decides what a path leads to at one moment.
+// A route is everything that determines what a path leads to at one moment.
 type route struct {
-	dirs    []*directory // in the order passed: parents first
-	byPath  map[string]*directory
-	sight   sight
-	mounted []string // files that are the root of a mount
+	dirs     []*directory // in route order: parents first
+	byPath   map[string]*directory
+	snapshot snapshot
+	mounted  []string // files that are mount points
 }
 
-// resolve walks the path as the kernel does and writes down what it passes.
-// Where the path leads to a directory, every entry is followed too.
+// resolve walks the path as the kernel does and records the directories on the
+// way. If the path leads to a directory, every entry is followed too.
 func resolve(path string) *route {
-	r := &route{byPath: map[string]*directory{}, sight: sight{}}
+	r := &route{byPath: map[string]*directory{}, snapshot: snapshot{}}
 	start := "."
 	if filepath.IsAbs(path) {
 		start = "/"
 	}
 	dir, found := r.walk(start, split(path))
 	if dir == "" {
-		r.sight[path] = found
+		r.snapshot[path] = found
 		return r
 	}
 	d := r.pass(dir)
@@ -66,17 +67,17 @@ func resolve(path string) *route {
 	d.all = true
 	for _, name := range entryNames(dir) {
 		if sub, found := r.walk(dir, []string{name}); sub == "" {
-			r.sight[filepath.Join(path, name)] = found
+			r.snapshot[filepath.Join(path, name)] = found
 		}
 	}
 	return r
 }
 
-// maxEntries bounds the entries of a directory that are followed. Events make the
-// caller look at all of them.
+// maxEntries bounds the directory entries that are followed: each event makes the
+// caller read all of them.
 const maxEntries = 1000
 
-// entryNames returns the names in a directory. What cannot be read is not there.
+// entryNames returns the names in a directory, none if it cannot be read.
 func entryNames(dir string) []string {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -88,8 +89,8 @@ func entryNames(dir string) []string {
 	return names
 }
 
-// walk follows rest from the directory start, a path without symbolic links.
-// Where that ends in a directory it returns its path, else what is there.
+// walk follows rest from the directory start, a path without symbolic links. If
+// it ends in a directory, walk returns its path, otherwise what it found there.
 func (r *route) walk(start string, rest []string) (dir string, found target) {
 	dir = start
 	for links := 0; len(rest) > 0; {
@@ -116,7 +117,7 @@ func (r *route) walk(start string, rest []string) (dir string, found target) {
 		case err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR:
 			r.pass(dir).at(name, passage)
 			dir = full
-		case len(rest) > 0: // nothing is there, or a file where a directory should be
+		case len(rest) > 0: // it does not exist, or is a file instead of a directory
 			r.pass(dir).at(name, passage)
 			return "", found
 		default:
@@ -130,9 +131,9 @@ func (r *route) walk(start string, rest []string) (dir string, found target) {
 	return dir, found
 }
 
-// reach notes the file at the end. One that is the root of a mount (Linux 5.8
-// tells) is watched itself too: writes to it are events of the directory it was
-// mounted from.
+// reach records the file at the end. A mount point (reported since Linux 5.8) is
+// also watched itself: writes to it are events of the directory it was mounted
+// from.
 func (r *route) reach(path string, st unix.Statx_t, t *target) {
 	t.exists, t.id, t.size = true, identify(st), st.Size
 	t.mtime = time.Unix(st.Mtime.Sec, int64(st.Mtime.Nsec))
@@ -142,9 +143,9 @@ func (r *route) reach(path string, st unix.Statx_t, t *target) {
 	}
 }
 
-// pass returns the entry of a directory, made if needed; nil if there is none.
-// Two paths to one inode, by a bind mount, share the entry, as inotify has one
-// watch for both.
+// pass returns the route's entry for a directory, creating it if needed, or nil
+// if the directory does not exist. Two paths to one inode, because of a bind
+// mount, share the entry, because inotify has one watch for both.
 func (r *route) pass(path string) *directory {
 	if d, ok := r.byPath[path]; ok {
 		return d
@@ -169,7 +170,7 @@ func (d *directory) at(name string, as role) {
 	}
 }
 
-// same reports whether both routes pass the same directories at the same names.
+// same reports whether both routes contain the same directories with the same names.
 func (r *route) same(o *route) bool {
 	return slices.EqualFunc(r.dirs, o.dirs, func(a, b *directory) bool {
 		return a.path == b.path && a.id == b.id && a.all == b.all && maps.Equal(a.names, b.names)

@@ -20,15 +20,15 @@ import (
 
 const scripts = "../testdata/watch"
 
-// TestScripts plays testdata/watch/*.txt. A script is lines of a command and
-// its arguments; README.txt there lists them. Paths begin at a root of the
-// script's own.
+// TestScripts plays testdata/watch/*.txt. Each line is a command and its
+// arguments; see README.txt there. Paths are relative to a separate root for each
+// script.
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob(scripts + "/*.txt")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no scripts in %s: %v", scripts, err)
 	}
-	plain, lonely := map[string]string{}, map[string]string{}
+	plain, alone := map[string]string{}, map[string]string{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -37,7 +37,7 @@ func TestScripts(t *testing.T) {
 		switch name := strings.TrimSuffix(filepath.Base(file), ".txt"); {
 		case name == "README":
 		case forAll.Match(text):
-			lonely[name] = string(text)
+			alone[name] = string(text)
 		default:
 			plain[name] = string(text)
 		}
@@ -50,20 +50,20 @@ func TestScripts(t *testing.T) {
 			})
 		}
 	})
-	// A mount wakes every watcher and would cover up that a watch is missing.
-	for name, text := range lonely {
+	// A mount wakes every watcher and would hide that a watch is missing.
+	for name, text := range alone {
 		t.Run("alone/"+name, func(t *testing.T) { newScript(t).play(text) })
 	}
 }
 
-// forAll finds the commands that concern other scripts too.
+// forAll matches the commands that affect other scripts too.
 var forAll = regexp.MustCompile(`(?m)^(bind|tmpfs|limit-watches) `)
 
-// A script is one that is being played.
+// A script is a running script.
 type script struct {
 	*testing.T
 	root    string
-	tempo   tempo
+	timing  timing
 	broken  atomic.Bool // inotify
 	watcher *Watcher[string]
 }
@@ -74,11 +74,11 @@ func newScript(t *testing.T) *script {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unmountAll(t, root) })
-	// Scripts tell the right content from a torn one by what comes, not by
-	// when: patience makes them hold on a machine that is busy.
-	patient := usual()
+	// Scripts distinguish complete from partial content by what is delivered, not
+	// by when: a longer quiet time makes them reliable on a busy machine.
+	patient := defaultTiming()
 	patient.quiet, patient.first = 300*time.Millisecond, 0
-	return &script{T: t, root: root, tempo: patient}
+	return &script{T: t, root: root, timing: patient}
 }
 
 func (s *script) play(text string) {
@@ -102,25 +102,25 @@ func (s *script) play(text string) {
 	<-s.watcher.Done()
 }
 
-// command does those commands that concern the watcher.
+// command executes the commands that concern the watcher.
 func (s *script) command(ctx context.Context, name, rest string) error {
 	switch name {
 	case "only-at-once":
-		s.tempo.quiet = time.Hour
+		s.timing.quiet = time.Hour
 	case "break-inotify":
 		s.broken.Store(true)
-	case "mend-inotify":
+	case "fix-inotify":
 		s.broken.Store(false)
 	case "watch":
 		path := s.path(rest)
-		s.watcher = start(ctx, s.tempo, newObserver(path, func() (*fsnotify.Watcher, error) {
+		s.watcher = start(ctx, s.timing, newObserver(path, func() (*fsnotify.Watcher, error) {
 			if s.broken.Load() {
 				return nil, fmt.Errorf("couldn't initialize inotify: %w", unix.EMFILE)
 			}
 			return fsnotify.NewWatcher()
 		}), reader(path))
-	case "look":
-		s.watcher.Look()
+	case "poll":
+		s.watcher.Poll()
 	case "expect":
 		return receive(s, s.watcher.Content(), func(got string) error {
 			if got != rest {
@@ -146,7 +146,7 @@ func receive[T any](s *script, c <-chan T, check func(T) error) error {
 	case got := <-c:
 		return check(got)
 	case <-time.After(20 * time.Second):
-		return errors.New("nothing came")
+		return errors.New("nothing delivered")
 	case <-s.Context().Done():
 		return s.Context().Err()
 	}
@@ -154,7 +154,7 @@ func receive[T any](s *script, c <-chan T, check func(T) error) error {
 
 func (s *script) path(p string) string { return s.root + p }
 
-// commands are those that change files. They are shared with the random test.
+// commands are the commands that change files. The random test uses them too.
 var commands = map[string]func(s *script, args []string) error{
 	"mkdir": func(s *script, args []string) error { return os.MkdirAll(s.path(args[0]), 0o755) },
 	"rm":    func(s *script, args []string) error { return os.RemoveAll(s.path(args[0])) },
@@ -191,14 +191,14 @@ var commands = map[string]func(s *script, args []string) error{
 }
 
 func (s *script) mount(source, target, fstype string, flags uintptr) error {
-	needOwn(s, "mount")
+	needNamespace(s, "mount")
 	return unix.Mount(source, target, fstype, flags, "")
 }
 
-// limitWatches sets the user namespace's limit, and the old one after the test.
+// limitWatches sets the user namespace's limit, and restores it after the test.
 func limitWatches(t testing.TB, limit string) error {
 	const file = "/proc/sys/user/max_inotify_watches"
-	needOwn(t, "user")
+	needNamespace(t, "user")
 	old, err := os.ReadFile(file)
 	if err != nil {
 		return err
@@ -207,8 +207,8 @@ func limitWatches(t testing.TB, limit string) error {
 	return os.WriteFile(file, []byte(limit), 0)
 }
 
-// unmountAll unmounts what is below a directory. A mount can hide another, so
-// it takes as many rounds as succeed.
+// unmountAll unmounts everything below a directory. A mount can hide another, so
+// it repeats until a round unmounts nothing.
 func unmountAll(t testing.TB, dir string) {
 	for done := true; done; {
 		done = false
@@ -223,8 +223,8 @@ func unmountAll(t testing.TB, dir string) {
 	}
 }
 
-// reader reads a file, or a directory of files, as one line; what is not there
-// or cannot be read is "nothing".
+// reader reads a file, or a directory of files, as one line; "nothing" if missing
+// or unreadable.
 func reader(path string) func() (content, fingerprint string) {
 	read := func(path string) string {
 		b, err := os.ReadFile(path)

@@ -2,19 +2,19 @@ package watch
 
 import "time"
 
-// A tempo says how long content has to stand still before it is believed.
-type tempo struct {
-	quiet   time.Duration // after a write in place, or when the file vanished
-	grace   time.Duration // when a file appeared that a rename or an open may have made
-	spacing time.Duration // least time between two reads while somebody writes
-	first   time.Duration // most that the first content is held back
+// A timing determines how long content must be unchanged before it counts as settled.
+type timing struct {
+	quiet   time.Duration // after a write in place, or after the file vanished
+	grace   time.Duration // after a file appeared by rename or open
+	spacing time.Duration // least time between two reads during writes
+	first   time.Duration // longest delay of the first content
 }
 
-// usual is what the package promises. The grace only has to outlast the way of
-// an event through the kernel's queue: whoever creates a file and writes to it
-// causes a write event that ends the grace.
-func usual() tempo {
-	return tempo{
+// defaultTiming is what the package guarantees. The grace period only has to
+// outlast an event's way through the kernel's queue: creating a file and writing
+// to it causes a write event, which ends it.
+func defaultTiming() timing {
+	return timing{
 		quiet:   50 * time.Millisecond,
 		grace:   5 * time.Millisecond,
 		spacing: 10 * time.Millisecond,
@@ -22,19 +22,19 @@ func usual() tempo {
 	}
 }
 
-// A change is a set of things that happened since the last look.
+// A change is a set of things that happened since the last poll.
 type change uint8
 
 const (
-	asked   change = 1 << iota // somebody asks to look, or something else happened
-	swapped                    // a link or directory was put on the way
-	created                    // a file was put at the end: by rename, link or open
-	removed                    // something on the way or at its end went away
+	polled  change = 1 << iota // a poll was requested, or something else happened
+	swapped                    // a link or directory appeared on the way
+	created                    // a file appeared at the end: by rename, link or open
+	removed                    // something on the way or at the end was removed
 	written                    // the file was written in place
 )
 
-// then adds what happened next. When one single file is followed, whatever
-// takes its place makes writes to the one before it irrelevant.
+// then adds what happened next. If a single file is followed, its replacement
+// makes earlier writes irrelevant.
 func (c change) then(next change, single bool) change {
 	if single && next&(swapped|created|removed) != 0 {
 		c &^= written
@@ -42,22 +42,22 @@ func (c change) then(next change, single bool) change {
 	return c | next
 }
 
-// A sight is what a look saw: for every file, by the name it is asked for, what
-// that name leads to.
-type sight map[string]target
+// A snapshot is what a poll found: for every file, by the name that was
+// requested, what that name leads to.
+type snapshot map[string]target
 
 type target struct {
-	links  string // the symbolic links passed, and where they point
+	links  string // the symbolic links on the way, and their targets
 	exists bool
 	id     identity
 	size   uint64
 	mtime  time.Time
 }
 
-// pace says how long content has to stand still, where before was seen with the
-// content before it (nil: there is none), c happened since, and after is seen
-// now, at time t.
-func (p tempo) pace(c change, before, after sight, t time.Time) time.Duration {
+// quietTime returns how long content must be unchanged. before is the snapshot of
+// the previous content (nil: none), c happened since, and after is the snapshot
+// at time t.
+func (p timing) quietTime(c change, before, after snapshot, t time.Time) time.Duration {
 	if c&written != 0 {
 		return p.quiet
 	}
@@ -78,22 +78,22 @@ func (p tempo) pace(c change, before, after sight, t time.Time) time.Duration {
 		}
 	}
 	if !differs {
-		// The same files have other content and nobody said why: no inotify, a
-		// write through another name, a write whose event is still to come.
+		// The same files have other content without an event: no inotify, a write
+		// through another name, or a write whose event is still pending.
 		return p.quiet
 	}
 	return wait
 }
 
-// appeared is pace for a name that leads to another file than before.
-func (p tempo) appeared(c change, old, now target, t time.Time) time.Duration {
+// appeared is quietTime for a name that now leads to another file.
+func (p timing) appeared(c change, old, now target, t time.Time) time.Duration {
 	switch {
 	case now.links != "" && now.links != old.links:
-		return 0 // a link was turned to a file that is ready
+		return 0 // a link was switched to a complete file
 	case old.exists && c&(swapped|created) != 0 && c&removed == 0:
-		return 0 // the name never went, so it was a rename
+		return 0 // the name was never missing, so it was a rename
 	case t.Sub(now.mtime) >= p.quiet:
-		return 0 // put there as a whole: nobody has written to it lately
+		return 0 // moved here complete: it was not written recently
 	case c&created != 0 && now.size > 0:
 		return p.grace
 	default:
@@ -101,38 +101,38 @@ func (p tempo) appeared(c change, old, now target, t time.Time) time.Duration {
 	}
 }
 
-// A settler decides, look by look, when content has settled. It does no input
-// or output and has no clock.
+// A settler decides, poll by poll, when content has settled. It does no I/O and
+// has no clock.
 type settler struct {
-	tempo
+	timing
 
-	begun    bool   // whether any content has settled
-	settled  string // fingerprint of the last that has
-	seen     sight  // what was there then
-	happened change // what happened since
+	begun    bool     // whether any content has settled
+	settled  string   // fingerprint of the last that did
+	seen     snapshot // snapshot at that time
+	happened change   // what happened since
 	limit    time.Time
 
 	waiting bool
-	sample  string // fingerprint that has stood still since
+	sample  string // fingerprint unchanged since then
 	since   time.Time
-	stand   time.Duration // how long it has to
-	due     time.Time     // of the look asked for last
-	late    bool          // whether one came late since
+	stand   time.Duration // how long it must be
+	due     time.Time     // of the last requested poll
+	late    bool          // whether a poll was late since
 }
 
-// step takes in a look at time t, after c, that saw now and read content with
-// that fingerprint. It says whether the content is settled and new; if not, and
-// wait is not zero, there has to be another look after wait.
-func (s *settler) step(t time.Time, c change, now sight, fingerprint string) (done bool, wait time.Duration) {
+// step handles a poll at time t, after c, which found now and read content with
+// that fingerprint. It reports whether the content is settled and new; if not,
+// and wait is not zero, poll again after wait.
+func (s *settler) step(t time.Time, c change, now snapshot, fingerprint string) (done bool, wait time.Duration) {
 	if s.begun && fingerprint == s.settled {
-		s.rest(now)
+		s.reset(now)
 		return false, 0
 	}
 	several := len(now) > 1
 	s.happened = s.happened.then(c, !several)
-	pace := s.pace(s.happened, s.seen, now, t)
-	if s.waiting && several && !turned(s.seen, now) {
-		// A swap of one file says nothing about a write to another.
+	pace := s.quietTime(s.happened, s.seen, now, t)
+	if s.waiting && several && !allSwapped(s.seen, now) {
+		// A swap of one file does not explain a write to another.
 		pace = max(pace, s.stand)
 	}
 	if !s.waiting || fingerprint != s.sample || c&written != 0 {
@@ -148,9 +148,9 @@ func (s *settler) step(t time.Time, c change, now sight, fingerprint string) (do
 			until = s.limit
 		}
 	}
-	if c&^asked == 0 && t.Sub(s.due) > s.grace && !s.due.IsZero() && !s.late {
-		// This process was not running for a while. Events of that time may wait
-		// in the queue behind this look.
+	if c&^polled == 0 && t.Sub(s.due) > s.grace && !s.due.IsZero() && !s.late {
+		// This process was not running for a while. Events from that time may
+		// still be queued.
 		s.late, until = true, t.Add(s.grace)
 	}
 	if t.Before(until) {
@@ -158,13 +158,13 @@ func (s *settler) step(t time.Time, c change, now sight, fingerprint string) (do
 		return false, until.Sub(t)
 	}
 	s.begun, s.settled = true, fingerprint
-	s.rest(now)
+	s.reset(now)
 	return true, 0
 }
 
-// turned says that a link was turned on the way to every file: what the ones
-// before did is past.
-func turned(before, after sight) bool {
+// allSwapped reports whether a link was switched on the way to every file, so
+// that writes to the old ones are irrelevant.
+func allSwapped(before, after snapshot) bool {
 	for name, now := range after {
 		if now.links == "" || now.links == before[name].links {
 			return false
@@ -173,15 +173,15 @@ func turned(before, after sight) bool {
 	return true
 }
 
-// rest begins anew with what is there now.
-func (s *settler) rest(now sight) {
+// reset starts over with the current snapshot.
+func (s *settler) reset(now snapshot) {
 	s.waiting, s.seen, s.happened, s.due = false, now, 0, time.Time{}
 }
 
-// defers says how long a look after c can wait, so that somebody who writes all
-// the time does not make us read all the time. The last read was at read.
-func (s *settler) defers(t, read time.Time, c change) time.Duration {
-	if !s.waiting || c&written == 0 || c&^(asked|written) != 0 {
+// delay returns how long to put off a poll after c, so that a busy writer does
+// not make us read all the time. The last read was at read.
+func (s *settler) delay(t, read time.Time, c change) time.Duration {
+	if !s.waiting || c&written == 0 || c&^(polled|written) != 0 {
 		return 0
 	}
 	return read.Add(s.spacing).Sub(t)

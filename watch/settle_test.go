@@ -13,8 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A world is one file, seen as an observer would see it.
-type world struct {
+// A fakeFile is a file as an observer sees it.
+type fakeFile struct {
 	start time.Time
 	wake  chan struct{}
 
@@ -26,26 +26,26 @@ type world struct {
 	reads    int
 }
 
-func newWorld() *world {
-	w := &world{start: time.Now(), wake: make(chan struct{}, 1), content: "one"}
+func newFakeFile() *fakeFile {
+	w := &fakeFile{start: time.Now(), wake: make(chan struct{}, 1), content: "one"}
 	w.file = target{exists: true, size: 3, id: identity{inode: 1}, mtime: time.Now().Add(-time.Hour)}
 	return w
 }
 
-// do does what a word says to the file, and tells it as inotify would.
-func (w *world) do(word, content string) {
+// do applies an operation to the file, and notifies as inotify would.
+func (w *fakeFile) do(word, content string) {
 	w.mu.Lock()
 	w.content, w.file.size = content, uint64(len(content))
 	w.file.exists = word != "remove"
-	if word != "look" {
+	if word != "poll" {
 		w.file.mtime = time.Now()
 	}
 	var c change
 	switch word {
 	case "write": // in place
 		c = written
-	case "silently": // in place, but no event comes
-	case "put": // another file that is long ready, but no event comes
+	case "silently": // in place, but without an event
+	case "put": // an older complete file, but without an event
 		w.file.id.inode++
 		w.file.mtime = time.Now().Add(-time.Hour)
 	case "create", "rename":
@@ -57,8 +57,8 @@ func (w *world) do(word, content string) {
 		c = swapped
 	case "remove":
 		c = removed
-	case "look":
-		c = asked
+	case "poll":
+		c = polled
 	}
 	w.mu.Unlock()
 	if c != 0 {
@@ -66,7 +66,7 @@ func (w *world) do(word, content string) {
 	}
 }
 
-func (w *world) note(c change) {
+func (w *fakeFile) note(c change) {
 	w.mu.Lock()
 	w.pending = w.pending.then(c, true)
 	w.mu.Unlock()
@@ -76,21 +76,21 @@ func (w *world) note(c change) {
 	}
 }
 
-func (w *world) arm() (sight, bool, []error) {
+func (w *fakeFile) arm() (snapshot, bool, []error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	stable := !w.unstable
 	w.unstable = false
-	return sight{"file": w.file}, stable, nil
+	return snapshot{"file": w.file}, stable, nil
 }
 
-func (w *world) peek() change {
+func (w *fakeFile) peek() change {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.pending
 }
 
-func (w *world) take() change {
+func (w *fakeFile) take() change {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	c := w.pending
@@ -98,18 +98,18 @@ func (w *world) take() change {
 	return c
 }
 
-func (w *world) read() (content, fingerprint string) {
+func (w *fakeFile) read() (content, fingerprint string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.reads++
 	return w.content, w.content
 }
 
-func (w *world) watch(ctx context.Context) *Watcher[string] {
+func (w *fakeFile) watch(ctx context.Context) *Watcher[string] {
 	watcher := newWatcher[string](w.note)
-	go watcher.run(ctx, &looker[string]{
-		senses: senses{arm: w.arm, peek: w.peek, take: w.take, wake: w.wake},
-		settle: settler{tempo: usual()},
+	go watcher.run(ctx, &poller[string]{
+		source: source{arm: w.arm, peek: w.peek, take: w.take, wake: w.wake},
+		settle: settler{timing: defaultTiming()},
 		read:   w.read,
 	})
 	return watcher
@@ -118,7 +118,7 @@ func (w *world) watch(ctx context.Context) *Watcher[string] {
 // play does each step ("MILLISECONDS WORD CONTENT") at its time and returns
 // what was delivered until a second after the last ("MILLISECONDS CONTENT").
 // The watcher starts at 0, after the steps of that time.
-func (w *world) play(t *testing.T, steps []string) []string {
+func (w *fakeFile) play(t *testing.T, steps []string) []string {
 	ctx, stop := context.WithCancel(t.Context())
 	var got []string
 	var receiver sync.WaitGroup
@@ -147,7 +147,7 @@ func (w *world) play(t *testing.T, steps []string) []string {
 	return got
 }
 
-func (w *world) step(t *testing.T, step string) {
+func (w *fakeFile) step(t *testing.T, step string) {
 	at, rest, _ := strings.Cut(step, " ")
 	word, content, _ := strings.Cut(rest, " ")
 	ms, err := strconv.Atoi(at)
@@ -165,7 +165,7 @@ func every(interval, from, to int, format string) (steps []string) {
 	return steps
 }
 
-func TestContentComesWhenItHasSettled(t *testing.T) {
+func TestContentIsDeliveredWhenSettled(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		steps []string
@@ -180,11 +180,11 @@ func TestContentComesWhenItHasSettled(t *testing.T) {
 			[]string{"0 silently tw", "20 write two"},
 			[]string{"70 two"},
 		}, {
-			"a link to a file just written is believed at start",
+			"a link to a file just written is settled at start",
 			[]string{"0 swap two"},
 			[]string{"0 two"},
 		}, {
-			"a writer without pause at start holds it back half a second",
+			"a busy writer at start delays it by half a second",
 			append([]string{"0 silently new"}, every(10, 5, 1000, "write %d")...),
 			[]string{"500 495", "1045 995"},
 		}, {
@@ -220,7 +220,7 @@ func TestContentComesWhenItHasSettled(t *testing.T) {
 			append(every(10, 100, 2000, "write %d"), "2000 rename two"),
 			[]string{"0 one", "2000 two"},
 		}, {
-			"what the writer before a swap wrote is not waited for",
+			"writes before a swap are not waited for",
 			[]string{"100 write tw", "100 swap two"},
 			[]string{"0 one", "100 two"},
 		}, {
@@ -232,46 +232,46 @@ func TestContentComesWhenItHasSettled(t *testing.T) {
 			[]string{"100 remove gone"},
 			[]string{"0 one", "150 gone"},
 		}, {
-			"removed and renamed anew is one change",
+			"removed and replaced by rename is one change",
 			[]string{"100 remove gone", "120 rename two"},
 			[]string{"0 one", "125 two"},
 		}, {
-			"removed and written anew is one change",
+			"removed and written again is one change",
 			[]string{"100 remove gone", "101 create", "130 write two"},
 			[]string{"0 one", "180 two"},
 		}, {
-			"a new file that is written right away after the writing",
+			"a new file that is being written, after the writing",
 			[]string{"100 remove gone", "200 create tw", "202 write two"},
 			[]string{"0 one", "150 gone", "260 two"},
 		}, {
-			"a new file that is whole after a moment",
+			"a new complete file after a moment",
 			[]string{"100 remove gone", "200 create two"},
 			[]string{"0 one", "150 gone", "205 two"},
 		}, {
-			"a look finds another file at once",
-			[]string{"100 put two", "200 look two"},
+			"a poll finds another file at once",
+			[]string{"100 put two", "200 poll two"},
 			[]string{"0 one", "200 two"},
 		}, {
-			"a look that finds the file changed reads twice",
-			[]string{"100 silently two", "200 look two"},
+			"a poll that finds the file changed reads twice",
+			[]string{"100 silently two", "200 poll two"},
 			[]string{"0 one", "250 two"},
 		}, {
-			"two reads that differ are not believed",
-			[]string{"100 silently tw", "200 look tw", "220 silently two"},
+			"two reads that differ are not settled",
+			[]string{"100 silently tw", "200 poll tw", "220 silently two"},
 			[]string{"0 one", "300 two"},
 		}, {
-			"looks do not prolong the waiting",
-			[]string{"100 write two", "120 look two", "140 look two"},
+			"polls do not extend the wait",
+			[]string{"100 write two", "120 poll two", "140 poll two"},
 			[]string{"0 one", "150 two"},
 		}, {
-			"what is back as it was is no change",
+			"content that is restored is not a change",
 			[]string{"100 write two", "120 write one", "200 remove gone", "220 create one"},
 			[]string{"0 one"},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				got := newWorld().play(t, tt.steps)
+				got := newFakeFile().play(t, tt.steps)
 				if diff := cmp.Diff(tt.want, got); diff != "" {
 					t.Errorf("delivered, in milliseconds (-want +got):\n%s", diff)
 				}
@@ -280,9 +280,9 @@ func TestContentComesWhenItHasSettled(t *testing.T) {
 	}
 }
 
-func TestABusyWriterIsReadAHundredTimesASecondAtMost(t *testing.T) {
+func TestBusyWriterIsReadAtMostHundredTimesPerSecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
+		w := newFakeFile()
 		w.play(t, every(1, 100, 1100, "write %d"))
 		if w.reads > 105 {
 			t.Errorf("%d reads for 1,000 writes in one second", w.reads)
@@ -290,9 +290,9 @@ func TestABusyWriterIsReadAHundredTimesASecondAtMost(t *testing.T) {
 	})
 }
 
-func TestASlowReceiverGetsTheLatestContent(t *testing.T) {
+func TestSlowReceiverGetsLatestContent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
+		w := newFakeFile()
 		watcher := w.watch(t.Context())
 		swap := func(content string) {
 			w.do("swap", content)
@@ -313,75 +313,76 @@ func TestASlowReceiverGetsTheLatestContent(t *testing.T) {
 	})
 }
 
-func TestAPathThatChangesFasterThanItIsFollowedIsLookedAtAgain(t *testing.T) {
+func TestUnstablePathIsPolledAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
+		w := newFakeFile()
 		watcher := w.watch(t.Context())
 		<-watcher.Content()
 		w.mu.Lock()
 		w.unstable = true
 		w.mu.Unlock()
-		watcher.Look()
+		watcher.Poll()
 		synctest.Wait()
-		w.do("put", "two") // makes no event
+		w.do("put", "two") // causes no event
 		if got := <-watcher.Content(); got != "two" {
 			t.Errorf("got %q", got)
 		}
 	})
 }
 
-func TestASwapOfOneFileDoesNotEndTheWaitingForAnother(t *testing.T) {
+func TestSwapOfOneFileDoesNotSettleAnother(t *testing.T) {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	old := start.Add(-time.Hour)
 	a := target{exists: true, id: identity{inode: 1}, size: 1, mtime: old}
 	b := target{exists: true, id: identity{inode: 2}, size: 1, mtime: old}
-	s := settler{tempo: usual()}
-	if done, _ := s.step(start, 0, sight{"a": a, "b": b}, "a1 b1"); !done {
+	s := settler{timing: defaultTiming()}
+	if done, _ := s.step(start, 0, snapshot{"a": a, "b": b}, "a1 b1"); !done {
 		t.Fatal("the first content has not settled")
 	}
 	at := start.Add(time.Second)
-	if done, _ := s.step(at, written, sight{"a": a, "b": b}, "a b1"); done {
+	if done, _ := s.step(at, written, snapshot{"a": a, "b": b}, "a b1"); done {
 		t.Error("settled in the middle of a write")
 	}
 	b.id.inode, b.mtime = 3, at
-	if done, wait := s.step(at, created, sight{"a": a, "b": b}, "a b2"); done || wait != s.quiet {
-		t.Errorf("after the swap of b: settled %v, look again after %v, want after %v", done, wait, s.quiet)
+	if done, wait := s.step(at, created, snapshot{"a": a, "b": b}, "a b2"); done || wait != s.quiet {
+		t.Errorf("after the swap of b: settled %v, poll again after %v, want after %v", done, wait, s.quiet)
 	}
 }
 
-// A look can look before a swap and read behind it, when no event has come yet.
-func TestASwapOfAllFilesExplainsWhatWasReadBeforeItsEvent(t *testing.T) {
+// A poll can take its snapshot before a swap and read after it, before any event
+// has arrived.
+func TestSwapOfAllFilesSettlesContentReadBeforeItsEvent(t *testing.T) {
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	file := func(links string, inode uint64) target {
 		return target{exists: true, links: links, id: identity{inode: inode}, mtime: at}
 	}
-	before := sight{"a": file("..1/a", 1), "b": file("..1/b", 2)}
-	after := sight{"a": file("..2/a", 3), "b": file("..2/b", 4)}
-	s := settler{tempo: usual()}
+	before := snapshot{"a": file("..1/a", 1), "b": file("..1/b", 2)}
+	after := snapshot{"a": file("..2/a", 3), "b": file("..2/b", 4)}
+	s := settler{timing: defaultTiming()}
 	s.first = 0
 	if done, _ := s.step(at, 0, before, "one"); !done {
 		t.Fatal("the first content has not settled")
 	}
 	at = at.Add(time.Second)
-	if done, wait := s.step(at, asked, before, "two"); done || wait != s.quiet {
-		t.Errorf("before the event: settled %v, look again after %v", done, wait)
+	if done, wait := s.step(at, polled, before, "two"); done || wait != s.quiet {
+		t.Errorf("before the event: settled %v, poll again after %v", done, wait)
 	}
 	if done, _ := s.step(at, swapped, after, "two"); !done {
 		t.Error("not settled after the swap of all files")
 	}
 }
 
-func TestALookThatComesLateWaitsForTheEventsBehindIt(t *testing.T) {
+func TestLatePollWaitsForQueuedEvents(t *testing.T) {
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	files := sight{"file": target{exists: true, id: identity{inode: 1}, mtime: at.Add(-time.Hour)}}
-	s := settler{tempo: usual()}
+	files := snapshot{"file": target{exists: true, id: identity{inode: 1}, mtime: at.Add(-time.Hour)}}
+	s := settler{timing: defaultTiming()}
 	s.step(at, 0, files, "one")
 	s.step(at, written, files, "")
-	at = at.Add(time.Second) // 50 ms were asked for
+	at = at.Add(time.Second) // requested: 50 ms
 	if done, wait := s.step(at, 0, files, ""); done || wait != s.grace {
-		t.Errorf("late: settled %v, look again after %v", done, wait)
+		t.Errorf("late: settled %v, poll again after %v", done, wait)
 	}
-	at = at.Add(time.Second) // late again, but that was that
+	at = at.Add(time.Second) // late again, but only the first time matters
 	if done, _ := s.step(at, 0, files, ""); !done {
 		t.Error("late again: not settled")
 	}

@@ -15,16 +15,15 @@ type Watcher[T any] struct {
 	done     chan struct{}
 }
 
-// Start follows path until ctx ends. It calls read, from one goroutine, to get
-// the content and its fingerprint: equal fingerprints mean equal content. An
-// error while reading, or that nothing is there, is content too. Read must not
-// block for long; it may be called at any time, also for content that is not
-// delivered.
+// Start follows path until ctx is done. It calls read, from one goroutine, to get
+// the content and its fingerprint: equal fingerprints mean equal content. A read
+// error and a missing file are content, too. The function must not block for
+// long; it may be called at any time, also for content that is not delivered.
 func Start[T any](ctx context.Context, path string, read func() (content T, fingerprint string)) *Watcher[T] {
-	return start(ctx, usual(), newObserver(path, fsnotify.NewWatcher), read)
+	return start(ctx, defaultTiming(), newObserver(path, fsnotify.NewWatcher), read)
 }
 
-func start[T any](ctx context.Context, p tempo, o *observer, read func() (T, string)) *Watcher[T] {
+func start[T any](ctx context.Context, p timing, o *observer, read func() (T, string)) *Watcher[T] {
 	w := newWatcher[T](o.note)
 	arm := armer{arm: o.arm, limit: armTime}
 	go func() {
@@ -34,9 +33,9 @@ func start[T any](ctx context.Context, p tempo, o *observer, read func() (T, str
 				o.close()
 			}
 		}()
-		w.run(ctx, &looker[T]{
-			senses: senses{arm: arm.try, peek: o.peek, take: o.take, wake: o.wake},
-			settle: settler{tempo: p},
+		w.run(ctx, &poller[T]{
+			source: source{arm: arm.try, peek: o.peek, take: o.take, wake: o.wake},
+			settle: settler{timing: p},
 			read:   read,
 		})
 	}()
@@ -56,22 +55,22 @@ func newWatcher[T any](note func(change)) *Watcher[T] {
 // from the one delivered before. It is never closed.
 func (w *Watcher[T]) Content() <-chan T { return w.content }
 
-// Warnings delivers what is worth knowing, each once: that inotify is exhausted
-// or may not watch a directory, so that changes are found by Look alone; that
-// the path is a single-file mount, which does not follow its source. It is
-// never closed, and need not be read.
+// Warnings delivers each warning once: that inotify is exhausted or may not watch
+// a directory, so that only Poll finds changes; that the path is a single-file
+// mount, which does not follow its source. It is never closed, and need not be
+// read.
 func (w *Watcher[T]) Warnings() <-chan error { return w.warnings }
 
-// Look makes the watcher look now, as if something had happened, and renew its
-// watches. It does not wait for that.
-func (w *Watcher[T]) Look() { w.note(asked) }
+// Poll makes the watcher read the content now, as if something had happened, and
+// renew its watches. It does not wait for this.
+func (w *Watcher[T]) Poll() { w.note(polled) }
 
-// Done is closed when ctx has ended and nothing of the watcher is left: no
-// goroutine and no file descriptor, unless a dead mount holds a call.
+// Done is closed when ctx is done and nothing of the watcher is left: no
+// goroutine and no file descriptor, unless a call hangs on a dead mount.
 func (w *Watcher[T]) Done() <-chan struct{} { return w.done }
 
-// run is the loop: something happens, look, deliver what has settled.
-func (w *Watcher[T]) run(ctx context.Context, l *looker[T]) {
+// run is the main loop: wait for an event, poll, deliver what has settled.
+func (w *Watcher[T]) run(ctx context.Context, l *poller[T]) {
 	var (
 		next      finding[T]
 		out       chan T // nil while there is nothing to deliver
@@ -82,7 +81,7 @@ func (w *Watcher[T]) run(ctx context.Context, l *looker[T]) {
 	defer timer.Stop()
 	for {
 		var (
-			warn    chan error // nil while there is nothing to say
+			warn    chan error // nil while there is no warning
 			warning error
 		)
 		if len(l.warnings) > 0 {
@@ -99,15 +98,15 @@ func (w *Watcher[T]) run(ctx context.Context, l *looker[T]) {
 			continue
 		case <-l.wake:
 			if l.peek() == 0 {
-				continue // an earlier look has seen it
+				continue // an earlier poll has handled it
 			}
 		case <-timer.C:
 		}
-		found, wait := l.look()
+		found, wait := l.poll()
 		if found != nil {
 			next, out = *found, w.content
 			if begun && next.fingerprint == delivered {
-				out = nil // back to it before anything else was delivered
+				out = nil // it is back before anything else was delivered
 			}
 		}
 		timer.Stop()
@@ -117,26 +116,25 @@ func (w *Watcher[T]) run(ctx context.Context, l *looker[T]) {
 	}
 }
 
-// armTime is how long renewing the watches may take. On a dead mount it never
-// ends.
+// armTime bounds the renewal of the watches. On a dead mount it never returns.
 const armTime = 2 * time.Second
 
-// An armer renews the watches within a time.
+// An armer renews the watches within a time limit.
 type armer struct {
-	arm     func() (sight, bool, []error)
+	arm     func() (snapshot, bool, []error)
 	limit   time.Duration
-	pending chan armed // a call that has not ended in time
+	pending chan armed // a call that exceeded the limit
 }
 
 type armed struct {
-	seen     sight
+	seen     snapshot
 	stable   bool
 	warnings []error
 }
 
-// try renews the watches. If that takes too long, it returns that nothing is there:
-// reading tells what is wrong. While a call has not ended there is no other.
-func (a *armer) try() (sight, bool, []error) {
+// try renews the watches. If that takes too long, it returns an empty snapshot:
+// reading reports the cause. It starts no other call until that one returns.
+func (a *armer) try() (snapshot, bool, []error) {
 	limit := a.limit
 	done := a.pending
 	if done != nil {
@@ -161,17 +159,17 @@ func (a *armer) try() (sight, bool, []error) {
 	}
 }
 
-// senses is what a looker knows of the world: an observer's methods.
-type senses struct {
-	arm  func() (s sight, stable bool, warnings []error)
-	peek func() change // what happened since the last take
+// source is the observer as a poller uses it.
+type source struct {
+	arm  func() (s snapshot, stable bool, warnings []error)
+	peek func() change // the changes since the last take
 	take func() change
-	wake <-chan struct{} // has a token after something happened
+	wake <-chan struct{} // receives a token when something happened
 }
 
-// A looker looks at the path and judges what it finds.
-type looker[T any] struct {
-	senses
+// A poller reads the content and decides whether it has settled.
+type poller[T any] struct {
+	source
 	settle   settler
 	read     func() (T, string)
 	last     time.Time // when read was last called
@@ -183,20 +181,20 @@ type finding[T any] struct {
 	fingerprint string
 }
 
-// look returns what it found if that is settled and new, and after which time
-// to look again (zero: when something happens).
-func (l *looker[T]) look() (found *finding[T], wait time.Duration) {
-	if wait := l.settle.defers(time.Now(), l.last, l.peek()); wait > 0 {
+// poll returns the content if it is settled and new, and when to poll again
+// (zero: on the next event).
+func (l *poller[T]) poll() (found *finding[T], wait time.Duration) {
+	if wait := l.settle.delay(time.Now(), l.last, l.peek()); wait > 0 {
 		return nil, wait
 	}
 	c := l.take()
-	// Watches first, so that no change after the reading is missed.
+	// Renew the watches first, so that no change after reading is missed.
 	now, stable, warnings := l.arm()
 	l.warnings = append(l.warnings, warnings...)
 	content, fingerprint := l.read()
 	l.last = time.Now()
-	// What happened meanwhile may have been read already. It counts now, and
-	// will be looked at again.
+	// What happened meanwhile may have been read already. It counts for this
+	// poll, and causes another one.
 	c = c.then(l.peek(), len(now) <= 1)
 	done, wait := l.settle.step(l.last, c, now, fingerprint)
 	if done {

@@ -110,7 +110,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 	generations := nfnetlink.DialGeneration()
 	loop := agent.New(
 		agent.Inputs{
-			Files: files.Content(), Warnings: files.Warnings(), Reread: files.Look,
+			Files: files.Content(), Warnings: files.Warnings(), Reread: files.Poll,
 			Changes: listener.Changes(), Join: listener.Join, Leave: listener.Leave, Hangup: hangup,
 		},
 		agent.Kernel{
