@@ -1,6 +1,7 @@
 package foreign
 
 import (
+	"bytes"
 	"cmp"
 	"net/netip"
 	"slices"
@@ -49,6 +50,7 @@ type Way struct {
 	// with Masquerade, they are those of the interface. Keeps means that the
 	// packet keeps its own address.
 	To         iprange.Range
+	Among      []netip.Addr // the addresses that a map has, if To is one of them
 	Masquerade bool
 	Keeps      bool
 	Drops      bool // the rule drops the packet instead
@@ -281,8 +283,8 @@ func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, sto
 	}
 	switch {
 	case translates:
-		t.add(r, a, to)
-		return sure, false, true
+		found := t.add(r, a, to)
+		return sure && found == yes, false, found != no
 	case a.byMap:
 		for _, target := range targets {
 			back, stops := t.follow(c, target.code, target.chain, on)
@@ -325,9 +327,59 @@ func (t *Tracer) follow(c *Chain, code int32, chain string, on []id) (back, stop
 	return false, false
 }
 
-func (t *Tracer) add(r nfnetlink.Rule, a action, s ruletext.Statement) {
-	t.out.Ways = append(t.out.Ways, Way{
-		Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority, To: s.To,
-		Direct: t.direct > 0, Masquerade: a.rewrites && !a.fixed, Keeps: s.ToField == "ip saddr" || s.ToField == "ip6 saddr",
-	})
+// add adds a rule that translates the packet, and reports whether it does so: if its
+// map has no address for the packet, the packet continues after the rule.
+func (t *Tracer) add(r nfnetlink.Rule, a action, s ruletext.Statement) truth {
+	w := Way{
+		Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority, To: s.To, Direct: t.direct > 0, Masquerade: a.rewrites && !a.fixed,
+		Keeps: s.ToMap == "" && (s.ToField == "ip saddr" || s.ToField == "ip6 saddr"),
+	}
+	found := yes
+	if elements, read := t.maps[id{r.Family, r.Table, s.ToMap}]; s.ToMap != "" && read {
+		if w.Among, found = t.packet.among(s, elements); found == no {
+			return no
+		}
+		if len(w.Among) == 1 {
+			w.To = iprange.Range{From: w.Among[0], To: w.Among[0]}
+		}
+	}
+	t.out.Ways = append(t.out.Ways, w)
+	return found
+}
+
+// among returns the addresses that a map may have for the packet, sorted, and whether
+// it has one.
+func (p Packet) among(s ruletext.Statement, elements []nfnetlink.MapElement) (all []netip.Addr, found truth) {
+	var from netip.Addr
+	switch s.ToField {
+	case "ip saddr", "ip6 saddr":
+		from = p.Src
+	case "ip daddr", "ip6 daddr":
+		from = p.Dst
+	}
+	key := from.AsSlice()
+	for i := range min(len(key), len(s.ToMask)) {
+		key[i] &= s.ToMask[i]
+	}
+	for _, e := range elements {
+		if value, ok := netip.AddrFromSlice(e.Value); ok && (key == nil || bytes.Equal(key, e.Key)) {
+			all = append(all, value)
+		}
+	}
+	keys := 1 // that there can be
+	for _, b := range s.ToMask {
+		for ; b != 0 && keys <= len(elements); b &= b - 1 {
+			keys *= 2
+		}
+	}
+	switch every := s.ToMask != nil && len(elements) >= keys; {
+	case len(all) == 0:
+		return nil, no
+	case key != nil || every: // elements have keys that differ
+		found = yes
+	default:
+		found = maybe
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all), found
 }

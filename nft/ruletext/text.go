@@ -63,6 +63,9 @@ type Statement struct {
 	// are not constant; ToField is "ip saddr" or "ip6 saddr" if it keeps its own.
 	To      iprange.Range
 	ToField string
+	// ToMap is the map that has the address for each value of ToField, masked.
+	ToMap  string
+	ToMask []byte
 
 	kind kind
 	text string // where the parts above do not say all
@@ -153,6 +156,8 @@ type operand struct {
 	mask     []byte
 	xor      []byte
 	constant []byte // in place of a field
+	set      string // the map that has it for a key
+	key      *operand
 }
 
 func zero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
@@ -194,7 +199,7 @@ func Statements(r nfnetlink.Rule) iter.Seq[Statement] {
 			}
 			if !ok {
 				s.text = d.act(e)
-				s.To, s.ToField = d.translation(e)
+				d.translation(e, &s)
 			}
 			s.Expr = e
 			if !yield(s) {
@@ -262,7 +267,9 @@ func (d *decoder) load(e nfnetlink.Expr) (o operand) {
 		}
 		o.register = e.Uint32(unix.NFTA_BYTEORDER_DREG)
 	case "lookup":
-		o.name = d.key(e) + " map @" + nfnetlink.Printable(e.Str(unix.NFTA_LOOKUP_SET))
+		key := d.register(e.Uint32(unix.NFTA_LOOKUP_SREG))
+		o.set, o.key = e.Str(unix.NFTA_LOOKUP_SET), &key
+		o.name = d.key(e) + " map @" + nfnetlink.Printable(o.set)
 		o.register = e.Uint32(unix.NFTA_LOOKUP_DREG)
 	}
 	return o
@@ -372,24 +379,25 @@ func (d *decoder) span(e nfnetlink.Expr, attr uint16, k kind) string {
 	return from + either(to == from, "", "-"+to)
 }
 
-// translation returns the addresses of an expression nat.
-func (d *decoder) translation(e nfnetlink.Expr) (to iprange.Range, field string) {
+// translation adds the addresses of an expression nat.
+func (d *decoder) translation(e nfnetlink.Expr, s *Statement) {
 	if e.Name != "nat" || e.Attr(unix.NFTA_NAT_REG_ADDR_MIN) == nil {
-		return to, ""
+		return
 	}
 	from := d.register(e.Uint32(unix.NFTA_NAT_REG_ADDR_MIN))
-	if from.constant == nil {
-		if from.mask == nil && zero(from.xor) {
-			field = from.name
+	switch {
+	case from.constant != nil:
+		s.To.From, _ = netip.AddrFromSlice(from.constant)
+		s.To.To = s.To.From
+		if e.Attr(unix.NFTA_NAT_REG_ADDR_MAX) != nil {
+			s.To.To, _ = netip.AddrFromSlice(d.register(e.Uint32(unix.NFTA_NAT_REG_ADDR_MAX)).constant)
 		}
-		return to, field
+	case from.mask != nil || !zero(from.xor):
+	case from.key != nil && zero(from.key.xor):
+		s.ToMap, s.ToField, s.ToMask = from.set, from.key.name, from.key.mask
+	case from.key == nil:
+		s.ToField = from.name
 	}
-	to.From, _ = netip.AddrFromSlice(from.constant)
-	to.To = to.From
-	if e.Attr(unix.NFTA_NAT_REG_ADDR_MAX) != nil {
-		to.To, _ = netip.AddrFromSlice(d.register(e.Uint32(unix.NFTA_NAT_REG_ADDR_MAX)).constant)
-	}
-	return to, ""
 }
 
 func (d *decoder) ports(e nfnetlink.Expr, attr uint16) string {

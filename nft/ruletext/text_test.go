@@ -71,6 +71,8 @@ func TestNativeRulesReadAsNFTWordsThem(t *testing.T) {
 		{"tcp dport 1 snat ip to 1.2.3.4-1.2.3.9:1000-2000 random", "meta l4proto tcp th dport 1 snat ip to 1.2.3.4-1.2.3.9:1000-2000 random"},
 		{"snat ip6 to 2001:db8::1", "snat ip6 to 2001:db8::1"},
 		{"snat ip to ip saddr map { 10.0.0.1 : 1.2.3.4 }", "meta nfproto ipv4 snat to ip saddr map @__map0"},
+		{"snat ip to ip saddr & 0.0.0.255 map @pods fully-random", "meta nfproto ipv4 snat to ip saddr & 0.0.0.255 map @pods fully-random"},
+		{"tcp dport 1 snat ip6 to ip6 saddr & ::ff map @pods6:1024-2047", "meta l4proto tcp th dport 1 meta nfproto ipv6 snat to ip6 saddr & ::ff map @pods6:1024-2047"},
 		{"fib daddr type local counter name seen return", "fib daddr type local counter name seen return"},
 		{"fib saddr . oif type != local masquerade", "fib saddr . oif type != local masquerade"},
 		{"numgen random mod 10 < 5 masquerade", "numgen random mod 10 < 5 masquerade"},
@@ -81,7 +83,7 @@ func TestNativeRulesReadAsNFTWordsThem(t *testing.T) {
 		{"pkttype broadcast return", "<meta 19> 0x01 return"},
 	}
 	var script strings.Builder
-	script.WriteString("table inet t {\nset nets { type ipv4_addr; flags interval; }\nmap jumps { type ifname : verdict; }\n" +
+	script.WriteString("table inet t {\nset nets { type ipv4_addr; flags interval; }\nmap jumps { type ifname : verdict; }\nmap pods { type ipv4_addr : ipv4_addr; }\nmap pods6 { type ipv6_addr : ipv6_addr; }\n" +
 		"counter seen { }\nchain sub { }\nchain post { type nat hook postrouting priority 100;\n")
 	var want []string
 	for _, test := range tests {

@@ -122,13 +122,21 @@ func (x *Explanation) certain(n kernel.Node, found []ruleFound, sees string) {
 func (x *Explanation) cannotKnow(n kernel.Node, found []ruleFound) {
 	x.Why.Code, x.Why.Unknown = "unknown", n.Source.Unknown
 	on := strings.Join(n.Source.Unknown, "; ")
-	if on == "" {
+	switch {
+	case on != "":
+	case slices.ContainsFunc(n.Source.Ways, func(w foreign.Way) bool { return len(w.Among) > 1 }):
+		on = "the source: give --from"
+	default:
 		on = "a translation that the rule does not name"
 	}
 	x.Headline = fmt.Sprintf("What %s sees cannot be known from here: it depends on %s.", x.Destination, on)
-	for _, r := range found {
+	for i, r := range found {
 		sees := r.Sees
-		if sees == "" {
+		switch among := n.Source.Ways[i].Among; {
+		case sees != "":
+		case len(among) > 1:
+			sees = "one of " + addressList(among)
+		default:
 			sees = "an address that is not known"
 		}
 		x.Possible = append(x.Possible, fmt.Sprintf("%s by %s", sees, r))
@@ -175,6 +183,20 @@ func newRuleFound(w foreign.Way, n kernel.Node) ruleFound {
 		r.Sees = w.To.From.String()
 	}
 	return r
+}
+
+// addressList names the first addresses and counts the others.
+func addressList(all []netip.Addr) string {
+	const most = 8
+	var words []string
+	for _, a := range all[:min(len(all), most)] {
+		words = append(words, a.String())
+	}
+	text := strings.Join(words, ", ")
+	if len(all) > most {
+		text += fmt.Sprintf(" and %d more", len(all)-most)
+	}
+	return text
 }
 
 func addressText(a netip.Addr) string {
