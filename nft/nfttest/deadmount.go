@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DeadMount mounts a file system that never answers, as a dead NFS server does not,
-// and unmounts it when the test ends.
+// DeadMount mounts a file system that never responds, like one on a dead NFS
+// server, and unmounts it when the test ends.
 func DeadMount(tb testing.TB) string {
 	tb.Helper()
 	return mountFUSE(tb, func(int) {})
@@ -20,7 +20,7 @@ func DeadMount(tb testing.TB) string {
 // A FUSERequest is the number of a request to a FUSE server, as in linux/fuse.h.
 type FUSERequest uint32
 
-// What a reader of a file requests.
+// The requests that reading a file causes.
 const (
 	FUSELookup  FUSERequest = 1
 	FUSEGetattr FUSERequest = 3
@@ -28,10 +28,10 @@ const (
 	FUSERead    FUSERequest = 15
 )
 
-// HungMount mounts a file system whose directory has a file, an empty list, at each
-// name. Its server takes requests of one kind and never answers them. The thread that
-// waits for the answer cannot be killed, nor can its process end. HungMount unmounts it
-// when the test ends.
+// HungMount mounts a file system whose directory has a file, an empty list, under
+// every name. Its server accepts requests of one kind and never replies to them.
+// The thread that waits for the reply cannot be killed, nor can its process exit.
+// HungMount unmounts the file system when the test ends.
 func HungMount(tb testing.TB, at FUSERequest) string {
 	tb.Helper()
 	return mountFUSE(tb, func(fd int) {
@@ -39,7 +39,7 @@ func HungMount(tb testing.TB, at FUSERequest) string {
 		for {
 			_, err := unix.Read(fd, request)
 			if err != nil && !errors.Is(err, unix.EINTR) {
-				return // it is unmounted
+				return // unmounted
 			}
 			header := struct {
 				Len, Request uint32
@@ -47,7 +47,7 @@ func HungMount(tb testing.TB, at FUSERequest) string {
 			}{}
 			_, _ = binary.Decode(request, binary.NativeEndian, &header)
 			if r := FUSERequest(header.Request); err == nil && r != at {
-				_, _ = unix.Write(fd, fuseAnswer(r, header.Unique, header.Node))
+				_, _ = unix.Write(fd, fuseReply(r, header.Unique, header.Node))
 			}
 		}
 	})
@@ -68,7 +68,7 @@ func mountFUSE(tb testing.TB, serve func(fd int)) string {
 	var server sync.WaitGroup
 	server.Go(func() { serve(fd) })
 	tb.Cleanup(func() {
-		// By force, so that the calls that wait end.
+		// By force, so that blocked calls return.
 		report(tb, unix.Unmount(dir, unix.MNT_DETACH|unix.MNT_FORCE))
 		server.Wait()
 		report(tb, unix.Close(fd))
@@ -76,8 +76,8 @@ func mountFUSE(tb testing.TB, serve func(fd int)) string {
 	return dir
 }
 
-// fuseAnswer returns the answer to a request about a node.
-func fuseAnswer(r FUSERequest, unique, node uint64) []byte {
+// fuseReply returns the reply to a request about a node.
+func fuseReply(r FUSERequest, unique, node uint64) []byte {
 	const (
 		start = 26 // FUSE_INIT
 
@@ -94,39 +94,39 @@ func fuseAnswer(r FUSERequest, unique, node uint64) []byte {
 		file: {Node: file, Mode: unix.S_IFREG | 0o644, Links: 1, Size: uint64(len(content))},
 	}
 	errno := int32(0)
-	var answer any
+	var reply any
 	switch r {
 	case start:
-		answer = struct {
+		reply = struct {
 			Major, Minor, ReadAhead, Flags uint32
 			Background, Congestion         uint16
 			MaxWrite                       uint32
 			_                              [10]uint32
 		}{Major: 7, Minor: 31, ReadAhead: 1 << 16, MaxWrite: 1 << 16}
 	case FUSELookup:
-		answer = struct {
+		reply = struct {
 			Node, Generation, Valid, AttributesValid uint64
 			NS                                       [2]uint32
 			About                                    attributes
 		}{Node: file, About: about[file]}
 	case FUSEGetattr:
-		answer = struct {
+		reply = struct {
 			Valid, NS uint64
 			About     attributes
 		}{About: about[node]}
 	case FUSEOpen:
-		answer = [2]uint64{}
+		reply = [2]uint64{}
 	case FUSERead:
-		answer = []byte(content)
+		reply = []byte(content)
 	default:
-		answer, errno = []byte{}, -int32(unix.ENOSYS)
+		reply, errno = []byte{}, -int32(unix.ENOSYS)
 	}
-	size := binary.Size(answer)
+	size := binary.Size(reply)
 	text, _ := binary.Append(nil, binary.NativeEndian, struct {
 		Len    uint32
 		Errno  int32
 		Unique uint64
 	}{uint32(16 + size), errno, unique})
-	text, _ = binary.Append(text, binary.NativeEndian, answer)
+	text, _ = binary.Append(text, binary.NativeEndian, reply)
 	return text
 }

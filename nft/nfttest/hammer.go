@@ -16,16 +16,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Target is a destination that a Hammer sends to, and what must happen to the
-// pod's connections to it.
+// Target is a destination that a Hammer sends to, and the expected verdict for
+// the pod's connections to it.
 type Target struct {
 	Proto       Proto // UDP or TCP
 	Dst         netip.Addr
 	Masqueraded bool
 }
 
-// Count is what became of the flows to one target. A flow is one UDP packet
-// with ports of its own, or one TCP connection.
+// Count is the result for the flows to one target. A flow is one UDP packet with
+// unique ports, or one TCP connection.
 type Count struct {
 	Target
 	Sent  uint64
@@ -34,10 +34,10 @@ type Count struct {
 	Other uint64 // seen with any other address
 }
 
-// Seen is how many flows the far end saw.
+// Seen returns how many flows the far end saw.
 func (c Count) Seen() uint64 { return c.Pod + c.Node + c.Other }
 
-// Wrong is how many of them had a source address that they must not have.
+// Wrong returns how many of them had a wrong source address.
 func (c Count) Wrong() uint64 {
 	if c.Masqueraded {
 		return c.Pod + c.Other
@@ -45,15 +45,15 @@ func (c Count) Wrong() uint64 {
 	return c.Node + c.Other
 }
 
-// Tally is what a Hammer has found.
+// Tally is the result of a Hammer.
 type Tally struct {
 	Counts []Count // in the order of the targets
-	// Refused is how many packets the node's connection tracking dropped, most
-	// likely because its table was full. They prove nothing.
+	// Refused is how many packets the node's connection tracking dropped,
+	// probably because its table was full. They prove nothing.
 	Refused uint64
 }
 
-// Sent is how many flows were sent.
+// Sent returns how many flows were sent.
 func (t Tally) Sent() (n uint64) {
 	for _, c := range t.Counts {
 		n += c.Sent
@@ -61,8 +61,8 @@ func (t Tally) Sent() (n uint64) {
 	return n
 }
 
-// Seen is how many of them the far end saw. The rest was lost on the way, or in
-// a receive buffer.
+// Seen returns how many of them the far end saw. The others were lost on the way
+// or in a receive buffer.
 func (t Tally) Seen() (n uint64) {
 	for _, c := range t.Counts {
 		n += c.Seen()
@@ -70,7 +70,7 @@ func (t Tally) Seen() (n uint64) {
 	return n
 }
 
-// Leaked is how many flows that must be masqueraded were not.
+// Leaked returns how many flows that must be masqueraded were not.
 func (t Tally) Leaked() (n uint64) {
 	for _, c := range t.Counts {
 		if c.Masqueraded {
@@ -80,7 +80,7 @@ func (t Tally) Leaked() (n uint64) {
 	return n
 }
 
-// Wronged is how many flows that must keep the pod's address did not.
+// Wronged returns how many flows that must keep the pod's address did not.
 func (t Tally) Wronged() (n uint64) {
 	for _, c := range t.Counts {
 		if !c.Masqueraded {
@@ -90,12 +90,12 @@ func (t Tally) Wronged() (n uint64) {
 	return n
 }
 
-// Err says what is wrong, if anything is: a wrong source, a packet that proves
-// nothing, a target of which nothing was seen.
+// Err returns an error if something is wrong: a wrong source, a packet that
+// proves nothing, or a target for which nothing was seen.
 func (t Tally) Err() error {
 	for _, c := range t.Counts {
 		if c.Seen() == 0 {
-			return fmt.Errorf("nothing seen of %s to %s: %s", c.Proto, c.Dst, t)
+			return fmt.Errorf("no %s to %s seen: %s", c.Proto, c.Dst, t)
 		}
 	}
 	if t.Leaked()+t.Wronged()+t.Refused > 0 {
@@ -104,24 +104,24 @@ func (t Tally) Err() error {
 	return nil
 }
 
-// String says it in one line.
+// String returns the tally in one line.
 func (t Tally) String() string {
 	return fmt.Sprintf("%d flows sent, %d seen, %d leaked, %d wrongly masqueraded, %d refused by conntrack",
 		t.Sent(), t.Seen(), t.Leaked(), t.Wronged(), t.Refused)
 }
 
 // Hammer sends flows from the pod to its targets, as fast as it can, until it is
-// stopped. UDP goes out in turns, one packet to each target, from a thread that
-// stays on one processor and takes each packet through the node: what changes
-// the rules then runs on another, at the same time. TCP connections are opened
-// one after the other, beside it.
+// stopped. It sends UDP packets to each target in turn, from a thread pinned to
+// one CPU, on which each packet also passes the node: changes to the rules then
+// run on another CPU at the same time. TCP connections are opened concurrently,
+// one after the other.
 type Hammer struct {
 	top     *Topology
 	counts  []counters
-	refused uint64 // before the start
+	refused uint64 // packets, before the start
 
-	stopping atomic.Bool // senders end
-	draining atomic.Bool // receivers end when there is nothing more to read
+	stopping atomic.Bool // tells senders to return
+	draining atomic.Bool // tells receivers to return when there is nothing more to read
 	senders  sync.WaitGroup
 	readers  sync.WaitGroup
 
@@ -136,9 +136,9 @@ type counters struct {
 
 func (c *counters) seen() uint64 { return c.pod.Load() + c.node.Load() + c.other.Load() }
 
-// StartHammer starts to send. No two targets may be the same. Only one Hammer may
-// run in a Topology. It shortens the node's connection tracking timeouts, so that
-// its table does not fill up.
+// StartHammer starts sending. No two targets may be the same, and only one Hammer
+// may run in a Topology. It shortens the node's connection-tracking timeouts, so
+// that the table does not fill up.
 func (t *Topology) StartHammer(targets ...Target) (*Hammer, error) {
 	h := &Hammer{top: t, counts: make([]counters, len(targets))}
 	for i, target := range targets {
@@ -153,17 +153,17 @@ func (t *Topology) StartHammer(targets ...Target) (*Hammer, error) {
 	}
 	for _, name := range []string{
 		"udp_timeout", "tcp_timeout_close", "tcp_timeout_time_wait",
-		// What was tracked in part, while rules came or went, would else decide
-		// for the connection that gets the same port tens of thousands later.
+		// Otherwise an entry from the time of a change would decide for the
+		// connection that uses the same port tens of thousands of flows later.
 		"tcp_timeout_syn_sent", "tcp_timeout_syn_recv", "tcp_timeout_established", "tcp_timeout_fin_wait",
 		"tcp_timeout_close_wait", "tcp_timeout_last_ack", "tcp_timeout_max_retrans", "tcp_timeout_unacknowledged",
 	} {
-		// A user namespace may not have them. Then the count of the refused
-		// tells whether the table was too small.
+		// A user namespace may lack them. Then Refused shows whether the table
+		// was too small.
 		_ = t.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "1")
 	}
-	// A connection that was begun before the rules changed shall not come about a
-	// second after, by a packet that is sent again.
+	// A connection that was started before the rules changed must not be
+	// established a second later by a retransmission.
 	err = t.Outside.Sysctl("net.ipv4.tcp_synack_retries", "0")
 	if err := errors.Join(err, h.startUDP(), h.startTCP()); err != nil {
 		_, stopErr := h.Stop()
@@ -172,8 +172,8 @@ func (t *Topology) StartHammer(targets ...Target) (*Hammer, error) {
 	return h, nil
 }
 
-// check says what is wrong with a target, and gives its address to the outside
-// host.
+// check returns what is wrong with a target, and assigns its address to the
+// outside host.
 func (t *Topology) check(target Target, others []Target) error {
 	if target.Proto != UDP && target.Proto != TCP {
 		return errors.New("neither UDP nor TCP")
@@ -196,7 +196,7 @@ func (h *Hammer) of(proto Proto) (found []*counters) {
 	return found
 }
 
-// firstPort is the first source port of the flows.
+// firstPort is the first source port of flows.
 const firstPort = 10000
 
 // judge counts one flow that the far end saw.
@@ -221,7 +221,7 @@ func (h *Hammer) read(loop func() error) {
 	h.readers.Go(func() { h.fail(loop()) })
 }
 
-// fail keeps an error for Stop, and makes all senders stop.
+// fail records an error for Stop, and stops all senders.
 func (h *Hammer) fail(err error) {
 	if err == nil {
 		return
@@ -232,7 +232,7 @@ func (h *Hammer) fail(err error) {
 	h.err = errors.Join(h.err, err)
 }
 
-// Wait waits until so many flows to every target have been sent since the call
+// Wait waits until that many flows to every target have been sent since the call
 // and seen.
 func (h *Hammer) Wait(ctx context.Context, flows uint64) error {
 	goals := make([]uint64, len(h.counts))
@@ -256,8 +256,9 @@ func (h *Hammer) Wait(ctx context.Context, flows uint64) error {
 	return nil
 }
 
-// Stop ends the sending, reads what is still on its way and returns the result.
-// It may be called again. The error is of the Hammer itself; what it found wrong is in the Tally.
+// Stop stops sending, reads what is still on its way and returns the result. It
+// may be called again. The error is one of the Hammer itself; wrong sources are
+// in the Tally.
 func (h *Hammer) Stop() (Tally, error) {
 	h.stopping.Store(true)
 	h.senders.Wait()
@@ -270,8 +271,8 @@ func (h *Hammer) Stop() (Tally, error) {
 	return tally, errors.Join(h.err, err)
 }
 
-// SoFar returns what a running Hammer has counted; what conntrack refused, only
-// Stop finds out.
+// SoFar returns the counts of a running Hammer, without Refused, which only Stop
+// reads.
 func (h *Hammer) SoFar() Tally {
 	var tally Tally
 	for i := range h.counts {
@@ -285,7 +286,7 @@ func (h *Hammer) SoFar() Tally {
 func refused(n *NS) (total uint64, err error) {
 	var text []byte
 	err = n.Do(func() (err error) {
-		// Not /proc/net, which is the namespace of the process.
+		// Not /proc/net, which shows the namespace of the process.
 		text, err = os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
 		return err
 	})
@@ -298,8 +299,8 @@ func refused(n *NS) (total uint64, err error) {
 	return total, nil
 }
 
-// dropped sums up the column drop of the kernel's connection tracking
-// statistics: a line of names, then a line of hexadecimal numbers a processor.
+// dropped sums up the column "drop" of the kernel's connection-tracking
+// statistics: a line of names, then a line of hexadecimal numbers per CPU.
 func dropped(text string) (total uint64, err error) {
 	names, values, _ := strings.Cut(text, "\n")
 	column := slices.Index(strings.Fields(names), "drop")
@@ -320,8 +321,8 @@ func dropped(text string) (total uint64, err error) {
 	return total, nil
 }
 
-// OneProcessor keeps the calling thread on one processor, the first on which it may
-// run, until undo.
+// OneProcessor pins the calling thread to one CPU, the first on which it may run,
+// until undo is called.
 func OneProcessor() (undo func(), err error) {
 	var all, one unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &all); err != nil {

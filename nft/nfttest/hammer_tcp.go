@@ -12,7 +12,7 @@ import (
 	"nft-masq-agent/nft/nfttest/netns"
 )
 
-// hammerPort is where the first TCP target listens; the others follow.
+// hammerPort is the port of the first TCP target; the others follow.
 const hammerPort = 20000
 
 // startTCP starts a listener for each TCP target and one sender.
@@ -47,7 +47,7 @@ func listen(at netip.AddrPort) (int, error) {
 		return -1, fmt.Errorf("hammer: socket: %w", err)
 	}
 	err = errors.Join(
-		// A connection of the Hammer before may not have ended yet.
+		// A connection of the previous Hammer may still exist.
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
 		bind(fd, Flow{Src: at, Dst: at}),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}),
@@ -59,7 +59,7 @@ func listen(at netip.AddrPort) (int, error) {
 	return fd, nil
 }
 
-// acceptTCP counts connections, until the Hammer drains and no more come.
+// acceptTCP counts connections until the Hammer drains and no more arrive.
 func (h *Hammer) acceptTCP(listener int, c *counters) error {
 	for {
 		fd, from, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
@@ -79,10 +79,10 @@ func (h *Hammer) acceptTCP(listener int, c *counters) error {
 	}
 }
 
-// connectTCP opens connections in turns to the targets, and resets each one, so
-// that neither end remembers it. The node may, for a second, and would let that
-// decide for a connection with the same ports: the kernel gives a port again within
-// a second, this does not.
+// connectTCP opens connections to the targets in turn, and resets each one, so
+// that neither end keeps it. The node may keep it for a second, and would then
+// treat a connection with the same ports alike. So connectTCP does not reuse a
+// port within a second, as the kernel would.
 func (h *Hammer) connectTCP(targets []*counters, ports []netip.AddrPort) error {
 	for src := uint16(firstPort); !h.stopping.Load(); src = max(src+1, firstPort) {
 		for i, c := range targets {
@@ -96,22 +96,22 @@ func (h *Hammer) connectTCP(targets []*counters, ports []netip.AddrPort) error {
 	return nil
 }
 
-// mayFail says whether a connection did not come about, which is no error of the
-// Hammer's: it counts as not seen. Connections are reset when all rules of the
-// node go while the answer is on its way, and one that the far end has closed by
-// then says EPIPE.
+// mayFail reports whether a connection was not established, which is not an error
+// of the Hammer: it counts as not seen. Connections are reset if all rules of the
+// node vanish while the reply is on its way, and one that the far end has closed
+// by then returns EPIPE.
 func mayFail(err error) bool {
 	return slices.ContainsFunc([]error{unix.EINPROGRESS, unix.ETIMEDOUT, unix.ECONNRESET, unix.EPIPE}, func(e error) bool {
 		return errors.Is(err, e)
 	})
 }
 
-// beforeRetry is how long a connection may take: less than until the kernel sends
-// the first packet again (RFC 6298, 1 s).
+// beforeRetry is how long a connection may take: less than the kernel's first
+// retransmission timeout (RFC 6298, 1 s).
 const beforeRetry = 900 * time.Millisecond
 
 // connectOnce opens one connection from a port and resets it. The error is
-// EINPROGRESS where it does not come about in time.
+// EINPROGRESS if it is not established in time.
 func connectOnce(src uint16, dst netip.AddrPort) error {
 	to, err := sockaddr(dst)
 	if err != nil {
@@ -123,7 +123,8 @@ func connectOnce(src uint16, dst netip.AddrPort) error {
 	}
 	defer unix.Close(fd)
 	if err := errors.Join(
-		// A child that this process is just starting may hold the last one open.
+		// A child process that is just being started may keep the previous socket
+		// open.
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
 		bind(fd, Flow{Src: netip.AddrPortFrom(netip.Addr{}, src), Dst: dst}),
 		unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
@@ -132,7 +133,7 @@ func connectOnce(src uint16, dst netip.AddrPort) error {
 		return err
 	}
 	err = unix.Connect(fd, to)
-	for errors.Is(err, unix.EINTR) { // connecting goes on meanwhile
+	for errors.Is(err, unix.EINTR) { // connecting continues in the meantime
 		err = unix.Connect(fd, to)
 	}
 	if errors.Is(err, unix.EISCONN) {

@@ -10,8 +10,8 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// targets are one that must be masqueraded and one that must not, of each
-// protocol and family.
+// targets returns one target that must be masqueraded and one that must not, for
+// each protocol and family.
 func targets() (all []nfttest.Target) {
 	for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
 		for _, t := range []struct {
@@ -24,7 +24,7 @@ func targets() (all []nfttest.Target) {
 	return all
 }
 
-// hammer runs a Hammer until it has seen so many flows to each target.
+// hammer runs a Hammer until it has seen that many flows to each target.
 func hammer(t *testing.T, top *nfttest.Topology, flows uint64, targets ...nfttest.Target) nfttest.Tally {
 	t.Helper()
 	h := nfttest.StartHammer(t, top, targets...)
@@ -47,7 +47,7 @@ func hammer(t *testing.T, top *nfttest.Topology, flows uint64, targets ...nfttes
 	return tally
 }
 
-func TestHammerFindsNothingWrongWithRightRules(t *testing.T) {
+func TestHammerFindsNothingWrongWithCorrectRules(t *testing.T) {
 	nfttest.Require(t, "nft")
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, masqueradeBut, "-f", "-")
@@ -70,7 +70,7 @@ func TestHammerSeesEveryWrongSource(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			top := nfttest.NewTopology(t)
 			nfttest.NFT(t, top.Node, tt.ruleset, "-f", "-")
-			// Only UDP for the source that nobody answers to.
+			// Only UDP for the source that does not exist.
 			all := targets()
 			if tt.leaked && tt.wronged {
 				all = all[:4]
@@ -102,7 +102,7 @@ func TestHammerSeesEveryWrongSource(t *testing.T) {
 	}
 }
 
-func TestHammerSeesRulesThatAreAwayForAMoment(t *testing.T) {
+func TestHammerSeesRulesVanishBriefly(t *testing.T) {
 	nfttest.Require(t, "nft")
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, masqueradeBut, "-f", "-")
@@ -133,7 +133,7 @@ func TestHammerSeesRulesThatAreAwayForAMoment(t *testing.T) {
 	}
 }
 
-func TestHammerRefusesTargetsItCannotJudge(t *testing.T) {
+func TestHammerRejectsInvalidTargets(t *testing.T) {
 	top := nfttest.NewTopology(t)
 	outside := nfttest.Target{Proto: nfttest.UDP, Dst: top.OutsideV4}
 	for _, targets := range [][]nfttest.Target{

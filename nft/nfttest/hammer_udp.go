@@ -32,8 +32,7 @@ func (h *Hammer) startUDP() error {
 	return nil
 }
 
-// readUDP counts what comes out of the tap, until the Hammer drains and no more
-// comes.
+// readUDP counts packets from the tap until the Hammer drains and no more arrive.
 func (h *Hammer) readUDP(tap *netns.Tap, targets []*counters) error {
 	byDst := map[netip.Addr]*counters{}
 	for _, c := range targets {
@@ -58,8 +57,8 @@ func (h *Hammer) readUDP(tap *netns.Tap, targets []*counters) error {
 	}
 }
 
-// sendUDP sends in turns to the targets. Every packet has a pair of ports that
-// no packet to this target had before.
+// sendUDP sends to the targets in turn. Every packet has a pair of ports that no
+// earlier packet to this target had.
 func (h *Hammer) sendUDP(targets []*counters) error {
 	undo, err := OneProcessor()
 	if err != nil {
@@ -77,8 +76,8 @@ func (h *Hammer) sendUDP(targets []*counters) error {
 	}
 }
 
-// sendUDPFrom sends from one source port to all destination ports. The socket
-// is an IPv6 one, which sends IPv4 to mapped addresses.
+// sendUDPFrom sends from one source port to all destination ports. The socket is
+// an IPv6 socket; for IPv4 it sends to mapped addresses.
 func (h *Hammer) sendUDPFrom(port uint16, targets []*counters) error {
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -2,8 +2,8 @@ package nfttest
 
 import "testing"
 
-func TestConntrackDropsAreSummedOverProcessors(t *testing.T) {
-	// Linux 6.18; the columns differ between versions.
+func TestConntrackDropsAreSummedOverCPUs(t *testing.T) {
+	// As of Linux 6.18; the columns differ between versions.
 	const text = `entries  clashres found new invalid ignore delete chainlength insert insert_failed drop early_drop icmp_error  expect_new expect_create expect_delete search_restart
 00000003  00000000 00000000 00000000 00000001 00000000 00000000 00000004 00000000 00000000 0000000a 00000002 00000000  00000000 00000000 00000000 00000000
 00000003  00000000 00000000 00000000 00000000 00000000 00000000 00000004 00000000 00000000 00000001 00000000 00000000  00000000 00000000 00000000 00000000

@@ -22,7 +22,7 @@ func (j *judge) Helper()               {}
 func (j *judge) Skipf(string, ...any)  { j.verdict = "skipped" }
 func (j *judge) Fatalf(string, ...any) { j.verdict = "failed" }
 
-func TestRequireFailsInsteadOfSkippingWhereTheKernelIsRequired(t *testing.T) {
+func TestRequireFailsIfTheKernelIsRequired(t *testing.T) {
 	for _, tt := range []struct{ env, program, want string }{
 		{"1", "no-such-program", "failed"},
 		{"", "no-such-program", "skipped"},
@@ -42,9 +42,9 @@ func TestRequireFailsInsteadOfSkippingWhereTheKernelIsRequired(t *testing.T) {
 func TestKernelTestsRunWithoutRoot(t *testing.T) {
 	nfttest.Require(t, "nft")
 	if os.Getenv("NFTTEST_IN_USER_NAMESPACE") != "" {
-		return // this is the proof
+		return // running at all is the proof
 	}
-	cmd := exec.Command("/proc/self/exe", "-test.run=^TestFarEndSeesTheSourceThatTheRulesSay$", "-test.v")
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestFarEndSeesSourceAccordingToRules$", "-test.v")
 	cmd.Env = append(os.Environ(), "REQUIRE_KERNEL=1")
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}

@@ -23,45 +23,45 @@ import (
 // Proto is a transport protocol.
 type Proto string
 
-// The protocols that Send knows. An SCTP flow is its first packet, INIT; the
-// kernel needs no support for SCTP sockets.
+// The protocols that Send supports. An SCTP flow is its first packet, INIT; the
+// kernel does not need support for SCTP sockets.
 const (
 	TCP  Proto = "tcp"
 	UDP  Proto = "udp"
 	SCTP Proto = "sctp"
 )
 
-// patience is how long a packet may take to the next namespace but one, on a
-// machine that has other things to do.
-const patience = 5 * time.Second
+// arrivalTimeout bounds the time that a packet takes to cross two namespaces, on
+// a busy machine.
+const arrivalTimeout = 5 * time.Second
 
-// ErrNotSeen says that a packet did not arrive, or a connection not come about,
-// within five seconds.
+// ErrNotSeen reports that a packet did not arrive, or a connection was not
+// established, within five seconds.
 var ErrNotSeen = errors.New("not seen")
 
 // Flow is a first packet to send, or a connection to open.
 type Flow struct {
 	Proto Proto
 	From  *NS
-	To    *NS            // where to look; Topology.Send finds it from Dst
+	To    *NS            // the namespace that receives it; Topology.Send derives it from Dst
 	Src   netip.AddrPort // an invalid address or port 0: the kernel's choice
 	Dst   netip.AddrPort // an IPv6 link-local address needs a zone, or Dev
 	Dev   string         // the device to leave by, for multicast, broadcast and link-local
 }
 
-// Sighting is a flow's source as the sender has it and as the receiver saw it.
+// Sighting is a flow's source as the sender sent it and as the receiver saw it.
 type Sighting struct {
 	Sent, Seen netip.AddrPort
 }
 
-// Masqueraded says whether the receiver saw another address than the sender's.
-// Of a host's own traffic from the address that it is masqueraded to, it cannot
-// tell; there the port may differ.
+// Masqueraded reports whether the receiver saw an address other than the
+// sender's. It cannot tell for a host's own traffic from the address to which it
+// is masqueraded; there the port may differ.
 func (s Sighting) Masqueraded() bool { return s.Sent.Addr() != s.Seen.Addr() }
 
-// Send sends the flow as the function Send does. Where flow.To is nil it looks
-// at the host that has the destination; multicast and broadcast are looked for
-// outside. An address that nobody has is put on the outside host first.
+// Send is like the function [Send]. If flow.To is nil, it is the host that has
+// the destination, and the outside host for multicast and broadcast. An address
+// that no host has is first assigned to the outside host.
 func (t *Topology) Send(flow Flow) (Sighting, error) {
 	owner, err := t.owner(flow.From, flow.Dst.Addr())
 	if err != nil {
@@ -73,11 +73,11 @@ func (t *Topology) Send(flow Flow) (Sighting, error) {
 	return Send(flow)
 }
 
-// Send sends one flow and returns the source that flow.To saw of it. A TCP
-// connection is really opened, so that the way back is known to work too; of the
-// other protocols one packet is sent. The error is ErrNotSeen where nothing
-// arrived. It may be called from several goroutines, but not for two TCP flows
-// to the same port of a namespace at once.
+// Send sends one flow and returns its source as seen by flow.To. A TCP connection
+// is actually established, which proves that the reverse path works; of other
+// protocols one packet is sent. The error is ErrNotSeen if nothing arrived. Send
+// may be called concurrently, but not for two TCP flows to the same port of a
+// namespace.
 func Send(flow Flow) (Sighting, error) {
 	var s Sighting
 	var err error
@@ -100,8 +100,8 @@ func Send(flow Flow) (Sighting, error) {
 	return s, nil
 }
 
-// listenTCP listens at the destination of a flow, once the connection before it
-// has left the port.
+// listenTCP listens at the destination of a flow, once the previous connection
+// has released the port.
 func listenTCP(ctx context.Context, f Flow, network string) (listener *net.TCPListener, err error) {
 	for {
 		err = f.To.Do(func() (err error) {
@@ -115,9 +115,9 @@ func listenTCP(ctx context.Context, f Flow, network string) (listener *net.TCPLi
 	}
 }
 
-// sendTCP opens a connection to a listener of its own.
+// sendTCP opens a connection to its own listener.
 func sendTCP(f Flow) (Sighting, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), arrivalTimeout)
 	defer cancel()
 	network := "tcp6"
 	if f.Dst.Addr().Is4() {
@@ -128,7 +128,7 @@ func sendTCP(f Flow) (Sighting, error) {
 		return Sighting{}, err
 	}
 	defer listener.Close()
-	if err := listener.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := listener.SetDeadline(time.Now().Add(arrivalTimeout)); err != nil {
 		return Sighting{}, err
 	}
 
@@ -160,7 +160,7 @@ func controlBind(raw syscall.RawConn, f Flow) error {
 	return err
 }
 
-// abort closes a connection by a reset, so that neither end remembers it.
+// abort resets a connection, so that neither end keeps it.
 func abort(conn net.Conn) {
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0)
@@ -207,10 +207,10 @@ func sendPacket(f Flow, protocol int, send func(Flow, []byte) (netip.AddrPort, e
 }
 
 // await returns the first packet that ends in cookie. The error is
-// os.ErrDeadlineExceeded where none comes in time.
+// os.ErrDeadlineExceeded if none arrives in time.
 func await(tap *netns.Tap, cookie []byte) ([]byte, error) {
 	buf := make([]byte, 65536)
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(arrivalTimeout); time.Now().Before(deadline); {
 		packet, err := tap.Receive(buf)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			continue
@@ -260,8 +260,8 @@ func sendSCTP(f Flow, cookie []byte) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(sent.Addr(), port), unix.Send(fd, b, 0)
 }
 
-// connected returns a socket that is bound as the flow wants and connected to
-// its destination, and the source it got.
+// connected returns a socket that is bound as the flow requires and connected to
+// its destination, and its source.
 func connected(f Flow, kind, protocol int) (fd int, sent netip.AddrPort, err error) {
 	domain := netns.Family(f.Dst.Addr())
 	if fd, err = unix.Socket(domain, kind|unix.SOCK_CLOEXEC, protocol); err != nil {
@@ -289,8 +289,8 @@ func connected(f Flow, kind, protocol int) (fd int, sent netip.AddrPort, err err
 	return fd, fromSockaddr(local), nil
 }
 
-// bind gives a socket the device and the source of the flow, and leave to send
-// to a broadcast address.
+// bind binds a socket to the device and the source of the flow, and allows it to
+// send to a broadcast address.
 func bind(fd int, f Flow) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1); err != nil {
 		return fmt.Errorf("allow broadcast: %w", err)

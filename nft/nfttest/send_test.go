@@ -21,7 +21,7 @@ table inet test {
 }
 `
 
-func TestFarEndSeesTheSourceThatTheRulesSay(t *testing.T) {
+func TestFarEndSeesSourceAccordingToRules(t *testing.T) {
 	nfttest.Require(t, "nft")
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, masqueradeBut, "-f", "-")
@@ -30,7 +30,7 @@ func TestFarEndSeesTheSourceThatTheRulesSay(t *testing.T) {
 		want netip.Addr
 	}{
 		{"198.51.100.1", top.NodeV4},
-		{"198.51.100.4", top.NodeV4}, // nobody has it: put outside by Send
+		{"198.51.100.4", top.NodeV4}, // no host has it: assigned to the outside host by Send
 		{"192.0.2.77", top.NodeV4},
 		{"10.9.0.9", top.PodV4},
 		{"10.244.1.77", top.PodV4},
@@ -143,7 +143,7 @@ func TestMasqueradedPortsAreSeen(t *testing.T) {
 	}
 }
 
-func TestWhatIsDroppedIsNotSeen(t *testing.T) {
+func TestDroppedPacketsAreNotSeen(t *testing.T) {
 	for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
 		t.Run(string(proto), func(t *testing.T) {
 			t.Parallel()
@@ -158,7 +158,7 @@ func TestWhatIsDroppedIsNotSeen(t *testing.T) {
 	}
 }
 
-func TestLoopbackIsSeenWhereThereIsNothingElse(t *testing.T) {
+func TestLoopbackIsSeenWithoutOtherDevices(t *testing.T) {
 	n := nfttest.NewNS(t, "lone")
 	for _, dst := range []string{"127.0.0.1:5000", "127.9.9.9:5000", "[::1]:5000"} {
 		for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {

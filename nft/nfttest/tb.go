@@ -16,13 +16,13 @@ func Main(m *testing.M) int {
 	if code, ran := InUserNS(); ran {
 		return code
 	}
-	// Where there are no user namespaces either, Require says so.
+	// If there are no user namespaces either, Require reports it.
 	return m.Run()
 }
 
-// Require skips a test that cannot run here, because it has not the privileges
-// or one of the programs is not installed. With REQUIRE_KERNEL=1 in the
-// environment the test fails instead, so that nothing goes untested unnoticed.
+// Require skips a test that cannot run here, because it lacks privileges or one
+// of the programs is not installed. With REQUIRE_KERNEL=1 in the environment the
+// test fails instead, so that nothing is skipped unnoticed.
 func Require(tb testing.TB, programs ...string) {
 	tb.Helper()
 	err := netns.Privileged()
@@ -40,7 +40,7 @@ func Require(tb testing.TB, programs ...string) {
 	}
 }
 
-// NewNS makes a namespace in which only the loopback device exists, up, and
+// NewNS creates a namespace that has only the loopback device, which is up, and
 // closes it when the test ends.
 func NewNS(tb testing.TB, name string) *NS {
 	tb.Helper()
@@ -75,8 +75,8 @@ func report(tb testing.TB, err error) {
 	}
 }
 
-// Run runs a program inside the namespace and returns what it printed. The test
-// ends where the program fails, and is skipped where it is not installed.
+// Run runs a program inside the namespace and returns its output. The test fails
+// if the program fails, and is skipped if it is not installed.
 func Run(tb testing.TB, n *NS, stdin, name string, args ...string) string {
 	tb.Helper()
 	Require(tb, name)
@@ -93,14 +93,14 @@ func NFT(tb testing.TB, n *NS, stdin string, args ...string) string {
 	return Run(tb, n, stdin, "nft", args...)
 }
 
-// ListRuleset returns what `nft list ruleset` prints, without handles.
+// ListRuleset returns the output of `nft list ruleset`, without handles.
 func ListRuleset(tb testing.TB, n *NS) string {
 	tb.Helper()
 	return NFT(tb, n, "", "list", "ruleset")
 }
 
-// Save returns what a program like iptables-nft-save prints of one table,
-// without the comments, which hold the time of day.
+// Save returns the output of a program like iptables-nft-save for one table,
+// without the comments, which contain the time.
 func Save(tb testing.TB, n *NS, program, table string) string {
 	tb.Helper()
 	var kept strings.Builder
@@ -112,7 +112,7 @@ func Save(tb testing.TB, n *NS, program, table string) string {
 	return kept.String()
 }
 
-// MustSend is Topology.Send in a test.
+// MustSend is Topology.Send for tests.
 func MustSend(tb testing.TB, t *Topology, flow Flow) Sighting {
 	tb.Helper()
 	s, err := t.Send(flow)
@@ -122,8 +122,8 @@ func MustSend(tb testing.TB, t *Topology, flow Flow) Sighting {
 	return s
 }
 
-// StartHammer is Topology.StartHammer in a test, and stops the Hammer when the
-// test ends, if it still runs.
+// StartHammer is Topology.StartHammer for tests. It stops the Hammer when the
+// test ends.
 func StartHammer(tb testing.TB, t *Topology, targets ...Target) *Hammer {
 	tb.Helper()
 	h, err := t.StartHammer(targets...)

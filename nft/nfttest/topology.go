@@ -10,9 +10,9 @@ import (
 	"nft-masq-agent/nft/nfttest/netns"
 )
 
-// Topology is a pod, the node it runs on and a host outside, as the package
-// documentation draws them. The node forwards and has no rules. Whatever
-// address is not on one of the three is routed to the outside host.
+// Topology is a pod, the node it runs on and an outside host, as drawn in the
+// package documentation. The node forwards packets and has no rules. Addresses
+// that none of the three has are routed to the outside host.
 type Topology struct {
 	Pod, Node, Outside *NS
 
@@ -40,7 +40,7 @@ func OpenTopology() (*Topology, error) {
 	return t, nil
 }
 
-// Close gives up the three namespaces.
+// Close closes the three namespaces.
 func (t *Topology) Close() error {
 	var errs []error
 	for _, ns := range []*NS{t.Pod, t.Node, t.Outside} {
@@ -76,16 +76,16 @@ func (t *Topology) namespaces() (err error) {
 		t.Node.Sysctl("net.ipv6.conf.all.forwarding", "1"))
 }
 
-// prepare sets what must be set before the devices are there.
+// prepare sets what must be set before the devices exist.
 func prepare(n *NS) error {
 	for _, s := range [][2]string{
-		{"net.ipv4.conf.all.rp_filter", "0"}, // the stricter of all and the device counts
+		{"net.ipv4.conf.all.rp_filter", "0"}, // the stricter of "all" and the device's applies
 		{"net.ipv4.conf.default.rp_filter", "0"},
 		{"net.ipv4.conf.all.send_redirects", "0"},
 		{"net.ipv4.conf.default.send_redirects", "0"},
 		{"net.ipv6.conf.all.disable_ipv6", "0"},
 		{"net.ipv6.conf.default.disable_ipv6", "0"},
-		{"net.ipv6.conf.default.addr_gen_mode", "1"}, // no link-local addresses but ours
+		{"net.ipv6.conf.default.addr_gen_mode", "1"}, // no link-local addresses except ours
 		{"net.ipv6.conf.default.router_solicitations", "0"},
 	} {
 		if err := n.Sysctl(s[0], s[1]); err != nil {
@@ -138,8 +138,8 @@ func (t *Topology) addresses() error {
 		addr      netip.Addr
 		bits      int
 	}{
-		// Only the pod itself is on the pod's link: the rest of the pods' range
-		// is elsewhere, that is, outside.
+		// Only the pod itself is on the pod's link: the rest of the pod CIDR is
+		// outside.
 		{t.pod(), t.gateway(), t.PodV4, 32},
 		{t.pod(), t.gateway(), t.PodV6, 128},
 		{t.pod(), t.gateway(), netip.MustParseAddr("fe80::2"), 64},
@@ -160,8 +160,8 @@ func (t *Topology) addresses() error {
 	return nil
 }
 
-// assign gives a device an address and tells the other end of the cable where
-// it is: the kernel needs a moment before it answers a neighbour solicitation
+// assign gives a device an address and adds it as a neighbor at the other end of
+// the cable: the kernel needs a moment before it answers a neighbor solicitation
 // for a new IPv6 address, and the next one follows a second later.
 func (t *Topology) assign(e, peer netns.End, prefix netip.Prefix) error {
 	if err := e.NS.AddAddr(e.Dev, prefix); err != nil {
@@ -195,8 +195,8 @@ func (t *Topology) routes() error {
 	return nil
 }
 
-// extraAddrs puts one address of each range that an agent treats in its own way
-// on the outside host.
+// extraAddrs gives the outside host one address of each range that an agent
+// treats specially.
 func (t *Topology) extraAddrs() error {
 	for _, s := range []string{
 		"198.51.100.1", "203.0.113.9",
@@ -211,8 +211,8 @@ func (t *Topology) extraAddrs() error {
 	return nil
 }
 
-// AddAddr gives one of the three hosts one more address. The others reach it.
-// An address that this host has already is no error.
+// AddAddr gives one of the three hosts another address, which the others can
+// reach. It is not an error if that host already has it.
 func (t *Topology) AddAddr(owner *NS, addr netip.Addr) error {
 	addr = addr.WithZone("")
 	t.mu.Lock()
@@ -237,8 +237,8 @@ func (t *Topology) AddAddr(owner *NS, addr netip.Addr) error {
 	return fmt.Errorf("%s: not in this topology", owner)
 }
 
-// owner returns the host that a packet from the given one to addr ends at, and
-// puts an address that nobody has on the outside host.
+// owner returns the host that receives packets from the given one to addr. If no
+// host has the address, it assigns it to the outside host.
 func (t *Topology) owner(from *NS, addr netip.Addr) (*NS, error) {
 	addr = addr.WithZone("")
 	switch {
@@ -263,5 +263,5 @@ func broadcastOf(addr netip.Addr) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// host returns the prefix that holds addr alone.
+// host returns the prefix that contains only addr.
 func host(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.BitLen()) }

@@ -14,13 +14,13 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// DefaultChain is the chain of mode iptables-nft unless the flags say another.
+// DefaultChain is the chain of mode iptables-nft unless the flags set another.
 const DefaultChain = "IP-MASQ-AGENT"
 
-// Modes gives both modes.
+// Modes returns both modes.
 func Modes() []nft.Mode { return []nft.Mode{nft.ModeNFTables, nft.ModeIPTables} }
 
-// CIDRs makes a list of a config.
+// CIDRs returns prefixes as a list of a config.
 func CIDRs(prefixes ...string) []config.CIDR {
 	out := make([]config.CIDR, len(prefixes))
 	for i, p := range prefixes {
@@ -41,8 +41,8 @@ type Case struct {
 	source   config.Source
 }
 
-// A Packet is a line of packets.txt: the first packet of a connection and what
-// becomes of it.
+// A Packet is a line of packets.txt: the first packet of a connection and the
+// expected verdict.
 type Packet struct {
 	Line     string
 	Src, Dst netip.Addr
@@ -50,12 +50,12 @@ type Packet struct {
 	Verdict  nft.Verdict
 }
 
-// nodeAddresses are those of the node in the topology of package nfttest.
+// nodeAddresses are the node's addresses in an nfttest.Topology.
 func nodeAddresses() []string {
 	return []string{"192.0.2.1", "2001:db8::1", "10.244.1.1", "fd00:10:244:1::1"}
 }
 
-// Connection is what a policy is asked about the packet.
+// Connection returns the packet as a connection that a policy decides about.
 func (p Packet) Connection() nft.Connection {
 	return nft.Connection{
 		Src: p.Src, Dst: p.Dst, ToNode: p.Verdict == nft.Local, In: "pod0", Out: "eth0",
@@ -111,7 +111,7 @@ func dir(t testing.TB) string {
 			return cases
 		}
 		if abs, err := filepath.Abs(at); err != nil || abs == "/" {
-			t.Fatal("there is no testdata/cases above this directory")
+			t.Fatal("no testdata/cases above this directory")
 		}
 	}
 }
@@ -134,7 +134,7 @@ func Load(t testing.TB, name string) Case {
 	return c
 }
 
-// File gives the text of one of the case's files.
+// File returns the content of one of the case's files.
 func (c Case) File(t testing.TB, name string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(c.Dir, name))

@@ -1,4 +1,4 @@
-// Package cases has what tests try policies with: the directories of
-// testdata/cases, random configs, and in a few lines what a config means
-// ([Specified]), against which the program is held.
+// Package cases provides policies for tests: the directories of testdata/cases,
+// random configs, and a reference implementation of the policy in a few lines
+// ([Specified]), with which the program is compared.
 package cases

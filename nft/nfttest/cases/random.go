@@ -10,7 +10,7 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// Specified is the whole of the policy.
+// Specified returns the verdict of the policy, as specified.
 func Specified(c config.Config, conn nft.Connection) nft.Verdict {
 	src, dst := conn.Src, conn.Dst
 	linkLocal := dst.IsLinkLocalUnicast() && (dst.Is4() && !c.MasqLinkLocal || dst.Is6() && !c.MasqLinkLocalIPv6)
@@ -35,7 +35,7 @@ func Specified(c config.Config, conn nft.Connection) nft.Verdict {
 	return nft.Masqueraded
 }
 
-// named says whether an interface is one of the list.
+// named reports whether an interface is in the list.
 func named(list []config.Interface, name string) bool {
 	return slices.ContainsFunc(list, func(i config.Interface) bool {
 		prefix, several := strings.CutSuffix(i.Name, "*")
@@ -47,19 +47,19 @@ func holds(list []config.CIDR, a netip.Addr) bool {
 	return slices.ContainsFunc(list, func(c config.CIDR) bool { return c.Contains(a) })
 }
 
-// ofFamilyOf says whether the list has an entry of the address's family.
+// ofFamilyOf reports whether the list has an entry of the address's family.
 func ofFamilyOf(a netip.Addr, list []config.CIDR) bool {
 	return slices.ContainsFunc(list, func(c config.CIDR) bool { return c.Addr().Is6() == a.Is6() })
 }
 
-// A Maker makes random configs, and addresses at the edges of their prefixes.
+// A Maker generates random configs, and addresses at the edges of their prefixes.
 type Maker struct{ *rand.Rand }
 
-// NewMaker gives a maker that always makes the same of a seed.
+// NewMaker returns a maker that always generates the same values for a seed.
 func NewMaker(seed uint64) Maker { return Maker{rand.New(rand.NewPCG(seed, 0))} }
 
-// addr gives an address that a host can have. They lie near each other, so that
-// prefixes meet.
+// addr returns a unicast address. These are close to each other, so that prefixes
+// overlap.
 func (m Maker) addr(ipv6 bool) netip.Addr {
 	if ipv6 {
 		heads := []string{"fd00::", "fd00:10:244::", "fdff:ffff::", "2001:db8:1::", "2001:db8:77::", "2001:db8:ffff::"}
@@ -78,7 +78,7 @@ func (m Maker) addr(ipv6 bool) netip.Addr {
 func (m Maker) cidr() config.CIDR {
 	a := m.addr(m.IntN(2) == 0)
 	bits := m.IntN(a.BitLen() + 1)
-	if m.IntN(4) > 0 { // mostly lengths that leave something to others
+	if m.IntN(4) > 0 { // mostly lengths that do not cover everything
 		bits = a.BitLen()/4 + m.IntN(a.BitLen()*3/4+1)
 	}
 	p, _ := a.Prefix(bits)
@@ -96,7 +96,7 @@ func (m Maker) list(most int) []config.CIDR {
 	return list
 }
 
-// Config makes a config.
+// Config generates a config.
 func (m Maker) Config() config.Config {
 	c := config.Config{
 		NonMasqueradeCIDRs: m.list(12), ForceMasqueradeCIDRs: m.list(4),
@@ -117,7 +117,7 @@ func (m Maker) Config() config.Config {
 	return c
 }
 
-// ifaces are names that lists and connections have; those of lists are also
+// ifaces returns names for lists and connections; those in lists may also be
 // prefixes.
 func ifaces() []string { return []string{"wg0", "wg1", "w", "eth0", "eth0.7", "eth01", "pod0"} }
 
@@ -130,7 +130,7 @@ func (m Maker) interfaces() []config.Interface {
 	return list
 }
 
-// Connection makes a connection between two addresses.
+// Connection generates a connection between two addresses.
 func (m Maker) Connection(src, dst netip.Addr) nft.Connection {
 	names := append(ifaces(), "veth123456789ab", "lo")
 	c := nft.Connection{Src: src, Dst: dst, FromNode: m.IntN(4) == 0, Out: names[m.IntN(len(names))]}
@@ -140,14 +140,14 @@ func (m Maker) Connection(src, dst netip.Addr) nft.Connection {
 	return c
 }
 
-// ForView leaves out what mode iptables-nft cannot express.
+// ForView removes from a config what mode iptables-nft cannot express.
 func ForView(c config.Config) config.Config {
 	c.Enforce = nil
 	c.ExemptHost, c.MasqueradeSrcInterfaces, c.NonMasqueradeOutInterfaces, c.MasqueradeOutInterfaces = nil, nil, nil, nil
 	return c
 }
 
-// Options makes options for a mode.
+// Options generates options for a mode.
 func (m Maker) Options(mode nft.Mode) nft.Options {
 	o := nft.Options{Mode: mode, Chain: DefaultChain, RandomFully: m.IntN(2) == 0, Marks: nft.DefaultMarks()[:1+m.IntN(2)]}
 	for from := 1024; m.IntN(3) == 0; from += 10000 {
@@ -156,8 +156,8 @@ func (m Maker) Options(mode nft.Mode) nft.Options {
 	return o
 }
 
-// Near gives an address for a config: often the first or last of one of its
-// prefixes, or the next to it.
+// Near returns an address for a config: often the first or last address of one of
+// its prefixes, or the one next to it.
 func (m Maker) Near(c config.Config, ipv6 bool) netip.Addr {
 	all := slices.Concat(c.NonMasqueradeCIDRs, c.ForceMasqueradeCIDRs, c.NonMasqueradeSrcCIDRs, c.MasqueradeSrcCIDRs)
 	all = append(all, CIDRs("169.254.0.0/16", "fe80::/10")...)
@@ -170,7 +170,8 @@ func (m Maker) Near(c config.Config, ipv6 bool) netip.Addr {
 	return m.addr(ipv6)
 }
 
-// lastOf gives the last address of a prefix, found by counting in halves.
+// lastOf returns the last address of a prefix, computed independently of package
+// iprange.
 func lastOf(p netip.Prefix) netip.Addr {
 	a := p.Addr()
 	for bits := p.Bits() + 1; bits <= a.BitLen(); bits++ {

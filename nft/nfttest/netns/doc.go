@@ -1,5 +1,5 @@
-// Package netns makes network namespaces, runs functions and programs inside
-// them, cables them and looks at the packets that arrive.
+// Package netns creates network namespaces, runs functions and programs inside
+// them, connects them and captures the packets that arrive.
 //
 // A namespace has no name and no file: nothing stays in /run/netns. The caller's
 // own namespace is never changed. Everything is done by system calls and

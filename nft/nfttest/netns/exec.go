@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Command is exec.Command, which also looks where administrators' programs are
-// when the caller's PATH does not.
+// Command is like exec.Command, but also searches the sbin directories if they
+// are not in the caller's PATH.
 func Command(name string, args ...string) *exec.Cmd {
 	if _, err := exec.LookPath(name); err == nil || strings.Contains(name, "/") {
 		return exec.Command(name, args...)
@@ -32,19 +32,19 @@ type Process struct {
 	err  error
 }
 
-// Done is closed when the program has ended and its output has been copied.
+// Done is closed when the program has exited and its output has been copied.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Wait waits for the end of the program and returns what exec.Cmd.Wait says.
+// Wait waits for the program to exit and returns the error of exec.Cmd.Wait.
 func (p *Process) Wait() error {
 	<-p.done
 	return p.err
 }
 
-// Start starts cmd inside the namespace, in a mount namespace of its own where
-// networks have no names and DNS does not exist. It is killed when the process
-// that started it ends. The caller must not call cmd.Wait nor use cmd's pipes:
-// output goes to cmd.Stdout and cmd.Stderr.
+// Start starts cmd inside the namespace, in a new mount namespace without network
+// names and DNS. The program is killed when the process that started it exits.
+// The caller must not call cmd.Wait or use cmd's pipes: output goes to cmd.Stdout
+// and cmd.Stderr.
 func (n *NS) Start(cmd *exec.Cmd) (*Process, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &unix.SysProcAttr{}
@@ -52,7 +52,7 @@ func (n *NS) Start(cmd *exec.Cmd) (*Process, error) {
 	cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
 	p := &Process{done: make(chan struct{})}
 	started := make(chan error)
-	onThreadOfItsOwn(func() {
+	onDedicatedThread(func() {
 		err := n.enter()
 		if err == nil {
 			err = hideNames()
@@ -63,7 +63,8 @@ func (n *NS) Start(cmd *exec.Cmd) (*Process, error) {
 		p.Process = cmd.Process
 		started <- err
 		if err == nil {
-			// The thread must outlive the program: Pdeathsig is about the thread.
+			// The thread must outlive the program, because Pdeathsig refers to
+			// the thread.
 			p.err = cmd.Wait()
 			close(p.done)
 		}
@@ -74,7 +75,7 @@ func (n *NS) Start(cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// Run starts cmd inside the namespace and waits for its end.
+// Run starts cmd inside the namespace and waits for it to exit.
 func (n *NS) Run(cmd *exec.Cmd) error {
 	p, err := n.Start(cmd)
 	if err != nil {
@@ -84,7 +85,8 @@ func (n *NS) Run(cmd *exec.Cmd) error {
 }
 
 // Output runs a program inside the namespace with stdin and returns what it
-// printed to standard output. The error holds what it printed to standard error.
+// printed to standard output. The error includes what it printed to standard
+// error.
 func (n *NS) Output(stdin, name string, args ...string) (string, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := Command(name, args...)
@@ -95,9 +97,9 @@ func (n *NS) Output(stdin, name string, args ...string) (string, error) {
 	return stdout.String(), nil
 }
 
-// hideNames takes the calling thread into a mount namespace of its own, in
-// which no address has a name. Debian's /etc/networks calls 169.254.0.0/16
-// link-local, and a listing without -n would ask DNS for every host address.
+// hideNames moves the calling thread to a new mount namespace, in which no
+// address has a name. Debian's /etc/networks names 169.254.0.0/16 link-local, and
+// a listing without -n queries DNS for every host address.
 func hideNames() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("new mount namespace: %w", err)
@@ -117,7 +119,7 @@ func hideNames() error {
 	return nil
 }
 
-// cover bind-mounts a file of this text over path, where path exists.
+// cover bind-mounts a file with this text over path, if path exists.
 func cover(path, text string) error {
 	if _, err := os.Stat(path); err != nil {
 		return nil

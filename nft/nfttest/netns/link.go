@@ -12,15 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// End is a device at one end of a cable.
+// End is the device at one end of a cable.
 type End struct {
 	NS  *NS
 	Dev string
 	MAC net.HardwareAddr
 }
 
-// Route is a route to Dst through Dev, by way of the gateway Via where that is
-// valid.
+// Route is a route to Dst through Dev, via the gateway Via if that is valid.
 type Route struct {
 	Dst netip.Prefix
 	Via netip.Addr
@@ -35,7 +34,7 @@ func (n *NS) LinkUp(dev string) error {
 }
 
 // AddAddr gives a device an address, usable at once (no duplicate address
-// detection). An address that is there already is no error.
+// detection). It is not an error if the device already has it.
 func (n *NS) AddAddr(dev string, prefix netip.Prefix) error {
 	err := n.onLink(dev, func(index uint32) error {
 		ip := prefix.Addr().WithZone("").AsSlice()
@@ -52,8 +51,8 @@ func (n *NS) AddAddr(dev string, prefix netip.Prefix) error {
 	return n.awaitLocal(prefix.Addr())
 }
 
-// awaitLocal waits until the namespace takes packets to an IPv6 address: the
-// kernel makes the route some time after the address.
+// awaitLocal waits until the namespace accepts packets to an IPv6 address: the
+// kernel adds the route some time after the address.
 func (n *NS) awaitLocal(addr netip.Addr) error {
 	const typeAt = 7 // struct rtmsg, rtm_type
 	dst, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.RTA_DST, Data: addr.AsSlice()}})
@@ -62,7 +61,7 @@ func (n *NS) awaitLocal(addr netip.Addr) error {
 	}
 	question := append([]byte{unix.AF_INET6, 128, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, dst...)
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		// Without any route to it the answer is an error.
+		// Without a route to it the reply is an error.
 		messages, err := n.request(unix.RTM_GETROUTE, 0, question)
 		if err == nil && len(messages) > 0 && messages[0].Data[typeAt] == unix.RTN_LOCAL {
 			return nil
@@ -71,7 +70,7 @@ func (n *NS) awaitLocal(addr netip.Addr) error {
 	return fmt.Errorf("address %s of %s: %w", addr, n, os.ErrDeadlineExceeded)
 }
 
-// AddRoute adds a route. One that is there already is no error.
+// AddRoute adds a route. It is not an error if it already exists.
 func (n *NS) AddRoute(r Route) error {
 	return n.onLink(r.Dev, func(index uint32) error {
 		scope := byte(unix.RT_SCOPE_UNIVERSE)
@@ -93,7 +92,7 @@ func (n *NS) AddRoute(r Route) error {
 	})
 }
 
-// AddNeighbour tells a device once and for all who has an address on its link.
+// AddNeighbour adds a permanent neighbor entry for an address on a device's link.
 func (n *NS) AddNeighbour(dev string, addr netip.Addr, mac net.HardwareAddr) error {
 	const ndaDst, ndaLLAddr = 1, 2 // NDA_DST, NDA_LLADDR, linux/neighbour.h
 	return n.onLink(dev, func(index uint32) error {
@@ -107,7 +106,7 @@ func (n *NS) AddNeighbour(dev string, addr netip.Addr, mac net.HardwareAddr) err
 	})
 }
 
-// AddVeth makes a cable. Its devices are down.
+// AddVeth creates a veth pair. Its devices are down.
 func AddVeth(a, b End) error {
 	const vethInfoPeer = 1 // VETH_INFO_PEER, linux/veth.h
 	err := a.NS.change(unix.RTM_NEWLINK, netlink.Create|netlink.Excl, ifinfomsg(0, 0), func(ae *netlink.AttributeEncoder) {
@@ -133,8 +132,8 @@ func AddVeth(a, b End) error {
 	return nil
 }
 
-// AwaitCarrier waits until the device is operational. The kernel brings a device's
-// queue to life some time after the other end of the cable came up, and drops
+// AwaitCarrier waits until the device is operational. The kernel activates a
+// device's queue some time after the other end of the cable came up, and drops
 // packets until then.
 func (n *NS) AwaitCarrier(dev string) error {
 	return n.onLink(dev, func(index uint32) error {
@@ -170,7 +169,7 @@ func operational(m netlink.Message) bool {
 	return false
 }
 
-// onLink calls fn with the index of the device and puts names to its error.
+// onLink calls fn with the index of the device and adds the names to its error.
 func (n *NS) onLink(dev string, fn func(index uint32) error) error {
 	var index uint32
 	err := n.Do(func() error {
@@ -204,7 +203,7 @@ func (n *NS) change(kind uint16, flags netlink.HeaderFlags, body []byte, encode 
 	return err
 }
 
-// request sends one rtnetlink message and waits for its answer.
+// request sends one rtnetlink message and waits for its reply.
 func (n *NS) request(kind uint16, flags netlink.HeaderFlags, body []byte) ([]netlink.Message, error) {
 	conn, err := n.routeConn()
 	if err != nil {
@@ -216,8 +215,8 @@ func (n *NS) request(kind uint16, flags netlink.HeaderFlags, body []byte) ([]net
 	})
 }
 
-// routeConn returns the one rtnetlink connection of the namespace. A connection
-// each time would wait for the kernel's RCU at every close.
+// routeConn returns the namespace's only rtnetlink connection. Separate
+// connections would wait for an RCU grace period at every close.
 func (n *NS) routeConn() (*netlink.Conn, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

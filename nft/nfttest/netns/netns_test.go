@@ -27,7 +27,7 @@ func TestCallerStaysInItsNamespace(t *testing.T) {
 		t.Errorf("the test runs in %s", got)
 	}
 	var stayed []string
-	for range 5000 { // a thread ends a moment after its goroutine
+	for range 5000 { // a thread exits a moment after its goroutine
 		stayed = stayed[:0]
 		for ns := range threadNamespaces(t) {
 			if !before[ns] {
@@ -42,7 +42,7 @@ func TestCallerStaysInItsNamespace(t *testing.T) {
 	t.Errorf("threads stayed in %q", stayed)
 }
 
-func TestClosingLeavesNothingBehind(t *testing.T) {
+func TestCloseLeaksNothing(t *testing.T) {
 	nfttest.Require(t)
 	use := func() {
 		top, err := nfttest.OpenTopology()
@@ -58,7 +58,7 @@ func TestClosingLeavesNothingBehind(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	use() // whatever the runtime opens once is open now
+	use() // so that whatever the runtime opens once is open
 	descriptors, temporary := list(t, "/proc/self/fd/*"), list(t, filepath.Join(os.TempDir(), "netns-*"))
 	for range 3 {
 		use()
@@ -74,7 +74,7 @@ func TestClosingLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-func TestNamespaceIsUsableAfterATestEndedInIt(t *testing.T) {
+func TestNamespaceIsUsableAfterGoexitInside(t *testing.T) {
 	n := nfttest.NewNS(t, "lone")
 	ended := make(chan bool)
 	go func() {
@@ -115,7 +115,7 @@ func TestProgramRunsInsideAndItsErrorsAreReported(t *testing.T) {
 	}
 }
 
-func TestProcessCanBeSignalledAndAwaited(t *testing.T) {
+func TestProcessCanBeSignaledAndAwaited(t *testing.T) {
 	n := nfttest.NewNS(t, "lone")
 	p, err := n.Start(nfttest.Command("sleep", "60"))
 	if err != nil {
@@ -123,7 +123,7 @@ func TestProcessCanBeSignalledAndAwaited(t *testing.T) {
 	}
 	select {
 	case <-p.Done():
-		t.Fatal("ended by itself: ", p.Wait())
+		t.Fatal("exited by itself: ", p.Wait())
 	default:
 	}
 	if err := p.Signal(syscall.SIGTERM); err != nil {
@@ -134,7 +134,7 @@ func TestProcessCanBeSignalledAndAwaited(t *testing.T) {
 		t.Errorf("wait: %v", err)
 	}
 	if _, err := n.Start(nfttest.Command("/nowhere")); err == nil {
-		t.Error("a program that is not there started")
+		t.Error("a program that does not exist was started")
 	}
 }
 
@@ -163,7 +163,7 @@ COMMIT
 	}
 }
 
-func TestTapSeesWhatItsFilterAccepts(t *testing.T) {
+func TestTapCapturesWhatItsFilterAccepts(t *testing.T) {
 	n := nfttest.NewNS(t, "lone")
 	for _, tt := range []struct {
 		name   string
@@ -193,7 +193,7 @@ func TestTapSeesWhatItsFilterAccepts(t *testing.T) {
 	}
 }
 
-func TestBorrowedTapForgetsWhatCameBefore(t *testing.T) {
+func TestBorrowedTapDiscardsOldPackets(t *testing.T) {
 	n := nfttest.NewNS(t, "lone")
 	for _, dst := range []string{"127.0.0.1:5000", "[::1]:5000"} {
 		tap, done, err := n.BorrowTap()
@@ -205,7 +205,7 @@ func TestBorrowedTapForgetsWhatCameBefore(t *testing.T) {
 		}
 		send(t, n, dst)
 		addr := netip.MustParseAddrPort(dst).Addr().String()
-		// One packet stays unread, for the next who borrows.
+		// One packet stays unread for the next borrower.
 		packet, err := tap.Receive(make([]byte, 1500))
 		if err != nil {
 			t.Fatal(err)
@@ -231,7 +231,7 @@ func send(t *testing.T, n *netns.NS, dst string) {
 	}
 }
 
-// arrived reads a tap until nothing more comes.
+// arrived reads a tap until no more packets arrive.
 func arrived(t *testing.T, tap *netns.Tap) (seen []string) {
 	t.Helper()
 	buf := make([]byte, 1500)
@@ -245,7 +245,7 @@ func arrived(t *testing.T, tap *netns.Tap) (seen []string) {
 		}
 		src, dst, ok := netns.Addresses(packet)
 		if !ok {
-			t.Fatalf("packet of %d bytes is no IP packet", len(packet))
+			t.Fatalf("packet of %d bytes is not an IP packet", len(packet))
 		}
 		seen = append(seen, src.String()+" to "+dst.String())
 	}
@@ -266,7 +266,7 @@ func threadNamespaces(t *testing.T) map[string]bool {
 	t.Helper()
 	found := map[string]bool{}
 	for _, path := range list(t, "/proc/self/task/*/ns/net") {
-		if name, err := os.Readlink(path); err == nil { // the thread may have ended
+		if name, err := os.Readlink(path); err == nil { // the thread may have exited
 			found[name] = true
 		}
 	}

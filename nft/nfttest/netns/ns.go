@@ -15,29 +15,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NS is a network namespace. It lives until Close, and as long after it as a
-// process runs inside or a socket of it is open. Its methods may be called from
-// several goroutines.
+// NS is a network namespace. It exists until Close, and after that while a
+// process runs inside or one of its sockets is open. Its methods are safe for
+// concurrent use.
 type NS struct {
 	name string
 	file *os.File // keeps the namespace alive
 
-	mu   sync.Mutex // guards what is opened when it is first needed
+	mu   sync.Mutex // guards what is opened on first use
 	rtnl *netlink.Conn
 	tap  *Tap
 
-	borrowed sync.Mutex // while somebody uses tap
+	borrowed sync.Mutex // held while tap is in use
 }
 
-// Open makes a namespace in which only the loopback device exists, down. The
-// name appears in error messages and nowhere else.
+// Open creates a namespace that has only the loopback device, which is down. The
+// name appears in error messages only.
 func Open(name string) (*NS, error) {
 	type result struct {
 		file *os.File
 		err  error
 	}
 	made := make(chan result)
-	onThreadOfItsOwn(func() {
+	onDedicatedThread(func() {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			made <- result{err: fmt.Errorf("new network namespace: %w", err)}
 			return
@@ -52,8 +52,8 @@ func Open(name string) (*NS, error) {
 	return &NS{name: name, file: r.file}, nil
 }
 
-// OpenPath opens the namespace that a file stands for: /proc/PID/ns/net, or what
-// a container runtime keeps in /run/netns.
+// OpenPath opens the namespace behind a file: /proc/PID/ns/net, or one that a
+// container runtime keeps in /run/netns.
 func OpenPath(name, path string) (*NS, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -62,17 +62,17 @@ func OpenPath(name, path string) (*NS, error) {
 	return &NS{name: name, file: file}, nil
 }
 
-// onThreadOfItsOwn starts fn in a goroutine whose thread runs nothing else, and
-// ends with it. fn may do to the thread what cannot be undone.
-func onThreadOfItsOwn(fn func()) {
+// onDedicatedThread starts fn in a goroutine whose thread runs nothing else and
+// exits with it. fn may change the thread irreversibly.
+func onDedicatedThread(fn func()) {
 	go func() {
-		runtime.LockOSThread() // never unlocked: so the thread ends
+		runtime.LockOSThread() // never unlocked, so that the thread exits
 		if unix.Gettid() != unix.Getpid() {
 			fn()
 			return
 		}
-		// The process's first thread cannot end; it would stay in fn's
-		// namespaces. Hold it until fn is on another one.
+		// The main thread cannot exit and would stay in fn's namespaces. Hold it
+		// until fn runs on another one.
 		elsewhere := make(chan struct{})
 		go func() {
 			runtime.LockOSThread()
@@ -91,13 +91,13 @@ func openThreadNS() (*os.File, error) {
 // String returns the name.
 func (n *NS) String() string { return n.name }
 
-// Fd returns the namespace's file descriptor, for libraries that want one. It
-// is valid until Close; the caller must keep n reachable while it is in use
-// (runtime.KeepAlive), because a descriptor that was closed and given out again
-// may mean the namespace of the machine.
+// Fd returns the namespace's file descriptor, for libraries that need one. It is
+// valid until Close; the caller must keep n reachable while it is in use
+// (runtime.KeepAlive), because a descriptor that was closed and reused may refer
+// to the namespace of the machine.
 func (n *NS) Fd() int { return int(n.file.Fd()) }
 
-// Close gives up the namespace.
+// Close closes the namespace.
 func (n *NS) Close() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -113,9 +113,9 @@ func (n *NS) Close() error {
 	return errors.Join(append(errs, n.file.Close())...)
 }
 
-// Do runs fn inside the namespace, in a goroutine of its own that is locked to
-// its thread. Sockets opened by fn stay in the namespace after it. Goroutines
-// that fn starts are not inside. fn may end the test, as with t.Fatal.
+// Do runs fn inside the namespace, in a new goroutine that is locked to its
+// thread. Sockets opened by fn stay in the namespace. Goroutines that fn starts
+// are not inside. fn may end the test, for example with t.Fatal.
 func (n *NS) Do(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -132,7 +132,7 @@ func (n *NS) Do(fn func() error) error {
 			return
 		}
 		defer func() {
-			// A thread that cannot go back stays locked, and ends here.
+			// A thread that cannot switch back stays locked and exits here.
 			if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
 				runtime.UnlockOSThread()
 			}
@@ -156,8 +156,8 @@ func (n *NS) enter() error {
 	return nil
 }
 
-// DialContext connects to an address from inside the namespace. It suits
-// http.Transport; the address must be a literal one.
+// DialContext connects to an address from inside the namespace. It fits
+// http.Transport; the address must be literal.
 func (n *NS) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	var conn net.Conn
 	err := n.Do(func() (err error) {

@@ -12,18 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inUserNS marks a program that InUserNS has started.
+// inUserNS is the environment variable that marks a program started by InUserNS.
 const inUserNS = "NFTTEST_IN_USER_NAMESPACE"
 
-// InUserNS starts the running program again, with the same arguments, in a user
-// namespace of its own, waits for it and returns its exit code. It does nothing
-// and returns false where the program has the privileges to make network
-// namespaces, or is the one started again, or there are no user namespaces.
+// InUserNS re-executes the running program, with the same arguments, in a new
+// user namespace, waits for it and returns its exit code. It does nothing and
+// returns false if the program has the privileges to create network namespaces,
+// if it is already the re-executed one, or if there are no user namespaces.
 func InUserNS() (code int, ran bool) {
 	if Privileged() == nil || os.Getenv(inUserNS) != "" {
 		return 0, false
 	}
-	runtime.LockOSThread() // Pdeathsig is about the thread
+	runtime.LockOSThread() // Pdeathsig refers to the thread
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Args[0] = os.Args[0]
@@ -43,7 +43,8 @@ func InUserNS() (code int, ran bool) {
 	return cmd.ProcessState.ExitCode(), true
 }
 
-// Privileged says what is missing to make network namespaces and use them.
+// Privileged returns an error that names the capabilities missing to create and
+// use network namespaces.
 func Privileged() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -64,7 +65,7 @@ func Privileged() error {
 		}
 	}
 	if len(missing) > 0 {
-		return fmt.Errorf("missing %s, and no user namespace to have it in", strings.Join(missing, ", "))
+		return fmt.Errorf("missing %s, and user namespaces are not available", strings.Join(missing, ", "))
 	}
 	return nil
 }

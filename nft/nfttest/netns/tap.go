@@ -10,16 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Tap sees the IP packets that arrive at a namespace, on every device, whether
-// or not a socket waits for them.
+// A Tap captures the IP packets that arrive in a namespace, on every device,
+// whether or not a socket receives them.
 type Tap struct{ fd int }
 
-// A Filter says in classic BPF which packets a Tap sees.
+// A Filter is a classic BPF program that selects the packets a Tap captures.
 type Filter []unix.SockFilter
 
-// BorrowTap returns the Tap that stays open as long as the namespace, because
-// closing one waits for the kernel's RCU. It waits until who had it before has
-// called done.
+// BorrowTap returns a Tap that stays open as long as the namespace, because
+// closing one waits for an RCU grace period. It blocks until the previous
+// borrower has called done.
 func (n *NS) BorrowTap() (t *Tap, done func(), err error) {
 	n.borrowed.Lock()
 	n.mu.Lock()
@@ -33,11 +33,11 @@ func (n *NS) BorrowTap() (t *Tap, done func(), err error) {
 	return n.tap, n.borrowed.Unlock, nil
 }
 
-// OpenTap opens a Tap for what the filter accepts.
+// OpenTap opens a Tap for the packets that the filter accepts.
 func (n *NS) OpenTap(filter Filter) (*Tap, error) {
 	var t *Tap
 	err := n.Do(func() error {
-		// Protocol 0: nothing arrives before the filter is there and bind says what.
+		// Protocol 0: nothing arrives before the filter is attached and bind sets the protocol.
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -58,11 +58,11 @@ func (n *NS) OpenTap(filter Filter) (*Tap, error) {
 	return t, nil
 }
 
-// Close ends it.
+// Close closes the Tap.
 func (t *Tap) Close() error { return unix.Close(t.fd) }
 
-// SetBuffer asks for room for so many bytes, and gets what the machine's limit
-// allows where the caller has no privileges outside its user namespace.
+// SetBuffer sets the size of the receive buffer in bytes. Without privileges
+// outside its user namespace, the caller gets no more than the machine's limit.
 func (t *Tap) SetBuffer(size int) error {
 	if unix.SetsockoptInt(t.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, size) == nil {
 		return nil
@@ -70,7 +70,7 @@ func (t *Tap) SetBuffer(size int) error {
 	return unix.SetsockoptInt(t.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, size)
 }
 
-// Watch forgets what has arrived and sees what the filter accepts from now on.
+// Watch discards what has arrived, and captures what the filter accepts from now on.
 func (t *Tap) Watch(filter Filter) error {
 	if err := t.filter(Nothing()); err != nil {
 		return err
@@ -87,8 +87,9 @@ func (t *Tap) Watch(filter Filter) error {
 	}
 }
 
-// Receive reads one packet, from its IP header on, as much as fits into buf. The
-// error is os.ErrDeadlineExceeded where none comes for a tenth of a second.
+// Receive reads one packet, starting at its IP header, as far as it fits into
+// buf. The error is os.ErrDeadlineExceeded if none arrives within a tenth of a
+// second.
 func (t *Tap) Receive(buf []byte) ([]byte, error) {
 	for {
 		n, from, err := unix.Recvfrom(t.fd, buf, 0)
@@ -123,14 +124,13 @@ const (
 	result   = unix.BPF_RET | unix.BPF_K
 )
 
-// Nothing accepts no packet.
+// Nothing rejects all packets.
 func Nothing() Filter {
 	return Filter{{Code: result, K: 0}}
 }
 
-// ToPort accepts IPv4 and IPv6 packets of a
-// protocol with ports to one of them. IPv6 extension headers are not looked
-// through.
+// ToPort accepts IPv4 and IPv6 packets of a protocol with ports, to one of them.
+// It does not skip IPv6 extension headers.
 func ToPort(protocol int, port uint16) Filter {
 	return Filter{
 		0:  {Code: loadByte, K: 0},
@@ -150,8 +150,8 @@ func ToPort(protocol int, port uint16) Filter {
 	}
 }
 
-// OfProtocol accepts IPv4 and IPv6 packets of a
-// protocol. IPv6 extension headers are not looked through.
+// OfProtocol accepts IPv4 and IPv6 packets of a protocol. It does not skip IPv6
+// extension headers.
 func OfProtocol(protocol int) Filter {
 	return Filter{
 		0: {Code: loadByte, K: 0},
@@ -182,7 +182,7 @@ func Source(packet []byte) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(src, binary.BigEndian.Uint16(packet[header:])), true
 }
 
-// Addresses returns source and destination of an IP packet.
+// Addresses returns the source and destination of an IP packet.
 func Addresses(packet []byte) (src, dst netip.Addr, ok bool) {
 	switch {
 	case len(packet) >= 20 && packet[0]>>4 == 4:
