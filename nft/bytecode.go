@@ -2,12 +2,12 @@ package nft
 
 import (
 	"encoding/binary"
-	"strings"
+	"fmt"
 
+	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/config"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -15,7 +15,7 @@ import (
 func (r Rule) bytecode(t Table, chain string, s Sides) nfnetlink.Rule {
 	out := nfnetlink.Rule{Family: t.Family, Table: t.Name, Chain: chain}
 	for _, n := range r.Nodes {
-		out.Exprs = append(out.Exprs, n.bytecode(t.Family, s)...)
+		out.Exprs = append(out.Exprs, n.Bytecode(t.Family, s)...)
 	}
 	if r.Comment != "" {
 		out.UserData = userdata.AppendString(nil, userdata.TypeComment, r.Comment)
@@ -31,39 +31,6 @@ func (c Chain) Bytecode(t Table, s Sides) []nfnetlink.Rule {
 		out[i] = r.bytecode(t, c.Name, s)
 	}
 	return out
-}
-
-// Asks reports whether a rule of the base chain begins by asking for a condition
-// without a list.
-func (f FamilyPolicy) Asks(row config.Condition, r nfnetlink.Rule) bool {
-	var want []nfnetlink.Expr
-	for _, n := range (Question{Condition: row}).matches(f)[0] {
-		want = append(want, n.bytecode(nfnetlink.Inet, nil)...)
-	}
-	return len(r.Exprs) >= len(want) && nfnetlink.EqualExprs(r.Exprs[:len(want)], want)
-}
-
-// Interfaces returns the interfaces for which a rule of the base chain asks, if it
-// begins by asking for a condition on them.
-func (f FamilyPolicy) Interfaces(row config.Condition, r nfnetlink.Rule) []config.Interface {
-	var found []config.Interface
-	for at := 3; at < len(r.Exprs) && r.Exprs[at].Name == "cmp"; at += 2 {
-		name := string(r.Exprs[at].Value(unix.NFTA_CMP_DATA))
-		if len(name) < unix.IFNAMSIZ {
-			name += "*"
-		}
-		found = append(found, config.Interface{Name: strings.TrimRight(name, "\x00")})
-	}
-	var want []nfnetlink.Expr
-	for _, match := range (Question{Condition: row, Interfaces: found}).matches(f) {
-		for _, n := range match {
-			want = append(want, n.bytecode(nfnetlink.Inet, nil)...)
-		}
-	}
-	if len(found) == 0 || len(r.Exprs) < len(want) || !nfnetlink.EqualExprs(r.Exprs[:len(want)], want) {
-		return nil
-	}
-	return found
 }
 
 // KernelChain is the chain as the kernel gets it.
@@ -94,4 +61,40 @@ func (s Set) KernelSet(t Table, name string) nfnetlink.Set {
 	out.UserData = userdata.Append(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, order)
 	out.UserData = userdata.AppendString(out.UserData, userdata.NFTNL_UDATA_SET_COMMENT, s.Comment)
 	return out
+}
+
+// SrcNAT is the priority at which iptables hooks POSTROUTING: NF_IP_PRI_NAT_SRC.
+const SrcNAT = 100
+
+// NATHook hooks a chain that decides about source addresses.
+func NATHook(priority int32) *nfnetlink.Hook {
+	return &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: priority}
+}
+
+// A Protocol is a transport protocol.
+type Protocol uint8
+
+// PortProtocols are the protocols whose ports --to-ports restricts.
+func PortProtocols() []Protocol {
+	return []Protocol{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}
+}
+
+// String is its name.
+func (p Protocol) String() string {
+	switch p {
+	case unix.IPPROTO_TCP:
+		return "tcp"
+	case unix.IPPROTO_UDP:
+		return "udp"
+	case unix.IPPROTO_SCTP:
+		return "sctp"
+	}
+	return fmt.Sprint(uint8(p))
+}
+
+// Match is what passes its packets.
+func (p Protocol) Match(f nfnetlink.Family) []nfnetlink.Expr {
+	return nfnetlink.Marshal(f,
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: unix.NFT_REG_1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: unix.NFT_REG_1, Data: []byte{byte(p)}})
 }

@@ -6,6 +6,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layouts"
 )
 
 func TestManyCIDRsInModeIPTablesAreWarnedOf(t *testing.T) {
@@ -15,7 +16,7 @@ func TestManyCIDRsInModeIPTablesAreWarnedOf(t *testing.T) {
 			file += fmt.Sprintf("- 10.%d.%d.0/24\n", i>>8, i&0xff)
 		}
 		for _, mode := range []nft.Mode{nft.ModeNFTables, nft.ModeIPTables} {
-			_, _, warnings, err := nft.Build(config.Defaults{}, nft.Options{Mode: mode, Chain: "X"}, config.Source{Name: "f", Data: []byte(file)})
+			_, _, warnings, err := nft.Build(config.Defaults{}, nft.Options{Layout: layouts.Of(mode, "X")}, config.Source{Name: "f", Data: []byte(file)})
 			if err != nil || (len(warnings) == 1) != (n == 1000 && mode == nft.ModeIPTables) {
 				t.Errorf("%d CIDRs, %s: %v, %v", n, mode, warnings, err)
 			}

@@ -87,14 +87,14 @@ func TestRangesAreChosenBySize(t *testing.T) {
 		size += float64(r.Size())
 	}
 	left := 1.0 // the chance that no range before was taken
-	for i, c := range choices(ranges) {
+	for i, c := range PortChoices(ranges) {
 		chance := left * float64(c.Size()) / float64(c.Remaining)
 		if want := float64(ranges[i].Size()) / size; chance/want < 0.999999 || chance/want > 1.000001 {
 			t.Errorf("range %s is taken with %f, want %f", c, chance, want)
 		}
 		left -= chance
-		if c.last() != (i == len(ranges)-1) {
-			t.Errorf("range %s: last is %t", c, c.last())
+		if c.Last() != (i == len(ranges)-1) {
+			t.Errorf("range %s: last is %t", c, c.Last())
 		}
 	}
 }

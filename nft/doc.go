@@ -10,8 +10,9 @@
 // the order of the questions, sets, comments, explanations and read-back follow
 // from its rows.
 //
-// Package kernel keeps the kernel to a ruleset; package tables compares and
-// plans for it, table by table. Beside them foreign looks at what other programs
+// How a policy is written into the kernel is a [Layout]: native has its own table, and
+// xtables the chain that iptables shows; each compiles, compares, plans and reads back.
+// Package kernel keeps the kernel to a ruleset. Beside them foreign looks at what other programs
 // do, ruletext reads any rule, conntrack compares tracked connections with a
 // policy, and nfnetlink speaks to the kernel.
 //

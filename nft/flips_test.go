@@ -10,6 +10,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
@@ -86,7 +87,7 @@ func TestFlipsAreWhatTheVerdictsBeforeAndAfterSay(t *testing.T) {
 		if n%2 == 0 {
 			after = similar(m, before)
 		}
-		flips := nft.Flips(nft.NewPolicy(before, nft.Options{}), nft.NewPolicy(after, nft.Options{}))
+		flips := nft.Flips(nft.NewPolicy(before, nft.Options{Layout: native.Layout{}}), nft.NewPolicy(after, nft.Options{Layout: native.Layout{}}))
 		for _, ipv6 := range []bool{false, true} {
 			// Each destination meets a few sources.
 			sources := edges(ipv6, true, before, after)
@@ -123,7 +124,7 @@ func TestFlipsAreWhatTheVerdictsBeforeAndAfterSay(t *testing.T) {
 }
 
 func TestFlipsAreSaidInTheFewestCIDRs(t *testing.T) {
-	policy := func(c config.Config) nft.Policy { return nft.NewPolicy(c, nft.Options{}) }
+	policy := func(c config.Config) nft.Policy { return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}) }
 	base := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "192.168.0.0/16")}
 	for _, tt := range []struct {
 		name   string
@@ -177,7 +178,7 @@ func TestADeciderDecidesAsItsPolicy(t *testing.T) {
 	m := cases.NewMaker(22)
 	for range 300 {
 		c := m.Config()
-		d := nft.NewDecider(nft.NewPolicy(c, nft.Options{}))
+		d := nft.NewDecider(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}))
 		for _, ipv6 := range []bool{false, true} {
 			for _, src := range edges(ipv6, true, c) {
 				for _, dst := range edges(ipv6, false, c) {

@@ -79,23 +79,23 @@ var (
 )
 
 // NewPolicy takes from a config and the options what decides packets. A condition
-// that the mode cannot express is left out; [Build] refuses it.
+// that the layout cannot express is left out; [Build] refuses it.
 func NewPolicy(c config.Config, o Options) Policy {
 	p := Policy{RandomFully: o.RandomFully, Ports: o.Ports}
-	p.Families = append(p.Families, newFamilyPolicy(c, o.Mode, false, linkLocalIPv4, c.MasqLinkLocal))
+	p.Families = append(p.Families, newFamilyPolicy(c, o.Layout, false, linkLocalIPv4, c.MasqLinkLocal))
 	if c.EnableIPv6 {
-		p.Families = append(p.Families, newFamilyPolicy(c, o.Mode, true, linkLocalIPv6, c.MasqLinkLocalIPv6))
+		p.Families = append(p.Families, newFamilyPolicy(c, o.Layout, true, linkLocalIPv6, c.MasqLinkLocalIPv6))
 	}
-	if c.Enforce != nil && o.Mode != ModeIPTables {
+	if c.Enforce != nil && o.Layout.Enforces() {
 		p.Enforce = &Enforcement{At: *c.Enforce, Marks: o.Marks}
 	}
 	return p
 }
 
-func newFamilyPolicy(c config.Config, m Mode, ipv6 bool, linkLocal netip.Prefix, masqLinkLocal bool) FamilyPolicy {
+func newFamilyPolicy(c config.Config, l Layout, ipv6 bool, linkLocal netip.Prefix, masqLinkLocal bool) FamilyPolicy {
 	f := FamilyPolicy{IPv6: ipv6}
 	for _, row := range config.Conditions() {
-		if !m.supports(row) {
+		if !l.Supports(row) {
 			continue
 		}
 		if at := row.Off(c); at != nil {
@@ -291,9 +291,9 @@ func (p Policy) digest() digest {
 	var b []byte
 	h := sha256.New()
 	for _, f := range p.Families {
-		b = fmt.Appendf(b, "%s\n", f.family())
+		b = fmt.Appendf(b, "%s\n", f.Family())
 		for _, q := range f.Questions {
-			b = fmt.Appendf(b, "%s\n", q.name(f))
+			b = fmt.Appendf(b, "%s\n", q.Name(f))
 			for _, p := range q.Prefixes() {
 				b = append(p.AppendTo(b), '\n')
 			}
@@ -320,12 +320,13 @@ func (f FamilyPolicy) sameOrder(o FamilyPolicy) bool {
 	})
 }
 
-// name is unique among the questions of both families.
-func (q Question) name(f FamilyPolicy) string {
+// Name is unique among the questions of both families.
+func (q Question) Name(f FamilyPolicy) string {
 	return cmp.Or(q.Set, q.Key) + f.Suffix()
 }
 
-func (f FamilyPolicy) family() nfnetlink.Family {
+// Family returns the netfilter family.
+func (f FamilyPolicy) Family() nfnetlink.Family {
 	if f.IPv6 {
 		return nfnetlink.IPv6
 	}

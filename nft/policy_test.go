@@ -10,7 +10,9 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/xtables"
 )
 
 func TestPolicyDecidesAsSpecified(t *testing.T) {
@@ -19,7 +21,7 @@ func TestPolicyDecidesAsSpecified(t *testing.T) {
 	for range 2000 {
 		c := m.Config()
 		o := m.Options(cases.Modes()[m.IntN(2)])
-		if o.Mode == nft.ModeIPTables {
+		if o.Layout.Mode() == nft.ModeIPTables {
 			c = cases.ForView(c)
 		}
 		r := nft.Compile(c, o)
@@ -55,7 +57,7 @@ func TestExplanationNamesTheEntryThatDecides(t *testing.T) {
 		},
 		MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
 	}
-	p := nft.NewPolicy(c, nft.Options{})
+	p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})
 	const toNode = "to an address of this node"
 	type step struct {
 		Question, CIDR, At string
@@ -119,7 +121,7 @@ func full() (config.Config, nft.Options) {
 		MasqLinkLocal:         true, EnableIPv6: true,
 	}
 	o := nft.Options{
-		Mode: nft.ModeNFTables, Chain: cases.DefaultChain, RandomFully: true,
+		Layout: native.Layout{}, RandomFully: true,
 		Ports: []nft.PortRange{{Min: 1024, Max: 29999}, {Min: 32768, Max: 65535}},
 	}
 	return c, o
@@ -146,8 +148,8 @@ func TestHashIsOverWhatDecides(t *testing.T) {
 			c.NonMasqueradeCIDRs = append(cases.CIDRs("10.244.0.0/16"), c.NonMasqueradeCIDRs...)
 		},
 		"resync interval": func(c *config.Config, _ *nft.Options) { c.ResyncInterval = 7 },
-		"mode":            func(_ *config.Config, o *nft.Options) { o.Mode = nft.ModeIPTables },
-		"chain":           func(_ *config.Config, o *nft.Options) { o.Chain = "OTHER" },
+		"mode":            func(_ *config.Config, o *nft.Options) { o.Layout = xtables.Layout{Name: cases.DefaultChain} },
+		"chain":           func(_ *config.Config, o *nft.Options) { o.Layout = xtables.Layout{Name: "OTHER"} },
 	} {
 		c, o := full()
 		change(&c, &o)
@@ -205,7 +207,7 @@ func TestHashIsOverWhatDecides(t *testing.T) {
 func TestLinkLocalInTheFileIsExplainedByItsPlace(t *testing.T) {
 	c := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "169.254.0.0/16")}
 	c.NonMasqueradeCIDRs[1].Pos = config.Position{File: "config", Line: 3, Col: 5}
-	p := nft.NewPolicy(c, nft.Options{})
+	p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})
 	steps := p.Explain(connection("10.0.0.1", "169.254.169.254", false))
 	if got := steps[len(steps)-1].CIDR; got != c.NonMasqueradeCIDRs[1] {
 		t.Errorf("decided by %v, want %v", got, c.NonMasqueradeCIDRs[1])
@@ -216,9 +218,9 @@ func TestLinkLocalInTheFileIsExplainedByItsPlace(t *testing.T) {
 }
 
 func TestLinkLocalInTheFileSaysNothingNew(t *testing.T) {
-	plain := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8")}, nft.Options{Mode: nft.ModeNFTables})
-	both := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "169.254.0.0/16")}, nft.Options{Mode: nft.ModeNFTables})
-	written := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs("169.254.0.0/16", "10.0.0.0/8"), MasqLinkLocal: true}, nft.Options{Mode: nft.ModeNFTables})
+	plain := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8")}, nft.Options{Layout: native.Layout{}})
+	both := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "169.254.0.0/16")}, nft.Options{Layout: native.Layout{}})
+	written := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs("169.254.0.0/16", "10.0.0.0/8"), MasqLinkLocal: true}, nft.Options{Layout: native.Layout{}})
 	if plain.Hash() != both.Hash() || plain.Hash() != written.Hash() {
 		t.Errorf("hashes %s, %s and %s of the same policy", plain.Hash(), both.Hash(), written.Hash())
 	}

@@ -70,25 +70,25 @@ func parsePort(s string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// A portChoice is one range and the chance with which it is taken when the
+// A PortChoice is one range and the chance with which it is taken when the
 // ranges before it were not: Size of Remaining.
-type portChoice struct {
+type PortChoice struct {
 	PortRange
 	Remaining uint32
 }
 
-// last says that the range is taken whenever it is reached.
-func (c portChoice) last() bool { return c.Size() == c.Remaining }
+// Last says that the range is taken whenever it is reached.
+func (c PortChoice) Last() bool { return c.Size() == c.Remaining }
 
-// choices weighs the ranges by their size.
-func choices(ranges []PortRange) []portChoice {
+// PortChoices weighs the ranges by their size.
+func PortChoices(ranges []PortRange) []PortChoice {
 	var remaining uint32
 	for _, r := range ranges {
 		remaining += r.Size()
 	}
-	out := make([]portChoice, len(ranges))
+	out := make([]PortChoice, len(ranges))
 	for i, r := range ranges {
-		out[i] = portChoice{r, remaining}
+		out[i] = PortChoice{r, remaining}
 		remaining -= r.Size()
 	}
 	return out

@@ -6,19 +6,17 @@ import (
 	"slices"
 	"strings"
 
-	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// TableName is the name of the table in mode nftables.
+// TableName is the name of the table in mode nftables, which is ours alone.
 const TableName = "nft-masq-agent"
 
 // A Ruleset is a compiled policy: what the kernel is to hold, no more and no
 // less. [Compile] and [CompilePolicy] make them.
 type Ruleset struct {
 	Policy Policy
-	Mode   Mode
-	Chain  string // of mode iptables-nft
+	Layout Layout // nil: nothing is wanted
 	Tables []Table
 	digest digest // of the policy
 }
@@ -30,16 +28,41 @@ func (r Ruleset) Hash() string { return r.digest.String() }
 
 // Same says whether the kernel is to hold the same for both.
 func (r Ruleset) Same(o Ruleset) bool {
-	return r.digest == o.digest && r.Mode == o.Mode && r.Chain == o.Chain &&
-		(r.Mode == ModeNFTables || slices.EqualFunc(r.Policy.Families, o.Policy.Families, FamilyPolicy.sameOrder))
+	return r.digest == o.digest && r.Layout == o.Layout &&
+		(r.Layout == nil || !r.Layout.Ordered() || slices.EqualFunc(r.Policy.Families, o.Policy.Families, FamilyPolicy.sameOrder))
 }
+
+// Mode returns the name of the layout, "" where nothing is wanted.
+func (r Ruleset) Mode() Mode {
+	if r.Layout == nil {
+		return ""
+	}
+	return r.Layout.Mode()
+}
+
+// Chain returns the name that the operator chose for our chain, "" where there is
+// no choice.
+func (r Ruleset) Chain() string {
+	if r.Layout == nil {
+		return ""
+	}
+	return r.Layout.Chain()
+}
+
+// Check says why the kernel cannot hold the ruleset.
+func (r Ruleset) Check() error { return r.Layout.CheckTables(r.Tables) }
+
+// String prints the ruleset as the file that its mode's program loads:
+// `nft -f`, which then replaces our table by exactly this, whatever was there,
+// or `iptables-restore --noflush`.
+func (r Ruleset) String() string { return r.Layout.Text(r.Tables) }
 
 // CIDRs counts the entries of both families that decide.
 func (r Ruleset) CIDRs() (ipv4, ipv6 int) {
 	for _, f := range r.Policy.Families {
 		n := 0
-		for _, s := range f.sets() {
-			n += len(s.Prefixes)
+		for _, q := range f.Questions {
+			n += len(q.Prefixes())
 		}
 		if f.IPv6 {
 			ipv6 += n
@@ -87,25 +110,25 @@ type Chain struct {
 
 // A Rule is a list of statements, each with its text and its bytecode.
 type Rule struct {
-	Nodes   []node
+	Nodes   []Node
 	Comment string // in mode iptables-nft a node carries the comment
 }
 
-// A node is a match or a statement of a rule. The tree is closed: nodes.go and
-// nodes_xt.go hold all there are.
-type node interface {
+// A Node is a match or a statement of a rule. Each layout has its own.
+type Node interface {
 	// String is the node in the language of its mode: nft's or iptables'.
 	String() string
-	// bytecode is what the kernel gets. sides says under which name it holds
+	// Bytecode is what the kernel gets. sides says under which name it holds
 	// a set.
-	bytecode(family nfnetlink.Family, sides Sides) []nfnetlink.Expr
+	Bytecode(family nfnetlink.Family, sides Sides) []nfnetlink.Expr
 }
 
 // Sides maps the name of a set to the one under which the kernel holds it; the
 // zero value has it under [SideA].
 type Sides map[string]string
 
-func (s Sides) of(set string) string {
+// Of returns the name under which the kernel holds a set.
+func (s Sides) Of(set string) string {
 	if name, ok := s[set]; ok {
 		return name
 	}
@@ -131,76 +154,4 @@ func (r Rule) String() string {
 		words = append(words, fmt.Sprintf("comment %q", r.Comment))
 	}
 	return strings.Join(words, " ")
-}
-
-// String prints the ruleset as the file that its mode's program loads:
-// `nft -f`, which then replaces our table by exactly this, whatever was there,
-// or `iptables-restore --noflush`.
-func (r Ruleset) String() string {
-	if r.Mode == ModeIPTables {
-		return saveText(r.Tables)
-	}
-	var b strings.Builder
-	for _, t := range r.Tables {
-		// The first line lets the second succeed where there is no table.
-		fmt.Fprintf(&b, "table %s %s\ndelete table %[1]s %s\n", t.Family, t.Name)
-		t.write(&b)
-	}
-	return b.String()
-}
-
-func (t Table) write(b *strings.Builder) {
-	fmt.Fprintf(b, "table %s %s {\n", t.Family, t.Name)
-	for _, c := range t.Counters {
-		fmt.Fprintf(b, "\tcounter %s {\n\t\tpackets 0 bytes 0\n\t}\n\n", c)
-	}
-	for _, s := range t.Sets {
-		s.write(b)
-	}
-	for i, c := range t.Chains {
-		if i > 0 {
-			b.WriteString("\n")
-		}
-		fmt.Fprintf(b, "\tchain %s {\n", c.Name)
-		if c.Hook != nil {
-			fmt.Fprintf(b, "\t\ttype %s hook postrouting priority %s; policy accept;\n", c.Hook.Type, priorityText(c.Hook.Priority))
-		}
-		for _, r := range c.Rules {
-			fmt.Fprintf(b, "\t\t%s\n", r)
-		}
-		b.WriteString("\t}\n")
-	}
-	b.WriteString("}\n")
-}
-
-// priorityText is a priority as nft prints it.
-func priorityText(p int32) string {
-	if p < srcNAT {
-		return fmt.Sprintf("srcnat - %d", srcNAT-p)
-	}
-	return fmt.Sprintf("srcnat + %d", p-srcNAT)
-}
-
-func (s Set) write(b *strings.Builder) {
-	fmt.Fprintf(b, "\tset %s%s {\n\t\ttype %s\n\t\tflags interval\n\t\tcomment %q\n", s.Name, SideA, s.typeName(), s.Comment)
-	b.WriteString("\t\telements = { ")
-	perLine := 2
-	for i, p := range s.Prefixes {
-		switch {
-		case i == 0:
-		case i%perLine == 0:
-			b.WriteString(",\n\t\t\t     ")
-		default:
-			b.WriteString(", ")
-		}
-		b.WriteString(iprange.Of(p).String())
-	}
-	b.WriteString(" }\n\t}\n\n")
-}
-
-func (s Set) typeName() string {
-	if s.IPv6 {
-		return "ipv6_addr"
-	}
-	return "ipv4_addr"
 }

@@ -9,6 +9,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layouts"
 )
 
 // The lists lie between these two addresses, where nothing of the topology is.
@@ -121,7 +122,7 @@ func ruleset(networks []netip.Prefix, mode nft.Mode) nft.Ruleset {
 		c.NonMasqueradeCIDRs[i].Prefix = p
 	}
 	if mode == nft.ModeIPTables {
-		return nft.Compile(c, nft.Options{Mode: mode, Chain: "IP-MASQ-AGENT"})
+		return nft.Compile(c, nft.Options{Layout: layouts.Of(mode, "IP-MASQ-AGENT")})
 	}
-	return nft.Compile(c, nft.Options{Mode: mode, RandomFully: true})
+	return nft.Compile(c, nft.Options{Layout: layouts.Of(mode, ""), RandomFully: true})
 }

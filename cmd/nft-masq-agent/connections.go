@@ -208,7 +208,7 @@ func judgeBy(k *kernel.Kernel, policy nft.Policy) (*conntrack.Judge, error) {
 	if err != nil {
 		return nil, err
 	}
-	rewrites, err := k.Rewrites(nft.Ruleset{Mode: nft.ModeNFTables})
+	rewrites, err := k.Rewrites(nft.Ruleset{})
 	if err != nil {
 		return nil, hinted(err)
 	}

@@ -19,8 +19,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/xtables"
 )
 
 var soak = flag.Duration("soak", 0, "how long random attacks last; 0: a few seconds")
@@ -142,9 +144,9 @@ func (a *assailant) floodElements() {
 }
 
 func (a *assailant) floodRules() {
-	r := nfnetlink.Rule{Family: nfnetlink.Inet, Table: nft.TableName, Chain: nft.BaseChain}
+	r := nfnetlink.Rule{Family: nfnetlink.Inet, Table: nft.TableName, Chain: native.BaseChain}
 	if a.mode == nft.ModeIPTables {
-		r.Family, r.Table, r.Chain = nfnetlink.IPv4, nft.NATTable, "IP-MASQ-AGENT"
+		r.Family, r.Table, r.Chain = nfnetlink.IPv4, xtables.NATTable, "IP-MASQ-AGENT"
 	}
 	b := &nfnetlink.Batch{}
 	for range a.IntN(5_000) {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -50,7 +51,7 @@ func spoil(n *node) {
 	b.AddChain(nfnetlink.Chain{Family: nfnetlink.Inet, Table: nft.TableName, Name: evil})
 	b.AddCounter(nfnetlink.Inet, nft.TableName, evil)
 	b.AddRule(nfnetlink.Rule{
-		Family: nfnetlink.Inet, Table: nft.TableName, Chain: nft.BaseChain, UserData: comment,
+		Family: nfnetlink.Inet, Table: nft.TableName, Chain: native.BaseChain, UserData: comment,
 		Exprs: nfnetlink.Marshal(nfnetlink.Inet, &expr.Verdict{Kind: expr.VerdictJump, Chain: evil}),
 	})
 	c := n.connect()

@@ -115,7 +115,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		},
 		agent.Kernel{
 			Apply: givingBack(k.Apply), ReadBack: k.ReadBack, PortID: k.PortID,
-			Counters: func() ([]kernel.Counts, error) { return counters.Counters(o.NFT()) },
+			Counters: func() ([]kernel.Counts, error) { return counters.Counters(o.NFT().Layout) },
 			Others:   accepting(k, o.AcceptForeign), Interfaces: kernel.Interfaces, XTables: k.XTables, Cleanup: k.Cleanup, Stale: countStale, Flush: flushStale, Pressure: conntrack.Open().Pressure, Generation: generations.Generation,
 			Forget: func() {
 				if k.Forget() {

@@ -101,7 +101,7 @@ func askKernel(r *answer.Status, k *kernel.Kernel, o options.Options, want nft.R
 		return err
 	}
 	if found {
-		r.Kernel.Mode, r.Kernel.Hash = string(held.Mode), held.Hash()
+		r.Kernel.Mode, r.Kernel.Hash = string(held.Mode()), held.Hash()
 	}
 	r.Kernel.Differences = []string{}
 	if o.Mode == nft.ModeIPTables {
@@ -128,9 +128,9 @@ func askKernel(r *answer.Status, k *kernel.Kernel, o options.Options, want nft.R
 		return err
 	}
 	r.Uncovered = answer.PodProblems(want.Policy, o.PodCIDRs)
-	counted := o.NFT()
+	counted := o.NFT().Layout
 	if found {
-		counted.Mode, counted.Chain = held.Mode, held.Chain
+		counted = held.Layout
 	}
 	counts, err := k.Counters(counted)
 	if err != nil {

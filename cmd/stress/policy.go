@@ -7,7 +7,9 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/xtables"
 )
 
 // The addresses to which connections are opened: two that must see the node's
@@ -82,8 +84,8 @@ func policies(n int, keys ...string) (both [2]policy, err error) {
 			return both, err
 		}
 		both[i] = policy{text: []byte(b.String()), ruleset: map[nft.Mode]nft.Ruleset{
-			nft.ModeNFTables: nft.Compile(c, nft.Options{Mode: nft.ModeNFTables, RandomFully: true, Marks: nft.DefaultMarks()}),
-			nft.ModeIPTables: nft.Compile(c, nft.Options{Mode: nft.ModeIPTables, Chain: chain}),
+			nft.ModeNFTables: nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true, Marks: nft.DefaultMarks()}),
+			nft.ModeIPTables: nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: chain}}),
 		}}
 	}
 	return both, nil

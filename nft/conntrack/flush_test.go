@@ -12,6 +12,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -25,7 +26,7 @@ func TestFlushKeepsConnectionsThatMatchThePolicy(t *testing.T) {
 	insert(t, top.Node, stale) // to 203.0.113.9, not translated, though the policy masquerades it
 	local := []netip.Prefix{netip.PrefixFrom(top.NodeV4, 32)}
 	nobody := func(netip.Addr, netip.Addr, bool) bool { return false }
-	judge := NewJudge(nft.NewPolicy(config.Default(config.Defaults{}), nft.Options{}), local, nobody)
+	judge := NewJudge(nft.NewPolicy(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}), local, nobody)
 
 	// At the same time, connections are opened that the policy exempts.
 	ctx, cancel := context.WithCancel(t.Context())

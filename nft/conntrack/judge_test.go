@@ -8,6 +8,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 )
 
 func TestStaleConnections(t *testing.T) {
@@ -16,7 +17,7 @@ func TestStaleConnections(t *testing.T) {
 		return src == netip.MustParseAddr("172.17.0.2") || dnat && src == netip.MustParseAddr("10.244.1.9")
 	}
 	local := []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32"), netip.MustParsePrefix("127.0.0.0/8")}
-	j := NewJudge(nft.NewPolicy(config.Default(config.Defaults{}), nft.Options{}), local, docker)
+	j := NewJudge(nft.NewPolicy(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}), local, docker)
 	for _, tt := range []struct {
 		name                        string
 		src, requested, dst, seenAs string
@@ -67,7 +68,7 @@ func TestStaleConnections(t *testing.T) {
 func TestVerdictThatDependsOnInterfacesIsNotStale(t *testing.T) {
 	c := config.Default(config.Defaults{})
 	c.NonMasqueradeOutInterfaces = []config.Interface{{Name: "wg*"}}
-	j := NewJudge(nft.NewPolicy(c, nft.Options{}), nil, func(_, _ netip.Addr, _ bool) bool { return false })
+	j := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), nil, func(_, _ netip.Addr, _ bool) bool { return false })
 	for _, tt := range []struct {
 		dst   string
 		stale bool

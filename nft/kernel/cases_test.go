@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -164,7 +165,7 @@ func (w *wire) check(t *testing.T, k *Kernel, r nft.Ruleset, p cases.Packet) {
 	t.Helper()
 	before := counters(t, k)
 	s := w.send(t, p)
-	what := string(r.Mode) + ": " + p.Line
+	what := string(r.Mode()) + ": " + p.Line
 	// The node's own address stays the same when it is masqueraded.
 	if p.Src != w.NodeV4 && s.Masqueraded() != (p.Verdict == nft.Masqueraded) {
 		t.Errorf("%s: sent from %s, seen from %s", what, s.Sent, s.Seen)
@@ -174,7 +175,7 @@ func (w *wire) check(t *testing.T, k *Kernel, r nft.Ruleset, p cases.Packet) {
 	} else if s.Sent != s.Seen {
 		t.Errorf("%s: sent from %s, seen from %s", what, s.Sent, s.Seen)
 	}
-	if r.Mode == nft.ModeNFTables && len(r.Policy.Families) >= map[bool]int{false: 1, true: 2}[p.Dst.Is6()] {
+	if r.Mode() == nft.ModeNFTables && len(r.Policy.Families) >= map[bool]int{false: 1, true: 2}[p.Dst.Is6()] {
 		before[Counts{IPv6: p.Dst.Is6(), Verdict: p.Verdict}]++
 	}
 	if diff := cmp.Diff(before, counters(t, k)); diff != "" {
@@ -200,7 +201,7 @@ func checkPort(t *testing.T, what string, p nft.Policy, s nfttest.Sighting) {
 // counters gives the packets of each counter.
 func counters(t testing.TB, k *Kernel) map[Counts]uint64 {
 	t.Helper()
-	all, err := k.Counters(nft.Options{Mode: nft.ModeNFTables})
+	all, err := k.Counters(native.Layout{})
 	if err != nil {
 		t.Fatal(err)
 	}

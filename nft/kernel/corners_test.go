@@ -15,6 +15,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/xtables"
 )
 
 // iptables does not use a POSTROUTING with another hook than its own, and we do
@@ -95,7 +96,7 @@ func TestDormantTableWithoutPostroutingIsWokenAndUsed(t *testing.T) {
 func postrouting(t *testing.T, ns *nfttest.NS) []string {
 	t.Helper()
 	var rules []string
-	for line := range strings.Lines(iptables(t, ns, nfnetlink.IPv4, "-S", nft.Postrouting)) {
+	for line := range strings.Lines(iptables(t, ns, nfnetlink.IPv4, "-S", xtables.Postrouting)) {
 		if rule, ok := strings.CutPrefix(strings.TrimSpace(line), "-A "); ok {
 			rules = append(rules, rule)
 		}
@@ -114,8 +115,8 @@ func TestOurRenamedChainGoesWhenOursIsPutBack(t *testing.T) {
 		}{
 			{"the same config", was.Compile(nft.ModeIPTables), Look{}},
 			{"another config", cases.Load(t, "sources-only").Compile(nft.ModeIPTables), Look{}},
-			{"another chain", nft.Compile(was.Config, nft.Options{Mode: nft.ModeIPTables, Chain: "MASQ"}), Look{Others: true}},
-			{"the new name", nft.Compile(was.Config, nft.Options{Mode: nft.ModeIPTables, Chain: "RENAMED"}), Look{Others: true}},
+			{"another chain", nft.Compile(was.Config, nft.Options{Layout: xtables.Layout{Name: "MASQ"}}), Look{Others: true}},
+			{"the new name", nft.Compile(was.Config, nft.Options{Layout: xtables.Layout{Name: "RENAMED"}}), Look{Others: true}},
 			{"the other mode", was.Compile(nft.ModeNFTables), Look{Others: true}},
 		} {
 			t.Run(name+", "+tt.name, func(t *testing.T) {
@@ -125,22 +126,22 @@ func TestOurRenamedChainGoesWhenOursIsPutBack(t *testing.T) {
 				before := notOurs(t, ns, tt.want)
 				k := open(t, ns)
 				apply(t, k, was.Compile(nft.ModeIPTables), Look{})
-				iptables(t, ns, nfnetlink.IPv4, "-A", nft.Postrouting, "-d", "192.0.2.99", "-j", "ACCEPT")
+				iptables(t, ns, nfnetlink.IPv4, "-A", xtables.Postrouting, "-d", "192.0.2.99", "-j", "ACCEPT")
 				iptables(t, ns, nfnetlink.IPv4, "-E", cases.DefaultChain, "RENAMED")
 				g := generation(t, ns)
 				if len(apply(t, k, tt.want, tt.look)) == 0 {
 					t.Error("nothing found")
 				}
-				if n := generation(t, ns) - g; n != 1 && tt.want.Mode == nft.ModeIPTables {
+				if n := generation(t, ns) - g; n != 1 && tt.want.Mode() == nft.ModeIPTables {
 					t.Errorf("%d transactions", n)
 				}
 				inStep(t, ns, tt.want)
 				rules := postrouting(t, ns)
 				at := slices.Index(rules, "POSTROUTING -d 192.0.2.99/32 -j ACCEPT")
-				if tt.want.Mode == nft.ModeIPTables && tt.want.Chain != "MASQ" && at != len(rules)-1 {
+				if tt.want.Mode() == nft.ModeIPTables && tt.want.Chain() != "MASQ" && at != len(rules)-1 {
 					t.Errorf("the jump lost its place:\n%s", strings.Join(rules, "\n"))
 				}
-				iptables(t, ns, nfnetlink.IPv4, "-D", nft.Postrouting, "-d", "192.0.2.99", "-j", "ACCEPT")
+				iptables(t, ns, nfnetlink.IPv4, "-D", xtables.Postrouting, "-d", "192.0.2.99", "-j", "ACCEPT")
 				if diff := cmp.Diff(before, notOurs(t, ns, tt.want)); diff != "" {
 					t.Errorf("what is not ours (-before +after):\n%s", diff)
 				}
@@ -164,8 +165,8 @@ func TestOurRenamedChainIsReadBackAndCleanedUp(t *testing.T) {
 				}
 			}
 			back, ok, err := open(t, ns).ReadBack()
-			if err != nil || !ok || back.Hash() != want.Hash() || back.Chain != cases.DefaultChain {
-				t.Errorf("read back %s in chain %q: %t, %v", back.Hash(), back.Chain, ok, err)
+			if err != nil || !ok || back.Hash() != want.Hash() || back.Chain() != cases.DefaultChain {
+				t.Errorf("read back %s in chain %q: %t, %v", back.Hash(), back.Chain(), ok, err)
 			}
 			others, err := k.Others(want)
 			named := func(c foreign.Conflict) bool { return c.Rule.Chain == "RENAMED" }
@@ -189,7 +190,7 @@ func TestRenamedAndChangedChainIsNamed(t *testing.T) {
 	for _, change := range [][]string{
 		{"-A", "RENAMED", "-d", "192.0.2.99", "-j", "ACCEPT"},
 		{"-D", "RENAMED", "5"},
-		{"-R", nft.Postrouting, "1", "-m", "comment", "--comment", "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain", "-j", "RENAMED"},
+		{"-R", xtables.Postrouting, "1", "-m", "comment", "--comment", "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain", "-j", "RENAMED"},
 	} {
 		ns := nfttest.NewNS(t, "node")
 		k, want := open(t, ns), xtOf(config.Default(config.Defaults{}))
@@ -241,7 +242,7 @@ func TestChainThatOthersKeepIsEmptiedAndSaidWhy(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
 			k := open(t, ns)
-			if tt.before.Chain == "" {
+			if tt.before.Chain() == "" {
 				loadOlder(t, "ip-masq-gke").install(t, ns, nil)
 			} else {
 				apply(t, k, tt.before, Look{})
@@ -252,10 +253,10 @@ func TestChainThatOthersKeepIsEmptiedAndSaidWhy(t *testing.T) {
 				t.Errorf("removed %q, %v, want %q", removed, err, tt.says)
 			}
 			c := connect(t, ns)
-			if rules, err := c.Rules(nfnetlink.IPv4, nft.NATTable, tt.keeps); err != nil || len(rules) > 0 {
+			if rules, err := c.Rules(nfnetlink.IPv4, xtables.NATTable, tt.keeps); err != nil || len(rules) > 0 {
 				t.Errorf("chain %s has %d rules, %v", tt.keeps, len(rules), err)
 			}
-			if rules, err := c.Rules(nfnetlink.IPv4, nft.NATTable, nft.Postrouting); err != nil || len(rules) > 0 {
+			if rules, err := c.Rules(nfnetlink.IPv4, xtables.NATTable, xtables.Postrouting); err != nil || len(rules) > 0 {
 				t.Errorf("POSTROUTING has %d rules, %v", len(rules), err)
 			}
 			if again, err := tt.do(k); err != nil || len(again) > 0 {

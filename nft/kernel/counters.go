@@ -9,6 +9,7 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/xtables"
 )
 
 // Counts says how many connections went which way since the counters were made.
@@ -26,8 +27,8 @@ type Counts struct {
 // it had counted when this Kernel last read it stays in the sum. Where there are so many
 // rules that reading them takes long, an answer is given again until a hundred
 // times as long has passed.
-func (k *Kernel) Counters(o nft.Options) ([]Counts, error) {
-	if o.Mode == nft.ModeNFTables {
+func (k *Kernel) Counters(l nft.Layout) ([]Counts, error) {
+	if l.Mode() == nft.ModeNFTables {
 		return k.namedCounters()
 	}
 	k.countMu.Lock()
@@ -37,7 +38,7 @@ func (k *Kernel) Counters(o nft.Options) ([]Counts, error) {
 		return c.last, nil
 	}
 	start := time.Now()
-	last, err := k.ruleCounters(o.Chain)
+	last, err := k.ruleCounters(l.Chain())
 	if err == nil {
 		*c = cachedCounts{last, time.Now(), time.Since(start)}
 	}
@@ -111,8 +112,8 @@ func (k *Kernel) ruleCounters(chain string) ([]Counts, error) {
 		exempt := Counts{IPv6: f == nfnetlink.IPv6, Verdict: nft.Exempt}
 		masqueraded := Counts{IPv6: f == nfnetlink.IPv6, Verdict: nft.Masqueraded}
 		present := false
-		for _, name := range nft.WithSubchains(chain) {
-			rules, err := k.countConn.Rules(f, nft.NATTable, name)
+		for _, name := range xtables.WithSubchains(chain) {
+			rules, err := k.countConn.Rules(f, xtables.NATTable, name)
 			if err != nil && !nfnetlink.IsNotExist(err) {
 				return nil, err
 			}

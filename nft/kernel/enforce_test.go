@@ -9,6 +9,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
@@ -45,7 +46,7 @@ func enforcing() config.Config {
 }
 
 func enforcingOptions() nft.Options {
-	return nft.Options{Mode: nft.ModeNFTables, RandomFully: true, Marks: nft.DefaultMarks()}
+	return nft.Options{Layout: native.Layout{}, RandomFully: true, Marks: nft.DefaultMarks()}
 }
 
 // sees returns the source that a destination sees of a packet.

@@ -15,9 +15,11 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/xtables"
 )
 
 // faults counts the calls on sockets and lets one of them fail.
@@ -189,11 +191,11 @@ func transitions() []transition {
 	ports := []nft.PortRange{{Min: 1024, Max: 2047}, {Min: 4096, Max: 4096}}
 	without6 := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "100.64.0.0/10")}
 	nf := func(c config.Config) *nft.Ruleset {
-		return new(nft.Compile(c, nft.Options{Mode: nft.ModeNFTables, RandomFully: true}))
+		return new(nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true}))
 	}
 	xt := func(c config.Config) *nft.Ruleset { return new(xtOf(c)) }
-	nfPorts := new(nft.Compile(policies, nft.Options{Mode: nft.ModeNFTables, Ports: ports}))
-	xtPorts := new(nft.Compile(policies, nft.Options{Mode: nft.ModeIPTables, Chain: cases.DefaultChain, Ports: ports}))
+	nfPorts := new(nft.Compile(policies, nft.Options{Layout: native.Layout{}, Ports: ports}))
+	xtPorts := new(nft.Compile(policies, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}, Ports: ports}))
 	return []transition{
 		{"first installation", nil, nf(small), "none"},
 		{"change", nf(small), nf(policies), ""},
@@ -218,7 +220,7 @@ func (tr transition) may(effective string) bool {
 func (tr transition) effective(t *testing.T, c *nfnetlink.Conn) string {
 	t.Helper()
 	k := New(c)
-	s, err := k.readRules(nft.Ruleset{Mode: nft.ModeIPTables, Chain: cases.DefaultChain}, Look{})
+	s, err := k.readRules(nft.Ruleset{Layout: xtables.Layout{Name: cases.DefaultChain}}, Look{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,12 +230,12 @@ func (tr transition) effective(t *testing.T, c *nfnetlink.Conn) string {
 		name string
 		*nft.Ruleset
 	}{{"from", tr.from}, {"to", tr.to}} {
-		if side.Ruleset == nil || empty(t, c, side.Mode) {
+		if side.Ruleset == nil || empty(t, c, side.Mode()) {
 			continue
 		}
 		if diffs := s.undecided(t, k, *side.Ruleset); len(diffs) == 0 {
 			found = append(found, side.name)
-			wanted[side.Mode] = true
+			wanted[side.Mode()] = true
 		} else {
 			why = append(why, side.name+": "+strings.Join(diffs, "; "))
 		}
@@ -255,7 +257,7 @@ func empty(t *testing.T, c *nfnetlink.Conn, m nft.Mode) bool {
 	if m == nft.ModeIPTables {
 		return len(jumps(t, c, nfnetlink.IPv4))+len(jumps(t, c, nfnetlink.IPv6)) == 0
 	}
-	rules, err := c.Rules(nfnetlink.Inet, nft.TableName, nft.BaseChain)
+	rules, err := c.Rules(nfnetlink.Inet, nft.TableName, native.BaseChain)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +269,7 @@ func empty(t *testing.T, c *nfnetlink.Conn, m nft.Mode) bool {
 func (s *state) undecided(t *testing.T, k *Kernel, want nft.Ruleset) []string {
 	t.Helper()
 	var diffs []string
-	if want.Mode == nft.ModeIPTables {
+	if want.Mode() == nft.ModeIPTables {
 		for _, n := range s.nat {
 			compiled := nft.Table{Family: n.Family}
 			for _, table := range want.Tables {
@@ -278,7 +280,7 @@ func (s *state) undecided(t *testing.T, k *Kernel, want nft.Ruleset) []string {
 			if len(compiled.Chains) == 0 && len(jumps(t, k.conn, n.Family)) > 0 {
 				diffs = append(diffs, fmt.Sprintf("a jump in table %s nat", n.Family))
 			} else if len(compiled.Chains) > 0 {
-				diffs = append(diffs, n.Differences(compiled, want.Chain)...)
+				diffs = append(diffs, n.Differences(compiled, want.Chain())...)
 			}
 		}
 		return diffs
@@ -425,7 +427,7 @@ func TestKilledAnywhereTheRulesAreTheOldOrTheNew(t *testing.T) {
 		p := netip.PrefixFrom(netip.AddrFrom16([16]byte{0x26, 0, byte(i >> 8), byte(i)}), 32)
 		after.NonMasqueradeCIDRs = append(after.NonMasqueradeCIDRs, config.CIDR{Prefix: p})
 	}
-	from, to := nft.Compile(before, nft.Options{Mode: nft.ModeNFTables}), nft.Compile(after, nft.Options{Mode: nft.ModeNFTables})
+	from, to := nft.Compile(before, nft.Options{Layout: native.Layout{}}), nft.Compile(after, nft.Options{Layout: native.Layout{}})
 	for _, tr := range append(transitions(), transition{"many CIDRs", &from, &to, ""})[:len(transitions())+rounds(0, 1, 1)] {
 		t.Run(tr.name, func(t *testing.T) {
 			t.Parallel()

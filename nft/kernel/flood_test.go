@@ -8,9 +8,11 @@ import (
 	"github.com/google/nftables/expr"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/xtables"
 )
 
 // flood is how much somebody adds to our tables. What is read of it is far less than
@@ -55,32 +57,32 @@ func addElements(table, set string) func(*nfnetlink.Batch, int, int) {
 
 func TestWhatOthersAddIsRemovedWithoutReadingItWhole(t *testing.T) {
 	rules, elements := flood()
-	native := nft.Compile(tamperConfig(10), nft.Options{Mode: nft.ModeNFTables})
+	own := nft.Compile(tamperConfig(10), nft.Options{Layout: native.Layout{}})
 	shared := xtOf(tamperConfig(10))
 	for name, attack := range map[string]struct {
 		want nft.Ruleset
 		do   func(*testing.T, *nfttest.NS, *nfnetlink.Conn)
 	}{
-		"elements": {native, func(t *testing.T, ns *nfttest.NS, c *nfnetlink.Conn) {
+		"elements": {own, func(t *testing.T, ns *nfttest.NS, c *nfnetlink.Conn) {
 			fill(t, c, elements, addElements(nft.TableName, liveSet(t, ns)))
 		}},
-		"elements of the spare set": {native, func(t *testing.T, ns *nfttest.NS, c *nfnetlink.Conn) {
+		"elements of the spare set": {own, func(t *testing.T, ns *nfttest.NS, c *nfnetlink.Conn) {
 			nfttest.NFT(t, ns, "add set inet nft-masq-agent non-masq-v4-b { type ipv4_addr; flags interval; comment \"destinations that see the pod's own address\"; }", "-f", "-")
 			fill(t, c, elements, addElements(nft.TableName, "non-masq-v4-b"))
 		}},
-		"elements of a foreign set": {native, func(t *testing.T, ns *nfttest.NS, c *nfnetlink.Conn) {
+		"elements of a foreign set": {own, func(t *testing.T, ns *nfttest.NS, c *nfnetlink.Conn) {
 			nfttest.NFT(t, ns, "add set inet nft-masq-agent foreign { type ipv4_addr; flags interval; }", "-f", "-")
 			fill(t, c, elements, addElements(nft.TableName, "foreign"))
 		}},
-		"rules": {native, func(t *testing.T, _ *nfttest.NS, c *nfnetlink.Conn) {
-			fill(t, c, rules, addRules(nfnetlink.Inet, nft.TableName, nft.BaseChain))
+		"rules": {own, func(t *testing.T, _ *nfttest.NS, c *nfnetlink.Conn) {
+			fill(t, c, rules, addRules(nfnetlink.Inet, nft.TableName, native.BaseChain))
 		}},
-		"rules of a foreign chain before ours": {native, func(t *testing.T, ns *nfttest.NS, c *nfnetlink.Conn) {
+		"rules of a foreign chain before ours": {own, func(t *testing.T, ns *nfttest.NS, c *nfnetlink.Conn) {
 			nfttest.NFT(t, ns, "delete table inet nft-masq-agent; add table inet nft-masq-agent; add chain inet nft-masq-agent foreign { type filter hook forward priority 0; }", "-f", "-")
 			fill(t, c, rules, addRules(nfnetlink.Inet, nft.TableName, "foreign"))
 		}},
 		"rules in mode iptables-nft": {shared, func(t *testing.T, _ *nfttest.NS, c *nfnetlink.Conn) {
-			fill(t, c, rules, addRules(nfnetlink.IPv4, nft.NATTable, cases.DefaultChain))
+			fill(t, c, rules, addRules(nfnetlink.IPv4, xtables.NATTable, cases.DefaultChain))
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -51,7 +52,7 @@ func TestReloadsLetNoWrongSourceOut(t *testing.T) {
 	policies.NonMasqueradeSrcCIDRs = cases.CIDRs("203.0.113.0/24", "2001:db8:77::/48")
 	policies.ForceMasqueradeCIDRs = cases.CIDRs("198.51.100.0/24", "2001:db8:1::/48")
 	nf := func(c config.Config, ports ...nft.PortRange) nft.Ruleset {
-		return nft.Compile(c, nft.Options{Mode: nft.ModeNFTables, RandomFully: true, Ports: ports})
+		return nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true, Ports: ports})
 	}
 	ports := nft.PortRange{Min: 1024, Max: 65535}
 	for _, tt := range []struct {
@@ -107,10 +108,10 @@ func TestFirstInstallationLetsNoWrongSourceOut(t *testing.T) {
 		nft.Ruleset
 		installations int
 	}{
-		{nft.Compile(many, nft.Options{Mode: nft.ModeNFTables}), 30},
+		{nft.Compile(many, nft.Options{Layout: native.Layout{}}), 30},
 		{xtOf(some), 10},
 	} {
-		t.Run(string(tt.Mode), func(t *testing.T) {
+		t.Run(string(tt.Mode()), func(t *testing.T) {
 			top := nfttest.NewTopology(t)
 			k := open(t, top.Node)
 			// What must be masqueraded is not while nothing is installed.
@@ -133,7 +134,7 @@ func TestHammerSeesTheTableReplacedInOneTransaction(t *testing.T) {
 	whole, halved := halves(2000)
 	top := nfttest.NewTopology(t)
 	c := connect(t, top.Node)
-	rulesets := []nft.Ruleset{nft.Compile(whole, nft.Options{Mode: nft.ModeNFTables}), nft.Compile(halved, nft.Options{Mode: nft.ModeNFTables})}
+	rulesets := []nft.Ruleset{nft.Compile(whole, nft.Options{Layout: native.Layout{}}), nft.Compile(halved, nft.Options{Layout: native.Layout{}})}
 	apply(t, New(c), rulesets[0], Look{})
 	h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)...)
 	replaced := 0

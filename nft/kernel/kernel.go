@@ -14,9 +14,10 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/ruletext"
-	"nft-masq-agent/nft/tables"
+	"nft-masq-agent/nft/xtables"
 )
 
 // A Kernel is the ruleset of a network namespace. It is safe for concurrent use.
@@ -31,9 +32,9 @@ type Kernel struct {
 	// While the kernel is at that generation nothing need be read.
 	inStep nft.Ruleset
 	at     uint32
-	full   bool           // no big set was taken on trust
-	jumps  [2]tables.Jump // of mode iptables-nft, for IPv4 and IPv6
-	marks  [2]tables.Trust
+	full   bool            // no big set was taken on trust
+	jumps  [2]xtables.Jump // of mode iptables-nft, for IPv4 and IPv6
+	marks  [2]xtables.Trust
 	others bool // nothing is left of the other mode
 	trust  map[string]trusted
 	// When a set was last read, and what that cost.
@@ -70,7 +71,7 @@ func Open() *Kernel {
 func New(c *nfnetlink.Conn) *Kernel {
 	return &Kernel{
 		xtables: func() ([]foreign.XTChain, error) { return nil, nil },
-		conn:    c, countConn: c.Another(), seen: memory{Conn: c}, trust: map[string]trusted{}, perBatch: tables.LargeBatch, bigChain: bigChain,
+		conn:    c, countConn: c.Another(), seen: memory{Conn: c}, trust: map[string]trusted{}, perBatch: native.LargeBatch, bigChain: bigChain,
 	}
 }
 
@@ -172,7 +173,7 @@ func (k *Kernel) Apply(want nft.Ruleset, look Look) (Applied, error) {
 		if len(found) == 0 {
 			found = a.Differences
 		}
-		if outdated(err) && want.Mode == nft.ModeIPTables && k.inStep.Same(want) && !look.Others && !look.TakeOver {
+		if outdated(err) && want.Mode() == nft.ModeIPTables && k.inStep.Same(want) && !look.Others && !look.TakeOver {
 			if a, rewriteErr := k.rewrite(want); rewriteErr == nil {
 				a.Took = time.Since(start)
 				return a, nil
@@ -208,7 +209,7 @@ func mayComeFromTheTable(err error) bool {
 func (k *Kernel) rewrite(want nft.Ruleset) (Applied, error) {
 	s := &state{readAll: true}
 	for i, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		n, err := tables.ReadShared(&k.seen, f, nft.WithSubchains(want.Chain), tables.Reading{Trust: k.marks[i], Heads: true})
+		n, err := xtables.ReadShared(&k.seen, f, xtables.WithSubchains(want.Chain()), xtables.Reading{Trust: k.marks[i], Heads: true})
 		if err != nil {
 			return Applied{}, err
 		}
@@ -223,10 +224,10 @@ func (k *Kernel) rewrite(want nft.Ruleset) (Applied, error) {
 			return Applied{}, err
 		}
 	}
-	k.marks, k.at = [2]tables.Trust{}, 0
+	k.marks, k.at = [2]xtables.Trust{}, 0
 	for i, n := range s.nat {
 		if natTable(want, n.Family) != nil {
-			k.marks[i] = n.MarksOf(k.conn, want.Chain)
+			k.marks[i] = n.MarksOf(k.conn, want.Chain())
 		}
 	}
 	k.chainsRead = time.Now()
@@ -241,7 +242,7 @@ var errNotRecreated = errors.New("the table is not recreated")
 // its flags may not be changed. It does so only if the kernel takes all that is to be
 // made, which is tried before.
 func (k *Kernel) recreate(want nft.Ruleset, look Look) (Applied, error) {
-	if want.Mode != nft.ModeNFTables {
+	if want.Mode() != nft.ModeNFTables {
 		return Applied{}, errNotRecreated
 	}
 	s, err := again(func() (*state, error) { return k.readRules(want, Look{}) })
@@ -251,7 +252,7 @@ func (k *Kernel) recreate(want nft.Ruleset, look Look) (Applied, error) {
 	if s.own == nil {
 		return Applied{}, errNotRecreated
 	}
-	batches, rehearsal := tables.Recreate(want.Tables[0], k.perBatch)
+	batches, rehearsal := native.Recreate(want.Tables[0], k.perBatch)
 	var refused *nfnetlink.RefusedError
 	if err := k.conn.Commit(rehearsal, 0); !errors.As(err, &refused) || !refused.Last {
 		return Applied{}, errors.Join(errNotRecreated, err)
@@ -282,7 +283,7 @@ var ErrForeignPostrouting = errors.New("iptables cannot use it")
 func (k *Kernel) CheckChain(chain string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s, err := k.readRules(nft.Ruleset{Mode: nft.ModeIPTables, Chain: chain}, Look{})
+	s, err := k.readRules(nft.Ruleset{Layout: xtables.Layout{Name: chain}}, Look{})
 	if err != nil {
 		return err
 	}
@@ -293,12 +294,12 @@ func (k *Kernel) CheckChain(chain string) error {
 // stand in a chain that iptables does not know.
 func (s *state) checkPostrouting(want nft.Ruleset) error {
 	for _, t := range want.Tables {
-		if t.Name != nft.NATTable {
+		if t.Name != xtables.NATTable {
 			continue
 		}
 		if wrong := s.shared(t.Family).WrongHook(); wrong != "" {
 			return fmt.Errorf("%s: %w; move its rules and run nft delete chain %s %s %s, or use mode %s",
-				wrong, ErrForeignPostrouting, t.Family, nft.NATTable, nft.Postrouting, nft.ModeNFTables)
+				wrong, ErrForeignPostrouting, t.Family, xtables.NATTable, xtables.Postrouting, nft.ModeNFTables)
 		}
 	}
 	return nil
@@ -321,7 +322,7 @@ func (s *state) replaced(chain string) (found []foreign.LegacyChain) {
 			continue
 		}
 		found = append(found, foreign.LegacyChain{
-			Family: n.Family, Table: nft.NATTable, Name: chain, Jumps: jumps, Rules: len(rules),
+			Family: n.Family, Table: xtables.NATTable, Name: chain, Jumps: jumps, Rules: len(rules),
 			RandomFully: slices.ContainsFunc(rules, func(r nfnetlink.Rule) bool { return slices.ContainsFunc(r.Exprs, ruletext.RandomFully) }),
 		})
 	}
@@ -359,17 +360,17 @@ func isAny(err error, targets ...error) bool {
 // apply tries once. With an error it returns the differences that are still there.
 func (k *Kernel) apply(want nft.Ruleset, look Look) (Applied, error) {
 	// Once the chain is ours, foreign rules alone in it are only drift.
-	first := want.Mode == nft.ModeIPTables && k.inStep.Chain != want.Chain
+	first := want.Mode() == nft.ModeIPTables && k.inStep.Chain() != want.Chain()
 	s, diffs, err := k.look(want, look, first)
 	if err != nil || len(diffs) == 0 {
 		return Applied{}, err
 	}
 	var replaced []foreign.LegacyChain
 	if first {
-		if err := s.checkChain(want.Chain); err != nil {
+		if err := s.checkChain(want.Chain()); err != nil {
 			return Applied{}, err
 		}
-		replaced = s.replaced(want.Chain)
+		replaced = s.replaced(want.Chain())
 	}
 	if err := s.checkPostrouting(want); err != nil {
 		return Applied{}, err
@@ -377,7 +378,7 @@ func (k *Kernel) apply(want nft.Ruleset, look Look) (Applied, error) {
 	applied := Applied{Differences: diffs, Replaced: replaced}
 	readAll := s.readAll
 	var staged staged
-	if want.Mode == nft.ModeNFTables {
+	if want.Mode() == nft.ModeNFTables {
 		if staged, err = k.stage(want.Tables[0], s); err != nil {
 			return Applied{Differences: diffs}, err
 		}
@@ -385,13 +386,13 @@ func (k *Kernel) apply(want nft.Ruleset, look Look) (Applied, error) {
 	expected := s.generation + staged.commits
 	k.seen.wrote(s.generation, staged.commits)
 	for range k.reads(want, look) {
-		if want.Mode == nft.ModeIPTables {
+		if want.Mode() == nft.ModeIPTables {
 			k.seen.forget() // what its rules have counted is put back
 		}
 		if s, err = k.readRules(want, Look{Others: true, TakeOver: look.TakeOver}); err != nil {
 			return Applied{}, err
 		}
-		if want.Mode == nft.ModeNFTables && !s.own.Holds(staged.handles) {
+		if want.Mode() == nft.ModeNFTables && !s.own.Holds(staged.handles) {
 			return Applied{}, errOutdated
 		}
 		batches := s.transactions(want, staged.sides)
@@ -401,14 +402,14 @@ func (k *Kernel) apply(want nft.Ruleset, look Look) (Applied, error) {
 			if s.generation != expected {
 				k.at = 0 // somebody else wrote in between: look again
 			}
-			if want.Mode == nft.ModeIPTables {
+			if want.Mode() == nft.ModeIPTables {
 				k.markWritten(s, want)
 			}
 			for _, l := range s.legacy {
 				applied.TookOver = append(applied.TookOver, l.String())
 			}
 			applied.Removed = s.unwanted(want)
-			if want.Mode == nft.ModeNFTables && len(s.legacy)+len(applied.Removed) == 0 {
+			if want.Mode() == nft.ModeNFTables && len(s.legacy)+len(applied.Removed) == 0 {
 				k.seen.wrote(s.generation, commits)
 			}
 			applied.Removed = append(applied.Removed, k.sayHeld(s.held(want))...)
@@ -444,7 +445,7 @@ type staged struct {
 // same: each transaction is made only if the sets are still those that the first
 // one made.
 func (k *Kernel) stage(want nft.Table, s *state) (staged, error) {
-	batches, target := tables.Stage(want, s.own, k.perBatch)
+	batches, target := native.Stage(want, s.own, k.perBatch)
 	out := staged{sides: target, handles: map[string]uint64{}, commits: uint32(len(batches))}
 	if s.own != nil {
 		for _, name := range target {
@@ -455,8 +456,8 @@ func (k *Kernel) stage(want nft.Table, s *state) (staged, error) {
 	}
 	for i, b := range batches {
 		err := k.fill(b, i == 0, s.generation, out.handles)
-		if errors.Is(err, unix.EMSGSIZE) && k.perBatch > tables.SmallBatch {
-			k.perBatch = tables.SmallBatch // the send buffer is small: again
+		if errors.Is(err, unix.EMSGSIZE) && k.perBatch > native.SmallBatch {
+			k.perBatch = native.SmallBatch // the send buffer is small: again
 			return staged{}, errOutdated
 		}
 		if err != nil {
@@ -519,7 +520,7 @@ func (k *Kernel) stillOurs(handles map[string]uint64) error {
 // reads returns how often reading is tried while others write. A large chain takes longer
 // to read than they leave, and is written anew then.
 func (k *Kernel) reads(want nft.Ruleset, l Look) int {
-	if v4, v6 := want.CIDRs(); want.Mode == nft.ModeIPTables && v4+v6 > k.bigChain && !l.Others && !l.TakeOver && k.inStep.Same(want) {
+	if v4, v6 := want.CIDRs(); want.Mode() == nft.ModeIPTables && v4+v6 > k.bigChain && !l.Others && !l.TakeOver && k.inStep.Same(want) {
 		return 2
 	}
 	return attempts

@@ -12,9 +12,12 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layouts"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/xtables"
 )
 
 func TestWhereNothingChangesOnlyTheGenerationIsRead(t *testing.T) {
@@ -72,7 +75,7 @@ func TestDiffWritesNothing(t *testing.T) {
 func TestLargeSetIsReadWholeOnlyWhenAsked(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
-	want := nft.Compile(tamperConfig(bigSet+500), nft.Options{Mode: nft.ModeNFTables})
+	want := nft.Compile(tamperConfig(bigSet+500), nft.Options{Layout: native.Layout{}})
 	k := open(t, ns)
 	apply(t, k, want, Look{})
 	counted := func() bool {
@@ -201,7 +204,7 @@ func TestAnotherChainNameLeavesNothingOfTheOld(t *testing.T) {
 	k, c := open(t, ns), cases.Load(t, "to-ports-force")
 	for _, chain := range []string{cases.DefaultChain, "NON-MASQUERADE-DAEMON", "IP-MASQ", "LONG-NAME-OF-A-CHAIN-23", cases.DefaultChain} {
 		o := c.Flags(nft.ModeIPTables)
-		o.Chain = chain
+		o.Layout = xtables.Layout{Name: chain}
 		want := nft.Compile(c.Config, o)
 		apply(t, k, want, everything)
 		inStep(t, ns, want)
@@ -268,7 +271,7 @@ func TestAgentsThatApplyAtOnceLeaveOneRuleset(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
 			whole, halved := halves(10)
-			o := nft.Options{Mode: mode, Chain: cases.DefaultChain}
+			o := nft.Options{Layout: layouts.Of(mode, cases.DefaultChain)}
 			a, b := nft.Compile(whole, o), nft.Compile(halved, o)
 			tr := transition{from: &a, to: &b}
 			for round := range 5 {
@@ -301,7 +304,7 @@ func TestZeroConfigCompiles(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	k := open(t, ns)
 	for _, c := range []config.Config{{}, {EnableIPv6: true}, {MasqLinkLocal: true}} {
-		for _, o := range []nft.Options{{Mode: nft.ModeNFTables}, {Mode: nft.ModeIPTables, Chain: "X"}} {
+		for _, o := range []nft.Options{{Layout: native.Layout{}}, {Layout: xtables.Layout{Name: "X"}}} {
 			want := nft.Compile(c, o)
 			apply(t, k, want, everything)
 			inStep(t, ns, want)

@@ -8,13 +8,14 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/xtables"
 )
 
 // Apply and Others share what they read, for as long as nobody else writes.
 func TestRulesOfOthersAreReadAgainOnceSomebodyWrote(t *testing.T) {
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
-	nfttest.Run(t, ns, flatRules(nft.Postrouting, manyRules), "iptables-nft-restore")
+	nfttest.Run(t, ns, flatRules(xtables.Postrouting, manyRules), "iptables-nft-restore")
 	k := open(t, ns)
 	conflicts := func(want nft.Ruleset, n int) {
 		t.Helper()
@@ -28,7 +29,7 @@ func TestRulesOfOthersAreReadAgainOnceSomebodyWrote(t *testing.T) {
 	}
 	rule := func(do, source string) {
 		t.Helper()
-		iptables(t, ns, nfnetlink.IPv4, do, nft.Postrouting, "-s", source, "-j", "MASQUERADE")
+		iptables(t, ns, nfnetlink.IPv4, do, xtables.Postrouting, "-s", source, "-j", "MASQUERADE")
 	}
 	for _, mode := range []nft.Mode{nft.ModeNFTables, nft.ModeIPTables, nft.ModeNFTables} {
 		rule("-A", "10.1.0.0/16")
@@ -57,7 +58,7 @@ func TestMemoryLastsUntilTheNextGeneration(t *testing.T) {
 	m := memory{Conn: connect(t, ns)}
 	rules := func(n int) {
 		t.Helper()
-		found, err := m.Rules(nfnetlink.IPv4, nft.NATTable, "c")
+		found, err := m.Rules(nfnetlink.IPv4, xtables.NATTable, "c")
 		if err != nil || len(found) != manyRules+n {
 			t.Errorf("%d rules, error %v; want %d", len(found), err, manyRules+n)
 		}

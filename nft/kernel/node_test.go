@@ -13,9 +13,12 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layouts"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/xtables"
 )
 
 // kubeFirewall is what kubelet has on a node: packets that come from elsewhere to
@@ -46,7 +49,7 @@ func TestLoopbackWorks(t *testing.T) {
 			for name, c := range map[string]config.Config{
 				"default": config.Default(config.Defaults{EnableIPv6: true}), "nothing": nothing, "node exempt": exempt, "forced": forced, "sources": sources,
 			} {
-				o := nft.Options{Mode: mode, Chain: cases.DefaultChain, RandomFully: true}
+				o := nft.Options{Layout: layouts.Of(mode, cases.DefaultChain), RandomFully: true}
 				apply(t, k, nft.Compile(c, o), everything)
 				for _, dst := range []string{"127.0.0.1:8080", "127.9.9.9:8080", "[::1]:8080"} {
 					for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
@@ -76,7 +79,7 @@ func TestTheNodesOwnTrafficKeepsAddressAndPortIfMasqueradeHostIsFalse(t *testing
 	c := config.Config{EnableIPv6: true}
 	off := c
 	off.ExemptHost = &config.Position{}
-	o := nft.Options{Mode: nft.ModeNFTables, Ports: []nft.PortRange{{Min: 1024, Max: 2047}}}
+	o := nft.Options{Layout: native.Layout{}, Ports: []nft.PortRange{{Min: 1024, Max: 2047}}}
 	port := uint16(51820) // and up: no two flows of one source port
 	for _, keeps := range []bool{true, false, true} {
 		want := nft.Compile(map[bool]config.Config{true: off, false: c}[keeps], o)
@@ -144,7 +147,7 @@ func TestForeignJumpToOurChainIsNoReasonToLoseRules(t *testing.T) {
 	with, without := cases.Load(t, "sources-only").Compile(nft.ModeIPTables), cases.Load(t, "ipv6").Compile(nft.ModeIPTables)
 	apply(t, k, with, Look{})
 	iptables(t, ns, nfnetlink.IPv4, "-N", "FOREIGN")
-	iptables(t, ns, nfnetlink.IPv4, "-A", "FOREIGN", "-d", "192.0.2.1", "-j", nft.WithSubchains(cases.DefaultChain)[1])
+	iptables(t, ns, nfnetlink.IPv4, "-A", "FOREIGN", "-d", "192.0.2.1", "-j", xtables.WithSubchains(cases.DefaultChain)[1])
 	foreign := foreignRules(t, ns)
 	// The kernel does not delete a chain that somebody's rule names: it stays, empty.
 	apply(t, k, without, Look{})
@@ -201,7 +204,7 @@ func TestCountersAreReadWhileTheKernelIsBusy(t *testing.T) {
 		want := cases.Load(t, "default").Compile(m)
 		apply(t, k, want, Look{})
 		k.mu.Lock() // as Apply does for as long as it takes
-		if counts, err := k.Counters(nft.Options{Mode: m, Chain: cases.DefaultChain}); err != nil || len(counts) == 0 {
+		if counts, err := k.Counters(layouts.Of(m, cases.DefaultChain)); err != nil || len(counts) == 0 {
 			t.Errorf("mode %s: %v, %v", m, counts, err)
 		}
 		k.mu.Unlock()
@@ -256,7 +259,7 @@ func TestInboundClientsKeepTheirAddressIfPodsAreNamedByInterface(t *testing.T) {
 		{"not leaving by another", config.Config{NonMasqueradeOutInterfaces: ifaces("wg*", "pod", "eth")}, true, true},
 	} {
 		tt.EnableIPv6 = true
-		want := nft.Compile(tt.Config, nft.Options{Mode: nft.ModeNFTables})
+		want := nft.Compile(tt.Config, nft.Options{Layout: native.Layout{}})
 		apply(t, k, want, everything)
 		inStep(t, w.Node, want)
 		for _, ends := range [][2]netip.Addr{{w.PodV4, w.OutsideV4}, {w.PodV6, w.OutsideV6}} {

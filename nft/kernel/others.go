@@ -7,8 +7,9 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/tables"
+	"nft-masq-agent/nft/xtables"
 )
 
 // Others is what else masquerades on this node.
@@ -90,7 +91,7 @@ func (k *Kernel) Others(want nft.Ruleset) (Others, error) {
 // no pod is none of them.
 func enforced(p nft.Policy, all []foreign.Conflict) (conflicts, podless, overridden []foreign.Conflict) {
 	for _, c := range all {
-		late, meets := c.Priority > nft.EnforcePriority, false
+		late, meets := c.Priority > native.EnforcePriority, false
 		for _, f := range p.Families {
 			if own := map[bool]nfnetlink.Family{false: nfnetlink.IPv4, true: nfnetlink.IPv6}[f.IPv6]; c.Rule.Family != nfnetlink.Inet && c.Rule.Family != own {
 				continue
@@ -135,7 +136,7 @@ func (k *Kernel) snapshot(want nft.Ruleset) (foreign.Snapshot, error) {
 
 // share says what a ruleset masquerades, and where.
 func share(want nft.Ruleset) foreign.Share {
-	s := foreign.Share{Shared: want.Mode == nft.ModeIPTables}
+	s := foreign.Share{Shared: want.Mode() == nft.ModeIPTables}
 	for _, t := range want.Tables {
 		for _, c := range t.Chains {
 			if c.Hook != nil {
@@ -179,7 +180,7 @@ func (s *state) isOurs(want nft.Ruleset) func(nfnetlink.Chain) bool {
 	for _, n := range s.nat {
 		chains := n.Ours()
 		if natTable(want, n.Family) != nil {
-			chains = append(chains, tables.OwnChain{Name: want.Chain, Text: want.Chain})
+			chains = append(chains, xtables.OwnChain{Name: want.Chain(), Text: want.Chain()})
 		}
 		for _, c := range chains {
 			ours[n.Family] = append(ours[n.Family], c.Members()...)
@@ -189,7 +190,7 @@ func (s *state) isOurs(want nft.Ruleset) func(nfnetlink.Chain) bool {
 		if c.Family == nfnetlink.Inet {
 			return c.Table == nft.TableName
 		}
-		return c.Table == nft.NATTable && slices.Contains(ours[c.Family], c.Name)
+		return c.Table == xtables.NATTable && slices.Contains(ours[c.Family], c.Name)
 	}
 }
 

@@ -11,8 +11,10 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/xtables"
 )
 
 const (
@@ -62,7 +64,7 @@ func TestTableThatVanishesWithoutANewGenerationIsNoticed(t *testing.T) {
 	for _, look := range []Look{{Verify: true}, {Full: true}} {
 		ns := nfttest.NewNS(t, "node")
 		want := xtOf(config.Default(config.Defaults{}))
-		owner := own(t, ns, nfnetlink.IPv4, nft.NATTable, flagOwner)
+		owner := own(t, ns, nfnetlink.IPv4, xtables.NATTable, flagOwner)
 		if owner == nil {
 			return
 		}
@@ -87,7 +89,7 @@ func TestTableThatVanishesWithoutANewGenerationIsNoticed(t *testing.T) {
 
 func TestTableOfALivingOwnerIsNamedAndThenReplaced(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
-	want := nft.Compile(tamperConfig(10), nft.Options{Mode: nft.ModeNFTables})
+	want := nft.Compile(tamperConfig(10), nft.Options{Layout: native.Layout{}})
 	owner := own(t, ns, nfnetlink.Inet, nft.TableName, flagOwner)
 	if owner == nil {
 		return

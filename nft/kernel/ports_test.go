@@ -10,6 +10,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
@@ -28,7 +29,7 @@ func TestConnectionsGetPortsOfTheRangesByTheirSize(t *testing.T) {
 			t.Run(fmt.Sprintf("%s random-fully %t", mode, random), func(t *testing.T) {
 				t.Parallel()
 				top := nfttest.NewTopology(t)
-				o := nft.Options{Mode: mode, Chain: cases.DefaultChain, RandomFully: random, Ports: ranges}
+				o := nft.Options{Layout: layouts.Of(mode, cases.DefaultChain), RandomFully: random, Ports: ranges}
 				apply(t, open(t, top.Node), nft.Compile(config.Default(config.Defaults{}), o), Look{})
 				for _, proto := range []nfttest.Proto{nfttest.TCP, nfttest.UDP, nfttest.SCTP} {
 					n, off := connections, tolerance

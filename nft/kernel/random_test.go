@@ -13,6 +13,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -44,7 +45,7 @@ func TestRealPacketsGoAsSpecified(t *testing.T) {
 					for _, p := range packets {
 						conn := p.Connection()
 						p.Verdict = cases.Specified(c, conn)
-						if r.Mode == nft.ModeIPTables {
+						if r.Mode() == nft.ModeIPTables {
 							p.Verdict = cases.Specified(cases.ForView(c), conn)
 						}
 						wire.check(t, k, r, p)
@@ -106,8 +107,8 @@ func TestRandomConfigsAreReadBack(t *testing.T) {
 					t.Fatalf("read back %t, error %v: config %+v, options %+v", ok, err, c, o)
 				}
 				type result struct{ Text, Hash, Chain string }
-				chain := map[nft.Mode]string{nft.ModeIPTables: want.Chain}[mode]
-				if diff := cmp.Diff(result{want.String(), want.Hash(), chain}, result{got.String(), got.Hash(), got.Chain}); diff != "" {
+				chain := map[nft.Mode]string{nft.ModeIPTables: want.Chain()}[mode]
+				if diff := cmp.Diff(result{want.String(), want.Hash(), chain}, result{got.String(), got.Hash(), got.Chain()}); diff != "" {
 					t.Fatalf("read back (-want +got):\n%s", diff)
 				}
 				if !got.Same(want) {
@@ -167,8 +168,8 @@ func TestWhatTheKernelHoldsIsSaidAlsoAfterTampering(t *testing.T) {
 		held := func() (string, bool) {
 			t.Helper()
 			r, ok, err := open(t, ns).Held(cases.DefaultChain, false)
-			if err != nil || ok && r.Mode != mode {
-				t.Errorf("mode %s, error %v", r.Mode, err)
+			if err != nil || ok && r.Mode() != mode {
+				t.Errorf("mode %s, error %v", r.Mode(), err)
 			}
 			return r.Hash(), ok
 		}
@@ -210,7 +211,7 @@ func TestManyCIDRsAreReadBackExactly(t *testing.T) {
 		}
 		c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, config.CIDR{Prefix: p})
 	}
-	want := nft.Compile(c, nft.Options{Mode: nft.ModeNFTables})
+	want := nft.Compile(c, nft.Options{Layout: native.Layout{}})
 	if v4, v6 := want.CIDRs(); v4 != 5000 || v6 != 5000 {
 		t.Fatalf("%d and %d CIDRs, want 5000 each", v4, v6)
 	}

@@ -2,8 +2,9 @@ package kernel
 
 import (
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/tables"
+	"nft-masq-agent/nft/xtables"
 )
 
 // ReadBack gives the ruleset that a previous run, of whichever mode, left in
@@ -21,12 +22,12 @@ func (k *Kernel) ReadBack() (nft.Ruleset, bool, error) {
 			return r, true, nil
 		}
 	}
-	return k.readBackXT((*tables.Shared).Ours)
+	return k.readBackXT((*xtables.Shared).Ours)
 }
 
 // readWhole reads our table with all elements of its sets; nil where there is none.
-func (k *Kernel) readWhole() (*tables.Own, error) {
-	return again(func() (*tables.Own, error) { return tables.ReadWhole(k.conn) })
+func (k *Kernel) readWhole() (*native.Own, error) {
+	return again(func() (*native.Own, error) { return native.ReadWhole(k.conn) })
 }
 
 // Live gives the policy by which the kernel decides now, also where somebody
@@ -44,7 +45,7 @@ func (k *Kernel) Live() (nft.Policy, bool, error) {
 		p, ok := own.Policy()
 		return p, ok, nil
 	}
-	r, found, err := k.readBackXT((*tables.Shared).Alike)
+	r, found, err := k.readBackXT((*xtables.Shared).Alike)
 	return r.Policy, found, err
 }
 
@@ -62,14 +63,14 @@ func (k *Kernel) Held(chain string, alike bool) (nft.Ruleset, bool, error) {
 		r, _ := own.Ruleset()
 		return r, true, nil
 	}
-	of := (*tables.Shared).Ours
+	of := (*xtables.Shared).Ours
 	if alike {
-		of = (*tables.Shared).Alike
+		of = (*xtables.Shared).Alike
 	}
 	if r, found, err := k.readBackXT(of); found || err != nil {
 		return r, found, err
 	}
-	wanted := nft.Ruleset{Mode: nft.ModeIPTables, Chain: chain}
+	wanted := nft.Ruleset{Layout: xtables.Layout{Name: chain}}
 	s, err := again(func() (*state, error) { return k.readRules(wanted, Look{}) })
 	if err != nil {
 		return nft.Ruleset{}, false, err
@@ -79,17 +80,17 @@ func (k *Kernel) Held(chain string, alike bool) (nft.Ruleset, bool, error) {
 		if !n.JumpsTo(chain) || !alike && n.Unsigned(chain) {
 			continue
 		}
-		held := n.Held(tables.OwnChain{Name: chain, Text: chain})
+		held := n.Held(xtables.OwnChain{Name: chain, Text: chain})
 		if len(p.Families) > 0 {
 			held.Families = append(p.Families, held.Families...)
 		}
 		p = held
 	}
-	return nft.CompilePolicy(p, nft.Options{Mode: nft.ModeIPTables, Chain: chain}), len(p.Families) > 0, nil
+	return nft.CompilePolicy(p, xtables.Layout{Name: chain}), len(p.Families) > 0, nil
 }
 
 // readBackXT reads a policy of mode iptables-nft from the first of the chains.
-func (k *Kernel) readBackXT(of func(*tables.Shared) []tables.OwnChain) (nft.Ruleset, bool, error) {
+func (k *Kernel) readBackXT(of func(*xtables.Shared) []xtables.OwnChain) (nft.Ruleset, bool, error) {
 	s, err := again(func() (*state, error) {
 		s := &state{}
 		k.seen.forget()
@@ -112,5 +113,5 @@ func (k *Kernel) readBackXT(of func(*tables.Shared) []tables.OwnChain) (nft.Rule
 			p.Families = append(p.Families, six.Families...)
 		}
 	}
-	return nft.CompilePolicy(p, nft.Options{Mode: nft.ModeIPTables, Chain: chain}), true, nil
+	return nft.CompilePolicy(p, xtables.Layout{Name: chain}), true, nil
 }

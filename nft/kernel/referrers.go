@@ -7,7 +7,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/ruletext"
-	"nft-masq-agent/nft/tables"
+	"nft-masq-agent/nft/xtables"
 )
 
 // A chainID names a chain of a table.
@@ -31,7 +31,7 @@ func (k *Kernel) sayHeld(held []chainID) []string {
 func (k *Kernel) referrers(to chainID) string {
 	const few = 5
 	var named []string
-	leads := func(r nfnetlink.Rule) bool { target, _ := tables.Target(r); return target == to.chain }
+	leads := func(r nfnetlink.Rule) bool { target, _ := xtables.Target(r); return target == to.chain }
 	_ = k.conn.EachRule(to.family, to.table, "", func(r nfnetlink.Rule) error {
 		if leads(r) && len(named) < few {
 			named = append(named, fmt.Sprintf("table %s %s, chain %s: %s", r.Family, nfnetlink.Printable(r.Table), nfnetlink.Printable(r.Chain), ruletext.String(r)))
@@ -49,7 +49,7 @@ func (s *state) held(want nft.Ruleset) []chainID {
 	var held []chainID
 	for _, n := range s.nat {
 		for _, name := range s.remove(&nfnetlink.Batch{}, n, want) {
-			held = append(held, chainID{n.Family, nft.NATTable, name})
+			held = append(held, chainID{n.Family, xtables.NATTable, name})
 		}
 	}
 	for _, l := range s.legacy {
@@ -62,15 +62,15 @@ func (s *state) held(want nft.Ruleset) []chainID {
 
 // remove plans the removal of chains of ours that are not wanted. It returns those
 // that stay, empty.
-func (s *state) remove(b *nfnetlink.Batch, n *tables.Shared, want nft.Ruleset) (held []string) {
+func (s *state) remove(b *nfnetlink.Batch, n *xtables.Shared, want nft.Ruleset) (held []string) {
 	t := natTable(want, n.Family)
-	left := n.Leftovers(want.Chain, t != nil)
+	left := n.Leftovers(want.Chain(), t != nil)
 	if len(left) == 0 {
 		return nil
 	}
 	var kept []string
 	if t != nil {
-		kept = nft.WithSubchains(want.Chain)
+		kept = xtables.WithSubchains(want.Chain())
 	}
 	return n.Remove(b, left, kept, t == nil)
 }

@@ -8,10 +8,10 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
-	"nft-masq-agent/nft/tables"
 )
 
 func TestALargeFillFitsASmallSendBuffer(t *testing.T) {
@@ -29,9 +29,9 @@ func TestALargeFillFitsASmallSendBuffer(t *testing.T) {
 	for i := range 40_000 {
 		c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, cases.CIDRs(fmt.Sprintf("2001:db8:%x::/48", i))...)
 	}
-	want := nft.Compile(c, nft.Options{Mode: nft.ModeNFTables})
+	want := nft.Compile(c, nft.Options{Layout: native.Layout{}})
 	apply(t, k, want, Look{})
-	if k.perBatch != tables.SmallBatch {
+	if k.perBatch != native.SmallBatch {
 		t.Error("the send buffer was not too small: nothing is tested")
 	}
 	diffs, err := open(t, ns).Diff(want, Look{Full: true})

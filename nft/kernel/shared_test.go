@@ -15,6 +15,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/xtables"
 )
 
 // iptables runs iptables-nft, or ip6tables-nft, on table nat.
@@ -26,7 +27,7 @@ func iptables(t testing.TB, ns *nfttest.NS, f nfnetlink.Family, args ...string) 
 
 // xtOf compiles for mode iptables-nft.
 func xtOf(c config.Config) nft.Ruleset {
-	return nft.Compile(c, nft.Options{Mode: nft.ModeIPTables, Chain: cases.DefaultChain})
+	return nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}})
 }
 
 func TestIPTablesFindsDeletesAndAddsOurRules(t *testing.T) {
@@ -114,7 +115,7 @@ func TestCountersOfUnchangedRulesSurviveAChange(t *testing.T) {
 	}
 	totals := func() []Counts {
 		t.Helper()
-		all, err := k.Counters(nft.Options{Mode: nft.ModeIPTables, Chain: cases.DefaultChain})
+		all, err := k.Counters(xtables.Layout{Name: cases.DefaultChain})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -163,7 +164,7 @@ func TestOtherAgentsRulesInOurChainAreSaidOnce(t *testing.T) {
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
 	iptables(t, ns, nfnetlink.IPv4, "-N", cases.DefaultChain)
-	iptables(t, ns, nfnetlink.IPv4, "-A", nft.Postrouting, "-j", cases.DefaultChain)
+	iptables(t, ns, nfnetlink.IPv4, "-A", xtables.Postrouting, "-j", cases.DefaultChain)
 	iptables(t, ns, nfnetlink.IPv4, "-A", cases.DefaultChain, "-j", "MASQUERADE", "--random-fully",
 		"-m", "comment", "--comment", "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)")
 	k := open(t, ns)
@@ -210,13 +211,13 @@ func TestPostroutingIsReadOnlyWhereItHasChanged(t *testing.T) {
 	look(true)
 	nfttest.NFT(t, ns, "", "add", "table", "ip", "other")
 	look(true)
-	iptables(t, ns, nfnetlink.IPv4, "-I", nft.Postrouting, "1", "-d", "198.18.0.1", "-j", "ACCEPT")
+	iptables(t, ns, nfnetlink.IPv4, "-I", xtables.Postrouting, "1", "-d", "198.18.0.1", "-j", "ACCEPT")
 	look(false)
 	look(true)
 	// Another rule in place of ours: as many as before.
-	iptables(t, ns, nfnetlink.IPv4, "-R", nft.Postrouting, "2", "-d", "198.18.0.2", "-j", "ACCEPT")
+	iptables(t, ns, nfnetlink.IPv4, "-R", xtables.Postrouting, "2", "-d", "198.18.0.2", "-j", "ACCEPT")
 	repairs(t, k, ns, want)
-	iptables(t, ns, nfnetlink.IPv4, "-A", nft.Postrouting, "-j", cases.DefaultChain)
+	iptables(t, ns, nfnetlink.IPv4, "-A", xtables.Postrouting, "-j", cases.DefaultChain)
 	repairs(t, k, ns, want)
 }
 
@@ -253,10 +254,10 @@ func TestVariantsOfTheJumpBecomeOneInTheirPlace(t *testing.T) {
 			ns := nfttest.NewNS(t, "node")
 			iptables(t, ns, nfnetlink.IPv4, "-N", cases.DefaultChain)
 			for _, r := range tt.rules {
-				iptables(t, ns, nfnetlink.IPv4, append([]string{"-A", nft.Postrouting}, r...)...)
+				iptables(t, ns, nfnetlink.IPv4, append([]string{"-A", xtables.Postrouting}, r...)...)
 			}
 			if tt.name == "a copy before it" {
-				iptables(t, ns, nfnetlink.IPv4, append([]string{"-I", nft.Postrouting, "1"}, exact...)...)
+				iptables(t, ns, nfnetlink.IPv4, append([]string{"-I", xtables.Postrouting, "1"}, exact...)...)
 			}
 			k, want := open(t, ns), xtOf(config.Default(config.Defaults{}))
 			before := foreignRules(t, ns)
@@ -281,7 +282,7 @@ func TestVariantsOfTheJumpBecomeOneInTheirPlace(t *testing.T) {
 // jumps gives the places in POSTROUTING of the rules that go to our chain.
 func jumps(t testing.TB, c *nfnetlink.Conn, f nfnetlink.Family) []int {
 	t.Helper()
-	rules, err := c.Rules(f, nft.NATTable, nft.Postrouting)
+	rules, err := c.Rules(f, xtables.NATTable, xtables.Postrouting)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -318,7 +319,7 @@ func foreignRules(t testing.TB, ns *nfttest.NS) map[string][]nfnetlink.Rule {
 		for _, r := range rules {
 			to := leadsTo(r)
 			ours := f == nfnetlink.Inet && r.Table == nft.TableName ||
-				f != nfnetlink.Inet && r.Table == nft.NATTable && (to == cases.DefaultChain || slices.Contains(nft.WithSubchains(cases.DefaultChain), r.Chain))
+				f != nfnetlink.Inet && r.Table == xtables.NATTable && (to == cases.DefaultChain || slices.Contains(xtables.WithSubchains(cases.DefaultChain), r.Chain))
 			if !ours {
 				where := fmt.Sprintf("%s %s %s", f, r.Table, r.Chain)
 				all[where] = append(all[where], r)
@@ -430,7 +431,7 @@ func foreignListing(t testing.TB, ns *nfttest.NS) string {
 		case line == "table inet "+nft.TableName+" {\n":
 			skip = "}\n"
 			continue
-		case len(words) == 3 && words[0] == "chain" && slices.Contains(nft.WithSubchains(cases.DefaultChain), words[1]):
+		case len(words) == 3 && words[0] == "chain" && slices.Contains(xtables.WithSubchains(cases.DefaultChain), words[1]):
 			skip = "\t}\n"
 			continue
 		case strings.Contains(line, "jump "+cases.DefaultChain+" ") || strings.HasSuffix(line, "jump "+cases.DefaultChain+"\n"):

@@ -9,9 +9,11 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/xtables"
 )
 
 // adopted fails the test if a new process does more with rules that iptables wrote
@@ -38,19 +40,19 @@ func TestRulesOfOlderAgentsInOurWordsAreNotOurs(t *testing.T) {
 			t.Parallel()
 			agent, ns := loadOlder(t, name), nfttest.NewNS(t, "node")
 			loadForeign(t, ns)
-			empty := notOurs(t, ns, nft.Ruleset{Mode: nft.ModeNFTables})
+			empty := notOurs(t, ns, nft.Ruleset{Layout: native.Layout{}})
 			agent.install(t, ns, nil)
-			before, k := notOurs(t, ns, nft.Ruleset{Mode: nft.ModeNFTables}), open(t, ns)
+			before, k := notOurs(t, ns, nft.Ruleset{Layout: native.Layout{}}), open(t, ns)
 			stay := func(when string) {
 				t.Helper()
-				if diff := cmp.Diff(before, notOurs(t, ns, nft.Ruleset{Mode: nft.ModeNFTables})); diff != "" {
+				if diff := cmp.Diff(before, notOurs(t, ns, nft.Ruleset{Layout: native.Layout{}})); diff != "" {
 					t.Errorf("%s (-before +after):\n%s", when, diff)
 				}
 			}
 			if _, found, err := k.ReadBack(); found || err != nil {
 				t.Errorf("a previous run left them: %t, %v", found, err)
 			}
-			native := nft.Compile(agent.config, nft.Options{Mode: nft.ModeNFTables})
+			native := nft.Compile(agent.config, nft.Options{Layout: native.Layout{}})
 			a, err := k.Apply(native, Look{Others: true})
 			if err != nil || len(a.Removed)+len(a.TookOver) > 0 {
 				t.Errorf("%+v, %v", a, err)
@@ -75,7 +77,7 @@ func TestAnOlderAgentThatWritesOurChainAnewOwnsIt(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore")
 	ns, agent := nfttest.NewNS(t, "node"), loadOlder(t, "ip-masq-agent-v2.0.0")
 	agent.config.EnableIPv6 = false
-	want := nft.Compile(agent.config, nft.Options{Mode: nft.ModeIPTables, Chain: agent.chain})
+	want := nft.Compile(agent.config, nft.Options{Layout: xtables.Layout{Name: agent.chain}})
 	k := open(t, ns)
 	apply(t, k, want, Look{})
 	if installed, err := k.Installed(Ours); err != nil || len(installed) != 1 {
@@ -100,7 +102,7 @@ func TestASignatureIsWrittenOnceAndChangesNoCounter(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore", "iptables-nft-save")
 	ns := nfttest.NewNS(t, "node")
 	loadForeign(t, ns)
-	want := nft.Compile(config.Default(config.Defaults{}), nft.Options{Mode: nft.ModeIPTables, Chain: cases.DefaultChain})
+	want := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}})
 	k := open(t, ns)
 	apply(t, k, want, Look{})
 	save := func() string { return nfttest.Run(t, ns, "", "iptables-nft-save", "-c", "-t", "nat") }
@@ -134,7 +136,7 @@ func TestAnOlderAgentsChainInAFamilyThatIsOffStaysAndIsNamed(t *testing.T) {
 		}
 		agent.install(t, ns, nil)
 		agent.config.EnableIPv6 = false
-		want := nft.Compile(agent.config, nft.Options{Mode: nft.ModeIPTables, Chain: agent.chain})
+		want := nft.Compile(agent.config, nft.Options{Layout: xtables.Layout{Name: agent.chain}})
 		k := open(t, ns)
 		six := nfttest.Save(t, ns, "ip6tables-nft-save", "nat")
 		apply(t, k, want, Look{Others: true})

@@ -9,8 +9,9 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/tables"
+	"nft-masq-agent/nft/xtables"
 )
 
 // bigSet is the size from which a set is not read whenever the ruleset changed:
@@ -20,8 +21,8 @@ const bigSet = 10_000
 // A state is what the kernel holds of ours, and beside it, at one generation.
 type state struct {
 	generation uint32
-	own        *tables.Own
-	nat        []*tables.Shared      // IPv4 and IPv6, where they were asked for
+	own        *native.Own
+	nat        []*xtables.Shared     // IPv4 and IPv6, where they were asked for
 	readAll    bool                  // no set was taken on trust
 	trusted    bool                  // a chain of mode iptables-nft was
 	legacy     []foreign.LegacyChain // where a take-over is asked for
@@ -33,7 +34,7 @@ func (k *Kernel) read(want nft.Ruleset, l Look) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.own != nil && want.Mode == nft.ModeNFTables {
+	if s.own != nil && want.Mode() == nft.ModeNFTables {
 		for _, w := range want.Tables[0].Sets {
 			if err := k.readSides(s, w, l); err != nil {
 				return nil, err
@@ -51,10 +52,10 @@ func (k *Kernel) readRules(want nft.Ruleset, l Look) (*state, error) {
 	if s.generation, err = k.seen.Generation(); err != nil {
 		return nil, err
 	}
-	if s.own, err = tables.ReadOwn(k.conn); err != nil {
+	if s.own, err = native.ReadOwn(k.conn); err != nil {
 		return nil, err
 	}
-	if want.Mode == nft.ModeIPTables || l.Others || l.TakeOver {
+	if want.Mode() == nft.ModeIPTables || l.Others || l.TakeOver {
 		if err := k.readShared(s, want, l); err != nil {
 			return nil, err
 		}
@@ -69,14 +70,14 @@ func (k *Kernel) readRules(want nft.Ruleset, l Look) (*state, error) {
 
 func (k *Kernel) readShared(s *state, want nft.Ruleset, l Look) error {
 	var names []string
-	if want.Mode == nft.ModeIPTables {
-		names = nft.WithSubchains(want.Chain)
+	if want.Mode() == nft.ModeIPTables {
+		names = xtables.WithSubchains(want.Chain())
 	}
 	others := l.Others || l.TakeOver
 	trust := k.trustsChains(s, want, l)
 	start := time.Now()
 	for i, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		how := tables.Reading{Others: others, Quick: l.Quick && trust}
+		how := xtables.Reading{Others: others, Quick: l.Quick && trust}
 		if !others {
 			how.Seen = k.jumps[i]
 		}
@@ -85,19 +86,19 @@ func (k *Kernel) readShared(s *state, want nft.Ruleset, l Look) error {
 		}
 		t := natTable(want, f)
 		if t != nil {
-			how.Most = tables.Slack
+			how.Most = native.Slack
 			for _, c := range t.Chains {
 				how.Most += len(c.Rules)
 			}
 		}
-		n, err := tables.ReadShared(&k.seen, f, names, how)
+		n, err := xtables.ReadShared(&k.seen, f, names, how)
 		if err != nil {
 			return err
 		}
 		s.nat = append(s.nat, n)
 		s.trusted = s.trusted || n.Trusted()
 		if t != nil && !n.Partial {
-			k.jumps[i] = n.Jump(*t, want.Chain)
+			k.jumps[i] = n.Jump(*t, want.Chain())
 		}
 	}
 	if !s.trusted {
@@ -115,7 +116,7 @@ const bigChain = 5_000
 // they are big. Those are read so often that the reading takes no more than a
 // hundredth of a processor.
 func (k *Kernel) trustsChains(s *state, want nft.Ruleset, l Look) bool {
-	if want.Mode != nft.ModeIPTables || !k.inStep.Same(want) {
+	if want.Mode() != nft.ModeIPTables || !k.inStep.Same(want) {
 		return false
 	}
 	if l.Quick || s.generation == k.at && (k.full || !l.Full) {
@@ -128,14 +129,14 @@ func (k *Kernel) trustsChains(s *state, want nft.Ruleset, l Look) bool {
 // markWritten remembers the chains of mode iptables-nft that a transaction has just
 // made right, unless somebody else has written since.
 func (k *Kernel) markWritten(s *state, want nft.Ruleset) {
-	k.marks = [2]tables.Trust{}
+	k.marks = [2]xtables.Trust{}
 	for i, n := range s.nat {
 		if t := natTable(want, n.Family); t != nil {
-			k.marks[i] = n.MarksOf(k.conn, want.Chain)
+			k.marks[i] = n.MarksOf(k.conn, want.Chain())
 		}
 	}
 	if g, err := k.conn.Generation(); err != nil || g != k.at {
-		k.marks = [2]tables.Trust{}
+		k.marks = [2]xtables.Trust{}
 	}
 }
 
@@ -149,7 +150,7 @@ func (k *Kernel) markChains(s *state) {
 // natTable gives the wanted shared table of a family, nil where none is wanted.
 func natTable(want nft.Ruleset, f nfnetlink.Family) *nft.Table {
 	for i, t := range want.Tables {
-		if t.Family == f && t.Name == nft.NATTable {
+		if t.Family == f && t.Name == xtables.NATTable {
 			return &want.Tables[i]
 		}
 	}
@@ -175,7 +176,7 @@ func (k *Kernel) readSides(s *state, w nft.Set, l Look) error {
 			}
 		}
 		start := time.Now()
-		if err := held.ReadElements(k.conn, len(w.Prefixes)+tables.Slack); err != nil {
+		if err := held.ReadElements(k.conn, len(w.Prefixes)+native.Slack); err != nil {
 			return err
 		}
 		k.dumped, k.dumpCost = time.Now(), time.Since(start)
@@ -191,7 +192,7 @@ func (k *Kernel) readSides(s *state, w nft.Set, l Look) error {
 // addresses between them. Kernels before 6.18 do not tell how many; there the set is
 // read now and then, so that the reading takes no more than a hundredth of a
 // processor.
-func (k *Kernel) remembers(held *tables.HeldSet, w nft.Set, known bool, l Look) (bool, error) {
+func (k *Kernel) remembers(held *native.HeldSet, w nft.Set, known bool, l Look) (bool, error) {
 	t, ok := k.trust[held.Name]
 	switch {
 	case !ok || t.handle != 0 && t.handle != held.Handle:
@@ -254,10 +255,10 @@ func (s *state) differences(want nft.Ruleset) []string {
 		diffs = append(diffs, "another agent's "+l.String())
 	}
 	for _, t := range want.Tables {
-		if want.Mode == nft.ModeNFTables {
+		if want.Mode() == nft.ModeNFTables {
 			diffs = append(diffs, s.own.Differences(t)...)
 		} else {
-			diffs = append(diffs, s.shared(t.Family).Differences(t, want.Chain)...)
+			diffs = append(diffs, s.shared(t.Family).Differences(t, want.Chain())...)
 		}
 	}
 	for _, left := range s.unwanted(want) {
@@ -269,15 +270,15 @@ func (s *state) differences(want nft.Ruleset) []string {
 // unsigned names chains of ours that an older agent, or an older version, wrote.
 func (s *state) unsigned(want nft.Ruleset) (diffs []string) {
 	for _, n := range s.nat {
-		if natTable(want, n.Family) != nil && n.Unsigned(want.Chain) {
-			diffs = append(diffs, fmt.Sprintf("table %s nat: chain %s was written by another agent or version", n.Family, want.Chain))
+		if natTable(want, n.Family) != nil && n.Unsigned(want.Chain()) {
+			diffs = append(diffs, fmt.Sprintf("table %s nat: chain %s was written by another agent or version", n.Family, want.Chain()))
 		}
 	}
 	return diffs
 }
 
-func (s *state) shared(f nfnetlink.Family) *tables.Shared {
-	i := slices.IndexFunc(s.nat, func(n *tables.Shared) bool { return n.Family == f })
+func (s *state) shared(f nfnetlink.Family) *xtables.Shared {
+	i := slices.IndexFunc(s.nat, func(n *xtables.Shared) bool { return n.Family == f })
 	return s.nat[i]
 }
 
@@ -285,8 +286,8 @@ func (s *state) shared(f nfnetlink.Family) *tables.Shared {
 func (s *state) unwanted(want nft.Ruleset) []string {
 	var left []string
 	chain := ""
-	if want.Mode == nft.ModeIPTables {
-		chain = want.Chain
+	if want.Mode() == nft.ModeIPTables {
+		chain = want.Chain()
 		if s.own != nil {
 			left = append(left, fmt.Sprintf("table inet %s of mode nftables", nft.TableName))
 		}
@@ -311,16 +312,16 @@ func (s *state) unwanted(want nft.Ruleset) []string {
 // meets the chain that is emptied first, and can see both, never neither.
 func (s *state) transactions(want nft.Ruleset, target nft.Sides) []*nfnetlink.Batch {
 	wake, b := &nfnetlink.Batch{}, &nfnetlink.Batch{}
-	if want.Mode == nft.ModeNFTables {
-		tables.Flip(b, want.Tables[0], target, s.own)
+	if want.Mode() == nft.ModeNFTables {
+		native.Flip(b, want.Tables[0], target, s.own)
 	}
 	for _, n := range s.nat {
 		t := natTable(want, n.Family)
 		if t != nil && n.Asleep() {
-			wake.AddTable(n.Family, nft.NATTable)
+			wake.AddTable(n.Family, xtables.NATTable)
 		}
 		if t != nil {
-			n.Ensure(b, *t, want.Chain)
+			n.Ensure(b, *t, want.Chain())
 		}
 		s.remove(b, n, want)
 	}
@@ -328,7 +329,7 @@ func (s *state) transactions(want nft.Ruleset, target nft.Sides) []*nfnetlink.Ba
 		l.Remove(b)
 	}
 	batches := []*nfnetlink.Batch{wake, b}
-	if want.Mode == nft.ModeIPTables && s.own != nil {
+	if want.Mode() == nft.ModeIPTables && s.own != nil {
 		last := &nfnetlink.Batch{}
 		last.DelTable(s.own.Family, s.own.Name)
 		batches = append(batches, last)

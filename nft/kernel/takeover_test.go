@@ -18,11 +18,13 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layouts"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/ruletext"
-	"nft-masq-agent/nft/tables"
+	"nft-masq-agent/nft/xtables"
 )
 
 // The cases of testdata/foreign that hold the rules of an iptables-based agent,
@@ -98,16 +100,16 @@ func (a olderAgent) install(t testing.TB, ns *nfttest.NS, first map[nfnetlink.Fa
 // comeBack puts the agent's rules into the place of ours, without a gap either.
 func (a olderAgent) comeBack(t testing.TB, ns *nfttest.NS, ours nft.Ruleset) {
 	t.Helper()
-	if ours.Mode == nft.ModeNFTables {
+	if ours.Mode() == nft.ModeNFTables {
 		a.install(t, ns, nil)
 		nfttest.NFT(t, ns, "delete table inet "+nft.TableName, "-f", "-")
 		return
 	}
 	first := map[nfnetlink.Family]string{}
 	for _, table := range ours.Tables {
-		text := fmt.Sprintf("-D %s %s\n", nft.Postrouting, table.Chain(nft.Postrouting).Rules[0])
-		if ours.Chain != a.chain {
-			text += fmt.Sprintf("-F %[1]s\n-X %[1]s\n", ours.Chain)
+		text := fmt.Sprintf("-D %s %s\n", xtables.Postrouting, table.Chain(xtables.Postrouting).Rules[0])
+		if ours.Chain() != a.chain {
+			text += fmt.Sprintf("-F %[1]s\n-X %[1]s\n", ours.Chain())
 		}
 		first[table.Family] = text
 	}
@@ -121,10 +123,10 @@ func notOurs(t testing.TB, ns *nfttest.NS, r nft.Ruleset) []string {
 	c := connect(t, ns)
 	var all []string
 	ours := func(family nfnetlink.Family, table, chain string) bool {
-		if r.Mode == nft.ModeNFTables {
+		if r.Mode() == nft.ModeNFTables {
 			return family == nfnetlink.Inet && table == nft.TableName
 		}
-		return family != nfnetlink.Inet && table == nft.NATTable && slices.Contains(nft.WithSubchains(r.Chain), chain)
+		return family != nfnetlink.Inet && table == xtables.NATTable && slices.Contains(xtables.WithSubchains(r.Chain()), chain)
 	}
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
 		chains, err := c.Chains(f)
@@ -141,7 +143,7 @@ func notOurs(t testing.TB, ns *nfttest.NS, r nft.Ruleset) []string {
 			t.Fatal(err)
 		}
 		for _, rule := range rules {
-			to, _ := tables.Target(rule)
+			to, _ := xtables.Target(rule)
 			if !ours(f, rule.Table, rule.Chain) && !ours(f, rule.Table, to) {
 				all = append(all, fmt.Sprintf("%s %s %s %d: %s", f, rule.Table, rule.Chain, rule.Handle, ruletext.String(rule)))
 			}
@@ -159,7 +161,7 @@ type takeOver struct {
 
 func (a olderAgent) takeOvers() []takeOver {
 	of := func(mode nft.Mode, chain string) nft.Ruleset {
-		return nft.Compile(a.config, nft.Options{Mode: mode, Chain: chain, RandomFully: true})
+		return nft.Compile(a.config, nft.Options{Layout: layouts.Of(mode, chain), RandomFully: true})
 	}
 	return []takeOver{
 		{"nftables", of(nft.ModeNFTables, ""), Look{Others: true, TakeOver: true}},
@@ -175,7 +177,7 @@ func TestTakeOversLetNoWrongSourceOut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			agent, top := loadOlder(t, name), nfttest.NewTopology(t)
 			loadForeign(t, top.Node)
-			before := notOurs(t, top.Node, nft.Ruleset{Mode: nft.ModeNFTables})
+			before := notOurs(t, top.Node, nft.Ruleset{Layout: native.Layout{}})
 			agent.install(t, top.Node, nil)
 			h := nfttest.StartHammer(t, top, agent.targets()...)
 			for _, way := range agent.takeOvers() {
@@ -256,7 +258,7 @@ func TestCleanupRemovesEachOlderAgentsRules(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
 			loadForeign(t, ns)
-			before := notOurs(t, ns, nft.Ruleset{Mode: nft.ModeNFTables})
+			before := notOurs(t, ns, nft.Ruleset{Layout: native.Layout{}})
 			loadOlder(t, name).install(t, ns, nil)
 			k := open(t, ns)
 			named, err := k.Installed(WithLegacy)
@@ -270,7 +272,7 @@ func TestCleanupRemovesEachOlderAgentsRules(t *testing.T) {
 			if diff := cmp.Diff(named, removed); diff != "" {
 				t.Errorf("removed (-named before +removed):\n%s", diff)
 			}
-			if diff := cmp.Diff(before, notOurs(t, ns, nft.Ruleset{Mode: nft.ModeNFTables})); diff != "" {
+			if diff := cmp.Diff(before, notOurs(t, ns, nft.Ruleset{Layout: native.Layout{}})); diff != "" {
 				t.Errorf("the kernel (-before the agent +after the cleanup):\n%s", diff)
 			}
 			if again, err := k.Cleanup(WithLegacy); err != nil || len(again) > 0 {
@@ -291,7 +293,7 @@ func TestOursIsTheOnlyNATUntilSomebodyElseHasSome(t *testing.T) {
 		}
 	}
 	want(false, "without rules")
-	apply(t, k, nft.Compile(config.Default(config.Defaults{}), nft.Options{Mode: nft.ModeNFTables}), Look{})
+	apply(t, k, nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}), Look{})
 	want(true, "with ours alone")
 	nfttest.NFT(t, ns, "add table ip other; add chain ip other c { type filter hook forward priority 0; }", "-f", "-")
 	want(true, "beside a filter")

@@ -16,9 +16,11 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/xtables"
 )
 
 // A tampering is what somebody does to our rules.
@@ -50,7 +52,7 @@ func does(text string) func(*attacker) { return func(a *attacker) { a.nft(text) 
 // is below zero.
 func (a *attacker) rule(n int) uint64 {
 	a.t.Helper()
-	rules, err := connect(a.t, a.ns).Rules(nfnetlink.Inet, nft.TableName, nft.BaseChain)
+	rules, err := connect(a.t, a.ns).Rules(nfnetlink.Inet, nft.TableName, native.BaseChain)
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -329,7 +331,7 @@ func TestTamperingWithOurTableIsFoundAndUndone(t *testing.T) {
 			ns := nfttest.NewNS(t, "node")
 			loadForeign(t, ns)
 			c := tamperConfig(n)
-			want := nft.Compile(c, nft.Options{Mode: nft.ModeNFTables, RandomFully: true})
+			want := nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true})
 			k := open(t, ns)
 			apply(t, k, want, Look{})
 			for _, tamper := range ownTamperings {
@@ -434,7 +436,7 @@ func (a *attacker) rewrite(r nft.Rule, args ...string) {
 }
 
 func (a *attacker) deleteJump() {
-	a.rewrite(a.want.Tables[0].Chain(nft.Postrouting).Rules[0], "-D", nft.Postrouting)
+	a.rewrite(a.want.Tables[0].Chain(xtables.Postrouting).Rules[0], "-D", xtables.Postrouting)
 }
 
 func (a *attacker) deleteLast() {

@@ -11,9 +11,11 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/xtables"
 )
 
 func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
@@ -27,18 +29,17 @@ func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 		config  config.Config
 		options nft.Options
 	}{
-		{"default", config.Default(config.Defaults{}), nft.Options{Chain: cases.DefaultChain}},
-		{"only-10", only10, nft.Options{Chain: cases.DefaultChain}},
-		{"masq-link-local", masqLinkLocal, nft.Options{Chain: cases.DefaultChain}},
-		{"random-fully", config.Default(config.Defaults{}), nft.Options{Chain: cases.DefaultChain, RandomFully: true}},
-		{"to-ports", config.Default(config.Defaults{}), nft.Options{Chain: cases.DefaultChain, Ports: ports}},
-		{"non-masquerade-daemon", config.Default(config.Defaults{}), nft.Options{Chain: "NON-MASQUERADE-DAEMON"}},
-		{"ipv6", config.Config{NonMasqueradeCIDRs: cases.CIDRs("fd00:10::/32"), EnableIPv6: true}, nft.Options{Chain: cases.DefaultChain}},
+		{"default", config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}}},
+		{"only-10", only10, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}}},
+		{"masq-link-local", masqLinkLocal, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}}},
+		{"random-fully", config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}, RandomFully: true}},
+		{"to-ports", config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}, Ports: ports}},
+		{"non-masquerade-daemon", config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: "NON-MASQUERADE-DAEMON"}}},
+		{"ipv6", config.Config{NonMasqueradeCIDRs: cases.CIDRs("fd00:10::/32"), EnableIPv6: true}, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "view")
-			tt.options.Mode = nft.ModeIPTables
 			want := nft.Compile(tt.config, tt.options)
 			apply(t, open(t, ns), want, Look{})
 			program := "iptables-nft"
@@ -46,7 +47,7 @@ func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 				program = "ip6tables-nft"
 			}
 			for file, got := range map[string]string{
-				tt.name + ".list.txt": nfttest.Run(t, ns, "", program, "-t", "nat", "-L", tt.options.Chain),
+				tt.name + ".list.txt": nfttest.Run(t, ns, "", program, "-t", "nat", "-L", tt.options.Layout.Chain()),
 				tt.name + ".save.txt": nfttest.Save(t, ns, program+"-save", "nat"),
 			} {
 				text, err := os.ReadFile(filepath.Join("../../testdata/views", file))
@@ -78,7 +79,7 @@ func TestRawRulesAreThoseOfIPTables(t *testing.T) {
 				c := config.Config{
 					NonMasqueradeCIDRs: []config.CIDR{p}, MasqLinkLocal: true, MasqLinkLocalIPv6: true, EnableIPv6: true,
 				}
-				want := nft.Compile(c, nft.Options{Mode: nft.ModeIPTables, Chain: cases.DefaultChain, RandomFully: random})
+				want := nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}, RandomFully: random})
 				ours, theirs := nfttest.NewNS(t, "ours"), nfttest.NewNS(t, "theirs")
 				apply(t, open(t, ours), want, Look{})
 				iptablesOneByOne(t, theirs, want)
@@ -145,7 +146,7 @@ func TestTheViewHasARuleForEachEntryOfTheFile(t *testing.T) {
 			t.Run(fmt.Sprint(i, chain), func(t *testing.T) {
 				t.Parallel()
 				ns := nfttest.NewNS(t, "view")
-				want := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs(list...)}, nft.Options{Mode: nft.ModeIPTables, Chain: chain})
+				want := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs(list...)}, nft.Options{Layout: xtables.Layout{Name: chain}})
 				apply(t, open(t, ns), want, Look{})
 				listed := []string{"-N " + chain}
 				rule := func(match, comment, verdict string) {
@@ -158,7 +159,7 @@ func TestTheViewHasARuleForEachEntryOfTheFile(t *testing.T) {
 					}
 					rule(match, "cluster-local traffic should not be subject to MASQUERADE", "RETURN")
 				}
-				rule("", nft.CommentMasq, "MASQUERADE")
+				rule("", xtables.CommentMasq, "MASQUERADE")
 				got := strings.Split(strings.TrimSpace(nfttest.Run(t, ns, "", "iptables-nft", "-t", "nat", "-S", chain)), "\n")
 				if diff := cmp.Diff(listed, got); diff != "" {
 					t.Errorf("iptables -S (-want +got):\n%s", diff)
@@ -181,7 +182,7 @@ func TestAChangeOfDuplicatesKeepsTheCountersOfTheRulesThatStay(t *testing.T) {
 	nfttest.Require(t, "iptables-nft", "iptables-nft-restore")
 	ns := nfttest.NewNS(t, "view")
 	compile := func(list []string) nft.Ruleset {
-		return nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs(list...), MasqLinkLocal: true}, nft.Options{Mode: nft.ModeIPTables, Chain: cases.DefaultChain})
+		return nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs(list...), MasqLinkLocal: true}, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}})
 	}
 	k := open(t, ns)
 	apply(t, k, compile([]string{"10.0.0.0/8", "192.0.2.0/24", "10.0.0.0/8"}), Look{})
@@ -214,18 +215,18 @@ func TestRulesOfTheFirstVersionAreOursAndAreRenewed(t *testing.T) {
 	for _, mode := range []nft.Mode{nft.ModeIPTables, nft.ModeNFTables} {
 		ns := nfttest.NewNS(t, "upgrade")
 		c := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "fd00::/8"), MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"), EnableIPv6: true}
-		options := nft.Options{Mode: nft.ModeIPTables, Chain: "IP-MASQ"}
+		options := nft.Options{Layout: xtables.Layout{Name: "IP-MASQ"}}
 		want := nft.Compile(c, options)
 		before := nft.Compile(c, options)
 		for i, f := range before.Policy.Families {
-			before.Tables[i] = nft.SharedTable(f, before.Policy, "IP-MASQ", "ip-masq")
+			before.Tables[i] = xtables.SharedTable(f, before.Policy, "IP-MASQ", "ip-masq")
 		}
 		apply(t, open(t, ns), before, Look{})
 		held, found, err := open(t, ns).ReadBack()
 		if err != nil || !found || !held.Same(want) {
 			t.Fatalf("read back %v, %t, %v", held, found, err)
 		}
-		options.Mode = mode
+		options.Layout = layouts.Of(mode, "IP-MASQ")
 		want = nft.Compile(c, options)
 		a, err := open(t, ns).Apply(want, everything)
 		if err != nil || len(a.Differences) == 0 || len(a.Replaced) > 0 {

@@ -233,3 +233,16 @@ func nested(of string, typ uint16) (string, bool) {
 	}
 	return "", false
 }
+
+// AddressPayload loads an address into register 1: RFC 791, section 3.1, and RFC 8200,
+// section 3.
+func AddressPayload(ipv6, source bool) *expr.Payload {
+	p := &expr.Payload{DestRegister: unix.NFT_REG_1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}
+	if ipv6 {
+		p.Offset, p.Len = 24, 16
+	}
+	if source {
+		p.Offset -= p.Len
+	}
+	return p
+}

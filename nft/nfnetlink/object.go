@@ -60,6 +60,26 @@ type Hook struct {
 	Priority int32
 }
 
+// Equal reports whether two hooks are the same, or both none.
+func (h *Hook) Equal(o *Hook) bool {
+	if h == nil || o == nil {
+		return h == o
+	}
+	return *h == *o
+}
+
+// String returns the hook in words.
+func (h *Hook) String() string {
+	if h == nil {
+		return "no hook"
+	}
+	name := fmt.Sprint(h.Number)
+	if hooks := [...]string{"prerouting", "input", "forward", "output", "postrouting"}; h.Number < uint32(len(hooks)) {
+		name = hooks[h.Number] // NF_INET_…
+	}
+	return fmt.Sprintf("%s hook %s priority %d", h.Type, name, h.Priority)
+}
+
 // A Chain is a chain as the kernel lists it, or as it is to be created.
 type Chain struct {
 	Family Family

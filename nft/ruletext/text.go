@@ -23,11 +23,14 @@ func String(r nfnetlink.Rule) string {
 	for s := range Statements(r) {
 		words = append(words, s.String())
 	}
-	if c := nftComment(r); c != "" {
+	if c := UserData(r.UserData, ruleComment); c != "" {
 		words = append(words, fmt.Sprintf("comment %q", c))
 	}
 	return strings.Join(words, " ")
 }
+
+// ruleComment is the type of nft's comment.
+const ruleComment = 0 // NFTNL_UDATA_RULE_COMMENT
 
 // Comment gives what -m comment holds, or else nft's comment.
 func Comment(r nfnetlink.Rule) string {
@@ -36,16 +39,18 @@ func Comment(r nfnetlink.Rule) string {
 			return e.Str(unix.NFTA_MATCH_INFO)
 		}
 	}
-	return nftComment(r)
+	return UserData(r.UserData, ruleComment)
 }
 
-// nftComment reads libnftnl's triples of type, length and value.
-func nftComment(r nfnetlink.Rule) string {
-	const comment = 0 // NFTNL_UDATA_RULE_COMMENT
-	for b := r.UserData; len(b) >= 2 && len(b) >= 2+int(b[1]); b = b[2+int(b[1]):] {
-		if b[0] == comment {
-			return unix.ByteSliceToString(b[2 : 2+int(b[1])])
+// UserData returns a string from the type, length, value entries that
+// programs leave with an object. Anybody may have written them: the library's
+// reader would panic where a length is wrong.
+func UserData(b []byte, typ byte) string {
+	for len(b) >= 2 && len(b) >= 2+int(b[1]) {
+		if b[0] == typ {
+			return strings.TrimRight(string(b[2:2+int(b[1])]), "\x00")
 		}
+		b = b[2+int(b[1]):]
 	}
 	return ""
 }

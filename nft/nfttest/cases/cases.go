@@ -11,6 +11,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -169,7 +170,7 @@ func parseFlags(t testing.TB, args []string) (config.Defaults, func(nft.Mode) nf
 	}
 	return d, func(m nft.Mode) nft.Options {
 		random := *randomFully && (m == nft.ModeNFTables || given)
-		return nft.Options{Mode: m, Chain: *chain, RandomFully: random, Ports: ranges, Marks: nft.DefaultMarks()}
+		return nft.Options{Layout: layouts.Of(m, *chain), RandomFully: random, Ports: ranges, Marks: nft.DefaultMarks()}
 	}
 }
 

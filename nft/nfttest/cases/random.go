@@ -8,6 +8,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layouts"
 )
 
 // Specified returns the verdict of the policy, as specified.
@@ -149,7 +150,7 @@ func ForView(c config.Config) config.Config {
 
 // Options generates options for a mode.
 func (m Maker) Options(mode nft.Mode) nft.Options {
-	o := nft.Options{Mode: mode, Chain: DefaultChain, RandomFully: m.IntN(2) == 0, Marks: nft.DefaultMarks()[:1+m.IntN(2)]}
+	o := nft.Options{Layout: layouts.Of(mode, DefaultChain), RandomFully: m.IntN(2) == 0, Marks: nft.DefaultMarks()[:1+m.IntN(2)]}
 	for from := 1024; m.IntN(3) == 0; from += 10000 {
 		o.Ports = append(o.Ports, nft.PortRange{Min: uint16(from), Max: uint16(from + m.IntN(5000))})
 	}

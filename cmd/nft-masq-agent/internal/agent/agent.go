@@ -318,7 +318,7 @@ func (a *Agent) lenient(f Files) *nft.Ruleset {
 		return nil
 	}
 	want := nft.Compile(c, a.settings.Options)
-	if want.CheckChains() != nil {
+	if want.Check() != nil {
 		return nil
 	}
 	return &want
@@ -353,12 +353,12 @@ func (a *Agent) announce(c content) {
 		path += " is not there: the defaults hold"
 	}
 	where := "inet " + nft.TableName
-	if a.settings.Options.Mode == nft.ModeIPTables {
-		where = "nat, chain " + a.settings.Options.Chain
+	if a.settings.Options.Layout.Mode() == nft.ModeIPTables {
+		where = "nat, chain " + a.settings.Options.Layout.Chain()
 	}
 	a.log.Info("starting",
 		zap.String("event", "starting"), zap.String("version", a.settings.Version), zap.String("path", path),
-		zap.String("table", where), zap.String("mode", string(a.settings.Options.Mode)))
+		zap.String("table", where), zap.String("mode", string(a.settings.Options.Layout.Mode())))
 }
 
 // reject says that a content is bad and what is enforced instead.
@@ -396,7 +396,7 @@ func (a *Agent) reconsider() error {
 		}
 	}
 	if older {
-		others, err := a.kernel.Others(nft.Ruleset{Mode: nft.ModeNFTables})
+		others, err := a.kernel.Others(nft.Ruleset{})
 		if err != nil {
 			return err
 		}

@@ -23,7 +23,9 @@ import (
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/xtables"
 )
 
 // A world is the loop in a bubble, with closures in place of files and kernel.
@@ -92,7 +94,7 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 			},
 			Settings{
 				Version: "test", Path: "/etc/config/ip-masq-agent",
-				Options: nft.Options{Mode: nft.ModeNFTables}, TakeOver: takeOver,
+				Options: nft.Options{Layout: native.Layout{}}, TakeOver: takeOver,
 				ConntrackInterval: time.Minute,
 			},
 			zap.New(core),
@@ -224,7 +226,7 @@ func hashOf(t *testing.T, f Files) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return nft.Compile(c, nft.Options{Mode: nft.ModeNFTables}).Hash()
+	return nft.Compile(c, nft.Options{Layout: native.Layout{}}).Hash()
 }
 
 // commit is a transaction of a program.
@@ -351,7 +353,7 @@ func TestConfigThatIsGoodAgainIsSaidThoughNothingIsWritten(t *testing.T) {
 
 func TestBadFileAtStartEnforcesWhatAPreviousRunLeft(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		left := nft.Compile(config.Config{}, nft.Options{Mode: nft.ModeIPTables, Chain: "IP-MASQ"})
+		left := nft.Compile(config.Config{}, nft.Options{Layout: xtables.Layout{Name: "IP-MASQ"}})
 		w.left, w.held = &left, "tampered"
 		w.files <- file("nonsense")
 		synctest.Wait()

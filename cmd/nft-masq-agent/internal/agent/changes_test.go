@@ -10,6 +10,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 )
 
 // lists is a config of several lines.
@@ -90,7 +91,7 @@ func TestEveryListOfAConfigIsComparedByItsKey(t *testing.T) {
 
 func policyOf(key, entries string) (nft.Policy, error) {
 	c, _, err := config.Parse(config.Defaults{}, lists("masqLinkLocal: true", "enableIPv6: true", key+": ["+entries+"]").Sources...)
-	return nft.NewPolicy(c, nft.Options{Mode: nft.ModeNFTables}), err
+	return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), err
 }
 
 func TestAFileThatVanishesOrAppearsIsLoggedOnce(t *testing.T) {

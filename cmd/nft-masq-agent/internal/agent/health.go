@@ -109,7 +109,7 @@ func (h *health) enforced(source Source, words string) {
 
 // inStep notes that the kernel holds what is wanted.
 func (h *health) inStep(r nft.Ruleset) {
-	k := installed{hash: r.Hash(), mode: r.Mode}
+	k := installed{hash: r.Hash(), mode: r.Mode()}
 	k.ipv4, k.ipv6 = r.CIDRs()
 	h.do(func() {
 		h.refusal, h.kernel = nil, &k

@@ -14,8 +14,10 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/xtables"
 )
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
@@ -38,10 +40,10 @@ func openKernel(t *testing.T, ns *nfttest.NS) *kernel.Kernel {
 
 func TestMetricsCountTheConnectionsThatWereSent(t *testing.T) {
 	for _, o := range []nft.Options{
-		{Mode: nft.ModeNFTables, RandomFully: true},
-		{Mode: nft.ModeIPTables, Chain: "IP-MASQ-AGENT"},
+		{Layout: native.Layout{}, RandomFully: true},
+		{Layout: xtables.Layout{Name: "IP-MASQ-AGENT"}},
 	} {
-		t.Run(string(o.Mode), func(t *testing.T) {
+		t.Run(string(o.Layout.Mode()), func(t *testing.T) {
 			topo := nfttest.NewTopology(t)
 			k := openKernel(t, topo.Node)
 			files := make(chan Files, 1)
@@ -53,7 +55,7 @@ func TestMetricsCountTheConnectionsThatWereSent(t *testing.T) {
 			a := New(Inputs{Files: files}, Kernel{
 				Apply: k.Apply, ReadBack: k.ReadBack, PortID: k.PortID, Others: k.Others, XTables: k.XTables, Generation: func() (uint32, error) { return 0, nil }, Cleanup: k.Cleanup, Forget: func() { k.Forget() },
 				// A kernel of its own each time: one gives an answer again for a while.
-				Counters: func() ([]kernel.Counts, error) { return openKernel(t, topo.Node).Counters(o) },
+				Counters: func() ([]kernel.Counts, error) { return openKernel(t, topo.Node).Counters(o.Layout) },
 			}, Settings{Options: o}, log)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})
@@ -69,7 +71,7 @@ func TestMetricsCountTheConnectionsThatWereSent(t *testing.T) {
 				}
 			}
 			sendCounted(t, topo)
-			wantMetrics(t, a, countedBy(o.Mode), "connections_total", "connection_read_errors_total")
+			wantMetrics(t, a, countedBy(o.Layout.Mode()), "connections_total", "connection_read_errors_total")
 		})
 	}
 }

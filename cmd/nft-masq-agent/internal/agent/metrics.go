@@ -50,7 +50,7 @@ func newMetrics(h *health, k Kernel, s Settings) *metrics {
 			Name: metricPrefix + "drift_repairs_total",
 			Help: "Number of times that rules changed by another program were restored.",
 		}),
-		connections: newConnectionCollector(k, s.Options.Mode),
+		connections: newConnectionCollector(k, s.Options.Layout.Mode()),
 		pressure:    newPressure(s.Options),
 	}
 	info := prometheus.NewGaugeFunc(prometheus.GaugeOpts{

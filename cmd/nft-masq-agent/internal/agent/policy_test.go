@@ -13,6 +13,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -25,7 +26,7 @@ func rulesetOf(cidrs ...string) *nft.Ruleset {
 		}
 		c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, parsed.NonMasqueradeCIDRs...)
 	}
-	r := nft.Compile(c, nft.Options{Mode: nft.ModeNFTables})
+	r := nft.Compile(c, nft.Options{Layout: native.Layout{}})
 	return &r
 }
 

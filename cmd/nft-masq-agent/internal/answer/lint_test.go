@@ -10,6 +10,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 )
 
 func TestLintFindsWhatAConfigProbablyDoesNotMean(t *testing.T) {
@@ -88,7 +89,7 @@ func policyOf(t *testing.T, file string) nft.Policy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return nft.NewPolicy(c, nft.Options{Mode: nft.ModeNFTables})
+	return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})
 }
 
 func TestLintSaysWhatTheMetadataServiceSees(t *testing.T) {
@@ -171,7 +172,7 @@ func TestLintFindsPoliciesThatMasqueradeNothing(t *testing.T) {
 	} {
 		tt.NonMasqueradeCIDRs = append(tt.NonMasqueradeCIDRs, cidr("10.0.0.0/8")...)
 		var ids []string
-		for _, f := range Warnings(Lint(nft.NewPolicy(tt.Config, nft.Options{}), prefixes)) {
+		for _, f := range Warnings(Lint(nft.NewPolicy(tt.Config, nft.Options{Layout: native.Layout{}}), prefixes)) {
 			ids = append(ids, f.ID)
 		}
 		if got := strings.Join(ids, " "); got != tt.want {
@@ -183,7 +184,7 @@ func TestLintFindsPoliciesThatMasqueradeNothing(t *testing.T) {
 func TestLintHoldsInterfacesAgainstTheNode(t *testing.T) {
 	p := nft.NewPolicy(config.Config{
 		MasqueradeSrcInterfaces: names("cni0", "veth*"), NonMasqueradeOutInterfaces: names("wg*", "eth0"), MasqueradeOutInterfaces: names("bond0", "ens*"),
-	}, nft.Options{})
+	}, nft.Options{Layout: native.Layout{}})
 	var got []string
 	for _, f := range append(LintInterfaces(p, []string{"lo", "eth0", "veth12"}), LintDefaultRoute(p, []string{"eth0"})...) {
 		got = append(got, f.Msg)

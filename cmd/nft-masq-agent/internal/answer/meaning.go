@@ -47,9 +47,9 @@ func verdict(l options.Loaded, path string) string {
 }
 
 func summary(o nft.Options, l options.Loaded) [][2]string {
-	mode := string(o.Mode) + ": table inet " + nft.TableName
-	if o.Mode == nft.ModeIPTables {
-		mode = string(o.Mode) + ": chain " + o.Chain
+	mode := string(o.Layout.Mode()) + ": table inet " + nft.TableName
+	if o.Layout.Mode() == nft.ModeIPTables {
+		mode = string(o.Layout.Mode()) + ": chain " + o.Layout.Chain()
 	}
 	ports := "kept if free"
 	if o.RandomFully {

@@ -60,7 +60,7 @@ type renderedHook struct {
 // Render gives a ruleset for programs.
 func Render(r nft.Ruleset, o nft.Options) Rendered {
 	out := Rendered{
-		Hash: r.Hash(), Mode: string(r.Mode), RandomFully: o.RandomFully,
+		Hash: r.Hash(), Mode: string(r.Mode()), RandomFully: o.RandomFully,
 		Families: []string{}, ToPorts: []renderedPorts{}, Tables: []renderedTable{},
 	}
 	for _, f := range r.Policy.Families {

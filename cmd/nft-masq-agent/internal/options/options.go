@@ -15,6 +15,8 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layouts"
+	"nft-masq-agent/nft/xtables"
 )
 
 // Parse parses flags, which may stand before and behind the operands.
@@ -100,8 +102,7 @@ const DefaultProbeSocket = "/run/nft-masq-agent/probe.sock"
 // NFT gives what the compiler needs.
 func (o Options) NFT() nft.Options {
 	return nft.Options{
-		Mode:        o.Mode,
-		Chain:       o.Chain,
+		Layout:      layouts.Of(o.Mode, o.Chain),
 		RandomFully: o.RandomFully.or(o.Mode == nft.ModeNFTables),
 		Ports:       o.Ports,
 		Marks:       o.Marks,
@@ -311,7 +312,7 @@ func ParseSocketPath(s string) (string, error) {
 	return s, nil
 }
 
-func parseChain(s string) (string, error) { return s, nft.CheckChain(s) }
+func parseChain(s string) (string, error) { return s, xtables.CheckChain(s) }
 
 // The bounds of --resync-interval. Azure's agent takes any number.
 const (

@@ -1,6 +1,7 @@
 package options_test
 
 import (
+	gocmp "cmp"
 	"flag"
 	"strings"
 	"testing"
@@ -11,6 +12,8 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/xtables"
 )
 
 func parseRun(t *testing.T, line string) *options.Options {
@@ -27,61 +30,74 @@ func TestCommandLinesOfOlderAgentsSayWhatTheySaid(t *testing.T) {
 		line     string
 		options  nft.Options
 		defaults config.Defaults
+		chain    string // "" for IP-MASQ-AGENT
 	}{
 		{
 			"",
-			nft.Options{Mode: nft.ModeNFTables, Chain: "IP-MASQ-AGENT", RandomFully: true},
+			nft.Options{Layout: native.Layout{}, RandomFully: true},
 			config.Defaults{ResyncInterval: time.Minute},
+			"",
 		},
 		{ // the manifest of a cloud
 			"--v=2 --logtostderr=false --log_file=/dev/stdout --log_file_max_size=0 --masq-chain=IP-MASQ --random-fully=false --nomasq-all-reserved-ranges",
-			nft.Options{Mode: nft.ModeNFTables, Chain: "IP-MASQ"},
+			nft.Options{Layout: native.Layout{}},
 			config.Defaults{AllReservedRanges: true, ResyncInterval: time.Minute},
+			"IP-MASQ",
 		},
 		{ // one dash, and a value of its own
 			"-masq-chain NON-MASQUERADE-DAEMON -enable-ipv6 -resync-interval 30 -v 4",
-			nft.Options{Mode: nft.ModeNFTables, Chain: "NON-MASQUERADE-DAEMON", RandomFully: true},
+			nft.Options{Layout: native.Layout{}, RandomFully: true},
 			config.Defaults{EnableIPv6: true, ResyncInterval: 30 * time.Second},
+			"NON-MASQUERADE-DAEMON",
 		},
 		{
 			"--to-ports 1024-29999,32768-65535 --mode iptables-nft",
-			nft.Options{Mode: nft.ModeIPTables, Chain: "IP-MASQ-AGENT", Ports: []nft.PortRange{{Min: 1024, Max: 29999}, {Min: 32768, Max: 65535}}},
+			nft.Options{Layout: xtables.Layout{Name: "IP-MASQ-AGENT"}, Ports: []nft.PortRange{{Min: 1024, Max: 29999}, {Min: 32768, Max: 65535}}},
 			config.Defaults{ResyncInterval: time.Minute},
+			"",
 		},
 		{
 			"--mode=iptables-nft --random-fully",
-			nft.Options{Mode: nft.ModeIPTables, Chain: "IP-MASQ-AGENT", RandomFully: true},
+			nft.Options{Layout: xtables.Layout{Name: "IP-MASQ-AGENT"}, RandomFully: true},
 			config.Defaults{ResyncInterval: time.Minute},
+			"",
 		},
 		{ // every flag that glog alone has
 			"--log_link=/var/log --logbuflevel -1 --stderrthreshold=WARNING --vmodule=a=-1, --log_backtrace_at=a.go:0,b.go:7 --v=99999999999",
-			nft.Options{Mode: nft.ModeNFTables, Chain: "IP-MASQ-AGENT", RandomFully: true},
+			nft.Options{Layout: native.Layout{}, RandomFully: true},
 			config.Defaults{ResyncInterval: time.Minute},
+			"",
 		},
 		{ // ports that overlap, and one that is none
 			"--to-ports=0-65535,1024-2047,1024-2047",
-			nft.Options{Mode: nft.ModeNFTables, Chain: "IP-MASQ-AGENT", RandomFully: true, Ports: []nft.PortRange{{Min: 1, Max: 65535}, {Min: 1024, Max: 2047}, {Min: 1024, Max: 2047}}},
+			nft.Options{Layout: native.Layout{}, RandomFully: true, Ports: []nft.PortRange{{Min: 1, Max: 65535}, {Min: 1024, Max: 2047}, {Min: 1024, Max: 2047}}},
 			config.Defaults{ResyncInterval: time.Minute},
+			"",
 		},
-		{"--resync-interval=0", nft.Options{Mode: nft.ModeNFTables, Chain: "IP-MASQ-AGENT", RandomFully: true}, config.Defaults{ResyncInterval: time.Second}},
-		{"--resync-interval -5", nft.Options{Mode: nft.ModeNFTables, Chain: "IP-MASQ-AGENT", RandomFully: true}, config.Defaults{ResyncInterval: time.Second}},
-		{"--resync-interval 9999999", nft.Options{Mode: nft.ModeNFTables, Chain: "IP-MASQ-AGENT", RandomFully: true}, config.Defaults{ResyncInterval: 24 * time.Hour}},
+		{"--resync-interval=0", nft.Options{Layout: native.Layout{}, RandomFully: true}, config.Defaults{ResyncInterval: time.Second}, ""},
+		{"--resync-interval -5", nft.Options{Layout: native.Layout{}, RandomFully: true}, config.Defaults{ResyncInterval: time.Second}, ""},
+		{"--resync-interval 9999999", nft.Options{Layout: native.Layout{}, RandomFully: true}, config.Defaults{ResyncInterval: 24 * time.Hour}, ""},
 		{ // a word ends the flags
 			"--masq-chain IP-MASQ stray --enable-ipv6",
-			nft.Options{Mode: nft.ModeNFTables, Chain: "IP-MASQ", RandomFully: true},
+			nft.Options{Layout: native.Layout{}, RandomFully: true},
 			config.Defaults{ResyncInterval: time.Minute},
+			"IP-MASQ",
 		},
 		{ // every flag of klog, with the values of its documentation
 			"--add_dir_header --alsologtostderr --alsologtostderrthreshold=ERROR --legacy_stderr_threshold_behavior=false " +
 				"--log_backtrace_at=agent.go:17 --log_dir=/var/log --log_file=/var/log/agent --log_file_max_size=1800 --logtostderr " +
 				"--one_output --skip_headers --skip_log_headers --stderrthreshold=2 --v=2 --vmodule=recordio=2,file=1,gfs*=3",
-			nft.Options{Mode: nft.ModeNFTables, Chain: "IP-MASQ-AGENT", RandomFully: true},
+			nft.Options{Layout: native.Layout{}, RandomFully: true},
 			config.Defaults{ResyncInterval: time.Minute},
+			"",
 		},
 	}
 	for _, tt := range tests {
 		o := parseRun(t, tt.line)
 		tt.options.Marks = nft.DefaultMarks()
+		if want := gocmp.Or(tt.chain, "IP-MASQ-AGENT"); o.Chain != want {
+			t.Errorf("%q: chain %s, want %s", tt.line, o.Chain, want)
+		}
 		if diff := cmp.Diff(tt.options, o.NFT()); diff != "" {
 			t.Errorf("%q: options (-want +got):\n%s", tt.line, diff)
 		}

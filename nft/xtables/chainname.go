@@ -1,10 +1,12 @@
-package nft
+package xtables
 
 import (
 	"fmt"
 	"slices"
 	"strings"
 	"unicode"
+
+	"nft-masq-agent/nft"
 )
 
 // The longest names of chains, in bytes. XT_EXTENSION_MAXNAMELEN is 29 with the
@@ -37,18 +39,18 @@ func CheckChain(name string) error {
 	return nil
 }
 
-// CheckChains says why the chains of a ruleset cannot be: a policy that needs
-// further ones, <chain>-SRC or <chain>-MASQ, leaves less room for the name.
-// Whether it does shows only once it is compiled.
-func (r Ruleset) CheckChains() error {
-	if r.Mode != ModeIPTables || len(r.Chain) <= maxChainNamePrefix {
+// CheckTables implements [nft.Layout]: a policy that needs further chains, <chain>-SRC
+// or <chain>-MASQ, leaves less room for the name. Whether it does shows only once it
+// is compiled.
+func (l Layout) CheckTables(tables []nft.Table) error {
+	if len(l.Name) <= maxChainNamePrefix {
 		return nil
 	}
-	for _, t := range r.Tables {
+	for _, t := range tables {
 		for _, c := range t.Chains {
-			if c.Hook == nil && c.Name != r.Chain {
+			if c.Hook == nil && c.Name != l.Name {
 				return fmt.Errorf("chain name %q: has %d characters, at most %d if the config needs a further chain (%s)",
-					r.Chain, len(r.Chain), maxChainNamePrefix, c.Name)
+					l.Name, len(l.Name), maxChainNamePrefix, c.Name)
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-package nft
+package xtables
 
 import (
 	"net/netip"
@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 )
 
 func TestChainNamesThatIPTablesRefusesAreRefused(t *testing.T) {
@@ -49,24 +51,25 @@ func TestFurtherChainsLeaveLessRoomForTheName(t *testing.T) {
 	sources, forced := plain, plain
 	sources.MasqueradeSrcCIDRs = some
 	forced.ForceMasqueradeCIDRs = some
-	ports := []PortRange{{1024, 2047}}
+	ports := []nft.PortRange{{Min: 1024, Max: 2047}}
 	name23, name24 := strings.Repeat("A", 23), strings.Repeat("A", 24)
 	tests := []struct {
 		name   string
 		config config.Config
-		opts   Options
+		layout nft.Layout
+		ports  []nft.PortRange
 		ok     bool
 	}{
-		{"no further chain", plain, Options{Mode: ModeIPTables, Chain: name24}, true},
-		{"sources", sources, Options{Mode: ModeIPTables, Chain: name24}, false},
-		{"sources, short name", sources, Options{Mode: ModeIPTables, Chain: name23}, true},
-		{"forced without ports", forced, Options{Mode: ModeIPTables, Chain: name24}, true},
-		{"forced with ports", forced, Options{Mode: ModeIPTables, Chain: name24, Ports: ports}, false},
-		{"forced with ports, short name", forced, Options{Mode: ModeIPTables, Chain: name23, Ports: ports}, true},
-		{"mode nftables", sources, Options{Mode: ModeNFTables, Chain: name24}, true},
+		{"no further chain", plain, Layout{name24}, nil, true},
+		{"sources", sources, Layout{name24}, nil, false},
+		{"sources, short name", sources, Layout{name23}, nil, true},
+		{"forced without ports", forced, Layout{name24}, nil, true},
+		{"forced with ports", forced, Layout{name24}, ports, false},
+		{"forced with ports, short name", forced, Layout{name23}, ports, true},
+		{"mode nftables", sources, native.Layout{}, nil, true},
 	}
 	for _, tt := range tests {
-		err := Compile(tt.config, tt.opts).CheckChains()
+		err := nft.Compile(tt.config, nft.Options{Layout: tt.layout, Ports: tt.ports}).Check()
 		if (err == nil) != tt.ok {
 			t.Errorf("%s: %v", tt.name, err)
 		}

@@ -1,4 +1,4 @@
-package tables
+package native
 
 import (
 	"encoding/binary"
@@ -25,7 +25,7 @@ func ReadWhole(c *nfnetlink.Conn) (*Own, error) {
 	if err != nil || own == nil {
 		return nil, err
 	}
-	for _, r := range own.rules[nft.BaseChain] {
+	for _, r := range own.rules[BaseChain] {
 		for _, name := range lookups(r) {
 			s, ok := own.Sets[name]
 			// A set that somebody made may hold anything.
@@ -44,21 +44,21 @@ func ReadWhole(c *nfnetlink.Conn) (*Own, error) {
 // read. It is intact where the table is just that, or where somebody has changed
 // the rules and the hash in their comments is still that of the policy.
 func (o *Own) Ruleset() (r nft.Ruleset, intact bool) {
-	r = nft.CompilePolicy(o.readPolicy(), nft.Options{Mode: nft.ModeNFTables})
+	r = nft.CompilePolicy(o.readPolicy(), Layout{})
 	says := func(k nfnetlink.Rule) bool { return strings.HasSuffix(ruletext.Comment(k), r.Hash()) }
-	return r, len(o.Differences(r.Tables[0])) == 0 || slices.ContainsFunc(o.rules[nft.BaseChain], says)
+	return r, len(o.Differences(r.Tables[0])) == 0 || slices.ContainsFunc(o.rules[BaseChain], says)
 }
 
 // Empty says that the table decides nothing.
-func (o *Own) Empty() bool { return len(o.rules[nft.BaseChain]) == 0 }
+func (o *Own) Empty() bool { return len(o.rules[BaseChain]) == 0 }
 
 // Policy gives what the table, whose elements were read, decides, also where
 // somebody has changed the elements of a set since; false where it has other
 // rules than some config of this version yields.
 func (o *Own) Policy() (nft.Policy, bool) {
-	r := nft.CompilePolicy(o.readPolicy(), nft.Options{Mode: nft.ModeNFTables})
+	r := nft.CompilePolicy(o.readPolicy(), Layout{})
 	base := r.Tables[0].Chains[len(r.Tables[0].Chains)-1]
-	if held := o.rules[nft.BaseChain]; len(held) > 0 {
+	if held := o.rules[BaseChain]; len(held) > 0 {
 		base.Rules[len(base.Rules)-1].Comment = ruletext.Comment(held[len(held)-1])
 	}
 	return r.Policy, len(o.Differences(r.Tables[0])) == 0
@@ -74,17 +74,17 @@ func (o *Own) readPolicy() nft.Policy {
 	for i := range p.Families {
 		o.readLists(&p.Families[i])
 	}
-	if _, enforced := o.chain(nft.EnforceChain); enforced {
+	if _, enforced := o.chain(EnforceChain); enforced {
 		p.Enforce = &nft.Enforcement{}
-		for _, r := range o.rules[nft.EnforceChain] {
-			if m, ok := nft.LeftMark(r); ok {
+		for _, r := range o.rules[EnforceChain] {
+			if m, ok := leftMark(r); ok {
 				p.Enforce.Marks = append(p.Enforce.Marks, m)
 			}
 		}
 	}
 	for _, chain := range sortedKeys(o.rules) {
 		for _, r := range o.rules[chain] {
-			if chain != nft.BaseChain || countsMasqueraded(r) {
+			if chain != BaseChain || countsMasqueraded(r) {
 				addMasquerade(&p, r)
 			}
 		}
@@ -94,7 +94,7 @@ func (o *Own) readPolicy() nft.Policy {
 
 // counts says whether a rule of the base chain adds to the counter.
 func (o *Own) counts(counter string) bool {
-	return slices.ContainsFunc(o.rules[nft.BaseChain], func(r nfnetlink.Rule) bool {
+	return slices.ContainsFunc(o.rules[BaseChain], func(r nfnetlink.Rule) bool {
 		return slices.ContainsFunc(r.Exprs, func(e nfnetlink.Expr) bool {
 			return e.Name == "objref" && e.Str(unix.NFTA_OBJREF_IMM_NAME) == counter
 		})
@@ -112,7 +112,7 @@ func countsMasqueraded(r nfnetlink.Rule) bool {
 // finds the rules of conditions without a list.
 func (o *Own) readLists(f *nft.FamilyPolicy) {
 	held := map[string][]config.CIDR{} // by the set's name without side
-	for _, r := range o.rules[nft.BaseChain] {
+	for _, r := range o.rules[BaseChain] {
 		for _, name := range lookups(r) {
 			set := strings.TrimSuffix(strings.TrimSuffix(name, nft.SideA), nft.SideB)
 			if s, ok := o.Sets[name]; ok && len(held[set]) == 0 {
@@ -121,17 +121,17 @@ func (o *Own) readLists(f *nft.FamilyPolicy) {
 		}
 	}
 	for _, row := range config.Conditions() {
-		asks := func(r nfnetlink.Rule) bool { return f.Asks(row, r) }
+		found := func(r nfnetlink.Rule) bool { return asks(*f, row, r) }
 		switch {
 		case row.Set != "":
 			f.Add(row, nft.List{CIDRs: held[row.Set+f.Suffix()]})
 		case row.HasInterfaces():
 			var found []config.Interface
-			for _, r := range o.rules[nft.BaseChain] {
-				found = append(found, f.Interfaces(row, r)...)
+			for _, r := range o.rules[BaseChain] {
+				found = append(found, interfaces(*f, row, r)...)
 			}
 			f.AddInterfaces(row, found)
-		case slices.ContainsFunc(o.rules[nft.BaseChain], asks):
+		case slices.ContainsFunc(o.rules[BaseChain], found):
 			f.Questions = append(f.Questions, nft.Question{Condition: row})
 		}
 	}
@@ -167,4 +167,37 @@ func addMasquerade(p *nft.Policy, r nfnetlink.Rule) {
 	if len(proto) == 1 && proto[0] == unix.IPPROTO_TCP && len(low) == 2 && len(high) == 2 {
 		p.Ports = append(p.Ports, nft.PortRange{Min: binary.BigEndian.Uint16(low), Max: binary.BigEndian.Uint16(high)})
 	}
+}
+
+// asks reports whether a rule of the base chain begins by asking for a condition
+// without a list.
+func asks(f nft.FamilyPolicy, row config.Condition, r nfnetlink.Rule) bool {
+	var want []nfnetlink.Expr
+	for _, n := range matches(nft.Question{Condition: row}, f)[0] {
+		want = append(want, n.Bytecode(nfnetlink.Inet, nil)...)
+	}
+	return len(r.Exprs) >= len(want) && nfnetlink.EqualExprs(r.Exprs[:len(want)], want)
+}
+
+// interfaces returns the interfaces for which a rule of the base chain asks, if it
+// begins by asking for a condition on them.
+func interfaces(f nft.FamilyPolicy, row config.Condition, r nfnetlink.Rule) []config.Interface {
+	var found []config.Interface
+	for at := 3; at < len(r.Exprs) && r.Exprs[at].Name == "cmp"; at += 2 {
+		name := string(r.Exprs[at].Value(unix.NFTA_CMP_DATA))
+		if len(name) < unix.IFNAMSIZ {
+			name += "*"
+		}
+		found = append(found, config.Interface{Name: strings.TrimRight(name, "\x00")})
+	}
+	var want []nfnetlink.Expr
+	for _, match := range matches(nft.Question{Condition: row, Interfaces: found}, f) {
+		for _, n := range match {
+			want = append(want, n.Bytecode(nfnetlink.Inet, nil)...)
+		}
+	}
+	if len(found) == 0 || len(r.Exprs) < len(want) || !nfnetlink.EqualExprs(r.Exprs[:len(want)], want) {
+		return nil
+	}
+	return found
 }

@@ -1,4 +1,4 @@
-package tables
+package native
 
 import (
 	"fmt"
@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
@@ -124,7 +125,7 @@ func (o *Own) chain(name string) (nfnetlink.Chain, bool) {
 // refer to. Where somebody made both, it is the one with the right elements.
 func (o *Own) live(want nft.Table) nft.Sides {
 	referred := map[string]bool{}
-	for _, r := range o.rules[nft.BaseChain] {
+	for _, r := range o.rules[BaseChain] {
 		for _, name := range lookups(r) {
 			referred[name] = true
 		}
@@ -213,12 +214,12 @@ func (o *Own) chainDifferences(want nft.Table, live nft.Sides) []string {
 		case !ok:
 			diffs = append(diffs, fmt.Sprintf("chain %s is missing", w.Name))
 			continue
-		case !sameHook(got.Hook, w.Hook):
-			diffs = append(diffs, fmt.Sprintf("chain %s has %s, not %s", w.Name, hookText(got.Hook), hookText(w.Hook)))
+		case !got.Hook.Equal(w.Hook):
+			diffs = append(diffs, fmt.Sprintf("chain %s has %s, not %s", w.Name, got.Hook, w.Hook))
 		case got.Hook != nil && got.Policy != nfnetlink.Accept:
 			diffs = append(diffs, fmt.Sprintf("chain %s has another policy than accept", w.Name))
 		}
-		diffs = append(diffs, ruleDifferences("chain "+w.Name, w, want, live, o.rules[w.Name])...)
+		diffs = append(diffs, w.Differences("chain "+w.Name, want, live, o.rules[w.Name])...)
 	}
 	if o.flooded {
 		diffs = append(diffs, fmt.Sprintf("table %s %s has more than %d rules", want.Family, want.Name, Slack))
@@ -227,37 +228,6 @@ func (o *Own) chainDifferences(want nft.Table, live nft.Sides) []string {
 		if !wanted[c.Name] {
 			diffs = append(diffs, fmt.Sprintf("chain %s is not of the config", nfnetlink.Printable(c.Name)))
 		}
-	}
-	return diffs
-}
-
-// ruleDifferences names the rules that a chain lacks and those it has beyond;
-// where there are none of both, the order may be wrong.
-func ruleDifferences(where string, want nft.Chain, t nft.Table, live nft.Sides, got []nfnetlink.Rule) []string {
-	wanted := want.Bytecode(t, live)
-	if sameRules(wanted, got) {
-		return nil
-	}
-	var diffs []string
-	unmatched := map[string]int{}
-	for _, r := range got {
-		unmatched[ruleKey(r)]++
-	}
-	for i, w := range wanted {
-		if key := ruleKey(w); unmatched[key] > 0 {
-			unmatched[key]--
-		} else {
-			diffs = append(diffs, fmt.Sprintf("%s lacks the rule: %s", where, want.Rules[i]))
-		}
-	}
-	for _, r := range got {
-		if key := ruleKey(r); unmatched[key] > 0 {
-			unmatched[key]--
-			diffs = append(diffs, fmt.Sprintf("%s has a rule beyond: %s", where, ruletext.String(r)))
-		}
-	}
-	if len(diffs) == 0 {
-		diffs = append(diffs, where+" has its rules in another order")
 	}
 	return diffs
 }
@@ -310,4 +280,31 @@ func (o *Own) objectDifferences(want nft.Table) []string {
 		diffs = append(diffs, fmt.Sprintf("flowtable %s is not of the config", nfnetlink.Printable(f.Name)))
 	}
 	return diffs
+}
+
+// sameSet compares what makes a set, without its elements.
+func sameSet(a, b nfnetlink.Set) bool {
+	const comment = byte(userdata.NFTNL_UDATA_SET_COMMENT)
+	return a.Flags == b.Flags && a.KeyType == b.KeyType && a.KeyLen == b.KeyLen &&
+		a.DataType == b.DataType && a.DataLen == b.DataLen && slices.Equal(a.Special, b.Special) &&
+		ruletext.UserData(a.UserData, comment) == ruletext.UserData(b.UserData, comment)
+}
+
+// lookups names the sets that a rule refers to: whose elements it asks for, adds, or
+// takes an object from.
+func lookups(r nfnetlink.Rule) []string {
+	var names []string
+	for _, e := range r.Exprs {
+		switch e.Name {
+		case "lookup":
+			names = append(names, e.Str(unix.NFTA_LOOKUP_SET))
+		case "dynset":
+			names = append(names, e.Str(unix.NFTA_DYNSET_SET_NAME))
+		case "objref":
+			if set := e.Str(unix.NFTA_OBJREF_SET_NAME); set != "" {
+				names = append(names, set)
+			}
+		}
+	}
+	return names
 }

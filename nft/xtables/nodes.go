@@ -1,4 +1,4 @@
-package nft
+package xtables
 
 import (
 	"encoding/binary"
@@ -11,7 +11,9 @@ import (
 
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/xt"
+	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -38,35 +40,39 @@ func (m ofPrefix) String() string {
 
 // bytecode compares whole bytes where the prefix ends on one, masks else, and
 // leaves out a prefix that says nothing.
-func (m ofPrefix) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
+func (m ofPrefix) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	bits, addr := m.Prefix.Bits(), m.Prefix.Masked().Addr().AsSlice()
 	if bits == 0 {
 		return nil
 	}
-	load := addressPayload(f == nfnetlink.IPv6, m.Source)
+	load := nfnetlink.AddressPayload(f == nfnetlink.IPv6, m.Source)
 	if bits%8 == 0 {
 		load.Len = uint32(bits / 8)
-		return nfnetlink.Marshal(f, load, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: addr[:load.Len]})
+		return nfnetlink.Marshal(f, load, &expr.Cmp{Op: expr.CmpOpEq, Register: unix.NFT_REG_1, Data: addr[:load.Len]})
 	}
 	return nfnetlink.Marshal(f, load,
 		&expr.Bitwise{
-			SourceRegister: reg1, DestRegister: reg1, Len: load.Len,
+			SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: load.Len,
 			Mask: net.CIDRMask(bits, len(addr)*8), Xor: make([]byte, len(addr)),
 		},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: addr})
+		&expr.Cmp{Op: expr.CmpOpEq, Register: unix.NFT_REG_1, Data: addr})
 }
 
 // xtProtocol is -p.
-type xtProtocol struct{ ofProtocol }
+type xtProtocol nft.Protocol
 
-func (p xtProtocol) String() string { return "-p " + p.name() }
+func (p xtProtocol) String() string { return "-p " + nft.Protocol(p).String() }
+
+func (p xtProtocol) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
+	return nft.Protocol(p).Match(f)
+}
 
 // xtComment is -m comment.
 type xtComment string
 
 func (c xtComment) String() string { return "-m comment --comment " + strconv.Quote(string(c)) }
 
-func (c xtComment) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
+func (c xtComment) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	info := xt.Comment(c)
 	return nfnetlink.Marshal(f, &expr.Match{Name: "comment", Info: &info})
 }
@@ -76,7 +82,7 @@ type xtNotLocal struct{}
 
 func (xtNotLocal) String() string { return "-m addrtype ! --dst-type LOCAL" }
 
-func (xtNotLocal) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
+func (xtNotLocal) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	const invertDest = 2 // XT_ADDRTYPE_INVERT_DEST
 	return nfnetlink.Marshal(f, &expr.Match{
 		Name: "addrtype", Rev: 1,
@@ -85,7 +91,7 @@ func (xtNotLocal) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 }
 
 // xtByChance is -m statistic --mode random.
-type xtByChance byChance
+type xtByChance struct{ Of, Total uint32 }
 
 // probability is what iptables makes of the quotient, in units of 2^-31.
 func (m xtByChance) probability() uint32 {
@@ -100,7 +106,7 @@ func (m xtByChance) String() string {
 // probability, 8 bytes of the other mode, and the kernel's own pointer. iptables
 // reckons the other mode's count from what shares its memory, here the
 // probability.
-func (m xtByChance) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
+func (m xtByChance) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	info := make(xt.Unknown, 24)
 	binary.NativeEndian.PutUint32(info[4:], m.probability())
 	binary.NativeEndian.PutUint32(info[12:], m.probability())
@@ -112,12 +118,15 @@ type xtCounter struct{}
 
 func (xtCounter) String() string { return "" }
 
-func (xtCounter) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
+func (xtCounter) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f, &expr.Counter{})
 }
 
 // xtMasquerade is -j MASQUERADE.
-type xtMasquerade masquerade
+type xtMasquerade struct {
+	RandomFully bool
+	Ports       *nft.PortRange
+}
 
 func (m xtMasquerade) String() string {
 	words := []string{"-j MASQUERADE"}
@@ -130,9 +139,9 @@ func (m xtMasquerade) String() string {
 	return strings.Join(words, " ")
 }
 
-func (m xtMasquerade) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
+func (m xtMasquerade) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	var flags uint
-	var ports PortRange
+	var ports nft.PortRange
 	if m.Ports != nil {
 		flags |= uint(xt.NatRangeProtoSpecified)
 		ports = *m.Ports
@@ -154,20 +163,28 @@ func (m xtMasquerade) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 }
 
 // xtStop is -j RETURN.
-type xtStop struct{ stop }
+type xtStop struct{}
 
 func (xtStop) String() string { return "-j RETURN" }
 
+func (xtStop) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
+	return nfnetlink.Marshal(f, &expr.Verdict{Kind: expr.VerdictReturn})
+}
+
 // xtGoto is -g.
-type xtGoto struct{ continueIn }
+type xtGoto struct{ Chain string }
 
 func (g xtGoto) String() string { return "-g " + g.Chain }
+
+func (g xtGoto) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
+	return nfnetlink.Marshal(f, &expr.Verdict{Kind: expr.VerdictGoto, Chain: g.Chain})
+}
 
 // xtJump is -j to a chain.
 type xtJump struct{ Chain string }
 
 func (j xtJump) String() string { return "-j " + j.Chain }
 
-func (j xtJump) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
+func (j xtJump) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f, &expr.Verdict{Kind: expr.VerdictJump, Chain: j.Chain})
 }

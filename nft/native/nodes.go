@@ -1,4 +1,4 @@
-package nft
+package native
 
 import (
 	"encoding/binary"
@@ -9,6 +9,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -29,7 +30,7 @@ func (m ofFamilyMatch) String() string {
 	return "meta nfproto ipv4"
 }
 
-func (m ofFamilyMatch) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
+func (m ofFamilyMatch) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	proto := byte(nfnetlink.IPv4)
 	if m.IPv6 {
 		proto = byte(nfnetlink.IPv6)
@@ -49,7 +50,7 @@ func (m ofThisNode) String() string {
 	return "fib daddr type local"
 }
 
-func (m ofThisNode) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
+func (m ofThisNode) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f,
 		&expr.Fib{Register: reg1, FlagSADDR: m.Source, FlagDADDR: !m.Source, ResultADDRTYPE: true},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)})
@@ -74,14 +75,14 @@ func (m inSet) String() string {
 	if m.Not {
 		op = "!= "
 	}
-	return fmt.Sprintf("%s %s %s@%s%s", ip, field, op, m.Set, SideA)
+	return fmt.Sprintf("%s %s %s@%s%s", ip, field, op, m.Set, nft.SideA)
 }
 
-func (m inSet) bytecode(f nfnetlink.Family, s Sides) []nfnetlink.Expr {
-	es := ofFamilyMatch{m.IPv6}.bytecode(f, s)
+func (m inSet) Bytecode(f nfnetlink.Family, s nft.Sides) []nfnetlink.Expr {
+	es := ofFamilyMatch{m.IPv6}.Bytecode(f, s)
 	return append(es, nfnetlink.Marshal(f,
-		addressPayload(m.IPv6, m.Source),
-		&expr.Lookup{SourceRegister: reg1, SetName: s.of(m.Set), Invert: m.Not})...)
+		nfnetlink.AddressPayload(m.IPv6, m.Source),
+		&expr.Lookup{SourceRegister: reg1, SetName: s.Of(m.Set), Invert: m.Not})...)
 }
 
 // byInterface passes packets that were received on, or leave by, an interface, or
@@ -104,7 +105,7 @@ func (m byInterface) String() string {
 	return fmt.Sprintf("%s %s\"%s\"", field, op, m.Interface)
 }
 
-func (m byInterface) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
+func (m byInterface) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	meta, compare := &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1}
 	if m.Out {
 		meta.Key = expr.MetaKeyOIFNAME
@@ -120,43 +121,13 @@ func (m byInterface) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f, meta, compare)
 }
 
-// addressPayload loads an address: RFC 791, section 3.1, and RFC 8200,
-// section 3.
-func addressPayload(ipv6, source bool) *expr.Payload {
-	p := &expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}
-	if ipv6 {
-		p.Offset, p.Len = 24, 16
-	}
-	if source {
-		p.Offset -= p.Len
-	}
-	return p
-}
-
 // ofProtocol passes packets of one transport protocol.
-type ofProtocol uint8
+type ofProtocol nft.Protocol
 
-// toPortProtocols are the protocols whose ports --to-ports restricts.
-var toPortProtocols = []ofProtocol{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}
+func (p ofProtocol) String() string { return "meta l4proto " + nft.Protocol(p).String() }
 
-func (p ofProtocol) name() string {
-	switch p {
-	case unix.IPPROTO_TCP:
-		return "tcp"
-	case unix.IPPROTO_UDP:
-		return "udp"
-	case unix.IPPROTO_SCTP:
-		return "sctp"
-	}
-	return fmt.Sprint(uint8(p))
-}
-
-func (p ofProtocol) String() string { return "meta l4proto " + p.name() }
-
-func (p ofProtocol) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
-	return nfnetlink.Marshal(f,
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{byte(p)}})
+func (p ofProtocol) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
+	return nft.Protocol(p).Match(f)
 }
 
 // byChance passes Of out of Total packets at random.
@@ -166,7 +137,7 @@ func (m byChance) String() string {
 	return fmt.Sprintf("numgen random mod %d < %d", m.Total, m.Of)
 }
 
-func (m byChance) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
+func (m byChance) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f,
 		&expr.Numgen{Register: reg1, Modulus: m.Total, Type: unix.NFT_NG_RANDOM},
 		&expr.Byteorder{SourceRegister: reg1, DestRegister: reg1, Op: expr.ByteorderHton, Len: 4, Size: 4},
@@ -178,14 +149,14 @@ type count struct{ Counter string }
 
 func (c count) String() string { return "counter name " + c.Counter }
 
-func (c count) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
+func (c count) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f, &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: c.Counter})
 }
 
 // masquerade takes the address of the interface that the packet leaves by.
 type masquerade struct {
 	RandomFully bool
-	Ports       *PortRange
+	Ports       *nft.PortRange
 }
 
 func (m masquerade) String() string {
@@ -199,7 +170,7 @@ func (m masquerade) String() string {
 	return strings.Join(words, " ")
 }
 
-func (m masquerade) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
+func (m masquerade) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	if m.Ports == nil {
 		return nfnetlink.Marshal(f, &expr.Masq{FullyRandom: m.RandomFully})
 	}
@@ -216,7 +187,7 @@ type stop struct{}
 
 func (stop) String() string { return "return" }
 
-func (stop) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
+func (stop) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f, &expr.Verdict{Kind: expr.VerdictReturn})
 }
 
@@ -225,6 +196,6 @@ type continueIn struct{ Chain string }
 
 func (g continueIn) String() string { return "goto " + g.Chain }
 
-func (g continueIn) bytecode(f nfnetlink.Family, _ Sides) []nfnetlink.Expr {
+func (g continueIn) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f, &expr.Verdict{Kind: expr.VerdictGoto, Chain: g.Chain})
 }

@@ -1,4 +1,4 @@
-package tables
+package xtables
 
 import (
 	"cmp"
@@ -66,8 +66,8 @@ func (n *Shared) Marks() Trust {
 // MarksOf reads the heads of the chains that Ensure has made right.
 func (n *Shared) MarksOf(c nfnetlink.Reader, chain string) Trust {
 	t := Trust{}
-	for _, name := range nft.WithSubchains(chain) {
-		head, err := c.Chain(n.Family, nft.NATTable, name)
+	for _, name := range WithSubchains(chain) {
+		head, err := c.Chain(n.Family, NATTable, name)
 		if err != nil {
 			continue
 		}
@@ -97,7 +97,7 @@ func (n *Shared) Jump(want nft.Table, chain string) Jump {
 	if n.post == nil || n.Partial {
 		return Jump{}
 	}
-	exact, others := n.jumps(chain, want.Chain(nft.Postrouting).Bytecode(want, nil)[0])
+	exact, others := n.jumps(chain, want.Chain(Postrouting).Bytecode(want, nil)[0])
 	if len(exact) != 1 || len(others) > 0 {
 		return Jump{}
 	}
@@ -108,7 +108,7 @@ func (n *Shared) Jump(want nft.Table, chain string) Jump {
 // this, for the others can be tens of thousands.
 func (n *Shared) readPost(c nfnetlink.Reader, names []string, o Reading) (err error) {
 	if n.post != nil && o.Seen.handle != 0 && (o.Quick || n.post.Use == o.Seen.use) {
-		r, err := c.Rule(n.Family, nft.NATTable, nft.Postrouting, o.Seen.handle)
+		r, err := c.Rule(n.Family, NATTable, Postrouting, o.Seen.handle)
 		if err == nil {
 			n.rules, n.Partial = []nfnetlink.Rule{r}, true
 		}
@@ -119,7 +119,7 @@ func (n *Shared) readPost(c nfnetlink.Reader, names []string, o Reading) (err er
 	if n.post != nil && n.post.Use > manyRules {
 		return n.readJumps(c, names)
 	}
-	n.rules, err = c.Rules(n.Family, nft.NATTable, nft.Postrouting)
+	n.rules, err = c.Rules(n.Family, NATTable, Postrouting)
 	return err
 }
 
@@ -130,7 +130,7 @@ const manyRules = 20_000
 // readJumps reads of the rules of POSTROUTING those that lead to chains of these names,
 // or are jumps of ours.
 func (n *Shared) readJumps(c nfnetlink.Reader, names []string) (err error) {
-	n.rules, n.unread, err = c.Jumps(n.Family, nft.NATTable, nft.Postrouting, func(r nfnetlink.Rule) bool {
+	n.rules, n.unread, err = c.Jumps(n.Family, NATTable, Postrouting, func(r nfnetlink.Rule) bool {
 		to, _ := Target(r)
 		_, ours := jumpOf(r)
 		return ours || slices.Contains(names, to)
@@ -160,7 +160,7 @@ func ReadShared(c nfnetlink.Reader, family nfnetlink.Family, names []string, o R
 		Family: family, chains: map[string][]nfnetlink.Rule{}, heads: map[string]nfnetlink.Chain{},
 		trusted: map[string]bool{}, flooded: map[string]bool{},
 	}
-	t, err := c.Table(family, nft.NATTable)
+	t, err := c.Table(family, NATTable)
 	if nfnetlink.IsNotExist(err) {
 		return n, nil
 	}
@@ -168,7 +168,7 @@ func ReadShared(c nfnetlink.Reader, family nfnetlink.Family, names []string, o R
 		return nil, fmt.Errorf("read table %s nat: %w", family, err)
 	}
 	n.present, n.dormant = true, t.Dormant()
-	post, err := c.Chain(family, nft.NATTable, nft.Postrouting)
+	post, err := c.Chain(family, NATTable, Postrouting)
 	switch {
 	case err == nil:
 		n.post = &post
@@ -216,15 +216,15 @@ func (n *Shared) count(c nfnetlink.Reader) error {
 		return err
 	}
 	for _, ch := range chains {
-		if ch.Table == nft.NATTable {
+		if ch.Table == NATTable {
 			n.all++
 		}
 	}
-	sets, err := c.Sets(n.Family, nft.NATTable)
+	sets, err := c.Sets(n.Family, NATTable)
 	if err != nil {
 		return err
 	}
-	objects, err := c.Objects(n.Family, nft.NATTable)
+	objects, err := c.Objects(n.Family, NATTable)
 	n.all += len(sets) + len(objects)
 	return err
 }
@@ -235,7 +235,7 @@ type OwnChain struct{ Name, Text string }
 
 // Members gives the chain behind its further chains, which its rules name.
 func (c OwnChain) Members() []string {
-	names := nft.WithSubchains(c.Text)
+	names := WithSubchains(c.Text)
 	names[len(names)-1] = c.Name
 	return names
 }
@@ -252,7 +252,7 @@ func (n *Shared) readChain(c nfnetlink.Reader, name string, o Reading) error {
 	if _, known := n.chains[name]; known {
 		return nil
 	}
-	head, err := c.Chain(n.Family, nft.NATTable, name)
+	head, err := c.Chain(n.Family, NATTable, name)
 	if err != nil {
 		if nfnetlink.IsNotExist(err) {
 			return nil
@@ -280,7 +280,7 @@ func (n *Shared) readChain(c nfnetlink.Reader, name string, o Reading) error {
 		}
 		return most < 0 || odd > Slack
 	}
-	n.chains[name], n.flooded[name], err = c.FirstRules(n.Family, nft.NATTable, name, enough)
+	n.chains[name], n.flooded[name], err = c.FirstRules(n.Family, NATTable, name, enough)
 	return err
 }
 
@@ -292,6 +292,10 @@ func ofAgent(r nfnetlink.Rule) bool {
 
 // Trusted reports whether a chain was not read.
 func (n *Shared) Trusted() bool { return len(n.trusted) > 0 }
+
+// Slack is how many more rules than wanted are still read and named. Beyond, that there
+// are more is difference enough: what others add can be larger than our memory.
+const Slack = 5_000
 
 // Target gives the chain that a rule jumps or goes to.
 func Target(r nfnetlink.Rule) (string, bool) {
@@ -333,7 +337,7 @@ func (n *Shared) Differences(want nft.Table, chain string) []string {
 	if wrong := n.WrongHook(); wrong != "" {
 		diffs = append(diffs, wrong)
 	}
-	jump := want.Chain(nft.Postrouting).Bytecode(want, nil)[0]
+	jump := want.Chain(Postrouting).Bytecode(want, nil)[0]
 	exact, others := n.jumps(chain, jump)
 	if len(exact) == 0 {
 		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has no jump to %s", where, chain))
@@ -341,7 +345,7 @@ func (n *Shared) Differences(want nft.Table, chain string) []string {
 	if extra := len(exact) + len(others) - 1; extra > 0 {
 		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has %d other jumps to %s", where, extra, chain))
 	}
-	for _, name := range nft.WithSubchains(chain) {
+	for _, name := range WithSubchains(chain) {
 		w := want.Chain(name)
 		got, present := n.chains[name]
 		switch {
@@ -350,7 +354,7 @@ func (n *Shared) Differences(want nft.Table, chain string) []string {
 		case present && len(w.Rules) == 0 && len(got) == 0 && n.heldByOthers(name):
 			// Empty it decides nothing, and the kernel does not let it go.
 		case present && n.heads[name].Hook != nil:
-			diffs = append(diffs, fmt.Sprintf("%s: chain %s has %s", where, name, hookText(n.heads[name].Hook)))
+			diffs = append(diffs, fmt.Sprintf("%s: chain %s has %s", where, name, n.heads[name].Hook))
 		case present && len(w.Rules) == 0:
 			diffs = append(diffs, fmt.Sprintf("%s: chain %s is not of the config", where, name))
 		case n.trusted[name]:
@@ -372,10 +376,10 @@ func (n *Shared) Asleep() bool { return n.dormant && n.post == nil }
 // WrongHook says that POSTROUTING has another hook than iptables gives it, "" where
 // it has not.
 func (n *Shared) WrongHook() string {
-	if n.post == nil || sameHook(n.post.Hook, nft.PostroutingHook()) {
+	if n.post == nil || n.post.Hook.Equal(PostroutingHook()) {
 		return ""
 	}
-	return fmt.Sprintf("table %s nat: chain POSTROUTING has %s, not %s", n.Family, hookText(n.post.Hook), hookText(nft.PostroutingHook()))
+	return fmt.Sprintf("table %s nat: chain POSTROUTING has %s, not %s", n.Family, n.post.Hook, PostroutingHook())
 }
 
 func xtRuleDifferences(where string, want nft.Chain, t nft.Table, got []nfnetlink.Rule) []string {
@@ -384,7 +388,7 @@ func xtRuleDifferences(where string, want nft.Chain, t nft.Table, got []nfnetlin
 		r.UserData = nil
 		plain[i] = r
 	}
-	return ruleDifferences(where, want, t, nil, plain)
+	return want.Differences(where, t, nil, plain)
 }
 
 // jumps gives the rules of POSTROUTING that go to the chain: those that are
@@ -411,7 +415,7 @@ var signature = userdata.AppendString(nil, signatureType, nft.TableName)
 const signatureType = 200
 
 func signed(r nfnetlink.Rule) bool {
-	return userDataString(r.UserData, signatureType) == nft.TableName
+	return ruletext.UserData(r.UserData, signatureType) == nft.TableName
 }
 
 // signed reports whether we wrote rules of the chain. That all of them bear the
@@ -430,40 +434,40 @@ func (n *Shared) Unsigned(chain string) bool {
 // anybody else is touched.
 func (n *Shared) Ensure(b *nfnetlink.Batch, want nft.Table, chain string) {
 	if !n.present || n.dormant {
-		b.AddTable(want.Family, nft.NATTable)
+		b.AddTable(want.Family, NATTable)
 	}
 	// What was renamed still names the further chains.
 	for _, c := range n.renamed(chain) {
-		b.FlushChain(want.Family, nft.NATTable, c.Name)
+		b.FlushChain(want.Family, NATTable, c.Name)
 	}
 	// Chains before the rules that name them, as withSubchains has them, and
 	// ours before POSTROUTING, as iptables makes them.
-	for _, name := range nft.WithSubchains(chain) {
+	for _, name := range WithSubchains(chain) {
 		n.unhook(b, name)
 		if _, present := n.chains[name]; !present && len(want.Chain(name).Rules) > 0 {
-			b.AddChain(nfnetlink.Chain{Family: want.Family, Table: nft.NATTable, Name: name})
+			b.AddChain(nfnetlink.Chain{Family: want.Family, Table: NATTable, Name: name})
 		}
 	}
 	if n.post == nil {
-		b.AddChain(want.Chain(nft.Postrouting).KernelChain(want))
+		b.AddChain(want.Chain(Postrouting).KernelChain(want))
 	}
-	for _, name := range slices.Backward(nft.WithSubchains(chain)) {
+	for _, name := range slices.Backward(WithSubchains(chain)) {
 		got := n.chains[name]
 		switch {
 		case n.trusted[name]:
 			continue
 		case n.flooded[name]:
-			b.FlushChain(want.Family, nft.NATTable, name)
+			b.FlushChain(want.Family, NATTable, name)
 			got = nil
 		}
 		editRules(b, want.Chain(name).Bytecode(want, nil), got)
 	}
-	for _, name := range slices.Backward(nft.WithSubchains(chain)) {
+	for _, name := range slices.Backward(WithSubchains(chain)) {
 		if _, present := n.chains[name]; present && len(want.Chain(name).Rules) == 0 && !n.heldByOthers(name) {
-			b.DelChain(want.Family, nft.NATTable, name)
+			b.DelChain(want.Family, NATTable, name)
 		}
 	}
-	n.ensureJump(b, want.Chain(nft.Postrouting).Bytecode(want, nil)[0], chain)
+	n.ensureJump(b, want.Chain(Postrouting).Bytecode(want, nil)[0], chain)
 }
 
 // unhook deletes a base chain of the name of one of ours, to which nothing can jump.
@@ -471,8 +475,8 @@ func (n *Shared) unhook(b *nfnetlink.Batch, name string) {
 	if n.heads[name].Hook == nil {
 		return
 	}
-	b.FlushChain(n.Family, nft.NATTable, name)
-	b.DelChain(n.Family, nft.NATTable, name)
+	b.FlushChain(n.Family, NATTable, name)
+	b.DelChain(n.Family, NATTable, name)
 	delete(n.chains, name)
 	delete(n.heads, name)
 }
@@ -598,17 +602,17 @@ func (n *Shared) Remove(b *nfnetlink.Batch, chains []OwnChain, kept []string, la
 	// First the rules, which name chains, then the chains.
 	names := n.doomed(chains, kept)
 	for _, name := range names {
-		b.FlushChain(n.Family, nft.NATTable, name)
+		b.FlushChain(n.Family, NATTable, name)
 	}
 	for _, name := range names {
 		if n.heldBeside(name, jumps[name]) {
 			held = append(held, name)
 		} else {
-			b.DelChain(n.Family, nft.NATTable, name)
+			b.DelChain(n.Family, NATTable, name)
 		}
 	}
 	if last && rest == 0 && n.all-len(names) == 1 && n.post != nil && len(held) == 0 {
-		b.DelTable(n.Family, nft.NATTable)
+		b.DelTable(n.Family, NATTable)
 	}
 	return held
 }
@@ -631,12 +635,12 @@ func (n *Shared) doomed(chains []OwnChain, kept []string) []string {
 // than iptables takes, and than fit our comment.
 func jumpOf(r nfnetlink.Rule) (OwnChain, bool) {
 	to, ok := Target(r)
-	said, ours := nft.SharedJumpSays(ruletext.Comment(r))
-	if !ok || !ours || len(said) > nft.MaxChainName {
+	said, ours := SharedJumpSays(ruletext.Comment(r))
+	if !ok || !ours || len(said) > MaxChainName {
 		return OwnChain{}, false
 	}
-	return OwnChain{Name: to, Text: said}, slices.ContainsFunc(nft.CommentPrefixes(said), func(prefix string) bool {
-		return sameXT(r, nft.SharedJump(r.Family, said, to, prefix))
+	return OwnChain{Name: to, Text: said}, slices.ContainsFunc(CommentPrefixes(said), func(prefix string) bool {
+		return sameXT(r, SharedJump(r.Family, said, to, prefix))
 	})
 }
 
@@ -686,8 +690,8 @@ var errNotOurs = errors.New("no config of this version yields these rules")
 // exactly what this version would write.
 func (n *Shared) Policy(c OwnChain) (nft.Policy, error) {
 	p := n.Held(c)
-	for _, prefix := range nft.CommentPrefixes(c.Text) {
-		if n.holds(c, nft.SharedTable(p.Families[0], p, c.Text, prefix)) {
+	for _, prefix := range CommentPrefixes(c.Text) {
+		if n.holds(c, SharedTable(p.Families[0], p, c.Text, prefix)) {
 			return p, nil
 		}
 	}
@@ -696,7 +700,7 @@ func (n *Shared) Policy(c OwnChain) (nft.Policy, error) {
 
 func (n *Shared) holds(c OwnChain, want nft.Table) bool {
 	members := c.Members()
-	for i, name := range nft.WithSubchains(c.Text) {
+	for i, name := range WithSubchains(c.Text) {
 		if !slices.EqualFunc(want.Chain(name).Bytecode(want, nil), n.chains[members[i]], sameXT) {
 			return false
 		}
@@ -713,7 +717,7 @@ func (n *Shared) Held(c OwnChain) nft.Policy {
 	for _, name := range c.Members() {
 		for _, r := range n.chains[name] {
 			_, comment, _ := strings.Cut(ruletext.Comment(r), ": ")
-			if comment == nft.CommentMasq {
+			if comment == CommentMasq {
 				addTarget(&p, r)
 			} else {
 				lists[comment] = append(lists[comment], config.CIDR{Prefix: prefixOf(r)})

@@ -1,9 +1,7 @@
-package tables
+package cases
 
 import (
-	"net/netip"
 	"slices"
-	"sync"
 	"testing"
 
 	"github.com/google/nftables/expr"
@@ -11,11 +9,12 @@ import (
 	"github.com/google/nftables/xt"
 
 	"nft-masq-agent/config"
-	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/xtables"
 )
+
+// CheckRules checks that reading rules that anybody may have made does not fail.
+type CheckRules func(*testing.T, nfnetlink.Family, []nfnetlink.Rule)
 
 // encode writes rules as bytes for the fuzzer, and decode reads whatever it makes
 // of them: expressions as one byte for the length of the name, the name, two
@@ -60,8 +59,8 @@ func decode(family nfnetlink.Family, b []byte) []nfnetlink.Rule {
 func forEachChain(t testing.TB, fn func(nfnetlink.Family, []nfnetlink.Rule)) {
 	t.Helper()
 	for _, name := range []string{"default", "everything", "all-policies", "to-ports-force"} {
-		c := cases.Load(t, name)
-		for _, m := range cases.Modes() {
+		c := Load(t, name)
+		for _, m := range Modes() {
 			for _, table := range c.Compile(m).Tables {
 				for _, ch := range table.Chains {
 					fn(table.Family, ch.Bytecode(table, nil))
@@ -71,7 +70,9 @@ func forEachChain(t testing.TB, fn func(nfnetlink.Family, []nfnetlink.Rule)) {
 	}
 }
 
-func FuzzReadBack(f *testing.F) {
+// FuzzReadBack feeds rules of any expressions.
+func FuzzReadBack(f *testing.F, check CheckRules) {
+	f.Helper()
 	forEachChain(f, func(family nfnetlink.Family, rules []nfnetlink.Rule) {
 		f.Add(family == nfnetlink.IPv6, encode(rules))
 	})
@@ -80,7 +81,7 @@ func FuzzReadBack(f *testing.F) {
 		if ipv6 {
 			family = nfnetlink.IPv6
 		}
-		readOdd(t, family, decode(family, b))
+		check(t, family, decode(family, b))
 	})
 }
 
@@ -96,7 +97,7 @@ func raw(rules []nfnetlink.Rule) []byte {
 
 // commented are rules that have our comments and lack what we write with them.
 func commented(family nfnetlink.Family) (rules []nfnetlink.Rule) {
-	comments := []string{nft.CommentMasq}
+	comments := []string{xtables.CommentMasq}
 	for _, row := range config.Conditions() {
 		comments = append(comments, row.View)
 	}
@@ -111,17 +112,20 @@ func commented(family nfnetlink.Family) (rules []nfnetlink.Rule) {
 	return rules
 }
 
-func TestRulesWithOurCommentsAloneAreReadBack(t *testing.T) {
+// EachCommented checks rules that have our comments and lack what we write with them.
+func EachCommented(t *testing.T, check CheckRules) {
+	t.Helper()
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
 		for _, r := range commented(family) {
-			readOdd(t, family, []nfnetlink.Rule{r})
-			repairOdd(family, []nfnetlink.Rule{r})
+			check(t, family, []nfnetlink.Rule{r})
 		}
-		readOdd(t, family, commented(family))
+		check(t, family, commented(family))
 	}
 }
 
-func FuzzRawRules(f *testing.F) {
+// FuzzRawRules feeds rules as the kernel sends them.
+func FuzzRawRules(f *testing.F, check CheckRules) {
+	f.Helper()
 	forEachChain(f, func(family nfnetlink.Family, rules []nfnetlink.Rule) {
 		f.Add(family == nfnetlink.IPv6, raw(rules))
 	})
@@ -141,12 +145,13 @@ func FuzzRawRules(f *testing.F) {
 			}
 			rules, b = append(rules, r), b[2+n:]
 		}
-		readOdd(t, family, rules)
-		repairOdd(family, rules)
+		check(t, family, rules)
 	})
 }
 
-func TestRulesChangedByOneByteAreReadBack(t *testing.T) {
+// EachChangedByte checks the rules of some cases, each time with another byte changed.
+func EachChangedByte(t *testing.T, check CheckRules) {
+	t.Helper()
 	step := 1
 	if testing.Short() {
 		step = 13
@@ -163,60 +168,10 @@ func TestRulesChangedByOneByteAreReadBack(t *testing.T) {
 						changed[i].Exprs = slices.Clone(r.Exprs)
 						changed[i].Exprs[j].Data = slices.Clone(e.Data)
 						changed[i].Exprs[j].Data[at] ^= change
-						readOdd(t, family, changed)
+						check(t, family, changed)
 					}
 				}
 			}
 		}
 	})
-}
-
-// odd returns tables of either mode in which these are the rules.
-func odd(family nfnetlink.Family, rules []nfnetlink.Rule) (*Shared, *Own) {
-	n := &Shared{Family: family, present: true, rules: rules, chains: map[string][]nfnetlink.Rule{cases.DefaultChain: rules}}
-	own := &Own{rules: map[string][]nfnetlink.Rule{nft.BaseChain: rules}, Sets: map[string]*HeldSet{}}
-	for _, r := range rules {
-		for _, name := range lookups(r) {
-			own.Sets[name] = &HeldSet{Read: true, Holds: []iprange.Range{iprange.Of(netip.MustParsePrefix("169.254.0.0/16")), {}}}
-		}
-	}
-	return n, own
-}
-
-// repairOdd compares such rules with those of the defaults and plans what makes them
-// these: nothing panics.
-func repairOdd(family nfnetlink.Family, rules []nfnetlink.Rule) {
-	n, own := odd(family, rules)
-	native, shared := wanted()
-	_ = n.Differences(shared, cases.DefaultChain)
-	n.Ensure(&nfnetlink.Batch{}, shared, cases.DefaultChain)
-	_ = own.Differences(native)
-	_, sides := Stage(native, own, SmallBatch)
-	Flip(&nfnetlink.Batch{}, native, sides, own)
-}
-
-// wanted returns the tables of the defaults, native and shared.
-var wanted = sync.OnceValues(func() (native, shared nft.Table) {
-	tableOf := func(m nft.Mode) nft.Table {
-		return nft.Compile(config.Default(config.Defaults{}), nft.Options{Mode: m, Chain: cases.DefaultChain}).Tables[0]
-	}
-	return tableOf(nft.ModeNFTables), tableOf(nft.ModeIPTables)
-})
-
-// readOdd reads rules back that anybody may have made: nothing panics, and what
-// counts as ours is just what we write.
-func readOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
-	t.Helper()
-	n, own := odd(family, rules)
-	if p, err := n.Policy(OwnChain{cases.DefaultChain, cases.DefaultChain}); err == nil {
-		want := nft.SharedTable(p.Families[0], p, cases.DefaultChain, nft.CommentPrefixes(cases.DefaultChain)[0]).Chain(cases.DefaultChain)
-		if !slices.EqualFunc(want.Bytecode(nft.Table{Family: family}, nil), rules, sameXT) {
-			t.Errorf("%v is taken for ours", rules)
-		}
-	}
-	_ = n.Ours()
-	_ = n.Foreign(cases.DefaultChain)
-	_ = n.Held(OwnChain{cases.DefaultChain, cases.DefaultChain})
-	_, _ = own.Ruleset()
-	_, _ = own.Policy()
 }

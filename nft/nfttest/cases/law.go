@@ -1,4 +1,4 @@
-package tables
+package cases
 
 import (
 	"fmt"
@@ -8,60 +8,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/iprange"
-	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/layouts"
 )
-
-// decompile reads the policy of a ruleset back from what the kernel would hold.
-func decompile(t *testing.T, r nft.Ruleset) nft.Policy {
-	t.Helper()
-	if r.Mode == nft.ModeNFTables {
-		p, exact := ownOf(r.Tables[0]).Policy()
-		if !exact {
-			t.Fatalf("not taken for ours:\n%s", r)
-		}
-		return p
-	}
-	var out nft.Policy
-	for _, table := range r.Tables {
-		n := &Shared{Family: table.Family, present: true, chains: map[string][]nfnetlink.Rule{}}
-		for _, c := range table.Chains {
-			n.chains[c.Name] = c.Bytecode(table, nil)
-		}
-		p, err := n.Policy(OwnChain{r.Chain, r.Chain})
-		if err != nil {
-			t.Fatalf("%v:\n%s", err, r)
-		}
-		p.Families = append(out.Families, p.Families...)
-		out = p
-	}
-	return out
-}
-
-func ownOf(table nft.Table) *Own {
-	own := &Own{rules: map[string][]nfnetlink.Rule{}, Sets: map[string]*HeldSet{}}
-	own.Family, own.Name = table.Family, table.Name
-	for _, c := range table.Chains {
-		own.chains = append(own.chains, c.KernelChain(table))
-		own.rules[c.Name] = c.Bytecode(table, nil)
-	}
-	for _, s := range table.Sets {
-		held := &HeldSet{Set: s.KernelSet(table, s.Name+nft.SideA), Read: true}
-		for _, p := range s.Prefixes {
-			held.Holds = append(held.Holds, iprange.Of(p))
-		}
-		own.Sets[held.Name] = held
-	}
-	for _, c := range table.Counters {
-		own.objects = append(own.objects, nfnetlink.Object{Family: table.Family, Table: table.Name, Name: c, Type: unix.NFT_OBJECT_COUNTER})
-	}
-	return own
-}
 
 // decided is what a policy decides, without places and what is covered.
 type decided struct {
@@ -86,15 +37,15 @@ func decisions(p nft.Policy) (out []decided) {
 }
 
 // checkLaw verifies that decompile(compile(p)) is p, and compiles to the same.
-func checkLaw(t *testing.T, c config.Config, o nft.Options) {
+func checkLaw(t *testing.T, c config.Config, o nft.Options, decompile func(*testing.T, nft.Ruleset) nft.Policy) {
 	t.Helper()
 	r := nft.Compile(c, o)
 	back := decompile(t, r)
 	if diff := cmp.Diff(decisions(r.Policy), decisions(back), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
-		t.Fatalf("mode %s (-compiled +read back):\n%s", o.Mode, diff)
+		t.Fatalf("mode %s (-compiled +read back):\n%s", o.Layout.Mode(), diff)
 	}
 	if back.RandomFully != r.Policy.RandomFully || !slices.Equal(back.Ports, r.Policy.Ports) {
-		t.Fatalf("mode %s: random-fully %t, ports %v, want %t, %v", o.Mode, back.RandomFully, back.Ports, r.Policy.RandomFully, r.Policy.Ports)
+		t.Fatalf("mode %s: random-fully %t, ports %v, want %t, %v", o.Layout.Mode(), back.RandomFully, back.Ports, r.Policy.RandomFully, r.Policy.Ports)
 	}
 	if marks := func(p nft.Policy) string {
 		if p.Enforce == nil {
@@ -102,20 +53,10 @@ func checkLaw(t *testing.T, c config.Config, o nft.Options) {
 		}
 		return fmt.Sprint(p.Enforce.Marks)
 	}; marks(back) != marks(r.Policy) {
-		t.Fatalf("mode %s: enforced but for %s, want %s", o.Mode, marks(back), marks(r.Policy))
+		t.Fatalf("mode %s: enforced but for %s, want %s", o.Layout.Mode(), marks(back), marks(r.Policy))
 	}
-	if again := nft.CompilePolicy(back, o); !again.Same(r) || again.String() != r.String() {
-		t.Fatalf("mode %s: compiled again:\n%s\nwant:\n%s", o.Mode, again, r)
-	}
-}
-
-func TestAPolicyIsReadBackFromItsRules(t *testing.T) {
-	m := cases.NewMaker(31)
-	for range 500 {
-		c := m.Config()
-		for _, mode := range cases.Modes() {
-			checkLaw(t, c, m.Options(mode))
-		}
+	if again := nft.CompilePolicy(back, o.Layout); !again.Same(r) || again.String() != r.String() {
+		t.Fatalf("mode %s: compiled again:\n%s\nwant:\n%s", o.Layout.Mode(), again, r)
 	}
 }
 
@@ -147,7 +88,19 @@ func fileOf(b []byte) string {
 	return text.String()
 }
 
-func FuzzAPolicyIsReadBackFromItsRules(f *testing.F) {
+// CheckLaw verifies for random policies that decompiling what was compiled is the
+// policy.
+func CheckLaw(t *testing.T, mode nft.Mode, decompile func(*testing.T, nft.Ruleset) nft.Policy) {
+	t.Helper()
+	m := NewMaker(31)
+	for range 500 {
+		checkLaw(t, m.Config(), m.Options(mode), decompile)
+	}
+}
+
+// FuzzLaw does so for policies that the fuzzer makes.
+func FuzzLaw(f *testing.F, mode nft.Mode, decompile func(*testing.T, nft.Ruleset) nft.Policy) {
+	f.Helper()
 	f.Add([]byte{0, 0, 6, 10, 0, 0, 0, 8})
 	f.Add([]byte{7, 3, 0, 10, 0, 0, 0, 8, 3, 0xfd, 0, 0, 1, 64, 4, 10, 9, 0, 0, 16, 7, 0xfd, 0, 0, 1, 128, 4, 0, 0, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -156,16 +109,14 @@ func FuzzAPolicyIsReadBackFromItsRules(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%v\n%s", err, text)
 		}
-		for _, mode := range cases.Modes() {
-			o := nft.Options{Mode: mode, Chain: cases.DefaultChain}
-			if len(b) > 1 {
-				o.RandomFully = b[1]&1 != 0
-				for i := range b[1] >> 1 & 3 {
-					from := 1024 + uint16(i)*10000
-					o.Ports = append(o.Ports, nft.PortRange{Min: from, Max: from + uint16(b[0])})
-				}
+		o := nft.Options{Layout: layouts.Of(mode, DefaultChain)}
+		if len(b) > 1 {
+			o.RandomFully = b[1]&1 != 0
+			for i := range b[1] >> 1 & 3 {
+				from := 1024 + uint16(i)*10000
+				o.Ports = append(o.Ports, nft.PortRange{Min: from, Max: from + uint16(b[0])})
 			}
-			checkLaw(t, c, o)
 		}
+		checkLaw(t, c, o, decompile)
 	})
 }

@@ -1,4 +1,4 @@
-package tables
+package native
 
 import (
 	"maps"
@@ -155,7 +155,7 @@ func Flip(b *nfnetlink.Batch, want nft.Table, target nft.Sides, got *Own) {
 	b.AddTable(want.Family, want.Name)
 	b.FlushChain(want.Family, want.Name, "")
 	for _, w := range want.Chains {
-		if held, ok := got.chain(w.Name); ok && !sameHook(held.Hook, w.Hook) {
+		if held, ok := got.chain(w.Name); ok && !held.Hook.Equal(w.Hook) {
 			b.DelChain(want.Family, want.Name, w.Name)
 		}
 		b.AddChain(w.KernelChain(want))

@@ -1,0 +1,50 @@
+package nft
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/ruletext"
+)
+
+func sameRule(a, b nfnetlink.Rule) bool {
+	return nfnetlink.EqualExprs(a.Exprs, b.Exprs) && bytes.Equal(a.UserData, b.UserData)
+}
+
+// ruleKey is the same for rules that [sameRule] calls the same.
+func ruleKey(r nfnetlink.Rule) string { return nfnetlink.Key(r.Exprs) + string(r.UserData) }
+
+func sameRules(a, b []nfnetlink.Rule) bool { return slices.EqualFunc(a, b, sameRule) }
+
+// Differences names the rules that a chain in the kernel lacks and those it has beyond;
+// where there are none of both, the order may be wrong.
+func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Rule) []string {
+	wanted := c.Bytecode(t, live)
+	if sameRules(wanted, got) {
+		return nil
+	}
+	var diffs []string
+	unmatched := map[string]int{}
+	for _, r := range got {
+		unmatched[ruleKey(r)]++
+	}
+	for i, w := range wanted {
+		if key := ruleKey(w); unmatched[key] > 0 {
+			unmatched[key]--
+		} else {
+			diffs = append(diffs, fmt.Sprintf("%s lacks the rule: %s", where, c.Rules[i]))
+		}
+	}
+	for _, r := range got {
+		if key := ruleKey(r); unmatched[key] > 0 {
+			unmatched[key]--
+			diffs = append(diffs, fmt.Sprintf("%s has a rule beyond: %s", where, ruletext.String(r)))
+		}
+	}
+	if len(diffs) == 0 {
+		diffs = append(diffs, where+" has its rules in another order")
+	}
+	return diffs
+}

@@ -1,0 +1,36 @@
+package nft
+
+import "nft-masq-agent/config"
+
+// Mode names a layout, as the command line does.
+type Mode string
+
+// The modes.
+const (
+	ModeNFTables Mode = "nftables"     // a table of our own
+	ModeIPTables Mode = "iptables-nft" // the view that iptables shows
+)
+
+// A Layout is how a policy is written into the kernel. Two layouts are equal if
+// they write a policy alike.
+type Layout interface {
+	// Mode is its name.
+	Mode() Mode
+	// Chain is the name that the operator chose for its chain, "" if there is no choice.
+	Chain() string
+	// Supports reports whether its rules can express a condition.
+	Supports(row config.Condition) bool
+	// Enforces reports whether its rules can enforce exemptions.
+	Enforces() bool
+	// Ordered reports whether its rules show the order in which a list was written.
+	Ordered() bool
+	// Check says why it cannot express a config, and returns warnings about one that
+	// it can.
+	Check(c config.Config) ([]config.Problem, error)
+	// Compile lays out a policy with this hash.
+	Compile(p Policy, hash string) []Table
+	// CheckTables says why what Compile has returned cannot be.
+	CheckTables(tables []Table) error
+	// Text prints the tables as the file that its program loads.
+	Text(tables []Table) string
+}

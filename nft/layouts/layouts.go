@@ -1,0 +1,16 @@
+// Package layouts lists the ways in which a policy can be written into the kernel.
+package layouts
+
+import (
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/xtables"
+)
+
+// Of returns the layout of a mode; the chain is of those that have one.
+func Of(m nft.Mode, chain string) nft.Layout {
+	if m == nft.ModeIPTables {
+		return xtables.Layout{Name: chain}
+	}
+	return native.Layout{}
+}

@@ -1,0 +1,138 @@
+package native
+
+import (
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// A Layout is mode nftables: a table of our own, with sets.
+type Layout struct{}
+
+// Mode implements [nft.Layout].
+func (Layout) Mode() nft.Mode { return nft.ModeNFTables }
+
+// Chain implements [nft.Layout]: our table has chains of fixed names.
+func (Layout) Chain() string { return "" }
+
+// Supports implements [nft.Layout]: it can express everything.
+func (Layout) Supports(config.Condition) bool { return true }
+
+// Enforces implements [nft.Layout].
+func (Layout) Enforces() bool { return true }
+
+// Ordered implements [nft.Layout]: a set has no order.
+func (Layout) Ordered() bool { return false }
+
+// Check implements [nft.Layout]: it can express everything.
+func (Layout) Check(config.Config) ([]config.Problem, error) { return nil, nil }
+
+// CheckTables implements [nft.Layout].
+func (Layout) CheckTables([]nft.Table) error { return nil }
+
+// BaseChain is the chain that decides.
+const BaseChain = "postrouting"
+
+// The base chain runs at srcnat + 10: behind kube-proxy's and the CNI's, so
+// that kube-proxy's own masquerade, which also clears its mark, comes first.
+const (
+	portsChain    = "to-ports"
+	chainPriority = nft.SrcNAT + 10
+)
+
+// Compile implements [nft.Layout].
+func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
+	t := nft.Table{Family: nfnetlink.Inet, Name: nft.TableName}
+	base := nft.Chain{Name: BaseChain, Hook: nft.NATHook(chainPriority)}
+	masq := nft.Node(masquerade{RandomFully: p.RandomFully})
+	if len(p.Ports) > 0 {
+		t.Chains = append(t.Chains, compilePorts(p))
+		masq = continueIn{portsChain}
+	}
+	if p.Enforce != nil {
+		t.Chains = append(t.Chains, compileEnforcement(p))
+	}
+	for _, f := range p.Families {
+		t.Counters = append(t.Counters, "local"+f.Suffix(), "exempt"+f.Suffix(), "masqueraded"+f.Suffix())
+		t.Sets = append(t.Sets, setsOf(f)...)
+		base.Rules = append(base.Rules, rulesOf(f, masq)...)
+	}
+	base.Rules[len(base.Rules)-1].Comment = hashComment + hash
+	t.Chains = append(t.Chains, base)
+	return []nft.Table{t}
+}
+
+// hashComment begins the comment of the last rule.
+const hashComment = "config "
+
+// rulesOf decides a connection's first packet; the first rule that fits ends it.
+func rulesOf(f nft.FamilyPolicy, masq nft.Node) []nft.Rule {
+	exempt, masqueraded := count{"exempt" + f.Suffix()}, count{"masqueraded" + f.Suffix()}
+	rules := []nft.Rule{{
+		Nodes:   []nft.Node{ofFamilyMatch{f.IPv6}, ofThisNode{}, count{"local" + f.Suffix()}, stop{}},
+		Comment: "to this node",
+	}}
+	for _, q := range f.Questions {
+		for _, match := range matches(q, f) {
+			r := nft.Rule{Nodes: append(match, exempt, stop{})}
+			if q.Masquerade {
+				r.Nodes = append(match, masqueraded, masq)
+			}
+			if q.Set == "" { // a set has the comment itself
+				r.Comment = q.Means
+			}
+			rules = append(rules, r)
+		}
+	}
+	return append(rules, nft.Rule{Nodes: []nft.Node{ofFamilyMatch{f.IPv6}, masqueraded, masq}})
+}
+
+// matches pass the packets for which the question decides, each some of them. A
+// rule can ask whether an interface is none of several; whether it is one of them
+// takes a rule for each.
+func matches(q nft.Question, f nft.FamilyPolicy) [][]nft.Node {
+	switch {
+	case q.Asks == config.SentByNode:
+		return [][]nft.Node{{ofFamilyMatch{f.IPv6}, ofThisNode{Source: true}}}
+	case !q.HasInterfaces():
+		return [][]nft.Node{{inSet{IPv6: f.IPv6, Source: q.Asks == config.SourceAddress, Not: q.Outside, Set: q.Name(f)}}}
+	}
+	var all [][]nft.Node
+	none := []nft.Node{ofFamilyMatch{f.IPv6}}
+	for _, i := range q.Interfaces {
+		match := byInterface{Out: q.Asks == config.LeavingBy, Not: q.Outside, Interface: i.Name}
+		all, none = append(all, []nft.Node{ofFamilyMatch{f.IPv6}, match}), append(none, match)
+	}
+	if q.Outside {
+		return [][]nft.Node{none}
+	}
+	return all
+}
+
+func setsOf(f nft.FamilyPolicy) []nft.Set {
+	var sets []nft.Set
+	for _, q := range f.Questions {
+		if q.Set != "" {
+			sets = append(sets, nft.Set{Name: q.Name(f), IPv6: f.IPv6, Comment: q.Means, Prefixes: q.Prefixes()})
+		}
+	}
+	return sets
+}
+
+// compilePorts masquerades to the port ranges, each taken as often as its size
+// says, and protocols without ports plainly.
+func compilePorts(p nft.Policy) nft.Chain {
+	c := nft.Chain{Name: portsChain}
+	for _, proto := range nft.PortProtocols() {
+		for _, choice := range nft.PortChoices(p.Ports) {
+			nodes := []nft.Node{ofProtocol(proto)}
+			if !choice.Last() {
+				nodes = append(nodes, byChance{choice.Size(), choice.Remaining})
+			}
+			nodes = append(nodes, masquerade{RandomFully: p.RandomFully, Ports: &choice.PortRange})
+			c.Rules = append(c.Rules, nft.Rule{Nodes: nodes})
+		}
+	}
+	c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{masquerade{RandomFully: p.RandomFully}}})
+	return c
+}

@@ -1,0 +1,43 @@
+package native
+
+import (
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// OwnOf returns what the kernel would hold of a table.
+func OwnOf(table nft.Table) *Own {
+	own := &Own{rules: map[string][]nfnetlink.Rule{}, Sets: map[string]*HeldSet{}}
+	own.Family, own.Name = table.Family, table.Name
+	for _, c := range table.Chains {
+		own.chains = append(own.chains, c.KernelChain(table))
+		own.rules[c.Name] = c.Bytecode(table, nil)
+	}
+	for _, s := range table.Sets {
+		held := &HeldSet{Set: s.KernelSet(table, s.Name+nft.SideA), Read: true}
+		for _, p := range s.Prefixes {
+			held.Holds = append(held.Holds, iprange.Of(p))
+		}
+		own.Sets[held.Name] = held
+	}
+	for _, c := range table.Counters {
+		own.objects = append(own.objects, nfnetlink.Object{Family: table.Family, Table: table.Name, Name: c, Type: unix.NFT_OBJECT_COUNTER})
+	}
+	return own
+}
+
+// OwnWith returns a table whose base chain has these rules.
+func OwnWith(rules []nfnetlink.Rule) *Own {
+	own := &Own{rules: map[string][]nfnetlink.Rule{BaseChain: rules}, Sets: map[string]*HeldSet{}}
+	for _, r := range rules {
+		for _, name := range lookups(r) {
+			own.Sets[name] = &HeldSet{Read: true, Holds: []iprange.Range{iprange.Of(netip.MustParsePrefix("169.254.0.0/16")), {}}}
+		}
+	}
+	return own
+}

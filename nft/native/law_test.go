@@ -1,0 +1,23 @@
+package native_test
+
+import (
+	"testing"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// decompile reads the policy of a ruleset back from what the kernel would hold.
+func decompile(t *testing.T, r nft.Ruleset) nft.Policy {
+	t.Helper()
+	p, exact := native.OwnOf(r.Tables[0]).Policy()
+	if !exact {
+		t.Fatalf("not taken for ours:\n%s", r)
+	}
+	return p
+}
+
+func TestAPolicyIsReadBackFromItsRules(t *testing.T) { cases.CheckLaw(t, nft.ModeNFTables, decompile) }
+
+func FuzzAPolicyIsReadBackFromItsRules(f *testing.F) { cases.FuzzLaw(f, nft.ModeNFTables, decompile) }

@@ -1,0 +1,37 @@
+package native_test
+
+import (
+	"testing"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// readOdd reads rules back that anybody may have made: nothing panics.
+func readOdd(_ *testing.T, _ nfnetlink.Family, rules []nfnetlink.Rule) {
+	own := native.OwnWith(rules)
+	_, _ = own.Ruleset()
+	_, _ = own.Policy()
+}
+
+// repairOdd also compares them with those of the defaults and plans what makes them
+// these.
+func repairOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
+	readOdd(t, family, rules)
+	own := native.OwnWith(rules)
+	want := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}).Tables[0]
+	_ = own.Differences(want)
+	_, sides := native.Stage(want, own, native.SmallBatch)
+	native.Flip(&nfnetlink.Batch{}, want, sides, own)
+}
+
+func FuzzReadBack(f *testing.F) { cases.FuzzReadBack(f, readOdd) }
+
+func FuzzRawRules(f *testing.F) { cases.FuzzRawRules(f, repairOdd) }
+
+func TestRulesWithOurCommentsAloneAreReadBack(t *testing.T) { cases.EachCommented(t, repairOdd) }
+
+func TestRulesChangedByOneByteAreReadBack(t *testing.T) { cases.EachChangedByte(t, readOdd) }

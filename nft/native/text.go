@@ -1,0 +1,77 @@
+package native
+
+import (
+	"fmt"
+	"strings"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
+)
+
+// Text implements [nft.Layout]: what `nft -f` accepts, which then replaces our table
+// by exactly this, whatever was there.
+func (Layout) Text(tables []nft.Table) string {
+	var b strings.Builder
+	for _, t := range tables {
+		// The first line lets the second succeed where there is no table.
+		fmt.Fprintf(&b, "table %s %s\ndelete table %[1]s %s\n", t.Family, t.Name)
+		writeTable(&b, t)
+	}
+	return b.String()
+}
+
+func writeTable(b *strings.Builder, t nft.Table) {
+	fmt.Fprintf(b, "table %s %s {\n", t.Family, t.Name)
+	for _, c := range t.Counters {
+		fmt.Fprintf(b, "\tcounter %s {\n\t\tpackets 0 bytes 0\n\t}\n\n", c)
+	}
+	for _, s := range t.Sets {
+		writeSet(b, s)
+	}
+	for i, c := range t.Chains {
+		if i > 0 {
+			b.WriteString("\n")
+		}
+		fmt.Fprintf(b, "\tchain %s {\n", c.Name)
+		if c.Hook != nil {
+			fmt.Fprintf(b, "\t\ttype %s hook postrouting priority %s; policy accept;\n", c.Hook.Type, priorityText(c.Hook.Priority))
+		}
+		for _, r := range c.Rules {
+			fmt.Fprintf(b, "\t\t%s\n", r)
+		}
+		b.WriteString("\t}\n")
+	}
+	b.WriteString("}\n")
+}
+
+// priorityText is a priority as nft prints it.
+func priorityText(p int32) string {
+	if p < nft.SrcNAT {
+		return fmt.Sprintf("srcnat - %d", nft.SrcNAT-p)
+	}
+	return fmt.Sprintf("srcnat + %d", p-nft.SrcNAT)
+}
+
+func writeSet(b *strings.Builder, s nft.Set) {
+	fmt.Fprintf(b, "\tset %s%s {\n\t\ttype %s\n\t\tflags interval\n\t\tcomment %q\n", s.Name, nft.SideA, typeName(s), s.Comment)
+	b.WriteString("\t\telements = { ")
+	perLine := 2
+	for i, p := range s.Prefixes {
+		switch {
+		case i == 0:
+		case i%perLine == 0:
+			b.WriteString(",\n\t\t\t     ")
+		default:
+			b.WriteString(", ")
+		}
+		b.WriteString(iprange.Of(p).String())
+	}
+	b.WriteString(" }\n\t}\n\n")
+}
+
+func typeName(s nft.Set) string {
+	if s.IPv6 {
+		return "ipv6_addr"
+	}
+	return "ipv4_addr"
+}

@@ -1,0 +1,53 @@
+package xtables_test
+
+import (
+	"slices"
+	"testing"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/xtables"
+)
+
+var ours = xtables.OwnChain{Name: cases.DefaultChain, Text: cases.DefaultChain}
+
+// odd returns a table in which these are the rules of POSTROUTING and of our chain.
+func odd(family nfnetlink.Family, rules []nfnetlink.Rule) *xtables.Shared {
+	return xtables.SharedWith(family, rules, map[string][]nfnetlink.Rule{cases.DefaultChain: rules})
+}
+
+// readOdd reads rules back that anybody may have made: nothing panics, and what
+// counts as ours is just what we write.
+func readOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
+	t.Helper()
+	n := odd(family, rules)
+	if p, err := n.Policy(ours); err == nil {
+		want := xtables.SharedTable(p.Families[0], p, cases.DefaultChain, xtables.CommentPrefixes(cases.DefaultChain)[0]).Chain(cases.DefaultChain)
+		if !slices.EqualFunc(want.Bytecode(nft.Table{Family: family}, nil), rules, xtables.SameXT) {
+			t.Errorf("%v is taken for ours", rules)
+		}
+	}
+	_ = n.Ours()
+	_ = n.Foreign(cases.DefaultChain)
+	_ = n.Held(ours)
+}
+
+// repairOdd also compares them with those of the defaults and plans what makes them
+// these.
+func repairOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
+	readOdd(t, family, rules)
+	n := odd(family, rules)
+	want := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}}).Tables[0]
+	_ = n.Differences(want, cases.DefaultChain)
+	n.Ensure(&nfnetlink.Batch{}, want, cases.DefaultChain)
+}
+
+func FuzzReadBack(f *testing.F) { cases.FuzzReadBack(f, readOdd) }
+
+func FuzzRawRules(f *testing.F) { cases.FuzzRawRules(f, repairOdd) }
+
+func TestRulesWithOurCommentsAloneAreReadBack(t *testing.T) { cases.EachCommented(t, repairOdd) }
+
+func TestRulesChangedByOneByteAreReadBack(t *testing.T) { cases.EachChangedByte(t, readOdd) }
