@@ -25,18 +25,18 @@ func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
 
 const image = "localhost/nft-masq-agent:test"
 
-// A node runs the image as the kubelet would.
+// A node runs the image like the kubelet.
 type node struct {
 	*nfttest.Topology
 	t       *testing.T
-	volume  string // what is mounted at /etc/config
+	volume  string // the directory mounted at /etc/config
 	flags   []string
 	version int
 	lines   chan string // of the agent's log
 }
 
-// newNode builds the image with buildah, and makes a node with podman and runc
-// that have nothing but what lies in a directory of the test.
+// newNode builds the image with buildah, and creates a node with podman and runc,
+// whose storage is in a directory of the test.
 func newNode(t *testing.T) *node {
 	t.Helper()
 	if os.Getenv("IMAGE_TEST") != "1" {
@@ -79,7 +79,7 @@ func (n *node) output(args ...string) string {
 }
 
 // run starts the container of the base with the security context, limits and
-// arguments that its manifest has.
+// arguments from its manifest.
 func (n *node) run() *nfttest.Process {
 	n.t.Helper()
 	c := read(n.t, "base").container()
@@ -112,7 +112,7 @@ func (n *node) run() *nfttest.Process {
 	return p
 }
 
-// lineWriter hands over each line that is written to it at once.
+// lineWriter sends each line that is written to it at once.
 type lineWriter chan<- string
 
 func (w lineWriter) Write(b []byte) (int, error) {
@@ -122,8 +122,8 @@ func (w lineWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// said waits for a line of the log, and gives its fields.
-func (n *node) said(message string) map[string]any {
+// logged waits for a line in the log, and returns its fields.
+func (n *node) logged(message string) map[string]any {
 	n.t.Helper()
 	timeout := time.After(time.Minute)
 	for {
@@ -138,13 +138,13 @@ func (n *node) said(message string) map[string]any {
 				return fields
 			}
 		case <-timeout:
-			n.t.Fatalf("nothing said of %q", message)
+			n.t.Fatalf("not logged: %q", message)
 		}
 	}
 }
 
-// write gives the volume a new content as the kubelet does: a directory beside
-// the old one, and a link that is swapped.
+// write replaces the content of the volume like the kubelet: with a directory
+// next to the old one, and a link that is swapped.
 func (n *node) write(config string) {
 	n.t.Helper()
 	n.version++
@@ -167,7 +167,7 @@ func (n *node) write(config string) {
 	}
 }
 
-// get asks the agent where the kubelet's probes do.
+// get requests a path from the agent, like the kubelet's probes.
 func (n *node) get(path string) (int, string) {
 	n.t.Helper()
 	client := http.Client{Transport: &http.Transport{DialContext: n.Node.DialContext, DisableKeepAlives: true}}
@@ -196,10 +196,10 @@ func (n *node) wantMasqueraded(to string, want bool) {
 	}
 }
 
-func TestImageDoesTheMainJob(t *testing.T) {
+func TestImageAppliesConfig(t *testing.T) {
 	n := newNode(t)
 	p := n.run()
-	n.said("applied")
+	n.logged("applied")
 	n.wantMasqueraded("198.51.100.1", true)
 	n.wantMasqueraded("10.9.0.9", false)
 	for _, path := range []string{"/healthz", "/readyz"} {
@@ -213,12 +213,12 @@ func TestImageDoesTheMainJob(t *testing.T) {
 	}
 
 	n.write("nonMasqueradeCIDRs: [198.51.100.0/24]\n")
-	applied := n.said("applied")
+	applied := n.logged("applied")
 	n.wantMasqueraded("198.51.100.1", false)
 	n.wantMasqueraded("10.9.0.9", true)
 
 	n.write("nonMasqueradeCIDRs: [198.51.100.1/24]\n")
-	n.said(fmt.Sprintf("config rejected; last good config (%v) stays enforced", applied["config"]))
+	n.logged(fmt.Sprintf("config rejected; last good config (%v) stays enforced", applied["config"]))
 	if code, text := n.get("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(text, "/etc/config/ip-masq-agent:1:22: ") {
 		t.Errorf("/readyz: %d %s", code, text)
 	}
@@ -235,11 +235,11 @@ func TestImageDoesTheMainJob(t *testing.T) {
 		t.Errorf("after SIGTERM: %v", err)
 	}
 	if after := nfttest.NFT(t, n.Node, "", "list", "table", "inet", "nft-masq-agent"); after != before {
-		t.Errorf("the rules do not stay:\n%s", after)
+		t.Errorf("the rules are gone:\n%s", after)
 	}
 }
 
-// status gives what the kernel says of the process.
+// status returns the kernel's status of the process.
 func (n *node) status() string {
 	n.t.Helper()
 	pid := strings.TrimSpace(n.output("inspect", "--format={{.State.Pid}}", "agent"))
@@ -250,7 +250,7 @@ func (n *node) status() string {
 	return string(status)
 }
 
-// wantConfined holds what the kernel says of the process against the manifest.
+// wantConfined compares the kernel's status of the process with the manifest.
 func (n *node) wantConfined() {
 	n.t.Helper()
 	status := n.status()
@@ -262,10 +262,10 @@ func (n *node) wantConfined() {
 	}
 }
 
-func TestImageTakesAtMost16MBAtTheDefaultConfig(t *testing.T) {
+func TestImageUsesAtMost16MBWithDefaultConfig(t *testing.T) {
 	n := newNode(t)
 	n.run()
-	n.said("applied")
+	n.logged("applied")
 	for range 300 {
 		n.get("/metrics")
 		n.get("/readyz")
@@ -281,10 +281,10 @@ func TestImageTakesAtMost16MBAtTheDefaultConfig(t *testing.T) {
 }
 
 // A ConfigMap holds at most 1 MiB.
-func TestImageTakesTheLargestConfigMapWithinItsMemoryLimit(t *testing.T) {
+func TestImageStaysWithinMemoryLimitWithLargestConfigMap(t *testing.T) {
 	n := newNode(t)
 	n.run()
-	n.said("applied")
+	n.logged("applied")
 	for first := range 3 {
 		var config bytes.Buffer
 		config.WriteString("nonMasqueradeCIDRs:\n")
@@ -293,7 +293,7 @@ func TestImageTakesTheLargestConfigMapWithinItsMemoryLimit(t *testing.T) {
 			fmt.Fprintf(&config, "- %d.%d.%d.%d/32\n", 1+first, cidrs>>14, cidrs>>7&0x7f, cidrs<<1&0xff)
 		}
 		n.write(config.String())
-		if fields := n.said("applied"); fields["cidrs"] != float64(cidrs+1) {
+		if fields := n.logged("applied"); fields["cidrs"] != float64(cidrs+1) {
 			t.Errorf("%v CIDRs, want %d and link-local", fields["cidrs"], cidrs)
 		}
 		n.wantMasqueraded("198.51.100.1", true)
@@ -326,7 +326,7 @@ func (n *node) fourAtOnce(args ...string) {
 	}
 }
 
-func TestImageHoldsTheBinaryItsSBOMAndTheLicencesOnly(t *testing.T) {
+func TestImageContainsOnlyBinarySBOMAndLicenses(t *testing.T) {
 	n := newNode(t)
 	n.output("create", "--name=agent", image)
 	archive := filepath.Join(t.TempDir(), "image.tar")
@@ -339,7 +339,7 @@ func TestImageHoldsTheBinaryItsSBOMAndTheLicencesOnly(t *testing.T) {
 		fields := strings.Fields(line) // mode, owner, size, date, time, name
 		name := fields[5]
 		if name != "nft-masq-agent" && name != "sbom.cdx.json" && !strings.HasPrefix(name, "licenses/") {
-			t.Errorf("the image holds %s", name)
+			t.Errorf("the image contains %s", name)
 		}
 		if size, err := strconv.Atoi(fields[2]); name == "nft-masq-agent" && (err != nil || size > 12_000_000) {
 			t.Errorf("the binary has %d bytes, more than 12 MB", size)
@@ -347,7 +347,7 @@ func TestImageHoldsTheBinaryItsSBOMAndTheLicencesOnly(t *testing.T) {
 	}
 }
 
-func TestImageSaysWhatItWasBuiltFrom(t *testing.T) {
+func TestImageLabelsMatchTheBuild(t *testing.T) {
 	n := newNode(t)
 	var labels map[string]string
 	if err := json.Unmarshal([]byte(n.output("image", "inspect", "--format={{json .Labels}}", image)), &labels); err != nil {
@@ -363,6 +363,6 @@ func TestImageSaysWhatItWasBuiltFrom(t *testing.T) {
 	}
 	if printed := n.output("run", "--rm", "--pull=never", "--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", image, "version"); !strings.Contains(printed, labels["org.opencontainers.image.version"]) ||
 		!strings.Contains(printed, labels["org.opencontainers.image.revision"]) {
-		t.Errorf("the labels are %v, the program says\n%s", labels, printed)
+		t.Errorf("the labels are %v, the program prints\n%s", labels, printed)
 	}
 }

@@ -26,8 +26,8 @@ func newControl(t *testing.T) *cluster.Control {
 	return c
 }
 
-// commands returns the command lines of a section, but for the push and what
-// needs a pod.
+// commands returns the command lines of a section, except the push and what needs
+// a pod.
 func commands(t *testing.T, file, title string) []string {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -49,13 +49,13 @@ func commands(t *testing.T, file, title string) []string {
 	return all
 }
 
-func TestInstallSectionWorksAsItStands(t *testing.T) {
+func TestInstallSectionWorksAsWritten(t *testing.T) {
 	c := newControl(t)
 	lines := commands(t, "../README.md", "Install")
 	if len(lines) < 2 {
 		t.Fatal(lines)
 	}
-	// Twice: what changes the ConfigMap later must not fail because it exists.
+	// Twice: updating the ConfigMap must not fail because it exists.
 	for range 2 {
 		for _, line := range lines {
 			c.Sh(line)
@@ -72,10 +72,10 @@ func TestInstallSectionWorksAsItStands(t *testing.T) {
 	var m corev1.ConfigMap
 	volume := d.Spec.Template.Spec.Volumes[0].ConfigMap
 	if !c.Get(&m, "configmap", volume.Name) || m.Data[volume.Items[0].Key] == "" {
-		t.Errorf("the pod mounts nothing of %v: %s", m, c.Complaint())
+		t.Errorf("the pod mounts none of %v: %s", m, c.Complaint())
 	}
 
-	// What one is told elsewhere: components, and to remove everything.
+	// What other sections say: components, and removing everything.
 	for _, components := range []string{"prometheus labelled-nodes", "takeover", "non-masquerade-daemon prometheus"} {
 		c.Sh("make install IMAGE=registry.example/nft-masq-agent COMPONENTS='" + components + "'")
 	}
@@ -89,11 +89,11 @@ func TestInstallSectionWorksAsItStands(t *testing.T) {
 		t.Errorf("left: %v %s", left, c.Complaint())
 	}
 	if !c.Get(&m, "configmap", volume.Name) {
-		t.Error("the ConfigMap went, too")
+		t.Error("the ConfigMap was deleted, too")
 	}
 }
 
-// The manifest of ip-masq-agent, as far as it matters.
+// The relevant parts of ip-masq-agent's manifest.
 const olderAgent = `apiVersion: apps/v1
 kind: DaemonSet
 metadata: {name: ip-masq-agent, namespace: kube-system}
@@ -113,7 +113,7 @@ func TestInstallReplacesAnOlderAgentInPlace(t *testing.T) {
 	c.Get(&before, "daemonset", "ip-masq-agent")
 	c.Sh("make -s manifest COMPONENTS=takeover IMAGE=registry.example/nft-masq-agent | kubectl replace -f -")
 	if !c.Get(&after, "daemonset", "ip-masq-agent") || after.UID != before.UID {
-		t.Fatalf("another DaemonSet: %s", c.Complaint())
+		t.Fatalf("it is another DaemonSet: %s", c.Complaint())
 	}
 	args := after.Spec.Template.Spec.Containers[0].Args
 	if !slices.Contains(args, "--takeover") || slices.Contains(args, "--enable-ipv6=true") {
@@ -146,7 +146,7 @@ func TestInstallWithHelmAndRemoval(t *testing.T) {
 		}
 	}
 	if c.Get(&d, "daemonset", "nft-masq-agent") {
-		t.Error("the DaemonSet is still there")
+		t.Error("the DaemonSet still exists")
 	}
 }
 
@@ -157,7 +157,7 @@ func TestInstallWithHelmReplacesAnOlderAgentInPlace(t *testing.T) {
 	c.Get(&before, "daemonset", "ip-masq-agent")
 	c.Sh("helm install nft-masq-agent manifests/helm --namespace kube-system --set takeover=true --take-ownership --force")
 	if !c.Get(&after, "daemonset", "ip-masq-agent") || after.UID != before.UID {
-		t.Fatalf("another DaemonSet: %s", c.Complaint())
+		t.Fatalf("it is another DaemonSet: %s", c.Complaint())
 	}
 	container := after.Spec.Template.Spec.Containers[0]
 	if !slices.Contains(container.Args, "--takeover") || container.SecurityContext.Privileged != nil {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# licenses.sh DIR ARCH…: puts the licences of all that is linked into the binary
-# into DIR, by module: those that lie beside a linked package or in a directory
-# above it. Fails where a module has none.
+# licenses.sh DIR ARCH…: collects the licences of everything that is linked into
+# the binary in DIR, by module: those next to a linked package or in a directory
+# above it. Fails if a module has none.
 set -euo pipefail
 out=$1
 shift
@@ -24,7 +24,7 @@ done | sort -u | while read -r module root dir; do
 		dir=${dir%/*}
 	done
 	if [ -z "$(find "$out/$module" -type f 2>/dev/null)" ]; then
-		echo "no licence found of $module" >&2
+		echo "no licence found for $module" >&2
 		exit 1
 	fi
 done

@@ -4,11 +4,11 @@ KUSTOMIZE ?= go run sigs.k8s.io/kustomize/kustomize/v5@v5.8.2
 HELM       = go run helm.sh/helm/v3/cmd/helm@v3.22.0
 KUBECTL    = kubectl
 
-# docker where its daemon answers, else podman, else buildah; asked once.
+# docker if its daemon responds, else podman, else buildah; checked once.
 CONTAINER_TOOL ?= $(eval CONTAINER_TOOL := $(shell docker info >/dev/null 2>&1 && echo docker || \
 	basename "$$(command -v podman || command -v buildah)"))$(CONTAINER_TOOL)
 DOCKER = $(filter docker,$(CONTAINER_TOOL))
-# Where push sends the image to is part of its name.
+# The name of the image includes the registry that push sends it to.
 IMAGE ?= nft-masq-agent
 TAG   := $(or $(TAG),$(subst +,_,$(VERSION)))
 # For a registry without TLS: --insecure with docker, --tls-verify=false with the
@@ -16,10 +16,10 @@ TAG   := $(or $(TAG),$(subst +,_,$(VERSION)))
 PUSH_FLAGS ?=
 
 HOST_ARCH = $(shell go env GOHOSTARCH)
-# docker's classic builder takes what it has cached for another architecture;
-# the others make the same image of the same files.
+# docker's classic builder reuses what it has cached for another architecture;
+# the others build identical images from identical files.
 BUILD_FLAGS = $(if $(DOCKER),--no-cache,--timestamp $(or $(shell git log -1 --format=%ct 2>/dev/null),0))
-# Where the source is, without a password.
+# URL of the source, without a password.
 SOURCE ?= $(shell git config --get remote.origin.url 2>/dev/null | sed 's|//[^@/]*@|//|')
 LABELS = title=nft-masq-agent licenses=Apache-2.0 version=$(VERSION) $(if $(SOURCE),source=$(SOURCE)) \
 	revision=$(shell git rev-parse HEAD 2>/dev/null) created=$(shell git log -1 --format=%cI 2>/dev/null)
@@ -39,7 +39,7 @@ container-%: container-tool bin/linux_%/nft-masq-agent licenses
 	$(CONTAINER_TOOL) build --platform linux/$* $(BUILD_FLAGS) $(LABELS:%=--label 'org.opencontainers.image.%') \
 		--file manifests/Dockerfile --tag '$(IMAGE):$(TAG)-$*' bin/image_$*
 
-# docker takes the flags for lists only.
+# docker accepts the flags only for manifest lists.
 PUSH = $(CONTAINER_TOOL) push $(if $(DOCKER),,$(PUSH_FLAGS))
 
 .PHONY: push
@@ -59,7 +59,7 @@ licenses:
 
 .PHONY: container-tool
 container-tool:
-	@test -n '$(CONTAINER_TOOL)' || { echo 'needed first: docker, podman or buildah' >&2; exit 1; }
+	@test -n '$(CONTAINER_TOOL)' || { echo 'missing: docker, podman or buildah' >&2; exit 1; }
 
 .PHONY: container-test
 container-test: ## Build the image and run it with the settings of the manifest, in a network namespace
@@ -83,13 +83,13 @@ reproducible-image: ## Build the image of the last commit in two directories, co
 	done; \
 	digests="$$(buildah images --no-trunc --quiet | sort -u)"; \
 	test "$$(wc -l <<<"$$digests")" = 1 || { echo "two images: $$digests" >&2; exit 1; }; \
-	echo "the same twice: $$digests"
+	echo "identical: $$digests"
 
 .PHONY: promtool-test
 promtool-test: bin/promtool ## Check metrics, alerts and dashboard with promtool
 	PROMTOOL='$(CURDIR)/bin/promtool' go test -count=1 -run '^TestPromtool' ./manifests
 
-# Debian's, without its server being installed.
+# Debian's, without installing the server.
 bin/promtool:
 	@dir="$$(mktemp -d)"; trap 'rm -rf "$$dir"' EXIT; \
 	apt-get update -qq; \
@@ -102,14 +102,14 @@ schema-test: ## Check the JSON Schema of the config file with ajv (needs npm)
 
 .PHONY: registry
 registry:
-	@case '$(IMAGE)' in */*) ;; *) echo 'say where to: make $(MAKECMDGOALS) IMAGE=REGISTRY/nft-masq-agent' >&2; exit 1;; esac
+	@case '$(IMAGE)' in */*) ;; *) echo 'missing registry: make $(MAKECMDGOALS) IMAGE=REGISTRY/nft-masq-agent' >&2; exit 1;; esac
 
 # Components of manifests/components that manifest and install add to the base.
 COMPONENTS ?=
 NAMESPACE   = kube-system
 OURS        = -l app.kubernetes.io/name=nft-masq-agent
 
-# A kustomization of $(1) with the image, in bin/install.
+# Writes bin/install/kustomization.yaml: $(1) with the image and the components.
 define kustomization
 	@mkdir -p bin/install
 	@{ echo 'resources: [../../manifests/$(1)]'; \
@@ -135,23 +135,23 @@ uninstall: registry ## Remove the agent, its rules on all nodes, and everything 
 	$(KUSTOMIZE) build bin/install | $(KUBECTL) apply -f -
 	$(KUBECTL) -n $(NAMESPACE) rollout status daemonset/nft-masq-agent --timeout=10m
 	$(KUBECTL) -n $(NAMESPACE) delete daemonset,service $(OURS)
-	@# Of the Prometheus Operator, which a cluster need not have.
+	@# Objects of the Prometheus Operator, which the cluster may not have.
 	@for kind in podmonitor prometheusrule; do \
 		if $(KUBECTL) get $$kind.monitoring.coreos.com -n $(NAMESPACE) >/dev/null 2>&1; then \
 			$(KUBECTL) -n $(NAMESPACE) delete $$kind.monitoring.coreos.com $(OURS); \
 		fi; \
 	done
 
-# Renders into the directory $(1): the base as the manifest for people, the
+# Renders into the directory $(1): the base as a single manifest, the
 # overlays for the tests, the alerts as a PrometheusRule and for the chart.
 define render
 	@mkdir -p "$(1)/testdata" "$(1)/components/prometheus-operator" "$(1)/helm/files"
 	@cp manifests/prometheus/rules.yaml "$(1)/helm/files/rules.yaml"
-	@{ printf '%s\n' '# Made from manifests/prometheus/rules.yaml by make manifests.' \
+	@{ printf '%s\n' '# Generated from manifests/prometheus/rules.yaml by make manifests.' \
 		'apiVersion: monitoring.coreos.com/v1' 'kind: PrometheusRule' 'metadata:' '  name: nft-masq-agent' \
 		'  namespace: $(NAMESPACE)' '  labels:' '    app.kubernetes.io/name: nft-masq-agent' 'spec:'; \
 		sed '/^#/d; s/^./  &/' manifests/prometheus/rules.yaml; } >"$(1)/components/prometheus-operator/prometheusrule.yaml"
-	@{ printf '%s\n' '# Made from manifests/base by make manifests. The image is a placeholder:' \
+	@{ printf '%s\n' '# Generated from manifests/base by make manifests. The image is a placeholder:' \
 		'# make manifest IMAGE=REGISTRY/nft-masq-agent prints this with yours.'; \
 		$(KUSTOMIZE) build manifests/base; } >"$(1)/nft-masq-agent.yaml"
 	@for overlay in $(notdir $(wildcard manifests/overlays/*)); do \
@@ -164,7 +164,7 @@ manifests: ## Regenerate the files generated from kustomizations and alerts
 	$(call render,manifests)
 
 .PHONY: manifests-check
-manifests-check: bin/tools/kustomize bin/tools/helm ## Check that make manifests would change nothing, components and Helm chart
+manifests-check: bin/tools/kustomize bin/tools/helm ## Check that generated manifests are up to date, and test components and Helm chart
 	@rm -rf bin/manifests
 	$(call render,bin/manifests)
 	@for made in nft-masq-agent.yaml testdata components/prometheus-operator/prometheusrule.yaml helm/files; do \
@@ -172,7 +172,7 @@ manifests-check: bin/tools/kustomize bin/tools/helm ## Check that make manifests
 	done
 	MANIFEST_TOOLS='$(CURDIR)/bin/tools' go test -count=1 -run '^TestTools' ./manifests
 
-# Kubernetes, built once and kept in the user's cache; the tests run with what it prints.
+# Builds Kubernetes once, into the user's cache; the tests use the programs that it prints.
 CLUSTER = MANIFEST_TOOLS='$(CURDIR)/bin/tools' CLUSTER_PROGRAMS="$$(manifests/cluster/build.sh $(1))" go test -count=1
 
 .PHONY: install-test
@@ -180,12 +180,12 @@ install-test: bin/tools/kustomize bin/tools/helm ## Run the install section of R
 	$(call CLUSTER,debian kube-apiserver kube-controller-manager kubectl) -run '^TestInstall' ./manifests
 
 .PHONY: test-cluster
-test-cluster: deps bin/tools/kustomize bin/tools/helm ## Run the agent in a cluster of two nodes (root, buildah; builds Kubernetes: 15 minutes once, then some minutes)
+test-cluster: deps bin/tools/kustomize bin/tools/helm ## Run the agent in a cluster of two nodes (root, buildah; builds Kubernetes: 15 minutes once, then a few)
 	@command -v buildah >/dev/null || { apt-get update -qq; \
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends buildah >/dev/null; }
 	$(call CLUSTER,debian pause coredns agnhost kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl) -v -timeout 1h ./manifests/cluster
 
-# Programs that a test calls often.
+# Programs that tests run often.
 bin/tools/kustomize: manifests/manifests.mk
 	GOBIN='$(CURDIR)/bin/tools' go install $(lastword $(KUSTOMIZE))
 bin/tools/helm: manifests/manifests.mk

@@ -1,6 +1,6 @@
-// Package manifests_test holds the manifests against the Kubernetes types, the
-// program's flags and what the documentation promises. The files are those that
-// make manifests makes of the kustomizations.
+// Package manifests_test compares the manifests with the Kubernetes types, the
+// program's flags and the documentation. The files are those that make manifests
+// generates from the kustomizations.
 package manifests_test
 
 import (
@@ -20,7 +20,7 @@ import (
 	"nft-masq-agent/config"
 )
 
-// oneFile is the manifest for people who use no kustomize.
+// oneFile is the manifest for people who do not use kustomize.
 const oneFile = "nft-masq-agent.yaml"
 
 // A rendered manifest.
@@ -31,7 +31,7 @@ type rendered struct {
 	rules     []prometheusRule
 }
 
-// What the Prometheus Operator reads, as far as we write it.
+// The fields that we set of the Prometheus Operator's objects.
 type (
 	operatorObject struct {
 		APIVersion string `json:"apiVersion"`
@@ -66,7 +66,7 @@ type (
 func (r rendered) pod() corev1.PodSpec         { return r.daemonSet.Spec.Template.Spec }
 func (r rendered) container() corev1.Container { return r.pod().Containers[0] }
 
-// read decodes a manifest strictly: a key that the types do not have is an error.
+// read decodes a manifest strictly: an unknown key is an error.
 func read(t *testing.T, name string) rendered {
 	t.Helper()
 	file := filepath.Join("testdata", name+".yaml")
@@ -126,7 +126,7 @@ func everyManifest(t *testing.T, test func(t *testing.T, name string, r rendered
 	}
 }
 
-func TestEachOverlayHasItsOutputAndNoOtherIsThere(t *testing.T) {
+func TestOverlaysMatchTheirOutput(t *testing.T) {
 	list := func(pattern, suffix string) []string {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
@@ -142,7 +142,7 @@ func TestEachOverlayHasItsOutputAndNoOtherIsThere(t *testing.T) {
 	if diff := cmp.Diff(overlays, list("testdata/*.yaml", ".yaml")); diff != "" {
 		t.Errorf("-overlays +output:\n%s", diff)
 	}
-	components := append(list("components/*", ""), "removal") // to which nothing can be added
+	components := append(list("components/*", ""), "removal") // which cannot be combined
 	slices.Sort(components)
 	if diff := cmp.Diff(overlays, components); diff != "" {
 		t.Errorf("-overlays +components:\n%s", diff)
@@ -167,7 +167,7 @@ func TestPodHasOneCapabilityAndNothingElse(t *testing.T) {
 			t.Error("the pod gets a token of the service account")
 		}
 		if p := r.pod(); p.HostPID || p.HostIPC || len(p.InitContainers) > 0 {
-			t.Error("the pod has more than the network of the host")
+			t.Error("the pod shares more than the host's network")
 		}
 	})
 }
@@ -194,7 +194,7 @@ func TestPodRunsOnEveryLinuxNode(t *testing.T) {
 		selector, labels := r.daemonSet.Spec.Selector.MatchLabels, r.daemonSet.Spec.Template.Labels
 		for k, v := range selector {
 			if labels[k] != v {
-				t.Errorf("the selector %s=%s does not fit the pod's labels %v", k, v, labels)
+				t.Errorf("the selector %s=%s does not match the pod's labels %v", k, v, labels)
 			}
 		}
 	})
@@ -214,7 +214,7 @@ func TestRollingUpdateReplacesATenthOfTheNodesAtATime(t *testing.T) {
 	})
 }
 
-func TestPodAsksForLittle(t *testing.T) {
+func TestPodResources(t *testing.T) {
 	everyManifest(t, func(t *testing.T, _ string, r rendered) {
 		res := r.container().Resources
 		if cpu, memory := res.Requests.Cpu().String(), res.Requests.Memory().String(); cpu != "10m" || memory != "16Mi" {
@@ -289,7 +289,7 @@ func TestArguments(t *testing.T) {
 	})
 }
 
-// buildProgram builds the program as make does.
+// buildProgram builds the program like make.
 func buildProgram(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "nft-masq-agent")
@@ -300,7 +300,7 @@ func buildProgram(t *testing.T) string {
 	return program
 }
 
-func TestEveryArgumentIsAFlagOfTheProgram(t *testing.T) {
+func TestArgumentsAreFlagsOfTheProgram(t *testing.T) {
 	program := buildProgram(t)
 	everyManifest(t, func(t *testing.T, _ string, r rendered) {
 		args, command := r.container().Args, "run"
@@ -320,12 +320,12 @@ func TestEveryArgumentIsAFlagOfTheProgram(t *testing.T) {
 	})
 }
 
-func TestProbesAskTheirOwnAgent(t *testing.T) {
+func TestProbesQueryTheirOwnAgent(t *testing.T) {
 	everyManifest(t, func(t *testing.T, name string, r rendered) {
 		live, ready := r.container().LivenessProbe, r.container().ReadinessProbe
 		if name == "removal" {
 			if live != nil || ready != nil {
-				t.Error("what removes answers no probe")
+				t.Error("overlay removal has a probe")
 			}
 			return
 		}
@@ -357,7 +357,7 @@ func TestPrometheusFindsEachNode(t *testing.T) {
 	}
 }
 
-// wantSelected checks that labels select the pods of a manifest.
+// wantSelected checks that a selector matches the pods of a manifest.
 func wantSelected(t *testing.T, r rendered, selector map[string]string) {
 	t.Helper()
 	labels := r.daemonSet.Spec.Template.Labels
@@ -396,8 +396,8 @@ func TestPrometheusRuleHasTheAlerts(t *testing.T) {
 	}
 }
 
-// make uninstall deletes by this label what any overlay made.
-func TestEveryObjectHasTheLabelThatUninstallSelects(t *testing.T) {
+// make uninstall deletes the objects of all overlays by this label.
+func TestObjectsHaveTheLabelThatUninstallSelects(t *testing.T) {
 	everyManifest(t, func(t *testing.T, _ string, r rendered) {
 		objects := map[string]map[string]string{"DaemonSet": r.daemonSet.Labels}
 		for _, o := range r.services {
@@ -417,9 +417,9 @@ func TestEveryObjectHasTheLabelThatUninstallSelects(t *testing.T) {
 	})
 }
 
-// The names and labels of the DaemonSets that these overlays replace in place:
-// a selector cannot be changed, and containers are merged by name.
-func TestOverlaysThatReplaceAnOlderAgentHaveItsNames(t *testing.T) {
+// These overlays replace DaemonSets in place, so they must have their names and
+// labels: a selector is immutable, and containers are merged by name.
+func TestOverlaysThatReplaceOlderAgentsHaveTheirNames(t *testing.T) {
 	for overlay, name := range map[string]string{"takeover": "ip-masq-agent", "non-masquerade-daemon": "non-masquerade-daemon"} {
 		r := read(t, overlay)
 		if r.daemonSet.Name != name || r.container().Name != name {
@@ -431,8 +431,8 @@ func TestOverlaysThatReplaceAnOlderAgentHaveItsNames(t *testing.T) {
 	}
 }
 
-// kubectl makes a key of each file of a directory.
-func TestSampleConfigIsADirectoryWithTheOneKey(t *testing.T) {
+// kubectl creates a key for each file in a directory.
+func TestSampleConfigHasASingleKey(t *testing.T) {
 	files, err := os.ReadDir("agent-config")
 	if err != nil || len(files) != 1 || files[0].Name() != read(t, "base").pod().Volumes[0].ConfigMap.Items[0].Key {
 		t.Errorf("%v %v", files, err)

@@ -16,7 +16,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// A dashboard of Grafana, as far as its panels ask for metrics.
+// A dashboard is a Grafana dashboard, as far as its panels query metrics.
 type dashboard struct {
 	Panels []struct {
 		ID      int    `json:"id"`
@@ -52,7 +52,7 @@ func readYAML(t *testing.T, file string, into any) {
 	}
 }
 
-// An alert of prometheus/rules.yaml.
+// An alert is an alert in prometheus/rules.yaml.
 type alert struct {
 	Alert       string            `json:"alert"`
 	Expr        string            `json:"expr"`
@@ -75,7 +75,7 @@ func readAlerts(t *testing.T) []alert {
 	return all
 }
 
-func TestDashboardAndAlertsAskForMetricsThatTheReadmeLists(t *testing.T) {
+func TestDashboardAndAlertsUseDocumentedMetrics(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +92,7 @@ func TestDashboardAndAlertsAskForMetricsThatTheReadmeLists(t *testing.T) {
 	names := regexp.MustCompile(`nft_masq_agent_[a-z_]+`)
 	for _, expr := range exprs {
 		if !names.MatchString(expr) {
-			t.Errorf("asks for nothing of ours: %s", expr)
+			t.Errorf("queries none of our metrics: %s", expr)
 		}
 		for _, name := range names.FindAllString(expr, -1) {
 			row := regexp.MustCompile("(?m)^\\| `" + strings.TrimSuffix(name, "_bucket") + "[`{]")
@@ -103,7 +103,7 @@ func TestDashboardAndAlertsAskForMetricsThatTheReadmeLists(t *testing.T) {
 	}
 }
 
-func TestEachAlertHasACaseInWhichItFiresAndOneInWhichItDoesNot(t *testing.T) {
+func TestAlertsHaveFiringAndSilentCases(t *testing.T) {
 	var tests struct {
 		Tests []struct {
 			Cases []struct {
@@ -135,7 +135,7 @@ func TestEachAlertHasACaseInWhichItFiresAndOneInWhichItDoesNot(t *testing.T) {
 	}
 }
 
-func TestReadmeSaysWhatToDoAboutEachAlert(t *testing.T) {
+func TestReadmeListsRunbooksOfAlerts(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	if err != nil {
 		t.Fatal(err)
@@ -146,7 +146,7 @@ func TestReadmeSaysWhatToDoAboutEachAlert(t *testing.T) {
 	for _, a := range alerts {
 		row := regexp.MustCompile("(?m)^\\| `" + a.Alert + "` \\| " + a.Labels["severity"] + " \\| .* \\| " + regexp.QuoteMeta(a.Annotations["runbook"]) + " \\|$")
 		if !row.MatchString(table) {
-			t.Errorf("no row of %s, or another one", a.Alert)
+			t.Errorf("no row for %s, or a different one", a.Alert)
 		}
 	}
 	if rows := strings.Count(table, "\n| `"); rows != len(alerts) {
@@ -154,18 +154,18 @@ func TestReadmeSaysWhatToDoAboutEachAlert(t *testing.T) {
 	}
 }
 
-func TestPanelsOfTheDashboardLieBesideEachOther(t *testing.T) {
+func TestDashboardPanelsDoNotOverlap(t *testing.T) {
 	taken, ids := map[[2]int]string{}, map[int]bool{}
 	for _, p := range readDashboard(t).Panels {
 		if ids[p.ID] || p.GridPos.X+p.GridPos.W > 24 {
-			t.Errorf("%s: id %d twice, or beyond the right edge", p.Title, p.ID)
+			t.Errorf("%s: id %d is a duplicate, or the panel exceeds the right edge", p.Title, p.ID)
 		}
 		ids[p.ID] = true
 		for x := range p.GridPos.W {
 			for y := range p.GridPos.H {
 				at := [2]int{p.GridPos.X + x, p.GridPos.Y + y}
 				if other := taken[at]; other != "" {
-					t.Fatalf("%s lies on %s", p.Title, other)
+					t.Fatalf("%s overlaps %s", p.Title, other)
 				}
 				taken[at] = p.Title
 			}
@@ -173,20 +173,20 @@ func TestPanelsOfTheDashboardLieBesideEachOther(t *testing.T) {
 	}
 }
 
-// A promtool is the program of this name.
+// A promtool is the path of that program.
 type promtool string
 
-// needPromtool gives the promtool that make promtool-test names.
+// needPromtool returns the promtool that make promtool-test provides.
 func needPromtool(t *testing.T) promtool {
 	t.Helper()
 	program := os.Getenv("PROMTOOL")
 	if program == "" {
-		t.Skip("asks promtool: make promtool-test")
+		t.Skip("runs promtool: make promtool-test")
 	}
 	return promtool(program)
 }
 
-// run fails the test where promtool finds anything.
+// run fails the test if promtool finds a problem.
 func (p promtool) run(t *testing.T, stdin string, args ...string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), string(p), args...)
@@ -202,7 +202,7 @@ func TestPromtoolFindsNothingInTheAlerts(t *testing.T) {
 	p.run(t, "", "test", "rules", "prometheus/rules_test.yaml")
 }
 
-func TestPromtoolReadsTheExpressionsOfTheDashboard(t *testing.T) {
+func TestPromtoolParsesTheDashboardExpressions(t *testing.T) {
 	promtool := needPromtool(t)
 	var rules strings.Builder
 	rules.WriteString("groups:\n- name: dashboard\n  rules:\n")
@@ -219,7 +219,7 @@ func TestPromtoolReadsTheExpressionsOfTheDashboard(t *testing.T) {
 	promtool.run(t, "", "check", "rules", file)
 }
 
-// scrape runs the program on a node, with real connections, and gives its
+// scrape runs the program on a node, with real connections, and returns its
 // metrics.
 func scrape(t *testing.T) string {
 	t.Helper()

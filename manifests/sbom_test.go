@@ -28,7 +28,7 @@ func TestSBOMListsTheModulesOfTheBinary(t *testing.T) {
 		t.Fatal(err)
 	}
 	if bom.Metadata.Component.PURL != "pkg:golang/nft-masq-agent@v1.0.0" {
-		t.Errorf("the bill is of %s", bom.Metadata.Component.PURL)
+		t.Errorf("the SBOM describes %s", bom.Metadata.Component.PURL)
 	}
 	list, err := exec.CommandContext(t.Context(), "go", "version", "-m", program).Output()
 	if err != nil {

@@ -22,7 +22,7 @@ var update = flag.Bool("update", false, "write schema/config.json")
 
 const schemaFile = "schema/config.json"
 
-// What editors show of the keys that are no row of config.Conditions.
+// What editors show for the keys that are not in config.Conditions.
 var otherKeys = map[string]object{
 	"masqLinkLocal":     boolean("Masquerade traffic to 169.254.0.0/16 too.", false),
 	"masqLinkLocalIPv6": boolean("Masquerade traffic to fe80::/10 too.", false),
@@ -56,8 +56,8 @@ func list(description, pattern string) object {
 	}
 }
 
-// schema returns the JSON Schema of the config file. It knows the keys as they
-// are documented; the agent takes them in any case.
+// schema returns the JSON Schema of the config file. Its keys are case-sensitive,
+// as documented; the agent accepts any case.
 func schema(t *testing.T) []byte {
 	t.Helper()
 	properties := object{}
@@ -66,7 +66,7 @@ func schema(t *testing.T) []byte {
 		switch {
 		case c.HasInterfaces():
 			properties[c.Key] = list(description, `^[^\s/:*"\\]([^\s/:*"\\]{0,13}[^\s/:"\\])?$`)
-		case c.Set == "": // it has no list
+		case c.Set == "": // it does not have a list
 			properties[c.Key] = boolean("If false: "+c.Means+".", true)
 		default:
 			properties[c.Key] = list(description, `^\s*[0-9a-fA-F.:]+/[0-9]{1,3}\s*$`)
@@ -103,7 +103,7 @@ func defaultCIDRs() []string {
 	return all
 }
 
-func TestSchemaHasTheKeysOfTheFile(t *testing.T) {
+func TestSchemaHasAllKeys(t *testing.T) {
 	want := schema(t)
 	if *update {
 		if err := os.WriteFile(schemaFile, want, 0o644); err != nil {
@@ -138,7 +138,7 @@ func examples(t *testing.T) map[string][]byte {
 	return all
 }
 
-func TestEachExampleNamesTheSchema(t *testing.T) {
+func TestExamplesNameTheSchema(t *testing.T) {
 	for file, text := range examples(t) {
 		first, _, _ := strings.Cut(string(text), "\n")
 		relative, found := strings.CutPrefix(first, "# yaml-language-server: $schema=")
@@ -148,7 +148,7 @@ func TestEachExampleNamesTheSchema(t *testing.T) {
 	}
 }
 
-func TestExamplesMeanWhatTheySay(t *testing.T) {
+func TestExamplesParseAsDescribed(t *testing.T) {
 	cidrs := func(list []config.CIDR) string {
 		var all []string
 		for _, c := range list {
@@ -160,7 +160,7 @@ func TestExamplesMeanWhatTheySay(t *testing.T) {
 	gke := cidrs(config.Default(config.Defaults{AllReservedRanges: true}).NonMasqueradeCIDRs)
 	for dir, want := range map[string]struct {
 		exempt, sources string
-		linkLocal       bool // is masqueraded
+		linkLocal       bool // masqueraded
 		warnings        int
 	}{
 		"agent-config":                   {exempt: cidrs(config.Default(config.Defaults{}).NonMasqueradeCIDRs)},
@@ -189,24 +189,24 @@ func TestExamplesMeanWhatTheySay(t *testing.T) {
 	}
 }
 
-// What the agent rejects and an editor should mark, too.
+// Configs that the agent rejects and an editor should mark, too.
 var invalidConfigs = []string{
 	"nonMasqueradeCIDR: [10.0.0.0/8]", "nonMasqueradeCIDRs: 10.0.0.0/8", "nonMasqueradeCIDRs: [10.0.0.0]",
 	"nonMasqueradeCIDRs: [10.0.0.0/8, null]", "nonMasqueradeCIDRs: [localhost/8]", "masqLinkLocal: maybe", "masqLinkLocal: 1",
 	"resyncInterval: 60", "resyncInterval: soon", "cidrLimit: many", "cidrLimit: 1.5", "[nonMasqueradeCIDRs]",
 }
 
-// What the agent accepts without a warning.
+// Configs that the agent accepts without a warning.
 var validConfigs = []string{
 	"", "{}", `{"nonMasqueradeCIDRs": ["fd00::/8"], "enableIPv6": true}`, "resyncInterval: 1m30s", "resyncInterval: .5h", "cidrLimit: 64",
 	"masqLinkLocal: true\nmasqLinkLocalIPv6: true\nenableIPv6: true", "nonMasqueradeCIDRs: [0.0.0.0/0]\nforceMasqueradeCIDRs: [10.0.0.0/8]",
 }
 
-// A validator of npm, which make schema-test names.
-func TestSchemaAcceptsWhatTheAgentAcceptsAndRejectsWhatItRejects(t *testing.T) {
+// Needs a validator from npm, which make schema-test provides.
+func TestSchemaAgreesWithTheAgent(t *testing.T) {
 	validator := os.Getenv("SCHEMA_VALIDATOR")
 	if validator == "" {
-		t.Skip("runs a validator of npm: make schema-test")
+		t.Skip("runs a validator from npm: make schema-test")
 	}
 	valid, invalid := t.TempDir(), t.TempDir()
 	write := func(dir string, n int, text []byte) {

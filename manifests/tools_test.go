@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// tools is the directory of kustomize and helm, which make manifests-check
-// builds; without it the tests that need them do not run.
+// tools returns the directory of kustomize and helm, which make manifests-check
+// builds. Without it, the tests that need them are skipped.
 func tools(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("MANIFEST_TOOLS")
@@ -25,10 +25,10 @@ func tools(t *testing.T) string {
 	return dir
 }
 
-// An object is a manifest as YAML has it.
+// An object is a decoded YAML manifest.
 type object = map[string]any
 
-// objects returns what a listing holds, by kind and name.
+// objects returns the objects in a listing, by kind and name.
 func objects(t *testing.T, listing []byte) map[string]object {
 	t.Helper()
 	all := map[string]object{}
@@ -59,7 +59,7 @@ func helm(t *testing.T, args ...string) (map[string]object, error) {
 	return objects(t, out), nil
 }
 
-// A helmError has what helm printed.
+// A helmError includes what helm printed.
 type helmError struct {
 	err  error
 	text string
@@ -76,7 +76,7 @@ func mustHelm(t *testing.T, args ...string) map[string]object {
 	return all
 }
 
-// at follows keys and indices into an object.
+// at returns the value at a path of keys and indices.
 func at(o any, path ...any) any {
 	for _, p := range path {
 		switch p := p.(type) {
@@ -103,7 +103,7 @@ func TestToolsChartRendersTheBaseAndEachOverlay(t *testing.T) {
 	everyManifest(t, func(t *testing.T, name string, _ rendered) {
 		args, ok := values[name]
 		if !ok {
-			t.Fatal("the chart has no values for it")
+			t.Fatal("the chart has no values for this overlay")
 		}
 		file := filepath.Join("testdata", name+".yaml")
 		if name == "base" {
@@ -119,7 +119,7 @@ func TestToolsChartRendersTheBaseAndEachOverlay(t *testing.T) {
 	})
 }
 
-func TestToolsChartTakesTheConfigVerbatim(t *testing.T) {
+func TestToolsChartUsesConfigVerbatim(t *testing.T) {
 	for _, text := range []string{
 		"nonMasqueradeCIDRs: [10.0.0.0/8]\n",
 		"# a comment\nnonMasqueradeCIDRs:\n- 10.0.0.0/8\n\n# {{ .Values }} \"quoted\" \\ 'ü'\t\n",
@@ -141,7 +141,7 @@ func TestToolsChartTakesTheConfigVerbatim(t *testing.T) {
 	}
 }
 
-func TestToolsChartHasOneReleasePerNodePool(t *testing.T) {
+func TestToolsChartSupportsOneReleasePerNodePool(t *testing.T) {
 	all := mustHelm(t, "--set=name=masq-gpu,nodeSelector.pool=gpu,existingConfigMap=masq-gpu", "--set-string=image.tag=v1.0.0",
 		"--set=prometheus.enabled=true,podMonitor.enabled=true")
 	spec := at(all["DaemonSet masq-gpu"], "spec")
@@ -165,7 +165,7 @@ func TestToolsChartHasOneReleasePerNodePool(t *testing.T) {
 	}
 }
 
-func TestToolsChartRefusesValuesThatContradictEachOtherOrAreUnknown(t *testing.T) {
+func TestToolsChartRejectsConflictingAndUnknownValues(t *testing.T) {
 	for values, want := range map[string]string{
 		"config=a,existingConfigMap=b":            "not both",
 		"takeover=true,nonMasqueradeDaemon=true":  "not both",
@@ -215,7 +215,7 @@ func TestReadmeListsTheValuesOfTheChart(t *testing.T) {
 	}
 }
 
-func TestToolsNodePoolsHaveAgentsOfTheirOwn(t *testing.T) {
+func TestToolsNodePoolsHaveSeparateAgents(t *testing.T) {
 	pool, text := build(t, "examples/node-pool")
 	if text != "" {
 		t.Fatal(text)
@@ -246,11 +246,11 @@ func TestToolsNodePoolsHaveAgentsOfTheirOwn(t *testing.T) {
 		t.Errorf("the other nodes (-want +got):\n%s", diff)
 	}
 	if name := at(gpu, "spec", "template", "spec", "volumes", 0, "configMap", "name"); pool["ConfigMap "+name.(string)] == nil {
-		t.Errorf("there is no ConfigMap %s", name)
+		t.Errorf("no ConfigMap %s", name)
 	}
 }
 
-// kustomize builds the base with components, in this order.
+// kustomize builds the base with components in the given order.
 func kustomize(t *testing.T, components ...string) (map[string]object, string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -258,7 +258,7 @@ func kustomize(t *testing.T, components ...string) (map[string]object, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if here, err = filepath.Rel(dir, here); err != nil { // kustomize takes no absolute paths
+	if here, err = filepath.Rel(dir, here); err != nil { // kustomize does not accept absolute paths
 		t.Fatal(err)
 	}
 	text := "resources: [" + here + "/base]\ncomponents:\n"
@@ -271,7 +271,8 @@ func kustomize(t *testing.T, components ...string) (map[string]object, string) {
 	return build(t, dir)
 }
 
-// build returns what kustomize makes of a directory, or what it complains of.
+// build returns the objects that kustomize builds from a directory, or its error
+// message.
 func build(t *testing.T, dir string) (map[string]object, string) {
 	t.Helper()
 	var stderr bytes.Buffer
@@ -284,13 +285,13 @@ func build(t *testing.T, dir string) (map[string]object, string) {
 	return objects(t, out), ""
 }
 
-// Pairs that are refused, with what the error says.
-var refusedPairs = map[string]string{
+// Pairs that cannot be combined, with the error message.
+var conflictingPairs = map[string]string{
 	"non-masquerade-daemon takeover": "/metadata/name",
 	"prometheus prometheus-operator": "already registered id: Service",
 }
 
-func TestToolsOrderOfComponentsDoesNotMatterOrIsAnError(t *testing.T) {
+func TestToolsComponentsCombineInAnyOrderOrFail(t *testing.T) {
 	tools(t)
 	found, err := filepath.Glob("components/*")
 	if err != nil || len(found) < 2 {
@@ -301,7 +302,7 @@ func TestToolsOrderOfComponentsDoesNotMatterOrIsAnError(t *testing.T) {
 			a, b := filepath.Base(first), filepath.Base(second)
 			ab, abError := kustomize(t, a, b)
 			ba, baError := kustomize(t, b, a)
-			want := refusedPairs[a+" "+b]
+			want := conflictingPairs[a+" "+b]
 			if want == "" && abError+baError != "" || want != "" &&
 				(!strings.Contains(abError, want) || !strings.Contains(baError, want)) {
 				t.Errorf("%s and %s, want %q: %s%s", a, b, want, abError, baError)
@@ -313,8 +314,8 @@ func TestToolsOrderOfComponentsDoesNotMatterOrIsAnError(t *testing.T) {
 	}
 }
 
-// normalized sorts the arguments, whose order means nothing, and drops one that
-// is there twice.
+// normalized sorts the arguments, whose order does not matter, and drops
+// duplicates.
 func normalized(all map[string]object) map[string]object {
 	for key, o := range all {
 		if !strings.HasPrefix(key, "DaemonSet ") {
@@ -331,7 +332,7 @@ func normalized(all map[string]object) map[string]object {
 	return all
 }
 
-func TestToolsMakeManifestHasTheImageAndTheComponents(t *testing.T) {
+func TestToolsMakeManifestHasImageAndComponents(t *testing.T) {
 	tools(t)
 	cmd := exec.CommandContext(t.Context(), "make", "-s", "-C", "..", "manifest", "IMAGE=registry.example:5000/a/nft-masq-agent", "TAG=v1.0.0",
 		"COMPONENTS=prometheus takeover")

@@ -1,6 +1,6 @@
-// Sbom prints a CycloneDX bill of materials of a Go program: the modules that
-// the linker recorded in it, as go version -m lists them. The same program has
-// the same output.
+// Sbom prints a CycloneDX bill of materials for a Go program: the modules that
+// the linker recorded in it, as go version -m lists them. The output is
+// reproducible.
 //
 //	go run ./manifests/sbom VERSION PROGRAM
 package main
@@ -70,7 +70,7 @@ func run(version, program string) error {
 	return e.Encode(b)
 }
 
-// module returns the component that a module is.
+// module returns the component for a module.
 func module(kind string, m debug.Module) component {
 	purl := "pkg:golang/" + m.Path + "@" + strings.ReplaceAll(m.Version, "+", "%2B")
 	c := component{Type: kind, Ref: purl, Name: m.Path, Version: m.Version, PURL: purl}

@@ -3,7 +3,7 @@
 {{- if .Values.nonMasqueradeDaemon }}non-masquerade-daemon{{ else if .Values.takeover }}ip-masq-agent{{ else }}{{ .Values.name }}{{ end }}
 {{- end }}
 
-{{/* A DaemonSet that replaces another one has its selector. */}}
+{{/* A DaemonSet that replaces another one must have its selector. */}}
 {{- define "selectorLabels" -}}
 {{- if or .Values.takeover .Values.nonMasqueradeDaemon }}k8s-app: {{ include "name" . }}{{ else }}app.kubernetes.io/name: {{ .Values.name }}{{ end }}
 {{- end }}
