@@ -4,28 +4,28 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-# Every tool runs at the version that stands here.
+# Tools run at the versions pinned here.
 GOFUMPT     = go run mvdan.cc/gofumpt@v0.12.0
 STATICCHECK = go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    = go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK = go run golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 ARCHS   = amd64 arm arm64 ppc64le s390x
-# The tag; after it, what git describe makes of it; without a tag a Go pseudo-version.
+# The tag, or the output of git describe after it; without a tag a Go pseudo-version.
 VERSION := $(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null || \
 	{ TZ=UTC git log -1 --abbrev=12 --date=format-local:%Y%m%d%H%M%S --format=v0.0.0-%cd-%h && \
 	{ git diff --quiet HEAD || echo -dirty; }; } 2>/dev/null | tr -d '\n' | grep . || echo devel)
 COMMIT  := $(shell git describe --always --abbrev=40 --exclude='*' --dirty 2>/dev/null)
-# Stamped by the linker: what Go stamps depends on GOFLAGS and on the kind of checkout.
+# Stamped by the linker: what Go itself stamps depends on GOFLAGS and the kind of checkout.
 BUILD    = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)'
 
 # With 1, a kernel test that cannot run fails; with 0 it is skipped.
 REQUIRE_KERNEL ?= 1
 export REQUIRE_KERNEL
-# What golden regenerates: the packages whose tests have the flag.
+# Packages whose tests have the flag -update.
 GOLDEN = $(sort $(dir $(shell grep -rls 'Bool("update"' --include='*_test.go' .)))
 FUZZTIME ?= 10s
-# LONG=1 has the tests do all that they can, in hours; ci-full sets it.
+# LONG=1 runs the tests at full length, which takes hours; ci-full sets it.
 TIMEOUT = $(if $(LONG),90m,10m)
 
 include manifests/manifests.mk cmd/bench/bench.mk cmd/stress/stress.mk
@@ -79,7 +79,7 @@ fuzz: ## Fuzz each fuzz target for FUZZTIME (10s)
 	done
 
 .PHONY: demo
-demo: deps build ## Show the agent at work, in network namespaces of its own
+demo: deps build ## Show the agent at work in separate network namespaces
 	go run ./cmd/demo bin/nft-masq-agent manifests/agent-config/config
 
 .PHONY: run
@@ -93,11 +93,11 @@ reproducible: ## Build the last commit in two directories and compare
 		git clone -q --no-hardlinks . "$$dir/$$clone"; $(MAKE) -C "$$dir/$$clone" build >/dev/null; \
 	done; \
 	cmp "$$dir"/{a,another/one}/bin/nft-masq-agent; \
-	echo "the same twice: $$(sha256sum <"$$dir/a/bin/nft-masq-agent")"
+	echo "identical: $$(sha256sum <"$$dir/a/bin/nft-masq-agent")"
 
 .PHONY: ci-full
 ci-full: export LONG = 1
-ci-full: lint all-build manifests-check reproducible fuzz container-test reproducible-image promtool-test schema-test install-test test-cluster soak test-race test ## Run all checks, including those that take long
+ci-full: lint all-build manifests-check reproducible fuzz container-test reproducible-image promtool-test schema-test install-test test-cluster soak test-race test ## Run all checks, including the slow ones
 
 .PHONY: version
 version: ## Print the version that a build is stamped with
@@ -107,7 +107,7 @@ version: ## Print the version that a build is stamped with
 clean: ## Remove build results
 	rm -rf bin
 
-# The programs that the kernel tests hold the agent against.
+# The programs with which the kernel tests compare the agent.
 .PHONY: deps
 deps:
 	@missing=; \
@@ -118,5 +118,5 @@ deps:
 		apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing >/dev/null; \
 	else \
-		echo "needed first: apt-get install$$missing" >&2; exit 1; \
+		echo "missing: run apt-get install$$missing" >&2; exit 1; \
 	fi

@@ -1,5 +1,5 @@
 .PHONY: stress
-stress: build deps ## Prove that no update lets a wrong packet out (minutes; STRESS='--each 1m …')
+stress: build deps ## Check that no update lets a wrong packet out (minutes; STRESS='--each 1m …')
 	go run ./cmd/stress --agent bin/nft-masq-agent $(STRESS)
 
 SOAK ?= 10m
