@@ -14,11 +14,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/agent"
 )
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
@@ -29,10 +28,10 @@ const image = "localhost/nft-masq-agent:test"
 type node struct {
 	*nfttest.Topology
 	t       *testing.T
-	volume  string // the directory mounted at /etc/config
+	dir     string // mounted at /etc/config
+	volume  *agent.Volume
 	flags   []string
-	version int
-	lines   chan string // of the agent's log
+	running *agent.Agent
 }
 
 // newNode builds the image with buildah, and creates a node with podman and runc,
@@ -53,11 +52,11 @@ func newNode(t *testing.T) *node {
 	}
 	t.Setenv("CONTAINERS_STORAGE_CONF", conf)
 	n := &node{
-		Topology: nfttest.NewTopology(t), t: t, volume: filepath.Join(dir, "volume"),
+		Topology: nfttest.NewTopology(t), t: t, dir: filepath.Join(dir, "volume"),
 		flags: []string{"--runtime=runc", "--cgroup-manager=cgroupfs", "--events-backend=file", "--tmpdir=" + filepath.Join(dir, "tmp")},
-		lines: make(chan string, 1000),
 	}
-	if err := os.Mkdir(n.volume, 0o755); err != nil {
+	n.volume = agent.NewVolume(n.dir)
+	if err := os.Mkdir(n.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	build := exec.CommandContext(t.Context(), "make", "-C", "..", "container", "CONTAINER_TOOL=buildah",
@@ -80,13 +79,13 @@ func (n *node) output(args ...string) string {
 
 // run starts the container of the base with the security context, limits and
 // arguments from its manifest.
-func (n *node) run() *nfttest.Process {
+func (n *node) run() {
 	n.t.Helper()
 	c := read(n.t, "base").container()
 	args := []string{
 		"run", "--pull=never", "--name=agent", "--network=host", "--security-opt=no-new-privileges",
 		"--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024",
-		"--read-only", "--read-only-tmpfs=false", "--tmpfs=/run/nft-masq-agent", "--volume=" + n.volume + ":/etc/config:ro",
+		"--read-only", "--read-only-tmpfs=false", "--tmpfs=/run/nft-masq-agent", "--volume=" + n.dir + ":/etc/config:ro",
 		fmt.Sprintf("--user=%d:%d", *c.SecurityContext.RunAsUser, *c.SecurityContext.RunAsGroup),
 		fmt.Sprintf("--memory=%d", c.Resources.Limits.Memory().Value()),
 	}
@@ -100,70 +99,25 @@ func (n *node) run() *nfttest.Process {
 		args = append(args, "--env="+e.Name+"="+e.Value)
 	}
 	cmd := exec.Command("podman", append(append(append(n.flags, args...), image), c.Args...)...)
-	cmd.Stdout, cmd.Stderr = lineWriter(n.lines), os.Stderr
-	p, err := n.Node.Start(cmd)
+	n.running = agent.Run(n.t, n.Node, cmd)
+	n.t.Cleanup(func() { n.output("rm", "--force", "agent") })
+}
+
+// await waits for a line of the log, and returns its fields.
+func (n *node) await(event string) agent.Line {
+	n.t.Helper()
+	line, err := n.running.Await(n.t.Context(), event)
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	n.t.Cleanup(func() {
-		n.output("rm", "--force", "agent")
-		<-p.Done()
-	})
-	return p
+	return line
 }
 
-// lineWriter sends each line that is written to it at once.
-type lineWriter chan<- string
-
-func (w lineWriter) Write(b []byte) (int, error) {
-	for line := range strings.Lines(string(b)) {
-		w <- line
-	}
-	return len(b), nil
-}
-
-// logged waits for a line in the log, and returns its fields.
-func (n *node) logged(message string) map[string]any {
-	n.t.Helper()
-	timeout := time.After(time.Minute)
-	for {
-		select {
-		case line := <-n.lines:
-			n.t.Log(strings.TrimSpace(line))
-			var fields map[string]any
-			if err := json.Unmarshal([]byte(line), &fields); err != nil {
-				n.t.Fatalf("%v: %s", err, line)
-			}
-			if fields["msg"] == message {
-				return fields
-			}
-		case <-timeout:
-			n.t.Fatalf("not logged: %q", message)
-		}
-	}
-}
-
-// write replaces the content of the volume like the kubelet: with a directory
-// next to the old one, and a link that is swapped.
+// write replaces the content of the volume like the kubelet.
 func (n *node) write(config string) {
 	n.t.Helper()
-	n.version++
-	dir := fmt.Sprintf("..version_%d", n.version)
-	data := filepath.Join(n.volume, "..data")
-	for _, err := range []error{
-		os.Mkdir(filepath.Join(n.volume, dir), 0o755),
-		os.WriteFile(filepath.Join(n.volume, dir, "ip-masq-agent"), []byte(config), 0o600),
-		os.Symlink(dir, data+"_tmp"),
-		os.Rename(data+"_tmp", data),
-	} {
-		if err != nil {
-			n.t.Fatal(err)
-		}
-	}
-	if n.version == 1 {
-		if err := os.Symlink("..data/ip-masq-agent", filepath.Join(n.volume, "ip-masq-agent")); err != nil {
-			n.t.Fatal(err)
-		}
+	if err := n.volume.Write([]byte(config)); err != nil {
+		n.t.Fatal(err)
 	}
 }
 
@@ -198,8 +152,8 @@ func (n *node) wantMasqueraded(to string, want bool) {
 
 func TestImageAppliesConfig(t *testing.T) {
 	n := newNode(t)
-	p := n.run()
-	n.logged("applied")
+	n.run()
+	n.await("config_applied")
 	n.wantMasqueraded("198.51.100.1", true)
 	n.wantMasqueraded("10.9.0.9", false)
 	for _, path := range []string{"/healthz", "/readyz"} {
@@ -213,12 +167,14 @@ func TestImageAppliesConfig(t *testing.T) {
 	}
 
 	n.write("nonMasqueradeCIDRs: [198.51.100.0/24]\n")
-	applied := n.logged("applied")
+	applied := n.await("config_applied")
 	n.wantMasqueraded("198.51.100.1", false)
 	n.wantMasqueraded("10.9.0.9", true)
 
 	n.write("nonMasqueradeCIDRs: [198.51.100.1/24]\n")
-	n.logged(fmt.Sprintf("config rejected; last good config (%v) stays enforced", applied["config"]))
+	if line, want := n.await("config_rejected"), fmt.Sprintf("config rejected; last good config (%v) stays enforced", applied["hash"]); line.Message() != want {
+		t.Errorf("logged %q, want %q", line.Message(), want)
+	}
 	if code, text := n.get("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(text, "/etc/config/ip-masq-agent:1:22: ") {
 		t.Errorf("/readyz: %d %s", code, text)
 	}
@@ -228,11 +184,8 @@ func TestImageAppliesConfig(t *testing.T) {
 	n.write("nonMasqueradeCIDRs: [198.51.100.0/24]\n# mended\n")
 	n.output("exec", "agent", "/nft-masq-agent", "status")
 	before := nfttest.NFT(t, n.Node, "", "list", "table", "inet", "nft-masq-agent")
-	if err := p.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Wait(); err != nil {
-		t.Errorf("after SIGTERM: %v", err)
+	if err := n.running.Stop(); err != nil {
+		t.Error(err)
 	}
 	if after := nfttest.NFT(t, n.Node, "", "list", "table", "inet", "nft-masq-agent"); after != before {
 		t.Errorf("the rules are gone:\n%s", after)
@@ -265,7 +218,7 @@ func (n *node) wantConfined() {
 func TestImageUsesAtMost16MBWithDefaultConfig(t *testing.T) {
 	n := newNode(t)
 	n.run()
-	n.logged("applied")
+	n.await("config_applied")
 	for range 300 {
 		n.get("/metrics")
 		n.get("/readyz")
@@ -284,7 +237,7 @@ func TestImageUsesAtMost16MBWithDefaultConfig(t *testing.T) {
 func TestImageStaysWithinMemoryLimitWithLargestConfigMap(t *testing.T) {
 	n := newNode(t)
 	n.run()
-	n.logged("applied")
+	n.await("config_applied")
 	for first := range 3 {
 		var config bytes.Buffer
 		config.WriteString("nonMasqueradeCIDRs:\n")
@@ -293,7 +246,7 @@ func TestImageStaysWithinMemoryLimitWithLargestConfigMap(t *testing.T) {
 			fmt.Fprintf(&config, "- %d.%d.%d.%d/32\n", 1+first, cidrs>>14, cidrs>>7&0x7f, cidrs<<1&0xff)
 		}
 		n.write(config.String())
-		if fields := n.logged("applied"); fields["cidrs"] != float64(cidrs+1) {
+		if fields := n.await("config_applied"); fields["cidrs"] != float64(cidrs+1) {
 			t.Errorf("%v CIDRs, want %d and link-local", fields["cidrs"], cidrs)
 		}
 		n.wantMasqueraded("198.51.100.1", true)

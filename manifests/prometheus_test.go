@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/agent"
 )
 
 // A dashboard is a Grafana dashboard, as far as its panels query metrics.
@@ -224,23 +225,9 @@ func TestPromtoolParsesTheDashboardExpressions(t *testing.T) {
 func scrape(t *testing.T) string {
 	t.Helper()
 	topo := nfttest.NewTopology(t)
-	lines := make(chan string, 100)
-	cmd := exec.Command(buildProgram(t), "--http-address=127.0.0.1:9717", "--config="+t.TempDir())
-	cmd.Stdout, cmd.Stderr = lineWriter(lines), os.Stderr
-	p, err := topo.Node.Start(cmd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		_ = p.Kill()
-		_ = p.Wait()
-	}()
-	for line := range lines {
-		if strings.Contains(line, `"applied"`) {
-			break
-		}
-	}
 	n := node{Topology: topo, t: t}
+	n.running = agent.Run(t, topo.Node, exec.Command(buildProgram(t), "--http-address=127.0.0.1:9717", "--config="+t.TempDir()))
+	n.await("config_applied")
 	n.wantMasqueraded("198.51.100.1", true)
 	code, text := n.get("/metrics")
 	if code != http.StatusOK {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest/agent"
 )
 
 const (
@@ -19,8 +20,8 @@ type follower struct {
 	size   int
 	binary string
 	node   *node
-	agent  *agent
-	volume *volume
+	agent  *agent.Agent
+	volume *agent.Volume
 	texts  [2]string
 	hashes [2]string
 	turn   int // the text that is in the kernel
@@ -50,7 +51,7 @@ func (f *follower) start() (err error) {
 		return err
 	}
 	f.turn = 0
-	swap, err := f.volume.prepare(f.texts[f.turn])
+	swap, err := f.volume.Prepare([]byte(f.texts[f.turn]))
 	if err != nil {
 		return err
 	}
@@ -63,14 +64,14 @@ func (f *follower) start() (err error) {
 
 func (f *follower) stop() (err error) {
 	if f.agent != nil {
-		err = f.agent.stop()
+		err = f.agent.Stop()
 		f.agent = nil
 	}
 	return err
 }
 
 func (f *follower) close() error {
-	return errors.Join(f.stop(), f.node.close(), f.volume.close())
+	return errors.Join(f.stop(), f.node.close(), f.volume.Close())
 }
 
 // firstChange is the contender with an agent that runs for its turns only:
@@ -97,7 +98,7 @@ func (f *follower) contender() contender {
 		prepare: func() (err error) {
 			f.node.settle(f.size)
 			f.turn = 1 - f.turn
-			f.swap, err = f.volume.prepare(f.texts[f.turn])
+			f.swap, err = f.volume.Prepare([]byte(f.texts[f.turn]))
 			return err
 		},
 		run: func() (time.Duration, error) {

@@ -83,6 +83,8 @@ func (f *follower) endListening() error {
 	if err != nil {
 		return err
 	}
-	_, err = t.send(f.node)
-	return errors.Join(err, t.release(), f.agent.log.waitFor("listening_stopped", 1), f.node.clear(otherTable, 0))
+	if _, err = t.send(f.node); err == nil {
+		_, err = f.agent.Await(context.Background(), "listening_stopped")
+	}
+	return errors.Join(err, t.release(), f.node.clear(otherTable, 0))
 }

@@ -15,6 +15,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/agent"
 )
 
 const groupListener = "what the agent costs other programs"
@@ -180,7 +181,7 @@ func (c *cost) add(life cost) {
 
 func (c *cost) measure(state int, f *follower, size int, t transaction) error {
 	n := f.node
-	if err := errors.Join(n.clear(otherTable, size), f.agent.settle()); err != nil {
+	if err := errors.Join(n.clear(otherTable, size), settle(f.agent)); err != nil {
 		return err
 	}
 	used := watchMemory()
@@ -192,20 +193,20 @@ func (c *cost) measure(state int, f *follower, size int, t transaction) error {
 
 // settle waits until the agent has looked at what another program wrote before: it
 // uses no more of the processor than at rest.
-func (a *agent) settle() error {
+func settle(a *agent.Agent) error {
 	const (
 		while  = 300 * time.Millisecond // in which an agent that compares does so at least once
 		atRest = 3 * time.Millisecond
 		tries  = 100
 	)
-	before, err := a.processorTime()
+	before, err := a.ProcessorTime()
 	for range tries {
 		if err != nil {
 			return err
 		}
 		time.Sleep(while)
 		var now time.Duration
-		if now, err = a.processorTime(); err == nil && now-before < atRest {
+		if now, err = a.ProcessorTime(); err == nil && now-before < atRest {
 			return nil
 		}
 		before = now
@@ -281,7 +282,7 @@ func (f *follower) makeListen() error {
 			return err
 		}
 	}
-	return f.agent.log.waitFor("rules_restored", 2)
+	return f.agent.Until(context.Background(), "two repairs", func() bool { return f.agent.Count("rules_restored") >= 2 })
 }
 
 // heal deletes the agent's table and waits until its rules are effective again.

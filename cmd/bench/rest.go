@@ -46,7 +46,8 @@ func (b *bench) memoryOnce(ctx context.Context, n int) (peak, rest float64, err 
 		return 0, 0, err
 	}
 	time.Sleep(2 * time.Second) // to come to rest
-	return f.agent.memory()
+	p, r, err := f.agent.Memory()
+	return float64(p) / 1e6, float64(r) / 1e6, err
 }
 
 // commitsPerSecond is what another program writes beside the agent.
@@ -141,7 +142,7 @@ func (r *rester) watch(ctx context.Context) (end func() (share, writes float64, 
 	if err != nil {
 		return nil, err
 	}
-	before, err := r.agent.processorTime()
+	before, err := r.agent.ProcessorTime()
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +155,7 @@ func (r *rester) watch(ctx context.Context) (end func() (share, writes float64, 
 		if err := stop(); err != nil {
 			return 0, 0, err
 		}
-		after, err := r.agent.processorTime()
+		after, err := r.agent.ProcessorTime()
 		if err != nil {
 			return 0, 0, err
 		}

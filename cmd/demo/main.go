@@ -6,20 +6,17 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
-
-	"golang.org/x/sys/unix"
+	"sync/atomic"
 
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/agent"
 )
 
 func main() {
@@ -36,14 +33,12 @@ func main() {
 	}
 }
 
-// patience bounds the wait for a line of the agent's log.
-const patience = 10 * time.Second
-
 // A stage is the world of the demo.
 type stage struct {
 	top    *nfttest.Topology
 	config string // the file that the agent follows
-	log    *bufio.Scanner
+	agent  *agent.Agent
+	quiet  atomic.Bool // its log is not shown
 }
 
 func demo(program, example string) error {
@@ -65,29 +60,29 @@ func demo(program, example string) error {
 	if err := s.swap(string(text)); err != nil {
 		return err
 	}
-	agent, err := s.start(program)
-	if err != nil {
+	say("The node starts the agent on this config:")
+	fmt.Print(indent(string(text)))
+	cmd := nfttest.Command(program, "run", "--config", s.config, "--enable-ipv6", "--log-format", "text")
+	cmd.Stdout = s
+	if s.agent, err = agent.Start(top.Node, cmd); err != nil {
 		return err
 	}
 	defer func() {
-		_ = agent.Kill()
-		_ = agent.Wait()
+		_ = s.agent.Kill()
+		<-s.agent.Done()
 	}()
-	return s.play(string(text), agent)
+	return s.play(string(text))
 }
 
-// start runs the agent on the node.
-func (s *stage) start(program string) (*nfttest.Process, error) {
-	out, in, err := os.Pipe()
-	if err != nil {
-		return nil, err
+// Write shows lines of the agent's log.
+func (s *stage) Write(lines []byte) (int, error) {
+	if s.quiet.Load() {
+		return len(lines), nil
 	}
-	defer func() { _ = in.Close() }()
-	cmd := nfttest.Command(program, "run", "--config", s.config, "--enable-ipv6", "--log-format", "text")
-	cmd.Stdout, cmd.Stderr = in, os.Stderr
-	s.log = bufio.NewScanner(out)
-	say("The node starts the agent on this config:")
-	return s.top.Node.Start(cmd)
+	for line := range strings.Lines(string(lines)) {
+		fmt.Print("  agent: ", line)
+	}
+	return len(lines), nil
 }
 
 // swap replaces the config by a rename, as the kubelet and careful editors do.
@@ -99,25 +94,10 @@ func (s *stage) swap(text string) error {
 	return os.Rename(next, s.config)
 }
 
-// until prints the agent's log up to a line that has the words.
-func (s *stage) until(words string) error {
-	found := make(chan error, 1)
-	go func() {
-		for s.log.Scan() {
-			fmt.Println("  agent:", s.log.Text())
-			if strings.Contains(s.log.Text(), words) {
-				found <- nil
-				return
-			}
-		}
-		found <- errors.Join(errors.New("the agent ended"), s.log.Err())
-	}()
-	select {
-	case err := <-found:
-		return err
-	case <-time.After(patience):
-		return fmt.Errorf("the agent did not say %q within %s", words, patience)
-	}
+// await waits until the agent logs an event.
+func (s *stage) await(event string) error {
+	_, err := s.agent.Await(context.Background(), event)
+	return err
 }
 
 // A visit is a connection from the pod and what the far end must see.
@@ -126,9 +106,8 @@ type visit struct {
 	masqueraded bool
 }
 
-func (s *stage) play(text string, agent *nfttest.Process) error {
-	fmt.Print(indent(text))
-	if err := s.until("applied"); err != nil {
+func (s *stage) play(text string) error {
+	if err := s.await("config_applied"); err != nil {
 		return err
 	}
 	if err := s.show("The table", "as nft lists it on the node:"); err != nil {
@@ -142,7 +121,7 @@ func (s *stage) play(text string, agent *nfttest.Process) error {
 	}
 	say("The file is swapped for one that also exempts 198.51.100.0/24 and 2001:db8:1::/48:")
 	edited := strings.Replace(text, "nonMasqueradeCIDRs:\n", "nonMasqueradeCIDRs:\n  - 198.51.100.0/24\n  - 2001:db8:1::/48\n", 1)
-	if err := errors.Join(s.swap(edited), s.until("applied")); err != nil {
+	if err := errors.Join(s.swap(edited), s.await("config_applied")); err != nil {
 		return err
 	}
 	if err := s.show("The table", "after the edit:"); err != nil {
@@ -164,7 +143,7 @@ func (s *stage) play(text string, agent *nfttest.Process) error {
 	if err != nil {
 		return err
 	}
-	if err := s.leave(agent); err != nil {
+	if err := s.leave(); err != nil {
 		return err
 	}
 	say("Proven: the far end saw the pod's address for exempt destinations and the node's for all others, before and "+
@@ -214,7 +193,7 @@ func (s *stage) heal() error {
 		if _, err := s.top.Node.Output("", "nft", "flush", "ruleset"); err != nil {
 			return err
 		}
-		if err := s.until("restored"); err != nil {
+		if err := s.await("rules_restored"); err != nil {
 			return err
 		}
 	}
@@ -236,19 +215,20 @@ func (s *stage) reload(a, b string) (nfttest.Tally, error) {
 	if err != nil {
 		return nfttest.Tally{}, err
 	}
-	log := s.log
+	s.quiet.Store(true)
 	for i := range reloads {
 		text := a
 		if i%2 == 1 {
 			text = b
 		}
 		if err = s.swap(text); err == nil {
-			err = quiet(log)
+			err = s.await("config_applied")
 		}
 		if err != nil {
 			break
 		}
 	}
+	s.quiet.Store(false)
 	if err == nil {
 		err = hammer.Wait(context.Background(), 10_000)
 	}
@@ -257,20 +237,10 @@ func (s *stage) reload(a, b string) (nfttest.Tally, error) {
 	return tally, errors.Join(err, stopErr, tally.Err())
 }
 
-// quiet reads the log up to the next change without printing it.
-func quiet(log *bufio.Scanner) error {
-	for log.Scan() {
-		if strings.Contains(log.Text(), "applied") {
-			return nil
-		}
-	}
-	return errors.Join(io.ErrUnexpectedEOF, log.Err())
-}
-
 // leave ends the agent: the rules stay until cleanup removes them.
-func (s *stage) leave(agent *nfttest.Process) error {
+func (s *stage) leave() error {
 	say("The agent ends on SIGTERM, and the rules stay; cleanup removes them:")
-	if err := errors.Join(agent.Signal(unix.SIGTERM), agent.Wait()); err != nil {
+	if err := s.agent.Stop(); err != nil {
 		return err
 	}
 	out, err := s.top.Node.Output("", os.Args[1], "cleanup")

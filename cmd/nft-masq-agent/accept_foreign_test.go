@@ -37,7 +37,7 @@ func TestAcceptedRulesAndThoseThatMeetNoPodAreListedApartAndNotCounted(t *testin
 			nfttest.NFT(t, n.NS, otherMasquerades, "-f", "-")
 			n.swap(exempting("10.0.0.0/8") + tt.config)
 			d := n.start(append(tt.flags, "--http-address", httpAddress)...)
-			d.await("applied")
+			d.await("config_applied")
 			d.until("the rules of others are counted", func() bool {
 				return n.metric("nft_masq_agent_foreign_masquerade_rules") == tt.counted
 			})

@@ -12,8 +12,6 @@ import (
 )
 
 // staleLine begins the line of the log that counts stale connections.
-const staleLine = "existing connections keep an address"
-
 func TestStaleConnectionsAreToldAfterAChange(t *testing.T) {
 	t.Parallel()
 	n := newTrafficNode(t)
@@ -27,7 +25,7 @@ func TestStaleConnectionsAreToldAfterAChange(t *testing.T) {
 		t.Errorf("before the change: exit code %d, %+v", code, r.Stale)
 	}
 	n.swap("nonMasqueradeCIDRs: [203.0.113.0/24, 10.0.0.0/8]")
-	if line := d.await(staleLine); line["event"] != "stale_connections" || line["connections"] != 2.0 {
+	if line := d.await("stale_connections"); line["connections"] != 2.0 {
 		t.Errorf("the log has %v", line)
 	}
 	if _, text := d.get("/metrics"); !strings.Contains(text, "\nnft_masq_agent_stale_connections 2\n") {
@@ -74,7 +72,7 @@ func TestConnectionsFromBeforeTheAgentAreTold(t *testing.T) {
 	n.open(nfttest.UDP, "203.0.113.9:5000")
 	n.open(nfttest.UDP, "10.9.0.9:5000")
 	d := n.start("--resync-interval=3600")
-	if line := d.await(staleLine); line["connections"] != 1.0 {
+	if line := d.await("stale_connections"); line["connections"] != 1.0 {
 		t.Errorf("the log has %v", line)
 	}
 }
@@ -87,7 +85,7 @@ func TestPortPressureIsInTheMetrics(t *testing.T) {
 		n.open(nfttest.UDP, "203.0.113.9:53")
 	}
 	d := n.start("--resync-interval=3600", "--http-address="+httpAddress, "--conntrack-interval=1", "--to-ports=20000-20009")
-	d.await("the rules are in place already")
+	d.await("rules_in_place")
 	d.until("half of the ports are taken", func() bool {
 		return n.metric(`nft_masq_agent_snat_ports_used_ratio_max{family="ipv4",protocol="udp"}`) == "0.5"
 	})
@@ -97,8 +95,8 @@ func TestPortPressureIsInTheMetrics(t *testing.T) {
 	}
 	d.stop()
 	d = n.start("--resync-interval=3600", "--http-address="+httpAddress, "--to-ports=20000-20009")
-	d.await("answering HTTP")
-	d.await("the rules are in place already")
+	d.await("listening")
+	d.await("rules_in_place")
 	if v := n.metric("nft_masq_agent_conntrack_entries"); v != "" {
 		t.Errorf("without the flag %s connections are counted", v)
 	}
@@ -125,12 +123,12 @@ func TestStaleConnectionsAreDeletedIfTheConfigSaysSo(t *testing.T) {
 			n.open(nfttest.SCTP, "203.0.113.9:6001")
 			n.swap(stale + "nonMasqueradeCIDRs: [203.0.113.0/24, 10.0.0.0/8, 192.168.0.0/16]")
 			if tt.deleted > 0 {
-				if line := d.await("deleted connections"); line["connections"] != tt.deleted {
+				if line := d.await("stale_connections_deleted"); line["connections"] != tt.deleted {
 					t.Errorf("the log has %v", line)
 				}
 			}
 			if tt.deleted < 4 {
-				if line := d.await(staleLine); line["connections"] != 4-tt.deleted {
+				if line := d.await("stale_connections"); line["connections"] != 4-tt.deleted {
 					t.Errorf("the log has %v", line)
 				}
 			}

@@ -11,6 +11,7 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/agent"
 )
 
 // exempting is a config that exempts these CIDRs alone.
@@ -62,7 +63,7 @@ func TestTheCommandLineOfAnOlderAgentStartsIt(t *testing.T) {
 		"--random-fully=false", "--to-ports=1024-29999,32768-65535", "--v=2", "--logtostderr=false", "--log_file=/var/log/x",
 	}
 	d := n.startCommand(n.command(nil, args...))
-	d.await("--log_file is not written")
+	d.await("log_file_ignored")
 	d.began(wants(t, "", args...))
 	d.silent()
 }
@@ -71,7 +72,7 @@ func TestTheListingLoadsAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.swap("enableIPv6: true\nforceMasqueradeCIDRs: [10.1.0.0/16]\n")
-	n.start().await("applied")
+	n.start().await("config_applied")
 	listing := nfttest.NFT(t, n.NS, "", "list", "table", "inet", nft.TableName)
 	if !strings.Contains(listing, "10.1.0.0/16") || !strings.Contains(listing, "fe80::/10") {
 		t.Errorf("listing:\n%s", listing)
@@ -83,7 +84,7 @@ func TestTheListingLoadsAgain(t *testing.T) {
 type fileStep struct {
 	name string
 	do   func(*node)
-	says string // the message; "" for nothing
+	logs string // the event
 	want string // the config that holds then
 	err  string // where the config is rejected; PATH stands for its path
 }
@@ -92,26 +93,26 @@ type fileStep struct {
 func fileSteps() []fileStep {
 	const typo = "nonMasqueradeCIDRs:\n  - 10.0.0.0/8\n  - 10.0.0.1/8\n"
 	return []fileStep{
-		{"created by a rename", func(n *node) { n.swap(exempting("10.1.0.0/16")) }, "applied", exempting("10.1.0.0/16"), ""},
-		{"swapped", func(n *node) { n.swap(exempting("10.2.0.0/16", "fd00::/8")) }, "config", exempting("10.2.0.0/16"), ""},
-		{"written in place", func(n *node) { n.write(exempting("10.3.0.0/16")) }, "applied", exempting("10.3.0.0/16"), ""},
+		{"created by a rename", func(n *node) { n.swap(exempting("10.1.0.0/16")) }, "config_applied", exempting("10.1.0.0/16"), ""},
+		{"swapped", func(n *node) { n.swap(exempting("10.2.0.0/16", "fd00::/8")) }, "config_warning", exempting("10.2.0.0/16"), ""},
+		{"written in place", func(n *node) { n.write(exempting("10.3.0.0/16")) }, "config_applied", exempting("10.3.0.0/16"), ""},
 		{
-			"broken", func(n *node) { n.swap(typo) }, "config rejected; last good config (HASH) stays enforced", exempting("10.3.0.0/16"),
+			"broken", func(n *node) { n.swap(typo) }, "config_rejected", exempting("10.3.0.0/16"),
 			`PATH:3:5: "10.0.0.1/8" has host bits set: write "10.0.0.0/8"`,
 		},
 		{
 			"broken otherwise", func(n *node) { n.swap("resyncInterval: 60\nmasqLinklLocal: true\n") },
-			"config rejected; last good config (HASH) stays enforced", exempting("10.3.0.0/16"), "PATH:1:17: ",
+			"config_rejected", exempting("10.3.0.0/16"), "PATH:1:17: ",
 		},
-		{"repaired", func(n *node) { n.swap(exempting("10.4.0.0/16")) }, "applied", exempting("10.4.0.0/16"), ""},
-		{"deleted", func(n *node) { n.check(os.Remove(n.path)) }, "applied", "", ""},
-		{"written anew", func(n *node) { n.write(exempting("10.5.0.0/16")) }, "applied", exempting("10.5.0.0/16"), ""},
-		{"its directory gone", func(n *node) { n.check(os.RemoveAll(filepath.Dir(n.path))) }, "applied", "", ""},
+		{"repaired", func(n *node) { n.swap(exempting("10.4.0.0/16")) }, "config_applied", exempting("10.4.0.0/16"), ""},
+		{"deleted", func(n *node) { n.check(os.Remove(n.path)) }, "config_applied", "", ""},
+		{"written anew", func(n *node) { n.write(exempting("10.5.0.0/16")) }, "config_applied", exempting("10.5.0.0/16"), ""},
+		{"its directory gone", func(n *node) { n.check(os.RemoveAll(filepath.Dir(n.path))) }, "config_applied", "", ""},
 		{
 			"its directory back", func(n *node) {
 				n.check(os.MkdirAll(filepath.Dir(n.path), 0o755))
 				n.swap(exempting("10.6.0.0/16"))
-			}, "applied", exempting("10.6.0.0/16"), "",
+			}, "config_applied", exempting("10.6.0.0/16"), "",
 		},
 		{
 			"its directory replaced by another", func(n *node) {
@@ -119,7 +120,7 @@ func fileSteps() []fileStep {
 				n.check(os.Mkdir(dir+".new", 0o755))
 				n.check(os.WriteFile(filepath.Join(dir+".new", "ip-masq-agent"), []byte(exempting("10.7.0.0/16")), 0o644))
 				n.check(unix.Renameat2(unix.AT_FDCWD, dir+".new", unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE))
-			}, "applied", exempting("10.7.0.0/16"), "",
+			}, "config_applied", exempting("10.7.0.0/16"), "",
 		},
 		{
 			"a directory of two files", func(n *node) {
@@ -128,21 +129,21 @@ func fileSteps() []fileStep {
 					n.check(os.WriteFile(filepath.Join(n.path+".d", name), []byte(exempting(cidr)), 0o644))
 				}
 				n.check(unix.Renameat2(unix.AT_FDCWD, n.path+".d", unix.AT_FDCWD, n.path, unix.RENAME_EXCHANGE))
-			}, "applied", exempting("10.8.0.0/16", "10.9.0.0/16"), "",
+			}, "config_applied", exempting("10.8.0.0/16", "10.9.0.0/16"), "",
 		},
 		{
 			"one of two files broken", func(n *node) {
 				n.check(os.WriteFile(filepath.Join(n.path, "ip-masq-b"), []byte("nonMasqueradeCIDRs: 10.0.0.0/8\n"), 0o644))
-			}, "config rejected; last good config (HASH) stays enforced", exempting("10.8.0.0/16", "10.9.0.0/16"), "PATH/ip-masq-b:1:21: ",
+			}, "config_rejected", exempting("10.8.0.0/16", "10.9.0.0/16"), "PATH/ip-masq-b:1:21: ",
 		},
-		{"the broken one of two files gone", func(n *node) { n.check(os.Remove(filepath.Join(n.path, "ip-masq-b"))) }, "applied", exempting("10.8.0.0/16"), ""},
+		{"the broken one of two files gone", func(n *node) { n.check(os.Remove(filepath.Join(n.path, "ip-masq-b"))) }, "config_applied", exempting("10.8.0.0/16"), ""},
 		{
 			"a file again", func(n *node) {
 				n.check(os.RemoveAll(n.path))
 				n.write("{\"nonMasqueradeCIDRs\": [\"10.12.0.0/16\"], \"masqLinkLocal\": true}")
-			}, "applied", exempting("10.12.0.0/16"), "",
+			}, "config_applied", exempting("10.12.0.0/16"), "",
 		},
-		{"empty", func(n *node) { n.write("") }, "applied", "", ""},
+		{"empty", func(n *node) { n.write("") }, "config_applied", "", ""},
 	}
 }
 
@@ -158,13 +159,13 @@ func TestTheFileIsFollowed(t *testing.T) {
 			s.do(n)
 			switch now := n.hasConfig(); {
 			case now && !before:
-				d.await(appeared)
+				d.await("config_file_appeared")
 			case before && !now:
-				d.await(vanished)
+				d.await("config_file_vanished")
 			}
-			line := d.await(strings.ReplaceAll(s.says, "HASH", want.Hash()))
-			if s.says == "config" { // a warning first
-				line = d.await("applied")
+			line := d.await(s.logs)
+			if s.logs == "config_warning" {
+				line = d.await("config_applied")
 			}
 			if s.err == "" {
 				if line["reason"] != "config" || line["hash"] != want.Hash() {
@@ -183,11 +184,6 @@ func TestTheFileIsFollowed(t *testing.T) {
 	})
 }
 
-const (
-	appeared = "the config file appeared"
-	vanished = "the config file vanished: the built-in defaults now apply"
-)
-
 func (n *node) hasConfig() bool {
 	_, err := os.Stat(n.path)
 	return err == nil
@@ -195,10 +191,10 @@ func (n *node) hasConfig() bool {
 
 // rejected holds that a bad config is named, and that the rules before it are
 // still there and enforced.
-func (d *daemon) rejected(line logLine, s fileStep, want nft.Ruleset) {
+func (d *daemon) rejected(line agent.Line, s fileStep, want nft.Ruleset) {
 	d.t.Helper()
 	problem := strings.ReplaceAll(s.err, "PATH", d.path)
-	if line["level"] != "error" || !strings.HasPrefix(line.text("error"), problem) {
+	if line["level"] != "error" || line.Message() != "config rejected; last good config ("+want.Hash()+") stays enforced" || !strings.HasPrefix(line.Text("error"), problem) {
 		d.t.Errorf("%s: %v, want %q", s.name, line, problem)
 	}
 	code, body := d.get("/readyz")
@@ -206,7 +202,7 @@ func (d *daemon) rejected(line logLine, s fileStep, want nft.Ruleset) {
 		d.t.Errorf("%s: readyz says %d %s", s.name, code, body)
 	}
 	nfttest.NFT(d.t, d.NS, "", "flush", "ruleset")
-	d.await("rules were changed by another program; restored")
+	d.await("rules_restored")
 	d.holds(want)
 }
 
@@ -224,7 +220,7 @@ func TestAWriterThatPausesIsWaitedFor(t *testing.T) {
 		n.check(err)
 	}
 	d.applied("config", wants(t, exempting("10.1.0.0/16", "10.2.0.0/16")))
-	d.await(appeared)
+	d.await("config_file_appeared")
 	d.silent()
 }
 
@@ -255,10 +251,10 @@ func TestAVolumeOfKubernetesIsFollowed(t *testing.T) {
 	}
 	publish("..6", "") // the key was removed
 	d.applied("config", wants(t, ""))
-	d.await(vanished)
+	d.await("config_file_vanished")
 	publish("..7", exempting("10.7.0.0/16"))
 	d.applied("config", wants(t, exempting("10.7.0.0/16")))
-	d.await(appeared)
+	d.await("config_file_appeared")
 	d.silent()
 }
 
@@ -270,8 +266,8 @@ func TestASingleFileMountIsWarnedOf(t *testing.T) {
 	n.write("")
 	d := n.startIn([]string{withMount + "=" + source + ":" + n.path})
 	d.began(wants(t, exempting("10.1.0.0/16")))
-	line := d.await("cannot watch the config")
-	if !strings.Contains(line.text("error"), "mounted as a single file") {
+	line := d.await("watch_failed")
+	if !strings.Contains(line.Text("error"), "mounted as a single file") {
 		t.Errorf("the agent warns: %v", line)
 	}
 	d.signal(unix.SIGHUP)

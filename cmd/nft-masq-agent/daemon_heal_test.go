@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -141,25 +140,21 @@ func slash24s(n int) string {
 	return b.String()
 }
 
-const restored = "rules were changed by another program; restored"
-
 // listen makes the agent listen to ruleset changes, as it does after it has
 // restored the rules, even right after its start.
 func (d *daemon) listen() {
 	d.t.Helper()
 	nfttest.NFT(d.t, d.NS, "", "flush", "ruleset")
-	if line := d.await(restored); line["by"] != "unknown" {
+	if line := d.await("rules_restored"); line["by"] != "unknown" {
 		d.t.Errorf("said: %v, want a program that was not heard", line)
 	}
 }
-
-const noLongerListening = "no longer listening to ruleset changes"
 
 // compare makes an agent that listens compare generations instead, for an hour.
 func (d *daemon) compare() {
 	d.t.Helper()
 	d.neighbour(1000)
-	d.await(noLongerListening)
+	d.await("listening_stopped")
 }
 
 // neighbour makes and deletes a set of so many networks.
@@ -200,24 +195,22 @@ func TestWhatIsDoneToTheRulesIsUndone(t *testing.T) {
 				for _, a := range all {
 					t.Run(a.name, func(t *testing.T) {
 						a.do(n)
-						line := d.await(restored)
+						line := d.await("rules_restored")
 						n.holds(want)
-						if line["level"] != "warn" || tt.listening && line["by"] != a.by || !strings.Contains(line.texts("what"), a.finds) || line["duration_ms"] == nil {
+						if line["level"] != "warn" || tt.listening && line["by"] != a.by || !strings.Contains(line.Texts("what"), a.finds) || line["duration_ms"] == nil {
 							t.Errorf("said: %v, want %q by %s", line, a.finds, a.by)
 						}
-						d.forgive(slowedDown)
+						d.forgive("repairs_slowed")
 						d.silent()
 					})
 				}
 				d.stop()
-				d.forgive(slowedDown) // which follows the line of the repair
-				d.silent()            // one line for each
+				d.forgive("repairs_slowed") // which follows the line of the repair
+				d.silent()                  // one line for each
 			})
 		}
 	}
 }
-
-const slowedDown = "someone keeps changing the rules: repairs are slowed down"
 
 // heals is how often the ruleset is flushed.
 func heals() int {
@@ -238,7 +231,7 @@ func TestEachFlushOfTheRulesetIsHealed(t *testing.T) {
 		flush := func(by string, times int) {
 			for i := range times {
 				nfttest.NFT(t, n.NS, "", "flush", "ruleset")
-				if line := d.await(restored); line["by"] != by {
+				if line := d.await("rules_restored"); line["by"] != by {
 					t.Errorf("flush %d: %v, want %s", i, line, by)
 				}
 				if diffs := n.differences(want); len(diffs) > 0 {
@@ -277,7 +270,7 @@ func TestALargeTransactionOfOthersEndsListening(t *testing.T) {
 	}
 	d.neighbour(100)
 	d.neighbour(1000)
-	if line := d.await(noLongerListening); line["by"] != byNFT || line["duration_seconds"] != float64(3600) {
+	if line := d.await("listening_stopped"); line["by"] != byNFT || line["duration_seconds"] != float64(3600) {
 		t.Errorf("said: %v, want an hour because of nft", line)
 	}
 	if got := n.metric("nft_masq_agent_listening"); got != "0" {
@@ -288,7 +281,7 @@ func TestALargeTransactionOfOthersEndsListening(t *testing.T) {
 	}
 	d.neighbour(1000)
 	nfttest.NFT(t, n.NS, "", "flush", "ruleset")
-	d.await(restored)
+	d.await("rules_restored")
 	d.silent()
 	d.stop()
 }
@@ -326,26 +319,26 @@ func TestTwoAgentsOfTwoMindsMakeNoStorm(t *testing.T) {
 		agents = append(agents, n.start(flags...))
 	}
 	for _, d := range agents {
-		line := d.await(slowedDown)
-		if by := line.text("by"); by != commandName(t) {
+		line := d.await("repairs_slowed")
+		if by := line.Text("by"); by != commandName(t) {
 			t.Errorf("fights %q, want %q", by, commandName(t))
 		}
 	}
 	var seen tally
 	stop := n.listen(seen.count)
-	before := agents[0].count(restored) + agents[1].count(restored)
+	before := agents[0].Count("rules_restored") + agents[1].Count("rules_restored")
 	// Each waits before it repairs again, and while it does there are but the
 	// transactions of these repairs.
 	const repairs = 4
 	agents[0].until("further repairs", func() bool {
-		return agents[0].count(restored)+agents[1].count(restored) >= before+repairs
+		return agents[0].Count("rules_restored")+agents[1].Count("rules_restored") >= before+repairs
 	})
 	stop()
 	// One fills a set, one makes it effective; some may be under way.
 	if total, all := seen.sum(); total > 2*(repairs+4) {
 		t.Errorf("%d transactions for %d repairs: %s", total, repairs, all)
 	}
-	if n := agents[0].count(restored) + agents[1].count(restored); n > 100 {
+	if n := agents[0].Count("rules_restored") + agents[1].Count("rules_restored"); n > 100 {
 		t.Errorf("%d repairs", n)
 	}
 	for _, d := range agents {
@@ -383,10 +376,10 @@ func TestADaemonThatFightsBackIsNamedAndStillHealedFrom(t *testing.T) {
 	const fought = 8
 	for range fought {
 		fight()
-		d.await(restored)
+		d.await("rules_restored")
 	}
-	line := d.await(slowedDown)
-	if line.text("by") == "" || line["by"] == "unknown" {
+	line := d.await("repairs_slowed")
+	if line.Text("by") == "" || line["by"] == "unknown" {
 		t.Errorf("names nobody: %v", line)
 	}
 	n.holds(want)
@@ -413,7 +406,7 @@ func TestABusyNeighbourCostsLittleAndHidesNothing(t *testing.T) {
 			var seen tally
 			stop := n.listen(seen.count)
 			defer stop()
-			before, start := n.processorTime(d), time.Now()
+			before, start := d.processorTime(), time.Now()
 			ticker := time.NewTicker(10 * time.Millisecond)
 			defer ticker.Stop()
 			for i := range commits {
@@ -423,7 +416,7 @@ func TestABusyNeighbourCostsLittleAndHidesNothing(t *testing.T) {
 				b.AddCounter(nfnetlink.IPv4, "neighbour", fmt.Sprintf("c%d", i))
 				n.check(c.Commit(b, 0))
 			}
-			share := float64(n.processorTime(d)-before) / float64(time.Since(start))
+			share := float64(d.processorTime()-before) / float64(time.Since(start))
 			t.Logf("%.1f %% of a processor", 100*share)
 			// The race detector makes everything ten times as dear.
 			if share > .2 {
@@ -439,32 +432,23 @@ func TestABusyNeighbourCostsLittleAndHidesNothing(t *testing.T) {
 		d.listen()
 		n.holds(want)
 		commit()
-		if line := d.await(noLongerListening); line["by"] != commandName(t) {
+		if line := d.await("listening_stopped"); line["by"] != commandName(t) {
 			t.Errorf("said: %v, want %s", line, commandName(t))
 		}
 		d.silent()
 		tamperings(nft.ModeNFTables)[0].do(n)
-		d.await(restored)
+		d.await("rules_restored")
 		n.holds(want)
 		d.stop()
 	})
 }
 
 // processorTime is what the agent has used.
-func (n *node) processorTime(d *daemon) time.Duration {
-	n.t.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.process.Pid))
-	n.check(err)
-	_, behind, _ := strings.Cut(string(stat), ") ")
-	fields := strings.Fields(behind)
-	var ticks uint64
-	for _, f := range fields[11:13] { // utime and stime (proc_pid_stat(5))
-		v, err := strconv.ParseUint(f, 10, 64)
-		n.check(err)
-		ticks += v
-	}
-	const perSecond = 100 // USER_HZ
-	return time.Duration(ticks) * time.Second / perSecond
+func (d *daemon) processorTime() time.Duration {
+	d.t.Helper()
+	used, err := d.ProcessorTime()
+	d.check(err)
+	return used
 }
 
 func TestRulesOfOthersAreLeftAloneByRepairs(t *testing.T) {
@@ -479,10 +463,10 @@ func TestRulesOfOthersAreLeftAloneByRepairs(t *testing.T) {
 		before := listing()
 		d := n.start(flag)
 		want := wants(t, "", flag)
-		d.await("applied")
+		d.await("config_applied")
 		i := slices.IndexFunc(tamperings(mode), func(a tampering) bool { return a.name == "add rule" || a.name == "iptables -A" })
 		tamperings(mode)[i].do(n)
-		d.await(restored)
+		d.await("rules_restored")
 		n.holds(want)
 		if after := listing(); after != before {
 			t.Errorf("before:\n%safter:\n%s", before, after)

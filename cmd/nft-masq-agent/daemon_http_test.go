@@ -105,15 +105,15 @@ func TestTheProbesTellTheStateInWords(t *testing.T) {
 	probe("/healthz", 200, "ok")
 	probe("/readyz", 200, "ok")
 	n.swap(badText)
-	d.await("config rejected")
+	d.await("config_rejected")
 	probe("/healthz", 200, "ok")
 	probe("/readyz", 503, "config rejected: "+n.path+badProblem+"\nbuilt-in defaults ("+wants(t, "").Hash()+") are enforced")
 	if got := n.metric("nft_masq_agent_config_accepted"); got != "0" {
 		t.Errorf("config_accepted is %s", got)
 	}
 	n.swap("")
-	d.await("config accepted again")
-	d.await(appeared)
+	d.await("config_accepted")
+	d.await("config_file_appeared")
 	probe("/readyz", 200, "ok")
 	d.silent()
 	if code, _ := n.get("/"); code != 404 {
@@ -127,13 +127,13 @@ func TestAnAddressInUseStopsNothing(t *testing.T) {
 	first := n.start("--http-address", httpAddress)
 	first.began(wants(t, ""))
 	second := n.start("--http-address", httpAddress)
-	second.await(anotherAgent)
-	line := second.await("no HTTP, trying again")
-	if line["level"] != "error" || !strings.Contains(line.text("error"), "address already in use") {
+	second.await("second_agent")
+	line := second.await("listen_failed")
+	if line["level"] != "error" || !strings.Contains(line.Text("error"), "address already in use") {
 		t.Errorf("said: %v", line)
 	}
 	second.await("starting")
-	second.await("the rules are in place already")
+	second.await("rules_in_place")
 	first.stop()
 	second.answers()
 	if code, _ := n.get("/readyz"); code != 200 {

@@ -55,11 +55,12 @@ func TestManyForeignRulesFitIntoTheMemoryLimit(t *testing.T) {
 				cmd, limit := n.limited(t, mode, append([]string{"run", "--log-format", "json", "--http-address", httpAddress, "--probe-socket", socket}, flags...)...)
 				d := n.startCommand(cmd)
 				d.await("starting")
-				d.await("applied")
+				d.await("config_applied")
 				d.signal(unix.SIGHUP) // all is read again
 				d.until("a further look", func() bool { return d.looks("sighup") == "1" })
-				t.Logf("peak %d MiB of %d", d.peak()>>20, limit>>20)
-				if d.peak() > limit {
+				peak, _ := d.memory()
+				t.Logf("peak %d MiB of %d", peak>>20, limit>>20)
+				if peak > limit {
 					t.Error("more than the limit")
 				}
 				d.stop()

@@ -168,7 +168,7 @@ func TestARejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 				for _, takeOver := range []bool{false, true} {
 					n.swap(mistakes[mistake])
 					d := n.start(flag, fmt.Sprintf("--takeover=%t", takeOver))
-					line := d.await("config rejected; ")
+					line := d.await("config_rejected")
 					if want := source(mistake); line["source"] != want {
 						t.Errorf("%s, %s: %v, want source %s", version, mistake, line, want)
 					}
@@ -219,7 +219,7 @@ func TestTakeOverAndWayBackLetNoWrongSourceOut(t *testing.T) {
 			h := nfttest.StartHammer(t, top, older.targets()...)
 			for range rounds {
 				d := n.start(flag, "--takeover")
-				d.await("applied")
+				d.await("config_applied")
 				flows(t, h, 5)
 				d.stop()
 				older.install(n)
@@ -245,7 +245,7 @@ func TestStatusSaysWhatDecidesInsteadOfARejectedFile(t *testing.T) {
 		t.Helper()
 		n.swap(text)
 		d := n.start()
-		d.await("config rejected; ")
+		d.await("config_rejected")
 		if r, code := n.status(); code != exitFailed || !strings.HasPrefix(r.Config.Enforced, want) {
 			t.Errorf("exit code %d: %q, want %q", code, r.Config.Enforced, want)
 		}
@@ -259,7 +259,7 @@ func TestStatusSaysWhatDecidesInsteadOfARejectedFile(t *testing.T) {
 			n := newNode(t)
 			loadOlder(t, version).install(n)
 			n.swap(badText)
-			n.start(flag).await("config rejected; the rules of an iptables-based agent stay in charge")
+			n.start(flag).awaitRejection("the rules of an iptables-based agent stay in charge")
 			if r, _ := n.status(); !strings.HasPrefix(r.Config.Enforced, "the rules of an iptables-based agent are in charge") {
 				t.Errorf("%s: %q", version, r.Config.Enforced)
 			}
@@ -273,11 +273,11 @@ func TestASecondAgentsProbeDoesNotAskTheFirst(t *testing.T) {
 	dir := t.TempDir()
 	first, second := filepath.Join(dir, "first"), filepath.Join(dir, "second")
 	d := n.start("--http-address", httpAddress, "--probe-socket", first)
-	d.await("applied")
+	d.await("config_applied")
 	other := &node{n.NS, t, n.path + "-second"}
 	other.write(badText)
 	e := other.start("--http-address", httpAddress, "--probe-socket", second)
-	e.await("config rejected; ")
+	e.await("config_rejected")
 	if got := n.run("ready", "--probe-socket", first); got.code != exitDone || got.stdout != "ready\n" {
 		t.Errorf("first: %+v", got)
 	}

@@ -258,8 +258,8 @@ func (d *daemon) end(well bool) {
 		d.stop()
 		return
 	}
-	d.check(d.process.Kill())
-	<-d.process.Done()
+	d.check(d.Kill())
+	<-d.Done()
 }
 
 func (n *node) contentIsValid() bool {
@@ -321,17 +321,19 @@ func TestReloadsLeakNothing(t *testing.T) {
 		reload := func(times int) {
 			for i := range times {
 				n.swap(slash24s(100 + i%2))
-				d.await("applied")
+				d.await("config_applied")
 			}
 		}
 		reload(100) // until pools and caches have their size
-		goroutines, fds, memory := n.number("go_goroutines"), n.openFiles(d), n.resident(d)
+		goroutines, fds := n.number("go_goroutines"), d.openFiles()
+		_, memory := d.memory()
 		reload(reloads())
-		d.until("no more open files than before", func() bool { return n.openFiles(d) <= fds })
+		d.until("no more open files than before", func() bool { return d.openFiles() <= fds })
 		// Connections of HTTP that are idle have one each, and come and go.
 		const idle = 5
 		d.until("no more goroutines than before", func() bool { return n.number("go_goroutines") <= goroutines+idle })
-		grown := n.resident(d) - memory
+		_, grown := d.memory()
+		grown -= memory
 		t.Logf("%d open files, %v goroutines, %d KiB, %+d KiB", fds, goroutines, memory>>10, grown>>10)
 		if grown > 16<<20 {
 			t.Errorf("%d KiB of memory more after %d reloads", grown>>10, reloads())
@@ -349,21 +351,19 @@ func (n *node) number(metric string) float64 {
 	return v
 }
 
-func (n *node) openFiles(d *daemon) int {
-	n.t.Helper()
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.process.Pid))
-	n.check(err)
-	return len(entries)
+func (d *daemon) openFiles() int {
+	d.t.Helper()
+	n, err := d.OpenFiles()
+	d.check(err)
+	return n
 }
 
-// resident gives the bytes of memory that the agent has.
-func (n *node) resident(d *daemon) int64 {
-	n.t.Helper()
-	statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", d.process.Pid))
-	n.check(err)
-	pages, err := strconv.ParseInt(strings.Fields(string(statm))[1], 10, 64)
-	n.check(err)
-	return pages * int64(os.Getpagesize())
+// memory returns the most bytes that the agent had at a time, and those that it has.
+func (d *daemon) memory() (peak, now int64) {
+	d.t.Helper()
+	peak, now, err := d.Memory()
+	d.check(err)
+	return peak, now
 }
 
 func TestTenThousandCIDRsAreAppliedAndHealed(t *testing.T) {
@@ -379,7 +379,7 @@ func TestTenThousandCIDRsAreAppliedAndHealed(t *testing.T) {
 	want := wants(t, b.String())
 	d.began(want)
 	nfttest.NFT(t, n.NS, "", "flush", "ruleset")
-	d.await(restored)
+	d.await("rules_restored")
 	n.holds(want)
 	d.stop()
 }
@@ -395,8 +395,8 @@ func TestAnExchangeWithinAGapOfALargeSetIsRepairedAtHangup(t *testing.T) {
 	// As many elements as before, and none where a short look asks the kernel.
 	nftScript("delete element TABLE SET { 10.0.4.0/24 }; add element TABLE SET { 10.0.9.0/24 }")(n)
 	d.signal(unix.SIGHUP)
-	line := d.await(restored)
-	if what := line.texts("what"); !strings.Contains(what, "lacks 10.0.4.0/24") || !strings.Contains(what, "holds 10.0.9.0/24") {
+	line := d.await("rules_restored")
+	if what := line.Texts("what"); !strings.Contains(what, "lacks 10.0.4.0/24") || !strings.Contains(what, "holds 10.0.9.0/24") {
 		t.Errorf("said: %v", line)
 	}
 	n.holds(want)

@@ -23,10 +23,10 @@ func TestTheRulesStayWhenTheAgentEnds(t *testing.T) {
 		for _, s := range []unix.Signal{unix.SIGTERM, unix.SIGINT} {
 			d := n.start(flag)
 			d.await("starting")
-			d.await("") // applied, or in place already
+			d.await("config_applied", "rules_in_place")
 			before := n.kernelText()
 			d.signal(s)
-			d.ended()
+			d.check(d.Ended())
 			if diff := cmp.Diff(before, n.kernelText()); diff != "" {
 				t.Errorf("%v: the kernel (-before +after):\n%s", s, diff)
 			}
@@ -45,10 +45,10 @@ func TestASecondSignalEndsItEvenSo(t *testing.T) {
 	for _, s := range []unix.Signal{unix.SIGSTOP, unix.SIGTERM, unix.SIGINT, unix.SIGCONT} {
 		d.signal(s)
 	}
-	<-d.process.Done()
+	<-d.Done()
 	var ended *exec.ExitError
-	if err := d.process.Wait(); errors.As(err, &ended) && ended.ExitCode() > 0 || d.stderr.Len() > 0 {
-		t.Errorf("ended with %v: %s", err, d.stderr)
+	if err := d.Wait(); errors.As(err, &ended) && ended.ExitCode() > 0 || d.Stderr() != "" {
+		t.Errorf("ended with %v: %s", err, d.Stderr())
 	}
 	n.holds(wants(t, ""))
 }
@@ -58,12 +58,12 @@ func TestAKilledAgentIsFollowedByOneThatFindsAllInPlace(t *testing.T) {
 	n := newNode(t)
 	d := n.start()
 	d.began(wants(t, ""))
-	n.check(d.process.Kill())
-	<-d.process.Done()
+	n.check(d.Kill())
+	<-d.Done()
 	before := n.kernelText()
 	d = n.start()
 	d.await("starting")
-	d.await("the rules are in place already")
+	d.await("rules_in_place")
 	if diff := cmp.Diff(before, n.kernelText()); diff != "" {
 		t.Errorf("the kernel (-before +after):\n%s", diff)
 	}
@@ -140,7 +140,7 @@ func TestCleanupRemovesAllAndSaysWhoPutsItBack(t *testing.T) {
 		if got.code != exitFailed || !strings.HasPrefix(got.stderr, says) {
 			t.Errorf("beside a running agent: %+v, want %q", got, says)
 		}
-		d.await("rules were changed by another program; restored")
+		d.await("rules_restored")
 		n.holds(want)
 		d.silent()
 		d.stop()

@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -44,6 +45,17 @@ type assailant struct {
 	mode  nft.Mode
 	conns []net.Conn     // that the agent is kept waiting on
 	done  map[string]int // attacks by name
+	log   gate
+}
+
+// A gate lets the log through while it is not locked.
+type gate struct{ sync.Mutex }
+
+// Write implements [io.Writer].
+func (g *gate) Write(p []byte) (int, error) {
+	g.Lock()
+	defer g.Unlock()
+	return len(p), nil
 }
 
 // An assault is one attack; the kernel may refuse it.
@@ -101,7 +113,7 @@ func assaults() []assault {
 		{"owned table", (*assailant).ownTable},
 		{"idle connections", (*assailant).idle},
 		{"unread log", (*assailant).holdLog},
-		{"hangup", func(a *assailant) { _ = a.process.Signal(unix.SIGHUP) }},
+		{"hangup", func(a *assailant) { _ = a.Signal(unix.SIGHUP) }},
 		{"scrape", func(a *assailant) { a.get("/metrics") }},
 	}
 }
@@ -203,14 +215,14 @@ func (a *assailant) idle() {
 
 // holdLog does not read the log for a while.
 func (a *assailant) holdLog() {
-	a.mu.Lock()
-	time.AfterFunc(time.Duration(a.IntN(3000))*time.Millisecond, a.mu.Unlock)
+	a.log.Lock()
+	time.AfterFunc(time.Duration(a.IntN(3000))*time.Millisecond, a.log.Unlock)
 }
 
 // awaitReader waits until the log is read again.
 func (a *assailant) awaitReader() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.log.Lock()
+	defer a.log.Unlock()
 }
 
 // relent lets go of everything and leaves a valid config.
@@ -237,8 +249,8 @@ func (a *assailant) attacks(long time.Duration) {
 		attack.do(a)
 		a.done[attack.name]++
 		select {
-		case <-a.process.Done():
-			a.t.Fatalf("the agent ended with %v after: %s; seed %d", a.process.Wait(), attack.name, *seed)
+		case <-a.Done():
+			a.t.Fatalf("the agent ended with %v after: %s; seed %d", a.Wait(), attack.name, *seed)
 		default:
 		}
 		if a.IntN(50) == 0 {
@@ -312,17 +324,6 @@ func (n *node) limited(t *testing.T, mode nft.Mode, args ...string) (cmd *exec.C
 	return cmd, limit
 }
 
-// peak returns the most memory that the agent had at a time.
-func (d *daemon) peak() int64 {
-	d.t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.process.Pid))
-	d.check(err)
-	_, after, _ := strings.Cut(string(status), "VmHWM:")
-	kilobytes, err := strconv.ParseInt(strings.Fields(after)[0], 10, 64)
-	d.check(err)
-	return kilobytes << 10
-}
-
 // TestRandomAttacksEndInTheRenderedState attacks the config, the rules, the log and
 // the port of an agent within the memory limit of its manifest.
 func TestRandomAttacksEndInTheRenderedState(t *testing.T) {
@@ -334,18 +335,20 @@ func TestRandomAttacksEndInTheRenderedState(t *testing.T) {
 			a := &assailant{meddler: m, mode: mode, done: map[string]int{}}
 			args := []string{"run", "--log-format", "json", "--config", n.path, "--mode", string(mode), "--http-address", httpAddress, "--probe-socket", a.socket()}
 			cmd, limit := n.limited(t, mode, args...)
+			cmd.Stdout = &a.log
 			a.daemon = n.startCommand(cmd)
 			a.await("starting")
 			a.attacks(soakTime() / 10) // until caches and pools have their size
 			a.relent()
-			files := n.openFiles(a.daemon)
+			files := a.openFiles()
 			a.attacks(soakTime())
 			want := a.relent()
-			a.until("no more open files than before", func() bool { return n.openFiles(a.daemon) <= files })
+			a.until("no more open files than before", func() bool { return a.openFiles() <= files })
 			n.holds(want)
-			t.Logf("seed %d: peak %d MiB of %d, %d open files, %d lines of the log, attacks: %v", *seed, a.peak()>>20, limit>>20, files, a.daemon.count(""), a.done)
-			if a.peak() > limit {
-				t.Errorf("%d MiB of memory, more than the limit of %d", a.peak()>>20, limit>>20)
+			peak, _ := a.memory()
+			t.Logf("seed %d: peak %d MiB of %d, %d open files, %d lines of the log, attacks: %v", *seed, peak>>20, limit>>20, files, a.Lines(), a.done)
+			if peak > limit {
+				t.Errorf("%d MiB of memory, more than the limit of %d", peak>>20, limit>>20)
 			}
 			a.stop()
 		})

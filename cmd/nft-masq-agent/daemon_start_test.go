@@ -37,8 +37,8 @@ func TestABadFileOnAnEmptyNodeGetsTheDefaults(t *testing.T) {
 		d := n.start(flag, "--http-address", httpAddress)
 		want := wants(t, "", flag)
 		d.began(want)
-		line := d.await("config rejected; built-in defaults (" + want.Hash() + ") are enforced")
-		if !strings.HasPrefix(line.text("error"), n.path+badProblem) {
+		line := d.awaitRejection("built-in defaults (" + want.Hash() + ") are enforced")
+		if !strings.HasPrefix(line.Text("error"), n.path+badProblem) {
 			t.Errorf("rejected: %v", line)
 		}
 		if code, body := n.get("/readyz"); code != 503 || !strings.Contains(body, badProblem) {
@@ -64,7 +64,7 @@ func TestABadFileKeepsTheRulesOfThePreviousRun(t *testing.T) {
 				text := exempting("10.1.0.0/16", "10.2.0.0/16") + "forceMasqueradeCIDRs: [10.1.2.0/24]\n"
 				n.swap(text)
 				previous, flags := n.start("--mode="+string(left)), []string{"--mode=" + string(now), "--takeover"}
-				previous.await("applied")
+				previous.await("config_applied")
 				previous.stop()
 				before := n.kernelText()
 
@@ -72,18 +72,18 @@ func TestABadFileKeepsTheRulesOfThePreviousRun(t *testing.T) {
 				d := n.start(flags...)
 				old := wants(t, text, "--mode="+string(left))
 				d.await("starting")
-				d.await("the rules are in place already")
-				d.await("config rejected; config of a previous run (" + old.Hash() + ") stays enforced")
+				d.await("rules_in_place")
+				d.awaitRejection("config of a previous run (" + old.Hash() + ") stays enforced")
 				if diff := cmp.Diff(before, n.kernelText()); diff != "" {
 					t.Errorf("the kernel (-before +after):\n%s", diff)
 				}
 				tamper(n, left)
-				d.await("rules were changed by another program; restored")
+				d.await("rules_restored")
 				holdsBut(n, old)
 
 				n.swap(text)
 				line := d.applied("config", wants(t, text, flags...))
-				if !strings.Contains(line.texts("taken_over"), "MY-MASQ") {
+				if !strings.Contains(line.Texts("taken_over"), "MY-MASQ") {
 					t.Errorf("taken over: %v", line)
 				}
 				if listing := nfttest.ListRuleset(t, n.NS); strings.Contains(listing, "MY-MASQ") {
@@ -154,15 +154,15 @@ func TestWhatIsNoFileDoesNotStopTheStart(t *testing.T) {
 			// As in the pod: without CAP_DAC_OVERRIDE, which reads everything.
 			d := n.startIn([]string{fmt.Sprintf("%s=[%d]", withCaps, unix.CAP_NET_ADMIN)})
 			d.began(wants(t, ""))
-			line := d.await("config rejected; built-in defaults")
-			if want := strings.ReplaceAll(tt.says, "PATH", n.path); !strings.HasPrefix(line.text("error"), want) {
+			line := d.awaitRejection("built-in defaults")
+			if want := strings.ReplaceAll(tt.says, "PATH", n.path); !strings.HasPrefix(line.Text("error"), want) {
 				t.Errorf("rejected: %v, want %q", line, want)
 			}
 			n.check(os.RemoveAll(n.path + ".old"))
 			n.check(os.Rename(n.path, n.path+".old"))
 			n.swap(exempting("10.1.0.0/16"))
-			for line = d.await("applied"); line["hash"] != wants(t, exempting("10.1.0.0/16")).Hash(); {
-				line = d.await("applied")
+			for line = d.await("config_applied"); line["hash"] != wants(t, exempting("10.1.0.0/16")).Hash(); {
+				line = d.await("config_applied")
 			}
 			n.holds(wants(t, exempting("10.1.0.0/16")))
 		})
@@ -192,8 +192,8 @@ func TestWithoutNetAdminItNamesItAndTriesAgain(t *testing.T) {
 		d := n.startIn([]string{withCaps + "=[]"}, flag, "--http-address", httpAddress)
 		d.await("starting")
 		d.answers()
-		line := d.await("kernel rejected the rules; previous rules stay, retrying")
-		if !strings.Contains(line.text("hint"), "NET_ADMIN") {
+		line := d.await("rules_rejected")
+		if !strings.Contains(line.Text("hint"), "NET_ADMIN") {
 			t.Errorf("refused: %v", line)
 		}
 		d.until("a second try", func() bool {
@@ -209,7 +209,7 @@ func TestWithoutNetAdminItNamesItAndTriesAgain(t *testing.T) {
 		if after := n.generation(); after != before {
 			t.Errorf("generation %d, was %d", after, before)
 		}
-		d.forgive(anotherAgent)
+		d.forgive("second_agent")
 		d.silent() // once, not for each try
 		d.stop()
 	})
@@ -235,8 +235,8 @@ func TestRefusedRulesAreTriedUntilTheKernelTakesThem(t *testing.T) {
 		d := n.start(flag, "--http-address", httpAddress)
 		d.await("starting")
 		d.answers()
-		line := d.await("kernel rejected the rules; previous rules stay, retrying")
-		if line["level"] != "error" || !strings.Contains(line.text("error"), "operation not permitted") || !strings.Contains(line.text("hint"), "another process owns the table") {
+		line := d.await("rules_rejected")
+		if line["level"] != "error" || !strings.Contains(line.Text("error"), "operation not permitted") || !strings.Contains(line.Text("hint"), "another process owns the table") {
 			t.Errorf("refused: %v", line)
 		}
 		d.until("a second try", func() bool {
@@ -253,9 +253,9 @@ func TestRefusedRulesAreTriedUntilTheKernelTakesThem(t *testing.T) {
 				n.number(`nft_masq_agent_applies_total{reason="start",result="refused"}`) >= 2
 		})
 		n.check(owner.CloseLasting()) // its table goes with it
-		d.await("kernel accepted the rules again")
-		d.await("applied")
-		d.await(appeared)
+		d.await("rules_accepted")
+		d.await("config_applied")
+		d.await("config_file_appeared")
 		n.holds(wants(t, exempting("10.1.0.0/16"), flag))
 		d.until("it is ready", func() bool { code, _ := n.get("/readyz"); return code == 200 })
 		d.silent()
@@ -271,9 +271,9 @@ func TestNetAdminIsTheOnlyCapabilityNeeded(t *testing.T) {
 		want := wants(t, "", flag, "--enable-ipv6")
 		d.began(want)
 		nfttest.NFT(t, n.NS, "", "flush", "ruleset")
-		d.await("rules were changed by another program; restored")
+		d.await("rules_restored")
 		n.holds(want)
-		d.forgive(anotherAgent)
+		d.forgive("second_agent")
 		d.silent()
 		d.stop()
 	})
@@ -288,7 +288,7 @@ func TestANodeWithIPv6DisabledWorksLikeAnyOther(t *testing.T) {
 		want := wants(t, "", flag, "--enable-ipv6")
 		d.began(want)
 		nfttest.NFT(t, n.NS, "", "flush", "ruleset")
-		d.await("rules were changed by another program; restored")
+		d.await("rules_restored")
 		n.holds(want)
 		d.silent()
 		d.stop()
@@ -301,12 +301,12 @@ func TestASecondAgentIsNamed(t *testing.T) {
 	first := n.start()
 	first.began(wants(t, ""))
 	second := n.start()
-	line := second.await(anotherAgent)
-	if line["pid"] != float64(first.process.Pid) {
-		t.Errorf("named: %v, want pid %d", line, first.process.Pid)
+	line := second.await("second_agent")
+	if line["pid"] != float64(first.Pid) {
+		t.Errorf("named: %v, want pid %d", line, first.Pid)
 	}
 	second.await("starting")
-	second.await("the rules are in place already")
+	second.await("rules_in_place")
 	second.silent()
 	first.silent()
 	got := n.run("status")
@@ -367,25 +367,25 @@ func TestTheRulesOfAnOlderAgentAreSaidAndTakenOver(t *testing.T) {
 		n := newNode(t)
 		loadLegacy(n)
 		d := n.start(flag, "--http-address", httpAddress)
-		d.await("applied")
+		d.await("config_applied")
 		d.answers()
-		line := d.await("rules of an iptables-based agent are also active")
-		if !strings.Contains(line.texts("found"), "MY-MASQ") {
+		line := d.await("legacy_rules_active")
+		if !strings.Contains(line.Texts("found"), "MY-MASQ") {
 			t.Errorf("said: %v", line)
 		}
 		// By default the other mode is random-fully itself.
-		if note := line.text("note"); strings.Contains(note, "random") != (mode == nft.ModeIPTables) {
+		if note := line.Text("note"); strings.Contains(note, "random") != (mode == nft.ModeIPTables) {
 			t.Errorf("said: %v", line)
 		}
-		line = d.await("another rule masquerades what the config exempts")
-		if line["table"] != "ip nat" || line["chain"] != "MY-MASQ" || !strings.Contains(line.text("rule"), "MASQUERADE --random-fully") {
+		line = d.await("foreign_masquerade")
+		if line["table"] != "ip nat" || line["chain"] != "MY-MASQ" || !strings.Contains(line.Text("rule"), "MASQUERADE --random-fully") {
 			t.Errorf("said: %v", line)
 		}
 		d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_rules") == "1" })
 		d.stop()
 		d = n.start(flag, "--takeover")
 		line = d.applied("start", wants(t, "", flag))
-		if !strings.Contains(line.texts("taken_over"), "MY-MASQ") {
+		if !strings.Contains(line.Texts("taken_over"), "MY-MASQ") {
 			t.Errorf("taken over: %v", line)
 		}
 		if listing := nfttest.ListRuleset(t, n.NS); strings.Contains(listing, "MY-MASQ") {

@@ -80,12 +80,12 @@ func TestStatusSaysInOneLineThatAllIsInStep(t *testing.T) {
 	got := n.run("status")
 	first, _, _ := strings.Cut(got.stdout, "\n  with the flags of")
 	says := fmt.Sprintf("in sync: %s is installed, mode nftables, from built-in defaults (no file at %s); the agent runs, pid %d",
-		want.Hash(), n.path, d.process.Pid)
+		want.Hash(), n.path, d.Pid)
 	if got.code != exitDone || unwrap(first) != says {
 		t.Errorf("status: %+v, want %q", got, says)
 	}
 	r, code := n.status()
-	if code != exitDone || len(r.Agents) != 1 || r.Agents[0].PID != d.process.Pid || !strings.Contains(r.Agent, "--resync-interval=3600") {
+	if code != exitDone || len(r.Agents) != 1 || r.Agents[0].PID != d.Pid || !strings.Contains(r.Agent, "--resync-interval=3600") {
 		t.Errorf("exit code %d: %+v", code, r)
 	}
 	if len(r.Connections) != 3 || len(r.Kernel.Differences)+len(r.Legacy)+len(r.Conflicts)+len(r.Notes) > 0 {
@@ -111,7 +111,7 @@ func TestStatusTellsABadFileFromRulesThatDiffer(t *testing.T) {
 		held := wants(t, exempting("10.1.0.0/16"), flag)
 		d.began(held)
 		n.swap(badText)
-		d.await("config rejected")
+		d.await("config_rejected")
 		r, code = n.status()
 		if code != exitFailed || r.Config.Accepted || len(r.Config.Errors) != 1 || r.Config.Errors[0] != n.path+badProblem ||
 			r.Kernel.Hash != held.Hash() || len(r.Kernel.Differences) > 0 || !strings.HasPrefix(r.Config.Enforced, "an earlier config ("+held.Hash()+")") {
@@ -133,7 +133,7 @@ func TestStatusNamesTheRulesOfOthers(t *testing.T) {
 		n := newNode(t)
 		loadLegacy(n)
 		d := n.start(flag)
-		d.await("applied")
+		d.await("config_applied")
 		r, code := n.status()
 		if code != exitDone || len(r.Legacy) != 1 || !strings.Contains(r.Legacy[0], "MY-MASQ") ||
 			len(r.Conflicts) != 1 || r.Conflicts[0].Table != "ip nat" || r.Conflicts[0].Chain != "MY-MASQ" || r.Conflicts[0].Priority != 100 {

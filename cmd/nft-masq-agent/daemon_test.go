@@ -28,6 +28,7 @@ import (
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/agent"
 )
 
 // long says that the tests may take as long as it takes to prove their point.
@@ -242,13 +243,11 @@ func (n *node) run(args ...string) result {
 	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 
-// A daemon is a running agent.
+// A daemon is a running agent on a node.
 type daemon struct {
-	logbook
+	*agent.Agent
 	*node
-	args    []string
-	process *nfttest.Process
-	stderr  *bytes.Buffer // to be read when it has ended
+	args []string
 }
 
 // start starts an agent on the node's config.
@@ -264,91 +263,56 @@ func (n *node) startIn(env []string, args ...string) *daemon {
 
 func (n *node) startCommand(cmd *exec.Cmd) *daemon {
 	n.t.Helper()
-	d := &daemon{node: n, args: cmd.Args[1:], stderr: new(bytes.Buffer)}
-	d.changed = make(chan struct{})
-	cmd.Stdout, cmd.Stderr = &d.logbook, d.stderr
-	var err error
-	d.process, err = n.Start(cmd)
-	n.check(err)
-	n.t.Cleanup(func() {
-		_ = d.process.Kill()
-		<-d.process.Done()
-		if n.t.Failed() {
-			n.t.Logf("the agent %d said:\n%s%s", d.process.Pid, &d.logbook, d.stderr)
-		}
-	})
-	return d
+	return &daemon{agent.Run(n.t, n.NS, cmd), n, cmd.Args[1:]}
 }
 
 // signal sends a signal.
 func (d *daemon) signal(s unix.Signal) {
 	d.t.Helper()
-	d.check(d.process.Signal(s))
+	d.check(d.Signal(s))
 }
 
 // stop ends the agent as a rolling update does.
 func (d *daemon) stop() {
 	d.t.Helper()
-	d.signal(unix.SIGTERM)
-	d.ended()
+	d.check(d.Stop())
 }
 
-// ended holds that the agent ends, with exit code 0 and no word.
-func (d *daemon) ended() {
+// await takes the first line of the log about one of the events that was not
+// awaited before.
+func (d *daemon) await(events ...string) agent.Line {
 	d.t.Helper()
-	select {
-	case <-d.process.Done():
-	case <-time.After(patience):
-		d.t.Fatal("the agent does not end")
-	}
-	if err := d.process.Wait(); err != nil || d.stderr.Len() > 0 {
-		d.t.Fatalf("the agent ended with %v: %s", err, d.stderr)
-	}
+	line, err := d.Await(d.t.Context(), events...)
+	d.check(err)
+	return line
 }
 
-// await gives the first line of the log whose message begins with the words and
-// that was not awaited before.
-func (d *daemon) await(words string) logLine {
+// awaitRejection awaits that a config is rejected, and that the log says what is
+// enforced instead.
+func (d *daemon) awaitRejection(enforced string) agent.Line {
 	d.t.Helper()
-	late := time.After(patience)
-	for {
-		line, changed := d.next(words)
-		if line != nil {
-			return line
-		}
-		select {
-		case <-changed:
-		case <-d.process.Done():
-			if line, _ := d.next(words); line != nil {
-				return line
-			}
-			d.t.Fatalf("the agent ended and never said %q", words)
-		case <-late:
-			d.t.Fatalf("the agent never said %q", words)
-		}
+	line := d.await("config_rejected")
+	if want := "config rejected; " + enforced; !strings.HasPrefix(line.Message(), want) {
+		d.t.Errorf("the agent logs %q, want %q", line.Message(), want)
 	}
+	return line
 }
 
-// silent fails the test where the log has lines that were not awaited.
+// silent fails the test if the log has lines that were not awaited.
 func (d *daemon) silent() {
 	d.t.Helper()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, line := range d.unread {
-		if !line.hidden() && line["event"] != "exiting" {
-			d.t.Errorf("the agent said, too: %v", line)
+	for _, line := range d.Untaken() {
+		if !hidden(line) && line.Event() != "exiting" {
+			d.t.Errorf("the agent logs, too: %v", line)
 		}
 	}
 }
 
-// anotherAgent is said, too, of agents outside the test by one that may not see
-// in which namespace they are.
-const anotherAgent = "another agent runs in this network namespace"
-
-// hidden says whether a line is about a process that cannot be looked at, or
-// that is gone.
-func (l logLine) hidden() bool {
-	if !strings.HasPrefix(l.message(), anotherAgent) {
+// hidden reports whether a line is about a process that cannot be looked at, or
+// that is gone. An agent that may not see in which namespace others are names
+// those outside the test, too.
+func hidden(l agent.Line) bool {
+	if l.Event() != "second_agent" {
 		return false
 	}
 	_, err := os.Readlink(fmt.Sprintf("/proc/%v/ns/net", l["pid"]))
@@ -356,8 +320,8 @@ func (l logLine) hidden() bool {
 }
 
 // forgive takes lines that say what a test cannot rule out.
-func (d *daemon) forgive(words string) {
-	for line, _ := d.next(words); line != nil; line, _ = d.next(words) {
+func (d *daemon) forgive(event string) {
+	for d.Take(event) != nil {
 	}
 }
 
@@ -368,7 +332,7 @@ func (d *daemon) until(what string, holds func() bool) {
 	for !holds() {
 		select {
 		case <-time.After(5 * time.Millisecond):
-		case <-d.process.Done():
+		case <-d.Done():
 			d.t.Fatalf("the agent ended before %s", what)
 		case <-late:
 			d.t.Fatalf("%s never comes", what)
@@ -378,9 +342,9 @@ func (d *daemon) until(what string, holds func() bool) {
 
 // applied awaits that the agent has written what a text wants, and holds that
 // the kernel has it.
-func (d *daemon) applied(reason string, want nft.Ruleset) logLine {
+func (d *daemon) applied(reason string, want nft.Ruleset) agent.Line {
 	d.t.Helper()
-	line := d.await("applied")
+	line := d.await("config_applied")
 	if line["reason"] != reason || line["hash"] != want.Hash() {
 		d.t.Errorf("applied %v, want reason %s and config %s", line, reason, want.Hash())
 	}
@@ -396,97 +360,14 @@ func (d *daemon) began(want nft.Ruleset) {
 	d.applied("start", want)
 }
 
-// answers awaits that an agent told to do so answers HTTP.
+// answers awaits that an agent told to do so answers HTTP and probes.
 func (d *daemon) answers() {
 	d.t.Helper()
-	if slices.Contains(d.args, "--http-address") {
-		d.await("answering HTTP")
-	}
-}
-
-// A logbook takes in what an agent logs.
-type logbook struct {
-	mu      sync.Mutex
-	changed chan struct{} // closed when there is more
-	partial []byte
-	lines   []logLine
-	unread  []logLine // that nobody has awaited yet
-}
-
-// A logLine is a line of the log.
-type logLine map[string]any
-
-func (l logLine) message() string { return l.text("msg") }
-
-func (l logLine) text(key string) string {
-	s, _ := l[key].(string)
-	return s
-}
-
-// texts joins a list of texts.
-func (l logLine) texts(key string) string {
-	list, _ := l[key].([]any)
-	return fmt.Sprint(list...)
-}
-
-// Write implements [io.Writer].
-func (b *logbook) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.partial = append(b.partial, p...)
-	for {
-		line, rest, ended := bytes.Cut(b.partial, []byte("\n"))
-		if !ended {
-			break
-		}
-		var l logLine
-		if err := json.Unmarshal(line, &l); err != nil {
-			l = logLine{"msg": "no JSON: " + string(line)}
-		}
-		b.lines, b.unread, b.partial = append(b.lines, l), append(b.unread, l), rest
-	}
-	close(b.changed)
-	b.changed = make(chan struct{})
-	return len(p), nil
-}
-
-// next takes the first line whose message begins with the words, or gives nil
-// and what is closed when there are more.
-func (b *logbook) next(words string) (line logLine, changed <-chan struct{}) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for i, l := range b.unread {
-		if strings.HasPrefix(l.message(), words) {
-			b.unread = slices.Delete(b.unread, i, i+1)
-			return l, nil
+	for _, flag := range []string{"--http-address", "--probe-socket"} {
+		if slices.Contains(d.args, flag) {
+			d.await("listening")
 		}
 	}
-	return nil, b.changed
-}
-
-// count counts the lines whose message begins with the words.
-func (b *logbook) count(words string) int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	n := 0
-	for _, l := range b.lines {
-		if strings.HasPrefix(l.message(), words) {
-			n++
-		}
-	}
-	return n
-}
-
-// String gives the last lines.
-func (b *logbook) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var s strings.Builder
-	for _, l := range b.lines[max(0, len(b.lines)-25):] {
-		text, _ := json.Marshal(l)
-		fmt.Fprintf(&s, "%s\n", text)
-	}
-	return s.String()
 }
 
 // httpAddress is where the agents of tests answer, in their own namespaces.

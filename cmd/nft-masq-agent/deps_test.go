@@ -75,6 +75,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/layouts":                       {"nft", "nft/native", "nft/xtables"},
 		"nft/kernel":                        {"config", "nft", "nft/native", "nft/xtables", "nft/foreign", "nft/nfnetlink", "nft/ruletext", "nft/iprange"},
 		"nft/nfttest":                       {"nft/nfttest/netns"},
+		"nft/nfttest/agent":                 {"nft/nfttest"},
 		"nft/nfttest/cases":                 {"config", "nft", "nft/xtables", "nft/layouts", "nft/nfnetlink", "nft/nfttest"},
 		"manifests/cluster":                 {"nft/nfttest", "nft/nfttest/netns"},
 		"cmd/nft-masq-agent/internal/agent": {"config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/nfnetlink"},

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -77,7 +76,7 @@ func TestNoNameOfOthersIsPrintedRaw(t *testing.T) {
 	d := n.start("--http-address", httpAddress, "--probe-socket", socket)
 	d.began(wants(t, ""))
 	spoil(n)
-	text := func() string { return fmt.Sprint(&d.logbook) }
+	text := func() string { return d.Text() }
 	d.until("the evil names are logged", func() bool {
 		return strings.Contains(text(), "1b[2J")
 	})

@@ -78,7 +78,7 @@ func TestWhatOverruledTheOlderAgentIsNamedWhenItNoLongerDoes(t *testing.T) {
 		sees("under the older agent", map[string]string{accepted: pod, snatted: node})
 		d := n.start(flag, "--takeover", "--http-address", httpAddress)
 		d.applied("start", wants(t, older.config, flag))
-		line := d.await("another rule accepts what the config masquerades")
+		line := d.await("foreign_exemption")
 		is := map[nft.Mode]struct {
 			accepted, snatted string
 			why, translating  string
@@ -91,7 +91,7 @@ func TestWhatOverruledTheOlderAgentIsNamedWhenItNoLongerDoes(t *testing.T) {
 		}
 		why := []string{is.why}
 		if mode == nft.ModeNFTables {
-			line := d.await("another rule translates what the config masquerades")
+			line := d.await("foreign_translation")
 			why = append(why, "rewrites the source of connections to 198.18.7.0/24, so this agent does not masquerade them")
 			if line["event"] != "foreign_translation" || line["why"] != why[1] {
 				t.Errorf("said: %v", line)
@@ -132,7 +132,7 @@ func TestRulesInLegacyIPTablesShowWithTheCommandsThatRemoveThem(t *testing.T) {
 			t.Fatalf("%s: %s: %v", args, out, err)
 		}
 	}
-	d.await("rules of an iptables-based agent are in legacy ip_tables, from where neither --takeover nor cleanup can remove them")
+	d.await("xtables_rules_found")
 	d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_rules") == "1" })
 	const commands = "iptables-legacy -t nat -D POSTROUTING 1 && iptables-legacy -t nat -F MY-MASQ && iptables-legacy -t nat -X MY-MASQ"
 	if text := unwrap(n.run("status").stdout); !strings.Contains(text, commands) {
@@ -141,7 +141,7 @@ func TestRulesInLegacyIPTablesShowWithTheCommandsThatRemoveThem(t *testing.T) {
 	if out, err := n.Output("", "sh", "-c", commands); err != nil {
 		t.Fatalf("%s: %v", out, err)
 	}
-	d.await("the rules of iptables-based agents in legacy ip_tables are gone")
+	d.await("xtables_rules_gone")
 	if text := unwrap(n.run("status").stdout); strings.Contains(text, "legacy") {
 		t.Errorf("status after the removal: %s", text)
 	}

@@ -11,8 +11,8 @@ func TestRunAndStatusNamePodsThatTheConfigDoesNotCover(t *testing.T) {
 	n.swap(exempting("10.1.0.0/16"))
 	d := n.start("--pod-cidr", "10.244.0.0/16,10.245.0.0/16")
 	for _, want := range []string{"10.244.0.0/16", "10.245.0.0/16"} {
-		line := d.await("the config does not cover the pods of --pod-cidr")
-		if line["event"] != "pod_cidr_not_covered" || line["level"] != "warn" || !strings.Contains(line.text("why"), "pod CIDR "+want+" is not exempted") {
+		line := d.await("pod_cidr_not_covered")
+		if line["level"] != "warn" || !strings.Contains(line.Text("why"), "pod CIDR "+want+" is not exempted") {
 			t.Errorf("%v, want %s", line, want)
 		}
 	}
@@ -28,17 +28,17 @@ func TestRunAndStatusNamePodsThatTheConfigDoesNotCover(t *testing.T) {
 	}
 
 	n.swap(exempting("10.244.0.0/15", "10.1.0.0/16"))
-	d.await("applied")
+	d.await("config_applied")
 	if r, _ := n.status(); len(r.Uncovered) != 0 {
 		t.Errorf("after the change: %q", r.Uncovered)
 	}
 	n.swap(exempting("10.0.0.0/8") + "forceMasqueradeCIDRs: [10.245.7.0/24]\n")
-	line := d.await("the config does not cover the pods of --pod-cidr")
-	if why := line.text("why"); !strings.HasPrefix(why, n.path+":") || !strings.Contains(why, "reaches into pod CIDR 10.245.0.0/16") {
+	line := d.await("pod_cidr_not_covered")
+	if why := line.Text("why"); !strings.HasPrefix(why, n.path+":") || !strings.Contains(why, "reaches into pod CIDR 10.245.0.0/16") {
 		t.Errorf("after the second change: %q", why)
 	}
 	n.swap(badText)
-	d.await("config rejected")
+	d.await("config_rejected")
 	if r, _ := n.status(); len(r.Uncovered) != 1 {
 		t.Errorf("of what the kernel holds: %q", r.Uncovered)
 	}

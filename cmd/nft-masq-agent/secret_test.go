@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -67,7 +66,7 @@ func TestASecretVolumeInPlaceOfTheConfigIsNotEchoed(t *testing.T) {
 			ready := n.run("ready", "--probe-socket", socket)
 			said["ready"] = ready.stdout + ready.stderr
 			d.stop()
-			said["the log"] = fmt.Sprint(&d.logbook)
+			said["the log"] = d.Text()
 			for what, text := range said {
 				if text == "" || strings.Contains(text, secret) {
 					t.Errorf("%s: %s", what, text)

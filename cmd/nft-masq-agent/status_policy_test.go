@@ -18,7 +18,6 @@ func TestStatusSaysSinceWhenThePolicyIsEnforcedAndWhatChangedLast(t *testing.T) 
 	n.swap(first)
 	socket := filepath.Join(t.TempDir(), "probe.sock")
 	d := n.start("--probe-socket", socket)
-	d.await("answering probes")
 	d.began(wants(t, first))
 	policy := func(what, why, config string) answer.AgentPolicy {
 		t.Helper()
@@ -35,13 +34,13 @@ func TestStatusSaysSinceWhenThePolicyIsEnforcedAndWhatChangedLast(t *testing.T) 
 	started := policy("rules installed", "start", first)
 	second := exempting("10.2.0.0/16", "10.3.0.0/16", "10.4.0.0/16")
 	n.swap(second)
-	d.await("applied")
+	d.await("config_applied")
 	changed := policy(fmt.Sprintf("policy %s replaced, entries added: 2, removed: 1", started.Hash), "config", second)
 	if !changed.Since.After(started.Since) {
 		t.Errorf("since %s, before that since %s", changed.Since, started.Since)
 	}
 	nfttest.NFT(t, n.NS, "", "flush", "chain", "inet", nft.TableName, "postrouting")
-	line := d.await("rules were changed by another program; restored")
+	line := d.await("rules_restored")
 	restored := policy(fmt.Sprintf("rules restored, differences: %v", line["differences"]), fmt.Sprintf("changed by %s", line["by"]), second)
 	if !restored.Since.Equal(changed.Since) || !restored.Changed.After(changed.Changed) {
 		t.Errorf("restored: %+v, before that %+v", restored, changed)

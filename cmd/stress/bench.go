@@ -17,6 +17,7 @@ import (
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/agent"
 )
 
 // A bench is a node with connections through it.
@@ -26,7 +27,7 @@ type bench struct {
 	top    *nfttest.Topology
 	kernel *kernel.Kernel // for looking, and for cleaning up
 	hammer *nfttest.Hammer
-	agents []*agent
+	agents []*agent.Agent
 	until  time.Time
 
 	updates int
@@ -82,8 +83,7 @@ func (b *bench) close() error {
 		errs = append(errs, err)
 	}
 	for _, a := range b.agents {
-		_ = a.process.Kill()
-		_ = a.process.Wait()
+		_ = kill(a)
 	}
 	return errors.Join(append(errs, b.kernel.Close(), b.top.Close(), os.RemoveAll(filepath.Dir(b.config)))...)
 }

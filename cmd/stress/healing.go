@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest/agent"
 )
 
 // healed is how long the healing of one attack took, each time it was made.
@@ -110,11 +111,11 @@ func (b *bench) heal(ctx context.Context, a attack, cidrs, times int) (healed, e
 	if err := b.write(p[0]); err != nil {
 		return h, err
 	}
-	agent, err := b.startAgent(a.mode)
+	d, err := b.startAgent(a.mode)
 	if err != nil {
 		return h, err
 	}
-	if err := agent.holds(ctx, p[0].ruleset[a.mode]); err != nil {
+	if err := holds(ctx, d, p[0].ruleset[a.mode]); err != nil {
 		return h, err
 	}
 	ears, err := b.listen()
@@ -122,7 +123,7 @@ func (b *bench) heal(ctx context.Context, a attack, cidrs, times int) (healed, e
 		return h, err
 	}
 	// After the first repair the agent listens.
-	if _, err := b.healOnce(ctx, a, agent, ears); err != nil {
+	if _, err := b.healOnce(ctx, a, d, ears); err != nil {
 		return h, errors.Join(err, ears.close())
 	}
 	pace := time.NewTicker(spacing)
@@ -130,7 +131,7 @@ func (b *bench) heal(ctx context.Context, a attack, cidrs, times int) (healed, e
 	for len(h.took) < times && err == nil {
 		<-pace.C
 		var took time.Duration
-		if took, err = b.healOnce(ctx, a, agent, ears); err == nil {
+		if took, err = b.healOnce(ctx, a, d, ears); err == nil {
 			h.took = append(h.took, took)
 		}
 	}
@@ -140,15 +141,15 @@ func (b *bench) heal(ctx context.Context, a attack, cidrs, times int) (healed, e
 
 // healOnce makes an attack whose author stays: one that ends at once makes the
 // agent wait for the kernel.
-func (b *bench) healOnce(ctx context.Context, a attack, agent *agent, ears *notices) (took time.Duration, err error) {
-	before := agent.restores()
+func (b *bench) healOnce(ctx context.Context, a attack, d *agent.Agent, ears *notices) (took time.Duration, err error) {
+	before := restores(d)
 	attacker, err := b.attack(a)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, attacker.close()) }()
 	start := attacker.over
-	if err := agent.wait(ctx, "rules restored after: "+a.name, func() bool { return agent.restored > before }); err != nil {
+	if err := restoresAfter(ctx, d, a.name, before); err != nil {
 		return 0, err
 	}
 	generation, err := b.generation()

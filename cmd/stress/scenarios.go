@@ -6,10 +6,9 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfttest/agent"
 )
 
 // A scenario is something that happens to a node in service, again and again.
@@ -45,7 +44,7 @@ func scenarios() []scenario {
 
 // inService starts the agent with the first policy, and connections through the
 // node once it has installed its rules.
-func (b *bench) inService(ctx context.Context, mode nft.Mode, n int, keys ...string) (*agent, [2]policy, error) {
+func (b *bench) inService(ctx context.Context, mode nft.Mode, n int, keys ...string) (*agent.Agent, [2]policy, error) {
 	p, err := policies(n, keys...)
 	if err != nil {
 		return nil, p, err
@@ -57,7 +56,7 @@ func (b *bench) inService(ctx context.Context, mode nft.Mode, n int, keys ...str
 	if err != nil {
 		return nil, p, err
 	}
-	if err := a.holds(ctx, p[0].ruleset[mode]); err != nil {
+	if err := holds(ctx, a, p[0].ruleset[mode]); err != nil {
 		return nil, p, err
 	}
 	return a, p, b.hammerIt(ctx)
@@ -75,7 +74,7 @@ func fileChanges(mode nft.Mode, n int, keys ...string) func(context.Context, *be
 			if err := b.write(now); err != nil {
 				return err
 			}
-			if err := a.holds(ctx, now.ruleset[mode]); err != nil {
+			if err := holds(ctx, a, now.ruleset[mode]); err != nil {
 				return err
 			}
 		}
@@ -121,7 +120,7 @@ func modeChanges(n int) func(context.Context, *bench) error {
 		modes := [2]nft.Mode{nft.ModeNFTables, nft.ModeIPTables}
 		for b.more(ctx) {
 			b.updates++
-			if err := a.stop(unix.SIGTERM); err != nil {
+			if err := a.Stop(); err != nil {
 				return err
 			}
 			now, mode := p[b.updates/2%2], modes[b.updates%2]
@@ -131,7 +130,7 @@ func modeChanges(n int) func(context.Context, *bench) error {
 			if a, err = b.startAgent(mode); err != nil {
 				return err
 			}
-			if err := a.holds(ctx, now.ruleset[mode]); err != nil {
+			if err := holds(ctx, a, now.ruleset[mode]); err != nil {
 				return err
 			}
 			if err := b.inStep(now.ruleset[mode]); err != nil {
@@ -158,20 +157,20 @@ func killed(n int) func(context.Context, *bench) error {
 				return err
 			}
 			if b.updates%2 == 1 { // to know how long an update takes
-				if err := a.holds(ctx, now.ruleset[nft.ModeNFTables]); err != nil {
+				if err := holds(ctx, a, now.ruleset[nft.ModeNFTables]); err != nil {
 					return err
 				}
 				took = time.Since(start)
 				continue
 			}
 			time.Sleep(rand.N(took))
-			if err := a.stop(unix.SIGKILL); err != nil {
+			if err := kill(a); err != nil {
 				return err
 			}
 			if a, err = b.startAgent(nft.ModeNFTables); err != nil {
 				return err
 			}
-			if err := a.holds(ctx, now.ruleset[nft.ModeNFTables]); err != nil {
+			if err := holds(ctx, a, now.ruleset[nft.ModeNFTables]); err != nil {
 				return err
 			}
 		}
@@ -205,7 +204,7 @@ func replaced(n int) func(context.Context, *bench) error {
 					return err
 				}
 			}
-			if err := old.stop(unix.SIGTERM); err != nil {
+			if err := old.Stop(); err != nil {
 				return err
 			}
 			if err := change(); err != nil {
@@ -228,7 +227,7 @@ func destroyed(mode nft.Mode) func(context.Context, *bench) error {
 		for b.more(ctx) {
 			attack := attacks[b.updates%len(attacks)]
 			b.updates++
-			before := a.restores()
+			before := restores(a)
 			err := b.whileAway(ctx, func() error {
 				attacker, err := b.attack(attack)
 				if err != nil {
@@ -237,7 +236,7 @@ func destroyed(mode nft.Mode) func(context.Context, *bench) error {
 				if err := attacker.close(); err != nil {
 					return err
 				}
-				return a.wait(ctx, "rules restored after: "+attack.name, func() bool { return a.restored > before })
+				return restoresAfter(ctx, a, attack.name, before)
 			})
 			if err != nil {
 				return err
@@ -259,7 +258,7 @@ func firstInstallation(mode nft.Mode, n int) func(context.Context, *bench) error
 		}
 		for b.more(ctx) {
 			b.updates++
-			if err := a.stop(unix.SIGTERM); err != nil {
+			if err := a.Stop(); err != nil {
 				return err
 			}
 			err := b.whileAway(ctx, func() error {
@@ -269,7 +268,7 @@ func firstInstallation(mode nft.Mode, n int) func(context.Context, *bench) error
 				if a, err = b.startAgent(mode); err != nil {
 					return err
 				}
-				return a.holds(ctx, p[0].ruleset[mode])
+				return holds(ctx, a, p[0].ruleset[mode])
 			})
 			if err != nil {
 				return err
@@ -304,7 +303,7 @@ func takenOver(mode nft.Mode) func(context.Context, *bench) error {
 		}
 		for b.more(ctx) {
 			b.updates++
-			if err := a.stop(unix.SIGTERM); err != nil {
+			if err := a.Stop(); err != nil {
 				return err
 			}
 			for program, exempt := range map[string]string{"iptables-nft-restore": "10.0.0.0/8", "ip6tables-nft-restore": "fd00::/8"} {
@@ -318,7 +317,7 @@ func takenOver(mode nft.Mode) func(context.Context, *bench) error {
 			if a, err = b.startAgent(mode, "--takeover"); err != nil {
 				return err
 			}
-			if err := a.holds(ctx, p[0].ruleset[mode]); err != nil {
+			if err := holds(ctx, a, p[0].ruleset[mode]); err != nil {
 				return err
 			}
 			if err := b.inStep(p[0].ruleset[mode]); err != nil {

@@ -271,7 +271,7 @@ func (a *Agent) warn(warnings []config.Problem) {
 			level = zap.InfoLevel
 		}
 		if !before[text] {
-			a.log.Log(level, "config", zap.String("warning", text))
+			a.log.Log(level, "config", zap.String("event", "config_warning"), zap.String("warning", text))
 		}
 		a.warned[text] = true
 	}
@@ -645,7 +645,7 @@ func (a *Agent) report(reason string, applied kernel.Applied, drift bool) {
 	case a.recovered:
 		a.log.Info("config accepted again, the rules are in place", append(fields, zap.String("event", "config_accepted"))...)
 	default:
-		a.log.Debug("looked, the rules are in place", fields...)
+		a.log.Debug("looked, the rules are in place", append(fields, zap.String("event", "rules_checked"))...)
 	}
 }
 

@@ -1,0 +1,147 @@
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfttest"
+)
+
+// An Agent is a running agent.
+type Agent struct {
+	*nfttest.Process
+	*Log
+	stderr bytes.Buffer // to be read when it has ended
+}
+
+// Start starts the command that runs an agent inside the namespace. Where the
+// command writes its output to, lines go before they are in the Log.
+func Start(n *nfttest.NS, cmd *exec.Cmd) (*Agent, error) {
+	a := &Agent{Log: NewLog()}
+	switch to := cmd.Stdout; {
+	case to == nil:
+		cmd.Stdout = a.Log
+	default:
+		cmd.Stdout = io.MultiWriter(to, a.Log)
+	}
+	cmd.Stderr = &a.stderr
+	var err error
+	a.Process, err = n.Start(cmd)
+	return a, err
+}
+
+// Run is Start in a test. The agent ends with the test, which shows what it logged
+// if it failed. It fails if a line has no event.
+func Run(tb testing.TB, n *nfttest.NS, cmd *exec.Cmd) *Agent {
+	tb.Helper()
+	a, err := Start(n, cmd)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		_ = a.Kill()
+		<-a.Done()
+		if a.Count("") > 0 {
+			tb.Errorf("%d lines of the log have no event", a.Count(""))
+		}
+		if tb.Failed() {
+			tb.Logf("the agent %d logged:\n%s\n%s", a.Pid, a.Log, &a.stderr)
+		}
+	})
+	return a
+}
+
+// Await waits for a line about one of the events, about any if none is named, and
+// takes it.
+func (a *Agent) Await(ctx context.Context, events ...string) (Line, error) {
+	line, err := a.Log.Await(ctx, a.Done(), events...)
+	return line, a.described(err)
+}
+
+// Until waits until a condition is met that only a line of the log can change.
+func (a *Agent) Until(ctx context.Context, what string, met func() bool) error {
+	return a.described(a.Log.Until(ctx, a.Done(), what, met))
+}
+
+// described adds to an error how the agent ended.
+func (a *Agent) described(err error) error {
+	if errors.Is(err, ErrEnded) {
+		return fmt.Errorf("%w: %v\n%s", err, a.Wait(), &a.stderr)
+	}
+	return err
+}
+
+// Stop ends the agent as a rolling update does, and returns how it ended other
+// than well and without a word on standard error.
+func (a *Agent) Stop() error {
+	if err := a.Signal(unix.SIGTERM); err != nil {
+		return fmt.Errorf("stop the agent: %w", err)
+	}
+	return a.Ended()
+}
+
+// Ended waits for the end of an agent that was told to end. It is an error if it
+// ends other than well, or wrote to standard error.
+func (a *Agent) Ended() error {
+	select {
+	case <-a.Done():
+	case <-time.After(patience):
+		return errors.New("the agent does not end")
+	}
+	if err := a.Wait(); err != nil || a.stderr.Len() > 0 {
+		return fmt.Errorf("the agent ended with %v: %s\n%s", err, &a.stderr, a.Log)
+	}
+	return nil
+}
+
+// Stderr returns what an agent that has ended wrote to standard error.
+func (a *Agent) Stderr() string { return a.stderr.String() }
+
+// Memory returns the most bytes of memory that the process had at a time, and those
+// that it has now.
+func (a *Agent) Memory() (peak, now int64, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.Pid))
+	if err != nil {
+		return 0, 0, err
+	}
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	for lines.Scan() {
+		key, value, _ := strings.Cut(lines.Text(), ":") // see proc_pid_status(5)
+		kilobytes, _ := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(value, "kB")), 10, 64)
+		switch key {
+		case "VmHWM":
+			peak = kilobytes << 10
+		case "VmRSS":
+			now = kilobytes << 10
+		}
+	}
+	return peak, now, lines.Err()
+}
+
+// ProcessorTime returns what the process has used, user and system.
+func (a *Agent) ProcessorTime() (time.Duration, error) {
+	const sched = 2 // CPUCLOCK_SCHED, see clock_getcpuclockid(3)
+	var t unix.Timespec
+	if err := unix.ClockGettime(int32(^a.Pid<<3|sched), &t); err != nil {
+		return 0, fmt.Errorf("processor time: %w", err)
+	}
+	return time.Duration(t.Nano()), nil
+}
+
+// OpenFiles returns how many descriptors the process has open.
+func (a *Agent) OpenFiles() (int, error) {
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", a.Pid))
+	return len(entries), err
+}
