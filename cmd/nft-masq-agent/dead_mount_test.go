@@ -90,7 +90,7 @@ func TestAnAgentWhoseConfigCannotBeReadInstallsTheDefaultsEndsAndStartsAgain(t *
 			second := n.start("--http-address", httpAddress)
 			second.await("starting")
 			second.answers()
-			second.await("the rules are in place already")
+			second.await("rules are already in place")
 			second.await("config rejected")
 			second.silent()
 			n.holds(want)

@@ -271,7 +271,7 @@ func (a *Agent) warn(warnings []config.Problem) {
 			level = zap.InfoLevel
 		}
 		if !before[text] {
-			a.log.Log(level, "config", zap.String("event", "config_warning"), zap.String("warning", text))
+			a.log.Log(level, "config warning", zap.String("event", "config_warning"), zap.String("warning", text))
 		}
 		a.warned[text] = true
 	}
@@ -536,7 +536,7 @@ func (a *Agent) tellChange(reason string, applied kernel.Applied, drift bool) {
 		added, removed := a.policy.want.Policy.Beyond(a.heldPolicy, 0), a.heldPolicy.Beyond(a.policy.want.Policy, 0)
 		e.What = fmt.Sprintf("policy %s replaced, entries added: %d, removed: %d", a.held, added.Count, removed.Count)
 	case n == 0:
-		e.What = "the rules were in place already"
+		e.What = "the rules were already in place"
 	default:
 		e.What = "rules installed"
 	}
@@ -615,7 +615,7 @@ func (a *Agent) report(reason string, applied kernel.Applied, drift bool) {
 		zap.Int("cidrs", v4+v6), milliseconds(applied.Took),
 	}
 	if applied.Recreated > 0 {
-		a.log.Warn("our table could not be repaired in place and was deleted and made anew; meanwhile new connections were not masqueraded",
+		a.log.Warn("our table could not be repaired in place and was recreated; in the meantime new connections were not masqueraded",
 			zap.String("event", "table_recreated"), zap.Int64("gap_ms", applied.Recreated.Milliseconds()))
 	}
 	switch {
@@ -626,7 +626,7 @@ func (a *Agent) report(reason string, applied kernel.Applied, drift bool) {
 			zap.String("by", by), zap.Int("differences", len(applied.Differences)),
 			zap.Strings("what", firstFew(applied.Differences)), milliseconds(applied.Took), zap.String("event", "rules_restored"))
 		if a.drift.pace.slowed() {
-			a.log.Warn("someone keeps changing the rules: repairs are slowed down", zap.String("event", "repairs_slowed"), zap.String("by", by))
+			a.log.Warn("another program keeps changing the rules; repairs are slowed down", zap.String("event", "repairs_slowed"), zap.String("by", by))
 		}
 	case len(applied.Differences) > 0:
 		if a.held != "" && a.held != a.policy.want.Hash() {
@@ -641,11 +641,11 @@ func (a *Agent) report(reason string, applied kernel.Applied, drift bool) {
 		}
 		a.log.Info("applied", append(fields, zap.String("event", "config_applied"))...)
 	case a.held == "":
-		a.log.Info("the rules are in place already", append(fields, zap.String("event", "rules_in_place"))...)
+		a.log.Info("rules are already in place", append(fields, zap.String("event", "rules_in_place"))...)
 	case a.recovered:
-		a.log.Info("config accepted again, the rules are in place", append(fields, zap.String("event", "config_accepted"))...)
+		a.log.Info("config accepted again; rules are in place", append(fields, zap.String("event", "config_accepted"))...)
 	default:
-		a.log.Debug("looked, the rules are in place", append(fields, zap.String("event", "rules_checked"))...)
+		a.log.Debug("checked; rules are in place", append(fields, zap.String("event", "rules_checked"))...)
 	}
 }
 

@@ -344,7 +344,7 @@ func TestConfigThatIsGoodAgainIsSaidThoughNothingIsWritten(t *testing.T) {
 		w.messages()
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
-		wantLines(t, w.messages(), "config accepted again, the rules are in place")
+		wantLines(t, w.messages(), "config accepted again; rules are in place")
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
 		wantLines(t, w.messages())
@@ -506,7 +506,7 @@ func TestWhereListeningFailsItComparesAndSaysSoOnce(t *testing.T) {
 		w.messages()
 		time.Sleep(startPhase + 5*retryListening)
 		synctest.Wait()
-		wantLines(t, w.messages(), "cannot subscribe to ruleset changes; comparing generations instead")
+		wantLines(t, w.messages(), "cannot subscribe to ruleset changes; polling instead")
 		w.tamper(1)
 		time.Sleep(compareEvery)
 		synctest.Wait()
@@ -518,7 +518,7 @@ func TestWhereListeningFailsItComparesAndSaysSoOnce(t *testing.T) {
 		w.tamper(1)
 		time.Sleep(compareEvery)
 		synctest.Wait()
-		wantLines(t, w.messages(), "cannot subscribe to ruleset changes; comparing generations instead", "rules were changed by another program; restored")
+		wantLines(t, w.messages(), "cannot subscribe to ruleset changes; polling instead", "rules were changed by another program; restored")
 	})
 }
 
@@ -714,13 +714,13 @@ func TestConflictsAreSaidOnceAndManyInOneLine(t *testing.T) {
 			time.Sleep(time.Minute)
 			synctest.Wait()
 		}
-		const one = "another rule masquerades what the config exempts"
+		const one = "another program's rule masquerades what the config exempts"
 		conflicts("nat", maxSaid+2)
 		conflicts("other", 1)
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
 		wantLines(t, w.messages(), append(append([]string{"starting", "applied"}, slices.Repeat([]string{one}, maxSaid+1)...),
-			"further rules of other programs contradict the config, see nft-masq-agent status")...)
+			"more rules of other programs contradict the config; see nft-masq-agent status")...)
 		// The same rules again, with other handles, and one more.
 		w.others = kernel.Others{}
 		conflicts("other", 1)
@@ -743,7 +743,7 @@ func TestAChangeOfTheConfigLooksForConflictsAgain(t *testing.T) {
 		w.others = kernel.Others{Conflicts: []foreign.Conflict{{Rule: nfnetlink.Rule{Table: "nat"}}}}
 		w.files <- file("100.64.0.0/10")
 		synctest.Wait()
-		wantLines(t, w.messages(), "applied", "another rule masquerades what the config exempts")
+		wantLines(t, w.messages(), "applied", "another program's rule masquerades what the config exempts")
 	})
 }
 

@@ -87,7 +87,7 @@ func (a *Agent) watchConnections(ctx context.Context) {
 			a.health.staleUnknown()
 			if text := err.Error(); text != failed {
 				failed = text
-				a.log.Warn("connections cannot be read", zap.String("event", "connections_unreadable"), zap.Error(err))
+				a.log.Warn("cannot read connections", zap.String("event", "connections_unreadable"), zap.Error(err))
 			}
 			continue
 		}
@@ -112,5 +112,5 @@ func (a *Agent) tellStale(s conntrack.Stale) {
 	if !s.Oldest.IsZero() {
 		fields = append(fields, zap.Time("oldest", s.Oldest))
 	}
-	a.log.Info("existing connections keep an address that the present rules would not give them", fields...)
+	a.log.Info("existing connections keep an address that contradicts the current rules", fields...)
 }

@@ -93,7 +93,7 @@ func (a *Agent) cannotListen(now time.Time, err error) {
 	a.drift.detector.failed(now)
 	if !a.drift.failing {
 		a.drift.failing = true
-		a.log.Error("cannot subscribe to ruleset changes; comparing generations instead",
+		a.log.Error("cannot subscribe to ruleset changes; polling instead",
 			zap.String("event", "listening_failed"), zap.Error(err))
 	}
 }
@@ -133,7 +133,7 @@ func (a *Agent) heard(c Heard) {
 
 func (a *Agent) stopListening(now time.Time, why, by string, length time.Duration) {
 	a.unlisten(now)
-	a.log.Info("no longer listening to ruleset changes; comparing generations instead",
+	a.log.Info("no longer listening to ruleset changes; polling instead",
 		zap.String("event", "listening_stopped"), zap.String("reason", why), zap.String("by", by),
 		zap.Float64("duration_seconds", length.Seconds()))
 }

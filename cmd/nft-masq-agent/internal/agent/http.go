@@ -102,7 +102,7 @@ func Serve(ctx context.Context, address string, handler http.Handler, log *zap.L
 	return keepServing(ctx, endpoint{
 		listen:  func() (net.Listener, error) { return net.Listen("tcp", address) },
 		serve:   func(l net.Listener) error { return serve(ctx, l, handler, log) },
-		serving: "answering HTTP", failing: "no HTTP, trying again",
+		serving: "serving HTTP", failing: "cannot listen on " + address + ", retrying",
 	}, log)
 }
 

@@ -328,13 +328,13 @@ func TestPortInUseIsSaidAndTriedAgain(t *testing.T) {
 	log, lines := logLines()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := Serve(ctx, first.Addr().String(), http.NotFoundHandler(), log)
-	if line := <-lines; !strings.Contains(line, "no HTTP, trying again") || !strings.Contains(line, "address already in use") {
+	if line := <-lines; !strings.Contains(line, "cannot listen on "+first.Addr().String()+", retrying") || !strings.Contains(line, "address already in use") {
 		t.Errorf("said %s", line)
 	}
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if line := <-lines; !strings.Contains(line, "answering HTTP") {
+	if line := <-lines; !strings.Contains(line, "serving HTTP") {
 		t.Errorf("said %s", line)
 	}
 	dialer := &net.Dialer{}

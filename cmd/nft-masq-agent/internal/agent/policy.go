@@ -96,9 +96,9 @@ func (p policy) words(held string) string {
 	var what, is string
 	switch p.from {
 	case "":
-		return "nothing is enforced yet, as the kernel's rules cannot be read"
+		return "nothing is enforced yet because the kernel's rules cannot be read"
 	case FromForeign:
-		return "the rules of an iptables-based agent stay in charge, and nothing is written"
+		return "the rules of an iptables-based agent stay active, and nothing is written"
 	case FromFile:
 		what, is = "config", "is"
 	case FromPrevious:
@@ -118,5 +118,5 @@ func (p policy) words(held string) string {
 	case "":
 		return what + " is not in the kernel yet"
 	}
-	return fmt.Sprintf("%s is not in the kernel yet, which still holds %s", what, held)
+	return fmt.Sprintf("%s is not in the kernel yet, which still has %s", what, held)
 }

@@ -109,7 +109,7 @@ func TestAnOlderAgentStaysInChargeUntilAConfigIsAccepted(t *testing.T) {
 					w.files <- f
 					w.wantSource(t, FromForeign)
 					wantLines(t, w.messages(), "starting",
-						"config rejected; the rules of an iptables-based agent stay in charge, and nothing is written")
+						"config rejected; the rules of an iptables-based agent stay active, and nothing is written")
 					for range 3 {
 						w.noticed(nfnetlink.Change{Writer: 1})
 						time.Sleep(time.Minute)
@@ -162,7 +162,7 @@ func TestTheDefaultsFollowAnOlderAgentThatIsGoneAndGiveWayToOne(t *testing.T) {
 		if w.held != "" {
 			t.Errorf("kernel holds %s beside the older agent", w.held)
 		}
-		wantLines(t, w.messages(), "config still rejected; from now on the rules of an iptables-based agent stay in charge, and nothing is written")
+		wantLines(t, w.messages(), "config still rejected; from now on the rules of an iptables-based agent stay active, and nothing is written")
 	})
 }
 
@@ -215,7 +215,7 @@ func TestWhatTheKernelNeverHeldIsNotSaidToBeEnforced(t *testing.T) {
 		w.files <- unusable["rejected"]
 		synctest.Wait()
 		wantLines(t, w.messages(), "kernel rejected the rules; previous rules stay, retrying",
-			fmt.Sprintf("config rejected; last good config (%s) is not in the kernel yet, which still holds %s", hashOf(t, b), hashOf(t, a)))
+			fmt.Sprintf("config rejected; last good config (%s) is not in the kernel yet, which still has %s", hashOf(t, b), hashOf(t, a)))
 		w.refuse(nil)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
@@ -223,7 +223,7 @@ func TestWhatTheKernelNeverHeldIsNotSaidToBeEnforced(t *testing.T) {
 		w.wantSource(t, FromPrevious)
 		w.files <- b
 		synctest.Wait()
-		wantLines(t, w.messages(), "config accepted again, the rules are in place")
+		wantLines(t, w.messages(), "config accepted again; rules are in place")
 		w.wantSource(t, FromFile)
 	})
 }

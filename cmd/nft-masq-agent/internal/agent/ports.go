@@ -94,7 +94,7 @@ func (a *Agent) watchPressure(ctx context.Context) {
 			text = err.Error()
 		}
 		if text != "" && text != failed {
-			a.log.Warn("connections cannot be read", zap.String("event", "connections_unreadable"), zap.Error(err))
+			a.log.Warn("cannot read connections", zap.String("event", "connections_unreadable"), zap.Error(err))
 		}
 		failed = text
 		select {

@@ -49,7 +49,7 @@ func (a *Agent) lookAround(now time.Time) {
 	others, err := a.kernel.Others(*a.policy.want)
 	s.at, s.due = now, false
 	if err != nil {
-		a.log.Warn("cannot look for the rules of other programs", zap.String("event", "foreign_rules_unreadable"), zap.Error(err))
+		a.log.Warn("cannot read other programs' rules", zap.String("event", "foreign_rules_unreadable"), zap.Error(err))
 		return
 	}
 	a.health.found(others)
@@ -81,7 +81,7 @@ func (a *Agent) sayXTables(chains []foreign.XTChain) {
 	for _, c := range chains {
 		commands = append(commands, c.Commands()...)
 	}
-	a.log.Warn("rules of an iptables-based agent are in legacy ip_tables, from where neither --takeover nor cleanup can remove them: stop it, and run the commands",
+	a.log.Warn("rules of an iptables-based agent are in legacy ip_tables, where --takeover and cleanup cannot remove them: stop that agent and run the commands",
 		zap.String("event", "xtables_rules_found"), zap.Strings("found", found), zap.Strings("commands", commands))
 }
 
@@ -113,14 +113,14 @@ func (a *Agent) sayTakenOver(applied kernel.Applied) {
 	if by == "" {
 		by = unknown
 	}
-	a.log.Warn("rules of an iptables-based agent were back and were removed: stop that agent", zap.String("event", "legacy_rules_removed"),
+	a.log.Warn("rules of an iptables-based agent came back and were removed: stop that agent", zap.String("event", "legacy_rules_removed"),
 		zap.String("by", by), zap.Strings("taken_over", applied.TookOver))
 }
 
 // sayReplaced says whose rules stood where ours are now.
 func (a *Agent) sayReplaced(replaced kernel.Others) {
 	if found, fields := a.legacyFields(replaced); len(found) > 0 {
-		a.log.Warn("rules of another agent or version stood in our chain and were replaced: an iptables-based agent must not run any more", append(fields, zap.String("event", "legacy_rules_replaced"))...)
+		a.log.Warn("rules of another agent or version in our chain were replaced: stop any iptables-based agent", append(fields, zap.String("event", "legacy_rules_replaced"))...)
 	}
 }
 
@@ -164,25 +164,25 @@ func (a *Agent) sayConflicts(others kernel.Others) {
 		}
 		switch c.Kind {
 		case foreign.Masquerades:
-			a.log.Warn("another rule masquerades what the config exempts", append(fields, zap.String("event", "foreign_masquerade"))...)
+			a.log.Warn("another program's rule masquerades what the config exempts", append(fields, zap.String("event", "foreign_masquerade"))...)
 		case foreign.Exempts:
-			a.log.Warn("another rule accepts what the config masquerades", append(fields, zap.String("event", "foreign_exemption"))...)
+			a.log.Warn("another program's rule accepts what the config masquerades", append(fields, zap.String("event", "foreign_exemption"))...)
 		case foreign.Translates:
-			a.log.Warn("another rule translates what the config masquerades", append(fields, zap.String("event", "foreign_translation"))...)
+			a.log.Warn("another program's rule translates what the config masquerades", append(fields, zap.String("event", "foreign_translation"))...)
 		}
 	}
 	for _, base := range slices.Sorted(maps.Keys(said)) {
 		if more := said[base] - maxSaid; more > 0 {
-			a.log.Warn("further rules of other programs contradict the config, see nft-masq-agent status",
+			a.log.Warn("more rules of other programs contradict the config; see nft-masq-agent status",
 				zap.String("event", "further_foreign_rules"), zap.String("reachable_from", base), zap.Int("rules", more))
 		}
 	}
 	if len(s.conflicts) > 0 && len(found) == 0 {
-		a.log.Info("no rule of another program contradicts the config any more", zap.String("event", "foreign_rules_gone"))
+		a.log.Info("other programs' rules no longer contradict the config", zap.String("event", "foreign_rules_gone"))
 	}
 	s.conflicts = found
 	if others.Unread > 0 && s.unread == 0 {
-		a.log.Warn("too many rules of other programs to read them all: what the rest does is not known",
+		a.log.Warn("other programs have too many rules to read; the effect of the rest is unknown",
 			zap.String("event", "foreign_rules_unread"), zap.Int("rules", others.Unread))
 	}
 	s.unread = others.Unread
