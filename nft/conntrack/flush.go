@@ -13,7 +13,8 @@ const (
 )
 
 // Flush deletes the stale connections that match, at most 10,000 per second, and
-// returns how many. The kernel then decides anew about their further packets.
+// returns how many. Their next packets start new connections, for which the
+// current rules decide.
 func (t *Table) Flush(ctx context.Context, j *Judge, matches func(*Entry) bool) (deleted int, err error) {
 	for ctx.Err() == nil {
 		var batch []Entry

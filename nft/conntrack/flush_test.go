@@ -20,7 +20,7 @@ func TestFlushKeepsConnectionsThatMatchThePolicy(t *testing.T) {
 	t.Parallel()
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, "table inet t { chain c { type filter hook forward priority 0; ct state new accept; }; }", "-f", "-")
-	// The kernel reports only entries that were created while somebody listens.
+	// The kernel reports only entries that were created while a listener existed.
 	destroyed := watchDestroyed(t, top.Node)
 	const stale = 3000
 	insert(t, top.Node, stale) // to 203.0.113.9, not translated, though the policy masquerades it

@@ -17,13 +17,13 @@ import (
 // latter includes connections that were opened before there was any NAT chain:
 // the kernel decides once, at their first packet.
 //
-// These are never stale, because they say nothing about the policy:
+// These are never stale, because they are not evidence of another policy:
 //   - connections from or to the node itself, and to multicast;
 //   - connections whose verdict depends on the interfaces;
 //   - TCP and SCTP connections that are closed;
-//   - translations that a current rule of another program may have caused: it
-//     cannot be told which rule did. A rule for packets marked by kube-proxy or
-//     portmap only matters if the destination was translated;
+//   - translations that a current rule of another program may have caused: the
+//     entry does not show which rule did. A rule for packets marked by kube-proxy
+//     or portmap only matters if the destination was translated;
 //   - connections from an address to itself, when a Service sends a pod back to
 //     itself: they work only if they are translated;
 //   - connections in a zone other than 0 for which source NAT was never decided:

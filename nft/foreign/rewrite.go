@@ -25,7 +25,7 @@ func Rewrites(s Snapshot) []Rewrite {
 	return found
 }
 
-// Meets reports whether the rule can match a connection. translated tells whether
+// Meets reports whether the rule can match a connection. translated is whether
 // its destination was translated.
 func (r Rewrite) Meets(src, dst netip.Addr, translated bool) bool {
 	holds := func(ranges []iprange.Range, a netip.Addr) bool {

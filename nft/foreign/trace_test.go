@@ -13,8 +13,9 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// A map can choose the address by the source; who has no entry is not translated.
-func TestTraceLooksUpTheAddressOfASource(t *testing.T) {
+// A map can choose the address by the source; a source without an entry is not
+// translated.
+func TestTraceFollowsAddressMaps(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	nfttest.NFT(t, ns, `table inet t {
@@ -43,7 +44,7 @@ func TestTraceLooksUpTheAddressOfASource(t *testing.T) {
 		{"fd00::2", "2001:db8::9", "masquerade"},
 		{"", "203.0.113.9", "masquerade"},                  // perhaps
 		{"", "2001:db8::9", "masquerade"},                  // perhaps
-		{"", "2001:db8::7", "[2001:db8::12 2001:db8::13]"}, // certainly: no source is without one
+		{"", "2001:db8::7", "[2001:db8::12 2001:db8::13]"}, // certainly: every source has an entry
 	} {
 		p := foreign.Packet{Dst: netip.MustParseAddr(tt.dst), SrcType: unix.RTN_UNICAST, DstType: unix.RTN_UNICAST}
 		if tt.src != "" {

@@ -120,8 +120,8 @@ type Hammer struct {
 	counts  []counters
 	refused uint64 // packets, before the start
 
-	stopping atomic.Bool // tells senders to return
-	draining atomic.Bool // tells receivers to return when there is nothing more to read
+	stopping atomic.Bool // senders return
+	draining atomic.Bool // receivers return when there is nothing more to read
 	senders  sync.WaitGroup
 	readers  sync.WaitGroup
 
@@ -322,8 +322,8 @@ func dropped(text string) (total uint64, err error) {
 }
 
 // OneProcessor pins the calling thread to one CPU, the first on which it may run,
-// until undo is called.
-func OneProcessor() (undo func(), err error) {
+// until restore is called.
+func OneProcessor() (restore func(), err error) {
 	var all, one unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &all); err != nil {
 		return nil, fmt.Errorf("processors: %w", err)

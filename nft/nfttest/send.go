@@ -55,8 +55,8 @@ type Sighting struct {
 }
 
 // Masqueraded reports whether the receiver saw an address other than the
-// sender's. It cannot tell for a host's own traffic from the address to which it
-// is masqueraded; there the port may differ.
+// sender's. This does not detect masquerading of a host's own traffic that
+// already has that address; there the port may differ.
 func (s Sighting) Masqueraded() bool { return s.Sent.Addr() != s.Seen.Addr() }
 
 // Send is like the function [Send]. If flow.To is nil, it is the host that has

@@ -13,17 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Change is all addresses that a node has, or why they are not known at the moment.
+// A Change is the list of a node's addresses, or the reason why they are currently unknown.
 type Change struct {
 	Addresses []netip.Addr // sorted
-	Err       error        // of the kernel; it is asked again
+	Err       error        // from the kernel; the request is retried
 }
 
-// Follow delivers the addresses of the node, and again whenever they change, until the
-// context ends. Who is late gets the last change alone.
+// Follow delivers the addresses of the node, and again whenever they change,
+// until the context is done. A slow receiver gets only the last change.
 func Follow(ctx context.Context) <-chan Change { return FollowBy(ctx, dial) }
 
-// FollowBy uses a dialler of its caller.
+// FollowBy is like Follow, with the given dialer.
 func FollowBy(ctx context.Context, dial Dial) <-chan Change {
 	f := follower{dial: dial, changes: make(chan Change, 1)}
 	go f.run(ctx)
@@ -39,8 +39,8 @@ type follower struct {
 
 const groups = unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR
 
-// run listens again after each failure of the socket: an overrun or a list that was
-// torn, which is nobody's mistake, or something that lasts.
+// run listens again after each failure: an overrun or an inconsistent dump, which
+// are normal, or a lasting error.
 func (f *follower) run(ctx context.Context) {
 	const shortest, longest = time.Second, time.Minute
 	for pause := shortest; ctx.Err() == nil; {
@@ -58,7 +58,7 @@ func (f *follower) run(ctx context.Context) {
 		}
 		if !busy {
 			f.known = false
-			f.tell(Change{Err: err})
+			f.deliver(Change{Err: err})
 		}
 		select {
 		case <-ctx.Done():
@@ -67,7 +67,7 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// listen ends with an error.
+// listen follows the addresses until an error occurs.
 func (f *follower) listen(ctx context.Context) error {
 	nl, err := f.dial(groups)
 	if err != nil {
@@ -80,7 +80,7 @@ func (f *follower) listen(ctx context.Context) error {
 		return err
 	}
 	for {
-		// What was sent before the list was made may not be told as if it came after.
+		// Notifications from before the dump must not be reported as later changes.
 		if err := s.takeAll(nl); err != nil {
 			return err
 		}
@@ -103,7 +103,8 @@ func (f *follower) listen(ctx context.Context) error {
 	}
 }
 
-// takeAll applies what has been sent, and what follows at once, within bounds.
+// takeAll applies the queued notifications, and those that follow immediately,
+// within bounds.
 func (s state) takeAll(nl *netlink.Conn) error {
 	const soon, longest = time.Millisecond, 20 * time.Millisecond
 	for end := time.Now().Add(longest); time.Now().Before(end); {
@@ -126,17 +127,17 @@ func (s state) takeAll(nl *netlink.Conn) error {
 	return nil
 }
 
-// report tells what is not known yet.
+// report delivers the addresses if they have changed.
 func (f *follower) report(now []netip.Addr) {
 	if f.known && slices.Equal(f.last, now) {
 		return
 	}
 	f.known, f.last = true, now
-	f.tell(Change{Addresses: now})
+	f.deliver(Change{Addresses: now})
 }
 
-// tell replaces a change that was not taken yet.
-func (f *follower) tell(c Change) {
+// deliver replaces a change that has not been received yet.
+func (f *follower) deliver(c Change) {
 	select {
 	case <-f.changes:
 	default:

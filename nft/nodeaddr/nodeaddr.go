@@ -16,10 +16,10 @@ import (
 type Dial func(groups uint32) (*netlink.Conn, error)
 
 func dial(groups uint32) (*netlink.Conn, error) {
-	const receiveBuffer = 1 << 20 // of notifications while many pods start
+	const receiveBuffer = 1 << 20 // for notifications while many pods start
 	nl, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Groups: groups})
 	if err == nil {
-		_ = nl.SetReadBuffer(receiveBuffer) // with a smaller one it is listed again more often
+		_ = nl.SetReadBuffer(receiveBuffer) // a smaller one overruns more often
 	}
 	return nl, err
 }
@@ -33,13 +33,13 @@ func List() ([]netip.Addr, error) {
 	return s.usable(), nil
 }
 
-// A state is what the kernel says of interfaces and addresses.
+// A state is the kernel's interfaces and addresses.
 type state struct {
-	up    map[uint32]bool // by the index of the interface
-	ready map[held]bool   // false: duplicate address detection is not done
+	up    map[uint32]bool // by interface index
+	ready map[held]bool   // false: duplicate address detection is not complete
 }
 
-// held is an address of an interface. Several interfaces can have the same one.
+// held is an address of an interface. Several interfaces can have the same address.
 type held struct {
 	index uint32
 	addr  netip.Addr
@@ -56,8 +56,8 @@ func (s state) usable() []netip.Addr {
 	return slices.SortedFunc(maps.Keys(found), netip.Addr.Compare)
 }
 
-// errTorn says that what was listed changed meanwhile.
-var errTorn = errors.New("it changed while it was being listed")
+// errTorn reports that the listing is inconsistent.
+var errTorn = errors.New("addresses changed while they were listed")
 
 // list reads interfaces and addresses.
 func list(dial Dial) (state, error) {
@@ -81,7 +81,7 @@ func list(dial Dial) (state, error) {
 	}
 }
 
-// linkRequest asks for interfaces without what they have counted.
+// linkRequest requests interfaces without their counters.
 func linkRequest() []byte {
 	const skipStatistics = 1 << 3 // RTEXT_FILTER_SKIP_STATS
 	b, err := netlink.MarshalAttributes([]netlink.Attribute{
@@ -128,7 +128,7 @@ func (s state) link(m netlink.Message) error {
 		return fmt.Errorf("message about an interface of %d bytes", len(m.Data))
 	}
 	if m.Data[0] != unix.AF_UNSPEC {
-		return nil // a bridge tells of its ports in such messages, too
+		return nil // a bridge reports its ports in such messages, too
 	}
 	index := binary.NativeEndian.Uint32(m.Data[indexAt:])
 	if m.Header.Type == unix.RTM_DELLINK {

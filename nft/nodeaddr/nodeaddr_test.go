@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
 
-// ip runs ip commands in a namespace, one a line.
+// ip runs ip commands in a namespace, one per line.
 func ip(t *testing.T, ns *nfttest.NS, commands string) {
 	t.Helper()
 	nfttest.Run(t, ns, commands, "ip", "-batch", "-")
@@ -36,7 +36,7 @@ func dialIn(ns *nfttest.NS) Dial {
 
 func texts(addrs []netip.Addr) string { return strings.Trim(fmt.Sprint(addrs), "[]") }
 
-func TestListHasWhatConnectionsCanLeaveFrom(t *testing.T) {
+func TestListHasUsableAddresses(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
 	ip(t, ns, `link add eth0 type veth peer name peer0
@@ -61,7 +61,7 @@ address add 203.0.113.1/24 dev eth1
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Not that of an interface that is down, nor those of loopback and link-local ones.
+	// Without that of an interface that is down, and without loopback and link-local ones.
 	if diff := cmp.Diff("10.1.1.1 198.51.100.11 198.51.100.12 198.51.100.13 2001:db8::11 2001:db8::12", texts(got)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -98,7 +98,7 @@ func TestAddressesAreFollowed(t *testing.T) {
 		{"address del 198.51.100.12/24 dev eth0\naddress del 198.51.100.13/32 dev lo", "198.51.100.11 198.51.100.12"},
 		{"address add 2001:db8::11/64 dev eth0 nodad", "198.51.100.11 198.51.100.12 2001:db8::11"},
 		{"link set eth0 down", "198.51.100.12"},
-		{"link set eth0 up", "198.51.100.11 198.51.100.12"}, // IPv6 addresses went with the link
+		{"link set eth0 up", "198.51.100.11 198.51.100.12"}, // IPv6 addresses were deleted with the link
 		{"link add eth1 type veth peer name peer1\nlink set peer1 up\naddress add 203.0.113.1/24 dev eth1", ""},
 		{"link set eth1 up", "198.51.100.11 198.51.100.12 203.0.113.1"},
 		{"link del eth1", "198.51.100.11 198.51.100.12"},
@@ -112,8 +112,8 @@ func TestAddressesAreFollowed(t *testing.T) {
 	}
 }
 
-// While duplicate address detection runs nobody answers for an address.
-func TestTentativeAddressIsNotThere(t *testing.T) {
+// While duplicate address detection is running, the address cannot be used.
+func TestTentativeAddressDoesNotCount(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
 	ip(t, ns, "link add eth0 type veth peer name peer0\nlink set peer0 up\nlink set eth0 up\n")
@@ -123,13 +123,14 @@ func TestTentativeAddressIsNotThere(t *testing.T) {
 	changes := FollowBy(t.Context(), dialIn(ns))
 	await := awaits(t, changes)
 	await("")
-	// The second one is told; by then the first one was told, if it was at all.
+	// The second one is reported; if the first one were reported too early, it
+	// would be by then.
 	ip(t, ns, "address add 2001:db8::11/64 dev eth0\naddress add 2001:db8::12/64 dev eth0 nodad\n")
 	await("2001:db8::12")
 	await("2001:db8::11 2001:db8::12")
 }
 
-// Whose notifications are lost lists the addresses again.
+// After lost notifications the addresses are listed again.
 func TestOverrunListsAgain(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
@@ -139,7 +140,7 @@ func TestOverrunListsAgain(t *testing.T) {
 		nl, err := dialIn(ns)(groups)
 		if err == nil && groups != 0 {
 			joined.Add(1)
-			err = nl.SetReadBuffer(1) // the smallest that there is
+			err = nl.SetReadBuffer(1) // the smallest possible
 		}
 		return nl, err
 	}))

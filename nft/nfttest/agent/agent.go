@@ -23,11 +23,11 @@ import (
 type Agent struct {
 	*nfttest.Process
 	*Log
-	stderr bytes.Buffer // to be read when it has ended
+	stderr bytes.Buffer // to be read after it has exited
 }
 
-// Start starts the command that runs an agent inside the namespace. Where the
-// command writes its output to, lines go before they are in the Log.
+// Start starts the command that runs an agent inside the namespace. Output also
+// goes to cmd.Stdout if that is set, before it is in the Log.
 func Start(n *nfttest.NS, cmd *exec.Cmd) (*Agent, error) {
 	a := &Agent{Log: NewLog()}
 	switch to := cmd.Stdout; {
@@ -42,8 +42,8 @@ func Start(n *nfttest.NS, cmd *exec.Cmd) (*Agent, error) {
 	return a, err
 }
 
-// Run is Start in a test. The agent ends with the test, which shows what it logged
-// if it failed. It fails if a line has no event.
+// Run is Start for tests. It kills the agent when the test ends, shows the log if
+// the test failed, and fails it if a line has no event.
 func Run(tb testing.TB, n *nfttest.NS, cmd *exec.Cmd) *Agent {
 	tb.Helper()
 	a, err := Start(n, cmd)
@@ -63,19 +63,19 @@ func Run(tb testing.TB, n *nfttest.NS, cmd *exec.Cmd) *Agent {
 	return a
 }
 
-// Await waits for a line about one of the events, about any if none is named, and
-// takes it.
+// Await waits for a line with one of the events, or any line if none is given,
+// and takes it.
 func (a *Agent) Await(ctx context.Context, events ...string) (Line, error) {
 	line, err := a.Log.Await(ctx, a.Done(), events...)
 	return line, a.described(err)
 }
 
-// Until waits until a condition is met that only a line of the log can change.
+// Until waits for a condition that only a log line can change.
 func (a *Agent) Until(ctx context.Context, what string, met func() bool) error {
 	return a.described(a.Log.Until(ctx, a.Done(), what, met))
 }
 
-// described adds to an error how the agent ended.
+// described adds to an error how the agent exited.
 func (a *Agent) described(err error) error {
 	if errors.Is(err, ErrEnded) {
 		return fmt.Errorf("%w: %v\n%s", err, a.Wait(), &a.stderr)
@@ -83,8 +83,8 @@ func (a *Agent) described(err error) error {
 	return err
 }
 
-// Stop ends the agent as a rolling update does, and returns how it ended other
-// than well and without a word on standard error.
+// Stop terminates the agent as a rolling update does. It is an error if it fails
+// or writes to standard error.
 func (a *Agent) Stop() error {
 	if err := a.Signal(unix.SIGTERM); err != nil {
 		return fmt.Errorf("stop the agent: %w", err)
@@ -92,25 +92,25 @@ func (a *Agent) Stop() error {
 	return a.Ended()
 }
 
-// Ended waits for the end of an agent that was told to end. It is an error if it
-// ends other than well, or wrote to standard error.
+// Ended waits for the agent to exit. It is an error if it fails or has written to
+// standard error.
 func (a *Agent) Ended() error {
 	select {
 	case <-a.Done():
-	case <-time.After(patience):
-		return errors.New("the agent does not end")
+	case <-time.After(timeout):
+		return errors.New("the agent does not exit")
 	}
 	if err := a.Wait(); err != nil || a.stderr.Len() > 0 {
-		return fmt.Errorf("the agent ended with %v: %s\n%s", err, &a.stderr, a.Log)
+		return fmt.Errorf("the agent exited with %v: %s\n%s", err, &a.stderr, a.Log)
 	}
 	return nil
 }
 
-// Stderr returns what an agent that has ended wrote to standard error.
+// Stderr returns what an agent that has exited wrote to standard error.
 func (a *Agent) Stderr() string { return a.stderr.String() }
 
-// Memory returns the most bytes of memory that the process had at a time, and those
-// that it has now.
+// Memory returns the peak and the current resident memory of the process, in
+// bytes.
 func (a *Agent) Memory() (peak, now int64, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.Pid))
 	if err != nil {
@@ -130,7 +130,7 @@ func (a *Agent) Memory() (peak, now int64, err error) {
 	return peak, now, lines.Err()
 }
 
-// ProcessorTime returns what the process has used, user and system.
+// ProcessorTime returns the CPU time of the process, user and system.
 func (a *Agent) ProcessorTime() (time.Duration, error) {
 	const sched = 2 // CPUCLOCK_SCHED, see clock_getcpuclockid(3)
 	var t unix.Timespec
@@ -140,7 +140,7 @@ func (a *Agent) ProcessorTime() (time.Duration, error) {
 	return time.Duration(t.Nano()), nil
 }
 
-// OpenFiles returns how many descriptors the process has open.
+// OpenFiles returns the number of open file descriptors of the process.
 func (a *Agent) OpenFiles() (int, error) {
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", a.Pid))
 	return len(entries), err

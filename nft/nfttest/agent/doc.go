@@ -1,4 +1,4 @@
 // Package agent starts nft-masq-agent in a network namespace, for tests,
-// measurements and the demonstration: all of them wait for what it does by
-// reading its log.
+// measurements and the demonstration. They wait for its actions by reading its
+// log.
 package agent

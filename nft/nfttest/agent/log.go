@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// A Line is a line of the log: its fields.
+// A Line is the fields of a log line.
 type Line map[string]any
 
-// Event returns the field that says what happened, and that stays the same from
-// version to version.
+// Event returns the field that identifies what happened, which is stable across
+// versions.
 func (l Line) Event() string { return l.Text("event") }
 
-// Message returns what the line says to people.
+// Message returns the text for people.
 func (l Line) Message() string { return l.Text("msg") }
 
 // Text returns a field that is a string, "" if it is absent.
@@ -34,12 +34,12 @@ func (l Line) Texts(key string) string {
 	return fmt.Sprint(list...)
 }
 
-// A Log reads what an agent logs, in either format. Each line can be taken once.
+// A Log collects the log of an agent, in either format. Each line can be taken once.
 type Log struct {
 	mu      sync.Mutex
 	more    chan struct{} // closed by the next line
 	partial []byte
-	text    []string // the last lines as they were written
+	text    []string // the last lines as written
 	untaken []Line
 	latest  map[string]numbered // by event
 	counts  map[string]int      // by event
@@ -51,7 +51,7 @@ type numbered struct {
 	number int
 }
 
-// kept is how many lines are kept: some agents are watched for hours.
+// kept is how many lines are kept: some agents run for hours.
 const kept = 10_000
 
 // NewLog returns an empty log.
@@ -103,8 +103,8 @@ func parse(text []byte) Line {
 	return l
 }
 
-// Take takes the first line about one of the events, about any if none is named; nil
-// if there is none.
+// Take takes the first line with one of the events, or any line if none is given;
+// nil if there is none.
 func (g *Log) Take(events ...string) Line {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -117,15 +117,14 @@ func (g *Log) Take(events ...string) Line {
 	return nil
 }
 
-// patience is how long something may take that has to happen. Only what fails waits
-// for so long.
-const patience = time.Minute
+// timeout bounds every wait. Only a failure takes that long.
+const timeout = time.Minute
 
-// ErrEnded says that the agent ended while something was waited for.
-var ErrEnded = errors.New("the agent has ended")
+// ErrEnded reports that the agent exited during a wait.
+var ErrEnded = errors.New("the agent has exited")
 
-// Await waits for a line about one of the events, about any if none is named, and
-// takes it. It waits no longer once the agent has ended.
+// Await waits for a line with one of the events, or any line if none is given,
+// and takes it. It stops waiting when the agent has exited.
 func (g *Log) Await(ctx context.Context, ended <-chan struct{}, events ...string) (Line, error) {
 	var line Line
 	err := g.Until(ctx, ended, strings.Join(events, " or "), func() bool {
@@ -135,9 +134,9 @@ func (g *Log) Await(ctx context.Context, ended <-chan struct{}, events ...string
 	return line, err
 }
 
-// Until waits until a condition is met that only a line of the log can change.
+// Until waits for a condition that only a log line can change.
 func (g *Log) Until(ctx context.Context, ended <-chan struct{}, what string, met func() bool) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
 		more := g.next()
@@ -157,14 +156,14 @@ func (g *Log) Until(ctx context.Context, ended <-chan struct{}, what string, met
 	}
 }
 
-// Untaken returns the lines that nobody has taken.
+// Untaken returns the lines that have not been taken.
 func (g *Log) Untaken() []Line {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Clone(g.untaken)
 }
 
-// Latest returns the last line about one of the events, taken or not; nil if there
+// Latest returns the last line with one of the events, taken or not; nil if there
 // is none.
 func (g *Log) Latest(events ...string) Line {
 	g.mu.Lock()
@@ -178,14 +177,14 @@ func (g *Log) Latest(events ...string) Line {
 	return latest.Line
 }
 
-// Count returns how many lines there were about an event, taken or not.
+// Count returns the number of lines with an event, taken or not.
 func (g *Log) Count(event string) int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.counts[event]
 }
 
-// Lines returns how many lines there were.
+// Lines returns the number of lines.
 func (g *Log) Lines() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -199,10 +198,10 @@ func (g *Log) next() <-chan struct{} {
 	return g.more
 }
 
-// Text returns what was logged.
+// Text returns the log.
 func (g *Log) Text() string { return g.tail(kept) }
 
-// String returns the last lines.
+// String returns the last lines of the log.
 func (g *Log) String() string { return g.tail(25) }
 
 func (g *Log) tail(n int) string {

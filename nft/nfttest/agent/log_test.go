@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestLinesOfBothFormatsAreTakenByTheirEvent(t *testing.T) {
+func TestLinesOfBothFormatsAreTakenByEvent(t *testing.T) {
 	g := NewLog()
 	if line := g.Take(); line != nil {
 		t.Fatalf("%v in an empty log", line)

@@ -6,8 +6,9 @@ import (
 	"path/filepath"
 )
 
-// A Volume is a ConfigMap's as the kubelet mounts it: the file is a link by way of
-// ..data, which is turned to another directory when the content changes.
+// A Volume is a ConfigMap volume as the kubelet mounts it: the file is a link
+// through ..data, which is switched to another directory when the content
+// changes.
 type Volume struct {
 	dir     string
 	version int
@@ -16,14 +17,14 @@ type Volume struct {
 // configName is the name of the file in the volume.
 const configName = "ip-masq-agent"
 
-// NewVolume makes a volume of a directory, which is empty.
+// NewVolume returns a volume in an empty directory.
 func NewVolume(dir string) *Volume { return &Volume{dir: dir} }
 
 // Path returns the path of the file.
 func (v *Volume) Path() string { return filepath.Join(v.dir, configName) }
 
-// Prepare writes the next content of the file. What it returns makes it visible. A
-// volume without the file is one of nil.
+// Prepare writes the next content of the file, and returns a function that makes
+// it visible. With nil, the volume has no file.
 func (v *Volume) Prepare(text []byte) (swap func() error, err error) {
 	v.version++
 	next, data := fmt.Sprintf("..%d", v.version), filepath.Join(v.dir, "..data")

@@ -14,7 +14,7 @@ import (
 	"nft-masq-agent/nft/layouts"
 )
 
-// decided is what a policy decides, without places and what is covered.
+// decided is what a policy decides, without positions and covered entries.
 type decided struct {
 	IPv6       bool
 	Key        string
@@ -53,15 +53,15 @@ func checkLaw(t *testing.T, c config.Config, o nft.Options, decompile func(*test
 		}
 		return fmt.Sprint(p.Enforce.Marks)
 	}; marks(back) != marks(r.Policy) {
-		t.Fatalf("mode %s: enforced but for %s, want %s", o.Layout.Mode(), marks(back), marks(r.Policy))
+		t.Fatalf("mode %s: enforced except for %s, want %s", o.Layout.Mode(), marks(back), marks(r.Policy))
 	}
 	if again := nft.CompilePolicy(back, o.Layout); !again.Same(r) || again.String() != r.String() {
 		t.Fatalf("mode %s: compiled again:\n%s\nwant:\n%s", o.Layout.Mode(), again, r)
 	}
 }
 
-// fileOf makes a config file of any bytes: the first ones say what it has, six more
-// each are a CIDR of one of the lists.
+// fileOf turns any bytes into a config file: the first ones select its keys, and
+// each six more are a CIDR in one of the lists.
 func fileOf(b []byte) string {
 	head := append(b[:min(len(b), 2):min(len(b), 2)], 0, 0)
 	lists := map[string][]string{}
@@ -73,7 +73,7 @@ func fileOf(b []byte) string {
 		}
 		p := netip.PrefixFrom(a, int(b[5])%(a.BitLen()+1)).Masked()
 		if a.Is6() && p.Bits() > 0 && p.Overlaps(netip.MustParsePrefix("::ffff:0:0/96")) {
-			continue // IPv4-mapped ones have no place in a config
+			continue // IPv4-mapped ones are invalid in a config
 		}
 		key := rows[int(b[0]>>1)%len(rows)].Key
 		lists[key] = append(lists[key], fmt.Sprintf("%q", p))
@@ -88,8 +88,8 @@ func fileOf(b []byte) string {
 	return text.String()
 }
 
-// CheckLaw verifies for random policies that decompiling what was compiled is the
-// policy.
+// CheckLaw verifies for random policies that decompiling the compiled policy
+// returns the policy.
 func CheckLaw(t *testing.T, mode nft.Mode, decompile func(*testing.T, nft.Ruleset) nft.Policy) {
 	t.Helper()
 	m := NewMaker(31)
@@ -98,7 +98,7 @@ func CheckLaw(t *testing.T, mode nft.Mode, decompile func(*testing.T, nft.Rulese
 	}
 }
 
-// FuzzLaw does so for policies that the fuzzer makes.
+// FuzzLaw is CheckLaw for policies from the fuzzer.
 func FuzzLaw(f *testing.F, mode nft.Mode, decompile func(*testing.T, nft.Ruleset) nft.Policy) {
 	f.Helper()
 	f.Add([]byte{0, 0, 6, 10, 0, 0, 0, 8})

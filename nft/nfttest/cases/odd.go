@@ -13,12 +13,12 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// CheckRules checks that reading rules that anybody may have made does not fail.
+// CheckRules checks that reading rules from any program does not fail.
 type CheckRules func(*testing.T, nfnetlink.Family, []nfnetlink.Rule)
 
-// encode writes rules as bytes for the fuzzer, and decode reads whatever it makes
-// of them: expressions as one byte for the length of the name, the name, two
-// bytes for the length of the attributes and these; a length of 0 ends a rule.
+// encode writes rules as bytes for the fuzzer, and decode reads its mutations. An
+// expression is one byte for the length of the name, the name, two bytes for the
+// length of the attributes, and the attributes; a length of 0 ends a rule.
 func encode(rules []nfnetlink.Rule) []byte {
 	var b []byte
 	for _, r := range rules {
@@ -70,7 +70,7 @@ func forEachChain(t testing.TB, fn func(nfnetlink.Family, []nfnetlink.Rule)) {
 	}
 }
 
-// FuzzReadBack feeds rules of any expressions.
+// FuzzReadBack feeds rules with arbitrary expressions.
 func FuzzReadBack(f *testing.F, check CheckRules) {
 	f.Helper()
 	forEachChain(f, func(family nfnetlink.Family, rules []nfnetlink.Rule) {
@@ -95,7 +95,8 @@ func raw(rules []nfnetlink.Rule) []byte {
 	return b
 }
 
-// commented are rules that have our comments and lack what we write with them.
+// commented returns rules that have our comments but not the expressions that we
+// write with them.
 func commented(family nfnetlink.Family) (rules []nfnetlink.Rule) {
 	comments := []string{xtables.CommentMasq}
 	for _, row := range config.Conditions() {
@@ -112,7 +113,8 @@ func commented(family nfnetlink.Family) (rules []nfnetlink.Rule) {
 	return rules
 }
 
-// EachCommented checks rules that have our comments and lack what we write with them.
+// EachCommented checks rules that have our comments but not the expressions that
+// we write with them.
 func EachCommented(t *testing.T, check CheckRules) {
 	t.Helper()
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
@@ -123,7 +125,7 @@ func EachCommented(t *testing.T, check CheckRules) {
 	}
 }
 
-// FuzzRawRules feeds rules as the kernel sends them.
+// FuzzRawRules feeds rules in the kernel's encoding.
 func FuzzRawRules(f *testing.F, check CheckRules) {
 	f.Helper()
 	forEachChain(f, func(family nfnetlink.Family, rules []nfnetlink.Rule) {
@@ -149,7 +151,7 @@ func FuzzRawRules(f *testing.F, check CheckRules) {
 	})
 }
 
-// EachChangedByte checks the rules of some cases, each time with another byte changed.
+// EachChangedByte checks the rules of some cases, each time with a different byte changed.
 func EachChangedByte(t *testing.T, check CheckRules) {
 	t.Helper()
 	step := 1
@@ -162,7 +164,7 @@ func EachChangedByte(t *testing.T, check CheckRules) {
 				continue
 			}
 			for j, e := range r.Exprs {
-				for at := 0; at < min(len(e.Data), 64); at += step { // of a comment, the beginning
+				for at := 0; at < min(len(e.Data), 64); at += step { // of a comment, only the beginning
 					for _, change := range []byte{1, 0x10, 0x80, 0xff} {
 						changed := slices.Clone(rules)
 						changed[i].Exprs = slices.Clone(r.Exprs)

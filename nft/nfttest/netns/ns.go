@@ -52,8 +52,8 @@ func Open(name string) (*NS, error) {
 	return &NS{name: name, file: r.file}, nil
 }
 
-// OpenPath opens the namespace behind a file: /proc/PID/ns/net, or one that a
-// container runtime keeps in /run/netns.
+// OpenPath opens the namespace that a file refers to: /proc/PID/ns/net, or one
+// that a container runtime keeps in /run/netns.
 func OpenPath(name, path string) (*NS, error) {
 	file, err := os.Open(path)
 	if err != nil {
