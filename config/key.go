@@ -70,7 +70,7 @@ func knownKey(keys []string, name string) (string, bool) {
 // likelyKey returns the key that an unknown name probably misspells: one that
 // differs only in separators and common abbreviations, or in at most two wrong,
 // missing, swapped or extra letters (one in a short name). A different digit or a
-// leading "no" is not a misspelling: somebody who writes IPv4 means it.
+// leading "no" is not a misspelling: a user who writes IPv4 means it.
 func likelyKey(name string) (string, bool) {
 	if len(name) > 2*len(KeyNonMasqueradeSrcCIDRs) {
 		return "", false

@@ -75,7 +75,7 @@ func TestInstallSectionWorksAsWritten(t *testing.T) {
 		t.Errorf("the pod mounts none of %v: %s", m, c.Complaint())
 	}
 
-	// What other sections say: components, and removing everything.
+	// From other sections: components, and removing everything.
 	for _, components := range []string{"prometheus labelled-nodes", "takeover", "non-masquerade-daemon prometheus"} {
 		c.Sh("make install IMAGE=registry.example/nft-masq-agent COMPONENTS='" + components + "'")
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// A Watcher follows the content behind one path.
+// A Watcher follows the content of one path.
 type Watcher[T any] struct {
 	content  chan T
 	warnings chan error
