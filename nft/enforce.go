@@ -8,6 +8,9 @@ import (
 	"strings"
 )
 
+// EnforcePriority is where exemptions are enforced, before other programs translate.
+const EnforcePriority = SrcNAT - 10
+
 // A Mark is bits of a packet's mark.
 type Mark struct{ Value, Mask uint32 }
 
@@ -53,7 +56,7 @@ func (f FamilyPolicy) KnowsPods() bool {
 func (p Policy) Enforces(f FamilyPolicy) bool { return p.Enforce != nil && f.KnowsPods() }
 
 // Enforced reports whether a connection keeps its address whatever other programs do
-// in chains after native.EnforcePriority.
+// in chains after [EnforcePriority].
 func (p Policy) Enforced(c Connection) bool {
 	for _, f := range p.Families {
 		if f.IPv6 != c.Dst.Unmap().Is6() || !p.Enforces(f) || c.FromNode {

@@ -1,6 +1,10 @@
 package nft
 
-import "nft-masq-agent/config"
+import (
+	"errors"
+
+	"nft-masq-agent/config"
+)
 
 // Mode names a layout, as the command line does.
 type Mode string
@@ -34,3 +38,10 @@ type Layout interface {
 	// Text prints the tables as the file that its program loads.
 	Text(tables []Table) string
 }
+
+// ErrForeignChain says that the chain of mode iptables-nft is somebody else's.
+var ErrForeignChain = errors.New("the chain holds rules that no masquerade agent wrote")
+
+// ErrForeignPostrouting says that iptables could not use a chain POSTROUTING, and
+// neither can mode iptables-nft: its hook is not the one that iptables gives it.
+var ErrForeignPostrouting = errors.New("iptables cannot use it")

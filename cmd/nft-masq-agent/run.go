@@ -76,10 +76,8 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 	}
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
-	if o.Mode == nft.ModeIPTables {
-		if err := k.CheckChain(o.Chain); errors.Is(err, kernel.ErrForeignChain) {
-			return exitUsage, usagef("--masq-chain: %w", err)
-		}
+	if err := k.Check(o.NFT().Layout); errors.Is(err, nft.ErrForeignChain) {
+		return exitUsage, usagef("--masq-chain: %w", err)
 	}
 	for _, other := range running.Agents(e.proc, program) {
 		log.Warn("another agent runs in this network namespace: both will write the same rules", zap.String("event", "second_agent"), zap.Int("pid", other.PID))
@@ -115,7 +113,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		},
 		agent.Kernel{
 			Apply: givingBack(k.Apply), ReadBack: k.ReadBack, PortID: k.PortID,
-			Counters: func() ([]kernel.Counts, error) { return counters.Counters(o.NFT().Layout) },
+			Counters: func() ([]nft.Counts, error) { return counters.Counters(o.NFT().Layout) },
 			Others:   accepting(k, o.AcceptForeign), Interfaces: kernel.Interfaces, XTables: k.XTables, Cleanup: k.Cleanup, Stale: countStale, Flush: flushStale, Pressure: conntrack.Open().Pressure, Generation: generations.Generation,
 			Forget: func() {
 				if k.Forget() {

@@ -104,18 +104,16 @@ func askKernel(r *answer.Status, k *kernel.Kernel, o options.Options, want nft.R
 		r.Kernel.Mode, r.Kernel.Hash = string(held.Mode()), held.Hash()
 	}
 	r.Kernel.Differences = []string{}
-	if o.Mode == nft.ModeIPTables {
-		err := k.CheckChain(o.Chain)
-		if errors.Is(err, kernel.ErrForeignChain) {
-			// Neither its rules nor what they counted are ours.
-			r.Kernel.Differences = append(r.Kernel.Differences, err.Error())
-			r.SetConnections(nil)
-			r.SetOthers(kernel.Others{})
-			return nil
-		}
-		if err != nil {
-			return err
-		}
+	err = k.Check(o.NFT().Layout)
+	if errors.Is(err, nft.ErrForeignChain) {
+		// Neither its rules nor what they counted are ours.
+		r.Kernel.Differences = append(r.Kernel.Differences, err.Error())
+		r.SetConnections(nil)
+		r.SetOthers(kernel.Others{})
+		return nil
+	}
+	if err != nil {
+		return err
 	}
 	if r.Config.Accepted {
 		diffs, err := k.Diff(want, kernel.Look{Full: true, Others: true})

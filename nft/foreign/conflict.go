@@ -238,7 +238,7 @@ func (w *walker) index(s Snapshot) {
 		c := &s.Chains[i]
 		w.chains[chainID(c.Chain)] = c
 		for _, r := range c.Rules {
-			if chain, ok := jump(r); ok {
+			if chain, ok := ruletext.Target(r); ok {
 				named[id{c.Family, c.Table, chain}] = true
 			}
 		}

@@ -94,7 +94,7 @@ func (l *legacy) classify(c Chain) {
 		text := comment(r)
 		fromAgent := agentJump.MatchString(text)
 		agents = agents || agentRule.MatchString(text) && !fromAgent
-		if chain, ok := jump(r); ok {
+		if chain, ok := ruletext.Target(r); ok {
 			to := id{c.Family, c.Table, chain}
 			l.jumps[to] = append(l.jumps[to], r)
 			if fromAgent || agentChains[chain] {
@@ -132,7 +132,7 @@ func (l *legacy) collect(at id) LegacyChain {
 			for _, e := range r.Exprs {
 				out.RandomFully = out.RandomFully || ruletext.RandomFully(e)
 			}
-			chain, ok := jump(r)
+			chain, ok := ruletext.Target(r)
 			if to := (id{at.family, at.table, chain}); ok && l.agent[to] {
 				delete(l.agent, to)
 				inside[to] = true
@@ -152,16 +152,6 @@ func (l *legacy) collect(at id) LegacyChain {
 		}
 	}
 	return out
-}
-
-// jump returns the target chain of a rule's jump or goto.
-func jump(r nfnetlink.Rule) (chain string, ok bool) {
-	for _, e := range r.Exprs {
-		if _, chain, ok := e.Verdict(); ok && chain != "" {
-			return chain, true
-		}
-	}
-	return "", false
 }
 
 // Remove deletes the chain, its sub-chains and the jumps to them, and nothing

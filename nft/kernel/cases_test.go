@@ -176,7 +176,7 @@ func (w *wire) check(t *testing.T, k *Kernel, r nft.Ruleset, p cases.Packet) {
 		t.Errorf("%s: sent from %s, seen from %s", what, s.Sent, s.Seen)
 	}
 	if r.Mode() == nft.ModeNFTables && len(r.Policy.Families) >= map[bool]int{false: 1, true: 2}[p.Dst.Is6()] {
-		before[Counts{IPv6: p.Dst.Is6(), Verdict: p.Verdict}]++
+		before[nft.Counts{IPv6: p.Dst.Is6(), Verdict: p.Verdict}]++
 	}
 	if diff := cmp.Diff(before, counters(t, k)); diff != "" {
 		t.Errorf("%s: counters (-want +got):\n%s", what, diff)
@@ -199,15 +199,15 @@ func checkPort(t *testing.T, what string, p nft.Policy, s nfttest.Sighting) {
 }
 
 // counters gives the packets of each counter.
-func counters(t testing.TB, k *Kernel) map[Counts]uint64 {
+func counters(t testing.TB, k *Kernel) map[nft.Counts]uint64 {
 	t.Helper()
 	all, err := k.Counters(native.Layout{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := map[Counts]uint64{}
+	m := map[nft.Counts]uint64{}
 	for _, c := range all {
-		m[Counts{IPv6: c.IPv6, Verdict: c.Verdict}] = c.Packets
+		m[nft.Counts{IPv6: c.IPv6, Verdict: c.Verdict}] = c.Packets
 	}
 	return m
 }

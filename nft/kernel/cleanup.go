@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -26,19 +27,22 @@ func (k *Kernel) Cleanup(what Removal) ([]string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	defer k.seen.forget()
-	k.at = 0
+	k.verified.generation = 0
 	var err error
 	for range attempts {
 		var s *state
-		if s, err = k.readRules(nft.Ruleset{}, Look{Others: true, TakeOver: what != Ours}); err != nil {
+		if s, err = k.readAll(what); err != nil {
 			return nil, err
 		}
-		b, removed := s.removal(what)
-		if err = k.conn.Commit(b, s.generation); err == nil {
+		p, removed, err := s.removal(what)
+		if err != nil {
+			return nil, err
+		}
+		if err = k.commit(p.Batches(), s.generation); err == nil {
 			if what == LegacyOnly {
 				return removed, nil
 			}
-			return append(removed, k.sayHeld(s.held(nft.Ruleset{}))...), nil
+			return append(removed, k.sayEmptied(p.Emptied)...), nil
 		}
 		if !errors.Is(err, unix.ERESTART) {
 			break
@@ -47,17 +51,22 @@ func (k *Kernel) Cleanup(what Removal) ([]string, error) {
 	return nil, fmt.Errorf("remove: %w", err)
 }
 
+// readAll reads what can be removed.
+func (k *Kernel) readAll(what Removal) (*state, error) {
+	return k.read(nft.Ruleset{}, Look{Others: true, TakeOver: what != Ours}, layout.Scope{Rules: true})
+}
+
 // Installed names what [Kernel.Cleanup] would remove. It writes nothing.
 func (k *Kernel) Installed(what Removal) ([]string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	defer k.seen.forget()
-	s, err := again(func() (*state, error) { return k.readRules(nft.Ruleset{}, Look{Others: true, TakeOver: what != Ours}) })
+	s, err := again(func() (*state, error) { return k.readAll(what) })
 	if err != nil {
 		return nil, err
 	}
-	_, names := s.removal(what)
-	return names, nil
+	_, names, err := s.removal(what)
+	return names, err
 }
 
 // OnlyNAT says whether the base chain of our table is the only one of type nat in
@@ -85,25 +94,23 @@ func (k *Kernel) OnlyNAT() (bool, error) {
 	return ours, nil
 }
 
-// removal plans the transaction that removes rules.
-func (s *state) removal(what Removal) (b *nfnetlink.Batch, removed []string) {
-	b = &nfnetlink.Batch{}
+// removal plans the transaction that removes rules, and names what goes.
+func (s *state) removal(what Removal) (p *layout.Plan, removed []string, err error) {
 	for _, l := range s.legacy {
-		l.Remove(b)
 		removed = append(removed, "another agent's "+l.String())
 	}
 	if what == LegacyOnly {
-		return b, removed
+		return (&state{legacy: s.legacy}).planned(removed)
 	}
-	if s.own != nil {
-		b.DelTable(s.own.Family, s.own.Name)
-		removed = append(removed, fmt.Sprintf("table inet %s", nft.TableName))
-	}
-	for _, n := range s.nat {
-		s.remove(b, n, nft.Ruleset{})
-		for _, c := range n.Leftovers("", false) {
-			removed = append(removed, fmt.Sprintf("chain %s in table %s nat", c, n.Family))
+	for _, h := range s.held {
+		for _, l := range h.Leftovers(nft.Ruleset{}) {
+			removed = append(removed, l.Name+l.Place)
 		}
 	}
-	return b, removed
+	return s.planned(removed)
+}
+
+func (s *state) planned(removed []string) (*layout.Plan, []string, error) {
+	p, err := s.plan(nft.Ruleset{}, layout.Staged{})
+	return p, removed, err
 }

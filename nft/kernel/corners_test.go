@@ -44,7 +44,7 @@ func TestPostroutingWithAnotherHookIsAnErrorThatNamesIt(t *testing.T) {
 				}
 				for range 2 {
 					a, err := k.Apply(want, Look{Others: true})
-					if !errors.Is(err, ErrForeignPostrouting) || !strings.Contains(err.Error(), says) ||
+					if !errors.Is(err, nft.ErrForeignPostrouting) || !strings.Contains(err.Error(), says) ||
 						!strings.Contains(err.Error(), fmt.Sprintf("nft delete chain %s nat POSTROUTING", family)) {
 						t.Errorf("Apply did %v, error %v", a, err)
 					}

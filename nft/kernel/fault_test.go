@@ -219,11 +219,6 @@ func (tr transition) may(effective string) bool {
 // else a mixture, with its differences from both.
 func (tr transition) effective(t *testing.T, c *nfnetlink.Conn) string {
 	t.Helper()
-	k := New(c)
-	s, err := k.readRules(nft.Ruleset{Layout: xtables.Layout{Name: cases.DefaultChain}}, Look{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	var found, why []string
 	wanted := map[nft.Mode]bool{}
 	for _, side := range []struct {
@@ -233,7 +228,7 @@ func (tr transition) effective(t *testing.T, c *nfnetlink.Conn) string {
 		if side.Ruleset == nil || empty(t, c, side.Mode()) {
 			continue
 		}
-		if diffs := s.undecided(t, k, *side.Ruleset); len(diffs) == 0 {
+		if diffs := undecided(t, c, *side.Ruleset); len(diffs) == 0 {
 			found = append(found, side.name)
 			wanted[side.Mode()] = true
 		} else {
@@ -266,18 +261,22 @@ func empty(t *testing.T, c *nfnetlink.Conn, m nft.Mode) bool {
 
 // undecided says how what the kernel decides by is not a ruleset. What no rule
 // refers to does not matter.
-func (s *state) undecided(t *testing.T, k *Kernel, want nft.Ruleset) []string {
+func undecided(t *testing.T, c *nfnetlink.Conn, want nft.Ruleset) []string {
 	t.Helper()
 	var diffs []string
 	if want.Mode() == nft.ModeIPTables {
-		for _, n := range s.nat {
+		for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+			n, err := xtables.ReadShared(c, family, xtables.WithSubchains(want.Chain()), xtables.Reading{})
+			if err != nil {
+				t.Fatal(err)
+			}
 			compiled := nft.Table{Family: n.Family}
 			for _, table := range want.Tables {
 				if table.Family == n.Family {
 					compiled = table
 				}
 			}
-			if len(compiled.Chains) == 0 && len(jumps(t, k.conn, n.Family)) > 0 {
+			if len(compiled.Chains) == 0 && len(jumps(t, c, n.Family)) > 0 {
 				diffs = append(diffs, fmt.Sprintf("a jump in table %s nat", n.Family))
 			} else if len(compiled.Chains) > 0 {
 				diffs = append(diffs, n.Differences(compiled, want.Chain())...)
@@ -285,14 +284,17 @@ func (s *state) undecided(t *testing.T, k *Kernel, want nft.Ruleset) []string {
 		}
 		return diffs
 	}
-	for _, set := range s.own.Sets {
-		var err error
-		if set.Holds, err = k.conn.Elements(set.Family, set.Table, set.Name); err != nil {
+	own, err := native.ReadOwn(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, set := range own.Sets {
+		if set.Holds, err = c.Elements(set.Family, set.Table, set.Name); err != nil {
 			t.Fatal(err)
 		}
 		set.Read = true
 	}
-	return slices.DeleteFunc(s.own.Differences(want.Tables[0]), func(d string) bool { return strings.HasSuffix(d, "is not of the config") })
+	return slices.DeleteFunc(own.Differences(want.Tables[0]), func(d string) bool { return strings.HasSuffix(d, "is not of the config") })
 }
 
 // A rig is a namespace in which transitions are made over and over.
@@ -368,8 +370,8 @@ func (r *rig) run(tr transition, f *faults, restart bool) {
 	if err != nil || len(diffs) > 0 {
 		r.Errorf("%s: after the next Apply: %v %q", what, err, diffs)
 	}
-	if gen, err := r.conn.Generation(); err != nil || next.at != gen {
-		r.Errorf("%s: takes generation %d for known, the kernel is at %d: %v", what, next.at, gen, err)
+	if gen, err := r.conn.Generation(); err != nil || next.verified.generation != gen {
+		r.Errorf("%s: takes generation %d for known, the kernel is at %d: %v", what, next.verified.generation, gen, err)
 	}
 }
 

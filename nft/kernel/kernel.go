@@ -3,9 +3,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -14,65 +12,48 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
-	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/ruletext"
-	"nft-masq-agent/nft/xtables"
 )
 
 // A Kernel is the ruleset of a network namespace. It is safe for concurrent use.
 type Kernel struct {
 	mu   sync.Mutex
 	conn *nfnetlink.Conn
-	// xtables reads legacy ip_tables of the process's namespace.
-	xtables func() ([]foreign.XTChain, error)
-	seen    memory
-	wide    bool // rules of others were looked for since the last Forget
-	// What was found in step, and the generation of the ruleset in which.
-	// While the kernel is at that generation nothing need be read.
-	inStep nft.Ruleset
-	at     uint32
-	full   bool            // no big set was taken on trust
-	jumps  [2]xtables.Jump // of mode iptables-nft, for IPv4 and IPv6
-	marks  [2]xtables.Trust
-	others bool // nothing is left of the other mode
-	trust  map[string]trusted
-	// When a set was last read, and what that cost.
-	dumped   time.Time
-	dumpCost time.Duration
-	// The same of the chains of mode iptables-nft.
-	chainsRead time.Time
-	chainsCost time.Duration
-	// Counters are read over a connection and under a lock of their own: a scrape does
-	// not wait while sets are read or filled.
-	countMu   sync.Mutex
-	countConn *nfnetlink.Conn
-	counts    cachedCounts
-	tallies   tallies
-	perBatch  int // most prefixes in a filling transaction
-	bigChain  int // CIDRs from which chains of mode iptables-nft are not read at each change
+	// legacyChains reads legacy ip_tables of the process's namespace.
+	legacyChains func() ([]foreign.XTChain, error)
+	readers      []layout.Reader
+	seen         memory
+	wide         bool // rules of others were looked for since the last Forget
+	verified     verified
 }
 
-// trusted is what a set held when it was last filled or read.
-type trusted struct {
-	prefixes []netip.Prefix
-	handle   uint64 // 0 until the set is seen again
+// verified is what was found in the kernel, or made so.
+type verified struct {
+	// While the ruleset has this generation nothing need be read; 0: it has to be.
+	generation uint32
+	want       nft.Ruleset
+	inFull     bool // nothing was taken on trust
+	others     bool // nothing is left of other layouts, or of ours with other names
 }
 
-// Open gives the ruleset of the network namespace in which its first request is
+// Open returns the ruleset of the network namespace in which its first request is
 // made. Without CAP_NET_ADMIN, or without nf_tables, each request fails.
 func Open() *Kernel {
 	k := New(nfnetlink.Dial())
-	k.xtables = func() ([]foreign.XTChain, error) { return foreign.LegacyChains("/proc/thread-self/net") }
+	k.legacyChains = func() ([]foreign.XTChain, error) { return foreign.LegacyChains("/proc/thread-self/net") }
 	return k
 }
 
 // New uses a connection of its caller.
 func New(c *nfnetlink.Conn) *Kernel {
-	return &Kernel{
-		xtables: func() ([]foreign.XTChain, error) { return nil, nil },
-		conn:    c, countConn: c.Another(), seen: memory{Conn: c}, trust: map[string]trusted{}, perBatch: native.LargeBatch, bigChain: bigChain,
+	k := &Kernel{
+		conn: c, seen: memory{Conn: c},
+		legacyChains: func() ([]foreign.XTChain, error) { return nil, nil },
 	}
+	k.readers = layouts.Readers(c, &k.seen)
+	return k
 }
 
 // Forget drops the rules of others that Apply and Others have read, and says
@@ -87,7 +68,13 @@ func (k *Kernel) Forget() (many bool) {
 }
 
 // Close closes the connection; the rules stay.
-func (k *Kernel) Close() error { return errors.Join(k.conn.Close(), k.countConn.Close()) }
+func (k *Kernel) Close() error {
+	err := k.conn.Close()
+	for _, r := range k.readers {
+		err = errors.Join(err, r.Close())
+	}
+	return err
+}
 
 // PortID gives the netlink port by which notifications name this connection.
 func (k *Kernel) PortID() uint32 { return k.conn.PortID() }
@@ -163,25 +150,24 @@ func (k *Kernel) Apply(want nft.Ruleset, look Look) (Applied, error) {
 		k.seen.forget()
 		a, err := k.apply(want, look)
 		if err == nil {
-			a.Generation, a.Took = k.at, time.Since(start)
+			a.Generation, a.Took = k.verified.generation, time.Since(start)
 			return a, nil
 		}
-		k.at = 0
+		k.verified.generation = 0
 		if !outdated(err) {
 			refused++
 		}
 		if len(found) == 0 {
 			found = a.Differences
 		}
-		if outdated(err) && want.Mode() == nft.ModeIPTables && k.inStep.Same(want) && !look.Others && !look.TakeOver {
-			if a, rewriteErr := k.rewrite(want); rewriteErr == nil {
-				a.Took = time.Since(start)
-				return a, nil
+		if outdated(err) && k.isRepair(want, look) {
+			if diffs, rewriteErr := k.rewrite(want); rewriteErr == nil {
+				return Applied{Differences: diffs, Took: time.Since(start)}, nil
 			}
 		}
 		if refused == 2 && mayComeFromTheTable(err) {
 			if a, recreateErr := k.recreate(want, look); recreateErr == nil {
-				a.Differences, a.Generation, a.Took = found, k.at, time.Since(start)
+				a.Differences, a.Generation, a.Took = found, k.verified.generation, time.Since(start)
 				return a, nil
 			}
 		}
@@ -196,6 +182,39 @@ func (k *Kernel) Apply(want nft.Ruleset, look Look) (Applied, error) {
 	}
 }
 
+// isRepair reports whether what was right before is to be restored, and nothing else.
+func (k *Kernel) isRepair(want nft.Ruleset, l Look) bool {
+	return k.verified.want.Same(want) && !l.Others && !l.TakeOver
+}
+
+// rewrite asks the layout that is wanted for [layout.Reader.Rewrite].
+func (k *Kernel) rewrite(want nft.Ruleset) (diffs []string, err error) {
+	err = layout.ErrNotPossible
+	for _, r := range k.readers {
+		if diffs, err = r.Rewrite(want); !errors.Is(err, layout.ErrNotPossible) {
+			break
+		}
+	}
+	return diffs, err
+}
+
+// recreate asks the layout that is wanted for [layout.Reader.Recreate].
+func (k *Kernel) recreate(want nft.Ruleset, look Look) (Applied, error) {
+	gap, err := time.Duration(0), layout.ErrNotPossible
+	for _, r := range k.readers {
+		if gap, err = r.Recreate(want); !errors.Is(err, layout.ErrNotPossible) {
+			break
+		}
+	}
+	if err != nil {
+		return Applied{}, err
+	}
+	// What is left of others is removed in the usual way.
+	a, err := k.apply(want, look)
+	a.Recreated = gap
+	return a, err
+}
+
 // mayComeFromTheTable reports whether a refusal may come from what somebody has put
 // into our table, or did to it in between, rather than from what we lack.
 func mayComeFromTheTable(err error) bool {
@@ -203,140 +222,23 @@ func mayComeFromTheTable(err error) bool {
 	return perhapsOutdated(err) || errors.As(err, &refused) && !isAny(err, unix.EPERM, unix.EACCES, unix.ENOMEM, unix.EMSGSIZE)
 }
 
-// rewrite makes the chains of mode iptables-nft right, which others' transactions do not
-// let us read to their end: those that have changed, as far as their heads tell, are
-// written anew, whatever is written in between.
-func (k *Kernel) rewrite(want nft.Ruleset) (Applied, error) {
-	s := &state{readAll: true}
-	for i, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		n, err := xtables.ReadShared(&k.seen, f, xtables.WithSubchains(want.Chain()), xtables.Reading{Trust: k.marks[i], Heads: true})
-		if err != nil {
-			return Applied{}, err
-		}
-		s.nat = append(s.nat, n)
-	}
-	diffs := s.differences(want)
-	if len(diffs) == 0 {
-		return Applied{}, nil
-	}
-	for _, b := range s.transactions(want, nil) {
-		if err := k.conn.Commit(b, 0); err != nil {
-			return Applied{}, err
-		}
-	}
-	k.marks, k.at = [2]xtables.Trust{}, 0
-	for i, n := range s.nat {
-		if natTable(want, n.Family) != nil {
-			k.marks[i] = n.MarksOf(k.conn, want.Chain())
-		}
-	}
-	k.chainsRead = time.Now()
-	return Applied{Differences: diffs}, nil
-}
-
-// errNotRecreated says that our table was left as it was.
-var errNotRecreated = errors.New("the table is not recreated")
-
-// recreate deletes our table and makes it anew, when it could not be repaired in
-// place: a map, an object or a chain that somebody put there may hold what has to go, or
-// its flags may not be changed. It does so only if the kernel takes all that is to be
-// made, which is tried before.
-func (k *Kernel) recreate(want nft.Ruleset, look Look) (Applied, error) {
-	if want.Mode() != nft.ModeNFTables {
-		return Applied{}, errNotRecreated
-	}
-	s, err := again(func() (*state, error) { return k.readRules(want, Look{}) })
-	if err != nil {
-		return Applied{}, err
-	}
-	if s.own == nil {
-		return Applied{}, errNotRecreated
-	}
-	batches, rehearsal := native.Recreate(want.Tables[0], k.perBatch)
-	var refused *nfnetlink.RefusedError
-	if err := k.conn.Commit(rehearsal, 0); !errors.As(err, &refused) || !refused.Last {
-		return Applied{}, errors.Join(errNotRecreated, err)
-	}
-	start := time.Now()
-	clear(k.trust)
-	for _, b := range batches {
-		if err := k.conn.Commit(b, 0); err != nil {
-			return Applied{}, err
-		}
-	}
-	gap := time.Since(start)
-	// What is left of others is removed in the usual way.
-	a, err := k.apply(want, look)
-	a.Recreated = gap
-	return a, err
-}
-
-// ErrForeignChain says that the chain of mode iptables-nft is somebody else's.
-var ErrForeignChain = errors.New("the chain holds rules that no masquerade agent wrote")
-
-// ErrForeignPostrouting says that iptables could not use a chain POSTROUTING, and
-// neither can mode iptables-nft: its hook is not the one that iptables gives it.
-var ErrForeignPostrouting = errors.New("iptables cannot use it")
-
-// CheckChain gives [ErrForeignChain] where mode iptables-nft could not use the
-// chain without deleting somebody else's rules.
-func (k *Kernel) CheckChain(chain string) error {
+// Check returns [nft.ErrForeignChain] if the layout could not be written without
+// deleting somebody else's rules.
+func (k *Kernel) Check(l nft.Layout) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s, err := k.readRules(nft.Ruleset{Layout: xtables.Layout{Name: chain}}, Look{})
+	want := nft.Ruleset{Layout: l}
+	s, err := k.read(want, Look{}, layout.Scope{Rules: true})
 	if err != nil {
 		return err
 	}
-	return s.checkChain(chain)
+	return s.check(want, true)
 }
-
-// checkPostrouting gives [ErrForeignPostrouting] where a jump that is wanted would
-// stand in a chain that iptables does not know.
-func (s *state) checkPostrouting(want nft.Ruleset) error {
-	for _, t := range want.Tables {
-		if t.Name != xtables.NATTable {
-			continue
-		}
-		if wrong := s.shared(t.Family).WrongHook(); wrong != "" {
-			return fmt.Errorf("%s: %w; move its rules and run nft delete chain %s %s %s, or use mode %s",
-				wrong, ErrForeignPostrouting, t.Family, xtables.NATTable, xtables.Postrouting, nft.ModeNFTables)
-		}
-	}
-	return nil
-}
-
-func (s *state) checkChain(chain string) error {
-	for _, n := range s.nat {
-		if n.Foreign(chain) {
-			return fmt.Errorf("chain %q in table %s nat: %w", chain, n.Family, ErrForeignChain)
-		}
-	}
-	return nil
-}
-
-// replaced gives the rules of other agents in the chain of ours.
-func (s *state) replaced(chain string) (found []foreign.LegacyChain) {
-	for _, n := range s.nat {
-		rules, jumps := n.Strange(chain)
-		if len(rules) == 0 {
-			continue
-		}
-		found = append(found, foreign.LegacyChain{
-			Family: n.Family, Table: xtables.NATTable, Name: chain, Jumps: jumps, Rules: len(rules),
-			RandomFully: slices.ContainsFunc(rules, func(r nfnetlink.Rule) bool { return slices.ContainsFunc(r.Exprs, ruletext.RandomFully) }),
-		})
-	}
-	return found
-}
-
-// errOutdated says that what was staged is no longer there, or is to be staged
-// in another way.
-var errOutdated = errors.New("the ruleset changed while it was being written")
 
 // outdated says that an error comes from a change by somebody else between
 // reading and writing, or that the outcome is not known: read again.
 func outdated(err error) bool {
-	return isAny(err, errOutdated, nfnetlink.ErrInterrupted, unix.ERESTART, unix.ENOBUFS, unix.EINTR)
+	return isAny(err, layout.ErrOutdated, nfnetlink.ErrInterrupted, unix.ERESTART, unix.ENOBUFS, unix.EINTR)
 }
 
 // perhapsOutdated says that an error can come from a change by somebody else.
@@ -359,60 +261,52 @@ func isAny(err error, targets ...error) bool {
 
 // apply tries once. With an error it returns the differences that are still there.
 func (k *Kernel) apply(want nft.Ruleset, look Look) (Applied, error) {
-	// Once the chain is ours, foreign rules alone in it are only drift.
-	first := want.Mode() == nft.ModeIPTables && k.inStep.Chain() != want.Chain()
+	// Once a chain is ours, foreign rules alone in it are only drift.
+	first := k.verified.want.Layout != want.Layout
 	s, diffs, err := k.look(want, look, first)
 	if err != nil || len(diffs) == 0 {
 		return Applied{}, err
 	}
-	var replaced []foreign.LegacyChain
-	if first {
-		if err := s.checkChain(want.Chain()); err != nil {
-			return Applied{}, err
-		}
-		replaced = s.replaced(want.Chain())
-	}
-	if err := s.checkPostrouting(want); err != nil {
+	if err := s.check(want, first); err != nil {
 		return Applied{}, err
 	}
-	applied := Applied{Differences: diffs, Replaced: replaced}
-	readAll := s.readAll
-	var staged staged
-	if want.Mode() == nft.ModeNFTables {
-		if staged, err = k.stage(want.Tables[0], s); err != nil {
-			return Applied{Differences: diffs}, err
-		}
+	applied := Applied{Differences: diffs}
+	if first {
+		applied.Replaced = s.replaces(want)
 	}
-	expected := s.generation + staged.commits
-	k.seen.wrote(s.generation, staged.commits)
+	inFull := s.inFull()
+	staged, err := s.stage(want)
+	if err != nil {
+		return Applied{Differences: diffs}, err
+	}
+	expected := s.generation + staged.Transactions
+	k.seen.wrote(s.generation, staged.Transactions)
 	for range k.reads(want, look) {
-		if want.Mode() == nft.ModeIPTables {
-			k.seen.forget() // what its rules have counted is put back
-		}
-		if s, err = k.readRules(want, Look{Others: true, TakeOver: look.TakeOver}); err != nil {
+		s, err = k.read(want, Look{Others: true, TakeOver: look.TakeOver}, layout.Scope{Rules: true, Fresh: true})
+		if err != nil {
 			return Applied{}, err
 		}
-		if want.Mode() == nft.ModeNFTables && !s.own.Holds(staged.handles) {
-			return Applied{}, errOutdated
+		var plan *layout.Plan
+		if plan, err = s.plan(want, staged); err != nil {
+			return Applied{}, err
 		}
-		batches := s.transactions(want, staged.sides)
+		batches := plan.Batches()
 		if err = k.commit(batches, s.generation); err == nil {
 			commits := uint32(len(batches))
-			k.inStep, k.at, k.full, k.others = want, s.generation+commits, readAll, true
+			k.verified = verified{generation: s.generation + commits, want: want, inFull: inFull, others: true}
 			if s.generation != expected {
-				k.at = 0 // somebody else wrote in between: look again
+				k.verified.generation = 0 // somebody else wrote in between: look again
 			}
-			if want.Mode() == nft.ModeIPTables {
-				k.markWritten(s, want)
+			for _, h := range s.held {
+				h.Written(want, k.verified.generation)
+			}
+			if !plan.Shared {
+				k.seen.wrote(s.generation, commits)
 			}
 			for _, l := range s.legacy {
 				applied.TookOver = append(applied.TookOver, l.String())
 			}
-			applied.Removed = s.unwanted(want)
-			if want.Mode() == nft.ModeNFTables && len(s.legacy)+len(applied.Removed) == 0 {
-				k.seen.wrote(s.generation, commits)
-			}
-			applied.Removed = append(applied.Removed, k.sayHeld(s.held(want))...)
+			applied.Removed = append(s.leftovers(want), k.sayEmptied(plan.Emptied)...)
 			return applied, nil
 		}
 		if !errors.Is(err, unix.ERESTART) {
@@ -433,113 +327,30 @@ func (k *Kernel) commit(batches []*nfnetlink.Batch, generation uint32) error {
 	return nil
 }
 
-// staged says under which names the wanted sets are held, which sets these are,
-// and how many transactions it took.
-type staged struct {
-	sides   nft.Sides
-	handles map[string]uint64
-	commits uint32
-}
-
-// stage fills the sets that are to become effective. Another agent may be at the
-// same: each transaction is made only if the sets are still those that the first
-// one made.
-func (k *Kernel) stage(want nft.Table, s *state) (staged, error) {
-	batches, target := native.Stage(want, s.own, k.perBatch)
-	out := staged{sides: target, handles: map[string]uint64{}, commits: uint32(len(batches))}
-	if s.own != nil {
-		for _, name := range target {
-			if held, ok := s.own.Sets[name]; ok {
-				out.handles[name] = held.Handle
-			}
-		}
-	}
-	for i, b := range batches {
-		err := k.fill(b, i == 0, s.generation, out.handles)
-		if errors.Is(err, unix.EMSGSIZE) && k.perBatch > native.SmallBatch {
-			k.perBatch = native.SmallBatch // the send buffer is small: again
-			return staged{}, errOutdated
-		}
-		if err != nil {
-			return staged{}, fmt.Errorf("fill sets: %w", err)
-		}
-	}
-	for _, w := range want.Sets {
-		name := target[w.Name]
-		if t, ok := k.trust[name]; !ok || !slices.Equal(t.prefixes, w.Prefixes) || t.handle != out.handles[name] {
-			k.trust[name] = trusted{prefixes: w.Prefixes, handle: out.handles[name]}
-		}
-	}
-	return out, nil
-}
-
-// fill makes one filling transaction. The first makes the sets, at the
-// generation at which they were planned; the others wait until nobody writes in
-// between.
-func (k *Kernel) fill(b *nfnetlink.Batch, first bool, planned uint32, handles map[string]uint64) error {
-	if first {
-		if err := k.conn.Commit(b, planned); err != nil {
-			return err
-		}
-		maps.Copy(handles, b.Handles)
-		return nil
-	}
-	for range attempts {
-		generation, err := k.conn.Generation()
-		if err != nil {
-			return err
-		}
-		if err := k.stillOurs(handles); err != nil {
-			return err
-		}
-		if err = k.conn.Commit(b, generation); !errors.Is(err, unix.ERESTART) {
-			return err
-		}
-	}
-	return errOutdated
-}
-
-// stillOurs says whether the sets are still those of these handles.
-func (k *Kernel) stillOurs(handles map[string]uint64) error {
-	sets, err := k.conn.Sets(nfnetlink.Inet, nft.TableName)
-	if err != nil {
-		return err
-	}
-	found := 0
-	for _, s := range sets {
-		if h, ok := handles[s.Name]; ok && h == s.Handle {
-			found++
-		}
-	}
-	if found < len(handles) {
-		return errOutdated
-	}
-	return nil
-}
-
-// reads returns how often reading is tried while others write. A large chain takes longer
-// to read than they leave, and is written anew then.
+// reads returns how often reading is tried while others write. What takes longer to
+// read than they leave is rewritten then.
 func (k *Kernel) reads(want nft.Ruleset, l Look) int {
-	if v4, v6 := want.CIDRs(); want.Mode() == nft.ModeIPTables && v4+v6 > k.bigChain && !l.Others && !l.TakeOver && k.inStep.Same(want) {
+	large := slices.ContainsFunc(k.readers, func(r layout.Reader) bool { return r.Large(want) })
+	if large && k.isRepair(want, l) {
 		return 2
 	}
 	return attempts
 }
 
 // look reads the kernel and compares. A dump can be torn by somebody else's
-// transaction without a sign, so a difference counts only when two reads agree. With
-// sign a chain that an older agent wrote in our words is a difference.
-func (k *Kernel) look(want nft.Ruleset, l Look, sign bool) (*state, []string, error) {
+// transaction without a sign, so a difference counts only when two reads agree. At
+// first a chain that an older agent wrote in our words is a difference.
+func (k *Kernel) look(want nft.Ruleset, l Look, first bool) (*state, []string, error) {
 	generation, err := k.conn.Generation()
 	if err != nil {
 		return nil, nil, err
 	}
-	if generation == k.at && !l.Verify && !l.Full && k.inStep.Same(want) && (k.others || !l.Others) && !l.TakeOver {
+	if generation == k.verified.generation && !l.Verify && !l.Full && k.verified.want.Same(want) && (k.verified.others || !l.Others) && !l.TakeOver {
 		return nil, nil, nil
 	}
 	var last []string
 	for try := range k.reads(want, l) {
-		s, err := k.read(want, l)
+		s, err := k.read(want, l, layout.Scope{})
 		// A set or chain that vanished between listing and reading is a torn
 		// read too.
 		if isAny(err, nfnetlink.ErrInterrupted, unix.EINTR, unix.ENOENT) {
@@ -549,19 +360,23 @@ func (k *Kernel) look(want nft.Ruleset, l Look, sign bool) (*state, []string, er
 			return nil, nil, err
 		}
 		diffs := s.differences(want)
-		if sign {
+		if first {
 			diffs = append(diffs, s.unsigned(want)...)
 		}
 		if len(diffs) == 0 {
 			if l.Quick {
 				return s, nil, nil
 			}
-			full := s.readAll && (!s.trusted || k.full && s.generation == k.at)
-			k.inStep, k.at, k.full, k.others = want, s.generation, full, l.Others || k.others && s.generation == k.at
-			k.markChains(s)
+			unchanged := s.generation == k.verified.generation
+			k.verified = verified{
+				generation: s.generation, want: want, inFull: s.inFull(), others: l.Others || k.verified.others && unchanged,
+			}
+			for _, h := range s.held {
+				h.Right()
+			}
 			return s, nil, nil
 		}
-		if s.generation == k.at || try > 0 && slices.Equal(diffs, last) {
+		if s.generation == k.verified.generation || try > 0 && slices.Equal(diffs, last) {
 			return s, diffs, nil
 		}
 		last = diffs

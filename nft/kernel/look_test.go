@@ -75,7 +75,7 @@ func TestDiffWritesNothing(t *testing.T) {
 func TestLargeSetIsReadWholeOnlyWhenAsked(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
-	want := nft.Compile(tamperConfig(bigSet+500), nft.Options{Layout: native.Layout{}})
+	want := nft.Compile(tamperConfig(native.BigSet+500), nft.Options{Layout: native.Layout{}})
 	k := open(t, ns)
 	apply(t, k, want, Look{})
 	counted := func() bool {
@@ -124,7 +124,8 @@ func TestLargeChainIsReadWholeOnlyWhenAsked(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	want := xtOf(tamperConfig(500))
 	k := open(t, ns)
-	k.bigChain = 400
+	chains := k.readers[1].(*xtables.Reader)
+	chains.BigChain = 400
 	apply(t, k, want, Look{})
 	for _, tt := range []struct {
 		name        string
@@ -144,7 +145,7 @@ func TestLargeChainIsReadWholeOnlyWhenAsked(t *testing.T) {
 			if diffs, err := k.Diff(want, Look{Full: true}); err != nil || len(diffs) > 0 {
 				t.Fatalf("at first: %q, %v", diffs, err)
 			}
-			k.chainsRead, k.chainsCost = time.Now(), time.Minute
+			chains.LastRead, chains.LastCost = time.Now(), time.Minute
 			tt.do(&attacker{t: t, ns: ns, table: "inet " + nft.TableName, want: want})
 			for _, look := range []Look{{Quick: true}, {}} {
 				if diffs, err := k.Diff(want, look); err != nil || (len(diffs) > 0) != tt.short {
@@ -244,14 +245,14 @@ func TestChainOfSomebodyElseIsRefused(t *testing.T) {
 	iptables(t, ns, nfnetlink.IPv6, "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
 	before := nfttest.ListRuleset(t, ns)
 	k := open(t, ns)
-	if err := k.CheckChain(cases.DefaultChain); !errors.Is(err, ErrForeignChain) {
+	if err := k.Check(xtables.Layout{Name: cases.DefaultChain}); !errors.Is(err, nft.ErrForeignChain) {
 		t.Errorf("CheckChain says %v", err)
 	}
-	if err := k.CheckChain("ANOTHER"); err != nil {
+	if err := k.Check(xtables.Layout{Name: "ANOTHER"}); err != nil {
 		t.Errorf("CheckChain of a name that is free says %v", err)
 	}
 	want := cases.Load(t, "both-families").Compile(nft.ModeIPTables)
-	if _, err := k.Apply(want, Look{}); !errors.Is(err, ErrForeignChain) {
+	if _, err := k.Apply(want, Look{}); !errors.Is(err, nft.ErrForeignChain) {
 		t.Errorf("Apply says %v", err)
 	}
 	if diff := cmp.Diff(before, nfttest.ListRuleset(t, ns)); diff != "" {

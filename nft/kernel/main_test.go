@@ -62,8 +62,10 @@ func open(t testing.TB, ns *nfttest.NS) *Kernel {
 	t.Helper()
 	k := New(connect(t, ns))
 	t.Cleanup(func() {
-		if err := k.countConn.Close(); err != nil {
-			t.Error(err)
+		for _, r := range k.readers {
+			if err := r.Close(); err != nil {
+				t.Error(err)
+			}
 		}
 	})
 	return k

@@ -1,6 +1,9 @@
 package kernel
 
-import "nft-masq-agent/nft/nfnetlink"
+import (
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/nfnetlink"
+)
 
 // A memory gives the rules of a long chain that it gave before, as long as nobody
 // has written: a start asks for POSTROUTING four times, and the kernel takes half
@@ -8,8 +11,8 @@ import "nft-masq-agent/nft/nfnetlink"
 type memory struct {
 	*nfnetlink.Conn
 	at    uint32 // the generation at which they were read
-	rules map[chainID][]nfnetlink.Rule
-	jumps map[chainID]foundJumps
+	rules map[layout.ChainID][]nfnetlink.Rule
+	jumps map[layout.ChainID]foundJumps
 	read  int // how many rules, also of short chains
 }
 
@@ -30,7 +33,7 @@ func (m *memory) Generation() (uint32, error) {
 // behind: what a writer has torn is remembered, too. The kernel raises the
 // generation a moment before the new rules are in force, so who fails forgets.
 func (m *memory) Rules(family nfnetlink.Family, table, chain string) ([]nfnetlink.Rule, error) {
-	at := chainID{family, table, chain}
+	at := layout.ChainID{Family: family, Table: table, Chain: chain}
 	if rules, ok := m.rules[at]; ok {
 		return rules, nil
 	}
@@ -43,7 +46,7 @@ func (m *memory) Rules(family nfnetlink.Family, table, chain string) ([]nfnetlin
 
 // FirstRules remembers chains that it has read to their end.
 func (m *memory) FirstRules(family nfnetlink.Family, table, chain string, enough func(nfnetlink.Rule) bool) (rules []nfnetlink.Rule, more bool, err error) {
-	at := chainID{family, table, chain}
+	at := layout.ChainID{Family: family, Table: table, Chain: chain}
 	if rules, ok := m.rules[at]; ok {
 		return rules, false, nil
 	}
@@ -64,27 +67,27 @@ type foundJumps struct {
 
 // Jumps is asked for the same rules, as long as nobody has written.
 func (m *memory) Jumps(family nfnetlink.Family, table, chain string, match func(nfnetlink.Rule) bool) ([]nfnetlink.Rule, int, error) {
-	at := chainID{family, table, chain}
+	at := layout.ChainID{Family: family, Table: table, Chain: chain}
 	if j, ok := m.jumps[at]; ok {
 		return j.rules, j.rest, nil
 	}
 	rules, rest, err := m.Conn.Jumps(family, table, chain, match)
 	if err == nil {
 		if m.jumps == nil {
-			m.jumps = map[chainID]foundJumps{}
+			m.jumps = map[layout.ChainID]foundJumps{}
 		}
 		m.jumps[at] = foundJumps{rules, rest}
 	}
 	return rules, rest, err
 }
 
-func (m *memory) keep(at chainID, rules []nfnetlink.Rule) {
+func (m *memory) keep(at layout.ChainID, rules []nfnetlink.Rule) {
 	m.read += len(rules)
 	if len(rules) < manyRules {
 		return
 	}
 	if m.rules == nil {
-		m.rules = map[chainID][]nfnetlink.Rule{}
+		m.rules = map[layout.ChainID][]nfnetlink.Rule{}
 	}
 	m.rules[at] = rules
 }

@@ -220,13 +220,13 @@ func TestCountersSurviveChanges(t *testing.T) {
 	if got := counters(t, k); len(got) > 0 {
 		t.Errorf("counters without a table: %v", got)
 	}
-	want := map[Counts]uint64{}
+	want := map[nft.Counts]uint64{}
 	for _, name := range []string{"both-families", "ipv6", "all-policies", "both-families"} {
 		c := cases.Load(t, name)
 		apply(t, k, c.Compile(nft.ModeNFTables), Look{})
 		for _, p := range c.Packets {
 			wire.send(t, p)
-			want[Counts{IPv6: p.Dst.Is6(), Verdict: p.Verdict}]++
+			want[nft.Counts{IPv6: p.Dst.Is6(), Verdict: p.Verdict}]++
 		}
 		if diff := cmp.Diff(want, counters(t, k)); diff != "" {
 			t.Errorf("%s (-sent +counted):\n%s", name, diff)

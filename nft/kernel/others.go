@@ -7,9 +7,8 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
-	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/xtables"
 )
 
 // Others is what else masquerades on this node.
@@ -61,7 +60,7 @@ func (o Others) OlderAgentDecides() bool {
 
 // XTables finds the chains of iptables-based agents in legacy ip_tables. The
 // generation of the ruleset says nothing about them.
-func (k *Kernel) XTables() ([]foreign.XTChain, error) { return k.xtables() }
+func (k *Kernel) XTables() ([]foreign.XTChain, error) { return k.legacyChains() }
 
 // Others looks for the rules of others. It reads every chain that a packet can
 // meet in a nat chain of postrouting, and no other.
@@ -70,7 +69,7 @@ func (k *Kernel) Others(want nft.Ruleset) (Others, error) {
 	if err != nil {
 		return Others{}, err
 	}
-	xtables, err := k.xtables()
+	xtables, err := k.legacyChains()
 	if err != nil {
 		return Others{}, err
 	}
@@ -91,7 +90,7 @@ func (k *Kernel) Others(want nft.Ruleset) (Others, error) {
 // no pod is none of them.
 func enforced(p nft.Policy, all []foreign.Conflict) (conflicts, podless, overridden []foreign.Conflict) {
 	for _, c := range all {
-		late, meets := c.Priority > native.EnforcePriority, false
+		late, meets := c.Priority > nft.EnforcePriority, false
 		for _, f := range p.Families {
 			if own := map[bool]nfnetlink.Family{false: nfnetlink.IPv4, true: nfnetlink.IPv6}[f.IPv6]; c.Rule.Family != nfnetlink.Inet && c.Rule.Family != own {
 				continue
@@ -126,7 +125,7 @@ func (k *Kernel) snapshot(want nft.Ruleset) (foreign.Snapshot, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return again(func() (foreign.Snapshot, error) {
-		s, err := k.readRules(want, Look{Others: true})
+		s, err := k.read(want, Look{Others: true}, layout.Scope{Rules: true})
 		if err != nil {
 			return foreign.Snapshot{}, err
 		}
@@ -136,8 +135,9 @@ func (k *Kernel) snapshot(want nft.Ruleset) (foreign.Snapshot, error) {
 
 // share says what a ruleset masquerades, and where.
 func share(want nft.Ruleset) foreign.Share {
-	s := foreign.Share{Shared: want.Mode() == nft.ModeIPTables}
+	s := foreign.Share{}
 	for _, t := range want.Tables {
+		s.Shared = t.Name != nft.TableName
 		for _, c := range t.Chains {
 			if c.Hook != nil {
 				s.Priority = c.Hook.Priority
@@ -170,38 +170,6 @@ func share(want nft.Ruleset) foreign.Share {
 		}
 	}
 	return s
-}
-
-// isOurs tells the chains of ours from all others: those of our table, those of
-// the wanted name, which are or will be ours, and those that some config of
-// this version yields.
-func (s *state) isOurs(want nft.Ruleset) func(nfnetlink.Chain) bool {
-	ours := map[nfnetlink.Family][]string{}
-	for _, n := range s.nat {
-		chains := n.Ours()
-		if natTable(want, n.Family) != nil {
-			chains = append(chains, xtables.OwnChain{Name: want.Chain(), Text: want.Chain()})
-		}
-		for _, c := range chains {
-			ours[n.Family] = append(ours[n.Family], c.Members()...)
-		}
-	}
-	return func(c nfnetlink.Chain) bool {
-		if c.Family == nfnetlink.Inet {
-			return c.Table == nft.TableName
-		}
-		return c.Table == xtables.NATTable && slices.Contains(ours[c.Family], c.Name)
-	}
-}
-
-// readLegacy finds what a take-over removes.
-func (k *Kernel) readLegacy(s *state, want nft.Ruleset) error {
-	snapshot, err := foreign.Read(&k.seen, s.isOurs(want))
-	if err != nil {
-		return err
-	}
-	s.legacy = foreign.Legacy(snapshot)
-	return nil
 }
 
 // Rewritten reports whether one of the rules can meet a connection; dnat says that

@@ -31,7 +31,7 @@ func TestALargeFillFitsASmallSendBuffer(t *testing.T) {
 	}
 	want := nft.Compile(c, nft.Options{Layout: native.Layout{}})
 	apply(t, k, want, Look{})
-	if k.perBatch != native.SmallBatch {
+	if k.readers[0].(*native.Reader).PerBatch != native.SmallBatch {
 		t.Error("the send buffer was not too small: nothing is tested")
 	}
 	diffs, err := open(t, ns).Diff(want, Look{Full: true})

@@ -143,7 +143,7 @@ func notOurs(t testing.TB, ns *nfttest.NS, r nft.Ruleset) []string {
 			t.Fatal(err)
 		}
 		for _, rule := range rules {
-			to, _ := xtables.Target(rule)
+			to, _ := ruletext.Target(rule)
 			if !ours(f, rule.Table, rule.Chain) && !ours(f, rule.Table, to) {
 				all = append(all, fmt.Sprintf("%s %s %s %d: %s", f, rule.Table, rule.Chain, rule.Handle, ruletext.String(rule)))
 			}

@@ -7,6 +7,7 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -50,7 +51,7 @@ func (k *Kernel) Trace(q Question) (Node, error) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s, err := again(func() (*state, error) { return k.readRules(q.Held, Look{Others: true}) })
+	s, err := again(func() (*state, error) { return k.read(q.Held, Look{Others: true}, layout.Scope{Rules: true}) })
 	if err != nil {
 		return n, err
 	}

@@ -3,7 +3,9 @@ package layouts
 
 import (
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -13,4 +15,10 @@ func Of(m nft.Mode, chain string) nft.Layout {
 		return xtables.Layout{Name: chain}
 	}
 	return native.Layout{}
+}
+
+// Readers returns a reader of each layout. The connection is for what is written, and
+// what has to be read again; seen may remember long chains.
+func Readers(c *nfnetlink.Conn, seen nfnetlink.Reader) []layout.Reader {
+	return []layout.Reader{native.NewReader(c), xtables.NewReader(c, seen)}
 }

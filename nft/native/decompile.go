@@ -10,6 +10,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/ruletext"
 )
@@ -40,29 +41,35 @@ func ReadWhole(c *nfnetlink.Conn) (*Own, error) {
 	return own, nil
 }
 
-// Ruleset gives the ruleset of the policy that the table holds, whose elements were
-// read. It is intact where the table is just that, or where somebody has changed
-// the rules and the hash in their comments is still that of the policy.
-func (o *Own) Ruleset() (r nft.Ruleset, intact bool) {
-	r = nft.CompilePolicy(o.readPolicy(), Layout{})
-	says := func(k nfnetlink.Rule) bool { return strings.HasSuffix(ruletext.Comment(k), r.Hash()) }
-	return r, len(o.Differences(r.Tables[0])) == 0 || slices.ContainsFunc(o.rules[BaseChain], says)
+// ReadBack returns the ruleset that the table, whose elements were read, decides by. It
+// is ours if the table is just that, or if somebody has changed the rules and the hash
+// in their comments is still that of the policy. It is exact also if somebody has
+// changed the elements of a set since, but not if the rules are others than some config
+// of this version yields.
+func (o *Own) ReadBack() layout.Found {
+	found := layout.Found{Ruleset: nft.CompilePolicy(o.readPolicy(), Layout{})}
+	table := found.Tables[0]
+	if len(o.Differences(table)) == 0 {
+		found.Ours, found.Exact = true, true
+		return found
+	}
+	held := o.rules[BaseChain]
+	found.Ours = slices.ContainsFunc(held, func(r nfnetlink.Rule) bool {
+		return strings.HasSuffix(ruletext.Comment(r), found.Hash())
+	})
+	last := slices.Clone(table.Chains[len(table.Chains)-1].Rules)
+	if len(held) > 0 {
+		last[len(last)-1].Comment = ruletext.Comment(held[len(held)-1])
+	}
+	said := table
+	said.Chains = slices.Clone(table.Chains)
+	said.Chains[len(said.Chains)-1].Rules = last
+	found.Exact = len(o.Differences(said)) == 0
+	return found
 }
 
 // Empty says that the table decides nothing.
 func (o *Own) Empty() bool { return len(o.rules[BaseChain]) == 0 }
-
-// Policy gives what the table, whose elements were read, decides, also where
-// somebody has changed the elements of a set since; false where it has other
-// rules than some config of this version yields.
-func (o *Own) Policy() (nft.Policy, bool) {
-	r := nft.CompilePolicy(o.readPolicy(), Layout{})
-	base := r.Tables[0].Chains[len(r.Tables[0].Chains)-1]
-	if held := o.rules[BaseChain]; len(held) > 0 {
-		base.Rules[len(base.Rules)-1].Comment = ruletext.Comment(held[len(held)-1])
-	}
-	return r.Policy, len(o.Differences(r.Tables[0])) == 0
-}
 
 // readPolicy reads what the table decides. Whether it is ours shows when the policy
 // is compiled again and compared.

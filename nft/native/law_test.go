@@ -11,11 +11,11 @@ import (
 // decompile reads the policy of a ruleset back from what the kernel would hold.
 func decompile(t *testing.T, r nft.Ruleset) nft.Policy {
 	t.Helper()
-	p, exact := native.OwnOf(r.Tables[0]).Policy()
-	if !exact {
+	found := native.OwnOf(r.Tables[0]).ReadBack()
+	if !found.Exact || !found.Ours {
 		t.Fatalf("not taken for ours:\n%s", r)
 	}
-	return p
+	return found.Policy
 }
 
 func TestAPolicyIsReadBackFromItsRules(t *testing.T) { cases.CheckLaw(t, nft.ModeNFTables, decompile) }

@@ -55,6 +55,16 @@ func UserData(b []byte, typ byte) string {
 	return ""
 }
 
+// Target returns the chain that a rule jumps or goes to.
+func Target(r nfnetlink.Rule) (string, bool) {
+	for _, e := range r.Exprs {
+		if _, chain, ok := e.Verdict(); ok && chain != "" {
+			return chain, true
+		}
+	}
+	return "", false
+}
+
 // A Statement is one step of a rule: a comparison of a Field, or else what its
 // expression does.
 type Statement struct {

@@ -84,7 +84,7 @@ func (n *Shared) MarksOf(c nfnetlink.Reader, chain string) Trust {
 func (n *Shared) mark(c nfnetlink.Chain) Mark {
 	use := c.Use
 	for _, r := range n.rules {
-		if to, _ := Target(r); to == c.Name {
+		if to, _ := ruletext.Target(r); to == c.Name {
 			use--
 		}
 	}
@@ -131,7 +131,7 @@ const manyRules = 20_000
 // or are jumps of ours.
 func (n *Shared) readJumps(c nfnetlink.Reader, names []string) (err error) {
 	n.rules, n.unread, err = c.Jumps(n.Family, NATTable, Postrouting, func(r nfnetlink.Rule) bool {
-		to, _ := Target(r)
+		to, _ := ruletext.Target(r)
 		_, ours := jumpOf(r)
 		return ours || slices.Contains(names, to)
 	})
@@ -204,7 +204,7 @@ func ReadShared(c nfnetlink.Reader, family nfnetlink.Family, names []string, o R
 // the table may be empty.
 func (n *Shared) allOurs() bool {
 	return n.unread == 0 && !slices.ContainsFunc(n.rules, func(r nfnetlink.Rule) bool {
-		to, _ := Target(r)
+		to, _ := ruletext.Target(r)
 		_, ours := n.chains[to]
 		return !ours
 	})
@@ -297,16 +297,6 @@ func (n *Shared) Trusted() bool { return len(n.trusted) > 0 }
 // are more is difference enough: what others add can be larger than our memory.
 const Slack = 5_000
 
-// Target gives the chain that a rule jumps or goes to.
-func Target(r nfnetlink.Rule) (string, bool) {
-	for _, e := range r.Exprs {
-		if _, chain, ok := e.Verdict(); ok && chain != "" {
-			return chain, true
-		}
-	}
-	return "", false
-}
-
 // sameXT compares what a rule of the shared tables does; programs keep notes of
 // their own in the user data.
 func sameXT(a, b nfnetlink.Rule) bool { return nfnetlink.EqualExprs(a.Exprs, b.Exprs) }
@@ -395,7 +385,7 @@ func xtRuleDifferences(where string, want nft.Chain, t nft.Table, got []nfnetlin
 // exactly ours, and variants of other agents and versions.
 func (n *Shared) jumps(chain string, jump nfnetlink.Rule) (exact, others []nfnetlink.Rule) {
 	for _, r := range n.rules {
-		switch to, ok := Target(r); {
+		switch to, ok := ruletext.Target(r); {
 		case !ok || to != chain:
 		case sameXT(r, jump):
 			exact = append(exact, r)
@@ -497,7 +487,7 @@ func (n *Shared) heldBeside(name string, jumps int) bool {
 	ours := len(n.chains[name]) + jumps
 	for _, rules := range n.chains {
 		for _, r := range rules {
-			if to, _ := Target(r); to == name {
+			if to, _ := ruletext.Target(r); to == name {
 				ours++
 			}
 		}
@@ -592,7 +582,7 @@ func (n *Shared) Remove(b *nfnetlink.Batch, chains []OwnChain, kept []string, la
 	jumps := map[string]int{}
 	for _, c := range chains {
 		for _, r := range n.rules {
-			if to, ok := Target(r); ok && to == c.Name && !slices.Contains(kept, to) {
+			if to, ok := ruletext.Target(r); ok && to == c.Name && !slices.Contains(kept, to) {
 				b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
 				jumps[to]++
 				rest--
@@ -634,7 +624,7 @@ func (n *Shared) doomed(chains []OwnChain, kept []string) []string {
 // make to a chain of the name of which it speaks. The kernel knows longer names
 // than iptables takes, and than fit our comment.
 func jumpOf(r nfnetlink.Rule) (OwnChain, bool) {
-	to, ok := Target(r)
+	to, ok := ruletext.Target(r)
 	said, ours := SharedJumpSays(ruletext.Comment(r))
 	if !ok || !ours || len(said) > MaxChainName {
 		return OwnChain{}, false
@@ -740,7 +730,7 @@ func (n *Shared) Strange(chain string) (rules, jumps []nfnetlink.Rule) {
 		return nil, nil
 	}
 	for _, r := range n.rules {
-		if to, ok := Target(r); ok && to == chain {
+		if to, ok := ruletext.Target(r); ok && to == chain {
 			jumps = append(jumps, r)
 		}
 	}

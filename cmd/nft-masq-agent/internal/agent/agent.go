@@ -47,7 +47,7 @@ type Kernel struct {
 	Apply    func(nft.Ruleset, kernel.Look) (kernel.Applied, error)
 	ReadBack func() (nft.Ruleset, bool, error)
 	PortID   func() uint32
-	Counters func() ([]kernel.Counts, error)
+	Counters func() ([]nft.Counts, error)
 	Others   func(nft.Ruleset) (kernel.Others, error)
 	// XTables is quick, and says what Others would of legacy ip_tables.
 	XTables func() ([]foreign.XTChain, error)

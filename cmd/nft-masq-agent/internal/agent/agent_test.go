@@ -51,7 +51,7 @@ type world struct {
 	readings atomic.Int64 // of the connections
 	reading  atomic.Int64 // how long one takes
 
-	counts    []kernel.Counts
+	counts    []nft.Counts
 	countsErr error
 
 	generation   uint32
@@ -189,7 +189,7 @@ func (w *world) join() error {
 	return w.cannotListen
 }
 
-func (w *world) counters() ([]kernel.Counts, error) {
+func (w *world) counters() ([]nft.Counts, error) {
 	if w.countsErr != nil {
 		return nil, w.countsErr
 	}

@@ -55,7 +55,7 @@ func TestMetricsCountTheConnectionsThatWereSent(t *testing.T) {
 			a := New(Inputs{Files: files}, Kernel{
 				Apply: k.Apply, ReadBack: k.ReadBack, PortID: k.PortID, Others: k.Others, XTables: k.XTables, Generation: func() (uint32, error) { return 0, nil }, Cleanup: k.Cleanup, Forget: func() { k.Forget() },
 				// A kernel of its own each time: one gives an answer again for a while.
-				Counters: func() ([]kernel.Counts, error) { return openKernel(t, topo.Node).Counters(o.Layout) },
+				Counters: func() ([]nft.Counts, error) { return openKernel(t, topo.Node).Counters(o.Layout) },
 			}, Settings{Options: o}, log)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})

@@ -9,7 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/kernel"
 )
 
 // metrics are what is counted of the loop, and at each scrape the state that it
@@ -236,7 +235,7 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 // A connectionCollector reads the kernel's counters at each scrape. No set is
 // read for it.
 type connectionCollector struct {
-	read        func() ([]kernel.Counts, error)
+	read        func() ([]nft.Counts, error)
 	connections *prometheus.Desc
 	errors      prometheus.Counter
 	sums        *sums // where the kernel's counters do not last
@@ -266,7 +265,7 @@ func (c connectionCollector) begin() {
 	}
 }
 
-func (c connectionCollector) counts() ([]kernel.Counts, error) {
+func (c connectionCollector) counts() ([]nft.Counts, error) {
 	counts, err := c.read()
 	if err != nil || c.sums == nil {
 		return counts, err
@@ -302,7 +301,7 @@ func (c connectionCollector) Collect(ch chan<- prometheus.Metric) {
 // here begins at zero with the program and never falls.
 type sums struct {
 	mu         sync.Mutex
-	last, told map[kernel.Counts]uint64 // by family and verdict
+	last, told map[nft.Counts]uint64 // by family and verdict
 }
 
 func (s *sums) begun() bool {
@@ -311,16 +310,16 @@ func (s *sums) begun() bool {
 	return s.last != nil
 }
 
-func (s *sums) add(counts []kernel.Counts) []kernel.Counts {
+func (s *sums) add(counts []nft.Counts) []nft.Counts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	first := s.last == nil
 	if first {
-		s.last, s.told = map[kernel.Counts]uint64{}, map[kernel.Counts]uint64{}
+		s.last, s.told = map[nft.Counts]uint64{}, map[nft.Counts]uint64{}
 	}
-	out := make([]kernel.Counts, 0, len(counts))
+	out := make([]nft.Counts, 0, len(counts))
 	for _, n := range counts {
-		key := kernel.Counts{IPv6: n.IPv6, Verdict: n.Verdict}
+		key := nft.Counts{IPv6: n.IPv6, Verdict: n.Verdict}
 		if last := s.last[key]; n.Packets > last && !first {
 			s.told[key] += n.Packets - last
 		}

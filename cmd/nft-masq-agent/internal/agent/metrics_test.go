@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/kernel"
 )
 
 // own gives the metrics of an agent that are not about Go or the process.
@@ -43,7 +42,7 @@ func own(t *testing.T, a *Agent) map[string][]string {
 // everything makes an agent tell all it can.
 func everything(t *testing.T, test func(t *testing.T, w *world)) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.counts = []kernel.Counts{{Verdict: nft.Masqueraded, Packets: 3}, {IPv6: true, Verdict: nft.Exempt, Packets: 2}}
+		w.counts = []nft.Counts{{Verdict: nft.Masqueraded, Packets: 3}, {IPv6: true, Verdict: nft.Exempt, Packets: 2}}
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
 		test(t, w)
@@ -180,8 +179,8 @@ func TestSumsOverRulesNeverFall(t *testing.T) {
 		{5, 15},  //
 		{105, 115},
 	} {
-		got := s.add([]kernel.Counts{{Verdict: nft.Exempt, Packets: step.kernel}})
-		want := []kernel.Counts{{Verdict: nft.Exempt, Packets: step.told}}
+		got := s.add([]nft.Counts{{Verdict: nft.Exempt, Packets: step.kernel}})
+		want := []nft.Counts{{Verdict: nft.Exempt, Packets: step.told}}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("step %d (-want +got):\n%s", i, diff)
 		}
@@ -189,8 +188,8 @@ func TestSumsOverRulesNeverFall(t *testing.T) {
 }
 
 func TestCountersOfModeIPTablesBeginWithTheHandler(t *testing.T) {
-	counts := []kernel.Counts{{Verdict: nft.Masqueraded, Packets: 40}}
-	c := newConnectionCollector(Kernel{Counters: func() ([]kernel.Counts, error) { return counts, nil }}, nft.ModeIPTables)
+	counts := []nft.Counts{{Verdict: nft.Masqueraded, Packets: 40}}
+	c := newConnectionCollector(Kernel{Counters: func() ([]nft.Counts, error) { return counts, nil }}, nft.ModeIPTables)
 	c.begin()
 	counts[0].Packets = 42
 	if n := testutil.CollectAndCount(c); n != 2 {

@@ -117,10 +117,7 @@ type conflictReport struct {
 func (r *Status) SetConfig(o options.Options, l options.Loaded, err error) {
 	r.Config = configReport{
 		Path: o.ConfigPath, Files: append([]string{}, l.Files...), Accepted: err == nil,
-		Errors: []string{}, Warnings: []string{}, Mode: string(o.Mode),
-	}
-	if o.Mode == nft.ModeIPTables {
-		r.Config.Chain = o.Chain
+		Errors: []string{}, Warnings: []string{}, Mode: string(o.Mode), Chain: o.NFT().Layout.Chain(),
 	}
 	for _, w := range l.Warnings {
 		r.Config.Warnings = append(r.Config.Warnings, w.Error())
@@ -158,7 +155,7 @@ func (r *Status) SetEnforced(o options.Options, l options.Loaded) {
 }
 
 // SetConnections reports on the counters.
-func (r *Status) SetConnections(counts []kernel.Counts) {
+func (r *Status) SetConnections(counts []nft.Counts) {
 	r.Connections = []connectionReport{}
 	for _, c := range counts {
 		r.Connections = append(r.Connections, connectionReport{strings.ToLower(familyName(c.IPv6)), string(c.Verdict), c.Packets})

@@ -1,0 +1,383 @@
+package native
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// A Reader reads our table. It implements [layout.Reader].
+type Reader struct {
+	conn, counters *nfnetlink.Conn
+	// PerBatch is the most prefixes in a filling transaction.
+	PerBatch int
+	trust    map[string]trusted
+	// When a set was last read, and what that cost.
+	dumped   time.Time
+	dumpCost time.Duration
+}
+
+// trusted is what a set held when it was last filled or read.
+type trusted struct {
+	prefixes []netip.Prefix
+	handle   uint64 // 0 until the set is seen again
+}
+
+// NewReader returns a reader that uses a connection.
+func NewReader(c *nfnetlink.Conn) *Reader {
+	return &Reader{conn: c, counters: c.Another(), PerBatch: LargeBatch, trust: map[string]trusted{}}
+}
+
+// Close implements [layout.Reader].
+func (r *Reader) Close() error { return r.counters.Close() }
+
+// Large implements [layout.Reader]: sets that are large are taken on trust.
+func (r *Reader) Large(nft.Ruleset) bool { return false }
+
+// Rewrite implements [layout.Reader].
+func (r *Reader) Rewrite(nft.Ruleset) ([]string, error) { return nil, layout.ErrNotPossible }
+
+// Recreate implements [layout.Reader]. A map, an object or a chain that somebody put there
+// may hold what has to go, or its flags may not be changed. The table is deleted only if
+// the kernel takes all that is to be made, which is tried before.
+func (r *Reader) Recreate(want nft.Ruleset) (gap time.Duration, err error) {
+	t := tableOf(want)
+	if t == nil {
+		return 0, layout.ErrNotPossible
+	}
+	if _, err := r.conn.Table(nfnetlink.Inet, nft.TableName); err != nil {
+		return 0, errors.Join(layout.ErrNotPossible, err)
+	}
+	batches, rehearsal := Recreate(*t, r.PerBatch)
+	var refused *nfnetlink.RefusedError
+	if err := r.conn.Commit(rehearsal, 0); !errors.As(err, &refused) || !refused.Last {
+		return 0, errors.Join(layout.ErrNotPossible, err)
+	}
+	start := time.Now()
+	clear(r.trust)
+	for _, b := range batches {
+		if err := r.conn.Commit(b, 0); err != nil {
+			return 0, err
+		}
+	}
+	return time.Since(start), nil
+}
+
+// ReadBack implements [layout.Reader].
+func (r *Reader) ReadBack(string, bool) (*layout.Found, error) {
+	own, err := ReadWhole(r.conn)
+	if err != nil || own == nil || own.Empty() {
+		return nil, err
+	}
+	found := own.ReadBack()
+	return &found, nil
+}
+
+// Counters implements [layout.Reader]: it reads the named counters of the table, and
+// no set.
+func (r *Reader) Counters(l nft.Layout) ([]nft.Counts, error) {
+	if l != (Layout{}) {
+		return nil, nil
+	}
+	objects, err := r.counters.Objects(nfnetlink.Inet, nft.TableName)
+	if err != nil {
+		if nfnetlink.IsNotExist(err) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	var out []nft.Counts
+	for _, o := range objects {
+		for _, f := range []nft.FamilyPolicy{{}, {IPv6: true}} {
+			for _, v := range []nft.Verdict{nft.Local, nft.Exempt, nft.Masqueraded} {
+				if o.Name == string(v)+f.Suffix() {
+					out = append(out, nft.Counts{IPv6: f.IPv6, Verdict: v, Packets: o.Packets})
+				}
+			}
+		}
+	}
+	return out, nil
+}
+
+// held is what the kernel holds of our table. It implements [layout.Held].
+type held struct {
+	*Reader
+	own        *Own
+	generation uint32 // at which it was read
+	inFull     bool
+}
+
+// tableOf returns the wanted table, nil if another layout is wanted.
+func tableOf(want nft.Ruleset) *nft.Table {
+	if want.Layout != (Layout{}) || len(want.Tables) == 0 {
+		return nil
+	}
+	return &want.Tables[0]
+}
+
+// Read implements [layout.Reader].
+func (r *Reader) Read(want nft.Ruleset, s layout.Scope) (layout.Held, error) {
+	own, err := ReadOwn(r.conn)
+	if err != nil {
+		return nil, err
+	}
+	h := &held{Reader: r, own: own, generation: s.Generation, inFull: true}
+	if t := tableOf(want); t != nil && own != nil && !s.Rules {
+		for _, w := range t.Sets {
+			if err := h.readSides(w, s); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return h, nil
+}
+
+// BigSet is the size from which a set is not read whenever the ruleset changed:
+// the kernel walks a set from its start for every page of a dump.
+const BigSet = 10_000
+
+// readSides reads what a wanted set holds, under both names where both are there.
+func (h *held) readSides(w nft.Set, s layout.Scope) error {
+	for _, side := range []string{nft.SideA, nft.SideB} {
+		set, ok := h.own.Sets[w.Name+side]
+		if !ok {
+			continue
+		}
+		known := s.Unchanged && (s.InFull || !s.Full)
+		if known || (s.Quick || max(len(w.Prefixes), int(set.Count)) > BigSet) && !s.Full {
+			h.inFull = h.inFull && (known && s.InFull)
+			remembered, err := h.remembers(set, w, known, s)
+			if err != nil {
+				return err
+			}
+			if remembered {
+				continue
+			}
+		}
+		start := time.Now()
+		if err := set.ReadElements(h.conn, len(w.Prefixes)+Slack); err != nil {
+			return err
+		}
+		h.dumped, h.dumpCost = time.Now(), time.Since(start)
+		if set.Equals(w.Prefixes) {
+			h.trust[set.Name] = trusted{prefixes: w.Prefixes, handle: set.Handle}
+		}
+	}
+	return nil
+}
+
+// remembers reports whether what a set holds need not be read: nothing changed
+// since it was known, or it is the same set, holds as many elements, and has none for
+// addresses between them. Kernels before 6.18 do not tell how many; there the set is
+// read now and then, so that the reading takes no more than a hundredth of a
+// processor.
+func (r *Reader) remembers(held *HeldSet, w nft.Set, known bool, s layout.Scope) (bool, error) {
+	t, ok := r.trust[held.Name]
+	switch {
+	case !ok || t.handle != 0 && t.handle != held.Handle:
+		return false, nil
+	case known:
+	case held.Counted && int(held.Count) != len(t.prefixes):
+		return false, nil
+	case !held.Counted && !s.Quick && time.Since(r.dumped) > 100*r.dumpCost:
+		return false, nil
+	default:
+		for _, a := range probes(t.prefixes) {
+			if has, err := r.conn.HasElement(held.Family, held.Table, held.Name, a); has || err != nil {
+				return false, err
+			}
+		}
+	}
+	t.handle = held.Handle
+	r.trust[held.Name] = t
+	if held.Trusted = slices.Equal(t.prefixes, w.Prefixes); !held.Trusted {
+		held.Read = true
+		for _, p := range t.prefixes {
+			held.Holds = append(held.Holds, iprange.Of(p))
+		}
+	}
+	return true, nil
+}
+
+// probes returns addresses that the prefixes, which are sorted, do not hold: some
+// directly after one of them, the last of all, and the zero address for the element
+// *, which is in no count. One element cannot take in many addresses without taking in
+// one of these, unless it lies within a gap.
+func probes(prefixes []netip.Prefix) []netip.Addr {
+	const many = 8
+	out := []netip.Addr{{}}
+	if len(prefixes) == 0 {
+		return out
+	}
+	for i := range many {
+		at := i * len(prefixes) / many
+		after := iprange.Of(prefixes[at]).To.Next()
+		if after.IsValid() && (at+1 == len(prefixes) || !prefixes[at+1].Contains(after)) {
+			out = append(out, after)
+		}
+	}
+	for _, end := range []netip.Addr{first(prefixes[0].Addr()), iprange.Of(netip.PrefixFrom(prefixes[0].Addr(), 0)).To} {
+		if !prefixes[0].Contains(end) && !prefixes[len(prefixes)-1].Contains(end) {
+			out = append(out, end)
+		}
+	}
+	return out
+}
+
+// first returns the first address of a family.
+func first(a netip.Addr) netip.Addr { return netip.PrefixFrom(a, 0).Masked().Addr() }
+
+// InFull implements [layout.Held].
+func (h *held) InFull() bool { return h.inFull }
+
+// Differences implements [layout.Held].
+func (h *held) Differences(want nft.Ruleset) []string {
+	if t := tableOf(want); t != nil {
+		return h.own.Differences(*t)
+	}
+	return nil
+}
+
+// Unsigned implements [layout.Held]: nobody else writes such a table.
+func (h *held) Unsigned(nft.Ruleset) []string { return nil }
+
+// Leftovers implements [layout.Held].
+func (h *held) Leftovers(want nft.Ruleset) []layout.Leftover {
+	if h.own == nil || tableOf(want) != nil {
+		return nil
+	}
+	return []layout.Leftover{{Name: "table inet " + nft.TableName, Mode: nft.ModeNFTables}}
+}
+
+// Check implements [layout.Held].
+func (h *held) Check(nft.Ruleset, bool) error { return nil }
+
+// Replaces implements [layout.Held].
+func (h *held) Replaces(nft.Ruleset) []foreign.LegacyChain { return nil }
+
+// Owns implements [layout.Held].
+func (h *held) Owns(nft.Ruleset) func(nfnetlink.Chain) bool {
+	return func(c nfnetlink.Chain) bool { return c.Family == nfnetlink.Inet && c.Table == nft.TableName }
+}
+
+// Plan implements [layout.Held]. If another layout is wanted, our table goes in a
+// transaction after: a packet that has passed the chain of iptables, still empty for it,
+// could meet our own chain when that is empty already, because each base chain looks for
+// itself which rules are the current ones. Until then both decide, with the old verdict
+// or the new. Towards our table a packet meets the chain that is emptied first, and can
+// see both, never neither.
+func (h *held) Plan(want nft.Ruleset, staged layout.Staged, p *layout.Plan) error {
+	t := tableOf(want)
+	switch {
+	case t != nil && !h.own.Holds(staged.Handles):
+		return layout.ErrOutdated
+	case t != nil:
+		Flip(&p.Switch, *t, staged.Sides, h.own)
+	case h.own == nil:
+	case len(want.Tables) == 0:
+		p.Switch.DelTable(h.own.Family, h.own.Name)
+	default:
+		p.After.DelTable(h.own.Family, h.own.Name)
+	}
+	return nil
+}
+
+// Right implements [layout.Held]: what is trusted was noted as it was read.
+func (h *held) Right() {}
+
+// Written implements [layout.Held].
+func (h *held) Written(nft.Ruleset, uint32) {}
+
+// Stage implements [layout.Held]: it fills the sets that are to become effective.
+// Another agent may be at the same: each transaction is made only if the sets are
+// still those that the first one made.
+func (h *held) Stage(want nft.Ruleset) (layout.Staged, error) {
+	t := tableOf(want)
+	if t == nil {
+		return layout.Staged{}, nil
+	}
+	batches, target := Stage(*t, h.own, h.PerBatch)
+	out := layout.Staged{Sides: target, Handles: map[string]uint64{}, Transactions: uint32(len(batches))}
+	if h.own != nil {
+		for _, name := range target {
+			if set, ok := h.own.Sets[name]; ok {
+				out.Handles[name] = set.Handle
+			}
+		}
+	}
+	for i, b := range batches {
+		err := h.fill(b, i == 0, h.generation, out.Handles)
+		if errors.Is(err, unix.EMSGSIZE) && h.PerBatch > SmallBatch {
+			h.PerBatch = SmallBatch // the send buffer is small: again
+			return layout.Staged{}, layout.ErrOutdated
+		}
+		if err != nil {
+			return layout.Staged{}, fmt.Errorf("fill sets: %w", err)
+		}
+	}
+	for _, w := range t.Sets {
+		name := target[w.Name]
+		if known, ok := h.trust[name]; !ok || !slices.Equal(known.prefixes, w.Prefixes) || known.handle != out.Handles[name] {
+			h.trust[name] = trusted{prefixes: w.Prefixes, handle: out.Handles[name]}
+		}
+	}
+	return out, nil
+}
+
+// fillAttempts is how often a filling transaction is tried while others write.
+const fillAttempts = 20
+
+// fill makes one filling transaction. The first makes the sets, at the
+// generation at which they were planned; the others wait until nobody writes in
+// between.
+func (r *Reader) fill(b *nfnetlink.Batch, first bool, planned uint32, handles map[string]uint64) error {
+	if first {
+		if err := r.conn.Commit(b, planned); err != nil {
+			return err
+		}
+		maps.Copy(handles, b.Handles)
+		return nil
+	}
+	for range fillAttempts {
+		generation, err := r.conn.Generation()
+		if err != nil {
+			return err
+		}
+		if err := r.stillOurs(handles); err != nil {
+			return err
+		}
+		if err = r.conn.Commit(b, generation); !errors.Is(err, unix.ERESTART) {
+			return err
+		}
+	}
+	return layout.ErrOutdated
+}
+
+// stillOurs says whether the sets are still those of these handles.
+func (r *Reader) stillOurs(handles map[string]uint64) error {
+	sets, err := r.conn.Sets(nfnetlink.Inet, nft.TableName)
+	if err != nil {
+		return err
+	}
+	found := 0
+	for _, s := range sets {
+		if h, ok := handles[s.Name]; ok && h == s.Handle {
+			found++
+		}
+	}
+	if found < len(handles) {
+		return layout.ErrOutdated
+	}
+	return nil
+}

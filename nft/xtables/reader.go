@@ -1,0 +1,375 @@
+package xtables
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/ruletext"
+)
+
+// A Reader reads our chains in the tables that iptables shares with everybody. It
+// implements [layout.Reader].
+type Reader struct {
+	conn *nfnetlink.Conn
+	seen nfnetlink.Reader // remembers long chains
+	// What was seen of POSTROUTING and of our chains, for IPv4 and IPv6.
+	jumps [2]Jump
+	marks [2]Trust
+	// When chains were last read, and what that cost.
+	LastRead time.Time
+	LastCost time.Duration
+	// BigChain is the number of CIDRs from which chains are not read at each change.
+	BigChain int
+	ruleCounters
+}
+
+// NewReader returns a reader that uses a connection; what it reads again and again it
+// reads by another, which remembers.
+func NewReader(c *nfnetlink.Conn, seen nfnetlink.Reader) *Reader {
+	return &Reader{conn: c, seen: seen, BigChain: bigChain, ruleCounters: ruleCounters{conn: c.Another()}}
+}
+
+func families() [2]nfnetlink.Family { return [2]nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} }
+
+// held is what the kernel holds of ours. It implements [layout.Held].
+type held struct {
+	*Reader
+	nat    []*Shared // IPv4 and IPv6, where they were asked for
+	inFull bool
+}
+
+// chainOf returns the name of the wanted chain; false if another layout is wanted.
+func chainOf(want nft.Ruleset) (string, bool) {
+	l, ok := want.Layout.(Layout)
+	return l.Name, ok
+}
+
+// tableOf returns the wanted table of a family, nil if none is wanted.
+func tableOf(want nft.Ruleset, f nfnetlink.Family) *nft.Table {
+	if _, ok := chainOf(want); !ok {
+		return nil
+	}
+	for i := range want.Tables {
+		if want.Tables[i].Family == f {
+			return &want.Tables[i]
+		}
+	}
+	return nil
+}
+
+// Read implements [layout.Reader].
+func (r *Reader) Read(want nft.Ruleset, s layout.Scope) (layout.Held, error) {
+	h := &held{Reader: r, inFull: true}
+	var names []string
+	if chain, ok := chainOf(want); ok {
+		names = WithSubchains(chain)
+	} else if !s.Others {
+		return h, nil
+	}
+	trust := r.trusts(want, s)
+	trusted := false
+	start := time.Now()
+	for i, f := range families() {
+		how := Reading{Others: s.Others, Quick: s.Quick && trust}
+		if !s.Others {
+			how.Seen = r.jumps[i]
+		}
+		if trust {
+			how.Trust = r.marks[i]
+		}
+		t := tableOf(want, f)
+		if t != nil {
+			how.Most = Slack
+			for _, c := range t.Chains {
+				how.Most += len(c.Rules)
+			}
+		}
+		from := r.seen
+		if s.Fresh && names != nil {
+			from = r.conn // what the rules have counted is written again
+		}
+		n, err := ReadShared(from, f, names, how)
+		if err != nil {
+			return nil, err
+		}
+		h.nat = append(h.nat, n)
+		trusted = trusted || n.Trusted()
+		if t != nil && !n.Partial {
+			r.jumps[i] = n.Jump(*t, want.Chain())
+		}
+	}
+	if !trusted {
+		r.LastRead, r.LastCost = time.Now(), time.Since(start)
+	}
+	h.inFull = !trusted || s.InFull && s.Unchanged
+	return h, nil
+}
+
+// bigChain is the size from which a chain is not read whenever the ruleset changed:
+// the kernel walks it from its start for every page of a dump.
+const bigChain = 5_000
+
+// trusts reports whether chains that were found right need not be read while they are
+// the same and as long: no transaction was made since, or they are big. Those are read
+// so often that the reading takes no more than a hundredth of a processor.
+func (r *Reader) trusts(want nft.Ruleset, s layout.Scope) bool {
+	if _, ok := chainOf(want); !ok || !s.Same {
+		return false
+	}
+	if s.Quick || s.Unchanged && (s.InFull || !s.Full) {
+		return true
+	}
+	return !s.Full && r.Large(want) && time.Since(r.LastRead) < 100*r.LastCost
+}
+
+// Large implements [layout.Reader].
+func (r *Reader) Large(want nft.Ruleset) bool {
+	v4, v6 := want.CIDRs()
+	_, ok := chainOf(want)
+	return ok && v4+v6 > r.BigChain
+}
+
+// Rewrite implements [layout.Reader]: chains that have changed, as far as their heads
+// tell, are written again, whatever is written in between.
+func (r *Reader) Rewrite(want nft.Ruleset) ([]string, error) {
+	chain, ok := chainOf(want)
+	if !ok {
+		return nil, layout.ErrNotPossible
+	}
+	h := &held{Reader: r}
+	for i, f := range families() {
+		n, err := ReadShared(r.seen, f, WithSubchains(chain), Reading{Trust: r.marks[i], Heads: true})
+		if err != nil {
+			return nil, err
+		}
+		h.nat = append(h.nat, n)
+	}
+	diffs := h.Differences(want)
+	for _, left := range h.Leftovers(want) {
+		diffs = append(diffs, left.String()+" is left")
+	}
+	if len(diffs) == 0 {
+		return nil, nil
+	}
+	var p layout.Plan
+	if err := h.Plan(want, layout.Staged{}, &p); err != nil {
+		return nil, err
+	}
+	for _, b := range p.Batches() {
+		if err := r.conn.Commit(b, 0); err != nil {
+			return nil, err
+		}
+	}
+	h.mark(want)
+	r.LastRead = time.Now()
+	return diffs, nil
+}
+
+// Recreate implements [layout.Reader]: the tables are not ours.
+func (r *Reader) Recreate(nft.Ruleset) (time.Duration, error) { return 0, layout.ErrNotPossible }
+
+// ReadBack implements [layout.Reader].
+func (r *Reader) ReadBack(chain string, alike bool) (*layout.Found, error) {
+	h, err := r.Read(nft.Ruleset{}, layout.Scope{Others: true})
+	if err != nil {
+		return nil, err
+	}
+	of := (*Shared).Ours
+	if alike {
+		of = (*Shared).Alike
+	}
+	nat := h.(*held).nat
+	if found := readExactly(nat[0], nat[1], of); found != nil || chain == "" {
+		return found, nil
+	}
+	wanted := nft.Ruleset{Layout: Layout{chain}}
+	if h, err = r.Read(wanted, layout.Scope{Rules: true}); err != nil {
+		return nil, err
+	}
+	p := nft.Policy{}
+	for _, n := range h.(*held).nat {
+		if !n.JumpsTo(chain) || !alike && n.Unsigned(chain) {
+			continue
+		}
+		of := n.Held(OwnChain{Name: chain, Text: chain})
+		of.Families = append(p.Families, of.Families...)
+		p = of
+	}
+	if len(p.Families) == 0 {
+		return nil, nil
+	}
+	return &layout.Found{Ruleset: nft.CompilePolicy(p, Layout{chain})}, nil
+}
+
+// readExactly reads a policy from the first of the chains, nil if there is none.
+func readExactly(four, six *Shared, of func(*Shared) []OwnChain) *layout.Found {
+	chains := of(four)
+	if len(chains) == 0 {
+		return nil
+	}
+	chain := chains[0].Text
+	p, err := four.Policy(chains[0])
+	if err != nil {
+		return nil
+	}
+	for _, c := range of(six) {
+		if more, err := six.Policy(c); err == nil && c.Text == chain && len(p.Families) == 1 {
+			p.Families = append(p.Families, more.Families...)
+		}
+	}
+	return &layout.Found{Ruleset: nft.CompilePolicy(p, Layout{chain}), Ours: four.signed(chains[0]), Exact: true}
+}
+
+// InFull implements [layout.Held].
+func (h *held) InFull() bool { return h.inFull }
+
+// Differences implements [layout.Held].
+func (h *held) Differences(want nft.Ruleset) (diffs []string) {
+	for _, n := range h.nat {
+		if t := tableOf(want, n.Family); t != nil {
+			diffs = append(diffs, n.Differences(*t, want.Chain())...)
+		}
+	}
+	return diffs
+}
+
+// Unsigned implements [layout.Held].
+func (h *held) Unsigned(want nft.Ruleset) (diffs []string) {
+	for _, n := range h.nat {
+		if tableOf(want, n.Family) != nil && n.Unsigned(want.Chain()) {
+			diffs = append(diffs, fmt.Sprintf("table %s nat: chain %s was written by another agent or version", n.Family, want.Chain()))
+		}
+	}
+	return diffs
+}
+
+// leftovers returns our chains of a table that are not wanted.
+func leftovers(n *Shared, want nft.Ruleset) []OwnChain {
+	chain, _ := chainOf(want)
+	return n.Leftovers(chain, tableOf(want, n.Family) != nil)
+}
+
+// Leftovers implements [layout.Held].
+func (h *held) Leftovers(want nft.Ruleset) (left []layout.Leftover) {
+	for _, n := range h.nat {
+		for _, c := range leftovers(n, want) {
+			left = append(left, layout.Leftover{
+				Name: fmt.Sprintf("chain %s", c), Mode: nft.ModeIPTables, Place: fmt.Sprintf(" in table %s nat", n.Family),
+			})
+		}
+	}
+	return left
+}
+
+// Check implements [layout.Held].
+func (h *held) Check(want nft.Ruleset, first bool) error {
+	chain, wanted := chainOf(want)
+	if !wanted {
+		return nil
+	}
+	for _, n := range h.nat {
+		if first && n.Foreign(chain) {
+			return fmt.Errorf("chain %q in table %s nat: %w", chain, n.Family, nft.ErrForeignChain)
+		}
+	}
+	for _, n := range h.nat {
+		// A jump would stand in a chain that iptables does not know.
+		if wrong := n.WrongHook(); wrong != "" && tableOf(want, n.Family) != nil {
+			return fmt.Errorf("%s: %w; move its rules and run nft delete chain %s %s %s, or use mode %s",
+				wrong, nft.ErrForeignPostrouting, n.Family, NATTable, Postrouting, nft.ModeNFTables)
+		}
+	}
+	return nil
+}
+
+// Replaces implements [layout.Held].
+func (h *held) Replaces(want nft.Ruleset) (found []foreign.LegacyChain) {
+	chain, wanted := chainOf(want)
+	if !wanted {
+		return nil
+	}
+	for _, n := range h.nat {
+		rules, jumps := n.Strange(chain)
+		if len(rules) == 0 {
+			continue
+		}
+		found = append(found, foreign.LegacyChain{
+			Family: n.Family, Table: NATTable, Name: chain, Jumps: jumps, Rules: len(rules),
+			RandomFully: slices.ContainsFunc(rules, func(r nfnetlink.Rule) bool { return slices.ContainsFunc(r.Exprs, ruletext.RandomFully) }),
+		})
+	}
+	return found
+}
+
+// Owns implements [layout.Held]: those of the wanted name are or will be ours, and those
+// are that some config of this version yields.
+func (h *held) Owns(want nft.Ruleset) func(nfnetlink.Chain) bool {
+	ours := map[nfnetlink.Family][]string{}
+	for _, n := range h.nat {
+		chains := n.Ours()
+		if tableOf(want, n.Family) != nil {
+			chains = append(chains, OwnChain{Name: want.Chain(), Text: want.Chain()})
+		}
+		for _, c := range chains {
+			ours[n.Family] = append(ours[n.Family], c.Members()...)
+		}
+	}
+	return func(c nfnetlink.Chain) bool { return c.Table == NATTable && slices.Contains(ours[c.Family], c.Name) }
+}
+
+// Stage implements [layout.Held]: there is nothing to stage.
+func (h *held) Stage(nft.Ruleset) (layout.Staged, error) { return layout.Staged{}, nil }
+
+// Plan implements [layout.Held]. The kernel refuses to wake a table and to make a base
+// chain in it at once, so that a dormant table without POSTROUTING is woken before.
+func (h *held) Plan(want nft.Ruleset, _ layout.Staged, p *layout.Plan) error {
+	for _, n := range h.nat {
+		t := tableOf(want, n.Family)
+		if t != nil && n.Asleep() {
+			p.Before.AddTable(n.Family, NATTable)
+		}
+		var kept []string
+		if t != nil {
+			p.Shared = true
+			kept = WithSubchains(want.Chain())
+			n.Ensure(&p.Switch, *t, want.Chain())
+		}
+		if left := leftovers(n, want); len(left) > 0 {
+			p.Shared = true
+			for _, name := range n.Remove(&p.Switch, left, kept, t == nil) {
+				p.Emptied = append(p.Emptied, layout.ChainID{Family: n.Family, Table: NATTable, Chain: name})
+			}
+		}
+	}
+	return nil
+}
+
+// Right implements [layout.Held]: it remembers the chains as they are.
+func (h *held) Right() {
+	for i, n := range h.nat {
+		h.marks[i] = n.Marks()
+	}
+}
+
+// Written implements [layout.Held]: it remembers the chains that were made right, unless
+// somebody else has written since.
+func (h *held) Written(want nft.Ruleset, generation uint32) {
+	h.mark(want)
+	if g, err := h.conn.Generation(); err != nil || g != generation {
+		h.marks = [2]Trust{}
+	}
+}
+
+func (h *held) mark(want nft.Ruleset) {
+	h.marks = [2]Trust{}
+	for i, n := range h.nat {
+		if tableOf(want, n.Family) != nil {
+			h.marks[i] = n.MarksOf(h.conn, want.Chain())
+		}
+	}
+}
