@@ -212,16 +212,9 @@ func TestWhatIsDoneToTheRulesIsUndone(t *testing.T) {
 	}
 }
 
-// heals is how often the ruleset is flushed.
-func heals() int {
-	if long {
-		return 1000
-	}
-	return 150
-}
-
 func TestEachFlushOfTheRulesetIsHealed(t *testing.T) {
 	t.Parallel()
+	heals := often(10, 150, 1000)
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
 		n.swap(slash24s(10))
@@ -246,11 +239,11 @@ func TestEachFlushOfTheRulesetIsHealed(t *testing.T) {
 			t.Errorf("listening: %q after the start", got)
 		}
 		d.listen()
-		flush(byNFT, heals())
+		flush(byNFT, heals)
 		d.compare()
 		flush("unknown", 5)
-		if got := n.metric("nft_masq_agent_drift_repairs_total"); got != fmt.Sprint(1+heals()+5) {
-			t.Errorf("%s repairs counted, want %d", got, 1+heals()+5)
+		if got := n.metric("nft_masq_agent_drift_repairs_total"); got != fmt.Sprint(1+heals+5) {
+			t.Errorf("%s repairs counted, want %d", got, 1+heals+5)
 		}
 		d.stop()
 	})
@@ -400,7 +393,7 @@ func TestABusyNeighbourCostsLittleAndHidesNothing(t *testing.T) {
 		d.began(want)
 		c := n.connect()
 		defer c.Close()
-		const commits = 200
+		commits := often(80, 200, 200)
 		commit := func() {
 			t.Helper()
 			var seen tally

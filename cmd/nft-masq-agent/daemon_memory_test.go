@@ -9,17 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// manyForeign is how many rules of others there are.
-func manyForeign() int {
-	switch {
-	case long:
-		return 120_000
-	case testing.Short():
-		return 2_000
-	}
-	return 30_000
-}
-
 // A place for rules of others: the chain in which they stand, and what makes the way there.
 var foreignPlaces = map[string]func(rules []string) string{
 	"POSTROUTING": func(rules []string) string {
@@ -39,7 +28,7 @@ var foreignPlaces = map[string]func(rules []string) string{
 }
 
 func TestManyForeignRulesFitIntoTheMemoryLimit(t *testing.T) {
-	rules := make([]string, manyForeign())
+	rules := make([]string, often(1_000, 30_000, 120_000))
 	for i := range rules {
 		rules[i] = fmt.Sprintf("ip saddr 10.%d.%d.0/24 ip daddr 172.16.%d.0/24 counter masquerade comment \"rule %d of others\"", i>>8&0xff, i&0xff, i>>16, i)
 	}

@@ -119,17 +119,6 @@ func (n *node) cleanup() {
 	}
 }
 
-// tries are the versions to try.
-func tries() []string {
-	switch {
-	case long:
-		return olderVersions
-	case testing.Short():
-		return olderVersions[:1]
-	}
-	return olderVersions[:2]
-}
-
 func flows(t *testing.T, h *nfttest.Hammer, n uint64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -156,7 +145,7 @@ func noneWrong(t *testing.T, h *nfttest.Hammer) {
 
 func TestARejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 	t.Parallel()
-	for _, version := range tries() {
+	for _, version := range olderVersions[:often(1, 2, len(olderVersions))] {
 		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save", "iptables-legacy-restore", "iptables-legacy-save")
 			top := nfttest.NewTopology(t)
@@ -164,8 +153,9 @@ func TestARejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 			older.install(n)
 			h := nfttest.StartHammer(t, top, older.targets()...)
 			mistakes := older.mistakes()
-			for _, mistake := range slices.Sorted(maps.Keys(mistakes)) {
-				for _, takeOver := range []bool{false, true} {
+			all := slices.Sorted(maps.Keys(mistakes))
+			for _, mistake := range all[len(all)-often(2, len(all), len(all)):] {
+				for _, takeOver := range []bool{true, false}[:often(1, 2, 2)] {
 					n.swap(mistakes[mistake])
 					d := n.start(flag, fmt.Sprintf("--takeover=%t", takeOver))
 					line := d.await("config_rejected")
@@ -205,11 +195,8 @@ func TestTheDefaultsBesideAnOlderAgentAreWrong(t *testing.T) {
 
 func TestTakeOverAndWayBackLetNoWrongSourceOut(t *testing.T) {
 	t.Parallel()
-	rounds := 2
-	if long {
-		rounds = 20
-	}
-	for _, version := range tries() {
+	rounds := often(1, 2, 20)
+	for _, version := range olderVersions[:often(1, 2, len(olderVersions))] {
 		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save", "iptables-legacy-restore", "iptables-legacy-save")
 			top := nfttest.NewTopology(t)
@@ -259,7 +246,7 @@ func TestStatusSaysWhatDecidesInsteadOfARejectedFile(t *testing.T) {
 			n := newNode(t)
 			loadOlder(t, version).install(n)
 			n.swap(badText)
-			n.start(flag).awaitRejection("the rules of an iptables-based agent stay in charge")
+			n.start(flag).awaitRejection("the rules of an iptables-based agent stay active")
 			if r, _ := n.status(); !strings.HasPrefix(r.Config.Enforced, "the rules of an iptables-based agent are in charge") {
 				t.Errorf("%s: %q", version, r.Config.Enforced)
 			}

@@ -20,14 +20,6 @@ import (
 
 var seed = flag.Uint64("seed", 1, "of what is random")
 
-// operations is how many operations on the config's path are done.
-func operations() int {
-	if long {
-		return 10_000
-	}
-	return 300
-}
-
 // A meddler does things to the path of a config.
 type meddler struct {
 	*rand.Rand
@@ -222,7 +214,7 @@ func TestAfterAnyOperationsTheRulesAreThoseOfTheLastValidContent(t *testing.T) {
 			want := wants(t, "", flags...)
 			d.began(want)
 			var log []string
-			for done := 0; done < operations(); {
+			for done := 0; done < often(40, 300, 10_000); {
 				burst := 1 + m.IntN(3)
 				for range burst {
 					log = append(log, m.operation())
@@ -297,23 +289,16 @@ func (d *daemon) settles(before nft.Ruleset, flags []string) (nft.Ruleset, error
 			return want, nil
 		}
 		select {
-		case <-time.After(2 * time.Millisecond):
+		case <-time.After(5 * time.Millisecond):
 		case <-late:
 			return want, fmt.Errorf("readyz says %q, want %q; the kernel differs from %s: %q", says, ready, want.Hash(), diffs)
 		}
 	}
 }
 
-// reloads is how often the config is replaced by another one.
-func reloads() int {
-	if long {
-		return 10_000
-	}
-	return 100
-}
-
 func TestReloadsLeakNothing(t *testing.T) {
 	t.Parallel()
+	warmUp, reloads := often(20, 100, 100), often(20, 100, 10_000)
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
 		d := n.start(flag, "--http-address", httpAddress)
@@ -324,10 +309,10 @@ func TestReloadsLeakNothing(t *testing.T) {
 				d.await("config_applied")
 			}
 		}
-		reload(100) // until pools and caches have their size
+		reload(warmUp) // until pools and caches have their size
 		goroutines, fds := n.number("go_goroutines"), d.openFiles()
 		_, memory := d.memory()
-		reload(reloads())
+		reload(reloads)
 		d.until("no more open files than before", func() bool { return d.openFiles() <= fds })
 		// Connections of HTTP that are idle have one each, and come and go.
 		const idle = 5
@@ -336,7 +321,7 @@ func TestReloadsLeakNothing(t *testing.T) {
 		grown -= memory
 		t.Logf("%d open files, %v goroutines, %d KiB, %+d KiB", fds, goroutines, memory>>10, grown>>10)
 		if grown > 16<<20 {
-			t.Errorf("%d KiB of memory more after %d reloads", grown>>10, reloads())
+			t.Errorf("%d KiB of memory more after %d reloads", grown>>10, reloads)
 		}
 		n.holds(wants(t, slash24s(101), flag))
 		d.stop()

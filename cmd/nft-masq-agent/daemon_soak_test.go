@@ -33,7 +33,7 @@ func soakTime() time.Duration {
 	case *soak > 0:
 		return *soak
 	case testing.Short():
-		return time.Second / 2
+		return time.Second / 4
 	}
 	return 2 * time.Second
 }
@@ -305,22 +305,42 @@ func memoryCgroup(t *testing.T, limit int64) string {
 	return dir
 }
 
-// limited returns the command that runs the released form of the program within the
-// limits of the manifests.
+// releaseDir holds the released form of the program; "" until a test needs it.
+var releaseDir string
+
+// released builds the released form of the program, once.
+var released = sync.OnceValues(func() (binary string, err error) {
+	if releaseDir, err = os.MkdirTemp("", "nft-masq-agent-test-"); err != nil {
+		return "", err
+	}
+	binary = filepath.Join(releaseDir, "nft-masq-agent")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w\n%s", err, out)
+	}
+	return binary, nil
+})
+
+// limited returns the command that runs the program within the limits of the
+// manifests: its released form, or with -short the one in this process, which takes
+// more memory.
 func (n *node) limited(t *testing.T, mode nft.Mode, args ...string) (cmd *exec.Cmd, limit int64) {
 	t.Helper()
 	limit, gomemlimit := manifestMemory(t, mode)
-	binary := filepath.Join(t.TempDir(), "nft-masq-agent")
-	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, ".")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	cmd = n.command(nil, args...)
+	if !testing.Short() {
+		binary, err := released()
+		n.check(err)
+		cmd = nfttest.Command(binary, args...)
+		cmd.Env = os.Environ()
 	}
-	cmd = nfttest.Command(binary, args...)
+	cmd.Env = append(cmd.Env, "GOMEMLIMIT="+gomemlimit)
 	if cgroup := memoryCgroup(t, limit); cgroup != "" {
-		cmd = nfttest.Command("sh", append([]string{"-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, cgroup, binary}, args...)...)
+		env := cmd.Env
+		cmd = nfttest.Command("sh", append([]string{"-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, cgroup, cmd.Path}, args...)...)
+		cmd.Env = env
 	}
-	cmd.Env = append(os.Environ(), "GOMEMLIMIT="+gomemlimit)
 	return cmd, limit
 }
 

@@ -36,7 +36,8 @@ func TestStatusNamesEachTampering(t *testing.T) {
 		want := wants(t, slash24s(10), flag)
 		d.began(want)
 		d.stop()
-		for _, a := range tamperings(mode) {
+		all := tamperings(mode)
+		for _, a := range all[:often(len(all)/4, len(all), len(all))] {
 			t.Run(a.name, func(t *testing.T) {
 				if r, code := n.status(flags...); code != exitDone || !r.Kernel.InStep || r.Kernel.Hash != want.Hash() {
 					t.Errorf("in step, but exit code %d: %+v", code, r)

@@ -34,6 +34,18 @@ import (
 // long says that the tests may take as long as it takes to prove their point.
 var long = os.Getenv("LONG") == "1"
 
+// often returns how often a test repeats what it does, or how much it does at once:
+// with -short, usually, and with LONG=1.
+func often(short, usually, atLength int) int {
+	switch {
+	case long:
+		return atLength
+	case testing.Short():
+		return short
+	}
+	return usually
+}
+
 // patience is how long something may take that has to happen. Only a test that
 // fails waits for so long.
 const patience = 30 * time.Second
@@ -329,9 +341,9 @@ func (d *daemon) forgive(event string) {
 func (d *daemon) until(what string, holds func() bool) {
 	d.t.Helper()
 	late := time.After(patience)
-	for !holds() {
+	for pause := time.Millisecond; !holds(); pause = min(2*pause, 50*time.Millisecond) {
 		select {
-		case <-time.After(5 * time.Millisecond):
+		case <-time.After(pause):
 		case <-d.Done():
 			d.t.Fatalf("the agent ended before %s", what)
 		case <-late:

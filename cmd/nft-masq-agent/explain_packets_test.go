@@ -77,13 +77,7 @@ func TestTheHeadlineIsWhatTheFarEndSeesWhateverTheRulesOfOthers(t *testing.T) {
 	if err != nil || len(dirs) == 0 {
 		t.Fatal("no cases", err)
 	}
-	packets := 300
-	switch {
-	case long:
-		packets = 1000
-	case testing.Short():
-		packets = 30
-	}
+	packets := often(30, 300, 1000)
 	r := rand.New(rand.NewPCG(*seed, 19))
 	n := newTrafficNode(t)
 	configs := []string{

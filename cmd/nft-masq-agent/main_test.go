@@ -25,7 +25,9 @@ func TestMain(m *testing.M) {
 		prepare()
 		main()
 	}
-	os.Exit(nfttest.Main(m))
+	code := nfttest.Main(m)
+	_ = os.RemoveAll(releaseDir)
+	os.Exit(code)
 }
 
 // A result is what a run of the program leaves.

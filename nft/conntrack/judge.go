@@ -121,6 +121,10 @@ func (t *Table) Sample(f Filter, start func() func(*Entry)) (Sample, error) {
 		return Sample{}, err
 	}
 	s := Sample{Entries: int(stats.Entries)}
+	if s.Entries == 0 {
+		start()
+		return s, nil // to find that out, a dump walks the table of all namespaces
+	}
 	err = t.Dump(f, func() func(*Entry) error {
 		s.Examined = 0
 		visit := start()

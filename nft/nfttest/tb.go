@@ -1,7 +1,10 @@
 package nfttest
 
 import (
+	"flag"
 	"os"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -17,6 +20,13 @@ func Main(m *testing.M) int {
 		return code
 	}
 	// If there are no user namespaces either, Require reports it.
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		// They wait, for the kernel and for other processes, more than they compute.
+		_ = flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0)))
+	}
 	return m.Run()
 }
 
