@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/ruletext"
+	"nft-masq-agent/nft/rule"
 )
 
 func sameRule(a, b nfnetlink.Rule) bool {
@@ -40,11 +42,24 @@ func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Ru
 	for _, r := range got {
 		if key := ruleKey(r); unmatched[key] > 0 {
 			unmatched[key]--
-			diffs = append(diffs, fmt.Sprintf("%s has a rule beyond: %s", where, ruletext.String(r)))
+			diffs = append(diffs, fmt.Sprintf("%s has a rule beyond: %s", where, rule.String(r)))
 		}
 	}
 	if len(diffs) == 0 {
 		diffs = append(diffs, where+" has its rules in another order")
 	}
 	return diffs
+}
+
+// AddMasquerade adds the switches and ports of a rule that masquerades: of the ones
+// with ports those for TCP stand for all.
+func (p *Policy) AddMasquerade(r nfnetlink.Rule) {
+	m, masquerades := rule.Masquerades(r)
+	if !masquerades {
+		return
+	}
+	p.RandomFully = m.RandomFully
+	if m.MinPort > 0 && m.Protocol == unix.IPPROTO_TCP {
+		p.Ports = append(p.Ports, PortRange{m.MinPort, m.MaxPort})
+	}
 }

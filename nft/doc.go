@@ -13,7 +13,7 @@
 // How a policy is written into the kernel is a [Layout]: native has its own table, and
 // xtables the chain that iptables shows; each compiles, compares, plans and reads back.
 // Package kernel keeps the kernel to a ruleset. Beside them foreign looks at what other programs
-// do, ruletext reads any rule, conntrack compares tracked connections with a
+// do, rule reads any rule, conntrack compares tracked connections with a
 // policy, and nfnetlink speaks to the kernel.
 //
 // The contract with everybody else on the node: the table inet nft-masq-agent is

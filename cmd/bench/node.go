@@ -13,7 +13,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/ruletext"
+	"nft-masq-agent/nft/rule"
 )
 
 // A node is a network namespace with nothing but our rules in it.
@@ -86,7 +86,7 @@ func (n *node) effective(hash string) (bool, error) {
 	if err != nil && !nfnetlink.IsNotExist(err) {
 		return false, err
 	}
-	return len(rules) > 0 && ruletext.Comment(rules[len(rules)-1]) == "config "+hash, nil
+	return len(rules) > 0 && rule.Comment(rules[len(rules)-1]) == "config "+hash, nil
 }
 
 // await looks, every so often, until the rules with this hash are effective. It

@@ -7,11 +7,9 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/ruletext"
+	"nft-masq-agent/nft/rule"
 )
 
 // A Conflict is a rule of another program that can override the configuration for
@@ -60,15 +58,12 @@ func (c Conflict) Table() string {
 func (c Conflict) Chain() string { return nfnetlink.Printable(c.Rule.Chain) }
 
 // RuleText returns the rule as text.
-func (c Conflict) RuleText() string { return ruletext.String(c.Rule) }
+func (c Conflict) RuleText() string { return rule.String(c.Rule) }
 
 // Packets returns the rule's packet counter, or nil if it has none.
 func (c Conflict) Packets() *uint64 {
-	for _, e := range c.Rule.Exprs {
-		if e.Name == "counter" {
-			n := e.Uint64(unix.NFTA_COUNTER_PACKETS)
-			return &n
-		}
+	if n, counts := rule.Packets(c.Rule); counts {
+		return &n
 	}
 	return nil
 }
@@ -77,7 +72,7 @@ func (c Conflict) Packets() *uint64 {
 func (c Conflict) ViaText() []string {
 	words := make([]string, len(c.Via))
 	for i, r := range c.Via {
-		words[i] = ruletext.String(r)
+		words[i] = rule.String(r)
 	}
 	return words
 }
@@ -238,7 +233,7 @@ func (w *walker) index(s Snapshot) {
 		c := &s.Chains[i]
 		w.chains[chainID(c.Chain)] = c
 		for _, r := range c.Rules {
-			if chain, ok := ruletext.Target(r); ok {
+			if chain, ok := rule.Target(r); ok {
 				named[id{c.Family, c.Table, chain}] = true
 			}
 		}

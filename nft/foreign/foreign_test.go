@@ -20,7 +20,7 @@ import (
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/ruletext"
+	"nft-masq-agent/nft/rule"
 )
 
 var update = flag.Bool("update", false, "rewrite the expect.txt files")
@@ -128,7 +128,7 @@ func describe(s foreign.Snapshot, exempt []netip.Prefix) string {
 			fmt.Fprintf(&b, "\twith %s\n", sub)
 		}
 		for _, j := range l.Jumps {
-			fmt.Fprintf(&b, "\tjump in %s: %s\n", j.Chain, ruletext.String(j))
+			fmt.Fprintf(&b, "\tjump in %s: %s\n", j.Chain, rule.String(j))
 		}
 	}
 	for _, c := range foreign.Conflicts(s, exempt) {

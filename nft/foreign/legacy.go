@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/ruletext"
+	"nft-masq-agent/nft/rule"
 )
 
 // agentChains are the default chains of iptables-based masquerade agents: of
@@ -25,7 +25,7 @@ var (
 
 // comment returns a rule's comment without quotes: ip-masq-agent v2.10.0 to
 // v2.12.1 put literal ones around it.
-func comment(r nfnetlink.Rule) string { return strings.Trim(ruletext.Comment(r), `"\ `) }
+func comment(r nfnetlink.Rule) string { return strings.Trim(rule.Comment(r), `"\ `) }
 
 // A LegacyChain is what an iptables-based masquerade agent left behind: a chain,
 // the agent's other chains that it jumps to, and the jumps to them.
@@ -94,7 +94,7 @@ func (l *legacy) classify(c Chain) {
 		text := comment(r)
 		fromAgent := agentJump.MatchString(text)
 		agents = agents || agentRule.MatchString(text) && !fromAgent
-		if chain, ok := ruletext.Target(r); ok {
+		if chain, ok := rule.Target(r); ok {
 			to := id{c.Family, c.Table, chain}
 			l.jumps[to] = append(l.jumps[to], r)
 			if fromAgent || agentChains[chain] {
@@ -129,10 +129,8 @@ func (l *legacy) collect(at id) LegacyChain {
 			if !agentRule.MatchString(comment(r)) {
 				out.Unrecognized++
 			}
-			for _, e := range r.Exprs {
-				out.RandomFully = out.RandomFully || ruletext.RandomFully(e)
-			}
-			chain, ok := ruletext.Target(r)
+			out.RandomFully = out.RandomFully || rule.RandomFully(r)
+			chain, ok := rule.Target(r)
 			if to := (id{at.family, at.table, chain}); ok && l.agent[to] {
 				delete(l.agent, to)
 				inside[to] = true

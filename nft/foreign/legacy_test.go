@@ -13,7 +13,7 @@ import (
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/ruletext"
+	"nft-masq-agent/nft/rule"
 )
 
 // ruleHandles returns the rules of both nat tables by handle: a rule that is
@@ -27,7 +27,7 @@ func ruleHandles(t *testing.T, c *nfnetlink.Conn) map[uint64]string {
 			t.Fatal(err)
 		}
 		for _, r := range rules {
-			handles[r.Handle<<1|uint64(family)&1] = family.String() + " " + r.Chain + " " + ruletext.String(r)
+			handles[r.Handle<<1|uint64(family)&1] = family.String() + " " + r.Chain + " " + rule.String(r)
 		}
 	}
 	return handles

@@ -9,7 +9,7 @@ import (
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/ruletext"
+	"nft-masq-agent/nft/rule"
 )
 
 // A match is what a rule checks in a packet, as far as it matters here. Packets
@@ -57,7 +57,7 @@ type action struct {
 func (w *walker) parse(r nfnetlink.Rule) (match, action) {
 	var m match
 	a := action{verdict: unix.NFT_CONTINUE}
-	for s := range ruletext.Statements(r) {
+	for s := range rule.Statements(r) {
 		if a.take(s) {
 			continue
 		}
@@ -80,7 +80,7 @@ func (w *walker) parse(r nfnetlink.Rule) (match, action) {
 
 // take adds the effect of a statement, and reports whether the statement is an
 // action rather than a comparison.
-func (a *action) take(s ruletext.Statement) bool {
+func (a *action) take(s rule.Statement) bool {
 	if code, chain, ok := s.Expr.Verdict(); ok {
 		a.target, a.verdict = chain, code
 		a.ends = code != unix.NFT_CONTINUE && code != unix.NFT_JUMP
@@ -119,7 +119,7 @@ var destinationTargets = []string{"DNAT", "REDIRECT", "NETMAP"}
 
 // compare adds a comparison. set is the content of the set that it refers to, nil
 // if unknown.
-func (m *match) compare(s ruletext.Statement, set []iprange.Range) {
+func (m *match) compare(s rule.Statement, set []iprange.Range) {
 	addresses, is := set, s.Op != "!="
 	r, ok := s.Range()
 	switch {
@@ -160,19 +160,19 @@ func (m *match) compare(s ruletext.Statement, set []iprange.Range) {
 	}
 }
 
-func lastWord(s ruletext.Statement) string {
+func lastWord(s rule.Statement) string {
 	words := s.String()
 	return words[strings.LastIndexByte(words, ' ')+1:]
 }
 
 // unknown adds a condition that may be true or false.
-func (m *match) unknown(s ruletext.Statement) {
+func (m *match) unknown(s rule.Statement) {
 	m.other = true
 	m.words = append(m.words, s.String())
 }
 
 // restrict narrows a set of addresses to the given ones, or to all others.
-func (m *match) restrict(set []iprange.Range, s ruletext.Statement, addresses []iprange.Range, is bool) []iprange.Range {
+func (m *match) restrict(set []iprange.Range, s rule.Statement, addresses []iprange.Range, is bool) []iprange.Range {
 	if addresses == nil {
 		m.other = true
 		return set
@@ -194,7 +194,7 @@ func (m *match) restrict(set []iprange.Range, s ruletext.Statement, addresses []
 	return set
 }
 
-func (m *match) compareMark(s ruletext.Statement, is bool) {
+func (m *match) compareMark(s rule.Statement, is bool) {
 	m.words = append(m.words, s.String())
 	if s.Set != "" || len(s.Value) != 4 || s.Mask != nil && len(s.Mask) != 4 {
 		m.other = true
@@ -208,7 +208,7 @@ func (m *match) compareMark(s ruletext.Statement, is bool) {
 }
 
 // sourceWords returns the source that a statement matches, as text.
-func sourceWords(s ruletext.Statement) string {
+func sourceWords(s rule.Statement) string {
 	words := strings.TrimPrefix(strings.TrimPrefix(s.String(), s.Field+" "), "!= ")
 	if strings.HasPrefix(s.Field, "fib") {
 		if words = "addresses of type " + lastWord(s); strings.EqualFold(lastWord(s), "local") {

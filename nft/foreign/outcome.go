@@ -8,7 +8,7 @@ import (
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/ruletext"
+	"nft-masq-agent/nft/rule"
 )
 
 // A Kind is the effect of another program's rule.
@@ -113,7 +113,7 @@ func (w *walker) overruledFrom(c *Chain) {
 
 // leadsToAgent reports whether a rule is a masquerade agent's jump, including ours.
 func (w *walker) leadsToAgent(r nfnetlink.Rule) bool {
-	to, ok := ruletext.Target(r)
+	to, ok := rule.Target(r)
 	if !ok {
 		return false
 	}
@@ -127,7 +127,7 @@ func (w *walker) past(r nfnetlink.Rule) bool {
 	case Exempts:
 		return w.leadsToAgent(r)
 	case Translates:
-		to, _ := ruletext.Target(r)
+		to, _ := rule.Target(r)
 		c := w.chains[id{r.Family, r.Table, to}]
 		return c != nil && c.Own
 	}

@@ -11,7 +11,7 @@ import (
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/ruletext"
+	"nft-masq-agent/nft/rule"
 )
 
 // A truth is whether a packet satisfies a condition.
@@ -38,7 +38,7 @@ func (t truth) is(positive bool) truth {
 }
 
 // holds reports whether the packet satisfies the condition of a statement.
-func (p Packet) holds(c *Chain, s ruletext.Statement, r nfnetlink.Rule, member func(nfnetlink.Family, string, string, netip.Addr) (bool, error)) truth {
+func (p Packet) holds(c *Chain, s rule.Statement, r nfnetlink.Rule, member func(nfnetlink.Family, string, string, netip.Addr) (bool, error)) truth {
 	positive := s.Op != "!="
 	switch s.Field {
 	case "ip saddr", "ip6 saddr":
@@ -75,7 +75,7 @@ func (p Packet) holds(c *Chain, s ruletext.Statement, r nfnetlink.Rule, member f
 }
 
 // bits evaluates a comparison of masked bits, such as "ct state new".
-func bits(s ruletext.Statement, value uint32) truth {
+func bits(s rule.Statement, value uint32) truth {
 	if s.Set != "" || len(s.Value) != 4 || len(s.Mask) != 4 || s.Op != "!=" && s.Op != "==" {
 		return maybe
 	}
@@ -89,7 +89,7 @@ func bits(s ruletext.Statement, value uint32) truth {
 
 // unmarked evaluates a comparison of the mark of a packet without kube-proxy's
 // and portmap's bits.
-func unmarked(c *Chain, s ruletext.Statement) truth {
+func unmarked(c *Chain, s rule.Statement) truth {
 	var m match
 	m.compareMark(s, s.Op != "!=")
 	if len(m.marks) != 1 || s.Op != "==" && s.Op != "!=" {
@@ -104,7 +104,7 @@ func unmarked(c *Chain, s ruletext.Statement) truth {
 }
 
 // address evaluates a comparison of an address.
-func (p Packet) address(a netip.Addr, s ruletext.Statement, r nfnetlink.Rule, member func(nfnetlink.Family, string, string, netip.Addr) (bool, error)) truth {
+func (p Packet) address(a netip.Addr, s rule.Statement, r nfnetlink.Rule, member func(nfnetlink.Family, string, string, netip.Addr) (bool, error)) truth {
 	if strings.HasPrefix(s.Field, "ip6 ") != p.Dst.Is6() {
 		return no // nft checks the family first
 	}
@@ -130,7 +130,7 @@ func (p Packet) address(a netip.Addr, s ruletext.Statement, r nfnetlink.Rule, me
 
 // device evaluates a comparison of an interface. For packets sent by the node,
 // the name of the input interface is empty.
-func (p Packet) device(s ruletext.Statement) truth {
+func (p Packet) device(s rule.Statement) truth {
 	d := p.Out
 	if strings.HasPrefix(s.Field, "iif") {
 		if d = p.In; p.FromNode {
@@ -160,7 +160,7 @@ func isName(value []byte, name string) bool {
 }
 
 // lookup returns the verdicts that a map may have for the packet.
-func (t *Tracer) lookup(c *Chain, s ruletext.Statement) ([]target, truth) {
+func (t *Tracer) lookup(c *Chain, s rule.Statement) ([]target, truth) {
 	field, _, _ := strings.Cut(s.String(), " vmap @")
 	elements, ok := t.maps[id{c.Family, c.Table, s.Expr.Str(unix.NFTA_LOOKUP_SET)}]
 	if !ok {

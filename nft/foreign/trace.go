@@ -11,7 +11,7 @@ import (
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/ruletext"
+	"nft-masq-agent/nft/rule"
 )
 
 // A Device is a network interface. The zero value is an unknown one.
@@ -68,7 +68,7 @@ func (w Way) Table() string { return Conflict{Rule: w.Rule}.Table() }
 func (w Way) Chain() string { return Conflict{Rule: w.Rule}.Chain() }
 
 // RuleText returns the rule as text.
-func (w Way) RuleText() string { return ruletext.String(w.Rule) }
+func (w Way) RuleText() string { return rule.String(w.Rule) }
 
 // String returns the name for use in messages.
 func (d Device) String() string { return nfnetlink.Printable(d.Name) }
@@ -243,9 +243,9 @@ func (t *Tracer) walk(c *Chain, on []id) (back bool) {
 // chain, and comesBack that it may return from the chain.
 func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, stop bool) {
 	a := action{verdict: unix.NFT_CONTINUE}
-	matches, words, to, direct := yes, []string(nil), ruletext.Statement{}, 0
+	matches, words, to, direct := yes, []string(nil), rule.Statement{}, 0
 	var targets []target
-	for s := range ruletext.Statements(r) {
+	for s := range rule.Statements(r) {
 		if a.take(s) {
 			if a.rewrites || a.redirects {
 				to = s
@@ -329,7 +329,7 @@ func (t *Tracer) follow(c *Chain, code int32, chain string, on []id) (back, stop
 
 // add adds a rule that translates the packet, and reports whether it does so: if its
 // map has no address for the packet, the packet continues after the rule.
-func (t *Tracer) add(r nfnetlink.Rule, a action, s ruletext.Statement) truth {
+func (t *Tracer) add(r nfnetlink.Rule, a action, s rule.Statement) truth {
 	w := Way{
 		Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority, To: s.To, Direct: t.direct > 0, Masquerade: a.rewrites && !a.fixed,
 		Keeps: s.ToMap == "" && (s.ToField == "ip saddr" || s.ToField == "ip6 saddr"),
@@ -349,7 +349,7 @@ func (t *Tracer) add(r nfnetlink.Rule, a action, s ruletext.Statement) truth {
 
 // among returns the addresses that a map may have for the packet, sorted, and whether
 // it has one.
-func (p Packet) among(s ruletext.Statement, elements []nfnetlink.MapElement) (all []netip.Addr, found truth) {
+func (p Packet) among(s rule.Statement, elements []nfnetlink.MapElement) (all []netip.Addr, found truth) {
 	var from netip.Addr
 	switch s.ToField {
 	case "ip saddr", "ip6 saddr":

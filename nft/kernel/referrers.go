@@ -6,7 +6,7 @@ import (
 
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/ruletext"
+	"nft-masq-agent/nft/rule"
 )
 
 // sayEmptied says of chains that were to be deleted, and are only emptied, which rules of
@@ -24,10 +24,10 @@ func (k *Kernel) sayEmptied(emptied []layout.ChainID) []string {
 func (k *Kernel) referrers(to layout.ChainID) string {
 	const few = 5
 	var named []string
-	leads := func(r nfnetlink.Rule) bool { target, _ := ruletext.Target(r); return target == to.Chain }
+	leads := func(r nfnetlink.Rule) bool { target, _ := rule.Target(r); return target == to.Chain }
 	_ = k.conn.EachRule(to.Family, to.Table, "", func(r nfnetlink.Rule) error {
 		if leads(r) && len(named) < few {
-			named = append(named, fmt.Sprintf("table %s %s, chain %s: %s", r.Family, nfnetlink.Printable(r.Table), nfnetlink.Printable(r.Chain), ruletext.String(r)))
+			named = append(named, fmt.Sprintf("table %s %s, chain %s: %s", r.Family, nfnetlink.Printable(r.Table), nfnetlink.Printable(r.Chain), rule.String(r)))
 		}
 		return nil
 	})

@@ -23,7 +23,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
-	"nft-masq-agent/nft/ruletext"
+	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -142,10 +142,10 @@ func notOurs(t testing.TB, ns *nfttest.NS, r nft.Ruleset) []string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, rule := range rules {
-			to, _ := ruletext.Target(rule)
-			if !ours(f, rule.Table, rule.Chain) && !ours(f, rule.Table, to) {
-				all = append(all, fmt.Sprintf("%s %s %s %d: %s", f, rule.Table, rule.Chain, rule.Handle, ruletext.String(rule)))
+		for _, r := range rules {
+			to, _ := rule.Target(r)
+			if !ours(f, r.Table, r.Chain) && !ours(f, r.Table, to) {
+				all = append(all, fmt.Sprintf("%s %s %s %d: %s", f, r.Table, r.Chain, r.Handle, rule.String(r)))
 			}
 		}
 	}

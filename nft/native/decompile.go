@@ -1,7 +1,6 @@
 package native
 
 import (
-	"encoding/binary"
 	"slices"
 	"strings"
 
@@ -12,7 +11,7 @@ import (
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/ruletext"
+	"nft-masq-agent/nft/rule"
 )
 
 // mostReadBack is how many CIDRs of a set are read back. A set that somebody has
@@ -27,7 +26,7 @@ func ReadWhole(c *nfnetlink.Conn) (*Own, error) {
 		return nil, err
 	}
 	for _, r := range own.rules[BaseChain] {
-		for _, name := range lookups(r) {
+		for _, name := range rule.Sets(r) {
 			s, ok := own.Sets[name]
 			// A set that somebody made may hold anything.
 			if !ok || s.Read || s.Flags != unix.NFT_SET_INTERVAL {
@@ -55,11 +54,11 @@ func (o *Own) ReadBack() layout.Found {
 	}
 	held := o.rules[BaseChain]
 	found.Ours = slices.ContainsFunc(held, func(r nfnetlink.Rule) bool {
-		return strings.HasSuffix(ruletext.Comment(r), found.Hash())
+		return strings.HasSuffix(rule.Comment(r), found.Hash())
 	})
 	last := slices.Clone(table.Chains[len(table.Chains)-1].Rules)
 	if len(held) > 0 {
-		last[len(last)-1].Comment = ruletext.Comment(held[len(held)-1])
+		last[len(last)-1].Comment = rule.Comment(held[len(held)-1])
 	}
 	said := table
 	said.Chains = slices.Clone(table.Chains)
@@ -75,7 +74,10 @@ func (o *Own) Empty() bool { return len(o.rules[BaseChain]) == 0 }
 // is compiled again and compared.
 func (o *Own) readPolicy() nft.Policy {
 	p := nft.Policy{Families: []nft.FamilyPolicy{{}}}
-	if o.counts("masqueraded-v6") {
+	counts := func(counter string) func(nfnetlink.Rule) bool {
+		return func(r nfnetlink.Rule) bool { return strings.HasPrefix(rule.Counter(r), counter) }
+	}
+	if slices.ContainsFunc(o.rules[BaseChain], counts("masqueraded-v6")) {
 		p.Families = append(p.Families, nft.FamilyPolicy{IPv6: true})
 	}
 	for i := range p.Families {
@@ -91,28 +93,12 @@ func (o *Own) readPolicy() nft.Policy {
 	}
 	for _, chain := range sortedKeys(o.rules) {
 		for _, r := range o.rules[chain] {
-			if chain != BaseChain || countsMasqueraded(r) {
-				addMasquerade(&p, r)
+			if chain != BaseChain || counts(string(nft.Masqueraded))(r) {
+				p.AddMasquerade(r)
 			}
 		}
 	}
 	return p
-}
-
-// counts says whether a rule of the base chain adds to the counter.
-func (o *Own) counts(counter string) bool {
-	return slices.ContainsFunc(o.rules[BaseChain], func(r nfnetlink.Rule) bool {
-		return slices.ContainsFunc(r.Exprs, func(e nfnetlink.Expr) bool {
-			return e.Name == "objref" && e.Str(unix.NFTA_OBJREF_IMM_NAME) == counter
-		})
-	})
-}
-
-// countsMasqueraded tells our masquerades in the base chain from those of others.
-func countsMasqueraded(r nfnetlink.Rule) bool {
-	return slices.ContainsFunc(r.Exprs, func(e nfnetlink.Expr) bool {
-		return e.Name == "objref" && strings.HasPrefix(e.Str(unix.NFTA_OBJREF_IMM_NAME), string(nft.Masqueraded))
-	})
 }
 
 // readLists fills the lists of a family from the sets that the rules refer to, and
@@ -120,7 +106,7 @@ func countsMasqueraded(r nfnetlink.Rule) bool {
 func (o *Own) readLists(f *nft.FamilyPolicy) {
 	held := map[string][]config.CIDR{} // by the set's name without side
 	for _, r := range o.rules[BaseChain] {
-		for _, name := range lookups(r) {
+		for _, name := range rule.Sets(r) {
 			set := strings.TrimSuffix(strings.TrimSuffix(name, nft.SideA), nft.SideB)
 			if s, ok := o.Sets[name]; ok && len(held[set]) == 0 {
 				held[set] = cidrs(s.Holds)
@@ -154,28 +140,6 @@ func cidrs(ranges []iprange.Range) []config.CIDR {
 	return out
 }
 
-// addMasquerade reads the switches and ports of a masquerade: of the ones with
-// ports those for TCP stand for all.
-func addMasquerade(p *nft.Policy, r nfnetlink.Rule) {
-	if len(r.Exprs) == 0 || r.Exprs[len(r.Exprs)-1].Name != "masq" {
-		return
-	}
-	masq := r.Exprs[len(r.Exprs)-1]
-	p.RandomFully = masq.Uint32(unix.NFTA_MASQ_FLAGS)&(1<<4) != 0
-	if masq.Attr(unix.NFTA_MASQ_REG_PROTO_MIN) == nil || len(r.Exprs) < 4 {
-		return
-	}
-	proto := r.Exprs[1].Value(unix.NFTA_CMP_DATA)
-	low := r.Exprs[len(r.Exprs)-3].Value(unix.NFTA_IMMEDIATE_DATA)
-	high := r.Exprs[len(r.Exprs)-2].Value(unix.NFTA_IMMEDIATE_DATA)
-	if r.Exprs[len(r.Exprs)-3].Name != "immediate" { // a range of one port has one
-		low = high
-	}
-	if len(proto) == 1 && proto[0] == unix.IPPROTO_TCP && len(low) == 2 && len(high) == 2 {
-		p.Ports = append(p.Ports, nft.PortRange{Min: binary.BigEndian.Uint16(low), Max: binary.BigEndian.Uint16(high)})
-	}
-}
-
 // asks reports whether a rule of the base chain begins by asking for a condition
 // without a list.
 func asks(f nft.FamilyPolicy, row config.Condition, r nfnetlink.Rule) bool {
@@ -190,8 +154,11 @@ func asks(f nft.FamilyPolicy, row config.Condition, r nfnetlink.Rule) bool {
 // begins by asking for a condition on them.
 func interfaces(f nft.FamilyPolicy, row config.Condition, r nfnetlink.Rule) []config.Interface {
 	var found []config.Interface
-	for at := 3; at < len(r.Exprs) && r.Exprs[at].Name == "cmp"; at += 2 {
-		name := string(r.Exprs[at].Value(unix.NFTA_CMP_DATA))
+	for s := range rule.Statements(r) {
+		if s.Field != "iifname" && s.Field != "oifname" {
+			continue
+		}
+		name := string(s.Value)
 		if len(name) < unix.IFNAMSIZ {
 			name += "*"
 		}

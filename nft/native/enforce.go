@@ -5,11 +5,11 @@ import (
 	"fmt"
 
 	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/rule"
 )
 
 // EnforceChain is the chain that keeps other programs from translating what pods
@@ -73,19 +73,17 @@ func (m hasMark) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 
 // leftMark reads the mark of a rule of the chain that enforces.
 func leftMark(r nfnetlink.Rule) (nft.Mark, bool) {
-	m := nft.Mark{Mask: 1<<32 - 1}
-	if len(r.Exprs) < 3 || r.Exprs[0].Name != "meta" || r.Exprs[0].Uint32(unix.NFTA_META_KEY) != unix.NFT_META_MARK {
-		return nft.Mark{}, false
+	for s := range rule.Statements(r) {
+		if s.Field != "meta mark" || len(s.Value) != 4 {
+			break
+		}
+		m := nft.Mark{Value: binary.NativeEndian.Uint32(s.Value), Mask: 1<<32 - 1}
+		if len(s.Mask) == 4 {
+			m.Mask = binary.NativeEndian.Uint32(s.Mask)
+		}
+		return m, true
 	}
-	if mask := r.Exprs[1].Value(unix.NFTA_BITWISE_MASK); r.Exprs[1].Name == "bitwise" && len(mask) == 4 {
-		m.Mask = binary.NativeEndian.Uint32(mask)
-	}
-	value := r.Exprs[len(r.Exprs)-2].Value(unix.NFTA_CMP_DATA)
-	if len(value) != 4 {
-		return nft.Mark{}, false
-	}
-	m.Value = binary.NativeEndian.Uint32(value)
-	return m, true
+	return nft.Mark{}, false
 }
 
 // keepSource gives a connection the source address that it has.

@@ -8,6 +8,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/rule"
 )
 
 // OwnOf returns what the kernel would hold of a table.
@@ -35,7 +36,7 @@ func OwnOf(table nft.Table) *Own {
 func OwnWith(rules []nfnetlink.Rule) *Own {
 	own := &Own{rules: map[string][]nfnetlink.Rule{BaseChain: rules}, Sets: map[string]*HeldSet{}}
 	for _, r := range rules {
-		for _, name := range lookups(r) {
+		for _, name := range rule.Sets(r) {
 			own.Sets[name] = &HeldSet{Read: true, Holds: []iprange.Range{iprange.Of(netip.MustParsePrefix("169.254.0.0/16")), {}}}
 		}
 	}

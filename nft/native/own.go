@@ -12,7 +12,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/ruletext"
+	"nft-masq-agent/nft/rule"
 )
 
 // An Own is what the kernel holds of the table of mode nftables.
@@ -126,7 +126,7 @@ func (o *Own) chain(name string) (nfnetlink.Chain, bool) {
 func (o *Own) live(want nft.Table) nft.Sides {
 	referred := map[string]bool{}
 	for _, r := range o.rules[BaseChain] {
-		for _, name := range lookups(r) {
+		for _, name := range rule.Sets(r) {
 			referred[name] = true
 		}
 	}
@@ -287,24 +287,5 @@ func sameSet(a, b nfnetlink.Set) bool {
 	const comment = byte(userdata.NFTNL_UDATA_SET_COMMENT)
 	return a.Flags == b.Flags && a.KeyType == b.KeyType && a.KeyLen == b.KeyLen &&
 		a.DataType == b.DataType && a.DataLen == b.DataLen && slices.Equal(a.Special, b.Special) &&
-		ruletext.UserData(a.UserData, comment) == ruletext.UserData(b.UserData, comment)
-}
-
-// lookups names the sets that a rule refers to: whose elements it asks for, adds, or
-// takes an object from.
-func lookups(r nfnetlink.Rule) []string {
-	var names []string
-	for _, e := range r.Exprs {
-		switch e.Name {
-		case "lookup":
-			names = append(names, e.Str(unix.NFTA_LOOKUP_SET))
-		case "dynset":
-			names = append(names, e.Str(unix.NFTA_DYNSET_SET_NAME))
-		case "objref":
-			if set := e.Str(unix.NFTA_OBJREF_SET_NAME); set != "" {
-				names = append(names, set)
-			}
-		}
-	}
-	return names
+		rule.UserData(a.UserData, comment) == rule.UserData(b.UserData, comment)
 }

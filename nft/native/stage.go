@@ -8,6 +8,7 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/rule"
 )
 
 // An update has two phases. Stage fills new sets, which no rule refers to yet;
@@ -126,7 +127,7 @@ func (o *Own) clear(b *nfnetlink.Batch, fill []nft.Set, target nft.Sides) {
 		}
 		for _, chain := range sortedKeys(o.rules) {
 			for _, r := range o.rules[chain] {
-				if slices.Contains(lookups(r), name) {
+				if slices.Contains(rule.Sets(r), name) {
 					b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
 				}
 			}

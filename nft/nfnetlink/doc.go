@@ -1,5 +1,5 @@
 // Package nfnetlink implements the nf_tables subsystem of netlink: transactions,
-// dumps and change notifications. It does not interpret rules; package ruletext
+// dumps and change notifications. It does not interpret rules; package rule
 // does.
 //
 // A transaction is a [Batch]: messages between a begin and an end message that

@@ -36,14 +36,22 @@ func Marshal(family Family, exprs ...expr.Any) []Expr {
 	return out
 }
 
+// The flags NF_NAT_RANGE_… of include/uapi/linux/netfilter/nf_nat.h.
+const (
+	NATAddresses   = 1 << 0
+	NATPorts       = 1 << 1
+	NATRandom      = 1 << 2
+	NATPersistent  = 1 << 3
+	NATRandomFully = 1 << 4
+)
+
 // MasqueradeTo is `masquerade to :min-max`. The library's expression lacks the
 // flag NF_NAT_RANGE_PROTO_SPECIFIED, without which the kernel ignores the ports
 // (net/netfilter/nft_masq.c). The ports are read from the two registers.
 func MasqueradeTo(fullyRandom bool, minPort, maxPort uint32) Expr {
-	const protoSpecified, protoRandomFully = 1 << 1, 1 << 4
-	flags := uint32(protoSpecified)
+	flags := uint32(NATPorts)
 	if fullyRandom {
-		flags |= protoRandomFully
+		flags |= NATRandomFully
 	}
 	var a attrs
 	a.uint32(unix.NFTA_MASQ_FLAGS, flags)
@@ -56,10 +64,9 @@ func MasqueradeTo(fullyRandom bool, minPort, maxPort uint32) Expr {
 // registers if those are not 0. It is encoded as the kernel lists it: with both
 // ends of the address range, and with the flags that the kernel adds.
 func SourceNAT(family Family, fullyRandom bool, address, minPort, maxPort uint32) Expr {
-	const mapIPs, protoSpecified, protoRandomFully = 1 << 0, 1 << 1, 1 << 4
-	flags := uint32(mapIPs)
+	flags := uint32(NATAddresses)
 	if fullyRandom {
-		flags |= protoRandomFully
+		flags |= NATRandomFully
 	}
 	var a attrs
 	a.uint32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT)
@@ -67,7 +74,7 @@ func SourceNAT(family Family, fullyRandom bool, address, minPort, maxPort uint32
 	a.uint32(unix.NFTA_NAT_REG_ADDR_MIN, address)
 	a.uint32(unix.NFTA_NAT_REG_ADDR_MAX, address)
 	if minPort != 0 {
-		flags |= protoSpecified
+		flags |= NATPorts
 		a.uint32(unix.NFTA_NAT_REG_PROTO_MIN, minPort)
 		a.uint32(unix.NFTA_NAT_REG_PROTO_MAX, maxPort)
 	}

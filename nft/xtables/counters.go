@@ -1,15 +1,13 @@
 package xtables
 
 import (
-	"encoding/binary"
 	"hash/maphash"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/rule"
 )
 
 // ruleCounters sums what the rules of our chain have counted. They are read over a
@@ -97,12 +95,11 @@ func (c *ruleCounters) count(chain string) ([]nft.Counts, error) {
 			}
 			for _, r := range rules {
 				present = true
-				packets, code, masq := counted(r)
+				packets, _ := rule.Packets(r)
 				says := maphash.String(c.tallies.seed, nfnetlink.Key(r.Exprs))
-				switch {
-				case masq:
+				if _, masquerades := rule.Masquerades(r); masquerades {
 					now[ruleID{masqueraded, says}] += packets
-				case code == unix.NFT_RETURN:
+				} else if rule.Returns(r) {
 					now[ruleID{exempt, says}] += packets
 				}
 			}
@@ -116,21 +113,4 @@ func (c *ruleCounters) count(chain string) ([]nft.Counts, error) {
 		found[i].Packets = c.tallies.total[of]
 	}
 	return found, nil
-}
-
-// counted gives what a rule's counter has counted and what the rule does.
-func counted(r nfnetlink.Rule) (packets uint64, verdict int32, masquerade bool) {
-	for _, e := range r.Exprs {
-		switch e.Name {
-		case "counter":
-			if b := e.Attr(unix.NFTA_COUNTER_PACKETS); len(b) == 8 {
-				packets = binary.BigEndian.Uint64(b)
-			}
-		case "target":
-			masquerade = masquerade || e.Str(unix.NFTA_TARGET_NAME) == "MASQUERADE"
-		case "immediate":
-			verdict, _, _ = e.Verdict()
-		}
-	}
-	return packets, verdict, masquerade
 }

@@ -9,7 +9,7 @@ import (
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/ruletext"
+	"nft-masq-agent/nft/rule"
 )
 
 // A Reader reads our chains in the tables that iptables shares with everybody. It
@@ -300,7 +300,7 @@ func (h *held) Replaces(want nft.Ruleset) (found []foreign.LegacyChain) {
 		}
 		found = append(found, foreign.LegacyChain{
 			Family: n.Family, Table: NATTable, Name: chain, Jumps: jumps, Rules: len(rules),
-			RandomFully: slices.ContainsFunc(rules, func(r nfnetlink.Rule) bool { return slices.ContainsFunc(r.Exprs, ruletext.RandomFully) }),
+			RandomFully: slices.ContainsFunc(rules, rule.RandomFully),
 		})
 	}
 	return found

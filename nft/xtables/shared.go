@@ -2,7 +2,6 @@ package xtables
 
 import (
 	"cmp"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -11,12 +10,11 @@ import (
 	"strings"
 
 	"github.com/google/nftables/userdata"
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/ruletext"
+	"nft-masq-agent/nft/rule"
 )
 
 // A Shared is what the kernel holds of a table that iptables-nft shares with
@@ -84,7 +82,7 @@ func (n *Shared) MarksOf(c nfnetlink.Reader, chain string) Trust {
 func (n *Shared) mark(c nfnetlink.Chain) Mark {
 	use := c.Use
 	for _, r := range n.rules {
-		if to, _ := ruletext.Target(r); to == c.Name {
+		if to, _ := rule.Target(r); to == c.Name {
 			use--
 		}
 	}
@@ -131,7 +129,7 @@ const manyRules = 20_000
 // or are jumps of ours.
 func (n *Shared) readJumps(c nfnetlink.Reader, names []string) (err error) {
 	n.rules, n.unread, err = c.Jumps(n.Family, NATTable, Postrouting, func(r nfnetlink.Rule) bool {
-		to, _ := ruletext.Target(r)
+		to, _ := rule.Target(r)
 		_, ours := jumpOf(r)
 		return ours || slices.Contains(names, to)
 	})
@@ -204,7 +202,7 @@ func ReadShared(c nfnetlink.Reader, family nfnetlink.Family, names []string, o R
 // the table may be empty.
 func (n *Shared) allOurs() bool {
 	return n.unread == 0 && !slices.ContainsFunc(n.rules, func(r nfnetlink.Rule) bool {
-		to, _ := ruletext.Target(r)
+		to, _ := rule.Target(r)
 		_, ours := n.chains[to]
 		return !ours
 	})
@@ -287,7 +285,7 @@ func (n *Shared) readChain(c nfnetlink.Reader, name string, o Reading) error {
 // ofAgent reports whether the comment of a rule is one that a masquerade agent, of
 // whatever version, gives: what is subject to MASQUERADE.
 func ofAgent(r nfnetlink.Rule) bool {
-	return strings.Contains(ruletext.Comment(r), "subject to MASQUERADE")
+	return strings.Contains(rule.Comment(r), "subject to MASQUERADE")
 }
 
 // Trusted reports whether a chain was not read.
@@ -385,7 +383,7 @@ func xtRuleDifferences(where string, want nft.Chain, t nft.Table, got []nfnetlin
 // exactly ours, and variants of other agents and versions.
 func (n *Shared) jumps(chain string, jump nfnetlink.Rule) (exact, others []nfnetlink.Rule) {
 	for _, r := range n.rules {
-		switch to, ok := ruletext.Target(r); {
+		switch to, ok := rule.Target(r); {
 		case !ok || to != chain:
 		case sameXT(r, jump):
 			exact = append(exact, r)
@@ -405,7 +403,7 @@ var signature = userdata.AppendString(nil, signatureType, nft.TableName)
 const signatureType = 200
 
 func signed(r nfnetlink.Rule) bool {
-	return ruletext.UserData(r.UserData, signatureType) == nft.TableName
+	return rule.UserData(r.UserData, signatureType) == nft.TableName
 }
 
 // signed reports whether we wrote rules of the chain. That all of them bear the
@@ -487,7 +485,7 @@ func (n *Shared) heldBeside(name string, jumps int) bool {
 	ours := len(n.chains[name]) + jumps
 	for _, rules := range n.chains {
 		for _, r := range rules {
-			if to, _ := ruletext.Target(r); to == name {
+			if to, _ := rule.Target(r); to == name {
 				ours++
 			}
 		}
@@ -582,7 +580,7 @@ func (n *Shared) Remove(b *nfnetlink.Batch, chains []OwnChain, kept []string, la
 	jumps := map[string]int{}
 	for _, c := range chains {
 		for _, r := range n.rules {
-			if to, ok := ruletext.Target(r); ok && to == c.Name && !slices.Contains(kept, to) {
+			if to, ok := rule.Target(r); ok && to == c.Name && !slices.Contains(kept, to) {
 				b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
 				jumps[to]++
 				rest--
@@ -624,8 +622,8 @@ func (n *Shared) doomed(chains []OwnChain, kept []string) []string {
 // make to a chain of the name of which it speaks. The kernel knows longer names
 // than iptables takes, and than fit our comment.
 func jumpOf(r nfnetlink.Rule) (OwnChain, bool) {
-	to, ok := ruletext.Target(r)
-	said, ours := SharedJumpSays(ruletext.Comment(r))
+	to, ok := rule.Target(r)
+	said, ours := SharedJumpSays(rule.Comment(r))
 	if !ok || !ours || len(said) > MaxChainName {
 		return OwnChain{}, false
 	}
@@ -706,9 +704,9 @@ func (n *Shared) Held(c OwnChain) nft.Policy {
 	lists := map[string][]config.CIDR{} // by comment
 	for _, name := range c.Members() {
 		for _, r := range n.chains[name] {
-			_, comment, _ := strings.Cut(ruletext.Comment(r), ": ")
+			_, comment, _ := strings.Cut(rule.Comment(r), ": ")
 			if comment == CommentMasq {
-				addTarget(&p, r)
+				p.AddMasquerade(r)
 			} else {
 				lists[comment] = append(lists[comment], config.CIDR{Prefix: prefixOf(r)})
 			}
@@ -730,75 +728,22 @@ func (n *Shared) Strange(chain string) (rules, jumps []nfnetlink.Rule) {
 		return nil, nil
 	}
 	for _, r := range n.rules {
-		if to, ok := ruletext.Target(r); ok && to == chain {
+		if to, ok := rule.Target(r); ok && to == chain {
 			jumps = append(jumps, r)
 		}
 	}
 	return n.chains[chain], jumps
 }
 
-// addTarget reads the switches and ports of a MASQUERADE without a prefix: of
-// the ones with ports those for TCP stand for all.
-func addTarget(p *nft.Policy, r nfnetlink.Rule) {
-	if len(r.Exprs) < 2 || r.Exprs[len(r.Exprs)-1].Name != "target" {
-		return
-	}
-	last := r.Exprs[len(r.Exprs)-1]
-	info := last.Attr(unix.NFTA_TARGET_INFO)
-	flagsAt, portsAt := 4, 16 // struct nf_nat_ipv4_multi_range_compat
-	if r.Family == nfnetlink.IPv6 {
-		flagsAt, portsAt = 0, 36 // struct nf_nat_range
-	}
-	if len(info) < portsAt+4 {
-		return
-	}
-	const protoSpecified, randomFully = 1 << 1, 1 << 4
-	flags := binary.NativeEndian.Uint32(info[flagsAt:])
-	if flags&protoSpecified == 0 {
-		p.RandomFully = flags&randomFully != 0
-		return
-	}
-	if proto := r.Exprs[1].Value(unix.NFTA_CMP_DATA); len(proto) == 1 && proto[0] == unix.IPPROTO_TCP {
-		p.Ports = append(p.Ports, nft.PortRange{
-			Min: binary.BigEndian.Uint16(info[portsAt:]),
-			Max: binary.BigEndian.Uint16(info[portsAt+2:]),
-		})
-	}
-}
-
-// prefixOf reads the prefix that a rule of mode iptables-nft matches. A rule
-// that asks for none matches the prefix of length 0.
+// prefixOf returns the prefix that a rule of mode iptables-nft matches. A rule that asks
+// for none matches the prefix of length 0.
 func prefixOf(r nfnetlink.Rule) netip.Prefix {
-	addr, bits := make([]byte, 4), 0
-	if r.Family == nfnetlink.IPv6 {
-		addr = make([]byte, 16)
+	p, ok := rule.Prefix(r)
+	switch {
+	case ok:
+		return p
+	case r.Family == nfnetlink.IPv6:
+		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	}
-	for i, e := range r.Exprs {
-		if e.Name != "payload" || i+1 >= len(r.Exprs) {
-			continue
-		}
-		bits = int(e.Uint32(unix.NFTA_PAYLOAD_LEN)) * 8
-		next := r.Exprs[i+1]
-		if next.Name == "bitwise" && i+2 < len(r.Exprs) {
-			bits = leadingOnes(next.Value(unix.NFTA_BITWISE_MASK))
-			next = r.Exprs[i+2]
-		}
-		copy(addr, next.Value(unix.NFTA_CMP_DATA))
-		break
-	}
-	a, _ := netip.AddrFromSlice(addr)
-	return netip.PrefixFrom(a, bits)
-}
-
-func leadingOnes(mask []byte) int {
-	n := 0
-	for _, b := range mask {
-		for bit := byte(0x80); bit != 0; bit >>= 1 {
-			if b&bit == 0 {
-				return n
-			}
-			n++
-		}
-	}
-	return n
+	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }

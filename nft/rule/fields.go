@@ -1,4 +1,4 @@
-package ruletext
+package rule
 
 import (
 	"bytes"
@@ -200,24 +200,15 @@ func verdict(code int32, chain string) string {
 	return fmt.Sprintf("<verdict %d>", code)
 }
 
-// The flags of include/uapi/linux/netfilter/nf_nat.h.
-const (
-	natAddresses   = 1 << 0
-	natPorts       = 1 << 1
-	natRandom      = 1 << 2
-	natPersistent  = 1 << 3
-	natRandomFully = 1 << 4
-)
-
 func natFlags(flags uint32) string {
 	words := ""
-	if flags&natRandom != 0 {
+	if flags&nfnetlink.NATRandom != 0 {
 		words += " random"
 	}
-	if flags&natRandomFully != 0 {
+	if flags&nfnetlink.NATRandomFully != 0 {
 		words += " fully-random"
 	}
-	if flags&natPersistent != 0 {
+	if flags&nfnetlink.NATPersistent != 0 {
 		words += " persistent"
 	}
 	return words

@@ -1,4 +1,4 @@
-package ruletext
+package rule
 
 import (
 	"encoding/binary"
@@ -132,13 +132,13 @@ func xtNATRange(info []byte, family nfnetlink.Family) (r xtNAT, ok bool) {
 
 func (r xtNAT) words(option string) string {
 	to := ""
-	if r.flags&natAddresses != 0 {
+	if r.flags&nfnetlink.NATAddresses != 0 {
 		to = r.min.String()
 		if r.max != r.min {
 			to += "-" + r.max.String()
 		}
 	}
-	if r.flags&natPorts != 0 {
+	if r.flags&nfnetlink.NATPorts != 0 {
 		if to != "" {
 			to += ":"
 		}
@@ -152,20 +152,4 @@ func (r xtNAT) words(option string) string {
 	}
 	flags := strings.ReplaceAll(natFlags(r.flags), "fully-random", "random-fully")
 	return to + strings.ReplaceAll(flags, " ", " --")
-}
-
-// RandomFully says whether the expression translates source addresses and takes
-// any free port for it.
-func RandomFully(e nfnetlink.Expr) bool {
-	flags := uint32(0)
-	switch e.Name {
-	case "masq":
-		flags = e.Uint32(unix.NFTA_MASQ_FLAGS)
-	case "nat":
-		flags = e.Uint32(unix.NFTA_NAT_FLAGS)
-	case "target":
-		r, _ := xtNATRange(e.Attr(unix.NFTA_TARGET_INFO), nfnetlink.IPv4)
-		flags = r.flags
-	}
-	return flags&natRandomFully != 0
 }

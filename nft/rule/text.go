@@ -1,4 +1,4 @@
-package ruletext
+package rule
 
 import (
 	"bytes"
@@ -53,16 +53,6 @@ func UserData(b []byte, typ byte) string {
 		b = b[2+int(b[1]):]
 	}
 	return ""
-}
-
-// Target returns the chain that a rule jumps or goes to.
-func Target(r nfnetlink.Rule) (string, bool) {
-	for _, e := range r.Exprs {
-		if _, chain, ok := e.Verdict(); ok && chain != "" {
-			return chain, true
-		}
-	}
-	return "", false
 }
 
 // A Statement is one step of a rule: a comparison of a Field, or else what its

@@ -1,4 +1,4 @@
-package ruletext_test
+package rule_test
 
 import (
 	"os"
@@ -13,7 +13,7 @@ import (
 
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/ruletext"
+	"nft-masq-agent/nft/rule"
 )
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
@@ -38,7 +38,7 @@ func ruleTexts(t *testing.T, c *nfnetlink.Conn, family nfnetlink.Family, table, 
 	}
 	var texts []string
 	for _, r := range rules {
-		texts = append(texts, ruletext.String(r))
+		texts = append(texts, rule.String(r))
 	}
 	return texts
 }
@@ -163,10 +163,10 @@ func TestMarkOfXTablesIsComparedLikeANativeOne(t *testing.T) {
 	data = append(data, 16, 0, 3, 0)
 	data = append(data, info...)
 	r := nfnetlink.Rule{Family: nfnetlink.IPv4, Exprs: []nfnetlink.Expr{{Name: "match", Data: data}}}
-	if got, want := ruletext.String(r), "-m mark ! --mark 0x4000/0x4000"; got != want {
+	if got, want := rule.String(r), "-m mark ! --mark 0x4000/0x4000"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	s := slices.Collect(ruletext.Statements(r))[0]
+	s := slices.Collect(rule.Statements(r))[0]
 	if s.Field != "meta mark" || s.Op != "!=" {
 		t.Errorf("got %+v", s)
 	}
@@ -185,11 +185,17 @@ func FuzzRuleText(f *testing.F) {
 			r.Exprs = append(r.Exprs, nfnetlink.Expr{Name: names[int(data[0])%len(names)], Data: data[2 : 2+n]})
 			data = data[2+n:]
 		}
-		_ = ruletext.String(r)
-		_ = ruletext.Comment(r)
-		for s := range ruletext.Statements(r) {
+		_ = rule.String(r)
+		_ = rule.Comment(r)
+		for s := range rule.Statements(r) {
 			s.Range()
-			ruletext.RandomFully(s.Expr)
 		}
+		rule.RandomFully(r)
+		_, _ = rule.Prefix(r)
+		_, _ = rule.Masquerades(r)
+		_, _ = rule.Packets(r)
+		_ = rule.Counter(r)
+		_ = rule.Sets(r)
+		_ = rule.Returns(r)
 	})
 }
