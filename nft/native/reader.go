@@ -166,10 +166,12 @@ func (h *held) readSides(w nft.Set, s layout.Scope) error {
 			}
 		}
 		start := time.Now()
-		if err := set.ReadElements(h.conn, len(w.Prefixes)+Slack); err != nil {
+		err := set.ReadElements(h.conn, len(w.Prefixes)+Slack)
+		// Also if others' transactions tore the reading, which cost as much.
+		h.dumped, h.dumpCost = time.Now(), time.Since(start)
+		if err != nil {
 			return err
 		}
-		h.dumped, h.dumpCost = time.Now(), time.Since(start)
 		if set.Equals(w.Prefixes) {
 			h.trust[set.Name] = trusted{prefixes: w.Prefixes, handle: set.Handle}
 		}

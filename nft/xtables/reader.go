@@ -74,6 +74,11 @@ func (r *Reader) Read(want nft.Ruleset, s layout.Scope) (layout.Held, error) {
 	trust := r.trusts(want, s)
 	trusted := false
 	start := time.Now()
+	defer func() { // also if others' transactions tore the reading, which cost as much
+		if !trusted {
+			r.LastRead, r.LastCost = time.Now(), time.Since(start)
+		}
+	}()
 	for i, f := range families() {
 		how := Reading{Others: s.Others, Quick: s.Quick && trust}
 		if !s.Others {
@@ -102,9 +107,6 @@ func (r *Reader) Read(want nft.Ruleset, s layout.Scope) (layout.Held, error) {
 		if t != nil && !n.Partial {
 			r.jumps[i] = n.Jump(*t, want.Chain())
 		}
-	}
-	if !trusted {
-		r.LastRead, r.LastCost = time.Now(), time.Since(start)
 	}
 	h.inFull = !trusted || s.InFull && s.Unchanged
 	return h, nil
