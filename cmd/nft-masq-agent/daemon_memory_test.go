@@ -9,6 +9,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// foreignRules are rules of others.
+type foreignRules struct {
+	name       string
+	count      int
+	conditions int // that each of them has further
+}
+
+func manyForeignRules() []foreignRules {
+	switch {
+	case long:
+		return []foreignRules{{"50,000", 50_000, 0}, {"120,000", 120_000, 0}, {"30,000 long ones", 30_000, 38}}
+	case testing.Short():
+		return []foreignRules{{"2,000", 2_000, 0}}
+	}
+	return []foreignRules{{"30,000", 30_000, 0}}
+}
+
+func (f foreignRules) text() []string {
+	rules := make([]string, f.count)
+	for i := range rules {
+		rules[i] = strings.Repeat("ip saddr != 198.51.100.0/24 ", f.conditions) +
+			fmt.Sprintf("ip saddr 10.%d.%d.0/24 ip daddr 172.16.%d.0/24 counter masquerade comment \"rule %d of others\"", i>>8&0xff, i&0xff, i>>16, i)
+	}
+	return rules
+}
+
 // A place for rules of others: the chain in which they stand, and what makes the way there.
 var foreignPlaces = map[string]func(rules []string) string{
 	"POSTROUTING": func(rules []string) string {
@@ -27,33 +53,55 @@ var foreignPlaces = map[string]func(rules []string) string{
 	},
 }
 
-func TestManyForeignRulesFitIntoTheMemoryLimit(t *testing.T) {
-	rules := make([]string, often(1_000, 30_000, 120_000))
-	for i := range rules {
-		rules[i] = fmt.Sprintf("ip saddr 10.%d.%d.0/24 ip daddr 172.16.%d.0/24 counter masquerade comment \"rule %d of others\"", i>>8&0xff, i&0xff, i>>16, i)
-	}
-	for place, text := range foreignPlaces {
-		for _, mode := range modes {
-			t.Run(place+", "+string(mode), func(t *testing.T) {
-				n := newNode(t)
-				if _, err := n.Output(text(rules), "nft", "-f", "-"); err != nil {
-					t.Fatal(err)
-				}
-				socket := filepath.Join(t.TempDir(), "probe.sock")
-				flags := []string{"--config", n.path, "--mode", string(mode)}
-				cmd, limit := n.limited(t, mode, append([]string{"run", "--log-format", "json", "--http-address", httpAddress, "--probe-socket", socket}, flags...)...)
-				d := n.startCommand(cmd)
-				d.await("starting")
-				d.await("config_applied")
-				d.signal(unix.SIGHUP) // all is read again
-				d.until("a further look", func() bool { return d.looks("sighup") == "1" })
-				peak, _ := d.memory()
-				t.Logf("peak %d MiB of %d", peak>>20, limit>>20)
-				if peak > limit {
-					t.Error("more than the limit")
-				}
-				d.stop()
-			})
+// fiftySets are rules that refer to sets of just as many addresses as are read.
+func fiftySets() string {
+	var sets, rules strings.Builder
+	for set := range 50 {
+		fmt.Fprintf(&sets, "set s%d { type ipv4_addr; elements = { ", set)
+		for i := range 10_000 {
+			fmt.Fprintf(&sets, "10.%d.%d.%d, ", set, i>>7, i<<1&0xff)
 		}
+		sets.WriteString("} }\n")
+		fmt.Fprintf(&rules, "ip daddr @s%d masquerade\n", set)
+	}
+	return "table ip nat {\n" + sets.String() + "chain POSTROUTING { type nat hook postrouting priority 100;\n" + rules.String() + "}\n}\n"
+}
+
+func TestManyForeignRulesFitIntoTheMemoryLimit(t *testing.T) {
+	for _, f := range manyForeignRules() {
+		for place, text := range foreignPlaces {
+			fitsIntoTheMemoryLimit(t, f.name+", "+place, text(f.text()))
+		}
+	}
+	if testing.Short() {
+		return
+	}
+	fitsIntoTheMemoryLimit(t, "10,000 long ones, POSTROUTING", foreignPlaces["POSTROUTING"](foreignRules{"", 10_000, 38}.text()))
+	fitsIntoTheMemoryLimit(t, "fifty sets", fiftySets())
+}
+
+func fitsIntoTheMemoryLimit(t *testing.T, name, text string) {
+	t.Helper()
+	for _, mode := range modes {
+		t.Run(name+", "+string(mode), func(t *testing.T) {
+			n := newNode(t)
+			if _, err := n.Output(text, "nft", "-f", "-"); err != nil {
+				t.Fatal(err)
+			}
+			socket := filepath.Join(t.TempDir(), "probe.sock")
+			flags := []string{"--config", n.path, "--mode", string(mode)}
+			cmd, limit := n.limited(t, mode, append([]string{"run", "--log-format", "json", "--http-address", httpAddress, "--probe-socket", socket}, flags...)...)
+			d := n.startCommand(cmd)
+			d.await("starting")
+			d.await("config_applied")
+			d.signal(unix.SIGHUP) // all is read again
+			d.until("a further look", func() bool { return d.looks("sighup") == "1" })
+			peak, _ := d.memory()
+			t.Logf("peak %d MiB of %d", peak>>20, limit>>20)
+			if peak > limit {
+				t.Error("more than the limit")
+			}
+			d.stop()
+		})
 	}
 }

@@ -20,13 +20,17 @@ type Snapshot struct {
 	Chains     []Chain
 	Sets       []Set
 	maps       map[id][]nfnetlink.MapElement // for a trace
-	// Unread counts rules that were not read, because there are more than
-	// maxRules. Their effect is unknown.
+	// Unread counts rules that were not read, because there are too many. Their
+	// effect is unknown.
 	Unread int
 }
 
-// maxRules bounds what is read: a rule takes about a kilobyte.
-const maxRules = 60_000
+// Bounds of what is read. A rule usually takes about a kilobyte, one of the 128
+// expressions that the kernel allows ten and more.
+const (
+	maxRules  = 60_000
+	maxMemory = 60 << 20
+)
 
 // A Chain is a chain with its rules. The rules of our own chains are not read.
 type Chain struct {
@@ -104,6 +108,7 @@ type reader struct {
 	seen   map[id]bool       // the chains that are in Chains
 	wanted map[id]bool       // the sets that rules refer to
 	rules  int               // the number of rules read
+	memory int               // that they take, in bytes
 }
 
 func (r *reader) read() (err error) {
@@ -211,27 +216,46 @@ func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (e
 			r.Unread += int(c.Use)
 			out.Unread = true
 		default:
-			if out.Rules, err = r.conn.Rules(c.Family, c.Table, c.Name); err != nil {
+			rules, more, err := r.conn.FirstRules(c.Family, c.Table, c.Name, r.enough)
+			if err != nil {
 				return err
 			}
-			r.rules += len(out.Rules)
+			if more {
+				r.Unread += int(c.Use)
+				out.Unread = true
+				break
+			}
+			out.Rules = rules
+			r.rules += len(rules)
+			// A rule of more than 32 KiB hides itself and those after it.
+			if hidden := int(c.Use) - len(rules); c.Hook != nil && hidden > 0 {
+				r.Unread += hidden
+				out.Unread = true
+			}
 		}
 		r.Chains = append(r.Chains, out)
 	}
 	return nil
 }
 
-// The types and the size of the sets that are read. A larger set takes the kernel
-// long to list, and is treated as unknown.
+// enough counts the memory of a rule and reports whether it is too much.
+func (r *reader) enough(rule nfnetlink.Rule) bool {
+	r.memory += rule.Memory()
+	return r.memory > maxMemory
+}
+
+// The types and the size of the sets that are read, and of all of them together. A
+// larger set takes the kernel long to list, and is treated as unknown.
 const (
-	typeIPv4   = 7 // nft's ipv4_addr
-	typeIPv6   = 8 // nft's ipv6_addr
-	maxSetSize = 10_000
+	typeIPv4    = 7 // nft's ipv4_addr
+	typeIPv6    = 8 // nft's ipv6_addr
+	maxSetSize  = 10_000
+	maxElements = 200_000
 )
 
 // readSets reads the address sets that the rules refer to.
 func (r *reader) readSets() error {
-	tables := map[id]bool{}
+	tables, left := map[id]bool{}, maxElements
 	for want := range r.wanted {
 		tables[id{want.family, want.table, ""}] = true
 	}
@@ -244,13 +268,15 @@ func (r *reader) readSets() error {
 			if !r.wanted[id{s.Family, s.Table, s.Name}] || !ofAddresses(s) {
 				continue
 			}
-			ranges, err := r.conn.Elements(s.Family, s.Table, s.Name)
-			if nfnetlink.IsNotExist(err) {
+			contents, err := r.conn.Contents(s.Family, s.Table, s.Name, min(maxSetSize, left))
+			if nfnetlink.IsNotExist(err) || contents.More {
 				continue
 			}
 			if err != nil {
 				return err
 			}
+			ranges := contents.Ranges
+			left -= len(ranges)
 			if s.Flags&unix.NFT_SET_INTERVAL == 0 {
 				for i := range ranges {
 					ranges[i].To = ranges[i].From

@@ -1,6 +1,8 @@
 package kernel
 
 import (
+	"slices"
+
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 )
@@ -48,6 +50,9 @@ func (m *memory) Rules(family nfnetlink.Family, table, chain string) ([]nfnetlin
 func (m *memory) FirstRules(family nfnetlink.Family, table, chain string, enough func(nfnetlink.Rule) bool) (rules []nfnetlink.Rule, more bool, err error) {
 	at := layout.ChainID{Family: family, Table: table, Chain: chain}
 	if rules, ok := m.rules[at]; ok {
+		if i := slices.IndexFunc(rules, enough); i >= 0 {
+			return rules[:i:i], true, nil
+		}
 		return rules, false, nil
 	}
 	rules, more, err = m.Conn.FirstRules(family, table, chain, enough)

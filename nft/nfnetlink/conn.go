@@ -55,6 +55,10 @@ func dial() (*netlink.Conn, error) {
 		_ = nl.Close()
 		return nil, fmt.Errorf("netlink socket: %w", err)
 	}
+	// The kernel learns the size of the buffer from what is received. Before, a part
+	// of a dump has less than 4 KiB, and a longer rule ends the dump as if it and all
+	// rules after it were not there.
+	_, _ = nl.Execute(message(unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETGEN, 0, nil))
 	return nl, nil
 }
 

@@ -24,7 +24,7 @@ type Reader interface {
 	Jumps(family Family, table, chain string, match func(Rule) bool) (jumps []Rule, rest int, err error)
 	Rule(family Family, table, chain string, handle uint64) (Rule, error)
 	Sets(family Family, table string) ([]Set, error)
-	Elements(family Family, table, set string) ([]iprange.Range, error)
+	Contents(family Family, table, set string, limit int) (Contents, error)
 	Objects(family Family, table string) ([]Object, error)
 }
 

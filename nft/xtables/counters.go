@@ -89,11 +89,7 @@ func (c *ruleCounters) count(chain string) ([]nft.Counts, error) {
 		masqueraded := nft.Counts{IPv6: f == nfnetlink.IPv6, Verdict: nft.Masqueraded}
 		present := false
 		for _, name := range WithSubchains(chain) {
-			rules, err := c.conn.Rules(f, NATTable, name)
-			if err != nil && !nfnetlink.IsNotExist(err) {
-				return nil, err
-			}
-			for _, r := range rules {
+			err := c.conn.EachRule(f, NATTable, name, func(r nfnetlink.Rule) error {
 				present = true
 				packets, _ := rule.Packets(r)
 				says := maphash.String(c.tallies.seed, nfnetlink.Key(r.Exprs))
@@ -102,6 +98,10 @@ func (c *ruleCounters) count(chain string) ([]nft.Counts, error) {
 				} else if rule.Returns(r) {
 					now[ruleID{exempt, says}] += packets
 				}
+				return nil
+			})
+			if err != nil && !nfnetlink.IsNotExist(err) {
+				return nil, err
 			}
 		}
 		if present {

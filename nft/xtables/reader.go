@@ -102,6 +102,9 @@ func (r *Reader) Read(want nft.Ruleset, s layout.Scope) (layout.Held, error) {
 		if err != nil {
 			return nil, err
 		}
+		if err := n.Hidden(); t != nil && err != nil {
+			return nil, err
+		}
 		h.nat = append(h.nat, n)
 		trusted = trusted || n.Trusted()
 		if t != nil && !n.Partial {

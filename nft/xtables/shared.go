@@ -26,6 +26,7 @@ type Shared struct {
 	dormant bool
 	post    *nfnetlink.Chain // nil where there is no POSTROUTING
 	rules   []nfnetlink.Rule // of POSTROUTING
+	hidden  bool             // POSTROUTING has rules that the kernel does not list
 	unread  int              // rules of POSTROUTING that are not in rules: others', of which there are too many
 	named   []OwnChain       // the chains to which one of these is our jump
 	Partial bool             // only the rule that was our jump was read
@@ -114,16 +115,40 @@ func (n *Shared) readPost(c nfnetlink.Reader, names []string, o Reading) (err er
 			return err
 		}
 	}
-	if n.post != nil && n.post.Use > manyRules {
-		return n.readJumps(c, names)
+	more, memory := n.post != nil && n.post.Use > manyRules, 0
+	if !more {
+		n.rules, more, err = c.FirstRules(n.Family, NATTable, Postrouting, func(r nfnetlink.Rule) bool {
+			memory += r.Memory()
+			return memory > maxMemory
+		})
 	}
-	n.rules, err = c.Rules(n.Family, NATTable, Postrouting)
+	if more {
+		err = n.readJumps(c, names)
+	}
+	if err == nil && n.post != nil && len(n.rules)+n.unread < int(n.post.Use) {
+		now, err := c.Chain(n.Family, NATTable, Postrouting)
+		if err != nil || now.Use != n.post.Use {
+			return nfnetlink.ErrInterrupted
+		}
+		n.hidden = true
+	}
 	return err
 }
 
-// manyRules is how many rules of POSTROUTING are read whole: a rule takes about a
-// kilobyte.
-const manyRules = 20_000
+// Hidden is an error if POSTROUTING has rules that were not listed.
+func (n *Shared) Hidden() error {
+	if !n.hidden {
+		return nil
+	}
+	return fmt.Errorf("table %s nat: POSTROUTING has a rule that is too large for the kernel to list (32 KiB), "+
+		"which hides those after it; only flushing the chain removes it", n.Family)
+}
+
+// How many rules of POSTROUTING are read whole, and how much memory they may take.
+const (
+	manyRules = 20_000
+	maxMemory = 20 << 20
+)
 
 // readJumps reads of the rules of POSTROUTING those that lead to chains of these names,
 // or are jumps of ours.
@@ -440,15 +465,15 @@ func (n *Shared) Ensure(b *nfnetlink.Batch, want nft.Table, chain string) {
 		b.AddChain(want.Chain(Postrouting).KernelChain(want))
 	}
 	for _, name := range slices.Backward(WithSubchains(chain)) {
-		got := n.chains[name]
+		rules, got := want.Chain(name).Bytecode(want, nil), n.chains[name]
 		switch {
 		case n.trusted[name]:
 			continue
-		case n.flooded[name]:
+		case n.flooded[name], n.hides(name, rules):
 			b.FlushChain(want.Family, NATTable, name)
 			got = nil
 		}
-		editRules(b, want.Chain(name).Bytecode(want, nil), got)
+		editRules(b, rules, got)
 	}
 	for _, name := range slices.Backward(WithSubchains(chain)) {
 		if _, present := n.chains[name]; present && len(want.Chain(name).Rules) == 0 && !n.heldByOthers(name) {
@@ -456,6 +481,15 @@ func (n *Shared) Ensure(b *nfnetlink.Batch, want nft.Table, chain string) {
 		}
 	}
 	n.ensureJump(b, want.Chain(Postrouting).Bytecode(want, nil)[0], chain)
+}
+
+// hides reports whether rules of a chain were not listed, because one before them is
+// too large for the kernel to list: the last wanted one lacks, and more uses the chain
+// than its rules and a jump.
+func (n *Shared) hides(name string, want []nfnetlink.Rule) bool {
+	got := n.chains[name]
+	return len(want) > 0 && int(n.heads[name].Use) > len(got)+1 &&
+		!slices.ContainsFunc(got, func(r nfnetlink.Rule) bool { return nfnetlink.EqualExprs(r.Exprs, want[len(want)-1].Exprs) })
 }
 
 // unhook deletes a base chain of the name of one of ours, to which nothing can jump.

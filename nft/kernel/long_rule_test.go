@@ -1,0 +1,118 @@
+package kernel
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/xtables"
+)
+
+// A dump has parts of 32 KiB at most. The kernel ends it at a rule that is larger, as if
+// that rule and all after it were not there.
+const (
+	longRule  = 50 // matches of half a kilobyte each
+	largeRule = 60
+)
+
+// insertLong inserts a rule of so many matches.
+func insertLong(t *testing.T, ns *nfttest.NS, chain string, matches int) {
+	t.Helper()
+	args := []string{"-I", chain}
+	for range matches {
+		args = append(args, "-m", "bpf", "--bytecode", "64,"+strings.Repeat("0 0 0 0,", 63)+"6 0 0 1")
+	}
+	iptables(t, ns, nfnetlink.IPv4, append(args, "-j", "ACCEPT")...)
+}
+
+// onANewSocket applies twice over sockets that have received nothing before.
+func onANewSocket(ns *nfttest.NS, want nft.Ruleset) (first, second Applied, err error) {
+	err = ns.Do(func() (err error) {
+		k := New(nfnetlink.Dial())
+		defer k.Close()
+		if first, err = k.Apply(want, Look{Full: true, Others: true}); err != nil {
+			return err
+		}
+		k.conn.Close()
+		second, err = k.Apply(want, Look{Full: true, Others: true})
+		return err
+	})
+	return first, second, err
+}
+
+func TestLongRulesHideNothing(t *testing.T) {
+	nfttest.Require(t, "iptables-nft")
+	ns := nfttest.NewNS(t, "node")
+	insertLong(t, ns, xtables.Postrouting, longRule)
+	err := ns.Do(func() error {
+		c := nfnetlink.Dial()
+		defer c.Close()
+		rules, err := c.Rules(nfnetlink.IPv4, xtables.NATTable, xtables.Postrouting)
+		if len(rules) != 1 {
+			t.Errorf("%d rules in the first dump of a socket", len(rules))
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	for _, matches := range []int{1, 8, longRule} {
+		for _, mode := range []nft.Mode{nft.ModeNFTables, nft.ModeIPTables} {
+			t.Run(fmt.Sprintf("%d matches, %s", matches, mode), func(t *testing.T) {
+				ns := nfttest.NewNS(t, "node")
+				insertLong(t, ns, xtables.Postrouting, matches)
+				iptables(t, ns, nfnetlink.IPv4, "-A", xtables.Postrouting, "-j", "MASQUERADE")
+				want := cases.Load(t, "default").Compile(mode)
+				first, second, err := onANewSocket(ns, want)
+				if err != nil || len(first.Differences) == 0 || len(second.Differences) > 0 {
+					t.Errorf("changed %v, then %v, error %v", first.Differences, second.Differences, err)
+				}
+				others, err := open(t, ns).Others(want)
+				if err != nil || len(others.Conflicts) != 1 || others.Unread > 0 {
+					t.Errorf("conflicts %v, %d unread, error %v", others.Conflicts, others.Unread, err)
+				}
+			})
+		}
+	}
+}
+
+func TestRuleTooLargeForTheKernelToListIsNamedAndNotWrittenBehind(t *testing.T) {
+	nfttest.Require(t, "iptables-nft")
+	ns := nfttest.NewNS(t, "node")
+	insertLong(t, ns, xtables.Postrouting, largeRule)
+	before := generation(t, ns)
+	_, err := open(t, ns).Apply(cases.Load(t, "default").Compile(nft.ModeIPTables), Look{Full: true, Others: true})
+	if err == nil || !strings.Contains(err.Error(), "too large for the kernel to list") {
+		t.Errorf("error %v", err)
+	}
+	if after := generation(t, ns); after != before {
+		t.Errorf("%d transactions", after-before)
+	}
+	want := cases.Load(t, "default").Compile(nft.ModeNFTables)
+	k := open(t, ns)
+	apply(t, k, want, Look{Full: true, Others: true})
+	if others, err := k.Others(want); err != nil || others.Unread != 1 {
+		t.Errorf("%d rules unread, error %v", others.Unread, err)
+	}
+}
+
+func TestRuleTooLargeForTheKernelToListInOurChainIsRemoved(t *testing.T) {
+	nfttest.Require(t, "iptables-nft")
+	ns := nfttest.NewNS(t, "node")
+	want := cases.Load(t, "default").Compile(nft.ModeIPTables)
+	k := open(t, ns)
+	apply(t, k, want, Look{})
+	insertLong(t, ns, "IP-MASQ-AGENT", largeRule)
+	if diffs := apply(t, k, want, Look{}); len(diffs) == 0 {
+		t.Error("nothing differs")
+	}
+	inStep(t, ns, want)
+	head, err := connect(t, ns).Chain(nfnetlink.IPv4, xtables.NATTable, "IP-MASQ-AGENT")
+	if rules := len(want.Tables[0].Chain("IP-MASQ-AGENT").Rules); err != nil || int(head.Use) != rules+1 {
+		t.Errorf("%d rules and a jump use the chain, want %d; error %v", head.Use, rules, err)
+	}
+}
