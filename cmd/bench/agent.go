@@ -20,9 +20,9 @@ func startAgent(n *node, binary string, v *agent.Volume) (*agent.Agent, error) {
 	return a, err
 }
 
-// timeToApplied is the whole process, from its start to its word that the rules
-// are in the kernel. It is started as the programs are that it is compared with,
-// without a mount namespace of its own.
+// timeToApplied runs the agent from its start until it logs that the rules are in
+// the kernel. Like the programs it is compared with, it has no mount namespace of
+// its own.
 func timeToApplied(n *node, binary, config string) (time.Duration, error) {
 	log := agent.NewLog()
 	cmd := nfttest.Command(binary, "run", "--config", config)
@@ -34,15 +34,15 @@ func timeToApplied(n *node, binary, config string) (time.Duration, error) {
 	_, err := log.Await(context.Background(), nil, "config_applied")
 	took := time.Since(start)
 	err = errors.Join(err, cmd.Process.Kill())
-	_ = cmd.Wait() // says that it was killed
+	_ = cmd.Wait() // returns that it was killed
 	return took, err
 }
 
-// quietDir makes a directory, as a mounted volume is, not beside where programs
-// make files all the time: inotify tells the agent of every name in each directory
-// on the way, which would not be rest, and to watch a directory the kernel goes
-// through all names that it remembers of it, those that are gone too, which took
-// 14 ms for a /tmp with 380,000.
+// quietDir creates a directory, like a mounted volume, away from directories in
+// which programs create files all the time: inotify notifies the agent of every
+// name in each directory on the way, which would disturb measurements at rest.
+// Also, to watch a directory the kernel walks all names in its cache, including
+// deleted ones, which took 14 ms for a /tmp with 380,000.
 func quietDir() (string, error) {
 	quiet := "/dev/shm"
 	if _, err := os.Stat(quiet); err != nil {
@@ -51,7 +51,7 @@ func quietDir() (string, error) {
 	return os.MkdirTemp(quiet, "bench-")
 }
 
-// newVolume makes a volume with a config, in a quiet directory.
+// newVolume creates a volume with a config, in a quiet directory.
 func newVolume(text string) (*agent.Volume, error) {
 	dir, err := quietDir()
 	if err != nil {

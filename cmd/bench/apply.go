@@ -20,10 +20,10 @@ const (
 	targetLarge = 100_000
 )
 
-// iptablesUpTo bounds what iptables is asked to load.
+// iptablesUpTo bounds the number of CIDRs that iptables loads.
 const iptablesUpTo = 10_000
 
-// apply measures the whole ruleset going into a kernel that has none of it.
+// apply measures applying the whole ruleset to a kernel without any of it.
 func (b *bench) apply(ctx context.Context) error {
 	sizes := b.sizes
 	if b.million {
@@ -37,7 +37,7 @@ func (b *bench) apply(ctx context.Context) error {
 	return nil
 }
 
-// An applyBench holds what the contenders of one size use.
+// An applyBench is what the contenders of one size use.
 type applyBench struct {
 	node   *node
 	kernel *kernel.Kernel
@@ -54,7 +54,7 @@ func (b *bench) applyN(ctx context.Context, n int) (err error) {
 	}
 	defer func() { err = errors.Join(err, a.close()) }()
 	contenders := []contender{a.fromRuleset(), a.kernelAlone(), a.program("nft", "-f", a.file("nft"))}
-	large := n > 100_000 // a file of that many CIDRs is larger than a config file may be
+	large := n > 100_000 // more CIDRs than a config file may have
 	if !large {
 		contenders = append(contenders, a.process(b.agent))
 	}
@@ -124,13 +124,13 @@ func (a *applyBench) clear() error {
 	if err := a.node.clear(nft.TableName, a.size); err != nil {
 		return err
 	}
-	runtime.GC() // what the bench itself left behind
+	runtime.GC() // garbage of the bench itself
 	return nil
 }
 
 func (a *applyBench) fromRuleset() contender {
 	return contender{a.clear, func() (took time.Duration, err error) {
-		// Inside, because there the first request opens the connection.
+		// Inside the namespace, because the first request opens the connection.
 		err = a.node.ns.Do(func() error {
 			start := time.Now()
 			_, err := a.kernel.Apply(a.want, kernel.Look{})

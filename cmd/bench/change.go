@@ -14,7 +14,7 @@ const (
 	groupSwap   = "file swap to kernel"
 )
 
-// A follower is an agent that follows a file of n networks, to and from one
+// A follower is an agent that follows a file of n networks, alternating with one
 // more.
 type follower struct {
 	size   int
@@ -24,7 +24,7 @@ type follower struct {
 	volume *agent.Volume
 	texts  [2]string
 	hashes [2]string
-	turn   int // the text that is in the kernel
+	turn   int // index of the text that is in the kernel
 	every  time.Duration
 	swap   func() error
 }
@@ -32,7 +32,7 @@ type follower struct {
 func openFollower(n int, binary string) (f *follower, err error) {
 	f = &follower{size: n, binary: binary, every: 50 * time.Microsecond}
 	if n >= 10_000 {
-		f.every = time.Millisecond // to leave the processors alone
+		f.every = time.Millisecond // to leave the CPUs idle
 	}
 	for i, more := range []bool{false, true} {
 		networks := shuffled(n, more)
@@ -74,8 +74,8 @@ func (f *follower) close() error {
 	return errors.Join(f.stop(), f.node.close(), f.volume.Close())
 }
 
-// firstChange is the contender with an agent that runs for its turns only:
-// where anybody listens, in whichever namespace, the kernel is slower.
+// firstChange is the contender with an agent that runs only for its turns: a
+// listener, in any namespace, slows down the kernel.
 func (f *follower) firstChange() contender {
 	c := f.contender()
 	return contender{
@@ -92,7 +92,7 @@ func (f *follower) firstChange() contender {
 	}
 }
 
-// contender swaps the file and waits until the kernel decides by it.
+// contender swaps the file and waits until it is effective in the kernel.
 func (f *follower) contender() contender {
 	return contender{
 		prepare: func() (err error) {
@@ -112,8 +112,8 @@ func (f *follower) contender() contender {
 	}
 }
 
-// change measures one CIDR among n, against a full apply and the kernel's floor
-// for filling the sets anew.
+// change measures a change of one CIDR among n, compared with a full apply and
+// with the kernel's floor for refilling the sets.
 func (b *bench) change(ctx context.Context) error {
 	for _, n := range b.sizes {
 		if err := b.changeN(ctx, n); err != nil {
@@ -144,8 +144,7 @@ func (b *bench) changeN(ctx context.Context, n int) (err error) {
 	return nil
 }
 
-// swap measures the way from a file swap into the kernel with the default
-// config.
+// swap measures the time from a file swap to the kernel with the default config.
 func (b *bench) swap(ctx context.Context) (err error) {
 	f, err := openFollower(defaultSize, b.agent)
 	if err != nil {

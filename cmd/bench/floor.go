@@ -18,16 +18,15 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// The floor is what the kernel itself takes for a ruleset: the messages that
-// the agent sends, made beforehand and sent as one transaction by one system
-// call.
+// The floor is the time that the kernel itself takes for a ruleset: the agent's
+// messages, encoded beforehand and sent as one transaction by one system call.
 type floor struct {
 	fd    int
 	bytes []byte
 }
 
-// record applies a ruleset to a namespace of its own and keeps the messages of
-// all its transactions.
+// record applies a ruleset in a new namespace and keeps the messages of all its
+// transactions.
 func record(want nft.Ruleset) (msgs []netlink.Message, err error) {
 	scratch, err := openNode("scratch")
 	if err != nil {
@@ -47,8 +46,8 @@ func record(want nft.Ruleset) (msgs []netlink.Message, err error) {
 	return r.msgs, errors.Join(err, k.Close())
 }
 
-// A recorder stands between a connection and its socket, and keeps what the
-// transactions hold.
+// A recorder is between a connection and its socket, and keeps the messages of
+// the transactions.
 type recorder struct {
 	nl   *netlink.Conn
 	msgs []netlink.Message
@@ -72,7 +71,8 @@ func (r *recorder) Send(m netlink.Message) error {
 func (r *recorder) Receive() ([]netlink.Message, error) {
 	msgs, err := r.nl.Receive()
 	for i := range msgs {
-		// These are all the parts: nobody is to wait for more.
+		// The messages are complete: clear the flag, so that the reader does not
+		// wait for more.
 		msgs[i].Header.Flags &^= netlink.Multi
 	}
 	return msgs, err
@@ -95,7 +95,7 @@ func (r *recorder) ReceiveIter() iter.Seq2[netlink.Message, error] {
 
 func (r *recorder) Close() error { return r.nl.Close() }
 
-// newFloor prepares the sending of recorded messages to a namespace.
+// newFloor prepares to send recorded messages to a namespace.
 func newFloor(ns *nfttest.NS, msgs []netlink.Message) (*floor, error) {
 	f := &floor{fd: -1}
 	mark := func(typ netlink.HeaderType) netlink.Message {
@@ -130,12 +130,12 @@ func newFloor(ns *nfttest.NS, msgs []netlink.Message) (*floor, error) {
 	return f, nil
 }
 
-// rename calls the table by another name of the same length.
+// rename changes the name of the table to another of the same length.
 func (f *floor) rename(to string) {
 	f.bytes = bytes.ReplaceAll(f.bytes, []byte(nft.TableName+"\x00"), []byte(to+"\x00"))
 }
 
-// send makes the transaction: the kernel is done when the call returns.
+// send sends the transaction: the kernel is done when the call returns.
 func (f *floor) send() (time.Duration, error) {
 	start := time.Now()
 	err := unix.Sendto(f.fd, f.bytes, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
@@ -153,7 +153,7 @@ func (f *floor) send() (time.Duration, error) {
 	case n >= unix.NLMSG_HDRLEN+4:
 		return 0, fmt.Errorf("floor: %w", unix.Errno(-int32(binary.NativeEndian.Uint32(answer[unix.NLMSG_HDRLEN:]))))
 	}
-	return 0, errors.New("floor: short answer")
+	return 0, errors.New("floor: short reply")
 }
 
 func (f *floor) close() error { return unix.Close(f.fd) }

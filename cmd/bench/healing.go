@@ -15,7 +15,7 @@ func (b *bench) healing(ctx context.Context) error {
 	for _, tt := range []struct {
 		what    string
 		times   int
-		pause   time.Duration // longer than repairs are put off in a fight
+		pause   time.Duration // longer than repairs are delayed in a fight
 		compare bool
 		bound   float64 // of the 99th percentile, in ms
 	}{
@@ -59,14 +59,14 @@ func (b *bench) healingOf(ctx context.Context, times int, pause time.Duration, c
 		}
 	}
 	for len(took) < times {
-		// At any moment between two comparisons.
+		// At a random time between two comparisons.
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-time.After(pause + rand.N(250*time.Millisecond)):
 		}
-		// A new attacker each time: one that keeps its socket is a daemon that
-		// fights back, and the agent takes its time.
+		// A new attacker each time: one that keeps its socket counts as a daemon
+		// that fights back, and repairs are delayed.
 		c := dialIn(f.node.ns)
 		d, err := f.heal(c)
 		if err := errors.Join(err, c.Close()); err != nil {
@@ -77,7 +77,7 @@ func (b *bench) healingOf(ctx context.Context, times int, pause time.Duration, c
 	return took, nil
 }
 
-// endListening has the agent compare, and nothing else, for an hour.
+// endListening makes the agent poll, without listening, for an hour.
 func (f *follower) endListening() error {
 	t, err := fillOf(f.node.ns, 2000)
 	if err != nil {

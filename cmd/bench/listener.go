@@ -20,9 +20,9 @@ import (
 
 const groupListener = "what the agent costs other programs"
 
-// others measures the transactions of another program with the agent and
-// without, in time and in the kernel's memory. For whoever listens the kernel
-// makes a notification of each element, so it matters whether the agent does.
+// others measures another program's transactions with and without the agent, in
+// time and in kernel memory. For listeners, the kernel creates a notification of
+// each element, so it matters whether the agent listens.
 func (b *bench) others(ctx context.Context) error {
 	for _, n := range b.sizes {
 		if err := b.neighbourOf(ctx, n, "a set of CIDRs", func(ns *nfttest.NS) (transaction, error) { return fillOf(ns, n) }); err != nil {
@@ -33,13 +33,13 @@ func (b *bench) others(ctx context.Context) error {
 	return b.neighbourOf(ctx, services, "rules of so many Services", func(*nfttest.NS) (transaction, error) { return kubeProxyLike(services) })
 }
 
-// A transaction is one of another program; release frees what it holds.
+// A transaction is a transaction of another program; release frees its resources.
 type transaction struct {
 	send    func(*node) (time.Duration, error)
 	release func() error
 }
 
-// fillOf fills a set, with messages made beforehand.
+// fillOf fills a set, with messages encoded beforehand.
 func fillOf(ns *nfttest.NS, n int) (transaction, error) {
 	msgs, err := record(ruleset(shuffled(n, false), nft.ModeNFTables))
 	if err != nil {
@@ -53,8 +53,8 @@ func fillOf(ns *nfttest.NS, n int) (transaction, error) {
 	return transaction{func(*node) (time.Duration, error) { return w.send() }, w.close}, nil
 }
 
-// kubeProxyLike has nft load what kube-proxy in mode nftables has for as many
-// Services with three endpoints each: chains, rules and a verdict map.
+// kubeProxyLike makes nft load what kube-proxy in mode nftables creates for that
+// many Services with three endpoints each: chains, rules and a verdict map.
 func kubeProxyLike(services int) (transaction, error) {
 	var s strings.Builder
 	fmt.Fprintf(&s, "table ip %s {\n", otherTable)
@@ -81,8 +81,8 @@ func kubeProxyLike(services int) (transaction, error) {
 	return transaction{send, func() error { return errors.Join(f.Close(), os.Remove(f.Name())) }}, err
 }
 
-// The states of the agent in which another program writes. A stopped agent that has
-// not listened is as good as none: the kernel has nobody to notify.
+// The states of the agent in which another program writes. A stopped agent that
+// has not listened equals none: the kernel has no listener to notify.
 const (
 	alone = iota
 	afterStart
@@ -97,7 +97,7 @@ func stateNames() [states]string {
 	}
 }
 
-// A cost is what transactions took in each state, one value for each life of an agent.
+// A cost is what transactions took in each state, with one value for each run of an agent.
 type cost [states]struct{ seconds, megabytes series }
 
 func (b *bench) neighbourOf(ctx context.Context, n int, what string, open func(*nfttest.NS) (transaction, error)) (err error) {
@@ -113,7 +113,7 @@ func (b *bench) neighbourOf(ctx context.Context, n int, what string, open func(*
 	defer func() { err = errors.Join(err, t.release()) }()
 	var c, control cost
 	for range b.rounds {
-		if err := c.besideAgent(ctx, f, n, t, &control); err != nil {
+		if err := c.withAgent(ctx, f, n, t, &control); err != nil {
 			return err
 		}
 	}
@@ -121,9 +121,9 @@ func (b *bench) neighbourOf(ctx context.Context, n int, what string, open func(*
 	return nil
 }
 
-// besideAgent measures one life of an agent. What is repeated counts with its
-// median; the control is measured as [afterStart] is, but without the agent.
-func (c *cost) besideAgent(ctx context.Context, f *follower, n int, t transaction, control *cost) (err error) {
+// withAgent measures one run of an agent. Repetitions count with their median;
+// the control is measured like [afterStart], but without the agent.
+func (c *cost) withAgent(ctx context.Context, f *follower, n int, t transaction, control *cost) (err error) {
 	if err := f.start(); err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func (c *cost) besideAgent(ctx context.Context, f *follower, n int, t transactio
 			func() error { return life.measure(afterStart, f, n, t) },
 			func() error { return f.whileStopped(func() error { return again.measure(alone, f, n, t) }) },
 		}
-		for j := range steps { // who comes first changes each time
+		for j := range steps { // the order changes each time
 			if err := steps[(i+j)%len(steps)](); err != nil {
 				return err
 			}
@@ -191,11 +191,11 @@ func (c *cost) measure(state int, f *follower, size int, t transaction) error {
 	return errors.Join(err, n.clear(otherTable, size))
 }
 
-// settle waits until the agent has looked at what another program wrote before: it
-// uses no more of the processor than at rest.
+// settle waits until the agent has handled another program's earlier writes:
+// until it uses no more CPU than at rest.
 func settle(a *agent.Agent) error {
 	const (
-		while  = 300 * time.Millisecond // in which an agent that compares does so at least once
+		while  = 300 * time.Millisecond // in which a polling agent polls at least once
 		atRest = 3 * time.Millisecond
 		tries  = 100
 	)
@@ -214,8 +214,8 @@ func settle(a *agent.Agent) error {
 	return fmt.Errorf("the agent was not at rest in %s", tries*while)
 }
 
-// memoryFrom is the size from which a transaction takes so much memory that the
-// rest of the machine does not drown it.
+// memoryFrom is the size from which on a transaction's memory is distinguishable
+// from the rest of the machine.
 const memoryFrom = 10_000
 
 func (b *bench) addCost(n int, what string, c, control cost) {
@@ -241,8 +241,8 @@ func (b *bench) addCost(n int, what string, c, control cost) {
 	}
 }
 
-// watchMemory begins to watch how much memory is available on the machine; what it
-// returns ends that and tells the largest drop, in MB.
+// watchMemory starts to watch how much memory is available on the machine. The
+// returned function stops it and returns the largest drop, in MB.
 func watchMemory() (drop func() float64) {
 	before := memAvailable()
 	stop, low := make(chan struct{}), make(chan float64)
@@ -274,8 +274,8 @@ func memAvailable() float64 {
 	return kB * 1024 / 1e6
 }
 
-// makeListen has the agent listen, as it does after it had to restore its rules,
-// and for ten minutes if that happens twice.
+// makeListen makes the agent listen, as it does after it restored its rules, and
+// for ten minutes if that happens twice.
 func (f *follower) makeListen() error {
 	for range 2 {
 		if _, err := f.heal(f.node.conn); err != nil {

@@ -12,17 +12,17 @@ import (
 	"nft-masq-agent/nft/layouts"
 )
 
-// The lists lie between these two addresses, where nothing of the topology is.
+// The lists are between these two addresses, which the topology does not use.
 var (
 	firstAddr = netip.MustParseAddr("11.0.0.0")
 	lastAddr  = netip.MustParseAddr("100.0.0.0")
-	oneMore   = netip.MustParsePrefix("100.0.0.0/24") // what a change adds or takes away
+	oneMore   = netip.MustParsePrefix("100.0.0.0/24") // what a change adds or removes
 )
 
 // defaultSize stands for the config of a node without a file.
 const defaultSize = 0
 
-// list gives n networks of /24 to /32, spread evenly over their room.
+// list returns n networks of /24 to /32, spread evenly over the range.
 func list(n int) []netip.Prefix {
 	out := make([]netip.Prefix, n)
 	for i := range out {
@@ -31,7 +31,7 @@ func list(n int) []netip.Prefix {
 	return out
 }
 
-// spread32 gives the start of the i-th /24 of n.
+// spread32 returns the start of the i-th /24 of n.
 func spread32(i, n int) netip.Addr {
 	low, high := number(firstAddr), number(lastAddr)
 	at := low + uint32(uint64(high-low)*uint64(i)/uint64(n))
@@ -47,8 +47,8 @@ func addr(n uint32) netip.Addr {
 	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, n)))
 }
 
-// reachable gives n single addresses, spread evenly over the range of benchmarks
-// (RFC 2544), in which alone connections are opened.
+// reachable returns n single addresses, spread evenly over the benchmark range
+// (RFC 2544), the only one to which connections are opened.
 func reachable(n int) []netip.Prefix {
 	out := make([]netip.Prefix, n)
 	for i := range out {
@@ -60,8 +60,8 @@ func reachable(n int) []netip.Prefix {
 
 var benchmarks = netip.MustParsePrefix("198.18.0.0/15")
 
-// destinations gives some of the addresses, or some that lie between them, spread
-// over the whole list.
+// destinations returns some of the addresses, or some between them, spread over
+// the whole list.
 func destinations(all []netip.Prefix, exempt bool) []netip.Addr {
 	var from []netip.Addr
 	for i, p := range all {
@@ -81,8 +81,8 @@ func destinations(all []netip.Prefix, exempt bool) []netip.Addr {
 	return out
 }
 
-// shuffled gives the networks of a file of that size, with one more or without,
-// in no order. For the default size they are those of the default config.
+// shuffled returns the networks of a file of that size, optionally with one more,
+// in random order. For the default size they are those of the default config.
 func shuffled(n int, more bool) []netip.Prefix {
 	networks := list(n)
 	if n == defaultSize {
@@ -103,7 +103,7 @@ func shuffle(networks []netip.Prefix) {
 	})
 }
 
-// text writes the config file.
+// text returns the config file.
 func text(networks []netip.Prefix) string {
 	var b strings.Builder
 	b.WriteString("nonMasqueradeCIDRs:\n")
@@ -113,8 +113,8 @@ func text(networks []netip.Prefix) string {
 	return b.String()
 }
 
-// ruleset compiles what the file says, without the file: that of a million
-// networks would be larger than one may be.
+// ruleset compiles the content of a file without a file: one with a million
+// networks would exceed the size limit.
 func ruleset(networks []netip.Prefix, mode nft.Mode) nft.Ruleset {
 	c := config.Default(config.Defaults{})
 	c.NonMasqueradeCIDRs = make([]config.CIDR, len(networks))

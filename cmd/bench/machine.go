@@ -13,7 +13,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// describe says on what, and with what, is measured.
+// describe records the machine and the versions of the programs.
 func (b *bench) describe() error {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
@@ -43,7 +43,7 @@ func (b *bench) describe() error {
 	return nil
 }
 
-// processor gives the model's name, where /proc/cpuinfo has one.
+// processor returns the CPU model, if /proc/cpuinfo has one.
 func processor() string {
 	text, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {

@@ -1,8 +1,8 @@
-// Command bench measures the agent against nft, iptables and the kernel itself,
-// and prints one table. What a row compares runs in turns in the same minute,
-// so that the ratios hold better than the times.
+// Command bench compares the agent with nft, iptables and the kernel itself, and
+// prints one table. The contenders of a row run in turns in the same minute, so
+// that ratios are more reliable than times.
 //
-// It needs root, nft and iptables, and works in network namespaces of its own.
+// It needs root, nft and iptables, and works in its own network namespaces.
 package main
 
 import (
@@ -36,7 +36,7 @@ func main() {
 	}
 }
 
-// settings say what is measured.
+// settings select what is measured.
 type settings struct {
 	agent   string // path of the binary
 	sizes   []int
@@ -48,7 +48,7 @@ type settings struct {
 	write   func(report, io.Writer) error
 }
 
-// A usageError is about the command line.
+// A usageError is an error in the command line.
 type usageError struct{ error }
 
 func parse(args []string, stderr io.Writer) (settings, error) {
@@ -94,7 +94,7 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	return s, nil
 }
 
-// A bench is a run.
+// A bench is a run of the command.
 type bench struct {
 	settings
 	report

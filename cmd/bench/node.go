@@ -16,7 +16,7 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// A node is a network namespace with nothing but our rules in it.
+// A node is a network namespace with only our rules.
 type node struct {
 	ns   *nfttest.NS
 	conn *nfnetlink.Conn
@@ -30,8 +30,7 @@ func openNode(name string) (*node, error) {
 	return &node{ns: ns, conn: dialIn(ns)}, nil
 }
 
-// dialIn gives a connection to the nf_tables of a namespace, whichever thread
-// uses it.
+// dialIn returns a connection to nf_tables in a namespace, for use by any thread.
 func dialIn(ns *nfttest.NS) *nfnetlink.Conn {
 	return nfnetlink.New(func() (*netlink.Conn, error) { return dialRaw(ns) })
 }
@@ -52,7 +51,7 @@ func (n *node) close() error { return errors.Join(n.conn.Close(), n.ns.Close()) 
 // otherTable is as long as our name, so that recorded messages fit it.
 const otherTable = "somebody-elses"
 
-// clear deletes what was measured here: the table of the name, and that of
+// clear deletes what was measured: the table with that name, and that of
 // iptables.
 func (n *node) clear(table string, size int) error {
 	var b nfnetlink.Batch
@@ -74,13 +73,13 @@ func (n *node) clear(table string, size int) error {
 	return nil
 }
 
-// settle waits until the kernel, which frees what was deleted later, must be
-// done with a set of that size.
+// settle waits until the kernel, which frees deleted objects asynchronously,
+// should be done with a set of that size.
 func (n *node) settle(size int) {
 	time.Sleep(20*time.Millisecond + time.Duration(size)*2*time.Microsecond)
 }
 
-// effective says whether the rules with this hash are in the kernel.
+// effective reports whether the rules with this hash are in the kernel.
 func (n *node) effective(hash string) (bool, error) {
 	rules, err := n.conn.Rules(nfnetlink.Inet, nft.TableName, "postrouting")
 	if err != nil && !nfnetlink.IsNotExist(err) {
@@ -89,19 +88,19 @@ func (n *node) effective(hash string) (bool, error) {
 	return len(rules) > 0 && rule.Comment(rules[len(rules)-1]) == "config "+hash, nil
 }
 
-// await looks, every so often, until the rules with this hash are effective. It
-// does not listen: a listener would make the transactions slower.
+// await polls until the rules with this hash are effective. It does not listen,
+// because a listener slows down transactions.
 func (n *node) await(hash string, every time.Duration) error {
-	const patience = time.Minute
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(every) {
+	const applyTimeout = time.Minute
+	for end := time.Now().Add(applyTimeout); time.Now().Before(end); time.Sleep(every) {
 		if is, err := n.effective(hash); is || err != nil {
 			return err
 		}
 	}
-	return fmt.Errorf("the rules %s did not come within %s", hash, patience)
+	return fmt.Errorf("the rules %s were not applied within %s", hash, applyTimeout)
 }
 
-// runProgram runs a program to its end, in the namespace.
+// runProgram runs a program in the namespace until it exits.
 func (n *node) runProgram(stdin *os.File, name string, args ...string) (time.Duration, error) {
 	cmd := nfttest.Command(name, args...)
 	var output bytes.Buffer

@@ -19,9 +19,9 @@ const groupPackets = "one new connection through the node"
 // flowsPerTurn is how many connections one turn opens.
 const flowsPerTurn = 10_000
 
-// bareMasquerade and bareReturn are the least that rules can be which do to a
-// packet what ours do. Without a masquerade in the chain there would be no
-// connection tracking, and nothing to compare.
+// bareMasquerade and bareReturn are the smallest rules that do the same to a
+// packet as ours. Without a masquerade in the chain there is no connection
+// tracking, and nothing to compare.
 const (
 	bareMasquerade = `table inet bare {
 	chain postrouting {
@@ -36,7 +36,7 @@ const (
 		masquerade fully-random
 	}
 	}`
-	// The far end takes no notice of what comes, so that it answers nothing.
+	// The far end drops what arrives, so that it sends no replies.
 	farEnd = `table inet sink {
 	chain prerouting {
 		type filter hook prerouting priority raw; policy accept
@@ -60,7 +60,7 @@ func openPath(program, rules string, args ...string) (*path, error) {
 	if _, err := top.Outside.Output(farEnd, "nft", "-f", "-"); err != nil {
 		return nil, err
 	}
-	// A turn's connections are to be forgotten before the table is full.
+	// A turn's connections must expire before the table is full.
 	for _, name := range []string{"udp_timeout", "udp_timeout_stream"} {
 		if err := top.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "1"); err != nil {
 			return nil, err
@@ -72,9 +72,9 @@ func openPath(program, rules string, args ...string) (*path, error) {
 
 func (p *path) close() error { return p.top.Close() }
 
-// contender opens connections from the pod to the destinations in turns: one
-// packet each, which the kernel takes through the node before the call that
-// sends it returns.
+// contender opens connections from the pod to the destinations in turn: one
+// packet each, which the kernel forwards through the node before the send call
+// returns.
 func (p *path) contender(dsts []netip.Addr) contender {
 	var order []int
 	return contender{
@@ -122,8 +122,8 @@ func openFlows(port uint16, dsts []netip.Addr, order []int) (time.Duration, erro
 	return time.Since(start), nil
 }
 
-// packets measures what one new connection costs with our rules, against rules
-// that do the same to it and nothing else.
+// packets measures the cost of a new connection with our rules, compared with
+// rules that only do the same.
 func (b *bench) packets(ctx context.Context) error {
 	for _, n := range b.sizes {
 		for _, exempt := range []bool{false, true} {
@@ -171,7 +171,7 @@ func (b *bench) packetsN(ctx context.Context, n int, exempt bool) (err error) {
 	return nil
 }
 
-// openPaths makes a node for each of the rules.
+// openPaths creates a node for each of the rulesets.
 func openPaths(n int, ours, bare, chain string) (all []*path, err error) {
 	type rules struct {
 		text    string

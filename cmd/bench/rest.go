@@ -15,8 +15,8 @@ const (
 	groupRest   = "at rest"
 )
 
-// memory measures the peak of a start with n CIDRs and a change of one, and
-// what is held some seconds later.
+// memory measures the peak memory of a start with n CIDRs and a change of one,
+// and the memory some seconds later.
 func (b *bench) memory(ctx context.Context) error {
 	for _, n := range append([]int{defaultSize}, b.sizes...) {
 		var peaks, rests series
@@ -50,34 +50,34 @@ func (b *bench) memoryOnce(ctx context.Context, n int) (peak, rest float64, err 
 	return float64(p) / 1e6, float64(r) / 1e6, err
 }
 
-// commitsPerSecond is what another program writes beside the agent.
+// commitsPerSecond is the rate at which another program writes.
 const commitsPerSecond = 100
 
-// A rester is an agent that is watched while its file does not change.
+// A rester is an agent that is observed while its file does not change.
 type rester struct {
 	*follower
 	surroundings
 	commits uint32
 }
 
-// surroundings are what an agent at rest has to do with.
+// surroundings are the conditions of an agent at rest.
 type surroundings struct {
-	what   string
-	bound  float64 // of the share of a processor, in percent
-	listen bool    // it listens; else it compares, as after a start
-	beside bool    // another program writes
+	what    string
+	bound   float64 // of the CPU time, in percent
+	listen  bool    // it listens; otherwise it polls, as after a start
+	foreign bool    // another program writes
 }
 
 func allSurroundings() []surroundings {
 	return []surroundings{
 		{what: "comparing", bound: 0.25},
 		{what: "listening", bound: 0.01, listen: true},
-		{what: fmt.Sprintf("next to %d foreign commits a second", commitsPerSecond), bound: 1, beside: true},
+		{what: fmt.Sprintf("next to %d foreign commits a second", commitsPerSecond), bound: 1, foreign: true},
 	}
 }
 
-// atRest watches agents, each on a node of its own, at the same time: alone, in
-// both states, and beside a program that commits to a table of its own.
+// atRest observes agents, each on a separate node, at the same time: alone, in
+// both states, and next to a program that commits to its own table.
 func (b *bench) atRest(ctx context.Context) (err error) {
 	var all []*rester
 	defer func() {
@@ -103,7 +103,7 @@ func (b *bench) atRest(ctx context.Context) (err error) {
 			}
 		}
 	}
-	time.Sleep(time.Second) // what a start leaves to do
+	time.Sleep(time.Second) // for the rest of the start
 	watched := make([]func() (share, writes float64, err error), len(all))
 	for i, r := range all {
 		if watched[i], err = r.watch(ctx); err != nil {
@@ -135,8 +135,8 @@ func (b *bench) addRest(r *rester, share, writes float64) {
 	b.add(written)
 }
 
-// watch begins to watch; what it gives ends that and says what share of a
-// processor was used, and how many transactions were not the other program's.
+// watch starts to observe. The returned function stops it and returns the CPU
+// share, and the number of transactions that were not the other program's.
 func (r *rester) watch(ctx context.Context) (end func() (share, writes float64, err error), err error) {
 	generation, err := r.node.conn.Generation()
 	if err != nil {
@@ -148,8 +148,8 @@ func (r *rester) watch(ctx context.Context) (end func() (share, writes float64, 
 	}
 	start := time.Now()
 	stop := func() error { return nil }
-	if r.beside {
-		stop = r.writeBeside(ctx)
+	if r.foreign {
+		stop = r.writeForeign(ctx)
 	}
 	return func() (share, writes float64, err error) {
 		if err := stop(); err != nil {
@@ -165,8 +165,8 @@ func (r *rester) watch(ctx context.Context) (end func() (share, writes float64, 
 	}, nil
 }
 
-// writeBeside commits to another table until it is stopped.
-func (r *rester) writeBeside(ctx context.Context) (stop func() error) {
+// writeForeign commits to another table until it is stopped.
+func (r *rester) writeForeign(ctx context.Context) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A series is one value from each round, in the order of the rounds.
+// A series is one value per round, in order.
 type series []float64
 
 // quantile interpolates between the two nearest values.
@@ -22,7 +22,7 @@ func (s series) quantile(q float64) float64 {
 	return sorted[below] + (at-float64(below))*(sorted[above]-sorted[below])
 }
 
-// over divides round by round: what slows the machine down slows both.
+// over divides round by round: a slower machine affects both.
 func (s series) over(o series) series {
 	ratio := make(series, len(s))
 	for i := range s {
@@ -51,15 +51,15 @@ func (s series) spread() spread {
 	return spread{Median: s.quantile(0.5), Q1: s.quantile(0.25), Q3: s.quantile(0.75)}
 }
 
-// A contender is one of the things that are measured in turns.
+// A contender is one of the things measured in turns.
 type contender struct {
 	prepare func() error // not timed; may be nil
 	run     func() (time.Duration, error)
 }
 
-// takeTurns measures the contenders one after the other, round by round, and
-// gives the seconds that each took. Who comes first changes with each round.
-// A round before the first is not counted.
+// takeTurns measures the contenders in turn, round by round, and returns the
+// seconds that each took. The order changes with each round. An extra first round
+// is not counted.
 func takeTurns(ctx context.Context, rounds int, contenders ...contender) ([]series, error) {
 	all := make([]series, len(contenders))
 	for round := range rounds + 1 {

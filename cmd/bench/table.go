@@ -10,7 +10,7 @@ import (
 	"text/tabwriter"
 )
 
-// A report is what is printed.
+// A report is the output.
 type report struct {
 	Date       string `json:"date"`
 	Kernel     string `json:"kernel"`
@@ -22,8 +22,8 @@ type report struct {
 	Rows       []row  `json:"rows"`
 }
 
-// A row holds a measurement, alone or against another one. With another one
-// its target is a bound of the ratio, alone one of the value.
+// A row is a measurement, alone or compared with another one. Its target is a
+// bound of the ratio if compared, otherwise of the value.
 type row struct {
 	Group   string  `json:"group"`
 	CIDRs   int     `json:"cidrs"` // 0: the default config
@@ -39,12 +39,12 @@ type row struct {
 	Met     bool    `json:"met,omitempty"`     // by the worse quartile, or by the median
 }
 
-// units are factors from what a series holds.
+// units returns the factors from a series' unit.
 func units() map[string]float64 {
 	return map[string]float64{"ms": 1e3, "µs": 1e6, "MB": 1, "%": 100, "": 1}
 }
 
-// newRow makes a row of a measurement alone.
+// newRow returns a row with a single measurement.
 func newRow(group string, cidrs int, what, unit string, ours series) row {
 	return row{
 		Group: group, CIDRs: cidrs, What: what, Unit: unit,
@@ -52,7 +52,7 @@ func newRow(group string, cidrs int, what, unit string, ours series) row {
 	}
 }
 
-// against adds the other one of pairs.
+// against adds the other measurement of each pair.
 func (r row) against(name string, ours, theirs series) row {
 	other, ratio := theirs.times(units()[r.Unit]).spread(), ours.over(theirs).spread()
 	r.Against, r.Theirs, r.Ratio = name, &other, &ratio
@@ -69,8 +69,8 @@ func (r row) target(bound float64) row {
 	return r
 }
 
-// targetOfMedian sets the bound that the median must meet: where it is close to one
-// the worse quartile would say more about the machine.
+// targetOfMedian sets the bound that the median must meet: if it is close to 1,
+// the worse quartile depends more on the machine.
 func (r row) targetOfMedian(bound float64) row {
 	r.Target, r.Bounded, r.Met = bound, true, r.Ratio.Median <= bound
 	return r
@@ -87,10 +87,10 @@ func (r report) head() string {
 		r.Date, r.Kernel, r.Processors, r.Machine, r.Agent, r.Nft, r.Iptables)
 }
 
-// legend says how to read the table.
+// legend explains the table.
 const legend = "Median and, in brackets, the quartiles; a target is met if the worse quartile meets it, in the last section if the median does."
 
-// columns gives the heads of the columns, and cells what stands in them.
+// columns returns the column headers, and cells the contents of a row.
 func columns() []string {
 	return []string{"CIDRs", "what", "value", "against", "value", "ratio", "target"}
 }
@@ -105,7 +105,7 @@ func (r row) cells() []string {
 func (r report) writeText(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(cells []string) { _, _ = fmt.Fprintln(tw, strings.Join(cells, "\t")) }
-	// Lines without a tab have columns of their own.
+	// Lines without a tab have separate columns.
 	_, _ = fmt.Fprintf(tw, "%s\n%s\n", r.head(), legend)
 	group := ""
 	for _, row := range r.Rows {
@@ -168,7 +168,7 @@ func (r row) verdict() string {
 	return fmt.Sprintf("≤ %s %s", withUnit(fmt.Sprint(r.Target), unit), word)
 }
 
-// text gives the median with the quartiles, where there is a spread.
+// text returns the median, with the quartiles if there is a spread.
 func (s *spread) text(unit string) string {
 	if s == nil {
 		return ""
@@ -186,8 +186,7 @@ func withUnit(value, unit string) string {
 	return value + " " + unit
 }
 
-// figures writes three significant figures, and no more decimals than two
-// below one.
+// figures formats three significant figures, with at most two decimals below 1.
 func figures(v float64) string {
 	switch a := math.Abs(v); {
 	case a >= 100 || a == math.Trunc(a):

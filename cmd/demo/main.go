@@ -1,6 +1,6 @@
-// Command demo shows the agent at work on the shipped example config, in
-// network namespaces of its own: a pod, a node and an outside host, with real
-// packets between them. It touches nothing of the machine and ends by itself.
+// Command demo shows the agent at work with the sample config, in separate
+// network namespaces: a pod, a node and an outside host, with real packets
+// between them. It changes nothing on the machine and exits by itself.
 //
 //	demo AGENT CONFIG
 package main
@@ -33,12 +33,12 @@ func main() {
 	}
 }
 
-// A stage is the world of the demo.
+// A stage is the state of the demo.
 type stage struct {
 	top    *nfttest.Topology
 	config string // the file that the agent follows
 	agent  *agent.Agent
-	quiet  atomic.Bool // its log is not shown
+	quiet  atomic.Bool // whether its log is hidden
 }
 
 func demo(program, example string) error {
@@ -60,7 +60,7 @@ func demo(program, example string) error {
 	if err := s.swap(string(text)); err != nil {
 		return err
 	}
-	say("The node starts the agent on this config:")
+	say("The node starts the agent with this config:")
 	fmt.Print(indent(string(text)))
 	cmd := nfttest.Command(program, "run", "--config", s.config, "--enable-ipv6", "--log-format", "text")
 	cmd.Stdout = s
@@ -85,7 +85,7 @@ func (s *stage) Write(lines []byte) (int, error) {
 	return len(lines), nil
 }
 
-// swap replaces the config by a rename, as the kubelet and careful editors do.
+// swap replaces the config by a rename, like the kubelet and careful editors.
 func (s *stage) swap(text string) error {
 	next := s.config + ".new"
 	if err := os.WriteFile(next, []byte(text), 0o600); err != nil {
@@ -100,7 +100,7 @@ func (s *stage) await(event string) error {
 	return err
 }
 
-// A visit is a connection from the pod and what the far end must see.
+// A visit is a connection from the pod and the source that the far end must see.
 type visit struct {
 	dst         string
 	masqueraded bool
@@ -146,7 +146,7 @@ func (s *stage) play(text string) error {
 	if err := s.leave(); err != nil {
 		return err
 	}
-	say("Proven: the far end saw the pod's address for exempt destinations and the node's for all others, before and "+
+	say("Verified: the far end saw the pod's address for exempt destinations and the node's for all others, before and "+
 		"after the edit, after two flushes, and for each of %d new connections during %d reloads.", tally.Seen(), reloads)
 	return nil
 }
@@ -158,8 +158,7 @@ func (s *stage) show(what, when string) error {
 	return err
 }
 
-// visit connects from the pod and holds what the far end saw against what it
-// must have seen.
+// visit connects from the pod and checks the source that the far end saw.
 func (s *stage) visit(visits []visit) error {
 	say("The pod (%s, %s) connects, and the far end sees:", s.top.PodV4, s.top.PodV6)
 	for _, v := range visits {
@@ -183,11 +182,11 @@ func (s *stage) visit(visits []visit) error {
 	return nil
 }
 
-// heal lets somebody flush the ruleset twice.
+// heal flushes the ruleset twice.
 func (s *stage) heal() error {
 	for _, what := range []string{
-		"Somebody runs nft flush ruleset on the node, and the agent notices within 250 ms:",
-		"And again: now the agent listens, restores the rules within milliseconds, and names the program:",
+		"Another program runs nft flush ruleset on the node, and the agent notices within 250 ms:",
+		"Again: now the agent listens, restores the rules within milliseconds, and names the program:",
 	} {
 		say("%s", what)
 		if _, err := s.top.Node.Output("", "nft", "flush", "ruleset"); err != nil {
@@ -202,10 +201,10 @@ func (s *stage) heal() error {
 
 const reloads = 200
 
-// reload swaps the two configs to and fro while the pod opens connection after
-// connection to destinations that both treat alike.
+// reload swaps the two configs back and forth while the pod opens connections to
+// destinations that both treat alike.
 func (s *stage) reload(a, b string) (nfttest.Tally, error) {
-	say("%d reloads, with new connections all the while:", reloads)
+	say("%d reloads, with new connections in the meantime:", reloads)
 	hammer, err := s.top.StartHammer(
 		nfttest.Target{Proto: nfttest.UDP, Dst: netip.MustParseAddr("10.9.0.9")},
 		nfttest.Target{Proto: nfttest.UDP, Dst: netip.MustParseAddr("203.0.113.9"), Masqueraded: true},
@@ -237,9 +236,9 @@ func (s *stage) reload(a, b string) (nfttest.Tally, error) {
 	return tally, errors.Join(err, stopErr, tally.Err())
 }
 
-// leave ends the agent: the rules stay until cleanup removes them.
+// leave stops the agent: the rules stay until cleanup removes them.
 func (s *stage) leave() error {
-	say("The agent ends on SIGTERM, and the rules stay; cleanup removes them:")
+	say("The agent exits on SIGTERM, and the rules stay; cleanup removes them:")
 	if err := s.agent.Stop(); err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ func wordings() []wording {
 		{pattern: `\bbrought to\b`, instead: "restored, changed to"},
 		{pattern: `\b(hold|holds|held) \S+( \S+){0,3} against\b|\bheld against\b`, instead: "compare"},
 		{pattern: `\bdefaults hold\b`, instead: "built-in defaults apply"},
-		{pattern: `\blooks? (at|for|now|again)\b|\blooked (at|for)\b|\blooks\b`, instead: "check, compare", right: []string{"look the same"}, inCode: []string{"looks like", "looks for comments"}},
+		{pattern: `\blooks? (at|for|now|again)\b|\blooked (at|for)\b|\blooks\b`, instead: "check, compare", right: []string{"look the same"}, inCode: []string{"looks like", "looks up", "looks for comments"}},
 		{pattern: `\bwhere\b`, instead: "if, when", right: []string{
 			"masquerading where you want", "where pod IPs are", "where no agent runs", "where other kernels", "where the kubelet probes",
 		}, inCode: []string{"where yaml.v3 looks", "line where", "from | where | ,", "ip6t_entry: where the offsets", "and where the matches begin"}},

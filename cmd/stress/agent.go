@@ -17,14 +17,14 @@ func (b *bench) startAgent(mode nft.Mode, args ...string) (*agent.Agent, error) 
 	return a, err
 }
 
-// holds waits until the agent says that the policy is in the kernel.
-func holds(ctx context.Context, a *agent.Agent, r nft.Ruleset) error {
+// awaitPolicy waits until the agent logs that the policy is in the kernel.
+func awaitPolicy(ctx context.Context, a *agent.Agent, r nft.Ruleset) error {
 	return a.Until(ctx, "policy "+r.Hash(), func() bool {
 		return a.Latest("config_applied", "rules_in_place", "config_accepted").Text("hash") == r.Hash()
 	})
 }
 
-// restores returns how often the agent has said that it restored the rules.
+// restores returns how often the agent has logged that it restored the rules.
 func restores(a *agent.Agent) int { return a.Count("rules_restored") }
 
 // restoresAfter waits until the agent has restored the rules more often than before.
@@ -32,7 +32,7 @@ func restoresAfter(ctx context.Context, a *agent.Agent, attack string, before in
 	return a.Until(ctx, "rules restored after: "+attack, func() bool { return restores(a) > before })
 }
 
-// kill ends the agent at once, at any point of what it does.
+// kill kills the agent, at any point of its work.
 func kill(a *agent.Agent) error {
 	err := a.Kill()
 	<-a.Done()

@@ -13,11 +13,11 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// An attack is one transaction by which somebody else changes our rules.
+// An attack is a transaction by which another program changes our rules.
 type attack struct {
 	name string
 	mode nft.Mode
-	// leaves says that what is left masquerades nothing that is exempt.
+	// leaves means that the remaining rules masquerade nothing that is exempt.
 	leaves bool
 	do     func(*nftables.Conn) error
 }
@@ -53,8 +53,8 @@ func attacks() []attack {
 	}
 }
 
-// attacksThatLeave gives the attacks of a mode during which no connection may
-// be masqueraded that is exempt.
+// attacksThatLeave returns the attacks of a mode during which no exempt
+// connection may be masqueraded.
 func attacksThatLeave(mode nft.Mode) (some []attack) {
 	for _, a := range attacks() {
 		if a.mode == mode && a.leaves {
@@ -69,7 +69,7 @@ func flushRuleset(c *nftables.Conn) error {
 	return nil
 }
 
-// deleteElement deletes one CIDR of whichever set the rules refer to.
+// deleteElement deletes one CIDR of the set that the rules refer to.
 func deleteElement(table *nftables.Table) func(*nftables.Conn) error {
 	return func(c *nftables.Conn) error {
 		sets, err := c.GetSets(table)
@@ -98,26 +98,26 @@ func deleteElement(table *nftables.Table) func(*nftables.Conn) error {
 	}
 }
 
-// foreigner opens a connection of somebody else's. Somebody who does it again
-// from the same socket would be taken for a daemon that fights back.
+// foreigner opens a connection of another program. Repeated attacks from the same
+// socket would count as a daemon that fights back.
 func (b *bench) foreigner() (*nftables.Conn, error) {
 	c, err := nftables.New(nftables.WithNetNSFd(b.top.Node.Fd()), nftables.AsLasting())
 	runtime.KeepAlive(b.top)
 	return c, err
 }
 
-// A strike is an attack that was made.
+// A strike is a completed attack.
 type strike struct {
 	over time.Time
 	port uint32
 	conn *nftables.Conn
 }
 
-// close ends the attacker. Where it has deleted something, the kernel holds all
-// transactions up meanwhile, for an RCU grace period.
+// close closes the attacker's socket. If it has deleted something, the kernel
+// blocks all transactions for an RCU grace period.
 func (s strike) close() error { return s.conn.CloseLasting() }
 
-// attack makes one attack.
+// attack runs one attack.
 func (b *bench) attack(a attack) (strike, error) {
 	c, err := b.foreigner()
 	if err != nil {

@@ -25,16 +25,16 @@ type bench struct {
 	binary string
 	config string // the agent's file
 	top    *nfttest.Topology
-	kernel *kernel.Kernel // for looking, and for cleaning up
+	kernel *kernel.Kernel // for checks and cleanup
 	hammer *nfttest.Hammer
 	agents []*agent.Agent
 	until  time.Time
 
 	updates int
-	away    nfttest.Tally // what was wrong while the rules were away
+	away    nfttest.Tally // what was wrong while the rules were missing
 }
 
-// openBench makes a node without rules, and without connections through it.
+// openBench creates a node without rules, and without connections through it.
 func openBench(binary string) (*bench, error) {
 	binary, err := filepath.Abs(binary)
 	if err != nil {
@@ -53,8 +53,9 @@ func openBench(binary string) (*bench, error) {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	b.kernel = kernel.New(nfnetlink.New(b.dial))
-	// The first netlink socket of a process gets its pid as port, any further
-	// one another: keep the first, so that attackers have ports of their own.
+	// The first netlink socket of a process gets its PID as port, others a
+	// different one: keep the first one open, so that attackers have distinct
+	// ports.
 	if _, err := b.kernel.Installed(kernel.Ours); err != nil {
 		return nil, errors.Join(err, b.close())
 	}
@@ -70,7 +71,7 @@ func (b *bench) dial() (nl *netlink.Conn, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// Without CAP_NET_ADMIN in the first user namespace the machine's limit holds.
+	// Without CAP_NET_ADMIN in the initial user namespace, the machine's limit applies.
 	_ = nl.SetWriteBuffer(8 << 20)
 	_ = nl.SetReadBuffer(1 << 20)
 	return nl, nil
@@ -96,14 +97,14 @@ func (b *bench) hammerIt(ctx context.Context) (err error) {
 	return b.flows(ctx, 1)
 }
 
-// flows waits until so many more connections to every target have been opened
-// and seen. All that were opened before have then been counted, or are lost.
+// flows waits until n more connections to every target have been opened and seen.
+// All that were opened before have then been counted or lost.
 func (b *bench) flows(ctx context.Context, n uint64) error { return b.hammer.Wait(ctx, n) }
 
-// more says whether there is time for another turn.
+// more reports whether there is time for another round.
 func (b *bench) more(ctx context.Context) bool { return ctx.Err() == nil && time.Now().Before(b.until) }
 
-// write replaces the agent's file at one stroke.
+// write replaces the agent's file atomically.
 func (b *bench) write(p policy) error {
 	if err := os.WriteFile(b.config+".new", p.text, 0o600); err != nil {
 		return err
@@ -111,22 +112,22 @@ func (b *bench) write(p policy) error {
 	return os.Rename(b.config+".new", b.config)
 }
 
-// inStep looks for itself, without the agent's word, whether the kernel holds
-// what it should and nothing of the other mode or an older agent.
-func (b *bench) inStep(want nft.Ruleset) error {
+// inSync checks, independently of the agent, whether the kernel has the wanted
+// rules and nothing of the other mode or an older agent.
+func (b *bench) inSync(want nft.Ruleset) error {
 	diffs, err := b.kernel.Diff(want, kernel.Look{Full: true, Others: true, TakeOver: true})
 	if err == nil && len(diffs) > 0 {
-		err = fmt.Errorf("the kernel is not in step: %s", strings.Join(diffs, "; "))
+		err = fmt.Errorf("the kernel is out of sync: %s", strings.Join(diffs, "; "))
 	}
 	return err
 }
 
-// becomesInStep waits until it is, however the agents come to it.
-func (b *bench) becomesInStep(ctx context.Context, want nft.Ruleset) error {
+// awaitSync waits until the kernel is in sync.
+func (b *bench) awaitSync(ctx context.Context, want nft.Ruleset) error {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		err := b.inStep(want)
+		err := b.inSync(want)
 		if err == nil {
 			return nil
 		}
@@ -138,8 +139,8 @@ func (b *bench) becomesInStep(ctx context.Context, want nft.Ruleset) error {
 	}
 }
 
-// try updates as a recipe does, with connections through the node, as long as
-// there is time, and until there was enough.
+// try updates by a recipe, with connections through the node, while there is time
+// and until enough returns true.
 func (b *bench) try(ctx context.Context, bad knownbad.Recipe, enough func() bool) error {
 	c, err := b.foreigner()
 	if err != nil {
@@ -163,8 +164,8 @@ func (b *bench) try(ctx context.Context, bad knownbad.Recipe, enough func() bool
 	return nil
 }
 
-// whileAway does what leaves the node without rules, or with wrong ones, for a
-// while, and counts apart what is wrong until it returns.
+// whileAway calls fn, which leaves the node without rules or with wrong ones for
+// a while, and counts separately what is wrong in the meantime.
 func (b *bench) whileAway(ctx context.Context, fn func() error) error {
 	if err := b.flows(ctx, 1); err != nil {
 		return err

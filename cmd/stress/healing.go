@@ -12,33 +12,32 @@ import (
 	"nft-masq-agent/nft/nfttest/agent"
 )
 
-// healed is how long the healing of one attack took, each time it was made.
+// healed is how long the repair took after each repetition of an attack.
 type healed struct {
 	attack attack
 	cidrs  int
 	took   []time.Duration // sorted
 }
 
-// percentile gives the smallest duration that p percent do not exceed.
+// percentile returns the smallest duration that p percent do not exceed.
 func (h healed) percentile(p int) time.Duration {
 	return h.took[(len(h.took)*p+99)/100-1]
 }
 
-// A notice is what the kernel said of a transaction, and when it was heard.
+// A notice is a kernel notification of a transaction, and when it was received.
 type notice struct {
 	at time.Time
 	nfnetlink.Change
 }
 
-// notices collects what the kernel says of transactions in the node's
-// namespace.
+// notices collects the notifications of transactions in the node's namespace.
 type notices struct {
 	listener *nfnetlink.Listener
 	ended    chan struct{}
 
 	mu   sync.Mutex
 	all  []notice
-	more chan struct{} // closed with each
+	more chan struct{} // closed by each new one
 }
 
 func (b *bench) listen() (*notices, error) {
@@ -75,7 +74,7 @@ func (n *notices) close() error {
 	return err
 }
 
-// upTo gives what was heard until the given generation, and forgets it.
+// upTo returns and drops the notifications up to the given generation.
 func (n *notices) upTo(ctx context.Context, generation uint32) ([]notice, error) {
 	for {
 		n.mu.Lock()
@@ -96,12 +95,12 @@ func (n *notices) upTo(ctx context.Context, generation uint32) ([]notice, error)
 	}
 }
 
-// spacing keeps the attacks below the rate from which on the agent takes its
-// time: a hundred repairs within ten seconds.
+// spacing keeps the attacks below the rate from which on the agent delays
+// repairs: a hundred within ten seconds.
 const spacing = 110 * time.Millisecond
 
-// heal makes an attack so many times and takes the time from the attacker's
-// commit to the agent's that makes it good. No connections are opened meanwhile.
+// heal repeats an attack and measures the time from the attacker's commit to the
+// agent's repair. No connections are opened in the meantime.
 func (b *bench) heal(ctx context.Context, a attack, cidrs, times int) (healed, error) {
 	h := healed{attack: a, cidrs: cidrs}
 	p, err := policies(cidrs)
@@ -115,7 +114,7 @@ func (b *bench) heal(ctx context.Context, a attack, cidrs, times int) (healed, e
 	if err != nil {
 		return h, err
 	}
-	if err := holds(ctx, d, p[0].ruleset[a.mode]); err != nil {
+	if err := awaitPolicy(ctx, d, p[0].ruleset[a.mode]); err != nil {
 		return h, err
 	}
 	ears, err := b.listen()
@@ -136,11 +135,11 @@ func (b *bench) heal(ctx context.Context, a attack, cidrs, times int) (healed, e
 		}
 	}
 	slices.Sort(h.took)
-	return h, errors.Join(err, ears.close(), b.inStep(p[0].ruleset[a.mode]))
+	return h, errors.Join(err, ears.close(), b.inSync(p[0].ruleset[a.mode]))
 }
 
-// healOnce makes an attack whose author stays: one that ends at once makes the
-// agent wait for the kernel.
+// healOnce runs an attack and keeps the attacker's socket open: closing it makes
+// the agent wait for the kernel.
 func (b *bench) healOnce(ctx context.Context, a attack, d *agent.Agent, ears *notices) (took time.Duration, err error) {
 	before := restores(d)
 	attacker, err := b.attack(a)
@@ -160,7 +159,7 @@ func (b *bench) healOnce(ctx context.Context, a attack, d *agent.Agent, ears *no
 	if err != nil {
 		return 0, err
 	}
-	// Whichever came first was the nearer to the commit.
+	// The notice that came first is closest to the commit.
 	for _, n := range heard {
 		if n.Writer == attacker.port && n.at.Before(start) {
 			start = n.at

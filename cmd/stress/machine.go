@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// machine is what matters of the one that this runs on.
+// machine describes the machine that this runs on.
 type machine struct {
 	release    string
 	processors int
@@ -24,9 +24,9 @@ func thisMachine() (machine, error) {
 	return machine{release: unix.ByteSliceToString(name.Release[:]), processors: runtime.NumCPU()}, nil
 }
 
-// looksUpInArrays says whether nf_tables, which must be loaded, looks addresses
-// up in sorted arrays. The release does not tell: such changes are ported to
-// older kernels.
+// looksUpInArrays reports whether nf_tables, which must be loaded, looks up
+// addresses in sorted arrays. The release does not show this, because such
+// changes are backported.
 func looksUpInArrays() (bool, error) {
 	file, err := os.Open("/proc/kallsyms")
 	if err != nil {

@@ -1,11 +1,12 @@
 // Command stress opens new connections through a node, as fast as it can, while
-// the agent on it updates its rules, is killed, replaced, switched to its other
-// mode, and while others destroy its rules. The far end counts by source
-// address. The same is done to ways of updating that are known to be wrong, to
-// show that wrong packets would be seen here.
+// the agent on it updates its rules, is killed, replaced and switched to its
+// other mode, and while other programs destroy its rules. The far end counts by
+// source address. The same is done with update recipes that are known to be
+// wrong, to prove that wrong packets would be detected.
 //
-// It needs root, or user namespaces, and works in network namespaces of its
-// own. It ends with 0 when no connection was wrong and the known-bad ways were.
+// It needs root or user namespaces, and works in its own network namespaces. It
+// exits with 0 if no connection was wrong, and some were with the known-bad
+// recipes.
 package main
 
 import (
@@ -35,10 +36,10 @@ func main() {
 // settings bound a run.
 type settings struct {
 	agent string        // path of the binary
-	each  time.Duration // of a scenario, and of a bad recipe
-	flows uint64        // at least so many in total
-	limit time.Duration // of everything
-	heals int           // times that each attack is made, for each number of CIDRs
+	each  time.Duration // duration of a scenario, and of a bad recipe
+	flows uint64        // minimum in total
+	limit time.Duration // total duration
+	heals int           // repetitions of each attack, for each number of CIDRs
 	only  *regexp.Regexp
 }
 

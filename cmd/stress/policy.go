@@ -13,7 +13,7 @@ import (
 )
 
 // The addresses to which connections are opened: two that must see the node's
-// address and two that must see the pod's, whichever of the two lists holds.
+// address and two that must see the pod's, with either list.
 var (
 	masqueraded = []string{"198.51.100.1", "2001:db8:1::1"}
 	exempt      = []string{"10.9.0.9", "fd00:9::9"}
@@ -31,10 +31,9 @@ func targets() (all []nfttest.Target) {
 	return all
 }
 
-// lists gives two lists of about n CIDRs that decide the same for the targets
-// and have nothing else in common: an update from one to the other replaces
-// every element, and a target that is looked up meanwhile meets a prefix that
-// comes or goes.
+// lists returns two lists of about n CIDRs that decide alike for the targets but
+// share no CIDR: an update from one to the other replaces every element, so that
+// a concurrent lookup of a target finds a prefix that is being added or deleted.
 func lists(n int) [2][]netip.Prefix {
 	var both [2][]netip.Prefix
 	for i, texts := range [2][]string{
@@ -51,7 +50,7 @@ func lists(n int) [2][]netip.Prefix {
 	return both
 }
 
-// filler gives the CIDRs that no target is in, of both families in turns.
+// filler returns CIDRs without targets, alternating between the families.
 func filler(list, i int) netip.Prefix {
 	second, hi, lo := byte(list), byte(i>>9), byte(i>>1)
 	if i%2 == 0 {
@@ -60,7 +59,7 @@ func filler(list, i int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 0x80 + second, 0, hi, lo}), 64)
 }
 
-// A policy is one list as the agent's config, and what is to become of it.
+// A policy is one list as the agent's config, and the resulting ruleset.
 type policy struct {
 	text    []byte
 	ruleset map[nft.Mode]nft.Ruleset
@@ -68,7 +67,7 @@ type policy struct {
 
 const chain = "IP-MASQ-AGENT"
 
-// policies gives the two lists as configs, each with further keys.
+// policies returns the two lists as configs, each with additional keys.
 func policies(n int, keys ...string) (both [2]policy, err error) {
 	for i, list := range lists(n) {
 		var b strings.Builder

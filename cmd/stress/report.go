@@ -13,7 +13,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// A report is what a run has found, written as it is found.
+// A report is the result of a run, written as it progresses.
 type report struct {
 	out     io.Writer
 	machine machine
@@ -38,17 +38,17 @@ func (r *report) begin(now time.Time) {
 	r.printf("Linux %s, %d processors, %s, %s", r.machine.release, r.machine.processors, runtime.GOARCH, now.UTC().Format(time.DateOnly))
 }
 
-// patience is how long one scenario may take beyond its time.
-const patience = 3 * time.Minute
+// overtime is how long a scenario may exceed its duration.
+const overtime = 3 * time.Minute
 
-// bench runs fn on a node of its own.
+// bench runs fn on a new node.
 func (r *report) bench(ctx context.Context, s settings, fn func(context.Context, *bench) error) (*bench, nfttest.Tally, error) {
 	b, err := openBench(s.agent)
 	if err != nil {
 		return nil, nfttest.Tally{}, err
 	}
 	b.until = time.Now().Add(s.each)
-	ctx, cancel := context.WithDeadline(ctx, b.until.Add(patience))
+	ctx, cancel := context.WithDeadline(ctx, b.until.Add(overtime))
 	defer cancel()
 	err = fn(ctx, b)
 	var tally nfttest.Tally
@@ -60,9 +60,9 @@ func (r *report) bench(ctx context.Context, s settings, fn func(context.Context,
 	return b, tally, errors.Join(err, b.close())
 }
 
-// scenarios repeats all that are asked for until there were enough connections.
+// scenarios repeats the selected scenarios until there were enough connections.
 func (r *report) scenarios(ctx context.Context, s settings) {
-	r.printf("\n%-46s %8s %9s %6s %6s  %s", "what happens to the agent", "updates", "flows", "WRONG", "LEAK", "while the rules were away")
+	r.printf("\n%-46s %8s %9s %6s %6s  %s", "what happens to the agent", "updates", "flows", "WRONG", "LEAK", "while rules were missing")
 	for turn := 0; turn == 0 || r.flows < s.flows; turn++ {
 		before := r.flows
 		for _, sc := range scenarios() {
@@ -96,11 +96,11 @@ func (r *report) scenario(ctx context.Context, s settings, sc scenario) {
 		r.fail("%s: connections with a wrong source", sc.name)
 	}
 	if tally.Refused > 0 {
-		r.fail("%s: conntrack refused %d packets, which proves nothing", sc.name, tally.Refused)
+		r.fail("%s: conntrack dropped %d packets, so this proves nothing", sc.name, tally.Refused)
 	}
 }
 
-// recipes runs what is known to be wrong.
+// recipes runs the recipes that are known to be wrong.
 func (r *report) recipes(ctx context.Context, s settings) {
 	var err error
 	if r.arrays, err = looksUpInArrays(); err != nil {
@@ -135,21 +135,21 @@ func (r *report) recipe(ctx context.Context, s settings, bad knownbad.Recipe) {
 	}
 	r.printf("%-60s %8d %9d %6d %6s%s", bad.Name, b.updates, tally.Seen(), tally.Wronged(), leaked, verdict)
 	if must && !seen(tally) {
-		r.fail("%s: must be seen to be wrong here, and was not: this run proves nothing", bad.Name)
+		r.fail("%s: wrong packets were expected here but not seen: this run proves nothing", bad.Name)
 	}
 }
 
-// healing measures how soon rules that somebody destroyed are restored.
+// healing measures how soon destroyed rules are restored.
 func (r *report) healing(ctx context.Context, s settings) {
 	if s.heals == 0 {
 		return
 	}
-	r.printf("\nfrom the attacker's commit to the healed one\n%-26s %-13s %6s %6s %9s %9s %9s", "what is done to the rules", "mode", "CIDRs", "times", "p50", "p99", "max")
+	r.printf("\nfrom the attacker's commit to the repair\n%-26s %-13s %6s %6s %9s %9s %9s", "what is done to the rules", "mode", "CIDRs", "times", "p50", "p99", "max")
 	for _, cidrs := range []int{10, 1000} {
 		times := s.heals
 		if cidrs == 1000 {
-			// What destroys so many rules is a large transaction itself, after which
-			// the agent compares generations, and repairs once a second at most.
+			// Destroying that many rules is a large transaction, after which the
+			// agent polls the generation, and repairs at most once per second.
 			times = (s.heals + 3) / 4
 		}
 		for _, a := range attacks() {
@@ -173,7 +173,7 @@ func (r *report) healing(ctx context.Context, s settings) {
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.2f ms", float64(d)/float64(time.Millisecond)) }
 
-// end says what it all came to.
+// end prints the result.
 func (r *report) end(s settings) (clean bool) {
 	if r.flows < s.flows {
 		r.fail("%d connections, fewer than %d", r.flows, s.flows)

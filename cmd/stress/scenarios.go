@@ -11,7 +11,7 @@ import (
 	"nft-masq-agent/nft/nfttest/agent"
 )
 
-// A scenario is something that happens to a node in service, again and again.
+// A scenario is something that happens repeatedly to a node in service.
 type scenario struct {
 	name string
 	do   func(context.Context, *bench) error
@@ -56,7 +56,7 @@ func (b *bench) inService(ctx context.Context, mode nft.Mode, n int, keys ...str
 	if err != nil {
 		return nil, p, err
 	}
-	if err := holds(ctx, a, p[0].ruleset[mode]); err != nil {
+	if err := awaitPolicy(ctx, a, p[0].ruleset[mode]); err != nil {
 		return nil, p, err
 	}
 	return a, p, b.hammerIt(ctx)
@@ -74,16 +74,16 @@ func fileChanges(mode nft.Mode, n int, keys ...string) func(context.Context, *be
 			if err := b.write(now); err != nil {
 				return err
 			}
-			if err := holds(ctx, a, now.ruleset[mode]); err != nil {
+			if err := awaitPolicy(ctx, a, now.ruleset[mode]); err != nil {
 				return err
 			}
 		}
-		return b.inStep(p[b.updates%2].ruleset[mode])
+		return b.inSync(p[b.updates%2].ruleset[mode])
 	}
 }
 
-// anotherProgram masquerades whatever pods send, after the chain of ours that
-// enforces and before the one that masquerades.
+// anotherProgram masquerades all pod traffic, after our enforcing chain and
+// before the masquerading one.
 const anotherProgram = `table inet another {
 	chain postrouting {
 		type nat hook postrouting priority srcnat; policy accept;
@@ -93,8 +93,8 @@ const anotherProgram = `table inet another {
 }
 `
 
-// enforcedChanges is fileChanges with another program that would masquerade what is
-// exempt, and with conditions on sources and interfaces.
+// enforcedChanges is like fileChanges, with another program that would masquerade
+// exempt traffic, and with conditions on sources and interfaces.
 func enforcedChanges(n int) func(context.Context, *bench) error {
 	change := fileChanges(nft.ModeNFTables, n,
 		"enforceNonMasquerade: true",
@@ -109,8 +109,8 @@ func enforcedChanges(n int) func(context.Context, *bench) error {
 	}
 }
 
-// modeChanges replaces the agent by one with the other mode, and the file with
-// it.
+// modeChanges replaces the agent with one in the other mode, together with the
+// file.
 func modeChanges(n int) func(context.Context, *bench) error {
 	return func(ctx context.Context, b *bench) error {
 		a, p, err := b.inService(ctx, nft.ModeNFTables, n)
@@ -130,10 +130,10 @@ func modeChanges(n int) func(context.Context, *bench) error {
 			if a, err = b.startAgent(mode); err != nil {
 				return err
 			}
-			if err := holds(ctx, a, now.ruleset[mode]); err != nil {
+			if err := awaitPolicy(ctx, a, now.ruleset[mode]); err != nil {
 				return err
 			}
-			if err := b.inStep(now.ruleset[mode]); err != nil {
+			if err := b.inSync(now.ruleset[mode]); err != nil {
 				return err
 			}
 		}
@@ -157,7 +157,7 @@ func killed(n int) func(context.Context, *bench) error {
 				return err
 			}
 			if b.updates%2 == 1 { // to know how long an update takes
-				if err := holds(ctx, a, now.ruleset[nft.ModeNFTables]); err != nil {
+				if err := awaitPolicy(ctx, a, now.ruleset[nft.ModeNFTables]); err != nil {
 					return err
 				}
 				took = time.Since(start)
@@ -170,16 +170,16 @@ func killed(n int) func(context.Context, *bench) error {
 			if a, err = b.startAgent(nft.ModeNFTables); err != nil {
 				return err
 			}
-			if err := holds(ctx, a, now.ruleset[nft.ModeNFTables]); err != nil {
+			if err := awaitPolicy(ctx, a, now.ruleset[nft.ModeNFTables]); err != nil {
 				return err
 			}
 		}
-		return b.inStep(p[b.updates%2].ruleset[nft.ModeNFTables])
+		return b.inSync(p[b.updates%2].ruleset[nft.ModeNFTables])
 	}
 }
 
-// replaced starts a second agent beside the first, changes the file while both
-// run, and ends the first, as a rolling update does.
+// replaced starts a second agent next to the first, changes the file while both
+// run, and stops the first, as a rolling update does.
 func replaced(n int) func(context.Context, *bench) error {
 	return func(ctx context.Context, b *bench) error {
 		old, p, err := b.inService(ctx, nft.ModeNFTables, n)
@@ -192,7 +192,7 @@ func replaced(n int) func(context.Context, *bench) error {
 			if err := b.write(now); err != nil {
 				return err
 			}
-			return b.becomesInStep(ctx, now.ruleset[nft.ModeNFTables])
+			return b.awaitSync(ctx, now.ruleset[nft.ModeNFTables])
 		}
 		for b.more(ctx) {
 			next, err := b.startAgent(nft.ModeNFTables)
@@ -216,7 +216,7 @@ func replaced(n int) func(context.Context, *bench) error {
 	}
 }
 
-// destroyed takes the rules away under the agent.
+// destroyed removes the agent's rules.
 func destroyed(mode nft.Mode) func(context.Context, *bench) error {
 	return func(ctx context.Context, b *bench) error {
 		a, p, err := b.inService(ctx, mode, 1000)
@@ -245,7 +245,7 @@ func destroyed(mode nft.Mode) func(context.Context, *bench) error {
 				return err
 			}
 		}
-		return b.inStep(p[0].ruleset[mode])
+		return b.inSync(p[0].ruleset[mode])
 	}
 }
 
@@ -268,7 +268,7 @@ func firstInstallation(mode nft.Mode, n int) func(context.Context, *bench) error
 				if a, err = b.startAgent(mode); err != nil {
 					return err
 				}
-				return holds(ctx, a, p[0].ruleset[mode])
+				return awaitPolicy(ctx, a, p[0].ruleset[mode])
 			})
 			if err != nil {
 				return err
@@ -277,7 +277,7 @@ func firstInstallation(mode nft.Mode, n int) func(context.Context, *bench) error
 				return err
 			}
 		}
-		return b.inStep(p[0].ruleset[mode])
+		return b.inSync(p[0].ruleset[mode])
 	}
 }
 
@@ -293,8 +293,8 @@ COMMIT
 `
 )
 
-// takenOver lets an older agent's rules take the place of ours, as if the node
-// had never had others, and has them taken over.
+// takenOver replaces our rules with an older agent's, as if the node had never
+// had ours, and has the agent take them over.
 func takenOver(mode nft.Mode) func(context.Context, *bench) error {
 	return func(ctx context.Context, b *bench) error {
 		a, p, err := b.inService(ctx, mode, 1000)
@@ -317,10 +317,10 @@ func takenOver(mode nft.Mode) func(context.Context, *bench) error {
 			if a, err = b.startAgent(mode, "--takeover"); err != nil {
 				return err
 			}
-			if err := holds(ctx, a, p[0].ruleset[mode]); err != nil {
+			if err := awaitPolicy(ctx, a, p[0].ruleset[mode]); err != nil {
 				return err
 			}
-			if err := b.inStep(p[0].ruleset[mode]); err != nil {
+			if err := b.inSync(p[0].ruleset[mode]); err != nil {
 				return err
 			}
 		}

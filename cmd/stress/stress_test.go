@@ -36,14 +36,14 @@ func TestShortStress(t *testing.T) {
 	}
 }
 
-func TestFewerConnectionsThanAskedForAreAFailure(t *testing.T) {
+func TestTooFewConnectionsAreAFailure(t *testing.T) {
 	r := report{out: io.Discard, flows: 9}
 	if r.end(settings{flows: 10}) {
 		t.Error("clean with 9 connections of 10")
 	}
 }
 
-func TestPercentileIsOfTheSlowest(t *testing.T) {
+func TestPercentile(t *testing.T) {
 	var h healed
 	for i := range 200 {
 		h.took = append(h.took, time.Duration(i+1))
@@ -55,7 +55,7 @@ func TestPercentileIsOfTheSlowest(t *testing.T) {
 	}
 }
 
-func TestBothListsDecideTheSameForTheTargetsAndShareNothing(t *testing.T) {
+func TestListsDecideAlikeForTargetsAndShareNothing(t *testing.T) {
 	for _, n := range []int{4, 10, 1000, 10_000} {
 		both := lists(n)
 		for i, list := range both {

@@ -1,7 +1,7 @@
-// Package knownbad holds ways of updating a table such as the agent's that let
-// packets see a wrong verdict, as other programs use them and as one would write
-// them first. They show that a test sees wrong packets.
+// Package knownbad contains update recipes for a table such as the agent's that
+// lead to a wrong verdict for some packets: those of other programs, and obvious
+// first attempts. They prove that a test detects wrong packets.
 //
-// Which of them are wrong depends on how the kernel looks addresses up in an
+// Which of them are wrong depends on how the kernel looks up addresses in an
 // interval set: see [Recipe.Shows].
 package knownbad

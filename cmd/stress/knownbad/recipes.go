@@ -11,19 +11,19 @@ import (
 	"nft-masq-agent/nft/iprange"
 )
 
-// A Recipe is a way of updating.
+// A Recipe is a way to update a table.
 type Recipe struct {
 	Name  string
-	CIDRs int // in the list, about
-	// ComesAndGoes says that the table is not there for a while, by intent:
-	// what is not masqueraded meanwhile is no fault of the recipe.
+	CIDRs int // approximate length of the list
+	// ComesAndGoes means that the table intentionally does not exist for a while:
+	// connections not masqueraded in the meantime are not an error of the recipe.
 	ComesAndGoes bool
 
 	shows  kernels
 	update func(c *nftables.Conn, t *Table, to []netip.Prefix) error
 }
 
-// kernels says on which kernels a recipe is wrong.
+// kernels is the set of kernels on which a recipe is wrong.
 type kernels int
 
 const (
@@ -33,12 +33,11 @@ const (
 	everywhereButRarely
 )
 
-// Shows says whether the recipe must be seen to be wrong. With arrays, from
-// Linux 6.18 on, a set gets the array in which addresses are looked up at the
-// end of a commit: rules that went live in the same transaction find a new set
-// empty for a moment. Without, the tree that is changed is the one that is looked
-// up: elements that come or go hide others for a moment. What is wrong everywhere
-// but rarely need not be seen.
+// Shows reports whether wrong packets must be seen. With arrays, since Linux
+// 6.18, a set gets its lookup array at the end of a commit: rules that become
+// active in the same transaction see a new set as empty for a moment. Without,
+// lookups use the tree that is being modified: elements being added or deleted
+// hide others for a moment. A recipe that is rarely wrong need not show it.
 func (r Recipe) Shows(arrays bool) bool {
 	switch r.shows {
 	case everywhere:
@@ -51,8 +50,8 @@ func (r Recipe) Shows(arrays bool) bool {
 	return false
 }
 
-// Recipes gives all there are. The first one, which is not even atomic, is wrong
-// everywhere.
+// Recipes returns all recipes. The first one, which is not even atomic, is wrong
+// on every kernel.
 func Recipes() []Recipe {
 	return []Recipe{
 		{Name: "control: flush the set, add in the next transaction", CIDRs: 4, shows: everywhere, update: flushThenAdd},
@@ -65,19 +64,19 @@ func Recipes() []Recipe {
 	}
 }
 
-// A Table masquerades what is in none of its two sets.
+// A Table masquerades what is in neither of its two sets.
 type Table struct {
 	conn   *nftables.Conn
 	recipe Recipe
 	table  *nftables.Table
 	chain  *nftables.Chain
-	round  int // of the names of sets
+	round  int // part of the sets' names
 	early  bool
 	list   []netip.Prefix
 }
 
-// Install makes the table, in the right way: sets first, rules in a later
-// transaction. The connection has to last.
+// Install creates the table correctly: sets first, rules in a later transaction.
+// The connection must stay open.
 func (r Recipe) Install(c *nftables.Conn, list []netip.Prefix) (*Table, error) {
 	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: "known-bad"}
 	t := &Table{conn: c, recipe: r, list: list, table: table, chain: &nftables.Chain{
@@ -96,7 +95,7 @@ func (r Recipe) Install(c *nftables.Conn, list []netip.Prefix) (*Table, error) {
 	return t, c.Flush()
 }
 
-// Update goes to another list, as the recipe does it.
+// Update changes to another list, as the recipe does.
 func (t *Table) Update(to []netip.Prefix) error {
 	if err := t.recipe.update(t.conn, t, to); err != nil {
 		return fmt.Errorf("%s: %w", t.recipe.Name, err)
@@ -167,12 +166,12 @@ func difference(c *nftables.Conn, t *Table, to []netip.Prefix) error {
 	return c.Flush()
 }
 
-// moveRules moves the rules to a base chain that runs earlier, or back. Each base
-// chain looks for itself which generation of the ruleset is current: a packet
-// that has passed the earlier one before the commit, and meets the later one
-// after it, sees the rules in neither.
+// moveRules moves the rules to an earlier base chain, or back. Each base chain
+// determines separately which generation of the ruleset is current: a packet that
+// passes the earlier one before the commit and the later one after it sees the
+// rules in neither.
 func moveRules(c *nftables.Conn, t *Table, _ []netip.Prefix) error {
-	const othersRules = 100 // give such packets time
+	const othersRules = 100 // time for such packets
 	early := *t.chain
 	early.Name, early.Priority = "early", nftables.ChainPriorityRef(*t.chain.Priority-10)
 	c.AddChain(&early)
@@ -193,7 +192,7 @@ func moveRules(c *nftables.Conn, t *Table, _ []netip.Prefix) error {
 	return c.Flush()
 }
 
-// createAll makes everything in one transaction.
+// createAll creates everything in one transaction.
 func (t *Table) createAll(list []netip.Prefix) error {
 	t.conn.AddTable(t.table)
 	if err := t.fill(0, list); err != nil {
@@ -204,7 +203,7 @@ func (t *Table) createAll(list []netip.Prefix) error {
 	return t.conn.Flush()
 }
 
-// set gives the set of a family, in a round of names.
+// set returns the set of a family, with the name of a round.
 func (t *Table) set(ipv6 bool, round int) *nftables.Set {
 	s := &nftables.Set{Table: t.table, Name: fmt.Sprintf("v4-%d", round), KeyType: nftables.TypeIPAddr, Interval: true}
 	if ipv6 {
@@ -213,7 +212,7 @@ func (t *Table) set(ipv6 bool, round int) *nftables.Set {
 	return s
 }
 
-// fill makes the sets of a round, with their elements.
+// fill creates the sets of a round, with their elements.
 func (t *Table) fill(round int, list []netip.Prefix) error {
 	for _, ipv6 := range []bool{false, true} {
 		if err := t.conn.AddSet(t.set(ipv6, round), nil); err != nil {
@@ -236,7 +235,7 @@ func (t *Table) rules(round int) { t.rulesIn(t.chain, round) }
 func (t *Table) rulesIn(chain *nftables.Chain, round int) {
 	for _, f := range []struct {
 		proto       byte
-		offset, len uint32 // of the destination
+		offset, len uint32 // of the destination address
 	}{{unix.NFPROTO_IPV4, 16, 4}, {unix.NFPROTO_IPV6, 24, 16}} {
 		t.conn.AddRule(&nftables.Rule{Table: t.table, Chain: chain, Exprs: []expr.Any{
 			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
@@ -260,8 +259,8 @@ func byFamily(list []netip.Prefix) (v4, v6 []netip.Prefix) {
 	return v4, v6
 }
 
-// Elements gives prefixes as the bounds of the intervals that sets hold. None
-// may reach the last address of its family, behind which there is no bound.
+// Elements returns prefixes as interval bounds. None may reach the last address
+// of its family, after which there is no bound.
 func Elements(list []netip.Prefix) (elements []nftables.SetElement) {
 	for _, p := range list {
 		elements = append(elements,
