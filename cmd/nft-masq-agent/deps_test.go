@@ -66,7 +66,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 	// A package that is not named may import none of ours.
 	mayImport := map[string][]string{
 		"nft/nfnetlink":                     {"nft/iprange"},
-		"nft/rule":                      {"nft/nfnetlink", "nft/iprange"},
+		"nft/rule":                          {"nft/nfnetlink", "nft/iprange"},
 		"nft/foreign":                       {"nft/nfnetlink", "nft/rule", "nft/iprange"},
 		"nft":                               {"config", "nft/nfnetlink", "nft/rule", "nft/iprange"},
 		"nft/conntrack":                     {"nft", "nft/nfnetlink"},
