@@ -198,11 +198,11 @@ type spy struct {
 	reads int
 }
 
-func (s *spy) Rules(family nfnetlink.Family, table, chain string) ([]nfnetlink.Rule, error) {
+func (s *spy) FirstRules(family nfnetlink.Family, table, chain string, enough func(nfnetlink.Rule) bool) ([]nfnetlink.Rule, bool, error) {
 	if chain == xtables.Postrouting && family == nfnetlink.IPv4 {
 		s.reads++
 	}
-	return s.Reader.Rules(family, table, chain)
+	return s.Reader.FirstRules(family, table, chain, enough)
 }
 
 // POSTROUTING can hold tens of thousands of rules of others.
