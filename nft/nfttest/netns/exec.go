@@ -55,7 +55,7 @@ func (n *NS) Start(cmd *exec.Cmd) (*Process, error) {
 	onDedicatedThread(func() {
 		err := n.enter()
 		if err == nil {
-			err = hideNames()
+			err = hideMachine()
 		}
 		if err == nil {
 			err = cmd.Start()
@@ -97,10 +97,11 @@ func (n *NS) Output(stdin, name string, args ...string) (string, error) {
 	return stdout.String(), nil
 }
 
-// hideNames moves the calling thread to a new mount namespace, in which no
-// address has a name. Debian's /etc/networks names 169.254.0.0/16 link-local, and
-// a listing without -n queries DNS for every host address.
-func hideNames() error {
+// hideMachine moves the calling thread to a new mount namespace, in which no
+// address has a name: Debian's /etc/networks names 169.254.0.0/16 link-local, and
+// a listing without -n queries DNS for every host address. Nor does it see the lock
+// of iptables-legacy, which fails while another one runs anywhere on the machine.
+func hideMachine() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("new mount namespace: %w", err)
 	}
@@ -111,6 +112,7 @@ func hideNames() error {
 		"/etc/networks":      "",
 		"/etc/resolv.conf":   "",
 		"/etc/nsswitch.conf": "hosts: files\nnetworks: files\n",
+		"/run/xtables.lock":  "",
 	} {
 		if err := cover(path, text); err != nil {
 			return err
