@@ -5,8 +5,8 @@ import (
 	"flag"
 	"fmt"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 )
 
 type readyFlags struct {
@@ -31,7 +31,7 @@ func readyCommand() command {
 }
 
 func (f readyFlags) ready(e environment) (int, error) {
-	report, err := agent.Ask(f.socket)
+	report, err := running.Ask(f.socket)
 	if err != nil {
 		return exitFailed, err
 	}

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"path/filepath"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
@@ -45,15 +43,12 @@ func statusCommand() command {
 func (f *statusFlags) status(e environment) (int, error) {
 	agents := running.Agents(e.proc, program)
 	pods, accept := f.PodCIDRs, f.AcceptForeign
-	r := answer.Status{Agent: running.Follow(f.Options, f.set, agents), Agents: []answer.Agent{}, Uncovered: []string{}, Notes: []string{}}
+	r := answer.Status{Agent: running.Follow(f.Options, f.set, agents), Agents: running.Reached(agents), Uncovered: []string{}, Notes: []string{}}
 	if pods != nil {
 		f.PodCIDRs = pods
 	}
 	if accept != nil {
 		f.AcceptForeign = accept
-	}
-	for _, a := range agents {
-		r.Agents = append(r.Agents, answer.Agent{PID: a.PID, Args: a.Args, Listening: a.Listening, Policy: askPolicy(a)})
 	}
 	r.Notes = append(r.Notes, legacyIPTables(e.proc)...)
 	l, err := f.Load()
@@ -79,18 +74,6 @@ func (f *statusFlags) status(e environment) (int, error) {
 		return exitFailed, nil
 	}
 	return exitDone, nil
-}
-
-// askPolicy asks an agent which policy it enforces, nil if it does not answer.
-func askPolicy(a running.Agent) *answer.AgentPolicy {
-	if !filepath.IsAbs(a.Options.ProbeSocket) {
-		return nil
-	}
-	report, err := agent.Ask(filepath.Join(a.Options.Root, a.Options.ProbeSocket))
-	if err != nil {
-		return nil
-	}
-	return (*answer.AgentPolicy)(report.Policy)
 }
 
 // askKernel reports on the kernel. What a bad config wants is not known: then the

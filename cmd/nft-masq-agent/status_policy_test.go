@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -19,7 +19,7 @@ func TestStatusSaysSinceWhenThePolicyIsEnforcedAndWhatChangedLast(t *testing.T) 
 	socket := filepath.Join(t.TempDir(), "probe.sock")
 	d := n.start("--probe-socket", socket)
 	d.began(wants(t, first))
-	policy := func(what, why, config string) answer.AgentPolicy {
+	policy := func(what, why, config string) running.Policy {
 		t.Helper()
 		r, _ := n.status()
 		if len(r.Agents) != 1 || r.Agents[0].Policy == nil {

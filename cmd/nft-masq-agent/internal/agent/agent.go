@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
@@ -107,19 +108,14 @@ type Agent struct {
 	health   health
 	metrics  *metrics
 
-	policy     policy
-	content    content // what was last read
+	policy  policy
+	content content // what was last read
+	progress
 	started    bool
-	held       string     // hash of what the kernel was last seen to hold
-	heldPolicy nft.Policy // of that hash
-	file       *bool      // whether there was one when it was last read; nil: not known
-	fresh      bool       // a file was accepted and is not yet in the kernel
-	recovered  bool       // so was one after a rejected one
-	rejection  error      // of the last content, nil if it was accepted
-	withdrawn  time.Time  // when the older agent's rules were first missing, while they were in charge
-	refused    string
+	file       *bool           // whether there was one when it was last read; nil: not known
+	rejection  error           // of the last content, nil if it was accepted
+	withdrawn  time.Time       // when the older agent's rules were first missing, while they were in charge
 	warned     map[string]bool // by the last content
-	owed       kernel.Look     // what the first accepted config is to find, until the kernel has taken it
 	takeOver   *time.Timer     // the next look for rules of older agents
 	takeOverAt time.Time       // the earliest time for it
 
@@ -127,13 +123,24 @@ type Agent struct {
 	looked   time.Time     // when all was last looked at
 	lookTook time.Duration // unless it wrote
 	timer    *time.Timer   // the next resync, or the next try after a refusal
-	tries    int
 	drift    drift
 	survey   survey
 	absent   []nft.AbsentInterface // as last logged
 
 	staleConnections config.Stale   // of the last accepted config
 	changedPolicy    chan effective // the last one that became effective
+}
+
+// progress is how far the loop is with bringing its policy to the kernel. When the
+// kernel has taken it, it begins anew, with all of its fields.
+type progress struct {
+	held       string      // hash of what the kernel was last seen to hold, "" for nothing
+	heldPolicy nft.Policy  // of that hash
+	fresh      bool        // the policy was decided anew and is not yet in the kernel
+	recovered  bool        // so was that of a config after a rejected one
+	owed       kernel.Look // what the first accepted config is to find
+	refused    string      // what the kernel last had against it
+	tries      int         // since it was decided
 }
 
 // New makes an agent. Run starts it.
@@ -453,8 +460,7 @@ func (a *Agent) tick() {
 	a.lookAround(a.looked)
 }
 
-// sync brings the kernel to what is wanted. Everything that the agent writes it
-// writes here.
+// sync brings the kernel to what is wanted. The agent writes no rules elsewhere.
 func (a *Agent) sync(reason string, look kernel.Look) {
 	start := time.Now()
 	defer a.tellSource()
@@ -466,75 +472,89 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 		defer litter()()
 	}
 	applied, err := a.apply(look)
-	wrote := len(applied.Differences) > 0
-	a.metrics.applied(reason, wrote, err, time.Since(start))
+	took := time.Since(start)
+	a.metrics.applied(reason, len(applied.Differences) > 0, err, took)
 	if err != nil {
-		a.checked(reason, look, time.Since(start), err, 0)
+		a.checked(reason, look, took, err, 0)
 		a.refuse(err, reason)
 		return
 	}
-	if a.refused != "" {
-		a.log.Info("kernel accepted the rules again", zap.String("event", "rules_accepted"))
-	}
-	tookOver := len(applied.TookOver) > 0 && !a.owed.TakeOver
-	drift := len(applied.Differences) > len(applied.TookOver) && !a.fresh && a.held != ""
-	if drift || tookOver {
-		a.restored(applied.Generation)
-	} else {
-		a.checked(reason, look, time.Since(start), nil, applied.Generation)
-	}
-	a.planTakeOver(reason, look, time.Since(start))
+	o := a.progress.outcome(reason, applied, took, a.drift.names())
+	a.progress = progress{held: a.policy.want.Hash(), heldPolicy: a.policy.want.Policy}
+	a.plan(o, look)
 	// First the state, then the line: who reads the line finds us ready.
 	a.health.inStep(*a.policy.want)
-	a.tellChange(reason, applied, drift)
-	a.sayReplaced(kernel.Others{Legacy: applied.Replaced})
-	if tookOver {
-		a.sayTakenOver(applied)
-	}
-	if drift || !tookOver {
-		a.report(reason, applied, drift)
-	}
-	if a.looked.IsZero() || slices.Contains([]string{onStart, onResync, onHangup}, reason) {
-		a.looked, a.lookTook = time.Now(), 0
-		if !wrote {
-			a.lookTook = time.Since(start)
-		}
-	}
-	fresh := a.fresh
-	if wrote || a.held == "" {
+	a.tellChange(o)
+	a.report(o)
+	if o.wrote() || o.before.held == "" {
 		a.policyChanged()
 	}
-	a.survey.due = a.survey.due || fresh
-	a.refused, a.tries, a.fresh, a.recovered = "", 0, false, false
-	a.held, a.heldPolicy = a.policy.want.Hash(), a.policy.want.Policy
-	a.drift.writer, a.drift.by, a.owed = 0, nil, kernel.Look{}
-	a.timer.Reset(a.next())
-	if fresh {
+	if o.before.fresh {
+		a.survey.due = true
 		a.sayUncovered()
 	}
-	if fresh || reason == onStart {
+	if o.before.fresh || reason == onStart {
 		a.lookAround(time.Now())
 	}
 }
 
+// An outcome is what a sync came to that the kernel did not refuse.
+type outcome struct {
+	kernel.Applied
+	reason   string
+	took     time.Duration // with all that was read for it
+	before   progress
+	drift    bool   // what was right before was made so again
+	by       string // the programs that changed it, as far as they were heard
+	tookOver bool   // rules of older agents were back, and removed
+}
+
+func (p progress) outcome(reason string, applied kernel.Applied, took time.Duration, by string) outcome {
+	return outcome{
+		Applied: applied, reason: reason, took: took, before: p, by: by,
+		drift:    len(applied.Differences) > len(applied.TookOver) && !p.fresh && p.held != "",
+		tookOver: len(applied.TookOver) > 0 && !p.owed.TakeOver,
+	}
+}
+
+func (o outcome) wrote() bool { return len(o.Differences) > 0 }
+
+// plan decides when to look again, at what.
+func (a *Agent) plan(o outcome, look kernel.Look) {
+	if o.drift || o.tookOver {
+		a.restored(o.Generation)
+	} else {
+		a.checked(o.reason, look, o.took, nil, o.Generation)
+	}
+	a.drift.heardOf = heardOf{}
+	a.planTakeOver(o.reason, look, o.took)
+	if a.looked.IsZero() || slices.Contains([]string{onStart, onResync, onHangup}, o.reason) {
+		a.looked, a.lookTook = time.Now(), 0
+		if !o.wrote() {
+			a.lookTook = o.took
+		}
+	}
+	a.timer.Reset(a.next())
+}
+
 // tellChange tells probes what was changed in the kernel, and why.
-func (a *Agent) tellChange(reason string, applied kernel.Applied, drift bool) {
-	n, hash, now := len(applied.Differences), a.policy.want.Hash(), time.Now()
-	if n == 0 && a.held == hash {
+func (a *Agent) tellChange(o outcome) {
+	n, now, before := len(o.Differences), time.Now(), o.before.held
+	if n == 0 && before == a.held {
 		return
 	}
-	e := Enforced{Hash: hash, Since: now, Changed: now, Why: reason}
-	if before := a.health.now().enforces; before != nil && a.held == hash {
-		e.Since = before.Since
+	e := running.Policy{Hash: a.held, Since: now, Changed: now, Why: o.reason}
+	if last := a.health.now().enforces; last != nil && before == a.held {
+		e.Since = last.Since
 	}
 	switch {
-	case drift:
-		e.What, e.Why = fmt.Sprintf("rules restored, differences: %d", n), "changed by "+a.drift.names()
-	case a.held == hash:
+	case o.drift:
+		e.What, e.Why = fmt.Sprintf("rules restored, differences: %d", n), "changed by "+o.by
+	case before == a.held:
 		e.What = fmt.Sprintf("differences removed: %d", n)
-	case a.held != "":
-		added, removed := a.policy.want.Policy.Beyond(a.heldPolicy, 0), a.heldPolicy.Beyond(a.policy.want.Policy, 0)
-		e.What = fmt.Sprintf("policy %s replaced, entries added: %d, removed: %d", a.held, added.Count, removed.Count)
+	case before != "":
+		added, removed := a.heldPolicy.Beyond(o.before.heldPolicy, 0), o.before.heldPolicy.Beyond(a.heldPolicy, 0)
+		e.What = fmt.Sprintf("policy %s replaced, entries added: %d, removed: %d", before, added.Count, removed.Count)
 	case n == 0:
 		e.What = "the rules were already in place"
 	default:
@@ -577,7 +597,7 @@ func (a *Agent) leave() {
 	if a.policy.from == "" {
 		return
 	}
-	a.refused, a.tries, a.drift.by = "", 0, nil
+	a.refused, a.tries, a.drift.heardOf = "", 0, heardOf{}
 	a.health.unrefused()
 	next := a.resync
 	if !a.withdrawn.IsZero() {
@@ -607,45 +627,61 @@ func (a *Agent) planTakeOver(reason string, look kernel.Look, cost time.Duration
 	}
 }
 
-// report writes one line for a change, and none where nothing changed.
-func (a *Agent) report(reason string, applied kernel.Applied, drift bool) {
+// report logs what a sync came to: one line for a change, and at level debug where
+// nothing changed.
+func (a *Agent) report(o outcome) {
+	if o.before.refused != "" {
+		a.log.Info("kernel accepted the rules again", zap.String("event", "rules_accepted"))
+	}
+	a.sayReplaced(kernel.Others{Legacy: o.Replaced})
+	if o.tookOver {
+		a.sayTakenOver(o.Applied)
+		if !o.drift {
+			return
+		}
+	}
+	if o.Recreated > 0 {
+		a.log.Warn("our table could not be repaired in place and was recreated; in the meantime new connections were not masqueraded",
+			zap.String("event", "table_recreated"), zap.Int64("gap_ms", o.Recreated.Milliseconds()))
+	}
+	if o.drift {
+		a.reportDrift(o)
+		return
+	}
 	v4, v6 := a.policy.want.CIDRs()
 	fields := []zap.Field{
-		zap.String("reason", reason), zap.String("source", string(a.policy.from)), zap.String("hash", a.policy.want.Hash()),
-		zap.Int("cidrs", v4+v6), milliseconds(applied.Took),
-	}
-	if applied.Recreated > 0 {
-		a.log.Warn("our table could not be repaired in place and was recreated; in the meantime new connections were not masqueraded",
-			zap.String("event", "table_recreated"), zap.Int64("gap_ms", applied.Recreated.Milliseconds()))
+		zap.String("reason", o.reason), zap.String("source", string(a.policy.from)), zap.String("hash", a.held),
+		zap.Int("cidrs", v4+v6), milliseconds(o.Took),
 	}
 	switch {
-	case drift:
-		a.metrics.repaired()
-		by := a.drift.names()
-		a.log.Warn("rules were changed by another program; restored",
-			zap.String("by", by), zap.Int("differences", len(applied.Differences)),
-			zap.Strings("what", firstFew(applied.Differences)), milliseconds(applied.Took), zap.String("event", "rules_restored"))
-		if a.drift.pace.slowed() {
-			a.log.Warn("another program keeps changing the rules; repairs are slowed down", zap.String("event", "repairs_slowed"), zap.String("by", by))
+	case o.wrote():
+		if o.before.held != "" && o.before.held != a.held {
+			fields = append(fields, zap.String("from", o.before.held))
+			fields = append(fields, changedEntries(o.before.heldPolicy, a.heldPolicy)...)
 		}
-	case len(applied.Differences) > 0:
-		if a.held != "" && a.held != a.policy.want.Hash() {
-			fields = append(fields, zap.String("from", a.held))
-			fields = append(fields, changedEntries(a.heldPolicy, a.policy.want.Policy)...)
+		if len(o.TookOver) > 0 {
+			fields = append(fields, zap.Strings("taken_over", o.TookOver))
 		}
-		if len(applied.TookOver) > 0 {
-			fields = append(fields, zap.Strings("taken_over", applied.TookOver))
-		}
-		if len(applied.Removed) > 0 {
-			fields = append(fields, zap.Strings("removed_rules", applied.Removed))
+		if len(o.Removed) > 0 {
+			fields = append(fields, zap.Strings("removed_rules", o.Removed))
 		}
 		a.log.Info("applied", append(fields, zap.String("event", "config_applied"))...)
-	case a.held == "":
+	case o.before.held == "":
 		a.log.Info("rules are already in place", append(fields, zap.String("event", "rules_in_place"))...)
-	case a.recovered:
+	case o.before.recovered:
 		a.log.Info("config accepted again; rules are in place", append(fields, zap.String("event", "config_accepted"))...)
 	default:
 		a.log.Debug("checked; rules are in place", append(fields, zap.String("event", "rules_checked"))...)
+	}
+}
+
+func (a *Agent) reportDrift(o outcome) {
+	a.metrics.repaired()
+	a.log.Warn("rules were changed by another program; restored",
+		zap.String("by", o.by), zap.Int("differences", len(o.Differences)),
+		zap.Strings("what", firstFew(o.Differences)), milliseconds(o.Took), zap.String("event", "rules_restored"))
+	if a.drift.pace.slowed() {
+		a.log.Warn("another program keeps changing the rules; repairs are slowed down", zap.String("event", "repairs_slowed"), zap.String("by", o.by))
 	}
 }
 

@@ -21,8 +21,13 @@ type drift struct {
 	due        time.Time // the next comparison; zero: none until a change is heard
 	generation uint32    // of the ruleset, when it was last checked; 0: it is to be checked
 	compared   int       // how often, since our table itself was read
-	writer     uint32    // of the last change heard since
-	by         []string  // the programs that made those changes
+	heardOf              // since
+}
+
+// heardOf is who made changes that were heard.
+type heardOf struct {
+	writer uint32   // of the last one
+	by     []string // the programs
 }
 
 func newDrift(now time.Time) drift {

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
@@ -37,9 +38,9 @@ type state struct {
 
 	listening bool // to changes of the ruleset
 
-	kernel   *installed // nil until something is in the kernel
-	enforces *Enforced  // nil while the agent enforces nothing
-	others   *others    // nil until somebody looked
+	kernel   *installed      // nil until something is in the kernel
+	enforces *running.Policy // nil while the agent enforces nothing
+	others   *others         // nil until somebody looked
 	// Lists of the only interfaces of which the node has none; nil: not known.
 	unmatched *int
 
@@ -118,7 +119,7 @@ func (h *health) inStep(r nft.Ruleset) {
 	})
 }
 
-func (h *health) enforcing(e *Enforced) { h.do(func() { h.enforces = e }) }
+func (h *health) enforcing(e *running.Policy) { h.do(func() { h.enforces = e }) }
 
 func (h *health) listens(yes bool) { h.do(func() { h.listening = yes }) }
 

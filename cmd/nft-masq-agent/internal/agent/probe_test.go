@@ -10,13 +10,15 @@ import (
 	"testing"
 
 	"go.uber.org/zap"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 )
 
 func TestProbesGetTheReportHoweverManyAskAndSayNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "probe.sock")
-	want := Report{Ready: "config rejected: config:1:1: " + strings.Repeat("x", 10_000)}
+	want := running.Report{Ready: "config rejected: config:1:1: " + strings.Repeat("x", 10_000)}
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := ServeProbes(ctx, path, func() Report { return want }, zap.NewNop())
+	ended := ServeProbes(ctx, path, func() running.Report { return want }, zap.NewNop())
 	for range 200 { // none of them reads
 		c, err := net.Dial("unix", path)
 		if err != nil {
@@ -24,13 +26,13 @@ func TestProbesGetTheReportHoweverManyAskAndSayNothing(t *testing.T) {
 		}
 		defer c.Close()
 	}
-	got, err := Ask(path)
+	got, err := running.Ask(path)
 	if err != nil || got != want {
 		t.Errorf("%+v: %v", got, err)
 	}
 	cancel()
 	<-ended
-	if _, err := Ask(path); err == nil {
+	if _, err := running.Ask(path); err == nil {
 		t.Error("answered after the end")
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
@@ -17,10 +18,10 @@ import (
 
 // A Status is the answer of status. As JSON, fields are only ever added.
 type Status struct {
-	Agent  string       `json:"agent,omitempty"` // whose flags were taken, in words
-	Agents []Agent      `json:"agents"`          // that run in this network namespace
-	Config configReport `json:"config"`
-	Kernel kernelReport `json:"kernel"`
+	Agent  string          `json:"agent,omitempty"` // whose flags were taken, in words
+	Agents []running.Agent `json:"agents"`          // that run in this network namespace
+	Config configReport    `json:"config"`
+	Kernel kernelReport    `json:"kernel"`
 	// Connections since the counters were made.
 	Connections []connectionReport `json:"connections"`
 	// Stale counts connections that an earlier policy decided; none: not known.
@@ -38,32 +39,6 @@ type Status struct {
 	// Uncovered says which networks of --pod-cidr the policy does not cover.
 	Uncovered []string `json:"uncovered"`
 	Notes     []string `json:"notes"`
-}
-
-// An Agent is a process that runs one, with its flags.
-type Agent struct {
-	PID  int      `json:"pid"`
-	Args []string `json:"args"`
-	// Listening says that it hears of changes to the ruleset; else it compares
-	// generations.
-	Listening bool `json:"listening"`
-	// Policy is what it says on its probe socket; none: it was not reached.
-	Policy *AgentPolicy `json:"policy,omitempty"`
-}
-
-// An AgentPolicy is the policy that an agent enforces, since when, and what it last
-// changed in the kernel and why.
-type AgentPolicy struct {
-	Hash    string    `json:"hash"`
-	Since   time.Time `json:"since"`
-	Changed time.Time `json:"changed"`
-	What    string    `json:"what"`
-	Why     string    `json:"why"`
-}
-
-func (p AgentPolicy) String() string {
-	return fmt.Sprintf("enforces %s since %s; last change %s: %s (%s)",
-		p.Hash, p.Since.UTC().Format(time.RFC3339), p.Changed.UTC().Format(time.RFC3339), p.What, p.Why)
 }
 
 // A configReport is what the files say.

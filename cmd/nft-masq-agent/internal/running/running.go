@@ -15,15 +15,19 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 )
 
-// An Agent is a process that runs an agent of ours in this network
-// namespace.
+// An Agent is a process that runs an agent of ours in this network namespace. As
+// JSON it is part of the answer of status.
 type Agent struct {
-	PID     int
-	Args    []string        // behind the name of the program and the command
-	Options options.Options // what they say
-	Err     error           // why they say nothing to this version
-	// Listening says that it hears of changes to the ruleset; else it compares.
-	Listening bool
+	PID  int      `json:"pid"`
+	Args []string `json:"args"` // after the name of the program and the command
+	// Listening says that it subscribes to changes of the ruleset; else it compares
+	// generations.
+	Listening bool `json:"listening"`
+	// Policy is what it reports on its probe socket; nil: it was not asked, or not
+	// reached.
+	Policy  *Policy         `json:"policy,omitempty"`
+	Options options.Options `json:"-"` // what Args mean
+	Err     error           `json:"-"` // why they mean nothing to this version
 }
 
 // Agents finds the agents that a procfs shows, by pid: processes of the given
