@@ -1,5 +1,6 @@
 // Package config reads the configuration of a masquerade agent: a YAML or JSON
-// file, or a directory of them.
+// file, or a directory of them. It exists so that what a file means, and what the
+// older agents make of it, is decided and fuzzed in one place that knows no kernel.
 //
 // [Read] fetches the bytes, [Parse] turns them into a [Config]; neither keeps
 // state or logs. Parse reports every [Problem] in every file with its position,

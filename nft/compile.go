@@ -28,6 +28,20 @@ func Build(d config.Defaults, o Options, files ...config.Source) (c config.Confi
 	return c, r, append(warnings, more...), r.Check()
 }
 
+// BuildLenient returns what the older agents make of files that [Build] rejects, nil
+// if they reject them too, or the kernel could not hold it.
+func BuildLenient(d config.Defaults, o Options, files ...config.Source) *Ruleset {
+	c, _, err := config.Lenient(d, files...)
+	if err != nil {
+		return nil
+	}
+	r := Compile(c, o)
+	if r.Check() != nil {
+		return nil
+	}
+	return &r
+}
+
 // Compile says what the kernel is to hold for a config. It is pure, and there
 // is no config for which it fails: what the layout cannot express is left out.
 func Compile(c config.Config, o Options) Ruleset {

@@ -1,5 +1,6 @@
 // Package watch follows the content of a path: a file, or a directory of files.
-// It does not interpret the content; the caller reads it.
+// It does not interpret the content; the caller reads it. It exists because a config
+// can change in more ways than inotify reports for one path: links, mounts, parents.
 //
 // Guarantees:
 //

@@ -1,6 +1,7 @@
 // Command bench compares the agent with nft, iptables and the kernel itself, and
 // prints one table. The contenders of a row run in turns in the same minute, so
-// that ratios are more reliable than times.
+// that ratios are more reliable than times. It exists so that every figure in the
+// documents can be measured again.
 //
 // It needs root, nft and iptables, and works in its own network namespaces.
 package main

@@ -1,6 +1,7 @@
 // Command demo shows the agent at work with the sample config, in separate
 // network namespaces: a pod, a node and an outside host, with real packets
-// between them. It changes nothing on the machine and exits by itself.
+// between them. It changes nothing on the machine and exits by itself. It exists so
+// that a newcomer sees in seconds what the agent is for.
 //
 //	demo AGENT CONFIG
 package main

@@ -2,7 +2,8 @@
 // the agent on it updates its rules, is killed, replaced and switched to its
 // other mode, and while other programs destroy its rules. The far end counts by
 // source address. The same is done with update recipes that are known to be
-// wrong, to prove that wrong packets would be detected.
+// wrong, to prove that wrong packets would be detected. It exists because a gap of
+// microseconds shows only among millions of connections.
 //
 // It needs root or user namespaces, and works in its own network namespaces. It
 // exits with 0 if no connection was wrong, and some were with the known-bad

@@ -1,4 +1,4 @@
-// Package agent starts nft-masq-agent in a network namespace, for tests,
-// measurements and the demonstration. They wait for its actions by reading its
-// log.
+// Package agent starts nft-masq-agent in a network namespace. It exists so that
+// tests, benchmarks and the demonstration all wait for what the agent does in the
+// same way: by the events in its log.
 package agent

@@ -311,24 +311,10 @@ func (a *Agent) compile(f Files) (content, []config.Problem, error) {
 	}
 	c, want, warnings, err := nft.Build(a.settings.Defaults, a.settings.Options, f.Sources...)
 	if err != nil {
-		return content{lenient: a.lenient(f)}, warnings, firstProblems(err)
+		return content{lenient: nft.BuildLenient(a.settings.Defaults, a.settings.Options, f.Sources...)}, warnings, firstProblems(err)
 	}
 	a.resync, a.staleConnections = c.ResyncInterval, c.StaleConnections
 	return content{want: &want, absent: f.absent()}, warnings, nil
-}
-
-// lenient returns what the older agents make of a rejected content, nil if they
-// reject it too.
-func (a *Agent) lenient(f Files) *nft.Ruleset {
-	c, _, err := config.Lenient(a.settings.Defaults, f.Sources...)
-	if err != nil {
-		return nil
-	}
-	want := nft.Compile(c, a.settings.Options)
-	if want.Check() != nil {
-		return nil
-	}
-	return &want
 }
 
 // firstProblems cuts an error about a config short: log and probe say where to

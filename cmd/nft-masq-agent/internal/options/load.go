@@ -43,10 +43,7 @@ func (o Options) Load() (Loaded, error) {
 		l.Warnings = append(l.Warnings, *note)
 	}
 	if err != nil {
-		if c, _, refused := config.Lenient(o.Defaults(), sources...); refused == nil {
-			r := nft.Compile(c, o.NFT())
-			l.Lenient = &r
-		}
+		l.Lenient = nft.BuildLenient(o.Defaults(), o.NFT(), sources...)
 	}
 	return l, err
 }
