@@ -16,6 +16,27 @@ func strictCIDR(s string) (netip.Prefix, bool) {
 	return p, err == nil && !p.Addr().Is4In6() && p == p.Masked()
 }
 
+// parseAddress parses an address, or a CIDR for all those within. The message is as
+// that of [parseCIDR].
+func parseAddress(s string) (netip.Prefix, string) {
+	text, _, network := strings.Cut(s, "/")
+	a, err := netip.ParseAddr(text)
+	if err != nil || len(s) > maxQuoted {
+		return netip.Prefix{}, fmt.Sprintf("%s is neither an address nor a CIDR: write one such as %q", quote(s), "198.51.100.11")
+	}
+	switch p, err := netip.ParsePrefix(s); {
+	case network && err == nil && !a.Is4In6() && p != p.Masked():
+		return p, fmt.Sprintf("%q has host bits set: write %q for the address, or %q for all addresses of the node in it", s, a, p.Masked())
+	case network:
+		return parseCIDR(s)
+	case a.Zone() != "":
+		return p, fmt.Sprintf("%q has a zone, which is not possible here: write %q", s, a.WithZone(""))
+	case a.Is4In6():
+		return p, fmt.Sprintf("%q is IPv4-mapped: write %q", s, a.Unmap())
+	}
+	return netip.PrefixFrom(a, a.BitLen()), ""
+}
+
 // parseCIDR parses a CIDR. The message explains what is wrong and what to write
 // instead; it is empty if the CIDR is valid.
 func parseCIDR(s string) (netip.Prefix, string) {

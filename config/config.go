@@ -12,6 +12,14 @@ type CIDR struct {
 	Pos Position
 }
 
+// Text is the CIDR, or the address alone if it holds just one.
+func (c CIDR) Text() string {
+	if c.IsSingleIP() {
+		return c.Addr().String()
+	}
+	return c.String()
+}
+
 // A Config is the content of the files, completed by the defaults. Lists are as
 // written: in file order, with duplicates.
 type Config struct {
@@ -25,7 +33,8 @@ type Config struct {
 	MasqueradeOutInterfaces    []Interface
 	NonMasqueradeOutInterfaces []Interface
 
-	Enforce *Position // position of enforceNonMasquerade: true; nil if false
+	Enforce       *Position // position of enforceNonMasquerade: true; nil if false
+	SNATAddresses []CIDR    // a single address is a CIDR of its full length
 
 	MasqLinkLocal     bool
 	MasqLinkLocalIPv6 bool

@@ -170,7 +170,7 @@ func (r *reader) values() {
 		case row.interfaces != nil:
 			r.names[row.Key] = r.interfaces(row.Key)
 		default:
-			r.lists[row.Key] = r.list(row.Key)
+			r.lists[row.Key] = r.list(row.Key, cidrEntry)
 		}
 		if r.ignored && r.errors.total > errors {
 			delete(r.lists, row.Key)
@@ -186,12 +186,26 @@ func (r *reader) values() {
 		}
 	}
 	r.ignored = true
+	r.translations()
 	r.linkLocal()
 	r.stale = r.staleConnections()
 	r.bools[KeyEnforceNonMasquerade] = r.bool(KeyEnforceNonMasquerade)
 	r.ignored = false
 	r.resyncInterval = r.duration(keyResyncInterval)
 	r.cidrLimit = r.int(keyCIDRLimit)
+}
+
+// translations reads the lists of these keys.
+func (r *reader) translations() {
+	for _, t := range Translations() {
+		if t.cidrs == nil {
+			continue
+		}
+		errors := r.errors.total
+		if list := r.list(t.Key, addressEntry); r.errors.total == errors {
+			r.lists[t.Key] = list
+		}
+	}
 }
 
 // linkLocal reads the key of non-masquerade-daemon.

@@ -107,6 +107,14 @@ func meaning(c Config, warnings []Problem) string {
 			fmt.Fprintf(&b, "  %-18s %s\n", c.Prefix, c.Pos)
 		}
 	}
+	for _, t := range Translations() {
+		for i, given := range t.Values(c) {
+			if i == 0 {
+				fmt.Fprintf(&b, "%s:\n", t.Key)
+			}
+			fmt.Fprintf(&b, "  %-18s %s\n", given.Text, given.Pos)
+		}
+	}
 	fmt.Fprintf(&b, "masqLinkLocal: %t\nmasqLinkLocalIPv6: %t\nenableIPv6: %t\nresyncInterval: %s\n",
 		c.MasqLinkLocal, c.MasqLinkLocalIPv6, c.EnableIPv6, c.ResyncInterval)
 	return b.String() + warningLines(warnings)

@@ -13,6 +13,11 @@ func join(d Defaults, files []*file) Config {
 		for _, row := range Conditions() {
 			row.join(&c, f, seen)
 		}
+		for _, t := range Translations() {
+			if t.cidrs != nil {
+				*t.cidrs(&c) = append(*t.cidrs(&c), f.lists[t.Key].value...)
+			}
+		}
 		for _, b := range boolKeys() {
 			if g := f.bools[b.name]; g.at != nil {
 				v := b.field(&c)
@@ -68,10 +73,10 @@ func warnOfLists(files []*file, c Config) {
 		if at := f.lists[KeyNonMasqueradeCIDRs].at; at != nil && len(c.NonMasqueradeCIDRs) == 0 {
 			f.warn(at, "%s is empty: not even the default ranges are exempt (to keep them, leave the key out)", KeyNonMasqueradeCIDRs)
 		}
-		for _, row := range Conditions() {
+		for _, key := range Keys() {
 			var first Position
 			n := 0
-			for _, cidr := range f.lists[row.Key].value {
+			for _, cidr := range f.lists[key].value {
 				if c.EnableIPv6 || !cidr.Addr().Is6() {
 					continue
 				}
@@ -81,7 +86,7 @@ func warnOfLists(files []*file, c Config) {
 			}
 			if n > 0 {
 				f.warnings.add(f.text.problem(first.Line, first.Col, fmt.Sprintf(
-					"%s: IPv6 CIDRs (%d, the first here) have no effect while IPv6 is off: set %s or --enable-ipv6", row.Key, n, keyEnableIPv6)), maxWarnings)
+					"%s: IPv6 CIDRs (%d, the first here) have no effect while IPv6 is off: set %s or --enable-ipv6", key, n, keyEnableIPv6)), maxWarnings)
 			}
 		}
 	}

@@ -15,6 +15,7 @@ const (
 // Keys that control source address translation.
 const (
 	KeyEnforceNonMasquerade = "enforceNonMasquerade"
+	KeySNATAddresses        = "snatAddresses"
 )
 
 // Other keys of a file.

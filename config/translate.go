@@ -1,6 +1,9 @@
 package config
 
-import "cmp"
+import (
+	"cmp"
+	"slices"
+)
 
 // A Translation is a key that controls the source address of a connection once
 // the conditions have decided. It needs mode nftables.
@@ -8,6 +11,9 @@ type Translation struct {
 	Key    string
 	Means  string // description in check
 	Values func(Config) []Value
+	// Of a list of addresses: the name of its set, without family, and its field.
+	Set   string
+	cidrs func(*Config) *[]CIDR
 }
 
 // Translations returns the keys that control source address translation.
@@ -22,7 +28,25 @@ func Translations() []Translation {
 				return []Value{{"true", *c.Enforce}}
 			},
 		},
+		{
+			Key: KeySNATAddresses, Set: "snat",
+			Means: "masqueraded connections leave from one of these that the node has",
+			Values: func(c Config) []Value {
+				var out []Value
+				for _, a := range c.SNATAddresses {
+					out = append(out, Value{a.Text(), a.Pos})
+				}
+				return out
+			},
+			cidrs: func(c *Config) *[]CIDR { return &c.SNATAddresses },
+		},
 	}
+}
+
+// SNATAddresses returns the row of that key.
+func SNATAddresses() Translation {
+	all := Translations()
+	return all[slices.IndexFunc(all, func(t Translation) bool { return t.Key == KeySNATAddresses })]
 }
 
 // A Setting is a key and the position at which a file first sets it.

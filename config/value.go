@@ -11,8 +11,19 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// list reads a list of CIDRs; null is an empty list.
-func (r *reader) list(key string) (list given[[]CIDR]) {
+// An entryKind is what the entries of a list are.
+type entryKind struct {
+	parse         func(string) (netip.Prefix, string)
+	noun, example string
+}
+
+var (
+	cidrEntry    = entryKind{parseCIDR, "a CIDR", "10.0.0.0/8"}
+	addressEntry = entryKind{parseAddress, "an address or a CIDR", "198.51.100.11"}
+)
+
+// list reads a list of CIDRs or addresses; null is an empty list.
+func (r *reader) list(key string, kind entryKind) (list given[[]CIDR]) {
 	var before []CIDR // what encoding/json decodes into
 	if key == KeyNonMasqueradeCIDRs {
 		before = r.defaults.NonMasqueradeCIDRs
@@ -23,9 +34,9 @@ func (r *reader) list(key string) (list given[[]CIDR]) {
 		case isNull(s.value):
 		case s.value.Kind == yaml.SequenceNode:
 			last := i == len(r.settings[key])-1
-			list.value = r.cidrs(s.value, before, last)
+			list.value = r.cidrs(s.value, kind, before, last)
 		default:
-			r.notAList(key, s.value)
+			r.notAList(key, kind, s.value)
 			list.at = nil
 		}
 		before = overlay(list.value, before)
@@ -42,9 +53,9 @@ func overlay(list, before []CIDR) []CIDR {
 	return slices.Concat(list, before[len(list):])
 }
 
-func (r *reader) notAList(key string, n *yaml.Node) {
-	hint := ` such as ["10.0.0.0/8"]`
-	if _, ok := strictCIDR(n.Value); ok {
+func (r *reader) notAList(key string, kind entryKind, n *yaml.Node) {
+	hint := fmt.Sprintf(" such as [%q]", kind.example)
+	if _, msg := kind.parse(n.Value); msg == "" {
 		hint = fmt.Sprintf(": write [%q]", n.Value)
 	} else if strings.HasPrefix(n.Value, "-") {
 		hint = `: put a space after each "-"`
@@ -54,7 +65,7 @@ func (r *reader) notAList(key string, n *yaml.Node) {
 
 // cidrs reads the entries of a list. The older agents check only the last list of
 // a key; an empty entry keeps the previous value.
-func (r *reader) cidrs(n *yaml.Node, before []CIDR, last bool) []CIDR {
+func (r *reader) cidrs(n *yaml.Node, kind entryKind, before []CIDR, last bool) []CIDR {
 	size := len(n.Content)
 	for _, item := range n.Content {
 		size += len(r.folded[item])
@@ -65,30 +76,33 @@ func (r *reader) cidrs(n *yaml.Node, before []CIDR, last bool) []CIDR {
 		if i := len(list); i < len(before) {
 			left = before[i]
 		}
-		list = append(append(list, r.cidr(item, left, last)), r.folded[item]...)
+		list = append(append(list, r.cidr(item, kind, left, last)), r.folded[item]...)
 	}
 	return list
 }
 
 // cidr reads an entry of a list. An invalid one is reported and still counted.
-func (r *reader) cidr(item *yaml.Node, left CIDR, last bool) CIDR {
+func (r *reader) cidr(item *yaml.Node, kind entryKind, left CIDR, last bool) CIDR {
 	n := target(item)
 	var p netip.Prefix
 	var msg string
 	var checked bool // by the older agents
 	switch {
 	case isNull(n):
-		msg, checked = "an empty entry: write a CIDR, or remove it", last && !left.IsValid()
+		msg, checked = "an empty entry: write "+kind.noun+", or remove it", last && !left.IsValid()
 	case n.Kind == yaml.ScalarNode && (!r.text.json || n.Tag == "!!str"):
 		left = CIDR{}
-		p, msg = parseCIDR(stringOf(n))
+		p, msg = kind.parse(stringOf(n))
 		checked = last || isNumber(n) || n.Tag == "!!bool"
 	case n.Kind == yaml.MappingNode && len(n.Content) == 2 && !r.text.json:
 		left, checked = CIDR{}, true
-		_, msg = parseCIDR(n.Content[0].Value + ":") // the entry fd00:: is such a mapping
+		text := n.Content[0].Value + ":" // the entry fd00:: is such a mapping
+		if _, msg = kind.parse(text); msg == "" {
+			msg = fmt.Sprintf("an entry is %s: write %q in quotes", describe(n), text)
+		}
 	default:
 		left, checked = CIDR{}, true
-		msg = fmt.Sprintf("an entry is %s, want a CIDR", describe(n))
+		msg = fmt.Sprintf("an entry is %s, want %s", describe(n), kind.noun)
 	}
 	switch {
 	case msg == "":

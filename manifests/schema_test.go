@@ -72,6 +72,11 @@ func schema(t *testing.T) []byte {
 			properties[c.Key] = list(description, `^\s*[0-9a-fA-F.:]+/[0-9]{1,3}\s*$`)
 		}
 	}
+	for _, row := range config.Translations() {
+		if row.Set != "" {
+			properties[row.Key] = list(strings.ToUpper(row.Means[:1])+row.Means[1:]+".", `^[0-9a-fA-F.:]+(/[0-9]{1,3})?$`)
+		}
+	}
 	properties["nonMasqueradeCIDRs"].(object)["default"] = defaultCIDRs()
 	for _, key := range config.Keys() {
 		if properties[key] != nil {
@@ -193,13 +198,14 @@ func TestExamplesParseAsDescribed(t *testing.T) {
 var invalidConfigs = []string{
 	"nonMasqueradeCIDR: [10.0.0.0/8]", "nonMasqueradeCIDRs: 10.0.0.0/8", "nonMasqueradeCIDRs: [10.0.0.0]",
 	"nonMasqueradeCIDRs: [10.0.0.0/8, null]", "nonMasqueradeCIDRs: [localhost/8]", "masqLinkLocal: maybe", "masqLinkLocal: 1",
-	"resyncInterval: 60", "resyncInterval: soon", "cidrLimit: many", "cidrLimit: 1.5", "[nonMasqueradeCIDRs]",
+	"snatAddresses: 198.51.100.11", "snatAddresses: [node-1]", "snatAddresses: [198.51.100.0/333]", "resyncInterval: 60", "resyncInterval: soon", "cidrLimit: many", "cidrLimit: 1.5", "[nonMasqueradeCIDRs]",
 }
 
 // Configs that the agent accepts without a warning.
 var validConfigs = []string{
 	"", "{}", `{"nonMasqueradeCIDRs": ["fd00::/8"], "enableIPv6": true}`, "resyncInterval: 1m30s", "resyncInterval: .5h", "cidrLimit: 64",
 	"masqLinkLocal: true\nmasqLinkLocalIPv6: true\nenableIPv6: true", "nonMasqueradeCIDRs: [0.0.0.0/0]\nforceMasqueradeCIDRs: [10.0.0.0/8]",
+	`{"snatAddresses": ["198.51.100.11", "198.51.100.64/29", "2001:db8::11"], "enableIPv6": true}`,
 }
 
 // Needs a validator from npm, which make schema-test provides.

@@ -59,6 +59,10 @@ func (s Set) KernelSet(t Table, name string) nfnetlink.Set {
 	}
 	order := binary.NativeEndian.AppendUint32(nil, networkOrder)
 	out.UserData = userdata.Append(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, order)
+	if s.Mappings != nil {
+		out.Flags, out.DataType, out.DataLen = unix.NFT_SET_MAP, out.KeyType, out.KeyLen
+		out.UserData = userdata.Append(out.UserData, userdata.NFTNL_UDATA_SET_DATABYTEORDER, order)
+	}
 	out.UserData = userdata.AppendString(out.UserData, userdata.NFTNL_UDATA_SET_COMMENT, s.Comment)
 	return out
 }

@@ -38,6 +38,12 @@ func (p Policy) Beyond(o Policy, few int) Entries {
 				}
 			}
 		}
+		before := o.SNATOf(f.IPv6).Prefixes()
+		for _, c := range f.SNAT.CIDRs {
+			if _, found := slices.BinarySearchFunc(before, c.Prefix, comparePrefix); !found {
+				e.add(config.KeySNATAddresses, c.Text(), few)
+			}
+		}
 	}
 	return e
 }

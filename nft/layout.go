@@ -24,8 +24,8 @@ type Layout interface {
 	Chain() string
 	// Supports reports whether its rules can express a condition.
 	Supports(row config.Condition) bool
-	// Enforces reports whether its rules can enforce exemptions.
-	Enforces() bool
+	// Translates reports whether its rules can express [config.Translations].
+	Translates() bool
 	// Ordered reports whether its rules show the order in which a list was written.
 	Ordered() bool
 	// Check says why it cannot express a config, and returns warnings about one that

@@ -33,6 +33,7 @@ type Enforcement struct {
 // A FamilyPolicy is what is asked about connections of one address family.
 type FamilyPolicy struct {
 	IPv6      bool
+	SNAT      SNAT       // of what is masqueraded
 	Questions []Question // in the order in which they are asked
 }
 
@@ -86,7 +87,7 @@ func NewPolicy(c config.Config, o Options) Policy {
 	if c.EnableIPv6 {
 		p.Families = append(p.Families, newFamilyPolicy(c, o.Layout, true, linkLocalIPv6, c.MasqLinkLocalIPv6))
 	}
-	if c.Enforce != nil && o.Layout.Enforces() {
+	if c.Enforce != nil && o.Layout.Translates() {
 		p.Enforce = &Enforcement{At: *c.Enforce, Marks: o.Marks}
 	}
 	return p
@@ -94,6 +95,9 @@ func NewPolicy(c config.Config, o Options) Policy {
 
 func newFamilyPolicy(c config.Config, l Layout, ipv6 bool, linkLocal netip.Prefix, masqLinkLocal bool) FamilyPolicy {
 	f := FamilyPolicy{IPv6: ipv6}
+	if l.Translates() {
+		f.SNAT.List = dropCovered(ofFamily(c.SNATAddresses, ipv6))
+	}
 	for _, row := range config.Conditions() {
 		if !l.Supports(row) {
 			continue
@@ -300,6 +304,9 @@ func (p Policy) digest() digest {
 			for _, i := range q.Interfaces {
 				b = fmt.Appendf(b, "%s\n", i.Name)
 			}
+		}
+		for _, p := range f.SNAT.Prefixes() {
+			b = fmt.Appendf(b, "snat %s\n", p)
 		}
 		_, _ = h.Write(b)
 		b = b[:0]

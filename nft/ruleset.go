@@ -28,7 +28,7 @@ func (r Ruleset) Hash() string { return r.digest.String() }
 
 // Same says whether the kernel is to hold the same for both.
 func (r Ruleset) Same(o Ruleset) bool {
-	return r.digest == o.digest && r.Layout == o.Layout &&
+	return r.digest == o.digest && r.Layout == o.Layout && r.Policy.samePresent(o.Policy) &&
 		(r.Layout == nil || !r.Layout.Ordered() || slices.EqualFunc(r.Policy.Families, o.Policy.Families, FamilyPolicy.sameOrder))
 }
 
@@ -92,14 +92,18 @@ func (t Table) Chain(name string) Chain {
 	return t.Chains[i]
 }
 
-// A Set is a set of prefixes, without the suffix -a or -b under which the
-// kernel holds it.
+// A Set is a set of prefixes, or a map if it has mappings, without the suffix -a or -b
+// under which the kernel holds it.
 type Set struct {
 	Name     string
 	IPv6     bool
 	Comment  string
-	Prefixes []netip.Prefix // sorted, none covers another
+	Prefixes []netip.Prefix      // sorted, none covers another
+	Mappings []nfnetlink.Mapping // by their keys
 }
+
+// Len is how many elements it has.
+func (s Set) Len() int { return len(s.Prefixes) + len(s.Mappings) }
 
 // A Chain is a base chain where it has a hook.
 type Chain struct {

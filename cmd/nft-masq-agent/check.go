@@ -53,6 +53,9 @@ func (f *checkFlags) check(e environment) (int, error) {
 		if names, err := kernel.Interfaces(); err == nil {
 			found = append(found, answer.LintInterfaces(l.Ruleset.Policy, names)...)
 		}
+		if addresses, err := e.addresses(); err == nil {
+			found = append(found, answer.LintNodeAddresses(l.Ruleset.Policy, addresses)...)
+		}
 		if names, err := kernel.DefaultInterfaces(); err == nil {
 			found = append(found, answer.LintDefaultRoute(l.Ruleset.Policy, names)...)
 		}

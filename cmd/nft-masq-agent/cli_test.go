@@ -5,12 +5,15 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 var update = flag.Bool("update", false, "regenerate the golden files in testdata/cli")
@@ -152,7 +155,11 @@ func TestRenderPrintsTheGoldenRulesets(t *testing.T) {
 				t.Fatal(err)
 			}
 			args := append([]string{"render", "--config", filepath.Join(dir, "config.yaml")}, format[1:]...)
-			got := runHere(t, append(args, strings.Fields(string(flags))...)...)
+			var stdout, stderr strings.Builder
+			e := testEnvironment(t, &stdout, &stderr)
+			e.addresses = func() ([]netip.Addr, error) { return cases.Load(t, filepath.Base(dir)).Addresses, nil }
+			exit := dispatch(t.Context(), commands(), append(args, strings.Fields(string(flags))...), e)
+			got := result{stdout.String(), stderr.String(), exit}
 			code := map[bool]int{false: exitDone, true: exitFailed}[needsNFTables]
 			if diff := cmp.Diff(string(want), got.stdout); diff != "" || got.code != code ||
 				needsNFTables != strings.Contains(got.stderr, "needs mode nftables") {

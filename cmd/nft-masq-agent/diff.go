@@ -114,10 +114,15 @@ func (f *diffFlags) online(e environment) (answer.Diff, error) {
 	if err != nil {
 		return answer.Diff{}, hinted(err)
 	}
-	after := l.Ruleset.Policy
+	wanted, err := e.onThisNode(l.Ruleset)
+	if err != nil {
+		return answer.Diff{}, err
+	}
+	after := wanted.Policy
 	flips := nft.Flips(before, after)
 	d := answer.NewDiff(before, after, flips)
 	d.Agent = agent
+	d.Notes = append(d.Notes, answer.NodeSNAT(after)...)
 	if !found {
 		d.Other = nil
 		d.Before = "none"

@@ -10,7 +10,9 @@ import (
 	"os"
 	"runtime/debug"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nodeaddr"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,6 +54,9 @@ type environment struct {
 	// routeTo returns the node's route to an address, as [kernel.RouteTo] does.
 	routeTo func(netip.Addr) (kernel.Route, error)
 
+	// addresses returns those of this node.
+	addresses func() ([]netip.Addr, error)
+
 	// staleTo counts the stale connections between two addresses.
 	staleTo func(src, dst netip.Addr) (int, error)
 
@@ -74,5 +79,19 @@ func theEnvironment() environment {
 		staleTo:  staleTo,
 		held:     readHeld,
 		trace:    trace,
+
+		addresses: nodeaddr.List,
 	}
+}
+
+// onThisNode completes a ruleset by the addresses of this node, if it has snatAddresses.
+func (e environment) onThisNode(r nft.Ruleset) (nft.Ruleset, error) {
+	if !r.Policy.HasSNAT() {
+		return r, nil
+	}
+	addresses, err := e.addresses()
+	if err != nil {
+		return r, err
+	}
+	return r.On(addresses), nil
 }

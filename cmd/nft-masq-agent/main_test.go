@@ -79,6 +79,8 @@ func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 		staleTo: func(netip.Addr, netip.Addr) (int, error) { return 0, nil },
 		routeTo: func(a netip.Addr) (kernel.Route, error) { return routeTo(a), nil },
 		held:    func(string) (*heldRules, error) { return nil, errUnreadable },
+
+		addresses: func() ([]netip.Addr, error) { return nodeAddresses(), nil },
 	}
 }
 

@@ -224,7 +224,7 @@ func TestLinksInDocumentsPointToSomething(t *testing.T) {
 
 func TestPoliciesOfTheReadmeAreAcceptedWithoutAWarning(t *testing.T) {
 	policies := 0
-	for _, m := range regexp.MustCompile("`([A-Za-z]+CIDRs|[A-Za-z]+Interfaces|masq[A-Za-z]+): [^`]+`").FindAllString(readDocument(t, "README.md"), -1) {
+	for _, m := range regexp.MustCompile("`([A-Za-z]+CIDRs|[A-Za-z]+Interfaces|[A-Za-z]+Addresses|masq[A-Za-z]+): [^`]+`").FindAllString(readDocument(t, "README.md"), -1) {
 		policies++
 		text := strings.Trim(m, "`")
 		if _, warnings, err := config.Parse(config.Defaults{}, config.Source{Name: "README.md", Data: []byte(text)}); err != nil || len(warnings) > 0 {

@@ -64,6 +64,14 @@ func (f *renderFlags) render(e environment) (int, error) {
 	if err != nil {
 		return refuse(e, err)
 	}
+	if l.Ruleset, err = e.onThisNode(l.Ruleset); err != nil {
+		return exitFailed, err
+	}
+	if f.format != formatWinBridge {
+		for _, line := range answer.NodeSNAT(l.Ruleset.Policy) {
+			_, _ = fmt.Fprintln(e.stderr, line)
+		}
+	}
 	text := l.Ruleset.String()
 	switch f.format {
 	case formatJSON:

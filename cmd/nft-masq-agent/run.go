@@ -25,6 +25,7 @@ import (
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nodeaddr"
 	"nft-masq-agent/watch"
 )
 
@@ -110,11 +111,12 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		agent.Inputs{
 			Files: files.Content(), Warnings: files.Warnings(), Reread: files.Poll,
 			Changes: listener.Changes(), Join: listener.Join, Leave: listener.Leave, Hangup: hangup,
+			Addresses: func() <-chan nodeaddr.Change { return nodeaddr.Follow(ctx) },
 		},
 		agent.Kernel{
 			Apply: givingBack(k.Apply), ReadBack: k.ReadBack, PortID: k.PortID,
 			Counters: func() ([]nft.Counts, error) { return counters.Counters(o.NFT().Layout) },
-			Others:   accepting(k, o.AcceptForeign), Interfaces: kernel.Interfaces, XTables: k.XTables, Cleanup: k.Cleanup, Stale: countStale, Flush: flushStale, Pressure: conntrack.Open().Pressure, Generation: generations.Generation,
+			Others:   accepting(k, o.AcceptForeign), Interfaces: kernel.Interfaces, Addresses: nodeaddr.List, XTables: k.XTables, Cleanup: k.Cleanup, Stale: countStale, Flush: flushStale, Pressure: conntrack.Open().Pressure, Generation: generations.Generation,
 			Forget: func() {
 				if k.Forget() {
 					giveBack()

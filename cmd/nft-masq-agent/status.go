@@ -52,6 +52,11 @@ func (f *statusFlags) status(e environment) (int, error) {
 	}
 	r.Notes = append(r.Notes, legacyIPTables(e.proc)...)
 	l, err := f.Load()
+	if err == nil {
+		if l.Ruleset, err = e.onThisNode(l.Ruleset); err != nil {
+			return exitFailed, err
+		}
+	}
 	r.SetConfig(*f.Options, l, err)
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
@@ -108,6 +113,7 @@ func askKernel(r *answer.Status, k *kernel.Kernel, o options.Options, want nft.R
 	} else if want, _, err = k.ReadBack(); err != nil {
 		return err
 	}
+	r.SetSNAT(want.Policy)
 	r.Uncovered = answer.PodProblems(want.Policy, o.PodCIDRs)
 	counted := o.NFT().Layout
 	if found {

@@ -15,7 +15,8 @@ import (
 // destination sees an address other than the source's although the policy exempts
 // the connection, or the source's own although the policy masquerades it. The
 // latter includes connections that were opened before there was any NAT chain:
-// the kernel decides once, at their first packet.
+// the kernel decides once, at their first packet. So is one that left from an address
+// that snatAddresses do not allow, such as one that the node no longer has.
 //
 // These are never stale, because they are not evidence of another policy:
 //   - connections from or to the node itself, and to multicast;
@@ -30,6 +31,7 @@ import (
 //     Open vSwitch and tc track connections in zones that never reach a NAT chain.
 type Judge struct {
 	policy *nft.Decider
+	snat   map[bool]nft.SNAT // by whether it is IPv6
 	local  map[netip.Addr]bool
 	ranges []netip.Prefix // of local addresses
 	others func(src, dst netip.Addr, dnat bool) bool
@@ -39,7 +41,10 @@ type Judge struct {
 // others reports whether another program's rule can rewrite the source of
 // connections between two addresses.
 func NewJudge(p nft.Policy, local []netip.Prefix, others func(src, dst netip.Addr, dnat bool) bool) *Judge {
-	j := &Judge{policy: nft.NewDecider(p), local: map[netip.Addr]bool{}, others: others}
+	j := &Judge{
+		policy: nft.NewDecider(p), snat: map[bool]nft.SNAT{false: p.SNATOf(false), true: p.SNATOf(true)},
+		local: map[netip.Addr]bool{}, others: others,
+	}
 	for _, p := range local {
 		if p.IsSingleIP() {
 			j.local[p.Addr()] = true
@@ -66,14 +71,15 @@ func (j *Judge) Now(e *Entry) nft.Verdict {
 // Stale reports whether the entry's translation contradicts the policy.
 func (j *Judge) Stale(e *Entry) bool {
 	src, dst := e.Original.Src.Addr(), e.Destination().Addr()
-	translated := e.SeenAs().Addr() != src
+	seen := e.SeenAs().Addr()
+	translated := seen != src
 	now := j.Now(e)
 	switch {
 	case !j.Forwarded(e):
 		return false
 	case e.Status&SrcNATDone == 0 && e.Zone != 0:
 		return false
-	case now == "", translated == (now == nft.Masqueraded):
+	case now == "", translated == (now == nft.Masqueraded) && (!translated || j.snat[src.Is6()].Allows(seen)):
 		return false
 	}
 	return !translated || !j.others(src, dst, e.Original.Dst != e.Destination())

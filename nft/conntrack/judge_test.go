@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -60,6 +61,41 @@ func TestStaleConnections(t *testing.T) {
 		}
 		if got := j.Stale(&e); got != tt.stale {
 			t.Errorf("%s: stale is %t", tt.name, got)
+		}
+	}
+}
+
+// Pods keep an address that the node has, whichever they would get now.
+func TestConnectionsFromAddressesThatAreNotAllowedAreStale(t *testing.T) {
+	c := config.Default(config.Defaults{})
+	for _, a := range []string{"198.51.100.11/32", "198.51.100.64/29"} {
+		c.SNATAddresses = append(c.SNATAddresses, config.CIDR{Prefix: netip.MustParsePrefix(a)})
+	}
+	const node, listed, within, other = "192.0.2.1", "198.51.100.11", "198.51.100.65", "198.51.100.12"
+	for _, tt := range []struct {
+		has, seen string
+		stale     bool
+	}{
+		{listed, listed, false},
+		{listed + " " + within, within, false},
+		{listed, within, true}, // the node does not have it any more
+		{listed, node, true},   // masqueraded before
+		{listed, other, true},  // of an earlier config
+		{node, node, false},
+		{node, listed, true},
+	} {
+		var addresses []netip.Addr
+		for _, a := range strings.Fields(tt.has) {
+			addresses = append(addresses, netip.MustParseAddr(a))
+		}
+		j := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).On(addresses), nil, func(_, _ netip.Addr, _ bool) bool { return false })
+		a := netip.MustParseAddrPort
+		e := Entry{
+			Original: Tuple{Src: a("10.244.1.2:4000"), Dst: a("203.0.113.9:53")},
+			Reply:    Tuple{Src: a("203.0.113.9:53"), Dst: a(tt.seen + ":20000")}, Status: SrcNATDone,
+		}
+		if got := j.Stale(&e); got != tt.stale {
+			t.Errorf("the node has %s, seen as %s: stale is %t", tt.has, tt.seen, got)
 		}
 	}
 }

@@ -53,7 +53,10 @@ func bytecode(t *testing.T, ns *nfttest.NS) string {
 	} {
 		out = regexp.MustCompile(r[0]).ReplaceAllString(out, r[1])
 	}
-	return out
+	// The elements of a map have no order.
+	return regexp.MustCompile(`(\telement .*\n)+`).ReplaceAllStringFunc(out, func(elements string) string {
+		return strings.Join(slices.Sorted(strings.Lines(elements)), "")
+	})
 }
 
 func TestIPTablesSavesTheGoldenRules(t *testing.T) {
@@ -167,11 +170,12 @@ func (w *wire) check(t *testing.T, k *Kernel, r nft.Ruleset, p cases.Packet) {
 	s := w.send(t, p)
 	what := string(r.Mode()) + ": " + p.Line
 	// The node's own address stays the same when it is masqueraded.
-	if p.Src != w.NodeV4 && s.Masqueraded() != (p.Verdict == nft.Masqueraded) {
+	if p.Src != w.NodeV4 && p.Src != w.NodeV6 && s.Masqueraded() != (p.Verdict == nft.Masqueraded) {
 		t.Errorf("%s: sent from %s, seen from %s", what, s.Sent, s.Seen)
 	}
 	if p.Verdict == nft.Masqueraded {
 		checkPort(t, what, r.Policy, s)
+		w.checkSource(t, what, r.Policy, p, s)
 	} else if s.Sent != s.Seen {
 		t.Errorf("%s: sent from %s, seen from %s", what, s.Sent, s.Seen)
 	}
@@ -180,6 +184,22 @@ func (w *wire) check(t *testing.T, k *Kernel, r nft.Ruleset, p cases.Packet) {
 	}
 	if diff := cmp.Diff(before, counters(t, k)); diff != "" {
 		t.Errorf("%s: counters (-want +got):\n%s", what, diff)
+	}
+}
+
+// checkSource compares the address of a masqueraded connection with those that are
+// possible, and with the one that explain names.
+func (w *wire) checkSource(t *testing.T, what string, p nft.Policy, packet cases.Packet, s nfttest.Sighting) {
+	t.Helper()
+	snat, seen := p.SNATOf(packet.Dst.Is6()), s.Seen.Addr()
+	switch named, _ := snat.Of(packet.Src); {
+	case len(snat.CIDRs) == 0:
+	case len(packet.Seen) > 0:
+		if !slices.Contains(packet.Seen, seen) || named != seen {
+			t.Errorf("%s: seen from %s, want one of %v, and %s", what, seen, packet.Seen, named)
+		}
+	case seen != w.NodeV4 && seen != w.NodeV6:
+		t.Errorf("%s: seen from %s, want the node's address", what, seen)
 	}
 }
 

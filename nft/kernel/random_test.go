@@ -32,8 +32,9 @@ func TestRealPacketsGoAsSpecified(t *testing.T) {
 			for range configs {
 				c := m.Config()
 				var rulesets []nft.Ruleset
+				node := m.Addresses()
 				for _, mode := range cases.Modes() {
-					rulesets = append(rulesets, nft.Compile(c, m.Options(mode)))
+					rulesets = append(rulesets, nft.Compile(c, m.Options(mode)).On(node))
 				}
 				packets := packetsFor(t, m, wire, c, each)
 				for _, r := range rulesets {
@@ -44,7 +45,7 @@ func TestRealPacketsGoAsSpecified(t *testing.T) {
 					}
 					for _, p := range packets {
 						conn := p.Connection()
-						p.Verdict = cases.Specified(c, conn)
+						p.Verdict, p.Seen = cases.Specified(c, conn), cases.SpecifiedSources(c, conn, node)
 						if r.Mode() == nft.ModeIPTables {
 							p.Verdict = cases.Specified(cases.ForView(c), conn)
 						}
@@ -100,7 +101,7 @@ func TestRandomConfigsAreReadBack(t *testing.T) {
 			k, m := open(t, ns), cases.NewMaker(3)
 			for range rounds(10, 150, 150) {
 				c, o := m.Config(), m.Options(mode)
-				want := nft.Compile(c, o)
+				want := nft.Compile(c, o).On(m.Addresses())
 				apply(t, k, want, Look{Others: true})
 				got, ok, err := open(t, ns).ReadBack()
 				if err != nil || !ok {

@@ -23,7 +23,14 @@ const (
 
 func newWire(t testing.TB) *wire {
 	t.Helper()
-	return &wire{nfttest.NewTopology(t), firstPort}
+	w := &wire{nfttest.NewTopology(t), firstPort}
+	for _, text := range cases.SNATAddresses() { // not on eth0, where IPv6 may choose them for masquerading
+		a := netip.MustParseAddr(text)
+		if err := w.Node.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return w
 }
 
 // ofNobody says whether an address is of a range that the Internet does not

@@ -1,6 +1,8 @@
 package native
 
 import (
+	"slices"
+
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
@@ -18,8 +20,8 @@ func (Layout) Chain() string { return "" }
 // Supports implements [nft.Layout]: it can express everything.
 func (Layout) Supports(config.Condition) bool { return true }
 
-// Enforces implements [nft.Layout].
-func (Layout) Enforces() bool { return true }
+// Translates implements [nft.Layout].
+func (Layout) Translates() bool { return true }
 
 // Ordered implements [nft.Layout]: a set has no order.
 func (Layout) Ordered() bool { return false }
@@ -46,8 +48,15 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 	base := nft.Chain{Name: BaseChain, Hook: nft.NATHook(chainPriority)}
 	masq := nft.Node(masquerade{RandomFully: p.RandomFully})
 	if len(p.Ports) > 0 {
-		t.Chains = append(t.Chains, compilePorts(p))
 		masq = continueIn{portsChain}
+		if slices.ContainsFunc(p.Families, masquerades) {
+			t.Chains = append(t.Chains, compilePorts(p))
+		}
+	}
+	for _, f := range p.Families {
+		if len(f.SNAT.Present) > 0 {
+			t.Chains = append(t.Chains, compileSNAT(p, f, masq))
+		}
 	}
 	if p.Enforce != nil {
 		t.Chains = append(t.Chains, compileEnforcement(p))
@@ -55,7 +64,11 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 	for _, f := range p.Families {
 		t.Counters = append(t.Counters, "local"+f.Suffix(), "exempt"+f.Suffix(), "masqueraded"+f.Suffix())
 		t.Sets = append(t.Sets, setsOf(f)...)
-		base.Rules = append(base.Rules, rulesOf(f, masq)...)
+		translate := masq
+		if len(f.SNAT.Present) > 0 {
+			translate = continueIn{snatChain(f)}
+		}
+		base.Rules = append(base.Rules, rulesOf(f, translate)...)
 	}
 	base.Rules[len(base.Rules)-1].Comment = hashComment + hash
 	t.Chains = append(t.Chains, base)
@@ -116,23 +129,28 @@ func setsOf(f nft.FamilyPolicy) []nft.Set {
 			sets = append(sets, nft.Set{Name: q.Name(f), IPv6: f.IPv6, Comment: q.Means, Prefixes: q.Prefixes()})
 		}
 	}
-	return sets
+	return append(sets, snatSets(f)...)
 }
 
-// compilePorts masquerades to the port ranges, each taken as often as its size
-// says, and protocols without ports plainly.
+// compilePorts masquerades to the port ranges.
 func compilePorts(p nft.Policy) nft.Chain {
-	c := nft.Chain{Name: portsChain}
+	return nft.Chain{Name: portsChain, Rules: portRules(p.Ports, func(ports *nft.PortRange) nft.Node {
+		return masquerade{RandomFully: p.RandomFully, Ports: ports}
+	})}
+}
+
+// portRules translates to port ranges, each taken as often as its size says, and
+// protocols without ports plainly.
+func portRules(ranges []nft.PortRange, to func(*nft.PortRange) nft.Node) []nft.Rule {
+	var rules []nft.Rule
 	for _, proto := range nft.PortProtocols() {
-		for _, choice := range nft.PortChoices(p.Ports) {
+		for _, choice := range nft.PortChoices(ranges) {
 			nodes := []nft.Node{ofProtocol(proto)}
 			if !choice.Last() {
 				nodes = append(nodes, byChance{choice.Size(), choice.Remaining})
 			}
-			nodes = append(nodes, masquerade{RandomFully: p.RandomFully, Ports: &choice.PortRange})
-			c.Rules = append(c.Rules, nft.Rule{Nodes: nodes})
+			rules = append(rules, nft.Rule{Nodes: append(nodes, to(&choice.PortRange))})
 		}
 	}
-	c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{masquerade{RandomFully: p.RandomFully}}})
-	return c
+	return append(rules, nft.Rule{Nodes: []nft.Node{to(nil)}})
 }

@@ -25,20 +25,31 @@ func ReadWhole(c *nfnetlink.Conn) (*Own, error) {
 	if err != nil || own == nil {
 		return nil, err
 	}
+	var names []string
 	for _, r := range own.rules[BaseChain] {
-		for _, name := range rule.Sets(r) {
-			s, ok := own.Sets[name]
-			// A set that somebody made may hold anything.
-			if !ok || s.Read || s.Flags != unix.NFT_SET_INTERVAL {
-				continue
-			}
-			if err := s.ReadElements(c, mostReadBack); err != nil {
-				return nil, err
-			}
+		names = append(names, rule.Sets(r)...)
+	}
+	for _, f := range families() {
+		for _, r := range own.rules[snatChain(f)] {
+			names = append(names, rule.Sets(r)...)
+		}
+		names = append(names, snatSet(f)+nft.SideA, snatSet(f)+nft.SideB)
+	}
+	for _, name := range names {
+		s, ok := own.Sets[name]
+		// A set that somebody made may hold anything.
+		if !ok || s.Read || s.Flags != unix.NFT_SET_INTERVAL && s.Flags != unix.NFT_SET_MAP {
+			continue
+		}
+		if err := s.ReadElements(c, mostReadBack); err != nil {
+			return nil, err
 		}
 	}
 	return own, nil
 }
+
+// families are both, without any questions.
+func families() []nft.FamilyPolicy { return []nft.FamilyPolicy{{}, {IPv6: true}} }
 
 // ReadBack returns the ruleset that the table, whose elements were read, decides by. It
 // is ours if the table is just that, or if somebody has changed the rules and the hash
@@ -52,10 +63,8 @@ func (o *Own) ReadBack() layout.Found {
 		found.Ours, found.Exact = true, true
 		return found
 	}
+	found.Ours = o.says(found.Hash())
 	held := o.rules[BaseChain]
-	found.Ours = slices.ContainsFunc(held, func(r nfnetlink.Rule) bool {
-		return strings.HasSuffix(rule.Comment(r), found.Hash())
-	})
 	last := slices.Clone(table.Chains[len(table.Chains)-1].Rules)
 	if len(held) > 0 {
 		last[len(last)-1].Comment = rule.Comment(held[len(held)-1])
@@ -91,14 +100,65 @@ func (o *Own) readPolicy() nft.Policy {
 			}
 		}
 	}
-	for _, chain := range sortedKeys(o.rules) {
-		for _, r := range o.rules[chain] {
-			if chain != BaseChain || counts(string(nft.Masqueraded))(r) {
-				p.AddMasquerade(r)
-			}
+	for _, r := range o.rules[BaseChain] {
+		if counts(string(nft.Masqueraded))(r) {
+			p.AddMasquerade(r)
 		}
 	}
-	return p
+	for _, chain := range []string{portsChain, snatChain(families()[0]), snatChain(families()[1])} {
+		var read nft.Policy
+		for _, r := range o.rules[chain] {
+			read.AddMasquerade(r)
+		}
+		p.RandomFully = p.RandomFully || read.RandomFully
+		if len(p.Ports) == 0 { // each chain has the same
+			p.Ports = read.Ports
+		}
+	}
+	return o.readSNAT(p)
+}
+
+// readSNAT reads snatAddresses. No rule refers to the sets of what the config says, and
+// an update that was not finished leaves two of a family: then the hash in the rules
+// tells which one is in force.
+func (o *Own) readSNAT(p nft.Policy) nft.Policy {
+	all := []nft.Policy{p}
+	for i := range p.Families {
+		var further []nft.Policy
+		for _, p := range all {
+			for _, list := range o.snatLists(p.Families[i]) {
+				p := p
+				p.Families = slices.Clone(p.Families)
+				p.Families[i].SNAT = nft.SNAT{List: list, Present: o.readPresent(p.Families[i])}
+				further = append(further, p)
+			}
+		}
+		all = further
+	}
+	for _, p := range all {
+		if len(all) > 1 && o.says(p.Hash()) {
+			return p
+		}
+	}
+	return all[0]
+}
+
+func (o *Own) snatLists(f nft.FamilyPolicy) []nft.List {
+	var all []nft.List
+	for _, side := range []string{nft.SideA, nft.SideB} {
+		if held, ok := o.Sets[snatSet(f)+side]; ok {
+			all = append(all, nft.List{CIDRs: cidrs(held.Holds)})
+		}
+	}
+	if len(all) == 0 {
+		return []nft.List{{}}
+	}
+	return all
+}
+
+// says reports whether the rules say that they are of the policy with a hash.
+func (o *Own) says(hash string) bool {
+	return slices.ContainsFunc(o.rules[BaseChain], func(r nfnetlink.Rule) bool { return strings.HasSuffix(rule.Comment(r), hash) })
 }
 
 // readLists fills the lists of a family from the sets that the rules refer to, and

@@ -20,7 +20,7 @@ func OwnOf(table nft.Table) *Own {
 		own.rules[c.Name] = c.Bytecode(table, nil)
 	}
 	for _, s := range table.Sets {
-		held := &HeldSet{Set: s.KernelSet(table, s.Name+nft.SideA), Read: true}
+		held := &HeldSet{Set: s.KernelSet(table, s.Name+nft.SideA), Read: true, Mappings: s.Mappings}
 		for _, p := range s.Prefixes {
 			held.Holds = append(held.Holds, iprange.Of(p))
 		}

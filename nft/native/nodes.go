@@ -13,11 +13,12 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Register 1 carries every value that a rule compares; register 2 is the
-// second port of a range. nft uses the same ones.
+// Register 1 carries every value that a rule compares, or an address; registers 2 and
+// 3 are ports behind it. nft uses the same ones.
 const (
 	reg1 = unix.NFT_REG_1
 	reg2 = unix.NFT_REG_2
+	reg3 = unix.NFT_REG_3
 )
 
 // ofFamilyMatch passes packets of one address family.

@@ -31,9 +31,10 @@ type Own struct {
 // by its count, which is wrong.
 type HeldSet struct {
 	nfnetlink.Set
-	Holds   []iprange.Range
-	Read    bool
-	Trusted bool
+	Holds    []iprange.Range
+	Mappings []nfnetlink.Mapping // of a map, by their keys
+	Read     bool
+	Trusted  bool
 	// Conditional counts the elements that do more than match.
 	Conditional int
 	// AtLeast is how many CIDRs were read when reading stopped, because there are
@@ -51,6 +52,9 @@ func (h *HeldSet) ReadElements(c *nfnetlink.Conn, most int) error {
 	if h.Counted && int(h.Count) > most {
 		return nil
 	}
+	if h.Flags&unix.NFT_SET_MAP != 0 {
+		return h.readMap(c, most)
+	}
 	held, err := c.Contents(h.Family, h.Table, h.Name, most)
 	switch {
 	case err != nil:
@@ -60,6 +64,30 @@ func (h *HeldSet) ReadElements(c *nfnetlink.Conn, most int) error {
 	default:
 		h.Holds, h.Conditional, h.Read = held.Ranges, held.Conditional, true
 	}
+	return nil
+}
+
+// readMap reads a map of addresses.
+func (h *HeldSet) readMap(c *nfnetlink.Conn, most int) error {
+	elements, more, err := c.MapElements(h.Family, h.Table, h.Name, most)
+	if err != nil {
+		return err
+	}
+	if more {
+		h.AtLeast = most
+		return nil
+	}
+	h.Read = true
+	for _, e := range elements {
+		key, isKey := netip.AddrFromSlice(e.Key)
+		value, isValue := netip.AddrFromSlice(e.Value)
+		if e.Conditional || !isKey || !isValue {
+			h.Conditional++
+			continue
+		}
+		h.Mappings = append(h.Mappings, nfnetlink.Mapping{Key: key, Value: value})
+	}
+	slices.SortFunc(h.Mappings, func(a, b nfnetlink.Mapping) int { return a.Key.Compare(b.Key) })
 	return nil
 }
 
@@ -125,9 +153,11 @@ func (o *Own) chain(name string) (nfnetlink.Chain, bool) {
 // refer to. Where somebody made both, it is the one with the right elements.
 func (o *Own) live(want nft.Table) nft.Sides {
 	referred := map[string]bool{}
-	for _, r := range o.rules[BaseChain] {
-		for _, name := range rule.Sets(r) {
-			referred[name] = true
+	for _, c := range want.Chains {
+		for _, r := range o.rules[c.Name] {
+			for _, name := range rule.Sets(r) {
+				referred[name] = true
+			}
 		}
 	}
 	s := nft.Sides{}
@@ -142,7 +172,7 @@ func (o *Own) live(want nft.Table) nft.Sides {
 			if referred[held.Name] {
 				score += 2
 			}
-			if held.Equals(w.Prefixes) {
+			if held.Equals(w) {
 				score++
 			}
 			if score > best {
@@ -153,16 +183,48 @@ func (o *Own) live(want nft.Table) nft.Sides {
 	return s
 }
 
-// Equals says whether the set is known to hold just these prefixes.
-func (h *HeldSet) Equals(prefixes []netip.Prefix) bool {
-	return h.Trusted || h.Read && h.Conditional == 0 && len(h.compare(prefixes)) == 0
+// Equals says whether the set is known to hold just what is wanted.
+func (h *HeldSet) Equals(w nft.Set) bool {
+	return h.Trusted || h.Read && h.Conditional == 0 && len(h.compare(w)) == 0
+}
+
+// compareMap is compare for a map.
+func (h *HeldSet) compareMap(want []nfnetlink.Mapping) []string {
+	const few = 10
+	var diffs []string
+	held := make(map[netip.Addr]netip.Addr, len(h.Mappings))
+	for _, m := range h.Mappings {
+		held[m.Key] = m.Value
+	}
+	for _, w := range want {
+		switch value, ok := held[w.Key]; {
+		case !ok:
+			diffs = append(diffs, fmt.Sprintf("map %s lacks %s : %s", h.Name, w.Key, w.Value))
+		case value != w.Value:
+			diffs = append(diffs, fmt.Sprintf("map %s has %s : %s instead of %s", h.Name, w.Key, value, w.Value))
+		}
+		delete(held, w.Key)
+	}
+	for _, m := range h.Mappings {
+		if _, left := held[m.Key]; left {
+			diffs = append(diffs, fmt.Sprintf("map %s has %s : %s, which it should not have", h.Name, m.Key, m.Value))
+		}
+	}
+	if len(diffs) > few {
+		return append(diffs[:few], fmt.Sprintf("map %s: %d more elements are wrong", h.Name, len(diffs)-few))
+	}
+	return diffs
 }
 
 // compare says in words which prefixes the set lacks or holds beyond, the first
 // few of them.
-func (h *HeldSet) compare(prefixes []netip.Prefix) []string {
+func (h *HeldSet) compare(w nft.Set) []string {
+	if w.Mappings != nil {
+		return h.compareMap(w.Mappings)
+	}
 	const few = 10
 	var diffs []string
+	prefixes := w.Prefixes
 	i, j := 0, 0
 	for i < len(prefixes) || j < len(h.Holds) {
 		switch {
@@ -244,14 +306,14 @@ func (o *Own) setDifferences(want nft.Table, live nft.Sides) []string {
 		wanted[name] = true
 		switch held := o.Sets[name]; {
 		case held.Read:
-			diffs = append(diffs, held.compare(w.Prefixes)...)
+			diffs = append(diffs, held.compare(w)...)
 			if held.Conditional > 0 {
 				diffs = append(diffs, fmt.Sprintf("set %s: %d elements have a limit, a timeout or another condition", name, held.Conditional))
 			}
 		case held.AtLeast > 0:
-			diffs = append(diffs, fmt.Sprintf("set %s holds more than %d CIDRs, not %d", name, held.AtLeast, len(w.Prefixes)))
+			diffs = append(diffs, fmt.Sprintf("set %s holds more than %d CIDRs, not %d", name, held.AtLeast, w.Len()))
 		case !held.Trusted:
-			diffs = append(diffs, fmt.Sprintf("set %s holds %d CIDRs, not %d", name, held.Count, len(w.Prefixes)))
+			diffs = append(diffs, fmt.Sprintf("set %s holds %d CIDRs, not %d", name, held.Count, w.Len()))
 		}
 	}
 	for _, name := range sortedKeys(o.Sets) {

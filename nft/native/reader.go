@@ -154,6 +154,12 @@ func (h *held) readSides(w nft.Set, s layout.Scope) error {
 		if !ok {
 			continue
 		}
+		if w.Mappings != nil { // short, and an element can change its value alone
+			if err := set.ReadElements(h.conn, w.Len()+Slack); err != nil {
+				return err
+			}
+			continue
+		}
 		known := s.Unchanged && (s.InFull || !s.Full)
 		if known || (s.Quick || max(len(w.Prefixes), int(set.Count)) > BigSet) && !s.Full {
 			h.inFull = h.inFull && (known && s.InFull)
@@ -172,7 +178,7 @@ func (h *held) readSides(w nft.Set, s layout.Scope) error {
 		if err != nil {
 			return err
 		}
-		if set.Equals(w.Prefixes) {
+		if set.Equals(w) {
 			h.trust[set.Name] = trusted{prefixes: w.Prefixes, handle: set.Handle}
 		}
 	}

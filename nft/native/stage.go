@@ -52,7 +52,7 @@ func Recreate(want nft.Table, most int) (batches []*nfnetlink.Batch, rehearsal *
 	empty := want
 	empty.Sets = slices.Clone(want.Sets)
 	for i := range empty.Sets {
-		empty.Sets[i].Prefixes = nil
+		empty.Sets[i].Prefixes, empty.Sets[i].Mappings = nil, empty.Sets[i].Mappings[:0]
 	}
 	stage(rehearsal, empty, nil, most)
 	Flip(rehearsal, want, sides, &Own{})
@@ -81,7 +81,7 @@ func stage(b *nfnetlink.Batch, want nft.Table, got *Own, most int) (batches []*n
 	}
 	var fill []nft.Set
 	for _, w := range want.Sets {
-		if name, ok := live[w.Name]; ok && got.Sets[name].Equals(w.Prefixes) {
+		if name, ok := live[w.Name]; ok && got.Sets[name].Equals(w) {
 			target[w.Name] = name
 			continue
 		}
@@ -103,6 +103,7 @@ func stage(b *nfnetlink.Batch, want nft.Table, got *Own, most int) (batches []*n
 			}
 			b.AddElements(want.Family, want.Name, target[w.Name], chunk)
 		}
+		b.AddMappings(want.Family, want.Name, target[w.Name], w.Mappings)
 	}
 	if b.Len() > 0 {
 		batches = append(batches, b)

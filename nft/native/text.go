@@ -53,6 +53,10 @@ func priorityText(p int32) string {
 }
 
 func writeSet(b *strings.Builder, s nft.Set) {
+	if s.Mappings != nil {
+		writeMap(b, s)
+		return
+	}
 	fmt.Fprintf(b, "\tset %s%s {\n\t\ttype %s\n\t\tflags interval\n\t\tcomment %q\n", s.Name, nft.SideA, typeName(s), s.Comment)
 	b.WriteString("\t\telements = { ")
 	perLine := 2
@@ -65,6 +69,25 @@ func writeSet(b *strings.Builder, s nft.Set) {
 			b.WriteString(", ")
 		}
 		b.WriteString(iprange.Of(p).String())
+	}
+	b.WriteString(" }\n\t}\n\n")
+}
+
+func writeMap(b *strings.Builder, s nft.Set) {
+	perLine := 2
+	if s.IPv6 {
+		perLine = 1
+	}
+	fmt.Fprintf(b, "\tmap %s%s {\n\t\ttype %s : %[3]s\n\t\tcomment %q\n\t\telements = { ", s.Name, nft.SideA, typeName(s), s.Comment)
+	for i, m := range s.Mappings {
+		switch {
+		case i == 0:
+		case i%perLine == 0:
+			b.WriteString(",\n\t\t\t     ")
+		default:
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(b, "%s : %s", m.Key, m.Value)
 	}
 	b.WriteString(" }\n\t}\n\n")
 }

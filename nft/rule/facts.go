@@ -122,7 +122,7 @@ func Prefix(r nfnetlink.Rule) (p netip.Prefix, ok bool) {
 	return p, ok
 }
 
-// A Masquerade is what a rule masquerades, and how.
+// A Masquerade is what a rule masquerades, or translates with snat, and how.
 type Masquerade struct {
 	Protocol    byte // 0: any
 	RandomFully bool
@@ -130,7 +130,8 @@ type Masquerade struct {
 	MaxPort     uint16
 }
 
-// Masquerades returns how a rule masquerades; false if it does not.
+// Masquerades returns how a rule masquerades or translates with snat; false if it does
+// neither.
 func Masquerades(r nfnetlink.Rule) (m Masquerade, ok bool) {
 	e, d := comparisons(r, func(s Statement) bool {
 		if s.Field == "meta l4proto" && len(s.Value) == 1 {
@@ -142,6 +143,9 @@ func Masquerades(r nfnetlink.Rule) (m Masquerade, ok bool) {
 	case e.Name == "masq":
 		m.RandomFully = e.Uint32(unix.NFTA_MASQ_FLAGS)&nfnetlink.NATRandomFully != 0
 		m.MinPort, m.MaxPort = d.port(e, unix.NFTA_MASQ_REG_PROTO_MIN), d.port(e, unix.NFTA_MASQ_REG_PROTO_MAX)
+	case e.Name == "nat" && e.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_SNAT:
+		m.RandomFully = e.Uint32(unix.NFTA_NAT_FLAGS)&nfnetlink.NATRandomFully != 0
+		m.MinPort, m.MaxPort = d.port(e, unix.NFTA_NAT_REG_PROTO_MIN), d.port(e, unix.NFTA_NAT_REG_PROTO_MAX)
 	case e.Name == "target" && e.Str(unix.NFTA_TARGET_NAME) == "MASQUERADE":
 		t, _ := xtNATRange(e.Attr(unix.NFTA_TARGET_INFO), r.Family)
 		m.RandomFully = t.flags&nfnetlink.NATRandomFully != 0

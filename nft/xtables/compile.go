@@ -23,8 +23,8 @@ func (l Layout) Chain() string { return l.Name }
 // Supports implements [nft.Layout]: what the view has a text for.
 func (Layout) Supports(row config.Condition) bool { return row.View != "" }
 
-// Enforces implements [nft.Layout].
-func (Layout) Enforces() bool { return false }
+// Translates implements [nft.Layout].
+func (Layout) Translates() bool { return false }
 
 // Ordered implements [nft.Layout]: each entry has a rule.
 func (Layout) Ordered() bool { return true }

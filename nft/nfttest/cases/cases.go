@@ -37,6 +37,8 @@ type Case struct {
 	Config  config.Config
 	Flags   func(nft.Mode) nft.Options
 	Packets []Packet
+	// Addresses are those of the node that snatAddresses can mean.
+	Addresses []netip.Addr
 
 	defaults config.Defaults
 	source   config.Source
@@ -49,6 +51,9 @@ type Packet struct {
 	Src, Dst netip.Addr
 	Proto    nfttest.Proto
 	Verdict  nft.Verdict
+	// Seen has the possible sources of a masqueraded connection; none: the address of
+	// the interface.
+	Seen []netip.Addr
 }
 
 // nodeAddresses are the node's addresses in an nfttest.Topology.
@@ -127,9 +132,18 @@ func Load(t testing.TB, name string) Case {
 	if c.Config, _, err = config.Parse(c.defaults, c.source); err != nil {
 		t.Fatal(err)
 	}
+	if text, err := os.ReadFile(filepath.Join(c.Dir, "addresses")); err == nil {
+		for _, word := range strings.Fields(string(text)) {
+			c.Addresses = append(c.Addresses, netip.MustParseAddr(word))
+		}
+	}
 	for line := range strings.Lines(c.File(t, "packets.txt")) {
 		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
-			c.Packets = append(c.Packets, ParsePacket(t, line))
+			p := ParsePacket(t, line)
+			if p.Verdict == nft.Masqueraded && p.Seen == nil {
+				p.Seen = SpecifiedSources(c.Config, p.Connection(), c.Addresses)
+			}
+			c.Packets = append(c.Packets, p)
 		}
 	}
 	return c
@@ -146,7 +160,9 @@ func (c Case) File(t testing.TB, name string) string {
 }
 
 // Compile compiles the case for a mode.
-func (c Case) Compile(m nft.Mode) nft.Ruleset { return nft.Compile(c.Config, c.Flags(m)) }
+func (c Case) Compile(m nft.Mode) nft.Ruleset {
+	return nft.Compile(c.Config, c.Flags(m)).On(c.Addresses)
+}
 
 // parseFlags reads the policy flags of the command line. Random source ports
 // are on in mode nftables and off in mode iptables-nft, unless given.
@@ -179,13 +195,17 @@ func ParsePacket(t testing.TB, line string) Packet {
 	t.Helper()
 	words := strings.Fields(line)
 	p := Packet{Line: line, Proto: nfttest.UDP}
-	switch {
-	case len(words) == 5 && words[3] == "->":
-		p.Proto = nfttest.Proto(words[2])
-	case len(words) != 4 || words[2] != "->":
-		t.Fatalf("packet %q: want SOURCE DESTINATION [PROTO] -> VERDICT", line)
+	to := slices.Index(words, "->")
+	if to < 2 || to > 3 || len(words) < to+2 || len(words) > to+3 {
+		t.Fatalf("packet %q: want SOURCE DESTINATION [PROTO] -> VERDICT [SEEN-AS]", line)
 	}
-	p.Verdict = nft.Verdict(words[len(words)-1])
+	if to == 3 {
+		p.Proto = nfttest.Proto(words[2])
+	}
+	p.Verdict = nft.Verdict(words[to+1])
+	if len(words) > to+2 {
+		p.Seen = append(p.Seen, netip.MustParseAddr(words[to+2]))
+	}
 	var err error
 	if p.Src, err = netip.ParseAddr(words[0]); err != nil {
 		t.Fatal(err)

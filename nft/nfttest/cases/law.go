@@ -24,7 +24,7 @@ type decided struct {
 
 func decisions(p nft.Policy) (out []decided) {
 	for _, f := range p.Families {
-		out = append(out, decided{IPv6: f.IPv6})
+		out = append(out, decided{IPv6: f.IPv6, CIDRs: f.SNAT.Prefixes(), Interfaces: strings.Fields(fmt.Sprint(f.SNAT.Present))})
 		for _, q := range f.Questions {
 			d := decided{IPv6: f.IPv6, Key: q.Key, CIDRs: q.Prefixes()}
 			for _, i := range q.Interfaces {
@@ -37,9 +37,9 @@ func decisions(p nft.Policy) (out []decided) {
 }
 
 // checkLaw verifies that decompile(compile(p)) is p, and compiles to the same.
-func checkLaw(t *testing.T, c config.Config, o nft.Options, decompile func(*testing.T, nft.Ruleset) nft.Policy) {
+func checkLaw(t *testing.T, c config.Config, o nft.Options, node []netip.Addr, decompile func(*testing.T, nft.Ruleset) nft.Policy) {
 	t.Helper()
-	r := nft.Compile(c, o)
+	r := nft.Compile(c, o).On(node)
 	back := decompile(t, r)
 	if diff := cmp.Diff(decisions(r.Policy), decisions(back), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 		t.Fatalf("mode %s (-compiled +read back):\n%s", o.Layout.Mode(), diff)
@@ -61,11 +61,17 @@ func checkLaw(t *testing.T, c config.Config, o nft.Options, decompile func(*test
 }
 
 // fileOf turns any bytes into a config file: the first ones select its keys, and
-// each six more are a CIDR in one of the lists.
-func fileOf(b []byte) string {
+// each six more are a CIDR in one of the lists. The node has some of the addresses.
+func fileOf(b []byte) (file string, node []netip.Addr) {
 	head := append(b[:min(len(b), 2):min(len(b), 2)], 0, 0)
 	lists := map[string][]string{}
-	rows := slices.DeleteFunc(config.Conditions(), func(c config.Condition) bool { return c.Set == "" })
+	var keys []string
+	for _, row := range config.Conditions() {
+		if row.Set != "" {
+			keys = append(keys, row.Key)
+		}
+	}
+	keys = append(keys, config.KeySNATAddresses)
 	for b = b[min(len(b), 2):]; len(b) >= 6; b = b[6:] {
 		a := netip.AddrFrom4([4]byte(b[1:5]))
 		if b[0]&1 != 0 { // an IPv6 address of which four bytes vary
@@ -75,17 +81,20 @@ func fileOf(b []byte) string {
 		if a.Is6() && p.Bits() > 0 && p.Overlaps(netip.MustParsePrefix("::ffff:0:0/96")) {
 			continue // IPv4-mapped ones are invalid in a config
 		}
-		key := rows[int(b[0]>>1)%len(rows)].Key
+		key := keys[int(b[0]>>1)%len(keys)]
 		lists[key] = append(lists[key], fmt.Sprintf("%q", p))
+		if b[5] < 128 {
+			node = append(node, a)
+		}
 	}
 	var text strings.Builder
 	for i, key := range []string{"enableIPv6", "masqLinkLocal", "masqLinkLocalIPv6", "masqueradeHost"} {
 		fmt.Fprintf(&text, "%s: %t\n", key, head[0]>>i&1 != 0)
 	}
-	for _, row := range rows {
-		fmt.Fprintf(&text, "%s: [%s]\n", row.Key, strings.Join(lists[row.Key], ", "))
+	for _, key := range keys {
+		fmt.Fprintf(&text, "%s: [%s]\n", key, strings.Join(lists[key], ", "))
 	}
-	return text.String()
+	return text.String(), node
 }
 
 // CheckLaw verifies for random policies that decompiling the compiled policy
@@ -94,7 +103,7 @@ func CheckLaw(t *testing.T, mode nft.Mode, decompile func(*testing.T, nft.Rulese
 	t.Helper()
 	m := NewMaker(31)
 	for range 500 {
-		checkLaw(t, m.Config(), m.Options(mode), decompile)
+		checkLaw(t, m.Config(), m.Options(mode), m.Addresses(), decompile)
 	}
 }
 
@@ -104,7 +113,7 @@ func FuzzLaw(f *testing.F, mode nft.Mode, decompile func(*testing.T, nft.Ruleset
 	f.Add([]byte{0, 0, 6, 10, 0, 0, 0, 8})
 	f.Add([]byte{7, 3, 0, 10, 0, 0, 0, 8, 3, 0xfd, 0, 0, 1, 64, 4, 10, 9, 0, 0, 16, 7, 0xfd, 0, 0, 1, 128, 4, 0, 0, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		text := fileOf(b)
+		text, node := fileOf(b)
 		c, _, err := config.Parse(config.Defaults{}, config.Source{Name: "f", Data: []byte(text)})
 		if err != nil {
 			t.Fatalf("%v\n%s", err, text)
@@ -117,6 +126,6 @@ func FuzzLaw(f *testing.F, mode nft.Mode, decompile func(*testing.T, nft.Ruleset
 				o.Ports = append(o.Ports, nft.PortRange{Min: from, Max: from + uint16(b[0])})
 			}
 		}
-		checkLaw(t, c, o, decompile)
+		checkLaw(t, c, o, node, decompile)
 	})
 }

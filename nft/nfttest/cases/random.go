@@ -36,6 +36,18 @@ func Specified(c config.Config, conn nft.Connection) nft.Verdict {
 	return nft.Masqueraded
 }
 
+// SpecifiedSources returns the addresses from which a masqueraded connection leaves on
+// a node with some addresses; none: from that of its interface.
+func SpecifiedSources(c config.Config, conn nft.Connection, node []netip.Addr) []netip.Addr {
+	var out []netip.Addr
+	for _, a := range node {
+		if a.Is6() == conn.Dst.Is6() && !conn.FromNode && holds(c.SNATAddresses, a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
 // named reports whether an interface is in the list.
 func named(list []config.Interface, name string) bool {
 	return slices.ContainsFunc(list, func(i config.Interface) bool {
@@ -115,7 +127,32 @@ func (m Maker) Config() config.Config {
 	if m.IntN(3) == 0 {
 		c.Enforce = &config.Position{}
 	}
+	for m.IntN(3) > 0 {
+		entries := append(SNATAddresses(), "198.51.100.208/29", "198.51.100.0/24", "198.51.100.77", "2001:db8:5::/64", "2001:db8:5::77")
+		a := entries[m.IntN(len(entries))]
+		if !strings.Contains(a, "/") {
+			a += map[bool]string{false: "/32", true: "/128"}[strings.Contains(a, ":")]
+		}
+		c.SNATAddresses = append(c.SNATAddresses, config.CIDR{Prefix: netip.MustParsePrefix(a)})
+	}
 	return c
+}
+
+// SNATAddresses returns addresses that a node can have for the configs of a [Maker].
+func SNATAddresses() []string {
+	return []string{
+		"198.51.100.211", "198.51.100.212", "198.51.100.213", "198.51.100.225", "198.51.100.226", "2001:db8:5::2", "2001:db8:5::3", "2001:db8:5::4",
+	}
+}
+
+// Addresses generates the addresses that a node has, some of [SNATAddresses].
+func (m Maker) Addresses() (some []netip.Addr) {
+	for _, a := range SNATAddresses() {
+		if m.IntN(2) == 0 {
+			some = append(some, netip.MustParseAddr(a))
+		}
+	}
+	return some
 }
 
 // ifaces returns names for lists and connections; those in lists may also be
@@ -143,7 +180,7 @@ func (m Maker) Connection(src, dst netip.Addr) nft.Connection {
 
 // ForView removes from a config what mode iptables-nft cannot express.
 func ForView(c config.Config) config.Config {
-	c.Enforce = nil
+	c.Enforce, c.SNATAddresses = nil, nil
 	c.ExemptHost, c.MasqueradeSrcInterfaces, c.NonMasqueradeOutInterfaces, c.MasqueradeOutInterfaces = nil, nil, nil, nil
 	return c
 }

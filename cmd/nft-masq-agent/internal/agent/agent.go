@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"net/netip"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -19,6 +20,7 @@ import (
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nodeaddr"
 )
 
 // Files is the settled content of the config, or the error with which reading
@@ -62,6 +64,9 @@ type Kernel struct {
 	Pressure func() (conntrack.Pressure, error)
 	// Interfaces returns the names of the node's interfaces; it may be nil.
 	Interfaces func() ([]string, error)
+	// Addresses returns those of the node; it and [Inputs.Addresses] are called when a
+	// config first has snatAddresses.
+	Addresses func() ([]netip.Addr, error)
 	// Generation is that of [nfnetlink.Conn].
 	Generation func() (uint32, error)
 }
@@ -75,6 +80,8 @@ type Inputs struct {
 	Changes <-chan Heard
 	Join    func() error
 	Leave   func()
+	// Addresses begins to follow the addresses of the node.
+	Addresses func() <-chan nodeaddr.Change
 	// Reread makes the watcher look at the files now.
 	Reread func()
 }
@@ -127,6 +134,8 @@ type Agent struct {
 	survey   survey
 	absent   []nft.AbsentInterface // as last logged
 
+	addresses addresses
+
 	staleConnections config.Stale   // of the last accepted config
 	changedPolicy    chan effective // the last one that became effective
 }
@@ -137,6 +146,7 @@ type progress struct {
 	held       string      // hash of what the kernel was last seen to hold, "" for nothing
 	heldPolicy nft.Policy  // of that hash
 	fresh      bool        // the policy was decided anew and is not yet in the kernel
+	moved      bool        // the addresses of the node changed it, and it is not yet in the kernel
 	recovered  bool        // so was that of a config after a rejected one
 	owed       kernel.Look // what the first accepted config is to find
 	refused    string      // what the kernel last had against it
@@ -174,6 +184,8 @@ const (
 	onResync  = "resync"
 	onHangup  = "sighup"
 	onRefusal = "retry"
+
+	onAddresses = "addresses"
 )
 
 // Run is the loop. It ends when ctx does; the rules stay.
@@ -220,6 +232,9 @@ func (a *Agent) Run(ctx context.Context) {
 			a.sync(onHangup, kernel.Look{Full: true, Others: true, TakeOver: true})
 			a.survey.at = time.Time{} // look around however short ago that was
 			a.lookAround(a.looked)
+		case c := <-a.addresses.changes:
+			a.health.busy()
+			a.addressesChanged(c)
 		case <-a.timer.C:
 			a.health.busy()
 			a.tick()
@@ -457,6 +472,11 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	if look.Others {
 		defer litter()()
 	}
+	if err := a.placeOnNode(); err != nil {
+		a.checked(reason, look, time.Since(start), err, 0)
+		a.refuse(err, reason)
+		return
+	}
 	applied, err := a.apply(look)
 	took := time.Since(start)
 	a.metrics.applied(reason, len(applied.Differences) > 0, err, took)
@@ -472,6 +492,7 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	a.health.inStep(*a.policy.want)
 	a.tellChange(o)
 	a.report(o)
+	a.sayMissing(a.policy.want.Policy)
 	if o.wrote() || o.before.held == "" {
 		a.policyChanged()
 	}
@@ -498,7 +519,7 @@ type outcome struct {
 func (p progress) outcome(reason string, applied kernel.Applied, took time.Duration, by string) outcome {
 	return outcome{
 		Applied: applied, reason: reason, took: took, before: p, by: by,
-		drift:    len(applied.Differences) > len(applied.TookOver) && !p.fresh && p.held != "",
+		drift:    len(applied.Differences) > len(applied.TookOver) && !p.fresh && !p.moved && p.held != "",
 		tookOver: len(applied.TookOver) > 0 && !p.owed.TakeOver,
 	}
 }
@@ -536,6 +557,8 @@ func (a *Agent) tellChange(o outcome) {
 	switch {
 	case o.drift:
 		e.What, e.Why = fmt.Sprintf("rules restored, differences: %d", n), "changed by "+o.by
+	case before == a.held && o.before.moved:
+		e.What = "source addresses replaced by those that this node has"
 	case before == a.held:
 		e.What = fmt.Sprintf("differences removed: %d", n)
 	case before != "":
@@ -640,6 +663,8 @@ func (a *Agent) report(o outcome) {
 		zap.Int("cidrs", v4+v6), milliseconds(o.Took),
 	}
 	switch {
+	case o.wrote() && o.before.moved && !o.before.fresh:
+		a.sayMoved(o.before.heldPolicy)
 	case o.wrote():
 		if o.before.held != "" && o.before.held != a.held {
 			fields = append(fields, zap.String("from", o.before.held))

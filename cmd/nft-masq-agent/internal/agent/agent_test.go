@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -25,6 +26,7 @@ import (
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nodeaddr"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -45,6 +47,10 @@ type world struct {
 	cost       time.Duration
 	others     kernel.Others
 	interfaces []string
+	addresses  []netip.Addr
+	unlisted   error
+	moves      chan nodeaddr.Change
+	follows    int
 
 	stale    atomic.Int64 // connections
 	recounts atomic.Int64
@@ -73,18 +79,23 @@ func inBubble(t *testing.T, test func(t *testing.T, w *world)) { bubble(t, false
 func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{generation: 1, files: make(chan Files), changes: make(chan Heard), hangup: make(chan os.Signal)}
+		w := &world{generation: 1, files: make(chan Files), changes: make(chan Heard), moves: make(chan nodeaddr.Change), hangup: make(chan os.Signal)}
 		core, logs := observer.New(zap.InfoLevel)
 		w.logs = logs
 		w.agent = New(
 			Inputs{
 				Files: w.files, Hangup: w.hangup, Reread: func() { w.rereads++ },
 				Changes: w.changes, Join: w.join, Leave: func() { w.joined = false },
+				Addresses: func() <-chan nodeaddr.Change {
+					w.follows++
+					return w.moves
+				},
 			},
 			Kernel{
 				Apply: w.apply, ReadBack: w.readBack, PortID: func() uint32 { return ownPort },
 				Counters:   w.counters,
 				Interfaces: func() ([]string, error) { return w.interfaces, nil },
+				Addresses:  func() ([]netip.Addr, error) { return w.addresses, w.unlisted },
 				Others:     func(nft.Ruleset) (kernel.Others, error) { return w.seen(), w.refusal() },
 				Cleanup:    w.cleanup,
 				Stale:      w.countStale,
@@ -146,8 +157,12 @@ func (w *world) apply(r nft.Ruleset, l kernel.Look) (kernel.Applied, error) {
 		w.others.Legacy = nil
 	}
 	a.Differences = slices.Clone(a.TookOver)
-	if w.held != r.Hash() {
-		w.held = r.Hash()
+	holds := r.Hash()
+	if present := r.Policy.SNATOf(false).Present; len(present) > 0 {
+		holds += fmt.Sprint(" ", present)
+	}
+	if w.held != holds {
+		w.held = holds
 		w.writes = append(w.writes, w.held)
 		w.generation++
 		a.Differences = append(a.Differences, "differs")

@@ -52,6 +52,8 @@ type installed struct {
 	hash       string
 	mode       nft.Mode
 	ipv4, ipv6 int // CIDRs
+	// Addresses of snatAddresses that the node has, and entries of which it has none.
+	present, absent int
 }
 
 // others are rules on the node that are not ours.
@@ -112,6 +114,9 @@ func (h *health) enforced(source Source, words string) {
 func (h *health) inStep(r nft.Ruleset) {
 	k := installed{hash: r.Hash(), mode: r.Mode()}
 	k.ipv4, k.ipv6 = r.CIDRs()
+	for _, f := range r.Policy.Families {
+		k.present, k.absent = k.present+len(f.SNAT.Present), k.absent+f.SNAT.Absent()
+	}
 	h.do(func() {
 		h.refusal, h.kernel = nil, &k
 		h.synced = h.rejection == nil

@@ -66,7 +66,7 @@ func newMetrics(h *health, k Kernel, s Settings) *metrics {
 		}
 		return float64(s.LostLines())
 	})
-	for _, reason := range []string{onStart, onConfig, onDrift, onResync, onHangup, onRefusal} {
+	for _, reason := range []string{onStart, onConfig, onDrift, onResync, onHangup, onRefusal, onAddresses} {
 		for _, result := range []string{inStepResult, writtenResult, refusedResult} {
 			m.applies.WithLabelValues(reason, result)
 		}
@@ -169,6 +169,13 @@ func ownGauges() []gauge {
 					set(float64(*s.unmatched))
 				}
 			}),
+		newGauge("snat_addresses", "Addresses of snatAddresses: present, those that the node has; absent, entries of which it has no address. With none present, connections are masqueraded.",
+			func(s state, set setter) {
+				if s.kernel != nil {
+					set(float64(s.kernel.present), "present")
+					set(float64(s.kernel.absent), "absent")
+				}
+			}, "state"),
 		newGauge("stale_connections", "Connections decided by an earlier policy, whose translation contradicts the rules. An estimate above 200,000 tracked connections.",
 			func(s state, set setter) {
 				if s.stale != nil {
@@ -287,12 +294,16 @@ func (c connectionCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	c.errors.Collect(ch)
 	for _, n := range counts {
-		family := "ipv4"
-		if n.IPv6 {
-			family = "ipv6"
-		}
-		ch <- prometheus.MustNewConstMetric(c.connections, prometheus.CounterValue, float64(n.Packets), family, string(n.Verdict))
+		ch <- prometheus.MustNewConstMetric(c.connections, prometheus.CounterValue, float64(n.Packets), familyName(n.IPv6), string(n.Verdict))
 	}
+}
+
+// familyName is a family as labels and fields of the log have it.
+func familyName(ipv6 bool) string {
+	if ipv6 {
+		return "ipv6"
+	}
+	return "ipv4"
 }
 
 // Sums make lasting counters of those of mode iptables-nft, which are sums over

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 )
 
@@ -68,7 +69,25 @@ func NewDiff(before, after nft.Policy, flips []nft.Flip) Diff {
 	if b, a := enforcement(before), enforcement(after); b != a {
 		d.Other = append(d.Other, fmt.Sprintf("exemptions of pods: %s → %s", b, a))
 	}
+	for _, ipv6 := range []bool{false, true} {
+		if b, a := leaveFrom(before, ipv6), leaveFrom(after, ipv6); b != a {
+			d.Other = append(d.Other, fmt.Sprintf("masqueraded %s connections leave from: %s → %s", familyName(ipv6), b, a))
+		}
+	}
 	return d
+}
+
+// leaveFrom words the source addresses of what is masqueraded.
+func leaveFrom(p nft.Policy, ipv6 bool) string {
+	prefixes := p.SNATOf(ipv6).Prefixes()
+	if len(prefixes) == 0 {
+		return "the address of the interface"
+	}
+	words := make([]string, len(prefixes))
+	for i, p := range prefixes {
+		words[i] = config.CIDR{Prefix: p}.Text()
+	}
+	return "those of " + strings.Join(words, ", ") + " that the node has"
 }
 
 func enforcement(p nft.Policy) string {

@@ -52,6 +52,20 @@ type Answer struct {
 	Source  string      `json:"source"` // an address, or words
 	Verdict nft.Verdict `json:"verdict"`
 	Steps   []Step      `json:"steps"`
+
+	sees string // if it is masqueraded, in words
+}
+
+// snatText names the address of snatAddresses for a source, as far as it is known.
+func snatText(s nft.SNAT, src netip.Addr) string {
+	switch only := len(s.Present) == 1; {
+	case len(s.Present) == 0:
+		return "an address of " + config.KeySNATAddresses + ", if this node has one, or else this node's"
+	case only || src.IsValid():
+		a, _ := s.Of(cmp.Or(src, s.Present[0]))
+		return a.String() + ", of " + config.KeySNATAddresses
+	}
+	return "one of " + addressList(s.Present) + ", by its source"
 }
 
 // A Step is a question that was asked. The last one of an answer
@@ -83,12 +97,15 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, on Ends) {
 	if p.Enforce != nil && !src.IsValid() {
 		x.Notes = append(x.Notes, "What pods send to an exempt destination keeps its address also if another program would translate it later (enforceNonMasquerade).")
 	}
-	x.note(src, on, exemptsNode(p, nft.Connection{Dst: dst, FromNode: true, Out: on.Out}), enforced)
+	x.note(src, on, exemptsNode(p, nft.Connection{Dst: dst, FromNode: true, Out: on.Out}), enforced, len(p.SNATOf(dst.Is6()).CIDRs) > 0)
 }
 
 func (x *Explanation) add(p nft.Policy, source string, c nft.Connection) {
 	steps := p.Explain(c)
-	a := Answer{Source: source, Verdict: steps[len(steps)-1].Verdict}
+	a := Answer{Source: source, Verdict: steps[len(steps)-1].Verdict, sees: "this node's address"}
+	if snat := p.SNATOf(c.Dst.Is6()); !c.FromNode && len(snat.CIDRs) > 0 {
+		a.sees = snatText(snat, c.Src)
+	}
 	for _, s := range steps {
 		step := explainStep(s)
 		if x.Live && step.Place != "" {
@@ -177,7 +194,7 @@ func exemptsNode(p nft.Policy, c nft.Connection) bool {
 }
 
 // note adds what people do not expect.
-func (x *Explanation) note(src netip.Addr, on Ends, nodeExempt, enforced bool) {
+func (x *Explanation) note(src netip.Addr, on Ends, nodeExempt, enforced, snat bool) {
 	var exempt, masqueraded bool
 	for _, a := range x.Answers {
 		exempt = exempt || a.Verdict == nft.Exempt
@@ -188,7 +205,8 @@ func (x *Explanation) note(src netip.Addr, on Ends, nodeExempt, enforced bool) {
 		text  string
 	}{
 		{masqueraded && on.ToMany, "Multicast and broadcast are masqueraded too, as with the older agents."},
-		{masqueraded && !src.IsValid() && len(x.Answers) == 1 && !nodeExempt, "The node's own traffic is masqueraded like a pod's."},
+		{masqueraded && !src.IsValid() && !nodeExempt && snat, "The node's own traffic is masqueraded with the address of its interface."},
+		{masqueraded && !src.IsValid() && len(x.Answers) == 1 && !nodeExempt && !snat, "The node's own traffic is masqueraded like a pod's."},
 		{masqueraded && !src.IsValid() && nodeExempt, "The node's own traffic keeps its address."},
 		{masqueraded && on.FromHere, "The source is this node; its own traffic is masqueraded too."},
 		{enforced && x.Headline == "", "It keeps its address also if another program would translate it later (enforceNonMasquerade)."},
@@ -242,7 +260,7 @@ func (a Answer) write(b *strings.Builder, x *Explanation) {
 	means := map[nft.Verdict]string{
 		nft.Local:       "not masqueraded: %[1]s is an address of this node",
 		nft.Exempt:      "not masqueraded: %[1]s sees the source's own address",
-		nft.Masqueraded: "masqueraded: %[1]s sees this node's address",
+		nft.Masqueraded: "masqueraded: %[1]s sees " + a.sees,
 	}[a.Verdict]
 	if x.Headline != "" { // which says what it sees
 		means, _, _ = strings.Cut(means, ":")

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 )
@@ -110,6 +111,9 @@ func (x *Explanation) certain(n kernel.Node, found []ruleFound, sees string) {
 		x.Why.Code = "exempt"
 		x.Headline = fmt.Sprintf("%s sees %s, which this agent enforces (enforceNonMasquerade).", x.Destination, keptWords(n.Packet.Src))
 	case last.own:
+		if !way.Masquerade {
+			of = ", of " + config.KeySNATAddresses
+		}
 		x.Why.Code = either(way.Masquerade, "masqueraded", "snat")
 		x.Headline = fmt.Sprintf("%s sees %s%s: masqueraded by this agent.", x.Destination, sees, of)
 	default:

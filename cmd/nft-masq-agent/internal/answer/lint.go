@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -29,6 +30,7 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
 			found = append(found, Finding{ID: "nothing-masqueraded", Msg: fmt.Sprintf("the conditions together exempt every %s connection: nothing is masqueraded", familyName(f.IPv6))})
 		}
 		found = append(found, lintForcedOutside(f)...)
+		found = append(found, lintSNAT(f)...)
 		if !f.IPv6 {
 			found = append(found, noteMetadata(f))
 		}
@@ -174,6 +176,39 @@ func lintForcedOutside(f nft.FamilyPolicy) []Finding {
 		if !overlapsAny(c.Prefix, exempt) {
 			found = append(found, Finding{ID: "forced-outside", Pos: c.Pos, Msg: fmt.Sprintf(
 				"forceMasqueradeCIDRs: %s is outside every exempted CIDR: it is masqueraded anyway", c.Prefix)})
+		}
+	}
+	return found
+}
+
+// lintSNAT finds source addresses to which no answer can come back.
+func lintSNAT(f nft.FamilyPolicy) []Finding {
+	var found []Finding
+	for _, c := range f.SNAT.CIDRs {
+		for _, none := range notOfANode {
+			if none.Overlaps(c.Prefix) && none.Bits() <= c.Bits() {
+				found = append(found, Finding{ID: "snat-address-unusable", Pos: c.Pos, Msg: fmt.Sprintf(
+					"%s: %s is in %s: no answer comes back to such an address, and it is never used", config.KeySNATAddresses, c.Text(), none)})
+			}
+		}
+	}
+	return found
+}
+
+// notOfANode has what is not global unicast: unspecified, loopback, link-local,
+// multicast and broadcast addresses.
+var notOfANode = []netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/32"), netip.MustParsePrefix("127.0.0.0/8"), linkLocalIPv4, netip.MustParsePrefix("224.0.0.0/4"),
+	netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("::/127"), linkLocalIPv6, netip.MustParsePrefix("ff00::/8"),
+}
+
+// LintNodeAddresses finds families whose snatAddresses a node with these addresses has
+// none of.
+func LintNodeAddresses(p nft.Policy, addresses []netip.Addr) []Finding {
+	var found []Finding
+	for _, f := range p.On(addresses).Families {
+		if len(f.SNAT.CIDRs) > 0 && len(f.SNAT.Present) == 0 {
+			found = append(found, Finding{ID: "snat-address-missing", Pos: f.SNAT.CIDRs[0].Pos, Msg: strings.TrimSuffix(missingSNAT(f.IPv6), ".")})
 		}
 	}
 	return found

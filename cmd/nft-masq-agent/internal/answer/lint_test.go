@@ -201,3 +201,34 @@ func TestLintHoldsInterfacesAgainstTheNode(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
+
+func TestLintFindsSourceAddressesToWhichNothingComesBack(t *testing.T) {
+	c := config.Default(config.Defaults{EnableIPv6: true})
+	unusable := []string{"0.0.0.0/32", "127.0.0.1/32", "169.254.7.0/24", "224.0.0.9/32", "255.255.255.255/32", "::1/128", "fe80::7/128", "ff02::1/128"}
+	for _, a := range append(unusable, "198.51.100.11/32", "10.0.0.1/32", "0.0.0.0/0", "2001:db8::/64", "fd00::1/128") {
+		c.SNATAddresses = append(c.SNATAddresses, config.CIDR{Prefix: netip.MustParsePrefix(a)})
+	}
+	p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})
+	p.Families[0].SNAT.CIDRs = p.Families[0].SNAT.Written() // 0.0.0.0/0 covers the others
+	found := 0
+	for _, f := range Lint(p, nil) {
+		if f.ID == "snat-address-unusable" {
+			found++
+		}
+	}
+	if found != len(unusable) {
+		t.Errorf("%d of %d were found", found, len(unusable))
+	}
+	for _, tt := range []struct {
+		node    string
+		missing int
+	}{{"198.51.100.11", 1}, {"198.51.100.11 2001:db8::7", 0}, {"fe80::7 169.254.7.1", 2}} {
+		var node []netip.Addr
+		for _, a := range strings.Fields(tt.node) {
+			node = append(node, netip.MustParseAddr(a))
+		}
+		if got := LintNodeAddresses(p, node); len(got) != tt.missing {
+			t.Errorf("on %s: %v", tt.node, got)
+		}
+	}
+}

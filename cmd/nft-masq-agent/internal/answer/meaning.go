@@ -105,6 +105,9 @@ func writeFamily(b *strings.Builder, c config.Config, f nft.FamilyPolicy) {
 		return
 	}
 	rest := "\nAny other " + familyName(f.IPv6) + " destination sees the node's address"
+	if len(f.SNAT.CIDRs) > 0 {
+		rest += ", or for connections of pods one of " + config.KeySNATAddresses + " that the node has"
+	}
 	linkLocal, masq, key := linkLocalIPv4, c.MasqLinkLocal, "masqLinkLocal"
 	if f.IPv6 {
 		linkLocal, masq, key = linkLocalIPv6, c.MasqLinkLocalIPv6, "masqLinkLocalIPv6"

@@ -40,6 +40,14 @@ type renderedSet struct {
 	Family  string   `json:"family"` // of the addresses: ipv4 or ipv6
 	Comment string   `json:"comment"`
 	CIDRs   []string `json:"cidrs"`
+	// Map has the elements of a map, which has no CIDRs.
+	Map []renderedMapping `json:"map,omitempty"`
+}
+
+// A renderedMapping is an element of a map.
+type renderedMapping struct {
+	Key   string `json:"key"`
+	Value string `json:"value"`
 }
 
 // A renderedChain is a chain with its rules in the language of the mode: of nft
@@ -88,6 +96,9 @@ func renderTable(t nft.Table) renderedTable {
 		set := renderedSet{Name: s.Name + setSide, Family: strings.ToLower(familyName(s.IPv6)), Comment: s.Comment, CIDRs: []string{}}
 		for _, p := range s.Prefixes {
 			set.CIDRs = append(set.CIDRs, p.String())
+		}
+		for _, m := range s.Mappings {
+			set.Map = append(set.Map, renderedMapping{m.Key.String(), m.Value.String()})
 		}
 		out.Sets = append(out.Sets, set)
 	}

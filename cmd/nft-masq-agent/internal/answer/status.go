@@ -38,7 +38,9 @@ type Status struct {
 	Podless []conflictReport `json:"podless"`
 	// Uncovered says which networks of --pod-cidr the policy does not cover.
 	Uncovered []string `json:"uncovered"`
-	Notes     []string `json:"notes"`
+	// SNAT says which of snatAddresses this node has; none if the policy has none.
+	SNAT  []snatReport `json:"snatAddresses,omitempty"`
+	Notes []string     `json:"notes"`
 }
 
 // A configReport is what the files say.
@@ -227,6 +229,11 @@ func (r Status) String() string {
 		}
 	}
 	r.writeConnections(&b)
+	var sources []string
+	for _, s := range r.SNAT {
+		sources = append(sources, s.String())
+	}
+	writeList(&b, "Source addresses:", sources)
 	writeList(&b, "Errors of the config:", r.Config.Errors)
 	writeList(&b, "Differences:", r.Kernel.Differences)
 	writeList(&b, "Warnings of the config:", r.Config.Warnings)
@@ -262,6 +269,9 @@ func (r Status) problems() []string {
 	}
 	if n := len(r.Overruled); n > 0 {
 		add(true, "%s of other programs %s what the config masquerades, such as %s", plural(n, "rule"), either(n == 1, "accepts or translates", "accept or translate"), r.Overruled[0].place())
+	}
+	for _, s := range r.SNAT {
+		add(len(s.Present) == 0, "%s", missingSNAT(s.Family == "ipv6"))
 	}
 	for _, text := range r.Uncovered {
 		add(true, "%s", text)

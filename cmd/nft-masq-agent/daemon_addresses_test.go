@@ -1,0 +1,152 @@
+package main
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+)
+
+const snatConfig = `enableIPv6: true
+nonMasqueradeCIDRs: [10.0.0.0/8, "fd00::/8"]
+snatAddresses: [198.51.100.211, 198.51.100.224/29, "2001:db8:5::/64", 198.51.100.12]
+`
+
+// addrs are addresses of the node that snatConfig means.
+func addrs(texts ...string) (all []netip.Addr) {
+	for _, text := range texts {
+		all = append(all, netip.MustParseAddr(text))
+	}
+	return all
+}
+
+// assign and withdraw give the node an address and take it back.
+func (n trafficNode) assign(a string) {
+	n.t.Helper()
+	addr := netip.MustParseAddr(a)
+	n.check(n.AddAddr("lo", netip.PrefixFrom(addr, addr.BitLen())))
+}
+
+func (n trafficNode) withdraw(a string) {
+	n.t.Helper()
+	nfttest.Run(n.t, n.NS, "", "ip", "address", "del", a, "dev", "lo")
+}
+
+// podsSee compares what the far end sees of pods with what the policy, and explain, say.
+func (n trafficNode) podsSee(want nft.Ruleset) {
+	n.t.Helper()
+	for i, pod := range []string{"10.244.1.2", "10.244.1.7", "10.244.1.200", "fd00:10:244:1::2", "fd00:10:244:1::9"} {
+		src, dst, node := netip.MustParseAddr(pod), netip.MustParseAddr("203.0.113.9"), n.top.NodeV4
+		if src.Is6() {
+			dst, node = netip.MustParseAddr("2001:db8:77::9"), n.top.NodeV6
+		}
+		n.check(n.top.AddAddr(n.top.Pod, src))
+		expected, some := want.Policy.SNATOf(src.Is6()).Of(src)
+		if !some {
+			expected = node
+		}
+		for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
+			flow := nfttest.Flow{Proto: proto, From: n.top.Pod, Src: netip.AddrPortFrom(src, 0), Dst: netip.AddrPortFrom(dst, uint16(7000+i))}
+			if seen := nfttest.MustSend(n.t, n.top, flow).Seen.Addr(); seen != expected {
+				n.t.Errorf("%s is seen from %s, want %s", pod, seen, expected)
+			}
+		}
+		x, text := n.explained(dst.String(), "--from", pod, "--config", n.path)
+		if x.Sees != expected.String() {
+			n.t.Errorf("%s is seen from %s, explained is %s", pod, expected, text)
+		}
+	}
+}
+
+func TestAddressesOfTheNodeAreFollowed(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	n.swap(snatConfig)
+	want := wants(t, snatConfig)
+	d := n.start("--resync-interval=3600")
+	d.began(want)
+	for range 2 {
+		d.await("snat_addresses_missing")
+	}
+	n.podsSee(want)
+	for _, step := range []struct {
+		do      func(string)
+		address string
+		has     []netip.Addr
+		says    string // besides
+	}{
+		{n.assign, "198.51.100.211", addrs("198.51.100.211"), "snat_addresses_found"},
+		{n.assign, "198.51.100.225", addrs("198.51.100.211", "198.51.100.225"), ""},
+		{n.assign, "2001:db8:5::7", addrs("198.51.100.211", "198.51.100.225", "2001:db8:5::7"), "snat_addresses_found"},
+		{n.assign, "2001:db8:5::8", addrs("198.51.100.211", "198.51.100.225", "2001:db8:5::7", "2001:db8:5::8"), ""},
+		{n.withdraw, "198.51.100.211/32", addrs("198.51.100.225", "2001:db8:5::7", "2001:db8:5::8"), ""},
+		{n.withdraw, "2001:db8:5::8/128", addrs("198.51.100.225", "2001:db8:5::7"), ""},
+		{n.withdraw, "198.51.100.225/32", addrs("2001:db8:5::7"), "snat_addresses_missing"},
+		{n.assign, "198.51.100.226", addrs("198.51.100.226", "2001:db8:5::7"), "snat_addresses_found"},
+		{n.assign, "198.51.100.212", nil, ""}, // not in the list
+	} {
+		step.do(step.address)
+		if step.has == nil {
+			continue
+		}
+		line := d.await("snat_addresses_changed")
+		if !strings.Contains(line.Message(), "addresses of this node changed") || line["hash"] != want.Hash() {
+			t.Errorf("%v", line)
+		}
+		if step.says != "" {
+			d.await(step.says)
+		}
+		d.holds(want.On(step.has))
+		n.podsSee(want.On(step.has))
+	}
+	d.answers()
+	d.forgive("stale_connections") // of an address that went
+	d.silent()
+
+	// A restart finds what it left, and writes nothing.
+	has := want.On(addrs("198.51.100.226", "2001:db8:5::7"))
+	d.stop()
+	generation := n.generation()
+	d = n.start("--resync-interval=3600")
+	d.await("rules_in_place")
+	if now := n.generation(); now != generation {
+		t.Errorf("generation %d became %d", generation, now)
+	}
+	d.stop()
+
+	// What changed meanwhile is in force with the first transaction; also if the config
+	// is rejected, when the policy is read back.
+	n.assign("198.51.100.227")
+	n.swap("nonMasqueradeCIDRs: 5")
+	d = n.start("--resync-interval=3600")
+	d.awaitRejection("config of a previous run")
+	d.holds(has.On(addrs("198.51.100.226", "198.51.100.227", "2001:db8:5::7")))
+	n.withdraw("198.51.100.226/32")
+	d.await("snat_addresses_changed")
+	has = has.On(addrs("198.51.100.227", "2001:db8:5::7"))
+	d.holds(has)
+	n.podsSee(has)
+	if r, _ := n.status("--config", n.path); len(r.SNAT) != 2 || !slices.Equal(r.SNAT[0].Present, []string{"198.51.100.227"}) ||
+		!slices.Equal(r.SNAT[0].Absent, []string{"198.51.100.12", "198.51.100.211"}) {
+		t.Errorf("status: %+v", r.SNAT)
+	}
+}
+
+// A connection from an address that the node had gets no answer any more.
+func TestConnectionsFromAnAddressThatWentAreStale(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	n.assign("198.51.100.211")
+	n.swap(snatConfig + "staleConnections: udp\n")
+	d := n.start("--resync-interval=3600")
+	d.await("config_applied")
+	if seen := n.open(nfttest.UDP, "203.0.113.9:7001").Seen.Addr(); seen != netip.MustParseAddr("198.51.100.211") {
+		t.Fatalf("seen from %s", seen)
+	}
+	n.withdraw("198.51.100.211/32")
+	d.await("snat_addresses_changed")
+	d.until("it is forgotten", func() bool { return len(n.connections("203.0.113.9")) == 0 })
+}

@@ -1,0 +1,99 @@
+package agent
+
+import (
+	"net/netip"
+	"slices"
+
+	"go.uber.org/zap"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nodeaddr"
+)
+
+// addresses is what the loop knows of the addresses of this node.
+type addresses struct {
+	changes    <-chan nodeaddr.Change // nil until a policy has snatAddresses
+	known      []netip.Addr
+	unreadable bool            // the last change was an error
+	missing    map[string]bool // families without an address, as last logged
+}
+
+// placeOnNode completes what is wanted by the addresses that this node has.
+func (a *Agent) placeOnNode() error {
+	if !a.policy.want.Policy.HasSNAT() {
+		return nil
+	}
+	if a.addresses.changes == nil {
+		known, err := a.kernel.Addresses()
+		if err != nil {
+			return err
+		}
+		a.addresses.known, a.addresses.changes = known, a.in.Addresses()
+	}
+	want := a.policy.want.On(a.addresses.known)
+	a.policy.want = &want
+	return nil
+}
+
+// addressesChanged follows the addresses of this node: one that went leaves the kernel
+// at once, since no answer comes back to it.
+func (a *Agent) addressesChanged(c nodeaddr.Change) {
+	if c.Err != nil {
+		if !a.addresses.unreadable {
+			a.log.Warn("cannot follow the addresses of this node, trying again; until then snatAddresses are those that it had",
+				zap.String("event", "addresses_unreadable"), zap.Error(c.Err))
+		}
+		a.addresses.unreadable = true
+		return
+	}
+	a.addresses.unreadable, a.addresses.known = false, c.Addresses
+	if a.policy.want == nil || a.policy.want.On(c.Addresses).Same(*a.policy.want) {
+		return
+	}
+	a.progress.moved = true
+	a.sync(onAddresses, kernel.Look{})
+}
+
+// sayMoved logs which addresses connections leave from since a change of those of this
+// node.
+func (a *Agent) sayMoved(from nft.Policy) {
+	var added, removed []string
+	for _, f := range a.policy.want.Policy.Families {
+		before := from.SNATOf(f.IPv6).Present
+		added = append(added, beyond(f.SNAT.Present, before)...)
+		removed = append(removed, beyond(before, f.SNAT.Present)...)
+	}
+	a.log.Info("the addresses of this node changed; connections leave from those that it has", zap.String("event", "snat_addresses_changed"),
+		zap.Strings("added", firstFew(added)), zap.Int("added_count", len(added)),
+		zap.Strings("removed", firstFew(removed)), zap.Int("removed_count", len(removed)), zap.String("hash", a.policy.want.Hash()))
+}
+
+// beyond returns the addresses that are not among others.
+func beyond(addresses, others []netip.Addr) (out []string) {
+	for _, addr := range addresses {
+		if !slices.Contains(others, addr) {
+			out = append(out, addr.String())
+		}
+	}
+	return out
+}
+
+// sayMissing logs of which families the node has none of snatAddresses, once until that
+// changes.
+func (a *Agent) sayMissing(p nft.Policy) {
+	missing := map[string]bool{}
+	for _, f := range p.Families {
+		family := familyName(f.IPv6)
+		if missing[family] = len(f.SNAT.CIDRs) > 0 && len(f.SNAT.Present) == 0; missing[family] == a.addresses.missing[family] {
+			continue
+		}
+		if missing[family] {
+			a.log.Warn("this node has none of snatAddresses: connections are masqueraded with the address of the interface",
+				zap.String("event", "snat_addresses_missing"), zap.String("family", family))
+		} else if len(f.SNAT.Present) > 0 {
+			a.log.Info("this node has one of snatAddresses again", zap.String("event", "snat_addresses_found"), zap.String("family", family))
+		}
+	}
+	a.addresses.missing = missing
+}

@@ -1,0 +1,125 @@
+package agent
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft/nodeaddr"
+)
+
+func addrs(list string) (all []netip.Addr) {
+	for _, a := range strings.Fields(list) {
+		all = append(all, netip.MustParseAddr(a))
+	}
+	return all
+}
+
+func (w *world) moved(list string) {
+	w.moves <- nodeaddr.Change{Addresses: addrs(list)}
+	synctest.Wait()
+}
+
+func snatFile() Files {
+	return Files{Sources: []config.Source{{Name: "config", Data: []byte("snatAddresses: [198.51.100.11, 198.51.100.64/29]\n")}}}
+}
+
+const (
+	movedText   = "the addresses of this node changed; connections leave from those that it has"
+	missingText = "this node has none of snatAddresses: connections are masqueraded with the address of the interface"
+	foundText   = "this node has one of snatAddresses again"
+)
+
+func TestAddressesAreFollowedOnceAPolicyNeedsThem(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		if w.follows != 0 {
+			t.Error("the addresses are followed for nothing")
+		}
+		wantMetrics(t, w.agent, "snat_addresses{state=\"absent\"} 0\nsnat_addresses{state=\"present\"} 0\n", "snat_addresses")
+		w.addresses = addrs("192.0.2.1 198.51.100.65")
+		w.messages()
+		w.files <- snatFile()
+		synctest.Wait()
+		wantLines(t, w.messages(), "applied")
+		wantMetrics(t, w.agent, "snat_addresses{state=\"absent\"} 1\nsnat_addresses{state=\"present\"} 1\n", "snat_addresses")
+		writes := len(w.writes)
+		w.moved("192.0.2.1 192.0.2.2 198.51.100.65") // none of the list
+		if len(w.writes) != writes {
+			t.Errorf("wrote %v", w.writes[writes:])
+		}
+		wantLines(t, w.messages())
+
+		w.moved("192.0.2.1 198.51.100.11 198.51.100.66")
+		wantLines(t, w.messages(), movedText)
+		if !strings.HasSuffix(w.held, "[198.51.100.11 198.51.100.66]") {
+			t.Errorf("the kernel holds %s", w.held)
+		}
+		wantMetrics(t, w.agent, "snat_addresses{state=\"absent\"} 0\nsnat_addresses{state=\"present\"} 2\n", "snat_addresses")
+		w.moved("192.0.2.1")
+		wantLines(t, w.messages(), movedText, missingText)
+		w.moved("")
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		wantLines(t, w.messages())
+		w.moved("198.51.100.11")
+		wantLines(t, w.messages(), movedText, foundText)
+		wantMetrics(t, w.agent, "drift_repairs_total 0\n", "drift_repairs_total")
+		if w.follows != 1 {
+			t.Errorf("followed %d times", w.follows)
+		}
+	})
+}
+
+func TestAddressesThatCannotBeReadAreNoReasonToForgetThem(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.unlisted = unix.ENOBUFS
+		w.files <- snatFile()
+		synctest.Wait()
+		if err := w.agent.Ready(); !errors.Is(err, unix.ENOBUFS) || len(w.writes) != 0 {
+			t.Errorf("ready: %v, wrote %v", err, w.writes)
+		}
+		w.addresses, w.unlisted = addrs("198.51.100.11"), nil
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if err := w.agent.Ready(); err != nil || !strings.HasSuffix(w.held, "[198.51.100.11]") {
+			t.Errorf("ready: %v, the kernel holds %s", err, w.held)
+		}
+		w.messages()
+		for range 3 {
+			w.moves <- nodeaddr.Change{Err: unix.EMFILE}
+			synctest.Wait()
+		}
+		wantLines(t, w.messages(), "cannot follow the addresses of this node, trying again; until then snatAddresses are those that it had")
+		if !strings.HasSuffix(w.held, "[198.51.100.11]") {
+			t.Errorf("the kernel holds %s", w.held)
+		}
+	})
+}
+
+// What the kernel refuses is tried again, with the addresses of then.
+func TestAddressesThatTheKernelRefusesAreTriedAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.addresses = addrs("198.51.100.11 198.51.100.65")
+		w.files <- snatFile()
+		synctest.Wait()
+		w.messages()
+		w.refuse(unix.ENOMEM)
+		w.moved("198.51.100.65")
+		w.refuse(nil)
+		w.moved("198.51.100.65 198.51.100.66")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if !strings.HasSuffix(w.held, "[198.51.100.65 198.51.100.66]") {
+			t.Errorf("the kernel holds %s", w.held)
+		}
+		wantLines(t, w.messages(), "kernel rejected the rules; previous rules stay, retrying", "kernel accepted the rules again", movedText)
+	})
+}

@@ -1,0 +1,73 @@
+package answer
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+)
+
+// A snatReport says which of snatAddresses a node has.
+type snatReport struct {
+	Family  string   `json:"family"`  // ipv4 or ipv6
+	Present []string `json:"present"` // addresses that connections of pods leave from
+	Absent  []string `json:"absent"`  // entries of which the node has no address
+}
+
+// newSNATReport returns nil if a family has no snatAddresses.
+func newSNATReport(f nft.FamilyPolicy) *snatReport {
+	if len(f.SNAT.CIDRs) == 0 {
+		return nil
+	}
+	r := &snatReport{Family: strings.ToLower(familyName(f.IPv6)), Present: []string{}, Absent: []string{}}
+	for _, a := range f.SNAT.Present {
+		r.Present = append(r.Present, a.String())
+	}
+	for _, c := range f.SNAT.CIDRs {
+		if !slices.ContainsFunc(f.SNAT.Present, c.Contains) {
+			r.Absent = append(r.Absent, c.Text())
+		}
+	}
+	return r
+}
+
+// NodeSNAT says in words which of snatAddresses the node has for which a policy is
+// completed, a line for each family.
+func NodeSNAT(p nft.Policy) (lines []string) {
+	for _, f := range p.Families {
+		switch {
+		case len(f.SNAT.CIDRs) == 0:
+		case len(f.SNAT.Present) == 0:
+			lines = append(lines, missingSNAT(f.IPv6))
+		default:
+			lines = append(lines, fmt.Sprintf("Of the %s %s this node has %s.", familyName(f.IPv6), config.KeySNATAddresses, addressList(f.SNAT.Present)))
+		}
+	}
+	return lines
+}
+
+func missingSNAT(ipv6 bool) string {
+	return fmt.Sprintf("Of the %s %s this node has none: connections are masqueraded with the address of the interface.", familyName(ipv6), config.KeySNATAddresses)
+}
+
+// SetSNAT reports on source addresses.
+func (r *Status) SetSNAT(p nft.Policy) {
+	for _, f := range p.Families {
+		if report := newSNATReport(f); report != nil {
+			r.SNAT = append(r.SNAT, *report)
+		}
+	}
+}
+
+func (r snatReport) String() string {
+	text := r.Family + " connections of pods leave from " + strings.Join(r.Present, ", ")
+	if len(r.Present) == 0 {
+		text = r.Family + " connections of pods leave from the address of the interface"
+	}
+	if len(r.Absent) > 0 {
+		text += "; not on this node: " + strings.Join(r.Absent, ", ")
+	}
+	return text
+}

@@ -1,0 +1,142 @@
+package native
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/rule"
+)
+
+// snatChain is where what is masqueraded gets its address if the node has one of
+// snatAddresses.
+func snatChain(f nft.FamilyPolicy) string { return "snat" + f.Suffix() }
+
+// snatSet holds what the config says, whatever the node has: no rule refers to it, but
+// who reads the table back needs it.
+func snatSet(f nft.FamilyPolicy) string { return config.SNATAddresses().Set + f.Suffix() }
+
+// podMap has the address of each group of pods.
+func podMap(f nft.FamilyPolicy) string { return "snat-by-pod" + f.Suffix() }
+
+// masquerades reports whether anything of the family is masqueraded plainly.
+func masquerades(f nft.FamilyPolicy) bool { return len(f.SNAT.Present) == 0 || !exemptsNode(f) }
+
+func exemptsNode(f nft.FamilyPolicy) bool {
+	return slices.ContainsFunc(f.Questions, func(q nft.Question) bool { return q.Asks == config.SentByNode })
+}
+
+// snatSets are the set of what the config says and, if pods are to be told apart, the
+// map.
+func snatSets(f nft.FamilyPolicy) []nft.Set {
+	if len(f.SNAT.CIDRs) == 0 {
+		return nil
+	}
+	sets := []nft.Set{{Name: snatSet(f), IPv6: f.IPv6, Comment: config.SNATAddresses().Means, Prefixes: f.SNAT.Prefixes()}}
+	if len(f.SNAT.Present) > 1 {
+		sets = append(sets, nft.Set{
+			Name: podMap(f), IPv6: f.IPv6, Mappings: f.SNAT.Mappings(), Comment: "which of them, by the last byte of the pod's address",
+		})
+	}
+	return sets
+}
+
+// compileSNAT gives connections of pods their address, and leaves those of the node to
+// masquerading.
+func compileSNAT(p nft.Policy, f nft.FamilyPolicy, masq nft.Node) nft.Chain {
+	c := nft.Chain{Name: snatChain(f)}
+	if !exemptsNode(f) {
+		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{ofThisNode{Source: true}, masq}, Comment: "from this node"})
+	}
+	to := sourceNAT{IPv6: f.IPv6, RandomFully: p.RandomFully, Map: podMap(f)}
+	if len(f.SNAT.Present) == 1 {
+		to.To = f.SNAT.Present[0]
+	}
+	c.Rules = append(c.Rules, portRules(p.Ports, func(ports *nft.PortRange) nft.Node {
+		to := to
+		to.Ports = ports
+		return to
+	})...)
+	return c
+}
+
+// sourceNAT gives a connection an address of the node: a fixed one, or that of the
+// pod's group.
+type sourceNAT struct {
+	IPv6        bool
+	To          netip.Addr // the zero address: see Map
+	Map         string
+	RandomFully bool
+	Ports       *nft.PortRange
+}
+
+func (s sourceNAT) String() string {
+	ip, mask, to := "ip", "0.0.0.255", s.To.String()
+	if s.IPv6 {
+		ip, mask = "ip6", "::ff"
+	}
+	switch {
+	case !s.To.IsValid():
+		to = fmt.Sprintf("%s saddr & %s map @%s%s", ip, mask, s.Map, nft.SideA)
+	case s.IPv6 && s.Ports != nil:
+		to = "[" + to + "]"
+	}
+	if s.Ports != nil {
+		to += ":" + s.Ports.String()
+	}
+	words := []string{"snat", ip, "to", to}
+	if s.RandomFully {
+		words = append(words, "fully-random")
+	}
+	return strings.Join(words, " ")
+}
+
+func (s sourceNAT) Bytecode(f nfnetlink.Family, sides nft.Sides) []nfnetlink.Expr {
+	var es []nfnetlink.Expr
+	if s.To.IsValid() {
+		es = nfnetlink.Marshal(f, &expr.Immediate{Register: reg1, Data: s.To.AsSlice()})
+	} else {
+		source := nfnetlink.AddressPayload(s.IPv6, true)
+		mask := make([]byte, source.Len)
+		mask[len(mask)-1] = 0xff
+		es = append(ofFamilyMatch{s.IPv6}.Bytecode(f, sides), nfnetlink.Marshal(f, source,
+			&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: source.Len, Mask: mask, Xor: make([]byte, len(mask))},
+			&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: sides.Of(s.Map)})...)
+	}
+	var low, high uint32
+	if s.Ports != nil {
+		low, high = reg2, reg2
+		es = append(es, nfnetlink.Marshal(f, &expr.Immediate{Register: reg2, Data: binaryutil.BigEndian.PutUint16(s.Ports.Min)})...)
+		if s.Ports.Size() > 1 {
+			high = reg3
+			es = append(es, nfnetlink.Marshal(f, &expr.Immediate{Register: reg3, Data: binaryutil.BigEndian.PutUint16(s.Ports.Max)})...)
+		}
+	}
+	return append(es, nfnetlink.SourceNAT(nft.FamilyPolicy{IPv6: s.IPv6}.Family(), s.RandomFully, reg1, low, high))
+}
+
+// readPresent reads which addresses the chain of a family gives.
+func (o *Own) readPresent(f nft.FamilyPolicy) []netip.Addr {
+	var found []netip.Addr
+	for _, r := range o.rules[snatChain(f)] {
+		for s := range rule.Statements(r) {
+			if s.To.From.IsValid() {
+				found = append(found, s.To.From)
+			}
+			if held, ok := o.Sets[s.ToMap]; ok {
+				for _, m := range held.Mappings {
+					found = append(found, m.Value)
+				}
+			}
+		}
+	}
+	slices.SortFunc(found, netip.Addr.Compare)
+	return slices.Compact(found)
+}
