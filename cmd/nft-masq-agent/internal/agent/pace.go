@@ -37,9 +37,9 @@ func wait(ctx context.Context, d time.Duration) {
 // A pace bounds what others can make us do.
 //
 // A program that commits to its own tables all the time makes us check ours for
-// nothing. After a check that took c the next one comes no sooner than 50·c
-// later, so that checks take 2 % of the time at most. Until then a quick one finds
-// most changes of our rules, and those are restored at once.
+// nothing. After a check that took c the next one comes no sooner than 200·c
+// later, so that checks take 0.5 % of the time at most, and resyncs as much. Until
+// then a quick one finds most changes of our rules, and those are restored at once.
 //
 // A program that undoes our repairs would make us write all the time: after a
 // few repairs in a row there is a pause before the next one. A program that does
@@ -60,7 +60,7 @@ type repair struct {
 }
 
 const (
-	checkShare = 50
+	checkShare = 200
 
 	fewRepairs   = 5  // by one socket within a minute
 	someRepairs  = 30 // by one socket within a minute
