@@ -24,7 +24,8 @@ func TestPolicyDecidesAsSpecified(t *testing.T) {
 		if o.Layout.Mode() == nft.ModeIPTables {
 			c = cases.ForView(c)
 		}
-		r := nft.Compile(c, o)
+		node := m.Addresses()
+		r := nft.Compile(c, o).On(node)
 		for range 20 {
 			ipv6 := m.IntN(2) == 0
 			conn := m.Connection(m.Near(c, ipv6), m.Near(c, ipv6))
@@ -33,6 +34,12 @@ func TestPolicyDecidesAsSpecified(t *testing.T) {
 			seen[want]++
 			if got := r.Policy.Decide(conn); got != want {
 				t.Fatalf("%+v: got %s, want %s\n%+v", conn, got, want, c)
+			}
+			conn.FromNode = false // its own traffic is masqueraded
+			from, some := r.Policy.SNATOf(ipv6).Of(conn.Src)
+			if sources := cases.SpecifiedSources(c, conn, node); r.Policy.Families[len(r.Policy.Families)-1].IPv6 == ipv6 &&
+				(some != (len(sources) > 0) || some && !slices.Contains(sources, from)) {
+				t.Fatalf("%+v leaves from %s, want one of %v\n%+v", conn, from, sources, c)
 			}
 		}
 	}
@@ -162,6 +169,11 @@ func TestHashIsOverWhatDecides(t *testing.T) {
 		"one more": func(c *config.Config, _ *nft.Options) {
 			c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, cases.CIDRs("100.64.0.0/10")...)
 		},
+		"fixed addresses": func(c *config.Config, _ *nft.Options) {
+			c.SNATAddresses = cases.CIDRs("198.51.100.11/32", "198.51.100.12/32")
+		},
+		"one of them":  func(c *config.Config, _ *nft.Options) { c.SNATAddresses = cases.CIDRs("198.51.100.11/32") },
+		"a network":    func(c *config.Config, _ *nft.Options) { c.SNATAddresses = cases.CIDRs("198.51.100.10/31") },
 		"one less":     func(c *config.Config, _ *nft.Options) { c.NonMasqueradeCIDRs = c.NonMasqueradeCIDRs[1:] },
 		"other length": func(c *config.Config, _ *nft.Options) { c.NonMasqueradeCIDRs[0] = cases.CIDRs("10.0.0.0/9")[0] },
 		"halves of one": func(c *config.Config, _ *nft.Options) {
@@ -201,6 +213,25 @@ func TestHashIsOverWhatDecides(t *testing.T) {
 		if len(got) != 8 {
 			t.Errorf("hash %q has not eight digits", got)
 		}
+	}
+}
+
+// Two nodes with one config agree, and a node agrees with itself before.
+func TestHashDoesNotDependOnTheNodeNorOnTheOrderOfAddresses(t *testing.T) {
+	c := config.Default(config.Defaults{})
+	c.SNATAddresses = cases.CIDRs("198.51.100.11/32", "198.51.100.64/29", "198.51.100.65/32")
+	r := nft.Compile(c, nft.Options{Layout: native.Layout{}})
+	c.SNATAddresses = cases.CIDRs("198.51.100.64/29", "198.51.100.11/32")
+	other := nft.Compile(c, nft.Options{Layout: native.Layout{}})
+	if !r.Same(other) || r.Hash() != other.Hash() {
+		t.Error("the order decides")
+	}
+	here, there := r.On([]netip.Addr{netip.MustParseAddr("198.51.100.11")}), r.On([]netip.Addr{netip.MustParseAddr("198.51.100.66")})
+	if here.Hash() != r.Hash() || there.Hash() != r.Hash() {
+		t.Errorf("hashes %s, %s and %s", r.Hash(), here.Hash(), there.Hash())
+	}
+	if here.Same(there) || here.Same(r) || !here.On(nil).Same(r) {
+		t.Error("the rules are not those of the node")
 	}
 }
 

@@ -42,3 +42,16 @@ func OwnWith(rules []nfnetlink.Rule) *Own {
 	}
 	return own
 }
+
+// OwnWithSecond returns what the kernel would hold of a table if an update had staged a
+// set of another one at a side.
+func OwnWithSecond(table, staged nft.Table, set, side string) *Own {
+	own, second := OwnOf(table), OwnOf(staged)
+	if side == nft.SideA {
+		own.Sets[set+nft.SideB] = own.Sets[set+nft.SideA]
+		own.Sets[set+nft.SideB].Name = set + nft.SideB
+	}
+	second.Sets[set+nft.SideA].Name = set + side
+	own.Sets[set+side] = second.Sets[set+nft.SideA]
+	return own
+}
