@@ -113,6 +113,7 @@ func (r *report) recipes(ctx context.Context, s settings) {
 			r.recipe(ctx, s, recipe)
 		}
 	}
+	r.byHand(ctx, s)
 }
 
 func (r *report) recipe(ctx context.Context, s settings, bad knownbad.Recipe) {

@@ -119,6 +119,7 @@ type Hammer struct {
 	top     *Topology
 	counts  []counters
 	refused uint64 // packets, before the start
+	node    atomic.Pointer[[]netip.Addr]
 
 	stopping atomic.Bool // senders return
 	draining atomic.Bool // receivers return when there is nothing more to read
@@ -141,6 +142,7 @@ func (c *counters) seen() uint64 { return c.pod.Load() + c.node.Load() + c.other
 // that the table does not fill up.
 func (t *Topology) StartHammer(targets ...Target) (*Hammer, error) {
 	h := &Hammer{top: t, counts: make([]counters, len(targets))}
+	h.LeavesFrom(t.NodeV4, t.NodeV6)
 	for i, target := range targets {
 		h.counts[i].Target = target
 		if err := t.check(target, targets[:i]); err != nil {
@@ -204,12 +206,18 @@ func (h *Hammer) judge(c *counters, source netip.Addr) {
 	switch source {
 	case h.top.PodV4, h.top.PodV6:
 		c.pod.Add(1)
-	case h.top.NodeV4, h.top.NodeV6:
-		c.node.Add(1)
 	default:
-		c.other.Add(1)
+		if slices.Contains(*h.node.Load(), source) {
+			c.node.Add(1)
+		} else {
+			c.other.Add(1)
+		}
 	}
 }
+
+// LeavesFrom sets the addresses that count as the node's from now on. At first they
+// are NodeV4 and NodeV6.
+func (h *Hammer) LeavesFrom(addresses ...netip.Addr) { h.node.Store(&addresses) }
 
 // send runs a sender in the pod.
 func (h *Hammer) send(loop func() error) {
@@ -243,6 +251,26 @@ func (h *Hammer) Wait(ctx context.Context, flows uint64) error {
 	defer tick.Stop()
 	for i := range h.counts {
 		for h.counts[i].seen() < goals[i] {
+			if h.stopping.Load() {
+				return errors.New("hammer: stopped")
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("hammer: %s %s: %w", h.counts[i].Proto, h.counts[i].Dst, ctx.Err())
+			case <-tick.C:
+			}
+		}
+	}
+	return nil
+}
+
+// Sent waits until that many flows to every target have been sent since the call,
+// whether they are seen or not.
+func (h *Hammer) Sent(ctx context.Context, flows uint64) error {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for i := range h.counts {
+		for goal := h.counts[i].sent.Load() + flows; h.counts[i].sent.Load() < goal; {
 			if h.stopping.Load() {
 				return errors.New("hammer: stopped")
 			}

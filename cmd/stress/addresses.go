@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// The addresses that connections leave from. They are on the loopback device: on eth0
+// IPv6 would choose them for masquerading, too.
+var floating = []string{"198.51.100.211", "198.51.100.212", "2001:db8:5::2", "2001:db8:5::3"}
+
+const snatKey = `snatAddresses: [198.51.100.208/29, "2001:db8:5::/64"]`
+
+// addressesMove gives the node addresses and takes them away. Once the agent has
+// followed, a pod's connections leave from the address that is its own, and from no
+// other.
+func addressesMove(ctx context.Context, b *bench) error {
+	a, p, err := b.inService(ctx, nft.ModeNFTables, 4, snatKey)
+	if err != nil {
+		return err
+	}
+	want := p[0].ruleset[nft.ModeNFTables]
+	var has []string // which is what the hammer expects at first
+	for b.more(ctx) {
+		b.updates++
+		moving := floating[rand.IntN(len(floating))]
+		at, before := slices.Index(has, moving), a.Count("snat_addresses_changed")
+		after := slices.DeleteFunc(slices.Clone(has), func(a string) bool { return a == moving })
+		if at < 0 {
+			after = append(after, moving)
+		}
+		// Until the agent has followed, connections leave from where they left before.
+		b.hammer.LeavesFrom(append(b.sources(want, has), b.sources(want, after)...)...)
+		err := b.whileAway(ctx, func() error {
+			if err := b.float(moving, at < 0); err != nil {
+				return err
+			}
+			return a.Until(ctx, "the addresses of the node", func() bool { return a.Count("snat_addresses_changed") > before })
+		})
+		if err != nil {
+			return err
+		}
+		has = after
+		if err := b.settle(ctx, want, has); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settle lets connections leave only from where they must with these addresses.
+func (b *bench) settle(ctx context.Context, want nft.Ruleset, has []string) error {
+	b.hammer.LeavesFrom(b.sources(want, has)...)
+	if err := b.inSync(want.On(addresses(has))); err != nil {
+		return err
+	}
+	return b.flows(ctx, 20)
+}
+
+// sources returns the addresses from which the pod's connections leave.
+func (b *bench) sources(want nft.Ruleset, has []string) []netip.Addr {
+	p := want.On(addresses(has)).Policy
+	from := []netip.Addr{b.top.NodeV4, b.top.NodeV6}
+	for i, pod := range []netip.Addr{b.top.PodV4, b.top.PodV6} {
+		if a, some := p.SNATOf(pod.Is6()).Of(pod); some {
+			from[i] = a
+		}
+	}
+	return from
+}
+
+func addresses(texts []string) (all []netip.Addr) {
+	for _, text := range texts {
+		all = append(all, netip.MustParseAddr(text))
+	}
+	return all
+}
+
+// float gives the node an address, or takes it away.
+func (b *bench) float(a string, here bool) error {
+	addr := netip.MustParseAddr(a)
+	prefix := netip.PrefixFrom(addr, addr.BitLen())
+	if here {
+		return b.top.Node.AddAddr("lo", prefix)
+	}
+	_, err := b.top.Node.Output("", "ip", "address", "del", prefix.String(), "dev", "lo")
+	return err
+}
+
+// onTheLink is an address that the far end looks for on its link.
+const onTheLink = "192.0.2.211"
+
+// changedByHand is known to be wrong: an address is taken from the node before the rules
+// change, by hand and so some connections later. Meanwhile answers go nowhere. It
+// returns how many TCP connections were lost.
+func changedByHand(ctx context.Context, b *bench) (lost uint64, err error) {
+	c, _, err := config.Parse(config.Defaults{}, config.Source{Name: "stress", Data: []byte("snatAddresses: [" + onTheLink + "]\n")})
+	if err != nil {
+		return 0, err
+	}
+	without := nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true})
+	with := without.On(addresses([]string{onTheLink}))
+	apply := func(r nft.Ruleset) error {
+		_, err := b.kernel.Apply(r, kernel.Look{})
+		return err
+	}
+	if err := b.float(onTheLink, true); err != nil {
+		return 0, err
+	}
+	if err := apply(with); err != nil {
+		return 0, err
+	}
+	target := nfttest.Target{Proto: nfttest.TCP, Dst: netip.MustParseAddr(masqueraded[0]), Masqueraded: true}
+	if b.hammer, err = b.top.StartHammer(target); err != nil {
+		return 0, err
+	}
+	b.hammer.LeavesFrom(b.top.NodeV4, netip.MustParseAddr(onTheLink))
+	if err := b.flows(ctx, 20); err != nil {
+		return 0, err
+	}
+	missing := func() uint64 {
+		t := b.hammer.SoFar()
+		return t.Sent() - min(t.Seen(), t.Sent())
+	}
+	for b.more(ctx) || lost == 0 && ctx.Err() == nil {
+		b.updates++
+		before := missing()
+		if err := b.float(onTheLink, false); err != nil {
+			return lost, err
+		}
+		// The far end asks again who has it.
+		if _, err := b.top.Outside.Output("", "ip", "neighbour", "flush", "dev", "eth0", "to", onTheLink); err != nil {
+			return lost, err
+		}
+		if err := b.hammer.Sent(ctx, 2); err != nil {
+			return lost, err
+		}
+		if err := apply(without); err != nil {
+			return lost, err
+		}
+		if err := b.flows(ctx, 5); err != nil {
+			return lost, err
+		}
+		lost += missing() - min(before, missing())
+		if err := b.float(onTheLink, true); err != nil {
+			return lost, err
+		}
+		if err := apply(with); err != nil {
+			return lost, err
+		}
+		if err := b.flows(ctx, 5); err != nil {
+			return lost, err
+		}
+	}
+	return lost, nil
+}
+
+// byHand runs what is known to be wrong with addresses.
+func (r *report) byHand(ctx context.Context, s settings) {
+	const name = "the address goes before the rules are changed by hand"
+	if !s.only.MatchString(name) || ctx.Err() != nil {
+		return
+	}
+	var lost uint64
+	b, tally, err := r.bench(ctx, s, func(ctx context.Context, b *bench) (err error) {
+		lost, err = changedByHand(ctx, b)
+		return err
+	})
+	if err != nil {
+		r.fail("%s: %v", name, err)
+		return
+	}
+	r.printf("%-60s %8d %9d %6d LOST", name, b.updates, tally.Seen(), lost)
+	if lost == 0 {
+		r.fail("%s: no connection was lost: this run proves nothing", name)
+	}
+}
