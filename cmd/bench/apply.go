@@ -133,7 +133,7 @@ func (a *applyBench) fromRuleset() contender {
 		// Inside the namespace, because the first request opens the connection.
 		err = a.node.ns.Do(func() error {
 			start := time.Now()
-			_, err := a.kernel.Apply(a.want, kernel.Look{})
+			_, err := a.kernel.Apply(context.Background(), a.want, kernel.Look{})
 			took = time.Since(start)
 			return err
 		})

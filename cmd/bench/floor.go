@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -42,7 +43,7 @@ func record(want nft.Ruleset) (msgs []netlink.Message, err error) {
 		r.nl = nl
 		return netlink.NewConn(r, nl.PID()), nil
 	}))
-	_, err = k.Apply(want, kernel.Look{})
+	_, err = k.Apply(context.Background(), want, kernel.Look{})
 	return r.msgs, errors.Join(err, k.Close())
 }
 

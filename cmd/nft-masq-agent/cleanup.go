@@ -52,12 +52,12 @@ func (f cleanupFlags) what() kernel.Removal {
 }
 
 // remove removes, or with --dry-run says what it would remove.
-func (f cleanupFlags) remove(k *kernel.Kernel) (removed []string, word string, err error) {
+func (f cleanupFlags) remove(ctx context.Context, k *kernel.Kernel) (removed []string, word string, err error) {
 	if word = "removed "; f.dryRun {
 		word = "would remove "
-		removed, err = k.Installed(f.what())
+		removed, err = k.Installed(ctx, f.what())
 	} else {
-		removed, err = k.Cleanup(f.what())
+		removed, err = k.Cleanup(ctx, f.what())
 	}
 	return removed, word, err
 }
@@ -67,10 +67,10 @@ func (f cleanupFlags) cleanup(ctx context.Context, e environment) (int, error) {
 	defer stop()
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
-	if only, err := k.OnlyNAT(); err == nil && only && !f.legacyOnly && len(legacyIPTables(e.proc)) == 0 {
+	if only, err := k.OnlyNAT(ctx); err == nil && only && !f.legacyOnly && len(legacyIPTables(e.proc)) == 0 {
 		_, _ = fmt.Fprintln(e.stderr, "warning: no other rules on this node do NAT, so the kernel stops translating: connections that are masqueraded now will end")
 	}
-	removed, word, err := f.remove(k)
+	removed, word, err := f.remove(ctx, k)
 	if err != nil {
 		return exitFailed, hinted(err)
 	}
@@ -101,7 +101,7 @@ func (f cleanupFlags) checkAgain(ctx context.Context, k *kernel.Kernel) error {
 	case <-ctx.Done():
 	case <-time.After(cleanupWait):
 	}
-	back, err := k.Installed(f.what())
+	back, err := k.Installed(ctx, f.what())
 	if err != nil {
 		return hinted(err)
 	}

@@ -63,8 +63,8 @@ func connectionsCommand() command {
 				"list the destinations with the most source ports in use, and the pods that use them")
 			options.AddFlag(fs, &f.limit, "limit", "100", "list at most `N` connections", parseLimit)
 			addOutput(fs, &f.output)
-			return func(_ context.Context, operands []string, e environment) (int, error) {
-				return f.connections(operands, e)
+			return func(ctx context.Context, operands []string, e environment) (int, error) {
+				return f.connections(ctx, operands, e)
 			}
 		},
 	}
@@ -103,7 +103,7 @@ func parseLimit(s string) (int, error) {
 	return n, nil
 }
 
-func (f *connectionsFlags) connections(operands []string, e environment) (int, error) {
+func (f *connectionsFlags) connections(ctx context.Context, operands []string, e environment) (int, error) {
 	if len(operands) > 0 {
 		var err error
 		if f.to, err = parsePrefix(operands[0]); err != nil {
@@ -117,7 +117,7 @@ func (f *connectionsFlags) connections(operands []string, e environment) (int, e
 		return exitUsage, usagef("--ports lists no single connections: leave out --stale and --flush")
 	}
 	f.stale = f.stale || f.flush
-	j, policy, err := judge()
+	j, policy, err := judge(ctx)
 	if err != nil {
 		return exitFailed, err
 	}
@@ -149,25 +149,25 @@ var errNoRules = errors.New("the kernel holds no rules that this version wrote: 
 
 // judge returns a judge by the policy that the kernel holds, and the policy; no
 // judge if it holds none of ours.
-func judge() (*conntrack.Judge, nft.Policy, error) {
+func judge(ctx context.Context) (*conntrack.Judge, nft.Policy, error) {
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
-	policy, found, err := k.Live()
+	policy, found, err := k.Live(ctx)
 	if err != nil {
 		return nil, policy, hinted(err)
 	}
 	if !found {
 		return nil, policy, nil
 	}
-	j, err := judgeBy(k, policy)
+	j, err := judgeBy(ctx, k, policy)
 	return j, policy, err
 }
 
 // countStale counts the connections that contradict a policy on this node.
-func countStale(policy nft.Policy) (conntrack.Stale, error) {
+func countStale(ctx context.Context, policy nft.Policy) (conntrack.Stale, error) {
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
-	j, err := judgeBy(k, policy)
+	j, err := judgeBy(ctx, k, policy)
 	if err != nil {
 		return conntrack.Stale{}, err
 	}
@@ -178,7 +178,7 @@ func countStale(policy nft.Policy) (conntrack.Stale, error) {
 func flushStale(ctx context.Context, policy nft.Policy, which config.Stale) (int, error) {
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
-	j, err := judgeBy(k, policy)
+	j, err := judgeBy(ctx, k, policy)
 	if err != nil {
 		return 0, err
 	}
@@ -189,12 +189,12 @@ func flushStale(ctx context.Context, policy nft.Policy, which config.Stale) (int
 
 // staleTo counts the stale connections to an address, from any source if src is the
 // zero address.
-func staleTo(src, dst netip.Addr) (int, error) {
+func staleTo(ctx context.Context, src, dst netip.Addr) (int, error) {
 	f := connectionsFlags{to: netip.PrefixFrom(dst, dst.BitLen()), stale: true}
 	if src.IsValid() {
 		f.pod = netip.PrefixFrom(src, src.BitLen())
 	}
-	j, _, err := judge()
+	j, _, err := judge(ctx)
 	if err != nil || j == nil {
 		return 0, err
 	}
@@ -203,12 +203,12 @@ func staleTo(src, dst netip.Addr) (int, error) {
 }
 
 // judgeBy returns a judge by a policy on this node.
-func judgeBy(k *kernel.Kernel, policy nft.Policy) (*conntrack.Judge, error) {
+func judgeBy(ctx context.Context, k *kernel.Kernel, policy nft.Policy) (*conntrack.Judge, error) {
 	local, err := kernel.LocalPrefixes()
 	if err != nil {
 		return nil, err
 	}
-	rewrites, err := k.Rewrites(nft.Ruleset{})
+	rewrites, err := k.Rewrites(ctx, nft.Ruleset{})
 	if err != nil {
 		return nil, hinted(err)
 	}

@@ -34,7 +34,7 @@ func (n trafficNode) enforce(text string, flags ...string) nft.Ruleset {
 	want := wants(n.t, text, flags...)
 	k := n.kernel()
 	defer k.Close()
-	_, err := k.Apply(want, kernel.Look{})
+	_, err := k.Apply(n.t.Context(), want, kernel.Look{})
 	n.check(err)
 	return want
 }

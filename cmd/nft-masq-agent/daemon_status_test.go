@@ -50,7 +50,7 @@ func TestStatusNamesEachTampering(t *testing.T) {
 				}
 				k := n.kernel()
 				defer k.Close()
-				_, err := k.Apply(want, kernel.Look{Others: true})
+				_, err := k.Apply(t.Context(), want, kernel.Look{Others: true})
 				n.check(err)
 			})
 		}

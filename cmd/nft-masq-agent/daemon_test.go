@@ -166,7 +166,7 @@ func (n *node) generation() uint32 {
 func (n *node) differences(want nft.Ruleset) []string {
 	k := n.kernel()
 	defer k.Close()
-	diffs, err := k.Diff(want, kernel.Look{Full: true, Others: true})
+	diffs, err := k.Diff(context.Background(), want, kernel.Look{Full: true, Others: true})
 	if err != nil {
 		diffs = append(diffs, err.Error())
 	}

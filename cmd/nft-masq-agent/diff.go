@@ -37,18 +37,20 @@ func diffCommand() command {
 		flags: func(fs *flag.FlagSet) action {
 			f := diffFlags{Options: options.AddPolicyFlags(fs), set: fs}
 			addOutput(fs, &f.output)
-			return func(_ context.Context, operands []string, e environment) (int, error) { return f.diff(operands, e) }
+			return func(ctx context.Context, operands []string, e environment) (int, error) {
+				return f.diff(ctx, operands, e)
+			}
 		},
 	}
 }
 
-func (f *diffFlags) diff(operands []string, e environment) (int, error) {
+func (f *diffFlags) diff(ctx context.Context, operands []string, e environment) (int, error) {
 	f.ForCommand(f.set, e.stdin)
 	var d answer.Diff
 	var err error
 	switch len(operands) {
 	case 0:
-		d, err = f.online(e)
+		d, err = f.online(ctx, e)
 	case 1:
 		return exitUsage, usagef("NEW is missing: use OLD and NEW, or neither and --config")
 	default:
@@ -101,7 +103,7 @@ func (f *diffFlags) offline(before, after string, e environment) (answer.Diff, e
 }
 
 // online compares what the kernel holds with the config.
-func (f *diffFlags) online(e environment) (answer.Diff, error) {
+func (f *diffFlags) online(ctx context.Context, e environment) (answer.Diff, error) {
 	agent := running.FollowFlags(f.Options, f.set, running.Agents(e.proc, program))
 	l, err := f.Load()
 	warn(e, l)
@@ -110,7 +112,7 @@ func (f *diffFlags) online(e environment) (answer.Diff, error) {
 	}
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
-	before, found, err := k.Live()
+	before, found, err := k.Live(ctx)
 	if err != nil {
 		return answer.Diff{}, hinted(err)
 	}

@@ -44,8 +44,8 @@ func explainCommand() command {
 			fs.StringVar(&f.out, "out", "", "`INTERFACE` that the connection leaves by (default: that of the node's route)")
 			fs.BoolVar(&f.live, "live", false, "do not read the config: the kernel answers alone")
 			addOutput(fs, &f.output)
-			return func(_ context.Context, operands []string, e environment) (int, error) {
-				return f.explain(operands[0], e)
+			return func(ctx context.Context, operands []string, e environment) (int, error) {
+				return f.explain(ctx, operands[0], e)
 			}
 		},
 	}
@@ -64,7 +64,7 @@ func parseAddress(s string) (netip.Addr, error) {
 	return a.WithZone("").Unmap(), nil
 }
 
-func (f *explainFlags) explain(operand string, e environment) (int, error) {
+func (f *explainFlags) explain(ctx context.Context, operand string, e environment) (int, error) {
 	dst, err := parseAddress(operand)
 	if err != nil {
 		return exitUsage, usagef("ADDRESS %q %w", operand, err)
@@ -75,7 +75,7 @@ func (f *explainFlags) explain(operand string, e environment) (int, error) {
 	f.ForCommand(f.set, e.stdin)
 	x := answer.Explanation{Destination: dst.String(), Live: f.live}
 	policy, fileErr := f.filePolicy(&x, e)
-	held, heldErr := e.held(f.Chain)
+	held, heldErr := e.held(ctx, f.Chain)
 	switch {
 	case f.live && heldErr != nil:
 		return exitFailed, heldErr
@@ -94,7 +94,7 @@ func (f *explainFlags) explain(operand string, e environment) (int, error) {
 		x.First = append(x.First, fmt.Sprintf("The kernel enforces %s, not %s of the config (%s): the answer is the kernel's.",
 			held.ruleset.Policy.Hash(), policy.Hash(), f.ConfigPath))
 	}
-	return f.answer(x, e, dst, policy, held, heldErr == nil, fileErr)
+	return f.answer(ctx, x, e, dst, policy, held, heldErr == nil, fileErr)
 }
 
 // unreadable says why the config answers alone.
@@ -106,7 +106,7 @@ func unreadable(err error) string {
 }
 
 // answer answers by what the kernel holds, if it can be read, or else by the config.
-func (f *explainFlags) answer(x answer.Explanation, e environment, dst netip.Addr, policy nft.Policy, held *heldRules, readable bool, fileErr error) (int, error) {
+func (f *explainFlags) answer(ctx context.Context, x answer.Explanation, e environment, dst netip.Addr, policy nft.Policy, held *heldRules, readable bool, fileErr error) (int, error) {
 	known := true
 	x.Why.Code = "config"
 	q := kernel.Question{Src: f.from, Dst: dst, Out: f.out}
@@ -117,7 +117,7 @@ func (f *explainFlags) answer(x answer.Explanation, e environment, dst netip.Add
 	}
 	x.Config = policy.Hash()
 	if readable {
-		n, err := e.trace(q)
+		n, err := e.trace(ctx, q)
 		if err != nil {
 			return exitFailed, err
 		}
@@ -136,7 +136,7 @@ func (f *explainFlags) answer(x answer.Explanation, e environment, dst netip.Add
 		x.First = append(x.First, "Another program changed this agent's rules: see status.")
 	}
 	// The verdict needs no privilege; these do.
-	if n, err := e.staleTo(f.from, dst); err == nil {
+	if n, err := e.staleTo(ctx, f.from, dst); err == nil {
 		x.SetStale(n)
 	}
 	if f.output == outputJSON {
@@ -173,17 +173,17 @@ type heldRules struct {
 
 // readHeld returns nil if the kernel holds nothing of ours. The chain is where mode
 // iptables-nft would be.
-func readHeld(chain string) (*heldRules, error) {
+func readHeld(ctx context.Context, chain string) (*heldRules, error) {
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
-	held, found, err := k.Held(chain, true)
+	held, found, err := k.Held(ctx, chain, true)
 	if err != nil {
 		return nil, hinted(err)
 	}
 	if !found {
 		return nil, nil
 	}
-	policy, exact, err := k.Live()
+	policy, exact, err := k.Live(ctx)
 	if err != nil {
 		return nil, hinted(err)
 	}
@@ -193,10 +193,10 @@ func readHeld(chain string) (*heldRules, error) {
 	return &heldRules{held, exact}, nil
 }
 
-func trace(q kernel.Question) (kernel.Node, error) {
+func trace(ctx context.Context, q kernel.Question) (kernel.Node, error) {
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
-	n, err := k.Trace(q)
+	n, err := k.Trace(ctx, q)
 	if err != nil {
 		return n, hinted(err)
 	}

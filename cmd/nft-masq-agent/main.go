@@ -58,11 +58,11 @@ type environment struct {
 	addresses func() ([]netip.Addr, error)
 
 	// staleTo counts the stale connections between two addresses.
-	staleTo func(src, dst netip.Addr) (int, error)
+	staleTo func(ctx context.Context, src, dst netip.Addr) (int, error)
 
 	// held and trace read the kernel.
-	held  func(chain string) (*heldRules, error)
-	trace func(kernel.Question) (kernel.Node, error)
+	held  func(ctx context.Context, chain string) (*heldRules, error)
+	trace func(context.Context, kernel.Question) (kernel.Node, error)
 }
 
 func theEnvironment() environment {

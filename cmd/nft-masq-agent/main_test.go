@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net/netip"
@@ -76,9 +77,9 @@ func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 	t.Helper()
 	return environment{
 		stdout: stdout, stderr: stderr, proc: t.TempDir(),
-		staleTo: func(netip.Addr, netip.Addr) (int, error) { return 0, nil },
+		staleTo: func(context.Context, netip.Addr, netip.Addr) (int, error) { return 0, nil },
 		routeTo: func(a netip.Addr) (kernel.Route, error) { return routeTo(a), nil },
-		held:    func(string) (*heldRules, error) { return nil, errUnreadable },
+		held:    func(context.Context, string) (*heldRules, error) { return nil, errUnreadable },
 
 		addresses: func() ([]netip.Addr, error) { return nodeAddresses(), nil },
 	}

@@ -77,7 +77,7 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 	}
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
-	if err := k.Check(o.NFT().Layout); errors.Is(err, nft.ErrForeignChain) {
+	if err := k.Check(ctx, o.NFT().Layout); errors.Is(err, nft.ErrForeignChain) {
 		return exitUsage, usagef("--masq-chain: %w", err)
 	}
 	for _, other := range running.Agents(e.proc, program) {
@@ -104,8 +104,6 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		sources, err := reader.Read()
 		return agent.Files{Sources: sources, Err: err}, fingerprint(sources, err)
 	})
-	// A connection of its own, so that no scrape waits for a large transaction.
-	counters := kernel.Open()
 	generations := nfnetlink.DialGeneration()
 	loop := agent.New(
 		agent.Inputs{
@@ -114,9 +112,14 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 			Addresses: func() <-chan nodeaddr.Change { return nodeaddr.Follow(ctx) },
 		},
 		agent.Kernel{
-			Apply: givingBack(k.Apply), ReadBack: k.ReadBack, PortID: k.PortID,
-			Counters: func() ([]nft.Counts, error) { return counters.Counters(o.NFT().Layout) },
-			Others:   accepting(k, o.AcceptForeign), Interfaces: kernel.Interfaces, Addresses: nodeaddr.List, XTables: k.XTables, Cleanup: k.Cleanup, Stale: countStale, Flush: flushStale, Pressure: conntrack.Open().Pressure, Generation: generations.Generation,
+			Apply:    givingBack(func(want nft.Ruleset, look kernel.Look) (kernel.Applied, error) { return k.Apply(ctx, want, look) }),
+			ReadBack: func() (nft.Ruleset, bool, error) { return k.ReadBack(ctx) },
+			PortID:   k.PortID,
+			Counters: func() ([]nft.Counts, error) { return k.Counters(o.NFT().Layout) },
+			Others:   accepting(ctx, k, o.AcceptForeign), Interfaces: kernel.Interfaces, Addresses: nodeaddr.List, XTables: k.XTables,
+			Cleanup: func(what kernel.Removal) ([]string, error) { return k.Cleanup(ctx, what) },
+			Stale:   func(p nft.Policy) (conntrack.Stale, error) { return countStale(ctx, p) },
+			Flush:   flushStale, Pressure: conntrack.Open().Pressure, Generation: generations.Generation,
 			Forget: func() {
 				if k.Forget() {
 					giveBack()
@@ -145,7 +148,6 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 	ended := make(chan struct{})
 	go func() {
 		all.Wait()
-		_ = counters.Close()
 		_ = generations.Close()
 		close(ended)
 	}()
@@ -172,9 +174,9 @@ func givingBack(apply applyFunc) applyFunc {
 
 // accepting looks for the rules of others, but for conflicts in chains that the
 // operator accepts.
-func accepting(k *kernel.Kernel, chains []string) func(nft.Ruleset) (kernel.Others, error) {
+func accepting(ctx context.Context, k *kernel.Kernel, chains []string) func(nft.Ruleset) (kernel.Others, error) {
 	return func(want nft.Ruleset) (kernel.Others, error) {
-		others, err := k.Others(want)
+		others, err := k.Others(ctx, want)
 		others.Accept(chains)
 		return others, err
 	}

@@ -35,12 +35,12 @@ func statusCommand() command {
 			f.AddPodCIDRs(fs)
 			f.AddAcceptForeign(fs)
 			addOutput(fs, &f.output)
-			return func(_ context.Context, _ []string, e environment) (int, error) { return f.status(e) }
+			return func(ctx context.Context, _ []string, e environment) (int, error) { return f.status(ctx, e) }
 		},
 	}
 }
 
-func (f *statusFlags) status(e environment) (int, error) {
+func (f *statusFlags) status(ctx context.Context, e environment) (int, error) {
 	agents := running.Agents(e.proc, program)
 	pods, accept := f.PodCIDRs, f.AcceptForeign
 	r := answer.Status{Agent: running.Follow(f.Options, f.set, agents), Agents: running.Reached(agents), Uncovered: []string{}, Notes: []string{}}
@@ -60,7 +60,7 @@ func (f *statusFlags) status(e environment) (int, error) {
 	r.SetConfig(*f.Options, l, err)
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
-	if err := askKernel(&r, k, *f.Options, l.Ruleset); err != nil {
+	if err := askKernel(ctx, &r, k, *f.Options, l.Ruleset); err != nil {
 		return exitFailed, hinted(err)
 	}
 	if !r.Config.Accepted {
@@ -83,8 +83,8 @@ func (f *statusFlags) status(e environment) (int, error) {
 
 // askKernel reports on the kernel. What a bad config wants is not known: then the
 // kernel is held against what it holds itself, as a running agent does.
-func askKernel(r *answer.Status, k *kernel.Kernel, o options.Options, want nft.Ruleset) error {
-	held, found, err := k.Held(o.Chain, r.Config.Accepted && o.Mode == nft.ModeIPTables)
+func askKernel(ctx context.Context, r *answer.Status, k *kernel.Kernel, o options.Options, want nft.Ruleset) error {
+	held, found, err := k.Held(ctx, o.Chain, r.Config.Accepted && o.Mode == nft.ModeIPTables)
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func askKernel(r *answer.Status, k *kernel.Kernel, o options.Options, want nft.R
 		r.Kernel.Mode, r.Kernel.Hash = string(held.Mode()), held.Hash()
 	}
 	r.Kernel.Differences = []string{}
-	err = k.Check(o.NFT().Layout)
+	err = k.Check(ctx, o.NFT().Layout)
 	if errors.Is(err, nft.ErrForeignChain) {
 		// Neither its rules nor what they counted are ours.
 		r.Kernel.Differences = append(r.Kernel.Differences, err.Error())
@@ -104,13 +104,13 @@ func askKernel(r *answer.Status, k *kernel.Kernel, o options.Options, want nft.R
 		return err
 	}
 	if r.Config.Accepted {
-		diffs, err := k.Diff(want, kernel.Look{Full: true, Others: true})
+		diffs, err := k.Diff(ctx, want, kernel.Look{Full: true, Others: true})
 		if err != nil {
 			return err
 		}
 		r.Kernel.Differences = append(r.Kernel.Differences, diffs...)
 		r.Kernel.InStep = len(diffs) == 0
-	} else if want, _, err = k.ReadBack(); err != nil {
+	} else if want, _, err = k.ReadBack(ctx); err != nil {
 		return err
 	}
 	r.SetSNAT(want.Policy)
@@ -124,7 +124,7 @@ func askKernel(r *answer.Status, k *kernel.Kernel, o options.Options, want nft.R
 		return err
 	}
 	r.SetConnections(counts)
-	others, err := accepting(k, o.AcceptForeign)(want)
+	others, err := accepting(ctx, k, o.AcceptForeign)(want)
 	if err != nil {
 		return err
 	}
@@ -134,16 +134,16 @@ func askKernel(r *answer.Status, k *kernel.Kernel, o options.Options, want nft.R
 			r.Notes = append(r.Notes, fmt.Sprintf("%s: %s", i.Pos, i.Msg))
 		}
 	}
-	return askStale(r, k)
+	return askStale(ctx, r, k)
 }
 
 // askStale reports on connections that contradict the rules.
-func askStale(r *answer.Status, k *kernel.Kernel) error {
-	policy, found, err := k.Live()
+func askStale(ctx context.Context, r *answer.Status, k *kernel.Kernel) error {
+	policy, found, err := k.Live(ctx)
 	if err != nil || !found {
 		return err
 	}
-	stale, err := countStale(policy)
+	stale, err := countStale(ctx, policy)
 	if err != nil {
 		r.Notes = append(r.Notes, fmt.Sprintf("stale connections are not known: %v", err))
 		return nil

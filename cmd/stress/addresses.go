@@ -59,7 +59,7 @@ func addressesMove(ctx context.Context, b *bench) error {
 // settle lets connections leave only from where they must with these addresses.
 func (b *bench) settle(ctx context.Context, want nft.Ruleset, has []string) error {
 	b.hammer.LeavesFrom(b.sources(want, has)...)
-	if err := b.inSync(want.On(addresses(has))); err != nil {
+	if err := b.inSync(ctx, want.On(addresses(has))); err != nil {
 		return err
 	}
 	return b.flows(ctx, 20)
@@ -109,7 +109,7 @@ func changedByHand(ctx context.Context, b *bench) (lost uint64, err error) {
 	without := nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true})
 	with := without.On(addresses([]string{onTheLink}))
 	apply := func(r nft.Ruleset) error {
-		_, err := b.kernel.Apply(r, kernel.Look{})
+		_, err := b.kernel.Apply(ctx, r, kernel.Look{})
 		return err
 	}
 	if err := b.float(onTheLink, true); err != nil {

@@ -35,7 +35,7 @@ type bench struct {
 }
 
 // openBench creates a node without rules, and without connections through it.
-func openBench(binary string) (*bench, error) {
+func openBench(ctx context.Context, binary string) (*bench, error) {
 	binary, err := filepath.Abs(binary)
 	if err != nil {
 		return nil, err
@@ -56,7 +56,7 @@ func openBench(binary string) (*bench, error) {
 	// The first netlink socket of a process gets its PID as port, others a
 	// different one: keep the first one open, so that attackers have distinct
 	// ports.
-	if _, err := b.kernel.Installed(kernel.Ours); err != nil {
+	if _, err := b.kernel.Installed(ctx, kernel.Ours); err != nil {
 		return nil, errors.Join(err, b.close())
 	}
 	return b, nil
@@ -114,8 +114,8 @@ func (b *bench) write(p policy) error {
 
 // inSync checks, independently of the agent, whether the kernel has the wanted
 // rules and nothing of the other mode or an older agent.
-func (b *bench) inSync(want nft.Ruleset) error {
-	diffs, err := b.kernel.Diff(want, kernel.Look{Full: true, Others: true, TakeOver: true})
+func (b *bench) inSync(ctx context.Context, want nft.Ruleset) error {
+	diffs, err := b.kernel.Diff(ctx, want, kernel.Look{Full: true, Others: true, TakeOver: true})
 	if err == nil && len(diffs) > 0 {
 		err = fmt.Errorf("the kernel is out of sync: %s", strings.Join(diffs, "; "))
 	}
@@ -127,7 +127,7 @@ func (b *bench) awaitSync(ctx context.Context, want nft.Ruleset) error {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		err := b.inSync(want)
+		err := b.inSync(ctx, want)
 		if err == nil {
 			return nil
 		}

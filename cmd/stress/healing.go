@@ -135,7 +135,7 @@ func (b *bench) heal(ctx context.Context, a attack, cidrs, times int) (healed, e
 		}
 	}
 	slices.Sort(h.took)
-	return h, errors.Join(err, ears.close(), b.inSync(p[0].ruleset[a.mode]))
+	return h, errors.Join(err, ears.close(), b.inSync(ctx, p[0].ruleset[a.mode]))
 }
 
 // healOnce runs an attack and keeps the attacker's socket open: closing it makes

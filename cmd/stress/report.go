@@ -43,7 +43,7 @@ const overtime = 3 * time.Minute
 
 // bench runs fn on a new node.
 func (r *report) bench(ctx context.Context, s settings, fn func(context.Context, *bench) error) (*bench, nfttest.Tally, error) {
-	b, err := openBench(s.agent)
+	b, err := openBench(ctx, s.agent)
 	if err != nil {
 		return nil, nfttest.Tally{}, err
 	}

@@ -79,7 +79,7 @@ func fileChanges(mode nft.Mode, n int, keys ...string) func(context.Context, *be
 				return err
 			}
 		}
-		return b.inSync(p[b.updates%2].ruleset[mode])
+		return b.inSync(ctx, p[b.updates%2].ruleset[mode])
 	}
 }
 
@@ -134,7 +134,7 @@ func modeChanges(n int) func(context.Context, *bench) error {
 			if err := awaitPolicy(ctx, a, now.ruleset[mode]); err != nil {
 				return err
 			}
-			if err := b.inSync(now.ruleset[mode]); err != nil {
+			if err := b.inSync(ctx, now.ruleset[mode]); err != nil {
 				return err
 			}
 		}
@@ -175,7 +175,7 @@ func killed(n int) func(context.Context, *bench) error {
 				return err
 			}
 		}
-		return b.inSync(p[b.updates%2].ruleset[nft.ModeNFTables])
+		return b.inSync(ctx, p[b.updates%2].ruleset[nft.ModeNFTables])
 	}
 }
 
@@ -246,7 +246,7 @@ func destroyed(mode nft.Mode) func(context.Context, *bench) error {
 				return err
 			}
 		}
-		return b.inSync(p[0].ruleset[mode])
+		return b.inSync(ctx, p[0].ruleset[mode])
 	}
 }
 
@@ -263,7 +263,7 @@ func firstInstallation(mode nft.Mode, n int) func(context.Context, *bench) error
 				return err
 			}
 			err := b.whileAway(ctx, func() error {
-				if _, err := b.kernel.Cleanup(kernel.Ours); err != nil {
+				if _, err := b.kernel.Cleanup(ctx, kernel.Ours); err != nil {
 					return err
 				}
 				if a, err = b.startAgent(mode); err != nil {
@@ -278,7 +278,7 @@ func firstInstallation(mode nft.Mode, n int) func(context.Context, *bench) error
 				return err
 			}
 		}
-		return b.inSync(p[0].ruleset[mode])
+		return b.inSync(ctx, p[0].ruleset[mode])
 	}
 }
 
@@ -312,7 +312,7 @@ func takenOver(mode nft.Mode) func(context.Context, *bench) error {
 					return err
 				}
 			}
-			if _, err := b.kernel.Cleanup(kernel.Ours); err != nil {
+			if _, err := b.kernel.Cleanup(ctx, kernel.Ours); err != nil {
 				return err
 			}
 			if a, err = b.startAgent(mode, "--takeover"); err != nil {
@@ -321,7 +321,7 @@ func takenOver(mode nft.Mode) func(context.Context, *bench) error {
 			if err := awaitPolicy(ctx, a, p[0].ruleset[mode]); err != nil {
 				return err
 			}
-			if err := b.inSync(p[0].ruleset[mode]); err != nil {
+			if err := b.inSync(ctx, p[0].ruleset[mode]); err != nil {
 				return err
 			}
 		}

@@ -65,7 +65,7 @@ func TestFullLooksAtLargeListsAreBoundedBesideACommittingProgram(t *testing.T) {
 			apply(t, k, tt.want, Look{})
 			write()
 			busy = true
-			if diffs, err := k.Diff(tt.want, Look{Full: true, Others: true, TakeOver: true}); err != nil || len(diffs) > 0 {
+			if diffs, err := k.Diff(t.Context(), tt.want, Look{Full: true, Others: true, TakeOver: true}); err != nil || len(diffs) > 0 {
 				t.Errorf("a full look finds %q, error %v", diffs, err)
 			}
 			if n := lists[tt.list]; n == 0 || n >= attempts {

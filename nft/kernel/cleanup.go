@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -23,19 +24,22 @@ const (
 
 // Cleanup removes rules in one transaction. It names what it removed; nothing
 // where there was nothing.
-func (k *Kernel) Cleanup(what Removal) ([]string, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+func (k *Kernel) Cleanup(ctx context.Context, what Removal) ([]string, error) {
+	release, err := k.acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	defer k.seen.forget()
 	k.verified.generation = 0
-	var err error
 	for range attempts {
 		var s *state
-		if s, err = k.readAll(what); err != nil {
+		if s, err = k.readAll(ctx, what); err != nil {
 			return nil, err
 		}
-		p, removed, err := s.removal(what)
-		if err != nil {
+		var p *layout.Plan
+		var removed []string
+		if p, removed, err = s.removal(what); err != nil {
 			return nil, err
 		}
 		if err = k.commit(p.Batches(), s.generation); err == nil {
@@ -52,16 +56,19 @@ func (k *Kernel) Cleanup(what Removal) ([]string, error) {
 }
 
 // readAll reads what can be removed.
-func (k *Kernel) readAll(what Removal) (*state, error) {
-	return k.read(nft.Ruleset{}, Look{Others: true, TakeOver: what != Ours}, layout.Scope{Rules: true})
+func (k *Kernel) readAll(ctx context.Context, what Removal) (*state, error) {
+	return k.read(ctx, nft.Ruleset{}, Look{Others: true, TakeOver: what != Ours}, layout.Scope{Rules: true})
 }
 
 // Installed names what [Kernel.Cleanup] would remove. It writes nothing.
-func (k *Kernel) Installed(what Removal) ([]string, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+func (k *Kernel) Installed(ctx context.Context, what Removal) ([]string, error) {
+	release, err := k.acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	defer k.seen.forget()
-	s, err := again(func() (*state, error) { return k.readAll(what) })
+	s, err := again(ctx, func() (*state, error) { return k.readAll(ctx, what) })
 	if err != nil {
 		return nil, err
 	}
@@ -72,12 +79,15 @@ func (k *Kernel) Installed(what Removal) ([]string, error) {
 // OnlyNAT says whether the base chain of our table is the only one of type nat in
 // nf_tables. When it goes, the kernel stops translating in this namespace, and
 // connections that are masqueraded end.
-func (k *Kernel) OnlyNAT() (bool, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+func (k *Kernel) OnlyNAT(ctx context.Context) (bool, error) {
+	release, err := k.acquire(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer release()
 	ours := false
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
-		chains, err := again(func() ([]nfnetlink.Chain, error) { return k.conn.Chains(f) })
+		chains, err := again(ctx, func() ([]nfnetlink.Chain, error) { return k.conn.Chains(f) })
 		if err != nil {
 			return false, err
 		}

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -38,12 +39,12 @@ func TestPostroutingWithAnotherHookIsAnErrorThatNamesIt(t *testing.T) {
 				k := open(t, ns)
 				apply(t, k, nf, everything) // the other mode has nothing to do with it
 				before := nfttest.ListRuleset(t, ns)
-				diffs, err := k.Diff(want, Look{})
+				diffs, err := k.Diff(t.Context(), want, Look{})
 				if err != nil || !slices.Contains(diffs, says) {
 					t.Errorf("Diff says %q, %v, want %q", diffs, err, says)
 				}
 				for range 2 {
-					a, err := k.Apply(want, Look{Others: true})
+					a, err := k.Apply(t.Context(), want, Look{Others: true})
 					if !errors.Is(err, nft.ErrForeignPostrouting) || !strings.Contains(err.Error(), says) ||
 						!strings.Contains(err.Error(), fmt.Sprintf("nft delete chain %s nat POSTROUTING", family)) {
 						t.Errorf("Apply did %v, error %v", a, err)
@@ -164,16 +165,16 @@ func TestOurRenamedChainIsReadBackAndCleanedUp(t *testing.T) {
 					iptables(t, ns, f, "-E", cases.DefaultChain, "RENAMED")
 				}
 			}
-			back, ok, err := open(t, ns).ReadBack()
+			back, ok, err := open(t, ns).ReadBack(t.Context())
 			if err != nil || !ok || back.Hash() != want.Hash() || back.Chain() != cases.DefaultChain {
 				t.Errorf("read back %s in chain %q: %t, %v", back.Hash(), back.Chain(), ok, err)
 			}
-			others, err := k.Others(want)
+			others, err := k.Others(t.Context(), want)
 			named := func(c foreign.Conflict) bool { return c.Rule.Chain == "RENAMED" }
 			if err != nil || len(others.Legacy) > 0 || slices.ContainsFunc(others.Conflicts, named) {
 				t.Errorf("others are %+v, %v", others, err)
 			}
-			removed, err := k.Cleanup(Ours)
+			removed, err := k.Cleanup(t.Context(), Ours)
 			if err != nil || len(removed) != 2 {
 				t.Errorf("removed %q, %v", removed, err)
 			}
@@ -203,7 +204,7 @@ func TestRenamedAndChangedChainIsNamed(t *testing.T) {
 		if diff := cmp.Diff(before, foreignRules(t, ns)); diff != "" {
 			t.Errorf("%v: foreign rules (-before +after):\n%s", change, diff)
 		}
-		others, err := k.Others(want)
+		others, err := k.Others(t.Context(), want)
 		if err != nil || len(others.Legacy) != 1 || others.Legacy[0].Name != "RENAMED" {
 			t.Errorf("%v: others are %+v, %v", change, others, err)
 		}
@@ -227,7 +228,7 @@ func TestChainThatOthersKeepIsEmptiedAndSaidWhy(t *testing.T) {
 		keeps  string // a chain
 		by     string
 		before nft.Ruleset // without a chain: an older agent's rules
-		do     func(*Kernel) ([]string, error)
+		do     func(context.Context, *Kernel) ([]string, error)
 		says   string
 	}{
 		{"cleanup", further, "add rule ip nat FOREIGN ip daddr 192.0.2.1 jump %s", with, cleansUp(Ours), "chain FOREIGN: ip daddr 192.0.2.1 jump IP-MASQ-AGENT-SRC"},
@@ -248,7 +249,7 @@ func TestChainThatOthersKeepIsEmptiedAndSaidWhy(t *testing.T) {
 				apply(t, k, tt.before, Look{})
 			}
 			nfttest.NFT(t, ns, "add chain ip nat FOREIGN; "+fmt.Sprintf(tt.by, tt.keeps), "-f", "-")
-			removed, err := tt.do(k)
+			removed, err := tt.do(t.Context(), k)
 			if err != nil || !strings.Contains(strings.Join(removed, "\n"), tt.says) {
 				t.Errorf("removed %q, %v, want %q", removed, err, tt.says)
 			}
@@ -259,20 +260,20 @@ func TestChainThatOthersKeepIsEmptiedAndSaidWhy(t *testing.T) {
 			if rules, err := c.Rules(nfnetlink.IPv4, xtables.NATTable, xtables.Postrouting); err != nil || len(rules) > 0 {
 				t.Errorf("POSTROUTING has %d rules, %v", len(rules), err)
 			}
-			if again, err := tt.do(k); err != nil || len(again) > 0 {
+			if again, err := tt.do(t.Context(), k); err != nil || len(again) > 0 {
 				t.Errorf("a second time: %q, %v", again, err)
 			}
 		})
 	}
 }
 
-func applies(want nft.Ruleset, look Look) func(*Kernel) ([]string, error) {
-	return func(k *Kernel) ([]string, error) {
-		a, err := k.Apply(want, look)
+func applies(want nft.Ruleset, look Look) func(context.Context, *Kernel) ([]string, error) {
+	return func(ctx context.Context, k *Kernel) ([]string, error) {
+		a, err := k.Apply(ctx, want, look)
 		return append(a.Removed, a.Differences...), err
 	}
 }
 
-func cleansUp(what Removal) func(*Kernel) ([]string, error) {
-	return func(k *Kernel) ([]string, error) { return k.Cleanup(what) }
+func cleansUp(what Removal) func(context.Context, *Kernel) ([]string, error) {
+	return func(ctx context.Context, k *Kernel) ([]string, error) { return k.Cleanup(ctx, what) }
 }

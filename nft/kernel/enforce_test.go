@@ -106,7 +106,7 @@ func TestPodsKeepTheirAddressWhateverOtherProgramsDo(t *testing.T) {
 				if tt.own != "" && w.sees(t, tt.own, "10.9.0.9", nfttest.UDP) != w.NodeV4 {
 					t.Errorf("enforced %t: %s, which is not a pod, is not masqueraded any more", enforced, tt.own)
 				}
-				others, err := k.Others(want)
+				others, err := k.Others(t.Context(), want)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -203,7 +203,7 @@ func TestTheEnforcingChainIsRestored(t *testing.T) {
 		"delete chain inet nft-masq-agent enforce; add chain inet nft-masq-agent enforce { type nat hook postrouting priority srcnat + 20; }",
 	} {
 		nfttest.NFT(t, ns, attack, "-f", "-")
-		diffs, err := k.Diff(want, everything)
+		diffs, err := k.Diff(t.Context(), want, everything)
 		if err != nil || len(diffs) == 0 {
 			t.Errorf("%s: differences %v, error %v", attack, diffs, err)
 		}

@@ -352,7 +352,7 @@ func (r *rig) run(tr transition, f *faults, restart bool) {
 	r.reset(tr)
 	k := f.open()
 	defer r.closing.Go(func() { _ = k.Close() })
-	_, err := k.Apply(*tr.to, Look{Others: true})
+	_, err := k.Apply(r.Context(), *tr.to, Look{Others: true})
 	what := fmt.Sprintf("call %d (%s) of %d: %s", f.at, f.seen[max(f.at-1, 0)], f.calls, f.fault)
 	effective := tr.effective(r.T, r.conn)
 	if !tr.may(effective) || err == nil && effective != "to" {
@@ -363,10 +363,10 @@ func (r *rig) run(tr transition, f *faults, restart bool) {
 	if restart {
 		next = New(r.conn)
 	}
-	if _, err := next.Apply(*tr.to, Look{Others: true}); err != nil {
+	if _, err := next.Apply(r.Context(), *tr.to, Look{Others: true}); err != nil {
 		r.Errorf("%s: the next Apply: %v", what, err)
 	}
-	diffs, err := New(r.conn).Diff(*tr.to, everything)
+	diffs, err := New(r.conn).Diff(r.Context(), *tr.to, everything)
 	if err != nil || len(diffs) > 0 {
 		r.Errorf("%s: after the next Apply: %v %q", what, err, diffs)
 	}

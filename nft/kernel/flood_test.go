@@ -96,11 +96,11 @@ func TestWhatOthersAddIsRemovedWithoutReadingItWhole(t *testing.T) {
 				}
 				var before, after runtime.MemStats
 				runtime.ReadMemStats(&before)
-				_, _, err := k.ReadBack() // as a start with a bad file does
+				_, _, err := k.ReadBack(t.Context()) // as a start with a bad file does
 				if err != nil {
 					t.Error(err)
 				}
-				a, err := k.Apply(attack.want, everything)
+				a, err := k.Apply(t.Context(), attack.want, everything)
 				runtime.ReadMemStats(&after)
 				if err != nil || len(a.Differences) == 0 {
 					t.Errorf("restarted %t: Apply found %q, %v", restarted, a.Differences, err)

@@ -118,7 +118,7 @@ func TestFirstInstallationLetsNoWrongSourceOut(t *testing.T) {
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)[0], hammerTargets(nfttest.UDP)[2])
 			for range rounds(tt.installations/10, tt.installations, tt.installations*20) {
 				apply(t, k, tt.Ruleset, Look{})
-				if _, err := k.Cleanup(Ours); err != nil {
+				if _, err := k.Cleanup(t.Context(), Ours); err != nil {
 					t.Fatal(err)
 				}
 			}

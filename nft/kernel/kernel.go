@@ -1,11 +1,11 @@
 package kernel
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,7 +19,7 @@ import (
 
 // A Kernel is the ruleset of a network namespace. It is safe for concurrent use.
 type Kernel struct {
-	mu   sync.Mutex
+	busy chan struct{} // holds a value while the kernel is read or written
 	conn *nfnetlink.Conn
 	// legacyChains reads legacy ip_tables of the process's namespace.
 	legacyChains func() ([]foreign.XTChain, error)
@@ -49,18 +49,28 @@ func Open() *Kernel {
 // New uses a connection of its caller.
 func New(c *nfnetlink.Conn) *Kernel {
 	k := &Kernel{
-		conn: c, seen: memory{Conn: c},
+		busy: make(chan struct{}, 1), conn: c, seen: memory{Conn: c},
 		legacyChains: func() ([]foreign.XTChain, error) { return nil, nil },
 	}
 	k.readers = layouts.Readers(c, &k.seen)
 	return k
 }
 
+// acquire waits until nobody else uses k. Nothing sleeps until it is released.
+func (k *Kernel) acquire(ctx context.Context) (release func(), err error) {
+	select {
+	case k.busy <- struct{}{}:
+		return func() { <-k.busy }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
 // Forget drops the rules of others that Apply and Others have read, and says
 // whether they were many. Until then Others does not read again what Apply read.
 func (k *Kernel) Forget() (many bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.busy <- struct{}{}
+	defer func() { <-k.busy }()
 	many = k.wide && k.seen.read >= manyRules
 	k.seen.read, k.wide = 0, false
 	k.seen.forget()
@@ -102,10 +112,13 @@ type Look struct {
 
 // Diff says in words how the kernel is not as wanted; nothing where it is. It
 // writes nothing.
-func (k *Kernel) Diff(want nft.Ruleset, look Look) ([]string, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	_, diffs, err := k.look(want, look, false)
+func (k *Kernel) Diff(ctx context.Context, want nft.Ruleset, look Look) ([]string, error) {
+	release, err := k.acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	_, diffs, err := k.look(ctx, want, look, false)
 	return diffs, err
 }
 
@@ -145,47 +158,69 @@ const fullAttempts = 3
 
 // Apply brings the kernel to what is wanted, and writes only where it differs.
 // What packets see changes in one transaction; when that is refused the old
-// rules stay, and the error holds the kernel's errno.
-func (k *Kernel) Apply(want nft.Ruleset, look Look) (Applied, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+// rules stay, and the error holds the kernel's errno. A context that ends before that
+// transaction leaves the old rules, too.
+func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, look Look) (Applied, error) {
 	start := time.Now()
-	refused := 0
-	var found []string
-	for try := 1; ; try++ {
-		k.seen.forget()
-		a, err := k.apply(want, look)
-		if err == nil {
-			a.Generation, a.Took = k.verified.generation, time.Since(start)
-			return a, nil
-		}
-		k.verified.generation = 0
-		if !outdated(err) {
-			refused++
-		}
-		if len(found) == 0 {
-			found = a.Differences
-		}
-		if outdated(err) && k.isRepair(want, look) {
-			if diffs, rewriteErr := k.rewrite(want); rewriteErr == nil {
-				return Applied{Differences: diffs, Took: time.Since(start)}, nil
-			}
-		}
-		if refused == 2 && mayComeFromTheTable(err) {
-			if a, recreateErr := k.recreate(want, look); recreateErr == nil {
-				a.Differences, a.Generation, a.Took = found, k.verified.generation, time.Since(start)
-				return a, nil
-			}
-		}
-		if try >= attempts || refused >= 1 && !mayComeFromTheTable(err) || refused >= fewAttempts {
-			return Applied{}, err
+	var t tries
+	for {
+		a, err := k.try(ctx, want, look, &t)
+		if err == nil || t.over {
+			a.Took = time.Since(start)
+			return a, err
 		}
 		// Two agents that fill the same sets would else take them from each
 		// other for ever. Each try begins anew: meanwhile others may use k.
-		k.mu.Unlock()
-		time.Sleep(rand.N(time.Duration(try) * time.Millisecond))
-		k.mu.Lock()
+		select {
+		case <-ctx.Done():
+			return Applied{}, ctx.Err()
+		case <-time.After(rand.N(time.Duration(t.n) * time.Millisecond)):
+		}
 	}
+}
+
+// tries are what [Kernel.Apply] has tried.
+type tries struct {
+	n, refused int
+	found      []string // differences of the first one
+	over       bool     // another one would not help
+}
+
+// try tries to apply, and does by force what cannot be done in the usual way.
+func (k *Kernel) try(ctx context.Context, want nft.Ruleset, look Look, t *tries) (Applied, error) {
+	release, err := k.acquire(ctx)
+	if err != nil {
+		t.over = true
+		return Applied{}, err
+	}
+	defer release()
+	t.n++
+	k.seen.forget()
+	a, err := k.apply(ctx, want, look)
+	if err == nil {
+		a.Generation = k.verified.generation
+		return a, nil
+	}
+	k.verified.generation = 0
+	if !outdated(err) {
+		t.refused++
+	}
+	if len(t.found) == 0 {
+		t.found = a.Differences
+	}
+	if outdated(err) && k.isRepair(want, look) {
+		if diffs, rewriteErr := k.rewrite(ctx, want); rewriteErr == nil {
+			return Applied{Differences: diffs}, nil
+		}
+	}
+	if t.refused == 2 && mayComeFromTheTable(err) {
+		if a, recreateErr := k.recreate(ctx, want, look); recreateErr == nil {
+			a.Differences, a.Generation = t.found, k.verified.generation
+			return a, nil
+		}
+	}
+	t.over = t.n >= attempts || t.refused >= 1 && !mayComeFromTheTable(err) || t.refused >= fewAttempts
+	return Applied{}, err
 }
 
 // isRepair reports whether what was right before is to be restored, and nothing else.
@@ -194,10 +229,10 @@ func (k *Kernel) isRepair(want nft.Ruleset, l Look) bool {
 }
 
 // rewrite asks the layout that is wanted for [layout.Reader.Rewrite].
-func (k *Kernel) rewrite(want nft.Ruleset) (diffs []string, err error) {
+func (k *Kernel) rewrite(ctx context.Context, want nft.Ruleset) (diffs []string, err error) {
 	err = layout.ErrNotPossible
 	for _, r := range k.readers {
-		if diffs, err = r.Rewrite(want); !errors.Is(err, layout.ErrNotPossible) {
+		if diffs, err = r.Rewrite(ctx, want); !errors.Is(err, layout.ErrNotPossible) {
 			break
 		}
 	}
@@ -205,10 +240,10 @@ func (k *Kernel) rewrite(want nft.Ruleset) (diffs []string, err error) {
 }
 
 // recreate asks the layout that is wanted for [layout.Reader.Recreate].
-func (k *Kernel) recreate(want nft.Ruleset, look Look) (Applied, error) {
+func (k *Kernel) recreate(ctx context.Context, want nft.Ruleset, look Look) (Applied, error) {
 	gap, err := time.Duration(0), layout.ErrNotPossible
 	for _, r := range k.readers {
-		if gap, err = r.Recreate(want); !errors.Is(err, layout.ErrNotPossible) {
+		if gap, err = r.Recreate(ctx, want); !errors.Is(err, layout.ErrNotPossible) {
 			break
 		}
 	}
@@ -216,7 +251,7 @@ func (k *Kernel) recreate(want nft.Ruleset, look Look) (Applied, error) {
 		return Applied{}, err
 	}
 	// What is left of others is removed in the usual way.
-	a, err := k.apply(want, look)
+	a, err := k.apply(ctx, want, look)
 	a.Recreated = gap
 	return a, err
 }
@@ -230,11 +265,14 @@ func mayComeFromTheTable(err error) bool {
 
 // Check returns [nft.ErrForeignChain] if the layout could not be written without
 // deleting somebody else's rules.
-func (k *Kernel) Check(l nft.Layout) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+func (k *Kernel) Check(ctx context.Context, l nft.Layout) error {
+	release, err := k.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
 	want := nft.Ruleset{Layout: l}
-	s, err := k.read(want, Look{}, layout.Scope{Rules: true})
+	s, err := k.read(ctx, want, Look{}, layout.Scope{Rules: true})
 	if err != nil {
 		return err
 	}
@@ -252,8 +290,11 @@ func perhapsOutdated(err error) bool { return isAny(err, unix.ENOENT, unix.EBUSY
 
 // again repeats a read that somebody else's transaction tore: what was listed is
 // gone, or the kernel says so.
-func again[T any](read func() (T, error)) (v T, err error) {
+func again[T any](ctx context.Context, read func() (T, error)) (v T, err error) {
 	for range attempts {
+		if err := ctx.Err(); err != nil {
+			return v, err
+		}
 		if v, err = read(); !isAny(err, nfnetlink.ErrInterrupted, unix.EINTR, unix.ENOENT) {
 			break
 		}
@@ -266,10 +307,10 @@ func isAny(err error, targets ...error) bool {
 }
 
 // apply tries once. With an error it returns the differences that are still there.
-func (k *Kernel) apply(want nft.Ruleset, look Look) (Applied, error) {
+func (k *Kernel) apply(ctx context.Context, want nft.Ruleset, look Look) (Applied, error) {
 	// Once a chain is ours, foreign rules alone in it are only drift.
 	first := k.verified.want.Layout != want.Layout
-	s, diffs, err := k.look(want, look, first)
+	s, diffs, err := k.look(ctx, want, look, first)
 	if err != nil || len(diffs) == 0 {
 		return Applied{}, err
 	}
@@ -281,14 +322,14 @@ func (k *Kernel) apply(want nft.Ruleset, look Look) (Applied, error) {
 		applied.Replaced = s.replaces(want)
 	}
 	inFull := s.inFull()
-	staged, err := s.stage(want)
+	staged, err := s.stage(ctx, want)
 	if err != nil {
 		return Applied{Differences: diffs}, err
 	}
 	expected := s.generation + staged.Transactions
 	k.seen.wrote(s.generation, staged.Transactions)
 	for range k.reads(want, look) {
-		s, err = k.read(want, Look{Others: true, TakeOver: look.TakeOver}, layout.Scope{Rules: true, Fresh: true})
+		s, err = k.read(ctx, want, Look{Others: true, TakeOver: look.TakeOver}, layout.Scope{Rules: true, Fresh: true})
 		if err != nil {
 			return Applied{}, err
 		}
@@ -346,7 +387,7 @@ func (k *Kernel) reads(want nft.Ruleset, l Look) int {
 // look reads the kernel and compares. A dump can be torn by somebody else's
 // transaction without a sign, so a difference counts only when two reads agree. At
 // first a chain that an older agent wrote in our words is a difference.
-func (k *Kernel) look(want nft.Ruleset, l Look, first bool) (*state, []string, error) {
+func (k *Kernel) look(ctx context.Context, want nft.Ruleset, l Look, first bool) (*state, []string, error) {
 	generation, err := k.conn.Generation()
 	if err != nil {
 		return nil, nil, err
@@ -357,7 +398,7 @@ func (k *Kernel) look(want nft.Ruleset, l Look, first bool) (*state, []string, e
 	var last []string
 	for try := range k.reads(want, l) {
 		l.Full = l.Full && try < fullAttempts
-		s, err := k.read(want, l, layout.Scope{})
+		s, err := k.read(ctx, want, l, layout.Scope{})
 		// A set or chain that vanished between listing and reading is a torn
 		// read too.
 		if isAny(err, nfnetlink.ErrInterrupted, unix.EINTR, unix.ENOENT) {

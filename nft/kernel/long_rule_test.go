@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -30,15 +31,15 @@ func insertLong(t *testing.T, ns *nfttest.NS, chain string, matches int) {
 }
 
 // onANewSocket applies twice over sockets that have received nothing before.
-func onANewSocket(ns *nfttest.NS, want nft.Ruleset) (first, second Applied, err error) {
+func onANewSocket(ctx context.Context, ns *nfttest.NS, want nft.Ruleset) (first, second Applied, err error) {
 	err = ns.Do(func() (err error) {
 		k := New(nfnetlink.Dial())
 		defer k.Close()
-		if first, err = k.Apply(want, Look{Full: true, Others: true}); err != nil {
+		if first, err = k.Apply(ctx, want, Look{Full: true, Others: true}); err != nil {
 			return err
 		}
 		k.conn.Close()
-		second, err = k.Apply(want, Look{Full: true, Others: true})
+		second, err = k.Apply(ctx, want, Look{Full: true, Others: true})
 		return err
 	})
 	return first, second, err
@@ -67,11 +68,11 @@ func TestLongRulesHideNothing(t *testing.T) {
 				insertLong(t, ns, xtables.Postrouting, matches)
 				iptables(t, ns, nfnetlink.IPv4, "-A", xtables.Postrouting, "-j", "MASQUERADE")
 				want := cases.Load(t, "default").Compile(mode)
-				first, second, err := onANewSocket(ns, want)
+				first, second, err := onANewSocket(t.Context(), ns, want)
 				if err != nil || len(first.Differences) == 0 || len(second.Differences) > 0 {
 					t.Errorf("changed %v, then %v, error %v", first.Differences, second.Differences, err)
 				}
-				others, err := open(t, ns).Others(want)
+				others, err := open(t, ns).Others(t.Context(), want)
 				if err != nil || len(others.Conflicts) != 1 || others.Unread > 0 {
 					t.Errorf("conflicts %v, %d unread, error %v", others.Conflicts, others.Unread, err)
 				}
@@ -85,7 +86,7 @@ func TestRuleTooLargeForTheKernelToListIsNamedAndNotWrittenBehind(t *testing.T) 
 	ns := nfttest.NewNS(t, "node")
 	insertLong(t, ns, xtables.Postrouting, largeRule)
 	before := generation(t, ns)
-	_, err := open(t, ns).Apply(cases.Load(t, "default").Compile(nft.ModeIPTables), Look{Full: true, Others: true})
+	_, err := open(t, ns).Apply(t.Context(), cases.Load(t, "default").Compile(nft.ModeIPTables), Look{Full: true, Others: true})
 	if err == nil || !strings.Contains(err.Error(), "too large for the kernel to list") {
 		t.Errorf("error %v", err)
 	}
@@ -95,7 +96,7 @@ func TestRuleTooLargeForTheKernelToListIsNamedAndNotWrittenBehind(t *testing.T) 
 	want := cases.Load(t, "default").Compile(nft.ModeNFTables)
 	k := open(t, ns)
 	apply(t, k, want, Look{Full: true, Others: true})
-	if others, err := k.Others(want); err != nil || others.Unread != 1 {
+	if others, err := k.Others(t.Context(), want); err != nil || others.Unread != 1 {
 		t.Errorf("%d rules unread, error %v", others.Unread, err)
 	}
 }

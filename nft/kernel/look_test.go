@@ -34,7 +34,7 @@ func TestWhereNothingChangesOnlyTheGenerationIsRead(t *testing.T) {
 				if diffs := apply(t, k, want, Look{}); len(diffs) > 0 {
 					t.Errorf("undid %q", diffs)
 				}
-				if diffs, err := k.Diff(want, Look{}); err != nil || len(diffs) > 0 {
+				if diffs, err := k.Diff(t.Context(), want, Look{}); err != nil || len(diffs) > 0 {
 					t.Errorf("Diff says %q, error %v", diffs, err)
 				}
 			}
@@ -62,7 +62,7 @@ func TestDiffWritesNothing(t *testing.T) {
 	before := generation(t, ns)
 	for _, m := range cases.Modes() {
 		for _, look := range []Look{{}, everything} {
-			if diffs, err := k.Diff(cases.Load(t, "all-policies").Compile(m), look); err != nil || len(diffs) == 0 {
+			if diffs, err := k.Diff(t.Context(), cases.Load(t, "all-policies").Compile(m), look); err != nil || len(diffs) == 0 {
 				t.Errorf("mode %s: Diff says %q, error %v", m, diffs, err)
 			}
 		}
@@ -104,10 +104,10 @@ func TestLargeSetIsReadWholeOnlyWhenAsked(t *testing.T) {
 			}
 			a.nft(tt.do)
 			// Kernels that do not count are read now and then.
-			if diffs, err := k.Diff(want, Look{}); err != nil || (len(diffs) > 0) != tt.seen && (counted || tt.seen) {
+			if diffs, err := k.Diff(t.Context(), want, Look{}); err != nil || (len(diffs) > 0) != tt.seen && (counted || tt.seen) {
 				t.Errorf("a short look finds %q, error %v", diffs, err)
 			}
-			diffs, err := k.Diff(want, Look{Full: true})
+			diffs, err := k.Diff(t.Context(), want, Look{Full: true})
 			if err != nil || len(diffs) == 0 {
 				t.Errorf("a full look finds %q, error %v", diffs, err)
 			}
@@ -142,20 +142,20 @@ func TestLargeChainIsReadWholeOnlyWhenAsked(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			// The next look comes before a hundred times the cost of this one.
-			if diffs, err := k.Diff(want, Look{Full: true}); err != nil || len(diffs) > 0 {
+			if diffs, err := k.Diff(t.Context(), want, Look{Full: true}); err != nil || len(diffs) > 0 {
 				t.Fatalf("at first: %q, %v", diffs, err)
 			}
 			chains.LastRead, chains.LastCost = time.Now(), time.Minute
 			tt.do(&attacker{t: t, ns: ns, table: "inet " + nft.TableName, want: want})
 			for _, look := range []Look{{Quick: true}, {}} {
-				if diffs, err := k.Diff(want, look); err != nil || (len(diffs) > 0) != tt.short {
+				if diffs, err := k.Diff(t.Context(), want, look); err != nil || (len(diffs) > 0) != tt.short {
 					t.Errorf("%+v finds %q, error %v", look, diffs, err)
 				}
 			}
-			if a, err := k.Apply(want, Look{Full: true}); err != nil || (len(a.Differences) > 0) != tt.full {
+			if a, err := k.Apply(t.Context(), want, Look{Full: true}); err != nil || (len(a.Differences) > 0) != tt.full {
 				t.Errorf("a full look finds %q, error %v", a.Differences, err)
 			}
-			if diffs, err := k.Diff(want, Look{Quick: true}); err != nil || len(diffs) > 0 {
+			if diffs, err := k.Diff(t.Context(), want, Look{Quick: true}); err != nil || len(diffs) > 0 {
 				t.Errorf("then a quick look finds %q, error %v", diffs, err)
 			}
 		})
@@ -229,7 +229,7 @@ func TestTableThatHoldsSomethingElseStays(t *testing.T) {
 		k := open(t, ns)
 		apply(t, k, cases.Load(t, "default").Compile(nft.ModeIPTables), Look{})
 		nfttest.NFT(t, ns, text, "-f", "-")
-		if _, err := k.Cleanup(Ours); err != nil {
+		if _, err := k.Cleanup(t.Context(), Ours); err != nil {
 			t.Fatal(err)
 		}
 		if left := nfttest.ListRuleset(t, ns); strings.Contains(left, "foreign") != (text != "") || text == "" && left != "" {
@@ -245,14 +245,14 @@ func TestChainOfSomebodyElseIsRefused(t *testing.T) {
 	iptables(t, ns, nfnetlink.IPv6, "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
 	before := nfttest.ListRuleset(t, ns)
 	k := open(t, ns)
-	if err := k.Check(xtables.Layout{Name: cases.DefaultChain}); !errors.Is(err, nft.ErrForeignChain) {
+	if err := k.Check(t.Context(), xtables.Layout{Name: cases.DefaultChain}); !errors.Is(err, nft.ErrForeignChain) {
 		t.Errorf("CheckChain says %v", err)
 	}
-	if err := k.Check(xtables.Layout{Name: "ANOTHER"}); err != nil {
+	if err := k.Check(t.Context(), xtables.Layout{Name: "ANOTHER"}); err != nil {
 		t.Errorf("CheckChain of a name that is free says %v", err)
 	}
 	want := cases.Load(t, "both-families").Compile(nft.ModeIPTables)
-	if _, err := k.Apply(want, Look{}); !errors.Is(err, nft.ErrForeignChain) {
+	if _, err := k.Apply(t.Context(), want, Look{}); !errors.Is(err, nft.ErrForeignChain) {
 		t.Errorf("Apply says %v", err)
 	}
 	if diff := cmp.Diff(before, nfttest.ListRuleset(t, ns)); diff != "" {
@@ -283,7 +283,7 @@ func TestAgentsThatApplyAtOnceLeaveOneRuleset(t *testing.T) {
 						k := New(nfnetlink.New(dialIn(r.ns)))
 						defer k.Close()
 						for j := range 5 {
-							if _, err := k.Apply(*[]*nft.Ruleset{&a, &b}[(i+j)%2], Look{}); err != nil {
+							if _, err := k.Apply(t.Context(), *[]*nft.Ruleset{&a, &b}[(i+j)%2], Look{}); err != nil {
 								t.Errorf("round %d, agent %d: %v", round, i, err)
 							}
 						}
@@ -345,7 +345,7 @@ func TestLargeChainIsRepairedWhileOthersKeepWriting(t *testing.T) {
 		"flush chain ip nat POSTROUTING; flush chain ip nat IP-MASQ-AGENT; delete chain ip nat IP-MASQ-AGENT",
 	} {
 		nfttest.NFT(t, ns, do, "-f", "-")
-		if a, err := k.Apply(want, Look{}); err != nil || len(a.Differences) == 0 {
+		if a, err := k.Apply(t.Context(), want, Look{}); err != nil || len(a.Differences) == 0 {
 			t.Errorf("%s: %q, %v", do, a.Differences, err)
 		} else {
 			t.Logf("%s: %v, %q", do, a.Took, a.Differences[0])

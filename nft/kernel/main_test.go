@@ -74,7 +74,7 @@ func open(t testing.TB, ns *nfttest.NS) *Kernel {
 // apply applies and gives the differences that it found.
 func apply(t testing.TB, k *Kernel, want nft.Ruleset, look Look) []string {
 	t.Helper()
-	a, err := k.Apply(want, look)
+	a, err := k.Apply(t.Context(), want, look)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ var everything = Look{Full: true, Others: true}
 func inStep(t testing.TB, ns *nfttest.NS, want nft.Ruleset) {
 	t.Helper()
 	k := open(t, ns)
-	diffs, err := k.Diff(want, everything)
+	diffs, err := k.Diff(t.Context(), want, everything)
 	if err != nil {
 		t.Fatal(err)
 	}

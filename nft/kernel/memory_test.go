@@ -19,7 +19,7 @@ func TestRulesOfOthersAreReadAgainOnceSomebodyWrote(t *testing.T) {
 	k := open(t, ns)
 	conflicts := func(want nft.Ruleset, n int) {
 		t.Helper()
-		others, err := k.Others(want)
+		others, err := k.Others(t.Context(), want)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -124,7 +124,7 @@ func TestRefusedTransactionsLeaveTheOldRules(t *testing.T) {
 					f := r.faults(0, fault{refusing, errno})
 					f.commits = commits
 					k := f.open()
-					_, err := k.Apply(*tr.to, everything)
+					_, err := k.Apply(t.Context(), *tr.to, everything)
 					effective := tr.effective(t, r.conn)
 					switch {
 					case err == nil && effective == "to": // one transaction was enough
@@ -203,11 +203,11 @@ func TestCountersAreReadWhileTheKernelIsBusy(t *testing.T) {
 		k := open(t, ns)
 		want := cases.Load(t, "default").Compile(m)
 		apply(t, k, want, Look{})
-		k.mu.Lock() // as Apply does for as long as it takes
+		k.busy <- struct{}{} // as Apply does for as long as it takes
 		if counts, err := k.Counters(layouts.Of(m, cases.DefaultChain)); err != nil || len(counts) == 0 {
 			t.Errorf("mode %s: %v, %v", m, counts, err)
 		}
-		k.mu.Unlock()
+		<-k.busy
 		if err := k.Close(); err != nil {
 			t.Error(err)
 		}

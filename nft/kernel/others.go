@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"context"
 	"net/netip"
 	"slices"
 
@@ -64,8 +65,8 @@ func (k *Kernel) XTables() ([]foreign.XTChain, error) { return k.legacyChains() 
 
 // Others looks for the rules of others. It reads every chain that a packet can
 // meet in a nat chain of postrouting, and no other.
-func (k *Kernel) Others(want nft.Ruleset) (Others, error) {
-	snapshot, err := k.snapshot(want)
+func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
+	snapshot, err := k.snapshot(ctx, want)
 	if err != nil {
 		return Others{}, err
 	}
@@ -113,19 +114,22 @@ func enforced(p nft.Policy, all []foreign.Conflict) (conflicts, podless, overrid
 }
 
 // Rewrites finds all rules of others that can rewrite a source address.
-func (k *Kernel) Rewrites(want nft.Ruleset) ([]foreign.Rewrite, error) {
-	snapshot, err := k.snapshot(want)
+func (k *Kernel) Rewrites(ctx context.Context, want nft.Ruleset) ([]foreign.Rewrite, error) {
+	snapshot, err := k.snapshot(ctx, want)
 	if err != nil {
 		return nil, err
 	}
 	return foreign.Rewrites(snapshot), nil
 }
 
-func (k *Kernel) snapshot(want nft.Ruleset) (foreign.Snapshot, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return again(func() (foreign.Snapshot, error) {
-		s, err := k.read(want, Look{Others: true}, layout.Scope{Rules: true})
+func (k *Kernel) snapshot(ctx context.Context, want nft.Ruleset) (foreign.Snapshot, error) {
+	release, err := k.acquire(ctx)
+	if err != nil {
+		return foreign.Snapshot{}, err
+	}
+	defer release()
+	return again(ctx, func() (foreign.Snapshot, error) {
+		s, err := k.read(ctx, want, Look{Others: true}, layout.Scope{Rules: true})
 		if err != nil {
 			return foreign.Snapshot{}, err
 		}

@@ -95,7 +95,7 @@ func TestTableOfALivingOwnerIsNamedAndThenReplaced(t *testing.T) {
 		return
 	}
 	k := open(t, ns)
-	_, err := k.Apply(want, Look{})
+	_, err := k.Apply(t.Context(), want, Look{})
 	if !errors.Is(err, unix.EPERM) || !strings.Contains(Hint(err), "another process owns the table") {
 		t.Errorf("Apply says %v; %q", err, Hint(err))
 	}

@@ -39,7 +39,7 @@ func TestRealPacketsGoAsSpecified(t *testing.T) {
 				packets := packetsFor(t, m, wire, c, each)
 				for _, r := range rulesets {
 					apply(t, k, r, everything)
-					live, ok, err := k.ReadBack()
+					live, ok, err := k.ReadBack(t.Context())
 					if err != nil || !ok {
 						t.Fatalf("read back %t, error %v", ok, err)
 					}
@@ -103,7 +103,7 @@ func TestRandomConfigsAreReadBack(t *testing.T) {
 				c, o := m.Config(), m.Options(mode)
 				want := nft.Compile(c, o).On(m.Addresses())
 				apply(t, k, want, Look{Others: true})
-				got, ok, err := open(t, ns).ReadBack()
+				got, ok, err := open(t, ns).ReadBack(t.Context())
 				if err != nil || !ok {
 					t.Fatalf("read back %t, error %v: config %+v, options %+v", ok, err, c, o)
 				}
@@ -134,7 +134,7 @@ func TestReadBackFindsNothingThatIsNotOurs(t *testing.T) {
 		},
 	} {
 		step()
-		if r, ok, err := open(t, ns).ReadBack(); ok || err != nil {
+		if r, ok, err := open(t, ns).ReadBack(t.Context()); ok || err != nil {
 			t.Errorf("read back %t, error %v:\n%s", ok, err, r)
 		}
 	}
@@ -150,7 +150,7 @@ func TestPolicyIsReadBackWhateverWasDoneToTheRules(t *testing.T) {
 		do, rule, _ := strings.Cut(rule, " ")
 		nfttest.NFT(t, ns, "", append([]string{do, "rule", "inet", nft.TableName, "postrouting"}, strings.Fields(rule)...)...)
 		k := open(t, ns)
-		back, ok, err := k.ReadBack()
+		back, ok, err := k.ReadBack(t.Context())
 		if !ok || err != nil || back.Hash() != want.Hash() {
 			t.Fatalf("beside %q: read back %t, error %v, %s for %s", rule, ok, err, back.Hash(), want.Hash())
 		}
@@ -168,7 +168,7 @@ func TestWhatTheKernelHoldsIsSaidAlsoAfterTampering(t *testing.T) {
 		ns := nfttest.NewNS(t, "node")
 		held := func() (string, bool) {
 			t.Helper()
-			r, ok, err := open(t, ns).Held(cases.DefaultChain, false)
+			r, ok, err := open(t, ns).Held(t.Context(), cases.DefaultChain, false)
 			if err != nil || ok && r.Mode() != mode {
 				t.Errorf("mode %s, error %v", r.Mode(), err)
 			}

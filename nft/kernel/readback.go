@@ -1,6 +1,8 @@
 package kernel
 
 import (
+	"context"
+
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
 )
@@ -8,8 +10,8 @@ import (
 // ReadBack gives the ruleset that a previous run, of whichever mode, left in
 // the kernel; false where there is none, or none that this version could have
 // written. Its CIDRs have no place in a file.
-func (k *Kernel) ReadBack() (nft.Ruleset, bool, error) {
-	f, err := k.found("", false, func(f *layout.Found) bool { return f.Ours })
+func (k *Kernel) ReadBack(ctx context.Context) (nft.Ruleset, bool, error) {
+	f, err := k.found(ctx, "", false, func(f *layout.Found) bool { return f.Ours })
 	if f == nil {
 		return nft.Ruleset{}, false, err
 	}
@@ -20,8 +22,8 @@ func (k *Kernel) ReadBack() (nft.Ruleset, bool, error) {
 // has changed the elements of a set since, or wrote the rules of mode iptables-nft in
 // our place; false where there are no rules, or others than some config of this
 // version yields.
-func (k *Kernel) Live() (nft.Policy, bool, error) {
-	f, err := k.found("", true, func(*layout.Found) bool { return true })
+func (k *Kernel) Live(ctx context.Context) (nft.Policy, bool, error) {
+	f, err := k.found(ctx, "", true, func(*layout.Found) bool { return true })
 	if f == nil {
 		return nft.Policy{}, false, err
 	}
@@ -31,8 +33,8 @@ func (k *Kernel) Live() (nft.Policy, bool, error) {
 // Held gives what the kernel holds of ours, whatever somebody has done to it since;
 // false where there is nothing. The chain is where mode iptables-nft would be. With
 // alike it need not be ours: an older agent may have written it.
-func (k *Kernel) Held(chain string, alike bool) (nft.Ruleset, bool, error) {
-	f, err := k.found(chain, alike, func(*layout.Found) bool { return true })
+func (k *Kernel) Held(ctx context.Context, chain string, alike bool) (nft.Ruleset, bool, error) {
+	f, err := k.found(ctx, chain, alike, func(*layout.Found) bool { return true })
 	if f == nil {
 		return nft.Ruleset{}, false, err
 	}
@@ -40,13 +42,16 @@ func (k *Kernel) Held(chain string, alike bool) (nft.Ruleset, bool, error) {
 }
 
 // found reads back the first ruleset that is good enough, nil if there is none.
-func (k *Kernel) found(chain string, alike bool, good func(*layout.Found) bool) (*layout.Found, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+func (k *Kernel) found(ctx context.Context, chain string, alike bool, good func(*layout.Found) bool) (*layout.Found, error) {
+	release, err := k.acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	for _, r := range k.readers {
-		f, err := again(func() (*layout.Found, error) {
+		f, err := again(ctx, func() (*layout.Found, error) {
 			k.seen.forget()
-			return r.ReadBack(chain, alike)
+			return r.ReadBack(ctx, chain, alike)
 		})
 		if err != nil || f != nil && good(f) {
 			return f, err

@@ -34,7 +34,7 @@ func TestALargeFillFitsASmallSendBuffer(t *testing.T) {
 	if k.readers[0].(*native.Reader).PerBatch != native.SmallBatch {
 		t.Error("the send buffer was not too small: nothing is tested")
 	}
-	diffs, err := open(t, ns).Diff(want, Look{Full: true})
+	diffs, err := open(t, ns).Diff(t.Context(), want, Look{Full: true})
 	if err != nil || len(diffs) > 0 {
 		t.Errorf("differs: %q, %v", diffs, err)
 	}

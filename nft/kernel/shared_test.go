@@ -63,7 +63,7 @@ func TestIPTablesFindsDeletesAndAddsOurRules(t *testing.T) {
 // undoes it.
 func repairs(t testing.TB, k *Kernel, ns *nfttest.NS, want nft.Ruleset) {
 	t.Helper()
-	diffs, err := k.Diff(want, Look{})
+	diffs, err := k.Diff(t.Context(), want, Look{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +173,7 @@ func TestOtherAgentsRulesInOurChainAreSaidOnce(t *testing.T) {
 		xtOf(config.Default(config.Defaults{})),
 		xtOf(config.Config{NonMasqueradeCIDRs: cases.CIDRs("100.64.0.0/10")}),
 	} {
-		a, err := k.Apply(want, Look{})
+		a, err := k.Apply(t.Context(), want, Look{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -216,7 +216,7 @@ func TestPostroutingIsReadOnlyWhereItHasChanged(t *testing.T) {
 	look := func(partial bool) {
 		t.Helper()
 		seen.reads = 0
-		s, err := k.read(want, Look{}, layout.Scope{Rules: true})
+		s, err := k.read(t.Context(), want, Look{}, layout.Scope{Rules: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -419,7 +419,7 @@ func TestForeignRulesStayAsTheyAre(t *testing.T) {
 	})
 	for _, m := range cases.Modes() {
 		apply(t, k, cases.Load(t, "all-policies").Compile(m), everything)
-		if _, err := k.Cleanup(Ours); err != nil {
+		if _, err := k.Cleanup(t.Context(), Ours); err != nil {
 			t.Fatal(err)
 		}
 		check("cleanup")
@@ -488,7 +488,7 @@ func TestForeignWriterAndWeDoNotDisturbEachOther(t *testing.T) {
 	a, b := cases.Load(t, "default").Compile(nft.ModeIPTables), cases.Load(t, "all-policies").Compile(nft.ModeIPTables)
 	for i := 0; len(done) == 0 && (i < rounds(20, 300, 300) || restores.Load() < int64(rounds(5, 20, 20))); i++ {
 		want := []nft.Ruleset{a, b}[i%2]
-		if _, err := k.Apply(want, Look{}); err != nil {
+		if _, err := k.Apply(t.Context(), want, Look{}); err != nil {
 			t.Errorf("apply %d: %v", i, err)
 			break
 		}
@@ -523,7 +523,7 @@ func TestForeignChainOfAnyNameIsPassedOver(t *testing.T) {
 		apply(t, open(t, ns), want, everything)
 		inStep(t, ns, want)
 	}
-	if _, ok, err := open(t, ns).ReadBack(); !ok || err != nil {
+	if _, ok, err := open(t, ns).ReadBack(t.Context()); !ok || err != nil {
 		t.Errorf("read back %t, error %v", ok, err)
 	}
 	if diff := cmp.Diff(before, foreignRules(t, ns)); diff != "" {

@@ -20,7 +20,7 @@ import (
 // in our words than to sign them, once.
 func adopted(t testing.TB, ns *nfttest.NS, want nft.Ruleset) {
 	t.Helper()
-	if diffs, err := open(t, ns).Diff(want, everything); err != nil || len(diffs) > 0 {
+	if diffs, err := open(t, ns).Diff(t.Context(), want, everything); err != nil || len(diffs) > 0 {
 		t.Errorf("differs: %q, %v", diffs, err)
 	}
 	diffs := apply(t, open(t, ns), want, everything)
@@ -49,19 +49,19 @@ func TestRulesOfOlderAgentsInOurWordsAreNotOurs(t *testing.T) {
 					t.Errorf("%s (-before +after):\n%s", when, diff)
 				}
 			}
-			if _, found, err := k.ReadBack(); found || err != nil {
+			if _, found, err := k.ReadBack(t.Context()); found || err != nil {
 				t.Errorf("a previous run left them: %t, %v", found, err)
 			}
 			native := nft.Compile(agent.config, nft.Options{Layout: native.Layout{}})
-			a, err := k.Apply(native, Look{Others: true})
+			a, err := k.Apply(t.Context(), native, Look{Others: true})
 			if err != nil || len(a.Removed)+len(a.TookOver) > 0 {
 				t.Errorf("%+v, %v", a, err)
 			}
 			stay("after Apply")
-			if others, err := k.Others(native); err != nil || len(others.Legacy) == 0 || !others.OlderAgentDecides() {
+			if others, err := k.Others(t.Context(), native); err != nil || len(others.Legacy) == 0 || !others.OlderAgentDecides() {
 				t.Errorf("%+v, %v", others.Legacy, err)
 			}
-			if removed, err := k.Cleanup(Ours); err != nil || len(removed) != 1 {
+			if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) != 1 {
 				t.Errorf("removed %q, %v", removed, err)
 			}
 			stay("after Cleanup")
@@ -80,7 +80,7 @@ func TestAnOlderAgentThatWritesOurChainAnewOwnsIt(t *testing.T) {
 	want := nft.Compile(agent.config, nft.Options{Layout: xtables.Layout{Name: agent.chain}})
 	k := open(t, ns)
 	apply(t, k, want, Look{})
-	if installed, err := k.Installed(Ours); err != nil || len(installed) != 1 {
+	if installed, err := k.Installed(t.Context(), Ours); err != nil || len(installed) != 1 {
 		t.Errorf("installed are %q, %v", installed, err)
 	}
 	// It leaves a jump that is there.
@@ -90,10 +90,10 @@ func TestAnOlderAgentThatWritesOurChainAnewOwnsIt(t *testing.T) {
 	if diffs := apply(t, k, want, everything); len(diffs) > 0 {
 		t.Errorf("a running agent undid %q", diffs)
 	}
-	if removed, err := k.Cleanup(Ours); err != nil || len(removed) > 0 {
+	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) > 0 {
 		t.Errorf("removed %q, %v", removed, err)
 	}
-	if removed, err := k.Cleanup(WithLegacy); err != nil || len(removed) != 1 {
+	if removed, err := k.Cleanup(t.Context(), WithLegacy); err != nil || len(removed) != 1 {
 		t.Errorf("removed with those of older agents %q, %v", removed, err)
 	}
 }
@@ -116,7 +116,7 @@ func TestASignatureIsWrittenOnceAndChangesNoCounter(t *testing.T) {
 	if diff := cmp.Diff(before, body(save())); diff != "" {
 		t.Errorf("rules and counters (-restored +signed):\n%s", diff)
 	}
-	if removed, err := k.Cleanup(Ours); err != nil || len(removed) != 1 {
+	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) != 1 {
 		t.Errorf("removed %q, %v", removed, err)
 	}
 }
@@ -143,10 +143,10 @@ func TestAnOlderAgentsChainInAFamilyThatIsOffStaysAndIsNamed(t *testing.T) {
 		if diff := cmp.Diff(body(six), body(nfttest.Save(t, ns, "ip6tables-nft-save", "nat"))); diff != "" {
 			t.Errorf("%s: IPv6 (-before +after):\n%s", name, diff)
 		}
-		if others, err := k.Others(want); err != nil || len(others.Legacy) != 1 || others.Legacy[0].Family != nfnetlink.IPv6 {
+		if others, err := k.Others(t.Context(), want); err != nil || len(others.Legacy) != 1 || others.Legacy[0].Family != nfnetlink.IPv6 {
 			t.Errorf("%s: %v, %v", name, others.Legacy, err)
 		}
-		if a, err := k.Apply(want, Look{Others: true, TakeOver: true}); err != nil || len(a.TookOver) != 1 {
+		if a, err := k.Apply(t.Context(), want, Look{Others: true, TakeOver: true}); err != nil || len(a.TookOver) != 1 {
 			t.Errorf("%s: %+v, %v", name, a, err)
 		}
 	}

@@ -29,13 +29,13 @@ func BenchmarkStartBesideFiftyThousandRules(b *testing.B) {
 			for b.Loop() {
 				k := open(b, ns)
 				before := processorTime(b)
-				_, err := k.Apply(want, Look{Others: true})
+				_, err := k.Apply(b.Context(), want, Look{Others: true})
 				must(b, err)
-				others, err := k.Others(want)
+				others, err := k.Others(b.Context(), want)
 				must(b, err)
 				took += processorTime(b) - before
 				b.ReportMetric(float64(len(others.Conflicts)), "conflicts")
-				_, err = k.Cleanup(Ours)
+				_, err = k.Cleanup(b.Context(), Ours)
 				must(b, err)
 			}
 			b.ReportMetric(took/float64(b.N), "cpu-s/op")

@@ -1,6 +1,8 @@
 package kernel
 
 import (
+	"context"
+
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/layout"
@@ -15,7 +17,10 @@ type state struct {
 }
 
 // read reads the kernel's state. What was verified before completes the scope.
-func (k *Kernel) read(want nft.Ruleset, l Look, scope layout.Scope) (*state, error) {
+func (k *Kernel) read(ctx context.Context, want nft.Ruleset, l Look, scope layout.Scope) (*state, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	s := &state{}
 	others := l.Others || l.TakeOver
 	k.wide = k.wide || others
@@ -26,7 +31,7 @@ func (k *Kernel) read(want nft.Ruleset, l Look, scope layout.Scope) (*state, err
 	scope.Full, scope.Quick, scope.Others, scope.Generation = l.Full, l.Quick, others, s.generation
 	scope.Same, scope.Unchanged, scope.InFull = k.verified.want.Same(want), s.generation == k.verified.generation, k.verified.inFull
 	for _, r := range k.readers {
-		h, err := r.Read(want, scope)
+		h, err := r.Read(ctx, want, scope)
 		if err != nil {
 			return nil, err
 		}
@@ -119,9 +124,9 @@ func (s *state) isOurs(want nft.Ruleset) func(nfnetlink.Chain) bool {
 }
 
 // stage writes what no rule refers to yet.
-func (s *state) stage(want nft.Ruleset) (all layout.Staged, err error) {
+func (s *state) stage(ctx context.Context, want nft.Ruleset) (all layout.Staged, err error) {
 	for _, h := range s.held {
-		staged, err := h.Stage(want)
+		staged, err := h.Stage(ctx, want)
 		if err != nil {
 			return layout.Staged{}, err
 		}

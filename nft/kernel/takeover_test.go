@@ -192,7 +192,7 @@ func TestTakeOversLetNoWrongSourceOut(t *testing.T) {
 							t.Errorf("what is not ours (-before the agent +after the take-over):\n%s", diff)
 						}
 						inStep(t, top.Node, way.want)
-						others, err := k.Others(way.want)
+						others, err := k.Others(t.Context(), way.want)
 						if err != nil || len(others.Legacy) > 0 {
 							t.Errorf("left %v: %v", others.Legacy, err)
 						}
@@ -233,7 +233,7 @@ func TestHammerSeesATakeOverInTwoTransactions(t *testing.T) {
 			wait(t, h, 3)
 			rounds := 0
 			for ; rounds < 200 && h.SoFar().Leaked() == 0; rounds++ {
-				if removed, err := k.Cleanup(WithLegacy); err != nil || len(removed) == 0 {
+				if removed, err := k.Cleanup(t.Context(), WithLegacy); err != nil || len(removed) == 0 {
 					t.Fatalf("removed %q: %v", removed, err)
 				}
 				apply(t, k, way.want, way.look)
@@ -261,11 +261,11 @@ func TestCleanupRemovesEachOlderAgentsRules(t *testing.T) {
 			before := notOurs(t, ns, nft.Ruleset{Layout: native.Layout{}})
 			loadOlder(t, name).install(t, ns, nil)
 			k := open(t, ns)
-			named, err := k.Installed(WithLegacy)
+			named, err := k.Installed(t.Context(), WithLegacy)
 			if err != nil || len(named) == 0 {
 				t.Errorf("installed are %q, %v", named, err)
 			}
-			removed, err := k.Cleanup(WithLegacy)
+			removed, err := k.Cleanup(t.Context(), WithLegacy)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -275,7 +275,7 @@ func TestCleanupRemovesEachOlderAgentsRules(t *testing.T) {
 			if diff := cmp.Diff(before, notOurs(t, ns, nft.Ruleset{Layout: native.Layout{}})); diff != "" {
 				t.Errorf("the kernel (-before the agent +after the cleanup):\n%s", diff)
 			}
-			if again, err := k.Cleanup(WithLegacy); err != nil || len(again) > 0 {
+			if again, err := k.Cleanup(t.Context(), WithLegacy); err != nil || len(again) > 0 {
 				t.Errorf("once more removed %q, %v", again, err)
 			}
 		})
@@ -288,7 +288,7 @@ func TestOursIsTheOnlyNATUntilSomebodyElseHasSome(t *testing.T) {
 	k := open(t, ns)
 	want := func(want bool, when string) {
 		t.Helper()
-		if got, err := k.OnlyNAT(); err != nil || got != want {
+		if got, err := k.OnlyNAT(t.Context()); err != nil || got != want {
 			t.Errorf("%s: %t, %v", when, got, err)
 		}
 	}

@@ -361,14 +361,14 @@ func liveSet(t *testing.T, ns *nfttest.NS) string {
 func undo(t *testing.T, ns *nfttest.NS, k *Kernel, want nft.Ruleset, finds string) {
 	t.Helper()
 	foreign, listing := foreignRules(t, ns), foreignListing(t, ns)
-	diffs, err := k.Diff(want, Look{})
+	diffs, err := k.Diff(t.Context(), want, Look{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !slices.ContainsFunc(diffs, func(d string) bool { return strings.Contains(d, finds) }) {
 		t.Errorf("Diff says %q, nothing with %q", diffs, finds)
 	}
-	a, err := k.Apply(want, Look{})
+	a, err := k.Apply(t.Context(), want, Look{})
 	if err != nil {
 		nfttest.NFT(t, ns, "flush ruleset", "-f", "-") // the next one starts afresh
 		t.Errorf("Apply: %v", err)

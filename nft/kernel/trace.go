@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"context"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -44,14 +45,17 @@ type Question struct {
 
 // Trace follows a new connection through the NAT rules of this node, ours and those of
 // others.
-func (k *Kernel) Trace(q Question) (Node, error) {
+func (k *Kernel) Trace(ctx context.Context, q Question) (Node, error) {
 	n, err := followRoute(q.Src, q.Dst, q.Out)
 	if err != nil {
 		return n, err
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	s, err := again(func() (*state, error) { return k.read(q.Held, Look{Others: true}, layout.Scope{Rules: true}) })
+	release, err := k.acquire(ctx)
+	if err != nil {
+		return n, err
+	}
+	defer release()
+	s, err := again(ctx, func() (*state, error) { return k.read(ctx, q.Held, Look{Others: true}, layout.Scope{Rules: true}) })
 	if err != nil {
 		return n, err
 	}
@@ -69,7 +73,7 @@ func (k *Kernel) Trace(q Question) (Node, error) {
 		number uint32
 		trace  *foreign.Trace
 	}{{before, &n.Destination}, {unix.NF_INET_POST_ROUTING, &n.Source}} {
-		t, err := again(func() (*foreign.Tracer, error) { return foreign.NewTracer(k.conn, hook.number, known) })
+		t, err := again(ctx, func() (*foreign.Tracer, error) { return foreign.NewTracer(k.conn, hook.number, known) })
 		if err != nil {
 			return n, err
 		}

@@ -169,7 +169,7 @@ func TestTheViewHasARuleForEachEntryOfTheFile(t *testing.T) {
 					nfttest.Run(t, ns, "", "iptables-nft", append([]string{"-t", "nat", "-C"}, shellWords(strings.TrimPrefix(line, "-A "))...)...)
 				}
 				inStep(t, ns, want)
-				held, found, err := open(t, ns).ReadBack()
+				held, found, err := open(t, ns).ReadBack(t.Context())
 				if err != nil || !found || !held.Same(want) || held.Hash() != want.Hash() {
 					t.Errorf("read back %v, %t, %v", held, found, err)
 				}
@@ -222,13 +222,13 @@ func TestRulesOfTheFirstVersionAreOursAndAreRenewed(t *testing.T) {
 			before.Tables[i] = xtables.SharedTable(f, before.Policy, "IP-MASQ", "ip-masq")
 		}
 		apply(t, open(t, ns), before, Look{})
-		held, found, err := open(t, ns).ReadBack()
+		held, found, err := open(t, ns).ReadBack(t.Context())
 		if err != nil || !found || !held.Same(want) {
 			t.Fatalf("read back %v, %t, %v", held, found, err)
 		}
 		options.Layout = layouts.Of(mode, "IP-MASQ")
 		want = nft.Compile(c, options)
-		a, err := open(t, ns).Apply(want, everything)
+		a, err := open(t, ns).Apply(t.Context(), want, everything)
 		if err != nil || len(a.Differences) == 0 || len(a.Replaced) > 0 {
 			t.Fatalf("%s: %+v, %v", mode, a, err)
 		}

@@ -4,6 +4,7 @@
 package layout
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -17,11 +18,11 @@ import (
 type Reader interface {
 	// Read reads what the kernel holds, as much as the wanted ruleset and the scope
 	// need.
-	Read(want nft.Ruleset, s Scope) (Held, error)
+	Read(ctx context.Context, want nft.Ruleset, s Scope) (Held, error)
 	// ReadBack reads the ruleset that the kernel holds. The chain is where ours would
 	// be if it is not found by its signature; with alike it need not be ours: an older
 	// agent may have written it. It returns nil if there is nothing.
-	ReadBack(chain string, alike bool) (*Found, error)
+	ReadBack(ctx context.Context, chain string, alike bool) (*Found, error)
 	// Counters reads how many connections went which way, over a connection of its own.
 	// It returns nil if the layout is another one.
 	Counters(l nft.Layout) ([]nft.Counts, error)
@@ -30,10 +31,10 @@ type Reader interface {
 	Large(want nft.Ruleset) bool
 	// Rewrite writes what changed without reading it, for when others' transactions do
 	// not let us read to the end. It returns the differences that it repaired.
-	Rewrite(want nft.Ruleset) ([]string, error)
+	Rewrite(ctx context.Context, want nft.Ruleset) ([]string, error)
 	// Recreate deletes the table and creates it again, for when it cannot be repaired
 	// in place. It returns for how long no rules decided.
-	Recreate(want nft.Ruleset) (gap time.Duration, err error)
+	Recreate(ctx context.Context, want nft.Ruleset) (gap time.Duration, err error)
 	// Close closes the connection of the counters.
 	Close() error
 }
@@ -75,7 +76,7 @@ type Held interface {
 	// Owns reports whether a chain is ours or, in the wanted ruleset, will be.
 	Owns(want nft.Ruleset) func(nfnetlink.Chain) bool
 	// Stage writes what no rule refers to yet.
-	Stage(want nft.Ruleset) (Staged, error)
+	Stage(ctx context.Context, want nft.Ruleset) (Staged, error)
 	// Plan plans how it becomes the wanted ruleset, or goes.
 	Plan(want nft.Ruleset, staged Staged, p *Plan) error
 	// Right says that no differences were found.

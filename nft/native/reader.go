@@ -1,6 +1,7 @@
 package native
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -46,12 +47,14 @@ func (r *Reader) Close() error { return r.counters.Close() }
 func (r *Reader) Large(nft.Ruleset) bool { return false }
 
 // Rewrite implements [layout.Reader].
-func (r *Reader) Rewrite(nft.Ruleset) ([]string, error) { return nil, layout.ErrNotPossible }
+func (r *Reader) Rewrite(context.Context, nft.Ruleset) ([]string, error) {
+	return nil, layout.ErrNotPossible
+}
 
 // Recreate implements [layout.Reader]. A map, an object or a chain that somebody put there
 // may hold what has to go, or its flags may not be changed. The table is deleted only if
 // the kernel takes all that is to be made, which is tried before.
-func (r *Reader) Recreate(want nft.Ruleset) (gap time.Duration, err error) {
+func (r *Reader) Recreate(_ context.Context, want nft.Ruleset) (gap time.Duration, err error) {
 	t := tableOf(want)
 	if t == nil {
 		return 0, layout.ErrNotPossible
@@ -75,7 +78,7 @@ func (r *Reader) Recreate(want nft.Ruleset) (gap time.Duration, err error) {
 }
 
 // ReadBack implements [layout.Reader].
-func (r *Reader) ReadBack(string, bool) (*layout.Found, error) {
+func (r *Reader) ReadBack(context.Context, string, bool) (*layout.Found, error) {
 	own, err := ReadWhole(r.conn)
 	if err != nil || own == nil || own.Empty() {
 		return nil, err
@@ -127,7 +130,7 @@ func tableOf(want nft.Ruleset) *nft.Table {
 }
 
 // Read implements [layout.Reader].
-func (r *Reader) Read(want nft.Ruleset, s layout.Scope) (layout.Held, error) {
+func (r *Reader) Read(ctx context.Context, want nft.Ruleset, s layout.Scope) (layout.Held, error) {
 	own, err := ReadOwn(r.conn)
 	if err != nil {
 		return nil, err
@@ -135,6 +138,9 @@ func (r *Reader) Read(want nft.Ruleset, s layout.Scope) (layout.Held, error) {
 	h := &held{Reader: r, own: own, generation: s.Generation, inFull: true}
 	if t := tableOf(want); t != nil && own != nil && !s.Rules {
 		for _, w := range t.Sets {
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
 			if err := h.readSides(w, s); err != nil {
 				return nil, err
 			}
@@ -310,7 +316,7 @@ func (h *held) Written(nft.Ruleset, uint32) {}
 // Stage implements [layout.Held]: it fills the sets that are to become effective.
 // Another agent may be at the same: each transaction is made only if the sets are
 // still those that the first one made.
-func (h *held) Stage(want nft.Ruleset) (layout.Staged, error) {
+func (h *held) Stage(ctx context.Context, want nft.Ruleset) (layout.Staged, error) {
 	t := tableOf(want)
 	if t == nil {
 		return layout.Staged{}, nil
@@ -325,6 +331,9 @@ func (h *held) Stage(want nft.Ruleset) (layout.Staged, error) {
 		}
 	}
 	for i, b := range batches {
+		if err := ctx.Err(); err != nil {
+			return layout.Staged{}, err
+		}
 		err := h.fill(b, i == 0, h.generation, out.Handles)
 		if errors.Is(err, unix.EMSGSIZE) && h.PerBatch > SmallBatch {
 			h.PerBatch = SmallBatch // the send buffer is small: again

@@ -1,6 +1,7 @@
 package xtables
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -63,7 +64,7 @@ func tableOf(want nft.Ruleset, f nfnetlink.Family) *nft.Table {
 }
 
 // Read implements [layout.Reader].
-func (r *Reader) Read(want nft.Ruleset, s layout.Scope) (layout.Held, error) {
+func (r *Reader) Read(ctx context.Context, want nft.Ruleset, s layout.Scope) (layout.Held, error) {
 	h := &held{Reader: r, inFull: true}
 	var names []string
 	if chain, ok := chainOf(want); ok {
@@ -80,6 +81,9 @@ func (r *Reader) Read(want nft.Ruleset, s layout.Scope) (layout.Held, error) {
 		}
 	}()
 	for i, f := range families() {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		how := Reading{Others: s.Others, Quick: s.Quick && trust}
 		if !s.Others {
 			how.Seen = r.jumps[i]
@@ -141,7 +145,7 @@ func (r *Reader) Large(want nft.Ruleset) bool {
 
 // Rewrite implements [layout.Reader]: chains that have changed, as far as their heads
 // tell, are written again, whatever is written in between.
-func (r *Reader) Rewrite(want nft.Ruleset) ([]string, error) {
+func (r *Reader) Rewrite(ctx context.Context, want nft.Ruleset) ([]string, error) {
 	chain, ok := chainOf(want)
 	if !ok {
 		return nil, layout.ErrNotPossible
@@ -165,6 +169,9 @@ func (r *Reader) Rewrite(want nft.Ruleset) ([]string, error) {
 	if err := h.Plan(want, layout.Staged{}, &p); err != nil {
 		return nil, err
 	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	for _, b := range p.Batches() {
 		if err := r.conn.Commit(b, 0); err != nil {
 			return nil, err
@@ -176,11 +183,13 @@ func (r *Reader) Rewrite(want nft.Ruleset) ([]string, error) {
 }
 
 // Recreate implements [layout.Reader]: the tables are not ours.
-func (r *Reader) Recreate(nft.Ruleset) (time.Duration, error) { return 0, layout.ErrNotPossible }
+func (r *Reader) Recreate(context.Context, nft.Ruleset) (time.Duration, error) {
+	return 0, layout.ErrNotPossible
+}
 
 // ReadBack implements [layout.Reader].
-func (r *Reader) ReadBack(chain string, alike bool) (*layout.Found, error) {
-	h, err := r.Read(nft.Ruleset{}, layout.Scope{Others: true})
+func (r *Reader) ReadBack(ctx context.Context, chain string, alike bool) (*layout.Found, error) {
+	h, err := r.Read(ctx, nft.Ruleset{}, layout.Scope{Others: true})
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +202,7 @@ func (r *Reader) ReadBack(chain string, alike bool) (*layout.Found, error) {
 		return found, nil
 	}
 	wanted := nft.Ruleset{Layout: Layout{chain}}
-	if h, err = r.Read(wanted, layout.Scope{Rules: true}); err != nil {
+	if h, err = r.Read(ctx, wanted, layout.Scope{Rules: true}); err != nil {
 		return nil, err
 	}
 	p := nft.Policy{}
@@ -328,7 +337,9 @@ func (h *held) Owns(want nft.Ruleset) func(nfnetlink.Chain) bool {
 }
 
 // Stage implements [layout.Held]: there is nothing to stage.
-func (h *held) Stage(nft.Ruleset) (layout.Staged, error) { return layout.Staged{}, nil }
+func (h *held) Stage(context.Context, nft.Ruleset) (layout.Staged, error) {
+	return layout.Staged{}, nil
+}
 
 // Plan implements [layout.Held]. The kernel refuses to wake a table and to make a base
 // chain in it at once, so that a dormant table without POSTROUTING is woken before.

@@ -723,6 +723,9 @@ func firstFew(all []string) []string {
 // refuse says what the kernel would not do, once until that changes, and plans the
 // next try. What others write meanwhile does not put that off.
 func (a *Agent) refuse(err error, reason string) {
+	if errors.Is(err, context.Canceled) {
+		return // the agent ends
+	}
 	if reason != onDrift || a.refused == "" {
 		a.tries++
 		a.timer.Reset(backoff(a.tries))

@@ -53,7 +53,13 @@ func TestMetricsCountTheConnectionsThatWereSent(t *testing.T) {
 			}}}
 			log, lines := logLines()
 			a := New(Inputs{Files: files}, Kernel{
-				Apply: k.Apply, ReadBack: k.ReadBack, PortID: k.PortID, Others: k.Others, XTables: k.XTables, Generation: func() (uint32, error) { return 0, nil }, Cleanup: k.Cleanup, Forget: func() { k.Forget() },
+				Apply: func(want nft.Ruleset, look kernel.Look) (kernel.Applied, error) {
+					return k.Apply(context.Background(), want, look)
+				},
+				ReadBack: func() (nft.Ruleset, bool, error) { return k.ReadBack(context.Background()) }, PortID: k.PortID,
+				Others:  func(want nft.Ruleset) (kernel.Others, error) { return k.Others(context.Background(), want) },
+				XTables: k.XTables, Generation: func() (uint32, error) { return 0, nil }, Forget: func() { k.Forget() },
+				Cleanup: func(what kernel.Removal) ([]string, error) { return k.Cleanup(context.Background(), what) },
 				// A kernel of its own each time: one gives an answer again for a while.
 				Counters: func() ([]nft.Counts, error) { return openKernel(t, topo.Node).Counters(o.Layout) },
 			}, Settings{Options: o}, log)

@@ -1,0 +1,44 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+func TestACanceledApplyLeavesTheOldRules(t *testing.T) {
+	for _, m := range cases.Modes() {
+		ns := nfttest.NewNS(t, "node")
+		k := open(t, ns)
+		before := cases.Load(t, "default").Compile(m)
+		apply(t, k, before, Look{})
+		after := cases.Load(t, "all-policies").Compile(m)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := k.Apply(ctx, after, Look{}); !errors.Is(err, context.Canceled) {
+			t.Errorf("mode %s: Apply: %v", m, err)
+		}
+		inStep(t, ns, before)
+		apply(t, k, after, Look{})
+		inStep(t, ns, after)
+	}
+}
+
+func TestWhoWaitsForTheKernelStopsWithItsContext(t *testing.T) {
+	k := open(t, nfttest.NewNS(t, "node"))
+	k.busy <- struct{}{} // as Apply does for as long as it takes
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() {
+		_, _, err := k.ReadBack(ctx)
+		done <- err
+	}()
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("ReadBack: %v", err)
+	}
+	<-k.busy
+}
