@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -132,8 +134,62 @@ func (b *bench) packets(ctx context.Context) error {
 			}
 		}
 	}
+	return b.packetsFrom(ctx, 1, 8)
+}
+
+// packetsFrom measures what fixed source addresses add to masquerading. The address of a
+// pod is in a map if there are several.
+func (b *bench) packetsFrom(ctx context.Context, counts ...int) (err error) {
+	networks := reachable(targetSmall)
+	dsts := destinations(networks, false)
+	plain := ruleset(networks, nft.ModeNFTables)
+	texts := []string{plain.String()}
+	var addresses []netip.Addr
+	for _, n := range counts {
+		for len(addresses) < n {
+			addresses = append(addresses, addr(number(firstSource)+uint32(len(addresses))))
+		}
+		from := plain.Policy
+		from.Families = slices.Clone(from.Families)
+		from.Families[0].SNAT.List = nft.NewList([]config.CIDR{{Prefix: netip.PrefixFrom(firstSource, 24).Masked()}})
+		texts = append(texts, nft.CompilePolicy(from.On(addresses), plain.Layout).String())
+	}
+	var opened []*path
+	defer func() {
+		for _, p := range opened {
+			err = errors.Join(err, p.close())
+		}
+	}()
+	var contenders []contender
+	for _, text := range texts {
+		p, err := openPath("nft", text, "-f", "-")
+		if p != nil {
+			opened = append(opened, p)
+		}
+		if err != nil {
+			return err
+		}
+		for _, a := range addresses {
+			if err := p.top.Node.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())); err != nil {
+				return err
+			}
+		}
+		contenders = append(contenders, p.contender(dsts))
+	}
+	const times = 5 // a turn is short, and the difference small
+	s, err := takeTurns(ctx, times*b.rounds, contenders...)
+	if err != nil {
+		return err
+	}
+	for i, n := range counts {
+		r := newRow(groupPackets, targetSmall, fmt.Sprintf("from one of %d fixed addresses", n), "µs", s[i+1])
+		b.add(bounded(r.against("masqueraded", s[i+1], s[0]), map[int]float64{targetSmall: 1.02}))
+	}
 	return nil
 }
+
+// firstSource is the first of the fixed addresses.
+var firstSource = netip.MustParseAddr("203.0.113.1")
 
 func (b *bench) packetsN(ctx context.Context, n int, exempt bool) (err error) {
 	what, bare, bareName, bound := "masqueraded", bareMasquerade, "bare masquerade", 1.1
