@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"io/fs"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +17,8 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfttest"
 )
 
 const root = "../.." // of the repository
@@ -233,5 +237,73 @@ func TestPoliciesOfTheReadmeAreAcceptedWithoutAWarning(t *testing.T) {
 	}
 	if policies < 5 {
 		t.Errorf("%d policies", policies)
+	}
+}
+
+// The table of policies in the README has what the far end saw. Interfaces are named as
+// those of the test are, another program masquerades what is exempt, and the node has
+// the fixed address.
+func TestPoliciesOfTheReadmeShowTheFarEndsView(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	_, table, _ := strings.Cut(readDocument(t, "README.md"), "## Policies people ask for")
+	table, _, _ = strings.Cut(table, "\n## ")
+	n := newTrafficNode(t)
+	n.assign("198.51.100.11")
+	seen, sources := 0, ""
+	for row := range strings.Lines(table) {
+		cells := strings.Split(row, " | ")
+		if len(cells) != 3 || !strings.Contains(cells[2], "→") {
+			continue
+		}
+		foreign := ""
+		for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(cells[1], -1) {
+			text := strings.ReplaceAll(m[1], "veth*", "pod*") + "\n"
+			switch {
+			case strings.HasPrefix(text, config.KeyMasqueradeSrcCIDRs):
+				sources = text
+			case strings.HasPrefix(text, config.KeyEnforceNonMasquerade):
+				text += sources
+				foreign = "table inet cni { chain c { type nat hook postrouting priority 100; ip saddr 10.244.0.0/16 masquerade; }; }"
+			}
+			want := wants(t, text).On(addrs("198.51.100.11"))
+			k := n.kernel()
+			_, err := k.Apply(t.Context(), want, kernel.Look{})
+			n.check(errors.Join(err, k.Close()))
+			if foreign != "" {
+				nfttest.NFT(t, n.top.Node, foreign, "-f", "-")
+			}
+			for _, view := range strings.Split(strings.Trim(cells[2], " |\n"), "; ") {
+				dst, claims, _ := strings.Cut(view, ": ")
+				for _, claim := range strings.Split(claims, ", ") {
+					from, as, _ := strings.Cut(claim, " → ")
+					n.sees(text, dst, from, as, uint16(6000+seen))
+					seen++
+				}
+			}
+			if foreign != "" {
+				nfttest.NFT(t, n.top.Node, "", "delete", "table", "inet", "cni")
+			}
+		}
+	}
+	if seen < 9 {
+		t.Errorf("%d views", seen)
+	}
+}
+
+// sees compares how a destination sees a source, with a port if one is given.
+func (n trafficNode) sees(policy, dst, from, as string, port uint16) {
+	n.t.Helper()
+	src, err := netip.ParseAddrPort(from)
+	if err != nil {
+		src = netip.AddrPortFrom(netip.MustParseAddr(from), 0)
+	}
+	flow := nfttest.Flow{Proto: nfttest.UDP, From: n.top.Pod, Src: src, Dst: netip.AddrPortFrom(netip.MustParseAddr(dst), port)}
+	if src.Addr() == n.top.NodeV4 {
+		flow.From = n.top.Node
+	}
+	got := nfttest.MustSend(n.t, n.top, flow).Seen
+	if text := map[bool]string{true: got.Addr().String(), false: got.String()}[src.Port() == 0]; text != as {
+		n.t.Errorf("%s: %s sees %s as %s, the README has %s", strings.TrimSpace(policy), dst, from, text, as)
 	}
 }

@@ -19,7 +19,7 @@ var floating = []string{"198.51.100.211", "198.51.100.212", "2001:db8:5::2", "20
 
 const snatKey = `snatAddresses: [198.51.100.208/29, "2001:db8:5::/64"]`
 
-// addressesMove gives the node addresses and takes them away. Once the agent has
+// addressesMove assigns addresses to the node and removes them. Once the agent has
 // followed, a pod's connections leave from the address that is its own, and from no
 // other.
 func addressesMove(ctx context.Context, b *bench) error {
@@ -37,7 +37,7 @@ func addressesMove(ctx context.Context, b *bench) error {
 		if at < 0 {
 			after = append(after, moving)
 		}
-		// Until the agent has followed, connections leave from where they left before.
+		// Until the agent has followed, connections leave from the addresses of before.
 		b.hammer.LeavesFrom(append(b.sources(want, has), b.sources(want, after)...)...)
 		err := b.whileAway(ctx, func() error {
 			if err := b.float(moving, at < 0); err != nil {
@@ -56,7 +56,7 @@ func addressesMove(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// settle lets connections leave only from where they must with these addresses.
+// settle expects connections only from the addresses that are right now.
 func (b *bench) settle(ctx context.Context, want nft.Ruleset, has []string) error {
 	b.hammer.LeavesFrom(b.sources(want, has)...)
 	if err := b.inSync(ctx, want.On(addresses(has))); err != nil {
@@ -84,7 +84,7 @@ func addresses(texts []string) (all []netip.Addr) {
 	return all
 }
 
-// float gives the node an address, or takes it away.
+// float assigns an address to the node, or removes it.
 func (b *bench) float(a string, here bool) error {
 	addr := netip.MustParseAddr(a)
 	prefix := netip.PrefixFrom(addr, addr.BitLen())
@@ -95,7 +95,7 @@ func (b *bench) float(a string, here bool) error {
 	return err
 }
 
-// onTheLink is an address that the far end looks for on its link.
+// onTheLink is an address that the far end resolves by ARP.
 const onTheLink = "192.0.2.211"
 
 // changedByHand is known to be wrong: an address is taken from the node before the rules
