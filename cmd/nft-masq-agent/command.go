@@ -7,10 +7,14 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 )
@@ -66,6 +70,13 @@ func dispatch(ctx context.Context, all []command, args []string, e environment) 
 	if err != nil {
 		_, _ = fmt.Fprintf(e.stderr, "%s: %v\n", program, err)
 		return exitUsage
+	}
+	if c.name == "run" {
+		// That nobody reads its warnings, or its log, is no reason not to start.
+		signal.Ignore(unix.SIGPIPE)
+		queue := newLineQueue(e.stderr)
+		defer queue.Close(time.Second)
+		e.stderr = queue
 	}
 	c.tolerant = implied
 	code, err := c.run(ctx, args, e)

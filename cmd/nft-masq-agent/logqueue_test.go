@@ -153,3 +153,44 @@ func TestALogThatIsNotReadOrReadSlowlyOrIsGoneStopsNoHealing(t *testing.T) {
 		}
 	})
 }
+
+func TestWarningsThatNobodyReadsStopNoStart(t *testing.T) {
+	t.Parallel()
+	for _, gone := range []bool{false, true} {
+		for _, line := range []string{"run --resync-interval=0 --config FILE", "--config FILE ignored"} {
+			t.Run(fmt.Sprintf("gone %t, %s", gone, line), func(t *testing.T) {
+				n := newNode(t)
+				r, w, err := os.Pipe()
+				n.check(err)
+				defer r.Close()
+				if gone {
+					n.check(r.Close())
+				} else {
+					size, err := unix.FcntlInt(w.Fd(), unix.F_GETPIPE_SZ, 0)
+					n.check(err)
+					_, err = w.Write(make([]byte, size))
+					n.check(err)
+				}
+				cmd := n.command(nil, strings.Fields(strings.Replace(line, "FILE", n.path, 1))...)
+				cmd.Stderr = w
+				p, err := n.Start(cmd)
+				n.check(err)
+				t.Cleanup(func() {
+					_ = p.Kill()
+					<-p.Done()
+				})
+				n.check(w.Close())
+				for late := time.Now().Add(patience); len(n.differences(wants(t, ""))) > 0; {
+					if time.Now().After(late) {
+						t.Fatal("no rules are installed")
+					}
+					time.Sleep(time.Millisecond)
+				}
+				n.check(p.Signal(unix.SIGTERM))
+				if err := p.Wait(); err != nil {
+					t.Errorf("ended with %v", err)
+				}
+			})
+		}
+	}
+}

@@ -64,8 +64,6 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 	signal.Notify(hangup, unix.SIGHUP)
 	defer signal.Stop(hangup)
 
-	// A log whose reader is gone is no reason to end.
-	signal.Ignore(unix.SIGPIPE)
 	lines := newLineQueue(e.stdout)
 	defer lines.Close(lastLines)
 	log := newLogger(lines, o)
