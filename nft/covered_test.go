@@ -68,6 +68,7 @@ func checkDropCovered(t *testing.T, list []config.CIDR) {
 }
 
 func TestManyCoveredEntriesTakeNoTime(t *testing.T) {
+	t.Parallel()
 	list := make([]config.CIDR, 0, 200_000)
 	for i := range cap(list) {
 		a := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})

@@ -214,7 +214,7 @@ func TestWhatIsDoneToTheRulesIsUndone(t *testing.T) {
 
 func TestEachFlushOfTheRulesetIsHealed(t *testing.T) {
 	t.Parallel()
-	heals := often(10, 150, 1000)
+	heals := nfttest.Rounds(10, 150, 1000)
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
 		n.swap(slash24s(10))
@@ -393,7 +393,7 @@ func TestABusyNeighbourCostsLittleAndHidesNothing(t *testing.T) {
 		d.began(want)
 		c := n.connect()
 		defer c.Close()
-		commits := often(80, 200, 200)
+		commits := nfttest.Rounds(80, 200, 200)
 		commit := func() {
 			t.Helper()
 			var seen tally

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 // foreignRules are rules of others.
@@ -18,7 +20,7 @@ type foreignRules struct {
 
 func manyForeignRules() []foreignRules {
 	switch {
-	case long:
+	case nfttest.Long():
 		return []foreignRules{{"50,000", 50_000, 0}, {"120,000", 120_000, 0}, {"30,000 long ones", 30_000, 38}}
 	case testing.Short():
 		return []foreignRules{{"2,000", 2_000, 0}}

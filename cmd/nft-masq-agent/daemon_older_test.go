@@ -145,7 +145,7 @@ func noneWrong(t *testing.T, h *nfttest.Hammer) {
 
 func TestARejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 	t.Parallel()
-	for _, version := range olderVersions[:often(1, 2, len(olderVersions))] {
+	for _, version := range olderVersions[:nfttest.Rounds(1, 2, len(olderVersions))] {
 		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save", "iptables-legacy-restore", "iptables-legacy-save")
 			top := nfttest.NewTopology(t)
@@ -154,8 +154,8 @@ func TestARejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 			h := nfttest.StartHammer(t, top, older.targets()...)
 			mistakes := older.mistakes()
 			all := slices.Sorted(maps.Keys(mistakes))
-			for _, mistake := range all[len(all)-often(2, len(all), len(all)):] {
-				for _, takeOver := range []bool{true, false}[:often(1, 2, 2)] {
+			for _, mistake := range all[len(all)-nfttest.Rounds(2, len(all), len(all)):] {
+				for _, takeOver := range []bool{true, false}[:nfttest.Rounds(1, 2, 2)] {
 					n.swap(mistakes[mistake])
 					d := n.start(flag, fmt.Sprintf("--takeover=%t", takeOver))
 					line := d.await("config_rejected")
@@ -195,8 +195,8 @@ func TestTheDefaultsBesideAnOlderAgentAreWrong(t *testing.T) {
 
 func TestTakeOverAndWayBackLetNoWrongSourceOut(t *testing.T) {
 	t.Parallel()
-	rounds := often(1, 2, 20)
-	for _, version := range olderVersions[:often(1, 2, len(olderVersions))] {
+	rounds := nfttest.Rounds(1, 2, 20)
+	for _, version := range olderVersions[:nfttest.Rounds(1, 2, len(olderVersions))] {
 		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save", "iptables-legacy-restore", "iptables-legacy-save")
 			top := nfttest.NewTopology(t)

@@ -214,7 +214,7 @@ func TestAfterAnyOperationsTheRulesAreThoseOfTheLastValidContent(t *testing.T) {
 			want := wants(t, "", flags...)
 			d.began(want)
 			var log []string
-			for done := 0; done < often(40, 300, 10_000); {
+			for done := 0; done < nfttest.Rounds(40, 300, 10_000); {
 				burst := 1 + m.IntN(3)
 				for range burst {
 					log = append(log, m.operation())
@@ -298,7 +298,7 @@ func (d *daemon) settles(before nft.Ruleset, flags []string) (nft.Ruleset, error
 
 func TestReloadsLeakNothing(t *testing.T) {
 	t.Parallel()
-	warmUp, reloads := often(20, 100, 100), often(20, 100, 10_000)
+	warmUp, reloads := nfttest.Rounds(20, 100, 100), nfttest.Rounds(20, 100, 10_000)
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
 		d := n.start(flag, "--http-address", httpAddress)

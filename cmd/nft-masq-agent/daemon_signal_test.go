@@ -97,7 +97,7 @@ func TestNothingIsWrittenOrSaidWhileNothingChanges(t *testing.T) {
 		before := n.generation()
 		d.until("some looks", func() bool {
 			looks, _ := strconv.Atoi(n.looks("resync"))
-			return looks >= often(1, 3, 3)
+			return looks >= nfttest.Rounds(1, 3, 3)
 		})
 		if after := n.generation(); after != before {
 			t.Errorf("generation %d, was %d", after, before)

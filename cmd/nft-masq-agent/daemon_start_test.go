@@ -199,7 +199,7 @@ func TestWithoutNetAdminItNamesItAndTriesAgain(t *testing.T) {
 		}
 		d.until("further tries", func() bool {
 			tries, _ := strconv.Atoi(n.metric(`nft_masq_agent_applies_total{reason="retry",result="refused"}`))
-			return tries >= often(1, 2, 2)
+			return tries >= nfttest.Rounds(1, 2, 2)
 		})
 		if code, body := n.get("/readyz"); code != 503 || !strings.Contains(body, "NET_ADMIN") {
 			t.Errorf("readyz says %d %s", code, body)

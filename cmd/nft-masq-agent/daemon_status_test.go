@@ -37,7 +37,7 @@ func TestStatusNamesEachTampering(t *testing.T) {
 		d.began(want)
 		d.stop()
 		all := tamperings(mode)
-		for _, a := range all[:often(len(all)/4, len(all), len(all))] {
+		for _, a := range all[:nfttest.Rounds(len(all)/4, len(all), len(all))] {
 			t.Run(a.name, func(t *testing.T) {
 				if r, code := n.status(flags...); code != exitDone || !r.Kernel.InStep || r.Kernel.Hash != want.Hash() {
 					t.Errorf("in step, but exit code %d: %+v", code, r)

@@ -31,21 +31,6 @@ import (
 	"nft-masq-agent/nft/nfttest/agent"
 )
 
-// long says that the tests may take as long as it takes to prove their point.
-var long = os.Getenv("LONG") == "1"
-
-// often returns how often a test repeats what it does, or how much it does at once:
-// with -short, usually, and with LONG=1.
-func often(short, usually, atLength int) int {
-	switch {
-	case long:
-		return atLength
-	case testing.Short():
-		return short
-	}
-	return usually
-}
-
 // patience is how long something may take that has to happen. Only a test that
 // fails waits for so long.
 const patience = 30 * time.Second

@@ -19,7 +19,7 @@ func hungMounts() map[string]func(testing.TB) string {
 		"no request is taken": nfttest.DeadMount,
 		"read":                hung(nfttest.FUSERead),
 	}
-	if long {
+	if nfttest.Long() {
 		all["lookup"] = hung(nfttest.FUSELookup)
 		all["getattr"] = hung(nfttest.FUSEGetattr)
 		all["open"] = hung(nfttest.FUSEOpen)

@@ -78,7 +78,7 @@ func TestTheHeadlineIsWhatTheFarEndSeesWhateverTheRulesOfOthers(t *testing.T) {
 	if err != nil || len(dirs) == 0 {
 		t.Fatal("no cases", err)
 	}
-	packets := often(30, 300, 1000)
+	packets := nfttest.Rounds(30, 300, 1000)
 	r := rand.New(rand.NewPCG(*seed, 19))
 	n := newTrafficNode(t)
 	configs := []string{

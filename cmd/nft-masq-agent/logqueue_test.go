@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
 )
 
 func TestALogThatNobodyReadsHoldsNobodyUpAndCountsWhatIsLost(t *testing.T) {
@@ -109,7 +110,7 @@ func TestALogThatIsNotReadOrReadSlowlyOrIsGoneStopsNoHealing(t *testing.T) {
 		})
 		heals := func(when string) {
 			t.Helper()
-			for range often(1, 5, 5) {
+			for range nfttest.Rounds(1, 5, 5) {
 				tamper(n, mode)
 				late := time.Now().Add(patience)
 				for len(n.differences(wants(t, "", flag))) > 0 {

@@ -451,7 +451,7 @@ func TestMissingCapabilityIsNamed(t *testing.T) {
 // TestFullTable fills the table to its limit, which is that of the machine: about
 // 260,000 entries.
 func TestFullTable(t *testing.T) {
-	if os.Getenv("LONG") != "1" {
+	if !nfttest.Long() {
 		t.Log("with LONG=1")
 		return
 	}

@@ -12,6 +12,7 @@ import (
 )
 
 func TestConflictsFollowThePathOfAPacket(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft")
 	const nothing = ""
 	tests := []struct{ name, rules, want string }{

@@ -23,6 +23,7 @@ func pods(shared bool) foreign.Share {
 }
 
 func TestRulesThatExemptedFromOlderAgentsAreFound(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore")
 	const (
 		jump    = `-A POSTROUTING -m comment --comment "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain" -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT`
@@ -78,6 +79,7 @@ func TestRulesThatExemptedFromOlderAgentsAreFound(t *testing.T) {
 }
 
 func TestNumberOfRulesReadIsBounded(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	var rules strings.Builder

@@ -16,8 +16,10 @@ import (
 )
 
 func TestNFTLoadsTheGoldenTextAsWeWriteIt(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft")
 	cases.Each(t, func(t *testing.T, c cases.Case) {
+		c.SkipIfShort(t)
 		t.Parallel()
 		ns := nfttest.NewNS(t, "case")
 		want := c.Compile(nft.ModeNFTables)
@@ -60,8 +62,10 @@ func bytecode(t *testing.T, ns *nfttest.NS) string {
 }
 
 func TestIPTablesSavesTheGoldenRules(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "iptables-nft-save", "iptables-nft-restore")
 	cases.EachIn(t, nft.ModeIPTables, func(t *testing.T, c cases.Case) {
+		c.SkipIfShort(t)
 		t.Parallel()
 		ns := nfttest.NewNS(t, "case")
 		want := c.Compile(nft.ModeIPTables)
@@ -146,7 +150,9 @@ func natRules(t testing.TB, ns *nfttest.NS) map[string][]nfnetlink.Rule {
 }
 
 func TestPacketsGoAsTheCasesSay(t *testing.T) {
+	t.Parallel()
 	cases.Each(t, func(t *testing.T, c cases.Case) {
+		c.SkipIfShort(t)
 		t.Parallel()
 		wire := newWire(t)
 		k := open(t, wire.Node)

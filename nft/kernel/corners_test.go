@@ -22,6 +22,7 @@ import (
 // iptables does not use a POSTROUTING with another hook than its own, and we do
 // not delete what somebody else made.
 func TestPostroutingWithAnotherHookIsAnErrorThatNamesIt(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft")
 	want, nf := cases.Load(t, "both-families").Compile(nft.ModeIPTables), cases.Load(t, "both-families").Compile(nft.ModeNFTables)
 	for _, family := range []string{"ip", "ip6"} {
@@ -106,6 +107,7 @@ func postrouting(t *testing.T, ns *nfttest.NS) []string {
 }
 
 func TestOurRenamedChainGoesWhenOursIsPutBack(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft")
 	for _, name := range []string{"default", "all-policies", "to-ports-force"} {
 		was := cases.Load(t, name)
@@ -152,6 +154,7 @@ func TestOurRenamedChainGoesWhenOursIsPutBack(t *testing.T) {
 }
 
 func TestOurRenamedChainIsReadBackAndCleanedUp(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	for _, renamed := range []string{"ip", "ip6", "both"} {
 		t.Run(renamed, func(t *testing.T) {
@@ -187,6 +190,7 @@ func TestOurRenamedChainIsReadBackAndCleanedUp(t *testing.T) {
 
 // A renamed chain that somebody has changed since is not ours any more.
 func TestRenamedAndChangedChainIsNamed(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	for _, change := range [][]string{
 		{"-A", "RENAMED", "-d", "192.0.2.99", "-j", "ACCEPT"},

@@ -60,6 +60,7 @@ func (w *wire) sees(t *testing.T, src, dst string, proto nfttest.Proto) netip.Ad
 // here that includes the pods. Without enforcement they do that to pods' connections
 // to exempt destinations too.
 func TestPodsKeepTheirAddressWhateverOtherProgramsDo(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	both := []string{"10.244.1.2", "fd00:10:244:1::2"}
 	for _, tt := range []struct {

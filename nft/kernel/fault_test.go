@@ -397,13 +397,14 @@ func faultsOf(c call, n int) []fault {
 		}
 		all = append(all, fault{sentAndLost, unix.ENOBUFS})
 	}
-	if long || c == callCommit && !testing.Short() {
+	if nfttest.Long() || c == callCommit && !testing.Short() {
 		return all
 	}
 	return []fault{all[n/2%len(all)]}
 }
 
 func TestEveryCallMayFail(t *testing.T) {
+	t.Parallel()
 	for _, tr := range transitions() {
 		t.Run(tr.name, func(t *testing.T) {
 			t.Parallel()
@@ -411,7 +412,7 @@ func TestEveryCallMayFail(t *testing.T) {
 			whole := r.faults(0, fault{})
 			r.run(tr, whole, true)
 			for n, kind := range whole.seen {
-				if n%rounds(9, 1, 1) > 0 {
+				if n%nfttest.Rounds(9, 1, 1) > 0 {
 					continue
 				}
 				for i, f := range faultsOf(kind, n) {
@@ -423,6 +424,7 @@ func TestEveryCallMayFail(t *testing.T) {
 }
 
 func TestKilledAnywhereTheRulesAreTheOldOrTheNew(t *testing.T) {
+	t.Parallel()
 	before, after := tamperConfig(4500), tamperConfig(4500)
 	after.NonMasqueradeCIDRs = after.NonMasqueradeCIDRs[1:] // filled in two transactions
 	for i := range 4500 {
@@ -430,7 +432,7 @@ func TestKilledAnywhereTheRulesAreTheOldOrTheNew(t *testing.T) {
 		after.NonMasqueradeCIDRs = append(after.NonMasqueradeCIDRs, config.CIDR{Prefix: p})
 	}
 	from, to := nft.Compile(before, nft.Options{Layout: native.Layout{}}), nft.Compile(after, nft.Options{Layout: native.Layout{}})
-	for _, tr := range append(transitions(), transition{"many CIDRs", &from, &to, ""})[:len(transitions())+rounds(0, 1, 1)] {
+	for _, tr := range append(transitions(), transition{"many CIDRs", &from, &to, ""})[:len(transitions())+nfttest.Rounds(0, 1, 1)] {
 		t.Run(tr.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)

@@ -18,7 +18,7 @@ import (
 // flood is how much somebody adds to our tables. What is read of it is far less than
 // it takes to run out of memory.
 func flood() (rules, elements int) {
-	return rounds(3_000, 8_000, 150_000), rounds(4_000, 12_000, 600_000)
+	return nfttest.Rounds(3_000, 8_000, 150_000), nfttest.Rounds(4_000, 12_000, 600_000)
 }
 
 // fill commits rules of one counter each, or elements, in transactions that fit the

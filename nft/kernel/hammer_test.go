@@ -46,6 +46,7 @@ func halves(others int) (whole, halved config.Config) {
 }
 
 func TestReloadsLetNoWrongSourceOut(t *testing.T) {
+	t.Parallel()
 	whole, halved := halves(20)
 	policies := halved
 	policies.MasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16", "fd00:10::/32")
@@ -70,7 +71,7 @@ func TestReloadsLetNoWrongSourceOut(t *testing.T) {
 			k := open(t, top.Node)
 			apply(t, k, tt.rulesets[0], Look{})
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP, nfttest.TCP)...)
-			for i := range rounds(tt.reloads/10, tt.reloads, tt.reloads*25) {
+			for i := range nfttest.Rounds(tt.reloads/10, tt.reloads, tt.reloads*25) {
 				// The other mode's rules are looked for where the mode changes.
 				if diffs := apply(t, k, tt.rulesets[(i+1)%len(tt.rulesets)], Look{Others: tt.name == "both modes"}); len(diffs) == 0 {
 					t.Fatalf("reload %d did nothing", i)
@@ -102,6 +103,7 @@ func judge(t *testing.T, h *nfttest.Hammer) nfttest.Tally {
 }
 
 func TestFirstInstallationLetsNoWrongSourceOut(t *testing.T) {
+	t.Parallel()
 	many, _ := halves(2000)
 	some, _ := halves(100)
 	for _, tt := range []struct {
@@ -116,7 +118,7 @@ func TestFirstInstallationLetsNoWrongSourceOut(t *testing.T) {
 			k := open(t, top.Node)
 			// What must be masqueraded is not while nothing is installed.
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)[0], hammerTargets(nfttest.UDP)[2])
-			for range rounds(tt.installations/10, tt.installations, tt.installations*20) {
+			for range nfttest.Rounds(tt.installations/10, tt.installations, tt.installations*20) {
 				apply(t, k, tt.Ruleset, Look{})
 				if _, err := k.Cleanup(t.Context(), Ours); err != nil {
 					t.Fatal(err)

@@ -73,6 +73,7 @@ func TestDiffWritesNothing(t *testing.T) {
 }
 
 func TestLargeSetIsReadWholeOnlyWhenAsked(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	want := nft.Compile(tamperConfig(native.BigSet+500), nft.Options{Layout: native.Layout{}})
@@ -120,6 +121,7 @@ func TestLargeSetIsReadWholeOnlyWhenAsked(t *testing.T) {
 }
 
 func TestLargeChainIsReadWholeOnlyWhenAsked(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
 	want := xtOf(tamperConfig(500))
@@ -217,6 +219,7 @@ func TestAnotherChainNameLeavesNothingOfTheOld(t *testing.T) {
 }
 
 func TestTableThatHoldsSomethingElseStays(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft")
 	for what, text := range map[string]string{
 		"set":     "add set ip nat foreign { type ipv4_addr; elements = { 192.0.2.1 }; }",
@@ -315,9 +318,10 @@ func TestZeroConfigCompiles(t *testing.T) {
 
 // Somebody who writes all the time does not let a large chain be read to its end.
 func TestLargeChainIsRepairedWhileOthersKeepWriting(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
-	want := xtOf(tamperConfig(rounds(6_000, 10_000, 31_000)))
+	want := xtOf(tamperConfig(nfttest.Rounds(6_000, 10_000, 31_000)))
 	k := open(t, ns)
 	apply(t, k, want, Look{})
 	c, stop := connect(t, ns), make(chan struct{})

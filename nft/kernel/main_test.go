@@ -15,20 +15,6 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
 
-// long says that the tests may take as long as it takes to prove their point.
-var long = os.Getenv("LONG") == "1"
-
-// rounds returns how often something is done: with -short, usually, and with LONG=1.
-func rounds(short, usual, most int) int {
-	switch {
-	case long:
-		return most
-	case testing.Short():
-		return short
-	}
-	return usual
-}
-
 // dialIn gives a dialler whose sockets are in the namespace, also those that
 // replace one that failed.
 func dialIn(ns *nfttest.NS) func() (*netlink.Conn, error) {

@@ -13,6 +13,7 @@ import (
 
 // Apply and Others share what they read, for as long as nobody else writes.
 func TestRulesOfOthersAreReadAgainOnceSomebodyWrote(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
 	nfttest.Run(t, ns, flatRules(xtables.Postrouting, manyRules), "iptables-nft-restore")

@@ -32,6 +32,7 @@ COMMIT
 `
 
 func TestLoopbackWorks(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore")
 	nothing := config.Config{MasqLinkLocal: true, EnableIPv6: true} // exempt
 	forced := nothing
@@ -116,7 +117,7 @@ func TestRefusedTransactionsLeaveTheOldRules(t *testing.T) {
 			r := newRig(t)
 			for _, errno := range errnos {
 				// Apply tries again after some, and takes its time.
-				if !long && outdated(errno) && (testing.Short() || tr.name != "change" && tr.name != "change for iptables") {
+				if !nfttest.Long() && outdated(errno) && (testing.Short() || tr.name != "change" && tr.name != "change for iptables") {
 					continue
 				}
 				for commits := range 2 {
@@ -215,6 +216,7 @@ func TestCountersAreReadWhileTheKernelIsBusy(t *testing.T) {
 }
 
 func TestCountersSurviveChanges(t *testing.T) {
+	t.Parallel()
 	wire := newWire(t)
 	k := open(t, wire.Node)
 	if got := counters(t, k); len(got) > 0 {

@@ -16,12 +16,13 @@ import (
 )
 
 func TestConnectionsGetPortsOfTheRangesByTheirSize(t *testing.T) {
+	t.Parallel()
 	ranges, err := nft.ParsePorts("1024-29999,32768-65535")
 	if err != nil {
 		t.Fatal(err)
 	}
 	connections, tolerance := 2500, 0.12 // of the share, more than five standard deviations
-	if long {
+	if nfttest.Long() {
 		connections, tolerance = 20_000, 0.05
 	}
 	for _, mode := range cases.Modes() {

@@ -23,7 +23,7 @@ import (
 // what the kernel does with it, and the specification agree.
 func TestRealPacketsGoAsSpecified(t *testing.T) {
 	const seeds = 4
-	configs, each := rounds(5, 250, 250), rounds(1, 1, 10)
+	configs, each := nfttest.Rounds(5, 250, 250), nfttest.Rounds(1, 1, 10)
 	for seed := range uint64(seeds) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
@@ -99,7 +99,7 @@ func TestRandomConfigsAreReadBack(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
 			k, m := open(t, ns), cases.NewMaker(3)
-			for range rounds(10, 150, 150) {
+			for range nfttest.Rounds(10, 150, 150) {
 				c, o := m.Config(), m.Options(mode)
 				want := nft.Compile(c, o).On(m.Addresses())
 				apply(t, k, want, Look{Others: true})
@@ -195,6 +195,7 @@ func TestWhatTheKernelHoldsIsSaidAlsoAfterTampering(t *testing.T) {
 }
 
 func TestManyCIDRsAreReadBackExactly(t *testing.T) {
+	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
 	m := cases.NewMaker(4)
 	c := config.Config{MasqLinkLocal: true, MasqLinkLocalIPv6: true, EnableIPv6: true}

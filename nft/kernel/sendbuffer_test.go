@@ -15,6 +15,7 @@ import (
 )
 
 func TestALargeFillFitsASmallSendBuffer(t *testing.T) {
+	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
 	dial := dialIn(ns)
 	k := New(nfnetlink.New(func() (*netlink.Conn, error) {

@@ -32,6 +32,7 @@ func xtOf(c config.Config) nft.Ruleset {
 }
 
 func TestIPTablesFindsDeletesAndAddsOurRules(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	for _, name := range []string{"default", "everything", "all-policies", "to-ports-force"} {
 		t.Run(name, func(t *testing.T) {
@@ -79,6 +80,7 @@ func repairs(t testing.TB, k *Kernel, ns *nfttest.NS, want nft.Ruleset) {
 func TestSaveAndRestoreLeaveNothingToDo(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-save", "iptables-nft-restore")
 	cases.EachIn(t, nft.ModeIPTables, func(t *testing.T, c cases.Case) {
+		c.SkipIfShort(t)
 		t.Parallel()
 		ns := nfttest.NewNS(t, "node")
 		want := c.Compile(nft.ModeIPTables)
@@ -100,6 +102,7 @@ func withoutComments(text string) []string {
 }
 
 func TestCountersOfUnchangedRulesSurviveAChange(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "iptables-nft-save")
 	wire := newWire(t)
 	k := open(t, wire.Node)
@@ -397,6 +400,7 @@ func loadForeign(t testing.TB, ns *nfttest.NS) {
 }
 
 func TestForeignRulesStayAsTheyAre(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore")
 	ns := nfttest.NewNS(t, "node")
 	loadForeign(t, ns)
@@ -412,6 +416,7 @@ func TestForeignRulesStayAsTheyAre(t *testing.T) {
 		}
 	}
 	cases.Each(t, func(t *testing.T, c cases.Case) {
+		c.SkipIfShort(t)
 		for _, m := range c.Modes() {
 			apply(t, k, c.Compile(m), everything)
 			check(fmt.Sprintf("%s in mode %s", c.Name, m))
@@ -462,6 +467,7 @@ func foreignListing(t testing.TB, ns *nfttest.NS) string {
 }
 
 func TestForeignWriterAndWeDoNotDisturbEachOther(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore")
 	ns := nfttest.NewNS(t, "node")
 	loadForeign(t, ns)
@@ -486,7 +492,7 @@ func TestForeignWriterAndWeDoNotDisturbEachOther(t *testing.T) {
 	}()
 	k := open(t, ns)
 	a, b := cases.Load(t, "default").Compile(nft.ModeIPTables), cases.Load(t, "all-policies").Compile(nft.ModeIPTables)
-	for i := 0; len(done) == 0 && (i < rounds(20, 300, 300) || restores.Load() < int64(rounds(5, 20, 20))); i++ {
+	for i := 0; len(done) == 0 && (i < nfttest.Rounds(20, 300, 300) || restores.Load() < int64(nfttest.Rounds(5, 20, 20))); i++ {
 		want := []nft.Ruleset{a, b}[i%2]
 		if _, err := k.Apply(t.Context(), want, Look{}); err != nil {
 			t.Errorf("apply %d: %v", i, err)

@@ -172,8 +172,9 @@ func (a olderAgent) takeOvers() []takeOver {
 }
 
 func TestTakeOversLetNoWrongSourceOut(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
-	for _, name := range olderTexts[:rounds(2, len(olderTexts), len(olderTexts))] {
+	for _, name := range olderTexts[:nfttest.Rounds(2, len(olderTexts), len(olderTexts))] {
 		t.Run(name, func(t *testing.T) {
 			agent, top := loadOlder(t, name), nfttest.NewTopology(t)
 			loadForeign(t, top.Node)
@@ -183,7 +184,7 @@ func TestTakeOversLetNoWrongSourceOut(t *testing.T) {
 			for _, way := range agent.takeOvers() {
 				t.Run(way.name, func(t *testing.T) {
 					k := open(t, top.Node)
-					for range rounds(1, 3, 60) {
+					for range nfttest.Rounds(1, 3, 60) {
 						wait(t, h, 3)
 						if diffs := apply(t, k, way.want, way.look); len(diffs) == 0 {
 							t.Fatal("nothing done")
@@ -252,6 +253,7 @@ func TestHammerSeesATakeOverInTwoTransactions(t *testing.T) {
 }
 
 func TestCleanupRemovesEachOlderAgentsRules(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	for _, name := range append([]string{"ip-masq-agent-orphan"}, olderTexts...) {
 		t.Run(name, func(t *testing.T) {

@@ -324,8 +324,9 @@ func tamperConfig(n int) config.Config {
 }
 
 func TestTamperingWithOurTableIsFoundAndUndone(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore")
-	for _, n := range []int{10, 1000}[:rounds(1, 2, 2)] {
+	for _, n := range []int{10, 1000}[:nfttest.Rounds(1, 2, 2)] {
 		t.Run(fmt.Sprintf("%d CIDRs", n), func(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
@@ -451,8 +452,9 @@ func (a *attacker) moveShared() {
 }
 
 func TestTamperingWithTheSharedTablesIsFoundAndUndone(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft")
-	for _, n := range []int{10, 1000}[:rounds(1, 2, 2)] {
+	for _, n := range []int{10, 1000}[:nfttest.Rounds(1, 2, 2)] {
 		t.Run(fmt.Sprintf("%d CIDRs", n), func(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")

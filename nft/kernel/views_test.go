@@ -71,6 +71,7 @@ var prefixLengths = cases.CIDRs(
 )
 
 func TestRawRulesAreThoseOfIPTables(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	for _, p := range prefixLengths {
 		for _, random := range []bool{false, true} {
@@ -179,6 +180,7 @@ func TestTheViewHasARuleForEachEntryOfTheFile(t *testing.T) {
 }
 
 func TestAChangeOfDuplicatesKeepsTheCountersOfTheRulesThatStay(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "iptables-nft", "iptables-nft-restore")
 	ns := nfttest.NewNS(t, "view")
 	compile := func(list []string) nft.Ruleset {

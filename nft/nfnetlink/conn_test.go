@@ -282,6 +282,7 @@ func TestMapsAreReadBackAsCreated(t *testing.T) {
 }
 
 func TestConnectionIsSharedAndRedialed(t *testing.T) {
+	t.Parallel()
 	c, dialed := connIn(t, nfttest.NewNS(t, "conn"))
 	var wg sync.WaitGroup
 	for i := range 8 {

@@ -76,6 +76,7 @@ func TestListenerDistinguishesLargeTransactions(t *testing.T) {
 }
 
 func TestListenerReportsLostNotifications(t *testing.T) {
+	t.Parallel()
 	ns := nfttest.NewNS(t, "listen")
 	l := listenIn(t, ns)
 	defer l.Close()

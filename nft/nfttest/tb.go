@@ -30,6 +30,22 @@ func Main(m *testing.M) int {
 	return m.Run()
 }
 
+// Long reports whether tests may take as long as it takes to prove their point: in
+// the environment is LONG=1.
+func Long() bool { return os.Getenv("LONG") == "1" }
+
+// Rounds returns how often a test repeats something: with -short, usually, and if
+// [Long].
+func Rounds(short, usual, most int) int {
+	switch {
+	case Long():
+		return most
+	case testing.Short():
+		return short
+	}
+	return usual
+}
+
 // Require skips a test that cannot run here, because it lacks privileges or one
 // of the programs is not installed. With REQUIRE_KERNEL=1 in the environment the
 // test fails instead, so that nothing is skipped unnoticed.

@@ -87,6 +87,16 @@ func EachIn(t *testing.T, m nft.Mode, test func(*testing.T, Case)) {
 	}
 }
 
+// SkipIfShort skips a test that takes long for all cases: with -short it is done for
+// those that differ most from each other.
+func (c Case) SkipIfShort(t *testing.T) {
+	t.Helper()
+	few := []string{"all-policies", "default", "enforce", "everything", "interfaces", "snat-several", "to-ports-force"}
+	if testing.Short() && !slices.Contains(few, c.Name) {
+		t.Skip("-short")
+	}
+}
+
 // Each runs a test for every case.
 func Each(t *testing.T, test func(*testing.T, Case)) {
 	t.Helper()
