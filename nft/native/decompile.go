@@ -18,9 +18,9 @@ import (
 // filled with more is not read: the kernel's time for it grows with the square.
 const mostReadBack = 200_000
 
-// ReadWhole reads our table with all elements of the sets that the rules of its base
+// readWhole reads our table with all elements of the sets that the rules of its base
 // chain refer to; nil where there is none.
-func ReadWhole(c *nfnetlink.Conn) (*Own, error) {
+func readWhole(c *nfnetlink.Conn) (*Own, error) {
 	own, err := ReadOwn(c)
 	if err != nil || own == nil {
 		return nil, err
@@ -41,7 +41,7 @@ func ReadWhole(c *nfnetlink.Conn) (*Own, error) {
 		if !ok || s.Read || s.Flags != unix.NFT_SET_INTERVAL && s.Flags != unix.NFT_SET_MAP {
 			continue
 		}
-		if err := s.ReadElements(c, mostReadBack); err != nil {
+		if err := s.readElements(c, mostReadBack); err != nil {
 			return nil, err
 		}
 	}
@@ -76,8 +76,8 @@ func (o *Own) ReadBack() layout.Found {
 	return found
 }
 
-// Empty says that the table decides nothing.
-func (o *Own) Empty() bool { return len(o.rules[BaseChain]) == 0 }
+// empty says that the table decides nothing.
+func (o *Own) empty() bool { return len(o.rules[BaseChain]) == 0 }
 
 // readPolicy reads what the table decides. Whether it is ours shows when the policy
 // is compiled again and compared.
@@ -92,9 +92,9 @@ func (o *Own) readPolicy() nft.Policy {
 	for i := range p.Families {
 		o.readLists(&p.Families[i])
 	}
-	if _, enforced := o.chain(EnforceChain); enforced {
+	if _, enforced := o.chain(enforceChain); enforced {
 		p.Enforce = &nft.Enforcement{}
-		for _, r := range o.rules[EnforceChain] {
+		for _, r := range o.rules[enforceChain] {
 			if m, ok := leftMark(r); ok {
 				p.Enforce.Marks = append(p.Enforce.Marks, m)
 			}

@@ -12,15 +12,15 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// EnforceChain is the chain that keeps other programs from translating what pods
+// enforceChain is the chain that keeps other programs from translating what pods
 // send to exempt destinations. It runs before theirs: the first chain that gives a
 // connection a source address decides, also if it is the one that it has.
-const EnforceChain = "enforce"
+const enforceChain = "enforce"
 
 // compileEnforcement decides as the base chain does. Of what pods send it gives what
 // is exempt the source address that it has; everything else goes on.
 func compileEnforcement(p nft.Policy) nft.Chain {
-	c := nft.Chain{Name: EnforceChain, Hook: nft.NATHook(nft.EnforcePriority)}
+	c := nft.Chain{Name: enforceChain, Hook: nft.NATHook(nft.EnforcePriority)}
 	for _, m := range p.Enforce.Marks {
 		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{hasMark(m), stop{}}, Comment: "left to the program that marked it"})
 	}

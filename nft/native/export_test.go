@@ -13,14 +13,14 @@ import (
 
 // OwnOf returns what the kernel would hold of a table.
 func OwnOf(table nft.Table) *Own {
-	own := &Own{rules: map[string][]nfnetlink.Rule{}, Sets: map[string]*HeldSet{}}
+	own := &Own{rules: map[string][]nfnetlink.Rule{}, Sets: map[string]*heldSet{}}
 	own.Family, own.Name = table.Family, table.Name
 	for _, c := range table.Chains {
 		own.chains = append(own.chains, c.KernelChain(table))
 		own.rules[c.Name] = c.Bytecode(table, nil)
 	}
 	for _, s := range table.Sets {
-		held := &HeldSet{Set: s.KernelSet(table, s.Name+nft.SideA), Read: true, Mappings: s.Mappings}
+		held := &heldSet{Set: s.KernelSet(table, s.Name+nft.SideA), Read: true, Mappings: s.Mappings}
 		for _, p := range s.Prefixes {
 			held.Holds = append(held.Holds, iprange.Of(p))
 		}
@@ -34,10 +34,10 @@ func OwnOf(table nft.Table) *Own {
 
 // OwnWith returns a table whose base chain has these rules.
 func OwnWith(rules []nfnetlink.Rule) *Own {
-	own := &Own{rules: map[string][]nfnetlink.Rule{BaseChain: rules}, Sets: map[string]*HeldSet{}}
+	own := &Own{rules: map[string][]nfnetlink.Rule{BaseChain: rules}, Sets: map[string]*heldSet{}}
 	for _, r := range rules {
 		for _, name := range rule.Sets(r) {
-			own.Sets[name] = &HeldSet{Read: true, Holds: []iprange.Range{iprange.Of(netip.MustParsePrefix("169.254.0.0/16")), {}}}
+			own.Sets[name] = &heldSet{Read: true, Holds: []iprange.Range{iprange.Of(netip.MustParsePrefix("169.254.0.0/16")), {}}}
 		}
 	}
 	return own

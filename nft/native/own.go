@@ -21,15 +21,15 @@ type Own struct {
 	chains     []nfnetlink.Chain
 	rules      map[string][]nfnetlink.Rule // by chain
 	flooded    bool                        // there are many more rules than any config needs
-	Sets       map[string]*HeldSet         // by the kernel's name
+	Sets       map[string]*heldSet         // by the kernel's name
 	objects    []nfnetlink.Object
 	flowtables []nfnetlink.Flowtable
 }
 
-// A HeldSet is a set in the kernel. It was read, or is trusted to hold what is
+// A heldSet is a set in the kernel. It was read, or is trusted to hold what is
 // wanted because it was ours and nothing speaks against it, or is known only
 // by its count, which is wrong.
-type HeldSet struct {
+type heldSet struct {
 	nfnetlink.Set
 	Holds    []iprange.Range
 	Mappings []nfnetlink.Mapping // of a map, by their keys
@@ -42,13 +42,13 @@ type HeldSet struct {
 	AtLeast int
 }
 
-// Slack is how many more rules, or elements of a set, than wanted are still read and
+// slack is how many more rules, or elements of a set, than wanted are still read and
 // named. Beyond, that there are more is difference enough: what others add to our
 // tables can be larger than our memory.
-const Slack = 5_000
+const slack = 5_000
 
-// ReadElements reads what the set holds, if that is at most as many CIDRs as given.
-func (h *HeldSet) ReadElements(c *nfnetlink.Conn, most int) error {
+// readElements reads what the set holds, if that is at most as many CIDRs as given.
+func (h *heldSet) readElements(c *nfnetlink.Conn, most int) error {
 	if h.Counted && int(h.Count) > most {
 		return nil
 	}
@@ -68,7 +68,7 @@ func (h *HeldSet) ReadElements(c *nfnetlink.Conn, most int) error {
 }
 
 // readMap reads a map of addresses.
-func (h *HeldSet) readMap(c *nfnetlink.Conn, most int) error {
+func (h *heldSet) readMap(c *nfnetlink.Conn, most int) error {
 	elements, more, err := c.MapElements(h.Family, h.Table, h.Name, most)
 	if err != nil {
 		return err
@@ -101,7 +101,7 @@ func ReadOwn(c *nfnetlink.Conn) (*Own, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read table: %w", err)
 	}
-	own := &Own{Table: t, rules: map[string][]nfnetlink.Rule{}, Sets: map[string]*HeldSet{}}
+	own := &Own{Table: t, rules: map[string][]nfnetlink.Rule{}, Sets: map[string]*heldSet{}}
 	chains, err := c.Chains(nfnetlink.Inet)
 	if err != nil {
 		return nil, err
@@ -111,7 +111,7 @@ func ReadOwn(c *nfnetlink.Conn) (*Own, error) {
 			own.chains = append(own.chains, ch)
 		}
 	}
-	rules, more, err := c.FirstRules(nfnetlink.Inet, nft.TableName, "", moreThan(Slack))
+	rules, more, err := c.FirstRules(nfnetlink.Inet, nft.TableName, "", moreThan(slack))
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func ReadOwn(c *nfnetlink.Conn) (*Own, error) {
 		return nil, err
 	}
 	for _, s := range sets {
-		own.Sets[s.Name] = &HeldSet{Set: s}
+		own.Sets[s.Name] = &heldSet{Set: s}
 	}
 	if own.objects, err = c.Objects(nfnetlink.Inet, nft.TableName); err != nil {
 		return nil, err
@@ -172,7 +172,7 @@ func (o *Own) live(want nft.Table) nft.Sides {
 			if referred[held.Name] {
 				score += 2
 			}
-			if held.Equals(w) {
+			if held.equals(w) {
 				score++
 			}
 			if score > best {
@@ -183,13 +183,13 @@ func (o *Own) live(want nft.Table) nft.Sides {
 	return s
 }
 
-// Equals says whether the set is known to hold just what is wanted.
-func (h *HeldSet) Equals(w nft.Set) bool {
+// equals says whether the set is known to hold just what is wanted.
+func (h *heldSet) equals(w nft.Set) bool {
 	return h.Trusted || h.Read && h.Conditional == 0 && len(h.compare(w)) == 0
 }
 
 // compareMap is compare for a map.
-func (h *HeldSet) compareMap(want []nfnetlink.Mapping) []string {
+func (h *heldSet) compareMap(want []nfnetlink.Mapping) []string {
 	const few = 10
 	var diffs []string
 	held := make(map[netip.Addr]netip.Addr, len(h.Mappings))
@@ -218,7 +218,7 @@ func (h *HeldSet) compareMap(want []nfnetlink.Mapping) []string {
 
 // compare says in words which prefixes the set lacks or holds beyond, the first
 // few of them.
-func (h *HeldSet) compare(w nft.Set) []string {
+func (h *heldSet) compare(w nft.Set) []string {
 	if w.Mappings != nil {
 		return h.compareMap(w.Mappings)
 	}
@@ -284,7 +284,7 @@ func (o *Own) chainDifferences(want nft.Table, live nft.Sides) []string {
 		diffs = append(diffs, w.Differences("chain "+w.Name, want, live, o.rules[w.Name])...)
 	}
 	if o.flooded {
-		diffs = append(diffs, fmt.Sprintf("table %s %s has more than %d rules", want.Family, want.Name, Slack))
+		diffs = append(diffs, fmt.Sprintf("table %s %s has more than %d rules", want.Family, want.Name, slack))
 	}
 	for _, c := range o.chains {
 		if !wanted[c.Name] {

@@ -37,7 +37,7 @@ type trusted struct {
 
 // NewReader returns a reader that uses a connection.
 func NewReader(c *nfnetlink.Conn) *Reader {
-	return &Reader{conn: c, counters: c.Another(), PerBatch: LargeBatch, trust: map[string]trusted{}}
+	return &Reader{conn: c, counters: c.Another(), PerBatch: largeBatch, trust: map[string]trusted{}}
 }
 
 // Close implements [layout.Reader].
@@ -79,8 +79,8 @@ func (r *Reader) Recreate(_ context.Context, want nft.Ruleset) (gap time.Duratio
 
 // ReadBack implements [layout.Reader].
 func (r *Reader) ReadBack(context.Context, string, bool) (*layout.Found, error) {
-	own, err := ReadWhole(r.conn)
-	if err != nil || own == nil || own.Empty() {
+	own, err := readWhole(r.conn)
+	if err != nil || own == nil || own.empty() {
 		return nil, err
 	}
 	found := own.ReadBack()
@@ -161,7 +161,7 @@ func (h *held) readSides(w nft.Set, s layout.Scope) error {
 			continue
 		}
 		if w.Mappings != nil { // short, and an element can change its value alone
-			if err := set.ReadElements(h.conn, w.Len()+Slack); err != nil {
+			if err := set.readElements(h.conn, w.Len()+slack); err != nil {
 				return err
 			}
 			continue
@@ -178,13 +178,13 @@ func (h *held) readSides(w nft.Set, s layout.Scope) error {
 			}
 		}
 		start := time.Now()
-		err := set.ReadElements(h.conn, len(w.Prefixes)+Slack)
+		err := set.readElements(h.conn, len(w.Prefixes)+slack)
 		// Also if others' transactions tore the reading, which cost as much.
 		h.dumped, h.dumpCost = time.Now(), time.Since(start)
 		if err != nil {
 			return err
 		}
-		if set.Equals(w) {
+		if set.equals(w) {
 			h.trust[set.Name] = trusted{prefixes: w.Prefixes, handle: set.Handle}
 		}
 	}
@@ -196,7 +196,7 @@ func (h *held) readSides(w nft.Set, s layout.Scope) error {
 // addresses between them. Kernels before 6.18 do not tell how many; there the set is
 // read now and then, so that the reading takes no more than a hundredth of a
 // processor.
-func (r *Reader) remembers(held *HeldSet, w nft.Set, known bool, s layout.Scope) (bool, error) {
+func (r *Reader) remembers(held *heldSet, w nft.Set, known bool, s layout.Scope) (bool, error) {
 	t, ok := r.trust[held.Name]
 	switch {
 	case !ok || t.handle != 0 && t.handle != held.Handle:

@@ -26,7 +26,7 @@ const (
 	// 4,000 IPv6 prefixes are 256 KiB, which fit the send buffer that a process
 	// without CAP_NET_ADMIN in the first user namespace gets.
 	SmallBatch = 4_000
-	LargeBatch = 100_000 // 6.4 MB
+	largeBatch = 100_000 // 6.4 MB
 )
 
 // Stage plans the filling transactions, of at most so many prefixes each, and
@@ -81,7 +81,7 @@ func stage(b *nfnetlink.Batch, want nft.Table, got *Own, most int) (batches []*n
 	}
 	var fill []nft.Set
 	for _, w := range want.Sets {
-		if name, ok := live[w.Name]; ok && got.Sets[name].Equals(w) {
+		if name, ok := live[w.Name]; ok && got.Sets[name].equals(w) {
 			target[w.Name] = name
 			continue
 		}

@@ -12,8 +12,8 @@ import (
 // The longest names of chains, in bytes. XT_EXTENSION_MAXNAMELEN is 29 with the
 // final NUL; where a policy needs further chains, "-MASQ" goes behind the name.
 const (
-	MaxChainName       = 28
-	maxChainNamePrefix = MaxChainName - len(xtMasqChain)
+	maxChainName       = 28
+	maxChainNamePrefix = maxChainName - len(xtMasqChain)
 )
 
 // CheckChain says why iptables would not take a name for a chain of its own, or
@@ -23,8 +23,8 @@ func CheckChain(name string) error {
 	switch {
 	case name == "":
 		return fmt.Errorf("chain name %q: is empty", name)
-	case len(name) > MaxChainName:
-		return fmt.Errorf("chain name %q: has %d characters, iptables takes at most %d", name, len(name), MaxChainName)
+	case len(name) > maxChainName:
+		return fmt.Errorf("chain name %q: has %d characters, iptables takes at most %d", name, len(name), maxChainName)
 	case name[0] == '-' || name[0] == '!':
 		return fmt.Errorf("chain name %q: begins with %q", name, name[0])
 	case strings.ContainsFunc(name, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }):

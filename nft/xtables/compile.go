@@ -105,21 +105,21 @@ const (
 	xtJumpCommentEnd = " chain"
 )
 
-// SharedJump is the rule that leads to a chain, which may bear another name than
+// sharedJump is the rule that leads to a chain, which may bear another name than
 // its comment and its own rules say. The prefix is one of [CommentPrefixes].
-func SharedJump(family nfnetlink.Family, said, to, prefix string) nfnetlink.Rule {
+func sharedJump(family nfnetlink.Family, said, to, prefix string) nfnetlink.Rule {
 	x := xtCompiler{chain: said, prefix: prefix}
 	return nft.Chain{Name: Postrouting, Rules: []nft.Rule{x.jump(to)}}.Bytecode(nft.Table{Family: family, Name: NATTable}, nil)[0]
 }
 
-// SharedJumpSays gives the name that the comment of such a rule says.
-func SharedJumpSays(comment string) (chain string, ok bool) {
+// sharedJumpSays gives the name that the comment of such a rule says.
+func sharedJumpSays(comment string) (chain string, ok bool) {
 	_, chain, _ = strings.Cut(comment, xtJumpComment)
 	return strings.CutSuffix(chain, xtJumpCommentEnd)
 }
 
-// PostroutingHook is the hook that iptables gives POSTROUTING.
-func PostroutingHook() *nfnetlink.Hook { return nft.NATHook(nft.SrcNAT) }
+// postroutingHook is the hook that iptables gives POSTROUTING.
+func postroutingHook() *nfnetlink.Hook { return nft.NATHook(nft.SrcNAT) }
 
 func (x xtCompiler) jump(to string) nft.Rule {
 	return x.rule(nil, xtJumpComment+x.chain+xtJumpCommentEnd, xtJump{to})

@@ -1,6 +1,9 @@
 package xtables
 
-import "nft-masq-agent/nft/nfnetlink"
+import (
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+)
 
 // SharedWith returns what the kernel would hold: these rules in POSTROUTING, and these
 // chains.
@@ -10,3 +13,6 @@ func SharedWith(family nfnetlink.Family, post []nfnetlink.Rule, chains map[strin
 
 // SameXT compares rules as the package does.
 var SameXT = sameXT
+
+// Plan plans what brings a table to the wanted one.
+func (n *Shared) Plan(b *nfnetlink.Batch, want nft.Table, chain string) { n.ensure(b, want, chain) }

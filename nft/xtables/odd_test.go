@@ -41,7 +41,7 @@ func repairOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
 	n := odd(family, rules)
 	want := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}}).Tables[0]
 	_ = n.Differences(want, cases.DefaultChain)
-	n.Ensure(&nfnetlink.Batch{}, want, cases.DefaultChain)
+	n.Plan(&nfnetlink.Batch{}, want, cases.DefaultChain)
 }
 
 func FuzzReadBack(f *testing.F) { cases.FuzzReadBack(f, readOdd) }

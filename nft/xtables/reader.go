@@ -20,7 +20,7 @@ type Reader struct {
 	seen nfnetlink.Reader // remembers long chains
 	// What was seen of POSTROUTING and of our chains, for IPv4 and IPv6.
 	jumps [2]Jump
-	marks [2]Trust
+	marks [2]trust
 	// When chains were last read, and what that cost.
 	LastRead time.Time
 	LastCost time.Duration
@@ -93,7 +93,7 @@ func (r *Reader) Read(ctx context.Context, want nft.Ruleset, s layout.Scope) (la
 		}
 		t := tableOf(want, f)
 		if t != nil {
-			how.Most = Slack
+			how.Most = slack
 			for _, c := range t.Chains {
 				how.Most += len(c.Rules)
 			}
@@ -195,7 +195,7 @@ func (r *Reader) ReadBack(ctx context.Context, chain string, alike bool) (*layou
 	}
 	of := (*Shared).Ours
 	if alike {
-		of = (*Shared).Alike
+		of = (*Shared).alike
 	}
 	nat := h.(*held).nat
 	if found := readExactly(nat[0], nat[1], of); found != nil || chain == "" {
@@ -207,7 +207,7 @@ func (r *Reader) ReadBack(ctx context.Context, chain string, alike bool) (*layou
 	}
 	p := nft.Policy{}
 	for _, n := range h.(*held).nat {
-		if !n.JumpsTo(chain) || !alike && n.Unsigned(chain) {
+		if !n.jumpsTo(chain) || !alike && n.Unsigned(chain) {
 			continue
 		}
 		of := n.Held(OwnChain{Name: chain, Text: chain})
@@ -293,7 +293,7 @@ func (h *held) Check(want nft.Ruleset, first bool) error {
 	}
 	for _, n := range h.nat {
 		// A jump would stand in a chain that iptables does not know.
-		if wrong := n.WrongHook(); wrong != "" && tableOf(want, n.Family) != nil {
+		if wrong := n.wrongHook(); wrong != "" && tableOf(want, n.Family) != nil {
 			return fmt.Errorf("%s: %w; move its rules and run nft delete chain %s %s %s, or use mode %s",
 				wrong, nft.ErrForeignPostrouting, n.Family, NATTable, Postrouting, nft.ModeNFTables)
 		}
@@ -308,7 +308,7 @@ func (h *held) Replaces(want nft.Ruleset) (found []foreign.LegacyChain) {
 		return nil
 	}
 	for _, n := range h.nat {
-		rules, jumps := n.Strange(chain)
+		rules, jumps := n.unrecognized(chain)
 		if len(rules) == 0 {
 			continue
 		}
@@ -346,14 +346,14 @@ func (h *held) Stage(context.Context, nft.Ruleset) (layout.Staged, error) {
 func (h *held) Plan(want nft.Ruleset, _ layout.Staged, p *layout.Plan) error {
 	for _, n := range h.nat {
 		t := tableOf(want, n.Family)
-		if t != nil && n.Asleep() {
+		if t != nil && n.asleep() {
 			p.Before.AddTable(n.Family, NATTable)
 		}
 		var kept []string
 		if t != nil {
 			p.Shared = true
 			kept = WithSubchains(want.Chain())
-			n.Ensure(&p.Switch, *t, want.Chain())
+			n.ensure(&p.Switch, *t, want.Chain())
 		}
 		if left := leftovers(n, want); len(left) > 0 {
 			p.Shared = true
@@ -377,15 +377,15 @@ func (h *held) Right() {
 func (h *held) Written(want nft.Ruleset, generation uint32) {
 	h.mark(want)
 	if g, err := h.conn.Generation(); err != nil || g != generation {
-		h.marks = [2]Trust{}
+		h.marks = [2]trust{}
 	}
 }
 
 func (h *held) mark(want nft.Ruleset) {
-	h.marks = [2]Trust{}
+	h.marks = [2]trust{}
 	for i, n := range h.nat {
 		if tableOf(want, n.Family) != nil {
-			h.marks[i] = n.MarksOf(h.conn, want.Chain())
+			h.marks[i] = n.marksOf(h.conn, want.Chain())
 		}
 	}
 }
