@@ -56,6 +56,21 @@ func addressesMove(ctx context.Context, b *bench) error {
 	return nil
 }
 
+// fixedChanges is fileChanges on a node with fixed source addresses.
+func fixedChanges(ctx context.Context, b *bench) error {
+	p, err := policies(4, snatKey)
+	if err != nil {
+		return err
+	}
+	for _, a := range floating {
+		if err := b.float(a, true); err != nil {
+			return err
+		}
+	}
+	b.from = b.sources(p[0].ruleset[nft.ModeNFTables], floating)
+	return fileChanges(nft.ModeNFTables, 4, snatKey)(ctx, b)
+}
+
 // settle expects connections only from the addresses that are right now.
 func (b *bench) settle(ctx context.Context, want nft.Ruleset, has []string) error {
 	b.hammer.LeavesFrom(b.sources(want, has)...)
@@ -119,10 +134,9 @@ func changedByHand(ctx context.Context, b *bench) (lost uint64, err error) {
 		return 0, err
 	}
 	target := nfttest.Target{Proto: nfttest.TCP, Dst: netip.MustParseAddr(masqueraded[0]), Masqueraded: true}
-	if b.hammer, err = b.top.StartHammer(target); err != nil {
+	if b.hammer, err = b.top.StartHammerFrom([]netip.Addr{b.top.NodeV4, netip.MustParseAddr(onTheLink)}, target); err != nil {
 		return 0, err
 	}
-	b.hammer.LeavesFrom(b.top.NodeV4, netip.MustParseAddr(onTheLink))
 	if err := b.flows(ctx, 20); err != nil {
 		return 0, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -27,6 +28,7 @@ type bench struct {
 	top    *nfttest.Topology
 	kernel *kernel.Kernel // for checks and cleanup
 	hammer *nfttest.Hammer
+	from   []netip.Addr // that connections of the node leave from
 	agents []*agent.Agent
 	until  time.Time
 
@@ -52,6 +54,7 @@ func openBench(ctx context.Context, binary string) (*bench, error) {
 	if b.top, err = nfttest.OpenTopology(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
+	b.from = []netip.Addr{b.top.NodeV4, b.top.NodeV6}
 	b.kernel = kernel.New(nfnetlink.New(b.dial))
 	// The first netlink socket of a process gets its PID as port, others a
 	// different one: keep the first one open, so that attackers have distinct
@@ -91,7 +94,7 @@ func (b *bench) close() error {
 
 // hammerIt opens connections from now on.
 func (b *bench) hammerIt(ctx context.Context) (err error) {
-	if b.hammer, err = b.top.StartHammer(targets()...); err != nil {
+	if b.hammer, err = b.top.StartHammerFrom(b.from, targets()...); err != nil {
 		return err
 	}
 	return b.flows(ctx, 1)

@@ -83,7 +83,7 @@ func policies(n int, keys ...string) (both [2]policy, err error) {
 			return both, err
 		}
 		both[i] = policy{text: []byte(b.String()), ruleset: map[nft.Mode]nft.Ruleset{
-			nft.ModeNFTables: nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true, Marks: nft.DefaultMarks()}),
+			nft.ModeNFTables: nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true, Marks: nft.DefaultMarks()}).On(addresses(floating)),
 			nft.ModeIPTables: nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: chain}}),
 		}}
 	}

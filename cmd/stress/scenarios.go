@@ -27,6 +27,7 @@ func scenarios() []scenario {
 		{"the file changes, 10,000 CIDRs, iptables-nft", fileChanges(nft.ModeIPTables, 10_000)},
 		{"the file changes while exemptions are enforced, 4 CIDRs", enforcedChanges(4)},
 		{"the file changes while exemptions are enforced, 1,000 CIDRs", enforcedChanges(1000)},
+		{"the file changes with fixed source addresses, 4 CIDRs", fixedChanges},
 		{"addresses of the node come and go", addressesMove},
 		{"the mode changes, 4 CIDRs", modeChanges(4)},
 		{"the mode changes, 1,000 CIDRs", modeChanges(1000)},

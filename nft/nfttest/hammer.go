@@ -141,8 +141,14 @@ func (c *counters) seen() uint64 { return c.pod.Load() + c.node.Load() + c.other
 // may run in a Topology. It shortens the node's connection-tracking timeouts, so
 // that the table does not fill up.
 func (t *Topology) StartHammer(targets ...Target) (*Hammer, error) {
+	return t.StartHammerFrom([]netip.Addr{t.NodeV4, t.NodeV6}, targets...)
+}
+
+// StartHammerFrom is StartHammer if other addresses than NodeV4 and NodeV6 count as the
+// node's.
+func (t *Topology) StartHammerFrom(node []netip.Addr, targets ...Target) (*Hammer, error) {
 	h := &Hammer{top: t, counts: make([]counters, len(targets))}
-	h.LeavesFrom(t.NodeV4, t.NodeV6)
+	h.LeavesFrom(node...)
 	for i, target := range targets {
 		h.counts[i].Target = target
 		if err := t.check(target, targets[:i]); err != nil {
@@ -215,8 +221,7 @@ func (h *Hammer) judge(c *counters, source netip.Addr) {
 	}
 }
 
-// LeavesFrom sets the addresses that count as the node's from now on. At first they
-// are NodeV4 and NodeV6.
+// LeavesFrom sets the addresses that count as the node's from now on.
 func (h *Hammer) LeavesFrom(addresses ...netip.Addr) { h.node.Store(&addresses) }
 
 // send runs a sender in the pod.
