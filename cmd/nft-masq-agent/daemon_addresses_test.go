@@ -1,12 +1,14 @@
 package main
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -57,6 +59,40 @@ func (n trafficNode) podsSee(want nft.Ruleset) {
 		x, text := n.explained(dst.String(), "--from", pod, "--config", n.path)
 		if x.Sees != expected.String() {
 			n.t.Errorf("%s is seen from %s, explained is %s", pod, expected, text)
+		}
+	}
+}
+
+func TestExplainNamesThePossibleAddressesWithoutASource(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	n.swap(snatConfig)
+	for _, tt := range []struct {
+		node []netip.Addr
+		sees string
+		says []string
+	}{
+		{addrs("198.51.100.211"), "198.51.100.211", []string{"203.0.113.9 sees 198.51.100.211, of snatAddresses: masqueraded by this agent."}},
+		{addrs("198.51.100.211", "198.51.100.225"), "", []string{
+			"What 203.0.113.9 sees cannot be known from here: it depends on the source: give --from.",
+			"one of 198.51.100.211, 198.51.100.225 by this agent",
+		}},
+		{nil, "192.0.2.1", []string{"203.0.113.9 sees 192.0.2.1, the address of eth0: masqueraded by this agent."}},
+	} {
+		k := n.kernel()
+		_, err := k.Apply(t.Context(), wants(t, snatConfig).On(tt.node), kernel.Look{})
+		n.check(errors.Join(err, k.Close()))
+		x, text := n.explained("203.0.113.9", "--config", n.path)
+		for _, want := range append(tt.says, "The node's own traffic is masqueraded with the address of its interface.") {
+			if !strings.Contains(text, want) {
+				t.Errorf("%v: %q is not in:\n%s", tt.node, want, text)
+			}
+		}
+		if x.Sees != tt.sees {
+			t.Errorf("%v: sees %q, want %q", tt.node, x.Sees, tt.sees)
+		}
+		if x, text := n.explained("203.0.113.9", "--from", "192.0.2.1", "--config", n.path); x.Sees != "192.0.2.1" {
+			t.Errorf("%v: the node: %s", tt.node, text)
 		}
 	}
 }

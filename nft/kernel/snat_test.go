@@ -1,0 +1,115 @@
+package kernel
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// fixed is a ruleset with fixed source addresses on a node with some of them.
+func fixed(node ...string) nft.Ruleset {
+	c := config.Default(config.Defaults{EnableIPv6: true})
+	c.SNATAddresses = cases.CIDRs("198.51.100.208/29", "2001:db8:5::/64")
+	var addresses []netip.Addr
+	for _, a := range node {
+		addresses = append(addresses, netip.MustParseAddr(a))
+	}
+	return nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true}).On(addresses)
+}
+
+func TestTamperedSourceAddressesAreFoundAndRestored(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	k := open(t, ns)
+	want := fixed("198.51.100.211", "198.51.100.212", "2001:db8:5::2")
+	other := map[string]string{"198.51.100.211": "198.51.100.212", "198.51.100.212": "198.51.100.211"}
+	seventh, _ := want.Policy.SNATOf(false).Of(netip.MustParseAddr("10.0.0.7"))
+	apply(t, k, want, everything)
+	const table = "inet nft-masq-agent "
+	for _, tt := range []struct{ name, do, finds string }{
+		{"an element is missing", "delete element " + table + "MAP { 0.0.0.7 }", "lacks 0.0.0.7 : " + seventh.String()},
+		{
+			"an element has another address", "delete element " + table + "MAP { 0.0.0.7 }; add element " + table + "MAP { 0.0.0.7 : OTHER }",
+			"has 0.0.0.7 : OTHER instead of " + seventh.String(),
+		},
+		{"an element has an address that the node does not have", "delete element " + table + "MAP { 0.0.0.7 }; add element " + table + "MAP { 0.0.0.7 : 203.0.113.9 }", "203.0.113.9 instead of"},
+		{"there is one more", "add element " + table + "MAP { 10.0.0.7 : 203.0.113.9 }", "10.0.0.7 : 203.0.113.9, which it should not have"},
+		{"all elements are missing", "flush map " + table + "MAP", "246 more elements are wrong"},
+		{"the list of the config is changed", "add element " + table + "LIST { 203.0.113.9 }", "holds 203.0.113.9"},
+		{"the chain is empty", "flush chain " + table + "snat-v4", "chain snat-v4 lacks the rule: snat ip to ip saddr & 0.0.0.255 map @snat-by-pod-v4-a"},
+		{"another address", "flush chain " + table + "snat-v6; add rule " + table + "snat-v6 snat ip6 to 2001:db8::9", "snat ip6 to 2001:db8::9"},
+	} {
+		sets := nfttest.NFT(t, ns, "", "list", "table", "inet", nft.TableName)
+		names := []string{"OTHER", other[seventh.String()]}
+		for word, set := range map[string]string{"MAP": "snat-by-pod-v4", "LIST": "snat-v4"} {
+			side := "-a"
+			if strings.Contains(sets, " "+set+"-b {") {
+				side = "-b"
+			}
+			names = append(names, word, set+side)
+		}
+		fill := strings.NewReplacer(names...)
+		nfttest.NFT(t, ns, fill.Replace(tt.do), "-f", "-")
+		finds := fill.Replace(tt.finds)
+		if quick, err := k.Diff(t.Context(), want, Look{Quick: true}); err != nil || len(quick) == 0 {
+			t.Errorf("%s: a quick look finds %q, error %v", tt.name, quick, err)
+		}
+		if diffs := strings.Join(apply(t, k, want, Look{}), "\n"); !strings.Contains(diffs, finds) {
+			t.Errorf("%s: %q is not in %q", tt.name, finds, diffs)
+		}
+		inStep(t, ns, want)
+	}
+}
+
+// Of an address that comes or goes only the map changes, and for one address the rule.
+func TestChangeOfAddressesLeavesTheOtherSets(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNS(t, "node")
+	k := open(t, ns)
+	handles := func() map[string]uint64 {
+		t.Helper()
+		sets, err := connect(t, ns).Sets(1, nft.TableName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := map[string]uint64{}
+		for _, s := range sets {
+			if !strings.HasPrefix(s.Name, "snat-by-pod") {
+				all[s.Name] = s.Handle
+			}
+		}
+		return all
+	}
+	apply(t, k, fixed(), everything)
+	before := handles()
+	for _, node := range [][]string{
+		{"198.51.100.211"},
+		{"198.51.100.211", "198.51.100.212"},
+		{"198.51.100.213", "198.51.100.212"},
+		{"198.51.100.213"},
+		{"2001:db8:5::2", "2001:db8:5::3"},
+		{},
+	} {
+		want := fixed(node...)
+		if diffs := apply(t, k, want, Look{}); len(diffs) == 0 {
+			t.Errorf("%v: nothing was written", node)
+		}
+		inStep(t, ns, want)
+		if diff := cmp.Diff(before, handles()); diff != "" {
+			t.Errorf("%v: sets (-before +after):\n%s", node, diff)
+		}
+		got, found, err := open(t, ns).ReadBack(t.Context())
+		if err != nil || !found || !got.Same(want) {
+			t.Errorf("%v: read back %t %v:\n%s", node, found, err, got)
+		}
+	}
+}
