@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/config"
 )
 
 // Exit codes.
@@ -177,7 +178,7 @@ func flagError(fs *flag.FlagSet, err error) error {
 	}
 	var names []string
 	fs.VisitAll(func(f *flag.Flag) { names = append(names, f.Name) })
-	return fmt.Errorf("unknown flag --%s%s", name, didYouMean(name, names, "--"))
+	return fmt.Errorf("unknown flag --%s%s", config.Printable(name), didYouMean(name, names, "--"))
 }
 
 func isNoBool(arg string) bool {

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -14,6 +16,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 // evil is a name with what a terminal obeys, and with a line that lies.
@@ -104,6 +107,55 @@ func TestNoNameOfOthersIsPrintedRaw(t *testing.T) {
 		got := n.run(strings.Fields(args)...)
 		if text := got.stdout + got.stderr; obeyed(text) != "" || strings.Contains(text, "\nin sync: all is well") {
 			t.Errorf("%s prints %q in\n%s", args, obeyed(text), text)
+		}
+	}
+}
+
+// Device names have no slash and no white space.
+func TestNoNameOfADeviceOrArgumentIsPrintedRaw(t *testing.T) {
+	t.Parallel()
+	const device = "\x1b[2J\u202e\"\\"
+	n := newNode(t)
+	n.check(netns.AddVeth(netns.End{NS: n.NS, Dev: device, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}}, netns.End{NS: n.NS, Dev: "far", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}}))
+	n.check(n.LinkUp(device))
+	n.check(n.LinkUp("far"))
+	n.check(n.AddAddr(device, netip.MustParsePrefix("203.0.113.1/24")))
+	n.check(n.AddRoute(netns.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("203.0.113.9"), Dev: device}))
+	for _, config := range []string{"", "masqueradeOutInterfaces: [eth0]\n", "nonMasqueradeOutInterfaces: ['\u202a*', '?*', \"\\e*\"]\n", "masqueradeSrcInterfaces: [\"\\e*\"]\n"} {
+		n.write(config)
+		d := n.start()
+		d.await("starting")
+		answers := map[string]result{}
+		for _, args := range [][]string{
+			{"check", "--config", n.path},
+			{"check", "--config", n.path, "-o", "json"},
+			{"explain", "8.8.8.8"},
+			{"explain", "203.0.113.1"},
+			{"explain", "8.8.8.8", "--out", device},
+			{"explain", "8.8.8.8", "-o", "json"},
+			{"status"},
+			{"diff", "--config", n.path},
+			{"connections"},
+			{device},
+			{"run", device},
+			{"check", "--" + device},
+			{"check", "--mode=" + device},
+			{"check", "--config", device},
+			{"explain", device},
+			{"ready", "--probe-socket", device},
+			{"check", "--masq-chain=" + device},
+			{"diff", device, device},
+			{"help", device},
+			{"status", "--accept-foreign", "ip nat " + device},
+		} {
+			answers[strings.Join(args, " ")] = n.run(args...)
+		}
+		d.stop()
+		answers["log"] = result{stdout: d.Text()}
+		for what, got := range answers {
+			if text := got.stdout + got.stderr; obeyed(text) != "" {
+				t.Errorf("%q prints %q", what, obeyed(text))
+			}
 		}
 	}
 }

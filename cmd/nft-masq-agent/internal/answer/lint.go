@@ -90,10 +90,10 @@ func LintDefaultRoute(p nft.Policy, names []string) []Finding {
 			switch {
 			case at >= 0 && !q.Outside:
 				found = append(found, Finding{ID: "default-route-exempt", Pos: q.Interfaces[at].Pos, Msg: fmt.Sprintf(
-					"%s: %s has the node's default route: what leaves by it is not masqueraded", q.Key, name)})
+					"%s: %s has the node's default route: what leaves by it is not masqueraded", q.Key, config.Printable(name))})
 			case at < 0 && q.Outside:
 				found = append(found, Finding{ID: "default-route-exempt", Pos: q.Interfaces[0].Pos, Msg: fmt.Sprintf(
-					"%s: %s has the node's default route and is not in the list: what leaves by it is not masqueraded", q.Key, name)})
+					"%s: %s has the node's default route and is not in the list: what leaves by it is not masqueraded", q.Key, config.Printable(name))})
 			}
 		}
 	}

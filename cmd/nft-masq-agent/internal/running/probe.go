@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"nft-masq-agent/config"
 )
 
 // A Report is what an agent answers on its probe socket: why it is not alive or
@@ -30,8 +32,8 @@ type Policy struct {
 }
 
 func (p Policy) String() string {
-	return fmt.Sprintf("enforces %s since %s; last change %s: %s (%s)",
-		p.Hash, p.Since.UTC().Format(time.RFC3339), p.Changed.UTC().Format(time.RFC3339), p.What, p.Why)
+	return config.Printable(fmt.Sprintf("enforces %s since %s; last change %s: %s (%s)",
+		p.Hash, p.Since.UTC().Format(time.RFC3339), p.Changed.UTC().Format(time.RFC3339), p.What, p.Why))
 }
 
 // ProbeTimeout bounds an exchange on the probe socket, of which a report is written
@@ -58,7 +60,11 @@ func Reached(agents []Agent) []Agent {
 func Ask(path string) (Report, error) {
 	c, err := net.DialTimeout("unix", path, ProbeTimeout)
 	if err != nil {
-		return Report{}, fmt.Errorf("no agent answers: %w", err)
+		var op *net.OpError
+		if errors.As(err, &op) {
+			err = op.Err
+		}
+		return Report{}, fmt.Errorf("no agent answers at %s: %w", config.Printable(path), err)
 	}
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(ProbeTimeout))
