@@ -20,7 +20,7 @@ import (
 	"nft-masq-agent/nft/nfttest/agent"
 )
 
-func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(agent.Main(m)) }
 
 const image = "localhost/nft-masq-agent:test"
 

@@ -13,11 +13,13 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft/nfttest/agent"
 )
 
 // oneFile is the manifest for people who do not use kustomize.
@@ -289,19 +291,8 @@ func TestArguments(t *testing.T) {
 	})
 }
 
-// buildProgram builds the program like make.
-func buildProgram(t *testing.T) string {
-	t.Helper()
-	program := filepath.Join(t.TempDir(), "nft-masq-agent")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../cmd/nft-masq-agent")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	return program
-}
-
 func TestArgumentsAreFlagsOfTheProgram(t *testing.T) {
-	program := buildProgram(t)
+	program := agent.Program(t)
 	everyManifest(t, func(t *testing.T, _ string, r rendered) {
 		args, command := r.container().Args, "run"
 		if !strings.HasPrefix(args[0], "-") {

@@ -226,7 +226,7 @@ func scrape(t *testing.T) string {
 	t.Helper()
 	topo := nfttest.NewTopology(t)
 	n := node{Topology: topo, t: t}
-	n.running = agent.Run(t, topo.Node, exec.Command(buildProgram(t), "--http-address=127.0.0.1:9717", "--config="+t.TempDir()))
+	n.running = agent.Run(t, topo.Node, exec.Command(agent.Program(t), "--http-address=127.0.0.1:9717", "--config="+t.TempDir()))
 	n.await("config_applied")
 	n.wantMasqueraded("198.51.100.1", true)
 	code, text := n.get("/metrics")

@@ -8,10 +8,12 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/nft/nfttest/agent"
 )
 
 func TestSBOMListsTheModulesOfTheBinary(t *testing.T) {
-	program := buildProgram(t)
+	program := agent.Program(t)
 	text, err := exec.CommandContext(t.Context(), "go", "run", "./sbom", "v1.0.0", program).Output()
 	if err != nil {
 		t.Fatal(err)

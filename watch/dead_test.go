@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
 )
 
@@ -38,7 +39,11 @@ func deadMount(t *testing.T) (dir string, revive func()) {
 func TestDeadMountBlocksNeitherContentNorShutdown(t *testing.T) {
 	dir, _ := deadMount(t)
 	ctx, cancel := context.WithCancel(context.Background())
-	w := Start(ctx, filepath.Join(dir, "config"), func() (string, string) { return "blocked", "blocked" })
+	impatient := defaultTiming()
+	if testing.Short() {
+		impatient.arm /= 10
+	}
+	w := start(ctx, impatient, newObserver(filepath.Join(dir, "config"), fsnotify.NewWatcher), func() (string, string) { return "blocked", "blocked" })
 	if got := <-w.Content(); got != "blocked" {
 		t.Errorf("content %q", got)
 	}

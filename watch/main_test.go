@@ -2,6 +2,7 @@ package watch
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -35,6 +36,8 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "keep mounts private: ", err)
 		os.Exit(1)
 	}
+	flag.Parse()
+	_ = flag.Set("test.parallel", "16") // most of the time they wait
 	os.Exit(m.Run())
 }
 

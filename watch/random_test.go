@@ -24,7 +24,7 @@ var (
 // never called.
 func TestRandomOperationsEndInTheCurrentContent(t *testing.T) {
 	s := newScript(t)
-	s.timing = timing{quiet: 10 * time.Millisecond, grace: 2 * time.Millisecond, spacing: 2 * time.Millisecond}
+	s.timing = timing{quiet: 10 * time.Millisecond, grace: 2 * time.Millisecond, spacing: 2 * time.Millisecond, arm: defaultTiming().arm}
 	random := rand.New(rand.NewPCG(*seed, 0))
 	ctx, stop := context.WithCancel(t.Context())
 	var followers []*follower

@@ -78,6 +78,9 @@ func newScript(t *testing.T) *script {
 	// by when: a longer quiet time makes them reliable on a busy machine.
 	patient := defaultTiming()
 	patient.quiet, patient.first = 300*time.Millisecond, 0
+	if testing.Short() {
+		patient.quiet = 150 * time.Millisecond
+	}
 	return &script{T: t, root: root, timing: patient}
 }
 

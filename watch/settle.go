@@ -2,12 +2,14 @@ package watch
 
 import "time"
 
-// A timing determines how long content must be unchanged before it counts as settled.
+// A timing determines how long content must be unchanged before it counts as
+// settled, and what is waited for until then.
 type timing struct {
 	quiet   time.Duration // after a write in place, or after the file vanished
 	grace   time.Duration // after a file appeared by rename or open
 	spacing time.Duration // least time between two reads during writes
 	first   time.Duration // longest delay of the first content
+	arm     time.Duration // longest renewal of the watches, which never returns on a dead mount
 }
 
 // defaultTiming is what the package guarantees. The grace period only has to
@@ -19,6 +21,7 @@ func defaultTiming() timing {
 		grace:   5 * time.Millisecond,
 		spacing: 10 * time.Millisecond,
 		first:   500 * time.Millisecond,
+		arm:     2 * time.Second,
 	}
 }
 

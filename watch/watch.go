@@ -25,7 +25,7 @@ func Start[T any](ctx context.Context, path string, read func() (content T, fing
 
 func start[T any](ctx context.Context, p timing, o *observer, read func() (T, string)) *Watcher[T] {
 	w := newWatcher[T](o.note)
-	arm := armer{arm: o.arm, limit: armTime}
+	arm := armer{arm: o.arm, limit: p.arm}
 	go func() {
 		defer close(w.done)
 		defer func() {
@@ -115,9 +115,6 @@ func (w *Watcher[T]) run(ctx context.Context, l *poller[T]) {
 		}
 	}
 }
-
-// armTime bounds the renewal of the watches. On a dead mount it never returns.
-const armTime = 2 * time.Second
 
 // An armer renews the watches within a time limit.
 type armer struct {

@@ -23,6 +23,7 @@ import (
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/agent"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -305,23 +306,6 @@ func memoryCgroup(t *testing.T, limit int64) string {
 	return dir
 }
 
-// releaseDir holds the released form of the program; "" until a test needs it.
-var releaseDir string
-
-// released builds the released form of the program, once.
-var released = sync.OnceValues(func() (binary string, err error) {
-	if releaseDir, err = os.MkdirTemp("", "nft-masq-agent-test-"); err != nil {
-		return "", err
-	}
-	binary = filepath.Join(releaseDir, "nft-masq-agent")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, ".")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false")
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%w\n%s", err, out)
-	}
-	return binary, nil
-})
-
 // limited returns the command that runs the program within the limits of the
 // manifests: its released form, or with -short the one in this process, which takes
 // more memory.
@@ -330,9 +314,7 @@ func (n *node) limited(t *testing.T, mode nft.Mode, args ...string) (cmd *exec.C
 	limit, gomemlimit := manifestMemory(t, mode)
 	cmd = n.command(nil, args...)
 	if !testing.Short() {
-		binary, err := released()
-		n.check(err)
-		cmd = nfttest.Command(binary, args...)
+		cmd = nfttest.Command(agent.Program(t), args...)
 		cmd.Env = os.Environ()
 	}
 	cmd.Env = append(cmd.Env, "GOMEMLIMIT="+gomemlimit)

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/agent"
 
 	"golang.org/x/sys/unix"
 )
@@ -26,9 +26,7 @@ func TestMain(m *testing.M) {
 		prepare()
 		main()
 	}
-	code := nfttest.Main(m)
-	_ = os.RemoveAll(releaseDir)
-	os.Exit(code)
+	os.Exit(agent.Main(m))
 }
 
 // A result is what a run of the program leaves.

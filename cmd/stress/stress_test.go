@@ -4,28 +4,23 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/agent"
 )
 
-func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(agent.Main(m)) }
 
 // TestShortStress is `make stress` for half a minute: every scenario, every bad
 // recipe and every attack, a few times each.
 func TestShortStress(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore")
-	binary := filepath.Join(t.TempDir(), "nft-masq-agent")
-	build := nfttest.Command("go", "build", "-o", binary, "../nft-masq-agent")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
 	var out strings.Builder
-	args := []string{"--agent", binary, "--each", "300ms", "--flows", "1", "--heals", "1", "--limit", "3m"}
+	args := []string{"--agent", agent.Program(t), "--each", "300ms", "--flows", "1", "--heals", "1", "--limit", "3m"}
 	if testing.Short() {
 		args = append(args, "--only", "destroyed and restored|replaced in one transaction|delete table")
 	}

@@ -2,6 +2,7 @@ package nfttest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -36,7 +37,7 @@ const (
 const arrivalTimeout = 5 * time.Second
 
 // ErrNotSeen reports that a packet did not arrive, or a connection was not
-// established, within five seconds.
+// established, in time.
 var ErrNotSeen = errors.New("not seen")
 
 // Flow is a first packet to send, or a connection to open.
@@ -47,7 +48,11 @@ type Flow struct {
 	Src   netip.AddrPort // an invalid address or port 0: the kernel's choice
 	Dst   netip.AddrPort // an IPv6 link-local address needs a zone, or Dev
 	Dev   string         // the device to leave by, for multicast, broadcast and link-local
+	// Timeout bounds the time that the packet takes to arrive. 0: five seconds.
+	Timeout time.Duration
 }
+
+func (f Flow) timeout() time.Duration { return cmp.Or(f.Timeout, arrivalTimeout) }
 
 // Sighting is a flow's source as the sender sent it and as the receiver saw it.
 type Sighting struct {
@@ -117,7 +122,7 @@ func listenTCP(ctx context.Context, f Flow, network string) (listener *net.TCPLi
 
 // sendTCP opens a connection to its own listener.
 func sendTCP(f Flow) (Sighting, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), arrivalTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), f.timeout())
 	defer cancel()
 	network := "tcp6"
 	if f.Dst.Addr().Is4() {
@@ -128,7 +133,7 @@ func sendTCP(f Flow) (Sighting, error) {
 		return Sighting{}, err
 	}
 	defer listener.Close()
-	if err := listener.SetDeadline(time.Now().Add(arrivalTimeout)); err != nil {
+	if err := listener.SetDeadline(time.Now().Add(f.timeout())); err != nil {
 		return Sighting{}, err
 	}
 
@@ -195,7 +200,7 @@ func sendPacket(f Flow, protocol int, send func(Flow, []byte) (netip.AddrPort, e
 	if err != nil {
 		return Sighting{}, err
 	}
-	packet, err := await(tap, cookie)
+	packet, err := await(tap, cookie, f.timeout())
 	if err != nil {
 		return Sighting{}, err
 	}
@@ -208,9 +213,9 @@ func sendPacket(f Flow, protocol int, send func(Flow, []byte) (netip.AddrPort, e
 
 // await returns the first packet that ends in cookie. The error is
 // os.ErrDeadlineExceeded if none arrives in time.
-func await(tap *netns.Tap, cookie []byte) ([]byte, error) {
+func await(tap *netns.Tap, cookie []byte, timeout time.Duration) ([]byte, error) {
 	buf := make([]byte, 65536)
-	for deadline := time.Now().Add(arrivalTimeout); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(timeout); time.Now().Before(deadline); {
 		packet, err := tap.Receive(buf)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			continue

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
+	"time"
 
 	"nft-masq-agent/nft/nfttest"
 )
@@ -150,7 +151,7 @@ func TestDroppedPacketsAreNotSeen(t *testing.T) {
 			nfttest.Require(t, "nft")
 			top := nfttest.NewTopology(t)
 			nfttest.NFT(t, top.Node, "table inet test { chain forward { type filter hook forward priority filter; drop; }; }", "-f", "-")
-			_, err := top.Send(nfttest.Flow{Proto: proto, From: top.Pod, Dst: netip.MustParseAddrPort("198.51.100.1:5000")})
+			_, err := top.Send(nfttest.Flow{Proto: proto, From: top.Pod, Dst: netip.MustParseAddrPort("198.51.100.1:5000"), Timeout: time.Second / 2})
 			if !errors.Is(err, nfttest.ErrNotSeen) {
 				t.Errorf("error is %v", err)
 			}

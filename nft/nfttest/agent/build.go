@@ -1,0 +1,45 @@
+package agent
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"nft-masq-agent/nft/nfttest"
+)
+
+// builtIn is the directory of the program; "" if no test has needed it yet.
+var builtIn string
+
+var build = sync.OnceValues(func() (program string, err error) {
+	if builtIn, err = os.MkdirTemp("", "nft-masq-agent-test-"); err != nil {
+		return "", err
+	}
+	program = filepath.Join(builtIn, "nft-masq-agent")
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", program, "nft-masq-agent/cmd/nft-masq-agent")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w\n%s", err, out)
+	}
+	return program, nil
+})
+
+// Program returns the path of the program, which is built as make does, once for
+// all tests of a package. Their TestMain calls [Main].
+func Program(tb testing.TB) string {
+	tb.Helper()
+	program, err := build()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return program
+}
+
+// Main is nfttest.Main for tests that use [Program].
+func Main(m *testing.M) int {
+	defer func() { _ = os.RemoveAll(builtIn) }()
+	return nfttest.Main(m)
+}
