@@ -285,6 +285,46 @@ func build(t *testing.T, dir string) (map[string]object, string) {
 	return objects(t, out), ""
 }
 
+const someWorkload = `apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec: {template: {spec: {initContainers: [{name: other, image: other}], containers: [{name: web, image: web}]}}}
+`
+
+func TestToolsWorkloadWaitsForRulesBeforeAnythingElse(t *testing.T) {
+	dir := t.TempDir()
+	here, err := filepath.Abs(".")
+	if err == nil {
+		here, err = filepath.Rel(dir, here)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"web.yaml":           someWorkload,
+		"kustomization.yaml": "resources: [web.yaml]\ncomponents: [" + here + "/components/wait-for-rules]\nimages: [{name: nft-masq-agent, newName: a, newTag: b}]\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, text := build(t, dir)
+	if text != "" {
+		t.Fatal(text)
+	}
+	first := at(all["Deployment web"], "spec", "template", "spec", "initContainers", 0)
+	if at(first, "name") != "wait-for-rules" || at(first, "image") != "a:b" {
+		t.Errorf("the first init container is %v", first)
+	}
+	if other := at(all["Deployment web"], "spec", "template", "spec", "initContainers", 1, "name"); other != "other" {
+		t.Errorf("the second is %v", other)
+	}
+	agent, text := kustomize(t, "wait-for-rules")
+	if at(agent["DaemonSet nft-masq-agent"], "spec", "template", "spec").(object)["initContainers"] != nil {
+		t.Errorf("the agent waits for itself %s", text)
+	}
+}
+
 // Pairs that cannot be combined, with the error message.
 var conflictingPairs = map[string]string{
 	"non-masquerade-daemon takeover": "/metadata/name",

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bufio"
 	"fmt"
+	"io"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -107,6 +109,7 @@ func TestTheProbesTellTheStateInWords(t *testing.T) {
 	n.swap(badText)
 	d.await("config_rejected")
 	probe("/healthz", 200, "ok")
+	probe("/startupz", 200, "ok")
 	probe("/readyz", 503, "config rejected: "+n.path+badProblem+"\nbuilt-in defaults ("+wants(t, "").Hash()+") are enforced")
 	if got := n.metric("nft_masq_agent_config_accepted"); got != "0" {
 		t.Errorf("config_accepted is %s", got)
@@ -118,6 +121,34 @@ func TestTheProbesTellTheStateInWords(t *testing.T) {
 	d.silent()
 	if code, _ := n.get("/"); code != 404 {
 		t.Errorf("/ says %d", code)
+	}
+}
+
+func TestAPodThatWaitsForRulesWaitsForNoGoodConfig(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap(badText)
+	cmd := n.command(nil, "ready", "--wait-for", "[127.0.0.1]:9717")
+	read, write := io.Pipe()
+	cmd.Stdout = write
+	p, err := n.Start(cmd)
+	n.check(err)
+	t.Cleanup(func() { _ = p.Kill() })
+	lines := bufio.NewScanner(read)
+	if lines.Scan(); !strings.HasPrefix(lines.Text(), "waiting: ") || !strings.Contains(lines.Text(), "connection refused") {
+		t.Fatal(lines.Text())
+	}
+	n.start("--http-address", httpAddress)
+	for lines.Scan() && lines.Text() != "rules are installed" {
+		if want := "waiting: no rules are installed yet"; lines.Text() != want {
+			t.Errorf("printed %q, want %q", lines.Text(), want)
+		}
+	}
+	if err := p.Wait(); err != nil {
+		t.Error(err)
+	}
+	if out, _ := n.Output("", "nft", "list", "tables"); !strings.Contains(out, nft.TableName) {
+		t.Errorf("the node has %q", out)
 	}
 }
 

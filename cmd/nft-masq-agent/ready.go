@@ -1,17 +1,31 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 )
 
+// How often an agent is asked that is waited for, and how long it may take to
+// answer.
+const (
+	readyInterval = 100 * time.Millisecond
+	readyTimeout  = 2 * time.Second
+)
+
 type readyFlags struct {
-	socket string
-	alive  bool
+	socket  string
+	alive   bool
+	waitFor string
 }
 
 func readyCommand() command {
@@ -19,13 +33,20 @@ func readyCommand() command {
 		name:  "ready",
 		about: "ask the agent of this container whether it is ready, and if not, why",
 		details: "For exec probes: the kubelet shows what they print, and a socket in a volume of the pod reaches no other " +
-			"pod's agent. Exit code 0 means yes, 1 no or no answer.",
-		examples: []string{program + " ready", program + " ready --alive"},
+			"pod's agent. Exit code 0 means yes, 1 no or no answer. As an init container of another pod, --wait-for keeps the " +
+			"pod from sending anything before its node has rules.",
+		examples: []string{program + " ready", program + " ready --alive", program + " ready --wait-for 192.0.2.1:9717"},
 		flags: func(fs *flag.FlagSet) action {
 			var f readyFlags
 			options.AddFlag(fs, &f.socket, "probe-socket", options.DefaultProbeSocket, "`PATH` of the unix socket on which the agent answers", options.ParseSocketPath)
 			fs.BoolVar(&f.alive, "alive", false, "ask whether its loop is running, as a liveness probe does")
-			return func(_ context.Context, _ []string, e environment) (int, error) { return f.ready(e) }
+			options.AddFlag(fs, &f.waitFor, "wait-for", "", "wait until the agent at `HOST:PORT`, its --http-address, has installed rules", options.ParseHTTPAddress)
+			return func(ctx context.Context, _ []string, e environment) (int, error) {
+				if f.waitFor != "" {
+					return exitDone, f.wait(ctx, e)
+				}
+				return f.ready(e)
+			}
 		},
 	}
 }
@@ -43,4 +64,51 @@ func (f readyFlags) ready(e environment) (int, error) {
 		return exitDone, write(e.stdout, word+"\n")
 	}
 	return exitFailed, write(e.stdout, fmt.Sprintf("not %s: %s\n", word, reason))
+}
+
+// wait returns when the agent has rules in the kernel. Each new reason to wait is
+// printed.
+func (f readyFlags) wait(ctx context.Context, e environment) error {
+	// "[192.0.2.1]" is a host of ours, as the manifests have it, and none of a URL.
+	host, port, err := net.SplitHostPort(f.waitFor)
+	if err != nil {
+		return err
+	}
+	url := "http://" + net.JoinHostPort(host, port) + "/startupz"
+	client := http.Client{Timeout: readyTimeout, Transport: &http.Transport{DisableKeepAlives: true}}
+	for last := ""; ; {
+		reason := started(ctx, client, url)
+		if reason == "" {
+			return write(e.stdout, "rules are installed\n")
+		}
+		if reason != last {
+			last = reason
+			if err := write(e.stdout, "waiting: "+reason+"\n"); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(readyInterval):
+		}
+	}
+}
+
+// started returns "", or why the agent has not started, as far as is known.
+func started(ctx context.Context, client http.Client, url string) string {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err.Error()
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return err.Error()
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(response.Body, 1<<10))
+	if response.StatusCode == http.StatusOK && err == nil {
+		return ""
+	}
+	return cmp.Or(strings.TrimSpace(string(text)), response.Status)
 }

@@ -157,6 +157,17 @@ func (s state) alive() error {
 	return nil
 }
 
+// Started reports whether the node's traffic is decided by a policy yet, be it that
+// of a rejected file: pods that start before are wrong.
+func (a *Agent) Started() error { return a.health.now().started() }
+
+func (s state) started() error {
+	if s.enforces == nil && s.source != FromForeign {
+		return errors.New("no rules are installed yet")
+	}
+	return nil
+}
+
 // Ready says whether the files were accepted and are in the kernel, and if not
 // why.
 func (a *Agent) Ready() error { return a.health.now().ready() }

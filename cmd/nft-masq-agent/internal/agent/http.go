@@ -26,12 +26,13 @@ const (
 	shutdownTimeout = time.Second
 )
 
-// Handler answers GET and HEAD of /healthz, /readyz and /metrics. The probes
+// Handler answers GET and HEAD of /healthz, /startupz, /readyz and /metrics. The probes
 // wait for nothing; a scrape waits for the kernel's counters.
 func (a *Agent) Handler() http.Handler {
 	a.metrics.connections.begin()
 	mux := http.NewServeMux()
 	mux.Handle("GET /healthz", probe(a.Alive))
+	mux.Handle("GET /startupz", probe(a.Started))
 	mux.Handle("GET /readyz", probe(a.Ready))
 	mux.Handle("GET /metrics", promhttp.HandlerFor(a.metrics.registry, promhttp.HandlerOpts{
 		ErrorHandling:       promhttp.ContinueOnError,

@@ -40,6 +40,9 @@ func TestProbesAnswerAtOnceWhileTheKernelTakesTheRules(t *testing.T) {
 		if code, text := get(t, w.agent, "/readyz"); code != http.StatusServiceUnavailable {
 			t.Errorf("/readyz: %d %s", code, text)
 		}
+		if code, text := get(t, w.agent, "/startupz"); code != http.StatusServiceUnavailable || text != "no rules are installed yet\n" {
+			t.Errorf("/startupz: %d %s", code, text)
+		}
 		if code, _ := get(t, w.agent, "/metrics"); code != http.StatusOK {
 			t.Errorf("/metrics: %d", code)
 		}
@@ -50,6 +53,9 @@ func TestProbesAnswerAtOnceWhileTheKernelTakesTheRules(t *testing.T) {
 		synctest.Wait()
 		if code, text := get(t, w.agent, "/readyz"); code != http.StatusOK {
 			t.Errorf("/readyz afterwards: %d %s", code, text)
+		}
+		if code, text := get(t, w.agent, "/startupz"); code != http.StatusOK {
+			t.Errorf("/startupz afterwards: %d %s", code, text)
 		}
 	})
 }

@@ -199,7 +199,7 @@ func AddRunFlags(fs *flag.FlagSet) *Options {
 	fs.BoolVar(&o.TakeOver, "takeover", false, "remove the rules of iptables-based agents in the transaction that activates ours")
 	AddFlag(fs, &o.ConntrackInterval, "conntrack-interval", "0",
 		"`SECONDS` between two readings of the connections for the metrics of port pressure; 0 is off", parseInterval)
-	AddFlag(fs, &o.HTTPAddress, "http-address", "", "`HOST:PORT` of /healthz, /readyz and /metrics; off if empty", parseHTTPAddress)
+	AddFlag(fs, &o.HTTPAddress, "http-address", "", "`HOST:PORT` of /healthz, /startupz, /readyz and /metrics; off if empty", ParseHTTPAddress)
 	AddFlag(fs, &o.ProbeSocket, "probe-socket", "", "`PATH` of a unix socket that answers the command ready; off if empty", ParseSocketPath)
 	AddFlag(fs, &o.LogFormat, "log-format", LogJSON, "json or text `FORMAT` of the log", OneOf(LogJSON, LogText))
 	return o
@@ -370,7 +370,8 @@ func parseInterval(s string) (time.Duration, error) {
 	return d, nil
 }
 
-func parseHTTPAddress(s string) (string, error) {
+// ParseHTTPAddress checks a HOST:PORT; "" is off.
+func ParseHTTPAddress(s string) (string, error) {
 	if s == "" {
 		return "", nil
 	}
