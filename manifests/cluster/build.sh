@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# build.sh PROGRAM...: builds programs of Kubernetes, CoreDNS and the pause
-# container, and extracts Debian's container runtime, into the user's cache, and
+# build.sh PROGRAM...: builds programs of Kubernetes and its tests, CoreDNS and the
+# pause container, and extracts Debian's container runtime, into the user's cache, and
 # prints the directory with all of them. What is already there stays.
 # Kubernetes takes about 15 minutes of processor when Go has nothing cached.
 set -euo pipefail
@@ -29,7 +29,7 @@ program() {
 	pause) (cd "$here/pause" && go build -trimpath -ldflags '-s -w' -o "$cache/bin/pause" .) ;;
 	coredns) GOBIN="$cache/bin" go install -trimpath -ldflags '-s -w' "github.com/coredns/coredns@$coredns" ;;
 	e2e.test) go test -c "${flags[@]}" -o "$cache/bin/e2e.test" k8s.io/kubernetes/test/e2e ;;
-	agnhost) go build "${flags[@]}" -o "$cache/bin/agnhost" k8s.io/kubernetes/test/images/agnhost ;;
+	agnhost | regression-issue-74839) go build "${flags[@]}" -o "$cache/bin/$1" "k8s.io/kubernetes/test/images/$1" ;;
 	debian) # nothing is installed and nothing started
 		(cd "$cache/deb" && apt-get -o APT::Sandbox::User=root download -qq etcd-server containerd runc containernetworking-plugins netcat-openbsd)
 		for package in "$cache"/deb/*.deb; do dpkg -x "$package" "$cache/debian"; done ;;

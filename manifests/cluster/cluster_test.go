@@ -144,14 +144,18 @@ buildah push --quiet $1:$TAG docker-archive:$2/agent.tar:$1:$TAG >&2; printf %s 
 	return filepath.Join(built.dir, "agent.tar"), built.name
 }
 
-// images gives the nodes what their pods are made of.
+// images imports the images of all pods into the nodes.
 func (w *world) images(p cluster.Programs) {
 	w.t.Helper()
 	agent, _ := agentArchive(w.t)
 	archives := []string{agent}
 	for _, image := range []cluster.Image{
-		{Names: []string{"localhost/pause:1"}, Files: map[string]string{"/pause": p.Bin("pause")}, Entrypoint: []string{"/pause"}},
+		{Names: []string{"localhost/pause:1", "registry.k8s.io/pause:3.10.1"}, Files: map[string]string{"/pause": p.Bin("pause")}, Entrypoint: []string{"/pause"}},
 		{Names: []string{"localhost/coredns:1"}, Files: map[string]string{"/coredns": p.Bin("coredns")}, Entrypoint: []string{"/coredns"}},
+		{
+			Names: []string{"registry.k8s.io/e2e-test-images/regression-issue-74839:1.4"},
+			Files: map[string]string{"/server": p.Bin("regression-issue-74839")}, Entrypoint: []string{"/server"},
+		},
 		agnhost(w.t, p),
 	} {
 		file := filepath.Join(w.Dir, "images", filepath.Base(image.Entrypoint[0])+".tar")
@@ -166,14 +170,19 @@ func (w *world) images(p cluster.Programs) {
 	}
 }
 
+const agnhostImage = "registry.k8s.io/e2e-test-images/agnhost:2.59"
+
 // agnhost is the image of Kubernetes' own tests, as far as they need it.
 func agnhost(t *testing.T, p cluster.Programs) cluster.Image {
 	t.Helper()
 	image := cluster.Image{
-		Names: []string{"registry.k8s.io/e2e-test-images/agnhost:2.59"}, Files: map[string]string{"/agnhost": p.Bin("agnhost")},
+		Names: []string{agnhostImage, "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"}, Files: map[string]string{"/agnhost": p.Bin("agnhost")},
 		Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"},
 	}
-	for path, name := range map[string]string{"/bin/sh": "dash", "/usr/bin/curl": "curl", "/bin/cat": "cat", "/bin/hostname": "hostname", "/bin/sleep": "sleep"} {
+	for path, name := range map[string]string{
+		"/bin/sh": "dash", "/usr/bin/curl": "curl", "/bin/cat": "cat", "/bin/hostname": "hostname",
+		"/bin/sleep": "sleep", "/bin/seq": "seq", "/bin/date": "date", "/bin/grep": "grep",
+	} {
 		from, err := exec.LookPath(name)
 		must(t, err)
 		image.AddProgram(t, path, from)

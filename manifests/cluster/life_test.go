@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"nft-masq-agent/manifests/cluster"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -132,12 +134,10 @@ func TestNoWrongSourceThroughTheLifeOfAnAgent(t *testing.T) {
 	w.record("life", "what happens | connections | wrong")
 }
 
-// uninstall runs the command of manifests/README.md, and looks at the nodes.
+// uninstall runs the command of manifests/README.md, and checks the nodes.
 func (w *world) uninstall() {
 	w.t.Helper()
-	_, image := agentArchive(w.t)
-	_, tag, _ := strings.Cut(image, ":")
-	w.Sh("make -s uninstall IMAGE=" + agentImage + " TAG=" + tag)
+	w.Sh("make -s uninstall" + w.imageFlags())
 	for _, n := range w.nodes {
 		out, err := n.NS.Output("", "nft", "list", "tables")
 		if must(w.t, err); strings.Contains(out, "nft-masq-agent") {
@@ -159,6 +159,11 @@ func (w *world) hosts() ([]family, map[string]*nfttest.NS) {
 		"outside": w.outside, "node1": w.nodes[0].NS, "node2": w.nodes[1].NS,
 		"near": w.nodes[0].PodNS(families[0].near), "far": w.nodes[1].PodNS(families[0].far),
 	}
+	var host corev1.Pod
+	if !w.Get(&host, "pod/host", "--namespace=default") {
+		w.t.Fatal(w.Complaint())
+	}
+	hosts["host"] = w.nodes[0].ContainerNS(host.Status.ContainerStatuses[0].ContainerID)
 	for _, f := range families {
 		for host, addrs := range map[string][]netip.Addr{"near": {f.near}, "far": {f.far}, "outside": {f.masqueraded, f.exempt}, "node1": {f.node1}, "node2": {f.node2}} {
 			for _, a := range addrs {
@@ -169,7 +174,7 @@ func (w *world) hosts() ([]family, map[string]*nfttest.NS) {
 	return families, hosts
 }
 
-// touch changes the agent's pod, so that kubelet looks at its ConfigMap at once.
+// touch changes the agent's pod, so that the kubelet reads its ConfigMap at once.
 func (w *world) touch(n *cluster.Node) {
 	w.t.Helper()
 	w.Sh("kubectl -n kube-system annotate --overwrite pod " + w.agent(n) + " test=" + strconv.FormatInt(time.Now().UnixNano(), 36))

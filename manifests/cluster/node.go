@@ -83,6 +83,7 @@ const cniConfig = `{"cniVersion": "0.4.0", "name": "pods", "plugins": [
 // The parameters that kubelet wants to set, of which the machine has only one.
 const firstProcess = `set -e
 mount -t proc none /proc
+echo "$NAME" >/proc/sys/kernel/hostname # of this namespace
 mount --make-rshared /
 mount -t tmpfs none /run
 mkdir -p /run/netns /run/lock "$DIR/lib" "$DIR/log" "$DIR/sysctl"
@@ -93,6 +94,7 @@ for name in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oo
 	cat "/proc/sys/$name" >"$copy"
 	mount --bind "$copy" "/proc/sys/$name"
 done
+rm -f "$DIR/containerd.sock"
 containerd --config "$DIR/containerd.toml" >>"$DIR/containerd.log" 2>&1 &
 until [ -S "$DIR/containerd.sock" ]; do sleep 0.1; done
 kubelet "$@" &
@@ -127,9 +129,9 @@ func (n *Node) Start() {
 	makeCgroups(c.T, n.cgroup)
 	cmd := exec.Command("/bin/sh", "-c", firstProcess, "first", "--config="+n.dir+"/kubelet.yaml", "--kubeconfig="+c.kubeconfig,
 		"--hostname-override="+n.Name, fmt.Sprintf("--node-ip=%s,%s", n.V4, n.V6), "--cert-dir="+n.dir, "--v=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS}
 	env := c.Env
-	c.Env = append(env[:len(env):len(env)], "DIR="+n.dir)
+	c.Env = append(env[:len(env):len(env)], "DIR="+n.dir, "NAME="+n.Name)
 	n.first = c.start(n.NS, n.Name, cmd)
 	c.Env = env
 }
@@ -141,6 +143,7 @@ func (n *Node) Kill() {
 	_ = n.first.Kill()
 	_ = n.first.Wait()
 	removeCgroups(n.control.T, n.cgroup)
+	_ = os.Remove(n.dir + "/containerd.sock")
 }
 
 // Ctr runs containerd's client.
@@ -202,7 +205,28 @@ func (n *Node) PodNS(addr netip.Addr) *nfttest.NS {
 	return nil
 }
 
-// cgroupRoots are where a sub-tree is needed: the one hierarchy of version 2,
+// ContainerNS opens the network namespace of a container, as the status of its pod
+// names it, until the test ends.
+func (n *Node) ContainerNS(id string) *nfttest.NS {
+	t := n.control.T
+	t.Helper()
+	for line := range strings.Lines(n.Ctr("tasks list")) {
+		f := strings.Fields(line)
+		if len(f) < 2 || "containerd://"+f[0] != id {
+			continue
+		}
+		ns, err := netns.OpenPath(f[0][:12], fmt.Sprintf("/proc/%d/root/proc/%s/ns/net", n.first.Pid, f[1]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = ns.Close() })
+		return ns
+	}
+	t.Fatalf("%s: %s does not run", n.Name, id)
+	return nil
+}
+
+// cgroupRoots returns the hierarchies that need a sub-tree: the one of version 2,
 // or those of version 1.
 func cgroupRoots() []string {
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
@@ -256,7 +280,7 @@ func removeCgroups(t testing.TB, name string) {
 	t.Errorf("cgroups are left: %s", strings.Join(left, ", "))
 }
 
-// Listens says whether the container runtime has started.
+// Listens reports whether the container runtime has started.
 func (n *Node) Listens() bool {
 	_, err := os.Stat(n.dir + "/containerd.sock")
 	return err == nil

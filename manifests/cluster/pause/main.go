@@ -1,5 +1,4 @@
-// Pause waits until it is told to end: the process of a pod that only has to be
-// there.
+// Pause waits for SIGTERM: the process of a pod that only has to exist.
 package main
 
 import (

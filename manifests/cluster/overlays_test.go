@@ -1,0 +1,142 @@
+package cluster_test
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/nft/nfttest"
+)
+
+// The kinds of the Prometheus Operator, as far as the API server has to know them.
+const operatorKinds = `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: %[2]s.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  names: {kind: %[1]s, plural: %[2]s, singular: %[3]s}
+  scope: Namespaced
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
+---
+`
+
+// What is ours on a node, in any mode.
+var ourRules = []string{"nft-masq-agent", "IP-MASQ-AGENT", "NON-MASQUERADE-DAEMON"}
+
+// A way is one to install the agent and to remove it.
+type way struct {
+	name            string
+	install, remove []string // command lines
+	shows           string   // on a node that has it
+	some            bool     // node2 has none
+}
+
+func TestEachOverlayAndTheChartOnNodes(t *testing.T) {
+	w := newWorld(t)
+	families, hosts := w.hosts()
+	for _, n := range w.nodes {
+		n.StartProxy("nftables")
+	}
+	plain := policies[0]
+	w.apply(plain.config)
+	w.Sh("kubectl -n kube-system create configmap non-masquerade-daemon --from-file=" + w.Dir + "/config")
+	w.Sh("kubectl label node node1 node.kubernetes.io/masq-agent-ds-ready=true")
+	w.Sh("kubectl apply -f " + w.Write("kinds.yaml", fmt.Sprintf(operatorKinds, "PodMonitor", "podmonitors", "podmonitor")+
+		fmt.Sprintf(operatorKinds, "PrometheusRule", "prometheusrules", "prometheusrule")))
+	w.Sh("kubectl wait --for=condition=Established crd --all --timeout=1m")
+
+	_, image := agentArchive(t)
+	repository, tag, _ := strings.Cut(image, ":")
+	flags := w.imageFlags()
+	uninstall := []string{"make -s uninstall" + flags}
+	rollout := func(name string) string {
+		return "kubectl -n kube-system rollout status daemonset/" + name + " --timeout=3m"
+	}
+	components := func(name, daemonSet, shows string, some bool) way {
+		return way{"overlay " + name, []string{"make -s install" + flags + " COMPONENTS=" + name, rollout(daemonSet)}, uninstall, shows, some}
+	}
+	const table = "table inet nft-masq-agent"
+	chart := func(name, values, daemonSet, shows string) way {
+		helm := func(verb, more string) string {
+			return "$HELM -n kube-system " + verb + " nft-masq-agent manifests/helm" + more
+		}
+		return way{
+			"chart, " + name,
+			[]string{helm("install", " --set image.repository="+repository+",image.tag="+tag+" "+values), rollout(daemonSet)},
+			[]string{helm("upgrade", " --reuse-values --set removal=true"), rollout(daemonSet), "$HELM -n kube-system uninstall nft-masq-agent --wait"},
+			shows, false,
+		}
+	}
+	for _, way := range []way{
+		{"base", []string{"make -s install" + flags, rollout("nft-masq-agent")}, uninstall, table, false},
+		components("iptables-nft", "nft-masq-agent", "chain IP-MASQ-AGENT", false),
+		components("labelled-nodes", "nft-masq-agent", table, true),
+		components("non-masquerade-daemon", "non-masquerade-daemon", "chain NON-MASQUERADE-DAEMON", false),
+		components("prometheus", "nft-masq-agent", table, false),
+		components("prometheus-operator", "nft-masq-agent", table, false),
+		components("takeover", "ip-masq-agent", table, false),
+		chart("its own ConfigMap", "--set-file config="+w.Dir+"/config", "nft-masq-agent", table),
+		chart("mode=iptables-nft", "--set mode=iptables-nft", "nft-masq-agent", "chain IP-MASQ-AGENT"),
+		chart("nonMasqueradeDaemon", "--set nonMasqueradeDaemon=true", "non-masquerade-daemon", "chain NON-MASQUERADE-DAEMON"),
+		chart("takeover", "--set takeover=true", "ip-masq-agent", table),
+		chart("everything of Prometheus", "--set prometheus.enabled=true,podMonitor.enabled=true,prometheusRule.enabled=true", "nft-masq-agent", table),
+	} {
+		t.Run(way.name, func(t *testing.T) { w.try(t, way, plain, families, hosts) })
+	}
+	w.record("overlays", "installed with | connections | wrong | left after its removal")
+}
+
+// try installs the agent, compares what the far end sees, and removes it.
+func (w *world) try(t *testing.T, way way, p policy, families []family, hosts map[string]*nfttest.NS) {
+	for _, line := range way.install {
+		w.Sh(line)
+	}
+	for i, n := range w.nodes {
+		w.Await(n.Name+": "+way.shows, func() bool {
+			out, err := n.NS.Output("", "nft", "list", "ruleset")
+			return err == nil && strings.Contains(out, way.shows) == (i == 0 || !way.some)
+		})
+	}
+	if strings.Contains(strings.ToLower(way.name), "prometheus") {
+		w.Sh("curl -sSf http://" + w.nodes[1].V4.String() + ":9717/metrics | grep '^nft_masq_agent_ready 1'")
+	}
+	connections, wrong := 0, 0
+	for _, f := range families {
+		for _, row := range rows {
+			for _, proto := range []string{"tcp", "udp"} {
+				if row.decides != us || row.from == "outside" {
+					continue
+				}
+				seen, err := dial(hosts[row.from], f.source(row.from), proto, netip.AddrPortFrom(row.to(f), row.port))
+				connections++
+				if want := row.want(f, p); err != nil || seen != want {
+					wrong++
+					t.Errorf("%s, %s %s: sees %s, want %s: %v", row.name, proto, f.name, seen, want, err)
+				}
+			}
+		}
+	}
+	for _, line := range way.remove {
+		w.Sh(line)
+	}
+	w.Await("no objects", func() bool {
+		out, err := w.Try("kubectl -n kube-system get all,podmonitors,prometheusrules -o name -l app.kubernetes.io/name=nft-masq-agent")
+		return err == nil && out == ""
+	})
+	var left []string
+	for _, n := range w.nodes {
+		out, err := n.NS.Output("", "nft", "list", "ruleset")
+		must(t, err)
+		for _, name := range ourRules {
+			if strings.Contains(out, name) {
+				left = append(left, n.Name+" "+name)
+			}
+		}
+	}
+	if len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	w.connections, w.wrong = w.connections+connections, w.wrong+wrong
+	w.rows = append(w.rows, fmt.Sprintf("| %s | %d | %d | %s |", way.name, connections, wrong, strings.Join(append(left, "nothing")[:max(1, len(left))], ", ")))
+}

@@ -1,0 +1,213 @@
+package cluster_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"nft-masq-agent/manifests/cluster"
+)
+
+// sigTests are tests of Kubernetes' sig-network, by what selects them.
+var sigTests = []struct{ name, focus string }{
+	{"NoSNAT", `NoSNAT`},
+	{"source IP of a pod through a ClusterIP", `preserve source pod IP`},
+	{"hairpin", `hairpin back`},
+	{"Granular Checks of pods", `Networking Granular Checks: Pods`},
+	{"Granular Checks of services, HTTP", `Networking Granular Checks: Services should .*http`},
+	{"Granular Checks of services, UDP and others", `Networking Granular Checks: Services should .*(udp|selector|hostNetwork)`},
+	{"dual stack, with Granular Checks", `IPv6DualStack`},
+	{"internalTrafficPolicy", `respect internalTrafficPolicy=Local`},
+	{"session affinity", `session affinity`},
+	{"HostPort", `HostPort validates`},
+	{"Conntrack", `Conntrack`},
+}
+
+// What the machine or the cluster has not: SCTP, a load balancer.
+const sigSkip = `SCTP|LoadBalancer|\[Disruptive\]`
+
+// coreDNS is the cluster's DNS.
+const coreDNS = `apiVersion: v1
+kind: ServiceAccount
+metadata: {name: coredns, namespace: kube-system}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: coredns}
+rules:
+  - {apiGroups: [""], resources: [services, pods, namespaces], verbs: [list, watch]}
+  - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: coredns}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: coredns}
+subjects: [{kind: ServiceAccount, name: coredns, namespace: kube-system}]
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: coredns, namespace: kube-system}
+data:
+  Corefile: |
+    .:53 {
+        errors
+        ready
+        kubernetes cluster.local in-addr.arpa ip6.arpa
+    }
+---
+apiVersion: v1
+kind: Service
+metadata: {name: kube-dns, namespace: kube-system}
+spec: {clusterIP: 10.96.0.10, selector: {k8s-app: kube-dns}, ports: [{name: dns, port: 53, protocol: UDP}, {name: dns-tcp, port: 53, protocol: TCP}]}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: coredns, namespace: kube-system}
+spec:
+  selector: {matchLabels: {k8s-app: kube-dns}}
+  template:
+    metadata: {labels: {k8s-app: kube-dns}}
+    spec:
+      serviceAccountName: coredns
+      dnsPolicy: Default
+      containers:
+        - name: coredns
+          image: localhost/coredns:1
+          args: [-conf, /etc/coredns/Corefile]
+          readinessProbe: {httpGet: {path: /ready, port: 8181}}
+          volumeMounts: [{name: config, mountPath: /etc/coredns}]
+      volumes: [{name: config, configMap: {name: coredns}}]
+`
+
+// sigRun runs those of sig-network's tests that an expression selects, and returns
+// by name why each failed, "" for passed.
+func (w *world) sigRun(p cluster.Programs, name, focus string) map[string]string {
+	w.t.Helper()
+	file := filepath.Join(w.Dir, name+".json")
+	_ = os.Remove(file) // of an earlier run
+	log, err := os.Create(filepath.Join(w.Dir, name+".log"))
+	must(w.t, err)
+	defer log.Close()
+	cmd := exec.Command(p.Bin("e2e.test"), "--provider=skeleton", "--kubeconfig="+w.Kubeconfig(), "--kubectl-path="+p.Bin("kubectl"),
+		"--ginkgo.focus="+focus, "--ginkgo.skip="+sigSkip, "--ginkgo.json-report="+file, "--ginkgo.no-color", "--ginkgo.timeout=1h", "--ginkgo.succinct",
+		"--dump-logs-on-failure=false", "--disable-log-dump", "--e2e-output-dir="+w.Dir)
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = w.Dir, w.Env, log, log
+	failed := w.outside.Run(cmd)
+	var report []struct {
+		SpecReports []struct {
+			ContainerHierarchyTexts           []string
+			LeafNodeType, LeafNodeText, State string
+			Failure                           struct{ Message string }
+		}
+	}
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(text, &report)
+	}
+	outcome := map[string]string{}
+	for _, suite := range report {
+		for _, spec := range suite.SpecReports {
+			switch {
+			case spec.State == "skipped" || spec.State == "pending":
+			case spec.LeafNodeType == "It" && spec.State == "passed":
+				outcome[specName(spec.ContainerHierarchyTexts, spec.LeafNodeText)] = ""
+			case spec.LeafNodeType == "It":
+				outcome[specName(spec.ContainerHierarchyTexts, spec.LeafNodeText)] = spec.State + ": " + spec.Failure.Message
+			case spec.State != "passed":
+				w.t.Errorf("%s: %s %s: %s", name, spec.LeafNodeType, spec.State, spec.Failure.Message)
+			}
+		}
+	}
+	if len(outcome) == 0 {
+		out, _ := os.ReadFile(log.Name())
+		w.t.Errorf("%s: no test ran: %v, %v\n%s", name, failed, err, out[max(0, len(out)-4000):])
+	}
+	return outcome
+}
+
+func specName(containers []string, leaf string) string {
+	return strings.TrimSpace(strings.Join(append(slices.Clone(containers), leaf), " "))
+}
+
+// plainName is a test's name without its labels.
+func plainName(spec string) string {
+	spec = regexp.MustCompile(` *\[[^\]]*\]`).ReplaceAllString(spec, "")
+	return strings.TrimSpace(spec)
+}
+
+func TestSigNetwork(t *testing.T) {
+	w := newWorld(t)
+	p := cluster.Programs(os.Getenv("CLUSTER_PROGRAMS"))
+	plain := policies[0]
+	w.apply(plain.config)
+	for _, proxyMode := range []string{"nftables", "iptables"} {
+		for _, n := range w.nodes {
+			n.StopProxy()
+			n.StartProxy(proxyMode)
+		}
+		w.Sh("kubectl apply -f " + w.Write("coredns.yaml", coreDNS) + " && kubectl -n kube-system rollout status deployment/coredns --timeout=3m")
+		w.install("nftables")
+
+		// The control: the tests see a pod's address that is masqueraded.
+		w.configure(policy{name: "pod to pod masqueraded", config: "nonMasqueradeCIDRs: []\n"})
+		control := w.sigRun(p, "control", `NoSNAT`)
+		for spec, why := range control {
+			if t.Logf("%s: %s", spec, why); why == "" {
+				t.Errorf("%s passes with a config that masquerades what pods send to pods", spec)
+			}
+		}
+		w.rows = append(w.rows, fmt.Sprintf("| %s | NoSNAT, with `nonMasqueradeCIDRs: []` | %d | %d | |", proxyMode, len(control), len(control)-failures(control)))
+
+		w.configure(plain)
+		// Most of them wait most of the time.
+		outcomes := make([]map[string]string, len(sigTests))
+		var all sync.WaitGroup
+		places := make(chan struct{}, 4)
+		for i, test := range sigTests {
+			all.Go(func() {
+				places <- struct{}{}
+				outcomes[i] = w.sigRun(p, fmt.Sprintf("sig-%d", i), test.focus)
+				<-places
+			})
+		}
+		all.Wait()
+
+		// What fails is run once more without the agent: some fail in such a cluster.
+		w.uninstall()
+		for i, test := range sigTests {
+			var also []string
+			for _, spec := range slices.Sorted(maps.Keys(outcomes[i])) {
+				why := outcomes[i][spec]
+				if why == "" {
+					continue
+				}
+				again := w.sigRun(p, "without", regexp.QuoteMeta(spec)+"$")
+				if len(again) == 1 && failures(again) == 1 {
+					also = append(also, plainName(spec))
+					t.Logf("%s fails without the agent, too: %s", spec, why)
+					continue
+				}
+				t.Errorf("%s passes without the agent only (%v): %s", spec, again, why)
+			}
+			w.rows = append(w.rows, fmt.Sprintf("| %s | %s | %d | %d | %s |", proxyMode, test.name, len(outcomes[i]), len(outcomes[i])-failures(outcomes[i]), strings.Join(also, "; ")))
+		}
+	}
+	w.record("sig-network", "kube-proxy | tests | run | passed | failed, and without the agent, too")
+}
+
+func failures(outcome map[string]string) (n int) {
+	for _, why := range outcome {
+		if why != "" {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,139 @@
+package cluster_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/manifests/cluster"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// An older agent is what ip-masq-agent is to the cluster and to the kernel: its
+// manifest, and the rules that one of its versions wrote, written again and again.
+const olderAgent = `apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: ip-masq-agent, namespace: kube-system}
+spec:
+  selector: {matchLabels: {k8s-app: ip-masq-agent}}
+  template:
+    metadata: {labels: {k8s-app: ip-masq-agent}}
+    spec:
+      hostNetwork: true
+      tolerations: [{operator: Exists}]
+      terminationGracePeriodSeconds: 5
+      containers:
+        - name: ip-masq-agent
+          image: localhost/ip-masq-agent:1
+          args: [%s]
+          securityContext: {privileged: false, capabilities: {add: [NET_ADMIN, NET_RAW]}}
+`
+
+// The first argument is the version. Like the agent itself the script appends the
+// jump once, and replaces the chain in one transaction at each resync.
+const olderScript = `trap 'exit 0' TERM
+once= jump=
+while :; do
+	for p in iptables ip6tables; do
+		[ -e "/$1.$p" ] || continue
+		if [ -z "$once" ]; then cat "/$1.$p"; else grep -v '^-A POSTROUTING' "/$1.$p"; fi | "$p-nft-restore" --noflush || exit 1
+	done
+	once=1
+	sleep 2 &
+	wait $!
+done
+`
+
+// The versions whose rules decide as the config does.
+var olderVersions = []string{"ip-masq-agent-v0.3", "ip-masq-agent-v2.0.0", "ip-masq-agent-v2.9", "ip-masq-agent-v2.11"}
+
+func TestTakeOverOfALiveAgentAndTheWayBack(t *testing.T) {
+	w := newWorld(t)
+	families, hosts := w.hosts()
+	for _, n := range w.nodes {
+		n.StartProxy("nftables")
+	}
+	w.olderImage()
+	plain := policies[0]
+	w.apply(plain.config)
+	with := w.imageFlags()
+	holds := func(what, chain string, held bool) {
+		w.t.Helper()
+		for _, n := range w.nodes {
+			w.Await(n.Name+": "+what, func() bool {
+				out, err := n.NS.Output("", "nft", "list", "ruleset")
+				return err == nil && strings.Contains(out, chain) == held
+			})
+		}
+	}
+	for _, version := range olderVersions {
+		chain, some := "chain IP-MASQ-AGENT", families
+		if version == "ip-masq-agent-v0.3" {
+			chain = "chain NON-MASQUERADE-DAEMON"
+		}
+		if v6, _ := filepath.Glob("../../testdata/foreign/" + version + "/rules.ip6tables"); v6 == nil {
+			some = families[:1]
+		}
+		older := w.Write(version+".yaml", fmt.Sprintf(olderAgent, version))
+		w.Sh("kubectl apply -f " + older + " && kubectl -n kube-system rollout status daemonset/ip-masq-agent --timeout=3m")
+		holds("its rules", chain, true)
+		w.during(version+" taken over", hosts["near"], plain, some, func() {
+			w.Sh("make -s manifest COMPONENTS=takeover" + with + " | kubectl replace -f - && kubectl -n kube-system rollout status daemonset/ip-masq-agent --timeout=3m")
+			holds("its rules are gone", chain, false)
+			holds("ours", "table inet nft-masq-agent", true)
+		})
+		w.during("back to "+version, hosts["near"], plain, some, func() {
+			w.Sh("kubectl -n kube-system delete daemonset ip-masq-agent --cascade=foreground")
+			w.Sh("kubectl apply -f " + older + " && kubectl -n kube-system rollout status daemonset/ip-masq-agent --timeout=3m")
+			holds("its rules", chain, true)
+			w.Sh("make -s uninstall" + with)
+			holds("ours are gone", "nft-masq-agent", false)
+		})
+		holds("its rules stay", chain, true)
+		w.Sh("kubectl -n kube-system delete daemonset ip-masq-agent --cascade=foreground")
+		for _, n := range w.nodes {
+			_, err := n.NS.Output("", "../../bin/linux_"+runtime.GOARCH+"/nft-masq-agent", "cleanup", "--legacy-only")
+			must(t, err)
+		}
+	}
+	w.record("takeover", "what happens | connections | wrong")
+}
+
+// olderImage imports an image into the nodes with the rules of the versions, and
+// Debian's iptables to write them.
+func (w *world) olderImage() {
+	w.t.Helper()
+	image := cluster.Image{
+		Names: []string{"localhost/ip-masq-agent:1"}, Files: map[string]string{},
+		Entrypoint: []string{"/bin/sh", "-c", olderScript, "ip-masq-agent"},
+	}
+	for path, name := range map[string]string{
+		"/bin/sh": "dash", "/bin/cat": "cat", "/bin/grep": "grep", "/bin/sleep": "sleep",
+		"/sbin/iptables-nft-restore": "iptables-nft-restore", "/sbin/ip6tables-nft-restore": "ip6tables-nft-restore",
+	} {
+		command := nfttest.Command(name)
+		must(w.t, command.Err)
+		image.AddProgram(w.t, path, command.Path)
+	}
+	matches, err := filepath.Glob("/usr/lib/*/xtables/*.so")
+	must(w.t, err)
+	for _, library := range matches {
+		image.AddProgram(w.t, library, library)
+	}
+	for _, version := range olderVersions {
+		for _, program := range []string{"iptables", "ip6tables"} {
+			file := "../../testdata/foreign/" + version + "/rules." + program
+			if _, err := os.Stat(file); err == nil {
+				image.Files["/"+version+"."+program] = file
+			}
+		}
+	}
+	file := filepath.Join(w.Dir, "images", "older.tar")
+	image.Archive(w.t, file)
+	for _, n := range w.nodes {
+		n.Ctr("images import " + file)
+	}
+}
