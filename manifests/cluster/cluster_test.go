@@ -20,7 +20,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	code := nfttest.Main(m)
+	code := cluster.Main(m)
 	_ = os.RemoveAll(built.dir)
 	os.Exit(code)
 }

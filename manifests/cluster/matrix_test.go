@@ -114,8 +114,8 @@ func (p policy) masquerade(f family) netip.Addr {
 	return f.node1
 }
 
-// host is what the node's own packets become.
-func (p policy) host(f family) netip.Addr { return p.masquerade(f) }
+// host is what the node's own packets become, for which snatAddresses do not count.
+func (p policy) host(f family) netip.Addr { return f.node1 }
 
 var policies = []policy{
 	{name: "plain", config: "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8]\n"},
@@ -139,7 +139,10 @@ func TestFarEndSeesWhatExplainPredicts(t *testing.T) {
 	w := newWorld(t)
 	families, hosts := w.hosts()
 	w.ip(w.nodes[0].NS, "address add 203.0.113.11/32 dev lo", "address add 2001:db8:2::11/128 dev lo nodad")
-	w.ip(w.outside, "route add 203.0.113.11 via 192.0.2.11", "-6 route add 2001:db8:2::11 via 2001:db8::11",
+	for _, ns := range []*nfttest.NS{w.outside, w.nodes[1].NS} {
+		w.ip(ns, "route add 203.0.113.11 via 192.0.2.11", "-6 route add 2001:db8:2::11 via 2001:db8::11")
+	}
+	w.ip(w.outside,
 		"route add 198.51.100.200 via 192.0.2.11", "-6 route add 2001:db8:1::200 via 2001:db8::11")
 
 	for _, proxyMode := range []string{"nftables", "iptables"} {

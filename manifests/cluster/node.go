@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/netns"
@@ -111,14 +110,14 @@ func (c *Control) NewNode(ns *nfttest.NS, i int) *Node {
 		pods4: fmt.Sprintf("10.244.%d.0/24", i), pods6: fmt.Sprintf("fd00:10:244:%d::/64", i),
 	}
 	n.dir = filepath.Join(c.Dir, n.Name)
-	n.cgroup = "/" + filepath.Base(c.Dir) + "-" + n.Name
+	n.cgroup = cgroupName(n.dir)
 	if err := os.MkdirAll(filepath.Join(n.dir, "cni"), 0o755); err != nil {
 		c.T.Fatal(err)
 	}
 	c.Write(n.Name+"/containerd.toml", fmt.Sprintf(containerdConfig, n.dir, c.programs.Debian("usr/lib/cni")))
 	c.Write(n.Name+"/kubelet.yaml", fmt.Sprintf(kubeletConfig, n.dir, n.cgroup))
 	c.Write(n.Name+"/cni/pods.conflist", fmt.Sprintf(cniConfig, n.pods4, n.pods6))
-	c.T.Cleanup(func() { removeCgroups(c.T, n.cgroup) })
+	c.T.Cleanup(n.removeCgroups)
 	return n
 }
 
@@ -142,7 +141,7 @@ func (n *Node) Kill() {
 	n.StopProxy()
 	_ = n.first.Kill()
 	_ = n.first.Wait()
-	removeCgroups(n.control.T, n.cgroup)
+	n.removeCgroups()
 	_ = os.Remove(n.dir + "/containerd.sock")
 }
 
@@ -242,6 +241,13 @@ func cgroupRoots() []string {
 	return roots
 }
 
+func (n *Node) removeCgroups() {
+	n.control.T.Helper()
+	if left := removeCgroups(n.cgroup); left != "" {
+		n.control.T.Errorf("cgroups are left: %s", left)
+	}
+}
+
 func makeCgroups(t testing.TB, name string) {
 	t.Helper()
 	for _, root := range cgroupRoots() {
@@ -249,35 +255,6 @@ func makeCgroups(t testing.TB, name string) {
 			t.Fatal(err)
 		}
 	}
-}
-
-// removeCgroups removes a sub-tree from its leaves up. Its processes have been
-// killed; they leave it a moment later.
-func removeCgroups(t testing.TB, name string) {
-	t.Helper()
-	var left []string
-	for range 600 {
-		left = nil
-		for _, root := range cgroupRoots() {
-			var dirs []string
-			_ = filepath.WalkDir(root+name, func(path string, d fs.DirEntry, err error) error {
-				if err == nil && d.IsDir() {
-					dirs = append(dirs, path)
-				}
-				return nil
-			})
-			for i := len(dirs) - 1; i >= 0; i-- {
-				if err := os.Remove(dirs[i]); err != nil {
-					left = append(left, err.Error())
-				}
-			}
-		}
-		if len(left) == 0 {
-			return
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	t.Errorf("cgroups are left: %s", strings.Join(left, ", "))
 }
 
 // Listens reports whether the container runtime has started.
