@@ -2,6 +2,7 @@ package agent
 
 import (
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -112,7 +113,7 @@ func newGauge(name, help string, tell func(state, setter), labels ...string) gau
 }
 
 func newStateCollector(h *health) stateCollector {
-	return stateCollector{h, append(ownGauges(), foreignGauges()...)}
+	return stateCollector{h, slices.Concat(ownGauges(), nodeGauges(), foreignGauges())}
 }
 
 // A setter takes the value of a gauge and those of its labels.
@@ -163,6 +164,12 @@ func ownGauges() []gauge {
 			}, "family"),
 		newGauge("listening", "Whether the agent listens to ruleset changes: 1 or 0. If 0, it compares the generation every 250 ms, and restored rules are logged without the name of the program.",
 			func(s state, set setter) { set(number(s.listening)) }),
+	}
+}
+
+// nodeGauges tell how the config fits the node and its connections.
+func nodeGauges() []gauge {
+	return []gauge{
 		newGauge("unmatched_interface_lists", "Lists of the config that name the only interfaces for masquerading and of which this node has none: nothing is masqueraded.",
 			func(s state, set setter) {
 				if s.unmatched != nil {
