@@ -133,10 +133,43 @@ func (f *diffFlags) online(ctx context.Context, e environment) (answer.Diff, err
 	if len(l.Files) == 0 {
 		d.Notes = append(d.Notes, fmt.Sprintf("There is no file at %s: the built-in defaults apply.", f.ConfigPath))
 	}
+	if found && (before.HasSNAT() || after.HasSNAT()) {
+		if d.Kept, err = countKept(ctx, k, before, after); err != nil {
+			return d, err
+		}
+	}
 	if len(flips) == 0 {
 		return d, nil
 	}
 	return d, countOpen(&d, flips)
+}
+
+// countKept counts the open connections that are masqueraded before and after, and leave
+// from an address that the second policy does not allow. It returns nil if there are none.
+func countKept(ctx context.Context, k *kernel.Kernel, before, after nft.Policy) (*answer.Open, error) {
+	now, err := judgeBy(ctx, k, before)
+	if err != nil {
+		return nil, err
+	}
+	then, err := judgeBy(ctx, k, after)
+	if err != nil {
+		return nil, err
+	}
+	var kept answer.Open
+	_, err = conntrack.Open().Sample(conntrack.Filter{}, func() func(*conntrack.Entry) {
+		pods := map[netip.Addr]bool{}
+		kept = answer.Open{}
+		return func(e *conntrack.Entry) {
+			if now.Now(e) == nft.Masqueraded && then.Now(e) == nft.Masqueraded && !now.Stale(e) && then.Stale(e) {
+				pods[e.Original.Src.Addr()] = true
+				kept.Connections, kept.Pods = kept.Connections+1, len(pods)
+			}
+		}
+	})
+	if err != nil || kept.Connections == 0 {
+		return nil, err
+	}
+	return &kept, nil
 }
 
 // countOpen counts the open connections that the flips are about.

@@ -15,7 +15,8 @@ type Diff struct {
 	Before  string   `json:"before"`          // hash
 	After   string   `json:"after"`
 	Changes []Change `json:"changes"`
-	Other   []string `json:"other"` // changes that no verdict shows
+	Other   []string `json:"other"`          // changes that no verdict shows
+	Kept    *Open    `json:"kept,omitempty"` // by connections: an address that snatAddresses would not give them
 	Notes   []string `json:"notes"`
 }
 
@@ -179,6 +180,10 @@ func (d *Diff) String() string {
 	}
 	for _, o := range d.Other {
 		b.WriteString(Line(o, ""))
+	}
+	if d.Kept != nil {
+		b.WriteString(Line(fmt.Sprintf("%s of %s would keep another source address than new ones get",
+			plural(d.Kept.Connections, "open connection"), plural(d.Kept.Pods, "pod")), ""))
 	}
 	if !d.Changed() {
 		b.WriteString("no change\n")
