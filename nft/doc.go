@@ -1,6 +1,6 @@
-// Package nft turns a config into the rules that the kernel is to hold.
+// Package nft says what a config decides, and which rules the kernel is to hold for it.
 //
-// The middle is a value. [Compile] is pure and makes a [Ruleset] of a config: a
+// The middle is a value. [Compile] is pure and turns a config into a [Ruleset]: a
 // small syntax tree whose nodes have both their text and their bytecode. Tests
 // load the text and compare what the kernel then holds to the bytecode.
 // [Ruleset.String] is what `nft -f`, or in mode iptables-nft
@@ -10,14 +10,12 @@
 // the order of the questions, sets, comments, explanations and read-back follow
 // from its rows.
 //
-// How a policy is written into the kernel is a [Layout]: native has its own table, and
-// xtables the chain that iptables shows; each compiles, compares, plans and reads back.
-// Package kernel keeps the kernel to a ruleset. Beside them foreign looks at what other programs
-// do, rule reads any rule, conntrack compares tracked connections with a
-// policy, and nfnetlink speaks to the kernel.
+// How a policy is written into the kernel is a [Layout]: package native has its own table,
+// and package xtables the chain that iptables shows. Package kernel keeps the kernel to a
+// ruleset of either.
 //
 // The contract with everybody else on the node: the table inet nft-masq-agent is
-// ours alone, and what others put into it is deleted. In the tables that
+// ours alone, and what other programs put into it is deleted. In the tables that
 // iptables-nft shares with everybody, our chain and the jump to it are ours, and
 // nothing else is touched. Our base chain runs at priority srcnat + 10: whoever
 // wants to decide before us uses a smaller number.

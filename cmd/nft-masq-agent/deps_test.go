@@ -83,7 +83,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 
 		"cmd/nft-masq-agent/internal/options": {"config", "nft", "nft/layouts", "nft/xtables"},
 		"cmd/nft-masq-agent/internal/running": {"cmd/nft-masq-agent/internal/options", "config"},
-		"cmd/nft-masq-agent/internal/answer":  {"config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running"},
+		"cmd/nft-masq-agent/internal/answer":  {"config", "nft", "nft/iprange", "nft/conntrack", "nft/foreign", "nft/kernel", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running"},
 	}
 	all := goList(t, "./...")
 	for _, p := range all {

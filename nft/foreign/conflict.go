@@ -79,7 +79,7 @@ func (c Conflict) ViaText() []string {
 
 // From reports whether the rule can match a source in one of the prefixes.
 func (c Conflict) From(prefixes []netip.Prefix) bool {
-	return c.src == nil || len(intersect(c.src, And(nil, prefixes))) > 0
+	return c.src == nil || len(iprange.Intersect(c.src, And(nil, prefixes))) > 0
 }
 
 // Hash distinguishes conflicts by what is reported about them. It ignores

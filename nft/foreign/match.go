@@ -182,13 +182,13 @@ func (m *match) restrict(set []iprange.Range, s rule.Statement, addresses []ipra
 	}
 	switch {
 	case is:
-		set = intersect(set, addresses)
+		set = iprange.Intersect(set, addresses)
 	case strings.HasPrefix(s.Field, "ip6 "):
-		set = subtract(intersect(set, anywhere(nfnetlink.IPv6)), addresses)
+		set = iprange.Subtract(iprange.Intersect(set, anywhere(nfnetlink.IPv6)), addresses)
 	case strings.HasPrefix(s.Field, "ip "):
-		set = subtract(intersect(set, anywhere(nfnetlink.IPv4)), addresses)
+		set = iprange.Subtract(iprange.Intersect(set, anywhere(nfnetlink.IPv4)), addresses)
 	default:
-		set = subtract(set, addresses)
+		set = iprange.Subtract(set, addresses)
 	}
 	m.never = m.never || len(set) == 0
 	return set

@@ -51,7 +51,7 @@ func Except(ipv6 bool, prefixes []netip.Prefix) []iprange.Range {
 	for _, p := range prefixes {
 		without = append(without, iprange.Of(p))
 	}
-	return subtract([]iprange.Range{all}, normal(without))
+	return iprange.Subtract([]iprange.Range{all}, iprange.Normal(without))
 }
 
 // And returns the union of a set and prefixes.
@@ -60,12 +60,12 @@ func And(set []iprange.Range, prefixes []netip.Prefix) []iprange.Range {
 	for _, p := range prefixes {
 		out = append(out, iprange.Of(p))
 	}
-	return normal(out)
+	return iprange.Normal(out)
 }
 
 // Within returns the part of a set that is in one of the prefixes.
 func Within(set []iprange.Range, prefixes []netip.Prefix) []iprange.Range {
-	return intersect(set, And(nil, prefixes))
+	return iprange.Intersect(set, And(nil, prefixes))
 }
 
 // Overruled finds the rules that override the policy for connections which it
@@ -146,10 +146,10 @@ const accept = 1 // NF_ACCEPT
 func (w *walker) outcome(c *Chain, r nfnetlink.Rule, q path, a action, left []box) {
 	for _, b := range left {
 		if covers(b.src, q.src) {
-			q.dst = subtract(q.dst, b.dst)
+			q.dst = iprange.Subtract(q.dst, b.dst)
 		}
 	}
-	dst := intersect(q.dst, w.exempt)
+	dst := iprange.Intersect(q.dst, w.exempt)
 	everything := slices.Equal(dst, w.exempt)
 	if len(dst) == 0 || markedForIt(c, q.marks) || w.kind == Translates && needed(q) {
 		return

@@ -282,7 +282,7 @@ func (r *reader) readSets() error {
 					ranges[i].To = ranges[i].From
 				}
 			}
-			r.Sets = append(r.Sets, Set{s.Family, s.Table, s.Name, normal(ranges)})
+			r.Sets = append(r.Sets, Set{s.Family, s.Table, s.Name, iprange.Normal(ranges)})
 		}
 	}
 	return nil

@@ -22,21 +22,21 @@ type path struct {
 func (w *walker) anything() path {
 	all := anywhere(w.base.Family)
 	if w.sources != nil {
-		return path{src: intersect(all, w.sources), dst: all}
+		return path{src: iprange.Intersect(all, w.sources), dst: all}
 	}
 	return path{src: all, dst: all}
 }
 
 func (p path) narrow(m match) path {
 	if m.src != nil {
-		p.src = intersect(p.src, m.src)
+		p.src = iprange.Intersect(p.src, m.src)
 	}
 	if m.dst != nil {
-		p.dst = intersect(p.dst, m.dst)
+		p.dst = iprange.Intersect(p.dst, m.dst)
 	}
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
 		if only(f, p.src) != only(f, p.dst) {
-			p.src, p.dst = intersect(p.src, anywhere(f)), intersect(p.dst, anywhere(f))
+			p.src, p.dst = iprange.Intersect(p.src, anywhere(f)), iprange.Intersect(p.dst, anywhere(f))
 		}
 	}
 	p.marks = slices.Concat(p.marks, m.marks)
@@ -114,7 +114,7 @@ func (w *walker) walk(c *Chain, p path) (taken []iprange.Range) {
 		}
 		if a.ends || a.rewrites && m.always() {
 			if !a.returns && m.src == nil && m.plain() && !f.partial {
-				taken = append(taken, subtract(f.narrow(m).dst, normal(f.left))...)
+				taken = append(taken, iprange.Subtract(f.narrow(m).dst, iprange.Normal(f.left))...)
 			}
 			f.leave(m)
 		}
@@ -173,7 +173,7 @@ func (f *frame) leave(m match) {
 	case m.src == nil:
 		f.left = append(f.left, m.dst...)
 	case m.dst == nil:
-		f.src = subtract(f.src, m.src)
+		f.src = iprange.Subtract(f.src, m.src)
 		f.empty = len(f.src) == 0
 	case len(f.boxes) < maxBoxes:
 		f.boxes = append(f.boxes, box{m.src, m.dst})
@@ -185,7 +185,7 @@ func (w *walker) settle(f *frame) {
 	if len(f.left) == 0 || len(f.dst) > maxRanges && len(f.left) < len(f.dst)/8 {
 		return
 	}
-	f.dst = subtract(f.dst, normal(f.left))
+	f.dst = iprange.Subtract(f.dst, iprange.Normal(f.left))
 	f.left = nil
 	f.empty = !w.reaches(f.dst)
 }
@@ -216,7 +216,7 @@ func (w *walker) hits(dst []iprange.Range, limit int) (prefixes []netip.Prefix, 
 func (w *walker) report(c *Chain, r nfnetlink.Rule, q path, left []box) {
 	for _, b := range left {
 		if covers(b.src, q.src) {
-			q.dst = subtract(q.dst, b.dst)
+			q.dst = iprange.Subtract(q.dst, b.dst)
 		}
 	}
 	if w.rewrites != nil {
@@ -309,11 +309,11 @@ func (p path) allLeft(exempt []netip.Prefix, left []box) bool {
 	for _, e := range exempt {
 		to = append(to, iprange.Of(e))
 	}
-	to = intersect(p.dst, to)
+	to = iprange.Intersect(p.dst, to)
 	for _, b := range left {
 		if covers(b.dst, to) {
 			from = append(from, b.src...)
 		}
 	}
-	return len(from) > 0 && covers(normal(from), p.src)
+	return len(from) > 0 && covers(iprange.Normal(from), p.src)
 }

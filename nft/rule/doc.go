@@ -1,7 +1,8 @@
-// Package rule reads rules as the kernel has them: step by step
-// ([Statements]) for who asks what a rule does, and as text ([String]) for
-// messages, in the words of nft or, for what came by xtables, of iptables.
+// Package rule is the one decoder of rules as the kernel has them, for those that we
+// write and those of other programs: step by step ([Statements]), as single facts
+// ([Masquerades], [Prefix], [Target]), and as text ([String]) in the words of nft or, for
+// what came by xtables, of iptables.
 //
-// It understands what rules of NAT are made of, and guesses nothing: what it
-// does not know stands in the text as <name>.
+// It understands what rules of NAT are made of, and guesses nothing: what it does not
+// know is <name> in the text.
 package rule

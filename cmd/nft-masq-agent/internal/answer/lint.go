@@ -8,6 +8,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
 )
 
 // A Finding is something about a config that is no error.
@@ -287,43 +288,15 @@ func overlapsAny(p netip.Prefix, sorted []netip.Prefix) bool {
 
 // uncovered gives a part of a network that no CIDR covers, if there is one.
 func uncovered(p netip.Prefix, cidrs []config.CIDR) (netip.Prefix, bool) {
-	var overlap []netip.Prefix
+	var covered []iprange.Range
 	for _, c := range cidrs {
 		if c.Overlaps(p) {
-			overlap = append(overlap, c.Prefix)
+			covered = append(covered, iprange.Of(c.Prefix))
 		}
 	}
-	return gap(p, overlap)
-}
-
-// gap is uncovered among prefixes that all overlap p, which it reorders.
-func gap(p netip.Prefix, overlap []netip.Prefix) (netip.Prefix, bool) {
-	if len(overlap) == 0 {
-		return p, true
-	}
-	if slices.ContainsFunc(overlap, func(o netip.Prefix) bool { return o.Bits() <= p.Bits() }) {
+	left := iprange.Subtract([]iprange.Range{iprange.Of(p)}, iprange.Normal(covered))
+	if len(left) == 0 {
 		return netip.Prefix{}, false
 	}
-	low, high := halves(p)
-	inLow := 0
-	for i, o := range overlap {
-		if low.Contains(o.Addr()) {
-			overlap[i], overlap[inLow] = overlap[inLow], o
-			inLow++
-		}
-	}
-	if found, some := gap(low, overlap[:inLow]); some {
-		return found, true
-	}
-	return gap(high, overlap[inLow:])
-}
-
-// halves splits a network that is no single address.
-func halves(p netip.Prefix) (low, high netip.Prefix) {
-	bits := p.Bits()
-	b := p.Masked().Addr().AsSlice()
-	low = netip.PrefixFrom(p.Masked().Addr(), bits+1)
-	b[bits/8] |= 0x80 >> (bits % 8)
-	top, _ := netip.AddrFromSlice(b)
-	return low, netip.PrefixFrom(top, bits+1)
+	return left[0].Prefixes()[0], true
 }
