@@ -108,13 +108,14 @@ func (s transcript) play(t *testing.T) transcript {
 }
 
 func TestCommandsAnswerAsTheTranscripts(t *testing.T) {
-	t.Setenv(withCaps, "[]") // they answer by the files alone
+	t.Parallel()
 	paths, err := filepath.Glob(filepath.Join(cliDir, "*.txt"))
 	if err != nil || len(paths) == 0 {
 		t.Fatal("no transcripts", err)
 	}
 	for _, path := range paths {
 		t.Run(strings.TrimSuffix(filepath.Base(path), ".txt"), func(t *testing.T) {
+			t.Parallel()
 			want, err := os.ReadFile(path)
 			if err != nil {
 				t.Fatal(err)

@@ -59,17 +59,24 @@ func prepare() {
 	var keep []uintptr
 	must(json.Unmarshal([]byte(list), &keep))
 	runtime.LockOSThread() // capabilities are a thread's
-	for c := range uintptr(unix.CAP_LAST_CAP + 1) {
-		if !slices.Contains(keep, c) {
-			// EINVAL: a kernel that does not know the last ones.
-			if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); !errors.Is(err, unix.EINVAL) {
-				must(err)
-			}
-		}
-	}
+	must(limitCapabilities(keep))
 	must(os.Unsetenv(withCaps))
 	must(os.Unsetenv(withMount))
 	must(unix.Exec("/proc/self/exe", os.Args, os.Environ()))
+}
+
+// limitCapabilities lets what the thread executes have these capabilities alone.
+func limitCapabilities(keep []uintptr) error {
+	for c := range uintptr(unix.CAP_LAST_CAP + 1) {
+		if slices.Contains(keep, c) {
+			continue
+		}
+		// EINVAL: a kernel that does not know the last ones.
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && !errors.Is(err, unix.EINVAL) {
+			return err
+		}
+	}
+	return nil
 }
 
 func must(err error) {

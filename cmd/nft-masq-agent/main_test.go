@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -35,7 +36,8 @@ type result struct {
 	code           int
 }
 
-// runProgram runs the program in a directory.
+// runProgram runs the program in a directory, without capabilities: it answers by
+// the files alone.
 func runProgram(t *testing.T, dir string, args ...string) result {
 	t.Helper()
 	self, err := os.Executable()
@@ -48,10 +50,29 @@ func runProgram(t *testing.T, dir string, args ...string) result {
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	var ended *exec.ExitError
-	if err := cmd.Run(); err != nil && !errors.As(err, &ended) {
+	err = withoutCapabilities(cmd.Start)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if err != nil && !errors.As(err, &ended) {
 		t.Fatal(err)
 	}
 	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+}
+
+// withoutCapabilities starts a program that has no capabilities, on a thread that
+// ends with its empty bounding set.
+func withoutCapabilities(start func() error) error {
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		err := limitCapabilities(nil)
+		if err == nil {
+			err = start()
+		}
+		started <- err
+	}()
+	return <-started
 }
 
 // runHere runs the program in this process, on a node with the addresses

@@ -34,6 +34,9 @@ func TestASecretVolumeInPlaceOfTheConfigIsNotEchoed(t *testing.T) {
 		"for a registry": {"config.json"},
 	}
 	for name, files := range volumes {
+		if testing.Short() && name != "all" && name != "of type tls" {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
