@@ -95,8 +95,8 @@ func (n *notices) upTo(ctx context.Context, generation uint32) ([]notice, error)
 	}
 }
 
-// spacing keeps the attacks below the rate from which on the agent delays
-// repairs: a hundred within ten seconds.
+// spacing keeps the attacks, each from a socket of its own, below the rate from which
+// on the agent delays repairs: three hundred within ten seconds.
 const spacing = 110 * time.Millisecond
 
 // heal repeats an attack and measures the time from the attacker's commit to the
