@@ -207,6 +207,8 @@ func transitions() []transition {
 		{"IPv6 off for iptables", xt(small), xt(without6), ""},
 		{"to mode iptables-nft", nf(small), xt(policies), "from+to"},
 		{"to mode nftables", xt(small), nf(policies), ""},
+		{"to fixed source addresses", nf(small), new(fixed("198.51.100.211", "198.51.100.212", "2001:db8:5::2")), ""},
+		{"addresses change", new(fixed("198.51.100.211", "198.51.100.212")), new(fixed("198.51.100.213", "198.51.100.212", "2001:db8:5::2")), ""},
 	}
 }
 
@@ -289,7 +291,17 @@ func undecided(t *testing.T, c *nfnetlink.Conn, want nft.Ruleset) []string {
 		t.Fatal(err)
 	}
 	for _, set := range own.Sets {
-		if set.Holds, err = c.Elements(set.Family, set.Table, set.Name); err != nil {
+		if set.Flags&unix.NFT_SET_MAP != 0 {
+			elements, _, err := c.MapElements(set.Family, set.Table, set.Name, 1000)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range elements {
+				key, _ := netip.AddrFromSlice(e.Key)
+				value, _ := netip.AddrFromSlice(e.Value)
+				set.Mappings = append(set.Mappings, nfnetlink.Mapping{Key: key, Value: value})
+			}
+		} else if set.Holds, err = c.Elements(set.Family, set.Table, set.Name); err != nil {
 			t.Fatal(err)
 		}
 		set.Read = true
