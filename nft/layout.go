@@ -28,6 +28,10 @@ type Layout interface {
 	Translates() bool
 	// Ordered reports whether its rules show the order in which a list was written.
 	Ordered() bool
+	// RandomFully reports whether source ports are random unless the flags say otherwise.
+	RandomFully() bool
+	// CountersLast reports whether its counters survive an update of the rules.
+	CountersLast() bool
 	// Check says why it cannot express a config, and returns warnings about one that
 	// it can.
 	Check(c config.Config) ([]config.Problem, error)

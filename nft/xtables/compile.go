@@ -29,6 +29,12 @@ func (Layout) Translates() bool { return false }
 // Ordered implements [nft.Layout]: each entry has a rule.
 func (Layout) Ordered() bool { return true }
 
+// RandomFully implements [nft.Layout]: the older agents do not, either.
+func (Layout) RandomFully() bool { return false }
+
+// CountersLast implements [nft.Layout]: a rule that goes takes its count along.
+func (Layout) CountersLast() bool { return false }
+
 // Check implements [nft.Layout].
 func (Layout) Check(c config.Config) (warnings []config.Problem, err error) {
 	var problems config.Problems

@@ -47,8 +47,8 @@ type Mark struct {
 // A trust holds the marks of chains that need not be read while these are the same.
 type trust map[string]Mark
 
-// Marks returns the marks of the chains that were read or trusted.
-func (n *Shared) Marks() trust {
+// marks returns the marks of the chains that were read or trusted.
+func (n *Shared) marks() trust {
 	t := trust{}
 	for name, c := range n.heads {
 		t[name] = n.mark(c)

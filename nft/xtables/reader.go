@@ -368,7 +368,7 @@ func (h *held) Plan(want nft.Ruleset, _ layout.Staged, p *layout.Plan) error {
 // Right implements [layout.Held]: it remembers the chains as they are.
 func (h *held) Right() {
 	for i, n := range h.nat {
-		h.marks[i] = n.Marks()
+		h.marks[i] = n.marks()
 	}
 }
 

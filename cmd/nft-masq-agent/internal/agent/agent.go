@@ -361,8 +361,8 @@ func (a *Agent) announce(c content) {
 		path += " is not there: the defaults hold"
 	}
 	where := "inet " + nft.TableName
-	if a.settings.Options.Layout.Mode() == nft.ModeIPTables {
-		where = "nat, chain " + a.settings.Options.Layout.Chain()
+	if chain := a.settings.Options.Layout.Chain(); chain != "" {
+		where = "nat, chain " + chain
 	}
 	a.log.Info("starting",
 		zap.String("event", "starting"), zap.String("version", a.settings.Version), zap.String("path", path),

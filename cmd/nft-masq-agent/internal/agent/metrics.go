@@ -50,7 +50,7 @@ func newMetrics(h *health, k Kernel, s Settings) *metrics {
 			Name: metricPrefix + "drift_repairs_total",
 			Help: "Number of times that rules changed by another program were restored.",
 		}),
-		connections: newConnectionCollector(k, s.Options.Layout.Mode()),
+		connections: newConnectionCollector(k, s.Options.Layout.CountersLast()),
 		pressure:    newPressure(s.Options),
 	}
 	info := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -255,7 +255,7 @@ type connectionCollector struct {
 	sums        *sums // where the kernel's counters do not last
 }
 
-func newConnectionCollector(k Kernel, mode nft.Mode) connectionCollector {
+func newConnectionCollector(k Kernel, countersLast bool) connectionCollector {
 	c := connectionCollector{
 		read: k.Counters,
 		connections: prometheus.NewDesc(metricPrefix+"connections_total",
@@ -266,7 +266,7 @@ func newConnectionCollector(k Kernel, mode nft.Mode) connectionCollector {
 			Help: "Scrapes at which the connection counters could not be read.",
 		}),
 	}
-	if mode == nft.ModeIPTables {
+	if !countersLast {
 		c.sums = &sums{}
 	}
 	return c

@@ -189,7 +189,7 @@ func TestSumsOverRulesNeverFall(t *testing.T) {
 
 func TestCountersOfModeIPTablesBeginWithTheHandler(t *testing.T) {
 	counts := []nft.Counts{{Verdict: nft.Masqueraded, Packets: 40}}
-	c := newConnectionCollector(Kernel{Counters: func() ([]nft.Counts, error) { return counts, nil }}, nft.ModeIPTables)
+	c := newConnectionCollector(Kernel{Counters: func() ([]nft.Counts, error) { return counts, nil }}, false)
 	c.begin()
 	counts[0].Packets = 42
 	if n := testutil.CollectAndCount(c); n != 2 {

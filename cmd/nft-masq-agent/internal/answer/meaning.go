@@ -48,8 +48,8 @@ func verdict(l options.Loaded, path string) string {
 
 func summary(o nft.Options, l options.Loaded) [][2]string {
 	mode := string(o.Layout.Mode()) + ": table inet " + nft.TableName
-	if o.Layout.Mode() == nft.ModeIPTables {
-		mode = string(o.Layout.Mode()) + ": chain " + o.Layout.Chain()
+	if chain := o.Layout.Chain(); chain != "" {
+		mode = string(o.Layout.Mode()) + ": chain " + chain
 	}
 	ports := "kept if free"
 	if o.RandomFully {

@@ -101,9 +101,10 @@ const DefaultProbeSocket = "/run/nft-masq-agent/probe.sock"
 
 // NFT gives what the compiler needs.
 func (o Options) NFT() nft.Options {
+	layout := layouts.Of(o.Mode, o.Chain)
 	return nft.Options{
-		Layout:      layouts.Of(o.Mode, o.Chain),
-		RandomFully: o.RandomFully.or(o.Mode == nft.ModeNFTables),
+		Layout:      layout,
+		RandomFully: o.RandomFully.or(layout.RandomFully()),
 		Ports:       o.Ports,
 		Marks:       o.Marks,
 	}
