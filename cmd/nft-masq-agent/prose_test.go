@@ -20,7 +20,7 @@ func pending() []string {
 	return []string{
 		"cmd/nft-masq-agent", "cmd/nft-masq-agent/internal/agent",
 		"cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running",
-		"nft", "nft/kernel", "nft/layout", "nft/layouts", "nft/native", "nft/rule", "nft/xtables",
+		"nft", "nft/kernel", "nft/native", "nft/xtables",
 	}
 }
 

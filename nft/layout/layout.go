@@ -1,6 +1,6 @@
-// Package layout is what the loop of package kernel needs from a mode: the loop reads
-// every layout, asks each for differences and for a plan, and so repairs the layout
-// that is wanted and removes the other without knowing which is which.
+// Package layout defines what the loop of package kernel needs from a mode: the loop
+// reads every layout and asks each for its differences and its plan, so it repairs the
+// wanted layout and removes the other one without knowing which is which.
 package layout
 
 import (
@@ -13,87 +13,84 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A Reader reads what the kernel holds of one layout. It remembers what lets it read
-// less the next time.
+// A Reader reads what the kernel has of one layout. It caches what lets it read less the
+// next time.
 type Reader interface {
-	// Read reads what the kernel holds, as much as the wanted ruleset and the scope
-	// need.
+	// Read reads as much as the wanted ruleset and the scope require.
 	Read(ctx context.Context, want nft.Ruleset, s Scope) (Held, error)
-	// ReadBack reads the ruleset that the kernel holds. The chain is where ours would
-	// be if it is not found by its signature; with alike it need not be ours: an older
-	// agent may have written it. It returns nil if there is nothing.
+	// ReadBack decompiles what the kernel has, and returns nil if there is nothing. A
+	// chain of ours is found by its signature, or else by the given name. If alike is
+	// set, the chain may be one that an older agent wrote.
 	ReadBack(ctx context.Context, chain string, alike bool) (*Found, error)
 	// Counters reads how many connections went which way, over a connection of its own.
 	// It returns nil if the layout is another one.
 	Counters(l nft.Layout) ([]nft.Counts, error)
-	// Large reports whether the wanted ruleset takes longer to read than others leave
-	// between their transactions.
+	// Large reports whether reading the wanted ruleset can take longer than the time
+	// between other programs' transactions.
 	Large(want nft.Ruleset) bool
-	// Rewrite writes what changed without reading it, for when others' transactions do
-	// not let us read to the end. It returns the differences that it repaired.
+	// Rewrite writes what has changed without reading it, for when other programs'
+	// transactions interrupt every read. It returns the differences that it repaired.
 	Rewrite(ctx context.Context, want nft.Ruleset) ([]string, error)
 	// Recreate deletes the table and creates it again, for when it cannot be repaired
-	// in place. It returns for how long no rules decided.
+	// in place. It returns how long no rules were in effect.
 	Recreate(ctx context.Context, want nft.Ruleset) (gap time.Duration, err error)
 	// Close closes the connection of the counters.
 	Close() error
 }
 
-// ErrNotPossible says that a layout cannot do what it was asked for. Nothing was
-// changed.
+// ErrNotPossible means that a layout does not support an operation. Nothing was changed.
 var ErrNotPossible = errors.New("not possible in this mode, or for this table")
 
-// A Scope says how closely a Reader reads.
+// A Scope is how closely a Reader reads.
 type Scope struct {
-	Full   bool // element by element, even what is large and has the right count
-	Quick  bool // what was found right is unchanged if it is the same and as long
+	Full   bool // element by element, even if the count is right
+	Quick  bool // what was in sync counts as unchanged if its handle and length are the same
 	Others bool // also chains of ours under any name
 	Rules  bool // no elements of sets
-	Fresh  bool // nothing from memory: rules with what they count are to be written
-	// What was found right before: Same if it is what is wanted, Unchanged if nobody has
-	// written since, InFull if nothing of it was taken on trust.
+	Fresh  bool // no cached rules: they will be written with what their counters have now
+	// About the last check that found everything in sync: it was for the Same ruleset,
+	// the generation is Unchanged since, and it was InFull: nothing was taken on trust.
 	Same, Unchanged, InFull bool
-	// Generation of the ruleset, as it was before reading.
+	// Generation of the ruleset before the read.
 	Generation uint32
 }
 
-// Held is what the kernel holds of one layout. All methods take the wanted ruleset,
-// which may be of another layout.
+// Held is what the kernel has of one layout. The wanted ruleset that its methods take
+// may be of another layout.
 type Held interface {
-	// Differences returns in words how it is not the wanted ruleset.
+	// Differences describes how it differs from the wanted ruleset.
 	Differences(want nft.Ruleset) []string
-	// Unsigned names chains of ours that an older agent, or an older version, wrote.
+	// Unsigned describes chains of ours that an older agent, or an older version, wrote.
 	Unsigned(want nft.Ruleset) []string
 	// Leftovers returns what is ours and not wanted.
 	Leftovers(want nft.Ruleset) []Leftover
 	// InFull reports whether nothing was taken on trust.
 	InFull() bool
-	// Check says why the wanted ruleset cannot be written: because of what others have
-	// done, and, if it is the first one, because its place is taken.
+	// Check returns an error if other programs' changes prevent writing the wanted
+	// ruleset or, for the first one, if its chain belongs to another program.
 	Check(want nft.Ruleset, first bool) error
-	// Replaces returns the rules of other agents that stand where ours will.
+	// Replaces returns rules of other agents that the wanted ruleset replaces.
 	Replaces(want nft.Ruleset) []foreign.LegacyChain
-	// Owns reports whether a chain is ours or, in the wanted ruleset, will be.
+	// Owns returns a function that reports whether a chain is ours or will be.
 	Owns(want nft.Ruleset) func(nfnetlink.Chain) bool
-	// Stage writes what no rule refers to yet.
+	// Stage writes everything that no rule refers to yet.
 	Stage(ctx context.Context, want nft.Ruleset) (Staged, error)
-	// Plan plans how it becomes the wanted ruleset, or goes.
+	// Plan adds the transactions that turn it into the wanted ruleset, or remove it.
 	Plan(want nft.Ruleset, staged Staged, p *Plan) error
-	// Right says that no differences were found.
+	// Right is called if there were no differences.
 	Right()
-	// Written says that what was planned has been committed, which led to a generation.
+	// Written is called after the plan was committed, with the resulting generation.
 	Written(want nft.Ruleset, generation uint32)
 }
 
-// Staged is what was staged.
+// Staged is the result of [Held.Stage].
 type Staged struct {
 	Transactions uint32
 	Sides        nft.Sides
 	Handles      map[string]uint64 // of the sets
 }
 
-// ErrOutdated says that what was staged is no longer there, or is to be staged in
-// another way.
+// ErrOutdated means that what was staged is gone, or must be staged differently.
 var ErrOutdated = errors.New("the ruleset changed while it was being written")
 
 // A Plan is transactions. What packets see changes in Switch.
@@ -101,7 +98,7 @@ type Plan struct {
 	Before, Switch, After nfnetlink.Batch
 	// Emptied are chains that cannot be deleted because others refer to them.
 	Emptied []ChainID
-	// Shared says that rules in tables of others are written.
+	// Shared is set if rules in shared tables are written.
 	Shared bool
 }
 
@@ -125,7 +122,7 @@ type ChainID struct {
 type Leftover struct {
 	Name  string
 	Mode  nft.Mode
-	Place string // " in …", if the name does not say it
+	Place string // " in …", unless the name includes it
 }
 
 // String names it with the mode that left it.
@@ -134,9 +131,9 @@ func (l Leftover) String() string { return l.Name + " of mode " + string(l.Mode)
 // Found is a ruleset that was read back.
 type Found struct {
 	nft.Ruleset
-	// Ours reports whether this version could have written it, and nobody has changed
-	// what it decides since.
+	// Ours is set if this version could have written it, and what it decides has not
+	// changed since.
 	Ours bool
-	// Exact reports whether the kernel decides as the policy does, whoever wrote it.
+	// Exact is set if the kernel decides exactly as the policy does.
 	Exact bool
 }

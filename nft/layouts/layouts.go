@@ -9,7 +9,7 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// Of returns the layout of a mode; the chain is of those that have one.
+// Of returns the layout of a mode. The chain is used by layouts that have one.
 func Of(m nft.Mode, chain string) nft.Layout {
 	if m == nft.ModeIPTables {
 		return xtables.Layout{Name: chain}
@@ -17,8 +17,8 @@ func Of(m nft.Mode, chain string) nft.Layout {
 	return native.Layout{}
 }
 
-// Readers returns a reader of each layout. The connection is for what is written, and
-// what has to be read again; seen may remember long chains.
+// Readers returns a reader for each layout. They write over the connection, and read
+// over seen what may come from a cache.
 func Readers(c *nfnetlink.Conn, seen nfnetlink.Reader) []layout.Reader {
 	return []layout.Reader{native.NewReader(c), xtables.NewReader(c, seen)}
 }

@@ -3,6 +3,6 @@
 // ([Masquerades], [Prefix], [Target]), and as text ([String]) in the words of nft or, for
 // what came by xtables, of iptables.
 //
-// It understands what rules of NAT are made of, and guesses nothing: what it does not
-// know is <name> in the text.
+// It knows the expressions that NAT rules consist of, and does not guess: an unknown
+// expression is <name> in the text.
 package rule

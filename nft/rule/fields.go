@@ -12,7 +12,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A kind says how to read the bytes of a field.
+// A kind is how to read the bytes of a field.
 type kind int
 
 const (
@@ -42,7 +42,7 @@ var names = map[kind]map[uint32]string{
 	kindCTStatus: {1: "expected", 2: "seen-reply", 4: "assured", 8: "confirmed", 16: "snat", 32: "dnat", 512: "dying"},
 }
 
-// word gives a value in words.
+// word returns a value in words.
 func (k kind) word(b []byte) string {
 	n := nativeUint32(b)
 	switch k {

@@ -14,7 +14,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// String gives the rule in words, for messages: native expressions as
+// String returns the rule in words, for messages: native expressions as
 // `nft --stateless list` words them, matches and targets of xtables as
 // iptables does. <name> stands for an expression that is not known, <...> for
 // parameters that are not.
@@ -32,7 +32,7 @@ func String(r nfnetlink.Rule) string {
 // ruleComment is the type of nft's comment.
 const ruleComment = 0 // NFTNL_UDATA_RULE_COMMENT
 
-// Comment gives what -m comment holds, or else nft's comment.
+// Comment returns what -m comment has, or else nft's comment.
 func Comment(r nfnetlink.Rule) string {
 	for _, e := range r.Exprs {
 		if e.Name == "match" && e.Str(unix.NFTA_MATCH_NAME) == "comment" {
@@ -43,8 +43,8 @@ func Comment(r nfnetlink.Rule) string {
 }
 
 // UserData returns a string from the type, length, value entries that
-// programs leave with an object. Anybody may have written them: the library's
-// reader would panic where a length is wrong.
+// programs attach to an object. Any program may have written them: the library's
+// reader panics if a length is wrong.
 func UserData(b []byte, typ byte) string {
 	for len(b) >= 2 && len(b) >= 2+int(b[1]) {
 		if b[0] == typ {
@@ -73,10 +73,10 @@ type Statement struct {
 	ToMask []byte
 
 	kind kind
-	text string // where the parts above do not say all
+	text string // if the parts above are not everything
 }
 
-// String gives the statement in words.
+// String returns the statement in words.
 func (s Statement) String() string {
 	if s.text != "" || s.Field == "" {
 		return s.text
@@ -108,8 +108,8 @@ func either(first bool, a, b string) string {
 	return b
 }
 
-// Range gives the addresses that a field is compared with. Where Op is "!=" they
-// are those that do not pass, else those that do.
+// Range returns the addresses that a field is compared with: those that do not match if
+// Op is "!=", otherwise those that do.
 func (s Statement) Range() (iprange.Range, bool) {
 	size := 0
 	switch s.kind {
@@ -140,7 +140,7 @@ func (s Statement) Range() (iprange.Range, bool) {
 	return iprange.Range{}, false
 }
 
-// prefixLen counts the ones that a mask begins with; -1 where others follow.
+// prefixLen counts the ones that a mask begins with; -1 if others follow.
 func prefixLen(mask []byte) int {
 	n := 0
 	for n < len(mask)*8 && mask[n/8]&(0x80>>(n%8)) != 0 {
@@ -167,7 +167,7 @@ type operand struct {
 
 func zero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
 
-// as words the operand where something of a kind is expected.
+// as returns the operand in words, as a value of a kind.
 func (o operand) as(k kind) string {
 	if o.constant != nil {
 		return k.word(o.constant)
@@ -184,12 +184,12 @@ func (o operand) as(k kind) string {
 
 // A decoder follows the registers through a rule.
 type decoder struct {
-	family nfnetlink.Family // narrowed where the rule has tested it
+	family nfnetlink.Family // narrowed if the rule has tested it
 	loads  []operand
 	fresh  int // the first load that no statement has used
 }
 
-// Statements gives what the rule does, step by step.
+// Statements returns what the rule does, step by step.
 func Statements(r nfnetlink.Rule) iter.Seq[Statement] {
 	return func(yield func(Statement) bool) {
 		d := decoder{family: r.Family}
@@ -225,7 +225,7 @@ func (d *decoder) fill(o operand) {
 	d.loads = append(d.loads, o)
 }
 
-// register gives the last value of a register.
+// register returns the last value of a register.
 func (d *decoder) register(reg uint32) operand {
 	for _, o := range slices.Backward(d.loads) {
 		if o.register == reg {
@@ -371,7 +371,7 @@ func (d *decoder) act(e nfnetlink.Expr) string {
 }
 
 // span words a run of addresses or ports: an attribute names the register of the
-// first, and the attribute behind it that of the last.
+// first, and the attribute after it that of the last.
 func (d *decoder) span(e nfnetlink.Expr, attr uint16, k kind) string {
 	if e.Attr(attr) == nil {
 		return ""

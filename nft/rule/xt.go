@@ -32,7 +32,7 @@ func decodeXT(e nfnetlink.Expr, family nfnetlink.Family) (Statement, bool) {
 	return Statement{}, false
 }
 
-// xtMatch goes by the size of the parameters, which tells the revisions apart.
+// xtMatch goes by the size of the parameters, which distinguishes the revisions.
 func xtMatch(name string, info []byte) Statement {
 	s := Statement{text: "-m " + nfnetlink.Printable(name) + unknownInfo}
 	switch {
@@ -109,8 +109,7 @@ type xtNAT struct {
 	ports    [2]uint16
 }
 
-// xtNATRange reads struct nf_nat_range or, which is shorter and of IPv4 only,
-// struct nf_nat_ipv4_multi_range_compat with one range.
+// xtNATRange reads struct nf_nat_range or the shorter one for IPv4 only, struct nf_nat_ipv4_multi_range_compat with one range.
 func xtNATRange(info []byte, family nfnetlink.Family) (r xtNAT, ok bool) {
 	addr, next, ports := 8, 4, 16
 	switch {
