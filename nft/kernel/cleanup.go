@@ -30,7 +30,7 @@ func (k *Kernel) Cleanup(ctx context.Context, what Removal) ([]string, error) {
 		return nil, err
 	}
 	defer release()
-	defer k.seen.forget()
+	defer k.seen.Forget()
 	k.verified.generation = 0
 	for range attempts {
 		var s *state
@@ -67,7 +67,7 @@ func (k *Kernel) Installed(ctx context.Context, what Removal) ([]string, error) 
 		return nil, err
 	}
 	defer release()
-	defer k.seen.forget()
+	defer k.seen.Forget()
 	s, err := again(ctx, func() (*state, error) { return k.readAll(ctx, what) })
 	if err != nil {
 		return nil, err

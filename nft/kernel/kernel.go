@@ -73,7 +73,7 @@ func (k *Kernel) Forget() (many bool) {
 	defer func() { <-k.busy }()
 	many = k.wide && k.seen.read >= manyRules
 	k.seen.read, k.wide = 0, false
-	k.seen.forget()
+	k.seen.Forget()
 	return many
 }
 
@@ -195,7 +195,7 @@ func (k *Kernel) try(ctx context.Context, want nft.Ruleset, look Look, t *tries)
 	}
 	defer release()
 	t.n++
-	k.seen.forget()
+	k.seen.Forget()
 	a, err := k.apply(ctx, want, look)
 	if err == nil {
 		a.Generation = k.verified.generation

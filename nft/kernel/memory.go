@@ -25,7 +25,7 @@ const manyRules = 100
 func (m *memory) Generation() (uint32, error) {
 	g, err := m.Conn.Generation()
 	if err != nil || g != m.at {
-		m.forget()
+		m.Forget()
 	}
 	m.at = g
 	return g, err
@@ -105,4 +105,5 @@ func (m *memory) wrote(generation, transactions uint32) {
 	}
 }
 
-func (m *memory) forget() { m.rules, m.jumps = nil, nil }
+// Forget implements [layout.Cache].
+func (m *memory) Forget() { m.rules, m.jumps = nil, nil }

@@ -50,7 +50,7 @@ func (k *Kernel) found(ctx context.Context, chain string, alike bool, good func(
 	defer release()
 	for _, r := range k.readers {
 		f, err := again(ctx, func() (*layout.Found, error) {
-			k.seen.forget()
+			k.seen.Forget()
 			return r.ReadBack(ctx, chain, alike)
 		})
 		if err != nil || f != nil && good(f) {

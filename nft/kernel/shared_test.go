@@ -197,7 +197,7 @@ func TestOtherAgentsRulesInOurChainAreSaidOnce(t *testing.T) {
 
 // A spy counts how often the rules of POSTROUTING are read.
 type spy struct {
-	nfnetlink.Reader
+	layout.Cache
 	reads int
 }
 
@@ -205,7 +205,7 @@ func (s *spy) FirstRules(family nfnetlink.Family, table, chain string, enough fu
 	if chain == xtables.Postrouting && family == nfnetlink.IPv4 {
 		s.reads++
 	}
-	return s.Reader.FirstRules(family, table, chain, enough)
+	return s.Cache.FirstRules(family, table, chain, enough)
 }
 
 // POSTROUTING can hold tens of thousands of rules of others.
@@ -213,7 +213,7 @@ func TestPostroutingIsReadOnlyWhereItHasChanged(t *testing.T) {
 	nfttest.Require(t, "iptables-nft", "nft")
 	ns := nfttest.NewNS(t, "node")
 	k, want := open(t, ns), xtOf(config.Default(config.Defaults{}))
-	seen := &spy{Reader: &k.seen}
+	seen := &spy{Cache: &k.seen}
 	k.readers[1] = xtables.NewReader(k.conn, seen)
 	apply(t, k, want, Look{})
 	look := func(partial bool) {

@@ -38,6 +38,13 @@ type Reader interface {
 	Close() error
 }
 
+// A Cache is a connection that remembers the rules of long chains while the generation
+// is the same.
+type Cache interface {
+	nfnetlink.Reader
+	Forget()
+}
+
 // ErrNotPossible means that a layout does not support an operation. Nothing was changed.
 var ErrNotPossible = errors.New("not possible in this mode, or for this table")
 

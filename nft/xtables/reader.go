@@ -17,7 +17,7 @@ import (
 // implements [layout.Reader].
 type Reader struct {
 	conn *nfnetlink.Conn
-	seen nfnetlink.Reader // remembers long chains
+	seen layout.Cache
 	// What was seen of POSTROUTING and of our chains, for IPv4 and IPv6.
 	jumps [2]Jump
 	marks [2]trust
@@ -31,7 +31,7 @@ type Reader struct {
 
 // NewReader returns a reader that uses a connection; what it reads again and again it
 // reads by another, which remembers.
-func NewReader(c *nfnetlink.Conn, seen nfnetlink.Reader) *Reader {
+func NewReader(c *nfnetlink.Conn, seen layout.Cache) *Reader {
 	return &Reader{conn: c, seen: seen, BigChain: bigChain, ruleCounters: ruleCounters{conn: c.Another()}}
 }
 
@@ -72,6 +72,9 @@ func (r *Reader) Read(ctx context.Context, want nft.Ruleset, s layout.Scope) (la
 	} else if !s.Others {
 		return h, nil
 	}
+	if s.Fresh && names != nil {
+		r.seen.Forget() // what the rules have counted is written again
+	}
 	trust := r.trusts(want, s)
 	trusted := false
 	start := time.Now()
@@ -98,11 +101,7 @@ func (r *Reader) Read(ctx context.Context, want nft.Ruleset, s layout.Scope) (la
 				how.Most += len(c.Rules)
 			}
 		}
-		from := r.seen
-		if s.Fresh && names != nil {
-			from = r.conn // what the rules have counted is written again
-		}
-		n, err := ReadShared(from, f, names, how)
+		n, err := ReadShared(r.seen, f, names, how)
 		if err != nil {
 			return nil, err
 		}
