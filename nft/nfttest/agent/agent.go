@@ -78,7 +78,17 @@ func (a *Agent) Until(ctx context.Context, what string, met func() bool) error {
 // described adds to an error how the agent exited.
 func (a *Agent) described(err error) error {
 	if errors.Is(err, ErrEnded) {
-		return fmt.Errorf("%w: %v\n%s", err, a.Wait(), &a.stderr)
+		return errors.Join(err, a.exit())
+	}
+	return err
+}
+
+// exit returns how an agent that has exited failed, and what it wrote to standard
+// error.
+func (a *Agent) exit() error {
+	err := a.Wait()
+	if a.stderr.Len() > 0 {
+		err = errors.Join(err, errors.New(a.stderr.String()))
 	}
 	return err
 }
@@ -100,8 +110,8 @@ func (a *Agent) Ended() error {
 	case <-time.After(timeout):
 		return errors.New("the agent does not exit")
 	}
-	if err := a.Wait(); err != nil || a.stderr.Len() > 0 {
-		return fmt.Errorf("the agent exited with %v: %s\n%s", err, &a.stderr, a.Log)
+	if err := a.exit(); err != nil {
+		return fmt.Errorf("the agent exited: %w\n%s", err, a.Log)
 	}
 	return nil
 }
