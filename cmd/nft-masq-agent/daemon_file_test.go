@@ -139,8 +139,8 @@ func fileSteps() []fileStep {
 		{"the broken one of two files gone", func(n *node) { n.check(os.Remove(filepath.Join(n.path, "ip-masq-b"))) }, "config_applied", exempting("10.8.0.0/16"), ""},
 		{
 			"a file again", func(n *node) {
-				n.check(os.RemoveAll(n.path))
-				n.write("{\"nonMasqueradeCIDRs\": [\"10.12.0.0/16\"], \"masqLinkLocal\": true}")
+				n.check(os.WriteFile(n.path+".f", []byte("{\"nonMasqueradeCIDRs\": [\"10.12.0.0/16\"], \"masqLinkLocal\": true}"), 0o644))
+				n.check(unix.Renameat2(unix.AT_FDCWD, n.path+".f", unix.AT_FDCWD, n.path, unix.RENAME_EXCHANGE))
 			}, "config_applied", exempting("10.12.0.0/16"), "",
 		},
 		{"empty", func(n *node) { n.write("") }, "config_applied", "", ""},

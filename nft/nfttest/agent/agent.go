@@ -52,7 +52,13 @@ func Run(tb testing.TB, n *nfttest.NS, cmd *exec.Cmd) *Agent {
 	}
 	tb.Cleanup(func() {
 		_ = a.Kill()
-		<-a.Done()
+		select {
+		case <-a.Done():
+		case <-time.After(timeout):
+			// A file system that does not respond may only be unmounted after this.
+			tb.Errorf("the agent %d cannot be killed, and logged:\n%s", a.Pid, a.Log)
+			return
+		}
 		if a.Count("") > 0 {
 			tb.Errorf("%d lines of the log have no event", a.Count(""))
 		}
