@@ -7,13 +7,13 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// otherMasquerades are rules of another program in two chains.
+// otherMasquerades are another program's rules in two chains.
 const otherMasquerades = `table inet other {
 	chain one { type nat hook postrouting priority 99; ip saddr 10.244.1.0/24 masquerade; }
 	chain two { type nat hook postrouting priority 98; ip saddr 10.245.0.0/16 masquerade; }
 }`
 
-func TestAcceptedRulesAndThoseThatMeetNoPodAreListedApartAndNotCounted(t *testing.T) {
+func TestAcceptedAndPodlessRulesAreListedSeparately(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name, config string
@@ -56,13 +56,13 @@ func TestAcceptedRulesAndThoseThatMeetNoPodAreListedApartAndNotCounted(t *testin
 				t.Errorf("conflicts %q, accepted %q, without pods %q", conflicts, accepted, podless)
 			}
 			if text := n.run("status").stdout; strings.Contains(text, "--accept-foreign accepts:") != (tt.accepted != "") {
-				t.Errorf("status says\n%s", text)
+				t.Errorf("status is\n%s", text)
 			}
 		})
 	}
 }
 
-func TestAcceptForeignTakesFamilyTableAndChain(t *testing.T) {
+func TestAcceptForeignParsesFamilyTableAndChain(t *testing.T) {
 	for _, bad := range []string{"", "nat POSTROUTING", "nat ip POSTROUTING", "ip nat A B"} {
 		if got := runHere(t, "status", "--accept-foreign", bad); got.code != exitUsage || !strings.Contains(got.stderr, "FAMILY TABLE CHAIN") {
 			t.Errorf("%q: %+v", bad, got)

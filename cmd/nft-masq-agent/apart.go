@@ -16,16 +16,16 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 )
 
-// apartKey is set in the environment of a process that [apart] started.
+// apartKey is set in the environment of a process started by [apart].
 const apartKey = "NFT_MASQ_AGENT_APART"
 
-// apartFD is where that process writes its exit code.
+// apartFD is the descriptor to which that process writes its exit code.
 const apartFD = 3
 
-// mayHang reports whether the config may be in a file system that a program serves
-// (FUSE). If that program takes a request and never answers it, the thread that waits
-// for the answer cannot be killed, and its process cannot end. What an agent that runs
-// in another mount namespace sees counts too, as commands read its config.
+// mayHang reports whether the config may be in a file system served by a program
+// (FUSE). If that program accepts a request and never replies, the waiting thread
+// cannot be killed, and its process cannot exit. The mounts of an agent in
+// another mount namespace count, too, because commands read its config.
 func mayHang(proc string) bool {
 	if os.Getenv(apartKey) != "" {
 		return false
@@ -41,7 +41,7 @@ func mayHang(proc string) bool {
 	return false
 }
 
-// hasFUSE reports whether the process of a directory of procfs sees a FUSE mount.
+// hasFUSE reports whether the process of a procfs directory has a FUSE mount.
 func hasFUSE(dir string) bool {
 	mounts, err := os.ReadFile(filepath.Join(dir, "mountinfo"))
 	if err != nil {
@@ -57,11 +57,11 @@ func hasFUSE(dir string) bool {
 	return false
 }
 
-// apart runs the program again in a child process, which can be left behind, and
-// returns its exit code. A daemon gets the signals that it handles; other commands end
-// by them together with their child.
+// apart re-executes the program in a child process, which can be abandoned, and
+// returns its exit code. A daemon gets the signals that it handles; other
+// commands are terminated by them together with their child.
 func apart(daemon bool) (int, error) {
-	runtime.LockOSThread() // Pdeathsig is about the thread
+	runtime.LockOSThread() // Pdeathsig refers to the thread
 	defer runtime.UnlockOSThread()
 	code, childEnd, err := os.Pipe()
 	if err != nil {
@@ -75,7 +75,7 @@ func apart(daemon bool) (int, error) {
 	child, err := os.StartProcess("/proc/self/exe", os.Args, &os.ProcAttr{
 		Env:   append(os.Environ(), apartKey+"=1"),
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr, childEnd},
-		// The terminal sends its signals to one of both.
+		// The terminal sends its signals to only one of the two.
 		Sys: &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: daemon},
 	})
 	_ = childEnd.Close()
@@ -99,13 +99,13 @@ func apart(daemon bool) (int, error) {
 		return exitFailed, err
 	}
 	if s, ok := state.Sys().(syscall.WaitStatus); ok && s.Signaled() {
-		return exitFailed, fmt.Errorf("the process that reads the config ended: %s", s.Signal())
+		return exitFailed, fmt.Errorf("the process that reads the config was killed: %s", s.Signal())
 	}
 	return state.ExitCode(), nil
 }
 
-// exit ends the process. One that was started by [apart] may have threads that do not
-// end, and would hold whoever reads its output.
+// exit exits the process. One started by [apart] may have threads that cannot
+// exit, which would keep its output open.
 func exit(code int) {
 	if os.Getenv(apartKey) != "" {
 		for fd := range 3 {

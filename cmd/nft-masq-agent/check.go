@@ -49,7 +49,7 @@ func (f *checkFlags) check(e environment) (int, error) {
 		return refuse(e, err)
 	}
 	found := append(answer.FileFindings(l.Warnings), answer.Lint(l.Ruleset.Policy, f.PodCIDRs)...)
-	if len(running.Agents(e.proc, program)) > 0 { // the config is for this node
+	if len(running.Agents(e.proc, program)) > 0 { // then the config is for this node
 		if names, err := kernel.Interfaces(); err == nil {
 			found = append(found, answer.LintInterfaces(l.Ruleset.Policy, names)...)
 		}

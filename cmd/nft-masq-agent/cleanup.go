@@ -14,8 +14,8 @@ import (
 	"nft-masq-agent/nft/kernel"
 )
 
-// cleanupWait is how long a running agent, or an older one, is given to put
-// back what was removed.
+// cleanupWait is how long to wait for a running agent, or an older one, to
+// restore what was removed.
 const cleanupWait = time.Second
 
 type cleanupFlags struct {
@@ -40,7 +40,7 @@ func cleanupCommand() command {
 	}
 }
 
-// what returns what is removed.
+// what returns what to remove.
 func (f cleanupFlags) what() kernel.Removal {
 	switch {
 	case f.legacyOnly:
@@ -51,7 +51,7 @@ func (f cleanupFlags) what() kernel.Removal {
 	return kernel.Ours
 }
 
-// remove removes, or with --dry-run says what it would remove.
+// remove removes rules, or with --dry-run returns what it would remove.
 func (f cleanupFlags) remove(ctx context.Context, k *kernel.Kernel) (removed []string, word string, err error) {
 	if word = "removed "; f.dryRun {
 		word = "would remove "
@@ -68,7 +68,7 @@ func (f cleanupFlags) cleanup(ctx context.Context, e environment) (int, error) {
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
 	if only, err := k.OnlyNAT(ctx); err == nil && only && !f.legacyOnly && len(legacyIPTables(e.proc)) == 0 {
-		_, _ = fmt.Fprintln(e.stderr, "warning: no other rules on this node do NAT, so the kernel stops translating: connections that are masqueraded now will end")
+		_, _ = fmt.Fprintln(e.stderr, "warning: there are no other NAT rules on this node, so the kernel stops translating: masqueraded connections will break")
 	}
 	removed, word, err := f.remove(ctx, k)
 	if err != nil {
@@ -111,7 +111,7 @@ func (f cleanupFlags) checkAgain(ctx context.Context, k *kernel.Kernel) error {
 	return nil
 }
 
-// warnOfLegacyIPTables says what netlink cannot remove: rules in the older
+// warnOfLegacyIPTables warns about rules that netlink cannot remove: legacy
 // ip_tables are not part of nf_tables.
 func warnOfLegacyIPTables(e environment) {
 	for _, line := range legacyIPTables(e.proc) {
@@ -119,8 +119,8 @@ func warnOfLegacyIPTables(e environment) {
 	}
 }
 
-// legacyIPTables names the chains of iptables-based agents in legacy ip_tables, and
-// the commands that remove them.
+// legacyIPTables lists the chains of iptables-based agents in legacy ip_tables,
+// and the commands that remove them.
 func legacyIPTables(proc string) []string {
 	chains, err := foreign.LegacyChains(proc + "/thread-self/net")
 	if err != nil {
@@ -133,7 +133,7 @@ func legacyIPTables(proc string) []string {
 	return lines
 }
 
-// hinted adds to an error of the kernel what it usually means.
+// hinted adds a hint to an error of the kernel.
 func hinted(err error) error {
 	if hint := kernel.Hint(err); hint != "" {
 		return fmt.Errorf("%w (%s)", err, hint)

@@ -20,8 +20,8 @@ var update = flag.Bool("update", false, "regenerate the golden files in testdata
 
 const cliDir = "../../testdata/cli"
 
-// A transcript is a file of testdata/cli: text, files, and what the program
-// answers to command lines beside them.
+// A transcript is a file of testdata/cli: text, files, and the output of command
+// lines run next to them.
 type transcript struct {
 	intro string
 	files []transcriptFile
@@ -35,7 +35,7 @@ type transcriptRun struct {
 	want result
 }
 
-// Lines that begin the parts of a transcript.
+// Prefixes of the lines that begin a part of a transcript.
 const (
 	filePart   = "-- file "
 	runPart    = "-- run "
@@ -87,7 +87,7 @@ func (s transcript) String() string {
 	return b.String()
 }
 
-// play runs the command lines beside the files.
+// play runs the command lines next to the files.
 func (s transcript) play(t *testing.T) transcript {
 	t.Helper()
 	dir := t.TempDir()
@@ -107,7 +107,7 @@ func (s transcript) play(t *testing.T) transcript {
 	return played
 }
 
-func TestCommandsAnswerAsTheTranscripts(t *testing.T) {
+func TestCommandsMatchTheTranscripts(t *testing.T) {
 	t.Parallel()
 	paths, err := filepath.Glob(filepath.Join(cliDir, "*.txt"))
 	if err != nil || len(paths) == 0 {

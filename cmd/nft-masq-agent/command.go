@@ -27,36 +27,36 @@ const (
 	exitUsage  = 2 // wrong usage
 )
 
-// A command is one word of the command line.
+// A command is a command of the program.
 type command struct {
 	name     string
-	operands string // on the command line, "ADDRESS" for one; those that can be left out in brackets
+	operands string // as in the usage: "ADDRESS"; optional ones in brackets
 	about    string // one line
 	details  string
 	examples []string
 
-	// tolerant says to ignore everything from the first word on that is not a flag,
-	// as the older agents do: what starts them starts us.
+	// tolerant means that everything from the first non-flag on is ignored, as by
+	// the older agents, so that their command lines work.
 	tolerant bool
 
-	// flags declares the flags and gives what runs once they are parsed.
+	// flags declares the flags, and returns the action to run after parsing.
 	flags func(fs *flag.FlagSet) action
 }
 
-// An action does a command. It gives the exit code, or an error: a
-// [usageError] ends with code 2, every other one with 1.
+// An action runs a command. It returns the exit code, or an error: a [usageError]
+// leads to exit code 2, any other one to 1.
 type action func(ctx context.Context, operands []string, e environment) (int, error)
 
-// A usageError says what is wrong with the command line.
+// A usageError is an error in the command line.
 type usageError struct{ error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
 const program = "nft-masq-agent"
 
-// dispatch runs the command that the arguments name and gives the exit code.
-// Without a command, or where flags begin the line, that is run, as the older
-// agents have no commands.
+// dispatch runs the command named by the arguments and returns the exit code.
+// Without a command, or if the first argument is a flag, it is run, because the
+// older agents have no commands.
 func dispatch(ctx context.Context, all []command, args []string, e environment) int {
 	name, implied := "run", true
 	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
@@ -73,7 +73,7 @@ func dispatch(ctx context.Context, all []command, args []string, e environment) 
 		return exitUsage
 	}
 	if c.name == "run" {
-		// That nobody reads its warnings, or its log, is no reason not to start.
+		// A log without a reader is not a reason to exit.
 		signal.Ignore(unix.SIGPIPE)
 		queue := newLineQueue(e.stderr)
 		defer queue.Close(time.Second)
@@ -138,8 +138,8 @@ func (c command) run(ctx context.Context, args []string, e environment) (int, er
 	return do(ctx, operands, e)
 }
 
-// ignoreRest parses flags up to the first word that is none. The older agents ignore
-// what follows. It is an error where it cannot be meant for them: a command, or a flag
+// ignoreRest parses flags up to the first non-flag. The older agents ignore what
+// follows. It is an error if it cannot be meant for them: a command, or a flag
 // that only this agent has.
 func (c command) ignoreRest(fs *flag.FlagSet, args []string, e environment) error {
 	if err := fs.Parse(args); err != nil || fs.NArg() == 0 {
@@ -155,7 +155,7 @@ func (c command) ignoreRest(fs *flag.FlagSet, args []string, e environment) erro
 			return strayError(fs, rest[0])
 		}
 	}
-	_, _ = fmt.Fprintf(e.stderr, "warning: %q is not a flag: it is ignored with all that follows, as by the older agents: %q\n", rest[0], rest)
+	_, _ = fmt.Fprintf(e.stderr, "warning: %q is not a flag: it and everything after it are ignored, as by the older agents: %q\n", rest[0], rest)
 	return nil
 }
 
@@ -166,11 +166,11 @@ func (c command) flagSet() (*flag.FlagSet, action) {
 	return fs, c.flags(fs)
 }
 
-// oneDash is how Go's errors name a flag of more than a letter.
+// oneDash matches long flags in errors of package flag.
 var oneDash = regexp.MustCompile(`((?:for flag|for|argument:) )-([a-z][a-z0-9-]+)`)
 
-// flagError names flags with two dashes and adds a hint to an error about a flag that
-// does not exist.
+// flagError writes flags with two dashes, and adds a hint to an error about an
+// unknown flag.
 func flagError(fs *flag.FlagSet, err error) error {
 	name, unknown := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
 	if !unknown {
@@ -181,13 +181,13 @@ func flagError(fs *flag.FlagSet, err error) error {
 	return fmt.Errorf("unknown flag --%s%s", config.Printable(name), didYouMean(name, names, "--"))
 }
 
-func isNoBool(arg string) bool {
+func isNotBool(arg string) bool {
 	_, err := strconv.ParseBool(arg)
 	return err != nil
 }
 
 func strayError(fs *flag.FlagSet, arg string) error {
-	if !isNoBool(arg) {
+	if !isNotBool(arg) {
 		return usagef("unexpected argument %q: boolean flags take =value, such as --enable-ipv6=%[1]s", arg)
 	}
 	if fs.Lookup(arg) != nil {
@@ -199,8 +199,7 @@ func strayError(fs *flag.FlagSet, arg string) error {
 	return usagef("unexpected argument %q", arg)
 }
 
-// didYouMean gives the nearest of the names as a question, or nothing where
-// none is near.
+// didYouMean returns a hint with the most similar name, or "" if none is similar.
 func didYouMean(name string, names []string, prefix string) string {
 	best, nearest := max(1, len(name)/3)+1, ""
 	for _, n := range names {
@@ -214,8 +213,8 @@ func didYouMean(name string, names []string, prefix string) string {
 	return fmt.Sprintf(", did you mean %s%s?", prefix, nearest)
 }
 
-// distance is the number of bytes to insert, delete or replace that lead from
-// a to b.
+// distance returns the number of bytes to insert, delete or replace to turn a
+// into b.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
@@ -236,8 +235,8 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// write prints a whole answer, so that a full disk or a closed pipe is an error
-// and not a success with half of it.
+// write prints the whole output, so that a full disk or a closed pipe is an error
+// instead of a success with partial output.
 func write(w io.Writer, text string) error {
 	if _, err := io.WriteString(w, text); err != nil {
 		return fmt.Errorf("output: %w", err)

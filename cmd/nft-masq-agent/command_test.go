@@ -14,7 +14,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 )
 
-// toy stands for any command.
+// toy is a command for tests.
 func toy(name, operands string, do action) command {
 	return command{name: name, operands: operands, about: "is a toy", flags: func(fs *flag.FlagSet) action {
 		options.AddRunFlags(fs)
@@ -22,7 +22,7 @@ func toy(name, operands string, do action) command {
 	}}
 }
 
-func TestTheFirstArgumentChoosesTheCommand(t *testing.T) {
+func TestFirstArgumentSelectsTheCommand(t *testing.T) {
 	var called string
 	var operands []string
 	name := func(n string) action {
@@ -78,7 +78,7 @@ func TestTheFirstArgumentChoosesTheCommand(t *testing.T) {
 	}
 }
 
-func TestErrorsDecideTheExitCode(t *testing.T) {
+func TestErrorsDetermineTheExitCode(t *testing.T) {
 	for _, tt := range []struct {
 		code int
 		err  error
@@ -104,7 +104,7 @@ type fullDisk struct{}
 
 func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
 
-func TestAnAnswerThatCannotBeWrittenIsAFailure(t *testing.T) {
+func TestFailedOutputIsAFailure(t *testing.T) {
 	for _, args := range []string{
 		"version", "help", "help check", "check --help", "check --version", "check --pod-cidr 10.244.0.0/16", "check -o json", "check --output json", "version -o json",
 		"render", "render --format json", "render -o json", "explain 10.1.2.3",

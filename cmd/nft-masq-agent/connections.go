@@ -54,7 +54,7 @@ func connectionsCommand() command {
 		flags: func(fs *flag.FlagSet) action {
 			f := connectionsFlags{}
 			options.AddFlag(fs, &f.seenAs, "seen-as", "",
-				"find the pod behind the source that the destination sees, an `ADDRESS` or ADDRESS:PORT", parseSeenAs)
+				"find the pod by the source that the destination sees, an `ADDRESS` or ADDRESS:PORT", parseSeenAs)
 			options.AddFlag(fs, &f.pod, "pod", "", "the source, an `ADDRESS` or a CIDR", parsePrefix)
 			fs.BoolVar(&f.stale, "stale", false, "only connections whose translation contradicts the current rules")
 			fs.BoolVar(&f.flush, "flush", false, "delete the stale connections that are listed; TCP connections among them are reset")
@@ -70,7 +70,7 @@ func connectionsCommand() command {
 	}
 }
 
-// parsePrefix reads an address or a CIDR.
+// parsePrefix parses an address or a CIDR.
 func parsePrefix(s string) (netip.Prefix, error) {
 	if a, err := netip.ParseAddr(s); err == nil {
 		a = a.WithZone("").Unmap()
@@ -83,7 +83,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return p.Masked(), nil
 }
 
-// parseSeenAs reads an address with or without a port.
+// parseSeenAs parses an address with or without a port.
 func parseSeenAs(s string) (netip.AddrPort, error) {
 	if a, err := netip.ParseAddr(s); err == nil {
 		return netip.AddrPortFrom(a.WithZone("").Unmap(), 0), nil
@@ -114,7 +114,7 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 	case f.yes && !f.flush:
 		return exitUsage, usagef("--yes is for --flush")
 	case f.ports && (f.flush || f.stale):
-		return exitUsage, usagef("--ports lists no single connections: leave out --stale and --flush")
+		return exitUsage, usagef("--ports does not list connections: omit --stale and --flush")
 	}
 	f.stale = f.stale || f.flush
 	j, policy, err := judge(ctx)
@@ -144,11 +144,11 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 	return exitDone, nil
 }
 
-// errNoRules says that the kernel decides by no policy of ours.
-var errNoRules = errors.New("the kernel holds no rules that this version wrote: see status")
+// errNoRules reports that no policy of ours is effective in the kernel.
+var errNoRules = errors.New("the kernel has no rules that this version wrote: see status")
 
-// judge returns a judge by the policy that the kernel holds, and the policy; no
-// judge if it holds none of ours.
+// judge returns a judge for the policy in the kernel, and the policy; no judge if
+// the kernel has none of ours.
 func judge(ctx context.Context) (*conntrack.Judge, nft.Policy, error) {
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
@@ -202,7 +202,7 @@ func staleTo(ctx context.Context, src, dst netip.Addr) (int, error) {
 	return n, err
 }
 
-// judgeBy returns a judge by a policy on this node.
+// judgeBy returns a judge for a policy on this node.
 func judgeBy(ctx context.Context, k *kernel.Kernel, policy nft.Policy) (*conntrack.Judge, error) {
 	local, err := kernel.LocalPrefixes()
 	if err != nil {
@@ -215,7 +215,7 @@ func judgeBy(ctx context.Context, k *kernel.Kernel, policy nft.Policy) (*conntra
 	return conntrack.NewJudge(policy, local, kernel.Rewritten(rewrites)), nil
 }
 
-// filter asks the kernel for one family if only that can match.
+// filter restricts the dump to one family if only that can match.
 func (f *connectionsFlags) filter() conntrack.Filter {
 	for _, a := range []netip.Addr{f.to.Addr(), f.pod.Addr(), f.seenAs.Addr()} {
 		switch {
@@ -272,7 +272,7 @@ func (f *connectionsFlags) print(listed []conntrack.Entry, j *conntrack.Judge, w
 	return write(w, answer.Connections(all))
 }
 
-// writeLines prints each value as JSON on a line.
+// writeLines prints each value as JSON on a separate line.
 func writeLines[T any](w io.Writer, all []T) error {
 	var b strings.Builder
 	enc := json.NewEncoder(&b)
@@ -312,7 +312,8 @@ const (
 	mostPods   = 5
 )
 
-// listPorts lists the fullest destinations and the pods that take their ports.
+// listPorts lists the destinations with the most ports in use, and the pods that
+// use them.
 func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e environment) (int, error) {
 	filter := f.filter()
 	filter.Status, filter.Mask = conntrack.SrcNAT, conntrack.SrcNAT
@@ -330,7 +331,7 @@ func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e enviro
 		return exitFailed, err
 	}
 	fullest := tally.Fullest(min(f.limit, mostTuples))
-	pods, err := podsBehind(table, filter, fullest)
+	pods, err := podsOf(table, filter, fullest)
 	if err != nil {
 		return exitFailed, err
 	}
@@ -347,8 +348,8 @@ func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e enviro
 	return exitDone, write(e.stdout, answer.Ports(all))
 }
 
-// podsBehind returns the pods that take the most ports, for each destination.
-func podsBehind(table *conntrack.Table, filter conntrack.Filter, fullest []conntrack.PortUse) ([][]answer.PodUses, error) {
+// podsOf returns the pods that use the most ports, for each destination.
+func podsOf(table *conntrack.Table, filter conntrack.Filter, fullest []conntrack.PortUse) ([][]answer.PodUses, error) {
 	byPod := make([]map[netip.Addr]int, len(fullest))
 	err := table.Dump(filter, func() func(*conntrack.Entry) error {
 		for i := range byPod {

@@ -16,7 +16,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// A trafficNode is a node between a pod and a host outside.
+// A trafficNode is a node between a pod and an outside host.
 type trafficNode struct {
 	*node
 	top *nfttest.Topology
@@ -28,7 +28,7 @@ func newTrafficNode(t *testing.T) trafficNode {
 	return trafficNode{nodeIn(t, top.Node), top}
 }
 
-// enforce makes the rules of a config effective.
+// enforce applies the rules of a config.
 func (n trafficNode) enforce(text string, flags ...string) nft.Ruleset {
 	n.t.Helper()
 	want := wants(n.t, text, flags...)
@@ -39,8 +39,8 @@ func (n trafficNode) enforce(text string, flags ...string) nft.Ruleset {
 	return want
 }
 
-// open opens a connection from the pod, or sends the first packet of one, and
-// returns it as the two ends see it. TCP stays open.
+// open opens a connection from the pod, or sends its first packet, and returns it
+// as seen by both ends. TCP stays open.
 func (n trafficNode) open(proto nfttest.Proto, dst string) nfttest.Sighting {
 	n.t.Helper()
 	to := netip.MustParseAddrPort(dst)
@@ -53,7 +53,7 @@ func (n trafficNode) open(proto nfttest.Proto, dst string) nfttest.Sighting {
 		return err
 	}))
 	defer l.Close()
-	ctx, cancel := context.WithTimeout(n.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(n.t.Context(), timeout)
 	defer cancel()
 	c, err := n.top.Pod.DialContext(ctx, "tcp", dst)
 	n.check(err)
@@ -93,7 +93,7 @@ func parseConnections(t testing.TB, lines string) []answer.Connection {
 	return all
 }
 
-// protocols are those with ports.
+// protocols are the protocols with ports.
 var protocols = []nfttest.Proto{nfttest.UDP, nfttest.TCP, nfttest.SCTP}
 
 // service translates destinations before us, as kube-proxy does.
@@ -108,7 +108,7 @@ const service = `table inet service {
 }
 `
 
-func TestStaleIsWhatContradictsThePresentRules(t *testing.T) {
+func TestStaleConnectionsContradictTheCurrentRules(t *testing.T) {
 	t.Parallel()
 	n := newTrafficNode(t)
 	nfttest.NFT(t, n.top.Node, service, "-f", "-")
@@ -117,7 +117,7 @@ func TestStaleIsWhatContradictsThePresentRules(t *testing.T) {
 		"[2001:db8:1::1]:", "[fd00:9::9]:", "[2001:db8:2::10]:", "[2001:db8:2::11]:",
 		"172.16.9.9:", // keeps its verdict
 	}
-	// Each config exempts what the other masquerades.
+	// Each config exempts what the other one masquerades.
 	configs := []string{
 		"nonMasqueradeCIDRs: [10.0.0.0/8, 172.16.0.0/12, 'fd00::/8']",
 		"nonMasqueradeCIDRs: [203.0.113.0/24, 172.16.0.0/12, '2001:db8:1::/64']",
@@ -158,15 +158,15 @@ func TestStaleIsWhatContradictsThePresentRules(t *testing.T) {
 	}
 	second := open()
 	if got := stale(); !slices.Equal(got, first) {
-		t.Errorf("stale beside new ones: %q, want %q", got, first)
+		t.Errorf("stale, next to new ones: %q, want %q", got, first)
 	}
 	n.enforce(configs[0], "--enable-ipv6")
 	if got := stale(); !slices.Equal(got, second) {
-		t.Errorf("stale after the way back: %q, want %q", got, second)
+		t.Errorf("stale after changing back: %q, want %q", got, second)
 	}
 }
 
-func TestWhatBeganBeforeTheRulesIsStale(t *testing.T) {
+func TestConnectionsFromBeforeTheRulesAreStale(t *testing.T) {
 	t.Parallel()
 	n := newTrafficNode(t)
 	// Connections are tracked, but there is no NAT chain.
@@ -180,7 +180,7 @@ func TestWhatBeganBeforeTheRulesIsStale(t *testing.T) {
 			}
 		}
 	}
-	if got := n.run("connections", "--stale"); got.code != exitFailed || !strings.Contains(got.stderr, "the kernel holds no rules") {
+	if got := n.run("connections", "--stale"); got.code != exitFailed || !strings.Contains(got.stderr, "the kernel has no rules") {
 		t.Errorf("without rules: %+v", got)
 	}
 	if all := n.connections(); len(all) != 12 || slices.ContainsFunc(all, func(c answer.Connection) bool { return c.Stale || c.Now != "" }) {
@@ -198,7 +198,7 @@ func TestWhatBeganBeforeTheRulesIsStale(t *testing.T) {
 	}
 }
 
-func TestWhatAnotherProgramTranslatesIsNotStale(t *testing.T) {
+func TestConnectionsTranslatedByOthersAreNotStale(t *testing.T) {
 	t.Parallel()
 	n := newTrafficNode(t)
 	// A CNI plugin's masquerade, and kube-proxy's for what it has marked.
@@ -220,7 +220,7 @@ func TestWhatAnotherProgramTranslatesIsNotStale(t *testing.T) {
 	}
 }
 `, "-f", "-")
-	n.enforce("nonMasqueradeCIDRs: [172.16.0.0/12]") // under this they are ours
+	n.enforce("nonMasqueradeCIDRs: [172.16.0.0/12]") // with this they are ours
 	for i, dst := range []string{"10.9.0.9", "192.168.9.9", "198.18.0.11"} {
 		n.open(nfttest.UDP, fmt.Sprintf("%s:%d", dst, 5000+i))
 	}
@@ -239,7 +239,7 @@ func TestWhatAnotherProgramTranslatesIsNotStale(t *testing.T) {
 	}
 }
 
-func TestTheNodesOwnConnectionsAreNotStale(t *testing.T) {
+func TestOwnConnectionsOfTheNodeAreNotStale(t *testing.T) {
 	t.Parallel()
 	n := newTrafficNode(t)
 	n.enforce("nonMasqueradeCIDRs: []", "--enable-ipv6")
@@ -261,7 +261,7 @@ func TestTheNodesOwnConnectionsAreNotStale(t *testing.T) {
 	}
 }
 
-func TestConnectionsAreFoundByWhatTheDestinationSaw(t *testing.T) {
+func TestConnectionsAreFoundByTheSourceThatTheDestinationSees(t *testing.T) {
 	t.Parallel()
 	n := newTrafficNode(t)
 	nfttest.NFT(t, n.top.Node, service, "-f", "-")
@@ -301,7 +301,7 @@ func TestConnectionsAreFoundByWhatTheDestinationSaw(t *testing.T) {
 	}
 }
 
-func TestFlushDeletesTheStaleOnesThatItLists(t *testing.T) {
+func TestFlushDeletesTheListedStaleConnections(t *testing.T) {
 	t.Parallel()
 	n := newTrafficNode(t)
 	n.enforce("nonMasqueradeCIDRs: [203.0.113.0/24]")
@@ -332,7 +332,7 @@ func TestFlushDeletesTheStaleOnesThatItLists(t *testing.T) {
 	if len(all) != 2 {
 		t.Errorf("left: %+v", all)
 	}
-	// The next packet of the connection, from the same port, is a new one.
+	// The next packet from the same port opens a new connection.
 	s := nfttest.MustSend(t, n.top, nfttest.Flow{Proto: nfttest.UDP, From: n.top.Pod, Src: tcp.Sent, Dst: netip.MustParseAddrPort("203.0.113.9:5000")})
 	if !s.Masqueraded() {
 		t.Error("a new connection is not masqueraded")
@@ -363,7 +363,7 @@ func TestPortsAreCountedPerDestinationAndPod(t *testing.T) {
 	}
 }
 
-func TestConnectionsWithoutTheCapabilityNameIt(t *testing.T) {
+func TestConnectionsNamesTheMissingCapability(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	cmd := n.command([]string{withCaps + "=[]"}, "connections")

@@ -17,7 +17,7 @@ nonMasqueradeCIDRs: [10.0.0.0/8, "fd00::/8"]
 snatAddresses: [198.51.100.211, 198.51.100.224/29, "2001:db8:5::/64", 198.51.100.12]
 `
 
-// addrs are addresses of the node that snatConfig means.
+// addrs are addresses of the node in snatConfig.
 func addrs(texts ...string) (all []netip.Addr) {
 	for _, text := range texts {
 		all = append(all, netip.MustParseAddr(text))
@@ -25,7 +25,7 @@ func addrs(texts ...string) (all []netip.Addr) {
 	return all
 }
 
-// assign and withdraw give the node an address and take it back.
+// assign and withdraw add an address to the node and remove it.
 func (n trafficNode) assign(a string) {
 	n.t.Helper()
 	addr := netip.MustParseAddr(a)
@@ -37,7 +37,7 @@ func (n trafficNode) withdraw(a string) {
 	nfttest.Run(n.t, n.NS, "", "ip", "address", "del", a, "dev", "lo")
 }
 
-// podsSee compares what the far end sees of pods with what the policy, and explain, say.
+// podsSee compares what the far end sees of pods with the policy, and with explain.
 func (n trafficNode) podsSee(want nft.Ruleset) {
 	n.t.Helper()
 	for i, pod := range []string{"10.244.1.2", "10.244.1.7", "10.244.1.200", "fd00:10:244:1::2", "fd00:10:244:1::9"} {
@@ -74,7 +74,7 @@ func TestExplainNamesThePossibleAddressesWithoutASource(t *testing.T) {
 	}{
 		{addrs("198.51.100.211"), "198.51.100.211", []string{"203.0.113.9 sees 198.51.100.211, of snatAddresses: masqueraded by this agent."}},
 		{addrs("198.51.100.211", "198.51.100.225"), "", []string{
-			"What 203.0.113.9 sees cannot be known from here: it depends on the source: give --from.",
+			"What 203.0.113.9 sees cannot be determined here: it depends on the source: set --from.",
 			"one of 198.51.100.211, 198.51.100.225 by this agent",
 		}},
 		{nil, "192.0.2.1", []string{"203.0.113.9 sees 192.0.2.1, the address of eth0: masqueraded by this agent."}},
@@ -139,10 +139,10 @@ func TestAddressesOfTheNodeAreFollowed(t *testing.T) {
 		n.podsSee(want.On(step.has))
 	}
 	d.answers()
-	d.forgive("stale_connections") // of an address that went
+	d.forgive("stale_connections") // of a removed address
 	d.silent()
 
-	// A restart finds what it left, and writes nothing.
+	// A restarted agent finds its rules, and writes nothing.
 	has := want.On(addrs("198.51.100.226", "2001:db8:5::7"))
 	d.stop()
 	generation := n.generation()
@@ -153,8 +153,8 @@ func TestAddressesOfTheNodeAreFollowed(t *testing.T) {
 	}
 	d.stop()
 
-	// What changed meanwhile is in force with the first transaction; also if the config
-	// is rejected, when the policy is read back.
+	// Changes in the meantime are applied by the first transaction, even if the
+	// config is rejected and the policy is read back.
 	n.assign("198.51.100.227")
 	n.swap("nonMasqueradeCIDRs: 5")
 	d = n.start("--resync-interval=3600")
@@ -171,8 +171,8 @@ func TestAddressesOfTheNodeAreFollowed(t *testing.T) {
 	}
 }
 
-// A connection from an address that the node had gets no answer any more.
-func TestConnectionsFromAnAddressThatWentAreStale(t *testing.T) {
+// A connection from a removed address of the node gets no replies.
+func TestConnectionsFromARemovedAddressAreStale(t *testing.T) {
 	t.Parallel()
 	n := newTrafficNode(t)
 	n.assign("198.51.100.211")

@@ -11,8 +11,8 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// staleLine begins the line of the log that counts stale connections.
-func TestStaleConnectionsAreToldAfterAChange(t *testing.T) {
+// staleLine is the event of the log line that counts stale connections.
+func TestStaleConnectionsAreReportedAfterAChange(t *testing.T) {
 	t.Parallel()
 	n := newTrafficNode(t)
 	n.swap("nonMasqueradeCIDRs: [10.0.0.0/8]")
@@ -37,7 +37,7 @@ func TestStaleConnectionsAreToldAfterAChange(t *testing.T) {
 	}
 	got := n.run("status")
 	if lines := strings.Split(got.stdout, "\n"); !strings.Contains(strings.Join(lines[:4], " "), "2 connections still use an earlier policy; connections --stale lists them") {
-		t.Errorf("status says:\n%s", got.stdout)
+		t.Errorf("status is:\n%s", got.stdout)
 	}
 }
 
@@ -65,7 +65,7 @@ func TestExplainCountsConnectionsOfAnEarlierPolicy(t *testing.T) {
 	}
 }
 
-func TestConnectionsFromBeforeTheAgentAreTold(t *testing.T) {
+func TestConnectionsFromBeforeTheAgentAreReported(t *testing.T) {
 	t.Parallel()
 	n := newTrafficNode(t)
 	nfttest.NFT(t, n.top.Node, "table inet t { chain c { type filter hook forward priority 0; ct state new accept; }; }", "-f", "-")
@@ -89,7 +89,7 @@ func TestPortPressureIsInTheMetrics(t *testing.T) {
 	d.until("half of the ports are taken", func() bool {
 		return n.metric(`nft_masq_agent_snat_ports_used_ratio_max{family="ipv4",protocol="udp"}`) == "0.5"
 	})
-	// And perhaps the test's own connections to the metrics.
+	// Perhaps including the test's own connections to the metrics.
 	if entries, err := strconv.Atoi(n.metric("nft_masq_agent_conntrack_entries")); err != nil || entries < 5 {
 		t.Errorf("%d entries are counted, want 5: %v", entries, err)
 	}
@@ -102,7 +102,7 @@ func TestPortPressureIsInTheMetrics(t *testing.T) {
 	}
 }
 
-func TestStaleConnectionsAreDeletedIfTheConfigSaysSo(t *testing.T) {
+func TestStaleConnectionsAreDeletedIfConfigured(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		which   string

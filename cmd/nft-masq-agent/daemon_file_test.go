@@ -14,7 +14,7 @@ import (
 	"nft-masq-agent/nft/nfttest/agent"
 )
 
-// exempting is a config that exempts these CIDRs alone.
+// exempting returns a config that exempts only these CIDRs.
 func exempting(cidrs ...string) string {
 	return "masqLinkLocal: true\nnonMasqueradeCIDRs:\n  - " + strings.Join(cidrs, "\n  - ") + "\n"
 }
@@ -30,7 +30,7 @@ func inEachMode(t *testing.T, test func(t *testing.T, mode nft.Mode, flag string
 	}
 }
 
-func TestWithoutAFileTheDefaultsHold(t *testing.T) {
+func TestDefaultsApplyWithoutAFile(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		n := newNode(t)
@@ -38,7 +38,7 @@ func TestWithoutAFileTheDefaultsHold(t *testing.T) {
 		line := d.await("starting")
 		for key, want := range map[string]string{
 			"level":   "info",
-			"path":    n.path + " is not there: the defaults hold",
+			"path":    n.path + " does not exist: the built-in defaults apply",
 			"mode":    string(mode),
 			"version": "devel",
 			"table":   map[nft.Mode]string{nft.ModeNFTables: "inet nft-masq-agent", nft.ModeIPTables: "nat, chain IP-MASQ-AGENT"}[mode],
@@ -55,7 +55,7 @@ func TestWithoutAFileTheDefaultsHold(t *testing.T) {
 	})
 }
 
-func TestTheCommandLineOfAnOlderAgentStartsIt(t *testing.T) {
+func TestCommandLineOfAnOlderAgentIsAccepted(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	args := []string{
@@ -68,7 +68,7 @@ func TestTheCommandLineOfAnOlderAgentStartsIt(t *testing.T) {
 	d.silent()
 }
 
-func TestTheListingLoadsAgain(t *testing.T) {
+func TestListingLoadsAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.swap("enableIPv6: true\nforceMasqueradeCIDRs: [10.1.0.0/16]\n")
@@ -80,16 +80,16 @@ func TestTheListingLoadsAgain(t *testing.T) {
 	nfttest.NFT(t, n.NS, listing, "-c", "-f", "-")
 }
 
-// A fileStep is what somebody does to the config, and what the agent says.
+// A fileStep is a change of the config, and the agent's reaction.
 type fileStep struct {
 	name string
 	do   func(*node)
 	logs string // the event
-	want string // the config that holds then
-	err  string // where the config is rejected; PATH stands for its path
+	want string // the config that applies then
+	err  string // the error if the config is rejected; PATH stands for its path
 }
 
-// fileSteps follow each other.
+// fileSteps are run in sequence.
 func fileSteps() []fileStep {
 	const typo = "nonMasqueradeCIDRs:\n  - 10.0.0.0/8\n  - 10.0.0.1/8\n"
 	return []fileStep{
@@ -147,7 +147,7 @@ func fileSteps() []fileStep {
 	}
 }
 
-func TestTheFileIsFollowed(t *testing.T) {
+func TestFileIsFollowed(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
@@ -189,8 +189,8 @@ func (n *node) hasConfig() bool {
 	return err == nil
 }
 
-// rejected holds that a bad config is named, and that the rules before it are
-// still there and enforced.
+// rejected checks that an invalid config is reported, and that the previous rules
+// are still enforced.
 func (d *daemon) rejected(line agent.Line, s fileStep, want nft.Ruleset) {
 	d.t.Helper()
 	problem := strings.ReplaceAll(s.err, "PATH", d.path)
@@ -199,14 +199,14 @@ func (d *daemon) rejected(line agent.Line, s fileStep, want nft.Ruleset) {
 	}
 	code, body := d.get("/readyz")
 	if code != 503 || !strings.HasPrefix(body, "config rejected: "+problem) || !strings.HasSuffix(body, "\nlast good config ("+want.Hash()+") stays enforced\n") {
-		d.t.Errorf("%s: readyz says %d %s", s.name, code, body)
+		d.t.Errorf("%s: readyz returned %d %s", s.name, code, body)
 	}
 	nfttest.NFT(d.t, d.NS, "", "flush", "ruleset")
 	d.await("rules_restored")
 	d.holds(want)
 }
 
-func TestAWriterThatPausesIsWaitedFor(t *testing.T) {
+func TestPausingWriterIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	d := n.start()
@@ -214,7 +214,7 @@ func TestAWriterThatPausesIsWaitedFor(t *testing.T) {
 	file, err := os.Create(n.path)
 	n.check(err)
 	defer file.Close()
-	// A half of it would be valid, and something else.
+	// Half of it would be valid, with another meaning.
 	for _, part := range []string{"masqLinkLocal: true\nnonMasqueradeCIDRs:\n", "  - 10.1.0.0/16\n", "  - 10.2.0.0/16\n"} {
 		_, err = file.WriteString(part)
 		n.check(err)
@@ -224,7 +224,7 @@ func TestAWriterThatPausesIsWaitedFor(t *testing.T) {
 	d.silent()
 }
 
-func TestAVolumeOfKubernetesIsFollowed(t *testing.T) {
+func TestKubernetesVolumeIsFollowed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	dir := filepath.Dir(n.path)
@@ -258,7 +258,7 @@ func TestAVolumeOfKubernetesIsFollowed(t *testing.T) {
 	d.silent()
 }
 
-func TestASingleFileMountIsWarnedOf(t *testing.T) {
+func TestSingleFileMountCausesAWarning(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	source := filepath.Join(t.TempDir(), "source")
@@ -276,14 +276,14 @@ func TestASingleFileMountIsWarnedOf(t *testing.T) {
 	d.silent()
 }
 
-func TestAnEditThatMeansTheSameWritesAndSaysNothing(t *testing.T) {
+func TestEquivalentEditIsSilentAndWritesNothing(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		n := newNode(t)
 		text := exempting("10.1.0.0/16", "10.2.0.0/16")
 		edits := []string{"# a comment\n" + text, "resyncInterval: 1h\n" + text}
 		if mode == nft.ModeNFTables {
-			// The other mode shows the CIDRs in the order of the file.
+			// The other mode has the CIDRs in file order.
 			edits = append(edits, exempting("10.2.0.0/16", "10.1.0.0/16"), exempting("10.1.0.0/16", "10.2.0.0/16", "10.1.0.0/16", "10.2.3.0/24"))
 		}
 		n.swap(text)
@@ -293,7 +293,7 @@ func TestAnEditThatMeansTheSameWritesAndSaysNothing(t *testing.T) {
 		before := n.generation()
 		for i, same := range edits {
 			n.swap(same)
-			d.until("the look at the new file", func() bool { return n.looks("config") == fmt.Sprint(i+1) })
+			d.until("the check of the new file", func() bool { return n.checks("config") == fmt.Sprint(i+1) })
 		}
 		if after := n.generation(); after != before {
 			t.Errorf("generation %d, was %d", after, before)
@@ -303,7 +303,7 @@ func TestAnEditThatMeansTheSameWritesAndSaysNothing(t *testing.T) {
 	})
 }
 
-func TestWithIPv6OffNothingOfItIsLeft(t *testing.T) {
+func TestNothingOfIPv6IsLeftWhenItIsOff(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		n := newNode(t)

@@ -14,16 +14,17 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// A tampering is what somebody does to our rules, in one transaction.
+// A tampering is another program's change of our rules, in one transaction.
 type tampering struct {
 	name  string
 	do    func(*node)
-	finds string // a part of what log and status say
-	by    string // the program, as the kernel names it
+	finds string // part of the text in log and status
+	by    string // the program, as the kernel reports it
 }
 
-// nftScript runs a transaction. TABLE stands for our table, SET for the set of
-// IPv4 destinations, FIRST and LAST for handles of our rules.
+// nftScript returns a tampering that runs a transaction. TABLE stands for our
+// table, SET for the set of IPv4 destinations, FIRST and LAST for handles of our
+// rules.
 func nftScript(text string) func(*node) {
 	return func(n *node) {
 		n.t.Helper()
@@ -42,7 +43,7 @@ func nftScript(text string) func(*node) {
 	}
 }
 
-// set gives the name under which the set of IPv4 destinations is held.
+// set returns the name of the set of IPv4 destinations in the kernel.
 func (n *node) set() string {
 	n.t.Helper()
 	c := n.connect()
@@ -65,8 +66,8 @@ func iptables(args string) func(*node) {
 	}
 }
 
-// firewalldReload is what firewalld up to version 0.9 does when it reloads, in
-// one transaction.
+// firewalldReload does what firewalld up to version 0.9 does on reload, in one
+// transaction.
 const firewalldReload = `flush ruleset
 table inet firewalld {
 	chain filter_INPUT { type filter hook input priority 10; ct state established,related accept; iifname "lo" accept; reject with icmpx admin-prohibited; }
@@ -80,7 +81,7 @@ const (
 	byIPTables = "iptables-nft"
 )
 
-// tamperings are everything that can be done to the rules of a mode.
+// tamperings returns all ways to change the rules of a mode.
 func tamperings(mode nft.Mode) []tampering {
 	if mode == nft.ModeIPTables {
 		return []tampering{
@@ -130,7 +131,7 @@ func tamperings(mode nft.Mode) []tampering {
 	}
 }
 
-// slash24s is a config that exempts n networks, the first of them 10.0.0.0/24.
+// slash24s returns a config that exempts n networks, starting with 10.0.0.0/24.
 func slash24s(n int) string {
 	var b strings.Builder
 	b.WriteString("enableIPv6: true\nnonMasqueradeCIDRs:\n- fd00::/8\n")
@@ -140,25 +141,25 @@ func slash24s(n int) string {
 	return b.String()
 }
 
-// listen makes the agent listen to ruleset changes, as it does after it has
-// restored the rules, even right after its start.
+// listen makes the agent listen to ruleset changes, as it does after restoring
+// the rules, even right after its start.
 func (d *daemon) listen() {
 	d.t.Helper()
 	nfttest.NFT(d.t, d.NS, "", "flush", "ruleset")
 	if line := d.await("rules_restored"); line["by"] != "unknown" {
-		d.t.Errorf("said: %v, want a program that was not heard", line)
+		d.t.Errorf("logged: %v, want an unknown program", line)
 	}
 }
 
-// compare makes an agent that listens compare generations instead, for an hour.
+// poll makes a listening agent poll instead, for an hour.
 func (d *daemon) compare() {
 	d.t.Helper()
-	d.neighbour(1000)
+	d.neighbor(1000)
 	d.await("listening_stopped")
 }
 
-// neighbour makes and deletes a set of so many networks.
-func (n *node) neighbour(networks int) {
+// neighbor creates and deletes a set of n networks.
+func (n *node) neighbor(networks int) {
 	n.t.Helper()
 	var s strings.Builder
 	s.WriteString("add table ip neighbour; add set ip neighbour s { type ipv4_addr; flags interval; }; add element ip neighbour s { ")
@@ -168,7 +169,7 @@ func (n *node) neighbour(networks int) {
 	nfttest.NFT(n.t, n.NS, s.String()+"198.19.0.0/16 }; delete table ip neighbour", "-f", "-")
 }
 
-func TestWhatIsDoneToTheRulesIsUndone(t *testing.T) {
+func TestTamperingIsReverted(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name      string
@@ -180,7 +181,7 @@ func TestWhatIsDoneToTheRulesIsUndone(t *testing.T) {
 				t.Parallel()
 				n, flag := newNode(t), "--mode="+string(mode)
 				n.swap(slash24s(tt.cidrs))
-				// No timer helps.
+				// No timer may help.
 				d := n.start(flag, "--resync-interval=3600")
 				want := wants(t, slash24s(tt.cidrs), flag)
 				d.began(want)
@@ -198,21 +199,21 @@ func TestWhatIsDoneToTheRulesIsUndone(t *testing.T) {
 						line := d.await("rules_restored")
 						n.holds(want)
 						if line["level"] != "warn" || tt.listening && line["by"] != a.by || !strings.Contains(line.Texts("what"), a.finds) || line["duration_ms"] == nil {
-							t.Errorf("said: %v, want %q by %s", line, a.finds, a.by)
+							t.Errorf("logged: %v, want %q by %s", line, a.finds, a.by)
 						}
 						d.forgive("repairs_slowed")
 						d.silent()
 					})
 				}
 				d.stop()
-				d.forgive("repairs_slowed") // which follows the line of the repair
-				d.silent()                  // one line for each
+				d.forgive("repairs_slowed") // which follows the log line of the repair
+				d.silent()                  // one line each
 			})
 		}
 	}
 }
 
-func TestEachFlushOfTheRulesetIsHealed(t *testing.T) {
+func TestEachFlushOfTheRulesetIsRepaired(t *testing.T) {
 	t.Parallel()
 	heals := nfttest.Rounds(10, 150, 1000)
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
@@ -249,7 +250,7 @@ func TestEachFlushOfTheRulesetIsHealed(t *testing.T) {
 	})
 }
 
-func TestALargeTransactionOfOthersEndsListening(t *testing.T) {
+func TestLargeForeignTransactionEndsListening(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	d := n.start("--http-address", httpAddress)
@@ -259,27 +260,27 @@ func TestALargeTransactionOfOthersEndsListening(t *testing.T) {
 		t.Errorf("listening: %q after a repair", got)
 	}
 	if r := n.run("status", "--config", n.path); !strings.Contains(strings.Join(strings.Fields(r.stdout), " "), "listens to ruleset changes") {
-		t.Errorf("status says nothing of listening:\n%s", r.stdout)
+		t.Errorf("status does not mention listening:\n%s", r.stdout)
 	}
-	d.neighbour(100)
-	d.neighbour(1000)
+	d.neighbor(100)
+	d.neighbor(1000)
 	if line := d.await("listening_stopped"); line["by"] != byNFT || line["duration_seconds"] != float64(3600) {
-		t.Errorf("said: %v, want an hour because of nft", line)
+		t.Errorf("logged: %v, want an hour because of nft", line)
 	}
 	if got := n.metric("nft_masq_agent_listening"); got != "0" {
 		t.Errorf("listening: %q after a large transaction", got)
 	}
 	if r := n.run("status", "--config", n.path); !strings.Contains(strings.Join(strings.Fields(r.stdout), " "), "compares generations") {
-		t.Errorf("status says nothing of comparing:\n%s", r.stdout)
+		t.Errorf("status does not mention polling:\n%s", r.stdout)
 	}
-	d.neighbour(1000)
+	d.neighbor(1000)
 	nfttest.NFT(t, n.NS, "", "flush", "ruleset")
 	d.await("rules_restored")
 	d.silent()
 	d.stop()
 }
 
-// A tally counts transactions by the program that made them.
+// A tally counts transactions by program.
 type tally struct {
 	mu sync.Mutex
 	n  map[string]int
@@ -303,7 +304,7 @@ func (c *tally) sum() (total int, all string) {
 	return total, fmt.Sprint(c.n)
 }
 
-func TestTwoAgentsOfTwoMindsMakeNoStorm(t *testing.T) {
+func TestConflictingAgentsBackOff(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.swap(exempting("10.1.0.0/16"))
@@ -320,14 +321,14 @@ func TestTwoAgentsOfTwoMindsMakeNoStorm(t *testing.T) {
 	var seen tally
 	stop := n.listen(seen.count)
 	before := agents[0].Count("rules_restored") + agents[1].Count("rules_restored")
-	// Each waits before it repairs again, and while it does there are but the
+	// Each waits before the next repair, and in the meantime there are only the
 	// transactions of these repairs.
 	const repairs = 4
 	agents[0].until("further repairs", func() bool {
 		return agents[0].Count("rules_restored")+agents[1].Count("rules_restored") >= before+repairs
 	})
 	stop()
-	// One fills a set, one makes it effective; some may be under way.
+	// One fills a set, one activates it; some may be in progress.
 	if total, all := seen.sum(); total > 2*(repairs+4) {
 		t.Errorf("%d transactions for %d repairs: %s", total, repairs, all)
 	}
@@ -339,7 +340,7 @@ func TestTwoAgentsOfTwoMindsMakeNoStorm(t *testing.T) {
 	}
 }
 
-// commandName is what the kernel calls the program that the tests run.
+// commandName returns the kernel's name of the test program.
 func commandName(t *testing.T) string {
 	t.Helper()
 	name, err := os.ReadFile("/proc/self/comm")
@@ -349,7 +350,7 @@ func commandName(t *testing.T) string {
 	return strings.TrimSpace(string(name))
 }
 
-func TestADaemonThatFightsBackIsNamedAndStillHealedFrom(t *testing.T) {
+func TestFightingDaemonIsNamedAndItsChangesAreRepaired(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	d := n.start("--resync-interval=3600")
@@ -365,7 +366,7 @@ func TestADaemonThatFightsBackIsNamedAndStillHealedFrom(t *testing.T) {
 		n.check(c.Commit(b, 0))
 	}
 	n.listen(fights.count)
-	// The first few repairs come at once; from then on each after 250 ms.
+	// The first few repairs are immediate; later ones take 250 ms each.
 	const fought = 8
 	for range fought {
 		fight()
@@ -383,7 +384,7 @@ func TestADaemonThatFightsBackIsNamedAndStillHealedFrom(t *testing.T) {
 	d.stop()
 }
 
-func TestABusyNeighbourCostsLittleAndHidesNothing(t *testing.T) {
+func TestBusyNeighborCostsLittleAndHidesNothing(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
@@ -411,7 +412,7 @@ func TestABusyNeighbourCostsLittleAndHidesNothing(t *testing.T) {
 			}
 			share := float64(d.processorTime()-before) / float64(time.Since(start))
 			t.Logf("%.1f %% of a processor", 100*share)
-			// The race detector makes everything ten times as dear.
+			// With the race detector everything costs ten times as much.
 			if share > .2 {
 				t.Errorf("%.1f %% of a processor for a neighbour with 100 commits a second", 100*share)
 			}
@@ -426,7 +427,7 @@ func TestABusyNeighbourCostsLittleAndHidesNothing(t *testing.T) {
 		n.holds(want)
 		commit()
 		if line := d.await("listening_stopped"); line["by"] != commandName(t) {
-			t.Errorf("said: %v, want %s", line, commandName(t))
+			t.Errorf("logged: %v, want %s", line, commandName(t))
 		}
 		d.silent()
 		tamperings(nft.ModeNFTables)[0].do(n)
@@ -436,7 +437,7 @@ func TestABusyNeighbourCostsLittleAndHidesNothing(t *testing.T) {
 	})
 }
 
-// processorTime is what the agent has used.
+// processorTime returns the CPU time that the agent has used.
 func (d *daemon) processorTime() time.Duration {
 	d.t.Helper()
 	used, err := d.ProcessorTime()
@@ -444,7 +445,7 @@ func (d *daemon) processorTime() time.Duration {
 	return used
 }
 
-func TestRulesOfOthersAreLeftAloneByRepairs(t *testing.T) {
+func TestRepairsKeepForeignRules(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		n := newNode(t)
@@ -465,7 +466,7 @@ func TestRulesOfOthersAreLeftAloneByRepairs(t *testing.T) {
 			t.Errorf("before:\n%safter:\n%s", before, after)
 		}
 		if rules := nfttest.Save(t, n.NS, "iptables-nft-save", "nat"); !strings.Contains(rules, "-A POSTROUTING -s 10.9.9.9/32 -j ACCEPT") {
-			t.Errorf("their rule is gone:\n%s", rules)
+			t.Errorf("the foreign rule is gone:\n%s", rules)
 		}
 	})
 }

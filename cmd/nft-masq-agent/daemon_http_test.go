@@ -13,7 +13,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-func TestTheMetricsCountWhatWasSent(t *testing.T) {
+func TestMetricsCountTheConnections(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		nfttest.Require(t, "nft", "iptables-nft")
@@ -48,7 +48,7 @@ func TestTheMetricsCountWhatWasSent(t *testing.T) {
 		compare := func() {
 			t.Helper()
 			for key, times := range sent {
-				// In mode iptables-nft an answer is kept for a while.
+				// In mode iptables-nft the result is cached for a while.
 				d.until(fmt.Sprintf("%v: %d counted", key, times), func() bool {
 					got, _ := strconv.Atoi(connections(key[0], key[1]))
 					if got > times {
@@ -63,7 +63,7 @@ func TestTheMetricsCountWhatWasSent(t *testing.T) {
 		send("ipv6", "masqueraded", "2001:db8:1::1", 3)
 		send("ipv6", "exempt", "fd00:9::9", 2)
 		compare()
-		// A reload sets nothing back.
+		// A reload resets nothing.
 		text = exempting("10.0.0.0/8", "fd00::/8", "203.0.113.0/24") + "enableIPv6: true\n"
 		n.swap(text)
 		d.applied("config", wants(t, text, flag))
@@ -93,7 +93,7 @@ func TestTheMetricsCountWhatWasSent(t *testing.T) {
 	})
 }
 
-func TestTheProbesTellTheStateInWords(t *testing.T) {
+func TestProbesDescribeTheState(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	d := n.start("--http-address", httpAddress)
@@ -101,7 +101,7 @@ func TestTheProbesTellTheStateInWords(t *testing.T) {
 	probe := func(path string, code int, body string) {
 		t.Helper()
 		if c, b := n.get(path); c != code || b != body+"\n" {
-			t.Errorf("%s says %d %q, want %d %q", path, c, b, code, body)
+			t.Errorf("%s returned %d %q, want %d %q", path, c, b, code, body)
 		}
 	}
 	probe("/healthz", 200, "ok")
@@ -120,11 +120,11 @@ func TestTheProbesTellTheStateInWords(t *testing.T) {
 	probe("/readyz", 200, "ok")
 	d.silent()
 	if code, _ := n.get("/"); code != 404 {
-		t.Errorf("/ says %d", code)
+		t.Errorf("/ returned %d", code)
 	}
 }
 
-func TestAPodThatWaitsForRulesWaitsForNoGoodConfig(t *testing.T) {
+func TestWaitForRulesDoesNotWaitForAValidConfig(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.swap(badText)
@@ -152,7 +152,7 @@ func TestAPodThatWaitsForRulesWaitsForNoGoodConfig(t *testing.T) {
 	}
 }
 
-func TestAnAddressInUseStopsNothing(t *testing.T) {
+func TestAddressInUseDoesNotStopTheAgent(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	first := n.start("--http-address", httpAddress)
@@ -161,14 +161,14 @@ func TestAnAddressInUseStopsNothing(t *testing.T) {
 	second.await("second_agent")
 	line := second.await("listen_failed")
 	if line["level"] != "error" || !strings.Contains(line.Text("error"), "address already in use") {
-		t.Errorf("said: %v", line)
+		t.Errorf("logged: %v", line)
 	}
 	second.await("starting")
 	second.await("rules_in_place")
 	first.stop()
 	second.answers()
 	if code, _ := n.get("/readyz"); code != 200 {
-		t.Errorf("readyz says %d", code)
+		t.Errorf("readyz returned %d", code)
 	}
 	second.silent()
 }

@@ -11,11 +11,11 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// foreignRules are rules of others.
+// foreignRules are rules of another program.
 type foreignRules struct {
 	name       string
 	count      int
-	conditions int // that each of them has further
+	conditions int // additional conditions in each rule
 }
 
 func manyForeignRules() []foreignRules {
@@ -37,7 +37,7 @@ func (f foreignRules) text() []string {
 	return rules
 }
 
-// A place for rules of others: the chain in which they stand, and what makes the way there.
+// A place for foreign rules: their chain, and the rules that lead to it.
 var foreignPlaces = map[string]func(rules []string) string{
 	"POSTROUTING": func(rules []string) string {
 		return "table ip nat {\n chain POSTROUTING { type nat hook postrouting priority 100;\n" + strings.Join(rules, "\n") + "\n}\n}\n"
@@ -55,7 +55,7 @@ var foreignPlaces = map[string]func(rules []string) string{
 	},
 }
 
-// fiftySets are rules that refer to sets of just as many addresses as are read.
+// fiftySets returns rules that refer to sets with the most addresses that are read.
 func fiftySets() string {
 	var sets, rules strings.Builder
 	for set := range 50 {
@@ -69,7 +69,7 @@ func fiftySets() string {
 	return "table ip nat {\n" + sets.String() + "chain POSTROUTING { type nat hook postrouting priority 100;\n" + rules.String() + "}\n}\n"
 }
 
-func TestManyForeignRulesFitIntoTheMemoryLimit(t *testing.T) {
+func TestManyForeignRulesFitTheMemoryLimit(t *testing.T) {
 	for _, f := range manyForeignRules() {
 		for place, text := range foreignPlaces {
 			fitsIntoTheMemoryLimit(t, f.name+", "+place, text(f.text()))
@@ -96,8 +96,8 @@ func fitsIntoTheMemoryLimit(t *testing.T, name, text string) {
 			d := n.startCommand(cmd)
 			d.await("starting")
 			d.await("config_applied")
-			d.signal(unix.SIGHUP) // all is read again
-			d.until("a further look", func() bool { return d.looks("sighup") == "1" })
+			d.signal(unix.SIGHUP) // read everything again
+			d.until("a further look", func() bool { return d.checks("sighup") == "1" })
 			peak, _ := d.memory()
 			t.Logf("peak %d MiB of %d", peak>>20, limit>>20)
 			if peak > limit {

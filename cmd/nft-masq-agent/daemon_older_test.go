@@ -18,18 +18,18 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// olderVersions are the cases of testdata/foreign that hold the rules of an
-// iptables-based agent. Without LONG=1 only the first ones are tried: one with a
-// chain of our name, one with the text of ours in it, one with a name of its own,
-// one that writes to legacy ip_tables.
+// olderVersions are the cases of testdata/foreign with rules of an iptables-based
+// agent. Without LONG=1 only the first ones are tested: one with our chain name,
+// one with our text, one with a different name, one that writes to legacy
+// ip_tables.
 var olderVersions = []string{
 	"ip-masq-agent-v2.9", "ip-masq-agent-v2.0.0", "ip-masq-agent-custom-chain", "ip-masq-agent-v2.11" + inLegacy,
 	"ip-masq-agent-v0.3", "ip-masq-agent-v2.11", "ip-masq-agent-two-jumps", "ip-masq-agent-to-ports",
 	"ip-masq-gke", "ip-masq-kops",
 }
 
-// An olderAgent is what such an agent has in the kernel, and the config that it
-// has. It exempts onlyHere, too, which no defaults do.
+// An olderAgent is such an agent's rules in the kernel, and its config. It also
+// exempts onlyHere, which no defaults do.
 type olderAgent struct {
 	rules  string
 	config string
@@ -67,8 +67,8 @@ func loadOlder(t *testing.T, name string) olderAgent {
 	return a
 }
 
-// install writes the rules as the agent does: its chain in one transaction, and
-// a jump only if there is none.
+// install writes the rules like the agent: its chain in one transaction, and a
+// jump only if there is none.
 func (a olderAgent) install(n *node) {
 	n.t.Helper()
 	rules := a.rules
@@ -91,8 +91,8 @@ func (a olderAgent) targets() (all []nfttest.Target) {
 	return all
 }
 
-// mistakes are files that the agent rejects, by what is wrong with them, and what
-// it has to enforce beside the rules of an older agent.
+// mistakes are files that the agent rejects, by kind of mistake, with what it
+// must enforce next to an older agent's rules.
 func (a olderAgent) mistakes() map[string]string {
 	return map[string]string{
 		"a misspelled key":  a.config + "resyncIntervall: 30s\n",
@@ -104,7 +104,7 @@ func (a olderAgent) mistakes() map[string]string {
 	}
 }
 
-// source is what is enforced with such a mistake.
+// source returns what is enforced with such a mistake.
 func source(mistake string) string {
 	if mistake == "host bits" {
 		return "foreign"
@@ -121,15 +121,15 @@ func (n *node) cleanup() {
 
 func flows(t *testing.T, h *nfttest.Hammer, n uint64) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	if err := h.Wait(ctx, n); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// noneWrong stops the hammer and holds that no connection had another source than
-// under the older agent.
+// noneWrong stops the hammer and checks that no connection had a source other
+// than with the older agent.
 func noneWrong(t *testing.T, h *nfttest.Hammer) {
 	t.Helper()
 	flows(t, h, 20)
@@ -143,7 +143,7 @@ func noneWrong(t *testing.T, h *nfttest.Hammer) {
 	t.Log(tally)
 }
 
-func TestARejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
+func TestRejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 	t.Parallel()
 	for _, version := range olderVersions[:nfttest.Rounds(1, 2, len(olderVersions))] {
 		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
@@ -178,8 +178,8 @@ func TestARejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 	}
 }
 
-// TestTheDefaultsBesideAnOlderAgentAreWrong is the control of the test above.
-func TestTheDefaultsBesideAnOlderAgentAreWrong(t *testing.T) {
+// TestDefaultsNextToAnOlderAgentAreWrong is the control of the test above.
+func TestDefaultsNextToAnOlderAgentAreWrong(t *testing.T) {
 	t.Parallel()
 	top := nfttest.NewTopology(t)
 	n, older := nodeIn(t, top.Node), loadOlder(t, olderVersions[0])
@@ -193,7 +193,7 @@ func TestTheDefaultsBesideAnOlderAgentAreWrong(t *testing.T) {
 	}
 }
 
-func TestTakeOverAndWayBackLetNoWrongSourceOut(t *testing.T) {
+func TestTakeoverAndWayBackCauseNoWrongSource(t *testing.T) {
 	t.Parallel()
 	rounds := nfttest.Rounds(1, 2, 20)
 	for _, version := range olderVersions[:nfttest.Rounds(1, 2, len(olderVersions))] {
@@ -225,7 +225,7 @@ func TestTakeOverAndWayBackLetNoWrongSourceOut(t *testing.T) {
 	}
 }
 
-func TestStatusSaysWhatDecidesInsteadOfARejectedFile(t *testing.T) {
+func TestStatusShowsWhatIsEnforcedInsteadOfARejectedFile(t *testing.T) {
 	t.Parallel()
 	n, older := newNode(t), loadOlder(t, olderVersions[0])
 	says := func(text, want string) {
@@ -247,14 +247,14 @@ func TestStatusSaysWhatDecidesInsteadOfARejectedFile(t *testing.T) {
 			loadOlder(t, version).install(n)
 			n.swap(badText)
 			n.start(flag).awaitRejection("the rules of an iptables-based agent stay active")
-			if r, _ := n.status(); !strings.HasPrefix(r.Config.Enforced, "the rules of an iptables-based agent are in charge") {
+			if r, _ := n.status(); !strings.HasPrefix(r.Config.Enforced, "the rules of an iptables-based agent are active") {
 				t.Errorf("%s: %q", version, r.Config.Enforced)
 			}
 		})
 	}
 }
 
-func TestASecondAgentsProbeDoesNotAskTheFirst(t *testing.T) {
+func TestProbeOfASecondAgentDoesNotReachTheFirst(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	dir := t.TempDir()

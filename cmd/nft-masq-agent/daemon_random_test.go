@@ -20,16 +20,15 @@ import (
 
 var seed = flag.Uint64("seed", 1, "of what is random")
 
-// A meddler does things to the path of a config.
+// A meddler changes the path of a config.
 type meddler struct {
 	*rand.Rand
 	node  *node
 	dir   string // of the config
-	count int    // of contents written, no two of which are the same
+	count int    // of contents written, all different
 }
 
-// content gives a content that nobody has seen, and that is accepted four times
-// out of five.
+// content returns a new content, which is accepted four times out of five.
 func (m *meddler) content() string {
 	m.count++
 	if m.IntN(5) == 0 {
@@ -48,9 +47,9 @@ func (m *meddler) good() string {
 		fmt.Sprintf("enableIPv6: %t\n", m.IntN(2) == 0)
 }
 
-// put writes a file that is not there yet, or in place.
+// put writes a new file, or an existing one in place.
 func put(path, text string, parts int) error {
-	// What is no file does not make the writer wait.
+	// Anything but a file does not make the writer wait.
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NONBLOCK, 0o644)
 	if err != nil {
 		return err
@@ -61,7 +60,7 @@ func put(path, text string, parts int) error {
 	return f.Close()
 }
 
-// into replaces the path by what was made at the path beside it.
+// into replaces the path with what was created next to it.
 func (m *meddler) into(made string) error {
 	if unix.Renameat2(unix.AT_FDCWD, made, unix.AT_FDCWD, m.node.path, unix.RENAME_EXCHANGE) != nil {
 		return os.Rename(made, m.node.path)
@@ -69,8 +68,8 @@ func (m *meddler) into(made string) error {
 	return os.RemoveAll(made)
 }
 
-// beside gives a path for what replaces the config; nothing is there.
-func (m *meddler) beside() string {
+// nextTo returns an unused path for what replaces the config.
+func (m *meddler) nextTo() string {
 	_ = os.MkdirAll(m.dir, 0o755)
 	path := m.node.path + ".new"
 	_ = os.RemoveAll(path)
@@ -78,7 +77,7 @@ func (m *meddler) beside() string {
 }
 
 func (m *meddler) swapFile(text string) error {
-	made := m.beside()
+	made := m.nextTo()
 	if err := put(made, text, 1); err != nil {
 		return err
 	}
@@ -86,7 +85,7 @@ func (m *meddler) swapFile(text string) error {
 }
 
 func (m *meddler) swapDirectory() error {
-	made := m.beside()
+	made := m.nextTo()
 	_ = os.Mkdir(made, 0o755)
 	for _, name := range []string{"a.yaml", "b.yaml", ".hidden"}[:1+m.IntN(3)] {
 		if err := put(filepath.Join(made, name), m.content(), 1); err != nil {
@@ -96,7 +95,7 @@ func (m *meddler) swapDirectory() error {
 	return m.into(made)
 }
 
-// publish does as the kubelet does.
+// publish updates the volume like the kubelet.
 func (m *meddler) publish() error {
 	_ = os.MkdirAll(m.dir, 0o755)
 	version, data, next := fmt.Sprintf("..%d", m.count), filepath.Join(m.dir, "..data"), filepath.Join(m.dir, "..data_tmp")
@@ -110,7 +109,7 @@ func (m *meddler) publish() error {
 		return err
 	}
 	if to, _ := os.Readlink(m.node.path); to != "..data/ip-masq-agent" {
-		made := m.beside()
+		made := m.nextTo()
 		_ = os.Symlink("..data/ip-masq-agent", made)
 		if err := m.into(made); err != nil {
 			return err
@@ -123,7 +122,7 @@ func (m *meddler) publish() error {
 }
 
 func (m *meddler) link(to string) error {
-	made := m.beside()
+	made := m.nextTo()
 	if err := os.Symlink(to, made); err != nil {
 		return err
 	}
@@ -143,8 +142,8 @@ func (m *meddler) exchangeParent() error {
 	return nil
 }
 
-// operation does something to the path and says what. What the path, as it is,
-// does not allow, is refused.
+// operation does something to the path and returns a description. What is
+// impossible in the current state fails.
 func (m *meddler) operation() string {
 	path := m.node.path
 	kinds := []struct {
@@ -184,7 +183,7 @@ func (m *meddler) operation() string {
 		{"link to nowhere", func() error { return m.link("nowhere") }},
 		{"link to itself", func() error { return m.link("ip-masq-agent") }},
 		{"FIFO", func() error {
-			made := m.beside()
+			made := m.nextTo()
 			_ = unix.Mkfifo(made, 0o644)
 			return m.into(made)
 		}},
@@ -198,17 +197,17 @@ func (m *meddler) operation() string {
 	return kind.name
 }
 
-// TestAfterAnyOperationsTheRulesAreThoseOfTheLastValidContent does random
-// operations on the path of the config; the agent is sometimes told to look, and
-// sometimes ended or killed and started again.
-func TestAfterAnyOperationsTheRulesAreThoseOfTheLastValidContent(t *testing.T) {
+// TestRulesFollowTheLastValidContentAfterRandomOperations does random operations
+// on the path of the config. Sometimes the agent gets SIGHUP, sometimes it is
+// stopped or killed and restarted.
+func TestRulesFollowTheLastValidContentAfterRandomOperations(t *testing.T) {
 	t.Parallel()
 	for _, mode := range modes {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			m := &meddler{Rand: rand.New(rand.NewPCG(*seed, 0)), node: n, dir: filepath.Dir(n.path)}
-			// No timer helps.
+			// No timer may help.
 			flags := []string{"--mode=" + string(mode), "--http-address", httpAddress, "--resync-interval=3600"}
 			d := n.start(flags...)
 			want := wants(t, "", flags...)
@@ -220,8 +219,8 @@ func TestAfterAnyOperationsTheRulesAreThoseOfTheLastValidContent(t *testing.T) {
 					log = append(log, m.operation())
 				}
 				if done += burst; burst > 1 && !n.contentIsValid() {
-					// Which of several was the last valid one that settled
-					// nobody can say: write another.
+					// It is unknown which of several was the last valid one that
+					// settled: write another.
 					_ = m.swapFile(m.good())
 					log = append(log, "swap a valid one")
 				}
@@ -243,7 +242,7 @@ func TestAfterAnyOperationsTheRulesAreThoseOfTheLastValidContent(t *testing.T) {
 	}
 }
 
-// end ends the agent, well or badly.
+// end stops or kills the agent.
 func (d *daemon) end(well bool) {
 	d.t.Helper()
 	if well {
@@ -263,9 +262,9 @@ func (n *node) contentIsValid() bool {
 	return err == nil
 }
 
-// settles waits until the kernel holds what the config says or, where that is
-// bad, what it held before, and until the agent knows which of both it is. It
-// gives what is wanted now.
+// settles waits until the kernel has the rules of the config or, if it is
+// invalid, the previous ones, and until the agent knows which. It returns the
+// wanted ruleset.
 func (d *daemon) settles(before nft.Ruleset, flags []string) (nft.Ruleset, error) {
 	d.t.Helper()
 	want, ready := before, "ok"
@@ -281,7 +280,7 @@ func (d *daemon) settles(before nft.Ruleset, flags []string) (nft.Ruleset, error
 		first, _, _ := strings.Cut(err.Error(), "\n")
 		ready = "config rejected: " + first
 	}
-	late := time.After(patience)
+	late := time.After(timeout)
 	for {
 		_, says := d.get("/readyz")
 		diffs := d.differences(want)
@@ -291,7 +290,7 @@ func (d *daemon) settles(before nft.Ruleset, flags []string) (nft.Ruleset, error
 		select {
 		case <-time.After(5 * time.Millisecond):
 		case <-late:
-			return want, fmt.Errorf("readyz says %q, want %q; the kernel differs from %s: %q", says, ready, want.Hash(), diffs)
+			return want, fmt.Errorf("readyz returned %q, want %q; the kernel differs from %s: %q", says, ready, want.Hash(), diffs)
 		}
 	}
 }
@@ -309,12 +308,12 @@ func TestReloadsLeakNothing(t *testing.T) {
 				d.await("config_applied")
 			}
 		}
-		reload(warmUp) // until pools and caches have their size
+		reload(warmUp) // until pools and caches have their final size
 		goroutines, fds := n.number("go_goroutines"), d.openFiles()
 		_, memory := d.memory()
 		reload(reloads)
 		d.until("no more open files than before", func() bool { return d.openFiles() <= fds })
-		// Connections of HTTP that are idle have one each, and come and go.
+		// Idle HTTP connections have one each, and vary.
 		const idle = 5
 		d.until("no more goroutines than before", func() bool { return n.number("go_goroutines") <= goroutines+idle })
 		_, grown := d.memory()
@@ -328,7 +327,7 @@ func TestReloadsLeakNothing(t *testing.T) {
 	})
 }
 
-// number gives the value of a metric.
+// number returns the value of a metric.
 func (n *node) number(metric string) float64 {
 	n.t.Helper()
 	v, err := strconv.ParseFloat(n.metric(metric), 64)
@@ -343,7 +342,7 @@ func (d *daemon) openFiles() int {
 	return n
 }
 
-// memory returns the most bytes that the agent had at a time, and those that it has.
+// memory returns the agent's peak and current memory in bytes.
 func (d *daemon) memory() (peak, now int64) {
 	d.t.Helper()
 	peak, now, err := d.Memory()
@@ -351,7 +350,7 @@ func (d *daemon) memory() (peak, now int64) {
 	return peak, now
 }
 
-func TestTenThousandCIDRsAreAppliedAndHealed(t *testing.T) {
+func TestTenThousandCIDRsAreAppliedAndRepaired(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	var b strings.Builder
@@ -369,7 +368,7 @@ func TestTenThousandCIDRsAreAppliedAndHealed(t *testing.T) {
 	d.stop()
 }
 
-func TestAnExchangeWithinAGapOfALargeSetIsRepairedAtHangup(t *testing.T) {
+func TestExchangedElementInALargeSetIsRepairedAtHangup(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	text := slash24s(10_500)
@@ -377,12 +376,13 @@ func TestAnExchangeWithinAGapOfALargeSetIsRepairedAtHangup(t *testing.T) {
 	d := n.start("--resync-interval=3600")
 	want := wants(t, text)
 	d.began(want)
-	// As many elements as before, and none where a short look asks the kernel.
+	// The same number of elements, and none at the addresses that a short check
+	// probes.
 	nftScript("delete element TABLE SET { 10.0.4.0/24 }; add element TABLE SET { 10.0.9.0/24 }")(n)
 	d.signal(unix.SIGHUP)
 	line := d.await("rules_restored")
 	if what := line.Texts("what"); !strings.Contains(what, "lacks 10.0.4.0/24") || !strings.Contains(what, "holds 10.0.9.0/24") {
-		t.Errorf("said: %v", line)
+		t.Errorf("logged: %v", line)
 	}
 	n.holds(want)
 	d.stop()

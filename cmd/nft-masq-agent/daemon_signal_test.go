@@ -16,7 +16,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-func TestTheRulesStayWhenTheAgentEnds(t *testing.T) {
+func TestRulesStayWhenTheAgentExits(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
@@ -36,12 +36,12 @@ func TestTheRulesStayWhenTheAgentEnds(t *testing.T) {
 	})
 }
 
-func TestASecondSignalEndsItEvenSo(t *testing.T) {
+func TestSecondSignalKillsTheAgent(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	d := n.start()
 	d.began(wants(t, ""))
-	// Both wait for it when it goes on.
+	// Both are pending when it continues.
 	for _, s := range []unix.Signal{unix.SIGSTOP, unix.SIGTERM, unix.SIGINT, unix.SIGCONT} {
 		d.signal(s)
 	}
@@ -53,7 +53,7 @@ func TestASecondSignalEndsItEvenSo(t *testing.T) {
 	n.holds(wants(t, ""))
 }
 
-func TestAKilledAgentIsFollowedByOneThatFindsAllInPlace(t *testing.T) {
+func TestSuccessorOfAKilledAgentFindsTheRulesInPlace(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	d := n.start()
@@ -70,7 +70,7 @@ func TestAKilledAgentIsFollowedByOneThatFindsAllInPlace(t *testing.T) {
 	d.silent()
 }
 
-func TestHangupMakesItLookNow(t *testing.T) {
+func TestHangupTriggersACheck(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.swap(exempting("10.1.0.0/16"))
@@ -79,15 +79,15 @@ func TestHangupMakesItLookNow(t *testing.T) {
 	d := n.start("--resync-interval=3600", "--http-address", httpAddress)
 	d.began(wants(t, exempting("10.1.0.0/16")))
 	d.signal(unix.SIGHUP)
-	d.until("a look at the kernel", func() bool { return n.looks("sighup") == "1" })
-	// Inotify does not tell of what is written by way of another directory.
+	d.until("a look at the kernel", func() bool { return n.checks("sighup") == "1" })
+	// Inotify does not report writes through another directory.
 	n.check(os.WriteFile(other, []byte(exempting("10.2.0.0/16")), 0o644))
 	d.signal(unix.SIGHUP)
 	d.applied("config", wants(t, exempting("10.2.0.0/16")))
 	d.silent()
 }
 
-func TestNothingIsWrittenOrSaidWhileNothingChanges(t *testing.T) {
+func TestNothingIsWrittenOrLoggedWithoutChanges(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
@@ -96,7 +96,7 @@ func TestNothingIsWrittenOrSaidWhileNothingChanges(t *testing.T) {
 		d.began(wants(t, "enableIPv6: true\n", flag))
 		before := n.generation()
 		d.until("some looks", func() bool {
-			looks, _ := strconv.Atoi(n.looks("resync"))
+			looks, _ := strconv.Atoi(n.checks("resync"))
 			return looks >= nfttest.Rounds(1, 3, 3)
 		})
 		if after := n.generation(); after != before {
@@ -107,7 +107,7 @@ func TestNothingIsWrittenOrSaidWhileNothingChanges(t *testing.T) {
 	})
 }
 
-func TestALookNowAndThenFindsTheFileToo(t *testing.T) {
+func TestPollingFindsFileChanges(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.swap("resyncInterval: 1s\n" + exempting("10.1.0.0/16"))
@@ -120,7 +120,7 @@ func TestALookNowAndThenFindsTheFileToo(t *testing.T) {
 	d.silent()
 }
 
-func TestCleanupRemovesAllAndSaysWhoPutsItBack(t *testing.T) {
+func TestCleanupRemovesEverythingAndReportsRestoredRules(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		n := newNode(t)
@@ -132,13 +132,13 @@ func TestCleanupRemovesAllAndSaysWhoPutsItBack(t *testing.T) {
 			nft.ModeIPTables: "chain IP-MASQ-AGENT in table ip nat",
 		}
 		warning := ""
-		if mode == nft.ModeNFTables { // the base chains of iptables stay, and NAT with them
-			warning = "warning: no other rules on this node do NAT, so the kernel stops translating: connections that are masqueraded now will end\n"
+		if mode == nft.ModeNFTables { // iptables' base chains stay, and so does NAT
+			warning = "warning: there are no other NAT rules on this node, so the kernel stops translating: masqueraded connections will break\n"
 		}
 		got := n.run("cleanup")
 		says := warning + "nft-masq-agent cleanup: a running agent restored: " + names[mode]
 		if got.code != exitFailed || !strings.HasPrefix(got.stderr, says) {
-			t.Errorf("beside a running agent: %+v, want %q", got, says)
+			t.Errorf("next to a running agent: %+v, want %q", got, says)
 		}
 		d.await("rules_restored")
 		n.holds(want)
@@ -147,7 +147,7 @@ func TestCleanupRemovesAllAndSaysWhoPutsItBack(t *testing.T) {
 		if got := n.run("cleanup"); got.code != exitDone || got.stderr != warning || got.stdout == "" {
 			t.Errorf("after it: %+v", got)
 		}
-		// The tables and base chains that iptables shares with all stay.
+		// The shared tables and base chains of iptables stay.
 		listing := nfttest.ListRuleset(t, n.NS)
 		if mode == nft.ModeNFTables && listing != "" || strings.Contains(listing, "IP-MASQ-AGENT") {
 			t.Errorf("left:\n%s", listing)
@@ -159,19 +159,19 @@ func TestCleanupRemovesAllAndSaysWhoPutsItBack(t *testing.T) {
 	})
 }
 
-func TestCleanupRemovesAnOlderAgentsRulesWhenTold(t *testing.T) {
+func TestCleanupRemovesOlderAgentsRulesOnRequest(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	loadLegacy(n)
 	before := n.kernelText()
 	if diff := cmp.Diff(result{stdout: "nothing to remove\n"}, n.run("cleanup"), cmp.AllowUnexported(result{})); diff != "" {
-		t.Errorf("without being told (-want +got):\n%s", diff)
+		t.Errorf("without the flag (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(before, n.kernelText()); diff != "" {
 		t.Errorf("the kernel (-before +after):\n%s", diff)
 	}
 	if got := n.run("cleanup", "--legacy"); got.code != exitDone || !strings.Contains(got.stdout, "MY-MASQ") {
-		t.Errorf("told: %+v", got)
+		t.Errorf("with the flag: %+v", got)
 	}
 	if listing := nfttest.ListRuleset(t, n.NS); strings.Contains(listing, "MY-MASQ") {
 		t.Errorf("left:\n%s", listing)

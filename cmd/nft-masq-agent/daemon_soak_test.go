@@ -39,17 +39,17 @@ func soakTime() time.Duration {
 	return 2 * time.Second
 }
 
-// An assailant does at random what may harm the agent.
+// An assailant randomly does what may harm the agent.
 type assailant struct {
 	*meddler
 	*daemon
 	mode  nft.Mode
-	conns []net.Conn     // that the agent is kept waiting on
+	conns []net.Conn     // on which the agent is kept waiting
 	done  map[string]int // attacks by name
 	log   gate
 }
 
-// A gate lets the log through while it is not locked.
+// A gate passes the log while it is not locked.
 type gate struct{ sync.Mutex }
 
 // Write implements [io.Writer].
@@ -59,13 +59,13 @@ func (g *gate) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// An assault is one attack; the kernel may refuse it.
+// An assault is one attack; the kernel may reject it.
 type assault struct {
 	name string
 	do   func(*assailant)
 }
 
-// script runs a transaction of nft. SET stands for a set of ours, if there is one.
+// script returns an attack by an nft transaction. SET stands for a set of ours, if there is one.
 func script(text string) func(*assailant) {
 	return func(a *assailant) {
 		name := "non-masq-v4-a"
@@ -119,7 +119,7 @@ func assaults() []assault {
 	}
 }
 
-// largeForeign is a transaction that ends listening.
+// largeForeign returns a transaction that ends listening.
 var largeForeign = func() string {
 	var s strings.Builder
 	s.WriteString("add table ip neighbour; add set ip neighbour s { type ipv4_addr; flags interval; }; add element ip neighbour s { ")
@@ -133,7 +133,7 @@ func (a *assailant) largeConfig() {
 	_ = a.swapFile(slash24s(a.IntN(15_000)))
 }
 
-// hostileConfig is of up to four times the size of a ConfigMap.
+// hostileConfig returns a config of up to four times the size of a ConfigMap.
 func (a *assailant) hostileConfig() {
 	n := a.IntN(4 << 20)
 	part := []string{"- 10.0.0.0/8\n", "- 1\n", "? ", "- *a\n", "- - - -\n", "a:\n", "nonMasqueradeCIDRs: [1,1,1,", "\x00", "password: hunter2\n", "{"}[a.IntN(10)]
@@ -168,7 +168,7 @@ func (a *assailant) floodRules() {
 	a.commit(b)
 }
 
-// foreignRules are rules of others behind which there is much to read.
+// foreignRules are rules of another program that lead to many others.
 func (a *assailant) foreignRules() {
 	var s strings.Builder
 	s.WriteString("add table ip others; delete table ip others; table ip others {\n chain base { type nat hook postrouting priority 90;\n")
@@ -178,8 +178,8 @@ func (a *assailant) foreignRules() {
 	script(s.String() + "}\n}\n")(a)
 }
 
-// ownTable puts a table that belongs to nft in the place of ours. It goes when nft ends,
-// without a new generation.
+// ownTable replaces our table with one owned by nft. It is deleted when nft
+// exits, without a new generation.
 func (a *assailant) ownTable() {
 	table := "inet " + nft.TableName
 	if a.mode == nft.ModeIPTables {
@@ -189,7 +189,7 @@ func (a *assailant) ownTable() {
 	script("table " + table + " { flags owner; chain foreign { type filter hook forward priority 0; }; }")(a)
 }
 
-// idle opens connections on which little or nothing comes.
+// idle opens connections that send little or nothing.
 func (a *assailant) idle() {
 	for len(a.conns) > 40 {
 		_ = a.conns[0].Close()
@@ -214,7 +214,7 @@ func (a *assailant) idle() {
 	}
 }
 
-// holdLog does not read the log for a while.
+// holdLog stops reading the log for a while.
 func (a *assailant) holdLog() {
 	a.log.Lock()
 	time.AfterFunc(time.Duration(a.IntN(3000))*time.Millisecond, a.log.Unlock)
@@ -226,7 +226,7 @@ func (a *assailant) awaitReader() {
 	defer a.log.Unlock()
 }
 
-// relent lets go of everything and leaves a valid config.
+// relent stops all attacks and leaves a valid config.
 func (a *assailant) relent() nft.Ruleset {
 	a.t.Helper()
 	for _, c := range a.conns {
@@ -241,7 +241,7 @@ func (a *assailant) relent() nft.Ruleset {
 	return want
 }
 
-// attacks for so long, and reports how the agent is.
+// attacks runs for the given time, and reports the state of the agent.
 func (a *assailant) attacks(long time.Duration) {
 	a.t.Helper()
 	all, socket := assaults(), a.socket()
@@ -256,7 +256,7 @@ func (a *assailant) attacks(long time.Duration) {
 		}
 		if a.IntN(50) == 0 {
 			if r := a.run("ready", "--alive", "--probe-socket", socket); r.code != 0 {
-				a.t.Fatalf("the liveness probe says %s%s after: %s; seed %d", r.stdout, r.stderr, attack.name, *seed)
+				a.t.Fatalf("the liveness probe printed %s%s after: %s; seed %d", r.stdout, r.stderr, attack.name, *seed)
 			}
 		}
 	}
@@ -264,8 +264,8 @@ func (a *assailant) attacks(long time.Duration) {
 
 func (a *assailant) socket() string { return filepath.Join(filepath.Dir(a.dir), "probe.sock") }
 
-// manifestMemory returns the memory limit, and the value of GOMEMLIMIT, with which
-// the manifests run a mode.
+// manifestMemory returns the memory limit and GOMEMLIMIT of a mode in the
+// manifests.
 func manifestMemory(t *testing.T, mode nft.Mode) (limit int64, gomemlimit string) {
 	t.Helper()
 	path, pattern := "base/daemonset.yaml", `(?s)GOMEMLIMIT\s+value: (\w+).*limits:\s+memory: (\d+)Mi`
@@ -287,14 +287,14 @@ func manifestMemory(t *testing.T, mode nft.Mode) (limit int64, gomemlimit string
 	return mebibytes << 20, string(found[1])
 }
 
-// memoryCgroup makes a cgroup with a memory limit; "" if that is not allowed here.
+// memoryCgroup creates a cgroup with a memory limit; "" if that is not permitted.
 func memoryCgroup(t *testing.T, limit int64) string {
 	t.Helper()
 	root, file := "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
 	if _, err := os.Stat(root); err != nil {
 		root, file = "/sys/fs/cgroup", "memory.max"
 	}
-	dir, err := os.MkdirTemp(root, "nft-masq-agent-test-") //nolint:usetesting // a cgroup is no directory of the test's
+	dir, err := os.MkdirTemp(root, "nft-masq-agent-test-") //nolint:usetesting // a cgroup cannot be in the test's directory
 	if err == nil {
 		t.Cleanup(func() { _ = os.Remove(dir) })
 		err = os.WriteFile(filepath.Join(dir, file), []byte(strconv.FormatInt(limit, 10)), 0)
@@ -307,8 +307,8 @@ func memoryCgroup(t *testing.T, limit int64) string {
 }
 
 // limited returns the command that runs the program within the limits of the
-// manifests: its released form, or with -short the one in this process, which takes
-// more memory.
+// manifests: the release build, or with -short the test binary, which takes more
+// memory.
 func (n *node) limited(t *testing.T, mode nft.Mode, args ...string) (cmd *exec.Cmd, limit int64) {
 	t.Helper()
 	limit, gomemlimit := manifestMemory(t, mode)
@@ -340,7 +340,7 @@ func TestRandomAttacksEndInTheRenderedState(t *testing.T) {
 			cmd.Stdout = &a.log
 			a.daemon = n.startCommand(cmd)
 			a.await("starting")
-			a.attacks(soakTime() / 10) // until caches and pools have their size
+			a.attacks(soakTime() / 10) // until caches and pools have their final size
 			a.relent()
 			files := a.openFiles()
 			a.attacks(soakTime())

@@ -17,20 +17,19 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// badText is a config that is rejected, and the problem behind its name.
+// badText is a rejected config, with its problem after the file name.
 const (
 	badText    = "nonMasqueradeCIDRs: [10.0.0.1]\n"
 	badProblem = `:1:22: "10.0.0.1" is an address, not a CIDR: write "10.0.0.1/32"`
 )
 
-// kernelText is the ruleset, of which a comparison says that nothing happened
-// to it.
+// kernelText returns the ruleset, to compare later that it has not changed.
 func (n *node) kernelText() string {
 	n.t.Helper()
 	return nfttest.NFT(n.t, n.NS, "", "-a", "list", "ruleset")
 }
 
-func TestABadFileOnAnEmptyNodeGetsTheDefaults(t *testing.T) {
+func TestBadFileOnAnEmptyNodeInstallsTheDefaults(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
@@ -43,18 +42,18 @@ func TestABadFileOnAnEmptyNodeGetsTheDefaults(t *testing.T) {
 			t.Errorf("rejected: %v", line)
 		}
 		if code, body := n.get("/readyz"); code != 503 || !strings.Contains(body, badProblem) {
-			t.Errorf("readyz says %d %s", code, body)
+			t.Errorf("readyz returned %d %s", code, body)
 		}
 		n.swap(exempting("10.1.0.0/16"))
 		d.applied("config", wants(t, exempting("10.1.0.0/16"), flag))
 		if code, body := n.get("/readyz"); code != 200 {
-			t.Errorf("readyz says %d %s", code, body)
+			t.Errorf("readyz returned %d %s", code, body)
 		}
 		d.silent()
 	})
 }
 
-func TestABadFileKeepsTheRulesOfThePreviousRun(t *testing.T) {
+func TestBadFileKeepsTheRulesOfThePreviousRun(t *testing.T) {
 	t.Parallel()
 	for _, left := range modes {
 		for _, now := range modes {
@@ -80,7 +79,7 @@ func TestABadFileKeepsTheRulesOfThePreviousRun(t *testing.T) {
 				}
 				tamper(n, left)
 				d.await("rules_restored")
-				holdsBut(n, old)
+				holdsNextTo(n, old)
 
 				n.swap(text)
 				line := d.applied("config", wants(t, text, flags...))
@@ -95,7 +94,7 @@ func TestABadFileKeepsTheRulesOfThePreviousRun(t *testing.T) {
 	}
 }
 
-// tamper takes our rules away.
+// tamper removes our rules.
 func tamper(n *node, mode nft.Mode) {
 	n.t.Helper()
 	if mode == nft.ModeNFTables {
@@ -105,9 +104,9 @@ func tamper(n *node, mode nft.Mode) {
 	nfttest.NFT(n.t, n.NS, "", "flush", "chain", "ip", "nat", "IP-MASQ-AGENT")
 }
 
-// holdsBut holds that the kernel has what is wanted, and still another agent's
-// rules.
-func holdsBut(n *node, want nft.Ruleset) {
+// holdsNextTo checks that the kernel has the wanted rules, and still another
+// agent's.
+func holdsNextTo(n *node, want nft.Ruleset) {
 	n.t.Helper()
 	n.holds(want)
 	if listing := nfttest.ListRuleset(n.t, n.NS); !strings.Contains(listing, "MY-MASQ") {
@@ -115,7 +114,7 @@ func holdsBut(n *node, want nft.Ruleset) {
 	}
 }
 
-// loadLegacy loads the rules of an older agent with a chain of another name.
+// loadLegacy loads the rules of an older agent with a different chain name.
 func loadLegacy(n *node) {
 	n.t.Helper()
 	rules, err := os.ReadFile(filepath.Join(root, "testdata/foreign/ip-masq-agent-custom-chain/rules.iptables"))
@@ -123,7 +122,7 @@ func loadLegacy(n *node) {
 	nfttest.Run(n.t, n.NS, string(rules), "iptables-nft-restore", "--noflush")
 }
 
-func TestWhatIsNoFileDoesNotStopTheStart(t *testing.T) {
+func TestNonRegularConfigDoesNotPreventTheStart(t *testing.T) {
 	t.Parallel()
 	link := func(to string) func(*node) {
 		return func(n *node) { n.check(os.Symlink(to, n.path)) }
@@ -143,7 +142,7 @@ func TestWhatIsNoFileDoesNotStopTheStart(t *testing.T) {
 			n.check(os.Mkdir(n.path, 0o755))
 			n.check(os.WriteFile(filepath.Join(n.path, "a.yaml"), nil, 0))
 		}, "config: open PATH/a.yaml: permission denied"},
-		// The kernel gives EIO where nothing is mapped.
+		// The kernel returns EIO for unmapped addresses.
 		{"error of input", link("/proc/self/mem"), "config: read PATH: input/output error"},
 		{"too large", func(n *node) { n.check(os.WriteFile(n.path, bytes.Repeat([]byte("#\n"), 3<<20), 0o644)) }, "PATH:1:1: "},
 	}
@@ -176,7 +175,7 @@ func mksocket(path string) error {
 		return err
 	}
 	defer unix.Close(fd)
-	// The path may be longer than an address of a socket may be.
+	// The path may be longer than the address of a socket.
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return err
@@ -185,7 +184,7 @@ func mksocket(path string) error {
 	return unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path))})
 }
 
-func TestWithoutNetAdminItNamesItAndTriesAgain(t *testing.T) {
+func TestMissingNetAdminIsNamedAndRetried(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
@@ -202,23 +201,23 @@ func TestWithoutNetAdminItNamesItAndTriesAgain(t *testing.T) {
 			return tries >= nfttest.Rounds(1, 2, 2)
 		})
 		if code, body := n.get("/readyz"); code != 503 || !strings.Contains(body, "NET_ADMIN") {
-			t.Errorf("readyz says %d %s", code, body)
+			t.Errorf("readyz returned %d %s", code, body)
 		}
 		if code, body := n.get("/healthz"); code != 200 {
-			t.Errorf("healthz says %d %s", code, body)
+			t.Errorf("healthz returned %d %s", code, body)
 		}
 		if after := n.generation(); after != before {
 			t.Errorf("generation %d, was %d", after, before)
 		}
 		d.forgive("second_agent")
-		d.silent() // once, not for each try
+		d.silent() // once, not for each attempt
 		d.stop()
 	})
 }
 
-// TestRefusedRulesAreTriedUntilTheKernelTakesThem has another program own the
-// table: then the kernel refuses to change it until that program ends.
-func TestRefusedRulesAreTriedUntilTheKernelTakesThem(t *testing.T) {
+// TestRejectedRulesAreRetriedUntilAccepted makes another program own the table:
+// then the kernel rejects changes until that program exits.
+func TestRejectedRulesAreRetriedUntilAccepted(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		const owned = 2 // NFT_TABLE_F_OWNER, since Linux 5.12
@@ -243,17 +242,17 @@ func TestRefusedRulesAreTriedUntilTheKernelTakesThem(t *testing.T) {
 		d.until("a second try", func() bool {
 			return n.number(`nft_masq_agent_applies_total{reason="retry",result="refused"}`) >= 1
 		})
-		if code, body := n.get("/readyz"); code != 503 || !strings.HasPrefix(body, "the kernel refuses the rules: ") {
-			t.Errorf("readyz says %d %s", code, body)
+		if code, body := n.get("/readyz"); code != 503 || !strings.HasPrefix(body, "the kernel rejected the rules: ") {
+			t.Errorf("readyz returned %d %s", code, body)
 		}
 		d.silent()
-		// A config that comes meanwhile is the one that counts.
+		// A config from the meantime is the one that applies.
 		n.swap(exempting("10.1.0.0/16"))
-		d.until("the look at the new file", func() bool {
+		d.until("the check of the new file", func() bool {
 			return n.number(`nft_masq_agent_applies_total{reason="config",result="refused"}`)+
 				n.number(`nft_masq_agent_applies_total{reason="start",result="refused"}`) >= 2
 		})
-		n.check(owner.CloseLasting()) // its table goes with it
+		n.check(owner.CloseLasting()) // its table is deleted with it
 		d.await("rules_accepted")
 		d.await("config_applied")
 		d.await("config_file_appeared")
@@ -264,7 +263,7 @@ func TestRefusedRulesAreTriedUntilTheKernelTakesThem(t *testing.T) {
 	})
 }
 
-func TestNetAdminIsTheOnlyCapabilityNeeded(t *testing.T) {
+func TestNetAdminIsTheOnlyRequiredCapability(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
@@ -280,7 +279,7 @@ func TestNetAdminIsTheOnlyCapabilityNeeded(t *testing.T) {
 	})
 }
 
-func TestANodeWithIPv6DisabledWorksLikeAnyOther(t *testing.T) {
+func TestNodeWithIPv6DisabledWorks(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
@@ -296,7 +295,7 @@ func TestANodeWithIPv6DisabledWorksLikeAnyOther(t *testing.T) {
 	})
 }
 
-func TestASecondAgentIsNamed(t *testing.T) {
+func TestSecondAgentIsReported(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	first := n.start()
@@ -316,7 +315,7 @@ func TestASecondAgentIsNamed(t *testing.T) {
 	}
 }
 
-func TestAnotherNodesAgentIsNotNamed(t *testing.T) {
+func TestAgentOfAnotherNodeIsNotReported(t *testing.T) {
 	t.Parallel()
 	one, other := newNode(t), newNode(t)
 	one.start().began(wants(t, ""))
@@ -325,7 +324,7 @@ func TestAnotherNodesAgentIsNotNamed(t *testing.T) {
 	d.silent()
 }
 
-func TestAChainOfSomebodyElseIsRefused(t *testing.T) {
+func TestForeignChainIsRejected(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-N", "MINE")
@@ -343,7 +342,7 @@ see nft-masq-agent run --help
 	}
 }
 
-func TestAChangeOfModeLeavesNothingOfTheOther(t *testing.T) {
+func TestModeChangeLeavesNothingOfTheOtherMode(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	text := "enableIPv6: true\nforceMasqueradeCIDRs: [10.1.0.0/16]\n"
@@ -362,7 +361,7 @@ func TestAChangeOfModeLeavesNothingOfTheOther(t *testing.T) {
 	}
 }
 
-func TestTheRulesOfAnOlderAgentAreSaidAndTakenOver(t *testing.T) {
+func TestRulesOfAnOlderAgentAreReportedAndTakenOver(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		n := newNode(t)
@@ -372,15 +371,15 @@ func TestTheRulesOfAnOlderAgentAreSaidAndTakenOver(t *testing.T) {
 		d.answers()
 		line := d.await("legacy_rules_active")
 		if !strings.Contains(line.Texts("found"), "MY-MASQ") {
-			t.Errorf("said: %v", line)
+			t.Errorf("logged: %v", line)
 		}
-		// By default the other mode is random-fully itself.
+		// By default, the other mode also uses random-fully.
 		if note := line.Text("note"); strings.Contains(note, "random") != (mode == nft.ModeIPTables) {
-			t.Errorf("said: %v", line)
+			t.Errorf("logged: %v", line)
 		}
 		line = d.await("foreign_masquerade")
 		if line["table"] != "ip nat" || line["chain"] != "MY-MASQ" || !strings.Contains(line.Text("rule"), "MASQUERADE --random-fully") {
-			t.Errorf("said: %v", line)
+			t.Errorf("logged: %v", line)
 		}
 		d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_rules") == "1" })
 		d.stop()

@@ -14,7 +14,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// status gives the report of status -o json, and the exit code.
+// status returns the report of status -o json, and the exit code.
 func (n *node) status(args ...string) (r answer.Status, code int) {
 	n.t.Helper()
 	got := n.run(append([]string{"status", "-o", "json"}, args...)...)
@@ -57,7 +57,7 @@ func TestStatusNamesEachTampering(t *testing.T) {
 	})
 }
 
-func TestStatusCountsNothingInSomebodyElsesChain(t *testing.T) {
+func TestStatusDoesNotCountForeignChains(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore")
 	n := newNode(t)
@@ -72,7 +72,7 @@ func TestStatusCountsNothingInSomebodyElsesChain(t *testing.T) {
 	}
 }
 
-func TestStatusSaysInOneLineThatAllIsInStep(t *testing.T) {
+func TestStatusReportsSyncInOneLine(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	want := wants(t, "")
@@ -92,13 +92,13 @@ func TestStatusSaysInOneLineThatAllIsInStep(t *testing.T) {
 	if len(r.Connections) != 3 || len(r.Kernel.Differences)+len(r.Legacy)+len(r.Conflicts)+len(r.Notes) > 0 {
 		t.Errorf("%+v", r)
 	}
-	d.silent() // reading is no change
+	d.silent() // reading changes nothing
 }
 
-// unwrap undoes the wrapping of lines.
+// unwrap joins wrapped lines.
 func unwrap(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-func TestStatusTellsABadFileFromRulesThatDiffer(t *testing.T) {
+func TestStatusDistinguishesABadFileFromDifferences(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
@@ -128,7 +128,7 @@ func TestStatusTellsABadFileFromRulesThatDiffer(t *testing.T) {
 	})
 }
 
-func TestStatusNamesTheRulesOfOthers(t *testing.T) {
+func TestStatusNamesForeignRules(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
@@ -181,9 +181,9 @@ func TestExplainAsksTheKernelThatIsLive(t *testing.T) {
 	})
 }
 
-// TestTheCommandsNeedNoPrivilegeForTheFile holds that what is only about the
-// file works where the kernel may not be asked.
-func TestTheCommandsNeedNoPrivilegeForTheFile(t *testing.T) {
+// TestCommandsForTheFileNeedNoPrivilege checks that commands that only read the
+// file work without access to the kernel.
+func TestCommandsForTheFileNeedNoPrivilege(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.swap(exempting("10.1.0.0/16"))

@@ -31,23 +31,22 @@ import (
 	"nft-masq-agent/nft/nfttest/agent"
 )
 
-// patience is how long something may take that has to happen. Only a test that
-// fails waits for so long.
-const patience = 30 * time.Second
+// timeout bounds every wait. Only a failing test takes that long.
+const timeout = 30 * time.Second
 
-// modes are those in which every claim about the kernel holds.
+// modes are the modes for which all claims about the kernel are tested.
 var modes = []nft.Mode{nft.ModeNFTables, nft.ModeIPTables}
 
-// How the program finds its surroundings when a test runs it.
+// Environment variables by which a test sets up the program's environment.
 const (
-	// withCaps leaves it these capabilities alone, by their numbers in JSON.
+	// withCaps restricts it to these capabilities, as a JSON list of numbers.
 	withCaps = "NFT_MASQ_AGENT_TEST_CAPS"
-	// withMount bind-mounts the file before the colon over that behind it.
+	// withMount bind-mounts the file before the colon over the one after it.
 	withMount = "NFT_MASQ_AGENT_TEST_MOUNT"
 )
 
-// prepare makes the surroundings in which a test wants to see the program. Its
-// mount namespace is its own.
+// prepare sets up the environment that a test wants for the program. It is in a
+// separate mount namespace.
 func prepare() {
 	if from, to, ok := strings.Cut(os.Getenv(withMount), ":"); ok {
 		must(unix.Mount(from, to, "", unix.MS_BIND, ""))
@@ -58,7 +57,7 @@ func prepare() {
 	}
 	var keep []uintptr
 	must(json.Unmarshal([]byte(list), &keep))
-	runtime.LockOSThread() // capabilities are a thread's
+	runtime.LockOSThread() // capabilities are per thread
 	must(limitCapabilities(keep))
 	must(os.Unsetenv(withCaps))
 	must(os.Unsetenv(withMount))
@@ -89,7 +88,7 @@ func must(err error) {
 type node struct {
 	*nfttest.NS
 	t    testing.TB
-	path string // of the config; nothing is there at first but its directory
+	path string // of the config; at first only its directory exists
 }
 
 func newNode(t testing.TB) *node {
@@ -128,7 +127,7 @@ func (n *node) swap(text string) {
 	n.check(os.Rename(temporary, n.path))
 }
 
-// connect gives a connection to nf_tables in the namespace. The caller closes
+// connect returns a connection to nf_tables in the namespace. The caller closes
 // it.
 func (n *node) connect() *nfnetlink.Conn {
 	return nfnetlink.New(func() (nl *netlink.Conn, err error) {
@@ -140,8 +139,8 @@ func (n *node) connect() *nfnetlink.Conn {
 	})
 }
 
-// kernel gives the kernel as a new process sees it: nothing is remembered. The
-// caller closes it.
+// kernel returns the kernel as a new process sees it, without caches. The caller
+// closes it.
 func (n *node) kernel() *kernel.Kernel { return kernel.New(n.connect()) }
 
 func (n *node) generation() uint32 {
@@ -153,8 +152,8 @@ func (n *node) generation() uint32 {
 	return g
 }
 
-// differences says how the kernel is not as wanted, whatever its mode. An error
-// counts as one: somebody may be writing.
+// differences returns how the kernel differs from the wanted ruleset of any mode.
+// An error counts as a difference, because another program may be writing.
 func (n *node) differences(want nft.Ruleset) []string {
 	k := n.kernel()
 	defer k.Close()
@@ -165,7 +164,7 @@ func (n *node) differences(want nft.Ruleset) []string {
 	return diffs
 }
 
-// holds fails the test where the kernel does not hold just what is wanted.
+// holds fails the test unless the kernel has exactly the wanted rules.
 func (n *node) holds(want nft.Ruleset) {
 	n.t.Helper()
 	for _, d := range n.differences(want) {
@@ -173,8 +172,8 @@ func (n *node) holds(want nft.Ruleset) {
 	}
 }
 
-// listen calls do with each change of the ruleset until the returned function
-// is called, or the test ends.
+// listen calls do for each change of the ruleset until the returned function is
+// called, or the test ends.
 func (n *node) listen(do func(nfnetlink.Change)) (stop func()) {
 	n.t.Helper()
 	var l *nfnetlink.Listener
@@ -201,7 +200,7 @@ func (n *node) listen(do func(nfnetlink.Change)) (stop func()) {
 	return stop
 }
 
-// optionsOf gives what flags of run say.
+// optionsOf parses flags of run.
 func optionsOf(t testing.TB, args ...string) options.Options {
 	t.Helper()
 	fs := flag.NewFlagSet("run", flag.ContinueOnError)
@@ -212,8 +211,7 @@ func optionsOf(t testing.TB, args ...string) options.Options {
 	return *o
 }
 
-// wants compiles a text as the program with these flags does; "" gives the
-// defaults.
+// wants compiles a text like the program with these flags; "" means the defaults.
 func wants(t testing.TB, text string, args ...string) nft.Ruleset {
 	t.Helper()
 	o := optionsOf(t, args...)
@@ -224,7 +222,7 @@ func wants(t testing.TB, text string, args ...string) nft.Ruleset {
 	return nft.Compile(c, o.NFT())
 }
 
-// command makes the command that runs the program.
+// command returns the command that runs the program.
 func (n *node) command(env []string, args ...string) *exec.Cmd {
 	n.t.Helper()
 	self, err := os.Executable()
@@ -276,14 +274,13 @@ func (d *daemon) signal(s unix.Signal) {
 	d.check(d.Signal(s))
 }
 
-// stop ends the agent as a rolling update does.
+// stop stops the agent like a rolling update.
 func (d *daemon) stop() {
 	d.t.Helper()
 	d.check(d.Stop())
 }
 
-// await takes the first line of the log about one of the events that was not
-// awaited before.
+// await takes the first log line with one of the events that has not been taken.
 func (d *daemon) await(events ...string) agent.Line {
 	d.t.Helper()
 	line, err := d.Await(d.t.Context(), events...)
@@ -291,8 +288,8 @@ func (d *daemon) await(events ...string) agent.Line {
 	return line
 }
 
-// awaitRejection awaits that a config is rejected, and that the log says what is
-// enforced instead.
+// awaitRejection waits until a config is rejected, and checks what the log
+// reports as enforced instead.
 func (d *daemon) awaitRejection(enforced string) agent.Line {
 	d.t.Helper()
 	line := d.await("config_rejected")
@@ -302,7 +299,7 @@ func (d *daemon) awaitRejection(enforced string) agent.Line {
 	return line
 }
 
-// silent fails the test if the log has lines that were not awaited.
+// silent fails the test if the log has other lines.
 func (d *daemon) silent() {
 	d.t.Helper()
 	for _, line := range d.Untaken() {
@@ -312,8 +309,8 @@ func (d *daemon) silent() {
 	}
 }
 
-// hidden reports whether a line is about a process that cannot be looked at, or
-// that is gone. An agent that may not see in which namespace others are names
+// hidden reports whether a line is about a process that cannot be inspected, or
+// that is gone. An agent that may not see the namespaces of other agents reports
 // those outside the test, too.
 func hidden(l agent.Line) bool {
 	if l.Event() != "second_agent" {
@@ -323,16 +320,16 @@ func hidden(l agent.Line) bool {
 	return err != nil
 }
 
-// forgive takes lines that say what a test cannot rule out.
+// forgive takes lines that a test cannot rule out.
 func (d *daemon) forgive(event string) {
 	for d.Take(event) != nil {
 	}
 }
 
-// until waits for something that no line of the log tells.
+// until waits for something that the log does not show.
 func (d *daemon) until(what string, holds func() bool) {
 	d.t.Helper()
-	late := time.After(patience)
+	late := time.After(timeout)
 	for pause := time.Millisecond; !holds(); pause = min(2*pause, 50*time.Millisecond) {
 		select {
 		case <-time.After(pause):
@@ -344,8 +341,8 @@ func (d *daemon) until(what string, holds func() bool) {
 	}
 }
 
-// applied awaits that the agent has written what a text wants, and holds that
-// the kernel has it.
+// applied waits until the agent has written the wanted rules, and checks that the
+// kernel has them.
 func (d *daemon) applied(reason string, want nft.Ruleset) agent.Line {
 	d.t.Helper()
 	line := d.await("config_applied")
@@ -356,7 +353,7 @@ func (d *daemon) applied(reason string, want nft.Ruleset) agent.Line {
 	return line
 }
 
-// began awaits that the agent has started, and has written what is wanted.
+// began waits until the agent has started and written the wanted rules.
 func (d *daemon) began(want nft.Ruleset) {
 	d.t.Helper()
 	d.await("starting")
@@ -364,7 +361,7 @@ func (d *daemon) began(want nft.Ruleset) {
 	d.applied("start", want)
 }
 
-// answers awaits that an agent told to do so answers HTTP and probes.
+// answers waits until the agent serves HTTP and probes, if configured.
 func (d *daemon) answers() {
 	d.t.Helper()
 	for _, flag := range []string{"--http-address", "--probe-socket"} {
@@ -374,13 +371,13 @@ func (d *daemon) answers() {
 	}
 }
 
-// httpAddress is where the agents of tests answer, in their own namespaces.
+// httpAddress is the HTTP address of agents in tests, in their own namespaces.
 const httpAddress = "127.0.0.1:9717"
 
-// get asks the agent that answers HTTP on the node.
+// get sends an HTTP request to the node's agent.
 func (n *node) get(path string) (code int, body string) {
 	n.t.Helper()
-	client := http.Client{Transport: &http.Transport{DialContext: n.DialContext, DisableKeepAlives: true}, Timeout: patience}
+	client := http.Client{Transport: &http.Transport{DialContext: n.DialContext, DisableKeepAlives: true}, Timeout: timeout}
 	request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "http://"+httpAddress+path, nil)
 	n.check(err)
 	response, err := client.Do(request)
@@ -391,8 +388,8 @@ func (n *node) get(path string) (code int, body string) {
 	return response.StatusCode, string(text)
 }
 
-// metric gives the value of a metric, by its name behind the prefix and its
-// labels; "" where it is not there.
+// metric returns the value of a metric, by its name without the prefix, and its
+// labels; "" if there is none.
 func (n *node) metric(name string) string {
 	n.t.Helper()
 	_, text := n.get("/metrics")
@@ -404,9 +401,9 @@ func (n *node) metric(name string) string {
 	return ""
 }
 
-// looks gives how often the agent held the kernel against the config for a
-// reason and found it in step.
-func (n *node) looks(reason string) string {
+// checks returns how often the agent compared the kernel with the config for a
+// reason and found it in sync.
+func (n *node) checks(reason string) string {
 	n.t.Helper()
 	return n.metric(fmt.Sprintf("nft_masq_agent_applies_total{reason=%q,result=\"in_step\"}", reason))
 }

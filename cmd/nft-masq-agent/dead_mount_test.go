@@ -10,7 +10,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// hungMounts are file systems that do not answer one kind of request, or any.
+// hungMounts are file systems that do not respond to one kind of request, or to any.
 func hungMounts() map[string]func(testing.TB) string {
 	hung := func(at nfttest.FUSERequest) func(testing.TB) string {
 		return func(tb testing.TB) string { return nfttest.HungMount(tb, at) }
@@ -27,10 +27,10 @@ func hungMounts() map[string]func(testing.TB) string {
 	return all
 }
 
-func TestCommandsEndWhereTheConfigCannotBeRead(t *testing.T) {
+func TestCommandsExitIfTheConfigCannotBeRead(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		return // it takes the five seconds of a read; package config has a shorter test of that
+		return // reading takes five seconds; package config has a shorter test
 	}
 	for name, mount := range hungMounts() {
 		t.Run(name, func(t *testing.T) {
@@ -59,7 +59,7 @@ func commandsEnd(t *testing.T, path string) {
 		t.Cleanup(func() { _ = r.Kill() })
 		all[args] = r
 	}
-	late := time.After(patience)
+	late := time.After(timeout)
 	for args, r := range all {
 		select {
 		case <-r.Done():
@@ -72,7 +72,7 @@ func commandsEnd(t *testing.T, path string) {
 	}
 }
 
-func TestAnAgentWhoseConfigCannotBeReadInstallsTheDefaultsEndsAndStartsAgain(t *testing.T) {
+func TestAgentWithAnUnreadableConfigInstallsTheDefaultsAndExits(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
 		return // as above

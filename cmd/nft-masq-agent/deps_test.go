@@ -12,11 +12,11 @@ import (
 
 const module = "nft-masq-agent"
 
-// A goPackage is what go list tells of a package of ours.
+// A goPackage is the output of go list for a package of ours.
 type goPackage struct {
 	ImportPath string
-	Imports    []string // of code that is no test
-	Deps       []string // with those of others, all the way down
+	Imports    []string // without those of tests
+	Deps       []string // transitive, including other modules
 }
 
 func goList(t *testing.T, args ...string) []goPackage {
@@ -46,7 +46,7 @@ func goList(t *testing.T, args ...string) []goPackage {
 	}
 }
 
-// ours gives the packages of this module among imports.
+// ours returns the packages of this module among imports.
 func ours(imports []string) []string {
 	var out []string
 	for _, i := range imports {
@@ -63,7 +63,7 @@ func under(name string, trees ...string) bool {
 
 func TestPackagesDependOneWay(t *testing.T) {
 	t.Parallel()
-	// A package that is not named may import none of ours.
+	// A package that is not listed may import none of ours.
 	mayImport := map[string][]string{
 		"nft/nfnetlink":                     {"nft/iprange"},
 		"nft/rule":                          {"nft/nfnetlink", "nft/iprange"},
@@ -103,7 +103,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 	}
 }
 
-func TestWhoImportsWhat(t *testing.T) {
+func TestImportsAreRestricted(t *testing.T) {
 	t.Parallel()
 	tools := []string{"cmd/demo", "cmd/stress", "cmd/bench"}
 	forTests := []string{"nft/nfttest", "manifests/cluster"}
@@ -131,7 +131,7 @@ func TestWhoImportsWhat(t *testing.T) {
 	}
 }
 
-func TestTheShippedProgramRunsNoOther(t *testing.T) {
+func TestProgramRunsNoOtherProgram(t *testing.T) {
 	t.Parallel()
 	shipped := goList(t, "./cmd/nft-masq-agent")[0]
 	deps := append(ours(shipped.Deps), "cmd/nft-masq-agent")

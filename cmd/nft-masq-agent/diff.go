@@ -25,7 +25,7 @@ func diffCommand() command {
 		name:     "diff",
 		operands: "[OLD] [NEW]",
 		about:    "show what would change if a config took effect",
-		details: "It compares the rules that the kernel holds with the config, and lists the destinations, and if it depends on " +
+		details: "It compares the rules in the kernel with the config, and lists the destinations, and if it depends on " +
 			"them the sources, whose verdict changes, with the number of open connections there. Those keep their address; " +
 			"a change affects only new ones. Without policy flags other than --config, it uses those of the running agent. With two " +
 			"files, it compares these and reads nothing else. Exit code 0: no change, 1: changes, 2: wrong usage or an error. " +
@@ -55,7 +55,7 @@ func (f *diffFlags) diff(ctx context.Context, operands []string, e environment) 
 		return exitUsage, usagef("NEW is missing: use OLD and NEW, or neither and --config")
 	default:
 		if f.given("config") {
-			return exitUsage, usagef("--config is for the comparison with this node: leave out OLD and NEW")
+			return exitUsage, usagef("--config is for the comparison with this node: omit OLD and NEW")
 		}
 		d, err = f.offline(operands[0], operands[1], e)
 	}
@@ -68,7 +68,7 @@ func (f *diffFlags) diff(ctx context.Context, operands []string, e environment) 
 	}
 	switch {
 	case err != nil:
-		// 1 says that there are changes, as with kubectl diff.
+		// 1 means that there are changes, as with kubectl diff.
 		if _, err = refuse(e, err); err != nil {
 			_, _ = fmt.Fprintf(e.stderr, "%s diff: %v\n", program, err)
 		}
@@ -102,7 +102,7 @@ func (f *diffFlags) offline(before, after string, e environment) (answer.Diff, e
 	return answer.NewDiff(policies[0], policies[1], nft.Flips(policies[0], policies[1])), nil
 }
 
-// online compares what the kernel holds with the config.
+// online compares the rules in the kernel with the config.
 func (f *diffFlags) online(ctx context.Context, e environment) (answer.Diff, error) {
 	agent := running.FollowFlags(f.Options, f.set, running.Agents(e.proc, program))
 	l, err := f.Load()
@@ -128,7 +128,7 @@ func (f *diffFlags) online(ctx context.Context, e environment) (answer.Diff, err
 	if !found {
 		d.Other = nil
 		d.Before = "none"
-		d.Notes = append(d.Notes, "The kernel holds no rules that this version wrote: what it masquerades now is not counted.")
+		d.Notes = append(d.Notes, "The kernel has no rules that this version wrote: what it masquerades now is not counted.")
 	}
 	if len(l.Files) == 0 {
 		d.Notes = append(d.Notes, fmt.Sprintf("There is no file at %s: the built-in defaults apply.", f.ConfigPath))
@@ -144,8 +144,9 @@ func (f *diffFlags) online(ctx context.Context, e environment) (answer.Diff, err
 	return d, countOpen(&d, flips)
 }
 
-// countKept counts the open connections that are masqueraded before and after, and leave
-// from an address that the second policy does not allow. It returns nil if there are none.
+// countKept counts the open connections that both policies masquerade, and that
+// keep a source address that the second policy does not allow. It returns nil if
+// there are none.
 func countKept(ctx context.Context, k *kernel.Kernel, before, after nft.Policy) (*answer.Open, error) {
 	now, err := judgeBy(ctx, k, before)
 	if err != nil {
@@ -172,7 +173,7 @@ func countKept(ctx context.Context, k *kernel.Kernel, before, after nft.Policy) 
 	return &kept, nil
 }
 
-// countOpen counts the open connections that the flips are about.
+// countOpen counts the open connections in the flips.
 func countOpen(d *answer.Diff, flips []nft.Flip) error {
 	local, err := kernel.LocalPrefixes()
 	if err != nil {

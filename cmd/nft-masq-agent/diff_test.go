@@ -60,7 +60,7 @@ func TestDiffComparesTheKernelWithAFile(t *testing.T) {
 	}
 }
 
-func TestDiffTakesTheFlagsOfTheRunningAgent(t *testing.T) {
+func TestDiffUsesTheFlagsOfTheRunningAgent(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.swap("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
@@ -90,7 +90,7 @@ func TestDiffTakesTheFlagsOfTheRunningAgent(t *testing.T) {
 	}
 }
 
-func TestDiffWithoutRulesSaysSo(t *testing.T) {
+func TestDiffWithoutRulesReportsIt(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	d, code := n.diff()

@@ -20,7 +20,7 @@ type explainFlags struct {
 	*options.Options
 	set    *flag.FlagSet
 	from   netip.Addr // zero: any pod
-	out    string     // interface; none: that of the route
+	out    string     // interface; empty: that of the route
 	live   bool
 	output string
 }
@@ -51,8 +51,8 @@ func explainCommand() command {
 	}
 }
 
-// parseAddress reads an address and leaves out its zone and the mapping of IPv4
-// to IPv6, which no packet carries.
+// parseAddress parses an address, without its zone and the mapping of IPv4 to
+// IPv6, which packets do not have.
 func parseAddress(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil {
@@ -97,15 +97,15 @@ func (f *explainFlags) explain(ctx context.Context, operand string, e environmen
 	return f.answer(ctx, x, e, dst, policy, held, heldErr == nil, fileErr)
 }
 
-// unreadable says why the config answers alone.
+// unreadable explains why the answer is from the config only.
 func unreadable(err error) string {
 	if errors.Is(err, unix.EPERM) {
-		return "The config answers alone: the rules of this node cannot be read without the capability NET_ADMIN."
+		return "The answer is from the config only: the rules of this node cannot be read without the capability NET_ADMIN."
 	}
-	return fmt.Sprintf("The config answers alone: the rules of this node cannot be read: %v.", err)
+	return fmt.Sprintf("The answer is from the config only: the rules of this node cannot be read: %v.", err)
 }
 
-// answer answers by what the kernel holds, if it can be read, or else by the config.
+// answer answers from the kernel if it can be read, otherwise from the config.
 func (f *explainFlags) answer(ctx context.Context, x answer.Explanation, e environment, dst netip.Addr, policy nft.Policy, held *heldRules, readable bool, fileErr error) (int, error) {
 	known := true
 	x.Why.Code = "config"
@@ -125,7 +125,7 @@ func (f *explainFlags) answer(ctx context.Context, x answer.Explanation, e envir
 	}
 	ends, err := e.ends(f.from, dst)
 	if err != nil {
-		x.Notes = append(x.Notes, fmt.Sprintf("The addresses of this node are not known: %v.", err))
+		x.Notes = append(x.Notes, fmt.Sprintf("The addresses of this node are unknown: %v.", err))
 	}
 	if f.out != "" {
 		ends.Out = f.out
@@ -135,7 +135,7 @@ func (f *explainFlags) answer(ctx context.Context, x answer.Explanation, e envir
 	} else {
 		x.First = append(x.First, "Another program changed this agent's rules: see status.")
 	}
-	// The verdict needs no privilege; these do.
+	// The verdict needs no privilege, but this does.
 	if n, err := e.staleTo(ctx, f.from, dst); err == nil {
 		x.SetStale(n)
 	}
@@ -164,15 +164,15 @@ func (f *explainFlags) filePolicy(x *answer.Explanation, e environment) (nft.Pol
 	return l.Ruleset.Policy, err
 }
 
-// heldRules are what the kernel holds of ours. They are exact if some config of this
-// version yields them.
+// heldRules are our rules in the kernel. They are exact if some config of this
+// version compiles to them.
 type heldRules struct {
 	ruleset nft.Ruleset
 	exact   bool
 }
 
-// readHeld returns nil if the kernel holds nothing of ours. The chain is where mode
-// iptables-nft would be.
+// readHeld returns nil if the kernel has no rules of ours. The chain is that of
+// mode iptables-nft.
 func readHeld(ctx context.Context, chain string) (*heldRules, error) {
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
@@ -212,8 +212,8 @@ func (e environment) ends(src, dst netip.Addr) (answer.Ends, error) {
 	return endsOf(from, to, dst), err
 }
 
-// endsOf takes for the interface on which a source is received the one that leads
-// back to it.
+// endsOf assumes that packets from a source are received on the interface of the
+// route back to it.
 func endsOf(from, to kernel.Route, dst netip.Addr) answer.Ends {
 	return answer.Ends{
 		In: from.Interface, Out: to.Interface,

@@ -18,8 +18,8 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// meetThePod turns addresses and interfaces of a ruleset into those of the pod, so that
-// the rules meet it.
+// meetThePod replaces addresses and interfaces in a ruleset with those of the
+// pod, so that the rules match it.
 func meetThePod(r *rand.Rand, rules string) string {
 	for from, to := range map[string][]string{
 		"192.168.122.0/24": {"10.244.1.0/24"}, "172.17.0.0/16": {"10.244.0.0/16"}, "10.88.0.5": {"10.244.1.2"}, "192.168.1.1": {"10.244.1.2"},
@@ -33,8 +33,8 @@ func meetThePod(r *rand.Rand, rules string) string {
 	return rules
 }
 
-// installForeign installs the rules of a case. Those that need an ipset are left out: the
-// package foreign has them.
+// installForeign installs the rules of a case, except those that need an ipset,
+// which package foreign tests.
 func (n trafficNode) installForeign(r *rand.Rand, dir string) bool {
 	n.t.Helper()
 	if _, err := os.Stat(filepath.Join(dir, "ipsets.txt")); err == nil {
@@ -69,9 +69,9 @@ func (n trafficNode) explainedHere(args ...string) (x answer.Explanation) {
 	return x
 }
 
-// Whatever rules other programs have, the headline names the address that the far end
-// sees, or says what it depends on.
-func TestTheHeadlineIsWhatTheFarEndSeesWhateverTheRulesOfOthers(t *testing.T) {
+// With any rules of other programs, the headline names the address that the far
+// end sees, or what it depends on.
+func TestHeadlineIsWhatTheFarEndSees(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	dirs, err := filepath.Glob("../../testdata/foreign/*")

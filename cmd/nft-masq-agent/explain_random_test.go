@@ -16,7 +16,7 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// A wish is a config as its author thinks of it.
+// A wish is a config from its author's point of view.
 type wish struct {
 	masqLinkLocal, masqLinkLocalIPv6, enableIPv6 bool
 	keepHost                                     bool // masqueradeHost: false
@@ -24,7 +24,7 @@ type wish struct {
 	non, force, nonSrc, src                      []netip.Prefix
 }
 
-// decides is the whole of the policy.
+// decides returns the specified verdict.
 func (w wish) decides(src, dst netip.Addr, received, leaving string, fromHere, local bool) nft.Verdict {
 	linkLocal := dst.IsLinkLocalUnicast() && (dst.Is4() && !w.masqLinkLocal || dst.Is6() && !w.masqLinkLocalIPv6)
 	sources := slices.ContainsFunc(w.src, func(p netip.Prefix) bool { return p.Addr().Is6() == src.Is6() })
@@ -54,7 +54,7 @@ func named(list []string, name string) bool {
 	})
 }
 
-// String writes the config, each CIDR on a line of its own.
+// String returns the config, with each CIDR on a separate line.
 func (w wish) String() string {
 	var b strings.Builder
 	if w.keepHost {
@@ -77,8 +77,8 @@ func (w wish) String() string {
 	return b.String()
 }
 
-// A wisher makes wishes and addresses, often near each other and near the ends
-// of ranges.
+// A wisher generates wishes and addresses, often near each other and near the
+// ends of ranges.
 type wisher struct{ *rand.Rand }
 
 func (r wisher) address(ipv6 bool) netip.Addr {
@@ -102,7 +102,7 @@ func (r wisher) prefixes(most int) []netip.Prefix {
 	for range r.IntN(most + 1) {
 		a := r.address(r.IntN(2) == 0)
 		p := netip.PrefixFrom(a, r.IntN(a.BitLen()+1)).Masked()
-		// An IPv4-mapped network has no meaning in a config.
+		// An IPv4-mapped network is invalid in a config.
 		if p.Addr().Is6() && p.Contains(netip.MustParseAddr("::ffff:0:0")) && p.Bits() > 0 {
 			continue
 		}
@@ -133,7 +133,7 @@ func (r wisher) wish() wish {
 	return w
 }
 
-// near gives an address of the family, often one in or beside a CIDR.
+// near returns an address of the family, often one in or next to a CIDR.
 func (r wisher) near(w wish, ipv6 bool) netip.Addr {
 	all := slices.Concat(w.non, w.force, w.nonSrc, w.src)
 	if len(all) > 0 && r.IntN(3) > 0 {
@@ -195,8 +195,8 @@ func TestExplainAgreesWithTheSpecification(t *testing.T) {
 	}
 }
 
-// checkPlaces holds that each CIDR named holds the address that is asked for,
-// and stands where the answer says.
+// checkPlaces checks that each named CIDR contains the address, and is at the
+// reported position.
 func checkPlaces(t *testing.T, path, text string, a answer.Answer, src, dst netip.Addr) {
 	t.Helper()
 	lines := strings.Split(text, "\n")
@@ -214,14 +214,14 @@ func checkPlaces(t *testing.T, path, text string, a answer.Answer, src, dst neti
 		place, inFile := strings.CutPrefix(s.Place, path+":")
 		if !inFile {
 			if !strings.HasPrefix(s.Place, "link-local") {
-				t.Fatalf("%s is said to come from %q", s.CIDR, s.Place)
+				t.Fatalf("%s is reported to come from %q", s.CIDR, s.Place)
 			}
 			continue
 		}
 		line, _, _ := strings.Cut(place, ":")
 		number, err := strconv.Atoi(line)
 		if err != nil || number < 1 || number > len(lines) || lines[number-1] != fmt.Sprintf("- %q", s.CIDR) {
-			t.Fatalf("%s is said to stand at %s of:\n%s", s.CIDR, place, text)
+			t.Fatalf("%s is reported at %s of:\n%s", s.CIDR, place, text)
 		}
 	}
 }

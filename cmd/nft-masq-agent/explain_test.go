@@ -42,7 +42,7 @@ func TestAddressesOfTheNodeAreLocal(t *testing.T) {
 	}
 }
 
-func TestExplainSaysWhatPeopleDoNotExpect(t *testing.T) {
+func TestExplainNotesSurprises(t *testing.T) {
 	const (
 		many     = "Multicast and broadcast are masqueraded too, as with the older agents."
 		ownToo   = "The node's own traffic is masqueraded like a pod's."
@@ -72,7 +72,7 @@ func TestExplainSaysWhatPeopleDoNotExpect(t *testing.T) {
 	}
 }
 
-func TestExplainTakesTheFlagsAndTheFileOfARunningAgent(t *testing.T) {
+func TestExplainUsesFlagsAndFileOfARunningAgent(t *testing.T) {
 	// Process 100 is this one; the other one sees other files.
 	proc := t.TempDir()
 	for link, to := range map[string]string{"self": "100", "100/ns/mnt": "mnt:[1]", "9/ns/mnt": "mnt:[2]", "100/ns/net": "net:[1]", "9/ns/net": "net:[1]"} {
@@ -123,9 +123,9 @@ func TestExplainTakesTheFlagsAndTheFileOfARunningAgent(t *testing.T) {
 	}
 }
 
-// A source is received on the interface that leads back to it; what leaves takes the
-// interface of its route, or the one of --out.
-func TestExplainTakesTheInterfacesOfTheRoutes(t *testing.T) {
+// A source is received on the interface of the route back to it; packets leave by
+// the interface of their route, or by that of --out.
+func TestExplainUsesTheInterfacesOfTheRoutes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config")
 	text := "masqueradeSrcInterfaces: [cni0]\nnonMasqueradeOutInterfaces: [\"wg*\"]\nmasqueradeOutInterfaces: [eth0]\n"
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {

@@ -66,7 +66,7 @@ func TestExplainNamesTheAddressThatTheFarEndSees(t *testing.T) {
 		{"foreign rule that keeps", "table ip x { chain c { type nat hook postrouting priority 90; snat to ip saddr; }; }", "203.0.113.9", "foreign-snat", []string{"203.0.113.9 sees 10.244.1.2"}},
 		{
 			"mark that is not known", "table ip x { chain c { type nat hook postrouting priority 90; meta mark 0x77 snat to 198.51.100.50; }; }", "203.0.113.9", "unknown",
-			[]string{"cannot be known", "meta mark 0x77", "198.51.100.50 by ip x c handle 2", "192.0.2.1 by this agent"},
+			[]string{"cannot be determined", "meta mark 0x77", "198.51.100.50 by ip x c handle 2", "192.0.2.1 by this agent"},
 		},
 		{"large set", "table ip x { set s { type ipv4_addr; flags interval,timeout; elements = { 10.9.0.0/16 timeout 1h }; }; chain c { type nat hook postrouting priority 90; ip daddr @s masquerade; }; }", "10.9.0.9", "foreign-masquerade", []string{"192.0.2.1"}},
 	}
@@ -74,7 +74,7 @@ func TestExplainNamesTheAddressThatTheFarEndSees(t *testing.T) {
 		n := newTrafficNode(t)
 		n.enforce("", flag)
 		for i, tt := range situations {
-			if mode == nft.ModeIPTables { // in which the base chain is there
+			if mode == nft.ModeIPTables { // in which the base chain exists
 				tt.rules = strings.ReplaceAll(tt.rules, "chain POSTROUTING { type nat hook postrouting priority 100;", "chain POSTROUTING {")
 			}
 			if tt.rules != "" {
@@ -120,7 +120,7 @@ func (n trafficNode) judge(x answer.Explanation, seen netip.Addr) {
 	}
 }
 
-func TestExplainAnswersByTheKernelIfTheFileDiffers(t *testing.T) {
+func TestExplainAnswersFromTheKernelIfTheFileDiffers(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newTrafficNode(t)
@@ -141,7 +141,7 @@ func TestExplainAnswersByTheKernelIfTheFileDiffers(t *testing.T) {
 	})
 }
 
-func TestExplainSaysThatAnAddressIsTranslatedFirst(t *testing.T) {
+func TestExplainReportsEarlierTranslation(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore")
 	for name, install := range map[string]func(n trafficNode){
@@ -182,7 +182,7 @@ COMMIT
 	}
 }
 
-func TestExplainNamesWhatIsSeenWithConditionsOnInterfacesAndEnforcement(t *testing.T) {
+func TestExplainHandlesInterfacesAndEnforcement(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	n := newTrafficNode(t)

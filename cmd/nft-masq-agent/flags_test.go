@@ -18,7 +18,7 @@ func parseRun(t *testing.T, line string) *options.Options {
 	return o
 }
 
-func TestFlagsThatRefuseAValueEndWithCode2(t *testing.T) {
+func TestRejectedFlagValuesExitWithCode2(t *testing.T) {
 	tests := []string{
 		"--logtostderr=perhaps", "--v=1.5", "--masq-chain=-x", "--masq-chain=!x", "--to-ports=0",
 		"--to-ports=1024-2047,", "--to-ports=0-0", "--resync-interval=1.5", "--resync-interval=99999999999999999999", "--http-address=127.0.0.1:70000",
@@ -31,7 +31,7 @@ func TestFlagsThatRefuseAValueEndWithCode2(t *testing.T) {
 	}
 }
 
-func TestEveryFlagHasAHelpInEightyColumns(t *testing.T) {
+func TestFlagHelpFitsEightyColumns(t *testing.T) {
 	for _, c := range commands() {
 		fs, _ := c.flagSet()
 		text := c.help()
@@ -54,7 +54,7 @@ func TestEveryFlagHasAHelpInEightyColumns(t *testing.T) {
 	}
 }
 
-func TestCommandsOfAPolicyTakeAllOfItsFlags(t *testing.T) {
+func TestPolicyCommandsAcceptAllPolicyFlags(t *testing.T) {
 	for _, c := range commands() {
 		if slices.Contains([]string{"version", "connections", "ready", "cleanup"}, c.name) {
 			continue

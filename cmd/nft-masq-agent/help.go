@@ -10,8 +10,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 )
 
-// help answers the command of that name: about the program, or about one
-// command.
+// help is the command of that name: it describes the program, or one command.
 func help(all []command, args []string, e environment) int {
 	text := programHelp(all)
 	switch {
@@ -53,7 +52,7 @@ func listed(name, about string) string {
 	return fmt.Sprintf("  %-*s", indent-2, name) + lines[indent:]
 }
 
-// help describes one command in full.
+// help returns the full description of a command.
 func (c command) help() string {
 	var b strings.Builder
 	usage := program + " " + c.name
@@ -80,7 +79,7 @@ func (c command) help() string {
 	return text + b.String()
 }
 
-// flagHelp lists the flags but for those of klog, which it sums up.
+// flagHelp lists the flags, except those of klog, which it summarizes.
 func flagHelp(fs *flag.FlagSet) string {
 	var b strings.Builder
 	klog := false

@@ -19,13 +19,13 @@ import (
 	"nft-masq-agent/nft/nfttest/netns"
 )
 
-// evil is a name with what a terminal obeys, and with a line that lies.
+// evil is a name with terminal control characters, and with a forged line.
 const evil = "\x1b[2J\x07\u009b1m\u202e\"\nin sync: all is well\\"
 
-// evilProgram is a process name with the same, as far as there is room.
+// evilProgram is a process name with the same, as far as it fits.
 const evilProgram = "\x1b[2J\u009b\nis fine"
 
-// spoil makes a base chain that masquerades, under evil names, and evil objects in
+// spoil creates a masquerading base chain with evil names, and evil objects in
 // our table, as a process with an evil name.
 func spoil(n *node) {
 	n.t.Helper()
@@ -61,16 +61,16 @@ func spoil(n *node) {
 	n.check(c.Commit(b, 0))
 }
 
-// obeyed returns the first characters of a text that a terminal may obey.
+// obeyed returns the first control characters of a text.
 func obeyed(text string) string {
-	odd := func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }
-	if i := strings.IndexFunc(text, odd); i >= 0 {
+	control := func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }
+	if i := strings.IndexFunc(text, control); i >= 0 {
 		return text[max(0, i-40):min(len(text), i+40)]
 	}
 	return ""
 }
 
-func TestNoNameOfOthersIsPrintedRaw(t *testing.T) {
+func TestForeignNamesAreNotPrintedRaw(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.check(os.Mkdir(n.path, 0o755))
@@ -90,7 +90,7 @@ func TestNoNameOfOthersIsPrintedRaw(t *testing.T) {
 	answers["ready"] = n.run("ready", "--probe-socket", socket).stdout
 	for what, text := range answers {
 		if obeyed(text) != "" || strings.Contains(text, "\nin sync: all") {
-			t.Errorf("%s says %q in\n%s", what, obeyed(text), text)
+			t.Errorf("%s has %q in\n%s", what, obeyed(text), text)
 		}
 	}
 	for _, what := range []string{"/readyz", "ready"} {

@@ -10,12 +10,12 @@ import (
 )
 
 // debugVerbosity is the -v from which on details are logged. Clusters commonly
-// run their agents with -v=2, which is to stay as quiet as 0.
+// run their agents with -v=2, which should be as quiet as 0.
 const debugVerbosity = 4
 
-// newLogger logs to w, which is stdout: tools that collect logs take all of
-// stderr for errors. A line has its time, level and message; no caller, no
-// stack, and none is left out as a repetition.
+// newLogger logs to w, which is stdout: log collectors treat everything on stderr
+// as errors. Lines have time, level and message, but no caller or stack, and
+// there is no sampling.
 func newLogger(w zapcore.WriteSyncer, o options.Options) *zap.Logger {
 	encoding := zapcore.EncoderConfig{
 		TimeKey:        "time",

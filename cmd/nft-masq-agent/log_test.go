@@ -13,7 +13,7 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-func TestTheLogHasTimeLevelAndMessage(t *testing.T) {
+func TestLogHasTimeLevelAndMessage(t *testing.T) {
 	var b bytes.Buffer
 	log := newLogger(zapcore.AddSync(&b), *parseRun(t, ""))
 	log.Info("applied", zap.Duration("took", 1500*time.Microsecond), zap.Int("cidrs", 3))
@@ -31,7 +31,7 @@ func TestTheLogHasTimeLevelAndMessage(t *testing.T) {
 	}
 }
 
-func TestTheTextLogIsForPeople(t *testing.T) {
+func TestTextLog(t *testing.T) {
 	var b bytes.Buffer
 	log := newLogger(zapcore.AddSync(&b), *parseRun(t, "--log-format text"))
 	log.Error("config rejected; last good config (3f9a2c71) stays enforced", zap.Error(errors.New("config.yaml:4:5: bad")))

@@ -7,22 +7,22 @@ import (
 	"time"
 )
 
-// maxQueued bounds what waits to be written, in bytes.
+// maxQueued is the size of the queue, in bytes.
 const maxQueued = 256 << 10
 
-// A lineQueue writes the lines of the log from a goroutine of its own: a reader
-// that does not read, or is gone, holds nobody up. Lines that do not fit into the
-// queue, or that cannot be written, are lost and counted.
+// A lineQueue writes log lines from a separate goroutine, so that a slow or
+// missing reader blocks nothing. Lines that do not fit into the queue, or that
+// cannot be written, are dropped and counted.
 type lineQueue struct {
 	w    io.Writer
 	lost atomic.Uint64
-	// report logs that lines were lost, once the reader reads again.
+	// report logs that lines were dropped, once the reader reads again.
 	report func(lost uint64)
 
 	mu       sync.Mutex
 	lines    [][]byte
 	size     int
-	more     chan struct{} // has a token when there are lines
+	more     chan struct{} // receives a token when there are lines
 	closed   chan struct{}
 	finished chan struct{}
 }
@@ -55,27 +55,27 @@ func (q *lineQueue) Write(line []byte) (int, error) {
 // Sync implements [zapcore.WriteSyncer].
 func (q *lineQueue) Sync() error { return nil }
 
-// Close writes what is queued, for as long as the reader takes it within the
-// patience. Nothing may be written afterwards.
-func (q *lineQueue) Close(patience time.Duration) {
+// Close writes the queued lines, as long as the reader accepts them within the
+// timeout. Nothing may be written afterwards.
+func (q *lineQueue) Close(timeout time.Duration) {
 	close(q.closed)
 	select {
 	case <-q.finished:
-	case <-time.After(patience):
+	case <-time.After(timeout):
 	}
 }
 
 func (q *lineQueue) run() {
 	defer close(q.finished)
 	for reported := uint64(0); ; {
-		read := false // somebody reads
+		read := false // whether there is a reader
 		for line := q.next(); line != nil; line = q.next() {
 			_, err := q.w.Write(line)
 			if read = err == nil; !read {
 				q.lost.Add(1)
 			}
 		}
-		// There is room for a line more now.
+		// There is room for another line now.
 		if lost := q.lost.Load(); lost > reported && read {
 			q.report(lost - reported)
 			reported = lost
@@ -84,7 +84,7 @@ func (q *lineQueue) run() {
 		case <-q.more:
 		case <-q.closed:
 			select {
-			case <-q.more: // written before the end
+			case <-q.more: // written before Close
 			default:
 				return
 			}

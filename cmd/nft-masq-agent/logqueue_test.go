@@ -16,7 +16,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-func TestALogThatNobodyReadsHoldsNobodyUpAndCountsWhatIsLost(t *testing.T) {
+func TestUnreadLogBlocksNothingAndCountsLostLines(t *testing.T) {
 	t.Parallel()
 	r, w := io.Pipe()
 	q := newLineQueue(w)
@@ -26,7 +26,7 @@ func TestALogThatNobodyReadsHoldsNobodyUpAndCountsWhatIsLost(t *testing.T) {
 		if n, err := fmt.Fprintf(q, "line %08d\n", i); n != 14 || err != nil {
 			t.Fatal(n, err)
 		}
-		for i == 0 && q.queued() > 0 { // until the first line waits for the reader
+		for i == 0 && q.queued() > 0 { // until the first line is blocked by the reader
 			time.Sleep(time.Millisecond)
 		}
 	}
@@ -44,10 +44,10 @@ func TestALogThatNobodyReadsHoldsNobodyUpAndCountsWhatIsLost(t *testing.T) {
 	if read-1+lost != lines {
 		t.Errorf("%d lines read and %d lost of %d", read-1, lost, lines)
 	}
-	q.Close(patience)
+	q.Close(timeout)
 }
 
-// queued returns how many bytes wait to be written.
+// queued returns how many bytes are queued.
 func (q *lineQueue) queued() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -85,13 +85,13 @@ func TestLinesThatCannotBeWrittenAreCounted(t *testing.T) {
 	if n := <-reported; n != 3 {
 		t.Errorf("%d lines reported as lost, want 3", n)
 	}
-	q.Close(patience)
+	q.Close(timeout)
 	if line := <-w.written; line != "y\n" {
 		t.Errorf("written %q", line)
 	}
 }
 
-func TestALogThatIsNotReadOrReadSlowlyOrIsGoneStopsNoHealing(t *testing.T) {
+func TestUnreadOrSlowLogDoesNotStopRepairs(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		n := newNode(t)
@@ -112,7 +112,7 @@ func TestALogThatIsNotReadOrReadSlowlyOrIsGoneStopsNoHealing(t *testing.T) {
 			t.Helper()
 			for range nfttest.Rounds(1, 5, 5) {
 				tamper(n, mode)
-				late := time.Now().Add(patience)
+				late := time.Now().Add(timeout)
 				for len(n.differences(wants(t, "", flag))) > 0 {
 					if time.Now().After(late) {
 						t.Fatalf("not restored while the log is %s", when)
@@ -121,10 +121,10 @@ func TestALogThatIsNotReadOrReadSlowlyOrIsGoneStopsNoHealing(t *testing.T) {
 				}
 			}
 		}
-		for late := time.Now().Add(patience); len(n.differences(wants(t, "", flag))) > 0 && time.Now().Before(late); {
+		for late := time.Now().Add(timeout); len(n.differences(wants(t, "", flag))) > 0 && time.Now().Before(late); {
 			time.Sleep(time.Millisecond)
 		}
-		for i := range 200 { // more than pipe and queue hold
+		for i := range 200 { // more than pipe and queue can buffer
 			n.swap(fmt.Sprintf("# %d\n%s", i, strings.Repeat("unknownKey: 1\n", 500)))
 			heals("not read")
 			if n.number("nft_masq_agent_log_lines_lost_total") > 0 {
@@ -146,7 +146,7 @@ func TestALogThatIsNotReadOrReadSlowlyOrIsGoneStopsNoHealing(t *testing.T) {
 		}
 		select {
 		case <-p.Done():
-		case <-time.After(patience):
+		case <-time.After(timeout):
 			t.Fatal("does not end")
 		}
 		if err := p.Wait(); err != nil {
@@ -155,7 +155,7 @@ func TestALogThatIsNotReadOrReadSlowlyOrIsGoneStopsNoHealing(t *testing.T) {
 	})
 }
 
-func TestWarningsThatNobodyReadsStopNoStart(t *testing.T) {
+func TestUnreadWarningsDoNotPreventTheStart(t *testing.T) {
 	t.Parallel()
 	for _, gone := range []bool{false, true} {
 		for _, line := range []string{"run --resync-interval=0 --config FILE", "--config FILE ignored"} {
@@ -181,7 +181,7 @@ func TestWarningsThatNobodyReadsStopNoStart(t *testing.T) {
 					<-p.Done()
 				})
 				n.check(w.Close())
-				for late := time.Now().Add(patience); len(n.differences(wants(t, ""))) > 0; {
+				for late := time.Now().Add(timeout); len(n.differences(wants(t, ""))) > 0; {
 					if time.Now().After(late) {
 						t.Fatal("no rules are installed")
 					}

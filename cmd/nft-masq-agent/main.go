@@ -1,6 +1,6 @@
-// Command nft-masq-agent decides on a node of Kubernetes which traffic leaves
-// with the pod's own address and which is masqueraded behind the node's. It
-// takes the file and the flags of ip-masq-agent and works in nf_tables.
+// Command nft-masq-agent decides on a Kubernetes node which pod traffic keeps the
+// pod's IP and which is masqueraded to the node's. It takes the config file and
+// the flags of ip-masq-agent, and uses nf_tables.
 package main
 
 import (
@@ -19,15 +19,15 @@ import (
 
 func main() {
 	if os.Getenv("GOGC") == "" {
-		// At rest the agent has a heap of 1 MB instead of 4 MB, and a config of
-		// 1 MiB takes no longer for it. Other commands run in its container and share
-		// its memory limit.
+		// With this, the agent's heap is 1 MB instead of 4 MB at rest, and a
+		// config of 1 MiB takes no longer. Other commands run in its container
+		// and share its memory limit.
 		debug.SetGCPercent(25)
 	}
 	exit(dispatch(context.Background(), commands(), os.Args[1:], theEnvironment()))
 }
 
-// commands lists what the program can do, in the order of its help.
+// commands returns the commands, in the order of the help.
 func commands() []command {
 	return []command{
 		runCommand(),
@@ -43,15 +43,15 @@ func commands() []command {
 	}
 }
 
-// An environment is what a command knows of the world besides its arguments.
+// An environment is what a command uses besides its arguments.
 type environment struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
-	terminal       bool   // stderr is one
-	fit            bool   // stdout is one
-	proc           string // where procfs is mounted
+	terminal       bool   // whether stderr is one
+	fit            bool   // whether stdout is one
+	proc           string // mount point of procfs
 
-	// routeTo returns the node's route to an address, as [kernel.RouteTo] does.
+	// routeTo is [kernel.RouteTo].
 	routeTo func(netip.Addr) (kernel.Route, error)
 
 	// addresses returns those of this node.

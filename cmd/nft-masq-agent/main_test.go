@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asMain makes the test binary be the program, so that tests see what a shell
-// does.
+// asMain makes the test binary act as the program, so that tests see the same as
+// a shell.
 const asMain = "NFT_MASQ_AGENT_TEST_AS_MAIN"
 
 func TestMain(m *testing.M) {
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(agent.Main(m))
 }
 
-// A result is what a run of the program leaves.
+// A result is the result of a run of the program.
 type result struct {
 	stdout, stderr string
 	code           int
@@ -84,12 +84,12 @@ func runHere(t *testing.T, args ...string) result {
 	return result{stdout.String(), stderr.String(), code}
 }
 
-// nodeAddresses are those of the node of runHere.
+// nodeAddresses are the addresses of the node in runHere.
 func nodeAddresses() []netip.Addr {
 	return []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
 }
 
-// errUnreadable says why runHere answers by the config alone.
+// errUnreadable is why runHere answers from the config only.
 var errUnreadable = errors.New("no kernel in this test")
 
 func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
@@ -104,7 +104,7 @@ func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 	}
 }
 
-// routeTo has pods of 10.244.0.0/16 behind cni0 and everybody else behind eth0.
+// routeTo routes 10.244.0.0/16 through cni0 and everything else through eth0.
 func routeTo(a netip.Addr) kernel.Route {
 	switch {
 	case slices.Contains(nodeAddresses(), a), a.IsLoopback():

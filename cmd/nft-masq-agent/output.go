@@ -11,8 +11,8 @@ import (
 	"nft-masq-agent/config"
 )
 
-// refuse prints what is wrong with the files, each problem on a line that
-// begins with its place and, in a terminal, with the line of the file below.
+// refuse prints the problems of the files, each on a line that begins with its
+// position and, on a terminal, followed by the line of the file.
 func refuse(e environment, err error) (int, error) {
 	var problems config.Problems
 	if !errors.As(err, &problems) {
@@ -31,7 +31,7 @@ func printProblem(e environment, severity string, p config.Problem) {
 	}
 }
 
-// warn prints the warnings of a file beside the answer.
+// warn prints the warnings of the files to stderr.
 func warn(e environment, l options.Loaded) {
 	for _, w := range l.Warnings {
 		severity := "warning: "
@@ -42,7 +42,7 @@ func warn(e environment, l options.Loaded) {
 	}
 }
 
-// writeJSON prints an answer for programs.
+// writeJSON prints output as JSON.
 func writeJSON(w io.Writer, v any) error {
 	text, err := answer.JSON(v)
 	if err != nil {
@@ -51,7 +51,7 @@ func writeJSON(w io.Writer, v any) error {
 	return write(w, text)
 }
 
-// text is an answer for people as it is printed: wrapped on a terminal alone.
+// text returns text output, wrapped only on a terminal.
 func (e environment) text(s string) string {
 	if e.fit {
 		return answer.Fit(s)
@@ -65,7 +65,7 @@ func addOutput(fs *flag.FlagSet, to *string) {
 	options.AddFlag(fs, to, "o", outputText, "short for --output=`FORMAT`", options.OneOf(outputText, outputJSON))
 }
 
-// Formats of an answer.
+// Output formats.
 const (
 	outputText = "text"
 	outputJSON = "json"

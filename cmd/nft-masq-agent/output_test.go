@@ -13,7 +13,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 )
 
-func TestATerminalSeesTheLineOfTheFile(t *testing.T) {
+func TestTerminalOutputShowsTheLineOfTheFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c")
 	if err := os.WriteFile(path, []byte("nonMasqueradeCIDRs:\n  - 10.0.0.1/8\n"), 0o644); err != nil {
 		t.Fatal(err)
@@ -33,7 +33,7 @@ func TestATerminalSeesTheLineOfTheFile(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoFileIsAnErrorInBothFormats(t *testing.T) {
+func TestNonRegularFileIsAnErrorInBothFormats(t *testing.T) {
 	const says = "config: /dev/null: "
 	got := runHere(t, "check", "--config", os.DevNull)
 	if got.code != exitFailed || got.stdout != "" || !strings.HasPrefix(got.stderr, "nft-masq-agent check: "+says) {

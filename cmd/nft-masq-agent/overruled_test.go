@@ -9,7 +9,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-func TestARuleInFrontOfOurJumpIsNamedAndDecides(t *testing.T) {
+func TestRuleBeforeOurJumpIsReportedAndDecides(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
@@ -50,7 +50,7 @@ func TestARuleInFrontOfOurJumpIsNamedAndDecides(t *testing.T) {
 	})
 }
 
-func TestWhatOverruledTheOlderAgentIsNamedWhenItNoLongerDoes(t *testing.T) {
+func TestRulesThatOverrodeTheOlderAgentAreReported(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft", "iptables-nft-restore", "iptables-nft-save")
 	const accepted, snatted, snat = "198.51.100.9", "198.18.7.9", "192.0.2.77"
@@ -87,14 +87,14 @@ func TestWhatOverruledTheOlderAgentIsNamedWhenItNoLongerDoes(t *testing.T) {
 			nft.ModeIPTables: {pod, node, "accepts 198.51.100.0/24 before the jump to this agent's chain, so these connections are not masqueraded", "0"},
 		}[mode]
 		if line["event"] != "foreign_exemption" || line["why"] != is.why {
-			t.Errorf("said: %v", line)
+			t.Errorf("logged: %v", line)
 		}
 		why := []string{is.why}
 		if mode == nft.ModeNFTables {
 			line := d.await("foreign_translation")
 			why = append(why, "rewrites the source of connections to 198.18.7.0/24, so this agent does not masquerade them")
 			if line["event"] != "foreign_translation" || line["why"] != why[1] {
-				t.Errorf("said: %v", line)
+				t.Errorf("logged: %v", line)
 			}
 		}
 		sees("after the take-over", map[string]string{accepted: is.accepted, snatted: is.snatted})
@@ -116,7 +116,7 @@ func TestWhatOverruledTheOlderAgentIsNamedWhenItNoLongerDoes(t *testing.T) {
 	})
 }
 
-func TestRulesInLegacyIPTablesShowWithTheCommandsThatRemoveThem(t *testing.T) {
+func TestLegacyIPTablesRulesAreShownWithRemovalCommands(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-legacy")
 	n := newNode(t)

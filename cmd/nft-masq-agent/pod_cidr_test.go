@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestRunAndStatusNamePodsThatTheConfigDoesNotCover(t *testing.T) {
+func TestRunAndStatusReportUncoveredPods(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.swap(exempting("10.1.0.0/16"))
@@ -40,6 +40,6 @@ func TestRunAndStatusNamePodsThatTheConfigDoesNotCover(t *testing.T) {
 	n.swap(badText)
 	d.await("config_rejected")
 	if r, _ := n.status(); len(r.Uncovered) != 1 {
-		t.Errorf("of what the kernel holds: %q", r.Uncovered)
+		t.Errorf("for the kernel's rules: %q", r.Uncovered)
 	}
 }

@@ -18,8 +18,6 @@ import (
 // pending lists the directories whose comments are not reworded yet.
 func pending() []string {
 	return []string{
-		"cmd/nft-masq-agent", "cmd/nft-masq-agent/internal/agent",
-		"cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running",
 		"nft", "nft/kernel", "nft/native", "nft/xtables",
 	}
 }

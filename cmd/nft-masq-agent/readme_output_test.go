@@ -14,10 +14,10 @@ import (
 
 const prompt = "$ " + program + " "
 
-// leftOut is the CIDR that the file proposed next to the config does not have.
+// leftOut is the CIDR that is missing in the proposed file next to the config.
 const leftOut = ", 192.168.0.0/16"
 
-// The examples of README.md are what the commands print on a node whose agent
+// The examples in README.md are the output of the commands on a node whose agent
 // has the first YAML of README.md as its config, and whose pod has opened a
 // connection. Line breaks may differ: README.md is as wide as a terminal.
 func TestReadmeShowsWhatTheCommandsPrint(t *testing.T) {
@@ -60,8 +60,8 @@ func TestReadmeShowsWhatTheCommandsPrint(t *testing.T) {
 	}
 }
 
-// general replaces what is different each time: the directory, process ids,
-// ports that the kernel chose, and seconds.
+// general replaces what differs each time: the directory, PIDs, ports chosen by
+// the kernel, and seconds.
 func general(text, dir string) string {
 	text = strings.ReplaceAll(text, dir+"/", "/etc/config/")
 	text = regexp.MustCompile(`\bpid \d+`).ReplaceAllString(text, "pid 1")

@@ -53,8 +53,8 @@ func readDocument(t *testing.T, name string) string {
 	return string(text)
 }
 
-// section returns the text between <!-- name --> and <!-- /name -->, of which
-// there is one in all documents.
+// section returns the text between <!-- name --> and <!-- /name -->, which must
+// exist once in all documents.
 func section(t *testing.T, name string) string {
 	t.Helper()
 	var all []string
@@ -89,7 +89,7 @@ func TestDocumentsShowTheListingsOfTheCases(t *testing.T) {
 	for _, d := range documents(t) {
 		for _, m := range regexp.MustCompile("(?s)<!-- listing: (\\S+) -->\n```\n(.*?)```").FindAllStringSubmatch(readDocument(t, d), -1) {
 			listings++
-			// Documents leave out the lines that replace the table.
+			// Documents omit the lines that replace the table.
 			want := readDocument(t, m[1])
 			if _, table, ok := strings.Cut(want, "delete table inet nft-masq-agent\n"); ok {
 				want = table
@@ -104,7 +104,7 @@ func TestDocumentsShowTheListingsOfTheCases(t *testing.T) {
 	}
 }
 
-func TestYAMLInDocumentsIsAcceptedWithoutAWarning(t *testing.T) {
+func TestYAMLInDocumentsIsValid(t *testing.T) {
 	configs := 0
 	for _, d := range documents(t) {
 		for _, m := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(readDocument(t, d), -1) {
@@ -165,7 +165,7 @@ func TestDocumentsNameEachFlagOfRun(t *testing.T) {
 	})
 }
 
-func TestEachTestThatDocumentsNameExists(t *testing.T) {
+func TestTestsNamedInDocumentsExist(t *testing.T) {
 	var named [][]string
 	for _, d := range documents(t) {
 		named = append(named, regexp.MustCompile("`(Test[A-Za-z0-9]+)`").FindAllStringSubmatch(readDocument(t, d), -1)...)
@@ -193,7 +193,7 @@ func TestDocumentsListTheDirectDependencies(t *testing.T) {
 	}
 }
 
-// anchors returns what links can point to inside a document, as GitHub names it.
+// anchors returns the anchors of a document, as GitHub creates them.
 func anchors(text string) []string {
 	var all []string
 	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(text, -1) {
@@ -206,7 +206,7 @@ func anchors(text string) []string {
 	return all
 }
 
-func TestLinksInDocumentsPointToSomething(t *testing.T) {
+func TestLinksInDocumentsAreValid(t *testing.T) {
 	for _, d := range documents(t) {
 		for _, m := range regexp.MustCompile(`\]\(([^)]+)\)`).FindAllStringSubmatch(readDocument(t, d), -1) {
 			if strings.HasPrefix(m[1], "https://") {
@@ -226,7 +226,7 @@ func TestLinksInDocumentsPointToSomething(t *testing.T) {
 	}
 }
 
-func TestPoliciesOfTheReadmeAreAcceptedWithoutAWarning(t *testing.T) {
+func TestPoliciesInTheReadmeAreValid(t *testing.T) {
 	policies := 0
 	for _, m := range regexp.MustCompile("`([A-Za-z]+CIDRs|[A-Za-z]+Interfaces|[A-Za-z]+Addresses|masq[A-Za-z]+): [^`]+`").FindAllString(readDocument(t, "README.md"), -1) {
 		policies++

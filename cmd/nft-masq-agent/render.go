@@ -22,7 +22,7 @@ const (
 type renderFlags struct {
 	*options.Options
 	format     string
-	windowsAPI int // 0 where not given
+	windowsAPI int // 0 if not given
 }
 
 func renderCommand() command {
@@ -85,7 +85,7 @@ func (f *renderFlags) render(e environment) (int, error) {
 	return exitDone, write(e.stdout, text)
 }
 
-// settle makes flags that depend on one another agree.
+// settle checks and completes flags that depend on one another.
 func (f *renderFlags) settle() error {
 	if f.format == "" {
 		f.format = formatNFT
@@ -120,11 +120,11 @@ func parseWindowsAPI(s string) (int, error) {
 	return 0, errors.New("is neither 1 (HNS) nor 2 (HCN)")
 }
 
-// winBridge gives the policy for Windows nodes.
+// winBridge returns the policy for Windows nodes.
 func (f *renderFlags) winBridge(e environment, l options.Loaded) (string, error) {
 	text, leftOut, err := answer.WinBridge(f.windowsAPI, l.Config, l.Ruleset.Policy)
 	if leftOut > 0 {
-		_, _ = fmt.Fprintf(e.stderr, "left out: %s, as the policy is one for IPv4\n", counted(leftOut, "IPv6 CIDR"))
+		_, _ = fmt.Fprintf(e.stderr, "omitted: %s, because the policy is for IPv4\n", counted(leftOut, "IPv6 CIDR"))
 	}
 	return text, err
 }

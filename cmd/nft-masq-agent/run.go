@@ -34,7 +34,7 @@ func runCommand() command {
 		name:  "run",
 		about: "run the daemon: apply the config and keep it applied",
 		details: "It reads the config, writes to the kernel only what differs, follows the file, and restores the rules if " +
-			"another program changes them. SIGTERM and SIGINT end it, and the rules stay; SIGHUP makes it re-check everything at once.",
+			"another program changes them. It exits on SIGTERM and SIGINT, and the rules stay; SIGHUP makes it re-check everything at once.",
 		examples: []string{
 			program + " run",
 			program + " run --config /etc/config --http-address 127.0.0.1:9717",
@@ -49,16 +49,16 @@ func runCommand() command {
 	}
 }
 
-// lastLines is how long the last lines of the log may take when the agent ends.
+// lastLines is how long writing the last log lines may take when the agent exits.
 const lastLines = 100 * time.Millisecond
 
 func run(ctx context.Context, o options.Options, e environment) (int, error) {
-	// There is one thing to do at a time. With more processors the runtime looks
-	// for further work on them at each event, which takes longer than the event.
+	// There is one thing to do at a time. With more CPUs, the runtime searches
+	// for more work on them at each event, which takes longer than the event.
 	runtime.GOMAXPROCS(1)
 	ctx, restore := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer restore()
-	// From the first signal on a second one kills, as it does without us.
+	// After the first signal, a second one kills the process, as by default.
 	context.AfterFunc(ctx, restore)
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, unix.SIGHUP)
@@ -85,7 +85,7 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 	<-ctx.Done()
 	log.Info("exiting; the rules stay", zap.String("event", "exiting"))
 	// The loop ends at once unless it is in the middle of a large transaction,
-	// which the kernel takes whole or not at all.
+	// which is atomic.
 	select {
 	case <-ended:
 	case <-time.After(200 * time.Millisecond):
@@ -93,8 +93,8 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 	return exitDone, nil
 }
 
-// startAgent starts the loop and what it listens to. What it gives is closed
-// when all of them have ended.
+// startAgent starts the loop and its inputs. The returned channel is closed when
+// all of them have ended.
 func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *zap.Logger, hangup <-chan os.Signal, lostLines func() uint64) <-chan struct{} {
 	listener := agent.NewListener()
 	reader := config.NewReader(o.ConfigPath)
@@ -152,13 +152,13 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 	return ended
 }
 
-// giveBack gives memory back to the system, some time later.
+// giveBack returns memory to the system after a delay.
 func giveBack() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
 
 type applyFunc func(nft.Ruleset, kernel.Look) (kernel.Applied, error)
 
-// givingBack gives memory back after many CIDRs were written: parsing and
-// sending them takes a multiple of what keeping them does.
+// givingBack returns memory to the system after many CIDRs were written: parsing
+// and sending them takes several times the memory of keeping them.
 func givingBack(apply applyFunc) applyFunc {
 	const many = 10_000
 	return func(want nft.Ruleset, look kernel.Look) (kernel.Applied, error) {
@@ -170,8 +170,8 @@ func givingBack(apply applyFunc) applyFunc {
 	}
 }
 
-// accepting looks for the rules of others, but for conflicts in chains that the
-// operator accepts.
+// accepting returns a function that reads other programs' rules, with conflicts
+// accepted by the operator marked as such.
 func accepting(ctx context.Context, k *kernel.Kernel, chains []string) func(nft.Ruleset) (kernel.Others, error) {
 	return func(want nft.Ruleset) (kernel.Others, error) {
 		others, err := k.Others(ctx, want)
@@ -180,7 +180,7 @@ func accepting(ctx context.Context, k *kernel.Kernel, chains []string) func(nft.
 	}
 }
 
-// fingerprint tells contents of the config apart.
+// fingerprint identifies a content of the config.
 func fingerprint(sources []config.Source, err error) string {
 	h := sha256.New()
 	for _, s := range sources {

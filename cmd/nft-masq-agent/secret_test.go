@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// secretFiles are keys of Secrets, each with its content.
+// secretFiles are keys of Secrets with their content.
 func secretFiles(secret string) map[string]string {
 	key := "-----BEGIN PRIVATE KEY-----\n" + secret + "\n-----END PRIVATE KEY-----\n"
 	return map[string]string{
@@ -21,7 +21,7 @@ func secretFiles(secret string) map[string]string {
 	}
 }
 
-func TestASecretVolumeInPlaceOfTheConfigIsNotEchoed(t *testing.T) {
+func TestSecretVolumeInPlaceOfTheConfigIsNotPrinted(t *testing.T) {
 	t.Parallel()
 	const secret = "hunter2hunter2"
 	all := secretFiles(secret)
@@ -49,9 +49,9 @@ func TestASecretVolumeInPlaceOfTheConfigIsNotEchoed(t *testing.T) {
 			socket := filepath.Join(t.TempDir(), "probe.sock")
 			d := n.start("--v=4", "--http-address", httpAddress, "--probe-socket", socket)
 			d.began(wants(t, ""))
-			said := map[string]string{}
+			printed := map[string]string{}
 			for _, path := range []string{"/readyz", "/metrics"} {
-				_, said[path] = n.get(path)
+				_, printed[path] = n.get(path)
 			}
 			paths := []string{n.path}
 			for _, f := range files {
@@ -60,17 +60,17 @@ func TestASecretVolumeInPlaceOfTheConfigIsNotEchoed(t *testing.T) {
 			for _, command := range []string{"check", "check -o json", "status", "explain 10.1.2.3", "diff", "render"} {
 				for _, path := range paths {
 					if path != n.path && command != "check" {
-						continue // a file is parsed in the same way by all
+						continue // all commands parse a file in the same way
 					}
 					r := n.run(append(strings.Fields(command), "--config", path)...)
-					said[command+" "+path] = r.stdout + r.stderr
+					printed[command+" "+path] = r.stdout + r.stderr
 				}
 			}
 			ready := n.run("ready", "--probe-socket", socket)
-			said["ready"] = ready.stdout + ready.stderr
+			printed["ready"] = ready.stdout + ready.stderr
 			d.stop()
-			said["the log"] = d.Text()
-			for what, text := range said {
+			printed["the log"] = d.Text()
+			for what, text := range printed {
 				if text == "" || strings.Contains(text, secret) {
 					t.Errorf("%s: %s", what, text)
 				}

@@ -81,8 +81,9 @@ func (f *statusFlags) status(ctx context.Context, e environment) (int, error) {
 	return exitDone, nil
 }
 
-// askKernel reports on the kernel. What a bad config wants is not known: then the
-// kernel is held against what it holds itself, as a running agent does.
+// askKernel adds the report on the kernel. If the config is invalid, the wanted
+// rules are unknown: then the kernel is compared with its own policy, as a
+// running agent does.
 func askKernel(ctx context.Context, r *answer.Status, k *kernel.Kernel, o options.Options, want nft.Ruleset) error {
 	held, found, err := k.Held(ctx, o.Chain, r.Config.Accepted && o.Mode == nft.ModeIPTables)
 	if err != nil {
@@ -94,7 +95,7 @@ func askKernel(ctx context.Context, r *answer.Status, k *kernel.Kernel, o option
 	r.Kernel.Differences = []string{}
 	err = k.Check(ctx, o.NFT().Layout)
 	if errors.Is(err, nft.ErrForeignChain) {
-		// Neither its rules nor what they counted are ours.
+		// Neither its rules nor their counters are ours.
 		r.Kernel.Differences = append(r.Kernel.Differences, err.Error())
 		r.SetConnections(nil)
 		r.SetOthers(kernel.Others{})
@@ -137,7 +138,7 @@ func askKernel(ctx context.Context, r *answer.Status, k *kernel.Kernel, o option
 	return askStale(ctx, r, k)
 }
 
-// askStale reports on connections that contradict the rules.
+// askStale adds the report on connections that contradict the rules.
 func askStale(ctx context.Context, r *answer.Status, k *kernel.Kernel) error {
 	policy, found, err := k.Live(ctx)
 	if err != nil || !found {
@@ -145,7 +146,7 @@ func askStale(ctx context.Context, r *answer.Status, k *kernel.Kernel) error {
 	}
 	stale, err := countStale(ctx, policy)
 	if err != nil {
-		r.Notes = append(r.Notes, fmt.Sprintf("stale connections are not known: %v", err))
+		r.Notes = append(r.Notes, fmt.Sprintf("cannot count stale connections: %v", err))
 		return nil
 	}
 	r.SetStale(stale)

@@ -11,7 +11,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-func TestStatusSaysSinceWhenThePolicyIsEnforcedAndWhatChangedLast(t *testing.T) {
+func TestStatusShowsSinceWhenThePolicyIsEnforced(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	first := exempting("10.1.0.0/16", "10.2.0.0/16")
@@ -54,7 +54,7 @@ func TestStatusSaysSinceWhenThePolicyIsEnforcedAndWhatChangedLast(t *testing.T) 
 	}
 }
 
-func TestStatusSaysNothingOfAnAgentThatDoesNotAnswer(t *testing.T) {
+func TestStatusOmitsThePolicyOfAnUnresponsiveAgent(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	d := n.start()
@@ -63,6 +63,6 @@ func TestStatusSaysNothingOfAnAgentThatDoesNotAnswer(t *testing.T) {
 		t.Errorf("exit code %d: %+v", code, r.Agents)
 	}
 	if text := n.run("status").stdout; strings.Contains(text, "last change") {
-		t.Errorf("status says\n%s", text)
+		t.Errorf("status is\n%s", text)
 	}
 }

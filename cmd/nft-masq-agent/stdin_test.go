@@ -8,7 +8,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-func TestStandardInputIsAConfig(t *testing.T) {
+func TestStandardInputCanBeTheConfig(t *testing.T) {
 	for _, args := range []string{"check --config -", "check --config /dev/stdin", "render --config -", "explain 10.1.2.3 --config -"} {
 		for input, want := range map[string]int{"masqLinkLocal: true\n": exitDone, "masqLinkLocal: 5\n": exitFailed} {
 			var out strings.Builder
@@ -27,7 +27,7 @@ func TestErrorsNameFlagsWithTwoDashes(t *testing.T) {
 		"explain 10.1.2.3 --from x":  "for flag --from: is not an IP address",
 		"explain 10.1.2.3 --from":    "needs an argument: --from",
 		"check --strict=maybe":       "for --strict",
-		"check --output yaml":        "for flag --output: is none of text, json",
+		"check --output yaml":        "for flag --output: is not one of text, json",
 		"check /etc/ip-masq-agent.x": "did you mean --config /etc/ip-masq-agent.x?",
 	} {
 		if got := runHere(t, strings.Fields(args)...); got.code != exitUsage || !strings.Contains(got.stderr, want) {
@@ -36,14 +36,14 @@ func TestErrorsNameFlagsWithTwoDashes(t *testing.T) {
 	}
 }
 
-func TestVersionIsJSONToo(t *testing.T) {
+func TestVersionAsJSON(t *testing.T) {
 	var v versionReport
 	if got := runHere(t, "version", "-o", "json"); json.Unmarshal([]byte(got.stdout), &v) != nil || v.Program != program || v.Version == "" {
 		t.Errorf("%+v", got)
 	}
 }
 
-func TestCleanupRemovesOnlyWhatItIsAskedTo(t *testing.T) {
+func TestCleanupRemovesOnlyWhatWasRequested(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	n := newTrafficNode(t)

@@ -10,10 +10,10 @@ import (
 )
 
 // Set by the linker: -X main.version=v1.2.3 -X main.commit=HASH. Otherwise they
-// are what Go makes of the repository.
+// are derived from the repository by Go.
 var version, commit string
 
-// A buildInfo says what this program was built from.
+// A buildInfo describes what this program was built from.
 type buildInfo struct {
 	version, commit, goVersion string
 }
@@ -31,7 +31,7 @@ func build() buildInfo {
 	return b
 }
 
-// revision returns the commit that Go has stamped, if it has.
+// revision returns the commit that Go has stamped, if any.
 func revision(settings []debug.BuildSetting) string {
 	commit, modified := "", ""
 	for _, s := range settings {
@@ -49,7 +49,7 @@ func (b buildInfo) String() string {
 	return fmt.Sprintf("%s %s\ncommit %s\n%s %s/%s", program, b.version, b.commit, b.goVersion, runtime.GOOS, runtime.GOARCH)
 }
 
-// A versionReport is the answer of version -o json. Fields are only ever added.
+// A versionReport is the output of version -o json. Fields are only ever added.
 type versionReport struct {
 	Program   string `json:"program"`
 	Version   string `json:"version"`

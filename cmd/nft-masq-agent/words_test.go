@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// A wording is one that users should not meet, and what to write instead.
+// A wording is one that texts should not have, and what to write instead.
 type wording struct {
 	pattern string
 	instead string
@@ -27,11 +27,11 @@ func wordings() []wording {
 		{pattern: `\blooks? (at|for|now|again)\b|\blooked (at|for)\b|\blooks\b`, instead: "check, compare", right: []string{"look the same"}, inCode: []string{"looks like", "looks up", "looks for comments"}},
 		{pattern: `\bwhere\b`, instead: "if, when", right: []string{
 			"masquerading where you want", "where pod IPs are", "where no agent runs", "where other kernels", "where the kubelet probes",
-		}, inCode: []string{"where yaml.v3 looks", "line where", "from | where | ,", "ip6t_entry: where the offsets", "and where the matches begin"}},
+		}, inCode: []string{"where yaml.v3 looks", "ip_tables, where --takeover", "line where", "from | where | ,", "ip6t_entry: where the offsets", "and where the matches begin"}},
 		{pattern: `\b(gives?|gave)\b`, instead: "return, report", inCode: []string{"gives a device an address", "gives the outside host one address", "gives one of the three hosts"}},
 		{pattern: `\b(says?|said|tells?|told)\b`, instead: "report, log, warn", right: []string{"if any file says"}},
 		{pattern: `\bbeside\b`, instead: "next to"},
-		{pattern: `\bbehind\b`, instead: "after", right: []string{"who is behind", "pod behind", "leaves its rules behind"}, inCode: []string{"left behind"}},
+		{pattern: `\bbehind\b`, instead: "after", right: []string{"who is behind", "leaves its rules behind"}, inCode: []string{"left behind"}},
 		{pattern: `\bnot of the config\b`, instead: "not in the config"},
 		{pattern: `\brules? (or map )?of others\b|\bothers'|\bother's\b|\bothers (do|did|write|wrote|have|had|commit)\b`, instead: "other programs' rules"},
 		{pattern: `\b(somebody|someone|anybody|nobody)\b`, instead: "another program, you", right: []string{"Anybody who can reach the node"}},
@@ -47,8 +47,8 @@ func wordings() []wording {
 	}
 }
 
-// userTexts returns what users read, by where it is: documents without code, help,
-// the descriptions of metrics, errors of the config, and what the commands answer
+// userTexts returns what users read, by location: documents without code, help,
+// the descriptions of metrics, errors of the config, and the output of commands
 // in the transcripts.
 func userTexts(t *testing.T) map[string]string {
 	t.Helper()
@@ -91,8 +91,8 @@ func userTexts(t *testing.T) map[string]string {
 	return texts
 }
 
-// commentWordings are what comments and messages should not have: there "who is
-// behind" and the like are no exceptions unless they are listed.
+// commentWordings are the wordings that comments and messages should not have.
+// Their exceptions are separate.
 func commentWordings() []wording {
 	unwanted := append(wordings(), []wording{
 		{pattern: `\banew\b`, instead: "again"},
@@ -109,8 +109,8 @@ func TestUsersReadPlainTechnicalEnglish(t *testing.T) {
 	checkWording(t, userTexts(t), wordings())
 }
 
-// checkWording looks for unwanted words in texts, by place. An exception that no text
-// needs is an error.
+// checkWording finds unwanted wordings in texts, by location. An exception that
+// no text needs is an error.
 func checkWording(t *testing.T, texts map[string]string, unwanted []wording) {
 	t.Helper()
 	all := ""

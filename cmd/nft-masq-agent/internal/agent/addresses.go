@@ -11,7 +11,7 @@ import (
 	"nft-masq-agent/nft/nodeaddr"
 )
 
-// addresses is what the loop knows of the addresses of this node.
+// addresses is what the loop knows about the addresses of this node.
 type addresses struct {
 	changes    <-chan nodeaddr.Change // nil until a policy has snatAddresses
 	known      []netip.Addr
@@ -19,7 +19,7 @@ type addresses struct {
 	missing    map[string]bool // families without an address, as last logged
 }
 
-// placeOnNode completes what is wanted by the addresses that this node has.
+// placeOnNode completes the wanted ruleset with the addresses of this node.
 func (a *Agent) placeOnNode() error {
 	if !a.policy.want.Policy.HasSNAT() {
 		return nil
@@ -36,8 +36,8 @@ func (a *Agent) placeOnNode() error {
 	return nil
 }
 
-// addressesChanged follows the addresses of this node: one that went leaves the kernel
-// at once, since no answer comes back to it.
+// addressesChanged handles a change of this node's addresses: a removed one is
+// removed from the kernel at once, because no replies reach it.
 func (a *Agent) addressesChanged(c nodeaddr.Change) {
 	if c.Err != nil {
 		if !a.addresses.unreadable {
@@ -55,22 +55,22 @@ func (a *Agent) addressesChanged(c nodeaddr.Change) {
 	a.sync(onAddresses, kernel.Look{})
 }
 
-// sayMoved logs which addresses connections leave from since a change of those of this
-// node.
-func (a *Agent) sayMoved(from nft.Policy) {
+// logMoved logs which source addresses connections have after a change of the
+// node's addresses.
+func (a *Agent) logMoved(from nft.Policy) {
 	var added, removed []string
 	for _, f := range a.policy.want.Policy.Families {
 		before := from.SNATOf(f.IPv6).Present
-		added = append(added, beyond(f.SNAT.Present, before)...)
-		removed = append(removed, beyond(before, f.SNAT.Present)...)
+		added = append(added, without(f.SNAT.Present, before)...)
+		removed = append(removed, without(before, f.SNAT.Present)...)
 	}
 	a.log.Info("the addresses of this node changed; connections leave from those that it has", zap.String("event", "snat_addresses_changed"),
 		zap.Strings("added", firstFew(added)), zap.Int("added_count", len(added)),
 		zap.Strings("removed", firstFew(removed)), zap.Int("removed_count", len(removed)), zap.String("hash", a.policy.want.Hash()))
 }
 
-// beyond returns the addresses that are not among others.
-func beyond(addresses, others []netip.Addr) (out []string) {
+// without returns the addresses that are not in others.
+func without(addresses, others []netip.Addr) (out []string) {
 	for _, addr := range addresses {
 		if !slices.Contains(others, addr) {
 			out = append(out, addr.String())
@@ -79,9 +79,9 @@ func beyond(addresses, others []netip.Addr) (out []string) {
 	return out
 }
 
-// sayMissing logs of which families the node has none of snatAddresses, once until that
-// changes.
-func (a *Agent) sayMissing(p nft.Policy) {
+// logMissing logs for which families the node has none of snatAddresses, once
+// until that changes.
+func (a *Agent) logMissing(p nft.Policy) {
 	missing := map[string]bool{}
 	for _, f := range p.Families {
 		family := familyName(f.IPv6)

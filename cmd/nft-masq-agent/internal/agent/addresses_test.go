@@ -36,12 +36,12 @@ const (
 	foundText   = "this node has one of snatAddresses again"
 )
 
-func TestAddressesAreFollowedOnceAPolicyNeedsThem(t *testing.T) {
+func TestAddressesAreFollowedWhenAPolicyNeedsThem(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
 		if w.follows != 0 {
-			t.Error("the addresses are followed for nothing")
+			t.Error("the addresses are followed needlessly")
 		}
 		wantMetrics(t, w.agent, "snat_addresses{state=\"absent\"} 0\nsnat_addresses{state=\"present\"} 0\n", "snat_addresses")
 		w.addresses = addrs("192.0.2.1 198.51.100.65")
@@ -51,7 +51,7 @@ func TestAddressesAreFollowedOnceAPolicyNeedsThem(t *testing.T) {
 		wantLines(t, w.messages(), "applied")
 		wantMetrics(t, w.agent, "snat_addresses{state=\"absent\"} 1\nsnat_addresses{state=\"present\"} 1\n", "snat_addresses")
 		writes := len(w.writes)
-		w.moved("192.0.2.1 192.0.2.2 198.51.100.65") // none of the list
+		w.moved("192.0.2.1 192.0.2.2 198.51.100.65") // none in the list
 		if len(w.writes) != writes {
 			t.Errorf("wrote %v", w.writes[writes:])
 		}
@@ -60,7 +60,7 @@ func TestAddressesAreFollowedOnceAPolicyNeedsThem(t *testing.T) {
 		w.moved("192.0.2.1 198.51.100.11 198.51.100.66")
 		wantLines(t, w.messages(), movedText)
 		if !strings.HasSuffix(w.held, "[198.51.100.11 198.51.100.66]") {
-			t.Errorf("the kernel holds %s", w.held)
+			t.Errorf("the kernel has %s", w.held)
 		}
 		wantMetrics(t, w.agent, "snat_addresses{state=\"absent\"} 0\nsnat_addresses{state=\"present\"} 2\n", "snat_addresses")
 		w.moved("192.0.2.1")
@@ -78,7 +78,7 @@ func TestAddressesAreFollowedOnceAPolicyNeedsThem(t *testing.T) {
 	})
 }
 
-func TestAddressesThatCannotBeReadAreNoReasonToForgetThem(t *testing.T) {
+func TestKnownAddressesStayWhenTheyCannotBeRead(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.unlisted = unix.ENOBUFS
 		w.files <- snatFile()
@@ -90,7 +90,7 @@ func TestAddressesThatCannotBeReadAreNoReasonToForgetThem(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if err := w.agent.Ready(); err != nil || !strings.HasSuffix(w.held, "[198.51.100.11]") {
-			t.Errorf("ready: %v, the kernel holds %s", err, w.held)
+			t.Errorf("ready: %v, the kernel has %s", err, w.held)
 		}
 		w.messages()
 		for range 3 {
@@ -99,13 +99,13 @@ func TestAddressesThatCannotBeReadAreNoReasonToForgetThem(t *testing.T) {
 		}
 		wantLines(t, w.messages(), "cannot follow the addresses of this node, trying again; until then snatAddresses are those that it had")
 		if !strings.HasSuffix(w.held, "[198.51.100.11]") {
-			t.Errorf("the kernel holds %s", w.held)
+			t.Errorf("the kernel has %s", w.held)
 		}
 	})
 }
 
-// What the kernel refuses is tried again, with the addresses of then.
-func TestAddressesThatTheKernelRefusesAreTriedAgain(t *testing.T) {
+// A rejected ruleset is retried with the current addresses.
+func TestRejectedAddressesAreRetried(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.addresses = addrs("198.51.100.11 198.51.100.65")
 		w.files <- snatFile()
@@ -118,7 +118,7 @@ func TestAddressesThatTheKernelRefusesAreTriedAgain(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if !strings.HasSuffix(w.held, "[198.51.100.65 198.51.100.66]") {
-			t.Errorf("the kernel holds %s", w.held)
+			t.Errorf("the kernel has %s", w.held)
 		}
 		wantLines(t, w.messages(), "kernel rejected the rules; previous rules stay, retrying", "kernel accepted the rules again", movedText)
 	})

@@ -23,19 +23,18 @@ import (
 	"nft-masq-agent/nft/nodeaddr"
 )
 
-// Files is the settled content of the config, or the error with which reading
-// it ended.
+// Files is the settled content of the config, or the error of reading it.
 type Files struct {
 	Sources []config.Source
 	Err     error
 }
 
-// absent reports whether no file is there, or none that is read.
+// absent reports whether there is no file, or none that is read.
 func (f Files) absent() bool {
 	return !slices.ContainsFunc(f.Sources, func(s config.Source) bool { return !s.Ignored })
 }
 
-// large says that it takes more than some milliseconds to work on.
+// large reports whether processing it takes more than a few milliseconds.
 func (f Files) large() bool {
 	n := 0
 	for _, s := range f.Sources {
@@ -44,15 +43,14 @@ func (f Files) large() bool {
 	return n > 64<<10
 }
 
-// A Kernel is what the loop needs of one; the functions are those of
-// [kernel.Kernel].
+// A Kernel is the functions of [kernel.Kernel] that the loop needs.
 type Kernel struct {
 	Apply    func(nft.Ruleset, kernel.Look) (kernel.Applied, error)
 	ReadBack func() (nft.Ruleset, bool, error)
 	PortID   func() uint32
 	Counters func() ([]nft.Counts, error)
 	Others   func(nft.Ruleset) (kernel.Others, error)
-	// XTables is quick, and says what Others would of legacy ip_tables.
+	// XTables is fast, and returns the same about legacy ip_tables as Others.
 	XTables func() ([]foreign.XTChain, error)
 	Cleanup func(kernel.Removal) ([]string, error)
 	Forget  func()
@@ -60,33 +58,33 @@ type Kernel struct {
 	Stale func(nft.Policy) (conntrack.Stale, error)
 	// Flush deletes the connections that contradict a policy.
 	Flush func(context.Context, nft.Policy, config.Stale) (int, error)
-	// Pressure reads how near connection tracking is to its limits.
+	// Pressure reads how close connection tracking is to its limits.
 	Pressure func() (conntrack.Pressure, error)
 	// Interfaces returns the names of the node's interfaces; it may be nil.
 	Interfaces func() ([]string, error)
 	// Addresses returns those of the node; it and [Inputs.Addresses] are called when a
 	// config first has snatAddresses.
 	Addresses func() ([]netip.Addr, error)
-	// Generation is that of [nfnetlink.Conn].
+	// Generation is [nfnetlink.Conn.Generation].
 	Generation func() (uint32, error)
 }
 
 // Inputs are the events that the loop waits for.
 type Inputs struct {
 	Files    <-chan Files
-	Warnings <-chan error // of the watcher
+	Warnings <-chan error // from the watcher
 	Hangup   <-chan os.Signal
-	// Changes are heard between Join and Leave.
+	// Changes are delivered between Join and Leave.
 	Changes <-chan Heard
 	Join    func() error
 	Leave   func()
 	// Addresses begins to follow the addresses of the node.
 	Addresses func() <-chan nodeaddr.Change
-	// Reread makes the watcher look at the files now.
+	// Reread makes the watcher read the files now.
 	Reread func()
 }
 
-// Settings are what the command line says.
+// Settings are the settings from the command line.
 type Settings struct {
 	Version  string
 	Commit   string
@@ -94,18 +92,18 @@ type Settings struct {
 	Defaults config.Defaults
 	Options  nft.Options
 	// TakeOver removes the rules of iptables-based agents whenever they are
-	// found, from the first accepted config on.
+	// found, once a config has been accepted.
 	TakeOver bool
 	// ConntrackInterval is how often the connections are read; 0: never.
 	ConntrackInterval time.Duration
-	// Uncovered returns the networks of --pod-cidr that a policy does not cover,
-	// and why, in words; it may be nil.
+	// Uncovered describes the networks of --pod-cidr that a policy does not
+	// cover; it may be nil.
 	Uncovered func(nft.Policy) []string
 	// LostLines returns how many lines of the log were lost; it may be nil.
 	LostLines func() uint64
 }
 
-// An Agent is the state of the loop. It is for one goroutine, but for
+// An Agent is the state of the loop. It is for one goroutine, except
 // [Agent.Alive], [Agent.Ready] and [Agent.Handler].
 type Agent struct {
 	in       Inputs
@@ -116,20 +114,20 @@ type Agent struct {
 	metrics  *metrics
 
 	policy  policy
-	content content // what was last read
+	content content // last read
 	progress
 	started    bool
-	file       *bool           // whether there was one when it was last read; nil: not known
+	file       *bool           // whether it existed when last read; nil: unknown
 	rejection  error           // of the last content, nil if it was accepted
-	withdrawn  time.Time       // when the older agent's rules were first missing, while they were in charge
-	warned     map[string]bool // by the last content
-	takeOver   *time.Timer     // the next look for rules of older agents
+	withdrawn  time.Time       // when the older agent's rules were first missing, while they were active
+	warned     map[string]bool // warnings about the last content
+	takeOver   *time.Timer     // the next check for rules of older agents
 	takeOverAt time.Time       // the earliest time for it
 
 	resync   time.Duration
-	looked   time.Time     // when all was last looked at
-	lookTook time.Duration // unless it wrote
-	timer    *time.Timer   // the next resync, or the next try after a refusal
+	looked   time.Time     // when everything was last checked
+	lookTook time.Duration // duration, unless it wrote
+	timer    *time.Timer   // the next resync, or the next retry after a rejection
 	drift    drift
 	survey   survey
 	absent   []nft.AbsentInterface // as last logged
@@ -137,23 +135,23 @@ type Agent struct {
 	addresses addresses
 
 	staleConnections config.Stale   // of the last accepted config
-	changedPolicy    chan effective // the last one that became effective
+	changedPolicy    chan effective // the last one that was applied
 }
 
-// progress is how far the loop is with bringing its policy to the kernel. When the
-// kernel has taken it, it begins anew, with all of its fields.
+// progress is the progress of applying the policy to the kernel. All fields are
+// reset when the kernel has accepted it.
 type progress struct {
-	held       string      // hash of what the kernel was last seen to hold, "" for nothing
-	heldPolicy nft.Policy  // of that hash
-	fresh      bool        // the policy was decided anew and is not yet in the kernel
-	moved      bool        // the addresses of the node changed it, and it is not yet in the kernel
-	recovered  bool        // so was that of a config after a rejected one
-	owed       kernel.Look // what the first accepted config is to find
-	refused    string      // what the kernel last had against it
-	tries      int         // since it was decided
+	held       string      // hash of our rules when the kernel was last read, "" for none
+	heldPolicy nft.Policy  // with that hash
+	fresh      bool        // a new policy was decided and is not in the kernel yet
+	moved      bool        // the node's addresses changed it, and it is not in the kernel yet
+	recovered  bool        // a config was accepted after a rejected one
+	pending    kernel.Look // what to check for the first accepted config
+	refused    string      // the kernel's last error
+	tries      int         // since the decision
 }
 
-// New makes an agent. Run starts it.
+// New returns an agent. Run starts it.
 func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
 	resync := config.Default(s.Defaults).ResyncInterval
 	a := &Agent{
@@ -176,7 +174,7 @@ func stoppedTimer() *time.Timer {
 	return t
 }
 
-// Reasons for looking at the kernel, as the log and the metrics name them.
+// Reasons for checking the kernel, as the log and the metrics name them.
 const (
 	onStart   = "start"
 	onConfig  = "config"
@@ -188,7 +186,7 @@ const (
 	onAddresses = "addresses"
 )
 
-// Run is the loop. It ends when ctx does; the rules stay.
+// Run is the loop. It returns when ctx is done; the rules stay.
 func (a *Agent) Run(ctx context.Context) {
 	defer a.health.stop()
 	defer a.timer.Stop()
@@ -230,8 +228,8 @@ func (a *Agent) Run(ctx context.Context) {
 			a.health.busy()
 			a.in.Reread()
 			a.sync(onHangup, kernel.Look{Full: true, Others: true, TakeOver: true})
-			a.survey.at = time.Time{} // look around however short ago that was
-			a.lookAround(a.looked)
+			a.survey.at = time.Time{} // check for other programs' rules, however recent the last check was
+			a.checkOthers(a.looked)
 		case c := <-a.addresses.changes:
 			a.health.busy()
 			a.addressesChanged(c)
@@ -242,16 +240,17 @@ func (a *Agent) Run(ctx context.Context) {
 	}
 }
 
-// read takes a new content of the config. A bad one changes nothing, except at
-// the start, when something has to be enforced until a good one comes.
+// read handles a new content of the config. An invalid one changes nothing,
+// except at the start, when something must be enforced until there is a valid
+// one.
 func (a *Agent) read(f Files) {
 	if f.large() {
-		defer hurry()()
+		defer speedUp()()
 	}
 	c, warnings, err := a.compile(f)
 	a.announce(c)
 	a.health.config(err, len(warnings))
-	a.sayPresence(f, c)
+	a.logPresence(f, c)
 	a.warn(warnings)
 	a.content = c
 	if err != nil {
@@ -261,13 +260,13 @@ func (a *Agent) read(f Files) {
 	a.recovered, a.rejection = a.recovered || a.rejection != nil, nil
 	a.policy, a.fresh, a.tries = decide(a.policy, c, node{}), true, 0
 	if !a.health.everReady() {
-		a.owed = kernel.Look{Others: true, TakeOver: true}
+		a.pending = kernel.Look{Others: true, TakeOver: true}
 	}
 	a.sync(a.configReason(), kernel.Look{})
 }
 
-// sayPresence logs that the config file vanished or appeared.
-func (a *Agent) sayPresence(f Files, c content) {
+// logPresence logs that the config file vanished or appeared.
+func (a *Agent) logPresence(f Files, c content) {
 	if f.Err != nil {
 		return
 	}
@@ -283,7 +282,7 @@ func (a *Agent) sayPresence(f Files, c content) {
 	}
 }
 
-// warn says what is odd about the config, and not again with the next content.
+// warn logs the warnings about the config, each only once while it persists.
 func (a *Agent) warn(warnings []config.Problem) {
 	before := a.warned
 	a.warned = make(map[string]bool, len(warnings))
@@ -299,19 +298,19 @@ func (a *Agent) warn(warnings []config.Problem) {
 	}
 }
 
-// hurry takes a second processor, so that probes are answered while a large
-// config is worked on, and lets garbage grow.
-func hurry() (rest func()) {
-	processors, tidy := runtime.GOMAXPROCS(2), litter()
+// speedUp uses a second CPU, so that probes are answered while a large config is
+// processed, and relaxes garbage collection.
+func speedUp() (rest func()) {
+	processors, restore := runtime.GOMAXPROCS(2), relaxGC()
 	return func() {
-		tidy()
+		restore()
 		runtime.GOMAXPROCS(processors)
 	}
 }
 
-// litter lets as much garbage grow as there is other memory, until tidy. If GOGC
-// is in the environment, that decides.
-func litter() (tidy func()) {
+// relaxGC allows as much garbage as live memory, until restore is called. If GOGC
+// is set in the environment, it has no effect.
+func relaxGC() (restore func()) {
 	if os.Getenv("GOGC") != "" {
 		return func() {}
 	}
@@ -319,7 +318,7 @@ func litter() (tidy func()) {
 	return func() { debug.SetGCPercent(garbage) }
 }
 
-// compile says what a content of the config means, and how often to look.
+// compile compiles a content of the config, and sets the resync interval.
 func (a *Agent) compile(f Files) (content, []config.Problem, error) {
 	if f.Err != nil {
 		return content{}, nil, f.Err
@@ -332,8 +331,8 @@ func (a *Agent) compile(f Files) (content, []config.Problem, error) {
 	return content{want: &want, absent: f.absent()}, warnings, nil
 }
 
-// firstProblems cuts an error about a config short: log and probe say where to
-// begin, check says all.
+// firstProblems truncates an error about a config: log and probe show the first
+// problems, check shows all.
 func firstProblems(err error) error {
 	const most = 100
 	var all config.Problems
@@ -350,7 +349,7 @@ func (a *Agent) configReason() string {
 	return onConfig
 }
 
-// announce says once what is running on what.
+// announce logs once which version is starting, and its settings.
 func (a *Agent) announce(c content) {
 	if a.started {
 		return
@@ -358,7 +357,7 @@ func (a *Agent) announce(c content) {
 	a.started = true
 	path := a.settings.Path
 	if c.absent {
-		path += " is not there: the defaults hold"
+		path += " does not exist: the built-in defaults apply"
 	}
 	where := "inet " + nft.TableName
 	if chain := a.settings.Options.Layout.Chain(); chain != "" {
@@ -369,12 +368,12 @@ func (a *Agent) announce(c content) {
 		zap.String("table", where), zap.String("mode", string(a.settings.Options.Layout.Mode())))
 }
 
-// reject says that a content is bad and what is enforced instead.
+// reject logs that a content is invalid and what is enforced instead.
 func (a *Agent) reject(err error) {
 	a.rejection = err
 	if a.policy.accepted {
 		a.policy = decide(a.policy, a.content, node{})
-		a.tellSource()
+		a.reportSource()
 	} else {
 		a.sync(a.configReason(), kernel.Look{})
 	}
@@ -382,15 +381,15 @@ func (a *Agent) reject(err error) {
 		zap.String("source", string(a.policy.from)), zap.Error(err))
 }
 
-// tellSource tells probes and metrics what is enforced.
-func (a *Agent) tellSource() { a.health.enforced(a.policy.from, a.policy.words(a.held)) }
+// reportSource reports to probes and metrics what is enforced.
+func (a *Agent) reportSource() { a.health.enforced(a.policy.from, a.policy.words(a.held)) }
 
-// rewriting is how long an older agent's rules may be missing before they are
-// taken for gone: it may write them anew in several steps.
+// rewriting is how long an older agent's rules may be missing before they count
+// as removed: it may rewrite them in several steps.
 const rewriting = time.Second
 
-// reconsider decides again what to enforce while no config was ever accepted. What
-// the decision needs to know of the node may have changed.
+// reconsider decides again what to enforce while no config has been accepted,
+// because the state of the node may have changed.
 func (a *Agent) reconsider() error {
 	n := node{defaults: nft.Compile(config.Default(a.settings.Defaults), a.settings.Options)}
 	previous, older := a.policy.needs(a.content)
@@ -411,7 +410,7 @@ func (a *Agent) reconsider() error {
 		n.older = a.stillThere(others)
 		if a.policy.want == nil {
 			a.health.found(kernel.Others{Legacy: others.Legacy, XTables: others.XTables})
-			a.sayXTables(others.XTables)
+			a.logXTables(others.XTables)
 		}
 	}
 	next := decide(a.policy, a.content, n)
@@ -434,8 +433,8 @@ func (a *Agent) reconsider() error {
 	return nil
 }
 
-// stillThere says whether rules of an older agent decide; not at once that they
-// do no more.
+// stillThere reports whether rules of an older agent are active. It waits before
+// it reports that they are not.
 func (a *Agent) stillThere(others kernel.Others) bool {
 	if others.OlderAgentDecides() {
 		a.withdrawn = time.Time{}
@@ -450,7 +449,8 @@ func (a *Agent) stillThere(others kernel.Others) bool {
 	return time.Since(a.withdrawn) < rewriting
 }
 
-// tick is the net under the notifications and the next try after a refusal.
+// tick handles the resync timer: the safety net for missed notifications, and the
+// retry after a rejection.
 func (a *Agent) tick() {
 	a.in.Reread()
 	if a.refused != "" {
@@ -458,19 +458,19 @@ func (a *Agent) tick() {
 		return
 	}
 	a.sync(onResync, kernel.Look{Full: true, Others: true, TakeOver: true})
-	a.lookAround(a.looked)
+	a.checkOthers(a.looked)
 }
 
 // sync brings the kernel to what is wanted. The agent writes no rules elsewhere.
 func (a *Agent) sync(reason string, look kernel.Look) {
 	start := time.Now()
-	defer a.tellSource()
+	defer a.reportSource()
 	if !a.decided(reason, look, start) {
 		return
 	}
-	look.Others, look.TakeOver = look.Others || a.owed.Others, (look.TakeOver || a.owed.TakeOver) && a.takesOver()
+	look.Others, look.TakeOver = look.Others || a.pending.Others, (look.TakeOver || a.pending.TakeOver) && a.takesOver()
 	if look.Others {
-		defer litter()()
+		defer relaxGC()()
 	}
 	if err := a.placeOnNode(); err != nil {
 		a.checked(reason, look, time.Since(start), err, 0)
@@ -488,45 +488,45 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	o := a.progress.outcome(reason, applied, took, a.drift.names())
 	a.progress = progress{held: a.policy.want.Hash(), heldPolicy: a.policy.want.Policy}
 	a.plan(o, look)
-	// First the state, then the line: who reads the line finds us ready.
-	a.health.inStep(*a.policy.want)
-	a.tellChange(o)
+	// First the state, then the log line: a reader of the line finds us ready.
+	a.health.inSync(*a.policy.want)
+	a.reportChange(o)
 	a.report(o)
-	a.sayMissing(a.policy.want.Policy)
+	a.logMissing(a.policy.want.Policy)
 	if o.wrote() || o.before.held == "" {
 		a.policyChanged()
 	}
 	if o.before.fresh {
 		a.survey.due = true
-		a.sayUncovered()
+		a.warnOfUncovered()
 	}
 	if o.before.fresh || reason == onStart {
-		a.lookAround(time.Now())
+		a.checkOthers(time.Now())
 	}
 }
 
-// An outcome is what a sync came to that the kernel did not refuse.
+// An outcome is the result of a successful sync.
 type outcome struct {
 	kernel.Applied
 	reason   string
-	took     time.Duration // with all that was read for it
+	took     time.Duration // including everything that was read
 	before   progress
-	drift    bool   // what was right before was made so again
-	by       string // the programs that changed it, as far as they were heard
-	tookOver bool   // rules of older agents were back, and removed
+	drift    bool   // rules changed by another program were restored
+	by       string // the programs that changed them, if notified
+	tookOver bool   // rules of older agents came back and were removed
 }
 
 func (p progress) outcome(reason string, applied kernel.Applied, took time.Duration, by string) outcome {
 	return outcome{
 		Applied: applied, reason: reason, took: took, before: p, by: by,
 		drift:    len(applied.Differences) > len(applied.TookOver) && !p.fresh && !p.moved && p.held != "",
-		tookOver: len(applied.TookOver) > 0 && !p.owed.TakeOver,
+		tookOver: len(applied.TookOver) > 0 && !p.pending.TakeOver,
 	}
 }
 
 func (o outcome) wrote() bool { return len(o.Differences) > 0 }
 
-// plan decides when to look again, at what.
+// plan schedules the next checks.
 func (a *Agent) plan(o outcome, look kernel.Look) {
 	if o.drift || o.tookOver {
 		a.restored(o.Generation)
@@ -544,8 +544,8 @@ func (a *Agent) plan(o outcome, look kernel.Look) {
 	a.timer.Reset(a.next())
 }
 
-// tellChange tells probes what was changed in the kernel, and why.
-func (a *Agent) tellChange(o outcome) {
+// reportChange reports to probes what was changed in the kernel, and why.
+func (a *Agent) reportChange(o outcome) {
 	n, now, before := len(o.Differences), time.Now(), o.before.held
 	if n == 0 && before == a.held {
 		return
@@ -572,8 +572,8 @@ func (a *Agent) tellChange(o outcome) {
 	a.health.enforcing(&e)
 }
 
-// sayUncovered warns of pods that the policy does not cover.
-func (a *Agent) sayUncovered() {
+// warnOfUncovered warns about pods that the policy does not cover.
+func (a *Agent) warnOfUncovered() {
 	if a.settings.Uncovered == nil {
 		return
 	}
@@ -583,7 +583,7 @@ func (a *Agent) sayUncovered() {
 	}
 }
 
-// decided says whether there is something to enforce.
+// decided reports whether there is something to enforce.
 func (a *Agent) decided(reason string, look kernel.Look, start time.Time) bool {
 	if a.rejection != nil && !a.policy.accepted {
 		if err := a.reconsider(); err != nil {
@@ -600,8 +600,8 @@ func (a *Agent) decided(reason string, look kernel.Look, start time.Time) bool {
 	return true
 }
 
-// leave has nothing to write, as another agent's rules are in charge or nothing was
-// read yet.
+// leave writes nothing, because another agent's rules are active or nothing has
+// been read yet.
 func (a *Agent) leave() {
 	if a.policy.from == "" {
 		return
@@ -615,13 +615,13 @@ func (a *Agent) leave() {
 	a.timer.Reset(next)
 }
 
-// takesOver says whether the rules of older agents are removed: not before a
-// config was accepted, whose rules take their place.
+// takesOver reports whether the rules of older agents are removed: only once a
+// config has been accepted, whose rules replace them.
 func (a *Agent) takesOver() bool { return a.settings.TakeOver && a.policy.accepted }
 
-// planTakeOver plans the next look for rules of older agents after one of others'
-// changes. It reads all that packets can meet in postrouting, and so may take only
-// one part in so many of a processor.
+// planTakeOver schedules the next check for rules of older agents after other
+// programs' changes. The check reads everything that packets can reach in
+// postrouting, so it is limited to a small share of CPU time.
 func (a *Agent) planTakeOver(reason string, look kernel.Look, cost time.Duration) {
 	if !a.takesOver() {
 		return
@@ -636,15 +636,15 @@ func (a *Agent) planTakeOver(reason string, look kernel.Look, cost time.Duration
 	}
 }
 
-// report logs what a sync came to: one line for a change, and at level debug where
+// report logs what a sync came to: one line for a change, and at level debug if
 // nothing changed.
 func (a *Agent) report(o outcome) {
 	if o.before.refused != "" {
 		a.log.Info("kernel accepted the rules again", zap.String("event", "rules_accepted"))
 	}
-	a.sayReplaced(kernel.Others{Legacy: o.Replaced})
+	a.logReplaced(kernel.Others{Legacy: o.Replaced})
 	if o.tookOver {
-		a.sayTakenOver(o.Applied)
+		a.logTakenOver(o.Applied)
 		if !o.drift {
 			return
 		}
@@ -664,7 +664,7 @@ func (a *Agent) report(o outcome) {
 	}
 	switch {
 	case o.wrote() && o.before.moved && !o.before.fresh:
-		a.sayMoved(o.before.heldPolicy)
+		a.logMoved(o.before.heldPolicy)
 	case o.wrote():
 		if o.before.held != "" && o.before.held != a.held {
 			fields = append(fields, zap.String("from", o.before.held))
@@ -696,7 +696,7 @@ func (a *Agent) reportDrift(o outcome) {
 	}
 }
 
-// changedEntries are the entries of lists that a change of the policy adds and removes.
+// changedEntries returns fields with the list entries that a change of the policy adds and removes.
 func changedEntries(before, after nft.Policy) []zap.Field {
 	added, removed := after.Beyond(before, few), before.Beyond(after, few)
 	return []zap.Field{
@@ -705,12 +705,12 @@ func changedEntries(before, after nft.Policy) []zap.Field {
 	}
 }
 
-// milliseconds is how long something took.
+// milliseconds returns the field for a duration.
 func milliseconds(d time.Duration) zap.Field {
 	return zap.Float64("duration_ms", float64(d.Microseconds())/1000)
 }
 
-// few is how many of a list a line of the log names.
+// few is how many entries of a list a log line contains.
 const few = 5
 
 func firstFew(all []string) []string {
@@ -720,8 +720,8 @@ func firstFew(all []string) []string {
 	return all
 }
 
-// refuse says what the kernel would not do, once until that changes, and plans the
-// next try. What others write meanwhile does not put that off.
+// refuse logs a rejection by the kernel, once until the error changes, and
+// schedules the next retry. Other programs' writes do not delay it.
 func (a *Agent) refuse(err error, reason string) {
 	if errors.Is(err, context.Canceled) {
 		return // the agent ends
@@ -741,8 +741,9 @@ func (a *Agent) refuse(err error, reason string) {
 	}
 }
 
-// next says when to look at all again without being told.
+// next returns the time until the next full check.
 func (a *Agent) next() time.Duration {
-	// However often others write and the config changes meanwhile.
+	// Regardless of how often other programs write and the config changes in the
+	// meantime.
 	return max(0, time.Until(a.looked.Add(max(a.resync, checkShare*a.lookTook))))
 }

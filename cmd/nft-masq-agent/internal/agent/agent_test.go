@@ -30,18 +30,19 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// A world is the loop in a bubble, with closures in place of files and kernel.
+// A world is the loop in a synctest bubble, with closures instead of files and
+// kernel.
 type world struct {
 	files   chan Files
 	changes chan Heard
 	hangup  chan os.Signal
 	rereads int
 
-	held       string // hash of what the kernel holds
+	held       string // hash of the rules in the kernel
 	left       *nft.Ruleset
-	mu         sync.Mutex // a firing timer does not synchronize
+	mu         sync.Mutex // because a firing timer does not synchronize
 	refuses    error
-	writes     []string // hashes, in the order in which they were written
+	writes     []string // hashes, in the order of the writes
 	looks      int
 	last       kernel.Look
 	cost       time.Duration
@@ -55,7 +56,7 @@ type world struct {
 	stale    atomic.Int64 // connections
 	recounts atomic.Int64
 	readings atomic.Int64 // of the connections
-	reading  atomic.Int64 // how long one takes
+	reading  atomic.Int64 // how long a reading takes
 
 	counts    []nft.Counts
 	countsErr error
@@ -64,7 +65,7 @@ type world struct {
 	comparisons  int
 	joined       bool
 	joins        int
-	listened     bool // during the last look
+	listened     bool // during the last check
 	cannotListen error
 
 	agent *Agent
@@ -73,7 +74,7 @@ type world struct {
 
 const ownPort = 4711
 
-// inBubble runs the loop; what test does happens while it waits for events.
+// inBubble runs the loop; test runs while the loop waits for events.
 func inBubble(t *testing.T, test func(t *testing.T, w *world)) { bubble(t, false, test) }
 
 func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
@@ -184,7 +185,7 @@ func (w *world) seen() kernel.Others {
 	return w.others
 }
 
-// find sets what of others is on the node.
+// find sets other programs' rules on the node.
 func (w *world) find(o kernel.Others) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -256,7 +257,7 @@ func (w *world) commit(c nfnetlink.Change) {
 	synctest.Wait()
 }
 
-// noticed is a transaction that the agent has noticed, listening or comparing.
+// noticed is a transaction that the agent has noticed, by listening or polling.
 func (w *world) noticed(c nfnetlink.Change) {
 	w.commit(c)
 	time.Sleep(compareEvery)
@@ -265,14 +266,14 @@ func (w *world) noticed(c nfnetlink.Change) {
 
 // tamper changes our rules.
 func (w *world) tamper(writer uint32) {
-	w.mu.Lock() // a resync may be at it
+	w.mu.Lock() // a resync may be running
 	w.held = "tampered"
 	w.mu.Unlock()
 	w.commit(nfnetlink.Change{Generation: nfnetlink.Generation{Process: "vandal"}, Writer: writer})
 }
 
-// settled runs the start phase to its end, with a file that exempts 10.0.0.0/8:
-// the agent listens then.
+// settled runs the whole start phase, with a file that exempts 10.0.0.0/8: after
+// that the agent listens.
 func (w *world) settled(t *testing.T) {
 	t.Helper()
 	w.files <- file("10.0.0.0/8")
@@ -300,7 +301,7 @@ func wantLines(t *testing.T, got []string, want ...string) {
 	}
 }
 
-func TestStartAppliesTheFileAndSaysSoOnce(t *testing.T) {
+func TestStartAppliesTheFileAndLogsItOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
@@ -314,14 +315,14 @@ func TestStartAppliesTheFileAndSaysSoOnce(t *testing.T) {
 	})
 }
 
-func TestQuietResyncLooksAndSaysNothing(t *testing.T) {
+func TestQuietResyncLogsNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
 		w.messages()
 		time.Sleep(10*time.Minute + time.Second)
 		synctest.Wait()
-		// In the start phase our table is read every ten seconds, too; the last
+		// In the start phase our table is also read every ten seconds; the last
 		// time when it ends.
 		if w.looks < 1+10+11 || w.looks > 1+10+12 || w.rereads != 10 || len(w.writes) != 1 {
 			t.Errorf("%d looks, %d rereads, %d writes; want 22 or 23, 10, 1", w.looks, w.rereads, len(w.writes))
@@ -340,7 +341,7 @@ func TestBadEditKeepsLastGoodRules(t *testing.T) {
 		synctest.Wait()
 		wantLines(t, w.messages(), "config rejected; last good config ("+hashOf(t, good)+") stays enforced")
 		if err := w.agent.Ready(); err == nil || !strings.Contains(err.Error(), "config:1:") {
-			t.Errorf("ready says %v, which does not name the place", err)
+			t.Errorf("ready returns %v, which does not name the position", err)
 		}
 		w.tamper(1)
 		time.Sleep(compareEvery)
@@ -351,7 +352,7 @@ func TestBadEditKeepsLastGoodRules(t *testing.T) {
 	})
 }
 
-func TestConfigThatIsGoodAgainIsSaidThoughNothingIsWritten(t *testing.T) {
+func TestFixedConfigIsLoggedEvenIfNothingIsWritten(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
 		w.files <- file("nonsense")
@@ -366,32 +367,32 @@ func TestConfigThatIsGoodAgainIsSaidThoughNothingIsWritten(t *testing.T) {
 	})
 }
 
-func TestBadFileAtStartEnforcesWhatAPreviousRunLeft(t *testing.T) {
+func TestBadFileAtStartKeepsThePolicyOfAPreviousRun(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		left := nft.Compile(config.Config{}, nft.Options{Layout: xtables.Layout{Name: "IP-MASQ"}})
 		w.left, w.held = &left, "tampered"
 		w.files <- file("nonsense")
 		synctest.Wait()
 		if w.held != left.Hash() {
-			t.Errorf("kernel holds %s, want what was left, %s", w.held, left.Hash())
+			t.Errorf("kernel has %s, want what was left, %s", w.held, left.Hash())
 		}
 	})
 }
 
-func TestBadFileAtStartOfAnEmptyNodeInstallsTheDefaults(t *testing.T) {
+func TestBadFileAtStartOnAnEmptyNodeInstallsTheDefaults(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- Files{Err: errors.New("permission denied")}
 		synctest.Wait()
 		if want := hashOf(t, Files{}); w.held != want {
-			t.Errorf("kernel holds %q, want the defaults, %s", w.held, want)
+			t.Errorf("kernel has %q, want the defaults, %s", w.held, want)
 		}
 		if err := w.agent.Ready(); err == nil || !strings.Contains(err.Error(), "permission denied") {
-			t.Errorf("ready says %v", err)
+			t.Errorf("ready returns %v", err)
 		}
 	})
 }
 
-func TestRefusalIsRetriedMoreAndMoreRarelyAndSaidOnce(t *testing.T) {
+func TestRejectionIsRetriedWithBackoffAndLoggedOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.refuse(&nfnetlink.RefusedError{Op: nfnetlink.MakeRule, Err: unix.EPERM})
 		w.files <- file("10.0.0.0/8")
@@ -412,7 +413,7 @@ func TestRefusalIsRetriedMoreAndMoreRarelyAndSaidOnce(t *testing.T) {
 	})
 }
 
-func TestNewFileIsTriedAtOnceAfterRefusals(t *testing.T) {
+func TestNewFileIsAppliedAtOnceAfterRejections(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.refuse(unix.ENOMEM)
 		w.files <- file("10.0.0.0/8")
@@ -422,12 +423,12 @@ func TestNewFileIsTriedAtOnceAfterRefusals(t *testing.T) {
 		w.files <- file("11.0.0.0/8")
 		synctest.Wait()
 		if want := hashOf(t, file("11.0.0.0/8")); w.held != want {
-			t.Errorf("kernel holds %q, want %s", w.held, want)
+			t.Errorf("kernel has %q, want %s", w.held, want)
 		}
 	})
 }
 
-func TestOwnTransactionsAreNoNews(t *testing.T) {
+func TestOwnTransactionsAreIgnored(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.settled(t)
 		w.changes <- Heard{Change: nfnetlink.Change{Writer: ownPort}}
@@ -438,7 +439,7 @@ func TestOwnTransactionsAreNoNews(t *testing.T) {
 	})
 }
 
-func TestWhileListeningDriftIsRepairedAtOnceAndItsAuthorNamed(t *testing.T) {
+func TestDriftIsRepairedAtOnceWhileListening(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.settled(t)
 		w.tamper(1)
@@ -449,8 +450,8 @@ func TestWhileListeningDriftIsRepairedAtOnceAndItsAuthorNamed(t *testing.T) {
 	})
 }
 
-// wantRestored fails the test unless the log has one line alone, about what that
-// program did.
+// wantRestored fails the test unless the log has exactly one line, about that
+// program.
 func (w *world) wantRestored(t *testing.T, by string) {
 	t.Helper()
 	entries := w.logs.TakeAll()
@@ -459,7 +460,7 @@ func (w *world) wantRestored(t *testing.T, by string) {
 	}
 }
 
-func TestWhileComparingDriftIsRepairedWithin250msAndTheNextOneNamed(t *testing.T) {
+func TestDriftIsRepairedWithin250msWhilePolling(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
@@ -478,7 +479,7 @@ func TestWhileComparingDriftIsRepairedWithin250msAndTheNextOneNamed(t *testing.T
 	})
 }
 
-func TestLargeTransactionsEndListeningWhichIsLoggedOnce(t *testing.T) {
+func TestLargeTransactionsEndListening(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.settled(t)
 		w.commit(nfnetlink.Change{Generation: nfnetlink.Generation{Process: "blocklist"}, Writer: 1, Large: true})
@@ -493,7 +494,7 @@ func TestLargeTransactionsEndListeningWhichIsLoggedOnce(t *testing.T) {
 			time.Sleep(5 * time.Minute)
 			w.commit(nfnetlink.Change{Writer: 1, Large: true})
 		}
-		// Not even in a fight.
+		// Even in a fight.
 		for range fewRepairs - 1 {
 			w.tamper(1)
 			time.Sleep(time.Second)
@@ -513,7 +514,7 @@ func TestLargeTransactionsEndListeningWhichIsLoggedOnce(t *testing.T) {
 	})
 }
 
-func TestWhereListeningFailsItComparesAndSaysSoOnce(t *testing.T) {
+func TestFailedListeningIsLoggedOnceAndReplacedByPolling(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.cannotListen = unix.EPERM
 		w.files <- file("10.0.0.0/8")
@@ -537,7 +538,7 @@ func TestWhereListeningFailsItComparesAndSaysSoOnce(t *testing.T) {
 	})
 }
 
-func TestLargeWritesOfOursAreMadeWithoutListening(t *testing.T) {
+func TestOwnLargeWritesHappenWithoutListening(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.settled(t)
 		var text strings.Builder
@@ -559,7 +560,7 @@ func TestLargeWritesOfOursAreMadeWithoutListening(t *testing.T) {
 	})
 }
 
-func TestDaemonThatFightsBackIsFoughtSlowly(t *testing.T) {
+func TestRepairsAgainstAFightingDaemonAreDelayed(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.settled(t)
 		start := time.Now()
@@ -582,7 +583,7 @@ func TestDaemonThatFightsBackIsFoughtSlowly(t *testing.T) {
 	})
 }
 
-func TestOneAfterAnotherFlushIsRepairedEachTime(t *testing.T) {
+func TestEachOfManyFlushesIsRepaired(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.settled(t)
 		for writer := range uint32(1000) {
@@ -596,7 +597,7 @@ func TestOneAfterAnotherFlushIsRepairedEachTime(t *testing.T) {
 	})
 }
 
-func TestABusyNeighbourIsNotListenedToAndCheckedForFourTimesASecond(t *testing.T) {
+func TestBusyNeighborIsPolledFourTimesASecond(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.settled(t)
 		w.cost = 50 * time.Microsecond
@@ -618,7 +619,7 @@ func TestABusyNeighbourIsNotListenedToAndCheckedForFourTimesASecond(t *testing.T
 	})
 }
 
-func TestChecksForOthersTakeHalfAPercentOfTheTime(t *testing.T) {
+func TestChecksTakeAtMostHalfAPercentOfTheTime(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.settled(t)
 		w.cost = 100 * time.Millisecond
@@ -629,12 +630,12 @@ func TestChecksForOthersTakeHalfAPercentOfTheTime(t *testing.T) {
 			t.Errorf("%d checks of 100 ms in four minutes", w.looks)
 		}
 		if w.looks < 240/20-4 {
-			t.Errorf("%d checks of 100 ms in four minutes: quick ones put them off", w.looks)
+			t.Errorf("%d checks of 100 ms in four minutes: quick ones delay them", w.looks)
 		}
 		w.commit(nfnetlink.Change{Writer: 1})
 		time.Sleep(w.cost)
 		if !time.Now().Before(w.agent.drift.pace.checkAt) {
-			t.Fatal("no check is put off")
+			t.Fatal("no check is delayed")
 		}
 		w.tamper(2)
 		time.Sleep(compareEvery + w.cost) // a resync may be at it
@@ -645,7 +646,7 @@ func TestChecksForOthersTakeHalfAPercentOfTheTime(t *testing.T) {
 	})
 }
 
-func TestABusyNeighbourDoesNotHoldUpTheResync(t *testing.T) {
+func TestBusyNeighborDoesNotDelayTheResync(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.settled(t)
 		for range 10 {
@@ -658,7 +659,7 @@ func TestABusyNeighbourDoesNotHoldUpTheResync(t *testing.T) {
 	})
 }
 
-func TestABusyNeighbourDoesNotMakeUsTryRefusedRulesAllTheTime(t *testing.T) {
+func TestBusyNeighborDoesNotCauseRetries(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.refuse(unix.EOPNOTSUPP)
 		w.cost = 20 * time.Millisecond
@@ -671,12 +672,12 @@ func TestABusyNeighbourDoesNotMakeUsTryRefusedRulesAllTheTime(t *testing.T) {
 			t.Errorf("%d tries in a minute", w.looks)
 		}
 		if w.rereads < 4 { // after 1, 3, 7, 15 s
-			t.Errorf("the file was looked at %d times", w.rereads)
+			t.Errorf("the file was read %d times", w.rereads)
 		}
 	})
 }
 
-func TestHangupLooksAtBoth(t *testing.T) {
+func TestHangupChecksFileAndKernel(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
@@ -688,12 +689,12 @@ func TestHangupLooksAtBoth(t *testing.T) {
 	})
 }
 
-// legacy is what an older agent leaves.
+// legacy is the leftovers of an older agent.
 func legacy() kernel.Others {
 	return kernel.Others{Legacy: []foreign.LegacyChain{{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ", Rules: 2}}}
 }
 
-func TestRulesOfOlderAgentsAreSaidOnceAndWhenTheyGo(t *testing.T) {
+func TestRulesOfOlderAgentsAreLoggedWhenTheyAppearAndVanish(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.others = legacy()
 		w.files <- file("10.0.0.0/8")
@@ -714,7 +715,7 @@ func TestRulesOfOlderAgentsAreSaidOnceAndWhenTheyGo(t *testing.T) {
 	})
 }
 
-func TestConflictsAreSaidOnceAndManyInOneLine(t *testing.T) {
+func TestConflictsAreLoggedOnceAndManyInOneLine(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		handle := uint64(0)
 		conflicts := func(table string, n int) {
@@ -730,16 +731,16 @@ func TestConflictsAreSaidOnceAndManyInOneLine(t *testing.T) {
 			synctest.Wait()
 		}
 		const one = "another program's rule masquerades what the config exempts"
-		conflicts("nat", maxSaid+2)
+		conflicts("nat", maxLogged+2)
 		conflicts("other", 1)
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
-		wantLines(t, w.messages(), append(append([]string{"starting", "applied"}, slices.Repeat([]string{one}, maxSaid+1)...),
+		wantLines(t, w.messages(), append(append([]string{"starting", "applied"}, slices.Repeat([]string{one}, maxLogged+1)...),
 			"more rules of other programs contradict the config; see nft-masq-agent status")...)
-		// The same rules again, with other handles, and one more.
+		// The same rules again, with different handles, and one more.
 		w.others = kernel.Others{}
 		conflicts("other", 1)
-		conflicts("nat", maxSaid+3)
+		conflicts("nat", maxLogged+3)
 		lookAgain()
 		wantLines(t, w.messages(), one)
 		// The same rule for another reason.
@@ -749,7 +750,7 @@ func TestConflictsAreSaidOnceAndManyInOneLine(t *testing.T) {
 	})
 }
 
-func TestAChangeOfTheConfigLooksForConflictsAgain(t *testing.T) {
+func TestConfigChangeChecksForConflictsAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
 		time.Sleep(time.Minute)
@@ -762,7 +763,7 @@ func TestAChangeOfTheConfigLooksForConflictsAgain(t *testing.T) {
 	})
 }
 
-func TestRulesOfOlderAgentsThatComeBackAreRemovedEachTime(t *testing.T) {
+func TestReturningRulesOfOlderAgentsAreRemovedEachTime(t *testing.T) {
 	bubble(t, true, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
@@ -780,7 +781,7 @@ func TestRulesOfOlderAgentsThatComeBackAreRemovedEachTime(t *testing.T) {
 				t.Errorf("log: %v", entries)
 			}
 		}
-		// So they are after a bad edit, as the last good config has taken their place.
+		// Also after a bad edit, because the last good config has replaced them.
 		w.files <- file("nonsense")
 		synctest.Wait()
 		w.messages()
@@ -793,7 +794,7 @@ func TestRulesOfOlderAgentsThatComeBackAreRemovedEachTime(t *testing.T) {
 	})
 }
 
-func TestTakeOverLooksTakeLittleBesideABusyNeighbour(t *testing.T) {
+func TestTakeoverChecksAreLimitedNextToABusyNeighbor(t *testing.T) {
 	bubble(t, true, func(t *testing.T, w *world) {
 		w.cost = 10 * time.Millisecond
 		w.files <- file("10.0.0.0/8")
@@ -808,12 +809,12 @@ func TestTakeOverLooksTakeLittleBesideABusyNeighbour(t *testing.T) {
 			}
 		}
 		if looks > 32 {
-			t.Errorf("%d looks for rules of older agents in a minute", looks)
+			t.Errorf("%d checks for rules of older agents in a minute", looks)
 		}
 	})
 }
 
-func TestTakeOverIsNotForgottenWhileTheKernelRefuses(t *testing.T) {
+func TestTakeoverIsKeptPendingWhileTheKernelRejects(t *testing.T) {
 	bubble(t, true, func(t *testing.T, w *world) {
 		w.refuse(unix.EPERM)
 		w.files <- file("10.0.0.0/8")
@@ -822,12 +823,12 @@ func TestTakeOverIsNotForgottenWhileTheKernelRefuses(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		if !w.last.TakeOver || w.held == "" {
-			t.Errorf("look %+v, kernel holds %q", w.last, w.held)
+			t.Errorf("look %+v, kernel has %q", w.last, w.held)
 		}
 	})
 }
 
-func TestLoopThatHasEndedIsNotAlive(t *testing.T) {
+func TestStoppedLoopIsNotAlive(t *testing.T) {
 	var a *Agent
 	inBubble(t, func(_ *testing.T, w *world) { a = w.agent })
 	if err := a.Alive(); !errors.Is(err, ErrStuck) {

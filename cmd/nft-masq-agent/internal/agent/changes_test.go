@@ -13,12 +13,12 @@ import (
 	"nft-masq-agent/nft/native"
 )
 
-// lists is a config of several lines.
+// lists is a config with several lines.
 func lists(lines ...string) Files {
 	return Files{Sources: []config.Source{{Name: "config", Data: []byte(strings.Join(lines, "\n") + "\n")}}}
 }
 
-// fieldsOf returns the fields of the one line with an event.
+// fieldsOf returns the fields of the only line with an event.
 func (w *world) fieldsOf(t *testing.T, event string) map[string]any {
 	t.Helper()
 	synctest.Wait()
@@ -34,7 +34,7 @@ func (w *world) fieldsOf(t *testing.T, event string) map[string]any {
 	return found[0]
 }
 
-func TestAChangeOfTheConfigNamesAddedAndRemovedEntriesOfEveryList(t *testing.T) {
+func TestConfigChangeLogsAddedAndRemovedEntriesOfAllLists(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- lists("nonMasqueradeCIDRs: [10.1.0.0/16, 10.2.0.0/16]", "masqueradeSrcCIDRs: [10.244.0.0/16]")
 		if m := w.fieldsOf(t, "config_applied"); m["added"] != nil || m["removed_count"] != nil {
@@ -62,7 +62,7 @@ func TestAChangeOfTheConfigNamesAddedAndRemovedEntriesOfEveryList(t *testing.T) 
 	})
 }
 
-func TestEveryListOfAConfigIsComparedByItsKey(t *testing.T) {
+func TestEachListIsComparedByItsKey(t *testing.T) {
 	for _, row := range config.Conditions() {
 		before, err := policyOf(row.Key, "")
 		if err != nil {
@@ -72,7 +72,7 @@ func TestEveryListOfAConfigIsComparedByItsKey(t *testing.T) {
 		for _, entry := range []string{"192.0.2.0/24", "eth7"} {
 			after, err := policyOf(row.Key, "'"+entry+"'")
 			if err != nil {
-				continue // not of this list
+				continue // not in this list
 			}
 			compared++
 			want := nft.Entries{Count: 1, First: []string{row.Key + ": " + entry}}
@@ -94,7 +94,7 @@ func policyOf(key, entries string) (nft.Policy, error) {
 	return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), err
 }
 
-func TestAFileThatVanishesOrAppearsIsLoggedOnce(t *testing.T) {
+func TestVanishingAndAppearingFileIsLoggedOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- Files{}
 		synctest.Wait()
@@ -108,7 +108,7 @@ func TestAFileThatVanishesOrAppearsIsLoggedOnce(t *testing.T) {
 		synctest.Wait()
 		for _, m := range w.messages() {
 			if strings.HasPrefix(m, "the config file") {
-				t.Errorf("%q: the file is still there", m)
+				t.Errorf("%q: the file still exists", m)
 			}
 		}
 		w.files <- Files{}

@@ -11,31 +11,31 @@ import (
 	"nft-masq-agent/nft/conntrack"
 )
 
-// Stale connections are counted again as long as there are any: once a minute, or
-// less often if counting takes more than a two-hundredth of that time.
+// Stale connections are counted again while there are any: once a minute, or less
+// often if counting takes more than 0.5 % of that time.
 const (
 	recountEvery = time.Minute
 	recountShare = 200
 )
 
-// policyChanged has the stale connections counted, beside the loop.
+// policyChanged triggers counting the stale connections, outside the loop.
 func (a *Agent) policyChanged() {
 	select {
-	case <-a.changedPolicy: // one that was not yet looked at
+	case <-a.changedPolicy: // one that was not handled yet
 	default:
 	}
 	a.changedPolicy <- effective{a.policy.want.Policy, a.staleConnections}
 }
 
-// effective is a policy that the kernel holds, and what is to happen to
-// connections that contradict it.
+// effective is a policy in the kernel, and what to do with connections that
+// contradict it.
 type effective struct {
 	nft.Policy
 	stale config.Stale
 }
 
-// flush deletes stale connections, and once more after a second those of which a
-// packet was under way.
+// flush deletes stale connections, and again after one second, for those with a
+// packet in flight.
 func (a *Agent) flush(ctx context.Context, p effective) error {
 	if p.stale == config.StaleKeep {
 		return nil
@@ -56,7 +56,7 @@ func (a *Agent) flush(ctx context.Context, p effective) error {
 }
 
 // watchConnections counts stale connections after each change of the rules until
-// there are none left. A table without any is not read again.
+// there are none. Then the table is not read again.
 func (a *Agent) watchConnections(ctx context.Context) {
 	timer := stoppedTimer()
 	defer timer.Stop()
@@ -94,7 +94,7 @@ func (a *Agent) watchConnections(ctx context.Context) {
 		failed = ""
 		a.health.foundStale(stale.Count)
 		if changed && stale.Count > 0 {
-			a.tellStale(stale)
+			a.logStale(stale)
 		}
 		timer.Stop()
 		if stale.Count > 0 {
@@ -103,8 +103,8 @@ func (a *Agent) watchConnections(ctx context.Context) {
 	}
 }
 
-// tellStale logs how many connections keep a translation of an earlier policy.
-func (a *Agent) tellStale(s conntrack.Stale) {
+// logStale logs how many connections keep the translation of an earlier policy.
+func (a *Agent) logStale(s conntrack.Stale) {
 	fields := []zap.Field{zap.String("event", "stale_connections"), zap.Int("connections", s.Count)}
 	if s.Partial() {
 		fields = append(fields, zap.Int("sampled", s.Examined), zap.Int("tracked", s.Entries))

@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
-func TestStaleConnectionsAreCountedUntilNoneIsLeft(t *testing.T) {
+func TestStaleConnectionsAreCountedUntilNoneAreLeft(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
@@ -34,12 +34,12 @@ func TestStaleConnectionsAreCountedUntilNoneIsLeft(t *testing.T) {
 			t.Errorf("at the end: %v stale, counted %d times", n, w.recounts.Load())
 		}
 		if told := w.logs.FilterMessageSnippet("existing connections").Len(); told != 1 {
-			t.Errorf("told %d times", told)
+			t.Errorf("logged %d times", told)
 		}
 	})
 }
 
-func TestConnectionsAreReadLessOftenIfThatTakesLong(t *testing.T) {
+func TestConnectionsAreReadLessOftenIfSlow(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		time.Sleep(10*time.Minute + time.Second)
 		if n := w.readings.Load(); n != 11 {
@@ -55,7 +55,7 @@ func TestConnectionsAreReadLessOftenIfThatTakesLong(t *testing.T) {
 		w.agent.metrics.pressure.mu.Lock()
 		defer w.agent.metrics.pressure.mu.Unlock()
 		if every := w.agent.metrics.pressure.interval; every != 10*time.Minute {
-			t.Errorf("the metric says every %s", every)
+			t.Errorf("the metric is %s", every)
 		}
 	})
 }

@@ -2,39 +2,39 @@ package agent
 
 import "time"
 
-// How changes by others are noticed. While anybody listens to the kernel's
-// notifications, large transactions of all programs on the node take a multiple
-// of their time and memory, so the agent listens only while transactions are
-// small, and otherwise compares generations.
+// How other programs' changes are noticed. While any program listens to the
+// kernel's notifications, large transactions of all programs on the node take
+// several times as much time and memory. So the agent listens only while
+// transactions are small, and polls the generation otherwise.
 const (
 	compareEvery = 250 * time.Millisecond
-	// After a start everybody fills their tables.
+	// After a start, all programs fill their tables.
 	startPhase = 2 * time.Minute
-	// Listening that proved too expensive is avoided for so long, each time
-	// twice as long as before. After longestBreak without that it starts again.
+	// After listening proved too expensive, it is avoided for firstBreak,
+	// doubling each time. After longestBreak without that, it starts over.
 	firstBreak   = time.Hour
 	longestBreak = 24 * time.Hour
 	// After a repair the agent listens for a while, so that it can name the
-	// program if that happens again; if it does, there is a fight.
+	// program if it happens again. If it does, there is a fight.
 	afterRepair = time.Minute
 	duringFight = 10 * time.Minute
-	// Notifications that lead to no repair: so many in a row, and so many a
-	// second in the long run.
+	// Limits for notifications without a repair: a burst, and a long-term rate
+	// per second.
 	idleBurst     = 50
 	idlePerSecond = 5
-	// After listening has failed.
+	// Retry after listening has failed.
 	retryListening = time.Minute
 )
 
-// A detector decides whether the agent listens or compares. It is a value without
-// clock or sockets: what happens comes in by its methods.
+// A detector decides whether the agent listens or polls. It is a value without
+// clock or sockets: events are method calls.
 type detector struct {
-	compareUntil time.Time     // then it listens
+	compareUntil time.Time     // after that it listens
 	listenUntil  time.Time     // even before compareUntil, unless forbidden
-	forbidden    bool          // until compareUntil it does not listen in any case
+	forbidden    bool          // it does not listen before compareUntil in any case
 	nextBreak    time.Duration // how long the next break from listening is
 	repaired     time.Time     // when rules were last restored
-	idle         float64       // idle wake-ups, less those that are allowed
+	idle         float64       // idle wake-ups minus the allowed ones
 	idleAt       time.Time
 }
 
@@ -42,13 +42,12 @@ func newDetector(now time.Time) detector {
 	return detector{compareUntil: now.Add(startPhase), nextBreak: firstBreak}
 }
 
-// listening says whether the agent listens now.
+// listening reports whether the agent listens now.
 func (d *detector) listening(now time.Time) bool {
 	return !now.Before(d.compareUntil) || !d.forbidden && now.Before(d.listenUntil)
 }
 
-// turns returns when that may be different without anything having happened;
-// zero: never.
+// turns returns when that changes without an event; zero: never.
 func (d *detector) turns(now time.Time) time.Time {
 	switch {
 	case !now.Before(d.compareUntil):
@@ -59,16 +58,16 @@ func (d *detector) turns(now time.Time) time.Time {
 	return d.compareUntil
 }
 
-// large notes a large transaction, which was made more expensive by listening.
-// It returns how long it will not listen.
+// large records a large transaction, which listening made more expensive. It
+// returns the length of the break.
 func (d *detector) large(now time.Time) time.Duration {
 	d.forbidden = true
 	return d.takeBreak(now)
 }
 
-// woken notes a notification that led to no repair. It returns how long it will
-// not listen if there are too many of them, else 0. A fight may interrupt that,
-// but if they are too many then too, nothing may.
+// woken records a notification without a repair. It returns the length of the
+// break if there are too many of them, otherwise 0. A fight may interrupt the
+// break, unless there are too many during the fight, too.
 func (d *detector) woken(now time.Time) time.Duration {
 	allowed := now.Sub(d.idleAt).Seconds() * idlePerSecond
 	d.idle, d.idleAt = max(0, d.idle-allowed)+1, now
@@ -89,7 +88,7 @@ func (d *detector) takeBreak(now time.Time) time.Duration {
 	return length
 }
 
-// restored notes that rules were restored that others had changed.
+// restored records that rules changed by another program were restored.
 func (d *detector) restored(now time.Time) {
 	length := afterRepair
 	if !d.repaired.IsZero() && now.Sub(d.repaired) < afterRepair {
@@ -101,7 +100,7 @@ func (d *detector) restored(now time.Time) {
 	d.repaired = now
 }
 
-// failed notes that listening is not possible.
+// failed records that listening is not possible.
 func (d *detector) failed(now time.Time) {
 	d.listenUntil = time.Time{}
 	if retry := now.Add(retryListening); retry.After(d.compareUntil) {

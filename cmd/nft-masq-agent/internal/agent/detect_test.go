@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A clock is a detector with its time.
+// A clock is a detector with a clock.
 type clock struct {
 	detector
 	t   *testing.T
@@ -18,12 +18,12 @@ func newClock(t *testing.T) *clock {
 }
 
 // changesAfter fails the test unless the detector changes between listening and
-// comparing after just that time, without anything happening.
+// polling after exactly that time, without an event.
 func (c *clock) changesAfter(d time.Duration) {
 	c.t.Helper()
 	before := c.listening(c.now)
 	if turns := c.turns(c.now); !turns.Equal(c.now.Add(d)) {
-		c.t.Fatalf("turns after %s, want %s", turns.Sub(c.now), d)
+		c.t.Fatalf("changes after %s, want %s", turns.Sub(c.now), d)
 	}
 	if c.listening(c.now.Add(d-1)) != before {
 		c.t.Fatalf("does not listen=%t until then", before)
@@ -41,7 +41,7 @@ func (c *clock) listens(want bool) {
 	}
 }
 
-func TestItComparesForTwoMinutesAndThenListens(t *testing.T) {
+func TestDetectorPollsForTwoMinutesAndThenListens(t *testing.T) {
 	c := newClock(t)
 	c.listens(false)
 	c.changesAfter(2 * time.Minute)
@@ -50,7 +50,7 @@ func TestItComparesForTwoMinutesAndThenListens(t *testing.T) {
 	}
 }
 
-func TestAfterLargeTransactionsItComparesForTwiceAsLongEachTime(t *testing.T) {
+func TestBreaksAfterLargeTransactionsDouble(t *testing.T) {
 	c := newClock(t)
 	c.changesAfter(2 * time.Minute)
 	for _, hours := range []int{1, 2, 4, 8, 16, 24, 24} {
@@ -68,7 +68,7 @@ func TestAfterLargeTransactionsItComparesForTwiceAsLongEachTime(t *testing.T) {
 	}
 }
 
-func TestAFewIdleWakeUpsASecondEndListening(t *testing.T) {
+func TestFrequentIdleWakeUpsEndListening(t *testing.T) {
 	c := newClock(t)
 	c.changesAfter(2 * time.Minute)
 	for range 100 * idlePerSecond {
@@ -88,7 +88,7 @@ func TestAFewIdleWakeUpsASecondEndListening(t *testing.T) {
 	c.changesAfter(time.Hour)
 }
 
-func TestInAFightItListensForTenMinutes(t *testing.T) {
+func TestDetectorListensForTenMinutesInAFight(t *testing.T) {
 	c := newClock(t)
 	c.restored(c.now)
 	c.changesAfter2(time.Minute, 2*time.Minute)
@@ -104,7 +104,7 @@ func TestInAFightItListensForTenMinutes(t *testing.T) {
 	c.listens(false) // a large transaction forbids it
 	c.changesAfter(time.Hour)
 
-	// What ended because of idle wake-ups a fight begins again, once.
+	// A fight restarts listening once after idle wake-ups ended it.
 	c.idleOut()
 	c.listens(false)
 	c.restored(c.now)
@@ -117,7 +117,7 @@ func TestInAFightItListensForTenMinutes(t *testing.T) {
 	c.listens(false)
 }
 
-// changesAfter2 is changesAfter twice: listening that ends, and begins again.
+// changesAfter2 is changesAfter twice: listening ends, and starts again.
 func (c *clock) changesAfter2(ends, begins time.Duration) {
 	c.t.Helper()
 	c.listens(true)
@@ -135,7 +135,7 @@ func (c *clock) idleOut() {
 	c.t.Fatal("idle wake-ups do not end listening")
 }
 
-func TestWhereListeningFailsItIsTriedAgainAfterAMinute(t *testing.T) {
+func TestFailedListeningIsRetriedAfterAMinute(t *testing.T) {
 	c := newClock(t)
 	c.changesAfter(2 * time.Minute)
 	c.failed(c.now)

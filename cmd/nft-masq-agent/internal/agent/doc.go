@@ -1,7 +1,6 @@
-// Package agent is the daemon's loop: it brings the kernel to what the config
-// says, whenever one of the two has changed. It exists so that all that the daemon
-// decides is decided on one goroutine, whose files, kernel and clock a test can
-// replace.
+// Package agent is the daemon's loop: it applies the config to the kernel
+// whenever one of them changes. It exists so that all that the daemon decides is
+// decided on one goroutine, whose files, kernel and clock a test can replace.
 //
 // The loop never ends by itself and never deletes anything: a config that is
 // bad, or a kernel that refuses, leaves the rules as they are. Each event

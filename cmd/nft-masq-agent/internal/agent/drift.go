@@ -10,17 +10,16 @@ import (
 	"nft-masq-agent/nft/kernel"
 )
 
-// drift is how the loop notices that others changed something, and what it has
-// heard of them.
+// drift detects other programs' changes, and records what is known about them.
 type drift struct {
 	detector   detector
 	pace       pace
 	alarm      *time.Timer
 	listening  bool
-	failing    bool      // to listen, which was logged
-	due        time.Time // the next comparison; zero: none until a change is heard
-	generation uint32    // of the ruleset, when it was last checked; 0: it is to be checked
-	compared   int       // how often, since our table itself was read
+	failing    bool      // listening fails, which was logged
+	due        time.Time // the next check; zero: none until a change is notified
+	generation uint32    // of the ruleset, when last checked; 0: check now
+	compared   int       // number of polls since our table was read
 	heardOf              // since
 }
 
@@ -34,10 +33,10 @@ func newDrift(now time.Time) drift {
 	return drift{detector: newDetector(now), alarm: time.NewTimer(compareEvery), due: now.Add(compareEvery)}
 }
 
-// unknown is who made a change that was not heard.
+// unknown is the name of the program if the change was not notified.
 const unknown = "unknown"
 
-// names returns who changed the rules: more than one program if several wrote
+// names returns which programs changed the rules: more than one if several wrote
 // before the check.
 func (d *drift) names() string {
 	if len(d.by) == 0 {
@@ -46,8 +45,7 @@ func (d *drift) names() string {
 	return strings.Join(d.by, " or ")
 }
 
-// next returns when the loop is to wake up although nothing is heard; zero: not
-// at all.
+// next returns when the loop wakes up without a notification; zero: never.
 func (d *drift) next(now time.Time) time.Time {
 	next, turns := d.due, d.detector.turns(now)
 	if !next.IsZero() && next.Before(d.pace.repairAt) {
@@ -59,7 +57,7 @@ func (d *drift) next(now time.Time) time.Time {
 	return next
 }
 
-// attend listens or compares, as the detector says, and sets the alarm.
+// attend starts or stops listening as the detector decides, and sets the alarm.
 func (a *Agent) attend() {
 	d, now := &a.drift, time.Now()
 	switch listen := d.detector.listening(now); {
@@ -78,7 +76,7 @@ func (a *Agent) attend() {
 
 func (a *Agent) listen(now time.Time) {
 	d := &a.drift
-	d.due = now // for what changed before
+	d.due = now // for earlier changes
 	err := a.in.Join()
 	d.listening = err == nil
 	if err != nil {
@@ -103,7 +101,7 @@ func (a *Agent) cannotListen(now time.Time, err error) {
 	}
 }
 
-// heard takes in a transaction. Our own are no news.
+// heard handles a notification. Our own transactions are ignored.
 func (a *Agent) heard(c Heard) {
 	d, now := &a.drift, time.Now()
 	if c.Err != nil {
@@ -143,12 +141,12 @@ func (a *Agent) stopListening(now time.Time, why, by string, length time.Duratio
 		zap.Float64("duration_seconds", length.Seconds()))
 }
 
-// verifyEvery is after how many comparisons our table itself is read: one that a
-// process owns goes with its socket and leaves the generation as it was.
+// verifyEvery is after how many polls our table itself is read: a table owned by
+// a process is deleted with its socket, without a new generation.
 const verifyEvery = 40
 
-// compare checks the rules if it is time to and the generation is not the one at
-// which they were last checked.
+// compare checks the rules if a check is due and the generation has changed since
+// the last one.
 func (a *Agent) compare() {
 	d, now := &a.drift, time.Now()
 	if d.due.IsZero() || now.Before(d.due) || now.Before(d.pace.repairAt) {
@@ -182,17 +180,16 @@ func (a *Agent) compare() {
 	a.sync(onDrift, look)
 }
 
-// inSync says whether the rules were found or made right when they were last
-// checked.
+// inSync reports whether the rules were correct, or repaired, when last checked.
 func (a *Agent) inSync() bool {
 	return a.refused == "" && !a.fresh && a.policy.want != nil && a.held == a.policy.want.Hash()
 }
 
-// manyCIDRs is how many it takes for a write of ours to be made more expensive by
-// our own listening.
+// manyCIDRs is the number of CIDRs from which on our own listening makes our
+// writes more expensive.
 const manyCIDRs = 250
 
-// apply brings the kernel to what is wanted.
+// apply applies the wanted ruleset to the kernel.
 func (a *Agent) apply(look kernel.Look) (kernel.Applied, error) {
 	if v4, v6 := a.policy.want.CIDRs(); a.drift.listening && v4+v6 >= manyCIDRs {
 		a.unlisten(time.Now())
@@ -201,14 +198,14 @@ func (a *Agent) apply(look kernel.Look) (kernel.Applied, error) {
 	return a.kernel.Apply(*a.policy.want, look)
 }
 
-// checked notes that nothing had to be restored, or that it could not be.
+// checked records that nothing had to be restored, or that it failed.
 func (a *Agent) checked(reason string, look kernel.Look, took time.Duration, err error, generation uint32) {
 	d := &a.drift
 	switch d.generation = generation; {
 	case err != nil:
-		// What is there of ours may be half of what was to be written.
+		// Our rules may be only partly written.
 		d.generation, _ = a.kernel.Generation()
-	case look.Quick: // does not prove that all is right
+	case look.Quick: // does not prove that everything is correct
 		d.generation = 0
 		if d.listening {
 			d.due = d.pace.checkAt
@@ -219,7 +216,8 @@ func (a *Agent) checked(reason string, look kernel.Look, took time.Duration, err
 	}
 }
 
-// restored notes that the rules were restored. It listens when that is logged.
+// restored records that the rules were restored. When that is logged, the agent
+// already listens.
 func (a *Agent) restored(generation uint32) {
 	d, now := &a.drift, time.Now()
 	d.generation = generation

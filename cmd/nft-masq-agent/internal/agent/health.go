@@ -12,42 +12,41 @@ import (
 	"nft-masq-agent/nft/kernel"
 )
 
-// health is what the loop tells others of itself. Its mutex is never held while
-// something is waited for, so that probes and scrapes are answered whatever the
-// loop is doing.
+// health is the loop's state for others. Its mutex is never held during a wait,
+// so that probes and scrapes are answered at any time.
 type health struct {
 	mu sync.Mutex
 	state
 }
 
-// A state is what the loop last told.
+// A state is the last reported state of the loop.
 type state struct {
 	stopped bool
-	since   time.Time // when the step under way began; zero: none is
+	since   time.Time // when the current step began; zero: idle
 
-	rejection error // of the config, nil where it was accepted
+	rejection error // of the config, nil if it was accepted
 	source    Source
 	words     string // what is enforced instead of a rejected config
 	refusal   error  // of the kernel
 	synced    bool   // the accepted config is in the kernel
-	wasSynced bool   // it once was
+	wasSynced bool   // it was at some time
 
-	read     bool      // some config was accepted or rejected
-	accepted time.Time // when a config last was; zero: never
+	read     bool      // a config was accepted or rejected
+	accepted time.Time // when a config was last accepted; zero: never
 	warnings int
 
 	listening bool // to changes of the ruleset
 
 	kernel   *installed      // nil until something is in the kernel
 	enforces *running.Policy // nil while the agent enforces nothing
-	others   *others         // nil until somebody looked
-	// Lists of the only interfaces of which the node has none; nil: not known.
+	others   *others         // nil until the first check
+	// Restricting lists without any interface of the node; nil: unknown.
 	unmatched *int
 
-	stale *int // connections that contradict the rules; nil: not known
+	stale *int // connections that contradict the rules; nil: unknown
 }
 
-// installed is what the loop last brought into the kernel.
+// installed is what the loop last wrote to the kernel.
 type installed struct {
 	hash       string
 	mode       nft.Mode
@@ -59,12 +58,12 @@ type installed struct {
 // others are rules on the node that are not ours.
 type others struct{ foreign, legacy, exempting, translating int }
 
-// ErrStuck says that the loop does not turn.
+// ErrStuck reports that the loop makes no progress.
 var ErrStuck = errors.New("the loop is stuck")
 
-// stuckAfter is longer than any step takes. The longest is to read tens of
-// thousands of rules of mode iptables-nft, for which the kernel takes time that
-// grows with the square of their number.
+// stuckAfter is longer than any step takes. The longest one reads tens of
+// thousands of rules in mode iptables-nft, for which the kernel takes quadratic
+// time.
 const stuckAfter = 3 * time.Minute
 
 func (h *health) do(fn func()) {
@@ -83,7 +82,7 @@ func (h *health) idle() { h.do(func() { h.since = time.Time{} }) }
 func (h *health) busy() { h.do(func() { h.since = time.Now() }) }
 func (h *health) stop() { h.do(func() { h.stopped = true }) }
 
-// config notes what became of a new content of the config.
+// config records the result for a new content of the config.
 func (h *health) config(err error, warnings int) {
 	h.do(func() {
 		h.read, h.rejection, h.warnings, h.synced = true, err, warnings, false
@@ -94,7 +93,7 @@ func (h *health) config(err error, warnings int) {
 }
 
 func (h *health) refused(err error) {
-	text := "the kernel refuses the rules: %w"
+	text := "the kernel rejected the rules: %w"
 	if hint := kernel.Hint(err); hint != "" {
 		text += "; " + hint
 	}
@@ -102,16 +101,17 @@ func (h *health) refused(err error) {
 	h.do(func() { h.refusal = err })
 }
 
-// unrefused notes that the kernel has nothing against what is wanted.
+// unrefused records that the kernel does not reject the rules.
 func (h *health) unrefused() { h.do(func() { h.refusal = nil }) }
 
-// enforced notes whose policy decides, and in words, if the config is rejected.
+// enforced records the source of the policy, and its description if the config is
+// rejected.
 func (h *health) enforced(source Source, words string) {
 	h.do(func() { h.source, h.words = source, words })
 }
 
-// inStep notes that the kernel holds what is wanted.
-func (h *health) inStep(r nft.Ruleset) {
+// inSync records that the kernel has the wanted rules.
+func (h *health) inSync(r nft.Ruleset) {
 	k := installed{hash: r.Hash(), mode: r.Mode()}
 	k.ipv4, k.ipv6 = r.CIDRs()
 	for _, f := range r.Policy.Families {
@@ -128,7 +128,7 @@ func (h *health) enforcing(e *running.Policy) { h.do(func() { h.enforces = e }) 
 
 func (h *health) listens(yes bool) { h.do(func() { h.listening = yes }) }
 
-// found notes how many rules on the node are not ours, by what they do.
+// found records how many rules on the node are not ours, by their effect.
 func (h *health) found(o kernel.Others) {
 	n := others{
 		foreign: len(o.Conflicts), legacy: len(o.Legacy) + len(o.XTables),
@@ -144,21 +144,21 @@ func (h *health) staleUnknown()    { h.do(func() { h.stale = nil }) }
 
 func (h *health) everReady() bool { return h.now().wasSynced }
 
-// Alive says whether the loop turns.
+// Alive returns an error if the loop is stuck.
 func (a *Agent) Alive() error { return a.health.now().alive() }
 
 func (s state) alive() error {
 	switch {
 	case s.stopped:
-		return fmt.Errorf("%w: it has ended", ErrStuck)
+		return fmt.Errorf("%w: it has stopped", ErrStuck)
 	case !s.since.IsZero() && time.Since(s.since) > stuckAfter:
 		return fmt.Errorf("%w: one step takes longer than %s", ErrStuck, stuckAfter)
 	}
 	return nil
 }
 
-// Started reports whether the node's traffic is decided by a policy yet, be it that
-// of a rejected file: pods that start before are wrong.
+// Started returns an error until a policy is in the kernel, even if it replaces a
+// rejected file. Pods that start earlier may use wrong source addresses.
 func (a *Agent) Started() error { return a.health.now().started() }
 
 func (s state) started() error {
@@ -168,8 +168,7 @@ func (s state) started() error {
 	return nil
 }
 
-// Ready says whether the files were accepted and are in the kernel, and if not
-// why.
+// Ready returns an error unless the config was accepted and is in the kernel.
 func (a *Agent) Ready() error { return a.health.now().ready() }
 
 func (s state) ready() error {

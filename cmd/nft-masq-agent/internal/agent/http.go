@@ -13,9 +13,9 @@ import (
 	"go.uber.org/zap"
 )
 
-// Limits of the HTTP server, so that a client can neither hold its places nor
-// take memory. A connection serves one request: probes and scrapes come too
-// rarely to gain from more, and none can lie idle.
+// Limits of the HTTP server, so that a client can neither occupy its connections
+// nor its memory. A connection serves one request: probes and scrapes are too
+// rare to benefit from more, and none can be idle.
 const (
 	readTimeout     = 5 * time.Second
 	writeTimeout    = 15 * time.Second
@@ -26,8 +26,8 @@ const (
 	shutdownTimeout = time.Second
 )
 
-// Handler answers GET and HEAD of /healthz, /startupz, /readyz and /metrics. The probes
-// wait for nothing; a scrape waits for the kernel's counters.
+// Handler serves GET and HEAD of /healthz, /startupz, /readyz and /metrics. Probes
+// do not wait; a scrape waits for the kernel's counters.
 func (a *Agent) Handler() http.Handler {
 	a.metrics.connections.begin()
 	mux := http.NewServeMux()
@@ -38,7 +38,7 @@ func (a *Agent) Handler() http.Handler {
 		ErrorHandling:       promhttp.ContinueOnError,
 		MaxRequestsInFlight: maxScrapes,
 		Timeout:             scrapeTimeout,
-		DisableCompression:  true, // its buffers would be most of our memory
+		DisableCompression:  true, // its buffers would take most of our memory
 	}))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
@@ -47,7 +47,7 @@ func (a *Agent) Handler() http.Handler {
 	})
 }
 
-// probe answers 200, or 503 and in words why.
+// probe responds with 200, or 503 and the reason.
 func probe(check func() error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -60,16 +60,16 @@ func probe(check func() error) http.Handler {
 	})
 }
 
-// An endpoint is what is listened on, and how it is logged.
+// An endpoint is an address to listen on, and its log messages.
 type endpoint struct {
 	listen           func() (net.Listener, error)
 	serve            func(net.Listener) error
 	serving, failing string
 }
 
-// keepServing serves an endpoint until ctx ends, and then closes what it returns.
-// It outlives every error: an address that cannot be used is retried, because the
-// agent does its work without it. The first try is made before keepServing returns.
+// keepServing serves an endpoint until ctx is done, and then closes the returned
+// channel. It never fails: an address that cannot be used is retried, because the
+// agent works without it. The first attempt is made before keepServing returns.
 func keepServing(ctx context.Context, e endpoint, log *zap.Logger) <-chan struct{} {
 	ended := make(chan struct{})
 	listener, err := e.listen()
@@ -97,8 +97,8 @@ func keepServing(ctx context.Context, e endpoint, log *zap.Logger) <-chan struct
 	return ended
 }
 
-// Serve answers HTTP on an address until ctx ends; what it returns is closed
-// once the requests under way then have been answered.
+// Serve serves HTTP on an address until ctx is done. The returned channel is
+// closed when the pending requests have been answered.
 func Serve(ctx context.Context, address string, handler http.Handler, log *zap.Logger) <-chan struct{} {
 	return keepServing(ctx, endpoint{
 		listen:  func() (net.Listener, error) { return net.Listen("tcp", address) },
@@ -107,7 +107,7 @@ func Serve(ctx context.Context, address string, handler http.Handler, log *zap.L
 	}, log)
 }
 
-// serve answers on one listener until it fails or ctx ends.
+// serve serves one listener until it fails or ctx is done.
 func serve(ctx context.Context, l net.Listener, handler http.Handler, log *zap.Logger) error {
 	debug, err := zap.NewStdLogAt(log, zap.DebugLevel)
 	if err != nil {
@@ -139,16 +139,16 @@ func serve(ctx context.Context, l net.Listener, handler http.Handler, log *zap.L
 	return err
 }
 
-// A boundedListener has at most maxConnections open connections. A further one
-// takes the place of the oldest that has not sent its request: whoever keeps
-// connections open and says nothing keeps nobody out.
+// A boundedListener has at most maxConnections open connections. A new one
+// replaces the oldest that has not sent its request, so that idle clients lock no
+// one out.
 type boundedListener struct {
 	net.Listener
 	mu   sync.Mutex
-	open []*boundedConn // the oldest first
+	open []*boundedConn // oldest first
 }
 
-// A boundedConn leaves its listener's list when it is closed.
+// A boundedConn removes itself from its listener's list when it is closed.
 type boundedConn struct {
 	net.Conn
 	of        *boundedListener
@@ -184,7 +184,7 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	}
 }
 
-// enter makes room for a connection, and says whether there was any.
+// enter makes room for a connection, and reports whether it succeeded.
 func (l *boundedListener) enter(b *boundedConn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

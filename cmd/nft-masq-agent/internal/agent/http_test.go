@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// get asks the handler of an agent and gives the status and the text.
+// get sends a request to the handler of an agent and returns status and text.
 func get(t *testing.T, a *Agent, path string) (int, string) {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -28,12 +28,12 @@ func get(t *testing.T, a *Agent, path string) (int, string) {
 	return w.Code, w.Body.String()
 }
 
-func TestProbesAnswerAtOnceWhileTheKernelTakesTheRules(t *testing.T) {
+func TestProbesRespondAtOnceDuringAnUpdate(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.cost = stuckAfter / 2
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
-		start := time.Now() // stands still while nobody waits
+		start := time.Now() // does not advance while nothing waits
 		if code, text := get(t, w.agent, "/healthz"); code != http.StatusOK {
 			t.Errorf("/healthz: %d %s", code, text)
 		}
@@ -76,7 +76,7 @@ func TestStuckLoopFailsHealthz(t *testing.T) {
 	})
 }
 
-func TestReadyzSaysInWordsWhyNot(t *testing.T) {
+func TestReadyzReturnsTheReason(t *testing.T) {
 	long := Files{Sources: file("").Sources}
 	long.Sources[0].Data = []byte("nonMasqueradeCIDRs:\n" + strings.Repeat("- 10.0.0.1\n", 120))
 	for name, c := range map[string]struct {
@@ -87,7 +87,7 @@ func TestReadyzSaysInWordsWhyNot(t *testing.T) {
 		"bad file":    {file: file("10.0.0.1/8"), want: "config rejected: config:1:22: "},
 		"long file":   {file: long, want: "\nand 20 more\n"},
 		"unreadable":  {file: Files{Err: errors.New("open config: permission denied")}, want: "config rejected: open config: permission denied\nbuilt-in defaults ("},
-		"refusal":     {file: file("10.0.0.0/8"), refuses: &nfnetlink.RefusedError{Op: nfnetlink.MakeRule, Err: unix.ENOENT}, want: "the kernel refuses the rules: make rule: no such file"},
+		"refusal":     {file: file("10.0.0.0/8"), refuses: &nfnetlink.RefusedError{Op: nfnetlink.MakeRule, Err: unix.ENOENT}, want: "the kernel rejected the rules: make rule: no such file"},
 		"its hint":    {file: file("10.0.0.0/8"), refuses: &nfnetlink.RefusedError{Op: nfnetlink.MakeRule, Err: unix.ENOENT}, want: "NFT_MASQ"},
 		"both":        {file: file("10.0.0.1/8"), refuses: unix.EPERM, want: "\nnothing is enforced yet"},
 		"nothing yet": {want: "the config has not been read yet\n"},
@@ -108,7 +108,7 @@ func TestReadyzSaysInWordsWhyNot(t *testing.T) {
 	}
 }
 
-func TestReadyAgainAfterTheFileIsMended(t *testing.T) {
+func TestReadyAgainAfterTheFileIsFixed(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.1/8")
 		w.files <- file("10.0.0.0/8")
@@ -119,7 +119,7 @@ func TestReadyAgainAfterTheFileIsMended(t *testing.T) {
 	})
 }
 
-func TestHandlerTakesOnlyGetAndHead(t *testing.T) {
+func TestHandlerAcceptsOnlyGetAndHead(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
 			for method, want := range map[string]int{
@@ -138,7 +138,7 @@ func TestHandlerTakesOnlyGetAndHead(t *testing.T) {
 	})
 }
 
-// A pipeListener is a listener without sockets, for bubbles.
+// A pipeListener is a listener without sockets, for synctest bubbles.
 type pipeListener struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -160,14 +160,14 @@ func (l *pipeListener) Accept() (net.Conn, error) {
 func (l *pipeListener) Close() error   { close(l.closed); return nil }
 func (l *pipeListener) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
 
-// dial connects once there is a place.
+// dial connects when there is room.
 func (l *pipeListener) dial() net.Conn {
 	client, server := net.Pipe()
 	l.conns <- server
 	return client
 }
 
-// ask sends a request and gives the status.
+// ask sends a request and returns the status.
 func ask(t *testing.T, c net.Conn, request string) int {
 	t.Helper()
 	go func() { _, _ = io.WriteString(c, request) }()
@@ -197,7 +197,7 @@ func serveInBubble(t *testing.T, handler http.HandlerFunc, test func(t *testing.
 	})
 }
 
-func TestSilentClientsKeepNobodyOut(t *testing.T) {
+func TestIdleClientsDoNotBlockOthers(t *testing.T) {
 	for name, request := range map[string]string{"idle": "", "slow": "GET / HTTP/1.1\r\nHost: lo"} {
 		t.Run(name, func(t *testing.T) {
 			serveInBubble(t, func(http.ResponseWriter, *http.Request) {}, func(t *testing.T, l *pipeListener, _ func()) {
@@ -217,7 +217,7 @@ func TestSilentClientsKeepNobodyOut(t *testing.T) {
 	}
 }
 
-func TestClientsThatAreBeingAnsweredKeepTheirPlaces(t *testing.T) {
+func TestClientsBeingServedKeepTheirConnections(t *testing.T) {
 	release := make(chan struct{})
 	arrived := make(chan struct{}, maxConnections)
 	handler := func(http.ResponseWriter, *http.Request) { arrived <- struct{}{}; <-release }
@@ -231,7 +231,7 @@ func TestClientsThatAreBeingAnsweredKeepTheirPlaces(t *testing.T) {
 			<-arrived
 		}
 		if _, err := l.dial().Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-			t.Errorf("one more: %v, want it closed", err)
+			t.Errorf("another one: %v, want it closed", err)
 		}
 		close(release)
 		for range maxConnections {
@@ -242,11 +242,11 @@ func TestClientsThatAreBeingAnsweredKeepTheirPlaces(t *testing.T) {
 	})
 }
 
-func TestSilentClientsAreCutOff(t *testing.T) {
+func TestIdleClientsAreDisconnected(t *testing.T) {
 	serveInBubble(t, func(http.ResponseWriter, *http.Request) {}, func(t *testing.T, l *pipeListener, _ func()) {
 		start := time.Now()
 		if _, err := l.dial().Read(make([]byte, 1)); !errors.Is(err, io.EOF) || time.Since(start) != readTimeout {
-			t.Errorf("%v after %s, want the end after %s", err, time.Since(start), readTimeout)
+			t.Errorf("%v after %s, want the close after %s", err, time.Since(start), readTimeout)
 		}
 	})
 }
@@ -256,12 +256,12 @@ func TestConnectionServesOneRequest(t *testing.T) {
 		c := l.dial()
 		ask(t, c, plainRequest)
 		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-			t.Errorf("the connection stays: %v", err)
+			t.Errorf("the connection stays open: %v", err)
 		}
 	})
 }
 
-func TestLongHeaderIsRefused(t *testing.T) {
+func TestLongHeaderIsRejected(t *testing.T) {
 	serveInBubble(t, func(http.ResponseWriter, *http.Request) {}, func(t *testing.T, l *pipeListener, _ func()) {
 		request := "GET / HTTP/1.1\r\nHost: localhost\r\nX: " + strings.Repeat("x", 2*maxHeaderBytes) + "\r\n\r\n"
 		if code := ask(t, l.dial(), request); code != http.StatusRequestHeaderFieldsTooLarge {
@@ -270,7 +270,7 @@ func TestLongHeaderIsRefused(t *testing.T) {
 	})
 }
 
-func TestRequestUnderWayIsAnsweredBeforeTheServerEnds(t *testing.T) {
+func TestPendingRequestIsAnsweredBeforeShutdown(t *testing.T) {
 	arrived := make(chan struct{}, 1)
 	handler := func(http.ResponseWriter, *http.Request) {
 		arrived <- struct{}{}
@@ -288,7 +288,7 @@ func TestRequestUnderWayIsAnsweredBeforeTheServerEnds(t *testing.T) {
 	})
 }
 
-func TestSlowRequestDoesNotHoldUpTheEnd(t *testing.T) {
+func TestSlowRequestDoesNotBlockShutdown(t *testing.T) {
 	arrived := make(chan struct{}, 1)
 	handler := func(_ http.ResponseWriter, r *http.Request) {
 		arrived <- struct{}{}
@@ -309,7 +309,7 @@ func TestSlowRequestDoesNotHoldUpTheEnd(t *testing.T) {
 	})
 }
 
-// logLines is a logger that hands over each message.
+// logLines is a logger that sends each message to a channel.
 func logLines() (*zap.Logger, <-chan string) {
 	lines := make(chan string, 100)
 	return zap.NewNop().WithOptions(zap.WrapCore(func(zapcore.Core) zapcore.Core {
@@ -326,7 +326,7 @@ func (w lineWriter) Write(b []byte) (int, error) {
 
 func (lineWriter) Sync() error { return nil }
 
-func TestPortInUseIsSaidAndTriedAgain(t *testing.T) {
+func TestPortInUseIsLoggedAndRetried(t *testing.T) {
 	first, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -335,13 +335,13 @@ func TestPortInUseIsSaidAndTriedAgain(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := Serve(ctx, first.Addr().String(), http.NotFoundHandler(), log)
 	if line := <-lines; !strings.Contains(line, "cannot listen on "+first.Addr().String()+", retrying") || !strings.Contains(line, "address already in use") {
-		t.Errorf("said %s", line)
+		t.Errorf("logged %s", line)
 	}
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if line := <-lines; !strings.Contains(line, "serving HTTP") {
-		t.Errorf("said %s", line)
+		t.Errorf("logged %s", line)
 	}
 	dialer := &net.Dialer{}
 	c, err := dialer.DialContext(t.Context(), "tcp", first.Addr().String())
@@ -354,6 +354,6 @@ func TestPortInUseIsSaidAndTriedAgain(t *testing.T) {
 	cancel()
 	<-ended
 	if _, err := dialer.DialContext(t.Context(), "tcp", first.Addr().String()); err == nil {
-		t.Error("still listens after the end")
+		t.Error("still listens after shutdown")
 	}
 }

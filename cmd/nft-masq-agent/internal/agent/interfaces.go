@@ -6,9 +6,10 @@ import (
 	"go.uber.org/zap"
 )
 
-// lookForInterfaces logs which interfaces of the config the node does not have, once
-// until that changes. The rules stay: an interface may come.
-func (a *Agent) lookForInterfaces() {
+// checkInterfaces logs which interfaces of the config the node does not have,
+// once until that changes. Their rules stay, because an interface may appear
+// later.
+func (a *Agent) checkInterfaces() {
 	if a.policy.want == nil || a.kernel.Interfaces == nil {
 		return
 	}

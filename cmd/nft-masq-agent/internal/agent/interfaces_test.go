@@ -8,7 +8,7 @@ import (
 	"nft-masq-agent/config"
 )
 
-func TestInterfacesThatTheNodeLacksAreLoggedOnceAndCounted(t *testing.T) {
+func TestMissingInterfacesAreLoggedOnceAndCounted(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.interfaces = []string{"lo", "eth0"}
 		w.files <- Files{Sources: []config.Source{{Name: "config", Data: []byte(

@@ -38,7 +38,7 @@ func openKernel(t *testing.T, ns *nfttest.NS) *kernel.Kernel {
 	return k
 }
 
-func TestMetricsCountTheConnectionsThatWereSent(t *testing.T) {
+func TestMetricsCountConnections(t *testing.T) {
 	for _, o := range []nft.Options{
 		{Layout: native.Layout{}, RandomFully: true},
 		{Layout: xtables.Layout{Name: "IP-MASQ-AGENT"}},
@@ -60,7 +60,7 @@ func TestMetricsCountTheConnectionsThatWereSent(t *testing.T) {
 				Others:  func(want nft.Ruleset) (kernel.Others, error) { return k.Others(context.Background(), want) },
 				XTables: k.XTables, Generation: func() (uint32, error) { return 0, nil }, Forget: func() { k.Forget() },
 				Cleanup: func(what kernel.Removal) ([]string, error) { return k.Cleanup(context.Background(), what) },
-				// A kernel of its own each time: one gives an answer again for a while.
+				// A new kernel each time, because one caches the result for a while.
 				Counters: func() ([]nft.Counts, error) { return openKernel(t, topo.Node).Counters(o.Layout) },
 			}, Settings{Options: o}, log)
 			ctx, cancel := context.WithCancel(t.Context())
@@ -70,7 +70,7 @@ func TestMetricsCountTheConnectionsThatWereSent(t *testing.T) {
 				a.Run(ctx)
 			}()
 			defer func() { cancel(); <-done }()
-			a.Handler() // from here on it counts
+			a.Handler() // counting starts here
 			for line := range lines {
 				if strings.Contains(line, `"applied"`) {
 					break
@@ -82,8 +82,8 @@ func TestMetricsCountTheConnectionsThatWereSent(t *testing.T) {
 	}
 }
 
-// sendCounted sends connections of both families, of each verdict another
-// number.
+// sendCounted sends connections of both families, a different number for each
+// verdict.
 func sendCounted(t *testing.T, topo *nfttest.Topology) {
 	for n, to := range []string{"198.51.100.1", "10.9.0.9", "2001:db8:1::1", "fd00:9::9"} {
 		for i := range n + 1 {

@@ -6,13 +6,13 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A Listener hears of each change of the ruleset between Join and Leave.
+// A Listener is notified of each change of the ruleset between Join and Leave.
 type Listener struct {
 	changes chan Heard
 	leave   func()
 }
 
-// Heard is a change, or why no further ones are heard.
+// Heard is a change, or the error that ended the notifications.
 type Heard struct {
 	nfnetlink.Change
 	Err error
@@ -26,7 +26,7 @@ func NewListener() *Listener {
 // Changes delivers the changes. It is never closed.
 func (l *Listener) Changes() <-chan Heard { return l.changes }
 
-// Join begins to listen: no change after it returned is missed.
+// Join starts to listen: no change after it returns is missed.
 func (l *Listener) Join() error {
 	joined, err := nfnetlink.Listen()
 	if err != nil {
@@ -55,5 +55,5 @@ func (l *Listener) Join() error {
 	return nil
 }
 
-// Leave ends what Join began. What was not delivered is dropped.
+// Leave stops listening. Undelivered changes are dropped.
 func (l *Listener) Leave() { l.leave() }

@@ -12,8 +12,8 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// metrics are what is counted of the loop, and at each scrape the state that it
-// last told and the kernel's counters. Names, labels and meaning are stable;
+// metrics are the counters of the loop and, at each scrape, its reported state
+// and the kernel's counters. Names, labels and meaning are stable;
 // manifests/README.md lists them.
 type metrics struct {
 	registry *prometheus.Registry
@@ -95,31 +95,30 @@ func (m *metrics) applied(reason string, wrote bool, err error, took time.Durati
 
 func (m *metrics) repaired() { m.repairs.Inc() }
 
-// A stateCollector tells the state of the loop. What is not known yet is left
-// out.
+// A stateCollector exports the state of the loop, without what is still unknown.
 type stateCollector struct {
 	health *health
 	gauges []gauge
 }
 
-// A gauge is a metric that is told from a state, once for each set of labels.
+// A gauge is a metric derived from a state, with one value for each set of labels.
 type gauge struct {
-	desc *prometheus.Desc
-	tell func(s state, set setter)
+	desc    *prometheus.Desc
+	collect func(s state, set setter)
 }
 
-func newGauge(name, help string, tell func(state, setter), labels ...string) gauge {
-	return gauge{prometheus.NewDesc(metricPrefix+name, help, labels, nil), tell}
+func newGauge(name, help string, collect func(state, setter), labels ...string) gauge {
+	return gauge{prometheus.NewDesc(metricPrefix+name, help, labels, nil), collect}
 }
 
 func newStateCollector(h *health) stateCollector {
 	return stateCollector{h, slices.Concat(ownGauges(), nodeGauges(), foreignGauges())}
 }
 
-// A setter takes the value of a gauge and those of its labels.
+// A setter sets the value of a gauge for label values.
 type setter = func(v float64, labels ...string)
 
-// ownGauges tell what the agent reads and enforces.
+// ownGauges returns the gauges of what the agent reads and enforces.
 func ownGauges() []gauge {
 	return []gauge{
 		newGauge("ready", "Whether the config was accepted and is in the kernel, as in /readyz: 1 or 0.",
@@ -192,7 +191,7 @@ func nodeGauges() []gauge {
 	}
 }
 
-// foreignGauges tell what other programs have on the node.
+// foreignGauges returns the gauges of other programs' rules on the node.
 func foreignGauges() []gauge {
 	return []gauge{
 		newGauge("foreign_masquerade_rules", "Other programs' rules that masquerade what the config exempts, without accepted ones and those that meet no pod.",
@@ -240,19 +239,19 @@ func (c stateCollector) Describe(ch chan<- *prometheus.Desc) {
 func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 	s := c.health.now()
 	for _, g := range c.gauges {
-		g.tell(s, func(v float64, labels ...string) {
+		g.collect(s, func(v float64, labels ...string) {
 			ch <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, v, labels...)
 		})
 	}
 }
 
-// A connectionCollector reads the kernel's counters at each scrape. No set is
-// read for it.
+// A connectionCollector reads the kernel's counters at each scrape, without
+// reading sets.
 type connectionCollector struct {
 	read        func() ([]nft.Counts, error)
 	connections *prometheus.Desc
 	errors      prometheus.Counter
-	sums        *sums // where the kernel's counters do not last
+	sums        *sums // if the kernel's counters are not persistent
 }
 
 func newConnectionCollector(k Kernel, countersLast bool) connectionCollector {
@@ -272,7 +271,7 @@ func newConnectionCollector(k Kernel, countersLast bool) connectionCollector {
 	return c
 }
 
-// begin makes what the kernel has counted so far the zero of what is summed.
+// begin makes the kernel's current counters the zero of the sums.
 func (c connectionCollector) begin() {
 	if c.sums != nil && !c.sums.begun() {
 		_, _ = c.counts()
@@ -313,13 +312,13 @@ func familyName(ipv6 bool) string {
 	return "ipv4"
 }
 
-// Sums make lasting counters of those of mode iptables-nft, which are sums over
-// rules: a rule that goes takes its count along, and to Prometheus a counter
-// that falls has begun again at zero and so counted the rest anew. What is told
-// here begins at zero with the program and never falls.
+// sums makes the counters of mode iptables-nft monotonic. They are sums over
+// rules, and a deleted rule loses its count; Prometheus takes a decreasing
+// counter for a reset and counts the rest again. The sums start at zero with the
+// program and never decrease.
 type sums struct {
-	mu         sync.Mutex
-	last, told map[nft.Counts]uint64 // by family and verdict
+	mu          sync.Mutex
+	last, total map[nft.Counts]uint64 // by family and verdict
 }
 
 func (s *sums) begun() bool {
@@ -333,16 +332,16 @@ func (s *sums) add(counts []nft.Counts) []nft.Counts {
 	defer s.mu.Unlock()
 	first := s.last == nil
 	if first {
-		s.last, s.told = map[nft.Counts]uint64{}, map[nft.Counts]uint64{}
+		s.last, s.total = map[nft.Counts]uint64{}, map[nft.Counts]uint64{}
 	}
 	out := make([]nft.Counts, 0, len(counts))
 	for _, n := range counts {
 		key := nft.Counts{IPv6: n.IPv6, Verdict: n.Verdict}
 		if last := s.last[key]; n.Packets > last && !first {
-			s.told[key] += n.Packets - last
+			s.total[key] += n.Packets - last
 		}
 		s.last[key] = n.Packets
-		n.Packets = s.told[key]
+		n.Packets = s.total[key]
 		out = append(out, n)
 	}
 	return out

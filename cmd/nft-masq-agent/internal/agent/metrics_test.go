@@ -18,7 +18,7 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// own gives the metrics of an agent that are not about Go or the process.
+// own returns the metrics of an agent without those of Go and the process.
 func own(t *testing.T, a *Agent) map[string][]string {
 	t.Helper()
 	families, err := a.metrics.registry.Gather()
@@ -39,7 +39,7 @@ func own(t *testing.T, a *Agent) map[string][]string {
 	return all
 }
 
-// everything makes an agent tell all it can.
+// everything makes an agent export all its metrics.
 func everything(t *testing.T, test func(t *testing.T, w *world)) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.counts = []nft.Counts{{Verdict: nft.Masqueraded, Packets: 3}, {IPv6: true, Verdict: nft.Exempt, Packets: 2}}
@@ -87,7 +87,7 @@ func TestReadmeOfTheManifestsListsTheMetrics(t *testing.T) {
 	})
 }
 
-// wantMetrics scrapes and compares the metrics of these names.
+// wantMetrics scrapes and compares the metrics with these names.
 func wantMetrics(t *testing.T, a *Agent, want string, names ...string) {
 	t.Helper()
 	code, text := get(t, a, "/metrics")
@@ -106,7 +106,7 @@ func wantMetrics(t *testing.T, a *Agent, want string, names ...string) {
 	}
 }
 
-func TestMetricsTellWhatBecameOfTheConfig(t *testing.T) {
+func TestMetricsShowTheResultOfTheConfig(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		names := []string{"ready", "config_accepted", "config_last_accepted_timestamp_seconds", "config_warnings", "config_info", "cidrs"}
 		wantMetrics(t, w.agent, "ready 0\n", names...)
@@ -114,7 +114,7 @@ func TestMetricsTellWhatBecameOfTheConfig(t *testing.T) {
 		good.Sources[0].Data = append(good.Sources[0].Data, "somethingElse: 1\n"...)
 		w.files <- good
 		synctest.Wait()
-		// A bubble's clock begins at 2000-01-01.
+		// A bubble's clock starts at 2000-01-01.
 		const accepted = "config_last_accepted_timestamp_seconds 9.466848e+08\n"
 		held := `cidrs{family="ipv4"} 2` + "\n" + `cidrs{family="ipv6"} 0` + "\n"
 		info := `config_info{hash="` + hashOf(t, good) + `",mode="nftables"} 1` + "\n"
@@ -168,14 +168,14 @@ connections_total{family="ipv6",verdict="exempt"} 2
 	})
 }
 
-func TestSumsOverRulesNeverFall(t *testing.T) {
+func TestSumsOverRulesNeverDecrease(t *testing.T) {
 	s := &sums{}
 	for i, step := range []struct{ kernel, told uint64 }{
 		{100, 0}, // counted before this program began
 		{107, 7}, //
-		{57, 7},  // a rule went
+		{57, 7},  // a rule was deleted
 		{60, 10}, //
-		{0, 10},  // all were made anew
+		{0, 10},  // all were created again
 		{5, 15},  //
 		{105, 115},
 	} {
@@ -187,7 +187,7 @@ func TestSumsOverRulesNeverFall(t *testing.T) {
 	}
 }
 
-func TestCountersOfModeIPTablesBeginWithTheHandler(t *testing.T) {
+func TestCountersOfModeIPTablesStartWithTheHandler(t *testing.T) {
 	counts := []nft.Counts{{Verdict: nft.Masqueraded, Packets: 40}}
 	c := newConnectionCollector(Kernel{Counters: func() ([]nft.Counts, error) { return counts, nil }}, false)
 	c.begin()

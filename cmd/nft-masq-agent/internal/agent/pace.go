@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// After a refusal the next try comes after 1 s, 2 s, 4 s and so on up to 1 min,
-// each up to a tenth sooner or later, so that the nodes of a cluster do not try
-// at the same time.
+// After a rejection the agent retries after 1 s, 2 s, 4 s and so on up to 1 min,
+// each with a jitter of 10 %, so that the nodes of a cluster do not retry
+// simultaneously.
 const (
 	firstTry = time.Second
 	lastTry  = time.Minute
@@ -34,24 +34,23 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// A pace bounds what others can make us do.
+// A pace bounds how much work other programs can cause.
 //
-// A program that commits to its own tables all the time makes us check ours for
-// nothing. After a check that took c the next one comes no sooner than 200·c
-// later, so that checks take 0.5 % of the time at most, and resyncs as much. Until
-// then a quick one finds most changes of our rules, and those are restored at once.
+// A program that commits to its own tables all the time makes us check ours
+// needlessly. After a check that took c, the next one is at least 200·c later, so
+// that checks take at most 0.5 % of the time, and resyncs as much. Until then a
+// quick check finds most changes of our rules, and those are restored at once.
 //
-// A program that undoes our repairs would make us write all the time: after a
-// few repairs in a row there is a pause before the next one. A program that does
-// so through the same socket is a daemon fighting back, and gets longer pauses
-// than one that comes anew each time, a person or a script. Programs that were
-// not heard count as one.
+// A program that reverts our repairs would make us write all the time: after a
+// few repairs in a row, the next one is delayed. A program that uses the same
+// socket is a daemon fighting back, and gets longer delays than one with a new
+// socket each time, a person or a script. Unknown programs count as one.
 type pace struct {
 	checkAt  time.Time // the next check that is not quick
 	repairAt time.Time // the next check of any kind
 	repairs  []repair
 	slow     bool      // the last repair was the first slow one
-	lastSlow time.Time // so that a pace that changes to and fro is logged once
+	lastSlow time.Time // so that alternating paces are logged once
 }
 
 type repair struct {
@@ -65,15 +64,15 @@ const (
 	fewRepairs   = 5  // by one socket within a minute
 	someRepairs  = 30 // by one socket within a minute
 	repairWindow = time.Minute
-	manyRepairs  = 300 // by anybody within ten seconds
+	manyRepairs  = 300 // by all programs within ten seconds
 	manyWindow   = 10 * time.Second
 	shortPause   = 50 * time.Millisecond
 	mediumPause  = compareEvery
 	longPause    = time.Second
 )
 
-// checked notes a check that found nothing to restore, or failed, and what it
-// took.
+// checked records a check that found nothing to restore, or failed, and its
+// duration.
 func (p *pace) checked(now time.Time, took time.Duration) {
 	p.slow = false
 	if at := now.Add(checkShare * took); at.After(p.checkAt) {
@@ -81,8 +80,8 @@ func (p *pace) checked(now time.Time, took time.Duration) {
 	}
 }
 
-// restored notes that rules were restored which a socket had changed; 0 stands
-// for an unknown one.
+// restored records that rules changed through a socket were restored; 0 is an
+// unknown socket.
 func (p *pace) restored(now time.Time, writer uint32) {
 	for len(p.repairs) > 0 && now.Sub(p.repairs[0].at) > repairWindow {
 		p.repairs = p.repairs[1:]
@@ -112,5 +111,5 @@ func (p *pace) restored(now time.Time, writer uint32) {
 	}
 }
 
-// slowed says, once each time it begins, that repairs are being slowed down.
+// slowed reports, once each time it begins, that repairs are being slowed down.
 func (p *pace) slowed() bool { return p.slow }

@@ -5,29 +5,29 @@ import (
 	"time"
 )
 
-func TestSlowRepairsAreSaidOnceEachTimeTheyBegin(t *testing.T) {
+func TestSlowRepairsAreReportedOnceEachTimeTheyBegin(t *testing.T) {
 	var p pace
-	now, said := time.Now(), 0
+	now, reported := time.Now(), 0
 	repair := func(writer uint32) {
 		now = now.Add(max(0, p.repairAt.Sub(now)) + 20*time.Millisecond)
 		p.restored(now, writer)
 		if p.slowed() {
-			said++
+			reported++
 		}
 	}
-	// By somebody who comes anew each time, so that the pace is slow and not
-	// slow by turns.
+	// With a new socket each time, so that the pace alternates between slow and
+	// not.
 	for writer := range uint32(1000) {
 		repair(writer + 1)
 	}
-	if said != 1 {
-		t.Errorf("said %d times", said)
+	if reported != 1 {
+		t.Errorf("reported %d times", reported)
 	}
 	now = now.Add(2 * repairWindow)
 	for range 100 {
 		repair(1)
 	}
-	if said != 2 {
-		t.Errorf("said %d times, want a second time after a pause", said)
+	if reported != 2 {
+		t.Errorf("reported %d times, want a second time after a pause", reported)
 	}
 }

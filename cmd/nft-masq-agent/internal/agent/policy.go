@@ -6,12 +6,12 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// A Source says where the policy comes from that decides on this node.
+// A Source is the source of the policy enforced on this node.
 type Source string
 
 // The sources, as metric, log and status name them.
 const (
-	FromFile     Source = "file"     // the config as it is now
+	FromFile     Source = "file"     // the current config
 	FromPrevious Source = "previous" // the last good config, or what a previous run left in the kernel
 	FromLenient  Source = "lenient"  // what the older agents read from a file that this one rejects
 	FromForeign  Source = "foreign"  // rules of an iptables-based agent; this one writes nothing
@@ -23,29 +23,29 @@ func Sources() []Source {
 	return []Source{FromFile, FromPrevious, FromLenient, FromForeign, FromDefaults}
 }
 
-// A policy is what the loop enforces.
+// A policy is the policy that the loop enforces.
 type policy struct {
 	from     Source       // "" until it is known
 	want     *nft.Ruleset // nil: nothing is to be written
-	accepted bool         // it is that of a config that was accepted in this run
+	accepted bool         // from a config that was accepted in this run
 }
 
-// A content is what a content of the config means.
+// A content is the result of compiling a content of the config.
 type content struct {
 	want    *nft.Ruleset // nil: rejected
 	absent  bool         // there is no file
-	lenient *nft.Ruleset // of a rejected one: what the older agents make of it, nil where they reject it too
+	lenient *nft.Ruleset // if rejected: what the older agents make of it, nil if they reject it too
 }
 
-// A node is what a node without an accepted config has to go on.
+// A node is the state of a node without an accepted config.
 type node struct {
 	previous *nft.Ruleset // what a previous run left in the kernel, nil for nothing
-	older    bool         // rules of an iptables-based agent decide
+	older    bool         // rules of an iptables-based agent are active
 	defaults nft.Ruleset
 }
 
-// decide says what to enforce from now on. A rejected config changes nothing if
-// one was accepted before. If none was, the order is: what a previous run left,
+// decide returns what to enforce from now on. A rejected config changes nothing
+// if one was accepted before. Otherwise the order is: what a previous run left,
 // what the older agents would enforce, the older agent's own rules, the defaults.
 func decide(now policy, c content, n node) policy {
 	switch {
@@ -69,7 +69,8 @@ func decide(now policy, c content, n node) policy {
 	return policy{from: FromDefaults, want: &n.defaults}
 }
 
-// needs says what of the node decide asks for: to read it takes time.
+// needs returns which parts of the node's state decide needs: reading them takes
+// time.
 func (p policy) needs(c content) (previous, older bool) {
 	if c.want != nil || p.accepted || p.from == FromPrevious {
 		return false, false
@@ -77,12 +78,12 @@ func (p policy) needs(c content) (previous, older bool) {
 	return p.want == nil, c.lenient == nil && p.from != FromLenient
 }
 
-// same says that two policies are enforced alike.
+// same reports whether two policies are enforced alike.
 func (p policy) same(o policy) bool {
 	return p.from == o.from && (p.want == nil) == (o.want == nil) && (p.want == nil || p.want.Same(*o.want))
 }
 
-// hash returns the hash of what is wanted, "" for nothing.
+// hash returns the hash of the wanted ruleset, "" for none.
 func (p policy) hash() string {
 	if p.want == nil {
 		return ""
@@ -90,8 +91,8 @@ func (p policy) hash() string {
 	return p.want.Hash()
 }
 
-// words says what is enforced while the config is rejected; held is the hash of
-// what the kernel holds of ours, "" for nothing.
+// words describes what is enforced while the config is rejected; held is the hash
+// of our rules in the kernel, "" for none.
 func (p policy) words(held string) string {
 	var what, is string
 	switch p.from {

@@ -30,7 +30,7 @@ func rulesetOf(cidrs ...string) *nft.Ruleset {
 	return &r
 }
 
-func TestWhatIsEnforcedWhileNoConfigWasAccepted(t *testing.T) {
+func TestEnforcedPolicyBeforeAConfigIsAccepted(t *testing.T) {
 	left, lenient, other, defaults := rulesetOf("10.1.0.0/16"), rulesetOf("10.2.0.0/16"), rulesetOf("10.3.0.0/16"), rulesetOf("10.0.0.0/8")
 	good := rulesetOf("10.4.0.0/16")
 	for _, tt := range []struct {
@@ -59,7 +59,7 @@ func TestWhatIsEnforcedWhileNoConfigWasAccepted(t *testing.T) {
 			node{nil, true, *defaults},
 			policy{FromLenient, lenient, false},
 		},
-		{"nothing stays in charge that is gone", policy{from: FromForeign}, content{}, node{defaults: *defaults}, policy{FromDefaults, defaults, false}},
+		{"a removed agent does not stay active", policy{from: FromForeign}, content{}, node{defaults: *defaults}, policy{FromDefaults, defaults, false}},
 		{"the defaults give way to an older agent", policy{FromDefaults, defaults, false}, content{}, node{nil, true, *defaults}, policy{FromForeign, nil, false}},
 		{"and to what the older agents make of a file", policy{FromDefaults, defaults, false}, content{lenient: lenient}, node{}, policy{FromLenient, lenient, false}},
 		{"a good file always counts", policy{from: FromForeign}, content{want: good}, node{nil, true, *defaults}, policy{FromFile, good, true}},
@@ -76,14 +76,14 @@ func TestWhatIsEnforcedWhileNoConfigWasAccepted(t *testing.T) {
 	}
 }
 
-// decides is what an older agent has on a node where packets meet it.
+// decides is an older agent's rules on a node, reachable by packets.
 func decides() kernel.Others {
 	o := legacy()
 	o.Legacy[0].Base = &nfnetlink.Chain{Name: "POSTROUTING"}
 	return o
 }
 
-// unusable are the ways in which the first content can be of no use.
+// unusable are the ways in which the first content can be unusable.
 var unusable = map[string]Files{
 	"rejected":   file("10.0.0.1"),
 	"unreadable": {Err: errors.New("permission denied")},
@@ -100,7 +100,7 @@ func (w *world) wantSource(t *testing.T, want Source) {
 	}
 }
 
-func TestAnOlderAgentStaysInChargeUntilAConfigIsAccepted(t *testing.T) {
+func TestOlderAgentStaysActiveUntilAConfigIsAccepted(t *testing.T) {
 	for name, f := range unusable {
 		for _, takeOver := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, takeover %t", name, takeOver), func(t *testing.T) {
@@ -122,7 +122,7 @@ func TestAnOlderAgentStaysInChargeUntilAConfigIsAccepted(t *testing.T) {
 					w.files <- file("10.1.0.0/16")
 					w.wantSource(t, FromFile)
 					if w.held != hashOf(t, file("10.1.0.0/16")) || w.last.TakeOver != takeOver {
-						t.Errorf("kernel holds %s after look %+v", w.held, w.last)
+						t.Errorf("kernel has %s after %+v", w.held, w.last)
 					}
 				})
 			})
@@ -130,7 +130,7 @@ func TestAnOlderAgentStaysInChargeUntilAConfigIsAccepted(t *testing.T) {
 	}
 }
 
-func TestTheDefaultsFollowAnOlderAgentThatIsGoneAndGiveWayToOne(t *testing.T) {
+func TestDefaultsReplaceAndYieldToAnOlderAgent(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.find(decides())
 		w.files <- unusable["rejected"]
@@ -152,7 +152,7 @@ func TestTheDefaultsFollowAnOlderAgentThatIsGoneAndGiveWayToOne(t *testing.T) {
 		w.wantSource(t, FromDefaults)
 		defaults := hashOf(t, Files{})
 		if w.held != defaults {
-			t.Errorf("kernel holds %s, want the defaults", w.held)
+			t.Errorf("kernel has %s, want the defaults", w.held)
 		}
 		wantLines(t, w.messages(), "config still rejected; from now on built-in defaults ("+defaults+") are enforced", "applied")
 
@@ -160,13 +160,13 @@ func TestTheDefaultsFollowAnOlderAgentThatIsGoneAndGiveWayToOne(t *testing.T) {
 		w.noticed(nfnetlink.Change{Writer: 1})
 		w.wantSource(t, FromForeign)
 		if w.held != "" {
-			t.Errorf("kernel holds %s beside the older agent", w.held)
+			t.Errorf("kernel has %s next to the older agent", w.held)
 		}
 		wantLines(t, w.messages(), "config still rejected; from now on the rules of an iptables-based agent stay active, and nothing is written")
 	})
 }
 
-func TestJumpsToAChainThatIsGoneAreNotInCharge(t *testing.T) {
+func TestJumpsToAMissingChainDoNotCount(t *testing.T) {
 	for name, o := range map[string]kernel.Others{
 		"no packets get there": legacy(),
 		"gone":                 {Legacy: []foreign.LegacyChain{{Name: "IP-MASQ", Gone: true, Base: &nfnetlink.Chain{}}}},
@@ -181,7 +181,7 @@ func TestJumpsToAChainThatIsGoneAreNotInCharge(t *testing.T) {
 	}
 }
 
-func TestTheOrderHoldsOnceTheKernelCanBeRead(t *testing.T) {
+func TestOrderAppliesOnceTheKernelCanBeRead(t *testing.T) {
 	for name, f := range unusable {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
@@ -197,14 +197,14 @@ func TestTheOrderHoldsOnceTheKernelCanBeRead(t *testing.T) {
 				w.noticed(nfnetlink.Change{Writer: 1})
 				w.wantSource(t, FromPrevious)
 				if w.held != left.Hash() {
-					t.Errorf("kernel holds %s, want %s", w.held, left.Hash())
+					t.Errorf("kernel has %s, want %s", w.held, left.Hash())
 				}
 			})
 		})
 	}
 }
 
-func TestWhatTheKernelNeverHeldIsNotSaidToBeEnforced(t *testing.T) {
+func TestOnlyInstalledRulesAreReportedAsEnforced(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		a, b := file("10.1.0.0/16"), file("10.2.0.0/16")
 		w.files <- a
@@ -228,7 +228,7 @@ func TestWhatTheKernelNeverHeldIsNotSaidToBeEnforced(t *testing.T) {
 	})
 }
 
-func TestAFileThatOnlyThisAgentRejectsMeansWhatItMeansToTheOlderOnes(t *testing.T) {
+func TestFileRejectedOnlyByThisAgentIsReadLeniently(t *testing.T) {
 	misspelled := func(cidr string) Files {
 		f := file(cidr)
 		f.Sources[0].Data = append(f.Sources[0].Data, "resyncIntervall: 30s\n"...)
@@ -241,7 +241,7 @@ func TestAFileThatOnlyThisAgentRejectsMeansWhatItMeansToTheOlderOnes(t *testing.
 				w.files <- misspelled(cidr)
 				w.wantSource(t, FromLenient)
 				if want := hashOf(t, file(cidr)); w.held != want {
-					t.Errorf("kernel holds %s, want %s", w.held, want)
+					t.Errorf("kernel has %s, want %s", w.held, want)
 				}
 				w.files <- unusable["rejected"]
 				w.wantSource(t, FromLenient)

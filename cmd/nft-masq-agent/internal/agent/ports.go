@@ -13,13 +13,13 @@ import (
 	"nft-masq-agent/nft/conntrack"
 )
 
-// pressureShare is how many times as long as a reading of the connections took the
-// next one has to wait: it takes at most 0.5 % of one CPU.
+// pressureShare limits reading the connections to 0.5 % of one CPU: the pause is
+// that many times as long as the last reading.
 const pressureShare = 200
 
-// pressure is what was last read of connection tracking, for the metrics.
+// pressure is the last reading of connection tracking, for the metrics.
 type pressure struct {
-	ports int // that there are for one destination
+	ports int // available for one destination
 
 	mu       sync.Mutex
 	read     bool

@@ -13,7 +13,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 )
 
-// Report says how the loop is.
+// Report returns the state of the loop.
 func (a *Agent) Report() running.Report {
 	text := func(err error) string {
 		if err == nil {
@@ -24,22 +24,23 @@ func (a *Agent) Report() running.Report {
 	return running.Report{Alive: text(a.Alive()), Ready: text(a.Ready()), Policy: a.health.now().enforces}
 }
 
-// ServeProbes answers whoever connects to a unix socket with a report, until ctx
-// ends; then what it returns is closed. In a container whose socket is not shared
-// only the probes of its own pod get there, and nobody else takes their place.
+// ServeProbes sends a report to every client of a unix socket until ctx is done;
+// then the returned channel is closed. In a container whose socket is not shared,
+// only the pod's own probes can reach it, and no other agent can respond in its
+// place.
 func ServeProbes(ctx context.Context, path string, report func() running.Report, log *zap.Logger) <-chan struct{} {
 	return keepServing(ctx, endpoint{
 		listen:  func() (net.Listener, error) { return listenUnix(path) },
 		serve:   func(l net.Listener) error { return answerProbes(ctx, l, report) },
-		serving: "answering probes", failing: "cannot listen on the probe socket, retrying",
+		serving: "serving probes", failing: "cannot listen on the probe socket, retrying",
 	}, log)
 }
 
-// listenUnix takes the place of a socket that an agent which was killed left.
+// listenUnix replaces the leftover socket of a killed agent.
 func listenUnix(path string) (net.Listener, error) {
 	if c, err := net.DialTimeout("unix", path, running.ProbeTimeout); err == nil {
 		_ = c.Close()
-		return nil, fmt.Errorf("listen unix %s: another agent answers there", path)
+		return nil, fmt.Errorf("listen unix %s: another agent uses it", path)
 	}
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() == os.ModeSocket {
 		_ = os.Remove(path)
@@ -56,7 +57,7 @@ func answerProbes(ctx context.Context, l net.Listener, report func() running.Rep
 			_ = l.Close()
 			return err
 		}
-		// It fits into the socket's buffer; who does not read it is not waited for.
+		// It fits into the socket's buffer, so that a client that does not read is not waited for.
 		_ = c.SetDeadline(time.Now().Add(running.ProbeTimeout))
 		text, err := json.Marshal(report())
 		if err == nil {

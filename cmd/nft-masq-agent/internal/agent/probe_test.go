@@ -14,7 +14,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 )
 
-func TestProbesGetTheReportHoweverManyAskAndSayNothing(t *testing.T) {
+func TestProbesGetTheReportDespiteIdleClients(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "probe.sock")
 	want := running.Report{Ready: "config rejected: config:1:1: " + strings.Repeat("x", 10_000)}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -33,11 +33,11 @@ func TestProbesGetTheReportHoweverManyAskAndSayNothing(t *testing.T) {
 	cancel()
 	<-ended
 	if _, err := running.Ask(path); err == nil {
-		t.Error("answered after the end")
+		t.Error("answered after shutdown")
 	}
 }
 
-func TestASocketThatAKilledAgentLeftIsReplacedAndOneInUseIsNot(t *testing.T) {
+func TestLeftoverSocketIsReplacedUnlessInUse(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "probe.sock")
 	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	if err != nil {
@@ -55,18 +55,18 @@ func TestASocketThatAKilledAgentLeftIsReplacedAndOneInUseIsNot(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := listenUnix(path); err == nil || !strings.Contains(err.Error(), "another agent answers there") {
+	if _, err := listenUnix(path); err == nil || !strings.Contains(err.Error(), "another agent uses it") {
 		t.Errorf("second listener: %v", err)
 	}
 }
 
-func TestAFileInThePlaceOfTheProbeSocketStays(t *testing.T) {
+func TestFileInPlaceOfTheProbeSocketStays(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "probe.sock")
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := listenUnix(path); err == nil {
-		t.Error("listens in place of a file")
+		t.Error("listens despite the file")
 	}
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 		t.Error("the file is gone")

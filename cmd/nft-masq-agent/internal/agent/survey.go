@@ -14,38 +14,37 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// surveyInterval is the least time between two looks at the rules of others.
-// They are read whole, which for 50,000 rules takes a good part of a second.
+// surveyInterval is the least time between two checks of other programs' rules.
+// Reading them takes a large part of a second for 50,000 rules.
 const surveyInterval = time.Minute
 
-// A survey is what was last found of others.
+// A survey is what was last found about other programs' rules.
 type survey struct {
 	at  time.Time
-	due bool   // somebody wrote since, or the config changed
+	due bool   // another program wrote since, or the config changed
 	by  string // the process that wrote last
-	// What was found, so that it is said once.
+	// What was found, so that it is logged once.
 	legacy    []string
 	xtables   []string
-	conflicts map[uint64]bool // by what they say, a hash
-	unread    int             // rules that were too many to be read
+	conflicts map[uint64]bool // by hash
+	unread    int             // rules not read because there are too many
 	seed      maphash.Seed
 }
 
-// lookAround looks for the rules of other programs that masquerade, and says
-// what is new.
-func (a *Agent) lookAround(now time.Time) {
-	a.lookForInterfaces()
+// checkOthers checks other programs' rules that masquerade, and logs what is new.
+func (a *Agent) checkOthers(now time.Time) {
+	a.checkInterfaces()
 	s := &a.survey
 	if a.policy.want == nil {
 		return
 	}
 	if x, err := a.kernel.XTables(); err == nil && !slices.Equal(namesOf(x), s.xtables) {
-		s.at = time.Time{} // no change of nf_tables makes it due
+		s.at = time.Time{} // changes of legacy ip_tables do not make it due
 	}
 	if !s.at.IsZero() && (!s.due || now.Sub(s.at) < surveyInterval) {
 		return
 	}
-	defer litter()()
+	defer relaxGC()()
 	others, err := a.kernel.Others(*a.policy.want)
 	s.at, s.due = now, false
 	if err != nil {
@@ -53,9 +52,9 @@ func (a *Agent) lookAround(now time.Time) {
 		return
 	}
 	a.health.found(others)
-	a.sayLegacy(others)
-	a.sayXTables(others.XTables)
-	a.sayConflicts(others)
+	a.logLegacy(others)
+	a.logXTables(others.XTables)
+	a.logConflicts(others)
 }
 
 func namesOf(chains []foreign.XTChain) (names []string) {
@@ -65,8 +64,8 @@ func namesOf(chains []foreign.XTChain) (names []string) {
 	return names
 }
 
-// sayXTables says what --takeover cannot remove, and how to.
-func (a *Agent) sayXTables(chains []foreign.XTChain) {
+// logXTables logs what --takeover cannot remove, and the commands to remove it.
+func (a *Agent) logXTables(chains []foreign.XTChain) {
 	s := &a.survey
 	found := namesOf(chains)
 	if slices.Equal(found, s.xtables) {
@@ -85,7 +84,7 @@ func (a *Agent) sayXTables(chains []foreign.XTChain) {
 		zap.String("event", "xtables_rules_found"), zap.Strings("found", found), zap.Strings("commands", commands))
 }
 
-func (a *Agent) sayLegacy(others kernel.Others) {
+func (a *Agent) logLegacy(others kernel.Others) {
 	s := &a.survey
 	found, fields := a.legacyFields(others)
 	if slices.Equal(found, s.legacy) {
@@ -107,8 +106,8 @@ func (a *Agent) sayLegacy(others kernel.Others) {
 	a.log.Warn("rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only", append(fields, zap.String("event", "legacy_rules_active"))...)
 }
 
-// sayTakenOver says that rules of an older agent came back and were removed.
-func (a *Agent) sayTakenOver(applied kernel.Applied) {
+// logTakenOver logs that rules of an older agent came back and were removed.
+func (a *Agent) logTakenOver(applied kernel.Applied) {
 	by := a.survey.by
 	if by == "" {
 		by = unknown
@@ -117,8 +116,8 @@ func (a *Agent) sayTakenOver(applied kernel.Applied) {
 		zap.String("by", by), zap.Strings("taken_over", applied.TookOver))
 }
 
-// sayReplaced says whose rules stood where ours are now.
-func (a *Agent) sayReplaced(replaced kernel.Others) {
+// logReplaced logs which rules were in the place of ours.
+func (a *Agent) logReplaced(replaced kernel.Others) {
 	if found, fields := a.legacyFields(replaced); len(found) > 0 {
 		a.log.Warn("rules of another agent or version in our chain were replaced: stop any iptables-based agent", append(fields, zap.String("event", "legacy_rules_replaced"))...)
 	}
@@ -137,13 +136,13 @@ func (a *Agent) legacyFields(others kernel.Others) (found []string, fields []zap
 	return found, fields
 }
 
-// maxSaid is how many conflicts behind one base chain a look says one by one. Some
-// CNI plugins have a rule for each pod.
-const maxSaid = 20
+// maxLogged is how many conflicts under one base chain a check logs individually.
+// Some CNI plugins have a rule for each pod.
+const maxLogged = 20
 
-func (a *Agent) sayConflicts(others kernel.Others) {
+func (a *Agent) logConflicts(others kernel.Others) {
 	s := &a.survey
-	found, said := make(map[uint64]bool, len(others.Conflicts)), map[string]int{}
+	found, logged := make(map[uint64]bool, len(others.Conflicts)), map[string]int{}
 	for _, c := range slices.Concat(others.Conflicts, others.Overruled) {
 		is := c.Hash(s.seed)
 		if found[is] || s.conflicts[is] {
@@ -152,7 +151,7 @@ func (a *Agent) sayConflicts(others kernel.Others) {
 		}
 		found[is] = true
 		base := c.Table() + " " + nfnetlink.Printable(c.Base)
-		if said[base]++; said[base] > maxSaid {
+		if logged[base]++; logged[base] > maxLogged {
 			continue
 		}
 		fields := []zap.Field{
@@ -171,8 +170,8 @@ func (a *Agent) sayConflicts(others kernel.Others) {
 			a.log.Warn("another program's rule translates what the config masquerades", append(fields, zap.String("event", "foreign_translation"))...)
 		}
 	}
-	for _, base := range slices.Sorted(maps.Keys(said)) {
-		if more := said[base] - maxSaid; more > 0 {
+	for _, base := range slices.Sorted(maps.Keys(logged)) {
+		if more := logged[base] - maxLogged; more > 0 {
 			a.log.Warn("more rules of other programs contradict the config; see nft-masq-agent status",
 				zap.String("event", "further_foreign_rules"), zap.String("reachable_from", base), zap.Int("rules", more))
 		}

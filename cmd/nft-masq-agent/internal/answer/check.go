@@ -9,12 +9,12 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// A Check is the answer of check -o json. Fields are only ever added.
-// Under --strict a config with warnings is still valid; the exit code differs.
+// A Check is the output of check -o json. Fields are only ever added. With
+// --strict a config with warnings is still valid; only the exit code differs.
 type Check struct {
 	Valid    bool          `json:"valid"`
-	Config   string        `json:"config"` // the path asked for
-	Files    []string      `json:"files"`  // the files found there; none: the defaults hold
+	Config   string        `json:"config"` // the requested path
+	Files    []string      `json:"files"`  // the files found there; none: the built-in defaults apply
 	Errors   []reportEntry `json:"errors"`
 	Warnings []reportEntry `json:"warnings"`
 	Notes    []reportEntry `json:"notes"`
@@ -22,7 +22,7 @@ type Check struct {
 }
 
 // A reportEntry is an error, a warning or a note. Line and column count from 1;
-// they and the file are left out where it is about no place.
+// they and the file are omitted if it has no position.
 type reportEntry struct {
 	ID      string `json:"id"` // config, file, everything-exempt, forced-outside, pod-cidr-not-exempt, pod-cidr-forced, pod-cidr-no-source, nothing-masqueraded, interface-missing, snat-address-unusable, snat-address-missing, default-route-exempt, metadata
 	File    string `json:"file,omitempty"`
@@ -42,26 +42,25 @@ type meaning struct {
 	MasqLinkLocal     bool           `json:"masqLinkLocal"`
 	MasqLinkLocalIPv6 bool           `json:"masqLinkLocalIPv6"`
 	EnableIPv6        bool           `json:"enableIPv6"`
-	Translation       []givenReport  `json:"translation,omitempty"` // keys about the source address of what is exempt or masqueraded
+	Translation       []givenReport  `json:"translation,omitempty"` // keys that control source address translation
 	Families          []familyReport `json:"families"`
 }
 
-// A givenReport is a value of a key and its place.
+// A givenReport is a value of a key and its position.
 type givenReport struct {
 	Key   string `json:"key"`
 	Value string `json:"value"`
 	Place string `json:"place"`
 }
 
-// A familyReport holds the lists of "ipv4" or "ipv6" in the order in which they
-// are asked.
+// A familyReport is the lists of "ipv4" or "ipv6" in evaluation order.
 type familyReport struct {
 	Family string       `json:"family"`
 	Lists  []listReport `json:"lists"`
 }
 
-// A listReport is one list that has entries, under the key that fills it, or the
-// place of a key without a list, which is false.
+// A listReport is a list with entries, by its key, or the position of a key
+// without a list, which is false.
 type listReport struct {
 	Key     string          `json:"key"`
 	CIDRs   []cidrReport    `json:"cidrs"`
@@ -71,20 +70,20 @@ type listReport struct {
 	Interfaces []interfaceReport `json:"interfaces,omitempty"`
 }
 
-// An interfaceReport is the name of an interface, or a prefix and "*", and its place.
+// An interfaceReport is the name of an interface, or a prefix and "*", and its position.
 type interfaceReport struct {
 	Name  string `json:"name"`
 	Place string `json:"place"`
 }
 
-// A cidrReport is a CIDR and where it comes from: FILE:LINE:COL, or words for
-// what no file says.
+// A cidrReport is a CIDR and its origin: FILE:LINE:COL, or a description if it is
+// not from a file.
 type cidrReport struct {
 	CIDR  string `json:"cidr"`
 	Place string `json:"place"`
 }
 
-// A coveredReport is a CIDR that was dropped, and the one that covers it.
+// A coveredReport is a dropped CIDR, and the one that covers it.
 type coveredReport struct {
 	cidrReport
 	By cidrReport `json:"by"`

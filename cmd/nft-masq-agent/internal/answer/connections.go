@@ -13,18 +13,18 @@ import (
 // A Connection is a tracked connection. As JSON, fields are only ever added.
 type Connection struct {
 	Protocol    string      `json:"protocol"`
-	Source      string      `json:"source"`              // the pod's own address and port
+	Source      string      `json:"source"`              // the pod's address and port
 	Destination string      `json:"destination"`         // after DNAT
-	Requested   string      `json:"requested,omitempty"` // before DNAT, as of a Service, if it is another
+	Requested   string      `json:"requested,omitempty"` // before DNAT, such as that of a Service, if different
 	SeenAs      string      `json:"seenAs"`              // the source that the destination sees
 	State       string      `json:"state,omitempty"`     // of TCP and SCTP
-	Timeout     uint32      `json:"timeoutSeconds"`      // until it is forgotten
-	Zone        uint16      `json:"zone,omitempty"`      // of connection tracking
-	Now         nft.Verdict `json:"now,omitempty"`       // about a new connection; none: no rules of ours, or it depends on the interfaces
+	Timeout     uint32      `json:"timeoutSeconds"`      // until it expires
+	Zone        uint16      `json:"zone,omitempty"`      // connection-tracking zone
+	Now         nft.Verdict `json:"now,omitempty"`       // for a new connection; none: no rules of ours, or it depends on the interfaces
 	Stale       bool        `json:"stale"`               // the translation contradicts that
 }
 
-// NewConnection words an entry. The judge is nil if there is no policy.
+// NewConnection returns an entry for output. The judge is nil if there is no policy.
 func NewConnection(e *conntrack.Entry, j *conntrack.Judge) Connection {
 	c := Connection{
 		Protocol: conntrack.ProtocolName(e.Original.Protocol), Source: end(e.Original.Src),
@@ -40,7 +40,7 @@ func NewConnection(e *conntrack.Entry, j *conntrack.Judge) Connection {
 	return c
 }
 
-// end leaves out the port of a protocol that has none.
+// end returns an address without the port if the protocol has none.
 func end(a netip.AddrPort) string {
 	if a.Port() == 0 {
 		return a.Addr().String()
@@ -48,7 +48,7 @@ func end(a netip.AddrPort) string {
 	return a.String()
 }
 
-// Connections is the list for people.
+// Connections returns the list as text.
 func Connections(all []Connection) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
@@ -71,23 +71,23 @@ func Connections(all []Connection) string {
 }
 
 // PortsOf is how many ports of a source address the connections to one
-// destination take.
+// destination use.
 type PortsOf struct {
 	Protocol    string    `json:"protocol"`
 	SeenAs      string    `json:"seenAs"`
 	Destination string    `json:"destination"`
 	Used        int       `json:"used"`
-	Ports       int       `json:"ports"` // that there are
-	Pods        []PodUses `json:"pods"`  // those with the most ports first
+	Ports       int       `json:"ports"` // available
+	Pods        []PodUses `json:"pods"`  // sorted by number of ports
 }
 
-// PodUses is how many of them a pod takes.
+// PodUses is how many of them a pod uses.
 type PodUses struct {
 	Pod  string `json:"pod"`
 	Used int    `json:"used"`
 }
 
-// Ports is the list for people.
+// Ports returns the list as text.
 func Ports(all []PortsOf) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)

@@ -9,14 +9,14 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// A Diff is the answer of diff. As JSON, fields are only ever added.
+// A Diff is the output of diff. As JSON, fields are only ever added.
 type Diff struct {
-	Agent   string   `json:"agent,omitempty"` // whose flags were taken, in words
+	Agent   string   `json:"agent,omitempty"` // whose flags are used, as text
 	Before  string   `json:"before"`          // hash
 	After   string   `json:"after"`
 	Changes []Change `json:"changes"`
-	Other   []string `json:"other"`          // changes that no verdict shows
-	Kept    *Open    `json:"kept,omitempty"` // by connections: an address that snatAddresses would not give them
+	Other   []string `json:"other"`          // changes that do not affect verdicts
+	Kept    *Open    `json:"kept,omitempty"` // connections with a source address that is not in the new snatAddresses
 	Notes   []string `json:"notes"`
 }
 
@@ -35,7 +35,8 @@ type Change struct {
 	what string
 }
 
-// An interfaces is names of interfaces that a change is about, or all but these.
+// An interfaces is the names of interfaces that a change concerns, or all except
+// these.
 type interfaces struct {
 	Names []string `json:"names"`
 	But   bool     `json:"but"`
@@ -48,7 +49,7 @@ func newInterfaces(i nft.Interfaces) *interfaces {
 	return &interfaces{i.Names, i.But}
 }
 
-// Open counts the open connections that a change is about.
+// Open counts the open connections that a change concerns.
 type Open struct {
 	Connections int `json:"connections"`
 	Pods        int `json:"pods"`
@@ -95,7 +96,7 @@ func enforcement(p nft.Policy) string {
 	if p.Enforce == nil {
 		return "not enforced"
 	}
-	return fmt.Sprintf("enforced but for marks %v", p.Enforce.Marks)
+	return fmt.Sprintf("enforced except for marks %v", p.Enforce.Marks)
 }
 
 func sourcePorts(p nft.Policy) string {
@@ -113,7 +114,7 @@ func sourcePorts(p nft.Policy) string {
 	return how + ", from " + strings.Join(ranges, ",")
 }
 
-// Changed reports whether anything changes that packets show.
+// Changed reports whether anything changes for packets.
 func (d *Diff) Changed() bool { return len(d.Changes)+len(d.Other) > 0 }
 
 func texts(list []netip.Prefix) []string {
@@ -124,7 +125,7 @@ func texts(list []netip.Prefix) []string {
 	return out
 }
 
-// flipText names sources and destinations, or if that is shorter all but the
+// flipText names sources and destinations, or if that is shorter, all except the
 // others.
 func flipText(f nft.Flip) string {
 	words := addresses(f.Destinations, f.OtherDestinations, f.IPv6)
@@ -134,7 +135,7 @@ func flipText(f nft.Flip) string {
 	for _, i := range []struct {
 		nft.Interfaces
 		yes, no string
-	}{{f.Out, "leaving by ", "leaving by any interface but "}, {f.In, "received on ", "received on any interface but "}} {
+	}{{f.Out, "leaving by ", "leaving by any interface except "}, {f.In, "received on ", "received on any interface except "}} {
 		switch {
 		case len(i.Names) == 0:
 		case i.But:
@@ -154,7 +155,7 @@ func addresses(these, others []netip.Prefix, ipv6 bool) string {
 	case len(others) == 0:
 		return "any " + familyName(ipv6) + " address"
 	case len(these) > 1 && len(others) < len(these):
-		return "any " + familyName(ipv6) + " address but " + few(others)
+		return "any " + familyName(ipv6) + " address except " + few(others)
 	}
 	return few(these)
 }
@@ -168,7 +169,7 @@ func few(list []netip.Prefix) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(texts(list[:most]), ", "), len(list)-most)
 }
 
-// String is the answer for people.
+// String returns the output as text.
 func (d *Diff) String() string {
 	var b strings.Builder
 	for _, c := range d.Changes {

@@ -1,8 +1,8 @@
-// Package answer makes what the commands answer: check ([Check], [Meaning]), render
-// ([Rendered], [WinBridge]), explain ([Explanation]) and status ([Status]), each for
-// people and, as JSON to which fields are only ever added, for programs. It exists so
-// that both are made of one value, and can be tested without a kernel.
+// Package answer creates the output of commands: check ([Check], [Meaning]),
+// render ([Rendered], [WinBridge]), explain ([Explanation]) and status
+// ([Status]), as text and as JSON, to which fields are only ever added. It exists
+// so that both are made of one value, and can be tested without a kernel.
 //
-// It is given what was read of the file and of the kernel; it reads and prints
-// nothing itself.
+// Its input is what was read from the file and the kernel; it does not read or
+// print.
 package answer

@@ -11,31 +11,32 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// Ends is what the node's routes say of the two ends of a connection: whether it
-// is from or to this node, or to many receivers.
+// Ends is what the node's routes show about the two ends of a connection: whether
+// it is from or to this node, or to many receivers.
 type Ends struct {
 	FromHere, ToHere, ToMany bool
-	In, Out                  string // interfaces, "" if not known
+	In, Out                  string // interfaces, "" if unknown
 }
 
-// An Explanation is the answer of explain. As JSON, fields are only ever added.
+// An Explanation is the output of explain. As JSON, fields are only ever added.
 type Explanation struct {
 	Destination string   `json:"destination"`
 	First       []string `json:"first,omitempty"`  // what is wrong on this node
-	Absent      bool     `json:"absent,omitempty"` // none of our rules are installed, so that the answers are the config's
+	Absent      bool     `json:"absent,omitempty"` // none of our rules are installed, so the answers are the config's
 	Headline    string   `json:"headline,omitempty"`
-	Sees        string   `json:"sees,omitempty"`     // the address that the destination sees; none: not known, or a pod's own
-	Possible    []string `json:"possible,omitempty"` // what it may see, if that is not known
+	Sees        string   `json:"sees,omitempty"`     // the address that the destination sees; none: unknown, or the pod's own
+	Possible    []string `json:"possible,omitempty"` // what it may see, if unknown
 	Why         Why      `json:"why"`
 	Config      string   `json:"config"`          // hash
-	Live        bool     `json:"live"`            // of the kernel's rules, not of the config
-	Agent       string   `json:"agent,omitempty"` // whose flags were taken, in words
-	Answers     []Answer `json:"answers"`         // several where it may depend on the source and none was given
-	Stale       int      `json:"stale,omitempty"` // existing connections that an earlier policy decided
+	Live        bool     `json:"live"`            // from the kernel's rules, not the config
+	Agent       string   `json:"agent,omitempty"` // whose flags are used, as text
+	Answers     []Answer `json:"answers"`         // several if it depends on the source and none was given
+	Stale       int      `json:"stale,omitempty"` // existing connections opened under an earlier policy
 	Notes       []string `json:"notes"`
 }
 
-// SetStale adds how many existing connections an earlier policy decided.
+// SetStale adds the number of existing connections that were opened under an
+// earlier policy.
 func (x *Explanation) SetStale(n int) {
 	x.Stale = n
 	switch n {
@@ -49,7 +50,7 @@ func (x *Explanation) SetStale(n int) {
 
 // An Answer is the verdict for a source: local, exempt or masqueraded.
 type Answer struct {
-	Source  string      `json:"source"` // an address, or words
+	Source  string      `json:"source"` // an address, or a description
 	Verdict nft.Verdict `json:"verdict"`
 	Steps   []Step      `json:"steps"`
 
@@ -68,19 +69,18 @@ func snatText(s nft.SNAT, src netip.Addr) string {
 	return "one of " + addressList(s.Present) + ", by its source"
 }
 
-// A Step is a question that was asked. The last one of an answer
-// decides.
+// A Step is a question of the policy. The last one of an answer decides.
 type Step struct {
 	Question string `json:"question"`
 	Yes      bool   `json:"yes"`
-	CIDR     string `json:"cidr,omitempty"` // that holds the address
+	CIDR     string `json:"cidr,omitempty"` // that contains the address
 	// Interface is the entry that matches the interface.
 	Interface string `json:"interface,omitempty"`
-	Place     string `json:"place,omitempty"` // FILE:LINE:COL, or words for what no file says
+	Place     string `json:"place,omitempty"` // FILE:LINE:COL, or a description if it is not from a file
 }
 
-// Ask adds the answers for a connection, from any pod where src is the zero
-// address, and what people do not expect of them.
+// Ask adds the answers for a connection, from any pod if src is the zero address,
+// and notes about surprising ones.
 func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, on Ends) {
 	if src.IsValid() || on.ToHere || !asksForSource(p, dst.Is6()) {
 		source := "any pod"
@@ -95,7 +95,7 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, on Ends) {
 	}
 	enforced := p.Enforced(nft.Connection{Src: src, Dst: dst, FromNode: on.FromHere, In: on.In, Out: on.Out})
 	if p.Enforce != nil && !src.IsValid() {
-		x.Notes = append(x.Notes, "What pods send to an exempt destination keeps its address also if another program would translate it later (enforceNonMasquerade).")
+		x.Notes = append(x.Notes, "Pod traffic to an exempt destination keeps its address even if another program would translate it later (enforceNonMasquerade).")
 	}
 	x.note(src, on, exemptsNode(p, nft.Connection{Dst: dst, FromNode: true, Out: on.Out}), enforced, len(p.SNATOf(dst.Is6()).CIDRs) > 0)
 }
@@ -126,11 +126,11 @@ func asksSource(q nft.Question) bool {
 	return q.Asks == config.SourceAddress || q.Asks == config.ReceivedOn
 }
 
-// answerForSources answers for the sources that the lists of sources let pass,
+// answerForSources adds answers for the sources that pass the lists of sources,
 // and for those that each list stops.
 func (x *Explanation) answerForSources(p nft.Policy, c nft.Connection) {
 	passing := nft.Policy{Families: slices.Clone(p.Families)}
-	var passed []Step // by the sources that pass
+	var passed []Step // steps of the sources that pass
 	var pass []string
 	var stopped []Answer
 	stop := func(q nft.Question) {
@@ -152,7 +152,7 @@ func (x *Explanation) answerForSources(p nft.Policy, c nft.Connection) {
 		for _, q := range f.Questions {
 			if asksSource(q) {
 				stop(q)
-			} else if q.Asks == config.SentByNode { // and a pod is not
+			} else if q.Asks == config.SentByNode { // a pod is not the node
 				passed = append(passed, Step{Question: q.Question()})
 			}
 		}
@@ -170,7 +170,7 @@ func (x *Explanation) answerForSources(p nft.Policy, c nft.Connection) {
 	}
 }
 
-// explainStep is a step for people and programs.
+// explainStep converts a step for output.
 func explainStep(s nft.Step) Step {
 	out := Step{Question: s.Question, Yes: s.Yes}
 	if s.Key != "" && s.Yes {
@@ -183,8 +183,8 @@ func explainStep(s nft.Step) Step {
 	return out
 }
 
-// exemptsNode reports whether a condition that no pod meets decides for what this
-// node itself sends.
+// exemptsNode reports whether a condition that no pod matches decides for this
+// node's own traffic.
 func exemptsNode(p nft.Policy, c nft.Connection) bool {
 	steps := p.Explain(c)
 	last := steps[len(steps)-1]
@@ -193,7 +193,7 @@ func exemptsNode(p nft.Policy, c nft.Connection) bool {
 	})
 }
 
-// note adds what people do not expect.
+// note adds notes about surprising answers.
 func (x *Explanation) note(src netip.Addr, on Ends, nodeExempt, enforced, snat bool) {
 	var exempt, masqueraded bool
 	for _, a := range x.Answers {
@@ -220,7 +220,7 @@ func (x *Explanation) note(src netip.Addr, on Ends, nodeExempt, enforced, snat b
 	}
 }
 
-// String is the answer for people.
+// String returns the output as text.
 func (x *Explanation) String() string {
 	var b strings.Builder
 	for _, text := range x.First {
@@ -262,7 +262,7 @@ func (a Answer) write(b *strings.Builder, x *Explanation) {
 		nft.Exempt:      "not masqueraded: %[1]s sees the source's own address",
 		nft.Masqueraded: "masqueraded: %[1]s sees " + a.sees,
 	}[a.Verdict]
-	if x.Headline != "" { // which says what it sees
+	if x.Headline != "" { // which contains what it sees
 		means, _, _ = strings.Cut(means, ":")
 		by := either(x.Absent, "If the config were applied, a connection from %s would be %s:", "By this agent's policy a connection from %s is %s:")
 		b.WriteString(Line(fmt.Sprintf(by, a.Source, means), "") + "\n")

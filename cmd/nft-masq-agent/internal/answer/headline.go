@@ -19,18 +19,18 @@ type Why struct {
 	// no-route, translated-first, unknown, or config, which is an answer without the kernel.
 	Code      string      `json:"code"`
 	Interface string      `json:"interface,omitempty"`
-	Rules     []ruleFound `json:"rules,omitempty"`   // that translate it, or may
+	Rules     []ruleFound `json:"rules,omitempty"`   // that translate it, or may do so
 	Unknown   []string    `json:"unknown,omitempty"` // conditions on which the answer depends
 }
 
-// A ruleFound is a rule on the way of a connection.
+// A ruleFound is a rule on the path of a connection.
 type ruleFound struct {
 	Table    string `json:"table"`
 	Chain    string `json:"chain"`
 	Handle   uint64 `json:"handle"`
 	Priority int32  `json:"priority"`
 	Rule     string `json:"rule"`
-	Sees     string `json:"sees,omitempty"` // what the destination sees if it decides
+	Sees     string `json:"sees,omitempty"` // what the destination sees if this rule decides
 
 	own bool
 }
@@ -42,10 +42,10 @@ func (r ruleFound) String() string {
 	return fmt.Sprintf("%s %s handle %d (priority %d): %s", r.Table, r.Chain, r.Handle, r.Priority, r.Rule)
 }
 
-// ownAddress stands for the address of a source that is not known.
+// ownAddress is the text for the address of an unknown source.
 const ownAddress = "the pod's own address"
 
-// Follow makes the headline from what the kernel does to the connection.
+// Follow sets the headline from what the kernel does to the connection.
 func (x *Explanation) Follow(n kernel.Node) {
 	defer func() { x.Why.Interface = n.Packet.Out.String() }()
 	if dnat := n.Destination; len(dnat.Ways) > 0 {
@@ -122,18 +122,18 @@ func (x *Explanation) certain(n kernel.Node, found []ruleFound, sees string) {
 	}
 }
 
-// cannotKnow says on what the answer depends.
+// cannotKnow describes what the answer depends on.
 func (x *Explanation) cannotKnow(n kernel.Node, found []ruleFound) {
 	x.Why.Code, x.Why.Unknown = "unknown", n.Source.Unknown
 	on := strings.Join(n.Source.Unknown, "; ")
 	switch {
 	case on != "":
 	case slices.ContainsFunc(n.Source.Ways, func(w foreign.Way) bool { return len(w.Among) > 1 }):
-		on = "the source: give --from"
+		on = "the source: set --from"
 	default:
 		on = "a translation that the rule does not name"
 	}
-	x.Headline = fmt.Sprintf("What %s sees cannot be known from here: it depends on %s.", x.Destination, on)
+	x.Headline = fmt.Sprintf("What %s sees cannot be determined here: it depends on %s.", x.Destination, on)
 	for i, r := range found {
 		sees := r.Sees
 		switch among := n.Source.Ways[i].Among; {
@@ -149,7 +149,7 @@ func (x *Explanation) cannotKnow(n kernel.Node, found []ruleFound) {
 		x.Possible = append(x.Possible, keptWords(n.Packet.Src)+" if no rule translates it")
 	}
 	if !n.Packet.Src.IsValid() && slices.ContainsFunc(n.Source.Unknown, aboutSource) {
-		x.Possible = append(x.Possible, "Rules of this node tell sources apart: give --from.")
+		x.Possible = append(x.Possible, "Rules of this node depend on the source: set --from.")
 	}
 }
 
@@ -157,8 +157,9 @@ func aboutSource(condition string) bool {
 	return strings.Contains(condition, "saddr") || strings.HasPrefix(condition, "iif")
 }
 
-// translatedFirst notes rules that translate the destination address before. If one
-// does so for any connection, or for this very address, that is the answer.
+// translatedFirst adds notes about rules that translate the destination address
+// first. If one does so for any connection, or for exactly this address, that is
+// the answer.
 func (x *Explanation) translatedFirst(n kernel.Node) {
 	for _, w := range n.Destination.Ways {
 		r := newRuleFound(w, n)
@@ -189,7 +190,7 @@ func newRuleFound(w foreign.Way, n kernel.Node) ruleFound {
 	return r
 }
 
-// addressList names the first addresses and counts the others.
+// addressList lists the first addresses and counts the others.
 func addressList(all []netip.Addr) string {
 	const most = 8
 	var words []string

@@ -11,16 +11,16 @@ import (
 	"nft-masq-agent/nft/iprange"
 )
 
-// A Finding is something about a config that is no error.
+// A Finding is a remark about a config that is not an error.
 type Finding struct {
 	ID   string // stable, for programs
-	Note bool   // good to know; otherwise a warning
+	Note bool   // needs no action; otherwise a warning
 	Pos  config.Position
 	Msg  string
 }
 
-// Lint looks for what a config probably does not mean to say. What the parser
-// warns of (an empty list, IPv6 CIDRs while IPv6 is off) is not repeated.
+// Lint finds likely mistakes in a config. It does not repeat warnings of the
+// parser (an empty list, IPv6 CIDRs while IPv6 is off).
 func Lint(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
 	var found []Finding
 	d := nft.NewDecider(p)
@@ -39,7 +39,7 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
 	return append(found, LintPods(p, podCIDRs)...)
 }
 
-// LintPods finds networks of pods that a policy does not cover.
+// LintPods finds pod CIDRs that a policy does not cover.
 func LintPods(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
 	var found []Finding
 	for _, f := range p.Families {
@@ -49,7 +49,8 @@ func LintPods(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
 	return found
 }
 
-// PodProblems is [LintPods] in words, each with its place in the config.
+// PodProblems returns the results of [LintPods] as text, each with its position
+// in the config.
 func PodProblems(p nft.Policy, podCIDRs []netip.Prefix) []string {
 	problems := []string{}
 	for _, f := range LintPods(p, podCIDRs) {
@@ -62,7 +63,7 @@ func PodProblems(p nft.Policy, podCIDRs []netip.Prefix) []string {
 	return problems
 }
 
-// lintPodSources finds networks of pods outside the only sources.
+// lintPodSources finds pod CIDRs outside the masqueraded sources.
 func lintPodSources(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
 	var found []Finding
 	only := f.List(config.KeyMasqueradeSrcCIDRs).Prefixes()
@@ -75,14 +76,14 @@ func lintPodSources(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
 	return found
 }
 
-// LintDefaultRoute finds conditions that exempt what leaves by the interfaces of the
-// node's default routes, which is most of what there is to masquerade.
+// LintDefaultRoute finds conditions that exempt what leaves by the interfaces of
+// the node's default routes, which is most of the traffic to masquerade.
 func LintDefaultRoute(p nft.Policy, names []string) []Finding {
 	var found []Finding
 	if len(p.Families) == 0 {
 		return nil
 	}
-	for _, q := range p.Families[0].Questions { // the families have the same
+	for _, q := range p.Families[0].Questions { // the same in all families
 		for _, name := range names {
 			if q.Asks != config.LeavingBy {
 				continue
@@ -101,8 +102,8 @@ func LintDefaultRoute(p nft.Policy, names []string) []Finding {
 	return found
 }
 
-// LintInterfaces finds the interfaces of the config that a node with these names does
-// not have.
+// LintInterfaces finds the interfaces of the config that are not among the
+// node's.
 func LintInterfaces(p nft.Policy, names []string) []Finding {
 	var found []Finding
 	for _, i := range p.AbsentInterfaces(names) {
@@ -115,7 +116,7 @@ func LintInterfaces(p nft.Policy, names []string) []Finding {
 	return found
 }
 
-// FileFindings are the warnings of the parser.
+// FileFindings returns the warnings of the parser.
 func FileFindings(warnings []config.Problem) []Finding {
 	found := make([]Finding, len(warnings))
 	for i, w := range warnings {
@@ -124,10 +125,10 @@ func FileFindings(warnings []config.Problem) []Finding {
 	return found
 }
 
-// Warnings gives the warnings among findings.
+// Warnings returns the warnings among findings.
 func Warnings(found []Finding) []Finding { return only(found, false) }
 
-// Notes gives the notes among findings.
+// Notes returns the notes among findings.
 func Notes(found []Finding) []Finding { return only(found, true) }
 
 func only(found []Finding, note bool) []Finding {
@@ -161,7 +162,7 @@ func lintEverythingExempt(f nft.FamilyPolicy) []Finding {
 	return []Finding{found}
 }
 
-// everything is the network of all addresses.
+// everything returns the network of all addresses.
 func everything(ipv6 bool) netip.Prefix {
 	if ipv6 {
 		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
@@ -169,7 +170,7 @@ func everything(ipv6 bool) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
-// lintForcedOutside finds forced CIDRs that change nothing.
+// lintForcedOutside finds forced CIDRs without effect.
 func lintForcedOutside(f nft.FamilyPolicy) []Finding {
 	exempt := f.List(config.KeyNonMasqueradeCIDRs).Prefixes()
 	var found []Finding
@@ -215,11 +216,10 @@ func LintNodeAddresses(p nft.Policy, addresses []netip.Addr) []Finding {
 	return found
 }
 
-// lintPodCIDRs finds networks of pods whose traffic among themselves would be
-// masqueraded.
+// lintPodCIDRs finds pod CIDRs with masqueraded traffic between their pods.
 func lintPodCIDRs(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
 	var pods []netip.Prefix
-	masqueraded := false // any pod as a source
+	masqueraded := false // for any pod as a source
 	for _, p := range podCIDRs {
 		if p.Addr().Is6() == f.IPv6 {
 			pods = append(pods, p)
@@ -249,14 +249,14 @@ func lintPodCIDRs(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
 	return found
 }
 
-// sourceMasqueraded says whether any source of a network is masqueraded at all.
+// sourceMasqueraded reports whether any source in a network is masqueraded at all.
 func sourceMasqueraded(f nft.FamilyPolicy, p netip.Prefix) bool {
 	_, some := uncovered(p, f.List(config.KeyNonMasqueradeSrcCIDRs).CIDRs)
 	return some && (len(f.List(config.KeyMasqueradeSrcCIDRs).CIDRs) == 0 || overlapsAny(p, f.List(config.KeyMasqueradeSrcCIDRs).Prefixes()))
 }
 
-// noteMetadata says what becomes of requests to the metadata service. Where it
-// answers none but the node, pods need to be masqueraded to reach it.
+// noteMetadata describes what happens to requests to the metadata service. If it
+// only responds to the node, pods must be masqueraded to reach it.
 func noteMetadata(f nft.FamilyPolicy) Finding {
 	note := Finding{ID: "metadata", Note: true}
 	for _, asked := range []struct {
@@ -269,24 +269,24 @@ func noteMetadata(f nft.FamilyPolicy) Finding {
 			}
 			hint := ""
 			if c.Prefix == linkLocalIPv4 && c.Pos == (config.Position{}) {
-				hint = "; set it if the cloud answers only nodes"
+				hint = "; set it if the cloud only responds to nodes"
 			}
 			note.Msg = fmt.Sprintf("%s (cloud metadata) sees the %s address: %s, %s%s", metadata, asked.who, c.Prefix, place(c), hint)
 			return note
 		}
 	}
-	note.Msg = fmt.Sprintf("%s (cloud metadata) sees the node's address: no CIDR holds it", metadata)
+	note.Msg = fmt.Sprintf("%s (cloud metadata) sees the node's address: no CIDR contains it", metadata)
 	return note
 }
 
-// overlapsAny says whether a network overlaps one of a sorted list of which none
-// covers another, as [nft.List.Prefixes] gives it.
+// overlapsAny reports whether a network overlaps one of a sorted list of which
+// none covers another, as returned by [nft.List.Prefixes].
 func overlapsAny(p netip.Prefix, sorted []netip.Prefix) bool {
 	next, _ := slices.BinarySearchFunc(sorted, p.Addr(), func(s netip.Prefix, a netip.Addr) int { return s.Addr().Compare(a) })
 	return next < len(sorted) && sorted[next].Overlaps(p) || next > 0 && sorted[next-1].Overlaps(p)
 }
 
-// uncovered gives a part of a network that no CIDR covers, if there is one.
+// uncovered returns a part of a network that no CIDR covers, if there is one.
 func uncovered(p netip.Prefix, cidrs []config.CIDR) (netip.Prefix, bool) {
 	var covered []iprange.Range
 	for _, c := range cidrs {

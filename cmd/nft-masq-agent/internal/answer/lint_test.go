@@ -13,11 +13,11 @@ import (
 	"nft-masq-agent/nft/native"
 )
 
-func TestLintFindsWhatAConfigProbablyDoesNotMean(t *testing.T) {
+func TestLintFindsLikelyMistakes(t *testing.T) {
 	const seen = "pods of other nodes would see this node's address"
 	tests := []struct {
 		name, file, pods string
-		want             []string // ID and, where there is one, place; message
+		want             []string // ID, position if there is one, and message
 	}{
 		{"defaults", "", "", nil},
 		{"pods exempt", "", "10.244.0.0/16", nil},
@@ -92,10 +92,10 @@ func policyOf(t *testing.T, file string) nft.Policy {
 	return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})
 }
 
-func TestLintSaysWhatTheMetadataServiceSees(t *testing.T) {
+func TestLintDescribesWhatTheMetadataServiceSees(t *testing.T) {
 	for file, want := range map[string]string{
-		"":                    "sees the pod's own address: 169.254.0.0/16, link-local, masqLinkLocal is false; set it if the cloud answers only nodes",
-		"masqLinkLocal: true": "sees the node's address: no CIDR holds it",
+		"":                    "sees the pod's own address: 169.254.0.0/16, link-local, masqLinkLocal is false; set it if the cloud only responds to nodes",
+		"masqLinkLocal: true": "sees the node's address: no CIDR contains it",
 		"masqLinkLocal: true\nnonMasqueradeCIDRs: [169.254.0.0/16]": "sees the pod's own address: 169.254.0.0/16, c:2:22",
 		"forceMasqueradeCIDRs: [169.254.169.254/32]":                "sees the node's address: 169.254.169.254/32, c:1:24",
 	} {
@@ -106,7 +106,7 @@ func TestLintSaysWhatTheMetadataServiceSees(t *testing.T) {
 	}
 }
 
-func TestUncoveredGivesAGap(t *testing.T) {
+func TestUncoveredReturnsAGap(t *testing.T) {
 	tests := []struct{ of, by, want string }{
 		{"10.0.0.0/8", "", "10.0.0.0/8"},
 		{"10.0.0.0/8", "10.0.0.0/8", ""},
@@ -181,7 +181,7 @@ func TestLintFindsPoliciesThatMasqueradeNothing(t *testing.T) {
 	}
 }
 
-func TestLintHoldsInterfacesAgainstTheNode(t *testing.T) {
+func TestLintComparesInterfacesWithTheNode(t *testing.T) {
 	p := nft.NewPolicy(config.Config{
 		MasqueradeSrcInterfaces: names("cni0", "veth*"), NonMasqueradeOutInterfaces: names("wg*", "eth0"), MasqueradeOutInterfaces: names("bond0", "ens*"),
 	}, nft.Options{Layout: native.Layout{}})
@@ -202,7 +202,7 @@ func TestLintHoldsInterfacesAgainstTheNode(t *testing.T) {
 	}
 }
 
-func TestLintFindsSourceAddressesToWhichNothingComesBack(t *testing.T) {
+func TestLintFindsSourceAddressesWithoutReplies(t *testing.T) {
 	c := config.Default(config.Defaults{EnableIPv6: true})
 	unusable := []string{"0.0.0.0/32", "127.0.0.1/32", "169.254.7.0/24", "224.0.0.9/32", "255.255.255.255/32", "::1/128", "fe80::7/128", "ff02::1/128"}
 	for _, a := range append(unusable, "198.51.100.11/32", "10.0.0.1/32", "0.0.0.0/0", "2001:db8::/64", "fd00::1/128") {

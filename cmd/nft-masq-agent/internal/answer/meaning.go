@@ -10,7 +10,7 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// Meaning says in words what a valid config means.
+// Meaning describes what a valid config means.
 func Meaning(o options.Options, l options.Loaded, found []Finding) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n", verdict(l, o.ConfigPath))
@@ -18,7 +18,7 @@ func Meaning(o options.Options, l options.Loaded, found []Finding) string {
 	for _, row := range summary(o.NFT(), l) {
 		_, _ = fmt.Fprintf(w, "%s\t%s\n", row[0], row[1])
 	}
-	_ = w.Flush() // a Builder takes everything
+	_ = w.Flush() // a Builder never fails
 	for _, t := range config.Translations() {
 		for i, given := range t.Values(l.Config) {
 			if i == 0 {
@@ -35,11 +35,11 @@ func Meaning(o options.Options, l options.Loaded, found []Finding) string {
 	return b.String()
 }
 
-// verdict says which files are valid, or that the defaults hold.
+// verdict lists the valid files, or reports that the defaults apply.
 func verdict(l options.Loaded, path string) string {
 	switch len(l.Files) {
 	case 0:
-		return "no file at " + path + ": the defaults hold"
+		return "no file at " + path + ": the built-in defaults apply"
 	case 1:
 		return l.Files[0] + " is valid"
 	}
@@ -79,7 +79,7 @@ func portList(ports []nft.PortRange) string {
 	return strings.Join(words, ",")
 }
 
-// writeFamily lists the CIDRs of a family in the order in which they are asked.
+// writeFamily lists the CIDRs of a family in evaluation order.
 func writeFamily(b *strings.Builder, c config.Config, f nft.FamilyPolicy) {
 	for _, q := range f.Questions {
 		fmt.Fprintf(b, "\n%s %s: %s\n", familyName(f.IPv6), q.Key, q.Means)
@@ -89,7 +89,7 @@ func writeFamily(b *strings.Builder, c config.Config, f nft.FamilyPolicy) {
 		for _, i := range q.Interfaces {
 			fmt.Fprintf(b, "  %-18s%s\n", i.Name, i.Pos)
 		}
-		// A tabwriter would hold tens of thousands of lines.
+		// A tabwriter would buffer tens of thousands of lines.
 		width := 18
 		for _, c := range q.CIDRs {
 			width = max(width, len(c.String())+2)

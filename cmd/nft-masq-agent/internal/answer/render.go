@@ -6,8 +6,8 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// A Rendered is the answer of render --format json: the ruleset as the
-// kernel is to hold it. Fields are only ever added.
+// A Rendered is the output of render --format json: the ruleset for the kernel.
+// Fields are only ever added.
 type Rendered struct {
 	Hash        string          `json:"hash"` // 8 hex digits, as in the log and in check
 	Mode        string          `json:"mode"` // nftables or iptables-nft
@@ -23,9 +23,8 @@ type renderedPorts struct {
 	To   uint16 `json:"to"`
 }
 
-// A renderedTable is a table by family (inet, ip or ip6) and name. Of a table
-// that is shared with others, as in mode iptables-nft, only what is ours is
-// listed.
+// A renderedTable is a table by family (inet, ip or ip6) and name. A shared table
+// of mode iptables-nft contains only our rules.
 type renderedTable struct {
 	Family   string          `json:"family"`
 	Name     string          `json:"name"`
@@ -34,7 +33,7 @@ type renderedTable struct {
 	Chains   []renderedChain `json:"chains"`
 }
 
-// A renderedSet is a set of CIDRs, sorted; none of them covers another.
+// A renderedSet is a set of sorted CIDRs; none of them covers another.
 type renderedSet struct {
 	Name    string   `json:"name"`
 	Family  string   `json:"family"` // of the addresses: ipv4 or ipv6
@@ -50,22 +49,22 @@ type renderedMapping struct {
 	Value string `json:"value"`
 }
 
-// A renderedChain is a chain with its rules in the language of the mode: of nft
-// or of iptables. Base chains have a hook.
+// A renderedChain is a chain with its rules in the syntax of the mode: nft's or
+// iptables'. Base chains have a hook.
 type renderedChain struct {
 	Name  string        `json:"name"`
 	Hook  *renderedHook `json:"hook,omitempty"`
 	Rules []string      `json:"rules"`
 }
 
-// A renderedHook is where a base chain stands.
+// A renderedHook is the hook of a base chain.
 type renderedHook struct {
 	Type     string `json:"type"`
 	Name     string `json:"name"`
 	Priority int32  `json:"priority"`
 }
 
-// Render gives a ruleset for programs.
+// Render returns a ruleset for JSON output.
 func Render(r nft.Ruleset, o nft.Options) Rendered {
 	out := Rendered{
 		Hash: r.Hash(), Mode: string(r.Mode()), RandomFully: o.RandomFully,
@@ -83,7 +82,7 @@ func Render(r nft.Ruleset, o nft.Options) Rendered {
 	return out
 }
 
-// setSide is behind the name of a set in text: an update fills the other one,
+// setSide is the suffix of a set's name in text: an update fills the other one,
 // -b, first.
 const setSide = "-a"
 

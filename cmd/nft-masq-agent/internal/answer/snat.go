@@ -9,11 +9,11 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// A snatReport says which of snatAddresses a node has.
+// A snatReport lists which of snatAddresses a node has.
 type snatReport struct {
 	Family  string   `json:"family"`  // ipv4 or ipv6
-	Present []string `json:"present"` // addresses that connections of pods leave from
-	Absent  []string `json:"absent"`  // entries of which the node has no address
+	Present []string `json:"present"` // source addresses of connections from pods
+	Absent  []string `json:"absent"`  // entries without an address of the node
 }
 
 // newSNATReport returns nil if a family has no snatAddresses.
@@ -33,8 +33,8 @@ func newSNATReport(f nft.FamilyPolicy) *snatReport {
 	return r
 }
 
-// NodeSNAT says in words which of snatAddresses the node has for which a policy is
-// completed, a line for each family.
+// NodeSNAT describes which of snatAddresses the node has, with one line per
+// family.
 func NodeSNAT(p nft.Policy) (lines []string) {
 	for _, f := range p.Families {
 		switch {
@@ -52,7 +52,7 @@ func missingSNAT(ipv6 bool) string {
 	return fmt.Sprintf("Of the %s %s this node has none: connections are masqueraded with the address of the interface.", familyName(ipv6), config.KeySNATAddresses)
 }
 
-// SetSNAT reports on source addresses.
+// SetSNAT sets the report on source addresses.
 func (r *Status) SetSNAT(p nft.Policy) {
 	for _, f := range p.Families {
 		if report := newSNATReport(f); report != nil {

@@ -16,19 +16,20 @@ import (
 	"nft-masq-agent/nft/kernel"
 )
 
-// A Status is the answer of status. As JSON, fields are only ever added.
+// A Status is the output of status. As JSON, fields are only ever added.
 type Status struct {
-	Agent  string          `json:"agent,omitempty"` // whose flags were taken, in words
-	Agents []running.Agent `json:"agents"`          // that run in this network namespace
+	Agent  string          `json:"agent,omitempty"` // whose flags are used, as text
+	Agents []running.Agent `json:"agents"`          // agents in this network namespace
 	Config configReport    `json:"config"`
 	Kernel kernelReport    `json:"kernel"`
-	// Connections since the counters were made.
+	// Connections since the counters were created.
 	Connections []connectionReport `json:"connections"`
-	// Stale counts connections that an earlier policy decided; none: not known.
+	// Stale counts connections that were opened under an earlier policy; none:
+	// unknown.
 	Stale  *staleReport `json:"stale,omitempty"`
 	Legacy []string     `json:"legacy"` // rules of iptables-based agents
-	// Overridden are rules that enforceNonMasquerade keeps from masquerading what the
-	// config exempts.
+	// Overridden are rules that enforceNonMasquerade prevents from masquerading
+	// what the config exempts.
 	Overridden []conflictReport `json:"overridden"`
 	Conflicts  []conflictReport `json:"conflicts"` // other rules that masquerade what the config exempts
 	Overruled  []conflictReport `json:"overruled"` // other rules that accept or translate what the config masquerades
@@ -36,30 +37,30 @@ type Status struct {
 	// Podless are rules that masquerade what the config exempts, but from no source of
 	// masqueradeSrcCIDRs.
 	Podless []conflictReport `json:"podless"`
-	// Uncovered says which networks of --pod-cidr the policy does not cover.
+	// Uncovered lists the networks of --pod-cidr that the policy does not cover.
 	Uncovered []string `json:"uncovered"`
-	// SNAT says which of snatAddresses this node has; none if the policy has none.
+	// SNAT lists which of snatAddresses this node has; none if the policy has none.
 	SNAT  []snatReport `json:"snatAddresses,omitempty"`
 	Notes []string     `json:"notes"`
 }
 
-// A configReport is what the files say.
+// A configReport is the result of reading the files.
 type configReport struct {
 	Path     string   `json:"path"`
-	Files    []string `json:"files"` // none: the defaults hold
+	Files    []string `json:"files"` // none: the built-in defaults apply
 	Accepted bool     `json:"accepted"`
 	Errors   []string `json:"errors"`
 	Warnings []string `json:"warnings"`
 	Hash     string   `json:"hash,omitempty"`
-	Enforced string   `json:"enforced,omitempty"` // instead of a rejected config, in words
+	Enforced string   `json:"enforced,omitempty"` // instead of a rejected config, as text
 	Mode     string   `json:"mode"`
 	Chain    string   `json:"chain,omitempty"` // of mode iptables-nft
 }
 
-// A kernelReport is what the kernel holds.
+// A kernelReport is what the kernel has.
 type kernelReport struct {
 	InStep      bool     `json:"inStep"`
-	Mode        string   `json:"mode,omitempty"` // of what is there of ours; none: nothing
+	Mode        string   `json:"mode,omitempty"` // of our installed rules; none: no rules
 	Hash        string   `json:"hash,omitempty"`
 	Differences []string `json:"differences"`
 }
@@ -75,22 +76,22 @@ type connectionReport struct {
 type staleReport struct {
 	Count   int        `json:"count"`
 	Oldest  *time.Time `json:"oldest,omitempty"`
-	Sampled int        `json:"sampled,omitempty"` // of how many the count is an estimate
+	Sampled int        `json:"sampled,omitempty"` // number of connections that the estimate is based on
 }
 
-// A conflictReport is a rule of others.
+// A conflictReport is a rule of another program.
 type conflictReport struct {
 	Table    string   `json:"table"`
 	Chain    string   `json:"chain"`
 	Handle   uint64   `json:"handle"`
 	Priority int32    `json:"priority"`          // of the base chain from which it is reached
-	Packets  *uint64  `json:"packets,omitempty"` // that the rule has counted, if it counts
+	Packets  *uint64  `json:"packets,omitempty"` // the rule's counter, if it has one
 	Rule     string   `json:"rule"`
 	Via      []string `json:"via"`
 	Why      string   `json:"why"`
 }
 
-// SetConfig reports on the files.
+// SetConfig sets the report on the files.
 func (r *Status) SetConfig(o options.Options, l options.Loaded, err error) {
 	r.Config = configReport{
 		Path: o.ConfigPath, Files: append([]string{}, l.Files...), Accepted: err == nil,
@@ -112,14 +113,14 @@ func (r *Status) SetConfig(o options.Options, l options.Loaded, err error) {
 	}
 }
 
-// SetEnforced says what decides instead of a rejected config, judged by what the
-// kernel holds.
+// SetEnforced sets what is enforced instead of a rejected config, judging by the
+// installed rules.
 func (r *Status) SetEnforced(o options.Options, l options.Loaded) {
 	hash := r.Kernel.Hash
 	of := func(c config.Config) string { return nft.Compile(c, o.NFT()).Hash() }
 	switch {
 	case hash == "" && len(r.Legacy) > 0:
-		r.Config.Enforced = "the rules of an iptables-based agent are in charge, none of ours are installed"
+		r.Config.Enforced = "the rules of an iptables-based agent are active, none of ours are installed"
 	case hash == "":
 		r.Config.Enforced = "none of our rules are installed"
 	case l.Lenient != nil && hash == l.Lenient.Hash():
@@ -131,7 +132,7 @@ func (r *Status) SetEnforced(o options.Options, l options.Loaded) {
 	}
 }
 
-// SetConnections reports on the counters.
+// SetConnections sets the report on the counters.
 func (r *Status) SetConnections(counts []nft.Counts) {
 	r.Connections = []connectionReport{}
 	for _, c := range counts {
@@ -139,7 +140,7 @@ func (r *Status) SetConnections(counts []nft.Counts) {
 	}
 }
 
-// SetStale reports on stale connections.
+// SetStale sets the report on stale connections.
 func (r *Status) SetStale(s conntrack.Stale) {
 	r.Stale = &staleReport{Count: s.Count}
 	if !s.Oldest.IsZero() {
@@ -150,7 +151,7 @@ func (r *Status) SetStale(s conntrack.Stale) {
 	}
 }
 
-// staleText is empty if no connection is stale.
+// staleText describes stale connections; "" if there are none.
 func (r Status) staleText() string {
 	if r.Stale == nil || r.Stale.Count == 0 {
 		return ""
@@ -168,7 +169,7 @@ func (r Status) staleText() string {
 	return text + "; connections --stale lists them"
 }
 
-// SetOthers reports on the rules of others.
+// SetOthers sets the report on other programs' rules.
 func (r *Status) SetOthers(others kernel.Others) {
 	r.Legacy = []string{}
 	r.Overridden = conflictReports(others.Overridden)
@@ -193,7 +194,7 @@ func conflictReports(conflicts []foreign.Conflict) []conflictReport {
 	return reports
 }
 
-// place is what nft delete rule takes.
+// place returns the location as nft delete rule expects it.
 func (c conflictReport) place() string {
 	return fmt.Sprintf("%s %s handle %d", c.Table, c.Chain, c.Handle)
 }
@@ -206,7 +207,7 @@ func (c conflictReport) String() string {
 	return fmt.Sprintf("%s (priority %d%s): %s (%s)", c.place(), c.Priority, packets, c.Rule, c.Why)
 }
 
-// String is the report for people: first what is wrong.
+// String returns the report as text, starting with the problems.
 func (r Status) String() string {
 	var b strings.Builder
 	for _, text := range r.problems() {
@@ -240,14 +241,14 @@ func (r Status) String() string {
 	writeList(&b, "Rules of iptables-based agents (run with --takeover, or cleanup --legacy-only):", r.Legacy)
 	writeList(&b, "Other rules that masquerade what the config exempts:", conflictLines(r.Conflicts))
 	writeList(&b, "Other rules that accept or translate what the config masquerades:", conflictLines(r.Overruled))
-	writeList(&b, "Other rules that would masquerade what pods send to exempt destinations, but for enforceNonMasquerade:", conflictLines(r.Overridden))
+	writeList(&b, "Other rules that would masquerade pod traffic to exempt destinations without enforceNonMasquerade:", conflictLines(r.Overridden))
 	writeList(&b, "Rules of other programs that --accept-foreign accepts:", conflictLines(r.Accepted))
 	writeList(&b, "Other rules that masquerade what the config exempts, but from no address in masqueradeSrcCIDRs:", conflictLines(r.Podless))
 	writeList(&b, "Notes:", r.Notes)
 	return b.String()
 }
 
-// problems are the first lines: each one thing that is wrong on this node.
+// problems returns the first lines: the problems on this node.
 func (r Status) problems() []string {
 	var lines []string
 	add := func(wrong bool, format string, args ...any) {

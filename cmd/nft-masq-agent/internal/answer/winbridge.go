@@ -15,8 +15,8 @@ const (
 	WindowsHCN = 2
 )
 
-// The plugin takes policies of this name only, and keys with exactly these
-// capitals (containernetworking/plugins, win-bridge; microsoft/hcsshim).
+// The plugin accepts only policies with this name, and keys with exactly this
+// capitalization (containernetworking/plugins, win-bridge; microsoft/hcsshim).
 type windowsPolicy struct {
 	Name  string `json:"name"`
 	Value any    `json:"value"`
@@ -36,13 +36,13 @@ type outboundExceptions struct {
 	Exceptions []string `json:"Exceptions"`
 }
 
-// WinBridge gives the policy that exempts on a Windows node what the config
-// exempts on this one, in the order of the file, for an API of the plugin. It is
-// an IPv4 policy, as the documentation of the plugin has no IPv6 one; so many
-// CIDRs of IPv6 are left out. What it cannot say is an error of type
+// WinBridge returns the policy that exempts on a Windows node what the config
+// exempts on this one, in file order, for an API of the plugin. It is an IPv4
+// policy, because the documentation of the plugin has no IPv6 one; leftOut counts
+// omitted IPv6 CIDRs. What the policy cannot express is an error of type
 // [config.Problems].
 func WinBridge(api int, c config.Config, p nft.Policy) (text string, leftOut int, err error) {
-	if err := sayableOnWindows(c); err != nil {
+	if err := checkWindows(c); err != nil {
 		return "", 0, err
 	}
 	exceptions := []string{}
@@ -66,8 +66,8 @@ func windowsNAT(api int, exceptions []string) windowsPolicy {
 	return p
 }
 
-// sayableOnWindows says what of a config a list of exceptions cannot say.
-func sayableOnWindows(c config.Config) error {
+// checkWindows returns an error for what a list of exceptions cannot express.
+func checkWindows(c config.Config) error {
 	var problems config.Problems
 	for _, row := range slices.Backward(config.Conditions()) {
 		if row.WinBridge {

@@ -25,7 +25,7 @@ func familyName(ipv6 bool) string {
 	return "IPv4"
 }
 
-// place says where a CIDR comes from.
+// place returns the origin of a CIDR.
 func place(c config.CIDR) string {
 	switch {
 	case c.Pos != config.Position{}:
@@ -38,13 +38,13 @@ func place(c config.CIDR) string {
 	return "built-in default"
 }
 
-// Line returns a text as one line after an indent.
+// Line returns an indented text as one line.
 func Line(text, indent string) string {
 	return indent + strings.Join(strings.Fields(text), " ") + "\n"
 }
 
-// Fit breaks the lines of a text that are longer than 80 columns, for a terminal. What
-// follows stands under the beginning.
+// Fit wraps the lines of a text at 80 columns, for a terminal. Continuation lines
+// are aligned with the beginning.
 func Fit(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
@@ -79,8 +79,8 @@ func fill(text, indent string) string {
 	return b.String()
 }
 
-// escaped writes what a terminal could obey as JSON does control characters. All
-// that is not ASCII stands in strings.
+// escaped escapes unprintable characters as JSON does with control characters.
+// Everything non-ASCII is in strings.
 func escaped(text string) string {
 	special := func(r rune) bool { return r >= 0x7f && r <= 0xffff && !unicode.IsPrint(r) }
 	if strings.IndexFunc(text, special) < 0 {
@@ -97,7 +97,7 @@ func escaped(text string) string {
 	return b.String()
 }
 
-// JSON gives an answer for programs.
+// JSON returns output as JSON.
 func JSON(v any) (string, error) {
 	var b strings.Builder
 	enc := json.NewEncoder(&b)

@@ -1,8 +1,8 @@
-// Package options is what the command line of the agent says: the flags of the
-// older agents and our own, and the config that they name. It exists because the
-// daemon and the commands must read both alike: a command takes the flags of the
-// agent that runs.
+// Package options parses the command line of the agent: the flags of the older
+// agents and our own, and the config that they name. It exists because the daemon
+// and the commands must parse them alike: a command uses the flags of the running
+// agent.
 //
-// A flag that the agents of the iptables generation take, klog's among them, is
-// taken here too, with the same types and defaults.
+// All flags of the iptables-based agents, including klog's, are accepted, with
+// the same types and defaults.
 package options

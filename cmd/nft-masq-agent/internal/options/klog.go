@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// KlogFlags are what the flags of klog and glog say that means something here.
+// KlogFlags are the flags of klog and glog that have an effect.
 type KlogFlags struct {
 	Verbosity int
 	logFile   string
@@ -22,12 +22,11 @@ func KlogNames() []string {
 	}
 }
 
-// IsKlogFlag says whether a flag is one of klog's or glog's.
+// IsKlogFlag reports whether a flag is one of klog's or glog's.
 func IsKlogFlag(name string) bool { return slices.Contains(KlogNames(), name) }
 
-// addKlogFlags declares the flags of klog and glog, so that a command line that one
-// of them takes is taken. All but -v do nothing, whatever their value: the log goes
-// to stdout.
+// addKlogFlags declares the flags of klog and glog, so that command lines for
+// them are accepted. All except -v are ignored: the log goes to stdout.
 func addKlogFlags(fs *flag.FlagSet) *KlogFlags {
 	k := &KlogFlags{}
 	const nothing = "accepted, does nothing"
@@ -46,8 +45,8 @@ func addKlogFlags(fs *flag.FlagSet) *KlogFlags {
 	return k
 }
 
-// IgnoredFile gives the path of --log_file where somebody might wait for the
-// log to appear there, else "".
+// IgnoredFile returns the path of --log_file if users might expect the log there,
+// otherwise "".
 func (k KlogFlags) IgnoredFile() string {
 	if slices.Contains([]string{"/dev/stdout", "/dev/stderr", "/dev/null"}, k.logFile) {
 		return ""

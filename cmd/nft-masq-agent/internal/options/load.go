@@ -13,9 +13,9 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// Loaded is what the files say, and what becomes of it.
+// Loaded is the content of the files, and the resulting ruleset.
 type Loaded struct {
-	Files    []string // none: the defaults hold
+	Files    []string // none: the built-in defaults apply
 	Config   config.Config
 	Warnings []config.Problem
 	Ruleset  nft.Ruleset
@@ -24,8 +24,8 @@ type Loaded struct {
 	Lenient *nft.Ruleset
 }
 
-// Load reads, parses and compiles the config. What is wrong with the files is
-// an error of type [config.Problems].
+// Load reads, parses and compiles the config. Mistakes in the files are an error
+// of type [config.Problems].
 func (o Options) Load() (Loaded, error) {
 	sources, note, err := o.sources()
 	if err != nil {
@@ -48,7 +48,7 @@ func (o Options) Load() (Loaded, error) {
 	return l, err
 }
 
-// sources reads the files. note is what is good to know about them.
+// sources reads the files. note is a note about them.
 func (o Options) sources() (sources []config.Source, note *config.Problem, err error) {
 	if o.Input != nil && (o.ConfigPath == "-" || o.ConfigPath == "/dev/stdin") {
 		s, err := config.ReadFrom(o.Input, "standard input")
@@ -70,8 +70,8 @@ func (o Options) sources() (sources []config.Source, note *config.Problem, err e
 	return sources, note, err
 }
 
-// ForCommand makes the options those of a command that reads a config once: a path that
-// is given must lead to something, - is the input, and a manifest is unwrapped.
+// ForCommand adapts the options for a command that reads a config once: an
+// explicit path must exist, - is standard input, and a manifest is unwrapped.
 func (o *Options) ForCommand(fs *flag.FlagSet, input io.Reader) {
 	o.Input = input
 	fs.Visit(func(f *flag.Flag) { o.MustExist = o.MustExist || f.Name == "config" })
@@ -84,7 +84,7 @@ func (o Options) trimRoot(name string) string {
 	return strings.TrimPrefix(name, o.Root)
 }
 
-// withoutRoot names files in problems as the agent whose files they are does.
+// withoutRoot shows files in problems with the paths that their agent sees.
 func (o Options) withoutRoot(err error) error {
 	var problems config.Problems
 	if errors.As(err, &problems) {

@@ -19,7 +19,7 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// Parse parses flags, which may stand before and behind the operands.
+// Parse parses flags before and after the operands.
 func Parse(fs *flag.FlagSet, args []string) (operands []string, err error) {
 	for {
 		if err := fs.Parse(args); err != nil {
@@ -36,8 +36,8 @@ func Parse(fs *flag.FlagSet, args []string) (operands []string, err error) {
 	}
 }
 
-// ParseRun parses the flags of run, up to the first word that is none: there the
-// older agents stop, too. What it returns with an error is as far as it came.
+// ParseRun parses the flags of run, up to the first non-flag, like the older
+// agents. With an error it returns what was parsed so far.
 func ParseRun(args []string) (*Options, error) {
 	fs := flag.NewFlagSet("run", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
@@ -47,14 +47,13 @@ func ParseRun(args []string) (*Options, error) {
 
 // Formats of the log.
 const (
-	LogJSON = "json" // one object a line
+	LogJSON = "json" // one object per line
 	LogText = "text" // for people
 )
 
-// Options are what the command line says. Those of a command without a flag
-// have its default.
+// Options are the values of the command line, or their defaults.
 type Options struct {
-	// Of every command: what the policy is, and how it is written.
+	// For every command: the policy and its layout.
 	ConfigPath        string
 	Mode              nft.Mode
 	Chain             string
@@ -65,41 +64,41 @@ type Options struct {
 	EnableIPv6        bool
 	ResyncInterval    time.Duration
 
-	// PodCIDRs are networks of pods that the config is expected to cover, of run,
+	// PodCIDRs are pod CIDRs that the config is expected to cover, for run,
 	// status and check.
 	PodCIDRs []netip.Prefix
 
 	// AcceptForeign are chains of other programs, as FAMILY TABLE CHAIN, whose
-	// conflicts with the config are accepted, of run and status.
+	// conflicts with the config are accepted, for run and status.
 	AcceptForeign []string
 
-	// Of run.
+	// For run.
 	TakeOver    bool
-	HTTPAddress string // "" for off
+	HTTPAddress string // "": off
 	// ConntrackInterval is how often the connections are read; 0: never.
 	ConntrackInterval time.Duration
-	ProbeSocket       string // "" for off
+	ProbeSocket       string // "": off
 	LogFormat         string
 
 	Klog *KlogFlags
 
-	// Root stands before the path of the config where the flags are those of
-	// an agent that sees other files. It is not part of what people read.
+	// Root is a prefix for the path of the config if the flags are those of an
+	// agent with a different root. It is not part of messages.
 	Root string
 
-	// Of commands that read a config once, see ForCommand.
+	// For commands that read a config once; see ForCommand.
 	MustExist bool
 	Input     io.Reader // standard input; nil for the agent itself
 }
 
-// DefaultConfig is where the older agents have their config.
+// DefaultConfig is the path of the older agents' config.
 const DefaultConfig = "/etc/config/ip-masq-agent"
 
-// DefaultProbeSocket is where the command ready asks. The manifests have a volume
-// of the pod's own there.
+// DefaultProbeSocket is the socket that the command ready uses. In the manifests
+// it is in a separate volume of the pod.
 const DefaultProbeSocket = "/run/nft-masq-agent/probe.sock"
 
-// NFT gives what the compiler needs.
+// NFT returns the options of the compiler.
 func (o Options) NFT() nft.Options {
 	layout := layouts.Of(o.Mode, o.Chain)
 	return nft.Options{
@@ -110,7 +109,7 @@ func (o Options) NFT() nft.Options {
 	}
 }
 
-// Defaults gives what holds where the file says nothing.
+// Defaults returns the values for keys that the file does not set.
 func (o Options) Defaults() config.Defaults {
 	return config.Defaults{
 		AllReservedRanges: o.AllReservedRanges,
@@ -119,7 +118,7 @@ func (o Options) Defaults() config.Defaults {
 	}
 }
 
-// PolicyFlags lists the flags that say what the policy is.
+// PolicyFlags returns the flags that determine the policy.
 func PolicyFlags() []string {
 	return []string{
 		"config", "mode", "masq-chain", "nomasq-all-reserved-ranges", "enable-ipv6", "random-fully", "to-ports",
@@ -128,12 +127,12 @@ func PolicyFlags() []string {
 	}
 }
 
-// OfOlderAgents reports whether one of the older agents has a flag, too.
+// OfOlderAgents reports whether one of the older agents also has a flag.
 func OfOlderAgents(name string) bool {
 	return name != "config" && name != "mode" && name != "masquerade-marks" && slices.Contains(PolicyFlags(), name) || IsKlogFlag(name)
 }
 
-// AddPolicyFlags declares the flags of every command that deals with a policy.
+// AddPolicyFlags declares the flags of all commands that use a policy.
 func AddPolicyFlags(fs *flag.FlagSet) *Options {
 	o := &Options{Klog: addKlogFlags(fs)}
 	AddFlag(fs, &o.ConfigPath, "config", DefaultConfig, "`PATH` of the config: a file, or a directory of files", parseConfigPath)
@@ -206,7 +205,7 @@ func AddRunFlags(fs *flag.FlagSet) *Options {
 	return o
 }
 
-// A parsedFlag is a flag whose text a function turns into its value.
+// A parsedFlag is a flag with a parse function.
 type parsedFlag[T any] struct {
 	to      *T
 	text    string
@@ -214,11 +213,11 @@ type parsedFlag[T any] struct {
 	warning string
 }
 
-// A warning is an error of a value that is taken all the same.
+// A warning is a problem of a value that is accepted anyway.
 type warning struct{ error }
 
-// Warnings returns what is wrong with values that were taken all the same, because
-// the older agents take them.
+// Warnings returns the problems of values that were accepted anyway because the
+// older agents accept them.
 func Warnings(fs *flag.FlagSet) (warnings []string) {
 	fs.Visit(func(f *flag.Flag) {
 		if w, ok := f.Value.(interface{ warn() string }); ok && w.warn() != "" {
@@ -228,8 +227,8 @@ func Warnings(fs *flag.FlagSet) (warnings []string) {
 	return warnings
 }
 
-// AddFlag declares a flag whose text a function turns into its value; otherwise is
-// the text of its default, "" for the zero value.
+// AddFlag declares a flag with a parse function; otherwise is the text of its
+// default, "" for the zero value.
 func AddFlag[T any](fs *flag.FlagSet, to *T, name, otherwise, usage string, parse func(string) (T, error)) {
 	if otherwise != "" {
 		*to, _ = parse(otherwise)
@@ -254,7 +253,7 @@ func (f *parsedFlag[T]) Set(s string) error {
 	return nil
 }
 
-// A tristate is a switch that knows whether it was given.
+// A tristate is a boolean flag that records whether it was set.
 type tristate struct{ given, value bool }
 
 func (t *tristate) String() string {
@@ -273,7 +272,7 @@ func (t *tristate) Set(s string) error {
 	return nil
 }
 
-// IsBoolFlag lets the flag stand without a value.
+// IsBoolFlag allows the flag without a value.
 func (t *tristate) IsBoolFlag() bool { return true }
 
 func (t tristate) or(otherwise bool) bool {
@@ -283,7 +282,7 @@ func (t tristate) or(otherwise bool) bool {
 	return otherwise
 }
 
-// OneOf parses a word out of a few.
+// OneOf returns a parse function that accepts only the given words.
 func OneOf[T ~string](values ...T) func(string) (T, error) {
 	return func(s string) (T, error) {
 		if slices.Contains(values, T(s)) {
@@ -293,7 +292,7 @@ func OneOf[T ~string](values ...T) func(string) (T, error) {
 		for i, v := range values {
 			words[i] = string(v)
 		}
-		return "", fmt.Errorf("is none of %s", strings.Join(words, ", "))
+		return "", fmt.Errorf("is not one of %s", strings.Join(words, ", "))
 	}
 }
 
@@ -306,16 +305,16 @@ func parseConfigPath(s string) (string, error) {
 
 // ParseSocketPath parses the path of a unix socket.
 func ParseSocketPath(s string) (string, error) {
-	const most = 107 // bytes of sun_path, without the zero
+	const most = 107 // bytes of sun_path, without the terminating zero
 	if len(s) > most {
-		return "", fmt.Errorf("is %d bytes long, a unix socket takes at most %d", len(s), most)
+		return "", fmt.Errorf("is %d bytes long, the path of a unix socket has at most %d", len(s), most)
 	}
 	return s, nil
 }
 
 func parseChain(s string) (string, error) { return s, xtables.CheckChain(s) }
 
-// The bounds of --resync-interval. Azure's agent takes any number.
+// The bounds of --resync-interval. Azure's agent accepts any number.
 const (
 	leastResync = time.Second
 	mostResync  = 24 * time.Hour
@@ -337,7 +336,8 @@ func parseSeconds(s string) (time.Duration, error) {
 	return time.Duration(n) * time.Second, nil
 }
 
-// parsePorts warns about what the older agents take and what is not meant so.
+// parsePorts warns about values that the older agents accept but that are
+// probably mistakes.
 func parsePorts(s string) ([]nft.PortRange, error) {
 	ranges, err := nft.ParsePorts(s)
 	if err != nil {
@@ -359,7 +359,7 @@ func parsePorts(s string) ([]nft.PortRange, error) {
 	return ranges, nil
 }
 
-// parseInterval reads seconds, or a duration; 0 is off.
+// parseInterval parses seconds, or a duration; 0 is off.
 func parseInterval(s string) (time.Duration, error) {
 	if n, err := strconv.ParseUint(s, 10, 31); err == nil {
 		return time.Duration(n) * time.Second, nil

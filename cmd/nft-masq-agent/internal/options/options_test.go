@@ -25,7 +25,7 @@ func parseRun(t *testing.T, line string) *options.Options {
 	return o
 }
 
-func TestCommandLinesOfOlderAgentsSayWhatTheySaid(t *testing.T) {
+func TestCommandLinesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
 	tests := []struct {
 		line     string
 		options  nft.Options
@@ -44,7 +44,7 @@ func TestCommandLinesOfOlderAgentsSayWhatTheySaid(t *testing.T) {
 			config.Defaults{AllReservedRanges: true, ResyncInterval: time.Minute},
 			"IP-MASQ",
 		},
-		{ // one dash, and a value of its own
+		{ // one dash, and a separate value
 			"-masq-chain NON-MASQUERADE-DAEMON -enable-ipv6 -resync-interval 30 -v 4",
 			nft.Options{Layout: native.Layout{}, RandomFully: true},
 			config.Defaults{EnableIPv6: true, ResyncInterval: 30 * time.Second},
@@ -62,13 +62,13 @@ func TestCommandLinesOfOlderAgentsSayWhatTheySaid(t *testing.T) {
 			config.Defaults{ResyncInterval: time.Minute},
 			"",
 		},
-		{ // every flag that glog alone has
+		{ // every flag that only glog has
 			"--log_link=/var/log --logbuflevel -1 --stderrthreshold=WARNING --vmodule=a=-1, --log_backtrace_at=a.go:0,b.go:7 --v=99999999999",
 			nft.Options{Layout: native.Layout{}, RandomFully: true},
 			config.Defaults{ResyncInterval: time.Minute},
 			"",
 		},
-		{ // ports that overlap, and one that is none
+		{ // overlapping ports, and an invalid one
 			"--to-ports=0-65535,1024-2047,1024-2047",
 			nft.Options{Layout: native.Layout{}, RandomFully: true, Ports: []nft.PortRange{{Min: 1, Max: 65535}, {Min: 1024, Max: 2047}, {Min: 1024, Max: 2047}}},
 			config.Defaults{ResyncInterval: time.Minute},
@@ -77,13 +77,13 @@ func TestCommandLinesOfOlderAgentsSayWhatTheySaid(t *testing.T) {
 		{"--resync-interval=0", nft.Options{Layout: native.Layout{}, RandomFully: true}, config.Defaults{ResyncInterval: time.Second}, ""},
 		{"--resync-interval -5", nft.Options{Layout: native.Layout{}, RandomFully: true}, config.Defaults{ResyncInterval: time.Second}, ""},
 		{"--resync-interval 9999999", nft.Options{Layout: native.Layout{}, RandomFully: true}, config.Defaults{ResyncInterval: 24 * time.Hour}, ""},
-		{ // a word ends the flags
+		{ // a non-flag ends the flags
 			"--masq-chain IP-MASQ stray --enable-ipv6",
 			nft.Options{Layout: native.Layout{}, RandomFully: true},
 			config.Defaults{ResyncInterval: time.Minute},
 			"IP-MASQ",
 		},
-		{ // every flag of klog, with the values of its documentation
+		{ // every flag of klog, with the values in its documentation
 			"--add_dir_header --alsologtostderr --alsologtostderrthreshold=ERROR --legacy_stderr_threshold_behavior=false " +
 				"--log_backtrace_at=agent.go:17 --log_dir=/var/log --log_file=/var/log/agent --log_file_max_size=1800 --logtostderr " +
 				"--one_output --skip_headers --skip_log_headers --stderrthreshold=2 --v=2 --vmodule=recordio=2,file=1,gfs*=3",
@@ -107,7 +107,7 @@ func TestCommandLinesOfOlderAgentsSayWhatTheySaid(t *testing.T) {
 	}
 }
 
-func TestOnlyARealLogFileIsMissed(t *testing.T) {
+func TestIgnoredLogFileIsReported(t *testing.T) {
 	for file, want := range map[string]string{
 		"": "", "/dev/stdout": "", "/dev/stderr": "", "/dev/null": "", "/var/log/agent.log": "/var/log/agent.log",
 	} {
@@ -117,7 +117,7 @@ func TestOnlyARealLogFileIsMissed(t *testing.T) {
 	}
 }
 
-func TestValuesThatAreTakenOtherwiseAreWarnedOf(t *testing.T) {
+func TestReinterpretedValuesAreWarnedAbout(t *testing.T) {
 	for line, want := range map[string]string{
 		"--to-ports=1024-2047,5000":                "",
 		"--to-ports=0-65535":                       `--to-ports "0-65535": 1-65535 is used`,

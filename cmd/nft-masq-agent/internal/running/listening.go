@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listening says whether a process has a socket that gets the notifications of
-// nf_tables, as /proc/PID/net/netlink lists it.
+// listening reports whether a process has a socket that receives nf_tables
+// notifications, according to /proc/PID/net/netlink.
 func listening(proc string, pid int) bool {
 	dir := filepath.Join(proc, strconv.Itoa(pid))
 	table, err := os.ReadFile(filepath.Join(dir, "net", "netlink"))

@@ -15,26 +15,26 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 )
 
-// An Agent is a process that runs an agent of ours in this network namespace. As
-// JSON it is part of the answer of status.
+// An Agent is a process of our agent in this network namespace. As JSON it is
+// part of the output of status.
 type Agent struct {
 	PID  int      `json:"pid"`
-	Args []string `json:"args"` // after the name of the program and the command
-	// Listening says that it subscribes to changes of the ruleset; else it compares
-	// generations.
+	Args []string `json:"args"` // after the names of the program and the command
+	// Listening means that it listens to ruleset changes; otherwise it polls the
+	// generation.
 	Listening bool `json:"listening"`
-	// Policy is what it reports on its probe socket; nil: it was not asked, or not
-	// reached.
+	// Policy is what it reports on its probe socket; nil if it was not asked or
+	// not reached.
 	Policy  *Policy         `json:"policy,omitempty"`
-	Options options.Options `json:"-"` // what Args mean
-	Err     error           `json:"-"` // why they mean nothing to this version
+	Options options.Options `json:"-"` // parsed from Args
+	Err     error           `json:"-"` // why this version cannot parse them
 }
 
-// Agents finds the agents that a procfs shows, by pid: processes of the given
-// program that run in this network namespace, as root or as the caller, this
-// process left out. Anybody can name a process as they like, so one whose
-// namespace or user cannot be read does not count, nor does one whose child is this
-// process or another agent: that does the work for it.
+// Agents finds agents in a procfs, sorted by PID: processes of the given program
+// in this network namespace, running as root or as the caller, except this
+// process. Any user can choose the name of a process, so one whose namespace or
+// user cannot be read does not count. Neither does one whose child is this
+// process or another agent, because the child does the work.
 func Agents(proc, program string) []Agent {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
@@ -75,7 +75,7 @@ func parent(proc, pid string) int {
 	return n
 }
 
-// agentArgs gives the flags of a process if it is an agent that runs.
+// agentArgs returns the flags of a process if it is a running agent.
 func agentArgs(proc, pid, program string) ([]string, bool) {
 	line, err := os.ReadFile(filepath.Join(proc, pid, "cmdline"))
 	if err != nil || len(line) == 0 {
@@ -109,7 +109,7 @@ func trusted(dir string) bool {
 	return err == nil && (st.Uid == 0 || int(st.Uid) == os.Geteuid())
 }
 
-// sameNamespace reports whether a process is seen to be in a namespace of this one.
+// sameNamespace reports whether a process is known to be in a namespace of this one.
 func sameNamespace(proc, pid, namespace string) bool {
 	own, err := os.Readlink(filepath.Join(proc, "self", namespace))
 	if err != nil {
@@ -133,7 +133,8 @@ func newAgent(proc string, pid int, args []string) Agent {
 	return a
 }
 
-// String names the agent and its flags, quoted: another process's words.
+// String returns the agent and its flags, quoted because they are another
+// process's text.
 func (a Agent) String() string {
 	if len(a.Args) == 0 {
 		return fmt.Sprintf("the running agent (pid %d, without flags)", a.PID)
@@ -145,15 +146,14 @@ func (a Agent) String() string {
 	return fmt.Sprintf("the running agent (pid %d: %s)", a.PID, strings.Join(words, " "))
 }
 
-// Follow takes the options of an agent that runs, if there is one and the
-// command line says nothing of the policy. It gives the sentence that says so,
-// or "".
+// Follow uses the options of a running agent, if there is one and the command
+// line has no policy flags. It returns a text about this, or "".
 func Follow(o *options.Options, fs *flag.FlagSet, agents []Agent) string {
 	return follow(o, fs, agents, options.PolicyFlags())
 }
 
-// FollowFlags does so too if the command line says nothing of the policy but where
-// the config is; then it is there.
+// FollowFlags is like Follow, but --config on the command line is allowed, and
+// used.
 func FollowFlags(o *options.Options, fs *flag.FlagSet, agents []Agent) string {
 	path := ""
 	fs.Visit(func(f *flag.Flag) {
@@ -163,12 +163,12 @@ func FollowFlags(o *options.Options, fs *flag.FlagSet, agents []Agent) string {
 	})
 	others := slices.DeleteFunc(options.PolicyFlags(), func(name string) bool { return name == "config" })
 	must, input := o.MustExist, o.Input
-	said := follow(o, fs, agents, others)
+	note := follow(o, fs, agents, others)
 	o.Input = input
 	if path != "" {
 		o.ConfigPath, o.Root, o.MustExist = path, "", must
 	}
-	return said
+	return note
 }
 
 func follow(o *options.Options, fs *flag.FlagSet, agents []Agent, policyFlags []string) string {

@@ -17,18 +17,18 @@ import (
 
 const program = "nft-masq-agent"
 
-// A process is one of a procfs that a test lays out.
+// A process is a process in a test's procfs.
 type process struct {
 	pid     string
 	cmdline string // words
-	exe     string // a file, the same for the same program
+	exe     string // a file; the same one for the same program
 	net     string // inode of the network namespace, "" for one that cannot be read
 	mnt     string
 	cwd     string
 	uid     int
 }
 
-// adopt makes a process of a procfs the child of another.
+// adopt makes a process in a procfs the child of another.
 func adopt(t *testing.T, proc, pid, parent string) {
 	t.Helper()
 	stat := fmt.Sprintf("%s (a) b) S %s %[1]s", pid, parent)
@@ -37,7 +37,7 @@ func adopt(t *testing.T, proc, pid, parent string) {
 	}
 }
 
-// layOutProc lays out a procfs in which process 100 is this one.
+// layOutProc creates a procfs in which process 100 is this one.
 func layOutProc(t *testing.T, processes ...process) string {
 	t.Helper()
 	proc, programs := t.TempDir(), t.TempDir()
@@ -60,7 +60,7 @@ func layOutProc(t *testing.T, processes ...process) string {
 		}
 	}
 	link("100", filepath.Join(proc, "self"))
-	write(filepath.Join(proc, "sys", "kernel"), "") // no process
+	write(filepath.Join(proc, "sys", "kernel"), "") // not a process
 	for _, p := range processes {
 		dir := filepath.Join(proc, p.pid)
 		line := ""
@@ -116,14 +116,14 @@ func TestRunningAgentsAreFound(t *testing.T) {
 		}
 	}
 	if agents := running.Agents(layOutProc(t, process{"100", "nft-masq-agent run", "agent", "1", "1", "/", 0}), program); len(agents) != 0 {
-		t.Errorf("this process is found itself: %+v", agents)
+		t.Errorf("this process was found itself: %+v", agents)
 	}
 	if agents := running.Agents(filepath.Join(t.TempDir(), "nothing"), program); len(agents) != 0 {
 		t.Errorf("without procfs: %+v", agents)
 	}
 }
 
-func TestAnAgentAndTheChildThatDoesItsWorkAreOne(t *testing.T) {
+func TestAgentAndItsChildCountOnce(t *testing.T) {
 	agent := func(pid string) process { return process{pid, "nft-masq-agent run", "agent", "1", "1", "/", 0} }
 	pids := func(proc string) (pids []int) {
 		for _, a := range running.Agents(proc, program) {
@@ -137,7 +137,7 @@ func TestAnAgentAndTheChildThatDoesItsWorkAreOne(t *testing.T) {
 		t.Errorf("pids (-want +got):\n%s", diff)
 	}
 	adopt(t, proc, "9", "1")
-	adopt(t, proc, "100", "7") // an agent that is the first process of a container gets orphans
+	adopt(t, proc, "100", "7") // an agent that is PID 1 of a container adopts orphans
 	if diff := cmp.Diff([]int{7, 9}, pids(proc)); diff != "" {
 		t.Errorf("pids (-want +got):\n%s", diff)
 	}
@@ -148,7 +148,7 @@ func TestAnAgentAndTheChildThatDoesItsWorkAreOne(t *testing.T) {
 	}
 }
 
-func TestARunningAgentSaysItsFlags(t *testing.T) {
+func TestFlagsOfRunningAgentAreParsed(t *testing.T) {
 	self := process{"100", "nft-masq-agent status", "agent", "1", "1", "/", 0}
 	proc := layOutProc(t, self,
 		process{"30", "nft-masq-agent", "agent", "1", "1", "/", 0},
@@ -174,6 +174,6 @@ func TestARunningAgentSaysItsFlags(t *testing.T) {
 		t.Errorf("without flags: %+v", agents[1])
 	}
 	if agents[2].Err == nil {
-		t.Error("flags that this version does not know are no error")
+		t.Error("unknown flags are not an error")
 	}
 }
