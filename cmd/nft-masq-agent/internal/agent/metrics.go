@@ -166,7 +166,8 @@ func ownGauges() []gauge {
 	}
 }
 
-// nodeGauges tell how the config fits the node and its connections.
+// nodeGauges are the gauges that compare the config with the node and its
+// connections.
 func nodeGauges() []gauge {
 	return []gauge{
 		newGauge("unmatched_interface_lists", "Lists of the config that name the only interfaces for masquerading and of which this node has none: nothing is masqueraded.",
