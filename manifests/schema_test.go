@@ -170,6 +170,7 @@ func TestExamplesParseAsDescribed(t *testing.T) {
 	}{
 		"agent-config":                   {exempt: cidrs(config.Default(config.Defaults{}).NonMasqueradeCIDRs)},
 		"examples/pods-only":             {exempt: "10.0.0.0/8", sources: "10.244.0.0/16"},
+		"examples/fixed-addresses":       {exempt: "10.0.0.0/8"},
 		"examples/gke":                   {exempt: gke},
 		"examples/azure":                 {exempt: "10.244.0.0/16 100.64.0.0/10 192.168.0.0/16", linkLocal: true},
 		"examples/non-masquerade-daemon": {exempt: "10.0.0.0/8", warnings: 1}, // linkLocal is deprecated

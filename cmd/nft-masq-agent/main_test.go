@@ -25,10 +25,19 @@ const asMain = "NFT_MASQ_AGENT_TEST_AS_MAIN"
 func TestMain(m *testing.M) {
 	if os.Getenv(asMain) != "" {
 		prepare()
+		if proc := os.Getenv(asProc); proc != "" {
+			e := theEnvironment()
+			e.proc = proc
+			exit(dispatch(context.Background(), commands(), os.Args[1:], e))
+		}
 		main()
 	}
 	os.Exit(agent.Main(m))
 }
+
+// asProc names a directory that is procfs for such a program: one that is empty has no
+// agents of other tests.
+const asProc = "NFT_MASQ_AGENT_TEST_PROC"
 
 // A result is the result of a run of the program.
 type result struct {
@@ -46,7 +55,7 @@ func runProgram(t *testing.T, dir string, args ...string) result {
 	}
 	cmd := exec.CommandContext(t.Context(), self, args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), asMain+"=1")
+	cmd.Env = append(os.Environ(), asMain+"=1", asProc+"="+t.TempDir())
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	var ended *exec.ExitError

@@ -19,19 +19,26 @@ type addresses struct {
 	missing    map[string]bool // families without an address, as last logged
 }
 
-// placeOnNode completes the wanted ruleset with the addresses of this node.
-func (a *Agent) placeOnNode() error {
+// placeOnNode completes the wanted ruleset with the addresses of this node. They are
+// followed from the first time on; a resync also lists them.
+func (a *Agent) placeOnNode(resync bool) error {
 	if !a.policy.want.Policy.HasSNAT() {
 		return nil
 	}
-	if a.addresses.changes == nil {
+	if followed := a.addresses.changes != nil; !followed || resync {
 		known, err := a.kernel.Addresses()
-		if err != nil {
+		if err != nil && !followed {
 			return err
 		}
-		a.addresses.known, a.addresses.changes = known, a.in.Addresses()
+		if err == nil {
+			a.addresses.known = known
+		}
+		if !followed {
+			a.addresses.changes = a.in.Addresses()
+		}
 	}
 	want := a.policy.want.On(a.addresses.known)
+	a.progress.moved = a.progress.moved || a.held != "" && !a.fresh && !want.Same(*a.policy.want)
 	a.policy.want = &want
 	return nil
 }

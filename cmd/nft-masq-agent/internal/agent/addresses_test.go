@@ -21,7 +21,21 @@ func addrs(list string) (all []netip.Addr) {
 	return all
 }
 
+// lists sets the addresses that the node has, of which the agent does not hear.
+func (w *world) lists(list string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.addresses, w.unlisted = addrs(list), nil
+}
+
+func (w *world) listed() ([]netip.Addr, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.addresses, w.unlisted
+}
+
 func (w *world) moved(list string) {
+	w.lists(list)
 	w.moves <- nodeaddr.Change{Addresses: addrs(list)}
 	synctest.Wait()
 }
@@ -44,7 +58,7 @@ func TestAddressesAreFollowedWhenAPolicyNeedsThem(t *testing.T) {
 			t.Error("the addresses are followed needlessly")
 		}
 		wantMetrics(t, w.agent, "snat_addresses{state=\"absent\"} 0\nsnat_addresses{state=\"present\"} 0\n", "snat_addresses")
-		w.addresses = addrs("192.0.2.1 198.51.100.65")
+		w.lists("192.0.2.1 198.51.100.65")
 		w.messages()
 		w.files <- snatFile()
 		synctest.Wait()
@@ -86,7 +100,7 @@ func TestKnownAddressesStayWhenTheyCannotBeRead(t *testing.T) {
 		if err := w.agent.Ready(); !errors.Is(err, unix.ENOBUFS) || len(w.writes) != 0 {
 			t.Errorf("ready: %v, wrote %v", err, w.writes)
 		}
-		w.addresses, w.unlisted = addrs("198.51.100.11"), nil
+		w.lists("198.51.100.11")
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if err := w.agent.Ready(); err != nil || !strings.HasSuffix(w.held, "[198.51.100.11]") {
@@ -101,13 +115,21 @@ func TestKnownAddressesStayWhenTheyCannotBeRead(t *testing.T) {
 		if !strings.HasSuffix(w.held, "[198.51.100.11]") {
 			t.Errorf("the kernel has %s", w.held)
 		}
+		// A resync lists them.
+		w.lists("198.51.100.65")
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if !strings.HasSuffix(w.held, "[198.51.100.65]") {
+			t.Errorf("the kernel holds %s", w.held)
+		}
+		wantLines(t, w.messages(), movedText)
 	})
 }
 
 // A rejected ruleset is retried with the current addresses.
 func TestRejectedAddressesAreRetried(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.addresses = addrs("198.51.100.11 198.51.100.65")
+		w.lists("198.51.100.11 198.51.100.65")
 		w.files <- snatFile()
 		synctest.Wait()
 		w.messages()

@@ -472,7 +472,7 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	if look.Others {
 		defer relaxGC()()
 	}
-	if err := a.placeOnNode(); err != nil {
+	if err := a.placeOnNode(look.Full); err != nil {
 		a.checked(reason, look, time.Since(start), err, 0)
 		a.refuse(err, reason)
 		return

@@ -96,7 +96,7 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 				Apply: w.apply, ReadBack: w.readBack, PortID: func() uint32 { return ownPort },
 				Counters:   w.counters,
 				Interfaces: func() ([]string, error) { return w.interfaces, nil },
-				Addresses:  func() ([]netip.Addr, error) { return w.addresses, w.unlisted },
+				Addresses:  w.listed,
 				Others:     func(nft.Ruleset) (kernel.Others, error) { return w.seen(), w.refusal() },
 				Cleanup:    w.cleanup,
 				Stale:      w.countStale,
