@@ -19,13 +19,14 @@ import (
 // A trafficNode is a node between a pod and an outside host.
 type trafficNode struct {
 	*node
-	top *nfttest.Topology
+	top  *nfttest.Topology
+	port *uint16 // of the last connection: the kernel may choose one twice
 }
 
 func newTrafficNode(t *testing.T) trafficNode {
 	t.Helper()
 	top := nfttest.NewTopology(t)
-	return trafficNode{nodeIn(t, top.Node), top}
+	return trafficNode{nodeIn(t, top.Node), top, new(uint16)}
 }
 
 // enforce applies the rules of a config.
@@ -45,7 +46,9 @@ func (n trafficNode) open(proto nfttest.Proto, dst string) nfttest.Sighting {
 	n.t.Helper()
 	to := netip.MustParseAddrPort(dst)
 	if proto != nfttest.TCP {
-		return nfttest.MustSend(n.t, n.top, nfttest.Flow{Proto: proto, From: n.top.Pod, To: n.top.Outside, Dst: to})
+		*n.port++
+		src := netip.AddrPortFrom(netip.Addr{}, 30_000+*n.port)
+		return nfttest.MustSend(n.t, n.top, nfttest.Flow{Proto: proto, From: n.top.Pod, To: n.top.Outside, Src: src, Dst: to})
 	}
 	var l net.Listener
 	n.check(n.top.Outside.Do(func() (err error) {
