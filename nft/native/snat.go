@@ -29,8 +29,12 @@ func podMap(f nft.FamilyPolicy) string { return "snat-by-pod" + f.Suffix() }
 // masquerades reports whether anything of the family is masqueraded plainly.
 func masquerades(f nft.FamilyPolicy) bool { return len(f.SNAT.Present) == 0 || !exemptsNode(f) }
 
+// exemptsNode reports whether nothing that the node itself sends is masqueraded: it was
+// received on no interface.
 func exemptsNode(f nft.FamilyPolicy) bool {
-	return slices.ContainsFunc(f.Questions, func(q nft.Question) bool { return q.Asks == config.SentByNode })
+	return slices.ContainsFunc(f.Questions, func(q nft.Question) bool {
+		return q.Asks == config.SentByNode || q.Asks == config.ReceivedOn
+	})
 }
 
 // snatSets are the set of what the config says and, if pods are to be told apart, the
