@@ -72,7 +72,7 @@ func TestExplainNamesThePossibleAddressesWithoutASource(t *testing.T) {
 		sees string
 		says []string
 	}{
-		{addrs("198.51.100.211"), "198.51.100.211", []string{"203.0.113.9 sees 198.51.100.211, of snatAddresses: masqueraded by this agent."}},
+		{addrs("198.51.100.211"), "198.51.100.211", []string{"203.0.113.9 sees 198.51.100.211, one of snatAddresses: masqueraded by this agent."}},
 		{addrs("198.51.100.211", "198.51.100.225"), "", []string{
 			"What 203.0.113.9 sees cannot be determined here: it depends on the source: set --from.",
 			"one of 198.51.100.211, 198.51.100.225 by this agent",

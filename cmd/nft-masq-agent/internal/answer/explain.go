@@ -64,7 +64,7 @@ func snatText(s nft.SNAT, src netip.Addr) string {
 		return "an address of " + config.KeySNATAddresses + ", if this node has one, or else this node's"
 	case only || src.IsValid():
 		a, _ := s.Of(cmp.Or(src, s.Present[0]))
-		return a.String() + ", of " + config.KeySNATAddresses
+		return a.String() + ", one of " + config.KeySNATAddresses
 	}
 	return "one of " + addressList(s.Present) + ", by its source"
 }

@@ -112,7 +112,7 @@ func (x *Explanation) certain(n kernel.Node, found []ruleFound, sees string) {
 		x.Headline = fmt.Sprintf("%s sees %s, which this agent enforces (enforceNonMasquerade).", x.Destination, keptWords(n.Packet.Src))
 	case last.own:
 		if !way.Masquerade {
-			of = ", of " + config.KeySNATAddresses
+			of = ", one of " + config.KeySNATAddresses
 		}
 		x.Why.Code = either(way.Masquerade, "masqueraded", "snat")
 		x.Headline = fmt.Sprintf("%s sees %s%s: masqueraded by this agent.", x.Destination, sees, of)

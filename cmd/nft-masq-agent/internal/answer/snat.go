@@ -62,10 +62,11 @@ func (r *Status) SetSNAT(p nft.Policy) {
 }
 
 func (r snatReport) String() string {
-	text := r.Family + " connections of pods leave from " + strings.Join(r.Present, ", ")
+	from := strings.Join(r.Present, ", ")
 	if len(r.Present) == 0 {
-		text = r.Family + " connections of pods leave from the address of the interface"
+		from = "the address of the interface"
 	}
+	text := familyName(r.Family == "ipv6") + " connections of pods leave from " + from
 	if len(r.Absent) > 0 {
 		text += "; not on this node: " + strings.Join(r.Absent, ", ")
 	}
