@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"context"
+	"errors"
 	"hash/maphash"
 	"maps"
 	"slices"
@@ -47,6 +49,9 @@ func (a *Agent) checkOthers(now time.Time) {
 	defer relaxGC()()
 	others, err := a.kernel.Others(*a.policy.want)
 	s.at, s.due = now, false
+	if errors.Is(err, context.Canceled) {
+		return // the agent ends
+	}
 	if err != nil {
 		a.log.Warn("cannot read other programs' rules", zap.String("event", "foreign_rules_unreadable"), zap.Error(err))
 		return
