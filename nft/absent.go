@@ -6,22 +6,22 @@ import (
 	"nft-masq-agent/config"
 )
 
-// An AbsentInterface is an entry of a list that matches no interface of a node.
+// An AbsentInterface is a list entry that matches no interface of the node.
 type AbsentInterface struct {
 	config.Interface
 	Key string
-	// Only says that the list names the only interfaces, and matches none: nothing is
-	// masqueraded.
+	// Only means that the list restricts masquerading to its interfaces and
+	// matches none: nothing is masqueraded.
 	Only bool
 }
 
-// AbsentInterfaces returns the entries of lists that match none of the names. The
-// rules stay: an interface may come.
+// AbsentInterfaces returns the list entries that match none of the names. Their
+// rules stay, because an interface may appear later.
 func (p Policy) AbsentInterfaces(names []string) (absent []AbsentInterface) {
 	if len(p.Families) == 0 {
 		return nil
 	}
-	for _, q := range p.Families[0].Questions { // the families have the same
+	for _, q := range p.Families[0].Questions { // the same in all families
 		matched := false
 		first := len(absent)
 		for _, i := range q.Interfaces {

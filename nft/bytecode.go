@@ -11,7 +11,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// bytecode is the rule as the kernel gets it.
+// bytecode returns the rule in the kernel's form.
 func (r Rule) bytecode(t Table, chain string, s Sides) nfnetlink.Rule {
 	out := nfnetlink.Rule{Family: t.Family, Table: t.Name, Chain: chain}
 	for _, n := range r.Nodes {
@@ -23,8 +23,8 @@ func (r Rule) bytecode(t Table, chain string, s Sides) nfnetlink.Rule {
 	return out
 }
 
-// Bytecode gives the rules of the chain as the kernel gets them; the sides say
-// under which names it holds the sets of the table.
+// Bytecode returns the rules of the chain in the kernel's form. The sides map the
+// table's sets to their names in the kernel.
 func (c Chain) Bytecode(t Table, s Sides) []nfnetlink.Rule {
 	out := make([]nfnetlink.Rule, len(c.Rules))
 	for i, r := range c.Rules {
@@ -33,22 +33,22 @@ func (c Chain) Bytecode(t Table, s Sides) []nfnetlink.Rule {
 	return out
 }
 
-// KernelChain is the chain as the kernel gets it.
+// KernelChain returns the chain in the kernel's form.
 func (c Chain) KernelChain(t Table) nfnetlink.Chain {
 	return nfnetlink.Chain{Family: t.Family, Table: t.Name, Name: c.Name, Hook: c.Hook, Policy: nfnetlink.Accept}
 }
 
-// nft's numbers of the key types, from which it knows how to print a set
+// nft's numbers of the key types, by which it decides how to print a set
 // (nftables, include/datatype.h: TYPE_IPADDR, TYPE_IP6ADDR).
 const (
 	typeIPv4Addr = 7
 	typeIPv6Addr = 8
 )
 
-// nft reads of which byte order a set's keys are in the order of the host.
+// nft reads the byte order of a set's keys in host byte order.
 const networkOrder = 2
 
-// KernelSet is the set as the kernel gets it, under one of its two names.
+// KernelSet returns the set in the kernel's form, under one of its two names.
 func (s Set) KernelSet(t Table, name string) nfnetlink.Set {
 	out := nfnetlink.Set{
 		Family: t.Family, Table: t.Name, Name: name,
@@ -67,10 +67,10 @@ func (s Set) KernelSet(t Table, name string) nfnetlink.Set {
 	return out
 }
 
-// SrcNAT is the priority at which iptables hooks POSTROUTING: NF_IP_PRI_NAT_SRC.
+// SrcNAT is the priority of iptables' POSTROUTING: NF_IP_PRI_NAT_SRC.
 const SrcNAT = 100
 
-// NATHook hooks a chain that decides about source addresses.
+// NATHook returns the hook of a chain for source NAT.
 func NATHook(priority int32) *nfnetlink.Hook {
 	return &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: priority}
 }
@@ -83,7 +83,7 @@ func PortProtocols() []Protocol {
 	return []Protocol{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}
 }
 
-// String is its name.
+// String returns the name of the protocol.
 func (p Protocol) String() string {
 	switch p {
 	case unix.IPPROTO_TCP:
@@ -96,7 +96,7 @@ func (p Protocol) String() string {
 	return fmt.Sprint(uint8(p))
 }
 
-// Match is what passes its packets.
+// Match returns the expressions that match its packets.
 func (p Protocol) Match(f nfnetlink.Family) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f,
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: unix.NFT_REG_1},

@@ -9,16 +9,16 @@ import (
 	"nft-masq-agent/nft/iprange"
 )
 
-// An axis cuts the addresses of a family where the answer to a question can
-// change: into cells, and cells in which every question has the same answer into
-// one class.
+// An axis divides the addresses of a family into cells at the addresses at which
+// the answer to a question can change. Cells in which every question has the same
+// answer form a class.
 type axis struct {
 	starts  []netip.Addr // of the cells, in order
 	classes []int        // of the cells
 	members []netip.Addr // one address of each class
 }
 
-// newAxis cuts the sources or the destinations at the lists of all policies.
+// newAxis divides the sources or the destinations by the lists of all policies.
 func newAxis(ipv6, source bool, policies ...Policy) axis {
 	first := netip.IPv4Unspecified()
 	if ipv6 {
@@ -36,7 +36,8 @@ func newAxis(ipv6, source bool, policies ...Policy) axis {
 	}
 	slices.SortFunc(a.starts, netip.Addr.Compare)
 	a.starts = slices.Compact(a.starts)
-	// A class is the set of lists that hold an address, refined list by list.
+	// A class is defined by the set of lists that contain an address, refined
+	// list by list.
 	a.classes = make([]int, len(a.starts))
 	a.members = a.starts[:1]
 	for _, list := range lists {
@@ -45,7 +46,7 @@ func newAxis(ipv6, source bool, policies ...Policy) axis {
 	return a
 }
 
-// refine tells addresses in the list from others.
+// refine separates addresses in the list from others.
 func (a *axis) refine(list []netip.Prefix) {
 	type half struct {
 		class int
@@ -53,7 +54,7 @@ func (a *axis) refine(list []netip.Prefix) {
 	}
 	known := map[half]int{}
 	var members []netip.Addr
-	next := 0 // of the list
+	next := 0 // index in the list
 	for i, start := range a.starts {
 		for next < len(list) && iprange.Of(list[next]).To.Less(start) {
 			next++
@@ -69,8 +70,7 @@ func (a *axis) refine(list []netip.Prefix) {
 	a.members = members
 }
 
-// listsOf returns the lists of the sources or the destinations, each in the order
-// of the addresses.
+// listsOf returns the lists of sources or destinations, each sorted by address.
 func listsOf(ipv6, source bool, policies []Policy) (lists [][]netip.Prefix) {
 	for _, p := range policies {
 		for _, f := range p.Families {
@@ -115,23 +115,23 @@ func (a axis) prefixes(wanted func(class int) bool) []netip.Prefix {
 	return out
 }
 
-// A Decider gives the verdicts of a policy about many connections: however long
-// the lists are, a verdict takes two binary searches.
+// A Decider returns the verdicts of a policy for many connections: regardless of
+// the length of the lists, a verdict takes two binary searches.
 type Decider struct {
 	policy Policy
 	board  board
 	planes map[side]plane
 }
 
-// A side is connections that differ in their addresses alone.
+// A side is a set of connections that differ only in their addresses.
 type side struct {
 	ipv6, fromNode bool
 	in, out        int // classes of the interfaces
 }
 
-// A board has the sides that policies can tell apart.
+// A board has the sides that the policies can distinguish.
 type board struct {
-	apart   bool // connections from the node itself are
+	apart   bool // whether connections from the node itself are distinguished
 	in, out nameAxis
 }
 
@@ -169,23 +169,23 @@ func (b board) sides(ipv6 bool) (all []side) {
 	return all
 }
 
-// connection returns one of a side.
+// connection returns a connection of a side.
 func (b board) connection(s side, src, dst netip.Addr) Connection {
 	return Connection{Src: src, Dst: dst, FromNode: s.fromNode, In: b.in.members[s.in], Out: b.out.members[s.out]}
 }
 
-// A nameAxis cuts the names of interfaces into classes which no list tells apart.
-// Class 0 is in no list.
+// A nameAxis divides the names of interfaces into classes that no list
+// distinguishes. Class 0 is in no list.
 type nameAxis struct {
 	lists   [][]config.Interface
-	classes map[string]int // by the lists that a name is in
-	members []string       // a name of each class
+	classes map[string]int // by the lists that contain a name
+	members []string       // one name of each class
 	names   [][]string     // the names and prefixes in the lists, by class
 }
 
 func newNameAxis(asks config.Subject, policies []Policy) nameAxis {
 	a := nameAxis{classes: map[string]int{}}
-	candidates := map[string]string{"": ""} // by what is in a list
+	candidates := map[string]string{"": ""} // by list entry
 	for _, p := range policies {
 		for _, f := range p.Families {
 			for _, q := range f.Questions {
@@ -216,7 +216,7 @@ func newNameAxis(asks config.Subject, policies []Policy) nameAxis {
 	return a
 }
 
-// listsWith returns a character for each list: whether the name is in it.
+// listsWith returns one character per list: whether the name is in it.
 func (a nameAxis) listsWith(name string) string {
 	in := make([]byte, len(a.lists))
 	for i, list := range a.lists {
@@ -231,13 +231,13 @@ func (a nameAxis) listsWith(name string) string {
 // class returns the class of a name.
 func (a nameAxis) class(name string) int { return a.classes[a.listsWith(name)] }
 
-// A plane has the verdict for each class of sources and of destinations.
+// A plane has the verdicts for all classes of sources and destinations.
 type plane struct {
 	src, dst axis
-	verdicts []Verdict // of source class s and destination class d at s*len(dst.members)+d
+	verdicts []Verdict // for source class s and destination class d at s*len(dst.members)+d
 }
 
-// NewDecider prepares the verdicts of a policy.
+// NewDecider computes the verdicts of a policy.
 func NewDecider(p Policy) *Decider {
 	d := &Decider{policy: p, board: newBoard(p), planes: map[side]plane{}}
 	for _, ipv6 := range []bool{false, true} {
@@ -255,7 +255,7 @@ func NewDecider(p Policy) *Decider {
 	return d
 }
 
-// Decide is [Policy.Decide].
+// Decide is like [Policy.Decide].
 func (d *Decider) Decide(c Connection) Verdict {
 	src, dst := c.Src.Unmap(), c.Dst.Unmap()
 	if c.ToNode || src.Is4() != dst.Is4() {
@@ -275,8 +275,8 @@ func (d *Decider) Masquerades(ipv6 bool) bool {
 	return false
 }
 
-// Certain is Decide if the interfaces of the connection are not known: false if the
-// verdict depends on them.
+// Certain is like Decide for connections whose interfaces are unknown. It returns
+// false if the verdict depends on them.
 func (d *Decider) Certain(c Connection) (Verdict, bool) {
 	v := d.Decide(c)
 	for _, in := range d.board.in.members {

@@ -4,17 +4,17 @@ import (
 	"nft-masq-agent/config"
 )
 
-// Options are what the command line says of a ruleset.
+// Options are the command line's settings for a ruleset.
 type Options struct {
 	Layout      Layout
 	RandomFully bool
 	Ports       []PortRange
-	Marks       []Mark // that are left alone where exemptions are enforced
+	Marks       []Mark // of packets to leave alone if exemptions are enforced
 }
 
-// Build parses and compiles the files of a config: the one way from the bytes to
-// the rules, for the daemon and for all commands. Mistakes in the files, and keys
-// that the layout cannot express, are an error of type [config.Problems].
+// Build parses and compiles the files of a config. The daemon and all commands
+// use it. Mistakes in the files, and keys that the layout cannot express, are an
+// error of type [config.Problems].
 func Build(d config.Defaults, o Options, files ...config.Source) (c config.Config, r Ruleset, warnings []config.Problem, err error) {
 	c, warnings, err = config.Parse(d, files...)
 	if err != nil {
@@ -42,13 +42,13 @@ func BuildLenient(d config.Defaults, o Options, files ...config.Source) *Ruleset
 	return &r
 }
 
-// Compile says what the kernel is to hold for a config. It is pure, and there
-// is no config for which it fails: what the layout cannot express is left out.
+// Compile returns the ruleset for a config. It is pure, and it never fails: what
+// the layout cannot express is left out.
 func Compile(c config.Config, o Options) Ruleset {
 	return CompilePolicy(NewPolicy(c, o), o.Layout)
 }
 
-// CompilePolicy does the same for a policy, such as one that was read back.
+// CompilePolicy is like Compile, for a policy such as one that was read back.
 func CompilePolicy(p Policy, l Layout) Ruleset {
 	r := Ruleset{Policy: p, Layout: l, digest: p.digest()}
 	r.Tables = l.Compile(p, r.Hash())

@@ -1,8 +1,8 @@
 package nft
 
-// Counts says how many connections went which way since the counters were created.
+// Counts is the number of connections of a family with a verdict, since the counters were created.
 type Counts struct {
 	IPv6    bool
 	Verdict Verdict
-	Packets uint64 // a counter of a nat chain counts connections
+	Packets uint64 // in a nat chain, a counter counts connections
 }

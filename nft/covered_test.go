@@ -34,8 +34,9 @@ func FuzzDropCovered(f *testing.F) {
 	})
 }
 
-// checkDropCovered holds that what stays is what no other entry covers, that of
-// equals the first stays, and that order and places are those of the list.
+// checkDropCovered checks that the entries kept are those that no other entry
+// covers, that the first of equal ones is kept, and that order and positions are
+// those of the list.
 func checkDropCovered(t *testing.T, list []config.CIDR) {
 	t.Helper()
 	covers := func(a, b config.CIDR) bool { return a.Bits() <= b.Bits() && a.Contains(b.Addr()) }
@@ -51,14 +52,14 @@ func checkDropCovered(t *testing.T, list []config.CIDR) {
 	}
 	got := dropCovered(slices.Clone(list))
 	if !slices.Equal(got.CIDRs, want) {
-		t.Errorf("of %v stay %v, want %v", list, got.CIDRs, want)
+		t.Errorf("of %v, %v are kept, want %v", list, got.CIDRs, want)
 	}
 	if len(got.CIDRs)+len(got.Covered) != len(list) {
-		t.Errorf("of %d stay %d and go %d", len(list), len(got.CIDRs), len(got.Covered))
+		t.Errorf("of %d, %d are kept and %d dropped", len(list), len(got.CIDRs), len(got.Covered))
 	}
 	for _, c := range got.Covered {
 		if !covers(c.By, c.CIDR) || !slices.Contains(list, c.By) || !slices.Contains(got.CIDRs, c.By) {
-			t.Errorf("%v is said to be covered by %v", c.CIDR, c.By)
+			t.Errorf("%v is reported as covered by %v", c.CIDR, c.By)
 		}
 	}
 	sorted := got.Prefixes()
@@ -77,7 +78,7 @@ func TestManyCoveredEntriesTakeNoTime(t *testing.T) {
 	list = append(list, config.CIDR{Prefix: netip.MustParsePrefix("10.0.0.0/8")})
 	got := dropCovered(list)
 	if len(got.CIDRs) != 1 || len(got.Covered) != len(list)-1 {
-		t.Errorf("%d stay, %d go", len(got.CIDRs), len(got.Covered))
+		t.Errorf("%d kept, %d dropped", len(got.CIDRs), len(got.Covered))
 	}
 }
 
@@ -87,11 +88,11 @@ func TestRangesAreChosenBySize(t *testing.T) {
 	for _, r := range ranges {
 		size += float64(r.Size())
 	}
-	left := 1.0 // the chance that no range before was taken
+	left := 1.0 // the probability that no earlier range was chosen
 	for i, c := range PortChoices(ranges) {
 		chance := left * float64(c.Size()) / float64(c.Remaining)
 		if want := float64(ranges[i].Size()) / size; chance/want < 0.999999 || chance/want > 1.000001 {
-			t.Errorf("range %s is taken with %f, want %f", c, chance, want)
+			t.Errorf("range %s is chosen with %f, want %f", c, chance, want)
 		}
 		left -= chance
 		if c.Last() != (i == len(ranges)-1) {

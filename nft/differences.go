@@ -15,13 +15,13 @@ func sameRule(a, b nfnetlink.Rule) bool {
 	return nfnetlink.EqualExprs(a.Exprs, b.Exprs) && bytes.Equal(a.UserData, b.UserData)
 }
 
-// ruleKey is the same for rules that [sameRule] calls the same.
+// ruleKey is equal for rules that are the same according to [sameRule].
 func ruleKey(r nfnetlink.Rule) string { return nfnetlink.Key(r.Exprs) + string(r.UserData) }
 
 func sameRules(a, b []nfnetlink.Rule) bool { return slices.EqualFunc(a, b, sameRule) }
 
-// Differences names the rules that a chain in the kernel lacks and those it has beyond;
-// where there are none of both, the order may be wrong.
+// Differences returns the missing and the unexpected rules of a chain in the
+// kernel, or that their order is wrong.
 func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Rule) []string {
 	wanted := c.Bytecode(t, live)
 	if sameRules(wanted, got) {
@@ -36,13 +36,13 @@ func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Ru
 		if key := ruleKey(w); unmatched[key] > 0 {
 			unmatched[key]--
 		} else {
-			diffs = append(diffs, fmt.Sprintf("%s lacks the rule: %s", where, c.Rules[i]))
+			diffs = append(diffs, fmt.Sprintf("%s: missing rule: %s", where, c.Rules[i]))
 		}
 	}
 	for _, r := range got {
 		if key := ruleKey(r); unmatched[key] > 0 {
 			unmatched[key]--
-			diffs = append(diffs, fmt.Sprintf("%s has a rule beyond: %s", where, rule.String(r)))
+			diffs = append(diffs, fmt.Sprintf("%s: unexpected rule: %s", where, rule.String(r)))
 		}
 	}
 	if len(diffs) == 0 {

@@ -8,21 +8,22 @@ import (
 	"strings"
 )
 
-// EnforcePriority is where exemptions are enforced, before other programs translate.
+// EnforcePriority is the priority at which exemptions are enforced, before other
+// programs translate.
 const EnforcePriority = SrcNAT - 10
 
-// A Mark is bits of a packet's mark.
+// A Mark is a value and mask of the packet mark.
 type Mark struct{ Value, Mask uint32 }
 
-// String is the mark as iptables writes it.
+// String returns the mark as iptables writes it.
 func (m Mark) String() string { return fmt.Sprintf("%#x/%#x", m.Value, m.Mask) }
 
-// DefaultMarks are the marks of what kube-proxy (masqueradeBit 14) and the CNI plugin
-// portmap masquerade so that answers come back by this node.
+// DefaultMarks returns the marks of packets that kube-proxy (masqueradeBit 14)
+// and the CNI plugin portmap masquerade so that replies return through this node.
 func DefaultMarks() []Mark { return []Mark{{0x4000, 0x4000}, {0x2000, 0x2000}} }
 
-// ParseMarks reads marks such as "0x4000/0x4000,0x2000/0x2000". Without a mask all
-// bits count.
+// ParseMarks parses marks such as "0x4000/0x4000,0x2000/0x2000". Without a mask,
+// all bits are compared.
 func ParseMarks(s string) ([]Mark, error) {
 	const most = 8
 	var marks []Mark
@@ -47,7 +48,7 @@ func ParseMarks(s string) ([]Mark, error) {
 	return marks, nil
 }
 
-// KnowsPods reports whether the policy says which sources are pods.
+// KnowsPods reports whether the policy identifies the sources that are pods.
 func (f FamilyPolicy) KnowsPods() bool {
 	return slices.ContainsFunc(f.Questions, func(q Question) bool { return q.LimitsSources() })
 }

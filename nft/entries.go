@@ -6,7 +6,7 @@ import (
 	"nft-masq-agent/config"
 )
 
-// Entries are entries of a policy's lists.
+// Entries counts entries of a policy's lists.
 type Entries struct {
 	Count int
 	First []string // the first few, as KEY: ENTRY
@@ -19,8 +19,8 @@ func (e *Entries) add(key, entry string, few int) {
 	}
 }
 
-// Beyond returns the CIDRs and interfaces in the lists of p that are not in the same
-// lists of o, with the text of the first few.
+// Beyond returns the CIDRs and interfaces that are in the lists of p but not in
+// the same lists of o, with the text of the first few.
 func (p Policy) Beyond(o Policy, few int) Entries {
 	var e Entries
 	for _, f := range p.Families {
@@ -34,7 +34,7 @@ func (p Policy) Beyond(o Policy, few int) Entries {
 			}
 			for _, i := range q.Interfaces {
 				if !slices.ContainsFunc(before.Interfaces, func(b config.Interface) bool { return b.Name == i.Name }) && !f.IPv6 {
-					e.add(q.Key, i.Name, few) // the families have the same
+					e.add(q.Key, i.Name, few) // the same in all families
 				}
 			}
 		}

@@ -6,39 +6,39 @@ import (
 	"nft-masq-agent/config"
 )
 
-// Verdict is what becomes of a new connection.
+// Verdict is the decision about a new connection.
 type Verdict string
 
-// The verdicts, by the names of the counters.
+// The verdicts, named like the counters.
 const (
 	Local       Verdict = "local"       // to an address of this node: never masqueraded
-	Exempt      Verdict = "exempt"      // keeps its source address, as far as we are asked
-	Masqueraded Verdict = "masqueraded" // gets the node's address
+	Exempt      Verdict = "exempt"      // not masqueraded by us
+	Masqueraded Verdict = "masqueraded" // masqueraded as the node's address
 )
 
-// A Connection is what a policy is asked about: the addresses of a connection's
-// first packet as it leaves, whether they are addresses of this node, and the names
-// of the interfaces it is received on and leaves by. What the node itself sends was
-// received on none.
+// A Connection is what a policy decides about: the addresses of a connection's
+// first packet as it leaves, whether they are addresses of this node, and the
+// names of its input and output interface. The node's own traffic has no input
+// interface.
 type Connection struct {
 	Src, Dst         netip.Addr
 	FromNode, ToNode bool
 	In, Out          string
 }
 
-// A Step is one question of the policy and its answer for a connection.
+// A Step is one question of a policy and its answer for a connection.
 type Step struct {
-	Key      string      // of the condition; none: a question of every policy
+	Key      string      // of the condition; empty for questions of every policy
 	Question string      // in words
 	Yes      bool        // the answer
-	CIDR     config.CIDR // the entry that holds the address, if one does; or just a place
-	Name     string      // the entry that matches the interface, if one does
+	CIDR     config.CIDR // the entry that contains the address, if any; or only a position
+	Name     string      // the entry that matches the interface, if any
 	Decides  bool
-	Verdict  Verdict // where it decides
+	Verdict  Verdict // if it decides
 }
 
-// Explain returns the questions that the policy asks about a connection, in order,
-// up to the one that decides.
+// Explain returns the questions of the policy for a connection, in order, up to
+// the one that decides.
 func (p Policy) Explain(c Connection) []Step {
 	c.Src, c.Dst = c.Src.Unmap(), c.Dst.Unmap()
 	if c.FromNode {
@@ -71,8 +71,8 @@ func (f FamilyPolicy) explain(c Connection) []Step {
 	return append(steps, Step{Question: "anything else", Yes: true, Decides: true, Verdict: Masqueraded})
 }
 
-// answer also returns the entry that holds the address, or its place and the name
-// that matches the interface.
+// answer returns whether the question matches, with the entry that contains the
+// address, or the position and name of the entry that matches the interface.
 func (q Question) answer(c Connection) (entry config.CIDR, name string, yes bool) {
 	switch q.Asks {
 	case config.SentByNode:
@@ -98,7 +98,7 @@ func (q Question) matching(name string) (config.CIDR, string, bool) {
 	return config.CIDR{}, "", false
 }
 
-// Decide returns the verdict alone.
+// Decide returns only the verdict.
 func (p Policy) Decide(c Connection) Verdict {
 	steps := p.Explain(c)
 	return steps[len(steps)-1].Verdict

@@ -6,14 +6,15 @@ import (
 	"slices"
 )
 
-// A Flip is connections whose verdict differs between two policies: those from any
-// of the sources to any of the destinations, by any of the interfaces.
+// A Flip is a set of connections whose verdict differs between two policies:
+// those from any of the sources to any of the destinations, by any of the
+// interfaces.
 type Flip struct {
 	IPv6                  bool
-	FromNode              bool // sent by this node itself; false: by others, or by any if no policy tells them apart
+	FromNode              bool // sent by this node; false: not, or either if no policy distinguishes them
 	In, Out               Interfaces
 	Sources, Destinations []netip.Prefix
-	// All others of the family: none if they are the whole family.
+	// The rest of the family; empty if the lists are the whole family.
 	OtherSources, OtherDestinations []netip.Prefix
 	Before, After                   Verdict
 
@@ -23,14 +24,14 @@ type Flip struct {
 	froms, targets []int // classes of the sources and of the destinations
 }
 
-// Interfaces are names and prefixes of interfaces. The zero value is every
+// Interfaces are names and prefixes of interfaces. The zero value means every
 // interface.
 type Interfaces struct {
 	Names []string
-	But   bool // all but these
+	But   bool // all except these
 }
 
-// interfaces returns those of some classes.
+// interfaces returns the interfaces of some classes.
 func (a nameAxis) interfaces(classes []int) Interfaces {
 	others := slices.Contains(classes, 0)
 	i := Interfaces{But: others}
@@ -54,9 +55,9 @@ func (f *Flip) Includes(c Connection) bool {
 		slices.Contains(f.froms, f.src.class(src)) && slices.Contains(f.targets, f.dst.class(dst))
 }
 
-// Flips returns where two policies decide differently, exactly: each connection
-// that is not to the node itself and whose verdict differs is in one flip, and no
-// other is in any. The order is that of the destinations.
+// Flips returns the exact differences between the decisions of two policies: each
+// connection that is not to the node itself and whose verdict differs is in one
+// flip, and no other connection is in any. They are sorted by destination.
 func Flips(before, after Policy) []Flip {
 	var flips []Flip
 	b := newBoard(before, after)
@@ -72,14 +73,14 @@ func Flips(before, after Policy) []Flip {
 	return flips
 }
 
-// A comparison is of two policies about one address family.
+// A comparison compares two policies for one address family.
 type comparison struct {
 	before, after Policy
 	board         board
 	src, dst      axis
 }
 
-// flips says the same of sides that flip alike at once.
+// flips merges sides that flip alike.
 func (c comparison) flips(ipv6, fromNode bool) []Flip {
 	columns := map[side][]string{}
 	var sides []side
@@ -127,8 +128,8 @@ func (c comparison) flips(ipv6, fromNode bool) []Flip {
 	return flips
 }
 
-// columns returns for each class of destinations the verdicts for all classes of
-// sources, before and after.
+// columns returns, for each class of destinations, the verdicts for all classes
+// of sources, before and after.
 func (c comparison) columns(s side) []string {
 	out := make([]string, len(c.dst.members))
 	for d, to := range c.dst.members {
@@ -140,8 +141,8 @@ func (c comparison) columns(s side) []string {
 	return out
 }
 
-// flipsOf returns the flips of a side. Destinations that flip for the same sources
-// in the same way belong together.
+// flipsOf returns the flips of a side. Destinations that flip in the same way for
+// the same sources are merged.
 func (c comparison) flipsOf(s side, columns []string) []Flip {
 	groups := map[string][]int{}
 	var order []string

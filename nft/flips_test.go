@@ -48,8 +48,8 @@ func edges(ipv6, source bool, configs ...config.Config) []netip.Addr {
 	return slices.Compact(out)
 }
 
-// says reports whether the words of a flip about interfaces are true of a name. A
-// prefix may be said along with a longer one of which it is not true.
+// includes reports whether a flip's interfaces include a name. A prefix may be
+// listed together with a longer one that is excluded.
 func says(i nft.Interfaces, name string) bool {
 	if len(i.Names) == 0 || i.But {
 		return !slices.Contains(i.Names, name) || len(i.Names) == 0
@@ -57,7 +57,7 @@ func says(i nft.Interfaces, name string) bool {
 	return slices.ContainsFunc(i.Names, func(n string) bool { return config.Interface{Name: n}.Matches(name) })
 }
 
-// similar returns a config that differs from another in a key or two.
+// similar returns a config that differs from c in a key or two.
 func similar(m cases.Maker, c config.Config) config.Config {
 	other := m.Config()
 	for _, take := range []func(){
@@ -92,7 +92,7 @@ func TestFlipsAreWhatTheVerdictsBeforeAndAfterSay(t *testing.T) {
 		}
 		flips := nft.Flips(nft.NewPolicy(before, nft.Options{Layout: native.Layout{}}), nft.NewPolicy(after, nft.Options{Layout: native.Layout{}}))
 		for _, ipv6 := range []bool{false, true} {
-			// Each destination meets a few sources.
+			// Each destination is combined with a few sources.
 			sources := edges(ipv6, true, before, after)
 			m.Shuffle(len(sources), func(i, j int) { sources[i], sources[j] = sources[j], sources[i] })
 			for _, src := range sources[:min(2, len(sources))] {

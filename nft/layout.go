@@ -6,46 +6,48 @@ import (
 	"nft-masq-agent/config"
 )
 
-// Mode names a layout, as the command line does.
+// Mode is the name of a layout on the command line.
 type Mode string
 
 // The modes.
 const (
-	ModeNFTables Mode = "nftables"     // a table of our own
-	ModeIPTables Mode = "iptables-nft" // the view that iptables shows
+	ModeNFTables Mode = "nftables"     // a separate table
+	ModeIPTables Mode = "iptables-nft" // the chain that iptables lists
 )
 
-// A Layout is how a policy is written into the kernel. Two layouts are equal if
-// they write a policy alike.
+// A Layout is a way to write a policy into the kernel. Equal layouts write a
+// policy alike.
 type Layout interface {
-	// Mode is its name.
+	// Mode returns the name of the layout.
 	Mode() Mode
-	// Chain is the name that the operator chose for its chain, "" if there is no choice.
+	// Chain returns the name that the operator chose for its chain, "" if it cannot be chosen.
 	Chain() string
 	// Supports reports whether its rules can express a condition.
 	Supports(row config.Condition) bool
 	// Translates reports whether its rules can express [config.Translations].
 	Translates() bool
-	// Ordered reports whether its rules show the order in which a list was written.
+	// Ordered reports whether its rules preserve the order of a list.
 	Ordered() bool
-	// RandomFully reports whether source ports are random unless the flags say otherwise.
+	// RandomFully reports whether source ports are random unless set by flags.
 	RandomFully() bool
 	// CountersLast reports whether its counters survive an update of the rules.
 	CountersLast() bool
-	// Check says why it cannot express a config, and returns warnings about one that
-	// it can.
+	// Check returns an error if the layout cannot express a config, otherwise
+	// warnings.
 	Check(c config.Config) ([]config.Problem, error)
-	// Compile lays out a policy with this hash.
+	// Compile returns the tables for a policy with this hash.
 	Compile(p Policy, hash string) []Table
-	// CheckTables says why what Compile has returned cannot be.
+	// CheckTables returns an error if the kernel cannot have the tables that
+	// Compile returned.
 	CheckTables(tables []Table) error
-	// Text prints the tables as the file that its program loads.
+	// Text returns the tables as a file for the program of the mode.
 	Text(tables []Table) string
 }
 
-// ErrForeignChain says that the chain of mode iptables-nft is somebody else's.
-var ErrForeignChain = errors.New("the chain holds rules that no masquerade agent wrote")
+// ErrForeignChain reports that the chain of mode iptables-nft belongs to another
+// program.
+var ErrForeignChain = errors.New("the chain has rules that no masquerade agent wrote")
 
-// ErrForeignPostrouting says that iptables could not use a chain POSTROUTING, and
-// neither can mode iptables-nft: its hook is not the one that iptables gives it.
+// ErrForeignPostrouting reports that iptables cannot use a chain POSTROUTING, and
+// neither can mode iptables-nft: its hook is not that of iptables.
 var ErrForeignPostrouting = errors.New("iptables cannot use it")

@@ -14,27 +14,27 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A Policy is what a config decides, with everything taken out that does not
-// decide: the form of the file, covered CIDRs, families that are off.
+// A Policy is what a config decides, without everything that does not matter for
+// it: the format of the file, covered CIDRs, and families that are off.
 type Policy struct {
-	Families    []FamilyPolicy // IPv4, then IPv6 where it is on
+	Families    []FamilyPolicy // IPv4, then IPv6 if it is on
 	RandomFully bool
 	Ports       []PortRange
 	Enforce     *Enforcement // nil: other programs may translate what is exempt
 }
 
-// An Enforcement says that what pods send to exempt destinations keeps its address
-// whatever other programs do.
+// An Enforcement means that pod traffic to exempt destinations keeps its address,
+// regardless of other programs.
 type Enforcement struct {
 	At    config.Position
-	Marks []Mark // of packets that are left to the programs which marked them
+	Marks []Mark // of packets that are left to the programs that marked them
 }
 
-// A FamilyPolicy is what is asked about connections of one address family.
+// A FamilyPolicy is the part of a policy for one address family.
 type FamilyPolicy struct {
 	IPv6      bool
 	SNAT      SNAT       // of what is masqueraded
-	Questions []Question // in the order in which they are asked
+	Questions []Question // in evaluation order
 }
 
 // A Question is a condition that a config sets for a family: a list with entries,
@@ -43,22 +43,22 @@ type Question struct {
 	config.Condition
 	List
 	Interfaces []config.Interface // sorted, none covers another
-	At         config.Position    // of a condition without a list
+	At         config.Position    // position of a condition without a list
 }
 
-// A List holds CIDRs of which none covers another, in the order of the files.
+// A List is CIDRs of which none covers another, in file order.
 type List struct {
 	CIDRs   []config.CIDR
 	Covered []Covered
-	written []config.CIDR  // where these are more than the CIDRs
-	sorted  []netip.Prefix // the CIDRs by address, where the list was compiled
+	written []config.CIDR  // all entries, if there are more than the CIDRs
+	sorted  []netip.Prefix // the CIDRs by address, if the list was compiled
 }
 
-// NewList makes a list of what was written, in the order of the files.
+// NewList returns a list of the written entries, in file order.
 func NewList(written []config.CIDR) List { return dropCovered(written) }
 
-// Written returns the entries as they were written, covered ones and duplicates
-// included: the older agents make a rule of each.
+// Written returns the entries as written, including covered ones and duplicates:
+// the older agents create a rule for each.
 func (l List) Written() []config.CIDR {
 	if l.written != nil {
 		return l.written
@@ -66,21 +66,21 @@ func (l List) Written() []config.CIDR {
 	return l.CIDRs
 }
 
-// Covered is a CIDR that was dropped because another one says the same.
+// Covered is a CIDR that was dropped because another one covers it.
 type Covered struct {
 	config.CIDR
 	By config.CIDR
 }
 
-// Link-local networks: RFC 3927 and RFC 4291. They stand first in the lists, as
-// the older agents have it, and come from no file.
+// Link-local networks: RFC 3927 and RFC 4291. They are first in the lists, as
+// with the older agents, and not from a file.
 var (
 	linkLocalIPv4 = netip.MustParsePrefix("169.254.0.0/16")
 	linkLocalIPv6 = netip.MustParsePrefix("fe80::/10")
 )
 
-// NewPolicy takes from a config and the options what decides packets. A condition
-// that the layout cannot express is left out; [Build] refuses it.
+// NewPolicy returns the policy of a config and options. A condition that the
+// layout cannot express is left out; [Build] rejects it.
 func NewPolicy(c config.Config, o Options) Policy {
 	p := Policy{RandomFully: o.RandomFully, Ports: o.Ports}
 	p.Families = append(p.Families, newFamilyPolicy(c, o.Layout, false, linkLocalIPv4, c.MasqLinkLocal))
@@ -116,8 +116,8 @@ func newFamilyPolicy(c config.Config, l Layout, ipv6 bool, linkLocal netip.Prefi
 	return f
 }
 
-// withLinkLocal puts a link-local network first. If the file has it too, that is
-// the place to name.
+// withLinkLocal inserts a link-local network at the front. If the file has it
+// too, its position is that in the file.
 func withLinkLocal(cidrs []config.CIDR, linkLocal netip.Prefix) List {
 	written := slices.Insert(cidrs, 0, config.CIDR{Prefix: linkLocal})
 	again := 1 + slices.IndexFunc(written[1:], func(c config.CIDR) bool { return c.Prefix == linkLocal })
@@ -131,15 +131,15 @@ func withLinkLocal(cidrs []config.CIDR, linkLocal netip.Prefix) List {
 	return l
 }
 
-// Add asks a further question, after those before it in the table. A list without
-// entries asks nothing.
+// Add adds a question in the order of the table. A list without entries adds
+// none.
 func (f *FamilyPolicy) Add(row config.Condition, l List) {
 	if len(l.CIDRs) > 0 {
 		f.Questions = append(f.Questions, Question{Condition: row, List: l})
 	}
 }
 
-// AddInterfaces is [FamilyPolicy.Add] of a list of interfaces.
+// AddInterfaces is like [FamilyPolicy.Add] for a list of interfaces.
 func (f *FamilyPolicy) AddInterfaces(row config.Condition, list []config.Interface) {
 	var kept []config.Interface
 	for _, i := range slices.SortedStableFunc(slices.Values(list), func(a, b config.Interface) int { return cmp.Compare(a.Name, b.Name) }) {
@@ -156,7 +156,7 @@ func (f *FamilyPolicy) AddInterfaces(row config.Condition, list []config.Interfa
 	}
 }
 
-// List returns the list of a key, empty if it is not asked.
+// List returns the list of a key, empty if it is not set.
 func (f FamilyPolicy) List(key string) List {
 	for _, q := range f.Questions {
 		if q.Key == key {
@@ -166,8 +166,8 @@ func (f FamilyPolicy) List(key string) List {
 	return List{}
 }
 
-// ExemptDestinations returns the networks that keep the source address unless
-// another condition decides before.
+// ExemptDestinations returns the networks to which connections keep their source
+// address, unless an earlier condition decides.
 func (p Policy) ExemptDestinations() []netip.Prefix {
 	var out []netip.Prefix
 	for _, f := range p.Families {
@@ -190,8 +190,9 @@ func ofFamily(cidrs []config.CIDR, ipv6 bool) []config.CIDR {
 	return out
 }
 
-// dropCovered leaves out what another entry covers; of equals the first stays.
-// Adjacent CIDRs stay apart, so that people find in the kernel what they wrote.
+// dropCovered drops entries that another entry covers; of equal ones the first is
+// kept. Adjacent CIDRs are not merged, so that people find in the kernel what
+// they wrote.
 func dropCovered(cidrs []config.CIDR) List {
 	order := make([]place, len(cidrs))
 	for i, c := range cidrs {
@@ -225,8 +226,8 @@ func dropCovered(cidrs []config.CIDR) List {
 	return l
 }
 
-// A place is where an entry of a list stands among the addresses. It sorts three
-// times as fast as the prefix itself, which holds a pointer.
+// A place is the sort key of a list entry. It sorts three times as fast as the
+// prefix itself, which contains a pointer.
 type place struct {
 	high, low   uint64
 	bits, index int
@@ -237,7 +238,7 @@ func placeOf(p netip.Prefix, index int) place {
 	return place{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:]), p.Bits(), index}
 }
 
-// compare sorts as [comparePrefix] does, and equals by their index.
+// compare sorts like [comparePrefix], and equal prefixes by their index.
 func (p place) compare(o place) int {
 	switch {
 	case p.high != o.high:
@@ -250,13 +251,12 @@ func (p place) compare(o place) int {
 	return cmp.Compare(p.index, o.index)
 }
 
-// comparePrefix sorts by address, the wider prefix first.
+// comparePrefix sorts by address, wider prefixes first.
 func comparePrefix(a, b netip.Prefix) int {
 	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 }
 
-// Prefixes gives the list in the order of the addresses. It is not to be
-// changed.
+// Prefixes returns the list sorted by address. It must not be modified.
 func (l List) Prefixes() []netip.Prefix {
 	if l.sorted != nil {
 		return l.sorted
@@ -271,7 +271,7 @@ func (l List) Prefixes() []netip.Prefix {
 	return out
 }
 
-// find gives the entry that holds the address.
+// find returns the entry that contains the address.
 func (l List) find(a netip.Addr) (config.CIDR, bool) {
 	for _, c := range l.CIDRs {
 		if c.Contains(a) {
@@ -281,14 +281,15 @@ func (l List) find(a netip.Addr) (config.CIDR, bool) {
 	return config.CIDR{}, false
 }
 
-// A digest is a hash over what a policy decides.
+// A digest is a hash of what a policy decides.
 type digest [sha256.Size]byte
 
-// String gives the eight hex digits that people see.
+// String returns the eight hex digits that users see.
 func (d digest) String() string { return hex.EncodeToString(d[:4]) }
 
-// Hash gives eight hex digits over what the policy decides: two policies with
-// the same digits decide alike, whatever the order and form of their files.
+// Hash returns eight hex digits that identify what the policy decides: policies
+// with the same digits decide alike, regardless of the order and format of their
+// files.
 func (p Policy) Hash() string { return p.digest().String() }
 
 func (p Policy) digest() digest {
@@ -319,7 +320,8 @@ func (p Policy) digest() digest {
 	return digest(h.Sum(nil))
 }
 
-// sameOrder says whether the same was written in two policies, in the same order.
+// sameOrder reports whether two policies were written with the same entries in
+// the same order.
 func (f FamilyPolicy) sameOrder(o FamilyPolicy) bool {
 	return f.IPv6 == o.IPv6 && slices.EqualFunc(f.Questions, o.Questions, func(a, b Question) bool {
 		return a.Key == b.Key &&
@@ -327,7 +329,7 @@ func (f FamilyPolicy) sameOrder(o FamilyPolicy) bool {
 	})
 }
 
-// Name is unique among the questions of both families.
+// Name returns a name that is unique among the questions of both families.
 func (q Question) Name(f FamilyPolicy) string {
 	return cmp.Or(q.Set, q.Key) + f.Suffix()
 }
@@ -340,7 +342,7 @@ func (f FamilyPolicy) Family() nfnetlink.Family {
 	return nfnetlink.IPv4
 }
 
-// Suffix ends the names of the family's sets and counters.
+// Suffix returns the suffix of the family's sets and counters.
 func (f FamilyPolicy) Suffix() string {
 	if f.IPv6 {
 		return "-v6"

@@ -118,7 +118,7 @@ func TestExplanationNamesTheEntryThatDecides(t *testing.T) {
 	}
 }
 
-// full is a config that says something of everything, and options alike.
+// full returns a config and options that set everything.
 func full() (config.Config, nft.Options) {
 	c := config.Config{
 		NonMasqueradeCIDRs:    cases.CIDRs("10.0.0.0/8", "172.16.0.0/12", "fd00::/8"),
@@ -166,7 +166,7 @@ func TestHashIsOverWhatDecides(t *testing.T) {
 	}
 	hashes := map[string]string{hash: "the original"}
 	for name, change := range map[string]func(*config.Config, *nft.Options){
-		"one more": func(c *config.Config, _ *nft.Options) {
+		"one added": func(c *config.Config, _ *nft.Options) {
 			c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, cases.CIDRs("100.64.0.0/10")...)
 		},
 		"fixed addresses": func(c *config.Config, _ *nft.Options) {
@@ -174,7 +174,7 @@ func TestHashIsOverWhatDecides(t *testing.T) {
 		},
 		"one of them":  func(c *config.Config, _ *nft.Options) { c.SNATAddresses = cases.CIDRs("198.51.100.11/32") },
 		"a network":    func(c *config.Config, _ *nft.Options) { c.SNATAddresses = cases.CIDRs("198.51.100.10/31") },
-		"one less":     func(c *config.Config, _ *nft.Options) { c.NonMasqueradeCIDRs = c.NonMasqueradeCIDRs[1:] },
+		"one removed":  func(c *config.Config, _ *nft.Options) { c.NonMasqueradeCIDRs = c.NonMasqueradeCIDRs[1:] },
 		"other length": func(c *config.Config, _ *nft.Options) { c.NonMasqueradeCIDRs[0] = cases.CIDRs("10.0.0.0/9")[0] },
 		"halves of one": func(c *config.Config, _ *nft.Options) {
 			c.NonMasqueradeCIDRs = append(cases.CIDRs("10.0.0.0/9", "10.128.0.0/9"), c.NonMasqueradeCIDRs[1:]...)
@@ -211,7 +211,7 @@ func TestHashIsOverWhatDecides(t *testing.T) {
 		}
 		hashes[got] = name
 		if len(got) != 8 {
-			t.Errorf("hash %q has not eight digits", got)
+			t.Errorf("hash %q does not have eight digits", got)
 		}
 	}
 }

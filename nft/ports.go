@@ -10,11 +10,11 @@ import (
 // A PortRange is a range of ports, both ends included.
 type PortRange struct{ Min, Max uint16 }
 
-// Size gives the number of ports in the range.
+// Size returns the number of ports in the range.
 func (r PortRange) Size() uint32 { return uint32(r.Max) - uint32(r.Min) + 1 }
 
-// String gives the range as nft and iptables write it; a single port is a
-// range of one.
+// String returns the range as nft and iptables write it; a single port is a range
+// of one.
 func (r PortRange) String() string {
 	if r.Min == r.Max {
 		return strconv.Itoa(int(r.Min))
@@ -22,9 +22,9 @@ func (r PortRange) String() string {
 	return fmt.Sprintf("%d-%d", r.Min, r.Max)
 }
 
-// ParsePorts reads a list of port ranges such as "1024-29999,32768-65535". Ranges
-// may overlap, as in the older agents. Port 0 is not a port: a range that begins
-// with it begins with 1.
+// ParsePorts parses a list of port ranges such as "1024-29999,32768-65535".
+// Ranges may overlap, as with the older agents. Port 0 is not valid: a range that
+// begins with 0 begins with 1.
 func ParsePorts(s string) ([]PortRange, error) {
 	if s == "" {
 		return nil, nil
@@ -70,17 +70,17 @@ func parsePort(s string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// A PortChoice is one range and the chance with which it is taken when the
-// ranges before it were not: Size of Remaining.
+// A PortChoice is a range and the probability with which it is chosen if no
+// earlier range was: Size out of Remaining.
 type PortChoice struct {
 	PortRange
 	Remaining uint32
 }
 
-// Last says that the range is taken whenever it is reached.
+// Last reports whether the range is always chosen when it is reached.
 func (c PortChoice) Last() bool { return c.Size() == c.Remaining }
 
-// PortChoices weighs the ranges by their size.
+// PortChoices weights the ranges by their size.
 func PortChoices(ranges []PortRange) []PortChoice {
 	var remaining uint32
 	for _, r := range ranges {
@@ -94,9 +94,9 @@ func PortChoices(ranges []PortRange) []PortChoice {
 	return out
 }
 
-// SourcePorts returns how many ports masqueraded connections to one destination
-// have: those of --to-ports, or all that the kernel takes for a source port of 1024
-// or more.
+// SourcePorts returns how many ports are available for masqueraded connections to
+// one destination: those of --to-ports, or all that the kernel uses for a source
+// port of 1024 or more.
 func (p Policy) SourcePorts() int {
 	ranges := p.Ports
 	if len(ranges) == 0 {

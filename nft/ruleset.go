@@ -9,30 +9,30 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// TableName is the name of the table in mode nftables, which is ours alone.
+// TableName is the name of our table in mode nftables.
 const TableName = "nft-masq-agent"
 
-// A Ruleset is a compiled policy: what the kernel is to hold, no more and no
-// less. [Compile] and [CompilePolicy] make them.
+// A Ruleset is a compiled policy: exactly what the kernel should have. [Compile]
+// and [CompilePolicy] create it.
 type Ruleset struct {
 	Policy Policy
-	Layout Layout // nil: nothing is wanted
+	Layout Layout // nil: no rules are wanted
 	Tables []Table
 	digest digest // of the policy
 }
 
-// Hash gives eight hex digits over what the policy decides: two rulesets with
-// the same digits decide alike, whatever the order and form of their files,
-// the mode and the chain's name.
+// Hash returns eight hex digits that identify what the policy decides: rulesets
+// with the same digits decide alike, regardless of the order and format of their
+// files, the mode and the chain's name.
 func (r Ruleset) Hash() string { return r.digest.String() }
 
-// Same says whether the kernel is to hold the same for both.
+// Same reports whether the kernel should have the same for both.
 func (r Ruleset) Same(o Ruleset) bool {
 	return r.digest == o.digest && r.Layout == o.Layout && r.Policy.samePresent(o.Policy) &&
 		(r.Layout == nil || !r.Layout.Ordered() || slices.EqualFunc(r.Policy.Families, o.Policy.Families, FamilyPolicy.sameOrder))
 }
 
-// Mode returns the name of the layout, "" where nothing is wanted.
+// Mode returns the name of the layout, "" if no rules are wanted.
 func (r Ruleset) Mode() Mode {
 	if r.Layout == nil {
 		return ""
@@ -40,8 +40,8 @@ func (r Ruleset) Mode() Mode {
 	return r.Layout.Mode()
 }
 
-// Chain returns the name that the operator chose for our chain, "" where there is
-// no choice.
+// Chain returns the name that the operator chose for our chain, "" if it cannot
+// be chosen.
 func (r Ruleset) Chain() string {
 	if r.Layout == nil {
 		return ""
@@ -49,15 +49,15 @@ func (r Ruleset) Chain() string {
 	return r.Layout.Chain()
 }
 
-// Check says why the kernel cannot hold the ruleset.
+// Check returns an error if the kernel cannot have the ruleset.
 func (r Ruleset) Check() error { return r.Layout.CheckTables(r.Tables) }
 
-// String prints the ruleset as the file that its mode's program loads:
-// `nft -f`, which then replaces our table by exactly this, whatever was there,
-// or `iptables-restore --noflush`.
+// String returns the ruleset as a file for the program of its mode: for `nft -f`,
+// which then replaces our table with exactly this, or for `iptables-restore
+// --noflush`.
 func (r Ruleset) String() string { return r.Layout.Text(r.Tables) }
 
-// CIDRs counts the entries of both families that decide.
+// CIDRs returns the number of effective entries of each family.
 func (r Ruleset) CIDRs() (ipv4, ipv6 int) {
 	for _, f := range r.Policy.Families {
 		n := 0
@@ -73,8 +73,8 @@ func (r Ruleset) CIDRs() (ipv4, ipv6 int) {
 	return ipv4, ipv6
 }
 
-// A Table is ours where all that is in it is ours; the tables of mode
-// iptables-nft are shared with everybody.
+// A Table is a table in the kernel. That of mode nftables is ours; those of mode
+// iptables-nft are shared with other programs.
 type Table struct {
 	Family   nfnetlink.Family
 	Name     string
@@ -83,7 +83,8 @@ type Table struct {
 	Chains   []Chain
 }
 
-// Chain gives the chain of a name, one without rules where the table has none.
+// Chain returns the chain with a name, one without rules if the table does not
+// have it.
 func (t Table) Chain(name string) Chain {
 	i := slices.IndexFunc(t.Chains, func(c Chain) bool { return c.Name == name })
 	if i < 0 {
@@ -105,33 +106,33 @@ type Set struct {
 // Len is how many elements it has.
 func (s Set) Len() int { return len(s.Prefixes) + len(s.Mappings) }
 
-// A Chain is a base chain where it has a hook.
+// A Chain is a chain; with a hook it is a base chain.
 type Chain struct {
 	Name  string
 	Hook  *nfnetlink.Hook
 	Rules []Rule
 }
 
-// A Rule is a list of statements, each with its text and its bytecode.
+// A Rule is a list of statements, each with text and bytecode.
 type Rule struct {
 	Nodes   []Node
-	Comment string // in mode iptables-nft a node carries the comment
+	Comment string // in mode iptables-nft a node has the comment
 }
 
-// A Node is a match or a statement of a rule. Each layout has its own.
+// A Node is a match or a statement of a rule. Each layout has its own types.
 type Node interface {
-	// String is the node in the language of its mode: nft's or iptables'.
+	// String returns the node in the syntax of its mode: nft's or iptables'.
 	String() string
-	// Bytecode is what the kernel gets. sides says under which name it holds
-	// a set.
+	// Bytecode returns the node in the kernel's form. sides maps sets to their
+	// names in the kernel.
 	Bytecode(family nfnetlink.Family, sides Sides) []nfnetlink.Expr
 }
 
-// Sides maps the name of a set to the one under which the kernel holds it; the
-// zero value has it under [SideA].
+// Sides maps the name of a set to its name in the kernel. With the zero value,
+// all sets have [SideA].
 type Sides map[string]string
 
-// Of returns the name under which the kernel holds a set.
+// Of returns the name of a set in the kernel.
 func (s Sides) Of(set string) string {
 	if name, ok := s[set]; ok {
 		return name
@@ -139,14 +140,14 @@ func (s Sides) Of(set string) string {
 	return set + SideA
 }
 
-// The names under which a set is held end in one of these. An update fills the
-// side of a set that no rule refers to.
+// The suffixes of a set's name in the kernel. An update fills the set that no
+// rule refers to.
 const (
 	SideA = "-a"
 	SideB = "-b"
 )
 
-// String is the rule in the language of its mode, without the chain.
+// String returns the rule in the syntax of its mode, without the chain.
 func (r Rule) String() string {
 	words := make([]string, 0, len(r.Nodes)+1)
 	for _, n := range r.Nodes {

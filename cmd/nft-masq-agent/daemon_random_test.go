@@ -381,7 +381,7 @@ func TestExchangedElementInALargeSetIsRepairedAtHangup(t *testing.T) {
 	nftScript("delete element TABLE SET { 10.0.4.0/24 }; add element TABLE SET { 10.0.9.0/24 }")(n)
 	d.signal(unix.SIGHUP)
 	line := d.await("rules_restored")
-	if what := line.Texts("what"); !strings.Contains(what, "lacks 10.0.4.0/24") || !strings.Contains(what, "holds 10.0.9.0/24") {
+	if what := line.Texts("what"); !strings.Contains(what, "lacks 10.0.4.0/24") || !strings.Contains(what, "contains 10.0.9.0/24") {
 		t.Errorf("logged: %v", line)
 	}
 	n.holds(want)

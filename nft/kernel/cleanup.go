@@ -12,18 +12,18 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A Removal says what is removed.
+// A Removal selects what Cleanup removes.
 type Removal int
 
 // The removals.
 const (
-	Ours       Removal = iota // what any mode of ours installed
-	WithLegacy                // and the chains of iptables-based agents
-	LegacyOnly                // these alone
+	Ours       Removal = iota // what any of our modes installed
+	WithLegacy                // also the chains of iptables-based agents
+	LegacyOnly                // only those
 )
 
-// Cleanup removes rules in one transaction. It names what it removed; nothing
-// where there was nothing.
+// Cleanup removes rules in one transaction, and returns the names of what it
+// removed.
 func (k *Kernel) Cleanup(ctx context.Context, what Removal) ([]string, error) {
 	release, err := k.acquire(ctx)
 	if err != nil {
@@ -46,7 +46,7 @@ func (k *Kernel) Cleanup(ctx context.Context, what Removal) ([]string, error) {
 			if what == LegacyOnly {
 				return removed, nil
 			}
-			return append(removed, k.sayEmptied(p.Emptied)...), nil
+			return append(removed, k.reportEmptied(p.Emptied)...), nil
 		}
 		if !errors.Is(err, unix.ERESTART) {
 			break
@@ -60,7 +60,7 @@ func (k *Kernel) readAll(ctx context.Context, what Removal) (*state, error) {
 	return k.read(ctx, nft.Ruleset{}, Look{Others: true, TakeOver: what != Ours}, layout.Scope{Rules: true})
 }
 
-// Installed names what [Kernel.Cleanup] would remove. It writes nothing.
+// Installed returns the names of what [Kernel.Cleanup] would remove, without writing.
 func (k *Kernel) Installed(ctx context.Context, what Removal) ([]string, error) {
 	release, err := k.acquire(ctx)
 	if err != nil {
@@ -76,9 +76,9 @@ func (k *Kernel) Installed(ctx context.Context, what Removal) ([]string, error) 
 	return names, err
 }
 
-// OnlyNAT says whether the base chain of our table is the only one of type nat in
-// nf_tables. When it goes, the kernel stops translating in this namespace, and
-// connections that are masqueraded end.
+// OnlyNAT reports whether the base chain of our table is the only one of type nat
+// in nf_tables. When it is deleted, the kernel stops translating in this
+// namespace, and masqueraded connections break.
 func (k *Kernel) OnlyNAT(ctx context.Context) (bool, error) {
 	release, err := k.acquire(ctx)
 	if err != nil {
@@ -104,7 +104,8 @@ func (k *Kernel) OnlyNAT(ctx context.Context) (bool, error) {
 	return ours, nil
 }
 
-// removal plans the transaction that removes rules, and names what goes.
+// removal plans the transaction that removes rules, and returns the names of what
+// it removes.
 func (s *state) removal(what Removal) (p *layout.Plan, removed []string, err error) {
 	for _, l := range s.legacy {
 		removed = append(removed, "another agent's "+l.String())

@@ -237,9 +237,9 @@ func TestChainThatOthersKeepIsEmptiedAndSaidWhy(t *testing.T) {
 	}{
 		{"cleanup", further, "add rule ip nat FOREIGN ip daddr 192.0.2.1 jump %s", with, cleansUp(Ours), "chain FOREIGN: ip daddr 192.0.2.1 jump IP-MASQ-AGENT-SRC"},
 		{"cleanup of the chain itself", cases.DefaultChain, "add rule ip nat FOREIGN goto %s", with, cleansUp(Ours), "chain FOREIGN: goto IP-MASQ-AGENT"},
-		{"cleanup with a map", cases.DefaultChain, verdicts, with, cleansUp(Ours), "because of a map of others"},
+		{"cleanup with a map", cases.DefaultChain, verdicts, with, cleansUp(Ours), "because of another program's map"},
 		{"take-over", "IP-MASQ", "add rule ip nat FOREIGN goto %s", nft.Ruleset{}, applies(nf, Look{TakeOver: true}), "chain FOREIGN: goto IP-MASQ"},
-		{"take-over with a map", "IP-MASQ", verdicts, nft.Ruleset{}, applies(nf, Look{TakeOver: true}), "because of a map of others"},
+		{"take-over with a map", "IP-MASQ", verdicts, nft.Ruleset{}, applies(nf, Look{TakeOver: true}), "because of another program's map"},
 		{"other mode", cases.DefaultChain, "add rule ip nat FOREIGN goto %s", with, applies(nf, Look{Others: true}), "chain FOREIGN: goto IP-MASQ-AGENT"},
 		{"cleanup of an older agent", "IP-MASQ", "add rule ip nat FOREIGN counter jump %s", nft.Ruleset{}, cleansUp(WithLegacy), "chain FOREIGN: counter jump IP-MASQ"},
 	} {

@@ -1,13 +1,14 @@
-// Package kernel is the loop that keeps the kernel to a ruleset, whatever its layout.
+// Package kernel keeps a ruleset of any layout in the kernel.
 //
-// A [Kernel] reads what is there, compares it with what is wanted, and writes
-// only what differs. What packets see changes in one transaction: sets
-// are filled before, under a name that no rule refers to yet (nft/README.md tells
-// why). When the kernel rejects it, or the context ends before, the old rules stay.
+// A [Kernel] reads the current rules, compares them with the wanted ones, and
+// writes only what differs. The verdicts change in one transaction: sets are
+// filled before it, under a name that no rule refers to yet (nft/README.md has
+// the reasons). If the kernel rejects it, or the context is canceled before it,
+// the old rules stay.
 //
-// Others may write at the same time. A transaction that was planned on what is
-// no longer there is rejected by the kernel, by the generation of the ruleset, and
-// planned again; a difference counts when two reads agree on it.
+// Other programs may write at the same time. The kernel rejects a transaction
+// that was planned on an older generation of the ruleset, and it is planned
+// again; a difference counts if two reads agree on it.
 //
-// Errors of the kernel hold their errno; [Hint] says what they usually mean.
+// Errors from the kernel wrap their errno; [Hint] explains what they usually mean.
 package kernel

@@ -8,10 +8,9 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Hint says what an error of the kernel usually means, "" where there is nothing
-// to add. The rules name what a kernel must have: NFT_NAT, NFT_MASQ,
-// NFT_FIB_INET and, in mode iptables-nft, NFT_COMPAT with the xtables
-// extensions.
+// Hint explains what an error from the kernel usually means, "" if there is
+// nothing to add. The kernel must have NFT_NAT, NFT_MASQ, NFT_FIB_INET and, in
+// mode iptables-nft, NFT_COMPAT with the xtables extensions.
 func Hint(err error) string {
 	var refused *nfnetlink.RefusedError
 	about := nfnetlink.Op("")
@@ -20,10 +19,10 @@ func Hint(err error) string {
 	}
 	switch {
 	case errors.Is(err, unix.EPERM) && refused != nil:
-		// Without the capability not even reading would have worked.
-		return "another process owns the table (nft list tables says flags owner): it goes when that process ends"
+		// Without the capability, reading would have failed already.
+		return "another process owns the table (nft list tables shows flags owner): it is deleted when that process exits"
 	case errors.Is(err, unix.EPERM):
-		return "the agent needs the capability NET_ADMIN in the network namespace of the node, and uid 0 to have it effective"
+		return "the agent needs the capability NET_ADMIN in the network namespace of the node, and uid 0 for it to be effective"
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT):
 		return "the kernel lacks nf_tables (CONFIG_NF_TABLES, CONFIG_NF_TABLES_INET), or it may not be loaded from here: modprobe nf_tables on the node"
 	case errors.Is(err, unix.EMSGSIZE):

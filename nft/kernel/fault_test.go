@@ -306,7 +306,7 @@ func undecided(t *testing.T, c *nfnetlink.Conn, want nft.Ruleset) []string {
 		}
 		set.Read = true
 	}
-	return slices.DeleteFunc(own.Differences(want.Tables[0]), func(d string) bool { return strings.HasSuffix(d, "is not of the config") })
+	return slices.DeleteFunc(own.Differences(want.Tables[0]), func(d string) bool { return strings.HasSuffix(d, "is not in the config") })
 }
 
 // A rig is a namespace in which transitions are made over and over.

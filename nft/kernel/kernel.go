@@ -21,32 +21,32 @@ import (
 type Kernel struct {
 	busy chan struct{} // holds a value while the kernel is read or written
 	conn *nfnetlink.Conn
-	// legacyChains reads legacy ip_tables of the process's namespace.
+	// legacyChains reads legacy ip_tables in the process's namespace.
 	legacyChains func() ([]foreign.XTChain, error)
 	readers      []layout.Reader
 	seen         memory
-	wide         bool // rules of others were looked for since the last Forget
+	wide         bool // whether other programs' rules were read since the last Forget
 	verified     verified
 }
 
-// verified is what was found in the kernel, or made so.
+// verified is what was found in the kernel or written to it.
 type verified struct {
-	// While the ruleset has this generation nothing need be read; 0: it has to be.
+	// While the ruleset has this generation, nothing need be read; 0: read again.
 	generation uint32
 	want       nft.Ruleset
-	inFull     bool // nothing was taken on trust
-	others     bool // nothing is left of other layouts, or of ours with other names
+	inFull     bool // everything was read
+	others     bool // there are no leftovers of other layouts or names
 }
 
-// Open returns the ruleset of the network namespace in which its first request is
-// made. Without CAP_NET_ADMIN, or without nf_tables, each request fails.
+// Open returns the ruleset of the network namespace in which the first request is
+// made. Without CAP_NET_ADMIN or nf_tables, all requests fail.
 func Open() *Kernel {
 	k := New(nfnetlink.Dial())
 	k.legacyChains = func() ([]foreign.XTChain, error) { return foreign.LegacyChains("/proc/thread-self/net") }
 	return k
 }
 
-// New uses a connection of its caller.
+// New uses the caller's connection.
 func New(c *nfnetlink.Conn) *Kernel {
 	k := &Kernel{
 		busy: make(chan struct{}, 1), conn: c, seen: memory{Conn: c},
@@ -56,7 +56,7 @@ func New(c *nfnetlink.Conn) *Kernel {
 	return k
 }
 
-// acquire waits until nobody else uses k. Nothing sleeps until it is released.
+// acquire waits until k is not in use. Its holder does not sleep.
 func (k *Kernel) acquire(ctx context.Context) (release func(), err error) {
 	select {
 	case k.busy <- struct{}{}:
@@ -66,8 +66,9 @@ func (k *Kernel) acquire(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// Forget drops the rules of others that Apply and Others have read, and says
-// whether they were many. Until then Others does not read again what Apply read.
+// Forget drops other programs' rules that Apply and Others have read, and reports
+// whether there were many. Until then Others does not read again what Apply has
+// read.
 func (k *Kernel) Forget() (many bool) {
 	k.busy <- struct{}{}
 	defer func() { <-k.busy }()
@@ -86,32 +87,33 @@ func (k *Kernel) Close() error {
 	return err
 }
 
-// PortID gives the netlink port by which notifications name this connection.
+// PortID returns the netlink port that notifications show for this connection.
 func (k *Kernel) PortID() uint32 { return k.conn.PortID() }
 
-// A Look says how closely the kernel is read.
+// A Look determines how thoroughly the kernel is read.
 type Look struct {
-	// Full reads sets of over 10,000 CIDRs element by element even where
-	// their count is right.
+	// Full reads all elements of sets of over 10,000 CIDRs even if their count is
+	// right.
 	Full bool
-	// Verify reads our table and chains, without the elements of their sets, even where
-	// the generation of the ruleset is that of the last read: a table that a process
-	// owns goes with its socket and leaves the generation as it was. Full does so too.
+	// Verify reads our table and chains, without the elements of sets, even if
+	// the generation has not changed since the last read: a table owned by a
+	// process is deleted with its socket, without a new generation. Full implies
+	// Verify.
 	Verify bool
-	// Quick takes sets and chains that were found right for unchanged if they are the
-	// same ones and as long, whatever their size. What it finds is known to be wrong;
-	// that it finds nothing says little, and the next look reads as if it had not been.
-	// It takes less than a millisecond in either mode, also with 100,000 CIDRs.
+	// Quick assumes that verified sets and chains are unchanged if they are the
+	// same ones with the same length, regardless of their size. The differences
+	// it finds are real, but it may miss some, and the next check does not rely
+	// on it. It takes less than a millisecond in either mode, even with 100,000
+	// CIDRs.
 	Quick bool
 	// Others also finds what the other mode installed.
 	Others bool
 	// TakeOver also finds the rules of iptables-based agents, which Apply then
-	// removes in the transaction that makes ours effective.
+	// removes in the transaction that activates ours.
 	TakeOver bool
 }
 
-// Diff says in words how the kernel is not as wanted; nothing where it is. It
-// writes nothing.
+// Diff describes how the kernel differs from the wanted ruleset, without writing.
 func (k *Kernel) Diff(ctx context.Context, want nft.Ruleset, look Look) ([]string, error) {
 	release, err := k.acquire(ctx)
 	if err != nil {
@@ -122,43 +124,42 @@ func (k *Kernel) Diff(ctx context.Context, want nft.Ruleset, look Look) ([]strin
 	return diffs, err
 }
 
-// Applied says what [Kernel.Apply] did.
+// Applied is what [Kernel.Apply] did.
 type Applied struct {
-	// Differences are those that were found and are no more; none where
-	// nothing was written.
+	// Differences are those that were found and removed; none if nothing was
+	// written.
 	Differences []string
-	// TookOver names the chains of other agents that were removed, Removed what
-	// another mode or chain name of ours had installed.
+	// TookOver are the names of other agents' chains that were removed, Removed
+	// those of leftovers of another mode or chain name of ours.
 	TookOver, Removed []string
-	// Replaced are the rules of other agents that stood in the chain of mode
+	// Replaced are the rules of other agents that were in the chain of mode
 	// iptables-nft.
 	Replaced []foreign.LegacyChain
-	// Generation of the ruleset that was found or made so; 0 if somebody else
-	// wrote meanwhile.
+	// Generation of the ruleset that was read or written; 0 if another program
+	// wrote in the meantime.
 	Generation uint32
-	// Recreated is how long no rules of ours decided, because our table could not be
-	// repaired in place and was deleted and made anew; 0 if it was not.
+	// Recreated is how long we had no rules because our table could not be
+	// repaired in place and was deleted and created again; 0 if it was not.
 	Recreated time.Duration
 	Took      time.Duration
 }
 
-// How often is tried again when somebody else changed the ruleset meanwhile,
-// and when the kernel's answer may come from that, but may as well be that it
-// lacks something.
+// The number of attempts if another program changed the ruleset in the meantime,
+// and if the kernel's error may be due to that, or to a missing feature.
 const (
 	attempts    = 20
 	fewAttempts = 3
 )
 
-// fullAttempts is how often reading in full is tried while others write. Then what is
-// large and has the right count is taken on trust: a set of 100,000 CIDRs takes 50 ms
-// to read, and a program that commits more often than that would have us read it 20
-// times at each resync.
+// fullAttempts is the number of full reads while other programs write. After
+// that, large sets and chains with the right count are trusted: a set of 100,000
+// CIDRs takes 50 ms to read, and a program that commits more often would make us
+// read it 20 times at each resync.
 const fullAttempts = 3
 
-// Apply brings the kernel to what is wanted, and writes only where it differs.
-// What packets see changes in one transaction; when that is refused the old
-// rules stay, and the error holds the kernel's errno. A context that ends before that
+// Apply writes the differences between the kernel and the wanted ruleset. What
+// packets see changes in one transaction; if the kernel rejects it, the old rules
+// stay, and the error wraps the kernel's errno. A context that ends before that
 // transaction leaves the old rules, too.
 func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, look Look) (Applied, error) {
 	start := time.Now()
@@ -169,8 +170,9 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, look Look) (Applie
 			a.Took = time.Since(start)
 			return a, err
 		}
-		// Two agents that fill the same sets would else take them from each
-		// other for ever. Each try begins anew: meanwhile others may use k.
+		// Otherwise two agents that fill the same sets would disrupt each other
+		// forever. Each attempt starts over; in the meantime other callers may
+		// use k.
 		select {
 		case <-ctx.Done():
 			return Applied{}, ctx.Err()
@@ -179,14 +181,14 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, look Look) (Applie
 	}
 }
 
-// tries are what [Kernel.Apply] has tried.
+// tries records the attempts of [Kernel.Apply].
 type tries struct {
 	n, refused int
 	found      []string // differences of the first one
 	over       bool     // another one would not help
 }
 
-// try tries to apply, and does by force what cannot be done in the usual way.
+// try makes one attempt, and rewrites or recreates what cannot be repaired as usual.
 func (k *Kernel) try(ctx context.Context, want nft.Ruleset, look Look, t *tries) (Applied, error) {
 	release, err := k.acquire(ctx)
 	if err != nil {
@@ -223,12 +225,12 @@ func (k *Kernel) try(ctx context.Context, want nft.Ruleset, look Look, t *tries)
 	return Applied{}, err
 }
 
-// isRepair reports whether what was right before is to be restored, and nothing else.
+// isRepair reports whether the verified ruleset is to be restored, and nothing else.
 func (k *Kernel) isRepair(want nft.Ruleset, l Look) bool {
 	return k.verified.want.Same(want) && !l.Others && !l.TakeOver
 }
 
-// rewrite asks the layout that is wanted for [layout.Reader.Rewrite].
+// rewrite calls [layout.Reader.Rewrite] of the wanted layout.
 func (k *Kernel) rewrite(ctx context.Context, want nft.Ruleset) (diffs []string, err error) {
 	err = layout.ErrNotPossible
 	for _, r := range k.readers {
@@ -239,7 +241,7 @@ func (k *Kernel) rewrite(ctx context.Context, want nft.Ruleset) (diffs []string,
 	return diffs, err
 }
 
-// recreate asks the layout that is wanted for [layout.Reader.Recreate].
+// recreate calls [layout.Reader.Recreate] of the wanted layout.
 func (k *Kernel) recreate(ctx context.Context, want nft.Ruleset, look Look) (Applied, error) {
 	gap, err := time.Duration(0), layout.ErrNotPossible
 	for _, r := range k.readers {
@@ -250,21 +252,21 @@ func (k *Kernel) recreate(ctx context.Context, want nft.Ruleset, look Look) (App
 	if err != nil {
 		return Applied{}, err
 	}
-	// What is left of others is removed in the usual way.
+	// Leftovers of other layouts are removed as usual.
 	a, err := k.apply(ctx, want, look)
 	a.Recreated = gap
 	return a, err
 }
 
-// mayComeFromTheTable reports whether a refusal may come from what somebody has put
-// into our table, or did to it in between, rather than from what we lack.
+// mayComeFromTheTable reports whether a rejection may be due to what another
+// program did to our table, rather than to a missing feature or privilege.
 func mayComeFromTheTable(err error) bool {
 	var refused *nfnetlink.RefusedError
 	return perhapsOutdated(err) || errors.As(err, &refused) && !isAny(err, unix.EPERM, unix.EACCES, unix.ENOMEM, unix.EMSGSIZE)
 }
 
-// Check returns [nft.ErrForeignChain] if the layout could not be written without
-// deleting somebody else's rules.
+// Check returns [nft.ErrForeignChain] if the layout cannot be written without
+// deleting another program's rules.
 func (k *Kernel) Check(ctx context.Context, l nft.Layout) error {
 	release, err := k.acquire(ctx)
 	if err != nil {
@@ -279,17 +281,17 @@ func (k *Kernel) Check(ctx context.Context, l nft.Layout) error {
 	return s.check(want, true)
 }
 
-// outdated says that an error comes from a change by somebody else between
-// reading and writing, or that the outcome is not known: read again.
+// outdated reports whether another program changed the ruleset between reading
+// and writing, or whether the outcome is unknown: then read again.
 func outdated(err error) bool {
 	return isAny(err, layout.ErrOutdated, nfnetlink.ErrInterrupted, unix.ERESTART, unix.ENOBUFS, unix.EINTR)
 }
 
-// perhapsOutdated says that an error can come from a change by somebody else.
+// perhapsOutdated reports whether an error may be due to another program's change.
 func perhapsOutdated(err error) bool { return isAny(err, unix.ENOENT, unix.EBUSY, unix.EEXIST) }
 
-// again repeats a read that somebody else's transaction tore: what was listed is
-// gone, or the kernel says so.
+// again repeats a read that was interrupted by another program's transaction: a
+// listed object is gone, or the kernel reports the interruption.
 func again[T any](ctx context.Context, read func() (T, error)) (v T, err error) {
 	for range attempts {
 		if err := ctx.Err(); err != nil {
@@ -306,9 +308,9 @@ func isAny(err error, targets ...error) bool {
 	return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
 }
 
-// apply tries once. With an error it returns the differences that are still there.
+// apply makes one attempt. With an error it returns the differences that still exist.
 func (k *Kernel) apply(ctx context.Context, want nft.Ruleset, look Look) (Applied, error) {
-	// Once a chain is ours, foreign rules alone in it are only drift.
+	// Once a chain is ours, foreign rules in it are just drift.
 	first := k.verified.want.Layout != want.Layout
 	s, diffs, err := k.look(ctx, want, look, first)
 	if err != nil || len(diffs) == 0 {
@@ -342,7 +344,7 @@ func (k *Kernel) apply(ctx context.Context, want nft.Ruleset, look Look) (Applie
 			commits := uint32(len(batches))
 			k.verified = verified{generation: s.generation + commits, want: want, inFull: inFull, others: true}
 			if s.generation != expected {
-				k.verified.generation = 0 // somebody else wrote in between: look again
+				k.verified.generation = 0 // another program wrote in between: read again
 			}
 			for _, h := range s.held {
 				h.Written(want, k.verified.generation)
@@ -353,7 +355,7 @@ func (k *Kernel) apply(ctx context.Context, want nft.Ruleset, look Look) (Applie
 			for _, l := range s.legacy {
 				applied.TookOver = append(applied.TookOver, l.String())
 			}
-			applied.Removed = append(s.leftovers(want), k.sayEmptied(plan.Emptied)...)
+			applied.Removed = append(s.leftovers(want), k.reportEmptied(plan.Emptied)...)
 			return applied, nil
 		}
 		if !errors.Is(err, unix.ERESTART) {
@@ -363,8 +365,8 @@ func (k *Kernel) apply(ctx context.Context, want nft.Ruleset, look Look) (Applie
 	return Applied{Differences: diffs}, fmt.Errorf("apply: %w", err)
 }
 
-// commit sends transactions one after the other, each only if nobody else has
-// written since the generation.
+// commit sends transactions one after the other, each only if no other program
+// has written since the generation.
 func (k *Kernel) commit(batches []*nfnetlink.Batch, generation uint32) error {
 	for i, b := range batches {
 		if err := k.conn.Commit(b, generation+uint32(i)); err != nil {
@@ -374,8 +376,8 @@ func (k *Kernel) commit(batches []*nfnetlink.Batch, generation uint32) error {
 	return nil
 }
 
-// reads returns how often reading is tried while others write. What takes longer to
-// read than they leave is rewritten then.
+// reads returns the number of read attempts while other programs write. What
+// takes too long to read in between is then rewritten.
 func (k *Kernel) reads(want nft.Ruleset, l Look) int {
 	large := slices.ContainsFunc(k.readers, func(r layout.Reader) bool { return r.Large(want) })
 	if large && k.isRepair(want, l) {
@@ -384,9 +386,10 @@ func (k *Kernel) reads(want nft.Ruleset, l Look) int {
 	return attempts
 }
 
-// look reads the kernel and compares. A dump can be torn by somebody else's
-// transaction without a sign, so a difference counts only when two reads agree. At
-// first a chain that an older agent wrote in our words is a difference.
+// look reads the kernel and compares. Another program's transaction can make a
+// dump inconsistent without notice, so a difference counts only if two reads
+// agree. At first, a chain with our text that an older agent wrote is a
+// difference.
 func (k *Kernel) look(ctx context.Context, want nft.Ruleset, l Look, first bool) (*state, []string, error) {
 	generation, err := k.conn.Generation()
 	if err != nil {
@@ -399,8 +402,8 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, l Look, first bool)
 	for try := range k.reads(want, l) {
 		l.Full = l.Full && try < fullAttempts
 		s, err := k.read(ctx, want, l, layout.Scope{})
-		// A set or chain that vanished between listing and reading is a torn
-		// read too.
+		// If a set or chain vanishes between listing and reading, the read is
+		// inconsistent, too.
 		if isAny(err, nfnetlink.ErrInterrupted, unix.EINTR, unix.ENOENT) {
 			continue
 		}

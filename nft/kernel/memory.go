@@ -7,21 +7,21 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A memory gives the rules of a long chain that it gave before, as long as nobody
-// has written: a start asks for POSTROUTING four times, and the kernel takes half
-// a second to print 50,000 rules.
+// A memory caches the rules of long chains until the ruleset changes: a start
+// reads POSTROUTING four times, and the kernel takes half a second to dump 50,000
+// rules.
 type memory struct {
 	*nfnetlink.Conn
 	at    uint32 // the generation at which they were read
 	rules map[layout.ChainID][]nfnetlink.Rule
 	jumps map[layout.ChainID]foundJumps
-	read  int // how many rules, also of short chains
+	read  int // number of rules, including those of short chains
 }
 
-// manyRules is how many rules it takes to remember them.
+// manyRules is the number of rules from which on a chain is cached.
 const manyRules = 100
 
-// Generation forgets the rules where somebody has written since they were read.
+// Generation drops the rules if the ruleset has changed since they were read.
 func (m *memory) Generation() (uint32, error) {
 	g, err := m.Conn.Generation()
 	if err != nil || g != m.at {
@@ -31,9 +31,10 @@ func (m *memory) Generation() (uint32, error) {
 	return g, err
 }
 
-// Rules is for who asked for the Generation before and has the kernel compare it
-// behind: what a writer has torn is remembered, too. The kernel raises the
-// generation a moment before the new rules are in force, so who fails forgets.
+// Rules is for callers that read the Generation before and have the kernel
+// compare it afterwards, because inconsistent dumps are cached, too. The kernel
+// increments the generation just before the new rules are active, so callers drop
+// the cache on failure.
 func (m *memory) Rules(family nfnetlink.Family, table, chain string) ([]nfnetlink.Rule, error) {
 	at := layout.ChainID{Family: family, Table: table, Chain: chain}
 	if rules, ok := m.rules[at]; ok {
@@ -46,7 +47,7 @@ func (m *memory) Rules(family nfnetlink.Family, table, chain string) ([]nfnetlin
 	return rules, err
 }
 
-// FirstRules remembers chains that it has read to their end.
+// FirstRules caches chains that it has read completely.
 func (m *memory) FirstRules(family nfnetlink.Family, table, chain string, enough func(nfnetlink.Rule) bool) (rules []nfnetlink.Rule, more bool, err error) {
 	at := layout.ChainID{Family: family, Table: table, Chain: chain}
 	if rules, ok := m.rules[at]; ok {
@@ -63,14 +64,14 @@ func (m *memory) FirstRules(family nfnetlink.Family, table, chain string, enough
 	return rules, false, nil
 }
 
-// foundJumps are the rules of a chain that matched what was last asked for, and how many
-// others it has.
+// foundJumps are the rules of a chain that matched last time, and the number of
+// other rules.
 type foundJumps struct {
 	rules []nfnetlink.Rule
 	rest  int
 }
 
-// Jumps is asked for the same rules, as long as nobody has written.
+// Jumps is called with the same match until the ruleset changes.
 func (m *memory) Jumps(family nfnetlink.Family, table, chain string, match func(nfnetlink.Rule) bool) ([]nfnetlink.Rule, int, error) {
 	at := layout.ChainID{Family: family, Table: table, Chain: chain}
 	if j, ok := m.jumps[at]; ok {
@@ -97,8 +98,8 @@ func (m *memory) keep(at layout.ChainID, rules []nfnetlink.Rule) {
 	m.rules[at] = rules
 }
 
-// wrote says that as many transactions of ours followed on a generation, which
-// changed no rule that is remembered.
+// wrote records transactions of ours after a generation, which changed no cached
+// rule.
 func (m *memory) wrote(generation, transactions uint32) {
 	if m.at == generation {
 		m.at += transactions

@@ -12,22 +12,22 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Others is what else masquerades on this node.
+// Others are rules of other programs that concern masquerading on this node.
 type Others struct {
 	// Legacy are chains and jumps of iptables-based agents.
 	Legacy []foreign.LegacyChain
 	// Conflicts are rules that masquerade what the policy exempts.
 	Conflicts []foreign.Conflict
-	// Overruled are rules that decide about what the policy masquerades, or did with
-	// an older agent.
+	// Overruled are rules that override the policy for what it masquerades, or
+	// did so with an older agent.
 	Overruled []foreign.Conflict
-	// Overridden are rules that would masquerade what the policy exempts, if it did not
-	// enforce that.
+	// Overridden are rules that would masquerade what the policy exempts if it
+	// did not enforce exemptions.
 	Overridden []foreign.Conflict
-	// Podless are rules that masquerade what the policy exempts, but from no source
-	// that the policy names as one of pods.
+	// Podless are rules that masquerade what the policy exempts, but not from
+	// pods according to the policy.
 	Podless []foreign.Conflict
-	// Accepted are those of Conflicts and Overruled that [Others.Accept] was told of.
+	// Accepted are those of Conflicts and Overruled that [Others.Accept] has accepted.
 	Accepted []foreign.Conflict
 	// XTables are chains of such agents in legacy ip_tables.
 	XTables []foreign.XTChain
@@ -35,12 +35,12 @@ type Others struct {
 	Unread int
 }
 
-// Of returns what of Overruled is of a kind.
+// Of returns the rules of Overruled that are of a kind.
 func (o Others) Of(kind foreign.Kind) []foreign.Conflict {
 	return slices.DeleteFunc(slices.Clone(o.Overruled), func(c foreign.Conflict) bool { return c.Kind != kind })
 }
 
-// Accept moves what stands in chains that the operator accepts, each written as FAMILY
+// Accept moves rules in chains that the operator accepts, each written as FAMILY
 // TABLE CHAIN, from Conflicts and Overruled to Accepted.
 func (o *Others) Accept(chains []string) {
 	accepted := func(c foreign.Conflict) bool {
@@ -54,17 +54,17 @@ func (o *Others) Accept(chains []string) {
 	o.Overruled = slices.DeleteFunc(o.Overruled, accepted)
 }
 
-// OlderAgentDecides says whether packets meet rules of an iptables-based agent.
+// OlderAgentDecides reports whether packets reach rules of an iptables-based agent.
 func (o Others) OlderAgentDecides() bool {
 	return slices.ContainsFunc(o.Legacy, foreign.LegacyChain.Decides) || slices.ContainsFunc(o.XTables, foreign.XTChain.Decides)
 }
 
-// XTables finds the chains of iptables-based agents in legacy ip_tables. The
-// generation of the ruleset says nothing about them.
+// XTables finds the chains of iptables-based agents in legacy ip_tables. Their
+// changes do not affect the generation of the ruleset.
 func (k *Kernel) XTables() ([]foreign.XTChain, error) { return k.legacyChains() }
 
-// Others looks for the rules of others. It reads every chain that a packet can
-// meet in a nat chain of postrouting, and no other.
+// Others reads other programs' rules: every chain that is reachable from a
+// postrouting chain of type nat, and no other.
 func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
 	snapshot, err := k.snapshot(ctx, want)
 	if err != nil {
@@ -86,9 +86,9 @@ func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
 	}, nil
 }
 
-// enforced tells the conflicts that come too late, because the policy enforces what
-// it exempts, and those that meet no pod from the others. What comes too late and meets
-// no pod is none of them.
+// enforced separates conflicts that come too late because the policy enforces its
+// exemptions, and those that affect no pod, from the others. It drops those that
+// are both.
 func enforced(p nft.Policy, all []foreign.Conflict) (conflicts, podless, overridden []foreign.Conflict) {
 	for _, c := range all {
 		late, meets := c.Priority > nft.EnforcePriority, false
@@ -113,7 +113,7 @@ func enforced(p nft.Policy, all []foreign.Conflict) (conflicts, podless, overrid
 	return conflicts, podless, overridden
 }
 
-// Rewrites finds all rules of others that can rewrite a source address.
+// Rewrites finds all rules of other programs that can rewrite a source address.
 func (k *Kernel) Rewrites(ctx context.Context, want nft.Ruleset) ([]foreign.Rewrite, error) {
 	snapshot, err := k.snapshot(ctx, want)
 	if err != nil {
@@ -137,7 +137,7 @@ func (k *Kernel) snapshot(ctx context.Context, want nft.Ruleset) (foreign.Snapsh
 	})
 }
 
-// share says what a ruleset masquerades, and where.
+// share returns what a ruleset masquerades, and in which chain.
 func share(want nft.Ruleset) foreign.Share {
 	s := foreign.Share{}
 	for _, t := range want.Tables {
@@ -176,8 +176,8 @@ func share(want nft.Ruleset) foreign.Share {
 	return s
 }
 
-// Rewritten reports whether one of the rules can meet a connection; dnat says that
-// its destination was translated.
+// Rewritten returns a function that reports whether one of the rules can match a
+// connection; dnat is whether its destination was translated.
 func Rewritten(rules []foreign.Rewrite) func(src, dst netip.Addr, dnat bool) bool {
 	return func(src, dst netip.Addr, dnat bool) bool {
 		return slices.ContainsFunc(rules, func(r foreign.Rewrite) bool { return r.Meets(src, dst, dnat) })

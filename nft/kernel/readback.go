@@ -7,9 +7,9 @@ import (
 	"nft-masq-agent/nft/layout"
 )
 
-// ReadBack gives the ruleset that a previous run, of whichever mode, left in
-// the kernel; false where there is none, or none that this version could have
-// written. Its CIDRs have no place in a file.
+// ReadBack returns the ruleset that a previous run, in any mode, left in the
+// kernel; false if there is none, or none that this version could have written.
+// Its CIDRs have no position in a file.
 func (k *Kernel) ReadBack(ctx context.Context) (nft.Ruleset, bool, error) {
 	f, err := k.found(ctx, "", false, func(f *layout.Found) bool { return f.Ours })
 	if f == nil {
@@ -18,10 +18,10 @@ func (k *Kernel) ReadBack(ctx context.Context) (nft.Ruleset, bool, error) {
 	return f.Ruleset, true, nil
 }
 
-// Live gives the policy by which the kernel decides now, also where somebody
-// has changed the elements of a set since, or wrote the rules of mode iptables-nft in
-// our place; false where there are no rules, or others than some config of this
-// version yields.
+// Live returns the policy that is effective in the kernel, even if another
+// program changed the elements of a set since, or wrote the rules of mode
+// iptables-nft; false if there are no rules, or if no config of this version
+// compiles to them.
 func (k *Kernel) Live(ctx context.Context) (nft.Policy, bool, error) {
 	f, err := k.found(ctx, "", true, func(*layout.Found) bool { return true })
 	if f == nil {
@@ -30,8 +30,8 @@ func (k *Kernel) Live(ctx context.Context) (nft.Policy, bool, error) {
 	return f.Policy, f.Exact, nil
 }
 
-// Held gives what the kernel holds of ours, whatever somebody has done to it since;
-// false where there is nothing. The chain is where mode iptables-nft would be. With
+// Held returns our ruleset in the kernel, even if other programs changed it
+// since; false if there is none. The chain is that of mode iptables-nft. With
 // alike it need not be ours: an older agent may have written it.
 func (k *Kernel) Held(ctx context.Context, chain string, alike bool) (nft.Ruleset, bool, error) {
 	f, err := k.found(ctx, chain, alike, func(*layout.Found) bool { return true })
@@ -41,7 +41,7 @@ func (k *Kernel) Held(ctx context.Context, chain string, alike bool) (nft.Rulese
 	return f.Ruleset, true, nil
 }
 
-// found reads back the first ruleset that is good enough, nil if there is none.
+// found reads back the first acceptable ruleset, nil if there is none.
 func (k *Kernel) found(ctx context.Context, chain string, alike bool, good func(*layout.Found) bool) (*layout.Found, error) {
 	release, err := k.acquire(ctx)
 	if err != nil {
@@ -60,7 +60,7 @@ func (k *Kernel) found(ctx context.Context, chain string, alike bool, good func(
 	return nil, nil
 }
 
-// Counters reads how many connections went which way; nothing if no rules are there.
+// Counters reads the number of connections by verdict; nothing if there are no rules.
 func (k *Kernel) Counters(l nft.Layout) ([]nft.Counts, error) {
 	for _, r := range k.readers {
 		if c, err := r.Counters(l); c != nil || err != nil {

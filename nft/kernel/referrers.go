@@ -9,9 +9,10 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// sayEmptied says of chains that were to be deleted, and are only emptied, which rules of
-// others keep them. It is asked after that: the jumps of ours are gone.
-func (k *Kernel) sayEmptied(emptied []layout.ChainID) []string {
+// reportEmptied describes, for chains that were emptied but could not be deleted,
+// which rules of other programs refer to them. Call it afterwards, when our own
+// jumps are gone.
+func (k *Kernel) reportEmptied(emptied []layout.ChainID) []string {
 	var out []string
 	for _, c := range emptied {
 		out = append(out, fmt.Sprintf("the rules of chain %s in table %s %s, which itself stays, empty, because of %s",
@@ -20,7 +21,7 @@ func (k *Kernel) sayEmptied(emptied []layout.ChainID) []string {
 	return out
 }
 
-// referrers names the rules that lead to a chain.
+// referrers describes the rules that jump to a chain.
 func (k *Kernel) referrers(to layout.ChainID) string {
 	const few = 5
 	var named []string
@@ -32,7 +33,7 @@ func (k *Kernel) referrers(to layout.ChainID) string {
 		return nil
 	})
 	if len(named) == 0 {
-		return "a map of others that refers to it"
+		return "another program's map that refers to it"
 	}
 	return strings.Join(named, "; ")
 }

@@ -15,14 +15,15 @@ import (
 
 // A Route is the node's route to an address.
 type Route struct {
-	// Type is one such as unix.RTN_LOCAL or unix.RTN_BROADCAST: what "fib daddr type"
-	// finds; unix.RTN_UNSPEC if there is no route.
+	// Type is the type of the route, such as unix.RTN_LOCAL or
+	// unix.RTN_BROADCAST, as in "fib daddr type"; unix.RTN_UNSPEC if there is no
+	// route.
 	Type int
-	// Interface is the name of the one by which the route leads, "" if it is not known.
+	// Interface is the name of the route's interface, "" if unknown.
 	Interface string
 
 	index        uint32     // of the interface
-	gateway, src netip.Addr // the zero address: the destination is a neighbor; no address
+	gateway, src netip.Addr // zero gateway: the destination is a neighbor; zero src: no address
 }
 
 // RouteTo returns the node's route to an address (rtnetlink(7), RTM_GETROUTE).
@@ -30,10 +31,10 @@ func RouteTo(a netip.Addr) (Route, error) { return routeTo{}.with(a, "").ask() }
 
 func (r Route) out() foreign.Device { return foreign.Device{Name: r.Interface, Index: r.index} }
 
-// A routeTo is a question about a route.
+// A routeTo is a route request.
 type routeTo struct {
 	dst, src netip.Addr
-	in       uint32 // interface on which the packet came, 0 for none
+	in       uint32 // input interface, 0 for none
 	out      string
 }
 
@@ -55,11 +56,11 @@ func (q routeTo) ask() (r Route, err error) {
 	msgs, err := nl.Execute(m)
 	switch {
 	case isAny(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EXDEV):
-		return r, nil // no route, or one that refuses
+		return r, nil // no route, or a prohibiting one
 	case err != nil:
 		return r, fmt.Errorf("route to %s: %w", q.dst, err)
 	case len(msgs) == 0 || len(msgs[0].Data) < unix.SizeofRtMsg:
-		return r, fmt.Errorf("route to %s: no answer", q.dst)
+		return r, fmt.Errorf("route to %s: no reply", q.dst)
 	}
 	const typeAt = 7 // struct rtmsg, rtm_type
 	r.Type = int(msgs[0].Data[typeAt])
@@ -118,10 +119,10 @@ func (q routeTo) message() (netlink.Message, error) {
 	}, err
 }
 
-// masqueradeAddress returns the address that masquerading gives to what takes a route:
-// the first one of the interface whose network holds the next hop, or else its first
-// one of global scope (inet_select_addr), or the one that IPv6 would send from. It is
-// the zero address if that is not known.
+// masqueradeAddress returns the source address that masquerading assigns on a
+// route: the interface's first address whose network contains the next hop, or
+// else its first one of global scope (inet_select_addr), or the one that IPv6
+// selects. It is the zero address if unknown.
 func masqueradeAddress(r Route, dst netip.Addr) (netip.Addr, error) {
 	all, err := addresses(dst.Is6())
 	if err != nil {
@@ -151,8 +152,8 @@ func masqueradeAddress(r Route, dst netip.Addr) (netip.Addr, error) {
 	return netip.Addr{}, nil
 }
 
-// An address is one of the node's: of global scope, and none that is only there for
-// another one of its network.
+// An address is an address of the node with global scope, and not a secondary
+// one.
 type address struct {
 	index   uint32
 	local   netip.Addr
@@ -249,7 +250,7 @@ func DefaultInterfaces() ([]string, error) {
 	return names, nil
 }
 
-// outInterface returns the name of the interface of a route, "" if it is not known.
+// outInterface returns the name of the interface of a route, "" if unknown.
 func outInterface(route netlink.Message) string {
 	attrs, err := netlink.UnmarshalAttributes(route.Data[unix.SizeofRtMsg:])
 	if err != nil {
@@ -266,8 +267,8 @@ func outInterface(route netlink.Message) string {
 	return ""
 }
 
-// LocalPrefixes returns the addresses of this node: those for which the kernel has
-// a route of type LOCAL, as "fib daddr type local" finds them.
+// LocalPrefixes returns the addresses of this node: those with a route of type
+// LOCAL, as in "fib daddr type local".
 func LocalPrefixes() ([]netip.Prefix, error) {
 	nl, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Strict: true})
 	if err != nil {

@@ -9,11 +9,11 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A state is what the kernel holds of ours, and beside it, at one generation.
+// A state is our rules in the kernel, and those of older agents, at one generation.
 type state struct {
 	generation uint32
 	held       []layout.Held
-	legacy     []foreign.LegacyChain // where a take-over is asked for
+	legacy     []foreign.LegacyChain // if a takeover is requested
 }
 
 // read reads the kernel's state. What was verified before completes the scope.
@@ -47,7 +47,7 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, l Look, scope layou
 	return s, nil
 }
 
-// inFull reports whether nothing was taken on trust.
+// inFull reports whether everything was read.
 func (s *state) inFull() bool {
 	for _, h := range s.held {
 		if !h.InFull() {
@@ -57,7 +57,7 @@ func (s *state) inFull() bool {
 	return true
 }
 
-// differences says in words how the state is not the wanted one.
+// differences describes how the state differs from the wanted one.
 func (s *state) differences(want nft.Ruleset) []string {
 	var diffs []string
 	for _, l := range s.legacy {
@@ -67,12 +67,13 @@ func (s *state) differences(want nft.Ruleset) []string {
 		diffs = append(diffs, h.Differences(want)...)
 	}
 	for _, left := range s.leftovers(want) {
-		diffs = append(diffs, left+" is left")
+		diffs = append(diffs, left+" is left over")
 	}
 	return diffs
 }
 
-// unsigned names chains of ours that an older agent, or an older version, wrote.
+// unsigned returns the chains with our name that an older agent, or an older
+// version, wrote.
 func (s *state) unsigned(want nft.Ruleset) (diffs []string) {
 	for _, h := range s.held {
 		diffs = append(diffs, h.Unsigned(want)...)
@@ -80,7 +81,7 @@ func (s *state) unsigned(want nft.Ruleset) (diffs []string) {
 	return diffs
 }
 
-// leftovers names what is ours and not wanted.
+// leftovers returns the names of our rules that are not wanted.
 func (s *state) leftovers(want nft.Ruleset) (left []string) {
 	for _, h := range s.held {
 		for _, l := range h.Leftovers(want) {
@@ -99,7 +100,7 @@ func (s *state) check(want nft.Ruleset, first bool) error {
 	return nil
 }
 
-// replaces returns the rules of other agents that stand where ours will.
+// replaces returns the rules of other agents in the place of ours.
 func (s *state) replaces(want nft.Ruleset) (found []foreign.LegacyChain) {
 	for _, h := range s.held {
 		found = append(found, h.Replaces(want)...)
@@ -107,7 +108,7 @@ func (s *state) replaces(want nft.Ruleset) (found []foreign.LegacyChain) {
 	return found
 }
 
-// isOurs tells the chains of ours from all others.
+// isOurs returns a function that reports whether a chain is ours.
 func (s *state) isOurs(want nft.Ruleset) func(nfnetlink.Chain) bool {
 	var owns []func(nfnetlink.Chain) bool
 	for _, h := range s.held {
@@ -137,8 +138,8 @@ func (s *state) stage(ctx context.Context, want nft.Ruleset) (all layout.Staged,
 	return all, nil
 }
 
-// plan plans what makes the wanted ruleset effective and removes what another layout,
-// another name or another agent had installed.
+// plan plans the transactions that activate the wanted ruleset and remove the
+// leftovers of another layout, another name or another agent.
 func (s *state) plan(want nft.Ruleset, staged layout.Staged) (*layout.Plan, error) {
 	p := &layout.Plan{}
 	for _, h := range s.held {

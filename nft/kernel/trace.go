@@ -12,15 +12,16 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A Node is what the kernel knows about the way of a connection.
+// A Node is what the kernel knows about the path of a connection.
 type Node struct {
 	Route       Route
 	Packet      foreign.Packet
-	Destination foreign.Trace // what rules do to its destination address before
-	Source      foreign.Trace // and to its source address
-	// Wanted says that our policy masquerades it.
+	Destination foreign.Trace // what rules do to its destination address first
+	Source      foreign.Trace // what rules do to its source address
+	// Wanted is whether our policy masquerades it.
 	Wanted bool
-	// Masqueraded is what it sees if a rule masquerades it; the zero address: not known.
+	// Masqueraded is the source address if a rule masquerades the connection, the
+	// zero address if unknown.
 	Masqueraded netip.Addr
 
 	own func(nfnetlink.Chain) bool
@@ -31,20 +32,20 @@ func (n Node) Own(w foreign.Way) bool {
 	return w.Own || n.own != nil && n.own(nfnetlink.Chain{Family: w.Rule.Family, Table: w.Rule.Table, Name: w.Rule.Chain})
 }
 
-// longChain is how many rules of our own chain are read at most. What a longer one does
-// is taken from the policy that was read from it.
+// longChain is the most rules of our own chain that are read. For a longer one,
+// the policy that was read back from it is used.
 const longChain = 5_000
 
-// A Question is what [Kernel.Trace] is asked.
+// A Question is the input of [Kernel.Trace].
 type Question struct {
 	Src  netip.Addr // the zero address: any pod
 	Dst  netip.Addr
-	Out  string      // interface by which it leaves; "": that of the route
-	Held nft.Ruleset // what the kernel holds of ours
+	Out  string      // output interface; "": that of the route
+	Held nft.Ruleset // our ruleset in the kernel
 }
 
-// Trace follows a new connection through the NAT rules of this node, ours and those of
-// others.
+// Trace follows a new connection through the NAT rules of this node, including
+// those of other programs.
 func (k *Kernel) Trace(ctx context.Context, q Question) (Node, error) {
 	n, err := followRoute(q.Src, q.Dst, q.Out)
 	if err != nil {
@@ -86,9 +87,9 @@ func (k *Kernel) Trace(ctx context.Context, q Question) (Node, error) {
 	return n, nil
 }
 
-// followRoute finds how a connection would leave.
+// followRoute finds the route that a connection would take.
 func followRoute(src, dst netip.Addr, out string) (Node, error) {
-	n := Node{Packet: foreign.Packet{Src: src, Dst: dst, SrcType: unix.RTN_UNICAST}} // a pod's is none of the node's
+	n := Node{Packet: foreign.Packet{Src: src, Dst: dst, SrcType: unix.RTN_UNICAST}} // a pod's address is not one of the node's
 	question := routeTo{dst: dst}
 	if src.IsValid() {
 		back, err := question.with(src, "").ask()
@@ -102,14 +103,14 @@ func followRoute(src, dst netip.Addr, out string) (Node, error) {
 	}
 	route, err := question.with(dst, out).ask()
 	if err == nil && route.Type == unix.RTN_UNSPEC && question.src.IsValid() {
-		route, err = routeTo{}.with(dst, out).ask() // the kernel does not let it in there
+		route, err = routeTo{}.with(dst, out).ask() // the kernel does not accept it on that interface
 	}
 	if err != nil {
 		return n, err
 	}
 	n.Route, n.Packet.Out, n.Packet.DstType = route, route.out(), route.Type
 	if own, err := (routeTo{}).with(dst, route.Interface).ask(); err == nil {
-		route.src = own.src // the kernel names none for what is forwarded
+		route.src = own.src // the kernel returns none for forwarded packets
 	}
 	n.Masqueraded, err = masqueradeAddress(route, dst)
 	return n, err

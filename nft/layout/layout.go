@@ -22,8 +22,8 @@ type Reader interface {
 	// chain of ours is found by its signature, or else by the given name. If alike is
 	// set, the chain may be one that an older agent wrote.
 	ReadBack(ctx context.Context, chain string, alike bool) (*Found, error)
-	// Counters reads how many connections went which way, over a connection of its own.
-	// It returns nil if the layout is another one.
+	// Counters reads the number of connections by verdict, over a separate
+	// connection. It returns nil if l is another layout.
 	Counters(l nft.Layout) ([]nft.Counts, error)
 	// Large reports whether reading the wanted ruleset can take longer than the time
 	// between other programs' transactions.
@@ -34,7 +34,7 @@ type Reader interface {
 	// Recreate deletes the table and creates it again, for when it cannot be repaired
 	// in place. It returns how long no rules were in effect.
 	Recreate(ctx context.Context, want nft.Ruleset) (gap time.Duration, err error)
-	// Close closes the connection of the counters.
+	// Close closes the counters' connection.
 	Close() error
 }
 
@@ -69,9 +69,9 @@ type Held interface {
 	Differences(want nft.Ruleset) []string
 	// Unsigned describes chains of ours that an older agent, or an older version, wrote.
 	Unsigned(want nft.Ruleset) []string
-	// Leftovers returns what is ours and not wanted.
+	// Leftovers returns what is ours but not wanted.
 	Leftovers(want nft.Ruleset) []Leftover
-	// InFull reports whether nothing was taken on trust.
+	// InFull reports whether everything was read.
 	InFull() bool
 	// Check returns an error if other programs' changes prevent writing the wanted
 	// ruleset or, for the first one, if its chain belongs to another program.
@@ -100,10 +100,10 @@ type Staged struct {
 // ErrOutdated means that what was staged is gone, or must be staged differently.
 var ErrOutdated = errors.New("the ruleset changed while it was being written")
 
-// A Plan is transactions. What packets see changes in Switch.
+// A Plan is a list of transactions. What packets see changes in Switch.
 type Plan struct {
 	Before, Switch, After nfnetlink.Batch
-	// Emptied are chains that cannot be deleted because others refer to them.
+	// Emptied are chains that cannot be deleted because other programs refer to them.
 	Emptied []ChainID
 	// Shared is set if rules in shared tables are written.
 	Shared bool
@@ -119,7 +119,7 @@ func (p *Plan) Batches() (batches []*nfnetlink.Batch) {
 	return batches
 }
 
-// A ChainID names a chain of a table.
+// A ChainID identifies a chain of a table.
 type ChainID struct {
 	Family       nfnetlink.Family
 	Table, Chain string
@@ -132,7 +132,7 @@ type Leftover struct {
 	Place string // " in …", unless the name includes it
 }
 
-// String names it with the mode that left it.
+// String returns its name and the mode that left it.
 func (l Leftover) String() string { return l.Name + " of mode " + string(l.Mode) + l.Place }
 
 // Found is a ruleset that was read back.

@@ -1,4 +1,4 @@
-// Package layouts lists the ways in which a policy can be written into the kernel.
+// Package layouts lists the layouts.
 package layouts
 
 import (

@@ -8,13 +8,13 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A Layout is mode nftables: a table of our own, with sets.
+// A Layout is mode nftables: a separate table, with sets.
 type Layout struct{}
 
 // Mode implements [nft.Layout].
 func (Layout) Mode() nft.Mode { return nft.ModeNFTables }
 
-// Chain implements [nft.Layout]: our table has chains of fixed names.
+// Chain implements [nft.Layout]: the names of the chains are fixed.
 func (Layout) Chain() string { return "" }
 
 // Supports implements [nft.Layout]: it can express everything.
@@ -38,11 +38,11 @@ func (Layout) Check(config.Config) ([]config.Problem, error) { return nil, nil }
 // CheckTables implements [nft.Layout].
 func (Layout) CheckTables([]nft.Table) error { return nil }
 
-// BaseChain is the chain that decides.
+// BaseChain is the chain that masquerades.
 const BaseChain = "postrouting"
 
-// The base chain runs at srcnat + 10: behind kube-proxy's and the CNI's, so
-// that kube-proxy's own masquerade, which also clears its mark, comes first.
+// The base chain runs at srcnat + 10: after kube-proxy's and the CNI's, so that
+// kube-proxy's own masquerade, which also clears its mark, comes first.
 const (
 	portsChain    = "to-ports"
 	chainPriority = nft.SrcNAT + 10
@@ -81,10 +81,11 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 	return []nft.Table{t}
 }
 
-// hashComment begins the comment of the last rule.
+// hashComment is the beginning of the last rule's comment.
 const hashComment = "config "
 
-// rulesOf decides a connection's first packet; the first rule that fits ends it.
+// rulesOf returns the rules for a connection's first packet; the first rule that
+// matches decides.
 func rulesOf(f nft.FamilyPolicy, masq nft.Node) []nft.Rule {
 	exempt, masqueraded := count{"exempt" + f.Suffix()}, count{"masqueraded" + f.Suffix()}
 	rules := []nft.Rule{{
@@ -97,7 +98,7 @@ func rulesOf(f nft.FamilyPolicy, masq nft.Node) []nft.Rule {
 			if q.Masquerade {
 				r.Nodes = append(match, masqueraded, masq)
 			}
-			if q.Set == "" { // a set has the comment itself
+			if q.Set == "" { // otherwise the set has the comment
 				r.Comment = q.Means
 			}
 			rules = append(rules, r)
@@ -106,9 +107,9 @@ func rulesOf(f nft.FamilyPolicy, masq nft.Node) []nft.Rule {
 	return append(rules, nft.Rule{Nodes: []nft.Node{ofFamilyMatch{f.IPv6}, masqueraded, masq}})
 }
 
-// matches pass the packets for which the question decides, each some of them. A
-// rule can ask whether an interface is none of several; whether it is one of them
-// takes a rule for each.
+// matches returns the matches, one per rule, for the packets that the question
+// decides. One rule can check that an interface is none of several; checking that
+// it is one of them takes a rule for each.
 func matches(q nft.Question, f nft.FamilyPolicy) [][]nft.Node {
 	switch {
 	case q.Asks == config.SentByNode:
@@ -145,8 +146,8 @@ func compilePorts(p nft.Policy) nft.Chain {
 	})}
 }
 
-// portRules translates to port ranges, each taken as often as its size says, and
-// protocols without ports plainly.
+// portRules translates to port ranges, each with a probability proportional to
+// its size, and without ports for other protocols.
 func portRules(ranges []nft.PortRange, to func(*nft.PortRange) nft.Node) []nft.Rule {
 	var rules []nft.Rule
 	for _, proto := range nft.PortProtocols() {

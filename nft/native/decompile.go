@@ -14,12 +14,12 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// mostReadBack is how many CIDRs of a set are read back. A set that somebody has
-// filled with more is not read: the kernel's time for it grows with the square.
-const mostReadBack = 200_000
+// maxReadBack is how many CIDRs of a set are read back. A larger set, filled by
+// another program, is not read: the kernel's time for it grows quadratically.
+const maxReadBack = 200_000
 
-// readWhole reads our table with all elements of the sets that the rules of its base
-// chain refer to; nil where there is none.
+// readWhole reads our table with all elements of the sets that the rules of its
+// base chain refer to. It returns nil if there is no table.
 func readWhole(c *nfnetlink.Conn) (*Own, error) {
 	own, err := ReadOwn(c)
 	if err != nil || own == nil {
@@ -37,11 +37,11 @@ func readWhole(c *nfnetlink.Conn) (*Own, error) {
 	}
 	for _, name := range names {
 		s, ok := own.Sets[name]
-		// A set that somebody made may hold anything.
+		// A set created by another program may contain anything.
 		if !ok || s.Read || s.Flags != unix.NFT_SET_INTERVAL && s.Flags != unix.NFT_SET_MAP {
 			continue
 		}
-		if err := s.readElements(c, mostReadBack); err != nil {
+		if err := s.readElements(c, maxReadBack); err != nil {
 			return nil, err
 		}
 	}
@@ -51,11 +51,11 @@ func readWhole(c *nfnetlink.Conn) (*Own, error) {
 // families are both, without any questions.
 func families() []nft.FamilyPolicy { return []nft.FamilyPolicy{{}, {IPv6: true}} }
 
-// ReadBack returns the ruleset that the table, whose elements were read, decides by. It
-// is ours if the table is just that, or if somebody has changed the rules and the hash
-// in their comments is still that of the policy. It is exact also if somebody has
-// changed the elements of a set since, but not if the rules are others than some config
-// of this version yields.
+// ReadBack returns the ruleset of the table, whose elements were read. It is ours
+// if the table is equal to it, or if another program changed rules and the hash
+// in their comments is still that of the policy. It is exact even if another
+// program changed the elements of a set, but not if no config of this version
+// compiles to the rules.
 func (o *Own) ReadBack() layout.Found {
 	found := layout.Found{Ruleset: nft.CompilePolicy(o.readPolicy(), Layout{})}
 	table := found.Tables[0]
@@ -63,24 +63,24 @@ func (o *Own) ReadBack() layout.Found {
 		found.Ours, found.Exact = true, true
 		return found
 	}
-	found.Ours = o.says(found.Hash())
+	found.Ours = o.hasHash(found.Hash())
 	held := o.rules[BaseChain]
 	last := slices.Clone(table.Chains[len(table.Chains)-1].Rules)
 	if len(held) > 0 {
 		last[len(last)-1].Comment = rule.Comment(held[len(held)-1])
 	}
-	said := table
-	said.Chains = slices.Clone(table.Chains)
-	said.Chains[len(said.Chains)-1].Rules = last
-	found.Exact = len(o.Differences(said)) == 0
+	reported := table
+	reported.Chains = slices.Clone(table.Chains)
+	reported.Chains[len(reported.Chains)-1].Rules = last
+	found.Exact = len(o.Differences(reported)) == 0
 	return found
 }
 
-// empty says that the table decides nothing.
+// empty reports whether the table has no effect.
 func (o *Own) empty() bool { return len(o.rules[BaseChain]) == 0 }
 
-// readPolicy reads what the table decides. Whether it is ours shows when the policy
-// is compiled again and compared.
+// readPolicy reads the policy of the table. To verify it, the policy is compiled
+// again and compared.
 func (o *Own) readPolicy() nft.Policy {
 	p := nft.Policy{Families: []nft.FamilyPolicy{{}}}
 	counts := func(counter string) func(nfnetlink.Rule) bool {
@@ -111,16 +111,16 @@ func (o *Own) readPolicy() nft.Policy {
 			read.AddMasquerade(r)
 		}
 		p.RandomFully = p.RandomFully || read.RandomFully
-		if len(p.Ports) == 0 { // each chain has the same
+		if len(p.Ports) == 0 { // the same in each chain
 			p.Ports = read.Ports
 		}
 	}
 	return o.readSNAT(p)
 }
 
-// readSNAT reads snatAddresses. No rule refers to the sets of what the config says, and
-// an update that was not finished leaves two of a family: then the hash in the rules
-// tells which one is in force.
+// readSNAT reads snatAddresses. Rules do not refer to the sets with the CIDRs in
+// the config, and an unfinished update leaves two per family: then the hash in
+// the rules identifies the current one.
 func (o *Own) readSNAT(p nft.Policy) nft.Policy {
 	all := []nft.Policy{p}
 	for i := range p.Families {
@@ -136,7 +136,7 @@ func (o *Own) readSNAT(p nft.Policy) nft.Policy {
 		all = further
 	}
 	for _, p := range all {
-		if len(all) > 1 && o.says(p.Hash()) {
+		if len(all) > 1 && o.hasHash(p.Hash()) {
 			return p
 		}
 	}
@@ -156,15 +156,15 @@ func (o *Own) snatLists(f nft.FamilyPolicy) []nft.List {
 	return all
 }
 
-// says reports whether the rules say that they are of the policy with a hash.
-func (o *Own) says(hash string) bool {
+// hasHash reports whether the comments of the rules have the hash.
+func (o *Own) hasHash(hash string) bool {
 	return slices.ContainsFunc(o.rules[BaseChain], func(r nfnetlink.Rule) bool { return strings.HasSuffix(rule.Comment(r), hash) })
 }
 
-// readLists fills the lists of a family from the sets that the rules refer to, and
-// finds the rules of conditions without a list.
+// readLists fills the lists of a family from the sets that the rules refer to,
+// and finds the rules of conditions without a list.
 func (o *Own) readLists(f *nft.FamilyPolicy) {
-	held := map[string][]config.CIDR{} // by the set's name without side
+	held := map[string][]config.CIDR{} // by the set's name without suffix
 	for _, r := range o.rules[BaseChain] {
 		for _, name := range rule.Sets(r) {
 			set := strings.TrimSuffix(strings.TrimSuffix(name, nft.SideA), nft.SideB)
@@ -200,8 +200,8 @@ func cidrs(ranges []iprange.Range) []config.CIDR {
 	return out
 }
 
-// asks reports whether a rule of the base chain begins by asking for a condition
-// without a list.
+// asks reports whether a rule of the base chain begins with the check of a
+// condition without a list.
 func asks(f nft.FamilyPolicy, row config.Condition, r nfnetlink.Rule) bool {
 	var want []nfnetlink.Expr
 	for _, n := range matches(nft.Question{Condition: row}, f)[0] {
@@ -210,8 +210,8 @@ func asks(f nft.FamilyPolicy, row config.Condition, r nfnetlink.Rule) bool {
 	return len(r.Exprs) >= len(want) && nfnetlink.EqualExprs(r.Exprs[:len(want)], want)
 }
 
-// interfaces returns the interfaces for which a rule of the base chain asks, if it
-// begins by asking for a condition on them.
+// interfaces returns the interfaces that a rule of the base chain checks, if it
+// begins with a condition on them.
 func interfaces(f nft.FamilyPolicy, row config.Condition, r nfnetlink.Rule) []config.Interface {
 	var found []config.Interface
 	for s := range rule.Statements(r) {

@@ -13,12 +13,12 @@ import (
 )
 
 // enforceChain is the chain that keeps other programs from translating what pods
-// send to exempt destinations. It runs before theirs: the first chain that gives a
-// connection a source address decides, also if it is the one that it has.
+// send to exempt destinations. It runs before theirs: the first chain that sets
+// the source address of a connection decides, also if it is the one that it has.
 const enforceChain = "enforce"
 
-// compileEnforcement decides as the base chain does. Of what pods send it gives what
-// is exempt the source address that it has; everything else goes on.
+// compileEnforcement decides like the base chain. It assigns exempt pod traffic
+// its own source address; everything else continues.
 func compileEnforcement(p nft.Policy) nft.Chain {
 	c := nft.Chain{Name: enforceChain, Hook: nft.NATHook(nft.EnforcePriority)}
 	for _, m := range p.Enforce.Marks {
@@ -50,7 +50,7 @@ func compileEnforcement(p nft.Policy) nft.Chain {
 	return c
 }
 
-// hasMark passes packets with a mark.
+// hasMark matches packets with a mark.
 type hasMark nft.Mark
 
 func (m hasMark) String() string {
@@ -71,7 +71,7 @@ func (m hasMark) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	return append(es, nfnetlink.Marshal(f, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: word(m.Value)})...)
 }
 
-// leftMark reads the mark of a rule of the chain that enforces.
+// leftMark reads the mark from a rule of the enforcing chain.
 func leftMark(r nfnetlink.Rule) (nft.Mark, bool) {
 	for s := range rule.Statements(r) {
 		if s.Field != "meta mark" || len(s.Value) != 4 {
@@ -86,7 +86,7 @@ func leftMark(r nfnetlink.Rule) (nft.Mark, bool) {
 	return nft.Mark{}, false
 }
 
-// keepSource gives a connection the source address that it has.
+// keepSource assigns a connection its current source address.
 type keepSource struct{ IPv6 bool }
 
 func (k keepSource) String() string {

@@ -11,7 +11,7 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// OwnOf returns what the kernel would hold of a table.
+// OwnOf returns a table as read from the kernel.
 func OwnOf(table nft.Table) *Own {
 	own := &Own{rules: map[string][]nfnetlink.Rule{}, Sets: map[string]*heldSet{}}
 	own.Family, own.Name = table.Family, table.Name

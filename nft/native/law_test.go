@@ -8,12 +8,12 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-// decompile reads the policy of a ruleset back from what the kernel would hold.
+// decompile reads back the policy of a ruleset from its form in the kernel.
 func decompile(t *testing.T, r nft.Ruleset) nft.Policy {
 	t.Helper()
 	found := native.OwnOf(r.Tables[0]).ReadBack()
 	if !found.Exact || !found.Ours {
-		t.Fatalf("not taken for ours:\n%s", r)
+		t.Fatalf("not recognized as ours:\n%s", r)
 	}
 	return found.Policy
 }

@@ -13,15 +13,15 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Register 1 carries every value that a rule compares, or an address; registers 2 and
-// 3 are ports behind it. nft uses the same ones.
+// Register 1 carries every value that a rule compares, or an address; registers 2
+// and 3 are the ports after it. nft uses the same ones.
 const (
 	reg1 = unix.NFT_REG_1
 	reg2 = unix.NFT_REG_2
 	reg3 = unix.NFT_REG_3
 )
 
-// ofFamilyMatch passes packets of one address family.
+// ofFamilyMatch matches packets of one address family.
 type ofFamilyMatch struct{ IPv6 bool }
 
 func (m ofFamilyMatch) String() string {
@@ -41,7 +41,7 @@ func (m ofFamilyMatch) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Exp
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{proto}})
 }
 
-// ofThisNode passes packets to, or from, an address of this node: route type LOCAL.
+// ofThisNode matches packets to, or from, an address of this node: route type LOCAL.
 type ofThisNode struct{ Source bool }
 
 func (m ofThisNode) String() string {
@@ -57,7 +57,7 @@ func (m ofThisNode) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)})
 }
 
-// inSet passes packets whose source or destination is, or is not, in a set.
+// inSet matches packets whose source or destination is, or is not, in a set.
 type inSet struct {
 	IPv6   bool
 	Source bool
@@ -86,9 +86,9 @@ func (m inSet) Bytecode(f nfnetlink.Family, s nft.Sides) []nfnetlink.Expr {
 		&expr.Lookup{SourceRegister: reg1, SetName: s.Of(m.Set), Invert: m.Not})...)
 }
 
-// byInterface passes packets that were received on, or leave by, an interface, or
-// by one of those whose names begin alike. What the node itself sends was received
-// on none. Since Linux 5.5 a postrouting chain can ask on which one.
+// byInterface matches packets by their input or output interface, or by a prefix
+// of its name. The node's own traffic has no input interface. Since Linux 5.5 a
+// postrouting chain can match the input interface.
 type byInterface struct {
 	Out       bool
 	Not       bool
@@ -122,7 +122,7 @@ func (m byInterface) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr 
 	return nfnetlink.Marshal(f, meta, compare)
 }
 
-// ofProtocol passes packets of one transport protocol.
+// ofProtocol matches packets of one transport protocol.
 type ofProtocol nft.Protocol
 
 func (p ofProtocol) String() string { return "meta l4proto " + nft.Protocol(p).String() }
@@ -131,7 +131,7 @@ func (p ofProtocol) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	return nft.Protocol(p).Match(f)
 }
 
-// byChance passes Of out of Total packets at random.
+// byChance matches Of out of Total packets at random.
 type byChance struct{ Of, Total uint32 }
 
 func (m byChance) String() string {
@@ -145,7 +145,7 @@ func (m byChance) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 		&expr.Cmp{Op: expr.CmpOpLt, Register: reg1, Data: binaryutil.BigEndian.PutUint32(m.Of)})
 }
 
-// count adds to a named counter.
+// count increments a named counter.
 type count struct{ Counter string }
 
 func (c count) String() string { return "counter name " + c.Counter }
@@ -154,7 +154,7 @@ func (c count) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f, &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: c.Counter})
 }
 
-// masquerade takes the address of the interface that the packet leaves by.
+// masquerade translates the source to the address of the output interface.
 type masquerade struct {
 	RandomFully bool
 	Ports       *nft.PortRange
@@ -183,7 +183,7 @@ func (m masquerade) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	return append(es, nfnetlink.MasqueradeTo(m.RandomFully, reg1, reg2))
 }
 
-// stop ends our say: the calling chain goes on.
+// stop returns to the calling chain.
 type stop struct{}
 
 func (stop) String() string { return "return" }
@@ -192,7 +192,7 @@ func (stop) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f, &expr.Verdict{Kind: expr.VerdictReturn})
 }
 
-// continueIn goes on in another chain and does not come back.
+// continueIn continues in another chain and does not return.
 type continueIn struct{ Chain string }
 
 func (g continueIn) String() string { return "goto " + g.Chain }

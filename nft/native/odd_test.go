@@ -10,14 +10,14 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-// readOdd reads rules back that anybody may have made: nothing panics.
+// readUnexpected reads back rules from any program, without a panic.
 func readOdd(_ *testing.T, _ nfnetlink.Family, rules []nfnetlink.Rule) {
 	own := native.OwnWith(rules)
 	_ = own.ReadBack()
 }
 
-// repairOdd also compares them with those of the defaults and plans what makes them
-// these.
+// repairUnexpected also compares them with the rules of the defaults, and plans
+// the repair.
 func repairOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
 	readOdd(t, family, rules)
 	own := native.OwnWith(rules)

@@ -15,13 +15,13 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// An Own is what the kernel holds of the table of mode nftables.
+// An Own is the table of mode nftables as read from the kernel.
 type Own struct {
 	nfnetlink.Table
 	chains     []nfnetlink.Chain
 	rules      map[string][]nfnetlink.Rule // by chain
-	flooded    bool                        // there are many more rules than any config needs
-	Sets       map[string]*heldSet         // by the kernel's name
+	flooded    bool                        // it has many more rules than any config needs
+	Sets       map[string]*heldSet         // by name in the kernel
 	objects    []nfnetlink.Object
 	flowtables []nfnetlink.Flowtable
 }
@@ -37,17 +37,17 @@ type heldSet struct {
 	Trusted  bool
 	// Conditional counts the elements that do more than match.
 	Conditional int
-	// AtLeast is how many CIDRs were read when reading stopped, because there are
-	// many more than wanted.
+	// AtLeast is how many CIDRs had been read when reading stopped because there
+	// are many more than wanted.
 	AtLeast int
 }
 
-// slack is how many more rules, or elements of a set, than wanted are still read and
-// named. Beyond, that there are more is difference enough: what others add to our
-// tables can be larger than our memory.
+// slack is the number of unexpected rules, or elements of a set, that are read
+// and listed. Their number alone is reported beyond that, because other programs
+// can add more than fits our memory.
 const slack = 5_000
 
-// readElements reads what the set holds, if that is at most as many CIDRs as given.
+// readElements reads the elements of the set, up to a number of CIDRs.
 func (h *heldSet) readElements(c *nfnetlink.Conn, most int) error {
 	if h.Counted && int(h.Count) > most {
 		return nil
@@ -91,12 +91,12 @@ func (h *heldSet) readMap(c *nfnetlink.Conn, most int) error {
 	return nil
 }
 
-// ReadOwn reads our table without the elements of its sets; nil where there is
-// none.
+// ReadOwn reads our table without the elements of its sets. It returns nil if the
+// table does not exist.
 func ReadOwn(c *nfnetlink.Conn) (*Own, error) {
 	t, err := c.Table(nfnetlink.Inet, nft.TableName)
 	if nfnetlink.IsNotExist(err) {
-		return nil, nil //nolint:nilnil // no table is an answer
+		return nil, nil //nolint:nilnil // no table is a valid result
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read table: %w", err)
@@ -133,7 +133,7 @@ func ReadOwn(c *nfnetlink.Conn) (*Own, error) {
 	return own, err
 }
 
-// moreThan returns a function that is false as many times.
+// moreThan returns a function that returns false the first n times.
 func moreThan(n int) func(nfnetlink.Rule) bool {
 	return func(nfnetlink.Rule) bool {
 		n--
@@ -149,8 +149,8 @@ func (o *Own) chain(name string) (nfnetlink.Chain, bool) {
 	return o.chains[i], true
 }
 
-// live says under which name each wanted set is held: the one that the rules
-// refer to. Where somebody made both, it is the one with the right elements.
+// live returns the name in the kernel of each wanted set: the one that the rules
+// refer to. If both exist, it is the one with the right elements.
 func (o *Own) live(want nft.Table) nft.Sides {
 	referred := map[string]bool{}
 	for _, c := range want.Chains {
@@ -183,12 +183,12 @@ func (o *Own) live(want nft.Table) nft.Sides {
 	return s
 }
 
-// equals says whether the set is known to hold just what is wanted.
+// equals reports whether the set is known to have exactly the wanted elements.
 func (h *heldSet) equals(w nft.Set) bool {
 	return h.Trusted || h.Read && h.Conditional == 0 && len(h.compare(w)) == 0
 }
 
-// compareMap is compare for a map.
+// compareMap is like compare, for a map.
 func (h *heldSet) compareMap(want []nfnetlink.Mapping) []string {
 	const few = 10
 	var diffs []string
@@ -207,7 +207,7 @@ func (h *heldSet) compareMap(want []nfnetlink.Mapping) []string {
 	}
 	for _, m := range h.Mappings {
 		if _, left := held[m.Key]; left {
-			diffs = append(diffs, fmt.Sprintf("map %s has %s : %s, which it should not have", h.Name, m.Key, m.Value))
+			diffs = append(diffs, fmt.Sprintf("map %s has %s : %s, which is not in the config", h.Name, m.Key, m.Value))
 		}
 	}
 	if len(diffs) > few {
@@ -216,8 +216,7 @@ func (h *heldSet) compareMap(want []nfnetlink.Mapping) []string {
 	return diffs
 }
 
-// compare says in words which prefixes the set lacks or holds beyond, the first
-// few of them.
+// compare describes the first few missing and unexpected prefixes of the set.
 func (h *heldSet) compare(w nft.Set) []string {
 	if w.Mappings != nil {
 		return h.compareMap(w.Mappings)
@@ -229,16 +228,16 @@ func (h *heldSet) compare(w nft.Set) []string {
 	for i < len(prefixes) || j < len(h.Holds) {
 		switch {
 		case len(diffs) == few:
-			return append(diffs, fmt.Sprintf("set %s differs in more, holding %d CIDRs of %d", h.Name, len(h.Holds), len(prefixes)))
+			return append(diffs, fmt.Sprintf("set %s has more differences: %d CIDRs instead of %d", h.Name, len(h.Holds), len(prefixes)))
 		case j == len(h.Holds) || i < len(prefixes) && prefixes[i].Addr().Less(h.Holds[j].From):
 			diffs = append(diffs, fmt.Sprintf("set %s lacks %s", h.Name, prefixes[i]))
 			i++
 		case i == len(prefixes) || h.Holds[j].From.Less(prefixes[i].Addr()):
-			diffs = append(diffs, fmt.Sprintf("set %s holds %s, which is not in the config", h.Name, h.Holds[j]))
+			diffs = append(diffs, fmt.Sprintf("set %s contains %s, which is not in the config", h.Name, h.Holds[j]))
 			j++
 		default:
 			if h.Holds[j] != iprange.Of(prefixes[i]) {
-				diffs = append(diffs, fmt.Sprintf("set %s holds %s instead of %s", h.Name, h.Holds[j], prefixes[i]))
+				diffs = append(diffs, fmt.Sprintf("set %s contains %s instead of %s", h.Name, h.Holds[j], prefixes[i]))
 			}
 			i++
 			j++
@@ -247,8 +246,8 @@ func (h *heldSet) compare(w nft.Set) []string {
 	return diffs
 }
 
-// Differences says in words how the kernel's table, which is nil where there is
-// none, is not the wanted one.
+// Differences describes how the kernel's table, nil if it does not exist, differs
+// from the wanted one.
 func (o *Own) Differences(want nft.Table) []string {
 	if o == nil {
 		return []string{fmt.Sprintf("table %s %s is missing", want.Family, want.Name)}
@@ -288,7 +287,7 @@ func (o *Own) chainDifferences(want nft.Table, live nft.Sides) []string {
 	}
 	for _, c := range o.chains {
 		if !wanted[c.Name] {
-			diffs = append(diffs, fmt.Sprintf("chain %s is not of the config", nfnetlink.Printable(c.Name)))
+			diffs = append(diffs, fmt.Sprintf("chain %s is not in the config", nfnetlink.Printable(c.Name)))
 		}
 	}
 	return diffs
@@ -311,14 +310,14 @@ func (o *Own) setDifferences(want nft.Table, live nft.Sides) []string {
 				diffs = append(diffs, fmt.Sprintf("set %s: %d elements have a limit, a timeout or another condition", name, held.Conditional))
 			}
 		case held.AtLeast > 0:
-			diffs = append(diffs, fmt.Sprintf("set %s holds more than %d CIDRs, not %d", name, held.AtLeast, w.Len()))
+			diffs = append(diffs, fmt.Sprintf("set %s has more than %d CIDRs instead of %d", name, held.AtLeast, w.Len()))
 		case !held.Trusted:
-			diffs = append(diffs, fmt.Sprintf("set %s holds %d CIDRs, not %d", name, held.Count, w.Len()))
+			diffs = append(diffs, fmt.Sprintf("set %s has %d CIDRs instead of %d", name, held.Count, w.Len()))
 		}
 	}
 	for _, name := range sortedKeys(o.Sets) {
 		if !wanted[name] {
-			diffs = append(diffs, fmt.Sprintf("set %s is not of the config", nfnetlink.Printable(name)))
+			diffs = append(diffs, fmt.Sprintf("set %s is not in the config", nfnetlink.Printable(name)))
 		}
 	}
 	return diffs
@@ -330,7 +329,7 @@ func (o *Own) objectDifferences(want nft.Table) []string {
 	for _, x := range o.objects {
 		at := slices.Index(lacking, x.Name)
 		if x.Type != unix.NFT_OBJECT_COUNTER || at < 0 {
-			diffs = append(diffs, fmt.Sprintf("object %s is not of the config", nfnetlink.Printable(x.Name)))
+			diffs = append(diffs, fmt.Sprintf("object %s is not in the config", nfnetlink.Printable(x.Name)))
 			continue
 		}
 		lacking = slices.Delete(lacking, at, at+1)
@@ -339,12 +338,12 @@ func (o *Own) objectDifferences(want nft.Table) []string {
 		diffs = append(diffs, "counters are missing: "+strings.Join(lacking, ", "))
 	}
 	for _, f := range o.flowtables {
-		diffs = append(diffs, fmt.Sprintf("flowtable %s is not of the config", nfnetlink.Printable(f.Name)))
+		diffs = append(diffs, fmt.Sprintf("flowtable %s is not in the config", nfnetlink.Printable(f.Name)))
 	}
 	return diffs
 }
 
-// sameSet compares what makes a set, without its elements.
+// sameSet compares the declarations of sets, without their elements.
 func sameSet(a, b nfnetlink.Set) bool {
 	const comment = byte(userdata.NFTNL_UDATA_SET_COMMENT)
 	return a.Flags == b.Flags && a.KeyType == b.KeyType && a.KeyLen == b.KeyLen &&

@@ -24,12 +24,12 @@ type Reader struct {
 	// PerBatch is the most prefixes in a filling transaction.
 	PerBatch int
 	trust    map[string]trusted
-	// When a set was last read, and what that cost.
+	// When a set was last read, and how long that took.
 	dumped   time.Time
 	dumpCost time.Duration
 }
 
-// trusted is what a set held when it was last filled or read.
+// trusted is the content of a set when it was last filled or read.
 type trusted struct {
 	prefixes []netip.Prefix
 	handle   uint64 // 0 until the set is seen again
@@ -43,7 +43,7 @@ func NewReader(c *nfnetlink.Conn) *Reader {
 // Close implements [layout.Reader].
 func (r *Reader) Close() error { return r.counters.Close() }
 
-// Large implements [layout.Reader]: sets that are large are taken on trust.
+// Large implements [layout.Reader]: large sets are not read every time.
 func (r *Reader) Large(nft.Ruleset) bool { return false }
 
 // Rewrite implements [layout.Reader].
@@ -51,9 +51,10 @@ func (r *Reader) Rewrite(context.Context, nft.Ruleset) ([]string, error) {
 	return nil, layout.ErrNotPossible
 }
 
-// Recreate implements [layout.Reader]. A map, an object or a chain that somebody put there
-// may hold what has to go, or its flags may not be changed. The table is deleted only if
-// the kernel takes all that is to be made, which is tried before.
+// Recreate implements [layout.Reader]. A map, an object or a chain that another
+// program added may refer to something that must be deleted, or the flags of the
+// table cannot be changed. The table is deleted only after a rehearsal shows that
+// the kernel accepts the new one.
 func (r *Reader) Recreate(_ context.Context, want nft.Ruleset) (gap time.Duration, err error) {
 	t := tableOf(want)
 	if t == nil {
@@ -87,8 +88,8 @@ func (r *Reader) ReadBack(context.Context, string, bool) (*layout.Found, error) 
 	return &found, nil
 }
 
-// Counters implements [layout.Reader]: it reads the named counters of the table, and
-// no set.
+// Counters implements [layout.Reader]: it reads the named counters of the table,
+// but no set.
 func (r *Reader) Counters(l nft.Layout) ([]nft.Counts, error) {
 	if l != (Layout{}) {
 		return nil, nil
@@ -113,7 +114,7 @@ func (r *Reader) Counters(l nft.Layout) ([]nft.Counts, error) {
 	return out, nil
 }
 
-// held is what the kernel holds of our table. It implements [layout.Held].
+// held is our table in the kernel. It implements [layout.Held].
 type held struct {
 	*Reader
 	own        *Own
@@ -149,11 +150,11 @@ func (r *Reader) Read(ctx context.Context, want nft.Ruleset, s layout.Scope) (la
 	return h, nil
 }
 
-// BigSet is the size from which a set is not read whenever the ruleset changed:
-// the kernel walks a set from its start for every page of a dump.
+// BigSet is the size from which on a set is not read on every change of the
+// ruleset: the kernel walks a set from the start for every page of a dump.
 const BigSet = 10_000
 
-// readSides reads what a wanted set holds, under both names where both are there.
+// readSides reads the elements of a wanted set, under both names if both exist.
 func (h *held) readSides(w nft.Set, s layout.Scope) error {
 	for _, side := range []string{nft.SideA, nft.SideB} {
 		set, ok := h.own.Sets[w.Name+side]
@@ -179,7 +180,8 @@ func (h *held) readSides(w nft.Set, s layout.Scope) error {
 		}
 		start := time.Now()
 		err := set.readElements(h.conn, len(w.Prefixes)+slack)
-		// Also if others' transactions tore the reading, which cost as much.
+		// Even if other programs' transactions interrupted the reading, which
+		// cost as much.
 		h.dumped, h.dumpCost = time.Now(), time.Since(start)
 		if err != nil {
 			return err
@@ -191,11 +193,11 @@ func (h *held) readSides(w nft.Set, s layout.Scope) error {
 	return nil
 }
 
-// remembers reports whether what a set holds need not be read: nothing changed
-// since it was known, or it is the same set, holds as many elements, and has none for
-// addresses between them. Kernels before 6.18 do not tell how many; there the set is
-// read now and then, so that the reading takes no more than a hundredth of a
-// processor.
+// remembers reports whether the elements of a set need not be read: the ruleset
+// has not changed since, or it is the same set, with the same number of elements,
+// and none for addresses between them. Kernels before 6.18 do not report the
+// number; there the set is read occasionally, so that reading takes no more than
+// 1 % of a CPU.
 func (r *Reader) remembers(held *heldSet, w nft.Set, known bool, s layout.Scope) (bool, error) {
 	t, ok := r.trust[held.Name]
 	switch {
@@ -224,10 +226,10 @@ func (r *Reader) remembers(held *heldSet, w nft.Set, known bool, s layout.Scope)
 	return true, nil
 }
 
-// probes returns addresses that the prefixes, which are sorted, do not hold: some
-// directly after one of them, the last of all, and the zero address for the element
-// *, which is in no count. One element cannot take in many addresses without taking in
-// one of these, unless it lies within a gap.
+// probes returns addresses that the sorted prefixes do not contain: some directly
+// after one of them, the last address of all, and the zero address for the
+// element *, which is not counted. A single element cannot cover many addresses
+// without covering one of these, unless it is within a gap.
 func probes(prefixes []netip.Prefix) []netip.Addr {
 	const many = 8
 	out := []netip.Addr{{}}
@@ -263,7 +265,7 @@ func (h *held) Differences(want nft.Ruleset) []string {
 	return nil
 }
 
-// Unsigned implements [layout.Held]: nobody else writes such a table.
+// Unsigned implements [layout.Held]: no other program writes such a table.
 func (h *held) Unsigned(nft.Ruleset) []string { return nil }
 
 // Leftovers implements [layout.Held].
@@ -285,12 +287,13 @@ func (h *held) Owns(nft.Ruleset) func(nfnetlink.Chain) bool {
 	return func(c nfnetlink.Chain) bool { return c.Family == nfnetlink.Inet && c.Table == nft.TableName }
 }
 
-// Plan implements [layout.Held]. If another layout is wanted, our table goes in a
-// transaction after: a packet that has passed the chain of iptables, still empty for it,
-// could meet our own chain when that is empty already, because each base chain looks for
-// itself which rules are the current ones. Until then both decide, with the old verdict
-// or the new. Towards our table a packet meets the chain that is emptied first, and can
-// see both, never neither.
+// Plan implements [layout.Held]. If another layout is wanted, our table is
+// deleted in a later transaction: otherwise a packet that has passed the still
+// empty iptables chain could reach our own chain when it is empty already,
+// because each base chain determines separately which rules are current. Until
+// then both layouts apply, with the old verdict or the new one. In the other
+// direction, a packet reaches the chain that is emptied first, and sees both or
+// one, never neither.
 func (h *held) Plan(want nft.Ruleset, staged layout.Staged, p *layout.Plan) error {
 	t := tableOf(want)
 	switch {
@@ -307,15 +310,15 @@ func (h *held) Plan(want nft.Ruleset, staged layout.Staged, p *layout.Plan) erro
 	return nil
 }
 
-// Right implements [layout.Held]: what is trusted was noted as it was read.
+// Right implements [layout.Held]: Read has recorded what can be trusted.
 func (h *held) Right() {}
 
 // Written implements [layout.Held].
 func (h *held) Written(nft.Ruleset, uint32) {}
 
-// Stage implements [layout.Held]: it fills the sets that are to become effective.
-// Another agent may be at the same: each transaction is made only if the sets are
-// still those that the first one made.
+// Stage implements [layout.Held]: it fills the sets that will be activated.
+// Another agent may do the same: each transaction is sent only if the sets are
+// still those that the first one created.
 func (h *held) Stage(ctx context.Context, want nft.Ruleset) (layout.Staged, error) {
 	t := tableOf(want)
 	if t == nil {
@@ -336,7 +339,7 @@ func (h *held) Stage(ctx context.Context, want nft.Ruleset) (layout.Staged, erro
 		}
 		err := h.fill(b, i == 0, h.generation, out.Handles)
 		if errors.Is(err, unix.EMSGSIZE) && h.PerBatch > SmallBatch {
-			h.PerBatch = SmallBatch // the send buffer is small: again
+			h.PerBatch = SmallBatch // the send buffer is small: retry
 			return layout.Staged{}, layout.ErrOutdated
 		}
 		if err != nil {
@@ -352,12 +355,13 @@ func (h *held) Stage(ctx context.Context, want nft.Ruleset) (layout.Staged, erro
 	return out, nil
 }
 
-// fillAttempts is how often a filling transaction is tried while others write.
+// fillAttempts is the number of attempts to fill a set while other programs
+// write.
 const fillAttempts = 20
 
-// fill makes one filling transaction. The first makes the sets, at the
-// generation at which they were planned; the others wait until nobody writes in
-// between.
+// fill sends one filling transaction. The first one creates the sets, at the
+// generation for which they were planned; the others wait until no other program
+// writes in between.
 func (r *Reader) fill(b *nfnetlink.Batch, first bool, planned uint32, handles map[string]uint64) error {
 	if first {
 		if err := r.conn.Commit(b, planned); err != nil {
@@ -381,7 +385,7 @@ func (r *Reader) fill(b *nfnetlink.Batch, first bool, planned uint32, handles ma
 	return layout.ErrOutdated
 }
 
-// stillOurs says whether the sets are still those of these handles.
+// stillOurs reports whether the sets still have these handles.
 func (r *Reader) stillOurs(handles map[string]uint64) error {
 	sets, err := r.conn.Sets(nfnetlink.Inet, nft.TableName)
 	if err != nil {

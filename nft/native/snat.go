@@ -15,18 +15,20 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// snatChain is where what is masqueraded gets its address if the node has one of
-// snatAddresses.
+// snatChain is the name of the chain that selects the source address if the node
+// has one of snatAddresses.
 func snatChain(f nft.FamilyPolicy) string { return "snat" + f.Suffix() }
 
-// snatSet holds what the config says, whatever the node has: no rule refers to it, but
-// who reads the table back needs it.
+// snatSet is the name of the set with the CIDRs in the config, whether or not the
+// node has such addresses. Rules do not refer to it; it is needed to read back
+// the config.
 func snatSet(f nft.FamilyPolicy) string { return config.SNATAddresses().Set + f.Suffix() }
 
-// podMap has the address of each group of pods.
+// podMap is the name of the map with the address for each group of pods.
 func podMap(f nft.FamilyPolicy) string { return "snat-by-pod" + f.Suffix() }
 
-// masquerades reports whether anything of the family is masqueraded plainly.
+// masquerades reports whether any traffic of the family is masqueraded with the
+// address of the interface.
 func masquerades(f nft.FamilyPolicy) bool { return len(f.SNAT.Present) == 0 || !exemptsNode(f) }
 
 // exemptsNode reports whether nothing that the node itself sends is masqueraded: it was
@@ -37,8 +39,8 @@ func exemptsNode(f nft.FamilyPolicy) bool {
 	})
 }
 
-// snatSets are the set of what the config says and, if pods are to be told apart, the
-// map.
+// snatSets returns the set with the CIDRs in the config and, if there are several
+// addresses, the map.
 func snatSets(f nft.FamilyPolicy) []nft.Set {
 	if len(f.SNAT.CIDRs) == 0 {
 		return nil
@@ -52,8 +54,8 @@ func snatSets(f nft.FamilyPolicy) []nft.Set {
 	return sets
 }
 
-// compileSNAT gives connections of pods their address, and leaves those of the node to
-// masquerading.
+// compileSNAT compiles the chain that selects the source address for connections
+// of pods; those of the node are masqueraded.
 func compileSNAT(p nft.Policy, f nft.FamilyPolicy, masq nft.Node) nft.Chain {
 	c := nft.Chain{Name: snatChain(f)}
 	if !exemptsNode(f) {
@@ -71,7 +73,7 @@ func compileSNAT(p nft.Policy, f nft.FamilyPolicy, masq nft.Node) nft.Chain {
 	return c
 }
 
-// sourceNAT gives a connection an address of the node: a fixed one, or that of the
+// sourceNAT translates to an address of the node: a fixed one, or that of the
 // pod's group.
 type sourceNAT struct {
 	IPv6        bool
@@ -126,7 +128,7 @@ func (s sourceNAT) Bytecode(f nfnetlink.Family, sides nft.Sides) []nfnetlink.Exp
 	return append(es, nfnetlink.SourceNAT(nft.FamilyPolicy{IPv6: s.IPv6}.Family(), s.RandomFully, reg1, low, high))
 }
 
-// readPresent reads which addresses the chain of a family gives.
+// readPresent returns the source addresses in the chain of a family.
 func (o *Own) readPresent(f nft.FamilyPolicy) []netip.Addr {
 	var found []netip.Addr
 	for _, r := range o.rules[snatChain(f)] {

@@ -12,34 +12,35 @@ import (
 )
 
 // An update has two phases. Stage fills new sets, which no rule refers to yet;
-// Flip then changes the rules and deletes the old sets, in one transaction. It
-// is the one recipe by which no packet sees a wrong verdict on every kernel
-// tried: from Linux 6.18 on a set gets its lookup array after the rules of its
-// own transaction went live, and up to 6.12 a set that is changed in place can
+// Flip then changes the rules and deletes the old sets in one transaction. Only
+// with this sequence every packet gets the right verdict on all tested kernels:
+// since Linux 6.18, a set gets its lookup array after the rules of its own
+// transaction become active, and up to 6.12 a set that is changed in place can
 // miss an element (see nft/README.md).
 
-// A filling transaction holds half of all prefixes, within bounds. The kernel
-// writes the whole set into a new array at the end of each one, so that many
-// small ones take a multiple of the time; a large one makes other writers wait.
+// A filling transaction contains half of all prefixes, within bounds. The kernel
+// writes the whole set into a new array at the end of each transaction, so that
+// many small ones take a multiple of the time; a large one blocks other writers.
 const (
 	fillShare = 2
-	// 4,000 IPv6 prefixes are 256 KiB, which fit the send buffer that a process
-	// without CAP_NET_ADMIN in the first user namespace gets.
+	// 4,000 IPv6 prefixes take 256 KiB, which fit the send buffer of a process
+	// without CAP_NET_ADMIN in the initial user namespace.
 	SmallBatch = 4_000
 	largeBatch = 100_000 // 6.4 MB
 )
 
-// Stage plans the filling transactions, of at most so many prefixes each, and
-// says under which name each set will be held. Sets that hold the right elements
-// are left as they are.
+// Stage plans the filling transactions, of at most limit prefixes each, and
+// returns the name that each set will have in the kernel. Sets that have the
+// right elements stay as they are.
 func Stage(want nft.Table, got *Own, most int) (batches []*nfnetlink.Batch, target nft.Sides) {
 	return stage(&nfnetlink.Batch{}, want, got, most)
 }
 
-// Recreate plans how our table is deleted and made anew: its sets are filled before the
-// last transaction makes its chain. Until then no rules of ours decide, so that it is
-// for a table that cannot be repaired otherwise. The rehearsal is a transaction whose
-// last message alone the kernel refuses if it would take the others.
+// Recreate plans how to delete our table and create it again: its sets are filled
+// before the last transaction creates its chain. Until then we have no rules, so
+// this is only for a table that cannot be repaired in place. The rehearsal is a
+// transaction of which the kernel rejects only the last message, if it would
+// accept the others.
 func Recreate(want nft.Table, most int) (batches []*nfnetlink.Batch, rehearsal *nfnetlink.Batch) {
 	first := &nfnetlink.Batch{}
 	first.DelTable(want.Family, want.Name)
@@ -60,7 +61,7 @@ func Recreate(want nft.Table, most int) (batches []*nfnetlink.Batch, rehearsal *
 	return append(batches, last), rehearsal
 }
 
-// stage continues a batch.
+// stage is Stage, continuing a batch.
 func stage(b *nfnetlink.Batch, want nft.Table, got *Own, most int) (batches []*nfnetlink.Batch, target nft.Sides) {
 	if got == nil {
 		got = &Own{}
@@ -73,8 +74,8 @@ func stage(b *nfnetlink.Batch, want nft.Table, got *Own, most int) (batches []*n
 	}
 	live, target := got.live(want), nft.Sides{}
 	if got.Dormant() {
-		// The kernel refuses to wake a table and to make a base chain in it in one
-		// transaction. Without rules an awake table does as little as a dormant one.
+		// The kernel does not wake a table and create a base chain in it in one
+		// transaction. Without rules, an active table has no effect either.
 		b.FlushChain(want.Family, want.Name, "")
 		b.AddTable(want.Family, want.Name)
 		got.rules = nil
@@ -118,8 +119,8 @@ func spare(set string, live nft.Sides) string {
 	return nft.SideA
 }
 
-// clear deletes what stands where sets are to be filled, with the rules that
-// refer to it: ours refer to the other side.
+// clear deletes what exists under the names of the sets to fill, and the rules
+// that refer to it: ours refer to the other side.
 func (o *Own) clear(b *nfnetlink.Batch, fill []nft.Set, target nft.Sides) {
 	for _, w := range fill {
 		name := target[w.Name]
@@ -137,8 +138,8 @@ func (o *Own) clear(b *nfnetlink.Batch, fill []nft.Set, target nft.Sides) {
 	}
 }
 
-// Holds says whether the table is there with the staged sets, and these are
-// still the ones that were filled.
+// Holds reports whether the table exists and still has the same sets that were
+// filled.
 func (o *Own) Holds(handles map[string]uint64) bool {
 	if o == nil {
 		return false
@@ -151,8 +152,8 @@ func (o *Own) Holds(handles map[string]uint64) bool {
 	return true
 }
 
-// Flip plans the transaction that makes the staged sets effective: it leaves in
-// the table what is wanted and nothing else.
+// Flip plans the transaction that activates the staged sets: after it the table
+// has exactly what is wanted.
 func Flip(b *nfnetlink.Batch, want nft.Table, target nft.Sides, got *Own) {
 	b.AddTable(want.Family, want.Name)
 	b.FlushChain(want.Family, want.Name, "")
@@ -170,9 +171,9 @@ func Flip(b *nfnetlink.Batch, want nft.Table, target nft.Sides, got *Own) {
 	got.deleteRest(b, want, target)
 }
 
-// deleteRest deletes what the wanted table does not have. Sets go before
-// chains, because a map's elements can name chains. Sets and chains that are
-// written inside a rule went with it.
+// deleteRest deletes what the wanted table does not have. Sets are deleted before
+// chains, because elements of a map can refer to chains. Anonymous sets and
+// chains were deleted with their rule.
 func (o *Own) deleteRest(b *nfnetlink.Batch, want nft.Table, target nft.Sides) {
 	keep := slices.Collect(maps.Values(target))
 	for _, name := range sortedKeys(o.Sets) {

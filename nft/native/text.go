@@ -8,12 +8,12 @@ import (
 	"nft-masq-agent/nft/iprange"
 )
 
-// Text implements [nft.Layout]: what `nft -f` accepts, which then replaces our table
-// by exactly this, whatever was there.
+// Text implements [nft.Layout]: input for `nft -f`, which replaces our table with
+// exactly this.
 func (Layout) Text(tables []nft.Table) string {
 	var b strings.Builder
 	for _, t := range tables {
-		// The first line lets the second succeed where there is no table.
+		// The first line makes the second succeed if the table does not exist.
 		fmt.Fprintf(&b, "table %s %s\ndelete table %[1]s %s\n", t.Family, t.Name)
 		writeTable(&b, t)
 	}
@@ -44,7 +44,7 @@ func writeTable(b *strings.Builder, t nft.Table) {
 	b.WriteString("}\n")
 }
 
-// priorityText is a priority as nft prints it.
+// priorityText returns a priority as nft prints it.
 func priorityText(p int32) string {
 	if p < nft.SrcNAT {
 		return fmt.Sprintf("srcnat - %d", nft.SrcNAT-p)

@@ -9,15 +9,16 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// The longest names of chains, in bytes. XT_EXTENSION_MAXNAMELEN is 29 with the
-// final NUL; where a policy needs further chains, "-MASQ" goes behind the name.
+// The longest names of chains, in bytes. XT_EXTENSION_MAXNAMELEN is 29 including
+// the NUL; if a policy needs additional chains, their names are the name plus
+// "-MASQ".
 const (
 	maxChainName       = 28
 	maxChainNamePrefix = maxChainName - len(xtMasqChain)
 )
 
-// CheckChain says why iptables would not take a name for a chain of its own, or
-// could not load again what it saves of it. iptables compares names
+// CheckChain returns an error if iptables does not accept a name for a
+// user-defined chain, or cannot load what it saves of it. iptables compares names
 // case-sensitively.
 func CheckChain(name string) error {
 	switch {
@@ -39,9 +40,9 @@ func CheckChain(name string) error {
 	return nil
 }
 
-// CheckTables implements [nft.Layout]: a policy that needs further chains, <chain>-SRC
-// or <chain>-MASQ, leaves less room for the name. Whether it does shows only once it
-// is compiled.
+// CheckTables implements [nft.Layout]: a policy that needs additional chains,
+// <chain>-SRC or <chain>-MASQ, leaves less room for the name. This is known only
+// after compiling.
 func (l Layout) CheckTables(tables []nft.Table) error {
 	if len(l.Name) <= maxChainNamePrefix {
 		return nil
@@ -61,8 +62,8 @@ func builtInChains() []string {
 	return []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 }
 
-// builtInTargets lists the targets of iptables 1.8.9, those of its extensions
-// included, and the ones that older kernels had.
+// builtInTargets lists the targets of iptables 1.8.9, including its extensions,
+// and those of older kernels.
 func builtInTargets() []string {
 	return []string{
 		"ACCEPT", "DROP", "RETURN", "QUEUE",

@@ -11,11 +11,11 @@ import (
 )
 
 func TestChainNamesThatIPTablesRefusesAreRefused(t *testing.T) {
-	tests := map[string]string{ // name: the reason, "" for a good one
+	tests := map[string]string{ // name: the reason, "" for a valid one
 		"IP-MASQ-AGENT":         "",
 		"IP-MASQ":               "",
 		"NON-MASQUERADE-DAEMON": "",
-		"masquerade":            "", // only the target in capitals is one
+		"masquerade":            "", // only the target in capitals is reserved
 		"postrouting":           "",
 		"a!-b":                  "",
 		strings.Repeat("A", 28): "",

@@ -10,7 +10,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A Layout is mode iptables-nft: the view that iptables shows, in the chain of this
+// A Layout is mode iptables-nft: rules that iptables lists, in the chain of this
 // name.
 type Layout struct{ Name string }
 
@@ -20,19 +20,20 @@ func (Layout) Mode() nft.Mode { return nft.ModeIPTables }
 // Chain implements [nft.Layout].
 func (l Layout) Chain() string { return l.Name }
 
-// Supports implements [nft.Layout]: what the view has a text for.
+// Supports implements [nft.Layout]: conditions that have a comment in the
+// documented view.
 func (Layout) Supports(row config.Condition) bool { return row.View != "" }
 
 // Translates implements [nft.Layout].
 func (Layout) Translates() bool { return false }
 
-// Ordered implements [nft.Layout]: each entry has a rule.
+// Ordered implements [nft.Layout]: each entry is a rule.
 func (Layout) Ordered() bool { return true }
 
 // RandomFully implements [nft.Layout]: the older agents do not, either.
 func (Layout) RandomFully() bool { return false }
 
-// CountersLast implements [nft.Layout]: a rule that goes takes its count along.
+// CountersLast implements [nft.Layout]: a deleted rule loses its count.
 func (Layout) CountersLast() bool { return false }
 
 // Check implements [nft.Layout].
@@ -52,7 +53,7 @@ func (Layout) Check(c config.Config) (warnings []config.Problem, err error) {
 	return warnings, nil
 }
 
-// From costlyRules CIDRs on, what they cost is worth a warning.
+// From costlyRules CIDRs on, there is a warning about their cost.
 const (
 	costlyRules = 1_000
 	costOfRules = "1,000 CIDRs or more in mode iptables-nft, which has a rule for each: every new connection passes them one by one (9 µs at 10 CIDRs, " +
@@ -67,27 +68,28 @@ func (l Layout) Compile(p nft.Policy, _ string) (tables []nft.Table) {
 	return tables
 }
 
-// The table and base chain that iptables-nft shares with everybody.
+// The table and base chain that iptables-nft shares with all programs.
 const (
 	NATTable    = "nat"
 	Postrouting = "POSTROUTING"
 )
 
-// Chains beside the one of the view, for policies that need more than one.
+// Suffixes of additional chains, for policies that need more than one.
 const (
 	xtSourceChain = "-SRC"
 	xtMasqChain   = "-MASQ"
 )
 
-// WithSubchains gives the chains that a policy may need, each before those whose
-// rules name it.
+// WithSubchains returns the chains that a policy may need, each before those
+// whose rules refer to it.
 func WithSubchains(chain string) []string {
 	return []string{chain + xtMasqChain, chain + xtSourceChain, chain}
 }
 
-// CommentPrefixes returns what the comments of a chain's rules begin with: what is
-// written, and what the first version of this agent wrote. ip-masq-agent begins them
-// with its own name whatever the chain's, its predecessor with the predecessor's.
+// CommentPrefixes returns the prefixes of the comments in a chain's rules: the
+// one that is written now, and the one of this agent's first version.
+// ip-masq-agent uses its own name regardless of the chain, and its predecessor
+// the predecessor's name.
 func CommentPrefixes(chain string) []string {
 	if chain == "NON-MASQUERADE-DAEMON" {
 		return []string{"non-masquerade-daemon"}
@@ -95,8 +97,8 @@ func CommentPrefixes(chain string) []string {
 	return []string{"ip-masq-agent", strings.ToLower(chain)}
 }
 
-// SharedTable lays a family's policy out as iptables does: the chain that the
-// documentation of ip-masq-agent shows, and one jump to it. The prefix is one of
+// SharedTable compiles a family's policy as iptables does: the chain in the
+// documentation of ip-masq-agent, and one jump to it. The prefix is one of
 // [CommentPrefixes].
 func SharedTable(f nft.FamilyPolicy, p nft.Policy, chain, prefix string) nft.Table {
 	x := xtCompiler{family: f, policy: p, chain: chain, prefix: prefix}
@@ -105,26 +107,26 @@ func SharedTable(f nft.FamilyPolicy, p nft.Policy, chain, prefix string) nft.Tab
 	return t
 }
 
-// The comment of the jump, around the chain's name.
+// The comment of the jump, before and after the chain's name.
 const (
 	xtJumpComment    = "ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom "
 	xtJumpCommentEnd = " chain"
 )
 
-// sharedJump is the rule that leads to a chain, which may bear another name than
-// its comment and its own rules say. The prefix is one of [CommentPrefixes].
-func sharedJump(family nfnetlink.Family, said, to, prefix string) nfnetlink.Rule {
-	x := xtCompiler{chain: said, prefix: prefix}
+// sharedJump returns the jump to a chain, whose current name may differ from the
+// one in comments. The prefix is one of [CommentPrefixes].
+func sharedJump(family nfnetlink.Family, text, to, prefix string) nfnetlink.Rule {
+	x := xtCompiler{chain: text, prefix: prefix}
 	return nft.Chain{Name: Postrouting, Rules: []nft.Rule{x.jump(to)}}.Bytecode(nft.Table{Family: family, Name: NATTable}, nil)[0]
 }
 
-// sharedJumpSays gives the name that the comment of such a rule says.
-func sharedJumpSays(comment string) (chain string, ok bool) {
+// chainInComment returns the chain's name in the comment of such a jump.
+func chainInComment(comment string) (chain string, ok bool) {
 	_, chain, _ = strings.Cut(comment, xtJumpComment)
 	return strings.CutSuffix(chain, xtJumpCommentEnd)
 }
 
-// postroutingHook is the hook that iptables gives POSTROUTING.
+// postroutingHook is the hook of POSTROUTING in iptables.
 func postroutingHook() *nfnetlink.Hook { return nft.NATHook(nft.SrcNAT) }
 
 func (x xtCompiler) jump(to string) nft.Rule {
@@ -135,7 +137,7 @@ type xtCompiler struct {
 	family nft.FamilyPolicy
 	policy nft.Policy
 	chain  string
-	prefix string // of the comments
+	prefix string // of comments
 }
 
 func (x xtCompiler) rule(match []nft.Node, comment string, verdict nft.Node) nft.Rule {
@@ -166,14 +168,14 @@ func (x xtCompiler) chains() []nft.Chain {
 	return append(others, nft.Chain{Name: x.chain + xtSourceChain, Rules: rules}, main)
 }
 
-// CommentMasq is the comment of the last rule. The comments say what a rule is for,
-// after a prefix and a colon, and from them a policy is read back; those of
-// the lists are in the policy's table. The texts of a plain config are those that
-// the documentation of ip-masq-agent prints.
+// CommentMasq is the comment of the last rule. Comments describe the purpose of a
+// rule, after a prefix and a colon, and a policy is read back from them; those of
+// the lists are in the policy table. For a plain config they are those in the
+// documentation of ip-masq-agent.
 const CommentMasq = "outbound traffic should be subject to MASQUERADE (this match must come after cluster-local CIDR matches)"
 
-// lists returns the rules before the masquerade. A list that decides for what it
-// does not hold is not among them: its rules lead to these.
+// lists returns the rules before the masquerade, except for lists that decide
+// about what they do not contain: their rules jump to these.
 func (x xtCompiler) lists(force nft.Node) []nft.Rule {
 	var rules []nft.Rule
 	for _, q := range x.family.Questions {
@@ -197,8 +199,8 @@ func (x xtCompiler) list(q nft.Question, verdict nft.Node) []nft.Rule {
 	return rules
 }
 
-// masquerades gives the last rules: to the port ranges, each taken as often as
-// its size says, and protocols without ports plainly.
+// masquerades returns the last rules: to the port ranges, each with a probability
+// proportional to its size, and without ports for other protocols.
 func (x xtCompiler) masquerades() []nft.Rule {
 	var rules []nft.Rule
 	for _, proto := range nft.PortProtocols() {
@@ -213,7 +215,7 @@ func (x xtCompiler) masquerades() []nft.Rule {
 	return append(rules, x.rule(nil, CommentMasq, xtMasquerade{RandomFully: x.policy.RandomFully}))
 }
 
-// insertBefore puts n before the first node of type T.
+// insertBefore inserts n before the first node of type T.
 func insertBefore[T nft.Node](nodes []nft.Node, n nft.Node) []nft.Node {
 	for i, at := range nodes {
 		if _, ok := at.(T); ok {
@@ -223,9 +225,10 @@ func insertBefore[T nft.Node](nodes []nft.Node, n nft.Node) []nft.Node {
 	return append(nodes, n)
 }
 
-// Text implements [nft.Layout]: it prints the rules as iptables-save does. Rules of both families fit into
-// one file, marked -4 and -6: each program passes over the other's. Chains cannot
-// be marked so; the one that a family does not need is made and deleted.
+// Text implements [nft.Layout]: it prints the rules like iptables-save. The file
+// has the rules of both families, marked -4 and -6: each program ignores those of
+// the other family. Chains cannot be marked; one that a family does not need is
+// created and deleted.
 func (Layout) Text(tables []nft.Table) string {
 	var b strings.Builder
 	b.WriteString("*nat\n")

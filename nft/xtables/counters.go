@@ -10,9 +10,8 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// ruleCounters sums what the rules of our chain have counted. They are read over a
-// connection and under a lock of their own: a scrape does not wait while chains are
-// written.
+// ruleCounters sums the counters of our chain's rules. It has a separate
+// connection and lock, so that a scrape does not wait while chains are written.
 type ruleCounters struct {
 	mu      sync.Mutex
 	conn    *nfnetlink.Conn
@@ -22,11 +21,11 @@ type ruleCounters struct {
 	lasted  time.Duration
 }
 
-// Counters implements [layout.Reader]: the sums over the chain's rules, which count no
-// connection to this node, nor one that comes to the end of the chain because
-// masqueradeSrcCIDRs does not have its source; of a rule that went, what it had counted
-// when last read stays in the sum. If there are so many rules that reading them takes
-// long, an answer is given again until a hundred times as long has passed.
+// Counters implements [layout.Reader]: sums over the chain's rules. They do not
+// count connections to this node, nor those that reach the end of the chain
+// because masqueradeSrcCIDRs does not contain their source. The last known count
+// of a deleted rule stays in the sum. If reading takes long, the result is cached
+// for a hundred times as long.
 func (c *ruleCounters) Counters(l nft.Layout) ([]nft.Counts, error) {
 	of, ok := l.(Layout)
 	if !ok {
@@ -48,28 +47,28 @@ func (c *ruleCounters) Counters(l nft.Layout) ([]nft.Counts, error) {
 // Close closes the connection.
 func (c *ruleCounters) Close() error { return c.conn.Close() }
 
-// cheap is what a reading may cost at each scrape.
+// cheap is how long reading may take at each scrape.
 const cheap = 10 * time.Millisecond
 
-// A ruleID names a rule by what it says: one that moves is made anew, with what it
-// has counted.
+// A ruleID identifies a rule by its content: a rule that moves is created again,
+// with its counter.
 type ruleID struct {
 	of   nft.Counts // family and verdict
 	says uint64     // a hash
 }
 
-// tallies is what the rules of mode iptables-nft have counted: a rule that goes
-// takes its count along, so what it had counted when last read is kept.
+// tallies accumulates the counters of rules in mode iptables-nft: a deleted rule
+// loses its counter, so its last known count is kept.
 type tallies struct {
 	seed  maphash.Seed
 	rules map[ruleID]uint64
 	total map[nft.Counts]uint64 // by family and verdict
 }
 
-// add takes in what the rules count now.
+// add updates the totals with the current counters.
 func (t *tallies) add(now map[ruleID]uint64) {
 	for id, n := range now {
-		// A rule that has counted less was made anew.
+		// A rule with a lower count was created again.
 		if before := t.rules[id]; n >= before {
 			n -= before
 		}

@@ -15,18 +15,19 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// An OwnChain is a chain of ours: its name, and the one of which its rules and its
-// jump speak. After `iptables -E` these are two.
+// An OwnChain is a chain of ours: its name, and the name in the comments of its
+// rules and its jump. After `iptables -E` they differ.
 type OwnChain struct{ Name, Text string }
 
-// Members gives the chain behind its further chains, which its rules name.
+// Members returns the additional chains, which the chain's rules refer to, and
+// then the chain.
 func (c OwnChain) Members() []string {
 	names := WithSubchains(c.Text)
 	names[len(names)-1] = c.Name
 	return names
 }
 
-// String is for people.
+// String returns the name for messages.
 func (c OwnChain) String() string {
 	if c.Name == c.Text {
 		return nfnetlink.Printable(c.Name)
@@ -34,54 +35,54 @@ func (c OwnChain) String() string {
 	return fmt.Sprintf("%s (renamed from %s)", nfnetlink.Printable(c.Name), nfnetlink.Printable(c.Text))
 }
 
-// signature is left in the user data of each rule that we write into our chains. It
-// tells them from chains of the same text that ip-masq-agent up to v2.0.0 writes.
-// Neither iptables nor nft shows it, and what they write anew does not bear it.
+// signature is in the user data of each rule that we write into our chains. It
+// distinguishes them from chains with the same text, which ip-masq-agent up to
+// v2.0.0 writes. iptables and nft neither show nor preserve it.
 var signature = userdata.AppendString(nil, signatureType, nft.TableName)
 
-// signatureType is a type of user data that neither iptables nor nft knows.
+// signatureType is a type of user data that iptables and nft do not know.
 const signatureType = 200
 
 func signed(r nfnetlink.Rule) bool {
 	return rule.UserData(r.UserData, signatureType) == nft.TableName
 }
 
-// signed reports whether we wrote rules of the chain. That all of them bear the
-// signature is not asked for: somebody may have put one back.
+// signed reports whether we wrote rules of the chain. One signed rule is enough:
+// another program may have restored others.
 func (n *Shared) signed(c OwnChain) bool {
 	return slices.ContainsFunc(c.Members(), func(name string) bool { return slices.ContainsFunc(n.chains[name], signed) })
 }
 
-// jumpOf says to which chain a rule leads that is, to the byte, the jump that we
-// make to a chain of the name of which it speaks. The kernel knows longer names
-// than iptables takes, and than fit our comment.
+// jumpOf returns the target of a rule that is exactly the jump that we create for
+// the chain named in its comment. The kernel allows longer names than iptables,
+// and than fit our comment.
 func jumpOf(r nfnetlink.Rule) (OwnChain, bool) {
 	to, ok := rule.Target(r)
-	said, ours := sharedJumpSays(rule.Comment(r))
-	if !ok || !ours || len(said) > maxChainName {
+	text, ours := chainInComment(rule.Comment(r))
+	if !ok || !ours || len(text) > maxChainName {
 		return OwnChain{}, false
 	}
-	return OwnChain{Name: to, Text: said}, slices.ContainsFunc(CommentPrefixes(said), func(prefix string) bool {
-		return sameXT(r, sharedJump(r.Family, said, to, prefix))
+	return OwnChain{Name: to, Text: text}, slices.ContainsFunc(CommentPrefixes(text), func(prefix string) bool {
+		return sameXT(r, sharedJump(r.Family, text, to, prefix))
 	})
 }
 
-// Ours gives the chains of the table that are ours: we wrote them, and chain and jump
-// are exactly what some config of this version yields, but for the name under which
-// the chain stands.
-func (n *Shared) Ours() []OwnChain { return n.oursWhere(n.signed) }
+// Ours returns the chains of the table that are ours: we wrote them, and chain
+// and jump are exactly what some config of this version compiles to, except for
+// the current name of the chain.
+func (n *Shared) Ours() []OwnChain { return n.oursIf(n.signed) }
 
-// alike gives also those that an older agent wrote in the same words.
+// alike also returns chains of older agents with the same text.
 func (n *Shared) alike() []OwnChain {
-	return n.oursWhere(func(OwnChain) bool { return true })
+	return n.oursIf(func(OwnChain) bool { return true })
 }
 
-// renamed gives those that were the chain until somebody renamed it.
+// renamed returns the chains that had this name before another program renamed them.
 func (n *Shared) renamed(chain string) []OwnChain {
-	return n.oursWhere(func(c OwnChain) bool { return c.Text == chain && c.Name != chain && n.signed(c) })
+	return n.oursIf(func(c OwnChain) bool { return c.Text == chain && c.Name != chain && n.signed(c) })
 }
 
-func (n *Shared) oursWhere(wanted func(OwnChain) bool) []OwnChain {
+func (n *Shared) oursIf(wanted func(OwnChain) bool) []OwnChain {
 	var found []OwnChain
 	for _, c := range n.named {
 		if !wanted(c) || slices.ContainsFunc(found, func(f OwnChain) bool { return f.Name == c.Name }) {
@@ -94,11 +95,11 @@ func (n *Shared) oursWhere(wanted func(OwnChain) bool) []OwnChain {
 	return found
 }
 
-// Leftovers gives the chains that are ours, or were until somebody changed them, and
-// are not wanted.
+// Leftovers returns the chains that are ours, or were before another program
+// changed them, and are not wanted.
 func (n *Shared) Leftovers(chain string, wanted bool) []OwnChain {
-	// Whether the wanted one is ours need not be looked at, rule by rule.
-	chains := n.oursWhere(func(c OwnChain) bool { return (!wanted || c != OwnChain{chain, chain}) && n.signed(c) })
+	// The wanted chain need not be checked rule by rule.
+	chains := n.oursIf(func(c OwnChain) bool { return (!wanted || c != OwnChain{chain, chain}) && n.signed(c) })
 	named := func(c OwnChain) bool { return c.Name == chain }
 	if _, present := n.chains[chain]; present && !wanted && !n.Unsigned(chain) && !slices.ContainsFunc(chains, named) {
 		chains = append(chains, OwnChain{chain, chain})
@@ -106,10 +107,10 @@ func (n *Shared) Leftovers(chain string, wanted bool) []OwnChain {
 	return chains
 }
 
-var errNotOurs = errors.New("no config of this version yields these rules")
+var errNotOurs = errors.New("no config of this version compiles to these rules")
 
-// Policy reads back the policy of a chain of ours; an error says that it is not
-// exactly what this version would write.
+// Policy reads back the policy of a chain of ours. It is an error if the chain is
+// not exactly what this version writes.
 func (n *Shared) Policy(c OwnChain) (nft.Policy, error) {
 	p := n.Held(c)
 	for _, prefix := range CommentPrefixes(c.Text) {
@@ -130,8 +131,8 @@ func (n *Shared) holds(c OwnChain, want nft.Table) bool {
 	return true
 }
 
-// Held reads the policy of a chain, where the comment of a rule says what it is for;
-// rules that are none of ours are left out.
+// Held reads the policy of a chain from the comments of its rules, ignoring rules
+// that are not ours.
 func (n *Shared) Held(c OwnChain) nft.Policy {
 	f := nft.FamilyPolicy{IPv6: n.Family == nfnetlink.IPv6}
 	p := nft.Policy{}
@@ -155,8 +156,8 @@ func (n *Shared) Held(c OwnChain) nft.Policy {
 	return p
 }
 
-// prefixOf returns the prefix that a rule of mode iptables-nft matches. A rule that asks
-// for none matches the prefix of length 0.
+// prefixOf returns the prefix that a rule of mode iptables-nft matches. A rule
+// without one matches the prefix of length 0.
 func prefixOf(r nfnetlink.Rule) netip.Prefix {
 	p, ok := rule.Prefix(r)
 	switch {

@@ -9,23 +9,23 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// sameXT compares what a rule of the shared tables does; programs keep notes of
-// their own in the user data.
+// sameXT compares rules of the shared tables without user data, in which programs
+// keep their own notes.
 func sameXT(a, b nfnetlink.Rule) bool { return nfnetlink.EqualExprs(a.Exprs, b.Exprs) }
 
-// jumpsTo says whether the chain holds rules, and a jump as we make it leads there.
+// jumpsTo reports whether the chain has rules and exactly our jump to it exists.
 func (n *Shared) jumpsTo(chain string) bool {
 	return len(n.chains[chain]) > 0 && slices.Contains(n.named, OwnChain{chain, chain})
 }
 
-// Foreign says whether the chain is somebody else's: it holds rules, and none
-// that a masquerade agent wrote. All of them, whatever their version, say in
-// their comments what is subject to MASQUERADE.
+// Foreign reports whether the chain belongs to another program: it has rules, but
+// none of a masquerade agent. The comments of all agents, in any version, mention
+// what is subject to MASQUERADE.
 func (n *Shared) Foreign(chain string) bool {
 	return len(n.chains[chain]) > 0 && !slices.ContainsFunc(n.chains[chain], ofAgent)
 }
 
-// Differences says in words how our part of the shared table is not the wanted
+// Differences describes how our part of the shared table differs from the wanted
 // one.
 func (n *Shared) Differences(want nft.Table, chain string) []string {
 	where := fmt.Sprintf("table %s nat", want.Family)
@@ -54,13 +54,13 @@ func (n *Shared) Differences(want nft.Table, chain string) []string {
 		case !present && len(w.Rules) > 0:
 			diffs = append(diffs, fmt.Sprintf("%s: chain %s is missing", where, name))
 		case present && len(w.Rules) == 0 && len(got) == 0 && n.heldByOthers(name):
-			// Empty it decides nothing, and the kernel does not let it go.
+			// An empty chain has no effect, and the kernel does not delete it.
 		case present && n.heads[name].Hook != nil:
 			diffs = append(diffs, fmt.Sprintf("%s: chain %s has %s", where, name, n.heads[name].Hook))
 		case present && len(w.Rules) == 0:
-			diffs = append(diffs, fmt.Sprintf("%s: chain %s is not of the config", where, name))
+			diffs = append(diffs, fmt.Sprintf("%s: chain %s is not in the config", where, name))
 		case n.trusted[name]:
-		case n.flooded[name] && len(got) == 0: // of which only the head was read
+		case n.flooded[name] && len(got) == 0: // its rules were not read
 			diffs = append(diffs, fmt.Sprintf("%s: chain %s was changed", where, name))
 		case n.flooded[name]:
 			diffs = append(diffs, fmt.Sprintf("%s: chain %s has more than %d rules", where, name, len(got)))
@@ -71,12 +71,12 @@ func (n *Shared) Differences(want nft.Table, chain string) []string {
 	return diffs
 }
 
-// asleep says whether the table is dormant and has no POSTROUTING: the kernel
-// refuses to wake a table and to make a base chain in it in one transaction.
+// asleep reports whether the table is dormant and has no POSTROUTING: the kernel
+// rejects a transaction that both wakes a table and creates a base chain in it.
 func (n *Shared) asleep() bool { return n.dormant && n.post == nil }
 
-// wrongHook says that POSTROUTING has another hook than iptables gives it, "" where
-// it has not.
+// wrongHook describes the hook of POSTROUTING if it differs from that of
+// iptables, otherwise it returns "".
 func (n *Shared) wrongHook() string {
 	if n.post == nil || n.post.Hook.Equal(postroutingHook()) {
 		return ""
@@ -93,7 +93,7 @@ func xtRuleDifferences(where string, want nft.Chain, t nft.Table, got []nfnetlin
 	return want.Differences(where, t, nil, plain)
 }
 
-// jumps gives the rules of POSTROUTING that go to the chain: those that are
+// jumps returns the rules of POSTROUTING that jump to the chain: those that are
 // exactly ours, and variants of other agents and versions.
 func (n *Shared) jumps(chain string, jump nfnetlink.Rule) (exact, others []nfnetlink.Rule) {
 	for _, r := range n.rules {
@@ -108,13 +108,14 @@ func (n *Shared) jumps(chain string, jump nfnetlink.Rule) (exact, others []nfnet
 	return exact, others
 }
 
-// Unsigned reports whether the chain was read and holds rules, none of which we wrote.
+// Unsigned reports whether the chain was read and has rules, none of which we wrote.
 func (n *Shared) Unsigned(chain string) bool {
 	return len(n.chains[chain]) > 0 && !n.signed(OwnChain{chain, chain})
 }
 
-// unrecognized gives the rules of the chain, and the jumps to it, where we did not write
-// them or no config of this version yields them: another agent wrote them.
+// unrecognized returns the rules of the chain, and the jumps to it, if we did not
+// write them or no config of this version compiles to them: another agent wrote
+// them.
 func (n *Shared) unrecognized(chain string) (rules, jumps []nfnetlink.Rule) {
 	if _, err := n.Policy(OwnChain{chain, chain}); err == nil && !n.Unsigned(chain) {
 		return nil, nil

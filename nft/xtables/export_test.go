@@ -5,13 +5,13 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// SharedWith returns what the kernel would hold: these rules in POSTROUTING, and these
-// chains.
+// SharedWith returns a table as read from the kernel, with these rules in
+// POSTROUTING, and these chains.
 func SharedWith(family nfnetlink.Family, post []nfnetlink.Rule, chains map[string][]nfnetlink.Rule) *Shared {
 	return &Shared{Family: family, present: true, rules: post, chains: chains}
 }
 
-// SameXT compares rules as the package does.
+// SameXT compares rules like the package.
 var SameXT = sameXT
 
 // Plan plans what brings a table to the wanted one.

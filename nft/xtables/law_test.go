@@ -9,7 +9,7 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// decompile reads the policy of a ruleset back from what the kernel would hold.
+// decompile reads back the policy of a ruleset from its form in the kernel.
 func decompile(t *testing.T, r nft.Ruleset) nft.Policy {
 	t.Helper()
 	var out nft.Policy

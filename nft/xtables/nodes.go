@@ -17,17 +17,17 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// The nodes of mode iptables-nft carry the bytes that iptables-nft 1.8.9 writes
-// and the words that iptables-save prints. It calls a table incompatible that
-// holds anything else.
+// The nodes of mode iptables-nft have the bytes that iptables-nft 1.8.9 writes
+// and the text that iptables-save prints. iptables-nft calls a table with
+// anything else incompatible.
 
-// ofPrefix passes packets whose source or destination is in a prefix.
+// ofPrefix matches packets whose source or destination is in a prefix.
 type ofPrefix struct {
 	Prefix netip.Prefix
 	Source bool
 }
 
-// String leaves out a prefix that says nothing, as iptables-save does.
+// String omits a prefix of length 0, like iptables-save.
 func (m ofPrefix) String() string {
 	switch {
 	case m.Prefix.Bits() == 0:
@@ -38,8 +38,8 @@ func (m ofPrefix) String() string {
 	return "-d " + m.Prefix.String()
 }
 
-// bytecode compares whole bytes where the prefix ends on one, masks else, and
-// leaves out a prefix that says nothing.
+// Bytecode compares whole bytes if the prefix ends on one, otherwise it masks. It
+// omits a prefix of length 0.
 func (m ofPrefix) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	bits, addr := m.Prefix.Bits(), m.Prefix.Masked().Addr().AsSlice()
 	if bits == 0 {
@@ -77,7 +77,7 @@ func (c xtComment) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f, &expr.Match{Name: "comment", Info: &info})
 }
 
-// xtNotLocal passes packets to other addresses than this node's.
+// xtNotLocal matches packets to addresses other than this node's.
 type xtNotLocal struct{}
 
 func (xtNotLocal) String() string { return "-m addrtype ! --dst-type LOCAL" }
@@ -93,7 +93,7 @@ func (xtNotLocal) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 // xtByChance is -m statistic --mode random.
 type xtByChance struct{ Of, Total uint32 }
 
-// probability is what iptables makes of the quotient, in units of 2^-31.
+// probability returns the quotient as iptables computes it, in units of 2^-31.
 func (m xtByChance) probability() uint32 {
 	return uint32(math.Round(math.Exp2(31) * float64(m.Of) / float64(m.Total)))
 }
@@ -102,9 +102,9 @@ func (m xtByChance) String() string {
 	return fmt.Sprintf("-m statistic --mode random --probability %.11f", float64(m.probability())/math.Exp2(31))
 }
 
-// bytecode lays out struct xt_statistic_info: u16 mode, u16 flags, u32
-// probability, 8 bytes of the other mode, and the kernel's own pointer. iptables
-// reckons the other mode's count from what shares its memory, here the
+// Bytecode encodes struct xt_statistic_info: u16 mode, u16 flags, u32
+// probability, 8 bytes for the other mode, and a pointer of the kernel. iptables
+// computes the other mode's count from the memory that they share, here the
 // probability.
 func (m xtByChance) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	info := make(xt.Unknown, 24)
@@ -113,7 +113,7 @@ func (m xtByChance) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 	return nfnetlink.Marshal(f, &expr.Match{Name: "statistic", Info: &info})
 }
 
-// xtCounter is the counter that iptables puts into every rule. It prints none.
+// xtCounter is the counter that iptables adds to every rule. It is not printed.
 type xtCounter struct{}
 
 func (xtCounter) String() string { return "" }

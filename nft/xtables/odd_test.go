@@ -13,20 +13,20 @@ import (
 
 var ours = xtables.OwnChain{Name: cases.DefaultChain, Text: cases.DefaultChain}
 
-// odd returns a table in which these are the rules of POSTROUTING and of our chain.
+// unexpected returns a table with these rules in POSTROUTING and in our chain.
 func odd(family nfnetlink.Family, rules []nfnetlink.Rule) *xtables.Shared {
 	return xtables.SharedWith(family, rules, map[string][]nfnetlink.Rule{cases.DefaultChain: rules})
 }
 
-// readOdd reads rules back that anybody may have made: nothing panics, and what
-// counts as ours is just what we write.
+// readUnexpected reads back rules from any program: nothing panics, and only what
+// we write counts as ours.
 func readOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
 	t.Helper()
 	n := odd(family, rules)
 	if p, err := n.Policy(ours); err == nil {
 		want := xtables.SharedTable(p.Families[0], p, cases.DefaultChain, xtables.CommentPrefixes(cases.DefaultChain)[0]).Chain(cases.DefaultChain)
 		if !slices.EqualFunc(want.Bytecode(nft.Table{Family: family}, nil), rules, xtables.SameXT) {
-			t.Errorf("%v is taken for ours", rules)
+			t.Errorf("%v is recognized as ours", rules)
 		}
 	}
 	_ = n.Ours()
@@ -34,8 +34,8 @@ func readOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
 	_ = n.Held(ours)
 }
 
-// repairOdd also compares them with those of the defaults and plans what makes them
-// these.
+// repairUnexpected also compares them with the rules of the defaults, and plans
+// the repair.
 func repairOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
 	readOdd(t, family, rules)
 	n := odd(family, rules)

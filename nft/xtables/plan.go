@@ -9,19 +9,18 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// ensure plans what brings our part of the shared table to the wanted one:
-// rules that are right stay where they are with their counters, nothing of
-// anybody else is touched.
+// ensure plans the changes of our part of the shared table: correct rules keep
+// their place and counters, and those of other programs are not touched.
 func (n *Shared) ensure(b *nfnetlink.Batch, want nft.Table, chain string) {
 	if !n.present || n.dormant {
 		b.AddTable(want.Family, NATTable)
 	}
-	// What was renamed still names the further chains.
+	// Renamed chains still refer to the additional chains.
 	for _, c := range n.renamed(chain) {
 		b.FlushChain(want.Family, NATTable, c.Name)
 	}
-	// Chains before the rules that name them, as withSubchains has them, and
-	// ours before POSTROUTING, as iptables makes them.
+	// Chains before the rules that refer to them, in the order of WithSubchains,
+	// and ours before POSTROUTING, as iptables creates them.
 	for _, name := range WithSubchains(chain) {
 		n.unhook(b, name)
 		if _, present := n.chains[name]; !present && len(want.Chain(name).Rules) > 0 {
@@ -50,7 +49,7 @@ func (n *Shared) ensure(b *nfnetlink.Batch, want nft.Table, chain string) {
 	n.ensureJump(b, want.Chain(Postrouting).Bytecode(want, nil)[0], chain)
 }
 
-// unhook deletes a base chain of the name of one of ours, to which nothing can jump.
+// unhook deletes a base chain with the name of one of ours, to which nothing can jump.
 func (n *Shared) unhook(b *nfnetlink.Batch, name string) {
 	if n.heads[name].Hook == nil {
 		return
@@ -61,17 +60,18 @@ func (n *Shared) unhook(b *nfnetlink.Batch, name string) {
 	delete(n.heads, name)
 }
 
-// heldByOthers reports whether rules or maps of others refer to a further chain of
-// ours. The kernel does not delete such a chain.
-func (n *Shared) heldByOthers(name string) bool { return n.heldBeside(name, 0) }
+// heldByOthers reports whether other programs' rules or maps refer to an
+// additional chain of ours. The kernel does not delete such a chain.
+func (n *Shared) heldByOthers(name string) bool { return n.heldExcept(name, 0) }
 
-// heldBeside does so for a chain to which as many rules of POSTROUTING lead that go.
-func (n *Shared) heldBeside(name string, jumps int) bool {
+// heldExcept is like heldByOthers for a chain to which that many jumps in
+// POSTROUTING will be deleted.
+func (n *Shared) heldExcept(name string, jumps int) bool {
 	head, read := n.heads[name]
 	switch {
 	case !read || n.trusted[name]:
 		return false
-	case n.flooded[name]: // how many of what uses it are its own rules is not known
+	case n.flooded[name]: // how many of its references are its own rules is unknown
 		return true
 	}
 	ours := len(n.chains[name]) + jumps
@@ -87,7 +87,7 @@ func (n *Shared) heldBeside(name string, jumps int) bool {
 
 func (n *Shared) ensureJump(b *nfnetlink.Batch, jump nfnetlink.Rule, chain string) {
 	exact, others := n.jumps(chain, jump)
-	// The oldest was there first, wherever a copy was put.
+	// The one with the lowest handle is the oldest, regardless of the position.
 	slices.SortFunc(exact, func(a, b nfnetlink.Rule) int { return cmp.Compare(a.Handle, b.Handle) })
 	switch {
 	case len(exact) > 0:
@@ -104,8 +104,7 @@ func (n *Shared) ensureJump(b *nfnetlink.Batch, jump nfnetlink.Rule, chain strin
 	}
 }
 
-// addJump adds the jump, before the one to the chain that was ours until somebody
-// renamed it.
+// addJump adds the jump, before the jump to our renamed chain if there is one.
 func (n *Shared) addJump(b *nfnetlink.Batch, jump nfnetlink.Rule, chain string) {
 	renamed := n.renamed(chain)
 	i := slices.IndexFunc(n.rules, func(r nfnetlink.Rule) bool {
@@ -119,9 +118,9 @@ func (n *Shared) addJump(b *nfnetlink.Batch, jump nfnetlink.Rule, chain string) 
 	b.InsertRule(jump, n.rules[i].Handle)
 }
 
-// editRules turns the rules of a chain into the wanted ones. The head and the
-// tail that are right stay; of the rest, a rule that stays keeps what its
-// counter has counted.
+// editRules edits the rules of a chain into the wanted ones. Correct rules at the
+// beginning and the end stay; of the others, a rule that is needed again keeps
+// its counter.
 func editRules(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
 	head := 0
 	for head < len(want) && head < len(got) && sameXT(want[head], got[head]) {
@@ -163,10 +162,10 @@ func editRules(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
 }
 
 // Remove plans the removal of chains of ours with their jumps, except the chains
-// to be kept. Where they are the last of ours, what is then left of the table goes
-// too if only we can have made it: a lone POSTROUTING without rules. Chains that rules or
-// maps of others refer to stay, empty, as the kernel does not delete them; it returns
-// their names.
+// to keep. If they are our last ones, the rest of the table is deleted, too, if
+// only we can have created it: an empty POSTROUTING and nothing else. Chains that
+// other programs' rules or maps refer to stay, empty, because the kernel does not
+// delete them; Remove returns their names.
 func (n *Shared) Remove(b *nfnetlink.Batch, chains []OwnChain, kept []string, last bool) (held []string) {
 	rest := len(n.rules) + n.unread
 	jumps := map[string]int{}
@@ -179,13 +178,13 @@ func (n *Shared) Remove(b *nfnetlink.Batch, chains []OwnChain, kept []string, la
 			}
 		}
 	}
-	// First the rules, which name chains, then the chains.
-	names := n.doomed(chains, kept)
+	// First the rules, which refer to chains, then the chains.
+	names := n.toDelete(chains, kept)
 	for _, name := range names {
 		b.FlushChain(n.Family, NATTable, name)
 	}
 	for _, name := range names {
-		if n.heldBeside(name, jumps[name]) {
+		if n.heldExcept(name, jumps[name]) {
 			held = append(held, name)
 		} else {
 			b.DelChain(n.Family, NATTable, name)
@@ -197,8 +196,8 @@ func (n *Shared) Remove(b *nfnetlink.Batch, chains []OwnChain, kept []string, la
 	return held
 }
 
-// doomed gives the chains that go with chains of ours.
-func (n *Shared) doomed(chains []OwnChain, kept []string) []string {
+// toDelete returns the chains that are deleted together with chains of ours.
+func (n *Shared) toDelete(chains []OwnChain, kept []string) []string {
 	var names []string
 	for _, c := range chains {
 		for _, name := range c.Members() {

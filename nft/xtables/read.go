@@ -11,34 +11,33 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// A Shared is what the kernel holds of a table that iptables-nft shares with
-// everybody: POSTROUTING and the chains that its rules jump to, and those that
-// we would use.
+// A Shared is a shared table of iptables-nft as read from the kernel:
+// POSTROUTING, the chains that its rules jump to, and those that we use.
 type Shared struct {
 	Family  nfnetlink.Family
 	present bool
 	dormant bool
-	post    *nfnetlink.Chain // nil where there is no POSTROUTING
+	post    *nfnetlink.Chain // nil if there is no POSTROUTING
 	rules   []nfnetlink.Rule // of POSTROUTING
 	hidden  bool             // POSTROUTING has rules that the kernel does not list
-	unread  int              // rules of POSTROUTING that are not in rules: others', of which there are too many
-	named   []OwnChain       // the chains to which one of these is our jump
-	Partial bool             // only the rule that was our jump was read
+	unread  int              // other programs' rules of POSTROUTING that are not in rules, because there are too many
+	named   []OwnChain       // the chains to which one of these rules is our jump
+	Partial bool             // only the rule that used to be our jump was read
 	chains  map[string][]nfnetlink.Rule
-	heads   map[string]nfnetlink.Chain // of chains
+	heads   map[string]nfnetlink.Chain // chains without their rules
 	trusted map[string]bool            // chains whose rules need not be read
-	flooded map[string]bool            // chains with many more rules than wanted, of which only the first were read
-	all     int                        // chains, sets and objects, ours or not; counted where nothing else may be left of the table
+	flooded map[string]bool            // chains with many more rules than wanted; only the first ones were read
+	all     int                        // number of chains, sets and objects, ours or not; counted if the table may be empty without ours
 }
 
-// A Jump is what was seen of the jump to a chain of ours.
+// A Jump is what was recorded about the jump to a chain of ours.
 type Jump struct {
 	handle uint64 // 0 for none
-	use    uint32 // rules of POSTROUTING then
+	use    uint32 // number of rules of POSTROUTING at that time
 }
 
-// A Mark tells whether a chain that was found right may have changed since: it is
-// another one then, or has more or fewer rules or references, but for the jump.
+// A Mark detects changes of a chain that was in sync: a different handle, or
+// another number of rules or references, not counting the jump.
 type Mark struct {
 	handle uint64
 	use    uint32
@@ -56,7 +55,7 @@ func (n *Shared) marks() trust {
 	return t
 }
 
-// marksOf reads the heads of the chains that ensure has made right.
+// marksOf returns the marks of the chains after ensure repaired them.
 func (n *Shared) marksOf(c nfnetlink.Reader, chain string) trust {
 	t := trust{}
 	for _, name := range WithSubchains(chain) {
@@ -65,15 +64,15 @@ func (n *Shared) marksOf(c nfnetlink.Reader, chain string) trust {
 			continue
 		}
 		t[name] = n.mark(head)
-		if name == chain { // to which there is one jump now
+		if name == chain { // there is one jump to it now
 			t[name] = Mark{head.Handle, head.Use - 1}
 		}
 	}
 	return t
 }
 
-// mark does not count what POSTROUTING refers to: whether the jump is there is seen
-// without reading the chain.
+// mark does not count references from POSTROUTING: the jump is checked without
+// reading the chain.
 func (n *Shared) mark(c nfnetlink.Chain) Mark {
 	use := c.Use
 	for _, r := range n.rules {
@@ -84,8 +83,8 @@ func (n *Shared) mark(c nfnetlink.Chain) Mark {
 	return Mark{c.Handle, use}
 }
 
-// Jump gives what was seen of the jump to the chain, if POSTROUTING was read and
-// has just the one that is wanted.
+// Jump returns what is known about the jump to the chain, if POSTROUTING was read
+// and has exactly the wanted one.
 func (n *Shared) Jump(want nft.Table, chain string) Jump {
 	if n.post == nil || n.Partial {
 		return Jump{}
@@ -97,8 +96,9 @@ func (n *Shared) Jump(want nft.Table, chain string) Jump {
 	return Jump{exact[0].Handle, n.post.Use}
 }
 
-// readPost reads the rules of POSTROUTING; of as many as when the jump was seen only
-// this, for the others can be tens of thousands.
+// readPost reads the rules of POSTROUTING. If their number is the same as when
+// the jump was recorded, it reads only the jump, because there can be tens of
+// thousands of others.
 func (n *Shared) readPost(c nfnetlink.Reader, names []string, o Reading) (err error) {
 	if n.post != nil && o.Seen.handle != 0 && (o.Quick || n.post.Use == o.Seen.use) {
 		r, err := c.Rule(n.Family, NATTable, Postrouting, o.Seen.handle)
@@ -144,8 +144,8 @@ const (
 	maxMemory = 20 << 20
 )
 
-// readJumps reads of the rules of POSTROUTING those that lead to chains of these names,
-// or are jumps of ours.
+// readJumps reads only those rules of POSTROUTING that jump to chains of these
+// names, or are jumps of ours.
 func (n *Shared) readJumps(c nfnetlink.Reader, names []string) (err error) {
 	n.rules, n.unread, err = c.Jumps(n.Family, NATTable, Postrouting, func(r nfnetlink.Rule) bool {
 		to, _ := rule.Target(r)
@@ -155,23 +155,22 @@ func (n *Shared) readJumps(c nfnetlink.Reader, names []string) (err error) {
 	return err
 }
 
-// A Reading says what is read of a shared table.
+// A Reading selects what is read of a shared table.
 type Reading struct {
-	Others bool // also chains of ours under whichever name
-	Quick  bool // of POSTROUTING only the jump that was seen, if it is there
+	Others bool // also chains of ours under any name
+	Quick  bool // only the recorded jump of POSTROUTING, if it exists
 	Seen   Jump
 	Trust  trust
-	Heads  bool // no rules of chains that are not in Trust: they are to be written anew
-	Most   int  // rules of a chain that is not in Trust; 0: all but for those of others
+	Heads  bool // no rules of chains that are not in Trust: they will be rewritten
+	Most   int  // limit of rules of a chain that is not in Trust; 0: all, except of foreign chains
 }
 
 // ReadShared reads the chains of these names in the shared table of a family, and
-// with others those of ours under whichever name. Where the jump was seen before it
-// may give no more than whether the table differs: what is planned has to be read
-// without.
+// with Others also those of ours under any name. With Quick the result only shows
+// whether the table differs: changes must be planned without it.
 //
-// Of chains in trust whose mark is the same only the head is read. Of others no more
-// rules are read than the wanted table has, and some.
+// Chains in Trust with an unchanged mark are not read. Of others, not many more
+// rules are read than the wanted table has.
 func ReadShared(c nfnetlink.Reader, family nfnetlink.Family, names []string, o Reading) (*Shared, error) {
 	n := &Shared{
 		Family: family, chains: map[string][]nfnetlink.Rule{}, heads: map[string]nfnetlink.Chain{},
@@ -217,8 +216,8 @@ func ReadShared(c nfnetlink.Reader, family nfnetlink.Family, names []string, o R
 	return n, nil
 }
 
-// allOurs says that all rules of POSTROUTING lead to chains of ours: without these
-// the table may be empty.
+// allOurs reports whether all rules of POSTROUTING jump to chains of ours, so
+// that the table may be empty without them.
 func (n *Shared) allOurs() bool {
 	return n.unread == 0 && !slices.ContainsFunc(n.rules, func(r nfnetlink.Rule) bool {
 		to, _ := rule.Target(r)
@@ -266,24 +265,24 @@ func (n *Shared) readChain(c nfnetlink.Reader, name string, o Reading) error {
 		n.chains[name], n.flooded[name] = nil, true
 		return nil
 	}
-	most, odd := o.Most, 0
+	most, foreign := o.Most, 0
 	if most == 0 {
 		most = math.MaxInt
 	}
-	// Where no ruleset is wanted, what is read is as long as the config was.
+	// If no ruleset is wanted, the chain is as long as the config was.
 	enough := func(r nfnetlink.Rule) bool {
 		most--
 		if !ofAgent(r) {
-			odd++
+			foreign++
 		}
-		return most < 0 || odd > slack
+		return most < 0 || foreign > slack
 	}
 	n.chains[name], n.flooded[name], err = c.FirstRules(n.Family, NATTable, name, enough)
 	return err
 }
 
-// ofAgent reports whether the comment of a rule is one that a masquerade agent, of
-// whatever version, gives: what is subject to MASQUERADE.
+// ofAgent reports whether the comment of a rule is that of a masquerade agent, in
+// any version: "subject to MASQUERADE".
 func ofAgent(r nfnetlink.Rule) bool {
 	return strings.Contains(rule.Comment(r), "subject to MASQUERADE")
 }
@@ -291,13 +290,14 @@ func ofAgent(r nfnetlink.Rule) bool {
 // Trusted reports whether a chain was not read.
 func (n *Shared) Trusted() bool { return len(n.trusted) > 0 }
 
-// slack is how many more rules than wanted are still read and named. Beyond, that there
-// are more is difference enough: what others add can be larger than our memory.
+// slack is the number of unexpected rules that are read and listed. Their number
+// alone is reported beyond that, because other programs can add more than fits
+// our memory.
 const slack = 5_000
 
-// hides reports whether rules of a chain were not listed, because one before them is
-// too large for the kernel to list: the last wanted one lacks, and more uses the chain
-// than its rules and a jump.
+// hides reports whether rules of a chain were not listed, because one before them
+// is too large for the kernel to list: the last wanted one is missing, and the
+// chain has more uses than its rules and a jump.
 func (n *Shared) hides(name string, want []nfnetlink.Rule) bool {
 	got := n.chains[name]
 	return len(want) > 0 && int(n.heads[name].Use) > len(got)+1 &&

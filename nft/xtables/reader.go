@@ -13,34 +13,34 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// A Reader reads our chains in the tables that iptables shares with everybody. It
-// implements [layout.Reader].
+// A Reader reads our chains in the shared tables of iptables-nft. It implements
+// [layout.Reader].
 type Reader struct {
 	conn *nfnetlink.Conn
 	seen layout.Cache
-	// What was seen of POSTROUTING and of our chains, for IPv4 and IPv6.
+	// What was found in POSTROUTING and in our chains, for IPv4 and IPv6.
 	jumps [2]Jump
 	marks [2]trust
-	// When chains were last read, and what that cost.
+	// When chains were last read, and how long that took.
 	LastRead time.Time
 	LastCost time.Duration
-	// BigChain is the number of CIDRs from which chains are not read at each change.
+	// BigChain is the number of CIDRs from which on chains are not read on every change.
 	BigChain int
 	ruleCounters
 }
 
-// NewReader returns a reader that uses a connection; what it reads again and again it
-// reads by another, which remembers.
+// NewReader returns a reader that uses a connection, and a caching one for what
+// it reads repeatedly.
 func NewReader(c *nfnetlink.Conn, seen layout.Cache) *Reader {
 	return &Reader{conn: c, seen: seen, BigChain: bigChain, ruleCounters: ruleCounters{conn: c.Another()}}
 }
 
 func families() [2]nfnetlink.Family { return [2]nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} }
 
-// held is what the kernel holds of ours. It implements [layout.Held].
+// held is our chains in the kernel. It implements [layout.Held].
 type held struct {
 	*Reader
-	nat    []*Shared // IPv4 and IPv6, where they were asked for
+	nat    []*Shared // IPv4 and IPv6, if requested
 	inFull bool
 }
 
@@ -73,12 +73,12 @@ func (r *Reader) Read(ctx context.Context, want nft.Ruleset, s layout.Scope) (la
 		return h, nil
 	}
 	if s.Fresh && names != nil {
-		r.seen.Forget() // what the rules have counted is written again
+		r.seen.Forget() // the rules' counters are written again
 	}
 	trust := r.trusts(want, s)
 	trusted := false
 	start := time.Now()
-	defer func() { // also if others' transactions tore the reading, which cost as much
+	defer func() { // even if other programs' transactions interrupted the reading, which cost as much
 		if !trusted {
 			r.LastRead, r.LastCost = time.Now(), time.Since(start)
 		}
@@ -118,13 +118,13 @@ func (r *Reader) Read(ctx context.Context, want nft.Ruleset, s layout.Scope) (la
 	return h, nil
 }
 
-// bigChain is the size from which a chain is not read whenever the ruleset changed:
-// the kernel walks it from its start for every page of a dump.
+// bigChain is the size from which on a chain is not read on every change of the
+// ruleset: the kernel walks it from the start for every page of a dump.
 const bigChain = 5_000
 
-// trusts reports whether chains that were found right need not be read while they are
-// the same and as long: no transaction was made since, or they are big. Those are read
-// so often that the reading takes no more than a hundredth of a processor.
+// trusts reports whether verified chains need not be read while they are the same
+// with the same length: the ruleset has not changed since, or they are big. Big
+// chains are read occasionally, so that reading takes no more than 1 % of a CPU.
 func (r *Reader) trusts(want nft.Ruleset, s layout.Scope) bool {
 	if _, ok := chainOf(want); !ok || !s.Same {
 		return false
@@ -142,8 +142,8 @@ func (r *Reader) Large(want nft.Ruleset) bool {
 	return ok && v4+v6 > r.BigChain
 }
 
-// Rewrite implements [layout.Reader]: chains that have changed, as far as their heads
-// tell, are written again, whatever is written in between.
+// Rewrite implements [layout.Reader]: chains whose marks have changed are written
+// again, regardless of other programs' transactions.
 func (r *Reader) Rewrite(ctx context.Context, want nft.Ruleset) ([]string, error) {
 	chain, ok := chainOf(want)
 	if !ok {
@@ -159,7 +159,7 @@ func (r *Reader) Rewrite(ctx context.Context, want nft.Ruleset) ([]string, error
 	}
 	diffs := h.Differences(want)
 	for _, left := range h.Leftovers(want) {
-		diffs = append(diffs, left.String()+" is left")
+		diffs = append(diffs, left.String()+" is left over")
 	}
 	if len(diffs) == 0 {
 		return nil, nil
@@ -181,7 +181,7 @@ func (r *Reader) Rewrite(ctx context.Context, want nft.Ruleset) ([]string, error
 	return diffs, nil
 }
 
-// Recreate implements [layout.Reader]: the tables are not ours.
+// Recreate implements [layout.Reader]: the tables are shared.
 func (r *Reader) Recreate(context.Context, nft.Ruleset) (time.Duration, error) {
 	return 0, layout.ErrNotPossible
 }
@@ -219,7 +219,7 @@ func (r *Reader) ReadBack(ctx context.Context, chain string, alike bool) (*layou
 	return &layout.Found{Ruleset: nft.CompilePolicy(p, Layout{chain})}, nil
 }
 
-// readExactly reads a policy from the first of the chains, nil if there is none.
+// readExactly reads back a policy from the first of the chains, nil if there is none.
 func readExactly(four, six *Shared, of func(*Shared) []OwnChain) *layout.Found {
 	chains := of(four)
 	if len(chains) == 0 {
@@ -291,7 +291,7 @@ func (h *held) Check(want nft.Ruleset, first bool) error {
 		}
 	}
 	for _, n := range h.nat {
-		// A jump would stand in a chain that iptables does not know.
+		// Our jump would be in a chain that iptables does not use.
 		if wrong := n.wrongHook(); wrong != "" && tableOf(want, n.Family) != nil {
 			return fmt.Errorf("%s: %w; move its rules and run nft delete chain %s %s %s, or use mode %s",
 				wrong, nft.ErrForeignPostrouting, n.Family, NATTable, Postrouting, nft.ModeNFTables)
@@ -319,8 +319,8 @@ func (h *held) Replaces(want nft.Ruleset) (found []foreign.LegacyChain) {
 	return found
 }
 
-// Owns implements [layout.Held]: those of the wanted name are or will be ours, and those
-// are that some config of this version yields.
+// Owns implements [layout.Held]: chains of the wanted name are or will be ours,
+// and so are those that some config of this version compiles to.
 func (h *held) Owns(want nft.Ruleset) func(nfnetlink.Chain) bool {
 	ours := map[nfnetlink.Family][]string{}
 	for _, n := range h.nat {
@@ -340,8 +340,9 @@ func (h *held) Stage(context.Context, nft.Ruleset) (layout.Staged, error) {
 	return layout.Staged{}, nil
 }
 
-// Plan implements [layout.Held]. The kernel refuses to wake a table and to make a base
-// chain in it at once, so that a dormant table without POSTROUTING is woken before.
+// Plan implements [layout.Held]. The kernel does not wake a table and create a
+// base chain in it in one transaction, so a dormant table without POSTROUTING is
+// woken first.
 func (h *held) Plan(want nft.Ruleset, _ layout.Staged, p *layout.Plan) error {
 	for _, n := range h.nat {
 		t := tableOf(want, n.Family)
@@ -364,15 +365,15 @@ func (h *held) Plan(want nft.Ruleset, _ layout.Staged, p *layout.Plan) error {
 	return nil
 }
 
-// Right implements [layout.Held]: it remembers the chains as they are.
+// Right implements [layout.Held]: it records the marks of the chains.
 func (h *held) Right() {
 	for i, n := range h.nat {
 		h.marks[i] = n.marks()
 	}
 }
 
-// Written implements [layout.Held]: it remembers the chains that were made right, unless
-// somebody else has written since.
+// Written implements [layout.Held]: it records the marks of the repaired chains,
+// unless another program has written since.
 func (h *held) Written(want nft.Ruleset, generation uint32) {
 	h.mark(want)
 	if g, err := h.conn.Generation(); err != nil || g != generation {
