@@ -165,21 +165,22 @@ func either(first bool, a, b string) string {
 // itself.
 //
 // The order is that in which packets traverse the rules, family by family.
-func Conflicts(s Snapshot, exempt []netip.Prefix) []Conflict { return conflicts(s, exempt, nil) }
+func Conflicts(s Snapshot, exempt []netip.Prefix) []Conflict { return search(s, exempt, nil).conflicts }
 
-// conflicts finds conflicts or, if rewrites is not nil, all rewrites instead.
-func conflicts(s Snapshot, exempt []netip.Prefix, rewrites *[]Rewrite) []Conflict {
-	w := walker{sets: map[id][]iprange.Range{}, found: map[ruleID]int{}, rewrites: rewrites}
+// search finds conflicts or, if rewrites is not nil, all rewrites instead.
+func search(s Snapshot, exempt []netip.Prefix, rewrites *[]Rewrite) *walker {
+	w := &walker{sets: map[id][]iprange.Range{}, found: map[ruleID]int{}, rewrites: rewrites}
 	w.exempt, w.prefixes = exemptions(exempt)
 	w.index(s)
+	w.visits, w.finished = map[id]int{}, map[id]bool{}
 	for i := range s.Chains {
 		c := &s.Chains[i]
 		if c.Hook != nil && !c.Own {
-			w.base, w.visits = c.Chain, map[id]int{}
+			w.base = c.Chain
 			w.walk(c, w.anything())
 		}
 	}
-	return w.conflicts
+	return w
 }
 
 type ruleID struct {
@@ -201,7 +202,9 @@ type walker struct {
 	jumped  bool            // the base chain has an agent's jump
 
 	base      nfnetlink.Chain
-	visits    map[id]int // per chain, from this base chain
+	visits    map[id]int
+	finished  map[id]bool // chains that were visited for all other paths
+	steps     int         // the number of rules visited
 	conflicts []Conflict
 	found     map[ruleID]int
 

@@ -76,6 +76,7 @@ func Overruled(s Snapshot, share Share) []Conflict {
 	w := walker{sets: map[id][]iprange.Range{}, found: map[ruleID]int{}, share: share}
 	w.index(s)
 	for _, w.kind = range []Kind{Exempts, Translates} {
+		w.visits, w.finished, w.steps = map[id]int{}, map[id]bool{}, 0
 		for i := range s.Chains {
 			if c := &s.Chains[i]; c.Hook != nil && !c.Own && w.concerns(c) {
 				w.overruledFrom(c)
@@ -94,7 +95,7 @@ func (w *walker) concerns(c *Chain) bool {
 }
 
 func (w *walker) overruledFrom(c *Chain) {
-	w.base, w.visits = c.Chain, map[id]int{}
+	w.base = c.Chain
 	w.jumped = slices.ContainsFunc(c.Rules, w.leadsToAgent)
 	w.exempt = nil
 	w.sources = []iprange.Range{}

@@ -21,7 +21,7 @@ type Rewrite struct {
 // not understand may be true or false.
 func Rewrites(s Snapshot) []Rewrite {
 	var found []Rewrite
-	conflicts(s, []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}, &found)
+	search(s, []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}, &found)
 	return found
 }
 

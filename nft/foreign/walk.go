@@ -63,8 +63,9 @@ type frame struct {
 // Limits that real rulesets do not approach. Beyond them less is ruled out and
 // more is reported.
 const (
-	maxDepth  = 16 // the kernel's NFT_JUMP_STACK_SIZE
-	maxVisits = 16 // of one chain, from different rules
+	maxDepth  = 16      // the kernel's NFT_JUMP_STACK_SIZE
+	maxVisits = 16      // of one chain, from different rules
+	maxSteps  = 100_000 // rules visited on all paths
 	maxBoxes  = 64
 	maxRanges = 4096
 )
@@ -75,17 +76,20 @@ func (w *walker) walk(c *Chain, p path) (taken []iprange.Range) {
 	if c == nil || c.Own || len(p.via) > maxDepth {
 		return nil
 	}
-	w.visits[chainID(c.Chain)]++
-	switch n := w.visits[chainID(c.Chain)]; {
-	case n == maxVisits: // one last time, for all other paths
+	at := chainID(c.Chain)
+	w.visits[at]++
+	switch {
+	case w.finished[at]:
+		return nil
+	case w.visits[at] == maxVisits, w.steps > maxSteps: // one last time, for all other paths
+		w.finished[at] = true
 		via := p.via
 		p = w.anything()
 		p.via = via
-	case n > maxVisits:
-		return nil
 	}
 	f := &frame{path: p}
 	for _, r := range c.Rules {
+		w.steps++
 		if len(f.via) == 0 && w.past(r) {
 			break
 		}
