@@ -66,7 +66,7 @@ func TestStatusDoesNotCountForeignChains(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, code := n.status("--mode=iptables-nft", "--masq-chain=KUBE-POSTROUTING")
-	want := `chain "KUBE-POSTROUTING" in table ip nat: the chain holds rules that no masquerade agent wrote`
+	want := `chain "KUBE-POSTROUTING" in table ip nat: the chain has rules that no masquerade agent wrote`
 	if code != exitFailed || len(r.Connections) > 0 || !slices.Equal(r.Kernel.Differences, []string{want}) {
 		t.Errorf("exit code %d: %+v", code, r)
 	}
