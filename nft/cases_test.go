@@ -14,7 +14,7 @@ import (
 
 var update = flag.Bool("update", false, "regenerate the golden files in testdata/cases")
 
-func TestRulesetsPrintAsTheGoldenFiles(t *testing.T) {
+func TestRulesetsMatchTheGoldenFiles(t *testing.T) {
 	golden := map[nft.Mode]string{nft.ModeNFTables: "ruleset.nft", nft.ModeIPTables: "iptables.rules"}
 	cases.Each(t, func(t *testing.T, c cases.Case) {
 		for _, m := range c.Modes() {
@@ -31,7 +31,7 @@ func TestRulesetsPrintAsTheGoldenFiles(t *testing.T) {
 	})
 }
 
-func TestPolicyDecidesAsThePacketsSay(t *testing.T) {
+func TestPolicyMatchesThePackets(t *testing.T) {
 	cases.Each(t, func(t *testing.T, c cases.Case) {
 		for _, m := range c.Modes() {
 			for _, p := range c.Packets {

@@ -9,7 +9,7 @@ import (
 	"nft-masq-agent/nft/layouts"
 )
 
-func TestManyCIDRsInModeIPTablesAreWarnedOf(t *testing.T) {
+func TestManyCIDRsInModeIPTablesCauseAWarning(t *testing.T) {
 	for _, n := range []int{999, 1000} {
 		file := "nonMasqueradeCIDRs:\n"
 		for i := range n {

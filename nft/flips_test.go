@@ -50,7 +50,7 @@ func edges(ipv6, source bool, configs ...config.Config) []netip.Addr {
 
 // includes reports whether a flip's interfaces include a name. A prefix may be
 // listed together with a longer one that is excluded.
-func says(i nft.Interfaces, name string) bool {
+func includes(i nft.Interfaces, name string) bool {
 	if len(i.Names) == 0 || i.But {
 		return !slices.Contains(i.Names, name) || len(i.Names) == 0
 	}
@@ -79,7 +79,7 @@ func similar(m cases.Maker, c config.Config) config.Config {
 	return c
 }
 
-func TestFlipsAreWhatTheVerdictsBeforeAndAfterSay(t *testing.T) {
+func TestFlipsMatchTheVerdictsBeforeAndAfter(t *testing.T) {
 	t.Parallel()
 	m := cases.NewMaker(21)
 	flipped, kept := 0, 0
@@ -99,14 +99,14 @@ func TestFlipsAreWhatTheVerdictsBeforeAndAfterSay(t *testing.T) {
 				for _, dst := range edges(ipv6, false, before, after) {
 					conn := m.Connection(src, dst)
 					was, is := cases.Specified(before, conn), cases.Specified(after, conn)
-					var said []string
+					var reported []string
 					for _, f := range flips {
 						in := anyHolds(f.Sources, src) && anyHolds(f.Destinations, dst)
-						if f.IPv6 == ipv6 && in == (anyHolds(f.OtherSources, src) || anyHolds(f.OtherDestinations, dst)) || f.Includes(conn) && !in || f.Includes(conn) && !(says(f.In, conn.In) && says(f.Out, conn.Out)) {
+						if f.IPv6 == ipv6 && in == (anyHolds(f.OtherSources, src) || anyHolds(f.OtherDestinations, dst)) || f.Includes(conn) && !in || f.Includes(conn) && !(includes(f.In, conn.In) && includes(f.Out, conn.Out)) {
 							t.Fatalf("%s to %s: %t in %v to %v", src, dst, in, f.Sources, f.Destinations)
 						}
 						if f.Includes(conn) {
-							said = append(said, fmt.Sprintf("%s>%s", f.Before, f.After))
+							reported = append(reported, fmt.Sprintf("%s>%s", f.Before, f.After))
 						}
 					}
 					want := ""
@@ -114,7 +114,7 @@ func TestFlipsAreWhatTheVerdictsBeforeAndAfterSay(t *testing.T) {
 						want = fmt.Sprintf("%s>%s", was, is)
 						flipped++
 					}
-					if got := strings.Join(said, " "); got != want {
+					if got := strings.Join(reported, " "); got != want {
 						t.Fatalf("%+v: %q, want %q\n%+v\n%+v\n%+v", conn, got, want, before, after, flips)
 					}
 				}
@@ -126,7 +126,7 @@ func TestFlipsAreWhatTheVerdictsBeforeAndAfterSay(t *testing.T) {
 	}
 }
 
-func TestFlipsAreSaidInTheFewestCIDRs(t *testing.T) {
+func TestFlipsUseTheFewestCIDRs(t *testing.T) {
 	policy := func(c config.Config) nft.Policy { return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}) }
 	base := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "192.168.0.0/16")}
 	for _, tt := range []struct {
@@ -177,7 +177,7 @@ func TestFlipsAreSaidInTheFewestCIDRs(t *testing.T) {
 	}
 }
 
-func TestADeciderDecidesAsItsPolicy(t *testing.T) {
+func TestDeciderMatchesItsPolicy(t *testing.T) {
 	m := cases.NewMaker(22)
 	for range 300 {
 		c := m.Config()

@@ -15,7 +15,7 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-func TestPolicyDecidesAsSpecified(t *testing.T) {
+func TestPolicyMatchesTheSpecification(t *testing.T) {
 	m := cases.NewMaker(1)
 	seen := map[nft.Verdict]int{}
 	for range 2000 {
@@ -134,7 +134,7 @@ func full() (config.Config, nft.Options) {
 	return c, o
 }
 
-func TestHashIsOverWhatDecides(t *testing.T) {
+func TestHashCoversThePolicy(t *testing.T) {
 	c, o := full()
 	hash := nft.Compile(c, o).Hash()
 	for name, change := range map[string]func(*config.Config, *nft.Options){
@@ -216,15 +216,15 @@ func TestHashIsOverWhatDecides(t *testing.T) {
 	}
 }
 
-// Two nodes with one config agree, and a node agrees with itself before.
-func TestHashDoesNotDependOnTheNodeNorOnTheOrderOfAddresses(t *testing.T) {
+// Two nodes with the same config agree, and a node agrees with its earlier state.
+func TestHashIsIndependentOfNodeAndAddressOrder(t *testing.T) {
 	c := config.Default(config.Defaults{})
 	c.SNATAddresses = cases.CIDRs("198.51.100.11/32", "198.51.100.64/29", "198.51.100.65/32")
 	r := nft.Compile(c, nft.Options{Layout: native.Layout{}})
 	c.SNATAddresses = cases.CIDRs("198.51.100.64/29", "198.51.100.11/32")
 	other := nft.Compile(c, nft.Options{Layout: native.Layout{}})
 	if !r.Same(other) || r.Hash() != other.Hash() {
-		t.Error("the order decides")
+		t.Error("the result depends on the order")
 	}
 	here, there := r.On([]netip.Addr{netip.MustParseAddr("198.51.100.11")}), r.On([]netip.Addr{netip.MustParseAddr("198.51.100.66")})
 	if here.Hash() != r.Hash() || there.Hash() != r.Hash() {
@@ -235,7 +235,7 @@ func TestHashDoesNotDependOnTheNodeNorOnTheOrderOfAddresses(t *testing.T) {
 	}
 }
 
-func TestLinkLocalInTheFileIsExplainedByItsPlace(t *testing.T) {
+func TestLinkLocalInTheFileIsExplainedByItsPosition(t *testing.T) {
 	c := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "169.254.0.0/16")}
 	c.NonMasqueradeCIDRs[1].Pos = config.Position{File: "config", Line: 3, Col: 5}
 	p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})
@@ -248,7 +248,7 @@ func TestLinkLocalInTheFileIsExplainedByItsPlace(t *testing.T) {
 	}
 }
 
-func TestLinkLocalInTheFileSaysNothingNew(t *testing.T) {
+func TestLinkLocalInTheFileDoesNotChangeTheHash(t *testing.T) {
 	plain := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8")}, nft.Options{Layout: native.Layout{}})
 	both := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "169.254.0.0/16")}, nft.Options{Layout: native.Layout{}})
 	written := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs("169.254.0.0/16", "10.0.0.0/8"), MasqLinkLocal: true}, nft.Options{Layout: native.Layout{}})

@@ -20,7 +20,7 @@ func somewhere(ipv6 bool, n int) (all []netip.Addr) {
 	return all
 }
 
-func TestAddressThatGoesMovesOnlyItsOwnPods(t *testing.T) {
+func TestRemovedAddressMovesOnlyItsOwnPods(t *testing.T) {
 	for _, ipv6 := range []bool{false, true} {
 		for n := 2; n <= 64; n *= 2 {
 			all := somewhere(ipv6, n)
@@ -33,11 +33,12 @@ func TestAddressThatGoesMovesOnlyItsOwnPods(t *testing.T) {
 				after := SNAT{Present: slices.Delete(slices.Clone(all), gone, gone+1)}.assign()
 				for b := range before {
 					if before[b] != all[gone] && before[b] != after[b] {
-						t.Fatalf("%s goes, and bucket %d moves from %s to %s", all[gone], b, before[b], after[b])
+						t.Fatalf("%s is removed, and bucket %d moves from %s to %s", all[gone], b, before[b], after[b])
 					}
 				}
 			}
-			// Far more than this is a bad draw: 256/n of binomial distribution are expected.
+			// Far more than this is an uneven distribution: 256/n, binomially
+			// distributed, are expected.
 			if most := slices.Max(slices.Collect(maps.Values(used))); n <= 8 && (len(used) < n || most > 2*buckets/n) {
 				t.Errorf("%d addresses: %d are used, one for %d of %d buckets", n, len(used), most, buckets)
 			}
@@ -73,6 +74,6 @@ func TestAssignmentIsTheSameInAllVersions(t *testing.T) {
 		}
 	}
 	if _, some := (SNAT{}).Of(netip.MustParseAddr("10.0.0.1")); some {
-		t.Error("without addresses there is one")
+		t.Error("there is one without addresses")
 	}
 }

@@ -185,7 +185,7 @@ func ping(t *testing.T, from *nfttest.NS, to netip.Addr, protocol uint8, id uint
 	}
 }
 
-func TestTheKernelFiltersByStatusAndFamily(t *testing.T) {
+func TestKernelFiltersByStatusAndFamily(t *testing.T) {
 	t.Parallel()
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, natRules, "-f", "-")

@@ -13,12 +13,12 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// A busySocket has another program commit whenever a list of elements or of rules is
-// asked for, before it is read to its end.
+// A busySocket makes another program commit during every dump of elements or
+// rules.
 type busySocket struct {
 	*faultySocket
 	busy  *bool
-	lists map[netlink.HeaderType]int // how often each kind was asked for
+	lists map[netlink.HeaderType]int // number of requests of each kind
 	write func()
 }
 
@@ -31,9 +31,9 @@ func (s *busySocket) Send(m netlink.Message) error {
 	return err
 }
 
-// What takes longer to read than another program leaves between its transactions is
-// read a few times, and then taken on trust.
-func TestFullLooksAtLargeListsAreBoundedBesideACommittingProgram(t *testing.T) {
+// What takes longer to read than the time between another program's transactions
+// is read a few times, and then trusted.
+func TestFullReadsOfLargeListsAreBoundedNextToACommittingProgram(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		want nft.Ruleset
@@ -66,10 +66,10 @@ func TestFullLooksAtLargeListsAreBoundedBesideACommittingProgram(t *testing.T) {
 			write()
 			busy = true
 			if diffs, err := k.Diff(t.Context(), tt.want, Look{Full: true, Others: true, TakeOver: true}); err != nil || len(diffs) > 0 {
-				t.Errorf("a full look finds %q, error %v", diffs, err)
+				t.Errorf("a full check finds %q, error %v", diffs, err)
 			}
 			if n := lists[tt.list]; n == 0 || n >= attempts {
-				t.Errorf("asked %d times for lists of this kind, want less than %d times: %v", n, attempts, lists)
+				t.Errorf("%d dumps of this kind, want less than %d times: %v", n, attempts, lists)
 			}
 		})
 	}

@@ -15,7 +15,7 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-func TestNFTLoadsTheGoldenTextAsWeWriteIt(t *testing.T) {
+func TestNFTLoadsTheGoldenTextLikeOurs(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	cases.Each(t, func(t *testing.T, c cases.Case) {
@@ -28,7 +28,7 @@ func TestNFTLoadsTheGoldenTextAsWeWriteIt(t *testing.T) {
 
 		nfttest.NFT(t, ns, ours, "-c", "-f", "-")
 		if listing := nfttest.NFT(t, ns, "", "list", "table", "inet", nft.TableName); listing != ours {
-			t.Errorf("the table is not all there is (-table +ruleset):\n%s", cmp.Diff(listing, ours))
+			t.Errorf("there is more than the table (-table +ruleset):\n%s", cmp.Diff(listing, ours))
 		}
 
 		nfttest.NFT(t, ns, c.File(t, "ruleset.nft"), "-f", "-")
@@ -38,13 +38,13 @@ func TestNFTLoadsTheGoldenTextAsWeWriteIt(t *testing.T) {
 		if diff := cmp.Diff(bytecode(t, ns), ourBytecode); diff != "" {
 			t.Errorf("bytecode (-nft +ours):\n%s", diff)
 		}
-		inStep(t, ns, want)
+		inSync(t, ns, want)
 	})
 }
 
-// bytecode gives what nft says of the ruleset's rules and sets as the kernel
-// has them: without handles, and without the notes that nft makes for itself, a
-// bound before the first interval of a set and a mark at one without an end.
+// bytecode returns nft's dump of the rules and sets in the kernel: without
+// handles, and without nft's own notes, a bound before the first interval of a
+// set and a mark at one without an end.
 func bytecode(t *testing.T, ns *nfttest.NS) string {
 	t.Helper()
 	out := nfttest.NFT(t, ns, "", "--debug=netlink", "list", "ruleset")
@@ -87,12 +87,12 @@ func TestIPTablesSavesTheGoldenRules(t *testing.T) {
 		if diff := cmp.Diff(natRules(t, restored), natRules(t, ns)); diff != "" {
 			t.Errorf("raw rules (-iptables-restore +ours):\n%s", diff)
 		}
-		inStep(t, ns, want)
+		inSync(t, ns, want)
 		adopted(t, restored, want)
 	})
 }
 
-// restore loads a rendering as its readers are told to.
+// restore loads a rendering as documented.
 func restore(t testing.TB, ns *nfttest.NS, text string, r nft.Ruleset) {
 	t.Helper()
 	nfttest.Run(t, ns, text, "iptables-nft-restore", "--noflush")
@@ -101,8 +101,8 @@ func restore(t testing.TB, ns *nfttest.NS, text string, r nft.Ruleset) {
 	}
 }
 
-// byChain gives the rules of one family by chain, out of what iptables-save
-// prints or of a rendering for both families.
+// byChain returns the rules of one family by chain, from the output of
+// iptables-save or a rendering for both families.
 func byChain(text string, ipv6 bool) map[string][]string {
 	ours, others := "-4 ", "-6 "
 	if ipv6 {
@@ -120,7 +120,7 @@ func byChain(text string, ipv6 bool) map[string][]string {
 	return rules
 }
 
-// natRules gives the chains of the tables that iptables shows, and the raw
+// natRules returns the chains of the tables that iptables lists, and the raw
 // attributes of their rules.
 func natRules(t testing.TB, ns *nfttest.NS) map[string][]nfnetlink.Rule {
 	t.Helper()
@@ -140,7 +140,7 @@ func natRules(t testing.TB, ns *nfttest.NS) map[string][]nfnetlink.Rule {
 				rules[i].Handle = 0
 				rules[i].UserData = nil // our signature
 			}
-			// iptables-restore makes the other chains of the table too.
+			// iptables-restore also creates the other chains of the table.
 			if ch.Hook == nil || len(rules) > 0 {
 				all[f.String()+" "+ch.Table+" "+ch.Name] = rules
 			}
@@ -149,7 +149,7 @@ func natRules(t testing.TB, ns *nfttest.NS) map[string][]nfnetlink.Rule {
 	return all
 }
 
-func TestPacketsGoAsTheCasesSay(t *testing.T) {
+func TestPacketsMatchTheCases(t *testing.T) {
 	t.Parallel()
 	cases.Each(t, func(t *testing.T, c cases.Case) {
 		c.SkipIfShort(t)
@@ -160,7 +160,7 @@ func TestPacketsGoAsTheCasesSay(t *testing.T) {
 			want := c.Compile(m)
 			apply(t, k, want, everything)
 			for _, p := range c.Packets {
-				if ofNobody(p.Dst) {
+				if unrouted(p.Dst) {
 					wire.check(t, k, want, p)
 				}
 			}
@@ -168,8 +168,8 @@ func TestPacketsGoAsTheCasesSay(t *testing.T) {
 	})
 }
 
-// check sends a packet and holds what was seen of it against what is expected:
-// its source, and in mode nftables which counter has counted it.
+// check sends a packet and compares what was seen of it with what is expected:
+// its source, and in mode nftables the counter that was incremented.
 func (w *wire) check(t *testing.T, k *Kernel, r nft.Ruleset, p cases.Packet) {
 	t.Helper()
 	before := counters(t, k)
@@ -209,8 +209,7 @@ func (w *wire) checkSource(t *testing.T, what string, p nft.Policy, packet cases
 	}
 }
 
-// checkPort holds the source port of a masqueraded connection against the
-// policy.
+// checkPort compares the source port of a masqueraded connection with the policy.
 func checkPort(t *testing.T, what string, p nft.Policy, s nfttest.Sighting) {
 	t.Helper()
 	port := s.Seen.Port()
@@ -224,7 +223,7 @@ func checkPort(t *testing.T, what string, p nft.Policy, s nfttest.Sighting) {
 	}
 }
 
-// counters gives the packets of each counter.
+// counters returns the number of packets of each counter.
 func counters(t testing.TB, k *Kernel) map[nft.Counts]uint64 {
 	t.Helper()
 	all, err := k.Counters(native.Layout{})

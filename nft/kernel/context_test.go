@@ -9,7 +9,7 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-func TestACanceledApplyLeavesTheOldRules(t *testing.T) {
+func TestCanceledApplyKeepsTheOldRules(t *testing.T) {
 	for _, m := range cases.Modes() {
 		ns := nfttest.NewNS(t, "node")
 		k := open(t, ns)
@@ -21,15 +21,15 @@ func TestACanceledApplyLeavesTheOldRules(t *testing.T) {
 		if _, err := k.Apply(ctx, after, Look{}); !errors.Is(err, context.Canceled) {
 			t.Errorf("mode %s: Apply: %v", m, err)
 		}
-		inStep(t, ns, before)
+		inSync(t, ns, before)
 		apply(t, k, after, Look{})
-		inStep(t, ns, after)
+		inSync(t, ns, after)
 	}
 }
 
-func TestWhoWaitsForTheKernelStopsWithItsContext(t *testing.T) {
+func TestWaitingCallersStopWithTheirContext(t *testing.T) {
 	k := open(t, nfttest.NewNS(t, "node"))
-	k.busy <- struct{}{} // as Apply does for as long as it takes
+	k.busy <- struct{}{} // like a running Apply
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() {

@@ -20,8 +20,8 @@ import (
 )
 
 // iptables does not use a POSTROUTING with another hook than its own, and we do
-// not delete what somebody else made.
-func TestPostroutingWithAnotherHookIsAnErrorThatNamesIt(t *testing.T) {
+// not delete another program's chain.
+func TestPostroutingWithAnotherHookIsReported(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	want, nf := cases.Load(t, "both-families").Compile(nft.ModeIPTables), cases.Load(t, "both-families").Compile(nft.ModeNFTables)
@@ -35,20 +35,20 @@ func TestPostroutingWithAnotherHookIsAnErrorThatNamesIt(t *testing.T) {
 			t.Run(family+" "+hook, func(t *testing.T) {
 				t.Parallel()
 				ns := nfttest.NewNS(t, "node")
-				nfttest.NFT(t, ns, fmt.Sprintf("table %s nat { chain POSTROUTING { %s counter comment \"somebody else's\"; }; }", family, hook), "-f", "-")
+				nfttest.NFT(t, ns, fmt.Sprintf("table %s nat { chain POSTROUTING { %s counter comment \"another program's\"; }; }", family, hook), "-f", "-")
 				says := fmt.Sprintf("table %s nat: chain POSTROUTING %s", family, says)
 				k := open(t, ns)
-				apply(t, k, nf, everything) // the other mode has nothing to do with it
+				apply(t, k, nf, everything) // unrelated to the other mode
 				before := nfttest.ListRuleset(t, ns)
 				diffs, err := k.Diff(t.Context(), want, Look{})
 				if err != nil || !slices.Contains(diffs, says) {
-					t.Errorf("Diff says %q, %v, want %q", diffs, err, says)
+					t.Errorf("Diff returned %q, %v, want %q", diffs, err, says)
 				}
 				for range 2 {
 					a, err := k.Apply(t.Context(), want, Look{Others: true})
 					if !errors.Is(err, nft.ErrForeignPostrouting) || !strings.Contains(err.Error(), says) ||
 						!strings.Contains(err.Error(), fmt.Sprintf("nft delete chain %s nat POSTROUTING", family)) {
-						t.Errorf("Apply did %v, error %v", a, err)
+						t.Errorf("Apply returned %v, error %v", a, err)
 					}
 				}
 				if diff := cmp.Diff(before, nfttest.ListRuleset(t, ns)); diff != "" {
@@ -56,7 +56,7 @@ func TestPostroutingWithAnotherHookIsAnErrorThatNamesIt(t *testing.T) {
 				}
 				nfttest.NFT(t, ns, fmt.Sprintf("flush chain %s nat POSTROUTING; delete chain %[1]s nat POSTROUTING", family), "-f", "-")
 				apply(t, k, want, everything)
-				inStep(t, ns, want)
+				inSync(t, ns, want)
 			})
 		}
 	}
@@ -65,11 +65,11 @@ func TestPostroutingWithAnotherHookIsAnErrorThatNamesIt(t *testing.T) {
 func TestDormantTableWithoutPostroutingIsWokenAndUsed(t *testing.T) {
 	nfttest.Require(t, "nft")
 	for name, text := range map[string]string{
-		"empty":           "table ip nat { flags dormant; }",
-		"both families":   "table ip nat { flags dormant; }; table ip6 nat { flags dormant; }",
-		"somebody else's": "table ip nat { flags dormant; chain PREROUTING { type nat hook prerouting priority -100; counter; }; chain other { return; }; }",
-		"our chain":       "table ip nat { flags dormant; chain IP-MASQ-AGENT { }; }",
-		"POSTROUTING too": "table ip nat { flags dormant; chain POSTROUTING { type nat hook postrouting priority 100; counter; }; }",
+		"empty":             "table ip nat { flags dormant; }",
+		"both families":     "table ip nat { flags dormant; }; table ip6 nat { flags dormant; }",
+		"another program's": "table ip nat { flags dormant; chain PREROUTING { type nat hook prerouting priority -100; counter; }; chain other { return; }; }",
+		"our chain":         "table ip nat { flags dormant; chain IP-MASQ-AGENT { }; }",
+		"POSTROUTING too":   "table ip nat { flags dormant; chain POSTROUTING { type nat hook postrouting priority 100; counter; }; }",
 	} {
 		for _, from := range cases.Modes() {
 			t.Run(name+" from "+string(from), func(t *testing.T) {
@@ -85,7 +85,7 @@ func TestDormantTableWithoutPostroutingIsWokenAndUsed(t *testing.T) {
 				if !slices.Contains(diffs, "table ip nat is dormant") {
 					t.Errorf("found %q", diffs)
 				}
-				inStep(t, ns, want)
+				inSync(t, ns, want)
 				if diff := cmp.Diff(foreign, foreignRules(t, ns)); diff != "" {
 					t.Errorf("foreign rules (-before +after):\n%s", diff)
 				}
@@ -94,7 +94,7 @@ func TestDormantTableWithoutPostroutingIsWokenAndUsed(t *testing.T) {
 	}
 }
 
-// postrouting gives the rules of POSTROUTING in the words of iptables.
+// postrouting returns the rules of POSTROUTING as iptables prints them.
 func postrouting(t *testing.T, ns *nfttest.NS) []string {
 	t.Helper()
 	var rules []string
@@ -106,7 +106,7 @@ func postrouting(t *testing.T, ns *nfttest.NS) []string {
 	return rules
 }
 
-func TestOurRenamedChainGoesWhenOursIsPutBack(t *testing.T) {
+func TestRenamedChainIsRemovedWhenOursIsRestored(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft")
 	for _, name := range []string{"default", "all-policies", "to-ports-force"} {
@@ -138,11 +138,11 @@ func TestOurRenamedChainGoesWhenOursIsPutBack(t *testing.T) {
 				if n := generation(t, ns) - g; n != 1 && tt.want.Mode() == nft.ModeIPTables {
 					t.Errorf("%d transactions", n)
 				}
-				inStep(t, ns, tt.want)
+				inSync(t, ns, tt.want)
 				rules := postrouting(t, ns)
 				at := slices.Index(rules, "POSTROUTING -d 192.0.2.99/32 -j ACCEPT")
 				if tt.want.Mode() == nft.ModeIPTables && tt.want.Chain() != "MASQ" && at != len(rules)-1 {
-					t.Errorf("the jump lost its place:\n%s", strings.Join(rules, "\n"))
+					t.Errorf("the jump moved:\n%s", strings.Join(rules, "\n"))
 				}
 				iptables(t, ns, nfnetlink.IPv4, "-D", xtables.Postrouting, "-d", "192.0.2.99", "-j", "ACCEPT")
 				if diff := cmp.Diff(before, notOurs(t, ns, tt.want)); diff != "" {
@@ -153,7 +153,7 @@ func TestOurRenamedChainGoesWhenOursIsPutBack(t *testing.T) {
 	}
 }
 
-func TestOurRenamedChainIsReadBackAndCleanedUp(t *testing.T) {
+func TestRenamedChainIsReadBackAndCleanedUp(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	for _, renamed := range []string{"ip", "ip6", "both"} {
@@ -188,8 +188,8 @@ func TestOurRenamedChainIsReadBackAndCleanedUp(t *testing.T) {
 	}
 }
 
-// A renamed chain that somebody has changed since is not ours any more.
-func TestRenamedAndChangedChainIsNamed(t *testing.T) {
+// A renamed chain that another program changed is no longer ours.
+func TestRenamedAndChangedChainIsReported(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	for _, change := range [][]string{
@@ -204,7 +204,7 @@ func TestRenamedAndChangedChainIsNamed(t *testing.T) {
 		iptables(t, ns, nfnetlink.IPv4, change...)
 		before := foreignRules(t, ns)
 		apply(t, k, want, Look{})
-		inStep(t, ns, want)
+		inSync(t, ns, want)
 		if diff := cmp.Diff(before, foreignRules(t, ns)); diff != "" {
 			t.Errorf("%v: foreign rules (-before +after):\n%s", change, diff)
 		}
@@ -216,13 +216,13 @@ func TestRenamedAndChangedChainIsNamed(t *testing.T) {
 		if text := nfttest.ListRuleset(t, ns); strings.Contains(text, "RENAMED") {
 			t.Errorf("%v: left in\n%s", change, text)
 		}
-		inStep(t, ns, want)
+		inSync(t, ns, want)
 	}
 }
 
-// The kernel does not delete a chain that somebody's rule or map names. Emptied it
-// decides nothing.
-func TestChainThatOthersKeepIsEmptiedAndSaidWhy(t *testing.T) {
+// The kernel does not delete a chain to which another program's rule or map
+// refers. An empty one has no effect.
+func TestChainInUseByOthersIsEmptiedWithAReason(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft", "iptables-nft-restore")
 	with := cases.Load(t, "sources-only").Compile(nft.ModeIPTables)
 	nf := cases.Load(t, "default").Compile(nft.ModeNFTables)

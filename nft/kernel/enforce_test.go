@@ -14,8 +14,8 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-// loadSample loads the rules of another program from testdata/foreign, with some of
-// its addresses and interfaces replaced by those of the topology.
+// loadSample loads another program's rules from testdata/foreign, with some
+// addresses and interfaces replaced by those of the topology.
 func loadSample(t *testing.T, ns *nfttest.NS, name string, replace ...string) {
 	t.Helper()
 	for file, load := range map[string][]string{
@@ -56,17 +56,17 @@ func (w *wire) sees(t *testing.T, src, dst string, proto nfttest.Proto) netip.Ad
 	return w.send(t, p).Seen.Addr()
 }
 
-// Each of these programs masquerades what its own containers or machines send, and
-// here that includes the pods. Without enforcement they do that to pods' connections
-// to exempt destinations too.
-func TestPodsKeepTheirAddressWhateverOtherProgramsDo(t *testing.T) {
+// Each of these programs masquerades the traffic of its own containers or
+// machines, which here includes the pods. Without enforcement it also masquerades
+// pods' connections to exempt destinations.
+func TestPodsKeepTheirAddressDespiteOtherPrograms(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	both := []string{"10.244.1.2", "fd00:10:244:1::2"}
 	for _, tt := range []struct {
 		sample  string
 		replace []string
-		pods    []string // that the rules are made for
+		pods    []string // to which the rules apply
 		own     string   // a container of the program
 	}{
 		{"docker-iptables", []string{"-s 172.17.0.0/16 ! -o docker0", "! -o docker0"}, both[:1], "172.17.0.9"},
@@ -89,7 +89,7 @@ func TestPodsKeepTheirAddressWhateverOtherProgramsDo(t *testing.T) {
 				}
 				want := nft.Compile(c, enforcingOptions())
 				apply(t, k, want, everything)
-				inStep(t, w.Node, want)
+				inSync(t, w.Node, want)
 				for _, pod := range tt.pods {
 					exempt, other := "10.9.0.9", "203.0.113.9"
 					if strings.Contains(pod, ":") {
@@ -105,7 +105,7 @@ func TestPodsKeepTheirAddressWhateverOtherProgramsDo(t *testing.T) {
 					}
 				}
 				if tt.own != "" && w.sees(t, tt.own, "10.9.0.9", nfttest.UDP) != w.NodeV4 {
-					t.Errorf("enforced %t: %s, which is not a pod, is not masqueraded any more", enforced, tt.own)
+					t.Errorf("enforced %t: %s, which is not a pod, is no longer masqueraded", enforced, tt.own)
 				}
 				others, err := k.Others(t.Context(), want)
 				if err != nil {
@@ -119,10 +119,10 @@ func TestPodsKeepTheirAddressWhateverOtherProgramsDo(t *testing.T) {
 	}
 }
 
-// kube-proxy marks a pod's connection to itself by a Service, and, for
-// externalTrafficPolicy Cluster, those that come in at a node port; portmap marks
-// a pod's connection to its own host port.
-func TestWhatKubeProxyMarksIsLeftToIt(t *testing.T) {
+// kube-proxy marks a pod's connection to itself through a Service, and inbound
+// ones to a node port with externalTrafficPolicy Cluster; portmap marks a pod's
+// connection to its own host port.
+func TestPacketsMarkedByKubeProxyAreLeftToIt(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft-restore")
 	for _, tt := range []struct {
 		sample  string
@@ -190,7 +190,7 @@ func TestWhatKubeProxyMarksIsLeftToIt(t *testing.T) {
 	}
 }
 
-func TestTheEnforcingChainIsRestored(t *testing.T) {
+func TestEnforcingChainIsRestored(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	k := open(t, ns)
@@ -209,6 +209,6 @@ func TestTheEnforcingChainIsRestored(t *testing.T) {
 			t.Errorf("%s: differences %v, error %v", attack, diffs, err)
 		}
 		apply(t, k, want, everything)
-		inStep(t, ns, want)
+		inSync(t, ns, want)
 	}
 }

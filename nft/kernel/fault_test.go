@@ -22,18 +22,18 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// faults counts the calls on sockets and lets one of them fail.
+// faults counts the calls on sockets and makes one of them fail.
 type faults struct {
 	dial  func() (*netlink.Conn, error)
 	calls int
 	at    int // the call that fails, counted from 1; 0: none
-	// commits are that many that succeed before all others are refused, where
-	// the fault is that.
+	// commits is the number of transactions that succeed before all others are
+	// rejected, for that fault.
 	commits int
 	fault   fault
-	seen    []call // what kind of call each was
-	// bystander writes something that is not ours: with it the kernel's
-	// generation goes up.
+	seen    []call // the kind of each call
+	// bystander writes something that is not ours, which increments the kernel's
+	// generation.
 	bystander func()
 }
 
@@ -48,17 +48,17 @@ func (f fault) String() string { return fmt.Sprintf("%s: %v", f.how, f.errno) }
 type how string
 
 const (
-	refused     how = "the kernel refuses"            // it answers with an error
-	notSent     how = "sending fails"                 // the kernel gets nothing
-	sentAndLost how = "sending seems to fail"         // the kernel gets it
-	notReceived how = "the answer is lost"            //
-	torn        how = "half of the answer is missing" // torn by somebody else's transaction
-	interrupted how = "the answer says that it was interrupted"
-	dead        how = "nothing works from here on" // as if the process were killed
-	refusing    how = "the kernel refuses every transaction from here on"
+	refused     how = "the kernel rejects it"        // it replies with an error
+	notSent     how = "sending fails"                // the kernel receives nothing
+	sentAndLost how = "sending seems to fail"        // the kernel receives it
+	notReceived how = "the reply is lost"            //
+	torn        how = "half of the reply is missing" // inconsistent due to another program's transaction
+	interrupted how = "the reply is marked as interrupted"
+	dead        how = "nothing works from now on" // as if the process were killed
+	refusing    how = "the kernel rejects every transaction from now on"
 )
 
-// A call is what a call on a socket does.
+// A call is the kind of a call on a socket.
 type call string
 
 const (
@@ -67,7 +67,7 @@ const (
 	callReceive call = "receive"
 )
 
-// fails says how a call fails, if it is its turn.
+// fails returns how a call fails, if it is the chosen one.
 func (f *faults) fails(c call) (fault, bool) {
 	f.calls++
 	f.seen = append(f.seen, c)
@@ -78,7 +78,7 @@ func (f *faults) fails(c call) (fault, bool) {
 	return f.fault, f.at > 0 && (f.calls == f.at || f.calls > f.at && f.fault.how == dead)
 }
 
-// open gives a kernel whose connection fails as planned.
+// open returns a kernel whose connection fails as planned.
 func (f *faults) open() *Kernel {
 	return New(nfnetlink.New(func() (*netlink.Conn, error) {
 		nl, err := f.dial()
@@ -89,12 +89,12 @@ func (f *faults) open() *Kernel {
 	}))
 }
 
-// A faultySocket goes between a connection and the kernel. nltest.Dial does not
-// serve here: it loses the answers to a batch when the next message is sent.
+// A faultySocket is between a connection and the kernel. nltest.Dial cannot be
+// used: it loses the replies to a batch when the next message is sent.
 type faultySocket struct {
 	*faults
 	real    *netlink.Conn
-	pending []error // refusals that were not received yet
+	pending []error // errors that were not received yet
 	last    uint32  // sequence of the last request
 }
 
@@ -115,7 +115,7 @@ func (s *faultySocket) SendMessages(m []netlink.Message) error {
 }
 
 func (s *faultySocket) send(c call, msgs []netlink.Message, forward func() error) error {
-	subject := msgs[len(msgs)/2] // that a refusal is about
+	subject := msgs[len(msgs)/2] // of the error
 	s.last = subject.Header.Sequence
 	f, fails := s.fails(c)
 	switch {
@@ -123,7 +123,7 @@ func (s *faultySocket) send(c call, msgs []netlink.Message, forward func() error
 		return forward()
 	case f.how == refused, f.how == refusing:
 		if c == callSend && f.errno == unix.ENOENT {
-			s.bystander() // who deleted what was asked for
+			s.bystander() // which deleted the requested object
 		}
 		s.pending = append(s.pending, &netlink.OpError{Op: "receive", Err: f.errno, Sequence: s.last})
 		return nil
@@ -156,7 +156,7 @@ func (s *faultySocket) Receive() ([]netlink.Message, error) {
 	case f.how == notReceived:
 		return nil, os.NewSyscallError("recvmsg", f.errno)
 	}
-	// The end of a multipart message, which the real connection took off.
+	// The end of a multipart message, which the real connection removed.
 	return append(msgs, netlink.Message{Header: netlink.Header{Type: netlink.Done, Flags: netlink.Multi, Sequence: s.last}}), err
 }
 
@@ -179,7 +179,7 @@ func (s *faultySocket) ReceiveIter() iter.Seq2[netlink.Message, error] {
 type transition struct {
 	name     string
 	from, to *nft.Ruleset
-	allowed  string // what may be effective in between, beside the two
+	allowed  string // what may be effective in between, in addition to the two
 }
 
 func transitions() []transition {
@@ -212,13 +212,13 @@ func transitions() []transition {
 	}
 }
 
-// may says what may be effective.
+// may reports whether something may be effective.
 func (tr transition) may(effective string) bool {
 	return effective == "to" || effective == tr.allowed || tr.from != nil && effective == "from"
 }
 
-// effective says what the kernel decides by: "none", "from", "to", "from+to", or
-// else a mixture, with its differences from both.
+// effective returns which ruleset is effective: "none", "from", "to", "from+to",
+// or else a mixture, with its differences from both.
 func (tr transition) effective(t *testing.T, c *nfnetlink.Conn) string {
 	t.Helper()
 	var found, why []string
@@ -248,7 +248,7 @@ func (tr transition) effective(t *testing.T, c *nfnetlink.Conn) string {
 	return strings.Join(found, "+")
 }
 
-// empty says that no rule of a mode is effective.
+// empty reports whether no rule of a mode is effective.
 func empty(t *testing.T, c *nfnetlink.Conn, m nft.Mode) bool {
 	t.Helper()
 	if m == nft.ModeIPTables {
@@ -261,7 +261,7 @@ func empty(t *testing.T, c *nfnetlink.Conn, m nft.Mode) bool {
 	return len(rules) == 0
 }
 
-// undecided says how what the kernel decides by is not a ruleset. What no rule
+// undecided describes how the effective rules differ from a ruleset. What no rule
 // refers to does not matter.
 func undecided(t *testing.T, c *nfnetlink.Conn, want nft.Ruleset) []string {
 	t.Helper()
@@ -309,12 +309,12 @@ func undecided(t *testing.T, c *nfnetlink.Conn, want nft.Ruleset) []string {
 	return slices.DeleteFunc(own.Differences(want.Tables[0]), func(d string) bool { return strings.HasSuffix(d, "is not in the config") })
 }
 
-// A rig is a namespace in which transitions are made over and over.
+// A rig is a namespace in which transitions are repeated.
 type rig struct {
 	*testing.T
 	ns      *nfttest.NS
 	conn    *nfnetlink.Conn // a healthy one
-	closing sync.WaitGroup  // closing a socket that has deleted something takes long
+	closing sync.WaitGroup  // closing a socket after a deletion takes long
 }
 
 func newRig(t *testing.T) *rig {
@@ -335,7 +335,7 @@ func (r *rig) faults(at int, f fault) *faults {
 	}}
 }
 
-// reset empties the namespace and installs what a transition starts from.
+// reset empties the namespace and installs the start of a transition.
 func (r *rig) reset(tr transition) {
 	r.Helper()
 	b := &nfnetlink.Batch{}
@@ -356,9 +356,9 @@ func (r *rig) reset(tr transition) {
 	}
 }
 
-// run makes the transition with a fault, and holds that what is effective
-// afterwards is the one ruleset or the other, and that the next try succeeds:
-// of the same process, or of the next one.
+// run makes the transition with a fault. It checks that one of the two rulesets
+// is effective afterwards, and that the next attempt succeeds, in the same
+// process or in a new one.
 func (r *rig) run(tr transition, f *faults, restart bool) {
 	r.Helper()
 	r.reset(tr)
@@ -368,7 +368,7 @@ func (r *rig) run(tr transition, f *faults, restart bool) {
 	what := fmt.Sprintf("call %d (%s) of %d: %s", f.at, f.seen[max(f.at-1, 0)], f.calls, f.fault)
 	effective := tr.effective(r.T, r.conn)
 	if !tr.may(effective) || err == nil && effective != "to" {
-		r.Errorf("%s: Apply says %v; effective is %s", what, err, effective)
+		r.Errorf("%s: Apply returned %v; effective is %s", what, err, effective)
 	}
 	f.at = 0
 	next := k
@@ -383,15 +383,15 @@ func (r *rig) run(tr transition, f *faults, restart bool) {
 		r.Errorf("%s: after the next Apply: %v %q", what, err, diffs)
 	}
 	if gen, err := r.conn.Generation(); err != nil || next.verified.generation != gen {
-		r.Errorf("%s: takes generation %d for known, the kernel is at %d: %v", what, next.verified.generation, gen, err)
+		r.Errorf("%s: records generation %d, the kernel has %d: %v", what, next.verified.generation, gen, err)
 	}
 }
 
-// errnos are those with which the kernel refuses.
+// errnos are the errors with which the kernel rejects a request.
 var errnos = []unix.Errno{unix.ENOBUFS, unix.EINTR, unix.ERESTART, unix.EBUSY, unix.EPERM, unix.ENOMEM, unix.ENOENT}
 
-// faultsOf gives the ways in which a call can fail. Unless the tests may take
-// long, a read fails in one way, another one with each call; in a short run so does a
+// faultsOf returns the ways in which a call can fail. Unless LONG is set, a read
+// fails in one way, a different one for each call; in a short run, so does a
 // transaction.
 func faultsOf(c call, n int) []fault {
 	var all []fault
@@ -415,7 +415,7 @@ func faultsOf(c call, n int) []fault {
 	return []fault{all[n/2%len(all)]}
 }
 
-func TestEveryCallMayFail(t *testing.T) {
+func TestAnyCallMayFail(t *testing.T) {
 	t.Parallel()
 	for _, tr := range transitions() {
 		t.Run(tr.name, func(t *testing.T) {
@@ -435,7 +435,7 @@ func TestEveryCallMayFail(t *testing.T) {
 	}
 }
 
-func TestKilledAnywhereTheRulesAreTheOldOrTheNew(t *testing.T) {
+func TestKilledAgentLeavesTheOldOrTheNewRules(t *testing.T) {
 	t.Parallel()
 	before, after := tamperConfig(4500), tamperConfig(4500)
 	after.NonMasqueradeCIDRs = after.NonMasqueradeCIDRs[1:] // filled in two transactions
@@ -451,7 +451,7 @@ func TestKilledAnywhereTheRulesAreTheOldOrTheNew(t *testing.T) {
 			whole := r.faults(0, fault{})
 			r.run(tr, whole, true)
 			for n, kind := range whole.seen {
-				// Between two reads nothing changes: only what follows a commit differs.
+				// Nothing changes between two reads: only calls after a commit make a difference.
 				if n == 0 || kind == callCommit || whole.seen[n-1] == callCommit {
 					r.run(tr, r.faults(n+1, fault{dead, unix.EPERM}), true)
 				}

@@ -15,8 +15,8 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// flood is how much somebody adds to our tables. What is read of it is far less than
-// it takes to run out of memory.
+// flood returns how much another program adds to our tables. Only a small part of
+// it is read, which does not exhaust the memory.
 func flood() (rules, elements int) {
 	return nfttest.Rounds(3_000, 8_000, 150_000), nfttest.Rounds(4_000, 12_000, 600_000)
 }
@@ -55,7 +55,7 @@ func addElements(table, set string) func(*nfnetlink.Batch, int, int) {
 	}
 }
 
-func TestWhatOthersAddIsRemovedWithoutReadingItWhole(t *testing.T) {
+func TestForeignAdditionsAreRemovedWithoutReadingThemCompletely(t *testing.T) {
 	rules, elements := flood()
 	own := nft.Compile(tamperConfig(10), nft.Options{Layout: native.Layout{}})
 	shared := xtOf(tamperConfig(10))
@@ -96,7 +96,7 @@ func TestWhatOthersAddIsRemovedWithoutReadingItWhole(t *testing.T) {
 				}
 				var before, after runtime.MemStats
 				runtime.ReadMemStats(&before)
-				_, _, err := k.ReadBack(t.Context()) // as a start with a bad file does
+				_, _, err := k.ReadBack(t.Context()) // like a start with a bad file
 				if err != nil {
 					t.Error(err)
 				}
@@ -110,7 +110,7 @@ func TestWhatOthersAddIsRemovedWithoutReadingItWhole(t *testing.T) {
 					t.Errorf("restarted %t: allocated %d MiB", restarted, used>>20)
 				}
 				t.Logf("restarted %t: %v, %d MiB allocated, recreated for %v, %q", restarted, a.Took, (after.TotalAlloc-before.TotalAlloc)>>20, a.Recreated, a.Differences[0])
-				inStep(t, ns, attack.want)
+				inSync(t, ns, attack.want)
 			}
 		})
 	}

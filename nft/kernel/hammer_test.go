@@ -17,7 +17,7 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-// hammerTargets are exempt or masqueraded by both rulesets of halves.
+// hammerTargets are exempt or masqueraded in both rulesets of halves.
 func hammerTargets(protos ...nfttest.Proto) []nfttest.Target {
 	var all []nfttest.Target
 	for _, proto := range protos {
@@ -31,8 +31,8 @@ func hammerTargets(protos ...nfttest.Proto) []nfttest.Target {
 	return all
 }
 
-// halves gives two configs that decide alike and share no set: a wide CIDR of
-// each family, and its halves, beside so many others.
+// halves returns two configs with the same verdicts and no common set: a wide
+// CIDR of each family, and its halves, next to a number of others.
 func halves(others int) (whole, halved config.Config) {
 	whole = config.Config{MasqLinkLocal: true, MasqLinkLocalIPv6: true, EnableIPv6: true}
 	for i := range others {
@@ -45,7 +45,7 @@ func halves(others int) (whole, halved config.Config) {
 	return whole, halved
 }
 
-func TestReloadsLetNoWrongSourceOut(t *testing.T) {
+func TestReloadsCauseNoWrongSource(t *testing.T) {
 	t.Parallel()
 	whole, halved := halves(20)
 	policies := halved
@@ -72,7 +72,7 @@ func TestReloadsLetNoWrongSourceOut(t *testing.T) {
 			apply(t, k, tt.rulesets[0], Look{})
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP, nfttest.TCP)...)
 			for i := range nfttest.Rounds(tt.reloads/10, tt.reloads, tt.reloads*25) {
-				// The other mode's rules are looked for where the mode changes.
+				// The other mode's rules are read when the mode changes.
 				if diffs := apply(t, k, tt.rulesets[(i+1)%len(tt.rulesets)], Look{Others: tt.name == "both modes"}); len(diffs) == 0 {
 					t.Fatalf("reload %d did nothing", i)
 				}
@@ -82,7 +82,7 @@ func TestReloadsLetNoWrongSourceOut(t *testing.T) {
 	}
 }
 
-// judge waits for some more flows, so that each target was seen, and holds that
+// judge waits for some more flows, so that each target was seen, and checks that
 // no source was wrong.
 func judge(t *testing.T, h *nfttest.Hammer) nfttest.Tally {
 	t.Helper()
@@ -102,7 +102,7 @@ func judge(t *testing.T, h *nfttest.Hammer) nfttest.Tally {
 	return tally
 }
 
-func TestFirstInstallationLetsNoWrongSourceOut(t *testing.T) {
+func TestFirstInstallationCausesNoWrongSource(t *testing.T) {
 	t.Parallel()
 	many, _ := halves(2000)
 	some, _ := halves(100)
@@ -116,7 +116,7 @@ func TestFirstInstallationLetsNoWrongSourceOut(t *testing.T) {
 		t.Run(string(tt.Mode()), func(t *testing.T) {
 			top := nfttest.NewTopology(t)
 			k := open(t, top.Node)
-			// What must be masqueraded is not while nothing is installed.
+			// Masqueraded targets are wrong while nothing is installed.
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)[0], hammerTargets(nfttest.UDP)[2])
 			for range nfttest.Rounds(tt.installations/10, tt.installations, tt.installations*20) {
 				apply(t, k, tt.Ruleset, Look{})
@@ -129,10 +129,10 @@ func TestFirstInstallationLetsNoWrongSourceOut(t *testing.T) {
 	}
 }
 
-// TestHammerSeesTheTableReplacedInOneTransaction is the control of the tests
-// above: the recipe that one would write first is seen to be wrong, so that
-// nothing wrong with the other recipe means something.
-func TestHammerSeesTheTableReplacedInOneTransaction(t *testing.T) {
+// TestHammerDetectsATableReplacedInOneTransaction is the control of the tests
+// above: it detects wrong sources with the obvious method, so their absence with
+// the other method is meaningful.
+func TestHammerDetectsATableReplacedInOneTransaction(t *testing.T) {
 	whole, halved := halves(2000)
 	top := nfttest.NewTopology(t)
 	c := connect(t, top.Node)
@@ -181,7 +181,7 @@ func replacement(table nft.Table) *nfnetlink.Batch {
 	return b
 }
 
-// kernelBefore says whether the kernel is older than a version.
+// kernelBefore reports whether the kernel is older than a version.
 func kernelBefore(t *testing.T, major, minor int) bool {
 	t.Helper()
 	var name unix.Utsname

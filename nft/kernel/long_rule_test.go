@@ -13,14 +13,14 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// A dump has parts of 32 KiB at most. The kernel ends it at a rule that is larger, as if
-// that rule and all after it were not there.
+// A dump has parts of 32 KiB at most. The kernel ends it at a rule that is
+// larger, as if that rule and all later ones did not exist.
 const (
 	longRule  = 50 // matches of half a kilobyte each
 	largeRule = 60
 )
 
-// insertLong inserts a rule of so many matches.
+// insertLong inserts a rule with a number of matches.
 func insertLong(t *testing.T, ns *nfttest.NS, chain string, matches int) {
 	t.Helper()
 	args := []string{"-I", chain}
@@ -81,7 +81,7 @@ func TestLongRulesHideNothing(t *testing.T) {
 	}
 }
 
-func TestRuleTooLargeForTheKernelToListIsNamedAndNotWrittenBehind(t *testing.T) {
+func TestRuleTooLargeToListIsReportedAndNothingIsWrittenAfterIt(t *testing.T) {
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
 	insertLong(t, ns, xtables.Postrouting, largeRule)
@@ -101,7 +101,7 @@ func TestRuleTooLargeForTheKernelToListIsNamedAndNotWrittenBehind(t *testing.T) 
 	}
 }
 
-func TestRuleTooLargeForTheKernelToListInOurChainIsRemoved(t *testing.T) {
+func TestRuleTooLargeToListInOurChainIsRemoved(t *testing.T) {
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
 	want := cases.Load(t, "default").Compile(nft.ModeIPTables)
@@ -111,7 +111,7 @@ func TestRuleTooLargeForTheKernelToListInOurChainIsRemoved(t *testing.T) {
 	if diffs := apply(t, k, want, Look{}); len(diffs) == 0 {
 		t.Error("nothing differs")
 	}
-	inStep(t, ns, want)
+	inSync(t, ns, want)
 	head, err := connect(t, ns).Chain(nfnetlink.IPv4, xtables.NATTable, "IP-MASQ-AGENT")
 	if rules := len(want.Tables[0].Chain("IP-MASQ-AGENT").Rules); err != nil || int(head.Use) != rules+1 {
 		t.Errorf("%d rules and a jump use the chain, want %d; error %v", head.Use, rules, err)

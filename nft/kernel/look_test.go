@@ -20,7 +20,7 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-func TestWhereNothingChangesOnlyTheGenerationIsRead(t *testing.T) {
+func TestOnlyTheGenerationIsReadWithoutChanges(t *testing.T) {
 	for _, mode := range cases.Modes() {
 		t.Run(string(mode), func(t *testing.T) {
 			r := newRig(t)
@@ -42,7 +42,7 @@ func TestWhereNothingChangesOnlyTheGenerationIsRead(t *testing.T) {
 				t.Errorf("20 looks made %d calls: %v", len(f.seen), f.seen)
 			}
 
-			// Somebody else's transaction is looked at once, and nothing is written.
+			// Another program's transaction causes one check, and nothing is written.
 			f.bystander()
 			before := generation(t, r.ns)
 			apply(t, k, want, Look{})
@@ -88,7 +88,7 @@ func TestLargeSetIsReadWholeOnlyWhenAsked(t *testing.T) {
 	}()
 	for _, tt := range []struct {
 		name, do string
-		seen     bool // without reading the whole set
+		seen     bool // detected without reading the whole set
 	}{
 		{"delete element", "delete element TABLE SET { 10.0.0.0/24 }", counted},
 		{"add element", "add element TABLE SET { 198.51.100.8 }", counted},
@@ -104,7 +104,7 @@ func TestLargeSetIsReadWholeOnlyWhenAsked(t *testing.T) {
 				a.catchAll()
 			}
 			a.nft(tt.do)
-			// Kernels that do not count are read now and then.
+			// Kernels without a count are read from time to time.
 			if diffs, err := k.Diff(t.Context(), want, Look{}); err != nil || (len(diffs) > 0) != tt.seen && (counted || tt.seen) {
 				t.Errorf("a short look finds %q, error %v", diffs, err)
 			}
@@ -115,7 +115,7 @@ func TestLargeSetIsReadWholeOnlyWhenAsked(t *testing.T) {
 			if diff := cmp.Diff(diffs, apply(t, k, want, Look{Full: true})); diff != "" {
 				t.Errorf("Apply undid (-found +undone):\n%s", diff)
 			}
-			inStep(t, ns, want)
+			inSync(t, ns, want)
 		})
 	}
 }
@@ -132,7 +132,7 @@ func TestLargeChainIsReadWholeOnlyWhenAsked(t *testing.T) {
 	for _, tt := range []struct {
 		name        string
 		do          func(*attacker)
-		short, full bool // what finds it
+		short, full bool // which check finds it
 	}{
 		{"nothing of ours", does("add table inet foreign"), false, false},
 		{"delete rule", runs("-D IP-MASQ-AGENT 3"), true, true},
@@ -143,7 +143,7 @@ func TestLargeChainIsReadWholeOnlyWhenAsked(t *testing.T) {
 		{"delete jump", (*attacker).deleteJump, true, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			// The next look comes before a hundred times the cost of this one.
+			// The next check comes before a hundred times the cost of this one.
 			if diffs, err := k.Diff(t.Context(), want, Look{Full: true}); err != nil || len(diffs) > 0 {
 				t.Fatalf("at first: %q, %v", diffs, err)
 			}
@@ -162,10 +162,10 @@ func TestLargeChainIsReadWholeOnlyWhenAsked(t *testing.T) {
 			}
 		})
 	}
-	inStep(t, ns, want)
+	inSync(t, ns, want)
 }
 
-func TestNodeWithoutIPv6WorksLikeAnyOther(t *testing.T) {
+func TestNodeWithoutIPv6Works(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	for _, name := range []string{"all", "default", "lo"} {
 		if err := ns.Sysctl("net.ipv6.conf."+name+".disable_ipv6", "1"); err != nil {
@@ -177,7 +177,7 @@ func TestNodeWithoutIPv6WorksLikeAnyOther(t *testing.T) {
 		for _, m := range cases.Modes() {
 			want := cases.Load(t, name).Compile(m)
 			apply(t, k, want, everything)
-			inStep(t, ns, want)
+			inSync(t, ns, want)
 		}
 	}
 }
@@ -192,7 +192,7 @@ func TestIPv6OffRemovesEverythingOfIPv6(t *testing.T) {
 		off.EnableIPv6 = false
 		apply(t, k, on.Compile(m), Look{})
 		apply(t, k, nft.Compile(off, on.Flags(m)), Look{})
-		// Not even the name of a counter is left.
+		// Not even the name of a counter remains.
 		for _, word := range []string{"ip6", "ipv6", "v6"} {
 			if text := nfttest.ListRuleset(t, ns); strings.Contains(text, word) {
 				t.Errorf("mode %s: %q in\n%s", m, word, text)
@@ -201,7 +201,7 @@ func TestIPv6OffRemovesEverythingOfIPv6(t *testing.T) {
 	}
 }
 
-func TestAnotherChainNameLeavesNothingOfTheOld(t *testing.T) {
+func TestChangeOfChainNameRemovesTheOldChain(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	k, c := open(t, ns), cases.Load(t, "to-ports-force")
@@ -210,7 +210,7 @@ func TestAnotherChainNameLeavesNothingOfTheOld(t *testing.T) {
 		o.Layout = xtables.Layout{Name: chain}
 		want := nft.Compile(c.Config, o)
 		apply(t, k, want, everything)
-		inStep(t, ns, want)
+		inSync(t, ns, want)
 		text := nfttest.ListRuleset(t, ns)
 		if chains := strings.Count(text, "chain "); chains != strings.Count(text, "chain "+chain)+2 {
 			t.Errorf("chain %s is not alone:\n%s", chain, text)
@@ -218,7 +218,7 @@ func TestAnotherChainNameLeavesNothingOfTheOld(t *testing.T) {
 	}
 }
 
-func TestTableThatHoldsSomethingElseStays(t *testing.T) {
+func TestTableWithForeignContentStays(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft")
 	for what, text := range map[string]string{
@@ -236,12 +236,12 @@ func TestTableThatHoldsSomethingElseStays(t *testing.T) {
 			t.Fatal(err)
 		}
 		if left := nfttest.ListRuleset(t, ns); strings.Contains(left, "foreign") != (text != "") || text == "" && left != "" {
-			t.Errorf("beside a foreign %s is left:\n%s", what, left)
+			t.Errorf("next to a foreign %s is left:\n%s", what, left)
 		}
 	}
 }
 
-func TestChainOfSomebodyElseIsRefused(t *testing.T) {
+func TestChainOfAnotherProgramIsRejected(t *testing.T) {
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
 	iptables(t, ns, nfnetlink.IPv6, "-N", cases.DefaultChain)
@@ -261,7 +261,7 @@ func TestChainOfSomebodyElseIsRefused(t *testing.T) {
 	if diff := cmp.Diff(before, nfttest.ListRuleset(t, ns)); diff != "" {
 		t.Errorf("ruleset (-before +after):\n%s", diff)
 	}
-	// Foreign rules beside ours are drift.
+	// Foreign rules next to ours are drift.
 	iptables(t, ns, nfnetlink.IPv6, "-F", cases.DefaultChain)
 	apply(t, k, want, Look{})
 	iptables(t, ns, nfnetlink.IPv6, "-F", cases.DefaultChain)
@@ -269,7 +269,7 @@ func TestChainOfSomebodyElseIsRefused(t *testing.T) {
 	repairs(t, k, ns, want)
 }
 
-func TestAgentsThatApplyAtOnceLeaveOneRuleset(t *testing.T) {
+func TestConcurrentAgentsLeaveOneRuleset(t *testing.T) {
 	for _, mode := range cases.Modes() {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
@@ -297,13 +297,13 @@ func TestAgentsThatApplyAtOnceLeaveOneRuleset(t *testing.T) {
 					t.Errorf("round %d: effective is %s", round, effective)
 				}
 				apply(t, New(r.conn), a, Look{})
-				inStep(t, r.ns, a)
+				inSync(t, r.ns, a)
 			}
 		})
 	}
 }
 
-// A config without anything in it is as good as any.
+// An empty config is valid, too.
 func TestZeroConfigCompiles(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	k := open(t, ns)
@@ -311,12 +311,13 @@ func TestZeroConfigCompiles(t *testing.T) {
 		for _, o := range []nft.Options{{Layout: native.Layout{}}, {Layout: xtables.Layout{Name: "X"}}} {
 			want := nft.Compile(c, o)
 			apply(t, k, want, everything)
-			inStep(t, ns, want)
+			inSync(t, ns, want)
 		}
 	}
 }
 
-// Somebody who writes all the time does not let a large chain be read to its end.
+// A program that writes all the time prevents a large chain from being read
+// completely.
 func TestLargeChainIsRepairedWhileOthersKeepWriting(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
@@ -360,5 +361,5 @@ func TestLargeChainIsRepairedWhileOthersKeepWriting(t *testing.T) {
 	if diffs := apply(t, k, want, everything); len(diffs) > 0 {
 		t.Errorf("left: %q", diffs)
 	}
-	inStep(t, ns, want)
+	inSync(t, ns, want)
 }

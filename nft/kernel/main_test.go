@@ -15,8 +15,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
 
-// dialIn gives a dialler whose sockets are in the namespace, also those that
-// replace one that failed.
+// dialIn returns a function that opens sockets in the namespace, including
+// replacements of failed ones.
 func dialIn(ns *nfttest.NS) func() (*netlink.Conn, error) {
 	return func() (nl *netlink.Conn, err error) {
 		err = ns.Do(func() error {
@@ -30,7 +30,7 @@ func dialIn(ns *nfttest.NS) func() (*netlink.Conn, error) {
 	}
 }
 
-// connect gives a connection to nf_tables in the namespace.
+// connect returns a connection to nf_tables in the namespace.
 func connect(t testing.TB, ns *nfttest.NS) *nfnetlink.Conn {
 	t.Helper()
 	c := nfnetlink.New(dialIn(ns))
@@ -42,8 +42,7 @@ func connect(t testing.TB, ns *nfttest.NS) *nfnetlink.Conn {
 	return c
 }
 
-// open gives the kernel of the namespace as a new process sees it: nothing is
-// remembered.
+// open returns the kernel of the namespace as in a new process, without state.
 func open(t testing.TB, ns *nfttest.NS) *Kernel {
 	t.Helper()
 	k := New(connect(t, ns))
@@ -57,7 +56,7 @@ func open(t testing.TB, ns *nfttest.NS) *Kernel {
 	return k
 }
 
-// apply applies and gives the differences that it found.
+// apply applies and returns the differences that it found.
 func apply(t testing.TB, k *Kernel, want nft.Ruleset, look Look) []string {
 	t.Helper()
 	a, err := k.Apply(t.Context(), want, look)
@@ -67,12 +66,12 @@ func apply(t testing.TB, k *Kernel, want nft.Ruleset, look Look) []string {
 	return a.Differences
 }
 
-// everything makes a look find what the other mode installed, and read all.
+// everything reads all, including what the other mode installed.
 var everything = Look{Full: true, Others: true}
 
-// inStep fails the test where the kernel does not hold just what is wanted: a
-// new process finds nothing to do, and writes nothing.
-func inStep(t testing.TB, ns *nfttest.NS, want nft.Ruleset) {
+// inSync fails the test unless the kernel has exactly what is wanted: a new
+// process finds no differences and writes nothing.
+func inSync(t testing.TB, ns *nfttest.NS, want nft.Ruleset) {
 	t.Helper()
 	k := open(t, ns)
 	diffs, err := k.Diff(t.Context(), want, everything)

@@ -11,8 +11,8 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// Apply and Others share what they read, for as long as nobody else writes.
-func TestRulesOfOthersAreReadAgainOnceSomebodyWrote(t *testing.T) {
+// Apply and Others share what they read until another program writes.
+func TestForeignRulesAreReadAgainAfterAWrite(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")

@@ -21,8 +21,8 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// kubeFirewall is what kubelet has on a node: packets that come from elsewhere to
-// a loopback address are dropped.
+// kubeFirewall are the rules of kubelet on a node: packets from elsewhere to a
+// loopback address are dropped.
 const kubeFirewall = `*filter
 :KUBE-FIREWALL - [0:0]
 -A INPUT -j KUBE-FIREWALL
@@ -67,8 +67,9 @@ func TestLoopbackWorks(t *testing.T) {
 }
 
 // A UDP socket of the node on the port of a tunnel keeps it, and one on a virtual
-// address keeps that; by default both are masqueraded. Pods are in either case.
-func TestTheNodesOwnTrafficKeepsAddressAndPortIfMasqueradeHostIsFalse(t *testing.T) {
+// address keeps that; by default both are masqueraded. Pods are masqueraded in
+// either case.
+func TestNodesOwnTrafficKeepsAddressAndPortIfMasqueradeHostIsFalse(t *testing.T) {
 	w := newWire(t)
 	k := open(t, w.Node)
 	vip4, vip6 := netip.MustParseAddr("203.0.113.5"), netip.MustParseAddr("2001:db8:9::5")
@@ -81,11 +82,11 @@ func TestTheNodesOwnTrafficKeepsAddressAndPortIfMasqueradeHostIsFalse(t *testing
 	off := c
 	off.ExemptHost = &config.Position{}
 	o := nft.Options{Layout: native.Layout{}, Ports: []nft.PortRange{{Min: 1024, Max: 2047}}}
-	port := uint16(51820) // and up: no two flows of one source port
+	port := uint16(51820) // the first one: each flow has its own source port
 	for _, keeps := range []bool{true, false, true} {
 		want := nft.Compile(map[bool]config.Config{true: off, false: c}[keeps], o)
 		apply(t, k, want, everything)
-		inStep(t, w.Node, want)
+		inSync(t, w.Node, want)
 		for _, dst := range []netip.Addr{netip.MustParseAddr("198.51.100.8"), netip.MustParseAddr("2001:db8:77::8")} {
 			node, vip, pod := w.NodeV4, vip4, w.PodV4
 			if dst.Is6() {
@@ -110,13 +111,13 @@ func TestTheNodesOwnTrafficKeepsAddressAndPortIfMasqueradeHostIsFalse(t *testing
 	}
 }
 
-func TestRefusedTransactionsLeaveTheOldRules(t *testing.T) {
+func TestRejectedTransactionsKeepTheOldRules(t *testing.T) {
 	for _, tr := range transitions() {
 		t.Run(tr.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
 			for _, errno := range errnos {
-				// Apply tries again after some, and takes its time.
+				// Apply retries after some of them, which takes time.
 				if !nfttest.Long() && outdated(errno) && (testing.Short() || tr.name != "change" && tr.name != "change for iptables") {
 					continue
 				}
@@ -141,7 +142,7 @@ func TestRefusedTransactionsLeaveTheOldRules(t *testing.T) {
 	}
 }
 
-func TestForeignJumpToOurChainIsNoReasonToLoseRules(t *testing.T) {
+func TestForeignJumpToOurChainDoesNotPreventUpdates(t *testing.T) {
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
 	k := open(t, ns)
@@ -150,16 +151,16 @@ func TestForeignJumpToOurChainIsNoReasonToLoseRules(t *testing.T) {
 	iptables(t, ns, nfnetlink.IPv4, "-N", "FOREIGN")
 	iptables(t, ns, nfnetlink.IPv4, "-A", "FOREIGN", "-d", "192.0.2.1", "-j", xtables.WithSubchains(cases.DefaultChain)[1])
 	foreign := foreignRules(t, ns)
-	// The kernel does not delete a chain that somebody's rule names: it stays, empty.
+	// The kernel does not delete a chain to which another program's rule refers: it stays, empty.
 	apply(t, k, without, Look{})
-	inStep(t, ns, without)
+	inSync(t, ns, without)
 	if diff := cmp.Diff(foreign, foreignRules(t, ns)); diff != "" {
 		t.Errorf("foreign rules (-before +after):\n%s", diff)
 	}
 	apply(t, k, with, Look{})
-	inStep(t, ns, with)
+	inSync(t, ns, with)
 	apply(t, k, cases.Load(t, "ipv6").Compile(nft.ModeNFTables), Look{Others: true})
-	inStep(t, ns, cases.Load(t, "ipv6").Compile(nft.ModeNFTables))
+	inSync(t, ns, cases.Load(t, "ipv6").Compile(nft.ModeNFTables))
 	if diff := cmp.Diff(foreign, foreignRules(t, ns)); diff != "" {
 		t.Errorf("foreign rules (-before +after):\n%s", diff)
 	}
@@ -168,11 +169,11 @@ func TestForeignJumpToOurChainIsNoReasonToLoseRules(t *testing.T) {
 	}
 }
 
-func TestHintNamesWhatTheKernelLacks(t *testing.T) {
+func TestHintNamesTheMissingKernelFeature(t *testing.T) {
 	for _, tt := range []struct {
 		what  string
 		errno unix.Errno
-		names string // what the hint must name; nothing where there is no hint
+		names string // what the hint must mention; "" for no hint
 	}{
 		{"refused: make chain", unix.EOPNOTSUPP, "CONFIG_NFT_NAT"},
 		{"refused: make chain", unix.ENOENT, "modprobe nft_chain_nat"},
@@ -204,7 +205,7 @@ func TestCountersAreReadWhileTheKernelIsBusy(t *testing.T) {
 		k := open(t, ns)
 		want := cases.Load(t, "default").Compile(m)
 		apply(t, k, want, Look{})
-		k.busy <- struct{}{} // as Apply does for as long as it takes
+		k.busy <- struct{}{} // like a running Apply
 		if counts, err := k.Counters(layouts.Of(m, cases.DefaultChain)); err != nil || len(counts) == 0 {
 			t.Errorf("mode %s: %v, %v", m, counts, err)
 		}
@@ -236,9 +237,10 @@ func TestCountersSurviveChanges(t *testing.T) {
 	}
 }
 
-// What comes in from outside was not received on a pod's interface, so that pods see
-// the address of the client; and what leaves by a pod's interface is not masqueraded.
-func TestInboundClientsKeepTheirAddressIfPodsAreNamedByInterface(t *testing.T) {
+// Inbound connections are not received on a pod's interface, so pods see the
+// address of the client; and connections that leave by a pod's interface are not
+// masqueraded.
+func TestInboundClientsKeepTheirAddressIfPodsAreSelectedByInterface(t *testing.T) {
 	w := newWire(t)
 	k := open(t, w.Node)
 	ifaces := func(names ...string) (list []config.Interface) {
@@ -263,7 +265,7 @@ func TestInboundClientsKeepTheirAddressIfPodsAreNamedByInterface(t *testing.T) {
 		tt.EnableIPv6 = true
 		want := nft.Compile(tt.Config, nft.Options{Layout: native.Layout{}})
 		apply(t, k, want, everything)
-		inStep(t, w.Node, want)
+		inSync(t, w.Node, want)
 		for _, ends := range [][2]netip.Addr{{w.PodV4, w.OutsideV4}, {w.PodV6, w.OutsideV6}} {
 			for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
 				port++

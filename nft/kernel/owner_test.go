@@ -22,8 +22,8 @@ const (
 	flagPersist = 1 << 2 // NFT_TABLE_F_PERSIST
 )
 
-// own makes a table that belongs to the socket of the connection that it returns:
-// when that is closed the table goes, or with the flag persist stays.
+// own creates a table that belongs to the socket of the returned connection: when
+// that is closed, the table is deleted, or with the flag persist stays.
 func own(t *testing.T, ns *nfttest.NS, family nfnetlink.Family, table string, flags uint32) *nfnetlink.Conn {
 	t.Helper()
 	nl, err := dialIn(ns)()
@@ -60,7 +60,7 @@ func own(t *testing.T, ns *nfttest.NS, family nfnetlink.Family, table string, fl
 	return c
 }
 
-func TestTableThatVanishesWithoutANewGenerationIsNoticed(t *testing.T) {
+func TestTableThatVanishesWithoutANewGenerationIsDetected(t *testing.T) {
 	for _, look := range []Look{{Verify: true}, {Full: true}} {
 		ns := nfttest.NewNS(t, "node")
 		want := xtOf(config.Default(config.Defaults{}))
@@ -78,16 +78,16 @@ func TestTableThatVanishesWithoutANewGenerationIsNoticed(t *testing.T) {
 			t.Fatal(err)
 		}
 		if after := generation(t, ns); after != before {
-			t.Logf("this kernel raises the generation from %d to %d", before, after)
+			t.Logf("this kernel increments the generation from %d to %d", before, after)
 		}
 		if diffs := apply(t, k, want, look); len(diffs) == 0 {
 			t.Errorf("%+v: the table is gone, and nothing was found", look)
 		}
-		inStep(t, ns, want)
+		inSync(t, ns, want)
 	}
 }
 
-func TestTableOfALivingOwnerIsNamedAndThenReplaced(t *testing.T) {
+func TestTableWithAnOwnerIsReportedAndThenReplaced(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	want := nft.Compile(tamperConfig(10), nft.Options{Layout: native.Layout{}})
 	owner := own(t, ns, nfnetlink.Inet, nft.TableName, flagOwner)
@@ -103,5 +103,5 @@ func TestTableOfALivingOwnerIsNamedAndThenReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	apply(t, k, want, Look{})
-	inStep(t, ns, want)
+	inSync(t, ns, want)
 }

@@ -15,7 +15,7 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-func TestConnectionsGetPortsOfTheRangesByTheirSize(t *testing.T) {
+func TestPortRangesAreUsedInProportionToTheirSize(t *testing.T) {
 	t.Parallel()
 	ranges, err := nft.ParsePorts("1024-29999,32768-65535")
 	if err != nil {
@@ -35,7 +35,7 @@ func TestConnectionsGetPortsOfTheRangesByTheirSize(t *testing.T) {
 				for _, proto := range []nfttest.Proto{nfttest.TCP, nfttest.UDP, nfttest.SCTP} {
 					n, off := connections, tolerance
 					if proto == nfttest.SCTP {
-						n, off = 100, 1 // they are sent one by one, too few to weigh
+						n, off = 100, 1 // they are sent one by one, too few for shares
 					}
 					checkShares(t, proto, ranges, connectOften(t, top, proto, n), off)
 				}
@@ -44,8 +44,8 @@ func TestConnectionsGetPortsOfTheRangesByTheirSize(t *testing.T) {
 	}
 }
 
-// checkShares holds that all ports are of the ranges, and each range has its
-// share of them.
+// checkShares checks that all ports are in the ranges, and that each range has
+// its share of them.
 func checkShares(t *testing.T, proto nfttest.Proto, ranges []nft.PortRange, ports []uint16, tolerance float64) {
 	t.Helper()
 	counts := make([]int, len(ranges))
@@ -71,8 +71,9 @@ func checkShares(t *testing.T, proto nfttest.Proto, ranges []nft.PortRange, port
 	}
 }
 
-// connectOften opens connections from ports between the ranges, each from
-// another one or to another address, and gives the ports that the other end sees.
+// connectOften opens connections from ports between the ranges, each from a
+// different one or to a different address, and returns the ports that the other
+// end sees.
 func connectOften(t *testing.T, top *nfttest.Topology, proto nfttest.Proto, n int) []uint16 {
 	t.Helper()
 	const firstFree, free = 30000, 2768

@@ -19,9 +19,9 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-// 1,000 configs: what is said of a connection from the file and from the kernel,
-// what the kernel does with it, and the specification agree.
-func TestRealPacketsGoAsSpecified(t *testing.T) {
+// 1,000 configs: explanations from the file and from the kernel, the kernel's
+// actual decision, and the specification agree.
+func TestRealPacketsMatchTheSpecification(t *testing.T) {
 	const seeds = 4
 	configs, each := nfttest.Rounds(5, 250, 250), nfttest.Rounds(1, 1, 10)
 	for seed := range uint64(seeds) {
@@ -63,15 +63,15 @@ func TestRealPacketsGoAsSpecified(t *testing.T) {
 	}
 }
 
-// packetsFor gives packets between hosts that exist.
+// packetsFor returns packets between existing hosts.
 func packetsFor(t *testing.T, m cases.Maker, w *wire, c config.Config, n int) []cases.Packet {
 	t.Helper()
 	var packets []cases.Packet
 	for len(packets) < n {
 		ipv6 := m.IntN(2) == 0
 		src, dst := m.Near(c, ipv6), m.Near(c, ipv6)
-		// Neither may be the other's host; nor may the pod's own address, which
-		// the node needs to send the answers to.
+		// Neither may have the address of the other host, or the pod's own one,
+		// to which the node sends replies.
 		if !usable(src) || !usable(dst) || w.AddAddr(w.Pod, src) != nil || w.AddAddr(w.Outside, dst) != nil {
 			continue
 		}
@@ -85,12 +85,12 @@ func packetsFor(t *testing.T, m cases.Maker, w *wire, c config.Config, n int) []
 	return packets
 }
 
-// usable says whether a host can have the address, and send from it through a
-// router: on the link of node and outside host, a broadcast address or the
-// routers' anycast address is not one host's.
+// usable reports whether a host can have the address, and send from it through a
+// router: on the link of node and outside host, broadcast addresses and the
+// routers' anycast address cannot be assigned.
 func usable(a netip.Addr) bool {
 	link4, link6 := netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")
-	return a.IsGlobalUnicast() && ofNobody(a) && !link4.Contains(a) && !link6.Contains(a)
+	return a.IsGlobalUnicast() && unrouted(a) && !link4.Contains(a) && !link6.Contains(a)
 }
 
 func TestRandomConfigsAreReadBack(t *testing.T) {
@@ -115,13 +115,13 @@ func TestRandomConfigsAreReadBack(t *testing.T) {
 				if !got.Same(want) {
 					t.Fatal("what is read back does not count as the same")
 				}
-				inStep(t, ns, got)
+				inSync(t, ns, got)
 			}
 		})
 	}
 }
 
-func TestReadBackFindsNothingThatIsNotOurs(t *testing.T) {
+func TestReadBackIgnoresForeignRules(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft-restore")
 	ns := nfttest.NewNS(t, "node")
 	for _, step := range []func(){
@@ -140,8 +140,8 @@ func TestReadBackFindsNothingThatIsNotOurs(t *testing.T) {
 	}
 }
 
-// A rule that somebody added does not change what the hash is of.
-func TestPolicyIsReadBackWhateverWasDoneToTheRules(t *testing.T) {
+// A rule that another program added does not change the policy that the hash is of.
+func TestPolicyIsReadBackAfterTampering(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	want := cases.Load(t, "both-families").Compile(nft.ModeNFTables)
@@ -157,12 +157,12 @@ func TestPolicyIsReadBackWhateverWasDoneToTheRules(t *testing.T) {
 		if diffs := apply(t, k, back, everything); len(diffs) == 0 {
 			t.Errorf("beside %q nothing differs", rule)
 		}
-		inStep(t, ns, want)
+		inSync(t, ns, want)
 	}
 }
 
-// Held is for people: it says what is there, right or wrong.
-func TestWhatTheKernelHoldsIsSaidAlsoAfterTampering(t *testing.T) {
+// Held is for output: it describes the current state, right or wrong.
+func TestHeldDescribesTheKernelAfterTampering(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft")
 	for _, mode := range []nft.Mode{nft.ModeNFTables, nft.ModeIPTables} {
 		ns := nfttest.NewNS(t, "node")
@@ -175,12 +175,12 @@ func TestWhatTheKernelHoldsIsSaidAlsoAfterTampering(t *testing.T) {
 			return r.Hash(), ok
 		}
 		if hash, ok := held(); ok {
-			t.Errorf("%s: an empty kernel holds %s", mode, hash)
+			t.Errorf("%s: an empty kernel has %s", mode, hash)
 		}
 		want := cases.Load(t, "default").Compile(mode)
 		apply(t, open(t, ns), want, everything)
 		if hash, ok := held(); !ok || hash != want.Hash() {
-			t.Errorf("%s: holds %s, want %s", mode, hash, want.Hash())
+			t.Errorf("%s: got %s, want %s", mode, hash, want.Hash())
 		}
 		if mode == nft.ModeNFTables {
 			nfttest.NFT(t, ns, "", "add", "element", "inet", nft.TableName, "non-masq-v4-a", "{ 198.51.100.0/24 }")
@@ -189,7 +189,7 @@ func TestWhatTheKernelHoldsIsSaidAlsoAfterTampering(t *testing.T) {
 			iptables(t, ns, nfnetlink.IPv4, "-D", cases.DefaultChain, "2")
 		}
 		if hash, ok := held(); !ok || hash == want.Hash() {
-			t.Errorf("%s: after tampering holds %s", mode, hash)
+			t.Errorf("%s: after tampering got %s", mode, hash)
 		}
 	}
 }
@@ -227,12 +227,12 @@ func TestManyCIDRsAreReadBackExactly(t *testing.T) {
 			t.Errorf("set %s (-want +got):\n%s", s.Name, diff)
 		}
 	}
-	inStep(t, ns, want)
+	inSync(t, ns, want)
 }
 
 func equalRanges(a, b iprange.Range) bool { return a == b }
 
-// byTheLibrary reads a set with github.com/google/nftables, which gives the
+// byTheLibrary reads a set with github.com/google/nftables, which returns the
 // bounds from the last to the first.
 func byTheLibrary(t *testing.T, ns *nfttest.NS, s nft.Set) []iprange.Range {
 	t.Helper()

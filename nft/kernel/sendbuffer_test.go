@@ -14,7 +14,7 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-func TestALargeFillFitsASmallSendBuffer(t *testing.T) {
+func TestLargeFillFitsASmallSendBuffer(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
 	dial := dialIn(ns)
@@ -23,7 +23,7 @@ func TestALargeFillFitsASmallSendBuffer(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
-		return nl, nl.SetWriteBuffer(212992) // what distributions allow everybody
+		return nl, nl.SetWriteBuffer(212992) // the default limit of distributions
 	}))
 	t.Cleanup(func() { _ = k.Close() })
 	c := config.Default(config.Defaults{EnableIPv6: true})

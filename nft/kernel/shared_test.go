@@ -42,7 +42,7 @@ func TestIPTablesFindsDeletesAndAddsOurRules(t *testing.T) {
 			apply(t, k, want, Look{})
 			for _, table := range want.Tables {
 				for _, c := range table.Chains {
-					// A rule of each kind: many differ in an address alone.
+					// A rule of each kind: many differ only in an address.
 					for i, r := range c.Rules {
 						rule := append([]string{c.Name}, shellWords(r.String())...)
 						iptables(t, ns, table.Family, append([]string{"-C"}, rule...)...)
@@ -60,8 +60,8 @@ func TestIPTablesFindsDeletesAndAddsOurRules(t *testing.T) {
 	}
 }
 
-// repairs holds that Diff names what somebody did to our rules, and that Apply
-// undoes it.
+// repairs checks that Diff reports what another program did to our rules, and
+// that Apply reverts it.
 func repairs(t testing.TB, k *Kernel, ns *nfttest.NS, want nft.Ruleset) {
 	t.Helper()
 	diffs, err := k.Diff(t.Context(), want, Look{})
@@ -74,10 +74,10 @@ func repairs(t testing.TB, k *Kernel, ns *nfttest.NS, want nft.Ruleset) {
 	if diff := cmp.Diff(diffs, apply(t, k, want, Look{})); diff != "" {
 		t.Errorf("Apply undid (-found +undone):\n%s", diff)
 	}
-	inStep(t, ns, want)
+	inSync(t, ns, want)
 }
 
-func TestSaveAndRestoreLeaveNothingToDo(t *testing.T) {
+func TestSaveAndRestoreLeaveNoDifferences(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-save", "iptables-nft-restore")
 	cases.EachIn(t, nft.ModeIPTables, func(t *testing.T, c cases.Case) {
 		c.SkipIfShort(t)
@@ -93,7 +93,7 @@ func TestSaveAndRestoreLeaveNothingToDo(t *testing.T) {
 				t.Errorf("%s (-saved +restored):\n%s", program, diff)
 			}
 		}
-		inStep(t, ns, want)
+		inSync(t, ns, want)
 	})
 }
 
@@ -135,7 +135,7 @@ func TestCountersOfUnchangedRulesSurviveAChange(t *testing.T) {
 	} {
 		c.NonMasqueradeCIDRs = cases.CIDRs(next...)
 		apply(t, k, xtOf(c), Look{})
-		inStep(t, wire.Node, xtOf(c))
+		inSync(t, wire.Node, xtOf(c))
 		after := ruleCounters(t, wire.Node)
 		for rule, n := range after {
 			if before, ok := counted[rule]; ok && n != before {
@@ -145,14 +145,14 @@ func TestCountersOfUnchangedRulesSurviveAChange(t *testing.T) {
 			}
 		}
 		counted = after
-		// Those of rules that went are not lost.
+		// Counts of deleted rules are not lost.
 		if diff := cmp.Diff(before, totals()); diff != "" {
 			t.Errorf("%v: totals (-before +after):\n%s", next, diff)
 		}
 	}
 }
 
-// ruleCounters gives what the rules of table ip nat have counted.
+// ruleCounters returns the counters of the rules in table ip nat.
 func ruleCounters(t testing.TB, ns *nfttest.NS) map[string]string {
 	t.Helper()
 	m := map[string]string{}
@@ -164,7 +164,7 @@ func ruleCounters(t testing.TB, ns *nfttest.NS) map[string]string {
 	return m
 }
 
-func TestOtherAgentsRulesInOurChainAreSaidOnce(t *testing.T) {
+func TestOtherAgentsRulesInOurChainAreReportedOnce(t *testing.T) {
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
 	iptables(t, ns, nfnetlink.IPv4, "-N", cases.DefaultChain)
@@ -180,22 +180,22 @@ func TestOtherAgentsRulesInOurChainAreSaidOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var said []string
+		var reported []string
 		for _, r := range a.Replaced {
-			said = append(said, r.String())
+			reported = append(reported, r.String())
 		}
 		var expected []string
 		if want.Same(xtOf(config.Default(config.Defaults{}))) {
 			expected = []string{"chain IP-MASQ-AGENT in table ip nat: 1 rules, 1 jumps, random-fully"}
 		}
-		if diff := cmp.Diff(expected, said); diff != "" {
+		if diff := cmp.Diff(expected, reported); diff != "" {
 			t.Errorf("replaced (-want +got):\n%s", diff)
 		}
-		k = open(t, ns) // the next one finds rules of ours
+		k = open(t, ns) // the new process finds rules of ours
 	}
 }
 
-// A spy counts how often the rules of POSTROUTING are read.
+// A spy counts the reads of the rules of POSTROUTING.
 type spy struct {
 	layout.Cache
 	reads int
@@ -208,8 +208,8 @@ func (s *spy) FirstRules(family nfnetlink.Family, table, chain string, enough fu
 	return s.Cache.FirstRules(family, table, chain, enough)
 }
 
-// POSTROUTING can hold tens of thousands of rules of others.
-func TestPostroutingIsReadOnlyWhereItHasChanged(t *testing.T) {
+// POSTROUTING can have tens of thousands of other programs' rules.
+func TestOnlyChangedPostroutingIsRead(t *testing.T) {
 	nfttest.Require(t, "iptables-nft", "nft")
 	ns := nfttest.NewNS(t, "node")
 	k, want := open(t, ns), xtOf(config.Default(config.Defaults{}))
@@ -234,14 +234,14 @@ func TestPostroutingIsReadOnlyWhereItHasChanged(t *testing.T) {
 	iptables(t, ns, nfnetlink.IPv4, "-I", xtables.Postrouting, "1", "-d", "198.18.0.1", "-j", "ACCEPT")
 	look(false)
 	look(true)
-	// Another rule in place of ours: as many as before.
+	// Another rule replaces ours: the count stays the same.
 	iptables(t, ns, nfnetlink.IPv4, "-R", xtables.Postrouting, "2", "-d", "198.18.0.2", "-j", "ACCEPT")
 	repairs(t, k, ns, want)
 	iptables(t, ns, nfnetlink.IPv4, "-A", xtables.Postrouting, "-j", cases.DefaultChain)
 	repairs(t, k, ns, want)
 }
 
-func TestVariantsOfTheJumpBecomeOneInTheirPlace(t *testing.T) {
+func TestVariantsOfTheJumpAreReplacedInPlace(t *testing.T) {
 	nfttest.Require(t, "iptables-nft")
 	const text = "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain"
 	exact := []string{"-m", "comment", "--comment", text, "-m", "addrtype", "!", "--dst-type", "LOCAL", "-j", cases.DefaultChain}
@@ -285,11 +285,11 @@ func TestVariantsOfTheJumpBecomeOneInTheirPlace(t *testing.T) {
 				if diffs := apply(t, k, want, Look{}); len(diffs) == 0 {
 					t.Error("nothing found")
 				}
-				inStep(t, ns, want)
+				inSync(t, ns, want)
 				if diff := cmp.Diff([]int{tt.place}, jumps(t, connect(t, ns), nfnetlink.IPv4)); diff != "" {
 					t.Errorf("places of the jump (-want +got):\n%s", diff)
 				}
-				// A change of config leaves it there.
+				// A config change keeps its place.
 				want = xtOf(config.Config{NonMasqueradeCIDRs: cases.CIDRs("100.64.0.0/10", "10.0.0.0/9")})
 			}
 			if diff := cmp.Diff(before, foreignRules(t, ns)); diff != "" {
@@ -299,7 +299,7 @@ func TestVariantsOfTheJumpBecomeOneInTheirPlace(t *testing.T) {
 	}
 }
 
-// jumps gives the places in POSTROUTING of the rules that go to our chain.
+// jumps returns the positions in POSTROUTING of the jumps to our chain.
 func jumps(t testing.TB, c *nfnetlink.Conn, f nfnetlink.Family) []int {
 	t.Helper()
 	rules, err := c.Rules(f, xtables.NATTable, xtables.Postrouting)
@@ -315,7 +315,7 @@ func jumps(t testing.TB, c *nfnetlink.Conn, f nfnetlink.Family) []int {
 	return places
 }
 
-// leadsTo gives the chain that a rule jumps or goes to.
+// leadsTo returns the chain that a rule jumps or goes to.
 func leadsTo(r nfnetlink.Rule) string {
 	for _, e := range r.Exprs {
 		if _, chain, ok := e.Verdict(); ok && chain != "" {
@@ -325,8 +325,8 @@ func leadsTo(r nfnetlink.Rule) string {
 	return ""
 }
 
-// foreignRules gives all rules that are not ours, of all tables but our own, with
-// handles and counters, in order.
+// foreignRules returns all rules that are not ours, of all tables except our own,
+// with handles and counters, in order.
 func foreignRules(t testing.TB, ns *nfttest.NS) map[string][]nfnetlink.Rule {
 	t.Helper()
 	c := connect(t, ns)
@@ -349,8 +349,8 @@ func foreignRules(t testing.TB, ns *nfttest.NS) map[string][]nfnetlink.Rule {
 	return all
 }
 
-// foreignRuleset is what others have in the tables that we share, and in some of
-// their own. Its rules have counted.
+// foreignRuleset is other programs' rules in the shared tables, and in some of
+// their own, with nonzero counters.
 const foreignRuleset = `*nat
 :PREROUTING ACCEPT [7:700]
 :OUTPUT ACCEPT [3:300]
@@ -399,7 +399,7 @@ func loadForeign(t testing.TB, ns *nfttest.NS) {
 	nfttest.NFT(t, ns, foreignTables, "-f", "-")
 }
 
-func TestForeignRulesStayAsTheyAre(t *testing.T) {
+func TestForeignRulesAreUnchanged(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore")
 	ns := nfttest.NewNS(t, "node")
@@ -434,8 +434,8 @@ func TestForeignRulesStayAsTheyAre(t *testing.T) {
 	}
 }
 
-// foreignListing is what nft lists, without what is ours and without empty lines.
-// A POSTROUTING without rules may be ours, and we wake a table that is dormant.
+// foreignListing is the output of nft list, without our rules and without empty
+// lines. A POSTROUTING without rules may be ours, and we wake dormant tables.
 func foreignListing(t testing.TB, ns *nfttest.NS) string {
 	t.Helper()
 	var kept strings.Builder
@@ -466,7 +466,7 @@ func foreignListing(t testing.TB, ns *nfttest.NS) string {
 		"table ip nat {\n}\n", "", "table ip6 nat {\n}\n", "").Replace(kept.String())
 }
 
-func TestForeignWriterAndWeDoNotDisturbEachOther(t *testing.T) {
+func TestConcurrentForeignWriterIsNotDisturbed(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore")
 	ns := nfttest.NewNS(t, "node")
@@ -504,7 +504,7 @@ func TestForeignWriterAndWeDoNotDisturbEachOther(t *testing.T) {
 		t.Errorf("the other writer: %v", err)
 	}
 	apply(t, k, b, Look{})
-	inStep(t, ns, b)
+	inSync(t, ns, b)
 	after := foreignRules(t, ns)
 	if loop := after["ip nat LOOP"]; len(loop) != 2 {
 		t.Errorf("the other writer's last rules are %v", loop)
@@ -515,7 +515,7 @@ func TestForeignWriterAndWeDoNotDisturbEachOther(t *testing.T) {
 	}
 }
 
-func TestForeignChainOfAnyNameIsPassedOver(t *testing.T) {
+func TestForeignChainOfAnyNameIsIgnored(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	loadForeign(t, ns)
@@ -527,7 +527,7 @@ func TestForeignChainOfAnyNameIsPassedOver(t *testing.T) {
 	for _, m := range cases.Modes() {
 		want := cases.Load(t, "default").Compile(m)
 		apply(t, open(t, ns), want, everything)
-		inStep(t, ns, want)
+		inSync(t, ns, want)
 	}
 	if _, ok, err := open(t, ns).ReadBack(t.Context()); !ok || err != nil {
 		t.Errorf("read back %t, error %v", ok, err)

@@ -16,8 +16,8 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// adopted fails the test if a new process does more with rules that iptables wrote
-// in our words than to sign them, once.
+// adopted fails the test unless a new process only signs, once, the rules that
+// iptables wrote with our text.
 func adopted(t testing.TB, ns *nfttest.NS, want nft.Ruleset) {
 	t.Helper()
 	if diffs, err := open(t, ns).Diff(t.Context(), want, everything); err != nil || len(diffs) > 0 {
@@ -27,13 +27,13 @@ func adopted(t testing.TB, ns *nfttest.NS, want nft.Ruleset) {
 	if len(diffs) == 0 || slices.ContainsFunc(diffs, func(d string) bool { return !strings.Contains(d, " was written by another agent or version") }) {
 		t.Errorf("Apply undid %q", diffs)
 	}
-	inStep(t, ns, want)
+	inSync(t, ns, want)
 }
 
 // sameWords are the cases of olderTexts whose rules equal those of mode iptables-nft.
 var sameWords = []string{"ip-masq-agent-v0.3", "ip-masq-agent-v2.0.0"}
 
-func TestRulesOfOlderAgentsInOurWordsAreNotOurs(t *testing.T) {
+func TestOlderAgentsRulesWithOurTextAreNotOurs(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	for _, name := range sameWords {
 		t.Run(name, func(t *testing.T) {
@@ -73,7 +73,7 @@ func TestRulesOfOlderAgentsInOurWordsAreNotOurs(t *testing.T) {
 	}
 }
 
-func TestAnOlderAgentThatWritesOurChainAnewOwnsIt(t *testing.T) {
+func TestOlderAgentThatRewritesOurChainOwnsIt(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore")
 	ns, agent := nfttest.NewNS(t, "node"), loadOlder(t, "ip-masq-agent-v2.0.0")
 	agent.config.EnableIPv6 = false
@@ -83,7 +83,7 @@ func TestAnOlderAgentThatWritesOurChainAnewOwnsIt(t *testing.T) {
 	if installed, err := k.Installed(t.Context(), Ours); err != nil || len(installed) != 1 {
 		t.Errorf("installed are %q, %v", installed, err)
 	}
-	// It leaves a jump that is there.
+	// It keeps an existing jump.
 	text, _, _ := strings.Cut(agent.rules[nfnetlink.IPv4], "-A POSTROUTING")
 	_, rules, _ := strings.Cut(agent.rules[nfnetlink.IPv4], " -j "+agent.chain+"\n")
 	nfttest.Run(t, ns, text+rules, "iptables-nft-restore", "--noflush")
@@ -98,7 +98,7 @@ func TestAnOlderAgentThatWritesOurChainAnewOwnsIt(t *testing.T) {
 	}
 }
 
-func TestASignatureIsWrittenOnceAndChangesNoCounter(t *testing.T) {
+func TestSignatureIsWrittenOnceAndChangesNoCounter(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore", "iptables-nft-save")
 	ns := nfttest.NewNS(t, "node")
 	loadForeign(t, ns)
@@ -121,12 +121,12 @@ func TestASignatureIsWrittenOnceAndChangesNoCounter(t *testing.T) {
 	}
 }
 
-// body drops the comments of iptables-save, which hold the time.
+// body removes the comments of iptables-save, which contain the time.
 func body(saved string) []string {
 	return slices.DeleteFunc(strings.Split(saved, "\n"), func(l string) bool { return strings.HasPrefix(l, "#") })
 }
 
-func TestAnOlderAgentsChainInAFamilyThatIsOffStaysAndIsNamed(t *testing.T) {
+func TestOlderAgentsChainInADisabledFamilyStaysAndIsReported(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore")
 	for _, name := range []string{"ip-masq-agent-v2.0.0", "ip-masq-agent-v2.9"} {
 		ns, agent := nfttest.NewNS(t, "node"), loadOlder(t, name)

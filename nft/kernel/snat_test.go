@@ -66,12 +66,12 @@ func TestTamperedSourceAddressesAreFoundAndRestored(t *testing.T) {
 		if diffs := strings.Join(apply(t, k, want, Look{}), "\n"); !strings.Contains(diffs, finds) {
 			t.Errorf("%s: %q is not in %q", tt.name, finds, diffs)
 		}
-		inStep(t, ns, want)
+		inSync(t, ns, want)
 	}
 }
 
-// Of an address that comes or goes only the map changes, and for one address the rule.
-func TestChangeOfAddressesLeavesTheOtherSets(t *testing.T) {
+// If an address is added or removed, only the map changes, or the rule for a single address.
+func TestChangeOfAddressesKeepsTheOtherSets(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
 	k := open(t, ns)
@@ -103,7 +103,7 @@ func TestChangeOfAddressesLeavesTheOtherSets(t *testing.T) {
 		if diffs := apply(t, k, want, Look{}); len(diffs) == 0 {
 			t.Errorf("%v: nothing was written", node)
 		}
-		inStep(t, ns, want)
+		inSync(t, ns, want)
 		if diff := cmp.Diff(before, handles()); diff != "" {
 			t.Errorf("%v: sets (-before +after):\n%s", node, diff)
 		}

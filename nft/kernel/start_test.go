@@ -12,9 +12,9 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-// BenchmarkStartBesideFiftyThousandRules measures what an agent does at its start
-// on a node with that many foreign rules in the table nat.
-func BenchmarkStartBesideFiftyThousandRules(b *testing.B) {
+// BenchmarkStartWithFiftyThousandForeignRules measures what an agent does at its
+// start on a node with that many foreign rules in the table nat.
+func BenchmarkStartWithFiftyThousandForeignRules(b *testing.B) {
 	nfttest.Require(b, "iptables-nft-restore")
 	want := cases.Load(b, "default").Compile(nft.ModeNFTables)
 	for name, rules := range map[string]string{
@@ -43,7 +43,7 @@ func BenchmarkStartBesideFiftyThousandRules(b *testing.B) {
 	}
 }
 
-// processorTime gives that of the process in seconds.
+// processorTime returns the CPU time of the process in seconds.
 func processorTime(b *testing.B) float64 {
 	b.Helper()
 	var r unix.Rusage
@@ -58,7 +58,7 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// podRules are those of the CNI plugin bridge: a chain, a jump and two rules a pod.
+// podRules are those of the CNI plugin bridge: a chain, a jump and two rules per pod.
 func podRules(pods int) string {
 	var chains, rules strings.Builder
 	for i := range pods {
@@ -71,7 +71,7 @@ func podRules(pods int) string {
 	return "*nat\n" + chains.String() + rules.String() + "COMMIT\n"
 }
 
-// flatRules are rules of one chain, each for another destination.
+// flatRules are rules of one chain, each for a different destination.
 func flatRules(chain string, n int) string {
 	var rules strings.Builder
 	for i := range n {

@@ -27,15 +27,15 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// The cases of testdata/foreign that hold the rules of an iptables-based agent,
-// one for each text that one of its versions wrote.
+// The cases of testdata/foreign with rules of an iptables-based agent, one for
+// each text that one of its versions wrote.
 var olderTexts = []string{
 	"ip-masq-agent-v0.3", "ip-masq-agent-v2.0.0", "ip-masq-agent-v2.9", "ip-masq-agent-v2.11",
 	"ip-masq-agent-two-jumps", "ip-masq-agent-to-ports", "ip-masq-agent-custom-chain", "ip-masq-gke", "ip-masq-kops",
 }
 
-// An olderAgent is what such an agent has in the kernel, and a config that
-// decides alike.
+// An olderAgent has the rules of such an agent, and a config with the same
+// verdicts.
 type olderAgent struct {
 	chain  string
 	rules  map[nfnetlink.Family]string
@@ -64,7 +64,7 @@ func loadOlder(t testing.TB, name string) olderAgent {
 	if len(a.rules) == 0 {
 		t.Fatalf("there are no rules of %s", name)
 	}
-	// The rules above name link-local where they exempt it.
+	// The rules above have link-local if they exempt it.
 	a.config.MasqLinkLocal, a.config.MasqLinkLocalIPv6 = true, true
 	a.config.EnableIPv6 = a.rules[nfnetlink.IPv6] != ""
 	return a
@@ -87,8 +87,8 @@ func (a olderAgent) targets() []nfttest.Target {
 	return all
 }
 
-// install loads the agent's rules with iptables itself. What stands in first goes
-// into the same transaction.
+// install loads the agent's rules with iptables itself. The text in first is in
+// the same transaction.
 func (a olderAgent) install(t testing.TB, ns *nfttest.NS, first map[nfnetlink.Family]string) {
 	t.Helper()
 	for family, rules := range a.rules {
@@ -97,7 +97,7 @@ func (a olderAgent) install(t testing.TB, ns *nfttest.NS, first map[nfnetlink.Fa
 	}
 }
 
-// comeBack puts the agent's rules into the place of ours, without a gap either.
+// comeBack replaces our rules by the agent's, also without a gap.
 func (a olderAgent) comeBack(t testing.TB, ns *nfttest.NS, ours nft.Ruleset) {
 	t.Helper()
 	if ours.Mode() == nft.ModeNFTables {
@@ -116,8 +116,8 @@ func (a olderAgent) comeBack(t testing.TB, ns *nfttest.NS, ours nft.Ruleset) {
 	a.install(t, ns, first)
 }
 
-// notOurs lists all chains and rules but those that the ruleset has, by handle
-// and text.
+// notOurs lists all chains and rules except those of the ruleset, by handle and
+// text.
 func notOurs(t testing.TB, ns *nfttest.NS, r nft.Ruleset) []string {
 	t.Helper()
 	c := connect(t, ns)
@@ -152,7 +152,7 @@ func notOurs(t testing.TB, ns *nfttest.NS, r nft.Ruleset) []string {
 	return all
 }
 
-// A takeOver is a way to take the place of an older agent.
+// A takeOver is a way to replace an older agent.
 type takeOver struct {
 	name string
 	want nft.Ruleset
@@ -165,13 +165,13 @@ func (a olderAgent) takeOvers() []takeOver {
 	}
 	return []takeOver{
 		{"nftables", of(nft.ModeNFTables, ""), Look{Others: true, TakeOver: true}},
-		// The chain of our own name is brought to ours without being told.
+		// The chain with our own name is changed to ours without a request.
 		{"iptables-nft, the same chain", of(nft.ModeIPTables, a.chain), Look{Others: true}},
 		{"iptables-nft, another chain", of(nft.ModeIPTables, "TAKES-OVER"), Look{Others: true, TakeOver: true}},
 	}
 }
 
-func TestTakeOversLetNoWrongSourceOut(t *testing.T) {
+func TestTakeoversCauseNoWrongSource(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	for _, name := range olderTexts[:nfttest.Rounds(2, len(olderTexts), len(olderTexts))] {
@@ -192,7 +192,7 @@ func TestTakeOversLetNoWrongSourceOut(t *testing.T) {
 						if diff := cmp.Diff(before, notOurs(t, top.Node, way.want)); diff != "" {
 							t.Errorf("what is not ours (-before the agent +after the take-over):\n%s", diff)
 						}
-						inStep(t, top.Node, way.want)
+						inSync(t, top.Node, way.want)
 						others, err := k.Others(t.Context(), way.want)
 						if err != nil || len(others.Legacy) > 0 {
 							t.Errorf("left %v: %v", others.Legacy, err)
@@ -210,7 +210,7 @@ func TestTakeOversLetNoWrongSourceOut(t *testing.T) {
 	}
 }
 
-// wait waits for so many more flows to each target.
+// wait waits for a number of further flows to each target.
 func wait(t *testing.T, h *nfttest.Hammer, flows uint64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -220,8 +220,8 @@ func wait(t *testing.T, h *nfttest.Hammer, flows uint64) {
 	}
 }
 
-// TestHammerSeesATakeOverInTwoTransactions is the control of the test above.
-func TestHammerSeesATakeOverInTwoTransactions(t *testing.T) {
+// TestHammerDetectsATakeoverInTwoTransactions is the control of the test above.
+func TestHammerDetectsATakeoverInTwoTransactions(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	agent := loadOlder(t, "ip-masq-agent-v2.9")
 	for _, way := range agent.takeOvers() {
@@ -284,7 +284,7 @@ func TestCleanupRemovesEachOlderAgentsRules(t *testing.T) {
 	}
 }
 
-func TestOursIsTheOnlyNATUntilSomebodyElseHasSome(t *testing.T) {
+func TestOnlyNATReportsOtherNATChains(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	k := open(t, ns)
@@ -296,9 +296,9 @@ func TestOursIsTheOnlyNATUntilSomebodyElseHasSome(t *testing.T) {
 	}
 	want(false, "without rules")
 	apply(t, k, nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}), Look{})
-	want(true, "with ours alone")
+	want(true, "with only ours")
 	nfttest.NFT(t, ns, "add table ip other; add chain ip other c { type filter hook forward priority 0; }", "-f", "-")
-	want(true, "beside a filter")
+	want(true, "next to a filter")
 	nfttest.NFT(t, ns, "add chain ip other n { type nat hook prerouting priority -100; }", "-f", "-")
-	want(false, "beside another's NAT")
+	want(false, "next to another program's NAT")
 }

@@ -23,19 +23,19 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// A tampering is what somebody does to our rules.
+// A tampering is a change that another program makes to our rules.
 type tampering struct {
 	name  string
 	do    func(*attacker)
-	finds string // a part of what Diff says
+	finds string // a part of Diff's result
 }
 
-// An attacker does it, with the usual programs.
+// An attacker makes the change, with the usual programs.
 type attacker struct {
 	t     *testing.T
 	ns    *nfttest.NS
 	table string
-	set   string // the name under which the set of IPv4 destinations is held
+	set   string // the current name of the set of IPv4 destinations
 	first netip.Prefix
 	want  nft.Ruleset
 }
@@ -48,8 +48,8 @@ func (a *attacker) nft(text string) {
 
 func does(text string) func(*attacker) { return func(a *attacker) { a.nft(text) } }
 
-// rule gives the handle of the n-th rule of our base chain, from the end where n
-// is below zero.
+// rule returns the handle of the n-th rule of our base chain, counted from the
+// end if n is negative.
 func (a *attacker) rule(n int) uint64 {
 	a.t.Helper()
 	rules, err := connect(a.t, a.ns).Rules(nfnetlink.Inet, nft.TableName, native.BaseChain)
@@ -62,23 +62,23 @@ func (a *attacker) rule(n int) uint64 {
 	return rules[n].Handle
 }
 
-// catchAll adds the element that holds every address beside the others. nft
-// 1.0.6 does not know how to add it to a set of intervals.
+// catchAll adds the element that matches every other address. nft 1.0.6 cannot
+// add it to a set of intervals.
 func (a *attacker) catchAll() {
 	a.t.Helper()
 	const catchAll = 2 // NFT_SET_ELEM_CATCHALL
 	err := a.elements([]netlink.Attribute{elementFlags(catchAll)})
 	switch {
 	case errors.Is(err, unix.EINVAL):
-		a.t.Logf("no element for everything in this kernel (it came with Linux 5.13): %v", err)
+		a.t.Logf("this kernel has no catch-all element (since Linux 5.13): %v", err)
 		a.nft("add element TABLE SET { 8.8.8.0/24 }")
 	case err != nil:
 		a.t.Fatal(err)
 	}
 }
 
-// limited puts a limit on one element of a set that has none for all, which nft
-// 1.0.6 refuses and the kernel takes.
+// limited adds a limit to one element of a set without a common limit, which nft
+// 1.0.6 rejects and the kernel accepts.
 func (a *attacker) limited() {
 	a.t.Helper()
 	a.nft("delete element TABLE SET { FIRST }")
@@ -109,7 +109,7 @@ func nest(typ uint16, inner ...netlink.Attribute) netlink.Attribute {
 	return netlink.Attribute{Type: typ | unix.NLA_F_NESTED, Data: data}
 }
 
-// elements adds elements of whatever attributes to the set.
+// elements adds elements with any attributes to the set.
 func (a *attacker) elements(elements ...[]netlink.Attribute) error {
 	a.t.Helper()
 	var listed []netlink.Attribute
@@ -141,7 +141,7 @@ func (a *attacker) elements(elements ...[]netlink.Attribute) error {
 	return err
 }
 
-// likeOurs replaces the set by one that differs only by a line of its declaration.
+// likeOurs replaces the set by one that differs only in a line of its declaration.
 func likeOurs(flags, line string) func(*attacker) {
 	return func(a *attacker) {
 		var held []string
@@ -154,7 +154,7 @@ func likeOurs(flags, line string) func(*attacker) {
 	}
 }
 
-// flowtable adds a flowtable and a rule that fills it, where the kernel has
+// flowtable adds a flowtable and a rule that fills it, if the kernel has
 // flowtables, and an empty chain in any case.
 func (a *attacker) flowtable() {
 	a.nft("add chain TABLE forward { type filter hook forward priority 0; }")
@@ -166,7 +166,8 @@ func (a *attacker) flowtable() {
 	a.nft("add rule TABLE forward meta l4proto tcp flow add @fast")
 }
 
-// fillSpare has a rule hold the set into which the next update would go.
+// fillSpare creates the set that the next update would fill, with a rule that
+// refers to it.
 func (a *attacker) fillSpare() {
 	spare := "non-masq-v4-a"
 	if a.set == spare {
@@ -175,7 +176,8 @@ func (a *attacker) fillSpare() {
 	a.nft("add set TABLE " + spare + " { type ipv4_addr; flags dynamic; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE foreign update @" + spare + " { ip daddr }; delete element TABLE SET { FIRST }")
 }
 
-// mapSpare makes a map of verdicts where the next update of the set would go.
+// mapSpare creates a map of verdicts with the name that the next update of the
+// set would use.
 func (a *attacker) mapSpare() {
 	spare := "non-masq-v4-a"
 	if a.set == spare {
@@ -184,8 +186,8 @@ func (a *attacker) mapSpare() {
 	a.nft("add chain TABLE foreign { type filter hook forward priority 0; }; add chain TABLE one; add map TABLE " + spare + " { type ipv4_addr : verdict; elements = { 198.51.100.8 : goto one }; }; add rule TABLE foreign ip daddr vmap @" + spare + "; delete element TABLE SET { FIRST }")
 }
 
-// orphan leaves our table to a process that ended: nobody owns it any more, and its flag
-// may not be changed.
+// orphan assigns our table to a process that exited: it has no owner, and its flag
+// cannot be changed.
 func (a *attacker) orphan() {
 	a.t.Helper()
 	a.nft("delete table TABLE")
@@ -199,8 +201,8 @@ func (a *attacker) orphan() {
 	}
 }
 
-// firewalldReload is what firewalld does when it reloads with the flush that it
-// does by default up to version 0.9, in one transaction.
+// firewalldReload is a reload of firewalld with the flush that is its default up
+// to version 0.9, in one transaction.
 const firewalldReload = `flush ruleset
 table inet firewalld {
 	chain filter_INPUT { type filter hook input priority 10; ct state established,related accept; ct status dnat accept; iifname "lo" accept; reject with icmpx admin-prohibited; }
@@ -323,7 +325,7 @@ func tamperConfig(n int) config.Config {
 	return c
 }
 
-func TestTamperingWithOurTableIsFoundAndUndone(t *testing.T) {
+func TestTamperingWithOurTableIsReverted(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore")
 	for _, n := range []int{10, 1000}[:nfttest.Rounds(1, 2, 2)] {
@@ -339,14 +341,14 @@ func TestTamperingWithOurTableIsFoundAndUndone(t *testing.T) {
 				t.Run(tamper.name, func(t *testing.T) {
 					a := &attacker{t: t, ns: ns, table: "inet " + nft.TableName, set: liveSet(t, ns), first: c.NonMasqueradeCIDRs[0].Prefix, want: want}
 					tamper.do(a)
-					undo(t, ns, k, want, tamper.finds)
+					revert(t, ns, k, want, tamper.finds)
 				})
 			}
 		})
 	}
 }
 
-// liveSet gives the name under which the set of IPv4 destinations is held.
+// liveSet returns the current name of the set of IPv4 destinations.
 func liveSet(t *testing.T, ns *nfttest.NS) string {
 	t.Helper()
 	sets, err := connect(t, ns).Sets(nfnetlink.Inet, nft.TableName)
@@ -357,9 +359,9 @@ func liveSet(t *testing.T, ns *nfttest.NS) string {
 	return sets[i].Name
 }
 
-// undo holds that Diff names a tampering, that Apply undoes it and nothing of
-// anybody else, and that then nothing is left to do.
-func undo(t *testing.T, ns *nfttest.NS, k *Kernel, want nft.Ruleset, finds string) {
+// revert checks that Diff reports a tampering, that Apply reverts it and nothing
+// of other programs, and that there are no differences afterwards.
+func revert(t *testing.T, ns *nfttest.NS, k *Kernel, want nft.Ruleset, finds string) {
 	t.Helper()
 	foreign, listing := foreignRules(t, ns), foreignListing(t, ns)
 	diffs, err := k.Diff(t.Context(), want, Look{})
@@ -371,7 +373,7 @@ func undo(t *testing.T, ns *nfttest.NS, k *Kernel, want nft.Ruleset, finds strin
 	}
 	a, err := k.Apply(t.Context(), want, Look{})
 	if err != nil {
-		nfttest.NFT(t, ns, "flush ruleset", "-f", "-") // the next one starts afresh
+		nfttest.NFT(t, ns, "flush ruleset", "-f", "-") // the next one starts from scratch
 		t.Errorf("Apply: %v", err)
 		return
 	}
@@ -381,7 +383,7 @@ func undo(t *testing.T, ns *nfttest.NS, k *Kernel, want nft.Ruleset, finds strin
 	if diff := cmp.Diff(diffs, a.Differences); diff != "" {
 		t.Errorf("Apply undid (-found +undone):\n%s", diff)
 	}
-	inStep(t, ns, want)
+	inSync(t, ns, want)
 	if diff := cmp.Diff(foreign, foreignRules(t, ns)); diff != "" {
 		t.Errorf("foreign rules (-before +after):\n%s", diff)
 	}
@@ -390,7 +392,7 @@ func undo(t *testing.T, ns *nfttest.NS, k *Kernel, want nft.Ruleset, finds strin
 	}
 }
 
-// sharedTamperings are for the chain in the tables that iptables shows.
+// sharedTamperings are for the chain in the tables that iptables lists.
 var sharedTamperings = []tampering{
 	{"flush ruleset", does("flush ruleset"), "has no chain POSTROUTING"},
 	{"firewalld reload", does(firewalldReload), "has no chain POSTROUTING"},
@@ -420,7 +422,7 @@ var sharedTamperings = []tampering{
 	}, "of mode nftables is left"},
 }
 
-// runs gives the attack that runs iptables, once for each line.
+// runs returns the attack that runs iptables once for each line.
 func runs(lines ...string) func(*attacker) {
 	return func(a *attacker) {
 		a.t.Helper()
@@ -451,7 +453,7 @@ func (a *attacker) moveShared() {
 	a.rewrite(first, "-I", cases.DefaultChain, "4")
 }
 
-func TestTamperingWithTheSharedTablesIsFoundAndUndone(t *testing.T) {
+func TestTamperingWithTheSharedTablesIsReverted(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft")
 	for _, n := range []int{10, 1000}[:nfttest.Rounds(1, 2, 2)] {
@@ -465,7 +467,7 @@ func TestTamperingWithTheSharedTablesIsFoundAndUndone(t *testing.T) {
 			for _, tamper := range sharedTamperings {
 				t.Run(tamper.name, func(t *testing.T) {
 					tamper.do(&attacker{t: t, ns: ns, table: "inet " + nft.TableName, want: want})
-					undo(t, ns, k, want, tamper.finds)
+					revert(t, ns, k, want, tamper.finds)
 				})
 			}
 		})

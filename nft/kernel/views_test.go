@@ -58,19 +58,19 @@ func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 					t.Errorf("%s (-documented +printed):\n%s", file, diff)
 				}
 			}
-			inStep(t, ns, want)
+			inSync(t, ns, want)
 		})
 	}
 }
 
-// prefixLengths are those at which iptables changes how it writes a prefix.
+// prefixLengths are those at which the notation of iptables changes.
 var prefixLengths = cases.CIDRs(
 	"128.0.0.0/1", "10.128.0.0/9", "172.16.0.0/12", "192.0.2.0/24", "198.51.100.128/25", "203.0.113.9/32",
 	"fe80::/10", "2001:db8:8000::/33", "fd00:1:2:3::/64", "fd00:1:2:3:8000::/81", "2001:db8::9/128",
 	"0.0.0.0/0", "::/0",
 )
 
-func TestRawRulesAreThoseOfIPTables(t *testing.T) {
+func TestRawRulesEqualThoseOfIPTables(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	for _, p := range prefixLengths {
@@ -93,7 +93,7 @@ func TestRawRulesAreThoseOfIPTables(t *testing.T) {
 	}
 }
 
-// iptablesOneByOne lets iptables make the rules, each with a command of its own.
+// iptablesOneByOne creates the rules with iptables, one command each.
 func iptablesOneByOne(t *testing.T, ns *nfttest.NS, r nft.Ruleset) {
 	t.Helper()
 	for _, table := range r.Tables {
@@ -137,7 +137,7 @@ var viewLists = [][]string{
 	{"0.0.0.0/0", "10.0.0.0/8", "0.0.0.0/0"},
 }
 
-func TestTheViewHasARuleForEachEntryOfTheFile(t *testing.T) {
+func TestViewHasARuleForEachEntryOfTheFile(t *testing.T) {
 	nfttest.Require(t, "iptables-nft")
 	for i, list := range viewLists {
 		for chain, prefix := range map[string]string{
@@ -169,7 +169,7 @@ func TestTheViewHasARuleForEachEntryOfTheFile(t *testing.T) {
 				for _, line := range listed {
 					nfttest.Run(t, ns, "", "iptables-nft", append([]string{"-t", "nat", "-C"}, shellWords(strings.TrimPrefix(line, "-A "))...)...)
 				}
-				inStep(t, ns, want)
+				inSync(t, ns, want)
 				held, found, err := open(t, ns).ReadBack(t.Context())
 				if err != nil || !found || !held.Same(want) || held.Hash() != want.Hash() {
 					t.Errorf("read back %v, %t, %v", held, found, err)
@@ -179,7 +179,7 @@ func TestTheViewHasARuleForEachEntryOfTheFile(t *testing.T) {
 	}
 }
 
-func TestAChangeOfDuplicatesKeepsTheCountersOfTheRulesThatStay(t *testing.T) {
+func TestChangeOfDuplicatesKeepsCountersOfUnchangedRules(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft", "iptables-nft-restore")
 	ns := nfttest.NewNS(t, "view")
@@ -212,8 +212,8 @@ func TestAChangeOfDuplicatesKeepsTheCountersOfTheRulesThatStay(t *testing.T) {
 	}
 }
 
-// The first version began the comments with the chain's name in lower case.
-func TestRulesOfTheFirstVersionAreOursAndAreRenewed(t *testing.T) {
+// The comments of the first version began with the chain's name in lower case.
+func TestRulesOfTheFirstVersionAreOursAndAreRewritten(t *testing.T) {
 	for _, mode := range []nft.Mode{nft.ModeIPTables, nft.ModeNFTables} {
 		ns := nfttest.NewNS(t, "upgrade")
 		c := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "fd00::/8"), MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"), EnableIPv6: true}
@@ -234,7 +234,7 @@ func TestRulesOfTheFirstVersionAreOursAndAreRenewed(t *testing.T) {
 		if err != nil || len(a.Differences) == 0 || len(a.Replaced) > 0 {
 			t.Fatalf("%s: %+v, %v", mode, a, err)
 		}
-		inStep(t, ns, want)
+		inSync(t, ns, want)
 		if saved := nfttest.Save(t, ns, "iptables-nft-save", "nat"); strings.Contains(saved, "ip-masq:") || mode == nft.ModeNFTables && strings.Contains(saved, "IP-MASQ") {
 			t.Errorf("%s: left\n%s", mode, saved)
 		}

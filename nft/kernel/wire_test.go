@@ -9,8 +9,8 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-// A wire sends real packets over pod, node and outside host. No two of them
-// have the same source port, so each is a connection of its own.
+// A wire sends real packets between pod, node and outside host. Each has a
+// different source port, so each is a separate connection.
 type wire struct {
 	*nfttest.Topology
 	port uint16
@@ -24,7 +24,7 @@ const (
 func newWire(t testing.TB) *wire {
 	t.Helper()
 	w := &wire{nfttest.NewTopology(t), firstPort}
-	for _, text := range cases.SNATAddresses() { // not on eth0, where IPv6 may choose them for masquerading
+	for _, text := range cases.SNATAddresses() { // not on eth0, because IPv6 may choose them there for masquerading
 		a := netip.MustParseAddr(text)
 		if err := w.Node.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())); err != nil {
 			t.Fatal(err)
@@ -33,10 +33,10 @@ func newWire(t testing.TB) *wire {
 	return w
 }
 
-// ofNobody says whether an address is of a range that the Internet does not
-// route: private, reserved, or for documentation and benchmarks. Packets are
-// sent to such addresses alone, although they stay in namespaces of their own.
-func ofNobody(a netip.Addr) bool {
+// unrouted reports whether an address is in a range that the Internet does not
+// route: private, reserved, or for documentation and benchmarks. Packets are sent
+// only to such addresses, although they stay in separate namespaces.
+func unrouted(a netip.Addr) bool {
 	return a.IsPrivate() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() ||
 		slices.ContainsFunc([]string{
 			"100.64.0.0/10", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15", "198.51.100.0/24",
@@ -44,8 +44,8 @@ func ofNobody(a netip.Addr) bool {
 		}, func(p string) bool { return netip.MustParsePrefix(p).Contains(a) })
 }
 
-// send sends one packet: from the node where it has the source, else from the
-// pod, which gets it.
+// send sends one packet: from the node if it has the source address, otherwise
+// from the pod, to which it is assigned.
 func (w *wire) send(t testing.TB, p cases.Packet) nfttest.Sighting {
 	t.Helper()
 	w.port++

@@ -43,7 +43,7 @@ func OwnWith(rules []nfnetlink.Rule) *Own {
 	return own
 }
 
-// OwnWithSecond returns what the kernel would hold of a table if an update had staged a
+// OwnWithSecond returns a table as read from the kernel after an update staged a
 // set of another one at a side.
 func OwnWithSecond(table, staged nft.Table, set, side string) *Own {
 	own, second := OwnOf(table), OwnOf(staged)

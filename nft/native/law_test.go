@@ -18,6 +18,6 @@ func decompile(t *testing.T, r nft.Ruleset) nft.Policy {
 	return found.Policy
 }
 
-func TestAPolicyIsReadBackFromItsRules(t *testing.T) { cases.CheckLaw(t, nft.ModeNFTables, decompile) }
+func TestPolicyIsReadBackFromItsRules(t *testing.T) { cases.CheckLaw(t, nft.ModeNFTables, decompile) }
 
-func FuzzAPolicyIsReadBackFromItsRules(f *testing.F) { cases.FuzzLaw(f, nft.ModeNFTables, decompile) }
+func FuzzPolicyIsReadBackFromItsRules(f *testing.F) { cases.FuzzLaw(f, nft.ModeNFTables, decompile) }

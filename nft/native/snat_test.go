@@ -10,9 +10,9 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-// An update that was not finished leaves a set of snatAddresses that no rule refers to,
-// beside that of the rules, to which none refers either.
-func TestListOfAnUpdateThatWasNotFinishedIsNotTakenForThatOfTheRules(t *testing.T) {
+// An unfinished update leaves a second set of snatAddresses. Rules refer to
+// neither of the two.
+func TestListOfAnUnfinishedUpdateIsNotUsed(t *testing.T) {
 	compile := func(addresses ...string) nft.Ruleset {
 		c := config.Default(config.Defaults{})
 		c.SNATAddresses = cases.CIDRs(addresses...)

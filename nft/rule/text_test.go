@@ -43,7 +43,7 @@ func ruleTexts(t *testing.T, c *nfnetlink.Conn, family nfnetlink.Family, table, 
 	return texts
 }
 
-func TestNativeRulesReadAsNFTWordsThem(t *testing.T) {
+func TestNativeRulesArePrintedLikeNFT(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	tests := []struct{ rule, want string }{
@@ -97,7 +97,7 @@ func TestNativeRulesReadAsNFTWordsThem(t *testing.T) {
 	}
 }
 
-func TestRedirectionsReadAsNFTWordsThem(t *testing.T) {
+func TestRedirectionsArePrintedLikeNFT(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	nfttest.NFT(t, ns, `table ip t { chain pre { type nat hook prerouting priority -100;
@@ -111,7 +111,7 @@ func TestRedirectionsReadAsNFTWordsThem(t *testing.T) {
 	}
 }
 
-func TestXTablesRulesReadAsIPTablesWordsThem(t *testing.T) {
+func TestXTablesRulesArePrintedLikeIPTables(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore")
 	ns, c := dialNS(t)
 	tests := []struct{ rule, want string }{
@@ -156,7 +156,7 @@ func TestXTablesRulesReadAsIPTablesWordsThem(t *testing.T) {
 }
 
 // iptables before 1.8.8 put marks into a match of xtables.
-func TestMarkOfXTablesIsComparedLikeANativeOne(t *testing.T) {
+func TestXTablesMarkIsComparedLikeANativeOne(t *testing.T) {
 	info := append(append([]byte{}, 0, 0x40, 0, 0, 0, 0x40, 0, 0), 1, 0, 0, 0)
 	var data []byte
 	data = append(data, 9, 0, 1, 0, 'm', 'a', 'r', 'k', 0, 0, 0, 0)

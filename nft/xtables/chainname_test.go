@@ -10,7 +10,7 @@ import (
 	"nft-masq-agent/nft/native"
 )
 
-func TestChainNamesThatIPTablesRefusesAreRefused(t *testing.T) {
+func TestChainNamesThatIPTablesRejectsAreRejected(t *testing.T) {
 	tests := map[string]string{ // name: the reason, "" for a valid one
 		"IP-MASQ-AGENT":         "",
 		"IP-MASQ":               "",
@@ -45,7 +45,7 @@ func TestChainNamesThatIPTablesRefusesAreRefused(t *testing.T) {
 	}
 }
 
-func TestFurtherChainsLeaveLessRoomForTheName(t *testing.T) {
+func TestAdditionalChainsLimitTheNameLength(t *testing.T) {
 	plain := config.Default(config.Defaults{})
 	some := []config.CIDR{{Prefix: netip.MustParsePrefix("10.1.0.0/16")}}
 	sources, forced := plain, plain

@@ -14,5 +14,5 @@ func SharedWith(family nfnetlink.Family, post []nfnetlink.Rule, chains map[strin
 // SameXT compares rules like the package.
 var SameXT = sameXT
 
-// Plan plans what brings a table to the wanted one.
+// Plan plans the changes from a table to the wanted one.
 func (n *Shared) Plan(b *nfnetlink.Batch, want nft.Table, chain string) { n.ensure(b, want, chain) }

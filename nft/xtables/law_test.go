@@ -28,6 +28,6 @@ func decompile(t *testing.T, r nft.Ruleset) nft.Policy {
 	return out
 }
 
-func TestAPolicyIsReadBackFromItsRules(t *testing.T) { cases.CheckLaw(t, nft.ModeIPTables, decompile) }
+func TestPolicyIsReadBackFromItsRules(t *testing.T) { cases.CheckLaw(t, nft.ModeIPTables, decompile) }
 
-func FuzzAPolicyIsReadBackFromItsRules(f *testing.F) { cases.FuzzLaw(f, nft.ModeIPTables, decompile) }
+func FuzzPolicyIsReadBackFromItsRules(f *testing.F) { cases.FuzzLaw(f, nft.ModeIPTables, decompile) }

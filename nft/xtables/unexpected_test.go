@@ -14,15 +14,15 @@ import (
 var ours = xtables.OwnChain{Name: cases.DefaultChain, Text: cases.DefaultChain}
 
 // unexpected returns a table with these rules in POSTROUTING and in our chain.
-func odd(family nfnetlink.Family, rules []nfnetlink.Rule) *xtables.Shared {
+func unexpected(family nfnetlink.Family, rules []nfnetlink.Rule) *xtables.Shared {
 	return xtables.SharedWith(family, rules, map[string][]nfnetlink.Rule{cases.DefaultChain: rules})
 }
 
 // readUnexpected reads back rules from any program: nothing panics, and only what
 // we write counts as ours.
-func readOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
+func readUnexpected(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
 	t.Helper()
-	n := odd(family, rules)
+	n := unexpected(family, rules)
 	if p, err := n.Policy(ours); err == nil {
 		want := xtables.SharedTable(p.Families[0], p, cases.DefaultChain, xtables.CommentPrefixes(cases.DefaultChain)[0]).Chain(cases.DefaultChain)
 		if !slices.EqualFunc(want.Bytecode(nft.Table{Family: family}, nil), rules, xtables.SameXT) {
@@ -36,18 +36,18 @@ func readOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
 
 // repairUnexpected also compares them with the rules of the defaults, and plans
 // the repair.
-func repairOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
-	readOdd(t, family, rules)
-	n := odd(family, rules)
+func repairUnexpected(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
+	readUnexpected(t, family, rules)
+	n := unexpected(family, rules)
 	want := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}}).Tables[0]
 	_ = n.Differences(want, cases.DefaultChain)
 	n.Plan(&nfnetlink.Batch{}, want, cases.DefaultChain)
 }
 
-func FuzzReadBack(f *testing.F) { cases.FuzzReadBack(f, readOdd) }
+func FuzzReadBack(f *testing.F) { cases.FuzzReadBack(f, readUnexpected) }
 
-func FuzzRawRules(f *testing.F) { cases.FuzzRawRules(f, repairOdd) }
+func FuzzRawRules(f *testing.F) { cases.FuzzRawRules(f, repairUnexpected) }
 
-func TestRulesWithOurCommentsAloneAreReadBack(t *testing.T) { cases.EachCommented(t, repairOdd) }
+func TestRulesWithOnlyOurCommentsAreReadBack(t *testing.T) { cases.EachCommented(t, repairUnexpected) }
 
-func TestRulesChangedByOneByteAreReadBack(t *testing.T) { cases.EachChangedByte(t, readOdd) }
+func TestRulesChangedByOneByteAreReadBack(t *testing.T) { cases.EachChangedByte(t, readUnexpected) }

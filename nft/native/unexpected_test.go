@@ -11,15 +11,15 @@ import (
 )
 
 // readUnexpected reads back rules from any program, without a panic.
-func readOdd(_ *testing.T, _ nfnetlink.Family, rules []nfnetlink.Rule) {
+func readUnexpected(_ *testing.T, _ nfnetlink.Family, rules []nfnetlink.Rule) {
 	own := native.OwnWith(rules)
 	_ = own.ReadBack()
 }
 
 // repairUnexpected also compares them with the rules of the defaults, and plans
 // the repair.
-func repairOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
-	readOdd(t, family, rules)
+func repairUnexpected(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
+	readUnexpected(t, family, rules)
 	own := native.OwnWith(rules)
 	want := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}).Tables[0]
 	_ = own.Differences(want)
@@ -27,10 +27,10 @@ func repairOdd(t *testing.T, family nfnetlink.Family, rules []nfnetlink.Rule) {
 	native.Flip(&nfnetlink.Batch{}, want, sides, own)
 }
 
-func FuzzReadBack(f *testing.F) { cases.FuzzReadBack(f, readOdd) }
+func FuzzReadBack(f *testing.F) { cases.FuzzReadBack(f, readUnexpected) }
 
-func FuzzRawRules(f *testing.F) { cases.FuzzRawRules(f, repairOdd) }
+func FuzzRawRules(f *testing.F) { cases.FuzzRawRules(f, repairUnexpected) }
 
-func TestRulesWithOurCommentsAloneAreReadBack(t *testing.T) { cases.EachCommented(t, repairOdd) }
+func TestRulesWithOnlyOurCommentsAreReadBack(t *testing.T) { cases.EachCommented(t, repairUnexpected) }
 
-func TestRulesChangedByOneByteAreReadBack(t *testing.T) { cases.EachChangedByte(t, readOdd) }
+func TestRulesChangedByOneByteAreReadBack(t *testing.T) { cases.EachChangedByte(t, readUnexpected) }
