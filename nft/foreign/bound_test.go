@@ -56,3 +56,28 @@ func TestSearchVisitsABoundedNumberOfRules(t *testing.T) {
 		t.Errorf("%d conflicts found, want %d", len(w.conflicts), want)
 	}
 }
+
+// Each rule that accepts leaves one more range of destinations to the next.
+func TestSearchComparesABoundedNumberOfRanges(t *testing.T) {
+	const pairs = 4_000
+	hook := &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING}
+	c := Chain{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "t", Name: "base", Hook: hook}}
+	add := func(exprs ...expr.Any) {
+		handle := uint64(len(c.Rules))
+		c.Rules = append(c.Rules, nfnetlink.Rule{Family: nfnetlink.IPv4, Table: "t", Chain: "base", Handle: handle, Exprs: nfnetlink.Marshal(nfnetlink.IPv4, exprs...)})
+	}
+	for i := range pairs {
+		to := []byte{10, byte(i >> 8), byte(i), 0}
+		add(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: to}, &expr.Verdict{Kind: expr.VerdictAccept})
+		add(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{11}}, &expr.Masq{})
+	}
+	w := search(Snapshot{Chains: []Chain{c}}, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
+	if most := maxWork + 10*len(c.Rules); w.work > most {
+		t.Errorf("%d ranges compared, more than %d", w.work, most)
+	}
+	if len(w.conflicts) != pairs {
+		t.Errorf("%d conflicts found, want %d", len(w.conflicts), pairs)
+	}
+}

@@ -205,6 +205,7 @@ type walker struct {
 	visits    map[id]int
 	finished  map[id]bool // chains that were visited for all other paths
 	steps     int         // the number of rules visited
+	work      int         // the number of ranges compared
 	conflicts []Conflict
 	found     map[ruleID]int
 

@@ -76,7 +76,7 @@ func Overruled(s Snapshot, share Share) []Conflict {
 	w := walker{sets: map[id][]iprange.Range{}, found: map[ruleID]int{}, share: share}
 	w.index(s)
 	for _, w.kind = range []Kind{Exempts, Translates} {
-		w.visits, w.finished, w.steps = map[id]int{}, map[id]bool{}, 0
+		w.visits, w.finished, w.steps, w.work = map[id]int{}, map[id]bool{}, 0, 0
 		for i := range s.Chains {
 			if c := &s.Chains[i]; c.Hook != nil && !c.Own && w.concerns(c) {
 				w.overruledFrom(c)

@@ -63,9 +63,10 @@ type frame struct {
 // Limits that real rulesets do not approach. Beyond them less is ruled out and
 // more is reported.
 const (
-	maxDepth  = 16      // the kernel's NFT_JUMP_STACK_SIZE
-	maxVisits = 16      // of one chain, from different rules
-	maxSteps  = 100_000 // rules visited on all paths
+	maxDepth  = 16        // the kernel's NFT_JUMP_STACK_SIZE
+	maxVisits = 16        // of one chain, from different rules
+	maxSteps  = 100_000   // rules visited on all paths
+	maxWork   = 2_000_000 // ranges of destinations compared
 	maxBoxes  = 64
 	maxRanges = 4096
 )
@@ -184,8 +185,13 @@ func (f *frame) leave(m match) {
 	}
 }
 
-// settle subtracts the destinations in left from dst.
+// settle subtracts the destinations in left from dst. After much of that, any
+// destination counts as possible.
 func (w *walker) settle(f *frame) {
+	w.work += len(f.dst) + len(f.left)
+	if w.work > maxWork && len(f.dst)+len(f.left) > maxNamed {
+		f.dst, f.left, f.partial = w.anything().dst, nil, true
+	}
 	if len(f.left) == 0 || len(f.dst) > maxRanges && len(f.left) < len(f.dst)/8 {
 		return
 	}
