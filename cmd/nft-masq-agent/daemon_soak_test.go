@@ -342,6 +342,7 @@ func TestRandomAttacksEndInTheRenderedState(t *testing.T) {
 			a.await("starting")
 			a.attacks(soakTime() / 10) // until caches and pools have their final size
 			a.relent()
+			a.checks("resync") // the first scrape opens the connection for the counters
 			files := a.openFiles()
 			a.attacks(soakTime())
 			want := a.relent()
