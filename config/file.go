@@ -234,7 +234,7 @@ func (f *file) position(n *yaml.Node) Position {
 
 func (f *file) fail(n *yaml.Node, format string, args ...any) {
 	p := f.text.problem(n.Line, n.Column, fmt.Sprintf(format, args...))
-	p.PassedOver = f.ignored
+	p.Tolerated = f.ignored
 	f.errors.add(p, maxErrors)
 }
 

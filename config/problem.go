@@ -30,8 +30,8 @@ type Problem struct {
 	Msg  string
 	Text string // the source line; empty if too long or if nothing of the file may be quoted
 
-	// PassedOver marks an error that the older agents ignore; see Lenient.
-	PassedOver bool
+	// Tolerated marks an error that the older agents ignore; see Lenient.
+	Tolerated bool
 	// Note marks a warning that needs no action.
 	Note bool
 }
@@ -89,7 +89,7 @@ type report struct {
 
 func (r *report) add(p Problem, most int) {
 	r.total++
-	r.refused = r.refused || !p.PassedOver
+	r.refused = r.refused || !p.Tolerated
 	if len(r.kept) < most {
 		r.kept = append(r.kept, p)
 	}
@@ -111,6 +111,6 @@ func (r *report) all(what string) []Problem {
 	}
 	file := r.kept[len(r.kept)-1].Pos.File
 	return append(r.kept, Problem{
-		Pos: Position{File: file}, Msg: fmt.Sprintf("and %d more %s", more, what), PassedOver: !r.refused,
+		Pos: Position{File: file}, Msg: fmt.Sprintf("and %d more %s", more, what), Tolerated: !r.refused,
 	})
 }

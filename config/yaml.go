@@ -47,13 +47,13 @@ func (t *text) readYAML(left *budget) (*yaml.Node, folds, []Problem) {
 			docs = firstDocument(source)
 		}
 		if len(docs) > 0 {
-			p.Msg, p.PassedOver = errSecondDocument, true
+			p.Msg, p.Tolerated = errSecondDocument, true
 		}
 		problems = append(problems, p)
 	}
 	if len(docs) > 1 {
 		p := t.problem(docs[1].Line, docs[1].Column, errSecondDocument)
-		p.PassedOver = true
+		p.Tolerated = true
 		problems = append(problems, p)
 	}
 	if len(docs) == 0 || isNull(docs[0]) {

@@ -168,7 +168,7 @@ func (m *meddler) operation() string {
 		{"remove the parent", func() error { return os.RemoveAll(m.dir) }},
 		{"move the parent away", func() error { _ = os.RemoveAll(m.dir + ".away"); return os.Rename(m.dir, m.dir+".away") }},
 		{"move the parent back", func() error { return os.Rename(m.dir+".away", m.dir) }},
-		{"make the parent", func() error { return os.Mkdir(m.dir, 0o755) }},
+		{"create the parent", func() error { return os.Mkdir(m.dir, 0o755) }},
 		{"exchange the parent", m.exchangeParent},
 		{"swap a directory", m.swapDirectory},
 		{"write in the directory", func() error { return put(filepath.Join(path, "b.yaml"), m.content(), 1) }},

@@ -31,9 +31,9 @@ func Hint(err error) string {
 		return "the kernel has no memory for the rules"
 	case !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP):
 		return ""
-	case about == nfnetlink.MakeChain:
+	case about == nfnetlink.CreateChain:
 		return "the kernel lacks chains of type nat (CONFIG_NFT_NAT, CONFIG_NF_NAT; for inet Linux 5.2), or may not load them: modprobe nft_chain_nat on the node"
-	case about == nfnetlink.MakeRule:
+	case about == nfnetlink.CreateRule:
 		return "the kernel lacks an expression of the rules: NFT_MASQ, NFT_FIB_INET, NFT_NUMGEN (--to-ports); in mode iptables-nft NFT_COMPAT, xt_MASQUERADE, xt_comment, xt_addrtype, xt_statistic (--to-ports). Load them on the node: modprobe nft_masq nft_fib_inet"
 	}
 	return ""

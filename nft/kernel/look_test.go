@@ -139,7 +139,7 @@ func TestLargeChainIsReadWholeOnlyWhenAsked(t *testing.T) {
 		{"add rule", runs("-I IP-MASQ-AGENT -j ACCEPT"), true, true},
 		{"replace rule", runs("-R IP-MASQ-AGENT 3 -d 198.51.100.8 -j RETURN"), false, true},
 		{"flush chain", runs("-F IP-MASQ-AGENT"), true, true},
-		{"make the chain anew", runs("-F POSTROUTING", "-F IP-MASQ-AGENT", "-X IP-MASQ-AGENT", "-N IP-MASQ-AGENT"), true, true},
+		{"recreate the chain", runs("-F POSTROUTING", "-F IP-MASQ-AGENT", "-X IP-MASQ-AGENT", "-N IP-MASQ-AGENT"), true, true},
 		{"delete jump", (*attacker).deleteJump, true, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

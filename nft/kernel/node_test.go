@@ -175,19 +175,19 @@ func TestHintNamesTheMissingKernelFeature(t *testing.T) {
 		errno unix.Errno
 		names string // what the hint must mention; "" for no hint
 	}{
-		{"refused: make chain", unix.EOPNOTSUPP, "CONFIG_NFT_NAT"},
-		{"refused: make chain", unix.ENOENT, "modprobe nft_chain_nat"},
-		{"refused: make rule", unix.ENOENT, "NFT_MASQ, NFT_FIB_INET"},
-		{"refused: make rule", unix.ENOENT, "xt_MASQUERADE"},
+		{"refused: create chain", unix.EOPNOTSUPP, "CONFIG_NFT_NAT"},
+		{"refused: create chain", unix.ENOENT, "modprobe nft_chain_nat"},
+		{"refused: create rule", unix.ENOENT, "NFT_MASQ, NFT_FIB_INET"},
+		{"refused: create rule", unix.ENOENT, "xt_MASQUERADE"},
 		{"list rules", unix.EPERM, "NET_ADMIN"},
-		{"refused: make rule", unix.EPERM, "another process owns the table"},
+		{"refused: create rule", unix.EPERM, "another process owns the table"},
 		{"read generation", unix.EPROTONOSUPPORT, "CONFIG_NF_TABLES"},
 		{"read generation", unix.EAFNOSUPPORT, "CONFIG_NF_TABLES"},
 		{"send transaction", unix.EMSGSIZE, "net.core.wmem_max"},
 		{"refused: add elements", unix.ENOMEM, "memory"},
 		{"refused: delete set", unix.ENOENT, ""},
-		{"refused: make set", unix.EBUSY, ""},
-		{"refused: make rule", unix.ERESTART, ""},
+		{"refused: create set", unix.EBUSY, ""},
+		{"refused: create rule", unix.ERESTART, ""},
 	} {
 		err := fmt.Errorf("apply: %w", fmt.Errorf("%s: %w", tt.what, &netlink.OpError{Op: "receive", Err: tt.errno}))
 		if op, refused := strings.CutPrefix(tt.what, "refused: "); refused {

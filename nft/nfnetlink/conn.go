@@ -231,9 +231,9 @@ type Op string
 
 // The operations that callers distinguish when a transaction is rejected.
 const (
-	MakeTable Op = "make table"
-	MakeChain Op = "make chain"
-	MakeRule  Op = "make rule"
+	CreateTable Op = "create table"
+	CreateChain Op = "create chain"
+	CreateRule  Op = "create rule"
 )
 
 // A RefusedError is the message of a transaction that the kernel rejected, and
@@ -266,25 +266,25 @@ func opOf(t netlink.HeaderType) Op {
 	}
 	switch uint16(t & 0xff) {
 	case unix.NFT_MSG_NEWTABLE:
-		return MakeTable
+		return CreateTable
 	case unix.NFT_MSG_DELTABLE:
 		return "delete table"
 	case unix.NFT_MSG_NEWCHAIN:
-		return MakeChain
+		return CreateChain
 	case unix.NFT_MSG_DELCHAIN:
 		return "delete chain"
 	case unix.NFT_MSG_NEWRULE:
-		return MakeRule
+		return CreateRule
 	case unix.NFT_MSG_DELRULE:
 		return "delete rule"
 	case unix.NFT_MSG_NEWSET:
-		return "make set"
+		return "create set"
 	case unix.NFT_MSG_DELSET:
 		return "delete set"
 	case unix.NFT_MSG_NEWSETELEM:
 		return "add elements"
 	case unix.NFT_MSG_NEWOBJ:
-		return "make counter"
+		return "create counter"
 	case unix.NFT_MSG_DELOBJ:
 		return "delete counter"
 	}

@@ -41,7 +41,7 @@ func (Layout) Check(c config.Config) (warnings []config.Problem, err error) {
 	var problems config.Problems
 	for _, setting := range config.NeedsNFTables(c) {
 		problems = append(problems, config.Problem{
-			Pos: setting.Pos, Msg: fmt.Sprintf("%s needs mode %s", setting.Key, nft.ModeNFTables), PassedOver: true,
+			Pos: setting.Pos, Msg: fmt.Sprintf("%s needs mode %s", setting.Key, nft.ModeNFTables), Tolerated: true,
 		})
 	}
 	if len(problems) > 0 {

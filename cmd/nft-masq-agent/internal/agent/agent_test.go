@@ -394,7 +394,7 @@ func TestBadFileAtStartOnAnEmptyNodeInstallsTheDefaults(t *testing.T) {
 
 func TestRejectionIsRetriedWithBackoffAndLoggedOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.refuse(&nfnetlink.RefusedError{Op: nfnetlink.MakeRule, Err: unix.EPERM})
+		w.refuse(&nfnetlink.RefusedError{Op: nfnetlink.CreateRule, Err: unix.EPERM})
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
 		wantLines(t, w.messages(), "starting", "kernel rejected the rules; previous rules stay, retrying")
