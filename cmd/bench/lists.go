@@ -65,12 +65,12 @@ var benchmarks = netip.MustParsePrefix("198.18.0.0/15")
 func destinations(all []netip.Prefix, exempt bool) []netip.Addr {
 	var from []netip.Addr
 	for i, p := range all {
-		behind := p.Addr().Next()
+		next := p.Addr().Next()
 		switch {
 		case exempt:
 			from = append(from, p.Addr())
-		case i+1 == len(all) || all[i+1].Addr() != behind:
-			from = append(from, behind)
+		case i+1 == len(all) || all[i+1].Addr() != next:
+			from = append(from, next)
 		}
 	}
 	const some = 500

@@ -374,7 +374,7 @@ func TestFightingDaemonIsNamedAndItsChangesAreRepaired(t *testing.T) {
 	}
 	line := d.await("repairs_slowed")
 	if line.Text("by") == "" || line["by"] == "unknown" {
-		t.Errorf("names nobody: %v", line)
+		t.Errorf("names no program: %v", line)
 	}
 	n.holds(want)
 	if total, all := fights.sum(); total > fought*3+4 {

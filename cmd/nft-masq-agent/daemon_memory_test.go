@@ -42,7 +42,7 @@ var foreignPlaces = map[string]func(rules []string) string{
 	"POSTROUTING": func(rules []string) string {
 		return "table ip nat {\n chain POSTROUTING { type nat hook postrouting priority 100;\n" + strings.Join(rules, "\n") + "\n}\n}\n"
 	},
-	"a chain behind POSTROUTING": func(rules []string) string {
+	"a chain that POSTROUTING jumps to": func(rules []string) string {
 		return "table ip nat {\n chain behind {\n" + strings.Join(rules, "\n") + "\n}\n chain POSTROUTING { type nat hook postrouting priority 100; jump behind; }\n}\n"
 	},
 	"chains of three": func(rules []string) string {

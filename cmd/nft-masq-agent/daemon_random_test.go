@@ -179,7 +179,7 @@ func (m *meddler) operation() string {
 			_ = put(m.dir+".file", m.content(), 1)
 			return m.link(m.dir + ".file")
 		}},
-		{"write behind the link", func() error { return put(m.dir+".file", m.content(), 1) }},
+		{"write the link target", func() error { return put(m.dir+".file", m.content(), 1) }},
 		{"link to nowhere", func() error { return m.link("nowhere") }},
 		{"link to itself", func() error { return m.link("ip-masq-agent") }},
 		{"FIFO", func() error {

@@ -39,13 +39,13 @@ func TestStatusNamesEachTampering(t *testing.T) {
 		all := tamperings(mode)
 		for _, a := range all[:nfttest.Rounds(len(all)/4, len(all), len(all))] {
 			t.Run(a.name, func(t *testing.T) {
-				if r, code := n.status(flags...); code != exitDone || !r.Kernel.InStep || r.Kernel.Hash != want.Hash() {
-					t.Errorf("in step, but exit code %d: %+v", code, r)
+				if r, code := n.status(flags...); code != exitDone || !r.Kernel.InSync || r.Kernel.Hash != want.Hash() {
+					t.Errorf("in sync, but exit code %d: %+v", code, r)
 				}
 				a.do(n)
 				r, code := n.status(flags...)
 				found := strings.Join(r.Kernel.Differences, "\n")
-				if code != exitFailed || r.Kernel.InStep || !strings.Contains(found, a.finds) {
+				if code != exitFailed || r.Kernel.InSync || !strings.Contains(found, a.finds) {
 					t.Errorf("exit code %d: %+v, want %q", code, r, a.finds)
 				}
 				k := n.kernel()
@@ -105,7 +105,7 @@ func TestStatusDistinguishesABadFileFromDifferences(t *testing.T) {
 		n.swap(exempting("10.1.0.0/16"))
 		flags := []string{"--config", n.path, flag}
 		r, code := n.status(flags...)
-		if code != exitFailed || r.Kernel.InStep || r.Kernel.Hash != "" || len(r.Agents) > 0 {
+		if code != exitFailed || r.Kernel.InSync || r.Kernel.Hash != "" || len(r.Agents) > 0 {
 			t.Errorf("on an empty node: exit code %d: %+v", code, r)
 		}
 		d := n.start(flag)
@@ -121,7 +121,7 @@ func TestStatusDistinguishesABadFileFromDifferences(t *testing.T) {
 		d.stop()
 		n.swap(exempting("10.2.0.0/16"))
 		r, code = n.status(flags...)
-		if code != exitFailed || !r.Config.Accepted || r.Kernel.InStep || r.Kernel.Hash != held.Hash() ||
+		if code != exitFailed || !r.Config.Accepted || r.Kernel.InSync || r.Kernel.Hash != held.Hash() ||
 			r.Config.Hash != wants(t, exempting("10.2.0.0/16"), flag).Hash() || len(r.Kernel.Differences) == 0 {
 			t.Errorf("with another file: exit code %d: %+v", code, r)
 		}

@@ -75,7 +75,7 @@ func (f *statusFlags) status(ctx context.Context, e environment) (int, error) {
 	if err := write(e.stdout, text); err != nil {
 		return exitFailed, err
 	}
-	if !r.Config.Accepted || !r.Kernel.InStep {
+	if !r.Config.Accepted || !r.Kernel.InSync {
 		return exitFailed, nil
 	}
 	return exitDone, nil
@@ -110,7 +110,7 @@ func askKernel(ctx context.Context, r *answer.Status, k *kernel.Kernel, o option
 			return err
 		}
 		r.Kernel.Differences = append(r.Kernel.Differences, diffs...)
-		r.Kernel.InStep = len(diffs) == 0
+		r.Kernel.InSync = len(diffs) == 0
 	} else if want, _, err = k.ReadBack(ctx); err != nil {
 		return err
 	}

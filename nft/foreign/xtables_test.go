@@ -27,7 +27,7 @@ func TestLegacyIPTablesChainsAreFoundAndRemovedByTheirCommands(t *testing.T) {
 	for _, program := range []string{"iptables-legacy", "ip6tables-legacy"} {
 		run := func(args ...string) { nfttest.Run(t, ns, "", program, append([]string{"-t", "nat"}, args...)...) }
 		run("-N", "OTHER")
-		run("-A", "OTHER", "-m", "comment", "--comment", "somebody's", "-j", "RETURN")
+		run("-A", "OTHER", "-m", "comment", "--comment", "another program's", "-j", "RETURN")
 		run("-A", "POSTROUTING", "-j", "OTHER")
 		before := nfttest.Run(t, ns, "", program+"-save", "-t", "nat")
 		for _, chain := range []string{"IP-MASQ-AGENT", "MY-MASQ", "a;$(id)'\x1b[2J", "b;$(id)'`"} {

@@ -252,16 +252,16 @@ func byTheLibrary(t *testing.T, ns *nfttest.NS, s nft.Set) []iprange.Range {
 		t.Fatal(err)
 	}
 	var ranges []iprange.Range
-	var behind netip.Addr
+	var next netip.Addr
 	for i, e := range elements {
 		a, _ := netip.AddrFromSlice(e.Key)
 		switch {
 		case e.IntervalEnd:
-			behind = a
+			next = a
 		case i == 0:
-			t.Fatalf("set %s: no end behind %s", s.Name, a)
+			t.Fatalf("set %s: no end after %s", s.Name, a)
 		default:
-			ranges = append([]iprange.Range{{From: a, To: behind.Prev()}}, ranges...)
+			ranges = append([]iprange.Range{{From: a, To: next.Prev()}}, ranges...)
 		}
 	}
 	return ranges

@@ -429,7 +429,7 @@ func TestForeignRulesAreUnchanged(t *testing.T) {
 		}
 		check("cleanup")
 		if diff := cmp.Diff(all, nfttest.ListRuleset(t, ns)); diff != "" {
-			t.Errorf("mode %s leaves something behind (-before +after):\n%s", m, diff)
+			t.Errorf("mode %s leaves something (-before +after):\n%s", m, diff)
 		}
 	}
 }

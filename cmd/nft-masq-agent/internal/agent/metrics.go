@@ -29,7 +29,7 @@ const metricPrefix = "nft_masq_agent_"
 
 // Results of an apply, as the metrics name them.
 const (
-	inStepResult  = "in_step"
+	inSyncResult  = "in_step"
 	writtenResult = "written"
 	refusedResult = "refused"
 )
@@ -68,7 +68,7 @@ func newMetrics(h *health, k Kernel, s Settings) *metrics {
 		return float64(s.LostLines())
 	})
 	for _, reason := range []string{onStart, onConfig, onDrift, onResync, onHangup, onRefusal, onAddresses} {
-		for _, result := range []string{inStepResult, writtenResult, refusedResult} {
+		for _, result := range []string{inSyncResult, writtenResult, refusedResult} {
 			m.applies.WithLabelValues(reason, result)
 		}
 	}
@@ -82,7 +82,7 @@ func newMetrics(h *health, k Kernel, s Settings) *metrics {
 }
 
 func (m *metrics) applied(reason string, wrote bool, err error, took time.Duration) {
-	result := inStepResult
+	result := inSyncResult
 	switch {
 	case err != nil:
 		result = refusedResult

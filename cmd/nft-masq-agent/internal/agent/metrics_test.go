@@ -137,11 +137,11 @@ func TestMetricsCountApplies(t *testing.T) {
 		w.files <- file("11.0.0.0/8")
 		synctest.Wait()
 		counts := map[[2]string]float64{}
-		for _, c := range [][2]string{{onStart, writtenResult}, {onDrift, writtenResult}, {onHangup, inStepResult}, {onConfig, refusedResult}} {
+		for _, c := range [][2]string{{onStart, writtenResult}, {onDrift, writtenResult}, {onHangup, inSyncResult}, {onConfig, refusedResult}} {
 			counts[c] = testutil.ToFloat64(w.agent.metrics.applies.WithLabelValues(c[0], c[1]))
 		}
 		want := map[[2]string]float64{
-			{onStart, writtenResult}: 1, {onDrift, writtenResult}: 1, {onHangup, inStepResult}: 1, {onConfig, refusedResult}: 1,
+			{onStart, writtenResult}: 1, {onDrift, writtenResult}: 1, {onHangup, inSyncResult}: 1, {onConfig, refusedResult}: 1,
 		}
 		if diff := cmp.Diff(want, counts); diff != "" {
 			t.Errorf("applies (-want +got):\n%s", diff)

@@ -59,7 +59,7 @@ type configReport struct {
 
 // A kernelReport is what the kernel has.
 type kernelReport struct {
-	InStep      bool     `json:"inStep"`
+	InSync      bool     `json:"inStep"`
 	Mode        string   `json:"mode,omitempty"` // of our installed rules; none: no rules
 	Hash        string   `json:"hash,omitempty"`
 	Differences []string `json:"differences"`
@@ -213,7 +213,7 @@ func (r Status) String() string {
 	for _, text := range r.problems() {
 		b.WriteString(Line(text, ""))
 	}
-	if r.Config.Accepted && r.Kernel.InStep {
+	if r.Config.Accepted && r.Kernel.InSync {
 		b.WriteString(Line(r.inSync(), ""))
 	}
 	if r.Agent != "" {
@@ -261,7 +261,7 @@ func (r Status) problems() []string {
 		installed = "none of our rules are installed"
 	}
 	add(!r.Config.Accepted, "config rejected; %s; %s", r.Config.Enforced, r.running())
-	add(r.Config.Accepted && !r.Kernel.InStep, "out of sync: expected: %s (%s), mode %s; %s; %s",
+	add(r.Config.Accepted && !r.Kernel.InSync, "out of sync: expected: %s (%s), mode %s; %s; %s",
 		r.source(), r.Config.Hash, r.Config.Mode, installed, r.running())
 	add(len(r.Agents) > 1, "%d agents run here and overwrite each other: stop all but one", len(r.Agents))
 	add(len(r.Legacy) > 0, "rules of an iptables-based agent are also active (%s)", strings.Join(r.Legacy, "; "))

@@ -102,11 +102,11 @@ func TestRunningAgentsAreFound(t *testing.T) {
 		"the same program renamed":    {process{"7", "/masq run", "agent", "1", "1", "/", 0}, true},
 		"another build of the name":   {process{"7", "/old/nft-masq-agent", "older", "1", "1", "/", 0}, true},
 		"no namespace to be seen":     {process{"7", "/nft-masq-agent", "", "", "", "", 0}, false},
-		"a process of somebody else":  {process{"7", "/nft-masq-agent run", "agent", "1", "1", "/", 65534}, false},
+		"process of another user":     {process{"7", "/nft-masq-agent run", "agent", "1", "1", "/", 65534}, false},
 		"another command":             {process{"7", "nft-masq-agent check", "agent", "1", "1", "/", 0}, false},
 		"another network namespace":   {process{"7", "nft-masq-agent run", "agent", "2", "1", "/", 0}, false},
 		"another program":             {process{"7", "ip-masq-agent run", "other", "1", "1", "/", 0}, false},
-		"somebody who names it":       {process{"7", "sh -c nft-masq-agent", "sh", "1", "1", "/", 0}, false},
+		"process that mentions it":    {process{"7", "sh -c nft-masq-agent", "sh", "1", "1", "/", 0}, false},
 		"a kernel thread or a zombie": {process{"7", "", "", "1", "1", "/", 0}, false},
 	}
 	for name, tt := range tests {
