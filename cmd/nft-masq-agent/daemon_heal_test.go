@@ -100,7 +100,7 @@ func tamperings(mode nft.Mode) []tampering {
 			{"dormant", nftScript("add table ip nat { flags dormant; }"), "is dormant", byNFT},
 			{
 				"rules of the other mode", nftScript("table TABLE { chain postrouting { type nat hook postrouting priority 110; masquerade; }; }"),
-				"of mode nftables is left", byNFT,
+				"of mode nftables", byNFT,
 			},
 		}
 	}

@@ -37,7 +37,7 @@ func wordings() []wording {
 		{pattern: `\b(somebody|someone|anybody|nobody)\b`, instead: "another program, you", right: []string{"Anybody who can reach the node"}},
 		{pattern: `\bis no [a-z]`, instead: "is not a", inCode: []string{"here is no ", "is no longer"}},
 		{pattern: `\bmend(s|ed)?\b`, instead: "fix"},
-		{pattern: `\blook again\b|\btry again\b|\btried again\b|\btries again\b`, instead: "re-check, retry"},
+		{pattern: `\blook again\b|\btry(ing)? again\b|\btried again\b|\btries again\b`, instead: "re-check, retry"},
 		{pattern: `\bwhatever (its|their) case\b`, instead: "case-insensitive"},
 		{pattern: `\bslips?\b`, instead: "mistake"},
 		{pattern: `\bodd\b`, instead: "unexpected"},

@@ -67,7 +67,7 @@ func (s *state) differences(want nft.Ruleset) []string {
 		diffs = append(diffs, h.Differences(want)...)
 	}
 	for _, left := range s.leftovers(want) {
-		diffs = append(diffs, left+" is left over")
+		diffs = append(diffs, "leftover "+left)
 	}
 	return diffs
 }

@@ -419,7 +419,7 @@ var sharedTamperings = []tampering{
 	{"dormant", does("add table ip nat { flags dormant; }"), "is dormant"},
 	{"table of the other mode", func(a *attacker) {
 		a.nft("table TABLE { chain postrouting { type nat hook postrouting priority 110; masquerade; }; }")
-	}, "of mode nftables is left"},
+	}, "of mode nftables"},
 }
 
 // runs returns the attack that runs iptables once for each line.

@@ -159,7 +159,7 @@ func (r *Reader) Rewrite(ctx context.Context, want nft.Ruleset) ([]string, error
 	}
 	diffs := h.Differences(want)
 	for _, left := range h.Leftovers(want) {
-		diffs = append(diffs, left.String()+" is left over")
+		diffs = append(diffs, "leftover "+left.String())
 	}
 	if len(diffs) == 0 {
 		return nil, nil

@@ -48,7 +48,7 @@ func (a *Agent) placeOnNode(resync bool) error {
 func (a *Agent) addressesChanged(c nodeaddr.Change) {
 	if c.Err != nil {
 		if !a.addresses.unreadable {
-			a.log.Warn("cannot follow the addresses of this node, trying again; until then snatAddresses are those that it had",
+			a.log.Warn("cannot follow the addresses of this node; retrying, with the last known addresses until then",
 				zap.String("event", "addresses_unreadable"), zap.Error(c.Err))
 		}
 		a.addresses.unreadable = true

@@ -111,7 +111,7 @@ func TestKnownAddressesStayWhenTheyCannotBeRead(t *testing.T) {
 			w.moves <- nodeaddr.Change{Err: unix.EMFILE}
 			synctest.Wait()
 		}
-		wantLines(t, w.messages(), "cannot follow the addresses of this node, trying again; until then snatAddresses are those that it had")
+		wantLines(t, w.messages(), "cannot follow the addresses of this node; retrying, with the last known addresses until then")
 		if !strings.HasSuffix(w.held, "[198.51.100.11]") {
 			t.Errorf("the kernel has %s", w.held)
 		}
