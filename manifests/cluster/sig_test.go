@@ -16,22 +16,23 @@ import (
 	"nft-masq-agent/manifests/cluster"
 )
 
-// sigTests are tests of Kubernetes' sig-network, by what selects them.
+// sigTests are tests of Kubernetes' sig-network, with what selects them. Those that
+// take longest start first.
 var sigTests = []struct{ name, focus string }{
+	{"session affinity", `session affinity`},
+	{"dual stack, with Granular Checks", `IPv6DualStack`},
+	{"Granular Checks of services, UDP and others", `Networking Granular Checks: Services should .*(udp|selector|hostNetwork)`},
+	{"Granular Checks of services, HTTP", `Networking Granular Checks: Services should .*http`},
+	{"Conntrack", `Conntrack`},
+	{"internalTrafficPolicy", `respect internalTrafficPolicy=Local`},
+	{"Granular Checks of pods", `Networking Granular Checks: Pods`},
+	{"HostPort", `HostPort validates`},
 	{"NoSNAT", `NoSNAT`},
 	{"source IP of a pod through a ClusterIP", `preserve source pod IP`},
 	{"hairpin", `hairpin back`},
-	{"Granular Checks of pods", `Networking Granular Checks: Pods`},
-	{"Granular Checks of services, HTTP", `Networking Granular Checks: Services should .*http`},
-	{"Granular Checks of services, UDP and others", `Networking Granular Checks: Services should .*(udp|selector|hostNetwork)`},
-	{"dual stack, with Granular Checks", `IPv6DualStack`},
-	{"internalTrafficPolicy", `respect internalTrafficPolicy=Local`},
-	{"session affinity", `session affinity`},
-	{"HostPort", `HostPort validates`},
-	{"Conntrack", `Conntrack`},
 }
 
-// What the machine or the cluster has not: SCTP, a load balancer.
+// The machine has no SCTP and the cluster no load balancer.
 const sigSkip = `SCTP|LoadBalancer|\[Disruptive\]`
 
 // coreDNS is the cluster's DNS.
@@ -172,8 +173,8 @@ func TestSigNetwork(t *testing.T) {
 		var all sync.WaitGroup
 		places := make(chan struct{}, 4)
 		for i, test := range sigTests {
+			places <- struct{}{}
 			all.Go(func() {
-				places <- struct{}{}
 				outcomes[i] = w.sigRun(p, fmt.Sprintf("sig-%d", i), test.focus)
 				<-places
 			})
