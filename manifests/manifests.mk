@@ -180,7 +180,7 @@ install-test: bin/tools/kustomize bin/tools/helm ## Run the install section of R
 	$(call CLUSTER,debian kube-apiserver kube-controller-manager kubectl) -run '^TestInstall' ./manifests
 
 .PHONY: test-cluster
-test-cluster: deps bin/tools/kustomize bin/tools/helm ## Run the agent in a cluster of two nodes (root, buildah; builds Kubernetes: 15 minutes once, then 45; CLUSTER_RUN for one test)
+test-cluster: deps bin/tools/kustomize bin/tools/helm ## Run the agent in a cluster of two nodes (root, buildah; builds Kubernetes: 15 minutes once, then 40; CLUSTER_RUN for one test)
 	@command -v buildah >/dev/null || { apt-get update -qq; \
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends buildah >/dev/null; }
 	$(call CLUSTER,debian pause coredns agnhost regression-issue-74839 e2e.test kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl) -v -timeout 2h $(CLUSTER_RUN:%=-run '%') ./manifests/cluster
