@@ -96,7 +96,7 @@ done
 rm -f "$DIR/containerd.sock"
 containerd --config "$DIR/containerd.toml" >>"$DIR/containerd.log" 2>&1 &
 until [ -S "$DIR/containerd.sock" ]; do sleep 0.1; done
-kubelet "$@" &
+until kubelet "$@"; do sleep 0.2; done & # it ends if containerd listens but is not ready
 wait
 `
 
