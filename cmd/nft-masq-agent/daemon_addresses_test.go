@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"nft-masq-agent/nft"
@@ -37,6 +38,10 @@ func (n trafficNode) withdraw(a string) {
 	nfttest.Run(n.t, n.NS, "", "ip", "address", "del", a, "dev", "lo")
 }
 
+// sourcePort is the last one used. The kernel may choose a port again, whose
+// connection still has the address of an earlier policy.
+var sourcePort atomic.Uint32
+
 // podsSee compares what the far end sees of pods with the policy, and with explain.
 func (n trafficNode) podsSee(want nft.Ruleset) {
 	n.t.Helper()
@@ -51,7 +56,8 @@ func (n trafficNode) podsSee(want nft.Ruleset) {
 			expected = node
 		}
 		for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
-			flow := nfttest.Flow{Proto: proto, From: n.top.Pod, Src: netip.AddrPortFrom(src, 0), Dst: netip.AddrPortFrom(dst, uint16(7000+i))}
+			from := netip.AddrPortFrom(src, uint16(20_000+sourcePort.Add(1)%10_000))
+			flow := nfttest.Flow{Proto: proto, From: n.top.Pod, Src: from, Dst: netip.AddrPortFrom(dst, uint16(7000+i))}
 			if seen := nfttest.MustSend(n.t, n.top, flow).Seen.Addr(); seen != expected {
 				n.t.Errorf("%s is seen from %s, want %s", pod, seen, expected)
 			}
