@@ -18,7 +18,7 @@ import (
 func TestPolicyMatchesTheSpecification(t *testing.T) {
 	m := cases.NewMaker(1)
 	seen := map[nft.Verdict]int{}
-	for range 2000 {
+	for range 10_000 {
 		c := m.Config()
 		o := m.Options(cases.Modes()[m.IntN(2)])
 		if o.Layout.Mode() == nft.ModeIPTables {

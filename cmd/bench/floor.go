@@ -131,9 +131,14 @@ func newFloor(ns *nfttest.NS, msgs []netlink.Message) (*floor, error) {
 	return f, nil
 }
 
-// rename changes the name of the table to another of the same length.
-func (f *floor) rename(to string) {
+// rename changes the name of the table to another one, which must be of the same
+// length: it stands in attributes whose length does not change.
+func (f *floor) rename(to string) error {
+	if len(to) != len(nft.TableName) {
+		return fmt.Errorf("floor: %q is not as long as %q", to, nft.TableName)
+	}
 	f.bytes = bytes.ReplaceAll(f.bytes, []byte(nft.TableName+"\x00"), []byte(to+"\x00"))
+	return nil
 }
 
 // send sends the transaction: the kernel is done when the call returns.

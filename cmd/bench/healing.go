@@ -83,8 +83,18 @@ func (f *follower) endListening() error {
 	if err != nil {
 		return err
 	}
-	if _, err = t.send(f.node); err == nil {
-		_, err = f.agent.Await(context.Background(), "listening_stopped")
+	// An agent that has just restored its rules may begin to listen after the first one.
+	const tries, patience = 10, 2 * time.Second
+	for range tries {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		if _, err = t.send(f.node); err == nil {
+			_, err = f.agent.Await(ctx, "listening_stopped")
+		}
+		cancel()
+		err = errors.Join(err, f.node.clear(otherTable, 0))
+		if err == nil || !errors.Is(err, context.DeadlineExceeded) {
+			break
+		}
 	}
-	return errors.Join(err, t.release(), f.node.clear(otherTable, 0))
+	return errors.Join(err, t.release())
 }

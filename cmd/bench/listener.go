@@ -49,8 +49,7 @@ func fillOf(ns *nfttest.NS, n int) (transaction, error) {
 	if err != nil {
 		return transaction{}, err
 	}
-	w.rename(otherTable)
-	return transaction{func(*node) (time.Duration, error) { return w.send() }, w.close}, nil
+	return transaction{func(*node) (time.Duration, error) { return w.send() }, w.close}, w.rename(otherTable)
 }
 
 // kubeProxyLike makes nft load what kube-proxy in mode nftables creates for that

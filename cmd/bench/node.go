@@ -49,7 +49,7 @@ func dialRaw(ns *nfttest.NS) (nl *netlink.Conn, err error) {
 func (n *node) close() error { return errors.Join(n.conn.Close(), n.ns.Close()) }
 
 // otherTable is as long as our name, so that recorded messages fit it.
-const otherTable = "another-program"
+const otherTable = "another-writer"
 
 // clear deletes what was measured: the table with that name, and that of
 // iptables.

@@ -67,15 +67,20 @@ type policy struct {
 
 const chain = "IP-MASQ-AGENT"
 
-// policies returns the two lists as configs, each with additional keys.
-func policies(n int, keys ...string) (both [2]policy, err error) {
+// policies returns the two lists as configs, both with the same additional keys.
+func policies(n int, keys ...string) ([2]policy, error) {
+	return policiesWith(n, [2][]string{keys, keys})
+}
+
+// policiesWith returns the two lists as configs, each with additional keys of its own.
+func policiesWith(n int, keys [2][]string) (both [2]policy, err error) {
 	for i, list := range lists(n) {
 		var b strings.Builder
 		b.WriteString("enableIPv6: true\nmasqLinkLocal: true\nmasqLinkLocalIPv6: true\nnonMasqueradeCIDRs:\n")
 		for _, p := range list {
 			fmt.Fprintf(&b, "- %q\n", p)
 		}
-		for _, key := range keys {
+		for _, key := range keys[i] {
 			b.WriteString(key + "\n")
 		}
 		c, _, err := config.Parse(config.Defaults{}, config.Source{Name: "stress", Data: []byte(b.String())})

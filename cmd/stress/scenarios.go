@@ -27,6 +27,8 @@ func scenarios() []scenario {
 		{"the file changes, 10,000 CIDRs, iptables-nft", fileChanges(nft.ModeIPTables, 10_000)},
 		{"the file changes while exemptions are enforced, 4 CIDRs", enforcedChanges(4)},
 		{"the file changes while exemptions are enforced, 1,000 CIDRs", enforcedChanges(1000)},
+		{"conditions and enforcement come and go, 4 CIDRs", conditionsChange(4)},
+		{"conditions and enforcement come and go, 1,000 CIDRs", conditionsChange(1000)},
 		{"the file changes with fixed source addresses, 4 CIDRs", fixedChanges},
 		{"addresses of the node come and go", addressesMove},
 		{"the mode changes, 4 CIDRs", modeChanges(4)},
@@ -51,22 +53,53 @@ func (b *bench) inService(ctx context.Context, mode nft.Mode, n int, keys ...str
 	if err != nil {
 		return nil, p, err
 	}
+	a, err := b.serve(ctx, mode, p)
+	return a, p, err
+}
+
+// serve is inService with these policies.
+func (b *bench) serve(ctx context.Context, mode nft.Mode, p [2]policy) (*agent.Agent, error) {
 	if err := b.write(p[0]); err != nil {
-		return nil, p, err
+		return nil, err
 	}
 	a, err := b.startAgent(mode)
 	if err != nil {
-		return nil, p, err
+		return nil, err
 	}
 	if err := awaitPolicy(ctx, a, p[0].ruleset[mode]); err != nil {
-		return nil, p, err
+		return nil, err
 	}
-	return a, p, b.hammerIt(ctx)
+	return a, b.hammerIt(ctx)
 }
 
 func fileChanges(mode nft.Mode, n int, keys ...string) func(context.Context, *bench) error {
+	return changes(mode, n, [2][]string{keys, keys})
+}
+
+// conditionsChange changes the lists together with each condition that mode nftables
+// alone has: those of one file are not set in the other, and the targets stay
+// masqueraded or exempt.
+func conditionsChange(n int) func(context.Context, *bench) error {
+	return changes(nft.ModeNFTables, n, [2][]string{
+		{
+			"masqueradeHost: false",
+			`masqueradeSrcInterfaces: ["pod*"]`,
+			`masqueradeSrcCIDRs: [10.244.0.0/16, "fd00:10:244::/48"]`,
+			`nonMasqueradeOutInterfaces: ["wg*"]`,
+			"enforceNonMasquerade: true",
+		},
+		{`masqueradeOutInterfaces: ["eth*"]`, `nonMasqueradeSrcCIDRs: [10.245.0.0/16]`},
+	})
+}
+
+// changes has the agent change between two files with these keys.
+func changes(mode nft.Mode, n int, keys [2][]string) func(context.Context, *bench) error {
 	return func(ctx context.Context, b *bench) error {
-		a, p, err := b.inService(ctx, mode, n, keys...)
+		p, err := policiesWith(n, keys)
+		if err != nil {
+			return err
+		}
+		a, err := b.serve(ctx, mode, p)
 		if err != nil {
 			return err
 		}

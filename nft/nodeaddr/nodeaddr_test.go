@@ -117,7 +117,7 @@ func TestTentativeAddressDoesNotCount(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
 	ip(t, ns, "link add eth0 type veth peer name peer0\nlink set peer0 up\nlink set eth0 up\n")
-	if err := ns.Sysctl("net.ipv6.conf.eth0.dad_transmits", "5"); err != nil {
+	if err := ns.Sysctl("net.ipv6.conf.eth0.dad_transmits", "2"); err != nil {
 		t.Fatal(err)
 	}
 	changes := FollowBy(t.Context(), dialIn(ns))
