@@ -84,9 +84,9 @@ func (f *follower) endListening() error {
 		return err
 	}
 	// An agent that has just restored its rules may begin to listen after the first one.
-	const tries, patience = 10, 2 * time.Second
+	const tries, timeout = 10, 2 * time.Second
 	for range tries {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		if _, err = t.send(f.node); err == nil {
 			_, err = f.agent.Await(ctx, "listening_stopped")
 		}
