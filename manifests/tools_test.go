@@ -173,6 +173,7 @@ func TestToolsChartRejectsConflictingAndUnknownValues(t *testing.T) {
 		"mode=iptables":                           "/mode",
 		"prometheusRules.enabled=true":            "prometheusRules",
 		"takeover=yes":                            "/takeover",
+		"waitForRules=yes":                        "/waitForRules",
 		"config.nonMasqueradeCIDRs[0]=10.0.0.0/8": "/config",
 		"maxUnavailable=ten":                      "/maxUnavailable",
 		"image.repository=":                       "/image/repository",
@@ -322,6 +323,32 @@ func TestToolsWorkloadWaitsForRulesBeforeAnythingElse(t *testing.T) {
 	agent, text := kustomize(t, "wait-for-rules")
 	if at(agent["DaemonSet nft-masq-agent"], "spec", "template", "spec").(object)["initContainers"] != nil {
 		t.Errorf("the agent waits for itself %s", text)
+	}
+}
+
+// The agent listens at the address that the init container of a workload asks;
+// nothing else of its pod changes.
+func TestToolsChartServesWorkloadsThatWaitForRules(t *testing.T) {
+	var component struct{ Patches []struct{ Patch string } }
+	readYAML(t, "components/wait-for-rules/kustomization.yaml", &component)
+	var patch object
+	if err := yaml.Unmarshal([]byte(component.Patches[0].Patch), &patch); err != nil {
+		t.Fatal(err)
+	}
+	waiting := at(patch, "spec", "template", "spec", "initContainers", 0)
+	address, ok := strings.CutPrefix(at(waiting, "args", 1).(string), "--wait-for=")
+	if !ok {
+		t.Fatalf("arguments %v", at(waiting, "args"))
+	}
+	want := mustHelm(t)
+	container := at(want["DaemonSet nft-masq-agent"], "spec", "template", "spec", "containers", 0).(object)
+	container["args"].([]any)[0] = "--http-address=" + address
+	container["env"] = append(container["env"].([]any), at(waiting, "env", 0))
+	if diff := cmp.Diff(want, mustHelm(t, "--set=waitForRules=true")); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if diff := cmp.Diff(mustHelm(t, "--set=prometheus.enabled=true"), mustHelm(t, "--set=prometheus.enabled=true,waitForRules=true")); diff != "" {
+		t.Errorf("-prometheus +prometheus and waitForRules:\n%s", diff)
 	}
 }
 

@@ -80,6 +80,7 @@ func TestEachOverlayAndTheChartOnNodes(t *testing.T) {
 		chart("mode=iptables-nft", "--set mode=iptables-nft", "nft-masq-agent", "chain IP-MASQ-AGENT"),
 		chart("nonMasqueradeDaemon", "--set nonMasqueradeDaemon=true", "non-masquerade-daemon", "chain NON-MASQUERADE-DAEMON"),
 		chart("takeover", "--set takeover=true", "ip-masq-agent", table),
+		chart("waitForRules", "--set waitForRules=true", "nft-masq-agent", table),
 		chart("everything of Prometheus", "--set prometheus.enabled=true,podMonitor.enabled=true,prometheusRule.enabled=true", "nft-masq-agent", table),
 	} {
 		t.Run(way.name, func(t *testing.T) { w.try(t, way, plain, families, hosts) })
@@ -100,6 +101,10 @@ func (w *world) try(t *testing.T, way way, p policy, families []family, hosts ma
 	}
 	if strings.Contains(strings.ToLower(way.name), "prometheus") {
 		w.Sh("curl -sSf http://" + w.nodes[1].V4.String() + ":9717/metrics | grep '^nft_masq_agent_ready 1'")
+	}
+	if strings.Contains(way.name, "waitForRules") {
+		w.kustomization("waiting", fmt.Sprintf(sender, "waiting", agnhostImage, 8081), "wait-for-rules")
+		w.Sh("kubectl rollout status deployment/waiting --timeout=3m && kubectl delete deployment waiting --cascade=foreground")
 	}
 	connections, wrong := 0, 0
 	for _, f := range families {

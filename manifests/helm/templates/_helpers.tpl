@@ -22,7 +22,7 @@
 - cleanup
 - --wait
 {{- else -}}
-- --http-address={{ .Values.prometheus.enabled | ternary "[$(HOST_IP)]" "127.0.0.1" }}:9717
+- --http-address={{ or .Values.prometheus.enabled .Values.waitForRules | ternary "[$(HOST_IP)]" "127.0.0.1" }}:9717
 - --probe-socket=/run/nft-masq-agent/probe.sock
 {{- if ne (include "mode" .) "nftables" }}
 - --mode={{ include "mode" . }}
