@@ -68,6 +68,44 @@ func TestExplainNamesTheAddressThatTheFarEndSees(t *testing.T) {
 			"mark that is not known", "table ip x { chain c { type nat hook postrouting priority 90; meta mark 0x77 snat to 198.51.100.50; }; }", "203.0.113.9", "unknown",
 			[]string{"cannot be determined", "meta mark 0x77", "198.51.100.50 by ip x c handle 2", "192.0.2.1 by this agent"},
 		},
+		{
+			"destination that may be translated", "table ip x { chain d { type nat hook prerouting priority -100; meta l4proto udp @th,16,16 53 redirect; }; chain c { type nat hook postrouting priority 99; masquerade; }; }", "10.9.0.9", "foreign-masquerade",
+			[]string{"10.9.0.9 sees 192.0.2.1", "may be translated first"},
+		},
+		{
+			"connection tracking off", "table ip x { chain c { type filter hook prerouting priority raw; ip daddr 203.0.113.0/24 notrack; }; }", "203.0.113.9", "untracked",
+			[]string{"203.0.113.9 sees 10.244.1.2", "turns off connection tracking", "ip x c handle 2"},
+		},
+		{
+			"connection tracking off, perhaps", "table ip x { chain c { type filter hook prerouting priority raw; meta l4proto udp notrack; }; }", "203.0.113.9", "unknown",
+			[]string{"whether connection tracking is off", "10.244.1.2", "192.0.2.1 by this agent"},
+		},
+		{
+			"kube-proxy's mark from somebody else", "table ip x { chain m { type filter hook prerouting priority mangle; ip saddr 10.244.0.0/16 meta mark set meta mark | 0x4000; }; chain c { type nat hook postrouting priority 99; meta mark & 0x4000 == 0x4000 masquerade; }; }", "10.9.0.9", "foreign-masquerade",
+			[]string{"10.9.0.9 sees 192.0.2.1"},
+		},
+		{
+			"kube-proxy's mark, perhaps", "table ip x { chain m { type filter hook forward priority mangle; meta l4proto udp meta mark set 0x4000; }; chain c { type nat hook postrouting priority 99; meta mark & 0x4000 == 0x4000 masquerade; }; }", "10.9.0.9", "unknown",
+			[]string{"meta mark & 0x4000", "192.0.2.1 by ip x c handle"},
+		},
+		{
+			"another mark", "table ip x { chain m { type filter hook forward priority mangle; meta mark set 0x77; }; chain c { type nat hook postrouting priority 99; meta mark 0x77 masquerade; }; }", "10.9.0.9", "foreign-masquerade",
+			[]string{"10.9.0.9 sees 192.0.2.1"},
+		},
+		{"verdict map of networks", "table ip x { chain c { type nat hook postrouting priority 90; ip daddr vmap { 10.9.0.0/16 : accept, 10.10.0.0/16 : drop }; masquerade; }; }", "10.9.0.9", "exempt", []string{"10.9.0.9 sees 10.244.1.2"}},
+		{"verdict map of networks, not in it", "table ip x { chain c { type nat hook postrouting priority 90; ip daddr vmap { 10.8.0.0/16 : accept, 10.10.0.0/16 : drop }; masquerade; }; }", "10.9.0.9", "foreign-masquerade", []string{"192.0.2.1"}},
+		{"verdict map with *", "table ip x { chain m { masquerade; }; chain c { type nat hook postrouting priority 90; ip daddr vmap { 10.9.0.8 : accept, * : jump m }; }; }", "10.9.0.9", "foreign-masquerade", []string{"ip x m handle"}},
+		{"address map with *", "table ip x { chain c { type nat hook postrouting priority 90; snat to ip saddr map { 10.244.9.9 : 198.51.100.50, * : 198.51.100.51 }; }; }", "10.9.0.9", "foreign-snat", []string{"10.9.0.9 sees 198.51.100.51"}},
+		{"address map of networks", "table ip x { chain c { type nat hook postrouting priority 90; snat to ip saddr map { 10.244.0.0/16 : 198.51.100.50, 10.245.0.0/16 : 198.51.100.51 }; }; }", "10.9.0.9", "foreign-snat", []string{"10.9.0.9 sees 198.51.100.50"}},
+		{
+			"set with a quota", "table ip x { set s { type ipv4_addr; flags interval; quota 1 bytes; elements = { 10.9.0.0/16 }; }; chain c { type nat hook postrouting priority 90; ip daddr @s masquerade; }; }", "10.9.0.9", "unknown",
+			[]string{"ip daddr @s", "192.0.2.1 by ip x c handle"},
+		},
+		{"set that counts", "table ip x { set s { type ipv4_addr; flags interval; counter; elements = { 10.9.0.0/16 }; }; chain c { type nat hook postrouting priority 90; ip daddr @s masquerade; }; }", "10.9.0.9", "foreign-masquerade", []string{"192.0.2.1"}},
+		{
+			"meter", "table ip x { set s { type ipv4_addr; flags dynamic; size 9; }; chain c { type nat hook postrouting priority 90; update @s { ip saddr limit rate over 1000/second } masquerade; }; }", "10.9.0.9", "unknown",
+			[]string{"10.244.1.2, the source's own address"},
+		},
 		{"large set", "table ip x { set s { type ipv4_addr; flags interval,timeout; elements = { 10.9.0.0/16 timeout 1h }; }; chain c { type nat hook postrouting priority 90; ip daddr @s masquerade; }; }", "10.9.0.9", "foreign-masquerade", []string{"192.0.2.1"}},
 	}
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
@@ -104,6 +142,71 @@ func TestExplainNamesTheAddressThatTheFarEndSees(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Other programs can also translate or drop what goes to this node itself, or what
+// a filter chain decides.
+func TestExplainFollowsConnectionsBeyondOurRules(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	n := newTrafficNode(t)
+	n.enforce("")
+	const none = "nothing"
+	for i, tt := range []struct{ rules, src, dst, code, sees string }{
+		{"", "192.0.2.1", "10.244.1.1", "local", "192.0.2.1"},
+		{"chain c { type nat hook postrouting priority 99; snat to 10.244.1.1; }", "192.0.2.1", "192.0.2.1", "foreign-snat", "10.244.1.1"},
+		{"chain c { type nat hook postrouting priority 99; oifname \"lo\" ip daddr 10.244.1.1 snat to 192.0.2.1; }", "10.244.1.1", "10.244.1.1", "foreign-snat", "192.0.2.1"},
+		{"chain c { type nat hook postrouting priority 99; snat to 192.0.2.1; }", "10.244.1.2", "10.244.1.1", "local", "10.244.1.2"},
+		{"chain c { type nat hook input priority 100; snat to 192.0.2.77; }", "10.244.1.2", "192.0.2.1", "foreign-snat", "192.0.2.77"},
+		{"chain c { type filter hook forward priority 0; ip daddr 203.0.113.0/24 drop; }", "10.244.1.2", "203.0.113.9", "dropped", none},
+		{"chain c { type filter hook forward priority 0; ip daddr 203.0.113.0/24 accept; drop; }", "10.244.1.2", "203.0.113.9", "masqueraded", "192.0.2.1"},
+		{"chain c { type nat hook prerouting priority -100; drop; }", "10.244.1.2", "203.0.113.9", "dropped", none},
+	} {
+		if tt.rules != "" {
+			nfttest.NFT(t, n.top.Node, "table ip x { "+tt.rules+"; }", "-f", "-")
+		}
+		src, dst := netip.MustParseAddr(tt.src), netip.MustParseAddr(tt.dst)
+		x, text := n.explained(tt.dst, "--from", tt.src, "--config", n.path)
+		if x.Why.Code != tt.code || !strings.Contains(text, tt.sees) || tt.sees != none && x.Sees != tt.sees {
+			t.Errorf("%s: %+v, sees %q: %s", tt.rules, x.Why, x.Sees, text)
+		}
+		flow := nfttest.Flow{Proto: nfttest.UDP, From: n.top.Pod, To: n.top.Node, Src: netip.AddrPortFrom(src, 0), Dst: netip.AddrPortFrom(dst, uint16(6000+i))}
+		switch {
+		case strings.Contains(tt.rules, "hook input"):
+			flow.Proto = nfttest.TCP // a packet is received before this hook
+		case src != n.top.PodV4:
+			flow.From = n.top.Node
+		case dst.String() == "203.0.113.9":
+			flow.To = n.top.Outside
+		}
+		if tt.sees != none {
+			if seen := nfttest.MustSend(t, n.top, flow).Seen.Addr(); seen.String() != tt.sees {
+				t.Errorf("%s: %s is seen, want %s", tt.rules, seen, tt.sees)
+			}
+		}
+		if tt.rules != "" {
+			nfttest.NFT(t, n.top.Node, "", "delete", "table", "ip", "x")
+		}
+	}
+}
+
+// A limit on a set of ours, or on its elements, decides for each packet.
+func TestExplainDoesNotTrustALimitedSet(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	n := newTrafficNode(t)
+	n.enforce("")
+	for _, statement := range []string{"quota 1 bytes", "limit rate 1/hour burst 1 packets"} {
+		table := nfttest.NFT(t, n.top.Node, "", "list", "table", "inet", nft.TableName)
+		limited := strings.Replace(table, "set non-masq-v4-a {\n", "set non-masq-v4-a {\n"+statement+"\n", 1)
+		nfttest.NFT(t, n.top.Node, "delete table inet "+nft.TableName+"\n"+limited, "-f", "-")
+		x, text := n.explained("10.9.0.9", "--from", n.top.PodV4.String(), "--config", n.path)
+		if x.Why.Code != "unknown" || !strings.Contains(text, "Another program changed this agent's rules") {
+			t.Errorf("%s: %+v: %s", statement, x.Why, text)
+		}
+		n.judge(x, n.seen(netip.MustParseAddr("10.9.0.9"), 5000))
+		nfttest.NFT(t, n.top.Node, "delete table inet "+nft.TableName+"\n"+table, "-f", "-")
+	}
 }
 
 // judge compares what was explained with what was seen.

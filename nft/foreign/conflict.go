@@ -150,7 +150,7 @@ func (c Conflict) exemptsWhat(many bool) string {
 	return ", which no longer exempts " + either(many, "them: add them", "it: add it") + " to nonMasqueradeCIDRs"
 }
 
-func either(first bool, a, b string) string {
+func either[T any](first bool, a, b T) T {
 	if first {
 		return a
 	}

@@ -78,6 +78,9 @@ func (w *walker) parse(r nfnetlink.Rule) (match, action) {
 	return m, a
 }
 
+// dynsetExpressions is NFTA_DYNSET_EXPRESSIONS, which x/sys/unix lacks.
+const dynsetExpressions = 10
+
 // take adds the effect of a statement, and reports whether the statement is an
 // action rather than a comparison.
 func (a *action) take(s rule.Statement) bool {
@@ -88,7 +91,9 @@ func (a *action) take(s rule.Statement) bool {
 		return true
 	}
 	switch s.Expr.Name {
-	case "counter", "log", "meta", "ct", "dynset", "notrack":
+	case "dynset": // can have a limit or a quota
+		return s.Expr.Attr(unix.NFTA_DYNSET_EXPR) == nil && s.Expr.Attr(dynsetExpressions) == nil
+	case "counter", "log", "meta", "ct", "notrack":
 	case "objref":
 		return s.Expr.Uint32(unix.NFTA_OBJREF_IMM_TYPE) == unix.NFT_OBJECT_COUNTER
 	case "masq":

@@ -141,7 +141,10 @@ func (a action) leaves(inBase bool) bool {
 	return a.verdict == accept || inBase && a.verdict == unix.NFT_RETURN
 }
 
-const accept = 1 // NF_ACCEPT
+const (
+	drop   = 0 // NF_DROP
+	accept = 1 // NF_ACCEPT
+)
 
 // outcome reports a rule that overrides the policy for what it masquerades.
 func (w *walker) outcome(c *Chain, r nfnetlink.Rule, q path, a action, left []box) {

@@ -38,7 +38,7 @@ func (t truth) is(positive bool) truth {
 }
 
 // holds reports whether the packet satisfies the condition of a statement.
-func (p Packet) holds(c *Chain, s rule.Statement, r nfnetlink.Rule, member func(nfnetlink.Family, string, string, netip.Addr) (bool, error)) truth {
+func (p Packet) holds(c *Chain, s rule.Statement, r nfnetlink.Rule, member func(nfnetlink.Family, string, string, netip.Addr) (has, limited bool, err error)) truth {
 	positive := s.Op != "!="
 	switch s.Field {
 	case "ip saddr", "ip6 saddr":
@@ -64,7 +64,7 @@ func (p Packet) holds(c *Chain, s rule.Statement, r nfnetlink.Rule, member func(
 		}
 		return truthOf(binary.NativeEndian.Uint32(s.Value) == uint32(kind)).is(positive)
 	case "meta mark":
-		return unmarked(c, s)
+		return p.marked(c, s)
 	case "ct state":
 		const isNew = 8 // NF_CT_STATE_BIT(IP_CT_NEW) of nft
 		return bits(s, isNew)
@@ -87,30 +87,50 @@ func bits(s rule.Statement, value uint32) truth {
 	return truthOf(value&mask == binary.NativeEndian.Uint32(s.Value)).is(s.Op == "==")
 }
 
-// unmarked evaluates a comparison of the mark of a packet without kube-proxy's
-// and portmap's bits.
-func unmarked(c *Chain, s rule.Statement) truth {
+// A marking is what is known of a packet's mark: the bits that are known, their
+// value, and those that a rule may have changed.
+type marking struct{ known, value, changed uint32 }
+
+// set returns the marking after a rule that sets the mark, or may do so.
+func (m marking) set(to rule.NewMark, sure bool) marking {
+	known := (^to.Keep | m.known) &^ to.Unknown
+	value := (m.value&to.Keep ^ to.Xor) & known
+	changed := m.changed | ^to.Keep&^known | to.Xor | to.Unknown | value&^m.value
+	if !sure {
+		known &= m.known &^ (value ^ m.value)
+	}
+	return marking{known, value & known, changed}
+}
+
+// marked evaluates a comparison of the mark.
+func (p Packet) marked(c *Chain, s rule.Statement) truth {
 	var m match
 	m.compareMark(s, s.Op != "!=")
 	if len(m.marks) != 1 || s.Op != "==" && s.Op != "!=" {
 		return maybe
 	}
-	set := m.marks[0]
-	ours := set.mask&^(kubeProxyMark|portmapMark) == 0 || set.mask == 0xffffffff && (set.value == kubeProxyMark || set.value == portmapMark)
-	if !ours && c.Name != "KUBE-POSTROUTING" && c.Table != "kube-proxy" {
-		return maybe
+	set, unset := m.marks[0], p.Unset|kubeProxyMark|portmapMark
+	if c.Name == "KUBE-POSTROUTING" || c.Table == "kube-proxy" {
+		unset |= set.mask // its bit is configurable
 	}
-	return truthOf(set.value == 0).is(!set.not)
+	known := p.mark.known | unset&^p.mark.changed
+	switch {
+	case (p.mark.value^set.value)&known&set.mask != 0:
+		return no.is(!set.not)
+	case set.mask&^known == 0:
+		return yes.is(!set.not)
+	}
+	return maybe
 }
 
 // address evaluates a comparison of an address.
-func (p Packet) address(a netip.Addr, s rule.Statement, r nfnetlink.Rule, member func(nfnetlink.Family, string, string, netip.Addr) (bool, error)) truth {
+func (p Packet) address(a netip.Addr, s rule.Statement, r nfnetlink.Rule, member func(nfnetlink.Family, string, string, netip.Addr) (has, limited bool, err error)) truth {
 	if strings.HasPrefix(s.Field, "ip6 ") != p.Dst.Is6() {
 		return no // nft checks the family first
 	}
 	if s.Set != "" && s.Mask == nil && a.IsValid() && (s.Op == "==" || s.Op == "!=") {
-		in, err := member(r.Family, r.Table, s.Set, a)
-		if err != nil {
+		in, limited, err := member(r.Family, r.Table, s.Set, a)
+		if err != nil || limited {
 			return maybe
 		}
 		return truthOf(in).is(s.Op == "==")
@@ -162,26 +182,24 @@ func isName(value []byte, name string) bool {
 // lookup returns the verdicts that a map may have for the packet.
 func (t *Tracer) lookup(c *Chain, s rule.Statement) ([]target, truth) {
 	field, _, _ := strings.Cut(s.String(), " vmap @")
-	elements, ok := t.maps[id{c.Family, c.Table, s.Expr.Str(unix.NFTA_LOOKUP_SET)}]
+	m, ok := t.maps[id{c.Family, c.Table, s.Expr.Str(unix.NFTA_LOOKUP_SET)}]
 	if !ok {
 		return t.anyTarget(c), maybe
 	}
 	var found []target
-	all := no
+	elements, truth := t.packet.candidates(strings.Split(field, " . "), nil, m)
 	for _, e := range elements {
-		if truth := t.packet.meets(strings.Split(field, " . "), e.Key); truth != no {
-			all = max(all, truth)
-			if to := (target{e.Code, e.Chain}); !slices.Contains(found, to) {
-				found = append(found, to)
-			}
+		if to := (target{e.Code, e.Chain}); !slices.Contains(found, to) {
+			found = append(found, to)
 		}
 	}
-	return found, all
+	return found, truth
 }
 
-// anyTarget returns the verdicts that an unread map may have: a jump to any chain
-// of the table that is not a base chain.
-func (t *Tracer) anyTarget(c *Chain) (found []target) {
+// anyTarget returns the verdicts that an unread map may have: any, and a jump to any
+// chain of the table that is not a base chain.
+func (t *Tracer) anyTarget(c *Chain) []target {
+	found := []target{{code: unix.NFT_RETURN}, {code: accept}}
 	for _, to := range t.Chains {
 		if to.Hook == nil && to.Family == c.Family && to.Table == c.Table {
 			found = append(found, target{unix.NFT_JUMP, to.Name})
@@ -190,20 +208,91 @@ func (t *Tracer) anyTarget(c *Chain) (found []target) {
 	return found
 }
 
+// A mapping is the content of a map. In one of intervals, an element is the first key
+// of an interval, and End marks the key after the last.
+type mapping struct {
+	elements []nfnetlink.MapElement // sorted by key
+	interval bool
+}
+
+func newMapping(elements []nfnetlink.MapElement, interval bool) mapping {
+	slices.SortFunc(elements, func(a, b nfnetlink.MapElement) int {
+		if c := bytes.Compare(a.Key, b.Key); c != 0 || a.End == b.End {
+			return c
+		}
+		return either(a.End, -1, 1)
+	})
+	return mapping{slices.Clip(elements), interval}
+}
+
+// candidates returns the elements that may be the packet's, and whether there is one.
+// mask is applied to the field.
+func (p Packet) candidates(fields []string, mask []byte, m mapping) (all []nfnetlink.MapElement, found truth) {
+	for i, e := range m.elements {
+		var is truth
+		switch {
+		case e.End || len(e.Key) == 0:
+			continue
+		case m.interval:
+			is = p.between(fields, mask, m.elements[i:])
+		default:
+			is = p.meets(fields, mask, e.Key)
+		}
+		if is == yes && e.Limited {
+			is = maybe
+		}
+		if found = max(found, is); is != no {
+			all = append(all, e)
+		}
+	}
+	if len(m.elements) > 0 && len(m.elements[0].Key) == 0 && found != yes { // the catch-all element *
+		all, found = append(all, m.elements[0]), yes
+		if m.elements[0].Limited {
+			found = maybe
+		}
+	}
+	return all, found
+}
+
+// between reports whether the field is in the interval that begins with the first
+// bound.
+func (p Packet) between(fields []string, mask []byte, bounds []nfnetlink.MapElement) truth {
+	key := p.key(fields[0], mask)
+	switch {
+	case key == nil || len(fields) > 1:
+		return maybe
+	case bytes.Compare(key, bounds[0].Key) < 0:
+		return no
+	}
+	return truthOf(len(bounds) == 1 || bytes.Compare(key, bounds[1].Key) < 0)
+}
+
+// key returns an address of the packet, masked; nil if it is unknown.
+func (p Packet) key(field string, mask []byte) []byte {
+	var a netip.Addr
+	switch field {
+	case "ip saddr", "ip6 saddr":
+		a = p.Src
+	case "ip daddr", "ip6 daddr":
+		a = p.Dst
+	}
+	key := a.AsSlice()
+	for i := range min(len(key), len(mask)) {
+		key[i] &= mask[i]
+	}
+	return key
+}
+
 // meets reports whether the packet matches a key. Each component of a
 // concatenation is padded to four bytes.
-func (p Packet) meets(fields []string, key []byte) truth {
+func (p Packet) meets(fields []string, mask, key []byte) truth {
 	result := yes
 	for _, f := range fields {
 		size, is := 4, func([]byte) truth { return maybe }
-		switch f {
-		case "ip daddr", "ip6 daddr":
-			is = func(b []byte) truth { return truthOf(bytes.Equal(b, p.Dst.AsSlice())) }
-		case "ip saddr", "ip6 saddr":
-			if p.Src.IsValid() {
-				is = func(b []byte) truth { return truthOf(bytes.Equal(b, p.Src.AsSlice())) }
-			}
-		case "iifname", "oifname":
+		if have := p.key(f, mask); have != nil {
+			is = func(b []byte) truth { return truthOf(bytes.Equal(b, have)) }
+		}
+		if f == "iifname" || f == "oifname" {
 			is = func(b []byte) truth { return p.named(f, b) }
 		}
 		if strings.HasPrefix(f, "ip6 ") {

@@ -19,7 +19,7 @@ type Snapshot struct {
 	Generation uint32
 	Chains     []Chain
 	Sets       []Set
-	maps       map[id][]nfnetlink.MapElement // for a trace
+	maps       map[id]mapping // for a trace
 	// Unread counts rules that were not read, because there are too many. Their
 	// effect is unknown.
 	Unread int
@@ -68,7 +68,7 @@ func chainID(c nfnetlink.Chain) id { return id{c.Family, c.Table, c.Name} }
 // returns what it has; Generation is then out of date. It fails with
 // [nfnetlink.ErrInterrupted] if every attempt was interrupted.
 func Read(c nfnetlink.Reader, own func(nfnetlink.Chain) bool) (Snapshot, error) {
-	return read(reader{conn: c, own: own, hook: unix.NF_INET_POST_ROUTING})
+	return read(reader{conn: c, own: own, hooks: []uint32{unix.NF_INET_POST_ROUTING}, types: []string{"nat"}})
 }
 
 func read(template reader) (Snapshot, error) {
@@ -101,7 +101,8 @@ func read(template reader) (Snapshot, error) {
 type reader struct {
 	Snapshot
 	conn   nfnetlink.Reader
-	hook   uint32              // of the base chains
+	hooks  []uint32            // of the base chains
+	types  []string            // of the base chains, in the order in which they are read
 	maps   func(*reader) error // reads maps instead of sets; nil: sets
 	own    func(nfnetlink.Chain) bool
 	listed []nfnetlink.Chain // of the family being read, in the order in which packets traverse them
@@ -139,10 +140,12 @@ func (r *reader) readFamily(family nfnetlink.Family) error {
 		return err
 	}
 	slices.SortStableFunc(r.listed, func(a, b nfnetlink.Chain) int { return cmp.Compare(priority(a), priority(b)) })
-	for _, c := range r.listed {
-		if h := c.Hook; h != nil && h.Type == "nat" && h.Number == r.hook && !dormant[c.Table] {
-			if err := r.follow(c); err != nil {
-				return err
+	for _, typ := range r.types {
+		for _, c := range r.listed {
+			if h := c.Hook; h != nil && h.Type == typ && slices.Contains(r.hooks, h.Number) && !dormant[c.Table] {
+				if err := r.follow(c); err != nil {
+					return err
+				}
 			}
 		}
 	}

@@ -1,7 +1,6 @@
 package foreign
 
 import (
-	"bytes"
 	"cmp"
 	"net/netip"
 	"slices"
@@ -20,16 +19,23 @@ type Device struct {
 	Index uint32
 }
 
-// A Packet is the first packet of a new connection. It has no mark of kube-proxy
-// or the CNI plugin portmap; other marks are unknown.
+// A Packet is the first packet of a new connection. It comes without the bits of the
+// mark that are Unset; kube-proxy's and portmap's are always among them. Other marks
+// are unknown, until a rule sets them.
 type Packet struct {
 	Src, Dst         netip.Addr // Src is the zero address if unknown
 	SrcType, DstType int        // route types, such as unix.RTN_LOCAL; unix.RTN_UNSPEC if unknown
 	FromNode         bool       // sent by the node itself, so that it has no In
 	In, Out          Device
+	Unset            uint32
+
+	mark      marking
+	untracked truth // connection tracking is off for it
+	by        *Way  // by this rule
+	dropped   *Way  // the rule that drops it
 }
 
-// A Trace is the effect of a hook's NAT chains on a packet.
+// A Trace is the effect of the chains of some hooks on a packet.
 type Trace struct {
 	// Ways are the rules that may translate the packet, in the order in which it
 	// reaches them. All but the last depend on a condition that is unknown; so
@@ -39,6 +45,13 @@ type Trace struct {
 	Unknown []string // the unknown conditions, as nft writes them
 	// Left is the last rule that certainly ended a base chain early for the packet.
 	Left *Way
+	// Untracked is the rule that turned off connection tracking, and with it NAT.
+	Untracked *Way
+	// Dropped is the rule that certainly drops the packet in a chain that does not
+	// translate sources.
+	Dropped *Way
+	// Packet is as these chains leave it.
+	Packet Packet
 }
 
 // A Way is a rule that translates a packet.
@@ -73,17 +86,20 @@ func (w Way) RuleText() string { return rule.String(w.Rule) }
 // String returns the name for use in messages.
 func (d Device) String() string { return nfnetlink.Printable(d.Name) }
 
-// A Tracer follows packets through the NAT chains of a hook.
+// A Tracer follows packets through the chains of some hooks. Only chains of type nat
+// translate; of the others only marks and the end of connection tracking count.
 type Tracer struct {
 	Snapshot
-	hook   uint32
+	hooks  []uint32
 	chains map[id]*Chain
-	// member reports whether a set contains an address.
-	member      func(f nfnetlink.Family, table, set string, a netip.Addr) (bool, error)
+	// member reports whether a set has an element for an address, and whether that
+	// one is limited.
+	member      func(f nfnetlink.Family, table, set string, a netip.Addr) (has, limited bool, err error)
 	out         Trace
 	packet      Packet
 	base        nfnetlink.Chain
 	left        bool     // accept ended the base chain early
+	doubt       bool     // the packet may have left the base chain before
 	path        []string // unknown conditions on the way here
 	rules       int      // the number of rules applied
 	masqueraded bool
@@ -93,36 +109,36 @@ type Tracer struct {
 // A MapReader also reads single elements and verdict maps, like a [nfnetlink.Conn].
 type MapReader interface {
 	nfnetlink.Reader
-	HasElement(f nfnetlink.Family, table, set string, a netip.Addr) (bool, error)
+	HasElement(f nfnetlink.Family, table, set string, a netip.Addr) (has, limited bool, err error)
 	MapElements(f nfnetlink.Family, table, set string, most int) ([]nfnetlink.MapElement, bool, error)
 }
 
-// NewTracer reads the NAT chains of a hook, such as unix.NF_INET_POST_ROUTING.
-// known reports which chains need not be read because their effect is known: they
-// masquerade the packet or return.
-func NewTracer(c MapReader, hook uint32, known func(nfnetlink.Chain) bool) (*Tracer, error) {
+// NewTracer reads the chains of some hooks, in the order in which a packet passes
+// them, such as unix.NF_INET_POST_ROUTING. known reports which chains need not be
+// read because their effect is known: they masquerade the packet or return.
+func NewTracer(c MapReader, known func(nfnetlink.Chain) bool, hooks ...uint32) (*Tracer, error) {
 	s, err := read(reader{
-		conn: c, own: known, hook: hook,
+		conn: c, own: known, hooks: hooks, types: []string{"nat", "filter", "route"},
 		maps: func(r *reader) error { return r.readMaps(c) },
 	})
 	if err != nil {
 		return nil, err
 	}
-	t := &Tracer{Snapshot: s, hook: hook, chains: map[id]*Chain{}, member: c.HasElement}
+	t := &Tracer{Snapshot: s, hooks: hooks, chains: map[id]*Chain{}, member: c.HasElement}
 	for i := range s.Chains {
 		t.chains[chainID(s.Chains[i].Chain)] = &t.Chains[i]
 	}
 	return t, nil
 }
 
-// readMaps reads the verdict maps that rules refer to. The targets of maps that
-// are too large or have intervals are unknown.
+// readMaps reads the maps that rules refer to. What is in maps that are too large is
+// unknown.
 func (r *reader) readMaps(c MapReader) error {
 	tables := map[id]bool{}
 	for want := range r.wanted {
 		tables[id{want.family, want.table, ""}] = true
 	}
-	r.Snapshot.maps = map[id][]nfnetlink.MapElement{}
+	r.Snapshot.maps = map[id]mapping{}
 	for t := range tables {
 		sets, err := c.Sets(t.family, t.table)
 		if err != nil && !nfnetlink.IsNotExist(err) {
@@ -130,7 +146,7 @@ func (r *reader) readMaps(c MapReader) error {
 		}
 		for _, s := range sets {
 			name := id{s.Family, s.Table, s.Name}
-			if !r.wanted[name] || s.Flags&unix.NFT_SET_MAP == 0 || s.Flags&unix.NFT_SET_INTERVAL != 0 {
+			if !r.wanted[name] || s.Flags&unix.NFT_SET_MAP == 0 {
 				continue
 			}
 			elements, more, err := c.MapElements(s.Family, s.Table, s.Name, maxRules)
@@ -138,7 +154,7 @@ func (r *reader) readMaps(c MapReader) error {
 				return err
 			}
 			if !more {
-				r.Snapshot.maps[name] = slices.Clip(elements)
+				r.Snapshot.maps[name] = newMapping(elements, s.Flags&unix.NFT_SET_INTERVAL != 0)
 			}
 		}
 	}
@@ -153,10 +169,29 @@ func (r *reader) readMaps(c MapReader) error {
 // masqueraded is the effect of the known chains.
 func (t *Tracer) Trace(p Packet, masqueraded bool) Trace {
 	t.packet, t.out, t.rules, t.masqueraded = p, Trace{Through: true}, 0, masqueraded
+	for _, hook := range t.hooks {
+		t.atHook(hook)
+	}
+	switch t.packet.untracked {
+	case yes:
+		t.out.Untracked = t.packet.by
+	case maybe:
+		if t.out.Through = true; len(t.out.Ways) > 0 {
+			t.unknown("whether connection tracking is off, by " + t.packet.by.RuleText())
+		}
+	case no:
+	}
+	t.out.Unknown = slices.Compact(t.out.Unknown)
+	t.out.Dropped, t.out.Packet = t.packet.dropped, t.packet
+	return t.out
+}
+
+// atHook follows the packet through the base chains of a hook.
+func (t *Tracer) atHook(hook uint32) {
 	var bases []*Chain
 	for i := range t.Chains {
 		c := &t.Chains[i]
-		if c.Hook != nil && (c.Family == nfnetlink.Inet || (c.Family == nfnetlink.IPv6) == p.Dst.Is6()) {
+		if c.Hook != nil && c.Hook.Number == hook && (c.Family == nfnetlink.Inet || (c.Family == nfnetlink.IPv6) == t.packet.Dst.Is6()) {
 			bases = append(bases, c)
 		}
 	}
@@ -169,15 +204,27 @@ func (t *Tracer) Trace(p Packet, masqueraded bool) Trace {
 		t.equals(bases[:n])
 		bases = bases[n:]
 	}
-	t.out.Unknown = slices.Compact(t.out.Unknown)
-	return t.out
+}
+
+// beside follows the packet through a base chain that does not translate.
+func (t *Tracer) beside(c *Chain) {
+	out, rules := t.out, t.rules
+	t.walk(c, nil)
+	t.out, t.rules = out, rules
 }
 
 // equals follows the packet through base chains of equal priority.
 func (t *Tracer) equals(bases []*Chain) {
 	before, through, translating := len(t.out.Ways), true, 0
 	for _, c := range bases {
-		t.base, t.left = c.Chain, false
+		t.base, t.left, t.doubt = c.Chain, false, false
+		switch {
+		case c.Hook.Type != "nat":
+			t.beside(c)
+			continue
+		case t.packet.untracked == yes:
+			continue
+		}
 		n := len(t.out.Ways)
 		passes := t.walk(c, nil) || t.left
 		through = through && passes
@@ -231,6 +278,7 @@ func (t *Tracer) walk(c *Chain, on []id) (back bool) {
 	on = append(slices.Clip(on), chainID(c.Chain))
 	for _, r := range c.Rules {
 		sure, comesBack, stop := t.rule(c, r, on)
+		t.doubt = t.doubt || stop && !sure
 		back = back || comesBack
 		if sure && stop {
 			return back
@@ -246,6 +294,7 @@ func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, sto
 	matches, words, to, direct := yes, []string(nil), rule.Statement{}, 0
 	var targets []target
 	for s := range rule.Statements(r) {
+		t.change(r, s, matches == yes && len(t.path) == 0 && !t.doubt)
 		if a.take(s) {
 			if a.rewrites || a.redirects {
 				to = s
@@ -270,7 +319,10 @@ func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, sto
 		}
 	}
 	sure = matches == yes
-	translates := a.rewrites && t.hook == unix.NF_INET_POST_ROUTING || a.redirects && t.hook != unix.NF_INET_POST_ROUTING
+	nat := t.base.Hook.Type == "nat"
+	late := t.base.Hook.Number == unix.NF_INET_POST_ROUTING || t.base.Hook.Number == unix.NF_INET_LOCAL_IN
+	source := nat && late // here sources are translated, elsewhere destinations
+	translates := source && a.rewrites || nat && !late && a.redirects
 	if !translates && a.verdict == unix.NFT_CONTINUE && !a.byMap {
 		return false, false, false
 	}
@@ -292,11 +344,36 @@ func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, sto
 		}
 		return sure && len(targets) == 1, comesBack, stop
 	}
-	if sure && len(t.path) == 0 && a.leaves(len(on) == 1) {
-		t.out.Left = &Way{Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority}
+	if sure && len(t.path) == 0 {
+		w := &Way{Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority}
+		switch {
+		case a.leaves(len(on) == 1):
+			t.out.Left = w
+		case a.verdict == drop && !t.doubt && !source:
+			t.packet.dropped = cmp.Or(t.packet.dropped, w)
+		}
 	}
 	back, stops := t.follow(c, a.verdict, a.target, on)
 	return sure, stops && back, stops
+}
+
+// conntrackPriority is that of connection tracking, NF_IP_PRI_CONNTRACK: what has
+// passed it is tracked.
+const conntrackPriority = -200
+
+// change changes the packet as a statement of a rule does.
+func (t *Tracer) change(r nfnetlink.Rule, s rule.Statement, sure bool) {
+	if s.NewMark != nil {
+		t.packet.mark = t.packet.mark.set(*s.NewMark, sure)
+	}
+	if !rule.Untracks(s.Expr) || t.base.Hook.Priority >= conntrackPriority || t.packet.untracked == yes {
+		return
+	}
+	t.packet.untracked = maybe
+	if sure {
+		t.packet.untracked = yes
+	}
+	t.packet.by = &Way{Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority}
 }
 
 // A target is a verdict in a map.
@@ -314,7 +391,7 @@ func (t *Tracer) follow(c *Chain, code int32, chain string, on []id) (back, stop
 	case accept:
 		t.left = true
 		return false, true
-	case 0: // NF_DROP
+	case drop:
 		t.out.Ways = append(t.out.Ways, Way{Drops: true, Base: t.base.Name, Priority: t.base.Hook.Priority, Rule: nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}})
 		return false, true
 	case unix.NFT_JUMP, unix.NFT_GOTO:
@@ -335,8 +412,8 @@ func (t *Tracer) add(r nfnetlink.Rule, a action, s rule.Statement) truth {
 		Keeps: s.ToMap == "" && (s.ToField == "ip saddr" || s.ToField == "ip6 saddr"),
 	}
 	found := yes
-	if elements, read := t.maps[id{r.Family, r.Table, s.ToMap}]; s.ToMap != "" && read {
-		if w.Among, found = t.packet.among(s, elements); found == no {
+	if m, read := t.maps[id{r.Family, r.Table, s.ToMap}]; s.ToMap != "" && read {
+		if w.Among, found = t.packet.among(s, m); found == no {
 			return no
 		}
 		if len(w.Among) == 1 {
@@ -349,36 +426,22 @@ func (t *Tracer) add(r nfnetlink.Rule, a action, s rule.Statement) truth {
 
 // among returns the addresses that a map may have for the packet, sorted, and whether
 // it has one.
-func (p Packet) among(s rule.Statement, elements []nfnetlink.MapElement) (all []netip.Addr, found truth) {
-	var from netip.Addr
-	switch s.ToField {
-	case "ip saddr", "ip6 saddr":
-		from = p.Src
-	case "ip daddr", "ip6 daddr":
-		from = p.Dst
-	}
-	key := from.AsSlice()
-	for i := range min(len(key), len(s.ToMask)) {
-		key[i] &= s.ToMask[i]
-	}
-	for _, e := range elements {
-		if value, ok := netip.AddrFromSlice(e.Value); ok && (key == nil || bytes.Equal(key, e.Key)) {
+func (p Packet) among(s rule.Statement, m mapping) (all []netip.Addr, found truth) {
+	candidates, found := p.candidates([]string{s.ToField}, s.ToMask, m)
+	for _, e := range candidates {
+		if value, ok := netip.AddrFromSlice(e.Value); ok {
 			all = append(all, value)
 		}
 	}
 	keys := 1 // that there can be
 	for _, b := range s.ToMask {
-		for ; b != 0 && keys <= len(elements); b &= b - 1 {
+		for ; b != 0 && keys <= len(m.elements); b &= b - 1 {
 			keys *= 2
 		}
 	}
-	switch every := s.ToMask != nil && len(elements) >= keys; {
-	case len(all) == 0:
-		return nil, no
-	case key != nil || every: // elements have keys that differ
+	limited := slices.ContainsFunc(candidates, func(e nfnetlink.MapElement) bool { return e.Limited })
+	if s.ToMask != nil && len(candidates) >= keys && !limited {
 		found = yes
-	default:
-		found = maybe
 	}
 	slices.SortFunc(all, netip.Addr.Compare)
 	return slices.Compact(all), found

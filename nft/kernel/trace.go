@@ -15,9 +15,9 @@ import (
 // A Node is what the kernel knows about the path of a connection.
 type Node struct {
 	Route       Route
-	Packet      foreign.Packet
-	Destination foreign.Trace // what rules do to its destination address first
-	Source      foreign.Trace // what rules do to its source address
+	Packet      foreign.Packet // as it is sent
+	Destination foreign.Trace  // what rules do to its destination address first
+	Source      foreign.Trace  // what rules do to its source address
 	// Wanted is whether our policy masquerades it.
 	Wanted bool
 	// Masqueraded is the source address if a rule masquerades the connection, the
@@ -66,25 +66,45 @@ func (k *Kernel) Trace(ctx context.Context, q Question) (Node, error) {
 		Src: q.Src, Dst: q.Dst, FromNode: n.Packet.FromNode, ToNode: n.Packet.DstType == unix.RTN_LOCAL,
 		In: n.Packet.In.Name, Out: n.Packet.Out.Name,
 	}) == nft.Masqueraded
-	before := uint32(unix.NF_INET_PRE_ROUTING)
-	if n.Packet.FromNode {
-		before = unix.NF_INET_LOCAL_OUT
-	}
-	for _, hook := range []struct {
-		number uint32
-		trace  *foreign.Trace
-	}{{before, &n.Destination}, {unix.NF_INET_POST_ROUTING, &n.Source}} {
-		t, err := again(ctx, func() (*foreign.Tracer, error) { return foreign.NewTracer(k.conn, hook.number, known) })
-		if err != nil {
-			return n, err
+	if e := q.Held.Policy.Enforce; e != nil {
+		for _, m := range e.Marks {
+			n.Packet.Unset |= m.Value
 		}
-		p := n.Packet
-		if hook.number == unix.NF_INET_PRE_ROUTING {
-			p.Out = foreign.Device{}
-		}
-		*hook.trace = t.Trace(p, n.Wanted)
 	}
-	return n, nil
+	before, after := n.hooks()
+	p := n.Packet
+	if !p.FromNode {
+		p.Out = foreign.Device{}
+	}
+	if n.Destination, err = k.follow(ctx, p, n.Wanted, known, before); err != nil {
+		return n, err
+	}
+	p = n.Destination.Packet
+	if p.Out = n.Packet.Out; after[0] == unix.NF_INET_LOCAL_IN {
+		p.Out = foreign.Device{}
+	}
+	n.Source, err = k.follow(ctx, p, n.Wanted, known, after...)
+	return n, err
+}
+
+// hooks returns the hook at which the destination of the packet can be translated,
+// and those that it passes later.
+func (n Node) hooks() (before uint32, after []uint32) {
+	switch {
+	case n.Packet.FromNode:
+		return unix.NF_INET_LOCAL_OUT, []uint32{unix.NF_INET_POST_ROUTING}
+	case n.Packet.DstType == unix.RTN_LOCAL:
+		return unix.NF_INET_PRE_ROUTING, []uint32{unix.NF_INET_LOCAL_IN}
+	}
+	return unix.NF_INET_PRE_ROUTING, []uint32{unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
+}
+
+func (k *Kernel) follow(ctx context.Context, p foreign.Packet, wanted bool, known func(nfnetlink.Chain) bool, hooks ...uint32) (foreign.Trace, error) {
+	t, err := again(ctx, func() (*foreign.Tracer, error) { return foreign.NewTracer(k.conn, known, hooks...) })
+	if err != nil {
+		return foreign.Trace{}, err
+	}
+	return t.Trace(p, wanted), nil
 }
 
 // followRoute finds the route that a connection would take.

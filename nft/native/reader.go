@@ -210,7 +210,7 @@ func (r *Reader) remembers(held *heldSet, w nft.Set, known bool, s layout.Scope)
 		return false, nil
 	default:
 		for _, a := range probes(t.prefixes) {
-			if has, err := r.conn.HasElement(held.Family, held.Table, held.Name, a); has || err != nil {
+			if has, _, err := r.conn.HasElement(held.Family, held.Table, held.Name, a); has || err != nil {
 				return false, err
 			}
 		}

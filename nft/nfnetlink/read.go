@@ -362,11 +362,11 @@ func (c *Conn) Contents(family Family, table, set string, limit int) (Contents, 
 	return out, nil
 }
 
-// HasElement reports whether an interval set has an element for the address. The
-// zero address stands for the catch-all element * (Linux 5.13), which no count
+// HasElement reports whether a set has an element for the address, and whether that
+// one is limited: it may not match, because of a limit or a quota. The zero address stands for the catch-all element * (Linux 5.13), which no count
 // includes. The lookup is as cheap as reading the generation, however large the
 // set is.
-func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (bool, error) {
+func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (has, limited bool, err error) {
 	const catchAll = 2 // NFT_SET_ELEM_CATCHALL
 	var a attrs
 	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
@@ -380,20 +380,26 @@ func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (bo
 	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, err := c.request(message(family, unix.NFT_MSG_GETSETELEM, 0, a))
+	replies, err := c.request(message(family, unix.NFT_MSG_GETSETELEM, 0, a))
 	switch {
-	case err == nil:
-		return true, nil
 	case IsNotExist(err), !addr.IsValid() && errors.Is(err, unix.EINVAL):
-		return false, nil
+		return false, false, nil
+	case err != nil:
+		return false, false, fmt.Errorf("look up %s in %s: %w", addr, Printable(set), err)
 	}
-	return false, fmt.Errorf("look up %s in %s: %w", addr, Printable(set), err)
+	for _, m := range replies {
+		if err := eachElement(m.Data[4:], func(e element) { limited = limited || e.limited }); err != nil {
+			return false, false, fmt.Errorf("look up %s in %s: %w", addr, Printable(set), err)
+		}
+	}
+	return true, limited, nil
 }
 
-// An element is a bound of a set; conditional ones do more than match.
+// An element is a bound of a set; conditional ones do more than match, and limited
+// ones may not match although they have not expired.
 type element struct {
 	iprange.Bound
-	conditional bool
+	conditional, limited bool
 }
 
 func eachElement(b []byte, fn func(element)) error {
@@ -424,13 +430,35 @@ func parseElement(b []byte) (element, error) {
 			})
 		case unix.NFTA_SET_ELEM_FLAGS:
 			e.End = bigUint32(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
-		case unix.NFTA_SET_ELEM_DATA, unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_EXPR,
-			unix.NFTA_SET_ELEM_OBJREF, elemKeyEnd, elemExpressions:
+		case unix.NFTA_SET_ELEM_EXPR, elemExpressions:
+			e.conditional, e.limited = true, e.limited || limits(typ, data)
+		case unix.NFTA_SET_ELEM_DATA, unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION,
+			unix.NFTA_SET_ELEM_OBJREF, elemKeyEnd:
 			e.conditional = true
 		}
 		return nil
 	})
 	return e, err
+}
+
+// limits reports whether an element does not match if one of its expressions says so.
+// A counter only counts.
+func limits(typ uint16, data []byte) (limited bool) {
+	one := func(_ uint16, b []byte) error {
+		return Each(b, func(typ uint16, b []byte) error {
+			if typ == unix.NFTA_EXPR_NAME {
+				limited = limited || unix.ByteSliceToString(b) != "counter"
+			}
+			return nil
+		})
+	}
+	err := error(nil)
+	if typ == elemExpressions {
+		err = Each(data, one)
+	} else {
+		err = one(0, data)
+	}
+	return limited || err != nil
 }
 
 // A MapElement is an element of a map.
@@ -439,8 +467,10 @@ type MapElement struct {
 	Value []byte // unless it is a verdict map
 	Code  int32  // the verdict
 	Chain string // of a jump or goto
-	// Conditional means that it has a timeout or other state.
-	Conditional bool
+	End   bool   // it is the bound after an interval
+	// Conditional means that it has a timeout or other state; Limited, that because
+	// of that it may not match although it has not expired.
+	Conditional, Limited bool
 }
 
 // MapElements reads up to limit elements of a map; more reports that there are
@@ -483,11 +513,14 @@ func parseMapElement(b []byte) (MapElement, error) {
 				e.Key = data
 				return nil
 			})
+		case unix.NFTA_SET_ELEM_FLAGS:
+			e.End = bigUint32(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Code, e.Chain, _ = parseVerdict(data)
 			e.Value = valueOf(data)
-		case unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_EXPR,
-			unix.NFTA_SET_ELEM_OBJREF, elemKeyEnd, elemExpressions:
+		case unix.NFTA_SET_ELEM_EXPR, elemExpressions:
+			e.Conditional, e.Limited = true, e.Limited || limits(typ, data)
+		case unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_OBJREF, elemKeyEnd:
 			e.Conditional = true
 		}
 		return nil

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"iter"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -71,9 +72,30 @@ type Statement struct {
 	// ToMap is the map that has the address for each value of ToField, masked.
 	ToMap  string
 	ToMask []byte
+	// NewMark is what the packet's mark is set to, nil if it is not.
+	NewMark *NewMark
 
 	kind kind
 	text string // if the parts above are not everything
+}
+
+// A NewMark computes a mark: the bits of the old one in Keep, then those in Xor
+// inverted. The bits in Unknown may have any value.
+type NewMark struct{ Keep, Xor, Unknown uint32 }
+
+// newMark returns the mark that a register has.
+func (o operand) newMark() *NewMark {
+	mask, xor := uint32(math.MaxUint32), uint32(0)
+	if o.mask != nil {
+		mask, xor = nativeUint32(o.mask), nativeUint32(o.xor)
+	}
+	switch {
+	case o.constant != nil:
+		return &NewMark{Xor: nativeUint32(o.constant)}
+	case o.name == metaFields[unix.NFT_META_MARK].name:
+		return &NewMark{Keep: mask, Xor: xor}
+	}
+	return &NewMark{Xor: xor, Unknown: mask}
 }
 
 // String returns the statement in words.
@@ -203,6 +225,9 @@ func Statements(r nfnetlink.Rule) iter.Seq[Statement] {
 				s, ok = decodeXT(e, d.family)
 			}
 			if !ok {
+				if e.Name == "meta" && e.Uint32(unix.NFTA_META_KEY) == unix.NFT_META_MARK {
+					s.NewMark = d.register(e.Uint32(unix.NFTA_META_SREG)).newMark()
+				}
 				s.text = d.act(e)
 				d.translation(e, &s)
 			}

@@ -27,9 +27,41 @@ func decodeXT(e nfnetlink.Expr, family nfnetlink.Family) (Statement, bool) {
 		if r, ok := xtNATRange(e.Attr(unix.NFTA_TARGET_INFO), family); ok && e.Str(unix.NFTA_TARGET_NAME) == "SNAT" {
 			s.To = iprange.Range{From: r.min, To: r.max}
 		}
+		s.NewMark = xtNewMark(e)
 		return s, true
 	}
 	return Statement{}, false
+}
+
+// xtNewMark returns the mark that a target sets, nil if it sets none.
+func xtNewMark(e nfnetlink.Expr) *NewMark {
+	const restore = 2                                 // XT_CONNMARK_RESTORE
+	info, modeAt := e.Attr(unix.NFTA_TARGET_INFO), 12 // struct xt_connmark_tginfo1
+	if e.Uint32(unix.NFTA_TARGET_REV) == 2 {
+		modeAt = 14
+	}
+	switch target := e.Str(unix.NFTA_TARGET_NAME); {
+	case target == "MARK" && len(info) == 8: // struct xt_mark_tginfo2
+		return &NewMark{Keep: ^nativeUint32(info[4:]), Xor: nativeUint32(info)}
+	case target == "CONNMARK" && len(info) > modeAt && info[modeAt] == restore:
+		mask := nativeUint32(info[8:])
+		return &NewMark{Keep: ^mask, Unknown: mask}
+	}
+	return nil
+}
+
+// Untracks reports whether an expression turns off connection tracking for the packet.
+func Untracks(e nfnetlink.Expr) bool {
+	const notrack = 1 // XT_CT_NOTRACK
+	switch {
+	case e.Name == "notrack":
+		return true
+	case e.Name != "target":
+		return false
+	}
+	info := e.Attr(unix.NFTA_TARGET_INFO)
+	name := e.Str(unix.NFTA_TARGET_NAME)
+	return name == "NOTRACK" || name == "CT" && len(info) >= 2 && binary.NativeEndian.Uint16(info)&notrack != 0 // struct xt_ct_target_info
 }
 
 // xtMatch goes by the size of the parameters, which distinguishes the revisions.

@@ -15,7 +15,7 @@ import (
 
 // A Why is the reason for an answer: a code for programs and its parameters.
 type Why struct {
-	// Code is masqueraded, snat, exempt, local, foreign-masquerade, foreign-snat, accepted-first, dropped,
+	// Code is masqueraded, snat, exempt, local, foreign-masquerade, foreign-snat, accepted-first, dropped, untracked,
 	// no-route, translated-first, unknown, or config, which is an answer without the kernel.
 	Code      string      `json:"code"`
 	Interface string      `json:"interface,omitempty"`
@@ -48,14 +48,22 @@ const ownAddress = "the pod's own address"
 // Follow sets the headline from what the kernel does to the connection.
 func (x *Explanation) Follow(n kernel.Node) {
 	defer func() { x.Why.Interface = n.Packet.Out.String() }()
-	if dnat := n.Destination; len(dnat.Ways) > 0 {
-		x.translatedFirst(n)
-		if x.Why.Code != "" {
-			return
-		}
+	if dropped := n.Source.Dropped; dropped != nil {
+		r := newRuleFound(*dropped, n)
+		x.Why = Why{Code: "dropped", Rules: []ruleFound{r}}
+		x.Headline = fmt.Sprintf("%s sees nothing: a rule drops the connection: %s.", x.Destination, r)
+		return
 	}
-	switch {
-	case n.Packet.DstType == unix.RTN_LOCAL:
+	if x.translatedFirst(n) {
+		return
+	}
+	switch untracked := n.Source.Untracked; {
+	case untracked != nil && n.Packet.DstType != unix.RTN_UNSPEC:
+		r := newRuleFound(*untracked, n)
+		x.Why, x.Sees = Why{Code: "untracked", Rules: []ruleFound{r}}, addressText(n.Packet.Src)
+		x.Headline = fmt.Sprintf("%s sees %s: another program's rule turns off connection tracking, and with it NAT: %s.", x.Destination, keptWords(n.Packet.Src), r)
+		return
+	case n.Packet.DstType == unix.RTN_LOCAL && len(n.Source.Ways) == 0:
 		x.Why.Code = "local"
 		x.Headline = fmt.Sprintf("%s is an address of this node: %s is not masqueraded.", x.Destination, sourceText(n.Packet.Src))
 		x.Sees = addressText(n.Packet.Src)
@@ -159,18 +167,22 @@ func aboutSource(condition string) bool {
 
 // translatedFirst adds notes about rules that translate the destination address
 // first. If one does so for any connection, or for exactly this address, that is
-// the answer.
-func (x *Explanation) translatedFirst(n kernel.Node) {
+// the answer, and it returns true.
+func (x *Explanation) translatedFirst(n kernel.Node) bool {
 	for _, w := range n.Destination.Ways {
+		if w.Drops {
+			continue
+		}
 		r := newRuleFound(w, n)
 		r.Sees = ""
 		if !n.Destination.Through || w.Direct {
 			x.Why = Why{Code: "translated-first", Rules: []ruleFound{r}, Unknown: n.Destination.Unknown}
 			x.Headline = fmt.Sprintf("%s is translated to another address before this agent is asked: ask for the endpoint. The rule is %s.", x.Destination, r)
-			return
+			return true
 		}
 		x.Notes = append(x.Notes, fmt.Sprintf("Its destination may be translated first (%s): then ask for that address.", r))
 	}
+	return false
 }
 
 func newRuleFound(w foreign.Way, n kernel.Node) ruleFound {
