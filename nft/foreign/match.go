@@ -51,6 +51,7 @@ type action struct {
 	rewrites  bool   // it translates the source address
 	fixed     bool   // to an address other than the interface's
 	redirects bool   // it translates the destination
+	family    nfnetlink.Family // it translates only these packets; 0: any
 	verdict   int32  // NFT_CONTINUE if there is none
 }
 
@@ -75,6 +76,9 @@ func (w *walker) parse(r nfnetlink.Rule) (match, action) {
 			m.compare(s, nil)
 		}
 	}
+	if a.family != 0 && r.Family == nfnetlink.Inet {
+		m.dst = m.restrict(m.dst, rule.Statement{}, anywhere(a.family), true)
+	}
 	return m, a
 }
 
@@ -93,7 +97,7 @@ func (a *action) take(s rule.Statement) bool {
 	switch s.Expr.Name {
 	case "dynset": // can have a limit or a quota
 		return s.Expr.Attr(unix.NFTA_DYNSET_EXPR) == nil && s.Expr.Attr(dynsetExpressions) == nil
-	case "counter", "log", "meta", "ct", "notrack":
+	case "counter", "log", "meta", "ct", "notrack", "payload":
 	case "objref":
 		return s.Expr.Uint32(unix.NFTA_OBJREF_IMM_TYPE) == unix.NFT_OBJECT_COUNTER
 	case "masq":
@@ -103,6 +107,9 @@ func (a *action) take(s rule.Statement) bool {
 	case "nat":
 		a.rewrites = s.Expr.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_SNAT
 		a.redirects, a.fixed = !a.rewrites, a.rewrites
+		if f := nfnetlink.Family(s.Expr.Uint32(unix.NFTA_NAT_FAMILY)); f != nfnetlink.Inet {
+			a.family = f
+		}
 	case "target":
 		target := s.Expr.Str(unix.NFTA_TARGET_NAME)
 		a.rewrites = slices.Contains(sourceTargets, target)

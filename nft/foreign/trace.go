@@ -30,6 +30,7 @@ type Packet struct {
 	Unset            uint32
 
 	mark      marking
+	rewritten *Way  // a rule writes into its header
 	untracked truth // connection tracking is off for it
 	by        *Way  // by this rule
 	dropped   *Way  // the rule that drops it
@@ -181,6 +182,12 @@ func (t *Tracer) Trace(p Packet, masqueraded bool) Trace {
 		}
 	case no:
 	}
+	last := t.hooks[len(t.hooks)-1]
+	if w := t.packet.rewritten; w != nil && (last == unix.NF_INET_POST_ROUTING || last == unix.NF_INET_LOCAL_IN) {
+		t.out.Through = true
+		t.out.Ways = append(t.out.Ways, *w)
+		t.unknown("what that rule writes into the packet")
+	}
 	t.out.Unknown = slices.Compact(t.out.Unknown)
 	t.out.Dropped, t.out.Packet = t.packet.dropped, t.packet
 	return t.out
@@ -206,8 +213,8 @@ func (t *Tracer) atHook(hook uint32) {
 	}
 }
 
-// beside follows the packet through a base chain that does not translate.
-func (t *Tracer) beside(c *Chain) {
+// otherType follows the packet through a base chain that does not translate.
+func (t *Tracer) otherType(c *Chain) {
 	out, rules := t.out, t.rules
 	t.walk(c, nil)
 	t.out, t.rules = out, rules
@@ -220,7 +227,7 @@ func (t *Tracer) equals(bases []*Chain) {
 		t.base, t.left, t.doubt = c.Chain, false, false
 		switch {
 		case c.Hook.Type != "nat":
-			t.beside(c)
+			t.otherType(c)
 			continue
 		case t.packet.untracked == yes:
 			continue
@@ -323,6 +330,9 @@ func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, sto
 	late := t.base.Hook.Number == unix.NF_INET_POST_ROUTING || t.base.Hook.Number == unix.NF_INET_LOCAL_IN
 	source := nat && late // here sources are translated, elsewhere destinations
 	translates := source && a.rewrites || nat && !late && a.redirects
+	if a.family != 0 && (a.family == nfnetlink.IPv6) != t.packet.Dst.Is6() {
+		translates = false
+	}
 	if !translates && a.verdict == unix.NFT_CONTINUE && !a.byMap {
 		return false, false, false
 	}
@@ -357,6 +367,17 @@ func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, sto
 	return sure, stops && back, stops
 }
 
+// rewrites reports whether an expression writes into the source address.
+func (p Packet) rewrites(e nfnetlink.Expr) bool {
+	at, size := uint32(12), uint32(4) // RFC 791, section 3.1
+	if p.Dst.Is6() {
+		at, size = 8, 16 // RFC 8200, section 3
+	}
+	from := e.Uint32(unix.NFTA_PAYLOAD_OFFSET)
+	return e.Name == "payload" && e.Uint32(unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_NETWORK_HEADER &&
+		from < at+size && from+e.Uint32(unix.NFTA_PAYLOAD_LEN) > at
+}
+
 // conntrackPriority is that of connection tracking, NF_IP_PRI_CONNTRACK: what has
 // passed it is tracked.
 const conntrackPriority = -200
@@ -365,6 +386,9 @@ const conntrackPriority = -200
 func (t *Tracer) change(r nfnetlink.Rule, s rule.Statement, sure bool) {
 	if s.NewMark != nil {
 		t.packet.mark = t.packet.mark.set(*s.NewMark, sure)
+	}
+	if t.packet.rewrites(s.Expr) {
+		t.packet.rewritten = &Way{Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority}
 	}
 	if !rule.Untracks(s.Expr) || t.base.Hook.Priority >= conntrackPriority || t.packet.untracked == yes {
 		return

@@ -441,8 +441,8 @@ func parseElement(b []byte) (element, error) {
 	return e, err
 }
 
-// limits reports whether an element does not match if one of its expressions says so.
-// A counter only counts.
+// limits reports whether the expressions of an element can keep it from matching. A
+// counter only counts.
 func limits(typ uint16, data []byte) (limited bool) {
 	one := func(_ uint16, b []byte) error {
 		return Each(b, func(typ uint16, b []byte) error {
