@@ -165,7 +165,7 @@ func TestSigNetwork(t *testing.T) {
 				t.Errorf("%s passes with a config that masquerades what pods send to pods", spec)
 			}
 		}
-		w.rows = append(w.rows, fmt.Sprintf("| %s | NoSNAT, with `nonMasqueradeCIDRs: []` | %d | %d | |", proxyMode, len(control), len(control)-failures(control)))
+		w.rows = append(w.rows, fmt.Sprintf("| %s | NoSNAT, with `nonMasqueradeCIDRs: []` | %d | %d | | |", proxyMode, len(control), len(control)-failures(control)))
 
 		w.configure(plain)
 		// Most of them wait most of the time.
@@ -181,7 +181,23 @@ func TestSigNetwork(t *testing.T) {
 		}
 		all.Wait()
 
-		// What fails is run once more without the agent: some fail in such a cluster.
+		// Their time limits are for a machine that does nothing else: what fails is run
+		// again alone.
+		second := make([]int, len(sigTests))
+		for i := range sigTests {
+			for spec, why := range outcomes[i] {
+				if why == "" {
+					continue
+				}
+				t.Logf("%s fails next to others: %s", spec, why)
+				if again := w.sigRun(p, "alone", regexp.QuoteMeta(spec)+"$"); len(again) == 1 && failures(again) == 0 {
+					outcomes[i][spec] = ""
+					second[i]++
+				}
+			}
+		}
+
+		// What fails again is run without the agent: some fail in such a cluster.
 		w.uninstall()
 		for i, test := range sigTests {
 			var also []string
@@ -198,10 +214,10 @@ func TestSigNetwork(t *testing.T) {
 				}
 				t.Errorf("%s passes without the agent only (%v): %s", spec, again, why)
 			}
-			w.rows = append(w.rows, fmt.Sprintf("| %s | %s | %d | %d | %s |", proxyMode, test.name, len(outcomes[i]), len(outcomes[i])-failures(outcomes[i]), strings.Join(also, "; ")))
+			w.rows = append(w.rows, fmt.Sprintf("| %s | %s | %d | %d | %d | %s |", proxyMode, test.name, len(outcomes[i]), len(outcomes[i])-failures(outcomes[i]), second[i], strings.Join(also, "; ")))
 		}
 	}
-	w.record("sig-network", "kube-proxy | tests | run | passed | failed, and without the agent, too")
+	w.record("sig-network", "kube-proxy | tests | run | passed | of these, alone after a failure next to others | failed, and without the agent, too")
 }
 
 func failures(outcome map[string]string) (n int) {
