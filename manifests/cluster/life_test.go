@@ -116,10 +116,6 @@ func TestNoWrongSourceThroughTheLifeOfAnAgent(t *testing.T) {
 	during("kube-proxy's mode changed", func() {
 		node.StopProxy()
 		node.StartProxy("iptables")
-		w.Await("iptables", func() bool {
-			out, _ := node.NS.Output("", "nft", "list", "chains", "ip")
-			return strings.Contains(out, "KUBE-POSTROUTING")
-		})
 	})
 	// The built-in defaults, which then apply, have no IPv6.
 	w.during("the ConfigMap deleted", hosts["near"], plain, families[:1], func() {

@@ -41,6 +41,7 @@ func runInChild() (code int, err error) {
 	cmd := exec.Command(os.Args[0], os.Args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), inChild+"=1", "TMPDIR="+dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
@@ -50,6 +51,7 @@ func runInChild() (code int, err error) {
 		}
 	}()
 	_ = cmd.Wait()
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // commands that it ran
 	if left := removeCgroups(cgroupName(dir)); left != "" {
 		err = fmt.Errorf("cgroups are left: %s", left)
 	}

@@ -151,7 +151,7 @@ func (n *Node) Ctr(args string) string {
 	return n.control.Sh("ctr --address " + n.dir + "/containerd.sock --namespace k8s.io " + args)
 }
 
-// StartProxy starts kube-proxy in a mode.
+// StartProxy starts kube-proxy in a mode, and returns when it has written its rules.
 func (n *Node) StartProxy(mode string) {
 	c := n.control
 	c.T.Helper()
@@ -165,6 +165,10 @@ hostnameOverride: %s
 conntrack: {maxPerCore: 0, min: 0}
 `, mode, c.kubeconfig, n.Name))
 	n.proxy = c.Start(n.NS, n.Name+"-proxy", "kube-proxy", "--config="+file)
+	c.Await("rules of kube-proxy on "+n.Name, func() bool {
+		out, err := n.NS.Output("", "curl", "-sf", "http://127.0.0.1:10249/metrics")
+		return err == nil && strings.Count(out, "\nkubeproxy_sync_proxy_rules_last_timestamp_seconds{") == 2 // both families
+	})
 }
 
 // StopProxy ends kube-proxy; its rules stay.

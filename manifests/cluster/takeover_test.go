@@ -47,8 +47,9 @@ while :; do
 done
 `
 
-// The versions whose rules decide as the config does.
-var olderVersions = []string{"ip-masq-agent-v0.3", "ip-masq-agent-v2.0.0", "ip-masq-agent-v2.9", "ip-masq-agent-v2.11"}
+// The recorded rules that decide as the config does. The two after the versions are
+// of v2.12: on a node that an older version left a jump on, and with --to-ports.
+var olderVersions = []string{"ip-masq-agent-v0.3", "ip-masq-agent-v2.0.0", "ip-masq-agent-v2.9", "ip-masq-agent-v2.11", "ip-masq-agent-two-jumps", "ip-masq-agent-to-ports"}
 
 func TestTakeOverOfALiveAgentAndTheWayBack(t *testing.T) {
 	w := newWorld(t)
