@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -41,6 +42,30 @@ func TestCallerStaysInItsNamespace(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	t.Errorf("threads stayed in %q", stayed)
+}
+
+func TestProcessStaysInItsNamespace(t *testing.T) {
+	n := nfttest.NewNS(t, "other")
+	// So many at the same time that the runtime uses every thread it has.
+	const calls = 50
+	var inside, all sync.WaitGroup
+	inside.Add(calls)
+	for range calls {
+		all.Go(func() {
+			err := n.Do(func() error {
+				inside.Done()
+				inside.Wait()
+				if unix.Gettid() == unix.Getpid() {
+					return errors.New("the main thread is in the namespace, and so is /proc/PID/ns/net")
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
 }
 
 func TestCloseLeaksNothing(t *testing.T) {

@@ -62,8 +62,9 @@ func OpenPath(name, path string) (*NS, error) {
 	return &NS{name: name, file: file}, nil
 }
 
-// onDedicatedThread starts fn in a goroutine whose thread runs nothing else and
-// exits with it. fn may change the thread irreversibly.
+// onDedicatedThread starts fn in a goroutine whose thread, which is not the main
+// thread, runs nothing else and exits with it. fn may change the thread
+// irreversibly; if it has reverted that, it may unlock it.
 func onDedicatedThread(fn func()) {
 	go func() {
 		runtime.LockOSThread() // never unlocked, so that the thread exits
@@ -118,9 +119,9 @@ func (n *NS) Close() error {
 // are not inside. fn may end the test, for example with t.Fatal.
 func (n *NS) Do(fn func() error) error {
 	done := make(chan error, 1)
-	go func() {
+	// In /proc/PID/ns is the main thread's namespace: there the process stays at home.
+	onDedicatedThread(func() {
 		defer close(done)
-		runtime.LockOSThread()
 		home, err := openThreadNS()
 		if err != nil {
 			done <- fmt.Errorf("%s: %w", n.name, err)
@@ -138,7 +139,7 @@ func (n *NS) Do(fn func() error) error {
 			}
 		}()
 		done <- fn()
-	}()
+	})
 	err, returned := <-done
 	if !returned {
 		runtime.Goexit()
