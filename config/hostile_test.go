@@ -136,7 +136,7 @@ func TestHostileInputStaysWithinMemoryLimit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			sizes := []int{hostileSize / 4, maxSize - 100, hostileSize, 1 << 20}
 			if testing.Short() {
-				sizes = sizes[:1]
+				sizes = []int{hostileSize / 32}
 			}
 			for _, size := range sizes {
 				data := []byte(input(size))
@@ -165,26 +165,30 @@ func parseHostile(t *testing.T, data []byte) {
 }
 
 func TestLargestConfigMapIsParsed(t *testing.T) {
+	cidrs := 65_000
+	if testing.Short() {
+		cidrs = 5_000
+	}
 	for name, file := range map[string]string{
-		"block":                 "nonMasqueradeCIDRs:\n" + manyCIDRs(65_000, "- %s/%d\n"),
-		"quoted":                "nonMasqueradeCIDRs:\n" + manyCIDRs(65_000, "- \"%s/%d\"\n"),
-		"comments":              "nonMasqueradeCIDRs:\n" + manyCIDRs(65_000, "- %s/%d #, it's: a\n"),
-		"lines of comments":     "nonMasqueradeCIDRs:\n" + manyCIDRs(65_000, "# it's\n\n- '%s/%d'\n"),
-		"flow":                  "nonMasqueradeCIDRs: [" + manyCIDRs(65_000, "%s/%d, ") + "]\n",
-		"flow, quoted":          "nonMasqueradeCIDRs: [" + manyCIDRs(65_000, `"%s/%d",`) + "]\n",
-		"flow, lines":           "nonMasqueradeCIDRs: [\n" + manyCIDRs(65_000, "%s/%d,\n") + "]\n",
-		"flow, comments":        "nonMasqueradeCIDRs: [\n" + manyCIDRs(65_000, "%s/%d, # it's: a, b\n") + "]\n",
-		"flow in flow":          "--- {nonMasqueradeCIDRs: [" + manyCIDRs(50_000, "%s/%d, ") + "]}\n",
-		"JSON":                  `{"nonMasqueradeCIDRs": [` + manyCIDRs(65_000, `"%s/%d", `) + `"10.0.0.0/8"]}`,
-		"JSON, lines":           "{\"nonMasqueradeCIDRs\": [\n" + manyCIDRs(65_000, "\t\"%s/%d\",\n") + `"10.0.0.0/8"]}`,
-		"block with a mistake":  "resyncIntervall: 1s\nnonMasqueradeCIDRs:\n" + manyCIDRs(65_000, "- %s/%d\n"),
-		"mistake after a block": "nonMasqueradeCIDRs:\n" + manyCIDRs(65_000, "- %s/%d\n") + "---\nfoo: [",
+		"block":                 "nonMasqueradeCIDRs:\n" + manyCIDRs(cidrs, "- %s/%d\n"),
+		"quoted":                "nonMasqueradeCIDRs:\n" + manyCIDRs(cidrs, "- \"%s/%d\"\n"),
+		"comments":              "nonMasqueradeCIDRs:\n" + manyCIDRs(cidrs, "- %s/%d #, it's: a\n"),
+		"lines of comments":     "nonMasqueradeCIDRs:\n" + manyCIDRs(cidrs, "# it's\n\n- '%s/%d'\n"),
+		"flow":                  "nonMasqueradeCIDRs: [" + manyCIDRs(cidrs, "%s/%d, ") + "]\n",
+		"flow, quoted":          "nonMasqueradeCIDRs: [" + manyCIDRs(cidrs, `"%s/%d",`) + "]\n",
+		"flow, lines":           "nonMasqueradeCIDRs: [\n" + manyCIDRs(cidrs, "%s/%d,\n") + "]\n",
+		"flow, comments":        "nonMasqueradeCIDRs: [\n" + manyCIDRs(cidrs, "%s/%d, # it's: a, b\n") + "]\n",
+		"flow in flow":          "--- {nonMasqueradeCIDRs: [" + manyCIDRs(cidrs/4*3, "%s/%d, ") + "]}\n",
+		"JSON":                  `{"nonMasqueradeCIDRs": [` + manyCIDRs(cidrs, `"%s/%d", `) + `"10.0.0.0/8"]}`,
+		"JSON, lines":           "{\"nonMasqueradeCIDRs\": [\n" + manyCIDRs(cidrs, "\t\"%s/%d\",\n") + `"10.0.0.0/8"]}`,
+		"block with a mistake":  "resyncIntervall: 1s\nnonMasqueradeCIDRs:\n" + manyCIDRs(cidrs, "- %s/%d\n"),
+		"mistake after a block": "nonMasqueradeCIDRs:\n" + manyCIDRs(cidrs, "- %s/%d\n") + "---\nfoo: [",
 	} {
 		t.Run(name, func(t *testing.T) {
 			var c Config
 			var err error
 			bytes := allocated(func() { c, _, err = Lenient(Defaults{}, Source{Name: "f", Data: []byte(file)}) })
-			if n := len(c.NonMasqueradeCIDRs); err != nil || n < 50_000 {
+			if n := len(c.NonMasqueradeCIDRs); err != nil || n < cidrs/4*3 {
 				t.Errorf("%d CIDRs: %v", n, err)
 			}
 			if bytes > mostAllocated {
@@ -216,7 +220,7 @@ func FuzzParseStaysWithinMemoryLimit(f *testing.F) {
 	f.Fuzz(func(t *testing.T, before, text, after string) {
 		sizes := []int{hostileSize / 4, 1 << 20}
 		if testing.Short() {
-			sizes = sizes[:1]
+			sizes = []int{hostileSize / 32}
 		}
 		for _, size := range sizes {
 			data := []byte(before + strings.Repeat(text, size/(len(text)+1)) + after)

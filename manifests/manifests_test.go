@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
 )
 
@@ -294,6 +295,7 @@ func TestArguments(t *testing.T) {
 }
 
 func TestArgumentsAreFlagsOfTheProgram(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	program := agent.Program(t)
 	everyManifest(t, func(t *testing.T, _ string, r rendered) {
 		args, command := r.container().Args, "run"

@@ -9,10 +9,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
 )
 
 func TestSBOMListsTheModulesOfTheBinary(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	program := agent.Program(t)
 	text, err := exec.CommandContext(t.Context(), "go", "run", "./sbom", "v1.0.0", program).Output()
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/xtables"
 )
@@ -18,7 +19,8 @@ import (
 func TestPolicyMatchesTheSpecification(t *testing.T) {
 	m := cases.NewMaker(1)
 	seen := map[nft.Verdict]int{}
-	for range 10_000 {
+	configs := nfttest.Rounds(2_000, 10_000, 10_000)
+	for range configs {
 		c := m.Config()
 		o := m.Options(cases.Modes()[m.IntN(2)])
 		if o.Layout.Mode() == nft.ModeIPTables {
@@ -44,8 +46,8 @@ func TestPolicyMatchesTheSpecification(t *testing.T) {
 		}
 	}
 	for _, v := range []nft.Verdict{nft.Local, nft.Exempt, nft.Masqueraded} {
-		if seen[v] < 1000 {
-			t.Errorf("%d of 40000 were %s", seen[v], v)
+		if seen[v] < configs/10 {
+			t.Errorf("%d of %d were %s", seen[v], 20*configs, v)
 		}
 	}
 }

@@ -15,6 +15,7 @@ const otherMasquerades = `table inet other {
 
 func TestAcceptedAndPodlessRulesAreListedSeparately(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	for _, tt := range []struct {
 		name, config string
 		flags        []string

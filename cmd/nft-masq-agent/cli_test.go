@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
@@ -113,7 +114,10 @@ func TestCommandsMatchTheTranscripts(t *testing.T) {
 	if err != nil || len(paths) == 0 {
 		t.Fatal("no transcripts", err)
 	}
-	for _, path := range paths {
+	for i, path := range paths {
+		if i%nfttest.Rounds(3, 1, 1) > 0 {
+			continue
+		}
 		t.Run(strings.TrimSuffix(filepath.Base(path), ".txt"), func(t *testing.T) {
 			t.Parallel()
 			want, err := os.ReadFile(path)

@@ -113,6 +113,7 @@ const service = `table inet service {
 
 func TestStaleConnectionsContradictTheCurrentRules(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
 	nfttest.NFT(t, n.top.Node, service, "-f", "-")
 	destinations := []string{
@@ -266,6 +267,7 @@ func TestOwnConnectionsOfTheNodeAreNotStale(t *testing.T) {
 
 func TestConnectionsAreFoundByTheSourceThatTheDestinationSees(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
 	nfttest.NFT(t, n.top.Node, service, "-f", "-")
 	n.enforce("", "--enable-ipv6")
@@ -306,6 +308,7 @@ func TestConnectionsAreFoundByTheSourceThatTheDestinationSees(t *testing.T) {
 
 func TestFlushDeletesTheListedStaleConnections(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
 	n.enforce("nonMasqueradeCIDRs: [203.0.113.0/24]")
 	for i := range 4 {
@@ -344,6 +347,7 @@ func TestFlushDeletesTheListedStaleConnections(t *testing.T) {
 
 func TestPortsAreCountedPerDestinationAndPod(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
 	n.enforce("", "--to-ports=20000-20099")
 	for range 20 {

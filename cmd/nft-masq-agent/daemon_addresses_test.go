@@ -71,6 +71,7 @@ func (n trafficNode) podsSee(want nft.Ruleset) {
 
 func TestExplainNamesThePossibleAddressesWithoutASource(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
 	n.swap(snatConfig)
 	for _, tt := range []struct {
@@ -105,6 +106,7 @@ func TestExplainNamesThePossibleAddressesWithoutASource(t *testing.T) {
 
 func TestAddressesOfTheNodeAreFollowed(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
 	n.swap(snatConfig)
 	want := wants(t, snatConfig)

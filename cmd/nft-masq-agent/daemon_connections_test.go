@@ -14,6 +14,7 @@ import (
 // staleLine is the event of the log line that counts stale connections.
 func TestStaleConnectionsAreReportedAfterAChange(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
 	n.swap("nonMasqueradeCIDRs: [10.0.0.0/8]")
 	d := n.start("--resync-interval=3600", "--http-address=127.0.0.1:9717")
@@ -43,6 +44,7 @@ func TestStaleConnectionsAreReportedAfterAChange(t *testing.T) {
 
 func TestExplainCountsConnectionsOfAnEarlierPolicy(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
 	nfttest.NFT(t, n.top.Node, service, "-f", "-")
 	n.enforce("nonMasqueradeCIDRs: [203.0.113.0/24]")
@@ -79,6 +81,7 @@ func TestConnectionsFromBeforeTheAgentAreReported(t *testing.T) {
 
 func TestPortPressureIsInTheMetrics(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
 	n.enforce("", "--to-ports=20000-20009")
 	for range 5 {
@@ -104,6 +107,7 @@ func TestPortPressureIsInTheMetrics(t *testing.T) {
 
 func TestStaleConnectionsAreDeletedIfConfigured(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	for _, tt := range []struct {
 		which   string
 		deleted float64

@@ -171,11 +171,12 @@ func (n *node) neighbor(networks int) {
 
 func TestTamperingIsReverted(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct {
+	tests := []struct {
 		name      string
 		cidrs     int
 		listening bool
-	}{{"10 CIDRs, listening", 10, true}, {"990 CIDRs, comparing", 990, false}} {
+	}{{"10 CIDRs, listening", 10, true}, {"990 CIDRs, comparing", 990, false}}
+	for _, tt := range tests[:nfttest.Rounds(1, 2, 2)] {
 		for _, mode := range modes {
 			t.Run(fmt.Sprintf("%s, %s", tt.name, mode), func(t *testing.T) {
 				t.Parallel()
@@ -189,11 +190,8 @@ func TestTamperingIsReverted(t *testing.T) {
 				d.listen()
 				if !tt.listening {
 					d.compare()
-					if testing.Short() {
-						all = all[:4]
-					}
 				}
-				for _, a := range all {
+				for _, a := range all[:nfttest.Rounds(4, len(all), len(all))] {
 					t.Run(a.name, func(t *testing.T) {
 						a.do(n)
 						line := d.await("rules_restored")
@@ -215,7 +213,8 @@ func TestTamperingIsReverted(t *testing.T) {
 
 func TestEachFlushOfTheRulesetIsRepaired(t *testing.T) {
 	t.Parallel()
-	heals := nfttest.Rounds(10, 150, 1000)
+	nfttest.SkipIfShort(t)
+	heals := nfttest.FullRounds(150, 1000)
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
 		n.swap(slash24s(10))
@@ -386,6 +385,7 @@ func TestFightingDaemonIsNamedAndItsChangesAreRepaired(t *testing.T) {
 
 func TestBusyNeighborCostsLittleAndHidesNothing(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
 		n.swap(slash24s(100))
@@ -394,7 +394,7 @@ func TestBusyNeighborCostsLittleAndHidesNothing(t *testing.T) {
 		d.began(want)
 		c := n.connect()
 		defer c.Close()
-		commits := nfttest.Rounds(80, 200, 200)
+		const commits = 200
 		commit := func() {
 			t.Helper()
 			var seen tally

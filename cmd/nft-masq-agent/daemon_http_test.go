@@ -15,6 +15,7 @@ import (
 
 func TestMetricsCountTheConnections(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		nfttest.Require(t, "nft", "iptables-nft")
 		top := nfttest.NewTopology(t)

@@ -19,11 +19,8 @@ type foreignRules struct {
 }
 
 func manyForeignRules() []foreignRules {
-	switch {
-	case nfttest.Long():
+	if nfttest.Long() {
 		return []foreignRules{{"50,000", 50_000, 0}, {"120,000", 120_000, 0}, {"30,000 long ones", 30_000, 38}}
-	case testing.Short():
-		return []foreignRules{{"2,000", 2_000, 0}}
 	}
 	return []foreignRules{{"30,000", 30_000, 0}}
 }
@@ -70,13 +67,11 @@ func fiftySets() string {
 }
 
 func TestManyForeignRulesFitTheMemoryLimit(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	for _, f := range manyForeignRules() {
 		for place, text := range foreignPlaces {
 			fitsIntoTheMemoryLimit(t, f.name+", "+place, text(f.text()))
 		}
-	}
-	if testing.Short() {
-		return
 	}
 	fitsIntoTheMemoryLimit(t, "10,000 long ones, POSTROUTING", foreignPlaces["POSTROUTING"](foreignRules{"", 10_000, 38}.text()))
 	fitsIntoTheMemoryLimit(t, "fifty sets", fiftySets())

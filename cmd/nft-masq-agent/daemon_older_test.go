@@ -145,7 +145,8 @@ func noneWrong(t *testing.T, h *nfttest.Hammer) {
 
 func TestRejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 	t.Parallel()
-	for _, version := range olderVersions[:nfttest.Rounds(1, 2, len(olderVersions))] {
+	nfttest.SkipIfShort(t)
+	for _, version := range olderVersions[:nfttest.FullRounds(2, len(olderVersions))] {
 		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save", "iptables-legacy-restore", "iptables-legacy-save")
 			top := nfttest.NewTopology(t)
@@ -153,9 +154,8 @@ func TestRejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 			older.install(n)
 			h := nfttest.StartHammer(t, top, older.targets()...)
 			mistakes := older.mistakes()
-			all := slices.Sorted(maps.Keys(mistakes))
-			for _, mistake := range all[len(all)-nfttest.Rounds(2, len(all), len(all)):] {
-				for _, takeOver := range []bool{true, false}[:nfttest.Rounds(1, 2, 2)] {
+			for _, mistake := range slices.Sorted(maps.Keys(mistakes)) {
+				for _, takeOver := range []bool{true, false} {
 					n.swap(mistakes[mistake])
 					d := n.start(flag, fmt.Sprintf("--takeover=%t", takeOver))
 					line := d.await("config_rejected")
@@ -181,6 +181,7 @@ func TestRejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 // TestDefaultsNextToAnOlderAgentAreWrong is the control of the test above.
 func TestDefaultsNextToAnOlderAgentAreWrong(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	top := nfttest.NewTopology(t)
 	n, older := nodeIn(t, top.Node), loadOlder(t, olderVersions[0])
 	older.install(n)
@@ -195,8 +196,9 @@ func TestDefaultsNextToAnOlderAgentAreWrong(t *testing.T) {
 
 func TestTakeoverAndWayBackCauseNoWrongSource(t *testing.T) {
 	t.Parallel()
-	rounds := nfttest.Rounds(1, 2, 20)
-	for _, version := range olderVersions[:nfttest.Rounds(1, 2, len(olderVersions))] {
+	nfttest.SkipIfShort(t)
+	rounds := nfttest.FullRounds(2, 20)
+	for _, version := range olderVersions[:nfttest.FullRounds(2, len(olderVersions))] {
 		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save", "iptables-legacy-restore", "iptables-legacy-save")
 			top := nfttest.NewTopology(t)
@@ -227,6 +229,7 @@ func TestTakeoverAndWayBackCauseNoWrongSource(t *testing.T) {
 
 func TestStatusShowsWhatIsEnforcedInsteadOfARejectedFile(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n, older := newNode(t), loadOlder(t, olderVersions[0])
 	says := func(text, want string) {
 		t.Helper()

@@ -202,6 +202,7 @@ func (m *meddler) operation() string {
 // stopped or killed and restarted.
 func TestRulesFollowTheLastValidContentAfterRandomOperations(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	for _, mode := range modes {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
@@ -213,7 +214,7 @@ func TestRulesFollowTheLastValidContentAfterRandomOperations(t *testing.T) {
 			want := wants(t, "", flags...)
 			d.began(want)
 			var log []string
-			for done := 0; done < nfttest.Rounds(40, 300, 10_000); {
+			for done := 0; done < nfttest.FullRounds(300, 10_000); {
 				burst := 1 + m.IntN(3)
 				for range burst {
 					log = append(log, m.operation())
@@ -297,7 +298,9 @@ func (d *daemon) settles(before nft.Ruleset, flags []string) (nft.Ruleset, error
 
 func TestReloadsLeakNothing(t *testing.T) {
 	t.Parallel()
-	warmUp, reloads := nfttest.Rounds(20, 100, 100), nfttest.Rounds(20, 100, 10_000)
+	nfttest.SkipIfShort(t)
+	const warmUp = 100
+	reloads := nfttest.FullRounds(100, 10_000)
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
 		d := n.start(flag, "--http-address", httpAddress)
@@ -352,6 +355,7 @@ func (d *daemon) memory() (peak, now int64) {
 
 func TestTenThousandCIDRsAreAppliedAndRepaired(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n := newNode(t)
 	var b strings.Builder
 	b.WriteString("enableIPv6: true\nnonMasqueradeCIDRs:\n")
@@ -370,6 +374,7 @@ func TestTenThousandCIDRsAreAppliedAndRepaired(t *testing.T) {
 
 func TestExchangedElementInALargeSetIsRepairedAtHangup(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n := newNode(t)
 	text := slash24s(10_500)
 	n.swap(text)

@@ -30,11 +30,8 @@ import (
 var soak = flag.Duration("soak", 0, "how long random attacks last; 0: a few seconds")
 
 func soakTime() time.Duration {
-	switch {
-	case *soak > 0:
+	if *soak > 0 {
 		return *soak
-	case testing.Short():
-		return time.Second / 4
 	}
 	return 2 * time.Second
 }
@@ -307,17 +304,12 @@ func memoryCgroup(t *testing.T, limit int64) string {
 }
 
 // limited returns the command that runs the program within the limits of the
-// manifests: the release build, or with -short the test binary, which takes more
-// memory.
+// manifests.
 func (n *node) limited(t *testing.T, mode nft.Mode, args ...string) (cmd *exec.Cmd, limit int64) {
 	t.Helper()
 	limit, gomemlimit := manifestMemory(t, mode)
-	cmd = n.command(nil, args...)
-	if !testing.Short() {
-		cmd = nfttest.Command(agent.Program(t), args...)
-		cmd.Env = os.Environ()
-	}
-	cmd.Env = append(cmd.Env, "GOMEMLIMIT="+gomemlimit)
+	cmd = nfttest.Command(agent.Program(t), args...)
+	cmd.Env = append(os.Environ(), "GOMEMLIMIT="+gomemlimit)
 	if cgroup := memoryCgroup(t, limit); cgroup != "" {
 		env := cmd.Env
 		cmd = nfttest.Command("sh", append([]string{"-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, cgroup, cmd.Path}, args...)...)
@@ -329,6 +321,7 @@ func (n *node) limited(t *testing.T, mode nft.Mode, args ...string) (cmd *exec.C
 // TestRandomAttacksEndInTheRenderedState attacks the config, the rules, the log and
 // the port of an agent within the memory limit of its manifest.
 func TestRandomAttacksEndInTheRenderedState(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	for _, mode := range modes {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()

@@ -55,6 +55,7 @@ func TestBadFileOnAnEmptyNodeInstallsTheDefaults(t *testing.T) {
 
 func TestBadFileKeepsTheRulesOfThePreviousRun(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	for _, left := range modes {
 		for _, now := range modes {
 			t.Run(fmt.Sprintf("%s over %s", now, left), func(t *testing.T) {
@@ -124,6 +125,7 @@ func loadLegacy(n *node) {
 
 func TestNonRegularConfigDoesNotPreventTheStart(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	link := func(to string) func(*node) {
 		return func(n *node) { n.check(os.Symlink(to, n.path)) }
 	}
@@ -186,6 +188,7 @@ func mksocket(path string) error {
 
 func TestMissingNetAdminIsNamedAndRetried(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
 		before := n.generation()
@@ -219,6 +222,7 @@ func TestMissingNetAdminIsNamedAndRetried(t *testing.T) {
 // then the kernel rejects changes until that program exits.
 func TestRejectedRulesAreRetriedUntilAccepted(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		const owned = 2 // NFT_TABLE_F_OWNER, since Linux 5.12
 		n := newNode(t)
@@ -363,6 +367,7 @@ func TestModeChangeLeavesNothingOfTheOtherMode(t *testing.T) {
 
 func TestRulesOfAnOlderAgentAreReportedAndTakenOver(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		n := newNode(t)
 		loadLegacy(n)

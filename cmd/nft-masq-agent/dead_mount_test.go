@@ -29,9 +29,7 @@ func hungMounts() map[string]func(testing.TB) string {
 
 func TestCommandsExitIfTheConfigCannotBeRead(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		return // reading takes five seconds; package config has a shorter test
-	}
+	nfttest.SkipIfShort(t)
 	for name, mount := range hungMounts() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -74,9 +72,7 @@ func commandsEnd(t *testing.T, path string) {
 
 func TestAgentWithAnUnreadableConfigInstallsTheDefaultsAndExits(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		return // as above
-	}
+	nfttest.SkipIfShort(t)
 	for name, mount := range hungMounts() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

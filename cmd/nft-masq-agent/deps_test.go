@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 const module = "nft-masq-agent"
@@ -133,6 +135,7 @@ func TestImportsAreRestricted(t *testing.T) {
 
 func TestProgramRunsNoOtherProgram(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	shipped := goList(t, "./cmd/nft-masq-agent")[0]
 	deps := append(ours(shipped.Deps), "cmd/nft-masq-agent")
 	for _, p := range goList(t, "./...") {

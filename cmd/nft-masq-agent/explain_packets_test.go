@@ -73,12 +73,13 @@ func (n trafficNode) explainedHere(args ...string) (x answer.Explanation) {
 // end sees, or what it depends on.
 func TestHeadlineIsWhatTheFarEndSees(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	dirs, err := filepath.Glob("../../testdata/foreign/*")
 	if err != nil || len(dirs) == 0 {
 		t.Fatal("no cases", err)
 	}
-	packets := nfttest.Rounds(30, 300, 1000)
+	packets := nfttest.Rounds(10, 300, 1000)
 	r := rand.New(rand.NewPCG(*seed, 19))
 	n := newTrafficNode(t)
 	configs := []string{

@@ -38,6 +38,7 @@ const staleChain = `table ip nat {
 
 func TestExplainNamesTheAddressThatTheFarEndSees(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft")
 	type situation struct {
 		name, rules, dst string
@@ -228,6 +229,7 @@ func (n trafficNode) judge(x answer.Explanation, seen netip.Addr) {
 
 func TestExplainAnswersFromTheKernelIfTheFileDiffers(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newTrafficNode(t)
 		old := n.enforce("nonMasqueradeCIDRs: [203.0.113.0/24]", flag)
@@ -249,6 +251,7 @@ func TestExplainAnswersFromTheKernelIfTheFileDiffers(t *testing.T) {
 
 func TestExplainReportsEarlierTranslation(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft", "iptables-nft-restore")
 	for name, install := range map[string]func(n trafficNode){
 		"kube-proxy nftables": func(n trafficNode) {
@@ -290,6 +293,7 @@ COMMIT
 
 func TestExplainHandlesInterfacesAndEnforcement(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft")
 	n := newTrafficNode(t)
 	const pods, another = "masqueradeSrcInterfaces: [\"pod*\"]\n", "table ip x { chain c { type nat hook postrouting priority 100; ip saddr 10.244.1.0/24 masquerade; }; }"

@@ -16,6 +16,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/netns"
 )
 
@@ -72,6 +73,7 @@ func obeyed(text string) string {
 
 func TestForeignNamesAreNotPrintedRaw(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n := newNode(t)
 	n.check(os.Mkdir(n.path, 0o755))
 	n.check(os.WriteFile(filepath.Join(n.path, evil+".yaml"), []byte("nonMasqueradeCIDRs: 1"), 0o644))
@@ -114,6 +116,7 @@ func TestForeignNamesAreNotPrintedRaw(t *testing.T) {
 // Device names have no slash and no white space.
 func TestNoNameOfADeviceOrArgumentIsPrintedRaw(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	const device = "\x1b[2J\u202e\"\\"
 	n := newNode(t)
 	n.check(netns.AddVeth(netns.End{NS: n.NS, Dev: device, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}}, netns.End{NS: n.NS, Dev: "far", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}}))

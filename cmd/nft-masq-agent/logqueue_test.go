@@ -93,6 +93,7 @@ func TestLinesThatCannotBeWrittenAreCounted(t *testing.T) {
 
 func TestUnreadOrSlowLogDoesNotStopRepairs(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		n := newNode(t)
 		r, w, err := os.Pipe()
@@ -110,7 +111,7 @@ func TestUnreadOrSlowLogDoesNotStopRepairs(t *testing.T) {
 		})
 		heals := func(when string) {
 			t.Helper()
-			for range nfttest.Rounds(1, 5, 5) {
+			for range 5 {
 				tamper(n, mode)
 				late := time.Now().Add(timeout)
 				for len(n.differences(wants(t, "", flag))) > 0 {
@@ -157,6 +158,7 @@ func TestUnreadOrSlowLogDoesNotStopRepairs(t *testing.T) {
 
 func TestUnreadWarningsDoNotPreventTheStart(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	for _, gone := range []bool{false, true} {
 		for _, line := range []string{"run --resync-interval=0 --config FILE", "--config FILE ignored"} {
 			t.Run(fmt.Sprintf("gone %t, %s", gone, line), func(t *testing.T) {

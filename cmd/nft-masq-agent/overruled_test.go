@@ -11,6 +11,7 @@ import (
 
 func TestRuleBeforeOurJumpIsReportedAndDecides(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "iptables-nft")
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		n := newTrafficNode(t)
@@ -52,6 +53,7 @@ func TestRuleBeforeOurJumpIsReportedAndDecides(t *testing.T) {
 
 func TestRulesThatOverrodeTheOlderAgentAreReported(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "iptables-nft", "iptables-nft-restore", "iptables-nft-save")
 	const accepted, snatted, snat = "198.51.100.9", "198.18.7.9", "192.0.2.77"
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
@@ -118,6 +120,7 @@ func TestRulesThatOverrodeTheOlderAgentAreReported(t *testing.T) {
 
 func TestLegacyIPTablesRulesAreShownWithRemovalCommands(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "iptables-legacy")
 	n := newNode(t)
 	d := n.start("--http-address", httpAddress, "--takeover", "--resync-interval=1")

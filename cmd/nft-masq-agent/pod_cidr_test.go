@@ -3,10 +3,13 @@ package main
 import (
 	"strings"
 	"testing"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 func TestRunAndStatusReportUncoveredPods(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n := newNode(t)
 	n.swap(exempting("10.1.0.0/16"))
 	d := n.start("--pod-cidr", "10.244.0.0/16,10.245.0.0/16")

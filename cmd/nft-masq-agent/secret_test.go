@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 // secretFiles are keys of Secrets with their content.
@@ -23,6 +25,7 @@ func secretFiles(secret string) map[string]string {
 
 func TestSecretVolumeInPlaceOfTheConfigIsNotPrinted(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	const secret = "hunter2hunter2"
 	all := secretFiles(secret)
 	volumes := map[string][]string{
@@ -34,9 +37,6 @@ func TestSecretVolumeInPlaceOfTheConfigIsNotPrinted(t *testing.T) {
 		"for a registry": {"config.json"},
 	}
 	for name, files := range volumes {
-		if testing.Short() && name != "all" && name != "of type tls" {
-			continue
-		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)

@@ -13,6 +13,7 @@ import (
 
 func TestStatusShowsSinceWhenThePolicyIsEnforced(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n := newNode(t)
 	first := exempting("10.1.0.0/16", "10.2.0.0/16")
 	n.swap(first)

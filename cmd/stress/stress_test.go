@@ -18,12 +18,10 @@ func TestMain(m *testing.M) { os.Exit(agent.Main(m)) }
 // TestShortStress is `make stress` for half a minute: every scenario, every bad
 // recipe and every attack, a few times each.
 func TestShortStress(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore")
 	var out strings.Builder
 	args := []string{"--agent", agent.Program(t), "--each", "300ms", "--flows", "1", "--heals", "1", "--limit", "3m"}
-	if testing.Short() {
-		args = append(args, "--only", "destroyed and restored|replaced in one transaction|delete table")
-	}
 	code := run(t.Context(), args, &out, &out)
 	t.Log(out.String())
 	if code != exitClean {

@@ -61,6 +61,7 @@ func (w *wire) sees(t *testing.T, src, dst string, proto nfttest.Proto) netip.Ad
 // pods' connections to exempt destinations.
 func TestPodsKeepTheirAddressDespiteOtherPrograms(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	both := []string{"10.244.1.2", "fd00:10:244:1::2"}
 	for _, tt := range []struct {

@@ -74,6 +74,7 @@ func TestDiffWritesNothing(t *testing.T) {
 
 func TestLargeSetIsReadWholeOnlyWhenAsked(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	want := nft.Compile(tamperConfig(native.BigSet+500), nft.Options{Layout: native.Layout{}})
@@ -122,6 +123,7 @@ func TestLargeSetIsReadWholeOnlyWhenAsked(t *testing.T) {
 
 func TestLargeChainIsReadWholeOnlyWhenAsked(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft", "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
 	want := xtOf(tamperConfig(500))
@@ -270,6 +272,7 @@ func TestChainOfAnotherProgramIsRejected(t *testing.T) {
 }
 
 func TestConcurrentAgentsLeaveOneRuleset(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	for _, mode := range cases.Modes() {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
@@ -320,9 +323,10 @@ func TestZeroConfigCompiles(t *testing.T) {
 // completely.
 func TestLargeChainIsRepairedWhileOthersKeepWriting(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
-	want := xtOf(tamperConfig(nfttest.Rounds(6_000, 10_000, 31_000)))
+	want := xtOf(tamperConfig(nfttest.FullRounds(10_000, 31_000)))
 	k := open(t, ns)
 	apply(t, k, want, Look{})
 	c, stop := connect(t, ns), make(chan struct{})

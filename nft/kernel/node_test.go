@@ -112,13 +112,14 @@ func TestNodesOwnTrafficKeepsAddressAndPortIfMasqueradeHostIsFalse(t *testing.T)
 }
 
 func TestRejectedTransactionsKeepTheOldRules(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	for _, tr := range transitions() {
 		t.Run(tr.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
 			for _, errno := range errnos {
 				// Apply retries after some of them, which takes time.
-				if !nfttest.Long() && outdated(errno) && (testing.Short() || tr.name != "change" && tr.name != "change for iptables") {
+				if !nfttest.Long() && outdated(errno) && tr.name != "change" && tr.name != "change for iptables" {
 					continue
 				}
 				for commits := range 2 {

@@ -196,6 +196,7 @@ func TestHeldDescribesTheKernelAfterTampering(t *testing.T) {
 
 func TestManyCIDRsAreReadBackExactly(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	ns := nfttest.NewNS(t, "node")
 	m := cases.NewMaker(4)
 	c := config.Config{MasqLinkLocal: true, MasqLinkLocalIPv6: true, EnableIPv6: true}

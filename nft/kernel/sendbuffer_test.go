@@ -16,6 +16,7 @@ import (
 
 func TestLargeFillFitsASmallSendBuffer(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	ns := nfttest.NewNS(t, "node")
 	dial := dialIn(ns)
 	k := New(nfnetlink.New(func() (*netlink.Conn, error) {

@@ -173,8 +173,9 @@ func (a olderAgent) takeOvers() []takeOver {
 
 func TestTakeoversCauseNoWrongSource(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
-	for _, name := range olderTexts[:nfttest.Rounds(2, len(olderTexts), len(olderTexts))] {
+	for _, name := range olderTexts {
 		t.Run(name, func(t *testing.T) {
 			agent, top := loadOlder(t, name), nfttest.NewTopology(t)
 			loadForeign(t, top.Node)
@@ -184,7 +185,7 @@ func TestTakeoversCauseNoWrongSource(t *testing.T) {
 			for _, way := range agent.takeOvers() {
 				t.Run(way.name, func(t *testing.T) {
 					k := open(t, top.Node)
-					for range nfttest.Rounds(1, 3, 60) {
+					for range nfttest.FullRounds(3, 60) {
 						wait(t, h, 3)
 						if diffs := apply(t, k, way.want, way.look); len(diffs) == 0 {
 							t.Fatal("nothing done")
@@ -222,6 +223,7 @@ func wait(t *testing.T, h *nfttest.Hammer, flows uint64) {
 
 // TestHammerDetectsATakeoverInTwoTransactions is the control of the test above.
 func TestHammerDetectsATakeoverInTwoTransactions(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	agent := loadOlder(t, "ip-masq-agent-v2.9")
 	for _, way := range agent.takeOvers() {
@@ -254,6 +256,7 @@ func TestHammerDetectsATakeoverInTwoTransactions(t *testing.T) {
 
 func TestCleanupRemovesEachOlderAgentsRules(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	for _, name := range append([]string{"ip-masq-agent-orphan"}, olderTexts...) {
 		t.Run(name, func(t *testing.T) {

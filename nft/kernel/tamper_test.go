@@ -337,7 +337,10 @@ func TestTamperingWithOurTableIsReverted(t *testing.T) {
 			want := nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true})
 			k := open(t, ns)
 			apply(t, k, want, Look{})
-			for _, tamper := range ownTamperings {
+			for i, tamper := range ownTamperings {
+				if i%nfttest.Rounds(7, 1, 1) > 0 {
+					continue
+				}
 				t.Run(tamper.name, func(t *testing.T) {
 					a := &attacker{t: t, ns: ns, table: "inet " + nft.TableName, set: liveSet(t, ns), first: c.NonMasqueradeCIDRs[0].Prefix, want: want}
 					tamper.do(a)
@@ -464,7 +467,10 @@ func TestTamperingWithTheSharedTablesIsReverted(t *testing.T) {
 			want := xtOf(tamperConfig(n))
 			k := open(t, ns)
 			apply(t, k, want, Look{})
-			for _, tamper := range sharedTamperings {
+			for i, tamper := range sharedTamperings {
+				if i%nfttest.Rounds(7, 1, 1) > 0 {
+					continue
+				}
 				t.Run(tamper.name, func(t *testing.T) {
 					tamper.do(&attacker{t: t, ns: ns, table: "inet " + nft.TableName, want: want})
 					revert(t, ns, k, want, tamper.finds)

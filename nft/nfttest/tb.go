@@ -37,14 +37,30 @@ func Long() bool { return os.Getenv("LONG") == "1" }
 // Rounds returns how often a test repeats something: with -short, usually, and if
 // [Long].
 func Rounds(short, usual, most int) int {
-	switch {
-	case Long():
-		return most
-	case testing.Short():
+	if isShort() {
 		return short
+	}
+	return FullRounds(usual, most)
+}
+
+// FullRounds is [Rounds] for tests that [SkipIfShort] skips.
+func FullRounds(usual, most int) int {
+	if Long() {
+		return most
 	}
 	return usual
 }
+
+// SkipIfShort skips a test that takes long: with -short it is not run, in `make test`
+// it is.
+func SkipIfShort(tb testing.TB) {
+	tb.Helper()
+	if isShort() {
+		tb.Skip("-short")
+	}
+}
+
+func isShort() bool { return testing.Short() && !Long() }
 
 // Require skips a test that cannot run here, because it lacks privileges or one
 // of the programs is not installed. With REQUIRE_KERNEL=1 in the environment the
