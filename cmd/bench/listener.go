@@ -86,15 +86,10 @@ const (
 	alone = iota
 	afterStart
 	whileListening
+	aloneAgain // next to the runs of second: the kernel has used and freed much memory
 	second
 	states
 )
-
-func stateNames() [states]string {
-	return [states]string{
-		alone: "alone", afterStart: "after the start", whileListening: "first while it listens", second: "after that",
-	}
-}
 
 // A cost is what transactions took in each state, with one value for each run of an agent.
 type cost [states]struct{ seconds, megabytes series }
@@ -150,13 +145,46 @@ func (c *cost) withAgent(ctx context.Context, f *follower, n int, t transaction,
 	if err := life.measure(whileListening, f, n, t); err != nil {
 		return err
 	}
-	for range repeats {
-		if err := errors.Join(ctx.Err(), life.measure(second, f, n, t)); err != nil {
-			return err
-		}
+	if err := life.afterListening(ctx, f, n, t, repeats); err != nil {
+		return err
 	}
 	c.add(life)
 	control.add(again)
+	return nil
+}
+
+// afterListening measures after a transaction that the agent was notified of. If it
+// still listens, because the transaction was small, the runs without it come when it
+// has exited.
+func (c *cost) afterListening(ctx context.Context, f *follower, n int, t transaction, repeats int) error {
+	if err := settle(f.agent); err != nil {
+		return err
+	}
+	listens := f.agent.Count("listening_stopped") == 0
+	with := func() error { return errors.Join(ctx.Err(), c.measure(second, f, n, t)) }
+	without := func() error { return errors.Join(ctx.Err(), c.measure(aloneAgain, f, n, t)) }
+	for i := range repeats {
+		steps := []func() error{with}
+		if !listens {
+			steps = append(steps, func() error { return f.whileStopped(without) })
+		}
+		for j := range steps {
+			if err := steps[(i+j)%len(steps)](); err != nil {
+				return err
+			}
+		}
+	}
+	if !listens {
+		return nil
+	}
+	if err := f.stop(); err != nil {
+		return err
+	}
+	for range repeats {
+		if err := without(); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -180,7 +208,11 @@ func (c *cost) add(life cost) {
 
 func (c *cost) measure(state int, f *follower, size int, t transaction) error {
 	n := f.node
-	if err := errors.Join(n.clear(otherTable, size), settle(f.agent)); err != nil {
+	err := n.clear(otherTable, size)
+	if f.agent != nil {
+		err = errors.Join(err, settle(f.agent))
+	}
+	if err != nil {
 		return err
 	}
 	used := watchMemory()
@@ -219,12 +251,12 @@ const memoryFrom = 10_000
 
 func (b *bench) addCost(n int, what string, c, control cost) {
 	const timeBound, memoryBound = 1.05, 1.1
-	add := func(name string, with cost, state int) {
+	add := func(name string, with cost, state, without int) {
 		r := newRow(groupListener, n, what+", "+name, "ms", with[state].seconds).
-			against("without the agent", with[state].seconds, c[alone].seconds)
+			against("without the agent", with[state].seconds, c[without].seconds)
 		m := newRow(groupListener, n, what+", "+name+", memory", "MB", with[state].megabytes).
-			against("without the agent", with[state].megabytes, c[alone].megabytes)
-		if state != whileListening && state != alone {
+			against("without the agent", with[state].megabytes, c[without].megabytes)
+		if state == afterStart || state == second {
 			r, m = r.targetOfMedian(timeBound), m.targetOfMedian(memoryBound)
 		}
 		b.add(r)
@@ -232,12 +264,10 @@ func (b *bench) addCost(n int, what string, c, control cost) {
 			b.add(m)
 		}
 	}
-	add("without the agent, again", control, alone)
-	for state, name := range stateNames() {
-		if state != alone {
-			add(name, c, state)
-		}
-	}
+	add("without the agent, again", control, alone, alone)
+	add("after the start", c, afterStart, alone)
+	add("first while it listens", c, whileListening, alone)
+	add("after that", c, second, aloneAgain)
 }
 
 // watchMemory starts to watch how much memory is available on the machine. The

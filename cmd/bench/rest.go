@@ -50,9 +50,6 @@ func (b *bench) memoryOnce(ctx context.Context, n int) (peak, rest float64, err 
 	return float64(p) / 1e6, float64(r) / 1e6, err
 }
 
-// commitsPerSecond is the rate at which another program writes.
-const commitsPerSecond = 100
-
 // A rester is an agent that is observed while its file does not change.
 type rester struct {
 	*follower
@@ -65,14 +62,14 @@ type surroundings struct {
 	what    string
 	bound   float64 // of the CPU time, in percent
 	listen  bool    // it listens; otherwise it polls, as after a start
-	foreign bool    // another program writes
+	foreign int     // how often a second another program writes
 }
 
 func allSurroundings() []surroundings {
 	return []surroundings{
 		{what: "comparing", bound: 0.25},
 		{what: "listening", bound: 0.01, listen: true},
-		{what: fmt.Sprintf("next to %d foreign commits a second", commitsPerSecond), bound: 1, foreign: true},
+		{what: "next to 100 foreign commits a second", bound: 1, foreign: 100},
 	}
 }
 
@@ -103,6 +100,11 @@ func (b *bench) atRest(ctx context.Context) (err error) {
 			}
 		}
 	}
+	return b.observe(ctx, all, b.addRest)
+}
+
+// observe observes agents at the same time.
+func (b *bench) observe(ctx context.Context, all []*rester, add func(r *rester, share, writes float64)) (err error) {
 	time.Sleep(time.Second) // for the rest of the start
 	watched := make([]func() (share, writes float64, err error), len(all))
 	for i, r := range all {
@@ -120,7 +122,7 @@ func (b *bench) atRest(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		b.addRest(r, share, writes)
+		add(r, share, writes)
 	}
 	return nil
 }
@@ -148,7 +150,7 @@ func (r *rester) watch(ctx context.Context) (end func() (share, writes float64, 
 	}
 	start := time.Now()
 	stop := func() error { return nil }
-	if r.foreign {
+	if r.foreign > 0 {
 		stop = r.writeForeign(ctx)
 	}
 	return func() (share, writes float64, err error) {
@@ -172,7 +174,7 @@ func (r *rester) writeForeign(ctx context.Context) (stop func() error) {
 	go func() {
 		c := dialIn(r.node.ns)
 		defer func() { _ = c.Close() }()
-		tick := time.NewTicker(time.Second / commitsPerSecond)
+		tick := time.NewTicker(time.Second / time.Duration(r.foreign))
 		defer tick.Stop()
 		for {
 			select {
