@@ -20,7 +20,7 @@ func Hint(err error) string {
 	switch {
 	case errors.Is(err, unix.EPERM) && refused != nil:
 		// Without the capability, reading would have failed already.
-		return "another process owns the table (nft list tables shows flags owner): it is deleted when that process exits"
+		return "another process owns the table (nft list tables shows flags owner); the agent writes its rules after that process exits"
 	case errors.Is(err, unix.EPERM):
 		return "the agent needs the capability NET_ADMIN in the network namespace of the node, and uid 0 for it to be effective"
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT):

@@ -3,6 +3,8 @@ package kernel
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -87,21 +89,63 @@ func TestTableThatVanishesWithoutANewGenerationIsDetected(t *testing.T) {
 	}
 }
 
+// A table of another process stays as it is. When that process closes its socket,
+// the table vanishes, or stays without an owner; other programs' chains in a
+// shared table then stay, too. It is not parallel: a program that another test is
+// about to start has the socket for a moment.
 func TestTableWithAnOwnerIsReportedAndThenReplaced(t *testing.T) {
+	const dormant = 1 << 0 // NFT_TABLE_F_DORMANT
+	nfttest.Require(t, "nft")
+	for mode, want := range map[nft.Mode]nft.Ruleset{
+		nft.ModeNFTables: nft.Compile(tamperConfig(10), nft.Options{Layout: native.Layout{}}), nft.ModeIPTables: xtOf(tamperConfig(10)),
+	} {
+		for name, flags := range map[string]uint32{
+			"owner": flagOwner, "persistent": flagOwner | flagPersist, "dormant": flagOwner | flagPersist | dormant,
+		} {
+			for _, running := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, %s, running %t", mode, name, running), func(t *testing.T) {
+					replacesOwned(t, want, flags, running)
+				})
+			}
+		}
+	}
+}
+
+func replacesOwned(t *testing.T, want nft.Ruleset, flags uint32, running bool) {
 	ns := nfttest.NewNS(t, "node")
-	want := nft.Compile(tamperConfig(10), nft.Options{Layout: native.Layout{}})
-	owner := own(t, ns, nfnetlink.Inet, nft.TableName, flagOwner)
+	k := open(t, ns)
+	table := want.Tables[0]
+	if running {
+		apply(t, k, want, everything)
+		nfttest.NFT(t, ns, "", "delete", "table", table.Family.String(), table.Name)
+	}
+	owner := own(t, ns, table.Family, table.Name, flags)
 	if owner == nil {
 		return
 	}
-	k := open(t, ns)
-	_, err := k.Apply(t.Context(), want, Look{})
-	if !errors.Is(err, unix.EPERM) || !strings.Contains(Hint(err), "another process owns the table") {
-		t.Errorf("Apply says %v; %q", err, Hint(err))
+	theirs := nfnetlink.Chain{Family: table.Family, Table: table.Name, Name: "theirs"}
+	var b nfnetlink.Batch
+	b.AddChain(theirs)
+	if err := owner.Commit(&b, 0); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		_, err := k.Apply(t.Context(), want, Look{})
+		if !errors.Is(err, unix.EPERM) || !strings.Contains(Hint(err), "another process owns the table") {
+			t.Errorf("Apply says %v; %q", err, Hint(err))
+		}
 	}
 	if err := owner.Close(); err != nil {
 		t.Fatal(err)
 	}
 	apply(t, k, want, Look{})
 	inSync(t, ns, want)
+	chains, err := connect(t, ns).Chains(table.Family)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := slices.ContainsFunc(chains, func(c nfnetlink.Chain) bool { return c.Name == theirs.Name })
+	if shared := table.Name != nft.TableName; kept != (shared && flags&flagPersist != 0) {
+		t.Errorf("the other program's chain exists: %t", kept)
+	}
 }

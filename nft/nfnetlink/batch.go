@@ -53,10 +53,21 @@ func message(family Family, msg uint16, flags netlink.HeaderFlags, a attrs) netl
 // AddTable creates a table, or clears the flags of an existing one, which wakes a
 // dormant table.
 func (b *Batch) AddTable(family Family, table string) {
+	b.addTable(Table{Family: family, Name: table})
+}
+
+// WakeTable clears the flag dormant of an existing table. The kernel rejects
+// changes of the flag persist.
+func (b *Batch) WakeTable(t Table) {
+	t.Flags &^= unix.NFT_TABLE_F_DORMANT
+	b.addTable(t)
+}
+
+func (b *Batch) addTable(t Table) {
 	var a attrs
-	a.str(unix.NFTA_TABLE_NAME, table)
-	a.uint32(unix.NFTA_TABLE_FLAGS, 0)
-	b.add(family, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
+	a.str(unix.NFTA_TABLE_NAME, t.Name)
+	a.uint32(unix.NFTA_TABLE_FLAGS, t.Flags)
+	b.add(t.Family, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
 }
 
 // Refuse adds a message that every kernel rejects, so that the batch is only

@@ -30,7 +30,7 @@ func (n *Shared) Foreign(chain string) bool {
 func (n *Shared) Differences(want nft.Table, chain string) []string {
 	where := fmt.Sprintf("table %s nat", want.Family)
 	var diffs []string
-	if n.dormant {
+	if n.table.Dormant() {
 		diffs = append(diffs, where+" is dormant")
 	}
 	if !n.present || n.post == nil {
@@ -73,7 +73,7 @@ func (n *Shared) Differences(want nft.Table, chain string) []string {
 
 // asleep reports whether the table is dormant and has no POSTROUTING: the kernel
 // rejects a transaction that both wakes a table and creates a base chain in it.
-func (n *Shared) asleep() bool { return n.dormant && n.post == nil }
+func (n *Shared) asleep() bool { return n.table.Dormant() && n.post == nil }
 
 // wrongHook describes the hook of POSTROUTING if it differs from that of
 // iptables, otherwise it returns "".

@@ -12,8 +12,11 @@ import (
 // ensure plans the changes of our part of the shared table: correct rules keep
 // their place and counters, and those of other programs are not touched.
 func (n *Shared) ensure(b *nfnetlink.Batch, want nft.Table, chain string) {
-	if !n.present || n.dormant {
+	switch {
+	case !n.present:
 		b.AddTable(want.Family, NATTable)
+	case n.table.Dormant():
+		b.WakeTable(n.table)
 	}
 	// Renamed chains still refer to the additional chains.
 	for _, c := range n.renamed(chain) {

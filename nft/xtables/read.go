@@ -16,7 +16,7 @@ import (
 type Shared struct {
 	Family  nfnetlink.Family
 	present bool
-	dormant bool
+	table   nfnetlink.Table
 	post    *nfnetlink.Chain // nil if there is no POSTROUTING
 	rules   []nfnetlink.Rule // of POSTROUTING
 	hidden  bool             // POSTROUTING has rules that the kernel does not list
@@ -183,7 +183,7 @@ func ReadShared(c nfnetlink.Reader, family nfnetlink.Family, names []string, o R
 	if err != nil {
 		return nil, fmt.Errorf("read table %s nat: %w", family, err)
 	}
-	n.present, n.dormant = true, t.Dormant()
+	n.present, n.table = true, t
 	post, err := c.Chain(family, NATTable, Postrouting)
 	switch {
 	case err == nil:

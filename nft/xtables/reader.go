@@ -347,7 +347,7 @@ func (h *held) Plan(want nft.Ruleset, _ layout.Staged, p *layout.Plan) error {
 	for _, n := range h.nat {
 		t := tableOf(want, n.Family)
 		if t != nil && n.asleep() {
-			p.Before.AddTable(n.Family, NATTable)
+			p.Before.WakeTable(n.table)
 		}
 		var kept []string
 		if t != nil {
