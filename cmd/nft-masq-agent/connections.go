@@ -164,9 +164,7 @@ func judge(ctx context.Context) (*conntrack.Judge, nft.Policy, error) {
 }
 
 // countStale counts the connections that contradict a policy on this node.
-func countStale(ctx context.Context, policy nft.Policy) (conntrack.Stale, error) {
-	k := kernel.Open()
-	defer func() { _ = k.Close() }()
+func countStale(ctx context.Context, k *kernel.Kernel, policy nft.Policy) (conntrack.Stale, error) {
 	j, err := judgeBy(ctx, k, policy)
 	if err != nil {
 		return conntrack.Stale{}, err
@@ -175,9 +173,7 @@ func countStale(ctx context.Context, policy nft.Policy) (conntrack.Stale, error)
 }
 
 // flushStale deletes the connections that contradict a policy on this node.
-func flushStale(ctx context.Context, policy nft.Policy, which config.Stale) (int, error) {
-	k := kernel.Open()
-	defer func() { _ = k.Close() }()
+func flushStale(ctx context.Context, k *kernel.Kernel, policy nft.Policy, which config.Stale) (int, error) {
 	j, err := judgeBy(ctx, k, policy)
 	if err != nil {
 		return 0, err

@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -66,6 +68,49 @@ func fiftySets() string {
 	return "table ip nat {\n" + sets.String() + "chain POSTROUTING { type nat hook postrouting priority 100;\n" + rules.String() + "}\n}\n"
 }
 
+// acceptingAndMasquerading returns rules of which every second leaves one more
+// hole in the destinations of those after it.
+func acceptingAndMasquerading(pairs int) string {
+	var rules strings.Builder
+	for i := range pairs {
+		fmt.Fprintf(&rules, "ip daddr 10.%d.%d.0/24 accept\nip saddr 192.0.2.%d masquerade\n", i>>7, i<<1&0xff, i&0xff)
+	}
+	return foreignPlaces["POSTROUTING"]([]string{rules.String()})
+}
+
+// verdictMap returns a verdict map with a number of elements.
+func verdictMap(elements int) string {
+	var m strings.Builder
+	m.WriteString("table ip nat {\n")
+	for i := range 100 {
+		fmt.Fprintf(&m, "chain pod%d { ip daddr 10.0.0.0/8 masquerade; }\n", i)
+	}
+	m.WriteString("map pods { type ipv4_addr : verdict; elements = { ")
+	for i := range elements {
+		fmt.Fprintf(&m, "10.%d.%d.%d : jump pod%d, ", i>>16, i>>8&0xff, i&0xff, i%100)
+	}
+	return m.String() + "} }\nchain POSTROUTING { type nat hook postrouting priority 100; ip saddr vmap @pods; }\n}\n"
+}
+
+// jumpsOfJumps returns chains that are reached on many paths of many conditions.
+func jumpsOfJumps() string {
+	var t strings.Builder
+	comment := strings.Repeat("x", 110)
+	t.WriteString("table ip nat {\nchain c15 {\n")
+	for i := range 3000 {
+		fmt.Fprintf(&t, "ip saddr 10.%d.%d.0/24 udp dport %d udp sport %d masquerade comment \"%s\"\n", i>>8, i&0xff, i+1, i+1, comment)
+	}
+	t.WriteString("}\n")
+	for i := 14; i > 0; i-- {
+		fmt.Fprintf(&t, "chain c%d {\n", i)
+		for j := range 15 {
+			fmt.Fprintf(&t, "tcp dport %d jump c%d comment \"%s\"\n", 1000+15*i+j, i+1, comment)
+		}
+		t.WriteString("}\n")
+	}
+	return t.String() + "chain POSTROUTING { type nat hook postrouting priority 100; jump c1; }\n}\n"
+}
+
 func TestManyForeignRulesFitTheMemoryLimit(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	for _, f := range manyForeignRules() {
@@ -75,6 +120,9 @@ func TestManyForeignRulesFitTheMemoryLimit(t *testing.T) {
 	}
 	fitsIntoTheMemoryLimit(t, "10,000 long ones, POSTROUTING", foreignPlaces["POSTROUTING"](foreignRules{"", 10_000, 38}.text()))
 	fitsIntoTheMemoryLimit(t, "fifty sets", fiftySets())
+	fitsIntoTheMemoryLimit(t, "10,000 that accept, 10,000 that masquerade", acceptingAndMasquerading(10_000))
+	fitsIntoTheMemoryLimit(t, "verdict map of 100,000 elements", verdictMap(100_000))
+	fitsIntoTheMemoryLimit(t, "chains reached on many paths", jumpsOfJumps())
 }
 
 func fitsIntoTheMemoryLimit(t *testing.T, name, text string) {
@@ -87,18 +135,37 @@ func fitsIntoTheMemoryLimit(t *testing.T, name, text string) {
 			}
 			socket := filepath.Join(t.TempDir(), "probe.sock")
 			flags := []string{"--config", n.path, "--mode", string(mode)}
-			cmd, limit := n.limited(t, mode, append([]string{"run", "--log-format", "json", "--http-address", httpAddress, "--probe-socket", socket}, flags...)...)
+			cmd, limit := n.limited(t, mode, append([]string{"run", "--log-format", "json", "--v", "4", "--http-address", httpAddress, "--probe-socket", socket}, flags...)...)
 			d := n.startCommand(cmd)
 			d.await("starting")
 			d.await("config_applied")
+			d.await("foreign_rules_checked")
 			d.signal(unix.SIGHUP) // read everything again
-			d.until("a further look", func() bool { return d.checks("sighup") == "1" })
+			d.await("foreign_rules_checked")
 			peak, _ := d.memory()
 			t.Logf("peak %d MiB of %d", peak>>20, limit>>20)
 			if peak > limit {
 				t.Error("more than the limit")
 			}
+			for _, command := range []string{"status", "explain --live 198.51.100.9 --from 10.1.2.3"} {
+				n.fitsNextTo(t, d, mode, append(strings.Fields(command), "--config", n.path))
+			}
 			d.stop()
 		})
+	}
+}
+
+// fitsNextTo fails the test if a command, which runs in the agent's container,
+// takes more memory than the agent leaves.
+func (n *node) fitsNextTo(t *testing.T, d *daemon, mode nft.Mode, args []string) {
+	t.Helper()
+	cmd, limit := n.limited(t, mode, args...)
+	p, err := n.Start(cmd)
+	n.check(err)
+	_ = p.Wait() // 1 if something is wrong on this node
+	_, agent := d.memory()
+	peak := cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10
+	if t.Logf("%s: peak %d MiB, agent %d MiB", args[0], peak>>20, agent>>20); peak+agent > limit || !cmd.ProcessState.Exited() {
+		t.Errorf("%s: %s with %d MiB", args[0], cmd.ProcessState, peak>>20)
 	}
 }

@@ -103,6 +103,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		return agent.Files{Sources: sources, Err: err}, fingerprint(sources, err)
 	})
 	generations := nfnetlink.DialGeneration()
+	others := newSurveyor(o.AcceptForeign)
 	loop := agent.New(
 		agent.Inputs{
 			Files: files.Content(), Warnings: files.Warnings(), Reread: files.Poll,
@@ -114,10 +115,12 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 			ReadBack: func() (nft.Ruleset, bool, error) { return k.ReadBack(ctx) },
 			PortID:   k.PortID,
 			Counters: func() ([]nft.Counts, error) { return k.Counters(o.NFT().Layout) },
-			Others:   accepting(ctx, k, o.AcceptForeign), Interfaces: kernel.Interfaces, Addresses: nodeaddr.List, XTables: k.XTables,
+			Others:   func(want nft.Ruleset) (kernel.Others, error) { return others.others(ctx, want) },
+			Older:    func() (kernel.Others, error) { return k.Older(ctx) }, XTables: k.XTables,
+			Interfaces: kernel.Interfaces, Addresses: nodeaddr.List,
 			Cleanup: func(what kernel.Removal) ([]string, error) { return k.Cleanup(ctx, what) },
-			Stale:   func(p nft.Policy) (conntrack.Stale, error) { return countStale(ctx, p) },
-			Flush:   flushStale, Pressure: conntrack.Open().Pressure, Generation: generations.Generation,
+			Stale:   func(p nft.Policy) (conntrack.Stale, error) { return others.stale(ctx, p) },
+			Flush:   others.flush, Pressure: conntrack.Open().Pressure, Generation: generations.Generation,
 			Forget: func() {
 				if k.Forget() {
 					giveBack()
@@ -167,16 +170,6 @@ func givingBack(apply applyFunc) applyFunc {
 			giveBack()
 		}
 		return a, err
-	}
-}
-
-// accepting returns a function that reads other programs' rules, with conflicts
-// accepted by the operator marked as such.
-func accepting(ctx context.Context, k *kernel.Kernel, chains []string) func(nft.Ruleset) (kernel.Others, error) {
-	return func(want nft.Ruleset) (kernel.Others, error) {
-		others, err := k.Others(ctx, want)
-		others.Accept(chains)
-		return others, err
 	}
 }
 

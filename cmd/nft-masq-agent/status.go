@@ -125,10 +125,11 @@ func askKernel(ctx context.Context, r *answer.Status, k *kernel.Kernel, o option
 		return err
 	}
 	r.SetConnections(counts)
-	others, err := accepting(ctx, k, o.AcceptForeign)(want)
+	others, err := k.Others(ctx, want)
 	if err != nil {
 		return err
 	}
+	others.Accept(o.AcceptForeign)
 	r.SetOthers(others)
 	if names, err := kernel.Interfaces(); err == nil {
 		for _, i := range answer.LintInterfaces(want.Policy, names) {
@@ -144,7 +145,7 @@ func askStale(ctx context.Context, r *answer.Status, k *kernel.Kernel) error {
 	if err != nil || !found {
 		return err
 	}
-	stale, err := countStale(ctx, policy)
+	stale, err := countStale(ctx, k, policy)
 	if err != nil {
 		r.Notes = append(r.Notes, fmt.Sprintf("cannot count stale connections: %v", err))
 		return nil

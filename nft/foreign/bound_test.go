@@ -7,6 +7,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -74,10 +75,101 @@ func TestSearchComparesABoundedNumberOfRanges(t *testing.T) {
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{11}}, &expr.Masq{})
 	}
 	w := search(Snapshot{Chains: []Chain{c}}, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
-	if most := maxWork + 10*len(c.Rules); w.work > most {
+	if most := maxWork + 5*maxNamed*len(c.Rules); w.work > most {
 		t.Errorf("%d ranges compared, more than %d", w.work, most)
 	}
 	if len(w.conflicts) != pairs {
 		t.Errorf("%d conflicts found, want %d", len(w.conflicts), pairs)
+	}
+}
+
+// A rule that refers to a large set takes as long as many others.
+func TestSearchReadsABoundedNumberOfSetElements(t *testing.T) {
+	const rules, elements = 2_000, maxSetSize
+	set := Set{Family: nfnetlink.IPv4, Table: "t", Name: "sources"}
+	for i := range elements {
+		a := netip.AddrFrom4([4]byte{10, byte(i >> 15), byte(i >> 7), byte(i << 1)})
+		set.Ranges = append(set.Ranges, iprange.Range{From: a, To: a})
+	}
+	hook := &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING}
+	c := Chain{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "t", Name: "base", Hook: hook}}
+	for i := range rules {
+		c.Rules = append(c.Rules, nfnetlink.Rule{
+			Family: nfnetlink.IPv4, Table: "t", Chain: "base", Handle: uint64(i), Exprs: nfnetlink.Marshal(nfnetlink.IPv4,
+				&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 4},
+				&expr.Lookup{SourceRegister: 1, SetName: "sources"}, &expr.Masq{}),
+		})
+	}
+	s := Snapshot{Chains: []Chain{c}, Sets: []Set{set}}
+	w := search(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
+	if most := maxWork + (elements+5*maxNamed)*rules; w.work > most || len(w.conflicts) != rules {
+		t.Errorf("%d ranges compared, want at most %d; %d conflicts", w.work, most, len(w.conflicts))
+	}
+	var kept int
+	for _, r := range Rewrites(s) {
+		kept += len(r.Src) + len(r.Dst)
+	}
+	if most := maxKept + 4*rules; kept > most {
+		t.Errorf("rewrites have %d ranges, want at most %d", kept, most)
+	}
+}
+
+func TestSearchEndsAfterManyConflictsAndCountsTheRest(t *testing.T) {
+	const rules = 3 * maxFound
+	hook := &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING}
+	c := Chain{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "t", Name: "base", Hook: hook}}
+	for i := range rules {
+		c.Rules = append(c.Rules, nfnetlink.Rule{
+			Family: nfnetlink.IPv4, Table: "t", Chain: "base", Handle: uint64(i), Exprs: nfnetlink.Marshal(nfnetlink.IPv4,
+				&expr.Meta{Key: expr.MetaKeyOIF, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{byte(i), byte(i >> 8), 1, 0}}, &expr.Masq{}),
+		})
+	}
+	s := Snapshot{Chains: []Chain{c}}
+	if found, rest := Conflicts(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}); len(found) != maxFound || rest != rules-maxFound {
+		t.Errorf("%d conflicts, %d rules not examined", len(found), rest)
+	}
+	all := Rewrites(s)
+	if last := all[len(all)-1]; len(all) != maxFound+1 || !last.Meets(netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2"), false) {
+		t.Errorf("%d rewrites, the last one is %v", len(all), last)
+	}
+}
+
+// Jumps of many conditions lead to a chain on many paths.
+func TestTextOfAConflictIsBounded(t *testing.T) {
+	handle := uint64(0)
+	rule := func(chain string, conditions int, last expr.Any) nfnetlink.Rule {
+		handle++
+		var exprs []expr.Any
+		for i := range conditions {
+			exprs = append(exprs, &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 4},
+				&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{192, 0, byte(handle), byte(i)}},
+				&expr.Meta{Key: expr.MetaKeyOIF, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{byte(i), byte(handle), 0, 0}})
+		}
+		return nfnetlink.Rule{Family: nfnetlink.IPv4, Table: "t", Chain: chain, Handle: handle, Exprs: nfnetlink.Marshal(nfnetlink.IPv4, append(exprs, last)...)}
+	}
+	names := []string{"base", "c1", "c2", "c3", "c4", "c5"}
+	var s Snapshot
+	for i, name := range names {
+		c := Chain{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "t", Name: name}}
+		if i == 0 {
+			c.Hook = &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING}
+		}
+		for range 8 {
+			if i+1 < len(names) {
+				c.Rules = append(c.Rules, rule(name, 30, &expr.Verdict{Kind: expr.VerdictJump, Chain: names[i+1]}))
+			} else {
+				c.Rules = append(c.Rules, rule(name, 30, &expr.Masq{}))
+			}
+		}
+		s.Chains = append(s.Chains, c)
+	}
+	found, _ := Conflicts(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})
+	if len(found) != 8 {
+		t.Errorf("%d conflicts", len(found))
+	}
+	for _, c := range found {
+		if why := c.Why(); len(why) > 8<<10 {
+			t.Errorf("%d bytes: %s", len(why), why)
+		}
 	}
 }

@@ -165,22 +165,51 @@ func either[T any](first bool, a, b T) T {
 // itself.
 //
 // The order is that in which packets traverse the rules, family by family.
-func Conflicts(s Snapshot, exempt []netip.Prefix) []Conflict { return search(s, exempt, nil).conflicts }
+//
+// The search ends after a few thousand conflicts. The second result is then the
+// number of rules that it did not examine.
+func Conflicts(s Snapshot, exempt []netip.Prefix) ([]Conflict, int) {
+	w := search(s, exempt, nil)
+	return w.conflicts, w.rest(s)
+}
 
 // search finds conflicts or, if rewrites is not nil, all rewrites instead.
 func search(s Snapshot, exempt []netip.Prefix, rewrites *[]Rewrite) *walker {
-	w := &walker{sets: map[id][]iprange.Range{}, found: map[ruleID]int{}, rewrites: rewrites}
+	w := newWalker(s)
+	w.rewrites = rewrites
 	w.exempt, w.prefixes = exemptions(exempt)
-	w.index(s)
-	w.visits, w.finished = map[id]int{}, map[id]bool{}
 	for i := range s.Chains {
 		c := &s.Chains[i]
 		if c.Hook != nil && !c.Own {
-			w.base = c.Chain
-			w.walk(c, w.anything())
+			w.begin(c.Chain)
+			w.walk(c, w.anything)
 		}
 	}
 	return w
+}
+
+func newWalker(s Snapshot) *walker {
+	w := &walker{sets: map[id][]iprange.Range{}, found: map[ruleID]int{}, examined: map[id]int{}}
+	w.index(s)
+	w.restart()
+	return w
+}
+
+// restart prepares another search, which adds to what was found.
+func (w *walker) restart() {
+	w.visits, w.finished, w.mapped, w.steps, w.work = map[id]int{}, map[id]bool{}, map[id]bool{}, 0, 0
+}
+
+// rest returns the number of rules that were not examined because the search has
+// found too much.
+func (w *walker) rest(s Snapshot) (n int) {
+	if !w.full() {
+		return 0
+	}
+	for _, c := range s.Chains {
+		n += len(c.Rules) - w.examined[chainID(c.Chain)]
+	}
+	return n
 }
 
 type ruleID struct {
@@ -202,14 +231,18 @@ type walker struct {
 	jumped  bool            // the base chain has an agent's jump
 
 	base      nfnetlink.Chain
+	anything  path        // all packets, when they enter it
+	mapped    map[id]bool // tables of whose maps all other paths were followed
 	visits    map[id]int
 	finished  map[id]bool // chains that were visited for all other paths
 	steps     int         // the number of rules visited
 	work      int         // the number of ranges compared
+	examined  map[id]int  // by chain: how many of its rules
 	conflicts []Conflict
 	found     map[ruleID]int
 
 	rewrites *[]Rewrite // nil: not requested
+	kept     int        // the number of ranges in them
 }
 
 // exemptions sorts prefixes and drops those covered by others.

@@ -7,7 +7,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -97,7 +96,7 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 				}
 			}`, test.rules), "-f", "-")
 			var got []string
-			for _, c := range foreign.Conflicts(read(t, c), prefixes(t, "10.0.0.0/8 fd00::/8")) {
+			for _, c := range conflictsOf(read(t, c), prefixes(t, "10.0.0.0/8 fd00::/8")) {
 				got = append(got, strings.ReplaceAll(strings.TrimPrefix(c.Why(), "rewrites the source of connections to "), ", ", " "))
 			}
 			if diff := cmp.Diff(test.want, strings.Join(got, "; ")); diff != "" {
@@ -132,7 +131,7 @@ func TestOnlyPostroutingNATChainsAreRead(t *testing.T) {
 	if len(s.Chains) != 1 || s.Chains[0].Name != "post" || s.Chains[0].Table != "t" {
 		t.Errorf("read %v", s.Chains)
 	}
-	if found := foreign.Conflicts(s, prefixes(t, defaultExempt)); len(found) > 0 {
+	if found := conflictsOf(s, prefixes(t, defaultExempt)); len(found) > 0 {
 		t.Errorf("found %v", found)
 	}
 }
@@ -156,7 +155,7 @@ func TestManyPathsToOneRuleAreOneConflict(t *testing.T) {
 				%s
 			}
 		}`, jumps.String()), "-f", "-")
-		found := foreign.Conflicts(read(t, c), prefixes(t, "10.0.0.0/8"))
+		found := conflictsOf(read(t, c), prefixes(t, "10.0.0.0/8"))
 		if len(found) != 1 {
 			t.Fatalf("%d ways: found %v", ways, found)
 		}
@@ -179,14 +178,14 @@ func TestConflictsNameExemptPrefixesAsConfigured(t *testing.T) {
 	s := read(t, c)
 	exempt := "10.0.0.0/8 10.1.0.0/16 10.0.0.0/8 1.0.0.0/8 2.0.0.0/8 3.0.0.0/8 4.0.0.0/8 5.0.0.0/8 6.0.0.0/8 7.0.0.0/8 8.0.0.0/8 ::/0"
 	want := "ip t p (priority 100): masquerade: rewrites the source of connections to 1.0.0.0/8, 2.0.0.0/8, 3.0.0.0/8, 4.0.0.0/8, 5.0.0.0/8, 6.0.0.0/8, 7.0.0.0/8, 8.0.0.0/8, others"
-	found := foreign.Conflicts(s, prefixes(t, exempt))
+	found := conflictsOf(s, prefixes(t, exempt))
 	if len(found) != 1 || found[0].String() != want {
 		t.Errorf("got %v\nwant %s", found, want)
 	}
-	if found := foreign.Conflicts(s, prefixes(t, "::/0")); len(found) > 0 {
+	if found := conflictsOf(s, prefixes(t, "::/0")); len(found) > 0 {
 		t.Errorf("found %v for IPv6", found)
 	}
-	if found := foreign.Conflicts(s, nil); len(found) > 0 {
+	if found := conflictsOf(s, nil); len(found) > 0 {
 		t.Errorf("found %v although nothing is exempt", found)
 	}
 }

@@ -69,7 +69,7 @@ func notOwn(nfnetlink.Chain) bool { return false }
 
 func read(t *testing.T, c *nfnetlink.Conn) foreign.Snapshot {
 	t.Helper()
-	s, err := foreign.Read(c, notOwn)
+	s, err := foreign.Read(t.Context(), c, notOwn)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func describe(s foreign.Snapshot, exempt []netip.Prefix) string {
 			fmt.Fprintf(&b, "\tjump in %s: %s\n", j.Chain, rule.String(j))
 		}
 	}
-	for _, c := range foreign.Conflicts(s, exempt) {
+	for _, c := range conflictsOf(s, exempt) {
 		fmt.Fprintf(&b, "conflict %s %s (%s, priority %d)\n", c.Table(), c.Rule.Chain, c.Base, c.Priority)
 		for _, v := range c.ViaText() {
 			fmt.Fprintf(&b, "\tvia %s\n", v)
@@ -203,4 +203,10 @@ func createIPSet(t *testing.T, ns *nfttest.NS, name string) {
 	if err != nil {
 		t.Fatalf("ipset %s: %v", name, err)
 	}
+}
+
+// conflictsOf returns the conflicts in a snapshot, which has few enough.
+func conflictsOf(s foreign.Snapshot, exempt []netip.Prefix) []foreign.Conflict {
+	found, _ := foreign.Conflicts(s, exempt)
+	return found
 }

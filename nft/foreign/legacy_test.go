@@ -120,14 +120,14 @@ func TestOurChainsAreNeitherLegacyNorConflicts(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore")
 	ns, c := dialNS(t)
 	install(t, ns, "ip-masq-agent-two-jumps")
-	s, err := foreign.Read(c, func(c nfnetlink.Chain) bool { return c.Name == "IP-MASQ-AGENT" })
+	s, err := foreign.Read(t.Context(), c, func(c nfnetlink.Chain) bool { return c.Name == "IP-MASQ-AGENT" })
 	if err != nil {
 		t.Fatal(err)
 	}
 	if found := foreign.Legacy(s); len(found) > 0 {
 		t.Errorf("legacy %v", found)
 	}
-	if found := foreign.Conflicts(s, prefixes(t, "8.0.0.0/8")); len(found) > 0 {
+	if found := conflictsOf(s, prefixes(t, "8.0.0.0/8")); len(found) > 0 {
 		t.Errorf("conflicts %v", found)
 	}
 }
@@ -237,7 +237,7 @@ func TestReadDuringWritesIsConsistentOrReportsIt(t *testing.T) {
 		done <- nil
 	}()
 	for {
-		s, err := foreign.Read(c, notOwn)
+		s, err := foreign.Read(t.Context(), c, notOwn)
 		if err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
 			t.Fatal(err)
 		}
@@ -245,7 +245,7 @@ func TestReadDuringWritesIsConsistentOrReportsIt(t *testing.T) {
 		if genErr != nil {
 			t.Fatal(genErr)
 		}
-		if n := len(foreign.Conflicts(s, prefixes(t, defaultExempt))); err == nil && s.Generation == after && n != 1 {
+		if n := len(conflictsOf(s, prefixes(t, defaultExempt))); err == nil && s.Generation == after && n != 1 {
 			t.Errorf("%d rules at generation %d", n, after)
 		}
 		select {

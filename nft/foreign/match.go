@@ -44,15 +44,15 @@ func (m mark) set() (bits uint32, ok bool) {
 
 // An action is what a rule does with a packet that it matches.
 type action struct {
-	ends      bool   // the packet does not go on in this chain
-	returns   bool   // nor in the target of this rule, but in the calling chain
-	target    string // the chain it goes to
-	byMap     bool   // the verdict comes from a map
-	rewrites  bool   // it translates the source address
-	fixed     bool   // to an address other than the interface's
-	redirects bool   // it translates the destination
+	ends      bool             // the packet does not go on in this chain
+	returns   bool             // nor in the target of this rule, but in the calling chain
+	target    string           // the chain it goes to
+	byMap     bool             // the verdict comes from a map
+	rewrites  bool             // it translates the source address
+	fixed     bool             // to an address other than the interface's
+	redirects bool             // it translates the destination
 	family    nfnetlink.Family // it translates only these packets; 0: any
-	verdict   int32  // NFT_CONTINUE if there is none
+	verdict   int32            // NFT_CONTINUE if there is none
 }
 
 func (w *walker) parse(r nfnetlink.Rule) (match, action) {
@@ -71,7 +71,7 @@ func (w *walker) parse(r nfnetlink.Rule) (match, action) {
 				m.unknown(s)
 				continue
 			}
-			m.compare(s, w.sets[id{r.Family, r.Table, s.Set}])
+			m.compare(s, w.set(r, s.Set))
 		default:
 			m.compare(s, nil)
 		}
@@ -84,6 +84,15 @@ func (w *walker) parse(r nfnetlink.Rule) (match, action) {
 
 // dynsetExpressions is NFTA_DYNSET_EXPRESSIONS, which x/sys/unix lacks.
 const dynsetExpressions = 10
+
+// set returns the content of a set that a rule refers to, nil if it is unknown.
+func (w *walker) set(r nfnetlink.Rule, name string) []iprange.Range {
+	content := w.sets[id{r.Family, r.Table, name}]
+	if w.work += len(content); w.spent() && len(content) > maxNamed {
+		return nil
+	}
+	return content
+}
 
 // take adds the effect of a statement, and reports whether the statement is an
 // action rather than a comparison.

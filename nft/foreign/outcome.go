@@ -72,18 +72,20 @@ func Within(set []iprange.Range, prefixes []netip.Prefix) []iprange.Range {
 // masquerades, or that did so while another agent's jump was in POSTROUTING. Of
 // kind [Exempts] are those before the jump, or all if there is none; of kind
 // [Translates] are those that act before this agent.
-func Overruled(s Snapshot, share Share) []Conflict {
-	w := walker{sets: map[id][]iprange.Range{}, found: map[ruleID]int{}, share: share}
-	w.index(s)
+//
+// The second result is that of [Conflicts].
+func Overruled(s Snapshot, share Share) ([]Conflict, int) {
+	w := newWalker(s)
+	w.share = share
 	for _, w.kind = range []Kind{Exempts, Translates} {
-		w.visits, w.finished, w.steps, w.work = map[id]int{}, map[id]bool{}, 0, 0
+		w.restart()
 		for i := range s.Chains {
 			if c := &s.Chains[i]; c.Hook != nil && !c.Own && w.concerns(c) {
 				w.overruledFrom(c)
 			}
 		}
 	}
-	return w.conflicts
+	return w.conflicts, w.rest(s)
 }
 
 // concerns reports whether rules of a base chain can be of the kind searched for.
@@ -95,7 +97,6 @@ func (w *walker) concerns(c *Chain) bool {
 }
 
 func (w *walker) overruledFrom(c *Chain) {
-	w.base = c.Chain
 	w.jumped = slices.ContainsFunc(c.Rules, w.leadsToAgent)
 	w.exempt = nil
 	w.sources = []iprange.Range{}
@@ -109,7 +110,8 @@ func (w *walker) overruledFrom(c *Chain) {
 		}
 	}
 	w.prefixes = make([]netip.Prefix, len(w.exempt))
-	w.walk(c, w.anything())
+	w.begin(c.Chain)
+	w.walk(c, w.anything)
 }
 
 // leadsToAgent reports whether a rule is a masquerade agent's jump, including ours.
@@ -146,15 +148,19 @@ const (
 	accept = 1 // NF_ACCEPT
 )
 
+// everything reports whether dst contains all that the policy masquerades.
+func (w *walker) everything(dst []iprange.Range) bool {
+	if w.spent() {
+		return slices.Equal(dst, anywhere(w.base.Family))
+	}
+	w.work += len(dst) + len(w.exempt)
+	return covers(dst, w.exempt)
+}
+
 // outcome reports a rule that overrides the policy for what it masquerades.
 func (w *walker) outcome(c *Chain, r nfnetlink.Rule, q path, a action, left []box) {
-	for _, b := range left {
-		if covers(b.src, q.src) {
-			q.dst = iprange.Subtract(q.dst, b.dst)
-		}
-	}
-	dst := iprange.Intersect(q.dst, w.exempt)
-	everything := slices.Equal(dst, w.exempt)
+	q.dst = w.without(q, left)
+	dst, everything := w.overlap(q.dst, maxNamed+1), w.everything(q.dst)
 	if len(dst) == 0 || markedForIt(c, q.marks) || w.kind == Translates && needed(q) {
 		return
 	}

@@ -58,7 +58,7 @@ func TestRulesThatExemptedFromOlderAgentsAreFound(t *testing.T) {
 				ns, c := dialNS(t)
 				nfttest.Run(t, ns, "*nat\n:IP-MASQ-AGENT - [0:0]\n"+masq+"\n"+tt.rules+"\nCOMMIT\n", "iptables-nft-restore", "--noflush")
 				own := func(c nfnetlink.Chain) bool { return shared && c.Name == "IP-MASQ-AGENT" }
-				s, err := foreign.Read(c, own)
+				s, err := foreign.Read(t.Context(), c, own)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -67,7 +67,8 @@ func TestRulesThatExemptedFromOlderAgentsAreFound(t *testing.T) {
 					want = tt.shared
 				}
 				var got []string
-				for _, c := range foreign.Overruled(s, pods(shared)) {
+				overruled, _ := foreign.Overruled(s, pods(shared))
+				for _, c := range overruled {
 					got = append(got, c.Why())
 				}
 				if diff := cmp.Diff(want, strings.Join(got, "; ")); diff != "" {
@@ -93,7 +94,7 @@ func TestNumberOfRulesReadIsBounded(t *testing.T) {
 	if s.Unread < 60_001 || len(s.Chains) != 2 {
 		t.Errorf("%d rules of %d chains were not read", s.Unread, len(s.Chains))
 	}
-	if found := foreign.Conflicts(s, prefixes(t, "10.0.0.0/8")); len(found) != 1 {
+	if found := conflictsOf(s, prefixes(t, "10.0.0.0/8")); len(found) != 1 {
 		t.Errorf("found %v", found)
 	}
 }

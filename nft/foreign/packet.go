@@ -179,6 +179,9 @@ func isName(value []byte, name string) bool {
 	return strings.HasPrefix(name, string(text))
 }
 
+// elementsPerRule is how many elements of a map take as long to compare as a rule.
+const elementsPerRule = 50
+
 // lookup returns the verdicts that a map may have for the packet.
 func (t *Tracer) lookup(c *Chain, s rule.Statement) ([]target, truth) {
 	field, _, _ := strings.Cut(s.String(), " vmap @")
@@ -186,10 +189,13 @@ func (t *Tracer) lookup(c *Chain, s rule.Statement) ([]target, truth) {
 	if !ok {
 		return t.anyTarget(c), maybe
 	}
+	t.rules += len(m.elements) / elementsPerRule
 	var found []target
 	elements, truth := t.packet.candidates(strings.Split(field, " . "), nil, m)
+	seen := map[target]bool{}
 	for _, e := range elements {
-		if to := (target{e.Code, e.Chain}); !slices.Contains(found, to) {
+		if to := (target{e.Code, e.Chain}); !seen[to] {
+			seen[to] = true
 			found = append(found, to)
 		}
 	}

@@ -2,6 +2,7 @@ package foreign
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -66,9 +67,9 @@ func chainID(c nfnetlink.Chain) id { return id{c.Family, c.Table, c.Name} }
 //
 // If the ruleset changes meanwhile, it reads again, up to three times, and then
 // returns what it has; Generation is then out of date. It fails with
-// [nfnetlink.ErrInterrupted] if every attempt was interrupted.
-func Read(c nfnetlink.Reader, own func(nfnetlink.Chain) bool) (Snapshot, error) {
-	return read(reader{conn: c, own: own, hooks: []uint32{unix.NF_INET_POST_ROUTING}, types: []string{"nat"}})
+// [nfnetlink.ErrInterrupted] if every attempt was interrupted, and when ctx ends.
+func Read(ctx context.Context, c nfnetlink.Reader, own func(nfnetlink.Chain) bool) (Snapshot, error) {
+	return read(reader{ctx: ctx, conn: c, own: own, hooks: []uint32{unix.NF_INET_POST_ROUTING}, types: []string{"nat"}})
 }
 
 func read(template reader) (Snapshot, error) {
@@ -100,6 +101,7 @@ func read(template reader) (Snapshot, error) {
 
 type reader struct {
 	Snapshot
+	ctx    context.Context
 	conn   nfnetlink.Reader
 	hooks  []uint32            // of the base chains
 	types  []string            // of the base chains, in the order in which they are read
@@ -120,6 +122,9 @@ func (r *reader) read() (err error) {
 		if err := r.readFamily(family); err != nil {
 			return err
 		}
+	}
+	if err := r.ctx.Err(); err != nil {
+		return err
 	}
 	if r.maps != nil {
 		return r.maps(r)
@@ -211,6 +216,9 @@ func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (e
 		if r.seen[chainID(c)] {
 			continue
 		}
+		if err := r.ctx.Err(); err != nil {
+			return err
+		}
 		r.seen[chainID(c)] = true
 		out := Chain{Chain: c, Base: base, Own: r.own(c)}
 		switch {
@@ -241,10 +249,11 @@ func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (e
 	return nil
 }
 
-// enough counts the memory of a rule and reports whether it is too much.
+// enough counts the memory of a rule and reports whether it is too much, or
+// whether reading was canceled.
 func (r *reader) enough(rule nfnetlink.Rule) bool {
 	r.memory += rule.Memory()
-	return r.memory > maxMemory
+	return r.memory > maxMemory || r.ctx.Err() != nil
 }
 
 // The types and the size of the sets that are read, and of all of them together. A

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/nfnetlink"
 )
 
 // A Rewrite describes connections whose source address another program's rule can
@@ -18,11 +19,25 @@ type Rewrite struct {
 
 // Rewrites finds all rules, other than ours, that can rewrite the source address
 // of a connection, whether or not our policy exempts it. A condition that it does
-// not understand may be true or false.
+// not understand may be true or false. After a few thousand rules, the last result
+// stands for all others: any connection.
 func Rewrites(s Snapshot) []Rewrite {
 	var found []Rewrite
-	search(s, []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}, &found)
+	all := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+	if w := search(s, all, &found); w.full() {
+		found = append(found, Rewrite{Src: anywhere(nfnetlink.Inet), Dst: anywhere(nfnetlink.Inet)})
+	}
 	return found
+}
+
+// keep adds a rewrite. If all of them have too many ranges, it counts for any
+// connection.
+func (w *walker) keep(r Rewrite) {
+	w.kept += len(r.Src) + len(r.Dst)
+	if w.kept > maxKept {
+		r.Src, r.Dst = anywhere(w.base.Family), anywhere(w.base.Family)
+	}
+	*w.rewrites = append(*w.rewrites, r)
 }
 
 // Meets reports whether the rule can match a connection. translated is whether

@@ -153,7 +153,7 @@ func TestEveryMasqueradeOfExemptDestinationsIsFound(t *testing.T) {
 	for n := range 2_000 {
 		m := randomModel(r)
 		conflicts := map[[2]int]bool{}
-		for _, c := range foreign.Conflicts(m.snapshot(), exempt) {
+		for _, c := range conflictsOf(m.snapshot(), exempt) {
 			chain, err := strconv.Atoi(c.Rule.Chain)
 			if err != nil {
 				t.Fatal(err)

@@ -2,6 +2,7 @@ package foreign
 
 import (
 	"cmp"
+	"context"
 	"net/netip"
 	"slices"
 	"strings"
@@ -102,7 +103,7 @@ type Tracer struct {
 	left        bool     // accept ended the base chain early
 	doubt       bool     // the packet may have left the base chain before
 	path        []string // unknown conditions on the way here
-	rules       int      // the number of rules applied
+	rules       int      // the number of rules applied, and what reading their maps costs
 	masqueraded bool
 	direct      int // number of conditions on the way that name the destination
 }
@@ -117,9 +118,9 @@ type MapReader interface {
 // NewTracer reads the chains of some hooks, in the order in which a packet passes
 // them, such as unix.NF_INET_POST_ROUTING. known reports which chains need not be
 // read because their effect is known: they masquerade the packet or return.
-func NewTracer(c MapReader, known func(nfnetlink.Chain) bool, hooks ...uint32) (*Tracer, error) {
+func NewTracer(ctx context.Context, c MapReader, known func(nfnetlink.Chain) bool, hooks ...uint32) (*Tracer, error) {
 	s, err := read(reader{
-		conn: c, own: known, hooks: hooks, types: []string{"nat", "filter", "route"},
+		ctx: ctx, conn: c, own: known, hooks: hooks, types: []string{"nat", "filter", "route"},
 		maps: func(r *reader) error { return r.readMaps(c) },
 	})
 	if err != nil {
@@ -253,20 +254,23 @@ func sameTarget(ways []Way) bool {
 
 func (t *Tracer) unknown(words ...string) {
 	for _, w := range words {
-		if !slices.Contains(t.out.Unknown, w) {
+		if len(t.out.Unknown) < maxUnknown && !slices.Contains(t.out.Unknown, w) {
 			t.out.Unknown = append(t.out.Unknown, w)
 		}
 	}
 }
 
+// Bounds of what a trace reports.
+const (
+	maxWays    = 1000
+	maxUnknown = 100
+	tooMany    = "too many rules to follow"
+)
+
 // walk follows the packet through a chain, and reports whether it may reach the
 // end of the chain or return.
 func (t *Tracer) walk(c *Chain, on []id) (back bool) {
 	if c == nil || slices.Contains(on, chainID(c.Chain)) || len(on) > maxDepth {
-		return true
-	}
-	if t.rules += len(c.Rules); t.rules > maxRules {
-		t.unknown("too many rules to follow")
 		return true
 	}
 	if c.Own {
@@ -284,6 +288,10 @@ func (t *Tracer) walk(c *Chain, on []id) (back bool) {
 	}
 	on = append(slices.Clip(on), chainID(c.Chain))
 	for _, r := range c.Rules {
+		if t.rules++; t.rules > maxRules || len(t.out.Ways) >= maxWays {
+			t.out.Unknown = append([]string{tooMany}, slices.DeleteFunc(t.out.Unknown, func(s string) bool { return s == tooMany })...)
+			return true
+		}
 		sure, comesBack, stop := t.rule(c, r, on)
 		t.doubt = t.doubt || stop && !sure
 		back = back || comesBack
@@ -437,6 +445,7 @@ func (t *Tracer) add(r nfnetlink.Rule, a action, s rule.Statement) truth {
 	}
 	found := yes
 	if m, read := t.maps[id{r.Family, r.Table, s.ToMap}]; s.ToMap != "" && read {
+		t.rules += len(m.elements) / elementsPerRule
 		if w.Among, found = t.packet.among(s, m); found == no {
 			return no
 		}

@@ -31,7 +31,7 @@ func TestTraceFollowsAddressMaps(t *testing.T) {
 		}
 		chain post { type nat hook postrouting priority 110; jump sub; }
 	}`, "-f", "-")
-	tracer, err := foreign.NewTracer(c, func(nfnetlink.Chain) bool { return false }, unix.NF_INET_POST_ROUTING)
+	tracer, err := foreign.NewTracer(t.Context(), c, func(nfnetlink.Chain) bool { return false }, unix.NF_INET_POST_ROUTING)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,12 +19,13 @@ type path struct {
 	via      []nfnetlink.Rule // the jumps
 }
 
-func (w *walker) anything() path {
-	all := anywhere(w.base.Family)
+// begin prepares a search from a base chain.
+func (w *walker) begin(base nfnetlink.Chain) {
+	all := anywhere(base.Family)
+	w.base, w.anything = base, path{src: all, dst: all}
 	if w.sources != nil {
-		return path{src: iprange.Intersect(all, w.sources), dst: all}
+		w.anything.src = iprange.Intersect(all, w.sources)
 	}
-	return path{src: all, dst: all}
 }
 
 func (p path) narrow(m match) path {
@@ -40,9 +41,21 @@ func (p path) narrow(m match) path {
 		}
 	}
 	p.marks = slices.Concat(p.marks, m.marks)
-	p.from = slices.Concat(p.from, m.from)
-	p.words = slices.Concat(p.words, m.words)
+	p.from = firstWords(p.from, m.from)
+	p.words = firstWords(p.words, m.words)
 	return p
+}
+
+// firstWords returns the first of a path's conditions, as text.
+func firstWords(of, more []string) []string {
+	if len(of) > maxWords {
+		return of
+	}
+	all := slices.Concat(of, more)
+	if len(all) > maxWords {
+		all = append(all[:maxWords:maxWords], "other conditions")
+	}
+	return all
 }
 
 // A box is the packets from a set of addresses to another set.
@@ -63,12 +76,16 @@ type frame struct {
 // Limits that real rulesets do not approach. Beyond them less is ruled out and
 // more is reported.
 const (
-	maxDepth  = 16        // the kernel's NFT_JUMP_STACK_SIZE
-	maxVisits = 16        // of one chain, from different rules
-	maxSteps  = 100_000   // rules visited on all paths
-	maxWork   = 2_000_000 // ranges of destinations compared
+	maxDepth  = 16      // the kernel's NFT_JUMP_STACK_SIZE
+	maxVisits = 16      // of one chain, from different rules
+	maxSteps  = 100_000 // rules visited on all paths
+	maxWork   = 500_000 // ranges compared
 	maxBoxes  = 64
 	maxRanges = 4096
+	maxWords  = 32     // conditions of a path that are kept as text
+	maxSource = 1024   // bytes of the sources of a conflict, as text
+	maxFound  = 5_000  // conflicts; with the last one, the search ends
+	maxKept   = 50_000 // ranges of all rewrites together
 )
 
 // walk traverses a chain and reports what it finds. It returns destinations to
@@ -85,11 +102,15 @@ func (w *walker) walk(c *Chain, p path) (taken []iprange.Range) {
 	case w.visits[at] == maxVisits, w.steps > maxSteps: // one last time, for all other paths
 		w.finished[at] = true
 		via := p.via
-		p = w.anything()
+		p = w.anything
 		p.via = via
 	}
 	f := &frame{path: p}
-	for _, r := range c.Rules {
+	for i, r := range c.Rules {
+		if w.full() {
+			break
+		}
+		w.examined[at] = max(w.examined[at], i+1)
 		w.steps++
 		if len(f.via) == 0 && w.past(r) {
 			break
@@ -98,6 +119,7 @@ func (w *walker) walk(c *Chain, p path) (taken []iprange.Range) {
 		if m.never {
 			continue
 		}
+		w.spend(f, &m)
 		if covers(m.src, f.src) {
 			m.src = nil
 		}
@@ -149,9 +171,7 @@ func (w *walker) enter(f *frame, c *Chain, r nfnetlink.Rule, m match, a action) 
 	}
 	q.via = append(slices.Clip(q.via), r)
 	if a.byMap {
-		for _, to := range w.unreferenced[id{c.Family, c.Table, ""}] {
-			w.walk(to, q)
-		}
+		w.walkUnreferenced(id{c.Family, c.Table, ""}, q)
 		return nil
 	}
 	taken = w.walk(w.chains[id{c.Family, c.Table, a.target}], q)
@@ -160,6 +180,20 @@ func (w *walker) enter(f *frame, c *Chain, r nfnetlink.Rule, m match, a action) 
 	}
 	f.left = append(f.left, taken...)
 	return taken
+}
+
+// walkUnreferenced follows a verdict map of a table to all chains to which it may
+// lead.
+func (w *walker) walkUnreferenced(table id, q path) {
+	if w.mapped[table] {
+		return
+	}
+	chains := w.unreferenced[table]
+	w.steps += len(chains)
+	w.mapped[table] = w.steps > maxSteps // this time for all other paths
+	for _, to := range chains {
+		w.walk(to, q)
+	}
 }
 
 // leave removes the matching packets from the chain.
@@ -185,13 +219,33 @@ func (f *frame) leave(m match) {
 	}
 }
 
-// settle subtracts the destinations in left from dst. After much of that, any
-// destination counts as possible.
-func (w *walker) settle(f *frame) {
-	w.work += len(f.dst) + len(f.left)
-	if w.work > maxWork && len(f.dst)+len(f.left) > maxNamed {
-		f.dst, f.left, f.partial = w.anything().dst, nil, true
+// spend counts the ranges that have to be compared for a rule. If there were too
+// many, conditions with long lists of ranges count as unknown.
+func (w *walker) spend(f *frame, m *match) {
+	w.work += len(f.src) + len(f.dst) + len(f.left) + len(m.src) + len(m.dst)
+	if !w.spent() {
+		return
 	}
+	if len(m.src) > maxNamed {
+		m.src, m.other = nil, true
+	}
+	if len(m.dst) > maxNamed {
+		m.dst, m.other = nil, true
+	}
+	if len(f.src) > maxNamed {
+		f.src = anywhere(w.base.Family)
+	}
+	if len(f.dst)+len(f.left) > maxNamed {
+		f.dst, f.left, f.partial = anywhere(w.base.Family), nil, true
+	}
+	f.boxes = nil
+}
+
+// spent reports whether too many ranges have been compared.
+func (w *walker) spent() bool { return w.work > maxWork }
+
+// settle subtracts the destinations in left from dst.
+func (w *walker) settle(f *frame) {
 	if len(f.left) == 0 || len(f.dst) > maxRanges && len(f.left) < len(f.dst)/8 {
 		return
 	}
@@ -200,16 +254,30 @@ func (w *walker) settle(f *frame) {
 	f.empty = !w.reaches(f.dst)
 }
 
-func (w *walker) reaches(dst []iprange.Range) bool {
-	hits, _ := w.hits(dst, 1)
-	return len(hits) > 0
+func (w *walker) reaches(dst []iprange.Range) bool { return len(w.overlap(dst, 1)) > 0 }
+
+// overlap returns the first ranges of exempt that overlap with dst, cut to the
+// overlap.
+func (w *walker) overlap(dst []iprange.Range, most int) (out []iprange.Range) {
+	for i := range dst {
+		for j := w.firstExempt(dst[i]); j < len(w.exempt) && !dst[i].To.Less(w.exempt[j].From); j++ {
+			if out = append(out, iprange.Intersect(dst[i:i+1], w.exempt[j:j+1])...); len(out) == most {
+				return out
+			}
+		}
+	}
+	return out
+}
+
+// firstExempt returns the index of the first exempt range that does not end before r.
+func (w *walker) firstExempt(r iprange.Range) int {
+	return sort.Search(len(w.exempt), func(i int) bool { return !w.exempt[i].To.Less(r.From) })
 }
 
 // hits returns the first exempt prefixes that overlap with dst.
 func (w *walker) hits(dst []iprange.Range, limit int) (prefixes []netip.Prefix, more bool) {
 	for _, r := range dst {
-		i := sort.Search(len(w.exempt), func(i int) bool { return !w.exempt[i].To.Less(r.From) })
-		for ; i < len(w.exempt) && !r.To.Less(w.exempt[i].From); i++ {
+		for i := w.firstExempt(r); i < len(w.exempt) && !r.To.Less(w.exempt[i].From); i++ {
 			switch n := len(prefixes); {
 			case n > 0 && prefixes[n-1] == w.prefixes[i]:
 			case n == limit:
@@ -224,13 +292,9 @@ func (w *walker) hits(dst []iprange.Range, limit int) (prefixes []netip.Prefix, 
 
 // report adds a rule that rewrites source addresses to the conflicts.
 func (w *walker) report(c *Chain, r nfnetlink.Rule, q path, left []box) {
-	for _, b := range left {
-		if covers(b.src, q.src) {
-			q.dst = iprange.Subtract(q.dst, b.dst)
-		}
-	}
+	q.dst = w.without(q, left)
 	if w.rewrites != nil {
-		*w.rewrites = append(*w.rewrites, Rewrite{Src: q.src, Dst: q.dst, Marked: markedForIt(c, q.marks)})
+		w.keep(Rewrite{Src: q.src, Dst: q.dst, Marked: markedForIt(c, q.marks)})
 		return
 	}
 	exempt, more := w.hits(q.dst, maxNamed)
@@ -242,6 +306,24 @@ func (w *walker) report(c *Chain, r nfnetlink.Rule, q path, left []box) {
 		conflict.src = q.src
 	}
 	w.add(c, r, q, conflict)
+}
+
+// without returns the destinations of a path without those to which no packet of
+// its sources is left.
+func (w *walker) without(p path, left []box) []iprange.Range {
+	dst := p.dst
+	for _, b := range left {
+		w.work += len(b.src) + len(b.dst) + len(p.src) + len(dst)
+		if covers(b.src, p.src) {
+			dst = iprange.Subtract(dst, b.dst)
+		}
+	}
+	return dst
+}
+
+// full reports whether the search ends because it has found too much.
+func (w *walker) full() bool {
+	return len(w.conflicts) >= maxFound || w.rewrites != nil && len(*w.rewrites) >= maxFound
 }
 
 // add completes a conflict and adds it to what was found.
@@ -259,6 +341,8 @@ func (w *walker) add(c *Chain, r nfnetlink.Rule, q path, conflict Conflict) {
 	w.found[at] = len(w.conflicts)
 	w.conflicts = append(w.conflicts, conflict)
 }
+
+const orOthers = " or others"
 
 // merge adds a second path to the same rule.
 func (c *Conflict) merge(o Conflict) {
@@ -280,8 +364,10 @@ func (c *Conflict) merge(o Conflict) {
 	switch {
 	case c.Source == "" || o.Source == "":
 		c.Source = ""
-	case c.Source != o.Source:
+	case c.Source != o.Source && len(c.Source) < maxSource:
 		c.Source += " or " + o.Source
+	case c.Source != o.Source && !strings.HasSuffix(c.Source, orOthers):
+		c.Source += orOthers
 	}
 	c.Conditions = slices.DeleteFunc(slices.Clone(c.Conditions), func(s string) bool { return !slices.Contains(o.Conditions, s) })
 }

@@ -66,8 +66,8 @@ func (k *Kernel) acquire(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// Forget drops other programs' rules that Apply and Others have read, and reports
-// whether there were many. Until then Others does not read again what Apply has
+// Forget drops other programs' rules that were read, and reports whether there
+// were many. Until then Others does not read again what Apply has
 // read.
 func (k *Kernel) Forget() (many bool) {
 	k.busy <- struct{}{}

@@ -31,7 +31,7 @@ type Others struct {
 	Accepted []foreign.Conflict
 	// XTables are chains of such agents in legacy ip_tables.
 	XTables []foreign.XTChain
-	// Unread counts rules that were not read because there are too many.
+	// Unread counts rules that were not examined because there are too many.
 	Unread int
 }
 
@@ -66,24 +66,39 @@ func (k *Kernel) XTables() ([]foreign.XTChain, error) { return k.legacyChains() 
 // Others reads other programs' rules: every chain that is reachable from a
 // postrouting chain of type nat, and no other.
 func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
-	snapshot, err := k.snapshot(ctx, want)
-	if err != nil {
-		return Others{}, err
-	}
 	xtables, err := k.legacyChains()
 	if err != nil {
 		return Others{}, err
 	}
-	conflicts, podless, overridden := enforced(want.Policy, foreign.Conflicts(snapshot, want.Policy.ExemptDestinations()))
+	snapshot, err := k.snapshot(ctx, want)
+	if err != nil {
+		return Others{}, err
+	}
+	masquerading, rest := foreign.Conflicts(snapshot, want.Policy.ExemptDestinations())
+	conflicts, podless, overridden := enforced(want.Policy, masquerading)
+	overruled, more := foreign.Overruled(snapshot, share(want))
 	return Others{
 		XTables:    xtables,
 		Legacy:     foreign.Legacy(snapshot),
 		Conflicts:  conflicts,
-		Overruled:  foreign.Overruled(snapshot, share(want)),
+		Overruled:  overruled,
 		Overridden: overridden,
 		Podless:    podless,
-		Unread:     snapshot.Unread,
+		Unread:     snapshot.Unread + max(rest, more),
 	}, nil
+}
+
+// Older reads only the rules of iptables-based agents, wherever Others finds them.
+func (k *Kernel) Older(ctx context.Context) (Others, error) {
+	xtables, err := k.legacyChains()
+	if err != nil {
+		return Others{}, err
+	}
+	snapshot, err := k.snapshot(ctx, nft.Ruleset{})
+	if err != nil {
+		return Others{}, err
+	}
+	return Others{XTables: xtables, Legacy: foreign.Legacy(snapshot)}, nil
 }
 
 // enforced separates conflicts that come too late because the policy enforces its
@@ -133,7 +148,7 @@ func (k *Kernel) snapshot(ctx context.Context, want nft.Ruleset) (foreign.Snapsh
 		if err != nil {
 			return foreign.Snapshot{}, err
 		}
-		return foreign.Read(&k.seen, s.isOurs(want))
+		return foreign.Read(ctx, &k.seen, s.isOurs(want))
 	})
 }
 

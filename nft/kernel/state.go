@@ -38,7 +38,7 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, l Look, scope layou
 		s.held = append(s.held, h)
 	}
 	if l.TakeOver {
-		snapshot, err := foreign.Read(&k.seen, s.isOurs(want))
+		snapshot, err := foreign.Read(ctx, &k.seen, s.isOurs(want))
 		if err != nil {
 			return nil, err
 		}

@@ -100,7 +100,7 @@ func (n Node) hooks() (before uint32, after []uint32) {
 }
 
 func (k *Kernel) follow(ctx context.Context, p foreign.Packet, wanted bool, known func(nfnetlink.Chain) bool, hooks ...uint32) (foreign.Trace, error) {
-	t, err := again(ctx, func() (*foreign.Tracer, error) { return foreign.NewTracer(k.conn, known, hooks...) })
+	t, err := again(ctx, func() (*foreign.Tracer, error) { return foreign.NewTracer(ctx, k.conn, known, hooks...) })
 	if err != nil {
 		return foreign.Trace{}, err
 	}

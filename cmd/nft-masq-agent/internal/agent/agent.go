@@ -49,7 +49,9 @@ type Kernel struct {
 	ReadBack func() (nft.Ruleset, bool, error)
 	PortID   func() uint32
 	Counters func() ([]nft.Counts, error)
-	Others   func(nft.Ruleset) (kernel.Others, error)
+	// Others may be called while other functions are running; they do not wait for it.
+	Others func(nft.Ruleset) (kernel.Others, error)
+	Older  func() (kernel.Others, error)
 	// XTables is fast, and returns the same about legacy ip_tables as Others.
 	XTables func() ([]foreign.XTChain, error)
 	Cleanup func(kernel.Removal) ([]string, error)
@@ -160,7 +162,7 @@ func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
 		timer:    time.NewTimer(resync),
 		takeOver: stoppedTimer(),
 		drift:    newDrift(time.Now()),
-		survey:   survey{seed: maphash.MakeSeed()},
+		survey:   survey{seed: maphash.MakeSeed(), results: make(chan surveyed, 1)},
 
 		changedPolicy: make(chan effective, 1),
 	}
@@ -192,6 +194,11 @@ func (a *Agent) Run(ctx context.Context) {
 	defer a.timer.Stop()
 	defer a.takeOver.Stop()
 	defer a.drift.alarm.Stop()
+	defer func() {
+		if a.survey.running {
+			<-a.survey.results
+		}
+	}()
 	defer func() {
 		if a.drift.listening {
 			a.in.Leave()
@@ -230,6 +237,9 @@ func (a *Agent) Run(ctx context.Context) {
 			a.sync(onHangup, kernel.Look{Full: true, Others: true, TakeOver: true})
 			a.survey.at = time.Time{} // check for other programs' rules, however recent the last check was
 			a.checkOthers(a.looked)
+		case r := <-a.survey.results:
+			a.health.busy()
+			a.surveyed(r)
 		case c := <-a.addresses.changes:
 			a.health.busy()
 			a.addressesChanged(c)
@@ -403,13 +413,13 @@ func (a *Agent) reconsider() error {
 		}
 	}
 	if older {
-		others, err := a.kernel.Others(nft.Ruleset{})
+		others, err := a.kernel.Older()
 		if err != nil {
 			return err
 		}
 		n.older = a.stillThere(others)
 		if a.policy.want == nil {
-			a.health.found(kernel.Others{Legacy: others.Legacy, XTables: others.XTables})
+			a.health.found(others)
 			a.logXTables(others.XTables)
 		}
 	}
@@ -468,6 +478,7 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	if !a.decided(reason, look, start) {
 		return
 	}
+	look = a.survey.hold(look)
 	look.Others, look.TakeOver = look.Others || a.pending.Others, (look.TakeOver || a.pending.TakeOver) && a.takesOver()
 	if look.Others {
 		defer relaxGC()()
@@ -585,7 +596,10 @@ func (a *Agent) warnOfUncovered() {
 
 // decided reports whether there is something to enforce.
 func (a *Agent) decided(reason string, look kernel.Look, start time.Time) bool {
-	if a.rejection != nil && !a.policy.accepted {
+	switch undecided := a.rejection != nil && !a.policy.accepted; {
+	case undecided && a.survey.running && a.policy.want != nil:
+		a.survey.held.Others = true // decide again when it has ended
+	case undecided:
 		if err := a.reconsider(); err != nil {
 			a.checked(reason, look, time.Since(start), err, 0)
 			a.refuse(err, reason)
@@ -631,7 +645,7 @@ func (a *Agent) planTakeOver(reason string, look kernel.Look, cost time.Duration
 		a.takeOverAt = time.Now().Add(checkShare * cost)
 		return
 	}
-	if reason == onDrift {
+	if reason == onDrift && !a.survey.held.TakeOver {
 		a.takeOver.Reset(time.Until(a.takeOverAt))
 	}
 }

@@ -47,6 +47,9 @@ type world struct {
 	last       kernel.Look
 	cost       time.Duration
 	others     kernel.Others
+	surveys    int           // that began
+	surveying  int           // that are running
+	surveyCost time.Duration // how long one takes
 	interfaces []string
 	addresses  []netip.Addr
 	unlisted   error
@@ -97,7 +100,8 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 				Counters:   w.counters,
 				Interfaces: func() ([]string, error) { return w.interfaces, nil },
 				Addresses:  w.listed,
-				Others:     func(nft.Ruleset) (kernel.Others, error) { return w.seen(), w.refusal() },
+				Others:     w.survey,
+				Older:      func() (kernel.Others, error) { return w.seen(), w.refusal() },
 				Cleanup:    w.cleanup,
 				Stale:      w.countStale,
 				XTables:    func() ([]foreign.XTChain, error) { return w.seen().XTables, nil },
@@ -183,6 +187,22 @@ func (w *world) seen() kernel.Others {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.others
+}
+
+func (w *world) survey(nft.Ruleset) (kernel.Others, error) {
+	w.mu.Lock()
+	w.surveys++
+	w.surveying++
+	others, cost := w.others, w.surveyCost
+	if w.surveying > 1 {
+		others = kernel.Others{Unread: w.surveying} // as seen in the log
+	}
+	w.mu.Unlock()
+	time.Sleep(cost)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.surveying--
+	return others, w.refuses
 }
 
 // find sets other programs' rules on the node.

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"hash/maphash"
 	"maps"
 	"slices"
@@ -11,55 +12,103 @@ import (
 
 	"go.uber.org/zap"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
 // surveyInterval is the least time between two checks of other programs' rules.
-// Reading them takes a large part of a second for 50,000 rules.
+// They take at most 0.5 % of the time: for 50,000 rules, a check takes a second.
 const surveyInterval = time.Minute
 
-// A survey is what was last found about other programs' rules.
+// A survey is what was last found about other programs' rules. Reading and
+// searching them takes seconds if there are many, so that happens outside the
+// loop, to which the result is an event.
 type survey struct {
-	at  time.Time
-	due bool   // another program wrote since, or the config changed
-	by  string // the process that wrote last
+	at      time.Time // when the last one began; zero: begin one in any case
+	took    time.Duration
+	due     bool   // another program wrote since, or the config changed
+	by      string // the process that wrote last
+	running bool
+	results chan surveyed // of the running one
+	held    kernel.Look   // what to check when it has ended
 	// What was found, so that it is logged once.
 	legacy    []string
 	xtables   []string
 	conflicts map[uint64]bool // by hash
-	unread    int             // rules not read because there are too many
+	unread    int             // rules not examined because there are too many
 	seed      maphash.Seed
 }
 
-// checkOthers checks other programs' rules that masquerade, and logs what is new.
+// surveyed is the result of a survey for a ruleset.
+type surveyed struct {
+	want   nft.Ruleset
+	others kernel.Others
+	err    error
+	took   time.Duration
+}
+
+// checkOthers begins to check other programs' rules that masquerade, if it is time.
 func (a *Agent) checkOthers(now time.Time) {
 	a.checkInterfaces()
 	s := &a.survey
-	if a.policy.want == nil {
+	if a.policy.want == nil || s.running {
 		return
 	}
 	if x, err := a.kernel.XTables(); err == nil && !slices.Equal(namesOf(x), s.xtables) {
 		s.at = time.Time{} // changes of legacy ip_tables do not make it due
 	}
-	if !s.at.IsZero() && (!s.due || now.Sub(s.at) < surveyInterval) {
+	if !s.at.IsZero() && (!s.due || now.Sub(s.at) < max(surveyInterval, checkShare*s.took)) {
 		return
 	}
-	defer relaxGC()()
-	others, err := a.kernel.Others(*a.policy.want)
-	s.at, s.due = now, false
-	if errors.Is(err, context.Canceled) {
-		return // the agent ends
-	}
-	if err != nil {
-		a.log.Warn("cannot read other programs' rules", zap.String("event", "foreign_rules_unreadable"), zap.Error(err))
+	s.at, s.due, s.running = now, false, true
+	want := *a.policy.want
+	go func() {
+		start := time.Now()
+		others, err := a.kernel.Others(want)
+		s.results <- surveyed{want, others, err, time.Since(start)}
+	}()
+}
+
+// surveyed handles the result of a survey: it logs what is new.
+func (a *Agent) surveyed(r surveyed) {
+	s := &a.survey
+	s.running, s.took = false, r.took
+	switch {
+	case errors.Is(r.err, context.Canceled): // the agent ends
 		return
+	case a.policy.want == nil || !a.policy.want.Same(r.want):
+		s.at = time.Time{} // it was for an earlier policy
+	case r.err != nil:
+		a.log.Warn("cannot read other programs' rules", zap.String("event", "foreign_rules_unreadable"), zap.Error(r.err))
+	default:
+		a.health.found(r.others)
+		a.logLegacy(r.others)
+		a.logXTables(r.others.XTables)
+		a.logConflicts(r.others)
+		a.log.Debug("checked other programs' rules", milliseconds(r.took), zap.String("event", "foreign_rules_checked"))
 	}
-	a.health.found(others)
-	a.logLegacy(others)
-	a.logXTables(others.XTables)
-	a.logConflicts(others)
+	if s.held != (kernel.Look{}) {
+		look := s.held
+		s.held = kernel.Look{}
+		a.sync(onResync, look)
+	}
+	if s.at.IsZero() {
+		a.checkOthers(time.Now())
+	}
+}
+
+// hold removes what also reads other programs' rules from a look, until the
+// running survey has ended: the loop would be slow, and both together would take
+// too much memory.
+func (s *survey) hold(look kernel.Look) kernel.Look {
+	if !s.running {
+		return look
+	}
+	s.held.Others, s.held.TakeOver = s.held.Others || look.Others, s.held.TakeOver || look.TakeOver
+	look.Others, look.TakeOver = false, false
+	return look
 }
 
 func namesOf(chains []foreign.XTChain) (names []string) {
@@ -141,13 +190,16 @@ func (a *Agent) legacyFields(others kernel.Others) (found []string, fields []zap
 	return found, fields
 }
 
-// maxLogged is how many conflicts under one base chain a check logs individually.
+// How many conflicts under one base chain, and in all, a check logs individually.
 // Some CNI plugins have a rule for each pod.
-const maxLogged = 20
+const (
+	maxLogged    = 20
+	maxLoggedAll = 100
+)
 
 func (a *Agent) logConflicts(others kernel.Others) {
 	s := &a.survey
-	found, logged := make(map[uint64]bool, len(others.Conflicts)), map[string]int{}
+	found, logged, more, all := make(map[uint64]bool, len(others.Conflicts)), map[string]int{}, map[string]int{}, 0
 	for _, c := range slices.Concat(others.Conflicts, others.Overruled) {
 		is := c.Hash(s.seed)
 		if found[is] || s.conflicts[is] {
@@ -156,9 +208,12 @@ func (a *Agent) logConflicts(others kernel.Others) {
 		}
 		found[is] = true
 		base := c.Table() + " " + nfnetlink.Printable(c.Base)
-		if logged[base]++; logged[base] > maxLogged {
+		if logged[base] == maxLogged || all == maxLoggedAll {
+			more[base]++
 			continue
 		}
+		logged[base]++
+		all++
 		fields := []zap.Field{
 			zap.String("table", c.Table()), zap.String("chain", c.Chain()), zap.Int32("priority", c.Priority),
 			zap.String("rule", c.RuleText()), zap.String("why", c.Why()),
@@ -175,18 +230,24 @@ func (a *Agent) logConflicts(others kernel.Others) {
 			a.log.Warn("another program's rule translates what the config masquerades", append(fields, zap.String("event", "foreign_translation"))...)
 		}
 	}
-	for _, base := range slices.Sorted(maps.Keys(logged)) {
-		if more := logged[base] - maxLogged; more > 0 {
-			a.log.Warn("more rules of other programs contradict the config; see nft-masq-agent status",
-				zap.String("event", "further_foreign_rules"), zap.String("reachable_from", base), zap.Int("rules", more))
+	bases := slices.Sorted(maps.Keys(more))
+	if len(bases) > maxLogged {
+		rest := fmt.Sprintf("%d other base chains", len(bases)-maxLogged)
+		for _, base := range bases[maxLogged:] {
+			more[rest] += more[base]
 		}
+		bases = append(bases[:maxLogged], rest)
+	}
+	for _, base := range bases {
+		a.log.Warn("more rules of other programs contradict the config; see nft-masq-agent status",
+			zap.String("event", "further_foreign_rules"), zap.String("reachable_from", base), zap.Int("rules", more[base]))
 	}
 	if len(s.conflicts) > 0 && len(found) == 0 {
 		a.log.Info("other programs' rules no longer contradict the config", zap.String("event", "foreign_rules_gone"))
 	}
 	s.conflicts = found
 	if others.Unread > 0 && s.unread == 0 {
-		a.log.Warn("other programs have too many rules to read; the effect of the rest is unknown",
+		a.log.Warn("other programs have too many rules to examine; the effect of the rest is unknown",
 			zap.String("event", "foreign_rules_unread"), zap.Int("rules", others.Unread))
 	}
 	s.unread = others.Unread

@@ -179,7 +179,7 @@ func (r *Status) SetOthers(others kernel.Others) {
 		r.Legacy = append(r.Legacy, l.String())
 	}
 	if others.Unread > 0 {
-		r.Notes = append(r.Notes, fmt.Sprintf("%d rules of other programs were too many to read; their effect is unknown", others.Unread))
+		r.Notes = append(r.Notes, fmt.Sprintf("%d rules of other programs were too many to examine; their effect is unknown", others.Unread))
 	}
 }
 

@@ -1,0 +1,108 @@
+package agent
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+const contradicted = "another program's rule masquerades what the config exempts"
+
+func TestRepairsDoNotWaitForASurvey(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.surveyCost = time.Hour
+		w.find(kernel.Others{Conflicts: []foreign.Conflict{{Rule: nfnetlink.Rule{Table: "nat"}}}})
+		w.settled(t)
+		w.tamper(1)
+		synctest.Wait()
+		wantLines(t, w.messages(), "rules were changed by another program; restored")
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		wantLines(t, w.messages(), contradicted)
+	})
+}
+
+// A survey that a config change or SIGHUP has made useless is followed by another
+// one at once.
+func TestSurveysRunOneAtATime(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.surveyCost = time.Minute
+		w.find(kernel.Others{Conflicts: []foreign.Conflict{{Rule: nfnetlink.Rule{Table: "nat"}}}})
+		w.files <- file("10.0.0.0/8")
+		time.Sleep(time.Second)
+		w.find(kernel.Others{})
+		w.files <- file("100.64.0.0/10")
+		time.Sleep(time.Second)
+		w.hangup <- unix.SIGHUP
+		synctest.Wait()
+		if w.last.Others || w.last.TakeOver {
+			t.Error("other programs' rules are read during a survey")
+		}
+		wantLines(t, w.messages(), "starting", "applied", "applied")
+		time.Sleep(time.Minute - time.Second)
+		synctest.Wait()
+		if w.surveys != 2 || !w.last.Others {
+			t.Errorf("%d surveys, last check %+v", w.surveys, w.last)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		wantLines(t, w.messages()) // the first survey was for another policy
+		w.hangup <- unix.SIGHUP
+		synctest.Wait()
+		if w.surveys != 3 || !w.last.Others || !w.last.Full {
+			t.Errorf("%d surveys, last check %+v", w.surveys, w.last)
+		}
+	})
+}
+
+func TestSurveysTakeAtMostHalfAPercentOfTheTime(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.surveyCost = 3 * time.Second
+		w.files <- file("10.0.0.0/8")
+		const long = 2 * time.Hour
+		for start := time.Now(); time.Since(start) < long; time.Sleep(time.Second) {
+			w.commit(nfnetlink.Change{Writer: 1})
+		}
+		if most := int(long/(checkShare*w.surveyCost)) + 1; w.surveys > most || w.surveys < most-1 {
+			t.Errorf("%d surveys, want at most %d", w.surveys, most)
+		}
+	})
+}
+
+// Each of a thousand base chains leads to rules that contradict the config.
+func TestSurveyLogsABoundedNumberOfLines(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		const bases = 1000
+		var found kernel.Others
+		for i := range 5 * bases {
+			r := nfnetlink.Rule{Table: "nat", Chain: fmt.Sprintf("pod-%d", i), Handle: uint64(i)}
+			found.Conflicts = append(found.Conflicts, foreign.Conflict{Rule: r, Base: fmt.Sprintf("base-%d", i%bases)})
+		}
+		w.find(found)
+		w.files <- file("10.0.0.0/8")
+		synctest.Wait()
+		lines, counted := 0, int64(0)
+		for _, e := range w.logs.TakeAll() {
+			lines++
+			switch fields := e.ContextMap(); fields["event"] {
+			case "foreign_masquerade":
+				counted++
+			case "further_foreign_rules":
+				counted += fields["rules"].(int64)
+			}
+		}
+		if most := 2 + maxLoggedAll + maxLogged + 1; lines > most {
+			t.Errorf("%d lines, want at most %d", lines, most)
+		}
+		if counted != 5*bases {
+			t.Errorf("%d rules logged or counted, want %d", counted, 5*bases)
+		}
+	})
+}
