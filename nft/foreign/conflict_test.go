@@ -16,7 +16,7 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 	const nothing = ""
 	tests := []struct{ name, rules, want string }{
 		{"masquerades all", "masquerade", "10.0.0.0/8 fd00::/8"},
-		{"rewrites to a fixed address", "snat ip to 192.0.2.1", "10.0.0.0/8 fd00::/8"},
+		{"rewrites to a fixed address", "snat ip to 192.0.2.1", "10.0.0.0/8"},
 		{"of one family", "meta nfproto ipv4 masquerade", "10.0.0.0/8"},
 		{"of one family, by protocol", "meta protocol ip6 masquerade", "fd00::/8"},
 		{"to other destinations", "ip daddr 192.0.2.0/24 masquerade", nothing},
