@@ -15,7 +15,7 @@ type aliases struct {
 // limit or refers to an anchor it is part of, and a message.
 func (a *aliases) check(n *yaml.Node) (*yaml.Node, string) {
 	before := a.total
-	a.total += 1 + len(a.lists[n])
+	a.total += 1 + len(a.lists.omitted(n))
 	if n.Kind == yaml.AliasNode {
 		size, seen := a.sizes[n.Alias]
 		if !seen {

@@ -11,6 +11,9 @@ const (
 	maxExpanded = 300_000 // values of one file, aliases expanded
 )
 
+// MaxCIDRs is the most CIDRs that Parse accepts.
+const MaxCIDRs = maxNodes + maxFolded
+
 // budget is what remains of the limits of one Parse.
 type budget struct{ nodes, folded int }
 
@@ -33,7 +36,7 @@ func (r *budget) take(s string, runs []run) (string, bool) {
 }
 
 func (t *text) tooMuch() Problem {
-	return Problem{Pos: Position{File: t.name, Line: 1, Col: 1}, Msg: "too many values: a config may have at most 100,000"}
+	return Problem{Pos: at(t.name, 1, 1), Msg: "too many values: a config may have at most 100,000"}
 }
 
 // countNodes returns an upper bound of the nodes in a YAML text; it stops

@@ -56,7 +56,7 @@ func readFile(d Defaults, s Source, left *budget) *file {
 	switch {
 	case s.Ignored:
 		r.warnings.add(Problem{
-			Pos: Position{File: r.text.name}, Note: true,
+			Pos: at(r.text.name, 0, 0), Note: true,
 			Msg: "not read: in a directory, only names that begin with ip-masq or end in .yaml, .yml or .json are read",
 		}, maxWarnings)
 	case strings.Count(r.text.s, "\n") > maxLines:
@@ -114,7 +114,7 @@ func (r *reader) merge(v *yaml.Node) {
 		if m := target(mappings[i]); m.Kind == yaml.MappingNode {
 			r.mapping(m)
 		} else {
-			r.fail(mappings[i], `"<<" merges mappings, not %s`, describe(m))
+			r.fail(mappings[i], `"<<" merges mappings, not %s`, kind(m))
 		}
 	}
 }
@@ -131,7 +131,7 @@ func (r *reader) key(name string, k, v *yaml.Node, seen map[string]*yaml.Node) {
 	}
 	if known {
 		r.set(key, setting{name, k, v})
-	} else if meant, likely := likelyKey(name); likely {
+	} else if meant, likely := likelyKey(r.keys, name); likely {
 		r.failTolerated(k, "%s, did you mean %s?", unknownKey(name), meant)
 	} else if name == "data" && v.Kind == yaml.MappingNode {
 		r.warn(k, "%s is ignored: this is a ConfigMap; use the content of its entry %q", unknownKey(name), "config")
@@ -229,7 +229,7 @@ func (r *reader) linkLocal() {
 }
 
 func (f *file) position(n *yaml.Node) Position {
-	return Position{File: f.text.name, Line: n.Line, Col: n.Column}
+	return at(f.text.name, n.Line, n.Column)
 }
 
 func (f *file) fail(n *yaml.Node, format string, args ...any) {

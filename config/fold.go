@@ -23,8 +23,17 @@ type run struct {
 	start, end int    // the bytes between the first line and the last one
 }
 
-// folds maps the node of a run's first CIDR to the CIDRs left out after it.
+// folds maps the node of a run's first CIDR to the CIDRs of the run.
 type folds map[*yaml.Node][]CIDR
+
+// omitted returns the CIDRs that were left out after a node.
+func (f folds) omitted(n *yaml.Node) []CIDR {
+	all := f[n]
+	if len(all) == 0 {
+		return nil
+	}
+	return all[1 : len(all)-1]
+}
 
 // minRun is the number of CIDRs from which on a run is folded.
 const minRun = 4
@@ -61,7 +70,7 @@ func (t *text) fold() (string, []run) {
 		if all == nil {
 			all = make([]CIDR, 0, min(strings.Count(t.s, "\n"), maxFolded)+1)
 		}
-		all = append(all, CIDR{Prefix: p, Pos: Position{File: t.name, Line: number, Col: col}})
+		all = append(all, CIDR{Prefix: p, Pos: at(t.name, number, col)})
 		cur.end = offset
 	}
 	end()
@@ -107,7 +116,7 @@ func cut(s string, runs []run) string {
 func unfold(n *yaml.Node, runs []run) (folds, bool) {
 	byLine := make(map[int]run, len(runs))
 	for _, r := range runs {
-		byLine[r.cidrs[0].Pos.Line] = r
+		byLine[int(r.cidrs[0].Pos.Line)] = r
 	}
 	lists := make(folds, len(runs))
 	var walk func(n *yaml.Node)
@@ -115,8 +124,8 @@ func unfold(n *yaml.Node, runs []run) (folds, bool) {
 		for _, c := range n.Content {
 			r, ok := byLine[c.Line]
 			if ok && n.Kind == yaml.SequenceNode && n.Style&yaml.FlowStyle == 0 &&
-				c.Kind == yaml.ScalarNode && c.Column == r.cidrs[0].Pos.Col && c.Value == r.first {
-				lists[c] = r.cidrs[1 : len(r.cidrs)-1]
+				c.Kind == yaml.ScalarNode && c.Column == int(r.cidrs[0].Pos.Col) && c.Value == r.first {
+				lists[c] = r.cidrs
 			}
 			walk(c)
 		}

@@ -238,6 +238,7 @@ func TestSecretMountedByMistakeIsNotQuoted(t *testing.T) {
 		"password: [" + secret, "a: b\n" + secret, "-----BEGIN PRIVATE KEY-----\n" + secret + "=\n-----END PRIVATE KEY-----\n",
 		"key: |\n  " + secret + "\n\tb", `{"password": "` + secret, `{"password": "` + secret + `"}`, `{"password": ` + secret + `}`,
 		"password: " + secret, "password: " + secret + "\n---\n" + secret, "%" + secret, "@" + secret, "? [" + secret + "]\n: b",
+		"<<: " + secret, "ipv6: yes\npassword: *" + secret, "resync: [" + secret, "masquerade_password: 1\n@" + secret,
 		"nonMasqueradeCIDRs: |\n  a\n  " + secret, "nonMasqueradeCIDRs: [" + strings.Repeat(secret, 5) + "]",
 		"resyncInterval: " + strings.Repeat(secret, 5), "nonMasqueradeCIDRs:\n- |\n  " + secret + "\n  b\n",
 		"a " + secret + ": b", "a/" + secret + ": b", strings.Repeat("x", maxQuotedKey) + secret + ": b",

@@ -11,7 +11,7 @@ func join(d Defaults, files []*file) Config {
 	interval := false
 	for _, f := range files {
 		for _, row := range Conditions() {
-			row.join(&c, f, seen)
+			row.join(&c, f, files, seen)
 		}
 		for _, t := range Translations() {
 			if t.cidrs != nil {
@@ -47,14 +47,14 @@ func join(d Defaults, files []*file) Config {
 	return c
 }
 
-// join adds the condition's values in a file.
-func (c Condition) join(to *Config, f *file, seen map[string]bool) {
+// join adds the condition's values in one of the files.
+func (c Condition) join(to *Config, f *file, files []*file, seen map[string]bool) {
 	list, names, flag := f.lists[c.Key], f.names[c.Key], f.bools[c.Key]
 	switch {
 	case list.at != nil && !seen[c.Key]:
 		*c.cidrs(to) = list.value // not copied: it may be long
 	case list.at != nil:
-		*c.cidrs(to) = append(*c.cidrs(to), list.value...)
+		*c.cidrs(to) = append(grow(*c.cidrs(to), files, c.Key), list.value...)
 	case names.at != nil:
 		*c.interfaces(to) = append(*c.interfaces(to), names.value...)
 	case flag.at != nil && flag.value:
@@ -64,6 +64,18 @@ func (c Condition) join(to *Config, f *file, seen map[string]bool) {
 		*c.off(to) = &at
 	}
 	seen[c.Key] = seen[c.Key] || list.at != nil || flag.at != nil
+}
+
+// grow returns the list of one or more files, with capacity for those of all.
+func grow(list []CIDR, files []*file, key string) []CIDR {
+	size := 0
+	for _, f := range files {
+		size += len(f.lists[key].value)
+	}
+	if cap(list) >= size {
+		return list
+	}
+	return append(make([]CIDR, 0, size), list...)
 }
 
 // warnOfLists warns about an empty nonMasqueradeCIDRs and, once per list and
@@ -85,7 +97,7 @@ func warnOfLists(files []*file, c Config) {
 				}
 			}
 			if n > 0 {
-				f.warnings.add(f.text.problem(first.Line, first.Col, fmt.Sprintf(
+				f.warnings.add(f.text.problem(int(first.Line), int(first.Col), fmt.Sprintf(
 					"%s: IPv6 CIDRs (%d, the first here) have no effect while IPv6 is off: set %s or --enable-ipv6", key, n, keyEnableIPv6)), maxWarnings)
 			}
 		}

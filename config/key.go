@@ -68,27 +68,29 @@ func knownKey(keys []string, name string) (string, bool) {
 	return "", false
 }
 
-// likelyKey returns the key that an unknown name probably misspells: one that
+// likelyKey returns which of the keys an unknown name probably misspells: one that
 // differs only in separators and common abbreviations, or in at most two wrong,
 // missing, swapped or extra letters (one in a short name). A different digit or a
 // leading "no" is not a misspelling: a user who writes IPv4 means it.
-func likelyKey(name string) (string, bool) {
+func likelyKey(keys []string, name string) (string, bool) {
 	if len(name) > 2*len(KeyNonMasqueradeSrcCIDRs) {
 		return "", false
 	}
 	name = strings.ToLower(name)
+	shortName := short(name)
 	best, likely := 3, ""
-	for _, key := range Keys() {
+	for _, key := range keys {
 		k := strings.ToLower(key)
 		switch {
 		case name == "no"+k, strings.Contains(name, "4"), strings.Contains(name, "6") != strings.Contains(k, "6"):
 			continue
 		}
+		shortKey := short(k)
 		for edits := range best {
 			if edits > 1 && len(k) < 10 {
 				break
 			}
-			if within(edits, name, k) || within(edits, short(name), short(k)) {
+			if within(edits, name, k) || within(edits, shortName, shortKey) {
 				best, likely = edits, key
 			}
 		}
@@ -98,11 +100,13 @@ func likelyKey(name string) (string, bool) {
 
 // short returns a lower-case name without separators and with words abbreviated.
 func short(name string) string {
-	for _, separator := range []string{"-", "_", ".", " "} {
-		name = strings.ReplaceAll(name, separator, "")
-	}
-	return strings.ReplaceAll(strings.ReplaceAll(name, "masquerade", "masq"), "source", "src")
+	return abbreviations.Replace(separators.Replace(name))
 }
+
+var (
+	separators    = strings.NewReplacer("-", "", "_", "", ".", "", " ", "")
+	abbreviations = strings.NewReplacer("masquerade", "masq", "source", "src")
+)
 
 // within reports whether at most that many edits turn a into b. An edit deletes,
 // inserts or replaces one character, or swaps two adjacent ones.
@@ -112,6 +116,9 @@ func within(edits int, a, b string) bool {
 	}
 	if a == "" || b == "" || edits == 0 {
 		return len(a)+len(b) <= edits
+	}
+	if len(a) > len(b)+edits || len(b) > len(a)+edits {
+		return false
 	}
 	return within(edits-1, a[1:], b) || within(edits-1, a, b[1:]) || within(edits-1, a[1:], b[1:]) ||
 		len(a) > 1 && len(b) > 1 && a[0] == b[1] && a[1] == b[0] && within(edits-1, a[2:], b[2:])

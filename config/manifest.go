@@ -66,7 +66,7 @@ func Unwrap(s Source) (out Source, note *Problem, err error) {
 		out.Data = block(string(s.Data), value.Line)
 	}
 	return out, &Problem{
-		Pos: Position{File: s.Name, Line: value.Line, Col: value.Column}, Note: true,
+		Pos: At(s.Name, value.Line, value.Column), Note: true,
 		Msg: fmt.Sprintf("the entry %s of a ConfigMap is read", Printable(name)),
 	}, nil
 }

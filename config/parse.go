@@ -53,7 +53,7 @@ func parse(d Defaults, sources []Source) (c Config, errors, warnings report) {
 	c = join(d, files)
 	if n := len(sources); n > 0 && !slices.ContainsFunc(sources, func(s Source) bool { return !s.Ignored }) {
 		warnings.add(Problem{
-			Pos: Position{File: Printable(filepath.Dir(sources[0].Name))},
+			Pos: At(Printable(filepath.Dir(sources[0].Name)), 0, 0),
 			Msg: "no file in this directory is read: the built-in defaults apply",
 		}, maxWarnings)
 	}

@@ -139,9 +139,9 @@ func TestCaretPointsAtTheProblem(t *testing.T) {
 		{"tabs", "{\n\t\"masqLinkLocal\":\t1\n}", "\t\"masqLinkLocal\":\t1\n\t                \t^"},
 		{"wide characters count as one", "nonMasqueradeCIDRs: [\"é\", 10.0.0.1]\n", "nonMasqueradeCIDRs: [\"é\", 10.0.0.1]\n                          ^"},
 		{"a line that is too long is not shown", long, ""},
-		{"control characters are not printed", "ipv6: \x1b[2J\n", "ipv6: \uFFFD[2J\n      ^"},
+		{"control characters are not printed", "enableIPv6: \x1b[2J\u202e\u200b\n", "enableIPv6: \uFFFD[2J\uFFFD\uFFFD\n            ^"},
 		{"a first line after a byte order mark", "\uFEFFmasqLinkLocal: 1\n", "masqLinkLocal: 1\n               ^"},
-		{"the end of the file", "ipv6: [", "ipv6: [\n      ^"},
+		{"the end of the file", "enableIPv6: [", "enableIPv6: [\n            ^"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -170,7 +170,7 @@ func TestMisspelledKeysAreDistinguishedFromUnknownOnes(t *testing.T) {
 		"cidrLimits": keyCIDRLimit, "cirdLimit": keyCIDRLimit, "linkLocals": keyLinkLocal,
 	}
 	for name, want := range slips {
-		if got, ok := likelyKey(name); got != want {
+		if got, ok := likelyKey(Keys(), name); got != want {
 			t.Errorf("%s: %q, %t, want %q", name, got, ok, want)
 		}
 	}
@@ -182,7 +182,7 @@ func TestMisspelledKeysAreDistinguishedFromUnknownOnes(t *testing.T) {
 		strings.Repeat("nonMasqueradeCIDRs", 1000),
 	}
 	for _, name := range others {
-		if got, ok := likelyKey(name); ok {
+		if got, ok := likelyKey(Keys(), name); ok {
 			t.Errorf("%s is taken for a misspelling of %s", name, got)
 		}
 	}

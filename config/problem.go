@@ -2,15 +2,33 @@ package config
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
+	"unicode"
+	"unique"
 )
 
 // A Position is a place in a file. Line and Col count from 1, Col in characters.
-// The zero Position denotes a built-in default.
+// The zero Position denotes a built-in default. It is small because each CIDR of
+// a config has one.
 type Position struct {
-	File string
-	Line int
-	Col  int
+	file      unique.Handle[string]
+	Line, Col int32
+}
+
+// At returns a position in a file; without a line it denotes the whole file.
+func At(file string, line, col int) Position { return at(unique.Make(file), line, col) }
+
+func at(file unique.Handle[string], line, col int) Position {
+	return Position{file: file, Line: int32(line), Col: int32(col)}
+}
+
+// File returns the name of the file.
+func (p Position) File() string {
+	if p.file == (unique.Handle[string]{}) {
+		return ""
+	}
+	return p.file.Value()
 }
 
 // String returns FILE:LINE:COL, or FILE if the position has no line.
@@ -19,9 +37,9 @@ func (p Position) String() string {
 	case p == (Position{}):
 		return "built-in default"
 	case p.Line == 0:
-		return p.File
+		return p.File()
 	}
-	return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Col)
+	return p.File() + ":" + strconv.Itoa(int(p.Line)) + ":" + strconv.Itoa(int(p.Col))
 }
 
 // A Problem is an error or a warning about one place in a file.
@@ -40,13 +58,13 @@ type Problem struct {
 func (p Problem) Error() string { return p.Pos.String() + ": " + p.Msg }
 
 // Caret returns the source line and, below it, a caret pointing at the problem,
-// or "" without a line. Control characters are replaced.
+// or "" without a line. Unprintable characters are replaced.
 func (p Problem) Caret() string {
 	if p.Text == "" {
 		return ""
 	}
 	line := []rune(p.Text)
-	pad := make([]rune, min(p.Pos.Col-1, len(line)))
+	pad := make([]rune, min(int(p.Pos.Col)-1, len(line)))
 	for i := range pad {
 		pad[i] = ' '
 		if line[i] == '\t' {
@@ -54,7 +72,7 @@ func (p Problem) Caret() string {
 		}
 	}
 	for i, r := range line {
-		if r < ' ' && r != '\t' || 0x7f <= r && r < 0xa0 {
+		if !unicode.IsPrint(r) && r != '\t' {
 			line[i] = '\uFFFD'
 		}
 	}
@@ -109,8 +127,8 @@ func (r *report) all(what string) []Problem {
 	if more == 0 {
 		return r.kept
 	}
-	file := r.kept[len(r.kept)-1].Pos.File
+	file := r.kept[len(r.kept)-1].Pos.File()
 	return append(r.kept, Problem{
-		Pos: Position{File: file}, Msg: fmt.Sprintf("and %d more %s", more, what), Tolerated: !r.refused,
+		Pos: At(file, 0, 0), Msg: fmt.Sprintf("and %d more %s", more, what), Tolerated: !r.refused,
 	})
 }

@@ -243,7 +243,7 @@ func tooLarge(name string, joined bool) Problem {
 	if joined {
 		msg = "with this file, the files are larger than 4 MiB together"
 	}
-	return Problem{Pos: Position{File: name, Line: 1, Col: 1}, Msg: msg}
+	return Problem{Pos: At(name, 1, 1), Msg: msg}
 }
 
 func notRegular(path string, info fs.FileInfo) error {

@@ -5,18 +5,18 @@ import (
 	"encoding/binary"
 	"fmt"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
+	"unique"
 )
 
 // text is the content of one file in UTF-8, without a byte order mark. YAML lines
 // end in LF.
 type text struct {
-	name   string
+	name   unique.Handle[string]
 	s      string
 	json   bool
 	split  []string // filled by lines
@@ -24,7 +24,7 @@ type text struct {
 }
 
 func newText(s Source) *text {
-	t := &text{name: Printable(s.Name)}
+	t := &text{name: unique.Make(Printable(s.Name))}
 	// The older agents, too, decode whatever begins with "{" after white space,
 	// and has no byte order mark, as JSON.
 	t.json = bytes.HasPrefix(bytes.TrimLeftFunc(s.Data, unicode.IsSpace), []byte("{"))
@@ -72,42 +72,46 @@ const maxLine = 500
 // reports something missing at the end as after the last line.
 func (t *text) problem(line, col int, msg string) Problem {
 	line = min(line, len(t.lines()))
-	p := Problem{Pos: Position{File: t.name, Line: line, Col: col}, Msg: msg}
+	p := Problem{Pos: at(t.name, line, col), Msg: msg}
 	if l := strings.TrimSuffix(t.lines()[line-1], "\r"); len(l) <= maxLine {
 		if t.looksLikeConfig() {
 			p.Text = l
 		}
-		p.Pos.Col = min(col, utf8.RuneCountInString(l)+1)
+		p.Pos.Col = int32(min(col, utf8.RuneCountInString(l)+1))
 	}
 	return p
 }
 
-// looksLikeConfig reports whether the text looks like a config. Nothing is quoted
-// from any other text: it may be a Secret, mounted by mistake.
+// looksLikeConfig reports whether the text has a key of a config, or a misspelled
+// one. Nothing is quoted from any other text: it may be a Secret, mounted by
+// mistake.
 func (t *text) looksLikeConfig() bool {
 	if t.config == nil {
-		lower := strings.ToLower(t.s)
-		found := slices.ContainsFunc([]string{"masq", "cidr", "linklocal", "resync", "ipv6"}, func(word string) bool {
-			return hasKey(lower, word)
-		})
+		found := hasKey(t.s)
 		t.config = &found
 	}
 	return *t.config
 }
 
-// hasKey reports whether a text has a key that contains the word.
-func hasKey(s, word string) bool {
-	for {
-		_, after, found := strings.Cut(s, word)
+// hasKey looks for keys before the first thousand colons of a text.
+func hasKey(s string) bool {
+	keys := Keys()
+	for range 1000 {
+		before, after, found := strings.Cut(s, ":")
 		if !found {
 			return false
 		}
-		s = after
-		rest := strings.TrimLeft(after[:min(len(after), len(KeyNonMasqueradeSrcCIDRs))], "abcdefghijklmnopqrstuvwxyz0123456789")
-		if rest = strings.TrimLeft(rest, `"' `); strings.HasPrefix(rest, ":") {
+		name := strings.TrimRight(before[max(0, len(before)-maxQuoted):], `"' `)
+		name = name[1+strings.LastIndexFunc(name, func(r rune) bool { return !unicode.In(r, unicode.Letter, unicode.Digit) && r != '-' && r != '_' }):]
+		if _, known := knownKey(keys, name); known {
 			return true
 		}
+		if _, likely := likelyKey(keys, name); likely {
+			return true
+		}
+		s = after
 	}
+	return false
 }
 
 // problemAt returns a Problem at an offset.

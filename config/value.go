@@ -68,7 +68,12 @@ func (r *reader) notAList(key string, kind entryKind, n *yaml.Node) {
 func (r *reader) cidrs(n *yaml.Node, kind entryKind, before []CIDR, last bool) []CIDR {
 	size := len(n.Content)
 	for _, item := range n.Content {
-		size += len(r.folded[item])
+		size += len(r.folded.omitted(item))
+	}
+	if len(n.Content) > 0 {
+		if all := r.folded[n.Content[0]]; len(all) == size {
+			return slices.Clip(all) // not copied: it may be long
+		}
 	}
 	list := make([]CIDR, 0, size)
 	for _, item := range n.Content {
@@ -76,7 +81,7 @@ func (r *reader) cidrs(n *yaml.Node, kind entryKind, before []CIDR, last bool) [
 		if i := len(list); i < len(before) {
 			left = before[i]
 		}
-		list = append(append(list, r.cidr(item, kind, left, last)), r.folded[item]...)
+		list = append(append(list, r.cidr(item, kind, left, last)), r.folded.omitted(item)...)
 	}
 	return list
 }

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -11,63 +12,61 @@ import (
 
 // An axis divides the addresses of a family into cells at the addresses at which
 // the answer to a question can change. Cells in which every question has the same
-// answer form a class.
+// answer form a class. The cells are not stored, because there can be hundreds of
+// thousands.
 type axis struct {
-	starts  []netip.Addr // of the cells, in order
-	classes []int        // of the cells
-	members []netip.Addr // one address of each class
+	first   netip.Addr // of the family
+	lists   [][]netip.Prefix
+	classes map[string]int // by the lists that contain an address
+	members []netip.Addr   // one address of each class
 }
 
 // newAxis divides the sources or the destinations by the lists of all policies.
 func newAxis(ipv6, source bool, policies ...Policy) axis {
-	first := netip.IPv4Unspecified()
+	a := axis{first: netip.IPv4Unspecified(), lists: listsOf(ipv6, source, policies), classes: map[string]int{}}
 	if ipv6 {
-		first = netip.IPv6Unspecified()
+		a.first = netip.IPv6Unspecified()
 	}
-	lists := listsOf(ipv6, source, policies)
-	a := axis{starts: []netip.Addr{first}}
-	for _, list := range lists {
-		for _, p := range list {
-			a.starts = append(a.starts, p.Addr())
-			if next := iprange.Of(p).To.Next(); next.IsValid() {
-				a.starts = append(a.starts, next)
-			}
+	for start, in := range a.cells() {
+		if _, known := a.classes[string(in)]; !known {
+			a.classes[string(in)] = len(a.members)
+			a.members = append(a.members, start)
 		}
-	}
-	slices.SortFunc(a.starts, netip.Addr.Compare)
-	a.starts = slices.Compact(a.starts)
-	// A class is defined by the set of lists that contain an address, refined
-	// list by list.
-	a.classes = make([]int, len(a.starts))
-	a.members = a.starts[:1]
-	for _, list := range lists {
-		a.refine(list)
 	}
 	return a
 }
 
-// refine separates addresses in the list from others.
-func (a *axis) refine(list []netip.Prefix) {
-	type half struct {
-		class int
-		in    bool
-	}
-	known := map[half]int{}
-	var members []netip.Addr
-	next := 0 // index in the list
-	for i, start := range a.starts {
-		for next < len(list) && iprange.Of(list[next]).To.Less(start) {
-			next++
+// cells returns the first address of each cell, in order, with one character per
+// list: whether the cell is in it.
+func (a axis) cells() iter.Seq2[netip.Addr, []byte] {
+	return func(yield func(start netip.Addr, in []byte) bool) {
+		rest, in := slices.Clone(a.lists), make([]byte, len(a.lists))
+		for start := a.first; start.IsValid(); {
+			var next netip.Addr
+			for i, list := range rest {
+				in[i] = 'n'
+				if len(list) == 0 {
+					continue
+				}
+				boundary := list[0].Addr()
+				if !start.Less(boundary) {
+					in[i], boundary = 'y', iprange.Of(list[0]).To.Next()
+				}
+				if boundary.IsValid() && (!next.IsValid() || boundary.Less(next)) {
+					next = boundary
+				}
+			}
+			if !yield(start, in) {
+				return
+			}
+			for i, list := range rest {
+				if next.IsValid() && in[i] == 'y' && !list[0].Contains(next) {
+					rest[i] = list[1:]
+				}
+			}
+			start = next
 		}
-		s := half{a.classes[i], next < len(list) && list[next].Contains(start)}
-		class, ok := known[s]
-		if !ok {
-			class = len(members)
-			known[s], members = class, append(members, start)
-		}
-		a.classes[i] = class
 	}
-	a.members = members
 }
 
 // listsOf returns the lists of sources or destinations, each sorted by address.
@@ -89,34 +88,38 @@ func listsOf(ipv6, source bool, policies []Policy) (lists [][]netip.Prefix) {
 
 // class returns the class of an address.
 func (a axis) class(addr netip.Addr) int {
-	i, found := slices.BinarySearchFunc(a.starts, addr, netip.Addr.Compare)
-	if !found {
-		i--
+	in := make([]byte, len(a.lists))
+	for i, list := range a.lists {
+		in[i] = 'n'
+		after, found := slices.BinarySearchFunc(list, addr, func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) })
+		if found || after > 0 && list[after-1].Contains(addr) {
+			in[i] = 'y'
+		}
 	}
-	return a.classes[i]
+	return a.classes[string(in)]
 }
 
 // prefixes returns the addresses of some classes as CIDRs.
 func (a axis) prefixes(wanted func(class int) bool) []netip.Prefix {
 	var out []netip.Prefix
-	last := iprange.Of(netip.PrefixFrom(a.starts[0], 0)).To
-	for i := 0; i < len(a.starts); i++ {
-		if !wanted(a.classes[i]) {
-			continue
+	var from netip.Addr // of the adjacent cells so far
+	for start, in := range a.cells() {
+		switch is := wanted(a.classes[string(in)]); {
+		case is && !from.IsValid():
+			from = start
+		case !is && from.IsValid():
+			out = append(out, iprange.Range{From: from, To: start.Prev()}.Prefixes()...)
+			from = netip.Addr{}
 		}
-		r := iprange.Range{From: a.starts[i], To: last}
-		for i++; i < len(a.starts) && wanted(a.classes[i]); i++ {
-		}
-		if i < len(a.starts) {
-			r.To = a.starts[i].Prev()
-		}
-		out = append(out, r.Prefixes()...)
+	}
+	if from.IsValid() {
+		out = append(out, iprange.Range{From: from, To: iprange.Of(netip.PrefixFrom(a.first, 0)).To}.Prefixes()...)
 	}
 	return out
 }
 
-// A Decider returns the verdicts of a policy for many connections: regardless of
-// the length of the lists, a verdict takes two binary searches.
+// A Decider returns the verdicts of a policy for many connections: a verdict takes
+// a binary search per list, regardless of its length.
 type Decider struct {
 	policy Policy
 	board  board

@@ -12,29 +12,38 @@ type Options struct {
 	Marks       []Mark // of packets to leave alone if exemptions are enforced
 }
 
-// Build parses and compiles the files of a config. The daemon and all commands
-// use it. Mistakes in the files, and keys that the layout cannot express, are an
-// error of type [config.Problems].
-func Build(d config.Defaults, o Options, files ...config.Source) (c config.Config, r Ruleset, warnings []config.Problem, err error) {
-	c, warnings, err = config.Parse(d, files...)
-	if err != nil {
-		return c, Ruleset{}, warnings, err
-	}
-	more, err := o.Layout.Check(c)
-	if err != nil {
-		return c, Ruleset{}, warnings, err
-	}
-	r = Compile(c, o)
-	return c, r, append(warnings, more...), r.Check()
+// A Built is what [Build] makes of the files of a config.
+type Built struct {
+	Config   config.Config
+	Warnings []config.Problem
+	Ruleset  Ruleset
+	// Lenient is what the older agents make of files that are rejected, nil if
+	// they reject them too, or the kernel could not hold it.
+	Lenient *Ruleset
 }
 
-// BuildLenient returns what the older agents make of files that [Build] rejects, nil
-// if they reject them too, or the kernel could not hold it.
-func BuildLenient(d config.Defaults, o Options, files ...config.Source) *Ruleset {
-	c, _, err := config.Lenient(d, files...)
+// Build parses and compiles the files of a config. The daemon and all commands
+// use it. Mistakes in the files, and keys that the layout cannot express, are an
+// error of type [config.Problems]. The files are not needed while it compiles, so
+// that their memory can be freed.
+func Build(d config.Defaults, o Options, files ...config.Source) (b Built, err error) {
+	b.Config, b.Warnings, err = config.Parse(d, files...)
 	if err != nil {
-		return nil
+		if c, _, refused := config.Lenient(d, files...); refused == nil {
+			b.Lenient = lenient(c, o)
+		}
+		return b, err
 	}
+	more, err := o.Layout.Check(b.Config)
+	if err != nil {
+		b.Lenient = lenient(b.Config, o)
+		return b, err
+	}
+	b.Ruleset, b.Warnings = Compile(b.Config, o), append(b.Warnings, more...)
+	return b, b.Ruleset.Check()
+}
+
+func lenient(c config.Config, o Options) *Ruleset {
 	r := Compile(c, o)
 	if r.Check() != nil {
 		return nil

@@ -16,9 +16,9 @@ func TestManyCIDRsInModeIPTablesCauseAWarning(t *testing.T) {
 			file += fmt.Sprintf("- 10.%d.%d.0/24\n", i>>8, i&0xff)
 		}
 		for _, mode := range []nft.Mode{nft.ModeNFTables, nft.ModeIPTables} {
-			_, _, warnings, err := nft.Build(config.Defaults{}, nft.Options{Layout: layouts.Of(mode, "X")}, config.Source{Name: "f", Data: []byte(file)})
-			if err != nil || (len(warnings) == 1) != (n == 1000 && mode == nft.ModeIPTables) {
-				t.Errorf("%d CIDRs, %s: %v, %v", n, mode, warnings, err)
+			b, err := nft.Build(config.Defaults{}, nft.Options{Layout: layouts.Of(mode, "X")}, config.Source{Name: "f", Data: []byte(file)})
+			if err != nil || (len(b.Warnings) == 1) != (n == 1000 && mode == nft.ModeIPTables) {
+				t.Errorf("%d CIDRs, %s: %v, %v", n, mode, b.Warnings, err)
 			}
 		}
 	}

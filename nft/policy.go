@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -48,10 +49,11 @@ type Question struct {
 
 // A List is CIDRs of which none covers another, in file order.
 type List struct {
-	CIDRs   []config.CIDR
-	Covered []Covered
-	written []config.CIDR  // all entries, if there are more than the CIDRs
-	sorted  []netip.Prefix // the CIDRs by address, if the list was compiled
+	CIDRs     []config.CIDR
+	written   []config.CIDR  // all entries, if there are more than the CIDRs
+	coveredBy []int32        // of the entries with covered ones: the index of the one that covers it, or -1
+	entries   []config.CIDR  // to which coveredBy refers
+	sorted    []netip.Prefix // the CIDRs by address, if the list was compiled
 }
 
 // NewList returns a list of the written entries, in file order.
@@ -66,10 +68,15 @@ func (l List) Written() []config.CIDR {
 	return l.CIDRs
 }
 
-// Covered is a CIDR that was dropped because another one covers it.
-type Covered struct {
-	config.CIDR
-	By config.CIDR
+// Covered returns the CIDRs that were dropped, each with the one that covers it.
+func (l List) Covered() iter.Seq2[config.CIDR, config.CIDR] {
+	return func(yield func(dropped, by config.CIDR) bool) {
+		for i, by := range l.coveredBy {
+			if by >= 0 && !yield(l.entries[i], l.entries[by]) {
+				return
+			}
+		}
+	}
 }
 
 // Link-local networks: RFC 3927 and RFC 4291. They are first in the lists, as
@@ -119,7 +126,7 @@ func newFamilyPolicy(c config.Config, l Layout, ipv6 bool, linkLocal netip.Prefi
 // withLinkLocal inserts a link-local network at the front. If the file has it
 // too, its position is that in the file.
 func withLinkLocal(cidrs []config.CIDR, linkLocal netip.Prefix) List {
-	written := slices.Insert(cidrs, 0, config.CIDR{Prefix: linkLocal})
+	written := append(append(make([]config.CIDR, 0, len(cidrs)+1), config.CIDR{Prefix: linkLocal}), cidrs...)
 	again := 1 + slices.IndexFunc(written[1:], func(c config.CIDR) bool { return c.Prefix == linkLocal })
 	if again == 0 {
 		return dropCovered(written)
@@ -180,8 +187,19 @@ func (p Policy) ExemptDestinations() []netip.Prefix {
 	return out
 }
 
+// ofFamily returns the CIDRs of a family, which is the list itself if it has no
+// others.
 func ofFamily(cidrs []config.CIDR, ipv6 bool) []config.CIDR {
-	out := make([]config.CIDR, 0, len(cidrs)+1)
+	n := 0
+	for _, c := range cidrs {
+		if c.Addr().Is6() == ipv6 {
+			n++
+		}
+	}
+	if n == 0 || n == len(cidrs) {
+		return cidrs[:n:n]
+	}
+	out := make([]config.CIDR, 0, n)
 	for _, c := range cidrs {
 		if c.Addr().Is6() == ipv6 {
 			out = append(out, c)
@@ -202,24 +220,24 @@ func dropCovered(cidrs []config.CIDR) List {
 		slices.SortFunc(order, place.compare)
 	}
 	l := List{CIDRs: cidrs, sorted: make([]netip.Prefix, 0, len(cidrs))}
-	coveredBy := make(map[int]int)
-	last := -1
+	last := int32(-1)
 	for _, p := range order {
 		if last >= 0 && cidrs[last].Overlaps(cidrs[p.index].Prefix) {
-			coveredBy[p.index] = last
+			if l.coveredBy == nil {
+				l.coveredBy = slices.Repeat([]int32{-1}, len(cidrs))
+			}
+			l.coveredBy[p.index] = last
 			continue
 		}
 		last = p.index
 		l.sorted = append(l.sorted, cidrs[last].Prefix)
 	}
-	if len(coveredBy) == 0 {
+	if l.coveredBy == nil {
 		return l
 	}
-	l.CIDRs, l.written = nil, cidrs
+	l.CIDRs, l.written, l.entries = make([]config.CIDR, 0, len(l.sorted)), cidrs, cidrs
 	for i, c := range cidrs {
-		if by, ok := coveredBy[i]; ok {
-			l.Covered = append(l.Covered, Covered{c, cidrs[by]})
-		} else {
+		if l.coveredBy[i] < 0 {
 			l.CIDRs = append(l.CIDRs, c)
 		}
 	}
@@ -230,12 +248,12 @@ func dropCovered(cidrs []config.CIDR) List {
 // prefix itself, which contains a pointer.
 type place struct {
 	high, low   uint64
-	bits, index int
+	bits, index int32
 }
 
 func placeOf(p netip.Prefix, index int) place {
 	b := p.Addr().As16()
-	return place{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:]), p.Bits(), index}
+	return place{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:]), int32(p.Bits()), int32(index)}
 }
 
 // compare sorts like [comparePrefix], and equal prefixes by their index.
@@ -300,7 +318,10 @@ func (p Policy) digest() digest {
 		for _, q := range f.Questions {
 			b = fmt.Appendf(b, "%s\n", q.Name(f))
 			for _, p := range q.Prefixes() {
-				b = append(p.AppendTo(b), '\n')
+				if b = append(p.AppendTo(b), '\n'); len(b) > 4096 {
+					_, _ = h.Write(b)
+					b = b[:0]
+				}
 			}
 			for _, i := range q.Interfaces {
 				b = fmt.Appendf(b, "%s\n", i.Name)

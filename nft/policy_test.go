@@ -2,6 +2,7 @@ package nft_test
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
@@ -59,10 +60,10 @@ func connection(src, dst string, toNode bool) nft.Connection {
 func TestExplanationNamesTheEntryThatDecides(t *testing.T) {
 	c := config.Config{
 		NonMasqueradeCIDRs: []config.CIDR{
-			{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Pos: config.Position{File: "a", Line: 2, Col: 5}},
+			{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Pos: config.At("a", 2, 5)},
 		},
 		ForceMasqueradeCIDRs: []config.CIDR{
-			{Prefix: netip.MustParsePrefix("10.9.0.0/16"), Pos: config.Position{File: "b", Line: 7, Col: 5}},
+			{Prefix: netip.MustParsePrefix("10.9.0.0/16"), Pos: config.At("b", 7, 5)},
 		},
 		MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
 	}
@@ -148,7 +149,7 @@ func TestHashCoversThePolicy(t *testing.T) {
 			}
 		},
 		"place in the file": func(c *config.Config, _ *nft.Options) {
-			c.NonMasqueradeCIDRs[0].Pos = config.Position{File: "x", Line: 3, Col: 1}
+			c.NonMasqueradeCIDRs[0].Pos = config.At("x", 3, 1)
 		},
 		"twice": func(c *config.Config, _ *nft.Options) {
 			c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, c.NonMasqueradeCIDRs...)
@@ -239,13 +240,13 @@ func TestHashIsIndependentOfNodeAndAddressOrder(t *testing.T) {
 
 func TestLinkLocalInTheFileIsExplainedByItsPosition(t *testing.T) {
 	c := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "169.254.0.0/16")}
-	c.NonMasqueradeCIDRs[1].Pos = config.Position{File: "config", Line: 3, Col: 5}
+	c.NonMasqueradeCIDRs[1].Pos = config.At("config", 3, 5)
 	p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})
 	steps := p.Explain(connection("10.0.0.1", "169.254.169.254", false))
 	if got := steps[len(steps)-1].CIDR; got != c.NonMasqueradeCIDRs[1] {
 		t.Errorf("decided by %v, want %v", got, c.NonMasqueradeCIDRs[1])
 	}
-	if covered := p.Families[0].List(config.KeyNonMasqueradeCIDRs).Covered; len(covered) > 0 {
+	if covered := maps.Collect(p.Families[0].List(config.KeyNonMasqueradeCIDRs).Covered()); len(covered) > 0 {
 		t.Errorf("covered: %v", covered)
 	}
 }

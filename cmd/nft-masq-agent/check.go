@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"flag"
 	"fmt"
@@ -60,13 +61,12 @@ func (f *checkFlags) check(e environment) (int, error) {
 			found = append(found, answer.LintDefaultRoute(l.Ruleset.Policy, names)...)
 		}
 	}
-	text := e.text(answer.Meaning(*f.Options, l, found))
 	if f.output == outputJSON {
-		if text, err = answer.JSON(answer.Accepted(*f.Options, l, found)); err != nil {
-			return exitFailed, err
-		}
+		err = writeJSON(e.stdout, answer.Accepted(*f.Options, l, found))
+	} else {
+		err = e.print(func(w *bufio.Writer) { answer.Meaning(w, *f.Options, l, found) })
 	}
-	if err := write(e.stdout, text); err != nil {
+	if err != nil {
 		return exitFailed, err
 	}
 	if n := len(answer.Warnings(found)); f.strict && n > 0 {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -20,8 +21,9 @@ import (
 	"nft-masq-agent/nft/nfttest/netns"
 )
 
-// evil is a name with terminal control characters, and with a forged line.
-const evil = "\x1b[2J\x07\u009b1m\u202e\"\nin sync: all is well\\"
+// evil is a name with terminal control characters, with characters that hide or
+// reverse text, with a byte that is not UTF-8, and with a forged line.
+const evil = "\x1b[2J\x07\u009b1m\u202e\u200b\u2066\ufeff\U000e0041\xff\"\nin sync: all is well\\"
 
 // evilProgram is a process name with the same, as far as it fits.
 const evilProgram = "\x1b[2J\u009b\nis fine"
@@ -64,7 +66,7 @@ func spoil(n *node) {
 
 // obeyed returns the first control characters of a text.
 func obeyed(text string) string {
-	control := func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }
+	control := func(r rune) bool { return r != '\n' && (!unicode.IsPrint(r) || r == utf8.RuneError) }
 	if i := strings.IndexFunc(text, control); i >= 0 {
 		return text[max(0, i-40):min(len(text), i+40)]
 	}

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bufio"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
@@ -57,6 +59,23 @@ func (e environment) text(s string) string {
 		return answer.Fit(s)
 	}
 	return s
+}
+
+// print prints long text output while it is written, wrapped only on a terminal.
+func (e environment) print(text func(w *bufio.Writer)) error {
+	var whole strings.Builder
+	w := bufio.NewWriter(e.stdout)
+	if e.fit {
+		w.Reset(&whole)
+	}
+	text(w)
+	if err := w.Flush(); err != nil {
+		return fmt.Errorf("output: %w", err)
+	}
+	if e.fit {
+		return write(e.stdout, answer.Fit(whole.String()))
+	}
+	return nil
 }
 
 // addOutput declares --output and its short form -o.

@@ -58,13 +58,14 @@ func (f *statusFlags) status(ctx context.Context, e environment) (int, error) {
 		}
 	}
 	r.SetConfig(*f.Options, l, err)
+	want, lenient := l.Ruleset, l.Lenient // not the config, which may be long
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
-	if err := askKernel(ctx, &r, k, *f.Options, l.Ruleset); err != nil {
+	if err := askKernel(ctx, &r, k, *f.Options, want); err != nil {
 		return exitFailed, hinted(err)
 	}
 	if !r.Config.Accepted {
-		r.SetEnforced(*f.Options, l)
+		r.SetEnforced(*f.Options, lenient)
 	}
 	text := e.text(r.String())
 	if f.output == outputJSON {
@@ -85,41 +86,37 @@ func (f *statusFlags) status(ctx context.Context, e environment) (int, error) {
 // rules are unknown: then the kernel is compared with its own policy, as a
 // running agent does.
 func askKernel(ctx context.Context, r *answer.Status, k *kernel.Kernel, o options.Options, want nft.Ruleset) error {
-	held, found, err := k.Held(ctx, o.Chain, r.Config.Accepted && o.Mode == nft.ModeIPTables)
-	if err != nil {
-		return err
-	}
-	if found {
-		r.Kernel.Mode, r.Kernel.Hash = string(held.Mode()), held.Hash()
-	}
 	r.Kernel.Differences = []string{}
-	err = k.Check(ctx, o.NFT().Layout)
-	if errors.Is(err, nft.ErrForeignChain) {
-		// Neither its rules nor their counters are ours.
-		r.Kernel.Differences = append(r.Kernel.Differences, err.Error())
-		r.SetConnections(nil)
-		r.SetOthers(kernel.Others{})
-		return nil
+	foreign := k.Check(ctx, o.NFT().Layout)
+	if foreign != nil && !errors.Is(foreign, nft.ErrForeignChain) {
+		return foreign
 	}
-	if err != nil {
-		return err
-	}
-	if r.Config.Accepted {
+	if r.Config.Accepted && foreign == nil {
 		diffs, err := k.Diff(ctx, want, kernel.Look{Full: true, Others: true})
 		if err != nil {
 			return err
 		}
 		r.Kernel.Differences = append(r.Kernel.Differences, diffs...)
 		r.Kernel.InSync = len(diffs) == 0
-	} else if want, _, err = k.ReadBack(ctx); err != nil {
+	}
+	counted, err := askHeld(ctx, r, k, o, want)
+	if err != nil {
 		return err
+	}
+	if foreign != nil {
+		// Neither its rules nor their counters are ours.
+		r.Kernel.Differences = append(r.Kernel.Differences, foreign.Error())
+		r.SetConnections(nil)
+		r.SetOthers(kernel.Others{})
+		return nil
+	}
+	if !r.Config.Accepted {
+		if want, _, err = k.ReadBack(ctx); err != nil {
+			return err
+		}
 	}
 	r.SetSNAT(want.Policy)
 	r.Uncovered = answer.PodProblems(want.Policy, o.PodCIDRs)
-	counted := o.NFT().Layout
-	if found {
-		counted = held.Layout
-	}
 	counts, err := k.Counters(counted)
 	if err != nil {
 		return err
@@ -136,14 +133,34 @@ func askKernel(ctx context.Context, r *answer.Status, k *kernel.Kernel, o option
 			r.Notes = append(r.Notes, fmt.Sprintf("%s: %s", i.Pos, i.Msg))
 		}
 	}
-	return askStale(ctx, r, k)
+	return askStale(ctx, r, k, want.Policy)
 }
 
-// askStale adds the report on connections that contradict the rules.
-func askStale(ctx context.Context, r *answer.Status, k *kernel.Kernel) error {
-	policy, found, err := k.Live(ctx)
-	if err != nil || !found {
-		return err
+// askHeld adds which rules the kernel has, and returns the layout whose counters
+// count: theirs, or else the wanted one. Rules that are in sync are known.
+func askHeld(ctx context.Context, r *answer.Status, k *kernel.Kernel, o options.Options, want nft.Ruleset) (nft.Layout, error) {
+	held := want
+	if !r.Kernel.InSync {
+		var found bool
+		var err error
+		held, found, err = k.Held(ctx, o.Chain, r.Config.Accepted && o.Mode == nft.ModeIPTables)
+		if err != nil || !found {
+			return o.NFT().Layout, err
+		}
+	}
+	r.Kernel.Mode, r.Kernel.Hash = string(held.Mode()), held.Hash()
+	return held.Layout, nil
+}
+
+// askStale adds the report on connections that contradict the rules, which are
+// those of the policy if they are in sync.
+func askStale(ctx context.Context, r *answer.Status, k *kernel.Kernel, policy nft.Policy) error {
+	if !r.Kernel.InSync {
+		var found bool
+		var err error
+		if policy, found, err = k.Live(ctx); err != nil || !found {
+			return err
+		}
 	}
 	stale, err := countStale(ctx, k, policy)
 	if err != nil {

@@ -280,7 +280,7 @@ func (r *reader) readSets() error {
 			if !r.wanted[id{s.Family, s.Table, s.Name}] || !ofAddresses(s) {
 				continue
 			}
-			contents, err := r.conn.Contents(s.Family, s.Table, s.Name, min(maxSetSize, left))
+			contents, err := r.conn.Contents(s, min(maxSetSize, left))
 			if nfnetlink.IsNotExist(err) || contents.More {
 				continue
 			}

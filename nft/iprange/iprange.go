@@ -49,11 +49,15 @@ func (r Range) Prefix() (netip.Prefix, bool) {
 // Of returns the addresses of a prefix.
 func Of(p netip.Prefix) Range {
 	p = p.Masked()
-	last := p.Addr().AsSlice()
-	for i, host := p.Bits()/8, byte(0xff>>(p.Bits()%8)); i < len(last); i, host = i+1, 0xff {
+	last := p.Addr().As16()
+	bits := p.Bits() + 128 - p.Addr().BitLen()
+	for i, host := bits/8, byte(0xff>>(bits%8)); i < len(last); i, host = i+1, 0xff {
 		last[i] |= host
 	}
-	to, _ := netip.AddrFromSlice(last)
+	to := netip.AddrFrom16(last)
+	if p.Addr().Is4() {
+		to = to.Unmap()
+	}
 	return Range{p.Addr(), to}
 }
 

@@ -14,9 +14,10 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// maxReadBack is how many CIDRs of a set are read back. A larger set, filled by
-// another program, is not read: the kernel's time for it grows quadratically.
-const maxReadBack = 200_000
+// maxReadBack is how many CIDRs of a set are read back: as many as a config can
+// have. A larger set, filled by another program, is not read: the kernel's time
+// for it grows quadratically.
+const maxReadBack = config.MaxCIDRs
 
 // readWhole reads our table with all elements of the sets that the rules of its
 // base chain refer to. It returns nil if there is no table.
@@ -191,7 +192,7 @@ func (o *Own) readLists(f *nft.FamilyPolicy) {
 }
 
 func cidrs(ranges []iprange.Range) []config.CIDR {
-	var out []config.CIDR
+	out := make([]config.CIDR, 0, len(ranges))
 	for _, r := range ranges {
 		if p, ok := r.Prefix(); ok {
 			out = append(out, config.CIDR{Prefix: p})

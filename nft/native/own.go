@@ -55,7 +55,7 @@ func (h *heldSet) readElements(c *nfnetlink.Conn, most int) error {
 	if h.Flags&unix.NFT_SET_MAP != 0 {
 		return h.readMap(c, most)
 	}
-	held, err := c.Contents(h.Family, h.Table, h.Name, most)
+	held, err := c.Contents(h.Set, most)
 	switch {
 	case err != nil:
 		return err

@@ -24,7 +24,7 @@ type Reader interface {
 	Jumps(family Family, table, chain string, match func(Rule) bool) (jumps []Rule, rest int, err error)
 	Rule(family Family, table, chain string, handle uint64) (Rule, error)
 	Sets(family Family, table string) ([]Set, error)
-	Contents(family Family, table, set string, limit int) (Contents, error)
+	Contents(set Set, limit int) (Contents, error)
 	Objects(family Family, table string) ([]Object, error)
 }
 
@@ -325,19 +325,19 @@ type Contents struct {
 // transaction interrupted such a dump: compare the generation before and after,
 // and act on a difference only if a second read confirms it.
 func (c *Conn) Elements(family Family, table, set string) ([]iprange.Range, error) {
-	contents, err := c.Contents(family, table, set, math.MaxInt)
+	contents, err := c.Contents(Set{Family: family, Table: table, Name: set}, math.MaxInt)
 	return contents.Ranges, err
 }
 
 // Contents reads a set like [Conn.Elements], but stops after limit intervals.
-func (c *Conn) Contents(family Family, table, set string, limit int) (Contents, error) {
+func (c *Conn) Contents(set Set, limit int) (Contents, error) {
 	var a attrs
-	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
-	a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
+	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, set.Table)
+	a.str(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
 	var out Contents
-	var bounds []iprange.Bound
+	bounds := make([]iprange.Bound, 0, 2*min(int(set.Count), limit)+1)
 	starts := 0
-	err := dumpEach(c, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b []byte) error {
+	err := dumpEach(c, set.Family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b []byte) error {
 		err := eachElement(b, func(e element) {
 			// nft adds an extra bound before the first interval.
 			if !e.End || !e.Addr.IsUnspecified() {
@@ -356,7 +356,7 @@ func (c *Conn) Contents(family Family, table, set string, limit int) (Contents, 
 		return err
 	})
 	if err != nil && !errors.Is(err, errEnough) {
-		return Contents{}, fmt.Errorf("list elements of %s: %w", Printable(set), err)
+		return Contents{}, fmt.Errorf("list elements of %s: %w", Printable(set.Name), err)
 	}
 	out.Ranges, out.More = iprange.Pair(bounds), err != nil
 	return out, nil

@@ -72,7 +72,7 @@ func (p Packet) Connection() nft.Connection {
 // Modes returns the modes that can express the case.
 func (c Case) Modes() []nft.Mode {
 	return slices.DeleteFunc(Modes(), func(m nft.Mode) bool {
-		_, _, _, err := nft.Build(c.defaults, c.Flags(m), c.source)
+		_, err := nft.Build(c.defaults, c.Flags(m), c.source)
 		return err != nil
 	})
 }

@@ -333,12 +333,12 @@ func (a *Agent) compile(f Files) (content, []config.Problem, error) {
 	if f.Err != nil {
 		return content{}, nil, f.Err
 	}
-	c, want, warnings, err := nft.Build(a.settings.Defaults, a.settings.Options, f.Sources...)
+	b, err := nft.Build(a.settings.Defaults, a.settings.Options, f.Sources...)
 	if err != nil {
-		return content{lenient: nft.BuildLenient(a.settings.Defaults, a.settings.Options, f.Sources...)}, warnings, firstProblems(err)
+		return content{lenient: b.Lenient}, b.Warnings, firstProblems(err)
 	}
-	a.resync, a.staleConnections = c.ResyncInterval, c.StaleConnections
-	return content{want: &want, absent: f.absent()}, warnings, nil
+	a.resync, a.staleConnections = b.Config.ResyncInterval, b.Config.StaleConnections
+	return content{want: &b.Ruleset, absent: f.absent()}, b.Warnings, nil
 }
 
 // firstProblems truncates an error about a config: log and probe show the first

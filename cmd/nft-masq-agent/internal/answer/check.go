@@ -113,7 +113,7 @@ func emptyCheck(o options.Options, l options.Loaded) Check {
 func entries(found []Finding) []reportEntry {
 	out := make([]reportEntry, len(found))
 	for i, f := range found {
-		out[i] = reportEntry{ID: f.ID, File: f.Pos.File, Line: f.Pos.Line, Column: f.Pos.Col, Message: f.Msg}
+		out[i] = reportEntry{ID: f.ID, File: f.Pos.File(), Line: int(f.Pos.Line), Column: int(f.Pos.Col), Message: f.Msg}
 	}
 	return out
 }
@@ -154,8 +154,8 @@ func reportFamily(f nft.FamilyPolicy) familyReport {
 		for _, c := range q.CIDRs {
 			list.CIDRs = append(list.CIDRs, reportCIDR(c))
 		}
-		for _, c := range q.Covered {
-			list.Covered = append(list.Covered, coveredReport{reportCIDR(c.CIDR), reportCIDR(c.By)})
+		for c, by := range q.Covered() {
+			list.Covered = append(list.Covered, coveredReport{reportCIDR(c), reportCIDR(by)})
 		}
 		r.Lists = append(r.Lists, list)
 	}

@@ -19,6 +19,30 @@ type Finding struct {
 	Msg  string
 }
 
+// findings are warnings with the same ID about entries of a list. The first ones
+// are kept, and the others counted.
+type findings struct {
+	id   string
+	kept []Finding
+	more int
+}
+
+func (f *findings) add(at config.Position, format string, args ...any) {
+	const most = 100
+	if len(f.kept) == most {
+		f.more++
+		return
+	}
+	f.kept = append(f.kept, Finding{ID: f.id, Pos: at, Msg: fmt.Sprintf(format, args...)})
+}
+
+func (f *findings) all() []Finding {
+	if f.more > 0 {
+		return append(f.kept, Finding{ID: f.id, Msg: fmt.Sprintf("and %d more like the last one", f.more)})
+	}
+	return f.kept
+}
+
 // Lint finds likely mistakes in a config. It does not repeat warnings of the
 // parser (an empty list, IPv6 CIDRs while IPv6 is off).
 func Lint(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
@@ -144,7 +168,7 @@ func only(found []Finding, note bool) []Finding {
 // lintEverythingExempt finds lists that leave no destination to masquerade.
 func lintEverythingExempt(f nft.FamilyPolicy) []Finding {
 	all := everything(f.IPv6)
-	if _, some := uncovered(all, f.List(config.KeyNonMasqueradeCIDRs).CIDRs); some {
+	if _, some := uncovered(all, f.List(config.KeyNonMasqueradeCIDRs).Prefixes()); some {
 		return nil
 	}
 	found := Finding{ID: "everything-exempt"}
@@ -173,28 +197,26 @@ func everything(ipv6 bool) netip.Prefix {
 // lintForcedOutside finds forced CIDRs without effect.
 func lintForcedOutside(f nft.FamilyPolicy) []Finding {
 	exempt := f.List(config.KeyNonMasqueradeCIDRs).Prefixes()
-	var found []Finding
+	found := findings{id: "forced-outside"}
 	for _, c := range f.List(config.KeyForceMasqueradeCIDRs).CIDRs {
 		if !overlapsAny(c.Prefix, exempt) {
-			found = append(found, Finding{ID: "forced-outside", Pos: c.Pos, Msg: fmt.Sprintf(
-				"forceMasqueradeCIDRs: %s is outside every exempted CIDR: it is masqueraded anyway", c.Prefix)})
+			found.add(c.Pos, "forceMasqueradeCIDRs: %s is outside every exempted CIDR: it is masqueraded anyway", c.Prefix)
 		}
 	}
-	return found
+	return found.all()
 }
 
 // lintSNAT finds source addresses to which no answer can come back.
 func lintSNAT(f nft.FamilyPolicy) []Finding {
-	var found []Finding
+	found := findings{id: "snat-address-unusable"}
 	for _, c := range f.SNAT.CIDRs {
 		for _, none := range notOfANode {
 			if none.Overlaps(c.Prefix) && none.Bits() <= c.Bits() {
-				found = append(found, Finding{ID: "snat-address-unusable", Pos: c.Pos, Msg: fmt.Sprintf(
-					"%s: %s is in %s: no answer comes back to such an address, and it is never used", config.KeySNATAddresses, c.Text(), none)})
+				found.add(c.Pos, "%s: %s is in %s: no answer comes back to such an address, and it is never used", config.KeySNATAddresses, c.Text(), none)
 			}
 		}
 	}
-	return found
+	return found.all()
 }
 
 // notOfANode has what is not global unicast: unspecified, loopback, link-local,
@@ -232,13 +254,14 @@ func lintPodCIDRs(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
 	const seen = "pods of other nodes would see this node's address"
 	var found []Finding
 	for _, p := range pods {
+		forced := findings{id: "pod-cidr-forced"}
 		for _, c := range f.List(config.KeyForceMasqueradeCIDRs).CIDRs {
 			if c.Overlaps(p) {
-				found = append(found, Finding{ID: "pod-cidr-forced", Pos: c.Pos, Msg: fmt.Sprintf(
-					"forceMasqueradeCIDRs: %s reaches into pod CIDR %s: %s", c.Prefix, p, seen)})
+				forced.add(c.Pos, "forceMasqueradeCIDRs: %s reaches into pod CIDR %s: %s", c.Prefix, p, seen)
 			}
 		}
-		gap, some := uncovered(p, f.List(config.KeyNonMasqueradeCIDRs).CIDRs)
+		found = append(found, forced.all()...)
+		gap, some := uncovered(p, f.List(config.KeyNonMasqueradeCIDRs).Prefixes())
 		switch {
 		case some && gap == p:
 			found = append(found, Finding{ID: "pod-cidr-not-exempt", Msg: fmt.Sprintf("pod CIDR %s is not exempted: %s", p, seen)})
@@ -251,7 +274,7 @@ func lintPodCIDRs(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
 
 // sourceMasqueraded reports whether any source in a network is masqueraded at all.
 func sourceMasqueraded(f nft.FamilyPolicy, p netip.Prefix) bool {
-	_, some := uncovered(p, f.List(config.KeyNonMasqueradeSrcCIDRs).CIDRs)
+	_, some := uncovered(p, f.List(config.KeyNonMasqueradeSrcCIDRs).Prefixes())
 	return some && (len(f.List(config.KeyMasqueradeSrcCIDRs).CIDRs) == 0 || overlapsAny(p, f.List(config.KeyMasqueradeSrcCIDRs).Prefixes()))
 }
 
@@ -286,17 +309,22 @@ func overlapsAny(p netip.Prefix, sorted []netip.Prefix) bool {
 	return next < len(sorted) && sorted[next].Overlaps(p) || next > 0 && sorted[next-1].Overlaps(p)
 }
 
-// uncovered returns a part of a network that no CIDR covers, if there is one.
-func uncovered(p netip.Prefix, cidrs []config.CIDR) (netip.Prefix, bool) {
-	var covered []iprange.Range
-	for _, c := range cidrs {
-		if c.Overlaps(p) {
-			covered = append(covered, iprange.Of(c.Prefix))
+// uncovered returns a part of a network that no CIDR of a sorted list of which none
+// covers another contains, if there is one.
+func uncovered(p netip.Prefix, sorted []netip.Prefix) (netip.Prefix, bool) {
+	left := iprange.Of(p)
+	for _, c := range sorted {
+		if !c.Overlaps(p) {
+			continue
+		}
+		covered := iprange.Of(c)
+		if left.From.Less(covered.From) {
+			left.To = covered.From.Prev()
+			break
+		}
+		if left.From = covered.To.Next(); !left.From.IsValid() || left.To.Less(left.From) {
+			return netip.Prefix{}, false
 		}
 	}
-	left := iprange.Subtract([]iprange.Range{iprange.Of(p)}, iprange.Normal(covered))
-	if len(left) == 0 {
-		return netip.Prefix{}, false
-	}
-	return left[0].Prefixes()[0], true
+	return left.Prefixes()[0], true
 }

@@ -120,9 +120,9 @@ func TestUncoveredReturnsAGap(t *testing.T) {
 		{"::/127", "::/128", "::1/128"},
 	}
 	for _, tt := range tests {
-		var by []config.CIDR
+		var by []netip.Prefix
 		for _, p := range strings.Fields(tt.by) {
-			by = append(by, config.CIDR{Prefix: netip.MustParsePrefix(p)})
+			by = append(by, netip.MustParsePrefix(p))
 		}
 		gap, some := uncovered(netip.MustParsePrefix(tt.of), by)
 		if got := gap.String(); some != (tt.want != "") || some && got != tt.want {

@@ -1,6 +1,7 @@
 package answer
 
 import (
+	"bufio"
 	"fmt"
 	"strings"
 	"text/tabwriter"
@@ -10,30 +11,32 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// Meaning describes what a valid config means.
-func Meaning(o options.Options, l options.Loaded, found []Finding) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n\n", verdict(l, o.ConfigPath))
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+// Meaning describes what a valid config means. It writes through, because there
+// can be hundreds of thousands of CIDRs.
+func Meaning(to *bufio.Writer, o options.Options, l options.Loaded, found []Finding) {
+	printf(to, "%s\n\n", verdict(l, o.ConfigPath))
+	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	for _, row := range summary(o.NFT(), l) {
 		_, _ = fmt.Fprintf(w, "%s\t%s\n", row[0], row[1])
 	}
-	_ = w.Flush() // a Builder never fails
+	_ = w.Flush()
 	for _, t := range config.Translations() {
 		for i, given := range t.Values(l.Config) {
 			if i == 0 {
-				fmt.Fprintf(&b, "\n%s: %s\n", t.Key, t.Means)
+				printf(to, "\n%s: %s\n", t.Key, t.Means)
 			}
-			fmt.Fprintf(&b, "  %-18s%s\n", given.Text, given.Pos)
+			printf(to, "  %-18s%s\n", given.Text, given.Pos)
 		}
 	}
 	for _, p := range l.Ruleset.Policy.Families {
-		writeFamily(&b, l.Config, p)
+		writeFamily(to, l.Config, p)
 	}
-	writeFindings(&b, "Warnings:", Warnings(found))
-	writeFindings(&b, "Notes:", Notes(found))
-	return b.String()
+	writeFindings(to, "Warnings:", Warnings(found))
+	writeFindings(to, "Notes:", Notes(found))
 }
+
+// printf is fmt.Fprintf. The writer keeps an error until it is flushed.
+func printf(w *bufio.Writer, format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
 
 // verdict lists the valid files, or reports that the defaults apply.
 func verdict(l options.Loaded, path string) string {
@@ -80,14 +83,14 @@ func portList(ports []nft.PortRange) string {
 }
 
 // writeFamily lists the CIDRs of a family in evaluation order.
-func writeFamily(b *strings.Builder, c config.Config, f nft.FamilyPolicy) {
+func writeFamily(w *bufio.Writer, c config.Config, f nft.FamilyPolicy) {
 	for _, q := range f.Questions {
-		fmt.Fprintf(b, "\n%s %s: %s\n", familyName(f.IPv6), q.Key, q.Means)
+		printf(w, "\n%s %s: %s\n", familyName(f.IPv6), q.Key, q.Means)
 		if q.Set == "" && !q.HasInterfaces() {
-			fmt.Fprintf(b, "  %-18s%s\n", "false", q.At)
+			printf(w, "  %-18s%s\n", "false", q.At)
 		}
 		for _, i := range q.Interfaces {
-			fmt.Fprintf(b, "  %-18s%s\n", i.Name, i.Pos)
+			printf(w, "  %-18s%s\n", i.Name, i.Pos)
 		}
 		// A tabwriter would buffer tens of thousands of lines.
 		width := 18
@@ -95,13 +98,13 @@ func writeFamily(b *strings.Builder, c config.Config, f nft.FamilyPolicy) {
 			width = max(width, len(c.String())+2)
 		}
 		for _, c := range q.CIDRs {
-			fmt.Fprintf(b, "  %-*s%s\n", width, c.Prefix, place(c))
+			printf(w, "  %-*s%s\n", width, c.Prefix, place(c))
 		}
-		for _, c := range q.Covered {
-			fmt.Fprintf(b, "  dropped: %s (%s),\n    covered by %s (%s)\n", c.Prefix, place(c.CIDR), c.By.Prefix, place(c.By))
+		for c, by := range q.Covered() {
+			printf(w, "  dropped: %s (%s),\n    covered by %s (%s)\n", c.Prefix, place(c), by.Prefix, place(by))
 		}
 	}
-	if _, some := uncovered(everything(f.IPv6), f.List(config.KeyNonMasqueradeCIDRs).CIDRs); !some {
+	if _, some := uncovered(everything(f.IPv6), f.List(config.KeyNonMasqueradeCIDRs).Prefixes()); !some {
 		return
 	}
 	rest := "\nAny other " + familyName(f.IPv6) + " destination sees the node's address"
@@ -115,19 +118,19 @@ func writeFamily(b *strings.Builder, c config.Config, f nft.FamilyPolicy) {
 	if masq && !overlapsAny(linkLocal, f.List(config.KeyNonMasqueradeCIDRs).Prefixes()) {
 		rest += fmt.Sprintf(",\nlink-local %s too (%s is true)", linkLocal, key)
 	}
-	b.WriteString(rest + ".\n")
+	_, _ = w.WriteString(rest + ".\n")
 }
 
-func writeFindings(b *strings.Builder, title string, found []Finding) {
+func writeFindings(w *bufio.Writer, title string, found []Finding) {
 	if len(found) == 0 {
 		return
 	}
-	fmt.Fprintf(b, "\n%s\n", title)
+	printf(w, "\n%s\n", title)
 	for _, f := range found {
 		if f.Pos == (config.Position{}) {
-			b.WriteString(Line(f.Msg, "  "))
+			_, _ = w.WriteString(Line(f.Msg, "  "))
 			continue
 		}
-		fmt.Fprintf(b, "  %s: %s\n", f.Pos, f.Msg) // one line, for editors
+		printf(w, "  %s: %s\n", f.Pos, f.Msg) // one line, for editors
 	}
 }

@@ -114,8 +114,8 @@ func (r *Status) SetConfig(o options.Options, l options.Loaded, err error) {
 }
 
 // SetEnforced sets what is enforced instead of a rejected config, judging by the
-// installed rules.
-func (r *Status) SetEnforced(o options.Options, l options.Loaded) {
+// installed rules. lenient is what the older agents make of it, if anything.
+func (r *Status) SetEnforced(o options.Options, lenient *nft.Ruleset) {
 	hash := r.Kernel.Hash
 	of := func(c config.Config) string { return nft.Compile(c, o.NFT()).Hash() }
 	switch {
@@ -123,7 +123,7 @@ func (r *Status) SetEnforced(o options.Options, l options.Loaded) {
 		r.Config.Enforced = "the rules of an iptables-based agent are active, none of ours are installed"
 	case hash == "":
 		r.Config.Enforced = "none of our rules are installed"
-	case l.Lenient != nil && hash == l.Lenient.Hash():
+	case lenient != nil && hash == lenient.Hash():
 		r.Config.Enforced = fmt.Sprintf("what the older agents make of it (%s) is installed, mode %s", hash, r.Kernel.Mode)
 	case hash == of(config.Default(o.Defaults())):
 		r.Config.Enforced = fmt.Sprintf("the built-in defaults (%s) are installed, mode %s", hash, r.Kernel.Mode)

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 	"unicode"
+	"unicode/utf16"
 
 	"nft-masq-agent/config"
 )
@@ -82,16 +83,18 @@ func fill(text, indent string) string {
 // escaped escapes unprintable characters as JSON does with control characters.
 // Everything non-ASCII is in strings.
 func escaped(text string) string {
-	special := func(r rune) bool { return r >= 0x7f && r <= 0xffff && !unicode.IsPrint(r) }
+	special := func(r rune) bool { return r >= 0x7f && !unicode.IsPrint(r) }
 	if strings.IndexFunc(text, special) < 0 {
 		return text
 	}
 	var b strings.Builder
 	for _, r := range text {
-		if special(r) {
-			fmt.Fprintf(&b, `\u%04x`, r)
-		} else {
+		if !special(r) {
 			b.WriteRune(r)
+			continue
+		}
+		for _, unit := range utf16.AppendRune(nil, r) {
+			fmt.Fprintf(&b, `\u%04x`, unit)
 		}
 	}
 	return b.String()

@@ -15,13 +15,8 @@ import (
 
 // Loaded is the content of the files, and the resulting ruleset.
 type Loaded struct {
-	Files    []string // none: the built-in defaults apply
-	Config   config.Config
-	Warnings []config.Problem
-	Ruleset  nft.Ruleset
-	// Lenient is what the older agents make of files that are rejected, nil if
-	// they reject them too.
-	Lenient *nft.Ruleset
+	nft.Built
+	Files []string // none: the built-in defaults apply
 }
 
 // Load reads, parses and compiles the config. Mistakes in the files are an error
@@ -38,12 +33,9 @@ func (o Options) Load() (Loaded, error) {
 			l.Files = append(l.Files, sources[i].Name)
 		}
 	}
-	l.Config, l.Ruleset, l.Warnings, err = nft.Build(o.Defaults(), o.NFT(), sources...)
+	l.Built, err = nft.Build(o.Defaults(), o.NFT(), sources...)
 	if note != nil {
 		l.Warnings = append(l.Warnings, *note)
-	}
-	if err != nil {
-		l.Lenient = nft.BuildLenient(o.Defaults(), o.NFT(), sources...)
 	}
 	return l, err
 }
@@ -89,7 +81,8 @@ func (o Options) withoutRoot(err error) error {
 	var problems config.Problems
 	if errors.As(err, &problems) {
 		for i := range problems {
-			problems[i].Pos.File = o.trimRoot(problems[i].Pos.File)
+			at := problems[i].Pos
+			problems[i].Pos = config.At(o.trimRoot(at.File()), int(at.Line), int(at.Col))
 		}
 	}
 	return err
