@@ -93,7 +93,8 @@ func (t *text) looksLikeConfig() bool {
 	return *t.config
 }
 
-// hasKey looks for keys before the first thousand colons of a text.
+// hasKey reports whether there is such a key before one of the first thousand
+// colons of a text.
 func hasKey(s string) bool {
 	keys := Keys()
 	for range 1000 {

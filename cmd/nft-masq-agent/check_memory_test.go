@@ -1,0 +1,131 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/agent"
+)
+
+// mostMemory is what check may take. It takes less than 64 MB, and how much less
+// depends on when garbage is collected.
+const mostMemory = 80 << 20
+
+// largestConfigs are the shapes of a config of up to 4 MiB that take the most
+// memory.
+func largestConfigs() map[string]string {
+	const key = "nonMasqueradeCIDRs:\n"
+	configs := map[string]string{"block": key + networks(0, 230_000, "- %s\n")}
+	if testing.Short() {
+		return configs
+	}
+	configs["IPv6"] = "enableIPv6: true\n" + key + networks6(170_000)
+	configs["quoted"] = key + networks(0, 200_000, "- '%s'\n")
+	configs["comments"] = key + networks(0, 110_000, "- %s # the office\n")
+	configs["carriage returns"] = strings.ReplaceAll(key+networks(0, 220_000, "- %s\n"), "\n", "\r\n")
+	configs["covered"] = key + "- 10.0.0.0/8\n" + networks(0, 230_000, "- %s\n")
+	configs["forced"] = "forceMasqueradeCIDRs:\n" + networks(0, 230_000, "- %s\n")
+	configs["flow"] = "nonMasqueradeCIDRs: [" + networks(0, 100_000, "%s, ") + "]\n"
+	configs["JSON"] = `{"nonMasqueradeCIDRs": [` + networks(0, 100_000, `"%s", `) + `"10.0.0.0/8"]}`
+	configs["two lists"] = key + networks(0, 115_000, "- %s\n") + "forceMasqueradeCIDRs:\n" + networks(115_000, 230_000, "- %s\n")
+	return configs
+}
+
+// networks writes networks of 10.0.0.0/8 by a format.
+func networks(from, to int, format string) string {
+	var b strings.Builder
+	for i := from; i < to; i++ {
+		fmt.Fprintf(&b, format, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 12), byte(i >> 4), byte(i << 4)}), 28))
+	}
+	return b.String()
+}
+
+// networks6 writes IPv6 networks.
+func networks6(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "- 2001:db8:%x:%x::/64\n", i>>16, i&0xffff)
+	}
+	return b.String()
+}
+
+var highWaterMark = regexp.MustCompile(`VmHWM:\s+(\d+) kB`)
+
+// highWaterMarkOf returns the most memory of a process or, if that is larger, of
+// the one that it has started to read the config for it.
+func highWaterMarkOf(t *testing.T, pid int) (kibibytes int) {
+	t.Helper()
+	pids := []string{strconv.Itoa(pid)}
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		t.Error(err)
+	}
+	for _, thread := range threads {
+		children, _ := os.ReadFile(thread) // a thread may have ended
+		pids = append(pids, strings.Fields(string(children))...)
+	}
+	for _, p := range pids {
+		status, err := os.ReadFile("/proc/" + p + "/status")
+		if err != nil {
+			t.Error(err)
+		}
+		found := highWaterMark.FindSubmatch(status)
+		if found == nil {
+			t.Fatalf("no high-water mark in %s", status)
+		}
+		n, err := strconv.Atoi(string(found[1]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		kibibytes = max(kibibytes, n)
+	}
+	return kibibytes
+}
+
+func TestLargestConfigsFitTheMemoryOfCheck(t *testing.T) {
+	program := agent.Program(t)
+	for name, text := range largestConfigs() {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "config")
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			whole, err := nfttest.Command(program, "check", "--config", path).Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			cmd := nfttest.Command(program, "check", "--config", path)
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			// The rest does not fit the pipe, so the program has not exited.
+			const rest = 1 << 20
+			if _, err := io.CopyN(io.Discard, out, int64(len(whole)-rest)); err != nil {
+				t.Error(err)
+			}
+			kibibytes := highWaterMarkOf(t, cmd.Process.Pid)
+			if _, err := io.Copy(io.Discard, out); err != nil {
+				t.Error(err)
+			}
+			if err := cmd.Wait(); err != nil {
+				t.Error(err)
+			}
+			t.Logf("%d KiB", kibibytes)
+			if kibibytes<<10 > mostMemory {
+				t.Errorf("%d MiB of memory", kibibytes>>10)
+			}
+		})
+	}
+}
