@@ -2,7 +2,9 @@ package main
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -469,4 +471,28 @@ func TestRepairsKeepForeignRules(t *testing.T) {
 			t.Errorf("the foreign rule is gone:\n%s", rules)
 		}
 	})
+}
+
+// The kernel may turn off connection tracking when elements with a limit of
+// connections are created. The same rules in the same table then translate nothing.
+func TestConnectionLimitsInOurSetsDoNotEndMasquerading(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	n := newTrafficNode(t)
+	for _, config := range []string{
+		"nonMasqueradeCIDRs: [10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 198.18.0.0/15]",
+		"nonMasqueradeCIDRs: [10.0.0.0/8]\nsnatAddresses: [192.0.2.1, 10.244.1.1]",
+	} {
+		n.enforce(config)
+		table := nfttest.NFT(t, n.top.Node, "", "list", "table", "inet", nft.TableName)
+		limited := regexp.MustCompile(`(?m)^\s*(set|map) \S+ \{$`).ReplaceAllString(table, "${0}\nct count over 1")
+		nfttest.NFT(t, n.top.Node, "delete table inet "+nft.TableName+"\n"+limited, "-f", "-")
+		n.enforce(config)
+		sighting := nfttest.MustSend(t, n.top, nfttest.Flow{
+			Proto: nfttest.UDP, From: n.top.Pod, To: n.top.Outside, Dst: netip.MustParseAddrPort("203.0.113.9:5000"),
+		})
+		if !sighting.Masqueraded() {
+			t.Errorf("%s: %v is seen", config, sighting.Seen)
+		}
+	}
 }

@@ -11,7 +11,9 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfnetlink"
 
 	"golang.org/x/sys/unix"
 )
@@ -122,6 +124,9 @@ func (f *explainFlags) answer(ctx context.Context, x answer.Explanation, e envir
 			return exitFailed, err
 		}
 		x.Follow(n)
+		if text := legacyNAT(e.proc, dst.Is6()); text != "" {
+			x.First = append(x.First, "This answer ignores "+text)
+		}
 	}
 	ends, err := e.ends(f.from, dst)
 	if err != nil {
@@ -201,6 +206,23 @@ func trace(ctx context.Context, q kernel.Question) (kernel.Node, error) {
 		return n, hinted(err)
 	}
 	return n, nil
+}
+
+// legacyNAT describes the rules in legacy ip_tables, which netlink does not show; ""
+// if there are none, or if they cannot be read.
+func legacyNAT(proc string, ipv6 bool) string {
+	family, program := nfnetlink.IPv4, "iptables-legacy"
+	if ipv6 {
+		family, program = nfnetlink.IPv6, "ip6tables-legacy"
+	}
+	switch n, err := foreign.LegacyRules(proc+"/thread-self/net", family); {
+	case err != nil || n == 0:
+		return ""
+	case n == 1:
+		return "a NAT rule in legacy ip_tables: " + program + " -t nat -S lists it."
+	default:
+		return fmt.Sprintf("%d NAT rules in legacy ip_tables: %s -t nat -S lists them.", n, program)
+	}
 }
 
 func (e environment) ends(src, dst netip.Addr) (answer.Ends, error) {

@@ -194,6 +194,26 @@ func TestExplainFollowsConnectionsBeyondOurRules(t *testing.T) {
 	}
 }
 
+func TestExplainAndStatusMentionLegacyNATRules(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-legacy")
+	n := newTrafficNode(t)
+	n.enforce("")
+	nfttest.Run(t, n.top.Node, "", "iptables-legacy", "-t", "nat", "-L", "-n")
+	const says = "a NAT rule in legacy ip_tables: iptables-legacy -t nat -S lists it."
+	args := []string{"10.9.0.9", "--from", n.top.PodV4.String()}
+	if _, text := n.explained(args...); strings.Contains(text, "legacy") {
+		t.Error(text)
+	}
+	nfttest.Run(t, n.top.Node, "", "iptables-legacy", "-t", "nat", "-A", "POSTROUTING", "-d", "10.9.0.0/16", "-j", "MASQUERADE")
+	if x, text := n.explained(args...); len(x.First) == 0 || x.First[0] != "This answer ignores "+says {
+		t.Error(text)
+	}
+	if status := unwrap(n.run("status").stdout); !strings.Contains(status, "The checks ignore "+says) {
+		t.Error(status)
+	}
+}
+
 // A limit on a set of ours, or on its elements, decides for each packet.
 func TestExplainDoesNotTrustALimitedSet(t *testing.T) {
 	t.Parallel()

@@ -67,6 +67,11 @@ func (f *statusFlags) status(ctx context.Context, e environment) (int, error) {
 	if !r.Config.Accepted {
 		r.SetEnforced(*f.Options, lenient)
 	}
+	for _, ipv6 := range []bool{false, true} {
+		if text := legacyNAT(e.proc, ipv6); text != "" {
+			r.Notes = append(r.Notes, "The checks ignore "+text)
+		}
+	}
 	text := e.text(r.String())
 	if f.output == outputJSON {
 		if text, err = answer.JSON(r); err != nil {

@@ -54,11 +54,32 @@ func (c XTChain) Commands() []string {
 // [LegacyIPTables]: a table that does not exist is not read, because that would
 // create it. It needs NET_ADMIN.
 func LegacyChains(dir string) ([]XTChain, error) {
+	var found []XTChain
+	err := eachLegacyNAT(dir, func(f xtFamily, chains []xtChain) {
+		found = append(found, f.agents(chains)...)
+	})
+	return found, err
+}
+
+// LegacyRules counts the rules in the nat tables of legacy ip_tables in this network
+// namespace, of one family. The directory is as for [LegacyChains].
+func LegacyRules(dir string, family nfnetlink.Family) (n int, err error) {
+	err = eachLegacyNAT(dir, func(f xtFamily, chains []xtChain) {
+		for _, c := range chains {
+			if f.family == family {
+				n += max(0, len(c.comments)-1) // without the rule at the end
+			}
+		}
+	})
+	return n, err
+}
+
+// eachLegacyNAT reads the nat tables of legacy ip_tables that exist.
+func eachLegacyNAT(dir string, fn func(xtFamily, []xtChain)) error {
 	tables, err := LegacyIPTables(dir)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var found []XTChain
 	for _, f := range []xtFamily{
 		{nfnetlink.IPv4, unix.AF_INET, unix.IPPROTO_IP, 88, 112},
 		{nfnetlink.IPv6, unix.AF_INET6, unix.IPPROTO_IPV6, 140, 168},
@@ -71,11 +92,11 @@ func LegacyChains(dir string) ([]XTChain, error) {
 			continue // gone meanwhile
 		}
 		if err != nil {
-			return nil, fmt.Errorf("legacy ip_tables: table %s nat: %w", f.family, err)
+			return fmt.Errorf("legacy ip_tables: table %s nat: %w", f.family, err)
 		}
-		found = append(found, f.agents(f.chains(entries, hooks))...)
+		fn(f, f.chains(entries, hooks))
 	}
-	return found, nil
+	return nil
 }
 
 // An xtFamily describes struct ipt_entry or ip6t_entry: where the offsets of the

@@ -215,7 +215,7 @@ func (k *Kernel) try(ctx context.Context, want nft.Ruleset, look Look, t *tries)
 			return Applied{Differences: diffs}, nil
 		}
 	}
-	if t.refused == 2 && mayComeFromTheTable(err) {
+	if errors.Is(err, layout.ErrBroken) || t.refused == 2 && mayComeFromTheTable(err) {
 		if a, recreateErr := k.recreate(ctx, want, look); recreateErr == nil {
 			a.Differences, a.Generation = t.found, k.verified.generation
 			return a, nil

@@ -97,6 +97,10 @@ type Staged struct {
 	Handles      map[string]uint64 // of the sets
 }
 
+// ErrBroken means that the table must be created again, even if the kernel would accept
+// a repair in place.
+var ErrBroken = errors.New("the table cannot be repaired in place")
+
 // ErrOutdated means that what was staged is gone, or must be staged differently.
 var ErrOutdated = errors.New("the ruleset changed while it was being written")
 

@@ -37,6 +37,8 @@ type heldSet struct {
 	Trusted  bool
 	// Conditional counts the elements that do more than match.
 	Conditional int
+	// Counting means that the set or an element has a limit of connections.
+	Counting bool
 	// AtLeast is how many CIDRs had been read when reading stopped because there
 	// are many more than wanted.
 	AtLeast int
@@ -62,7 +64,7 @@ func (h *heldSet) readElements(c *nfnetlink.Conn, most int) error {
 	case held.More:
 		h.AtLeast = most
 	default:
-		h.Holds, h.Conditional, h.Read = held.Ranges, held.Conditional, true
+		h.Holds, h.Conditional, h.Read, h.Counting = held.Ranges, held.Conditional, true, h.Counting || held.ConnLimit
 	}
 	return nil
 }
@@ -79,6 +81,7 @@ func (h *heldSet) readMap(c *nfnetlink.Conn, most int) error {
 	}
 	h.Read = true
 	for _, e := range elements {
+		h.Counting = h.Counting || e.ConnLimit
 		key, isKey := netip.AddrFromSlice(e.Key)
 		value, isValue := netip.AddrFromSlice(e.Value)
 		if e.Conditional || !isKey || !isValue {
@@ -124,7 +127,7 @@ func ReadOwn(c *nfnetlink.Conn) (*Own, error) {
 		return nil, err
 	}
 	for _, s := range sets {
-		own.Sets[s.Name] = &heldSet{Set: s}
+		own.Sets[s.Name] = &heldSet{Set: s, Counting: s.ConnLimit}
 	}
 	if own.objects, err = c.Objects(nfnetlink.Inet, nft.TableName); err != nil {
 		return nil, err
@@ -139,6 +142,23 @@ func moreThan(n int) func(nfnetlink.Rule) bool {
 		n--
 		return n < 0
 	}
+}
+
+// untracked reports whether the table has a set by which the kernel may have turned
+// off connection tracking, and with it NAT, for the whole network namespace: each
+// element with a limit of connections ("ct count") releases one user of it too many
+// (seen on Linux 6.18). A repair in place would leave it off: only when none of our
+// rules is left does the number of users agree again.
+func (o *Own) untracked() bool {
+	if o == nil {
+		return false
+	}
+	for _, s := range o.Sets {
+		if s.Counting {
+			return true
+		}
+	}
+	return false
 }
 
 func (o *Own) chain(name string) (nfnetlink.Chain, bool) {

@@ -70,9 +70,14 @@ func (r *Reader) Recreate(_ context.Context, want nft.Ruleset) (gap time.Duratio
 	}
 	start := time.Now()
 	clear(r.trust)
-	for _, b := range batches {
+	for i, b := range batches {
 		if err := r.conn.Commit(b, 0); err != nil {
 			return 0, err
+		}
+		if i == 0 {
+			if err := r.conn.Settle(); err != nil {
+				return 0, err
+			}
 		}
 	}
 	return time.Since(start), nil
@@ -321,8 +326,11 @@ func (h *held) Written(nft.Ruleset, uint32) {}
 // still those that the first one created.
 func (h *held) Stage(ctx context.Context, want nft.Ruleset) (layout.Staged, error) {
 	t := tableOf(want)
-	if t == nil {
+	switch {
+	case t == nil:
 		return layout.Staged{}, nil
+	case h.own.untracked():
+		return layout.Staged{}, layout.ErrBroken
 	}
 	batches, target := Stage(*t, h.own, h.PerBatch)
 	out := layout.Staged{Sides: target, Handles: map[string]uint64{}, Transactions: uint32(len(batches))}

@@ -36,15 +36,15 @@ func Stage(want nft.Table, got *Own, most int) (batches []*nfnetlink.Batch, targ
 	return stage(&nfnetlink.Batch{}, want, got, most)
 }
 
-// Recreate plans how to delete our table and create it again: its sets are filled
-// before the last transaction creates its chain. Until then we have no rules, so
+// Recreate plans how to delete our table and create it again: the first transaction
+// deletes it, and its sets are filled before the last one creates its chain. Until then we have no rules, so
 // this is only for a table that cannot be repaired in place. The rehearsal is a
 // transaction of which the kernel rejects only the last message, if it would
 // accept the others.
 func Recreate(want nft.Table, most int) (batches []*nfnetlink.Batch, rehearsal *nfnetlink.Batch) {
 	first := &nfnetlink.Batch{}
 	first.DelTable(want.Family, want.Name)
-	batches, sides := stage(first, want, nil, most)
+	fill, sides := stage(&nfnetlink.Batch{}, want, nil, most)
 	last := &nfnetlink.Batch{}
 	Flip(last, want, sides, &Own{})
 
@@ -58,7 +58,7 @@ func Recreate(want nft.Table, most int) (batches []*nfnetlink.Batch, rehearsal *
 	stage(rehearsal, empty, nil, most)
 	Flip(rehearsal, want, sides, &Own{})
 	rehearsal.Refuse(want.Family, want.Name)
-	return append(batches, last), rehearsal
+	return append(append([]*nfnetlink.Batch{first}, fill...), last), rehearsal
 }
 
 // stage is Stage, continuing a batch.

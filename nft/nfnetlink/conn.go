@@ -43,6 +43,16 @@ func New(dial func() (*netlink.Conn, error)) *Conn { return &Conn{dial: dial} }
 // must not wait for those of c.
 func (c *Conn) Another() *Conn { return New(c.dial) }
 
+// Settle waits until the kernel has destroyed what earlier transactions deleted. From
+// Linux 5.12 on it does so before it closes a socket.
+func (c *Conn) Settle() error {
+	nl, err := c.dial()
+	if err != nil {
+		return err
+	}
+	return nl.Close()
+}
+
 func dial() (*netlink.Conn, error) {
 	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: pageSize})
 	if err != nil {

@@ -130,7 +130,9 @@ type Set struct {
 	// Special lists the attributes (NFTA_SET_…) by which the kernel's set differs
 	// from a plain one: a timeout, a size, another policy, stateful expressions.
 	Special []uint16
-	Handle  uint64 // unique in the table; 0 if it is to be created
+	// ConnLimit means that one of these expressions is a limit of connections.
+	ConnLimit bool
+	Handle    uint64 // unique in the table; 0 if it is to be created
 	// Count is the number of intervals, valid if Counted: only newer kernels
 	// report it.
 	Count   uint32

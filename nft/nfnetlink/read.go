@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -301,6 +302,9 @@ func parseSet(f Family, b []byte) (Set, error) {
 			if len(data) > 0 {
 				s.Special = append(s.Special, typ)
 			}
+			if typ == setExpr || typ == setExpressions {
+				s.ConnLimit = s.ConnLimit || slices.Contains(expressions(typ == setExpressions, data), connLimit)
+			}
 		case setHandle:
 			s.Handle = bigUint64(data)
 		case setCount:
@@ -317,6 +321,7 @@ type Contents struct {
 	// Conditional counts the elements that do more than match: those with a
 	// limit, a quota, a timeout or other state, or with data.
 	Conditional int
+	ConnLimit   bool // as for a [Set]
 	// More reports that reading stopped at the limit.
 	More bool
 }
@@ -349,6 +354,7 @@ func (c *Conn) Contents(set Set, limit int) (Contents, error) {
 			if e.conditional {
 				out.Conditional++
 			}
+			out.ConnLimit = out.ConnLimit || e.connLimit
 		})
 		if starts > limit {
 			return errEnough
@@ -399,7 +405,7 @@ func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (ha
 // ones may not match although they have not expired.
 type element struct {
 	iprange.Bound
-	conditional, limited bool
+	conditional, limited, connLimit bool
 }
 
 func eachElement(b []byte, fn func(element)) error {
@@ -431,7 +437,8 @@ func parseElement(b []byte) (element, error) {
 		case unix.NFTA_SET_ELEM_FLAGS:
 			e.End = bigUint32(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_EXPR, elemExpressions:
-			e.conditional, e.limited = true, e.limited || limits(typ, data)
+			names := expressions(typ == elemExpressions, data)
+			e.conditional, e.limited, e.connLimit = true, e.limited || limit(names), e.connLimit || slices.Contains(names, connLimit)
 		case unix.NFTA_SET_ELEM_DATA, unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION,
 			unix.NFTA_SET_ELEM_OBJREF, elemKeyEnd:
 			e.conditional = true
@@ -441,24 +448,34 @@ func parseElement(b []byte) (element, error) {
 	return e, err
 }
 
-// limits reports whether the expressions of an element can keep it from matching. A
-// counter only counts.
-func limits(typ uint16, data []byte) (limited bool) {
-	one := func(_ uint16, b []byte) error {
+const connLimit = "connlimit" // NFTA_EXPR_NAME of "ct count"
+
+// expressions names the expressions of a set or an element: one, or a list.
+func expressions(list bool, b []byte) (names []string) {
+	one := func(b []byte) error {
 		return Each(b, func(typ uint16, b []byte) error {
 			if typ == unix.NFTA_EXPR_NAME {
-				limited = limited || unix.ByteSliceToString(b) != "counter"
+				names = append(names, cString(b))
 			}
 			return nil
 		})
 	}
 	err := error(nil)
-	if typ == elemExpressions {
-		err = Each(data, one)
+	if list {
+		err = Each(b, func(_ uint16, b []byte) error { return one(b) })
 	} else {
-		err = one(0, data)
+		err = one(b)
 	}
-	return limited || err != nil
+	if err != nil {
+		return append(names, "") // of an unknown name
+	}
+	return names
+}
+
+// limit reports whether expressions can keep an element from matching: all but
+// counters.
+func limit(names []string) bool {
+	return slices.ContainsFunc(names, func(name string) bool { return name != "counter" })
 }
 
 // A MapElement is an element of a map.
@@ -471,6 +488,7 @@ type MapElement struct {
 	// Conditional means that it has a timeout or other state; Limited, that because
 	// of that it may not match although it has not expired.
 	Conditional, Limited bool
+	ConnLimit            bool // as for a [Set]
 }
 
 // MapElements reads up to limit elements of a map; more reports that there are
@@ -519,7 +537,8 @@ func parseMapElement(b []byte) (MapElement, error) {
 			e.Code, e.Chain, _ = parseVerdict(data)
 			e.Value = valueOf(data)
 		case unix.NFTA_SET_ELEM_EXPR, elemExpressions:
-			e.Conditional, e.Limited = true, e.Limited || limits(typ, data)
+			names := expressions(typ == elemExpressions, data)
+			e.Conditional, e.Limited, e.ConnLimit = true, e.Limited || limit(names), e.ConnLimit || slices.Contains(names, connLimit)
 		case unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_OBJREF, elemKeyEnd:
 			e.Conditional = true
 		}
