@@ -334,13 +334,7 @@ func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, sto
 		}
 	}
 	sure = matches == yes
-	nat := t.base.Hook.Type == "nat"
-	late := t.base.Hook.Number == unix.NF_INET_POST_ROUTING || t.base.Hook.Number == unix.NF_INET_LOCAL_IN
-	source := nat && late // here sources are translated, elsewhere destinations
-	translates := source && a.rewrites || nat && !late && a.redirects
-	if a.family != 0 && (a.family == nfnetlink.IPv6) != t.packet.Dst.Is6() {
-		translates = false
-	}
+	translates := t.translates(a)
 	if !translates && a.verdict == unix.NFT_CONTINUE && !a.byMap {
 		return false, false, false
 	}
@@ -367,12 +361,30 @@ func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, sto
 		switch {
 		case a.leaves(len(on) == 1):
 			t.out.Left = w
-		case a.verdict == drop && !t.doubt && !source:
+		case a.verdict == drop && !t.doubt && !t.ofSources():
 			t.packet.dropped = cmp.Or(t.packet.dropped, w)
 		}
 	}
 	back, stops := t.follow(c, a.verdict, a.target, on)
 	return sure, stops && back, stops
+}
+
+// ofSources reports whether the base chain translates sources: those of type nat at
+// other hooks translate destinations.
+func (t *Tracer) ofSources() bool {
+	h := t.base.Hook
+	return h.Type == "nat" && (h.Number == unix.NF_INET_POST_ROUTING || h.Number == unix.NF_INET_LOCAL_IN)
+}
+
+// translates reports whether an action translates the packet in this base chain.
+func (t *Tracer) translates(a action) bool {
+	switch {
+	case t.base.Hook.Type != "nat", a.family != 0 && (a.family == nfnetlink.IPv6) != t.packet.Dst.Is6():
+		return false
+	case t.ofSources():
+		return a.rewrites
+	}
+	return a.redirects
 }
 
 // rewrites reports whether an expression writes into the source address.

@@ -460,13 +460,11 @@ func expressions(list bool, b []byte) (names []string) {
 			return nil
 		})
 	}
-	err := error(nil)
+	each := one
 	if list {
-		err = Each(b, func(_ uint16, b []byte) error { return one(b) })
-	} else {
-		err = one(b)
+		each = func(b []byte) error { return Each(b, func(_ uint16, b []byte) error { return one(b) }) }
 	}
-	if err != nil {
+	if err := each(b); err != nil {
 		return append(names, "") // of an unknown name
 	}
 	return names
