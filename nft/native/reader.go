@@ -182,6 +182,12 @@ func (h *held) readSides(w nft.Set, s layout.Scope) error {
 			if remembered {
 				continue
 			}
+			if set.Counted && int(set.Count) != len(w.Prefixes) {
+				// Difference enough. Reading would take so long that a program which
+				// commits often outdates it each time.
+				h.inFull = false
+				continue
+			}
 		}
 		start := time.Now()
 		err := set.readElements(h.conn, len(w.Prefixes)+slack)
