@@ -357,16 +357,21 @@ func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, sto
 		return sure && len(targets) == 1, comesBack, stop
 	}
 	if sure && len(t.path) == 0 {
-		w := &Way{Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority}
-		switch {
-		case a.leaves(len(on) == 1):
-			t.out.Left = w
-		case a.verdict == drop && !t.doubt && !t.ofSources():
-			t.packet.dropped = cmp.Or(t.packet.dropped, w)
-		}
+		t.ends(r, a, len(on) == 1)
 	}
 	back, stops := t.follow(c, a.verdict, a.target, on)
 	return sure, stops && back, stops
+}
+
+// ends records a rule that certainly ends the packet's way through the base chain.
+func (t *Tracer) ends(r nfnetlink.Rule, a action, inBase bool) {
+	w := &Way{Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority}
+	switch {
+	case a.leaves(inBase):
+		t.out.Left = w
+	case a.verdict == drop && !t.doubt && !t.ofSources():
+		t.packet.dropped = cmp.Or(t.packet.dropped, w)
+	}
 }
 
 // ofSources reports whether the base chain translates sources: those of type nat at
