@@ -111,7 +111,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 			Addresses: func() <-chan nodeaddr.Change { return nodeaddr.Follow(ctx) },
 		},
 		agent.Kernel{
-			Apply:    givingBack(func(want nft.Ruleset, look kernel.Look) (kernel.Applied, error) { return k.Apply(ctx, want, look) }),
+			Apply:    func(want nft.Ruleset, look kernel.Look) (kernel.Applied, error) { return apply(ctx, k, want, look) },
 			ReadBack: func() (nft.Ruleset, bool, error) { return k.ReadBack(ctx) },
 			PortID:   k.PortID,
 			Counters: func() ([]nft.Counts, error) { return k.Counters(o.NFT().Layout) },
@@ -121,11 +121,6 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 			Cleanup: func(what kernel.Removal) ([]string, error) { return k.Cleanup(ctx, what) },
 			Stale:   func(p nft.Policy) (conntrack.Stale, error) { return others.stale(ctx, p) },
 			Flush:   others.flush, Pressure: conntrack.Open().Pressure, Generation: generations.Generation,
-			Forget: func() {
-				if k.Forget() {
-					giveBack()
-				}
-			},
 		},
 		agent.Settings{
 			Version: build().version, Commit: build().commit, Path: o.ConfigPath,
@@ -158,19 +153,16 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 // giveBack returns memory to the system after a delay.
 func giveBack() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
 
-type applyFunc func(nft.Ruleset, kernel.Look) (kernel.Applied, error)
-
-// givingBack returns memory to the system after many CIDRs were written: parsing
-// and sending them takes several times the memory of keeping them.
-func givingBack(apply applyFunc) applyFunc {
+// apply applies a ruleset. It returns memory to the system a second after it has read
+// other programs' rules, or written many CIDRs: parsing and sending them takes several
+// times the memory of keeping them.
+func apply(ctx context.Context, k *kernel.Kernel, want nft.Ruleset, look kernel.Look) (kernel.Applied, error) {
 	const many = 10_000
-	return func(want nft.Ruleset, look kernel.Look) (kernel.Applied, error) {
-		a, err := apply(want, look)
-		if v4, v6 := want.CIDRs(); len(a.Differences) > 0 && v4+v6 >= many {
-			giveBack()
-		}
-		return a, err
+	a, err := k.Apply(ctx, want, look)
+	if v4, v6 := want.CIDRs(); look.Others || len(a.Differences) > 0 && v4+v6 >= many {
+		giveBack()
 	}
+	return a, err
 }
 
 // fingerprint identifies a content of the config.

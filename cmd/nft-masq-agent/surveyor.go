@@ -31,9 +31,7 @@ func (s *surveyor) do(ctx context.Context, task func(*kernel.Kernel) error) erro
 	defer func() { <-s.busy }()
 	k := kernel.Open()
 	defer func() {
-		if k.Forget() {
-			giveBack()
-		}
+		giveBack()
 		_ = k.Close()
 	}()
 	return task(k)

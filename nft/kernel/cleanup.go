@@ -25,54 +25,26 @@ const (
 // Cleanup removes rules in one transaction, and returns the names of what it
 // removed.
 func (k *Kernel) Cleanup(ctx context.Context, what Removal) ([]string, error) {
-	release, err := k.acquire(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	defer k.seen.Forget()
 	k.verified.generation = 0
-	for range attempts {
-		var s *state
-		if s, err = k.readAll(ctx, what); err != nil {
-			return nil, err
+	err := error(unix.ERESTART)
+	for try := 0; try < attempts && errors.Is(err, unix.ERESTART); try++ {
+		s, plan, removed, readErr := k.removal(ctx, what)
+		if readErr != nil {
+			return nil, readErr
 		}
-		var p *layout.Plan
-		var removed []string
-		if p, removed, err = s.removal(what); err != nil {
-			return nil, err
+		if err = k.commit(plan.Batches(), s.generation); err == nil && what != LegacyOnly {
+			removed = append(removed, k.reportEmptied(plan.Emptied)...)
 		}
-		if err = k.commit(p.Batches(), s.generation); err == nil {
-			if what == LegacyOnly {
-				return removed, nil
-			}
-			return append(removed, k.reportEmptied(p.Emptied)...), nil
-		}
-		if !errors.Is(err, unix.ERESTART) {
-			break
+		if err == nil {
+			return removed, nil
 		}
 	}
 	return nil, fmt.Errorf("remove: %w", err)
 }
 
-// readAll reads what can be removed.
-func (k *Kernel) readAll(ctx context.Context, what Removal) (*state, error) {
-	return k.read(ctx, nft.Ruleset{}, Look{Others: true, TakeOver: what != Ours}, layout.Scope{Rules: true})
-}
-
 // Installed returns the names of what [Kernel.Cleanup] would remove, without writing.
 func (k *Kernel) Installed(ctx context.Context, what Removal) ([]string, error) {
-	release, err := k.acquire(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	defer k.seen.Forget()
-	s, err := again(ctx, func() (*state, error) { return k.readAll(ctx, what) })
-	if err != nil {
-		return nil, err
-	}
-	_, names, err := s.removal(what)
+	_, _, names, err := k.removal(ctx, what)
 	return names, err
 }
 
@@ -80,11 +52,6 @@ func (k *Kernel) Installed(ctx context.Context, what Removal) ([]string, error) 
 // in nf_tables. When it is deleted, the kernel stops translating in this
 // namespace, and masqueraded connections break.
 func (k *Kernel) OnlyNAT(ctx context.Context) (bool, error) {
-	release, err := k.acquire(ctx)
-	if err != nil {
-		return false, err
-	}
-	defer release()
 	ours := false
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
 		chains, err := again(ctx, func() ([]nfnetlink.Chain, error) { return k.conn.Chains(f) })
@@ -104,24 +71,25 @@ func (k *Kernel) OnlyNAT(ctx context.Context) (bool, error) {
 	return ours, nil
 }
 
-// removal plans the transaction that removes rules, and returns the names of what
-// it removes.
-func (s *state) removal(what Removal) (p *layout.Plan, removed []string, err error) {
-	for _, l := range s.legacy {
-		removed = append(removed, "another agent's "+l.String())
+// removal reads what is to be removed, plans its removal, and returns its names.
+func (k *Kernel) removal(ctx context.Context, what Removal) (s *state, p *layout.Plan, names []string, err error) {
+	s, err = again(ctx, func() (*state, error) {
+		return k.read(ctx, nft.Ruleset{}, Look{Others: true, TakeOver: what != Ours}, layout.Scope{Rules: true})
+	})
+	if err != nil {
+		return nil, nil, nil, err
 	}
 	if what == LegacyOnly {
-		return (&state{legacy: s.legacy}).planned(removed)
+		s.held = nil
+	}
+	for _, l := range s.legacy {
+		names = append(names, "another agent's "+l.String())
 	}
 	for _, h := range s.held {
 		for _, l := range h.Leftovers(nft.Ruleset{}) {
-			removed = append(removed, l.Name+l.Place)
+			names = append(names, l.Name+l.Place)
 		}
 	}
-	return s.planned(removed)
-}
-
-func (s *state) planned(removed []string) (*layout.Plan, []string, error) {
-	p, err := s.plan(nft.Ruleset{}, layout.Staged{})
-	return p, removed, err
+	p, err = s.plan(nft.Ruleset{}, layout.Staged{})
+	return s, p, names, err
 }

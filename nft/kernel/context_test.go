@@ -27,18 +27,14 @@ func TestCanceledApplyKeepsTheOldRules(t *testing.T) {
 	}
 }
 
-func TestWaitingCallersStopWithTheirContext(t *testing.T) {
+func TestReadersStopWithTheirContext(t *testing.T) {
 	k := open(t, nfttest.NewNS(t, "node"))
-	k.busy <- struct{}{} // like a running Apply
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() {
-		_, _, err := k.ReadBack(ctx)
-		done <- err
-	}()
 	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
+	if _, _, err := k.ReadBack(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("ReadBack: %v", err)
 	}
-	<-k.busy
+	if _, err := k.Diff(ctx, cases.Load(t, "default").Compile(cases.Modes()[0]), Look{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("Diff: %v", err)
+	}
 }

@@ -17,15 +17,14 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A Kernel is the ruleset of a network namespace. It is safe for concurrent use.
+// A Kernel is the ruleset of a network namespace. It is for one goroutine, except
+// Counters, XTables, PortID and Close: there is no lock for which a reader could wait
+// while Apply writes. Others open a Kernel of their own.
 type Kernel struct {
-	busy chan struct{} // holds a value while the kernel is read or written
 	conn *nfnetlink.Conn
 	// legacyChains reads legacy ip_tables in the process's namespace.
 	legacyChains func() ([]foreign.XTChain, error)
 	readers      []layout.Reader
-	seen         memory
-	wide         bool // whether other programs' rules were read since the last Forget
 	verified     verified
 }
 
@@ -48,34 +47,10 @@ func Open() *Kernel {
 
 // New uses the caller's connection.
 func New(c *nfnetlink.Conn) *Kernel {
-	k := &Kernel{
-		busy: make(chan struct{}, 1), conn: c, seen: memory{Conn: c},
+	return &Kernel{
+		conn: c, readers: layouts.Readers(c),
 		legacyChains: func() ([]foreign.XTChain, error) { return nil, nil },
 	}
-	k.readers = layouts.Readers(c, &k.seen)
-	return k
-}
-
-// acquire waits until k is not in use. Its holder does not sleep.
-func (k *Kernel) acquire(ctx context.Context) (release func(), err error) {
-	select {
-	case k.busy <- struct{}{}:
-		return func() { <-k.busy }, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
-// Forget drops other programs' rules that were read, and reports whether there
-// were many. Until then Others does not read again what Apply has
-// read.
-func (k *Kernel) Forget() (many bool) {
-	k.busy <- struct{}{}
-	defer func() { <-k.busy }()
-	many = k.wide && k.seen.read >= manyRules
-	k.seen.read, k.wide = 0, false
-	k.seen.Forget()
-	return many
 }
 
 // Close closes the connection; the rules stay.
@@ -115,11 +90,6 @@ type Look struct {
 
 // Diff describes how the kernel differs from the wanted ruleset, without writing.
 func (k *Kernel) Diff(ctx context.Context, want nft.Ruleset, look Look) ([]string, error) {
-	release, err := k.acquire(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
 	_, diffs, err := k.look(ctx, want, look, false)
 	return diffs, err
 }
@@ -171,8 +141,7 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, look Look) (Applie
 			return a, err
 		}
 		// Otherwise two agents that fill the same sets would disrupt each other
-		// forever. Each attempt starts over; in the meantime other callers may
-		// use k.
+		// forever.
 		select {
 		case <-ctx.Done():
 			return Applied{}, ctx.Err()
@@ -190,14 +159,7 @@ type tries struct {
 
 // try makes one attempt, and rewrites or recreates what cannot be repaired as usual.
 func (k *Kernel) try(ctx context.Context, want nft.Ruleset, look Look, t *tries) (Applied, error) {
-	release, err := k.acquire(ctx)
-	if err != nil {
-		t.over = true
-		return Applied{}, err
-	}
-	defer release()
 	t.n++
-	k.seen.Forget()
 	a, err := k.apply(ctx, want, look)
 	if err == nil {
 		a.Generation = k.verified.generation
@@ -268,11 +230,6 @@ func mayComeFromTheTable(err error) bool {
 // Check returns [nft.ErrForeignChain] if the layout cannot be written without
 // deleting another program's rules.
 func (k *Kernel) Check(ctx context.Context, l nft.Layout) error {
-	release, err := k.acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer release()
 	want := nft.Ruleset{Layout: l}
 	s, err := k.read(ctx, want, Look{}, layout.Scope{Rules: true})
 	if err != nil {
@@ -329,9 +286,8 @@ func (k *Kernel) apply(ctx context.Context, want nft.Ruleset, look Look) (Applie
 		return Applied{Differences: diffs}, err
 	}
 	expected := s.generation + staged.Transactions
-	k.seen.wrote(s.generation, staged.Transactions)
 	for range k.reads(want, look) {
-		s, err = k.read(ctx, want, Look{Others: true, TakeOver: look.TakeOver}, layout.Scope{Rules: true, Fresh: true})
+		s, err = k.read(ctx, want, Look{Others: true, TakeOver: look.TakeOver}, layout.Scope{Rules: true})
 		if err != nil {
 			return Applied{}, err
 		}
@@ -348,9 +304,6 @@ func (k *Kernel) apply(ctx context.Context, want nft.Ruleset, look Look) (Applie
 			}
 			for _, h := range s.held {
 				h.Written(want, k.verified.generation)
-			}
-			if !plan.Shared {
-				k.seen.wrote(s.generation, commits)
 			}
 			for _, l := range s.legacy {
 				applied.TookOver = append(applied.TookOver, l.String())

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -203,14 +204,33 @@ func TestHintNamesTheMissingKernelFeature(t *testing.T) {
 func TestCountersAreReadWhileTheKernelIsBusy(t *testing.T) {
 	for _, m := range cases.Modes() {
 		ns := nfttest.NewNS(t, "node")
-		k := open(t, ns)
 		want := cases.Load(t, "default").Compile(m)
-		apply(t, k, want, Look{})
-		k.busy <- struct{}{} // like a running Apply
+		apply(t, open(t, ns), want, Look{})
+		waits, goOn, done := make(chan struct{}), make(chan struct{}), make(chan error)
+		first := sync.OnceFunc(func() {
+			close(waits)
+			<-goOn
+		})
+		k := New(nfnetlink.New(func() (*netlink.Conn, error) {
+			select {
+			case <-waits:
+			default:
+				first()
+			}
+			return dialIn(ns)()
+		}))
+		go func() {
+			_, err := k.Apply(t.Context(), want, Look{})
+			done <- err
+		}()
+		<-waits
 		if counts, err := k.Counters(layouts.Of(m, cases.DefaultChain)); err != nil || len(counts) == 0 {
 			t.Errorf("mode %s: %v, %v", m, counts, err)
 		}
-		<-k.busy
+		close(goOn)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
 		if err := k.Close(); err != nil {
 			t.Error(err)
 		}

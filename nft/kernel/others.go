@@ -138,17 +138,12 @@ func (k *Kernel) Rewrites(ctx context.Context, want nft.Ruleset) ([]foreign.Rewr
 }
 
 func (k *Kernel) snapshot(ctx context.Context, want nft.Ruleset) (foreign.Snapshot, error) {
-	release, err := k.acquire(ctx)
-	if err != nil {
-		return foreign.Snapshot{}, err
-	}
-	defer release()
 	return again(ctx, func() (foreign.Snapshot, error) {
 		s, err := k.read(ctx, want, Look{Others: true}, layout.Scope{Rules: true})
 		if err != nil {
 			return foreign.Snapshot{}, err
 		}
-		return foreign.Read(ctx, &k.seen, s.isOurs(want))
+		return foreign.Read(ctx, k.conn, s.isOurs(want))
 	})
 }
 

@@ -43,16 +43,8 @@ func (k *Kernel) Held(ctx context.Context, chain string, alike bool) (nft.Rulese
 
 // found reads back the first acceptable ruleset, nil if there is none.
 func (k *Kernel) found(ctx context.Context, chain string, alike bool, good func(*layout.Found) bool) (*layout.Found, error) {
-	release, err := k.acquire(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
 	for _, r := range k.readers {
-		f, err := again(ctx, func() (*layout.Found, error) {
-			k.seen.Forget()
-			return r.ReadBack(ctx, chain, alike)
-		})
+		f, err := again(ctx, func() (*layout.Found, error) { return r.ReadBack(ctx, chain, alike) })
 		if err != nil || f != nil && good(f) {
 			return f, err
 		}

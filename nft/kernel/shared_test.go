@@ -12,7 +12,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -196,36 +195,24 @@ func TestOtherAgentsRulesInOurChainAreReportedOnce(t *testing.T) {
 	}
 }
 
-// A spy counts the reads of the rules of POSTROUTING.
-type spy struct {
-	layout.Cache
-	reads int
-}
-
-func (s *spy) FirstRules(family nfnetlink.Family, table, chain string, enough func(nfnetlink.Rule) bool) ([]nfnetlink.Rule, bool, error) {
-	if chain == xtables.Postrouting && family == nfnetlink.IPv4 {
-		s.reads++
-	}
-	return s.Cache.FirstRules(family, table, chain, enough)
-}
-
 // POSTROUTING can have tens of thousands of other programs' rules.
 func TestOnlyChangedPostroutingIsRead(t *testing.T) {
 	nfttest.Require(t, "iptables-nft", "nft")
 	ns := nfttest.NewNS(t, "node")
 	k, want := open(t, ns), xtOf(config.Default(config.Defaults{}))
-	seen := &spy{Cache: &k.seen}
-	k.readers[1] = xtables.NewReader(k.conn, seen)
+	var jump xtables.Jump
 	apply(t, k, want, Look{})
 	look := func(partial bool) {
 		t.Helper()
-		seen.reads = 0
-		s, err := k.read(t.Context(), want, Look{}, layout.Scope{Rules: true})
+		n, err := xtables.ReadShared(k.conn, nfnetlink.IPv4, xtables.WithSubchains(cases.DefaultChain), xtables.Reading{Seen: jump})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diffs := s.differences(want); (seen.reads == 0) != partial || len(diffs) > 0 {
-			t.Errorf("read %d times, partial is wanted: %t; differences %q", seen.reads, partial, diffs)
+		if diffs := n.Differences(want.Tables[0], cases.DefaultChain); n.Partial != partial || len(diffs) > 0 {
+			t.Errorf("partial: %t, want %t; differences %q", n.Partial, partial, diffs)
+		}
+		if !partial {
+			jump = n.Jump(want.Tables[0], cases.DefaultChain)
 		}
 	}
 	look(false)

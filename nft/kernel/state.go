@@ -23,9 +23,8 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, l Look, scope layou
 	}
 	s := &state{}
 	others := l.Others || l.TakeOver
-	k.wide = k.wide || others
 	var err error
-	if s.generation, err = k.seen.Generation(); err != nil {
+	if s.generation, err = k.conn.Generation(); err != nil {
 		return nil, err
 	}
 	scope.Full, scope.Quick, scope.Others, scope.Generation = l.Full, l.Quick, others, s.generation
@@ -38,7 +37,7 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, l Look, scope layou
 		s.held = append(s.held, h)
 	}
 	if l.TakeOver {
-		snapshot, err := foreign.Read(ctx, &k.seen, s.isOurs(want))
+		snapshot, err := foreign.Read(ctx, k.conn, s.isOurs(want))
 		if err != nil {
 			return nil, err
 		}
@@ -149,7 +148,6 @@ func (s *state) plan(want nft.Ruleset, staged layout.Staged) (*layout.Plan, erro
 	}
 	for _, l := range s.legacy {
 		l.Remove(&p.Switch)
-		p.Shared = true
 		for _, name := range l.Held {
 			p.Emptied = append(p.Emptied, layout.ChainID{Family: l.Family, Table: l.Table, Chain: name})
 		}

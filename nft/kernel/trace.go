@@ -51,11 +51,6 @@ func (k *Kernel) Trace(ctx context.Context, q Question) (Node, error) {
 	if err != nil {
 		return n, err
 	}
-	release, err := k.acquire(ctx)
-	if err != nil {
-		return n, err
-	}
-	defer release()
 	s, err := again(ctx, func() (*state, error) { return k.read(ctx, q.Held, Look{Others: true}, layout.Scope{Rules: true}) })
 	if err != nil {
 		return n, err

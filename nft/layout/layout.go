@@ -38,13 +38,6 @@ type Reader interface {
 	Close() error
 }
 
-// A Cache is a connection that remembers the rules of long chains while the generation
-// is the same.
-type Cache interface {
-	nfnetlink.Reader
-	Forget()
-}
-
 // ErrNotPossible means that a layout does not support an operation. Nothing was changed.
 var ErrNotPossible = errors.New("not possible in this mode, or for this table")
 
@@ -54,7 +47,6 @@ type Scope struct {
 	Quick  bool // what was in sync counts as unchanged if its handle and length are the same
 	Others bool // also chains of ours under any name
 	Rules  bool // no elements of sets
-	Fresh  bool // no cached rules: they will be written with what their counters have now
 	// About the last check that found everything in sync: it was for the Same ruleset,
 	// the generation is Unchanged since, and it was InFull: nothing was taken on trust.
 	Same, Unchanged, InFull bool
@@ -109,8 +101,6 @@ type Plan struct {
 	Before, Switch, After nfnetlink.Batch
 	// Emptied are chains that cannot be deleted because other programs refer to them.
 	Emptied []ChainID
-	// Shared is set if rules in shared tables are written.
-	Shared bool
 }
 
 // Batches returns the transactions that are not empty.

@@ -17,8 +17,7 @@ func Of(m nft.Mode, chain string) nft.Layout {
 	return native.Layout{}
 }
 
-// Readers returns a reader for each layout. They write over the connection, and read
-// over seen what may come from a cache.
-func Readers(c *nfnetlink.Conn, seen layout.Cache) []layout.Reader {
-	return []layout.Reader{native.NewReader(c), xtables.NewReader(c, seen)}
+// Readers returns a reader for each layout.
+func Readers(c *nfnetlink.Conn) []layout.Reader {
+	return []layout.Reader{native.NewReader(c), xtables.NewReader(c)}
 }

@@ -56,7 +56,7 @@ func (n *Shared) marks() trust {
 }
 
 // marksOf returns the marks of the chains after ensure repaired them.
-func (n *Shared) marksOf(c nfnetlink.Reader, chain string) trust {
+func (n *Shared) marksOf(c *nfnetlink.Conn, chain string) trust {
 	t := trust{}
 	for _, name := range WithSubchains(chain) {
 		head, err := c.Chain(n.Family, NATTable, name)
@@ -99,7 +99,7 @@ func (n *Shared) Jump(want nft.Table, chain string) Jump {
 // readPost reads the rules of POSTROUTING. If their number is the same as when
 // the jump was recorded, it reads only the jump, because there can be tens of
 // thousands of others.
-func (n *Shared) readPost(c nfnetlink.Reader, names []string, o Reading) (err error) {
+func (n *Shared) readPost(c *nfnetlink.Conn, names []string, o Reading) (err error) {
 	if n.post != nil && o.Seen.handle != 0 && (o.Quick || n.post.Use == o.Seen.use) {
 		r, err := c.Rule(n.Family, NATTable, Postrouting, o.Seen.handle)
 		if err == nil {
@@ -146,7 +146,7 @@ const (
 
 // readJumps reads only those rules of POSTROUTING that jump to chains of these
 // names, or are jumps of ours.
-func (n *Shared) readJumps(c nfnetlink.Reader, names []string) (err error) {
+func (n *Shared) readJumps(c *nfnetlink.Conn, names []string) (err error) {
 	n.rules, n.unread, err = c.Jumps(n.Family, NATTable, Postrouting, func(r nfnetlink.Rule) bool {
 		to, _ := rule.Target(r)
 		_, ours := jumpOf(r)
@@ -171,7 +171,7 @@ type Reading struct {
 //
 // Chains in Trust with an unchanged mark are not read. Of others, not many more
 // rules are read than the wanted table has.
-func ReadShared(c nfnetlink.Reader, family nfnetlink.Family, names []string, o Reading) (*Shared, error) {
+func ReadShared(c *nfnetlink.Conn, family nfnetlink.Family, names []string, o Reading) (*Shared, error) {
 	n := &Shared{
 		Family: family, chains: map[string][]nfnetlink.Rule{}, heads: map[string]nfnetlink.Chain{},
 		trusted: map[string]bool{}, flooded: map[string]bool{},
@@ -226,7 +226,7 @@ func (n *Shared) allOurs() bool {
 	})
 }
 
-func (n *Shared) count(c nfnetlink.Reader) error {
+func (n *Shared) count(c *nfnetlink.Conn) error {
 	chains, err := c.Chains(n.Family)
 	if err != nil {
 		return err
@@ -245,7 +245,7 @@ func (n *Shared) count(c nfnetlink.Reader) error {
 	return err
 }
 
-func (n *Shared) readChain(c nfnetlink.Reader, name string, o Reading) error {
+func (n *Shared) readChain(c *nfnetlink.Conn, name string, o Reading) error {
 	if _, known := n.chains[name]; known {
 		return nil
 	}

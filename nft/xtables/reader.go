@@ -17,7 +17,6 @@ import (
 // [layout.Reader].
 type Reader struct {
 	conn *nfnetlink.Conn
-	seen layout.Cache
 	// What was found in POSTROUTING and in our chains, for IPv4 and IPv6.
 	jumps [2]Jump
 	marks [2]trust
@@ -29,10 +28,9 @@ type Reader struct {
 	ruleCounters
 }
 
-// NewReader returns a reader that uses a connection, and a caching one for what
-// it reads repeatedly.
-func NewReader(c *nfnetlink.Conn, seen layout.Cache) *Reader {
-	return &Reader{conn: c, seen: seen, BigChain: bigChain, ruleCounters: ruleCounters{conn: c.Another()}}
+// NewReader returns a reader that uses a connection.
+func NewReader(c *nfnetlink.Conn) *Reader {
+	return &Reader{conn: c, BigChain: bigChain, ruleCounters: ruleCounters{conn: c.Another()}}
 }
 
 func families() [2]nfnetlink.Family { return [2]nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} }
@@ -72,9 +70,6 @@ func (r *Reader) Read(ctx context.Context, want nft.Ruleset, s layout.Scope) (la
 	} else if !s.Others {
 		return h, nil
 	}
-	if s.Fresh && names != nil {
-		r.seen.Forget() // the rules' counters are written again
-	}
 	trust := r.trusts(want, s)
 	trusted := false
 	start := time.Now()
@@ -101,7 +96,7 @@ func (r *Reader) Read(ctx context.Context, want nft.Ruleset, s layout.Scope) (la
 				how.Most += len(c.Rules)
 			}
 		}
-		n, err := ReadShared(r.seen, f, names, how)
+		n, err := ReadShared(r.conn, f, names, how)
 		if err != nil {
 			return nil, err
 		}
@@ -151,7 +146,7 @@ func (r *Reader) Rewrite(ctx context.Context, want nft.Ruleset) ([]string, error
 	}
 	h := &held{Reader: r}
 	for i, f := range families() {
-		n, err := ReadShared(r.seen, f, WithSubchains(chain), Reading{Trust: r.marks[i], Heads: true})
+		n, err := ReadShared(r.conn, f, WithSubchains(chain), Reading{Trust: r.marks[i], Heads: true})
 		if err != nil {
 			return nil, err
 		}
@@ -351,12 +346,10 @@ func (h *held) Plan(want nft.Ruleset, _ layout.Staged, p *layout.Plan) error {
 		}
 		var kept []string
 		if t != nil {
-			p.Shared = true
 			kept = WithSubchains(want.Chain())
 			n.ensure(&p.Switch, *t, want.Chain())
 		}
 		if left := leftovers(n, want); len(left) > 0 {
-			p.Shared = true
 			for _, name := range n.Remove(&p.Switch, left, kept, t == nil) {
 				p.Emptied = append(p.Emptied, layout.ChainID{Family: n.Family, Table: NATTable, Chain: name})
 			}

@@ -55,7 +55,6 @@ type Kernel struct {
 	// XTables is fast, and returns the same about legacy ip_tables as Others.
 	XTables func() ([]foreign.XTChain, error)
 	Cleanup func(kernel.Removal) ([]string, error)
-	Forget  func()
 	// Stale counts the connections that contradict a policy; it may be nil.
 	Stale func(nft.Policy) (conntrack.Stale, error)
 	// Flush deletes the connections that contradict a policy.
@@ -212,7 +211,6 @@ func (a *Agent) Run(ctx context.Context) {
 	}
 	for {
 		a.attend()
-		a.kernel.Forget()
 		a.health.idle()
 		select {
 		case <-ctx.Done():

@@ -106,7 +106,7 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 				Stale:      w.countStale,
 				XTables:    func() ([]foreign.XTChain, error) { return w.seen().XTables, nil },
 				Pressure:   w.pressure,
-				Forget:     func() {}, Generation: w.currentGeneration,
+				Generation: w.currentGeneration,
 			},
 			Settings{
 				Version: "test", Path: "/etc/config/ip-masq-agent",

@@ -58,7 +58,7 @@ func TestMetricsCountConnections(t *testing.T) {
 				},
 				ReadBack: func() (nft.Ruleset, bool, error) { return k.ReadBack(context.Background()) }, PortID: k.PortID,
 				Others:  func(want nft.Ruleset) (kernel.Others, error) { return k.Others(context.Background(), want) },
-				XTables: k.XTables, Generation: func() (uint32, error) { return 0, nil }, Forget: func() { k.Forget() },
+				XTables: k.XTables, Generation: func() (uint32, error) { return 0, nil },
 				Cleanup: func(what kernel.Removal) ([]string, error) { return k.Cleanup(context.Background(), what) },
 				// A new kernel each time, because one caches the result for a while.
 				Counters: func() ([]nft.Counts, error) { return openKernel(t, topo.Node).Counters(o.Layout) },
