@@ -482,16 +482,14 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 		defer relaxGC()()
 	}
 	if err := a.placeOnNode(look.Full); err != nil {
-		a.checked(reason, look, time.Since(start), err, 0)
-		a.refuse(err, reason)
+		a.refuse(reason, look, time.Since(start), err)
 		return
 	}
 	applied, err := a.apply(look)
 	took := time.Since(start)
 	a.metrics.applied(reason, len(applied.Differences) > 0, err, took)
 	if err != nil {
-		a.checked(reason, look, took, err, 0)
-		a.refuse(err, reason)
+		a.refuse(reason, look, took, err)
 		return
 	}
 	o := a.progress.outcome(reason, applied, took, a.drift.names())
@@ -599,8 +597,7 @@ func (a *Agent) decided(reason string, look kernel.Look, start time.Time) bool {
 		a.survey.held.Others = true // decide again when it has ended
 	case undecided:
 		if err := a.reconsider(); err != nil {
-			a.checked(reason, look, time.Since(start), err, 0)
-			a.refuse(err, reason)
+			a.refuse(reason, look, time.Since(start), err)
 			return false
 		}
 	}
@@ -734,7 +731,8 @@ func firstFew(all []string) []string {
 
 // refuse logs a rejection by the kernel, once until the error changes, and
 // schedules the next retry. Other programs' writes do not delay it.
-func (a *Agent) refuse(err error, reason string) {
+func (a *Agent) refuse(reason string, look kernel.Look, took time.Duration, err error) {
+	a.checked(reason, look, took, err, 0)
 	if errors.Is(err, context.Canceled) {
 		return // the agent ends
 	}

@@ -52,9 +52,7 @@ func TestConnectionsAreReadLessOftenIfSlow(t *testing.T) {
 		if n := w.readings.Load(); n < 9 || n > 10 {
 			t.Errorf("read %d times in 100 minutes", n)
 		}
-		w.agent.metrics.pressure.mu.Lock()
-		defer w.agent.metrics.pressure.mu.Unlock()
-		if every := w.agent.metrics.pressure.interval; every != 10*time.Minute {
+		if every := w.agent.health.now().pressure.interval; every != 10*time.Minute {
 			t.Errorf("the metric is %s", every)
 		}
 	})
@@ -76,7 +74,7 @@ nft_masq_agent_snat_ports_used_ratio_max{family="ipv6",protocol="sctp"} 0
 nft_masq_agent_snat_ports_used_ratio_max{family="ipv6",protocol="tcp"} 0
 nft_masq_agent_snat_ports_used_ratio_max{family="ipv6",protocol="udp"} 0
 `
-		if err := testutil.CollectAndCompare(w.agent.metrics.pressure, strings.NewReader(want),
+		if err := testutil.GatherAndCompare(w.agent.metrics.registry, strings.NewReader(want),
 			"nft_masq_agent_snat_ports_used_ratio_max", "nft_masq_agent_conntrack_drop_total"); err != nil {
 			t.Error(err)
 		}

@@ -43,7 +43,8 @@ type state struct {
 	// Restricting lists without any interface of the node; nil: unknown.
 	unmatched *int
 
-	stale *int // connections that contradict the rules; nil: unknown
+	stale    *int      // connections that contradict the rules; nil: unknown
+	pressure *pressure // nil: unknown
 }
 
 // installed is what the loop last wrote to the kernel.
@@ -139,8 +140,10 @@ func (h *health) found(o kernel.Others) {
 
 func (h *health) lacksInterfaces(n int) { h.do(func() { h.unmatched = &n }) }
 
-func (h *health) foundStale(n int) { h.do(func() { h.stale = &n }) }
-func (h *health) staleUnknown()    { h.do(func() { h.stale = nil }) }
+func (h *health) foundStale(n int)          { h.do(func() { h.stale = &n }) }
+func (h *health) foundPressure(p *pressure) { h.do(func() { h.pressure = p }) }
+
+func (h *health) staleUnknown() { h.do(func() { h.stale = nil }) }
 
 func (h *health) everReady() bool { return h.now().wasSynced }
 

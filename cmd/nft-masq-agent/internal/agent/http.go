@@ -169,7 +169,6 @@ func answering(next http.Handler) http.Handler {
 	})
 }
 
-// Accept implements [net.Listener].
 func (l *boundedListener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
@@ -200,7 +199,6 @@ func (l *boundedListener) enter(b *boundedConn) bool {
 	return true
 }
 
-// Close implements [net.Conn].
 func (c *boundedConn) Close() error {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()

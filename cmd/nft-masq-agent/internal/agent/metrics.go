@@ -22,7 +22,6 @@ type metrics struct {
 	repairs  prometheus.Counter
 
 	connections connectionCollector
-	pressure    *pressure
 }
 
 const metricPrefix = "nft_masq_agent_"
@@ -51,7 +50,6 @@ func newMetrics(h *health, k Kernel, s Settings) *metrics {
 			Help: "Number of times that rules changed by another program were restored.",
 		}),
 		connections: newConnectionCollector(k, s.Options.Layout.CountersLast()),
-		pressure:    newPressure(s.Options),
 	}
 	info := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name:        metricPrefix + "build_info",
@@ -74,7 +72,7 @@ func newMetrics(h *health, k Kernel, s Settings) *metrics {
 	}
 	m.registry.MustRegister(
 		info, lost, m.applies, m.duration, m.repairs,
-		newStateCollector(h), m.connections, m.pressure,
+		stateCollector{h, slices.Concat(ownGauges(), nodeGauges(), foreignGauges(), pressureMetrics(nft.Policy{Ports: s.Options.Ports}.SourcePorts()))}, m.connections,
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
@@ -97,30 +95,27 @@ func (m *metrics) repaired() { m.repairs.Inc() }
 
 // A stateCollector exports the state of the loop, without what is still unknown.
 type stateCollector struct {
-	health *health
-	gauges []gauge
+	health  *health
+	metrics []metric
 }
 
-// A gauge is a metric derived from a state, with one value for each set of labels.
-type gauge struct {
+// A metric is derived from a state, with one value for each set of labels.
+type metric struct {
 	desc    *prometheus.Desc
+	kind    prometheus.ValueType
 	collect func(s state, set setter)
 }
 
-func newGauge(name, help string, collect func(state, setter), labels ...string) gauge {
-	return gauge{prometheus.NewDesc(metricPrefix+name, help, labels, nil), collect}
+func newGauge(name, help string, collect func(state, setter), labels ...string) metric {
+	return metric{prometheus.NewDesc(metricPrefix+name, help, labels, nil), prometheus.GaugeValue, collect}
 }
 
-func newStateCollector(h *health) stateCollector {
-	return stateCollector{h, slices.Concat(ownGauges(), nodeGauges(), foreignGauges())}
-}
-
-// A setter sets the value of a gauge for label values.
+// A setter sets the value of a metric for label values.
 type setter = func(v float64, labels ...string)
 
 // ownGauges returns the gauges of what the agent reads and enforces.
-func ownGauges() []gauge {
-	return []gauge{
+func ownGauges() []metric {
+	return []metric{
 		newGauge("ready", "Whether the config was accepted and is in the kernel, as in /readyz: 1 or 0.",
 			func(s state, set setter) { set(number(s.ready() == nil)) }),
 		newGauge("config_accepted", "Whether the last config that was read was accepted: 1 or 0. If 0, config_source shows what is enforced.",
@@ -168,8 +163,8 @@ func ownGauges() []gauge {
 
 // nodeGauges are the gauges that compare the config with the node and its
 // connections.
-func nodeGauges() []gauge {
-	return []gauge{
+func nodeGauges() []metric {
+	return []metric{
 		newGauge("unmatched_interface_lists", "Lists of the config that name the only interfaces for masquerading and of which this node has none: nothing is masqueraded.",
 			func(s state, set setter) {
 				if s.unmatched != nil {
@@ -193,32 +188,23 @@ func nodeGauges() []gauge {
 }
 
 // foreignGauges returns the gauges of other programs' rules on the node.
-func foreignGauges() []gauge {
-	return []gauge{
-		newGauge("foreign_masquerade_rules", "Other programs' rules that masquerade what the config exempts, without accepted ones and those that meet no pod.",
-			func(s state, set setter) {
-				if s.others != nil {
-					set(float64(s.others.foreign))
-				}
-			}),
-		newGauge("foreign_exempting_rules", "Other programs' rules that accept what the config masquerades: before the jump in mode iptables-nft, otherwise without effect on this agent.",
-			func(s state, set setter) {
-				if s.others != nil {
-					set(float64(s.others.exempting))
-				}
-			}),
-		newGauge("foreign_translating_rules", "Other programs' rules that translate what the config masquerades to another source address.",
-			func(s state, set setter) {
-				if s.others != nil {
-					set(float64(s.others.translating))
-				}
-			}),
-		newGauge("legacy_rules", "Chains of iptables-based agents, in nf_tables and in legacy ip_tables.",
-			func(s state, set setter) {
-				if s.others != nil {
-					set(float64(s.others.legacy))
-				}
-			}),
+func foreignGauges() []metric {
+	of := func(name, help string, count func(others) int) metric {
+		return newGauge(name, help, func(s state, set setter) {
+			if s.others != nil {
+				set(float64(count(*s.others)))
+			}
+		})
+	}
+	return []metric{
+		of("foreign_masquerade_rules", "Other programs' rules that masquerade what the config exempts, without accepted ones and those that meet no pod.",
+			func(o others) int { return o.foreign }),
+		of("foreign_exempting_rules", "Other programs' rules that accept what the config masquerades: before the jump in mode iptables-nft, otherwise without effect on this agent.",
+			func(o others) int { return o.exempting }),
+		of("foreign_translating_rules", "Other programs' rules that translate what the config masquerades to another source address.",
+			func(o others) int { return o.translating }),
+		of("legacy_rules", "Chains of iptables-based agents, in nf_tables and in legacy ip_tables.",
+			func(o others) int { return o.legacy }),
 	}
 }
 
@@ -229,19 +215,17 @@ func number(b bool) float64 {
 	return 0
 }
 
-// Describe implements [prometheus.Collector].
 func (c stateCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, g := range c.gauges {
-		ch <- g.desc
+	for _, m := range c.metrics {
+		ch <- m.desc
 	}
 }
 
-// Collect implements [prometheus.Collector].
 func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 	s := c.health.now()
-	for _, g := range c.gauges {
-		g.collect(s, func(v float64, labels ...string) {
-			ch <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, v, labels...)
+	for _, m := range c.metrics {
+		m.collect(s, func(v float64, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
 		})
 	}
 }
@@ -287,13 +271,11 @@ func (c connectionCollector) counts() ([]nft.Counts, error) {
 	return c.sums.add(counts), nil
 }
 
-// Describe implements [prometheus.Collector].
 func (c connectionCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- c.connections
 	c.errors.Describe(ch)
 }
 
-// Collect implements [prometheus.Collector].
 func (c connectionCollector) Collect(ch chan<- prometheus.Metric) {
 	counts, err := c.counts()
 	if err != nil {
