@@ -18,13 +18,11 @@ func sameRule(a, b nfnetlink.Rule) bool {
 // ruleKey is equal for rules that are the same according to [sameRule].
 func ruleKey(r nfnetlink.Rule) string { return nfnetlink.Key(r.Exprs) + string(r.UserData) }
 
-func sameRules(a, b []nfnetlink.Rule) bool { return slices.EqualFunc(a, b, sameRule) }
-
 // Differences returns the missing and the unexpected rules of a chain in the
 // kernel, or that their order is wrong.
 func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Rule) []string {
 	wanted := c.Bytecode(t, live)
-	if sameRules(wanted, got) {
+	if slices.EqualFunc(wanted, got, sameRule) {
 		return nil
 	}
 	var diffs []string

@@ -18,10 +18,6 @@ type Mark struct{ Value, Mask uint32 }
 // String returns the mark as iptables writes it.
 func (m Mark) String() string { return fmt.Sprintf("%#x/%#x", m.Value, m.Mask) }
 
-// DefaultMarks returns the marks of packets that kube-proxy (masqueradeBit 14)
-// and the CNI plugin portmap masquerade so that replies return through this node.
-func DefaultMarks() []Mark { return []Mark{{0x4000, 0x4000}, {0x2000, 0x2000}} }
-
 // ParseMarks parses marks such as "0x4000/0x4000,0x2000/0x2000". Without a mask,
 // all bits are compared.
 func ParseMarks(s string) ([]Mark, error) {

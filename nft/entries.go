@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"net/netip"
 	"slices"
 
 	"nft-masq-agent/config"
@@ -28,7 +29,7 @@ func (p Policy) Beyond(o Policy, few int) Entries {
 			before := o.question(f.IPv6, q.Key)
 			prefixes := before.Prefixes()
 			for _, c := range q.Prefixes() {
-				if _, found := slices.BinarySearchFunc(prefixes, c, comparePrefix); !found {
+				if _, found := slices.BinarySearchFunc(prefixes, c, netip.Prefix.Compare); !found {
 					e.add(q.Key, c.String(), few)
 				}
 			}
@@ -40,7 +41,7 @@ func (p Policy) Beyond(o Policy, few int) Entries {
 		}
 		before := o.SNATOf(f.IPv6).Prefixes()
 		for _, c := range f.SNAT.CIDRs {
-			if _, found := slices.BinarySearchFunc(before, c.Prefix, comparePrefix); !found {
+			if _, found := slices.BinarySearchFunc(before, c.Prefix, netip.Prefix.Compare); !found {
 				e.add(config.KeySNATAddresses, c.Text(), few)
 			}
 		}

@@ -256,22 +256,9 @@ func placeOf(p netip.Prefix, index int) place {
 	return place{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:]), int32(p.Bits()), int32(index)}
 }
 
-// compare sorts like [comparePrefix], and equal prefixes by their index.
+// compare sorts like [netip.Prefix.Compare], and equal prefixes by their index.
 func (p place) compare(o place) int {
-	switch {
-	case p.high != o.high:
-		return cmp.Compare(p.high, o.high)
-	case p.low != o.low:
-		return cmp.Compare(p.low, o.low)
-	case p.bits != o.bits:
-		return cmp.Compare(p.bits, o.bits)
-	}
-	return cmp.Compare(p.index, o.index)
-}
-
-// comparePrefix sorts by address, wider prefixes first.
-func comparePrefix(a, b netip.Prefix) int {
-	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	return cmp.Or(cmp.Compare(p.high, o.high), cmp.Compare(p.low, o.low), cmp.Compare(p.bits, o.bits), cmp.Compare(p.index, o.index))
 }
 
 // Prefixes returns the list sorted by address. It must not be modified.
@@ -283,9 +270,7 @@ func (l List) Prefixes() []netip.Prefix {
 	for i, c := range l.CIDRs {
 		out[i] = c.Prefix
 	}
-	if !slices.IsSortedFunc(out, comparePrefix) {
-		slices.SortFunc(out, comparePrefix)
-	}
+	slices.SortFunc(out, netip.Prefix.Compare)
 	return out
 }
 

@@ -44,7 +44,7 @@ func checkCommand() command {
 func (f *checkFlags) check(e environment) (int, error) {
 	l, err := f.Load()
 	if err != nil && f.output == outputJSON {
-		return exitFailed, writeJSON(e.stdout, answer.Rejected(*f.Options, l, err))
+		return exitFailed, e.reply(f.output, answer.Rejected(*f.Options, l, err), nil)
 	} else if err != nil {
 		warn(e, l)
 		return refuse(e, err)
@@ -62,7 +62,7 @@ func (f *checkFlags) check(e environment) (int, error) {
 		}
 	}
 	if f.output == outputJSON {
-		err = writeJSON(e.stdout, answer.Accepted(*f.Options, l, found))
+		err = e.reply(f.output, answer.Accepted(*f.Options, l, found), nil)
 	} else {
 		err = e.print(func(w *bufio.Writer) { answer.Meaning(w, *f.Options, l, found) })
 	}
@@ -70,14 +70,7 @@ func (f *checkFlags) check(e environment) (int, error) {
 		return exitFailed, err
 	}
 	if n := len(answer.Warnings(found)); f.strict && n > 0 {
-		return exitFailed, fmt.Errorf("%s, and --strict is given", counted(n, "warning"))
+		return exitFailed, fmt.Errorf("%s, and --strict is given", answer.Plural(n, "warning"))
 	}
 	return exitDone, nil
-}
-
-func counted(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }

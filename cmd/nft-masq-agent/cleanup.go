@@ -51,17 +51,6 @@ func (f cleanupFlags) what() kernel.Removal {
 	return kernel.Ours
 }
 
-// remove removes rules, or with --dry-run returns what it would remove.
-func (f cleanupFlags) remove(ctx context.Context, k *kernel.Kernel) (removed []string, word string, err error) {
-	if word = "removed "; f.dryRun {
-		word = "would remove "
-		removed, err = k.Installed(ctx, f.what())
-	} else {
-		removed, err = k.Cleanup(ctx, f.what())
-	}
-	return removed, word, err
-}
-
 func (f cleanupFlags) cleanup(ctx context.Context, e environment) (int, error) {
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
@@ -70,7 +59,11 @@ func (f cleanupFlags) cleanup(ctx context.Context, e environment) (int, error) {
 	if only, err := k.OnlyNAT(ctx); err == nil && only && !f.legacyOnly && len(legacyIPTables(e.proc)) == 0 {
 		_, _ = fmt.Fprintln(e.stderr, "warning: there are no other NAT rules on this node, so the kernel stops translating: masqueraded connections will break")
 	}
-	removed, word, err := f.remove(ctx, k)
+	remove, word := k.Cleanup, "removed "
+	if f.dryRun {
+		remove, word = k.Installed, "would remove "
+	}
+	removed, err := remove(ctx, f.what())
 	if err != nil {
 		return exitFailed, hinted(err)
 	}
@@ -81,8 +74,10 @@ func (f cleanupFlags) cleanup(ctx context.Context, e environment) (int, error) {
 	if err := write(e.stdout, text); err != nil {
 		return exitFailed, err
 	}
-	if f.legacy || f.legacyOnly {
-		warnOfLegacyIPTables(e)
+	if f.legacy || f.legacyOnly { // netlink cannot remove them: they are not part of nf_tables
+		for _, line := range legacyIPTables(e.proc) {
+			_, _ = fmt.Fprintln(e.stderr, "warning: "+line)
+		}
 	}
 	if len(removed) > 0 && !f.dryRun {
 		if err := f.checkAgain(ctx, k); err != nil {
@@ -109,14 +104,6 @@ func (f cleanupFlags) checkAgain(ctx context.Context, k *kernel.Kernel) error {
 		return fmt.Errorf("a running agent restored: %s; stop it first", strings.Join(back, ", "))
 	}
 	return nil
-}
-
-// warnOfLegacyIPTables warns about rules that netlink cannot remove: legacy
-// ip_tables are not part of nf_tables.
-func warnOfLegacyIPTables(e environment) {
-	for _, line := range legacyIPTables(e.proc) {
-		_, _ = fmt.Fprintln(e.stderr, "warning: "+line)
-	}
 }
 
 // legacyIPTables lists the chains of iptables-based agents in legacy ip_tables,

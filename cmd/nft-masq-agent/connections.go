@@ -136,7 +136,7 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 		return exitFailed, err
 	}
 	if total > len(listed) {
-		_, _ = fmt.Fprintf(e.stderr, "%d of %s; raise --limit for more\n", len(listed), counted(total, "connection"))
+		_, _ = fmt.Fprintf(e.stderr, "%d of %s; raise --limit for more\n", len(listed), answer.Plural(total, "connection"))
 	}
 	if f.flush {
 		return f.delete(table, listed, e)
@@ -204,11 +204,11 @@ func judgeBy(ctx context.Context, k *kernel.Kernel, policy nft.Policy) (*conntra
 	if err != nil {
 		return nil, err
 	}
-	rewrites, err := k.Rewrites(ctx, nft.Ruleset{})
+	rewrites, err := k.Rewrites(ctx)
 	if err != nil {
 		return nil, hinted(err)
 	}
-	return conntrack.NewJudge(policy, local, kernel.Rewritten(rewrites)), nil
+	return conntrack.NewJudge(policy, local, rewrites.Meet), nil
 }
 
 // filter restricts the dump to one family if only that can match.
@@ -291,11 +291,11 @@ func (f *connectionsFlags) delete(table *conntrack.Table, listed []conntrack.Ent
 	}
 	if !f.yes {
 		return exitUsage, usagef("--flush would delete %s, of which %d are TCP: their next packet has another source, "+
-			"and the destination resets them. Give --yes to delete them", counted(len(listed), "connection"), resets)
+			"and the destination resets them. Give --yes to delete them", answer.Plural(len(listed), "connection"), resets)
 	}
 	n, err := table.Delete(listed, func() error { return nil })
 	_, _ = fmt.Fprintf(e.stderr, "deleted %s; TCP connections among them, at most %d, are reset by their destination\n",
-		counted(n, "connection"), resets)
+		answer.Plural(n, "connection"), resets)
 	if err != nil {
 		return exitFailed, err
 	}

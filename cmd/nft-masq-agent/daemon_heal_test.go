@@ -37,7 +37,7 @@ func nftScript(text string) func(*node) {
 		if strings.Contains(text, "FIRST") || strings.Contains(text, "LAST") {
 			c := n.connect()
 			defer c.Close()
-			rules, err := c.Rules(nfnetlink.Inet, nft.TableName, "postrouting")
+			rules, _, err := c.FirstRules(nfnetlink.Inet, nft.TableName, "postrouting", func(nfnetlink.Rule) bool { return false })
 			n.check(err)
 			words = append(words, "FIRST", fmt.Sprint(rules[1].Handle), "LAST", fmt.Sprint(rules[len(rules)-1].Handle))
 		}

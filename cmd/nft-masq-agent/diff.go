@@ -59,12 +59,8 @@ func (f *diffFlags) diff(ctx context.Context, operands []string, e environment) 
 		}
 		d, err = f.offline(operands[0], operands[1], e)
 	}
-	text := e.text(d.String())
-	if err == nil && f.output == outputJSON {
-		text, err = answer.JSON(d)
-	}
 	if err == nil {
-		err = write(e.stdout, text)
+		err = e.reply(f.output, d, d.String)
 	}
 	switch {
 	case err != nil:

@@ -144,12 +144,7 @@ func (f *explainFlags) answer(ctx context.Context, x answer.Explanation, e envir
 	if n, err := e.staleTo(ctx, f.from, dst); err == nil {
 		x.SetStale(n)
 	}
-	if f.output == outputJSON {
-		err = writeJSON(e.stdout, x)
-	} else {
-		err = write(e.stdout, e.text(x.String()))
-	}
-	if err != nil || fileErr == nil {
+	if err := e.reply(f.output, x, x.String); err != nil || fileErr == nil {
 		return exitDone, err
 	}
 	return refuse(e, fileErr)

@@ -52,7 +52,6 @@ func (q *lineQueue) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// Sync implements [zapcore.WriteSyncer].
 func (q *lineQueue) Sync() error { return nil }
 
 // Close writes the queued lines, as long as the reader accepts them within the

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
@@ -44,21 +43,19 @@ func warn(e environment, l options.Loaded) {
 	}
 }
 
-// writeJSON prints output as JSON.
-func writeJSON(w io.Writer, v any) error {
-	text, err := answer.JSON(v)
-	if err != nil {
-		return err
+// reply prints an answer as JSON or as text, which is wrapped only on a terminal.
+func (e environment) reply(format string, v any, text func() string) error {
+	if format == outputJSON {
+		s, err := answer.JSON(v)
+		if err != nil {
+			return err
+		}
+		return write(e.stdout, s)
 	}
-	return write(w, text)
-}
-
-// text returns text output, wrapped only on a terminal.
-func (e environment) text(s string) string {
 	if e.fit {
-		return answer.Fit(s)
+		return write(e.stdout, answer.Fit(text()))
 	}
-	return s
+	return write(e.stdout, text())
 }
 
 // print prints long text output while it is written, wrapped only on a terminal.

@@ -77,7 +77,10 @@ func (f *renderFlags) render(e environment) (int, error) {
 	case formatJSON:
 		text, err = answer.JSON(answer.Render(l.Ruleset, f.NFT()))
 	case formatWinBridge:
-		text, err = f.winBridge(e, l)
+		var leftOut int
+		if text, leftOut, err = answer.WinBridge(f.windowsAPI, l.Config, l.Ruleset.Policy); leftOut > 0 {
+			_, _ = fmt.Fprintf(e.stderr, "omitted: %s, because the policy is for IPv4\n", answer.Plural(leftOut, "IPv6 CIDR"))
+		}
 	}
 	if err != nil {
 		return refuse(e, err)
@@ -118,13 +121,4 @@ func parseWindowsAPI(s string) (int, error) {
 		return answer.WindowsHCN, nil
 	}
 	return 0, errors.New("is neither 1 (HNS) nor 2 (HCN)")
-}
-
-// winBridge returns the policy for Windows nodes.
-func (f *renderFlags) winBridge(e environment, l options.Loaded) (string, error) {
-	text, leftOut, err := answer.WinBridge(f.windowsAPI, l.Config, l.Ruleset.Policy)
-	if leftOut > 0 {
-		_, _ = fmt.Fprintf(e.stderr, "omitted: %s, because the policy is for IPv4\n", counted(leftOut, "IPv6 CIDR"))
-	}
-	return text, err
 }

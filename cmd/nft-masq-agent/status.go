@@ -72,13 +72,7 @@ func (f *statusFlags) status(ctx context.Context, e environment) (int, error) {
 			r.Notes = append(r.Notes, "The checks ignore "+text)
 		}
 	}
-	text := e.text(r.String())
-	if f.output == outputJSON {
-		if text, err = answer.JSON(r); err != nil {
-			return exitFailed, err
-		}
-	}
-	if err := write(e.stdout, text); err != nil {
+	if err := e.reply(f.output, r, r.String); err != nil {
 		return exitFailed, err
 	}
 	if !r.Config.Accepted || !r.Kernel.InSync {
@@ -135,7 +129,7 @@ func askKernel(ctx context.Context, r *answer.Status, k *kernel.Kernel, o option
 	r.SetOthers(others)
 	if names, err := kernel.Interfaces(); err == nil {
 		for _, i := range answer.LintInterfaces(want.Policy, names) {
-			r.Notes = append(r.Notes, fmt.Sprintf("%s: %s", i.Pos, i.Msg))
+			r.Notes = append(r.Notes, i.String())
 		}
 	}
 	return askStale(ctx, r, k, want.Policy)

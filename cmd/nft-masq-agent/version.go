@@ -67,10 +67,9 @@ func versionCommand() command {
 			var output string
 			addOutput(fs, &output)
 			return func(_ context.Context, _ []string, e environment) (int, error) {
-				if b := build(); output == outputJSON {
-					return exitDone, writeJSON(e.stdout, versionReport{program, b.version, b.commit, b.goVersion, runtime.GOOS + "/" + runtime.GOARCH})
-				}
-				return exitDone, write(e.stdout, build().String()+"\n")
+				b := build()
+				report := versionReport{program, b.version, b.commit, b.goVersion, runtime.GOOS + "/" + runtime.GOARCH}
+				return exitDone, e.reply(output, report, func() string { return b.String() + "\n" })
 			}
 		},
 	}

@@ -113,8 +113,8 @@ func TestEntriesMatchThePackets(t *testing.T) {
 				t.Errorf("%s to %s, sent from %s, seen from %s: %+v", proto, dst, s.Sent, s.Seen, e)
 			}
 			translated := flow.Dst.Port() != 8082
-			if e.Translated() != translated || (e.Status&SrcNAT != 0) != translated || e.Status&SrcNATDone == 0 {
-				t.Errorf("%s to %s: translated %t, status %b, want %t", proto, dst, e.Translated(), e.Status, translated)
+			if (e.SeenAs() != e.Original.Src) != translated || (e.Status&SrcNAT != 0) != translated || e.Status&SrcNATDone == 0 {
+				t.Errorf("%s to %s: translated %t, status %b, want %t", proto, dst, (e.SeenAs() != e.Original.Src), e.Status, translated)
 			}
 			if (e.State == "") != (proto == nfttest.UDP) || e.ID == 0 {
 				t.Errorf("%s to %s: state %q, id %d", proto, dst, e.State, e.ID)
@@ -138,7 +138,7 @@ func TestEchoRequestsAreConnections(t *testing.T) {
 		}
 		ping(t, top.Pod, to, protocol, 4711)
 		e := find(t, table, protocol, netip.AddrPortFrom(src, 4711))
-		if e.Translated() != translated || e.Destination().Addr() != to || e.Status&SeenReply == 0 {
+		if (e.SeenAs() != e.Original.Src) != translated || e.Destination().Addr() != to || e.Status&SeenReply == 0 {
 			t.Errorf("echo to %s: %+v", dst, e)
 		}
 		if n := remove(t, table, e); n != 1 {

@@ -63,10 +63,6 @@ func (e *Entry) Destination() netip.AddrPort { return e.Reply.Src }
 // SeenAs is the source that the destination sees.
 func (e *Entry) SeenAs() netip.AddrPort { return e.Reply.Dst }
 
-// Translated reports whether the destination sees a source address or port other
-// than the sender's.
-func (e *Entry) Translated() bool { return e.SeenAs() != e.Original.Src }
-
 // protocols maps the protocols that pods use to their names in /etc/protocols.
 var protocols = map[uint8]string{
 	unix.IPPROTO_ICMP: "icmp", unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_DCCP: "dccp",

@@ -106,7 +106,7 @@ func TestSearchReadsABoundedNumberOfSetElements(t *testing.T) {
 		t.Errorf("%d ranges compared, want at most %d; %d conflicts", w.work, most, len(w.conflicts))
 	}
 	var kept int
-	for _, r := range Rewrites(s) {
+	for _, r := range FindRewrites(s) {
 		kept += len(r.Src) + len(r.Dst)
 	}
 	if most := maxKept + 4*rules; kept > most {
@@ -128,8 +128,8 @@ func TestSearchEndsAfterManyConflictsAndCountsTheRest(t *testing.T) {
 	if found, rest := Conflicts(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}); len(found) != maxFound || rest != rules-maxFound {
 		t.Errorf("%d conflicts, %d rules not examined", len(found), rest)
 	}
-	all := Rewrites(s)
-	if last := all[len(all)-1]; len(all) != maxFound+1 || !last.Meets(netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2"), false) {
+	all := FindRewrites(s)
+	if last := all[len(all)-1]; len(all) != maxFound+1 || !(Rewrites{last}).Meet(netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2"), false) {
 		t.Errorf("%d rewrites, the last one is %v", len(all), last)
 	}
 }

@@ -92,18 +92,12 @@ func (c Conflict) Hash(seed maphash.Seed) uint64 {
 		_ = h.WriteByte(0)
 	}
 	_ = h.WriteByte(byte(c.Kind))
-	for _, w := range append([]string{c.Rule.Family.String(), c.Rule.Table, c.Rule.Chain, c.Base, c.Source}, c.Conditions...) {
+	about := []string{c.Rule.Family.String(), c.Rule.Table, c.Rule.Chain, c.Base, c.Source, nfnetlink.Key(c.Rule.Exprs)}
+	for _, w := range append(about, c.Conditions...) {
 		word(w)
 	}
-	for _, e := range c.Rule.Exprs {
-		if word(e.Name); e.Name != "counter" {
-			_, _ = h.Write(e.Data)
-		}
-	}
 	for _, p := range c.Exempt {
-		addr := p.Addr().As16()
-		_, _ = h.Write(addr[:])
-		_ = h.WriteByte(byte(p.Bits()))
+		word(p.String())
 	}
 	return h.Sum64()
 }
@@ -248,12 +242,7 @@ type walker struct {
 // exemptions sorts prefixes and drops those covered by others.
 func exemptions(exempt []netip.Prefix) (ranges []iprange.Range, prefixes []netip.Prefix) {
 	sorted := slices.Clone(exempt)
-	slices.SortFunc(sorted, func(a, b netip.Prefix) int {
-		if c := a.Masked().Addr().Compare(b.Masked().Addr()); c != 0 {
-			return c
-		}
-		return a.Bits() - b.Bits()
-	})
+	slices.SortFunc(sorted, netip.Prefix.Compare)
 	for _, p := range sorted {
 		r := iprange.Of(p)
 		if n := len(ranges); n == 0 || ranges[n-1].To.Less(r.From) {

@@ -22,7 +22,7 @@ func ruleHandles(t *testing.T, c *nfnetlink.Conn) map[uint64]string {
 	t.Helper()
 	handles := map[uint64]string{}
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		rules, err := c.Rules(family, "nat", "")
+		rules, _, err := c.FirstRules(family, "nat", "", func(nfnetlink.Rule) bool { return false })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -215,7 +215,7 @@ func TestReadDuringWritesIsConsistentOrReportsIt(t *testing.T) {
 		table ip b { chain p { type nat hook postrouting priority 100;
 			}
 		}`, "-f", "-")
-	rules, err := c.Rules(nfnetlink.IPv4, "a", "p")
+	rules, _, err := c.FirstRules(nfnetlink.IPv4, "a", "p", func(nfnetlink.Rule) bool { return false })
 	if err != nil {
 		t.Fatal(err)
 	}

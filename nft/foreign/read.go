@@ -11,6 +11,7 @@ import (
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/rule"
 )
 
 // A Snapshot is the rules that [Read] found.
@@ -195,18 +196,14 @@ func (r *reader) follow(base nfnetlink.Chain) error {
 // targets records the target chains and sets of a chain's rules, and reports
 // whether one of them takes its verdict from a map.
 func (r *reader) targets(c Chain, targets map[string]bool) (byMap bool) {
-	for _, rule := range c.Rules {
-		for _, e := range rule.Exprs {
-			switch e.Name {
-			case "immediate":
-				if _, chain, ok := e.Verdict(); ok && chain != "" {
-					targets[chain] = true
-				}
-			case "lookup":
-				byMap = byMap || e.JumpsByMap()
-				r.wanted[id{c.Family, c.Table, e.Str(unix.NFTA_LOOKUP_SET)}] = true
-			}
+	for _, from := range c.Rules {
+		if chain, ok := rule.Target(from); ok {
+			targets[chain] = true
 		}
+		for _, set := range rule.Sets(from) {
+			r.wanted[id{c.Family, c.Table, set}] = true
+		}
+		byMap = byMap || rule.ByMap(from)
 	}
 	return byMap
 }
@@ -251,8 +248,8 @@ func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (e
 
 // enough counts the memory of a rule and reports whether it is too much, or
 // whether reading was canceled.
-func (r *reader) enough(rule nfnetlink.Rule) bool {
-	r.memory += rule.Memory()
+func (r *reader) enough(next nfnetlink.Rule) bool {
+	r.memory += next.Memory()
 	return r.memory > maxMemory || r.ctx.Err() != nil
 }
 

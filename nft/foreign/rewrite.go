@@ -17,11 +17,14 @@ type Rewrite struct {
 	Marked bool
 }
 
-// Rewrites finds all rules, other than ours, that can rewrite the source address
+// Rewrites are those of several rules.
+type Rewrites []Rewrite
+
+// FindRewrites finds all rules, other than ours, that can rewrite the source address
 // of a connection, whether or not our policy exempts it. A condition that it does
 // not understand may be true or false. After a few thousand rules, the last result
 // stands for all others: any connection.
-func Rewrites(s Snapshot) []Rewrite {
+func FindRewrites(s Snapshot) Rewrites {
 	var found []Rewrite
 	all := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 	if w := search(s, all, &found); w.full() {
@@ -40,11 +43,13 @@ func (w *walker) keep(r Rewrite) {
 	*w.rewrites = append(*w.rewrites, r)
 }
 
-// Meets reports whether the rule can match a connection. translated is whether
+// Meet reports whether one of the rules can match a connection. translated is whether
 // its destination was translated.
-func (r Rewrite) Meets(src, dst netip.Addr, translated bool) bool {
+func (all Rewrites) Meet(src, dst netip.Addr, translated bool) bool {
 	holds := func(ranges []iprange.Range, a netip.Addr) bool {
 		return slices.ContainsFunc(ranges, func(r iprange.Range) bool { return !a.Less(r.From) && !r.To.Less(a) })
 	}
-	return (translated || !r.Marked) && holds(r.Src, src) && holds(r.Dst, dst)
+	return slices.ContainsFunc(all, func(r Rewrite) bool {
+		return (translated || !r.Marked) && holds(r.Src, src) && holds(r.Dst, dst)
+	})
 }

@@ -36,12 +36,8 @@ func Pair(bounds []Bound) []Range {
 		case i+1 < len(bounds):
 			out = append(out, Range{From: b.Addr, To: bounds[i+1].Addr.Prev()})
 		default:
-			out = append(out, Range{From: b.Addr, To: lastAddr(b.Addr)})
+			out = append(out, Range{From: b.Addr, To: Of(netip.PrefixFrom(b.Addr, 0)).To})
 		}
 	}
 	return out
-}
-
-func lastAddr(a netip.Addr) netip.Addr {
-	return Of(netip.PrefixFrom(a, 0)).To
 }

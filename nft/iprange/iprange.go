@@ -2,7 +2,10 @@
 // kernel stores those of a set.
 package iprange
 
-import "net/netip"
+import (
+	"math/bits"
+	"net/netip"
+)
 
 // A Range is a range of addresses, both ends included. The zero Range is a set's
 // catch-all element, which nft writes as *.
@@ -28,22 +31,15 @@ func (r Range) Prefix() (netip.Prefix, bool) {
 	if !r.From.IsValid() || r.From.BitLen() != r.To.BitLen() {
 		return netip.Prefix{}, false
 	}
-	from, to := r.From.AsSlice(), r.To.AsSlice()
-	bits, diverged := 0, false
-	for i := range from {
-		for bit := byte(0x80); bit != 0; bit >>= 1 {
-			f, t := from[i]&bit, to[i]&bit
-			switch {
-			case f == t && !diverged:
-				bits++
-			case f == 0 && t != 0:
-				diverged = true
-			default:
-				return netip.Prefix{}, false
-			}
+	to, common := r.To.AsSlice(), 0
+	for i, b := range r.From.AsSlice() {
+		common += bits.LeadingZeros8(b ^ to[i])
+		if b != to[i] {
+			break
 		}
 	}
-	return netip.PrefixFrom(r.From, bits), true
+	p := netip.PrefixFrom(r.From, common)
+	return p, Of(p) == r
 }
 
 // Of returns the addresses of a prefix.

@@ -132,7 +132,7 @@ func natRules(t testing.TB, ns *nfttest.NS) map[string][]nfnetlink.Rule {
 			t.Fatal(err)
 		}
 		for _, ch := range chains {
-			rules, err := c.Rules(f, ch.Table, ch.Name)
+			rules, _, err := c.FirstRules(f, ch.Table, ch.Name, func(nfnetlink.Rule) bool { return false })
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -85,10 +85,8 @@ func (k *Kernel) removal(ctx context.Context, what Removal) (s *state, p *layout
 	for _, l := range s.legacy {
 		names = append(names, "another agent's "+l.String())
 	}
-	for _, h := range s.held {
-		for _, l := range h.Leftovers(nft.Ruleset{}) {
-			names = append(names, l.Name+l.Place)
-		}
+	for _, l := range s.leftovers(nft.Ruleset{}) {
+		names = append(names, l.Name+l.Place)
 	}
 	p, err = s.plan(nft.Ruleset{}, layout.Staged{})
 	return s, p, names, err

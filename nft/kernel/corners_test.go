@@ -259,10 +259,10 @@ func TestChainInUseByOthersIsEmptiedWithAReason(t *testing.T) {
 				t.Errorf("removed %q, %v, want %q", removed, err, tt.says)
 			}
 			c := connect(t, ns)
-			if rules, err := c.Rules(nfnetlink.IPv4, xtables.NATTable, tt.keeps); err != nil || len(rules) > 0 {
+			if rules, _, err := c.FirstRules(nfnetlink.IPv4, xtables.NATTable, tt.keeps, func(nfnetlink.Rule) bool { return false }); err != nil || len(rules) > 0 {
 				t.Errorf("chain %s has %d rules, %v", tt.keeps, len(rules), err)
 			}
-			if rules, err := c.Rules(nfnetlink.IPv4, xtables.NATTable, xtables.Postrouting); err != nil || len(rules) > 0 {
+			if rules, _, err := c.FirstRules(nfnetlink.IPv4, xtables.NATTable, xtables.Postrouting, func(nfnetlink.Rule) bool { return false }); err != nil || len(rules) > 0 {
 				t.Errorf("POSTROUTING has %d rules, %v", len(rules), err)
 			}
 			if again, err := tt.do(t.Context(), k); err != nil || len(again) > 0 {

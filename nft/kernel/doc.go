@@ -8,7 +8,7 @@
 //
 // Other programs may write at the same time. The kernel rejects a transaction
 // that was planned on an older generation of the ruleset, and it is planned
-// again; a difference counts if two reads agree on it.
+// again; a difference counts if no other program wrote meanwhile, or if two reads agree.
 //
 // Errors from the kernel wrap their errno; [Hint] explains what they usually mean.
 package kernel

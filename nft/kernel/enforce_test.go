@@ -46,7 +46,7 @@ func enforcing() config.Config {
 }
 
 func enforcingOptions() nft.Options {
-	return nft.Options{Layout: native.Layout{}, RandomFully: true, Marks: nft.DefaultMarks()}
+	return nft.Options{Layout: native.Layout{}, RandomFully: true, Marks: cases.Marks()}
 }
 
 // sees returns the source that a destination sees of a packet.

@@ -3,6 +3,7 @@ package kernel
 import (
 	"fmt"
 	"iter"
+	"math"
 	"net/netip"
 	"os"
 	"slices"
@@ -254,7 +255,7 @@ func empty(t *testing.T, c *nfnetlink.Conn, m nft.Mode) bool {
 	if m == nft.ModeIPTables {
 		return len(jumps(t, c, nfnetlink.IPv4))+len(jumps(t, c, nfnetlink.IPv6)) == 0
 	}
-	rules, err := c.Rules(nfnetlink.Inet, nft.TableName, native.BaseChain)
+	rules, _, err := c.FirstRules(nfnetlink.Inet, nft.TableName, native.BaseChain, func(nfnetlink.Rule) bool { return false })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -301,8 +302,12 @@ func undecided(t *testing.T, c *nfnetlink.Conn, want nft.Ruleset) []string {
 				value, _ := netip.AddrFromSlice(e.Value)
 				set.Mappings = append(set.Mappings, nfnetlink.Mapping{Key: key, Value: value})
 			}
-		} else if set.Holds, err = c.Elements(set.Family, set.Table, set.Name); err != nil {
-			t.Fatal(err)
+		} else {
+			contents, err := c.Contents(set.Set, math.MaxInt)
+			if err != nil {
+				t.Fatal(err)
+			}
+			set.Holds = contents.Ranges
 		}
 		set.Read = true
 	}

@@ -173,14 +173,17 @@ func (k *Kernel) try(ctx context.Context, want nft.Ruleset, look Look, t *tries)
 		t.found = a.Differences
 	}
 	if outdated(err) && k.isRepair(want, look) {
-		if diffs, rewriteErr := k.rewrite(ctx, want); rewriteErr == nil {
+		if diffs, rewriteErr := k.reader(want).Rewrite(ctx, want); rewriteErr == nil {
 			return Applied{Differences: diffs}, nil
 		}
 	}
 	if errors.Is(err, layout.ErrBroken) || t.refused == 2 && mayComeFromTheTable(err) {
-		if a, recreateErr := k.recreate(ctx, want, look); recreateErr == nil {
-			a.Differences, a.Generation = t.found, k.verified.generation
-			return a, nil
+		if gap, recreateErr := k.reader(want).Recreate(ctx, want); recreateErr == nil {
+			// Leftovers of other layouts are removed as usual.
+			if a, applyErr := k.apply(ctx, want, look); applyErr == nil {
+				a.Recreated, a.Differences, a.Generation = gap, t.found, k.verified.generation
+				return a, nil
+			}
 		}
 	}
 	t.over = t.n >= attempts || t.refused >= 1 && !mayComeFromTheTable(err) || t.refused >= fewAttempts
@@ -192,32 +195,9 @@ func (k *Kernel) isRepair(want nft.Ruleset, l Look) bool {
 	return k.verified.want.Same(want) && !l.Others && !l.TakeOver
 }
 
-// rewrite calls [layout.Reader.Rewrite] of the wanted layout.
-func (k *Kernel) rewrite(ctx context.Context, want nft.Ruleset) (diffs []string, err error) {
-	err = layout.ErrNotPossible
-	for _, r := range k.readers {
-		if diffs, err = r.Rewrite(ctx, want); !errors.Is(err, layout.ErrNotPossible) {
-			break
-		}
-	}
-	return diffs, err
-}
-
-// recreate calls [layout.Reader.Recreate] of the wanted layout.
-func (k *Kernel) recreate(ctx context.Context, want nft.Ruleset, look Look) (Applied, error) {
-	gap, err := time.Duration(0), layout.ErrNotPossible
-	for _, r := range k.readers {
-		if gap, err = r.Recreate(ctx, want); !errors.Is(err, layout.ErrNotPossible) {
-			break
-		}
-	}
-	if err != nil {
-		return Applied{}, err
-	}
-	// Leftovers of other layouts are removed as usual.
-	a, err := k.apply(ctx, want, look)
-	a.Recreated = gap
-	return a, err
+// reader returns the reader of the wanted layout.
+func (k *Kernel) reader(want nft.Ruleset) layout.Reader {
+	return k.readers[slices.IndexFunc(k.readers, func(r layout.Reader) bool { return r.Mode() == want.Mode() })]
 }
 
 // mayComeFromTheTable reports whether a rejection may be due to what another
@@ -235,7 +215,7 @@ func (k *Kernel) Check(ctx context.Context, l nft.Layout) error {
 	if err != nil {
 		return err
 	}
-	return s.check(want, true)
+	return s.wanted.Check(want, true)
 }
 
 // outdated reports whether another program changed the ruleset between reading
@@ -273,15 +253,15 @@ func (k *Kernel) apply(ctx context.Context, want nft.Ruleset, look Look) (Applie
 	if err != nil || len(diffs) == 0 {
 		return Applied{}, err
 	}
-	if err := s.check(want, first); err != nil {
+	if err := s.wanted.Check(want, first); err != nil {
 		return Applied{}, err
 	}
 	applied := Applied{Differences: diffs}
 	if first {
-		applied.Replaced = s.replaces(want)
+		applied.Replaced = s.wanted.Replaces(want)
 	}
 	inFull := s.inFull()
-	staged, err := s.stage(ctx, want)
+	staged, err := s.wanted.Stage(ctx, want)
 	if err != nil {
 		return Applied{Differences: diffs}, err
 	}
@@ -303,12 +283,15 @@ func (k *Kernel) apply(ctx context.Context, want nft.Ruleset, look Look) (Applie
 				k.verified.generation = 0 // another program wrote in between: read again
 			}
 			for _, h := range s.held {
-				h.Written(want, k.verified.generation)
+				h.Verified(want, true, k.verified.generation)
 			}
 			for _, l := range s.legacy {
 				applied.TookOver = append(applied.TookOver, l.String())
 			}
-			applied.Removed = append(s.leftovers(want), k.reportEmptied(plan.Emptied)...)
+			for _, left := range s.leftovers(want) {
+				applied.Removed = append(applied.Removed, left.String())
+			}
+			applied.Removed = append(applied.Removed, k.reportEmptied(plan.Emptied)...)
 			return applied, nil
 		}
 		if !errors.Is(err, unix.ERESTART) {
@@ -332,17 +315,16 @@ func (k *Kernel) commit(batches []*nfnetlink.Batch, generation uint32) error {
 // reads returns the number of read attempts while other programs write. What
 // takes too long to read in between is then rewritten.
 func (k *Kernel) reads(want nft.Ruleset, l Look) int {
-	large := slices.ContainsFunc(k.readers, func(r layout.Reader) bool { return r.Large(want) })
-	if large && k.isRepair(want, l) {
+	if k.isRepair(want, l) && k.reader(want).Large(want) {
 		return 2
 	}
 	return attempts
 }
 
 // look reads the kernel and compares. Another program's transaction can make a
-// dump inconsistent without notice, so a difference counts only if two reads
-// agree. At first, a chain with our text that an older agent wrote is a
-// difference.
+// dump inconsistent without notice, so a difference counts only if there was none, or
+// if two reads agree. At first, a chain with our text that an older agent wrote is
+// a difference.
 func (k *Kernel) look(ctx context.Context, want nft.Ruleset, l Look, first bool) (*state, []string, error) {
 	generation, err := k.conn.Generation()
 	if err != nil {
@@ -365,7 +347,7 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, l Look, first bool)
 		}
 		diffs := s.differences(want)
 		if first {
-			diffs = append(diffs, s.unsigned(want)...)
+			diffs = append(diffs, s.wanted.Unsigned(want)...)
 		}
 		if len(diffs) == 0 {
 			if l.Quick {
@@ -376,11 +358,15 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, l Look, first bool)
 				generation: s.generation, want: want, inFull: s.inFull(), others: l.Others || k.verified.others && unchanged,
 			}
 			for _, h := range s.held {
-				h.Right()
+				h.Verified(want, false, s.generation)
 			}
 			return s, nil, nil
 		}
-		if s.generation == k.verified.generation || try > 0 && slices.Equal(diffs, last) {
+		now, err := k.conn.Generation()
+		if err != nil {
+			return nil, nil, err
+		}
+		if now == s.generation || try > 0 && slices.Equal(diffs, last) {
 			return s, diffs, nil
 		}
 		last = diffs

@@ -52,7 +52,7 @@ func TestLongRulesHideNothing(t *testing.T) {
 	err := ns.Do(func() error {
 		c := nfnetlink.Dial()
 		defer c.Close()
-		rules, err := c.Rules(nfnetlink.IPv4, xtables.NATTable, xtables.Postrouting)
+		rules, _, err := c.FirstRules(nfnetlink.IPv4, xtables.NATTable, xtables.Postrouting, func(nfnetlink.Rule) bool { return false })
 		if len(rules) != 1 {
 			t.Errorf("%d rules in the first dump of a socket", len(rules))
 		}

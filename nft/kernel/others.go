@@ -108,7 +108,7 @@ func enforced(p nft.Policy, all []foreign.Conflict) (conflicts, podless, overrid
 	for _, c := range all {
 		late, meets := c.Priority > nft.EnforcePriority, false
 		for _, f := range p.Families {
-			if own := map[bool]nfnetlink.Family{false: nfnetlink.IPv4, true: nfnetlink.IPv6}[f.IPv6]; c.Rule.Family != nfnetlink.Inet && c.Rule.Family != own {
+			if c.Rule.Family != nfnetlink.Inet && c.Rule.Family != f.Family() {
 				continue
 			}
 			late = late && p.Enforces(f)
@@ -129,12 +129,12 @@ func enforced(p nft.Policy, all []foreign.Conflict) (conflicts, podless, overrid
 }
 
 // Rewrites finds all rules of other programs that can rewrite a source address.
-func (k *Kernel) Rewrites(ctx context.Context, want nft.Ruleset) ([]foreign.Rewrite, error) {
-	snapshot, err := k.snapshot(ctx, want)
+func (k *Kernel) Rewrites(ctx context.Context) (foreign.Rewrites, error) {
+	snapshot, err := k.snapshot(ctx, nft.Ruleset{})
 	if err != nil {
 		return nil, err
 	}
-	return foreign.Rewrites(snapshot), nil
+	return foreign.FindRewrites(snapshot), nil
 }
 
 func (k *Kernel) snapshot(ctx context.Context, want nft.Ruleset) (foreign.Snapshot, error) {
@@ -184,12 +184,4 @@ func share(want nft.Ruleset) foreign.Share {
 		}
 	}
 	return s
-}
-
-// Rewritten returns a function that reports whether one of the rules can match a
-// connection; dnat is whether its destination was translated.
-func Rewritten(rules []foreign.Rewrite) func(src, dst netip.Addr, dnat bool) bool {
-	return func(src, dst netip.Addr, dnat bool) bool {
-		return slices.ContainsFunc(rules, func(r foreign.Rewrite) bool { return r.Meets(src, dst, dnat) })
-	}
 }

@@ -54,10 +54,5 @@ func (k *Kernel) found(ctx context.Context, chain string, alike bool, good func(
 
 // Counters reads the number of connections by verdict; nothing if there are no rules.
 func (k *Kernel) Counters(l nft.Layout) ([]nft.Counts, error) {
-	for _, r := range k.readers {
-		if c, err := r.Counters(l); c != nil || err != nil {
-			return c, err
-		}
-	}
-	return nil, nil
+	return k.reader(nft.Ruleset{Layout: l}).Counters(l)
 }

@@ -43,45 +43,85 @@ func (q routeTo) with(dst netip.Addr, out string) routeTo {
 	return q
 }
 
-func (q routeTo) ask() (r Route, err error) {
+func (q routeTo) ask() (Route, error) {
 	m, err := q.message()
 	if err != nil {
-		return r, err
+		return Route{}, err
 	}
-	nl, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
-	if err != nil {
-		return r, fmt.Errorf("netlink socket: %w", err)
-	}
-	defer func() { _ = nl.Close() }()
-	msgs, err := nl.Execute(m)
+	msgs, err := ask(m)
 	switch {
 	case isAny(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EXDEV):
-		return r, nil // no route, or a prohibiting one
+		return Route{}, nil // no route, or a prohibiting one
 	case err != nil:
-		return r, fmt.Errorf("route to %s: %w", q.dst, err)
-	case len(msgs) == 0 || len(msgs[0].Data) < unix.SizeofRtMsg:
-		return r, fmt.Errorf("route to %s: no reply", q.dst)
+		return Route{}, fmt.Errorf("route to %s: %w", q.dst, err)
+	case len(msgs) == 0:
+		return Route{}, fmt.Errorf("route to %s: no reply", q.dst)
 	}
-	const typeAt = 7 // struct rtmsg, rtm_type
-	r.Type = int(msgs[0].Data[typeAt])
-	attrs, err := netlink.UnmarshalAttributes(msgs[0].Data[unix.SizeofRtMsg:])
+	r, err := parseRoute(msgs[0])
 	if err != nil {
-		return r, fmt.Errorf("route to %s: %w", q.dst, err)
+		return Route{}, fmt.Errorf("route to %s: %w", q.dst, err)
 	}
+	r.Interface = interfaceName(r.index)
+	return r.Route, nil
+}
+
+// ask sends an rtnetlink request and returns the reply.
+func ask(m netlink.Message) ([]netlink.Message, error) {
+	nl, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Strict: true})
+	if err != nil {
+		return nil, fmt.Errorf("netlink socket: %w", err)
+	}
+	defer func() { _ = nl.Close() }()
+	return nl.Execute(m)
+}
+
+// A listedRoute is a route as the kernel reports it.
+type listedRoute struct {
+	Route
+	table uint8
+	dst   netip.Prefix // zero: default
+}
+
+func parseRoute(m netlink.Message) (r listedRoute, err error) {
+	const bitsAt, tableAt, typeAt = 1, 4, 7 // struct rtmsg: rtm_dst_len, rtm_table, rtm_type
+	if len(m.Data) < unix.SizeofRtMsg {
+		return r, fmt.Errorf("message of %d bytes", len(m.Data))
+	}
+	r.Type, r.table = int(m.Data[typeAt]), m.Data[tableAt]
+	attrs, err := netlink.UnmarshalAttributes(m.Data[unix.SizeofRtMsg:])
 	for _, a := range attrs {
+		addr, _ := netip.AddrFromSlice(a.Data)
 		switch a.Type {
 		case unix.RTA_OIF:
 			r.index = nativeUint32(a.Data)
-			if out, err := net.InterfaceByIndex(int(r.index)); err == nil {
-				r.Interface = out.Name
-			}
 		case unix.RTA_GATEWAY:
-			r.gateway, _ = netip.AddrFromSlice(a.Data)
+			r.gateway = addr
 		case unix.RTA_PREFSRC:
-			r.src, _ = netip.AddrFromSlice(a.Data)
+			r.src = addr
+		case unix.RTA_DST:
+			r.dst = netip.PrefixFrom(addr, int(m.Data[bitsAt]))
 		}
 	}
-	return r, nil
+	return r, err
+}
+
+// routes lists the node's routes that a header, struct rtmsg, selects.
+func routes(header []byte) ([]listedRoute, error) {
+	msgs, err := ask(netlink.Message{Header: netlink.Header{Type: unix.RTM_GETROUTE, Flags: netlink.Request | netlink.Dump}, Data: header})
+	out := make([]listedRoute, len(msgs))
+	for i := 0; i < len(msgs) && err == nil; i++ {
+		out[i], err = parseRoute(msgs[i])
+	}
+	return out, err
+}
+
+// interfaceName returns the name of an interface, "" if unknown.
+func interfaceName(index uint32) string {
+	i, err := net.InterfaceByIndex(int(index))
+	if err != nil {
+		return ""
+	}
+	return i.Name
 }
 
 func nativeUint32(b []byte) uint32 {
@@ -161,17 +201,12 @@ type address struct {
 }
 
 func addresses(ipv6 bool) ([]address, error) {
-	nl, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
-	if err != nil {
-		return nil, fmt.Errorf("netlink socket: %w", err)
-	}
-	defer func() { _ = nl.Close() }()
 	head := make([]byte, unix.SizeofIfAddrmsg)
 	head[0] = unix.AF_INET
 	if ipv6 {
 		head[0] = unix.AF_INET6
 	}
-	msgs, err := nl.Execute(netlink.Message{
+	msgs, err := ask(netlink.Message{
 		Header: netlink.Header{Type: unix.RTM_GETADDR, Flags: netlink.Request | netlink.Dump}, Data: head,
 	})
 	if err != nil {
@@ -224,80 +259,35 @@ func Interfaces() ([]string, error) {
 }
 
 // DefaultInterfaces returns the names of the interfaces of the node's default routes.
-func DefaultInterfaces() ([]string, error) {
-	nl, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
-	if err != nil {
-		return nil, fmt.Errorf("netlink socket: %w", err)
-	}
-	defer func() { _ = nl.Close() }()
-	msgs, err := nl.Execute(netlink.Message{
-		Header: netlink.Header{Type: unix.RTM_GETROUTE, Flags: netlink.Request | netlink.Dump},
-		Data:   make([]byte, unix.SizeofRtMsg),
-	})
+func DefaultInterfaces() (names []string, err error) {
+	all, err := routes(make([]byte, unix.SizeofRtMsg))
 	if err != nil {
 		return nil, fmt.Errorf("default routes: %w", err)
 	}
-	var names []string
-	for _, m := range msgs {
-		const bitsAt, tableAt, typeAt = 1, 4, 7 // struct rtmsg: rtm_dst_len, rtm_table, rtm_type
-		if len(m.Data) < unix.SizeofRtMsg || m.Data[bitsAt] != 0 || m.Data[tableAt] != unix.RT_TABLE_MAIN || m.Data[typeAt] != unix.RTN_UNICAST {
+	for _, r := range all {
+		if r.dst.IsValid() || r.table != unix.RT_TABLE_MAIN || r.Type != unix.RTN_UNICAST {
 			continue
 		}
-		if name := outInterface(m); name != "" && !slices.Contains(names, name) {
+		if name := interfaceName(r.index); name != "" && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
 	return names, nil
 }
 
-// outInterface returns the name of the interface of a route, "" if unknown.
-func outInterface(route netlink.Message) string {
-	attrs, err := netlink.UnmarshalAttributes(route.Data[unix.SizeofRtMsg:])
-	if err != nil {
-		return ""
-	}
-	for _, attr := range attrs {
-		if attr.Type != unix.RTA_OIF {
-			continue
-		}
-		if out, err := net.InterfaceByIndex(int(nativeUint32(attr.Data))); err == nil {
-			return out.Name
-		}
-	}
-	return ""
-}
-
 // LocalPrefixes returns the addresses of this node: those with a route of type
 // LOCAL, as in "fib daddr type local".
-func LocalPrefixes() ([]netip.Prefix, error) {
-	nl, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Strict: true})
-	if err != nil {
-		return nil, fmt.Errorf("netlink socket: %w", err)
-	}
-	defer func() { _ = nl.Close() }()
+func LocalPrefixes() (local []netip.Prefix, err error) {
 	const tableAt, typeAt = 4, 7 // struct rtmsg, rtm_table and rtm_type
-	head := make([]byte, unix.SizeofRtMsg)
-	head[tableAt], head[typeAt] = unix.RT_TABLE_LOCAL, unix.RTN_LOCAL
-	msgs, err := nl.Execute(netlink.Message{
-		Header: netlink.Header{Type: unix.RTM_GETROUTE, Flags: netlink.Request | netlink.Dump},
-		Data:   head,
-	})
+	header := make([]byte, unix.SizeofRtMsg)
+	header[tableAt], header[typeAt] = unix.RT_TABLE_LOCAL, unix.RTN_LOCAL
+	all, err := routes(header)
 	if err != nil {
 		return nil, fmt.Errorf("addresses of this node: %w", err)
 	}
-	var local []netip.Prefix
-	for _, m := range msgs {
-		if len(m.Data) < unix.SizeofRtMsg || m.Data[typeAt] != unix.RTN_LOCAL {
-			continue
-		}
-		attrs, err := netlink.UnmarshalAttributes(m.Data[unix.SizeofRtMsg:])
-		if err != nil {
-			return nil, fmt.Errorf("addresses of this node: %w", err)
-		}
-		for _, a := range attrs {
-			if addr, ok := netip.AddrFromSlice(a.Data); ok && a.Type == unix.RTA_DST {
-				local = append(local, netip.PrefixFrom(addr, int(m.Data[1])))
-			}
+	for _, r := range all {
+		if r.Type == unix.RTN_LOCAL && r.dst.IsValid() {
+			local = append(local, r.dst)
 		}
 	}
 	return local, nil

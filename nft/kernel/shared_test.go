@@ -291,7 +291,7 @@ func TestVariantsOfTheJumpAreReplacedInPlace(t *testing.T) {
 // jumps returns the positions in POSTROUTING of the jumps to our chain.
 func jumps(t testing.TB, c *nfnetlink.Conn, f nfnetlink.Family) []int {
 	t.Helper()
-	rules, err := c.Rules(f, xtables.NATTable, xtables.Postrouting)
+	rules, _, err := c.FirstRules(f, xtables.NATTable, xtables.Postrouting, func(nfnetlink.Rule) bool { return false })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -321,7 +321,7 @@ func foreignRules(t testing.TB, ns *nfttest.NS) map[string][]nfnetlink.Rule {
 	c := connect(t, ns)
 	all := map[string][]nfnetlink.Rule{}
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
-		rules, err := c.Rules(f, "", "")
+		rules, _, err := c.FirstRules(f, "", "", func(nfnetlink.Rule) bool { return false })
 		if err != nil {
 			t.Fatal(err)
 		}

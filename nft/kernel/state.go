@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"context"
+	"slices"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
@@ -13,6 +14,7 @@ import (
 type state struct {
 	generation uint32
 	held       []layout.Held
+	wanted     layout.Held           // of the wanted layout; nil: no rules are wanted
 	legacy     []foreign.LegacyChain // if a takeover is requested
 }
 
@@ -35,6 +37,9 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, l Look, scope layou
 			return nil, err
 		}
 		s.held = append(s.held, h)
+		if r.Mode() == want.Mode() {
+			s.wanted = h
+		}
 	}
 	if l.TakeOver {
 		snapshot, err := foreign.Read(ctx, k.conn, s.isOurs(want))
@@ -48,63 +53,27 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, l Look, scope layou
 
 // inFull reports whether everything was read.
 func (s *state) inFull() bool {
-	for _, h := range s.held {
-		if !h.InFull() {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(s.held, func(h layout.Held) bool { return !h.InFull() })
 }
 
 // differences describes how the state differs from the wanted one.
-func (s *state) differences(want nft.Ruleset) []string {
-	var diffs []string
+func (s *state) differences(want nft.Ruleset) (diffs []string) {
 	for _, l := range s.legacy {
 		diffs = append(diffs, "another agent's "+l.String())
 	}
-	for _, h := range s.held {
-		diffs = append(diffs, h.Differences(want)...)
-	}
+	diffs = append(diffs, s.wanted.Differences(want)...)
 	for _, left := range s.leftovers(want) {
-		diffs = append(diffs, "leftover "+left)
+		diffs = append(diffs, "leftover "+left.String())
 	}
 	return diffs
 }
 
-// unsigned returns the chains with our name that an older agent, or an older
-// version, wrote.
-func (s *state) unsigned(want nft.Ruleset) (diffs []string) {
+// leftovers returns what is ours but not wanted.
+func (s *state) leftovers(want nft.Ruleset) (left []layout.Leftover) {
 	for _, h := range s.held {
-		diffs = append(diffs, h.Unsigned(want)...)
-	}
-	return diffs
-}
-
-// leftovers returns the names of our rules that are not wanted.
-func (s *state) leftovers(want nft.Ruleset) (left []string) {
-	for _, h := range s.held {
-		for _, l := range h.Leftovers(want) {
-			left = append(left, l.String())
-		}
+		left = append(left, h.Leftovers(want)...)
 	}
 	return left
-}
-
-func (s *state) check(want nft.Ruleset, first bool) error {
-	for _, h := range s.held {
-		if err := h.Check(want, first); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// replaces returns the rules of other agents in the place of ours.
-func (s *state) replaces(want nft.Ruleset) (found []foreign.LegacyChain) {
-	for _, h := range s.held {
-		found = append(found, h.Replaces(want)...)
-	}
-	return found
 }
 
 // isOurs returns a function that reports whether a chain is ours.
@@ -114,27 +83,8 @@ func (s *state) isOurs(want nft.Ruleset) func(nfnetlink.Chain) bool {
 		owns = append(owns, h.Owns(want))
 	}
 	return func(c nfnetlink.Chain) bool {
-		for _, is := range owns {
-			if is(c) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(owns, func(is func(nfnetlink.Chain) bool) bool { return is(c) })
 	}
-}
-
-// stage writes what no rule refers to yet.
-func (s *state) stage(ctx context.Context, want nft.Ruleset) (all layout.Staged, err error) {
-	for _, h := range s.held {
-		staged, err := h.Stage(ctx, want)
-		if err != nil {
-			return layout.Staged{}, err
-		}
-		if staged.Transactions > 0 || staged.Sides != nil {
-			all = staged
-		}
-	}
-	return all, nil
 }
 
 // plan plans the transactions that activate the wanted ruleset and remove the

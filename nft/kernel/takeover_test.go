@@ -138,7 +138,7 @@ func notOurs(t testing.TB, ns *nfttest.NS, r nft.Ruleset) []string {
 				all = append(all, fmt.Sprintf("%s %s %s", f, ch.Table, ch.Name))
 			}
 		}
-		rules, err := c.Rules(f, "", "")
+		rules, _, err := c.FirstRules(f, "", "", func(nfnetlink.Rule) bool { return false })
 		if err != nil {
 			t.Fatal(err)
 		}

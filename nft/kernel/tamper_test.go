@@ -52,7 +52,7 @@ func does(text string) func(*attacker) { return func(a *attacker) { a.nft(text) 
 // end if n is negative.
 func (a *attacker) rule(n int) uint64 {
 	a.t.Helper()
-	rules, err := connect(a.t, a.ns).Rules(nfnetlink.Inet, nft.TableName, native.BaseChain)
+	rules, _, err := connect(a.t, a.ns).FirstRules(nfnetlink.Inet, nft.TableName, native.BaseChain, func(nfnetlink.Rule) bool { return false })
 	if err != nil {
 		a.t.Fatal(err)
 	}

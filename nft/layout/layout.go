@@ -16,6 +16,8 @@ import (
 // A Reader reads what the kernel has of one layout. It caches what lets it read less the
 // next time.
 type Reader interface {
+	// Mode returns the name of the layout.
+	Mode() nft.Mode
 	// Read reads as much as the wanted ruleset and the scope require.
 	Read(ctx context.Context, want nft.Ruleset, s Scope) (Held, error)
 	// ReadBack decompiles what the kernel has, and returns nil if there is nothing. A
@@ -23,7 +25,8 @@ type Reader interface {
 	// set, the chain may be one that an older agent wrote.
 	ReadBack(ctx context.Context, chain string, alike bool) (*Found, error)
 	// Counters reads the number of connections by verdict, over a separate
-	// connection. It returns nil if l is another layout.
+	// connection; nothing if there are no rules. It may be called at any time. Like
+	// the methods that follow, it is for the layout of this reader.
 	Counters(l nft.Layout) ([]nft.Counts, error)
 	// Large reports whether reading the wanted ruleset can take longer than the time
 	// between other programs' transactions.
@@ -54,32 +57,31 @@ type Scope struct {
 	Generation uint32
 }
 
-// Held is what the kernel has of one layout. The wanted ruleset that its methods take
-// may be of another layout.
+// Held is what the kernel has of one layout.
 type Held interface {
-	// Differences describes how it differs from the wanted ruleset.
+	// Differences describes how it differs from the wanted ruleset. This and the next
+	// four methods are for a ruleset of this layout, the others for any.
 	Differences(want nft.Ruleset) []string
 	// Unsigned describes chains of ours that an older agent, or an older version, wrote.
 	Unsigned(want nft.Ruleset) []string
-	// Leftovers returns what is ours but not wanted.
-	Leftovers(want nft.Ruleset) []Leftover
-	// InFull reports whether everything was read.
-	InFull() bool
 	// Check returns an error if other programs' changes prevent writing the wanted
 	// ruleset or, for the first one, if its chain belongs to another program.
 	Check(want nft.Ruleset, first bool) error
 	// Replaces returns rules of other agents that the wanted ruleset replaces.
 	Replaces(want nft.Ruleset) []foreign.LegacyChain
-	// Owns returns a function that reports whether a chain is ours or will be.
-	Owns(want nft.Ruleset) func(nfnetlink.Chain) bool
 	// Stage writes everything that no rule refers to yet.
 	Stage(ctx context.Context, want nft.Ruleset) (Staged, error)
+	// Leftovers returns what is ours but not wanted.
+	Leftovers(want nft.Ruleset) []Leftover
+	// InFull reports whether everything was read.
+	InFull() bool
+	// Owns returns a function that reports whether a chain is ours or will be.
+	Owns(want nft.Ruleset) func(nfnetlink.Chain) bool
 	// Plan adds the transactions that turn it into the wanted ruleset, or remove it.
 	Plan(want nft.Ruleset, staged Staged, p *Plan) error
-	// Right is called if there were no differences.
-	Right()
-	// Written is called after the plan was committed, with the resulting generation.
-	Written(want nft.Ruleset, generation uint32)
+	// Verified is called if there were no differences, or after the plan was committed,
+	// with the generation since.
+	Verified(want nft.Ruleset, wrote bool, generation uint32)
 }
 
 // Staged is the result of [Held.Stage].

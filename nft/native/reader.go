@@ -40,6 +40,9 @@ func NewReader(c *nfnetlink.Conn) *Reader {
 	return &Reader{conn: c, counters: c.Another(), PerBatch: largeBatch, trust: map[string]trusted{}}
 }
 
+// Mode implements [layout.Reader].
+func (r *Reader) Mode() nft.Mode { return nft.ModeNFTables }
+
 // Close implements [layout.Reader].
 func (r *Reader) Close() error { return r.counters.Close() }
 
@@ -56,14 +59,10 @@ func (r *Reader) Rewrite(context.Context, nft.Ruleset) ([]string, error) {
 // table cannot be changed. The table is deleted only after a rehearsal shows that
 // the kernel accepts the new one.
 func (r *Reader) Recreate(_ context.Context, want nft.Ruleset) (gap time.Duration, err error) {
-	t := tableOf(want)
-	if t == nil {
-		return 0, layout.ErrNotPossible
-	}
 	if _, err := r.conn.Table(nfnetlink.Inet, nft.TableName); err != nil {
 		return 0, errors.Join(layout.ErrNotPossible, err)
 	}
-	batches, rehearsal := Recreate(*t, r.PerBatch)
+	batches, rehearsal := Recreate(want.Tables[0], r.PerBatch)
 	var refused *nfnetlink.RefusedError
 	if err := r.conn.Commit(rehearsal, 0); !errors.As(err, &refused) || !refused.Last {
 		return 0, errors.Join(layout.ErrNotPossible, err)
@@ -95,10 +94,7 @@ func (r *Reader) ReadBack(context.Context, string, bool) (*layout.Found, error) 
 
 // Counters implements [layout.Reader]: it reads the named counters of the table,
 // but no set.
-func (r *Reader) Counters(l nft.Layout) ([]nft.Counts, error) {
-	if l != (Layout{}) {
-		return nil, nil
-	}
+func (r *Reader) Counters(nft.Layout) ([]nft.Counts, error) {
 	objects, err := r.counters.Objects(nfnetlink.Inet, nft.TableName)
 	if err != nil {
 		if nfnetlink.IsNotExist(err) {
@@ -265,21 +261,13 @@ func probes(prefixes []netip.Prefix) []netip.Addr {
 // first returns the first address of a family.
 func first(a netip.Addr) netip.Addr { return netip.PrefixFrom(a, 0).Masked().Addr() }
 
-// InFull implements [layout.Held].
 func (h *held) InFull() bool { return h.inFull }
 
-// Differences implements [layout.Held].
-func (h *held) Differences(want nft.Ruleset) []string {
-	if t := tableOf(want); t != nil {
-		return h.own.Differences(*t)
-	}
-	return nil
-}
+func (h *held) Differences(want nft.Ruleset) []string { return h.own.Differences(want.Tables[0]) }
 
 // Unsigned implements [layout.Held]: no other program writes such a table.
 func (h *held) Unsigned(nft.Ruleset) []string { return nil }
 
-// Leftovers implements [layout.Held].
 func (h *held) Leftovers(want nft.Ruleset) []layout.Leftover {
 	if h.own == nil || tableOf(want) != nil {
 		return nil
@@ -287,13 +275,10 @@ func (h *held) Leftovers(want nft.Ruleset) []layout.Leftover {
 	return []layout.Leftover{{Name: "table inet " + nft.TableName, Mode: nft.ModeNFTables}}
 }
 
-// Check implements [layout.Held].
 func (h *held) Check(nft.Ruleset, bool) error { return nil }
 
-// Replaces implements [layout.Held].
 func (h *held) Replaces(nft.Ruleset) []foreign.LegacyChain { return nil }
 
-// Owns implements [layout.Held].
 func (h *held) Owns(nft.Ruleset) func(nfnetlink.Chain) bool {
 	return func(c nfnetlink.Chain) bool { return c.Family == nfnetlink.Inet && c.Table == nft.TableName }
 }
@@ -321,24 +306,17 @@ func (h *held) Plan(want nft.Ruleset, staged layout.Staged, p *layout.Plan) erro
 	return nil
 }
 
-// Right implements [layout.Held]: Read has recorded what can be trusted.
-func (h *held) Right() {}
-
-// Written implements [layout.Held].
-func (h *held) Written(nft.Ruleset, uint32) {}
+// Verified implements [layout.Held]: Read and Stage have recorded what can be trusted.
+func (h *held) Verified(nft.Ruleset, bool, uint32) {}
 
 // Stage implements [layout.Held]: it fills the sets that will be activated.
 // Another agent may do the same: each transaction is sent only if the sets are
 // still those that the first one created.
 func (h *held) Stage(ctx context.Context, want nft.Ruleset) (layout.Staged, error) {
-	t := tableOf(want)
-	switch {
-	case t == nil:
-		return layout.Staged{}, nil
-	case h.own.untracked():
+	if h.own.untracked() {
 		return layout.Staged{}, layout.ErrBroken
 	}
-	batches, target := Stage(*t, h.own, h.PerBatch)
+	batches, target := Stage(&nfnetlink.Batch{}, want.Tables[0], h.own, h.PerBatch)
 	out := layout.Staged{Sides: target, Handles: map[string]uint64{}, Transactions: uint32(len(batches))}
 	if h.own != nil {
 		for _, name := range target {
@@ -360,7 +338,7 @@ func (h *held) Stage(ctx context.Context, want nft.Ruleset) (layout.Staged, erro
 			return layout.Staged{}, fmt.Errorf("fill sets: %w", err)
 		}
 	}
-	for _, w := range t.Sets {
+	for _, w := range want.Tables[0].Sets {
 		name := target[w.Name]
 		if known, ok := h.trust[name]; !ok || !slices.Equal(known.prefixes, w.Prefixes) || known.handle != out.Handles[name] {
 			h.trust[name] = trusted{prefixes: w.Prefixes, handle: out.Handles[name]}

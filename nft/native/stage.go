@@ -29,13 +29,6 @@ const (
 	largeBatch = 100_000 // 6.4 MB
 )
 
-// Stage plans the filling transactions, of at most limit prefixes each, and
-// returns the name that each set will have in the kernel. Sets that have the
-// right elements stay as they are.
-func Stage(want nft.Table, got *Own, most int) (batches []*nfnetlink.Batch, target nft.Sides) {
-	return stage(&nfnetlink.Batch{}, want, got, most)
-}
-
 // Recreate plans how to delete our table and create it again: the first transaction
 // deletes it, and its sets are filled before the last one creates its chain. Until then we have no rules, so
 // this is only for a table that cannot be repaired in place. The rehearsal is a
@@ -44,7 +37,7 @@ func Stage(want nft.Table, got *Own, most int) (batches []*nfnetlink.Batch, targ
 func Recreate(want nft.Table, most int) (batches []*nfnetlink.Batch, rehearsal *nfnetlink.Batch) {
 	first := &nfnetlink.Batch{}
 	first.DelTable(want.Family, want.Name)
-	fill, sides := stage(&nfnetlink.Batch{}, want, nil, most)
+	fill, sides := Stage(&nfnetlink.Batch{}, want, nil, most)
 	last := &nfnetlink.Batch{}
 	Flip(last, want, sides, &Own{})
 
@@ -55,14 +48,16 @@ func Recreate(want nft.Table, most int) (batches []*nfnetlink.Batch, rehearsal *
 	for i := range empty.Sets {
 		empty.Sets[i].Prefixes, empty.Sets[i].Mappings = nil, empty.Sets[i].Mappings[:0]
 	}
-	stage(rehearsal, empty, nil, most)
+	Stage(rehearsal, empty, nil, most)
 	Flip(rehearsal, want, sides, &Own{})
 	rehearsal.Refuse(want.Family, want.Name)
 	return append(append([]*nfnetlink.Batch{first}, fill...), last), rehearsal
 }
 
-// stage is Stage, continuing a batch.
-func stage(b *nfnetlink.Batch, want nft.Table, got *Own, most int) (batches []*nfnetlink.Batch, target nft.Sides) {
+// Stage plans the filling transactions, of at most so many prefixes each, the first of
+// which continues b, and returns the name that each set will have in the kernel.
+// Sets that have the right elements stay as they are.
+func Stage(b *nfnetlink.Batch, want nft.Table, got *Own, most int) (batches []*nfnetlink.Batch, target nft.Sides) {
 	if got == nil {
 		got = &Own{}
 		b.AddTable(want.Family, want.Name)

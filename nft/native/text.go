@@ -53,14 +53,17 @@ func priorityText(p int32) string {
 }
 
 func writeSet(b *strings.Builder, s nft.Set) {
+	perLine := 2
 	if s.Mappings != nil {
-		writeMap(b, s)
-		return
+		fmt.Fprintf(b, "\tmap %s%s {\n\t\ttype %s : %[3]s\n", s.Name, nft.SideA, typeName(s))
+		if s.IPv6 {
+			perLine = 1
+		}
+	} else {
+		fmt.Fprintf(b, "\tset %s%s {\n\t\ttype %s\n\t\tflags interval\n", s.Name, nft.SideA, typeName(s))
 	}
-	fmt.Fprintf(b, "\tset %s%s {\n\t\ttype %s\n\t\tflags interval\n\t\tcomment %q\n", s.Name, nft.SideA, typeName(s), s.Comment)
-	b.WriteString("\t\telements = { ")
-	perLine := 2
-	for i, p := range s.Prefixes {
+	fmt.Fprintf(b, "\t\tcomment %q\n\t\telements = { ", s.Comment)
+	for i := range s.Len() {
 		switch {
 		case i == 0:
 		case i%perLine == 0:
@@ -68,26 +71,11 @@ func writeSet(b *strings.Builder, s nft.Set) {
 		default:
 			b.WriteString(", ")
 		}
-		b.WriteString(iprange.Of(p).String())
-	}
-	b.WriteString(" }\n\t}\n\n")
-}
-
-func writeMap(b *strings.Builder, s nft.Set) {
-	perLine := 2
-	if s.IPv6 {
-		perLine = 1
-	}
-	fmt.Fprintf(b, "\tmap %s%s {\n\t\ttype %s : %[3]s\n\t\tcomment %q\n\t\telements = { ", s.Name, nft.SideA, typeName(s), s.Comment)
-	for i, m := range s.Mappings {
-		switch {
-		case i == 0:
-		case i%perLine == 0:
-			b.WriteString(",\n\t\t\t     ")
-		default:
-			b.WriteString(", ")
+		if s.Mappings != nil {
+			fmt.Fprintf(b, "%s : %s", s.Mappings[i].Key, s.Mappings[i].Value)
+		} else {
+			b.WriteString(iprange.Of(s.Prefixes[i]).String())
 		}
-		fmt.Fprintf(b, "%s : %s", m.Key, m.Value)
 	}
 	b.WriteString(" }\n\t}\n\n")
 }

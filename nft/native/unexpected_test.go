@@ -23,7 +23,7 @@ func repairUnexpected(t *testing.T, family nfnetlink.Family, rules []nfnetlink.R
 	own := native.OwnWith(rules)
 	want := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}).Tables[0]
 	_ = own.Differences(want)
-	_, sides := native.Stage(want, own, native.SmallBatch)
+	_, sides := native.Stage(&nfnetlink.Batch{}, want, own, native.SmallBatch)
 	native.Flip(&nfnetlink.Batch{}, want, sides, own)
 }
 

@@ -51,6 +51,14 @@ func (a *attrs) uint64(typ uint16, v uint64) {
 	*a = binary.BigEndian.AppendUint64(*a, v)
 }
 
+// in returns the attributes of a table and of something in it.
+func in(tableType uint16, table string, nameType uint16, name string) attrs {
+	var a attrs
+	a.str(tableType, table)
+	a.str(nameType, name)
+	return a
+}
+
 // nest appends an attribute that contains what fill appends.
 func (a *attrs) nest(typ uint16, fill func()) {
 	at := len(*a)

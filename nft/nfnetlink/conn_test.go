@@ -120,7 +120,7 @@ func TestObjectsAreReadBackAsCreated(t *testing.T) {
 	b.AddRule(rule("c", accept))
 	must(t, c.Commit(b, 0))
 
-	rules, err := c.Rules(nfnetlink.Inet, "t", "base")
+	rules, _, err := c.FirstRules(nfnetlink.Inet, "t", "base", func(nfnetlink.Rule) bool { return false })
 	must(t, err)
 	b = &nfnetlink.Batch{}
 	b.InsertRule(rule("base", jump), rules[1].Handle)
@@ -136,7 +136,7 @@ func TestObjectsAreReadBackAsCreated(t *testing.T) {
 	if diff := cmp.Diff(base, got); diff != "" {
 		t.Errorf("chain (-created +read):\n%s", diff)
 	}
-	rules, err = c.Rules(nfnetlink.Inet, "t", "base")
+	rules, _, err = c.FirstRules(nfnetlink.Inet, "t", "base", func(nfnetlink.Rule) bool { return false })
 	must(t, err)
 	for _, r := range rules {
 		one, err := c.Rule(nfnetlink.Inet, "t", "base", r.Handle)
@@ -168,17 +168,20 @@ func TestObjectsAreReadBackAsCreated(t *testing.T) {
 
 func TestMissingObjectsAreReported(t *testing.T) {
 	c, dialed := connIn(t, nfttest.NewNS(t, "conn"))
-	if rules, err := c.Rules(nfnetlink.Inet, "t", ""); err != nil || len(rules) > 0 {
+	if rules, _, err := c.FirstRules(nfnetlink.Inet, "t", "", func(nfnetlink.Rule) bool { return false }); err != nil || len(rules) > 0 {
 		t.Errorf("rules %v, error %v", rules, err)
 	}
 	if objects, err := c.Objects(nfnetlink.Inet, "t"); err != nil && !nfnetlink.IsNotExist(err) || len(objects) > 0 {
 		t.Errorf("objects %v, error %v", objects, err)
 	}
 	for name, ask := range map[string]func() error{
-		"table":    func() error { _, err := c.Table(nfnetlink.Inet, "t"); return err },
-		"chain":    func() error { _, err := c.Chain(nfnetlink.Inet, "t", "c"); return err },
-		"sets":     func() error { _, err := c.Sets(nfnetlink.Inet, "t"); return err },
-		"elements": func() error { _, err := c.Elements(nfnetlink.Inet, "t", "s"); return err },
+		"table": func() error { _, err := c.Table(nfnetlink.Inet, "t"); return err },
+		"chain": func() error { _, err := c.Chain(nfnetlink.Inet, "t", "c"); return err },
+		"sets":  func() error { _, err := c.Sets(nfnetlink.Inet, "t"); return err },
+		"elements": func() error {
+			_, err := c.Contents(nfnetlink.Set{Family: nfnetlink.Inet, Table: "t", Name: "s"}, 1)
+			return err
+		},
 	} {
 		if err := ask(); !nfnetlink.IsNotExist(err) {
 			t.Errorf("%s: error %v", name, err)
@@ -208,8 +211,9 @@ func TestManyElementsFitOneTransaction(t *testing.T) {
 		t.Errorf("counts %d elements", b.Prefixes)
 	}
 	must(t, c.Commit(b, 0))
-	ranges, err := c.Elements(nfnetlink.Inet, "t", "s")
+	contents, err := c.Contents(nfnetlink.Set{Family: nfnetlink.Inet, Table: "t", Name: "s"}, len(prefixes))
 	must(t, err)
+	ranges := contents.Ranges
 	if len(ranges) != len(prefixes) {
 		t.Fatalf("%d of %d elements", len(ranges), len(prefixes))
 	}

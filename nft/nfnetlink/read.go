@@ -3,7 +3,6 @@ package nfnetlink
 import (
 	"errors"
 	"fmt"
-	"math"
 	"net/netip"
 	"slices"
 
@@ -20,7 +19,6 @@ type Reader interface {
 	Tables(family Family) ([]Table, error)
 	Chain(family Family, table, chain string) (Chain, error)
 	Chains(family Family) ([]Chain, error)
-	Rules(family Family, table, chain string) ([]Rule, error)
 	FirstRules(family Family, table, chain string, enough func(Rule) bool) (rules []Rule, more bool, err error)
 	Jumps(family Family, table, chain string, match func(Rule) bool) (jumps []Rule, rest int, err error)
 	Rule(family Family, table, chain string, handle uint64) (Rule, error)
@@ -105,9 +103,7 @@ func parseTable(f Family, b []byte) (Table, error) {
 
 // Chain reads one chain. If it does not exist, the error satisfies [IsNotExist].
 func (c *Conn) Chain(family Family, table, chain string) (Chain, error) {
-	var a attrs
-	a.str(unix.NFTA_CHAIN_TABLE, table)
-	a.str(unix.NFTA_CHAIN_NAME, chain)
+	a := in(unix.NFTA_CHAIN_TABLE, table, unix.NFTA_CHAIN_NAME, chain)
 	return get(c, family, unix.NFT_MSG_GETCHAIN, a, parseChain)
 }
 
@@ -161,25 +157,7 @@ func parseChain(f Family, b []byte) (Chain, error) {
 	return c, err
 }
 
-// Rules lists the rules of a chain in order; of all chains in the table if chain
-// is empty, and of all tables if table is empty too. A table or chain that does
-// not exist has no rules.
-func (c *Conn) Rules(family Family, table, chain string) ([]Rule, error) {
-	var a attrs
-	if table != "" {
-		a.str(unix.NFTA_RULE_TABLE, table)
-	}
-	if chain != "" {
-		a.str(unix.NFTA_RULE_CHAIN, chain)
-	}
-	rs, err := dump(c, family, unix.NFT_MSG_GETRULE, a, ParseRule)
-	if err != nil {
-		return nil, fmt.Errorf("list rules: %w", err)
-	}
-	return rs, nil
-}
-
-// FirstRules lists rules like [Conn.Rules], up to the first for which enough
+// FirstRules lists rules like [Conn.EachRule], up to the first for which enough
 // returns true; more reports whether there was one.
 func (c *Conn) FirstRules(family Family, table, chain string, enough func(Rule) bool) (rules []Rule, more bool, err error) {
 	err = c.EachRule(family, table, chain, func(r Rule) error {
@@ -195,11 +173,14 @@ func (c *Conn) FirstRules(family Family, table, chain string, enough func(Rule) 
 	return rules, false, err
 }
 
-// EachRule lists rules like [Conn.Rules], but without keeping them in memory. It
-// stops at the first error of do.
+// EachRule lists the rules of a chain in order; of all chains in the table if chain
+// is empty, and of all tables if table is empty too. A table or chain that does
+// not exist has no rules. It stops at the first error of do.
 func (c *Conn) EachRule(family Family, table, chain string, do func(Rule) error) error {
 	var a attrs
-	a.str(unix.NFTA_RULE_TABLE, table)
+	if table != "" {
+		a.str(unix.NFTA_RULE_TABLE, table)
+	}
 	if chain != "" {
 		a.str(unix.NFTA_RULE_CHAIN, chain)
 	}
@@ -231,9 +212,7 @@ func (c *Conn) Jumps(family Family, table, chain string, match func(Rule) bool) 
 
 // Rule reads one rule. If it does not exist, the error satisfies [IsNotExist].
 func (c *Conn) Rule(family Family, table, chain string, handle uint64) (Rule, error) {
-	var a attrs
-	a.str(unix.NFTA_RULE_TABLE, table)
-	a.str(unix.NFTA_RULE_CHAIN, chain)
+	a := in(unix.NFTA_RULE_TABLE, table, unix.NFTA_RULE_CHAIN, chain)
 	a.uint64(unix.NFTA_RULE_HANDLE, handle)
 	return get(c, family, unix.NFT_MSG_GETRULE, a, ParseRule)
 }
@@ -326,19 +305,11 @@ type Contents struct {
 	More bool
 }
 
-// Elements reads an interval set of addresses. The kernel does not report if a
-// transaction interrupted such a dump: compare the generation before and after,
-// and act on a difference only if a second read confirms it.
-func (c *Conn) Elements(family Family, table, set string) ([]iprange.Range, error) {
-	contents, err := c.Contents(Set{Family: family, Table: table, Name: set}, math.MaxInt)
-	return contents.Ranges, err
-}
-
-// Contents reads a set like [Conn.Elements], but stops after limit intervals.
+// Contents reads an interval set of addresses, up to a limit of intervals. The kernel
+// does not report if a transaction interrupted such a dump: compare the generation
+// before and after, and act on a difference only if a second read confirms it.
 func (c *Conn) Contents(set Set, limit int) (Contents, error) {
-	var a attrs
-	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, set.Table)
-	a.str(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
+	a := in(unix.NFTA_SET_ELEM_LIST_TABLE, set.Table, unix.NFTA_SET_ELEM_LIST_SET, set.Name)
 	var out Contents
 	bounds := make([]iprange.Bound, 0, 2*min(int(set.Count), limit)+1)
 	starts := 0
@@ -374,9 +345,7 @@ func (c *Conn) Contents(set Set, limit int) (Contents, error) {
 // set is.
 func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (has, limited bool, err error) {
 	const catchAll = 2 // NFT_SET_ELEM_CATCHALL
-	var a attrs
-	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
-	a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
+	a := in(unix.NFTA_SET_ELEM_LIST_TABLE, table, unix.NFTA_SET_ELEM_LIST_SET, set)
 	a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 		if addr.IsValid() {
 			a.element(addr, false)
@@ -491,11 +460,9 @@ type MapElement struct {
 
 // MapElements reads up to limit elements of a map; more reports that there are
 // others. An interval map is read bound by bound. Interrupted dumps are handled
-// as for [Conn.Elements].
+// as for [Conn.Contents].
 func (c *Conn) MapElements(family Family, table, set string, limit int) (elements []MapElement, more bool, err error) {
-	var a attrs
-	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
-	a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
+	a := in(unix.NFTA_SET_ELEM_LIST_TABLE, table, unix.NFTA_SET_ELEM_LIST_SET, set)
 	err = dumpEach(c, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b []byte) error {
 		return Each(b, func(typ uint16, data []byte) error {
 			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {

@@ -2,6 +2,7 @@ package rule
 
 import (
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -17,6 +18,9 @@ func Target(r nfnetlink.Rule) (chain string, ok bool) {
 	}
 	return "", false
 }
+
+// ByMap reports whether a rule takes its verdict from a map.
+func ByMap(r nfnetlink.Rule) bool { return slices.ContainsFunc(r.Exprs, nfnetlink.Expr.JumpsByMap) }
 
 // Returns reports whether a rule returns to the calling chain.
 func Returns(r nfnetlink.Rule) bool {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -145,7 +146,8 @@ func (s Statement) Range() (iprange.Range, bool) {
 	}
 	ones := len(s.Value) * 8
 	if s.Mask != nil {
-		if ones = prefixLen(s.Mask); ones < 0 || len(s.Mask) != len(s.Value) {
+		bits := 0
+		if ones, bits = net.IPMask(s.Mask).Size(); bits != len(s.Value)*8 {
 			return iprange.Range{}, false
 		}
 	}
@@ -160,20 +162,6 @@ func (s Statement) Range() (iprange.Range, bool) {
 		return iprange.Range{From: whole.From, To: r.To}, ones == size*8
 	}
 	return iprange.Range{}, false
-}
-
-// prefixLen counts the ones that a mask begins with; -1 if others follow.
-func prefixLen(mask []byte) int {
-	n := 0
-	for n < len(mask)*8 && mask[n/8]&(0x80>>(n%8)) != 0 {
-		n++
-	}
-	for i := n; i < len(mask)*8; i++ {
-		if mask[i/8]&(0x80>>(i%8)) != 0 {
-			return -1
-		}
-	}
-	return n
 }
 
 // An operand is what a register holds.

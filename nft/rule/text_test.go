@@ -32,7 +32,7 @@ func dialNS(t *testing.T) (*nfttest.NS, *nfnetlink.Conn) {
 
 func ruleTexts(t *testing.T, c *nfnetlink.Conn, family nfnetlink.Family, table, chain string) []string {
 	t.Helper()
-	rules, err := c.Rules(family, table, chain)
+	rules, _, err := c.FirstRules(family, table, chain, func(nfnetlink.Rule) bool { return false })
 	if err != nil {
 		t.Fatal(err)
 	}

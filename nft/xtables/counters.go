@@ -27,17 +27,13 @@ type ruleCounters struct {
 // of a deleted rule stays in the sum. If reading takes long, the result is cached
 // for a hundred times as long.
 func (c *ruleCounters) Counters(l nft.Layout) ([]nft.Counts, error) {
-	of, ok := l.(Layout)
-	if !ok {
-		return nil, nil
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.lasted > cheap && time.Since(c.lastAt) < 100*c.lasted {
 		return c.last, nil
 	}
 	start := time.Now()
-	last, err := c.count(of.Name)
+	last, err := c.count(l.Chain())
 	if err == nil {
 		c.last, c.lastAt, c.lasted = last, time.Now(), time.Since(start)
 	}

@@ -33,6 +33,9 @@ func NewReader(c *nfnetlink.Conn) *Reader {
 	return &Reader{conn: c, BigChain: bigChain, ruleCounters: ruleCounters{conn: c.Another()}}
 }
 
+// Mode implements [layout.Reader].
+func (r *Reader) Mode() nft.Mode { return nft.ModeIPTables }
+
 func families() [2]nfnetlink.Family { return [2]nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} }
 
 // held is our chains in the kernel. It implements [layout.Held].
@@ -133,20 +136,15 @@ func (r *Reader) trusts(want nft.Ruleset, s layout.Scope) bool {
 // Large implements [layout.Reader].
 func (r *Reader) Large(want nft.Ruleset) bool {
 	v4, v6 := want.CIDRs()
-	_, ok := chainOf(want)
-	return ok && v4+v6 > r.BigChain
+	return v4+v6 > r.BigChain
 }
 
 // Rewrite implements [layout.Reader]: chains whose marks have changed are written
 // again, regardless of other programs' transactions.
 func (r *Reader) Rewrite(ctx context.Context, want nft.Ruleset) ([]string, error) {
-	chain, ok := chainOf(want)
-	if !ok {
-		return nil, layout.ErrNotPossible
-	}
 	h := &held{Reader: r}
 	for i, f := range families() {
-		n, err := ReadShared(r.conn, f, WithSubchains(chain), Reading{Trust: r.marks[i], Heads: true})
+		n, err := ReadShared(r.conn, f, WithSubchains(want.Chain()), Reading{Trust: r.marks[i], Heads: true})
 		if err != nil {
 			return nil, err
 		}
@@ -233,10 +231,8 @@ func readExactly(four, six *Shared, of func(*Shared) []OwnChain) *layout.Found {
 	return &layout.Found{Ruleset: nft.CompilePolicy(p, Layout{chain}), Ours: four.signed(chains[0]), Exact: true}
 }
 
-// InFull implements [layout.Held].
 func (h *held) InFull() bool { return h.inFull }
 
-// Differences implements [layout.Held].
 func (h *held) Differences(want nft.Ruleset) (diffs []string) {
 	for _, n := range h.nat {
 		if t := tableOf(want, n.Family); t != nil {
@@ -246,7 +242,6 @@ func (h *held) Differences(want nft.Ruleset) (diffs []string) {
 	return diffs
 }
 
-// Unsigned implements [layout.Held].
 func (h *held) Unsigned(want nft.Ruleset) (diffs []string) {
 	for _, n := range h.nat {
 		if tableOf(want, n.Family) != nil && n.Unsigned(want.Chain()) {
@@ -262,7 +257,6 @@ func leftovers(n *Shared, want nft.Ruleset) []OwnChain {
 	return n.Leftovers(chain, tableOf(want, n.Family) != nil)
 }
 
-// Leftovers implements [layout.Held].
 func (h *held) Leftovers(want nft.Ruleset) (left []layout.Leftover) {
 	for _, n := range h.nat {
 		for _, c := range leftovers(n, want) {
@@ -274,15 +268,10 @@ func (h *held) Leftovers(want nft.Ruleset) (left []layout.Leftover) {
 	return left
 }
 
-// Check implements [layout.Held].
 func (h *held) Check(want nft.Ruleset, first bool) error {
-	chain, wanted := chainOf(want)
-	if !wanted {
-		return nil
-	}
 	for _, n := range h.nat {
-		if first && n.Foreign(chain) {
-			return fmt.Errorf("chain %q in table %s nat: %w", chain, n.Family, nft.ErrForeignChain)
+		if first && n.Foreign(want.Chain()) {
+			return fmt.Errorf("chain %q in table %s nat: %w", want.Chain(), n.Family, nft.ErrForeignChain)
 		}
 	}
 	for _, n := range h.nat {
@@ -295,19 +284,14 @@ func (h *held) Check(want nft.Ruleset, first bool) error {
 	return nil
 }
 
-// Replaces implements [layout.Held].
 func (h *held) Replaces(want nft.Ruleset) (found []foreign.LegacyChain) {
-	chain, wanted := chainOf(want)
-	if !wanted {
-		return nil
-	}
 	for _, n := range h.nat {
-		rules, jumps := n.unrecognized(chain)
+		rules, jumps := n.unrecognized(want.Chain())
 		if len(rules) == 0 {
 			continue
 		}
 		found = append(found, foreign.LegacyChain{
-			Family: n.Family, Table: NATTable, Name: chain, Jumps: jumps, Rules: len(rules),
+			Family: n.Family, Table: NATTable, Name: want.Chain(), Jumps: jumps, Rules: len(rules),
 			RandomFully: slices.ContainsFunc(rules, rule.RandomFully),
 		})
 	}
@@ -358,16 +342,15 @@ func (h *held) Plan(want nft.Ruleset, _ layout.Staged, p *layout.Plan) error {
 	return nil
 }
 
-// Right implements [layout.Held]: it records the marks of the chains.
-func (h *held) Right() {
-	for i, n := range h.nat {
-		h.marks[i] = n.marks()
+// Verified implements [layout.Held]: it records the marks of the chains; those of
+// repaired ones unless another program has written since.
+func (h *held) Verified(want nft.Ruleset, wrote bool, generation uint32) {
+	if !wrote {
+		for i, n := range h.nat {
+			h.marks[i] = n.marks()
+		}
+		return
 	}
-}
-
-// Written implements [layout.Held]: it records the marks of the repaired chains,
-// unless another program has written since.
-func (h *held) Written(want nft.Ruleset, generation uint32) {
 	h.mark(want)
 	if g, err := h.conn.Generation(); err != nil || g != generation {
 		h.marks = [2]trust{}

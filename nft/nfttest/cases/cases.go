@@ -196,7 +196,7 @@ func parseFlags(t testing.TB, args []string) (config.Defaults, func(nft.Mode) nf
 	}
 	return d, func(m nft.Mode) nft.Options {
 		random := *randomFully && (m == nft.ModeNFTables || given)
-		return nft.Options{Layout: layouts.Of(m, *chain), RandomFully: random, Ports: ranges, Marks: nft.DefaultMarks()}
+		return nft.Options{Layout: layouts.Of(m, *chain), RandomFully: random, Ports: ranges, Marks: Marks()}
 	}
 }
 
@@ -224,4 +224,10 @@ func ParsePacket(t testing.TB, line string) Packet {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// Marks returns the default of --masquerade-marks: those of kube-proxy and of the CNI
+// plugin portmap.
+func Marks() []nft.Mark {
+	return []nft.Mark{{Value: 0x4000, Mask: 0x4000}, {Value: 0x2000, Mask: 0x2000}}
 }

@@ -187,7 +187,7 @@ func ForView(c config.Config) config.Config {
 
 // Options generates options for a mode.
 func (m Maker) Options(mode nft.Mode) nft.Options {
-	o := nft.Options{Layout: layouts.Of(mode, DefaultChain), RandomFully: m.IntN(2) == 0, Marks: nft.DefaultMarks()[:1+m.IntN(2)]}
+	o := nft.Options{Layout: layouts.Of(mode, DefaultChain), RandomFully: m.IntN(2) == 0, Marks: Marks()[:1+m.IntN(2)]}
 	for from := 1024; m.IntN(3) == 0; from += 10000 {
 		o.Ports = append(o.Ports, nft.PortRange{Min: uint16(from), Max: uint16(from + m.IntN(5000))})
 	}

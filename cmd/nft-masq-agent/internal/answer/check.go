@@ -125,7 +125,7 @@ func Accepted(o options.Options, l options.Loaded, found []Finding) Check {
 	r.Warnings, r.Notes = entries(Warnings(found)), entries(Notes(found))
 	r.Meaning = &meaning{
 		Hash: l.Ruleset.Hash(), Mode: string(n.Layout.Mode()), Chain: l.Ruleset.Chain(),
-		RandomFully: n.RandomFully, ToPorts: portList(n.Ports),
+		RandomFully: n.RandomFully, ToPorts: strings.Join(texts(n.Ports), ","),
 		ResyncSeconds: l.Config.ResyncInterval.Seconds(),
 		MasqLinkLocal: l.Config.MasqLinkLocal, MasqLinkLocalIPv6: l.Config.MasqLinkLocalIPv6,
 		EnableIPv6: l.Config.EnableIPv6,

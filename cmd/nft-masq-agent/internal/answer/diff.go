@@ -107,23 +107,11 @@ func sourcePorts(p nft.Policy) string {
 	if len(p.Ports) == 0 {
 		return how
 	}
-	ranges := make([]string, len(p.Ports))
-	for i, r := range p.Ports {
-		ranges[i] = r.String()
-	}
-	return how + ", from " + strings.Join(ranges, ",")
+	return how + ", from " + strings.Join(texts(p.Ports), ",")
 }
 
 // Changed reports whether anything changes for packets.
 func (d *Diff) Changed() bool { return len(d.Changes)+len(d.Other) > 0 }
-
-func texts(list []netip.Prefix) []string {
-	out := make([]string, len(list))
-	for i, p := range list {
-		out[i] = p.String()
-	}
-	return out
-}
 
 // flipText names sources and destinations, or if that is shorter, all except the
 // others.
@@ -175,7 +163,7 @@ func (d *Diff) String() string {
 	for _, c := range d.Changes {
 		line := fmt.Sprintf("%s: %s → %s", c.what, c.Before, c.After)
 		if c.Open != nil {
-			line += fmt.Sprintf("; %s of %s", plural(c.Open.Connections, "open connection"), plural(c.Open.Pods, "pod"))
+			line += fmt.Sprintf("; %s of %s", Plural(c.Open.Connections, "open connection"), Plural(c.Open.Pods, "pod"))
 		}
 		b.WriteString(Line(line, ""))
 	}
@@ -184,7 +172,7 @@ func (d *Diff) String() string {
 	}
 	if d.Kept != nil {
 		b.WriteString(Line(fmt.Sprintf("%s of %s would keep another source address than new ones get",
-			plural(d.Kept.Connections, "open connection"), plural(d.Kept.Pods, "pod")), ""))
+			Plural(d.Kept.Connections, "open connection"), Plural(d.Kept.Pods, "pod")), ""))
 	}
 	if !d.Changed() {
 		b.WriteString("no change\n")
@@ -197,11 +185,4 @@ func (d *Diff) String() string {
 		b.WriteString(Line(d.Agent, ""))
 	}
 	return b.String()
-}
-
-func plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }

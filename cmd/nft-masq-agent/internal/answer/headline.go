@@ -205,11 +205,7 @@ func newRuleFound(w foreign.Way, n kernel.Node) ruleFound {
 // addressList lists the first addresses and counts the others.
 func addressList(all []netip.Addr) string {
 	const most = 8
-	var words []string
-	for _, a := range all[:min(len(all), most)] {
-		words = append(words, a.String())
-	}
-	text := strings.Join(words, ", ")
+	text := strings.Join(texts(all[:min(len(all), most)]), ", ")
 	if len(all) > most {
 		text += fmt.Sprintf(" and %d more", len(all)-most)
 	}

@@ -43,6 +43,14 @@ func (f *findings) all() []Finding {
 	return f.kept
 }
 
+// String returns the remark with its position, if it has one.
+func (f Finding) String() string {
+	if f.Pos == (config.Position{}) {
+		return f.Msg
+	}
+	return f.Pos.String() + ": " + f.Msg
+}
+
 // Lint finds likely mistakes in a config. It does not repeat warnings of the
 // parser (an empty list, IPv6 CIDRs while IPv6 is off).
 func Lint(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
@@ -60,11 +68,11 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
 			found = append(found, noteMetadata(f))
 		}
 	}
-	return append(found, LintPods(p, podCIDRs)...)
+	return append(found, lintPods(p, podCIDRs)...)
 }
 
-// LintPods finds pod CIDRs that a policy does not cover.
-func LintPods(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
+// lintPods finds pod CIDRs that a policy does not cover.
+func lintPods(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
 	var found []Finding
 	for _, f := range p.Families {
 		found = append(found, lintPodSources(f, podCIDRs)...)
@@ -73,19 +81,8 @@ func LintPods(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
 	return found
 }
 
-// PodProblems returns the results of [LintPods] as text, each with its position
-// in the config.
-func PodProblems(p nft.Policy, podCIDRs []netip.Prefix) []string {
-	problems := []string{}
-	for _, f := range LintPods(p, podCIDRs) {
-		text := f.Msg
-		if f.Pos != (config.Position{}) {
-			text = f.Pos.String() + ": " + text
-		}
-		problems = append(problems, text)
-	}
-	return problems
-}
+// PodProblems describes the pod CIDRs that a policy does not cover.
+func PodProblems(p nft.Policy, podCIDRs []netip.Prefix) []string { return texts(lintPods(p, podCIDRs)) }
 
 // lintPodSources finds pod CIDRs outside the masqueraded sources.
 func lintPodSources(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {

@@ -59,7 +59,7 @@ func summary(o nft.Options, l options.Loaded) [][2]string {
 		ports = "fully random"
 	}
 	if len(o.Ports) > 0 {
-		ports += "; tcp, udp, sctp: " + portList(o.Ports)
+		ports += "; tcp, udp, sctp: " + strings.Join(texts(o.Ports), ",")
 	}
 	ipv6 := "off: nothing of IPv6 is masqueraded"
 	if l.Config.EnableIPv6 {
@@ -72,14 +72,6 @@ func summary(o nft.Options, l options.Loaded) [][2]string {
 		{"source ports", ports},
 		{"resync", "every " + l.Config.ResyncInterval.String()},
 	}
-}
-
-func portList(ports []nft.PortRange) string {
-	words := make([]string, len(ports))
-	for i, r := range ports {
-		words[i] = r.String()
-	}
-	return strings.Join(words, ",")
 }
 
 // writeFamily lists the CIDRs of a family in evaluation order.

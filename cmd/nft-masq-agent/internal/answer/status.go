@@ -156,7 +156,7 @@ func (r Status) staleText() string {
 	if r.Stale == nil || r.Stale.Count == 0 {
 		return ""
 	}
-	text := plural(r.Stale.Count, "connection") + " still use an earlier policy"
+	text := Plural(r.Stale.Count, "connection") + " still use an earlier policy"
 	if r.Stale.Count == 1 {
 		text = "1 connection still uses an earlier policy"
 	}
@@ -171,13 +171,10 @@ func (r Status) staleText() string {
 
 // SetOthers sets the report on other programs' rules.
 func (r *Status) SetOthers(others kernel.Others) {
-	r.Legacy = []string{}
+	r.Legacy = texts(others.Legacy)
 	r.Overridden = conflictReports(others.Overridden)
 	r.Accepted, r.Podless = conflictReports(others.Accepted), conflictReports(others.Podless)
 	r.Conflicts, r.Overruled = conflictReports(others.Conflicts), conflictReports(others.Overruled)
-	for _, l := range others.Legacy {
-		r.Legacy = append(r.Legacy, l.String())
-	}
 	if others.Unread > 0 {
 		r.Notes = append(r.Notes, fmt.Sprintf("%d rules of other programs were too many to examine; their effect is unknown", others.Unread))
 	}
@@ -202,7 +199,7 @@ func (c conflictReport) place() string {
 func (c conflictReport) String() string {
 	packets := ""
 	if c.Packets != nil {
-		packets = ", " + plural(int(*c.Packets), "packet")
+		packets = ", " + Plural(int(*c.Packets), "packet")
 	}
 	return fmt.Sprintf("%s (priority %d%s): %s (%s)", c.place(), c.Priority, packets, c.Rule, c.Why)
 }
@@ -230,20 +227,16 @@ func (r Status) String() string {
 		}
 	}
 	r.writeConnections(&b)
-	var sources []string
-	for _, s := range r.SNAT {
-		sources = append(sources, s.String())
-	}
-	writeList(&b, "Source addresses:", sources)
+	writeList(&b, "Source addresses:", texts(r.SNAT))
 	writeList(&b, "Errors of the config:", r.Config.Errors)
 	writeList(&b, "Differences:", r.Kernel.Differences)
 	writeList(&b, "Warnings of the config:", r.Config.Warnings)
 	writeList(&b, "Rules of iptables-based agents (run with --takeover, or cleanup --legacy-only):", r.Legacy)
-	writeList(&b, "Other rules that masquerade what the config exempts:", conflictLines(r.Conflicts))
-	writeList(&b, "Other rules that accept or translate what the config masquerades:", conflictLines(r.Overruled))
-	writeList(&b, "Other rules that would masquerade pod traffic to exempt destinations without enforceNonMasquerade:", conflictLines(r.Overridden))
-	writeList(&b, "Rules of other programs that --accept-foreign accepts:", conflictLines(r.Accepted))
-	writeList(&b, "Other rules that masquerade what the config exempts, but from no address in masqueradeSrcCIDRs:", conflictLines(r.Podless))
+	writeList(&b, "Other rules that masquerade what the config exempts:", texts(r.Conflicts))
+	writeList(&b, "Other rules that accept or translate what the config masquerades:", texts(r.Overruled))
+	writeList(&b, "Other rules that would masquerade pod traffic to exempt destinations without enforceNonMasquerade:", texts(r.Overridden))
+	writeList(&b, "Rules of other programs that --accept-foreign accepts:", texts(r.Accepted))
+	writeList(&b, "Other rules that masquerade what the config exempts, but from no address in masqueradeSrcCIDRs:", texts(r.Podless))
 	writeList(&b, "Notes:", r.Notes)
 	return b.String()
 }
@@ -266,10 +259,10 @@ func (r Status) problems() []string {
 	add(len(r.Agents) > 1, "%d agents run here and overwrite each other: stop all but one", len(r.Agents))
 	add(len(r.Legacy) > 0, "rules of an iptables-based agent are also active (%s)", strings.Join(r.Legacy, "; "))
 	if n := len(r.Conflicts); n > 0 {
-		add(true, "%s of other programs %s what the config exempts, such as %s", plural(n, "rule"), either(n == 1, "masquerades", "masquerade"), r.Conflicts[0].place())
+		add(true, "%s of other programs %s what the config exempts, such as %s", Plural(n, "rule"), either(n == 1, "masquerades", "masquerade"), r.Conflicts[0].place())
 	}
 	if n := len(r.Overruled); n > 0 {
-		add(true, "%s of other programs %s what the config masquerades, such as %s", plural(n, "rule"), either(n == 1, "accepts or translates", "accept or translate"), r.Overruled[0].place())
+		add(true, "%s of other programs %s what the config masquerades, such as %s", Plural(n, "rule"), either(n == 1, "accepts or translates", "accept or translate"), r.Overruled[0].place())
 	}
 	for _, s := range r.SNAT {
 		add(len(s.Present) == 0, "%s", missingSNAT(s.Family == "ipv6"))
@@ -310,14 +303,6 @@ func (r Status) writeConnections(b *strings.Builder) {
 	for _, c := range r.Connections {
 		fmt.Fprintf(b, "  %-5s %-12s %12d\n", c.Family, c.Verdict, c.Count)
 	}
-}
-
-func conflictLines(conflicts []conflictReport) []string {
-	lines := make([]string, len(conflicts))
-	for i, c := range conflicts {
-		lines[i] = c.String()
-	}
-	return lines
 }
 
 func writeList(b *strings.Builder, title string, lines []string) {

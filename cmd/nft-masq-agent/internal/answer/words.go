@@ -39,6 +39,22 @@ func place(c config.CIDR) string {
 	return "built-in default"
 }
 
+func texts[T fmt.Stringer](list []T) []string {
+	out := make([]string, len(list))
+	for i, v := range list {
+		out[i] = v.String()
+	}
+	return out
+}
+
+// Plural returns a number of things.
+func Plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
 // Line returns an indented text as one line.
 func Line(text, indent string) string {
 	return indent + strings.Join(strings.Fields(text), " ") + "\n"

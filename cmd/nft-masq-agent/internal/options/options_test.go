@@ -13,6 +13,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -94,7 +95,7 @@ func TestCommandLinesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
 	}
 	for _, tt := range tests {
 		o := parseRun(t, tt.line)
-		tt.options.Marks = nft.DefaultMarks()
+		tt.options.Marks = cases.Marks()
 		if want := gocmp.Or(tt.chain, "IP-MASQ-AGENT"); o.Chain != want {
 			t.Errorf("%q: chain %s, want %s", tt.line, o.Chain, want)
 		}

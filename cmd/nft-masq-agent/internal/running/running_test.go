@@ -12,6 +12,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -167,7 +168,7 @@ func TestFlagsOfRunningAgentAreParsed(t *testing.T) {
 	if o.ConfigPath != "/etc/conf/a" || o.Root != filepath.Join(proc, "9/root") {
 		t.Errorf("config %q below %q", o.ConfigPath, o.Root)
 	}
-	if diff := cmp.Diff(nft.Options{Layout: xtables.Layout{Name: "IP-MASQ"}, Marks: nft.DefaultMarks()}, o.NFT()); diff != "" {
+	if diff := cmp.Diff(nft.Options{Layout: xtables.Layout{Name: "IP-MASQ"}, Marks: cases.Marks()}, o.NFT()); diff != "" {
 		t.Errorf("options (-want +got):\n%s", diff)
 	}
 	if o := agents[1].Options; agents[1].Err != nil || o.ConfigPath != options.DefaultConfig || o.Root != "" {
