@@ -51,10 +51,11 @@ func (a *attrs) uint64(typ uint16, v uint64) {
 	*a = binary.BigEndian.AppendUint64(*a, v)
 }
 
-// in returns the attributes of a table and of something in it.
-func in(tableType uint16, table string, nameType uint16, name string) attrs {
+// in returns the attributes of something in a table, whose name is the first attribute
+// of every kind (NFTA_…_TABLE).
+func in(table string, nameType uint16, name string) attrs {
 	var a attrs
-	a.str(tableType, table)
+	a.str(unix.NFTA_CHAIN_TABLE, table)
 	a.str(nameType, name)
 	return a
 }

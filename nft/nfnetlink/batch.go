@@ -90,7 +90,7 @@ func (b *Batch) DelTable(family Family, table string) {
 // AddChain creates a chain. An existing chain of that name must have the same
 // hook; its policy is updated.
 func (b *Batch) AddChain(c Chain) {
-	a := in(unix.NFTA_CHAIN_TABLE, c.Table, unix.NFTA_CHAIN_NAME, c.Name)
+	a := in(c.Table, unix.NFTA_CHAIN_NAME, c.Name)
 	if c.Hook != nil {
 		a.nest(unix.NFTA_CHAIN_HOOK, func() {
 			a.uint32(unix.NFTA_HOOK_HOOKNUM, c.Hook.Number)
@@ -104,7 +104,7 @@ func (b *Batch) AddChain(c Chain) {
 
 // DelChain deletes a chain, which must be empty and unreferenced.
 func (b *Batch) DelChain(family Family, table, chain string) {
-	a := in(unix.NFTA_CHAIN_TABLE, table, unix.NFTA_CHAIN_NAME, chain)
+	a := in(table, unix.NFTA_CHAIN_NAME, chain)
 	b.add(family, unix.NFT_MSG_DELCHAIN, 0, a)
 }
 
@@ -131,7 +131,7 @@ func (b *Batch) ReplaceRule(r Rule) {
 func MarshalRule(r Rule) []byte { return ruleAttrs(r) }
 
 func ruleAttrs(r Rule) attrs {
-	a := in(unix.NFTA_RULE_TABLE, r.Table, unix.NFTA_RULE_CHAIN, r.Chain)
+	a := in(r.Table, unix.NFTA_RULE_CHAIN, r.Chain)
 	a.nest(unix.NFTA_RULE_EXPRESSIONS, func() {
 		for _, e := range r.Exprs {
 			a.nest(unix.NFTA_LIST_ELEM, func() {
@@ -148,7 +148,7 @@ func ruleAttrs(r Rule) attrs {
 
 // DelRule deletes the rule with this handle.
 func (b *Batch) DelRule(family Family, table, chain string, handle uint64) {
-	a := in(unix.NFTA_RULE_TABLE, table, unix.NFTA_RULE_CHAIN, chain)
+	a := in(table, unix.NFTA_RULE_CHAIN, chain)
 	a.uint64(unix.NFTA_RULE_HANDLE, handle)
 	b.add(family, unix.NFT_MSG_DELRULE, 0, a)
 }
@@ -167,7 +167,7 @@ func (b *Batch) FlushChain(family Family, table, chain string) {
 // AddSet creates a set; an existing one of that name must be equivalent. Its
 // handle is in Handles once the batch is committed.
 func (b *Batch) AddSet(s Set) {
-	a := in(unix.NFTA_SET_TABLE, s.Table, unix.NFTA_SET_NAME, s.Name)
+	a := in(s.Table, unix.NFTA_SET_NAME, s.Name)
 	// The kernel requires an ID. It matters only to rules in the same transaction
 	// that refer to the set by ID; ours refer to it by name.
 	a.uint32(unix.NFTA_SET_ID, uint32(len(b.msgs)+1))
@@ -199,7 +199,7 @@ func (b *Batch) recordHandle(m netlink.Message) {
 
 // DelSet deletes a set, which must be unreferenced.
 func (b *Batch) DelSet(family Family, table, set string) {
-	a := in(unix.NFTA_SET_TABLE, table, unix.NFTA_SET_NAME, set)
+	a := in(table, unix.NFTA_SET_NAME, set)
 	b.add(family, unix.NFT_MSG_DELSET, 0, a)
 }
 
@@ -225,7 +225,7 @@ type Mapping struct{ Key, Value netip.Addr }
 // AddMappings adds distinct keys and their values to an address map.
 func (b *Batch) AddMappings(family Family, table, set string, mappings []Mapping) {
 	for chunk := range slices.Chunk(mappings, elementsPerMessage) {
-		a := in(unix.NFTA_SET_ELEM_LIST_TABLE, table, unix.NFTA_SET_ELEM_LIST_SET, set)
+		a := in(table, unix.NFTA_SET_ELEM_LIST_SET, set)
 		a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 			for _, m := range chunk {
 				a.nest(unix.NFTA_LIST_ELEM, func() {
@@ -294,7 +294,7 @@ func (a *attrs) key(key []byte, end bool) {
 
 // AddCounter creates a named counter; an existing one keeps its values.
 func (b *Batch) AddCounter(family Family, table, name string) {
-	a := in(unix.NFTA_OBJ_TABLE, table, unix.NFTA_OBJ_NAME, name)
+	a := in(table, unix.NFTA_OBJ_NAME, name)
 	a.uint32(unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
 	a.nest(unix.NFTA_OBJ_DATA, func() {
 		a.uint64(unix.NFTA_COUNTER_BYTES, 0)
@@ -305,14 +305,14 @@ func (b *Batch) AddCounter(family Family, table, name string) {
 
 // DelObject deletes a stateful object, which must be unreferenced.
 func (b *Batch) DelObject(o Object) {
-	a := in(unix.NFTA_OBJ_TABLE, o.Table, unix.NFTA_OBJ_NAME, o.Name)
+	a := in(o.Table, unix.NFTA_OBJ_NAME, o.Name)
 	a.uint32(unix.NFTA_OBJ_TYPE, o.Type)
 	b.add(o.Family, unix.NFT_MSG_DELOBJ, 0, a)
 }
 
 // DelFlowtable deletes a flowtable, which must be unreferenced.
 func (b *Batch) DelFlowtable(family Family, table, name string) {
-	a := in(flowtableTable, table, flowtableName, name)
+	a := in(table, flowtableName, name)
 	b.add(family, unix.NFT_MSG_DELFLOWTABLE, 0, a)
 }
 

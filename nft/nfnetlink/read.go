@@ -103,7 +103,7 @@ func parseTable(f Family, b []byte) (Table, error) {
 
 // Chain reads one chain. If it does not exist, the error satisfies [IsNotExist].
 func (c *Conn) Chain(family Family, table, chain string) (Chain, error) {
-	a := in(unix.NFTA_CHAIN_TABLE, table, unix.NFTA_CHAIN_NAME, chain)
+	a := in(table, unix.NFTA_CHAIN_NAME, chain)
 	return get(c, family, unix.NFT_MSG_GETCHAIN, a, parseChain)
 }
 
@@ -212,7 +212,7 @@ func (c *Conn) Jumps(family Family, table, chain string, match func(Rule) bool) 
 
 // Rule reads one rule. If it does not exist, the error satisfies [IsNotExist].
 func (c *Conn) Rule(family Family, table, chain string, handle uint64) (Rule, error) {
-	a := in(unix.NFTA_RULE_TABLE, table, unix.NFTA_RULE_CHAIN, chain)
+	a := in(table, unix.NFTA_RULE_CHAIN, chain)
 	a.uint64(unix.NFTA_RULE_HANDLE, handle)
 	return get(c, family, unix.NFT_MSG_GETRULE, a, ParseRule)
 }
@@ -309,7 +309,7 @@ type Contents struct {
 // does not report if a transaction interrupted such a dump: compare the generation
 // before and after, and act on a difference only if a second read confirms it.
 func (c *Conn) Contents(set Set, limit int) (Contents, error) {
-	a := in(unix.NFTA_SET_ELEM_LIST_TABLE, set.Table, unix.NFTA_SET_ELEM_LIST_SET, set.Name)
+	a := in(set.Table, unix.NFTA_SET_ELEM_LIST_SET, set.Name)
 	var out Contents
 	bounds := make([]iprange.Bound, 0, 2*min(int(set.Count), limit)+1)
 	starts := 0
@@ -345,7 +345,7 @@ func (c *Conn) Contents(set Set, limit int) (Contents, error) {
 // set is.
 func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (has, limited bool, err error) {
 	const catchAll = 2 // NFT_SET_ELEM_CATCHALL
-	a := in(unix.NFTA_SET_ELEM_LIST_TABLE, table, unix.NFTA_SET_ELEM_LIST_SET, set)
+	a := in(table, unix.NFTA_SET_ELEM_LIST_SET, set)
 	a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 		if addr.IsValid() {
 			a.element(addr, false)
@@ -462,7 +462,7 @@ type MapElement struct {
 // others. An interval map is read bound by bound. Interrupted dumps are handled
 // as for [Conn.Contents].
 func (c *Conn) MapElements(family Family, table, set string, limit int) (elements []MapElement, more bool, err error) {
-	a := in(unix.NFTA_SET_ELEM_LIST_TABLE, table, unix.NFTA_SET_ELEM_LIST_SET, set)
+	a := in(table, unix.NFTA_SET_ELEM_LIST_SET, set)
 	err = dumpEach(c, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b []byte) error {
 		return Each(b, func(typ uint16, data []byte) error {
 			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {

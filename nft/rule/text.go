@@ -146,8 +146,8 @@ func (s Statement) Range() (iprange.Range, bool) {
 	}
 	ones := len(s.Value) * 8
 	if s.Mask != nil {
-		bits := 0
-		if ones, bits = net.IPMask(s.Mask).Size(); bits != len(s.Value)*8 {
+		prefix, bits := net.IPMask(s.Mask).Size()
+		if ones = prefix; bits != len(s.Value)*8 {
 			return iprange.Range{}, false
 		}
 	}
