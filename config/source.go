@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -38,13 +39,15 @@ const (
 	readTries = 3
 	// readTime bounds a read. On a dead mount it never returns.
 	readTime = 5 * time.Second
+	// maxHung bounds the reads that exceeded it, each with a thread.
+	maxHung = 3
 )
 
 // A Reader reads the content of a path. It is not safe for concurrent use.
 type Reader struct {
-	path    string
-	time    time.Duration
-	pending chan content // a read that exceeded the time limit
+	path string
+	time time.Duration
+	hung map[string]chan content // reads that exceeded the time limit, by place
 }
 
 type content struct {
@@ -53,32 +56,27 @@ type content struct {
 }
 
 // NewReader returns a Reader of path.
-func NewReader(path string) *Reader { return &Reader{path: path, time: readTime} }
+func NewReader(path string) *Reader { return &Reader{path, readTime, map[string]chan content{}} }
 
-// Read is like the function [Read]. If a read exceeds the time limit, no other
-// one is started until it returns: in the meantime Read returns the same error at
-// once.
-func (r *Reader) Read() ([]Source, error) {
-	if r.pending != nil {
-		select {
-		case <-r.pending:
-		default:
-			return nil, r.blocked()
-		}
+// Read is like the function [Read]. The place is any text that is another one if
+// the path leads to other files. While a read that exceeded the time limit has not
+// returned, Read returns the same error at once for the same place, and for every
+// place if there are three such reads.
+func (r *Reader) Read(place string) ([]Source, error) {
+	maps.DeleteFunc(r.hung, func(_ string, c chan content) bool { return len(c) > 0 })
+	if r.hung[place] != nil || len(r.hung) == maxHung {
+		return nil, r.blocked()
 	}
 	done := make(chan content, 1)
 	go func() {
 		sources, err := readPath(r.path)
 		done <- content{sources, err}
 	}()
-	timer := time.NewTimer(r.time)
-	defer timer.Stop()
 	select {
 	case c := <-done:
-		r.pending = nil
 		return c.sources, c.err
-	case <-timer.C:
-		r.pending = done
+	case <-time.After(r.time):
+		r.hung[place] = done
 		return nil, r.blocked()
 	}
 }
@@ -96,7 +94,7 @@ func (r *Reader) blocked() error {
 // is an error and is never opened. Further errors are: a file in place of a
 // parent directory, more than 4 MiB in total, a directory with more than 1,000
 // entries, and a read that takes more than 5 s.
-func Read(path string) ([]Source, error) { return NewReader(path).Read() }
+func Read(path string) ([]Source, error) { return NewReader(path).Read("") }
 
 func readPath(path string) ([]Source, error) {
 	info, err := os.Stat(path)

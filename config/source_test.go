@@ -255,33 +255,44 @@ func TestControlCharactersInFileNamesAreEscaped(t *testing.T) {
 	}
 }
 
-func TestBlockedReadIsAnErrorAndStartsNoOther(t *testing.T) {
+func TestBlockedReadIsAnErrorAndStartsFewOthers(t *testing.T) {
 	r := NewReader(filepath.Join(nfttest.DeadMount(t), "config"))
 	r.time = time.Millisecond
-	var pending chan content
+	var hung chan content
 	for i := range 100 {
-		sources, err := r.Read()
+		sources, err := r.Read("")
 		if !errors.Is(err, os.ErrDeadlineExceeded) || sources != nil {
 			t.Fatalf("%v, %v", sources, err)
 		}
-		if i > 0 && r.pending != pending {
+		if i > 0 && r.hung[""] != hung {
 			t.Fatal("another read was started")
 		}
-		pending = r.pending
+		hung = r.hung[""]
+	}
+	for i := range 100 {
+		if sources, err := r.Read(fmt.Sprint(i)); !errors.Is(err, os.ErrDeadlineExceeded) || sources != nil {
+			t.Fatalf("%v, %v", sources, err)
+		}
+	}
+	if len(r.hung) != maxHung {
+		t.Errorf("%d reads hang", len(r.hung))
 	}
 }
 
-func TestReadIsRetriedAfterABlockedOneReturns(t *testing.T) {
+func TestReadIsRetriedElsewhereOrAfterTheBlockedOneReturns(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "config"), "x")
 	r := NewReader(filepath.Join(dir, "config"))
 	ended := make(chan content, 1)
-	r.pending = ended
-	if _, err := r.Read(); !errors.Is(err, os.ErrDeadlineExceeded) {
+	r.hung["here"] = ended
+	if _, err := r.Read("here"); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatal(err)
 	}
+	if sources, err := r.Read("there"); err != nil || len(sources) != 1 {
+		t.Fatal(sources, err)
+	}
 	ended <- content{}
-	if sources, err := r.Read(); err != nil || len(sources) != 1 {
+	if sources, err := r.Read("here"); err != nil || len(sources) != 1 {
 		t.Fatal(sources, err)
 	}
 }

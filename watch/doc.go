@@ -17,7 +17,8 @@
 //     upper bound: a program that writes more often than that should rename
 //     instead. A swap ends the wait.
 //   - A file system that does not respond delays neither the first content nor
-//     the shutdown: the result of the caller's read is delivered.
+//     the shutdown: the result of the caller's read is delivered. When the path
+//     leads elsewhere, it is followed there, even if calls still hang.
 //   - Anything on the path may come and go: the file, its directory, any parent,
 //     any link in a chain of links, a file system mounted over any of them or
 //     unmounted. If directories do not exist, the deepest one that exists is

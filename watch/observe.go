@@ -13,30 +13,79 @@ import (
 
 // An observer notices changes along a path. Call arm from one goroutine only.
 type observer struct {
-	path  string
-	open  func() (*fsnotify.Watcher, error)
-	wake  chan struct{} // receives a token when something happened
-	pumps sync.WaitGroup
+	*observed
+	pumps   sync.WaitGroup
+	inotify *fsnotify.Watcher
+	mounts  *os.File
+	armed   map[string]identity // the watched directories
 
-	inotify  *fsnotify.Watcher
-	mounts   *os.File
-	armed    map[string]identity // the watched directories
-	reported map[string]bool
-	pending  []error
-
-	mu     sync.Mutex
+	asking step                  // the last step of arm
 	byPath map[string]*directory // the directories on the route: filters events
 	single bool                  // whether the route ends in one file
-	seen   change
+}
+
+// observed is what the observers of one path share: the current one, and those
+// whose call of arm hangs on a dead mount.
+type observed struct {
+	path string
+	open func() (*fsnotify.Watcher, error)
+	wake chan struct{} // receives a token when something happened
+
+	mu       sync.Mutex // for all of this, and for asking, byPath and single
+	seen     change
+	reported map[string]bool
+	pending  []error
+	hung     map[*observer]bool
 }
 
 func newObserver(path string, open func() (*fsnotify.Watcher, error)) *observer {
-	return &observer{
+	o := &observer{observed: &observed{
 		path: path, open: open,
 		wake:     make(chan struct{}, 1),
-		armed:    map[string]identity{},
 		reported: map[string]bool{},
+		hung:     map[*observer]bool{},
+	}}
+	return o.successor()
+}
+
+// successor returns another observer of the path.
+func (o *observer) successor() *observer {
+	return &observer{observed: o.observed, armed: map[string]identity{}}
+}
+
+// ask reports whether a step may be taken: not if another observer hangs in it.
+func (o *observer) ask(s step) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for other := range o.hung {
+		if other.asking == s {
+			return false
+		}
 	}
+	o.asking = s
+	return true
+}
+
+// mayTry reports whether arm may be called.
+func (o *observer) mayTry() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.hung) < maxHung
+}
+
+// abandon closes an observer whose call of arm hangs, as soon as it returns.
+func (o *observer) abandon(returned <-chan armed) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.hung[o] = true
+	go func() {
+		<-returned
+		o.close()
+		o.mu.Lock()
+		delete(o.hung, o)
+		o.mu.Unlock()
+		o.note(polled)
+	}()
 }
 
 // close stops the observer's goroutines and releases their resources.
@@ -53,14 +102,15 @@ func (o *observer) close() {
 // arm renews the watches and returns a snapshot of the path and any new warnings.
 // From then on no change goes unnoticed, unless stable is false: then the path
 // changed faster than it could be followed, and arm must soon be called again.
+// The snapshot is nil if the path leads to where another observer hangs.
 func (o *observer) arm() (s snapshot, stable bool, warnings []error) {
 	o.start()
-	r := resolve(o.path)
+	r := resolve(o.path, o.ask)
 	for range 4 {
 		stable = o.watch(r)
 		// A change before the watch existed caused no event.
 		before := r
-		r = resolve(o.path)
+		r = resolve(o.path, o.ask)
 		if stable = stable && r.same(before); stable {
 			break
 		}
@@ -69,7 +119,12 @@ func (o *observer) arm() (s snapshot, stable bool, warnings []error) {
 		o.warn("mount "+path, fmt.Errorf("%q: mounted as a single file (a subPath or file bind mount): "+
 			"it keeps showing the old file when the source is replaced; mount its directory instead", path))
 	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	warnings, o.pending = o.pending, nil
+	if r.blocked {
+		return nil, stable, warnings
+	}
 	return r.snapshot, stable, warnings
 }
 
@@ -111,6 +166,9 @@ func (o *observer) watch(r *route) bool {
 	}
 	all := true
 	for _, d := range r.dirs {
+		if !o.ask(step{d.id, ""}) {
+			continue
+		}
 		// Added again each time, because only the kernel knows whether the watch
 		// still exists: the inode may be a new one with an old number, or the
 		// file system may have been unmounted and mounted again.
@@ -164,6 +222,8 @@ func (o *observer) inotifyFailed(err error) {
 }
 
 func (o *observer) warn(key string, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	if !o.reported[key] {
 		o.reported[key] = true
 		o.pending = append(o.pending, err)

@@ -99,13 +99,13 @@ func randomOperation(r *rand.Rand) string {
 type follower struct {
 	*Watcher[string]
 	path string
-	read func() (content, fingerprint string)
+	read func(place string) (content, fingerprint string)
 	last string
 	any  bool
 }
 
 func (f *follower) catchUp() error {
-	want, _ := f.read()
+	want, _ := f.read("")
 	timeout := time.After(20 * time.Second)
 	for !f.any || f.last != want {
 		select {

@@ -23,6 +23,13 @@ type identity struct {
 	birth        unix.StatxTimestamp
 }
 
+// A step is what a file system is asked for: a name in a directory, or "", the
+// directory itself. On a dead mount there is no answer.
+type step struct {
+	dir  identity
+	name string
+}
+
 // A role is the meaning of a directory entry for the path.
 type role uint8
 
@@ -45,12 +52,15 @@ type route struct {
 	byPath   map[string]*directory
 	snapshot snapshot
 	mounted  []string // files that are mount points
+	ask      func(step) bool
+	blocked  bool // incomplete, because ask did not allow a step
 }
 
 // resolve walks the path as the kernel does and records the directories on the
-// way. If the path leads to a directory, every entry is followed too.
-func resolve(path string) *route {
-	r := &route{byPath: map[string]*directory{}, snapshot: snapshot{}}
+// way. If the path leads to a directory, every entry is followed too. Before each
+// step it calls ask.
+func resolve(path string, ask func(step) bool) *route {
+	r := &route{byPath: map[string]*directory{}, snapshot: snapshot{}, ask: ask}
 	start := "."
 	if filepath.IsAbs(path) {
 		start = "/"
@@ -65,12 +75,20 @@ func resolve(path string) *route {
 		return r
 	}
 	d.all = true
+	if !r.allowed(step{d.id, ""}) {
+		return r
+	}
 	for _, name := range entryNames(dir) {
 		if sub, found := r.walk(dir, []string{name}); sub == "" {
 			r.snapshot[filepath.Join(path, name)] = found
 		}
 	}
 	return r
+}
+
+func (r *route) allowed(s step) bool {
+	r.blocked = r.blocked || !r.ask(s)
+	return !r.blocked
 }
 
 // maxEntries bounds the directory entries that are followed: each event makes the
@@ -101,10 +119,14 @@ func (r *route) walk(start string, rest []string) (dir string, found target) {
 			continue
 		}
 		full := filepath.Join(dir, name)
+		in := r.pass(dir)
+		if in == nil || !r.allowed(step{in.id, name}) {
+			return "", found
+		}
 		st, err := stat(full)
 		switch {
 		case err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK:
-			r.pass(dir).at(name, passage)
+			in.at(name, passage)
 			to, err := os.Readlink(full)
 			if links++; err != nil || links > maxLinks {
 				return "", found
@@ -115,13 +137,13 @@ func (r *route) walk(start string, rest []string) (dir string, found target) {
 				dir = "/"
 			}
 		case err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR:
-			r.pass(dir).at(name, passage)
+			in.at(name, passage)
 			dir = full
 		case len(rest) > 0: // it does not exist, or is a file instead of a directory
-			r.pass(dir).at(name, passage)
+			in.at(name, passage)
 			return "", found
 		default:
-			r.pass(dir).at(name, end)
+			in.at(name, end)
 			if err == nil {
 				r.reach(full, st, &found)
 			}
@@ -164,11 +186,7 @@ func (r *route) pass(path string) *directory {
 	return r.dirs[i]
 }
 
-func (d *directory) at(name string, as role) {
-	if d != nil {
-		d.names[name] = max(d.names[name], as)
-	}
-}
+func (d *directory) at(name string, as role) { d.names[name] = max(d.names[name], as) }
 
 // same reports whether both routes contain the same directories with the same names.
 func (r *route) same(o *route) bool {
@@ -181,8 +199,10 @@ func split(path string) []string {
 	return slices.DeleteFunc(strings.Split(path, "/"), func(s string) bool { return s == "" || s == "." })
 }
 
+// stat does not ask for attributes that the kernel knows, so that it names the root
+// of a dead mount.
 func stat(path string) (st unix.Statx_t, err error) {
-	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
+	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC
 	for {
 		err = unix.Statx(unix.AT_FDCWD, path, flags, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st)
 		if err != unix.EINTR {

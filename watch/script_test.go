@@ -228,7 +228,7 @@ func unmountAll(t testing.TB, dir string) {
 
 // reader reads a file, or a directory of files, as one line; "nothing" if missing
 // or unreadable.
-func reader(path string) func() (content, fingerprint string) {
+func reader(path string) func(place string) (content, fingerprint string) {
 	read := func(path string) string {
 		b, err := os.ReadFile(path)
 		if err != nil {
@@ -236,7 +236,7 @@ func reader(path string) func() (content, fingerprint string) {
 		}
 		return string(b)
 	}
-	return func() (string, string) {
+	return func(string) (string, string) {
 		entries, err := os.ReadDir(path)
 		if err != nil {
 			content := read(path)

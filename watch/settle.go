@@ -1,6 +1,9 @@
 package watch
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // A timing determines how long content must be unchanged before it counts as
 // settled, and what is waited for until then.
@@ -48,6 +51,18 @@ func (c change) then(next change, single bool) change {
 // A snapshot is what a poll found: for every file, by the name that was
 // requested, what that name leads to.
 type snapshot map[string]target
+
+// place identifies the files. Of a nil snapshot it is "".
+func (s snapshot) place() string {
+	if s == nil {
+		return ""
+	}
+	ids := map[string]identity{}
+	for name, t := range s {
+		ids[name] = t.id
+	}
+	return fmt.Sprint(ids)
+}
 
 type target struct {
 	links  string // the symbolic links on the way, and their targets

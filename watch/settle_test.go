@@ -98,7 +98,7 @@ func (w *fakeFile) take() change {
 	return c
 }
 
-func (w *fakeFile) read() (content, fingerprint string) {
+func (w *fakeFile) read(string) (content, fingerprint string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.reads++

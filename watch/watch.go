@@ -18,21 +18,19 @@ type Watcher[T any] struct {
 // Start follows path until ctx is done. It calls read, from one goroutine, to get
 // the content and its fingerprint: equal fingerprints mean equal content. A read
 // error and a missing file are content, too. The function must not block for
-// long; it may be called at any time, also for content that is not delivered.
-func Start[T any](ctx context.Context, path string, read func() (content T, fingerprint string)) *Watcher[T] {
+// long; it may be called at any time, also for content that is not delivered. It
+// is told where the path leads, as a text that is another one for other files, and
+// "" if a file system on the way does not respond.
+func Start[T any](ctx context.Context, path string, read func(place string) (content T, fingerprint string)) *Watcher[T] {
 	return start(ctx, defaultTiming(), newObserver(path, fsnotify.NewWatcher), read)
 }
 
-func start[T any](ctx context.Context, p timing, o *observer, read func() (T, string)) *Watcher[T] {
+func start[T any](ctx context.Context, p timing, o *observer, read func(place string) (T, string)) *Watcher[T] {
 	w := newWatcher[T](o.note)
-	arm := armer{arm: o.arm, limit: p.arm}
+	arm := armer{observer: o, limit: p.arm}
 	go func() {
 		defer close(w.done)
-		defer func() {
-			if arm.pending == nil {
-				o.close()
-			}
-		}()
+		defer func() { arm.observer.close() }()
 		w.run(ctx, &poller[T]{
 			source: source{arm: arm.try, peek: o.peek, take: o.take, wake: o.wake},
 			settle: settler{timing: p},
@@ -116,11 +114,13 @@ func (w *Watcher[T]) run(ctx context.Context, l *poller[T]) {
 	}
 }
 
+// maxHung bounds the observers that hang, each with a thread.
+const maxHung = 3
+
 // An armer renews the watches within a time limit.
 type armer struct {
-	arm     func() (snapshot, bool, []error)
-	limit   time.Duration
-	pending chan armed // a call that exceeded the limit
+	observer *observer
+	limit    time.Duration
 }
 
 type armed struct {
@@ -129,31 +129,27 @@ type armed struct {
 	warnings []error
 }
 
-// try renews the watches. If that takes too long, it returns an empty snapshot:
-// reading reports the cause. It starts no other call until that one returns.
+// try renews the watches. If that takes too long, another observer takes over,
+// which does not follow the path to where the first one hangs. The snapshot is nil
+// if the path leads there, or if too many hang.
 func (a *armer) try() (snapshot, bool, []error) {
-	limit := a.limit
-	done := a.pending
-	if done != nil {
-		limit = 0
-	} else {
-		done = make(chan armed, 1)
+	for a.observer.mayTry() {
+		o := a.observer
+		done := make(chan armed, 1)
 		go func() {
 			var r armed
-			r.seen, r.stable, r.warnings = a.arm()
+			r.seen, r.stable, r.warnings = o.arm()
 			done <- r
 		}()
+		select {
+		case r := <-done:
+			return r.seen, r.stable, r.warnings
+		case <-time.After(a.limit):
+		}
+		a.observer = o.successor()
+		o.abandon(done)
 	}
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case r := <-done:
-		a.pending = nil
-		return r.seen, r.stable, r.warnings
-	case <-timer.C:
-		a.pending = done
-		return nil, true, nil
-	}
+	return nil, true, nil
 }
 
 // source is the observer as a poller uses it.
@@ -168,7 +164,7 @@ type source struct {
 type poller[T any] struct {
 	source
 	settle   settler
-	read     func() (T, string)
+	read     func(place string) (T, string)
 	last     time.Time // when read was last called
 	warnings []error   // not yet delivered
 }
@@ -188,7 +184,7 @@ func (l *poller[T]) poll() (found *finding[T], wait time.Duration) {
 	// Renew the watches first, so that no change after reading is missed.
 	now, stable, warnings := l.arm()
 	l.warnings = append(l.warnings, warnings...)
-	content, fingerprint := l.read()
+	content, fingerprint := l.read(now.place())
 	l.last = time.Now()
 	// What happened meanwhile may have been read already. It counts for this
 	// poll, and causes another one.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -97,4 +98,39 @@ func TestAgentWithAnUnreadableConfigInstallsTheDefaultsAndExits(t *testing.T) {
 			second.stop()
 		})
 	}
+}
+
+func TestConfigIsFollowedIntoAHungMountAndOut(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	for name, mount := range hungMounts() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			good, hung := filepath.Join(t.TempDir(), "good"), mount(t)
+			n.linkTo(good)
+			n.check(os.WriteFile(good, []byte(exempting("10.1.0.0/16")), 0o644))
+			want := wants(t, exempting("10.1.0.0/16"))
+			d := n.start("--http-address", httpAddress)
+			d.began(want)
+			n.linkTo(filepath.Join(hung, "config"))
+			line := d.awaitRejection("last good config (" + want.Hash() + ") stays enforced")
+			d.rejected(line, fileStep{name: name, err: "config: PATH: " + os.ErrDeadlineExceeded.Error() + ": its file system has not answered for 5s"}, want)
+			n.check(os.WriteFile(good, []byte(exempting("10.2.0.0/16")), 0o644))
+			n.linkTo(good)
+			d.applied("config", wants(t, exempting("10.2.0.0/16")))
+			if code, body := n.get("/readyz"); code != 200 {
+				t.Errorf("readyz returned %d %s", code, body)
+			}
+			d.silent()
+			d.stop()
+		})
+	}
+}
+
+// linkTo makes the config a link.
+func (n *node) linkTo(path string) {
+	n.t.Helper()
+	n.check(os.Symlink(path, n.path+".new"))
+	n.check(os.Rename(n.path+".new", n.path))
 }

@@ -98,8 +98,8 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *zap.Logger, hangup <-chan os.Signal, lostLines func() uint64) <-chan struct{} {
 	listener := agent.NewListener()
 	reader := config.NewReader(o.ConfigPath)
-	files := watch.Start(ctx, o.ConfigPath, func() (agent.Files, string) {
-		sources, err := reader.Read()
+	files := watch.Start(ctx, o.ConfigPath, func(place string) (agent.Files, string) {
+		sources, err := reader.Read(place)
 		return agent.Files{Sources: sources, Err: err}, fingerprint(sources, err)
 	})
 	generations := nfnetlink.DialGeneration()
