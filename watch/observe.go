@@ -102,7 +102,7 @@ func (o *observer) close() {
 // arm renews the watches and returns a snapshot of the path and any new warnings.
 // From then on no change goes unnoticed, unless stable is false: then the path
 // changed faster than it could be followed, and arm must soon be called again.
-// The snapshot is nil if the path leads to where another observer hangs.
+// The snapshot is nil if the path leads to a step in which another observer hangs.
 func (o *observer) arm() (s snapshot, stable bool, warnings []error) {
 	o.start()
 	r := resolve(o.path, o.ask)

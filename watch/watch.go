@@ -18,9 +18,9 @@ type Watcher[T any] struct {
 // Start follows path until ctx is done. It calls read, from one goroutine, to get
 // the content and its fingerprint: equal fingerprints mean equal content. A read
 // error and a missing file are content, too. The function must not block for
-// long; it may be called at any time, also for content that is not delivered. It
-// is told where the path leads, as a text that is another one for other files, and
-// "" if a file system on the way does not respond.
+// long; it may be called at any time, also for content that is not delivered. Its
+// argument identifies the files that the path leads to: it differs for other files,
+// and is "" if a file system on the way does not respond.
 func Start[T any](ctx context.Context, path string, read func(place string) (content T, fingerprint string)) *Watcher[T] {
 	return start(ctx, defaultTiming(), newObserver(path, fsnotify.NewWatcher), read)
 }
@@ -130,8 +130,8 @@ type armed struct {
 }
 
 // try renews the watches. If that takes too long, another observer takes over,
-// which does not follow the path to where the first one hangs. The snapshot is nil
-// if the path leads there, or if too many hang.
+// which does not take the step in which the first one hangs. The snapshot is nil if
+// the path leads there, or if too many hang.
 func (a *armer) try() (snapshot, bool, []error) {
 	for a.observer.mayTry() {
 		o := a.observer

@@ -75,7 +75,7 @@ func TestExplainNotesSurprises(t *testing.T) {
 func TestExplainUsesFlagsAndFileOfARunningAgent(t *testing.T) {
 	// Process 100 is this one; the other one sees other files.
 	proc := t.TempDir()
-	for link, to := range map[string]string{"self": "100", "100/ns/mnt": "mnt:[1]", "9/ns/mnt": "mnt:[2]", "100/ns/net": "net:[1]", "9/ns/net": "net:[1]"} {
+	for link, to := range map[string]string{"self": "100", "100/ns/mnt": "mnt:[1]", "9/ns/mnt": "mnt:[2]", "100/ns/net": "net:[1]", "9/ns/net": "net:[1]", "9/exe": "/nft-masq-agent"} {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(proc, link)), 0o755); err != nil {
 			t.Fatal(err)
 		}

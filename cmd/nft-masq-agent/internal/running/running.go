@@ -75,16 +75,18 @@ func parent(proc, pid string) int {
 	return n
 }
 
-// agentArgs returns the flags of a process if it is a running agent.
+// agentArgs returns the flags of a process if it is a running agent. The command
+// line of another program is not read: its memory may be in a file system that
+// does not respond.
 func agentArgs(proc, pid, program string) ([]string, bool) {
+	if !runs(proc, pid, program) {
+		return nil, false
+	}
 	line, err := os.ReadFile(filepath.Join(proc, pid, "cmdline"))
 	if err != nil || len(line) == 0 {
 		return nil, false
 	}
 	words := strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
-	if filepath.Base(words[0]) != program && !sameProgram(proc, pid) {
-		return nil, false
-	}
 	args := words[1:]
 	if len(args) > 0 && args[0] == "run" {
 		return args[1:], true
@@ -92,13 +94,25 @@ func agentArgs(proc, pid, program string) ([]string, bool) {
 	return args, len(args) == 0 || strings.HasPrefix(args[0], "-")
 }
 
-func sameProgram(proc, pid string) bool {
-	own, err := os.Stat(filepath.Join(proc, "self", "exe"))
+// runs reports whether a process runs a file of this name, or this process's
+// own. It does not access the file, whose file system may not respond: it reads
+// what the kernel knows.
+func runs(proc, pid, program string) bool {
+	path, err := os.Readlink(filepath.Join(proc, pid, "exe"))
 	if err != nil {
 		return false
 	}
-	other, err := os.Stat(filepath.Join(proc, pid, "exe"))
-	return err == nil && os.SameFile(own, other)
+	return filepath.Base(strings.TrimSuffix(path, " (deleted)")) == program || sameFile(filepath.Join(proc, "self", "exe"), filepath.Join(proc, pid, "exe"))
+}
+
+func sameFile(a, b string) bool {
+	var of [2]unix.Statx_t
+	for i, path := range []string{a, b} {
+		if unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &of[i]) != nil {
+			return false
+		}
+	}
+	return of[0].Ino == of[1].Ino && of[0].Dev_major == of[1].Dev_major && of[0].Dev_minor == of[1].Dev_minor
 }
 
 // trusted reports whether a process runs as root or as the caller. The directory of

@@ -1,6 +1,7 @@
 package running_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
@@ -101,7 +103,9 @@ func TestRunningAgentsAreFound(t *testing.T) {
 		"without a command":           {process{"7", "nft-masq-agent", "agent", "1", "1", "/", 0}, true},
 		"flags first":                 {process{"7", "nft-masq-agent --v=2", "agent", "1", "1", "/", 0}, true},
 		"the same program renamed":    {process{"7", "/masq run", "agent", "1", "1", "/", 0}, true},
-		"another build of the name":   {process{"7", "/old/nft-masq-agent", "older", "1", "1", "/", 0}, true},
+		"another build of the name":   {process{"7", "/old/nft-masq-agent", "older/nft-masq-agent", "1", "1", "/", 0}, true},
+		"a build that was replaced":   {process{"7", "nft-masq-agent", "nft-masq-agent (deleted)", "1", "1", "/", 0}, true},
+		"another program of the name": {process{"7", "nft-masq-agent", "other", "1", "1", "/", 0}, false},
 		"no namespace to be seen":     {process{"7", "/nft-masq-agent", "", "", "", "", 0}, false},
 		"process of another user":     {process{"7", "/nft-masq-agent run", "agent", "1", "1", "/", 65534}, false},
 		"another command":             {process{"7", "nft-masq-agent check", "agent", "1", "1", "/", 0}, false},
@@ -121,6 +125,18 @@ func TestRunningAgentsAreFound(t *testing.T) {
 	}
 	if agents := running.Agents(filepath.Join(t.TempDir(), "nothing"), program); len(agents) != 0 {
 		t.Errorf("without procfs: %+v", agents)
+	}
+}
+
+func TestCommandLinesOfOtherProgramsAreNotRead(t *testing.T) {
+	proc := layOutProc(t, process{"100", "nft-masq-agent status", "agent", "1", "1", "/", 0},
+		process{"7", "other", "other", "1", "1", "/", 0}, process{"8", "nft-masq-agent", "agent", "1", "1", "/", 0})
+	line := filepath.Join(proc, "7", "cmdline")
+	if err := errors.Join(os.Remove(line), unix.Mkfifo(line, 0o644)); err != nil { // opening it blocks
+		t.Fatal(err)
+	}
+	if agents := running.Agents(proc, program); len(agents) != 1 || agents[0].PID != 8 {
+		t.Errorf("got %+v", agents)
 	}
 }
 
