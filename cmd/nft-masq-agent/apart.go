@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -92,6 +93,7 @@ func apart(daemon bool) (int, error) {
 	}()
 	text, err := io.ReadAll(io.LimitReader(code, 1))
 	if err == nil && len(text) == 1 {
+		awaitMainThread(child.Pid)
 		return int(text[0]), nil
 	}
 	state, err := child.Wait()
@@ -102,6 +104,19 @@ func apart(daemon bool) (int, error) {
 		return exitFailed, fmt.Errorf("the process that reads the config was killed: %s", s.Signal())
 	}
 	return state.ExitCode(), nil
+}
+
+// awaitMainThread waits until the main thread of an exiting process has exited, and
+// with it the command line, by which the process counts as a running agent; at most
+// about a second.
+func awaitMainThread(pid int) {
+	for range 1000 {
+		line, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+		if err != nil || len(line) == 0 {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // exit exits the process. One started by [apart] may have threads that cannot

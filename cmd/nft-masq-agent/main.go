@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"runtime"
 	"runtime/debug"
 
 	"nft-masq-agent/nft"
@@ -18,6 +19,9 @@ import (
 )
 
 func main() {
+	// Still the main thread. If it hung in a read of the config, the process would
+	// count as a running agent after its exit.
+	runtime.LockOSThread()
 	if os.Getenv("GOGC") == "" {
 		// With this, the agent's heap is 1 MB instead of 4 MB at rest, and a
 		// config of 1 MiB takes no longer. Other commands run in its container
