@@ -256,7 +256,14 @@ func TestControlCharactersInFileNamesAreEscaped(t *testing.T) {
 }
 
 func TestBlockedReadIsAnErrorAndStartsFewOthers(t *testing.T) {
-	r := NewReader(filepath.Join(nfttest.DeadMount(t), "config"))
+	n := nfttest.NewNS(t, "dead")
+	dir := nfttest.DeadMount(t, n)
+	p, err := n.Start(nfttest.Command("sleep", "infinity"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = p.Kill() }()
+	r := NewReader(fmt.Sprintf("/proc/%d/root%s/config", p.Pid, dir))
 	r.time = time.Millisecond
 	var hung chan content
 	for i := range 100 {

@@ -12,11 +12,11 @@ import (
 )
 
 // hungMounts are file systems that do not respond to one kind of request, or to any.
-func hungMounts() map[string]func(testing.TB) string {
-	hung := func(at nfttest.FUSERequest) func(testing.TB) string {
-		return func(tb testing.TB) string { return nfttest.HungMount(tb, at) }
+func hungMounts() map[string]func(testing.TB, *nfttest.NS) string {
+	hung := func(at nfttest.FUSERequest) func(testing.TB, *nfttest.NS) string {
+		return func(tb testing.TB, n *nfttest.NS) string { return nfttest.HungMount(tb, n, at) }
 	}
-	all := map[string]func(testing.TB) string{
+	all := map[string]func(testing.TB, *nfttest.NS) string{
 		"no request is taken": nfttest.DeadMount,
 		"read":                hung(nfttest.FUSERead),
 	}
@@ -34,15 +34,16 @@ func TestCommandsExitIfTheConfigCannotBeRead(t *testing.T) {
 	for name, mount := range hungMounts() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			commandsEnd(t, filepath.Join(mount(t), "config"))
+			n := newNode(t)
+			n.path = filepath.Join(mount(t, n.NS), "config")
+			n.commandsEnd()
 		})
 	}
 }
 
-func commandsEnd(t *testing.T, path string) {
-	t.Helper()
+func (n *node) commandsEnd() {
+	n.t.Helper()
 	commands := []string{"check", "status", "explain 10.1.2.3", "diff", "render"}
-	n := newNode(t)
 	type running struct {
 		*nfttest.Process
 		output bytes.Buffer
@@ -50,12 +51,12 @@ func commandsEnd(t *testing.T, path string) {
 	all := map[string]*running{}
 	for _, args := range commands {
 		r := &running{}
-		cmd := n.command(nil, append(strings.Fields(args), "--config", path)...)
+		cmd := n.command(nil, append(strings.Fields(args), "--config", n.path)...)
 		cmd.Stdout, cmd.Stderr = &r.output, &r.output
 		var err error
 		r.Process, err = n.Start(cmd)
 		n.check(err)
-		t.Cleanup(func() { _ = r.Kill() })
+		n.t.Cleanup(func() { _ = r.Kill() })
 		all[args] = r
 	}
 	late := time.After(timeout)
@@ -63,10 +64,10 @@ func commandsEnd(t *testing.T, path string) {
 		select {
 		case <-r.Done():
 			if text := r.output.String(); r.Wait() == nil || !strings.Contains(text, "has not answered for 5s") {
-				t.Errorf("%s: %v: %s", args, r.Wait(), text)
+				n.t.Errorf("%s: %v: %s", args, r.Wait(), text)
 			}
 		case <-late:
-			t.Fatalf("%s does not end", args)
+			n.t.Fatalf("%s does not end", args)
 		}
 	}
 }
@@ -78,7 +79,7 @@ func TestAgentWithAnUnreadableConfigInstallsTheDefaultsAndExits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
-			n.path = filepath.Join(mount(t), "config")
+			n.path = filepath.Join(mount(t, n.NS), "config")
 			want := wants(t, "")
 			first := n.start("--http-address", httpAddress)
 			first.await("config_rejected")
@@ -107,7 +108,7 @@ func TestConfigIsFollowedIntoAHungMountAndOut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
-			good, hung := filepath.Join(t.TempDir(), "good"), mount(t)
+			good, hung := filepath.Join(t.TempDir(), "good"), mount(t, n.NS)
 			n.linkTo(good)
 			n.check(os.WriteFile(good, []byte(exempting("10.1.0.0/16")), 0o644))
 			want := wants(t, exempting("10.1.0.0/16"))

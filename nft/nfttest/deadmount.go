@@ -4,17 +4,19 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
 
-// DeadMount mounts a file system that never responds, like one on a dead NFS
-// server, and unmounts it when the test ends.
-func DeadMount(tb testing.TB) string {
+// DeadMount makes processes that are started inside a namespace from now on see a
+// file system that never responds, like one on a dead NFS server. No other process
+// sees it. When the test ends, it responds with errors.
+func DeadMount(tb testing.TB, n *NS) string {
 	tb.Helper()
-	return mountFUSE(tb, func(int) {})
+	return mountFUSE(tb, n, func(*os.File) {})
 }
 
 // A FUSERequest is the number of a request to a FUSE server, as in linux/fuse.h.
@@ -28,50 +30,59 @@ const (
 	FUSERead    FUSERequest = 15
 )
 
-// HungMount mounts a file system whose directory has a file, an empty list, under
+// HungMount is like DeadMount, but the directory has a file, an empty list, under
 // every name. Its server accepts requests of one kind and never replies to them.
 // The thread that waits for the reply cannot be killed, nor can its process exit.
-// HungMount unmounts the file system when the test ends.
-func HungMount(tb testing.TB, at FUSERequest) string {
+func HungMount(tb testing.TB, n *NS, at FUSERequest) string {
 	tb.Helper()
-	return mountFUSE(tb, func(fd int) {
+	return mountFUSE(tb, n, func(fuse *os.File) {
 		request := make([]byte, 1<<17+1<<12) // the kernel asks for room for a write
 		for {
-			_, err := unix.Read(fd, request)
-			if err != nil && !errors.Is(err, unix.EINTR) {
-				return // unmounted
+			if _, err := fuse.Read(request); err != nil {
+				return // closed, or unmounted
 			}
 			header := struct {
 				Len, Request uint32
 				Unique, Node uint64
 			}{}
 			_, _ = binary.Decode(request, binary.NativeEndian, &header)
-			if r := FUSERequest(header.Request); err == nil && r != at {
-				_, _ = unix.Write(fd, fuseReply(r, header.Unique, header.Node))
+			if r := FUSERequest(header.Request); r != at {
+				_, _ = fuse.Write(fuseReply(r, header.Unique, header.Node))
 			}
 		}
 	})
 }
 
-func mountFUSE(tb testing.TB, serve func(fd int)) string {
+func mountFUSE(tb testing.TB, n *NS, serve func(fuse *os.File)) string {
 	tb.Helper()
 	Require(tb)
-	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	dir := tb.TempDir()
-	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd)
-	if err := unix.Mount("dead", dir, "fuse", 0, options); err != nil {
-		tb.Fatal(err)
-	}
-	var server sync.WaitGroup
-	server.Go(func() { serve(fd) })
+	var (
+		dir     = tb.TempDir()
+		mu      sync.Mutex
+		mounts  []*os.File
+		servers sync.WaitGroup
+	)
+	n.OnStart(func() error {
+		fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+		if err != nil {
+			return err
+		}
+		options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd)
+		if err := unix.Mount("dead", dir, "fuse", 0, options); err != nil {
+			return errors.Join(err, unix.Close(fd))
+		}
+		fuse := os.NewFile(uintptr(fd), "/dev/fuse") // it can be polled once it is mounted
+		servers.Go(func() { serve(fuse) })
+		mu.Lock()
+		defer mu.Unlock()
+		mounts = append(mounts, fuse)
+		return nil
+	})
 	tb.Cleanup(func() {
-		// By force, so that blocked calls return.
-		report(tb, unix.Unmount(dir, unix.MNT_DETACH|unix.MNT_FORCE))
-		server.Wait()
-		report(tb, unix.Close(fd))
+		for _, fuse := range mounts {
+			report(tb, fuse.Close()) // blocked calls return
+		}
+		servers.Wait()
 	})
 	return dir
 }

@@ -58,6 +58,9 @@ func (n *NS) Start(cmd *exec.Cmd) (*Process, error) {
 			err = hideMachine()
 		}
 		if err == nil {
+			err = n.prepare()
+		}
+		if err == nil {
 			err = cmd.Start()
 		}
 		p.Process = cmd.Process
@@ -73,6 +76,24 @@ func (n *NS) Start(cmd *exec.Cmd) (*Process, error) {
 		return nil, fmt.Errorf("%s: start: %w", n.name, err)
 	}
 	return p, nil
+}
+
+// OnStart makes Start call fn, on a thread in the mount namespace of the program.
+func (n *NS) OnStart(fn func() error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.onStart = append(n.onStart, fn)
+}
+
+func (n *NS) prepare() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, fn := range n.onStart {
+		if err := fn(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Run starts cmd inside the namespace and waits for it to exit.

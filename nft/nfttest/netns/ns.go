@@ -22,9 +22,10 @@ type NS struct {
 	name string
 	file *os.File // keeps the namespace alive
 
-	mu   sync.Mutex // guards what is opened on first use
-	rtnl *netlink.Conn
-	tap  *Tap
+	mu      sync.Mutex // guards onStart and what is opened on first use
+	rtnl    *netlink.Conn
+	tap     *Tap
+	onStart []func() error
 
 	borrowed sync.Mutex // held while tap is in use
 }
