@@ -171,6 +171,7 @@ func TestStaleConnectionsContradictTheCurrentRules(t *testing.T) {
 }
 
 func TestConnectionsFromBeforeTheRulesAreStale(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	n := newTrafficNode(t)
 	// Connections are tracked, but there is no NAT chain.

@@ -252,6 +252,7 @@ func TestEachFlushOfTheRulesetIsRepaired(t *testing.T) {
 }
 
 func TestLargeForeignTransactionEndsListening(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	n := newNode(t)
 	d := n.start("--http-address", httpAddress)
@@ -306,6 +307,7 @@ func (c *tally) sum() (total int, all string) {
 }
 
 func TestConflictingAgentsBackOff(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	n := newNode(t)
 	n.swap(exempting("10.1.0.0/16"))
@@ -352,6 +354,7 @@ func commandName(t *testing.T) string {
 }
 
 func TestFightingDaemonIsNamedAndItsChangesAreRepaired(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	n := newNode(t)
 	d := n.start("--resync-interval=3600")

@@ -154,6 +154,7 @@ func TestWaitForRulesDoesNotWaitForAValidConfig(t *testing.T) {
 }
 
 func TestAddressInUseDoesNotStopTheAgent(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	n := newNode(t)
 	first := n.start("--http-address", httpAddress)

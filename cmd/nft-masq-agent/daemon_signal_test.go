@@ -108,6 +108,7 @@ func TestNothingIsWrittenOrLoggedWithoutChanges(t *testing.T) {
 }
 
 func TestPollingFindsFileChanges(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	n := newNode(t)
 	n.swap("resyncInterval: 1s\n" + exempting("10.1.0.0/16"))
@@ -160,6 +161,7 @@ func TestCleanupRemovesEverythingAndReportsRestoredRules(t *testing.T) {
 }
 
 func TestCleanupRemovesOlderAgentsRulesOnRequest(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	n := newNode(t)
 	loadLegacy(n)

@@ -347,6 +347,7 @@ see nft-masq-agent run --help
 }
 
 func TestModeChangeLeavesNothingOfTheOtherMode(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	n := newNode(t)
 	text := "enableIPv6: true\nforceMasqueradeCIDRs: [10.1.0.0/16]\n"

@@ -61,6 +61,7 @@ func TestDiffComparesTheKernelWithAFile(t *testing.T) {
 }
 
 func TestDiffUsesTheFlagsOfTheRunningAgent(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	n := newNode(t)
 	n.swap("nonMasqueradeCIDRs: [10.0.0.0/8]\n")

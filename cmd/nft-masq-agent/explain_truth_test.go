@@ -150,6 +150,7 @@ func TestExplainNamesTheAddressThatTheFarEndSees(t *testing.T) {
 // Other programs can also translate or drop what goes to this node itself, or what
 // a filter chain decides.
 func TestExplainFollowsConnectionsBeyondOurRules(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	n := newTrafficNode(t)
@@ -195,6 +196,7 @@ func TestExplainFollowsConnectionsBeyondOurRules(t *testing.T) {
 }
 
 func TestExplainAndStatusMentionLegacyNATRules(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "iptables-legacy")
 	n := newTrafficNode(t)
@@ -216,6 +218,7 @@ func TestExplainAndStatusMentionLegacyNATRules(t *testing.T) {
 
 // A limit on a set of ours, or on its elements, decides for each packet.
 func TestExplainDoesNotTrustALimitedSet(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	n := newTrafficNode(t)

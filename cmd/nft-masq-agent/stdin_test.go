@@ -44,6 +44,7 @@ func TestVersionAsJSON(t *testing.T) {
 }
 
 func TestCleanupRemovesOnlyWhatWasRequested(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	n := newTrafficNode(t)

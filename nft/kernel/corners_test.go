@@ -155,6 +155,7 @@ func TestRenamedChainIsRemovedWhenOursIsRestored(t *testing.T) {
 }
 
 func TestRenamedChainIsReadBackAndCleanedUp(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	for _, renamed := range []string{"ip", "ip6", "both"} {
@@ -191,6 +192,7 @@ func TestRenamedChainIsReadBackAndCleanedUp(t *testing.T) {
 
 // A renamed chain that another program changed is no longer ours.
 func TestRenamedAndChangedChainIsReported(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	for _, change := range [][]string{

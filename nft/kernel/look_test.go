@@ -221,6 +221,7 @@ func TestChangeOfChainNameRemovesTheOldChain(t *testing.T) {
 }
 
 func TestTableWithForeignContentStays(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft")
 	for what, text := range map[string]string{

@@ -33,6 +33,7 @@ COMMIT
 `
 
 func TestLoopbackWorks(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore")
 	nothing := config.Config{MasqLinkLocal: true, EnableIPv6: true} // exempt

@@ -94,6 +94,7 @@ func TestTableThatVanishesWithoutANewGenerationIsDetected(t *testing.T) {
 // shared table then stay, too. It is not parallel: a program that another test is
 // about to start has the socket for a moment.
 func TestTableWithAnOwnerIsReportedAndThenReplaced(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	const dormant = 1 << 0 // NFT_TABLE_F_DORMANT
 	nfttest.Require(t, "nft")
 	for mode, want := range map[nft.Mode]nft.Ruleset{

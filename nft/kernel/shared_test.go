@@ -102,6 +102,7 @@ func withoutComments(text string) []string {
 }
 
 func TestCountersOfUnchangedRulesSurviveAChange(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-save")
 	wire := newWire(t)
@@ -457,6 +458,7 @@ func foreignListing(t testing.TB, ns *nfttest.NS) string {
 }
 
 func TestConcurrentForeignWriterIsNotDisturbed(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore")
 	ns := nfttest.NewNS(t, "node")

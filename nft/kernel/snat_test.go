@@ -26,6 +26,7 @@ func fixed(node ...string) nft.Ruleset {
 }
 
 func TestTamperedSourceAddressesAreFoundAndRestored(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
