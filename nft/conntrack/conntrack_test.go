@@ -93,6 +93,7 @@ var transports = map[nfttest.Proto]uint8{
 }
 
 func TestEntriesMatchThePackets(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, natRules, "-f", "-")

@@ -17,6 +17,7 @@ import (
 )
 
 func TestFlushKeepsConnectionsThatMatchThePolicy(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, "table inet t { chain c { type filter hook forward priority 0; ct state new accept; }; }", "-f", "-")

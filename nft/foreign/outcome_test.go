@@ -23,6 +23,7 @@ func pods(shared bool) foreign.Share {
 }
 
 func TestRulesThatExemptedFromOlderAgentsAreFound(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore")
 	const (
@@ -80,6 +81,7 @@ func TestRulesThatExemptedFromOlderAgentsAreFound(t *testing.T) {
 }
 
 func TestNumberOfRulesReadIsBounded(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)

@@ -9,6 +9,7 @@ import (
 )
 
 func TestLegacyIPTablesChainsAreFoundAndRemovedByTheirCommands(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "iptables-legacy", "ip6tables-legacy", "iptables-legacy-save", "ip6tables-legacy-save", "bash")
 	ns := nfttest.NewNS(t, "node")

@@ -104,6 +104,7 @@ func judge(t *testing.T, h *nfttest.Hammer) nfttest.Tally {
 }
 
 func TestFirstInstallationCausesNoWrongSource(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	many, _ := halves(2000)
 	some, _ := halves(100)

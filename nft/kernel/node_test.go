@@ -239,6 +239,7 @@ func TestCountersAreReadWhileTheKernelIsBusy(t *testing.T) {
 }
 
 func TestCountersSurviveChanges(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	wire := newWire(t)
 	k := open(t, wire.Node)

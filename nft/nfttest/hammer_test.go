@@ -48,6 +48,7 @@ func hammer(t *testing.T, top *nfttest.Topology, flows uint64, targets ...nfttes
 }
 
 func TestHammerFindsNothingWrongWithCorrectRules(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft")
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, masqueradeBut, "-f", "-")

@@ -114,6 +114,7 @@ func TestAddressesAreFollowed(t *testing.T) {
 
 // While duplicate address detection is running, the address cannot be used.
 func TestTentativeAddressDoesNotCount(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
 	ip(t, ns, "link add eth0 type veth peer name peer0\nlink set peer0 up\nlink set eth0 up\n")
