@@ -126,7 +126,7 @@ func newFamilyPolicy(c config.Config, l Layout, ipv6 bool, linkLocal netip.Prefi
 // withLinkLocal inserts a link-local network at the front. If the file has it
 // too, its position is that in the file.
 func withLinkLocal(cidrs []config.CIDR, linkLocal netip.Prefix) List {
-	written := append(append(make([]config.CIDR, 0, len(cidrs)+1), config.CIDR{Prefix: linkLocal}), cidrs...)
+	written := slices.Concat([]config.CIDR{{Prefix: linkLocal}}, cidrs)
 	again := 1 + slices.IndexFunc(written[1:], func(c config.CIDR) bool { return c.Prefix == linkLocal })
 	if again == 0 {
 		return dropCovered(written)

@@ -24,7 +24,7 @@ type identity struct {
 }
 
 // A step is what a file system is asked for: a name in a directory, or "", the
-// directory itself. On a dead mount there is no answer.
+// directory itself. A dead mount never responds.
 type step struct {
 	dir  identity
 	name string

@@ -28,17 +28,25 @@ func hungMounts() map[string]func(testing.TB, *nfttest.NS) string {
 	return all
 }
 
-func TestCommandsExitIfTheConfigCannotBeRead(t *testing.T) {
+// onHungMounts calls a test with a node for each of them, and a config in it.
+func onHungMounts(t *testing.T, test func(t *testing.T, n *node, name, hung string)) {
+	t.Helper()
 	t.Parallel()
 	nfttest.SkipIfShort(t)
 	for name, mount := range hungMounts() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
-			n.path = filepath.Join(mount(t, n.NS), "config")
-			n.commandsEnd()
+			test(t, n, name, filepath.Join(mount(t, n.NS), "config"))
 		})
 	}
+}
+
+func TestCommandsExitIfTheConfigCannotBeRead(t *testing.T) {
+	onHungMounts(t, func(_ *testing.T, n *node, _, hung string) {
+		n.path = hung
+		n.commandsEnd()
+	})
 }
 
 func (n *node) commandsEnd() {
@@ -73,60 +81,48 @@ func (n *node) commandsEnd() {
 }
 
 func TestAgentWithAnUnreadableConfigInstallsTheDefaultsAndExits(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	for name, mount := range hungMounts() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			n.path = filepath.Join(mount(t, n.NS), "config")
-			want := wants(t, "")
-			first := n.start("--http-address", httpAddress)
-			first.await("config_rejected")
-			first.applied("start", want)
-			first.stop()
-			second := n.start("--http-address", httpAddress)
-			second.await("starting")
-			second.answers()
-			second.await("rules_in_place")
-			second.await("config_rejected")
-			second.silent()
-			n.holds(want)
-			r := n.run("status")
-			if r.code != exitFailed || !strings.Contains(r.stdout, "has not answered for 5s") || strings.Contains(r.stdout, "agents run") {
-				t.Errorf("status ends with %d: %s%s", r.code, r.stdout, r.stderr)
-			}
-			second.stop()
-		})
-	}
+	onHungMounts(t, func(t *testing.T, n *node, _, hung string) {
+		n.path = hung
+		want := wants(t, "")
+		first := n.start("--http-address", httpAddress)
+		first.await("config_rejected")
+		first.applied("start", want)
+		first.stop()
+		second := n.start("--http-address", httpAddress)
+		second.await("starting")
+		second.answers()
+		second.await("rules_in_place")
+		second.await("config_rejected")
+		second.silent()
+		n.holds(want)
+		r := n.run("status")
+		if r.code != exitFailed || !strings.Contains(r.stdout, "has not answered for 5s") || strings.Contains(r.stdout, "agents run") {
+			t.Errorf("status ends with %d: %s%s", r.code, r.stdout, r.stderr)
+		}
+		second.stop()
+	})
 }
 
 func TestConfigIsFollowedIntoAHungMountAndOut(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	for name, mount := range hungMounts() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			good, hung := filepath.Join(t.TempDir(), "good"), mount(t, n.NS)
-			n.linkTo(good)
-			n.check(os.WriteFile(good, []byte(exempting("10.1.0.0/16")), 0o644))
-			want := wants(t, exempting("10.1.0.0/16"))
-			d := n.start("--http-address", httpAddress)
-			d.began(want)
-			n.linkTo(filepath.Join(hung, "config"))
-			line := d.awaitRejection("last good config (" + want.Hash() + ") stays enforced")
-			d.rejected(line, fileStep{name: name, err: "config: PATH: " + os.ErrDeadlineExceeded.Error() + ": its file system has not answered for 5s"}, want)
-			n.check(os.WriteFile(good, []byte(exempting("10.2.0.0/16")), 0o644))
-			n.linkTo(good)
-			d.applied("config", wants(t, exempting("10.2.0.0/16")))
-			if code, body := n.get("/readyz"); code != 200 {
-				t.Errorf("readyz returned %d %s", code, body)
-			}
-			d.silent()
-			d.stop()
-		})
-	}
+	onHungMounts(t, func(t *testing.T, n *node, name, hung string) {
+		good := filepath.Join(t.TempDir(), "good")
+		n.linkTo(good)
+		n.check(os.WriteFile(good, []byte(exempting("10.1.0.0/16")), 0o644))
+		want := wants(t, exempting("10.1.0.0/16"))
+		d := n.start("--http-address", httpAddress)
+		d.began(want)
+		n.linkTo(hung)
+		line := d.awaitRejection("last good config (" + want.Hash() + ") stays enforced")
+		d.rejected(line, fileStep{name: name, err: "config: PATH: " + os.ErrDeadlineExceeded.Error() + ": its file system has not answered for 5s"}, want)
+		n.check(os.WriteFile(good, []byte(exempting("10.2.0.0/16")), 0o644))
+		n.linkTo(good)
+		d.applied("config", wants(t, exempting("10.2.0.0/16")))
+		if code, body := n.get("/readyz"); code != 200 {
+			t.Errorf("readyz returned %d %s", code, body)
+		}
+		d.silent()
+		d.stop()
+	})
 }
 
 // linkTo makes the config a link.

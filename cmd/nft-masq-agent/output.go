@@ -60,17 +60,17 @@ func (e environment) reply(format string, v any, text func() string) error {
 
 // print prints long text output while it is written, wrapped only on a terminal.
 func (e environment) print(text func(w *bufio.Writer)) error {
-	var whole strings.Builder
-	w := bufio.NewWriter(e.stdout)
 	if e.fit {
-		w.Reset(&whole)
+		var whole strings.Builder
+		w := bufio.NewWriter(&whole)
+		text(w)
+		_ = w.Flush() // a Builder never fails
+		return write(e.stdout, answer.Fit(whole.String()))
 	}
+	w := bufio.NewWriter(e.stdout)
 	text(w)
 	if err := w.Flush(); err != nil {
 		return fmt.Errorf("output: %w", err)
-	}
-	if e.fit {
-		return write(e.stdout, answer.Fit(whole.String()))
 	}
 	return nil
 }

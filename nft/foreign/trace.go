@@ -363,9 +363,14 @@ func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, sto
 	return sure, stops && back, stops
 }
 
+// way returns a rule of the current base chain, or of one that it leads to.
+func (t *Tracer) way(r nfnetlink.Rule) *Way {
+	return &Way{Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority}
+}
+
 // ends records a rule that certainly ends the packet's way through the base chain.
 func (t *Tracer) ends(r nfnetlink.Rule, a action, inBase bool) {
-	w := &Way{Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority}
+	w := t.way(r)
 	switch {
 	case a.leaves(inBase):
 		t.out.Left = w
@@ -413,7 +418,7 @@ func (t *Tracer) change(r nfnetlink.Rule, s rule.Statement, sure bool) {
 		t.packet.mark = t.packet.mark.set(*s.NewMark, sure)
 	}
 	if t.packet.rewrites(s.Expr) {
-		t.packet.rewritten = &Way{Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority}
+		t.packet.rewritten = t.way(r)
 	}
 	if !rule.Untracks(s.Expr) || t.base.Hook.Priority >= conntrackPriority || t.packet.untracked == yes {
 		return
@@ -422,7 +427,7 @@ func (t *Tracer) change(r nfnetlink.Rule, s rule.Statement, sure bool) {
 	if sure {
 		t.packet.untracked = yes
 	}
-	t.packet.by = &Way{Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority}
+	t.packet.by = t.way(r)
 }
 
 // A target is a verdict in a map.

@@ -17,9 +17,9 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A Kernel is the ruleset of a network namespace. It is for one goroutine, except
-// Counters, XTables, PortID and Close: there is no lock for which a reader could wait
-// while Apply writes. Others open a Kernel of their own.
+// A Kernel is the ruleset of a network namespace. It is for one goroutine: another one
+// opens a Kernel of its own. Only Counters, XTables, PortID and Close may be called at
+// any time, and do not wait for an Apply.
 type Kernel struct {
 	conn *nfnetlink.Conn
 	// legacyChains reads legacy ip_tables in the process's namespace.

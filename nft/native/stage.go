@@ -30,10 +30,10 @@ const (
 )
 
 // Recreate plans how to delete our table and create it again: the first transaction
-// deletes it, and its sets are filled before the last one creates its chain. Until then we have no rules, so
-// this is only for a table that cannot be repaired in place. The rehearsal is a
-// transaction of which the kernel rejects only the last message, if it would
-// accept the others.
+// deletes it, and its sets are filled before the last one creates its chain. Until
+// then we have no rules, so this is only for a table that cannot be repaired in
+// place. The rehearsal is a transaction of which the kernel rejects only the last
+// message, if it would accept the others.
 func Recreate(want nft.Table, most int) (batches []*nfnetlink.Batch, rehearsal *nfnetlink.Batch) {
 	first := &nfnetlink.Batch{}
 	first.DelTable(want.Family, want.Name)

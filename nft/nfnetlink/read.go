@@ -322,10 +322,10 @@ func (c *Conn) Contents(set Set, limit int) (Contents, error) {
 			if !e.End {
 				starts++
 			}
-			if e.conditional {
+			if e.Conditional {
 				out.Conditional++
 			}
-			out.ConnLimit = out.ConnLimit || e.connLimit
+			out.ConnLimit = out.ConnLimit || e.ConnLimit
 		})
 		if starts > limit {
 			return errEnough
@@ -340,9 +340,9 @@ func (c *Conn) Contents(set Set, limit int) (Contents, error) {
 }
 
 // HasElement reports whether a set has an element for the address, and whether that
-// one is limited: it may not match, because of a limit or a quota. The zero address stands for the catch-all element * (Linux 5.13), which no count
-// includes. The lookup is as cheap as reading the generation, however large the
-// set is.
+// one is limited: it may not match, because of a limit or a quota. The zero address
+// stands for the catch-all element * (Linux 5.13), which no count includes. The lookup
+// is as cheap as reading the generation, however large the set is.
 func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (has, limited bool, err error) {
 	const catchAll = 2 // NFT_SET_ELEM_CATCHALL
 	a := in(table, unix.NFTA_SET_ELEM_LIST_SET, set)
@@ -363,18 +363,36 @@ func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (ha
 		return false, false, fmt.Errorf("look up %s in %s: %w", addr, Printable(set), err)
 	}
 	for _, m := range replies {
-		if err := eachElement(m.Data[4:], func(e element) { limited = limited || e.limited }); err != nil {
+		if err := eachElement(m.Data[4:], func(e element) { limited = limited || e.Limited }); err != nil {
 			return false, false, fmt.Errorf("look up %s in %s: %w", addr, Printable(set), err)
 		}
 	}
 	return true, limited, nil
 }
 
-// An element is a bound of a set; conditional ones do more than match, and limited
-// ones may not match although they have not expired.
+// An element is a bound of a set.
 type element struct {
 	iprange.Bound
-	conditional, limited, connLimit bool
+	Conditions
+}
+
+// Conditions are what an element of a set or a map does besides matching.
+type Conditions struct {
+	// Conditional means that it has a timeout or other state; Limited, that because
+	// of that it may not match although it has not expired.
+	Conditional, Limited bool
+	ConnLimit            bool // as for a [Set]
+}
+
+// add adds what an attribute of the element means.
+func (c *Conditions) add(typ uint16, data []byte) {
+	switch typ {
+	case unix.NFTA_SET_ELEM_EXPR, elemExpressions:
+		names := expressions(typ == elemExpressions, data)
+		c.Conditional, c.Limited, c.ConnLimit = true, c.Limited || limit(names), c.ConnLimit || slices.Contains(names, connLimit)
+	case unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_OBJREF, elemKeyEnd:
+		c.Conditional = true
+	}
 }
 
 func eachElement(b []byte, fn func(element)) error {
@@ -405,12 +423,10 @@ func parseElement(b []byte) (element, error) {
 			})
 		case unix.NFTA_SET_ELEM_FLAGS:
 			e.End = bigUint32(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
-		case unix.NFTA_SET_ELEM_EXPR, elemExpressions:
-			names := expressions(typ == elemExpressions, data)
-			e.conditional, e.limited, e.connLimit = true, e.limited || limit(names), e.connLimit || slices.Contains(names, connLimit)
-		case unix.NFTA_SET_ELEM_DATA, unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION,
-			unix.NFTA_SET_ELEM_OBJREF, elemKeyEnd:
-			e.conditional = true
+		case unix.NFTA_SET_ELEM_DATA:
+			e.Conditional = true
+		default:
+			e.add(typ, data)
 		}
 		return nil
 	})
@@ -452,10 +468,7 @@ type MapElement struct {
 	Code  int32  // the verdict
 	Chain string // of a jump or goto
 	End   bool   // it is the bound after an interval
-	// Conditional means that it has a timeout or other state; Limited, that because
-	// of that it may not match although it has not expired.
-	Conditional, Limited bool
-	ConnLimit            bool // as for a [Set]
+	Conditions
 }
 
 // MapElements reads up to limit elements of a map; more reports that there are
@@ -501,11 +514,8 @@ func parseMapElement(b []byte) (MapElement, error) {
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Code, e.Chain, _ = parseVerdict(data)
 			e.Value = valueOf(data)
-		case unix.NFTA_SET_ELEM_EXPR, elemExpressions:
-			names := expressions(typ == elemExpressions, data)
-			e.Conditional, e.Limited, e.ConnLimit = true, e.Limited || limit(names), e.ConnLimit || slices.Contains(names, connLimit)
-		case unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_OBJREF, elemKeyEnd:
-			e.Conditional = true
+		default:
+			e.add(typ, data)
 		}
 		return nil
 	})

@@ -127,8 +127,11 @@ func (a *Agent) Stderr() string { return a.stderr.String() }
 
 // Memory returns the peak and the current resident memory of the process, in
 // bytes.
-func (a *Agent) Memory() (peak, now int64, err error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.Pid))
+func (a *Agent) Memory() (peak, now int64, err error) { return Memory(a.Pid) }
+
+// Memory returns the peak and the current resident memory of a process, in bytes.
+func Memory(pid int) (peak, now int64, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, 0, err
 	}
