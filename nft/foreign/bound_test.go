@@ -49,7 +49,7 @@ func TestSearchVisitsABoundedNumberOfRules(t *testing.T) {
 	for _, c := range s.Chains {
 		total += len(c.Rules)
 	}
-	w := search(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
+	w := search(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})
 	if most := maxSteps + 2*total; w.steps > most {
 		t.Errorf("%d rules visited, more than %d", w.steps, most)
 	}
@@ -74,7 +74,7 @@ func TestSearchComparesABoundedNumberOfRanges(t *testing.T) {
 		add(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 1},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{11}}, &expr.Masq{})
 	}
-	w := search(Snapshot{Chains: []Chain{c}}, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
+	w := search(Snapshot{Chains: []Chain{c}}, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})
 	if most := maxWork + 5*maxNamed*len(c.Rules); w.work > most {
 		t.Errorf("%d ranges compared, more than %d", w.work, most)
 	}
@@ -86,10 +86,10 @@ func TestSearchComparesABoundedNumberOfRanges(t *testing.T) {
 // A rule that refers to a large set takes as long as many others.
 func TestSearchReadsABoundedNumberOfSetElements(t *testing.T) {
 	const rules, elements = 2_000, maxSetSize
-	set := Set{Family: nfnetlink.IPv4, Table: "t", Name: "sources"}
+	var set []iprange.Range
 	for i := range elements {
 		a := netip.AddrFrom4([4]byte{10, byte(i >> 15), byte(i >> 7), byte(i << 1)})
-		set.Ranges = append(set.Ranges, iprange.Range{From: a, To: a})
+		set = append(set, iprange.Range{From: a, To: a})
 	}
 	hook := &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING}
 	c := Chain{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "t", Name: "base", Hook: hook}}
@@ -100,8 +100,8 @@ func TestSearchReadsABoundedNumberOfSetElements(t *testing.T) {
 				&expr.Lookup{SourceRegister: 1, SetName: "sources"}, &expr.Masq{}),
 		})
 	}
-	s := Snapshot{Chains: []Chain{c}, Sets: []Set{set}}
-	w := search(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
+	s := Snapshot{Chains: []Chain{c}, sets: map[id][]iprange.Range{{nfnetlink.IPv4, "t", "sources"}: set}}
+	w := search(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})
 	if most := maxWork + (elements+5*maxNamed)*rules; w.work > most || len(w.conflicts) != rules {
 		t.Errorf("%d ranges compared, want at most %d; %d conflicts", w.work, most, len(w.conflicts))
 	}

@@ -163,80 +163,45 @@ func either[T any](first bool, a, b T) T {
 // The search ends after a few thousand conflicts. The second result is then the
 // number of rules that it did not examine.
 func Conflicts(s Snapshot, exempt []netip.Prefix) ([]Conflict, int) {
-	w := search(s, exempt, nil)
-	return w.conflicts, w.rest(s)
+	w := search(s, exempt)
+	return w.conflicts, w.rest()
 }
 
-// search finds conflicts or, if rewrites is not nil, all rewrites instead.
-func search(s Snapshot, exempt []netip.Prefix, rewrites *[]Rewrite) *walker {
+func search(s Snapshot, exempt []netip.Prefix) *walker {
 	w := newWalker(s)
-	w.rewrites = rewrites
-	w.exempt, w.prefixes = exemptions(exempt)
-	for i := range s.Chains {
-		c := &s.Chains[i]
-		if c.Hook != nil && !c.Own {
-			w.begin(c.Chain)
-			w.walk(c, w.anything)
+	var prefixes []netip.Prefix
+	w.dst, prefixes = exemptions(exempt)
+	w.visit = func(c *Chain, r nfnetlink.Rule, q path, a action) {
+		if !a.rewrites || markedForIt(c, q.marks) || needed(q.packets) {
+			return
+		}
+		src, dst := q.addresses()
+		conflict := Conflict{}
+		conflict.Exempt, conflict.More = w.hits(dst, prefixes)
+		if len(src) <= maxNamed {
+			conflict.src = src
+		}
+		w.add(c, r, q, conflict)
+	}
+	w.walkAll()
+	return w
+}
+
+// hits returns the first of the prefixes, which are those of w.dst, that overlap with
+// destinations.
+func (w *walker) hits(dst []iprange.Range, prefixes []netip.Prefix) (hits []netip.Prefix, more bool) {
+	for _, r := range dst {
+		for i := w.first(r); i < len(w.dst) && !r.To.Less(w.dst[i].From); i++ {
+			switch n := len(hits); {
+			case n > 0 && hits[n-1] == prefixes[i]:
+			case n == maxNamed:
+				return hits, true
+			default:
+				hits = append(hits, prefixes[i])
+			}
 		}
 	}
-	return w
-}
-
-func newWalker(s Snapshot) *walker {
-	w := &walker{sets: map[id][]iprange.Range{}, found: map[ruleID]int{}, examined: map[id]int{}}
-	w.index(s)
-	w.restart()
-	return w
-}
-
-// restart prepares another search, which adds to what was found.
-func (w *walker) restart() {
-	w.visits, w.finished, w.mapped, w.steps, w.work = map[id]int{}, map[id]bool{}, map[id]bool{}, 0, 0
-}
-
-// rest returns the number of rules that were not examined because the search has
-// found too much.
-func (w *walker) rest(s Snapshot) (n int) {
-	if !w.full() {
-		return 0
-	}
-	for _, c := range s.Chains {
-		n += len(c.Rules) - w.examined[chainID(c.Chain)]
-	}
-	return n
-}
-
-type ruleID struct {
-	id
-	handle uint64
-}
-
-type walker struct {
-	chains       map[id]*Chain
-	unreferenced map[id][]*Chain // by table: chains that no rule jumps to
-	sets         map[id][]iprange.Range
-	exempt       []iprange.Range // sorted, none overlaps another
-	prefixes     []netip.Prefix  // the same
-
-	// For a search for rules that override the policy.
-	kind    Kind
-	share   Share
-	sources []iprange.Range // nil: any
-	jumped  bool            // the base chain has an agent's jump
-
-	base      nfnetlink.Chain
-	anything  path        // all packets, when they enter it
-	mapped    map[id]bool // tables of whose maps all other paths were followed
-	visits    map[id]int
-	finished  map[id]bool // chains that were visited for all other paths
-	steps     int         // the number of rules visited
-	work      int         // the number of ranges compared
-	examined  map[id]int  // by chain: how many of its rules
-	conflicts []Conflict
-	found     map[ruleID]int
-
-	rewrites *[]Rewrite // nil: not requested
-	kept     int        // the number of ranges in them
+	return hits, false
 }
 
 // exemptions sorts prefixes and drops those covered by others.
@@ -250,28 +215,4 @@ func exemptions(exempt []netip.Prefix) (ranges []iprange.Range, prefixes []netip
 		}
 	}
 	return ranges, prefixes
-}
-
-func (w *walker) index(s Snapshot) {
-	named := make(map[id]bool, len(s.Chains))
-	w.chains = make(map[id]*Chain, len(s.Chains))
-	for i := range s.Chains {
-		c := &s.Chains[i]
-		w.chains[chainID(c.Chain)] = c
-		for _, r := range c.Rules {
-			if chain, ok := rule.Target(r); ok {
-				named[id{c.Family, c.Table, chain}] = true
-			}
-		}
-	}
-	w.unreferenced = map[id][]*Chain{}
-	for i := range s.Chains {
-		if c := &s.Chains[i]; c.Hook == nil && !named[chainID(c.Chain)] {
-			table := id{c.Family, c.Table, ""}
-			w.unreferenced[table] = append(w.unreferenced[table], c)
-		}
-	}
-	for _, set := range s.Sets {
-		w.sets[id{set.Family, set.Table, set.Name}] = set.Ranges
-	}
 }

@@ -1,6 +1,7 @@
 package foreign
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -56,10 +57,7 @@ type LegacyChain struct {
 // chain with a name unknown for agents is found only if it is reachable from a
 // postrouting chain.
 func Legacy(s Snapshot) []LegacyChain {
-	l := legacy{chains: map[id]Chain{}, jumps: map[id][]nfnetlink.Rule{}, agent: map[id]bool{}}
-	for _, c := range s.Chains {
-		l.chains[chainID(c.Chain)] = c
-	}
+	l := legacy{chains: s.byID(), jumps: map[id][]nfnetlink.Rule{}, agent: map[id]bool{}}
 	for _, c := range s.Chains {
 		l.classify(c)
 	}
@@ -78,7 +76,7 @@ func Legacy(s Snapshot) []LegacyChain {
 }
 
 type legacy struct {
-	chains map[id]Chain
+	chains map[id]*Chain
 	jumps  map[id][]nfnetlink.Rule // by target chain
 	order  []id
 	agent  map[id]bool // agents' chains not collected yet
@@ -108,24 +106,30 @@ func (l *legacy) classify(c Chain) {
 }
 
 func (l *legacy) add(at id) {
-	if c := l.chains[at]; c.Own || c.Hook != nil || l.agent[at] {
-		return
+	if c := l.chains[at]; !l.agent[at] && (c == nil || !c.Own && c.Hook == nil) {
+		l.agent[at] = true
+		l.order = append(l.order, at)
 	}
-	l.agent[at] = true
-	l.order = append(l.order, at)
 }
 
 // collect returns a chain together with the chains of the same agent that it
 // jumps to.
 func (l *legacy) collect(at id) LegacyChain {
 	top, exists := l.chains[at]
-	out := LegacyChain{Family: at.family, Table: at.table, Name: at.name, Gone: !exists, Base: top.Base}
+	out := LegacyChain{Family: at.family, Table: at.table, Name: at.name, Gone: !exists}
+	if exists {
+		out.Base = top.Base
+	}
 	members := []id{at}
 	inside := map[id]bool{at: true}
 	delete(l.agent, at)
 	for i := 0; i < len(members); i++ {
-		for _, r := range l.chains[members[i]].Rules {
-			out.Rules++
+		c := cmp.Or(l.chains[members[i]], &Chain{}) // one that is gone has no rules
+		out.Rules += len(c.Rules)
+		if int(c.Use) > len(c.Rules)+len(l.jumps[members[i]]) {
+			out.Held = append(out.Held, members[i].name)
+		}
+		for _, r := range c.Rules {
 			if !agentRule.MatchString(comment(r)) {
 				out.Unrecognized++
 			}
@@ -140,9 +144,6 @@ func (l *legacy) collect(at id) LegacyChain {
 		}
 	}
 	for _, m := range members {
-		if c := l.chains[m]; int(c.Use) > len(c.Rules)+len(l.jumps[m]) {
-			out.Held = append(out.Held, m.name)
-		}
 		for _, r := range l.jumps[m] {
 			if !inside[chainOf(r)] {
 				out.Jumps = append(out.Jumps, r)

@@ -157,13 +157,15 @@ func (m *match) compare(s rule.Statement, set []iprange.Range) {
 	case "ip daddr", "ip6 daddr":
 		m.dst = m.restrict(m.dst, s, addresses, is)
 	case "meta nfproto", "meta protocol":
-		switch strings.TrimPrefix(word, "ipv") {
-		case "4", "ip":
+		switch {
+		case s.Set != "":
+			m.unknown(s)
+		case word == "ipv4" || word == "ip":
 			m.dst = m.restrict(m.dst, s, anywhere(nfnetlink.IPv4), is)
-		case "6", "ip6":
+		case word == "ipv6" || word == "ip6":
 			m.dst = m.restrict(m.dst, s, anywhere(nfnetlink.IPv6), is)
 		default:
-			m.unknown(s)
+			m.never = m.never || is
 		}
 	case "meta mark":
 		m.compareMark(s, is)

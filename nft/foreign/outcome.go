@@ -76,65 +76,77 @@ func Within(set []iprange.Range, prefixes []netip.Prefix) []iprange.Range {
 // The second result is that of [Conflicts].
 func Overruled(s Snapshot, share Share) ([]Conflict, int) {
 	w := newWalker(s)
-	w.share = share
-	for _, w.kind = range []Kind{Exempts, Translates} {
+	for _, kind := range []Kind{Exempts, Translates} {
 		w.restart()
 		for i := range s.Chains {
-			if c := &s.Chains[i]; c.Hook != nil && !c.Own && w.concerns(c) {
-				w.overruledFrom(c)
+			if c := &s.Chains[i]; c.Hook != nil && !c.Own && share.concerns(kind, c) {
+				w.overruledFrom(*c, kind, share)
 			}
 		}
 	}
-	return w.conflicts, w.rest(s)
+	return w.conflicts, w.rest()
 }
 
-// concerns reports whether rules of a base chain can be of the kind searched for.
-func (w *walker) concerns(c *Chain) bool {
-	if w.kind == Exempts {
+// concerns reports whether rules of a base chain can be of a kind.
+func (s Share) concerns(kind Kind, c *Chain) bool {
+	if kind == Exempts {
 		return c.Family != nfnetlink.Inet && c.Table == "nat" && c.Name == "POSTROUTING"
 	}
-	return c.Hook.Priority <= w.share.Priority
+	return c.Hook.Priority <= s.Priority
 }
 
-func (w *walker) overruledFrom(c *Chain) {
-	w.jumped = slices.ContainsFunc(c.Rules, w.leadsToAgent)
-	w.exempt = nil
-	w.sources = []iprange.Range{}
-	for _, f := range []struct {
-		family nfnetlink.Family
-		Masqueraded
-	}{{nfnetlink.IPv4, w.share.IPv4}, {nfnetlink.IPv6, w.share.IPv6}} {
-		if (c.Family == f.family || c.Family == nfnetlink.Inet) && len(f.Dst) > 0 {
-			w.exempt = append(w.exempt, f.Dst...)
-			w.sources = append(w.sources, f.Src...)
-		}
+// overruledFrom finds the rules of a kind that are reached from a base chain, before
+// the jump to this agent or, for the kind Exempts, to any masquerade agent.
+func (w *walker) overruledFrom(c Chain, kind Kind, share Share) {
+	jump := slices.IndexFunc(c.Rules, func(r nfnetlink.Rule) bool { return w.leadsToAgent(r, kind == Exempts) })
+	if jump >= 0 {
+		c.Rules = c.Rules[:jump]
 	}
-	w.prefixes = make([]netip.Prefix, len(w.exempt))
-	w.begin(c.Chain)
-	w.walk(c, w.anything)
+	var masqueraded packets
+	w.dst = nil
+	for _, b := range allPackets(c.Family) {
+		m := share.IPv4
+		if b.dst[0].From.Is6() {
+			m = share.IPv6
+		}
+		w.dst = append(w.dst, m.Dst...)
+		masqueraded = append(masqueraded, packets{b}.in(m.Src, nil)...)
+	}
+	w.visit = func(at *Chain, r nfnetlink.Rule, q path, a action) {
+		overrules := a.leaves(len(q.via) == 0)
+		if kind == Translates {
+			overrules = a.fixed && !needed(q.packets)
+		}
+		if !overrules || markedForIt(at, q.marks) {
+			return
+		}
+		_, dst := q.addresses()
+		everything := w.everything(dst)
+		if kind == Exempts && jump < 0 && everything && len(q.from) == 0 && len(q.words) == 0 {
+			return // there was nothing after it to exempt from
+		}
+		conflict := Conflict{Kind: kind, Shared: share.Shared, Returns: a.verdict == unix.NFT_RETURN}
+		if !everything {
+			named := w.overlap(dst, maxNamed+1)
+			conflict.More = len(named) > maxNamed
+			for _, d := range named[:min(len(named), maxNamed)] {
+				conflict.Destinations = append(conflict.Destinations, d.String())
+			}
+		}
+		w.add(at, r, q, conflict)
+	}
+	w.begin(&c, masqueraded)
 }
 
-// leadsToAgent reports whether a rule is a masquerade agent's jump, including ours.
-func (w *walker) leadsToAgent(r nfnetlink.Rule) bool {
+// leadsToAgent reports whether a rule is this agent's jump or, with older, that of any
+// masquerade agent.
+func (w *walker) leadsToAgent(r nfnetlink.Rule, older bool) bool {
 	to, ok := rule.Target(r)
 	if !ok {
 		return false
 	}
 	c := w.chains[id{r.Family, r.Table, to}]
-	return c != nil && c.Own || agentChains[to] || agentJump.MatchString(comment(r))
-}
-
-// past reports whether the rules after r in the base chain are irrelevant.
-func (w *walker) past(r nfnetlink.Rule) bool {
-	switch w.kind {
-	case Exempts:
-		return w.leadsToAgent(r)
-	case Translates:
-		to, _ := rule.Target(r)
-		c := w.chains[id{r.Family, r.Table, to}]
-		return c != nil && c.Own
-	}
-	return false
+	return c != nil && c.Own || older && (agentChains[to] || agentJump.MatchString(comment(r)))
 }
 
 // leaves reports whether packets that the rule matches do not reach the rules
@@ -148,31 +160,11 @@ const (
 	accept = 1 // NF_ACCEPT
 )
 
-// everything reports whether dst contains all that the policy masquerades.
+// everything reports whether destinations include all that matter.
 func (w *walker) everything(dst []iprange.Range) bool {
 	if w.spent() {
 		return slices.Equal(dst, anywhere(w.base.Family))
 	}
-	w.work += len(dst) + len(w.exempt)
-	return covers(dst, w.exempt)
-}
-
-// outcome reports a rule that overrides the policy for what it masquerades.
-func (w *walker) outcome(c *Chain, r nfnetlink.Rule, q path, a action, left []box) {
-	q.dst = w.without(q, left)
-	dst, everything := w.overlap(q.dst, maxNamed+1), w.everything(q.dst)
-	if len(dst) == 0 || markedForIt(c, q.marks) || w.kind == Translates && needed(q) {
-		return
-	}
-	if w.kind == Exempts && !w.jumped && everything && len(q.from) == 0 && len(q.words) == 0 {
-		return // there was nothing after it to exempt from
-	}
-	conflict := Conflict{Kind: w.kind, Shared: w.share.Shared, Returns: a.verdict == unix.NFT_RETURN}
-	if !everything {
-		conflict.More = len(dst) > maxNamed
-		for _, d := range dst[:min(len(dst), maxNamed)] {
-			conflict.Destinations = append(conflict.Destinations, d.String())
-		}
-	}
-	w.add(c, r, q, conflict)
+	w.work += len(dst) + len(w.dst)
+	return covers(dst, w.dst)
 }

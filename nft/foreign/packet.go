@@ -37,39 +37,63 @@ func (t truth) is(positive bool) truth {
 	return yes - t
 }
 
-// holds reports whether the packet satisfies the condition of a statement.
-func (p Packet) holds(c *Chain, s rule.Statement, r nfnetlink.Rule, member func(nfnetlink.Family, string, string, netip.Addr) (has, limited bool, err error)) truth {
-	positive := s.Op != "!="
+// holds reports whether the packet satisfies the condition of a statement of a chain.
+func (t *Tracer) holds(c *Chain, s rule.Statement) truth {
+	p, positive := t.packet, s.Op == "=="
+	single := s.Set == "" && (positive || s.Op == "!=")
 	switch s.Field {
-	case "ip saddr", "ip6 saddr":
-		return p.address(p.Src, s, r, member)
-	case "ip daddr", "ip6 daddr":
-		return p.address(p.Dst, s, r, member)
-	case "meta nfproto", "meta protocol":
-		if s.Op != "==" && s.Op != "!=" || s.Set != "" || s.Mask != nil {
+	case "iifname", "oifname", "iif", "oif":
+		if !single || s.Mask != nil {
 			return maybe
 		}
-		word := lastWord(s)
-		ipv6 := word == "ipv6" || word == "ip6"
-		return truthOf(ipv6 == p.Dst.Is6() && (ipv6 || word == "ipv4" || word == "ip")).is(positive)
-	case "iifname", "oifname", "iif", "oif":
-		return p.device(s)
+		return p.device(s.Field, s.Value).is(positive)
 	case "fib saddr type", "fib daddr type":
 		kind := p.SrcType
 		if s.Field == "fib daddr type" {
 			kind = p.DstType
 		}
-		if kind == unix.RTN_UNSPEC || len(s.Value) != 4 || s.Set != "" || s.Op != "==" && s.Op != "!=" {
+		if !single || kind == unix.RTN_UNSPEC || len(s.Value) != 4 {
 			return maybe
 		}
 		return truthOf(binary.NativeEndian.Uint32(s.Value) == uint32(kind)).is(positive)
-	case "meta mark":
-		return p.marked(c, s)
 	case "ct state":
 		const isNew = 8 // NF_CT_STATE_BIT(IP_CT_NEW) of nft
 		return bits(s, isNew)
 	case "ct status":
 		return bits(s, 0)
+	case "ip saddr", "ip6 saddr", "ip daddr", "ip6 daddr":
+		if strings.HasPrefix(s.Field, "ip6 ") != p.Dst.Is6() {
+			return no // nft checks the family first
+		}
+		if a := p.address(s.Field); s.Set != "" && s.Mask == nil && a.IsValid() {
+			in, limited, err := t.member(c.Family, c.Table, s.Set, a)
+			if err != nil || limited {
+				return maybe
+			}
+			return truthOf(in).is(positive)
+		}
+	}
+	var m match
+	switch m.compare(s, nil); {
+	case m.other:
+		return maybe
+	case m.never:
+		return no
+	case len(m.marks) > 0:
+		return p.marked(c, m.marks[0])
+	}
+	return min(p.within(p.Src, m.src), p.within(p.Dst, m.dst))
+}
+
+// within reports whether an address is in a set; nil: any.
+func (p Packet) within(a netip.Addr, set []iprange.Range) truth {
+	switch {
+	case set == nil, a.IsValid() && contains(set, a):
+		return yes
+	case a.IsValid():
+		return no
+	case p.Dst.Is4() && covers(set, []iprange.Range{everyIPv4}), p.Dst.Is6() && covers(set, []iprange.Range{everyIPv6}):
+		return yes
 	}
 	return maybe
 }
@@ -102,14 +126,9 @@ func (m marking) set(to rule.NewMark, sure bool) marking {
 	return marking{known, value & known, changed}
 }
 
-// marked evaluates a comparison of the mark.
-func (p Packet) marked(c *Chain, s rule.Statement) truth {
-	var m match
-	m.compareMark(s, s.Op != "!=")
-	if len(m.marks) != 1 || s.Op != "==" && s.Op != "!=" {
-		return maybe
-	}
-	set, unset := m.marks[0], p.Unset|kubeProxyMark|portmapMark
+// marked evaluates a comparison of the mark in a chain.
+func (p Packet) marked(c *Chain, set mark) truth {
+	unset := p.Unset | kubeProxyMark | portmapMark
 	if c.Name == "KUBE-POSTROUTING" || c.Table == "kube-proxy" {
 		unset |= set.mask // its bit is configurable
 	}
@@ -123,60 +142,37 @@ func (p Packet) marked(c *Chain, s rule.Statement) truth {
 	return maybe
 }
 
-// address evaluates a comparison of an address.
-func (p Packet) address(a netip.Addr, s rule.Statement, r nfnetlink.Rule, member func(nfnetlink.Family, string, string, netip.Addr) (has, limited bool, err error)) truth {
-	if strings.HasPrefix(s.Field, "ip6 ") != p.Dst.Is6() {
-		return no // nft checks the family first
+// address returns the address that a field names, the zero address if it is unknown
+// or another field.
+func (p Packet) address(field string) netip.Addr {
+	switch field {
+	case "ip saddr", "ip6 saddr":
+		return p.Src
+	case "ip daddr", "ip6 daddr":
+		return p.Dst
 	}
-	if s.Set != "" && s.Mask == nil && a.IsValid() && (s.Op == "==" || s.Op == "!=") {
-		in, limited, err := member(r.Family, r.Table, s.Set, a)
-		if err != nil || limited {
-			return maybe
-		}
-		return truthOf(in).is(s.Op == "==")
-	}
-	want, ok := s.Range()
-	if !ok {
-		return maybe
-	}
-	if !a.IsValid() {
-		if everything := iprange.Of(netip.PrefixFrom(want.From, 0)); want == everything {
-			return truthOf(s.Op != "!=")
-		}
-		return maybe
-	}
-	return truthOf(!a.Less(want.From) && !want.To.Less(a)).is(s.Op != "!=")
+	return netip.Addr{}
 }
 
-// device evaluates a comparison of an interface. For packets sent by the node,
-// the name of the input interface is empty.
-func (p Packet) device(s rule.Statement) truth {
-	d := p.Out
-	if strings.HasPrefix(s.Field, "iif") {
-		if d = p.In; p.FromNode {
+// device reports whether an interface is the one with a name or an index. A packet
+// sent by the node was received on one without a name.
+func (p Packet) device(field string, value []byte) truth {
+	d, known := p.Out, p.Out.Name != ""
+	if strings.HasPrefix(field, "iif") {
+		if d, known = p.In, p.In.Name != "" || p.FromNode; p.FromNode {
 			d = Device{}
 		}
 	}
-	if s.Set != "" || s.Mask != nil || s.Op != "==" && s.Op != "!=" || d.Name == "" && (s.Field[:1] != "i" || !p.FromNode) {
+	isIndex := field == "iif" || field == "oif"
+	if !known || isIndex && len(value) != 4 {
 		return maybe
 	}
-	if s.Field == "iif" || s.Field == "oif" {
-		if len(s.Value) != 4 {
-			return maybe
-		}
-		return truthOf(binary.NativeEndian.Uint32(s.Value) == d.Index).is(s.Op == "==")
+	if isIndex {
+		return truthOf(binary.NativeEndian.Uint32(value) == d.Index)
 	}
-	return truthOf(isName(s.Value, d.Name)).is(s.Op == "==")
-}
-
-// isName reports whether a name equals a value or, if the value is not
-// zero-terminated, begins with it.
-func isName(value []byte, name string) bool {
-	text, _, whole := bytes.Cut(value, []byte{0})
-	if whole {
-		return string(text) == name
-	}
-	return strings.HasPrefix(name, string(text))
+	// A value that is not zero-terminated is the beginning of a name.
+	name, _, whole := bytes.Cut(value, []byte{0})
+	return truthOf(string(name) == d.Name || !whole && strings.HasPrefix(d.Name, string(name)))
 }
 
 // elementsPerRule is how many elements of a map take as long to compare as a rule.
@@ -275,14 +271,7 @@ func (p Packet) between(fields []string, mask []byte, bounds []nfnetlink.MapElem
 
 // key returns an address of the packet, masked; nil if it is unknown.
 func (p Packet) key(field string, mask []byte) []byte {
-	var a netip.Addr
-	switch field {
-	case "ip saddr", "ip6 saddr":
-		a = p.Src
-	case "ip daddr", "ip6 daddr":
-		a = p.Dst
-	}
-	key := a.AsSlice()
+	key := p.address(field).AsSlice()
 	for i := range min(len(key), len(mask)) {
 		key[i] &= mask[i]
 	}
@@ -299,7 +288,7 @@ func (p Packet) meets(fields []string, mask, key []byte) truth {
 			is = func(b []byte) truth { return truthOf(bytes.Equal(b, have)) }
 		}
 		if f == "iifname" || f == "oifname" {
-			is = func(b []byte) truth { return p.named(f, b) }
+			is = func(b []byte) truth { return p.device(f, b) }
 		}
 		if strings.HasPrefix(f, "ip6 ") {
 			size = 16
@@ -314,17 +303,4 @@ func (p Packet) meets(fields []string, mask, key []byte) truth {
 		key = key[size:]
 	}
 	return result
-}
-
-func (p Packet) named(field string, name []byte) truth {
-	d := p.Out
-	if field == "iifname" {
-		if d = p.In; p.FromNode {
-			return no
-		}
-	}
-	if d.Name == "" {
-		return maybe
-	}
-	return truthOf(isName(name, d.Name))
 }

@@ -2,6 +2,7 @@ package foreign
 
 import (
 	"net/netip"
+	"slices"
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
@@ -23,15 +24,88 @@ func anywhere(f nfnetlink.Family) []iprange.Range {
 	return []iprange.Range{everyIPv4, everyIPv6}
 }
 
-// only reports whether all addresses of a set are of one of the two families.
-func only(f nfnetlink.Family, set []iprange.Range) bool {
-	if f == nfnetlink.IPv4 {
-		return len(set) == 0 || set[len(set)-1].From.Is4()
-	}
-	return len(set) == 0 || set[0].From.Is6()
+// contains reports whether an address is in a set.
+func contains(set []iprange.Range, a netip.Addr) bool {
+	return slices.ContainsFunc(set, func(r iprange.Range) bool { return !a.Less(r.From) && !r.To.Less(a) })
 }
 
-// covers reports whether a set contains all of part. The nil set contains everything.
-func covers(set, part []iprange.Range) bool {
-	return set == nil || len(iprange.Subtract(part, set)) == 0
+// covers reports whether a set contains all of part.
+func covers(set, part []iprange.Range) bool { return len(iprange.Subtract(part, set)) == 0 }
+
+// packets is a set of packets by their addresses: those of some boxes.
+type packets []box
+
+// A box is the packets from a set of addresses to another set, both of one family.
+type box struct{ src, dst []iprange.Range }
+
+// allPackets returns all packets of a family; inet includes both families.
+func allPackets(f nfnetlink.Family) (all packets) {
+	for _, r := range anywhere(f) {
+		all = append(all, box{[]iprange.Range{r}, []iprange.Range{r}})
+	}
+	return all
+}
+
+// in returns the packets from some addresses to some addresses; nil: any.
+func (p packets) in(src, dst []iprange.Range) (out packets) {
+	for _, b := range p {
+		if src != nil {
+			b.src = iprange.Intersect(b.src, src)
+		}
+		if dst != nil {
+			b.dst = iprange.Intersect(b.dst, dst)
+		}
+		if len(b.src) > 0 && len(b.dst) > 0 {
+			out = append(out, b)
+		}
+	}
+	return out
+}
+
+// without returns the other packets than those.
+func (p packets) without(src, dst []iprange.Range) (out packets) {
+	for _, b := range p {
+		if src != nil {
+			if others := iprange.Subtract(b.src, src); len(others) > 0 {
+				out = append(out, box{others, b.dst})
+			}
+			b.src = iprange.Intersect(b.src, src)
+		}
+		if dst == nil {
+			continue
+		}
+		if b.dst = iprange.Subtract(b.dst, dst); len(b.src) > 0 && len(b.dst) > 0 {
+			out = append(out, b)
+		}
+	}
+	return out
+}
+
+// and returns the union of two sets, or a part of it if it has too many boxes.
+func (p packets) and(more packets) packets {
+	for _, b := range more {
+		same := func(o box) bool { return slices.Equal(o.src, b.src) }
+		if i := slices.IndexFunc(p, same); i >= 0 {
+			p[i].dst = iprange.Normal(slices.Concat(p[i].dst, b.dst))
+		} else if len(p) < maxBoxes {
+			p = append(p, b)
+		}
+	}
+	return p
+}
+
+// size returns the number of ranges in all boxes.
+func (p packets) size() (n int) {
+	for _, b := range p {
+		n += len(b.src) + len(b.dst)
+	}
+	return n
+}
+
+// addresses returns all sources and all destinations.
+func (p packets) addresses() (src, dst []iprange.Range) {
+	for _, b := range p {
+		src, dst = append(src, b.src...), append(dst, b.dst...)
+	}
+	return iprange.Normal(src), iprange.Normal(dst)
 }

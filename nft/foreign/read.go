@@ -20,8 +20,8 @@ type Snapshot struct {
 	// the kernel reject changes that are based on older rules.
 	Generation uint32
 	Chains     []Chain
-	Sets       []Set
-	maps       map[id]mapping // for a trace
+	sets       map[id][]iprange.Range // of addresses, that rules refer to; none for a trace
+	maps       map[id]mapping         // for a trace
 	// Unread counts rules that were not read, because there are too many. Their
 	// effect is unknown.
 	Unread int
@@ -46,14 +46,6 @@ type Chain struct {
 	Base *nfnetlink.Chain
 }
 
-// A Set is a set of addresses that rules refer to.
-type Set struct {
-	Family nfnetlink.Family
-	Table  string
-	Name   string
-	Ranges []iprange.Range // sorted, none overlaps another
-}
-
 // An id names a chain or a set.
 type id struct {
 	family      nfnetlink.Family
@@ -62,6 +54,15 @@ type id struct {
 
 func chainID(c nfnetlink.Chain) id { return id{c.Family, c.Table, c.Name} }
 
+// byID returns the chains of the snapshot by their names.
+func (s Snapshot) byID() map[id]*Chain {
+	chains := make(map[id]*Chain, len(s.Chains))
+	for i := range s.Chains {
+		chains[chainID(s.Chains[i].Chain)] = &s.Chains[i]
+	}
+	return chains
+}
+
 // Read reads the postrouting NAT chains of the families ip, ip6 and inet, the
 // chains reachable from them, and the chains named like a known agent's chain.
 // own reports which chains are ours.
@@ -69,8 +70,8 @@ func chainID(c nfnetlink.Chain) id { return id{c.Family, c.Table, c.Name} }
 // If the ruleset changes meanwhile, it reads again, up to three times, and then
 // returns what it has; Generation is then out of date. It fails with
 // [nfnetlink.ErrInterrupted] if every attempt was interrupted, and when ctx ends.
-func Read(ctx context.Context, c nfnetlink.Reader, own func(nfnetlink.Chain) bool) (Snapshot, error) {
-	return read(reader{ctx: ctx, conn: c, own: own, hooks: []uint32{unix.NF_INET_POST_ROUTING}, types: []string{"nat"}})
+func Read(ctx context.Context, c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) (Snapshot, error) {
+	return read(reader{ctx: ctx, conn: c, own: own, hooks: []uint32{unix.NF_INET_POST_ROUTING}})
 }
 
 func read(template reader) (Snapshot, error) {
@@ -78,6 +79,7 @@ func read(template reader) (Snapshot, error) {
 	for range 3 {
 		r := template
 		r.seen, r.wanted = map[id]bool{}, map[id]bool{}
+		r.sets, r.maps = map[id][]iprange.Range{}, map[id]mapping{}
 		err := r.read()
 		if errors.Is(err, nfnetlink.ErrInterrupted) {
 			continue
@@ -102,17 +104,17 @@ func read(template reader) (Snapshot, error) {
 
 type reader struct {
 	Snapshot
-	ctx    context.Context
-	conn   nfnetlink.Reader
-	hooks  []uint32            // of the base chains
-	types  []string            // of the base chains, in the order in which they are read
-	maps   func(*reader) error // reads maps instead of sets; nil: sets
-	own    func(nfnetlink.Chain) bool
-	listed []nfnetlink.Chain // of the family being read, in the order in which packets traverse them
-	seen   map[id]bool       // the chains that are in Chains
-	wanted map[id]bool       // the sets that rules refer to
-	rules  int               // the number of rules read
-	memory int               // that they take, in bytes
+	ctx      context.Context
+	conn     *nfnetlink.Conn
+	hooks    []uint32 // of the base chains
+	tracing  bool     // read base chains of all types, and maps instead of sets
+	own      func(nfnetlink.Chain) bool
+	listed   []nfnetlink.Chain // of the family being read, in the order in which packets traverse them
+	seen     map[id]bool       // the chains that are in Chains
+	wanted   map[id]bool       // the sets that rules refer to
+	rules    int               // the number of rules read
+	memory   int               // that they take, in bytes
+	elements int               // the number of ranges in sets
 }
 
 func (r *reader) read() (err error) {
@@ -126,9 +128,6 @@ func (r *reader) read() (err error) {
 	}
 	if err := r.ctx.Err(); err != nil {
 		return err
-	}
-	if r.maps != nil {
-		return r.maps(r)
 	}
 	return r.readSets()
 }
@@ -146,7 +145,11 @@ func (r *reader) readFamily(family nfnetlink.Family) error {
 		return err
 	}
 	slices.SortStableFunc(r.listed, func(a, b nfnetlink.Chain) int { return cmp.Compare(priority(a), priority(b)) })
-	for _, typ := range r.types {
+	types := []string{"nat"} // first, in case there are too many rules
+	if r.tracing {
+		types = append(types, "filter", "route")
+	}
+	for _, typ := range types {
 		for _, c := range r.listed {
 			if h := c.Hook; h != nil && h.Type == typ && slices.Contains(r.hooks, h.Number) && !dormant[c.Table] {
 				if err := r.follow(c); err != nil {
@@ -156,7 +159,7 @@ func (r *reader) readFamily(family nfnetlink.Family) error {
 		}
 	}
 	for _, c := range r.listed {
-		if c.Hook == nil && agentChains[c.Name] && r.maps == nil {
+		if c.Hook == nil && agentChains[c.Name] && !r.tracing {
 			if err := r.readChains(nil, c); err != nil {
 				return err
 			}
@@ -218,29 +221,28 @@ func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (e
 		}
 		r.seen[chainID(c)] = true
 		out := Chain{Chain: c, Base: base, Own: r.own(c)}
+		unread := 0
 		switch {
 		case out.Own:
 		case r.rules+int(c.Use) > maxRules: // checked before they are in memory
-			r.Unread += int(c.Use)
-			out.Unread = true
+			unread = int(c.Use)
 		default:
 			rules, more, err := r.conn.FirstRules(c.Family, c.Table, c.Name, r.enough)
 			if err != nil {
 				return err
 			}
 			if more {
-				r.Unread += int(c.Use)
-				out.Unread = true
+				unread = int(c.Use)
 				break
 			}
 			out.Rules = rules
 			r.rules += len(rules)
-			// A rule of more than 32 KiB hides itself and those after it.
-			if hidden := int(c.Use) - len(rules); c.Hook != nil && hidden > 0 {
-				r.Unread += hidden
-				out.Unread = true
+			if c.Hook != nil { // a rule of more than 32 KiB hides itself and those after it
+				unread = max(0, int(c.Use)-len(rules))
 			}
 		}
+		out.Unread = unread > 0
+		r.Unread += unread
 		r.Chains = append(r.Chains, out)
 	}
 	return nil
@@ -262,9 +264,9 @@ const (
 	maxElements = 200_000
 )
 
-// readSets reads the address sets that the rules refer to.
+// readSets reads the sets that the rules refer to.
 func (r *reader) readSets() error {
-	tables, left := map[id]bool{}, maxElements
+	tables := map[id]bool{}
 	for want := range r.wanted {
 		tables[id{want.family, want.table, ""}] = true
 	}
@@ -274,26 +276,45 @@ func (r *reader) readSets() error {
 			return err
 		}
 		for _, s := range sets {
-			if !r.wanted[id{s.Family, s.Table, s.Name}] || !ofAddresses(s) {
-				continue
+			at := id{s.Family, s.Table, s.Name}
+			switch isMap := s.Flags&unix.NFT_SET_MAP != 0; {
+			case !r.wanted[at], isMap != r.tracing:
+			case isMap:
+				err = r.readMap(at, s)
+			case ofAddresses(s):
+				err = r.readSet(at, s)
 			}
-			contents, err := r.conn.Contents(s, min(maxSetSize, left))
-			if nfnetlink.IsNotExist(err) || contents.More {
-				continue
-			}
-			if err != nil {
+			if err != nil && !nfnetlink.IsNotExist(err) {
 				return err
 			}
-			ranges := contents.Ranges
-			left -= len(ranges)
-			if s.Flags&unix.NFT_SET_INTERVAL == 0 {
-				for i := range ranges {
-					ranges[i].To = ranges[i].From
-				}
-			}
-			r.Sets = append(r.Sets, Set{s.Family, s.Table, s.Name, iprange.Normal(ranges)})
 		}
 	}
+	return nil
+}
+
+func (r *reader) readSet(at id, s nfnetlink.Set) error {
+	contents, err := r.conn.Contents(s, min(maxSetSize, maxElements-r.elements))
+	if err != nil || contents.More {
+		return err
+	}
+	ranges := contents.Ranges
+	r.elements += len(ranges)
+	if s.Flags&unix.NFT_SET_INTERVAL == 0 {
+		for i := range ranges {
+			ranges[i].To = ranges[i].From
+		}
+	}
+	r.sets[at] = iprange.Normal(ranges)
+	return nil
+}
+
+// readMap reads a map of up to maxRules elements. What is in a larger one is unknown.
+func (r *reader) readMap(at id, s nfnetlink.Set) error {
+	elements, more, err := r.conn.MapElements(s.Family, s.Table, s.Name, maxRules)
+	if err != nil || more {
+		return err
+	}
+	r.maps[at] = newMapping(elements, s.Flags&unix.NFT_SET_INTERVAL != 0)
 	return nil
 }
 

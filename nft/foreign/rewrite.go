@@ -25,31 +25,33 @@ type Rewrites []Rewrite
 // not understand may be true or false. After a few thousand rules, the last result
 // stands for all others: any connection.
 func FindRewrites(s Snapshot) Rewrites {
-	var found []Rewrite
-	all := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
-	if w := search(s, all, &found); w.full() {
+	var found Rewrites
+	kept := 0 // ranges in them
+	w := newWalker(s)
+	w.dst = anywhere(nfnetlink.Inet)
+	w.visit = func(c *Chain, _ nfnetlink.Rule, q path, a action) {
+		if !a.rewrites {
+			return
+		}
+		if kept += q.size(); kept > maxKept {
+			q.packets = allPackets(w.base.Family)
+		}
+		for _, b := range q.packets {
+			found = append(found, Rewrite{Src: b.src, Dst: b.dst, Marked: markedForIt(c, q.marks)})
+		}
+		w.full = len(found) >= maxFound
+	}
+	w.walkAll()
+	if w.full {
 		found = append(found, Rewrite{Src: anywhere(nfnetlink.Inet), Dst: anywhere(nfnetlink.Inet)})
 	}
 	return found
 }
 
-// keep adds a rewrite. If all of them have too many ranges, it counts for any
-// connection.
-func (w *walker) keep(r Rewrite) {
-	w.kept += len(r.Src) + len(r.Dst)
-	if w.kept > maxKept {
-		r.Src, r.Dst = anywhere(w.base.Family), anywhere(w.base.Family)
-	}
-	*w.rewrites = append(*w.rewrites, r)
-}
-
 // Meet reports whether one of the rules can match a connection. translated is whether
 // its destination was translated.
 func (all Rewrites) Meet(src, dst netip.Addr, translated bool) bool {
-	holds := func(ranges []iprange.Range, a netip.Addr) bool {
-		return slices.ContainsFunc(ranges, func(r iprange.Range) bool { return !a.Less(r.From) && !r.To.Less(a) })
-	}
 	return slices.ContainsFunc(all, func(r Rewrite) bool {
-		return (translated || !r.Marked) && holds(r.Src, src) && holds(r.Dst, dst)
+		return (translated || !r.Marked) && contains(r.Src, src) && contains(r.Dst, dst)
 	})
 }

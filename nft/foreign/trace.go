@@ -108,59 +108,15 @@ type Tracer struct {
 	direct      int // number of conditions on the way that name the destination
 }
 
-// A MapReader also reads single elements and verdict maps, like a [nfnetlink.Conn].
-type MapReader interface {
-	nfnetlink.Reader
-	HasElement(f nfnetlink.Family, table, set string, a netip.Addr) (has, limited bool, err error)
-	MapElements(f nfnetlink.Family, table, set string, most int) ([]nfnetlink.MapElement, bool, error)
-}
-
 // NewTracer reads the chains of some hooks, in the order in which a packet passes
 // them, such as unix.NF_INET_POST_ROUTING. known reports which chains need not be
 // read because their effect is known: they masquerade the packet or return.
-func NewTracer(ctx context.Context, c MapReader, known func(nfnetlink.Chain) bool, hooks ...uint32) (*Tracer, error) {
-	s, err := read(reader{
-		ctx: ctx, conn: c, own: known, hooks: hooks, types: []string{"nat", "filter", "route"},
-		maps: func(r *reader) error { return r.readMaps(c) },
-	})
+func NewTracer(ctx context.Context, c *nfnetlink.Conn, known func(nfnetlink.Chain) bool, hooks ...uint32) (*Tracer, error) {
+	s, err := read(reader{ctx: ctx, conn: c, own: known, hooks: hooks, tracing: true})
 	if err != nil {
 		return nil, err
 	}
-	t := &Tracer{Snapshot: s, hooks: hooks, chains: map[id]*Chain{}, member: c.HasElement}
-	for i := range s.Chains {
-		t.chains[chainID(s.Chains[i].Chain)] = &t.Chains[i]
-	}
-	return t, nil
-}
-
-// readMaps reads the maps that rules refer to. What is in maps that are too large is
-// unknown.
-func (r *reader) readMaps(c MapReader) error {
-	tables := map[id]bool{}
-	for want := range r.wanted {
-		tables[id{want.family, want.table, ""}] = true
-	}
-	r.Snapshot.maps = map[id]mapping{}
-	for t := range tables {
-		sets, err := c.Sets(t.family, t.table)
-		if err != nil && !nfnetlink.IsNotExist(err) {
-			return err
-		}
-		for _, s := range sets {
-			name := id{s.Family, s.Table, s.Name}
-			if !r.wanted[name] || s.Flags&unix.NFT_SET_MAP == 0 {
-				continue
-			}
-			elements, more, err := c.MapElements(s.Family, s.Table, s.Name, maxRules)
-			if err != nil && !nfnetlink.IsNotExist(err) {
-				return err
-			}
-			if !more {
-				r.Snapshot.maps[name] = newMapping(elements, s.Flags&unix.NFT_SET_INTERVAL != 0)
-			}
-		}
-	}
-	return nil
+	return &Tracer{Snapshot: s, hooks: hooks, chains: s.byID(), member: c.HasElement}, nil
 }
 
 // Trace follows a packet through the base chains in the kernel's order: by
@@ -321,7 +277,7 @@ func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, sto
 			a.byMap = true
 			targets, truth = t.lookup(c, s)
 		} else {
-			truth = t.packet.holds(c, s, r, t.member)
+			truth = t.holds(c, s)
 		}
 		if truth == no {
 			return false, false, false

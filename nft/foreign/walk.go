@@ -1,45 +1,106 @@
 package foreign
 
 import (
-	"net/netip"
 	"slices"
 	"sort"
 	"strings"
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/rule"
 )
+
+type ruleID struct {
+	id
+	handle uint64
+}
+
+// A walker follows all packets at once through the chains. A condition that it does
+// not understand may be true or false.
+type walker struct {
+	Snapshot
+	chains       map[id]*Chain
+	unreferenced map[id][]*Chain // by table: chains that no rule jumps to
+	// dst is the destinations that matter: sorted, none overlaps another.
+	dst []iprange.Range
+	// visit is called for each rule with an effect that packets to them reach.
+	visit func(c *Chain, r nfnetlink.Rule, p path, a action)
+
+	base      nfnetlink.Chain
+	anything  packets     // that enter the base chain
+	mapped    map[id]bool // tables of whose maps all other paths were followed
+	visits    map[id]int
+	finished  map[id]bool // chains that were visited for all other paths
+	steps     int         // the number of rules visited
+	work      int         // the number of ranges compared
+	examined  map[id]int  // by chain: how many of its rules
+	conflicts []Conflict
+	found     map[ruleID]int // in conflicts
+	full      bool           // the search ends because it has found too much
+}
+
+func newWalker(s Snapshot) *walker {
+	w := &walker{Snapshot: s, chains: s.byID(), unreferenced: map[id][]*Chain{}, found: map[ruleID]int{}, examined: map[id]int{}}
+	named := make(map[id]bool, len(s.Chains))
+	for _, c := range s.Chains {
+		for _, r := range c.Rules {
+			if chain, ok := rule.Target(r); ok {
+				named[id{c.Family, c.Table, chain}] = true
+			}
+		}
+	}
+	for i := range s.Chains {
+		if c := &s.Chains[i]; c.Hook == nil && !named[chainID(c.Chain)] {
+			table := id{c.Family, c.Table, ""}
+			w.unreferenced[table] = append(w.unreferenced[table], c)
+		}
+	}
+	w.restart()
+	return w
+}
+
+// restart prepares another search, which adds to what was found.
+func (w *walker) restart() {
+	w.visits, w.finished, w.mapped, w.steps, w.work = map[id]int{}, map[id]bool{}, map[id]bool{}, 0, 0
+}
+
+// rest returns the number of rules that were not examined because the search has
+// found too much.
+func (w *walker) rest() (n int) {
+	if w.full {
+		for _, c := range w.Chains {
+			n += len(c.Rules) - w.examined[chainID(c.Chain)]
+		}
+	}
+	return n
+}
+
+// walkAll follows all packets from all base chains but ours.
+func (w *walker) walkAll() {
+	for i := range w.Chains {
+		if c := &w.Chains[i]; c.Hook != nil && !c.Own {
+			w.begin(c, allPackets(c.Family))
+		}
+	}
+}
+
+// begin follows packets from a base chain.
+func (w *walker) begin(base *Chain, p packets) {
+	w.base, w.anything = base.Chain, p
+	w.walk(base, path{packets: p})
+}
 
 // A path is what is known about the packets that reach a rule.
 type path struct {
-	src, dst []iprange.Range
-	marks    []mark
-	from     []string         // the source, as text
-	words    []string         // the other conditions, as text
-	via      []nfnetlink.Rule // the jumps
-}
-
-// begin prepares a search from a base chain.
-func (w *walker) begin(base nfnetlink.Chain) {
-	all := anywhere(base.Family)
-	w.base, w.anything = base, path{src: all, dst: all}
-	if w.sources != nil {
-		w.anything.src = iprange.Intersect(all, w.sources)
-	}
+	packets
+	marks []mark
+	from  []string         // the source, as text
+	words []string         // the other conditions, as text
+	via   []nfnetlink.Rule // the jumps
 }
 
 func (p path) narrow(m match) path {
-	if m.src != nil {
-		p.src = iprange.Intersect(p.src, m.src)
-	}
-	if m.dst != nil {
-		p.dst = iprange.Intersect(p.dst, m.dst)
-	}
-	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		if only(f, p.src) != only(f, p.dst) {
-			p.src, p.dst = iprange.Intersect(p.src, anywhere(f)), iprange.Intersect(p.dst, anywhere(f))
-		}
-	}
+	p.packets = p.in(m.src, m.dst)
 	p.marks = slices.Concat(p.marks, m.marks)
 	p.from = firstWords(p.from, m.from)
 	p.words = firstWords(p.words, m.words)
@@ -58,21 +119,6 @@ func firstWords(of, more []string) []string {
 	return all
 }
 
-// A box is the packets from a set of addresses to another set.
-type box struct{ src, dst []iprange.Range }
-
-// A frame is the state of a walk through one chain. Each rule can take packets
-// out of it.
-type frame struct {
-	path
-	left  []iprange.Range // destinations of packets that have left the chain; not yet subtracted from dst
-	boxes []box           // packets that have left the chain, by source and destination
-	empty bool
-	// partial means that packets have left that are not in left: a rule that
-	// takes the rest does not take all.
-	partial bool
-}
-
 // Limits that real rulesets do not approach. Beyond them less is ruled out and
 // more is reported.
 const (
@@ -81,16 +127,15 @@ const (
 	maxSteps  = 100_000 // rules visited on all paths
 	maxWork   = 500_000 // ranges compared
 	maxBoxes  = 64
-	maxRanges = 4096
 	maxWords  = 32     // conditions of a path that are kept as text
 	maxSource = 1024   // bytes of the sources of a conflict, as text
 	maxFound  = 5_000  // conflicts; with the last one, the search ends
 	maxKept   = 50_000 // ranges of all rewrites together
 )
 
-// walk traverses a chain and reports what it finds. It returns destinations to
-// which no packet returns from the chain.
-func (w *walker) walk(c *Chain, p path) (taken []iprange.Range) {
+// walk traverses a chain. It returns packets that certainly do not return from the
+// chain.
+func (w *walker) walk(c *Chain, p path) (taken packets) {
 	if c == nil || c.Own || len(p.via) > maxDepth {
 		return nil
 	}
@@ -101,84 +146,62 @@ func (w *walker) walk(c *Chain, p path) (taken []iprange.Range) {
 		return nil
 	case w.visits[at] == maxVisits, w.steps > maxSteps: // one last time, for all other paths
 		w.finished[at] = true
-		via := p.via
-		p = w.anything
-		p.via = via
+		p = path{packets: w.anything, via: p.via}
 	}
-	f := &frame{path: p}
+	returned := false // packets that are still in p may have returned
 	for i, r := range c.Rules {
-		if w.full() {
+		if len(p.packets) == 0 || w.full {
 			break
 		}
 		w.examined[at] = max(w.examined[at], i+1)
 		w.steps++
-		if len(f.via) == 0 && w.past(r) {
-			break
-		}
 		m, a := w.parse(r)
-		if m.never {
+		if m.never || !a.ends && !a.rewrites && !a.byMap && a.target == "" {
 			continue
 		}
-		w.spend(f, &m)
-		if covers(m.src, f.src) {
-			m.src = nil
+		returned = w.spend(&p, &m) || returned
+		q := p.narrow(m)
+		if !w.reaches(q.packets) {
+			continue
 		}
-		if a.target != "" || a.byMap || a.rewrites {
-			if w.settle(f); f.empty {
-				break
+		w.visit(c, r, q, a)
+		gone, rest := q.packets, p.without(m.src, m.dst)
+		if a.returns || a.rewrites && (m.dst != nil || len(rest) > 0) {
+			gone = nil
+		}
+		q.via = append(slices.Clip(q.via), r)
+		switch {
+		case a.byMap:
+			w.walkUnreferenced(id{c.Family, c.Table, ""}, q)
+		case a.target != "":
+			gone = w.walk(w.chains[id{c.Family, c.Table, a.target}], q)
+		}
+		if !m.plain() {
+			returned = returned || a.returns
+			// If the rule checks only the mark, the remaining packets do not have it.
+			if a.ends && len(m.marks) == 1 && !m.other && len(rest) == 0 {
+				other := m.marks[0]
+				other.not = !other.not
+				p.marks = append(slices.Clip(p.marks), other)
 			}
-			if t := w.enter(f, c, r, m, a); !f.partial {
-				taken = append(taken, t...)
+			continue
+		}
+		if !returned {
+			taken = taken.and(gone)
+		}
+		if !a.ends {
+			rest = p.packets
+			for _, b := range gone {
+				w.work += rest.size()
+				rest = rest.without(b.src, b.dst)
 			}
 		}
-		if w.kind == Exempts && a.leaves(len(f.via) == 0) {
-			if w.settle(f); f.empty {
-				break
-			}
-			if q := f.narrow(m); len(q.src) > 0 && w.reaches(q.dst) {
-				w.outcome(c, r, q, a, f.boxes)
-			}
+		if len(rest) > maxBoxes {
+			returned = true
+			continue
 		}
-		if a.ends || a.rewrites && m.always() {
-			if !a.returns && m.src == nil && m.plain() && !f.partial {
-				taken = append(taken, iprange.Subtract(f.narrow(m).dst, iprange.Normal(f.left))...)
-			}
-			f.leave(m)
-		}
-		if f.empty {
-			break
-		}
+		p.packets = rest
 	}
-	return taken
-}
-
-func (m match) always() bool { return m.plain() && m.src == nil && m.dst == nil }
-
-// enter follows a rule to its target, or reports the rule.
-func (w *walker) enter(f *frame, c *Chain, r nfnetlink.Rule, m match, a action) (taken []iprange.Range) {
-	q := f.narrow(m)
-	if len(q.src) == 0 || !w.reaches(q.dst) {
-		return nil
-	}
-	switch {
-	case a.rewrites && w.kind == Masquerades:
-		w.report(c, r, q, f.boxes)
-	case a.fixed && w.kind == Translates:
-		w.outcome(c, r, q, a, f.boxes)
-	}
-	if a.rewrites {
-		return nil
-	}
-	q.via = append(slices.Clip(q.via), r)
-	if a.byMap {
-		w.walkUnreferenced(id{c.Family, c.Table, ""}, q)
-		return nil
-	}
-	taken = w.walk(w.chains[id{c.Family, c.Table, a.target}], q)
-	if !m.plain() || m.src != nil {
-		return nil
-	}
-	f.left = append(f.left, taken...)
 	return taken
 }
 
@@ -196,35 +219,14 @@ func (w *walker) walkUnreferenced(table id, q path) {
 	}
 }
 
-// leave removes the matching packets from the chain.
-func (f *frame) leave(m match) {
-	f.partial = f.partial || m.src != nil || !m.plain()
-	switch {
-	case m.always():
-		f.empty = true
-	case !m.plain():
-		// If the rule checks only the mark, the remaining packets do not have it.
-		if len(m.marks) == 1 && !m.other && m.src == nil && m.dst == nil {
-			rest := m.marks[0]
-			rest.not = !rest.not
-			f.marks = append(slices.Clip(f.marks), rest)
-		}
-	case m.src == nil:
-		f.left = append(f.left, m.dst...)
-	case m.dst == nil:
-		f.src = iprange.Subtract(f.src, m.src)
-		f.empty = len(f.src) == 0
-	case len(f.boxes) < maxBoxes:
-		f.boxes = append(f.boxes, box{m.src, m.dst})
-	}
-}
-
 // spend counts the ranges that have to be compared for a rule. If there were too
-// many, conditions with long lists of ranges count as unknown.
-func (w *walker) spend(f *frame, m *match) {
-	w.work += len(f.src) + len(f.dst) + len(f.left) + len(m.src) + len(m.dst)
+// many, conditions with long lists of ranges count as unknown. It reports whether
+// the path has packets again that have left it.
+func (w *walker) spend(p *path, m *match) (again bool) {
+	n := p.size()
+	w.work += n + len(p.packets)*(len(m.src)+len(m.dst))
 	if !w.spent() {
-		return
+		return false
 	}
 	if len(m.src) > maxNamed {
 		m.src, m.other = nil, true
@@ -232,36 +234,25 @@ func (w *walker) spend(f *frame, m *match) {
 	if len(m.dst) > maxNamed {
 		m.dst, m.other = nil, true
 	}
-	if len(f.src) > maxNamed {
-		f.src = anywhere(w.base.Family)
+	if n > maxNamed {
+		p.packets = allPackets(w.base.Family)
 	}
-	if len(f.dst)+len(f.left) > maxNamed {
-		f.dst, f.left, f.partial = anywhere(w.base.Family), nil, true
-	}
-	f.boxes = nil
+	return n > maxNamed
 }
 
 // spent reports whether too many ranges have been compared.
 func (w *walker) spent() bool { return w.work > maxWork }
 
-// settle subtracts the destinations in left from dst.
-func (w *walker) settle(f *frame) {
-	if len(f.left) == 0 || len(f.dst) > maxRanges && len(f.left) < len(f.dst)/8 {
-		return
-	}
-	f.dst = iprange.Subtract(f.dst, iprange.Normal(f.left))
-	f.left = nil
-	f.empty = !w.reaches(f.dst)
+func (w *walker) reaches(p packets) bool {
+	return slices.ContainsFunc(p, func(b box) bool { return len(w.overlap(b.dst, 1)) > 0 })
 }
 
-func (w *walker) reaches(dst []iprange.Range) bool { return len(w.overlap(dst, 1)) > 0 }
-
-// overlap returns the first ranges of exempt that overlap with dst, cut to the
+// overlap returns the first ranges of w.dst that overlap with dst, cut to the
 // overlap.
 func (w *walker) overlap(dst []iprange.Range, most int) (out []iprange.Range) {
 	for i := range dst {
-		for j := w.firstExempt(dst[i]); j < len(w.exempt) && !dst[i].To.Less(w.exempt[j].From); j++ {
-			if out = append(out, iprange.Intersect(dst[i:i+1], w.exempt[j:j+1])...); len(out) == most {
+		for j := w.first(dst[i]); j < len(w.dst) && !dst[i].To.Less(w.dst[j].From); j++ {
+			if out = append(out, iprange.Intersect(dst[i:i+1], w.dst[j:j+1])...); len(out) == most {
 				return out
 			}
 		}
@@ -269,70 +260,15 @@ func (w *walker) overlap(dst []iprange.Range, most int) (out []iprange.Range) {
 	return out
 }
 
-// firstExempt returns the index of the first exempt range that does not end before r.
-func (w *walker) firstExempt(r iprange.Range) int {
-	return sort.Search(len(w.exempt), func(i int) bool { return !w.exempt[i].To.Less(r.From) })
-}
-
-// hits returns the first exempt prefixes that overlap with dst.
-func (w *walker) hits(dst []iprange.Range, limit int) (prefixes []netip.Prefix, more bool) {
-	for _, r := range dst {
-		for i := w.firstExempt(r); i < len(w.exempt) && !r.To.Less(w.exempt[i].From); i++ {
-			switch n := len(prefixes); {
-			case n > 0 && prefixes[n-1] == w.prefixes[i]:
-			case n == limit:
-				return prefixes, true
-			default:
-				prefixes = append(prefixes, w.prefixes[i])
-			}
-		}
-	}
-	return prefixes, false
-}
-
-// report adds a rule that rewrites source addresses to the conflicts.
-func (w *walker) report(c *Chain, r nfnetlink.Rule, q path, left []box) {
-	q.dst = w.without(q, left)
-	if w.rewrites != nil {
-		w.keep(Rewrite{Src: q.src, Dst: q.dst, Marked: markedForIt(c, q.marks)})
-		return
-	}
-	exempt, more := w.hits(q.dst, maxNamed)
-	if len(exempt) == 0 || markedForIt(c, q.marks) || needed(q) || !more && q.allLeft(exempt, left) {
-		return
-	}
-	conflict := Conflict{Exempt: exempt, More: more}
-	if len(q.src) <= maxNamed {
-		conflict.src = q.src
-	}
-	w.add(c, r, q, conflict)
-}
-
-// without returns the destinations of a path without those to which no packet of
-// its sources is left.
-func (w *walker) without(p path, left []box) []iprange.Range {
-	dst := p.dst
-	for _, b := range left {
-		w.work += len(b.src) + len(b.dst) + len(p.src) + len(dst)
-		if covers(b.src, p.src) {
-			dst = iprange.Subtract(dst, b.dst)
-		}
-	}
-	return dst
-}
-
-// full reports whether the search ends because it has found too much.
-func (w *walker) full() bool {
-	return len(w.conflicts) >= maxFound || w.rewrites != nil && len(*w.rewrites) >= maxFound
+// first returns the index of the first range of w.dst that does not end before r.
+func (w *walker) first(r iprange.Range) int {
+	return sort.Search(len(w.dst), func(i int) bool { return !w.dst[i].To.Less(r.From) })
 }
 
 // add completes a conflict and adds it to what was found.
 func (w *walker) add(c *Chain, r nfnetlink.Rule, q path, conflict Conflict) {
-	conflict.Rule, conflict.Base, conflict.Via = r, w.base.Name, q.via
+	conflict.Rule, conflict.Base, conflict.Priority, conflict.Via = r, w.base.Name, w.base.Hook.Priority, q.via
 	conflict.Source, conflict.Conditions = strings.Join(slices.Compact(q.from), ", "), slices.Compact(q.words)
-	if w.base.Hook != nil {
-		conflict.Priority = w.base.Hook.Priority
-	}
 	at := ruleID{chainID(c.Chain), r.Handle}
 	if i, ok := w.found[at]; ok {
 		w.conflicts[i].merge(conflict)
@@ -340,6 +276,7 @@ func (w *walker) add(c *Chain, r nfnetlink.Rule, q path, conflict Conflict) {
 	}
 	w.found[at] = len(w.conflicts)
 	w.conflicts = append(w.conflicts, conflict)
+	w.full = len(w.conflicts) >= maxFound
 }
 
 const orOthers = " or others"
@@ -393,23 +330,10 @@ func markedForIt(c *Chain, marks []mark) bool {
 
 // needed reports whether the connections need the translation to work: those from
 // an address to itself, or from a loopback address out of the node.
-func needed(q path) bool {
-	src := q.src[0]
-	return len(q.src) == 1 && (slices.Equal(q.src, q.dst) && src.From == src.To || src.From.IsLoopback() && src.To.IsLoopback())
-}
-
-// allLeft reports whether all packets to the exempt prefixes have left, possibly
-// at different rules for different sources.
-func (p path) allLeft(exempt []netip.Prefix, left []box) bool {
-	var to, from []iprange.Range
-	for _, e := range exempt {
-		to = append(to, iprange.Of(e))
-	}
-	to = iprange.Intersect(p.dst, to)
-	for _, b := range left {
-		if covers(b.dst, to) {
-			from = append(from, b.src...)
-		}
-	}
-	return len(from) > 0 && covers(iprange.Normal(from), p.src)
+func needed(p packets) bool {
+	return !slices.ContainsFunc(p, func(b box) bool {
+		src := b.src[0]
+		self := slices.Equal(b.src, b.dst) && src.From == src.To
+		return len(b.src) > 1 || !self && !(src.From.IsLoopback() && src.To.IsLoopback())
+	})
 }

@@ -12,21 +12,6 @@ import (
 	"nft-masq-agent/nft/iprange"
 )
 
-// A Reader reads the ruleset, like a [Conn].
-type Reader interface {
-	Generation() (uint32, error)
-	Table(family Family, name string) (Table, error)
-	Tables(family Family) ([]Table, error)
-	Chain(family Family, table, chain string) (Chain, error)
-	Chains(family Family) ([]Chain, error)
-	FirstRules(family Family, table, chain string, enough func(Rule) bool) (rules []Rule, more bool, err error)
-	Jumps(family Family, table, chain string, match func(Rule) bool) (jumps []Rule, rest int, err error)
-	Rule(family Family, table, chain string, handle uint64) (Rule, error)
-	Sets(family Family, table string) ([]Set, error)
-	Contents(set Set, limit int) (Contents, error)
-	Objects(family Family, table string) ([]Object, error)
-}
-
 // dump requests all objects of a kind and parses each.
 func dump[T any](c *Conn, family Family, msg uint16, a attrs, parse func(Family, []byte) (T, error)) ([]T, error) {
 	out := []T{}
