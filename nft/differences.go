@@ -56,7 +56,7 @@ func (p *Policy) AddMasquerade(r nfnetlink.Rule) {
 	if !masquerades {
 		return
 	}
-	p.RandomFully = m.RandomFully
+	p.RandomFully = m.RandomFully()
 	if m.MinPort > 0 && m.Protocol == unix.IPPROTO_TCP {
 		p.Ports = append(p.Ports, PortRange{m.MinPort, m.MaxPort})
 	}

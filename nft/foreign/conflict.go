@@ -172,7 +172,7 @@ func search(s Snapshot, exempt []netip.Prefix) *walker {
 	var prefixes []netip.Prefix
 	w.dst, prefixes = exemptions(exempt)
 	w.visit = func(c *Chain, r nfnetlink.Rule, q path, a action) {
-		if !a.rewrites || markedForIt(c, q.marks) || needed(q.packets) {
+		if !a.Source || markedForIt(c, q.marks) || needed(q.packets) {
 			return
 		}
 		src, dst := q.addresses()

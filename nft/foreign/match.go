@@ -2,7 +2,6 @@ package foreign
 
 import (
 	"encoding/binary"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -44,15 +43,12 @@ func (m mark) set() (bits uint32, ok bool) {
 
 // An action is what a rule does with a packet that it matches.
 type action struct {
-	ends      bool             // the packet does not go on in this chain
-	returns   bool             // nor in the target of this rule, but in the calling chain
-	target    string           // the chain it goes to
-	byMap     bool             // the verdict comes from a map
-	rewrites  bool             // it translates the source address
-	fixed     bool             // to an address other than the interface's
-	redirects bool             // it translates the destination
-	family    nfnetlink.Family // it translates only these packets; 0: any
-	verdict   int32            // NFT_CONTINUE if there is none
+	rule.NAT
+	ends    bool   // the packet does not go on in this chain
+	returns bool   // nor in the target of this rule, but in the calling chain
+	target  string // the chain it goes to
+	byMap   bool   // the verdict comes from a map
+	verdict int32  // NFT_CONTINUE if there is none
 }
 
 func (w *walker) parse(r nfnetlink.Rule) (match, action) {
@@ -76,8 +72,8 @@ func (w *walker) parse(r nfnetlink.Rule) (match, action) {
 			m.compare(s, nil)
 		}
 	}
-	if a.family != 0 && r.Family == nfnetlink.Inet {
-		m.dst = m.restrict(m.dst, rule.Statement{}, anywhere(a.family), true)
+	if a.Family != 0 && r.Family == nfnetlink.Inet {
+		m.dst = m.restrict(m.dst, rule.Statement{}, anywhere(a.Family), true)
 	}
 	return m, a
 }
@@ -103,40 +99,22 @@ func (a *action) take(s rule.Statement) bool {
 		a.returns = code == unix.NFT_RETURN || code == unix.NFT_GOTO
 		return true
 	}
+	if s.Source || s.Destination {
+		a.NAT = s.NAT
+		return true
+	}
 	switch s.Expr.Name {
 	case "dynset": // can have a limit or a quota
 		return s.Expr.Attr(unix.NFTA_DYNSET_EXPR) == nil && s.Expr.Attr(dynsetExpressions) == nil
-	case "counter", "log", "meta", "ct", "notrack", "payload":
+	case "counter", "log", "meta", "ct", "notrack", "payload", "target":
+		return true
 	case "objref":
 		return s.Expr.Uint32(unix.NFTA_OBJREF_IMM_TYPE) == unix.NFT_OBJECT_COUNTER
-	case "masq":
-		a.rewrites = true
-	case "redir":
-		a.redirects = true
-	case "nat":
-		a.rewrites = s.Expr.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_SNAT
-		a.redirects, a.fixed = !a.rewrites, a.rewrites
-		if f := nfnetlink.Family(s.Expr.Uint32(unix.NFTA_NAT_FAMILY)); f != nfnetlink.Inet {
-			a.family = f
-		}
-	case "target":
-		target := s.Expr.Str(unix.NFTA_TARGET_NAME)
-		a.rewrites = slices.Contains(sourceTargets, target)
-		a.redirects = slices.Contains(destinationTargets, target)
-		a.fixed = a.rewrites && target != "MASQUERADE"
 	case "match":
 		return s.Expr.Str(unix.NFTA_MATCH_NAME) == "comment"
-	default:
-		return false
 	}
-	return true
+	return false
 }
-
-// sourceTargets are the xtables targets that rewrite the source address.
-var sourceTargets = []string{"MASQUERADE", "SNAT", "NETMAP"}
-
-// destinationTargets are those that rewrite the destination address.
-var destinationTargets = []string{"DNAT", "REDIRECT", "NETMAP"}
 
 // compare adds a comparison. set is the content of the set that it refers to, nil
 // if unknown.

@@ -115,7 +115,7 @@ func (w *walker) overruledFrom(c Chain, kind Kind, share Share) {
 	w.visit = func(at *Chain, r nfnetlink.Rule, q path, a action) {
 		overrules := a.leaves(len(q.via) == 0)
 		if kind == Translates {
-			overrules = a.fixed && !needed(q.packets)
+			overrules = a.Source && !a.Masquerade && !needed(q.packets)
 		}
 		if !overrules || markedForIt(at, q.marks) {
 			return

@@ -206,7 +206,7 @@ func (r *reader) targets(c Chain, targets map[string]bool) (byMap bool) {
 		for _, set := range rule.Sets(from) {
 			r.wanted[id{c.Family, c.Table, set}] = true
 		}
-		byMap = byMap || rule.ByMap(from)
+		byMap = byMap || slices.ContainsFunc(from.Exprs, nfnetlink.Expr.JumpsByMap)
 	}
 	return byMap
 }

@@ -30,7 +30,7 @@ func FindRewrites(s Snapshot) Rewrites {
 	w := newWalker(s)
 	w.dst = anywhere(nfnetlink.Inet)
 	w.visit = func(c *Chain, _ nfnetlink.Rule, q path, a action) {
-		if !a.rewrites {
+		if !a.Source {
 			return
 		}
 		if kept += q.size(); kept > maxKept {

@@ -262,14 +262,11 @@ func (t *Tracer) walk(c *Chain, on []id) (back bool) {
 // chain, and comesBack that it may return from the chain.
 func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, stop bool) {
 	a := action{verdict: unix.NFT_CONTINUE}
-	matches, words, to, direct := yes, []string(nil), rule.Statement{}, 0
+	matches, words, direct := yes, []string(nil), 0
 	var targets []target
 	for s := range rule.Statements(r) {
 		t.change(r, s, matches == yes && len(t.path) == 0 && !t.doubt)
 		if a.take(s) {
-			if a.rewrites || a.redirects {
-				to = s
-			}
 			continue
 		}
 		var truth truth
@@ -303,7 +300,7 @@ func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, sto
 	}
 	switch {
 	case translates:
-		found := t.add(r, a, to)
+		found := t.add(r, a)
 		return sure && found == yes, false, found != no
 	case a.byMap:
 		for _, target := range targets {
@@ -345,12 +342,12 @@ func (t *Tracer) ofSources() bool {
 // translates reports whether an action translates the packet in this base chain.
 func (t *Tracer) translates(a action) bool {
 	switch {
-	case t.base.Hook.Type != "nat", a.family != 0 && (a.family == nfnetlink.IPv6) != t.packet.Dst.Is6():
+	case t.base.Hook.Type != "nat", a.Family != 0 && (a.Family == nfnetlink.IPv6) != t.packet.Dst.Is6():
 		return false
 	case t.ofSources():
-		return a.rewrites
+		return a.Source
 	}
-	return a.redirects
+	return a.Destination
 }
 
 // rewrites reports whether an expression writes into the source address.
@@ -416,15 +413,15 @@ func (t *Tracer) follow(c *Chain, code int32, chain string, on []id) (back, stop
 
 // add adds a rule that translates the packet, and reports whether it does so: if its
 // map has no address for the packet, the packet continues after the rule.
-func (t *Tracer) add(r nfnetlink.Rule, a action, s rule.Statement) truth {
+func (t *Tracer) add(r nfnetlink.Rule, a action) truth {
 	w := Way{
-		Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority, To: s.To, Direct: t.direct > 0, Masquerade: a.rewrites && !a.fixed,
-		Keeps: s.ToMap == "" && (s.ToField == "ip saddr" || s.ToField == "ip6 saddr"),
+		Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority, To: a.To, Direct: t.direct > 0, Masquerade: a.Masquerade,
+		Keeps: a.ToMap == "" && (a.ToField == "ip saddr" || a.ToField == "ip6 saddr"),
 	}
 	found := yes
-	if m, read := t.maps[id{r.Family, r.Table, s.ToMap}]; s.ToMap != "" && read {
+	if m, read := t.maps[id{r.Family, r.Table, a.ToMap}]; a.ToMap != "" && read {
 		t.rules += len(m.elements) / elementsPerRule
-		if w.Among, found = t.packet.among(s, m); found == no {
+		if w.Among, found = t.packet.among(a.NAT, m); found == no {
 			return no
 		}
 		if len(w.Among) == 1 {
@@ -437,21 +434,21 @@ func (t *Tracer) add(r nfnetlink.Rule, a action, s rule.Statement) truth {
 
 // among returns the addresses that a map may have for the packet, sorted, and whether
 // it has one.
-func (p Packet) among(s rule.Statement, m mapping) (all []netip.Addr, found truth) {
-	candidates, found := p.candidates([]string{s.ToField}, s.ToMask, m)
+func (p Packet) among(n rule.NAT, m mapping) (all []netip.Addr, found truth) {
+	candidates, found := p.candidates([]string{n.ToField}, n.ToMask, m)
 	for _, e := range candidates {
 		if value, ok := netip.AddrFromSlice(e.Value); ok {
 			all = append(all, value)
 		}
 	}
 	keys := 1 // that there can be
-	for _, b := range s.ToMask {
+	for _, b := range n.ToMask {
 		for ; b != 0 && keys <= len(m.elements); b &= b - 1 {
 			keys *= 2
 		}
 	}
 	limited := slices.ContainsFunc(candidates, func(e nfnetlink.MapElement) bool { return e.Limited })
-	if s.ToMask != nil && len(candidates) >= keys && !limited {
+	if n.ToMask != nil && len(candidates) >= keys && !limited {
 		found = yes
 	}
 	slices.SortFunc(all, netip.Addr.Compare)

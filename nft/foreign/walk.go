@@ -156,7 +156,7 @@ func (w *walker) walk(c *Chain, p path) (taken packets) {
 		w.examined[at] = max(w.examined[at], i+1)
 		w.steps++
 		m, a := w.parse(r)
-		if m.never || !a.ends && !a.rewrites && !a.byMap && a.target == "" {
+		if m.never || !a.ends && !a.Source && !a.byMap && a.target == "" {
 			continue
 		}
 		returned = w.spend(&p, &m) || returned
@@ -166,7 +166,7 @@ func (w *walker) walk(c *Chain, p path) (taken packets) {
 		}
 		w.visit(c, r, q, a)
 		gone, rest := q.packets, p.without(m.src, m.dst)
-		if a.returns || a.rewrites && (m.dst != nil || len(rest) > 0) {
+		if a.returns || a.Source && (m.dst != nil || len(rest) > 0) {
 			gone = nil
 		}
 		q.via = append(slices.Clip(q.via), r)

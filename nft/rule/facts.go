@@ -2,7 +2,6 @@ package rule
 
 import (
 	"net/netip"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -18,9 +17,6 @@ func Target(r nfnetlink.Rule) (chain string, ok bool) {
 	}
 	return "", false
 }
-
-// ByMap reports whether a rule takes its verdict from a map.
-func ByMap(r nfnetlink.Rule) bool { return slices.ContainsFunc(r.Exprs, nfnetlink.Expr.JumpsByMap) }
 
 // Returns reports whether a rule returns to the calling chain.
 func Returns(r nfnetlink.Rule) bool {
@@ -74,99 +70,40 @@ func Sets(r nfnetlink.Rule) []string {
 // RandomFully reports whether a rule translates source addresses and takes any free
 // port for it.
 func RandomFully(r nfnetlink.Rule) bool {
-	for _, e := range r.Exprs {
-		flags := uint32(0)
-		switch e.Name {
-		case "masq":
-			flags = e.Uint32(unix.NFTA_MASQ_FLAGS)
-		case "nat":
-			flags = e.Uint32(unix.NFTA_NAT_FLAGS)
-		case "target":
-			t, _ := xtNATRange(e.Attr(unix.NFTA_TARGET_INFO), nfnetlink.IPv4)
-			flags = t.flags
-		}
-		if flags&nfnetlink.NATRandomFully != 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// comparisons calls fn for each comparison before the first expression that neither
-// loads nor compares, and returns that one with the registers at it. It returns the
-// zero Expr if there is none, or if fn returns false.
-func comparisons(r nfnetlink.Rule, fn func(Statement) bool) (nfnetlink.Expr, decoder) {
-	d := decoder{family: r.Family}
-	for _, e := range r.Exprs {
-		if o := d.load(e); o.register != unix.NFT_REG_VERDICT {
-			d.fill(o)
-			continue
-		}
-		s, ok := d.compare(e)
-		switch {
-		case ok && !fn(s):
-			return nfnetlink.Expr{}, d
-		case !ok && e.Name != "match" && e.Name != "counter" && e.Name != "objref":
-			return e, d
-		}
-		d.fresh = len(d.loads)
-	}
-	return nfnetlink.Expr{}, d
+	m, _ := Masquerades(r)
+	return m.RandomFully()
 }
 
 // Prefix returns the first prefix of which a rule asks whether it holds the source or
 // the destination.
-func Prefix(r nfnetlink.Rule) (p netip.Prefix, ok bool) {
-	comparisons(r, func(s Statement) bool {
-		if in, isRange := s.Range(); isRange && s.Op == "==" {
-			p, ok = in.Prefix()
+func Prefix(r nfnetlink.Rule) (netip.Prefix, bool) {
+	for s := range Statements(r) {
+		if in, ok := s.Range(); ok && s.Op == "==" {
+			if p, ok := in.Prefix(); ok {
+				return p, true
+			}
 		}
-		return !ok
-	})
-	return p, ok
+	}
+	return netip.Prefix{}, false
 }
 
 // A Masquerade is what a rule masquerades, or translates with snat, and how.
 type Masquerade struct {
-	Protocol    byte // 0: any
-	RandomFully bool
-	MinPort     uint16 // 0: any port
-	MaxPort     uint16
+	NAT
+	Protocol byte // 0: any
 }
 
 // Masquerades returns how a rule masquerades or translates with snat; false if it does
 // neither.
-func Masquerades(r nfnetlink.Rule) (m Masquerade, ok bool) {
-	e, d := comparisons(r, func(s Statement) bool {
+func Masquerades(r nfnetlink.Rule) (Masquerade, bool) {
+	protocol := byte(0)
+	for s := range Statements(r) {
 		if s.Field == "meta l4proto" && len(s.Value) == 1 {
-			m.Protocol = s.Value[0]
+			protocol = s.Value[0]
 		}
-		return true
-	})
-	switch {
-	case e.Name == "masq":
-		m.RandomFully = e.Uint32(unix.NFTA_MASQ_FLAGS)&nfnetlink.NATRandomFully != 0
-		m.MinPort, m.MaxPort = d.port(e, unix.NFTA_MASQ_REG_PROTO_MIN), d.port(e, unix.NFTA_MASQ_REG_PROTO_MAX)
-	case e.Name == "nat" && e.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_SNAT:
-		m.RandomFully = e.Uint32(unix.NFTA_NAT_FLAGS)&nfnetlink.NATRandomFully != 0
-		m.MinPort, m.MaxPort = d.port(e, unix.NFTA_NAT_REG_PROTO_MIN), d.port(e, unix.NFTA_NAT_REG_PROTO_MAX)
-	case e.Name == "target" && e.Str(unix.NFTA_TARGET_NAME) == "MASQUERADE":
-		t, _ := xtNATRange(e.Attr(unix.NFTA_TARGET_INFO), r.Family)
-		m.RandomFully = t.flags&nfnetlink.NATRandomFully != 0
-		if t.flags&nfnetlink.NATPorts != 0 {
-			m.MinPort, m.MaxPort = t.ports[0], t.ports[1]
+		if s.Source {
+			return Masquerade{s.NAT, protocol}, true
 		}
-	default:
-		return Masquerade{}, false
 	}
-	return m, true
-}
-
-// port returns the port in the register that an attribute names, 0 if there is none.
-func (d *decoder) port(e nfnetlink.Expr, attr uint16) uint16 {
-	b := d.register(e.Uint32(attr)).constant
-	if e.Attr(attr) == nil || len(b) < 2 {
-		return 0
-	}
-	return uint16(b[0])<<8 | uint16(b[1])
+	return Masquerade{}, false
 }

@@ -2,6 +2,7 @@ package rule
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"iter"
 	"math"
@@ -66,19 +67,32 @@ type Statement struct {
 	Mask  []byte         // of the field, before it is compared; nil: all of it
 	Value []byte         // what it is compared with
 	Set   string         // or the set in which it is looked up
-	// To is the addresses to which a connection is translated, the zero value if they
-	// are not constant; ToField is "ip saddr" or "ip6 saddr" if it keeps its own.
-	To      iprange.Range
-	ToField string
-	// ToMap is the map that has the address for each value of ToField, masked.
-	ToMap  string
-	ToMask []byte
+	NAT
 	// NewMark is what the packet's mark is set to, nil if it is not.
 	NewMark *NewMark
 
 	kind kind
 	text string // if the parts above are not everything
 }
+
+// NAT is how a statement translates a connection; the zero value: it does not.
+type NAT struct {
+	Source, Destination bool             // which address
+	Masquerade          bool             // the source, to the address of the interface
+	Family              nfnetlink.Family // of the connections; 0: any
+	Flags               uint32           // such as nfnetlink.NATRandomFully
+	MinPort, MaxPort    uint16           // 0: any, or not constant
+	// To is the new addresses, the zero value if they are not constant; ToField is
+	// "ip saddr" or "ip6 saddr" if the connection keeps its own.
+	To      iprange.Range
+	ToField string
+	// ToMap is the map that has the address for each value of ToField, masked.
+	ToMap  string
+	ToMask []byte
+}
+
+// RandomFully reports whether any free port is taken.
+func (n NAT) RandomFully() bool { return n.Flags&nfnetlink.NATRandomFully != 0 }
 
 // A NewMark computes a mark: the bits of the old one in Keep, then those in Xor
 // inverted. The bits in Unknown may have any value.
@@ -217,7 +231,7 @@ func Statements(r nfnetlink.Rule) iter.Seq[Statement] {
 					s.NewMark = d.register(e.Uint32(unix.NFTA_META_SREG)).newMark()
 				}
 				s.text = d.act(e)
-				d.translation(e, &s)
+				s.NAT = d.nat(e)
 			}
 			s.Expr = e
 			if !yield(s) {
@@ -360,11 +374,9 @@ func (d *decoder) act(e nfnetlink.Expr) string {
 		f := metaField(e.Uint32(unix.NFTA_META_KEY))
 		return f.name + " set " + d.register(e.Uint32(unix.NFTA_META_SREG)).as(f.kind)
 	case "masq":
-		ports := d.ports(e, unix.NFTA_MASQ_REG_PROTO_MIN)
-		return "masquerade" + either(ports == "", "", " to "+ports) + natFlags(e.Uint32(unix.NFTA_MASQ_FLAGS))
+		return "masquerade" + to(d.ports(e, unix.NFTA_MASQ_REG_PROTO_MIN)) + natFlags(e.Uint32(unix.NFTA_MASQ_FLAGS))
 	case "redir":
-		ports := d.ports(e, unix.NFTA_REDIR_REG_PROTO_MIN)
-		return "redirect" + either(ports == "", "", " to "+ports) + natFlags(e.Uint32(unix.NFTA_REDIR_FLAGS))
+		return "redirect" + to(d.ports(e, unix.NFTA_REDIR_REG_PROTO_MIN)) + natFlags(e.Uint32(unix.NFTA_REDIR_FLAGS))
 	case "nat":
 		word, addr, family := "snat", kindIPv4, nfnetlink.Family(e.Uint32(unix.NFTA_NAT_FAMILY))
 		if e.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_DNAT {
@@ -376,8 +388,8 @@ func (d *decoder) act(e nfnetlink.Expr) string {
 		if d.family == nfnetlink.Inet {
 			word += " " + family.String()
 		}
-		to := d.span(e, unix.NFTA_NAT_REG_ADDR_MIN, addr) + d.ports(e, unix.NFTA_NAT_REG_PROTO_MIN)
-		return word + either(to == "", "", " to "+to) + natFlags(e.Uint32(unix.NFTA_NAT_FLAGS))
+		span := d.span(e, unix.NFTA_NAT_REG_ADDR_MIN, addr)
+		return word + to(span+d.ports(e, unix.NFTA_NAT_REG_PROTO_MIN)) + natFlags(e.Uint32(unix.NFTA_NAT_FLAGS))
 	}
 	d.loads = d.loads[:0] // it may have filled any register
 	return "<" + e.Name + ">"
@@ -397,28 +409,58 @@ func (d *decoder) span(e nfnetlink.Expr, attr uint16, k kind) string {
 	return from + either(to == from, "", "-"+to)
 }
 
-// translation adds the addresses of an expression nat.
-func (d *decoder) translation(e nfnetlink.Expr, s *Statement) {
-	if e.Name != "nat" || e.Attr(unix.NFTA_NAT_REG_ADDR_MIN) == nil {
-		return
-	}
-	from := d.register(e.Uint32(unix.NFTA_NAT_REG_ADDR_MIN))
-	switch {
-	case from.constant != nil:
-		s.To.From, _ = netip.AddrFromSlice(from.constant)
-		s.To.To = s.To.From
-		if e.Attr(unix.NFTA_NAT_REG_ADDR_MAX) != nil {
-			s.To.To, _ = netip.AddrFromSlice(d.register(e.Uint32(unix.NFTA_NAT_REG_ADDR_MAX)).constant)
-		}
-	case from.mask != nil || !zero(from.xor):
-	case from.key != nil && zero(from.key.xor):
-		s.ToMap, s.ToField, s.ToMask = from.set, from.key.name, from.key.mask
-	case from.key == nil:
-		s.ToField = from.name
-	}
-}
-
 func (d *decoder) ports(e nfnetlink.Expr, attr uint16) string {
 	ports := d.span(e, attr, kindBig)
 	return either(ports == "", "", ":"+ports)
+}
+
+func to(words string) string { return either(words == "", "", " to "+words) }
+
+// nat decodes the expressions that translate addresses.
+func (d *decoder) nat(e nfnetlink.Expr) (n NAT) {
+	switch e.Name {
+	case "masq":
+		n.Source, n.Masquerade, n.Flags = true, true, e.Uint32(unix.NFTA_MASQ_FLAGS)
+		n.MinPort, n.MaxPort = d.port(e, unix.NFTA_MASQ_REG_PROTO_MIN), d.port(e, unix.NFTA_MASQ_REG_PROTO_MAX)
+	case "redir":
+		n.Destination = true
+	case "nat":
+		n.Source, n.Flags = e.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_SNAT, e.Uint32(unix.NFTA_NAT_FLAGS)
+		n.Destination = !n.Source
+		n.MinPort, n.MaxPort = d.port(e, unix.NFTA_NAT_REG_PROTO_MIN), d.port(e, unix.NFTA_NAT_REG_PROTO_MAX)
+		if f := nfnetlink.Family(e.Uint32(unix.NFTA_NAT_FAMILY)); f != nfnetlink.Inet {
+			n.Family = f
+		}
+		if e.Attr(unix.NFTA_NAT_REG_ADDR_MIN) != nil {
+			d.address(e, &n)
+		}
+	}
+	return n
+}
+
+// address decodes the new address of an expression nat.
+func (d *decoder) address(e nfnetlink.Expr, n *NAT) {
+	from := d.register(e.Uint32(unix.NFTA_NAT_REG_ADDR_MIN))
+	switch {
+	case from.constant != nil:
+		n.To.From, _ = netip.AddrFromSlice(from.constant)
+		n.To.To = n.To.From
+		if e.Attr(unix.NFTA_NAT_REG_ADDR_MAX) != nil {
+			n.To.To, _ = netip.AddrFromSlice(d.register(e.Uint32(unix.NFTA_NAT_REG_ADDR_MAX)).constant)
+		}
+	case from.mask != nil || !zero(from.xor):
+	case from.key != nil && zero(from.key.xor):
+		n.ToMap, n.ToField, n.ToMask = from.set, from.key.name, from.key.mask
+	case from.key == nil:
+		n.ToField = from.name
+	}
+}
+
+// port returns the port in the register that an attribute names, 0 if there is none.
+func (d *decoder) port(e nfnetlink.Expr, attr uint16) uint16 {
+	b := d.register(e.Uint32(attr)).constant
+	if e.Attr(attr) == nil || len(b) < 2 {
+		return 0
+	}
+	return binary.BigEndian.Uint16(b)
 }

@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -23,12 +22,7 @@ func decodeXT(e nfnetlink.Expr, family nfnetlink.Family) (Statement, bool) {
 	case "match":
 		return xtMatch(e.Str(unix.NFTA_MATCH_NAME), e.Attr(unix.NFTA_MATCH_INFO)), true
 	case "target":
-		s := Statement{text: "-j " + nfnetlink.Printable(e.Str(unix.NFTA_TARGET_NAME)) + xtTarget(e, family)}
-		if r, ok := xtNATRange(e.Attr(unix.NFTA_TARGET_INFO), family); ok && e.Str(unix.NFTA_TARGET_NAME) == "SNAT" {
-			s.To = iprange.Range{From: r.min, To: r.max}
-		}
-		s.NewMark = xtNewMark(e)
-		return s, true
+		return xtTarget(e, family), true
 	}
 	return Statement{}, false
 }
@@ -118,69 +112,75 @@ func xtAddrType(info []byte) Statement {
 	return s
 }
 
-func xtTarget(e nfnetlink.Expr, family nfnetlink.Family) string {
-	info := e.Attr(unix.NFTA_TARGET_INFO)
-	r, ok := xtNATRange(info, family)
-	switch name := e.Str(unix.NFTA_TARGET_NAME); {
+// xtNAT are the targets that translate addresses, with the option that iptables has
+// for the new ones.
+var xtNAT = map[string]struct {
+	NAT
+	option string
+}{
+	"MASQUERADE": {NAT{Source: true, Masquerade: true}, "--to-ports"},
+	"SNAT":       {NAT{Source: true}, "--to-source"},
+	"DNAT":       {NAT{Destination: true}, "--to-destination"},
+	"REDIRECT":   {NAT{Destination: true}, "--to-ports"},
+	"NETMAP":     {NAT{Source: true, Destination: true}, ""},
+}
+
+func xtTarget(e nfnetlink.Expr, family nfnetlink.Family) Statement {
+	name, info := e.Str(unix.NFTA_TARGET_NAME), e.Attr(unix.NFTA_TARGET_INFO)
+	nat, words := xtNAT[name], unknownInfo
+	switch {
 	case name == "MARK" && len(info) == 8: // struct xt_mark_tginfo2
-		return " --set-xmark " + xtMark(info)
-	case ok && (name == "MASQUERADE" || name == "REDIRECT"):
-		return r.words("--to-ports")
-	case ok && name == "SNAT":
-		return r.words("--to-source")
-	case ok && name == "DNAT":
-		return r.words("--to-destination")
+		words = " --set-xmark " + xtMark(info)
+	case nat.option != "" && nat.xtRange(info, family):
+		words = nat.xtWords(nat.option)
 	}
-	return unknownInfo
+	return Statement{text: "-j " + nfnetlink.Printable(name) + words, NAT: nat.NAT, NewMark: xtNewMark(e)}
 }
 
-// An xtNAT is what the targets that translate addresses hold.
-type xtNAT struct {
-	flags    uint32
-	min, max netip.Addr
-	ports    [2]uint16
-}
-
-// xtNATRange reads struct nf_nat_range or the shorter one for IPv4 only, struct nf_nat_ipv4_multi_range_compat with one range.
-func xtNATRange(info []byte, family nfnetlink.Family) (r xtNAT, ok bool) {
+// xtRange adds struct nf_nat_range or the shorter one for IPv4 only, struct nf_nat_ipv4_multi_range_compat with one range.
+func (n *NAT) xtRange(info []byte, family nfnetlink.Family) (ok bool) {
 	addr, next, ports := 8, 4, 16
 	switch {
 	case len(info) >= 40:
 		addr, next, ports = 4, 16, 36
 	case len(info) < 20:
-		return r, false
+		return false
 	}
 	size := 4
 	if family == nfnetlink.IPv6 {
 		size = next
 	}
-	r.flags = nativeUint32(info[addr-4:])
-	r.min, _ = netip.AddrFromSlice(info[addr : addr+size])
-	r.max, _ = netip.AddrFromSlice(info[addr+next : addr+next+size])
-	r.ports = [2]uint16{binary.BigEndian.Uint16(info[ports:]), binary.BigEndian.Uint16(info[ports+2:])}
-	return r, true
+	n.Flags = nativeUint32(info[addr-4:])
+	if n.Flags&nfnetlink.NATAddresses != 0 {
+		n.To.From, _ = netip.AddrFromSlice(info[addr : addr+size])
+		n.To.To, _ = netip.AddrFromSlice(info[addr+next : addr+next+size])
+	}
+	if n.Flags&nfnetlink.NATPorts != 0 {
+		n.MinPort, n.MaxPort = binary.BigEndian.Uint16(info[ports:]), binary.BigEndian.Uint16(info[ports+2:])
+	}
+	return true
 }
 
-func (r xtNAT) words(option string) string {
+func (n NAT) xtWords(option string) string {
 	to := ""
-	if r.flags&nfnetlink.NATAddresses != 0 {
-		to = r.min.String()
-		if r.max != r.min {
-			to += "-" + r.max.String()
+	if n.To.From.IsValid() {
+		to = n.To.From.String()
+		if n.To.To != n.To.From {
+			to += "-" + n.To.To.String()
 		}
 	}
-	if r.flags&nfnetlink.NATPorts != 0 {
+	if n.Flags&nfnetlink.NATPorts != 0 {
 		if to != "" {
 			to += ":"
 		}
-		to += fmt.Sprint(r.ports[0])
-		if r.ports[1] != r.ports[0] {
-			to += fmt.Sprintf("-%d", r.ports[1])
+		to += fmt.Sprint(n.MinPort)
+		if n.MaxPort != n.MinPort {
+			to += fmt.Sprintf("-%d", n.MaxPort)
 		}
 	}
 	if to != "" {
 		to = " " + option + " " + to
 	}
-	flags := strings.ReplaceAll(natFlags(r.flags), "fully-random", "random-fully")
+	flags := strings.ReplaceAll(natFlags(n.Flags), "fully-random", "random-fully")
 	return to + strings.ReplaceAll(flags, " ", " --")
 }
