@@ -48,12 +48,46 @@ func dial() (*netlink.Conn, error) {
 	return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: pageSize})
 }
 
-func (t *Table) open() (*netlink.Conn, error) {
+// with calls fn with a new connection.
+func (t *Table) with(fn func(*netlink.Conn) error) error {
 	nl, err := t.dial()
 	if err != nil {
-		return nil, fmt.Errorf("netlink socket: %w", err)
+		return fmt.Errorf("netlink socket: %w", err)
 	}
-	return nl, nil
+	defer func() { _ = nl.Close() }()
+	return fn(nl)
+}
+
+// exchange sends a request and calls fn with the body of each message of the reply,
+// of which only a dump has several.
+func exchange(nl *netlink.Conn, request netlink.Message, fn func(body []byte) error) error {
+	_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
+	sent, err := nl.Send(request)
+	if err != nil {
+		return err
+	}
+	part := 0
+	for m, err := range nl.ReceiveIter() {
+		switch {
+		case err != nil:
+		case m.Header.Flags&netlink.DumpInterrupted != 0:
+			err = errInterrupted
+		case m.Header.Sequence != sent.Header.Sequence || len(m.Data) < headerLen:
+			err = errors.New("reply to another request")
+		default:
+			err = fn(m.Data[headerLen:])
+		}
+		if err != nil || request.Header.Flags&netlink.Dump == 0 {
+			// Otherwise the iterator reads the rest of a dump, and waits for the end of
+			// replies that the kernel marks as multipart although they have none.
+			_ = nl.SetReadDeadline(longAgo)
+			return err
+		}
+		if part++; part%1024 == 0 {
+			_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
+		}
+	}
+	return nil
 }
 
 // A Filter selects the entries of a dump. The zero Filter selects all of them.
@@ -62,8 +96,6 @@ type Filter struct {
 	Status Status
 	Mask   Status // the status flags to compare
 }
-
-func (f Filter) matches(e *Entry) bool { return e.Status&f.Mask == f.Status }
 
 // request returns the request for a dump of what the filter matches.
 func (f Filter) request() netlink.Message {
@@ -97,49 +129,18 @@ func (t *Table) Dump(f Filter, start func() func(*Entry) error) error {
 }
 
 func (t *Table) dump(f Filter, visit func(*Entry) error) error {
-	nl, err := t.open()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = nl.Close() }()
-	sent, err := nl.Send(f.request())
-	if err != nil {
-		return err
-	}
-	_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
-	var e Entry
-	part := 0
-	for m, err := range nl.ReceiveIter() {
-		if err == nil {
-			err = take(&e, m, sent, f, visit)
-		}
-		if err != nil {
-			// Otherwise the iterator reads the rest of the dump.
-			_ = nl.SetReadDeadline(longAgo)
-			return err
-		}
-		if part++; part%1024 == 0 {
-			_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
-		}
-	}
-	return nil
-}
-
-// take handles one message of a dump.
-func take(e *Entry, m, sent netlink.Message, f Filter, visit func(*Entry) error) error {
-	switch {
-	case m.Header.Flags&netlink.DumpInterrupted != 0:
-		return errInterrupted
-	case m.Header.Sequence != sent.Header.Sequence || len(m.Data) < headerLen:
-		return errors.New("reply to another request")
-	}
-	if err := e.decode(m.Data[headerLen:]); err != nil {
-		return err
-	}
-	if !f.matches(e) {
-		return nil
-	}
-	return visit(e)
+	return t.with(func(nl *netlink.Conn) error {
+		var e Entry
+		return exchange(nl, f.request(), func(body []byte) error {
+			if err := e.decode(body); err != nil {
+				return err
+			}
+			if e.Status&f.Mask != f.Status {
+				return nil
+			}
+			return visit(&e)
+		})
+	})
 }
 
 // Delete deletes the entries and returns how many still existed. It does not
@@ -149,42 +150,36 @@ func (t *Table) Delete(entries []Entry, pace func() error) (deleted int, err err
 	if len(entries) == 0 {
 		return 0, nil
 	}
-	nl, err := t.open()
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = nl.Close() }()
-	for i := range entries {
-		switch err := entries[i].remove(nl); {
-		case err == nil:
-			deleted++
-		case !errors.Is(err, unix.ENOENT):
-			return deleted, described("delete connection", err)
+	err = t.with(func(nl *netlink.Conn) error {
+		for i := range entries {
+			switch err := entries[i].remove(nl); {
+			case err == nil:
+				deleted++
+			case !errors.Is(err, unix.ENOENT):
+				return described("delete connection", err)
+			}
+			if err := pace(); err != nil {
+				return err
+			}
 		}
-		if err := pace(); err != nil {
-			return deleted, err
-		}
-	}
-	return deleted, nil
+		return nil
+	})
+	return deleted, err
 }
 
 // remove deletes the entry. The kernel's ID alone does not distinguish it from a
 // later one: it is a hash of the addresses, the ports and the entry's address in
 // memory, which the kernel reuses at once.
 func (e *Entry) remove(nl *netlink.Conn) error {
-	found, err := first(nl, e.request(msgGet, 0))
-	if err != nil {
-		return err
-	}
 	var now Entry
-	if err := now.decode(found.Data[headerLen:]); err != nil {
+	if err := exchange(nl, e.request(msgGet, 0), now.decode); err != nil {
 		return err
 	}
 	if now.ID != e.ID || now.Reply != e.Reply {
 		return unix.ENOENT
 	}
 	_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
-	_, err = nl.Execute(e.request(msgDelete, netlink.Acknowledge))
+	_, err := nl.Execute(e.request(msgDelete, netlink.Acknowledge))
 	return err
 }
 
@@ -211,80 +206,36 @@ type Stats struct {
 }
 
 // Stats reads the counters.
-func (t *Table) Stats() (Stats, error) {
-	s, err := t.stats()
-	return s, described("read connection statistics", err)
-}
-
-func (t *Table) stats() (s Stats, err error) {
-	nl, err := t.open()
-	if err != nil {
-		return Stats{}, err
+func (t *Table) Stats() (s Stats, err error) {
+	perCPU := func(typ uint16, data []byte) error {
+		switch n := uint64(number(data)); typ {
+		case ctaStatsInsertFailed:
+			s.InsertFailed += n
+		case ctaStatsDrop:
+			s.Drop += n
+		case ctaStatsEarlyDrop:
+			s.EarlyDrop += n
+		}
+		return nil
 	}
-	defer func() { _ = nl.Close() }()
-	_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
-	perCPU, err := nl.Execute(message(msgStatsCPU, netlink.Dump, header(unix.AF_UNSPEC)))
-	if err != nil {
-		return Stats{}, err
-	}
-	for _, m := range perCPU {
-		err = errors.Join(err, eachNumber(m, func(typ uint16, n uint32) {
-			switch typ {
-			case ctaStatsInsertFailed:
-				s.InsertFailed += uint64(n)
-			case ctaStatsDrop:
-				s.Drop += uint64(n)
-			case ctaStatsEarlyDrop:
-				s.EarlyDrop += uint64(n)
-			}
-		}))
-	}
-	if err != nil {
-		return Stats{}, err
-	}
-	totals, err := first(nl, message(msgStats, 0, header(unix.AF_UNSPEC)))
-	if err != nil {
-		return Stats{}, err
-	}
-	err = eachNumber(totals, func(typ uint16, n uint32) {
+	totals := func(typ uint16, data []byte) error {
 		switch typ {
 		case ctaStatsEntries:
-			s.Entries = n
+			s.Entries = number(data)
 		case ctaStatsLimit:
-			s.Limit = n
+			s.Limit = number(data)
 		}
-	})
-	return s, err
-}
-
-// first sends a request and returns the first message of the reply. The kernel
-// marks the only message of some replies as multipart and sends no end.
-func first(nl *netlink.Conn, m netlink.Message) (netlink.Message, error) {
-	_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
-	sent, err := nl.Send(m)
-	if err != nil {
-		return netlink.Message{}, err
-	}
-	for m, err := range nl.ReceiveIter() {
-		_ = nl.SetReadDeadline(longAgo)
-		if err == nil && (m.Header.Sequence != sent.Header.Sequence || len(m.Data) < headerLen) {
-			err = errors.New("reply to another request")
-		}
-		return m, err
-	}
-	return netlink.Message{}, errors.New("no reply")
-}
-
-// eachNumber calls fn for every attribute of a message whose attributes are all
-// numbers.
-func eachNumber(m netlink.Message, fn func(typ uint16, n uint32)) error {
-	if len(m.Data) < headerLen {
-		return errors.New("reply is too short")
-	}
-	return nfnetlink.Each(m.Data[headerLen:], func(typ uint16, data []byte) error {
-		fn(typ, number(data))
 		return nil
+	}
+	err = t.with(func(nl *netlink.Conn) error {
+		none := header(unix.AF_UNSPEC)
+		err := exchange(nl, message(msgStatsCPU, netlink.Dump, none), func(b []byte) error { return nfnetlink.Each(b, perCPU) })
+		if err != nil {
+			return err
+		}
+		return exchange(nl, message(msgStats, 0, none), func(b []byte) error { return nfnetlink.Each(b, totals) })
 	})
+	return s, described("read connection statistics", err)
 }
 
 // described wraps an error with the operation and, if known, the cause.
