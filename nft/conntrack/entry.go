@@ -110,16 +110,16 @@ const (
 	ctaState         = 1 // of both
 )
 
-// tcpStates and sctpStates are the names of the states in /proc/net/nf_conntrack.
-var (
-	tcpStates = []string{
+// states are the names of the states in /proc/net/nf_conntrack.
+var states = map[uint16][]string{
+	ctaProtoInfoTCP: {
 		"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT", "CLOSE", "SYN_SENT2",
-	}
-	sctpStates = []string{
+	},
+	ctaProtoInfoSCTP: {
 		"NONE", "CLOSED", "COOKIE_WAIT", "COOKIE_ECHOED", "ESTABLISHED", "SHUTDOWN_SENT", "SHUTDOWN_RECD", "SHUTDOWN_ACK_SENT",
 		"HEARTBEAT_SENT",
-	}
-)
+	},
+}
 
 // decode fills the entry from the attributes of a message.
 func (e *Entry) decode(b []byte) error {
@@ -154,16 +154,9 @@ func (e *Entry) decode(b []byte) error {
 }
 
 func (e *Entry) decodeState(protocol uint16, data []byte) error {
-	names := tcpStates
-	switch protocol {
-	case ctaProtoInfoTCP:
-	case ctaProtoInfoSCTP:
-		names = sctpStates
-	default:
-		return nil
-	}
+	names, known := states[protocol]
 	return nfnetlink.Each(data, func(typ uint16, data []byte) error {
-		if typ != ctaState {
+		if !known || typ != ctaState {
 			return nil
 		}
 		if n := int(number(data)); n < len(names) {

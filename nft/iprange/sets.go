@@ -1,9 +1,6 @@
 package iprange
 
-import (
-	"net/netip"
-	"slices"
-)
+import "slices"
 
 // Normal sorts ranges and merges those that overlap.
 func Normal(ranges []Range) []Range {
@@ -26,7 +23,10 @@ func Normal(ranges []Range) []Range {
 func Intersect(a, b []Range) []Range {
 	var out []Range
 	for len(a) > 0 && len(b) > 0 {
-		r := Range{From: later(a[0].From, b[0].From), To: a[0].To}
+		r := a[0]
+		if r.From.Less(b[0].From) {
+			r.From = b[0].From
+		}
 		if b[0].To.Less(r.To) {
 			r.To = b[0].To
 		}
@@ -40,13 +40,6 @@ func Intersect(a, b []Range) []Range {
 		}
 	}
 	return out
-}
-
-func later(a, b netip.Addr) netip.Addr {
-	if a.Less(b) {
-		return b
-	}
-	return a
 }
 
 // Subtract returns the part of a that is not in b.

@@ -91,14 +91,8 @@ func (f *follower) listen(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		msgs, err := nl.Receive()
-		if err != nil {
-			return fmt.Errorf("notifications of addresses: %w", err)
-		}
-		for _, m := range msgs {
-			if err := s.take(m); err != nil {
-				return err
-			}
+		if err := s.receive(nl); err != nil {
+			return err
 		}
 	}
 }
@@ -111,17 +105,26 @@ func (s state) takeAll(nl *netlink.Conn) error {
 		if err := nl.SetReadDeadline(time.Now().Add(soon)); err != nil {
 			return err
 		}
-		msgs, err := nl.Receive()
+		err := s.receive(nl)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("notifications of addresses: %w", err)
+			return err
 		}
-		for _, m := range msgs {
-			if err := s.take(m); err != nil {
-				return err
-			}
+	}
+	return nil
+}
+
+// receive waits for notifications and applies them.
+func (s state) receive(nl *netlink.Conn) error {
+	msgs, err := nl.Receive()
+	if err != nil {
+		return fmt.Errorf("notifications of addresses: %w", err)
+	}
+	for _, m := range msgs {
+		if err := s.take(m); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -47,13 +47,14 @@ type held struct {
 
 // usable returns the addresses that count.
 func (s state) usable() []netip.Addr {
-	found := map[netip.Addr]bool{}
+	var found []netip.Addr
 	for h, ready := range s.ready {
 		if ready && s.up[h.index] && h.addr.IsGlobalUnicast() {
-			found[h.addr] = true
+			found = append(found, h.addr)
 		}
 	}
-	return slices.SortedFunc(maps.Keys(found), netip.Addr.Compare)
+	slices.SortFunc(found, netip.Addr.Compare)
+	return slices.Compact(found)
 }
 
 // errTorn reports that the listing is inconsistent.
@@ -84,13 +85,9 @@ func list(dial Dial) (state, error) {
 // linkRequest requests interfaces without their counters.
 func linkRequest() []byte {
 	const skipStatistics = 1 << 3 // RTEXT_FILTER_SKIP_STATS
-	b, err := netlink.MarshalAttributes([]netlink.Attribute{
-		{Type: unix.IFLA_EXT_MASK, Data: binary.NativeEndian.AppendUint32(nil, skipStatistics)},
-	})
-	if err != nil {
-		panic(err) // one attribute of four bytes
-	}
-	return append(make([]byte, unix.SizeofIfInfomsg), b...)
+	b := binary.NativeEndian.AppendUint16(make([]byte, unix.SizeofIfInfomsg), unix.SizeofNlAttr+4)
+	b = binary.NativeEndian.AppendUint16(b, unix.IFLA_EXT_MASK)
+	return binary.NativeEndian.AppendUint32(b, skipStatistics)
 }
 
 func (s state) dump(nl *netlink.Conn, what netlink.HeaderType, body []byte) error {
