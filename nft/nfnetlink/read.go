@@ -161,6 +161,10 @@ func (c *Conn) FirstRules(family Family, table, chain string, enough func(Rule) 
 // EachRule lists the rules of a chain in order; of all chains in the table if chain
 // is empty, and of all tables if table is empty too. A table or chain that does
 // not exist has no rules. It stops at the first error of do.
+//
+// The list of one chain is right even if other programs' transactions interrupted
+// it, unless they changed that chain: between two parts of a dump, the kernel only
+// remembers how many rules of the chain it has listed (nf_tables_dump_rules).
 func (c *Conn) EachRule(family Family, table, chain string, do func(Rule) error) error {
 	var a attrs
 	if table != "" {
@@ -176,7 +180,7 @@ func (c *Conn) EachRule(family Family, table, chain string, do func(Rule) error)
 		}
 		return do(r)
 	})
-	if err != nil {
+	if err != nil && (chain == "" || !errors.Is(err, ErrInterrupted)) {
 		return fmt.Errorf("list rules: %w", err)
 	}
 	return nil
