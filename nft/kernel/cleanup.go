@@ -74,7 +74,7 @@ func (k *Kernel) OnlyNAT(ctx context.Context) (bool, error) {
 // removal reads what is to be removed, plans its removal, and returns its names.
 func (k *Kernel) removal(ctx context.Context, what Removal) (s *state, p *layout.Plan, names []string, err error) {
 	s, err = again(ctx, func() (*state, error) {
-		return k.read(ctx, nft.Ruleset{}, Look{Others: true, TakeOver: what != Ours}, layout.Scope{Rules: true})
+		return k.read(ctx, nft.Ruleset{}, Look{Others: true, TakeOver: what != Ours}, layout.Scope{Rules: true}, nil)
 	})
 	if err != nil {
 		return nil, nil, nil, err

@@ -172,11 +172,6 @@ func (k *Kernel) try(ctx context.Context, want nft.Ruleset, look Look, t *tries)
 	if len(t.found) == 0 {
 		t.found = a.Differences
 	}
-	if outdated(err) && k.isRepair(want, look) {
-		if diffs, rewriteErr := k.reader(want).Rewrite(ctx, want); rewriteErr == nil {
-			return Applied{Differences: diffs}, nil
-		}
-	}
 	if errors.Is(err, layout.ErrBroken) || t.refused == 2 && mayComeFromTheTable(err) {
 		if gap, recreateErr := k.reader(want).Recreate(ctx, want); recreateErr == nil {
 			// Leftovers of other layouts are removed as usual.
@@ -188,11 +183,6 @@ func (k *Kernel) try(ctx context.Context, want nft.Ruleset, look Look, t *tries)
 	}
 	t.over = t.n >= attempts || t.refused >= 1 && !mayComeFromTheTable(err) || t.refused >= fewAttempts
 	return Applied{}, err
-}
-
-// isRepair reports whether the verified ruleset is to be restored, and nothing else.
-func (k *Kernel) isRepair(want nft.Ruleset, l Look) bool {
-	return k.verified.want.Same(want) && !l.Others && !l.TakeOver
 }
 
 // reader returns the reader of the wanted layout.
@@ -211,7 +201,7 @@ func mayComeFromTheTable(err error) bool {
 // deleting another program's rules.
 func (k *Kernel) Check(ctx context.Context, l nft.Layout) error {
 	want := nft.Ruleset{Layout: l}
-	s, err := k.read(ctx, want, Look{}, layout.Scope{Rules: true})
+	s, err := k.read(ctx, want, Look{}, layout.Scope{Rules: true}, nil)
 	if err != nil {
 		return err
 	}
@@ -266,14 +256,16 @@ func (k *Kernel) apply(ctx context.Context, want nft.Ruleset, look Look) (Applie
 		return Applied{Differences: diffs}, err
 	}
 	expected := s.generation + staged.Transactions
-	for range k.reads(want, look) {
-		s, err = k.read(ctx, want, Look{Others: true, TakeOver: look.TakeOver}, layout.Scope{Rules: true})
+	since, plan := s, (*layout.Plan)(nil)
+	for range attempts {
+		s, err = k.read(ctx, want, Look{Others: true, TakeOver: look.TakeOver}, layout.Scope{Rules: true}, since)
 		if err != nil {
 			return Applied{}, err
 		}
-		var plan *layout.Plan
-		if plan, err = s.plan(want, staged); err != nil {
-			return Applied{}, err
+		if plan == nil || !s.unchanged(since) {
+			if plan, err = s.plan(want, staged); err != nil {
+				return Applied{}, err
+			}
 		}
 		batches := plan.Batches()
 		if err = k.commit(batches, s.generation); err == nil {
@@ -294,8 +286,13 @@ func (k *Kernel) apply(ctx context.Context, want nft.Ruleset, look Look) (Applie
 			applied.Removed = append(applied.Removed, k.reportEmptied(plan.Emptied)...)
 			return applied, nil
 		}
-		if !errors.Is(err, unix.ERESTART) {
-			break
+		switch {
+		case errors.Is(err, unix.ERESTART):
+			since = s
+		case since != nil && perhapsOutdated(err):
+			since, plan = nil, nil
+		default:
+			return Applied{Differences: diffs}, fmt.Errorf("apply: %w", err)
 		}
 	}
 	return Applied{Differences: diffs}, fmt.Errorf("apply: %w", err)
@@ -312,15 +309,6 @@ func (k *Kernel) commit(batches []*nfnetlink.Batch, generation uint32) error {
 	return nil
 }
 
-// reads returns the number of read attempts while other programs write. What
-// takes too long to read in between is then rewritten.
-func (k *Kernel) reads(want nft.Ruleset, l Look) int {
-	if k.isRepair(want, l) && k.reader(want).Large(want) {
-		return 2
-	}
-	return attempts
-}
-
 // look reads the kernel and compares. Another program's transaction can make a
 // dump inconsistent without notice, so a difference counts only if there was none, or
 // if two reads agree. At first, a chain with our text that an older agent wrote is
@@ -334,9 +322,9 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, l Look, first bool)
 		return nil, nil, nil
 	}
 	var last []string
-	for try := range k.reads(want, l) {
+	for try := range attempts {
 		l.Full = l.Full && try < fullAttempts
-		s, err := k.read(ctx, want, l, layout.Scope{})
+		s, err := k.read(ctx, want, l, layout.Scope{}, nil)
 		// If a set or chain vanishes between listing and reading, the read is
 		// inconsistent, too.
 		if isAny(err, nfnetlink.ErrInterrupted, unix.EINTR, unix.ENOENT) {

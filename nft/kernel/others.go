@@ -139,7 +139,7 @@ func (k *Kernel) Rewrites(ctx context.Context) (foreign.Rewrites, error) {
 
 func (k *Kernel) snapshot(ctx context.Context, want nft.Ruleset) (foreign.Snapshot, error) {
 	return again(ctx, func() (foreign.Snapshot, error) {
-		s, err := k.read(ctx, want, Look{Others: true}, layout.Scope{Rules: true})
+		s, err := k.read(ctx, want, Look{Others: true}, layout.Scope{Rules: true, Owners: true}, nil)
 		if err != nil {
 			return foreign.Snapshot{}, err
 		}

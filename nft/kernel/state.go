@@ -18,8 +18,9 @@ type state struct {
 	legacy     []foreign.LegacyChain // if a takeover is requested
 }
 
-// read reads the kernel's state. What was verified before completes the scope.
-func (k *Kernel) read(ctx context.Context, want nft.Ruleset, l Look, scope layout.Scope) (*state, error) {
+// read reads the kernel's state. What was verified before completes the scope. With
+// the state of an earlier read, it reads only what can have changed since.
+func (k *Kernel) read(ctx context.Context, want nft.Ruleset, l Look, scope layout.Scope, since *state) (*state, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -31,7 +32,10 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, l Look, scope layou
 	}
 	scope.Full, scope.Quick, scope.Others, scope.Generation = l.Full, l.Quick, others, s.generation
 	scope.Same, scope.Unchanged, scope.InFull = k.verified.want.Same(want), s.generation == k.verified.generation, k.verified.inFull
-	for _, r := range k.readers {
+	for i, r := range k.readers {
+		if since != nil {
+			scope.Since = since.held[i]
+		}
 		h, err := r.Read(ctx, want, scope)
 		if err != nil {
 			return nil, err
@@ -41,7 +45,10 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, l Look, scope layou
 			s.wanted = h
 		}
 	}
-	if l.TakeOver {
+	switch {
+	case since != nil:
+		s.legacy = since.legacy
+	case l.TakeOver:
 		snapshot, err := foreign.Read(ctx, k.conn, s.isOurs(want))
 		if err != nil {
 			return nil, err
@@ -49,6 +56,16 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, l Look, scope layou
 		s.legacy = foreign.Legacy(snapshot)
 	}
 	return s, nil
+}
+
+// unchanged reports whether a plan for an earlier state is still right.
+func (s *state) unchanged(since *state) bool {
+	for i, h := range s.held {
+		if !h.Unchanged(since.held[i]) {
+			return false
+		}
+	}
+	return true
 }
 
 // inFull reports whether everything was read.

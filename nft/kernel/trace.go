@@ -51,7 +51,9 @@ func (k *Kernel) Trace(ctx context.Context, q Question) (Node, error) {
 	if err != nil {
 		return n, err
 	}
-	s, err := again(ctx, func() (*state, error) { return k.read(ctx, q.Held, Look{Others: true}, layout.Scope{Rules: true}) })
+	s, err := again(ctx, func() (*state, error) {
+		return k.read(ctx, q.Held, Look{Others: true}, layout.Scope{Rules: true, Owners: true}, nil)
+	})
 	if err != nil {
 		return n, err
 	}

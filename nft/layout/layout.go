@@ -28,12 +28,6 @@ type Reader interface {
 	// connection; nothing if there are no rules. It may be called at any time. Like
 	// the methods that follow, it is for the layout of this reader.
 	Counters(l nft.Layout) ([]nft.Counts, error)
-	// Large reports whether reading the wanted ruleset can take longer than the time
-	// between other programs' transactions.
-	Large(want nft.Ruleset) bool
-	// Rewrite writes what has changed without reading it, for when other programs'
-	// transactions interrupt every read. It returns the differences that it repaired.
-	Rewrite(ctx context.Context, want nft.Ruleset) ([]string, error)
 	// Recreate deletes the table and creates it again, for when it cannot be repaired
 	// in place. It returns how long no rules were in effect.
 	Recreate(ctx context.Context, want nft.Ruleset) (gap time.Duration, err error)
@@ -50,11 +44,15 @@ type Scope struct {
 	Quick  bool // what was in sync counts as unchanged if its handle and length are the same
 	Others bool // also chains of ours under any name
 	Rules  bool // no elements of sets
+	Owners bool // only what [Held.Owns] needs
 	// About the last check that found everything in sync: it was for the Same ruleset,
 	// the generation is Unchanged since, and it was InFull: nothing was taken on trust.
 	Same, Unchanged, InFull bool
 	// Generation of the ruleset before the read.
 	Generation uint32
+	// Since is what was read before, nil if nothing was. Of long chains, those that
+	// have the same handle and length since then need not be read again.
+	Since Held
 }
 
 // Held is what the kernel has of one layout.
@@ -79,6 +77,9 @@ type Held interface {
 	Owns(want nft.Ruleset) func(nfnetlink.Chain) bool
 	// Plan adds the transactions that turn it into the wanted ruleset, or remove it.
 	Plan(want nft.Ruleset, staged Staged, p *Plan) error
+	// Unchanged reports whether a plan for what was read before, in the same scope, is
+	// still right.
+	Unchanged(since Held) bool
 	// Verified is called if there were no differences, or after the plan was committed,
 	// with the generation since.
 	Verified(want nft.Ruleset, wrote bool, generation uint32)

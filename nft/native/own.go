@@ -2,6 +2,7 @@ package native
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -142,6 +143,22 @@ func moreThan(n int) func(nfnetlink.Rule) bool {
 		n--
 		return n < 0
 	}
+}
+
+// unchanged reports whether a plan for what was read before is still right. What is
+// replaced gets another handle.
+func (o *Own) unchanged(since *Own) bool {
+	if o == nil || since == nil {
+		return o == since
+	}
+	return o.Table == since.Table && o.flooded == since.flooded &&
+		slices.EqualFunc(o.chains, since.chains, func(a, b nfnetlink.Chain) bool { return a.Handle == b.Handle }) &&
+		maps.EqualFunc(o.rules, since.rules, func(a, b []nfnetlink.Rule) bool {
+			return slices.EqualFunc(a, b, func(a, b nfnetlink.Rule) bool { return a.Handle == b.Handle })
+		}) &&
+		maps.EqualFunc(o.Sets, since.Sets, func(a, b *heldSet) bool { return a.Handle == b.Handle }) &&
+		slices.EqualFunc(o.objects, since.objects, func(a, b nfnetlink.Object) bool { return a.Name == b.Name && a.Type == b.Type }) &&
+		slices.Equal(o.flowtables, since.flowtables)
 }
 
 // untracked reports whether the table has a set by which the kernel may have turned

@@ -46,14 +46,6 @@ func (r *Reader) Mode() nft.Mode { return nft.ModeNFTables }
 // Close implements [layout.Reader].
 func (r *Reader) Close() error { return r.counters.Close() }
 
-// Large implements [layout.Reader]: large sets are not read every time.
-func (r *Reader) Large(nft.Ruleset) bool { return false }
-
-// Rewrite implements [layout.Reader].
-func (r *Reader) Rewrite(context.Context, nft.Ruleset) ([]string, error) {
-	return nil, layout.ErrNotPossible
-}
-
 // Recreate implements [layout.Reader]. A map, an object or a chain that another
 // program added may refer to something that must be deleted, or the flags of the
 // table cannot be changed. The table is deleted only after a rehearsal shows that
@@ -306,12 +298,16 @@ func (h *held) Plan(want nft.Ruleset, staged layout.Staged, p *layout.Plan) erro
 	return nil
 }
 
+// Unchanged implements [layout.Held].
+func (h *held) Unchanged(since layout.Held) bool { return h.own.unchanged(since.(*held).own) }
+
 // Verified implements [layout.Held]: Read and Stage have recorded what can be trusted.
 func (h *held) Verified(nft.Ruleset, bool, uint32) {}
 
 // Stage implements [layout.Held]: it fills the sets that will be activated.
-// Another agent may do the same: each transaction is sent only if the sets are
-// still those that the first one created.
+// Another agent may do the same: the first transaction is sent only if the table is
+// still what was read, the others only if the sets are those that the first one
+// created.
 func (h *held) Stage(ctx context.Context, want nft.Ruleset) (layout.Staged, error) {
 	if h.own.untracked() {
 		return layout.Staged{}, layout.ErrBroken
@@ -329,13 +325,20 @@ func (h *held) Stage(ctx context.Context, want nft.Ruleset) (layout.Staged, erro
 		if err := ctx.Err(); err != nil {
 			return layout.Staged{}, err
 		}
-		err := h.fill(b, i == 0, h.generation, out.Handles)
+		generation, still := uint32(0), func() error { return h.stillOurs(out.Handles) }
+		if i == 0 {
+			generation, still = h.generation, h.stillHeld
+		}
+		err := h.fill(b, generation, still)
 		if errors.Is(err, unix.EMSGSIZE) && h.PerBatch > SmallBatch {
 			h.PerBatch = SmallBatch // the send buffer is small: retry
 			return layout.Staged{}, layout.ErrOutdated
 		}
 		if err != nil {
 			return layout.Staged{}, fmt.Errorf("fill sets: %w", err)
+		}
+		if i == 0 {
+			maps.Copy(out.Handles, b.Handles)
 		}
 	}
 	for _, w := range want.Tables[0].Sets {
@@ -351,30 +354,34 @@ func (h *held) Stage(ctx context.Context, want nft.Ruleset) (layout.Staged, erro
 // write.
 const fillAttempts = 20
 
-// fill sends one filling transaction. The first one creates the sets, at the
-// generation for which they were planned; the others wait until no other program
-// writes in between.
-func (r *Reader) fill(b *nfnetlink.Batch, first bool, planned uint32, handles map[string]uint64) error {
-	if first {
-		if err := r.conn.Commit(b, planned); err != nil {
-			return err
-		}
-		maps.Copy(handles, b.Handles)
-		return nil
-	}
+// fill sends one filling transaction, at a generation or, if that is 0 or outdated,
+// when no other program writes between the check of what it is based on and it.
+func (r *Reader) fill(b *nfnetlink.Batch, generation uint32, still func() error) (err error) {
 	for range fillAttempts {
-		generation, err := r.conn.Generation()
-		if err != nil {
-			return err
-		}
-		if err := r.stillOurs(handles); err != nil {
-			return err
+		if generation == 0 {
+			if generation, err = r.conn.Generation(); err != nil {
+				return err
+			}
+			if err = still(); err != nil {
+				return err
+			}
 		}
 		if err = r.conn.Commit(b, generation); !errors.Is(err, unix.ERESTART) {
 			return err
 		}
+		generation = 0
 	}
-	return layout.ErrOutdated
+	return err
+}
+
+// stillHeld returns an error if the table has changed since it was read, except for
+// elements of sets.
+func (h *held) stillHeld() error {
+	now, err := ReadOwn(h.conn)
+	if err == nil && !now.unchanged(h.own) {
+		err = layout.ErrOutdated
+	}
+	return err
 }
 
 // stillOurs reports whether the sets still have these handles.

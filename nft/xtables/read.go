@@ -2,6 +2,7 @@ package xtables
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -100,6 +101,11 @@ func (n *Shared) Jump(want nft.Table, chain string) Jump {
 // the jump was recorded, it reads only the jump, because there can be tens of
 // thousands of others.
 func (n *Shared) readPost(c *nfnetlink.Conn, names []string, o Reading) (err error) {
+	if s := o.Since; n.post != nil && s != nil && s.post != nil && !s.Partial &&
+		int(n.post.Use) >= o.Long && n.post.Handle == s.post.Handle && n.post.Use == s.post.Use {
+		n.rules, n.unread, n.hidden = s.rules, s.unread, s.hidden
+		return nil
+	}
 	if n.post != nil && o.Seen.handle != 0 && (o.Quick || n.post.Use == o.Seen.use) {
 		r, err := c.Rule(n.Family, NATTable, Postrouting, o.Seen.handle)
 		if err == nil {
@@ -161,8 +167,10 @@ type Reading struct {
 	Quick  bool // only the recorded jump of POSTROUTING, if it exists
 	Seen   Jump
 	Trust  trust
-	Heads  bool // no rules of chains that are not in Trust: they will be rewritten
-	Most   int  // limit of rules of a chain that is not in Trust; 0: all, except of foreign chains
+	Since  *Shared // long chains with the same mark are not read again; may be nil
+	Long   int     // the number of rules of a chain that takes long to read
+	Skip   string  // no rules of this chain
+	Most   int     // limit of rules of a chain that is not in Trust; 0: all, except of foreign chains
 }
 
 // ReadShared reads the chains of these names in the shared table of a family, and
@@ -245,6 +253,15 @@ func (n *Shared) count(c *nfnetlink.Conn) error {
 	return err
 }
 
+// takeOver takes what was read before of a long chain that has the same mark since.
+func (n *Shared) takeOver(since *Shared, name string, long int) bool {
+	if since == nil || len(since.chains[name]) < long || since.mark(since.heads[name]) != n.mark(n.heads[name]) {
+		return false
+	}
+	n.chains[name], n.flooded[name] = since.chains[name], since.flooded[name]
+	return true
+}
+
 func (n *Shared) readChain(c *nfnetlink.Conn, name string, o Reading) error {
 	if _, known := n.chains[name]; known {
 		return nil
@@ -261,8 +278,7 @@ func (n *Shared) readChain(c *nfnetlink.Conn, name string, o Reading) error {
 		n.chains[name], n.trusted[name] = nil, true
 		return nil
 	}
-	if o.Heads {
-		n.chains[name], n.flooded[name] = nil, true
+	if name == o.Skip || n.takeOver(o.Since, name, o.Long) {
 		return nil
 	}
 	most, foreign := o.Most, 0
@@ -285,6 +301,18 @@ func (n *Shared) readChain(c *nfnetlink.Conn, name string, o Reading) error {
 // any version: "subject to MASQUERADE".
 func ofAgent(r nfnetlink.Rule) bool {
 	return strings.Contains(rule.Comment(r), "subject to MASQUERADE")
+}
+
+// unchanged reports whether a plan for what was read before is still right. A rule
+// that is replaced gets another handle.
+func (n *Shared) unchanged(since *Shared) bool {
+	same := func(a, b []nfnetlink.Rule) bool {
+		return slices.EqualFunc(a, b, func(a, b nfnetlink.Rule) bool { return a.Handle == b.Handle })
+	}
+	return n.present == since.present && n.table == since.table && n.all == since.all &&
+		n.unread == since.unread && same(n.rules, since.rules) && maps.EqualFunc(n.chains, since.chains, same) &&
+		maps.EqualFunc(n.heads, since.heads, func(a, b nfnetlink.Chain) bool { return a.Handle == b.Handle && a.Use == b.Use }) &&
+		maps.Equal(n.trusted, since.trusted) && maps.Equal(n.flooded, since.flooded)
 }
 
 // Trusted reports whether a chain was not read.

@@ -3,6 +3,7 @@ package xtables
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -20,9 +21,10 @@ type Reader struct {
 	// What was found in POSTROUTING and in our chains, for IPv4 and IPv6.
 	jumps [2]Jump
 	marks [2]trust
-	// When chains were last read, and how long that took.
+	// When chains were last read or written, and how long that took.
 	LastRead time.Time
 	LastCost time.Duration
+	planned  time.Time // when writing them began
 	// BigChain is the number of CIDRs from which on chains are not read on every change.
 	BigChain int
 	ruleCounters
@@ -76,8 +78,8 @@ func (r *Reader) Read(ctx context.Context, want nft.Ruleset, s layout.Scope) (la
 	trust := r.trusts(want, s)
 	trusted := false
 	start := time.Now()
-	defer func() { // even if other programs' transactions interrupted the reading, which cost as much
-		if !trusted {
+	defer func() {
+		if !trusted && s.Since == nil && !s.Owners {
 			r.LastRead, r.LastCost = time.Now(), time.Since(start)
 		}
 	}()
@@ -85,9 +87,15 @@ func (r *Reader) Read(ctx context.Context, want nft.Ruleset, s layout.Scope) (la
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		how := Reading{Others: s.Others, Quick: s.Quick && trust}
+		how := Reading{Others: s.Others, Quick: s.Quick && trust, Long: r.BigChain}
+		if since, ok := s.Since.(*held); ok && i < len(since.nat) {
+			how.Since = since.nat[i]
+		}
 		if !s.Others {
 			how.Seen = r.jumps[i]
+		}
+		if s.Owners {
+			how.Skip = want.Chain()
 		}
 		if trust {
 			how.Trust = r.marks[i]
@@ -130,48 +138,8 @@ func (r *Reader) trusts(want nft.Ruleset, s layout.Scope) bool {
 	if s.Quick || s.Unchanged && (s.InFull || !s.Full) {
 		return true
 	}
-	return !s.Full && r.Large(want) && time.Since(r.LastRead) < 100*r.LastCost
-}
-
-// Large implements [layout.Reader].
-func (r *Reader) Large(want nft.Ruleset) bool {
 	v4, v6 := want.CIDRs()
-	return v4+v6 > r.BigChain
-}
-
-// Rewrite implements [layout.Reader]: chains whose marks have changed are written
-// again, regardless of other programs' transactions.
-func (r *Reader) Rewrite(ctx context.Context, want nft.Ruleset) ([]string, error) {
-	h := &held{Reader: r}
-	for i, f := range families() {
-		n, err := ReadShared(r.conn, f, WithSubchains(want.Chain()), Reading{Trust: r.marks[i], Heads: true})
-		if err != nil {
-			return nil, err
-		}
-		h.nat = append(h.nat, n)
-	}
-	diffs := h.Differences(want)
-	for _, left := range h.Leftovers(want) {
-		diffs = append(diffs, "leftover "+left.String())
-	}
-	if len(diffs) == 0 {
-		return nil, nil
-	}
-	var p layout.Plan
-	if err := h.Plan(want, layout.Staged{}, &p); err != nil {
-		return nil, err
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	for _, b := range p.Batches() {
-		if err := r.conn.Commit(b, 0); err != nil {
-			return nil, err
-		}
-	}
-	h.mark(want)
-	r.LastRead = time.Now()
-	return diffs, nil
+	return !s.Full && v4+v6 > r.BigChain && time.Since(r.LastRead) < 100*r.LastCost
 }
 
 // Recreate implements [layout.Reader]: the tables are shared.
@@ -323,6 +291,7 @@ func (h *held) Stage(context.Context, nft.Ruleset) (layout.Staged, error) {
 // base chain in it in one transaction, so a dormant table without POSTROUTING is
 // woken first.
 func (h *held) Plan(want nft.Ruleset, _ layout.Staged, p *layout.Plan) error {
+	h.planned = time.Now()
 	for _, n := range h.nat {
 		t := tableOf(want, n.Family)
 		if t != nil && n.asleep() {
@@ -342,26 +311,36 @@ func (h *held) Plan(want nft.Ruleset, _ layout.Staged, p *layout.Plan) error {
 	return nil
 }
 
-// Verified implements [layout.Held]: it records the marks of the chains; those of
-// repaired ones unless another program has written since.
+// Unchanged implements [layout.Held]: for tens of thousands of rules, planning takes
+// longer than the time between other programs' transactions.
+func (h *held) Unchanged(since layout.Held) bool {
+	return slices.EqualFunc(h.nat, since.(*held).nat, (*Shared).unchanged)
+}
+
+// Verified implements [layout.Held]: it records the marks of the chains. If another
+// program has written since a repair, a chain has a mark only if it has as many rules
+// as were written.
 func (h *held) Verified(want nft.Ruleset, wrote bool, generation uint32) {
+	h.marks = [2]trust{}
 	if !wrote {
 		for i, n := range h.nat {
 			h.marks[i] = n.marks()
 		}
 		return
 	}
-	h.mark(want)
-	if g, err := h.conn.Generation(); err != nil || g != generation {
-		h.marks = [2]trust{}
-	}
-}
-
-func (h *held) mark(want nft.Ruleset) {
-	h.marks = [2]trust{}
 	for i, n := range h.nat {
 		if tableOf(want, n.Family) != nil {
 			h.marks[i] = n.marksOf(h.conn, want.Chain())
 		}
+	}
+	// Reading takes about as long as writing.
+	h.LastRead, h.LastCost = time.Now(), max(h.LastCost, time.Since(h.planned))
+	if g, err := h.conn.Generation(); err == nil && g == generation {
+		return
+	}
+	for i, marks := range h.marks {
+		maps.DeleteFunc(marks, func(name string, m Mark) bool {
+			return name != want.Chain() || int(m.use) != len(tableOf(want, families()[i]).Chain(name).Rules)
+		})
 	}
 }
