@@ -2,6 +2,7 @@ package config
 
 import (
 	"net/netip"
+	"strconv"
 	"time"
 )
 
@@ -44,6 +45,8 @@ type Config struct {
 
 	StaleConnections Stale
 	StaleAt          *Position // its position; nil if no file sets it
+
+	cidrLimit int
 }
 
 // Stale selects the connections to delete if their translation contradicts a
@@ -63,23 +66,25 @@ const (
 	longestInterval  = 24 * time.Hour
 )
 
-// A Condition is a row of the policy table: a key of the config file, what it
+// A Row is a row of the table of keys. A condition is a key with something that it
 // checks in the first packet of a connection, and the resulting verdict.
-type Condition struct {
-	Key        string
-	Asks       Subject
-	Outside    bool   // matches whatever is not in the list
-	Masquerade bool   // the verdict if it matches; false: exempt
-	Set        string // name of the nftables set for its list, without the family suffix
-	Means      string // description in check, and the set's comment
-	View       string // comment of its rules in mode iptables-nft; empty: mode nftables only
-	WinBridge  bool   // win-bridge can express it
+type Row struct {
+	Key   string
+	Means string // description in check, and the comment of its set
+	Set   string // name of the nftables set for its list, without the family suffix
 
-	// Exactly one of these is set: a list of CIDRs, a list of interfaces, or the
-	// position of an explicit false.
-	cidrs      func(*Config) *[]CIDR
-	interfaces func(*Config) *[]Interface
-	off        func(*Config) **Position
+	Asks       Subject // "": it is not a condition
+	Outside    bool    // matches whatever is not in the list
+	Masquerade bool    // the verdict if it matches; false: exempt
+	View       string  // comment of its rules in mode iptables-nft; empty: mode nftables only
+	WinBridge  bool    // win-bridge can express it
+
+	// field is where a Config holds the value: *[]CIDR, *[]Interface, *bool, *int,
+	// *time.Duration, *Stale, or **Position for that of an explicit true or false.
+	field     func(*Config) any
+	explicit  bool // which of these
+	addresses bool // entries of the list may be addresses
+	older     bool // the older agents have the key, too, and reject invalid values
 }
 
 // A Subject is the property of a packet that a condition checks.
@@ -97,112 +102,118 @@ const (
 // Conditions returns the policy table in evaluation order; the first condition
 // that matches decides. No other code lists the conditions: names, texts and
 // rules are derived from these rows.
-func Conditions() []Condition {
-	return []Condition{
+func Conditions() []Row {
+	return []Row{
 		{
 			Key: "masqueradeHost", Asks: SentByNode,
 			Means: "what this node itself sends keeps its address",
-			off:   func(c *Config) **Position { return &c.ExemptHost },
+			field: func(c *Config) any { return &c.ExemptHost },
 		},
 		{
 			Key: KeyMasqueradeSrcInterfaces, Asks: ReceivedOn, Outside: true,
-			Means:      "only what was received on one of these interfaces is masqueraded",
-			interfaces: func(c *Config) *[]Interface { return &c.MasqueradeSrcInterfaces },
+			Means: "only what was received on one of these interfaces is masqueraded",
+			field: func(c *Config) any { return &c.MasqueradeSrcInterfaces },
 		},
 		{
 			Key: KeyMasqueradeSrcCIDRs, Asks: SourceAddress, Outside: true, Set: "masq-src",
 			Means: "the only sources that are masqueraded",
 			View:  "only traffic of these sources should be subject to MASQUERADE",
-			cidrs: func(c *Config) *[]CIDR { return &c.MasqueradeSrcCIDRs },
+			field: func(c *Config) any { return &c.MasqueradeSrcCIDRs },
 		},
 		{
 			Key: KeyNonMasqueradeSrcCIDRs, Asks: SourceAddress, Set: "non-masq-src",
 			Means: "sources that keep their own address",
 			View:  "traffic of this source should not be subject to MASQUERADE",
-			cidrs: func(c *Config) *[]CIDR { return &c.NonMasqueradeSrcCIDRs },
+			field: func(c *Config) any { return &c.NonMasqueradeSrcCIDRs },
 		},
 		{
 			Key: "nonMasqueradeOutInterfaces", Asks: LeavingBy,
-			Means:      "what leaves by one of these interfaces keeps its address",
-			interfaces: func(c *Config) *[]Interface { return &c.NonMasqueradeOutInterfaces },
+			Means: "what leaves by one of these interfaces keeps its address",
+			field: func(c *Config) any { return &c.NonMasqueradeOutInterfaces },
 		},
 		{
 			Key: "masqueradeOutInterfaces", Asks: LeavingBy, Outside: true,
-			Means:      "only what leaves by one of these interfaces is masqueraded",
-			interfaces: func(c *Config) *[]Interface { return &c.MasqueradeOutInterfaces },
+			Means: "only what leaves by one of these interfaces is masqueraded",
+			field: func(c *Config) any { return &c.MasqueradeOutInterfaces },
 		},
 		{
 			Key: KeyForceMasqueradeCIDRs, Asks: DestinationAddress, Masquerade: true, Set: "force-masq",
 			Means: "destinations that always see the node's address",
 			View:  "traffic to this destination should always be subject to MASQUERADE",
-			cidrs: func(c *Config) *[]CIDR { return &c.ForceMasqueradeCIDRs },
+			field: func(c *Config) any { return &c.ForceMasqueradeCIDRs },
 		},
 		{
 			Key: KeyNonMasqueradeCIDRs, Asks: DestinationAddress, Set: "non-masq", WinBridge: true,
 			Means: "destinations that see the pod's own address",
 			View:  "cluster-local traffic should not be subject to MASQUERADE",
-			cidrs: func(c *Config) *[]CIDR { return &c.NonMasqueradeCIDRs },
+			field: func(c *Config) any { return &c.NonMasqueradeCIDRs }, older: true,
 		},
 	}
 }
 
 // Question describes in words what the condition checks.
-func (c Condition) Question() string {
-	switch c.Asks {
+func (r Row) Question() string {
+	switch r.Asks {
 	case SentByNode:
 		return "from an address of this node"
 	case ReceivedOn:
-		return "received on one of " + c.Key
+		return "received on one of " + r.Key
 	case LeavingBy:
-		return "leaving by one of " + c.Key
+		return "leaving by one of " + r.Key
 	}
-	return string(c.Asks) + " in " + c.Key
+	return string(r.Asks) + " in " + r.Key
 }
 
-// Entries returns the condition's CIDRs in a config.
-func (c Condition) Entries(from Config) []CIDR {
-	if c.cidrs == nil {
-		return nil
-	}
-	return *c.cidrs(&from)
+// LimitsSources reports whether the condition lists all sources that are
+// masqueraded.
+func (r Row) LimitsSources() bool {
+	return r.Outside && (r.Asks == SourceAddress || r.Asks == ReceivedOn)
 }
 
-// Interfaces returns the condition's interfaces in a config.
-func (c Condition) Interfaces(from Config) []Interface {
-	if c.interfaces == nil {
-		return nil
-	}
-	return *c.interfaces(&from)
+// HasInterfaces reports whether the key takes a list of interfaces.
+func (r Row) HasInterfaces() bool {
+	_, has := r.field(&Config{}).(*[]Interface)
+	return has
 }
 
-// HasInterfaces reports whether the condition takes a list of interfaces.
-func (c Condition) HasInterfaces() bool { return c.interfaces != nil }
+// Entries returns the key's CIDRs in a config.
+func (r Row) Entries(from Config) []CIDR { return get[[]CIDR](r, from) }
 
-// Off returns the position at which a config sets the condition to false, or nil.
-func (c Condition) Off(from Config) *Position {
-	if c.off == nil {
-		return nil
+// Interfaces returns the key's interfaces in a config.
+func (r Row) Interfaces(from Config) []Interface { return get[[]Interface](r, from) }
+
+// Explicit returns the position at which a config sets the condition to false, or
+// another key to true, or nil.
+func (r Row) Explicit(from Config) *Position { return get[*Position](r, from) }
+
+// get returns the value of a key if it is of that type.
+func get[T any](r Row, from Config) (value T) {
+	if field, ok := r.field(&from).(*T); ok {
+		value = *field
 	}
-	return *c.off(&from)
+	return value
 }
 
-// A Value is one value of a condition in a config: an entry of its list, or
-// false.
+// A Value is an entry of a key's list in a config, or an explicit true or false.
 type Value struct {
 	Text string
 	Pos  Position
 }
 
-// Values returns the condition's values in a config.
-func (c Condition) Values(from Config) []Value {
-	if at := c.Off(from); at != nil {
-		return []Value{{"false", *at}}
-	}
+// Values returns the key's values in a config.
+func (r Row) Values(from Config) []Value {
 	var out []Value
-	for _, entry := range c.Entries(from) {
-		out = append(out, Value{entry.String(), entry.Pos})
+	if at := r.Explicit(from); at != nil {
+		out = append(out, Value{strconv.FormatBool(r.explicit), *at})
 	}
-	for _, entry := range c.Interfaces(from) {
+	for _, entry := range r.Entries(from) {
+		text := entry.String()
+		if r.addresses {
+			text = entry.Text()
+		}
+		out = append(out, Value{text, entry.Pos})
+	}
+	for _, entry := range r.Interfaces(from) {
 		out = append(out, Value{entry.Name, entry.Pos})
 	}
 	return out

@@ -53,34 +53,25 @@ func checkInterface(s string) string {
 	return ""
 }
 
-// interfaces reads a list of names; null is an empty list.
-func (r *reader) interfaces(key string) (list given[[]Interface]) {
-	for _, s := range r.settings[key] {
-		list = given[[]Interface]{at: s.key}
-		if isNull(s.value) {
-			continue
-		}
-		if s.value.Kind != yaml.SequenceNode {
-			hint := ` such as ["cni0", "veth*"]`
-			if checkInterface(s.value.Value) == "" {
-				hint = fmt.Sprintf(": write [%q]", s.value.Value)
-			}
-			r.fail(s.value, "%s is %s, want a list%s", key, describe(s.value), hint)
-			return given[[]Interface]{}
-		}
-		for _, item := range s.value.Content {
+// interfaces reads a list of names.
+func (f *file) interfaces(key string) (list given) {
+	for _, s := range f.settings[key] {
+		var names []Interface
+		entries, _ := f.entries(key, s.value, `"cni0", "veth*"`, checkInterface(s.value.Value))
+		for _, item := range entries {
 			n := target(item)
 			if n.Kind != yaml.ScalarNode || isNull(n) {
-				r.fail(item, "an entry of %s is %s, want the name of an interface", key, describe(n))
+				f.fail(item, "an entry of %s is %s, want the name of an interface", key, describe(n))
 			} else if msg := checkInterface(n.Value); msg != "" {
-				r.fail(item, "%s", msg)
+				f.fail(item, "%s", msg)
 			} else {
-				list.value = append(list.value, Interface{n.Value, r.position(item)})
+				names = append(names, Interface{n.Value, f.position(item)})
 			}
 		}
-		if n := len(list.value); n > maxInterfaces {
-			r.fail(s.value, "%s has %d names, at most %d are possible: use a prefix such as %q", key, n, maxInterfaces, "veth*")
+		if n := len(names); n > maxInterfaces {
+			f.fail(s.value, "%s has %d names, at most %d are possible: use a prefix such as %q", key, n, maxInterfaces, "veth*")
 		}
+		list = given{names, s.key}
 	}
 	return list
 }

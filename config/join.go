@@ -1,94 +1,91 @@
 package config
 
-import "fmt"
+import (
+	"slices"
+	"time"
+
+	"gopkg.in/yaml.v3"
+)
 
 // join merges the files, and adds the problems that only show up in the
 // combination.
 func join(d Defaults, files []*file) Config {
 	c := Default(d)
-	var limit *file           // the first that sets cidrLimit
-	seen := map[string]bool{} // keys of lists and booleans
-	interval := false
-	for _, f := range files {
-		for _, row := range Conditions() {
-			row.join(&c, f, files, seen)
-		}
-		for _, t := range Translations() {
-			if t.cidrs != nil {
-				*t.cidrs(&c) = append(*t.cidrs(&c), f.lists[t.Key].value...)
-			}
-		}
-		for _, b := range boolKeys() {
-			if g := f.bools[b.name]; g.at != nil {
-				v := b.field(&c)
-				*v = g.value || *v && seen[b.name]
-				seen[b.name] = true
-			}
-		}
-		if g := f.resyncInterval; g.at != nil && (!interval || g.value < c.ResyncInterval) {
-			c.ResyncInterval, interval = g.value, true
-		}
-		// The value that deletes the most connections wins.
-		if g := f.stale; g.value != StaleKeep && (g.value == StaleAll || c.StaleConnections == StaleKeep) {
-			at := f.position(g.at)
-			c.StaleConnections, c.StaleAt = g.value, &at
-		}
-		if g := f.cidrLimit; g.at != nil && limit == nil {
-			limit = f
-		} else if g.at != nil && g.value != limit.cidrLimit.value {
-			f.failUnlessJoined(g.at, "%s is %d here, but %d at %s", keyCIDRLimit, g.value, limit.cidrLimit.value, limit.position(limit.cidrLimit.at))
+	for _, row := range rows() {
+		set := slices.DeleteFunc(slices.Clone(files), func(f *file) bool { return f.given[row.Key].at == nil })
+		if len(set) > 0 {
+			row.join(&c, set)
 		}
 	}
-	if n := len(c.NonMasqueradeCIDRs); limit != nil && n > limit.cidrLimit.value {
-		limit.failUnlessJoined(limit.cidrLimit.at, "%s is %d, but %s has %d entries", keyCIDRLimit, limit.cidrLimit.value, KeyNonMasqueradeCIDRs, n)
-	}
-	joinEnforce(&c, files)
-	warnOfLists(files, c)
+	c.checkEnforce(files)
+	c.checkLists(files)
 	return c
 }
 
-// join adds the condition's values in one of the files.
-func (c Condition) join(to *Config, f *file, files []*file, seen map[string]bool) {
-	list, names, flag := f.lists[c.Key], f.names[c.Key], f.bools[c.Key]
-	switch {
-	case list.at != nil && !seen[c.Key]:
-		*c.cidrs(to) = list.value // not copied: it may be long
-	case list.at != nil:
-		*c.cidrs(to) = append(grow(*c.cidrs(to), files, c.Key), list.value...)
-	case names.at != nil:
-		*c.interfaces(to) = append(*c.interfaces(to), names.value...)
-	case flag.at != nil && flag.value:
-		*c.off(to) = nil
-	case flag.at != nil && !seen[c.Key]:
-		at := f.position(flag.at)
-		*c.off(to) = &at
+// join merges the key's values in the files that set it.
+func (r Row) join(c *Config, files []*file) {
+	position := func(f *file) *Position {
+		at := f.position(f.given[r.Key].at)
+		return &at
 	}
-	seen[c.Key] = seen[c.Key] || list.at != nil || flag.at != nil
+	switch to := r.field(c).(type) {
+	case *[]CIDR:
+		if *to = files[0].given[r.Key].value.([]CIDR); len(files) > 1 { // not copied alone: it may be long
+			*to = slices.Concat(values[[]CIDR](r, files)...)
+		}
+	case *[]Interface:
+		*to = slices.Concat(values[[]Interface](r, files)...)
+	case *bool:
+		*to = slices.Contains(values[bool](r, files), true)
+	case **Position:
+		if all := values[bool](r, files); slices.Contains(all, true) == r.explicit {
+			*to = position(files[slices.Index(all, r.explicit)])
+		}
+	case *time.Duration:
+		*to = slices.Min(values[time.Duration](r, files))
+	case *Stale:
+		// The value that deletes the most connections wins.
+		all := values[Stale](r, files)
+		for _, most := range []Stale{StaleUDP, StaleAll} {
+			if i := slices.Index(all, most); i >= 0 {
+				c.StaleConnections, c.StaleAt = most, position(files[i])
+			}
+		}
+	case *int:
+		all := values[int](r, files)
+		*to = all[0]
+		for i, f := range files {
+			if all[i] != *to {
+				f.failUnlessJoined(f.given[r.Key].at, "%s is %d here, but %d at %s", r.Key, all[i], *to, position(files[0]))
+			}
+		}
+		if n := len(c.NonMasqueradeCIDRs); n > *to {
+			files[0].failUnlessJoined(files[0].given[r.Key].at, "%s is %d, but %s has %d entries", r.Key, *to, KeyNonMasqueradeCIDRs, n)
+		}
+	}
 }
 
-// grow returns the list of one or more files, with capacity for those of all.
-func grow(list []CIDR, files []*file, key string) []CIDR {
-	size := 0
-	for _, f := range files {
-		size += len(f.lists[key].value)
+// values returns the key's values in the files that set it.
+func values[T any](r Row, files []*file) []T {
+	all := make([]T, len(files))
+	for i, f := range files {
+		all[i] = f.given[r.Key].value.(T)
 	}
-	if cap(list) >= size {
-		return list
-	}
-	return append(make([]CIDR, 0, size), list...)
+	return all
 }
 
-// warnOfLists warns about an empty nonMasqueradeCIDRs and, once per list and
-// file, about IPv6 CIDRs while IPv6 is off.
-func warnOfLists(files []*file, c Config) {
+// checkLists warns about an empty nonMasqueradeCIDRs and, once per list and file,
+// about IPv6 CIDRs while IPv6 is off.
+func (c *Config) checkLists(files []*file) {
 	for _, f := range files {
-		if at := f.lists[KeyNonMasqueradeCIDRs].at; at != nil && len(c.NonMasqueradeCIDRs) == 0 {
+		if at := f.given[KeyNonMasqueradeCIDRs].at; at != nil && len(c.NonMasqueradeCIDRs) == 0 {
 			f.warn(at, "%s is empty: not even the default ranges are exempt (to keep them, leave the key out)", KeyNonMasqueradeCIDRs)
 		}
 		for _, key := range Keys() {
+			list, _ := f.given[key].value.([]CIDR)
 			var first Position
 			n := 0
-			for _, cidr := range f.lists[key].value {
+			for _, cidr := range list {
 				if c.EnableIPv6 || !cidr.Addr().Is6() {
 					continue
 				}
@@ -97,8 +94,8 @@ func warnOfLists(files []*file, c Config) {
 				}
 			}
 			if n > 0 {
-				f.warnings.add(f.text.problem(int(first.Line), int(first.Col), fmt.Sprintf(
-					"%s: IPv6 CIDRs (%d, the first here) have no effect while IPv6 is off: set %s or --enable-ipv6", key, n, keyEnableIPv6)), maxWarnings)
+				f.warn(&yaml.Node{Line: int(first.Line), Column: int(first.Col)},
+					"%s: IPv6 CIDRs (%d, the first here) have no effect while IPv6 is off: set %s or --enable-ipv6", key, n, keyEnableIPv6)
 			}
 		}
 	}

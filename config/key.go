@@ -1,6 +1,9 @@
 package config
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // Keys of the policy's conditions.
 const (
@@ -29,33 +32,26 @@ const (
 	keyStaleConnections  = "staleConnections"
 )
 
-// A boolKey is a boolean key that is not a condition.
-type boolKey struct {
-	name  string
-	field func(*Config) *bool
-}
-
-func boolKeys() []boolKey {
-	return []boolKey{
-		{keyMasqLinkLocal, func(c *Config) *bool { return &c.MasqLinkLocal }},
-		{keyMasqLinkLocalIPv6, func(c *Config) *bool { return &c.MasqLinkLocalIPv6 }},
-		{keyEnableIPv6, func(c *Config) *bool { return &c.EnableIPv6 }},
-	}
+// rows returns the rows of all keys of a file.
+func rows() []Row {
+	return slices.Concat(Conditions(), Translations(), []Row{
+		{Key: keyMasqLinkLocal, older: true, field: func(c *Config) any { return &c.MasqLinkLocal }},
+		{Key: keyMasqLinkLocalIPv6, older: true, field: func(c *Config) any { return &c.MasqLinkLocalIPv6 }},
+		{Key: keyEnableIPv6, field: func(c *Config) any { return &c.EnableIPv6 }},
+		{Key: keyLinkLocal, field: func(*Config) any { return nil }},
+		{Key: keyResyncInterval, older: true, field: func(c *Config) any { return &c.ResyncInterval }},
+		{Key: keyCIDRLimit, older: true, field: func(c *Config) any { return &c.cidrLimit }},
+		{Key: keyStaleConnections, field: func(c *Config) any { return &c.StaleConnections }},
+	})
 }
 
 // Keys returns the keys of a file. They are case-insensitive.
 func Keys() []string {
 	var keys []string
-	for _, c := range Conditions() {
-		keys = append(keys, c.Key)
+	for _, row := range rows() {
+		keys = append(keys, row.Key)
 	}
-	for _, t := range Translations() {
-		keys = append(keys, t.Key)
-	}
-	for _, b := range boolKeys() {
-		keys = append(keys, b.name)
-	}
-	return append(keys, keyLinkLocal, keyResyncInterval, keyCIDRLimit, keyStaleConnections)
+	return keys
 }
 
 // knownKey returns the key that a name denotes, ignoring case.

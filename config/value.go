@@ -11,35 +11,56 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
+// value reads the value of a key: all that are given must be valid, and the last
+// one applies.
+func (f *file) value(row Row) (last given) {
+	read := f.bool
+	switch row.field(&Config{}).(type) {
+	case *[]CIDR:
+		return f.list(row)
+	case *[]Interface:
+		return f.interfaces(row.Key)
+	case *time.Duration:
+		read = f.duration
+	case *int:
+		read = f.int
+	case *Stale:
+		read = f.staleConnections
+	}
+	for _, s := range f.settings[row.Key] {
+		if isNull(s.value) {
+			continue
+		}
+		if v, ok := read(row.Key, s.value); ok {
+			last = given{v, s.value}
+		}
+	}
+	return last
+}
+
 // An entryKind is what the entries of a list are.
 type entryKind struct {
 	parse         func(string) (netip.Prefix, string)
 	noun, example string
 }
 
-var (
-	cidrEntry    = entryKind{parseCIDR, "a CIDR", "10.0.0.0/8"}
-	addressEntry = entryKind{parseAddress, "an address or a CIDR", "198.51.100.11"}
-)
-
-// list reads a list of CIDRs or addresses; null is an empty list.
-func (r *reader) list(key string, kind entryKind) (list given[[]CIDR]) {
-	var before []CIDR // what encoding/json decodes into
-	if key == KeyNonMasqueradeCIDRs {
-		before = r.defaults.NonMasqueradeCIDRs
+// list reads a list of CIDRs or addresses.
+func (f *file) list(row Row) (list given) {
+	kind := entryKind{parseCIDR, "a CIDR", "10.0.0.0/8"}
+	if row.addresses {
+		kind = entryKind{parseAddress, "an address or a CIDR", "198.51.100.11"}
 	}
-	for i, s := range r.settings[key] {
-		list = given[[]CIDR]{at: s.key}
-		switch {
-		case isNull(s.value):
-		case s.value.Kind == yaml.SequenceNode:
-			last := i == len(r.settings[key])-1
-			list.value = r.cidrs(s.value, kind, before, last)
-		default:
-			r.notAList(key, kind, s.value)
-			list.at = nil
+	var before []CIDR // what encoding/json decodes into
+	if row.older {
+		before = f.defaults
+	}
+	for i, s := range f.settings[row.Key] {
+		_, msg := kind.parse(s.value.Value)
+		entries, ok := f.entries(row.Key, s.value, strconv.Quote(kind.example), msg)
+		if list = (given{}); ok {
+			cidrs := f.cidrs(entries, kind, before, i == len(f.settings[row.Key])-1)
+			list, before = given{cidrs, s.key}, overlay(cidrs, before)
 		}
-		before = overlay(list.value, before)
 	}
 	return list
 }
@@ -53,41 +74,47 @@ func overlay(list, before []CIDR) []CIDR {
 	return slices.Concat(list, before[len(list):])
 }
 
-func (r *reader) notAList(key string, kind entryKind, n *yaml.Node) {
-	hint := fmt.Sprintf(" such as [%q]", kind.example)
-	if _, msg := kind.parse(n.Value); msg == "" {
+// entries returns the entries of a list; null is an empty one. Anything else is an
+// error; msg is what is wrong with it as an entry.
+func (f *file) entries(key string, n *yaml.Node, examples, msg string) (entries []*yaml.Node, ok bool) {
+	if n.Kind == yaml.SequenceNode || isNull(n) {
+		return n.Content, true
+	}
+	hint := " such as [" + examples + "]"
+	if msg == "" {
 		hint = fmt.Sprintf(": write [%q]", n.Value)
 	} else if strings.HasPrefix(n.Value, "-") {
 		hint = `: put a space after each "-"`
 	}
-	r.fail(n, "%s is %s, want a list%s", key, describe(n), hint)
+	f.fail(n, "%s is %s, want a list%s", key, describe(n), hint)
+	return nil, false
 }
 
 // cidrs reads the entries of a list. The older agents check only the last list of
 // a key; an empty entry keeps the previous value.
-func (r *reader) cidrs(n *yaml.Node, kind entryKind, before []CIDR, last bool) []CIDR {
-	size := len(n.Content)
-	for _, item := range n.Content {
-		size += len(r.folded.omitted(item))
+func (f *file) cidrs(items []*yaml.Node, kind entryKind, before []CIDR, last bool) []CIDR {
+	size := len(items)
+	for _, item := range items {
+		size += len(f.folded.omitted(item))
 	}
-	if len(n.Content) > 0 {
-		if all := r.folded[n.Content[0]]; len(all) == size {
+	if len(items) > 0 {
+		if all := f.folded[items[0]]; len(all) == size {
 			return slices.Clip(all) // not copied: it may be long
 		}
 	}
 	list := make([]CIDR, 0, size)
-	for _, item := range n.Content {
+	for _, item := range items {
 		var left CIDR
 		if i := len(list); i < len(before) {
 			left = before[i]
 		}
-		list = append(append(list, r.cidr(item, kind, left, last)), r.folded.omitted(item)...)
+		list = append(append(list, f.cidr(item, kind, left, last)), f.folded.omitted(item)...)
 	}
 	return list
 }
 
 // cidr reads an entry of a list. An invalid one is reported and still counted.
-func (r *reader) cidr(item *yaml.Node, kind entryKind, left CIDR, last bool) CIDR {
+func (f *file) cidr(item *yaml.Node, kind entryKind, left CIDR, last bool) CIDR {
 	n := target(item)
 	var p netip.Prefix
 	var msg string
@@ -95,11 +122,11 @@ func (r *reader) cidr(item *yaml.Node, kind entryKind, left CIDR, last bool) CID
 	switch {
 	case isNull(n):
 		msg, checked = "an empty entry: write "+kind.noun+", or remove it", last && !left.IsValid()
-	case n.Kind == yaml.ScalarNode && (!r.text.json || n.Tag == "!!str"):
+	case n.Kind == yaml.ScalarNode && (!f.text.json || n.Tag == "!!str"):
 		left = CIDR{}
 		p, msg = kind.parse(stringOf(n))
 		checked = last || isNumber(n) || n.Tag == "!!bool"
-	case n.Kind == yaml.MappingNode && len(n.Content) == 2 && !r.text.json:
+	case n.Kind == yaml.MappingNode && len(n.Content) == 2 && !f.text.json:
 		left, checked = CIDR{}, true
 		text := n.Content[0].Value + ":" // the entry fd00:: is such a mapping
 		if _, msg = kind.parse(text); msg == "" {
@@ -111,123 +138,92 @@ func (r *reader) cidr(item *yaml.Node, kind entryKind, left CIDR, last bool) CID
 	}
 	switch {
 	case msg == "":
-		return CIDR{Prefix: p, Pos: r.position(item)}
+		return CIDR{Prefix: p, Pos: f.position(item)}
 	case checked:
-		r.fail(item, "%s", msg)
+		f.fail(item, "%s", msg)
 	default:
-		r.failTolerated(item, "%s", msg)
+		f.failTolerated(item, "%s", msg)
 	}
 	return left
 }
 
-// given returns the values of a known key that are not null, in the order in
-// which they apply: all must be valid, and the last one wins.
-func (r *reader) given(key string) []*yaml.Node {
-	var values []*yaml.Node
-	for _, s := range r.settings[key] {
-		if !isNull(s.value) {
-			values = append(values, s.value)
-		}
-	}
-	return values
-}
-
 // bool reads whatever yaml.v3 decodes into a bool, including yes and on, which
 // are booleans in YAML 1.1.
-func (r *reader) bool(key string) (v given[bool]) {
-	for _, n := range r.given(key) {
-		word := *n
-		if n.Tag == "!!bool" && !r.text.json {
-			word.Tag = "!!str" // so that !!bool yes is accepted, as in yaml.v2
-		}
-		var b bool
-		valid := !r.text.json || n.Tag == "!!bool"
-		if n.Kind != yaml.ScalarNode || !valid || n.Decode(&b) != nil && word.Decode(&b) != nil {
-			r.fail(n, "%s is %s, want true or false", key, describe(n))
-			continue
-		}
-		v = given[bool]{b, n}
+func (f *file) bool(key string, n *yaml.Node) (any, bool) {
+	word := *n
+	if n.Tag == "!!bool" && !f.text.json {
+		word.Tag = "!!str" // so that !!bool yes is accepted, as in yaml.v2
 	}
-	return v
+	var b bool
+	valid := !f.text.json || n.Tag == "!!bool"
+	if n.Kind != yaml.ScalarNode || !valid || n.Decode(&b) != nil && word.Decode(&b) != nil {
+		f.fail(n, "%s is %s, want true or false", key, describe(n))
+		return nil, false
+	}
+	return b, true
 }
 
 // int reads an integer; in YAML it may be written 64.0 or 0x40.
-func (r *reader) int(key string) (v given[int]) {
-	for _, n := range r.given(key) {
-		i, ok := r.integer(n)
-		if !ok {
-			r.failUnlessJoined(n, "%s is %s, want a whole number", key, describe(n))
-			continue
-		}
-		v = given[int]{i, n}
-	}
-	return v
-}
-
-func (r *reader) integer(n *yaml.Node) (int, bool) {
+func (f *file) int(key string, n *yaml.Node) (any, bool) {
 	var number any
-	if n.Kind != yaml.ScalarNode || n.Decode(&number) != nil || r.text.json && n.Tag != "!!int" {
-		return 0, false
+	if n.Kind == yaml.ScalarNode && n.Decode(&number) == nil && (!f.text.json || n.Tag == "!!int") {
+		switch x := number.(type) {
+		case int:
+			return x, true
+		case float64:
+			if float64(int(x)) == x {
+				return int(x), true
+			}
+		}
 	}
-	switch x := number.(type) {
-	case int:
-		return x, true
-	case float64:
-		return int(x), float64(int(x)) == x
-	}
-	return 0, false
+	f.failUnlessJoined(n, "%s is %s, want a whole number", key, describe(n))
+	return nil, false
 }
 
 // staleConnections reads the key staleConnections.
-func (r *reader) staleConnections() (v given[Stale]) {
-	for _, n := range r.given(keyStaleConnections) {
-		word := Stale(strings.ToLower(n.Value))
-		switch {
-		case n.Kind == yaml.ScalarNode && word == "keep":
-			v = given[Stale]{StaleKeep, n}
-		case n.Kind == yaml.ScalarNode && (word == StaleUDP || word == StaleAll):
-			v = given[Stale]{word, n}
-		default:
-			r.fail(n, "%s is %s, want keep, udp or all", keyStaleConnections, describe(n))
-		}
+func (f *file) staleConnections(key string, n *yaml.Node) (any, bool) {
+	word := strings.ToLower(n.Value)
+	if n.Kind != yaml.ScalarNode || !slices.Contains([]string{"keep", "udp", "all"}, word) {
+		f.fail(n, "%s is %s, want keep, udp or all", key, describe(n))
+		return nil, false
 	}
-	return v
+	if word == "keep" {
+		return StaleKeep, true
+	}
+	return Stale(word), true
 }
 
 // duration reads a Go duration. The older agents accept zero or less, and then
 // never pause.
-func (r *reader) duration(key string) (v given[time.Duration]) {
-	for _, n := range r.given(key) {
-		s := stringOf(n)
-		d, err := time.ParseDuration(s)
-		number := isNumber(n)
-		_, noNumber := strconv.ParseFloat(s, 64)
-		switch {
-		case n.Kind == yaml.ScalarNode && !number && err == nil && d <= 0: // also "0"
-			r.ignored = true
-			r.failUnlessJoined(n, "%s is %s, want more than zero, such as %q", key, describe(n), "60s")
-			r.ignored = false
-			if r.joined {
-				continue
-			}
-		case n.Kind == yaml.ScalarNode && (number || noNumber == nil):
-			want := s + "s"
-			if d, err := time.ParseDuration(want); err != nil || d <= 0 {
-				want = "60s"
-			}
-			r.failUnlessJoined(n, "%s is %s, without a unit: write %q", key, describe(n), want)
-			continue
-		case n.Kind != yaml.ScalarNode || err != nil:
-			r.failUnlessJoined(n, "%s is %s, want a duration such as %q; the units are ms, s, m, h", key, describe(n), "60s")
-			continue
-		case d < shortestInterval:
-			r.warn(n, "%s is %s, below the minimum: %s is used", key, describe(n), "1s")
-		case d > longestInterval:
-			r.warn(n, "%s is %s, above the maximum: %s is used", key, describe(n), "24h")
+func (f *file) duration(key string, n *yaml.Node) (any, bool) {
+	s := stringOf(n)
+	d, err := time.ParseDuration(s)
+	number := isNumber(n)
+	_, noNumber := strconv.ParseFloat(s, 64)
+	switch {
+	case n.Kind == yaml.ScalarNode && !number && err == nil && d <= 0: // also "0"
+		f.ignored = true
+		f.failUnlessJoined(n, "%s is %s, want more than zero, such as %q", key, describe(n), "60s")
+		f.ignored = false
+		if f.joined {
+			return nil, false
 		}
-		v = given[time.Duration]{min(max(d, shortestInterval), longestInterval), n}
+	case n.Kind == yaml.ScalarNode && (number || noNumber == nil):
+		want := s + "s"
+		if d, err := time.ParseDuration(want); err != nil || d <= 0 {
+			want = "60s"
+		}
+		f.failUnlessJoined(n, "%s is %s, without a unit: write %q", key, describe(n), want)
+		return nil, false
+	case n.Kind != yaml.ScalarNode || err != nil:
+		f.failUnlessJoined(n, "%s is %s, want a duration such as %q; the units are ms, s, m, h", key, describe(n), "60s")
+		return nil, false
+	case d < shortestInterval:
+		f.warn(n, "%s is %s, below the minimum: %s is used", key, describe(n), "1s")
+	case d > longestInterval:
+		f.warn(n, "%s is %s, above the maximum: %s is used", key, describe(n), "24h")
 	}
-	return v
+	return min(max(d, shortestInterval), longestInterval), true
 }
 
 func isNumber(n *yaml.Node) bool { return n.Tag == "!!int" || n.Tag == "!!float" }

@@ -23,7 +23,7 @@ type Layout interface {
 	// Chain returns the name that the operator chose for its chain, "" if it cannot be chosen.
 	Chain() string
 	// Supports reports whether its rules can express a condition.
-	Supports(row config.Condition) bool
+	Supports(row config.Row) bool
 	// Translates reports whether its rules can express [config.Translations].
 	Translates() bool
 	// Ordered reports whether its rules preserve the order of a list.

@@ -41,7 +41,7 @@ type FamilyPolicy struct {
 // A Question is a condition that a config sets for a family: a list with entries,
 // or one without a list.
 type Question struct {
-	config.Condition
+	config.Row
 	List
 	Interfaces []config.Interface // sorted, none covers another
 	At         config.Position    // position of a condition without a list
@@ -109,8 +109,8 @@ func newFamilyPolicy(c config.Config, l Layout, ipv6 bool, linkLocal netip.Prefi
 		if !l.Supports(row) {
 			continue
 		}
-		if at := row.Off(c); at != nil {
-			f.Questions = append(f.Questions, Question{Condition: row, At: *at})
+		if at := row.Explicit(c); at != nil {
+			f.Questions = append(f.Questions, Question{Row: row, At: *at})
 		}
 		f.AddInterfaces(row, row.Interfaces(c))
 		cidrs := ofFamily(row.Entries(c), ipv6)
@@ -140,14 +140,14 @@ func withLinkLocal(cidrs []config.CIDR, linkLocal netip.Prefix) List {
 
 // Add adds a question in the order of the table. A list without entries adds
 // none.
-func (f *FamilyPolicy) Add(row config.Condition, l List) {
+func (f *FamilyPolicy) Add(row config.Row, l List) {
 	if len(l.CIDRs) > 0 {
-		f.Questions = append(f.Questions, Question{Condition: row, List: l})
+		f.Questions = append(f.Questions, Question{Row: row, List: l})
 	}
 }
 
 // AddInterfaces is like [FamilyPolicy.Add] for a list of interfaces.
-func (f *FamilyPolicy) AddInterfaces(row config.Condition, list []config.Interface) {
+func (f *FamilyPolicy) AddInterfaces(row config.Row, list []config.Interface) {
 	var kept []config.Interface
 	for _, i := range slices.SortedStableFunc(slices.Values(list), func(a, b config.Interface) int { return cmp.Compare(a.Name, b.Name) }) {
 		covered := slices.ContainsFunc(list, func(o config.Interface) bool {
@@ -159,7 +159,7 @@ func (f *FamilyPolicy) AddInterfaces(row config.Condition, list []config.Interfa
 		}
 	}
 	if len(kept) > 0 {
-		f.Questions = append(f.Questions, Question{Condition: row, Interfaces: kept})
+		f.Questions = append(f.Questions, Question{Row: row, Interfaces: kept})
 	}
 }
 

@@ -18,7 +18,7 @@ func (Layout) Mode() nft.Mode { return nft.ModeNFTables }
 func (Layout) Chain() string { return "" }
 
 // Supports implements [nft.Layout]: it can express everything.
-func (Layout) Supports(config.Condition) bool { return true }
+func (Layout) Supports(config.Row) bool { return true }
 
 // Translates implements [nft.Layout].
 func (Layout) Translates() bool { return true }

@@ -186,7 +186,7 @@ func (o *Own) readLists(f *nft.FamilyPolicy) {
 			}
 			f.AddInterfaces(row, found)
 		case slices.ContainsFunc(o.rules[BaseChain], found):
-			f.Questions = append(f.Questions, nft.Question{Condition: row})
+			f.Questions = append(f.Questions, nft.Question{Row: row})
 		}
 	}
 }
@@ -203,9 +203,9 @@ func cidrs(ranges []iprange.Range) []config.CIDR {
 
 // asks reports whether a rule of the base chain begins with the check of a
 // condition without a list.
-func asks(f nft.FamilyPolicy, row config.Condition, r nfnetlink.Rule) bool {
+func asks(f nft.FamilyPolicy, row config.Row, r nfnetlink.Rule) bool {
 	var want []nfnetlink.Expr
-	for _, n := range matches(nft.Question{Condition: row}, f)[0] {
+	for _, n := range matches(nft.Question{Row: row}, f)[0] {
 		want = append(want, n.Bytecode(nfnetlink.Inet, nil)...)
 	}
 	return len(r.Exprs) >= len(want) && nfnetlink.EqualExprs(r.Exprs[:len(want)], want)
@@ -213,7 +213,7 @@ func asks(f nft.FamilyPolicy, row config.Condition, r nfnetlink.Rule) bool {
 
 // interfaces returns the interfaces that a rule of the base chain checks, if it
 // begins with a condition on them.
-func interfaces(f nft.FamilyPolicy, row config.Condition, r nfnetlink.Rule) []config.Interface {
+func interfaces(f nft.FamilyPolicy, row config.Row, r nfnetlink.Rule) []config.Interface {
 	var found []config.Interface
 	for s := range rule.Statements(r) {
 		if s.Field != "iifname" && s.Field != "oifname" {
@@ -226,7 +226,7 @@ func interfaces(f nft.FamilyPolicy, row config.Condition, r nfnetlink.Rule) []co
 		found = append(found, config.Interface{Name: strings.TrimRight(name, "\x00")})
 	}
 	var want []nfnetlink.Expr
-	for _, match := range matches(nft.Question{Condition: row, Interfaces: found}, f) {
+	for _, match := range matches(nft.Question{Row: row, Interfaces: found}, f) {
 		for _, n := range match {
 			want = append(want, n.Bytecode(nfnetlink.Inet, nil)...)
 		}

@@ -22,7 +22,7 @@ func (l Layout) Chain() string { return l.Name }
 
 // Supports implements [nft.Layout]: conditions that have a comment in the
 // documented view.
-func (Layout) Supports(row config.Condition) bool { return row.View != "" }
+func (Layout) Supports(row config.Row) bool { return row.View != "" }
 
 // Translates implements [nft.Layout].
 func (Layout) Translates() bool { return false }
@@ -38,14 +38,8 @@ func (Layout) CountersLast() bool { return false }
 
 // Check implements [nft.Layout].
 func (Layout) Check(c config.Config) (warnings []config.Problem, err error) {
-	var problems config.Problems
-	for _, setting := range config.NeedsNFTables(c) {
-		problems = append(problems, config.Problem{
-			Pos: setting.Pos, Msg: fmt.Sprintf("%s needs mode %s", setting.Key, nft.ModeNFTables), Tolerated: true,
-		})
-	}
-	if len(problems) > 0 {
-		return nil, problems
+	if problems := config.NeedsNFTables(c); len(problems) > 0 {
+		return nil, config.Problems(problems)
 	}
 	if len(c.NonMasqueradeCIDRs) >= costlyRules {
 		warnings = append(warnings, config.Problem{Pos: c.NonMasqueradeCIDRs[costlyRules-1].Pos, Msg: costOfRules})

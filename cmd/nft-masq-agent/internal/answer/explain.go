@@ -188,7 +188,7 @@ func explainStep(s nft.Step) Step {
 func exemptsNode(p nft.Policy, c nft.Connection) bool {
 	steps := p.Explain(c)
 	last := steps[len(steps)-1]
-	return slices.ContainsFunc(config.Conditions(), func(row config.Condition) bool {
+	return slices.ContainsFunc(config.Conditions(), func(row config.Row) bool {
 		return row.Key == last.Key && (row.Asks == config.SentByNode || row.Asks == config.ReceivedOn)
 	})
 }
