@@ -50,13 +50,14 @@ func countNodes(s string, limit int) int {
 	}
 	var c comments
 	n := 1
-	for s != "" && n <= limit {
-		var l string
-		l, s, _ = strings.Cut(s, "\n")
-		if i := c.find(l); i >= 0 {
-			n, l = n+3, l[:i]
+	for l := range strings.SplitSeq(s, "\n") {
+		content := c.cut(l)
+		if len(content) < len(l) {
+			n += 3
 		}
-		n += countLine(l, comma)
+		if n += countLine(content, comma); n > limit {
+			break
+		}
 	}
 	return n
 }
@@ -103,44 +104,32 @@ func delimits(l string, i int) bool {
 // inside quotes, it finds only those in lines without quotes.
 type comments struct{ quotes bool }
 
-func (c *comments) find(l string) int {
-	i := -1
-	for at := range len(l) {
-		if l[at] == '#' && blank(l, at-1) {
-			i = at
+// cut returns the line without its comment.
+func (c *comments) cut(l string) string {
+	const quotes = `"'`
+	content := l
+	for i := range len(l) {
+		if l[i] == '#' && blank(l, i-1) {
+			content = l[:i]
 			break
 		}
 	}
-	before := l
-	if i >= 0 {
-		before = l[:i]
+	c.quotes = c.quotes || strings.ContainsAny(content, quotes)
+	if c.quotes && strings.ContainsAny(l, quotes) {
+		return l
 	}
-	switch quotes := `"'`; {
-	case strings.ContainsAny(before, quotes):
-		c.quotes = true
-		return -1
-	case c.quotes && strings.ContainsAny(l, quotes):
-		return -1
-	}
-	return i
+	return content
 }
 
 // withoutComments returns a YAML text without the comments that can be found. If
 // a "#" may be part of a block scalar, it returns the text unchanged.
 func withoutComments(s string) string {
 	var b strings.Builder
-	b.Grow(len(s))
+	b.Grow(len(s) + 1)
 	var c comments
-	for rest := s; rest != ""; {
-		l, after, found := strings.Cut(rest, "\n")
-		rest = after
-		if i := c.find(l); i >= 0 {
-			l = l[:i]
-		}
-		b.WriteString(l)
-		if found {
-			b.WriteByte('\n')
-		}
+	for l := range strings.SplitSeq(s, "\n") {
+		b.WriteString(c.cut(l))
+		b.WriteByte('\n')
 	}
 	if strings.ContainsAny(b.String(), "|>") {
 		return s

@@ -25,7 +25,7 @@ func (t *text) readJSON(left *budget) (*yaml.Node, []Problem) {
 			offset = int(syntax.Offset) - 1
 		}
 		msg := "syntax error"
-		if t.looksLikeConfig() {
+		if t.config {
 			msg = err.Error() // quotes a character
 		}
 		return nil, []Problem{t.problemAt(offset, `JSON, as the file begins with "{": `+msg)}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"regexp"
-	"slices"
 	"strings"
 
 	"gopkg.in/yaml.v3"
@@ -44,30 +43,23 @@ func Unwrap(s Source) (out Source, note *Problem, err error) {
 	if entries == nil || entries.Kind != yaml.MappingNode {
 		return s, nil, fmt.Errorf("config: %s: the ConfigMap has no data", s.Name)
 	}
-	var names []string
+	var name, value *yaml.Node
 	for i := 0; i+1 < len(entries.Content); i += 2 {
-		names = append(names, entries.Content[i].Value)
-	}
-	name := ""
-	for _, n := range []string{"ip-masq-agent", "config"} {
-		if slices.Contains(names, n) {
-			name = n
+		key := entries.Content[i]
+		if len(entries.Content) == 2 || key.Value == "config" || key.Value == "ip-masq-agent" && (name == nil || name.Value == key.Value) {
+			name, value = key, entries.Content[i+1]
 		}
 	}
-	if len(names) == 1 {
-		name = names[0]
+	if name == nil {
+		return s, nil, fmt.Errorf("config: %s: none of the %d entries of the ConfigMap is named config or ip-masq-agent", s.Name, len(entries.Content)/2)
 	}
-	if name == "" {
-		return s, nil, fmt.Errorf("config: %s: none of the %d entries of the ConfigMap is named config or ip-masq-agent", s.Name, len(names))
-	}
-	value := child(entries, name)
 	out = s
 	if out.Data = []byte(value.Value); value.Style&(yaml.LiteralStyle|yaml.FoldedStyle) != 0 {
 		out.Data = block(string(s.Data), value.Line)
 	}
 	return out, &Problem{
 		Pos: At(s.Name, value.Line, value.Column), Note: true,
-		Msg: fmt.Sprintf("the entry %s of a ConfigMap is read", Printable(name)),
+		Msg: fmt.Sprintf("the entry %s of a ConfigMap is read", Printable(name.Value)),
 	}, nil
 }
 
@@ -85,18 +77,17 @@ func child(n *yaml.Node, key string) *yaml.Node {
 // that begins after a line, so that positions stay the same.
 func block(text string, after int) []byte {
 	lines := strings.Split(text, "\n")
+	after = min(after, len(lines))
+	clear(lines[:after])
 	indent := -1
-	for i, l := range lines {
+	for i, l := range lines[after:] {
 		content := strings.TrimLeft(l, " ")
-		if i >= after && indent < 0 && strings.TrimSpace(content) != "" {
-			indent = len(l) - len(content)
-		}
-		if i < after || indent >= 0 && strings.TrimSpace(content) != "" && len(l)-len(content) < indent {
-			if i >= after { // the block has ended
-				lines = lines[:i]
-				break
-			}
-			lines[i] = ""
+		switch column := len(l) - len(content); {
+		case strings.TrimSpace(content) == "":
+		case indent < 0:
+			indent = column
+		case column < indent: // the block has ended
+			return []byte(strings.Join(lines[:after+i], "\n"))
 		}
 	}
 	return []byte(strings.Join(lines, "\n"))

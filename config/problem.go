@@ -63,20 +63,21 @@ func (p Problem) Caret() string {
 	if p.Text == "" {
 		return ""
 	}
-	line := []rune(p.Text)
-	pad := make([]rune, min(int(p.Pos.Col)-1, len(line)))
-	for i := range pad {
-		pad[i] = ' '
-		if line[i] == '\t' {
-			pad[i] = '\t'
+	before := []rune(p.Text)
+	before = before[:min(int(p.Pos.Col)-1, len(before))]
+	pad := strings.Map(func(r rune) rune {
+		if r == '\t' {
+			return r
 		}
-	}
-	for i, r := range line {
+		return ' '
+	}, string(before))
+	line := strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) && r != '\t' {
-			line[i] = '\uFFFD'
+			return '\uFFFD'
 		}
-	}
-	return string(line) + "\n" + string(pad) + "^"
+		return r
+	}, p.Text)
+	return line + "\n" + pad + "^"
 }
 
 // Problems is an error made of all errors in all files, ordered by file and

@@ -44,7 +44,7 @@ func (t *text) syntaxError(err error, source string) Problem {
 
 // called returns what, followed by its content if that may be quoted.
 func (t *text) called(what, content string) string {
-	if t.looksLikeConfig() && quotable(content) {
+	if t.config && quotable(content) {
 		return what + " " + strconv.Quote(content)
 	}
 	return what

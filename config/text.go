@@ -16,11 +16,14 @@ import (
 // text is the content of one file in UTF-8, without a byte order mark. YAML lines
 // end in LF.
 type text struct {
-	name   unique.Handle[string]
-	s      string
-	json   bool
-	split  []string // filled by lines
-	config *bool    // filled by looksLikeConfig
+	name  unique.Handle[string]
+	s     string
+	json  bool
+	split []string // filled by lines
+
+	// Whether there is a key of a config, or a misspelled one. Nothing is quoted
+	// from any other text: it may be a Secret, mounted by mistake.
+	config bool
 }
 
 func newText(s Source) *text {
@@ -44,15 +47,14 @@ func newText(s Source) *text {
 			t.s = strings.ReplaceAll(t.s, br, "\n")
 		}
 	}
+	t.config = hasKey(t.s)
 	return t
 }
 
 // fromUTF16 decodes UTF-16, which some Windows editors and shells write.
 func fromUTF16(b []byte, order binary.ByteOrder) string {
 	units := make([]uint16, len(b)/2)
-	for i := range units {
-		units[i] = order.Uint16(b[2*i:])
-	}
+	_, _ = binary.Decode(b, order, units) // cannot fail: they fit
 	return string(utf16.Decode(units))
 }
 
@@ -74,7 +76,7 @@ func (t *text) problem(line, col int, msg string) Problem {
 	line = min(line, len(t.lines()))
 	p := Problem{Pos: at(t.name, line, col), Msg: msg}
 	if l := strings.TrimSuffix(t.lines()[line-1], "\r"); len(l) <= maxLine {
-		if t.looksLikeConfig() {
+		if t.config {
 			p.Text = l
 		}
 		p.Pos.Col = int32(min(col, utf8.RuneCountInString(l)+1))
@@ -82,19 +84,8 @@ func (t *text) problem(line, col int, msg string) Problem {
 	return p
 }
 
-// looksLikeConfig reports whether the text has a key of a config, or a misspelled
-// one. Nothing is quoted from any other text: it may be a Secret, mounted by
-// mistake.
-func (t *text) looksLikeConfig() bool {
-	if t.config == nil {
-		found := hasKey(t.s)
-		t.config = &found
-	}
-	return *t.config
-}
-
-// hasKey reports whether there is such a key before one of the first thousand
-// colons of a text.
+// hasKey reports whether there is a key of a config, or a misspelled one, before
+// one of the first thousand colons of a text.
 func hasKey(s string) bool {
 	keys := Keys()
 	for range 1000 {

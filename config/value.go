@@ -57,9 +57,10 @@ func (f *file) list(row Row) (list given) {
 	for i, s := range f.settings[row.Key] {
 		_, msg := kind.parse(s.value.Value)
 		entries, ok := f.entries(row.Key, s.value, strconv.Quote(kind.example), msg)
-		if list = (given{}); ok {
-			cidrs := f.cidrs(entries, kind, before, i == len(f.settings[row.Key])-1)
-			list, before = given{cidrs, s.key}, overlay(cidrs, before)
+		cidrs := f.cidrs(entries, kind, before, i == len(f.settings[row.Key])-1)
+		list, before = given{cidrs, s.key}, overlay(cidrs, before)
+		if !ok {
+			list = given{}
 		}
 	}
 	return list

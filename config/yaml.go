@@ -29,14 +29,14 @@ func (t *text) readYAML(left *budget) (*yaml.Node, folds, []Problem) {
 		return nil, nil, []Problem{t.tooMuch()}
 	}
 	docs, err := parseYAML(strings.NewReader(source))
-	lists, ok := unfold(&yaml.Node{Content: docs[:min(len(docs), 1)]}, runs)
-	if len(runs) > 0 && (err != nil || !ok) {
+	lists, found := unfold(&yaml.Node{Content: docs[:min(len(docs), 1)]}, runs)
+	if !found {
 		// A run turned out to be part of a block scalar, or there is an error
 		// elsewhere: parse the whole text.
 		if whole, fits := before.take(t.s, nil); fits {
 			*left, lists, source = before, nil, whole
 			docs, err = parseYAML(strings.NewReader(whole))
-		} else if !ok && (err == nil || len(docs) > 0) {
+		} else if err == nil || len(docs) > 0 {
 			return nil, nil, []Problem{t.tooMuch()}
 		}
 	}
