@@ -99,8 +99,9 @@ func (f *file) cidrs(items []*yaml.Node, kind entryKind, before []CIDR, last boo
 		size += len(f.folded.omitted(item))
 	}
 	if len(items) > 0 {
-		if all := f.folded[items[0]]; len(all) == size {
-			return slices.Clip(all) // not copied: it may be long
+		if all := f.folded[items[0]]; len(all) == size { // not copied: it may be long
+			all[size-1] = f.cidr(items[len(items)-1], kind, CIDR{}, last) // its text may go on in the next line
+			return slices.Clip(all)
 		}
 	}
 	list := make([]CIDR, 0, size)
