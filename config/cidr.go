@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 )
 
@@ -48,11 +49,8 @@ func parseCIDR(s string) (netip.Prefix, string) {
 		return p, fmt.Sprintf("%s is not a CIDR: write one such as %q", quote(s), "10.0.0.0/8")
 	}
 	addr, length, slash := strings.Cut(s, "/")
-	if short := strings.TrimLeft(length, "0"); len(length) > 1 && short != length {
-		if short == "" {
-			short = "0"
-		}
-		return parseCIDR(addr + "/" + short) // net.ParseCIDR accepts 10.0.0.0/08 as 10.0.0.0/8
+	if n, err := strconv.ParseUint(length, 10, 16); err == nil && length != strconv.FormatUint(n, 10) {
+		return parseCIDR(fmt.Sprintf("%s/%d", addr, n)) // net.ParseCIDR accepts 10.0.0.0/08 as 10.0.0.0/8
 	}
 	if _, zone, ok := strings.Cut(length, "%"); ok {
 		return p, fmt.Sprintf("%s has a zone, which no CIDR has: remove %q", quote(s), "%"+zone)

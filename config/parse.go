@@ -1,7 +1,6 @@
 package config
 
 import (
-	"cmp"
 	"path/filepath"
 	"slices"
 )
@@ -62,13 +61,4 @@ func parse(d Defaults, sources []Source) (c Config, errors, warnings report) {
 		warnings.append(f.warnings, maxWarnings)
 	}
 	return c, errors, warnings
-}
-
-// inOrder sorts by position, and drops the duplicates that come from a mapping
-// merged twice.
-func inOrder(problems []Problem) []Problem {
-	slices.SortStableFunc(problems, func(a, b Problem) int {
-		return cmp.Or(cmp.Compare(a.Pos.Line, b.Pos.Line), cmp.Compare(a.Pos.Col, b.Pos.Col))
-	})
-	return slices.Compact(problems)
 }

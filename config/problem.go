@@ -1,7 +1,9 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -114,9 +116,13 @@ func (r *report) add(p Problem, most int) {
 	}
 }
 
-// append adds the problems of the next file, ordered by position.
+// append adds the problems of the next file, ordered by position, without the
+// duplicates that come from a mapping merged twice.
 func (r *report) append(next report, most int) {
-	kept := inOrder(next.kept)
+	slices.SortStableFunc(next.kept, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.Pos.Line, b.Pos.Line), cmp.Compare(a.Pos.Col, b.Pos.Col))
+	})
+	kept := slices.Compact(next.kept)
 	r.total += next.total - len(next.kept) + len(kept)
 	r.refused = r.refused || next.refused
 	r.kept = append(r.kept, kept[:min(len(kept), most-len(r.kept))]...)

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"io"
+	"regexp"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -110,8 +111,8 @@ func (t *text) explain(msg, line string) (int, string) {
 	case i >= 0:
 		return i, ": indent with spaces, not with tabs"
 	case has("node content"):
-		if i, value := colonValue(line); i >= 0 {
-			return i, fmt.Sprintf(": inside [ ] write %s in quotes", t.called("the value", value))
+		if value := colonValue.FindStringSubmatchIndex(line); value != nil {
+			return value[2], fmt.Sprintf(": inside [ ] write %s in quotes", t.called("the value", line[value[2]:value[3]]))
 		}
 		return last("[{"), ": close the bracket, or put the value in quotes"
 	case has("cannot start any token"):
@@ -132,23 +133,9 @@ func (t *text) explain(msg, line string) (int, string) {
 	return start, ""
 }
 
-// colonValue finds a value that begins with a colon, such as ::/0, which YAML
+// colonValue matches a value that begins with a colon, such as ::/0, which YAML
 // takes for the end of a key inside [ ].
-func colonValue(line string) (int, string) {
-	for i := range len(line) {
-		if line[i] != ':' || i > 0 && !strings.Contains(" \t[,", line[i-1:i]) {
-			continue
-		}
-		value := line[i:]
-		if end := strings.IndexAny(value, " \t,]}"); end >= 0 {
-			value = value[:end]
-		}
-		if len(value) > 1 {
-			return i, value
-		}
-	}
-	return -1, ""
-}
+var colonValue = regexp.MustCompile(`(?:^|[ \t[,])(:[^ \t,\]}]+)`)
 
 // forbidden reports the first byte or character that YAML does not allow.
 func (t *text) forbidden() Problem {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 
 	"gopkg.in/yaml.v3"
@@ -62,16 +63,14 @@ func (t *text) readYAML(left *budget) (*yaml.Node, folds, []Problem) {
 	return docs[0], lists, problems
 }
 
+var documentEnd = regexp.MustCompile(`(?m)^\.\.\.( |$)`)
+
 // firstDocument returns the value of the document that a line "..." ends, if it
 // is valid YAML. yaml.v3 fails there because it looks for comments after the
 // line.
 func firstDocument(s string) []*yaml.Node {
-	for end := range len(s) {
-		if (end == 0 || s[end-1] == '\n') && strings.HasPrefix(s[end:], "...") && (end+3 == len(s) || strings.IndexByte(" \n", s[end+3]) >= 0) {
-			docs, err := parseYAML(strings.NewReader(s[:end] + "..."))
-			if err != nil {
-				return nil
-			}
+	if end := documentEnd.FindStringIndex(s); end != nil {
+		if docs, err := parseYAML(strings.NewReader(s[:end[0]] + "...")); err == nil {
 			return docs
 		}
 	}
