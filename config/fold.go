@@ -87,10 +87,7 @@ func entry(l string) (dash, col int, value string) {
 		return 0, 0, ""
 	}
 	rest = strings.TrimLeft(rest, " ")
-	value = rest
-	if i := strings.Index(rest, " #"); i >= 0 {
-		value = rest[:i]
-	}
+	value, _, _ = strings.Cut(rest, " #")
 	value = strings.TrimRight(value, " ")
 	if n := len(value); n > 2 && (value[0] == '"' || value[0] == '\'') && value[n-1] == value[0] {
 		value = value[1 : n-1]
