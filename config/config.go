@@ -79,7 +79,7 @@ type Row struct {
 	View       string  // comment of its rules in mode iptables-nft; empty: mode nftables only
 	WinBridge  bool    // win-bridge can express it
 
-	// field is where a Config holds the value: *[]CIDR, *[]Interface, *bool, *int,
+	// field points to the value in a Config: *[]CIDR, *[]Interface, *bool, *int,
 	// *time.Duration, *Stale, or **Position for that of an explicit true or false.
 	field     func(*Config) any
 	explicit  bool // which of these
