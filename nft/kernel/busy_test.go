@@ -98,6 +98,7 @@ func longLists() []longList {
 // What takes longer to read than the time between another program's transactions
 // is read a few times, and then trusted.
 func TestFullReadsOfLargeListsAreBoundedNextToACommittingProgram(t *testing.T) {
+	t.Parallel()
 	for _, tt := range longLists() {
 		t.Run(tt.name, func(t *testing.T) {
 			k, busy, lists, write := busyKernel(t, nfttest.NewNS(t, "node"))

@@ -63,6 +63,7 @@ func TestPostroutingWithAnotherHookIsReported(t *testing.T) {
 }
 
 func TestDormantTableWithoutPostroutingIsWokenAndUsed(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft")
 	for name, text := range map[string]string{
 		"empty":             "table ip nat { flags dormant; }",

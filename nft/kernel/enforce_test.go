@@ -124,6 +124,7 @@ func TestPodsKeepTheirAddressDespiteOtherPrograms(t *testing.T) {
 // ones to a node port with externalTrafficPolicy Cluster; portmap marks a pod's
 // connection to its own host port.
 func TestPacketsMarkedByKubeProxyAreLeftToIt(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore")
 	for _, tt := range []struct {
 		sample  string
@@ -192,6 +193,7 @@ func TestPacketsMarkedByKubeProxyAreLeftToIt(t *testing.T) {
 }
 
 func TestEnforcingChainIsRestored(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	k := open(t, ns)

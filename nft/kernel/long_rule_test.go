@@ -46,6 +46,7 @@ func onANewSocket(ctx context.Context, ns *nfttest.NS, want nft.Ruleset) (first,
 }
 
 func TestLongRulesHideNothing(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
 	insertLong(t, ns, xtables.Postrouting, longRule)

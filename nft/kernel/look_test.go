@@ -204,6 +204,7 @@ func TestIPv6OffRemovesEverythingOfIPv6(t *testing.T) {
 }
 
 func TestChangeOfChainNameRemovesTheOldChain(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	k, c := open(t, ns), cases.Load(t, "to-ports-force")
@@ -245,6 +246,7 @@ func TestTableWithForeignContentStays(t *testing.T) {
 }
 
 func TestChainOfAnotherProgramIsRejected(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
 	iptables(t, ns, nfnetlink.IPv6, "-N", cases.DefaultChain)

@@ -264,6 +264,7 @@ func TestCountersSurviveChanges(t *testing.T) {
 // address of the client; and connections that leave by a pod's interface are not
 // masqueraded.
 func TestInboundClientsKeepTheirAddressIfPodsAreSelectedByInterface(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	k := open(t, w.Node)
 	ifaces := func(names ...string) (list []config.Interface) {

@@ -22,6 +22,7 @@ import (
 // 1,000 configs: explanations from the file and from the kernel, the kernel's
 // actual decision, and the specification agree.
 func TestRealPacketsMatchTheSpecification(t *testing.T) {
+	t.Parallel()
 	const seeds = 4
 	configs, each := nfttest.Rounds(5, 250, 250), nfttest.Rounds(1, 1, 10)
 	for seed := range uint64(seeds) {
@@ -94,6 +95,7 @@ func usable(a netip.Addr) bool {
 }
 
 func TestRandomConfigsAreReadBack(t *testing.T) {
+	t.Parallel()
 	for _, mode := range cases.Modes() {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
@@ -122,6 +124,7 @@ func TestRandomConfigsAreReadBack(t *testing.T) {
 }
 
 func TestReadBackIgnoresForeignRules(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore")
 	ns := nfttest.NewNS(t, "node")
 	for _, step := range []func(){
@@ -142,6 +145,7 @@ func TestReadBackIgnoresForeignRules(t *testing.T) {
 
 // A rule that another program added does not change the policy that the hash is of.
 func TestPolicyIsReadBackAfterTampering(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	want := cases.Load(t, "both-families").Compile(nft.ModeNFTables)

@@ -78,6 +78,7 @@ func repairs(t testing.TB, k *Kernel, ns *nfttest.NS, want nft.Ruleset) {
 }
 
 func TestSaveAndRestoreLeaveNoDifferences(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "iptables-nft-save", "iptables-nft-restore")
 	cases.EachIn(t, nft.ModeIPTables, func(t *testing.T, c cases.Case) {
 		c.SkipIfShort(t)
@@ -508,6 +509,7 @@ func TestConcurrentForeignWriterIsNotDisturbed(t *testing.T) {
 }
 
 func TestForeignChainOfAnyNameIsIgnored(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	loadForeign(t, ns)

@@ -34,6 +34,7 @@ func adopted(t testing.TB, ns *nfttest.NS, want nft.Ruleset) {
 var sameWords = []string{"ip-masq-agent-v0.3", "ip-masq-agent-v2.0.0"}
 
 func TestOlderAgentsRulesWithOurTextAreNotOurs(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	for _, name := range sameWords {
 		t.Run(name, func(t *testing.T) {
@@ -99,6 +100,7 @@ func TestOlderAgentThatRewritesOurChainOwnsIt(t *testing.T) {
 }
 
 func TestSignatureIsWrittenOnceAndChangesNoCounter(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore", "iptables-nft-save")
 	ns := nfttest.NewNS(t, "node")
 	loadForeign(t, ns)
@@ -127,6 +129,7 @@ func body(saved string) []string {
 }
 
 func TestOlderAgentsChainInADisabledFamilyStaysAndIsReported(t *testing.T) {
+	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore")
 	for _, name := range []string{"ip-masq-agent-v2.0.0", "ip-masq-agent-v2.9"} {
 		ns, agent := nfttest.NewNS(t, "node"), loadOlder(t, name)
