@@ -54,7 +54,7 @@ func (f cleanupFlags) what() kernel.Removal {
 func (f cleanupFlags) cleanup(ctx context.Context, e environment) (int, error) {
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
-	k := kernel.Open()
+	k := e.kernel()
 	defer func() { _ = k.Close() }()
 	if only, err := k.OnlyNAT(ctx); err == nil && only && !f.legacyOnly && len(legacyIPTables(e.proc)) == 0 {
 		_, _ = fmt.Fprintln(e.stderr, "warning: there are no other NAT rules on this node, so the kernel stops translating: masqueraded connections will break")

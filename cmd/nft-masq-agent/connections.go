@@ -15,9 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
@@ -117,7 +117,9 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 		return exitUsage, usagef("--ports does not list connections: omit --stale and --flush")
 	}
 	f.stale = f.stale || f.flush
-	j, policy, err := judge(ctx)
+	k := e.kernel()
+	defer func() { _ = k.Close() }()
+	j, policy, err := judge(ctx, k)
 	if err != nil {
 		return exitFailed, err
 	}
@@ -149,66 +151,19 @@ var errNoRules = errors.New("the kernel has no rules that this version wrote: se
 
 // judge returns a judge for the policy in the kernel, and the policy; no judge if
 // the kernel has none of ours.
-func judge(ctx context.Context) (*conntrack.Judge, nft.Policy, error) {
-	k := kernel.Open()
-	defer func() { _ = k.Close() }()
+func judge(ctx context.Context, k *kernel.Kernel) (*conntrack.Judge, nft.Policy, error) {
 	policy, found, err := k.Live(ctx)
-	if err != nil {
+	if err != nil || !found {
 		return nil, policy, hinted(err)
-	}
-	if !found {
-		return nil, policy, nil
 	}
 	j, err := judgeBy(ctx, k, policy)
 	return j, policy, err
 }
 
-// countStale counts the connections that contradict a policy on this node.
-func countStale(ctx context.Context, k *kernel.Kernel, policy nft.Policy) (conntrack.Stale, error) {
-	j, err := judgeBy(ctx, k, policy)
-	if err != nil {
-		return conntrack.Stale{}, err
-	}
-	return conntrack.Open().CountStale(j)
-}
-
-// flushStale deletes the connections that contradict a policy on this node.
-func flushStale(ctx context.Context, k *kernel.Kernel, policy nft.Policy, which config.Stale) (int, error) {
-	j, err := judgeBy(ctx, k, policy)
-	if err != nil {
-		return 0, err
-	}
-	return conntrack.Open().Flush(ctx, j, func(e *conntrack.Entry) bool {
-		return which == config.StaleAll || e.Original.Protocol == unix.IPPROTO_UDP
-	})
-}
-
-// staleTo counts the stale connections to an address, from any source if src is the
-// zero address.
-func staleTo(ctx context.Context, src, dst netip.Addr) (int, error) {
-	f := connectionsFlags{to: netip.PrefixFrom(dst, dst.BitLen()), stale: true}
-	if src.IsValid() {
-		f.pod = netip.PrefixFrom(src, src.BitLen())
-	}
-	j, _, err := judge(ctx)
-	if err != nil || j == nil {
-		return 0, err
-	}
-	_, n, err := f.find(conntrack.Open(), j)
-	return n, err
-}
-
 // judgeBy returns a judge for a policy on this node.
 func judgeBy(ctx context.Context, k *kernel.Kernel, policy nft.Policy) (*conntrack.Judge, error) {
-	local, err := kernel.LocalPrefixes()
-	if err != nil {
-		return nil, err
-	}
-	rewrites, err := k.Rewrites(ctx)
-	if err != nil {
-		return nil, hinted(err)
-	}
-	return conntrack.NewJudge(policy, local, rewrites.Meet), nil
+	j, err := agent.Judge(ctx, k, policy)
+	return j, hinted(err)
 }
 
 // filter restricts the dump to one family if only that can match.

@@ -106,7 +106,7 @@ func (f *diffFlags) online(ctx context.Context, e environment) (answer.Diff, err
 	if err != nil {
 		return answer.Diff{}, err
 	}
-	k := kernel.Open()
+	k := e.kernel()
 	defer func() { _ = k.Close() }()
 	before, found, err := k.Live(ctx)
 	if err != nil {

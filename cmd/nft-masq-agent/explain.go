@@ -11,6 +11,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
@@ -77,7 +78,9 @@ func (f *explainFlags) explain(ctx context.Context, operand string, e environmen
 	f.ForCommand(f.set, e.stdin)
 	x := answer.Explanation{Destination: dst.String(), Live: f.live}
 	policy, fileErr := f.filePolicy(&x, e)
-	held, heldErr := e.held(ctx, f.Chain)
+	k := e.kernel()
+	defer func() { _ = k.Close() }()
+	held, exact, heldErr := readHeld(ctx, k, f.Chain)
 	switch {
 	case f.live && heldErr != nil:
 		return exitFailed, heldErr
@@ -91,12 +94,38 @@ func (f *explainFlags) explain(ctx context.Context, operand string, e environmen
 		x.First = append(x.First, "None of this agent's rules are installed on this node.")
 		x.Absent = true
 	case fileErr != nil:
-		x.First = append(x.First, fmt.Sprintf("The config is rejected; the kernel enforces %s, and that is the answer.", held.ruleset.Policy.Hash()))
-	case !f.live && held.ruleset.Policy.Hash() != policy.Hash():
+		x.First = append(x.First, fmt.Sprintf("The config is rejected; the kernel enforces %s, and that is the answer.", held.Policy.Hash()))
+	case !f.live && held.Policy.Hash() != policy.Hash():
 		x.First = append(x.First, fmt.Sprintf("The kernel enforces %s, not %s of the config (%s): the answer is the kernel's.",
-			held.ruleset.Policy.Hash(), policy.Hash(), f.ConfigPath))
+			held.Policy.Hash(), policy.Hash(), f.ConfigPath))
 	}
-	return f.answer(ctx, x, e, dst, policy, held, heldErr == nil, fileErr)
+	q := kernel.Question{Src: f.from, Dst: dst, Out: f.out}
+	if held != nil {
+		q.Held = *held
+		if f.live || fileErr != nil || held.Policy.Hash() != policy.Hash() {
+			policy, x.Live = held.Policy, true
+		}
+	}
+	x.Config, x.Why.Code = policy.Hash(), "config"
+	if heldErr == nil {
+		n, err := k.Trace(ctx, q)
+		if err != nil {
+			return exitFailed, hinted(err)
+		}
+		x.Follow(n)
+		if text := legacyNAT(e.proc, dst.Is6()); text != "" {
+			x.First = append(x.First, "This answer ignores "+text)
+		}
+	}
+	f.ask(&x, e, policy, dst, held == nil || exact)
+	// The verdict needs no privilege, but this does.
+	if n, err := staleTo(ctx, k, f.from, dst); err == nil {
+		x.SetStale(n)
+	}
+	if err := e.reply(f.output, x, x.String); err != nil || fileErr == nil {
+		return exitDone, err
+	}
+	return refuse(e, fileErr)
 }
 
 // unreadable explains why the answer is from the config only.
@@ -107,27 +136,8 @@ func unreadable(err error) string {
 	return fmt.Sprintf("The answer is from the config only: the rules of this node cannot be read: %v.", err)
 }
 
-// answer answers from the kernel if it can be read, otherwise from the config.
-func (f *explainFlags) answer(ctx context.Context, x answer.Explanation, e environment, dst netip.Addr, policy nft.Policy, held *heldRules, readable bool, fileErr error) (int, error) {
-	known := true
-	x.Why.Code = "config"
-	q := kernel.Question{Src: f.from, Dst: dst, Out: f.out}
-	if held != nil {
-		if q.Held, known = held.ruleset, held.exact; policy.Hash() != q.Held.Policy.Hash() || fileErr != nil || f.live {
-			policy, x.Live = q.Held.Policy, true
-		}
-	}
-	x.Config = policy.Hash()
-	if readable {
-		n, err := e.trace(ctx, q)
-		if err != nil {
-			return exitFailed, err
-		}
-		x.Follow(n)
-		if text := legacyNAT(e.proc, dst.Is6()); text != "" {
-			x.First = append(x.First, "This answer ignores "+text)
-		}
-	}
+// ask adds the verdict of a policy, if it is known.
+func (f *explainFlags) ask(x *answer.Explanation, e environment, policy nft.Policy, dst netip.Addr, known bool) {
 	ends, err := e.ends(f.from, dst)
 	if err != nil {
 		x.Notes = append(x.Notes, fmt.Sprintf("The addresses of this node are unknown: %v.", err))
@@ -140,14 +150,6 @@ func (f *explainFlags) answer(ctx context.Context, x answer.Explanation, e envir
 	} else {
 		x.First = append(x.First, "Another program changed this agent's rules: see status.")
 	}
-	// The verdict needs no privilege, but this does.
-	if n, err := e.staleTo(ctx, f.from, dst); err == nil {
-		x.SetStale(n)
-	}
-	if err := e.reply(f.output, x, x.String); err != nil || fileErr == nil {
-		return exitDone, err
-	}
-	return refuse(e, fileErr)
 }
 
 // filePolicy returns the policy of the config.
@@ -164,43 +166,37 @@ func (f *explainFlags) filePolicy(x *answer.Explanation, e environment) (nft.Pol
 	return l.Ruleset.Policy, err
 }
 
-// heldRules are our rules in the kernel. They are exact if some config of this
-// version compiles to them.
-type heldRules struct {
-	ruleset nft.Ruleset
-	exact   bool
-}
-
-// readHeld returns nil if the kernel has no rules of ours. The chain is that of
-// mode iptables-nft.
-func readHeld(ctx context.Context, chain string) (*heldRules, error) {
-	k := kernel.Open()
-	defer func() { _ = k.Close() }()
-	held, found, err := k.Held(ctx, chain, true)
-	if err != nil {
-		return nil, hinted(err)
-	}
-	if !found {
-		return nil, nil
+// readHeld returns our rules in the kernel, nil if there are none, and whether they
+// are exact: some config of this version compiles to them. The chain is that of mode
+// iptables-nft.
+func readHeld(ctx context.Context, k *kernel.Kernel, chain string) (held *nft.Ruleset, exact bool, err error) {
+	r, found, err := k.Held(ctx, chain, true)
+	if err != nil || !found {
+		return nil, false, hinted(err)
 	}
 	policy, exact, err := k.Live(ctx)
 	if err != nil {
-		return nil, hinted(err)
+		return nil, false, hinted(err)
 	}
 	if exact {
-		held.Policy = policy
+		r.Policy = policy
 	}
-	return &heldRules{held, exact}, nil
+	return &r, exact, nil
 }
 
-func trace(ctx context.Context, q kernel.Question) (kernel.Node, error) {
-	k := kernel.Open()
-	defer func() { _ = k.Close() }()
-	n, err := k.Trace(ctx, q)
-	if err != nil {
-		return n, hinted(err)
+// staleTo counts the stale connections to an address, from any source if src is the
+// zero address.
+func staleTo(ctx context.Context, k *kernel.Kernel, src, dst netip.Addr) (int, error) {
+	f := connectionsFlags{to: netip.PrefixFrom(dst, dst.BitLen()), stale: true}
+	if src.IsValid() {
+		f.pod = netip.PrefixFrom(src, src.BitLen())
 	}
-	return n, nil
+	j, _, err := judge(ctx, k)
+	if err != nil || j == nil {
+		return 0, err
+	}
+	_, n, err := f.find(conntrack.Open(), j)
+	return n, err
 }
 
 // legacyNAT describes the rules in legacy ip_tables, which netlink does not show; ""

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -59,7 +58,6 @@ func (n trafficNode) explainedHere(args ...string) (x answer.Explanation) {
 	var out, problems strings.Builder
 	e := theEnvironment()
 	e.stdout, e.stderr, e.proc = &out, &problems, n.t.TempDir()
-	e.staleTo = func(context.Context, netip.Addr, netip.Addr) (int, error) { return 0, nil }
 	n.check(n.top.Node.Do(func() error {
 		if code := dispatch(n.t.Context(), commands(), append([]string{"explain", "-o", "json"}, args...), e); code != exitDone {
 			return fmt.Errorf("exit code %d: %s", code, problems.String())

@@ -55,35 +55,23 @@ type environment struct {
 	fit            bool   // whether stdout is one
 	proc           string // mount point of procfs
 
-	// routeTo is [kernel.RouteTo].
-	routeTo func(netip.Addr) (kernel.Route, error)
-
-	// addresses returns those of this node.
-	addresses func() ([]netip.Addr, error)
-
-	// staleTo counts the stale connections between two addresses.
-	staleTo func(ctx context.Context, src, dst netip.Addr) (int, error)
-
-	// held and trace read the kernel.
-	held  func(ctx context.Context, chain string) (*heldRules, error)
-	trace func(context.Context, kernel.Question) (kernel.Node, error)
+	kernel    func() *kernel.Kernel                  // opens that of this network namespace
+	routeTo   func(netip.Addr) (kernel.Route, error) // [kernel.RouteTo]
+	addresses func() ([]netip.Addr, error)           // those of this node
 }
 
 func theEnvironment() environment {
 	_, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS)
 	_, noTerminal := unix.IoctlGetTermios(int(os.Stdout.Fd()), unix.TCGETS)
 	return environment{
-		stdin:    os.Stdin,
-		stdout:   os.Stdout,
-		stderr:   os.Stderr,
-		terminal: err == nil,
-		fit:      noTerminal == nil,
-		proc:     "/proc",
-		routeTo:  kernel.RouteTo,
-		staleTo:  staleTo,
-		held:     readHeld,
-		trace:    trace,
-
+		stdin:     os.Stdin,
+		stdout:    os.Stdout,
+		stderr:    os.Stderr,
+		terminal:  err == nil,
+		fit:       noTerminal == nil,
+		proc:      "/proc",
+		kernel:    kernel.Open,
+		routeTo:   kernel.RouteTo,
 		addresses: nodeaddr.List,
 	}
 }

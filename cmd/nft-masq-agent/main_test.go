@@ -12,7 +12,10 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/mdlayher/netlink"
+
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest/agent"
 
 	"golang.org/x/sys/unix"
@@ -105,10 +108,10 @@ func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 	t.Helper()
 	return environment{
 		stdout: stdout, stderr: stderr, proc: t.TempDir(),
-		staleTo: func(context.Context, netip.Addr, netip.Addr) (int, error) { return 0, nil },
-		routeTo: func(a netip.Addr) (kernel.Route, error) { return routeTo(a), nil },
-		held:    func(context.Context, string) (*heldRules, error) { return nil, errUnreadable },
-
+		kernel: func() *kernel.Kernel {
+			return kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nil, errUnreadable }))
+		},
+		routeTo:   func(a netip.Addr) (kernel.Route, error) { return routeTo(a), nil },
 		addresses: func() ([]netip.Addr, error) { return nodeAddresses(), nil },
 	}
 }

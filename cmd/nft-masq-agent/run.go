@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -103,25 +102,13 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		return agent.Files{Sources: sources, Err: err}, fingerprint(sources, err)
 	})
 	generations := nfnetlink.DialGeneration()
-	others := newSurveyor(o.AcceptForeign)
 	loop := agent.New(
 		agent.Inputs{
-			Files: files.Content(), Warnings: files.Warnings(), Reread: files.Poll,
-			Changes: listener.Changes(), Join: listener.Join, Leave: listener.Leave, Hangup: hangup,
-			Addresses: func() <-chan nodeaddr.Change { return nodeaddr.Follow(ctx) },
+			Files: files.Content(), Warnings: files.Warnings(), Reread: files.Poll, Hangup: hangup,
+			Changes: listener.Changes(), Join: listener.Join, Leave: listener.Leave, Generation: generations.Generation,
+			Addresses: nodeaddr.List, Follow: nodeaddr.Follow, Interfaces: kernel.Interfaces, Pressure: conntrack.Open().Pressure,
 		},
-		agent.Kernel{
-			Apply:    func(want nft.Ruleset, look kernel.Look) (kernel.Applied, error) { return apply(ctx, k, want, look) },
-			ReadBack: func() (nft.Ruleset, bool, error) { return k.ReadBack(ctx) },
-			PortID:   k.PortID,
-			Counters: func() ([]nft.Counts, error) { return k.Counters(o.NFT().Layout) },
-			Others:   func(want nft.Ruleset) (kernel.Others, error) { return others.others(ctx, want) },
-			Older:    func() (kernel.Others, error) { return k.Older(ctx) }, XTables: k.XTables,
-			Interfaces: kernel.Interfaces, Addresses: nodeaddr.List,
-			Cleanup: func(what kernel.Removal) ([]string, error) { return k.Cleanup(ctx, what) },
-			Stale:   func(p nft.Policy) (conntrack.Stale, error) { return others.stale(ctx, p) },
-			Flush:   others.flush, Pressure: conntrack.Open().Pressure, Generation: generations.Generation,
-		},
+		agent.NewHost(k, o.AcceptForeign),
 		agent.Settings{
 			Version: build().version, Commit: build().commit, Path: o.ConfigPath,
 			ConntrackInterval: o.ConntrackInterval,
@@ -148,21 +135,6 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		close(ended)
 	}()
 	return ended
-}
-
-// giveBack returns memory to the system after a delay.
-func giveBack() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
-
-// apply applies a ruleset. It returns memory to the system a second after it has read
-// other programs' rules, or written many CIDRs: parsing and sending them takes several
-// times the memory of keeping them.
-func apply(ctx context.Context, k *kernel.Kernel, want nft.Ruleset, look kernel.Look) (kernel.Applied, error) {
-	const many = 10_000
-	a, err := k.Apply(ctx, want, look)
-	if v4, v6 := want.CIDRs(); look.Others || len(a.Differences) > 0 && v4+v6 >= many {
-		giveBack()
-	}
-	return a, err
 }
 
 // fingerprint identifies a content of the config.

@@ -10,6 +10,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 )
 
@@ -59,7 +60,7 @@ func (f *statusFlags) status(ctx context.Context, e environment) (int, error) {
 	}
 	r.SetConfig(*f.Options, l, err)
 	want, lenient := l.Ruleset, l.Lenient // not the config, which may be long
-	k := kernel.Open()
+	k := e.kernel()
 	defer func() { _ = k.Close() }()
 	if err := askKernel(ctx, &r, k, *f.Options, want); err != nil {
 		return exitFailed, hinted(err)
@@ -161,7 +162,11 @@ func askStale(ctx context.Context, r *answer.Status, k *kernel.Kernel, policy nf
 			return err
 		}
 	}
-	stale, err := countStale(ctx, k, policy)
+	j, err := judgeBy(ctx, k, policy)
+	var stale conntrack.Stale
+	if err == nil {
+		stale, err = conntrack.Open().CountStale(j)
+	}
 	if err != nil {
 		r.Notes = append(r.Notes, fmt.Sprintf("cannot count stale connections: %v", err))
 		return nil

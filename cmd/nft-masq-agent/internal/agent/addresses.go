@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"net/netip"
 	"slices"
 
@@ -21,12 +22,12 @@ type addresses struct {
 
 // placeOnNode completes the wanted ruleset with the addresses of this node. They are
 // followed from the first time on; a resync also lists them.
-func (a *Agent) placeOnNode(resync bool) error {
+func (a *Agent) placeOnNode(ctx context.Context, resync bool) error {
 	if !a.policy.want.Policy.HasSNAT() {
 		return nil
 	}
 	if followed := a.addresses.changes != nil; !followed || resync {
-		known, err := a.kernel.Addresses()
+		known, err := a.in.Addresses()
 		if err != nil && !followed {
 			return err
 		}
@@ -34,7 +35,7 @@ func (a *Agent) placeOnNode(resync bool) error {
 			a.addresses.known = known
 		}
 		if !followed {
-			a.addresses.changes = a.in.Addresses()
+			a.addresses.changes = a.in.Follow(ctx)
 		}
 	}
 	want := a.policy.want.On(a.addresses.known)
@@ -45,7 +46,7 @@ func (a *Agent) placeOnNode(resync bool) error {
 
 // addressesChanged handles a change of this node's addresses: a removed one is
 // removed from the kernel at once, because no replies reach it.
-func (a *Agent) addressesChanged(c nodeaddr.Change) {
+func (a *Agent) addressesChanged(ctx context.Context, c nodeaddr.Change) {
 	if c.Err != nil {
 		if !a.addresses.unreadable {
 			a.log.Warn("cannot follow the addresses of this node; retrying, with the last known addresses until then",
@@ -59,7 +60,7 @@ func (a *Agent) addressesChanged(c nodeaddr.Change) {
 		return
 	}
 	a.progress.moved = true
-	a.sync(onAddresses, kernel.Look{})
+	a.sync(ctx, onAddresses, kernel.Look{})
 }
 
 // logMoved logs which source addresses connections have after a change of the

@@ -18,7 +18,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nodeaddr"
 )
@@ -43,46 +42,25 @@ func (f Files) large() bool {
 	return n > 64<<10
 }
 
-// A Kernel is the functions of [kernel.Kernel] that the loop needs.
-type Kernel struct {
-	Apply    func(nft.Ruleset, kernel.Look) (kernel.Applied, error)
-	ReadBack func() (nft.Ruleset, bool, error)
-	PortID   func() uint32
-	Counters func() ([]nft.Counts, error)
-	// Others may be called while other functions are running; they do not wait for it.
-	Others func(nft.Ruleset) (kernel.Others, error)
-	Older  func() (kernel.Others, error)
-	// XTables is fast, and returns the same about legacy ip_tables as Others.
-	XTables func() ([]foreign.XTChain, error)
-	Cleanup func(kernel.Removal) ([]string, error)
-	// Stale counts the connections that contradict a policy; it may be nil.
-	Stale func(nft.Policy) (conntrack.Stale, error)
-	// Flush deletes the connections that contradict a policy.
-	Flush func(context.Context, nft.Policy, config.Stale) (int, error)
-	// Pressure reads how close connection tracking is to its limits.
-	Pressure func() (conntrack.Pressure, error)
-	// Interfaces returns the names of the node's interfaces; it may be nil.
-	Interfaces func() ([]string, error)
-	// Addresses returns those of the node; it and [Inputs.Addresses] are called when a
-	// config first has snatAddresses.
-	Addresses func() ([]netip.Addr, error)
-	// Generation is [nfnetlink.Conn.Generation].
-	Generation func() (uint32, error)
-}
-
-// Inputs are the events that the loop waits for.
+// Inputs are the events that the loop waits for, and what it reads besides rules.
 type Inputs struct {
 	Files    <-chan Files
 	Warnings <-chan error // from the watcher
+	Reread   func()       // makes the watcher read the files now
 	Hangup   <-chan os.Signal
+
 	// Changes are delivered between Join and Leave.
-	Changes <-chan Heard
-	Join    func() error
-	Leave   func()
-	// Addresses begins to follow the addresses of the node.
-	Addresses func() <-chan nodeaddr.Change
-	// Reread makes the watcher read the files now.
-	Reread func()
+	Changes    <-chan Heard
+	Join       func() error
+	Leave      func()
+	Generation func() (uint32, error) // of the ruleset
+
+	// Addresses lists those of the node, and Follow reports their changes. Both are
+	// called when a config first has snatAddresses.
+	Addresses  func() ([]netip.Addr, error)
+	Follow     func(context.Context) <-chan nodeaddr.Change
+	Interfaces func() ([]string, error)
+	Pressure   func() (conntrack.Pressure, error)
 }
 
 // Settings are the settings from the command line.
@@ -206,9 +184,7 @@ func (a *Agent) Run(ctx context.Context) {
 	if a.settings.ConntrackInterval > 0 {
 		go a.watchPressure(ctx)
 	}
-	if a.kernel.Stale != nil {
-		go a.watchConnections(ctx)
-	}
+	go a.watchConnections(ctx)
 	for {
 		a.attend()
 		a.health.idle()
@@ -217,33 +193,33 @@ func (a *Agent) Run(ctx context.Context) {
 			return
 		case f := <-a.in.Files:
 			a.health.busy()
-			a.read(f)
+			a.read(ctx, f)
 		case err := <-a.in.Warnings:
 			a.log.Warn("cannot watch the config", zap.String("event", "watch_failed"), zap.Error(err))
 		case c := <-a.in.Changes:
 			a.health.busy()
-			a.heard(c)
+			a.heard(ctx, c)
 		case <-a.drift.alarm.C:
 			a.health.busy()
-			a.compare()
+			a.compare(ctx)
 		case <-a.takeOver.C:
 			a.health.busy()
-			a.sync(onDrift, kernel.Look{TakeOver: true})
+			a.sync(ctx, onDrift, kernel.Look{TakeOver: true})
 		case <-a.in.Hangup:
 			a.health.busy()
 			a.in.Reread()
-			a.sync(onHangup, kernel.Look{Full: true, Others: true, TakeOver: true})
+			a.sync(ctx, onHangup, kernel.Look{Full: true, Others: true, TakeOver: true})
 			a.survey.at = time.Time{} // check for other programs' rules, however recent the last check was
-			a.checkOthers(a.looked)
+			a.checkOthers(ctx, a.looked)
 		case r := <-a.survey.results:
 			a.health.busy()
-			a.surveyed(r)
+			a.surveyed(ctx, r)
 		case c := <-a.addresses.changes:
 			a.health.busy()
-			a.addressesChanged(c)
+			a.addressesChanged(ctx, c)
 		case <-a.timer.C:
 			a.health.busy()
-			a.tick()
+			a.tick(ctx)
 		}
 	}
 }
@@ -251,7 +227,7 @@ func (a *Agent) Run(ctx context.Context) {
 // read handles a new content of the config. An invalid one changes nothing,
 // except at the start, when something must be enforced until there is a valid
 // one.
-func (a *Agent) read(f Files) {
+func (a *Agent) read(ctx context.Context, f Files) {
 	if f.large() {
 		defer speedUp()()
 	}
@@ -262,7 +238,7 @@ func (a *Agent) read(f Files) {
 	a.warn(warnings)
 	a.content = c
 	if err != nil {
-		a.reject(err)
+		a.reject(ctx, err)
 		return
 	}
 	a.recovered, a.rejection = a.recovered || a.rejection != nil, nil
@@ -270,7 +246,7 @@ func (a *Agent) read(f Files) {
 	if !a.health.everReady() {
 		a.pending = kernel.Look{Others: true, TakeOver: true}
 	}
-	a.sync(a.configReason(), kernel.Look{})
+	a.sync(ctx, a.configReason(), kernel.Look{})
 }
 
 // logPresence logs that the config file vanished or appeared.
@@ -377,13 +353,13 @@ func (a *Agent) announce(c content) {
 }
 
 // reject logs that a content is invalid and what is enforced instead.
-func (a *Agent) reject(err error) {
+func (a *Agent) reject(ctx context.Context, err error) {
 	a.rejection = err
 	if a.policy.accepted {
 		a.policy = decide(a.policy, a.content, node{})
 		a.reportSource()
 	} else {
-		a.sync(a.configReason(), kernel.Look{})
+		a.sync(ctx, a.configReason(), kernel.Look{})
 	}
 	a.log.Error("config rejected; "+a.policy.words(a.held), zap.String("event", "config_rejected"),
 		zap.String("source", string(a.policy.from)), zap.Error(err))
@@ -398,11 +374,11 @@ const rewriting = time.Second
 
 // reconsider decides again what to enforce while no config has been accepted,
 // because the state of the node may have changed.
-func (a *Agent) reconsider() error {
+func (a *Agent) reconsider(ctx context.Context) error {
 	n := node{defaults: nft.Compile(config.Default(a.settings.Defaults), a.settings.Options)}
 	previous, older := a.policy.needs(a.content)
 	if previous {
-		r, found, err := a.kernel.ReadBack()
+		r, found, err := a.kernel.ReadBack(ctx)
 		if err != nil {
 			return err
 		}
@@ -411,7 +387,7 @@ func (a *Agent) reconsider() error {
 		}
 	}
 	if older {
-		others, err := a.kernel.Older()
+		others, err := a.kernel.Older(ctx)
 		if err != nil {
 			return err
 		}
@@ -426,7 +402,7 @@ func (a *Agent) reconsider() error {
 		return nil
 	}
 	if next.from == FromForeign && a.policy.want != nil {
-		if _, err := a.kernel.Cleanup(kernel.Ours); err != nil {
+		if _, err := a.kernel.Cleanup(ctx, kernel.Ours); err != nil {
 			return err
 		}
 		a.held = ""
@@ -459,21 +435,21 @@ func (a *Agent) stillThere(others kernel.Others) bool {
 
 // tick handles the resync timer: the safety net for missed notifications, and the
 // retry after a rejection.
-func (a *Agent) tick() {
+func (a *Agent) tick(ctx context.Context) {
 	a.in.Reread()
 	if a.refused != "" {
-		a.sync(onRefusal, kernel.Look{})
+		a.sync(ctx, onRefusal, kernel.Look{})
 		return
 	}
-	a.sync(onResync, kernel.Look{Full: true, Others: true, TakeOver: true})
-	a.checkOthers(a.looked)
+	a.sync(ctx, onResync, kernel.Look{Full: true, Others: true, TakeOver: true})
+	a.checkOthers(ctx, a.looked)
 }
 
 // sync brings the kernel to what is wanted. The agent writes no rules elsewhere.
-func (a *Agent) sync(reason string, look kernel.Look) {
+func (a *Agent) sync(ctx context.Context, reason string, look kernel.Look) {
 	start := time.Now()
 	defer a.reportSource()
-	if !a.decided(reason, look, start) {
+	if !a.decided(ctx, reason, look, start) {
 		return
 	}
 	look = a.survey.hold(look)
@@ -481,11 +457,11 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 	if look.Others {
 		defer relaxGC()()
 	}
-	if err := a.placeOnNode(look.Full); err != nil {
+	if err := a.placeOnNode(ctx, look.Full); err != nil {
 		a.refuse(reason, look, time.Since(start), err)
 		return
 	}
-	applied, err := a.apply(look)
+	applied, err := a.apply(ctx, look)
 	took := time.Since(start)
 	a.metrics.applied(reason, len(applied.Differences) > 0, err, took)
 	if err != nil {
@@ -508,7 +484,7 @@ func (a *Agent) sync(reason string, look kernel.Look) {
 		a.warnOfUncovered()
 	}
 	if o.before.fresh || reason == onStart {
-		a.checkOthers(time.Now())
+		a.checkOthers(ctx, time.Now())
 	}
 }
 
@@ -591,12 +567,12 @@ func (a *Agent) warnOfUncovered() {
 }
 
 // decided reports whether there is something to enforce.
-func (a *Agent) decided(reason string, look kernel.Look, start time.Time) bool {
+func (a *Agent) decided(ctx context.Context, reason string, look kernel.Look, start time.Time) bool {
 	switch undecided := a.rejection != nil && !a.policy.accepted; {
 	case undecided && a.survey.running && a.policy.want != nil:
 		a.survey.held.Others = true // decide again when it has ended
 	case undecided:
-		if err := a.reconsider(); err != nil {
+		if err := a.reconsider(ctx); err != nil {
 			a.refuse(reason, look, time.Since(start), err)
 			return false
 		}

@@ -30,8 +30,8 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// A world is the loop in a synctest bubble, with closures instead of files and
-// kernel.
+// A world is the loop in a synctest bubble, with channels instead of files, and is
+// its kernel.
 type world struct {
 	files   chan Files
 	changes chan Heard
@@ -90,24 +90,16 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 			Inputs{
 				Files: w.files, Hangup: w.hangup, Reread: func() { w.rereads++ },
 				Changes: w.changes, Join: w.join, Leave: func() { w.joined = false },
-				Addresses: func() <-chan nodeaddr.Change {
+				Generation: w.currentGeneration,
+				Addresses:  w.listed,
+				Follow: func(context.Context) <-chan nodeaddr.Change {
 					w.follows++
 					return w.moves
 				},
-			},
-			Kernel{
-				Apply: w.apply, ReadBack: w.readBack, PortID: func() uint32 { return ownPort },
-				Counters:   w.counters,
 				Interfaces: func() ([]string, error) { return w.interfaces, nil },
-				Addresses:  w.listed,
-				Others:     w.survey,
-				Older:      func() (kernel.Others, error) { return w.seen(), w.refusal() },
-				Cleanup:    w.cleanup,
-				Stale:      w.countStale,
-				XTables:    func() ([]foreign.XTChain, error) { return w.seen().XTables, nil },
 				Pressure:   w.pressure,
-				Generation: w.currentGeneration,
 			},
+			w,
 			Settings{
 				Version: "test", Path: "/etc/config/ip-masq-agent",
 				Options: nft.Options{Layout: native.Layout{}}, TakeOver: takeOver,
@@ -136,12 +128,20 @@ func (w *world) pressure() (conntrack.Pressure, error) {
 	}, nil
 }
 
-func (w *world) countStale(nft.Policy) (conntrack.Stale, error) {
+func (w *world) Stale(context.Context, nft.Policy) (conntrack.Stale, error) {
 	w.recounts.Add(1)
 	return conntrack.Stale{Count: int(w.stale.Load())}, nil
 }
 
-func (w *world) apply(r nft.Ruleset, l kernel.Look) (kernel.Applied, error) {
+func (w *world) Flush(context.Context, nft.Policy, config.Stale) (int, error) { return 0, nil }
+
+func (w *world) PortID() uint32 { return ownPort }
+
+func (w *world) Older(context.Context) (kernel.Others, error) { return w.seen(), w.refusal() }
+
+func (w *world) XTables() ([]foreign.XTChain, error) { return w.seen().XTables, nil }
+
+func (w *world) Apply(_ context.Context, r nft.Ruleset, l kernel.Look) (kernel.Applied, error) {
 	w.last, w.listened = l, w.joined
 	if !l.Quick {
 		w.mu.Lock()
@@ -176,7 +176,7 @@ func (w *world) apply(r nft.Ruleset, l kernel.Look) (kernel.Applied, error) {
 	return a, nil
 }
 
-func (w *world) cleanup(kernel.Removal) ([]string, error) {
+func (w *world) Cleanup(_ context.Context, _ kernel.Removal) ([]string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.held = ""
@@ -189,7 +189,7 @@ func (w *world) seen() kernel.Others {
 	return w.others
 }
 
-func (w *world) survey(nft.Ruleset) (kernel.Others, error) {
+func (w *world) Others(_ context.Context, _ nft.Ruleset) (kernel.Others, error) {
 	w.mu.Lock()
 	w.surveys++
 	w.surveying++
@@ -225,14 +225,14 @@ func (w *world) join() error {
 	return w.cannotListen
 }
 
-func (w *world) counters() ([]nft.Counts, error) {
+func (w *world) Counters(nft.Layout) ([]nft.Counts, error) {
 	if w.countsErr != nil {
 		return nil, w.countsErr
 	}
 	return w.counts, nil
 }
 
-func (w *world) readBack() (nft.Ruleset, bool, error) {
+func (w *world) ReadBack(context.Context) (nft.Ruleset, bool, error) {
 	if w.left == nil {
 		return nft.Ruleset{}, false, w.refusal()
 	}

@@ -78,7 +78,7 @@ func (a *Agent) watchConnections(ctx context.Context) {
 		start := time.Now()
 		var stale conntrack.Stale
 		if err == nil {
-			stale, err = a.kernel.Stale(policy.Policy)
+			stale, err = a.kernel.Stale(ctx, policy.Policy)
 		}
 		if ctx.Err() != nil {
 			return

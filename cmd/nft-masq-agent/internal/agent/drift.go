@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"time"
@@ -102,7 +103,7 @@ func (a *Agent) cannotListen(now time.Time, err error) {
 }
 
 // heard handles a notification. Our own transactions are ignored.
-func (a *Agent) heard(c Heard) {
+func (a *Agent) heard(ctx context.Context, c Heard) {
 	d, now := &a.drift, time.Now()
 	if c.Err != nil {
 		a.unlisten(now)
@@ -126,7 +127,7 @@ func (a *Agent) heard(c Heard) {
 	}
 	repaired := d.detector.repaired
 	d.due = now
-	a.compare()
+	a.compare(ctx)
 	if d.listening && d.detector.repaired.Equal(repaired) {
 		if length := d.detector.woken(now); length > 0 {
 			a.stopListening(now, "too many transactions", by, length)
@@ -147,7 +148,7 @@ const verifyEvery = 40
 
 // compare checks the rules if a check is due and the generation has changed since
 // the last one.
-func (a *Agent) compare() {
+func (a *Agent) compare(ctx context.Context) {
 	d, now := &a.drift, time.Now()
 	if d.due.IsZero() || now.Before(d.due) || now.Before(d.pace.repairAt) {
 		return
@@ -157,7 +158,7 @@ func (a *Agent) compare() {
 		d.due = now.Add(compareEvery)
 		d.compared++
 	}
-	generation, err := a.kernel.Generation()
+	generation, err := a.in.Generation()
 	var look kernel.Look
 	switch look.Quick = now.Before(d.pace.checkAt); {
 	case err != nil:
@@ -168,7 +169,7 @@ func (a *Agent) compare() {
 	case generation != d.generation:
 	case d.compared >= verifyEvery && !look.Quick && a.inSync():
 		d.compared = 0
-		a.sync(onDrift, kernel.Look{Verify: true})
+		a.sync(ctx, onDrift, kernel.Look{Verify: true})
 		return
 	default:
 		return
@@ -177,7 +178,7 @@ func (a *Agent) compare() {
 	if !d.listening {
 		a.survey.by = ""
 	}
-	a.sync(onDrift, look)
+	a.sync(ctx, onDrift, look)
 }
 
 // inSync reports whether the rules were correct, or repaired, when last checked.
@@ -189,13 +190,23 @@ func (a *Agent) inSync() bool {
 // writes more expensive.
 const manyCIDRs = 250
 
-// apply applies the wanted ruleset to the kernel.
-func (a *Agent) apply(look kernel.Look) (kernel.Applied, error) {
-	if v4, v6 := a.policy.want.CIDRs(); a.drift.listening && v4+v6 >= manyCIDRs {
+// hugeCIDRs is the number of CIDRs from which on writing them takes so much memory
+// that it is returned to the system.
+const hugeCIDRs = 10_000
+
+// apply applies the wanted ruleset to the kernel. Memory is returned to the system
+// after that took several times as much as is kept.
+func (a *Agent) apply(ctx context.Context, look kernel.Look) (kernel.Applied, error) {
+	v4, v6 := a.policy.want.CIDRs()
+	if a.drift.listening && v4+v6 >= manyCIDRs {
 		a.unlisten(time.Now())
 		defer func() { a.listen(time.Now()) }()
 	}
-	return a.kernel.Apply(*a.policy.want, look)
+	applied, err := a.kernel.Apply(ctx, *a.policy.want, look)
+	if look.Others || len(applied.Differences) > 0 && v4+v6 >= hugeCIDRs {
+		giveBack()
+	}
+	return applied, err
 }
 
 // checked records that nothing had to be restored, or that it failed.
@@ -204,7 +215,7 @@ func (a *Agent) checked(reason string, look kernel.Look, took time.Duration, err
 	switch d.generation = generation; {
 	case err != nil:
 		// Our rules may be only partly written.
-		d.generation, _ = a.kernel.Generation()
+		d.generation, _ = a.in.Generation()
 	case look.Quick: // does not prove that everything is correct
 		d.generation = 0
 		if d.listening {

@@ -10,10 +10,10 @@ import (
 // once until that changes. Their rules stay, because an interface may appear
 // later.
 func (a *Agent) checkInterfaces() {
-	if a.policy.want == nil || a.kernel.Interfaces == nil {
+	if a.policy.want == nil {
 		return
 	}
-	names, err := a.kernel.Interfaces()
+	names, err := a.in.Interfaces()
 	if err != nil {
 		a.log.Warn("cannot list the interfaces of this node", zap.String("event", "interfaces_unreadable"), zap.Error(err))
 		return

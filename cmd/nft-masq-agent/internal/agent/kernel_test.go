@@ -13,6 +13,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
@@ -52,17 +53,9 @@ func TestMetricsCountConnections(t *testing.T) {
 				Data: []byte("enableIPv6: true\nnonMasqueradeCIDRs: [10.9.0.0/16, 'fd00:9::/32']\n"),
 			}}}
 			log, lines := logLines()
-			a := New(Inputs{Files: files}, Kernel{
-				Apply: func(want nft.Ruleset, look kernel.Look) (kernel.Applied, error) {
-					return k.Apply(context.Background(), want, look)
-				},
-				ReadBack: func() (nft.Ruleset, bool, error) { return k.ReadBack(context.Background()) }, PortID: k.PortID,
-				Others:  func(want nft.Ruleset) (kernel.Others, error) { return k.Others(context.Background(), want) },
-				XTables: k.XTables, Generation: func() (uint32, error) { return 0, nil },
-				Cleanup: func(what kernel.Removal) ([]string, error) { return k.Cleanup(context.Background(), what) },
-				// A new kernel each time, because one caches the result for a while.
-				Counters: func() ([]nft.Counts, error) { return openKernel(t, topo.Node).Counters(o.Layout) },
-			}, Settings{Options: o}, log)
+			a := New(Inputs{
+				Files: files, Generation: func() (uint32, error) { return 0, nil }, Interfaces: func() ([]string, error) { return nil, nil },
+			}, nodeKernel{k, t, topo.Node}, Settings{Options: o}, log)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})
 			go func() {
@@ -81,6 +74,24 @@ func TestMetricsCountConnections(t *testing.T) {
 		})
 	}
 }
+
+// A nodeKernel is the kernel of a node in a test.
+type nodeKernel struct {
+	*kernel.Kernel
+	t    *testing.T
+	node *nfttest.NS
+}
+
+// Counters uses a new kernel each time, because one caches the result for a while.
+func (k nodeKernel) Counters(l nft.Layout) ([]nft.Counts, error) {
+	return openKernel(k.t, k.node).Counters(l)
+}
+
+func (k nodeKernel) Stale(context.Context, nft.Policy) (conntrack.Stale, error) {
+	return conntrack.Stale{}, nil
+}
+
+func (k nodeKernel) Flush(context.Context, nft.Policy, config.Stale) (int, error) { return 0, nil }
 
 // sendCounted sends connections of both families, a different number for each
 // verdict.

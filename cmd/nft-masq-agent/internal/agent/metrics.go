@@ -49,7 +49,7 @@ func newMetrics(h *health, k Kernel, s Settings) *metrics {
 			Name: metricPrefix + "drift_repairs_total",
 			Help: "Number of times that rules changed by another program were restored.",
 		}),
-		connections: newConnectionCollector(k, s.Options.Layout.CountersLast()),
+		connections: newConnectionCollector(k, s.Options.Layout),
 	}
 	info := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name:        metricPrefix + "build_info",
@@ -233,15 +233,16 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 // A connectionCollector reads the kernel's counters at each scrape, without
 // reading sets.
 type connectionCollector struct {
-	read        func() ([]nft.Counts, error)
+	kernel      Kernel
+	layout      nft.Layout
 	connections *prometheus.Desc
 	errors      prometheus.Counter
 	sums        *sums // if the kernel's counters are not persistent
 }
 
-func newConnectionCollector(k Kernel, countersLast bool) connectionCollector {
+func newConnectionCollector(k Kernel, l nft.Layout) connectionCollector {
 	c := connectionCollector{
-		read: k.Counters,
+		kernel: k, layout: l,
 		connections: prometheus.NewDesc(metricPrefix+"connections_total",
 			"New connections by address family and verdict: masqueraded, exempt, or local for those to the node itself.",
 			[]string{"family", "verdict"}, nil),
@@ -250,7 +251,7 @@ func newConnectionCollector(k Kernel, countersLast bool) connectionCollector {
 			Help: "Scrapes at which the connection counters could not be read.",
 		}),
 	}
-	if !countersLast {
+	if !l.CountersLast() {
 		c.sums = &sums{}
 	}
 	return c
@@ -264,7 +265,7 @@ func (c connectionCollector) begin() {
 }
 
 func (c connectionCollector) counts() ([]nft.Counts, error) {
-	counts, err := c.read()
+	counts, err := c.kernel.Counters(c.layout)
 	if err != nil || c.sums == nil {
 		return counts, err
 	}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/xtables"
 )
 
 // own returns the metrics of an agent without those of Go and the process.
@@ -188,10 +189,10 @@ func TestSumsOverRulesNeverDecrease(t *testing.T) {
 }
 
 func TestCountersOfModeIPTablesStartWithTheHandler(t *testing.T) {
-	counts := []nft.Counts{{Verdict: nft.Masqueraded, Packets: 40}}
-	c := newConnectionCollector(Kernel{Counters: func() ([]nft.Counts, error) { return counts, nil }}, false)
+	w := &world{counts: []nft.Counts{{Verdict: nft.Masqueraded, Packets: 40}}}
+	c := newConnectionCollector(w, xtables.Layout{})
 	c.begin()
-	counts[0].Packets = 42
+	w.counts[0].Packets = 42
 	if n := testutil.CollectAndCount(c); n != 2 {
 		t.Errorf("%d metrics", n)
 	}

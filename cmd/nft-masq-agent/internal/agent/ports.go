@@ -65,7 +65,7 @@ func (a *Agent) watchPressure(ctx context.Context) {
 	failed := ""
 	for {
 		start := time.Now()
-		found, err := a.kernel.Pressure()
+		found, err := a.in.Pressure()
 		wait := max(a.settings.ConntrackInterval, pressureShare*time.Since(start))
 		if err == nil {
 			a.health.foundPressure(&pressure{found, wait})

@@ -50,7 +50,7 @@ type surveyed struct {
 }
 
 // checkOthers begins to check other programs' rules that masquerade, if it is time.
-func (a *Agent) checkOthers(now time.Time) {
+func (a *Agent) checkOthers(ctx context.Context, now time.Time) {
 	a.checkInterfaces()
 	s := &a.survey
 	if a.policy.want == nil || s.running {
@@ -66,13 +66,13 @@ func (a *Agent) checkOthers(now time.Time) {
 	want := *a.policy.want
 	go func() {
 		start := time.Now()
-		others, err := a.kernel.Others(want)
+		others, err := a.kernel.Others(ctx, want)
 		s.results <- surveyed{want, others, err, time.Since(start)}
 	}()
 }
 
 // surveyed handles the result of a survey: it logs what is new.
-func (a *Agent) surveyed(r surveyed) {
+func (a *Agent) surveyed(ctx context.Context, r surveyed) {
 	s := &a.survey
 	s.running, s.took = false, r.took
 	switch {
@@ -92,10 +92,10 @@ func (a *Agent) surveyed(r surveyed) {
 	if s.held != (kernel.Look{}) {
 		look := s.held
 		s.held = kernel.Look{}
-		a.sync(onResync, look)
+		a.sync(ctx, onResync, look)
 	}
 	if s.at.IsZero() {
-		a.checkOthers(time.Now())
+		a.checkOthers(ctx, time.Now())
 	}
 }
 

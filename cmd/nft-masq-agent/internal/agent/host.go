@@ -1,0 +1,116 @@
+package agent
+
+import (
+	"context"
+	"runtime/debug"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/kernel"
+)
+
+// A Kernel is what the loop reads and writes: a [Host], or a fake in tests.
+type Kernel interface {
+	Apply(context.Context, nft.Ruleset, kernel.Look) (kernel.Applied, error)
+	ReadBack(context.Context) (nft.Ruleset, bool, error)
+	Older(context.Context) (kernel.Others, error)
+	Cleanup(context.Context, kernel.Removal) ([]string, error)
+	PortID() uint32
+	Counters(nft.Layout) ([]nft.Counts, error)
+	// XTables is fast, and returns the same about legacy ip_tables as Others.
+	XTables() ([]foreign.XTChain, error)
+
+	// These run next to the others, which do not wait for them.
+	Others(context.Context, nft.Ruleset) (kernel.Others, error)
+	Stale(context.Context, nft.Policy) (conntrack.Stale, error)
+	Flush(context.Context, nft.Policy, config.Stale) (int, error)
+}
+
+// A Host is the kernel of this network namespace.
+//
+// It reads other programs' rules on a connection of its own, so that repairs do not
+// wait for it, and one task at a time, because they can take half of the memory.
+type Host struct {
+	*kernel.Kernel
+	accepted []string // chains of --accept-foreign
+	busy     chan struct{}
+}
+
+// NewHost returns a host for a kernel. Conflicts in the accepted chains count as
+// accepted.
+func NewHost(k *kernel.Kernel, accepted []string) *Host {
+	return &Host{k, accepted, make(chan struct{}, 1)}
+}
+
+// apart calls a task with a connection of its own, when no other one is running.
+func (h *Host) apart(ctx context.Context, task func(*kernel.Kernel) error) error {
+	select {
+	case h.busy <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-h.busy }()
+	k := kernel.Open()
+	defer func() {
+		giveBack()
+		_ = k.Close()
+	}()
+	return task(k)
+}
+
+// giveBack returns memory to the system after a delay.
+func giveBack() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
+
+// Others reads other programs' rules.
+func (h *Host) Others(ctx context.Context, want nft.Ruleset) (others kernel.Others, err error) {
+	err = h.apart(ctx, func(k *kernel.Kernel) (err error) {
+		others, err = k.Others(ctx, want)
+		return err
+	})
+	others.Accept(h.accepted)
+	return others, err
+}
+
+// Stale counts the connections that contradict a policy.
+func (h *Host) Stale(ctx context.Context, p nft.Policy) (stale conntrack.Stale, err error) {
+	err = h.apart(ctx, func(k *kernel.Kernel) error {
+		j, err := Judge(ctx, k, p)
+		if err == nil {
+			stale, err = conntrack.Open().CountStale(j)
+		}
+		return err
+	})
+	return stale, err
+}
+
+// Flush deletes connections that contradict a policy.
+func (h *Host) Flush(ctx context.Context, p nft.Policy, which config.Stale) (n int, err error) {
+	err = h.apart(ctx, func(k *kernel.Kernel) error {
+		j, err := Judge(ctx, k, p)
+		if err == nil {
+			n, err = conntrack.Open().Flush(ctx, j, func(e *conntrack.Entry) bool {
+				return which == config.StaleAll || e.Original.Protocol == unix.IPPROTO_UDP
+			})
+		}
+		return err
+	})
+	return n, err
+}
+
+// Judge returns a judge of connections for a policy on this node.
+func Judge(ctx context.Context, k *kernel.Kernel, policy nft.Policy) (*conntrack.Judge, error) {
+	local, err := kernel.LocalPrefixes()
+	if err != nil {
+		return nil, err
+	}
+	rewrites, err := k.Rewrites(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return conntrack.NewJudge(policy, local, rewrites.Meet), nil
+}
