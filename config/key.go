@@ -86,7 +86,7 @@ func likelyKey(keys []string, name string) (string, bool) {
 			if edits > 1 && len(k) < 10 {
 				break
 			}
-			if within(edits, name, k) || within(edits, shortName, shortKey) {
+			if Within(edits, name, k) || Within(edits, shortName, shortKey) {
 				best, likely = edits, key
 			}
 		}
@@ -104,9 +104,9 @@ var (
 	abbreviations = strings.NewReplacer("masquerade", "masq", "source", "src")
 )
 
-// within reports whether at most that many edits turn a into b. An edit deletes,
+// Within reports whether at most that many edits turn a into b. An edit deletes,
 // inserts or replaces one character, or swaps two adjacent ones.
-func within(edits int, a, b string) bool {
+func Within(edits int, a, b string) bool {
 	for a != "" && b != "" && a[0] == b[0] {
 		a, b = a[1:], b[1:]
 	}
@@ -116,6 +116,6 @@ func within(edits int, a, b string) bool {
 	if len(a) > len(b)+edits || len(b) > len(a)+edits {
 		return false
 	}
-	return within(edits-1, a[1:], b) || within(edits-1, a, b[1:]) || within(edits-1, a[1:], b[1:]) ||
-		len(a) > 1 && len(b) > 1 && a[0] == b[1] && a[1] == b[0] && within(edits-1, a[2:], b[2:])
+	return Within(edits-1, a[1:], b) || Within(edits-1, a, b[1:]) || Within(edits-1, a[1:], b[1:]) ||
+		len(a) > 1 && len(b) > 1 && a[0] == b[1] && a[1] == b[0] && Within(edits-1, a[2:], b[2:])
 }

@@ -120,7 +120,7 @@ func (c command) run(ctx context.Context, args []string, e environment) (int, er
 	case err != nil:
 		return exitUsage, usageError{err}
 	case *version:
-		return exitDone, write(e.stdout, build().String()+"\n")
+		return exitDone, write(e.stdout, build().String())
 	}
 	wanted := strings.Fields(c.operands)
 	if n := len(operands); n < len(wanted) && !strings.HasPrefix(wanted[n], "[") {
@@ -181,13 +181,8 @@ func flagError(fs *flag.FlagSet, err error) error {
 	return fmt.Errorf("unknown flag --%s%s", config.Printable(name), didYouMean(name, names, "--"))
 }
 
-func isNotBool(arg string) bool {
-	_, err := strconv.ParseBool(arg)
-	return err != nil
-}
-
 func strayError(fs *flag.FlagSet, arg string) error {
-	if !isNotBool(arg) {
+	if _, err := strconv.ParseBool(arg); err == nil {
 		return usagef("unexpected argument %q: boolean flags take =value, such as --enable-ipv6=%[1]s", arg)
 	}
 	if fs.Lookup(arg) != nil {
@@ -201,38 +196,15 @@ func strayError(fs *flag.FlagSet, arg string) error {
 
 // didYouMean returns a hint with the most similar name, or "" if none is similar.
 func didYouMean(name string, names []string, prefix string) string {
-	best, nearest := max(1, len(name)/3)+1, ""
-	for _, n := range names {
-		if d := distance(strings.ToLower(name), n); d < best && d < len(n) {
-			best, nearest = d, n
-		}
-	}
-	if nearest == "" {
-		return ""
-	}
-	return fmt.Sprintf(", did you mean %s%s?", prefix, nearest)
-}
-
-// distance returns the number of bytes to insert, delete or replace to turn a
-// into b.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
+	const most = 4 // more take too long
+	for edits := range min(max(1, len(name)/3), most) + 1 {
+		for _, n := range names {
+			if edits < len(n) && config.Within(edits, strings.ToLower(name), n) {
+				return fmt.Sprintf(", did you mean %s%s?", prefix, n)
 			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
 		}
 	}
-	return row[len(b)]
+	return ""
 }
 
 // write prints the whole output, so that a full disk or a closed pipe is an error

@@ -110,7 +110,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		},
 		agent.NewHost(k, o.AcceptForeign),
 		agent.Settings{
-			Version: build().version, Commit: build().commit, Path: o.ConfigPath,
+			Version: build().Version, Commit: build().Commit, Path: o.ConfigPath,
 			ConntrackInterval: o.ConntrackInterval,
 			Defaults:          o.Defaults(), Options: o.NFT(), TakeOver: o.TakeOver, LostLines: lostLines,
 			Uncovered: func(p nft.Policy) []string { return answer.PodProblems(p, o.PodCIDRs) },

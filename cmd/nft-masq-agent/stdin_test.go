@@ -37,7 +37,7 @@ func TestErrorsNameFlagsWithTwoDashes(t *testing.T) {
 }
 
 func TestVersionAsJSON(t *testing.T) {
-	var v versionReport
+	var v buildInfo
 	if got := runHere(t, "version", "-o", "json"); json.Unmarshal([]byte(got.stdout), &v) != nil || v.Program != program || v.Version == "" {
 		t.Errorf("%+v", got)
 	}

@@ -13,21 +13,26 @@ import (
 // are derived from the repository by Go.
 var version, commit string
 
-// A buildInfo describes what this program was built from.
+// A buildInfo describes what this program was built from. As JSON, fields are only
+// ever added.
 type buildInfo struct {
-	version, commit, goVersion string
+	Program   string `json:"program"`
+	Version   string `json:"version"`
+	Commit    string `json:"commit"`
+	GoVersion string `json:"goVersion"`
+	Platform  string `json:"platform"`
 }
 
 func build() buildInfo {
-	b := buildInfo{version: version, commit: commit, goVersion: runtime.Version()}
+	b := buildInfo{program, version, commit, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH}
 	info, ok := debug.ReadBuildInfo()
-	if ok && b.version == "" && info.Main.Version != "(devel)" {
-		b.version = info.Main.Version
+	if ok && b.Version == "" && info.Main.Version != "(devel)" {
+		b.Version = info.Main.Version
 	}
-	if ok && b.commit == "" {
-		b.commit = revision(info.Settings)
+	if ok && b.Commit == "" {
+		b.Commit = revision(info.Settings)
 	}
-	b.version, b.commit = cmp.Or(b.version, "devel"), cmp.Or(b.commit, "unknown")
+	b.Version, b.Commit = cmp.Or(b.Version, "devel"), cmp.Or(b.Commit, "unknown")
 	return b
 }
 
@@ -46,16 +51,7 @@ func revision(settings []debug.BuildSetting) string {
 }
 
 func (b buildInfo) String() string {
-	return fmt.Sprintf("%s %s\ncommit %s\n%s %s/%s", program, b.version, b.commit, b.goVersion, runtime.GOOS, runtime.GOARCH)
-}
-
-// A versionReport is the output of version -o json. Fields are only ever added.
-type versionReport struct {
-	Program   string `json:"program"`
-	Version   string `json:"version"`
-	Commit    string `json:"commit"`
-	GoVersion string `json:"goVersion"`
-	Platform  string `json:"platform"`
+	return fmt.Sprintf("%s %s\ncommit %s\n%s %s\n", b.Program, b.Version, b.Commit, b.GoVersion, b.Platform)
 }
 
 func versionCommand() command {
@@ -67,9 +63,7 @@ func versionCommand() command {
 			var output string
 			addOutput(fs, &output)
 			return func(_ context.Context, _ []string, e environment) (int, error) {
-				b := build()
-				report := versionReport{program, b.version, b.commit, b.goVersion, runtime.GOOS + "/" + runtime.GOARCH}
-				return exitDone, e.reply(output, report, func() string { return b.String() + "\n" })
+				return exitDone, e.reply(output, build(), build().String)
 			}
 		},
 	}

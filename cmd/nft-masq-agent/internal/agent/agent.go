@@ -635,7 +635,7 @@ func (a *Agent) report(o outcome) {
 }
 
 func (a *Agent) reportDrift(o outcome) {
-	a.metrics.repaired()
+	a.metrics.repairs.Inc()
 	a.log.Warn("rules were changed by another program; restored",
 		zap.String("by", o.by), zap.Int("differences", len(o.Differences)),
 		zap.Strings("what", firstFew(o.Differences)), milliseconds(o.Took), zap.String("event", "rules_restored"))

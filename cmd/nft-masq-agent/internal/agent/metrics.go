@@ -51,28 +51,13 @@ func newMetrics(h *health, k Kernel, s Settings) *metrics {
 		}),
 		connections: newConnectionCollector(k, s.Options.Layout),
 	}
-	info := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name:        metricPrefix + "build_info",
-		Help:        "Version, commit and Go version of the running program; always 1.",
-		ConstLabels: prometheus.Labels{"version": s.Version, "commit": s.Commit, "goversion": runtime.Version()},
-	}, func() float64 { return 1 })
-	lost := prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: metricPrefix + "log_lines_lost_total",
-		Help: "Log lines that were dropped because nothing read them in time, or that could not be written.",
-	}, func() float64 {
-		if s.LostLines == nil {
-			return 0
-		}
-		return float64(s.LostLines())
-	})
 	for _, reason := range []string{onStart, onConfig, onDrift, onResync, onHangup, onRefusal, onAddresses} {
 		for _, result := range []string{inSyncResult, writtenResult, refusedResult} {
 			m.applies.WithLabelValues(reason, result)
 		}
 	}
 	m.registry.MustRegister(
-		info, lost, m.applies, m.duration, m.repairs,
-		stateCollector{h, slices.Concat(ownGauges(), nodeGauges(), foreignGauges(), pressureMetrics(nft.Policy{Ports: s.Options.Ports}.SourcePorts()))}, m.connections,
+		m.applies, m.duration, m.repairs, m.connections, stateCollector{h, s},
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
@@ -91,121 +76,105 @@ func (m *metrics) applied(reason string, wrote bool, err error, took time.Durati
 	m.applies.WithLabelValues(reason, result).Inc()
 }
 
-func (m *metrics) repaired() { m.repairs.Inc() }
-
 // A stateCollector exports the state of the loop, without what is still unknown.
 type stateCollector struct {
-	health  *health
-	metrics []metric
+	health   *health
+	settings Settings
 }
 
-// A metric is derived from a state, with one value for each set of labels.
-type metric struct {
-	desc    *prometheus.Desc
-	kind    prometheus.ValueType
-	collect func(s state, set setter)
+// Describe describes nothing, because what is unknown is not exported.
+func (c stateCollector) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements [prometheus.Collector].
+func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
+	e, s := exporter(ch), c.health.now()
+	e.gauge("build_info", "Version, commit and Go version of the running program; always 1.",
+		1, "version", c.settings.Version, "commit", c.settings.Commit, "goversion", runtime.Version())
+	lost := uint64(0)
+	if c.settings.LostLines != nil {
+		lost = c.settings.LostLines()
+	}
+	e.counter("log_lines_lost_total", "Log lines that were dropped because nothing read them in time, or that could not be written.", float64(lost))
+	e.own(s)
+	e.node(s)
+	if s.others != nil {
+		e.foreign(*s.others)
+	}
+	if s.pressure != nil {
+		e.pressure(*s.pressure, nft.Policy{Ports: c.settings.Options.Ports}.SourcePorts())
+	}
 }
 
-func newGauge(name, help string, collect func(state, setter), labels ...string) metric {
-	return metric{prometheus.NewDesc(metricPrefix+name, help, labels, nil), prometheus.GaugeValue, collect}
+// An exporter exports the metrics of a scrape.
+type exporter chan<- prometheus.Metric
+
+// gauge exports a gauge. Labels are names and values in turn.
+func (e exporter) gauge(name, help string, v float64, labels ...string) {
+	e.export(prometheus.GaugeValue, name, help, v, labels...)
 }
 
-// A setter sets the value of a metric for label values.
-type setter = func(v float64, labels ...string)
+func (e exporter) counter(name, help string, v float64, labels ...string) {
+	e.export(prometheus.CounterValue, name, help, v, labels...)
+}
 
-// ownGauges returns the gauges of what the agent reads and enforces.
-func ownGauges() []metric {
-	return []metric{
-		newGauge("ready", "Whether the config was accepted and is in the kernel, as in /readyz: 1 or 0.",
-			func(s state, set setter) { set(number(s.ready() == nil)) }),
-		newGauge("config_accepted", "Whether the last config that was read was accepted: 1 or 0. If 0, config_source shows what is enforced.",
-			func(s state, set setter) {
-				if s.read {
-					set(number(s.rejection == nil))
-				}
-			}),
-		newGauge("config_source", "Source of the enforced policy, 1 for the one that applies: file; previous, the last good config or that of a previous run; "+
+func (e exporter) export(kind prometheus.ValueType, name, help string, v float64, labels ...string) {
+	var names, values []string
+	for label := range slices.Chunk(labels, 2) {
+		names, values = append(names, label[0]), append(values, label[1])
+	}
+	e <- prometheus.MustNewConstMetric(prometheus.NewDesc(metricPrefix+name, help, names, nil), kind, v, values...)
+}
+
+// own exports what the agent reads and enforces.
+func (e exporter) own(s state) {
+	e.gauge("ready", "Whether the config was accepted and is in the kernel, as in /readyz: 1 or 0.", number(s.ready() == nil))
+	if s.read {
+		e.gauge("config_accepted", "Whether the last config that was read was accepted: 1 or 0. If 0, config_source shows what is enforced.",
+			number(s.rejection == nil))
+		e.gauge("config_warnings", "Warnings about the last config that was read.", float64(s.warnings))
+	}
+	for _, from := range Sources() {
+		e.gauge("config_source", "Source of the enforced policy, 1 for the one that applies: file; previous, the last good config or that of a previous run; "+
 			"lenient, the older agents' reading of a rejected file; foreign, the rules of an iptables-based agent; defaults, built in.",
-			func(s state, set setter) {
-				for _, from := range Sources() {
-					set(number(s.source == from), string(from))
-				}
-			}, "source"),
-		newGauge("config_last_accepted_timestamp_seconds", "When a config was last accepted, in seconds since 1970.",
-			func(s state, set setter) {
-				if !s.accepted.IsZero() {
-					set(float64(s.accepted.UnixMilli()) / 1000)
-				}
-			}),
-		newGauge("config_warnings", "Warnings about the last config that was read.",
-			func(s state, set setter) {
-				if s.read {
-					set(float64(s.warnings))
-				}
-			}),
-		newGauge("config_info", "Hash of the policy that was last applied, and the mode; always 1.",
-			func(s state, set setter) {
-				if s.kernel != nil {
-					set(1, s.kernel.hash, string(s.kernel.mode))
-				}
-			}, "hash", "mode"),
-		newGauge("cidrs", "CIDRs of the policy in the kernel by address family, without those covered by another.",
-			func(s state, set setter) {
-				if s.kernel != nil {
-					set(float64(s.kernel.ipv4), "ipv4")
-					set(float64(s.kernel.ipv6), "ipv6")
-				}
-			}, "family"),
-		newGauge("listening", "Whether the agent listens to ruleset changes: 1 or 0. If 0, it compares the generation every 250 ms, and restored rules are logged without the name of the program.",
-			func(s state, set setter) { set(number(s.listening)) }),
+			number(s.source == from), "source", string(from))
+	}
+	if !s.accepted.IsZero() {
+		e.gauge("config_last_accepted_timestamp_seconds", "When a config was last accepted, in seconds since 1970.", float64(s.accepted.UnixMilli())/1000)
+	}
+	if s.kernel != nil {
+		e.gauge("config_info", "Hash of the policy that was last applied, and the mode; always 1.", 1, "hash", s.kernel.hash, "mode", string(s.kernel.mode))
+		for ipv6, n := range map[bool]int{false: s.kernel.ipv4, true: s.kernel.ipv6} {
+			e.gauge("cidrs", "CIDRs of the policy in the kernel by address family, without those covered by another.", float64(n), "family", familyName(ipv6))
+		}
+	}
+	e.gauge("listening", "Whether the agent listens to ruleset changes: 1 or 0. If 0, it compares the generation every 250 ms, and restored rules are logged without the name of the program.",
+		number(s.listening))
+}
+
+// node exports the comparison of the config with the node and its connections.
+func (e exporter) node(s state) {
+	if s.unmatched != nil {
+		e.gauge("unmatched_interface_lists", "Lists of the config that name the only interfaces for masquerading and of which this node has none: nothing is masqueraded.",
+			float64(*s.unmatched))
+	}
+	if s.kernel != nil {
+		for state, n := range map[string]int{"present": s.kernel.present, "absent": s.kernel.absent} {
+			e.gauge("snat_addresses", "Addresses of snatAddresses: present, those that the node has; absent, entries of which it has no address. With none present, connections are masqueraded.",
+				float64(n), "state", state)
+		}
+	}
+	if s.stale != nil {
+		e.gauge("stale_connections", "Connections decided by an earlier policy, whose translation contradicts the rules. An estimate above 200,000 tracked connections.",
+			float64(*s.stale))
 	}
 }
 
-// nodeGauges are the gauges that compare the config with the node and its
-// connections.
-func nodeGauges() []metric {
-	return []metric{
-		newGauge("unmatched_interface_lists", "Lists of the config that name the only interfaces for masquerading and of which this node has none: nothing is masqueraded.",
-			func(s state, set setter) {
-				if s.unmatched != nil {
-					set(float64(*s.unmatched))
-				}
-			}),
-		newGauge("snat_addresses", "Addresses of snatAddresses: present, those that the node has; absent, entries of which it has no address. With none present, connections are masqueraded.",
-			func(s state, set setter) {
-				if s.kernel != nil {
-					set(float64(s.kernel.present), "present")
-					set(float64(s.kernel.absent), "absent")
-				}
-			}, "state"),
-		newGauge("stale_connections", "Connections decided by an earlier policy, whose translation contradicts the rules. An estimate above 200,000 tracked connections.",
-			func(s state, set setter) {
-				if s.stale != nil {
-					set(float64(*s.stale))
-				}
-			}),
-	}
-}
-
-// foreignGauges returns the gauges of other programs' rules on the node.
-func foreignGauges() []metric {
-	of := func(name, help string, count func(others) int) metric {
-		return newGauge(name, help, func(s state, set setter) {
-			if s.others != nil {
-				set(float64(count(*s.others)))
-			}
-		})
-	}
-	return []metric{
-		of("foreign_masquerade_rules", "Other programs' rules that masquerade what the config exempts, without accepted ones and those that meet no pod.",
-			func(o others) int { return o.foreign }),
-		of("foreign_exempting_rules", "Other programs' rules that accept what the config masquerades: before the jump in mode iptables-nft, otherwise without effect on this agent.",
-			func(o others) int { return o.exempting }),
-		of("foreign_translating_rules", "Other programs' rules that translate what the config masquerades to another source address.",
-			func(o others) int { return o.translating }),
-		of("legacy_rules", "Chains of iptables-based agents, in nf_tables and in legacy ip_tables.",
-			func(o others) int { return o.legacy }),
-	}
+// foreign exports the numbers of other programs' rules on the node.
+func (e exporter) foreign(o others) {
+	e.gauge("foreign_masquerade_rules", "Other programs' rules that masquerade what the config exempts, without accepted ones and those that meet no pod.", float64(o.foreign))
+	e.gauge("foreign_exempting_rules", "Other programs' rules that accept what the config masquerades: before the jump in mode iptables-nft, otherwise without effect on this agent.", float64(o.exempting))
+	e.gauge("foreign_translating_rules", "Other programs' rules that translate what the config masquerades to another source address.", float64(o.translating))
+	e.gauge("legacy_rules", "Chains of iptables-based agents, in nf_tables and in legacy ip_tables.", float64(o.legacy))
 }
 
 func number(b bool) float64 {
@@ -213,21 +182,6 @@ func number(b bool) float64 {
 		return 1
 	}
 	return 0
-}
-
-func (c stateCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, m := range c.metrics {
-		ch <- m.desc
-	}
-}
-
-func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
-	s := c.health.now()
-	for _, m := range c.metrics {
-		m.collect(s, func(v float64, labels ...string) {
-			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
-		})
-	}
 }
 
 // A connectionCollector reads the kernel's counters at each scrape, without
@@ -257,13 +211,7 @@ func newConnectionCollector(k Kernel, l nft.Layout) connectionCollector {
 	return c
 }
 
-// begin makes the kernel's current counters the zero of the sums.
-func (c connectionCollector) begin() {
-	if c.sums != nil && !c.sums.begun() {
-		_, _ = c.counts()
-	}
-}
-
+// counts reads the counters. What they are at the first time is the zero of the sums.
 func (c connectionCollector) counts() ([]nft.Counts, error) {
 	counts, err := c.kernel.Counters(c.layout)
 	if err != nil || c.sums == nil {
@@ -303,12 +251,6 @@ func familyName(ipv6 bool) string {
 type sums struct {
 	mu          sync.Mutex
 	last, total map[nft.Counts]uint64 // by family and verdict
-}
-
-func (s *sums) begun() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.last != nil
 }
 
 func (s *sums) add(counts []nft.Counts) []nft.Counts {

@@ -191,7 +191,9 @@ func TestSumsOverRulesNeverDecrease(t *testing.T) {
 func TestCountersOfModeIPTablesStartWithTheHandler(t *testing.T) {
 	w := &world{counts: []nft.Counts{{Verdict: nft.Masqueraded, Packets: 40}}}
 	c := newConnectionCollector(w, xtables.Layout{})
-	c.begin()
+	if _, err := c.counts(); err != nil {
+		t.Fatal(err)
+	}
 	w.counts[0].Packets = 42
 	if n := testutil.CollectAndCount(c); n != 2 {
 		t.Errorf("%d metrics", n)
