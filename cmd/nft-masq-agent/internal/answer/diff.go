@@ -24,8 +24,8 @@ type Diff struct {
 type Change struct {
 	Family       string      `json:"family"`   // ipv4 or ipv6
 	FromNode     bool        `json:"fromNode"` // sent by the node itself
-	ReceivedOn   *interfaces `json:"receivedOn,omitempty"`
-	LeavingBy    *interfaces `json:"leavingBy,omitempty"`
+	ReceivedOn   interfaces  `json:"receivedOn,omitzero"`
+	LeavingBy    interfaces  `json:"leavingBy,omitzero"`
 	Sources      []string    `json:"sources"`
 	Destinations []string    `json:"destinations"`
 	Before       nft.Verdict `json:"before"`
@@ -42,13 +42,6 @@ type interfaces struct {
 	But   bool     `json:"but"`
 }
 
-func newInterfaces(i nft.Interfaces) *interfaces {
-	if len(i.Names) == 0 {
-		return nil
-	}
-	return &interfaces{i.Names, i.But}
-}
-
 // Open counts the open connections that a change concerns.
 type Open struct {
 	Connections int `json:"connections"`
@@ -61,7 +54,7 @@ func NewDiff(before, after nft.Policy, flips []nft.Flip) Diff {
 	for _, f := range flips {
 		d.Changes = append(d.Changes, Change{
 			Family:   strings.ToLower(familyName(f.IPv6)),
-			FromNode: f.FromNode, ReceivedOn: newInterfaces(f.In), LeavingBy: newInterfaces(f.Out), Sources: texts(f.Sources), Destinations: texts(f.Destinations),
+			FromNode: f.FromNode, ReceivedOn: interfaces(f.In), LeavingBy: interfaces(f.Out), Sources: texts(f.Sources), Destinations: texts(f.Destinations),
 			Before: f.Before, After: f.After, what: flipText(f),
 		})
 	}
@@ -85,9 +78,9 @@ func leaveFrom(p nft.Policy, ipv6 bool) string {
 	if len(prefixes) == 0 {
 		return "the address of the interface"
 	}
-	words := make([]string, len(prefixes))
-	for i, p := range prefixes {
-		words[i] = config.CIDR{Prefix: p}.Text()
+	var words []string
+	for _, p := range prefixes {
+		words = append(words, config.CIDR{Prefix: p}.Text())
 	}
 	return "those of " + strings.Join(words, ", ") + " that the node has"
 }

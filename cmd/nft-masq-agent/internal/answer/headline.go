@@ -17,29 +17,10 @@ import (
 type Why struct {
 	// Code is masqueraded, snat, exempt, local, foreign-masquerade, foreign-snat, accepted-first, dropped, untracked,
 	// no-route, translated-first, unknown, or config, which is an answer without the kernel.
-	Code      string      `json:"code"`
-	Interface string      `json:"interface,omitempty"`
-	Rules     []ruleFound `json:"rules,omitempty"`   // that translate it, or may do so
-	Unknown   []string    `json:"unknown,omitempty"` // conditions on which the answer depends
-}
-
-// A ruleFound is a rule on the path of a connection.
-type ruleFound struct {
-	Table    string `json:"table"`
-	Chain    string `json:"chain"`
-	Handle   uint64 `json:"handle"`
-	Priority int32  `json:"priority"`
-	Rule     string `json:"rule"`
-	Sees     string `json:"sees,omitempty"` // what the destination sees if this rule decides
-
-	own bool
-}
-
-func (r ruleFound) String() string {
-	if r.own {
-		return "this agent"
-	}
-	return fmt.Sprintf("%s %s handle %d (priority %d): %s", r.Table, r.Chain, r.Handle, r.Priority, r.Rule)
+	Code      string       `json:"code"`
+	Interface string       `json:"interface,omitempty"`
+	Rules     []ruleReport `json:"rules,omitempty"`   // that translate it, or may do so
+	Unknown   []string     `json:"unknown,omitempty"` // conditions on which the answer depends
 }
 
 // ownAddress is the text for the address of an unknown source.
@@ -49,8 +30,8 @@ const ownAddress = "the pod's own address"
 func (x *Explanation) Follow(n kernel.Node) {
 	defer func() { x.Why.Interface = n.Packet.Out.String() }()
 	if dropped := n.Source.Dropped; dropped != nil {
-		r := newRuleFound(*dropped, n)
-		x.Why = Why{Code: "dropped", Rules: []ruleFound{r}}
+		r := newRuleReport(*dropped, n)
+		x.Why = Why{Code: "dropped", Rules: []ruleReport{r}}
 		x.Headline = fmt.Sprintf("%s sees nothing: a rule drops the connection: %s.", x.Destination, r)
 		return
 	}
@@ -59,8 +40,8 @@ func (x *Explanation) Follow(n kernel.Node) {
 	}
 	switch untracked := n.Source.Untracked; {
 	case untracked != nil && n.Packet.DstType != unix.RTN_UNSPEC:
-		r := newRuleFound(*untracked, n)
-		x.Why, x.Sees = Why{Code: "untracked", Rules: []ruleFound{r}}, addressText(n.Packet.Src)
+		r := newRuleReport(*untracked, n)
+		x.Why, x.Sees = Why{Code: "untracked", Rules: []ruleReport{r}}, addressText(n.Packet.Src)
 		x.Headline = fmt.Sprintf("%s sees %s: another program's rule turns off connection tracking, and with it NAT: %s.", x.Destination, keptWords(n.Packet.Src), r)
 		return
 	case n.Packet.DstType == unix.RTN_LOCAL && len(n.Source.Ways) == 0:
@@ -73,10 +54,10 @@ func (x *Explanation) Follow(n kernel.Node) {
 		x.Headline = fmt.Sprintf("This node has no route to %s.", x.Destination)
 		return
 	}
-	var found []ruleFound
+	var found []ruleReport
 	var sees []string
 	for _, w := range n.Source.Ways {
-		r := newRuleFound(w, n)
+		r := newRuleReport(w, n)
 		found, sees = append(found, r), append(sees, r.Sees)
 	}
 	if n.Source.Through {
@@ -90,15 +71,15 @@ func (x *Explanation) Follow(n kernel.Node) {
 	x.certain(n, found, sees[0])
 }
 
-func (x *Explanation) certain(n kernel.Node, found []ruleFound, sees string) {
+func (x *Explanation) certain(n kernel.Node, found []ruleReport, sees string) {
 	if a, err := netip.ParseAddr(sees); err == nil {
 		x.Sees = a.String()
 	}
 	if len(found) == 0 {
 		x.Why.Code = "exempt"
 		if left := n.Source.Left; left != nil && n.Wanted {
-			r := newRuleFound(*left, n)
-			x.Why = Why{Code: "accepted-first", Rules: []ruleFound{r}}
+			r := newRuleReport(*left, n)
+			x.Why = Why{Code: "accepted-first", Rules: []ruleReport{r}}
 			x.Headline = fmt.Sprintf("%s sees %s: another program's rule accepts the connection before this agent is asked: %s.", x.Destination, keptWords(n.Packet.Src), r)
 			return
 		}
@@ -131,7 +112,7 @@ func (x *Explanation) certain(n kernel.Node, found []ruleFound, sees string) {
 }
 
 // cannotKnow describes what the answer depends on.
-func (x *Explanation) cannotKnow(n kernel.Node, found []ruleFound) {
+func (x *Explanation) cannotKnow(n kernel.Node, found []ruleReport) {
 	x.Why.Code, x.Why.Unknown = "unknown", n.Source.Unknown
 	on := strings.Join(n.Source.Unknown, "; ")
 	switch {
@@ -173,10 +154,10 @@ func (x *Explanation) translatedFirst(n kernel.Node) bool {
 		if w.Drops {
 			continue
 		}
-		r := newRuleFound(w, n)
+		r := newRuleReport(w, n)
 		r.Sees = ""
 		if !n.Destination.Through || w.Direct {
-			x.Why = Why{Code: "translated-first", Rules: []ruleFound{r}, Unknown: n.Destination.Unknown}
+			x.Why = Why{Code: "translated-first", Rules: []ruleReport{r}, Unknown: n.Destination.Unknown}
 			x.Headline = fmt.Sprintf("%s is translated to another address before this agent is asked: ask for the endpoint. The rule is %s.", x.Destination, r)
 			return true
 		}
@@ -185,8 +166,8 @@ func (x *Explanation) translatedFirst(n kernel.Node) bool {
 	return false
 }
 
-func newRuleFound(w foreign.Way, n kernel.Node) ruleFound {
-	r := ruleFound{
+func newRuleReport(w foreign.Way, n kernel.Node) ruleReport {
+	r := ruleReport{
 		Table: w.Table(), Chain: w.Chain(), Handle: w.Rule.Handle, Priority: w.Priority, Rule: w.RuleText(), own: n.Own(w),
 	}
 	switch {

@@ -16,23 +16,6 @@ type snatReport struct {
 	Absent  []string `json:"absent"`  // entries without an address of the node
 }
 
-// newSNATReport returns nil if a family has no snatAddresses.
-func newSNATReport(f nft.FamilyPolicy) *snatReport {
-	if len(f.SNAT.CIDRs) == 0 {
-		return nil
-	}
-	r := &snatReport{Family: strings.ToLower(familyName(f.IPv6)), Present: []string{}, Absent: []string{}}
-	for _, a := range f.SNAT.Present {
-		r.Present = append(r.Present, a.String())
-	}
-	for _, c := range f.SNAT.CIDRs {
-		if !slices.ContainsFunc(f.SNAT.Present, c.Contains) {
-			r.Absent = append(r.Absent, c.Text())
-		}
-	}
-	return r
-}
-
 // NodeSNAT describes which of snatAddresses the node has, with one line per
 // family.
 func NodeSNAT(p nft.Policy) (lines []string) {
@@ -55,9 +38,16 @@ func missingSNAT(ipv6 bool) string {
 // SetSNAT sets the report on source addresses.
 func (r *Status) SetSNAT(p nft.Policy) {
 	for _, f := range p.Families {
-		if report := newSNATReport(f); report != nil {
-			r.SNAT = append(r.SNAT, *report)
+		if len(f.SNAT.CIDRs) == 0 {
+			continue
 		}
+		report := snatReport{Family: strings.ToLower(familyName(f.IPv6)), Present: texts(f.SNAT.Present), Absent: []string{}}
+		for _, c := range f.SNAT.CIDRs {
+			if !slices.ContainsFunc(f.SNAT.Present, c.Contains) {
+				report.Absent = append(report.Absent, c.Text())
+			}
+		}
+		r.SNAT = append(r.SNAT, report)
 	}
 }
 

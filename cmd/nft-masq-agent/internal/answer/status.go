@@ -30,13 +30,13 @@ type Status struct {
 	Legacy []string     `json:"legacy"` // rules of iptables-based agents
 	// Overridden are rules that enforceNonMasquerade prevents from masquerading
 	// what the config exempts.
-	Overridden []conflictReport `json:"overridden"`
-	Conflicts  []conflictReport `json:"conflicts"` // other rules that masquerade what the config exempts
-	Overruled  []conflictReport `json:"overruled"` // other rules that accept or translate what the config masquerades
-	Accepted   []conflictReport `json:"accepted"`  // of both, in chains that --accept-foreign names
+	Overridden []ruleReport `json:"overridden"`
+	Conflicts  []ruleReport `json:"conflicts"` // other rules that masquerade what the config exempts
+	Overruled  []ruleReport `json:"overruled"` // other rules that accept or translate what the config masquerades
+	Accepted   []ruleReport `json:"accepted"`  // of both, in chains that --accept-foreign names
 	// Podless are rules that masquerade what the config exempts, but from no source of
 	// masqueradeSrcCIDRs.
-	Podless []conflictReport `json:"podless"`
+	Podless []ruleReport `json:"podless"`
 	// Uncovered lists the networks of --pod-cidr that the policy does not cover.
 	Uncovered []string `json:"uncovered"`
 	// SNAT lists which of snatAddresses this node has; none if the policy has none.
@@ -79,16 +79,39 @@ type staleReport struct {
 	Sampled int        `json:"sampled,omitempty"` // number of connections that the estimate is based on
 }
 
-// A conflictReport is a rule of another program.
-type conflictReport struct {
+// A ruleReport is a rule of another program, or in an explanation one of ours.
+type ruleReport struct {
 	Table    string   `json:"table"`
 	Chain    string   `json:"chain"`
 	Handle   uint64   `json:"handle"`
 	Priority int32    `json:"priority"`          // of the base chain from which it is reached
 	Packets  *uint64  `json:"packets,omitempty"` // the rule's counter, if it has one
 	Rule     string   `json:"rule"`
-	Via      []string `json:"via"`
-	Why      string   `json:"why"`
+	Sees     string   `json:"sees,omitempty"` // what the destination sees if this rule decides
+	Via      []string `json:"via,omitzero"`   // of a conflict
+	Why      string   `json:"why,omitempty"`  // of a conflict
+
+	own bool
+}
+
+// place returns the location as nft delete rule expects it.
+func (r ruleReport) place() string {
+	return fmt.Sprintf("%s %s handle %d", r.Table, r.Chain, r.Handle)
+}
+
+func (r ruleReport) String() string {
+	if r.own {
+		return "this agent"
+	}
+	text := fmt.Sprintf("%s (priority %d", r.place(), r.Priority)
+	if r.Packets != nil {
+		text += ", " + Plural(int(*r.Packets), "packet")
+	}
+	text += "): " + r.Rule
+	if r.Why != "" {
+		text += " (" + r.Why + ")"
+	}
+	return text
 }
 
 // SetConfig sets the report on the files.
@@ -172,36 +195,23 @@ func (r Status) staleText() string {
 // SetOthers sets the report on other programs' rules.
 func (r *Status) SetOthers(others kernel.Others) {
 	r.Legacy = texts(others.Legacy)
-	r.Overridden = conflictReports(others.Overridden)
-	r.Accepted, r.Podless = conflictReports(others.Accepted), conflictReports(others.Podless)
-	r.Conflicts, r.Overruled = conflictReports(others.Conflicts), conflictReports(others.Overruled)
+	r.Overridden = ruleReports(others.Overridden)
+	r.Accepted, r.Podless = ruleReports(others.Accepted), ruleReports(others.Podless)
+	r.Conflicts, r.Overruled = ruleReports(others.Conflicts), ruleReports(others.Overruled)
 	if others.Unread > 0 {
 		r.Notes = append(r.Notes, fmt.Sprintf("%d rules of other programs were too many to examine; their effect is unknown", others.Unread))
 	}
 }
 
-func conflictReports(conflicts []foreign.Conflict) []conflictReport {
-	reports := make([]conflictReport, len(conflicts))
+func ruleReports(conflicts []foreign.Conflict) []ruleReport {
+	reports := make([]ruleReport, len(conflicts))
 	for i, c := range conflicts {
-		reports[i] = conflictReport{
+		reports[i] = ruleReport{
 			Table: c.Table(), Chain: c.Chain(), Handle: c.Rule.Handle, Priority: c.Priority, Packets: c.Packets(), Rule: c.RuleText(),
 			Via: c.ViaText(), Why: c.Why(),
 		}
 	}
 	return reports
-}
-
-// place returns the location as nft delete rule expects it.
-func (c conflictReport) place() string {
-	return fmt.Sprintf("%s %s handle %d", c.Table, c.Chain, c.Handle)
-}
-
-func (c conflictReport) String() string {
-	packets := ""
-	if c.Packets != nil {
-		packets = ", " + Plural(int(*c.Packets), "packet")
-	}
-	return fmt.Sprintf("%s (priority %d%s): %s (%s)", c.place(), c.Priority, packets, c.Rule, c.Why)
 }
 
 // String returns the report as text, starting with the problems.

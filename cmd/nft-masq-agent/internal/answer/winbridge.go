@@ -15,26 +15,17 @@ const (
 	WindowsHCN = 2
 )
 
-// The plugin accepts only policies with this name, and keys with exactly this
-// capitalization (containernetworking/plugins, win-bridge; microsoft/hcsshim).
-type windowsPolicy struct {
-	Name  string `json:"name"`
-	Value any    `json:"value"`
+// An outboundNAT is the value of a policy for an API: HNS has a list of exceptions,
+// HCN has settings. The plugin accepts only policies with the name EndpointPolicy, and
+// keys with exactly this capitalization (containernetworking/plugins, win-bridge;
+// microsoft/hcsshim).
+type outboundNAT struct {
+	Type          string
+	ExceptionList []string    `json:",omitzero"`
+	Settings      hcnSettings `json:",omitzero"`
 }
 
-type outboundNATHNS struct {
-	Type          string   `json:"Type"`
-	ExceptionList []string `json:"ExceptionList"`
-}
-
-type outboundNATHCN struct {
-	Type     string             `json:"Type"`
-	Settings outboundExceptions `json:"Settings"`
-}
-
-type outboundExceptions struct {
-	Exceptions []string `json:"Exceptions"`
-}
+type hcnSettings struct{ Exceptions []string }
 
 // WinBridge returns the policy that exempts on a Windows node what the config
 // exempts on this one, in file order, for an API of the plugin. It is an IPv4
@@ -53,36 +44,33 @@ func WinBridge(api int, c config.Config, p nft.Policy) (text string, leftOut int
 			}
 		}
 	}
-	b, err := json.Marshal(windowsNAT(api, exceptions))
-	return string(b) + "\n", countIPv6(c.NonMasqueradeCIDRs), err
-}
-
-func windowsNAT(api int, exceptions []string) windowsPolicy {
-	const kind = "OutBoundNAT"
-	p := windowsPolicy{Name: "EndpointPolicy", Value: outboundNATHNS{kind, exceptions}}
+	nat := outboundNAT{Type: "OutBoundNAT", ExceptionList: exceptions}
 	if api == WindowsHCN {
-		p.Value = outboundNATHCN{kind, outboundExceptions{exceptions}}
+		nat.ExceptionList, nat.Settings = nil, hcnSettings{exceptions}
 	}
-	return p
+	b, err := json.Marshal(struct {
+		Name  string      `json:"name"`
+		Value outboundNAT `json:"value"`
+	}{"EndpointPolicy", nat})
+	return string(b) + "\n", countIPv6(c.NonMasqueradeCIDRs), err
 }
 
 // checkWindows returns an error for what a list of exceptions cannot express.
 func checkWindows(c config.Config) error {
 	var problems config.Problems
-	for _, row := range slices.Backward(config.Conditions()) {
-		if row.WinBridge {
-			continue
-		}
-		for _, given := range row.Values(c) {
+	unsupported := func(key string, values []config.Value) {
+		for _, given := range values {
 			problems = append(problems, config.Problem{Pos: given.Pos, Msg: fmt.Sprintf(
-				"%s: %s is not supported by win-bridge, which can only exempt destinations", row.Key, given.Text)})
+				"%s: %s is not supported by win-bridge, which can only exempt destinations", key, given.Text)})
+		}
+	}
+	for _, row := range slices.Backward(config.Conditions()) {
+		if !row.WinBridge {
+			unsupported(row.Key, row.Values(c))
 		}
 	}
 	for _, t := range config.Translations() {
-		for _, given := range t.Values(c) {
-			problems = append(problems, config.Problem{Pos: given.Pos, Msg: fmt.Sprintf(
-				"%s: %s is not supported by win-bridge, which can only exempt destinations", t.Key, given.Text)})
-		}
+		unsupported(t.Key, t.Values(c))
 	}
 	if len(problems) > 0 {
 		return problems
