@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
@@ -109,12 +108,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 			Addresses: nodeaddr.List, Follow: nodeaddr.Follow, Interfaces: kernel.Interfaces, Pressure: conntrack.Open().Pressure,
 		},
 		agent.NewHost(k, o.AcceptForeign),
-		agent.Settings{
-			Version: build().Version, Commit: build().Commit, Path: o.ConfigPath,
-			ConntrackInterval: o.ConntrackInterval,
-			Defaults:          o.Defaults(), Options: o.NFT(), TakeOver: o.TakeOver, LostLines: lostLines,
-			Uncovered: func(p nft.Policy) []string { return answer.PodProblems(p, o.PodCIDRs) },
-		},
+		agent.Settings{Options: o, Version: build().Version, Commit: build().Commit, LostLines: lostLines},
 		log,
 	)
 	var all sync.WaitGroup

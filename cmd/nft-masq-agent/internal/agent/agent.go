@@ -12,6 +12,8 @@ import (
 
 	"go.uber.org/zap"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -52,23 +54,12 @@ type Inputs struct {
 	Pressure   func() (conntrack.Pressure, error)
 }
 
-// Settings are the settings from the command line.
+// Settings are the options of the command line, and what describes the program.
 type Settings struct {
-	Version  string
-	Commit   string
-	Path     string // of the config
-	Defaults config.Defaults
-	Options  nft.Options
-	// TakeOver removes the rules of iptables-based agents whenever they are
-	// found, once a config has been accepted.
-	TakeOver bool
-	// ConntrackInterval is how often the connections are read; 0: never.
-	ConntrackInterval time.Duration
-	// Uncovered describes the networks of --pod-cidr that a policy does not
-	// cover; it may be nil.
-	Uncovered func(nft.Policy) []string
-	// LostLines returns how many lines of the log were lost; it may be nil.
-	LostLines func() uint64
+	options.Options
+	Version   string
+	Commit    string
+	LostLines func() uint64 // of the log; it may be nil
 }
 
 // An Agent is the state of the loop. It is for one goroutine, except
@@ -121,7 +112,7 @@ type progress struct {
 
 // New returns an agent. Run starts it.
 func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
-	resync := config.Default(s.Defaults).ResyncInterval
+	resync := config.Default(s.Defaults()).ResyncInterval
 	a := &Agent{
 		in: in, kernel: k, settings: s, log: log,
 		resync:   resync,
@@ -245,10 +236,10 @@ func (a *Agent) logPresence(f Files, c content) {
 	switch {
 	case before == nil || *before == now:
 	case now:
-		a.log.Info("the config file appeared", zap.String("event", "config_file_appeared"), zap.String("path", a.settings.Path))
+		a.log.Info("the config file appeared", zap.String("event", "config_file_appeared"), zap.String("path", a.settings.ConfigPath))
 	case c.want != nil:
 		a.log.Warn("the config file vanished: the built-in defaults now apply", zap.String("event", "config_file_vanished"),
-			zap.String("path", a.settings.Path), zap.String("hash", c.want.Hash()))
+			zap.String("path", a.settings.ConfigPath), zap.String("hash", c.want.Hash()))
 	}
 }
 
@@ -273,7 +264,7 @@ func (a *Agent) compile(f Files) (content, []config.Problem, error) {
 	if f.Err != nil {
 		return content{}, nil, f.Err
 	}
-	b, err := nft.Build(a.settings.Defaults, a.settings.Options, f.Sources...)
+	b, err := nft.Build(a.settings.Defaults(), a.settings.NFT(), f.Sources...)
 	if err != nil {
 		return content{lenient: b.Lenient}, b.Warnings, firstProblems(err)
 	}
@@ -305,17 +296,17 @@ func (a *Agent) announce(c content) {
 		return
 	}
 	a.started = true
-	path := a.settings.Path
+	path := a.settings.ConfigPath
 	if c.absent {
 		path += " does not exist: the built-in defaults apply"
 	}
-	where := "inet " + nft.TableName
-	if chain := a.settings.Options.Layout.Chain(); chain != "" {
+	where, layout := "inet "+nft.TableName, a.settings.NFT().Layout
+	if chain := layout.Chain(); chain != "" {
 		where = "nat, chain " + chain
 	}
 	a.log.Info("starting",
 		zap.String("event", "starting"), zap.String("version", a.settings.Version), zap.String("path", path),
-		zap.String("table", where), zap.String("mode", string(a.settings.Options.Layout.Mode())))
+		zap.String("table", where), zap.String("mode", string(layout.Mode())))
 }
 
 // reject logs that a content is invalid and what is enforced instead.
@@ -341,7 +332,7 @@ const rewriting = time.Second
 // reconsider decides again what to enforce while no config has been accepted,
 // because the state of the node may have changed.
 func (a *Agent) reconsider(ctx context.Context) error {
-	n := node{defaults: nft.Compile(config.Default(a.settings.Defaults), a.settings.Options)}
+	n := node{defaults: nft.Compile(config.Default(a.settings.Defaults()), a.settings.NFT())}
 	previous, older := a.policy.needs(a.content)
 	if previous {
 		r, found, err := a.kernel.ReadBack(ctx)
@@ -520,10 +511,7 @@ func (a *Agent) reportChange(o outcome) {
 
 // warnOfUncovered warns about pods that the policy does not cover.
 func (a *Agent) warnOfUncovered() {
-	if a.settings.Uncovered == nil {
-		return
-	}
-	for _, why := range a.settings.Uncovered(a.policy.want.Policy) {
+	for _, why := range answer.PodProblems(a.policy.want.Policy, a.settings.PodCIDRs) {
 		a.log.Warn("the config does not cover the pods of --pod-cidr", zap.String("event", "pod_cidr_not_covered"),
 			zap.String("why", why), zap.String("hash", a.policy.want.Hash()))
 	}

@@ -19,12 +19,12 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nodeaddr"
 	"nft-masq-agent/nft/xtables"
@@ -77,6 +77,10 @@ type world struct {
 
 const ownPort = 4711
 
+func testOptions() options.Options {
+	return options.Options{ConfigPath: "/etc/config/ip-masq-agent", Mode: nft.ModeNFTables, ConntrackInterval: time.Minute}
+}
+
 // inBubble runs the loop; test runs while the loop waits for events.
 func inBubble(t *testing.T, test func(t *testing.T, w *world)) { bubble(t, false, test) }
 
@@ -86,6 +90,8 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 		w := &world{generation: 1, files: make(chan Files), changes: make(chan Heard), moves: make(chan nodeaddr.Change), hangup: make(chan os.Signal)}
 		core, logs := observer.New(zap.InfoLevel)
 		w.logs = logs
+		o := testOptions()
+		o.TakeOver = takeOver
 		w.agent = New(
 			Inputs{
 				Files: w.files, Hangup: w.hangup, Reread: func() { w.rereads++ },
@@ -100,11 +106,7 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 				Pressure:   w.pressure,
 			},
 			w,
-			Settings{
-				Version: "test", Path: "/etc/config/ip-masq-agent",
-				Options: nft.Options{Layout: native.Layout{}}, TakeOver: takeOver,
-				ConntrackInterval: time.Minute,
-			},
+			Settings{Options: o, Version: "test"},
 			zap.New(core),
 		)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -262,7 +264,7 @@ func hashOf(t *testing.T, f Files) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return nft.Compile(c, nft.Options{Layout: native.Layout{}}).Hash()
+	return nft.Compile(c, testOptions().NFT()).Hash()
 }
 
 // commit is a transaction of a program.

@@ -11,14 +11,13 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/xtables"
 )
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
@@ -40,11 +39,8 @@ func openKernel(t *testing.T, ns *nfttest.NS) *kernel.Kernel {
 }
 
 func TestMetricsCountConnections(t *testing.T) {
-	for _, o := range []nft.Options{
-		{Layout: native.Layout{}, RandomFully: true},
-		{Layout: xtables.Layout{Name: "IP-MASQ-AGENT"}},
-	} {
-		t.Run(string(o.Layout.Mode()), func(t *testing.T) {
+	for _, mode := range []nft.Mode{nft.ModeNFTables, nft.ModeIPTables} {
+		t.Run(string(mode), func(t *testing.T) {
 			topo := nfttest.NewTopology(t)
 			k := openKernel(t, topo.Node)
 			files := make(chan Files, 1)
@@ -55,7 +51,7 @@ func TestMetricsCountConnections(t *testing.T) {
 			log, lines := logLines()
 			a := New(Inputs{
 				Files: files, Generation: func() (uint32, error) { return 0, nil }, Interfaces: func() ([]string, error) { return nil, nil },
-			}, nodeKernel{k, t, topo.Node}, Settings{Options: o}, log)
+			}, nodeKernel{k, t, topo.Node}, Settings{Options: options.Options{Mode: mode, Chain: "IP-MASQ-AGENT"}}, log)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})
 			go func() {
@@ -70,7 +66,7 @@ func TestMetricsCountConnections(t *testing.T) {
 				}
 			}
 			sendCounted(t, topo)
-			wantMetrics(t, a, countedBy(o.Layout.Mode()), "connections_total", "connection_read_errors_total")
+			wantMetrics(t, a, countedBy(mode), "connections_total", "connection_read_errors_total")
 		})
 	}
 }

@@ -49,7 +49,7 @@ func newMetrics(h *health, k Kernel, s Settings) *metrics {
 			Name: metricPrefix + "drift_repairs_total",
 			Help: "Number of times that rules changed by another program were restored.",
 		}),
-		connections: newConnectionCollector(k, s.Options.Layout),
+		connections: newConnectionCollector(k, s.NFT().Layout),
 	}
 	for _, reason := range []string{onStart, onConfig, onDrift, onResync, onHangup, onRefusal, onAddresses} {
 		for _, result := range []string{inSyncResult, writtenResult, refusedResult} {
@@ -101,7 +101,7 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 		e.foreign(*s.others)
 	}
 	if s.pressure != nil {
-		e.pressure(*s.pressure, nft.Policy{Ports: c.settings.Options.Ports}.SourcePorts())
+		e.pressure(*s.pressure, nft.Policy{Ports: c.settings.Ports}.SourcePorts())
 	}
 }
 

@@ -184,7 +184,7 @@ func (a *Agent) legacyFields(others kernel.Others) (found []string, fields []zap
 		randomFully = randomFully || l.RandomFully
 	}
 	fields = []zap.Field{zap.Strings("found", found)}
-	if randomFully && !a.settings.Options.RandomFully {
+	if randomFully && !a.settings.NFT().RandomFully {
 		fields = append(fields, zap.String("note", "it masquerades to random source ports, this agent does not: see --random-fully"))
 	}
 	return found, fields
