@@ -54,7 +54,7 @@ func (f *diffFlags) diff(ctx context.Context, operands []string, e environment) 
 	case 1:
 		return exitUsage, usagef("NEW is missing: use OLD and NEW, or neither and --config")
 	default:
-		if f.given("config") {
+		if running.Given(f.set, "config") {
 			return exitUsage, usagef("--config is for the comparison with this node: omit OLD and NEW")
 		}
 		d, err = f.offline(operands[0], operands[1], e)
@@ -73,11 +73,6 @@ func (f *diffFlags) diff(ctx context.Context, operands []string, e environment) 
 		return exitFailed, nil
 	}
 	return exitDone, nil
-}
-
-func (f *diffFlags) given(name string) (given bool) {
-	f.set.Visit(func(g *flag.Flag) { given = given || g.Name == name })
-	return given
 }
 
 // offline compares two files.

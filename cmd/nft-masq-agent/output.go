@@ -52,10 +52,7 @@ func (e environment) reply(format string, v any, text func() string) error {
 		}
 		return write(e.stdout, s)
 	}
-	if e.fit {
-		return write(e.stdout, answer.Fit(text()))
-	}
-	return write(e.stdout, text())
+	return e.print(func(w *bufio.Writer) { _, _ = w.WriteString(text()) })
 }
 
 // print prints long text output while it is written, wrapped only on a terminal.

@@ -147,7 +147,7 @@ const (
 
 // Run is the loop. It returns when ctx is done; the rules stay.
 func (a *Agent) Run(ctx context.Context) {
-	defer a.health.stop()
+	defer a.health.set(func(s *state) { s.stopped = true })
 	defer a.timer.Stop()
 	defer a.takeOver.Stop()
 	defer a.drift.alarm.Stop()
@@ -220,7 +220,7 @@ func (a *Agent) read(ctx context.Context, f Files) {
 	}
 	a.recovered, a.rejection = a.recovered || a.rejection != nil, nil
 	a.policy, a.fresh, a.tries = decide(a.policy, c, node{}), true, 0
-	if !a.health.everReady() {
+	if !a.health.now().wasSynced {
 		a.pending = kernel.Look{Others: true, TakeOver: true}
 	}
 	a.sync(ctx, a.configReason(), kernel.Look{})
@@ -323,7 +323,9 @@ func (a *Agent) reject(ctx context.Context, err error) {
 }
 
 // reportSource reports to probes and metrics what is enforced.
-func (a *Agent) reportSource() { a.health.enforced(a.policy.from, a.policy.words(a.held)) }
+func (a *Agent) reportSource() {
+	a.health.set(func(s *state) { s.source, s.words = a.policy.from, a.policy.words(a.held) })
+}
 
 // rewriting is how long an older agent's rules may be missing before they count
 // as removed: it may rewrite them in several steps.
@@ -363,7 +365,7 @@ func (a *Agent) reconsider(ctx context.Context) error {
 			return err
 		}
 		a.held = ""
-		a.health.enforcing(nil)
+		a.health.set(func(s *state) { s.enforces = nil })
 	}
 	was := a.policy.from
 	a.policy, a.fresh = next, true
@@ -506,7 +508,7 @@ func (a *Agent) reportChange(o outcome) {
 	default:
 		e.What = "rules installed"
 	}
-	a.health.enforcing(&e)
+	a.health.set(func(s *state) { s.enforces = &e })
 }
 
 // warnOfUncovered warns about pods that the policy does not cover.
@@ -543,7 +545,7 @@ func (a *Agent) leave() {
 		return
 	}
 	a.refused, a.tries, a.drift.heardOf = "", 0, heardOf{}
-	a.health.unrefused()
+	a.health.set(func(s *state) { s.refusal = nil })
 	next := a.resync
 	if !a.withdrawn.IsZero() {
 		next = rewriting
@@ -649,12 +651,7 @@ func milliseconds(d time.Duration) zap.Field {
 // few is how many entries of a list a log line contains.
 const few = 5
 
-func firstFew(all []string) []string {
-	if len(all) > few {
-		return all[:few]
-	}
-	return all
-}
+func firstFew(all []string) []string { return all[:min(few, len(all))] }
 
 // refuse logs a rejection by the kernel, once until the error changes, and
 // schedules the next retry. Other programs' writes do not delay it.

@@ -11,12 +11,9 @@ import (
 	"nft-masq-agent/nft/conntrack"
 )
 
-// Stale connections are counted again while there are any: once a minute, or less
-// often if counting takes more than 0.5 % of that time.
-const (
-	recountEvery = time.Minute
-	recountShare = 200
-)
+// recountEvery is how often stale connections are counted again while there are any,
+// unless that would exceed checkShare.
+const recountEvery = time.Minute
 
 // policyChanged triggers counting the stale connections, outside the loop.
 func (a *Agent) policyChanged() {
@@ -84,7 +81,7 @@ func (a *Agent) watchConnections(ctx context.Context) {
 			return
 		}
 		if err != nil {
-			a.health.staleUnknown()
+			a.health.set(func(s *state) { s.stale = nil })
 			if text := err.Error(); text != failed {
 				failed = text
 				a.log.Warn("cannot read connections", zap.String("event", "connections_unreadable"), zap.Error(err))
@@ -92,13 +89,13 @@ func (a *Agent) watchConnections(ctx context.Context) {
 			continue
 		}
 		failed = ""
-		a.health.foundStale(stale.Count)
+		a.health.set(func(s *state) { s.stale = &stale.Count })
 		if changed && stale.Count > 0 {
 			a.logStale(stale)
 		}
 		timer.Stop()
 		if stale.Count > 0 {
-			timer.Reset(max(recountEvery, recountShare*time.Since(start)))
+			timer.Reset(max(recountEvery, checkShare*time.Since(start)))
 		}
 	}
 }

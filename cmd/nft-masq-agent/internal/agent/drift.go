@@ -67,7 +67,7 @@ func (a *Agent) attend() {
 	case !listen && d.listening:
 		a.unlisten(now)
 	}
-	a.health.listens(d.listening)
+	a.health.set(func(s *state) { s.listening = d.listening })
 	if next := d.next(now); next.IsZero() {
 		d.alarm.Stop()
 	} else {

@@ -67,10 +67,10 @@ var ErrStuck = errors.New("the loop is stuck")
 // time.
 const stuckAfter = 3 * time.Minute
 
-func (h *health) do(fn func()) {
+func (h *health) set(fn func(s *state)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	fn()
+	fn(&h.state)
 }
 
 func (h *health) now() state {
@@ -79,16 +79,15 @@ func (h *health) now() state {
 	return h.state
 }
 
-func (h *health) idle() { h.do(func() { h.since = time.Time{} }) }
-func (h *health) busy() { h.do(func() { h.since = time.Now() }) }
-func (h *health) stop() { h.do(func() { h.stopped = true }) }
+func (h *health) idle() { h.set(func(s *state) { s.since = time.Time{} }) }
+func (h *health) busy() { h.set(func(s *state) { s.since = time.Now() }) }
 
 // config records the result for a new content of the config.
 func (h *health) config(err error, warnings int) {
-	h.do(func() {
-		h.read, h.rejection, h.warnings, h.synced = true, err, warnings, false
+	h.set(func(s *state) {
+		s.read, s.rejection, s.warnings, s.synced = true, err, warnings, false
 		if err == nil {
-			h.accepted = time.Now()
+			s.accepted = time.Now()
 		}
 	})
 }
@@ -99,16 +98,7 @@ func (h *health) refused(err error) {
 		text += "; " + hint
 	}
 	err = fmt.Errorf(text, err)
-	h.do(func() { h.refusal = err })
-}
-
-// unrefused records that the kernel does not reject the rules.
-func (h *health) unrefused() { h.do(func() { h.refusal = nil }) }
-
-// enforced records the source of the policy, and its description if the config is
-// rejected.
-func (h *health) enforced(source Source, words string) {
-	h.do(func() { h.source, h.words = source, words })
+	h.set(func(s *state) { s.refusal = err })
 }
 
 // inSync records that the kernel has the wanted rules.
@@ -118,16 +108,12 @@ func (h *health) inSync(r nft.Ruleset) {
 	for _, f := range r.Policy.Families {
 		k.present, k.absent = k.present+len(f.SNAT.Present), k.absent+f.SNAT.Absent()
 	}
-	h.do(func() {
-		h.refusal, h.kernel = nil, &k
-		h.synced = h.rejection == nil
-		h.wasSynced = h.wasSynced || h.synced
+	h.set(func(s *state) {
+		s.refusal, s.kernel = nil, &k
+		s.synced = s.rejection == nil
+		s.wasSynced = s.wasSynced || s.synced
 	})
 }
-
-func (h *health) enforcing(e *running.Policy) { h.do(func() { h.enforces = e }) }
-
-func (h *health) listens(yes bool) { h.do(func() { h.listening = yes }) }
 
 // found records how many rules on the node are not ours, by their effect.
 func (h *health) found(o kernel.Others) {
@@ -135,23 +121,12 @@ func (h *health) found(o kernel.Others) {
 		foreign: len(o.Conflicts), legacy: len(o.Legacy) + len(o.XTables),
 		exempting: len(o.Of(foreign.Exempts)), translating: len(o.Of(foreign.Translates)),
 	}
-	h.do(func() { h.others = &n })
+	h.set(func(s *state) { s.others = &n })
 }
 
-func (h *health) lacksInterfaces(n int) { h.do(func() { h.unmatched = &n }) }
-
-func (h *health) foundStale(n int)          { h.do(func() { h.stale = &n }) }
-func (h *health) foundPressure(p *pressure) { h.do(func() { h.pressure = p }) }
-
-func (h *health) staleUnknown() { h.do(func() { h.stale = nil }) }
-
-func (h *health) everReady() bool { return h.now().wasSynced }
-
 // Alive returns an error if the loop is stuck.
-func (a *Agent) Alive() error { return a.health.now().alive() }
-
-func (s state) alive() error {
-	switch {
+func (a *Agent) Alive() error {
+	switch s := a.health.now(); {
 	case s.stopped:
 		return fmt.Errorf("%w: it has stopped", ErrStuck)
 	case !s.since.IsZero() && time.Since(s.since) > stuckAfter:
@@ -162,10 +137,8 @@ func (s state) alive() error {
 
 // Started returns an error until a policy is in the kernel, even if it replaces a
 // rejected file. Pods that start earlier may use wrong source addresses.
-func (a *Agent) Started() error { return a.health.now().started() }
-
-func (s state) started() error {
-	if s.enforces == nil && s.source != FromForeign {
+func (a *Agent) Started() error {
+	if s := a.health.now(); s.enforces == nil && s.source != FromForeign {
 		return errors.New("no rules are installed yet")
 	}
 	return nil

@@ -19,13 +19,14 @@ func (a *Agent) checkInterfaces() {
 		return
 	}
 	absent := a.policy.want.Policy.AbsentInterfaces(names)
-	unmatched := map[string]bool{}
+	lists := map[string]bool{}
 	for _, i := range absent {
 		if i.Only {
-			unmatched[i.Key] = true
+			lists[i.Key] = true
 		}
 	}
-	a.health.lacksInterfaces(len(unmatched))
+	unmatched := len(lists)
+	a.health.set(func(s *state) { s.unmatched = &unmatched })
 	if slices.Equal(absent, a.absent) {
 		return
 	}

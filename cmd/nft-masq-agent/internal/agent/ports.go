@@ -10,10 +10,6 @@ import (
 	"nft-masq-agent/nft/conntrack"
 )
 
-// pressureShare limits reading the connections to 0.5 % of one CPU: the pause is
-// that many times as long as the last reading.
-const pressureShare = 200
-
 // A pressure is a reading of connection tracking.
 type pressure struct {
 	conntrack.Pressure
@@ -45,12 +41,12 @@ func (a *Agent) watchPressure(ctx context.Context) {
 	for {
 		start := time.Now()
 		found, err := a.in.Pressure()
-		wait := max(a.settings.ConntrackInterval, pressureShare*time.Since(start))
+		wait := max(a.settings.ConntrackInterval, checkShare*time.Since(start))
 		if err == nil {
-			a.health.foundPressure(&pressure{found, wait})
+			a.health.set(func(s *state) { s.pressure = &pressure{found, wait} })
 			failed = ""
 		} else {
-			a.health.foundPressure(nil)
+			a.health.set(func(s *state) { s.pressure = nil })
 			if failed != err.Error() {
 				a.log.Warn("cannot read connections", zap.String("event", "connections_unreadable"), zap.Error(err))
 			}

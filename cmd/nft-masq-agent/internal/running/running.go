@@ -169,26 +169,24 @@ func Follow(o *options.Options, fs *flag.FlagSet, agents []Agent) string {
 // FollowFlags is like Follow, but --config on the command line is allowed, and
 // used.
 func FollowFlags(o *options.Options, fs *flag.FlagSet, agents []Agent) string {
-	path := ""
-	fs.Visit(func(f *flag.Flag) {
-		if f.Name == "config" {
-			path = o.ConfigPath
-		}
-	})
+	was := *o
 	others := slices.DeleteFunc(options.PolicyFlags(), func(name string) bool { return name == "config" })
-	must, input := o.MustExist, o.Input
 	note := follow(o, fs, agents, others)
-	o.Input = input
-	if path != "" {
-		o.ConfigPath, o.Root, o.MustExist = path, "", must
+	o.Input = was.Input
+	if Given(fs, "config") {
+		o.ConfigPath, o.Root, o.MustExist = was.ConfigPath, "", was.MustExist
 	}
 	return note
 }
 
+// Given reports whether one of the flags is on the command line.
+func Given(fs *flag.FlagSet, names ...string) (given bool) {
+	fs.Visit(func(f *flag.Flag) { given = given || slices.Contains(names, f.Name) })
+	return given
+}
+
 func follow(o *options.Options, fs *flag.FlagSet, agents []Agent, policyFlags []string) string {
-	given := false
-	fs.Visit(func(f *flag.Flag) { given = given || slices.Contains(policyFlags, f.Name) })
-	if given || len(agents) == 0 {
+	if Given(fs, policyFlags...) || len(agents) == 0 {
 		return ""
 	}
 	first := agents[0]
