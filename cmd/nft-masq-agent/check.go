@@ -43,13 +43,14 @@ func checkCommand() command {
 
 func (f *checkFlags) check(e environment) (int, error) {
 	l, err := f.Load()
+	found := answer.FileFindings(l.Warnings)
 	if err != nil && f.output == outputJSON {
-		return exitFailed, e.reply(f.output, answer.Rejected(*f.Options, l, err), nil)
+		return exitFailed, e.reply(f.output, answer.NewCheck(*f.Options, l, found, err), nil)
 	} else if err != nil {
 		warn(e, l)
 		return refuse(e, err)
 	}
-	found := append(answer.FileFindings(l.Warnings), answer.Lint(l.Ruleset.Policy, f.PodCIDRs)...)
+	found = append(found, answer.Lint(l.Ruleset.Policy, f.PodCIDRs)...)
 	if len(running.Agents(e.proc, program)) > 0 { // then the config is for this node
 		if names, err := kernel.Interfaces(); err == nil {
 			found = append(found, answer.LintInterfaces(l.Ruleset.Policy, names)...)
@@ -62,7 +63,7 @@ func (f *checkFlags) check(e environment) (int, error) {
 		}
 	}
 	if f.output == outputJSON {
-		err = e.reply(f.output, answer.Accepted(*f.Options, l, found), nil)
+		err = e.reply(f.output, answer.NewCheck(*f.Options, l, found, nil), nil)
 	} else {
 		err = e.print(func(w *bufio.Writer) { answer.Meaning(w, *f.Options, l, found) })
 	}

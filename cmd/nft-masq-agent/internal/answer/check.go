@@ -89,25 +89,22 @@ type coveredReport struct {
 	By cidrReport `json:"by"`
 }
 
-// Rejected reports a config that is not valid.
-func Rejected(o options.Options, l options.Loaded, err error) Check {
-	r := emptyCheck(o, l)
-	found := FileFindings(l.Warnings)
-	r.Warnings, r.Notes = entries(Warnings(found)), entries(Notes(found))
+// NewCheck reports a config, which is not valid if there is an error.
+func NewCheck(o options.Options, l options.Loaded, found []Finding, err error) Check {
+	r := Check{
+		Valid: err == nil, Config: o.ConfigPath, Files: append([]string{}, l.Files...),
+		Errors: []reportEntry{}, Warnings: entries(Warnings(found)), Notes: entries(Notes(found)),
+	}
 	var problems config.Problems
-	if !errors.As(err, &problems) {
+	switch {
+	case err == nil:
+		r.Meaning = newMeaning(o.NFT(), l)
+	case errors.As(err, &problems):
+		r.Errors = entries(FileFindings(problems))
+	default:
 		r.Errors = []reportEntry{{ID: "config", Message: err.Error()}}
-		return r
 	}
-	r.Errors = entries(FileFindings(problems))
 	return r
-}
-
-func emptyCheck(o options.Options, l options.Loaded) Check {
-	return Check{
-		Config: o.ConfigPath, Files: append([]string{}, l.Files...),
-		Errors: []reportEntry{}, Warnings: []reportEntry{}, Notes: []reportEntry{},
-	}
 }
 
 func entries(found []Finding) []reportEntry {
@@ -118,27 +115,23 @@ func entries(found []Finding) []reportEntry {
 	return out
 }
 
-// Accepted reports a valid config.
-func Accepted(o options.Options, l options.Loaded, found []Finding) Check {
-	n, r := o.NFT(), emptyCheck(o, l)
-	r.Valid = true
-	r.Warnings, r.Notes = entries(Warnings(found)), entries(Notes(found))
-	r.Meaning = &meaning{
-		Hash: l.Ruleset.Hash(), Mode: string(n.Layout.Mode()), Chain: l.Ruleset.Chain(),
-		RandomFully: n.RandomFully, ToPorts: strings.Join(texts(n.Ports), ","),
+func newMeaning(o nft.Options, l options.Loaded) *meaning {
+	m := &meaning{
+		Hash: l.Ruleset.Hash(), Mode: string(o.Layout.Mode()), Chain: l.Ruleset.Chain(),
+		RandomFully: o.RandomFully, ToPorts: strings.Join(texts(o.Ports), ","),
 		ResyncSeconds: l.Config.ResyncInterval.Seconds(),
 		MasqLinkLocal: l.Config.MasqLinkLocal, MasqLinkLocalIPv6: l.Config.MasqLinkLocalIPv6,
 		EnableIPv6: l.Config.EnableIPv6,
 	}
 	for _, t := range config.Translations() {
 		for _, given := range t.Values(l.Config) {
-			r.Meaning.Translation = append(r.Meaning.Translation, givenReport{t.Key, given.Text, given.Pos.String()})
+			m.Translation = append(m.Translation, givenReport{t.Key, given.Text, given.Pos.String()})
 		}
 	}
 	for _, p := range l.Ruleset.Policy.Families {
-		r.Meaning.Families = append(r.Meaning.Families, reportFamily(p))
+		m.Families = append(m.Families, reportFamily(p))
 	}
-	return r
+	return m
 }
 
 func reportFamily(f nft.FamilyPolicy) familyReport {

@@ -1,6 +1,7 @@
 package answer
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -50,21 +51,25 @@ func end(a netip.AddrPort) string {
 
 // Connections returns the list as text.
 func Connections(all []Connection) string {
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(w, "PROTO\tSOURCE\tDESTINATION\tSEEN AS\tSTATE\tTIMEOUT\tNOW")
-	for _, c := range all {
-		destination, now, state := c.Destination, string(c.Now), c.State
+	return table("PROTO\tSOURCE\tDESTINATION\tSEEN AS\tSTATE\tTIMEOUT\tNOW", all, func(c Connection) string {
+		destination, now := c.Destination, string(c.Now)
 		if c.Requested != "" {
 			destination = c.Requested + " → " + c.Destination
 		}
 		if c.Stale {
 			now += " (stale)"
 		}
-		if state == "" {
-			state = "-"
-		}
-		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%ds\t%s\n", c.Protocol, c.Source, destination, c.SeenAs, state, c.Timeout, now)
+		return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%ds\t%s", c.Protocol, c.Source, destination, c.SeenAs, cmp.Or(c.State, "-"), c.Timeout, now)
+	})
+}
+
+// table aligns the columns of a list, which tabs separate.
+func table[T any](header string, all []T, row func(T) string) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(w, header)
+	for _, v := range all {
+		_, _ = fmt.Fprintln(w, row(v))
 	}
 	_ = w.Flush()
 	return b.String()
@@ -89,17 +94,12 @@ type PodUses struct {
 
 // Ports returns the list as text.
 func Ports(all []PortsOf) string {
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(w, "PROTO\tSEEN AS\tDESTINATION\tPORTS USED\tPODS")
-	for _, p := range all {
+	return table("PROTO\tSEEN AS\tDESTINATION\tPORTS USED\tPODS", all, func(p PortsOf) string {
 		var pods []string
 		for _, u := range p.Pods {
 			pods = append(pods, fmt.Sprintf("%s (%d)", u.Pod, u.Used))
 		}
-		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%d of %d, %.1f %%\t%s\n",
+		return fmt.Sprintf("%s\t%s\t%s\t%d of %d, %.1f %%\t%s",
 			p.Protocol, p.SeenAs, p.Destination, p.Used, p.Ports, 100*float64(p.Used)/float64(p.Ports), strings.Join(pods, ", "))
-	}
-	_ = w.Flush()
-	return b.String()
+	})
 }

@@ -93,10 +93,7 @@ func enforcement(p nft.Policy) string {
 }
 
 func sourcePorts(p nft.Policy) string {
-	how := "kept if possible"
-	if p.RandomFully {
-		how = "random"
-	}
+	how := either(p.RandomFully, "random", "kept if possible")
 	if len(p.Ports) == 0 {
 		return how
 	}

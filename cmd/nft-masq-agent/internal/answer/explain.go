@@ -244,11 +244,7 @@ func (x *Explanation) String() string {
 	if len(x.Answers) == 0 {
 		return b.String()
 	}
-	of := "config"
-	if x.Live {
-		of = "kernel"
-	}
-	fmt.Fprintf(&b, "%s %s\n", of, x.Config)
+	fmt.Fprintf(&b, "%s %s\n", either(x.Live, "kernel", "config"), x.Config)
 	if x.Agent != "" {
 		b.WriteString(Line(x.Agent, ""))
 	}
@@ -283,18 +279,12 @@ func (a Answer) write(b *strings.Builder, x *Explanation) {
 }
 
 func (s Step) reply(v nft.Verdict, decides bool) string {
-	reply := "no"
-	if s.Yes {
-		reply = "yes"
-	}
+	reply := either(s.Yes, "yes", "no")
 	if hit := cmp.Or(s.CIDR, s.Interface); hit != "" {
 		reply += ", " + hit
 	}
-	if !decides {
-		return reply
+	if decides {
+		reply += either(v == nft.Masqueraded, ": masqueraded", ": not masqueraded")
 	}
-	if v == nft.Masqueraded {
-		return reply + ": masqueraded"
-	}
-	return reply + ": not masqueraded"
+	return reply
 }

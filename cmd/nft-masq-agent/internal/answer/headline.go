@@ -41,13 +41,14 @@ func (x *Explanation) Follow(n kernel.Node) {
 	switch untracked := n.Source.Untracked; {
 	case untracked != nil && n.Packet.DstType != unix.RTN_UNSPEC:
 		r := newRuleReport(*untracked, n)
-		x.Why, x.Sees = Why{Code: "untracked", Rules: []ruleReport{r}}, addressText(n.Packet.Src)
+		x.Why, x.Sees = Why{Code: "untracked", Rules: []ruleReport{r}}, either(n.Packet.Src.IsValid(), n.Packet.Src.String(), "")
 		x.Headline = fmt.Sprintf("%s sees %s: another program's rule turns off connection tracking, and with it NAT: %s.", x.Destination, keptWords(n.Packet.Src), r)
 		return
 	case n.Packet.DstType == unix.RTN_LOCAL && len(n.Source.Ways) == 0:
 		x.Why.Code = "local"
-		x.Headline = fmt.Sprintf("%s is an address of this node: %s is not masqueraded.", x.Destination, sourceText(n.Packet.Src))
-		x.Sees = addressText(n.Packet.Src)
+		x.Headline = fmt.Sprintf("%s is an address of this node: a connection from %s is not masqueraded.",
+			x.Destination, either(n.Packet.Src.IsValid(), n.Packet.Src.String(), "a pod"))
+		x.Sees = either(n.Packet.Src.IsValid(), n.Packet.Src.String(), "")
 		return
 	case n.Packet.DstType == unix.RTN_UNSPEC:
 		x.Why.Code = "no-route"
@@ -193,32 +194,10 @@ func addressList(all []netip.Addr) string {
 	return text
 }
 
-func addressText(a netip.Addr) string {
-	if !a.IsValid() {
-		return ""
-	}
-	return a.String()
-}
-
-func keptText(src netip.Addr) string {
-	if !src.IsValid() {
-		return ownAddress
-	}
-	return src.String()
-}
+func keptText(src netip.Addr) string { return either(src.IsValid(), src.String(), ownAddress) }
 
 func keptWords(src netip.Addr) string {
-	if !src.IsValid() {
-		return ownAddress
-	}
-	return src.String() + ", the source's own address"
-}
-
-func sourceText(src netip.Addr) string {
-	if !src.IsValid() {
-		return "a connection from a pod"
-	}
-	return "a connection from " + src.String()
+	return keptText(src) + either(src.IsValid(), ", the source's own address", "")
 }
 
 func either(first bool, a, b string) string {

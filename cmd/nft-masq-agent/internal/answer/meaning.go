@@ -54,21 +54,14 @@ func summary(o nft.Options, l options.Loaded) [][2]string {
 	if chain := o.Layout.Chain(); chain != "" {
 		mode = string(o.Layout.Mode()) + ": chain " + chain
 	}
-	ports := "kept if free"
-	if o.RandomFully {
-		ports = "fully random"
-	}
+	ports := either(o.RandomFully, "fully random", "kept if free")
 	if len(o.Ports) > 0 {
 		ports += "; tcp, udp, sctp: " + strings.Join(texts(o.Ports), ",")
-	}
-	ipv6 := "off: nothing of IPv6 is masqueraded"
-	if l.Config.EnableIPv6 {
-		ipv6 = "on"
 	}
 	return [][2]string{
 		{"config", l.Ruleset.Hash()},
 		{"mode", mode},
-		{"IPv6", ipv6},
+		{"IPv6", either(l.Config.EnableIPv6, "on", "off: nothing of IPv6 is masqueraded")},
 		{"source ports", ports},
 		{"resync", "every " + l.Config.ResyncInterval.String()},
 	}

@@ -1,6 +1,7 @@
 package answer
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -52,10 +53,7 @@ func (r *Status) SetSNAT(p nft.Policy) {
 }
 
 func (r snatReport) String() string {
-	from := strings.Join(r.Present, ", ")
-	if len(r.Present) == 0 {
-		from = "the address of the interface"
-	}
+	from := cmp.Or(strings.Join(r.Present, ", "), "the address of the interface")
 	text := familyName(r.Family == "ipv6") + " connections of pods leave from " + from
 	if len(r.Absent) > 0 {
 		text += "; not on this node: " + strings.Join(r.Absent, ", ")

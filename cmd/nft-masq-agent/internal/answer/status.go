@@ -179,10 +179,7 @@ func (r Status) staleText() string {
 	if r.Stale == nil || r.Stale.Count == 0 {
 		return ""
 	}
-	text := Plural(r.Stale.Count, "connection") + " still use an earlier policy"
-	if r.Stale.Count == 1 {
-		text = "1 connection still uses an earlier policy"
-	}
+	text := Plural(r.Stale.Count, "connection") + either(r.Stale.Count == 1, " still uses", " still use") + " an earlier policy"
 	if r.Stale.Oldest != nil {
 		text += fmt.Sprintf(", the oldest since %s", r.Stale.Oldest.UTC().Format(time.RFC3339))
 	}
@@ -227,10 +224,8 @@ func (r Status) String() string {
 		b.WriteString(Line(r.Agent, "  "))
 	}
 	for _, a := range r.Agents {
-		how := "compares generations: it restores changed rules within 250 ms and does not know who changed them"
-		if a.Listening {
-			how = "listens to ruleset changes: it restores changed rules within milliseconds and names the program"
-		}
+		how := either(a.Listening, "listens to ruleset changes: it restores changed rules within milliseconds and names the program",
+			"compares generations: it restores changed rules within 250 ms and does not know who changed them")
 		b.WriteString(Line(fmt.Sprintf("pid %d %s", a.PID, how), "  "))
 		if a.Policy != nil {
 			b.WriteString(Line(fmt.Sprintf("pid %d %s", a.PID, a.Policy), "  "))

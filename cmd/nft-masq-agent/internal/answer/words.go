@@ -20,10 +20,7 @@ var (
 )
 
 func familyName(ipv6 bool) string {
-	if ipv6 {
-		return "IPv6"
-	}
-	return "IPv4"
+	return either(ipv6, "IPv6", "IPv4")
 }
 
 // place returns the origin of a CIDR.
