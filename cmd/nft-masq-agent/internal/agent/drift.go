@@ -67,7 +67,6 @@ func (a *Agent) attend() {
 	case !listen && d.listening:
 		a.unlisten(now)
 	}
-	a.health.set(func(s *state) { s.listening = d.listening })
 	if next := d.next(now); next.IsZero() {
 		d.alarm.Stop()
 	} else {
@@ -79,7 +78,7 @@ func (a *Agent) listen(now time.Time) {
 	d := &a.drift
 	d.due = now // for earlier changes
 	err := a.in.Join()
-	d.listening = err == nil
+	a.listens(err == nil)
 	if err != nil {
 		a.cannotListen(now, err)
 		return
@@ -90,7 +89,14 @@ func (a *Agent) listen(now time.Time) {
 
 func (a *Agent) unlisten(now time.Time) {
 	a.in.Leave()
-	a.drift.listening, a.drift.due = false, now
+	a.listens(false)
+	a.drift.due = now
+}
+
+// listens records whether the agent listens, before that is logged.
+func (a *Agent) listens(yes bool) {
+	a.drift.listening = yes
+	a.health.set(func(s *state) { s.listening = yes })
 }
 
 func (a *Agent) cannotListen(now time.Time, err error) {
