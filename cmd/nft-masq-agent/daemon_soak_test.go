@@ -335,7 +335,7 @@ func TestRandomAttacksEndInTheRenderedState(t *testing.T) {
 			a.await("starting")
 			a.attacks(soakTime() / 10) // until caches and pools have their final size
 			a.relent()
-			a.checks("resync") // the first scrape opens the connection for the counters
+			a.checks("resync")                                                                      // the first scrape opens the connection for the counters
 			held := func() int { return a.openFiles() - int(a.number("nft_masq_agent_listening")) } // one is for listening
 			files := held()
 			a.attacks(soakTime())

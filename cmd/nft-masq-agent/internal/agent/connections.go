@@ -41,10 +41,8 @@ func (a *Agent) flush(ctx context.Context, p effective) error {
 	if err != nil || first == 0 {
 		return err
 	}
-	select {
-	case <-ctx.Done():
+	if wait(ctx, time.Second); ctx.Err() != nil {
 		return nil
-	case <-time.After(time.Second):
 	}
 	second, err := a.kernel.Flush(ctx, p.Policy, p.stale)
 	a.log.Info("deleted connections that contradict the changed policy",

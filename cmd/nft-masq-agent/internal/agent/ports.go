@@ -37,25 +37,19 @@ func (e exporter) pressure(p pressure, ports int) {
 
 // watchPressure reads the connections at intervals.
 func (a *Agent) watchPressure(ctx context.Context) {
-	failed := ""
-	for {
+	for failed := ""; ctx.Err() == nil; {
 		start := time.Now()
 		found, err := a.in.Pressure()
-		wait := max(a.settings.ConntrackInterval, checkShare*time.Since(start))
-		if err == nil {
-			a.health.set(func(s *state) { s.pressure = &pressure{found, wait} })
-			failed = ""
-		} else {
-			a.health.set(func(s *state) { s.pressure = nil })
-			if failed != err.Error() {
-				a.log.Warn("cannot read connections", zap.String("event", "connections_unreadable"), zap.Error(err))
-			}
+		pause := max(a.settings.ConntrackInterval, checkShare*time.Since(start))
+		var p *pressure
+		switch {
+		case err == nil:
+			p, failed = &pressure{found, pause}, ""
+		case err.Error() != failed:
 			failed = err.Error()
+			a.log.Warn("cannot read connections", zap.String("event", "connections_unreadable"), zap.Error(err))
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(wait):
-		}
+		a.health.set(func(s *state) { s.pressure = p })
+		wait(ctx, pause)
 	}
 }
