@@ -122,7 +122,10 @@ func (c *cost) withAgent(ctx context.Context, f *follower, n int, t transaction,
 		return err
 	}
 	defer func() { err = errors.Join(err, f.stop()) }()
-	const repeats = 5
+	repeats := 5
+	if n < memoryFrom {
+		repeats = 15 // a run takes so little time that the machine's noise decides
+	}
 	var life, again cost
 	for i := range repeats {
 		if err := ctx.Err(); err != nil {
