@@ -116,9 +116,9 @@ func TestFullReadsOfLargeListsAreBoundedNextToACommittingProgram(t *testing.T) {
 	}
 }
 
-// A config with a long list takes effect, and is restored, although every read of
+// A config with a long list takes effect, is restored, and removed, although every read of
 // the list takes longer than the time between another program's transactions.
-func TestLongListsAreChangedAndRestoredNextToACommittingProgram(t *testing.T) {
+func TestLongListsAreChangedRestoredAndRemovedNextToACommittingProgram(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft")
 	for _, tt := range longLists() {
 		t.Run(tt.name, func(t *testing.T) {
@@ -151,6 +151,10 @@ func TestLongListsAreChangedAndRestoredNextToACommittingProgram(t *testing.T) {
 					t.Errorf("%s: %d dumps of this kind: %v", step.name, n, lists)
 				}
 				inSync(t, ns, step.want)
+			}
+			*busy = true
+			if removed, err := k.Cleanup(t.Context(), WithLegacy); err != nil || len(removed) == 0 {
+				t.Errorf("Cleanup removed %q, %v", removed, err)
 			}
 		})
 	}

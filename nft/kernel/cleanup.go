@@ -2,10 +2,7 @@ package kernel
 
 import (
 	"context"
-	"errors"
 	"fmt"
-
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
@@ -26,26 +23,26 @@ const (
 // removed.
 func (k *Kernel) Cleanup(ctx context.Context, what Removal) ([]string, error) {
 	k.verified.generation = 0
-	err := error(unix.ERESTART)
-	for try := 0; try < attempts && errors.Is(err, unix.ERESTART); try++ {
-		s, plan, removed, readErr := k.removal(ctx, what)
-		if readErr != nil {
-			return nil, readErr
-		}
-		if err = k.commit(plan.Batches(), s.generation); err == nil && what != LegacyOnly {
-			removed = append(removed, k.reportEmptied(plan.Emptied)...)
-		}
-		if err == nil {
-			return removed, nil
-		}
+	s, plan, _, err := k.carryOut(nil, func(since *state) (*state, error) {
+		return k.removable(ctx, what, since)
+	}, func(s *state) (*layout.Plan, error) { return s.plan(nft.Ruleset{}, layout.Staged{}) })
+	if err != nil {
+		return nil, fmt.Errorf("remove: %w", err)
 	}
-	return nil, fmt.Errorf("remove: %w", err)
+	removed := s.names()
+	if what != LegacyOnly {
+		removed = append(removed, k.reportEmptied(plan.Emptied)...)
+	}
+	return removed, nil
 }
 
 // Installed returns the names of what [Kernel.Cleanup] would remove, without writing.
 func (k *Kernel) Installed(ctx context.Context, what Removal) ([]string, error) {
-	_, _, names, err := k.removal(ctx, what)
-	return names, err
+	s, err := k.removable(ctx, what, nil)
+	if err != nil {
+		return nil, err
+	}
+	return s.names(), nil
 }
 
 // OnlyNAT reports whether the base chain of our table is the only one of type nat
@@ -71,23 +68,24 @@ func (k *Kernel) OnlyNAT(ctx context.Context) (bool, error) {
 	return ours, nil
 }
 
-// removal reads what is to be removed, plans its removal, and returns its names.
-func (k *Kernel) removal(ctx context.Context, what Removal) (s *state, p *layout.Plan, names []string, err error) {
-	s, err = again(ctx, func() (*state, error) {
-		return k.read(ctx, nft.Ruleset{}, Look{Others: true, TakeOver: what != Ours}, layout.Scope{Rules: true}, nil)
+// removable reads what can be removed.
+func (k *Kernel) removable(ctx context.Context, what Removal, since *state) (*state, error) {
+	s, err := again(ctx, func() (*state, error) {
+		return k.read(ctx, nft.Ruleset{}, Look{Others: true, TakeOver: what != Ours}, layout.Scope{Rules: true}, since)
 	})
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	if what == LegacyOnly {
+	if err == nil && what == LegacyOnly {
 		s.held = nil
 	}
+	return s, err
+}
+
+// names returns the names of what a removal removes.
+func (s *state) names() (names []string) {
 	for _, l := range s.legacy {
 		names = append(names, "another agent's "+l.String())
 	}
 	for _, l := range s.leftovers(nft.Ruleset{}) {
 		names = append(names, l.Name+l.Place)
 	}
-	p, err = s.plan(nft.Ruleset{}, layout.Staged{})
-	return s, p, names, err
+	return names
 }

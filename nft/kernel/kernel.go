@@ -256,57 +256,72 @@ func (k *Kernel) apply(ctx context.Context, want nft.Ruleset, look Look) (Applie
 		return Applied{Differences: diffs}, err
 	}
 	expected := s.generation + staged.Transactions
-	since, plan := s, (*layout.Plan)(nil)
+	s, plan, generation, err := k.carryOut(s, func(since *state) (*state, error) {
+		return k.read(ctx, want, Look{Others: true, TakeOver: look.TakeOver}, layout.Scope{Rules: true}, since)
+	}, func(s *state) (*layout.Plan, error) { return s.plan(want, staged) })
+	if err != nil {
+		return Applied{Differences: diffs}, fmt.Errorf("apply: %w", err)
+	}
+	k.verified = verified{generation: generation, want: want, inFull: inFull, others: true}
+	if s.generation != expected {
+		k.verified.generation = 0 // another program wrote in between: read again
+	}
+	for _, h := range s.held {
+		h.Verified(want, true, k.verified.generation)
+	}
+	for _, l := range s.legacy {
+		applied.TookOver = append(applied.TookOver, l.String())
+	}
+	for _, left := range s.leftovers(want) {
+		applied.Removed = append(applied.Removed, left.String())
+	}
+	applied.Removed = append(applied.Removed, k.reportEmptied(plan.Emptied)...)
+	return applied, nil
+}
+
+// carryOut reads, plans and commits until no other program writes in between. What
+// was read before, if anything, is read again only in part, and a plan is made again
+// only if that has changed: for long lists, both take longer than the time between
+// other programs' transactions. It returns the state that was planned for, and the
+// generation after the plan.
+func (k *Kernel) carryOut(since *state, read func(since *state) (*state, error), makePlan func(*state) (*layout.Plan, error)) (
+	s *state, plan *layout.Plan, generation uint32, err error,
+) {
 	for range attempts {
-		s, err = k.read(ctx, want, Look{Others: true, TakeOver: look.TakeOver}, layout.Scope{Rules: true}, since)
-		if err != nil {
-			return Applied{}, err
+		if s, err = read(since); err != nil {
+			return nil, nil, 0, err
 		}
 		if plan == nil || !s.unchanged(since) {
-			if plan, err = s.plan(want, staged); err != nil {
-				return Applied{}, err
+			if plan, err = makePlan(s); err != nil {
+				return nil, nil, 0, err
 			}
 		}
-		batches := plan.Batches()
-		if err = k.commit(batches, s.generation); err == nil {
-			commits := uint32(len(batches))
-			k.verified = verified{generation: s.generation + commits, want: want, inFull: inFull, others: true}
-			if s.generation != expected {
-				k.verified.generation = 0 // another program wrote in between: read again
-			}
-			for _, h := range s.held {
-				h.Verified(want, true, k.verified.generation)
-			}
-			for _, l := range s.legacy {
-				applied.TookOver = append(applied.TookOver, l.String())
-			}
-			for _, left := range s.leftovers(want) {
-				applied.Removed = append(applied.Removed, left.String())
-			}
-			applied.Removed = append(applied.Removed, k.reportEmptied(plan.Emptied)...)
-			return applied, nil
-		}
+		generation, err = k.commit(plan, s.generation)
 		switch {
 		case errors.Is(err, unix.ERESTART):
 			since = s
 		case since != nil && perhapsOutdated(err):
 			since, plan = nil, nil
 		default:
-			return Applied{Differences: diffs}, fmt.Errorf("apply: %w", err)
+			return s, plan, generation, err
 		}
 	}
-	return Applied{Differences: diffs}, fmt.Errorf("apply: %w", err)
+	return s, plan, generation, err
 }
 
-// commit sends transactions one after the other, each only if no other program
-// has written since the generation.
-func (k *Kernel) commit(batches []*nfnetlink.Batch, generation uint32) error {
-	for i, b := range batches {
-		if err := k.conn.Commit(b, generation+uint32(i)); err != nil {
-			return err
+// commit sends the transactions of a plan one after the other, each only if no other
+// program has written since the generation. It returns the generation after them.
+func (k *Kernel) commit(p *layout.Plan, generation uint32) (uint32, error) {
+	for _, b := range []*nfnetlink.Batch{&p.Before, &p.Switch, &p.After} {
+		if b.Len() == 0 {
+			continue
 		}
+		if err := k.conn.Commit(b, generation); err != nil {
+			return 0, err
+		}
+		generation++
 	}
-	return nil
+	return generation, nil
 }
 
 // look reads the kernel and compares. Another program's transaction can make a

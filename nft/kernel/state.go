@@ -33,7 +33,7 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, l Look, scope layou
 	scope.Full, scope.Quick, scope.Others, scope.Generation = l.Full, l.Quick, others, s.generation
 	scope.Same, scope.Unchanged, scope.InFull = k.verified.want.Same(want), s.generation == k.verified.generation, k.verified.inFull
 	for i, r := range k.readers {
-		if since != nil {
+		if since != nil && since.held != nil {
 			scope.Since = since.held[i]
 		}
 		h, err := r.Read(ctx, want, scope)

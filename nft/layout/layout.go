@@ -106,16 +106,6 @@ type Plan struct {
 	Emptied []ChainID
 }
 
-// Batches returns the transactions that are not empty.
-func (p *Plan) Batches() (batches []*nfnetlink.Batch) {
-	for _, b := range []*nfnetlink.Batch{&p.Before, &p.Switch, &p.After} {
-		if b.Len() > 0 {
-			batches = append(batches, b)
-		}
-	}
-	return batches
-}
-
 // A ChainID identifies a chain of a table.
 type ChainID struct {
 	Family       nfnetlink.Family
