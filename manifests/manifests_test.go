@@ -445,7 +445,7 @@ func TestSampleConfigMeansTheDefaults(t *testing.T) {
 	}
 	want := config.Default(config.Defaults{})
 	noPlaces := cmp.Transformer("text", func(c config.CIDR) string { return c.Prefix.String() })
-	if diff := cmp.Diff(want, got, noPlaces); diff != "" {
+	if diff := cmp.Diff(want, got, noPlaces, cmp.AllowUnexported(config.Config{})); diff != "" {
 		t.Errorf("-defaults +sample:\n%s", diff)
 	}
 }
