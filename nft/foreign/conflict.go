@@ -12,13 +12,29 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// A Conflict is a rule of another program that can override the configuration for
-// some connections.
-type Conflict struct {
-	Kind     Kind
+// A Place is a rule and where packets meet it.
+type Place struct {
 	Rule     nfnetlink.Rule
 	Base     string // the base chain from which it is reached
 	Priority int32  // of the base chain
+}
+
+// Table returns the family and name of the rule's table, as nft writes them.
+func (p Place) Table() string {
+	return p.Rule.Family.String() + " " + nfnetlink.Printable(p.Rule.Table)
+}
+
+// Chain returns the name of the rule's chain for use in messages.
+func (p Place) Chain() string { return nfnetlink.Printable(p.Rule.Chain) }
+
+// RuleText returns the rule as text.
+func (p Place) RuleText() string { return rule.String(p.Rule) }
+
+// A Conflict is a rule of another program that can override the configuration for
+// some connections.
+type Conflict struct {
+	Kind Kind
+	Place
 	// Via are the rules that lead from the base chain to this one.
 	Via []nfnetlink.Rule
 	// Exempt are the exempt prefixes that the rule matches, in whole or in part:
@@ -49,17 +65,6 @@ func (c Conflict) String() string {
 	return fmt.Sprintf("%s %s (priority %d): %s: %s", c.Table(), c.Chain(), c.Priority, c.RuleText(), c.Why())
 }
 
-// Table returns the family and name of the rule's table, as nft writes them.
-func (c Conflict) Table() string {
-	return c.Rule.Family.String() + " " + nfnetlink.Printable(c.Rule.Table)
-}
-
-// Chain returns the name of the rule's chain for use in messages.
-func (c Conflict) Chain() string { return nfnetlink.Printable(c.Rule.Chain) }
-
-// RuleText returns the rule as text.
-func (c Conflict) RuleText() string { return rule.String(c.Rule) }
-
 // Packets returns the rule's packet counter, or nil if it has none.
 func (c Conflict) Packets() *uint64 {
 	if n, counts := rule.Packets(c.Rule); counts {
@@ -87,18 +92,8 @@ func (c Conflict) From(prefixes []netip.Prefix) bool {
 func (c Conflict) Hash(seed maphash.Seed) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
-	word := func(w string) {
-		_, _ = h.WriteString(w)
-		_ = h.WriteByte(0)
-	}
-	_ = h.WriteByte(byte(c.Kind))
-	about := []string{c.Rule.Family.String(), c.Rule.Table, c.Rule.Chain, c.Base, c.Source, nfnetlink.Key(c.Rule.Exprs)}
-	for _, w := range append(about, c.Conditions...) {
-		word(w)
-	}
-	for _, p := range c.Exempt {
-		word(p.String())
-	}
+	_, _ = fmt.Fprintf(&h, "%d %s %q %q %q %q %q %q %s", c.Kind, c.Rule.Family, c.Rule.Table, c.Rule.Chain, c.Base,
+		c.Source, nfnetlink.Key(c.Rule.Exprs), c.Conditions, c.Exempt)
 	return h.Sum64()
 }
 

@@ -55,21 +55,8 @@ func (w *walker) parse(r nfnetlink.Rule) (match, action) {
 	var m match
 	a := action{verdict: unix.NFT_CONTINUE}
 	for s := range rule.Statements(r) {
-		if a.take(s) {
-			continue
-		}
-		switch s.Expr.Name {
-		case "objref":
-			m.unknown(s)
-		case "lookup":
-			if s.Expr.JumpsByMap() {
-				a.byMap = true
-				m.unknown(s)
-				continue
-			}
+		if !a.take(s) {
 			m.compare(s, w.set(r, s.Set))
-		default:
-			m.compare(s, nil)
 		}
 	}
 	if a.Family != 0 && r.Family == nfnetlink.Inet {
@@ -103,6 +90,7 @@ func (a *action) take(s rule.Statement) bool {
 		a.NAT = s.NAT
 		return true
 	}
+	a.byMap = a.byMap || s.Expr.JumpsByMap()
 	switch s.Expr.Name {
 	case "dynset": // can have a limit or a quota
 		return s.Expr.Attr(unix.NFTA_DYNSET_EXPR) == nil && s.Expr.Attr(dynsetExpressions) == nil

@@ -47,11 +47,7 @@ func Except(ipv6 bool, prefixes []netip.Prefix) []iprange.Range {
 	if ipv6 {
 		all, loopback = everyIPv6, netip.MustParsePrefix("::1/128")
 	}
-	without := []iprange.Range{iprange.Of(loopback)}
-	for _, p := range prefixes {
-		without = append(without, iprange.Of(p))
-	}
-	return iprange.Subtract([]iprange.Range{all}, iprange.Normal(without))
+	return iprange.Subtract([]iprange.Range{all}, And([]iprange.Range{iprange.Of(loopback)}, prefixes))
 }
 
 // And returns the union of a set and prefixes.

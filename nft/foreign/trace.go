@@ -58,9 +58,7 @@ type Trace struct {
 
 // A Way is a rule that translates a packet.
 type Way struct {
-	Rule     nfnetlink.Rule
-	Base     string // the base chain from which it is reached
-	Priority int32  // of the base chain
+	Place
 	// To are the new addresses, the zero value if the rule does not name them:
 	// with Masquerade, they are those of the interface. Keeps means that the
 	// packet keeps its own address.
@@ -75,15 +73,6 @@ type Way struct {
 	// Own means that the rule is in a chain that was not read; see [NewTracer].
 	Own bool
 }
-
-// Table returns the family and the name of the rule's table, as nft writes them.
-func (w Way) Table() string { return Conflict{Rule: w.Rule}.Table() }
-
-// Chain returns the name of the rule's chain.
-func (w Way) Chain() string { return Conflict{Rule: w.Rule}.Chain() }
-
-// RuleText returns the rule as text.
-func (w Way) RuleText() string { return rule.String(w.Rule) }
 
 // String returns the name for use in messages.
 func (d Device) String() string { return nfnetlink.Printable(d.Name) }
@@ -170,13 +159,6 @@ func (t *Tracer) atHook(hook uint32) {
 	}
 }
 
-// otherType follows the packet through a base chain that does not translate.
-func (t *Tracer) otherType(c *Chain) {
-	out, rules := t.out, t.rules
-	t.walk(c, nil)
-	t.out, t.rules = out, rules
-}
-
 // equals follows the packet through base chains of equal priority.
 func (t *Tracer) equals(bases []*Chain) {
 	before, through, translating := len(t.out.Ways), true, 0
@@ -184,7 +166,9 @@ func (t *Tracer) equals(bases []*Chain) {
 		t.base, t.left, t.doubt = c.Chain, false, false
 		switch {
 		case c.Hook.Type != "nat":
-			t.otherType(c)
+			out, rules := t.out, t.rules
+			t.walk(c, nil)
+			t.out, t.rules = out, rules // such a chain does not translate
 			continue
 		case t.packet.untracked == yes:
 			continue
@@ -231,10 +215,7 @@ func (t *Tracer) walk(c *Chain, on []id) (back bool) {
 	}
 	if c.Own {
 		if t.masqueraded {
-			t.out.Ways = append(t.out.Ways, Way{
-				Rule: nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}, Base: t.base.Name, Priority: t.base.Hook.Priority,
-				Masquerade: true, Own: true,
-			})
+			t.out.Ways = append(t.out.Ways, Way{Place: t.place(ruleOf(c)), Masquerade: true, Own: true})
 		}
 		return !t.masqueraded
 	}
@@ -271,7 +252,6 @@ func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, sto
 		}
 		var truth truth
 		if s.Expr.JumpsByMap() {
-			a.byMap = true
 			targets, truth = t.lookup(c, s)
 		} else {
 			truth = t.holds(c, s)
@@ -302,28 +282,33 @@ func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, sto
 	case translates:
 		found := t.add(r, a)
 		return sure && found == yes, false, found != no
-	case a.byMap:
-		for _, target := range targets {
-			back, stops := t.follow(c, target.code, target.chain, on)
-			comesBack, stop = comesBack || stops && back, stops && len(targets) == 1
-		}
-		return sure && len(targets) == 1, comesBack, stop
+	case !a.byMap:
+		targets = []target{{a.verdict, a.target}}
 	}
 	if sure && len(t.path) == 0 {
 		t.ends(r, a, len(on) == 1)
 	}
-	back, stops := t.follow(c, a.verdict, a.target, on)
-	return sure, stops && back, stops
+	for _, to := range targets {
+		back, stops := t.follow(c, to, on)
+		comesBack, stop = comesBack || stops && back, stops && len(targets) == 1
+	}
+	return sure && len(targets) == 1, comesBack, stop
 }
 
-// way returns a rule of the current base chain, or of one that it leads to.
-func (t *Tracer) way(r nfnetlink.Rule) *Way {
-	return &Way{Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority}
+// place returns the place of a rule of the current base chain, or of one that it
+// leads to.
+func (t *Tracer) place(r nfnetlink.Rule) Place {
+	return Place{r, t.base.Name, t.base.Hook.Priority}
+}
+
+// ruleOf stands for all rules of a chain.
+func ruleOf(c *Chain) nfnetlink.Rule {
+	return nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}
 }
 
 // ends records a rule that certainly ends the packet's way through the base chain.
 func (t *Tracer) ends(r nfnetlink.Rule, a action, inBase bool) {
-	w := t.way(r)
+	w := &Way{Place: t.place(r)}
 	switch {
 	case a.leaves(inBase):
 		t.out.Left = w
@@ -371,7 +356,7 @@ func (t *Tracer) change(r nfnetlink.Rule, s rule.Statement, sure bool) {
 		t.packet.mark = t.packet.mark.set(*s.NewMark, sure)
 	}
 	if t.packet.rewrites(s.Expr) {
-		t.packet.rewritten = t.way(r)
+		t.packet.rewritten = &Way{Place: t.place(r)}
 	}
 	if !rule.Untracks(s.Expr) || t.base.Hook.Priority >= conntrackPriority || t.packet.untracked == yes {
 		return
@@ -380,7 +365,7 @@ func (t *Tracer) change(r nfnetlink.Rule, s rule.Statement, sure bool) {
 	if sure {
 		t.packet.untracked = yes
 	}
-	t.packet.by = t.way(r)
+	t.packet.by = &Way{Place: t.place(r)}
 }
 
 // A target is a verdict in a map.
@@ -391,19 +376,19 @@ type target struct {
 
 // follow applies a verdict. It reports whether the packet may return from this
 // chain, and whether it stops there.
-func (t *Tracer) follow(c *Chain, code int32, chain string, on []id) (back, stop bool) {
-	switch code {
+func (t *Tracer) follow(c *Chain, to target, on []id) (back, stop bool) {
+	switch to.code {
 	case unix.NFT_RETURN:
 		return true, true
 	case accept:
 		t.left = true
 		return false, true
 	case drop:
-		t.out.Ways = append(t.out.Ways, Way{Drops: true, Base: t.base.Name, Priority: t.base.Hook.Priority, Rule: nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}})
+		t.out.Ways = append(t.out.Ways, Way{Place: t.place(ruleOf(c)), Drops: true})
 		return false, true
 	case unix.NFT_JUMP, unix.NFT_GOTO:
-		back := t.walk(t.chains[id{c.Family, c.Table, chain}], on)
-		if code == unix.NFT_GOTO {
+		back := t.walk(t.chains[id{c.Family, c.Table, to.chain}], on)
+		if to.code == unix.NFT_GOTO {
 			return back, true
 		}
 		return false, !back
@@ -415,7 +400,7 @@ func (t *Tracer) follow(c *Chain, code int32, chain string, on []id) (back, stop
 // map has no address for the packet, the packet continues after the rule.
 func (t *Tracer) add(r nfnetlink.Rule, a action) truth {
 	w := Way{
-		Rule: r, Base: t.base.Name, Priority: t.base.Hook.Priority, To: a.To, Direct: t.direct > 0, Masquerade: a.Masquerade,
+		Place: t.place(r), To: a.To, Direct: t.direct > 0, Masquerade: a.Masquerade,
 		Keeps: a.ToMap == "" && (a.ToField == "ip saddr" || a.ToField == "ip6 saddr"),
 	}
 	found := yes

@@ -267,7 +267,7 @@ func (w *walker) first(r iprange.Range) int {
 
 // add completes a conflict and adds it to what was found.
 func (w *walker) add(c *Chain, r nfnetlink.Rule, q path, conflict Conflict) {
-	conflict.Rule, conflict.Base, conflict.Priority, conflict.Via = r, w.base.Name, w.base.Hook.Priority, q.via
+	conflict.Place, conflict.Via = Place{r, w.base.Name, w.base.Hook.Priority}, q.via
 	conflict.Source, conflict.Conditions = strings.Join(slices.Compact(q.from), ", "), slices.Compact(q.words)
 	at := ruleID{chainID(c.Chain), r.Handle}
 	if i, ok := w.found[at]; ok {

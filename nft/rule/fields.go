@@ -121,35 +121,33 @@ type field struct {
 	kind kind
 }
 
-var metaFields = map[uint32]field{
-	unix.NFT_META_PROTOCOL: {"meta protocol", kindEther},
-	unix.NFT_META_MARK:     {"meta mark", kindMark},
-	unix.NFT_META_IIF:      {"iif", kindIfindex},
-	unix.NFT_META_OIF:      {"oif", kindIfindex},
-	unix.NFT_META_IIFNAME:  {"iifname", kindName},
-	unix.NFT_META_OIFNAME:  {"oifname", kindName},
-	unix.NFT_META_NFPROTO:  {"meta nfproto", kindFamily},
-	unix.NFT_META_L4PROTO:  {"meta l4proto", kindProtocol},
+// keyFields are what an expression loads, by its key.
+var keyFields = map[string]map[uint32]field{
+	"meta": {
+		unix.NFT_META_PROTOCOL: {"meta protocol", kindEther},
+		unix.NFT_META_MARK:     {metaMark, kindMark},
+		unix.NFT_META_IIF:      {"iif", kindIfindex},
+		unix.NFT_META_OIF:      {"oif", kindIfindex},
+		unix.NFT_META_IIFNAME:  {"iifname", kindName},
+		unix.NFT_META_OIFNAME:  {"oifname", kindName},
+		unix.NFT_META_NFPROTO:  {"meta nfproto", kindFamily},
+		unix.NFT_META_L4PROTO:  {"meta l4proto", kindProtocol},
+	},
+	"ct": {
+		unix.NFT_CT_STATE:  {"ct state", kindCTState},
+		unix.NFT_CT_STATUS: {"ct status", kindCTStatus},
+		unix.NFT_CT_MARK:   {"ct mark", kindMark},
+	},
 }
 
-var ctFields = map[uint32]field{
-	unix.NFT_CT_STATE:  {"ct state", kindCTState},
-	unix.NFT_CT_STATUS: {"ct status", kindCTStatus},
-	unix.NFT_CT_MARK:   {"ct mark", kindMark},
-}
+const metaMark = "meta mark"
 
-func metaField(key uint32) field {
-	if f, ok := metaFields[key]; ok {
+func keyField(e nfnetlink.Expr, attr uint16) field {
+	key := e.Uint32(attr)
+	if f, ok := keyFields[e.Name][key]; ok {
 		return f
 	}
-	return field{name: fmt.Sprintf("<meta %d>", key)}
-}
-
-func ctField(key uint32) field {
-	if f, ok := ctFields[key]; ok {
-		return f
-	}
-	return field{name: fmt.Sprintf("<ct %d>", key)}
+	return field{name: fmt.Sprintf("<%s %d>", e.Name, key)}
 }
 
 func fibField(e nfnetlink.Expr) field {
@@ -182,22 +180,20 @@ func limit(e nfnetlink.Expr) string {
 	return fmt.Sprintf("limit rate %s%d%s/%s", over, e.Uint64(unix.NFTA_LIMIT_RATE), bytes, per)
 }
 
+var verdicts = map[int32]string{
+	0: "drop", 1: "accept", // NF_DROP, NF_ACCEPT
+	unix.NFT_CONTINUE: "continue", unix.NFT_RETURN: "return", unix.NFT_JUMP: "jump ", unix.NFT_GOTO: "goto ",
+}
+
 func verdict(code int32, chain string) string {
-	switch code {
-	case 0: // NF_DROP
-		return "drop"
-	case 1: // NF_ACCEPT
-		return "accept"
-	case unix.NFT_CONTINUE:
-		return "continue"
-	case unix.NFT_JUMP:
-		return "jump " + nfnetlink.Printable(chain)
-	case unix.NFT_GOTO:
-		return "goto " + nfnetlink.Printable(chain)
-	case unix.NFT_RETURN:
-		return "return"
+	word, ok := verdicts[code]
+	switch {
+	case !ok:
+		return fmt.Sprintf("<verdict %d>", code)
+	case code == unix.NFT_JUMP || code == unix.NFT_GOTO:
+		return word + nfnetlink.Printable(chain)
 	}
-	return fmt.Sprintf("<verdict %d>", code)
+	return word
 }
 
 func natFlags(flags uint32) string {

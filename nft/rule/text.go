@@ -107,7 +107,7 @@ func (o operand) newMark() *NewMark {
 	switch {
 	case o.constant != nil:
 		return &NewMark{Xor: nativeUint32(o.constant)}
-	case o.name == metaFields[unix.NFT_META_MARK].name:
+	case o.name == metaMark:
 		return &NewMark{Keep: mask, Xor: xor}
 	}
 	return &NewMark{Xor: xor, Unknown: mask}
@@ -270,10 +270,10 @@ func (d *decoder) load(e nfnetlink.Expr) (o operand) {
 		o.field = d.payload(e)
 		o.register = e.Uint32(unix.NFTA_PAYLOAD_DREG)
 	case "meta":
-		o.field = metaField(e.Uint32(unix.NFTA_META_KEY))
+		o.field = keyField(e, unix.NFTA_META_KEY)
 		o.register = e.Uint32(unix.NFTA_META_DREG)
 	case "ct":
-		o.field = ctField(e.Uint32(unix.NFTA_CT_KEY))
+		o.field = keyField(e, unix.NFTA_CT_KEY)
 		o.register = e.Uint32(unix.NFTA_CT_DREG)
 	case "fib":
 		o.field = fibField(e)
@@ -371,7 +371,7 @@ func (d *decoder) act(e nfnetlink.Expr) string {
 	case "limit":
 		return limit(e)
 	case "meta":
-		f := metaField(e.Uint32(unix.NFTA_META_KEY))
+		f := keyField(e, unix.NFTA_META_KEY)
 		return f.name + " set " + d.register(e.Uint32(unix.NFTA_META_SREG)).as(f.kind)
 	case "masq":
 		return "masquerade" + to(d.ports(e, unix.NFTA_MASQ_REG_PROTO_MIN)) + natFlags(e.Uint32(unix.NFTA_MASQ_FLAGS))

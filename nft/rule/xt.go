@@ -65,7 +65,7 @@ func xtMatch(name string, info []byte) Statement {
 	case name == "comment":
 		s.text = "-m comment --comment " + strconv.Quote(unix.ByteSliceToString(info))
 	case name == "mark" && len(info) >= 9 && len(info) <= 16: // struct xt_mark_mtinfo1
-		s = Statement{Field: "meta mark", kind: kindMark, Value: info[:4], Mask: info[4:8], Op: either(info[8] != 0, "!=", "==")}
+		s = Statement{Field: metaMark, kind: kindMark, Value: info[:4], Mask: info[4:8], Op: either(info[8] != 0, "!=", "==")}
 		s.text = "-m mark " + either(info[8] != 0, "! ", "") + "--mark " + xtMark(info)
 	case name == "addrtype" && len(info) == 8: // struct xt_addrtype_info_v1
 		return xtAddrType(info)

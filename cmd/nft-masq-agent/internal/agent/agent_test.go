@@ -744,7 +744,7 @@ func TestConflictsAreLoggedOnceAndManyInOneLine(t *testing.T) {
 			for i := range n {
 				handle++
 				r := nfnetlink.Rule{Table: table, Chain: fmt.Sprintf("CNI-%d", i), Handle: handle}
-				w.others.Conflicts = append(w.others.Conflicts, foreign.Conflict{Rule: r, Base: "POSTROUTING"})
+				w.others.Conflicts = append(w.others.Conflicts, foreign.Conflict{Place: foreign.Place{Rule: r, Base: "POSTROUTING"}})
 			}
 		}
 		lookAgain := func() {
@@ -778,7 +778,7 @@ func TestConfigChangeChecksForConflictsAgain(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		w.messages()
-		w.others = kernel.Others{Conflicts: []foreign.Conflict{{Rule: nfnetlink.Rule{Table: "nat"}}}}
+		w.others = kernel.Others{Conflicts: []foreign.Conflict{{Place: foreign.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}}
 		w.files <- file("100.64.0.0/10")
 		synctest.Wait()
 		wantLines(t, w.messages(), "applied", "another program's rule masquerades what the config exempts")

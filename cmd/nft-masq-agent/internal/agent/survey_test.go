@@ -18,7 +18,7 @@ const contradicted = "another program's rule masquerades what the config exempts
 func TestRepairsDoNotWaitForASurvey(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.surveyCost = time.Hour
-		w.find(kernel.Others{Conflicts: []foreign.Conflict{{Rule: nfnetlink.Rule{Table: "nat"}}}})
+		w.find(kernel.Others{Conflicts: []foreign.Conflict{{Place: foreign.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}})
 		w.settled(t)
 		w.tamper(1)
 		synctest.Wait()
@@ -34,7 +34,7 @@ func TestRepairsDoNotWaitForASurvey(t *testing.T) {
 func TestSurveysRunOneAtATime(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.surveyCost = time.Minute
-		w.find(kernel.Others{Conflicts: []foreign.Conflict{{Rule: nfnetlink.Rule{Table: "nat"}}}})
+		w.find(kernel.Others{Conflicts: []foreign.Conflict{{Place: foreign.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}})
 		w.files <- file("10.0.0.0/8")
 		time.Sleep(time.Second)
 		w.find(kernel.Others{})
@@ -83,7 +83,7 @@ func TestSurveyLogsABoundedNumberOfLines(t *testing.T) {
 		var found kernel.Others
 		for i := range 5 * bases {
 			r := nfnetlink.Rule{Table: "nat", Chain: fmt.Sprintf("pod-%d", i), Handle: uint64(i)}
-			found.Conflicts = append(found.Conflicts, foreign.Conflict{Rule: r, Base: fmt.Sprintf("base-%d", i%bases)})
+			found.Conflicts = append(found.Conflicts, foreign.Conflict{Place: foreign.Place{Rule: r, Base: fmt.Sprintf("base-%d", i%bases)}})
 		}
 		w.find(found)
 		w.files <- file("10.0.0.0/8")
