@@ -12,7 +12,7 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// A Place is a rule and where packets meet it.
+// A Place is a rule of a base chain, or of a chain that is reached from one.
 type Place struct {
 	Rule     nfnetlink.Rule
 	Base     string // the base chain from which it is reached
@@ -185,15 +185,13 @@ func search(s Snapshot, exempt []netip.Prefix) *walker {
 // hits returns the first of the prefixes, which are those of w.dst, that overlap with
 // destinations.
 func (w *walker) hits(dst []iprange.Range, prefixes []netip.Prefix) (hits []netip.Prefix, more bool) {
-	for _, r := range dst {
-		for i := w.first(r); i < len(w.dst) && !r.To.Less(w.dst[i].From); i++ {
-			switch n := len(hits); {
-			case n > 0 && hits[n-1] == prefixes[i]:
-			case n == maxNamed:
-				return hits, true
-			default:
-				hits = append(hits, prefixes[i])
-			}
+	for i := range w.overlaps(dst) {
+		switch n := len(hits); {
+		case n > 0 && hits[n-1] == prefixes[i]:
+		case n == maxNamed:
+			return hits, true
+		default:
+			hits = append(hits, prefixes[i])
 		}
 	}
 	return hits, false

@@ -169,14 +169,15 @@ func (m *match) restrict(set []iprange.Range, s rule.Statement, addresses []ipra
 	if set == nil {
 		set = anywhere(nfnetlink.Inet)
 	}
-	switch {
-	case is:
-		set = iprange.Intersect(set, addresses)
+	switch { // nft checks the family first
 	case strings.HasPrefix(s.Field, "ip6 "):
-		set = iprange.Subtract(iprange.Intersect(set, anywhere(nfnetlink.IPv6)), addresses)
+		set = iprange.Intersect(set, anywhere(nfnetlink.IPv6))
 	case strings.HasPrefix(s.Field, "ip "):
-		set = iprange.Subtract(iprange.Intersect(set, anywhere(nfnetlink.IPv4)), addresses)
-	default:
+		set = iprange.Intersect(set, anywhere(nfnetlink.IPv4))
+	}
+	if is {
+		set = iprange.Intersect(set, addresses)
+	} else {
 		set = iprange.Subtract(set, addresses)
 	}
 	m.never = m.never || len(set) == 0

@@ -123,9 +123,10 @@ func (w *walker) overruledFrom(c Chain, kind Kind, share Share) {
 		}
 		conflict := Conflict{Kind: kind, Shared: share.Shared, Returns: a.verdict == unix.NFT_RETURN}
 		if !everything {
-			named := w.overlap(dst, maxNamed+1)
-			conflict.More = len(named) > maxNamed
-			for _, d := range named[:min(len(named), maxNamed)] {
+			for _, d := range w.overlaps(dst) {
+				if conflict.More = len(conflict.Destinations) == maxNamed; conflict.More {
+					break
+				}
 				conflict.Destinations = append(conflict.Destinations, d.String())
 			}
 		}

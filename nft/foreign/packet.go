@@ -66,7 +66,7 @@ func (t *Tracer) holds(c *Chain, s rule.Statement) truth {
 			return no // nft checks the family first
 		}
 		if a := p.address(s.Field); s.Set != "" && s.Mask == nil && a.IsValid() {
-			in, limited, err := t.member(c.Family, c.Table, s.Set, a)
+			in, limited, err := t.conn.HasElement(c.Family, c.Table, s.Set, a)
 			if err != nil || limited {
 				return maybe
 			}

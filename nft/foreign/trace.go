@@ -81,11 +81,9 @@ func (d Device) String() string { return nfnetlink.Printable(d.Name) }
 // translate; of the others only marks and the end of connection tracking count.
 type Tracer struct {
 	Snapshot
-	hooks  []uint32
-	chains map[id]*Chain
-	// member reports whether a set has an element for an address, and whether that
-	// one is limited.
-	member      func(f nfnetlink.Family, table, set string, a netip.Addr) (has, limited bool, err error)
+	hooks       []uint32
+	chains      map[id]*Chain
+	conn        *nfnetlink.Conn
 	out         Trace
 	packet      Packet
 	base        nfnetlink.Chain
@@ -105,7 +103,7 @@ func NewTracer(ctx context.Context, c *nfnetlink.Conn, known func(nfnetlink.Chai
 	if err != nil {
 		return nil, err
 	}
-	return &Tracer{Snapshot: s, hooks: hooks, chains: s.byID(), member: c.HasElement}, nil
+	return &Tracer{Snapshot: s, hooks: hooks, chains: s.byID(), conn: c}, nil
 }
 
 // Trace follows a packet through the base chains in the kernel's order: by
@@ -134,7 +132,6 @@ func (t *Tracer) Trace(p Packet, masqueraded bool) Trace {
 		t.out.Ways = append(t.out.Ways, *w)
 		t.unknown("what that rule writes into the packet")
 	}
-	t.out.Unknown = slices.Compact(t.out.Unknown)
 	t.out.Dropped, t.out.Packet = t.packet.dropped, t.packet
 	return t.out
 }

@@ -1,6 +1,7 @@
 package foreign
 
 import (
+	"iter"
 	"slices"
 	"sort"
 	"strings"
@@ -244,25 +245,27 @@ func (w *walker) spend(p *path, m *match) (again bool) {
 func (w *walker) spent() bool { return w.work > maxWork }
 
 func (w *walker) reaches(p packets) bool {
-	return slices.ContainsFunc(p, func(b box) bool { return len(w.overlap(b.dst, 1)) > 0 })
+	for _, b := range p {
+		for range w.overlaps(b.dst) {
+			return true
+		}
+	}
+	return false
 }
 
-// overlap returns the first ranges of w.dst that overlap with dst, cut to the
-// overlap.
-func (w *walker) overlap(dst []iprange.Range, most int) (out []iprange.Range) {
-	for i := range dst {
-		for j := w.first(dst[i]); j < len(w.dst) && !dst[i].To.Less(w.dst[j].From); j++ {
-			if out = append(out, iprange.Intersect(dst[i:i+1], w.dst[j:j+1])...); len(out) == most {
-				return out
+// overlaps returns the overlaps of ranges with those of w.dst, and the index of the
+// latter.
+func (w *walker) overlaps(dst []iprange.Range) iter.Seq2[int, iprange.Range] {
+	return func(yield func(int, iprange.Range) bool) {
+		for d, r := range dst {
+			i := sort.Search(len(w.dst), func(i int) bool { return !w.dst[i].To.Less(r.From) })
+			for ; i < len(w.dst) && !r.To.Less(w.dst[i].From); i++ {
+				if !yield(i, iprange.Intersect(dst[d:d+1], w.dst[i:i+1])[0]) {
+					return
+				}
 			}
 		}
 	}
-	return out
-}
-
-// first returns the index of the first range of w.dst that does not end before r.
-func (w *walker) first(r iprange.Range) int {
-	return sort.Search(len(w.dst), func(i int) bool { return !w.dst[i].To.Less(r.From) })
 }
 
 // add completes a conflict and adds it to what was found.

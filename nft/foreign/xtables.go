@@ -5,7 +5,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -74,16 +78,33 @@ func LegacyRules(dir string, family nfnetlink.Family) (n int, err error) {
 	return n, err
 }
 
+// LegacyIPTables lists the tables of legacy ip_tables, such as "ip nat", that
+// exist in a network namespace. It reads them from a directory such as /proc/net
+// or /proc/thread-self/net. A table may be unused: the kernel creates it when a
+// program first reads it, and does not report how many rules it contains. Without
+// legacy ip_tables in the kernel, the list is empty.
+//
+// `iptables-legacy -t TABLE -S`, or ip6tables-legacy, lists the rules.
+func LegacyIPTables(dir string) (tables []string, err error) {
+	for _, f := range xtFamilies {
+		text, err := os.ReadFile(filepath.Join(dir, f.names))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("legacy ip_tables: %w", err)
+		}
+		for _, table := range strings.Fields(string(text)) {
+			tables = append(tables, f.family.String()+" "+table)
+		}
+	}
+	return tables, nil
+}
+
 // eachLegacyNAT reads the nat tables of legacy ip_tables that exist.
 func eachLegacyNAT(dir string, fn func(xtFamily, []xtChain)) error {
 	tables, err := LegacyIPTables(dir)
 	if err != nil {
 		return err
 	}
-	for _, f := range []xtFamily{
-		{nfnetlink.IPv4, unix.AF_INET, unix.IPPROTO_IP, 88, 112},
-		{nfnetlink.IPv6, unix.AF_INET6, unix.IPPROTO_IPV6, 140, 168},
-	} {
+	for _, f := range xtFamilies {
 		if !slices.Contains(tables, f.family.String()+" nat") {
 			continue
 		}
@@ -103,8 +124,14 @@ func eachLegacyNAT(dir string, fn func(xtFamily, []xtChain)) error {
 // target and of the next entry are, two uint16, and where the matches begin.
 type xtFamily struct {
 	family        nfnetlink.Family
+	names         string // the file that lists the tables
 	domain, level int
 	offsets, size int
+}
+
+var xtFamilies = []xtFamily{
+	{nfnetlink.IPv4, "ip_tables_names", unix.AF_INET, unix.IPPROTO_IP, 88, 112},
+	{nfnetlink.IPv6, "ip6_tables_names", unix.AF_INET6, unix.IPPROTO_IPV6, 140, 168},
 }
 
 // getsockopt options from include/uapi/linux/netfilter_ipv4/ip_tables.h, the
