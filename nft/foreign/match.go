@@ -18,7 +18,7 @@ type match struct {
 	never bool            // it matches only packets that are ignored
 	src   []iprange.Range // nil: any
 	dst   []iprange.Range // nil: any
-	marks []mark
+	marks []bits
 	other bool     // it has other conditions
 	from  []string // the source, as text
 	words []string // everything else except destinations, as text
@@ -27,18 +27,32 @@ type match struct {
 // plain reports whether the rule checks only addresses.
 func (m match) plain() bool { return len(m.marks) == 0 && !m.other }
 
-// A mark is a comparison of the packet's mark.
-type mark struct {
+// bits is a comparison of some bits of a number, such as the packet's mark.
+type bits struct {
 	mask, value uint32
 	not         bool
 }
 
-// set reports whether the mark must have one of some bits, and which.
-func (m mark) set() (bits uint32, ok bool) {
-	if m.not {
-		return m.mask, m.value == 0
+const allBits = 0xffffffff
+
+// bitsOf decodes the comparison of a statement.
+func bitsOf(s rule.Statement) (b bits, ok bool) {
+	if s.Set != "" || len(s.Value) != 4 || s.Mask != nil && len(s.Mask) != 4 || s.Op != "==" && s.Op != "!=" {
+		return bits{}, false
 	}
-	return m.value & m.mask, m.value&m.mask != 0
+	b = bits{allBits, binary.NativeEndian.Uint32(s.Value), s.Op == "!="}
+	if s.Mask != nil {
+		b.mask = binary.NativeEndian.Uint32(s.Mask)
+	}
+	return b, true
+}
+
+// set reports whether the number must have one of some bits, and which.
+func (b bits) set() (which uint32, ok bool) {
+	if b.not {
+		return b.mask, b.value == 0
+	}
+	return b.value & b.mask, b.value&b.mask != 0
 }
 
 // An action is what a rule does with a packet that it matches.
@@ -134,7 +148,11 @@ func (m *match) compare(s rule.Statement, set []iprange.Range) {
 			m.never = m.never || is
 		}
 	case "meta mark":
-		m.compareMark(s, is)
+		m.words = append(m.words, s.String())
+		b, ok := bitsOf(s)
+		if m.other = m.other || !ok; ok {
+			m.marks = append(m.marks, b)
+		}
 	case "oif", "oifname", "fib daddr type":
 		if word != `"lo"` && !strings.EqualFold(word, "local") {
 			m.unknown(s)
@@ -182,19 +200,6 @@ func (m *match) restrict(set []iprange.Range, s rule.Statement, addresses []ipra
 	}
 	m.never = m.never || len(set) == 0
 	return set
-}
-
-func (m *match) compareMark(s rule.Statement, is bool) {
-	m.words = append(m.words, s.String())
-	if s.Set != "" || len(s.Value) != 4 || s.Mask != nil && len(s.Mask) != 4 {
-		m.other = true
-		return
-	}
-	c := mark{mask: 0xffffffff, value: binary.NativeEndian.Uint32(s.Value), not: !is}
-	if s.Mask != nil {
-		c.mask = binary.NativeEndian.Uint32(s.Mask)
-	}
-	m.marks = append(m.marks, c)
 }
 
 // sourceWords returns the source that a statement matches, as text.

@@ -2,7 +2,6 @@ package foreign
 
 import (
 	"bytes"
-	"encoding/binary"
 	"net/netip"
 	"slices"
 	"strings"
@@ -39,28 +38,25 @@ func (t truth) is(positive bool) truth {
 
 // holds reports whether the packet satisfies the condition of a statement of a chain.
 func (t *Tracer) holds(c *Chain, s rule.Statement) truth {
-	p, positive := t.packet, s.Op == "=="
-	single := s.Set == "" && (positive || s.Op == "!=")
+	p := t.packet
 	switch s.Field {
-	case "iifname", "oifname", "iif", "oif":
-		if !single || s.Mask != nil {
+	case "iifname", "oifname":
+		if s.Set != "" || s.Mask != nil || s.Op != "==" && s.Op != "!=" {
 			return maybe
 		}
-		return p.device(s.Field, s.Value).is(positive)
-	case "fib saddr type", "fib daddr type":
-		kind := p.SrcType
-		if s.Field == "fib daddr type" {
-			kind = p.DstType
-		}
-		if !single || kind == unix.RTN_UNSPEC || len(s.Value) != 4 {
-			return maybe
-		}
-		return truthOf(binary.NativeEndian.Uint32(s.Value) == uint32(kind)).is(positive)
+		return p.named(s.Field, s.Value).is(s.Op == "==")
+	case "iif", "oif":
+		d, known := p.device(s.Field)
+		return number(s, d.Index, either[uint32](known, allBits, 0))
+	case "fib saddr type":
+		return number(s, uint32(p.SrcType), either[uint32](p.SrcType != unix.RTN_UNSPEC, allBits, 0))
+	case "fib daddr type":
+		return number(s, uint32(p.DstType), either[uint32](p.DstType != unix.RTN_UNSPEC, allBits, 0))
 	case "ct state":
 		const isNew = 8 // NF_CT_STATE_BIT(IP_CT_NEW) of nft
-		return bits(s, isNew)
+		return number(s, isNew, knownCT)
 	case "ct status":
-		return bits(s, 0)
+		return number(s, 0, knownCT)
 	case "ip saddr", "ip6 saddr", "ip daddr", "ip6 daddr":
 		if strings.HasPrefix(s.Field, "ip6 ") != p.Dst.Is6() {
 			return no // nft checks the family first
@@ -70,7 +66,7 @@ func (t *Tracer) holds(c *Chain, s rule.Statement) truth {
 			if err != nil || limited {
 				return maybe
 			}
-			return truthOf(in).is(positive)
+			return truthOf(in).is(s.Op == "==")
 		}
 	}
 	var m match
@@ -98,17 +94,25 @@ func (p Packet) within(a netip.Addr, set []iprange.Range) truth {
 	return maybe
 }
 
-// bits evaluates a comparison of masked bits, such as "ct state new".
-func bits(s rule.Statement, value uint32) truth {
-	if s.Set != "" || len(s.Value) != 4 || len(s.Mask) != 4 || s.Op != "!=" && s.Op != "==" {
-		return maybe
+// knownCT are the bits of connection tracking that are known for a new connection.
+const knownCT = 1 | 2 | 4 | 8 | 16 | 32 | 64
+
+// number evaluates a comparison of a number of which some bits are known.
+func number(s rule.Statement, value, known uint32) truth {
+	if b, ok := bitsOf(s); ok {
+		return b.of(value, known)
 	}
-	const known = 1 | 2 | 4 | 8 | 16 | 32 | 64
-	mask := binary.NativeEndian.Uint32(s.Mask)
-	if mask&^known != 0 {
-		return maybe
+	return maybe
+}
+
+func (b bits) of(value, known uint32) truth {
+	switch {
+	case (value^b.value)&known&b.mask != 0, b.value&^b.mask != 0:
+		return no.is(!b.not)
+	case b.mask&^known == 0:
+		return yes.is(!b.not)
 	}
-	return truthOf(value&mask == binary.NativeEndian.Uint32(s.Value)).is(s.Op == "==")
+	return maybe
 }
 
 // A marking is what is known of a packet's mark: the bits that are known, their
@@ -127,19 +131,12 @@ func (m marking) set(to rule.NewMark, sure bool) marking {
 }
 
 // marked evaluates a comparison of the mark in a chain.
-func (p Packet) marked(c *Chain, set mark) truth {
+func (p Packet) marked(c *Chain, b bits) truth {
 	unset := p.Unset | kubeProxyMark | portmapMark
 	if c.Name == "KUBE-POSTROUTING" || c.Table == "kube-proxy" {
-		unset |= set.mask // its bit is configurable
+		unset |= b.mask // its bit is configurable
 	}
-	known := p.mark.known | unset&^p.mark.changed
-	switch {
-	case (p.mark.value^set.value)&known&set.mask != 0:
-		return no.is(!set.not)
-	case set.mask&^known == 0:
-		return yes.is(!set.not)
-	}
-	return maybe
+	return b.of(p.mark.value, p.mark.known|unset&^p.mark.changed)
 }
 
 // address returns the address that a field names, the zero address if it is unknown
@@ -154,23 +151,25 @@ func (p Packet) address(field string) netip.Addr {
 	return netip.Addr{}
 }
 
-// device reports whether an interface is the one with a name or an index. A packet
-// sent by the node was received on one without a name.
-func (p Packet) device(field string, value []byte) truth {
-	d, known := p.Out, p.Out.Name != ""
-	if strings.HasPrefix(field, "iif") {
-		if d, known = p.In, p.In.Name != "" || p.FromNode; p.FromNode {
-			d = Device{}
-		}
+// device returns the interface that a field is about, and whether it is known. A
+// packet sent by the node was received on one without a name.
+func (p Packet) device(field string) (d Device, known bool) {
+	switch {
+	case strings.HasPrefix(field, "oif"):
+		return p.Out, p.Out.Name != ""
+	case p.FromNode:
+		return Device{}, true
 	}
-	isIndex := field == "iif" || field == "oif"
-	if !known || isIndex && len(value) != 4 {
+	return p.In, p.In.Name != ""
+}
+
+// named reports whether an interface has a name or, if that is not zero-terminated,
+// one that begins with it.
+func (p Packet) named(field string, value []byte) truth {
+	d, known := p.device(field)
+	if !known {
 		return maybe
 	}
-	if isIndex {
-		return truthOf(binary.NativeEndian.Uint32(value) == d.Index)
-	}
-	// A value that is not zero-terminated is the beginning of a name.
 	name, _, whole := bytes.Cut(value, []byte{0})
 	return truthOf(string(name) == d.Name || !whole && strings.HasPrefix(d.Name, string(name)))
 }
@@ -283,13 +282,7 @@ func (p Packet) key(field string, mask []byte) []byte {
 func (p Packet) meets(fields []string, mask, key []byte) truth {
 	result := yes
 	for _, f := range fields {
-		size, is := 4, func([]byte) truth { return maybe }
-		if have := p.key(f, mask); have != nil {
-			is = func(b []byte) truth { return truthOf(bytes.Equal(b, have)) }
-		}
-		if f == "iifname" || f == "oifname" {
-			is = func(b []byte) truth { return p.device(f, b) }
-		}
+		size := 4
 		if strings.HasPrefix(f, "ip6 ") {
 			size = 16
 		} else if strings.HasSuffix(f, "ifname") {
@@ -298,9 +291,16 @@ func (p Packet) meets(fields []string, mask, key []byte) truth {
 		if len(key) < size && len(fields) > 1 {
 			return maybe
 		}
-		size = min(size, len(key))
-		result = min(result, is(key[:size]))
-		key = key[size:]
+		part := key[:min(size, len(key))]
+		key = key[len(part):]
+		switch have := p.key(f, mask); {
+		case have != nil:
+			result = min(result, truthOf(bytes.Equal(part, have)))
+		case f == "iifname" || f == "oifname":
+			result = min(result, p.named(f, part))
+		default:
+			result = min(result, maybe)
+		}
 	}
 	return result
 }

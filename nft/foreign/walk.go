@@ -94,7 +94,7 @@ func (w *walker) begin(base *Chain, p packets) {
 // A path is what is known about the packets that reach a rule.
 type path struct {
 	packets
-	marks []mark
+	marks []bits
 	from  []string         // the source, as text
 	words []string         // the other conditions, as text
 	via   []nfnetlink.Rule // the jumps
@@ -321,7 +321,7 @@ const (
 
 // markedForIt reports whether a rule is for packets marked by the rule's own
 // program. kube-proxy's bit is configurable, the names of its chains are not.
-func markedForIt(c *Chain, marks []mark) bool {
+func markedForIt(c *Chain, marks []bits) bool {
 	for _, m := range marks {
 		bits, ok := m.set()
 		if ok && (bits&^(kubeProxyMark|portmapMark) == 0 || c.Name == "KUBE-POSTROUTING" || c.Table == "kube-proxy") {
