@@ -48,7 +48,6 @@ func dial() (*netlink.Conn, error) {
 	return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: pageSize})
 }
 
-// with calls fn with a new connection.
 func (t *Table) with(fn func(*netlink.Conn) error) error {
 	nl, err := t.dial()
 	if err != nil {
@@ -97,16 +96,6 @@ type Filter struct {
 	Mask   Status // the status flags to compare
 }
 
-// request returns the request for a dump of what the filter matches.
-func (f Filter) request() netlink.Message {
-	body := header(f.Family)
-	if f.Mask != 0 {
-		body = appendUint32(body, ctaStatus, uint32(f.Status))
-		body = appendUint32(body, ctaStatusMask, uint32(f.Mask))
-	}
-	return message(msgGet, netlink.Dump, body)
-}
-
 // ErrStop ends a dump without an error.
 var ErrStop = errors.New("stop")
 
@@ -129,9 +118,14 @@ func (t *Table) Dump(f Filter, start func() func(*Entry) error) error {
 }
 
 func (t *Table) dump(f Filter, visit func(*Entry) error) error {
+	request := header(f.Family)
+	if f.Mask != 0 {
+		request = appendUint32(request, ctaStatus, uint32(f.Status))
+		request = appendUint32(request, ctaStatusMask, uint32(f.Mask))
+	}
 	return t.with(func(nl *netlink.Conn) error {
 		var e Entry
-		return exchange(nl, f.request(), func(body []byte) error {
+		return exchange(nl, message(msgGet, netlink.Dump, request), func(body []byte) error {
 			if err := e.decode(body); err != nil {
 				return err
 			}
@@ -183,7 +177,6 @@ func (e *Entry) remove(nl *netlink.Conn) error {
 	return err
 }
 
-// request returns a message about this entry.
 func (e *Entry) request(kind uint16, flags netlink.HeaderFlags) netlink.Message {
 	family := uint8(unix.AF_INET)
 	if e.Original.Src.Addr().Is6() {

@@ -18,10 +18,8 @@ type Status uint32
 // Flags of a status.
 const (
 	SeenReply Status = 1 << 1
-	Assured   Status = 1 << 2
 	Confirmed Status = 1 << 3
 	SrcNAT    Status = 1 << 4
-	DstNAT    Status = 1 << 5
 	// SrcNATDone is set once source NAT was decided, whether the source was
 	// translated or not. An entry without it was created before there was a NAT
 	// chain for its family; the kernel no longer translates it.
@@ -121,7 +119,6 @@ var states = map[uint16][]string{
 	},
 }
 
-// decode fills the entry from the attributes of a message.
 func (e *Entry) decode(b []byte) error {
 	*e = Entry{}
 	return nfnetlink.Each(b, func(typ uint16, data []byte) error {

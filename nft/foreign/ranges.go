@@ -24,12 +24,10 @@ func anywhere(f nfnetlink.Family) []iprange.Range {
 	return []iprange.Range{everyIPv4, everyIPv6}
 }
 
-// contains reports whether an address is in a set.
 func contains(set []iprange.Range, a netip.Addr) bool {
 	return slices.ContainsFunc(set, func(r iprange.Range) bool { return !a.Less(r.From) && !r.To.Less(a) })
 }
 
-// covers reports whether a set contains all of part.
 func covers(set, part []iprange.Range) bool { return len(iprange.Subtract(part, set)) == 0 }
 
 // packets is a set of packets by their addresses: those of some boxes.
@@ -65,17 +63,16 @@ func (p packets) in(src, dst []iprange.Range) (out packets) {
 // without returns the other packets than those.
 func (p packets) without(src, dst []iprange.Range) (out packets) {
 	for _, b := range p {
-		if src != nil {
-			if others := iprange.Subtract(b.src, src); len(others) > 0 {
-				out = append(out, box{others, b.dst})
-			}
-			b.src = iprange.Intersect(b.src, src)
-		}
-		if dst == nil {
+		both := packets{b}.in(src, dst)
+		if len(both) == 0 {
+			out = append(out, b)
 			continue
 		}
-		if b.dst = iprange.Subtract(b.dst, dst); len(b.src) > 0 && len(b.dst) > 0 {
-			out = append(out, b)
+		if others := iprange.Subtract(b.src, both[0].src); len(others) > 0 {
+			out = append(out, box{others, b.dst})
+		}
+		if others := iprange.Subtract(b.dst, both[0].dst); len(others) > 0 {
+			out = append(out, box{both[0].src, others})
 		}
 	}
 	return out
@@ -102,7 +99,6 @@ func (p packets) size() (n int) {
 	return n
 }
 
-// addresses returns all sources and all destinations.
 func (p packets) addresses() (src, dst []iprange.Range) {
 	for _, b := range p {
 		src, dst = append(src, b.src...), append(dst, b.dst...)

@@ -109,7 +109,7 @@ type reader struct {
 	hooks    []uint32 // of the base chains
 	tracing  bool     // read base chains of all types, and maps instead of sets
 	own      func(nfnetlink.Chain) bool
-	listed   []nfnetlink.Chain // of the family being read, in the order in which packets traverse them
+	listed   []nfnetlink.Chain // of the family being read
 	seen     map[id]bool       // the chains that are in Chains
 	wanted   map[id]bool       // the sets that rules refer to
 	rules    int               // the number of rules read
@@ -144,18 +144,23 @@ func (r *reader) readFamily(family nfnetlink.Family) error {
 	if r.listed, err = r.conn.Chains(family); err != nil {
 		return err
 	}
-	slices.SortStableFunc(r.listed, func(a, b nfnetlink.Chain) int { return cmp.Compare(priority(a), priority(b)) })
 	types := []string{"nat"} // first, in case there are too many rules
 	if r.tracing {
 		types = append(types, "filter", "route")
 	}
-	for _, typ := range types {
-		for _, c := range r.listed {
-			if h := c.Hook; h != nil && h.Type == typ && slices.Contains(r.hooks, h.Number) && !dormant[c.Table] {
-				if err := r.follow(c); err != nil {
-					return err
-				}
-			}
+	var bases []nfnetlink.Chain
+	for _, c := range r.listed {
+		if h := c.Hook; h != nil && slices.Contains(types, h.Type) && slices.Contains(r.hooks, h.Number) && !dormant[c.Table] {
+			bases = append(bases, c)
+		}
+	}
+	slices.SortStableFunc(bases, func(a, b nfnetlink.Chain) int {
+		byType := cmp.Compare(slices.Index(types, a.Hook.Type), slices.Index(types, b.Hook.Type))
+		return cmp.Or(byType, cmp.Compare(a.Hook.Priority, b.Hook.Priority))
+	})
+	for _, c := range bases {
+		if err := r.follow(c); err != nil {
+			return err
 		}
 	}
 	for _, c := range r.listed {
@@ -166,13 +171,6 @@ func (r *reader) readFamily(family nfnetlink.Family) error {
 		}
 	}
 	return nil
-}
-
-func priority(c nfnetlink.Chain) int32 {
-	if c.Hook == nil {
-		return 0
-	}
-	return c.Hook.Priority
 }
 
 // follow reads a base chain and all chains reachable from it, level by level.
@@ -264,7 +262,6 @@ const (
 	maxElements = 200_000
 )
 
-// readSets reads the sets that the rules refer to.
 func (r *reader) readSets() error {
 	tables := map[id]bool{}
 	for want := range r.wanted {

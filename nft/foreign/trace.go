@@ -136,7 +136,6 @@ func (t *Tracer) Trace(p Packet, masqueraded bool) Trace {
 	return t.out
 }
 
-// atHook follows the packet through the base chains of a hook.
 func (t *Tracer) atHook(hook uint32) {
 	var bases []*Chain
 	for i := range t.Chains {
@@ -282,8 +281,11 @@ func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, sto
 	case !a.byMap:
 		targets = []target{{a.verdict, a.target}}
 	}
-	if sure && len(t.path) == 0 {
-		t.ends(r, a, len(on) == 1)
+	switch certain := sure && len(t.path) == 0; {
+	case certain && a.leaves(len(on) == 1):
+		t.out.Left = &Way{Place: t.place(r)}
+	case certain && a.verdict == drop && !t.doubt && !t.ofSources() && t.packet.dropped == nil:
+		t.packet.dropped = &Way{Place: t.place(r)}
 	}
 	for _, to := range targets {
 		back, stops := t.follow(c, to, on)
@@ -301,17 +303,6 @@ func (t *Tracer) place(r nfnetlink.Rule) Place {
 // ruleOf stands for all rules of a chain.
 func ruleOf(c *Chain) nfnetlink.Rule {
 	return nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}
-}
-
-// ends records a rule that certainly ends the packet's way through the base chain.
-func (t *Tracer) ends(r nfnetlink.Rule, a action, inBase bool) {
-	w := &Way{Place: t.place(r)}
-	switch {
-	case a.leaves(inBase):
-		t.out.Left = w
-	case a.verdict == drop && !t.doubt && !t.ofSources():
-		t.packet.dropped = cmp.Or(t.packet.dropped, w)
-	}
 }
 
 // ofSources reports whether the base chain translates sources: those of type nat at
@@ -347,7 +338,6 @@ func (p Packet) rewrites(e nfnetlink.Expr) bool {
 // passed it is tracked.
 const conntrackPriority = -200
 
-// change changes the packet as a statement of a rule does.
 func (t *Tracer) change(r nfnetlink.Rule, s rule.Statement, sure bool) {
 	if s.NewMark != nil {
 		t.packet.mark = t.packet.mark.set(*s.NewMark, sure)

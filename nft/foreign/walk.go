@@ -85,7 +85,6 @@ func (w *walker) walkAll() {
 	}
 }
 
-// begin follows packets from a base chain.
 func (w *walker) begin(base *Chain, p packets) {
 	w.base, w.anything = base.Chain, p
 	w.walk(base, path{packets: p})
@@ -187,7 +186,8 @@ func (w *walker) walk(c *Chain, p path) (taken packets) {
 			}
 			continue
 		}
-		if !returned {
+		if len(p.via) > 0 && !returned && !w.spent() {
+			w.work += taken.size()
 			taken = taken.and(gone)
 		}
 		if !a.ends {

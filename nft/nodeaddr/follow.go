@@ -67,7 +67,6 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// listen follows the addresses until an error occurs.
 func (f *follower) listen(ctx context.Context) error {
 	nl, err := f.dial(groups)
 	if err != nil {
@@ -84,7 +83,10 @@ func (f *follower) listen(ctx context.Context) error {
 		if err := s.takeAll(nl); err != nil {
 			return err
 		}
-		f.report(s.usable())
+		if now := s.usable(); !f.known || !slices.Equal(f.last, now) {
+			f.known, f.last = true, now
+			f.deliver(Change{Addresses: now})
+		}
 		if err := nl.SetReadDeadline(time.Time{}); err != nil {
 			return err
 		}
@@ -128,15 +130,6 @@ func (s state) receive(nl *netlink.Conn) error {
 		}
 	}
 	return nil
-}
-
-// report delivers the addresses if they have changed.
-func (f *follower) report(now []netip.Addr) {
-	if f.known && slices.Equal(f.last, now) {
-		return
-	}
-	f.known, f.last = true, now
-	f.deliver(Change{Addresses: now})
 }
 
 // deliver replaces a change that has not been received yet.

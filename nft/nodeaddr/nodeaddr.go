@@ -60,7 +60,6 @@ func (s state) usable() []netip.Addr {
 // errTorn reports that the listing is inconsistent.
 var errTorn = errors.New("addresses changed while they were listed")
 
-// list reads interfaces and addresses.
 func list(dial Dial) (state, error) {
 	const attempts = 20
 	nl, err := dial(0)
