@@ -200,35 +200,42 @@ type Stats struct {
 
 // Stats reads the counters.
 func (t *Table) Stats() (s Stats, err error) {
-	perCPU := func(typ uint16, data []byte) error {
-		switch n := uint64(number(data)); typ {
+	perCPU := func(typ uint16, n uint32) {
+		switch typ {
 		case ctaStatsInsertFailed:
-			s.InsertFailed += n
+			s.InsertFailed += uint64(n)
 		case ctaStatsDrop:
-			s.Drop += n
+			s.Drop += uint64(n)
 		case ctaStatsEarlyDrop:
-			s.EarlyDrop += n
+			s.EarlyDrop += uint64(n)
 		}
-		return nil
 	}
-	totals := func(typ uint16, data []byte) error {
+	totals := func(typ uint16, n uint32) {
 		switch typ {
 		case ctaStatsEntries:
-			s.Entries = number(data)
+			s.Entries = n
 		case ctaStatsLimit:
-			s.Limit = number(data)
+			s.Limit = n
 		}
-		return nil
 	}
 	err = t.with(func(nl *netlink.Conn) error {
 		none := header(unix.AF_UNSPEC)
-		err := exchange(nl, message(msgStatsCPU, netlink.Dump, none), func(b []byte) error { return nfnetlink.Each(b, perCPU) })
-		if err != nil {
+		if err := exchange(nl, message(msgStatsCPU, netlink.Dump, none), numbers(perCPU)); err != nil {
 			return err
 		}
-		return exchange(nl, message(msgStats, 0, none), func(b []byte) error { return nfnetlink.Each(b, totals) })
+		return exchange(nl, message(msgStats, 0, none), numbers(totals))
 	})
 	return s, described("read connection statistics", err)
+}
+
+// numbers calls fn for every attribute of a message whose attributes are all numbers.
+func numbers(fn func(typ uint16, n uint32)) func(body []byte) error {
+	return func(body []byte) error {
+		return nfnetlink.Each(body, func(typ uint16, data []byte) error {
+			fn(typ, number(data))
+			return nil
+		})
+	}
 }
 
 // described wraps an error with the operation and, if known, the cause.

@@ -33,7 +33,8 @@ func covers(set, part []iprange.Range) bool { return len(iprange.Subtract(part, 
 // packets is a set of packets by their addresses: those of some boxes.
 type packets []box
 
-// A box is the packets from a set of addresses to another set, both of one family.
+// A box is the packets from a set of addresses to another set, both of one family;
+// nil: any.
 type box struct{ src, dst []iprange.Range }
 
 // allPackets returns all packets of a family; inet includes both families.
@@ -60,22 +61,26 @@ func (p packets) in(src, dst []iprange.Range) (out packets) {
 	return out
 }
 
-// without returns the other packets than those.
-func (p packets) without(src, dst []iprange.Range) (out packets) {
-	for _, b := range p {
-		both := packets{b}.in(src, dst)
-		if len(both) == 0 {
-			out = append(out, b)
-			continue
+// without returns the packets that are in none of the boxes.
+func (p packets) without(boxes ...box) packets {
+	for _, gone := range boxes {
+		var rest packets
+		for _, b := range p {
+			both := packets{b}.in(gone.src, gone.dst)
+			if len(both) == 0 {
+				rest = append(rest, b)
+				continue
+			}
+			if others := iprange.Subtract(b.src, both[0].src); len(others) > 0 {
+				rest = append(rest, box{others, b.dst})
+			}
+			if others := iprange.Subtract(b.dst, both[0].dst); len(others) > 0 {
+				rest = append(rest, box{both[0].src, others})
+			}
 		}
-		if others := iprange.Subtract(b.src, both[0].src); len(others) > 0 {
-			out = append(out, box{others, b.dst})
-		}
-		if others := iprange.Subtract(b.dst, both[0].dst); len(others) > 0 {
-			out = append(out, box{both[0].src, others})
-		}
+		p = rest
 	}
-	return out
+	return p
 }
 
 // and returns the union of two sets, or a part of it if it has too many boxes.

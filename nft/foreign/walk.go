@@ -165,16 +165,12 @@ func (w *walker) walk(c *Chain, p path) (taken packets) {
 			continue
 		}
 		w.visit(c, r, q, a)
-		gone, rest := q.packets, p.without(m.src, m.dst)
+		gone, rest := q.packets, p.without(box{m.src, m.dst})
 		if a.returns || a.Source && (m.dst != nil || len(rest) > 0) {
 			gone = nil
 		}
-		q.via = append(slices.Clip(q.via), r)
-		switch {
-		case a.byMap:
-			w.walkUnreferenced(id{c.Family, c.Table, ""}, q)
-		case a.target != "":
-			gone = w.walk(w.chains[id{c.Family, c.Table, a.target}], q)
+		if a.byMap || a.target != "" {
+			gone = w.follow(c, r, q, a)
 		}
 		if !m.plain() {
 			returned = returned || a.returns
@@ -191,11 +187,8 @@ func (w *walker) walk(c *Chain, p path) (taken packets) {
 			taken = taken.and(gone)
 		}
 		if !a.ends {
-			rest = p.packets
-			for _, b := range gone {
-				w.work += rest.size()
-				rest = rest.without(b.src, b.dst)
-			}
+			w.work += len(gone) * p.size()
+			rest = p.without(gone...)
 		}
 		if len(rest) > maxBoxes {
 			returned = true
@@ -206,11 +199,16 @@ func (w *walker) walk(c *Chain, p path) (taken packets) {
 	return taken
 }
 
-// walkUnreferenced follows a verdict map of a table to all chains to which it may
-// lead.
-func (w *walker) walkUnreferenced(table id, q path) {
+// follow walks the chains to which a rule leads: its target, or all to which a verdict
+// map of the table may lead. It returns packets that certainly do not return.
+func (w *walker) follow(c *Chain, r nfnetlink.Rule, q path, a action) packets {
+	q.via = append(slices.Clip(q.via), r)
+	if !a.byMap {
+		return w.walk(w.chains[id{c.Family, c.Table, a.target}], q)
+	}
+	table := id{c.Family, c.Table, ""}
 	if w.mapped[table] {
-		return
+		return nil
 	}
 	chains := w.unreferenced[table]
 	w.steps += len(chains)
@@ -218,6 +216,7 @@ func (w *walker) walkUnreferenced(table id, q path) {
 	for _, to := range chains {
 		w.walk(to, q)
 	}
+	return nil
 }
 
 // spend counts the ranges that have to be compared for a rule. If there were too
