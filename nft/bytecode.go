@@ -3,6 +3,7 @@ package nft
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
@@ -11,24 +12,27 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// bytecode returns the rule in the kernel's form.
-func (r Rule) bytecode(t Table, chain string, s Sides) nfnetlink.Rule {
-	out := nfnetlink.Rule{Family: t.Family, Table: t.Name, Chain: chain}
-	for _, n := range r.Nodes {
-		out.Exprs = append(out.Exprs, n.Bytecode(t.Family, s)...)
-	}
-	if r.Comment != "" {
-		out.UserData = userdata.AppendString(nil, userdata.TypeComment, r.Comment)
-	}
-	return out
-}
-
 // Bytecode returns the rules of the chain in the kernel's form. The sides map the
-// table's sets to their names in the kernel.
+// table's sets to their names in the kernel. Rules share the bytecode of a node that
+// is the same in the rule before: in a list of CIDRs, that is all but one.
 func (c Chain) Bytecode(t Table, s Sides) []nfnetlink.Rule {
 	out := make([]nfnetlink.Rule, len(c.Rules))
+	var before []Node
+	var parts [][]nfnetlink.Expr // by node of the rule before
 	for i, r := range c.Rules {
-		out[i] = r.bytecode(t, c.Name, s)
+		now := make([][]nfnetlink.Expr, len(r.Nodes))
+		for j, n := range r.Nodes {
+			if j < len(before) && n == before[j] {
+				now[j] = parts[j]
+			} else {
+				now[j] = n.Bytecode(t.Family, s)
+			}
+		}
+		before, parts = r.Nodes, now
+		out[i] = nfnetlink.Rule{Family: t.Family, Table: t.Name, Chain: c.Name, Exprs: slices.Concat(now...)}
+		if r.Comment != "" {
+			out[i].UserData = userdata.AppendString(nil, userdata.TypeComment, r.Comment)
+		}
 	}
 	return out
 }

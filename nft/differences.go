@@ -25,19 +25,20 @@ func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Ru
 	if slices.EqualFunc(wanted, got, sameRule) {
 		return nil
 	}
+	head, tail := SameEnds(wanted, got, sameRule)
 	var diffs []string
 	unmatched := map[string]int{}
-	for _, r := range got {
+	for _, r := range got[head : len(got)-tail] {
 		unmatched[ruleKey(r)]++
 	}
-	for i, w := range wanted {
+	for i, w := range wanted[head : len(wanted)-tail] {
 		if key := ruleKey(w); unmatched[key] > 0 {
 			unmatched[key]--
 		} else {
-			diffs = append(diffs, fmt.Sprintf("%s: missing rule: %s", where, c.Rules[i]))
+			diffs = append(diffs, fmt.Sprintf("%s: missing rule: %s", where, c.Rules[head+i]))
 		}
 	}
-	for _, r := range got {
+	for _, r := range got[head : len(got)-tail] {
 		if key := ruleKey(r); unmatched[key] > 0 {
 			unmatched[key]--
 			diffs = append(diffs, fmt.Sprintf("%s: unexpected rule: %s", where, rule.String(r)))
@@ -47,6 +48,18 @@ func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Ru
 		diffs = append(diffs, where+" has its rules in another order")
 	}
 	return diffs
+}
+
+// SameEnds returns how many rules at the beginning of two lists are the same, and how
+// many of the others at the end.
+func SameEnds(a, b []nfnetlink.Rule, same func(a, b nfnetlink.Rule) bool) (head, tail int) {
+	for head < min(len(a), len(b)) && same(a[head], b[head]) {
+		head++
+	}
+	for tail < min(len(a), len(b))-head && same(a[len(a)-1-tail], b[len(b)-1-tail]) {
+		tail++
+	}
+	return head, tail
 }
 
 // AddMasquerade adds the switches and ports of a rule that masquerades: of the ones

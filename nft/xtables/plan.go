@@ -125,14 +125,7 @@ func (n *Shared) addJump(b *nfnetlink.Batch, jump nfnetlink.Rule, chain string) 
 // beginning and the end stay; of the others, a rule that is needed again keeps
 // its counter.
 func editRules(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
-	head := 0
-	for head < len(want) && head < len(got) && sameXT(want[head], got[head]) {
-		head++
-	}
-	tail := 0
-	for tail < min(len(want), len(got))-head && sameXT(want[len(want)-1-tail], got[len(got)-1-tail]) {
-		tail++
-	}
+	head, tail := nft.SameEnds(want, got, sameXT)
 	middle := got[head : len(got)-tail]
 	counted := make(map[string][][]nfnetlink.Expr, len(middle))
 	for _, r := range middle {
