@@ -162,7 +162,7 @@ func judge(ctx context.Context, k *kernel.Kernel) (*conntrack.Judge, nft.Policy,
 
 // judgeBy returns a judge for a policy on this node.
 func judgeBy(ctx context.Context, k *kernel.Kernel, policy nft.Policy) (*conntrack.Judge, error) {
-	j, err := agent.Judge(ctx, k, policy)
+	j, err := agent.Judge(ctx, k, nft.Ruleset{Policy: policy})
 	return j, hinted(err)
 }
 

@@ -128,9 +128,10 @@ func enforced(p nft.Policy, all []foreign.Conflict) (conflicts, podless, overrid
 	return conflicts, podless, overridden
 }
 
-// Rewrites finds all rules of other programs that can rewrite a source address.
-func (k *Kernel) Rewrites(ctx context.Context) (foreign.Rewrites, error) {
-	snapshot, err := k.snapshot(ctx, nft.Ruleset{})
+// Rewrites finds all rules of other programs that can rewrite a source address. Rules
+// of the given ruleset are ours; without one, what the kernel has of ours is read.
+func (k *Kernel) Rewrites(ctx context.Context, held nft.Ruleset) (foreign.Rewrites, error) {
+	snapshot, err := k.snapshot(ctx, held)
 	if err != nil {
 		return nil, err
 	}

@@ -130,12 +130,12 @@ func (w *world) pressure() (conntrack.Pressure, error) {
 	}, nil
 }
 
-func (w *world) Stale(context.Context, nft.Policy) (conntrack.Stale, error) {
+func (w *world) Stale(context.Context, nft.Ruleset) (conntrack.Stale, error) {
 	w.recounts.Add(1)
 	return conntrack.Stale{Count: int(w.stale.Load())}, nil
 }
 
-func (w *world) Flush(context.Context, nft.Policy, config.Stale) (int, error) { return 0, nil }
+func (w *world) Flush(context.Context, nft.Ruleset, config.Stale) (int, error) { return 0, nil }
 
 func (w *world) PortID() uint32 { return ownPort }
 

@@ -21,13 +21,13 @@ func (a *Agent) policyChanged() {
 	case <-a.changedPolicy: // one that was not handled yet
 	default:
 	}
-	a.changedPolicy <- effective{a.policy.want.Policy, a.staleConnections}
+	a.changedPolicy <- effective{*a.policy.want, a.staleConnections}
 }
 
-// effective is a policy in the kernel, and what to do with connections that
+// effective is a ruleset in the kernel, and what to do with connections that
 // contradict it.
 type effective struct {
-	nft.Policy
+	nft.Ruleset
 	stale config.Stale
 }
 
@@ -37,14 +37,14 @@ func (a *Agent) flush(ctx context.Context, p effective) error {
 	if p.stale == config.StaleKeep {
 		return nil
 	}
-	first, err := a.kernel.Flush(ctx, p.Policy, p.stale)
+	first, err := a.kernel.Flush(ctx, p.Ruleset, p.stale)
 	if err != nil || first == 0 {
 		return err
 	}
 	if wait(ctx, time.Second); ctx.Err() != nil {
 		return nil
 	}
-	second, err := a.kernel.Flush(ctx, p.Policy, p.stale)
+	second, err := a.kernel.Flush(ctx, p.Ruleset, p.stale)
 	a.log.Info("deleted connections that contradict the changed policy",
 		zap.String("event", "stale_connections_deleted"), zap.Int("connections", first+second), zap.String("protocols", string(p.stale)))
 	return err
@@ -73,7 +73,7 @@ func (a *Agent) watchConnections(ctx context.Context) {
 		start := time.Now()
 		var stale conntrack.Stale
 		if err == nil {
-			stale, err = a.kernel.Stale(ctx, policy.Policy)
+			stale, err = a.kernel.Stale(ctx, policy.Ruleset)
 		}
 		if ctx.Err() != nil {
 			return

@@ -27,8 +27,8 @@ type Kernel interface {
 
 	// These run next to the others, which do not wait for them.
 	Others(context.Context, nft.Ruleset) (kernel.Others, error)
-	Stale(context.Context, nft.Policy) (conntrack.Stale, error)
-	Flush(context.Context, nft.Policy, config.Stale) (int, error)
+	Stale(context.Context, nft.Ruleset) (conntrack.Stale, error)
+	Flush(context.Context, nft.Ruleset, config.Stale) (int, error)
 }
 
 // A Host is the kernel of this network namespace.
@@ -76,10 +76,10 @@ func (h *Host) Others(ctx context.Context, want nft.Ruleset) (others kernel.Othe
 	return others, err
 }
 
-// Stale counts the connections that contradict a policy.
-func (h *Host) Stale(ctx context.Context, p nft.Policy) (stale conntrack.Stale, err error) {
+// Stale counts the connections that contradict the policy of our ruleset in the kernel.
+func (h *Host) Stale(ctx context.Context, r nft.Ruleset) (stale conntrack.Stale, err error) {
 	err = h.apart(ctx, func(k *kernel.Kernel) error {
-		j, err := Judge(ctx, k, p)
+		j, err := Judge(ctx, k, r)
 		if err == nil {
 			stale, err = conntrack.Open().CountStale(j)
 		}
@@ -88,10 +88,10 @@ func (h *Host) Stale(ctx context.Context, p nft.Policy) (stale conntrack.Stale, 
 	return stale, err
 }
 
-// Flush deletes connections that contradict a policy.
-func (h *Host) Flush(ctx context.Context, p nft.Policy, which config.Stale) (n int, err error) {
+// Flush deletes those connections.
+func (h *Host) Flush(ctx context.Context, r nft.Ruleset, which config.Stale) (n int, err error) {
 	err = h.apart(ctx, func(k *kernel.Kernel) error {
-		j, err := Judge(ctx, k, p)
+		j, err := Judge(ctx, k, r)
 		if err == nil {
 			n, err = conntrack.Open().Flush(ctx, j, func(e *conntrack.Entry) bool {
 				return which == config.StaleAll || e.Original.Protocol == unix.IPPROTO_UDP
@@ -102,15 +102,16 @@ func (h *Host) Flush(ctx context.Context, p nft.Policy, which config.Stale) (n i
 	return n, err
 }
 
-// Judge returns a judge of connections for a policy on this node.
-func Judge(ctx context.Context, k *kernel.Kernel, policy nft.Policy) (*conntrack.Judge, error) {
+// Judge returns a judge of connections for the policy of a ruleset on this node. If
+// the kernel has the ruleset, its rules need not be read.
+func Judge(ctx context.Context, k *kernel.Kernel, r nft.Ruleset) (*conntrack.Judge, error) {
 	local, err := kernel.LocalPrefixes()
 	if err != nil {
 		return nil, err
 	}
-	rewrites, err := k.Rewrites(ctx)
+	rewrites, err := k.Rewrites(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	return conntrack.NewJudge(policy, local, rewrites.Meet), nil
+	return conntrack.NewJudge(r.Policy, local, rewrites.Meet), nil
 }

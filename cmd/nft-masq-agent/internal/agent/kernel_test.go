@@ -83,11 +83,11 @@ func (k nodeKernel) Counters(l nft.Layout) ([]nft.Counts, error) {
 	return openKernel(k.t, k.node).Counters(l)
 }
 
-func (k nodeKernel) Stale(context.Context, nft.Policy) (conntrack.Stale, error) {
+func (k nodeKernel) Stale(context.Context, nft.Ruleset) (conntrack.Stale, error) {
 	return conntrack.Stale{}, nil
 }
 
-func (k nodeKernel) Flush(context.Context, nft.Policy, config.Stale) (int, error) { return 0, nil }
+func (k nodeKernel) Flush(context.Context, nft.Ruleset, config.Stale) (int, error) { return 0, nil }
 
 // sendCounted sends connections of both families, a different number for each
 // verdict.
