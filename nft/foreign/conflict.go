@@ -164,15 +164,14 @@ func Conflicts(s Snapshot, exempt []netip.Prefix) ([]Conflict, int) {
 
 func search(s Snapshot, exempt []netip.Prefix) *walker {
 	w := newWalker(s)
-	var prefixes []netip.Prefix
-	w.dst, prefixes = exemptions(exempt)
+	w.dst = exemptions(exempt)
 	w.visit = func(c *Chain, r nfnetlink.Rule, q path, a action) {
 		if !a.Source || markedForIt(c, q.marks) || needed(q.packets) {
 			return
 		}
 		src, dst := q.addresses()
 		conflict := Conflict{}
-		conflict.Exempt, conflict.More = w.hits(dst, prefixes)
+		conflict.Exempt, conflict.More = w.hits(dst)
 		if len(src) <= maxNamed {
 			conflict.src = src
 		}
@@ -182,30 +181,29 @@ func search(s Snapshot, exempt []netip.Prefix) *walker {
 	return w
 }
 
-// hits returns the first of the prefixes, which are those of w.dst, that overlap with
-// destinations.
-func (w *walker) hits(dst []iprange.Range, prefixes []netip.Prefix) (hits []netip.Prefix, more bool) {
+// hits returns the first prefixes in w.dst that overlap with destinations.
+func (w *walker) hits(dst []iprange.Range) (hits []netip.Prefix, more bool) {
 	for i := range w.overlaps(dst) {
-		switch n := len(hits); {
-		case n > 0 && hits[n-1] == prefixes[i]:
-		case n == maxNamed:
+		switch p, _ := w.dst[i].Prefix(); {
+		case len(hits) > 0 && hits[len(hits)-1] == p:
+		case len(hits) == maxNamed:
 			return hits, true
 		default:
-			hits = append(hits, prefixes[i])
+			hits = append(hits, p)
 		}
 	}
 	return hits, false
 }
 
 // exemptions sorts prefixes and drops those covered by others.
-func exemptions(exempt []netip.Prefix) (ranges []iprange.Range, prefixes []netip.Prefix) {
+func exemptions(exempt []netip.Prefix) (ranges []iprange.Range) {
 	sorted := slices.Clone(exempt)
 	slices.SortFunc(sorted, netip.Prefix.Compare)
 	for _, p := range sorted {
 		r := iprange.Of(p)
 		if n := len(ranges); n == 0 || ranges[n-1].To.Less(r.From) {
-			ranges, prefixes = append(ranges, r), append(prefixes, p.Masked())
+			ranges = append(ranges, r)
 		}
 	}
-	return ranges, prefixes
+	return ranges
 }

@@ -126,11 +126,11 @@ const (
 	maxVisits = 16      // of one chain, from different rules
 	maxSteps  = 100_000 // rules visited on all paths
 	maxWork   = 500_000 // ranges compared
-	maxBoxes  = 64
-	maxWords  = 32     // conditions of a path that are kept as text
-	maxSource = 1024   // bytes of the sources of a conflict, as text
-	maxFound  = 5_000  // conflicts; with the last one, the search ends
-	maxKept   = 50_000 // ranges of all rewrites together
+	maxBoxes  = 32      // of the packets that reach a rule
+	maxWords  = 32      // conditions of a path that are kept as text
+	maxSource = 1024    // bytes of the sources of a conflict, as text
+	maxFound  = 5_000   // conflicts; with the last one, the search ends
+	maxKept   = 50_000  // ranges of all rewrites together
 )
 
 // walk traverses a chain. It returns packets that certainly do not return from the
