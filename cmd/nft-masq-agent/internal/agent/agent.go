@@ -580,7 +580,7 @@ func (a *Agent) report(o outcome) {
 	if o.before.refused != "" {
 		a.log.Info("kernel accepted the rules again", zap.String("event", "rules_accepted"))
 	}
-	a.logReplaced(kernel.Others{Legacy: o.Replaced})
+	a.logReplaced(o.Replaced)
 	if o.tookOver {
 		a.logTakenOver(o.Applied)
 		if !o.drift {

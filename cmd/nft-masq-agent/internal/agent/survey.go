@@ -111,7 +111,7 @@ func (s *survey) hold(look kernel.Look) kernel.Look {
 	return look
 }
 
-func namesOf(chains []foreign.XTChain) (names []string) {
+func namesOf[T fmt.Stringer](chains []T) (names []string) {
 	for _, c := range chains {
 		names = append(names, c.String())
 	}
@@ -140,7 +140,7 @@ func (a *Agent) logXTables(chains []foreign.XTChain) {
 
 func (a *Agent) logLegacy(others kernel.Others) {
 	s := &a.survey
-	found, fields := a.legacyFields(others)
+	found, fields := a.legacyFields(others.Legacy)
 	if slices.Equal(found, s.legacy) {
 		return
 	}
@@ -171,20 +171,16 @@ func (a *Agent) logTakenOver(applied kernel.Applied) {
 }
 
 // logReplaced logs which rules were in the place of ours.
-func (a *Agent) logReplaced(replaced kernel.Others) {
+func (a *Agent) logReplaced(replaced []foreign.LegacyChain) {
 	if found, fields := a.legacyFields(replaced); len(found) > 0 {
 		a.log.Warn("rules of another agent or version in our chain were replaced: stop any iptables-based agent", append(fields, zap.String("event", "legacy_rules_replaced"))...)
 	}
 }
 
-func (a *Agent) legacyFields(others kernel.Others) (found []string, fields []zap.Field) {
-	randomFully := false
-	for _, l := range others.Legacy {
-		found = append(found, l.String())
-		randomFully = randomFully || l.RandomFully
-	}
+func (a *Agent) legacyFields(chains []foreign.LegacyChain) (found []string, fields []zap.Field) {
+	found = namesOf(chains)
 	fields = []zap.Field{zap.Strings("found", found)}
-	if randomFully && !a.settings.NFT().RandomFully {
+	if slices.ContainsFunc(chains, func(c foreign.LegacyChain) bool { return c.RandomFully }) && !a.settings.NFT().RandomFully {
 		fields = append(fields, zap.String("note", "it masquerades to random source ports, this agent does not: see --random-fully"))
 	}
 	return found, fields
@@ -221,14 +217,12 @@ func (a *Agent) logConflicts(others kernel.Others) {
 		if len(c.Via) > 0 {
 			fields = append(fields, zap.String("via", strings.Join(c.ViaText(), "; ")))
 		}
-		switch c.Kind {
-		case foreign.Masquerades:
-			a.log.Warn("another program's rule masquerades what the config exempts", append(fields, zap.String("event", "foreign_masquerade"))...)
-		case foreign.Exempts:
-			a.log.Warn("another program's rule accepts what the config masquerades", append(fields, zap.String("event", "foreign_exemption"))...)
-		case foreign.Translates:
-			a.log.Warn("another program's rule translates what the config masquerades", append(fields, zap.String("event", "foreign_translation"))...)
-		}
+		kind := map[foreign.Kind]struct{ event, message string }{
+			foreign.Masquerades: {"foreign_masquerade", "another program's rule masquerades what the config exempts"},
+			foreign.Exempts:     {"foreign_exemption", "another program's rule accepts what the config masquerades"},
+			foreign.Translates:  {"foreign_translation", "another program's rule translates what the config masquerades"},
+		}[c.Kind]
+		a.log.Warn(kind.message, append(fields, zap.String("event", kind.event))...)
 	}
 	bases := slices.Sorted(maps.Keys(more))
 	if len(bases) > maxLogged {
