@@ -134,7 +134,11 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 	if err != nil {
 		return exitFailed, err
 	}
-	if err := f.print(listed, j, e.stdout); err != nil {
+	all := make([]answer.Connection, len(listed))
+	for i := range listed {
+		all[i] = answer.NewConnection(&listed[i], j)
+	}
+	if err := list(e.stdout, f.output, all, answer.Connections); err != nil {
 		return exitFailed, err
 	}
 	if total > len(listed) {
@@ -212,19 +216,11 @@ func (f *connectionsFlags) find(table *conntrack.Table, j *conntrack.Judge) (lis
 	return listed, total, err
 }
 
-func (f *connectionsFlags) print(listed []conntrack.Entry, j *conntrack.Judge, w io.Writer) error {
-	all := make([]answer.Connection, len(listed))
-	for i := range listed {
-		all[i] = answer.NewConnection(&listed[i], j)
+// list prints a list as text, or as JSON with a line for each entry.
+func list[T any](w io.Writer, format string, all []T, text func([]T) string) error {
+	if format != outputJSON {
+		return write(w, text(all))
 	}
-	if f.output == outputJSON {
-		return writeLines(w, all)
-	}
-	return write(w, answer.Connections(all))
-}
-
-// writeLines prints each value as JSON on a separate line.
-func writeLines[T any](w io.Writer, all []T) error {
 	var b strings.Builder
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
@@ -293,10 +289,7 @@ func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e enviro
 			Used: u.Used, Ports: ports, Pods: pods[i],
 		}
 	}
-	if f.output == outputJSON {
-		return exitDone, writeLines(e.stdout, all)
-	}
-	return exitDone, write(e.stdout, answer.Ports(all))
+	return exitDone, list(e.stdout, f.output, all, answer.Ports)
 }
 
 // podsOf returns the pods that use the most ports, for each destination.
