@@ -41,7 +41,7 @@ func (a *Agent) flush(ctx context.Context, p effective) error {
 	if err != nil || first == 0 {
 		return err
 	}
-	if wait(ctx, time.Second); ctx.Err() != nil {
+	if !wait(ctx, time.Second) {
 		return nil
 	}
 	second, err := a.kernel.Flush(ctx, p.Ruleset, p.stale)

@@ -25,12 +25,15 @@ func backoff(tries int) time.Duration {
 	return d - d/10 + rand.N(d/5)
 }
 
-func wait(ctx context.Context, d time.Duration) {
+// wait waits, and reports whether ctx is not done.
+func wait(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
+		return true
 	case <-ctx.Done():
+		return false
 	}
 }
 
