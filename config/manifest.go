@@ -12,15 +12,15 @@ import (
 var configMapKind = regexp.MustCompile(`(?m)^\s*"?kind"?\s*:\s*"?ConfigMap\b`)
 
 // ReadFrom reads a source of at most 4 MiB from r, such as standard input.
-func ReadFrom(r io.Reader, name string) (Source, error) {
+func ReadFrom(r io.Reader, name string) ([]Source, error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxSize+1))
 	if err != nil {
-		return Source{}, fmt.Errorf("config: %s: %w", name, err)
+		return nil, fmt.Errorf("config: %s: %w", name, err)
 	}
 	if len(data) > maxSize {
-		return Source{}, Problems{tooLarge(name, false)}
+		return nil, Problems{tooLarge(name, false)}
 	}
-	return Source{Name: name, Data: data}, nil
+	return []Source{{Name: name, Data: data}}, nil
 }
 
 // Unwrap returns the config in a ConfigMap manifest: its entry config or

@@ -273,7 +273,7 @@ func (d *daemon) settles(before nft.Ruleset, flags []string) (nft.Ruleset, error
 	sources, err := config.Read(d.path)
 	if err == nil {
 		var c config.Config
-		if c, _, err = config.Parse(o.Defaults(), sources...); err == nil {
+		if c, _, err = config.Parse(o.Defaults, sources...); err == nil {
 			want = nft.Compile(c, o.NFT())
 		}
 	}

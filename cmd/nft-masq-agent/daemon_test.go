@@ -215,7 +215,7 @@ func optionsOf(t testing.TB, args ...string) options.Options {
 func wants(t testing.TB, text string, args ...string) nft.Ruleset {
 	t.Helper()
 	o := optionsOf(t, args...)
-	c, _, err := config.Parse(o.Defaults(), config.Source{Name: "config", Data: []byte(text)})
+	c, _, err := config.Parse(o.Defaults, config.Source{Name: "config", Data: []byte(text)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func newLogger(w zapcore.WriteSyncer, o options.Options) *zap.Logger {
 		encoder = zapcore.NewConsoleEncoder(encoding)
 	}
 	level := zapcore.InfoLevel
-	if o.Klog.Verbosity >= debugVerbosity {
+	if o.Verbosity >= debugVerbosity {
 		level = zapcore.DebugLevel
 	}
 	return zap.New(zapcore.NewCore(encoder, w, level))

@@ -68,7 +68,7 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 	lines.report = func(lost uint64) {
 		log.Warn("log lines were lost because nothing read the log", zap.String("event", "log_lines_lost"), zap.Uint64("lost", lost))
 	}
-	if path := o.Klog.IgnoredFile(); path != "" {
+	if path := o.IgnoredLogFile(); path != "" {
 		log.Warn("--log_file is not written: the log goes to standard output", zap.String("event", "log_file_ignored"), zap.String("path", path))
 	}
 	k := kernel.Open()

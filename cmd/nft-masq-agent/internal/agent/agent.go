@@ -112,7 +112,7 @@ type progress struct {
 
 // New returns an agent. Run starts it.
 func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
-	resync := config.Default(s.Defaults()).ResyncInterval
+	resync := config.Default(s.Defaults).ResyncInterval
 	a := &Agent{
 		in: in, kernel: k, settings: s, log: log,
 		resync:   resync,
@@ -264,7 +264,7 @@ func (a *Agent) compile(f Files) (content, []config.Problem, error) {
 	if f.Err != nil {
 		return content{}, nil, f.Err
 	}
-	b, err := nft.Build(a.settings.Defaults(), a.settings.NFT(), f.Sources...)
+	b, err := nft.Build(a.settings.Defaults, a.settings.NFT(), f.Sources...)
 	if err != nil {
 		return content{lenient: b.Lenient}, b.Warnings, firstProblems(err)
 	}
@@ -334,7 +334,7 @@ const rewriting = time.Second
 // reconsider decides again what to enforce while no config has been accepted,
 // because the state of the node may have changed.
 func (a *Agent) reconsider(ctx context.Context) error {
-	n := node{defaults: nft.Compile(config.Default(a.settings.Defaults()), a.settings.NFT())}
+	n := node{defaults: nft.Compile(config.Default(a.settings.Defaults), a.settings.NFT())}
 	previous, older := a.policy.needs(a.content)
 	if previous {
 		r, found, err := a.kernel.ReadBack(ctx)

@@ -148,7 +148,7 @@ func (r *Status) SetEnforced(o options.Options, lenient *nft.Ruleset) {
 		r.Config.Enforced = "none of our rules are installed"
 	case lenient != nil && hash == lenient.Hash():
 		r.Config.Enforced = fmt.Sprintf("what the older agents make of it (%s) is installed, mode %s", hash, r.Kernel.Mode)
-	case hash == of(config.Default(o.Defaults())):
+	case hash == of(config.Default(o.Defaults)):
 		r.Config.Enforced = fmt.Sprintf("the built-in defaults (%s) are installed, mode %s", hash, r.Kernel.Mode)
 	default:
 		r.Config.Enforced = fmt.Sprintf("an earlier config (%s) is installed, mode %s", hash, r.Kernel.Mode)

@@ -6,50 +6,43 @@ import (
 	"strconv"
 )
 
-// KlogFlags are the flags of klog and glog that have an effect.
-type KlogFlags struct {
-	Verbosity int
-	logFile   string
-}
-
-// KlogNames lists the flags of k8s.io/klog/v2 2.140, and of github.com/golang/glog
-// 1.2, which ip-masq-agent links. Those of klog 1 are among them.
-func KlogNames() []string {
-	return []string{
-		"add_dir_header", "alsologtostderr", "alsologtostderrthreshold", "legacy_stderr_threshold_behavior",
-		"log_backtrace_at", "log_dir", "log_file", "log_file_max_size", "log_link", "logbuflevel", "logtostderr",
-		"one_output", "skip_headers", "skip_log_headers", "stderrthreshold", "v", "vmodule",
-	}
+// KlogNames lists the flags of klog and glog.
+func KlogNames() (names []string) {
+	fs := flag.NewFlagSet("", flag.ContinueOnError)
+	new(Options).addKlogFlags(fs)
+	fs.VisitAll(func(f *flag.Flag) { names = append(names, f.Name) })
+	return names
 }
 
 // IsKlogFlag reports whether a flag is one of klog's or glog's.
 func IsKlogFlag(name string) bool { return slices.Contains(KlogNames(), name) }
 
-// addKlogFlags declares the flags of klog and glog, so that command lines for
-// them are accepted. All except -v are ignored: the log goes to stdout.
-func addKlogFlags(fs *flag.FlagSet) *KlogFlags {
-	k := &KlogFlags{}
+// addKlogFlags declares the flags of k8s.io/klog/v2 2.140, and of
+// github.com/golang/glog 1.2, which ip-masq-agent links, so that command lines for
+// them are accepted. Those of klog 1 are among them. All except -v are ignored:
+// the log goes to stdout.
+func (o *Options) addKlogFlags(fs *flag.FlagSet) {
 	const nothing = "accepted, does nothing"
-	for _, name := range KlogNames() {
-		switch name {
-		case "v":
-			AddFlag(fs, &k.Verbosity, name, "0", "log `LEVEL`: from 4 on, details too", strconv.Atoi)
-		case "log_file":
-			fs.StringVar(&k.logFile, name, "", nothing)
-		case "alsologtostderrthreshold", "log_backtrace_at", "log_dir", "log_file_max_size", "log_link", "logbuflevel", "stderrthreshold", "vmodule":
-			fs.String(name, "", nothing)
-		default:
-			fs.Bool(name, name == "logtostderr" || name == "legacy_stderr_threshold_behavior", nothing)
-		}
+	AddFlag(fs, &o.Verbosity, "v", "0", "log `LEVEL`: from 4 on, details too", strconv.Atoi)
+	fs.StringVar(&o.logFile, "log_file", "", nothing)
+	for _, name := range []string{
+		"alsologtostderrthreshold", "log_backtrace_at", "log_dir", "log_file_max_size", "log_link", "logbuflevel", "stderrthreshold", "vmodule",
+	} {
+		fs.String(name, "", nothing)
 	}
-	return k
+	for _, name := range []string{"add_dir_header", "alsologtostderr", "one_output", "skip_headers", "skip_log_headers"} {
+		fs.Bool(name, false, nothing)
+	}
+	for _, name := range []string{"legacy_stderr_threshold_behavior", "logtostderr"} {
+		fs.Bool(name, true, nothing)
+	}
 }
 
-// IgnoredFile returns the path of --log_file if users might expect the log there,
-// otherwise "".
-func (k KlogFlags) IgnoredFile() string {
-	if slices.Contains([]string{"/dev/stdout", "/dev/stderr", "/dev/null"}, k.logFile) {
+// IgnoredLogFile returns the path of --log_file if users might expect the log
+// there, otherwise "".
+func (o Options) IgnoredLogFile() string {
+	if slices.Contains([]string{"/dev/stdout", "/dev/stderr", "/dev/null"}, o.logFile) {
 		return ""
 	}
-	return k.logFile
+	return o.logFile
 }

@@ -28,12 +28,12 @@ func (o Options) Load() (Loaded, error) {
 	}
 	var l Loaded
 	for i := range sources {
-		sources[i].Name = o.trimRoot(sources[i].Name)
+		sources[i].Name = strings.TrimPrefix(sources[i].Name, o.Root)
 		if !sources[i].Ignored {
 			l.Files = append(l.Files, sources[i].Name)
 		}
 	}
-	l.Built, err = nft.Build(o.Defaults(), o.NFT(), sources...)
+	l.Built, err = nft.Build(o.Defaults, o.NFT(), sources...)
 	if note != nil {
 		l.Warnings = append(l.Warnings, *note)
 	}
@@ -43,12 +43,11 @@ func (o Options) Load() (Loaded, error) {
 // sources reads the files. note is a note about them.
 func (o Options) sources() (sources []config.Source, note *config.Problem, err error) {
 	if o.Input != nil && (o.ConfigPath == "-" || o.ConfigPath == "/dev/stdin") {
-		s, err := config.ReadFrom(o.Input, "standard input")
-		if err != nil {
-			return nil, nil, err
-		}
-		sources = []config.Source{s}
-	} else if sources, err = config.Read(o.Root + o.ConfigPath); err != nil {
+		sources, err = config.ReadFrom(o.Input, "standard input")
+	} else {
+		sources, err = config.Read(o.Root + o.ConfigPath)
+	}
+	if err != nil {
 		return nil, nil, err
 	}
 	if len(sources) == 0 && o.MustExist {
@@ -69,20 +68,13 @@ func (o *Options) ForCommand(fs *flag.FlagSet, input io.Reader) {
 	fs.Visit(func(f *flag.Flag) { o.MustExist = o.MustExist || f.Name == "config" })
 }
 
-func (o Options) trimRoot(name string) string {
-	if o.Root == "" {
-		return name
-	}
-	return strings.TrimPrefix(name, o.Root)
-}
-
 // withoutRoot shows files in problems with the paths that their agent sees.
 func (o Options) withoutRoot(err error) error {
 	var problems config.Problems
 	if errors.As(err, &problems) {
 		for i := range problems {
 			at := problems[i].Pos
-			problems[i].Pos = config.At(o.trimRoot(at.File()), int(at.Line), int(at.Col))
+			problems[i].Pos = config.At(strings.TrimPrefix(at.File(), o.Root), int(at.Line), int(at.Col))
 		}
 	}
 	return err

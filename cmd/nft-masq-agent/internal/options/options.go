@@ -54,15 +54,13 @@ const (
 // Options are the values of the command line, or their defaults.
 type Options struct {
 	// For every command: the policy and its layout.
-	ConfigPath        string
-	Mode              nft.Mode
-	Chain             string
-	RandomFully       tristate
-	Ports             []nft.PortRange
-	Marks             []nft.Mark
-	AllReservedRanges bool
-	EnableIPv6        bool
-	ResyncInterval    time.Duration
+	ConfigPath  string
+	Mode        nft.Mode
+	Chain       string
+	RandomFully *bool // nil: the layout's default
+	Ports       []nft.PortRange
+	Marks       []nft.Mark
+	config.Defaults
 
 	// PodCIDRs are pod CIDRs that the config is expected to cover, for run,
 	// status and check.
@@ -80,7 +78,9 @@ type Options struct {
 	ProbeSocket       string // "": off
 	LogFormat         string
 
-	Klog *KlogFlags
+	// The flags of klog and glog that have an effect.
+	Verbosity int
+	logFile   string
 
 	// Root is a prefix for the path of the config if the flags are those of an
 	// agent with a different root. It is not part of messages.
@@ -100,22 +100,11 @@ const DefaultProbeSocket = "/run/nft-masq-agent/probe.sock"
 
 // NFT returns the options of the compiler.
 func (o Options) NFT() nft.Options {
-	layout := layouts.Of(o.Mode, o.Chain)
-	return nft.Options{
-		Layout:      layout,
-		RandomFully: o.RandomFully.or(layout.RandomFully()),
-		Ports:       o.Ports,
-		Marks:       o.Marks,
+	n := nft.Options{Layout: layouts.Of(o.Mode, o.Chain), Ports: o.Ports, Marks: o.Marks}
+	if n.RandomFully = n.Layout.RandomFully(); o.RandomFully != nil {
+		n.RandomFully = *o.RandomFully
 	}
-}
-
-// Defaults returns the values for keys that the file does not set.
-func (o Options) Defaults() config.Defaults {
-	return config.Defaults{
-		AllReservedRanges: o.AllReservedRanges,
-		EnableIPv6:        o.EnableIPv6,
-		ResyncInterval:    o.ResyncInterval,
-	}
+	return n
 }
 
 // PolicyFlags returns the flags that determine the policy.
@@ -134,7 +123,8 @@ func OfOlderAgents(name string) bool {
 
 // AddPolicyFlags declares the flags of all commands that use a policy.
 func AddPolicyFlags(fs *flag.FlagSet) *Options {
-	o := &Options{Klog: addKlogFlags(fs)}
+	o := &Options{}
+	o.addKlogFlags(fs)
 	AddFlag(fs, &o.ConfigPath, "config", DefaultConfig, "`PATH` of the config: a file, or a directory of files", parseConfigPath)
 	AddFlag(fs, &o.Mode, "mode", string(nft.ModeNFTables),
 		"`MODE`: nftables uses its own table; iptables-nft uses a chain that iptables can show",
@@ -143,8 +133,15 @@ func AddPolicyFlags(fs *flag.FlagSet) *Options {
 	fs.BoolVar(&o.AllReservedRanges, "nomasq-all-reserved-ranges", false,
 		"exempt all reserved IPv4 ranges, not only those of RFC 1918, unless the config sets nonMasqueradeCIDRs")
 	fs.BoolVar(&o.EnableIPv6, "enable-ipv6", false, "masquerade IPv6 too, unless the config sets enableIPv6")
-	fs.Var(&o.RandomFully, "random-fully",
-		"choose source ports at random (default true in mode nftables, false in mode iptables-nft)")
+	const randomFully = "choose source ports at random (default true in mode nftables, false in mode iptables-nft)"
+	fs.BoolFunc("random-fully", randomFully, func(s string) error {
+		v, err := strconv.ParseBool(s)
+		if err != nil {
+			return errors.New("is neither true nor false")
+		}
+		o.RandomFully = &v
+		return nil
+	})
 	AddFlag(fs, &o.Ports, "to-ports", "",
 		"masquerade tcp, udp and sctp to these port `RANGES` only, such as 1024-29999,32768-65535", parsePorts)
 	AddFlag(fs, &o.Marks, "masquerade-marks", "0x4000/0x4000,0x2000/0x2000",
@@ -156,39 +153,36 @@ func AddPolicyFlags(fs *flag.FlagSet) *Options {
 
 // AddPodCIDRs declares --pod-cidr.
 func (o *Options) AddPodCIDRs(fs *flag.FlagSet) {
-	fs.Func("pod-cidr", "warn if pods of this `CIDR` would see a node's address instead of a pod's; can be repeated, or a "+
-		"comma-separated list", o.addPodCIDRs)
-}
-
-func (o *Options) addPodCIDRs(list string) error {
-	for _, s := range strings.Split(list, ",") {
-		p, err := netip.ParsePrefix(s)
-		switch {
-		case err != nil:
-			return fmt.Errorf("%q is not a CIDR, such as 10.244.0.0/16", s)
-		case p != p.Masked():
-			return fmt.Errorf("%q has host bits set, the network is %s", s, p.Masked())
-		case p.Addr().Is4In6():
-			return fmt.Errorf("%q is an IPv4-mapped CIDR", s)
+	const usage = "warn if pods of this `CIDR` would see a node's address instead of a pod's; can be repeated, or a comma-separated list"
+	fs.Func("pod-cidr", usage, func(list string) error {
+		for s := range strings.SplitSeq(list, ",") {
+			p, err := netip.ParsePrefix(s)
+			switch {
+			case err != nil:
+				return fmt.Errorf("%q is not a CIDR, such as 10.244.0.0/16", s)
+			case p != p.Masked():
+				return fmt.Errorf("%q has host bits set, the network is %s", s, p.Masked())
+			case p.Addr().Is4In6():
+				return fmt.Errorf("%q is an IPv4-mapped CIDR", s)
+			}
+			o.PodCIDRs = append(o.PodCIDRs, p)
 		}
-		o.PodCIDRs = append(o.PodCIDRs, p)
-	}
-	return nil
+		return nil
+	})
 }
 
 // AddAcceptForeign declares --accept-foreign.
 func (o *Options) AddAcceptForeign(fs *flag.FlagSet) {
-	fs.Func("accept-foreign", "accept the rules of other programs in a chain, given as `'FAMILY TABLE CHAIN'`, although they "+
-		"contradict the config: status lists them apart, and no metric counts them; can be repeated", o.addAcceptForeign)
-}
-
-func (o *Options) addAcceptForeign(s string) error {
-	words := strings.Fields(s)
-	if len(words) != 3 || !slices.Contains([]string{"ip", "ip6", "inet"}, words[0]) {
-		return errors.New("is not FAMILY TABLE CHAIN, such as 'ip nat POSTROUTING'; the families are ip, ip6 and inet")
-	}
-	o.AcceptForeign = append(o.AcceptForeign, strings.Join(words, " "))
-	return nil
+	const usage = "accept the rules of other programs in a chain, given as `'FAMILY TABLE CHAIN'`, although they " +
+		"contradict the config: status lists them apart, and no metric counts them; can be repeated"
+	fs.Func("accept-foreign", usage, func(s string) error {
+		words := strings.Fields(s)
+		if len(words) != 3 || !slices.Contains([]string{"ip", "ip6", "inet"}, words[0]) {
+			return errors.New("is not FAMILY TABLE CHAIN, such as 'ip nat POSTROUTING'; the families are ip, ip6 and inet")
+		}
+		o.AcceptForeign = append(o.AcceptForeign, strings.Join(words, " "))
+		return nil
+	})
 }
 
 // AddRunFlags declares the flags of run.
@@ -210,7 +204,7 @@ type parsedFlag[T any] struct {
 	to      *T
 	text    string
 	parse   func(string) (T, error)
-	warning string
+	warning error
 }
 
 // A warning is a problem of a value that is accepted anyway.
@@ -220,8 +214,8 @@ type warning struct{ error }
 // older agents accept them.
 func Warnings(fs *flag.FlagSet) (warnings []string) {
 	fs.Visit(func(f *flag.Flag) {
-		if w, ok := f.Value.(interface{ warn() string }); ok && w.warn() != "" {
-			warnings = append(warnings, fmt.Sprintf("--%s %q: %s", f.Name, f.Value, w.warn()))
+		if w, ok := f.Value.(interface{ warn() error }); ok && w.warn() != nil {
+			warnings = append(warnings, fmt.Sprintf("--%s %q: %v", f.Name, f.Value, w.warn()))
 		}
 	})
 	return warnings
@@ -236,7 +230,7 @@ func AddFlag[T any](fs *flag.FlagSet, to *T, name, otherwise, usage string, pars
 	fs.Var(&parsedFlag[T]{to: to, text: otherwise, parse: parse}, name, usage)
 }
 
-func (f *parsedFlag[T]) warn() string { return f.warning }
+func (f *parsedFlag[T]) warn() error { return f.warning }
 
 func (f *parsedFlag[T]) String() string { return f.text }
 
@@ -246,40 +240,8 @@ func (f *parsedFlag[T]) Set(s string) error {
 	if err != nil && !errors.As(err, &w) {
 		return err
 	}
-	*f.to, f.text, f.warning = v, s, ""
-	if w.error != nil {
-		f.warning = w.Error()
-	}
+	*f.to, f.text, f.warning = v, s, w.error
 	return nil
-}
-
-// A tristate is a boolean flag that records whether it was set.
-type tristate struct{ given, value bool }
-
-func (t *tristate) String() string {
-	if !t.given {
-		return ""
-	}
-	return strconv.FormatBool(t.value)
-}
-
-func (t *tristate) Set(s string) error {
-	v, err := strconv.ParseBool(s)
-	if err != nil {
-		return errors.New("is neither true nor false")
-	}
-	*t = tristate{true, v}
-	return nil
-}
-
-// IsBoolFlag allows the flag without a value.
-func (t *tristate) IsBoolFlag() bool { return true }
-
-func (t tristate) or(otherwise bool) bool {
-	if t.given {
-		return t.value
-	}
-	return otherwise
 }
 
 // OneOf returns a parse function that accepts only the given words.
@@ -314,12 +276,7 @@ func ParseSocketPath(s string) (string, error) {
 
 func parseChain(s string) (string, error) { return s, xtables.CheckChain(s) }
 
-// The bounds of --resync-interval. Azure's agent accepts any number.
-const (
-	leastResync = time.Second
-	mostResync  = 24 * time.Hour
-)
-
+// parseSeconds parses --resync-interval. Azure's agent accepts any number.
 func parseSeconds(s string) (time.Duration, error) {
 	n, err := strconv.ParseInt(s, 0, 64)
 	if d, notNumber := time.ParseDuration(s); err != nil && notNumber == nil && d >= time.Second {
@@ -328,10 +285,10 @@ func parseSeconds(s string) (time.Duration, error) {
 	switch {
 	case err != nil:
 		return 0, errors.New("is not a whole number of seconds")
-	case n < int64(leastResync/time.Second):
-		return leastResync, warning{errors.New("is less than 1 s; 1 s is used")}
-	case n > int64(mostResync/time.Second):
-		return mostResync, warning{errors.New("is more than 24 h; 24 h are used")}
+	case n < 1:
+		return time.Second, warning{errors.New("is less than 1 s; 1 s is used")}
+	case n > 24*60*60:
+		return 24 * time.Hour, warning{errors.New("is more than 24 h; 24 h are used")}
 	}
 	return time.Duration(n) * time.Second, nil
 }

@@ -102,7 +102,7 @@ func TestCommandLinesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
 		if diff := cmp.Diff(tt.options, o.NFT()); diff != "" {
 			t.Errorf("%q: options (-want +got):\n%s", tt.line, diff)
 		}
-		if diff := cmp.Diff(tt.defaults, o.Defaults()); diff != "" {
+		if diff := cmp.Diff(tt.defaults, o.Defaults); diff != "" {
 			t.Errorf("%q: defaults (-want +got):\n%s", tt.line, diff)
 		}
 	}
@@ -112,7 +112,7 @@ func TestIgnoredLogFileIsReported(t *testing.T) {
 	for file, want := range map[string]string{
 		"": "", "/dev/stdout": "", "/dev/stderr": "", "/dev/null": "", "/var/log/agent.log": "/var/log/agent.log",
 	} {
-		if got := parseRun(t, "--log_file="+file).Klog.IgnoredFile(); got != want {
+		if got := parseRun(t, "--log_file="+file).IgnoredLogFile(); got != want {
 			t.Errorf("--log_file=%s: %q, want %q", file, got, want)
 		}
 	}
