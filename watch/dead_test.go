@@ -65,7 +65,7 @@ func TestPathIsFollowedAfterItLeavesADeadMount(t *testing.T) {
 			o := newObserver(dir+"/file", fsnotify.NewWatcher)
 			a := armer{observer: o, limit: 100 * time.Millisecond}
 			for range 10 {
-				if seen, _, _ := a.try(); seen != nil {
+				if seen := a.try().seen; seen != nil {
 					t.Fatalf("got %v", seen)
 				}
 			}
@@ -75,7 +75,7 @@ func TestPathIsFollowedAfterItLeavesADeadMount(t *testing.T) {
 			check(t, leave(dir, dead))
 			<-o.wake
 			a.limit = time.Minute
-			if seen, _, _ := a.try(); seen == nil {
+			if a.try().seen == nil {
 				t.Error("no snapshot")
 			}
 			fail()
@@ -108,7 +108,7 @@ func TestFewCallsHang(t *testing.T) {
 		fails = append(fails, fail)
 		check(t, os.Symlink(dead+"/config", path+".new"))
 		check(t, os.Rename(path+".new", path))
-		if seen, _, _ := a.try(); seen != nil {
+		if seen := a.try().seen; seen != nil {
 			t.Fatalf("got %v", seen)
 		}
 	}

@@ -160,8 +160,8 @@ func TestUnrelatedNamesAreIgnored(t *testing.T) {
 	check(t, os.MkdirAll(s.path("/tmp/config"), 0o755))
 	o := newObserver(s.path("/tmp/config/file"), fsnotify.NewWatcher)
 	defer o.close()
-	if _, stable, warnings := o.arm(); !stable || len(warnings) > 0 {
-		t.Fatal("not armed: ", warnings)
+	if a := o.arm(); !a.stable || len(a.warnings) > 0 {
+		t.Fatal("not armed: ", a.warnings)
 	}
 	for _, tt := range []struct {
 		name string

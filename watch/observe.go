@@ -19,9 +19,8 @@ type observer struct {
 	mounts  *os.File
 	armed   map[string]identity // the watched directories
 
-	asking step                  // the last step of arm
-	byPath map[string]*directory // the directories on the route: filters events
-	single bool                  // whether the route ends in one file
+	asking step   // the last step of arm
+	route  *route // the watched one: filters events
 }
 
 // observed is what the observers of one path share: the current one, and those
@@ -31,7 +30,7 @@ type observed struct {
 	open func() (*fsnotify.Watcher, error)
 	wake chan struct{} // receives a token when something happened
 
-	mu       sync.Mutex // for all of this, and for asking, byPath and single
+	mu       sync.Mutex // for all of this, and for asking and route
 	seen     change
 	reported map[string]bool
 	pending  []error
@@ -50,7 +49,7 @@ func newObserver(path string, open func() (*fsnotify.Watcher, error)) *observer 
 
 // successor returns another observer of the path.
 func (o *observer) successor() *observer {
-	return &observer{observed: o.observed, armed: map[string]identity{}}
+	return &observer{observed: o.observed, armed: map[string]identity{}, route: &route{}}
 }
 
 // ask reports whether a step may be taken: not if another observer hangs in it.
@@ -99,19 +98,18 @@ func (o *observer) close() {
 	o.pumps.Wait()
 }
 
-// arm renews the watches and returns a snapshot of the path and any new warnings.
-// From then on no change goes unnoticed, unless stable is false: then the path
-// changed faster than it could be followed, and arm must soon be called again.
-// The snapshot is nil if the path leads to a step in which another observer hangs.
-func (o *observer) arm() (s snapshot, stable bool, warnings []error) {
+// arm renews the watches. From then on no change goes unnoticed, unless the result
+// is not stable: then arm must soon be called again. There is no snapshot if the
+// path leads to a step in which another observer hangs.
+func (o *observer) arm() (a armed) {
 	o.start()
 	r := resolve(o.path, o.ask)
 	for range 4 {
-		stable = o.watch(r)
+		a.stable = o.watch(r)
 		// A change before the watch existed caused no event.
 		before := r
 		r = resolve(o.path, o.ask)
-		if stable = stable && r.same(before); stable {
+		if a.stable = a.stable && r.same(before); a.stable {
 			break
 		}
 	}
@@ -119,13 +117,13 @@ func (o *observer) arm() (s snapshot, stable bool, warnings []error) {
 		o.warn("mount "+path, fmt.Errorf("%q: mounted as a single file (a subPath or file bind mount): "+
 			"it keeps showing the old file when the source is replaced; mount its directory instead", path))
 	}
+	if !r.blocked {
+		a.seen = r.snapshot
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	warnings, o.pending = o.pending, nil
-	if r.blocked {
-		return nil, stable, warnings
-	}
-	return r.snapshot, stable, warnings
+	a.warnings, o.pending = o.pending, nil
+	return a
 }
 
 // start opens the event sources, or retries those that failed.
@@ -151,16 +149,14 @@ func (o *observer) start() {
 // watch sets the watches to those of r and reports whether all directories of r
 // still exist.
 func (o *observer) watch(r *route) bool {
-	o.filter(r)
+	o.mu.Lock()
+	o.route = r
+	o.mu.Unlock()
 	if o.inotify == nil {
 		return true
 	}
-	wanted := map[string]identity{}
-	for _, d := range r.dirs {
-		wanted[d.path] = d.id
-	}
 	for path, id := range o.armed {
-		if wanted[path] != id {
+		if d := r.byPath[path]; d == nil || d.path != path || d.id != id {
 			o.disarm(path)
 		}
 	}
@@ -195,18 +191,6 @@ func (o *observer) disarm(path string) {
 	_ = o.inotify.Remove(path)
 }
 
-func (o *observer) filter(r *route) {
-	byPath := map[string]*directory{}
-	single := true
-	for _, d := range r.dirs {
-		byPath[d.path] = d
-		single = single && !d.all
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.byPath, o.single = byPath, single
-}
-
 // inotifyFailed warns, once per errno, that inotify does not work.
 func (o *observer) inotifyFailed(err error) {
 	var errno unix.Errno
@@ -234,19 +218,16 @@ func (o *observer) warn(key string, err error) {
 // while content is read. It also reads errors: fsnotify holds its lock while it
 // sends some of them.
 func (o *observer) pump(w *fsnotify.Watcher) {
-	events, errs := w.Events, w.Errors
-	for events != nil || errs != nil {
+	for {
 		select {
-		case e, ok := <-events:
+		case e, ok := <-w.Events:
 			if !ok {
-				events = nil
-				continue
+				return
 			}
 			o.note(o.classify(e))
-		case _, ok := <-errs:
+		case _, ok := <-w.Errors:
 			if !ok {
-				errs = nil
-				continue
+				return
 			}
 			o.note(polled) // the queue overflowed: anything may have happened
 		}
@@ -275,13 +256,13 @@ func (o *observer) pumpMounts(f *os.File) {
 func (o *observer) classify(e fsnotify.Event) change {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if d, ok := o.byPath[filepath.Dir(e.Name)]; ok {
+	if d, ok := o.route.byPath[filepath.Dir(e.Name)]; ok {
 		if as, ok := d.names[filepath.Base(e.Name)]; ok || d.all {
 			return as.change(e.Op)
 		}
 	}
 	// The watched directory itself is gone; usually its parent's event comes first.
-	if _, ok := o.byPath[e.Name]; ok && e.Op&(fsnotify.Remove|fsnotify.Rename) != 0 {
+	if _, ok := o.route.byPath[e.Name]; ok && e.Op&(fsnotify.Remove|fsnotify.Rename) != 0 {
 		return removed
 	}
 	return 0
@@ -310,7 +291,7 @@ func (o *observer) note(c change) {
 		return
 	}
 	o.mu.Lock()
-	o.seen = o.seen.then(c, o.single)
+	o.seen = o.seen.then(c, o.route.single)
 	o.mu.Unlock()
 	select {
 	case o.wake <- struct{}{}:

@@ -51,6 +51,7 @@ type route struct {
 	dirs     []*directory // in route order: parents first
 	byPath   map[string]*directory
 	snapshot snapshot
+	single   bool     // it ends in one file
 	mounted  []string // files that are mount points
 	ask      func(step) bool
 	blocked  bool // incomplete, because ask did not allow a step
@@ -67,7 +68,7 @@ func resolve(path string, ask func(step) bool) *route {
 	}
 	dir, found := r.walk(start, split(path))
 	if dir == "" {
-		r.snapshot[path] = found
+		r.snapshot[path], r.single = found, true
 		return r
 	}
 	d := r.pass(dir)

@@ -76,12 +76,12 @@ func (w *fakeFile) note(c change) {
 	}
 }
 
-func (w *fakeFile) arm() (snapshot, bool, []error) {
+func (w *fakeFile) arm() armed {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	stable := !w.unstable
 	w.unstable = false
-	return snapshot{"file": w.file}, stable, nil
+	return armed{seen: snapshot{"file": w.file}, stable: stable}
 }
 
 func (w *fakeFile) peek() change {
@@ -106,12 +106,8 @@ func (w *fakeFile) read(string) (content, fingerprint string) {
 }
 
 func (w *fakeFile) watch(ctx context.Context) *Watcher[string] {
-	watcher := newWatcher[string](w.note)
-	go watcher.run(ctx, &poller[string]{
-		source: source{arm: w.arm, peek: w.peek, take: w.take, wake: w.wake},
-		settle: settler{timing: defaultTiming()},
-		read:   w.read,
-	})
+	watcher := newWatcher(source{arm: w.arm, peek: w.peek, take: w.take, note: w.note, wake: w.wake}, defaultTiming(), w.read)
+	go watcher.run(ctx)
 	return watcher
 }
 

@@ -9,10 +9,27 @@ import (
 
 // A Watcher follows the content of one path.
 type Watcher[T any] struct {
+	source
+	read     func(place string) (content T, fingerprint string)
+	settle   settler
 	content  chan T
 	warnings chan error
-	note     func(change)
 	done     chan struct{}
+
+	// Only run and poll use these.
+	last        time.Time // when read was last called
+	found       T         // the content that has settled
+	fingerprint string    // of found
+	unreported  []error   // warnings
+}
+
+// source is the observer as a Watcher uses it.
+type source struct {
+	arm  func() armed
+	peek func() change // the changes since the last take
+	take func() change
+	note func(change)
+	wake <-chan struct{} // receives a token when something happened
 }
 
 // Start follows path until ctx is done. It calls read, from one goroutine, to get
@@ -26,26 +43,20 @@ func Start[T any](ctx context.Context, path string, read func(place string) (con
 }
 
 func start[T any](ctx context.Context, p timing, o *observer, read func(place string) (T, string)) *Watcher[T] {
-	w := newWatcher[T](o.note)
 	arm := armer{observer: o, limit: p.arm}
+	w := newWatcher(source{arm: arm.try, peek: o.peek, take: o.take, note: o.note, wake: o.wake}, p, read)
 	go func() {
 		defer close(w.done)
 		defer func() { arm.observer.close() }()
-		w.run(ctx, &poller[T]{
-			source: source{arm: arm.try, peek: o.peek, take: o.take, wake: o.wake},
-			settle: settler{timing: p},
-			read:   read,
-		})
+		w.run(ctx)
 	}()
 	return w
 }
 
-func newWatcher[T any](note func(change)) *Watcher[T] {
+func newWatcher[T any](s source, p timing, read func(place string) (T, string)) *Watcher[T] {
 	return &Watcher[T]{
-		content:  make(chan T),
-		warnings: make(chan error),
-		note:     note,
-		done:     make(chan struct{}),
+		source: s, read: read, settle: settler{timing: p},
+		content: make(chan T), warnings: make(chan error), done: make(chan struct{}),
 	}
 }
 
@@ -68,9 +79,8 @@ func (w *Watcher[T]) Poll() { w.note(polled) }
 func (w *Watcher[T]) Done() <-chan struct{} { return w.done }
 
 // run is the main loop: wait for an event, poll, deliver what has settled.
-func (w *Watcher[T]) run(ctx context.Context, l *poller[T]) {
+func (w *Watcher[T]) run(ctx context.Context) {
 	var (
-		next      finding[T]
 		out       chan T // nil while there is nothing to deliver
 		begun     bool   // whether anything was delivered
 		delivered string // fingerprint of what was delivered last
@@ -82,28 +92,28 @@ func (w *Watcher[T]) run(ctx context.Context, l *poller[T]) {
 			warn    chan error // nil while there is no warning
 			warning error
 		)
-		if len(l.warnings) > 0 {
-			warn, warning = w.warnings, l.warnings[0]
+		if len(w.unreported) > 0 {
+			warn, warning = w.warnings, w.unreported[0]
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case warn <- warning:
-			l.warnings = l.warnings[1:]
+			w.unreported = w.unreported[1:]
 			continue
-		case out <- next.content:
-			begun, delivered, out = true, next.fingerprint, nil
+		case out <- w.found:
+			begun, delivered, out = true, w.fingerprint, nil
 			continue
-		case <-l.wake:
-			if l.peek() == 0 {
+		case <-w.wake:
+			if w.peek() == 0 {
 				continue // an earlier poll has handled it
 			}
 		case <-timer.C:
 		}
-		found, wait := l.poll()
-		if found != nil {
-			next, out = *found, w.content
-			if begun && next.fingerprint == delivered {
+		settled, wait := w.poll()
+		if settled {
+			out = w.content
+			if begun && w.fingerprint == delivered {
 				out = nil // it is back before anything else was delivered
 			}
 		}
@@ -112,6 +122,31 @@ func (w *Watcher[T]) run(ctx context.Context, l *poller[T]) {
 			timer.Reset(wait)
 		}
 	}
+}
+
+// poll reads the content and reports whether it is settled and new, and when to
+// poll again (zero: on the next event).
+func (w *Watcher[T]) poll() (settled bool, wait time.Duration) {
+	if wait := w.settle.delay(time.Now(), w.last, w.peek()); wait > 0 {
+		return false, wait
+	}
+	c := w.take()
+	// Renew the watches first, so that no change after reading is missed.
+	now := w.arm()
+	w.unreported = append(w.unreported, now.warnings...)
+	content, fingerprint := w.read(now.seen.place())
+	w.last = time.Now()
+	// What happened meanwhile may have been read already. It counts for this
+	// poll, and causes another one.
+	c = c.then(w.peek(), len(now.seen) <= 1)
+	settled, wait = w.settle.step(w.last, c, now.seen, fingerprint)
+	if settled {
+		w.found, w.fingerprint = content, fingerprint
+	}
+	if !now.stable {
+		wait = w.settle.spacing
+	}
+	return settled, wait
 }
 
 // maxHung bounds the observers that hang, each with a thread.
@@ -123,78 +158,28 @@ type armer struct {
 	limit    time.Duration
 }
 
+// armed is the result of renewing the watches.
 type armed struct {
-	seen     snapshot
-	stable   bool
-	warnings []error
+	seen     snapshot // nil if the path leads to a file system that does not respond
+	stable   bool     // false: the path changed faster than it could be followed
+	warnings []error  // new ones
 }
 
 // try renews the watches. If that takes too long, another observer takes over,
-// which does not take the step in which the first one hangs. The snapshot is nil if
-// the path leads there, or if too many hang.
-func (a *armer) try() (snapshot, bool, []error) {
+// which does not take the step in which the first one hangs. There is no snapshot
+// if too many hang.
+func (a *armer) try() armed {
 	for a.observer.mayTry() {
 		o := a.observer
 		done := make(chan armed, 1)
-		go func() {
-			var r armed
-			r.seen, r.stable, r.warnings = o.arm()
-			done <- r
-		}()
+		go func() { done <- o.arm() }()
 		select {
 		case r := <-done:
-			return r.seen, r.stable, r.warnings
+			return r
 		case <-time.After(a.limit):
 		}
 		a.observer = o.successor()
 		o.abandon(done)
 	}
-	return nil, true, nil
-}
-
-// source is the observer as a poller uses it.
-type source struct {
-	arm  func() (s snapshot, stable bool, warnings []error)
-	peek func() change // the changes since the last take
-	take func() change
-	wake <-chan struct{} // receives a token when something happened
-}
-
-// A poller reads the content and decides whether it has settled.
-type poller[T any] struct {
-	source
-	settle   settler
-	read     func(place string) (T, string)
-	last     time.Time // when read was last called
-	warnings []error   // not yet delivered
-}
-
-type finding[T any] struct {
-	content     T
-	fingerprint string
-}
-
-// poll returns the content if it is settled and new, and when to poll again
-// (zero: on the next event).
-func (l *poller[T]) poll() (found *finding[T], wait time.Duration) {
-	if wait := l.settle.delay(time.Now(), l.last, l.peek()); wait > 0 {
-		return nil, wait
-	}
-	c := l.take()
-	// Renew the watches first, so that no change after reading is missed.
-	now, stable, warnings := l.arm()
-	l.warnings = append(l.warnings, warnings...)
-	content, fingerprint := l.read(now.place())
-	l.last = time.Now()
-	// What happened meanwhile may have been read already. It counts for this
-	// poll, and causes another one.
-	c = c.then(l.peek(), len(now) <= 1)
-	done, wait := l.settle.step(l.last, c, now, fingerprint)
-	if done {
-		found = &finding[T]{content, fingerprint}
-	}
-	if !stable {
-		wait = l.settle.spacing
-	}
-	return found, wait
+	return armed{stable: true}
 }
