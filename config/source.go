@@ -136,10 +136,12 @@ func readEntries(path string) ([]Source, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	names = slices.DeleteFunc(names, ignored)
-	read := configName
-	if !slices.ContainsFunc(names, read) {
-		read = func(name string) bool { return name == fallbackName }
+	names = slices.DeleteFunc(names, func(name string) bool { return matches(name, ".*", "*~", "*.bak", "*.swp") })
+	// Azure's agent reads names that begin with ip-masq. If the volume of
+	// ip-masq-agent's ConfigMap was mounted without items, the name is config.
+	patterns := []string{"ip-masq*", "*.yaml", "*.yml", "*.json"}
+	if !slices.ContainsFunc(names, func(name string) bool { return matches(name, patterns...) }) {
+		patterns = []string{"config"}
 	}
 	left := maxSize
 	var sources []Source
@@ -153,7 +155,7 @@ func readEntries(path string) ([]Source, error) {
 		} else if err != nil {
 			return nil, readError(err)
 		}
-		if !read(name) {
+		if !matches(name, patterns...) {
 			sources = append(sources, Source{Name: Printable(full), Joined: true, Ignored: true})
 			continue
 		}
@@ -190,22 +192,11 @@ func entryNames(path string) ([]string, error) {
 	return names, nil
 }
 
-// fallbackName is the key of the file in ip-masq-agent's ConfigMap. A file of
-// that name is read if a directory has none that [configName] accepts: the volume
-// was mounted without items.
-const fallbackName = "config"
-
-// configName reports whether a file in a directory is read. Azure's agent reads
-// those whose name begins with ip-masq.
-func configName(name string) bool {
-	return strings.HasPrefix(name, "ip-masq") ||
-		slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
-}
-
-// ignored reports whether a directory entry is hidden or an editor's leftover.
-func ignored(name string) bool {
-	return strings.HasPrefix(name, ".") ||
-		slices.ContainsFunc([]string{"~", ".bak", ".swp"}, func(s string) bool { return strings.HasSuffix(name, s) })
+func matches(name string, patterns ...string) bool {
+	return slices.ContainsFunc(patterns, func(pattern string) bool {
+		ok, _ := filepath.Match(pattern, name)
+		return ok
+	})
 }
 
 // readRegular reads a file up to a size, or returns nil if it has vanished. If
