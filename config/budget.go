@@ -35,8 +35,8 @@ func (r *budget) take(s string, runs []run) (string, bool) {
 	return s, true
 }
 
-func (t *text) tooMuch() Problem {
-	return Problem{Pos: at(t.name, 1, 1), Msg: "too many values: a config may have at most 100,000"}
+func (f *file) tooMuch() {
+	f.errors.add(Problem{Pos: at(f.name, 1, 1), Msg: "too many values: a config may have at most 100,000"}, maxErrors)
 }
 
 // countNodes returns an upper bound of the nodes in a YAML text; it stops

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,7 +14,7 @@ const maxName = 1024
 
 // file is the content of one source.
 type file struct {
-	text     *text
+	*text
 	joined   bool // see Source
 	defaults []CIDR
 	keys     []string // the known keys
@@ -44,22 +45,18 @@ func readFile(d Defaults, s Source, left *budget) *file {
 		settings: map[string][]setting{}, given: map[string]given{},
 	}
 	var root *yaml.Node
-	var problems []Problem
 	switch {
 	case s.Ignored:
 		f.warnings.add(Problem{
-			Pos: at(f.text.name, 0, 0), Note: true,
+			Pos: at(f.name, 0, 0), Note: true,
 			Msg: "not read: in a directory, only names that begin with ip-masq or end in .yaml, .yml or .json are read",
 		}, maxWarnings)
-	case strings.Count(f.text.s, "\n") > maxLines:
-		problems = []Problem{f.text.tooMuch()}
-	case f.text.json:
-		root, problems = f.text.readJSON(left)
+	case strings.Count(f.s, "\n") > maxLines:
+		f.tooMuch()
+	case f.json:
+		root = f.readJSON(left)
 	default:
-		root, f.folded, problems = f.text.readYAML(left)
-	}
-	for _, p := range problems {
-		f.errors.add(p, maxErrors)
+		root = f.readYAML(left)
 	}
 	if root == nil {
 		return f
@@ -112,18 +109,16 @@ func (f *file) merge(v *yaml.Node) {
 }
 
 func (f *file) key(name string, k, v *yaml.Node, seen map[string]*yaml.Node) {
-	key, known := knownKey(f.keys, name)
-	if !known {
-		key = strings.ToLower(name)
-	}
+	known := knownKey(f.keys, name)
+	key := cmp.Or(known, strings.ToLower(name))
 	if first, twice := seen[key]; twice {
 		f.failTolerated(k, "duplicate %s, first set at %s", named("key", name), f.position(first))
 	} else {
 		seen[key] = k
 	}
-	if known {
+	if known != "" {
 		f.set(key, setting{name, k, v})
-	} else if meant, likely := likelyKey(f.keys, name); likely {
+	} else if meant := likelyKey(f.keys, name); meant != "" {
 		f.failTolerated(k, "%s, did you mean %s?", unknownKey(name), meant)
 	} else if name == "data" && v.Kind == yaml.MappingNode {
 		f.warn(k, "%s is ignored: this is a ConfigMap; use the content of its entry %q", unknownKey(name), "config")
@@ -138,7 +133,7 @@ func (f *file) key(name string, k, v *yaml.Node, seen map[string]*yaml.Node) {
 func (f *file) set(key string, s setting) {
 	all := f.settings[key]
 	i := len(all)
-	if !f.text.json {
+	if !f.json {
 		var found bool
 		i, found = slices.BinarySearchFunc(all, s, func(a, b setting) int { return strings.Compare(a.name, b.name) })
 		if found {
@@ -182,11 +177,11 @@ func (f *file) linkLocal() {
 }
 
 func (f *file) position(n *yaml.Node) Position {
-	return at(f.text.name, n.Line, n.Column)
+	return at(f.name, n.Line, n.Column)
 }
 
 func (f *file) fail(n *yaml.Node, format string, args ...any) {
-	p := f.text.problem(n.Line, n.Column, fmt.Sprintf(format, args...))
+	p := f.problem(n.Line, n.Column, fmt.Sprintf(format, args...))
 	p.Tolerated = f.ignored
 	f.errors.add(p, maxErrors)
 }
@@ -209,5 +204,5 @@ func (f *file) failUnlessJoined(n *yaml.Node, format string, args ...any) {
 }
 
 func (f *file) warn(n *yaml.Node, format string, args ...any) {
-	f.warnings.add(f.text.problem(n.Line, n.Column, fmt.Sprintf(format, args...)), maxWarnings)
+	f.warnings.add(f.problem(n.Line, n.Column, fmt.Sprintf(format, args...)), maxWarnings)
 }

@@ -14,29 +14,31 @@ import (
 // readJSON returns the value of a JSON file as yaml.v3 nodes, so that one reader
 // handles both formats. JSON is not quite a subset of YAML: tabs, escapes and
 // scalar types differ.
-func (t *text) readJSON(left *budget) (*yaml.Node, []Problem) {
-	data := []byte(t.s)
+func (f *file) readJSON(left *budget) *yaml.Node {
+	data := []byte(f.s)
 	if !json.Valid(data) {
 		var value any
 		err := json.Unmarshal(data, &value)
-		offset := len(strings.TrimRight(t.s, " \t\r\n")) // if the end is unexpected
+		offset := len(strings.TrimRight(f.s, " \t\r\n")) // if the end is unexpected
 		var syntax *json.SyntaxError
 		if errors.As(err, &syntax) && int(syntax.Offset) <= offset {
 			offset = int(syntax.Offset) - 1
 		}
 		msg := "syntax error"
-		if t.config {
+		if f.config {
 			msg = err.Error() // quotes a character
 		}
-		return nil, []Problem{t.problemAt(offset, `JSON, as the file begins with "{": `+msg)}
+		f.errors.add(f.problemAt(offset, `JSON, as the file begins with "{": `+msg), maxErrors)
+		return nil
 	}
-	b := jsonTree{s: t.s, dec: json.NewDecoder(bytes.NewReader(data)), line: 1, col: 1, left: left}
+	b := jsonTree{s: f.s, dec: json.NewDecoder(bytes.NewReader(data)), line: 1, col: 1, left: left}
 	b.dec.UseNumber()
 	root := b.value()
 	if left.nodes < 0 {
-		return nil, []Problem{t.tooMuch()}
+		f.tooMuch()
+		return nil
 	}
-	return root, nil
+	return root
 }
 
 // jsonTree builds nodes from valid JSON, whose depth encoding/json has bounded.

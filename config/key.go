@@ -54,23 +54,23 @@ func Keys() []string {
 	return keys
 }
 
-// knownKey returns the key that a name denotes, ignoring case.
-func knownKey(keys []string, name string) (string, bool) {
+// knownKey returns the key that a name denotes, ignoring case, or "".
+func knownKey(keys []string, name string) string {
 	for _, k := range keys {
 		if strings.EqualFold(k, name) {
-			return k, true
+			return k
 		}
 	}
-	return "", false
+	return ""
 }
 
-// likelyKey returns which of the keys an unknown name probably misspells: one that
-// differs only in separators and common abbreviations, or in at most two wrong,
-// missing, swapped or extra letters (one in a short name). A different digit or a
-// leading "no" is not a misspelling: a user who writes IPv4 means it.
-func likelyKey(keys []string, name string) (string, bool) {
+// likelyKey returns which of the keys a name denotes or probably misspells, or "":
+// one that differs only in separators and common abbreviations, or in at most two
+// wrong, missing, swapped or extra letters (one in a short name). A different digit
+// or a leading "no" is not a misspelling: a user who writes IPv4 means it.
+func likelyKey(keys []string, name string) string {
 	if len(name) > 2*len(KeyNonMasqueradeSrcCIDRs) {
-		return "", false
+		return ""
 	}
 	name = strings.ToLower(name)
 	shortName := short(name)
@@ -91,7 +91,7 @@ func likelyKey(keys []string, name string) (string, bool) {
 			}
 		}
 	}
-	return likely, likely != ""
+	return likely
 }
 
 // short returns a lower-case name without separators and with words abbreviated.

@@ -70,6 +70,9 @@ func (r *Reader) Read(place string) ([]Source, error) {
 	done := make(chan content, 1)
 	go func() {
 		sources, err := readPath(r.path)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
 		done <- content{sources, err}
 	}()
 	select {
@@ -99,8 +102,6 @@ func Read(path string) ([]Source, error) { return NewReader(path).Read("") }
 func readPath(path string) ([]Source, error) {
 	info, err := os.Stat(path)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, nil
 	case err != nil:
 		return nil, readError(err)
 	case info.IsDir():
@@ -109,10 +110,10 @@ func readPath(path string) ([]Source, error) {
 		return nil, notRegular(path, info)
 	}
 	s, err := readRegular(path, maxSize)
-	if err != nil || s == nil {
+	if err != nil {
 		return nil, err
 	}
-	return []Source{*s}, nil
+	return []Source{s}, nil
 }
 
 // readConsistent reads a directory, again if the ..data link of a Kubernetes
@@ -131,9 +132,7 @@ func readConsistent(path string, read func(string) ([]Source, error)) ([]Source,
 
 func readEntries(path string) ([]Source, error) {
 	names, err := entryNames(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	} else if err != nil {
+	if err != nil {
 		return nil, err
 	}
 	names = slices.DeleteFunc(names, func(name string) bool { return matches(name, ".*", "*~", "*.bak", "*.swp") })
@@ -160,14 +159,14 @@ func readEntries(path string) ([]Source, error) {
 			continue
 		}
 		s, err := readRegular(full, left)
-		if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		} else if err != nil {
 			return nil, err
 		}
-		if s != nil {
-			s.Joined = true
-			sources = append(sources, *s)
-			left -= len(s.Data)
-		}
+		s.Joined = true
+		sources = append(sources, s)
+		left -= len(s.Data)
 	}
 	return sources, nil
 }
@@ -199,32 +198,30 @@ func matches(name string, patterns ...string) bool {
 	})
 }
 
-// readRegular reads a file up to a size, or returns nil if it has vanished. If
-// something else has taken its place, opening it does not block.
-func readRegular(path string, most int) (*Source, error) {
+// readRegular reads a file up to a size. If something else has taken its place,
+// opening it does not block.
+func readRegular(path string, most int) (s Source, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	} else if err != nil {
-		return nil, readError(err)
+	if err != nil {
+		return s, readError(err)
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return nil, readError(err)
+		return s, readError(err)
 	}
 	if !info.Mode().IsRegular() {
-		return nil, notRegular(path, info)
+		return s, notRegular(path, info)
 	}
 	var data bytes.Buffer
 	data.Grow(int(min(info.Size(), int64(most))) + bytes.MinRead)
 	if _, err := data.ReadFrom(io.LimitReader(f, int64(most)+1)); err != nil {
-		return nil, readError(err)
+		return s, readError(err)
 	}
 	if data.Len() > most {
-		return nil, Problems{tooLarge(Printable(path), most < maxSize)}
+		return s, Problems{tooLarge(Printable(path), most < maxSize)}
 	}
-	return &Source{Name: Printable(path), Data: data.Bytes()}, nil
+	return Source{Name: Printable(path), Data: data.Bytes()}, nil
 }
 
 func tooLarge(name string, joined bool) Problem {

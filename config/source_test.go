@@ -141,7 +141,7 @@ func TestDirectorySwappedDuringReadIsReadAgain(t *testing.T) {
 			return nil, err
 		}
 		b, err := readRegular(filepath.Join(path, "b.yaml"), maxSize)
-		return []Source{*a, *b}, err
+		return []Source{a, b}, err
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -95,10 +95,7 @@ func hasKey(s string) bool {
 		}
 		name := strings.TrimRight(before[max(0, len(before)-maxQuoted):], `"' `)
 		name = name[1+strings.LastIndexFunc(name, func(r rune) bool { return !unicode.In(r, unicode.Letter, unicode.Digit) && r != '-' && r != '_' }):]
-		if _, known := knownKey(keys, name); known {
-			return true
-		}
-		if _, likely := likelyKey(keys, name); likely {
+		if likelyKey(keys, name) != "" {
 			return true
 		}
 		s = after

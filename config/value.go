@@ -124,11 +124,11 @@ func (f *file) cidr(item *yaml.Node, kind entryKind, left CIDR, last bool) CIDR 
 	switch {
 	case isNull(n):
 		msg, checked = "an empty entry: write "+kind.noun+", or remove it", last && !left.IsValid()
-	case n.Kind == yaml.ScalarNode && (!f.text.json || n.Tag == "!!str"):
+	case n.Kind == yaml.ScalarNode && (!f.json || n.Tag == "!!str"):
 		left = CIDR{}
 		p, msg = kind.parse(stringOf(n))
 		checked = last || isNumber(n) || n.Tag == "!!bool"
-	case n.Kind == yaml.MappingNode && len(n.Content) == 2 && !f.text.json:
+	case n.Kind == yaml.MappingNode && len(n.Content) == 2 && !f.json:
 		left, checked = CIDR{}, true
 		text := n.Content[0].Value + ":" // the entry fd00:: is such a mapping
 		if _, msg = kind.parse(text); msg == "" {
@@ -153,11 +153,11 @@ func (f *file) cidr(item *yaml.Node, kind entryKind, left CIDR, last bool) CIDR 
 // are booleans in YAML 1.1.
 func (f *file) bool(key string, n *yaml.Node) (any, bool) {
 	word := *n
-	if n.Tag == "!!bool" && !f.text.json {
+	if n.Tag == "!!bool" && !f.json {
 		word.Tag = "!!str" // so that !!bool yes is accepted, as in yaml.v2
 	}
 	var b bool
-	valid := !f.text.json || n.Tag == "!!bool"
+	valid := !f.json || n.Tag == "!!bool"
 	if n.Kind != yaml.ScalarNode || !valid || n.Decode(&b) != nil && word.Decode(&b) != nil {
 		f.fail(n, "%s is %s, want true or false", key, describe(n))
 		return nil, false
@@ -168,7 +168,7 @@ func (f *file) bool(key string, n *yaml.Node) (any, bool) {
 // int reads an integer; in YAML it may be written 64.0 or 0x40.
 func (f *file) int(key string, n *yaml.Node) (any, bool) {
 	var number any
-	if n.Kind == yaml.ScalarNode && n.Decode(&number) == nil && (!f.text.json || n.Tag == "!!int") {
+	if n.Kind == yaml.ScalarNode && n.Decode(&number) == nil && (!f.json || n.Tag == "!!int") {
 		switch x := number.(type) {
 		case int:
 			return x, true
@@ -182,7 +182,6 @@ func (f *file) int(key string, n *yaml.Node) (any, bool) {
 	return nil, false
 }
 
-// staleConnections reads the key staleConnections.
 func (f *file) staleConnections(key string, n *yaml.Node) (any, bool) {
 	word := strings.ToLower(n.Value)
 	if n.Kind != yaml.ScalarNode || !slices.Contains([]string{"keep", "udp", "all"}, word) {

@@ -15,52 +15,52 @@ const maxTagDirectives = 100
 
 const errSecondDocument = "a second document begins here: a config file has one, merge them"
 
-// readYAML returns the single value of the file, or nil if it is empty, and the
-// long lists that were folded. The value may be usable even with problems, which
-// are all errors.
-func (t *text) readYAML(left *budget) (*yaml.Node, folds, []Problem) {
-	if strings.Count(t.s, "%TAG") > maxTagDirectives {
+// readYAML returns the single value of the file, or nil if it is empty. Long lists
+// are folded. The value may be usable even with errors.
+func (f *file) readYAML(left *budget) *yaml.Node {
+	if strings.Count(f.s, "%TAG") > maxTagDirectives {
 		msg := fmt.Sprintf("more than %d %%TAG directives: a config file needs none", maxTagDirectives)
-		return nil, nil, []Problem{t.problemAt(strings.Index(t.s, "%TAG"), msg)}
+		f.errors.add(f.problemAt(strings.Index(f.s, "%TAG"), msg), maxErrors)
+		return nil
 	}
-	short, runs := t.fold()
+	short, runs := f.fold()
 	before := *left
 	source, fits := left.take(short, runs)
 	if !fits {
-		return nil, nil, []Problem{t.tooMuch()}
+		f.tooMuch()
+		return nil
 	}
 	docs, err := parseYAML(strings.NewReader(source))
 	lists, found := unfold(&yaml.Node{Content: docs[:min(len(docs), 1)]}, runs)
 	if !found {
 		// A run turned out to be part of a block scalar, or there is an error
 		// elsewhere: parse the whole text.
-		if whole, fits := before.take(t.s, nil); fits {
+		if whole, fits := before.take(f.s, nil); fits {
 			*left, lists, source = before, nil, whole
 			docs, err = parseYAML(strings.NewReader(whole))
 		} else if err == nil || len(docs) > 0 {
-			return nil, nil, []Problem{t.tooMuch()}
+			f.tooMuch()
+			return nil
 		}
 	}
-	var problems []Problem
+	f.folded = lists
 	if err != nil {
-		p := t.syntaxError(err, source)
+		p := f.syntaxError(err, source)
 		if len(docs) == 0 {
 			docs = firstDocument(source)
 		}
 		if len(docs) > 0 {
 			p.Msg, p.Tolerated = errSecondDocument, true
 		}
-		problems = append(problems, p)
+		f.errors.add(p, maxErrors)
 	}
 	if len(docs) > 1 {
-		p := t.problem(docs[1].Line, docs[1].Column, errSecondDocument)
-		p.Tolerated = true
-		problems = append(problems, p)
+		f.failTolerated(docs[1], errSecondDocument)
 	}
 	if len(docs) == 0 || isNull(docs[0]) {
-		return nil, nil, problems
+		return nil
 	}
-	return docs[0], lists, problems
+	return docs[0]
 }
 
 var documentEnd = regexp.MustCompile(`(?m)^\.\.\.( |$)`)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"sync"
 
 	"github.com/fsnotify/fsnotify"
@@ -109,7 +110,7 @@ func (o *observer) arm() (a armed) {
 		// A change before the watch existed caused no event.
 		before := r
 		r = resolve(o.path, o.ask)
-		if a.stable = a.stable && r.same(before); a.stable {
+		if a.stable = a.stable && reflect.DeepEqual(r.dirs, before.dirs); a.stable {
 			break
 		}
 	}
@@ -195,13 +196,10 @@ func (o *observer) disarm(path string) {
 func (o *observer) inotifyFailed(err error) {
 	var errno unix.Errno
 	errors.As(err, &errno)
-	hint := ""
-	switch errno {
-	case unix.EMFILE:
-		hint = " (fs.inotify.max_user_instances, or the limit of open files)"
-	case unix.ENOSPC:
-		hint = " (fs.inotify.max_user_watches)"
-	}
+	hint := map[unix.Errno]string{
+		unix.EMFILE: " (fs.inotify.max_user_instances, or the limit of open files)",
+		unix.ENOSPC: " (fs.inotify.max_user_watches)",
+	}[errno]
 	o.warn("inotify "+errno.Error(), fmt.Errorf("inotify: %w%s: some changes are found by polling only", err, hint))
 }
 

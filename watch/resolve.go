@@ -1,7 +1,6 @@
 package watch
 
 import (
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -188,13 +187,6 @@ func (r *route) pass(path string) *directory {
 }
 
 func (d *directory) at(name string, as role) { d.names[name] = max(d.names[name], as) }
-
-// same reports whether both routes contain the same directories with the same names.
-func (r *route) same(o *route) bool {
-	return slices.EqualFunc(r.dirs, o.dirs, func(a, b *directory) bool {
-		return a.path == b.path && a.id == b.id && a.all == b.all && maps.Equal(a.names, b.names)
-	})
-}
 
 func split(path string) []string {
 	return slices.DeleteFunc(strings.Split(path, "/"), func(s string) bool { return s == "" || s == "." })
