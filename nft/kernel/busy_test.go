@@ -119,6 +119,7 @@ func TestFullReadsOfLargeListsAreBoundedNextToACommittingProgram(t *testing.T) {
 // A config with a long list takes effect, is restored, and removed, although every read of
 // the list takes longer than the time between another program's transactions.
 func TestLongListsAreChangedRestoredAndRemovedNextToACommittingProgram(t *testing.T) {
+	nfttest.SkipIfShort(t) // reads, plans and writes them often
 	nfttest.Require(t, "nft", "iptables-nft")
 	for _, tt := range longLists() {
 		t.Run(tt.name, func(t *testing.T) {

@@ -257,7 +257,7 @@ func (k *Kernel) apply(ctx context.Context, want nft.Ruleset, look Look) (Applie
 	}
 	expected := s.generation + staged.Transactions
 	s, plan, generation, err := k.carryOut(s, func(since *state) (*state, error) {
-		return k.read(ctx, want, Look{Others: true, TakeOver: look.TakeOver}, layout.Scope{Rules: true}, since)
+		return k.read(ctx, want, Look{Others: true, TakeOver: look.TakeOver && since == nil}, layout.Scope{Rules: true}, since)
 	}, func(s *state) (*layout.Plan, error) { return s.plan(want, staged) })
 	if err != nil {
 		return Applied{Differences: diffs}, fmt.Errorf("apply: %w", err)
@@ -336,10 +336,11 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, l Look, first bool)
 	if generation == k.verified.generation && !l.Verify && !l.Full && k.verified.want.Same(want) && (k.verified.others || !l.Others) && !l.TakeOver {
 		return nil, nil, nil
 	}
+	var since *state
 	var last []string
 	for try := range attempts {
 		l.Full = l.Full && try < fullAttempts
-		s, err := k.read(ctx, want, l, layout.Scope{}, nil)
+		s, err := k.read(ctx, want, l, layout.Scope{}, since)
 		// If a set or chain vanishes between listing and reading, the read is
 		// inconsistent, too.
 		if isAny(err, nfnetlink.ErrInterrupted, unix.EINTR, unix.ENOENT) {
@@ -372,7 +373,7 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, l Look, first bool)
 		if now == s.generation || try > 0 && slices.Equal(diffs, last) {
 			return s, diffs, nil
 		}
-		last = diffs
+		since, last = s, diffs
 	}
 	return nil, nil, nfnetlink.ErrInterrupted
 }

@@ -46,7 +46,7 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, l Look, scope layou
 		}
 	}
 	switch {
-	case since != nil:
+	case since != nil && !l.TakeOver:
 		s.legacy = since.legacy
 	case l.TakeOver:
 		snapshot, err := foreign.Read(ctx, k.conn, s.isOurs(want))
