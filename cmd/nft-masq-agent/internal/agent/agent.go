@@ -7,6 +7,8 @@ import (
 	"hash/maphash"
 	"net/netip"
 	"os"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -31,6 +33,15 @@ type Files struct {
 // absent reports whether there is no file, or none that is read.
 func (f Files) absent() bool {
 	return !slices.ContainsFunc(f.Sources, func(s config.Source) bool { return !s.Ignored })
+}
+
+// large reports whether processing it takes more than a few milliseconds.
+func (f Files) large() bool {
+	n := 0
+	for _, s := range f.Sources {
+		n += len(s.Data)
+	}
+	return n > 64<<10
 }
 
 // Inputs are the events that the loop waits for, and what it reads besides rules.
@@ -208,6 +219,9 @@ func (a *Agent) Run(ctx context.Context) {
 // except at the start, when something must be enforced until there is a valid
 // one.
 func (a *Agent) read(ctx context.Context, f Files) {
+	if f.large() {
+		defer speedUp()()
+	}
 	c, warnings, err := a.compile(f)
 	a.announce(c)
 	a.health.config(err, len(warnings))
@@ -257,6 +271,26 @@ func (a *Agent) warn(warnings []config.Problem) {
 		}
 		a.warned[text] = true
 	}
+}
+
+// speedUp uses a second CPU, so that probes are answered while a large config is
+// processed, and relaxes garbage collection.
+func speedUp() (rest func()) {
+	processors, restore := runtime.GOMAXPROCS(2), relaxGC()
+	return func() {
+		restore()
+		runtime.GOMAXPROCS(processors)
+	}
+}
+
+// relaxGC allows as much garbage as live memory, until restore is called. If GOGC
+// is set in the environment, it has no effect.
+func relaxGC() (restore func()) {
+	if os.Getenv("GOGC") != "" {
+		return func() {}
+	}
+	garbage := debug.SetGCPercent(100)
+	return func() { debug.SetGCPercent(garbage) }
 }
 
 // compile compiles a content of the config, and sets the resync interval.
@@ -413,6 +447,9 @@ func (a *Agent) sync(ctx context.Context, reason string, look kernel.Look) {
 	}
 	look = a.survey.hold(look)
 	look.Others, look.TakeOver = look.Others || a.pending.Others, (look.TakeOver || a.pending.TakeOver) && a.takesOver()
+	if look.Others {
+		defer relaxGC()()
+	}
 	if err := a.placeOnNode(ctx, look.Full); err != nil {
 		a.refuse(reason, look, time.Since(start), err)
 		return
