@@ -51,7 +51,7 @@ func (Layout) Check(c config.Config) (warnings []config.Problem, err error) {
 const (
 	costlyRules = 1_000
 	costOfRules = "1,000 CIDRs or more in mode iptables-nft, which has a rule for each: every new connection passes them one by one (9 µs at 10 CIDRs, " +
-		"13 µs at 1,000, 53 µs at 10,000), and repairs take seconds from 10,000 on; mode nftables has a set"
+		"13 µs at 1,000, 53 µs at 10,000), and a repair takes a second at 31,000; mode nftables has a set"
 )
 
 // Compile implements [nft.Layout].
