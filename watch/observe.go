@@ -99,9 +99,10 @@ func (o *observer) close() {
 	o.pumps.Wait()
 }
 
-// arm renews the watches. From then on no change goes unnoticed, unless the result
-// is not stable: then arm must soon be called again. There is no snapshot if the
-// path leads to a step in which another observer hangs.
+// arm renews the watches. After that, every change is noticed. If the path changed
+// faster than it could be followed, the result is not stable, and the caller calls arm
+// again. If the path leads to a step in which another observer hangs, the result has
+// no snapshot.
 func (o *observer) arm() (a armed) {
 	o.start()
 	r := resolve(o.path, o.ask)

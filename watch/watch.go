@@ -165,9 +165,9 @@ type armed struct {
 	warnings []error  // new ones
 }
 
-// try renews the watches. If that takes too long, another observer takes over,
-// which does not take the step in which the first one hangs. There is no snapshot
-// if too many hang.
+// try renews the watches. If an observer takes too long, another one replaces it and
+// avoids the step in which the first one hangs. If too many hang, the result has no
+// snapshot.
 func (a *armer) try() armed {
 	for a.observer.mayTry() {
 		o := a.observer

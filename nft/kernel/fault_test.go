@@ -442,7 +442,7 @@ func TestAnyCallMayFail(t *testing.T) {
 
 func TestKilledAgentLeavesTheOldOrTheNewRules(t *testing.T) {
 	t.Parallel()
-	nfttest.SkipIfShort(t)
+	nfttest.SkipIfShort(t) // kills an agent at many points of an update
 	before, after := tamperConfig(4500), tamperConfig(4500)
 	after.NonMasqueradeCIDRs = after.NonMasqueradeCIDRs[1:] // filled in two transactions
 	for i := range 4500 {

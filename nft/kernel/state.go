@@ -46,14 +46,14 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, l Look, scope layou
 		}
 	}
 	switch {
-	case since != nil && !l.TakeOver:
-		s.legacy = since.legacy
 	case l.TakeOver:
 		snapshot, err := foreign.Read(ctx, k.conn, s.isOurs(want))
 		if err != nil {
 			return nil, err
 		}
 		s.legacy = foreign.Legacy(snapshot)
+	case since != nil:
+		s.legacy = since.legacy
 	}
 	return s, nil
 }

@@ -145,17 +145,14 @@ func moreThan(n int) func(nfnetlink.Rule) bool {
 	}
 }
 
-// unchanged reports whether a plan for what was read before is still right. What is
-// replaced gets another handle.
+// unchanged reports whether a plan for what was read before is still right.
 func (o *Own) unchanged(since *Own) bool {
 	if o == nil || since == nil {
 		return o == since
 	}
 	return o.Table == since.Table && o.flooded == since.flooded &&
 		slices.EqualFunc(o.chains, since.chains, func(a, b nfnetlink.Chain) bool { return a.Handle == b.Handle }) &&
-		maps.EqualFunc(o.rules, since.rules, func(a, b []nfnetlink.Rule) bool {
-			return slices.EqualFunc(a, b, func(a, b nfnetlink.Rule) bool { return a.Handle == b.Handle })
-		}) &&
+		maps.EqualFunc(o.rules, since.rules, nfnetlink.SameRules) &&
 		maps.EqualFunc(o.Sets, since.Sets, func(a, b *heldSet) bool { return a.Handle == b.Handle }) &&
 		slices.EqualFunc(o.objects, since.objects, func(a, b nfnetlink.Object) bool { return a.Name == b.Name && a.Type == b.Type }) &&
 		slices.Equal(o.flowtables, since.flowtables)

@@ -2,6 +2,7 @@ package nfnetlink
 
 import (
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -103,6 +104,12 @@ type Rule struct {
 	Handle   uint64 // 0 if it is to be created
 	Exprs    []Expr
 	UserData []byte
+}
+
+// SameRules reports whether two lists have the same rules in the same order. A rule that
+// is replaced gets another handle.
+func SameRules(a, b []Rule) bool {
+	return slices.EqualFunc(a, b, func(a, b Rule) bool { return a.Handle == b.Handle })
 }
 
 // Memory returns about how many bytes the rule takes after it was read, with the

@@ -48,7 +48,7 @@ func hammer(t *testing.T, top *nfttest.Topology, flows uint64, targets ...nfttes
 }
 
 func TestHammerFindsNothingWrongWithCorrectRules(t *testing.T) {
-	nfttest.SkipIfShort(t)
+	nfttest.SkipIfShort(t) // opens many connections
 	nfttest.Require(t, "nft")
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, masqueradeBut, "-f", "-")

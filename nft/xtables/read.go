@@ -101,8 +101,7 @@ func (n *Shared) Jump(want nft.Table, chain string) Jump {
 // the jump was recorded, it reads only the jump, because there can be tens of
 // thousands of others.
 func (n *Shared) readPost(c *nfnetlink.Conn, names []string, o Reading) (err error) {
-	if s := o.Since; n.post != nil && s != nil && s.post != nil && !s.Partial &&
-		int(n.post.Use) >= o.Long && n.post.Handle == s.post.Handle && n.post.Use == s.post.Use {
+	if s := o.Since; n.post != nil && s != nil && s.post != nil && !s.Partial && int(n.post.Use) >= o.Long && sameHead(*n.post, *s.post) {
 		n.rules, n.unread, n.hidden = s.rules, s.unread, s.hidden
 		return nil
 	}
@@ -253,8 +252,11 @@ func (n *Shared) count(c *nfnetlink.Conn) error {
 	return err
 }
 
-// takeOver takes what was read before of a long chain that has the same mark since.
-func (n *Shared) takeOver(since *Shared, name string, long int) bool {
+// sameHead reports whether a chain is the same one with the same length.
+func sameHead(a, b nfnetlink.Chain) bool { return a.Handle == b.Handle && a.Use == b.Use }
+
+// reuse takes what was read before of a long chain that has the same mark since.
+func (n *Shared) reuse(since *Shared, name string, long int) bool {
 	if since == nil || len(since.chains[name]) < long || since.mark(since.heads[name]) != n.mark(n.heads[name]) {
 		return false
 	}
@@ -278,7 +280,7 @@ func (n *Shared) readChain(c *nfnetlink.Conn, name string, o Reading) error {
 		n.chains[name], n.trusted[name] = nil, true
 		return nil
 	}
-	if name == o.Skip || n.takeOver(o.Since, name, o.Long) {
+	if name == o.Skip || n.reuse(o.Since, name, o.Long) {
 		return nil
 	}
 	most, foreign := o.Most, 0
@@ -303,15 +305,12 @@ func ofAgent(r nfnetlink.Rule) bool {
 	return strings.Contains(rule.Comment(r), "subject to MASQUERADE")
 }
 
-// unchanged reports whether a plan for what was read before is still right. A rule
-// that is replaced gets another handle.
+// unchanged reports whether a plan for what was read before is still right.
 func (n *Shared) unchanged(since *Shared) bool {
-	same := func(a, b []nfnetlink.Rule) bool {
-		return slices.EqualFunc(a, b, func(a, b nfnetlink.Rule) bool { return a.Handle == b.Handle })
-	}
 	return n.present == since.present && n.table == since.table && n.all == since.all &&
-		n.unread == since.unread && same(n.rules, since.rules) && maps.EqualFunc(n.chains, since.chains, same) &&
-		maps.EqualFunc(n.heads, since.heads, func(a, b nfnetlink.Chain) bool { return a.Handle == b.Handle && a.Use == b.Use }) &&
+		(n.post == nil) == (since.post == nil) && (n.post == nil || sameHead(*n.post, *since.post)) &&
+		n.unread == since.unread && nfnetlink.SameRules(n.rules, since.rules) && maps.EqualFunc(n.chains, since.chains, nfnetlink.SameRules) &&
+		maps.EqualFunc(n.heads, since.heads, sameHead) &&
 		maps.Equal(n.trusted, since.trusted) && maps.Equal(n.flooded, since.flooded)
 }
 
