@@ -1,5 +1,8 @@
-// Package iprange represents ranges of IP addresses, and the bounds by which the
-// kernel stores those of a set.
+// Package iprange represents ranges of IP addresses, sets of addresses, and the bounds
+// by which the kernel stores those of a set.
+//
+// A set is a slice of ranges, sorted, of which none overlaps or touches another. IPv4
+// sorts before IPv6, so one set can hold both.
 package iprange
 
 import (

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -104,5 +105,72 @@ func TestRangesSplitIntoFewestPrefixes(t *testing.T) {
 		if text := fmt.Sprint(got); text != want {
 			t.Errorf("%s: %s, want %s", r, text, want)
 		}
+	}
+}
+
+// In a universe of few addresses, at both ends of both families, sets are compared with
+// lists of their members.
+func TestSetsMatchTheirMembers(t *testing.T) {
+	var universe []netip.Addr
+	for _, ipv6 := range []bool{false, true} {
+		all := iprange.All(ipv6)
+		for first, last, n := all.From, all.To, 0; n < 5; first, last, n = first.Next(), last.Prev(), n+1 {
+			universe = append(universe, first, last)
+		}
+	}
+	slices.SortFunc(universe, netip.Addr.Compare)
+	r := rand.New(rand.NewPCG(1, 2))
+	random := func() (ranges []iprange.Range, members []bool) {
+		members = make([]bool, len(universe))
+		for range r.IntN(5) {
+			from := r.IntN(len(universe))
+			to := from + r.IntN(5)
+			if to >= len(universe) || universe[from].Is4() != universe[to].Is4() {
+				continue
+			}
+			ranges = append(ranges, iprange.Range{From: universe[from], To: universe[to]})
+			for i := from; i <= to; i++ {
+				members[i] = true
+			}
+		}
+		return iprange.Normal(ranges), members
+	}
+	check := func(set []iprange.Range, has func(i int) bool) {
+		t.Helper()
+		for i, a := range universe {
+			if iprange.Contains(set, a) != has(i) {
+				t.Fatalf("%v contains %s: %t", set, a, !has(i))
+			}
+		}
+		for i := range len(set) - 1 {
+			if !set[i].To.Less(set[i+1].From) || set[i].To.Next() == set[i+1].From {
+				t.Fatalf("%v is not sorted, overlaps or touches", set)
+			}
+		}
+	}
+	for range 3_000 {
+		a, inA := random()
+		b, inB := random()
+		check(a, func(i int) bool { return inA[i] })
+		check(iprange.Intersect(a, b), func(i int) bool { return inA[i] && inB[i] })
+		check(iprange.Subtract(a, b), func(i int) bool { return inA[i] && !inB[i] })
+		check(iprange.SetOf(iprange.Prefixes(a)), func(i int) bool { return inA[i] })
+	}
+	if iprange.Contains([]iprange.Range{iprange.All(false)}, netip.Addr{}) {
+		t.Error("an unknown address is in a set")
+	}
+}
+
+func TestPrefixesThatTouchAreOneRange(t *testing.T) {
+	var prefixes []netip.Prefix
+	for _, p := range []string{"10.128.0.0/9", "fd00::/9", "255.0.0.0/8", "10.0.0.0/9", "10.1.0.0/16", "::/64", "fd80::/9", "10.0.0.0/9"} {
+		prefixes = append(prefixes, netip.MustParsePrefix(p))
+	}
+	set := iprange.SetOf(prefixes)
+	if got := fmt.Sprint(set); got != "[10.0.0.0/8 255.0.0.0/8 ::/64 fd00::/8]" {
+		t.Errorf("got %s", got)
+	}
+	if got := fmt.Sprint(iprange.Prefixes(set)); got != "[10.0.0.0/8 255.0.0.0/8 ::/64 fd00::/8]" {
+		t.Errorf("as prefixes: %s", got)
 	}
 }

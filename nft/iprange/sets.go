@@ -5,24 +5,55 @@ import (
 	"slices"
 )
 
-// Normal sorts ranges and merges those that overlap.
+// All returns the addresses of a family.
+func All(ipv6 bool) Range {
+	if ipv6 {
+		return Of(netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+	}
+	return Of(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
+}
+
+// SetOf returns the addresses that are in one of the prefixes.
+func SetOf(prefixes []netip.Prefix) []Range {
+	ranges := make([]Range, len(prefixes))
+	for i, p := range prefixes {
+		ranges[i] = Of(p)
+	}
+	return Normal(ranges)
+}
+
+// Normal turns ranges into a set, in place.
 func Normal(ranges []Range) []Range {
 	slices.SortFunc(ranges, func(a, b Range) int { return a.From.Compare(b.From) })
 	out := ranges[:0]
 	for _, r := range ranges {
-		if last := len(out) - 1; last >= 0 && r.From.Compare(out[last].To) <= 0 {
-			if r.To.Compare(out[last].To) > 0 {
-				out[last].To = r.To
-			}
-			continue
+		last := len(out) - 1
+		switch {
+		case last < 0 || out[last].To.Less(r.From) && out[last].To.Next() != r.From:
+			out = append(out, r)
+		case out[last].To.Less(r.To):
+			out[last].To = r.To
 		}
-		out = append(out, r)
 	}
 	return out
 }
 
-// Intersect returns what is in both sets. Sets are sorted ranges that do not overlap; IPv4
-// sorts before IPv6, so one set can hold both.
+// Prefixes returns the smallest list of prefixes that covers exactly a set.
+func Prefixes(set []Range) []netip.Prefix {
+	var out []netip.Prefix
+	for _, r := range set {
+		out = append(out, r.Prefixes()...)
+	}
+	return out
+}
+
+// Contains reports whether an address is in a set, by a binary search.
+func Contains(set []Range, a netip.Addr) bool {
+	i, _ := slices.BinarySearchFunc(set, a, func(r Range, a netip.Addr) int { return r.To.Compare(a) })
+	return i < len(set) && !a.Less(set[i].From)
+}
+
+// Intersect returns what is in both sets.
 func Intersect(a, b []Range) []Range {
 	var out []Range
 	for len(a) > 0 && len(b) > 0 {
