@@ -155,12 +155,12 @@ func (m Maker) Addresses() (some []netip.Addr) {
 	return some
 }
 
-// ifaces returns names for lists and connections; those in lists may also be
+// Interfaces returns names for lists and connections; those in lists may also be
 // prefixes.
-func ifaces() []string { return []string{"wg0", "wg1", "w", "eth0", "eth0.7", "eth01", "pod0"} }
+func Interfaces() []string { return []string{"wg0", "wg1", "w", "eth0", "eth0.7", "eth01", "pod0"} }
 
 func (m Maker) interfaces() []config.Interface {
-	names := append(ifaces(), "wg*", "w*", "eth0*", "eth*", "pod*")
+	names := append(Interfaces(), "wg*", "w*", "eth0*", "eth*", "pod*")
 	list := make([]config.Interface, m.IntN(3)+1)
 	for i := range list {
 		list[i].Name = names[m.IntN(len(names))]
@@ -170,7 +170,7 @@ func (m Maker) interfaces() []config.Interface {
 
 // Connection generates a connection between two addresses.
 func (m Maker) Connection(src, dst netip.Addr) nft.Connection {
-	names := append(ifaces(), "veth123456789ab", "lo")
+	names := append(Interfaces(), "veth123456789ab", "lo")
 	c := nft.Connection{Src: src, Dst: dst, FromNode: m.IntN(4) == 0, Out: names[m.IntN(len(names))]}
 	if !c.FromNode {
 		c.In = names[m.IntN(len(names))]

@@ -1,0 +1,146 @@
+package nft
+
+import (
+	"cmp"
+	"slices"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft/iprange"
+)
+
+// A Region is a set of connections of one family that are not to the node itself: those
+// of any origin, from any of the sources, by any of the interfaces, to any of the
+// destinations. The conditions of a policy do not depend on each other, so what it
+// masquerades is one region. The zero value has no connections.
+type Region struct {
+	Origin Names // the interfaces on which they are received; "" for what the node itself sends
+	Src    []iprange.Range
+	Out    Names // the interfaces by which they leave
+	Dst    []iprange.Range
+}
+
+// Region returns what a policy masquerades.
+func (p Policy) Region(ipv6 bool) Region {
+	for _, f := range p.Families {
+		if f.IPv6 == ipv6 {
+			return f.region()
+		}
+	}
+	return Region{}
+}
+
+// Pods returns what is sent by sources that are pods according to a policy.
+func (f FamilyPolicy) Pods() Region {
+	f.Questions = slices.DeleteFunc(slices.Clone(f.Questions), func(q Question) bool { return !q.LimitsSources() })
+	r := f.region()
+	r.Origin = r.Origin.Minus(noName())
+	return r
+}
+
+func (f FamilyPolicy) region() Region {
+	all := []iprange.Range{iprange.All(f.IPv6)}
+	r := Region{Origin: allNames(), Src: all, Out: allNames(), Dst: all}
+	var forced []iprange.Range
+	for _, q := range f.Questions {
+		switch q.Asks {
+		case config.SentByNode:
+			r.Origin = r.Origin.Minus(noName())
+		case config.ReceivedOn:
+			r.Origin = q.keepNames(r.Origin)
+		case config.LeavingBy:
+			r.Out = q.keepNames(r.Out)
+		case config.SourceAddress:
+			r.Src = q.keepAddresses(r.Src)
+		default:
+			if q.Masquerade { // whatever the conditions after it decide
+				forced = iprange.Intersect(r.Dst, iprange.SetOf(q.Prefixes()))
+			} else {
+				r.Dst = q.keepAddresses(r.Dst)
+			}
+		}
+	}
+	r.Dst = iprange.Normal(slices.Concat(r.Dst, forced))
+	if r.Empty() {
+		return Region{}
+	}
+	return r
+}
+
+// keepNames returns the names that a condition does not exempt.
+func (q Question) keepNames(of Names) Names {
+	if q.Outside {
+		return of.And(namesOf(q.Interfaces))
+	}
+	return of.Minus(namesOf(q.Interfaces))
+}
+
+// keepAddresses returns the addresses that a condition does not exempt.
+func (q Question) keepAddresses(of []iprange.Range) []iprange.Range {
+	if q.Outside {
+		return iprange.Intersect(of, iprange.SetOf(q.Prefixes()))
+	}
+	return iprange.Subtract(of, iprange.SetOf(q.Prefixes()))
+}
+
+// Empty reports whether the region has no connections.
+func (r Region) Empty() bool {
+	return len(r.Origin) == 0 || len(r.Src) == 0 || len(r.Out) == 0 || len(r.Dst) == 0
+}
+
+// Includes reports whether a connection is in the region. An interface without a name is
+// none of a list. It takes two binary searches, however long the lists of the policy are.
+func (r Region) Includes(c Connection) bool {
+	in, out := cmp.Or(c.In, "*"), cmp.Or(c.Out, "*")
+	if c.FromNode {
+		in = ""
+	}
+	return !c.ToNode && iprange.Contains(r.Src, c.Src.Unmap()) && iprange.Contains(r.Dst, c.Dst.Unmap()) &&
+		r.Origin.Has(in) && r.Out.Has(out)
+}
+
+// OnAnyInterface returns the region without its conditions on the names of interfaces,
+// and whether it has any.
+func (r Region) OnAnyInterface() (wide Region, limited bool) {
+	wide = r
+	if r.Empty() {
+		return wide, false
+	}
+	wide.Out = allNames()
+	if received := r.Origin.Minus(noName()); len(received) > 0 {
+		wide.Origin = allNames().Minus(noName().Minus(r.Origin))
+	}
+	return wide, !slices.Equal(wide.Out, r.Out) || !slices.Equal(wide.Origin, r.Origin)
+}
+
+// Minus returns the connections that are not in o, in at most five regions that do not
+// overlap. What the node itself sends is in none with what was received, unless in one
+// with everything.
+func (r Region) Minus(o Region) (left []Region) {
+	both := Region{
+		Origin: r.Origin.And(o.Origin), Src: iprange.Intersect(r.Src, o.Src),
+		Out: r.Out.And(o.Out), Dst: iprange.Intersect(r.Dst, o.Dst),
+	}
+	if both.Empty() {
+		both = Region{} // the first cut takes everything
+	}
+	cut := func(part Region) {
+		if !part.Empty() {
+			left = append(left, part)
+		}
+	}
+	part := r
+	part.Dst, r.Dst = iprange.Subtract(r.Dst, both.Dst), both.Dst
+	cut(part)
+	part = r
+	part.Src, r.Src = iprange.Subtract(r.Src, both.Src), both.Src
+	cut(part)
+	part = r
+	others := r.Origin.Minus(both.Origin)
+	for _, origin := range []Names{others.Minus(noName()), others.And(noName())} {
+		part.Origin = origin
+		cut(part)
+	}
+	part.Origin, part.Out = both.Origin, r.Out.Minus(both.Out)
+	cut(part)
+	return left
+}
