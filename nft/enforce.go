@@ -56,14 +56,9 @@ func (p Policy) Enforces(f FamilyPolicy) bool { return p.Enforce != nil && f.Kno
 // in chains after [EnforcePriority].
 func (p Policy) Enforced(c Connection) bool {
 	for _, f := range p.Families {
-		if f.IPv6 != c.Dst.Unmap().Is6() || !p.Enforces(f) || c.FromNode {
-			continue
+		if f.IPv6 == c.Dst.Unmap().Is6() && p.Enforces(f) {
+			return f.Pods().Includes(c) && !f.region().Includes(c)
 		}
-		steps := p.Explain(c)
-		last := steps[len(steps)-1]
-		return last.Verdict == Exempt && !slices.ContainsFunc(f.Questions, func(q Question) bool {
-			return q.Key == last.Key && q.LimitsSources()
-		})
 	}
 	return false
 }

@@ -59,7 +59,9 @@ func (f FamilyPolicy) region() Region {
 			}
 		}
 	}
-	r.Dst = iprange.Normal(slices.Concat(r.Dst, forced))
+	if len(forced) > 0 {
+		r.Dst = iprange.Normal(slices.Concat(r.Dst, forced))
+	}
 	if r.Empty() {
 		return Region{}
 	}

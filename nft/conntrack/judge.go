@@ -2,10 +2,10 @@ package conntrack
 
 import (
 	"net/netip"
-	"slices"
 	"time"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
 )
 
 // A Judge compares connections with a policy.
@@ -30,27 +30,26 @@ import (
 //   - connections in a zone other than 0 for which source NAT was never decided:
 //     Open vSwitch and tc track connections in zones that never reach a NAT chain.
 type Judge struct {
-	policy *nft.Decider
-	snat   map[bool]nft.SNAT // by whether it is IPv6
-	local  map[netip.Addr]bool
-	ranges []netip.Prefix // of local addresses
-	others func(src, dst netip.Addr, dnat bool) bool
+	families map[bool]judged // those of the policy, by whether it is IPv6
+	local    []iprange.Range
+	others   func(src, dst netip.Addr, dnat bool) bool
+}
+
+// A judged is what a policy decides for a family.
+type judged struct {
+	masqueraded nft.Region // on any interface
+	depends     bool       // on the interfaces
+	snat        nft.SNAT
 }
 
 // NewJudge returns a judge for a policy. local are the node's own addresses;
 // others reports whether another program's rule can rewrite the source of
 // connections between two addresses.
 func NewJudge(p nft.Policy, local []netip.Prefix, others func(src, dst netip.Addr, dnat bool) bool) *Judge {
-	j := &Judge{
-		policy: nft.NewDecider(p), snat: map[bool]nft.SNAT{false: p.SNATOf(false), true: p.SNATOf(true)},
-		local: map[netip.Addr]bool{}, others: others,
-	}
-	for _, p := range local {
-		if p.IsSingleIP() {
-			j.local[p.Addr()] = true
-		} else {
-			j.ranges = append(j.ranges, p)
-		}
+	j := &Judge{families: map[bool]judged{}, local: iprange.SetOf(local), others: others}
+	for _, f := range p.Families {
+		wide, depends := p.Region(f.IPv6).OnAnyInterface()
+		j.families[f.IPv6] = judged{wide, depends, f.SNAT}
 	}
 	return j
 }
@@ -61,11 +60,16 @@ func NewJudge(p nft.Policy, local []netip.Prefix, others func(src, dst netip.Add
 func (j *Judge) Now(e *Entry) nft.Verdict {
 	dst := e.Destination().Addr()
 	src := e.Original.Src.Addr()
-	v, certain := j.policy.Certain(nft.Connection{Src: src, Dst: dst, FromNode: j.isLocal(src), ToNode: j.isLocal(dst)})
-	if !certain {
+	f, on := j.families[dst.Is6()]
+	switch c := (nft.Connection{Src: src, Dst: dst, FromNode: j.isLocal(src)}); {
+	case on && j.isLocal(dst):
+		return nft.Local
+	case !f.masqueraded.Includes(c):
+		return nft.Exempt
+	case f.depends:
 		return ""
 	}
-	return v
+	return nft.Masqueraded
 }
 
 // Stale reports whether the entry's translation contradicts the policy.
@@ -79,7 +83,7 @@ func (j *Judge) Stale(e *Entry) bool {
 		return false
 	case e.Status&SrcNATDone == 0 && e.Zone != 0:
 		return false
-	case now == "", translated == (now == nft.Masqueraded) && (!translated || j.snat[src.Is6()].Allows(seen)):
+	case now == "", translated == (now == nft.Masqueraded) && (!translated || j.families[src.Is6()].snat.Allows(seen)):
 		return false
 	}
 	return !translated || !j.others(src, dst, e.Original.Dst != e.Destination())
@@ -92,9 +96,7 @@ func (j *Judge) Forwarded(e *Entry) bool {
 	return e.open() && src != dst && !dst.IsMulticast() && !j.isLocal(src) && !j.isLocal(dst)
 }
 
-func (j *Judge) isLocal(a netip.Addr) bool {
-	return j.local[a] || slices.ContainsFunc(j.ranges, func(p netip.Prefix) bool { return p.Contains(a) })
-}
+func (j *Judge) isLocal(a netip.Addr) bool { return iprange.Contains(j.local, a) }
 
 // open reports whether further packets of the connection are expected.
 func (e *Entry) open() bool {

@@ -82,9 +82,9 @@ func (c Conflict) ViaText() []string {
 	return words
 }
 
-// From reports whether the rule can match a source in one of the prefixes.
-func (c Conflict) From(prefixes []netip.Prefix) bool {
-	return c.src == nil || len(iprange.Intersect(c.src, And(nil, prefixes))) > 0
+// From reports whether the rule can match one of the sources.
+func (c Conflict) From(sources []iprange.Range) bool {
+	return c.src == nil || len(iprange.Intersect(c.src, sources)) > 0
 }
 
 // Hash distinguishes conflicts by what is reported about them. It ignores

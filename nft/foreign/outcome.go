@@ -1,7 +1,6 @@
 package foreign
 
 import (
-	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -30,38 +29,9 @@ const (
 
 // A Share is what a policy masquerades, and in which chain.
 type Share struct {
-	IPv4, IPv6 Masqueraded
-	Shared     bool  // in iptables' POSTROUTING, after a jump
-	Priority   int32 // of the base chain that decides
-}
-
-// Masqueraded are the connections of a family that a policy masquerades.
-type Masqueraded struct {
-	Src, Dst []iprange.Range // sorted, none overlaps another
-}
-
-// Except returns the addresses of a family that are in none of the prefixes,
-// without the loopback ones.
-func Except(ipv6 bool, prefixes []netip.Prefix) []iprange.Range {
-	all, loopback := everyIPv4, netip.MustParsePrefix("127.0.0.0/8")
-	if ipv6 {
-		all, loopback = everyIPv6, netip.MustParsePrefix("::1/128")
-	}
-	return iprange.Subtract([]iprange.Range{all}, And([]iprange.Range{iprange.Of(loopback)}, prefixes))
-}
-
-// And returns the union of a set and prefixes.
-func And(set []iprange.Range, prefixes []netip.Prefix) []iprange.Range {
-	out := slices.Clone(set)
-	for _, p := range prefixes {
-		out = append(out, iprange.Of(p))
-	}
-	return iprange.Normal(out)
-}
-
-// Within returns the part of a set that is in one of the prefixes.
-func Within(set []iprange.Range, prefixes []netip.Prefix) []iprange.Range {
-	return iprange.Intersect(set, And(nil, prefixes))
+	Src, Dst []iprange.Range // sets, of both families
+	Shared   bool            // in iptables' POSTROUTING, after a jump
+	Priority int32           // of the base chain that decides
 }
 
 // Overruled finds the rules that override the policy for connections which it
@@ -98,16 +68,7 @@ func (w *walker) overruledFrom(c Chain, kind Kind, share Share) {
 	if jump >= 0 {
 		c.Rules = c.Rules[:jump]
 	}
-	var masqueraded packets
-	w.dst = nil
-	for _, b := range allPackets(c.Family) {
-		m := share.IPv4
-		if b.dst[0].From.Is6() {
-			m = share.IPv6
-		}
-		w.dst = append(w.dst, m.Dst...)
-		masqueraded = append(masqueraded, packets{b}.in(m.Src, nil)...)
-	}
+	w.dst = iprange.Intersect(share.Dst, anywhere(c.Family))
 	w.visit = func(at *Chain, r nfnetlink.Rule, q path, a action) {
 		overrules := a.leaves(len(q.via) == 0)
 		if kind == Translates {
@@ -132,7 +93,7 @@ func (w *walker) overruledFrom(c Chain, kind Kind, share Share) {
 		}
 		w.add(at, r, q, conflict)
 	}
-	w.begin(&c, masqueraded)
+	w.begin(&c, allPackets(c.Family).in(share.Src, nil))
 }
 
 // leadsToAgent reports whether a rule is this agent's jump or, with older, that of any

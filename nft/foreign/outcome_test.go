@@ -9,15 +9,17 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
 
 // pods masquerades everything except 10.0.0.0/8.
 func pods(shared bool) foreign.Share {
-	exempt := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+	all := []iprange.Range{iprange.All(false)}
+	exempt := []iprange.Range{iprange.Of(netip.MustParsePrefix("10.0.0.0/8"))}
 	return foreign.Share{
-		IPv4:   foreign.Masqueraded{Src: foreign.Except(false, nil), Dst: foreign.Except(false, exempt)},
+		Src: all, Dst: iprange.Subtract(all, exempt),
 		Shared: shared, Priority: map[bool]int32{true: 100, false: 110}[shared],
 	}
 }

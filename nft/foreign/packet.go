@@ -84,11 +84,11 @@ func (t *Tracer) holds(c *Chain, s rule.Statement) truth {
 // within reports whether an address is in a set; nil: any.
 func (p Packet) within(a netip.Addr, set []iprange.Range) truth {
 	switch {
-	case set == nil, a.IsValid() && contains(set, a):
+	case set == nil, a.IsValid() && iprange.Contains(set, a):
 		return yes
 	case a.IsValid():
 		return no
-	case p.Dst.Is4() && covers(set, []iprange.Range{everyIPv4}), p.Dst.Is6() && covers(set, []iprange.Range{everyIPv6}):
+	case covers(set, []iprange.Range{iprange.All(p.Dst.Is6())}):
 		return yes
 	}
 	return maybe

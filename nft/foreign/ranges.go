@@ -1,31 +1,21 @@
 package foreign
 
 import (
-	"net/netip"
 	"slices"
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-var (
-	everyIPv4 = iprange.Of(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
-	everyIPv6 = iprange.Of(netip.PrefixFrom(netip.IPv6Unspecified(), 0))
-)
-
 // anywhere returns all addresses of a family; inet includes both families.
 func anywhere(f nfnetlink.Family) []iprange.Range {
 	switch f {
 	case nfnetlink.IPv4:
-		return []iprange.Range{everyIPv4}
+		return []iprange.Range{iprange.All(false)}
 	case nfnetlink.IPv6:
-		return []iprange.Range{everyIPv6}
+		return []iprange.Range{iprange.All(true)}
 	}
-	return []iprange.Range{everyIPv4, everyIPv6}
-}
-
-func contains(set []iprange.Range, a netip.Addr) bool {
-	return slices.ContainsFunc(set, func(r iprange.Range) bool { return !a.Less(r.From) && !r.To.Less(a) })
+	return []iprange.Range{iprange.All(false), iprange.All(true)}
 }
 
 func covers(set, part []iprange.Range) bool { return len(iprange.Subtract(part, set)) == 0 }

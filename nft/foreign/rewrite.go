@@ -52,6 +52,6 @@ func FindRewrites(s Snapshot) Rewrites {
 // its destination was translated.
 func (all Rewrites) Meet(src, dst netip.Addr, translated bool) bool {
 	return slices.ContainsFunc(all, func(r Rewrite) bool {
-		return (translated || !r.Marked) && contains(r.Src, src) && contains(r.Dst, dst)
+		return (translated || !r.Marked) && iprange.Contains(r.Src, src) && iprange.Contains(r.Dst, dst)
 	})
 }

@@ -78,7 +78,7 @@ func Intersect(a, b []Range) []Range {
 
 // Subtract returns the part of a that is not in b.
 func Subtract(a, b []Range) []Range {
-	var out []Range
+	out := make([]Range, 0, len(a)+len(b))
 	for _, r := range a {
 		for len(b) > 0 && b[0].To.Less(r.From) {
 			b = b[1:]

@@ -5,9 +5,9 @@ import (
 	"net/netip"
 	"slices"
 
-	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 )
@@ -105,6 +105,10 @@ func (k *Kernel) Older(ctx context.Context) (Others, error) {
 // exemptions, and those that affect no pod, from the others. It drops those that
 // are both.
 func enforced(p nft.Policy, all []foreign.Conflict) (conflicts, podless, overridden []foreign.Conflict) {
+	pods := map[nfnetlink.Family][]iprange.Range{}
+	for _, f := range p.Families {
+		pods[f.Family()] = f.Pods().Src
+	}
 	for _, c := range all {
 		late, meets := c.Priority > nft.EnforcePriority, false
 		for _, f := range p.Families {
@@ -112,8 +116,7 @@ func enforced(p nft.Policy, all []foreign.Conflict) (conflicts, podless, overrid
 				continue
 			}
 			late = late && p.Enforces(f)
-			pods := f.List(config.KeyMasqueradeSrcCIDRs).Prefixes()
-			meets = meets || len(pods) == 0 || c.From(pods)
+			meets = meets || c.From(pods[f.Family()])
 		}
 		switch {
 		case late && meets:
@@ -148,7 +151,8 @@ func (k *Kernel) snapshot(ctx context.Context, want nft.Ruleset) (foreign.Snapsh
 	})
 }
 
-// share returns what a ruleset masquerades, and in which chain.
+// share returns what a ruleset masquerades, but for loopback addresses, and in which
+// chain.
 func share(want nft.Ruleset) foreign.Share {
 	s := foreign.Share{}
 	for _, t := range want.Tables {
@@ -159,30 +163,11 @@ func share(want nft.Ruleset) foreign.Share {
 			}
 		}
 	}
-	for _, f := range want.Policy.Families {
-		var src, dst, force, notSrc []netip.Prefix
-		limited := false
-		for _, q := range f.Questions {
-			switch source := q.Asks == config.SourceAddress; {
-			case source && q.Outside:
-				src, limited = append(src, q.Prefixes()...), true
-			case source:
-				notSrc = append(notSrc, q.Prefixes()...)
-			case q.Masquerade:
-				force = append(force, q.Prefixes()...)
-			default:
-				dst = append(dst, q.Prefixes()...)
-			}
-		}
-		m := foreign.Masqueraded{Dst: foreign.And(foreign.Except(f.IPv6, dst), force), Src: foreign.Except(f.IPv6, notSrc)}
-		if limited {
-			m.Src = foreign.Within(m.Src, src)
-		}
-		if f.IPv6 {
-			s.IPv6 = m
-		} else {
-			s.IPv4 = m
-		}
+	loopback := iprange.SetOf([]netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")})
+	for _, ipv6 := range []bool{false, true} {
+		r := want.Policy.Region(ipv6)
+		s.Src = append(s.Src, iprange.Subtract(r.Src, loopback)...)
+		s.Dst = append(s.Dst, iprange.Subtract(r.Dst, loopback)...)
 	}
 	return s
 }

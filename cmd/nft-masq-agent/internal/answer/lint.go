@@ -55,11 +55,10 @@ func (f Finding) String() string {
 // parser (an empty list, IPv6 CIDRs while IPv6 is off).
 func Lint(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
 	var found []Finding
-	d := nft.NewDecider(p)
 	for _, f := range p.Families {
 		exempt := lintEverythingExempt(f)
 		found = append(found, exempt...)
-		if len(exempt) == 0 && !d.Masquerades(f.IPv6) {
+		if len(exempt) == 0 && p.Region(f.IPv6).Empty() {
 			found = append(found, Finding{ID: "nothing-masqueraded", Msg: fmt.Sprintf("the conditions together exempt every %s connection: nothing is masqueraded", familyName(f.IPv6))})
 		}
 		found = append(found, lintForcedOutside(f)...)
