@@ -57,7 +57,7 @@ func (p Policy) Enforces(f FamilyPolicy) bool { return p.Enforce != nil && f.Kno
 func (p Policy) Enforced(c Connection) bool {
 	for _, f := range p.Families {
 		if f.IPv6 == c.Dst.Unmap().Is6() && p.Enforces(f) {
-			return f.Pods().Includes(c) && !f.region().Includes(c)
+			return f.Pods().Includes(c) && !f.Region().Includes(c)
 		}
 	}
 	return false

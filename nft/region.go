@@ -19,11 +19,11 @@ type Region struct {
 	Dst    []iprange.Range
 }
 
-// Region returns what a policy masquerades.
+// Region returns what a policy masquerades of a family, nothing if that is off.
 func (p Policy) Region(ipv6 bool) Region {
 	for _, f := range p.Families {
 		if f.IPv6 == ipv6 {
-			return f.region()
+			return f.Region()
 		}
 	}
 	return Region{}
@@ -32,12 +32,13 @@ func (p Policy) Region(ipv6 bool) Region {
 // Pods returns what is sent by sources that are pods according to a policy.
 func (f FamilyPolicy) Pods() Region {
 	f.Questions = slices.DeleteFunc(slices.Clone(f.Questions), func(q Question) bool { return !q.LimitsSources() })
-	r := f.region()
+	r := f.Region()
 	r.Origin = r.Origin.Minus(noName())
 	return r
 }
 
-func (f FamilyPolicy) region() Region {
+// Region returns what a policy masquerades of a family.
+func (f FamilyPolicy) Region() Region {
 	all := []iprange.Range{iprange.All(f.IPv6)}
 	r := Region{Origin: allNames(), Src: all, Out: allNames(), Dst: all}
 	var forced []iprange.Range

@@ -3,6 +3,7 @@ package nft_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"nft-masq-agent/config"
@@ -26,6 +27,28 @@ func extremes(m cases.Maker, c config.Config) config.Config {
 	}
 	if m.IntN(12) == 0 {
 		c.NonMasqueradeOutInterfaces = c.MasqueradeOutInterfaces
+	}
+	return c
+}
+
+// similar returns a config that differs from c in a key or two.
+func similar(m cases.Maker, c config.Config) config.Config {
+	other := m.Config()
+	for _, take := range []func(){
+		func() { c.NonMasqueradeCIDRs = other.NonMasqueradeCIDRs },
+		func() { c.ForceMasqueradeCIDRs = other.ForceMasqueradeCIDRs },
+		func() { c.NonMasqueradeSrcCIDRs = other.NonMasqueradeSrcCIDRs },
+		func() { c.MasqueradeSrcCIDRs = other.MasqueradeSrcCIDRs },
+		func() { c.MasqLinkLocal, c.MasqLinkLocalIPv6 = other.MasqLinkLocal, other.MasqLinkLocalIPv6 },
+		func() { c.EnableIPv6 = other.EnableIPv6 },
+		func() { c.ExemptHost = other.ExemptHost },
+		func() { c.MasqueradeSrcInterfaces = other.MasqueradeSrcInterfaces },
+		func() { c.NonMasqueradeOutInterfaces = other.NonMasqueradeOutInterfaces },
+		func() { c.MasqueradeOutInterfaces = other.MasqueradeOutInterfaces },
+	} {
+		if m.IntN(4) == 0 {
+			take()
+		}
 	}
 	return c
 }
@@ -67,10 +90,9 @@ func TestRegionsHaveTheConnectionsThatPoliciesMasquerade(t *testing.T) {
 		c, ipv6 := extremes(m, m.Config()), n%2 == 0
 		p := policyOf(c)
 		r := p.Region(ipv6)
-		decider := nft.NewDecider(p)
 		for _, conn := range someConnections(m, ipv6, c, c) {
 			want := p.Decide(conn)
-			if specified := cases.Specified(c, conn); want != specified || decider.Decide(conn) != want {
+			if specified := cases.Specified(c, conn); want != specified {
 				t.Fatalf("%+v: %s, want %s\n%+v", conn, want, specified, c)
 			}
 			if r.Includes(conn) != (want == nft.Masqueraded) {
@@ -99,7 +121,6 @@ func TestDifferencesOfRegionsAreExactAndDoNotOverlap(t *testing.T) {
 		a, b, c := policyOf(before).Region(ipv6), policyOf(after).Region(ipv6), policyOf(third).Region(ipv6)
 		left := a.Minus(b)
 		parts[len(left)]++
-		flips := nft.Flips(policyOf(before), policyOf(after))
 		var rests [][]nft.Region
 		for _, part := range left {
 			if part.Empty() {
@@ -113,12 +134,6 @@ func TestDifferencesOfRegionsAreExactAndDoNotOverlap(t *testing.T) {
 		for _, conn := range someConnections(m, ipv6, before, after) {
 			if got, want := included(left, conn), a.Includes(conn) && !b.Includes(conn); got > 1 || got == 1 != want {
 				t.Fatalf("%+v is in %d of %+v, want %t\n%+v\n%+v", conn, got, left, want, a, b)
-			}
-			flipped := slices.ContainsFunc(flips, func(f nft.Flip) bool {
-				return f.Before == nft.Masqueraded && f.Includes(conn)
-			})
-			if flipped != (included(left, conn) == 1) {
-				t.Fatalf("%+v: flips %t\n%+v\n%+v", conn, flipped, flips, left)
 			}
 			for i, part := range left {
 				if got, want := included(rests[i], conn), part.Includes(conn) && !c.Includes(conn); got > 1 || got == 1 != want {
@@ -158,5 +173,104 @@ func TestRegionOnAnyInterfaceDropsOnlyNames(t *testing.T) {
 	}
 	if len(seen) != 4 {
 		t.Errorf("seen %v", seen)
+	}
+}
+
+func TestDifferencesOfPoliciesHaveTheFewestParts(t *testing.T) {
+	const others = "[0.0.0.0-9.255.255.255 11.0.0.0-169.253.255.255 169.255.0.0-192.167.255.255 192.169.0.0-255.255.255.255]"
+	base := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "192.168.0.0/16")}
+	names := func(list ...string) (out []config.Interface) {
+		for _, name := range list {
+			out = append(out, config.Interface{Name: name})
+		}
+		return out
+	}
+	for _, tt := range []struct {
+		name   string
+		change func(*config.Config)
+		less   string // what is not masqueraded any more
+		more   string
+	}{
+		{"nothing", func(*config.Config) {}, "", ""},
+		{"the same in halves", func(c *config.Config) {
+			c.NonMasqueradeCIDRs = cases.CIDRs("192.168.0.0/16", "10.128.0.0/9", "10.0.0.0/9")
+		}, "", ""},
+		{
+			"half of it", func(c *config.Config) { c.NonMasqueradeCIDRs[0] = cases.CIDRs("10.0.0.0/9")[0] },
+			"", "[* yes]: [0.0.0.0/0] to [10.128.0.0/9] by [* yes]",
+		},
+		{
+			"by source", func(c *config.Config) { c.NonMasqueradeSrcCIDRs = cases.CIDRs("10.5.0.0/16") },
+			"[* yes]: [10.5.0.0/16] to " + others + " by [* yes]", "",
+		},
+		{
+			"both ways", func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs("10.0.0.0/8", "172.16.0.0/12") },
+			"[* yes]: [0.0.0.0/0] to [172.16.0.0/12] by [* yes]", "[* yes]: [0.0.0.0/0] to [192.168.0.0/16] by [* yes]",
+		},
+		{
+			"disjoint sources", func(c *config.Config) {
+				c.MasqueradeSrcCIDRs = cases.CIDRs("10.5.0.0/16")
+				c.NonMasqueradeSrcCIDRs = cases.CIDRs("10.5.0.0/16")
+			},
+			"[* yes]: [0.0.0.0/0] to " + others + " by [* yes]", "",
+		},
+		{
+			"the node", func(c *config.Config) { c.ExemptHost = &config.Position{} },
+			"[ yes]: [0.0.0.0/0] to " + others + " by [* yes]", "",
+		},
+		{
+			"interfaces", func(c *config.Config) {
+				c.MasqueradeSrcInterfaces, c.MasqueradeOutInterfaces = names("cni0"), names("eth*")
+				c.NonMasqueradeOutInterfaces = names("eth1")
+			},
+			"[* yes  no cni0 no]: [0.0.0.0/0] to " + others + " by [* yes]; " +
+				"[ yes]: [0.0.0.0/0] to " + others + " by [* yes]; " +
+				"[cni0 yes]: [0.0.0.0/0] to " + others + " by [* yes eth* no eth1 yes]", "",
+		},
+	} {
+		after := base
+		after.NonMasqueradeCIDRs = slices.Clone(base.NonMasqueradeCIDRs)
+		tt.change(&after)
+		b, a := policyOf(base).Region(false), policyOf(after).Region(false)
+		if less, more := describe(b.Minus(a)), describe(a.Minus(b)); less != tt.less || more != tt.more {
+			t.Errorf("%s: %q and %q, want %q and %q", tt.name, less, more, tt.less, tt.more)
+		}
+	}
+}
+
+func describe(regions []nft.Region) string {
+	names := func(n nft.Names) (words []string) {
+		for _, p := range n {
+			words = append(words, p.Name+map[bool]string{true: " yes", false: " no"}[p.In])
+		}
+		return words
+	}
+	var words []string
+	for _, r := range regions {
+		words = append(words, fmt.Sprintf("%s: %s to %s by %s", names(r.Origin), r.Src, r.Dst, names(r.Out)))
+	}
+	return strings.Join(words, "; ")
+}
+
+// A pod is what passes the conditions that list the sources. What it sends to an exempt
+// destination keeps its address.
+func TestExemptConnectionsOfPodsAreEnforced(t *testing.T) {
+	t.Parallel()
+	m := cases.NewMaker(24)
+	count := map[bool]int{}
+	for n := range nfttest.Rounds(500, 5_000, 5_000) {
+		c, ipv6 := extremes(m, m.Config()), n%2 == 0
+		p := policyOf(c)
+		for _, conn := range someConnections(m, ipv6, c, c) {
+			pod, known := cases.SpecifiedPod(c, conn)
+			want := c.Enforce != nil && known && pod && cases.Specified(c, conn) == nft.Exempt && (!ipv6 || c.EnableIPv6)
+			if got := p.Enforced(conn); got != want {
+				t.Fatalf("%+v: %t, want %t\n%+v", conn, got, want, c)
+			}
+			count[want]++
+		}
+	}
+	if count[true] < 100 || count[false] < 100 {
+		t.Errorf("%v", count)
 	}
 }

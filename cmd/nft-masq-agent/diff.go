@@ -4,7 +4,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"net/netip"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
@@ -90,7 +89,7 @@ func (f *diffFlags) offline(before, after string, e environment) (answer.Diff, e
 		}
 		policies[i] = l.Ruleset.Policy
 	}
-	return answer.NewDiff(policies[0], policies[1], nft.Flips(policies[0], policies[1])), nil
+	return answer.NewDiff(policies[0], policies[1]), nil
 }
 
 // online compares the rules in the kernel with the config.
@@ -112,8 +111,7 @@ func (f *diffFlags) online(ctx context.Context, e environment) (answer.Diff, err
 		return answer.Diff{}, err
 	}
 	after := wanted.Policy
-	flips := nft.Flips(before, after)
-	d := answer.NewDiff(before, after, flips)
+	d := answer.NewDiff(before, after)
 	d.Agent = agent
 	d.Notes = append(d.Notes, answer.NodeSNAT(after)...)
 	if !found {
@@ -124,81 +122,43 @@ func (f *diffFlags) online(ctx context.Context, e environment) (answer.Diff, err
 	if len(l.Files) == 0 {
 		d.Notes = append(d.Notes, fmt.Sprintf("There is no file at %s: the built-in defaults apply.", f.ConfigPath))
 	}
-	if found && (before.HasSNAT() || after.HasSNAT()) {
-		if d.Kept, err = countKept(ctx, k, before, after); err != nil {
-			return d, err
-		}
-	}
-	if len(flips) == 0 {
+	if !d.Changed() {
 		return d, nil
 	}
-	return d, countOpen(&d, flips)
+	return d, hinted(countOpen(ctx, k, &d, before, after))
 }
 
-// countKept counts the open connections that both policies masquerade, and that
-// keep a source address that the second policy does not allow. It returns nil if
-// there are none.
-func countKept(ctx context.Context, k *kernel.Kernel, before, after nft.Policy) (*answer.Open, error) {
-	now, err := judgeBy(ctx, k, before)
-	if err != nil {
-		return nil, err
-	}
-	then, err := judgeBy(ctx, k, after)
-	if err != nil {
-		return nil, err
-	}
-	var kept answer.Open
-	_, err = conntrack.Open().Sample(conntrack.Filter{}, func() func(*conntrack.Entry) {
-		pods := map[netip.Addr]bool{}
-		kept = answer.Open{}
-		return func(e *conntrack.Entry) {
-			if now.Now(e) == nft.Masqueraded && then.Now(e) == nft.Masqueraded && !now.Stale(e) && then.Stale(e) {
-				pods[e.Original.Src.Addr()] = true
-				kept.Connections, kept.Pods = kept.Connections+1, len(pods)
-			}
-		}
-	})
-	if err != nil || kept.Connections == 0 {
-		return nil, err
-	}
-	return &kept, nil
-}
-
-// countOpen counts the open connections in the flips.
-func countOpen(d *answer.Diff, flips []nft.Flip) error {
+// countOpen counts the open connections of pods in each change, and those that both
+// policies masquerade but that keep a source address that the second does not allow.
+func countOpen(ctx context.Context, k *kernel.Kernel, d *answer.Diff, before, after nft.Policy) error {
 	local, err := kernel.LocalPrefixes()
 	if err != nil {
 		return err
 	}
-	j := conntrack.NewJudge(nft.Policy{}, local, nil)
-	var connections []int
-	var pods []map[netip.Addr]bool
-	sample, err := conntrack.Open().Sample(conntrack.Filter{}, func() func(*conntrack.Entry) {
-		connections, pods = make([]int, len(flips)), make([]map[netip.Addr]bool, len(flips))
-		return func(e *conntrack.Entry) {
-			if !j.Forwarded(e) {
-				return
-			}
-			c := nft.Connection{Src: e.Original.Src.Addr(), Dst: e.Destination().Addr()}
-			for i := range flips {
-				if flips[i].Includes(c) {
-					connections[i]++
-					if pods[i] == nil {
-						pods[i] = map[netip.Addr]bool{}
-					}
-					pods[i][c.Src] = true
-				}
-			}
-		}
-	})
+	rewrites, err := k.Rewrites(ctx, nft.Ruleset{})
 	if err != nil {
 		return err
 	}
-	for i := range d.Changes {
-		d.Changes[i].Open = &answer.Open{Connections: connections[i], Pods: len(pods[i])}
+	now, then := conntrack.NewJudge(before, local, rewrites.Meet), conntrack.NewJudge(after, local, rewrites.Meet)
+	var kept answer.Open
+	sample, err := conntrack.Open().Sample(conntrack.Filter{}, func() func(*conntrack.Entry) {
+		kept = answer.Open{}
+		count := d.CountOpen()
+		return func(e *conntrack.Entry) {
+			if !now.Forwarded(e) {
+				return
+			}
+			count(e.Original.Src.Addr(), e.Destination().Addr())
+			if now.Now(e) == nft.Masqueraded && then.Now(e) == nft.Masqueraded && !now.Stale(e) && then.Stale(e) {
+				kept.Add(e.Original.Src.Addr())
+			}
+		}
+	})
+	if kept.Connections > 0 {
+		d.Kept = &kept
 	}
 	if sample.Partial() {
 		d.Notes = append(d.Notes, fmt.Sprintf("Counted among %d of %d connections.", sample.Examined, sample.Entries))
 	}
-	return nil
+	return err
 }

@@ -50,13 +50,26 @@ func TestDiffComparesTheKernelWithAFile(t *testing.T) {
 	}
 	for _, c := range d.Changes {
 		w := want[strings.Join(c.Destinations, " ")]
-		if c.Before != w.Before || c.After != w.After || c.Open == nil || w.Open == nil || *c.Open != *w.Open {
+		if c.Before != w.Before || c.After != w.After || fmt.Sprint(c.Open) != fmt.Sprint(w.Open) {
 			t.Errorf("%+v, want %+v", c, w)
 		}
 	}
 	got := n.run("diff", "--config", n.path)
 	if !strings.Contains(got.stdout, "10.0.0.0/9: exempt → masqueraded; 4 open connections of 1 pod\n") {
 		t.Errorf("%+v", got)
+	}
+
+	// An entry does not contain its interfaces, and what the node sends is not counted.
+	n.write("nonMasqueradeCIDRs: [10.0.0.0/8]\nenableIPv6: true\nmasqueradeHost: false\nmasqueradeOutInterfaces: [wg*]\n")
+	const v4 = "any IPv4 address except 10.0.0.0/8, 169.254.0.0/16"
+	for _, line := range []string{
+		"sent by this node itself: " + v4 + ": masqueraded → exempt\n",
+		"received on any interface: leaving by any interface except wg*: " + v4 +
+			": masqueraded → exempt; at most 2 open connections of 1 pod\n",
+	} {
+		if got := n.run("diff", "--config", n.path); !strings.Contains(got.stdout, line) {
+			t.Errorf("no %q in %+v", line, got)
+		}
 	}
 }
 

@@ -48,7 +48,7 @@ type judged struct {
 func NewJudge(p nft.Policy, local []netip.Prefix, others func(src, dst netip.Addr, dnat bool) bool) *Judge {
 	j := &Judge{families: map[bool]judged{}, local: iprange.SetOf(local), others: others}
 	for _, f := range p.Families {
-		wide, depends := p.Region(f.IPv6).OnAnyInterface()
+		wide, depends := f.Region().OnAnyInterface()
 		j.families[f.IPv6] = judged{wide, depends, f.SNAT}
 	}
 	return j

@@ -36,6 +36,14 @@ func Specified(c config.Config, conn nft.Connection) nft.Verdict {
 	return nft.Masqueraded
 }
 
+// SpecifiedPod reports whether a connection is from a pod, and whether the config
+// lists what is one in that family.
+func SpecifiedPod(c config.Config, conn nft.Connection) (pod, known bool) {
+	byInterface, bySource := len(c.MasqueradeSrcInterfaces) > 0, ofFamilyOf(conn.Src, c.MasqueradeSrcCIDRs)
+	pod = !conn.FromNode && (!byInterface || named(c.MasqueradeSrcInterfaces, conn.In)) && (!bySource || holds(c.MasqueradeSrcCIDRs, conn.Src))
+	return pod, byInterface || bySource
+}
+
 // SpecifiedSources returns the addresses from which a masqueraded connection leaves on
 // a node with some addresses; none: from that of its interface.
 func SpecifiedSources(c config.Config, conn nft.Connection, node []netip.Addr) []netip.Addr {

@@ -3,10 +3,12 @@ package answer
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
 )
 
 // A Diff is the output of diff. As JSON, fields are only ever added.
@@ -30,46 +32,133 @@ type Change struct {
 	Destinations []string    `json:"destinations"`
 	Before       nft.Verdict `json:"before"`
 	After        nft.Verdict `json:"after"`
-	Open         *Open       `json:"open,omitempty"` // none offline
+	Open         *Open       `json:"open,omitempty"` // of pods; none offline, or if the node itself sends them
 
-	what string
+	region nft.Region
 }
 
-// An interfaces is the names of interfaces that a change concerns, or all except
-// these.
+// An interfaces is the names of interfaces that a change concerns, or all except these.
+// The opposite is true of the exceptions. The longest name that matches decides.
 type interfaces struct {
-	Names []string `json:"names"`
-	But   bool     `json:"but"`
+	Names      []string `json:"names"`
+	But        bool     `json:"but"`
+	Exceptions []string `json:"exceptions,omitempty"`
 }
 
-// Open counts the open connections that a change concerns.
+func newInterfaces(n nft.Names) (i interfaces) {
+	if n.All() {
+		return i
+	}
+	i.Names, i.But = []string{}, n.Has("*")
+	for _, p := range n {
+		switch {
+		case p.Name == "" || p.Name == "*":
+		case p.In != i.But:
+			i.Names = append(i.Names, p.Name)
+		default:
+			i.Exceptions = append(i.Exceptions, p.Name)
+		}
+	}
+	slices.Sort(i.Names)
+	slices.Sort(i.Exceptions)
+	return i
+}
+
+// String names the interfaces.
+func (i interfaces) String() string {
+	words := strings.Join(i.Names, ", ")
+	switch {
+	case i.But && words == "":
+		words = "any interface"
+	case i.But:
+		words = "any interface except " + words
+	}
+	if len(i.Exceptions) > 0 {
+		words += fmt.Sprintf(", but %s%s (the longest name decides)", either(i.But, "", "not "), strings.Join(i.Exceptions, ", "))
+	}
+	return words
+}
+
+// Open counts open connections.
 type Open struct {
 	Connections int `json:"connections"`
 	Pods        int `json:"pods"`
+	// AtMost means that the change depends on interfaces, which are not known of a
+	// connection.
+	AtMost bool `json:"atMost,omitempty"`
+
+	pods map[netip.Addr]bool
+}
+
+// Add counts a connection of a pod.
+func (o *Open) Add(pod netip.Addr) {
+	if o.pods == nil {
+		o.pods = map[netip.Addr]bool{}
+	}
+	o.pods[pod] = true
+	o.Connections, o.Pods = o.Connections+1, len(o.pods)
+}
+
+// String returns the count as text.
+func (o *Open) String() string {
+	return fmt.Sprintf("%s%s of %s", either(o.AtMost, "at most ", ""), Plural(o.Connections, "open connection"), Plural(o.Pods, "pod"))
+}
+
+// CountOpen begins to count the open connections of pods in each change. The function
+// that it returns is to be called for each of them.
+func (d *Diff) CountOpen() func(src, dst netip.Addr) {
+	wide := make([]nft.Region, len(d.Changes))
+	for i, c := range d.Changes {
+		var limited bool
+		if wide[i], limited = c.region.OnAnyInterface(); !c.FromNode {
+			d.Changes[i].Open = &Open{AtMost: limited}
+		}
+	}
+	return func(src, dst netip.Addr) {
+		for i, r := range wide {
+			if r.Includes(nft.Connection{Src: src, Dst: dst}) {
+				d.Changes[i].Open.Add(src)
+			}
+		}
+	}
 }
 
 // NewDiff compares two policies.
-func NewDiff(before, after nft.Policy, flips []nft.Flip) Diff {
+func NewDiff(before, after nft.Policy) Diff {
 	d := Diff{Before: before.Hash(), After: after.Hash(), Changes: []Change{}, Other: []string{}, Notes: []string{}}
-	for _, f := range flips {
-		d.Changes = append(d.Changes, Change{
-			Family:   strings.ToLower(familyName(f.IPv6)),
-			FromNode: f.FromNode, ReceivedOn: interfaces(f.In), LeavingBy: interfaces(f.Out), Sources: texts(f.Sources), Destinations: texts(f.Destinations),
-			Before: f.Before, After: f.After, what: flipText(f),
-		})
-	}
-	if b, a := sourcePorts(before), sourcePorts(after); a != b {
-		d.Other = append(d.Other, fmt.Sprintf("source ports: %s → %s", b, a))
-	}
-	if b, a := enforcement(before), enforcement(after); b != a {
-		d.Other = append(d.Other, fmt.Sprintf("exemptions of pods: %s → %s", b, a))
-	}
 	for _, ipv6 := range []bool{false, true} {
-		if b, a := leaveFrom(before, ipv6), leaveFrom(after, ipv6); b != a {
-			d.Other = append(d.Other, fmt.Sprintf("masqueraded %s connections leave from: %s → %s", familyName(ipv6), b, a))
+		b, a := before.Region(ipv6), after.Region(ipv6)
+		d.change(b.Minus(a), nft.Masqueraded, nft.Exempt)
+		d.change(a.Minus(b), nft.Exempt, nft.Masqueraded)
+	}
+	slices.SortStableFunc(d.Changes, func(a, b Change) int { return a.region.Dst[0].From.Compare(b.region.Dst[0].From) })
+	other := func(what, before, after string) {
+		if before != after {
+			d.Other = append(d.Other, fmt.Sprintf("%s: %s → %s", what, before, after))
 		}
 	}
+	other("source ports", sourcePorts(before), sourcePorts(after))
+	other("exemptions of pods", enforcement(before), enforcement(after))
+	for _, ipv6 := range []bool{false, true} {
+		other("masqueraded "+familyName(ipv6)+" connections leave from", leaveFrom(before, ipv6), leaveFrom(after, ipv6))
+	}
 	return d
+}
+
+// change adds regions whose verdict changes.
+func (d *Diff) change(regions []nft.Region, before, after nft.Verdict) {
+	for _, r := range regions {
+		c := Change{
+			Family:   strings.ToLower(familyName(r.Dst[0].From.Is6())),
+			FromNode: !r.Origin.All() && r.Origin.Has(""), LeavingBy: newInterfaces(r.Out),
+			Sources: texts(iprange.Prefixes(r.Src)), Destinations: texts(iprange.Prefixes(r.Dst)),
+			Before: before, After: after, region: r,
+		}
+		if !c.FromNode {
+			c.ReceivedOn = newInterfaces(r.Origin)
+		}
+		d.Changes = append(d.Changes, c)
+	}
 }
 
 // leaveFrom words the source addresses of what is masqueraded.
@@ -103,66 +192,54 @@ func sourcePorts(p nft.Policy) string {
 // Changed reports whether anything changes for packets.
 func (d *Diff) Changed() bool { return len(d.Changes)+len(d.Other) > 0 }
 
-// flipText names sources and destinations, or if that is shorter, all except the
-// others.
-func flipText(f nft.Flip) string {
-	words := addresses(f.Destinations, f.OtherDestinations, f.IPv6)
-	if len(f.OtherSources) > 0 {
-		words = "from " + addresses(f.Sources, f.OtherSources, f.IPv6) + " to " + words
+// String names origin, interfaces, sources and destinations, as far as they matter, and
+// the verdicts.
+func (c Change) String() string {
+	words := ""
+	if c.FromNode {
+		words = "sent by this node itself: "
 	}
-	for _, i := range []struct {
-		nft.Interfaces
-		yes, no string
-	}{{f.Out, "leaving by ", "leaving by any interface except "}, {f.In, "received on ", "received on any interface except "}} {
-		switch {
-		case len(i.Names) == 0:
-		case i.But:
-			words = i.no + strings.Join(i.Names, ", ") + ": " + words
-		default:
-			words = i.yes + strings.Join(i.Names, ", ") + ": " + words
-		}
+	if on := c.ReceivedOn.String(); on != "" {
+		words += "received on " + on + ": "
 	}
-	if f.FromNode {
-		words = "sent by this node itself: " + words
+	if by := c.LeavingBy.String(); by != "" {
+		words += "leaving by " + by + ": "
+	}
+	if all := iprange.All(c.region.Src[0].From.Is6()); c.region.Src[0] != all {
+		words += "from " + addresses(c.region.Src) + " to "
+	}
+	words += fmt.Sprintf("%s: %s → %s", addresses(c.region.Dst), c.Before, c.After)
+	if c.Open != nil {
+		words += "; " + c.Open.String()
 	}
 	return words
 }
 
-func addresses(these, others []netip.Prefix, ipv6 bool) string {
-	switch {
+// addresses names a set of addresses of a family, or if that is shorter, all others.
+func addresses(set []iprange.Range) string {
+	ipv6 := set[0].From.Is6()
+	these := iprange.Prefixes(set)
+	others := iprange.Prefixes(iprange.Subtract([]iprange.Range{iprange.All(ipv6)}, set))
+	switch any := "any " + familyName(ipv6) + " address"; {
 	case len(others) == 0:
-		return "any " + familyName(ipv6) + " address"
+		return any
 	case len(these) > 1 && len(others) < len(these):
-		return "any " + familyName(ipv6) + " address except " + few(others)
+		return any + " except " + addressList(others)
 	}
-	return few(these)
-}
-
-// few lists the first CIDRs and counts the others.
-func few(list []netip.Prefix) string {
-	const most = 8
-	if len(list) <= most+1 {
-		return strings.Join(texts(list), ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(texts(list[:most]), ", "), len(list)-most)
+	return addressList(these)
 }
 
 // String returns the output as text.
 func (d *Diff) String() string {
 	var b strings.Builder
 	for _, c := range d.Changes {
-		line := fmt.Sprintf("%s: %s → %s", c.what, c.Before, c.After)
-		if c.Open != nil {
-			line += fmt.Sprintf("; %s of %s", Plural(c.Open.Connections, "open connection"), Plural(c.Open.Pods, "pod"))
-		}
-		b.WriteString(Line(line, ""))
+		b.WriteString(Line(c.String(), ""))
 	}
 	for _, o := range d.Other {
 		b.WriteString(Line(o, ""))
 	}
 	if d.Kept != nil {
-		b.WriteString(Line(fmt.Sprintf("%s of %s would keep another source address than new ones get",
-			Plural(d.Kept.Connections, "open connection"), Plural(d.Kept.Pods, "pod")), ""))
+		b.WriteString(Line(d.Kept.String()+" would keep another source address than new ones get", ""))
 	}
 	if !d.Changed() {
 		b.WriteString("no change\n")

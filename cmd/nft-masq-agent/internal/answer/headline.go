@@ -184,8 +184,8 @@ func newRuleReport(w foreign.Way, n kernel.Node) ruleReport {
 	return r
 }
 
-// addressList lists the first addresses and counts the others.
-func addressList(all []netip.Addr) string {
+// addressList lists the first addresses or CIDRs and counts the others.
+func addressList[T fmt.Stringer](all []T) string {
 	const most = 8
 	text := strings.Join(texts(all[:min(len(all), most)]), ", ")
 	if len(all) > most {

@@ -58,7 +58,7 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
 	for _, f := range p.Families {
 		exempt := lintEverythingExempt(f)
 		found = append(found, exempt...)
-		if len(exempt) == 0 && p.Region(f.IPv6).Empty() {
+		if len(exempt) == 0 && f.Region().Empty() {
 			found = append(found, Finding{ID: "nothing-masqueraded", Msg: fmt.Sprintf("the conditions together exempt every %s connection: nothing is masqueraded", familyName(f.IPv6))})
 		}
 		found = append(found, lintForcedOutside(f)...)
@@ -236,16 +236,9 @@ func LintNodeAddresses(p nft.Policy, addresses []netip.Addr) []Finding {
 
 // lintPodCIDRs finds pod CIDRs with masqueraded traffic between their pods.
 func lintPodCIDRs(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
-	var pods []netip.Prefix
-	masqueraded := false // for any pod as a source
-	for _, p := range podCIDRs {
-		if p.Addr().Is6() == f.IPv6 {
-			pods = append(pods, p)
-			masqueraded = masqueraded || sourceMasqueraded(f, p)
-		}
-	}
-	if !masqueraded {
-		return nil
+	pods := slices.DeleteFunc(slices.Clone(podCIDRs), func(p netip.Prefix) bool { return p.Addr().Is6() != f.IPv6 })
+	if len(iprange.Intersect(iprange.SetOf(pods), f.Region().Src)) == 0 {
+		return nil // no source among them is masqueraded
 	}
 	const seen = "pods of other nodes would see this node's address"
 	var found []Finding
@@ -266,12 +259,6 @@ func lintPodCIDRs(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
 		}
 	}
 	return found
-}
-
-// sourceMasqueraded reports whether any source in a network is masqueraded at all.
-func sourceMasqueraded(f nft.FamilyPolicy, p netip.Prefix) bool {
-	_, some := uncovered(p, f.List(config.KeyNonMasqueradeSrcCIDRs).Prefixes())
-	return some && (len(f.List(config.KeyMasqueradeSrcCIDRs).CIDRs) == 0 || overlapsAny(p, f.List(config.KeyMasqueradeSrcCIDRs).Prefixes()))
 }
 
 // noteMetadata describes what happens to requests to the metadata service. If it
@@ -305,22 +292,11 @@ func overlapsAny(p netip.Prefix, sorted []netip.Prefix) bool {
 	return next < len(sorted) && sorted[next].Overlaps(p) || next > 0 && sorted[next-1].Overlaps(p)
 }
 
-// uncovered returns a part of a network that no CIDR of a sorted list of which none
-// covers another contains, if there is one.
-func uncovered(p netip.Prefix, sorted []netip.Prefix) (netip.Prefix, bool) {
-	left := iprange.Of(p)
-	for _, c := range sorted {
-		if !c.Overlaps(p) {
-			continue
-		}
-		covered := iprange.Of(c)
-		if left.From.Less(covered.From) {
-			left.To = covered.From.Prev()
-			break
-		}
-		if left.From = covered.To.Next(); !left.From.IsValid() || left.To.Less(left.From) {
-			return netip.Prefix{}, false
-		}
+// uncovered returns a part of a network that no CIDR of a list contains, if there is one.
+func uncovered(p netip.Prefix, list []netip.Prefix) (netip.Prefix, bool) {
+	left := iprange.Subtract([]iprange.Range{iprange.Of(p)}, iprange.SetOf(list))
+	if len(left) == 0 {
+		return netip.Prefix{}, false
 	}
-	return left.Prefixes()[0], true
+	return left[0].Prefixes()[0], true
 }

@@ -1,0 +1,174 @@
+package answer_test
+
+import (
+	"encoding/json"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// jsonChange is what a program reads.
+type jsonChange struct {
+	Family                string
+	FromNode              bool
+	ReceivedOn, LeavingBy *jsonInterfaces
+	Sources, Destinations []netip.Prefix
+	Before, After         nft.Verdict
+}
+
+type jsonInterfaces struct {
+	Names      []string
+	But        bool
+	Exceptions []string
+}
+
+// includes reports whether a change is about a connection.
+func (c jsonChange) includes(conn nft.Connection) bool {
+	holds := func(list []netip.Prefix, a netip.Addr) bool {
+		return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
+	origin := c.ReceivedOn == nil
+	switch {
+	case c.FromNode:
+		origin = conn.FromNode
+	case c.ReceivedOn != nil:
+		origin = !conn.FromNode && c.ReceivedOn.include(conn.In)
+	}
+	return !conn.ToNode && origin && (c.LeavingBy == nil || c.LeavingBy.include(conn.Out)) &&
+		holds(c.Sources, conn.Src) && holds(c.Destinations, conn.Dst) && (c.Family == "ipv6") == conn.Dst.Is6()
+}
+
+// include reports whether the longest entry that matches a name is one of the names.
+func (i jsonInterfaces) include(name string) bool {
+	longest, in := -1, i.But
+	for _, list := range [][]string{i.Names, i.Exceptions} {
+		for _, entry := range list {
+			length := 2 * len(strings.TrimSuffix(entry, "*"))
+			if !strings.HasSuffix(entry, "*") {
+				length++
+			}
+			if (config.Interface{Name: entry}).Matches(name) && length > longest {
+				longest, in = length, slices.Contains(i.Names, entry) != i.But
+			}
+		}
+	}
+	return in
+}
+
+// Every connection whose verdict changes is in one change, with both verdicts, and no
+// other connection is in any.
+func TestChangesAreTheConnectionsWhoseVerdictChanges(t *testing.T) {
+	t.Parallel()
+	m := cases.NewMaker(25)
+	changed, same := 0, 0
+	for n := range nfttest.Rounds(300, 5_000, 5_000) {
+		before, after := m.Config(), m.Config()
+		if n%2 == 0 { // interfaces and sources alone
+			after.NonMasqueradeCIDRs, after.ForceMasqueradeCIDRs = before.NonMasqueradeCIDRs, before.ForceMasqueradeCIDRs
+		}
+		policy := func(c config.Config) nft.Policy { return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}) }
+		text, err := json.Marshal(answer.NewDiff(policy(before), policy(after)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var d struct{ Changes []jsonChange }
+		if err := json.Unmarshal(text, &d); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 40 {
+			ipv6 := i%2 == 0
+			conn := m.Connection(m.Near(before, ipv6), m.Near(after, ipv6))
+			conn.ToNode = m.IntN(8) == 0
+			was, is := cases.Specified(before, conn), cases.Specified(after, conn)
+			if conn.ToNode {
+				was, is = nft.Local, nft.Local // also while IPv6 is off
+			}
+			var got []jsonChange
+			for _, c := range d.Changes {
+				if c.includes(conn) {
+					got = append(got, c)
+				}
+			}
+			switch {
+			case was == is && len(got) == 0:
+				same++
+			case was != is && len(got) == 1 && got[0].Before == was && got[0].After == is:
+				changed++
+			default:
+				t.Fatalf("%+v: %s → %s, but %+v\n%s", conn, was, is, got, text)
+			}
+		}
+	}
+	if changed < 1000 || same < 1000 {
+		t.Errorf("%d changed, %d did not", changed, same)
+	}
+}
+
+func TestChangesAreNamedByWhatDistinguishesThem(t *testing.T) {
+	list := func(names ...string) (all []config.Interface) {
+		for _, name := range names {
+			all = append(all, config.Interface{Name: name})
+		}
+		return all
+	}
+	const all = "any IPv4 address except 10.0.0.0/8, 169.254.0.0/16"
+	base := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8")}
+	for _, tt := range []struct {
+		name          string
+		before, after func(*config.Config)
+		want          string
+	}{
+		{"a destination", nil, func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs("10.0.0.0/9") }, "10.128.0.0/9: exempt → masqueraded"},
+		{"IPv6", nil, func(c *config.Config) { c.EnableIPv6 = true }, "any IPv6 address except fe80::/10: exempt → masqueraded"},
+		{"a source", nil, func(c *config.Config) { c.NonMasqueradeSrcCIDRs = cases.CIDRs("10.1.0.0/16") }, "from 10.1.0.0/16 to " + all + ": masqueraded → exempt"},
+		{"the node", nil, func(c *config.Config) { c.ExemptHost = &config.Position{} }, "sent by this node itself: " + all + ": masqueraded → exempt"},
+		{
+			"a destination, but of the node",
+			func(c *config.Config) { c.ExemptHost = &config.Position{} },
+			func(c *config.Config) {
+				c.ExemptHost, c.NonMasqueradeCIDRs = &config.Position{}, cases.CIDRs("10.0.0.0/9")
+			},
+			"received on any interface: 10.128.0.0/9: exempt → masqueraded",
+		},
+		{
+			"an interface", nil, func(c *config.Config) { c.NonMasqueradeOutInterfaces = list("wg*", "eth1") },
+			"leaving by eth1, wg*: " + all + ": masqueraded → exempt",
+		},
+		{
+			"an interface of several",
+			func(c *config.Config) { c.MasqueradeOutInterfaces = list("eth1", "wg0") },
+			func(c *config.Config) { c.MasqueradeOutInterfaces = list("wg*", "eth*") },
+			"leaving by eth*, wg*, but not eth1, wg0 (the longest name decides): " + all + ": exempt → masqueraded",
+		},
+		{
+			"all but some interfaces of several", nil,
+			func(c *config.Config) {
+				c.MasqueradeOutInterfaces, c.NonMasqueradeOutInterfaces = list("eth*"), list("eth1")
+			},
+			"leaving by any interface except eth*, but eth1 (the longest name decides): " + all + ": masqueraded → exempt",
+		},
+	} {
+		before, after := base, base
+		if tt.before != nil {
+			tt.before(&before)
+		}
+		tt.after(&after)
+		policy := func(c config.Config) nft.Policy { return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}) }
+		d := answer.NewDiff(policy(before), policy(after))
+		got := make([]string, len(d.Changes))
+		for i, c := range d.Changes {
+			got[i] = c.String()
+		}
+		if text := strings.Join(got, "; "); text != tt.want {
+			t.Errorf("%s:\n%q, want\n%q", tt.name, text, tt.want)
+		}
+	}
+}
