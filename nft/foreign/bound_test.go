@@ -1,7 +1,9 @@
 package foreign
 
 import (
+	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/nftables/expr"
@@ -105,12 +107,8 @@ func TestSearchReadsABoundedNumberOfSetElements(t *testing.T) {
 	if most := maxWork + (elements+5*maxNamed)*rules; w.work > most || len(w.conflicts) != rules {
 		t.Errorf("%d ranges compared, want at most %d; %d conflicts", w.work, most, len(w.conflicts))
 	}
-	var kept int
-	for _, r := range FindRewrites(s) {
-		kept += len(r.Src) + len(r.Dst)
-	}
-	if most := maxKept + 4*rules; kept > most {
-		t.Errorf("rewrites have %d ranges, want at most %d", kept, most)
+	if r := FindRewrites(s); len(r.all) != 1 || !r.Meet(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), false) {
+		t.Errorf("%d areas of rewrites, want one with everything", len(r.all))
 	}
 }
 
@@ -127,10 +125,6 @@ func TestSearchEndsAfterManyConflictsAndCountsTheRest(t *testing.T) {
 	s := Snapshot{Chains: []Chain{c}}
 	if found, rest := Conflicts(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}); len(found) != maxFound || rest != rules-maxFound {
 		t.Errorf("%d conflicts, %d rules not examined", len(found), rest)
-	}
-	all := FindRewrites(s)
-	if last := all[len(all)-1]; len(all) != maxFound+1 || !(Rewrites{last}).Meet(netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2"), false) {
-		t.Errorf("%d rewrites, the last one is %v", len(all), last)
 	}
 }
 
@@ -171,5 +165,101 @@ func TestTextOfAConflictIsBounded(t *testing.T) {
 		if why := c.Why(); len(why) > 8<<10 {
 			t.Errorf("%d bytes: %s", len(why), why)
 		}
+	}
+}
+
+// Programs may have a rule for each pod, and connections are compared with all of them at
+// once: with one range of sources, and the destinations of all rules for it.
+func TestRewritesOfManyRulesAreSearchedNotCompared(t *testing.T) {
+	const rules = 4_500
+	addr := func(i int) iprange.Range {
+		a := netip.AddrFrom4([4]byte{10, 244, byte(i >> 7), byte(i << 1)})
+		return iprange.Range{From: a, To: a}
+	}
+	other := iprange.Subtract(anywhere(nfnetlink.IPv4), []iprange.Range{iprange.Of(netip.MustParsePrefix("10.244.0.0/16"))})
+	var each, hairpins, nested packets
+	for i := range rules {
+		self := []iprange.Range{addr(i)}
+		each = append(each, box{self, other})
+		hairpins = append(hairpins, box{self, self})
+		nested = append(nested, box{[]iprange.Range{{From: addr(0).From, To: addr(i).To}}, self})
+	}
+	size := func(all []area) (n int) {
+		for _, a := range all {
+			n += 1 + len(a.dst)
+		}
+		return n
+	}
+	for _, tt := range []struct {
+		name  string
+		boxes packets
+		most  int // areas and ranges
+	}{
+		{"none", nil, 0},
+		{"each pod", each, 2 * rules * 3},
+		{"hairpins", hairpins, 2*rules*2 + 1},
+		{"both", slices.Concat(each, hairpins), 2 * rules * 4},
+		{"each pod, all sources", append(slices.Clone(each), allPackets(nfnetlink.Inet)...), 4},
+		{"nested", nested, maxWork},
+	} {
+		all := areas(tt.boxes)
+		if n := size(all); n > tt.most {
+			t.Errorf("%s: %d areas with %d ranges, want at most %d", tt.name, len(all), n-len(all), tt.most)
+		}
+		checkAreas(t, all, tt.boxes, tt.name == "nested")
+	}
+}
+
+// checkAreas compares areas with the packets that they are of. more means that there may be
+// more.
+func checkAreas(t *testing.T, all []area, of packets, more bool) {
+	t.Helper()
+	var edges []netip.Addr
+	for i, b := range of {
+		if i > 2 && i < len(of)-3 {
+			continue
+		}
+		for _, r := range slices.Concat(b.src, b.dst) {
+			edges = append(edges, r.From, r.To, r.From.Prev(), r.To.Next())
+		}
+	}
+	slices.SortFunc(edges, netip.Addr.Compare)
+	edges = slices.Compact(edges)
+	for _, src := range edges {
+		for _, dst := range edges {
+			want := slices.ContainsFunc(of, func(b box) bool { return iprange.Contains(b.src, src) && iprange.Contains(b.dst, dst) })
+			if got := meet(all, src, dst); got != want && !(more && got) && src.Is4() == dst.Is4() {
+				t.Fatalf("%s to %s: %t, want %t in %v of %v", src, dst, got, want, all, of)
+			}
+		}
+	}
+}
+
+func TestAreasHaveTheConnectionsOfTheirBoxes(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 3))
+	random := func(ipv6 bool) []iprange.Range {
+		all := iprange.All(ipv6)
+		universe := []netip.Addr{all.From, all.From.Next(), all.From.Next().Next(), all.To.Prev(), all.To}
+		var set []iprange.Range
+		for range 1 + r.IntN(3) {
+			from := r.IntN(len(universe))
+			set = append(set, iprange.Range{From: universe[from], To: universe[from+r.IntN(len(universe)-from)]})
+		}
+		return iprange.Normal(set)
+	}
+	for range 500 {
+		var boxes packets
+		for range r.IntN(6) {
+			ipv6 := r.IntN(2) == 0
+			boxes = append(boxes, box{random(ipv6), random(ipv6)})
+		}
+		checkAreas(t, areas(boxes), boxes, false)
+	}
+}
+
+func TestUnreadRulesMayRewriteAnything(t *testing.T) {
+	a, b := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2")
+	if FindRewrites(Snapshot{}).Meet(a, b, true) || !FindRewrites(Snapshot{Unread: 1}).Meet(a, b, false) {
+		t.Error("without rules a connection is met, or with unread ones it is not")
 	}
 }

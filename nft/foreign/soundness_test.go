@@ -146,7 +146,7 @@ func op(not bool) expr.CmpOp {
 }
 
 // In random rulesets, every rule that masquerades some packet to an exempt
-// destination is found.
+// destination is found, and every packet that a rule masquerades.
 func TestEveryMasqueradeOfExemptDestinationsIsFound(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 6))
 	exempt := []netip.Prefix{netip.MustParsePrefix("10.0.2.0/30"), netip.MustParsePrefix("10.0.2.6/32")}
@@ -161,9 +161,14 @@ func TestEveryMasqueradeOfExemptDestinationsIsFound(t *testing.T) {
 			conflicts[[2]int{chain, int(c.Rule.Handle) - 1}] = true
 		}
 		hits := map[[2]int]string{}
+		rewrites := foreign.FindRewrites(m.snapshot())
 		for i := range 8 * 8 * 2 {
 			src, dst, marked := modelAddr(1, i&7), modelAddr(2, i>>3&7), i>>6 == 1
-			if rule, hit, _ := m.bound(0, src, dst, marked); hit && (exempt[0].Contains(dst) || exempt[1].Contains(dst)) {
+			rule, hit, _ := m.bound(0, src, dst, marked)
+			if hit && !rewrites.Meet(src, dst, false) {
+				t.Fatalf("ruleset %d: rule %v rewrites %s to %s\n%v", n, rule, src, dst, m.snapshot())
+			}
+			if hit && (exempt[0].Contains(dst) || exempt[1].Contains(dst)) {
 				hits[rule] = fmt.Sprintf("%s to %s, marked %t", src, dst, marked)
 			}
 		}

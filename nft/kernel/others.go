@@ -136,7 +136,7 @@ func enforced(p nft.Policy, all []foreign.Conflict) (conflicts, podless, overrid
 func (k *Kernel) Rewrites(ctx context.Context, held nft.Ruleset) (foreign.Rewrites, error) {
 	snapshot, err := k.snapshot(ctx, held)
 	if err != nil {
-		return nil, err
+		return foreign.Rewrites{}, err
 	}
 	return foreign.FindRewrites(snapshot), nil
 }
