@@ -8,9 +8,9 @@ import (
 	"nft-masq-agent/config"
 )
 
-// Names is a set of names of network interfaces: patterns in the order of their length,
-// of which the last one that matches a name decides. A name that none matches is not in
-// the set. Equal sets that [Names.Minus] returned are equal slices.
+// Names is a set of names of network interfaces: patterns of which the last one that
+// matches a name decides, which is the longest. A name that none matches is not in the
+// set. Equal sets that [Names.Minus] returned are equal slices.
 type Names []Pattern
 
 // A Pattern is a name, or with a trailing "*" all names that begin with it.
@@ -35,21 +35,15 @@ func namesOf(list []config.Interface) Names {
 	for i, entry := range list {
 		n[i] = Pattern{entry.Name, true}
 	}
-	slices.SortFunc(n, Pattern.compare)
 	return n
 }
 
-// compare sorts a pattern before those that it contains.
-func (p Pattern) compare(o Pattern) int {
-	prefix, several := strings.CutSuffix(p.Name, "*")
-	other, others := strings.CutSuffix(o.Name, "*")
-	switch order := cmp.Or(cmp.Compare(len(prefix), len(other)), cmp.Compare(prefix, other)); {
-	case order != 0 || several == others:
-		return order
-	case several:
-		return -1
+// order sorts a pattern before those that it contains.
+func (p Pattern) order() string {
+	if prefix, several := strings.CutSuffix(p.Name, "*"); several {
+		return prefix
 	}
-	return 1
+	return p.Name + "\x00"
 }
 
 // Has reports whether a name is in the set, or all names of a pattern that the longer
@@ -66,7 +60,7 @@ func (n Names) Has(name string) bool {
 // Minus returns the names that are not in o.
 func (n Names) Minus(o Names) (left Names) {
 	patterns := slices.Concat(n, o)
-	slices.SortFunc(patterns, Pattern.compare)
+	slices.SortFunc(patterns, func(a, b Pattern) int { return cmp.Compare(a.order(), b.order()) })
 	for _, p := range patterns {
 		if in := n.Has(p.Name) && !o.Has(p.Name); in != left.Has(p.Name) {
 			left = append(left, Pattern{p.Name, in})

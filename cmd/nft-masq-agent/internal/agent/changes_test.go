@@ -9,8 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nft-masq-agent/config"
-	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/native"
 )
 
 // lists is a config with several lines.
@@ -60,38 +58,6 @@ func TestConfigChangeLogsAddedAndRemovedEntriesOfAllLists(t *testing.T) {
 			t.Errorf("names %d, counts %v added and %v removed", n, m["added_count"], m["removed_count"])
 		}
 	})
-}
-
-func TestEachListIsComparedByItsKey(t *testing.T) {
-	for _, row := range config.Conditions() {
-		before, err := policyOf(row.Key, "")
-		if err != nil {
-			continue // not a list
-		}
-		compared := 0
-		for _, entry := range []string{"192.0.2.0/24", "eth7"} {
-			after, err := policyOf(row.Key, "'"+entry+"'")
-			if err != nil {
-				continue // not in this list
-			}
-			compared++
-			want := nft.Entries{Count: 1, First: []string{row.Key + ": " + entry}}
-			if diff := cmp.Diff(want, after.Beyond(before, few)); diff != "" {
-				t.Errorf("added (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(nft.Entries{}, after.Beyond(after, few)); diff != "" {
-				t.Errorf("unchanged (-want +got):\n%s", diff)
-			}
-		}
-		if compared != 1 {
-			t.Errorf("%s takes %d of the entries, want 1", row.Key, compared)
-		}
-	}
-}
-
-func policyOf(key, entries string) (nft.Policy, error) {
-	c, _, err := config.Parse(config.Defaults{}, lists("masqLinkLocal: true", "enableIPv6: true", key+": ["+entries+"]").Sources...)
-	return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), err
 }
 
 func TestVanishingAndAppearingFileIsLoggedOnce(t *testing.T) {

@@ -59,8 +59,6 @@ func newInterfaces(n nft.Names) (i interfaces) {
 			i.Exceptions = append(i.Exceptions, p.Name)
 		}
 	}
-	slices.Sort(i.Names)
-	slices.Sort(i.Exceptions)
 	return i
 }
 
