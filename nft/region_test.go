@@ -237,7 +237,7 @@ func TestDifferencesOfPoliciesHaveTheFewestParts(t *testing.T) {
 	}
 	one, other := base, base
 	one.MasqueradeSrcCIDRs = cases.CIDRs("10.5.0.0/16")
-	other.MasqueradeSrcCIDRs, other.NonMasqueradeCIDRs = cases.CIDRs("10.6.0.0/16"), cases.CIDRs("10.0.0.0/8")
+	other.MasqueradeSrcCIDRs, other.NonMasqueradeCIDRs = cases.CIDRs("10.6.0.0/16"), cases.CIDRs("172.16.0.0/12")
 	got, want := describe(policyOf(one).Region(false).Minus(policyOf(other).Region(false))), "[* yes]: [10.5.0.0/16] to "+others+" by [* yes]"
 	if got != want {
 		t.Errorf("disjoint sources, and another destination: %q, want %q", got, want)

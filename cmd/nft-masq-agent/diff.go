@@ -115,7 +115,7 @@ func (f *diffFlags) online(ctx context.Context, e environment) (answer.Diff, err
 	d.Agent = agent
 	d.Notes = append(d.Notes, answer.NodeSNAT(after)...)
 	if !found {
-		d.Other = nil
+		d.Other = []string{}
 		d.Before = "none"
 		d.Notes = append(d.Notes, "The kernel has no rules that this version wrote: what it masquerades now is not counted.")
 	}

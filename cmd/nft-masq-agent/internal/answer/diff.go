@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 )
@@ -159,17 +158,13 @@ func (d *Diff) change(regions []nft.Region, before, after nft.Verdict) {
 	}
 }
 
-// leaveFrom words the source addresses of what is masqueraded.
+// leaveFrom names the source addresses of masqueraded connections.
 func leaveFrom(p nft.Policy, ipv6 bool) string {
-	prefixes := p.SNATOf(ipv6).Prefixes()
-	if len(prefixes) == 0 {
+	listed := iprange.SetOf(p.SNATOf(ipv6).Prefixes())
+	if len(listed) == 0 {
 		return "the address of the interface"
 	}
-	var words []string
-	for _, p := range prefixes {
-		words = append(words, config.CIDR{Prefix: p}.Text())
-	}
-	return "those of " + strings.Join(words, ", ") + " that the node has"
+	return "those of " + addressList(listed) + " that the node has"
 }
 
 func enforcement(p nft.Policy) string {
@@ -177,14 +172,6 @@ func enforcement(p nft.Policy) string {
 		return "not enforced"
 	}
 	return fmt.Sprintf("enforced except for marks %v", p.Enforce.Marks)
-}
-
-func sourcePorts(p nft.Policy) string {
-	how := either(p.RandomFully, "random", "kept if possible")
-	if len(p.Ports) == 0 {
-		return how
-	}
-	return how + ", from " + strings.Join(texts(p.Ports), ",")
 }
 
 // Changed reports whether anything changes for packets.
@@ -203,7 +190,7 @@ func (c Change) String() string {
 	if by := c.LeavingBy.String(); by != "" {
 		words += "leaving by " + by + ": "
 	}
-	if all := iprange.All(c.region.Src[0].From.Is6()); c.region.Src[0] != all {
+	if c.region.Src[0] != iprange.All(c.region.Src[0].From.Is6()) {
 		words += "from " + addresses(c.region.Src) + " to "
 	}
 	words += fmt.Sprintf("%s: %s → %s", addresses(c.region.Dst), c.Before, c.After)
@@ -215,16 +202,15 @@ func (c Change) String() string {
 
 // addresses names a set of addresses of a family, or if that is shorter, all others.
 func addresses(set []iprange.Range) string {
-	ipv6 := set[0].From.Is6()
-	these := iprange.Prefixes(set)
-	others := iprange.Prefixes(iprange.Subtract([]iprange.Range{iprange.All(ipv6)}, set))
-	switch any := "any " + familyName(ipv6) + " address"; {
+	all := iprange.All(set[0].From.Is6())
+	others := iprange.Subtract([]iprange.Range{all}, set)
+	switch everything := "any " + familyName(all.From.Is6()) + " address"; {
 	case len(others) == 0:
-		return any
-	case len(these) > 1 && len(others) < len(these):
-		return any + " except " + addressList(others)
+		return everything
+	case len(others) < len(set):
+		return everything + " except " + addressList(others)
 	}
-	return addressList(these)
+	return addressList(set)
 }
 
 // String returns the output as text.

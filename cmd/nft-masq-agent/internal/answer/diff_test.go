@@ -127,6 +127,17 @@ func TestChangesAreNamedByWhatDistinguishesThem(t *testing.T) {
 		want          string
 	}{
 		{"a destination", nil, func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs("10.0.0.0/9") }, "10.128.0.0/9: exempt → masqueraded"},
+		{"no CIDR", nil, func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs("10.0.0.0/10") }, "10.64.0.0-10.255.255.255: exempt → masqueraded"},
+		{
+			"all but two ranges", nil, func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs("10.0.0.0/8", "0.0.0.0/1", "240.0.0.0/4") },
+			"any IPv4 address except 10.0.0.0/8, 128.0.0.0-239.255.255.255: masqueraded → exempt",
+		},
+		{
+			"two ranges", nil, func(c *config.Config) {
+				c.NonMasqueradeCIDRs = cases.CIDRs("10.0.0.0/8", "172.16.0.0/12", "192.168.0.7/32")
+			},
+			"172.16.0.0/12, 192.168.0.7: masqueraded → exempt",
+		},
 		{"IPv6", nil, func(c *config.Config) { c.EnableIPv6 = true }, "any IPv6 address except fe80::/10: exempt → masqueraded"},
 		{"a source", nil, func(c *config.Config) { c.NonMasqueradeSrcCIDRs = cases.CIDRs("10.1.0.0/16") }, "from 10.1.0.0/16 to " + all + ": masqueraded → exempt"},
 		{"the node", nil, func(c *config.Config) { c.ExemptHost = &config.Position{} }, "sent by this node itself: " + all + ": masqueraded → exempt"},

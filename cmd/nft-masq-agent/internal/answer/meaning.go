@@ -54,17 +54,21 @@ func summary(o nft.Options, l options.Loaded) [][2]string {
 	if chain := o.Layout.Chain(); chain != "" {
 		mode = string(o.Layout.Mode()) + ": chain " + chain
 	}
-	ports := either(o.RandomFully, "fully random", "kept if free")
-	if len(o.Ports) > 0 {
-		ports += "; tcp, udp, sctp: " + strings.Join(texts(o.Ports), ",")
-	}
 	return [][2]string{
 		{"config", l.Ruleset.Hash()},
 		{"mode", mode},
 		{"IPv6", either(l.Config.EnableIPv6, "on", "off: nothing of IPv6 is masqueraded")},
-		{"source ports", ports},
+		{"source ports", sourcePorts(l.Ruleset.Policy)},
 		{"resync", "every " + l.Config.ResyncInterval.String()},
 	}
+}
+
+func sourcePorts(p nft.Policy) string {
+	how := either(p.RandomFully, "fully random", "kept if free")
+	if len(p.Ports) == 0 {
+		return how
+	}
+	return how + "; tcp, udp, sctp: " + strings.Join(texts(p.Ports), ",")
 }
 
 // writeFamily lists the CIDRs of a family in evaluation order.
