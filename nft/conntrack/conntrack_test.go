@@ -385,6 +385,12 @@ func TestDumpEndsWhenTheVisitorStops(t *testing.T) {
 // insert creates n entries of UDP connections to different ports, without packets.
 func insert(t testing.TB, ns *nfttest.NS, n int) {
 	t.Helper()
+	insertFrom(t, ns, 0, n)
+}
+
+// insertFrom adds those from one number up to another.
+func insertFrom(t testing.TB, ns *nfttest.NS, first, n int) {
+	t.Helper()
 	nl, err := dialIn(ns)()
 	if err != nil {
 		t.Fatal(err)
@@ -400,7 +406,7 @@ func insert(t testing.TB, ns *nfttest.NS, n int) {
 		b := appendAttr(nil, ctaTupleIP|unix.NLA_F_NESTED, ip)
 		return appendAttr(b, ctaTupleProto|unix.NLA_F_NESTED, ports(srcPort, dstPort))
 	}
-	for i := range n {
+	for i := first; i < n; i++ {
 		pod, out := [4]byte{10, 244, byte(i >> 22), byte(i >> 14)}, [4]byte{203, 0, 113, 9}
 		port := 1024 + i%(1<<14)
 		body := appendAttr(header(unix.AF_INET), ctaTupleOrig|unix.NLA_F_NESTED, tuple(pod, out, port, 53))

@@ -122,6 +122,14 @@ type Sample struct {
 // Partial reports whether there were more entries than were examined.
 func (s Sample) Partial() bool { return s.Examined >= sampleSize && s.Entries > s.Examined }
 
+// estimate returns how many entries of the table a number of examined ones stand for.
+func (s Sample) estimate(n int) int {
+	if !s.Partial() {
+		return n
+	}
+	return int(int64(n) * int64(s.Entries) / int64(s.Examined))
+}
+
 // Sample is like [Table.Dump], but stops after 200,000 entries.
 func (t *Table) Sample(f Filter, start func() func(*Entry)) (Sample, error) {
 	stats, err := t.Stats()
@@ -169,9 +177,6 @@ func (t *Table) CountStale(j *Judge) (Stale, error) {
 			}
 		}
 	})
-	s.Sample = sample
-	if sample.Partial() {
-		s.Count = int(int64(s.Count) * int64(sample.Entries) / int64(sample.Examined))
-	}
+	s.Sample, s.Count = sample, sample.estimate(s.Count)
 	return s, err
 }

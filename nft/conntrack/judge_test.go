@@ -4,12 +4,14 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfttest"
 )
 
 func TestStaleConnections(t *testing.T) {
@@ -123,6 +125,61 @@ func TestVerdictThatDependsOnInterfacesIsNotStale(t *testing.T) {
 		e.Reply.Dst = e.Original.Src
 		if j.Stale(&e) {
 			t.Errorf("%s: stale without a translation", tt.dst)
+		}
+	}
+}
+
+func TestStaleConnectionsAreCounted(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNS(t, "node")
+	table := New(dialIn(ns))
+	nobody := func(_, _ netip.Addr, _ bool) bool { return false }
+	c := config.Default(config.Defaults{})
+	masquerades := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), nil, nobody)
+	c.NonMasqueradeCIDRs = []config.CIDR{{Prefix: netip.MustParsePrefix("0.0.0.0/0")}}
+	exempts := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), nil, nobody)
+	count := func(j *Judge, stale, entries int) (oldest time.Time) {
+		t.Helper()
+		s, err := table.CountStale(j)
+		if err != nil || s.Count != stale || s.Examined != entries || s.Entries != entries {
+			t.Errorf("%+v: %v, want %d of %d", s, err, stale, entries)
+		}
+		return s.Oldest
+	}
+	count(masquerades, 0, 0)
+	insert(t, ns, 3) // not translated
+	if oldest := count(masquerades, 3, 3); !oldest.IsZero() {
+		t.Errorf("the oldest is of %s, which the kernel does not record", oldest)
+	}
+	count(exempts, 0, 3)
+	if err := ns.Sysctl("net/netfilter/nf_conntrack_timestamp", "1"); err != nil {
+		t.Fatal(err)
+	}
+	insertFrom(t, ns, 3, 5)
+	var first time.Time
+	for _, e := range entries(t, table, Filter{}) {
+		if !e.Started.IsZero() && (first.IsZero() || e.Started.Before(first)) {
+			first = e.Started
+		}
+	}
+	if oldest := count(masquerades, 5, 5); oldest.IsZero() || !oldest.Equal(first) {
+		t.Errorf("the oldest is of %s, want %s", oldest, first)
+	}
+}
+
+func TestPartOfATableIsScaledToAll(t *testing.T) {
+	for _, tt := range []struct {
+		Sample
+		partial bool
+		want    int // for 10
+	}{
+		{Sample{Examined: 100, Entries: 100}, false, 10},
+		{Sample{Examined: 100, Entries: 300}, false, 10}, // others went away meanwhile
+		{Sample{Examined: sampleSize, Entries: sampleSize}, false, 10},
+		{Sample{Examined: sampleSize, Entries: 3 * sampleSize}, true, 30},
+	} {
+		if tt.Partial() != tt.partial || tt.estimate(10) != tt.want {
+			t.Errorf("%+v: partial %t, 10 stand for %d", tt.Sample, tt.Partial(), tt.estimate(10))
 		}
 	}
 }

@@ -156,6 +156,9 @@ func TestSetsMatchTheirMembers(t *testing.T) {
 		check(iprange.Subtract(a, b), func(i int) bool { return inA[i] && !inB[i] })
 		check(iprange.SetOf(iprange.Prefixes(a)), func(i int) bool { return inA[i] })
 	}
+	if all := fmt.Sprint(iprange.All(false), iprange.All(true)); all != "0.0.0.0/0 ::/0" {
+		t.Errorf("all addresses are %s", all)
+	}
 	if iprange.Contains([]iprange.Range{iprange.All(false)}, netip.Addr{}) {
 		t.Error("an unknown address is in a set")
 	}

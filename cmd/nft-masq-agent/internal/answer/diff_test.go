@@ -183,3 +183,82 @@ func TestChangesAreNamedByWhatDistinguishesThem(t *testing.T) {
 		}
 	}
 }
+
+func TestChangesThatChangeNoVerdictAreNamed(t *testing.T) {
+	policy := func(text string, o nft.Options) nft.Policy {
+		c, _, err := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: []byte("nonMasqueradeCIDRs: [10.0.0.0/8]\n" + text)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Layout = native.Layout{}
+		return nft.NewPolicy(c, o)
+	}
+	const pods = "masqueradeSrcCIDRs: [10.244.0.0/16]\n"
+	for _, tt := range []struct {
+		name                string
+		before, after       string
+		optBefore, optAfter nft.Options
+		want                []string
+	}{
+		{name: "the same in other words", before: "snatAddresses: [192.0.2.2/31]", after: "snatAddresses: [192.0.2.2, 192.0.2.3]"},
+		{
+			name: "ports", optBefore: nft.Options{RandomFully: true},
+			optAfter: nft.Options{Ports: []nft.PortRange{{Min: 2000, Max: 2999}, {Min: 4000, Max: 4000}}},
+			want:     []string{"source ports: fully random → kept if free; tcp, udp, sctp: 2000-2999,4000"},
+		},
+		{
+			name: "enforcement", before: pods, after: pods + "enforceNonMasquerade: true",
+			optAfter: nft.Options{Marks: []nft.Mark{{Value: 1, Mask: 1}}},
+			want:     []string{"exemptions of pods: not enforced → enforced except for marks [0x1/0x1]"},
+		},
+		{
+			name: "addresses", before: "snatAddresses: [192.0.2.7, 198.51.100.0/24, '2001:db8::7']", after: "snatAddresses: ['2001:db8::7']",
+			want: []string{"masqueraded IPv4 connections leave from: those of 192.0.2.7, 198.51.100.0/24 that the node has → the address of the interface"},
+		},
+	} {
+		d := answer.NewDiff(policy(tt.before, tt.optBefore), policy(tt.after, tt.optAfter))
+		if !slices.Equal(d.Other, tt.want) || len(d.Changes) > 0 || d.Changed() != (len(tt.want) > 0) {
+			t.Errorf("%s: %q and %v, want %q", tt.name, d.Other, d.Changes, tt.want)
+		}
+		d.Agent, d.Notes = "the flags of the agent", []string{"a note"}
+		text := strings.Join(append(slices.Clone(tt.want), "a note", d.Before+" → "+d.After, "the flags of the agent", ""), "\n")
+		if len(tt.want) == 0 {
+			text = "no change\n" + text
+		}
+		if got := d.String(); got != text {
+			t.Errorf("%s: %q, want %q", tt.name, got, text)
+		}
+	}
+}
+
+func TestOpenConnectionsOfPodsAreCountedInEachChange(t *testing.T) {
+	base := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8")}
+	after := config.Config{
+		NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/9"), ExemptHost: &config.Position{},
+		NonMasqueradeOutInterfaces: []config.Interface{{Name: "wg*"}},
+	}
+	policy := func(c config.Config) nft.Policy { return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}) }
+	d := answer.NewDiff(policy(base), policy(after))
+	for range 2 { // the second count replaces the first
+		count := d.CountOpen()
+		for _, c := range []string{"10.1.1.1 192.0.2.1", "10.1.1.1 10.1.1.2", "10.1.1.2 203.0.113.9", "10.1.1.1 10.200.0.1", "fd00::1 2001:db8::1"} {
+			src, dst, _ := strings.Cut(c, " ")
+			count(netip.MustParseAddr(src), netip.MustParseAddr(dst))
+		}
+	}
+	d.Kept = &answer.Open{}
+	d.Kept.Add(netip.MustParseAddr("10.1.1.1"))
+	const others = "any IPv4 address except 10.0.0.0/8, 169.254.0.0/16: masqueraded → exempt"
+	want := "sent by this node itself: " + others + "\n" +
+		"received on any interface: leaving by wg*: " + others + "; at most 2 open connections of 2 pods\n" +
+		"received on any interface: leaving by any interface except wg*: 10.128.0.0/9: exempt → masqueraded; at most 1 open connection of 1 pod\n" +
+		"1 open connection of 1 pod would keep another source address than new ones get\n"
+	if got := d.String(); !strings.HasPrefix(got, want) {
+		t.Errorf("%s, want\n%s", got, want)
+	}
+	d = answer.NewDiff(policy(base), policy(config.Config{}))
+	d.CountOpen()(netip.MustParseAddr("10.1.1.1"), netip.MustParseAddr("10.2.0.1"))
+	if got, want := d.Changes[0].String(), "10.0.0.0/8: exempt → masqueraded; 1 open connection of 1 pod"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
