@@ -20,7 +20,9 @@ func policyOf(c config.Config) nft.Policy {
 // extremes adds lists that a random config rarely has: of everything, and of nothing
 // that is left.
 func extremes(m cases.Maker, c config.Config) config.Config {
-	for _, list := range []*[]config.CIDR{&c.NonMasqueradeCIDRs, &c.ForceMasqueradeCIDRs, &c.NonMasqueradeSrcCIDRs, &c.MasqueradeSrcCIDRs} {
+	for _, list := range []*[]config.CIDR{
+		&c.NonMasqueradeCIDRs, &c.ForceMasqueradeCIDRs, &c.NonMasqueradeSrcCIDRs, &c.MasqueradeSrcCIDRs,
+	} {
 		if m.IntN(12) == 0 {
 			*list = append(slices.Clone(*list), cases.CIDRs("0.0.0.0/0", "::/0")...)
 		}
@@ -167,7 +169,8 @@ func TestRegionOnAnyInterfaceDropsOnlyNames(t *testing.T) {
 					}
 				}
 				if wide.Includes(conn) != some || !limited && some != all {
-					t.Fatalf("%+v: %t on any interface, %t on all, but %t, limited %t\n%+v", conn, some, all, wide.Includes(conn), limited, part)
+					t.Fatalf("%+v: %t on any interface, %t on all, but %t, limited %t\n%+v",
+						conn, some, all, wide.Includes(conn), limited, part)
 				}
 				seen[fmt.Sprint(some, all, limited)]++
 			}
@@ -179,7 +182,8 @@ func TestRegionOnAnyInterfaceDropsOnlyNames(t *testing.T) {
 }
 
 func TestDifferencesOfPoliciesHaveTheFewestParts(t *testing.T) {
-	const others = "[0.0.0.0-9.255.255.255 11.0.0.0-169.253.255.255 169.255.0.0-192.167.255.255 192.169.0.0-255.255.255.255]"
+	const others = "[0.0.0.0-9.255.255.255 11.0.0.0-169.253.255.255 " +
+		"169.255.0.0-192.167.255.255 192.169.0.0-255.255.255.255]"
 	base := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "192.168.0.0/16")}
 	names := func(list ...string) (out []config.Interface) {
 		for _, name := range list {
@@ -238,8 +242,8 @@ func TestDifferencesOfPoliciesHaveTheFewestParts(t *testing.T) {
 	one, other := base, base
 	one.MasqueradeSrcCIDRs = cases.CIDRs("10.5.0.0/16")
 	other.MasqueradeSrcCIDRs, other.NonMasqueradeCIDRs = cases.CIDRs("10.6.0.0/16"), cases.CIDRs("172.16.0.0/12")
-	got, want := describe(policyOf(one).Region(false).Minus(policyOf(other).Region(false))), "[* yes]: [10.5.0.0/16] to "+others+" by [* yes]"
-	if got != want {
+	got := describe(policyOf(one).Region(false).Minus(policyOf(other).Region(false)))
+	if want := "[* yes]: [10.5.0.0/16] to " + others + " by [* yes]"; got != want {
 		t.Errorf("disjoint sources, and another destination: %q, want %q", got, want)
 	}
 }

@@ -107,7 +107,8 @@ func TestSearchReadsABoundedNumberOfSetElements(t *testing.T) {
 	if most := maxWork + (elements+5*maxNamed)*rules; w.work > most || len(w.conflicts) != rules {
 		t.Errorf("%d ranges compared, want at most %d; %d conflicts", w.work, most, len(w.conflicts))
 	}
-	if r := FindRewrites(s); len(r.all) != 1 || !r.Meet(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), false) {
+	some, other := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	if r := FindRewrites(s); len(r.all) != 1 || !r.Meet(some, other, false) {
 		t.Errorf("%d areas of rewrites, want one with everything", len(r.all))
 	}
 }
@@ -176,7 +177,8 @@ func TestRewritesOfManyRulesAreSearchedNotCompared(t *testing.T) {
 		a := netip.AddrFrom4([4]byte{10, 244, byte(i >> 7), byte(i << 1)})
 		return iprange.Range{From: a, To: a}
 	}
-	other := iprange.Subtract(anywhere(nfnetlink.IPv4), []iprange.Range{iprange.Of(netip.MustParsePrefix("10.244.0.0/16"))})
+	pods := []iprange.Range{iprange.Of(netip.MustParsePrefix("10.244.0.0/16"))}
+	other := iprange.Subtract(anywhere(nfnetlink.IPv4), pods)
 	var each, hairpins, nested packets
 	for i := range rules {
 		self := []iprange.Range{addr(i)}
@@ -227,7 +229,9 @@ func checkAreas(t *testing.T, all []area, of packets, more bool) {
 	edges = slices.Compact(edges)
 	for _, src := range edges {
 		for _, dst := range edges {
-			want := slices.ContainsFunc(of, func(b box) bool { return iprange.Contains(b.src, src) && iprange.Contains(b.dst, dst) })
+			want := slices.ContainsFunc(of, func(b box) bool {
+				return iprange.Contains(b.src, src) && iprange.Contains(b.dst, dst)
+			})
 			if got := meet(all, src, dst); got != want && !(more && got) && src.Is4() == dst.Is4() {
 				t.Fatalf("%s to %s: %t, want %t in %v of %v", src, dst, got, want, all, of)
 			}

@@ -166,7 +166,9 @@ func TestSetsMatchTheirMembers(t *testing.T) {
 
 func TestPrefixesThatTouchAreOneRange(t *testing.T) {
 	var prefixes []netip.Prefix
-	for _, p := range []string{"10.128.0.0/9", "fd00::/9", "255.0.0.0/8", "10.0.0.0/9", "10.1.0.0/16", "::/64", "fd80::/9", "10.0.0.0/9"} {
+	for _, p := range []string{
+		"10.128.0.0/9", "fd00::/9", "255.0.0.0/8", "10.0.0.0/9", "10.1.0.0/16", "::/64", "fd80::/9", "10.0.0.0/9",
+	} {
 		prefixes = append(prefixes, netip.MustParsePrefix(p))
 	}
 	set := iprange.SetOf(prefixes)

@@ -22,7 +22,8 @@ func TestOthersAreComparedWithWhatThePolicyMasquerades(t *testing.T) {
 		table inet other {
 			chain post { type nat hook postrouting priority 100; ip saddr 172.17.0.0/16 oifname != "docker0" masquerade
 			}
-			chain early { type nat hook postrouting priority 50; ip saddr 10.244.0.0/16 ip daddr 203.0.113.0/24 snat ip to 192.0.2.7
+			chain early { type nat hook postrouting priority 50
+				ip saddr 10.244.0.0/16 ip daddr 203.0.113.0/24 snat ip to 192.0.2.7
 			}
 		}
 		table ip nat {
@@ -42,13 +43,19 @@ func TestOthersAreComparedWithWhatThePolicyMasquerades(t *testing.T) {
 		{"any source", func(*config.Config) {}, "1 0 0 1"},
 		{"pods", func(c *config.Config) { c.MasqueradeSrcCIDRs = pods }, "0 1 0 1"},
 		{"pods of IPv4", func(c *config.Config) { c.MasqueradeSrcCIDRs, c.EnableIPv6 = pods, true }, "0 1 0 1"},
-		{"pods of IPv6", func(c *config.Config) { c.MasqueradeSrcCIDRs, c.EnableIPv6 = cases.CIDRs("fd00::/64"), true }, "1 0 0 1"},
+		{"pods of IPv6", func(c *config.Config) {
+			c.MasqueradeSrcCIDRs, c.EnableIPv6 = cases.CIDRs("fd00::/64"), true
+		}, "1 0 0 1"},
 		{"other pods", func(c *config.Config) { c.MasqueradeSrcCIDRs = docker }, "1 0 0 0"},
 		{"enforced", func(c *config.Config) { c.MasqueradeSrcCIDRs, c.Enforce = docker, &config.Position{} }, "0 0 1 0"},
-		{"enforced for others", func(c *config.Config) { c.MasqueradeSrcCIDRs, c.Enforce = pods, &config.Position{} }, "0 0 0 1"},
+		{"enforced for others", func(c *config.Config) {
+			c.MasqueradeSrcCIDRs, c.Enforce = pods, &config.Position{}
+		}, "0 0 0 1"},
 		{"sources that are exempt", func(c *config.Config) { c.NonMasqueradeSrcCIDRs = pods }, "1 0 0 0"},
 		{"all sources exempt", func(c *config.Config) { c.NonMasqueradeSrcCIDRs = cases.CIDRs("0.0.0.0/0") }, "1 0 0 0"},
-		{"no interface left", func(c *config.Config) { c.MasqueradeOutInterfaces, c.NonMasqueradeOutInterfaces = wg, wg }, "1 0 0 0"},
+		{"no interface left", func(c *config.Config) {
+			c.MasqueradeOutInterfaces, c.NonMasqueradeOutInterfaces = wg, wg
+		}, "1 0 0 0"},
 		{"a destination that is exempt", func(c *config.Config) {
 			c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, cases.CIDRs("203.0.0.0/16")...)
 		}, "2 0 0 0"},

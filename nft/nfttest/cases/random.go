@@ -40,7 +40,8 @@ func Specified(c config.Config, conn nft.Connection) nft.Verdict {
 // lists what is one in that family.
 func SpecifiedPod(c config.Config, conn nft.Connection) (pod, known bool) {
 	byInterface, bySource := len(c.MasqueradeSrcInterfaces) > 0, ofFamilyOf(conn.Src, c.MasqueradeSrcCIDRs)
-	pod = !conn.FromNode && (!byInterface || named(c.MasqueradeSrcInterfaces, conn.In)) && (!bySource || holds(c.MasqueradeSrcCIDRs, conn.Src))
+	pod = !conn.FromNode && (!byInterface || named(c.MasqueradeSrcInterfaces, conn.In)) &&
+		(!bySource || holds(c.MasqueradeSrcCIDRs, conn.Src))
 	return pod, byInterface || bySource
 }
 

@@ -71,7 +71,8 @@ func (i interfaces) String() string {
 		words = "any interface except " + words
 	}
 	if len(i.Exceptions) > 0 {
-		words += fmt.Sprintf(", but %s%s (the longest name decides)", either(i.But, "", "not "), strings.Join(i.Exceptions, ", "))
+		words += fmt.Sprintf(", but %s%s (the longest name decides)",
+			either(i.But, "", "not "), strings.Join(i.Exceptions, ", "))
 	}
 	return words
 }
@@ -98,7 +99,8 @@ func (o *Open) Add(pod netip.Addr) {
 
 // String returns the count as text.
 func (o *Open) String() string {
-	return fmt.Sprintf("%s%s of %s", either(o.AtMost, "at most ", ""), Plural(o.Connections, "open connection"), Plural(o.Pods, "pod"))
+	return fmt.Sprintf("%s%s of %s", either(o.AtMost, "at most ", ""),
+		Plural(o.Connections, "open connection"), Plural(o.Pods, "pod"))
 }
 
 // CountOpen begins to count the open connections of pods in each change. The function

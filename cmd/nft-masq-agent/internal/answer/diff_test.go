@@ -126,10 +126,17 @@ func TestChangesAreNamedByWhatDistinguishesThem(t *testing.T) {
 		before, after func(*config.Config)
 		want          string
 	}{
-		{"a destination", nil, func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs("10.0.0.0/9") }, "10.128.0.0/9: exempt → masqueraded"},
-		{"no CIDR", nil, func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs("10.0.0.0/10") }, "10.64.0.0-10.255.255.255: exempt → masqueraded"},
 		{
-			"all but two ranges", nil, func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs("10.0.0.0/8", "0.0.0.0/1", "240.0.0.0/4") },
+			"a destination", nil, func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs("10.0.0.0/9") },
+			"10.128.0.0/9: exempt → masqueraded",
+		},
+		{
+			"no CIDR", nil, func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs("10.0.0.0/10") },
+			"10.64.0.0-10.255.255.255: exempt → masqueraded",
+		},
+		{
+			"all but two ranges", nil,
+			func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs("10.0.0.0/8", "0.0.0.0/1", "240.0.0.0/4") },
 			"any IPv4 address except 10.0.0.0/8, 128.0.0.0-239.255.255.255: masqueraded → exempt",
 		},
 		{
@@ -138,9 +145,18 @@ func TestChangesAreNamedByWhatDistinguishesThem(t *testing.T) {
 			},
 			"172.16.0.0/12, 192.168.0.7: masqueraded → exempt",
 		},
-		{"IPv6", nil, func(c *config.Config) { c.EnableIPv6 = true }, "any IPv6 address except fe80::/10: exempt → masqueraded"},
-		{"a source", nil, func(c *config.Config) { c.NonMasqueradeSrcCIDRs = cases.CIDRs("10.1.0.0/16") }, "from 10.1.0.0/16 to " + all + ": masqueraded → exempt"},
-		{"the node", nil, func(c *config.Config) { c.ExemptHost = &config.Position{} }, "sent by this node itself: " + all + ": masqueraded → exempt"},
+		{
+			"IPv6", nil, func(c *config.Config) { c.EnableIPv6 = true },
+			"any IPv6 address except fe80::/10: exempt → masqueraded",
+		},
+		{
+			"a source", nil, func(c *config.Config) { c.NonMasqueradeSrcCIDRs = cases.CIDRs("10.1.0.0/16") },
+			"from 10.1.0.0/16 to " + all + ": masqueraded → exempt",
+		},
+		{
+			"the node", nil, func(c *config.Config) { c.ExemptHost = &config.Position{} },
+			"sent by this node itself: " + all + ": masqueraded → exempt",
+		},
 		{
 			"a destination, but of the node",
 			func(c *config.Config) { c.ExemptHost = &config.Position{} },
@@ -186,7 +202,8 @@ func TestChangesAreNamedByWhatDistinguishesThem(t *testing.T) {
 
 func TestChangesThatChangeNoVerdictAreNamed(t *testing.T) {
 	policy := func(text string, o nft.Options) nft.Policy {
-		c, _, err := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: []byte("nonMasqueradeCIDRs: [10.0.0.0/8]\n" + text)})
+		data := []byte("nonMasqueradeCIDRs: [10.0.0.0/8]\n" + text)
+		c, _, err := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: data})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -200,7 +217,10 @@ func TestChangesThatChangeNoVerdictAreNamed(t *testing.T) {
 		optBefore, optAfter nft.Options
 		want                []string
 	}{
-		{name: "the same in other words", before: "snatAddresses: [192.0.2.2/31]", after: "snatAddresses: [192.0.2.2, 192.0.2.3]"},
+		{
+			name: "the same in other words", before: "snatAddresses: [192.0.2.2/31]",
+			after: "snatAddresses: [192.0.2.2, 192.0.2.3]",
+		},
 		{
 			name: "ports", optBefore: nft.Options{RandomFully: true},
 			optAfter: nft.Options{Ports: []nft.PortRange{{Min: 2000, Max: 2999}, {Min: 4000, Max: 4000}}},
@@ -212,8 +232,10 @@ func TestChangesThatChangeNoVerdictAreNamed(t *testing.T) {
 			want:     []string{"exemptions of pods: not enforced → enforced except for marks [0x1/0x1]"},
 		},
 		{
-			name: "addresses", before: "snatAddresses: [192.0.2.7, 198.51.100.0/24, '2001:db8::7']", after: "snatAddresses: ['2001:db8::7']",
-			want: []string{"masqueraded IPv4 connections leave from: those of 192.0.2.7, 198.51.100.0/24 that the node has → the address of the interface"},
+			name: "addresses", before: "snatAddresses: [192.0.2.7, 198.51.100.0/24, '2001:db8::7']",
+			after: "snatAddresses: ['2001:db8::7']",
+			want: []string{"masqueraded IPv4 connections leave from: " +
+				"those of 192.0.2.7, 198.51.100.0/24 that the node has → the address of the interface"},
 		},
 	} {
 		d := answer.NewDiff(policy(tt.before, tt.optBefore), policy(tt.after, tt.optAfter))
@@ -221,7 +243,8 @@ func TestChangesThatChangeNoVerdictAreNamed(t *testing.T) {
 			t.Errorf("%s: %q and %v, want %q", tt.name, d.Other, d.Changes, tt.want)
 		}
 		d.Agent, d.Notes = "the flags of the agent", []string{"a note"}
-		text := strings.Join(append(slices.Clone(tt.want), "a note", d.Before+" → "+d.After, "the flags of the agent", ""), "\n")
+		lines := append(slices.Clone(tt.want), "a note", d.Before+" → "+d.After, "the flags of the agent", "")
+		text := strings.Join(lines, "\n")
 		if len(tt.want) == 0 {
 			text = "no change\n" + text
 		}
@@ -241,7 +264,10 @@ func TestOpenConnectionsOfPodsAreCountedInEachChange(t *testing.T) {
 	d := answer.NewDiff(policy(base), policy(after))
 	for range 2 { // the second count replaces the first
 		count := d.CountOpen()
-		for _, c := range []string{"10.1.1.1 192.0.2.1", "10.1.1.1 10.1.1.2", "10.1.1.2 203.0.113.9", "10.1.1.1 10.200.0.1", "fd00::1 2001:db8::1"} {
+		for _, c := range []string{
+			"10.1.1.1 192.0.2.1", "10.1.1.1 10.1.1.2", "10.1.1.2 203.0.113.9", "10.1.1.1 10.200.0.1",
+			"fd00::1 2001:db8::1",
+		} {
 			src, dst, _ := strings.Cut(c, " ")
 			count(netip.MustParseAddr(src), netip.MustParseAddr(dst))
 		}
@@ -251,7 +277,8 @@ func TestOpenConnectionsOfPodsAreCountedInEachChange(t *testing.T) {
 	const others = "any IPv4 address except 10.0.0.0/8, 169.254.0.0/16: masqueraded → exempt"
 	want := "sent by this node itself: " + others + "\n" +
 		"received on any interface: leaving by wg*: " + others + "; at most 2 open connections of 2 pods\n" +
-		"received on any interface: leaving by any interface except wg*: 10.128.0.0/9: exempt → masqueraded; at most 1 open connection of 1 pod\n" +
+		"received on any interface: leaving by any interface except wg*: 10.128.0.0/9: exempt → masqueraded; " +
+		"at most 1 open connection of 1 pod\n" +
 		"1 open connection of 1 pod would keep another source address than new ones get\n"
 	if got := d.String(); !strings.HasPrefix(got, want) {
 		t.Errorf("%s, want\n%s", got, want)
