@@ -9,6 +9,10 @@
 // file, the order of evaluation, sets, comments, explanations and read-back are
 // derived from its rows.
 //
+// A [Region] is what a policy masquerades, a product of four sets. The difference of two
+// is what a new config changes; judging connections and other programs' rules, too,
+// takes regions, not conditions.
+//
 // A [Layout] defines how a policy is written to the kernel: package native has
 // its own table, and package xtables the chain that iptables lists. Package
 // kernel keeps the ruleset of a layout in the kernel.
