@@ -69,7 +69,7 @@ func TestChangesAreTheConnectionsWhoseVerdictChanges(t *testing.T) {
 	t.Parallel()
 	m := cases.NewMaker(25)
 	changed, same := 0, 0
-	for n := range nfttest.Rounds(300, 5_000, 5_000) {
+	for n := range nfttest.Rounds(300, 1_000, 1_000) {
 		before, after := m.Config(), m.Config()
 		if n%2 == 0 { // interfaces and sources alone
 			after.NonMasqueradeCIDRs, after.ForceMasqueradeCIDRs = before.NonMasqueradeCIDRs, before.ForceMasqueradeCIDRs
