@@ -11,11 +11,11 @@ import (
 
 // DeadMount makes processes that are started inside a namespace from now on see a
 // file system that never responds, like one on a dead NFS server. No other process
-// sees it. When the test ends, it responds with errors.
-func DeadMount(tb testing.TB, n *NS) string {
+// sees it. After fail, or when the test ends, it responds with errors.
+func DeadMount(tb testing.TB, n *NS) (dir string, fail func()) {
 	tb.Helper()
 	Require(tb)
-	dir := tb.TempDir()
+	dir = tb.TempDir()
 	var (
 		mu     sync.Mutex
 		mounts []int
@@ -34,12 +34,14 @@ func DeadMount(tb testing.TB, n *NS) string {
 		mounts = append(mounts, fuse)
 		return nil
 	})
-	tb.Cleanup(func() {
+	fail = func() {
 		mu.Lock()
 		defer mu.Unlock()
 		for _, fuse := range mounts {
 			report(tb, unix.Close(fuse)) // blocked calls return
 		}
-	})
-	return dir
+		mounts = nil
+	}
+	tb.Cleanup(fail)
+	return dir, fail
 }
