@@ -30,6 +30,8 @@ type fakePath struct {
 	files   files
 	cost    time.Duration // of reading; following the path costs a tenth
 	spent   time.Duration
+	taken   int // events
+	checks  int
 	reads   int
 	hangs   chan struct{} // checks return when it is closed
 }
@@ -58,6 +60,7 @@ func (p *fakePath) check(read bool, known files) (s snapshot) {
 		p.reads++
 	}
 	p.spent += cost
+	p.checks++
 	p.mu.Unlock()
 	if hangs != nil {
 		<-hangs
@@ -74,6 +77,13 @@ func (p *fakePath) do(word, content string) {
 		p.files["/log"] = fileOf(9, "/log", 0)
 		p.mu.Unlock()
 		p.report("/log", fsnotify.Write)
+		return
+	}
+	if word == "lose" { // that file vanishes, and with it its content
+		p.content = content
+		delete(p.files, "/log")
+		p.mu.Unlock()
+		p.report("/log", fsnotify.Remove)
 		return
 	}
 	if word == "cost" { // how many milliseconds a check takes
@@ -99,6 +109,12 @@ func (p *fakePath) do(word, content string) {
 	case "swap": // a link on the way
 		now.stat.Ino++
 		now.path = fmt.Sprintf("/%d/file", now.stat.Ino)
+	case "plain": // a file in place of a link
+		now.stat.Ino++
+		now.path = "/file"
+		op = fsnotify.Create
+	case "unmount": // neither a file nor its directory
+		now = file{}
 	case "remove":
 		now.stat = unix.Statx_t{}
 		op = fsnotify.Remove
@@ -121,6 +137,7 @@ func (p *fakePath) do(word, content string) {
 func (p *fakePath) report(name string, op fsnotify.Op) {
 	select {
 	case p.events <- fsnotify.Event{Name: name, Op: op}:
+		p.taken++
 	default:
 	}
 }
@@ -258,6 +275,22 @@ func TestContentIsDeliveredWhenSettled(t *testing.T) {
 			slices.Concat(every(10, 100, 2000, "other"), []string{"2000 write two"}, every(10, 2005, 2200, "other")),
 			[]string{"0 one", "2050 two"},
 		}, {
+			"a file that vanished from a directory after 50 ms",
+			[]string{"100 other", "200 lose two", "230 other", "230 poll one", "300 lose three"},
+			[]string{"0 one", "350 three"},
+		}, {
+			"a new file in a directory that a link leads to, after 50 ms",
+			[]string{"100 unmount gone", "100 poll gone", "200 swap tw", "210 write two"},
+			[]string{"0 one", "150 gone", "260 two"},
+		}, {
+			"a file that replaces a link after 50 ms",
+			[]string{"100 swap two", "200 plain thr", "210 write three"},
+			[]string{"0 one", "100 two", "260 three"},
+		}, {
+			"a file that replaces another one after a link, after 50 ms",
+			[]string{"100 swap two", "200 remove", "200 create thr", "210 write three"},
+			[]string{"0 one", "100 two", "260 three"},
+		}, {
 			"a file that vanished after 50 ms",
 			[]string{"100 remove gone"},
 			[]string{"0 one", "150 gone"},
@@ -363,6 +396,11 @@ func TestUnchangedFilesAreNotRead(t *testing.T) {
 			if p.reads != 2 {
 				t.Error("not read on request")
 			}
+			p.do("write", "one")
+			time.Sleep(time.Hour)
+			if p.reads != 3 {
+				t.Errorf("%d reads, want one more if the same is written again", p.reads)
+			}
 		})
 	})
 }
@@ -395,6 +433,9 @@ func TestChecksOfThePathTakeAtMostHalfAPercentOfTheTime(t *testing.T) {
 							t.Errorf("%v of %v spent, at most %v", p.spent, time.Since(p.start), most)
 						} else if p.spent < most/2 && cost > time.Millisecond {
 							t.Errorf("only %v of %v spent: the test sees too little", p.spent, time.Since(p.start))
+						}
+						if most := 2 * (p.checks + 1) * cap(p.events); p.taken > most {
+							t.Errorf("%d events taken for %d checks", p.taken, p.checks)
 						}
 						time.Sleep(10 * time.Second)
 						changed := time.Now()
