@@ -15,8 +15,9 @@ import (
 type observer struct {
 	path     string
 	read     func() (deliver func(), fingerprint string)
-	inotify  *fsnotify.Watcher // nil if it could not be opened
-	requests chan struct{}     // to read the content
+	inotify  *fsnotify.Watcher     // nil if it could not be opened
+	events   <-chan fsnotify.Event // of inotify
+	requests chan struct{}         // to read the content
 	warnings chan error
 	warned   map[string]bool
 }
@@ -27,13 +28,6 @@ func (o *observer) reread() {
 	case o.requests <- struct{}{}:
 	default:
 	}
-}
-
-// A snapshot is the result of a check.
-type snapshot struct {
-	reading
-	deliver func() // the content
-	events  <-chan fsnotify.Event
 }
 
 // A reading is what a path leads to, and the id of the content, "" if it was not read.
@@ -55,19 +49,16 @@ type file struct {
 // check finds out what the path leads to, makes inotify watch it, and reads the content
 // if read is true or the files differ from the known ones. Every later change causes an
 // event, unless inotify does not report it.
-func (o *observer) check(read bool, known files) (s snapshot) {
-	s.files = o.resolve()
-	if err := o.watch(s.files); err != nil {
+func (o *observer) check(read bool, known files) (r reading, deliver func()) {
+	r.files = o.resolve()
+	if err := o.watch(r.files); err != nil {
 		o.warn(fmt.Errorf("inotify: %w: changes are found within a second, not at once "+
 			"(fs.inotify.max_user_instances, fs.inotify.max_user_watches and the number of open files are limits)", err))
 	}
-	if o.inotify != nil {
-		s.events = o.inotify.Events
+	if read || !maps.Equal(r.files, known) {
+		deliver, r.id = o.read()
 	}
-	if read || !maps.Equal(s.files, known) {
-		s.deliver, s.id = o.read()
-	}
-	return s
+	return r, deliver
 }
 
 // maxEntries limits the entries of a directory that are followed.
@@ -129,6 +120,7 @@ func (o *observer) watch(found files) (err error) {
 		if o.inotify, err = fsnotify.NewBufferedWatcher(unhandled); err != nil {
 			return err
 		}
+		o.events = o.inotify.Events
 		failures := o.inotify.Errors
 		go func() {
 			// Received at once, because fsnotify keeps its lock while it sends some.
@@ -168,6 +160,6 @@ func (o *observer) warn(err error) {
 func (o *observer) close() {
 	if o.inotify != nil {
 		o.inotify.Close() // always nil on Linux once the descriptor is closed
-		o.inotify = nil
+		o.inotify, o.events = nil, nil
 	}
 }

@@ -38,7 +38,7 @@ type fakePath struct {
 
 func newFakePath() *fakePath {
 	p := &fakePath{start: time.Now(), out: make(chan string, 1), events: make(chan fsnotify.Event, 100), content: "one"}
-	p.follower = newFollower(&observer{requests: make(chan struct{}, 1)}, func(err error) { replace(p.out, err.Error()) })
+	p.follower = newFollower(&observer{events: p.events, requests: make(chan struct{}, 1)}, func(err error) { replace(p.out, err.Error()) })
 	p.follower.check = p.check
 	p.files = files{"/file": fileOf(1, "/file", time.Hour)}
 	return p
@@ -50,13 +50,13 @@ func fileOf(number uint64, path string, age time.Duration) file {
 	return file{path, unix.Statx_t{Ino: number, Mtime: unix.StatxTimestamp{Sec: at.Unix(), Nsec: uint32(at.Nanosecond())}}}
 }
 
-func (p *fakePath) check(read bool, known files) (s snapshot) {
+func (p *fakePath) check(read bool, known files) (r reading, deliver func()) {
 	p.mu.Lock()
-	s.events, s.files = p.events, maps.Clone(p.files)
+	r.files = maps.Clone(p.files)
 	cost, hangs, content := p.cost/10, p.hangs, p.content
-	if read || !maps.Equal(s.files, known) {
+	if read || !maps.Equal(r.files, known) {
 		cost = p.cost
-		s.deliver, s.id = func() { replace(p.out, content) }, "content "+content
+		deliver, r.id = func() { replace(p.out, content) }, "content "+content
 		p.reads++
 	}
 	p.spent += cost
@@ -66,7 +66,7 @@ func (p *fakePath) check(read bool, known files) (s snapshot) {
 		<-hangs
 	}
 	time.Sleep(cost)
-	return s
+	return r, deliver
 }
 
 // do applies an operation to the file, and reports it as inotify would.

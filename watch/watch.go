@@ -29,7 +29,7 @@ func Follow[T any](
 	return c, o.warnings, o.reread
 }
 
-// newObserver returns an observer whose snapshots deliver what read returns.
+// newObserver returns an observer whose checks deliver what read returns.
 func newObserver[T any](path string, read func() (T, string), content chan T) *observer {
 	const unread = 8
 	return &observer{
@@ -54,16 +54,15 @@ func replace[T any](c chan T, value T) {
 type follower struct {
 	settler
 	observer *observer
-	check    func(read bool, known files) snapshot
+	check    func(read bool, known files) (r reading, deliver func())
 	silent   func(error)
 	poll     time.Duration // between two checks without an event
 	silence  time.Duration // of a file system, after which that is delivered
 	share    int           // after a check, the next one is that many times as far away as it took
 
-	events <-chan fsnotify.Event // nil if inotify does not work
-	next   time.Time             // when a check is due
-	rest   time.Time             // until then it waits
-	force  bool                  // it reads the content in any case
+	next  time.Time // when a check is due
+	rest  time.Time // until then it waits
+	force bool      // it reads the content in any case
 }
 
 func newFollower(o *observer, silent func(error)) *follower {
@@ -76,7 +75,7 @@ func newFollower(o *observer, silent func(error)) *follower {
 // run waits for events and for the next poll, and checks the path.
 func (f *follower) run(ctx context.Context) {
 	for {
-		events := f.events
+		events := f.observer.events
 		if !time.Now().Before(f.next) {
 			events = nil // a check is due; until then, the kernel merges or drops events
 		}
@@ -111,9 +110,9 @@ func (f *follower) event(e fsnotify.Event) {
 // check does not return.
 func (f *follower) due() {
 	begin, failed := time.Now(), make(chan struct{})
-	for range cap(f.events) {
+	for range cap(f.observer.events) {
 		select {
-		case e := <-f.events:
+		case e := <-f.observer.events:
 			f.event(e)
 		default:
 		}
@@ -122,20 +121,20 @@ func (f *follower) due() {
 		f.silent(fmt.Errorf("its file system has not answered since %s", begin.Format(time.RFC3339)))
 		close(failed)
 	})
-	s := f.check(f.force, f.settled.files)
+	r, deliver := f.check(f.force, f.settled.files)
 	end := time.Now()
 	f.pause(end, end.Sub(begin))
-	f.events, f.force, f.next = s.events, false, end.Add(f.poll)
+	f.force, f.next = false, end.Add(f.poll)
 	if !alarm.Stop() {
 		<-failed
 		f.settled.id, f.force = "silent", true
 	}
-	if s.id == "" {
+	if r.id == "" {
 		return
 	}
-	settled, again := f.step(begin, end, s.reading)
+	settled, again := f.step(begin, end, r)
 	if settled {
-		s.deliver()
+		deliver()
 	}
 	if f.pending != "" {
 		f.force = true
