@@ -218,6 +218,28 @@ func TestDirectoriesOfFilesAndLinksAreWatched(t *testing.T) {
 	}
 }
 
+func TestChecksWithoutAChangeReadNothingAndLeakNothing(t *testing.T) {
+	s := newScript(t)
+	for _, line := range []string{"mkdir /config", "write /config/a one", "write /config/b two"} {
+		args := strings.Fields(line)
+		check(t, commands[args[0]](s, args[1:]))
+	}
+	for _, path := range []string{"/config", "/config/a"} {
+		o := newObserver(s.path(path), reader(s.path(path)), make(chan string, 1))
+		defer o.close()
+		first, _ := o.check(true, nil) // it changes the time of the last access
+		before := len(links(t, "/proc/self/fd"))
+		for range 50 {
+			if again, _ := o.check(false, first.files); again.id != "" {
+				t.Fatalf("%s: read again", path)
+			}
+		}
+		if now := len(links(t, "/proc/self/fd")); now > before {
+			t.Errorf("%s: %d file descriptors, were %d", path, now, before)
+		}
+	}
+}
+
 // A link that is switched between directories that stay must not use up the watches
 // that all processes of the user share.
 func TestWatchesOfOldDirectoriesAreBounded(t *testing.T) {
