@@ -6,14 +6,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 	"unicode"
 	"unicode/utf8"
 )
@@ -37,56 +35,7 @@ const (
 	// readTries bounds how often a directory is read again because the kubelet
 	// swapped its content in the meantime.
 	readTries = 3
-	// readTime bounds a read. On a dead mount it never returns.
-	readTime = 5 * time.Second
-	// maxHung bounds the reads that exceeded it, each with a thread.
-	maxHung = 3
 )
-
-// A Reader reads the content of a path. It is not safe for concurrent use.
-type Reader struct {
-	path string
-	time time.Duration
-	hung map[string]chan content // reads that exceeded the time limit, by place
-}
-
-type content struct {
-	sources []Source
-	err     error
-}
-
-// NewReader returns a Reader of path.
-func NewReader(path string) *Reader { return &Reader{path, readTime, map[string]chan content{}} }
-
-// Read is like the function [Read]. The place is any text that is another one if
-// the path leads to other files. While a read that exceeded the time limit has not
-// returned, Read returns the same error at once for the same place, and for every
-// place if there are three such reads.
-func (r *Reader) Read(place string) ([]Source, error) {
-	maps.DeleteFunc(r.hung, func(_ string, c chan content) bool { return len(c) > 0 })
-	if r.hung[place] != nil || len(r.hung) == maxHung {
-		return nil, r.blocked()
-	}
-	done := make(chan content, 1)
-	go func() {
-		sources, err := readPath(r.path)
-		if errors.Is(err, fs.ErrNotExist) {
-			err = nil
-		}
-		done <- content{sources, err}
-	}()
-	select {
-	case c := <-done:
-		return c.sources, c.err
-	case <-time.After(r.time):
-		r.hung[place] = done
-		return nil, r.blocked()
-	}
-}
-
-func (r *Reader) blocked() error {
-	return fmt.Errorf("config: %s: %w: its file system has not answered for %s", Printable(r.path), os.ErrDeadlineExceeded, r.time)
-}
 
 // Read returns the file at path or, if path is a directory, its regular files
 // sorted by name. It follows links, and skips names that begin with a dot or end
@@ -95,9 +44,15 @@ func (r *Reader) blocked() error {
 // config; the others are marked Ignored. If nothing exists at path, Read returns
 // neither a source nor an error. Anything that is neither a file nor a directory
 // is an error and is never opened. Further errors are: a file in place of a
-// parent directory, more than 4 MiB in total, a directory with more than 1,000
-// entries, and a read that takes more than 5 s.
-func Read(path string) ([]Source, error) { return NewReader(path).Read("") }
+// parent directory, more than 4 MiB in total, and a directory with more than 1,000
+// entries. On a file system that does not answer, Read does not return.
+func Read(path string) ([]Source, error) {
+	sources, err := readPath(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return sources, err
+}
 
 func readPath(path string) ([]Source, error) {
 	info, err := os.Stat(path)

@@ -10,11 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
-
-	"nft-masq-agent/nft/nfttest"
 )
 
 func write(t *testing.T, path, data string) {
@@ -252,54 +249,5 @@ func TestControlCharactersInFileNamesAreEscaped(t *testing.T) {
 		if !strings.Contains(text, `\x1b[2J\n\x9b\u202e`) || strings.ContainsAny(text, "\x1b\u009b\u202e") {
 			t.Errorf("%q", text)
 		}
-	}
-}
-
-func TestBlockedReadIsAnErrorAndStartsFewOthers(t *testing.T) {
-	n := nfttest.NewNS(t, "dead")
-	dir := nfttest.DeadMount(t, n)
-	p, err := n.Start(nfttest.Command("sleep", "infinity"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = p.Kill() }()
-	r := NewReader(fmt.Sprintf("/proc/%d/root%s/config", p.Pid, dir))
-	r.time = time.Millisecond
-	var hung chan content
-	for i := range 100 {
-		sources, err := r.Read("")
-		if !errors.Is(err, os.ErrDeadlineExceeded) || sources != nil {
-			t.Fatalf("%v, %v", sources, err)
-		}
-		if i > 0 && r.hung[""] != hung {
-			t.Fatal("another read was started")
-		}
-		hung = r.hung[""]
-	}
-	for i := range 100 {
-		if sources, err := r.Read(fmt.Sprint(i)); !errors.Is(err, os.ErrDeadlineExceeded) || sources != nil {
-			t.Fatalf("%v, %v", sources, err)
-		}
-	}
-	if len(r.hung) != maxHung {
-		t.Errorf("%d reads hang", len(r.hung))
-	}
-}
-
-func TestReadIsRetriedElsewhereOrAfterTheBlockedOneReturns(t *testing.T) {
-	dir := t.TempDir()
-	write(t, filepath.Join(dir, "config"), "x")
-	r := NewReader(filepath.Join(dir, "config"))
-	ended := make(chan content, 1)
-	r.hung["here"] = ended
-	if _, err := r.Read("here"); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatal(err)
-	}
-	if sources, err := r.Read("there"); err != nil || len(sources) != 1 {
-		t.Fatal(sources, err)
-	}
-	ended <- content{}
-	if sources, err := r.Read("here"); err != nil || len(sources) != 1 {
-		t.Fatal(sources, err)
 	}
 }

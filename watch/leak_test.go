@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
+	"github.com/google/go-cmp/cmp"
 )
 
 // A volume is a directory that is updated as the kubelet does.
@@ -61,14 +61,14 @@ func newVolume(t testing.TB, content string) *volume {
 func TestSwapsLeakNothing(t *testing.T) {
 	v := newVolume(t, "0")
 	path := v.join("file")
-	check(t, warmUp(t, path)) // the runtime's poller keeps descriptors
+	warmUp(t, path) // the runtime's poller keeps descriptors
 	goroutines, descriptors := runtime.NumGoroutine(), len(links(t, "/proc/self/fd"))
 
 	ctx, stop := context.WithCancel(t.Context())
-	w := Start(ctx, path, reader(path))
+	w := start(ctx, unpaced(), path)
 	want := func(content string) {
 		t.Helper()
-		if got := <-w.Content(); got != content {
+		if got := <-w.content; got != content {
 			t.Fatalf("got %q, want %q", got, content)
 		}
 	}
@@ -91,7 +91,7 @@ func TestSwapsLeakNothing(t *testing.T) {
 		t.Errorf("%d inotify watches after %d swaps, %d before", got, swaps, watches)
 	}
 	stop()
-	<-w.Done()
+	<-w.ended
 	if got := len(links(t, "/proc/self/fd")); got != descriptors {
 		t.Errorf("%d file descriptors after, %d before:\n%s", got, descriptors,
 			strings.Join(links(t, "/proc/self/fd"), "\n"))
@@ -101,13 +101,17 @@ func TestSwapsLeakNothing(t *testing.T) {
 	}
 }
 
-func warmUp(t *testing.T, path string) error {
+func warmUp(t *testing.T, path string) {
 	ctx, stop := context.WithCancel(t.Context())
-	w := Start(ctx, path, reader(path))
-	<-w.Content()
+	w := start(ctx, unpaced(), path)
+	<-w.content
 	stop()
-	<-w.Done()
-	return nil
+	<-w.ended
+}
+
+// unpaced is without the limit of processor time.
+func unpaced() timing {
+	return timing{poll: time.Second, quiet: 50 * time.Millisecond, silence: time.Hour}
 }
 
 // settles waits for a condition that is about to become true: a goroutine still
@@ -154,55 +158,148 @@ func inotifyWatches(t *testing.T) (count int) {
 	return count
 }
 
-// In a busy directory on the way, only the names on the path matter.
-func TestUnrelatedNamesAreIgnored(t *testing.T) {
-	s := newScript(t)
-	check(t, os.MkdirAll(s.path("/tmp/config"), 0o755))
-	o := newObserver(s.path("/tmp/config/file"), fsnotify.NewWatcher)
-	defer o.close()
-	if a := o.arm(); !a.stable || len(a.warnings) > 0 {
-		t.Fatal("not armed: ", a.warnings)
-	}
+func TestDirectoriesOfFilesAndLinksAreWatched(t *testing.T) {
 	for _, tt := range []struct {
-		name string
-		op   fsnotify.Op
-		want change
+		name, path string
+		setup      []string
+		want       []string
 	}{
-		{"/tmp/other", fsnotify.Create, 0},
-		{"/tmp/other", fsnotify.Write, 0},
-		{"/tmp/other", fsnotify.Remove, 0},
-		{"/tmp/file", fsnotify.Write, 0},
-		{"/tmp/config/other", fsnotify.Rename, 0},
-		{"/tmp/config/file", fsnotify.Create, created},
-		{"/tmp/config/file", fsnotify.Write, written},
-		{"/tmp/config/file", fsnotify.Rename, removed},
-		{"/tmp/config/file", fsnotify.Chmod, polled},
-		{"/tmp/config", fsnotify.Create, swapped},
-		{"/tmp/config", fsnotify.Remove, removed},
-		{"/tmp", fsnotify.Chmod, polled},
+		{
+			"a file", "/etc/config/file",
+			[]string{"mkdir /etc/config", "write /etc/config/file"},
+			[]string{"/etc/config", "/etc/config/file"},
+		},
+		{"no file", "/etc/config/file", []string{"mkdir /etc/config"}, []string{"/etc/config"}},
+		{"no directory", "/etc/config/file", []string{"mkdir /etc"}, nil},
+		{
+			"a volume", "/etc/config/file",
+			[]string{
+				"mkdir /etc/config/..1", "write /etc/config/..1/file",
+				"symlink ..1 /etc/config/..data", "symlink ..data/file /etc/config/file",
+			},
+			[]string{"/etc/config", "/etc/config/..1", "/etc/config/..1/file"},
+		},
+		{
+			"a directory", "/etc/config",
+			[]string{
+				"mkdir /etc/config/sub", "mkdir /other",
+				"write /etc/config/a", "write /other/b", "symlink /other/b /etc/config/b",
+			},
+			[]string{"/etc", "/etc/config", "/other"},
+		},
+		{"an empty directory", "/etc/config", []string{"mkdir /etc/config"}, []string{"/etc", "/etc/config"}},
+		{
+			"a dangling link", "/etc/config/file",
+			[]string{"mkdir /etc/config", "symlink /nowhere /etc/config/file"},
+			[]string{"/etc/config"},
+		},
 	} {
-		if got := o.classify(fsnotify.Event{Name: s.path(tt.name), Op: tt.op}); got != tt.want {
-			t.Errorf("%s %s: change %b, want %b", tt.op, tt.name, got, tt.want)
+		t.Run(tt.name, func(t *testing.T) {
+			s := newScript(t)
+			for _, line := range tt.setup {
+				args := strings.Fields(line)
+				check(t, commands[args[0]](s, args[1:]))
+			}
+			o := newObserver(s.path(tt.path), reader(s.path(tt.path)), make(chan string, 1))
+			defer o.close()
+			o.check(true, nil)
+			var got []string
+			for _, path := range o.inotify.WatchList() {
+				got = append(got, strings.TrimPrefix(path, s.root))
+			}
+			slices.Sort(got)
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("watched (-want +got):\n%s", diff)
+			}
+			if len(o.warnings) > 0 {
+				t.Errorf("warns: %v", <-o.warnings)
+			}
+		})
+	}
+}
+
+func TestChecksWithoutAChangeReadNothingAndLeakNothing(t *testing.T) {
+	s := newScript(t)
+	for _, line := range []string{"mkdir /config", "write /config/a one", "write /config/b two"} {
+		args := strings.Fields(line)
+		check(t, commands[args[0]](s, args[1:]))
+	}
+	for _, path := range []string{"/config", "/config/a"} {
+		o := newObserver(s.path(path), reader(s.path(path)), make(chan string, 1))
+		defer o.close()
+		first, _ := o.check(true, nil) // it changes the time of the last access
+		before := len(links(t, "/proc/self/fd"))
+		for range 50 {
+			if again, _ := o.check(false, first.files); again.id != "" {
+				t.Fatalf("%s: read again", path)
+			}
+		}
+		if now := len(links(t, "/proc/self/fd")); now > before {
+			t.Errorf("%s: %d file descriptors, were %d", path, now, before)
 		}
 	}
 }
 
-// TestLosingAWatchDoesNotPanic creates the state in which Remove of fsnotify
-// 1.10.1 panics.
-func TestLosingAWatchDoesNotPanic(t *testing.T) {
+// A link that is switched between directories that stay must not use up the watches
+// that all processes of the user share.
+func TestWatchesOfOldDirectoriesAreBounded(t *testing.T) {
 	s := newScript(t)
-	o := newObserver(s.path("/file"), fsnotify.NewWatcher)
+	o := newObserver(s.path("/link/file"), reader(s.path("/link/file")), make(chan string, 1))
 	defer o.close()
-	o.arm()
-	for _, dir := range []string{"/a/dir", "/b"} {
-		check(t, os.MkdirAll(s.path(dir), 0o755))
-		check(t, o.inotify.Add(s.path(dir)))
+	most, before := 0, inotifyWatches(t)
+	for i := range 2 * maxEntries {
+		check(t, os.MkdirAll(s.path(fmt.Sprintf("/%d", i)), 0o755))
+		check(t, os.Symlink(fmt.Sprint(i), s.path("/new")))
+		check(t, os.Rename(s.path("/new"), s.path("/link")))
+		o.check(false, nil)
+		if i%100 == 99 {
+			most = max(most, inotifyWatches(t)-before)
+		}
 	}
-	check(t, os.Rename(s.path("/a"), s.path("/c")))
-	check(t, os.Mkdir(s.path("/a"), 0o755))
-	check(t, os.Symlink(s.path("/b"), s.path("/a/dir")))
-	check(t, o.inotify.Add(s.path("/a/dir")))
-	o.disarm(s.path("/a/dir"))
+	if most < maxEntries || most > 2*maxEntries+3 {
+		t.Errorf("at most %d watches", most)
+	}
+}
+
+func TestFollowDeliversContentAndWarnings(t *testing.T) {
+	s := newScript(t)
+	for _, line := range []string{"write /source one", "write /file", "bind /source /file"} {
+		args := strings.Fields(line)
+		check(t, commands[args[0]](s, args[1:]))
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	reads := make(chan struct{}, 100)
+	content, warnings, reread := Follow(ctx, s.path("/file"), func() (string, string) {
+		reads <- struct{}{}
+		return reader(s.path("/file"))()
+	}, error.Error)
+	if got := <-content; got != "one" {
+		t.Errorf("got %q", got)
+	}
+	if warning := <-warnings; !strings.Contains(warning.Error(), "mounted as a single file") {
+		t.Errorf("got %v", warning)
+	}
+	check(t, os.WriteFile(s.path("/source"), []byte("two"), 0o644))
+	if got := <-content; got != "two" {
+		t.Errorf("got %q", got)
+	}
+	for len(reads) > 0 {
+		<-reads
+	}
+	reread()
+	<-reads
+}
+
+func TestUnreadWarningsDelayNothing(t *testing.T) {
+	o := newObserver("", nil, make(chan string, 1))
+	for i := range 100 {
+		o.warn(fmt.Errorf("warning %d", i/2))
+	}
+	first, second := <-o.warnings, <-o.warnings
+	if first.Error() != "warning 0" || second.Error() != "warning 1" {
+		t.Errorf("got %v, then %v", first, second)
+	}
 }
 
 func TestRelativePathIsFollowed(t *testing.T) {
@@ -212,7 +309,7 @@ func TestRelativePathIsFollowed(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	for _, path := range []string{"file", "./dir/../file", "../file", "../work/file"} {
-		w := start(ctx, s.timing, newObserver(path, fsnotify.NewWatcher), reader(path))
+		w := start(ctx, s.timing, path)
 		for _, content := range []string{"nothing", "one", "nothing"} {
 			switch content {
 			case "one":
@@ -222,7 +319,7 @@ func TestRelativePathIsFollowed(t *testing.T) {
 			case "nothing":
 				check(t, os.RemoveAll(path))
 			}
-			if got := <-w.Content(); got != content {
+			if got := <-w.content; got != content {
 				t.Errorf("%s: got %q, want %q", path, got, content)
 			}
 		}
@@ -233,13 +330,13 @@ func TestRelativePathIsFollowed(t *testing.T) {
 func BenchmarkSwap(b *testing.B) {
 	v := newVolume(b, "")
 	path := v.join("file")
-	w := Start(b.Context(), path, reader(path))
-	<-w.Content()
+	w := start(b.Context(), unpaced(), path)
+	<-w.content
 	var took []time.Duration
 	for b.Loop() {
 		check(b, os.RemoveAll(v.join(fmt.Sprintf("..%d", v.count-1))))
 		v.turnTo(b, fmt.Sprint(v.count))
-		<-w.Content()
+		<-w.content
 		took = append(took, time.Since(v.turned))
 	}
 	slices.Sort(took)

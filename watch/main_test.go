@@ -36,9 +36,26 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "keep mounts private: ", err)
 		os.Exit(1)
 	}
+	dir, err := inMemory()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "file system in memory: ", err)
+		os.Exit(1)
+	}
 	flag.Parse()
 	_ = flag.Set("test.parallel", "16") // most of the time they wait
-	os.Exit(m.Run())
+	code := m.Run()
+	_ = unix.Unmount(dir, unix.MNT_DETACH)
+	_ = os.Remove(dir)
+	os.Exit(code)
+}
+
+// inMemory mounts a file system in which other programs' writes do not delay those of
+// the tests, and makes it the one of temporary files.
+func inMemory() (dir string, err error) {
+	if dir, err = os.MkdirTemp("", "watch-"); err != nil {
+		return "", err
+	}
+	return dir, errors.Join(unix.Mount("tmpfs", dir, "tmpfs", 0, ""), os.Setenv("TMPDIR", dir))
 }
 
 // runInNamespaces runs this test binary in new namespaces. It returns its exit

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/fsnotify/fsnotify"
 )
 
 var (
@@ -19,19 +17,16 @@ var (
 )
 
 // TestRandomOperationsEndInTheCurrentContent does random operations on the paths
-// of three watchers and everything on their way. After every few of them, the
-// last content that each watcher delivers must be what a reader finds. Poll is
-// never called.
+// of three followers and everything on their way. After every few of them, the
+// last content that each delivers must be what a reader finds.
 func TestRandomOperationsEndInTheCurrentContent(t *testing.T) {
 	s := newScript(t)
-	s.timing = timing{quiet: 10 * time.Millisecond, grace: 2 * time.Millisecond, spacing: 2 * time.Millisecond, arm: defaultTiming().arm}
+	p := timing{poll: 20 * time.Millisecond, quiet: 10 * time.Millisecond, silence: time.Hour}
 	random := rand.New(rand.NewPCG(*seed, 0))
 	ctx, stop := context.WithCancel(t.Context())
-	var followers []*follower
+	var readers []*lastReader
 	for _, path := range []string{"/a/b/c", "/a", "/b/../c/a"} {
-		f := &follower{read: reader(s.path(path)), path: path}
-		f.Watcher = start(ctx, s.timing, newObserver(s.path(path), fsnotify.NewWatcher), f.read)
-		followers = append(followers, f)
+		readers = append(readers, &lastReader{following: start(ctx, p, s.path(path)), path: path, read: reader(s.path(path))})
 	}
 	var log []string
 	most := *operations
@@ -48,7 +43,7 @@ func TestRandomOperationsEndInTheCurrentContent(t *testing.T) {
 			log = append(log, strings.Join(args, " ")+": "+result)
 			done++
 		}
-		for _, f := range followers {
+		for _, f := range readers {
 			if err := f.catchUp(); err != nil {
 				t.Fatalf("seed %d: %s: %v; the last operations:\n%s", *seed, f.path, err,
 					strings.Join(log[max(0, len(log)-40):], "\n"))
@@ -56,8 +51,8 @@ func TestRandomOperationsEndInTheCurrentContent(t *testing.T) {
 		}
 	}
 	stop()
-	for _, f := range followers {
-		<-f.Done()
+	for _, f := range readers {
+		<-f.ended
 	}
 }
 
@@ -95,28 +90,28 @@ func randomOperation(r *rand.Rand) string {
 	}
 }
 
-// A follower compares what a watcher delivered last with the current content.
-type follower struct {
-	*Watcher[string]
+// A lastReader compares what was delivered last with the current content.
+type lastReader struct {
+	*following
 	path string
-	read func(place string) (content, fingerprint string)
+	read func() (content, fingerprint string)
 	last string
 	any  bool
 }
 
-func (f *follower) catchUp() error {
-	want, _ := f.read("")
+func (r *lastReader) catchUp() error {
+	want, _ := r.read()
 	timeout := time.After(20 * time.Second)
-	for !f.any || f.last != want {
+	for !r.any || r.last != want {
 		select {
-		case f.last = <-f.Content():
-			f.any = true
-		case warning := <-f.Warnings():
+		case r.last = <-r.content:
+			r.any = true
+		case warning := <-r.observer.warnings:
 			if !strings.Contains(warning.Error(), "single file") {
 				return warning
 			}
 		case <-timeout:
-			return fmt.Errorf("last delivered %q, but the content is %q", f.last, want)
+			return fmt.Errorf("last delivered %q, but the content is %q", r.last, want)
 		}
 	}
 	return nil

@@ -10,11 +10,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
 )
 
@@ -50,22 +48,45 @@ func TestScripts(t *testing.T) {
 			})
 		}
 	})
-	// A mount wakes every watcher and would hide that a watch is missing.
 	for name, text := range alone {
 		t.Run("alone/"+name, func(t *testing.T) { newScript(t).play(text) })
 	}
 }
 
 // forAll matches the commands that affect other scripts too.
-var forAll = regexp.MustCompile(`(?m)^(bind|tmpfs|limit-watches) `)
+var forAll = regexp.MustCompile(`(?m)^(limit-watches|limit-instances) `)
 
 // A script is a running script.
 type script struct {
 	*testing.T
-	root    string
-	timing  timing
-	broken  atomic.Bool // inotify
-	watcher *Watcher[string]
+	root   string
+	timing timing
+	*following
+}
+
+// A following is a follower that runs.
+type following struct {
+	*follower
+	content chan string
+	ended   chan struct{}
+}
+
+// timing is what tests change of a follower.
+type timing struct {
+	poll, quiet, silence time.Duration
+	share                int
+}
+
+func start(ctx context.Context, p timing, path string) *following {
+	f := &following{content: make(chan string, 1), ended: make(chan struct{})}
+	o := newObserver(path, reader(path), f.content)
+	f.follower = newFollower(o, func(err error) { replace(f.content, err.Error()) })
+	f.poll, f.quiet, f.silence, f.share = p.poll, p.quiet, p.silence, p.share
+	go func() {
+		defer close(f.ended)
+		f.run(ctx)
+	}()
+	return f
 }
 
 func newScript(t *testing.T) *script {
@@ -76,8 +97,7 @@ func newScript(t *testing.T) *script {
 	t.Cleanup(func() { unmountAll(t, root) })
 	// Scripts distinguish complete from partial content by what is delivered, not
 	// by when: a longer quiet time makes them reliable on a busy machine.
-	patient := defaultTiming()
-	patient.quiet, patient.first = 300*time.Millisecond, 0
+	patient := timing{poll: time.Hour, quiet: 300 * time.Millisecond, silence: time.Hour}
 	if testing.Short() {
 		patient.quiet = 150 * time.Millisecond
 	}
@@ -102,7 +122,7 @@ func (s *script) play(text string) {
 		}
 	}
 	stop()
-	<-s.watcher.Done()
+	<-s.ended
 }
 
 // command executes the commands that concern the watcher.
@@ -110,29 +130,21 @@ func (s *script) command(ctx context.Context, name, rest string) error {
 	switch name {
 	case "only-at-once":
 		s.timing.quiet = time.Hour
-	case "break-inotify":
-		s.broken.Store(true)
-	case "fix-inotify":
-		s.broken.Store(false)
+	case "polls":
+		s.timing.poll = 50 * time.Millisecond
 	case "watch":
-		path := s.path(rest)
-		s.watcher = start(ctx, s.timing, newObserver(path, func() (*fsnotify.Watcher, error) {
-			if s.broken.Load() {
-				return nil, fmt.Errorf("couldn't initialize inotify: %w", unix.EMFILE)
-			}
-			return fsnotify.NewWatcher()
-		}), reader(path))
+		s.following = start(ctx, s.timing, s.path(rest))
 	case "poll":
-		s.watcher.Poll()
+		s.observer.reread()
 	case "expect":
-		return receive(s, s.watcher.Content(), func(got string) error {
+		return receive(s, s.content, func(got string) error {
 			if got != rest {
 				return fmt.Errorf("got %q", got)
 			}
 			return nil
 		})
 	case "expect-warning":
-		return receive(s, s.watcher.Warnings(), func(got error) error {
+		return receive(s, s.observer.warnings, func(got error) error {
 			if !strings.Contains(got.Error(), rest) {
 				return fmt.Errorf("got %q", got)
 			}
@@ -148,7 +160,7 @@ func receive[T any](s *script, c <-chan T, check func(T) error) error {
 	select {
 	case got := <-c:
 		return check(got)
-	case <-time.After(20 * time.Second):
+	case <-time.After(8 * time.Second):
 		return errors.New("nothing delivered")
 	case <-s.Context().Done():
 		return s.Context().Err()
@@ -188,9 +200,11 @@ var commands = map[string]func(s *script, args []string) error{
 	"bind": func(s *script, args []string) error {
 		return s.mount(s.path(args[0]), s.path(args[1]), "", unix.MS_BIND)
 	},
-	"limit-watches": func(s *script, args []string) error { return limitWatches(s, args[0]) },
-	"tmpfs":         func(s *script, args []string) error { return s.mount("tmpfs", s.path(args[0]), "tmpfs", 0) },
-	"umount":        func(s *script, args []string) error { return unix.Unmount(s.path(args[0]), unix.MNT_DETACH) },
+	"tmpfs":  func(s *script, args []string) error { return s.mount("tmpfs", s.path(args[0]), "tmpfs", 0) },
+	"umount": func(s *script, args []string) error { return unix.Unmount(s.path(args[0]), unix.MNT_DETACH) },
+
+	"limit-watches":   func(s *script, args []string) error { return limit(s, "max_inotify_watches", args[0]) },
+	"limit-instances": func(s *script, args []string) error { return limit(s, "max_inotify_instances", args[0]) },
 }
 
 func (s *script) mount(source, target, fstype string, flags uintptr) error {
@@ -198,16 +212,16 @@ func (s *script) mount(source, target, fstype string, flags uintptr) error {
 	return unix.Mount(source, target, fstype, flags, "")
 }
 
-// limitWatches sets the user namespace's limit, and restores it after the test.
-func limitWatches(t testing.TB, limit string) error {
-	const file = "/proc/sys/user/max_inotify_watches"
+// limit sets a limit of the user namespace, and restores it after the test.
+func limit(t testing.TB, name, number string) error {
 	needNamespace(t, "user")
+	file := "/proc/sys/user/" + name
 	old, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
 	t.Cleanup(func() { check(t, os.WriteFile(file, old, 0)) })
-	return os.WriteFile(file, []byte(limit), 0)
+	return os.WriteFile(file, []byte(number), 0)
 }
 
 // unmountAll unmounts everything below a directory. A mount can hide another, so
@@ -228,7 +242,7 @@ func unmountAll(t testing.TB, dir string) {
 
 // reader reads a file, or a directory of files, as one line; "nothing" if missing
 // or unreadable.
-func reader(path string) func(place string) (content, fingerprint string) {
+func reader(path string) func() (content, fingerprint string) {
 	read := func(path string) string {
 		b, err := os.ReadFile(path)
 		if err != nil {
@@ -236,7 +250,7 @@ func reader(path string) func(place string) (content, fingerprint string) {
 		}
 		return string(b)
 	}
-	return func(string) (string, string) {
+	return func() (string, string) {
 		entries, err := os.ReadDir(path)
 		if err != nil {
 			content := read(path)

@@ -3,6 +3,8 @@ package watch
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -10,153 +12,194 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
-// A fakeFile is a file as an observer sees it.
-type fakeFile struct {
-	start time.Time
-	wake  chan struct{}
+// A fakePath is what an observer sees: a file at /file, and possibly others in a
+// directory with it. It has no clock but that of a synctest bubble.
+type fakePath struct {
+	*follower
+	out    chan string
+	start  time.Time
+	events chan fsnotify.Event
 
-	mu       sync.Mutex
-	content  string
-	file     target
-	pending  change
-	unstable bool
-	reads    int
+	mu      sync.Mutex
+	content string
+	files   files
+	cost    time.Duration // of reading; following the path costs a tenth
+	spent   time.Duration
+	taken   int // events
+	checks  int
+	reads   int
+	hangs   chan struct{} // checks return when it is closed
 }
 
-func newFakeFile() *fakeFile {
-	w := &fakeFile{start: time.Now(), wake: make(chan struct{}, 1), content: "one"}
-	w.file = target{exists: true, size: 3, id: identity{inode: 1}, mtime: time.Now().Add(-time.Hour)}
-	return w
+func newFakePath() *fakePath {
+	p := &fakePath{start: time.Now(), out: make(chan string, 1), events: make(chan fsnotify.Event, 100), content: "one"}
+	p.follower = newFollower(&observer{events: p.events, requests: make(chan struct{}, 1)}, func(err error) { replace(p.out, err.Error()) })
+	p.follower.check = p.check
+	p.files = files{"/file": fileOf(1, "/file", time.Hour)}
+	return p
 }
 
-// do applies an operation to the file, and notifies as inotify would.
-func (w *fakeFile) do(word, content string) {
-	w.mu.Lock()
-	w.content, w.file.size = content, uint64(len(content))
-	w.file.exists = word != "remove"
-	if word != "poll" {
-		w.file.mtime = time.Now()
+// fileOf returns a file that was written some time ago.
+func fileOf(number uint64, path string, age time.Duration) file {
+	at := time.Now().Add(-age)
+	return file{path, unix.Statx_t{Ino: number, Mtime: unix.StatxTimestamp{Sec: at.Unix(), Nsec: uint32(at.Nanosecond())}}}
+}
+
+func (p *fakePath) check(read bool, known files) (r reading, deliver func()) {
+	p.mu.Lock()
+	r.files = maps.Clone(p.files)
+	cost, hangs, content := p.cost/10, p.hangs, p.content
+	if read || !maps.Equal(r.files, known) {
+		cost = p.cost
+		deliver, r.id = func() { replace(p.out, content) }, "content "+content
+		p.reads++
 	}
-	var c change
+	p.spent += cost
+	p.checks++
+	p.mu.Unlock()
+	if hangs != nil {
+		<-hangs
+	}
+	time.Sleep(cost)
+	return r, deliver
+}
+
+// do applies an operation to the file, and reports it as inotify would.
+func (p *fakePath) do(word, content string) {
+	p.mu.Lock()
+	was := p.files["/file"]
+	if word == "other" { // another file in the directory, whose content does not matter
+		p.files["/log"] = fileOf(9, "/log", 0)
+		p.mu.Unlock()
+		p.report("/log", fsnotify.Write)
+		return
+	}
+	if word == "lose" { // that file vanishes, and with it its content
+		p.content = content
+		delete(p.files, "/log")
+		p.mu.Unlock()
+		p.report("/log", fsnotify.Remove)
+		return
+	}
+	if word == "cost" { // how many milliseconds a check takes
+		n, _ := strconv.Atoi(content)
+		p.cost = time.Duration(n) * time.Millisecond
+		p.mu.Unlock()
+		return
+	}
+	p.content = content
+	now := fileOf(was.stat.Ino, was.path, 0)
+	var op fsnotify.Op
 	switch word {
 	case "write": // in place
-		c = written
+		op = fsnotify.Write
+	case "tick": // in place, within the same tick of the clock as before
+		now, op = was, fsnotify.Write
 	case "silently": // in place, but without an event
 	case "put": // an older complete file, but without an event
-		w.file.id.inode++
-		w.file.mtime = time.Now().Add(-time.Hour)
+		now = fileOf(was.stat.Ino+1, was.path, time.Hour)
 	case "create", "rename":
-		w.file.id.inode++
-		c = created
-	case "swap":
-		w.file.id.inode++
-		w.file.links = fmt.Sprint(w.file.id.inode)
-		c = swapped
+		now.stat.Ino++
+		op = fsnotify.Create
+	case "swap": // a link on the way
+		now.stat.Ino++
+		now.path = fmt.Sprintf("/%d/file", now.stat.Ino)
+	case "plain": // a file in place of a link
+		now.stat.Ino++
+		now.path = "/file"
+		op = fsnotify.Create
+	case "unmount": // neither a file nor its directory
+		now = file{}
 	case "remove":
-		c = removed
+		now.stat = unix.Statx_t{}
+		op = fsnotify.Remove
 	case "poll":
-		c = polled
+		now = was
 	}
-	w.mu.Unlock()
-	if c != 0 {
-		w.note(c)
+	p.files["/file"] = now
+	p.mu.Unlock()
+	switch {
+	case word == "poll":
+		p.observer.reread()
+	case op != 0:
+		p.report(now.path, op)
+	case word == "swap":
+		p.report("/..data", fsnotify.Create)
 	}
 }
 
-func (w *fakeFile) note(c change) {
-	w.mu.Lock()
-	w.pending = w.pending.then(c, true)
-	w.mu.Unlock()
+// report drops an event if there are too many, like the kernel.
+func (p *fakePath) report(name string, op fsnotify.Op) {
 	select {
-	case w.wake <- struct{}{}:
+	case p.events <- fsnotify.Event{Name: name, Op: op}:
+		p.taken++
 	default:
 	}
-}
-
-func (w *fakeFile) arm() armed {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	stable := !w.unstable
-	w.unstable = false
-	return armed{seen: snapshot{"file": w.file}, stable: stable}
-}
-
-func (w *fakeFile) peek() change {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.pending
-}
-
-func (w *fakeFile) take() change {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	c := w.pending
-	w.pending = 0
-	return c
-}
-
-func (w *fakeFile) read(string) (content, fingerprint string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.reads++
-	return w.content, w.content
-}
-
-func (w *fakeFile) watch(ctx context.Context) *Watcher[string] {
-	watcher := newWatcher(source{arm: w.arm, peek: w.peek, take: w.take, note: w.note, wake: w.wake}, defaultTiming(), w.read)
-	go watcher.run(ctx)
-	return watcher
 }
 
 // play does each step ("MILLISECONDS WORD CONTENT") at its time and returns
 // what was delivered until a second after the last ("MILLISECONDS CONTENT").
 // The watcher starts at 0, after the steps of that time.
-func (w *fakeFile) play(t *testing.T, steps []string) []string {
-	ctx, stop := context.WithCancel(t.Context())
+func (p *fakePath) play(t *testing.T, steps []string) []string {
+	t.Helper()
 	var got []string
-	var receiver sync.WaitGroup
-	receive := func() {
-		for content := w.watch(ctx).Content(); ; {
+	for len(steps) > 0 && strings.HasPrefix(steps[0], "0 ") {
+		p.step(t, steps[0])
+		steps = steps[1:]
+	}
+	p.following(t, func(content string) {
+		got = append(got, fmt.Sprintf("%d %s", time.Since(p.start).Milliseconds(), content))
+	}, func() {
+		for _, step := range steps {
+			synctest.Wait()
+			p.step(t, step)
+		}
+		time.Sleep(time.Second)
+	})
+	return got
+}
+
+// following calls do while the path is followed, and got with what is delivered.
+func (p *fakePath) following(t *testing.T, got func(string), do func()) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	all.Go(func() { p.run(ctx) })
+	all.Go(func() {
+		for {
 			select {
-			case c := <-content:
-				got = append(got, fmt.Sprintf("%d %s", time.Since(w.start).Milliseconds(), c))
+			case content := <-p.out:
+				got(content)
 			case <-ctx.Done():
 				return
 			}
 		}
-	}
-	for len(steps) > 0 && strings.HasPrefix(steps[0], "0 ") {
-		w.step(t, steps[0])
-		steps = steps[1:]
-	}
-	receiver.Go(receive)
-	for _, step := range steps {
-		synctest.Wait()
-		w.step(t, step)
-	}
-	time.Sleep(time.Second)
+	})
+	do()
 	stop()
-	receiver.Wait()
-	return got
+	all.Wait()
 }
 
-func (w *fakeFile) step(t *testing.T, step string) {
+func (p *fakePath) step(t *testing.T, step string) {
+	t.Helper()
 	at, rest, _ := strings.Cut(step, " ")
 	word, content, _ := strings.Cut(rest, " ")
 	ms, err := strconv.Atoi(at)
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(time.Until(w.start.Add(time.Duration(ms) * time.Millisecond)))
-	w.do(word, content)
+	time.Sleep(time.Until(p.start.Add(time.Duration(ms) * time.Millisecond)))
+	p.do(word, content)
 }
 
 func every(interval, from, to int, format string) (steps []string) {
 	for at := from; at < to; at += interval {
-		steps = append(steps, fmt.Sprintf("%d "+format, at, at))
+		steps = append(steps, fmt.Sprintf("%d "+strings.ReplaceAll(format, "%d", "%[1]d"), at))
 	}
 	return steps
 }
@@ -176,10 +219,6 @@ func TestContentIsDeliveredWhenSettled(t *testing.T) {
 			[]string{"0 silently tw", "20 write two"},
 			[]string{"70 two"},
 		}, {
-			"a link to a file just written is settled at start",
-			[]string{"0 swap two"},
-			[]string{"0 two"},
-		}, {
 			"a busy writer at start delays it by half a second",
 			append([]string{"0 silently new"}, every(10, 5, 1000, "write %d")...),
 			[]string{"500 495", "1045 995"},
@@ -196,13 +235,17 @@ func TestContentIsDeliveredWhenSettled(t *testing.T) {
 			[]string{"100 write two"},
 			[]string{"0 one", "150 two"},
 		}, {
+			"a second write within a tick of the clock",
+			[]string{"100 rename two", "101 tick three"},
+			[]string{"0 one", "100 two", "151 three"},
+		}, {
 			"a truncated file not before it is written",
 			[]string{"100 write", "130 write two"},
 			[]string{"0 one", "180 two"},
 		}, {
 			"writes in quick succession are read together",
 			[]string{"100 write", "101 write t", "102 write tw", "103 write two"},
-			[]string{"0 one", "160 two"},
+			[]string{"0 one", "153 two"},
 		}, {
 			"a slow writer's last word only",
 			every(40, 100, 2000, "write %d"),
@@ -211,6 +254,10 @@ func TestContentIsDeliveredWhenSettled(t *testing.T) {
 			"a writer slower than that should rename",
 			[]string{"100 write tw", "151 write two"},
 			[]string{"0 one", "150 tw", "201 two"},
+		}, {
+			"a writer that writes the same again and again is not waited for",
+			every(10, 100, 2000, "write two"),
+			[]string{"0 one", "150 two"},
 		}, {
 			"a swap ends the waiting for a writer",
 			append(every(10, 100, 2000, "write %d"), "2000 rename two"),
@@ -224,13 +271,33 @@ func TestContentIsDeliveredWhenSettled(t *testing.T) {
 			[]string{"100 swap two", "110 write thr", "120 write three"},
 			[]string{"0 one", "100 two", "170 three"},
 		}, {
+			"another file that changes all the time is not waited for",
+			slices.Concat(every(10, 100, 2000, "other"), []string{"2000 write two"}, every(10, 2005, 2200, "other")),
+			[]string{"0 one", "2050 two"},
+		}, {
+			"a file that vanished from a directory after 50 ms",
+			[]string{"100 other", "200 lose two", "230 other", "230 poll one", "300 lose three"},
+			[]string{"0 one", "350 three"},
+		}, {
+			"a new file in a directory that a link leads to, after 50 ms",
+			[]string{"100 unmount gone", "100 poll gone", "200 swap tw", "210 write two"},
+			[]string{"0 one", "150 gone", "260 two"},
+		}, {
+			"a file that replaces a link after 50 ms",
+			[]string{"100 swap two", "200 plain thr", "210 write three"},
+			[]string{"0 one", "100 two", "260 three"},
+		}, {
+			"a file that replaces another one after a link, after 50 ms",
+			[]string{"100 swap two", "200 remove", "200 create thr", "210 write three"},
+			[]string{"0 one", "100 two", "260 three"},
+		}, {
 			"a file that vanished after 50 ms",
 			[]string{"100 remove gone"},
 			[]string{"0 one", "150 gone"},
 		}, {
-			"removed and replaced by rename is one change",
-			[]string{"100 remove gone", "120 rename two"},
-			[]string{"0 one", "125 two"},
+			"removed and replaced is one change, even if it was not seen missing",
+			[]string{"100 remove gone", "100 create tw", "120 write two"},
+			[]string{"0 one", "170 two"},
 		}, {
 			"removed and written again is one change",
 			[]string{"100 remove gone", "101 create", "130 write two"},
@@ -238,15 +305,15 @@ func TestContentIsDeliveredWhenSettled(t *testing.T) {
 		}, {
 			"a new file that is being written, after the writing",
 			[]string{"100 remove gone", "200 create tw", "202 write two"},
-			[]string{"0 one", "150 gone", "260 two"},
-		}, {
-			"a new complete file after a moment",
-			[]string{"100 remove gone", "200 create two"},
-			[]string{"0 one", "150 gone", "205 two"},
+			[]string{"0 one", "150 gone", "252 two"},
 		}, {
 			"a poll finds another file at once",
 			[]string{"100 put two", "200 poll two"},
 			[]string{"0 one", "200 two"},
+		}, {
+			"a change without an event within a second",
+			[]string{"100 put two"},
+			[]string{"0 one", "1000 two"},
 		}, {
 			"a poll that finds the file changed reads twice",
 			[]string{"100 silently two", "200 poll two"},
@@ -260,6 +327,18 @@ func TestContentIsDeliveredWhenSettled(t *testing.T) {
 			[]string{"100 write two", "120 poll two", "140 poll two"},
 			[]string{"0 one", "150 two"},
 		}, {
+			"the time that a reading takes is not quiet: a new file",
+			[]string{"100 remove gone", "200 cost 100", "200 create", "201 cost 0", "320 write two"},
+			[]string{"0 one", "150 gone", "370 two"},
+		}, {
+			"the time that a reading takes is not quiet: a file that is written",
+			[]string{"100 cost 100", "100 write", "101 cost 0", "220 write two"},
+			[]string{"0 one", "270 two"},
+		}, {
+			"the time that a reading takes is not quiet: the second reading",
+			[]string{"100 write", "110 cost 50", "110 poll", "111 cost 0", "155 write two"},
+			[]string{"0 one", "210 two"},
+		}, {
 			"content that is restored is not a change",
 			[]string{"100 write two", "120 write one", "200 remove gone", "220 create one"},
 			[]string{"0 one"},
@@ -267,7 +346,9 @@ func TestContentIsDeliveredWhenSettled(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				got := newFakeFile().play(t, tt.steps)
+				p := newFakePath()
+				p.share = 0
+				got := p.play(t, tt.steps)
 				if diff := cmp.Diff(tt.want, got); diff != "" {
 					t.Errorf("delivered, in milliseconds (-want +got):\n%s", diff)
 				}
@@ -276,110 +357,197 @@ func TestContentIsDeliveredWhenSettled(t *testing.T) {
 	}
 }
 
-func TestBusyWriterIsReadAtMostHundredTimesPerSecond(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newFakeFile()
-		w.play(t, every(1, 100, 1100, "write %d"))
-		if w.reads > 105 {
-			t.Errorf("%d reads for 1,000 writes in one second", w.reads)
-		}
-	})
-}
-
 func TestSlowReceiverGetsLatestContent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFakeFile()
-		watcher := w.watch(t.Context())
-		swap := func(content string) {
-			w.do("swap", content)
+		p := newFakePath()
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		go p.run(ctx)
+		for _, content := range []string{"two", "three"} {
 			synctest.Wait()
+			p.do("swap", content)
 		}
-		swap("two")
-		swap("three")
-		if got := <-watcher.Content(); got != "three" {
+		synctest.Wait()
+		if got := <-p.out; got != "three" {
 			t.Errorf("got %q, want the latest", got)
 		}
-		swap("four")
-		swap("three")
 		select {
-		case got := <-watcher.Content():
-			t.Errorf("got %q, but the receiver has that content", got)
+		case got := <-p.out:
+			t.Errorf("got %q, too", got)
 		case <-time.After(time.Hour):
 		}
 	})
 }
 
-func TestUnstablePathIsPolledAgain(t *testing.T) {
+func TestUnchangedFilesAreNotRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFakeFile()
-		watcher := w.watch(t.Context())
-		<-watcher.Content()
-		w.mu.Lock()
-		w.unstable = true
-		w.mu.Unlock()
-		watcher.Poll()
-		synctest.Wait()
-		w.do("put", "two") // causes no event
-		if got := <-watcher.Content(); got != "two" {
-			t.Errorf("got %q", got)
-		}
+		p := newFakePath()
+		p.following(t, func(string) {}, func() {
+			time.Sleep(time.Hour)
+			for range 100 {
+				p.report("/unrelated", fsnotify.Create)
+				synctest.Wait()
+			}
+			if p.reads != 1 {
+				t.Errorf("%d reads in an hour without a change", p.reads)
+			}
+			p.do("poll", "one")
+			synctest.Wait()
+			if p.reads != 2 {
+				t.Error("not read on request")
+			}
+			p.do("write", "one")
+			time.Sleep(time.Hour)
+			if p.reads != 3 {
+				t.Errorf("%d reads, want one more if the same is written again", p.reads)
+			}
+		})
 	})
 }
 
-func TestSwapOfOneFileDoesNotSettleAnother(t *testing.T) {
-	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	old := start.Add(-time.Hour)
-	a := target{exists: true, id: identity{inode: 1}, size: 1, mtime: old}
-	b := target{exists: true, id: identity{inode: 2}, size: 1, mtime: old}
-	s := settler{timing: defaultTiming()}
-	if done, _ := s.step(start, 0, snapshot{"a": a, "b": b}, "a1 b1"); !done {
-		t.Fatal("the first content has not settled")
-	}
-	at := start.Add(time.Second)
-	if done, _ := s.step(at, written, snapshot{"a": a, "b": b}, "a b1"); done {
-		t.Error("settled in the middle of a write")
-	}
-	b.id.inode, b.mtime = 3, at
-	if done, wait := s.step(at, created, snapshot{"a": a, "b": b}, "a b2"); done || wait != s.quiet {
-		t.Errorf("after the swap of b: settled %v, poll again after %v, want after %v", done, wait, s.quiet)
+func TestChecksOfThePathTakeAtMostHalfAPercentOfTheTime(t *testing.T) {
+	for name, change := range map[string]func(p *fakePath, i int){
+		"rewritten":       func(p *fakePath, i int) { p.do("write", fmt.Sprint(i)) },
+		"truncated, too":  func(p *fakePath, i int) { p.do("write", []string{"", "same"}[i%2]) },
+		"one of many":     func(p *fakePath, _ int) { p.do("other", "") },
+		"swapped":         func(p *fakePath, i int) { p.do("swap", fmt.Sprint(i)) },
+		"flapping":        func(p *fakePath, i int) { p.do("swap", fmt.Sprint(i%2)) },
+		"renamed over":    func(p *fakePath, i int) { p.do("rename", fmt.Sprint(i)) },
+		"unrelated names": func(p *fakePath, i int) { p.report(fmt.Sprint("/", i), fsnotify.Create) },
+		"polled":          func(p *fakePath, _ int) { p.observer.reread() },
+	} {
+		for _, cost := range []time.Duration{100 * time.Microsecond, 10 * time.Millisecond} {
+			t.Run(fmt.Sprint(name, " ", cost), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					p := newFakePath()
+					p.cost = cost
+					var last string
+					var at time.Time
+					p.following(t, func(content string) { last, at = content, time.Now() }, func() {
+						for i := range 30_000 {
+							time.Sleep(time.Millisecond)
+							change(p, i)
+						}
+						// Five seconds' worth is saved at the start.
+						if most := (time.Since(p.start)+5*time.Second)/200 + 2*cost; p.spent > most {
+							t.Errorf("%v of %v spent, at most %v", p.spent, time.Since(p.start), most)
+						} else if p.spent < most/2 && cost > time.Millisecond {
+							t.Errorf("only %v of %v spent: the test sees too little", p.spent, time.Since(p.start))
+						}
+						if most := 2 * (p.checks + 1) * cap(p.events); p.taken > most {
+							t.Errorf("%d events taken for %d checks", p.taken, p.checks)
+						}
+						time.Sleep(10 * time.Second)
+						changed := time.Now()
+						p.do("swap", "at last")
+						time.Sleep(10 * time.Second)
+						if took := at.Sub(changed); last != "at last" || took != cost {
+							t.Errorf("after a quiet time: %q after %v, want it at once", last, took)
+						}
+					})
+				})
+			})
+		}
 	}
 }
 
-// A poll can take its snapshot before a swap and read after it, before any event
-// has arrived.
-func TestSwapOfAllFilesSettlesContentReadBeforeItsEvent(t *testing.T) {
-	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	file := func(links string, inode uint64) target {
-		return target{exists: true, links: links, id: identity{inode: inode}, mtime: at}
-	}
-	before := snapshot{"a": file("..1/a", 1), "b": file("..1/b", 2)}
-	after := snapshot{"a": file("..2/a", 3), "b": file("..2/b", 4)}
-	s := settler{timing: defaultTiming()}
-	s.first = 0
-	if done, _ := s.step(at, 0, before, "one"); !done {
-		t.Fatal("the first content has not settled")
-	}
-	at = at.Add(time.Second)
-	if done, wait := s.step(at, polled, before, "two"); done || wait != s.quiet {
-		t.Errorf("before the event: settled %v, poll again after %v", done, wait)
-	}
-	if done, _ := s.step(at, swapped, after, "two"); !done {
-		t.Error("not settled after the swap of all files")
+func TestSlowChecksDelayOthersByAFewSecondsOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newFakePath()
+		var at time.Time
+		p.following(t, func(string) { at = time.Now() }, func() {
+			synctest.Wait()
+			p.do("cost", "60000") // perhaps a server is slow
+			p.do("swap", "two")
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			p.do("cost", "0")
+			done := at
+			p.do("swap", "three")
+			time.Sleep(time.Minute)
+			// Ten seconds, less those that were saved.
+			if took := at.Sub(done); took != 5*time.Second {
+				t.Errorf("read again after %v", took)
+			}
+		})
+	})
+}
+
+func TestFileSystemThatDoesNotAnswerIsDeliveredAsContent(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		first bool   // it is the first check that hangs
+		word  string // what happens in the meantime
+		then  string // what is delivered once it answers
+	}{
+		{"at start", true, "poll", "one"},
+		{"later", false, "", "one"},
+		{"later, then changed", false, "swap", "two"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newFakePath()
+				var got []string
+				p.following(t, func(content string) { got = append(got, content) }, func() {
+					if !tt.first {
+						time.Sleep(time.Hour + time.Second/2)
+						got = nil
+					}
+					p.mu.Lock()
+					p.hangs = make(chan struct{})
+					p.mu.Unlock()
+					if !tt.first {
+						time.Sleep(time.Second / 2)
+					}
+					want := []string{"its file system has not answered since " + time.Now().Format(time.RFC3339)}
+					time.Sleep(5*time.Second - 1)
+					synctest.Wait()
+					if got != nil {
+						t.Errorf("got %q too early", got)
+					}
+					time.Sleep(time.Hour)
+					if tt.word != "" {
+						p.do(tt.word, tt.then)
+					}
+					time.Sleep(time.Minute)
+					if diff := cmp.Diff(want, got); diff != "" {
+						t.Errorf("delivered in the meantime (-want +got):\n%s", diff)
+					}
+					p.mu.Lock()
+					close(p.hangs)
+					p.hangs = nil
+					p.mu.Unlock()
+					time.Sleep(time.Minute)
+					if diff := cmp.Diff(append(want, tt.then), got); diff != "" {
+						t.Errorf("delivered (-want +got):\n%s", diff)
+					}
+				})
+			})
+		})
 	}
 }
 
-func TestLatePollWaitsForQueuedEvents(t *testing.T) {
-	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	files := snapshot{"file": target{exists: true, id: identity{inode: 1}, mtime: at.Add(-time.Hour)}}
-	s := settler{timing: defaultTiming()}
-	s.step(at, 0, files, "one")
-	s.step(at, written, files, "")
-	at = at.Add(time.Second) // requested: 50 ms
-	if done, wait := s.step(at, 0, files, ""); done || wait != s.grace {
-		t.Errorf("late: settled %v, poll again after %v", done, wait)
-	}
-	at = at.Add(time.Second) // late again, but only the first time matters
-	if done, _ := s.step(at, 0, files, ""); !done {
-		t.Error("late again: not settled")
-	}
+func TestEndWaitsForTheRunningCheck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newFakePath()
+		hangs := make(chan struct{})
+		p.hangs = hangs
+		ctx, stop := context.WithCancel(t.Context())
+		ended := false
+		go func() {
+			p.run(ctx)
+			ended = true
+		}()
+		time.Sleep(time.Minute)
+		stop()
+		synctest.Wait()
+		if ended {
+			t.Error("ended before the check")
+		}
+		close(hangs)
+		synctest.Wait()
+		if !ended {
+			t.Error("not ended after the check")
+		}
+	})
 }

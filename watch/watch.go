@@ -1,185 +1,157 @@
 package watch
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"path/filepath"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 )
 
-// A Watcher follows the content of one path.
-type Watcher[T any] struct {
-	source
-	read     func(place string) (content T, fingerprint string)
-	settle   settler
-	content  chan T
-	warnings chan error
-	done     chan struct{}
-
-	// Only run and poll use these.
-	last        time.Time // when read was last called
-	found       T         // the content that has settled
-	fingerprint string    // of found
-	unreported  []error   // warnings
+// Follow follows path until ctx is done. It calls read, one call at a time, to get the
+// content and its fingerprint: equal fingerprints mean equal content. A read error and a
+// missing file are content, too. It calls silent to get the content that stands for a
+// file system that does not answer.
+//
+// The first content is delivered, and then each one that has settled; a slow receiver
+// gets the last one. Each warning is delivered once: that inotify's limits are exhausted,
+// and that a file is a mount point, which does not follow its source. Warnings need not be
+// received. Neither channel is ever closed. Calling reread makes Follow read the content
+// now, even if the files seem unchanged; the call does not wait for that.
+func Follow[T any](
+	ctx context.Context, path string, read func() (T, string), silent func(error) T,
+) (content <-chan T, warnings <-chan error, reread func()) {
+	c := make(chan T, 1)
+	o := newObserver(path, read, c)
+	go newFollower(o, func(err error) { replace(c, silent(err)) }).run(ctx)
+	return c, o.warnings, o.reread
 }
 
-// source is the observer as a Watcher uses it.
-type source struct {
-	arm  func() armed
-	peek func() change // the changes since the last take
-	take func() change
-	note func(change)
-	wake <-chan struct{} // receives a token when something happened
-}
-
-// Start follows path until ctx is done. It calls read, from one goroutine, to get
-// the content and its fingerprint: equal fingerprints mean equal content. A read
-// error and a missing file are content, too. The function must not block for
-// long; it may be called at any time, also for content that is not delivered. Its
-// argument identifies the files that the path leads to: it differs for other files,
-// and is "" if a file system on the way does not respond.
-func Start[T any](ctx context.Context, path string, read func(place string) (content T, fingerprint string)) *Watcher[T] {
-	return start(ctx, defaultTiming(), newObserver(path, fsnotify.NewWatcher), read)
-}
-
-func start[T any](ctx context.Context, p timing, o *observer, read func(place string) (T, string)) *Watcher[T] {
-	arm := armer{observer: o, limit: p.arm}
-	w := newWatcher(source{arm: arm.try, peek: o.peek, take: o.take, note: o.note, wake: o.wake}, p, read)
-	go func() {
-		defer close(w.done)
-		defer func() { arm.observer.close() }()
-		w.run(ctx)
-	}()
-	return w
-}
-
-func newWatcher[T any](s source, p timing, read func(place string) (T, string)) *Watcher[T] {
-	return &Watcher[T]{
-		source: s, read: read, settle: settler{timing: p},
-		content: make(chan T), warnings: make(chan error), done: make(chan struct{}),
+// newObserver returns an observer whose checks deliver what read returns.
+func newObserver[T any](path string, read func() (T, string), content chan T) *observer {
+	const unread = 8
+	return &observer{
+		path: path, requests: make(chan struct{}, 1), warnings: make(chan error, unread), warned: map[string]bool{},
+		read: func() (func(), string) {
+			next, fingerprint := read()
+			return func() { replace(content, next) }, "content " + fingerprint
+		},
 	}
 }
 
-// Content delivers the first content and then every settled one that differs
-// from the one delivered before. It is never closed.
-func (w *Watcher[T]) Content() <-chan T { return w.content }
+// replace sends a value, in place of one that has not been received.
+func replace[T any](c chan T, value T) {
+	select {
+	case <-c:
+	default:
+	}
+	c <- value
+}
 
-// Warnings delivers each warning once: that inotify is exhausted or may not watch
-// a directory, so that only Poll finds changes; that the path is a single-file
-// mount, which does not follow its source. It is never closed, and need not be
-// read.
-func (w *Watcher[T]) Warnings() <-chan error { return w.warnings }
+// A follower decides when to check the path, and what to deliver.
+type follower struct {
+	settler
+	observer *observer
+	check    func(read bool, known files) (r reading, deliver func())
+	silent   func(error)
+	poll     time.Duration // between two checks without an event
+	silence  time.Duration // of a file system, after which that is delivered
+	share    int           // after a check, the next one is that many times as far away as it took
 
-// Poll makes the watcher read the content now, as if something had happened, and
-// renew its watches. It does not wait for this.
-func (w *Watcher[T]) Poll() { w.note(polled) }
+	next  time.Time // when a check is due
+	rest  time.Time // until then it waits
+	force bool      // it reads the content in any case
+}
 
-// Done is closed when ctx is done and nothing of the watcher is left: no
-// goroutine and no file descriptor, unless a call hangs on a dead mount.
-func (w *Watcher[T]) Done() <-chan struct{} { return w.done }
+func newFollower(o *observer, silent func(error)) *follower {
+	return &follower{
+		settler: settler{quiet: 50 * time.Millisecond}, poll: time.Second, silence: 5 * time.Second, share: 200,
+		observer: o, check: o.check, silent: silent, force: true,
+	}
+}
 
-// run is the main loop: wait for an event, poll, deliver what has settled.
-func (w *Watcher[T]) run(ctx context.Context) {
-	var (
-		out       chan T // nil while there is nothing to deliver
-		begun     bool   // whether anything was delivered
-		delivered string // fingerprint of what was delivered last
-	)
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+// run waits for events and for the next poll, and checks the path.
+func (f *follower) run(ctx context.Context) {
 	for {
-		var (
-			warn    chan error // nil while there is no warning
-			warning error
-		)
-		if len(w.unreported) > 0 {
-			warn, warning = w.warnings, w.unreported[0]
+		events := f.observer.events
+		if !time.Now().Before(f.next) {
+			events = nil // a check is due; until then, the kernel merges or drops events
 		}
 		select {
 		case <-ctx.Done():
+			f.observer.close()
 			return
-		case warn <- warning:
-			w.unreported = w.unreported[1:]
-			continue
-		case out <- w.found:
-			begun, delivered, out = true, w.fingerprint, nil
-			continue
-		case <-w.wake:
-			if w.peek() == 0 {
-				continue // an earlier poll has handled it
-			}
-		case <-timer.C:
-		}
-		settled, wait := w.poll()
-		if settled {
-			out = w.content
-			if begun && w.fingerprint == delivered {
-				out = nil // it is back before anything else was delivered
-			}
-		}
-		timer.Stop()
-		if wait > 0 {
-			timer.Reset(wait)
+		case <-f.observer.requests:
+			f.force, f.next = true, time.Now()
+		case e := <-events:
+			f.event(e)
+		case <-time.After(max(time.Until(f.next), time.Until(f.rest))):
+			f.due()
 		}
 	}
 }
 
-// poll reads the content and reports whether it is settled and new, and when to
-// poll again (zero: on the next event).
-func (w *Watcher[T]) poll() (settled bool, wait time.Duration) {
-	if wait := w.settle.delay(time.Now(), w.last, w.peek()); wait > 0 {
-		return false, wait
+// event handles an event. The next check finds out what has changed, except for a second
+// write within a tick of the kernel's clock, and whether a file was renamed over another
+// one or created after that was removed.
+func (f *follower) event(e fsnotify.Event) {
+	for _, at := range f.settled.files {
+		if at.path == filepath.Clean(e.Name) {
+			f.force = true
+			f.reported = cmp.Or(f.reported, e.Op&(fsnotify.Create|fsnotify.Remove|fsnotify.Rename))
+		}
 	}
-	c := w.take()
-	// Renew the watches first, so that no change after reading is missed.
-	now := w.arm()
-	w.unreported = append(w.unreported, now.warnings...)
-	content, fingerprint := w.read(now.seen.place())
-	w.last = time.Now()
-	// What happened meanwhile may have been read already. It counts for this
-	// poll, and causes another one.
-	c = c.then(w.peek(), len(now.seen) <= 1)
-	settled, wait = w.settle.step(w.last, c, now.seen, fingerprint)
-	if settled {
-		w.found, w.fingerprint = content, fingerprint
-	}
-	if !now.stable {
-		wait = w.settle.spacing
-	}
-	return settled, wait
+	f.next = time.Now()
 }
 
-// maxHung bounds the observers that hang, each with a thread.
-const maxHung = 3
-
-// An armer renews the watches within a time limit.
-type armer struct {
-	observer *observer
-	limit    time.Duration
-}
-
-// armed is the result of renewing the watches.
-type armed struct {
-	seen     snapshot // nil if the path leads to a file system that does not respond
-	stable   bool     // false: the path changed faster than it could be followed
-	warnings []error  // new ones
-}
-
-// try renews the watches. If an observer takes too long, another one replaces it and
-// avoids the step in which the first one hangs. If too many hang, the result has no
-// snapshot.
-func (a *armer) try() armed {
-	for a.observer.mayTry() {
-		o := a.observer
-		done := make(chan armed, 1)
-		go func() { done <- o.arm() }()
+// due checks the path, and delivers the content if it has settled, or an error if the
+// check does not return.
+func (f *follower) due() {
+	begin, failed := time.Now(), make(chan struct{})
+	for range cap(f.observer.events) {
 		select {
-		case r := <-done:
-			return r
-		case <-time.After(a.limit):
+		case e := <-f.observer.events:
+			f.event(e)
+		default:
 		}
-		a.observer = o.successor()
-		o.abandon(done)
 	}
-	return armed{stable: true}
+	alarm := time.AfterFunc(f.silence, func() {
+		f.silent(fmt.Errorf("its file system has not answered since %s", begin.Format(time.RFC3339)))
+		close(failed)
+	})
+	r, deliver := f.check(f.force, f.settled.files)
+	end := time.Now()
+	f.pause(end, end.Sub(begin))
+	f.force, f.next = false, end.Add(f.poll)
+	if !alarm.Stop() {
+		<-failed
+		f.settled.id, f.force = "silent", true
+	}
+	if r.id == "" {
+		return
+	}
+	settled, again := f.step(begin, end, r)
+	if settled {
+		deliver()
+	}
+	if f.pending != "" {
+		f.force = true
+		if again.Before(f.next) {
+			f.next = again
+		}
+	}
+}
+
+// pause makes the next check wait after one that took some time.
+func (f *follower) pause(now time.Time, took time.Duration) {
+	const (
+		longest = 10 * time.Second
+		saved   = 5 * time.Second // while there is nothing to check
+	)
+	if f.rest.Before(now.Add(-saved)) {
+		f.rest = now.Add(-saved)
+	}
+	f.rest = f.rest.Add(min(time.Duration(f.share)*took, longest))
 }

@@ -159,7 +159,14 @@ func (b *bench) swap(ctx context.Context) (err error) {
 	if err := f.start(); err != nil {
 		return err
 	}
-	s, err := takeTurns(ctx, b.swaps, f.contender())
+	c := f.contender()
+	prepare := c.prepare
+	c.prepare = func() error {
+		// The agent checks the file for at most 0.5 % of the time.
+		time.Sleep(100 * time.Millisecond)
+		return prepare()
+	}
+	s, err := takeTurns(ctx, b.swaps, c)
 	if err != nil {
 		return err
 	}

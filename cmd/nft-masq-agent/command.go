@@ -129,9 +129,6 @@ func (c command) run(ctx context.Context, args []string, e environment) (int, er
 	if len(operands) > len(wanted) {
 		return exitUsage, strayError(fs, operands[len(wanted)])
 	}
-	if fs.Lookup("config") != nil && mayHang(e.proc) {
-		return apart(c.name == "run")
-	}
 	for _, w := range options.Warnings(fs) {
 		_, _ = fmt.Fprintf(e.stderr, "warning: %s\n", w)
 	}

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"runtime"
 	"runtime/debug"
 
 	"nft-masq-agent/nft"
@@ -19,16 +18,13 @@ import (
 )
 
 func main() {
-	// Still the main thread. If it hung in a read of the config, the process would
-	// count as a running agent after its exit.
-	runtime.LockOSThread()
 	if os.Getenv("GOGC") == "" {
 		// With this, the agent's heap is 1 MB instead of 4 MB at rest, and a
 		// config of 1 MiB takes no longer. Other commands run in its container
 		// and share its memory limit.
 		debug.SetGCPercent(25)
 	}
-	exit(dispatch(context.Background(), commands(), os.Args[1:], theEnvironment()))
+	os.Exit(dispatch(context.Background(), commands(), os.Args[1:], theEnvironment()))
 }
 
 // commands returns the commands, in the order of the help.

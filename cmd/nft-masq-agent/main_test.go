@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 		if proc := os.Getenv(asProc); proc != "" {
 			e := theEnvironment()
 			e.proc = proc
-			exit(dispatch(context.Background(), commands(), os.Args[1:], e))
+			os.Exit(dispatch(context.Background(), commands(), os.Args[1:], e))
 		}
 		main()
 	}

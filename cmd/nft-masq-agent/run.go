@@ -95,15 +95,16 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 // all of them have ended.
 func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *zap.Logger, hangup <-chan os.Signal, lostLines func() uint64) <-chan struct{} {
 	listener := agent.NewListener()
-	reader := config.NewReader(o.ConfigPath)
-	files := watch.Start(ctx, o.ConfigPath, func(place string) (agent.Files, string) {
-		sources, err := reader.Read(place)
+	files, warnings, reread := watch.Follow(ctx, o.ConfigPath, func() (agent.Files, string) {
+		sources, err := config.Read(o.ConfigPath)
 		return agent.Files{Sources: sources, Err: err}, fingerprint(sources, err)
+	}, func(err error) agent.Files {
+		return agent.Files{Err: fmt.Errorf("config: %s: %w", config.Printable(o.ConfigPath), err)}
 	})
 	generations := nfnetlink.DialGeneration()
 	loop := agent.New(
 		agent.Inputs{
-			Files: files.Content(), Warnings: files.Warnings(), Reread: files.Poll, Hangup: hangup,
+			Files: files, Warnings: warnings, Reread: reread, Hangup: hangup,
 			Changes: listener.Changes(), Join: listener.Join, Leave: listener.Leave, Generation: generations.Generation,
 			Addresses: nodeaddr.List, Follow: nodeaddr.Follow, Interfaces: kernel.Interfaces, Pressure: conntrack.Open().Pressure,
 		},
@@ -121,7 +122,6 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		all.Go(func() { <-served })
 	}
 	all.Go(func() { loop.Run(ctx) })
-	all.Go(func() { <-files.Done() })
 	ended := make(chan struct{})
 	go func() {
 		all.Wait()
