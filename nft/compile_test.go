@@ -1,7 +1,9 @@
 package nft_test
 
 import (
+	"cmp"
 	"fmt"
+	"strings"
 	"testing"
 
 	"nft-masq-agent/config"
@@ -15,11 +17,65 @@ func TestManyCIDRsInModeIPTablesCauseAWarning(t *testing.T) {
 		for i := range n {
 			file += fmt.Sprintf("- 10.%d.%d.0/24\n", i>>8, i&0xff)
 		}
-		for _, mode := range []nft.Mode{nft.ModeNFTables, nft.ModeIPTables} {
-			b, err := nft.Build(config.Defaults{}, nft.Options{Layout: layouts.Of(mode, "X")}, config.Source{Name: "f", Data: []byte(file)})
-			if err != nil || (len(b.Warnings) == 1) != (n == 1000 && mode == nft.ModeIPTables) {
-				t.Errorf("%d CIDRs, %s: %v, %v", n, mode, b.Warnings, err)
+		for _, mode := range modes() {
+			b := nft.Build(config.Defaults{}, nft.Options{Layout: layouts.Of(mode, "X")}, config.Source{Name: "f", Data: []byte(file)})
+			if b.Ruleset == nil || (len(b.Problems) == 1) != (n == 1000 && mode == nft.ModeIPTables) || b.Problems.Err() != nil {
+				t.Errorf("%d CIDRs, %s: %v", n, mode, b.Problems)
 			}
 		}
 	}
 }
+
+// Without errors there is a ruleset: that of the config, or with mistakes what the
+// older agents make of it.
+func TestFilesWithMistakesAloneHaveARuleset(t *testing.T) {
+	for _, tt := range []struct {
+		file  string
+		chain string
+		modes []nft.Mode
+		level config.Level
+		ids   string   // of the problems
+		has   []string // in the ruleset; none: there is no ruleset
+		lacks string
+	}{
+		{"", "", modes(), config.Note, "", []string{"10.0.0.0/8", "192.168.0.0/16"}, "IPv6"},
+		{"masqLinkLocal: true\nextra: 1", "", modes(), config.Warning, "unknownKey", []string{"10.0.0.0/8"}, "169.254"},
+		{"masqLinkLocal: true\n---\n@", "", modes(), config.Mistake, "secondDocument", []string{"10.0.0.0/8"}, "169.254"},
+		{"nonMasqueradeCIDRs: [10.0.0.1/8]", "", modes(), config.Error, "invalidEntry", nil, ""},
+		{"masqLinkLocal: 1\nmasqLinklLocal: true", "", modes(), config.Error, "wrongValue misspelledKey", nil, ""},
+		{"masqueradeHost: false", "", modes()[:1], config.Note, "", []string{"to this node"}, ""},
+		{"masqueradeHost: false", "", modes()[1:], config.Error, "needsNFTables", nil, ""},
+		{"masqueradeHost: false\nextra: 1\nextra: 1", "", modes()[1:], config.Error, "unknownKey duplicateKey unknownKey needsNFTables", nil, ""},
+		{"masqueradeSrcCIDRs: [10.0.0.0/8]", "A-CHAIN-OF-EXACTLY-24-CHR", modes()[1:], config.Error, "kernel", nil, ""},
+		{"masqueradeSrcCIDRs: [10.0.0.0/8]\nextra: 1\nextra: 1", "A-CHAIN-OF-EXACTLY-24-CHR", modes()[1:], config.Error, "unknownKey duplicateKey unknownKey kernel", nil, ""},
+		{"", "A-CHAIN-OF-EXACTLY-24-CHR", modes()[1:], config.Note, "", []string{"A-CHAIN-OF-EXACTLY-24-CHR"}, "-SRC"},
+	} {
+		for _, mode := range tt.modes {
+			t.Run(fmt.Sprintf("%s, %.40q", mode, tt.file), func(t *testing.T) {
+				o := nft.Options{Layout: layouts.Of(mode, cmp.Or(tt.chain, "X"))}
+				b := nft.Build(config.Defaults{}, o, config.Source{Name: "f", Data: []byte(tt.file)})
+				var ids []string
+				for _, p := range b.Problems {
+					ids = append(ids, p.ID)
+				}
+				if got := strings.Join(ids, " "); got != tt.ids || b.Problems.Worst() != tt.level || (b.Ruleset == nil) != (tt.has == nil) {
+					t.Fatalf("%s: %s, ruleset %v", b.Problems.Worst(), got, b.Ruleset)
+				}
+				if b.Ruleset == nil {
+					return
+				}
+				text := b.Ruleset.String()
+				for _, part := range tt.has {
+					if !strings.Contains(text, part) {
+						t.Errorf("no %s in\n%s", part, text)
+					}
+				}
+				if tt.lacks != "" && strings.Contains(text, tt.lacks) {
+					t.Errorf("%s in\n%s", tt.lacks, text)
+				}
+			})
+		}
+	}
+}
+
+func modes() []nft.Mode { return []nft.Mode{nft.ModeNFTables, nft.ModeIPTables} }

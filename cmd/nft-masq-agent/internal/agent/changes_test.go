@@ -90,8 +90,8 @@ func TestEachListIsComparedByItsKey(t *testing.T) {
 }
 
 func policyOf(key, entries string) (nft.Policy, error) {
-	c, _, err := config.Parse(config.Defaults{}, lists("masqLinkLocal: true", "enableIPv6: true", key+": ["+entries+"]").Sources...)
-	return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), err
+	c, problems := config.Parse(config.Defaults{}, lists("masqLinkLocal: true", "enableIPv6: true", key+": ["+entries+"]").Sources...)
+	return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), problems.Err()
 }
 
 func TestVanishingAndAppearingFileIsLoggedOnce(t *testing.T) {

@@ -33,11 +33,11 @@ func (o Options) Load() (Loaded, error) {
 			l.Files = append(l.Files, sources[i].Name)
 		}
 	}
-	l.Built, err = nft.Build(o.Defaults, o.NFT(), sources...)
+	l.Built = nft.Build(o.Defaults, o.NFT(), sources...)
 	if note != nil {
-		l.Warnings = append(l.Warnings, *note)
+		l.Problems = append(l.Problems, *note)
 	}
-	return l, err
+	return l, l.Problems.Err()
 }
 
 // sources reads the files. note is a note about them.
