@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"gopkg.in/yaml.v3"
@@ -114,7 +115,9 @@ func (f *file) entry(row *Row, item *yaml.Node) (p netip.Prefix) {
 	n := target(item)
 	msg := "an empty entry: write " + row.noun + ", or remove it"
 	if row.text(n) {
-		p, msg = row.parse(leadingZeros.ReplaceAllString(n.Value, "/$1"))
+		if p, msg = row.parse(n.Value); msg == leadingZero {
+			p, msg = f.octal(row, item)
+		}
 	} else if !isNull(n) {
 		return p
 	}
@@ -122,4 +125,24 @@ func (f *file) entry(row *Row, item *yaml.Node) (p netip.Prefix) {
 		f.report(Error, "invalidEntry", item, "%s", msg)
 	}
 	return p
+}
+
+// octal returns what a CIDR whose prefix length has leading zeros is to the older
+// agents. net.ParseCIDR accepts it, but their iptables reads the length as strtoul
+// does, in octal, and clears the host bits.
+func (f *file) octal(row *Row, item *yaml.Node) (p netip.Prefix, msg string) {
+	written := target(item).Value
+	decimal, msg := row.parse(leadingZeros.ReplaceAllString(written, "/$1"))
+	bits, err := strconv.ParseUint(written[1+strings.IndexByte(written, '/'):], 8, 8)
+	switch octal := netip.PrefixFrom(decimal.Addr(), int(bits)).Masked(); {
+	case msg != "" || row.older && octal == decimal:
+		return decimal, msg
+	case err != nil || !row.older:
+		return p, fmt.Sprintf("%q has a leading zero in its prefix length, which iptables reads as octal: write %q",
+			written, decimal)
+	default:
+		f.report(Mistake, "octalLength", item, "%q is %s to the older agents, because iptables reads a prefix length with "+
+			"a leading zero as octal: write %q or %q", written, octal, octal, decimal)
+		return octal, ""
+	}
 }

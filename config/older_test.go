@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +19,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	sigsyaml "sigs.k8s.io/yaml"
+
+	"nft-masq-agent/nft/nfttest"
 )
+
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
 
 // olderConfig is what the iptables-based agents unmarshal into.
 type olderConfig struct {
@@ -44,7 +49,8 @@ func (d *olderDuration) UnmarshalJSON(b []byte) error {
 
 // readAsOlderAgent reads a file as kubernetes-sigs/ip-masq-agent v2.12 does with
 // IPv6 on: YAML is converted to JSON, unless it looks like JSON, then decoded by
-// encoding/json and validated. It returns the resulting config in one line.
+// encoding/json and validated, and its CIDRs are given to iptables. It returns the
+// resulting config in one line.
 func readAsOlderAgent(data []byte) (string, error) {
 	if !bytes.HasPrefix(bytes.TrimLeftFunc(data, unicode.IsSpace), []byte("{")) {
 		var err error
@@ -71,10 +77,24 @@ func readAsOlderAgent(data []byte) (string, error) {
 		if !ip.Equal(network.IP) {
 			return "", errors.New("not aligned")
 		}
-		c.NonMasqueradeCIDRs[i] = network.String()
+		if c.NonMasqueradeCIDRs[i], err = readAsIPTables(s); err != nil {
+			return "", err
+		}
 	}
 	interval := min(max(time.Duration(c.ResyncInterval), shortestInterval), longestInterval)
 	return fmt.Sprint(c.NonMasqueradeCIDRs, c.MasqLinkLocal, c.MasqLinkLocalIPv6, interval), nil
+}
+
+// readAsIPTables returns the network that iptables makes of a CIDR which
+// net.ParseCIDR accepts. It reads the prefix length by strtoul with base 0.
+func readAsIPTables(cidr string) (string, error) {
+	address, length, _ := strings.Cut(cidr, "/")
+	bits, err := strconv.ParseUint(length, 0, 8)
+	if err != nil {
+		return "", err
+	}
+	_, network, err := net.ParseCIDR(fmt.Sprintf("%s/%d", address, bits))
+	return fmt.Sprint(network), err
 }
 
 // beyondBounds matches the errors for files that the older agents accept although
@@ -218,6 +238,20 @@ var faults = []struct {
 	{Mistake, "bar: 1\n---\nfoo: ["},
 	{Mistake, "bar: 1\n...\nfoo\nbaz: 1"},
 	{Mistake, "nonMasqueradeCIDRs: [10.0.0.1/8, foo]\nnonmasqueradecidrs: [192.0.2.0/24]"},
+	{Mistake, "nonMasqueradeCIDRs: [10.0.0.0/010, 172.16.0.0/12, fd00::/010]"},
+	{Mistake, "nonMasqueradeCIDRs: [10.1.0.0/0017]"},
+	{Mistake, "nonMasqueradeCIDRs: [10.0.0.0/08]\nnonmasqueradecidrs: [192.0.2.0/24]"},
+	{Error, "nonMasqueradeCIDRs: [10.0.0.0/08]"},
+	{Error, "nonMasqueradeCIDRs: [fd00::/09]"},
+	{Error, "nonMasqueradeCIDRs: [10.0.0.0/018]"},
+	{Error, "nonMasqueradeCIDRs: [10.1.0.0/010]"},
+	{Error, "nonMasqueradeCIDRs: [10.0.0.0/040]"},
+	{Error, "nonMasqueradeCIDRs: [10.0.0.0/0x8]"},
+	{Error, "nonMasqueradeCIDRs: [10.0.0.0/+8]"},
+	{Error, "nonMasqueradeSrcCIDRs: [10.0.0.0/010]"},
+	{Error, "masqueradeSrcCIDRs: [10.0.0.0/00]"},
+	{Error, "forceMasqueradeCIDRs: [fd00::/010]"},
+	{Error, "snatAddresses: [198.51.100.0/030]"},
 	{Error, "nonMasqueradeCIDRs: [10.0.0.1/8, foo]\nnonmasqueradecidrs: [null]"},
 	{Error, "nonMasqueradeCIDRs: [1]\nnonmasqueradecidrs: [192.0.2.0/24]"},
 	{Mistake, "resyncInterval: 0s"},
@@ -313,6 +347,49 @@ func TestDocumentsEndAsForTheOlderAgents(t *testing.T) {
 		if (problems.Err() == nil) != set || c.MasqLinkLocal != set {
 			t.Errorf("%q: %t %v", file, c.MasqLinkLocal, problems)
 		}
+	}
+}
+
+// iptables is asked about each prefix length, and decides what the older agents'
+// rules are for.
+func TestPrefixLengthsMeanWhatIPTablesReads(t *testing.T) {
+	nfttest.Require(t, "iptables-nft", "ip6tables-nft")
+	ns := nfttest.NewNS(t, "octal")
+	destination := regexp.MustCompile(`-d (\S+)`)
+	rejected := 0
+	for _, cidr := range []string{
+		"10.0.0.0/8", "10.0.0.0/08", "10.0.0.0/008", "10.0.0.0/010", "10.0.0.0/0010", "10.1.0.0/017", "10.0.0.0/09", "10.0.0.0/018",
+		"8.0.0.0/007", "0.0.0.0/00", "0.0.0.0/000", "10.9.8.7/040", "10.9.8.7/032", "10.0.0.0/0x8", "10.0.0.0/+8",
+		"fd00::/8", "fd00::/08", "fd00::/010", "fd00::/0010", "fd00::/09", "fc00::/007", "::/00", "2001:db8::/0100", "2001:db8::/060",
+	} {
+		program, none := "iptables-nft", "0.0.0.0/0"
+		if strings.Contains(cidr, ":") {
+			program, none = "ip6tables-nft", "::/0"
+		}
+		got, err := readAsOlderAgent([]byte("nonMasqueradeCIDRs: ['" + cidr + "']"))
+		_, ruleErr := ns.Output("", program, "-t", "nat", "-A", "POSTROUTING", "-d", cidr, "-j", "RETURN")
+		c, problems := Parse(Defaults{EnableIPv6: true}, Source{Name: "f", Data: []byte("nonMasqueradeCIDRs: ['" + cidr + "']")})
+		if ruleErr != nil || err != nil {
+			rejected++
+			if err == nil || problems.Worst() != Error {
+				t.Errorf("%s: iptables: %v; the older agent: %v; got %v", cidr, ruleErr, err, problems)
+			}
+			if ruleErr != nil {
+				continue
+			}
+		}
+		rules := nfttest.Run(t, ns, "", program, "-t", "nat", "-S", "POSTROUTING")
+		nfttest.Run(t, ns, "", program, "-t", "nat", "-F", "POSTROUTING")
+		want := none
+		if found := destination.FindStringSubmatch(rules); found != nil {
+			want = found[1]
+		}
+		if err == nil && (prefixes(c.NonMasqueradeCIDRs) != want || !strings.HasPrefix(got, "["+want+"]")) {
+			t.Errorf("%s: %s, %s; want %s", cidr, prefixes(c.NonMasqueradeCIDRs), got, want)
+		}
+	}
+	if rejected < 5 {
+		t.Errorf("%d rejected", rejected)
 	}
 }
 
