@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"gopkg.in/yaml.v3"
@@ -135,11 +136,19 @@ func scalar[T comparable](
 	}
 }
 
-// checkDirectory warns if nothing in a directory is read.
+// checkDirectory warns if nothing in a directory is read, and if ip-masq-agent-v2
+// would read it otherwise: it has no default list once there is a file.
 func (p *parser) checkDirectory(sources []Source) {
 	if len(sources) > 0 && !slices.ContainsFunc(sources, func(s Source) bool { return !s.Ignored }) {
 		p.add(Warning, "nothingRead", At(filepath.Dir(p.files[0].name), 0, 0),
 			"no file in this directory is read: the built-in defaults apply")
+	}
+	_, listed := p.set[KeyNonMasqueradeCIDRs]
+	theirs := slices.IndexFunc(p.files, func(f *file) bool { return strings.HasPrefix(filepath.Base(f.name), "ip-masq") })
+	if p.joined && !listed && theirs >= 0 {
+		p.add(Warning, "noList", At(p.files[theirs].name, 0, 0),
+			"no file in this directory sets %s: its default applies, but ip-masq-agent-v2 exempts link-local "+
+				"destinations alone; for the same write \"%[1]s: []\", or else list what to exempt", KeyNonMasqueradeCIDRs)
 	}
 }
 

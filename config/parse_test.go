@@ -269,7 +269,7 @@ func TestProblemsHaveStableIDs(t *testing.T) {
 	want := map[string]string{
 		"cidrLimit": "error", "conflictingKeys": "mistake", "deprecatedKey": "warning", "duplicateKey": "mistake", "emptyEntry": "mistake",
 		"emptyList": "warning", "ignoredFile": "note", "interval": "warning", "invalidEntry": "error", "ipv6Off": "warning", "misspelledKey": "mistake",
-		"noKeys": "error", "nothingRead": "warning", "octalLength": "mistake", "secondDocument": "mistake", "syntax": "error",
+		"noKeys": "error", "noList": "warning", "nothingRead": "warning", "octalLength": "mistake", "secondDocument": "mistake", "syntax": "error",
 		"unknownKey": "warning", "wrongValue": "error", "needsSources": "error", "noEffect": "warning", "tooManyEntries": "error",
 	}
 	for id := range found {
