@@ -49,6 +49,16 @@ func knownKey(name string) *Row {
 	return nil
 }
 
+// ofForks are keys of other programs that read the same file, in lower case, and
+// the keys that do the same here.
+var ofForks = map[string]string{
+	"masqueradecidrs":          KeyForceMasqueradeCIDRs,
+	"masqueradeexceptioncidrs": KeyForceMasqueradeCIDRs,
+	"outputinterface":          keyMasqueradeOutInterfaces,
+	"outputaddress":            KeySNATAddresses,
+	"outputaddressipv6":        KeySNATAddresses,
+}
+
 // likelyKey returns the key that a name denotes or probably misspells, or "": one
 // that does the same in a fork, one that differs only in separators and common
 // abbreviations, or in at most two wrong, missing, swapped or extra letters (one in
@@ -59,6 +69,9 @@ func likelyKey(name string) string {
 		return ""
 	}
 	name = strings.ToLower(name)
+	if key := ofForks[name]; key != "" {
+		return key
+	}
 	shortName := short(name)
 	for edits := range 3 {
 		for i, key := range lowerKeys {

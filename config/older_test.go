@@ -258,6 +258,8 @@ var faults = []struct {
 	{Mistake, "resyncInterval: -5m"},
 	{Error, "resyncInterval: -5s\nmasqLinkLocal: 1"},
 	{Error, "masqLinkLocal: 1\nresyncInterval: -5s"},
+	{Mistake, "masqueradeCIDRs: [192.0.2.0/24]"},
+	{Mistake, "outputInterface: eth0"},
 	{Mistake, `resyncInterval: "0"`},
 	{Error, `resyncInterval: 0`},
 	{Error, `enableIPv6: "true"`},

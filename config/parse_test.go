@@ -342,6 +342,8 @@ func TestMisspelledKeysAreDistinguishedFromUnknownOnes(t *testing.T) {
 		"masqLinkLocalIP6": keyMasqLinkLocalIPv6, "masqLinkLocalV6": keyMasqLinkLocalIPv6,
 		"enableIP6": keyEnableIPv6, "enabledIPv6": keyEnableIPv6, "enable_ipv6": keyEnableIPv6,
 		"resyncIntervall": keyResyncInterval, "syncInterval": keyResyncInterval, "resync-interval": keyResyncInterval,
+		"masqueradeCIDRs": KeyForceMasqueradeCIDRs, "MasqueradeExceptionCIDRs": KeyForceMasqueradeCIDRs,
+		"outputInterface": keyMasqueradeOutInterfaces, "outputAddress": KeySNATAddresses, "outputAddressIPv6": KeySNATAddresses,
 		"cidrLimits": keyCIDRLimit, "cirdLimit": keyCIDRLimit, "linkLocals": keyLinkLocal,
 	}
 	for name, want := range slips {
