@@ -75,7 +75,8 @@ func checkProblem(t *testing.T, text *text, p Problem) {
 	if p.ID == "" || p.Msg == "" || strings.ContainsRune(p.Msg, '\n') {
 		t.Errorf("problem %#v", p)
 	}
-	if s := p.Caret(); strings.ContainsFunc(strings.Replace(s, "\n", "", 1), func(r rune) bool { return !unicode.IsPrint(r) && r != '\t' }) {
+	unprintable := func(r rune) bool { return !unicode.IsPrint(r) && r != '\t' }
+	if s := p.Caret(); strings.ContainsFunc(strings.Replace(s, "\n", "", 1), unprintable) {
 		t.Errorf("caret %q", s)
 	}
 }
@@ -83,7 +84,8 @@ func checkProblem(t *testing.T, text *text, p Problem) {
 func checkPosition(t *testing.T, text *text, p Position) {
 	t.Helper()
 	lines := text.lines()
-	if line, col := int(p.Line), int(p.Col); p.File() != "f" || line < 1 || line > len(lines) || col < 1 || col > utf8.RuneCountInString(lines[line-1])+1 {
+	within := p.File() == "f" && 1 <= p.Line && p.Line <= len(lines)
+	if !within || p.Col < 1 || p.Col > utf8.RuneCountInString(lines[p.Line-1])+1 {
 		t.Errorf("position %s is outside the file of %d lines", p, len(lines))
 	}
 }

@@ -246,7 +246,9 @@ func TestSpellingsOfAKeyAreSortedOnce(t *testing.T) {
 	for _, p := range problems[len(problems)-2:] {
 		got[p.Msg] = true
 	}
-	want := map[string]bool{fmt.Sprintf("and %d more errors", n-100): true, fmt.Sprintf("and %d more mistakes", n-101): true}
+	want := map[string]bool{
+		fmt.Sprintf("and %d more errors", n-100): true, fmt.Sprintf("and %d more mistakes", n-101): true,
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("each is read once (-want +got):\n%s", diff)
 	}
@@ -259,22 +261,43 @@ func TestTooManyValuesAreAnError(t *testing.T) {
 		files []string
 		want  string
 	}{
-		"as many as possible":    {[]string{"nonMasqueradeCIDRs:\n" + strings.Repeat("- 10.0.0.0/8\n", entries)}, ""},
-		"one more":               {[]string{"nonMasqueradeCIDRs:\n" + strings.Repeat("- 10.0.0.0/8\n", entries+2)}, "f0: too many values"},
-		"in two files":           {[]string{"a: [" + strings.Repeat("1,", entries/2) + "]", "a: [" + strings.Repeat("1,", entries/2+4) + "]"}, "f1: too many values"},
-		"entries in a line":      {[]string{"nonMasqueradeCIDRs: [" + strings.Repeat("10.0.0.0/8,", entries+4) + "]"}, "f0: too many values"},
-		"mappings":               {[]string{"- {" + strings.Repeat("a,", entries/2+4) + "}"}, "f0: too many values"},
-		"JSON":                   {[]string{`{"nonMasqueradeCIDRs": [` + strings.Repeat(`"10.0.0.0/8",`, entries-10) + `"10.0.0.0/8"]}`}, ""},
-		"quoted keys":            {[]string{"--- {" + strings.Repeat(`"a":b,`, entries/4+4) + "}"}, "f0: too many values"},
-		"comments":               {[]string{"# " + strings.Repeat("a, b: [# ]", 100) + "\n" + strings.Repeat("#\n", entries/2-40)}, ""},
+		"as many as possible": {[]string{"nonMasqueradeCIDRs:\n" + strings.Repeat("- 10.0.0.0/8\n", entries)}, ""},
+		"one more": {
+			[]string{"nonMasqueradeCIDRs:\n" + strings.Repeat("- 10.0.0.0/8\n", entries+2)},
+			"f0: too many values",
+		},
+		"in two files": {
+			[]string{"a: [" + strings.Repeat("1,", entries/2) + "]", "a: [" + strings.Repeat("1,", entries/2+4) + "]"},
+			"f1: too many values",
+		},
+		"entries in a line": {
+			[]string{"nonMasqueradeCIDRs: [" + strings.Repeat("10.0.0.0/8,", entries+4) + "]"},
+			"f0: too many values",
+		},
+		"mappings": {[]string{"- {" + strings.Repeat("a,", entries/2+4) + "}"}, "f0: too many values"},
+		"JSON": {
+			[]string{`{"nonMasqueradeCIDRs": [` + strings.Repeat(`"10.0.0.0/8",`, entries-10) + `"10.0.0.0/8"]}`},
+			"",
+		},
+		"quoted keys": {[]string{"--- {" + strings.Repeat(`"a":b,`, entries/4+4) + "}"}, "f0: too many values"},
+		"comments": {
+			[]string{"# " + strings.Repeat("a, b: [# ]", 100) + "\n" + strings.Repeat("#\n", entries/2-40)},
+			"",
+		},
 		"more comments":          {[]string{strings.Repeat("#\n", entries/2+4)}, "f0: too many values"},
 		"comments behind quotes": {[]string{"a: 'b\n" + strings.Repeat("# ,\n", entries/3+4) + "'"}, "f0: too many values"},
 		"lines":                  {[]string{strings.Repeat("\n", maxLines+1)}, "f0: too many values"},
 		"blank lines":            {[]string{strings.Repeat("\n", maxLines)}, ""},
 		"directives":             {[]string{strings.Repeat("%TAG ! a\n", 200) + "---\na: b"}, "f0: too many values"},
-		"aliases":                {[]string{"a: &a [" + strings.Repeat("10.0.0.0/8,", 10_000) + "]\n" + spellings(31, ": *a\n")}, "f0:1:4: the aliases expand"},
-		"some aliases":           {[]string{"a: &a [" + strings.Repeat("10.0.0.0/8,", 10_000) + "]\n" + spellings(29, ": *a\n")}, "f0:3:1: duplicate key"},
-		"merge of itself":        {[]string{"a: &a {<<: *a}\n<<: *a"}, "f0:1:4: the aliases expand"},
+		"aliases": {
+			[]string{"a: &a [" + strings.Repeat("10.0.0.0/8,", 10_000) + "]\n" + spellings(31, ": *a\n")},
+			"f0:1:4: the aliases expand",
+		},
+		"some aliases": {
+			[]string{"a: &a [" + strings.Repeat("10.0.0.0/8,", 10_000) + "]\n" + spellings(29, ": *a\n")},
+			"f0:3:1: duplicate key",
+		},
+		"merge of itself": {[]string{"a: &a {<<: *a}\n<<: *a"}, "f0:1:4: the aliases expand"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var sources []Source
@@ -295,7 +318,8 @@ func TestWarningsBeyondAHundredAreCounted(t *testing.T) {
 	for i := range 150 {
 		fmt.Fprintf(&file, "unknown%d:\n", i)
 	}
-	_, problems := Parse(Defaults{}, Source{Name: "f", Data: []byte(file.String())}, Source{Name: "g", Data: []byte("a: b")})
+	long, short := Source{Name: "f", Data: []byte(file.String())}, Source{Name: "g", Data: []byte("a: b")}
+	_, problems := Parse(Defaults{}, long, short)
 	if problems.Err() != nil || len(problems) != 101 {
 		t.Fatal(problems.Err(), len(problems))
 	}
@@ -306,7 +330,9 @@ func TestWarningsBeyondAHundredAreCounted(t *testing.T) {
 
 // Each file from the fuzzer is repeated, so that expensive input stands out.
 func FuzzParseStaysWithinMemoryLimit(f *testing.F) {
-	for _, text := range []string{"[1,", "- ", "? ", "&a a,*a,", "{a: ", "#", "'", "a:\n", "- 10.0.0.0/8\n", "<<: *a\n", "--- ", "|\n "} {
+	for _, text := range []string{
+		"[1,", "- ", "? ", "&a a,*a,", "{a: ", "#", "'", "a:\n", "- 10.0.0.0/8\n", "<<: *a\n", "--- ", "|\n ",
+	} {
 		f.Add("nonMasqueradeCIDRs: ", text, "]")
 	}
 	f.Fuzz(func(t *testing.T, before, text, after string) {
@@ -326,10 +352,14 @@ func FuzzParseStaysWithinMemoryLimit(f *testing.F) {
 func TestSecretMountedByMistakeIsNotQuoted(t *testing.T) {
 	const secret = "hunter2hunter2"
 	for _, file := range []string{
-		secret, secret + "\n" + secret, "- " + secret, "*" + secret, "&" + secret + " [", "password: *" + secret, `"` + secret,
-		"password: [" + secret, "a: b\n" + secret, "-----BEGIN PRIVATE KEY-----\n" + secret + "=\n-----END PRIVATE KEY-----\n",
-		"key: |\n  " + secret + "\n\tb", `{"password": "` + secret, `{"password": "` + secret + `"}`, `{"password": ` + secret + `}`,
-		"password: " + secret, "password: " + secret + "\n---\n" + secret, "%" + secret, "@" + secret, "? [" + secret + "]\n: b",
+		secret, secret + "\n" + secret, "- " + secret, "*" + secret, "&" + secret + " [", "password: *" + secret,
+		`"` + secret,
+		"password: [" + secret, "a: b\n" + secret,
+		"-----BEGIN PRIVATE KEY-----\n" + secret + "=\n-----END PRIVATE KEY-----\n",
+		"key: |\n  " + secret + "\n\tb", `{"password": "` + secret, `{"password": "` + secret + `"}`,
+		`{"password": ` + secret + `}`,
+		"password: " + secret, "password: " + secret + "\n---\n" + secret, "%" + secret, "@" + secret,
+		"? [" + secret + "]\n: b",
 		"<<: " + secret, "ipv6: yes\npassword: *" + secret, "resync: [" + secret, "masquerade_password: 1\n@" + secret,
 		"nonMasqueradeCIDRs: |\n  a\n  " + secret, "nonMasqueradeCIDRs: [" + strings.Repeat(secret, 5) + "]",
 		"resyncInterval: " + strings.Repeat(secret, 5), "nonMasqueradeCIDRs:\n- |\n  " + secret + "\n  b\n",

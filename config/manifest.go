@@ -30,7 +30,8 @@ func Unwrap(s Source) (out Source, note *Problem, err error) {
 		Kind string
 		Data yaml.Node
 	}
-	if err := yaml.Unmarshal(s.Data, &manifest); err != nil || manifest.Kind != "ConfigMap" {
+	root, err := parseYAML(bytes.NewReader(s.Data))
+	if err != nil || root == nil || root.Decode(&manifest) != nil || manifest.Kind != "ConfigMap" {
 		return s, nil, nil //nolint:nilerr // Parse reports the error
 	}
 	entries := manifest.Data.Content

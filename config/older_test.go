@@ -149,7 +149,8 @@ func agreeWithOlderAgent(t *testing.T, data []byte) {
 
 // olderMeaning prints a Config as readAsOlderAgent does.
 func olderMeaning(c Config) string {
-	return fmt.Sprint(strings.Fields(prefixes(c.NonMasqueradeCIDRs)), c.MasqLinkLocal, c.MasqLinkLocalIPv6, c.ResyncInterval)
+	list := strings.Fields(prefixes(c.NonMasqueradeCIDRs))
+	return fmt.Sprint(list, c.MasqLinkLocal, c.MasqLinkLocalIPv6, c.ResyncInterval)
 }
 
 // afterTheDocument reports whether a syntax error is right after the document,
@@ -213,7 +214,11 @@ var faults = []struct {
 	{Mistake, "foo: 1\nfoo: 2"},
 	{Mistake, "nonMasqueradeCIDRs: [198.51.100.0/24]\nnonMasqueradeCIDRs: [192.0.2.0/24]"},
 	{Mistake, "nonMasqueradeCIDRs: [192.0.2.0/24]\nNonMasqueradeCIDRs: [198.51.100.0/24]"},
-	{Mistake, "nonMasqueradeCIDRs: [192.0.2.0/24, 198.51.100.0/24]\nNONMASQUERADECIDRS: [203.0.113.0/24]\nnonmasqueradecidrs: [null]"},
+	{
+		Mistake,
+		"nonMasqueradeCIDRs: [192.0.2.0/24, 198.51.100.0/24]\nNONMASQUERADECIDRS: [203.0.113.0/24]\n" +
+			"nonmasqueradecidrs: [null]",
+	},
 	{Mistake, "nonMasqueradeCIDRs: [10.0.0.1/8]\nnonMasqueradeCIDRs: []"},
 	{Mistake, "nonMasqueradeCIDRs: nothing\nnonMasqueradeCIDRs: "},
 	{Mistake, "masqLinkLocal: true\nMasqLinkLocal: false\nmasqlinklocal:"},
@@ -360,17 +365,20 @@ func TestPrefixLengthsMeanWhatIPTablesReads(t *testing.T) {
 	destination := regexp.MustCompile(`-d (\S+)`)
 	rejected := 0
 	for _, cidr := range []string{
-		"10.0.0.0/8", "10.0.0.0/08", "10.0.0.0/008", "10.0.0.0/010", "10.0.0.0/0010", "10.1.0.0/017", "10.0.0.0/09", "10.0.0.0/018",
+		"10.0.0.0/8", "10.0.0.0/08", "10.0.0.0/008", "10.0.0.0/010", "10.0.0.0/0010", "10.1.0.0/017", "10.0.0.0/09",
+		"10.0.0.0/018",
 		"8.0.0.0/007", "0.0.0.0/00", "0.0.0.0/000", "10.9.8.7/040", "10.9.8.7/032", "10.0.0.0/0x8", "10.0.0.0/+8",
-		"fd00::/8", "fd00::/08", "fd00::/010", "fd00::/0010", "fd00::/09", "fc00::/007", "::/00", "2001:db8::/0100", "2001:db8::/060",
+		"fd00::/8", "fd00::/08", "fd00::/010", "fd00::/0010", "fd00::/09", "fc00::/007", "::/00", "2001:db8::/0100",
+		"2001:db8::/060",
 	} {
 		program, none := "iptables-nft", "0.0.0.0/0"
 		if strings.Contains(cidr, ":") {
 			program, none = "ip6tables-nft", "::/0"
 		}
-		got, err := readAsOlderAgent([]byte("nonMasqueradeCIDRs: ['" + cidr + "']"))
+		file := "nonMasqueradeCIDRs: ['" + cidr + "']"
+		got, err := readAsOlderAgent([]byte(file))
 		_, ruleErr := ns.Output("", program, "-t", "nat", "-A", "POSTROUTING", "-d", cidr, "-j", "RETURN")
-		c, problems := Parse(Defaults{EnableIPv6: true}, Source{Name: "f", Data: []byte("nonMasqueradeCIDRs: ['" + cidr + "']")})
+		c, problems := parse(file)
 		if ruleErr != nil || err != nil {
 			rejected++
 			if err == nil || problems.Worst() != Error {

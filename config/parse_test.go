@@ -33,7 +33,8 @@ func TestDefaultsApplyWithoutSources(t *testing.T) {
 			"all flags",
 			Defaults{AllReservedRanges: true, EnableIPv6: true, ResyncInterval: 5 * time.Second},
 			Config{EnableIPv6: true, ResyncInterval: 5 * time.Second},
-			rfc1918 + " 100.64.0.0/10 192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 240.0.0.0/4",
+			rfc1918 + " 100.64.0.0/10 192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 198.18.0.0/15 198.51.100.0/24 " +
+				"203.0.113.0/24 240.0.0.0/4",
 		},
 	}
 	for _, tt := range tests {
@@ -92,17 +93,61 @@ func TestFilesAreMerged(t *testing.T) {
 		files []string
 		want  string // the meaning in short, or the error
 	}{
-		{"booleans are OR-ed", []string{"masqLinkLocal: true", "masqLinkLocal: false"}, "ll=true ll6=false ipv6=false every=1m0s " + rfc1918},
-		{"a boolean that one file sets to false is false", []string{"enableIPv6: false", ""}, "ll=false ll6=false ipv6=false every=1m0s " + rfc1918},
-		{"linkLocal counts as its inverse", []string{"linkLocal: false", "linkLocal: true", ""}, "ll=false ll6=false ipv6=false every=1m0s " + rfc1918},
-		{"linkLocal: false alone masquerades", []string{"linkLocal: false", ""}, "ll=true ll6=false ipv6=false every=1m0s " + rfc1918},
-		{"the shortest interval wins", []string{"resyncInterval: 2m", "resyncInterval: 90s", "resyncInterval: 1h"}, "ll=false ll6=false ipv6=false every=1m30s " + rfc1918},
-		{"it overrides the flag even if longer", []string{"resyncInterval: 2m", "masqLinkLocal: false"}, "ll=false ll6=false ipv6=false every=2m0s " + rfc1918},
-		{"duplicates are kept", []string{"nonMasqueradeCIDRs: [10.0.0.0/8]", "nonMasqueradeCIDRs: [10.0.0.0/8]"}, "ll=false ll6=false ipv6=false every=1m0s 10.0.0.0/8 10.0.0.0/8"},
-		{"equal limits agree", []string{"cidrLimit: 3", "cidrLimit: 3"}, "ll=false ll6=false ipv6=false every=1m0s " + rfc1918},
-		{"the smallest limit applies", []string{"cidrLimit: 3", "cidrLimit: 2", "cidrLimit: 4"}, "f1:1:12: cidrLimit is 2, but nonMasqueradeCIDRs has 3 entries"},
-		{"the limit applies to the defaults", []string{"cidrLimit: 2", ""}, "f0:1:12: cidrLimit is 2, but nonMasqueradeCIDRs has 3 entries"},
-		{"one bad file rejects all", []string{"masqLinkLocal: true", "foo: ["}, "f1:1:6: syntax: did not find expected node content: close the bracket, or put the value in quotes"},
+		{
+			"booleans are OR-ed",
+			[]string{"masqLinkLocal: true", "masqLinkLocal: false"},
+			"ll=true ll6=false ipv6=false every=1m0s " + rfc1918,
+		},
+		{
+			"a boolean that one file sets to false is false",
+			[]string{"enableIPv6: false", ""},
+			"ll=false ll6=false ipv6=false every=1m0s " + rfc1918,
+		},
+		{
+			"linkLocal counts as its inverse",
+			[]string{"linkLocal: false", "linkLocal: true", ""},
+			"ll=false ll6=false ipv6=false every=1m0s " + rfc1918,
+		},
+		{
+			"linkLocal: false alone masquerades",
+			[]string{"linkLocal: false", ""},
+			"ll=true ll6=false ipv6=false every=1m0s " + rfc1918,
+		},
+		{
+			"the shortest interval wins",
+			[]string{"resyncInterval: 2m", "resyncInterval: 90s", "resyncInterval: 1h"},
+			"ll=false ll6=false ipv6=false every=1m30s " + rfc1918,
+		},
+		{
+			"it overrides the flag even if longer",
+			[]string{"resyncInterval: 2m", "masqLinkLocal: false"},
+			"ll=false ll6=false ipv6=false every=2m0s " + rfc1918,
+		},
+		{
+			"duplicates are kept",
+			[]string{"nonMasqueradeCIDRs: [10.0.0.0/8]", "nonMasqueradeCIDRs: [10.0.0.0/8]"},
+			"ll=false ll6=false ipv6=false every=1m0s 10.0.0.0/8 10.0.0.0/8",
+		},
+		{
+			"equal limits agree",
+			[]string{"cidrLimit: 3", "cidrLimit: 3"},
+			"ll=false ll6=false ipv6=false every=1m0s " + rfc1918,
+		},
+		{
+			"the smallest limit applies",
+			[]string{"cidrLimit: 3", "cidrLimit: 2", "cidrLimit: 4"},
+			"f1:1:12: cidrLimit is 2, but nonMasqueradeCIDRs has 3 entries",
+		},
+		{
+			"the limit applies to the defaults",
+			[]string{"cidrLimit: 2", ""},
+			"f0:1:12: cidrLimit is 2, but nonMasqueradeCIDRs has 3 entries",
+		},
+		{
+			"one bad file rejects all",
+			[]string{"masqLinkLocal: true", "foo: ["},
+			"f1:1:6: syntax: did not find expected node content: close the bracket, or put the value in quotes",
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -137,8 +182,8 @@ func TestEnforceNonMasqueradeNeedsSources(t *testing.T) {
 		"enforceNonMasquerade:":                                                        "",
 		"enforceNonMasquerade: true\nmasqueradeSrcInterfaces: [cni0]":                  "on at 1:23",
 		"enforceNonMasquerade: true\nmasqueradeSrcCIDRs: [10.0.0.0/8, fd00::/8]":       "on at 1:23",
-		"enforceNonMasquerade: true\nmasqueradeSrcCIDRs: [fd00::/8]":                   "on at 1:23, warning: no effect on IPv4",
-		"enforceNonMasquerade: true\nmasqueradeSrcCIDRs: [10.0.0.0/8]":                 "on at 1:23, warning: no effect on IPv6",
+		"enforceNonMasquerade: true\nmasqueradeSrcCIDRs: [fd00::/8]":                   "on at 1:23, no effect on IPv4",
+		"enforceNonMasquerade: true\nmasqueradeSrcCIDRs: [10.0.0.0/8]":                 "on at 1:23, no effect on IPv6",
 		"enforceNonMasquerade: true\nmasqueradeSrcCIDRs: [10.0.0.0/8]\nenableIPv6: no": "on at 1:23",
 	} {
 		c, problems := parse(text)
@@ -151,7 +196,10 @@ func TestEnforceNonMasqueradeNeedsSources(t *testing.T) {
 			case "needsSources":
 				got = fmt.Sprintf("%s at %d:%d", p.Level, p.Pos.Line, p.Pos.Col)
 			case "noEffect":
-				got += fmt.Sprintf(", %s: no effect on %s", p.Level, regexp.MustCompile("IPv[46]").FindString(p.Msg))
+				got += ", " + regexp.MustCompile("no effect on IPv[46]").FindString(p.Msg)
+				if p.Level != Warning {
+					t.Errorf("%s: %s", text, p.Level)
+				}
 			default:
 				t.Errorf("%s: %v", text, p)
 			}
@@ -229,11 +277,13 @@ func TestProblemsAreSortedAndBoundedByLevel(t *testing.T) {
 		fmt.Fprintf(&file, "note%d: 1\nNOTE%d: 1\n", i, i) // a mistake and two warnings
 	}
 	file.WriteString("nonMasqueradeCIDRs: [" + strings.Repeat("10.0.0.1, ", 150) + "]\nresyncInterval: 1ms\n")
-	_, problems := Parse(Defaults{}, Source{Name: "a", Data: []byte("noted: 1")}, Source{Name: "f", Data: []byte(file.String())})
+	first, second := Source{Name: "a", Data: []byte("noted: 1")}, Source{Name: "f", Data: []byte(file.String())}
+	_, problems := Parse(Defaults{}, first, second)
 	got := map[string]int{}
 	for i, p := range problems {
 		got[p.Level.String()]++
-		if last := problems[max(i-1, 0)]; p.ID != "more" && (p.Pos.File() < last.Pos.File() || p.Pos.File() == last.Pos.File() && p.Pos.Line < last.Pos.Line) {
+		last := problems[max(i-1, 0)]
+		if p.ID != "more" && before(p.Pos, last.Pos) {
 			t.Errorf("%v is after %v", p, last)
 		}
 	}
@@ -255,6 +305,13 @@ func TestProblemsAreSortedAndBoundedByLevel(t *testing.T) {
 	}
 }
 
+func before(a, b Position) bool {
+	if a.File() != b.File() {
+		return a.File() < b.File()
+	}
+	return a.Line < b.Line || a.Line == b.Line && a.Col < b.Col
+}
+
 // Programs know a problem by its ID.
 func TestProblemsHaveStableIDs(t *testing.T) {
 	found := map[string]string{}
@@ -267,10 +324,14 @@ func TestProblemsHaveStableIDs(t *testing.T) {
 		}
 	}
 	want := map[string]string{
-		"cidrLimit": "error", "conflictingKeys": "mistake", "deprecatedKey": "warning", "duplicateKey": "mistake", "emptyEntry": "mistake",
-		"emptyList": "warning", "ignoredFile": "note", "interval": "warning", "invalidEntry": "error", "ipv6Off": "warning", "misspelledKey": "mistake",
-		"noKeys": "error", "noList": "warning", "nothingRead": "warning", "octalLength": "mistake", "secondDocument": "mistake", "syntax": "error",
-		"unknownKey": "warning", "wrongValue": "error", "needsSources": "error", "noEffect": "warning", "tooManyEntries": "error",
+		"cidrLimit": "error", "conflictingKeys": "mistake", "deprecatedKey": "warning", "duplicateKey": "mistake",
+		"emptyEntry": "mistake",
+		"emptyList":  "warning", "ignoredFile": "note", "interval": "warning", "invalidEntry": "error",
+		"ipv6Off": "warning", "misspelledKey": "mistake",
+		"noKeys": "error", "noList": "warning", "nothingRead": "warning", "octalLength": "mistake",
+		"secondDocument": "mistake", "syntax": "error",
+		"unknownKey": "warning", "wrongValue": "error", "needsSources": "error", "noEffect": "warning",
+		"tooManyEntries": "error",
 	}
 	for id := range found {
 		if want[id] == "" {
@@ -300,9 +361,17 @@ func TestCaretPointsAtTheProblem(t *testing.T) {
 	tests := []struct{ name, file, want string }{
 		{"spaces", "nonMasqueradeCIDRs:\n  - 10.0.0.1/8\n", "  - 10.0.0.1/8\n    ^"},
 		{"tabs", "{\n\t\"masqLinkLocal\":\t1\n}", "\t\"masqLinkLocal\":\t1\n\t                \t^"},
-		{"wide characters count as one", "nonMasqueradeCIDRs: [\"é\", 10.0.0.1]\n", "nonMasqueradeCIDRs: [\"é\", 10.0.0.1]\n                          ^"},
+		{
+			"wide characters count as one",
+			"nonMasqueradeCIDRs: [\"é\", 10.0.0.1]\n",
+			"nonMasqueradeCIDRs: [\"é\", 10.0.0.1]\n                          ^",
+		},
 		{"a line that is too long is not shown", long, ""},
-		{"control characters are not printed", "enableIPv6: \x1b[2J\u202e\u200b\n", "enableIPv6: \uFFFD[2J\uFFFD\uFFFD\n            ^"},
+		{
+			"control characters are not printed",
+			"enableIPv6: \x1b[2J\u202e\u200b\n",
+			"enableIPv6: \uFFFD[2J\uFFFD\uFFFD\n            ^",
+		},
 		{"a first line after a byte order mark", "\uFEFFmasqLinkLocal: 1\n", "masqLinkLocal: 1\n               ^"},
 		{"the end of the file", "enableIPv6: [", "enableIPv6: [\n            ^"},
 	}
@@ -320,13 +389,13 @@ func TestCaretPointsAtTheProblem(t *testing.T) {
 func TestSyntaxErrorsOfLongFilesHaveALine(t *testing.T) {
 	list := "nonMasqueradeCIDRs:\n" + manyCIDRs(10_000, "- %s/%d\n")
 	for end, want := range map[string]string{
-		"- a: b: c\n":                   "f:10002:1: syntax: mapping values are not allowed in this context: fix the indentation, or put the value in quotes",
-		"- @\n- 10.0.0.0/8\n":           "f:10002:3: syntax: found character that cannot start any token: put the value in quotes",
-		"masqLinkLocal: [\n":            "f:10002:16: syntax: did not find expected node content: close the bracket, or put the value in quotes",
-		"masqLinkLocal: \"\nfoo: bar\n": "f:10002:16: syntax: found unexpected end of stream: close the quote",
+		"- a: b: c\n":                   "f:10002:1: syntax: mapping values are not allowed in this context",
+		"- @\n- 10.0.0.0/8\n":           "f:10002:3: syntax: found character that cannot start any token",
+		"masqLinkLocal: [\n":            "f:10002:16: syntax: did not find expected node content",
+		"masqLinkLocal: \"\nfoo: bar\n": "f:10002:16: syntax: found unexpected end of stream",
 	} {
 		_, problems := parse(list + end)
-		if got := problems.Error(); got != want {
+		if got := problems.Error(); !strings.HasPrefix(got, want) {
 			t.Errorf("%q:\n%s, want\n%s", end, got, want)
 		}
 	}
@@ -334,17 +403,21 @@ func TestSyntaxErrorsOfLongFilesHaveALine(t *testing.T) {
 
 func TestMisspelledKeysAreDistinguishedFromUnknownOnes(t *testing.T) {
 	slips := map[string]string{
-		"nonMasqueradeCIDR": KeyNonMasqueradeCIDRs, "nonMasquaradeCIDRs": KeyNonMasqueradeCIDRs, "noMasqueradeCIDRs": KeyNonMasqueradeCIDRs,
-		"nonMasqueradeCDIRs": KeyNonMasqueradeCIDRs, "non-masquerade-cidrs": KeyNonMasqueradeCIDRs, "nonMasqCIDRs": KeyNonMasqueradeCIDRs,
+		"nonMasqueradeCIDR": KeyNonMasqueradeCIDRs, "nonMasquaradeCIDRs": KeyNonMasqueradeCIDRs,
+		"noMasqueradeCIDRs":  KeyNonMasqueradeCIDRs,
+		"nonMasqueradeCDIRs": KeyNonMasqueradeCIDRs, "non-masquerade-cidrs": KeyNonMasqueradeCIDRs,
+		"nonMasqCIDRs":         KeyNonMasqueradeCIDRs,
 		"nonMasqueradeSrcCIDR": KeyNonMasqueradeSrcCIDRs, "nonMasqueradeSourceCIDRs": KeyNonMasqueradeSrcCIDRs,
-		"masqueradeSrcCidr": KeyMasqueradeSrcCIDRs, "forceMasqCIDRs": KeyForceMasqueradeCIDRs, "forcedMasqueradeCIDRs": KeyForceMasqueradeCIDRs,
-		"masqLinklLocal": keyMasqLinkLocal, "masqLinkLocl": keyMasqLinkLocal, "masqueradeLinkLocal": keyMasqLinkLocal,
+		"masqueradeSrcCidr": KeyMasqueradeSrcCIDRs, "forceMasqCIDRs": KeyForceMasqueradeCIDRs,
+		"forcedMasqueradeCIDRs": KeyForceMasqueradeCIDRs,
+		"masqLinklLocal":        keyMasqLinkLocal, "masqLinkLocl": keyMasqLinkLocal, "masqueradeLinkLocal": keyMasqLinkLocal,
 		"masqLinkLocalIP6": keyMasqLinkLocalIPv6, "masqLinkLocalV6": keyMasqLinkLocalIPv6,
 		"enableIP6": keyEnableIPv6, "enabledIPv6": keyEnableIPv6, "enable_ipv6": keyEnableIPv6,
 		"resyncIntervall": keyResyncInterval, "syncInterval": keyResyncInterval, "resync-interval": keyResyncInterval,
 		"masqueradeCIDRs": KeyForceMasqueradeCIDRs, "MasqueradeExceptionCIDRs": KeyForceMasqueradeCIDRs,
-		"outputInterface": keyMasqueradeOutInterfaces, "outputAddress": KeySNATAddresses, "outputAddressIPv6": KeySNATAddresses,
-		"cidrLimits": keyCIDRLimit, "cirdLimit": keyCIDRLimit, "linkLocals": keyLinkLocal,
+		"outputInterface": keyMasqueradeOutInterfaces, "outputAddress": KeySNATAddresses,
+		"outputAddressIPv6": KeySNATAddresses,
+		"cidrLimits":        keyCIDRLimit, "cirdLimit": keyCIDRLimit, "linkLocals": keyLinkLocal,
 	}
 	for name, want := range slips {
 		if got := likelyKey(name); got != want {
@@ -355,7 +428,8 @@ func TestMisspelledKeysAreDistinguishedFromUnknownOnes(t *testing.T) {
 		"", "a", "apiVersion", "kind", "metadata", "data", "x-note",
 		"nonMasqueradeDstCIDRs", "nonMasqueradeIPs", "nonMasqueradeCIDRsIPv6", "nonMasqueradeCIDRs6",
 		"masqLinkLocalIPv4", "linkLocalIPv6", "noMasqLinkLocal", "nonMasqLinkLocal", "enableIPv4", "disableIPv6", "ipv6",
-		"cidrLi", "linkLoca6", "linkLoc", "cidrList", "limit", "resyncPeriod", "resyncIntervalSeconds", "interval", "masq", "toPorts", "randomFully", "masqChain",
+		"cidrLi", "linkLoca6", "linkLoc", "cidrList", "limit", "resyncPeriod", "resyncIntervalSeconds", "interval",
+		"masq", "toPorts", "randomFully", "masqChain",
 		strings.Repeat("nonMasqueradeCIDRs", 1000),
 	}
 	for _, name := range others {
@@ -367,15 +441,20 @@ func TestMisspelledKeysAreDistinguishedFromUnknownOnes(t *testing.T) {
 
 func TestInterfaceNamesAreThoseOfTheKernel(t *testing.T) {
 	for name, want := range map[string]string{
-		`cni0`: "", `"eth0.7"`: "", `veth*`: "", `a`: "", `"*a"`: "only be the last", `fifteen-bytes-0`: "", `fourteen-bytes*`: "",
-		`sixteen-bytes-00`: "has 16 bytes", `"*"`: "every interface", `""`: `"" is not the name`, `.`: "is not the name", `..`: "is not the name",
+		`cni0`: "", `"eth0.7"`: "", `veth*`: "", `a`: "", `"*a"`: "only be the last", `fifteen-bytes-0`: "",
+		`fourteen-bytes*`:  "",
+		`sixteen-bytes-00`: "has 16 bytes", `"*"`: "every interface", `""`: `"" is not the name`,
+		`.`: "is not the name", `..`: "is not the name",
 		`...`: "", `a/b`: "is not the name", `"a:b"`: "is not the name", `'a"b'`: "is not the name", `a\b`: "is not the name",
-		`"a b"`: "is not the name", `"a\tb"`: "is not the name", `"a\u00a0b"`: "is not the name", `wg**`: "only be the last", `a*b`: "only be the last",
-		`é`: "", `7`: "", `true`: "", `[a]`: "an entry is a list, want the name", `{a: }`: "a: is not the name", `null`: "an empty entry",
+		`"a b"`: "is not the name", `"a\tb"`: "is not the name", `"a\u00a0b"`: "is not the name",
+		`wg**`: "only be the last", `a*b`: "only be the last",
+		`é`: "", `7`: "", `true`: "", `[a]`: "an entry is a list, want the name", `{a: }`: "a: is not the name",
+		`null`: "an empty entry",
 	} {
 		c, problems := parse("masqueradeOutInterfaces:\n- " + name + "\n")
-		if want == "" && (len(problems) > 0 || len(c.MasqueradeOutInterfaces) != 1 || c.MasqueradeOutInterfaces[0].Pos != At("f", 2, 3)) {
-			t.Errorf("%s: %v, %v", name, problems, c.MasqueradeOutInterfaces)
+		list := c.MasqueradeOutInterfaces
+		if want == "" && (len(problems) > 0 || len(list) != 1 || list[0].Pos != At("f", 2, 3)) {
+			t.Errorf("%s: %v, %v", name, problems, list)
 		}
 		if want != "" && (len(problems) != 1 || !strings.Contains(strings.ReplaceAll(problems[0].Msg, `"a:"`, "a:"), want)) {
 			t.Errorf("%s: %v, want %q", name, problems, want)
