@@ -297,6 +297,10 @@ func TestTooManyValuesAreAnError(t *testing.T) {
 			[]string{"a: &a [" + strings.Repeat("10.0.0.0/8,", 10_000) + "]\n" + spellings(29, ": *a\n")},
 			"f0:3:1: duplicate key",
 		},
+		"merges of many keys": {
+			[]string{"a: &a {" + strings.Repeat("b: c, ", 5_000) + "}\n<<: [" + strings.Repeat("*a, ", 61) + "]"},
+			"f0:1:4: the aliases expand",
+		},
 		"merge of itself": {[]string{"a: &a {<<: *a}\n<<: *a"}, "f0:1:4: the aliases expand"},
 	} {
 		t.Run(name, func(t *testing.T) {

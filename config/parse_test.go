@@ -144,6 +144,12 @@ func TestFilesAreMerged(t *testing.T) {
 			"f0:1:12: cidrLimit is 2, but nonMasqueradeCIDRs has 3 entries",
 		},
 		{
+			"an empty list is named where it is first set",
+			[]string{"masqLinkLocal: false", "#\nnonMasqueradeCIDRs: []", "nonMasqueradeCIDRs:"},
+			"ll=false ll6=false ipv6=false every=1m0s , f1:2:1: nonMasqueradeCIDRs is empty: not even the default ranges are " +
+				"exempt (to keep them, leave the key out)",
+		},
+		{
 			"one bad file rejects all",
 			[]string{"masqLinkLocal: true", "foo: ["},
 			"f1:1:6: syntax: did not find expected node content: close the bracket, or put the value in quotes",
@@ -160,6 +166,11 @@ func TestFilesAreMerged(t *testing.T) {
 				c.MasqLinkLocal, c.MasqLinkLocalIPv6, c.EnableIPv6, c.ResyncInterval, prefixes(c.NonMasqueradeCIDRs))
 			if err := problems.Err(); err != nil {
 				got = err.Error()
+			}
+			for _, p := range problems {
+				if p.ID == "emptyList" {
+					got += ", " + p.Error()
+				}
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
@@ -428,7 +439,7 @@ func TestMisspelledKeysAreDistinguishedFromUnknownOnes(t *testing.T) {
 		"", "a", "apiVersion", "kind", "metadata", "data", "x-note",
 		"nonMasqueradeDstCIDRs", "nonMasqueradeIPs", "nonMasqueradeCIDRsIPv6", "nonMasqueradeCIDRs6",
 		"masqLinkLocalIPv4", "linkLocalIPv6", "noMasqLinkLocal", "nonMasqLinkLocal", "enableIPv4", "disableIPv6", "ipv6",
-		"cidrLi", "linkLoca6", "linkLoc", "cidrList", "limit", "resyncPeriod", "resyncIntervalSeconds", "interval",
+		"cidrLi", "linkLoca6", "linkLoc", "noLinkLocal", "noEnableIPv6", "masqLinkLocal4", "cidrList", "limit", "resyncPeriod", "resyncIntervalSeconds", "interval",
 		"masq", "toPorts", "randomFully", "masqChain",
 		strings.Repeat("nonMasqueradeCIDRs", 1000),
 	}
@@ -465,6 +476,45 @@ func TestInterfaceNamesAreThoseOfTheKernel(t *testing.T) {
 		if (problems.Err() == nil) != want {
 			t.Errorf("%d names: %v", n, problems)
 		}
+	}
+}
+
+// A message quotes a value only if it is short and in one line.
+func TestValuesAreDescribedByTheirType(t *testing.T) {
+	long := strings.Repeat("7", maxQuoted)
+	for value, want := range map[string]string{
+		"x": `the text "x"`, "'é'": `the text "é"`, "[x]": "a list", "{x: y}": "a mapping", "5": "the number 5", "5.5": "the number 5.5",
+		"true": "true", "'true'": `the text "true"`, long: "the number " + long, long + "7": "a number",
+		"x" + long: "a text", `"a\nb"`: "a text", "[" + long + "7]": "a list",
+	} {
+		_, problems := parse("staleConnections: " + value)
+		if got := problems.Error(); got != "f:1:19: staleConnections is "+want+", want keep, udp or all" {
+			t.Errorf("%s: %s", value, got)
+		}
+	}
+	_, problems := parse("nonMasqueradeCIDRs: [x" + long + "]\nforceMasqueradeCIDRs: null\nenableIPv6: ~\n")
+	if got := problems.Error(); got != `f:1:22: a text of 65 bytes is not a CIDR: write one such as "10.0.0.0/8"` {
+		t.Error(got)
+	}
+}
+
+// The order is that of evaluation.
+func TestRowsAreThoseOfTheKeys(t *testing.T) {
+	var got []string
+	for _, row := range Conditions() {
+		got = append(got, row.Key)
+	}
+	got = append(got, "then")
+	for _, row := range Translations() {
+		got = append(got, row.Key)
+	}
+	want := "masqueradeHost masqueradeSrcInterfaces masqueradeSrcCIDRs nonMasqueradeSrcCIDRs nonMasqueradeOutInterfaces " +
+		"masqueradeOutInterfaces forceMasqueradeCIDRs nonMasqueradeCIDRs then enforceNonMasquerade snatAddresses"
+	if diff := cmp.Diff(want, strings.Join(got, " ")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if n := len(Keys()); n != 17 || SNATAddresses().Key != KeySNATAddresses {
+		t.Errorf("%d keys", n)
 	}
 }
 
