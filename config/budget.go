@@ -8,7 +8,7 @@ import (
 // yaml.v3 allocates up to half a kilobyte per node, and a node can be as little
 // as one byte of text. So nodes are counted before the tree is built.
 const (
-	maxNodes = 135_000 // of one Parse
+	maxNodes = 122_000 // of one Parse
 	maxLines = 700_000 // of one file
 )
 

@@ -51,7 +51,7 @@ func parseCIDR(s string) (netip.Prefix, string) {
 	case leadingZeros.MatchString(s):
 		return p, leadingZero
 	case zone != "":
-		return p, fmt.Sprintf("%s has a zone, which no CIDR has: remove %q", quote(s), zone)
+		return p, fmt.Sprintf("%s has a zone, which is not possible here: remove %q", quote(s), zone)
 	case none != nil:
 		return p, fmt.Sprintf(notCIDR, quote(s))
 	case a.Is4In6() && slash && p.Bits() < 96:

@@ -202,7 +202,7 @@ func TestLargestConfigMapIsParsed(t *testing.T) {
 		"flow, quoted":          "nonMasqueradeCIDRs: [" + cidrs(`"%s/%d",`) + "]\n",
 		"flow, lines":           "nonMasqueradeCIDRs: [\n" + cidrs("%s/%d,\n") + "]\n",
 		"flow, comments":        "nonMasqueradeCIDRs: [\n" + cidrs("%s/%d, # it's: a, b\n") + "]\n",
-		"flow in flow":          "--- {nonMasqueradeCIDRs: [" + cidrs("%s/%d, ") + "]}\n",
+		"flow in flow":          "--- {nonMasqueradeCIDRs: [" + cidrs("%s/%d,       ") + "]}\n",
 		"JSON":                  `{"nonMasqueradeCIDRs": [` + cidrs(`"%s/%d", `) + `"10.0.0.0/8"]}`,
 		"JSON, lines":           "{\"nonMasqueradeCIDRs\": [\n" + cidrs("\t\"%s/%d\",\n") + `"10.0.0.0/8"]}`,
 		"block with a mistake":  "resyncIntervall: 1s\nnonMasqueradeCIDRs:\n" + cidrs("- %s/%d\n"),
