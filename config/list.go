@@ -22,31 +22,10 @@ var (
 	interfaces = entryKind{"the name of an interface", `"cni0", "veth*"`, parseInterface}
 )
 
-// An item is an entry of a list in a file.
-type item struct {
-	*file
-	node *yaml.Node
-}
-
-// items returns the entries of a list in all files, and whether any sets it.
-func (p *parser) items(row *Row) (items []item, set bool) {
-	for _, f := range p.files {
-		nodes, at := f.list(row)
-		if at != nil && !set {
-			p.set[row.Key], set = f.position(at), true
-		}
-		for _, n := range nodes {
-			items = append(items, item{f, n})
-		}
-	}
-	return items, set
-}
-
-// list decodes the settings of a list, the last of which is at a key, like
-// encoding/json: a null entry leaves what was in its place, in the defaults or in an
-// earlier list, even if that has been shortened since. The older agents check only
-// what is left at the end.
-func (f *file) list(row *Row) (items []*yaml.Node, at *yaml.Node) {
+// list decodes a file's settings of a list like encoding/json: a null entry leaves
+// what was in its place, in the defaults or in an earlier list, even if that has been
+// shortened since. The older agents check only what is left at the end.
+func (f *file) list(row *Row) (items []*yaml.Node) {
 	var left []*yaml.Node
 	for _, cidr := range row.Entries(f.config) {
 		left = append(left, &yaml.Node{Kind: yaml.ScalarNode, Value: cidr.String()})
@@ -62,7 +41,10 @@ func (f *file) list(row *Row) (items []*yaml.Node, at *yaml.Node) {
 		case len(n.Content) == 0:
 			left = nil
 		}
-		items, at = left[:0], s.key
+		items = left[:0]
+		if _, again := f.set[row.Key]; !again {
+			f.set[row.Key] = f.position(s.key)
+		}
 		for i, item := range n.Content {
 			if !f.expand(n, 1) {
 				break
@@ -80,7 +62,7 @@ func (f *file) list(row *Row) (items []*yaml.Node, at *yaml.Node) {
 		}
 		left = items
 	}
-	return items, at
+	return items
 }
 
 func (f *file) noList(row *Row, n *yaml.Node) {

@@ -59,17 +59,23 @@ func (p *parser) merge(row *Row) {
 	}
 	switch to := row.in(&p.config).(type) {
 	case *[]CIDR:
-		if items, set := p.items(row); set {
-			*to = make([]CIDR, len(items))
-			for i, item := range items {
-				(*to)[i] = CIDR{item.entry(row, item.node), item.position(item.node)}
+		var list []CIDR
+		for _, f := range p.files {
+			items := f.list(row)
+			list = slices.Grow(list, len(items))
+			for _, item := range items {
+				list = append(list, CIDR{f.entry(row, item), f.position(item)})
 			}
 		}
+		if _, set := p.set[row.Key]; set {
+			*to = list
+		}
 	case *[]Interface:
-		items, _ := p.items(row)
-		for _, item := range items {
-			item.entry(row, item.node)
-			*to = append(*to, Interface{target(item.node).Value, item.position(item.node)})
+		for _, f := range p.files {
+			for _, item := range f.list(row) {
+				f.entry(row, item)
+				*to = append(*to, Interface{target(item).Value, f.position(item)})
+			}
 		}
 		if n := len(*to); n > maxInterfaces {
 			p.add(Error, "tooManyEntries", p.set[row.Key], "%s has %d names, at most %d are possible: use a prefix such as %q",
