@@ -1,7 +1,10 @@
 package config
 
 import (
+	"math"
 	"net/netip"
+	"reflect"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -44,9 +47,9 @@ type Config struct {
 	ResyncInterval time.Duration // from a file: 1s to 24h
 
 	StaleConnections Stale
-	StaleAt          *Position // its position; nil if no file sets it
+	staleAt          *Position // its position; nil if it is keep
 
-	cidrLimit int
+	CIDRLimit int // of NonMasqueradeCIDRs
 }
 
 // Stale selects the connections to delete if their translation contradicts a
@@ -79,12 +82,14 @@ type Row struct {
 	View       string  // comment of its rules in mode iptables-nft; empty: mode nftables only
 	WinBridge  bool    // win-bridge can express it
 
-	// field points to the value in a Config: *[]CIDR, *[]Interface, *bool, *int,
-	// *time.Duration, *Stale, or **Position for that of an explicit true or false.
-	field     func(*Config) any
-	explicit  bool // which of these
-	addresses bool // entries of the list may be addresses
-	older     bool // the older agents have the key, too, and reject invalid values
+	// field is the name of its field in a Config, of type []CIDR, []Interface, bool,
+	// int, time.Duration, Stale, or *Position for that of an explicit true or false.
+	field    string
+	explicit bool // which of these
+	nftables bool // needs mode nftables
+	older    bool // it is a list that the older agents have, too
+
+	*entryKind // of a list
 }
 
 // A Subject is the property of a packet that a condition checks.
@@ -99,56 +104,97 @@ const (
 	LeavingBy          Subject = "out-interface"
 )
 
-// Conditions returns the policy table in evaluation order; the first condition
-// that matches decides. No other code lists the conditions: names, texts and
-// rules are derived from these rows.
+// table has the rows of all keys of a file: the conditions in evaluation order, of
+// which the first one that matches decides, then the keys that control the source
+// address once they have decided, then the others. No other code lists the keys:
+// parsing, names, texts and rules are derived from these rows. It is never changed.
+var table = []Row{
+	{
+		Key: "masqueradeHost", Asks: SentByNode, nftables: true,
+		Means: "what this node itself sends keeps its address",
+		field: "ExemptHost",
+	},
+	{
+		Key: KeyMasqueradeSrcInterfaces, Asks: ReceivedOn, Outside: true, nftables: true,
+		Means: "only what was received on one of these interfaces is masqueraded",
+		field: "MasqueradeSrcInterfaces", entryKind: &interfaces,
+	},
+	{
+		Key: KeyMasqueradeSrcCIDRs, Asks: SourceAddress, Outside: true, Set: "masq-src",
+		Means: "the only sources that are masqueraded",
+		View:  "only traffic of these sources should be subject to MASQUERADE",
+		field: "MasqueradeSrcCIDRs", entryKind: &cidrs,
+	},
+	{
+		Key: KeyNonMasqueradeSrcCIDRs, Asks: SourceAddress, Set: "non-masq-src",
+		Means: "sources that keep their own address",
+		View:  "traffic of this source should not be subject to MASQUERADE",
+		field: "NonMasqueradeSrcCIDRs", entryKind: &cidrs,
+	},
+	{
+		Key: "nonMasqueradeOutInterfaces", Asks: LeavingBy, nftables: true,
+		Means: "what leaves by one of these interfaces keeps its address",
+		field: "NonMasqueradeOutInterfaces", entryKind: &interfaces,
+	},
+	{
+		Key: keyMasqueradeOutInterfaces, Asks: LeavingBy, Outside: true, nftables: true,
+		Means: "only what leaves by one of these interfaces is masqueraded",
+		field: "MasqueradeOutInterfaces", entryKind: &interfaces,
+	},
+	{
+		Key: KeyForceMasqueradeCIDRs, Asks: DestinationAddress, Masquerade: true, Set: "force-masq",
+		Means: "destinations that always see the node's address",
+		View:  "traffic to this destination should always be subject to MASQUERADE",
+		field: "ForceMasqueradeCIDRs", entryKind: &cidrs,
+	},
+	{
+		Key: KeyNonMasqueradeCIDRs, Asks: DestinationAddress, Set: "non-masq", WinBridge: true,
+		Means: "destinations that see the pod's own address",
+		View:  "cluster-local traffic should not be subject to MASQUERADE",
+		field: "NonMasqueradeCIDRs", entryKind: &cidrs, older: true,
+	},
+	{
+		Key: KeyEnforceNonMasquerade, explicit: true, nftables: true,
+		Means: "no other program translates what pods send to exempt destinations",
+		field: "Enforce",
+	},
+	{
+		Key: KeySNATAddresses, Set: "snat", nftables: true,
+		Means: "masqueraded connections leave from one of these that the node has",
+		field: "SNATAddresses", entryKind: &addresses,
+	},
+	{Key: keyMasqLinkLocal, field: "MasqLinkLocal"},
+	{Key: keyMasqLinkLocalIPv6, field: "MasqLinkLocalIPv6"},
+	{Key: keyEnableIPv6, field: "EnableIPv6"},
+	{Key: keyLinkLocal, field: "MasqLinkLocal"},
+	{Key: keyResyncInterval, field: "ResyncInterval"},
+	{Key: keyCIDRLimit, field: "CIDRLimit"},
+	{Key: keyStaleConnections, nftables: true, field: "StaleConnections"},
+}
+
+// Conditions returns the rows of the conditions in evaluation order.
 func Conditions() []Row {
-	return []Row{
-		{
-			Key: "masqueradeHost", Asks: SentByNode,
-			Means: "what this node itself sends keeps its address",
-			field: func(c *Config) any { return &c.ExemptHost },
-		},
-		{
-			Key: KeyMasqueradeSrcInterfaces, Asks: ReceivedOn, Outside: true,
-			Means: "only what was received on one of these interfaces is masqueraded",
-			field: func(c *Config) any { return &c.MasqueradeSrcInterfaces },
-		},
-		{
-			Key: KeyMasqueradeSrcCIDRs, Asks: SourceAddress, Outside: true, Set: "masq-src",
-			Means: "the only sources that are masqueraded",
-			View:  "only traffic of these sources should be subject to MASQUERADE",
-			field: func(c *Config) any { return &c.MasqueradeSrcCIDRs },
-		},
-		{
-			Key: KeyNonMasqueradeSrcCIDRs, Asks: SourceAddress, Set: "non-masq-src",
-			Means: "sources that keep their own address",
-			View:  "traffic of this source should not be subject to MASQUERADE",
-			field: func(c *Config) any { return &c.NonMasqueradeSrcCIDRs },
-		},
-		{
-			Key: "nonMasqueradeOutInterfaces", Asks: LeavingBy,
-			Means: "what leaves by one of these interfaces keeps its address",
-			field: func(c *Config) any { return &c.NonMasqueradeOutInterfaces },
-		},
-		{
-			Key: "masqueradeOutInterfaces", Asks: LeavingBy, Outside: true,
-			Means: "only what leaves by one of these interfaces is masqueraded",
-			field: func(c *Config) any { return &c.MasqueradeOutInterfaces },
-		},
-		{
-			Key: KeyForceMasqueradeCIDRs, Asks: DestinationAddress, Masquerade: true, Set: "force-masq",
-			Means: "destinations that always see the node's address",
-			View:  "traffic to this destination should always be subject to MASQUERADE",
-			field: func(c *Config) any { return &c.ForceMasqueradeCIDRs },
-		},
-		{
-			Key: KeyNonMasqueradeCIDRs, Asks: DestinationAddress, Set: "non-masq", WinBridge: true,
-			Means: "destinations that see the pod's own address",
-			View:  "cluster-local traffic should not be subject to MASQUERADE",
-			field: func(c *Config) any { return &c.NonMasqueradeCIDRs }, older: true,
-		},
+	return slices.DeleteFunc(slices.Clone(table), func(r Row) bool { return r.Asks == "" })
+}
+
+// Translations returns the rows of the keys that control the source address of a
+// connection once the conditions have decided. They need mode nftables.
+func Translations() []Row {
+	return slices.DeleteFunc(slices.Clone(table), func(r Row) bool { return r.Asks != "" || r.Means == "" })
+}
+
+// SNATAddresses returns the row of that key.
+func SNATAddresses() Row { return *knownKey(KeySNATAddresses) }
+
+// NeedsNFTables returns an error for each key of a config that only mode nftables
+// supports.
+func NeedsNFTables(c Config) (problems Problems) {
+	for _, row := range table {
+		if values := row.Values(c); row.nftables && len(values) > 0 {
+			problems = append(problems, Problem{ID: "needsNFTables", Pos: values[0].Pos, Msg: row.Key + " needs mode nftables"})
+		}
 	}
+	return problems
 }
 
 // Question describes in words what the condition checks.
@@ -171,9 +217,11 @@ func (r Row) LimitsSources() bool {
 }
 
 // HasInterfaces reports whether the key takes a list of interfaces.
-func (r Row) HasInterfaces() bool {
-	_, has := r.field(&Config{}).(*[]Interface)
-	return has
+func (r Row) HasInterfaces() bool { return r.entryKind == &interfaces }
+
+// in returns a pointer to the key's field of a config.
+func (r Row) in(c *Config) any {
+	return reflect.ValueOf(c).Elem().FieldByName(r.field).Addr().Interface()
 }
 
 // Entries returns the key's CIDRs in a config.
@@ -188,7 +236,7 @@ func (r Row) Explicit(from Config) *Position { return get[*Position](r, from) }
 
 // get returns the value of a key if it is of that type.
 func get[T any](r Row, from Config) (value T) {
-	if field, ok := r.field(&from).(*T); ok {
+	if field, ok := r.in(&from).(*T); ok {
 		value = *field
 	}
 	return value
@@ -201,20 +249,28 @@ type Value struct {
 }
 
 // Values returns the key's values in a config.
-func (r Row) Values(from Config) []Value {
-	var out []Value
-	if at := r.Explicit(from); at != nil {
-		out = append(out, Value{strconv.FormatBool(r.explicit), *at})
-	}
-	for _, entry := range r.Entries(from) {
-		text := entry.String()
-		if r.addresses {
-			text = entry.Text()
+func (r Row) Values(from Config) (out []Value) {
+	switch of := r.in(&from).(type) {
+	case *[]CIDR:
+		for _, entry := range *of {
+			text := entry.String()
+			if r.entryKind == &addresses {
+				text = entry.Text()
+			}
+			out = append(out, Value{text, entry.Pos})
 		}
-		out = append(out, Value{text, entry.Pos})
-	}
-	for _, entry := range r.Interfaces(from) {
-		out = append(out, Value{entry.Name, entry.Pos})
+	case *[]Interface:
+		for _, entry := range *of {
+			out = append(out, Value{entry.Name, entry.Pos})
+		}
+	case **Position:
+		if *of != nil {
+			out = append(out, Value{strconv.FormatBool(r.explicit), **of})
+		}
+	case *Stale:
+		if *of != StaleKeep {
+			out = append(out, Value{string(*of), *from.staleAt})
+		}
 	}
 	return out
 }
@@ -232,6 +288,7 @@ func Default(d Defaults) Config {
 		NonMasqueradeCIDRs: defaultCIDRs(d.AllReservedRanges),
 		EnableIPv6:         d.EnableIPv6,
 		ResyncInterval:     d.ResyncInterval,
+		CIDRLimit:          math.MaxInt,
 	}
 	if c.ResyncInterval == 0 {
 		c.ResyncInterval = time.Minute

@@ -2,15 +2,16 @@
 // file, or a directory of them. It exists so that what a file means, and what the
 // older agents make of it, is decided and fuzzed in one place that knows no kernel.
 //
-// [Read] fetches the bytes, [Parse] turns them into a [Config]; neither keeps
-// state or logs. Parse reports every [Problem] in every file with its position,
-// and never returns a partial Config: with an error it is zero.
+// [Read] fetches the bytes, [Parse] turns them into a [Config] and its [Problems];
+// neither keeps state or logs. Each problem has a position and a [Level]: an error
+// is what the iptables-based agents reject, too, or a key of this agent that cannot
+// be done, a mistake is what they ignore or read otherwise. With mistakes alone the
+// Config is the one that they would use.
 //
-// A file that the iptables-based agents accept is accepted with the same meaning,
-// except that these are errors: a duplicate key, a likely misspelling of a key, a
-// second document, an IPv4-mapped prefix, an empty entry, an interval of zero or
-// less, and a value of the wrong type for a key that only this agent has.
-// [Lenient] returns what the older agents make of such a file.
+// A file that they accept has no errors and the same meaning, except that these are
+// errors: an IPv4-mapped prefix, values beyond the bounds of this package, and what
+// only their library decodes (escapes such as \/ in JSON, the tag !!binary, numbers
+// that are not decimal).
 //
 // No input makes Parse panic or take more than linear time. Values are counted
 // before they are read, so that 4 MiB of any input take less than 64 MB. Messages

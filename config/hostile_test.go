@@ -42,6 +42,8 @@ func hostileInputs() map[string]func(n int) string {
 		"nested question marks":    repeat("? "),
 		"unknown keys":             numbered("k%d:\n"),
 		"near misspellings":        numbered("masqLinkLoca%05d:\n"),
+		"spellings of a key":       func(n int) string { return spellings(n/30, ": [10.0.0.0/8]\n") },
+		"spellings of a bool":      func(n int) string { return spellings(n/30, ": x\n") },
 		"one key repeated":         repeat("foo:\n"),
 		"one known key repeated":   repeat("cidrLimit:\n"),
 		"long key":                 list("? ", "a", "\n: b\n"),
@@ -53,8 +55,8 @@ func hostileInputs() map[string]func(n int) string {
 		"bad JSON, not in ASCII":   list(`{"nonMasqueradeCIDRs": [1`, `,"é"`, "]}"),
 		"good entries":             list("nonMasqueradeCIDRs:\n", "- ::/0\n", ""),
 		"slashes":                  repeat("/\n"),
-		"short runs":               list("nonMasqueradeCIDRs:\n", strings.Repeat("- ::/0\n", minRun)+"- a\n", ""),
-		"runs in a block scalar":   list("a: |\n", strings.Repeat(" - ::/0\n", minRun)+" b\n", ""),
+		"short runs":               list("nonMasqueradeCIDRs:\n", strings.Repeat("- ::/0\n", 4)+"- a\n", ""),
+		"runs in a block scalar":   list("a: |\n", strings.Repeat(" - ::/0\n", 4)+" b\n", ""),
 		"tag directives":           numbered("%%TAG !a%d! x\n"),
 		"tag directives with CR": func(n int) string {
 			return strings.ReplaceAll(numbered("%%TAG !a%d! x\n")(n), "\n", "\r")
@@ -95,11 +97,34 @@ func hostileAliases() map[string]func(n int) string {
 		"keys by alias of a long text": func(n int) string {
 			return "a: &a " + strings.Repeat("k", n/2) + "\n" + strings.Repeat("*a : 1\n", n/14)
 		},
+		"spellings of an aliased list": func(n int) string {
+			return "a: &a [" + strings.Repeat("10.0.0.0/8,", n/20) + "]\n" + spellings(n/60, ": *a\n")
+		},
+		"merge of itself": func(n int) string { return "a: &a {<<: *a}\n<<: *a\n#" + strings.Repeat("a", n) },
+		"merges of merges": func(n int) string {
+			return "a: &a {b: c}\n" + numbered2("a%d: &a%d {<<: [*a%d, *a, *a%d]}\n", n) + "<<: *a1\n"
+		},
 		"chain of merges": func(n int) string {
 			return "a0: &a0 {b: c}\n" + numbered2("a%d: &a%d {<<: *a%d, b%d: c}\n", n)
 		},
 		"chain of anchors": func(n int) string { return "a0: &a0 x\n" + numbered2("a%d: &a%d [*a%d, b%d]\n", n) },
 	}
+}
+
+// spellings writes a key in as many combinations of upper and lower case, in
+// descending order of the names.
+func spellings(n int, value string) string {
+	var b strings.Builder
+	for i := range n {
+		name := []byte(strings.ToLower(KeyNonMasqueradeSrcCIDRs))
+		for bit := range name {
+			if i>>bit&1 == 1 {
+				name[len(name)-1-bit] ^= 0x20
+			}
+		}
+		b.WriteString(string(name) + value)
+	}
+	return b.String()
 }
 
 // list returns a function that repeats entry between two texts.
@@ -151,48 +176,142 @@ func TestHostileInputStaysWithinMemoryLimit(t *testing.T) {
 
 func parseHostile(t *testing.T, data []byte) {
 	t.Helper()
-	c, warnings, err := Parse(Defaults{}, Source{Name: "f", Data: data})
-	problems, _ := err.(Problems)
-	if err != nil && len(c.NonMasqueradeCIDRs) > 0 {
-		t.Error("a config returned with an error")
+	_, problems := Parse(Defaults{}, Source{Name: "f", Data: data})
+	if faults, remarks := problems.Faults(), problems.Remarks(); len(faults) > 2002 || len(remarks) > 202 {
+		t.Errorf("%d faults, %d remarks", len(faults), len(remarks))
 	}
-	if len(warnings) > maxWarnings+1 || len(problems) > maxErrors+1 {
-		t.Errorf("%d warnings, %d errors", len(warnings), len(problems))
-	}
-	for _, p := range append(problems, warnings...) {
+	for _, p := range problems {
 		_ = p.Caret()
 	}
 }
 
+// A ConfigMap holds 1 MiB.
 func TestLargestConfigMapIsParsed(t *testing.T) {
-	cidrs := 65_000
+	size := 1 << 20
 	if testing.Short() {
-		cidrs = 5_000
+		size >>= 4
 	}
+	// cidrs returns as many entries as fit.
+	cidrs := func(format string) string { return manyCIDRs(size/len(fmt.Sprintf(format, "10.10.100.0", 24)), format) }
 	for name, file := range map[string]string{
-		"block":                 "nonMasqueradeCIDRs:\n" + manyCIDRs(cidrs, "- %s/%d\n"),
-		"quoted":                "nonMasqueradeCIDRs:\n" + manyCIDRs(cidrs, "- \"%s/%d\"\n"),
-		"comments":              "nonMasqueradeCIDRs:\n" + manyCIDRs(cidrs, "- %s/%d #, it's: a\n"),
-		"lines of comments":     "nonMasqueradeCIDRs:\n" + manyCIDRs(cidrs, "# it's\n\n- '%s/%d'\n"),
-		"flow":                  "nonMasqueradeCIDRs: [" + manyCIDRs(cidrs, "%s/%d, ") + "]\n",
-		"flow, quoted":          "nonMasqueradeCIDRs: [" + manyCIDRs(cidrs, `"%s/%d",`) + "]\n",
-		"flow, lines":           "nonMasqueradeCIDRs: [\n" + manyCIDRs(cidrs, "%s/%d,\n") + "]\n",
-		"flow, comments":        "nonMasqueradeCIDRs: [\n" + manyCIDRs(cidrs, "%s/%d, # it's: a, b\n") + "]\n",
-		"flow in flow":          "--- {nonMasqueradeCIDRs: [" + manyCIDRs(cidrs/4*3, "%s/%d, ") + "]}\n",
-		"JSON":                  `{"nonMasqueradeCIDRs": [` + manyCIDRs(cidrs, `"%s/%d", `) + `"10.0.0.0/8"]}`,
-		"JSON, lines":           "{\"nonMasqueradeCIDRs\": [\n" + manyCIDRs(cidrs, "\t\"%s/%d\",\n") + `"10.0.0.0/8"]}`,
-		"block with a mistake":  "resyncIntervall: 1s\nnonMasqueradeCIDRs:\n" + manyCIDRs(cidrs, "- %s/%d\n"),
-		"mistake after a block": "nonMasqueradeCIDRs:\n" + manyCIDRs(cidrs, "- %s/%d\n") + "---\nfoo: [",
+		"block":                 "nonMasqueradeCIDRs:\n" + cidrs("- %s/%d\n"),
+		"quoted":                "nonMasqueradeCIDRs:\n" + cidrs("- \"%s/%d\"\n"),
+		"comments":              "nonMasqueradeCIDRs:\n" + cidrs("- %s/%d #, it's: a\n"),
+		"lines of comments":     "nonMasqueradeCIDRs:\n" + cidrs("# it's\n\n- '%s/%d'\n"),
+		"flow":                  "nonMasqueradeCIDRs: [" + cidrs("%s/%d, ") + "]\n",
+		"flow, quoted":          "nonMasqueradeCIDRs: [" + cidrs(`"%s/%d",`) + "]\n",
+		"flow, lines":           "nonMasqueradeCIDRs: [\n" + cidrs("%s/%d,\n") + "]\n",
+		"flow, comments":        "nonMasqueradeCIDRs: [\n" + cidrs("%s/%d, # it's: a, b\n") + "]\n",
+		"flow in flow":          "--- {nonMasqueradeCIDRs: [" + cidrs("%s/%d,       ") + "]}\n",
+		"JSON":                  `{"nonMasqueradeCIDRs": [` + cidrs(`"%s/%d", `) + `"10.0.0.0/8"]}`,
+		"JSON, lines":           "{\"nonMasqueradeCIDRs\": [\n" + cidrs("\t\"%s/%d\",\n") + `"10.0.0.0/8"]}`,
+		"block with a mistake":  "resyncIntervall: 1s\nnonMasqueradeCIDRs:\n" + cidrs("- %s/%d\n"),
+		"mistake after a block": "nonMasqueradeCIDRs:\n" + cidrs("- %s/%d\n") + "---\nfoo: [",
 	} {
 		t.Run(name, func(t *testing.T) {
 			var c Config
-			var err error
-			bytes := allocated(func() { c, _, err = Lenient(Defaults{}, Source{Name: "f", Data: []byte(file)}) })
-			if n := len(c.NonMasqueradeCIDRs); err != nil || n < cidrs/4*3 {
-				t.Errorf("%d CIDRs: %v", n, err)
+			var problems Problems
+			bytes := allocated(func() { c, problems = Parse(Defaults{}, Source{Name: "f", Data: []byte(file)}) })
+			if n, want := len(c.NonMasqueradeCIDRs), strings.Count(file, "/24"); n < want {
+				t.Errorf("%d CIDRs of %d: %v", n, want, problems)
 			}
 			if bytes > mostAllocated {
 				t.Errorf("%d MB", bytes>>20)
+			}
+		})
+	}
+}
+
+// Sorting the settings of a key while they are read would move most of them each
+// time.
+func TestSpellingsOfAKeyAreSortedOnce(t *testing.T) {
+	n := 50_000
+	if testing.Short() {
+		n = 2_000
+	}
+	p := &parser{nodes: maxNodes, set: map[string]Position{}}
+	f := &file{text: newText(Source{Name: "f", Data: []byte(spellings(n, ": x\n"))}), parser: p}
+	f.mapping(f.root())
+	moved := 0
+	for i, s := range f.settings {
+		if s.key.Line != i+1 {
+			moved++
+		}
+	}
+	if len(f.settings) != n || moved > 0 {
+		t.Errorf("%d settings, %d moved", len(f.settings), moved)
+	}
+	_, problems := Parse(Defaults{}, Source{Name: "f", Data: []byte(spellings(n, ": x\n"))})
+	got := map[string]bool{}
+	for _, p := range problems[len(problems)-2:] {
+		got[p.Msg] = true
+	}
+	want := map[string]bool{
+		fmt.Sprintf("and %d more errors", n-100): true, fmt.Sprintf("and %d more mistakes", n-101): true,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("each is read once (-want +got):\n%s", diff)
+	}
+}
+
+func TestTooManyValuesAreAnError(t *testing.T) {
+	// One node for each of the mapping, the key, its list and what countNodes begins with.
+	const entries = maxNodes - 4
+	for name, tt := range map[string]struct {
+		files []string
+		want  string
+	}{
+		"as many as possible": {[]string{"nonMasqueradeCIDRs:\n" + strings.Repeat("- 10.0.0.0/8\n", entries)}, ""},
+		"one more": {
+			[]string{"nonMasqueradeCIDRs:\n" + strings.Repeat("- 10.0.0.0/8\n", entries+2)},
+			"f0: too many values",
+		},
+		"in two files": {
+			[]string{"a: [" + strings.Repeat("1,", entries/2) + "]", "a: [" + strings.Repeat("1,", entries/2+4) + "]"},
+			"f1: too many values",
+		},
+		"entries in a line": {
+			[]string{"nonMasqueradeCIDRs: [" + strings.Repeat("10.0.0.0/8,", entries+4) + "]"},
+			"f0: too many values",
+		},
+		"mappings": {[]string{"- {" + strings.Repeat("a,", entries/2+4) + "}"}, "f0: too many values"},
+		"JSON": {
+			[]string{`{"nonMasqueradeCIDRs": [` + strings.Repeat(`"10.0.0.0/8",`, entries-10) + `"10.0.0.0/8"]}`},
+			"",
+		},
+		"quoted keys": {[]string{"--- {" + strings.Repeat(`"a":b,`, entries/4+4) + "}"}, "f0: too many values"},
+		"comments": {
+			[]string{"# " + strings.Repeat("a, b: [# ]", 100) + "\n" + strings.Repeat("#\n", entries/2-40)},
+			"",
+		},
+		"more comments":          {[]string{strings.Repeat("#\n", entries/2+4)}, "f0: too many values"},
+		"comments behind quotes": {[]string{"a: 'b\n" + strings.Repeat("# ,\n", entries/3+4) + "'"}, "f0: too many values"},
+		"lines":                  {[]string{strings.Repeat("\n", maxLines+1)}, "f0: too many values"},
+		"blank lines":            {[]string{strings.Repeat("\n", maxLines)}, ""},
+		"directives":             {[]string{strings.Repeat("%TAG ! a\n", 200) + "---\na: b"}, "f0: too many values"},
+		"aliases": {
+			[]string{"a: &a [" + strings.Repeat("10.0.0.0/8,", 10_000) + "]\n" + spellings(31, ": *a\n")},
+			"f0:1:4: the aliases expand",
+		},
+		"some aliases": {
+			[]string{"a: &a [" + strings.Repeat("10.0.0.0/8,", 10_000) + "]\n" + spellings(29, ": *a\n")},
+			"f0:3:1: duplicate key",
+		},
+		"merges of many keys": {
+			[]string{"a: &a {" + strings.Repeat("b: c, ", 5_000) + "}\n<<: [" + strings.Repeat("*a, ", 61) + "]"},
+			"f0:1:4: the aliases expand",
+		},
+		"merge of itself": {[]string{"a: &a {<<: *a}\n<<: *a"}, "f0:1:4: the aliases expand"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var sources []Source
+			for i, text := range tt.files {
+				sources = append(sources, Source{Name: fmt.Sprintf("f%d", i), Data: []byte(text)})
+			}
+			_, problems := Parse(Defaults{}, sources...)
+			got := problems.Faults().Error()
+			if !strings.HasPrefix(got, tt.want) || tt.want == "" && got != "" {
+				t.Errorf("%.200s, want %q", got, tt.want)
 			}
 		})
 	}
@@ -203,18 +322,21 @@ func TestWarningsBeyondAHundredAreCounted(t *testing.T) {
 	for i := range 150 {
 		fmt.Fprintf(&file, "unknown%d:\n", i)
 	}
-	_, warnings, err := Parse(Defaults{}, Source{Name: "f", Data: []byte(file.String())}, Source{Name: "g", Data: []byte("a: b")})
-	if err != nil || len(warnings) != 101 {
-		t.Fatal(err, len(warnings))
+	long, short := Source{Name: "f", Data: []byte(file.String())}, Source{Name: "g", Data: []byte("a: b")}
+	_, problems := Parse(Defaults{}, long, short)
+	if problems.Err() != nil || len(problems) != 101 {
+		t.Fatal(problems.Err(), len(problems))
 	}
-	if diff := cmp.Diff("f: and 51 more warnings", warnings[100].Error()); diff != "" {
+	if diff := cmp.Diff("and 51 more warnings", problems[100].Error()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
 // Each file from the fuzzer is repeated, so that expensive input stands out.
 func FuzzParseStaysWithinMemoryLimit(f *testing.F) {
-	for _, text := range []string{"[1,", "- ", "? ", "&a a,*a,", "{a: ", "#", "'", "a:\n", "- ::/0\n", "<<: *a\n", "--- ", "|\n "} {
+	for _, text := range []string{
+		"[1,", "- ", "? ", "&a a,*a,", "{a: ", "#", "'", "a:\n", "- 10.0.0.0/8\n", "<<: *a\n", "--- ", "|\n ",
+	} {
 		f.Add("nonMasqueradeCIDRs: ", text, "]")
 	}
 	f.Fuzz(func(t *testing.T, before, text, after string) {
@@ -234,19 +356,23 @@ func FuzzParseStaysWithinMemoryLimit(f *testing.F) {
 func TestSecretMountedByMistakeIsNotQuoted(t *testing.T) {
 	const secret = "hunter2hunter2"
 	for _, file := range []string{
-		secret, secret + "\n" + secret, "- " + secret, "*" + secret, "&" + secret + " [", "password: *" + secret, `"` + secret,
-		"password: [" + secret, "a: b\n" + secret, "-----BEGIN PRIVATE KEY-----\n" + secret + "=\n-----END PRIVATE KEY-----\n",
-		"key: |\n  " + secret + "\n\tb", `{"password": "` + secret, `{"password": "` + secret + `"}`, `{"password": ` + secret + `}`,
-		"password: " + secret, "password: " + secret + "\n---\n" + secret, "%" + secret, "@" + secret, "? [" + secret + "]\n: b",
+		secret, secret + "\n" + secret, "- " + secret, "*" + secret, "&" + secret + " [", "password: *" + secret,
+		`"` + secret,
+		"password: [" + secret, "a: b\n" + secret,
+		"-----BEGIN PRIVATE KEY-----\n" + secret + "=\n-----END PRIVATE KEY-----\n",
+		"key: |\n  " + secret + "\n\tb", `{"password": "` + secret, `{"password": "` + secret + `"}`,
+		`{"password": ` + secret + `}`,
+		"password: " + secret, "password: " + secret + "\n---\n" + secret, "%" + secret, "@" + secret,
+		"? [" + secret + "]\n: b",
 		"<<: " + secret, "ipv6: yes\npassword: *" + secret, "resync: [" + secret, "masquerade_password: 1\n@" + secret,
 		"nonMasqueradeCIDRs: |\n  a\n  " + secret, "nonMasqueradeCIDRs: [" + strings.Repeat(secret, 5) + "]",
 		"resyncInterval: " + strings.Repeat(secret, 5), "nonMasqueradeCIDRs:\n- |\n  " + secret + "\n  b\n",
-		"a " + secret + ": b", "a/" + secret + ": b", strings.Repeat("x", maxQuotedKey) + secret + ": b",
+		"a " + secret + ": b", "a/" + secret + ": b", strings.Repeat("x", maxQuoted) + secret + ": b",
 	} {
-		_, warnings, err := Parse(Defaults{}, Source{Name: "f", Data: []byte(file)})
-		text := fmt.Sprint(err) + warningLines(warnings)
-		if problems, _ := err.(Problems); !strings.Contains(file, "nonMasq") && !strings.Contains(file, "resync") {
-			for _, p := range append(problems, warnings...) {
+		_, problems := Parse(Defaults{}, Source{Name: "f", Data: []byte(file)})
+		text := lines(problems)
+		if !strings.Contains(file, "nonMasq") && !strings.Contains(file, "resync") {
+			for _, p := range problems {
 				text += p.Caret()
 			}
 		}

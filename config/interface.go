@@ -2,11 +2,10 @@ package config
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"unicode"
 	"unicode/utf8"
-
-	"gopkg.in/yaml.v3"
 )
 
 // An Interface is the name of a network interface in a config file, or, with a
@@ -35,43 +34,21 @@ const (
 	maxInterfaces = 50
 )
 
-// checkInterface returns what is wrong with a name, or "": what the kernel
+// parseInterface returns what is wrong with a name, or "": what the kernel
 // forbids (dev_valid_name), and what cannot be written in a rule.
-func checkInterface(s string) string {
+func parseInterface(s string) (none netip.Prefix, msg string) {
 	switch name := strings.TrimSuffix(s, "*"); {
 	case s == "*":
-		return `"*" means every interface: leave the key out`
+		msg = `"*" means every interface: leave the key out`
 	case s == "", s == ".", s == "..":
-		return quote(s) + " is not the name of an interface"
+		msg = quote(s) + " is not the name of an interface"
 	case len(s) > maxInterface:
-		return fmt.Sprintf("%s has %d bytes, the name of an interface has at most %d", quote(s), len(s), maxInterface)
-	case !utf8.ValidString(s), strings.ContainsFunc(s, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }), strings.ContainsAny(s, `/:"\`):
-		return quote(s) + ` is not the name of an interface: no "/", ":", quotes, backslashes, spaces or control characters`
+		msg = fmt.Sprintf("%s has %d bytes, the name of an interface has at most %d", quote(s), len(s), maxInterface)
+	case !utf8.ValidString(s), strings.ContainsAny(s, `/:"\ `),
+		strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }):
+		msg = quote(s) + ` is not the name of an interface: no "/", ":", quotes, backslashes, spaces or control characters`
 	case strings.Contains(name, "*"):
-		return quote(s) + `: a "*" can only be the last character, for all names that begin so`
+		msg = quote(s) + `: a "*" can only be the last character, for all names that begin so`
 	}
-	return ""
-}
-
-// interfaces reads a list of names.
-func (f *file) interfaces(key string) (list given) {
-	for _, s := range f.settings[key] {
-		var names []Interface
-		entries, _ := f.entries(key, s.value, `"cni0", "veth*"`, checkInterface(s.value.Value))
-		for _, item := range entries {
-			n := target(item)
-			if n.Kind != yaml.ScalarNode || isNull(n) {
-				f.fail(item, "an entry of %s is %s, want the name of an interface", key, describe(n))
-			} else if msg := checkInterface(n.Value); msg != "" {
-				f.fail(item, "%s", msg)
-			} else {
-				names = append(names, Interface{n.Value, f.position(item)})
-			}
-		}
-		if n := len(names); n > maxInterfaces {
-			f.fail(s.value, "%s has %d names, at most %d are possible: use a prefix such as %q", key, n, maxInterfaces, "veth*")
-		}
-		list = given{names, s.key}
-	}
-	return list
+	return none, msg
 }

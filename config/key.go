@@ -1,9 +1,6 @@
 package config
 
-import (
-	"slices"
-	"strings"
-)
+import "strings"
 
 // Keys of the policy's conditions.
 const (
@@ -13,6 +10,7 @@ const (
 	KeyMasqueradeSrcCIDRs    = "masqueradeSrcCIDRs"
 
 	KeyMasqueradeSrcInterfaces = "masqueradeSrcInterfaces"
+	keyMasqueradeOutInterfaces = "masqueradeOutInterfaces"
 )
 
 // Keys that control source address translation.
@@ -32,67 +30,68 @@ const (
 	keyStaleConnections  = "staleConnections"
 )
 
-// rows returns the rows of all keys of a file.
-func rows() []Row {
-	return slices.Concat(Conditions(), Translations(), []Row{
-		{Key: keyMasqLinkLocal, older: true, field: func(c *Config) any { return &c.MasqLinkLocal }},
-		{Key: keyMasqLinkLocalIPv6, older: true, field: func(c *Config) any { return &c.MasqLinkLocalIPv6 }},
-		{Key: keyEnableIPv6, field: func(c *Config) any { return &c.EnableIPv6 }},
-		{Key: keyLinkLocal, field: func(*Config) any { return nil }},
-		{Key: keyResyncInterval, older: true, field: func(c *Config) any { return &c.ResyncInterval }},
-		{Key: keyCIDRLimit, older: true, field: func(c *Config) any { return &c.cidrLimit }},
-		{Key: keyStaleConnections, field: func(c *Config) any { return &c.StaleConnections }},
-	})
-}
-
 // Keys returns the keys of a file. They are case-insensitive.
 func Keys() []string {
 	var keys []string
-	for _, row := range rows() {
+	for _, row := range table {
 		keys = append(keys, row.Key)
 	}
 	return keys
 }
 
-// knownKey returns the key that a name denotes, ignoring case, or "".
-func knownKey(keys []string, name string) string {
-	for _, k := range keys {
-		if strings.EqualFold(k, name) {
-			return k
+// knownKey returns the row of the key that a name denotes, ignoring case, or nil.
+func knownKey(name string) *Row {
+	for i := range table {
+		if strings.EqualFold(table[i].Key, name) {
+			return &table[i]
+		}
+	}
+	return nil
+}
+
+// ofForks are keys of other programs that read the same file, in lower case, and
+// the keys that do the same here.
+var ofForks = map[string]string{
+	"masqueradecidrs":          KeyForceMasqueradeCIDRs,
+	"masqueradeexceptioncidrs": KeyForceMasqueradeCIDRs,
+	"outputinterface":          keyMasqueradeOutInterfaces,
+	"outputaddress":            KeySNATAddresses,
+	"outputaddressipv6":        KeySNATAddresses,
+}
+
+// likelyKey returns the key that a name denotes or probably misspells, or "": one
+// that does the same in a fork, one that differs only in separators and common
+// abbreviations, or in at most two wrong, missing, swapped or extra letters (one in
+// a short name). A different digit or a leading "no" is not a misspelling: a user
+// who writes IPv4 means it.
+func likelyKey(name string) string {
+	if len(name) > 2*len(KeyNonMasqueradeSrcCIDRs) {
+		return ""
+	}
+	name = strings.ToLower(name)
+	if key := ofForks[name]; key != "" {
+		return key
+	}
+	shortName := short(name)
+	for edits := range 3 {
+		for i, key := range lowerKeys {
+			meant := name == "no"+key || strings.Contains(name, "4") || strings.Contains(name, "6") != strings.Contains(key, "6")
+			if !meant && (edits < 2 || len(key) >= 10) && (Within(edits, name, key) || Within(edits, shortName, shortKeys[i])) {
+				return table[i].Key
+			}
 		}
 	}
 	return ""
 }
 
-// likelyKey returns which of the keys a name denotes or probably misspells, or "":
-// one that differs only in separators and common abbreviations, or in at most two
-// wrong, missing, swapped or extra letters (one in a short name). A different digit
-// or a leading "no" is not a misspelling: a user who writes IPv4 means it.
-func likelyKey(keys []string, name string) string {
-	if len(name) > 2*len(KeyNonMasqueradeSrcCIDRs) {
-		return ""
+// The keys of the table in lower case, and short.
+var lowerKeys, shortKeys = func() (lower, shorter []string) {
+	for _, key := range Keys() {
+		lower = append(lower, strings.ToLower(key))
+		shorter = append(shorter, short(strings.ToLower(key)))
 	}
-	name = strings.ToLower(name)
-	shortName := short(name)
-	best, likely := 3, ""
-	for _, key := range keys {
-		k := strings.ToLower(key)
-		switch {
-		case name == "no"+k, strings.Contains(name, "4"), strings.Contains(name, "6") != strings.Contains(k, "6"):
-			continue
-		}
-		shortKey := short(k)
-		for edits := range best {
-			if edits > 1 && len(k) < 10 {
-				break
-			}
-			if Within(edits, name, k) || Within(edits, shortName, shortKey) {
-				best, likely = edits, key
-			}
-		}
-	}
-	return likely
-}
+	return lower, shorter
+}()
 
 // short returns a lower-case name without separators and with words abbreviated.
 func short(name string) string {
@@ -113,9 +112,7 @@ func Within(edits int, a, b string) bool {
 	if a == "" || b == "" || edits == 0 {
 		return len(a)+len(b) <= edits
 	}
-	if len(a) > len(b)+edits || len(b) > len(a)+edits {
-		return false
-	}
+	swapped := len(a) > 1 && len(b) > 1 && a[:2] == string([]byte{b[1], b[0]})
 	return Within(edits-1, a[1:], b) || Within(edits-1, a, b[1:]) || Within(edits-1, a[1:], b[1:]) ||
-		len(a) > 1 && len(b) > 1 && a[0] == b[1] && a[1] == b[0] && Within(edits-1, a[2:], b[2:])
+		swapped && Within(edits-1, a[2:], b[2:])
 }

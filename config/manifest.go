@@ -1,24 +1,19 @@
 package config
 
 import (
+	"bytes"
 	"fmt"
 	"io"
-	"regexp"
 	"strings"
 
 	"gopkg.in/yaml.v3"
 )
 
-var configMapKind = regexp.MustCompile(`(?m)^\s*"?kind"?\s*:\s*"?ConfigMap\b`)
-
-// ReadFrom reads a source of at most 4 MiB from r, such as standard input.
+// ReadFrom reads a source from r, such as standard input.
 func ReadFrom(r io.Reader, name string) ([]Source, error) {
-	data, err := io.ReadAll(io.LimitReader(r, maxSize+1))
+	data, err := io.ReadAll(io.LimitReader(r, maxSize+1)) // Parse reports that it is too large
 	if err != nil {
 		return nil, fmt.Errorf("config: %s: %w", name, err)
-	}
-	if len(data) > maxSize {
-		return nil, Problems{tooLarge(name, false)}
 	}
 	return []Source{{Name: name, Data: data}}, nil
 }
@@ -28,66 +23,50 @@ func ReadFrom(r io.Reader, name string) ([]Source, error) {
 // than a ConfigMap is returned unchanged, without a note. If the entry is a block
 // scalar, positions refer to the manifest.
 func Unwrap(s Source) (out Source, note *Problem, err error) {
-	if !configMapKind.Match(s.Data) || countNodes(string(s.Data), maxNodes) > maxNodes {
+	if !bytes.Contains(s.Data, []byte("ConfigMap")) || countNodes(string(s.Data), maxNodes) > maxNodes {
 		return s, nil, nil
 	}
-	var manifest yaml.Node
-	if err := yaml.Unmarshal(s.Data, &manifest); err != nil || len(manifest.Content) != 1 {
+	var manifest struct {
+		Kind string
+		Data yaml.Node
+	}
+	root, err := parseYAML(bytes.NewReader(s.Data))
+	if err != nil || root == nil || root.Decode(&manifest) != nil || manifest.Kind != "ConfigMap" {
 		return s, nil, nil //nolint:nilerr // Parse reports the error
 	}
-	root := manifest.Content[0]
-	if kind := child(root, "kind"); kind == nil || kind.Value != "ConfigMap" {
-		return s, nil, nil
-	}
-	entries := child(root, "data")
-	if entries == nil || entries.Kind != yaml.MappingNode {
-		return s, nil, fmt.Errorf("config: %s: the ConfigMap has no data", s.Name)
-	}
+	entries := manifest.Data.Content
 	var name, value *yaml.Node
-	for i := 0; i+1 < len(entries.Content); i += 2 {
-		key := entries.Content[i]
-		if len(entries.Content) == 2 || key.Value == "config" || key.Value == "ip-masq-agent" && (name == nil || name.Value == key.Value) {
-			name, value = key, entries.Content[i+1]
+	for i := 0; i+1 < len(entries); i += 2 {
+		key := entries[i]
+		if len(entries) == 2 || key.Value == "config" || key.Value == "ip-masq-agent" && name == nil {
+			name, value = key, entries[i+1]
 		}
 	}
 	if name == nil {
-		return s, nil, fmt.Errorf("config: %s: none of the %d entries of the ConfigMap is named config or ip-masq-agent", s.Name, len(entries.Content)/2)
+		return s, nil, fmt.Errorf("config: %s: none of the %d entries of the ConfigMap is named config or ip-masq-agent",
+			s.Name, len(entries)/2)
 	}
-	out = s
-	if out.Data = []byte(value.Value); value.Style&(yaml.LiteralStyle|yaml.FoldedStyle) != 0 {
-		out.Data = block(string(s.Data), value.Line)
+	out = Source{Name: s.Name, Data: []byte(value.Value)}
+	if value.Style&(yaml.LiteralStyle|yaml.FoldedStyle) != 0 {
+		out.Data = block(string(s.Data), value.Line, name.Column)
 	}
 	return out, &Problem{
-		Pos: At(s.Name, value.Line, value.Column), Note: true,
+		ID: "configMap", Level: Note, Pos: At(s.Name, value.Line, value.Column),
 		Msg: fmt.Sprintf("the entry %s of a ConfigMap is read", Printable(name.Value)),
 	}, nil
 }
 
-// child returns the value of a key, or nil.
-func child(n *yaml.Node, key string) *yaml.Node {
-	for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
-		if n.Content[i].Value == key {
-			return n.Content[i+1]
-		}
-	}
-	return nil
-}
-
 // block returns the text with every line blanked except those of the block scalar
-// that begins after a line, so that positions stay the same.
-func block(text string, after int) []byte {
+// that begins after a line and is indented by at least so many spaces, so that
+// positions stay the same.
+func block(text string, after, indent int) []byte {
 	lines := strings.Split(text, "\n")
-	after = min(after, len(lines))
-	clear(lines[:after])
-	indent := -1
-	for i, l := range lines[after:] {
+	ended := false
+	for i, l := range lines {
 		content := strings.TrimLeft(l, " ")
-		switch column := len(l) - len(content); {
-		case strings.TrimSpace(content) == "":
-		case indent < 0:
-			indent = column
-		case column < indent: // the block has ended
-			return []byte(strings.Join(lines[:after+i], "\n"))
+		ended = ended || i >= after && strings.TrimSpace(content) != "" && len(l)-len(content) < indent
+		if i < after || ended {
+			lines[i] = ""
 		}
 	}
 	return []byte(strings.Join(lines, "\n"))

@@ -1,64 +1,214 @@
 package config
 
 import (
+	"cmp"
 	"path/filepath"
 	"slices"
+	"strings"
+	"time"
+
+	"gopkg.in/yaml.v3"
 )
 
 // Parse reads all sources and merges them: lists are concatenated in source
-// order, booleans are ORed, the shortest interval wins, and different values of
-// cidrLimit are an error. Keys that no source sets keep their defaults. One bad
-// source rejects all: the Config is then zero, and the error is [Problems].
-// Warnings are returned either way.
-func Parse(d Defaults, sources ...Source) (c Config, warnings []Problem, err error) {
-	c, errors, warned := parse(d, sources)
-	warnings = warned.all("warnings")
-	if errors.total > 0 {
-		return Config{}, warnings, Problems(errors.all("errors"))
-	}
-	return c, warnings, nil
-}
-
-// Lenient returns the Config that ip-masq-agent v2 would derive from sources that
-// Parse rejects, and the mistakes that it ignores: misspelled, duplicate and
-// conflicting keys, whatever follows the first document, intervals of zero or
-// less, and invalid values of keys that only this agent has. Of duplicate keys
-// the last one applies; an invalid value of a key that only this agent has is
-// dropped. If anything else is wrong, the older agent rejects the sources, too:
-// the Config is then zero, and the error is [Problems]. What only this agent
-// accepts (IPv6 CIDRs while IPv6 is off, more than 64 CIDRs) is accepted here as
-// well.
-func Lenient(d Defaults, sources ...Source) (c Config, tolerated []Problem, err error) {
-	c, errors, _ := parse(d, sources)
-	if errors.refused {
-		return Config{}, nil, Problems(errors.all("errors"))
-	}
-	return c, errors.all("errors"), nil
-}
-
-func parse(d Defaults, sources []Source) (c Config, errors, warnings report) {
+// order, booleans are ORed, the shortest interval, the smallest limit and the
+// staleConnections that deletes most apply. Keys that no source sets keep their
+// defaults.
+//
+// The sources are accepted if the problems have no [Problems.Faults]. With
+// mistakes alone, the Config is what the older agents derive from the sources, and
+// the keys that only this agent has. With an error it is zero.
+func Parse(d Defaults, sources ...Source) (Config, Problems) {
+	p := &parser{config: Default(d), set: map[string]Position{}, nodes: maxNodes}
 	size := 0
 	for _, s := range sources {
 		if size += len(s.Data); size > maxSize {
-			errors.add(tooLarge(Printable(s.Name), len(sources) > 1), maxErrors)
-			return c, errors, warnings
+			return Config{}, Problems{tooLarge(Printable(s.Name), len(sources) > 1)}
+		}
+		p.joined = p.joined || s.Joined
+		p.read(s)
+	}
+	for i := range table {
+		p.merge(&table[i])
+	}
+	p.checkDirectory(sources)
+	p.checkLists()
+	p.checkEnforce()
+	if p.found[Error] > 0 {
+		p.config = Config{}
+	}
+	return p.config, p.sorted()
+}
+
+// A parser is the state of one Parse.
+type parser struct {
+	report
+	files  []*file
+	joined bool // the files are those of a directory
+	nodes  int  // left for the remaining files
+
+	config Config
+	set    map[string]Position // of the values that apply, by key; not of defaults
+}
+
+// merge reads the values of a key in all files.
+func (p *parser) merge(row *Row) {
+	if row.Key == keyLinkLocal {
+		p.linkLocal(row)
+		return
+	}
+	switch to := row.in(&p.config).(type) {
+	case *[]CIDR:
+		var list []CIDR
+		for _, f := range p.files {
+			items := f.list(row)
+			list = slices.Grow(list, len(items))
+			for _, item := range items {
+				list = append(list, CIDR{f.entry(row, item), f.position(item)})
+			}
+		}
+		if _, set := p.set[row.Key]; set {
+			*to = list
+		}
+	case *[]Interface:
+		for _, f := range p.files {
+			for _, item := range f.list(row) {
+				f.entry(row, item)
+				*to = append(*to, Interface{target(item).Value, f.position(item)})
+			}
+		}
+		if n := len(*to); n > maxInterfaces {
+			p.add(Error, "tooManyEntries", p.set[row.Key], "%s has %d names, at most %d are possible: use a prefix such as %q",
+				row.Key, n, maxInterfaces, "veth*")
+		}
+	case *bool:
+		scalar(p, row, to, (*file).bool, yes)
+	case **Position:
+		value := !row.explicit
+		scalar(p, row, &value, (*file).bool, yes)
+		if at := p.set[row.Key]; value == row.explicit {
+			*to = &at
+		}
+	case *time.Duration:
+		scalar(p, row, to, (*file).duration, cmp.Less[time.Duration])
+	case *int:
+		scalar(p, row, to, (*file).int, cmp.Less[int])
+	case *Stale:
+		more := func(a, b Stale) bool { return a == StaleAll || b == StaleKeep }
+		scalar(p, row, to, (*file).staleConnections, more)
+		if at := p.set[row.Key]; *to != StaleKeep {
+			p.config.staleAt = &at
 		}
 	}
-	left := budget{nodes: maxNodes, folded: maxFolded}
-	files := make([]*file, len(sources))
-	for i, s := range sources {
-		files[i] = readFile(d, s, &left)
+}
+
+func yes(value, _ bool) bool { return value }
+
+// linkLocal reads the key of non-masquerade-daemon.
+func (p *parser) linkLocal(row *Row) {
+	exempt := false
+	scalar(p, row, &exempt, (*file).bool, yes)
+	at, old := p.set[row.Key]
+	now, both := p.set[keyMasqLinkLocal]
+	switch {
+	case both && old:
+		p.add(Mistake, "conflictingKeys", at, "%s is the inverse of %s, which is set at %s: remove one of them",
+			keyLinkLocal, keyMasqLinkLocal, now)
+	case old:
+		p.config.MasqLinkLocal = !exempt
+		p.add(Warning, "deprecatedKey", at, "%s is deprecated: write its inverse, %s: %t",
+			keyLinkLocal, keyMasqLinkLocal, !exempt)
 	}
-	c = join(d, files)
-	if n := len(sources); n > 0 && !slices.ContainsFunc(sources, func(s Source) bool { return !s.Ignored }) {
-		warnings.add(Problem{
-			Pos: At(Printable(filepath.Dir(sources[0].Name)), 0, 0),
-			Msg: "no file in this directory is read: the built-in defaults apply",
-		}, maxWarnings)
+}
+
+// scalar reads a value like encoding/json: all that a file has must be valid, the
+// last one applies, and null leaves what is there. Of several files, that applies
+// which wins over the others.
+func scalar[T comparable](
+	p *parser, row *Row, to *T, read func(*file, string, *yaml.Node, *T) bool, wins func(a, b T) bool,
+) {
+	for _, f := range p.files {
+		var value T
+		var at *yaml.Node
+		for _, s := range f.settings {
+			if s.row == row && !isNull(s.value) && read(f, row.Key, s.value, &value) {
+				at = s.value
+			}
+		}
+		_, again := p.set[row.Key]
+		if at != nil && (!again || value != *to && wins(value, *to)) {
+			*to, p.set[row.Key] = value, f.position(at)
+		}
 	}
-	for _, f := range files {
-		errors.append(f.errors, maxErrors)
-		warnings.append(f.warnings, maxWarnings)
+}
+
+// checkDirectory warns if nothing in a directory is read, and if ip-masq-agent-v2
+// would read it otherwise: it has no default list once there is a file.
+func (p *parser) checkDirectory(sources []Source) {
+	if len(sources) > 0 && !slices.ContainsFunc(sources, func(s Source) bool { return !s.Ignored }) {
+		p.add(Warning, "nothingRead", At(filepath.Dir(p.files[0].name), 0, 0),
+			"no file in this directory is read: the built-in defaults apply")
 	}
-	return c, errors, warnings
+	_, listed := p.set[KeyNonMasqueradeCIDRs]
+	theirs := slices.IndexFunc(p.files, func(f *file) bool { return strings.HasPrefix(filepath.Base(f.name), "ip-masq") })
+	if p.joined && !listed && theirs >= 0 {
+		p.add(Warning, "noList", At(p.files[theirs].name, 0, 0),
+			"no file in this directory sets %s: its default applies, but ip-masq-agent-v2 exempts link-local "+
+				"destinations alone; for the same write \"%[1]s: []\", or else list what to exempt", KeyNonMasqueradeCIDRs)
+	}
+}
+
+// checkLists checks the length of nonMasqueradeCIDRs, and warns once per list about
+// IPv6 CIDRs while IPv6 is off.
+func (p *parser) checkLists() {
+	at, listed := p.set[KeyNonMasqueradeCIDRs]
+	n, limit := len(p.config.NonMasqueradeCIDRs), p.config.CIDRLimit
+	if listed && n == 0 {
+		p.add(Warning, "emptyList", at,
+			"%s is empty: not even the default ranges are exempt (to keep them, leave the key out)", KeyNonMasqueradeCIDRs)
+	}
+	if n > limit {
+		level, ignored := Error, ""
+		if p.joined {
+			level, ignored = Warning, "; this is ignored in a directory"
+		}
+		p.add(level, "cidrLimit", p.set[keyCIDRLimit], "%s is %d, but %s has %d entries%s",
+			keyCIDRLimit, limit, KeyNonMasqueradeCIDRs, n, ignored)
+	}
+	for _, row := range table {
+		list := row.Entries(p.config)
+		first := slices.IndexFunc(list, func(c CIDR) bool { return c.Addr().Is6() })
+		if first >= 0 && !p.config.EnableIPv6 {
+			p.add(Warning, "ipv6Off", list[first].Pos,
+				"%s: IPv6 CIDRs (the first is here) have no effect while IPv6 is off: set %s or --enable-ipv6",
+				row.Key, keyEnableIPv6)
+		}
+	}
+}
+
+// checkEnforce checks that enforceNonMasquerade does not concern more than pods.
+func (p *parser) checkEnforce() {
+	c := p.config
+	ipv4, ipv6 := c.knowsPods(false), c.knowsPods(true)
+	const key, noEffect = KeyEnforceNonMasquerade, "%s has no effect on %s: %s has no such entry"
+	switch {
+	case c.Enforce == nil:
+	case !ipv4 && !ipv6:
+		p.add(Error, "needsSources", *c.Enforce, "%s needs %s or %s: without them it would also turn off masquerading "+
+			"for containers and virtual machines of Docker and other programs",
+			key, KeyMasqueradeSrcCIDRs, KeyMasqueradeSrcInterfaces)
+	case !ipv4:
+		p.add(Warning, "noEffect", *c.Enforce, noEffect, key, "IPv4", KeyMasqueradeSrcCIDRs)
+	case !ipv6 && c.EnableIPv6:
+		p.add(Warning, "noEffect", *c.Enforce, noEffect, key, "IPv6", KeyMasqueradeSrcCIDRs)
+	}
+}
+
+// knowsPods reports whether the config identifies connections of a family that
+// come from pods, as opposed to other containers or virtual machines on the node.
+func (c Config) knowsPods(ipv6 bool) bool {
+	return slices.ContainsFunc(table, func(row Row) bool {
+		ofFamily := func(cidr CIDR) bool { return cidr.Addr().Is6() == ipv6 }
+		return row.LimitsSources() && (len(row.Interfaces(c)) > 0 || slices.ContainsFunc(row.Entries(c), ofFamily))
+	})
 }

@@ -1,37 +1,24 @@
 package config
 
 import (
-	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
-	"strconv"
 	"strings"
-	"unicode"
-	"unique"
 )
 
 // A Position is a place in a file. Line and Col count from 1, Col in characters.
-// The zero Position denotes a built-in default. It is small because each CIDR of
-// a config has one.
+// The zero Position denotes a built-in default.
 type Position struct {
-	file      unique.Handle[string]
-	Line, Col int32
+	file      string
+	Line, Col int
 }
 
 // At returns a position in a file; without a line it denotes the whole file.
-func At(file string, line, col int) Position { return at(unique.Make(file), line, col) }
-
-func at(file unique.Handle[string], line, col int) Position {
-	return Position{file: file, Line: int32(line), Col: int32(col)}
-}
+func At(file string, line, col int) Position { return Position{file, line, col} }
 
 // File returns the name of the file.
-func (p Position) File() string {
-	if p.file == (unique.Handle[string]{}) {
-		return ""
-	}
-	return p.file.Value()
-}
+func (p Position) File() string { return p.file }
 
 // String returns FILE:LINE:COL, or FILE if the position has no line.
 func (p Position) String() string {
@@ -39,51 +26,61 @@ func (p Position) String() string {
 	case p == (Position{}):
 		return "built-in default"
 	case p.Line == 0:
-		return p.File()
+		return p.file
 	}
-	return p.File() + ":" + strconv.Itoa(int(p.Line)) + ":" + strconv.Itoa(int(p.Col))
+	return fmt.Sprintf("%s:%d:%d", p.file, p.Line, p.Col)
 }
 
-// A Problem is an error or a warning about one place in a file.
+// A Level is how serious a problem is.
+type Level uint8
+
+// The levels. Files with an error or a mistake are rejected.
+const (
+	Error   Level = iota // the older agents reject it, too, or it is a key of this agent that cannot be done
+	Mistake              // the older agents ignore it, or read something else than is written
+	Warning
+	Note // needs no action
+)
+
+// String returns the level in lower case.
+func (l Level) String() string { return [...]string{"error", "mistake", "warning", "note"}[l] }
+
+// A Problem is a remark about a config, usually about one place in a file.
 type Problem struct {
-	Pos  Position
-	Msg  string
-	Text string // the source line; empty if too long or if nothing of the file may be quoted
+	ID    string // stable, for programs
+	Level Level
+	Pos   Position // zero: none
+	Msg   string
 
-	// Tolerated marks an error that the older agents ignore; see Lenient.
-	Tolerated bool
-	// Note marks a warning that needs no action.
-	Note bool
+	source string // the line; empty if too long or if nothing of the file may be quoted
 }
 
-// Error returns FILE:LINE:COL: message.
-func (p Problem) Error() string { return p.Pos.String() + ": " + p.Msg }
+// Error returns FILE:LINE:COL: message, or the message alone without a position.
+func (p Problem) Error() string {
+	if p.Pos == (Position{}) {
+		return p.Msg
+	}
+	return p.Pos.String() + ": " + p.Msg
+}
 
 // Caret returns the source line and, below it, a caret pointing at the problem,
 // or "" without a line. Unprintable characters are replaced.
 func (p Problem) Caret() string {
-	if p.Text == "" {
+	if p.source == "" {
 		return ""
 	}
-	before := []rune(p.Text)
-	before = before[:min(int(p.Pos.Col)-1, len(before))]
-	pad := strings.Map(func(r rune) rune {
-		if r == '\t' {
-			return r
-		}
-		return ' '
-	}, string(before))
-	line := strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) && r != '\t' {
-			return '\uFFFD'
-		}
-		return r
-	}, p.Text)
-	return line + "\n" + pad + "^"
+	line := []rune(unprintable.ReplaceAllString(string([]rune(p.source)), "\uFFFD"))
+	before := line[:min(p.Pos.Col-1, len(line))]
+	return string(line) + "\n" + notTab.ReplaceAllString(string(before), " ") + "^"
 }
 
-// Problems is an error made of all errors in all files, ordered by file and
-// position.
+var (
+	unprintable = regexp.MustCompile(`[^\t \pL\pM\pN\pP\pS]`)
+	notTab      = regexp.MustCompile(`[^\t]`)
+)
+
+// Problems are ordered by file and position. As an error they are those of which
+// at least one is a fault.
 type Problems []Problem
 
 // Error returns the problems, one per line.
@@ -95,47 +92,68 @@ func (p Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// The most that one Parse reports. The rest is counted.
-const (
-	maxErrors   = 1000
-	maxWarnings = 100
-)
+// Faults returns the errors and mistakes: files are accepted if there are none.
+func (p Problems) Faults() Problems {
+	return slices.DeleteFunc(slices.Clone(p), func(p Problem) bool { return p.Level > Mistake })
+}
 
-// A report collects problems. It keeps the first ones and counts the others.
+// Remarks returns the warnings and notes.
+func (p Problems) Remarks() Problems {
+	return slices.DeleteFunc(slices.Clone(p), func(p Problem) bool { return p.Level <= Mistake })
+}
+
+// Worst returns the most serious level, or Note if there are none.
+func (p Problems) Worst() Level {
+	level := Note
+	for _, problem := range p {
+		level = min(level, problem.Level)
+	}
+	return level
+}
+
+// Err returns the faults as an error, or nil.
+func (p Problems) Err() error {
+	if faults := p.Faults(); len(faults) > 0 {
+		return faults
+	}
+	return nil
+}
+
+// most is how many problems of each level one Parse reports. The rest is counted.
+const most = 100
+
+// A report collects problems.
 type report struct {
-	kept    []Problem
-	total   int
-	refused bool // at least one, kept or not, is not tolerated
+	kept  Problems
+	found [Note + 1]int // by level
 }
 
-func (r *report) add(p Problem, most int) {
-	r.total++
-	r.refused = r.refused || !p.Tolerated
-	if len(r.kept) < most {
-		r.kept = append(r.kept, p)
+func (r *report) add(level Level, id string, at Position, format string, args ...any) {
+	if r.found[level]++; r.found[level] <= most {
+		r.kept = append(r.kept, Problem{ID: id, Level: level, Pos: at, Msg: fmt.Sprintf(format, args...)})
 	}
 }
 
-// append adds the problems of the next file, ordered by position, without the
-// duplicates that come from a mapping merged twice.
-func (r *report) append(next report, most int) {
-	slices.SortStableFunc(next.kept, func(a, b Problem) int {
-		return cmp.Or(cmp.Compare(a.Pos.Line, b.Pos.Line), cmp.Compare(a.Pos.Col, b.Pos.Col))
-	})
-	kept := slices.Compact(next.kept)
-	r.total += next.total - len(next.kept) + len(kept)
-	r.refused = r.refused || next.refused
-	r.kept = append(r.kept, kept[:min(len(kept), most-len(r.kept))]...)
-}
-
-// all returns the kept problems, and one that counts the others.
-func (r *report) all(what string) []Problem {
-	more := r.total - len(r.kept)
-	if more == 0 {
-		return r.kept
+// sorted returns the problems, ordered by file and position, with their source
+// lines, and without the duplicates that come from a mapping merged twice. Those not
+// kept are counted at the end.
+func (p *parser) sorted() Problems {
+	order := map[string]int{}
+	for i, f := range p.files {
+		order[f.name] = i
 	}
-	file := r.kept[len(r.kept)-1].Pos.File()
-	return append(r.kept, Problem{
-		Pos: At(file, 0, 0), Msg: fmt.Sprintf("and %d more %s", more, what), Tolerated: !r.refused,
-	})
+	key := func(p Problem) []int { return []int{order[p.Pos.file], p.Pos.Line, p.Pos.Col, int(p.Level)} }
+	slices.SortStableFunc(p.kept, func(a, b Problem) int { return slices.Compare(key(a), key(b)) })
+	all := slices.Compact(p.kept)
+	for i, problem := range all {
+		if problem.Pos.Line > 0 {
+			all[i] = p.files[order[problem.Pos.file]].show(problem)
+		}
+	}
+	for i, n := range p.found {
+		if level := Level(i); n > most {
+			all = append(all, Problem{ID: "more", Level: level, Msg: fmt.Sprintf("and %d more %ss", n-most, level)})
+		}
+	}
+	return all
 }

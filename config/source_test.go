@@ -236,8 +236,8 @@ func TestControlCharactersInFileNamesAreEscaped(t *testing.T) {
 		t.Fatal(err)
 	}
 	sources = append(sources, Source{Name: hostile, Data: []byte("x: ")})
-	_, warnings, err := Parse(Defaults{}, sources...)
-	texts := []string{err.Error(), warningLines(warnings)}
+	_, problems := Parse(Defaults{}, sources...)
+	texts := []string{problems.Faults().Error(), problems.Remarks().Error()}
 	for _, s := range sources[:2] {
 		texts = append(texts, s.Name)
 	}

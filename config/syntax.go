@@ -2,150 +2,108 @@ package config
 
 import (
 	"fmt"
-	"io"
 	"regexp"
-	"strconv"
+	"sort"
 	"strings"
 	"unicode/utf8"
 )
 
-// syntaxError turns an error of yaml.v3 into a problem with a position. yaml.v3
-// reports a line at best: that of the context, minus one for an error of its
-// parser, and none at all for the first line. So the source, which is what was
-// parsed, is parsed once more after an empty line, and line by line.
-func (t *text) syntaxError(err error, source string) Problem {
-	msg := strings.TrimPrefix(err.Error(), "yaml: ")
+// maxSearched is the longest text, in bytes, that is parsed again and again to find
+// an error.
+const maxSearched = 64 << 10
+
+// syntaxError returns the position of an error of yaml.v3, and a message. yaml.v3
+// reports a line at best, and often that in which something begins. The error is in
+// the line with which the text first has it.
+func (t *text) syntaxError(err error, source string) (Position, string) {
+	msg, line := messageOf(err), 0
 	if strings.Contains(msg, "UTF-8") || strings.Contains(msg, "control characters") {
 		return t.forbidden()
 	}
-	lines := strings.Split(source, "\n")
-	feed := lineFeed{lines: lines}
-	_, _ = parseYAML(&feed)
+	lines := strings.SplitAfter(source, "\n")
+	broken := func(n int, end string) bool {
+		_, err := parseYAML(strings.NewReader(strings.Join(lines[:n], "") + end))
+		return messageOf(err) == msg
+	}
+	first := func(end string) int {
+		return sort.Search(len(lines)-1, func(n int) bool { return broken(n+1, end) })
+	}
+	_, _ = fmt.Sscanf(err.Error(), "yaml: line %d", &line) // from 0 in the parser, from 1 in the scanner
+	if line = min(line, len(lines)-1); len(source) <= maxSearched {
+		line = first("")
+		if value := first("\n]"); strings.Contains(msg, "node content") && colonValue.MatchString(lines[value]) {
+			line = value // not the bracket, which is just not closed yet
+		}
+	} else if broken(line, "") {
+		line--
+	}
+	text := strings.TrimSuffix(lines[line], "\n")
+	offset, msg := explain(msg, text)
+	return At(t.name, line+1, utf8.RuneCountInString(text[:offset])+1), msg
+}
+
+// messageOf returns the message of "yaml: line 3: message".
+func messageOf(err error) string {
+	text := fmt.Sprint(err)
+	return text[strings.LastIndex(text, ": ")+2:]
+}
+
+// explain returns the offset of an error within its line, and a message with a hint.
+func explain(msg, line string) (int, string) {
 	if name, ok := strings.CutPrefix(msg, "unknown anchor '"); ok {
-		name = "*" + strings.TrimSuffix(name, "' referenced")
-		read := strings.Join(t.lines()[:feed.read], "\n")
-		return t.problemAt(max(strings.LastIndex(read, name), 0), t.called("alias", name)+" has no anchor before it")
+		name, _, _ = strings.Cut(name, "'")
+		return max(strings.Index(line, "*"+name), 0), "the alias has no anchor before it"
 	}
-	if _, err := parseYAML(strings.NewReader("\n" + source)); err != nil {
-		msg = strings.TrimPrefix(err.Error(), "yaml: ")
-	}
-	line, msg := lineOf(msg)
-	line = min(max(line, 1), len(t.lines()))
-	switch {
-	case msg == "did not find expected key", msg == "did not find expected '-' indicator":
-		line = brokenLine(lines, line, feed.read)
-	case strings.Contains(msg, "violates indentation"):
-		for line < len(t.lines()) && !strings.HasPrefix(strings.TrimLeft(t.lines()[line-1], " "), "\t") {
-			line++
-		}
-	}
-	offset, hint := t.explain(msg, t.lines()[line-1])
-	return t.problem(line, utf8.RuneCountInString(t.lines()[line-1][:offset])+1, "syntax: "+msg+hint)
+	offset, hint := hint(msg, line)
+	return offset, "syntax: " + msg + hint
 }
 
-// called returns what, followed by its content if that may be quoted.
-func (t *text) called(what, content string) string {
-	if t.config && quotable(content) {
-		return what + " " + strconv.Quote(content)
-	}
-	return what
-}
-
-// lineOf splits "line 3: message", which counts the extra empty line before the text.
-func lineOf(s string) (int, string) {
-	rest, _ := strings.CutPrefix(s, "line ")
-	number, msg, _ := strings.Cut(rest, ": ")
-	n, err := strconv.Atoi(number)
-	if err != nil {
-		return 1, s
-	}
-	for _, parser := range []string{
-		"did not find expected <", "did not find expected node", "did not find expected key", "did not find expected '-'",
-		"did not find expected ','", "found duplicate %", "found incompatible", "found undefined tag",
-	} {
-		if strings.HasPrefix(msg, parser) {
-			return n, msg
-		}
-	}
-	return n - 1, msg
-}
-
-// brokenLine returns the line, between two others, from which on the text is no
-// longer YAML. It is for errors in which yaml.v3 names only the line where a list
-// or mapping begins. The parser reads a little ahead.
-func brokenLine(lines []string, from, read int) int {
-	for n := read; n > from && n > read-8 && n < 10_000; n-- {
-		if _, err := parseYAML(strings.NewReader(strings.Join(lines[:n-1], "\n"))); err == nil {
-			return n
-		}
-	}
-	return from
-}
-
-// lineFeed feeds a parser one line at a time, to find out how far it gets.
-type lineFeed struct {
-	lines []string
-	read  int    // lines consumed
-	rest  string // of the last one
-}
-
-func (f *lineFeed) Read(p []byte) (int, error) {
-	if f.rest == "" {
-		if f.read == len(f.lines) {
-			return 0, io.EOF
-		}
-		f.rest = f.lines[f.read] + "\n"
-		f.read++
-	}
-	n := copy(p, f.rest)
-	f.rest = f.rest[n:]
-	return n, nil
-}
-
-// explain returns the offset of an error within its line, and a hint.
-func (t *text) explain(msg, line string) (int, string) {
+func hint(msg, line string) (offset int, hint string) {
 	start := len(line) - len(strings.TrimLeft(line, " \t"))
-	has := func(s string) bool { return strings.Contains(msg, s) }
-	last := func(chars string) int { return max(start, strings.LastIndexAny(line, chars)) }
-	switch i := strings.IndexByte(line[:start], '\t'); {
-	case i >= 0:
-		return i, ": indent with spaces, not with tabs"
-	case has("node content"):
-		if value := colonValue.FindStringSubmatchIndex(line); value != nil {
-			return value[2], fmt.Sprintf(": inside [ ] write %s in quotes", t.called("the value", line[value[2]:value[3]]))
-		}
-		return last("[{"), ": close the bracket, or put the value in quotes"
-	case has("cannot start any token"):
+	if tab := strings.IndexByte(line[:start], '\t'); tab >= 0 {
+		return tab, ": indent with spaces, not with tabs"
+	}
+	value := colonValue.FindStringSubmatchIndex(line)
+	switch {
+	case strings.Contains(msg, "node content") && value != nil:
+		return value[2], ": inside [ ] write the value in quotes"
+	case strings.Contains(msg, "cannot start any token"):
 		return max(start, strings.IndexAny(line, "@`%")), ": put the value in quotes"
-	case has("mapping values are not allowed"):
-		return start, ": fix the indentation, or put the value in quotes"
-	case has("could not find expected ':'"):
-		return start, ": write a key as KEY: VALUE, an entry of a list as - VALUE"
-	case has("expected key"), has("'-' indicator"):
-		return start, ": fix the indentation"
-	case has("',' or"):
-		return last("[{"), ": close the bracket, and put commas between the entries"
-	case has("unexpected end of stream"):
-		return last(`"'`), ": close the quote"
-	case has("incompatible YAML"):
-		return start, ": remove the line %YAML"
+	}
+	for _, h := range hints {
+		if strings.Contains(msg, h.msg) {
+			return max(start, strings.LastIndexAny(line, h.at)), h.hint
+		}
 	}
 	return start, ""
+}
+
+// hints are for messages of yaml.v3. The error is at the last one of some characters,
+// or at the beginning of the line.
+var hints = []struct{ msg, at, hint string }{
+	{"node content", "[{", ": close the bracket, or put the value in quotes"},
+	{"mapping values are not allowed", "", ": fix the indentation, or put the value in quotes"},
+	{"could not find expected ':'", "", ": write a key as KEY: VALUE, an entry of a list as - VALUE"},
+	{"expected key", "", ": fix the indentation"},
+	{"'-' indicator", "", ": fix the indentation"},
+	{"',' or", "[{", ": close the bracket, and put commas between the entries"},
+	{"unexpected end of stream", `"'`, ": close the quote"},
+	{"escape", `\`, ": write the character itself"},
+	{"incompatible YAML", "", ": remove the line %YAML"},
 }
 
 // colonValue matches a value that begins with a colon, such as ::/0, which YAML
 // takes for the end of a key inside [ ].
 var colonValue = regexp.MustCompile(`(?:^|[ \t[,])(:[^ \t,\]}]+)`)
 
-// forbidden reports the first byte or character that YAML does not allow.
-func (t *text) forbidden() Problem {
-	for i, r := range t.s {
-		switch {
-		case r == utf8.RuneError && !strings.HasPrefix(t.s[i:], "\uFFFD"):
-			return t.problemAt(i, fmt.Sprintf("byte 0x%02x is not UTF-8", t.s[i]))
-		case r < ' ' && r != '\t' && r != '\n', 0x7f <= r && r < 0xa0, r == 0xfffe, r == 0xffff:
-			return t.problemAt(i, fmt.Sprintf("control character %U is not allowed", r))
-		}
+// forbidden returns the first byte or character that YAML does not allow.
+func (t *text) forbidden() (Position, string) {
+	i := max(0, strings.IndexFunc(t.s, func(r rune) bool {
+		return r < ' ' && r != '\t' && r != '\n' || 0x7f <= r && r < 0xa0 || r >= utf8.RuneError && r <= 0xffff
+	}))
+	r, size := utf8.DecodeRuneInString(t.s[i:])
+	if size == 1 && r == utf8.RuneError {
+		return t.at(i), fmt.Sprintf("byte 0x%02x is not UTF-8", t.s[i])
 	}
-	return t.problemAt(0, "characters that YAML does not allow")
+	return t.at(i), fmt.Sprintf("control character %U is not allowed", r)
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,93 +11,97 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// maxTagDirectives bounds the directives, which yaml.v3 compares pairwise.
-const maxTagDirectives = 100
-
-const errSecondDocument = "a second document begins here: a config file has one, merge them"
-
-// readYAML returns the single value of the file, or nil if it is empty. Long lists
-// are folded. The value may be usable even with errors.
-func (f *file) readYAML(left *budget) *yaml.Node {
-	if strings.Count(f.s, "%TAG") > maxTagDirectives {
-		msg := fmt.Sprintf("more than %d %%TAG directives: a config file needs none", maxTagDirectives)
-		f.errors.add(f.problemAt(strings.Index(f.s, "%TAG"), msg), maxErrors)
+// root returns the value of the file's first document, or nil if it is empty or
+// invalid.
+func (f *file) root() *yaml.Node {
+	if strings.Count(f.s, "\n") > maxLines {
+		return f.tooMany()
+	}
+	source := f.firstDocument()
+	if f.json && !f.validJSON() {
 		return nil
 	}
-	short, runs := f.fold()
-	before := *left
-	source, fits := left.take(short, runs)
-	if !fits {
-		f.tooMuch()
-		return nil
+	if f.nodes -= countNodes(source, f.nodes); f.nodes < 0 {
+		return f.tooMany()
 	}
-	docs, err := parseYAML(strings.NewReader(source))
-	lists, found := unfold(&yaml.Node{Content: docs[:min(len(docs), 1)]}, runs)
-	if !found {
-		// A run turned out to be part of a block scalar, or there is an error
-		// elsewhere: parse the whole text.
-		if whole, fits := before.take(f.s, nil); fits {
-			*left, lists, source = before, nil, whole
-			docs, err = parseYAML(strings.NewReader(whole))
-		} else if err == nil || len(docs) > 0 {
-			f.tooMuch()
-			return nil
-		}
-	}
-	f.folded = lists
+	root, err := parseYAML(strings.NewReader(source))
 	if err != nil {
-		p := f.syntaxError(err, source)
-		if len(docs) == 0 {
-			docs = firstDocument(source)
+		at, msg := f.syntaxError(err, source)
+		if root == nil {
+			f.add(Error, "syntax", at, "%s", msg)
+		} else { // the document ends without a line "---"
+			f.add(Mistake, "secondDocument", at, errSecondDocument)
 		}
-		if len(docs) > 0 {
-			p.Msg, p.Tolerated = errSecondDocument, true
-		}
-		f.errors.add(p, maxErrors)
 	}
-	if len(docs) > 1 {
-		f.failTolerated(docs[1], errSecondDocument)
-	}
-	if len(docs) == 0 || isNull(docs[0]) {
+	if root == nil || isNull(root) {
 		return nil
 	}
-	return docs[0]
+	return root
 }
 
-var documentEnd = regexp.MustCompile(`(?m)^\.\.\.( |$)`)
-
-// firstDocument returns the value of the document that a line "..." ends, if it
-// is valid YAML. yaml.v3 fails there because it looks for comments after the
-// line.
-func firstDocument(s string) []*yaml.Node {
-	if end := documentEnd.FindStringIndex(s); end != nil {
-		if docs, err := parseYAML(strings.NewReader(s[:end[0]] + "...")); err == nil {
-			return docs
-		}
-	}
+func (f *file) tooMany() *yaml.Node {
+	f.add(Error, "tooMany", At(f.name, 0, 0), "too many values: a config may have at most 100,000")
 	return nil
 }
 
-// parseYAML returns the value of the first document, and of the next one that is
-// not null. It reads no further, and returns them even with an error. yaml.v3
-// panics in cases it does not expect.
-func parseYAML(r io.Reader) (docs []*yaml.Node, err error) {
+const errSecondDocument = "a second document begins here: a config file has one, merge them"
+
+// firstDocument returns the text of the first document. The older agents read no
+// further: whatever follows is a mistake, even if it is not YAML. A line that
+// separates documents cannot be part of a quoted text or a block scalar.
+func (f *file) firstDocument() string {
+	end := len(prologue.FindString(f.s))
+	for line := range strings.SplitAfterSeq(f.s[end:], "\n") {
+		if (strings.HasPrefix(line, "---") || strings.HasPrefix(line, "...")) && blank(line, 3) {
+			break
+		}
+		end += len(line)
+	}
+	if next := end + len(nothing.FindString(f.s[end:])); next < len(f.s) {
+		f.add(Mistake, "secondDocument", f.at(next), errSecondDocument)
+	}
+	return f.s[:end]
+}
+
+// What may be before the content of the first document, and after it.
+var (
+	prologue = regexp.MustCompile(`^(([ \t]*(#.*)?|%.*)\n)*(---)?`)
+	nothing  = regexp.MustCompile(`^((---|\.\.\.)?[ \t]*(#.*)?(\n|$))*((---|\.\.\.)?[ \t]+)?`)
+)
+
+// parseYAML returns the value of a document, also with an error if that is after
+// the value. yaml.v3 panics in cases it does not expect.
+func parseYAML(r io.Reader) (root *yaml.Node, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("yaml: %v", p)
 		}
 	}()
 	dec := yaml.NewDecoder(r)
-	for len(docs) < 2 {
+	for err == nil {
 		var doc yaml.Node
-		if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			return docs, err
-		}
-		if root := doc.Content[0]; len(docs) == 0 || !isNull(root) {
-			docs = append(docs, root)
+		if err = dec.Decode(&doc); err == nil && root == nil {
+			root = doc.Content[0]
 		}
 	}
-	return docs, nil
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return root, err
+}
+
+// validJSON reports whether a file that begins with "{" is JSON, for which the
+// older agents take it. As YAML it means the same.
+func (f *file) validJSON() bool {
+	err := json.Unmarshal([]byte(f.s), &struct{}{})
+	if err == nil {
+		return true
+	}
+	offset := len(strings.TrimRight(f.s, " \t\n")) // if the end is unexpected
+	var syntax *json.SyntaxError
+	if errors.As(err, &syntax) {
+		offset = min(offset, int(syntax.Offset)-1)
+	}
+	f.add(Error, "syntax", f.at(offset), `JSON, as the file begins with "{": %s`, err) // quotes a character
+	return false
 }

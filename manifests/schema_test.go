@@ -182,9 +182,9 @@ func TestExamplesParseAsDescribed(t *testing.T) {
 				sources = append(sources, config.Source{Name: file, Data: text})
 			}
 		}
-		c, warnings, err := config.Parse(config.Defaults{}, sources...)
-		if err != nil || len(warnings) != want.warnings {
-			t.Errorf("%s: %v %v", dir, err, warnings)
+		c, problems := config.Parse(config.Defaults{}, sources...)
+		if problems.Err() != nil || len(problems) != want.warnings {
+			t.Errorf("%s: %v", dir, problems)
 		}
 		if got := cidrs(c.NonMasqueradeCIDRs); got != want.exempt {
 			t.Errorf("%s exempts %s", dir, got)
@@ -227,8 +227,8 @@ func TestSchemaAgreesWithTheAgent(t *testing.T) {
 		}
 	}
 	parse := func(text []byte) error {
-		_, _, err := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: text})
-		return err
+		_, problems := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: text})
+		return problems.Err()
 	}
 	all := validConfigs
 	for _, text := range examples(t) {

@@ -14,41 +14,30 @@ type Options struct {
 
 // A Built is what [Build] makes of the files of a config.
 type Built struct {
+	// Problems of the files: they are accepted if there are no [config.Problems.Faults].
+	Problems config.Problems
 	Config   config.Config
-	Warnings []config.Problem
-	Ruleset  Ruleset
-	// Lenient is what the older agents make of files that are rejected, nil if
-	// they reject them too, or the kernel could not hold it.
-	Lenient *Ruleset
+	// Ruleset is nil if there is an error. With mistakes alone it is what the older
+	// agents make of the files.
+	Ruleset *Ruleset
 }
 
 // Build parses and compiles the files of a config. The daemon and all commands
-// use it. Mistakes in the files, and keys that the layout cannot express, are an
-// error of type [config.Problems]. The files are not needed while it compiles, so
-// that their memory can be freed.
-func Build(d config.Defaults, o Options, files ...config.Source) (b Built, err error) {
-	b.Config, b.Warnings, err = config.Parse(d, files...)
-	if err != nil {
-		if c, _, refused := config.Lenient(d, files...); refused == nil {
-			b.Lenient = lenient(c, o)
-		}
-		return b, err
+// use it. What the layout or the kernel cannot have is an error. The files are not
+// needed while it compiles, so that their memory can be freed.
+func Build(d config.Defaults, o Options, files ...config.Source) (b Built) {
+	b.Config, b.Problems = config.Parse(d, files...)
+	b.Problems = append(b.Problems, o.Layout.Check(b.Config)...)
+	if b.Problems.Worst() == config.Error {
+		return b
 	}
-	more, err := o.Layout.Check(b.Config)
-	if err != nil {
-		b.Lenient = lenient(b.Config, o)
-		return b, err
+	r := Compile(b.Config, o)
+	if err := r.Check(); err != nil {
+		b.Problems = append(b.Problems, config.Problem{ID: "kernel", Msg: err.Error()})
+		return b
 	}
-	b.Ruleset, b.Warnings = Compile(b.Config, o), append(b.Warnings, more...)
-	return b, b.Ruleset.Check()
-}
-
-func lenient(c config.Config, o Options) *Ruleset {
-	r := Compile(c, o)
-	if r.Check() != nil {
-		return nil
-	}
-	return &r
+	b.Ruleset = &r
+	return b
 }
 
 // Compile returns the ruleset for a config. It is pure, and it never fails: what

@@ -1,7 +1,9 @@
 package nft_test
 
 import (
+	"cmp"
 	"fmt"
+	"strings"
 	"testing"
 
 	"nft-masq-agent/config"
@@ -15,11 +17,81 @@ func TestManyCIDRsInModeIPTablesCauseAWarning(t *testing.T) {
 		for i := range n {
 			file += fmt.Sprintf("- 10.%d.%d.0/24\n", i>>8, i&0xff)
 		}
-		for _, mode := range []nft.Mode{nft.ModeNFTables, nft.ModeIPTables} {
-			b, err := nft.Build(config.Defaults{}, nft.Options{Layout: layouts.Of(mode, "X")}, config.Source{Name: "f", Data: []byte(file)})
-			if err != nil || (len(b.Warnings) == 1) != (n == 1000 && mode == nft.ModeIPTables) {
-				t.Errorf("%d CIDRs, %s: %v, %v", n, mode, b.Warnings, err)
+		for _, mode := range modes() {
+			o := nft.Options{Layout: layouts.Of(mode, "X")}
+			b := nft.Build(config.Defaults{}, o, config.Source{Name: "f", Data: []byte(file)})
+			warned := len(b.Problems) == 1 && b.Problems.Worst() == config.Warning
+			if b.Ruleset == nil || warned != (n == 1000 && mode == nft.ModeIPTables) || b.Problems.Err() != nil {
+				t.Errorf("%d CIDRs, %s: %v", n, mode, b.Problems)
 			}
 		}
 	}
 }
+
+// Without errors there is a ruleset: that of the config, or with mistakes what the
+// older agents make of it.
+func TestFilesWithMistakesAloneHaveARuleset(t *testing.T) {
+	const octal = "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/010, 172.16.0.0/12, fd00::/010]"
+	const long = "A-CHAIN-OF-25-CHARACTERS-"
+	for _, tt := range []struct {
+		file  string
+		chain string
+		modes []nft.Mode
+		level config.Level
+		ids   string   // of the problems
+		has   []string // in the ruleset; none: there is no ruleset
+		lacks string
+	}{
+		{"", "", modes(), config.Note, "", []string{"10.0.0.0/8", "192.168.0.0/16"}, "IPv6"},
+		{"masqLinkLocal: true\nextra: 1", "", modes(), config.Warning, "unknownKey", []string{"10.0.0.0/8"}, "169.254"},
+		{
+			octal, "", modes(), config.Mistake, "octalLength,octalLength",
+			[]string{"10.0.0.0/8", "172.16.0.0/12", "fd00::/8"},
+			"10.0.0.0/10",
+		},
+		{"masqLinkLocal: true\n---\n@", "", modes(), config.Mistake, "secondDocument", []string{"10.0.0.0/8"}, "169.254"},
+		{"nonMasqueradeCIDRs: [10.0.0.0/08]", "", modes(), config.Error, "invalidEntry", nil, ""},
+		{"masqLinkLocal: 1\nmasqLinklLocal: true", "", modes(), config.Error, "wrongValue,misspelledKey", nil, ""},
+		{"masqueradeHost: false", "", modes()[:1], config.Note, "", []string{"to this node"}, ""},
+		{"masqueradeHost: false", "", modes()[1:], config.Error, "needsNFTables", nil, ""},
+		{
+			"masqueradeHost: false\nextra: 1\nextra: 1", "", modes()[1:], config.Error,
+			"unknownKey,duplicateKey,unknownKey,needsNFTables", nil, "",
+		},
+		{"masqueradeSrcCIDRs: [10.0.0.0/8]", long, modes()[1:], config.Error, "kernel", nil, ""},
+		{
+			"masqueradeSrcCIDRs: [10.0.0.0/8]\nextra: 1\nextra: 1", long, modes()[1:], config.Error,
+			"unknownKey,duplicateKey,unknownKey,kernel", nil, "",
+		},
+		{"", long, modes()[1:], config.Note, "", []string{long}, "-SRC"},
+	} {
+		for _, mode := range tt.modes {
+			t.Run(fmt.Sprintf("%s, %.40q", mode, tt.file), func(t *testing.T) {
+				o := nft.Options{Layout: layouts.Of(mode, cmp.Or(tt.chain, "X"))}
+				b := nft.Build(config.Defaults{}, o, config.Source{Name: "f", Data: []byte(tt.file)})
+				var ids []string
+				for _, p := range b.Problems {
+					ids = append(ids, p.ID)
+				}
+				level, got := b.Problems.Worst(), strings.Join(ids, ",")
+				if got != tt.ids || level != tt.level || (b.Ruleset == nil) != (tt.has == nil) {
+					t.Fatalf("%s: %s, ruleset %v", level, got, b.Ruleset)
+				}
+				if b.Ruleset == nil {
+					return
+				}
+				text := b.Ruleset.String()
+				for _, part := range tt.has {
+					if !strings.Contains(text, part) {
+						t.Errorf("no %s in\n%s", part, text)
+					}
+				}
+				if tt.lacks != "" && strings.Contains(text, tt.lacks) {
+					t.Errorf("%s in\n%s", tt.lacks, text)
+				}
+			})
+		}
+	}
+}
+
+func modes() []nft.Mode { return []nft.Mode{nft.ModeNFTables, nft.ModeIPTables} }

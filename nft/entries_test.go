@@ -13,8 +13,8 @@ func TestEachListIsComparedByItsKey(t *testing.T) {
 	const few = 2
 	policy := func(key, entries string) (nft.Policy, error) {
 		text := "masqLinkLocal: true\nmasqLinkLocalIPv6: true\nenableIPv6: true\n" + key + ": [" + entries + "]\n"
-		c, _, err := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: []byte(text)})
-		return policyOf(c), err
+		c, problems := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: []byte(text)})
+		return policyOf(c), problems.Err()
 	}
 	tested := 0
 	for _, key := range config.Keys() {

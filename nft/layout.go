@@ -32,9 +32,9 @@ type Layout interface {
 	RandomFully() bool
 	// CountersLast reports whether its counters survive an update of the rules.
 	CountersLast() bool
-	// Check returns an error if the layout cannot express a config, otherwise
+	// Check returns errors for what the layout cannot express of a config, and
 	// warnings.
-	Check(c config.Config) ([]config.Problem, error)
+	Check(c config.Config) config.Problems
 	// Compile returns the tables for a policy with this hash.
 	Compile(p Policy, hash string) []Table
 	// CheckTables returns an error if the kernel cannot have the tables that

@@ -43,7 +43,7 @@ func checkCommand() command {
 
 func (f *checkFlags) check(e environment) (int, error) {
 	l, err := f.Load()
-	found := answer.FileFindings(l.Warnings)
+	found := answer.FileFindings(l.Problems.Remarks())
 	if err != nil && f.output == outputJSON {
 		return exitFailed, e.reply(f.output, answer.NewCheck(*f.Options, l, found, err), nil)
 	} else if err != nil {

@@ -18,20 +18,20 @@ import (
 // depends on when garbage is collected.
 const mostMemory = 80 << 20
 
-// largestConfigs are the shapes of a config of up to 4 MiB that take the most
-// memory.
+// largestConfigs are the shapes of a config with as many values as possible that
+// take the most memory.
 func largestConfigs() map[string]string {
 	const key = "nonMasqueradeCIDRs:\n"
-	configs := map[string]string{"block": key + networks(0, 230_000, "- %s\n")}
-	configs["IPv6"] = "enableIPv6: true\n" + key + networks6(170_000)
-	configs["quoted"] = key + networks(0, 200_000, "- '%s'\n")
-	configs["comments"] = key + networks(0, 110_000, "- %s # the office\n")
-	configs["carriage returns"] = strings.ReplaceAll(key+networks(0, 220_000, "- %s\n"), "\n", "\r\n")
-	configs["covered"] = key + "- 10.0.0.0/8\n" + networks(0, 230_000, "- %s\n")
-	configs["forced"] = "forceMasqueradeCIDRs:\n" + networks(0, 230_000, "- %s\n")
+	configs := map[string]string{"block": key + networks(0, 121_000, "- %s\n")}
+	configs["IPv6"] = "enableIPv6: true\n" + key + networks6(121_000)
+	configs["quoted"] = key + networks(0, 121_000, "- '%s'\n")
+	configs["comments"] = key + networks(0, 40_000, "- %s # the office\n")
+	configs["carriage returns"] = strings.ReplaceAll(key+networks(0, 121_000, "- %s\n"), "\n", "\r\n")
+	configs["covered"] = key + "- 10.0.0.0/8\n" + networks(0, 121_000, "- %s\n")
+	configs["forced"] = "forceMasqueradeCIDRs:\n" + networks(0, 121_000, "- %s\n")
 	configs["flow"] = "nonMasqueradeCIDRs: [" + networks(0, 100_000, "%s, ") + "]\n"
 	configs["JSON"] = `{"nonMasqueradeCIDRs": [` + networks(0, 100_000, `"%s", `) + `"10.0.0.0/8"]}`
-	configs["two lists"] = key + networks(0, 115_000, "- %s\n") + "forceMasqueradeCIDRs:\n" + networks(115_000, 230_000, "- %s\n")
+	configs["two lists"] = key + networks(0, 60_000, "- %s\n") + "forceMasqueradeCIDRs:\n" + networks(60_000, 120_000, "- %s\n")
 	return configs
 }
 

@@ -259,8 +259,8 @@ func (n *node) contentIsValid() bool {
 	if err != nil {
 		return false
 	}
-	_, _, err = config.Parse(config.Defaults{}, sources...)
-	return err == nil
+	_, problems := config.Parse(config.Defaults{}, sources...)
+	return problems.Err() == nil
 }
 
 // settles waits until the kernel has the rules of the config or, if it is
@@ -273,9 +273,11 @@ func (d *daemon) settles(before nft.Ruleset, flags []string) (nft.Ruleset, error
 	sources, err := config.Read(d.path)
 	if err == nil {
 		var c config.Config
-		if c, _, err = config.Parse(o.Defaults, sources...); err == nil {
+		var problems config.Problems
+		if c, problems = config.Parse(o.Defaults, sources...); problems.Err() == nil {
 			want = nft.Compile(c, o.NFT())
 		}
+		err = problems.Err()
 	}
 	if err != nil {
 		first, _, _ := strings.Cut(err.Error(), "\n")

@@ -215,8 +215,8 @@ func optionsOf(t testing.TB, args ...string) options.Options {
 func wants(t testing.TB, text string, args ...string) nft.Ruleset {
 	t.Helper()
 	o := optionsOf(t, args...)
-	c, _, err := config.Parse(o.Defaults, config.Source{Name: "config", Data: []byte(text)})
-	if err != nil {
+	c, problems := config.Parse(o.Defaults, config.Source{Name: "config", Data: []byte(text)})
+	if err := problems.Err(); err != nil {
 		t.Fatal(err)
 	}
 	return nft.Compile(c, o.NFT())

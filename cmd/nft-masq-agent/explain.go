@@ -163,7 +163,10 @@ func (f *explainFlags) filePolicy(x *answer.Explanation, e environment) (nft.Pol
 	if err != nil && x.Agent != "" {
 		_, _ = fmt.Fprintln(e.stderr, x.Agent)
 	}
-	return l.Ruleset.Policy, err
+	if err != nil {
+		return nft.Policy{}, err
+	}
+	return l.Ruleset.Policy, nil
 }
 
 // readHeld returns our rules in the kernel, nil if there are none, and whether they

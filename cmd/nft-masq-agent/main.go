@@ -73,7 +73,7 @@ func theEnvironment() environment {
 }
 
 // onThisNode completes a ruleset by the addresses of this node, if it has snatAddresses.
-func (e environment) onThisNode(r nft.Ruleset) (nft.Ruleset, error) {
+func (e environment) onThisNode(r *nft.Ruleset) (*nft.Ruleset, error) {
 	if !r.Policy.HasSNAT() {
 		return r, nil
 	}
@@ -81,5 +81,6 @@ func (e environment) onThisNode(r nft.Ruleset) (nft.Ruleset, error) {
 	if err != nil {
 		return r, err
 	}
-	return r.On(addresses), nil
+	here := r.On(addresses)
+	return &here, nil
 }

@@ -34,12 +34,8 @@ func printProblem(e environment, severity string, p config.Problem) {
 
 // warn prints the warnings of the files to stderr.
 func warn(e environment, l options.Loaded) {
-	for _, w := range l.Warnings {
-		severity := "warning: "
-		if w.Note {
-			severity = "note: "
-		}
-		printProblem(e, severity, w)
+	for _, p := range l.Problems.Remarks() {
+		printProblem(e, p.Level.String()+": ", p)
 	}
 }
 

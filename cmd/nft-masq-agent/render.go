@@ -75,7 +75,7 @@ func (f *renderFlags) render(e environment) (int, error) {
 	text := l.Ruleset.String()
 	switch f.format {
 	case formatJSON:
-		text, err = answer.JSON(answer.Render(l.Ruleset, f.NFT()))
+		text, err = answer.JSON(answer.Render(*l.Ruleset, f.NFT()))
 	case formatWinBridge:
 		var leftOut int
 		if text, leftOut, err = answer.WinBridge(f.windowsAPI, l.Config, l.Ruleset.Policy); leftOut > 0 {

@@ -59,14 +59,18 @@ func (f *statusFlags) status(ctx context.Context, e environment) (int, error) {
 		}
 	}
 	r.SetConfig(*f.Options, l, err)
-	want, lenient := l.Ruleset, l.Lenient // not the config, which may be long
+	built := l.Ruleset // not the config, which may be long
+	var want nft.Ruleset
+	if r.Config.Accepted {
+		want = *built
+	}
 	k := e.kernel()
 	defer func() { _ = k.Close() }()
 	if err := askKernel(ctx, &r, k, *f.Options, want); err != nil {
 		return exitFailed, hinted(err)
 	}
 	if !r.Config.Accepted {
-		r.SetEnforced(*f.Options, lenient)
+		r.SetEnforced(*f.Options, built)
 	}
 	for _, ipv6 := range []bool{false, true} {
 		if text := legacyNAT(e.proc, ipv6); text != "" {

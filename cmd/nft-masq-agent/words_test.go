@@ -27,7 +27,7 @@ func wordings() []wording {
 		{pattern: `\blooks? (at|for|now|again)\b|\blooked (at|for)\b|\blooks\b`, instead: "check, compare", right: []string{"look the same"}, inCode: []string{"looks like", "looks up", "looks for comments"}},
 		{pattern: `\bwhere\b`, instead: "if, when", right: []string{
 			"masquerading where you want", "where pod IPs are", "where no agent runs", "where other kernels", "where the kubelet probes",
-		}, inCode: []string{"where yaml.v3 looks", "ip_tables, where --takeover", "line where", "from | where | ,", "ip6t_entry: where the offsets", "and where the matches begin"}},
+		}, inCode: []string{"ip_tables, where --takeover", "from | where | ,", "ip6t_entry: where the offsets", "and where the matches begin"}},
 		{pattern: `\b(gives?|gave)\b`, instead: "return, report", inCode: []string{"gives a device an address", "gives the outside host one address", "gives one of the three hosts"}},
 		{pattern: `\b(says?|said|tells?|told)\b`, instead: "report, log, warn", right: []string{"if any file says"}},
 		{pattern: `\bbeside\b`, instead: "next to"},

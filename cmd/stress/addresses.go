@@ -117,8 +117,8 @@ const onTheLink = "192.0.2.211"
 // change, by hand and so some connections later. Meanwhile answers go nowhere. It
 // returns how many TCP connections were lost.
 func changedByHand(ctx context.Context, b *bench) (lost uint64, err error) {
-	c, _, err := config.Parse(config.Defaults{}, config.Source{Name: "stress", Data: []byte("snatAddresses: [" + onTheLink + "]\n")})
-	if err != nil {
+	c, problems := config.Parse(config.Defaults{}, config.Source{Name: "stress", Data: []byte("snatAddresses: [" + onTheLink + "]\n")})
+	if err := problems.Err(); err != nil {
 		return 0, err
 	}
 	without := nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true})

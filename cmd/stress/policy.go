@@ -83,8 +83,8 @@ func policiesWith(n int, keys [2][]string) (both [2]policy, err error) {
 		for _, key := range keys[i] {
 			b.WriteString(key + "\n")
 		}
-		c, _, err := config.Parse(config.Defaults{}, config.Source{Name: "stress", Data: []byte(b.String())})
-		if err != nil {
+		c, problems := config.Parse(config.Defaults{}, config.Source{Name: "stress", Data: []byte(b.String())})
+		if err := problems.Err(); err != nil {
 			return both, err
 		}
 		both[i] = policy{text: []byte(b.String()), ruleset: map[nft.Mode]nft.Ruleset{

@@ -33,7 +33,7 @@ func (Layout) RandomFully() bool { return true }
 func (Layout) CountersLast() bool { return true }
 
 // Check implements [nft.Layout]: it can express everything.
-func (Layout) Check(config.Config) ([]config.Problem, error) { return nil, nil }
+func (Layout) Check(config.Config) config.Problems { return nil }
 
 // CheckTables implements [nft.Layout].
 func (Layout) CheckTables([]nft.Table) error { return nil }

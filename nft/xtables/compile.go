@@ -37,14 +37,14 @@ func (Layout) RandomFully() bool { return false }
 func (Layout) CountersLast() bool { return false }
 
 // Check implements [nft.Layout].
-func (Layout) Check(c config.Config) (warnings []config.Problem, err error) {
-	if problems := config.NeedsNFTables(c); len(problems) > 0 {
-		return nil, config.Problems(problems)
-	}
+func (Layout) Check(c config.Config) config.Problems {
+	problems := config.NeedsNFTables(c)
 	if len(c.NonMasqueradeCIDRs) >= costlyRules {
-		warnings = append(warnings, config.Problem{Pos: c.NonMasqueradeCIDRs[costlyRules-1].Pos, Msg: costOfRules})
+		problems = append(problems, config.Problem{
+			ID: "costlyRules", Level: config.Warning, Pos: c.NonMasqueradeCIDRs[costlyRules-1].Pos, Msg: costOfRules,
+		})
 	}
-	return warnings, nil
+	return problems
 }
 
 // From costlyRules CIDRs on, there is a warning about their cost.

@@ -72,8 +72,7 @@ func (p Packet) Connection() nft.Connection {
 // Modes returns the modes that can express the case.
 func (c Case) Modes() []nft.Mode {
 	return slices.DeleteFunc(Modes(), func(m nft.Mode) bool {
-		_, err := nft.Build(c.defaults, c.Flags(m), c.source)
-		return err != nil
+		return nft.Build(c.defaults, c.Flags(m), c.source).Problems.Err() != nil
 	})
 }
 
@@ -137,10 +136,10 @@ func Load(t testing.TB, name string) Case {
 	t.Helper()
 	c := Case{Name: name, Dir: filepath.Join(dir(t), name)}
 	c.defaults, c.Flags = parseFlags(t, strings.Fields(c.File(t, "flags")))
-	var err error
 	c.source = config.Source{Name: "config.yaml", Data: []byte(c.File(t, "config.yaml"))}
-	if c.Config, _, err = config.Parse(c.defaults, c.source); err != nil {
-		t.Fatal(err)
+	var problems config.Problems
+	if c.Config, problems = config.Parse(c.defaults, c.source); problems.Err() != nil {
+		t.Fatal(problems)
 	}
 	if text, err := os.ReadFile(filepath.Join(c.Dir, "addresses")); err == nil {
 		for _, word := range strings.Fields(string(text)) {

@@ -114,8 +114,8 @@ func FuzzLaw(f *testing.F, mode nft.Mode, decompile func(*testing.T, nft.Ruleset
 	f.Add([]byte{7, 3, 0, 10, 0, 0, 0, 8, 3, 0xfd, 0, 0, 1, 64, 4, 10, 9, 0, 0, 16, 7, 0xfd, 0, 0, 1, 128, 4, 0, 0, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		text, node := fileOf(b)
-		c, _, err := config.Parse(config.Defaults{}, config.Source{Name: "f", Data: []byte(text)})
-		if err != nil {
+		c, problems := config.Parse(config.Defaults{}, config.Source{Name: "f", Data: []byte(text)})
+		if err := problems.Err(); err != nil {
 			t.Fatalf("%v\n%s", err, text)
 		}
 		o := nft.Options{Layout: layouts.Of(mode, DefaultChain)}

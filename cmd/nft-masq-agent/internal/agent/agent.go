@@ -263,7 +263,7 @@ func (a *Agent) warn(warnings []config.Problem) {
 	a.warned = make(map[string]bool, len(warnings))
 	for _, w := range warnings {
 		text, level := w.Error(), zap.WarnLevel
-		if w.Note {
+		if w.Level == config.Note {
 			level = zap.InfoLevel
 		}
 		if !before[text] {
@@ -298,23 +298,12 @@ func (a *Agent) compile(f Files) (content, []config.Problem, error) {
 	if f.Err != nil {
 		return content{}, nil, f.Err
 	}
-	b, err := nft.Build(a.settings.Defaults, a.settings.NFT(), f.Sources...)
-	if err != nil {
-		return content{lenient: b.Lenient}, b.Warnings, firstProblems(err)
+	b := nft.Build(a.settings.Defaults, a.settings.NFT(), f.Sources...)
+	if err := b.Problems.Err(); err != nil {
+		return content{lenient: b.Ruleset}, b.Problems.Remarks(), err
 	}
 	a.resync, a.staleConnections = b.Config.ResyncInterval, b.Config.StaleConnections
-	return content{want: &b.Ruleset, absent: f.absent()}, b.Warnings, nil
-}
-
-// firstProblems truncates an error about a config: log and probe show the first
-// problems, check shows all.
-func firstProblems(err error) error {
-	const most = 100
-	var all config.Problems
-	if !errors.As(err, &all) || len(all) <= most {
-		return err
-	}
-	return fmt.Errorf("%w\nand %d more", all[:most], len(all)-most)
+	return content{want: b.Ruleset, absent: f.absent()}, b.Problems.Remarks(), nil
 }
 
 func (a *Agent) configReason() string {

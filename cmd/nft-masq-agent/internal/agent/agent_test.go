@@ -260,8 +260,8 @@ func file(cidr string) Files {
 
 func hashOf(t *testing.T, f Files) string {
 	t.Helper()
-	c, _, err := config.Parse(config.Defaults{}, f.Sources...)
-	if err != nil {
+	c, problems := config.Parse(config.Defaults{}, f.Sources...)
+	if err := problems.Err(); err != nil {
 		t.Fatal(err)
 	}
 	return nft.Compile(c, testOptions().NFT()).Hash()

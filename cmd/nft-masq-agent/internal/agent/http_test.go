@@ -85,7 +85,7 @@ func TestReadyzReturnsTheReason(t *testing.T) {
 		want    string
 	}{
 		"bad file":    {file: file("10.0.0.1/8"), want: "config rejected: config:1:22: "},
-		"long file":   {file: long, want: "\nand 20 more\n"},
+		"long file":   {file: long, want: "\nand 20 more errors\n"},
 		"unreadable":  {file: Files{Err: errors.New("open config: permission denied")}, want: "config rejected: open config: permission denied\nbuilt-in defaults ("},
 		"refusal":     {file: file("10.0.0.0/8"), refuses: &nfnetlink.RefusedError{Op: nfnetlink.CreateRule, Err: unix.ENOENT}, want: "the kernel rejected the rules: create rule: no such file"},
 		"its hint":    {file: file("10.0.0.0/8"), refuses: &nfnetlink.RefusedError{Op: nfnetlink.CreateRule, Err: unix.ENOENT}, want: "NFT_MASQ"},

@@ -20,8 +20,8 @@ import (
 func rulesetOf(cidrs ...string) *nft.Ruleset {
 	var c config.Config
 	for _, cidr := range cidrs {
-		parsed, _, err := config.Parse(config.Defaults{}, file(cidr).Sources...)
-		if err != nil {
+		parsed, problems := config.Parse(config.Defaults{}, file(cidr).Sources...)
+		if err := problems.Err(); err != nil {
 			panic(err)
 		}
 		c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, parsed.NonMasqueradeCIDRs...)

@@ -110,7 +110,7 @@ func NewCheck(o options.Options, l options.Loaded, found []Finding, err error) C
 func entries(found []Finding) []reportEntry {
 	out := make([]reportEntry, len(found))
 	for i, f := range found {
-		out[i] = reportEntry{ID: f.ID, File: f.Pos.File(), Line: int(f.Pos.Line), Column: int(f.Pos.Col), Message: f.Msg}
+		out[i] = reportEntry{ID: f.ID, File: f.Pos.File(), Line: f.Pos.Line, Column: f.Pos.Col, Message: f.Msg}
 	}
 	return out
 }

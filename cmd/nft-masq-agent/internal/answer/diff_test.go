@@ -203,8 +203,8 @@ func TestChangesAreNamedByWhatDistinguishesThem(t *testing.T) {
 func TestChangesThatChangeNoVerdictAreNamed(t *testing.T) {
 	policy := func(text string, o nft.Options) nft.Policy {
 		data := []byte("nonMasqueradeCIDRs: [10.0.0.0/8]\n" + text)
-		c, _, err := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: data})
-		if err != nil {
+		c, problems := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: data})
+		if err := problems.Err(); err != nil {
 			t.Fatal(err)
 		}
 		o.Layout = native.Layout{}

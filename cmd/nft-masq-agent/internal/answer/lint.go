@@ -140,7 +140,7 @@ func LintInterfaces(p nft.Policy, names []string) []Finding {
 func FileFindings(warnings []config.Problem) []Finding {
 	found := make([]Finding, len(warnings))
 	for i, w := range warnings {
-		found[i] = Finding{ID: "file", Note: w.Note, Pos: w.Pos, Msg: w.Msg}
+		found[i] = Finding{ID: w.ID, Note: w.Level == config.Note, Pos: w.Pos, Msg: w.Msg}
 	}
 	return found
 }

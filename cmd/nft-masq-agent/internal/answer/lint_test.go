@@ -85,8 +85,8 @@ func TestLintFindsLikelyMistakes(t *testing.T) {
 
 func policyOf(t *testing.T, file string) nft.Policy {
 	t.Helper()
-	c, _, err := config.Parse(config.Defaults{}, config.Source{Name: "c", Data: []byte(file)})
-	if err != nil {
+	c, problems := config.Parse(config.Defaults{}, config.Source{Name: "c", Data: []byte(file)})
+	if err := problems.Err(); err != nil {
 		t.Fatal(err)
 	}
 	return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})

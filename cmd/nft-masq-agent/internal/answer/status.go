@@ -120,7 +120,7 @@ func (r *Status) SetConfig(o options.Options, l options.Loaded, err error) {
 		Path: o.ConfigPath, Files: append([]string{}, l.Files...), Accepted: err == nil,
 		Errors: []string{}, Warnings: []string{}, Mode: string(o.Mode), Chain: o.NFT().Layout.Chain(),
 	}
-	for _, w := range l.Warnings {
+	for _, w := range l.Problems.Remarks() {
 		r.Config.Warnings = append(r.Config.Warnings, w.Error())
 	}
 	var problems config.Problems

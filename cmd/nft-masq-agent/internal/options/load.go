@@ -33,11 +33,11 @@ func (o Options) Load() (Loaded, error) {
 			l.Files = append(l.Files, sources[i].Name)
 		}
 	}
-	l.Built, err = nft.Build(o.Defaults, o.NFT(), sources...)
+	l.Built = nft.Build(o.Defaults, o.NFT(), sources...)
 	if note != nil {
-		l.Warnings = append(l.Warnings, *note)
+		l.Problems = append(l.Problems, *note)
 	}
-	return l, err
+	return l, l.Problems.Err()
 }
 
 // sources reads the files. note is a note about them.
@@ -74,7 +74,7 @@ func (o Options) withoutRoot(err error) error {
 	if errors.As(err, &problems) {
 		for i := range problems {
 			at := problems[i].Pos
-			problems[i].Pos = config.At(strings.TrimPrefix(at.File(), o.Root), int(at.Line), int(at.Col))
+			problems[i].Pos = config.At(strings.TrimPrefix(at.File(), o.Root), at.Line, at.Col)
 		}
 	}
 	return err
