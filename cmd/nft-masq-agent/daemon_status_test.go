@@ -15,7 +15,7 @@ import (
 )
 
 // status returns the report of status -o json, and the exit code.
-func (n *node) status(args ...string) (r answer.Status, code int) {
+func (n *testNode) status(args ...string) (r answer.Status, code int) {
 	n.t.Helper()
 	got := n.run(append([]string{"status", "-o", "json"}, args...)...)
 	d := json.NewDecoder(strings.NewReader(got.stdout))

@@ -29,7 +29,7 @@ func hungMounts() map[string]func(testing.TB, *nfttest.NS) string {
 }
 
 // onHungMounts calls a test with a node for each of them, and a config in it.
-func onHungMounts(t *testing.T, test func(t *testing.T, n *node, name, hung string)) {
+func onHungMounts(t *testing.T, test func(t *testing.T, n *testNode, name, hung string)) {
 	t.Helper()
 	t.Parallel()
 	nfttest.SkipIfShort(t)
@@ -43,13 +43,13 @@ func onHungMounts(t *testing.T, test func(t *testing.T, n *node, name, hung stri
 }
 
 func TestCommandsExitIfTheConfigCannotBeRead(t *testing.T) {
-	onHungMounts(t, func(_ *testing.T, n *node, _, hung string) {
+	onHungMounts(t, func(_ *testing.T, n *testNode, _, hung string) {
 		n.path = hung
 		n.commandsEnd()
 	})
 }
 
-func (n *node) commandsEnd() {
+func (n *testNode) commandsEnd() {
 	n.t.Helper()
 	commands := []string{"check", "status", "explain 10.1.2.3", "diff", "render"}
 	type running struct {
@@ -81,7 +81,7 @@ func (n *node) commandsEnd() {
 }
 
 func TestAgentWithAnUnreadableConfigInstallsTheDefaultsAndExits(t *testing.T) {
-	onHungMounts(t, func(t *testing.T, n *node, _, hung string) {
+	onHungMounts(t, func(t *testing.T, n *testNode, _, hung string) {
 		n.path = hung
 		want := wants(t, "")
 		first := n.start("--http-address", httpAddress)
@@ -104,7 +104,7 @@ func TestAgentWithAnUnreadableConfigInstallsTheDefaultsAndExits(t *testing.T) {
 }
 
 func TestConfigIsFollowedIntoAHungMountAndOut(t *testing.T) {
-	onHungMounts(t, func(t *testing.T, n *node, name, hung string) {
+	onHungMounts(t, func(t *testing.T, n *testNode, name, hung string) {
 		good := filepath.Join(t.TempDir(), "good")
 		n.linkTo(good)
 		n.check(os.WriteFile(good, []byte(exempting("10.1.0.0/16")), 0o644))
@@ -126,7 +126,7 @@ func TestConfigIsFollowedIntoAHungMountAndOut(t *testing.T) {
 }
 
 // linkTo makes the config a link.
-func (n *node) linkTo(path string) {
+func (n *testNode) linkTo(path string) {
 	n.t.Helper()
 	n.check(os.Symlink(path, n.path+".new"))
 	n.check(os.Rename(n.path+".new", n.path))

@@ -233,7 +233,7 @@ func (a *Agent) read(ctx context.Context, f Files) {
 		return
 	}
 	a.recovered, a.rejection = a.recovered || a.rejection != nil, nil
-	a.policy, a.fresh, a.tries = decide(a.policy, c, node{}), true, 0
+	a.policy, a.fresh, a.tries = decide(a.policy, c, situation{}), true, 0
 	if !a.health.now().wasSynced {
 		a.pending = kernel.Look{Others: true, TakeOver: true}
 	}
@@ -347,7 +347,7 @@ func (a *Agent) announce(c content) {
 func (a *Agent) reject(ctx context.Context, err error) {
 	a.rejection = err
 	if a.policy.accepted {
-		a.policy = decide(a.policy, a.content, node{})
+		a.policy = decide(a.policy, a.content, situation{})
 		a.reportSource()
 	} else {
 		a.sync(ctx, a.configReason(), kernel.Look{})
@@ -368,7 +368,7 @@ const rewriting = time.Second
 // reconsider decides again what to enforce while no config has been accepted,
 // because the state of the node may have changed.
 func (a *Agent) reconsider(ctx context.Context) error {
-	n := node{defaults: nft.Compile(config.Default(a.settings.Defaults), a.settings.NFT())}
+	n := situation{defaults: nft.Compile(config.Default(a.settings.Defaults), a.settings.NFT())}
 	previous, older := a.policy.needs(a.content)
 	if previous {
 		r, found, err := a.kernel.ReadBack(ctx)
