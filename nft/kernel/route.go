@@ -78,16 +78,15 @@ func ask(m netlink.Message) ([]netlink.Message, error) {
 // A listedRoute is a route as the kernel reports it.
 type listedRoute struct {
 	Route
-	table uint8
-	dst   netip.Prefix // zero: default
+	dst netip.Prefix // zero: default
 }
 
 func parseRoute(m netlink.Message) (r listedRoute, err error) {
-	const bitsAt, tableAt, typeAt = 1, 4, 7 // struct rtmsg: rtm_dst_len, rtm_table, rtm_type
+	const bitsAt, typeAt = 1, 7 // struct rtmsg: rtm_dst_len, rtm_type
 	if len(m.Data) < unix.SizeofRtMsg {
 		return r, fmt.Errorf("message of %d bytes", len(m.Data))
 	}
-	r.Type, r.table = int(m.Data[typeAt]), m.Data[tableAt]
+	r.Type = int(m.Data[typeAt])
 	attrs, err := netlink.UnmarshalAttributes(m.Data[unix.SizeofRtMsg:])
 	for _, a := range attrs {
 		addr, _ := netip.AddrFromSlice(a.Data)
@@ -254,23 +253,6 @@ func Interfaces() ([]string, error) {
 	names := make([]string, len(all))
 	for i, x := range all {
 		names[i] = x.Name
-	}
-	return names, nil
-}
-
-// DefaultInterfaces returns the names of the interfaces of the node's default routes.
-func DefaultInterfaces() (names []string, err error) {
-	all, err := routes(make([]byte, unix.SizeofRtMsg))
-	if err != nil {
-		return nil, fmt.Errorf("default routes: %w", err)
-	}
-	for _, r := range all {
-		if r.dst.IsValid() || r.table != unix.RT_TABLE_MAIN || r.Type != unix.RTN_UNICAST {
-			continue
-		}
-		if name := interfaceName(r.index); name != "" && !slices.Contains(names, name) {
-			names = append(names, name)
-		}
 	}
 	return names, nil
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -92,32 +91,6 @@ func lintPodSources(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
 		if p.Addr().Is6() == f.IPv6 && len(only) > 0 && !overlapsAny(p, only) {
 			found = append(found, Finding{ID: "pod-cidr-no-source", Msg: fmt.Sprintf(
 				"pod CIDR %s is not in %s: its pods are not masqueraded", p, config.KeyMasqueradeSrcCIDRs)})
-		}
-	}
-	return found
-}
-
-// LintDefaultRoute finds conditions that exempt what leaves by the interfaces of
-// the node's default routes, which is most of the traffic to masquerade.
-func LintDefaultRoute(p nft.Policy, names []string) []Finding {
-	var found []Finding
-	if len(p.Families) == 0 {
-		return nil
-	}
-	for _, q := range p.Families[0].Questions { // the same in all families
-		for _, name := range names {
-			if q.Asks != config.LeavingBy {
-				continue
-			}
-			at := slices.IndexFunc(q.Interfaces, func(i config.Interface) bool { return i.Matches(name) })
-			switch {
-			case at >= 0 && !q.Outside:
-				found = append(found, Finding{ID: "default-route-exempt", Pos: q.Interfaces[at].Pos, Msg: fmt.Sprintf(
-					"%s: %s has the node's default route: what leaves by it is not masqueraded", q.Key, config.Printable(name))})
-			case at < 0 && q.Outside:
-				found = append(found, Finding{ID: "default-route-exempt", Pos: q.Interfaces[0].Pos, Msg: fmt.Sprintf(
-					"%s: %s has the node's default route and is not in the list: what leaves by it is not masqueraded", q.Key, config.Printable(name))})
-			}
 		}
 	}
 	return found
@@ -221,18 +194,6 @@ func lintSNAT(f nft.FamilyPolicy) []Finding {
 var notOfANode = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/32"), netip.MustParsePrefix("127.0.0.0/8"), linkLocalIPv4, netip.MustParsePrefix("224.0.0.0/4"),
 	netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("::/127"), linkLocalIPv6, netip.MustParsePrefix("ff00::/8"),
-}
-
-// LintNodeAddresses finds families whose snatAddresses a node with these addresses has
-// none of.
-func LintNodeAddresses(p nft.Policy, addresses []netip.Addr) []Finding {
-	var found []Finding
-	for _, f := range p.On(addresses).Families {
-		if len(f.SNAT.CIDRs) > 0 && len(f.SNAT.Present) == 0 {
-			found = append(found, Finding{ID: "snat-address-missing", Pos: f.SNAT.CIDRs[0].Pos, Msg: strings.TrimSuffix(missingSNAT(f.IPv6), ".")})
-		}
-	}
-	return found
 }
 
 // lintPodCIDRs finds pod CIDRs with masqueraded traffic between their pods.
