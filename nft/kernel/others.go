@@ -70,12 +70,20 @@ func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
 	if err != nil {
 		return Others{}, err
 	}
+	links, err := k.interfaces()
+	if err != nil {
+		return Others{}, err
+	}
 	snapshot, err := k.snapshot(ctx, want)
 	if err != nil {
 		return Others{}, err
 	}
 	masquerading, rest := foreign.Conflicts(snapshot, want.Policy.ExemptDestinations())
-	conflicts, podless, overridden := enforced(want.Policy, masquerading)
+	policy := want.Policy
+	if policy.ReceivesNothing(links) {
+		policy.Enforce = nil
+	}
+	conflicts, podless, overridden := enforced(policy, masquerading)
 	overruled, more := foreign.Overruled(snapshot, share(want))
 	return Others{
 		XTables:    xtables,

@@ -244,19 +244,6 @@ func addresses(ipv6 bool) ([]address, error) {
 	return out, nil
 }
 
-// Interfaces returns the names of the node's interfaces.
-func Interfaces() ([]string, error) {
-	all, err := net.Interfaces()
-	if err != nil {
-		return nil, fmt.Errorf("interfaces of this node: %w", err)
-	}
-	names := make([]string, len(all))
-	for i, x := range all {
-		names[i] = x.Name
-	}
-	return names, nil
-}
-
 // LocalPrefixes returns the addresses of this node: those with a route of type
 // LOCAL, as in "fib daddr type local".
 func LocalPrefixes() (local []netip.Prefix, err error) {

@@ -21,6 +21,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/nodeaddr"
 )
 
@@ -61,7 +62,7 @@ type Inputs struct {
 	// called when a config first has snatAddresses.
 	Addresses  func() ([]netip.Addr, error)
 	Follow     func(context.Context) <-chan nodeaddr.Change
-	Interfaces func() ([]string, error)
+	Interfaces func() ([]node.Interface, error)
 	Pressure   func() (conntrack.Pressure, error)
 }
 

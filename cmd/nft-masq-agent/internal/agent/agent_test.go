@@ -26,6 +26,7 @@ import (
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/nodeaddr"
 	"nft-masq-agent/nft/xtables"
 )
@@ -50,7 +51,7 @@ type world struct {
 	surveys    int           // that began
 	surveying  int           // that are running
 	surveyCost time.Duration // how long one takes
-	interfaces []string
+	interfaces []node.Interface
 	addresses  []netip.Addr
 	unlisted   error
 	moves      chan nodeaddr.Change
@@ -102,7 +103,7 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 					w.follows++
 					return w.moves
 				},
-				Interfaces: func() ([]string, error) { return w.interfaces, nil },
+				Interfaces: func() ([]node.Interface, error) { return w.interfaces, nil },
 				Pressure:   w.pressure,
 			},
 			w,

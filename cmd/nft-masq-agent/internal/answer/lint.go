@@ -96,20 +96,6 @@ func lintPodSources(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
 	return found
 }
 
-// LintInterfaces finds the interfaces of the config that are not among the
-// node's.
-func LintInterfaces(p nft.Policy, names []string) []Finding {
-	var found []Finding
-	for _, i := range p.AbsentInterfaces(names) {
-		msg := fmt.Sprintf("%s: this node has no interface %s", i.Key, i.Name)
-		if i.Only {
-			msg += ", nor any other of the list: nothing is masqueraded"
-		}
-		found = append(found, Finding{ID: "interface-missing", Pos: i.Pos, Msg: msg})
-	}
-	return found
-}
-
 // FileFindings returns the warnings of the parser.
 func FileFindings(warnings []config.Problem) []Finding {
 	found := make([]Finding, len(warnings))

@@ -39,6 +39,8 @@ type Status struct {
 	Podless []ruleReport `json:"podless"`
 	// Uncovered lists the networks of --pod-cidr that the policy does not cover.
 	Uncovered []string `json:"uncovered"`
+	// Unmatched describes lists of interfaces because of which nothing is masqueraded.
+	Unmatched []string `json:"unmatched"`
 	// SNAT lists which of snatAddresses this node has; none if the policy has none.
 	SNAT  []snatReport `json:"snatAddresses,omitempty"`
 	Notes []string     `json:"notes"`
@@ -261,6 +263,9 @@ func (r Status) problems() []string {
 	add(!r.Config.Accepted, "config rejected; %s; %s", r.Config.Enforced, r.running())
 	add(r.Config.Accepted && !r.Kernel.InSync, "out of sync: expected: %s (%s), mode %s; %s; %s",
 		r.source(), r.Config.Hash, r.Config.Mode, installed, r.running())
+	for _, text := range r.Unmatched {
+		add(true, "%s", text)
+	}
 	add(len(r.Agents) > 1, "%d agents run here and overwrite each other: stop all but one", len(r.Agents))
 	add(len(r.Legacy) > 0, "rules of an iptables-based agent are also active (%s)", strings.Join(r.Legacy, "; "))
 	if n := len(r.Conflicts); n > 0 {
