@@ -81,7 +81,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/nfttest/agent":                 {"nft/nfttest"},
 		"nft/nfttest/cases":                 {"config", "nft", "nft/xtables", "nft/layouts", "nft/nfnetlink", "nft/nfttest"},
 		"manifests/cluster":                 {"nft/nfttest", "nft/nfttest/netns"},
-		"cmd/nft-masq-agent/internal/agent": {"cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/running", "config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/nfnetlink", "nft/node", "nft/nodeaddr"},
+		"cmd/nft-masq-agent/internal/agent": {"cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/running", "config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/nfnetlink", "nft/node"},
 
 		"cmd/nft-masq-agent/internal/options": {"config", "nft", "nft/layouts", "nft/xtables"},
 		"cmd/nft-masq-agent/internal/running": {"cmd/nft-masq-agent/internal/options", "config"},

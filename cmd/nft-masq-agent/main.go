@@ -13,7 +13,7 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/nodeaddr"
+	"nft-masq-agent/nft/node"
 
 	"golang.org/x/sys/unix"
 )
@@ -72,7 +72,7 @@ func theEnvironment() environment {
 		proc:      "/proc",
 		kernel:    kernel.Open,
 		routeTo:   kernel.RouteTo,
-		addresses: nodeaddr.List,
+		addresses: node.Addresses,
 	}
 }
 

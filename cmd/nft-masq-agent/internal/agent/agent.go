@@ -22,7 +22,6 @@ import (
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/node"
-	"nft-masq-agent/nft/nodeaddr"
 )
 
 // Files is the settled content of the config, or the error of reading it.
@@ -61,7 +60,7 @@ type Inputs struct {
 	// Addresses lists those of the node, and Follow reports their changes. Both are
 	// called when a config first has snatAddresses.
 	Addresses  func() ([]netip.Addr, error)
-	Follow     func(context.Context) <-chan nodeaddr.Change
+	Follow     func(context.Context) <-chan node.Change
 	Interfaces func() ([]node.Interface, error)
 	Pressure   func() (conntrack.Pressure, error)
 }
