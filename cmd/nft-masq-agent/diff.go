@@ -12,6 +12,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/node"
 )
 
 type diffFlags struct {
@@ -166,7 +167,7 @@ func countKept(ctx context.Context, k *kernel.Kernel, before, after nft.Policy) 
 
 // countOpen counts the open connections in the flips.
 func countOpen(d *answer.Diff, flips []nft.Flip) error {
-	local, err := kernel.LocalPrefixes()
+	local, err := node.LocalPrefixes()
 	if err != nil {
 		return err
 	}
