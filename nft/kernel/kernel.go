@@ -23,8 +23,10 @@ import (
 // any time, and do not wait for an Apply.
 type Kernel struct {
 	conn *nfnetlink.Conn
-	// legacyChains and interfaces read what is not nftables in the thread's namespace.
+	// legacyChains, leftovers and interfaces read what is not nftables in the thread's
+	// namespace.
 	legacyChains func() ([]foreign.XTChain, error)
+	leftovers    func() ([]string, error)
 	interfaces   func() ([]node.Interface, error)
 	readers      []layout.Reader
 	verified     verified
@@ -44,7 +46,7 @@ type verified struct {
 func Open() *Kernel {
 	k := New(nfnetlink.Dial())
 	k.legacyChains = func() ([]foreign.XTChain, error) { return foreign.LegacyChains("/proc/thread-self/net") }
-	k.interfaces = node.Interfaces
+	k.leftovers, k.interfaces = node.Leftovers, node.Interfaces
 	return k
 }
 
@@ -53,6 +55,7 @@ func New(c *nfnetlink.Conn) *Kernel {
 	return &Kernel{
 		conn: c, readers: layouts.Readers(c),
 		legacyChains: func() ([]foreign.XTChain, error) { return nil, nil },
+		leftovers:    func() ([]string, error) { return nil, nil },
 		interfaces:   func() ([]node.Interface, error) { return nil, nil },
 	}
 }

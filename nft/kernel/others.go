@@ -31,6 +31,8 @@ type Others struct {
 	Accepted []foreign.Conflict
 	// XTables are chains of such agents in legacy ip_tables.
 	XTables []foreign.XTChain
+	// Routing has commands that remove such agents' rules of policy routing.
+	Routing []string
 	// Unread counts rules that were not examined because there are too many.
 	Unread int
 }
@@ -70,6 +72,10 @@ func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
 	if err != nil {
 		return Others{}, err
 	}
+	routing, err := k.leftovers()
+	if err != nil {
+		return Others{}, err
+	}
 	links, err := k.interfaces()
 	if err != nil {
 		return Others{}, err
@@ -87,6 +93,7 @@ func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
 	overruled, more := foreign.Overruled(snapshot, share(want))
 	return Others{
 		XTables:    xtables,
+		Routing:    routing,
 		Legacy:     foreign.Legacy(snapshot),
 		Conflicts:  conflicts,
 		Overruled:  overruled,

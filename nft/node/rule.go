@@ -3,6 +3,7 @@ package node
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -62,6 +63,29 @@ func kindsOf(rule message) (kinds []kind) {
 		}
 	}
 	return kinds
+}
+
+// Leftovers returns the commands that remove the rules of policy routing which a fork of
+// ip-masq-agent for Oracle's cloud has not removed.
+func Leftovers() ([]string, error) { return read(dial, "routing rules", (*reader).leftovers) }
+
+func (r *reader) leftovers() (commands []string) {
+	const bitsAt, flagsAt, priority = 1, 8, 20 // struct fib_rule_hdr
+	plain := []uint16{unix.FRA_PRIORITY, unix.FRA_TABLE, unix.FRA_SUPPRESS_PREFIXLEN, unix.FRA_PROTOCOL, unix.FRA_DST}
+	for _, rule := range slices.Concat(r.rules(unix.AF_INET), r.rules(unix.AF_INET6)) {
+		to := rule.address(unix.FRA_DST)
+		left := to.IsValid() && number(rule.head[flagsAt:])&unix.FIB_RULE_INVERT != 0 &&
+			rule.number(unix.FRA_PRIORITY) == priority && rule.number(unix.FRA_TABLE) == unix.RT_TABLE_MAIN
+		for attr := range rule.attributes {
+			left = left && slices.Contains(plain, attr)
+		}
+		if left {
+			family := map[bool]string{false: "-4", true: "-6"}[to.Is6()]
+			commands = append(commands, fmt.Sprintf("ip %s rule del priority %d not to %s/%d lookup main",
+				family, priority, to, rule.head[bitsAt]))
+		}
+	}
+	return commands
 }
 
 // rules returns the rules of a family.
