@@ -228,7 +228,7 @@ func TestAddressIsUsedUntilTheNodeHasItNowhere(t *testing.T) {
 	for range 2 {
 		d.await("snat_addresses_missing")
 	}
-	n.podsSee(want)
+	d.holds(want)
 }
 
 // A connection from a removed address of the node gets no replies.
