@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
@@ -194,9 +195,14 @@ func TestAddressIsUsedUntilTheNodeHasItNowhere(t *testing.T) {
 	ip("address add 198.51.100.211/24 dev eth0", "address add 198.51.100.211/32 dev eth0",
 		"address add 198.51.100.211 peer 10.77.0.1/32 dev eth0", "address add 198.51.100.211/32 dev lo",
 		"address add 2001:db8:5::7/64 dev eth0 nodad mngtmpaddr", "address add 2001:db8:5::7/128 dev lo nodad")
-	text := nfttest.Run(t, n.top.Node, "", "ip", "-6", "address", "show", "dev", "eth0", "temporary")
-	if !strings.Contains(text, "2001:db8:5:") || strings.Contains(text, "tentative") {
-		t.Errorf("there is no temporary address: %s", text)
+	for begun := time.Now(); ; { // until a temporary address is usable
+		text := nfttest.Run(t, n.top.Node, "", "ip", "-6", "address", "show", "dev", "eth0", "temporary")
+		if strings.Contains(text, "2001:db8:5:") && !strings.Contains(text, "tentative") {
+			break
+		}
+		if time.Since(begun) > timeout {
+			t.Fatalf("there is no temporary address: %s", text)
+		}
 	}
 	n.swap(snatConfig)
 	want := wants(t, snatConfig)

@@ -3,9 +3,9 @@ package node
 import (
 	"fmt"
 	"net/netip"
-	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -31,12 +31,17 @@ address add 10.1.1.1 peer 10.1.1.2/32 dev eth0
 address add 198.51.100.13/32 dev lo
 address add 198.51.100.11/32 dev lo
 address add 169.254.7.7/16 dev eth0
-address add 2001:db8::11/64 dev eth0 mngtmpaddr
+address add 2001:db8::11/64 dev eth0 nodad mngtmpaddr
 address add 2001:db8::12/64 dev eth0 nodad preferred_lft 0
 address add 203.0.113.1/24 dev eth1`)
-	temporary := regexp.MustCompile(`inet6 2001:db8::?\S+ scope global temporary`)
-	if text := nfttest.Run(t, ns, "", "ip", "address", "show", "dev", "eth0"); !temporary.MatchString(text) {
-		t.Errorf("there is no temporary address, so the test shows nothing:\n%s", text)
+	for begun := time.Now(); ; { // until a temporary address is usable, without which the test shows nothing
+		text := nfttest.Run(t, ns, "", "ip", "-6", "address", "show", "dev", "eth0", "temporary")
+		if strings.Contains(text, "inet6 2001:db8:") && !strings.Contains(text, "tentative") {
+			break
+		}
+		if time.Since(begun) > 30*time.Second {
+			t.Fatalf("there is no temporary address:\n%s", text)
+		}
 	}
 	want := "10.1.1.1 198.51.100.11 198.51.100.12 198.51.100.13 2001:db8::11 2001:db8::12"
 	if diff := cmp.Diff(want, texts(in(t, ns, Addresses))); diff != "" {

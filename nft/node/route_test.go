@@ -34,8 +34,8 @@ func newRouter(t *testing.T, commands string) *nfttest.NS {
 	}
 	ip(t, ns, links("eth0", "eth1", "pod0"), `address add 192.0.2.1/24 dev eth0
 address add 198.51.100.1/24 dev eth1
-address add 2001:db8::1/64 dev eth0
-address add 2001:db8:1::1/64 dev eth1
+address add 2001:db8::1/64 dev eth0 nodad
+address add 2001:db8:1::1/64 dev eth1 nodad
 route add 10.244.1.2/32 dev pod0
 -6 route add fd00:10:244:1::2/128 dev pod0
 `, commands)
@@ -264,7 +264,8 @@ func TestLocalPrefixesAreTheNodesAddresses(t *testing.T) {
 		}
 	}
 	for _, a := range []netip.Addr{
-		top.OutsideV4, top.OutsideV6, top.PodV4, top.PodV6, netip.MustParseAddr("192.0.2.255"), netip.MustParseAddr("198.51.100.1"),
+		top.OutsideV4, top.OutsideV6, top.PodV4, top.PodV6, netip.MustParseAddr("192.0.2.255"),
+		netip.MustParseAddr("198.51.100.1"),
 	} {
 		if holds(a) {
 			t.Errorf("%s is among %v", a, local)
@@ -303,7 +304,7 @@ func TestMasqueradingAssignsTheExpectedAddress(t *testing.T) {
 			"address add 192.0.2.7/32 dev lo\nroute replace default via 192.0.2.100 src 192.0.2.7", "192.0.2.1", "2001:db8::1",
 		},
 		{
-			"the route of IPv6 names another one", "address add 2001:db8::7/128 dev lo\n" + named + "2001:db8::7",
+			"the route of IPv6 names another one", "address add 2001:db8::7/128 dev lo nodad\n" + named + "2001:db8::7",
 			"192.0.2.1", "2001:db8::1",
 		},
 		{
@@ -311,9 +312,9 @@ func TestMasqueradingAssignsTheExpectedAddress(t *testing.T) {
 			"192.0.2.1", "",
 		},
 		{"a deprecated one", old + "address add 2001:db8:3::7/64 dev eth0 nodad", "192.0.2.1", "2001:db8:3::7"},
-		{"a deprecated one, and another elsewhere", old + "address add 2001:db8:3::7/128 dev lo", "192.0.2.1", "the same"},
+		{"a deprecated one, another elsewhere", old + "address add 2001:db8:3::7/128 dev lo nodad", "192.0.2.1", "the same"},
 		{
-			"only elsewhere", "address add 198.51.100.7/32 dev lo\naddress add 2001:db8:3::7/128 dev lo\n" +
+			"only elsewhere", "address add 198.51.100.7/32 dev lo\naddress add 2001:db8:3::7/128 dev lo nodad\n" +
 				"address del 2001:db8::1/64 dev eth0\n" + without + onLink, "198.51.100.7", "the same",
 		},
 		{"gateway of another family", "route replace default via inet6 2001:db8::100 dev eth0", "192.0.2.1", "2001:db8::1"},
