@@ -44,8 +44,8 @@ func TestPolicyThatMatchesNoInterfaceIsReported(t *testing.T) {
 	d.await("config_applied")
 	port := uint16(7000)
 	const (
-		src    = "nothing is masqueraded: packets pass no interface of masqueradeSrcInterfaces "
-		out    = "nothing is masqueraded: packets pass no interface of masqueradeOutInterfaces "
+		src    = "nothing is masqueraded: no packet passes an interface of masqueradeSrcInterfaces "
+		out    = "nothing is masqueraded: no packet passes an interface of masqueradeOutInterfaces "
 		remedy = ", because those of this node are parts of cni0; list cni0, or use masqueradeSrcCIDRs"
 	)
 	for _, tt := range []struct {

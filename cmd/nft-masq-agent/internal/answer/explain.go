@@ -95,7 +95,7 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, routes node.Routes)
 	if p.Enforce != nil && !src.IsValid() {
 		x.Notes = append(x.Notes, "Pod traffic to an exempt destination keeps its address even if another program would translate it later (enforceNonMasquerade).")
 	}
-	if len(routes.Ways) > 1 {
+	if len(routes.Ways) > 1 && c.Out != "" {
 		x.Notes = append(x.Notes, fmt.Sprintf("The steps above are for packets that leave by %s.", config.Printable(c.Out)))
 	}
 	toMany := to.Type == unix.RTN_BROADCAST || dst.IsMulticast() || dst == netip.AddrFrom4([4]byte{255, 255, 255, 255})

@@ -35,7 +35,7 @@ func (x *Explanation) Follow(paths []kernel.Path) {
 	for _, n := range paths[1:] {
 		y := Explanation{Destination: x.Destination}
 		switch y.follow(n); {
-		case y.Headline == x.Headline, x.Sees != "" && y.Sees == x.Sees:
+		case y.Headline == x.Headline && slices.Equal(y.Possible, x.Possible), x.Sees != "" && y.Sees == x.Sees:
 		case leads(paths[0]) && !leads(n):
 			away = append(away, n.Depends...)
 		default:

@@ -28,6 +28,11 @@ func TestHeadlineListsWhatDependsOnTheRoute(t *testing.T) {
 		n.Source = foreign.Trace{Through: true}
 		return n
 	}
+	perhaps := func(masqueraded string, depends ...string) kernel.Path {
+		n := path("eth0", masqueraded, depends...)
+		n.Source.Through, n.Source.Unknown = true, []string{"meta mark 0x77"}
+		return n
+	}
 	of := func(typ int, depends string) kernel.Path {
 		n := exempt(depends)
 		n.Packet.DstType = typ
@@ -55,6 +60,11 @@ func TestHeadlineListsWhatDependsOnTheRoute(t *testing.T) {
 		{
 			paths: []kernel.Path{eth0, path("eth1", "192.0.2.1", byMark)}, code: "masqueraded",
 			sees: "192.0.2.1", headline: "eth0",
+		},
+		{
+			paths: []kernel.Path{perhaps("192.0.2.1"), perhaps("198.51.100.1", byMark)}, code: "unknown",
+			on: byMark + "; meta mark 0x77", headline: "it depends on ip rule 9; meta mark 0x77.",
+			listed: "198.51.100.1 by this agent",
 		},
 		{paths: []kernel.Path{exempt(), exempt(byMark)}, code: "exempt", sees: "10.244.1.2", headline: "sees 10.244.1.2"},
 		{

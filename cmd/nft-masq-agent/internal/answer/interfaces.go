@@ -50,7 +50,7 @@ func unmatchedList(key string, absent []nft.AbsentInterface) string {
 		ask = "`ip route get POD` names the one on which a pod's packets arrive"
 		instead = ", or use " + config.KeyMasqueradeSrcCIDRs
 	}
-	text := fmt.Sprintf("nothing is masqueraded: packets pass no interface of %s (%s)", key, strings.Join(names, ", "))
+	text := fmt.Sprintf("nothing is masqueraded: no packet passes an interface of %s (%s)", key, strings.Join(names, ", "))
 	if len(masters) == 0 {
 		return fmt.Sprintf("%s, because this node has none of them; %s: list that%s", text, ask, instead)
 	}

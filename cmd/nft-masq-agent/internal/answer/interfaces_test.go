@@ -14,8 +14,8 @@ import (
 
 func TestListsThatMatchNoInterfaceAreReportedWithTheRemedy(t *testing.T) {
 	const (
-		received = "nothing is masqueraded: packets pass no interface of masqueradeSrcInterfaces "
-		leaving  = "nothing is masqueraded: packets pass no interface of masqueradeOutInterfaces "
+		received = "nothing is masqueraded: no packet passes an interface of masqueradeSrcInterfaces "
+		leaving  = "nothing is masqueraded: no packet passes an interface of masqueradeOutInterfaces "
 		none     = ", because this node has none of them; "
 		byPod    = "`ip route get POD` names the one on which a pod's packets arrive: list that, or use masqueradeSrcCIDRs"
 		byOther  = "`ip route get ADDRESS` names the one by which packets leave: list that"
