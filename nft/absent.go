@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft/node"
 )
 
 // An AbsentInterface is a list entry that matches no interface of the node.
@@ -13,27 +14,56 @@ type AbsentInterface struct {
 	// Only means that the list restricts masquerading to its interfaces and
 	// matches none: nothing is masqueraded.
 	Only bool
+	// Master is the interface to which the packets of those with a matching name belong,
+	// because they are a part of it; "" if there are none, or that is unknown.
+	Master string
 }
 
-// AbsentInterfaces returns the list entries that match none of the names. Their
-// rules stay, because an interface may appear later.
-func (p Policy) AbsentInterfaces(names []string) (absent []AbsentInterface) {
+// AbsentInterfaces returns the list entries that match none of the node's interfaces by
+// which packets come or go: a part of another interface, such as the port of a bridge, is
+// none. Their rules stay, because an interface may appear later.
+func (p Policy) AbsentInterfaces(all []node.Interface) (absent []AbsentInterface) {
 	if len(p.Families) == 0 {
 		return nil
 	}
 	for _, q := range p.Families[0].Questions { // the same in all families
-		matched := false
+		carries := node.Interface.Sends
+		if q.Asks == config.ReceivedOn {
+			carries = node.Interface.Receives
+		}
 		first := len(absent)
 		for _, i := range q.Interfaces {
-			if slices.ContainsFunc(names, i.Matches) {
-				matched = true
-			} else {
-				absent = append(absent, AbsentInterface{Interface: i, Key: q.Key})
+			master, found := find(all, i, carries)
+			if !found && !slices.ContainsFunc(q.Interfaces, func(o config.Interface) bool { return o.Matches(master) }) {
+				absent = append(absent, AbsentInterface{Interface: i, Key: q.Key, Master: master})
 			}
 		}
 		for i := range absent[first:] {
-			absent[first+i].Only = q.Outside && !matched
+			absent[first+i].Only = q.Outside && len(absent)-first == len(q.Interfaces)
 		}
 	}
 	return absent
+}
+
+// ReceivesNothing reports whether the policy is for packets received on certain interfaces,
+// of which the node has none. Without interfaces, nothing is known.
+func (p Policy) ReceivesNothing(all []node.Interface) bool {
+	return len(all) > 0 && slices.ContainsFunc(p.AbsentInterfaces(all), func(i AbsentInterface) bool {
+		return i.Only && i.Key == config.KeyMasqueradeSrcInterfaces
+	})
+}
+
+// find reports whether an interface that matches an entry carries packets, and if none
+// does, which other one does so for it.
+func find(all []node.Interface, i config.Interface, carries func(node.Interface) bool) (master string, found bool) {
+	for _, have := range all {
+		switch {
+		case !i.Matches(have.Name):
+		case carries(have):
+			return "", true
+		case have.MasterKind != "openvswitch": // its ports have a data path as their master
+			master = have.Master
+		}
+	}
+	return master, false
 }

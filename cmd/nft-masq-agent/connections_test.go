@@ -18,7 +18,7 @@ import (
 
 // A trafficNode is a node between a pod and an outside host.
 type trafficNode struct {
-	*node
+	*testNode
 	top  *nfttest.Topology
 	port *uint16 // of the last connection: the kernel may choose one twice
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
@@ -177,6 +178,63 @@ func TestAddressesOfTheNodeAreFollowed(t *testing.T) {
 		!slices.Equal(r.SNAT[0].Absent, []string{"198.51.100.12", "198.51.100.211"}) {
 		t.Errorf("status: %+v", r.SNAT)
 	}
+}
+
+// An address can be on several interfaces, and with IPv4 several times on one, with other
+// prefix lengths. Temporary addresses of a network in the list are never used.
+func TestAddressIsUsedUntilTheNodeHasItNowhere(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	n := newTrafficNode(t)
+	ip := func(commands ...string) {
+		nfttest.Run(t, n.top.Node, strings.Join(commands, "\n")+"\n", "ip", "-batch", "-")
+	}
+	for _, s := range [][2]string{{"eth0.use_tempaddr", "2"}, {"eth0.accept_dad", "0"}, {"all.accept_dad", "0"}} {
+		n.check(n.Sysctl("net.ipv6.conf."+s[0], s[1]))
+	}
+	ip("address add 198.51.100.211/24 dev eth0", "address add 198.51.100.211/32 dev eth0",
+		"address add 198.51.100.211 peer 10.77.0.1/32 dev eth0", "address add 198.51.100.211/32 dev lo",
+		"address add 2001:db8:5::7/64 dev eth0 nodad mngtmpaddr", "address add 2001:db8:5::7/128 dev lo nodad")
+	for begun := time.Now(); ; { // until a temporary address is usable
+		text := nfttest.Run(t, n.top.Node, "", "ip", "-6", "address", "show", "dev", "eth0", "temporary")
+		if strings.Contains(text, "2001:db8:5:") && !strings.Contains(text, "tentative") {
+			break
+		}
+		if time.Since(begun) > timeout {
+			t.Fatalf("there is no temporary address: %s", text)
+		}
+	}
+	n.swap(snatConfig)
+	want := wants(t, snatConfig)
+	d := n.start("--resync-interval=3600")
+	d.began(want.On(addrs("198.51.100.211", "2001:db8:5::7")))
+	n.podsSee(want.On(addrs("198.51.100.211", "2001:db8:5::7")))
+	open := n.open(nfttest.TCP, "203.0.113.9:7001").Seen.Addr()
+	for i, gone := range []string{
+		"198.51.100.211/24 dev eth0", "198.51.100.211/32 dev lo", "2001:db8:5::7/64 dev eth0", "198.51.100.211/32 dev eth0",
+	} {
+		// Another address shows when the agent has heard of it.
+		has := addrs("198.51.100.211", "2001:db8:5::7")
+		if i%2 == 0 {
+			ip("address del "+gone, "address add 198.51.100.225/32 dev lo")
+			has = append(has, addrs("198.51.100.225")...)
+		} else {
+			ip("address del "+gone, "address del 198.51.100.225/32 dev lo")
+		}
+		d.await("snat_addresses_changed")
+		d.holds(want.On(has))
+		n.podsSee(want.On(has))
+	}
+	for _, c := range n.connections("203.0.113.9") {
+		if c.Stale && strings.HasPrefix(c.SeenAs, open.String()) || open != netip.MustParseAddr("198.51.100.211") {
+			t.Errorf("from %s: %+v", open, c)
+		}
+	}
+	ip("address del 198.51.100.211 peer 10.77.0.1/32 dev eth0", "address del 2001:db8:5::7/128 dev lo")
+	for range 2 {
+		d.await("snat_addresses_missing")
+	}
+	d.holds(want)
 }
 
 // A connection from a removed address of the node gets no replies.

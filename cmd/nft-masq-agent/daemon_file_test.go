@@ -83,7 +83,7 @@ func TestListingLoadsAgain(t *testing.T) {
 // A fileStep is a change of the config, and the agent's reaction.
 type fileStep struct {
 	name string
-	do   func(*node)
+	do   func(*testNode)
 	logs string // the event
 	want string // the config that applies then
 	err  string // the error if the config is rejected; PATH stands for its path
@@ -93,29 +93,29 @@ type fileStep struct {
 func fileSteps() []fileStep {
 	const typo = "nonMasqueradeCIDRs:\n  - 10.0.0.0/8\n  - 10.0.0.1/8\n"
 	return []fileStep{
-		{"created by a rename", func(n *node) { n.swap(exempting("10.1.0.0/16")) }, "config_applied", exempting("10.1.0.0/16"), ""},
-		{"swapped", func(n *node) { n.swap(exempting("10.2.0.0/16", "fd00::/8")) }, "config_warning", exempting("10.2.0.0/16"), ""},
-		{"written in place", func(n *node) { n.write(exempting("10.3.0.0/16")) }, "config_applied", exempting("10.3.0.0/16"), ""},
+		{"created by a rename", func(n *testNode) { n.swap(exempting("10.1.0.0/16")) }, "config_applied", exempting("10.1.0.0/16"), ""},
+		{"swapped", func(n *testNode) { n.swap(exempting("10.2.0.0/16", "fd00::/8")) }, "config_warning", exempting("10.2.0.0/16"), ""},
+		{"written in place", func(n *testNode) { n.write(exempting("10.3.0.0/16")) }, "config_applied", exempting("10.3.0.0/16"), ""},
 		{
-			"broken", func(n *node) { n.swap(typo) }, "config_rejected", exempting("10.3.0.0/16"),
+			"broken", func(n *testNode) { n.swap(typo) }, "config_rejected", exempting("10.3.0.0/16"),
 			`PATH:3:5: "10.0.0.1/8" has host bits set: write "10.0.0.0/8"`,
 		},
 		{
-			"broken otherwise", func(n *node) { n.swap("resyncInterval: 60\nmasqLinklLocal: true\n") },
+			"broken otherwise", func(n *testNode) { n.swap("resyncInterval: 60\nmasqLinklLocal: true\n") },
 			"config_rejected", exempting("10.3.0.0/16"), "PATH:1:17: ",
 		},
-		{"repaired", func(n *node) { n.swap(exempting("10.4.0.0/16")) }, "config_applied", exempting("10.4.0.0/16"), ""},
-		{"deleted", func(n *node) { n.check(os.Remove(n.path)) }, "config_applied", "", ""},
-		{"written anew", func(n *node) { n.write(exempting("10.5.0.0/16")) }, "config_applied", exempting("10.5.0.0/16"), ""},
-		{"its directory gone", func(n *node) { n.check(os.RemoveAll(filepath.Dir(n.path))) }, "config_applied", "", ""},
+		{"repaired", func(n *testNode) { n.swap(exempting("10.4.0.0/16")) }, "config_applied", exempting("10.4.0.0/16"), ""},
+		{"deleted", func(n *testNode) { n.check(os.Remove(n.path)) }, "config_applied", "", ""},
+		{"written anew", func(n *testNode) { n.write(exempting("10.5.0.0/16")) }, "config_applied", exempting("10.5.0.0/16"), ""},
+		{"its directory gone", func(n *testNode) { n.check(os.RemoveAll(filepath.Dir(n.path))) }, "config_applied", "", ""},
 		{
-			"its directory back", func(n *node) {
+			"its directory back", func(n *testNode) {
 				n.check(os.MkdirAll(filepath.Dir(n.path), 0o755))
 				n.swap(exempting("10.6.0.0/16"))
 			}, "config_applied", exempting("10.6.0.0/16"), "",
 		},
 		{
-			"its directory replaced by another", func(n *node) {
+			"its directory replaced by another", func(n *testNode) {
 				dir := filepath.Dir(n.path)
 				n.check(os.Mkdir(dir+".new", 0o755))
 				n.check(os.WriteFile(filepath.Join(dir+".new", "ip-masq-agent"), []byte(exempting("10.7.0.0/16")), 0o644))
@@ -123,7 +123,7 @@ func fileSteps() []fileStep {
 			}, "config_applied", exempting("10.7.0.0/16"), "",
 		},
 		{
-			"a directory of two files", func(n *node) {
+			"a directory of two files", func(n *testNode) {
 				n.check(os.Mkdir(n.path+".d", 0o755))
 				for name, cidr := range map[string]string{"a.yaml": "10.8.0.0/16", "ip-masq-b": "10.9.0.0/16", ".hidden": "10.10.0.0/16", "ip-masq-b.bak": "10.11.0.0/16"} {
 					n.check(os.WriteFile(filepath.Join(n.path+".d", name), []byte(exempting(cidr)), 0o644))
@@ -132,18 +132,18 @@ func fileSteps() []fileStep {
 			}, "config_applied", exempting("10.8.0.0/16", "10.9.0.0/16"), "",
 		},
 		{
-			"one of two files broken", func(n *node) {
+			"one of two files broken", func(n *testNode) {
 				n.check(os.WriteFile(filepath.Join(n.path, "ip-masq-b"), []byte("nonMasqueradeCIDRs: 10.0.0.0/8\n"), 0o644))
 			}, "config_rejected", exempting("10.8.0.0/16", "10.9.0.0/16"), "PATH/ip-masq-b:1:21: ",
 		},
-		{"the broken one of two files gone", func(n *node) { n.check(os.Remove(filepath.Join(n.path, "ip-masq-b"))) }, "config_applied", exempting("10.8.0.0/16"), ""},
+		{"the broken one of two files gone", func(n *testNode) { n.check(os.Remove(filepath.Join(n.path, "ip-masq-b"))) }, "config_applied", exempting("10.8.0.0/16"), ""},
 		{
-			"a file again", func(n *node) {
+			"a file again", func(n *testNode) {
 				n.check(os.WriteFile(n.path+".f", []byte("{\"nonMasqueradeCIDRs\": [\"10.12.0.0/16\"], \"masqLinkLocal\": true}"), 0o644))
 				n.check(unix.Renameat2(unix.AT_FDCWD, n.path+".f", unix.AT_FDCWD, n.path, unix.RENAME_EXCHANGE))
 			}, "config_applied", exempting("10.12.0.0/16"), "",
 		},
-		{"empty", func(n *node) { n.write("") }, "config_applied", "", ""},
+		{"empty", func(n *testNode) { n.write("") }, "config_applied", "", ""},
 	}
 }
 
@@ -184,7 +184,7 @@ func TestFileIsFollowed(t *testing.T) {
 	})
 }
 
-func (n *node) hasConfig() bool {
+func (n *testNode) hasConfig() bool {
 	_, err := os.Stat(n.path)
 	return err == nil
 }

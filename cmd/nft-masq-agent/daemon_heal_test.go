@@ -19,7 +19,7 @@ import (
 // A tampering is another program's change of our rules, in one transaction.
 type tampering struct {
 	name  string
-	do    func(*node)
+	do    func(*testNode)
 	finds string // part of the text in log and status
 	by    string // the program, as the kernel reports it
 }
@@ -27,8 +27,8 @@ type tampering struct {
 // nftScript returns a tampering that runs a transaction. TABLE stands for our
 // table, SET for the set of IPv4 destinations, FIRST and LAST for handles of our
 // rules.
-func nftScript(text string) func(*node) {
-	return func(n *node) {
+func nftScript(text string) func(*testNode) {
+	return func(n *testNode) {
 		n.t.Helper()
 		words := []string{"TABLE", "inet " + nft.TableName}
 		if strings.Contains(text, "SET") {
@@ -46,7 +46,7 @@ func nftScript(text string) func(*node) {
 }
 
 // set returns the name of the set of IPv4 destinations in the kernel.
-func (n *node) set() string {
+func (n *testNode) set() string {
 	n.t.Helper()
 	c := n.connect()
 	defer c.Close()
@@ -61,8 +61,8 @@ func (n *node) set() string {
 	return ""
 }
 
-func iptables(args string) func(*node) {
-	return func(n *node) {
+func iptables(args string) func(*testNode) {
+	return func(n *testNode) {
 		n.t.Helper()
 		nfttest.Run(n.t, n.NS, "", "iptables-nft", append([]string{"-t", "nat"}, strings.Fields(args)...)...)
 	}
@@ -161,7 +161,7 @@ func (d *daemon) compare() {
 }
 
 // neighbor creates and deletes a set of n networks.
-func (n *node) neighbor(networks int) {
+func (n *testNode) neighbor(networks int) {
 	n.t.Helper()
 	var s strings.Builder
 	s.WriteString("add table ip neighbour; add set ip neighbour s { type ipv4_addr; flags interval; }; add element ip neighbour s { ")

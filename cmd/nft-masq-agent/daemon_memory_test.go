@@ -160,7 +160,7 @@ func fitsIntoTheMemoryLimit(t *testing.T, name, text string, modes []nft.Mode) {
 
 // fitsNextTo fails the test if a command, which runs in the agent's container,
 // takes more memory than the agent leaves.
-func (n *node) fitsNextTo(t *testing.T, d *daemon, mode nft.Mode, args []string) {
+func (n *testNode) fitsNextTo(t *testing.T, d *daemon, mode nft.Mode, args []string) {
 	t.Helper()
 	cmd, limit := n.limited(t, mode, args...)
 	// A process begins with the peak of the one that started it.

@@ -69,7 +69,7 @@ func loadOlder(t *testing.T, name string) olderAgent {
 
 // install writes the rules like the agent: its chain in one transaction, and a
 // jump only if there is none.
-func (a olderAgent) install(n *node) {
+func (a olderAgent) install(n *testNode) {
 	n.t.Helper()
 	rules := a.rules
 	for _, jump := range regexp.MustCompile(`(?m)^-A (POSTROUTING .*)\n`).FindAllStringSubmatch(rules, -1) {
@@ -115,7 +115,7 @@ func source(mistake string) string {
 	return "lenient"
 }
 
-func (n *node) cleanup() {
+func (n *testNode) cleanup() {
 	n.t.Helper()
 	if got := n.run("cleanup"); got.code != exitDone {
 		n.t.Fatalf("%+v", got)
@@ -267,7 +267,7 @@ func TestProbeOfASecondAgentDoesNotReachTheFirst(t *testing.T) {
 	first, second := filepath.Join(dir, "first"), filepath.Join(dir, "second")
 	d := n.start("--http-address", httpAddress, "--probe-socket", first)
 	d.await("config_applied")
-	other := &node{n.NS, t, n.path + "-second"}
+	other := &testNode{n.NS, t, n.path + "-second"}
 	other.write(badText)
 	e := other.start("--http-address", httpAddress, "--probe-socket", second)
 	e.await("config_rejected")

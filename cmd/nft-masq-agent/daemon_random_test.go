@@ -23,7 +23,7 @@ var seed = flag.Uint64("seed", 1, "of what is random")
 // A meddler changes the path of a config.
 type meddler struct {
 	*rand.Rand
-	node  *node
+	node  *testNode
 	dir   string // of the config
 	count int    // of contents written, all different
 }
@@ -254,7 +254,7 @@ func (d *daemon) end(well bool) {
 	<-d.Done()
 }
 
-func (n *node) contentIsValid() bool {
+func (n *testNode) contentIsValid() bool {
 	sources, err := config.Read(n.path)
 	if err != nil {
 		return false
@@ -333,7 +333,7 @@ func TestReloadsLeakNothing(t *testing.T) {
 }
 
 // number returns the value of a metric.
-func (n *node) number(metric string) float64 {
+func (n *testNode) number(metric string) float64 {
 	n.t.Helper()
 	v, err := strconv.ParseFloat(n.metric(metric), 64)
 	n.check(err)

@@ -305,7 +305,7 @@ func memoryCgroup(t *testing.T, limit int64) string {
 
 // limited returns the command that runs the program within the limits of the
 // manifests.
-func (n *node) limited(t *testing.T, mode nft.Mode, args ...string) (cmd *exec.Cmd, limit int64) {
+func (n *testNode) limited(t *testing.T, mode nft.Mode, args ...string) (cmd *exec.Cmd, limit int64) {
 	t.Helper()
 	limit, gomemlimit := manifestMemory(t, mode)
 	cmd = nfttest.Command(agent.Program(t), args...)

@@ -24,7 +24,7 @@ const (
 )
 
 // kernelText returns the ruleset, to compare later that it has not changed.
-func (n *node) kernelText() string {
+func (n *testNode) kernelText() string {
 	n.t.Helper()
 	return nfttest.NFT(n.t, n.NS, "", "-a", "list", "ruleset")
 }
@@ -96,7 +96,7 @@ func TestBadFileKeepsTheRulesOfThePreviousRun(t *testing.T) {
 }
 
 // tamper removes our rules.
-func tamper(n *node, mode nft.Mode) {
+func tamper(n *testNode, mode nft.Mode) {
 	n.t.Helper()
 	if mode == nft.ModeNFTables {
 		nfttest.NFT(n.t, n.NS, "", "delete", "table", "inet", nft.TableName)
@@ -107,7 +107,7 @@ func tamper(n *node, mode nft.Mode) {
 
 // holdsNextTo checks that the kernel has the wanted rules, and still another
 // agent's.
-func holdsNextTo(n *node, want nft.Ruleset) {
+func holdsNextTo(n *testNode, want nft.Ruleset) {
 	n.t.Helper()
 	n.holds(want)
 	if listing := nfttest.ListRuleset(n.t, n.NS); !strings.Contains(listing, "MY-MASQ") {
@@ -116,7 +116,7 @@ func holdsNextTo(n *node, want nft.Ruleset) {
 }
 
 // loadLegacy loads the rules of an older agent with a different chain name.
-func loadLegacy(n *node) {
+func loadLegacy(n *testNode) {
 	n.t.Helper()
 	rules, err := os.ReadFile(filepath.Join(root, "testdata/foreign/ip-masq-agent-custom-chain/rules.iptables"))
 	n.check(err)
@@ -126,27 +126,27 @@ func loadLegacy(n *node) {
 func TestNonRegularConfigDoesNotPreventTheStart(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
-	link := func(to string) func(*node) {
-		return func(n *node) { n.check(os.Symlink(to, n.path)) }
+	link := func(to string) func(*testNode) {
+		return func(n *testNode) { n.check(os.Symlink(to, n.path)) }
 	}
 	tests := []struct {
 		name string
-		make func(*node)
+		make func(*testNode)
 		says string // PATH stands for the path
 	}{
-		{"FIFO", func(n *node) { n.check(unix.Mkfifo(n.path, 0o644)) }, "config: PATH: not a regular file (named pipe)"},
+		{"FIFO", func(n *testNode) { n.check(unix.Mkfifo(n.path, 0o644)) }, "config: PATH: not a regular file (named pipe)"},
 		{"device", link("/dev/zero"), "config: PATH: not a regular file (character device)"},
-		{"socket", func(n *node) { n.check(mksocket(n.path)) }, "config: PATH: not a regular file (socket)"},
+		{"socket", func(n *testNode) { n.check(mksocket(n.path)) }, "config: PATH: not a regular file (socket)"},
 		{"link to itself", link("ip-masq-agent"), "config: stat PATH: too many levels of symbolic links"},
-		{"unreadable file", func(n *node) { n.write(""); n.check(os.Chmod(n.path, 0)) }, "config: open PATH: permission denied"},
-		{"unreadable directory", func(n *node) { n.check(os.Mkdir(n.path, 0)) }, "config: open PATH: permission denied"},
-		{"unreadable file in a directory", func(n *node) {
+		{"unreadable file", func(n *testNode) { n.write(""); n.check(os.Chmod(n.path, 0)) }, "config: open PATH: permission denied"},
+		{"unreadable directory", func(n *testNode) { n.check(os.Mkdir(n.path, 0)) }, "config: open PATH: permission denied"},
+		{"unreadable file in a directory", func(n *testNode) {
 			n.check(os.Mkdir(n.path, 0o755))
 			n.check(os.WriteFile(filepath.Join(n.path, "a.yaml"), nil, 0))
 		}, "config: open PATH/a.yaml: permission denied"},
 		// The kernel returns EIO for unmapped addresses.
 		{"error of input", link("/proc/self/mem"), "config: read PATH: input/output error"},
-		{"too large", func(n *node) { n.check(os.WriteFile(n.path, bytes.Repeat([]byte("#\n"), 3<<20), 0o644)) }, "PATH:1:1: "},
+		{"too large", func(n *testNode) { n.check(os.WriteFile(n.path, bytes.Repeat([]byte("#\n"), 3<<20), 0o644)) }, "PATH:1:1: "},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

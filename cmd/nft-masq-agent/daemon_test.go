@@ -84,29 +84,29 @@ func must(err error) {
 	}
 }
 
-// A node is a network namespace with the config of its agent.
-type node struct {
+// A testNode is a network namespace with the config of its agent.
+type testNode struct {
 	*nfttest.NS
 	t    testing.TB
 	path string // of the config; at first only its directory exists
 }
 
-func newNode(t testing.TB) *node {
+func newNode(t testing.TB) *testNode {
 	t.Helper()
 	nfttest.Require(t, "nft", "iptables-nft", "iptables-nft-restore")
 	return nodeIn(t, nfttest.NewNS(t, "node"))
 }
 
-func nodeIn(t testing.TB, ns *nfttest.NS) *node {
+func nodeIn(t testing.TB, ns *nfttest.NS) *testNode {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "config")
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	return &node{ns, t, filepath.Join(dir, "ip-masq-agent")}
+	return &testNode{ns, t, filepath.Join(dir, "ip-masq-agent")}
 }
 
-func (n *node) check(err error) {
+func (n *testNode) check(err error) {
 	n.t.Helper()
 	if err != nil {
 		n.t.Fatal(err)
@@ -114,13 +114,13 @@ func (n *node) check(err error) {
 }
 
 // write writes the config in place.
-func (n *node) write(text string) {
+func (n *testNode) write(text string) {
 	n.t.Helper()
 	n.check(os.WriteFile(n.path, []byte(text), 0o644))
 }
 
 // swap replaces the config by a rename.
-func (n *node) swap(text string) {
+func (n *testNode) swap(text string) {
 	n.t.Helper()
 	temporary := n.path + ".new"
 	n.check(os.WriteFile(temporary, []byte(text), 0o644))
@@ -129,7 +129,7 @@ func (n *node) swap(text string) {
 
 // connect returns a connection to nf_tables in the namespace. The caller closes
 // it.
-func (n *node) connect() *nfnetlink.Conn {
+func (n *testNode) connect() *nfnetlink.Conn {
 	return nfnetlink.New(func() (nl *netlink.Conn, err error) {
 		err = n.Do(func() error {
 			nl, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
@@ -141,9 +141,9 @@ func (n *node) connect() *nfnetlink.Conn {
 
 // kernel returns the kernel as a new process sees it, without caches. The caller
 // closes it.
-func (n *node) kernel() *kernel.Kernel { return kernel.New(n.connect()) }
+func (n *testNode) kernel() *kernel.Kernel { return kernel.New(n.connect()) }
 
-func (n *node) generation() uint32 {
+func (n *testNode) generation() uint32 {
 	n.t.Helper()
 	c := n.connect()
 	defer c.Close()
@@ -154,7 +154,7 @@ func (n *node) generation() uint32 {
 
 // differences returns how the kernel differs from the wanted ruleset of any mode.
 // An error counts as a difference, because another program may be writing.
-func (n *node) differences(want nft.Ruleset) []string {
+func (n *testNode) differences(want nft.Ruleset) []string {
 	k := n.kernel()
 	defer k.Close()
 	diffs, err := k.Diff(context.Background(), want, kernel.Look{Full: true, Others: true})
@@ -165,7 +165,7 @@ func (n *node) differences(want nft.Ruleset) []string {
 }
 
 // holds fails the test unless the kernel has exactly the wanted rules.
-func (n *node) holds(want nft.Ruleset) {
+func (n *testNode) holds(want nft.Ruleset) {
 	n.t.Helper()
 	for _, d := range n.differences(want) {
 		n.t.Errorf("the kernel differs: %s", d)
@@ -174,7 +174,7 @@ func (n *node) holds(want nft.Ruleset) {
 
 // listen calls do for each change of the ruleset until the returned function is
 // called, or the test ends.
-func (n *node) listen(do func(nfnetlink.Change)) (stop func()) {
+func (n *testNode) listen(do func(nfnetlink.Change)) (stop func()) {
 	n.t.Helper()
 	var l *nfnetlink.Listener
 	n.check(n.Do(func() (err error) {
@@ -223,7 +223,7 @@ func wants(t testing.TB, text string, args ...string) nft.Ruleset {
 }
 
 // command returns the command that runs the program.
-func (n *node) command(env []string, args ...string) *exec.Cmd {
+func (n *testNode) command(env []string, args ...string) *exec.Cmd {
 	n.t.Helper()
 	self, err := os.Executable()
 	n.check(err)
@@ -233,7 +233,7 @@ func (n *node) command(env []string, args ...string) *exec.Cmd {
 }
 
 // run runs a command of the program on the node.
-func (n *node) run(args ...string) result {
+func (n *testNode) run(args ...string) result {
 	n.t.Helper()
 	cmd := n.command(nil, args...)
 	var stdout, stderr bytes.Buffer
@@ -248,22 +248,22 @@ func (n *node) run(args ...string) result {
 // A daemon is a running agent on a node.
 type daemon struct {
 	*agent.Agent
-	*node
+	*testNode
 	args []string
 }
 
 // start starts an agent on the node's config.
-func (n *node) start(args ...string) *daemon {
+func (n *testNode) start(args ...string) *daemon {
 	n.t.Helper()
 	return n.startIn(nil, args...)
 }
 
-func (n *node) startIn(env []string, args ...string) *daemon {
+func (n *testNode) startIn(env []string, args ...string) *daemon {
 	n.t.Helper()
 	return n.startCommand(n.command(env, append([]string{"run", "--log-format", "json", "--config", n.path}, args...)...))
 }
 
-func (n *node) startCommand(cmd *exec.Cmd) *daemon {
+func (n *testNode) startCommand(cmd *exec.Cmd) *daemon {
 	n.t.Helper()
 	return &daemon{agent.Run(n.t, n.NS, cmd), n, cmd.Args[1:]}
 }
@@ -375,7 +375,7 @@ func (d *daemon) answers() {
 const httpAddress = "127.0.0.1:9717"
 
 // get sends an HTTP request to the node's agent.
-func (n *node) get(path string) (code int, body string) {
+func (n *testNode) get(path string) (code int, body string) {
 	n.t.Helper()
 	client := http.Client{Transport: &http.Transport{DialContext: n.DialContext, DisableKeepAlives: true}, Timeout: timeout}
 	request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "http://"+httpAddress+path, nil)
@@ -390,7 +390,7 @@ func (n *node) get(path string) (code int, body string) {
 
 // metric returns the value of a metric, by its name without the prefix, and its
 // labels; "" if there is none.
-func (n *node) metric(name string) string {
+func (n *testNode) metric(name string) string {
 	n.t.Helper()
 	_, text := n.get("/metrics")
 	for line := range strings.Lines(text) {
@@ -403,7 +403,7 @@ func (n *node) metric(name string) string {
 
 // checks returns how often the agent compared the kernel with the config for a
 // reason and found it in sync.
-func (n *node) checks(reason string) string {
+func (n *testNode) checks(reason string) string {
 	n.t.Helper()
 	return n.metric(fmt.Sprintf("nft_masq_agent_applies_total{reason=%q,result=\"in_step\"}", reason))
 }

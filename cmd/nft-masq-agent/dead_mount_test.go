@@ -68,7 +68,7 @@ func TestConfigOnADeadMountKeepsTheLastGoodRules(t *testing.T) {
 }
 
 // linkTo makes the config a link.
-func (n *node) linkTo(path string) {
+func (n *testNode) linkTo(path string) {
 	n.t.Helper()
 	n.check(os.Symlink(path, n.path+".new"))
 	n.check(os.Rename(n.path+".new", n.path))

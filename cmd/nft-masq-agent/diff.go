@@ -11,6 +11,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/node"
 )
 
 type diffFlags struct {
@@ -131,7 +132,7 @@ func (f *diffFlags) online(ctx context.Context, e environment) (answer.Diff, err
 // countOpen counts the open connections of pods in each change, and those that both
 // policies masquerade but that keep a source address that the second does not allow.
 func countOpen(ctx context.Context, k *kernel.Kernel, d *answer.Diff, before, after nft.Policy) error {
-	local, err := kernel.LocalPrefixes()
+	local, err := node.LocalPrefixes()
 	if err != nil {
 		return err
 	}

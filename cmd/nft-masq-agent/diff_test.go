@@ -12,7 +12,7 @@ import (
 )
 
 // diff runs the command on the node.
-func (n *node) diff(args ...string) (d answer.Diff, code int) {
+func (n *testNode) diff(args ...string) (d answer.Diff, code int) {
 	n.t.Helper()
 	got := n.run(append([]string{"diff", "-o", "json"}, args...)...)
 	decoder := json.NewDecoder(strings.NewReader(got.stdout))
@@ -81,7 +81,7 @@ func TestDiffUsesTheFlagsOfTheRunningAgent(t *testing.T) {
 	d := n.start("--enable-ipv6", "--to-ports=2000-2999", "--resync-interval=3600")
 	d.began(wants(t, "nonMasqueradeCIDRs: [10.0.0.0/8]\n", "--enable-ipv6", "--to-ports=2000-2999"))
 	proposed := n.path + "-proposed"
-	other := node{NS: n.NS, t: t, path: proposed}
+	other := testNode{NS: n.NS, t: t, path: proposed}
 	other.write("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
 	got, code := n.diff("--config", proposed)
 	if code != exitDone || got.Changed() || !strings.Contains(got.Agent, "--enable-ipv6") {

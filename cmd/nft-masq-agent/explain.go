@@ -15,6 +15,7 @@ import (
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/node"
 
 	"golang.org/x/sys/unix"
 )
@@ -88,36 +89,39 @@ func (f *explainFlags) explain(ctx context.Context, operand string, e environmen
 		return exitFailed, errNoRules
 	case fileErr != nil && (heldErr != nil || held == nil):
 		return refuse(e, fileErr)
-	case heldErr != nil:
-		x.Notes = append(x.Notes, unreadable(heldErr))
-	case held == nil:
-		x.First = append(x.First, "None of this agent's rules are installed on this node.")
-		x.Absent = true
-	case fileErr != nil:
-		x.First = append(x.First, fmt.Sprintf("The config is rejected; the kernel enforces %s, and that is the answer.", held.Policy.Hash()))
-	case !f.live && held.Policy.Hash() != policy.Hash():
-		x.First = append(x.First, fmt.Sprintf("The kernel enforces %s, not %s of the config (%s): the answer is the kernel's.",
-			held.Policy.Hash(), policy.Hash(), f.ConfigPath))
 	}
-	q := kernel.Question{Src: f.from, Dst: dst, Out: f.out}
+	f.compare(&x, policy, held, fileErr, heldErr)
+	ours := nft.Ruleset{}
 	if held != nil {
-		q.Held = *held
+		ours = *held
 		if f.live || fileErr != nil || held.Policy.Hash() != policy.Hash() {
 			policy, x.Live = held.Policy, true
 		}
 	}
 	x.Config, x.Why.Code = policy.Hash(), "config"
+	routes, err := e.routes(f.from, dst, f.out)
+	switch {
+	case err != nil && heldErr == nil:
+		return exitFailed, err
+	case len(routes.Ways) == 0:
+		x.Notes = append(x.Notes, fmt.Sprintf("The routes of this node are unknown: %v.", err))
+		routes.Ways = []node.Route{{}}
+	}
 	if heldErr == nil {
-		n, err := k.Trace(ctx, q)
+		paths, err := k.Trace(ctx, f.from, dst, routes, ours)
 		if err != nil {
 			return exitFailed, hinted(err)
 		}
-		x.Follow(n)
+		x.Follow(paths)
 		if text := legacyNAT(e.proc, dst.Is6()); text != "" {
 			x.First = append(x.First, "This answer ignores "+text)
 		}
 	}
-	f.ask(&x, e, policy, dst, held == nil || exact)
+	if held == nil || exact {
+		x.Ask(policy, f.from, dst, routes)
+	} else {
+		x.First = append(x.First, "Another program changed this agent's rules: see status.")
+	}
 	// The verdict needs no privilege, but this does.
 	if n, err := staleTo(ctx, k, f.from, dst); err == nil {
 		x.SetStale(n)
@@ -128,28 +132,30 @@ func (f *explainFlags) explain(ctx context.Context, operand string, e environmen
 	return refuse(e, fileErr)
 }
 
+// compare adds how the rules in the kernel, nil if there are none, differ from the config.
+func (f *explainFlags) compare(x *answer.Explanation, policy nft.Policy, held *nft.Ruleset, fileErr, heldErr error) {
+	switch {
+	case heldErr != nil:
+		x.Notes = append(x.Notes, unreadable(heldErr))
+	case held == nil:
+		x.First = append(x.First, "None of this agent's rules are installed on this node.")
+		x.Absent = true
+	case fileErr != nil:
+		x.First = append(x.First, fmt.Sprintf("The config is rejected; the kernel enforces %s, and that is the answer.",
+			held.Policy.Hash()))
+	case !f.live && held.Policy.Hash() != policy.Hash():
+		x.First = append(x.First, fmt.Sprintf(
+			"The kernel enforces %s, not %s of the config (%s): the answer is the kernel's.",
+			held.Policy.Hash(), policy.Hash(), f.ConfigPath))
+	}
+}
+
 // unreadable explains why the answer is from the config only.
 func unreadable(err error) string {
 	if errors.Is(err, unix.EPERM) {
 		return "The answer is from the config only: the rules of this node cannot be read without the capability NET_ADMIN."
 	}
 	return fmt.Sprintf("The answer is from the config only: the rules of this node cannot be read: %v.", err)
-}
-
-// ask adds the verdict of a policy, if it is known.
-func (f *explainFlags) ask(x *answer.Explanation, e environment, policy nft.Policy, dst netip.Addr, known bool) {
-	ends, err := e.ends(f.from, dst)
-	if err != nil {
-		x.Notes = append(x.Notes, fmt.Sprintf("The addresses of this node are unknown: %v.", err))
-	}
-	if f.out != "" {
-		ends.Out = f.out
-	}
-	if known {
-		x.Ask(policy, f.from, dst, ends)
-	} else {
-		x.First = append(x.First, "Another program changed this agent's rules: see status.")
-	}
 }
 
 // filePolicy returns the policy of the config.
@@ -216,25 +222,5 @@ func legacyNAT(proc string, ipv6 bool) string {
 		return "a NAT rule in legacy ip_tables: " + program + " -t nat -S lists it."
 	default:
 		return fmt.Sprintf("%d NAT rules in legacy ip_tables: %s -t nat -S lists them.", n, program)
-	}
-}
-
-func (e environment) ends(src, dst netip.Addr) (answer.Ends, error) {
-	to, err := e.routeTo(dst)
-	if err != nil || !src.IsValid() {
-		return endsOf(kernel.Route{}, to, dst), err
-	}
-	from, err := e.routeTo(src)
-	return endsOf(from, to, dst), err
-}
-
-// endsOf assumes that packets from a source are received on the interface of the
-// route back to it.
-func endsOf(from, to kernel.Route, dst netip.Addr) answer.Ends {
-	return answer.Ends{
-		In: from.Interface, Out: to.Interface,
-		FromHere: from.Type == unix.RTN_LOCAL,
-		ToHere:   to.Type == unix.RTN_LOCAL || dst.IsLoopback(),
-		ToMany:   to.Type == unix.RTN_BROADCAST || dst.IsMulticast() || dst == netip.AddrFrom4([4]byte{255, 255, 255, 255}),
 	}
 }

@@ -180,7 +180,7 @@ func TestExplainAgreesWithTheSpecification(t *testing.T) {
 			if w.keepHost || len(w.srcIfs)+len(w.outIfs)+len(w.nonOutIfs) > 0 {
 				mode = nft.ModeNFTables
 			}
-			received, leaving := routeTo(src).Interface, []string{"eth0", "eth1", "wg0", "wg7"}[r.IntN(4)]
+			received, leaving := routeTo(src).Interface.Name, []string{"eth0", "eth1", "wg0", "wg7"}[r.IntN(4)]
 			x := explainJSON(t, dst.String(), "--from", src.String(), "--out", leaving, "--config", path, "--mode", string(mode))
 			here := func(a netip.Addr) bool { return a.IsLoopback() || slices.Contains(node, a) }
 			want := w.decides(src, dst, received, leaving, here(src), here(dst))

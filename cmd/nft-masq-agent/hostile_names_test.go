@@ -30,7 +30,7 @@ const evilProgram = "\x1b[2J\u009b\nis fine"
 
 // spoil creates a masquerading base chain with evil names, and evil objects in
 // our table, as a process with an evil name.
-func spoil(n *node) {
+func spoil(n *testNode) {
 	n.t.Helper()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

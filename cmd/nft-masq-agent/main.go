@@ -12,7 +12,7 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/nodeaddr"
+	"nft-masq-agent/nft/node"
 
 	"golang.org/x/sys/unix"
 )
@@ -51,9 +51,9 @@ type environment struct {
 	fit            bool   // whether stdout is one
 	proc           string // mount point of procfs
 
-	kernel    func() *kernel.Kernel                  // opens that of this network namespace
-	routeTo   func(netip.Addr) (kernel.Route, error) // [kernel.RouteTo]
-	addresses func() ([]netip.Addr, error)           // those of this node
+	kernel    func() *kernel.Kernel                                      // opens that of this network namespace
+	routes    func(src, dst netip.Addr, out string) (node.Routes, error) // [node.Lookup]
+	addresses func() ([]netip.Addr, error)                               // [node.Addresses]
 }
 
 func theEnvironment() environment {
@@ -67,8 +67,8 @@ func theEnvironment() environment {
 		fit:       noTerminal == nil,
 		proc:      "/proc",
 		kernel:    kernel.Open,
-		routeTo:   kernel.RouteTo,
-		addresses: nodeaddr.List,
+		routes:    node.Lookup,
+		addresses: node.Addresses,
 	}
 }
 

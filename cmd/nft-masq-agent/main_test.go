@@ -17,6 +17,7 @@ import (
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest/agent"
+	"nft-masq-agent/nft/node"
 
 	"golang.org/x/sys/unix"
 )
@@ -111,20 +112,34 @@ func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 		kernel: func() *kernel.Kernel {
 			return kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nil, errUnreadable }))
 		},
-		routeTo:   func(a netip.Addr) (kernel.Route, error) { return routeTo(a), nil },
+		routes:    routes,
 		addresses: func() ([]netip.Addr, error) { return nodeAddresses(), nil },
 	}
 }
 
 // routeTo routes 10.244.0.0/16 through cni0 and everything else through eth0.
-func routeTo(a netip.Addr) kernel.Route {
+func routeTo(a netip.Addr) node.Route {
+	typ, name := unix.RTN_UNICAST, "eth0"
 	switch {
 	case slices.Contains(nodeAddresses(), a), a.IsLoopback():
-		return kernel.Route{Type: unix.RTN_LOCAL, Interface: "lo"}
+		typ, name = unix.RTN_LOCAL, "lo"
 	case a == netip.MustParseAddr("192.0.2.255"):
-		return kernel.Route{Type: unix.RTN_BROADCAST, Interface: "eth0"}
+		typ = unix.RTN_BROADCAST
 	case netip.MustParsePrefix("10.244.0.0/16").Contains(a):
-		return kernel.Route{Type: unix.RTN_UNICAST, Interface: "cni0"}
+		name = "cni0"
 	}
-	return kernel.Route{Type: unix.RTN_UNICAST, Interface: "eth0"}
+	return node.Route{Type: typ, Interface: node.Interface{Name: name}}
+}
+
+// routes are those of a connection on that node.
+func routes(src, dst netip.Addr, out string) (r node.Routes, err error) {
+	to := routeTo(dst)
+	if out != "" {
+		to.Interface.Name = out
+	}
+	if src.IsValid() {
+		r.Back = routeTo(src)
+	}
+	r.Ways = []node.Route{to}
+	return r, nil
 }

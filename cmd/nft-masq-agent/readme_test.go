@@ -257,7 +257,7 @@ func TestPoliciesOfTheReadmeShowTheFarEndsView(t *testing.T) {
 		}
 		foreign := ""
 		for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(cells[1], -1) {
-			text := strings.ReplaceAll(m[1], "veth*", "pod*") + "\n"
+			text := strings.ReplaceAll(m[1], "cni0", "pod0") + "\n"
 			switch {
 			case strings.HasPrefix(text, config.KeyMasqueradeSrcCIDRs):
 				sources = text

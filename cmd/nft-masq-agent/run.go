@@ -23,7 +23,7 @@ import (
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/nodeaddr"
+	"nft-masq-agent/nft/node"
 	"nft-masq-agent/watch"
 )
 
@@ -106,7 +106,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		agent.Inputs{
 			Files: files, Warnings: warnings, Reread: reread, Hangup: hangup,
 			Changes: listener.Changes(), Join: listener.Join, Leave: listener.Leave, Generation: generations.Generation,
-			Addresses: nodeaddr.List, Follow: nodeaddr.Follow, Interfaces: kernel.Interfaces, Pressure: conntrack.Open().Pressure,
+			Addresses: node.Addresses, Follow: node.Follow, Interfaces: node.Interfaces, Pressure: conntrack.Open().Pressure,
 		},
 		agent.NewHost(k, o.AcceptForeign),
 		agent.Settings{Options: o, Version: build().Version, Commit: build().Commit, LostLines: lostLines},

@@ -12,6 +12,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/node"
 )
 
 type statusFlags struct {
@@ -44,7 +45,7 @@ func statusCommand() command {
 func (f *statusFlags) status(ctx context.Context, e environment) (int, error) {
 	agents := running.Agents(e.proc, program)
 	pods, accept := f.PodCIDRs, f.AcceptForeign
-	r := answer.Status{Agent: running.Follow(f.Options, f.set, agents), Agents: running.Reached(agents), Uncovered: []string{}, Notes: []string{}}
+	r := answer.Status{Agent: running.Follow(f.Options, f.set, agents), Agents: running.Reached(agents), Uncovered: []string{}, Unmatched: []string{}, Notes: []string{}}
 	if pods != nil {
 		f.PodCIDRs = pods
 	}
@@ -80,7 +81,7 @@ func (f *statusFlags) status(ctx context.Context, e environment) (int, error) {
 	if err := e.reply(f.output, r, r.String); err != nil {
 		return exitFailed, err
 	}
-	if !r.Config.Accepted || !r.Kernel.InSync {
+	if !r.Config.Accepted || !r.Kernel.InSync || len(r.Unmatched) > 0 {
 		return exitFailed, nil
 	}
 	return exitDone, nil
@@ -132,11 +133,11 @@ func askKernel(ctx context.Context, r *answer.Status, k *kernel.Kernel, o option
 	}
 	others.Accept(o.AcceptForeign)
 	r.SetOthers(others)
-	if names, err := kernel.Interfaces(); err == nil {
-		for _, i := range answer.LintInterfaces(want.Policy, names) {
-			r.Notes = append(r.Notes, i.String())
-		}
+	links, err := node.Interfaces()
+	if err != nil {
+		return err
 	}
+	r.SetInterfaces(want.Policy, links)
 	return askStale(ctx, r, k, want.Policy)
 }
 

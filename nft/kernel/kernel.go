@@ -15,6 +15,7 @@ import (
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/node"
 )
 
 // A Kernel is the ruleset of a network namespace. It is for one goroutine: another one
@@ -22,8 +23,11 @@ import (
 // any time, and do not wait for an Apply.
 type Kernel struct {
 	conn *nfnetlink.Conn
-	// legacyChains reads legacy ip_tables in the process's namespace.
+	// legacyChains, leftovers and interfaces read what is not nftables in the thread's
+	// namespace.
 	legacyChains func() ([]foreign.XTChain, error)
+	leftovers    func() ([]string, error)
+	interfaces   func() ([]node.Interface, error)
 	readers      []layout.Reader
 	verified     verified
 }
@@ -42,6 +46,7 @@ type verified struct {
 func Open() *Kernel {
 	k := New(nfnetlink.Dial())
 	k.legacyChains = func() ([]foreign.XTChain, error) { return foreign.LegacyChains("/proc/thread-self/net") }
+	k.leftovers, k.interfaces = node.Leftovers, node.Interfaces
 	return k
 }
 
@@ -50,6 +55,8 @@ func New(c *nfnetlink.Conn) *Kernel {
 	return &Kernel{
 		conn: c, readers: layouts.Readers(c),
 		legacyChains: func() ([]foreign.XTChain, error) { return nil, nil },
+		leftovers:    func() ([]string, error) { return nil, nil },
+		interfaces:   func() ([]node.Interface, error) { return nil, nil },
 	}
 }
 

@@ -31,6 +31,8 @@ type Others struct {
 	Accepted []foreign.Conflict
 	// XTables are chains of such agents in legacy ip_tables.
 	XTables []foreign.XTChain
+	// Routing has commands that remove such agents' rules of policy routing.
+	Routing []string
 	// Unread counts rules that were not examined because there are too many.
 	Unread int
 }
@@ -70,15 +72,28 @@ func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
 	if err != nil {
 		return Others{}, err
 	}
+	routing, err := k.leftovers()
+	if err != nil {
+		return Others{}, err
+	}
+	links, err := k.interfaces()
+	if err != nil {
+		return Others{}, err
+	}
 	snapshot, err := k.snapshot(ctx, want)
 	if err != nil {
 		return Others{}, err
 	}
 	masquerading, rest := foreign.Conflicts(snapshot, want.Policy.ExemptDestinations())
-	conflicts, podless, overridden := enforced(want.Policy, masquerading)
+	policy := want.Policy
+	if policy.ReceivesNothing(links) {
+		policy.Enforce = nil
+	}
+	conflicts, podless, overridden := enforced(policy, masquerading)
 	overruled, more := foreign.Overruled(snapshot, share(want))
 	return Others{
 		XTables:    xtables,
+		Routing:    routing,
 		Legacy:     foreign.Legacy(snapshot),
 		Conflicts:  conflicts,
 		Overruled:  overruled,

@@ -10,11 +10,11 @@ import (
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/node"
 )
 
-// A Node is what the kernel knows about the path of a connection.
-type Node struct {
-	Route       Route
+// A Path is what happens to a connection on one of its routes.
+type Path struct {
 	Packet      foreign.Packet // as it is sent
 	Destination foreign.Trace  // what rules do to its destination address first
 	Source      foreign.Trace  // what rules do to its source address
@@ -23,12 +23,13 @@ type Node struct {
 	// Masqueraded is the source address if a rule masquerades the connection, the
 	// zero address if unknown.
 	Masqueraded netip.Addr
+	Depends     []string // what chooses this path among several ones
 
 	own func(nfnetlink.Chain) bool
 }
 
 // Own reports whether a rule is this agent's.
-func (n Node) Own(w foreign.Way) bool {
+func (n Path) Own(w foreign.Way) bool {
 	return w.Own || n.own != nil && n.own(nfnetlink.Chain{Family: w.Rule.Family, Table: w.Rule.Table, Name: w.Rule.Chain})
 }
 
@@ -36,57 +37,68 @@ func (n Node) Own(w foreign.Way) bool {
 // the policy that was read back from it is used.
 const longChain = 5_000
 
-// A Question is the input of [Kernel.Trace].
-type Question struct {
-	Src  netip.Addr // the zero address: any pod
-	Dst  netip.Addr
-	Out  string      // output interface; "": that of the route
-	Held nft.Ruleset // our ruleset in the kernel
-}
-
-// Trace follows a new connection through the NAT rules of this node, including
-// those of other programs.
-func (k *Kernel) Trace(ctx context.Context, q Question) (Node, error) {
-	n, err := followRoute(q.Src, q.Dst, q.Out)
-	if err != nil {
-		return n, err
-	}
+// Trace follows a new connection through the NAT rules of this node, including those of
+// other programs, on each of its routes. src is the zero address for any pod, and held is
+// our ruleset in the kernel.
+func (k *Kernel) Trace(ctx context.Context, src, dst netip.Addr, routes node.Routes, held nft.Ruleset) ([]Path, error) {
 	s, err := again(ctx, func() (*state, error) {
-		return k.read(ctx, q.Held, Look{Others: true}, layout.Scope{Rules: true, Owners: true}, nil)
+		return k.read(ctx, held, Look{Others: true}, layout.Scope{Rules: true, Owners: true}, nil)
 	})
 	if err != nil {
-		return n, err
+		return nil, err
 	}
-	n.own = s.isOurs(q.Held)
-	known := func(c nfnetlink.Chain) bool { return c.Use > longChain && n.own(c) }
-	n.Wanted = q.Held.Policy.Decide(nft.Connection{
-		Src: q.Src, Dst: q.Dst, FromNode: n.Packet.FromNode, ToNode: n.Packet.DstType == unix.RTN_LOCAL,
-		In: n.Packet.In.Name, Out: n.Packet.Out.Name,
-	}) == nft.Masqueraded
-	if e := q.Held.Policy.Enforce; e != nil {
-		for _, m := range e.Marks {
-			n.Packet.Unset |= m.Value
+	paths := make([]Path, len(routes.Ways))
+	for i, way := range routes.Ways {
+		// A pod's address is not one of the node's.
+		p := foreign.Packet{Src: src, Dst: dst, SrcType: unix.RTN_UNICAST, DstType: way.Type, Out: device(way)}
+		if src.IsValid() {
+			p.SrcType, p.FromNode = routes.Back.Type, routes.Back.Type == unix.RTN_LOCAL
+		}
+		if !p.FromNode {
+			p.In = device(routes.Back)
+		}
+		if e := held.Policy.Enforce; e != nil {
+			for _, m := range e.Marks {
+				p.Unset |= m.Value
+			}
+		}
+		paths[i] = Path{Packet: p, Masqueraded: way.Address, Depends: way.Depends, own: s.isOurs(held)}
+		if err := k.trace(ctx, &paths[i], held); err != nil {
+			return nil, err
 		}
 	}
+	return paths, nil
+}
+
+func device(r node.Route) foreign.Device {
+	return foreign.Device{Name: r.Interface.Name, Index: r.Interface.Index}
+}
+
+func (k *Kernel) trace(ctx context.Context, n *Path, held nft.Ruleset) (err error) {
+	known := func(c nfnetlink.Chain) bool { return c.Use > longChain && n.own(c) }
+	n.Wanted = held.Policy.Decide(nft.Connection{
+		Src: n.Packet.Src, Dst: n.Packet.Dst, FromNode: n.Packet.FromNode, ToNode: n.Packet.DstType == unix.RTN_LOCAL,
+		In: n.Packet.In.Name, Out: n.Packet.Out.Name,
+	}) == nft.Masqueraded
 	before, after := n.hooks()
 	p := n.Packet
 	if !p.FromNode {
 		p.Out = foreign.Device{}
 	}
 	if n.Destination, err = k.follow(ctx, p, n.Wanted, known, before); err != nil {
-		return n, err
+		return err
 	}
 	p = n.Destination.Packet
 	if p.Out = n.Packet.Out; after[0] == unix.NF_INET_LOCAL_IN {
 		p.Out = foreign.Device{}
 	}
 	n.Source, err = k.follow(ctx, p, n.Wanted, known, after...)
-	return n, err
+	return err
 }
 
 // hooks returns the hook at which the destination of the packet can be translated,
 // and those that it passes later.
-func (n Node) hooks() (before uint32, after []uint32) {
+func (n Path) hooks() (before uint32, after []uint32) {
 	switch {
 	case n.Packet.FromNode:
 		return unix.NF_INET_LOCAL_OUT, []uint32{unix.NF_INET_POST_ROUTING}
@@ -102,33 +114,4 @@ func (k *Kernel) follow(ctx context.Context, p foreign.Packet, wanted bool, know
 		return foreign.Trace{}, err
 	}
 	return t.Trace(p, wanted), nil
-}
-
-// followRoute finds the route that a connection would take.
-func followRoute(src, dst netip.Addr, out string) (Node, error) {
-	n := Node{Packet: foreign.Packet{Src: src, Dst: dst, SrcType: unix.RTN_UNICAST}} // a pod's address is not one of the node's
-	question := routeTo{dst: dst}
-	if src.IsValid() {
-		back, err := question.with(src, "").ask()
-		if err != nil {
-			return n, err
-		}
-		n.Packet.SrcType, n.Packet.FromNode = back.Type, back.Type == unix.RTN_LOCAL
-		if question.src = src; !n.Packet.FromNode {
-			n.Packet.In, question.in = back.out(), back.index
-		}
-	}
-	route, err := question.with(dst, out).ask()
-	if err == nil && route.Type == unix.RTN_UNSPEC && question.src.IsValid() {
-		route, err = routeTo{}.with(dst, out).ask() // the kernel does not accept it on that interface
-	}
-	if err != nil {
-		return n, err
-	}
-	n.Route, n.Packet.Out, n.Packet.DstType = route, route.out(), route.Type
-	if own, err := (routeTo{}).with(dst, route.Interface).ask(); err == nil {
-		route.src = own.src // the kernel returns none for forwarded packets
-	}
-	n.Masqueraded, err = masqueradeAddress(route, dst)
-	return n, err
 }

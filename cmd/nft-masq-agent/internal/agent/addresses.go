@@ -9,12 +9,12 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/nodeaddr"
+	"nft-masq-agent/nft/node"
 )
 
 // addresses is what the loop knows about the addresses of this node.
 type addresses struct {
-	changes    <-chan nodeaddr.Change // nil until a policy has snatAddresses
+	changes    <-chan node.Change // nil until a policy has snatAddresses
 	known      []netip.Addr
 	unreadable bool            // the last change was an error
 	missing    map[string]bool // families without an address, as last logged
@@ -46,7 +46,7 @@ func (a *Agent) placeOnNode(ctx context.Context, resync bool) error {
 
 // addressesChanged handles a change of this node's addresses: a removed one is
 // removed from the kernel at once, because no replies reach it.
-func (a *Agent) addressesChanged(ctx context.Context, c nodeaddr.Change) {
+func (a *Agent) addressesChanged(ctx context.Context, c node.Change) {
 	if c.Err != nil {
 		if !a.addresses.unreadable {
 			a.log.Warn("cannot follow the addresses of this node; retrying, with the last known addresses until then",

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
-	"nft-masq-agent/nft/nodeaddr"
+	"nft-masq-agent/nft/node"
 )
 
 func addrs(list string) (all []netip.Addr) {
@@ -36,7 +36,7 @@ func (w *world) listed() ([]netip.Addr, error) {
 
 func (w *world) moved(list string) {
 	w.lists(list)
-	w.moves <- nodeaddr.Change{Addresses: addrs(list)}
+	w.moves <- node.Change{Addresses: addrs(list)}
 	synctest.Wait()
 }
 
@@ -108,7 +108,7 @@ func TestKnownAddressesStayWhenTheyCannotBeRead(t *testing.T) {
 		}
 		w.messages()
 		for range 3 {
-			w.moves <- nodeaddr.Change{Err: unix.EMFILE}
+			w.moves <- node.Change{Err: unix.EMFILE}
 			synctest.Wait()
 		}
 		wantLines(t, w.messages(), "cannot follow the addresses of this node; retrying, with the last known addresses until then")

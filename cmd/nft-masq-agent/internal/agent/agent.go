@@ -21,7 +21,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/nodeaddr"
+	"nft-masq-agent/nft/node"
 )
 
 // Files is the settled content of the config, or the error of reading it.
@@ -60,8 +60,8 @@ type Inputs struct {
 	// Addresses lists those of the node, and Follow reports their changes. Both are
 	// called when a config first has snatAddresses.
 	Addresses  func() ([]netip.Addr, error)
-	Follow     func(context.Context) <-chan nodeaddr.Change
-	Interfaces func() ([]string, error)
+	Follow     func(context.Context) <-chan node.Change
+	Interfaces func() ([]node.Interface, error)
 	Pressure   func() (conntrack.Pressure, error)
 }
 
@@ -233,7 +233,7 @@ func (a *Agent) read(ctx context.Context, f Files) {
 		return
 	}
 	a.recovered, a.rejection = a.recovered || a.rejection != nil, nil
-	a.policy, a.fresh, a.tries = decide(a.policy, c, node{}), true, 0
+	a.policy, a.fresh, a.tries = decide(a.policy, c, situation{}), true, 0
 	if !a.health.now().wasSynced {
 		a.pending = kernel.Look{Others: true, TakeOver: true}
 	}
@@ -336,7 +336,7 @@ func (a *Agent) announce(c content) {
 func (a *Agent) reject(ctx context.Context, err error) {
 	a.rejection = err
 	if a.policy.accepted {
-		a.policy = decide(a.policy, a.content, node{})
+		a.policy = decide(a.policy, a.content, situation{})
 		a.reportSource()
 	} else {
 		a.sync(ctx, a.configReason(), kernel.Look{})
@@ -357,7 +357,7 @@ const rewriting = time.Second
 // reconsider decides again what to enforce while no config has been accepted,
 // because the state of the node may have changed.
 func (a *Agent) reconsider(ctx context.Context) error {
-	n := node{defaults: nft.Compile(config.Default(a.settings.Defaults), a.settings.NFT())}
+	n := situation{defaults: nft.Compile(config.Default(a.settings.Defaults), a.settings.NFT())}
 	previous, older := a.policy.needs(a.content)
 	if previous {
 		r, found, err := a.kernel.ReadBack(ctx)

@@ -26,7 +26,7 @@ import (
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/nodeaddr"
+	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -50,10 +50,10 @@ type world struct {
 	surveys    int           // that began
 	surveying  int           // that are running
 	surveyCost time.Duration // how long one takes
-	interfaces []string
+	interfaces []node.Interface
 	addresses  []netip.Addr
 	unlisted   error
-	moves      chan nodeaddr.Change
+	moves      chan node.Change
 	follows    int
 
 	stale    atomic.Int64 // connections
@@ -87,7 +87,7 @@ func inBubble(t *testing.T, test func(t *testing.T, w *world)) { bubble(t, false
 func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{generation: 1, files: make(chan Files), changes: make(chan Heard), moves: make(chan nodeaddr.Change), hangup: make(chan os.Signal)}
+		w := &world{generation: 1, files: make(chan Files), changes: make(chan Heard), moves: make(chan node.Change), hangup: make(chan os.Signal)}
 		core, logs := observer.New(zap.InfoLevel)
 		w.logs = logs
 		o := testOptions()
@@ -98,11 +98,11 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 				Changes: w.changes, Join: w.join, Leave: func() { w.joined = false },
 				Generation: w.currentGeneration,
 				Addresses:  w.listed,
-				Follow: func(context.Context) <-chan nodeaddr.Change {
+				Follow: func(context.Context) <-chan node.Change {
 					w.follows++
 					return w.moves
 				},
-				Interfaces: func() ([]string, error) { return w.interfaces, nil },
+				Interfaces: func() ([]node.Interface, error) { return w.interfaces, nil },
 				Pressure:   w.pressure,
 			},
 			w,

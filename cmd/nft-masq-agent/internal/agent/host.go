@@ -12,6 +12,7 @@ import (
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/node"
 )
 
 // A Kernel is what the loop reads and writes: a [Host], or a fake in tests.
@@ -105,7 +106,7 @@ func (h *Host) Flush(ctx context.Context, r nft.Ruleset, which config.Stale) (n 
 // Judge returns a judge of connections for the policy of a ruleset on this node. If
 // the kernel has the ruleset, its rules need not be read.
 func Judge(ctx context.Context, k *kernel.Kernel, r nft.Ruleset) (*conntrack.Judge, error) {
-	local, err := kernel.LocalPrefixes()
+	local, err := node.LocalPrefixes()
 	if err != nil {
 		return nil, err
 	}

@@ -4,45 +4,44 @@ import (
 	"slices"
 
 	"go.uber.org/zap"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 )
 
-// checkInterfaces logs which interfaces of the config the node does not have,
-// once until that changes. Their rules stay, because an interface may appear
-// later.
+// checkInterfaces logs which interfaces of the config the node does not have, once until
+// that changes. Their rules stay, because an interface may appear later.
 func (a *Agent) checkInterfaces() {
 	if a.policy.want == nil {
 		return
 	}
-	names, err := a.in.Interfaces()
+	all, err := a.in.Interfaces()
 	if err != nil {
 		a.log.Warn("cannot list the interfaces of this node", zap.String("event", "interfaces_unreadable"), zap.Error(err))
 		return
 	}
-	absent := a.policy.want.Policy.AbsentInterfaces(names)
-	lists := map[string]bool{}
-	for _, i := range absent {
-		if i.Only {
-			lists[i.Key] = true
-		}
-	}
-	unmatched := len(lists)
-	a.health.set(func(s *state) { s.unmatched = &unmatched })
-	if slices.Equal(absent, a.absent) {
+	absent, before := a.policy.want.Policy.AbsentInterfaces(all), a.absent
+	unmatched, _ := answer.Interfaces(absent)
+	n := len(unmatched)
+	a.health.set(func(s *state) { s.unmatched = &n })
+	if slices.Equal(absent, before) {
 		return
 	}
+	a.absent = absent
+	known, _ := answer.Interfaces(before)
+	for _, text := range unmatched {
+		if !slices.Contains(known, text) {
+			a.log.Warn("a list of interfaces matches nothing on this node",
+				zap.String("event", "interface_list_unmatched"), zap.String("why", text))
+		}
+	}
 	for _, i := range absent {
-		if slices.Contains(a.absent, i) {
-			continue
+		if !i.Only && !slices.Contains(before, i) {
+			a.log.Warn("an interface of the config carries no packets on this node", zap.String("event", "interface_missing"),
+				zap.String("key", i.Key), zap.String("interface", i.Name), zap.String("place", i.Pos.String()),
+				zap.String("part_of", i.Master))
 		}
-		message := "an interface of the config does not exist on this node"
-		if i.Only {
-			message = "no interface of a list exists on this node: nothing is masqueraded"
-		}
-		a.log.Warn(message, zap.String("event", "interface_missing"), zap.String("key", i.Key),
-			zap.String("interface", i.Name), zap.String("place", i.Pos.String()))
 	}
 	if len(absent) == 0 {
 		a.log.Info("all interfaces of the config exist", zap.String("event", "interfaces_found"))
 	}
-	a.absent = absent
 }

@@ -1,35 +1,57 @@
 package agent
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft/node"
 )
+
+// interfaces are those with these names; with "=", after which is the bridge of a port.
+func interfaces(names ...string) (all []node.Interface) {
+	for _, name := range names {
+		name, master, port := strings.Cut(name, "=")
+		i := node.Interface{Name: name, Master: master}
+		if port {
+			i.MasterKind = "bridge"
+		}
+		all = append(all, i)
+	}
+	return all
+}
 
 func TestMissingInterfacesAreLoggedOnceAndCounted(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.interfaces = []string{"lo", "eth0"}
+		w.interfaces = interfaces("lo", "eth0")
 		w.files <- Files{Sources: []config.Source{{Name: "config", Data: []byte(
 			"masqueradeSrcInterfaces: [cni0, \"veth*\"]\nnonMasqueradeOutInterfaces: [wg0, \"eth*\"]\n")}}}
 		synctest.Wait()
-		const missing, none = "an interface of the config does not exist on this node", "no interface of a list exists on this node: nothing is masqueraded"
-		wantLines(t, w.messages(), "starting", "applied", none, none, missing)
-		wantMetrics(t, w.agent, "unmatched_interface_lists 1\n", "unmatched_interface_lists")
-		time.Sleep(2 * time.Minute)
-		synctest.Wait()
-		wantLines(t, w.messages())
-
-		w.interfaces = []string{"lo", "eth0", "veth1"}
-		time.Sleep(2 * time.Minute)
-		synctest.Wait()
-		wantLines(t, w.messages(), missing) // cni0; a veth is enough
-		wantMetrics(t, w.agent, "unmatched_interface_lists 0\n", "unmatched_interface_lists")
-
-		w.interfaces = append(w.interfaces, "cni0", "wg0")
-		time.Sleep(2 * time.Minute)
-		synctest.Wait()
-		wantLines(t, w.messages(), "all interfaces of the config exist")
+		const unmatched = "a list of interfaces matches nothing on this node"
+		const missing = "an interface of the config carries no packets on this node"
+		wantLines(t, w.messages(), "starting", "applied", unmatched, missing)
+		for _, tt := range []struct {
+			interfaces []string
+			lists      string
+			says       []string
+		}{
+			{nil, "1", nil},
+			{[]string{"lo", "eth0", "veth1=br7"}, "1", []string{unmatched}}, // another reason
+			{[]string{"lo", "eth0", "veth1=br7"}, "1", nil},
+			{[]string{"lo", "eth0", "veth1"}, "0", []string{missing}}, // cni0; a veth is enough
+			{[]string{"lo", "eth0", "veth1", "cni0", "wg0"}, "0", []string{"all interfaces of the config exist"}},
+			{[]string{"lo", "eth0", "veth1=cni0", "cni0", "wg0"}, "0", nil}, // cni0 is in the list
+			{[]string{"lo", "eth0", "wg0"}, "1", []string{unmatched}},
+		} {
+			if tt.interfaces != nil {
+				w.interfaces = interfaces(tt.interfaces...)
+			}
+			time.Sleep(2 * time.Minute)
+			synctest.Wait()
+			wantLines(t, w.messages(), tt.says...)
+			wantMetrics(t, w.agent, "unmatched_interface_lists "+tt.lists+"\n", "unmatched_interface_lists")
+		}
 	})
 }

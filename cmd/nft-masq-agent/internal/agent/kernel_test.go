@@ -18,6 +18,7 @@ import (
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/node"
 )
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
@@ -50,7 +51,7 @@ func TestMetricsCountConnections(t *testing.T) {
 			}}}
 			log, lines := logLines()
 			a := New(Inputs{
-				Files: files, Generation: func() (uint32, error) { return 0, nil }, Interfaces: func() ([]string, error) { return nil, nil },
+				Files: files, Generation: func() (uint32, error) { return 0, nil }, Interfaces: func() ([]node.Interface, error) { return nil, nil },
 			}, nodeKernel{k, t, topo.Node}, Settings{Options: options.Options{Mode: mode, Chain: "IP-MASQ-AGENT"}}, log)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})

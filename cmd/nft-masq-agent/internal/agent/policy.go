@@ -37,8 +37,8 @@ type content struct {
 	lenient *nft.Ruleset // if rejected: what the older agents make of it, nil if they reject it too
 }
 
-// A node is the state of a node without an accepted config.
-type node struct {
+// A situation is the state of a node without an accepted config.
+type situation struct {
 	previous *nft.Ruleset // what a previous run left in the kernel, nil for nothing
 	older    bool         // rules of an iptables-based agent are active
 	defaults nft.Ruleset
@@ -47,7 +47,7 @@ type node struct {
 // decide returns what to enforce from now on. A rejected config changes nothing
 // if one was accepted before. Otherwise the order is: what a previous run left,
 // what the older agents would enforce, the older agent's own rules, the defaults.
-func decide(now policy, c content, n node) policy {
+func decide(now policy, c content, n situation) policy {
 	switch {
 	case c.want != nil && c.absent:
 		return policy{FromDefaults, c.want, true}

@@ -37,36 +37,36 @@ func TestEnforcedPolicyBeforeAConfigIsAccepted(t *testing.T) {
 		name string
 		now  policy
 		c    content
-		n    node
+		n    situation
 		want policy
 	}{
-		{"what a previous run left comes first", policy{}, content{lenient: lenient}, node{left, true, *defaults}, policy{FromPrevious, left, false}},
-		{"then what the older agents make of the file", policy{}, content{lenient: lenient}, node{nil, true, *defaults}, policy{FromLenient, lenient, false}},
-		{"then the rules of an older agent", policy{}, content{}, node{nil, true, *defaults}, policy{FromForeign, nil, false}},
-		{"then the defaults", policy{}, content{}, node{defaults: *defaults}, policy{FromDefaults, defaults, false}},
+		{"what a previous run left comes first", policy{}, content{lenient: lenient}, situation{left, true, *defaults}, policy{FromPrevious, left, false}},
+		{"then what the older agents make of the file", policy{}, content{lenient: lenient}, situation{nil, true, *defaults}, policy{FromLenient, lenient, false}},
+		{"then the rules of an older agent", policy{}, content{}, situation{nil, true, *defaults}, policy{FromForeign, nil, false}},
+		{"then the defaults", policy{}, content{}, situation{defaults: *defaults}, policy{FromDefaults, defaults, false}},
 		{
 			"rules of a previous run stay whatever comes",
 			policy{FromPrevious, left, false},
 			content{lenient: lenient},
-			node{nil, true, *defaults},
+			situation{nil, true, *defaults},
 			policy{FromPrevious, left, false},
 		},
-		{"the older agents would follow the file", policy{FromLenient, lenient, false}, content{lenient: other}, node{}, policy{FromLenient, other, false}},
+		{"the older agents would follow the file", policy{FromLenient, lenient, false}, content{lenient: other}, situation{}, policy{FromLenient, other, false}},
 		{
 			"and keep what they have if they reject it",
 			policy{FromLenient, lenient, false},
 			content{},
-			node{nil, true, *defaults},
+			situation{nil, true, *defaults},
 			policy{FromLenient, lenient, false},
 		},
-		{"a removed agent does not stay active", policy{from: FromForeign}, content{}, node{defaults: *defaults}, policy{FromDefaults, defaults, false}},
-		{"the defaults give way to an older agent", policy{FromDefaults, defaults, false}, content{}, node{nil, true, *defaults}, policy{FromForeign, nil, false}},
-		{"and to what the older agents make of a file", policy{FromDefaults, defaults, false}, content{lenient: lenient}, node{}, policy{FromLenient, lenient, false}},
-		{"a good file always counts", policy{from: FromForeign}, content{want: good}, node{nil, true, *defaults}, policy{FromFile, good, true}},
-		{"its absence too", policy{FromFile, good, true}, content{want: defaults, absent: true}, node{}, policy{FromDefaults, defaults, true}},
-		{"the last good config stays", policy{FromFile, good, true}, content{lenient: lenient}, node{left, true, *defaults}, policy{FromPrevious, good, true}},
-		{"again and again", policy{FromPrevious, good, true}, content{lenient: lenient}, node{left, true, *defaults}, policy{FromPrevious, good, true}},
-		{"so do the defaults of a missing file", policy{FromDefaults, defaults, true}, content{lenient: lenient}, node{left, true, *defaults}, policy{FromDefaults, defaults, true}},
+		{"a removed agent does not stay active", policy{from: FromForeign}, content{}, situation{defaults: *defaults}, policy{FromDefaults, defaults, false}},
+		{"the defaults give way to an older agent", policy{FromDefaults, defaults, false}, content{}, situation{nil, true, *defaults}, policy{FromForeign, nil, false}},
+		{"and to what the older agents make of a file", policy{FromDefaults, defaults, false}, content{lenient: lenient}, situation{}, policy{FromLenient, lenient, false}},
+		{"a good file always counts", policy{from: FromForeign}, content{want: good}, situation{nil, true, *defaults}, policy{FromFile, good, true}},
+		{"its absence too", policy{FromFile, good, true}, content{want: defaults, absent: true}, situation{}, policy{FromDefaults, defaults, true}},
+		{"the last good config stays", policy{FromFile, good, true}, content{lenient: lenient}, situation{left, true, *defaults}, policy{FromPrevious, good, true}},
+		{"again and again", policy{FromPrevious, good, true}, content{lenient: lenient}, situation{left, true, *defaults}, policy{FromPrevious, good, true}},
+		{"so do the defaults of a missing file", policy{FromDefaults, defaults, true}, content{lenient: lenient}, situation{left, true, *defaults}, policy{FromDefaults, defaults, true}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := decide(tt.now, tt.c, tt.n); !got.same(tt.want) || got.accepted != tt.want.accepted {

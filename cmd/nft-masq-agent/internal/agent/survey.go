@@ -36,6 +36,7 @@ type survey struct {
 	// What was found, so that it is logged once.
 	legacy    []string
 	xtables   []string
+	routing   []string
 	conflicts map[uint64]bool // by hash
 	unread    int             // rules not examined because there are too many
 	seed      maphash.Seed
@@ -86,6 +87,7 @@ func (a *Agent) surveyed(ctx context.Context, r surveyed) {
 		a.health.found(r.others)
 		a.logLegacy(r.others)
 		a.logXTables(r.others.XTables)
+		a.logRouting(r.others.Routing)
 		a.logConflicts(r.others)
 		a.log.Debug("checked other programs' rules", milliseconds(r.took), zap.String("event", "foreign_rules_checked"))
 	}
@@ -136,6 +138,15 @@ func (a *Agent) logXTables(chains []foreign.XTChain) {
 	}
 	a.log.Warn("rules of an iptables-based agent are in legacy ip_tables, where --takeover and cleanup cannot remove them: stop that agent and run the commands",
 		zap.String("event", "xtables_rules_found"), zap.Strings("found", found), zap.Strings("commands", commands))
+}
+
+// logRouting logs the commands that remove an older agent's rules of policy routing.
+func (a *Agent) logRouting(commands []string) {
+	if len(commands) > 0 && !slices.Equal(commands, a.survey.routing) {
+		a.log.Warn("routing rules of an older agent are left, which this agent does not remove",
+			zap.String("event", "routing_rules_found"), zap.Strings("commands", commands))
+	}
+	a.survey.routing = commands
 }
 
 func (a *Agent) logLegacy(others kernel.Others) {

@@ -24,7 +24,7 @@ type Check struct {
 // A reportEntry is an error, a warning or a note. Line and column count from 1;
 // they and the file are omitted if it has no position.
 type reportEntry struct {
-	ID      string `json:"id"` // config, file, everything-exempt, forced-outside, pod-cidr-not-exempt, pod-cidr-forced, pod-cidr-no-source, nothing-masqueraded, interface-missing, snat-address-unusable, snat-address-missing, default-route-exempt, metadata
+	ID      string `json:"id"` // config, file, everything-exempt, forced-outside, pod-cidr-not-exempt, pod-cidr-forced, pod-cidr-no-source, nothing-masqueraded, snat-address-unusable, metadata
 	File    string `json:"file,omitempty"`
 	Line    int    `json:"line,omitempty"`
 	Column  int    `json:"column,omitempty"`

@@ -7,16 +7,12 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/node"
 )
-
-// Ends is what the node's routes show about the two ends of a connection: whether
-// it is from or to this node, or to many receivers.
-type Ends struct {
-	FromHere, ToHere, ToMany bool
-	In, Out                  string // interfaces, "" if unknown
-}
 
 // An Explanation is the output of explain. As JSON, fields are only ever added.
 type Explanation struct {
@@ -80,24 +76,31 @@ type Step struct {
 }
 
 // Ask adds the answers for a connection, from any pod if src is the zero address,
-// and notes about surprising ones.
-func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, on Ends) {
-	if src.IsValid() || on.ToHere || !asksForSource(p, dst.Is6()) {
+// and notes about surprising ones. It is about packets on the first of the routes.
+func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, routes node.Routes) {
+	to := routes.Ways[0]
+	c := nft.Connection{
+		Src: src, Dst: dst, In: routes.Back.Interface.Name, Out: to.Interface.Name,
+		FromNode: routes.Back.Type == unix.RTN_LOCAL, ToNode: to.Type == unix.RTN_LOCAL || dst.IsLoopback(),
+	}
+	if src.IsValid() || c.ToNode || !asksForSource(p, dst.Is6()) {
 		source := "any pod"
 		if src.IsValid() {
 			source = src.String()
 		}
-		x.add(p, source, nft.Connection{
-			Src: src, Dst: dst, FromNode: on.FromHere, ToNode: on.ToHere, In: on.In, Out: on.Out,
-		})
+		x.add(p, source, c)
 	} else {
-		x.answerForSources(p, nft.Connection{Dst: dst, Out: on.Out})
+		x.answerForSources(p, nft.Connection{Dst: dst, Out: c.Out})
 	}
-	enforced := p.Enforced(nft.Connection{Src: src, Dst: dst, FromNode: on.FromHere, In: on.In, Out: on.Out})
 	if p.Enforce != nil && !src.IsValid() {
 		x.Notes = append(x.Notes, "Pod traffic to an exempt destination keeps its address even if another program would translate it later (enforceNonMasquerade).")
 	}
-	x.note(src, on, exemptsNode(p, nft.Connection{Dst: dst, FromNode: true, Out: on.Out}), enforced, len(p.SNATOf(dst.Is6()).CIDRs) > 0)
+	if len(routes.Ways) > 1 && c.Out != "" {
+		x.Notes = append(x.Notes, fmt.Sprintf("The steps above are for packets that leave by %s.", config.Printable(c.Out)))
+	}
+	toMany := to.Type == unix.RTN_BROADCAST || dst.IsMulticast() || dst == netip.AddrFrom4([4]byte{255, 255, 255, 255})
+	nodeExempt, snat := exemptsNode(p, nft.Connection{Dst: dst, FromNode: true, Out: c.Out}), p.SNATOf(dst.Is6())
+	x.note(c, toMany, nodeExempt, p.Enforced(c), len(snat.CIDRs) > 0)
 }
 
 func (x *Explanation) add(p nft.Policy, source string, c nft.Connection) {
@@ -194,7 +197,7 @@ func exemptsNode(p nft.Policy, c nft.Connection) bool {
 }
 
 // note adds notes about surprising answers.
-func (x *Explanation) note(src netip.Addr, on Ends, nodeExempt, enforced, snat bool) {
+func (x *Explanation) note(c nft.Connection, toMany, nodeExempt, enforced, snat bool) {
 	var exempt, masqueraded bool
 	for _, a := range x.Answers {
 		exempt = exempt || a.Verdict == nft.Exempt
@@ -204,11 +207,11 @@ func (x *Explanation) note(src netip.Addr, on Ends, nodeExempt, enforced, snat b
 		holds bool
 		text  string
 	}{
-		{masqueraded && on.ToMany, "Multicast and broadcast are masqueraded too, as with the older agents."},
-		{masqueraded && !src.IsValid() && !nodeExempt && snat, "The node's own traffic is masqueraded with the address of its interface."},
-		{masqueraded && !src.IsValid() && len(x.Answers) == 1 && !nodeExempt && !snat, "The node's own traffic is masqueraded like a pod's."},
-		{masqueraded && !src.IsValid() && nodeExempt, "The node's own traffic keeps its address."},
-		{masqueraded && on.FromHere, "The source is this node; its own traffic is masqueraded too."},
+		{masqueraded && toMany, "Multicast and broadcast are masqueraded too, as with the older agents."},
+		{masqueraded && !c.Src.IsValid() && !nodeExempt && snat, "The node's own traffic is masqueraded with the address of its interface."},
+		{masqueraded && !c.Src.IsValid() && len(x.Answers) == 1 && !nodeExempt && !snat, "The node's own traffic is masqueraded like a pod's."},
+		{masqueraded && !c.Src.IsValid() && nodeExempt, "The node's own traffic keeps its address."},
+		{masqueraded && c.FromNode, "The source is this node; its own traffic is masqueraded too."},
 		{enforced && x.Headline == "", "It keeps its address also if another program would translate it later (enforceNonMasquerade)."},
 		{exempt && !enforced && x.Headline == "", "Not by this agent, that is: another rule on the node may still masquerade it."},
 		{true, "This applies to new connections; existing connections keep their address."},

@@ -26,8 +26,54 @@ type Why struct {
 // ownAddress is the text for the address of an unknown source.
 const ownAddress = "the pod's own address"
 
-// Follow sets the headline from what the kernel does to the connection.
-func (x *Explanation) Follow(n kernel.Node) {
+// Follow sets the headline from what the kernel does to the connection on each of its
+// paths. Those that lead nowhere are left out if the first one leads to another host.
+func (x *Explanation) Follow(paths []kernel.Path) {
+	x.follow(paths[0])
+	all, away := []Explanation{*x}, []string(nil)
+	why := Why{Code: "unknown", Unknown: slices.Concat(paths[0].Depends, x.Why.Unknown)}
+	for _, n := range paths[1:] {
+		y := Explanation{Destination: x.Destination}
+		switch y.follow(n); {
+		case y.Headline == x.Headline && slices.Equal(y.Possible, x.Possible), x.Sees != "" && y.Sees == x.Sees:
+		case leads(paths[0]) && !leads(n):
+			away = append(away, n.Depends...)
+		default:
+			all = append(all, y)
+			why.Unknown = slices.Concat(why.Unknown, n.Depends, y.Why.Unknown)
+		}
+	}
+	if len(away) > 0 {
+		on := strings.Join(distinct(away), "; ")
+		x.Notes = append(x.Notes, fmt.Sprintf("Some packets do not leave for it: that depends on %s.", on))
+	}
+	if len(all) == 1 {
+		return
+	}
+	why.Unknown = distinct(why.Unknown)
+	on := strings.Join(why.Unknown, "; ")
+	x.Headline = fmt.Sprintf("What %s sees cannot be determined here: it depends on %s.", x.Destination, on)
+	x.Sees, x.Possible = "", nil
+	for _, y := range all {
+		why.Rules = append(why.Rules, y.Why.Rules...)
+		if y.Why.Code != "unknown" {
+			y.Possible = []string{strings.TrimPrefix(y.Headline, x.Destination+" sees ")}
+		}
+		x.Possible = append(x.Possible, y.Possible...)
+	}
+	x.Why = why
+}
+
+// distinct sorts texts and drops those that are there already.
+func distinct(texts []string) []string { return slices.Compact(slices.Sorted(slices.Values(texts))) }
+
+// leads reports whether a path leads to another host.
+func leads(n kernel.Path) bool {
+	return n.Packet.DstType != unix.RTN_LOCAL && n.Packet.DstType != unix.RTN_UNSPEC
+}
+
+// follow is Follow for one path.
+func (x *Explanation) follow(n kernel.Path) {
 	defer func() { x.Why.Interface = n.Packet.Out.String() }()
 	if dropped := n.Source.Dropped; dropped != nil {
 		r := newRuleReport(*dropped, n)
@@ -65,14 +111,14 @@ func (x *Explanation) Follow(n kernel.Node) {
 		sees = append(sees, keptText(n.Packet.Src))
 	}
 	x.Why.Rules = found
-	if distinct := slices.Compact(slices.Sorted(slices.Values(sees))); len(distinct) > 1 || distinct[0] == "" {
+	if all := distinct(sees); len(all) > 1 || all[0] == "" {
 		x.cannotKnow(n, found)
 		return
 	}
 	x.certain(n, found, sees[0])
 }
 
-func (x *Explanation) certain(n kernel.Node, found []ruleReport, sees string) {
+func (x *Explanation) certain(n kernel.Path, found []ruleReport, sees string) {
 	if a, err := netip.ParseAddr(sees); err == nil {
 		x.Sees = a.String()
 	}
@@ -113,7 +159,7 @@ func (x *Explanation) certain(n kernel.Node, found []ruleReport, sees string) {
 }
 
 // cannotKnow describes what the answer depends on.
-func (x *Explanation) cannotKnow(n kernel.Node, found []ruleReport) {
+func (x *Explanation) cannotKnow(n kernel.Path, found []ruleReport) {
 	x.Why.Code, x.Why.Unknown = "unknown", n.Source.Unknown
 	on := strings.Join(n.Source.Unknown, "; ")
 	switch {
@@ -150,7 +196,7 @@ func aboutSource(condition string) bool {
 // translatedFirst adds notes about rules that translate the destination address
 // first. If one does so for any connection, or for exactly this address, that is
 // the answer, and it returns true.
-func (x *Explanation) translatedFirst(n kernel.Node) bool {
+func (x *Explanation) translatedFirst(n kernel.Path) bool {
 	for _, w := range n.Destination.Ways {
 		if w.Drops {
 			continue
@@ -167,7 +213,7 @@ func (x *Explanation) translatedFirst(n kernel.Node) bool {
 	return false
 }
 
-func newRuleReport(w foreign.Way, n kernel.Node) ruleReport {
+func newRuleReport(w foreign.Way, n kernel.Path) ruleReport {
 	r := ruleReport{
 		Table: w.Table(), Chain: w.Chain(), Handle: w.Rule.Handle, Priority: w.Priority, Rule: w.RuleText(), own: n.Own(w),
 	}

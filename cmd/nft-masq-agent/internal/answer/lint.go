@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -96,46 +95,6 @@ func lintPodSources(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
 	return found
 }
 
-// LintDefaultRoute finds conditions that exempt what leaves by the interfaces of
-// the node's default routes, which is most of the traffic to masquerade.
-func LintDefaultRoute(p nft.Policy, names []string) []Finding {
-	var found []Finding
-	if len(p.Families) == 0 {
-		return nil
-	}
-	for _, q := range p.Families[0].Questions { // the same in all families
-		for _, name := range names {
-			if q.Asks != config.LeavingBy {
-				continue
-			}
-			at := slices.IndexFunc(q.Interfaces, func(i config.Interface) bool { return i.Matches(name) })
-			switch {
-			case at >= 0 && !q.Outside:
-				found = append(found, Finding{ID: "default-route-exempt", Pos: q.Interfaces[at].Pos, Msg: fmt.Sprintf(
-					"%s: %s has the node's default route: what leaves by it is not masqueraded", q.Key, config.Printable(name))})
-			case at < 0 && q.Outside:
-				found = append(found, Finding{ID: "default-route-exempt", Pos: q.Interfaces[0].Pos, Msg: fmt.Sprintf(
-					"%s: %s has the node's default route and is not in the list: what leaves by it is not masqueraded", q.Key, config.Printable(name))})
-			}
-		}
-	}
-	return found
-}
-
-// LintInterfaces finds the interfaces of the config that are not among the
-// node's.
-func LintInterfaces(p nft.Policy, names []string) []Finding {
-	var found []Finding
-	for _, i := range p.AbsentInterfaces(names) {
-		msg := fmt.Sprintf("%s: this node has no interface %s", i.Key, i.Name)
-		if i.Only {
-			msg += ", nor any other of the list: nothing is masqueraded"
-		}
-		found = append(found, Finding{ID: "interface-missing", Pos: i.Pos, Msg: msg})
-	}
-	return found
-}
-
 // FileFindings returns the warnings of the parser.
 func FileFindings(warnings []config.Problem) []Finding {
 	found := make([]Finding, len(warnings))
@@ -220,18 +179,6 @@ func lintSNAT(f nft.FamilyPolicy) []Finding {
 var notOfANode = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/32"), netip.MustParsePrefix("127.0.0.0/8"), linkLocalIPv4, netip.MustParsePrefix("224.0.0.0/4"),
 	netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("::/127"), linkLocalIPv6, netip.MustParsePrefix("ff00::/8"),
-}
-
-// LintNodeAddresses finds families whose snatAddresses a node with these addresses has
-// none of.
-func LintNodeAddresses(p nft.Policy, addresses []netip.Addr) []Finding {
-	var found []Finding
-	for _, f := range p.On(addresses).Families {
-		if len(f.SNAT.CIDRs) > 0 && len(f.SNAT.Present) == 0 {
-			found = append(found, Finding{ID: "snat-address-missing", Pos: f.SNAT.CIDRs[0].Pos, Msg: strings.TrimSuffix(missingSNAT(f.IPv6), ".")})
-		}
-	}
-	return found
 }
 
 // lintPodCIDRs finds pod CIDRs with masqueraded traffic between their pods.

@@ -181,27 +181,6 @@ func TestLintFindsPoliciesThatMasqueradeNothing(t *testing.T) {
 	}
 }
 
-func TestLintComparesInterfacesWithTheNode(t *testing.T) {
-	p := nft.NewPolicy(config.Config{
-		MasqueradeSrcInterfaces: names("cni0", "veth*"), NonMasqueradeOutInterfaces: names("wg*", "eth0"), MasqueradeOutInterfaces: names("bond0", "ens*"),
-	}, nft.Options{Layout: native.Layout{}})
-	var got []string
-	for _, f := range append(LintInterfaces(p, []string{"lo", "eth0", "veth12"}), LintDefaultRoute(p, []string{"eth0"})...) {
-		got = append(got, f.Msg)
-	}
-	want := []string{
-		"masqueradeSrcInterfaces: this node has no interface cni0",
-		"nonMasqueradeOutInterfaces: this node has no interface wg*",
-		"masqueradeOutInterfaces: this node has no interface bond0, nor any other of the list: nothing is masqueraded",
-		"masqueradeOutInterfaces: this node has no interface ens*, nor any other of the list: nothing is masqueraded",
-		"nonMasqueradeOutInterfaces: eth0 has the node's default route: what leaves by it is not masqueraded",
-		"masqueradeOutInterfaces: eth0 has the node's default route and is not in the list: what leaves by it is not masqueraded",
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
 func TestLintFindsSourceAddressesWithoutReplies(t *testing.T) {
 	c := config.Default(config.Defaults{EnableIPv6: true})
 	unusable := []string{"0.0.0.0/32", "127.0.0.1/32", "169.254.7.0/24", "224.0.0.9/32", "255.255.255.255/32", "::1/128", "fe80::7/128", "ff02::1/128"}
@@ -218,17 +197,5 @@ func TestLintFindsSourceAddressesWithoutReplies(t *testing.T) {
 	}
 	if found != len(unusable) {
 		t.Errorf("%d of %d were found", found, len(unusable))
-	}
-	for _, tt := range []struct {
-		node    string
-		missing int
-	}{{"198.51.100.11", 1}, {"198.51.100.11 2001:db8::7", 0}, {"fe80::7 169.254.7.1", 2}} {
-		var node []netip.Addr
-		for _, a := range strings.Fields(tt.node) {
-			node = append(node, netip.MustParseAddr(a))
-		}
-		if got := LintNodeAddresses(p, node); len(got) != tt.missing {
-			t.Errorf("on %s: %v", tt.node, got)
-		}
 	}
 }

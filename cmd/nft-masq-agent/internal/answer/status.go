@@ -28,6 +28,8 @@ type Status struct {
 	// unknown.
 	Stale  *staleReport `json:"stale,omitempty"`
 	Legacy []string     `json:"legacy"` // rules of iptables-based agents
+	// Routing has the commands that remove such agents' rules of policy routing.
+	Routing []string `json:"routing"`
 	// Overridden are rules that enforceNonMasquerade prevents from masquerading
 	// what the config exempts.
 	Overridden []ruleReport `json:"overridden"`
@@ -39,6 +41,8 @@ type Status struct {
 	Podless []ruleReport `json:"podless"`
 	// Uncovered lists the networks of --pod-cidr that the policy does not cover.
 	Uncovered []string `json:"uncovered"`
+	// Unmatched describes lists of interfaces because of which nothing is masqueraded.
+	Unmatched []string `json:"unmatched"`
 	// SNAT lists which of snatAddresses this node has; none if the policy has none.
 	SNAT  []snatReport `json:"snatAddresses,omitempty"`
 	Notes []string     `json:"notes"`
@@ -191,7 +195,7 @@ func (r Status) staleText() string {
 
 // SetOthers sets the report on other programs' rules.
 func (r *Status) SetOthers(others kernel.Others) {
-	r.Legacy = texts(others.Legacy)
+	r.Legacy, r.Routing = texts(others.Legacy), append([]string{}, others.Routing...)
 	r.Overridden = ruleReports(others.Overridden)
 	r.Accepted, r.Podless = ruleReports(others.Accepted), ruleReports(others.Podless)
 	r.Conflicts, r.Overruled = ruleReports(others.Conflicts), ruleReports(others.Overruled)
@@ -261,8 +265,12 @@ func (r Status) problems() []string {
 	add(!r.Config.Accepted, "config rejected; %s; %s", r.Config.Enforced, r.running())
 	add(r.Config.Accepted && !r.Kernel.InSync, "out of sync: expected: %s (%s), mode %s; %s; %s",
 		r.source(), r.Config.Hash, r.Config.Mode, installed, r.running())
+	for _, text := range r.Unmatched {
+		add(true, "%s", text)
+	}
 	add(len(r.Agents) > 1, "%d agents run here and overwrite each other: stop all but one", len(r.Agents))
 	add(len(r.Legacy) > 0, "rules of an iptables-based agent are also active (%s)", strings.Join(r.Legacy, "; "))
+	add(len(r.Routing) > 0, "routing rules of an older agent are left; to remove them: %s", strings.Join(r.Routing, "; "))
 	if n := len(r.Conflicts); n > 0 {
 		add(true, "%s of other programs %s what the config exempts, such as %s", Plural(n, "rule"), either(n == 1, "masquerades", "masquerade"), r.Conflicts[0].place())
 	}

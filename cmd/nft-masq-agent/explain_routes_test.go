@@ -1,0 +1,167 @@
+package main
+
+import (
+	"cmp"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/netns"
+)
+
+// newTwoUplinks returns a node that has a second link to the outside host, with the
+// addresses 198.18.1.1 and 2001:db8:18::1.
+func newTwoUplinks(t *testing.T) trafficNode {
+	t.Helper()
+	n := newTrafficNode(t)
+	here := netns.End{NS: n.top.Node, Dev: "eth1", MAC: net.HardwareAddr{2, 0, 0, 0, 3, 1}}
+	there := netns.End{NS: n.top.Outside, Dev: "eth1", MAC: net.HardwareAddr{2, 0, 0, 0, 3, 2}}
+	n.check(netns.AddVeth(here, there))
+	for _, e := range []netns.End{here, there} {
+		n.check(e.NS.LinkUp(e.Dev))
+	}
+	for i, e := range []netns.End{here, there} {
+		peer := []netns.End{there, here}[i]
+		n.check(e.NS.AwaitCarrier(e.Dev))
+		for _, p := range [][]string{{"198.18.1.1/24", "2001:db8:18::1/64"}, {"198.18.1.100/24", "2001:db8:18::100/64"}}[i] {
+			n.check(e.NS.AddAddr(e.Dev, netip.MustParsePrefix(p)))
+			n.check(peer.NS.AddNeighbour(peer.Dev, netip.MustParsePrefix(p).Addr(), e.MAC))
+		}
+	}
+	return n
+}
+
+// ip runs ip commands on the node, for both families: V is the gateway of the second link,
+// W that of the first one.
+func (n trafficNode) ip(commands string) {
+	n.t.Helper()
+	for flag, gateways := range map[string]*strings.Replacer{
+		"-4": strings.NewReplacer("V", "198.18.1.100", "W", "192.0.2.100", "POD", "10.244.1.2"),
+		"-6": strings.NewReplacer("V", "2001:db8:18::100", "W", "2001:db8::100", "POD", "fd00:10:244:1::2"),
+	} {
+		nfttest.Run(n.t, n.top.Node, gateways.Replace(commands), "ip", flag, "-batch", "-")
+	}
+}
+
+const (
+	otherTable  = "route add default via V dev eth1 table 100\nroute add POD dev pod0 table 100\n"
+	severalHops = "route replace default nexthop via W dev eth0 nexthop via V dev eth1\n"
+	markByPort  = `table inet marks { chain c { type filter hook prerouting priority mangle;
+		th dport 7000-7031 meta mark set 0x10; }; }`
+)
+
+// Routes may depend on what is not known about a connection. Then the headline lists what
+// the far end may see.
+func TestHeadlineListsWhatTheFarEndMaySeeByRouting(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	nfttest.Require(t, "nft", "ip")
+	for _, tt := range []struct {
+		name, ip string
+		byPorts  bool // net.ipv4 and net.ipv6.fib_multipath_hash_policy
+		on       string
+		// By which link UDP to ports 7000 to 7031, UDP to 7032 to 7063, and TCP leave: by the
+		// first (0), the second (1), each (2), or the same one (=). of6 is that of IPv6 if
+		// it differs.
+		of, of6 string
+	}{
+		{name: "one route", of: "000"},
+		{name: "mark", ip: otherTable + "rule add priority 9 fwmark 0x10 lookup 100", of: "100", on: "ip rule 9"},
+		{name: "not a mark", ip: otherTable + "rule add priority 9 not fwmark 0x10 lookup 100", of: "011", on: "ip rule 9"},
+		{name: "protocol", ip: otherTable + "rule add priority 9 ipproto tcp lookup 100", of: "001", on: "ip rule 9"},
+		{name: "ports", ip: otherTable + "rule add priority 9 dport 7000-7031 lookup 100", of: "100", on: "ip rule 9"},
+		{name: "interface and source", ip: otherTable + "rule add priority 9 from POD iif pod0 lookup 100", of: "111"},
+		{name: "next hops by ports", ip: severalHops, byPorts: true, of: "222", on: "next hop"},
+		{name: "next hops by addresses, and by the flow label", ip: severalHops, of: "===", of6: "222", on: "next hop"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+				n := newTwoUplinks(t)
+				n.ip(tt.ip + "\n")
+				policy := map[bool]string{true: "1", false: "0"}[tt.byPorts]
+				n.check(n.top.Node.Sysctl("net.ipv4.fib_multipath_hash_policy", policy))
+				n.check(n.top.Node.Sysctl("net.ipv6.fib_multipath_hash_policy", policy))
+				nfttest.NFT(t, n.top.Node, markByPort, "-f", "-")
+				n.enforce("", flag, "--enable-ipv6")
+				n.seesByRouting(tt.of, tt.on, "203.0.113.9", [2]string{"192.0.2.1", "198.18.1.1"}, flag)
+				n.seesByRouting(cmp.Or(tt.of6, tt.of), tt.on, "2001:db8:1::1", [2]string{"2001:db8::1", "2001:db8:18::1"}, flag)
+			})
+		})
+	}
+}
+
+// seesByRouting compares what the far end sees of flows from the pod with the headline.
+func (n trafficNode) seesByRouting(of, on, to string, links [2]string, flag string) {
+	n.t.Helper()
+	dst, pod := netip.MustParseAddr(to), n.top.PodV4
+	if dst.Is6() {
+		pod = n.top.PodV6
+	}
+	x, text := n.explained(dst.String(), "--from", pod.String(), "--config", n.path, flag, "--enable-ipv6")
+	all := map[netip.Addr]bool{}
+	for i, group := range []struct {
+		nfttest.Proto
+		first, flows uint16
+	}{{nfttest.UDP, 7000, 32}, {nfttest.UDP, 7032, 32}, {nfttest.TCP, 7100, 16}} {
+		seen := map[string]bool{}
+		for port := group.first; port < group.first+group.flows; port++ {
+			flow := nfttest.Flow{Proto: group.Proto, From: n.top.Pod, To: n.top.Outside, Dst: netip.AddrPortFrom(dst, port)}
+			a := nfttest.MustSend(n.t, n.top, flow).Seen.Addr()
+			seen[a.String()] = true
+			if !all[a] {
+				n.judge(x, a)
+			}
+			all[a] = true
+		}
+		want := map[byte][]string{'0': links[:1], '1': links[1:], '2': links[:], '=': {x.Sees}}[of[i]]
+		slices.Sort(want)
+		if got := slices.Sorted(maps.Keys(seen)); !slices.Equal(got, want) {
+			n.t.Errorf("flows %d to %s are seen from %v, want %v", i, dst, got, want)
+		}
+	}
+	if unknown := x.Why.Code == "unknown"; unknown != (len(all) > 1) || unknown && !strings.Contains(x.Headline, on) {
+		n.t.Errorf("seen from %v, explained is:\n%s", slices.Collect(maps.Keys(all)), text)
+	}
+}
+
+func TestHeadlineLeavesOutRoutesOnWhichNothingReachesTheDestination(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	nfttest.Require(t, "nft", "ip")
+	n := newTwoUplinks(t)
+	n.enforce("")
+	n.ip(otherTable + "route add local default dev lo table 200\nrule add priority 11 fwmark 0x1 lookup 200\n" +
+		"rule add priority 12 fwmark 0x2 unreachable\n")
+	x, text := n.explained("203.0.113.9", "--from", n.top.PodV4.String(), "--config", n.path)
+	n.judge(x, n.seen(netip.MustParseAddr("203.0.113.9"), 7000))
+	const note = "Some packets do not leave for it: that depends on ip rule 11; ip rule 12."
+	if x.Why.Code != "masqueraded" || !strings.Contains(text, note) {
+		t.Error(text)
+	}
+	// What is exempt does not depend on the route, and a source may.
+	n.ip("rule add priority 10 from POD lookup 100\n")
+	for _, tt := range []struct{ dst, from, sees, says string }{
+		{"10.9.0.9", "10.244.1.2", "10.244.1.2", "no rule of this node translates it"},
+		{"203.0.113.9", "10.244.1.2", "198.18.1.1", "the address of eth1"},
+		{"203.0.113.9", "", "", "it depends on the source: set --from."},
+	} {
+		args := []string{tt.dst, "--config", n.path}
+		if tt.from != "" {
+			args = append(args, "--from", tt.from)
+		}
+		x, text := n.explained(args...)
+		if x.Sees != tt.sees || !strings.Contains(text, tt.says) {
+			t.Errorf("%v: %+v\n%s", tt, x.Why, text)
+		}
+		if tt.from == "" {
+			n.judge(x, netip.MustParseAddr("192.0.2.1"))
+			n.judge(x, netip.MustParseAddr("198.18.1.1"))
+		}
+	}
+}

@@ -1,0 +1,64 @@
+package nft_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/node"
+)
+
+func TestPartOfAnotherInterfaceMatchesNoList(t *testing.T) {
+	for _, tt := range []struct {
+		src, out, notOut string // lists
+		node             string // interfaces, with MASTER=KIND after a slash
+		want             string // the absent entries: with a master after a slash, and ! if their list matches nothing
+		receives         bool   // packets on an interface of src
+	}{
+		{node: "lo", receives: true},
+		{src: "cni0 veth*", node: "cni0 veth1", receives: true},
+		{src: "cni0 veth*", node: "veth1", want: "cni0", receives: true},
+		{src: "cni0 veth*", node: "lo", want: "!cni0 !veth*"},
+		{src: "veth*", node: "cni0 veth1/cni0=bridge", want: "!veth*/cni0"},
+		{src: "cali* veth*", node: "cni0 veth1/cni0=bridge", want: "!cali* !veth*/cni0"},
+		{src: "cni0 veth*", node: "cni0 veth1/cni0=bridge", receives: true},
+		{src: "veth*", node: "veth1/cni0=bridge veth2", receives: true},
+		{src: "veth*", node: "veth1/ovs-system=openvswitch", want: "!veth*"},
+		{src: "eth0", node: "eth0/red=vrf", want: "!eth0/red"},
+		{out: "eth0", node: "eth0/red=vrf", receives: true},
+		{out: "eth0", node: "eth0/br0=bridge", want: "!eth0/br0", receives: true},
+		{notOut: "veth* wg0", node: "veth1/cni0=bridge", want: "veth*/cni0 wg0", receives: true},
+		{src: "cali*", out: "eth0", notOut: "wg*", node: "eth0", want: "!cali* wg*"},
+	} {
+		list := func(text string) (all []config.Interface) {
+			for name := range strings.FieldsSeq(text) {
+				all = append(all, config.Interface{Name: name})
+			}
+			return all
+		}
+		p := nft.NewPolicy(config.Config{
+			MasqueradeSrcInterfaces: list(tt.src), MasqueradeOutInterfaces: list(tt.out),
+			NonMasqueradeOutInterfaces: list(tt.notOut),
+		}, nft.Options{Layout: native.Layout{}})
+		var all []node.Interface
+		for text := range strings.FieldsSeq(tt.node) {
+			name, master, _ := strings.Cut(text, "/")
+			master, kind, _ := strings.Cut(master, "=")
+			all = append(all, node.Interface{Name: name, Master: master, MasterKind: kind})
+		}
+		var got []string
+		for _, i := range p.AbsentInterfaces(all) {
+			text := strings.TrimSuffix(fmt.Sprintf("%s/%s", i.Name, i.Master), "/")
+			got = append(got, map[bool]string{true: "!"}[i.Only]+text)
+		}
+		if strings.Join(got, " ") != tt.want || p.ReceivesNothing(all) == tt.receives || p.ReceivesNothing(nil) {
+			t.Errorf("%+v: %q, receives nothing: %t", tt, got, p.ReceivesNothing(all))
+		}
+	}
+	if absent := (nft.Policy{}).AbsentInterfaces(nil); absent != nil {
+		t.Error(absent)
+	}
+}

@@ -1,0 +1,41 @@
+package node
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestPartsOfABridgeNeitherReceiveNorSend(t *testing.T) {
+	t.Parallel()
+	ns := newNode(t, "link add cni0 type bridge", "link set cni0 up", "link add eth0 type veth peer name veth0",
+		"link set veth0 master cni0")
+	got := in(t, ns, Interfaces)
+	indexes := map[uint32]bool{}
+	for i := range got {
+		indexes[got[i].Index] = true
+		got[i].Index = 0
+	}
+	want := []Interface{
+		{Name: "lo", Up: true},
+		{Name: "cni0", Up: true},
+		{Name: "veth0", Master: "cni0", MasterKind: "bridge"},
+		{Name: "eth0"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" || len(indexes) != len(want) {
+		t.Errorf("%v (-want +got):\n%s", indexes, diff)
+	}
+	for _, tt := range []struct {
+		Interface
+		receives, sends bool
+	}{
+		{Interface{}, true, true},
+		{Interface{Master: "cni0", MasterKind: "bridge"}, false, false},
+		{Interface{Master: "bond0", MasterKind: "bond"}, false, false},
+		{Interface{Master: "red", MasterKind: "vrf"}, false, true},
+	} {
+		if tt.Receives() != tt.receives || tt.Sends() != tt.sends {
+			t.Errorf("%+v: receives %t, sends %t", tt.Interface, tt.Receives(), tt.Sends())
+		}
+	}
+}

@@ -1,0 +1,414 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfttest"
+)
+
+// newRouter returns a node with two uplinks and the link of a pod.
+func newRouter(t *testing.T, commands string) *nfttest.NS {
+	t.Helper()
+	ns := nfttest.NewNS(t, "node")
+	for _, s := range [][2]string{
+		{"net.ipv4.ip_forward", "1"},
+		{"net.ipv6.conf.all.forwarding", "1"},
+		{"net.ipv6.conf.default.accept_dad", "0"},
+		{"net.ipv4.conf.all.rp_filter", "0"},
+		{"net.ipv4.conf.default.rp_filter", "0"},
+		{"net.ipv4.fib_multipath_hash_policy", "0"},
+	} {
+		if err := ns.Sysctl(s[0], s[1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ip(t, ns, links("eth0", "eth1", "pod0"), `address add 192.0.2.1/24 dev eth0
+address add 198.51.100.1/24 dev eth1
+address add 2001:db8::1/64 dev eth0 nodad
+address add 2001:db8:1::1/64 dev eth1 nodad
+route add 10.244.1.2/32 dev pod0
+-6 route add fd00:10:244:1::2/128 dev pod0
+`, commands)
+	return ns
+}
+
+// ways are the interfaces and addresses of routes, and what they depend on.
+func ways(r Routes) (text, depends string) {
+	var out, on []string
+	for _, w := range r.Ways {
+		for _, text := range w.Depends {
+			if !slices.Contains(on, text) {
+				on = append(on, text)
+			}
+		}
+		words := []string{w.Interface.Name}
+		if w.Type != unix.RTN_UNICAST {
+			words = append(words, fmt.Sprintf("type %d", w.Type))
+		}
+		if w.Address.IsValid() {
+			words = append(words, w.Address.String())
+		}
+		out = append(out, strings.TrimSpace(strings.Join(words, " ")))
+	}
+	if slices.Contains(on, byKernel) { // in any order
+		slices.Sort(out)
+	}
+	return strings.Join(out, ", "), strings.Join(on, "; ")
+}
+
+// Routes, for both families: V and W are gateways by eth0 and eth1.
+const (
+	defaults   = "route add default via V\nroute add default via W table 100\n"
+	severalHop = "route add default nexthop via V dev eth0 nexthop via W dev eth1\n"
+	oneObject  = "nexthop add id N1 via V dev eth0\nnexthop add id N3 group N1\nroute add default nhid N3\n"
+	objects    = "nexthop add id N1 via V dev eth0\nnexthop add id N2 via W dev eth1\n" +
+		"nexthop add id N3 group N1/N2\nroute add default nhid N3\n"
+	byPorts = "ipv4.fib_multipath_hash_policy=1 ipv6.fib_multipath_hash_policy=1"
+)
+
+// both returns commands for both families.
+func both(commands string) (all string) {
+	v4 := strings.NewReplacer("V", "192.0.2.9", "W", "198.51.100.9", "N", "4", "DST", "203.0.113.0/24",
+		"ELSEWHERE", "10.0.0.0/8", "POD", "10.244.1.2", "RANGE", "10.244.1.0/24", "HERE", "198.51.100.1")
+	v6 := strings.NewReplacer("V", "2001:db8::9", "W", "2001:db8:1::9", "N", "6", "DST", "2001:db8:7::/48",
+		"ELSEWHERE", "fd00::/8", "POD", "fd00:10:244:1::2", "RANGE", "fd00:10:244:1::/64", "HERE", "2001:db8:1::1")
+	for line := range strings.Lines(commands) {
+		all += v4.Replace(line)
+		if !strings.HasPrefix(line, "nexthop") { // those have no family if they are groups
+			all += "-6 "
+		}
+		all += v6.Replace(line)
+	}
+	return all
+}
+
+func TestLookupFindsAllWaysThatPacketsMayTake(t *testing.T) {
+	t.Parallel()
+	const (
+		eth0, eth1 = "eth0 192.0.2.1", "eth1 198.51.100.1"
+		several    = eth0 + ", " + eth1
+		anotherOne = eth0 + ", " // of which nothing is known
+		proxy      = "route add local default dev lo table 200\n"
+		from       = "from POD lookup 100"
+	)
+	for _, tt := range []struct {
+		name, routes string // [defaults], if empty
+		rules        string // with priority 9, 10 and so on
+		sysctl       string // those of net
+		src, out     string
+		want, on     string
+	}{
+		{name: "one route", want: eth0},
+		{name: "one route, any pod", src: "any", want: eth0},
+		{name: "the node", src: "node", want: eth0},
+		{name: "given interface", routes: defaults + "route add DST via W metric 9\n", out: "eth1", want: eth1},
+		{name: "mark", rules: "fwmark 0x10/0x30 lookup 100", want: several, on: "ip rule 9"},
+		{name: "mark, the node", rules: "fwmark 0x10 lookup 100", src: "node", want: several, on: "ip rule 9"},
+		{name: "mark, given interface", rules: "fwmark 0x10/0x30 lookup 100", out: "eth0", want: eth0},
+		{name: "no mark", rules: "fwmark 0x0/0x30 lookup 100", want: eth1 + ", " + eth0, on: "ip rule 9"},
+		{name: "not a mark", rules: "not fwmark 0x10 lookup 100", want: eth1 + ", " + eth0, on: "ip rule 9"},
+		{name: "mark to another network", rules: "fwmark 0x10 to ELSEWHERE lookup 100", want: eth0},
+		{name: "mark with the same route", rules: "fwmark 0x10 lookup main", want: eth0},
+		{name: "protocol", rules: "ipproto tcp lookup 100", want: several, on: "ip rule 9"},
+		{name: "unusual protocol", rules: "ipproto sctp lookup 100", want: anotherOne, on: "ip rule 9"},
+		{name: "port", rules: "dport 53 lookup 100", want: several, on: "ip rule 9"},
+		{name: "source port", rules: "sport 1000-2000 lookup 100", want: several, on: "ip rule 9"},
+		{name: "part of a range", rules: "dport 80 lookup main\ndport 80-443 lookup 100", want: several, on: "ip rule 10"},
+		{
+			name: "mark and port", rules: "not fwmark 0x1 lookup main\ndport 53 lookup 100",
+			want: several, on: "ip rule 9; ip rule 10",
+		},
+		{name: "TOS", rules: "tos 0x10 lookup 100", want: anotherOne, on: "ip rule 9"},
+		{name: "user", rules: "uidrange 7-7 lookup 100", src: "node", want: several, on: "ip rule 9"},
+		{name: "interface", rules: "iif pod0 lookup 100", want: eth1},
+		{name: "interface, any pod", rules: "iif pod0 lookup 100", src: "any", want: anotherOne, on: onSource},
+		{
+			name: "interface, any pod, given interface", rules: "iif pod0 lookup 100\n" + from, src: "any", out: "eth0",
+			want: eth0,
+		},
+		{name: "source", rules: from, want: eth1},
+		{name: "source, any pod", rules: from, src: "any", want: several, on: onSource},
+		{name: "network of the source", rules: "from RANGE lookup 100", want: eth1},
+		{name: "network, any pod", rules: "from RANGE lookup 100", src: "any", want: anotherOne, on: onSource},
+		{name: "the node's source, any pod", rules: "from HERE lookup 100", src: "any", want: eth0},
+		{name: "unreachable by a mark", rules: "fwmark 0x10 unreachable", want: eth0 + ", type 0", on: "ip rule 9"},
+		{
+			name: "to a proxy on the node by a mark", routes: defaults + proxy, rules: "fwmark 0x10 lookup 200",
+			want: eth0 + ", lo type 2 192.0.2.1", on: "ip rule 9",
+		},
+		{name: "next hops by ports", routes: severalHop, sysctl: byPorts, want: several, on: byKernel},
+		{name: "next hop objects by ports", routes: objects, sysctl: byPorts, want: several, on: byKernel},
+		{
+			name: "next hop objects that are not shown", routes: oneObject, sysctl: "ipv4.nexthop_compat_mode=0",
+			want: ", " + eth0, on: byKernel,
+		},
+		{name: "next hops for the node", routes: severalHop, src: "node", want: several, on: byKernel},
+		{name: "next hops for any pod", routes: severalHop, src: "any", want: several, on: byKernel},
+		{name: "no route", routes: "route add default via W table 100\n", want: "type 0"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			commands := tt.routes
+			if commands == "" {
+				commands = defaults
+			}
+			for i, rule := range strings.Split(tt.rules, "\n") {
+				if rule != "" {
+					commands += fmt.Sprintf("rule add priority %d %s\n", 9+i, rule)
+				}
+			}
+			ns := newRouter(t, both(commands))
+			for setting := range strings.FieldsSeq(tt.sysctl) {
+				name, value, _ := strings.Cut(setting, "=")
+				if err := ns.Sysctl("net."+name, value); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, of := range []struct{ pod, node, dst string }{
+				{"10.244.1.2", "192.0.2.1", "203.0.113.9"}, {"fd00:10:244:1::2", "2001:db8::1", "2001:db8:7::9"},
+			} {
+				src, want := netip.MustParseAddr(of.pod), tt.want
+				switch tt.src {
+				case "any":
+					src = netip.Addr{}
+				case "node":
+					src = netip.MustParseAddr(of.node)
+				}
+				if src.Is6() || of.dst == "2001:db8:7::9" {
+					want = strings.NewReplacer("192.0.2.1", "2001:db8::1", "198.51.100.1", "2001:db8:1::1").Replace(want)
+				}
+				got := in(t, ns, func() (Routes, error) { return Lookup(src, netip.MustParseAddr(of.dst), tt.out) })
+				text, on := ways(got)
+				if diff := cmp.Diff([]string{want, tt.on}, []string{text, on}); diff != "" {
+					t.Errorf("to %s (-want +got):\n%s", of.dst, diff)
+				}
+			}
+		})
+	}
+}
+
+func TestRouteTypesAreThoseOfTheKernel(t *testing.T) {
+	top := nfttest.NewTopology(t)
+	want := map[netip.Addr]int{
+		top.NodeV4:                                unix.RTN_LOCAL,
+		top.NodeV6:                                unix.RTN_LOCAL,
+		netip.MustParseAddr("127.1.2.3"):          unix.RTN_LOCAL,
+		netip.MustParseAddr("::1"):                unix.RTN_LOCAL,
+		top.OutsideV4:                             unix.RTN_UNICAST,
+		top.OutsideV6:                             unix.RTN_UNICAST,
+		netip.MustParseAddr("192.0.2.255"):        unix.RTN_BROADCAST,
+		netip.MustParseAddr("224.0.0.1"):          unix.RTN_MULTICAST,
+		netip.MustParseAddr("fe80::1%whatever"):   unix.RTN_LOCAL,
+		netip.MustParseAddr("2001:db8:ffff::1%x"): unix.RTN_UNICAST,
+	}
+	for a, typ := range want {
+		err := top.Node.Do(func() error {
+			got, err := Lookup(netip.Addr{}, a, "")
+			if len(got.Ways) != 1 || got.Ways[0].Type != typ || got.Ways[0].Interface.Name == "" {
+				t.Errorf("%s: %+v, want type %d", a, got, typ)
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestNoRouteHasNoType(t *testing.T) {
+	ns := nfttest.NewNS(t, "alone")
+	for _, a := range []string{"198.51.100.1", "2001:db8::1"} {
+		err := ns.Do(func() error {
+			got, err := Lookup(netip.Addr{}, netip.MustParseAddr(a), "")
+			if diff := cmp.Diff([]Route{{}}, got.Ways, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+				t.Errorf("%s: %+v", a, got)
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestLocalPrefixesAreTheNodesAddresses(t *testing.T) {
+	top := nfttest.NewTopology(t)
+	anyAddr := netip.MustParseAddr("198.51.100.77")
+	nfttest.Run(t, top.Node, "", "ip", "route", "add", "local", "198.51.100.64/26", "dev", "lo")
+	var local []netip.Prefix
+	err := top.Node.Do(func() (err error) {
+		local, err = LocalPrefixes()
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	holds := func(a netip.Addr) bool {
+		return slices.ContainsFunc(local, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
+	for _, a := range []netip.Addr{
+		top.NodeV4, top.NodeV6, top.GatewayV4, top.GatewayV6, anyAddr, netip.MustParseAddr("127.8.8.8"), netip.IPv6Loopback(),
+	} {
+		if !holds(a) {
+			t.Errorf("%s is not among %v", a, local)
+		}
+	}
+	for _, a := range []netip.Addr{
+		top.OutsideV4, top.OutsideV6, top.PodV4, top.PodV6, netip.MustParseAddr("192.0.2.255"),
+		netip.MustParseAddr("198.51.100.1"),
+	} {
+		if holds(a) {
+			t.Errorf("%s is among %v", a, local)
+		}
+	}
+}
+
+// A far end sees the address that is expected of masquerading.
+func TestMasqueradingAssignsTheExpectedAddress(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	const (
+		without = "address del 192.0.2.1/24 dev eth0\n"
+		other   = "address add 198.51.100.7/24 dev eth0\n"
+		onLink  = "route add default via 192.0.2.100 dev eth0 onlink\n"
+		named   = "-6 route replace default via 2001:db8::100 src "
+		old     = "address change 2001:db8::1/64 dev eth0 preferred_lft 0\n"
+	)
+	for _, tt := range []struct {
+		name, commands string
+		v4, v6         string // expected, "": not known
+	}{
+		{"one address", "", "192.0.2.1", "2001:db8::1"},
+		{
+			"others of the same network", "address add 192.0.2.7/24 dev eth0\naddress add 2001:db8::7/64 dev eth0 nodad",
+			"192.0.2.1", "the same",
+		},
+		{
+			"another network first", without + other + "address add 192.0.2.1/24 dev eth0\n" + onLink,
+			"192.0.2.1", "2001:db8::1",
+		},
+		{"no network of the gateway", without + other + onLink, "198.51.100.7", "2001:db8::1"},
+		{"destination on the link", "address add 203.0.113.1/24 dev eth0", "203.0.113.1", "2001:db8::1"},
+		{
+			"the route names another one",
+			"address add 192.0.2.7/32 dev lo\nroute replace default via 192.0.2.100 src 192.0.2.7", "192.0.2.1", "2001:db8::1",
+		},
+		{
+			"the route of IPv6 names another one", "address add 2001:db8::7/128 dev lo nodad\n" + named + "2001:db8::7",
+			"192.0.2.1", "2001:db8::1",
+		},
+		{
+			"the route of IPv6 names one of several", "address add 2001:db8::7/64 dev eth0 nodad\n" + named + "2001:db8::1",
+			"192.0.2.1", "",
+		},
+		{"a deprecated one", old + "address add 2001:db8:3::7/64 dev eth0 nodad", "192.0.2.1", "2001:db8:3::7"},
+		{"a deprecated one, another elsewhere", old + "address add 2001:db8:3::7/128 dev lo nodad", "192.0.2.1", "the same"},
+		{
+			"only elsewhere", "address add 198.51.100.7/32 dev lo\naddress add 2001:db8:3::7/128 dev lo nodad\n" +
+				"address del 2001:db8::1/64 dev eth0\n" + without + onLink, "198.51.100.7", "the same",
+		},
+		{"gateway of another family", "route replace default via inet6 2001:db8::100 dev eth0", "192.0.2.1", "2001:db8::1"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			top := nfttest.NewTopology(t)
+			ip(t, top.Node, tt.commands)
+			const table = "table inet x { chain c { type nat hook postrouting priority 100; masquerade; }; }"
+			nfttest.NFT(t, top.Node, table, "-f", "-")
+			for _, of := range []struct {
+				src  netip.Addr
+				dst  string
+				want string
+			}{{top.PodV4, "203.0.113.9", tt.v4}, {top.PodV6, "2001:db8:1::1", tt.v6}} {
+				dst := netip.MustParseAddr(of.dst)
+				r := in(t, top.Node, func() (Routes, error) { return Lookup(of.src, dst, "") })
+				flow := nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, To: top.Outside, Dst: netip.AddrPortFrom(dst, 7000)}
+				seen := nfttest.MustSend(t, top, flow).Seen.Addr()
+				got := ""
+				if a := r.Ways[0].Address; a.IsValid() {
+					got = a.String()
+				}
+				if of.want == "the same" && got != "" {
+					of.want = seen.String()
+				}
+				if len(r.Ways) != 1 || got != of.want || got != "" && got != seen.String() {
+					t.Errorf("%+v: expected is %q, seen %s, want %q", r, got, seen, of.want)
+				}
+			}
+		})
+	}
+}
+
+func TestInterfaceThatDoesNotExistIsAnErrorWithItsName(t *testing.T) {
+	t.Parallel()
+	ns := newRouter(t, both(defaults))
+	var got Routes
+	err := ns.Do(func() (err error) {
+		got, err = Lookup(netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("203.0.113.9"), "eth7")
+		return err
+	})
+	if text, _ := ways(got); !errors.Is(err, unix.ENODEV) || text != "eth7" || got.Back.Interface.Name != "pod0" {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+func TestRouteBackIsByTheInterfaceOfTheSource(t *testing.T) {
+	t.Parallel()
+	ns := newRouter(t, both(defaults))
+	for src, want := range map[string]string{
+		"10.244.1.2": "pod0 type 1", "fd00:10:244:1::2": "pod0 type 1", "": " type 0",
+		"192.0.2.1": "lo type 2", "2001:db8::1": "lo type 2",
+	} {
+		from, dst := netip.Addr{}, netip.MustParseAddr("203.0.113.9")
+		if src != "" {
+			from = netip.MustParseAddr(src)
+		}
+		if from.Is6() {
+			dst = netip.MustParseAddr("2001:db8:7::9")
+		}
+		back := in(t, ns, func() (Routes, error) { return Lookup(from, dst, "") }).Back
+		if got := fmt.Sprintf("%s type %d", back.Interface.Name, back.Type); got != want {
+			t.Errorf("%s: %s, want %s", src, got, want)
+		}
+	}
+}
+
+func TestSourceWithoutARouteBackTakesTheRouteToTheDestination(t *testing.T) {
+	t.Parallel()
+	ns := newRouter(t, both("route add DST via V\n"))
+	for src, dst := range map[string]string{"10.99.9.9": "203.0.113.9", "fd00:99::9": "2001:db8:7::9"} {
+		got := in(t, ns, func() (Routes, error) { return Lookup(netip.MustParseAddr(src), netip.MustParseAddr(dst), "") })
+		if text, _ := ways(got); !strings.HasPrefix(text, "eth0 ") || len(got.Ways) != 1 || got.Back.Type != unix.RTN_UNSPEC {
+			t.Errorf("%s: %+v", src, got)
+		}
+	}
+}
+
+func TestErrorsOfTheKernelAreReturned(t *testing.T) {
+	t.Parallel()
+	ns := newRouter(t, both(defaults))
+	sctp := kind{attrs: []netlink.Attribute{{Type: unix.RTA_IP_PROTO, Data: []byte{unix.IPPROTO_SCTP}}}}
+	err := ns.Do(func() error {
+		_, err := read(dial, "routes", func(r *reader) message {
+			m := r.route(query{dst: netip.MustParseAddr("203.0.113.9"), kind: sctp}, 0)
+			if again := r.route(query{dst: netip.MustParseAddr("203.0.113.9")}, 0); again.routeType() != unix.RTN_UNSPEC {
+				t.Errorf("after an error: %+v", again)
+			}
+			return m
+		})
+		return err
+	})
+	if !errors.Is(err, unix.EOPNOTSUPP) || !strings.HasPrefix(err.Error(), "routes of this node: ") {
+		t.Error(err)
+	}
+}
