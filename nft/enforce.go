@@ -9,8 +9,10 @@ import (
 )
 
 // EnforcePriority is the priority at which exemptions are enforced, before other
-// programs translate.
-const EnforcePriority = SrcNAT - 10
+// programs translate. kindnet is the earliest, at srcnat - 10: of two chains with
+// equal priority the one that was registered last runs first, and kindnet creates
+// its chain again at each start and each change of a Node.
+const EnforcePriority = SrcNAT - 20
 
 // A Mark is a value and mask of the packet mark.
 type Mark struct{ Value, Mask uint32 }

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
@@ -188,6 +190,124 @@ func TestPacketsMarkedByKubeProxyAreLeftToIt(t *testing.T) {
 					}
 				}
 			}
+		})
+	}
+}
+
+// sample returns another program's rules for nft from testdata/foreign.
+func sample(t *testing.T, name string) string {
+	t.Helper()
+	rules, err := os.ReadFile(filepath.Join("../../testdata/foreign", name, "rules.nft"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(rules)
+}
+
+// kindnet creates its table again at each start and each change of a Node. Its chain
+// is then the last one that was registered, which runs first among equals.
+func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	again := "delete table inet kindnet-ipmasq\n" + sample(t, "kindnet-recorded")
+	for _, enforced := range []bool{true, false} {
+		t.Run(fmt.Sprint("enforced ", enforced), func(t *testing.T) {
+			t.Parallel()
+			top := nfttest.NewTopology(t)
+			c := enforcing()
+			if !enforced { // the control
+				c.Enforce = nil
+			}
+			apply(t, open(t, top.Node), nft.Compile(c, enforcingOptions()), Look{})
+			nfttest.NFT(t, top.Node, sample(t, "kindnet-recorded"), "-f", "-")
+			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP, nfttest.TCP)...)
+			for range nfttest.Rounds(10, 100, 2000) {
+				nfttest.NFT(t, top.Node, again, "-f", "-")
+			}
+			wait(t, h, 100)
+			tally, err := h.Stop()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Log(tally)
+			if tally.Leaked() > 0 || (tally.Wronged() > 0) == enforced {
+				t.Error(tally)
+			}
+		})
+	}
+}
+
+// loadSlow loads a chain before ours in which each packet spends some time, so that
+// changes meet packets on their way, and one after ours that masquerades everything.
+func loadSlow(t *testing.T, ns *nfttest.NS) {
+	t.Helper()
+	nfttest.NFT(t, ns, "table inet other { chain pre { type nat hook postrouting priority 50; "+
+		strings.Repeat("ip saddr 198.51.100.99 accept; ", 30_000)+"}; chain post { type nat hook postrouting priority srcnat; masquerade; }; }", "-f", "-")
+}
+
+// enforceAt replaces the chain that enforces exemptions by one of another priority:
+// in one transaction, or in two between which there is none.
+func enforceAt(priority int32, want nft.Ruleset, transactions int) []*nfnetlink.Batch {
+	table, batches := want.Tables[0], []*nfnetlink.Batch{{}, {}}[:transactions]
+	first, last := batches[0], batches[transactions-1]
+	c := table.Chain("enforce")
+	c.Hook = nft.NATHook(priority)
+	first.FlushChain(table.Family, table.Name, c.Name)
+	first.DelChain(table.Family, table.Name, c.Name)
+	last.AddChain(c.KernelChain(table))
+	for _, r := range c.Bytecode(table, nil) {
+		last.AddRule(r)
+	}
+	return batches
+}
+
+// The kernel cannot move a base chain to another priority. It can delete it and create
+// it again in one transaction: packets on their way still see the rules of the deleted
+// one, which would be empty for them if only its rules were deleted
+// (nf_tables_commit_chain_prepare).
+func TestEnforcingChainOfAnEarlierVersionIsMovedWithoutAGap(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	const formerly = nft.SrcNAT - 10
+	for _, control := range []bool{false, true} {
+		t.Run(fmt.Sprint("control ", control), func(t *testing.T) {
+			t.Parallel()
+			top := nfttest.NewTopology(t)
+			k, c := open(t, top.Node), connect(t, top.Node)
+			want := nft.Compile(enforcing(), enforcingOptions())
+			apply(t, k, want, Look{})
+			loadSlow(t, top.Node)
+			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)...)
+			commit := func(batches []*nfnetlink.Batch) {
+				t.Helper()
+				for _, b := range batches {
+					if err := c.Commit(b, 0); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			if control {
+				for moved := 0; h.SoFar().Wronged() == 0; moved++ {
+					if moved == 20_000 {
+						t.Fatal("nothing wrong was seen")
+					}
+					commit(enforceAt(formerly, want, 1))
+					commit(enforceAt(nft.EnforcePriority, want, 2))
+				}
+				return
+			}
+			for range nfttest.Rounds(100, 1000, 50_000) {
+				commit(enforceAt(formerly, want, 1))
+				before := generation(t, top.Node)
+				if diffs := apply(t, k, want, Look{}); len(diffs) != 1 {
+					t.Fatalf("found %q", diffs)
+				}
+				if after := generation(t, top.Node); after != before+1 {
+					t.Fatalf("%d transactions", after-before)
+				}
+			}
+			judge(t, h)
+			inSync(t, top.Node, want)
 		})
 	}
 }

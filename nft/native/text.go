@@ -44,12 +44,16 @@ func writeTable(b *strings.Builder, t nft.Table) {
 	b.WriteString("}\n")
 }
 
-// priorityText returns a priority as nft prints it.
+// priorityText returns a priority as nft prints it: by name if it is at most 10 away.
 func priorityText(p int32) string {
-	if p < nft.SrcNAT {
-		return fmt.Sprintf("srcnat - %d", nft.SrcNAT-p)
+	switch away := p - nft.SrcNAT; {
+	case away < -10, away > 10:
+		return fmt.Sprint(p)
+	case away < 0:
+		return fmt.Sprintf("srcnat - %d", -away)
+	default:
+		return fmt.Sprintf("srcnat + %d", away)
 	}
-	return fmt.Sprintf("srcnat + %d", p-nft.SrcNAT)
 }
 
 func writeSet(b *strings.Builder, s nft.Set) {
