@@ -47,6 +47,7 @@ func (c Chain) KernelChain(t Table) nfnetlink.Chain {
 const (
 	typeIPv4Addr = 7
 	typeIPv6Addr = 8
+	bitsOfType   = 6 // of each type of a concatenation
 )
 
 // nft reads the byte order of a set's keys in host byte order.
@@ -62,8 +63,14 @@ func (s Set) KernelSet(t Table, name string) nfnetlink.Set {
 		out.KeyType, out.KeyLen = typeIPv6Addr, 16
 	}
 	order := binary.NativeEndian.AppendUint32(nil, networkOrder)
-	out.UserData = userdata.Append(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, order)
-	if s.Mappings != nil {
+	if !s.Learned {
+		out.UserData = userdata.Append(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, order)
+	}
+	switch {
+	case s.Learned:
+		out.Flags, out.Size = unix.NFT_SET_EVAL|unix.NFT_SET_TIMEOUT, LearnedSize
+		out.KeyType, out.KeyLen = out.KeyType<<bitsOfType|out.KeyType, 2*out.KeyLen
+	case s.Mappings != nil:
 		out.Flags, out.DataType, out.DataLen = unix.NFT_SET_MAP, out.KeyType, out.KeyLen
 		out.UserData = userdata.Append(out.UserData, userdata.NFTNL_UDATA_SET_DATABYTEORDER, order)
 	}

@@ -55,10 +55,11 @@ func (f FamilyPolicy) KnowsPods() bool {
 func (p Policy) Enforces(f FamilyPolicy) bool { return p.Enforce != nil && f.KnowsPods() }
 
 // Enforced reports whether a connection keeps its address whatever other programs do
-// in chains after [EnforcePriority].
+// in chains after [EnforcePriority]. One of a pod to itself, through a Service or a host
+// port, does not: with its own address as source it would not work.
 func (p Policy) Enforced(c Connection) bool {
 	for _, f := range p.Families {
-		if f.IPv6 != c.Dst.Unmap().Is6() || !p.Enforces(f) || c.FromNode {
+		if f.IPv6 != c.Dst.Unmap().Is6() || !p.Enforces(f) || c.FromNode || c.Src == c.Dst {
 			continue
 		}
 		steps := p.Explain(c)

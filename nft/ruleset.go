@@ -101,7 +101,12 @@ type Set struct {
 	Comment  string
 	Prefixes []netip.Prefix      // sorted, none covers another
 	Mappings []nfnetlink.Mapping // by their keys
+	// Learned means that rules add its elements: pairs of an address and itself.
+	Learned bool
 }
+
+// LearnedSize is the most elements that a set which rules fill can have; that of nft.
+const LearnedSize = 65535
 
 // Len is how many elements it has.
 func (s Set) Len() int { return len(s.Prefixes) + len(s.Mappings) }

@@ -237,6 +237,76 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 	}
 }
 
+// hairpins are rules of programs that let a pod reach itself through a Service or a host
+// port without a mark: its own address as source would not work.
+var hairpins = map[string]string{
+	"portmap":           "ip saddr 10.244.1.2 ip daddr 10.244.1.2 masquerade; ip6 saddr fd00:10:244:1::2 ip6 daddr fd00:10:244:1::2 masquerade;",
+	"kube-proxy, ipvs":  "ip daddr . ip saddr { 10.244.1.2 . 10.244.1.2 } masquerade; ip6 daddr . ip6 saddr { fd00:10:244:1::2 . fd00:10:244:1::2 } masquerade;",
+	"everything DNATed": "ct status dnat masquerade;",
+}
+
+func TestHairpinsWithoutAMarkAreLeftToOtherPrograms(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	for name, rules := range hairpins {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWire(t)
+			// Services: of the pod itself, of another pod on this node, and of one elsewhere.
+			nfttest.NFT(t, w.Node, `table inet services {
+				chain pre { type nat hook prerouting priority dstnat; policy accept;
+					ip daddr 10.96.0.1 dnat ip to 10.244.1.2
+					ip daddr 10.96.0.2 dnat ip to 10.244.1.3
+					ip daddr 10.96.0.3 dnat ip to 10.9.0.9
+					ip6 daddr fd00:96::1 dnat ip6 to fd00:10:244:1::2
+					ip6 daddr fd00:96::2 dnat ip6 to fd00:10:244:1::3
+					ip6 daddr fd00:96::3 dnat ip6 to fd00:9::9
+				}
+				chain post { type nat hook postrouting priority srcnat; policy accept; `+rules+` }
+			}`, "-f", "-")
+			for _, other := range []string{"10.244.1.3", "10.9.0.9", "fd00:10:244:1::3", "fd00:9::9"} {
+				if err := w.AddAddr(w.Outside, netip.MustParseAddr(other)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			nfttest.Run(t, w.Node, "", "ip", "route", "add", "10.244.1.3", "via", w.OutsideV4.String())
+			nfttest.Run(t, w.Node, "", "ip", "route", "add", "fd00:10:244:1::3", "via", w.OutsideV6.String())
+			k := open(t, w.Node)
+			received := enforcing()
+			received.MasqueradeSrcCIDRs, received.MasqueradeSrcInterfaces = nil, []config.Interface{{Name: "pod*"}}
+			off := enforcing()
+			off.Enforce = nil
+			for _, c := range []config.Config{off, enforcing(), received} {
+				enforced := c.Enforce != nil
+				want := nft.Compile(c, enforcingOptions())
+				apply(t, k, want, everything)
+				for _, service := range []string{"10.96.0.1", "10.96.0.2", "10.96.0.3", "fd00:96::1", "fd00:96::2", "fd00:96::3"} {
+					self := strings.HasSuffix(service, "1")
+					pod, to := w.PodV4, w.Outside
+					if strings.Contains(service, ":") {
+						pod = w.PodV6
+					}
+					if self {
+						to = w.Pod
+					}
+					for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
+						w.port++
+						s, err := nfttest.Send(nfttest.Flow{
+							Proto: proto, From: w.Pod, To: to,
+							Src: netip.AddrPortFrom(pod, w.port), Dst: netip.AddrPortFrom(netip.MustParseAddr(service), destPort),
+						})
+						masqueraded := self || !enforced && name == "everything DNATed"
+						if err != nil || (s.Seen.Addr() != pod) != masqueraded {
+							t.Errorf("enforced %t: %s to %s seen from %s, %v", enforced, proto, service, s.Seen, err)
+						}
+					}
+				}
+				inSync(t, w.Node, want) // with the pairs that the packets added
+			}
+		})
+	}
+}
+
 // loadSlow loads a chain before ours in which each packet spends some time, so that
 // changes meet packets on their way, and one after ours that masquerades everything.
 func loadSlow(t *testing.T, ns *nfttest.NS) {
@@ -323,9 +393,18 @@ func TestEnforcingChainIsRestored(t *testing.T) {
 		"flush chain inet nft-masq-agent enforce",
 		"flush chain inet nft-masq-agent enforce; delete chain inet nft-masq-agent enforce",
 		"insert rule inet nft-masq-agent enforce meta nfproto ipv4 return",
+		"add element inet nft-masq-agent self-v4-a { 10.244.1.2 . 10.244.1.3 }",
+		"add element inet nft-masq-agent self-v6-a { fd00::1 . fd00::1, fd00::1 . fd00::2 }",
+		"flush chain inet nft-masq-agent enforce; delete set inet nft-masq-agent self-v6-a",
 		"add rule inet nft-masq-agent enforce ip saddr 172.17.0.0/16 snat ip to ip saddr",
 		"delete chain inet nft-masq-agent enforce; add chain inet nft-masq-agent enforce { type nat hook postrouting priority srcnat + 20; }",
 	} {
+		text := nfttest.ListRuleset(t, ns)
+		for _, set := range []string{"self-v4", "self-v6"} {
+			if strings.Contains(text, "set "+set+"-b") {
+				attack = strings.ReplaceAll(attack, set+"-a", set+"-b")
+			}
+		}
 		nfttest.NFT(t, ns, attack, "-f", "-")
 		diffs, err := k.Diff(t.Context(), want, everything)
 		if err != nil || len(diffs) == 0 {

@@ -70,6 +70,9 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 	for _, f := range p.Families {
 		t.Counters = append(t.Counters, "local"+f.Suffix(), "exempt"+f.Suffix(), "masqueraded"+f.Suffix())
 		t.Sets = append(t.Sets, setsOf(f)...)
+		if p.Enforces(f) {
+			t.Sets = append(t.Sets, nft.Set{Name: selfSet(f), IPv6: f.IPv6, Learned: true, Comment: "pairs of a source and itself"})
+		}
 		translate := masq
 		if len(f.SNAT.Present) > 0 {
 			translate = continueIn{snatChain(f)}

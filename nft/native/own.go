@@ -1,6 +1,7 @@
 package native
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -55,8 +56,11 @@ func (h *heldSet) readElements(c *nfnetlink.Conn, most int) error {
 	if h.Counted && int(h.Count) > most {
 		return nil
 	}
-	if h.Flags&unix.NFT_SET_MAP != 0 {
+	switch {
+	case h.Flags&unix.NFT_SET_MAP != 0:
 		return h.readMap(c, most)
+	case h.Flags&unix.NFT_SET_EVAL != 0:
+		return h.readPairs(c)
 	}
 	held, err := c.Contents(h.Set, most)
 	switch {
@@ -66,6 +70,21 @@ func (h *heldSet) readElements(c *nfnetlink.Conn, most int) error {
 		h.AtLeast = most
 	default:
 		h.Holds, h.Conditional, h.Read, h.Counting = held.Ranges, held.Conditional, true, h.Counting || held.ConnLimit
+	}
+	return nil
+}
+
+// readPairs reads a set to which rules add pairs of an address and itself.
+func (h *heldSet) readPairs(c *nfnetlink.Conn) error {
+	elements, _, err := c.MapElements(h.Family, h.Table, h.Name, nft.LearnedSize)
+	if err != nil {
+		return err
+	}
+	h.Read = true
+	for _, e := range elements {
+		if half := len(e.Key) / 2; e.Limited || !bytes.Equal(e.Key[:half], e.Key[half:]) {
+			h.Conditional++
+		}
 	}
 	return nil
 }
@@ -252,7 +271,10 @@ func (h *heldSet) compareMap(want []nfnetlink.Mapping) []string {
 
 // compare describes the first few missing and unexpected prefixes of the set.
 func (h *heldSet) compare(w nft.Set) []string {
-	if w.Mappings != nil {
+	switch {
+	case w.Learned: // whatever it was, packets added it
+		return nil
+	case w.Mappings != nil:
 		return h.compareMap(w.Mappings)
 	}
 	const few = 10
@@ -338,6 +360,10 @@ func (o *Own) setDifferences(want nft.Table, live nft.Sides) []string {
 		}
 		wanted[name] = true
 		switch held := o.Sets[name]; {
+		case held.Read && w.Learned:
+			if held.Conditional > 0 {
+				diffs = append(diffs, fmt.Sprintf("set %s: %d elements are not pairs of an address and itself", name, held.Conditional))
+			}
 		case held.Read:
 			diffs = append(diffs, held.compare(w)...)
 			if held.Conditional > 0 {
@@ -381,6 +407,6 @@ func (o *Own) objectDifferences(want nft.Table) []string {
 func sameSet(a, b nfnetlink.Set) bool {
 	const comment = byte(userdata.NFTNL_UDATA_SET_COMMENT)
 	return a.Flags == b.Flags && a.KeyType == b.KeyType && a.KeyLen == b.KeyLen &&
-		a.DataType == b.DataType && a.DataLen == b.DataLen && slices.Equal(a.Special, b.Special) &&
+		a.DataType == b.DataType && a.DataLen == b.DataLen && a.Size == b.Size && slices.Equal(a.Special, b.Special) &&
 		rule.UserData(a.UserData, comment) == rule.UserData(b.UserData, comment)
 }

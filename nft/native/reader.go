@@ -154,7 +154,7 @@ func (h *held) readSides(w nft.Set, s layout.Scope) error {
 		if !ok {
 			continue
 		}
-		if w.Mappings != nil { // short, and an element can change its value alone
+		if w.Mappings != nil || w.Learned { // short, and an element can change its value alone
 			if err := set.readElements(h.conn, w.Len()+slack); err != nil {
 				return err
 			}

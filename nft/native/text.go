@@ -58,12 +58,17 @@ func priorityText(p int32) string {
 
 func writeSet(b *strings.Builder, s nft.Set) {
 	perLine := 2
-	if s.Mappings != nil {
+	switch {
+	case s.Learned:
+		fmt.Fprintf(b, "\tset %s%s {\n\t\ttype %s . %[3]s\n\t\tsize %d\n\t\tflags dynamic,timeout\n\t\tcomment %q\n\t}\n\n",
+			s.Name, nft.SideA, typeName(s), nft.LearnedSize, s.Comment)
+		return
+	case s.Mappings != nil:
 		fmt.Fprintf(b, "\tmap %s%s {\n\t\ttype %s : %[3]s\n", s.Name, nft.SideA, typeName(s))
 		if s.IPv6 {
 			perLine = 1
 		}
-	} else {
+	default:
 		fmt.Fprintf(b, "\tset %s%s {\n\t\ttype %s\n\t\tflags interval\n", s.Name, nft.SideA, typeName(s))
 	}
 	fmt.Fprintf(b, "\t\tcomment %q\n\t\telements = { ", s.Comment)

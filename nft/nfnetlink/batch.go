@@ -178,6 +178,9 @@ func (b *Batch) AddSet(s Set) {
 		a.uint32(unix.NFTA_SET_DATA_TYPE, s.DataType)
 		a.uint32(unix.NFTA_SET_DATA_LEN, s.DataLen)
 	}
+	if s.Size > 0 {
+		a.nest(unix.NFTA_SET_DESC, func() { a.uint32(unix.NFTA_SET_DESC_SIZE, s.Size) })
+	}
 	if len(s.UserData) > 0 {
 		a.bytes(unix.NFTA_SET_USERDATA, s.UserData)
 	}

@@ -133,9 +133,10 @@ type Set struct {
 	KeyLen   uint32 // bytes
 	DataType uint32 // of a map; like KeyType
 	DataLen  uint32
+	Size     uint32 // the most elements that it can have, 0: any number
 	UserData []byte
 	// Special lists the attributes (NFTA_SET_…) by which the kernel's set differs
-	// from a plain one: a timeout, a size, another policy, stateful expressions.
+	// from a plain one: a timeout, another policy, stateful expressions.
 	Special []uint16
 	// ConnLimit means that one of these expressions is a limit of connections.
 	ConnLimit bool

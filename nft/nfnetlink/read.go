@@ -264,12 +264,16 @@ func parseSet(f Family, b []byte) (Set, error) {
 			s.DataLen = bigUint32(data)
 		case unix.NFTA_SET_USERDATA:
 			s.UserData = data
+		case unix.NFTA_SET_DESC: // of a concatenation it also has the lengths of the fields
+			return Each(data, func(typ uint16, data []byte) error {
+				if typ == unix.NFTA_SET_DESC_SIZE {
+					s.Size = bigUint32(data)
+				}
+				return nil
+			})
 		case unix.NFTA_SET_OBJ_TYPE, unix.NFTA_SET_TIMEOUT,
-			unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_POLICY, unix.NFTA_SET_DESC, setExpr, setExpressions:
-			// A plain set has an empty description.
-			if len(data) > 0 {
-				s.Special = append(s.Special, typ)
-			}
+			unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_POLICY, setExpr, setExpressions:
+			s.Special = append(s.Special, typ)
 			if typ == setExpr || typ == setExpressions {
 				s.ConnLimit = s.ConnLimit || slices.Contains(expressions(typ == setExpressions, data), connLimit)
 			}
