@@ -71,7 +71,7 @@ func (k *Kernel) OnlyNAT(ctx context.Context) (bool, error) {
 // removable reads what can be removed.
 func (k *Kernel) removable(ctx context.Context, what Removal, since *state) (*state, error) {
 	s, err := again(ctx, func() (*state, error) {
-		return k.read(ctx, nft.Ruleset{}, Look{Others: true, TakeOver: what != Ours && since == nil}, layout.Scope{Rules: true}, since)
+		return k.read(ctx, nft.Ruleset{}, Look{Others: true, TakeOver: what != Ours}, layout.Scope{Rules: true}, since)
 	})
 	if err == nil && what == LegacyOnly {
 		s.held = nil

@@ -257,7 +257,7 @@ func (k *Kernel) apply(ctx context.Context, want nft.Ruleset, look Look) (Applie
 	}
 	expected := s.generation + staged.Transactions
 	s, plan, generation, err := k.carryOut(s, func(since *state) (*state, error) {
-		return k.read(ctx, want, Look{Others: true, TakeOver: look.TakeOver && since == nil}, layout.Scope{Rules: true}, since)
+		return k.read(ctx, want, Look{Others: true, TakeOver: look.TakeOver}, layout.Scope{Rules: true}, since)
 	}, func(s *state) (*layout.Plan, error) { return s.plan(want, staged) })
 	if err != nil {
 		return Applied{Differences: diffs}, fmt.Errorf("apply: %w", err)

@@ -45,21 +45,22 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, l Look, scope layou
 			s.wanted = h
 		}
 	}
-	switch {
-	case l.TakeOver:
+	if l.TakeOver {
 		snapshot, err := foreign.Read(ctx, k.conn, s.isOurs(want))
 		if err != nil {
 			return nil, err
 		}
 		s.legacy = foreign.Legacy(snapshot)
-	case since != nil:
-		s.legacy = since.legacy
 	}
 	return s, nil
 }
 
-// unchanged reports whether a plan for an earlier state is still right.
+// unchanged reports whether a plan for an earlier state is still right. One that
+// deletes rules of older agents is not: their handles are those of another moment.
 func (s *state) unchanged(since *state) bool {
+	if len(s.legacy)+len(since.legacy) > 0 {
+		return false
+	}
 	for i, h := range s.held {
 		if !h.Unchanged(since.held[i]) {
 			return false

@@ -328,6 +328,7 @@ const (
 	flowtableTable  = 1  // NFTA_FLOWTABLE_TABLE
 	flowtableName   = 2  // NFTA_FLOWTABLE_NAME
 	chainFlags      = 10 // NFTA_CHAIN_FLAGS, Linux 5.6
+	tableHandle     = 4  // NFTA_TABLE_HANDLE
 	setHandle       = 16 // NFTA_SET_HANDLE
 	setCount        = 20 // NFTA_SET_COUNT, Linux 6.18
 )

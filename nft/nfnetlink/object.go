@@ -41,6 +41,9 @@ type Table struct {
 	Family Family
 	Name   string
 	Flags  uint32 // NFT_TABLE_F_…
+	// Handle is unique in the network namespace. Those of what the table contains begin
+	// again in each table: without it they identify nothing.
+	Handle uint64
 }
 
 // Dormant reports whether the table's base chains are not registered with their

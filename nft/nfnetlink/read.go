@@ -80,6 +80,8 @@ func parseTable(f Family, b []byte) (Table, error) {
 			t.Name = cString(data)
 		case unix.NFTA_TABLE_FLAGS:
 			t.Flags = bigUint32(data)
+		case tableHandle:
+			t.Handle = bigUint64(data)
 		}
 		return nil
 	})
