@@ -195,8 +195,8 @@ func TestMissingNetAdminIsNamedAndRetried(t *testing.T) {
 		d := n.startIn([]string{withCaps + "=[]"}, flag, "--http-address", httpAddress)
 		d.await("starting")
 		d.answers()
-		line := d.await("rules_rejected")
-		if !strings.Contains(line.Text("hint"), "NET_ADMIN") {
+		line := d.await("rules_unreadable")
+		if !strings.Contains(line.Text("hint"), "NET_ADMIN") || strings.Contains(line.Text("message"), "previous rules") {
 			t.Errorf("refused: %v", line)
 		}
 		d.until("further tries", func() bool {

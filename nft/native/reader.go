@@ -125,17 +125,14 @@ func tableOf(want nft.Ruleset) *nft.Table {
 
 // Read implements [layout.Reader].
 func (r *Reader) Read(ctx context.Context, want nft.Ruleset, s layout.Scope) (layout.Held, error) {
-	own, err := ReadOwn(r.conn)
+	own, err := ReadOwn(r.conn.In(ctx))
 	if err != nil {
 		return nil, err
 	}
 	h := &held{Reader: r, own: own, generation: s.Generation, inFull: true}
 	if t := tableOf(want); t != nil && own != nil && !s.Rules {
 		for _, w := range t.Sets {
-			if err := ctx.Err(); err != nil {
-				return nil, err
-			}
-			if err := h.readSides(w, s); err != nil {
+			if err := h.readSides(r.conn.In(ctx), w, s); err != nil {
 				return nil, err
 			}
 		}
@@ -148,14 +145,14 @@ func (r *Reader) Read(ctx context.Context, want nft.Ruleset, s layout.Scope) (la
 const BigSet = 10_000
 
 // readSides reads the elements of a wanted set, under both names if both exist.
-func (h *held) readSides(w nft.Set, s layout.Scope) error {
+func (h *held) readSides(c *nfnetlink.Conn, w nft.Set, s layout.Scope) error {
 	for _, side := range []string{nft.SideA, nft.SideB} {
 		set, ok := h.own.Sets[w.Name+side]
 		if !ok {
 			continue
 		}
 		if w.Mappings != nil || w.Learned { // short, and an element can change its value alone
-			if err := set.readElements(h.conn, w.Len()+slack); err != nil {
+			if err := set.readElements(c, w.Len()+slack); err != nil {
 				return err
 			}
 			continue
@@ -178,7 +175,7 @@ func (h *held) readSides(w nft.Set, s layout.Scope) error {
 			}
 		}
 		start := time.Now()
-		err := set.readElements(h.conn, len(w.Prefixes)+slack)
+		err := set.readElements(c, len(w.Prefixes)+slack)
 		// Even if other programs' transactions interrupted the reading, which
 		// cost as much.
 		h.dumped, h.dumpCost = time.Now(), time.Since(start)

@@ -28,8 +28,6 @@ func dump[T any](c *Conn, family Family, msg uint16, a attrs, parse func(Family,
 
 // dumpEach requests all objects of a kind and calls fn for each, until fn fails.
 func dumpEach(c *Conn, family Family, msg uint16, a attrs, fn func(Family, []byte) error) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	return c.stream(message(family, msg, netlink.Dump, a), func(m netlink.Message) error {
 		if len(m.Data) < 4 {
 			return fmt.Errorf("message of %d bytes", len(m.Data))
@@ -43,8 +41,6 @@ var errEnough = errors.New("enough was read")
 
 // get requests one object.
 func get[T any](c *Conn, family Family, msg uint16, a attrs, parse func(Family, []byte) (T, error)) (T, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	var zero T
 	msgs, err := c.request(message(family, msg, 0, a))
 	if err != nil {
@@ -348,8 +344,6 @@ func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (ha
 		}
 		a.nest(unix.NFTA_LIST_ELEM, func() { a.uint32(unix.NFTA_SET_ELEM_FLAGS, catchAll) })
 	})
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	replies, err := c.request(message(family, unix.NFT_MSG_GETSETELEM, 0, a))
 	switch {
 	case IsNotExist(err), !addr.IsValid() && errors.Is(err, unix.EINVAL):

@@ -84,9 +84,6 @@ func (r *Reader) Read(ctx context.Context, want nft.Ruleset, s layout.Scope) (la
 		}
 	}()
 	for i, f := range families() {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
 		how := Reading{Others: s.Others, Quick: s.Quick && trust, Long: r.BigChain}
 		if since, ok := s.Since.(*held); ok && i < len(since.nat) {
 			how.Since = since.nat[i]
@@ -107,7 +104,7 @@ func (r *Reader) Read(ctx context.Context, want nft.Ruleset, s layout.Scope) (la
 				how.Most += len(c.Rules)
 			}
 		}
-		n, err := ReadShared(r.conn, f, names, how)
+		n, err := ReadShared(r.conn.In(ctx), f, names, how)
 		if err != nil {
 			return nil, err
 		}

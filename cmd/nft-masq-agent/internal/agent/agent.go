@@ -704,11 +704,18 @@ func (a *Agent) refuse(reason string, look kernel.Look, took time.Duration, err 
 	a.health.refused(err)
 	if text := err.Error(); text != a.refused {
 		a.refused = text
-		fields := []zap.Field{zap.String("event", "rules_rejected"), zap.Error(err)}
+		event, what := "rules_unreadable", "cannot read nftables"
+		if kernel.Refused(err) {
+			event, what = "rules_rejected", "kernel rejected the rules"
+		}
+		if a.held != "" {
+			what += "; previous rules stay"
+		}
+		fields := []zap.Field{zap.String("event", event), zap.Error(err)}
 		if hint := kernel.Hint(err); hint != "" {
 			fields = append(fields, zap.String("hint", hint))
 		}
-		a.log.Error("kernel rejected the rules; previous rules stay, retrying", fields...)
+		a.log.Error(what+", retrying", fields...)
 	}
 }
 

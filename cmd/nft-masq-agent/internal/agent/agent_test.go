@@ -419,7 +419,7 @@ func TestRejectionIsRetriedWithBackoffAndLoggedOnce(t *testing.T) {
 		w.refuse(&nfnetlink.RefusedError{Op: nfnetlink.CreateRule, Err: unix.EPERM})
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
-		wantLines(t, w.messages(), "starting", "kernel rejected the rules; previous rules stay, retrying")
+		wantLines(t, w.messages(), "starting", "kernel rejected the rules, retrying")
 		time.Sleep(30 * time.Minute)
 		synctest.Wait()
 		w.mu.Lock()

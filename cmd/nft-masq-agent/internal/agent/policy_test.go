@@ -214,7 +214,7 @@ func TestOnlyInstalledRulesAreReportedAsEnforced(t *testing.T) {
 		w.files <- b
 		w.files <- unusable["rejected"]
 		synctest.Wait()
-		wantLines(t, w.messages(), "kernel rejected the rules; previous rules stay, retrying",
+		wantLines(t, w.messages(), "cannot read nftables; previous rules stay, retrying",
 			fmt.Sprintf("config rejected; last good config (%s) is not in the kernel yet, which still has %s", hashOf(t, b), hashOf(t, a)))
 		w.refuse(nil)
 		time.Sleep(2 * time.Second)
