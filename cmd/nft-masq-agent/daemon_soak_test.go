@@ -233,6 +233,7 @@ func (a *assailant) relent() nft.Ruleset {
 	a.awaitReader()
 	_ = os.RemoveAll(a.path)
 	a.check(a.swapFile(a.good()))
+	_ = a.Signal(unix.SIGHUP) // reads what belongs to the other mode, too
 	want, err := a.settles(nft.Ruleset{}, []string{"--mode=" + string(a.mode)})
 	a.check(err)
 	return want

@@ -73,17 +73,20 @@ func TestBadFileKeepsTheRulesOfThePreviousRun(t *testing.T) {
 				d := n.start(flags...)
 				old := wants(t, text, "--mode="+string(left))
 				d.await("starting")
-				d.await("rules_in_place")
 				d.awaitRejection("config of a previous run (" + old.Hash() + ") stays enforced")
 				if diff := cmp.Diff(before, n.kernelText()); diff != "" {
 					t.Errorf("the kernel (-before +after):\n%s", diff)
 				}
-				tamper(n, left)
-				d.await("rules_restored")
-				holdsNextTo(n, old)
+				tamper(n, left) // now they are gone, and those of the older agent decide
+				if line := d.await("config_source_changed"); line["source"] != "foreign" || line["previous_source"] != "previous" {
+					t.Errorf("decided again: %v", line)
+				}
+				if listing := nfttest.ListRuleset(t, n.NS); !strings.Contains(listing, "MY-MASQ") {
+					t.Errorf("taken over:\n%s", listing)
+				}
 
 				n.swap(text)
-				line := d.applied("config", wants(t, text, flags...))
+				line := d.applied("start", wants(t, text, flags...))
 				if !strings.Contains(line.Texts("taken_over"), "MY-MASQ") {
 					t.Errorf("taken over: %v", line)
 				}
@@ -103,16 +106,6 @@ func tamper(n *node, mode nft.Mode) {
 		return
 	}
 	nfttest.NFT(n.t, n.NS, "", "flush", "chain", "ip", "nat", "IP-MASQ-AGENT")
-}
-
-// holdsNextTo checks that the kernel has the wanted rules, and still another
-// agent's.
-func holdsNextTo(n *node, want nft.Ruleset) {
-	n.t.Helper()
-	n.holds(want)
-	if listing := nfttest.ListRuleset(n.t, n.NS); !strings.Contains(listing, "MY-MASQ") {
-		n.t.Errorf("taken over:\n%s", listing)
-	}
 }
 
 // loadLegacy loads the rules of an older agent with a different chain name.

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -21,15 +22,15 @@ func TestCanceledApplyKeepsTheOldRules(t *testing.T) {
 		ns := nfttest.NewNS(t, "node")
 		k := open(t, ns)
 		before := cases.Load(t, "default").Compile(m)
-		apply(t, k, before, Look{})
+		apply(t, k, before, layout.Ours)
 		after := cases.Load(t, "all-policies").Compile(m)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := k.Apply(ctx, after, Look{}); !errors.Is(err, context.Canceled) {
+		if _, err := k.Apply(ctx, after, layout.Ours); !errors.Is(err, context.Canceled) {
 			t.Errorf("mode %s: Apply: %v", m, err)
 		}
 		inSync(t, ns, before)
-		apply(t, k, after, Look{})
+		apply(t, k, after, layout.Ours)
 		inSync(t, ns, after)
 	}
 }
@@ -66,7 +67,7 @@ func (s *cancelingSocket) ReceiveIter() iter.Seq2[netlink.Message, error] {
 func TestLongReadEndsWithItsContext(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	want := nft.Compile(tamperConfig(20_000), nft.Options{Layout: native.Layout{}})
-	apply(t, open(t, ns), want, Look{})
+	apply(t, open(t, ns), want, layout.Ours)
 	ctx, cancel := context.WithCancel(t.Context())
 	lists, after := false, 0
 	k := New(nfnetlink.New(func() (*netlink.Conn, error) {
@@ -77,10 +78,10 @@ func TestLongReadEndsWithItsContext(t *testing.T) {
 		return netlink.NewConn(&cancelingSocket{&faultySocket{real: nl, faults: &faults{}}, &lists, cancel, &after}, nl.PID()), nil
 	}))
 	defer k.Close()
-	if _, err := k.Diff(ctx, want, Look{}); !errors.Is(err, context.Canceled) || after != 1 {
+	if _, err := k.Diff(ctx, want, layout.Ours); !errors.Is(err, context.Canceled) || after != 1 {
 		t.Errorf("%d parts of the list were read: %v", after, err)
 	}
-	if diffs, err := k.Diff(t.Context(), want, Look{}); err != nil || len(diffs) > 0 {
+	if diffs, err := k.Diff(t.Context(), want, layout.Ours); err != nil || len(diffs) > 0 {
 		t.Errorf("afterwards: %q, %v", diffs, err)
 	}
 }
@@ -89,10 +90,10 @@ func TestReadersStopWithTheirContext(t *testing.T) {
 	k := open(t, nfttest.NewNS(t, "node"))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, err := k.ReadBack(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("ReadBack: %v", err)
+	if _, _, err := k.Installed(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("Installed: %v", err)
 	}
-	if _, err := k.Diff(ctx, cases.Load(t, "default").Compile(cases.Modes()[0]), Look{}); !errors.Is(err, context.Canceled) {
+	if _, err := k.Diff(ctx, cases.Load(t, "default").Compile(cases.Modes()[0]), layout.Ours); !errors.Is(err, context.Canceled) {
 		t.Errorf("Diff: %v", err)
 	}
 }

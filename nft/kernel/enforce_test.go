@@ -10,6 +10,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -218,7 +219,7 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 			if !enforced { // the control
 				c.Enforce = nil
 			}
-			apply(t, open(t, top.Node), nft.Compile(c, enforcingOptions()), Look{})
+			apply(t, open(t, top.Node), nft.Compile(c, enforcingOptions()), layout.Ours)
 			nfttest.NFT(t, top.Node, sample(t, "kindnet-recorded"), "-f", "-")
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP, nfttest.TCP)...)
 			for range nfttest.Rounds(10, 100, 2000) {
@@ -345,7 +346,7 @@ func TestEnforcingChainOfAnEarlierVersionIsMovedWithoutAGap(t *testing.T) {
 			top := nfttest.NewTopology(t)
 			k, c := open(t, top.Node), connect(t, top.Node)
 			want := nft.Compile(enforcing(), enforcingOptions())
-			apply(t, k, want, Look{})
+			apply(t, k, want, layout.Ours)
 			loadSlow(t, top.Node)
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)...)
 			commit := func(batches []*nfnetlink.Batch) {
@@ -369,7 +370,7 @@ func TestEnforcingChainOfAnEarlierVersionIsMovedWithoutAGap(t *testing.T) {
 			for range nfttest.Rounds(100, 1000, 50_000) {
 				commit(enforceAt(formerly, want, 1))
 				before := generation(t, top.Node)
-				if diffs := apply(t, k, want, Look{}); len(diffs) != 1 {
+				if diffs := apply(t, k, want, layout.Ours); len(diffs) != 1 {
 					t.Fatalf("found %q", diffs)
 				}
 				if after := generation(t, top.Node); after != before+1 {

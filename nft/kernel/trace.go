@@ -32,16 +32,12 @@ func (n Node) Own(w foreign.Way) bool {
 	return w.Own || n.own != nil && n.own(nfnetlink.Chain{Family: w.Rule.Family, Table: w.Rule.Table, Name: w.Rule.Chain})
 }
 
-// longChain is the most rules of our own chain that are read. For a longer one,
-// the policy that was read back from it is used.
-const longChain = 5_000
-
 // A Question is the input of [Kernel.Trace].
 type Question struct {
-	Src  netip.Addr // the zero address: any pod
-	Dst  netip.Addr
-	Out  string      // output interface; "": that of the route
-	Held nft.Ruleset // our ruleset in the kernel
+	Src   netip.Addr // the zero address: any pod
+	Dst   netip.Addr
+	Out   string      // output interface; "": that of the route
+	Known nft.Ruleset // the one that the kernel has, as far as it is known
 }
 
 // Trace follows a new connection through the NAT rules of this node, including
@@ -51,19 +47,21 @@ func (k *Kernel) Trace(ctx context.Context, q Question) (Node, error) {
 	if err != nil {
 		return n, err
 	}
-	s, err := again(ctx, func() (*state, error) {
-		return k.read(ctx, q.Held, Look{Others: true}, layout.Scope{Rules: true, Owners: true}, nil)
+	err = again(ctx, func() error {
+		s, err := k.read(ctx, q.Known, layout.Everything, nil)
+		if err == nil {
+			n.own = s.owns
+		}
+		return err
 	})
 	if err != nil {
 		return n, err
 	}
-	n.own = s.isOurs(q.Held)
-	known := func(c nfnetlink.Chain) bool { return c.Use > longChain && n.own(c) }
-	n.Wanted = q.Held.Policy.Decide(nft.Connection{
+	n.Wanted = q.Known.Policy.Decide(nft.Connection{
 		Src: q.Src, Dst: q.Dst, FromNode: n.Packet.FromNode, ToNode: n.Packet.DstType == unix.RTN_LOCAL,
 		In: n.Packet.In.Name, Out: n.Packet.Out.Name,
 	}) == nft.Masqueraded
-	if e := q.Held.Policy.Enforce; e != nil {
+	if e := q.Known.Policy.Enforce; e != nil {
 		for _, m := range e.Marks {
 			n.Packet.Unset |= m.Value
 		}
@@ -73,14 +71,14 @@ func (k *Kernel) Trace(ctx context.Context, q Question) (Node, error) {
 	if !p.FromNode {
 		p.Out = foreign.Device{}
 	}
-	if n.Destination, err = k.follow(ctx, p, n.Wanted, known, before); err != nil {
+	if n.Destination, err = k.follow(ctx, p, before); err != nil {
 		return n, err
 	}
 	p = n.Destination.Packet
 	if p.Out = n.Packet.Out; after[0] == unix.NF_INET_LOCAL_IN {
 		p.Out = foreign.Device{}
 	}
-	n.Source, err = k.follow(ctx, p, n.Wanted, known, after...)
+	n.Source, err = k.follow(ctx, p, after...)
 	return n, err
 }
 
@@ -96,12 +94,16 @@ func (n Node) hooks() (before uint32, after []uint32) {
 	return unix.NF_INET_PRE_ROUTING, []uint32{unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
 }
 
-func (k *Kernel) follow(ctx context.Context, p foreign.Packet, wanted bool, known func(nfnetlink.Chain) bool, hooks ...uint32) (foreign.Trace, error) {
-	t, err := again(ctx, func() (*foreign.Tracer, error) { return foreign.NewTracer(ctx, k.conn, known, hooks...) })
-	if err != nil {
-		return foreign.Trace{}, err
-	}
-	return t.Trace(p, wanted), nil
+func (k *Kernel) follow(ctx context.Context, p foreign.Packet, hooks ...uint32) (out foreign.Trace, err error) {
+	none := func(nfnetlink.Chain) bool { return false }
+	err = again(ctx, func() error {
+		t, err := foreign.NewTracer(ctx, k.conn.In(ctx), none, hooks...)
+		if err == nil {
+			out = t.Trace(p, false)
+		}
+		return err
+	})
+	return out, err
 }
 
 // followRoute finds the route that a connection would take.

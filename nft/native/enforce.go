@@ -11,7 +11,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/rule"
 )
 
 // enforceChain is the chain that keeps other programs from translating what pods
@@ -131,21 +130,6 @@ func (m hasMark) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
 		})...)
 	}
 	return append(es, nfnetlink.Marshal(f, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: word(m.Value)})...)
-}
-
-// leftMark reads the mark from a rule of the enforcing chain.
-func leftMark(r nfnetlink.Rule) (nft.Mark, bool) {
-	for s := range rule.Statements(r) {
-		if s.Field != "meta mark" || len(s.Value) != 4 {
-			break
-		}
-		m := nft.Mark{Value: binary.NativeEndian.Uint32(s.Value), Mask: 1<<32 - 1}
-		if len(s.Mask) == 4 {
-			m.Mask = binary.NativeEndian.Uint32(s.Mask)
-		}
-		return m, true
-	}
-	return nft.Mark{}, false
 }
 
 // keepSource assigns a connection its current source address.

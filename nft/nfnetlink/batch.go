@@ -313,21 +313,14 @@ func (b *Batch) DelObject(o Object) {
 	b.add(o.Family, unix.NFT_MSG_DELOBJ, 0, a)
 }
 
-// DelFlowtable deletes a flowtable, which must be unreferenced.
-func (b *Batch) DelFlowtable(family Family, table, name string) {
-	a := in(table, flowtableName, name)
-	b.add(family, unix.NFT_MSG_DELFLOWTABLE, 0, a)
-}
-
 // Attributes that golang.org/x/sys/unix does not name.
 const (
 	elemKeyEnd      = 10 // NFTA_SET_ELEM_KEY_END, Linux 5.6
 	elemExpressions = 11 // NFTA_SET_ELEM_EXPRESSIONS, Linux 5.11
 	setExpr         = 17 // NFTA_SET_EXPR
 	setExpressions  = 18 // NFTA_SET_EXPRESSIONS, Linux 5.11
-	flowtableTable  = 1  // NFTA_FLOWTABLE_TABLE
-	flowtableName   = 2  // NFTA_FLOWTABLE_NAME
 	chainFlags      = 10 // NFTA_CHAIN_FLAGS, Linux 5.6
+	tableUse        = 3  // NFTA_TABLE_USE
 	tableHandle     = 4  // NFTA_TABLE_HANDLE
 	setHandle       = 16 // NFTA_SET_HANDLE
 	setCount        = 20 // NFTA_SET_COUNT, Linux 6.18

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
+)
+
+// A candidates is what an agent may enforce because of a config: its ruleset or, if it is
+// rejected, the built-in defaults, or what the older agents make of it.
+type candidates struct {
+	path     string
+	rejected bool
+	rulesets []nft.Ruleset
+}
+
+func (e environment) candidates(o *options.Options, l options.Loaded, rejected error) (candidates, error) {
+	c := candidates{o.ConfigPath, rejected != nil, []nft.Ruleset{l.Ruleset}}
+	if c.rejected {
+		defaults, err := nft.Build(o.Defaults, o.NFT())
+		if err != nil {
+			return c, err
+		}
+		if c.rulesets[0] = defaults.Ruleset; l.Lenient != nil {
+			c.rulesets = append(c.rulesets, *l.Lenient)
+		}
+	}
+	for i := range c.rulesets {
+		var err error
+		if c.rulesets[i], err = e.onThisNode(c.rulesets[i]); err != nil {
+			return c, err
+		}
+	}
+	return c, nil
+}
+
+// An inForce is what the kernel has of our rules.
+type inForce struct {
+	kernel.Installed
+	found   bool         // there are rules of ours
+	known   *nft.Ruleset // they are exactly these; nil if no candidate is
+	unknown string       // why not, a sentence without its end; "" if there are none
+}
+
+// inForce compares our rules in the kernel with candidates. The hash that the kernel's
+// rules have decides which one they can be.
+func (c candidates) inForce(ctx context.Context, k *kernel.Kernel) (f inForce, err error) {
+	if f.Installed, f.found, err = k.Installed(ctx); err != nil {
+		return f, err
+	}
+	for i, r := range c.rulesets {
+		if f.found && f.Hash != r.Hash() {
+			continue
+		}
+		diffs, err := k.Diff(ctx, r, layout.Ours)
+		if err != nil {
+			return f, err
+		}
+		if len(diffs) == 0 {
+			return inForce{kernel.Installed{Layout: r.Layout, Hash: r.Hash()}, true, &c.rulesets[i], ""}, nil
+		}
+		f.unknown = "Another program changed this agent's rules: see status"
+	}
+	switch {
+	case !f.found:
+		f.unknown = ""
+	case f.Hash == "":
+		f.unknown = "The kernel has rules of this agent without the hash of their policy"
+	case f.unknown != "":
+	case c.rejected:
+		f.unknown = fmt.Sprintf("The kernel enforces %s, and the config (%s) is rejected", f.Hash, c.path)
+	case len(c.rulesets) > 0:
+		f.unknown = fmt.Sprintf("The kernel enforces %s, not %s of the config (%s)", f.Hash, c.rulesets[0].Hash(), c.path)
+	}
+	return f, nil
+}
