@@ -98,6 +98,28 @@ func TestBadFileKeepsTheRulesOfThePreviousRun(t *testing.T) {
 	}
 }
 
+func TestMoreThanAThousandCIDRsNeedModeNFTables(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	n, flag := newNode(t), "--mode=iptables-nft"
+	n.swap(slash24s(1000))
+	d := n.start(flag)
+	good := wants(t, slash24s(1000), flag)
+	d.began(good)
+	n.swap(slash24s(1001))
+	const says = ":1004:3: 1001 IPv4 CIDRs, mode iptables-nft takes at most 1000: use mode nftables"
+	line := d.awaitRejection("last good config (" + good.Hash() + ") stays enforced")
+	if line.Text("error") != n.path+says {
+		t.Errorf("rejected: %v, want %q", line, says)
+	}
+	if got := n.run("check", flag, "--config", n.path); got.code != exitFailed || !strings.Contains(got.stderr, says) {
+		t.Errorf("check: %+v", got)
+	}
+	if got := n.run("check", "--config", n.path); got.code != exitDone {
+		t.Errorf("check in mode nftables: %+v", got)
+	}
+}
+
 // tamper removes our rules.
 func tamper(n *node, mode nft.Mode) {
 	n.t.Helper()

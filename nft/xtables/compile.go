@@ -36,23 +36,33 @@ func (Layout) RandomFully() bool { return false }
 // CountersLast implements [nft.Layout]: a deleted rule loses its count.
 func (Layout) CountersLast() bool { return false }
 
+// MaxCIDRs is how many entries of a family the lists of a config may have: each is a
+// rule, which every new connection passes.
+const MaxCIDRs = 1_000
+
 // Check implements [nft.Layout].
-func (Layout) Check(c config.Config) (warnings []config.Problem, err error) {
-	if problems := config.NeedsNFTables(c); len(problems) > 0 {
+func (Layout) Check(c config.Config) ([]config.Problem, error) {
+	problems := config.NeedsNFTables(c)
+	for i, family := range []string{"IPv4", "IPv6"} {
+		var all []config.CIDR
+		for _, row := range config.Conditions() {
+			for _, entry := range row.Entries(c) {
+				if entry.Addr().Is6() == (i == 1) {
+					all = append(all, entry)
+				}
+			}
+		}
+		if len(all) > MaxCIDRs {
+			problems = append(problems, config.Problem{Pos: all[MaxCIDRs].Pos, Msg: fmt.Sprintf(
+				"%d %s CIDRs, mode iptables-nft takes at most %d: use mode nftables", len(all), family, MaxCIDRs,
+			)})
+		}
+	}
+	if len(problems) > 0 {
 		return nil, config.Problems(problems)
 	}
-	if len(c.NonMasqueradeCIDRs) >= costlyRules {
-		warnings = append(warnings, config.Problem{Pos: c.NonMasqueradeCIDRs[costlyRules-1].Pos, Msg: costOfRules})
-	}
-	return warnings, nil
+	return nil, nil
 }
-
-// From costlyRules CIDRs on, there is a warning about their cost.
-const (
-	costlyRules = 1_000
-	costOfRules = "1,000 CIDRs or more in mode iptables-nft, which has a rule for each: every new connection passes them one by one (9 µs at 10 CIDRs, " +
-		"13 µs at 1,000, 53 µs at 10,000), and a repair takes a second at 31,000; mode nftables has a set"
-)
 
 // Compile implements [nft.Layout].
 func (l Layout) Compile(p nft.Policy, _ string) (tables []nft.Table) {
