@@ -20,22 +20,6 @@ func (Layout) Mode() nft.Mode { return nft.ModeIPTables }
 // Chain implements [nft.Layout].
 func (l Layout) Chain() string { return l.Name }
 
-// Supports implements [nft.Layout]: conditions that have a comment in the
-// documented view.
-func (Layout) Supports(row config.Row) bool { return row.View != "" }
-
-// Translates implements [nft.Layout].
-func (Layout) Translates() bool { return false }
-
-// Ordered implements [nft.Layout]: each entry is a rule.
-func (Layout) Ordered() bool { return true }
-
-// RandomFully implements [nft.Layout]: the older agents do not, either.
-func (Layout) RandomFully() bool { return false }
-
-// CountersLast implements [nft.Layout]: a deleted rule loses its count.
-func (Layout) CountersLast() bool { return false }
-
 // MaxCIDRs is how many entries of a family the lists of a config may have: each is a
 // rule, which every new connection passes.
 const MaxCIDRs = 1_000
