@@ -3,7 +3,6 @@ package nft
 import (
 	"encoding/binary"
 	"fmt"
-	"slices"
 
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
@@ -13,23 +12,14 @@ import (
 )
 
 // Bytecode returns the rules of the chain in the kernel's form. The sides map the
-// table's sets to their names in the kernel. Rules share the bytecode of a node that
-// is the same in the rule before: in a list of CIDRs, that is all but one.
+// table's sets to their names in the kernel.
 func (c Chain) Bytecode(t Table, s Sides) []nfnetlink.Rule {
 	out := make([]nfnetlink.Rule, len(c.Rules))
-	var before []Node
-	var parts [][]nfnetlink.Expr // by node of the rule before
 	for i, r := range c.Rules {
-		now := make([][]nfnetlink.Expr, len(r.Nodes))
-		for j, n := range r.Nodes {
-			if j < len(before) && n == before[j] {
-				now[j] = parts[j]
-			} else {
-				now[j] = n.Bytecode(t.Family, s)
-			}
+		out[i] = nfnetlink.Rule{Family: t.Family, Table: t.Name, Chain: c.Name}
+		for _, n := range r.Nodes {
+			out[i].Exprs = append(out[i].Exprs, n.Bytecode(t.Family, s)...)
 		}
-		before, parts = r.Nodes, now
-		out[i] = nfnetlink.Rule{Family: t.Family, Table: t.Name, Chain: c.Name, Exprs: slices.Concat(now...)}
 		if r.Comment != "" {
 			out[i].UserData = userdata.AppendString(nil, userdata.TypeComment, r.Comment)
 		}

@@ -124,8 +124,7 @@ type Rule struct {
 	Comment string // in mode iptables-nft a node has the comment
 }
 
-// A Node is a match or a statement of a rule. Each layout has its own types, whose
-// values can be compared with ==.
+// A Node is a match or a statement of a rule. Each layout has its own types.
 type Node interface {
 	// String returns the node in the syntax of its mode: nft's or iptables'.
 	String() string

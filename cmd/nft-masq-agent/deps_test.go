@@ -72,7 +72,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/foreign":                       {"nft/nfnetlink", "nft/rule", "nft/iprange"},
 		"nft":                               {"config", "nft/nfnetlink", "nft/rule", "nft/iprange"},
 		"nft/conntrack":                     {"nft", "nft/nfnetlink"},
-		"nft/layout":                        {"nft/foreign", "nft/nfnetlink"},
+		"nft/layout":                        {"nft", "nft/foreign", "nft/nfnetlink"},
 		"nft/native":                        {"config", "nft", "nft/layout", "nft/nfnetlink", "nft/rule", "nft/iprange"},
 		"nft/xtables":                       {"config", "nft", "nft/layout", "nft/foreign", "nft/nfnetlink", "nft/rule"},
 		"nft/layouts":                       {"nft", "nft/native", "nft/xtables"},

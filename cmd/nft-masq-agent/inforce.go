@@ -40,7 +40,7 @@ func (e environment) candidates(o *options.Options, l options.Loaded, rejected e
 
 // An inForce is what the kernel has of our rules.
 type inForce struct {
-	kernel.Installed
+	layout.Installed
 	found   bool         // there are rules of ours
 	known   *nft.Ruleset // they are exactly these; nil if no candidate is
 	unknown string       // why not, a sentence without its end; "" if there are none
@@ -61,7 +61,7 @@ func (c candidates) inForce(ctx context.Context, k *kernel.Kernel) (f inForce, e
 			return f, err
 		}
 		if len(diffs) == 0 {
-			return inForce{kernel.Installed{Layout: r.Layout, Hash: r.Hash()}, true, &c.rulesets[i], ""}, nil
+			return inForce{layout.Installed{Layout: r.Layout, Hash: r.Hash()}, true, &c.rulesets[i], ""}, nil
 		}
 		f.unknown = "Another program changed this agent's rules: see status"
 	}

@@ -6,7 +6,6 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
-	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -80,24 +79,17 @@ func names(diffs []layout.Difference) (out []string) {
 	return out
 }
 
-// Installed is our rules in the kernel.
-type Installed struct {
-	Layout nft.Layout
-	Hash   string // of their policy, "" if it is not known
-}
-
 // Installed returns our rules that the kernel has, of any mode and whatever other programs
 // have done to them since; false if there are none.
-func (k *Kernel) Installed(ctx context.Context) (found Installed, ok bool, err error) {
+func (k *Kernel) Installed(ctx context.Context) (found layout.Installed, ok bool, err error) {
 	err = again(ctx, func() error {
 		s, err := k.read(ctx, nft.Ruleset{}, layout.Everything, nil)
 		if err != nil {
 			return err
 		}
-		found, ok = Installed{}, false
-		for i, r := range readers() {
-			if rules, is := s.modes[i].Installed(); is && !ok {
-				found, ok = Installed{layouts.Of(r.mode, rules.Chain), rules.Hash}, true
+		for _, m := range s.modes {
+			if found, ok = m.Installed(); ok {
+				break
 			}
 		}
 		return nil

@@ -101,7 +101,7 @@ func TestRandomConfigsAreInSyncOnceApplied(t *testing.T) {
 				want := nft.Compile(c, o).On(m.Addresses())
 				apply(t, k, want, layout.Everything)
 				got, ok, err := open(t, ns).Installed(t.Context())
-				if err != nil || !ok || got != (Installed{Layout: want.Layout, Hash: want.Hash()}) {
+				if err != nil || !ok || got != (layout.Installed{Layout: want.Layout, Hash: want.Hash()}) {
 					t.Fatalf("installed are %+v, %t, %v, want %s: config %+v, options %+v", got, ok, err, want.Hash(), c, o)
 				}
 				inSync(t, ns, want)
@@ -154,7 +154,7 @@ func TestInstalledRulesAreIdentifiedByTheHashInTheKernel(t *testing.T) {
 				}
 				attack(a)
 				found, ok, err := open(t, ns).Installed(t.Context())
-				if err != nil || !ok || found != (Installed{Layout: want.Layout, Hash: want.Hash()}) {
+				if err != nil || !ok || found != (layout.Installed{Layout: want.Layout, Hash: want.Hash()}) {
 					t.Errorf("attack %d: installed are %+v, %t, %v", i, found, ok, err)
 				}
 			}

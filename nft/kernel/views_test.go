@@ -168,7 +168,7 @@ func TestViewHasARuleForEachEntryOfTheFile(t *testing.T) {
 					}
 					rule(match, "cluster-local traffic should not be subject to MASQUERADE", "RETURN")
 				}
-				rule("", xtables.CommentMasq, "MASQUERADE")
+				rule("", "outbound traffic should be subject to MASQUERADE (this match must come after cluster-local CIDR matches)", "MASQUERADE")
 				got := strings.Split(strings.TrimSpace(nfttest.Run(t, ns, "", "iptables-nft", "-t", "nat", "-S", chain)), "\n")
 				if diff := cmp.Diff(listed, got); diff != "" {
 					t.Errorf("iptables -S (-want +got):\n%s", diff)
@@ -251,7 +251,7 @@ func TestRulesOfTheFirstVersionAreOursAndAreRewritten(t *testing.T) {
 		}
 		apply(t, open(t, ns), before, layout.Ours)
 		found, ok, err := open(t, ns).Installed(t.Context())
-		if err != nil || !ok || found != (Installed{Layout: want.Layout, Hash: want.Hash()}) {
+		if err != nil || !ok || found != (layout.Installed{Layout: want.Layout, Hash: want.Hash()}) {
 			t.Fatalf("installed are %+v, %t, %v", found, ok, err)
 		}
 		options.Layout = layouts.Of(mode, "IP-MASQ")

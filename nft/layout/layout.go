@@ -5,6 +5,7 @@ package layout
 import (
 	"context"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
 )
@@ -52,8 +53,8 @@ type Recreator interface {
 
 // Installed identifies rules of ours.
 type Installed struct {
-	Chain string // as in the layout
-	Hash  string // of the policy, "" if another program changed the rule that has it
+	Layout nft.Layout
+	Hash   string // of their policy, "" if another program changed the rule that has it
 }
 
 // A Kind is what is to be done about a difference.

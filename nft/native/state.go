@@ -73,6 +73,7 @@ func (s *State) Owns(c nfnetlink.Chain) bool {
 // Installed implements [layout.State]. The comment of the last rule has the hash.
 func (s *State) Installed() (found layout.Installed, ok bool) {
 	rules := s.held.rules[BaseChain]
+	found.Layout = Layout{}
 	for _, r := range rules {
 		if hash, is := strings.CutPrefix(rule.Comment(r), hashComment); is {
 			found.Hash = hash

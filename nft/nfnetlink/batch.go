@@ -127,9 +127,6 @@ func (b *Batch) ReplaceRule(r Rule) {
 	b.add(r.Family, unix.NFT_MSG_NEWRULE, netlink.Replace, a)
 }
 
-// MarshalRule returns the attributes (NFTA_RULE_…) that create a rule.
-func MarshalRule(r Rule) []byte { return ruleAttrs(r) }
-
 func ruleAttrs(r Rule) attrs {
 	a := in(r.Table, unix.NFTA_RULE_CHAIN, r.Chain)
 	a.nest(unix.NFTA_RULE_EXPRESSIONS, func() {

@@ -1,7 +1,6 @@
 package xtables
 
 import (
-	"hash/maphash"
 	"sync"
 
 	"nft-masq-agent/nft"
@@ -13,14 +12,13 @@ import (
 // with its counter.
 type ruleID struct {
 	of      nft.Counts // family and verdict
-	content uint64     // a hash
+	content string
 }
 
 // Tallies are sums of the counters of our rules. A deleted rule loses its counter, so its
 // last known count is kept. The zero value has none.
 type Tallies struct {
 	mu    sync.Mutex
-	seed  maphash.Seed
 	rules map[ruleID]uint64
 	total map[nft.Counts]uint64 // by family and verdict
 }
@@ -44,7 +42,7 @@ func (t *Tallies) Counters(c *nfnetlink.Conn, chain string) ([]nft.Counts, error
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.total == nil {
-		t.seed, t.total = maphash.MakeSeed(), map[nft.Counts]uint64{}
+		t.total = map[nft.Counts]uint64{}
 	}
 	now := map[ruleID]uint64{}
 	var found []nft.Counts
@@ -56,7 +54,7 @@ func (t *Tallies) Counters(c *nfnetlink.Conn, chain string) ([]nft.Counts, error
 			err := c.EachRule(f, NATTable, name, func(r nfnetlink.Rule) error {
 				present = true
 				packets, _ := rule.Packets(r)
-				content := maphash.String(t.seed, nfnetlink.Key(r.Exprs))
+				content := nfnetlink.Key(r.Exprs)
 				if _, masquerades := rule.Masquerades(r); masquerades {
 					now[ruleID{masqueraded, content}] += packets
 				} else if rule.Returns(r) {

@@ -54,8 +54,12 @@ func (s *State) prevented(n *shared) (out []layout.Difference) {
 			text, nft.ErrForeignPostrouting, n.Family, NATTable, Postrouting, nft.ModeNFTables)
 		out = append(out, layout.Difference{Kind: layout.Prevented, Text: text, Err: err})
 	}
-	if main == nil || main.total == 0 || main.unsigned == 0 && main.hash == s.hash {
+	switch {
+	case main == nil || main.total == 0 || main.unsigned == 0 && main.hash == s.hash:
 		return out
+	case main.unsigned == 0 && main.hash != "":
+		text := fmt.Sprintf("%s: chain %s has the hash of another policy", where, s.chain)
+		return append(out, layout.Difference{Text: text})
 	}
 	d := layout.Difference{Kind: layout.Unsigned, Text: fmt.Sprintf("%s: chain %s was written by another agent or version", where, s.chain)}
 	if !n.touched(ownChain{s.chain, s.chain}) {

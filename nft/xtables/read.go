@@ -245,7 +245,7 @@ func (s *State) Installed() (layout.Installed, bool) {
 	for _, n := range s.families {
 		for _, c := range n.named {
 			if ch := n.chains[c.Name]; ch != nil && n.touched(c) {
-				return layout.Installed{Chain: c.Text, Hash: ch.hash}, true
+				return layout.Installed{Layout: Layout{Name: c.Text}, Hash: ch.hash}, true
 			}
 		}
 	}

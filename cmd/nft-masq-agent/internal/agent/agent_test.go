@@ -40,7 +40,7 @@ type world struct {
 	rereads int
 
 	held       string // hash of the rules in the kernel
-	left       *kernel.Installed
+	left       *layout.Installed
 	mu         sync.Mutex // because a firing timer does not synchronize
 	refuses    error
 	writes     []string // hashes, in the order of the writes
@@ -233,9 +233,9 @@ func (w *world) Counters(nft.Layout) ([]nft.Counts, error) {
 	return w.counts, nil
 }
 
-func (w *world) Installed(context.Context) (kernel.Installed, bool, error) {
+func (w *world) Installed(context.Context) (layout.Installed, bool, error) {
 	if w.left == nil {
-		return kernel.Installed{}, false, w.refusal()
+		return layout.Installed{}, false, w.refusal()
 	}
 	return *w.left, true, w.refusal()
 }
@@ -390,7 +390,7 @@ func TestFixedConfigIsLoggedEvenIfNothingIsWritten(t *testing.T) {
 
 func TestBadFileAtStartLeavesTheRulesOfAPreviousRunAsTheyAre(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.left = &kernel.Installed{Layout: xtables.Layout{Name: "IP-MASQ"}, Hash: "12345678"}
+		w.left = &layout.Installed{Layout: xtables.Layout{Name: "IP-MASQ"}, Hash: "12345678"}
 		w.held = "12345678"
 		w.files <- file("nonsense")
 		w.wantSource(t, FromPrevious)

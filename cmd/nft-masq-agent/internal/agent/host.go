@@ -18,7 +18,7 @@ import (
 // A Kernel is what the loop reads and writes: a [Host], or a fake in tests.
 type Kernel interface {
 	Apply(context.Context, nft.Ruleset, layout.Depth) (kernel.Applied, error)
-	Installed(context.Context) (kernel.Installed, bool, error)
+	Installed(context.Context) (layout.Installed, bool, error)
 	Older(context.Context) (kernel.Others, error)
 	Cleanup(context.Context, kernel.Removal) ([]string, error)
 	PortID() uint32

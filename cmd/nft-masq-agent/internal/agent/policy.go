@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 )
 
 // A Source is the source of the policy enforced on this node.
@@ -31,7 +31,7 @@ type policy struct {
 	accepted bool         // from a config that was accepted in this run
 	// left is the rules of a previous run, which stay as they are: of the source
 	// FromPrevious, unless a config was accepted in this run.
-	left *kernel.Installed
+	left *layout.Installed
 }
 
 // A content is the result of compiling a content of the config.
@@ -43,7 +43,7 @@ type content struct {
 
 // A node is the state of a node without an accepted config.
 type node struct {
-	previous *kernel.Installed // what a previous run left in the kernel, nil for nothing
+	previous *layout.Installed // what a previous run left in the kernel, nil for nothing
 	older    bool              // rules of an iptables-based agent are active
 	defaults nft.Ruleset
 }

@@ -32,7 +32,7 @@ func rulesetOf(cidrs ...string) *nft.Ruleset {
 }
 
 func TestEnforcedPolicyBeforeAConfigIsAccepted(t *testing.T) {
-	left := &kernel.Installed{Hash: "12345678"}
+	left := &layout.Installed{Hash: "12345678"}
 	lenient, other, defaults := rulesetOf("10.2.0.0/16"), rulesetOf("10.3.0.0/16"), rulesetOf("10.0.0.0/8")
 	good := rulesetOf("10.4.0.0/16")
 	for _, tt := range []struct {
@@ -201,7 +201,7 @@ func TestOrderAppliesOnceTheKernelCanBeRead(t *testing.T) {
 				w.refuse(nil)
 				time.Sleep(2 * time.Second)
 				w.wantSource(t, FromForeign)
-				w.left = &kernel.Installed{Hash: "12345678"}
+				w.left = &layout.Installed{Hash: "12345678"}
 				w.noticed(nfnetlink.Change{Writer: 1})
 				w.wantSource(t, FromPrevious)
 				if len(w.writes) > 0 {
