@@ -3,7 +3,6 @@ package nft
 import (
 	"encoding/binary"
 	"fmt"
-	"slices"
 
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
@@ -13,23 +12,14 @@ import (
 )
 
 // Bytecode returns the rules of the chain in the kernel's form. The sides map the
-// table's sets to their names in the kernel. Rules share the bytecode of a node that
-// is the same in the rule before: in a list of CIDRs, that is all but one.
+// table's sets to their names in the kernel.
 func (c Chain) Bytecode(t Table, s Sides) []nfnetlink.Rule {
 	out := make([]nfnetlink.Rule, len(c.Rules))
-	var before []Node
-	var parts [][]nfnetlink.Expr // by node of the rule before
 	for i, r := range c.Rules {
-		now := make([][]nfnetlink.Expr, len(r.Nodes))
-		for j, n := range r.Nodes {
-			if j < len(before) && n == before[j] {
-				now[j] = parts[j]
-			} else {
-				now[j] = n.Bytecode(t.Family, s)
-			}
+		out[i] = nfnetlink.Rule{Family: t.Family, Table: t.Name, Chain: c.Name}
+		for _, n := range r.Nodes {
+			out[i].Exprs = append(out[i].Exprs, n.Bytecode(t.Family, s)...)
 		}
-		before, parts = r.Nodes, now
-		out[i] = nfnetlink.Rule{Family: t.Family, Table: t.Name, Chain: c.Name, Exprs: slices.Concat(now...)}
 		if r.Comment != "" {
 			out[i].UserData = userdata.AppendString(nil, userdata.TypeComment, r.Comment)
 		}
@@ -47,6 +37,7 @@ func (c Chain) KernelChain(t Table) nfnetlink.Chain {
 const (
 	typeIPv4Addr = 7
 	typeIPv6Addr = 8
+	bitsOfType   = 6 // of each type of a concatenation
 )
 
 // nft reads the byte order of a set's keys in host byte order.
@@ -62,8 +53,14 @@ func (s Set) KernelSet(t Table, name string) nfnetlink.Set {
 		out.KeyType, out.KeyLen = typeIPv6Addr, 16
 	}
 	order := binary.NativeEndian.AppendUint32(nil, networkOrder)
-	out.UserData = userdata.Append(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, order)
-	if s.Mappings != nil {
+	if !s.Learned {
+		out.UserData = userdata.Append(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, order)
+	}
+	switch {
+	case s.Learned:
+		out.Flags, out.Size = unix.NFT_SET_EVAL|unix.NFT_SET_TIMEOUT, LearnedSize
+		out.KeyType, out.KeyLen = out.KeyType<<bitsOfType|out.KeyType, 2*out.KeyLen
+	case s.Mappings != nil:
 		out.Flags, out.DataType, out.DataLen = unix.NFT_SET_MAP, out.KeyType, out.KeyLen
 		out.UserData = userdata.Append(out.UserData, userdata.NFTNL_UDATA_SET_DATABYTEORDER, order)
 	}

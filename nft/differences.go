@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
 )
@@ -60,17 +58,4 @@ func SameEnds(a, b []nfnetlink.Rule, same func(a, b nfnetlink.Rule) bool) (head,
 		tail++
 	}
 	return head, tail
-}
-
-// AddMasquerade adds the switches and ports of a rule that masquerades: of the ones
-// with ports those for TCP stand for all.
-func (p *Policy) AddMasquerade(r nfnetlink.Rule) {
-	m, masquerades := rule.Masquerades(r)
-	if !masquerades {
-		return
-	}
-	p.RandomFully = m.RandomFully()
-	if m.MinPort > 0 && m.Protocol == unix.IPPROTO_TCP {
-		p.Ports = append(p.Ports, PortRange{m.MinPort, m.MaxPort})
-	}
 }

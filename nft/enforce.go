@@ -9,8 +9,10 @@ import (
 )
 
 // EnforcePriority is the priority at which exemptions are enforced, before other
-// programs translate.
-const EnforcePriority = SrcNAT - 10
+// programs translate. kindnet is the earliest, at srcnat - 10: of two chains with
+// equal priority the one that was registered last runs first, and kindnet creates
+// its chain again at each start and each change of a Node.
+const EnforcePriority = SrcNAT - 20
 
 // A Mark is a value and mask of the packet mark.
 type Mark struct{ Value, Mask uint32 }
@@ -53,10 +55,11 @@ func (f FamilyPolicy) KnowsPods() bool {
 func (p Policy) Enforces(f FamilyPolicy) bool { return p.Enforce != nil && f.KnowsPods() }
 
 // Enforced reports whether a connection keeps its address whatever other programs do
-// in chains after [EnforcePriority].
+// in chains after [EnforcePriority]. One of a pod to itself, through a Service or a host
+// port, does not: with its own address as source it would not work.
 func (p Policy) Enforced(c Connection) bool {
 	for _, f := range p.Families {
-		if f.IPv6 == c.Dst.Unmap().Is6() && p.Enforces(f) {
+		if f.IPv6 == c.Dst.Unmap().Is6() && p.Enforces(f) && c.Src != c.Dst {
 			return f.Pods().Includes(c) && !f.Region().Includes(c)
 		}
 	}

@@ -15,24 +15,17 @@ const (
 	ModeIPTables Mode = "iptables-nft" // the chain that iptables lists
 )
 
-// A Layout is a way to write a policy into the kernel. Equal layouts write a
-// policy alike.
+// Supports reports whether rules of the mode can express a key of [config.Conditions] or
+// [config.Translations].
+func (m Mode) Supports(row config.Row) bool { return m != ModeIPTables || row.View != "" }
+
+// A Layout is a mode with what it needs to write a policy into the kernel. Equal layouts
+// write a policy alike.
 type Layout interface {
-	// Mode returns the name of the layout.
 	Mode() Mode
 	// Chain returns the name that the operator chose for its chain, "" if it cannot be chosen.
 	Chain() string
-	// Supports reports whether its rules can express a condition.
-	Supports(row config.Row) bool
-	// Translates reports whether its rules can express [config.Translations].
-	Translates() bool
-	// Ordered reports whether its rules preserve the order of a list.
-	Ordered() bool
-	// RandomFully reports whether source ports are random unless set by flags.
-	RandomFully() bool
-	// CountersLast reports whether its counters survive an update of the rules.
-	CountersLast() bool
-	// Check returns errors for what the layout cannot express of a config, and
+	// Check returns an error if the layout cannot express a config, otherwise
 	// warnings.
 	Check(c config.Config) config.Problems
 	// Compile returns the tables for a policy with this hash.

@@ -90,23 +90,23 @@ var (
 // layout cannot express is left out; [Build] rejects it.
 func NewPolicy(c config.Config, o Options) Policy {
 	p := Policy{RandomFully: o.RandomFully, Ports: o.Ports}
-	p.Families = append(p.Families, newFamilyPolicy(c, o.Layout, false, linkLocalIPv4, c.MasqLinkLocal))
+	p.Families = append(p.Families, newFamilyPolicy(c, o.Layout.Mode(), false, linkLocalIPv4, c.MasqLinkLocal))
 	if c.EnableIPv6 {
-		p.Families = append(p.Families, newFamilyPolicy(c, o.Layout, true, linkLocalIPv6, c.MasqLinkLocalIPv6))
+		p.Families = append(p.Families, newFamilyPolicy(c, o.Layout.Mode(), true, linkLocalIPv6, c.MasqLinkLocalIPv6))
 	}
-	if c.Enforce != nil && o.Layout.Translates() {
+	if c.Enforce != nil && o.Layout.Mode() == ModeNFTables {
 		p.Enforce = &Enforcement{At: *c.Enforce, Marks: o.Marks}
 	}
 	return p
 }
 
-func newFamilyPolicy(c config.Config, l Layout, ipv6 bool, linkLocal netip.Prefix, masqLinkLocal bool) FamilyPolicy {
+func newFamilyPolicy(c config.Config, m Mode, ipv6 bool, linkLocal netip.Prefix, masqLinkLocal bool) FamilyPolicy {
 	f := FamilyPolicy{IPv6: ipv6}
-	if l.Translates() {
+	if m == ModeNFTables {
 		f.SNAT.List = dropCovered(ofFamily(c.SNATAddresses, ipv6))
 	}
 	for _, row := range config.Conditions() {
-		if !l.Supports(row) {
+		if !m.Supports(row) {
 			continue
 		}
 		if at := row.Explicit(c); at != nil {

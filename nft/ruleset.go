@@ -29,7 +29,7 @@ func (r Ruleset) Hash() string { return r.digest.String() }
 // Same reports whether the kernel should have the same for both.
 func (r Ruleset) Same(o Ruleset) bool {
 	return r.digest == o.digest && r.Layout == o.Layout && r.Policy.samePresent(o.Policy) &&
-		(r.Layout == nil || !r.Layout.Ordered() || slices.EqualFunc(r.Policy.Families, o.Policy.Families, FamilyPolicy.sameOrder))
+		(r.Mode() != ModeIPTables || slices.EqualFunc(r.Policy.Families, o.Policy.Families, FamilyPolicy.sameOrder))
 }
 
 // Mode returns the name of the layout, "" if no rules are wanted.
@@ -101,7 +101,12 @@ type Set struct {
 	Comment  string
 	Prefixes []netip.Prefix      // sorted, none covers another
 	Mappings []nfnetlink.Mapping // by their keys
+	// Learned means that rules add its elements: pairs of an address and itself.
+	Learned bool
 }
+
+// LearnedSize is the most elements that a set which rules fill can have; that of nft.
+const LearnedSize = 65535
 
 // Len is how many elements it has.
 func (s Set) Len() int { return len(s.Prefixes) + len(s.Mappings) }
@@ -119,8 +124,7 @@ type Rule struct {
 	Comment string // in mode iptables-nft a node has the comment
 }
 
-// A Node is a match or a statement of a rule. Each layout has its own types, whose
-// values can be compared with ==.
+// A Node is a match or a statement of a rule. Each layout has its own types.
 type Node interface {
 	// String returns the node in the syntax of its mode: nft's or iptables'.
 	String() string

@@ -6,14 +6,13 @@ import (
 	"os"
 	"time"
 
-	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
 )
 
 // startAgent starts the agent and waits until its rules are in the kernel.
-func startAgent(n *node, binary string, v *agent.Volume, mode nft.Mode) (*agent.Agent, error) {
-	a, err := agent.Start(n.ns, nfttest.Command(binary, "run", "--config", v.Path(), "--mode", string(mode)))
+func startAgent(n *node, binary string, v *agent.Volume) (*agent.Agent, error) {
+	a, err := agent.Start(n.ns, nfttest.Command(binary, "run", "--config", v.Path()))
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 )
 
 const groupApply = "full apply"
@@ -133,7 +134,7 @@ func (a *applyBench) fromRuleset() contender {
 		// Inside the namespace, because the first request opens the connection.
 		err = a.node.ns.Do(func() error {
 			start := time.Now()
-			_, err := a.kernel.Apply(context.Background(), a.want, kernel.Look{})
+			_, err := a.kernel.Apply(context.Background(), a.want, layout.Ours)
 			took = time.Since(start)
 			return err
 		})

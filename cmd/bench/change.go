@@ -18,7 +18,6 @@ const (
 // more.
 type follower struct {
 	size   int
-	mode   nft.Mode
 	binary string
 	node   *node
 	agent  *agent.Agent
@@ -30,18 +29,14 @@ type follower struct {
 	swap   func() error
 }
 
-func openFollower(n int, binary string) (*follower, error) {
-	return openFollowerIn(nft.ModeNFTables, n, binary)
-}
-
-func openFollowerIn(mode nft.Mode, n int, binary string) (f *follower, err error) {
-	f = &follower{size: n, mode: mode, binary: binary, every: 50 * time.Microsecond}
+func openFollower(n int, binary string) (f *follower, err error) {
+	f = &follower{size: n, binary: binary, every: 50 * time.Microsecond}
 	if n >= 10_000 {
 		f.every = time.Millisecond // to leave the CPUs idle
 	}
 	for i, more := range []bool{false, true} {
 		networks := shuffled(n, more)
-		f.texts[i], f.hashes[i] = text(networks), ruleset(networks, mode).Hash()
+		f.texts[i], f.hashes[i] = text(networks), ruleset(networks, nft.ModeNFTables).Hash()
 	}
 	if f.node, err = openNode("node"); err != nil {
 		return nil, err
@@ -63,7 +58,7 @@ func (f *follower) start() (err error) {
 	if err := swap(); err != nil {
 		return err
 	}
-	f.agent, err = startAgent(f.node, f.binary, f.volume, f.mode)
+	f.agent, err = startAgent(f.node, f.binary, f.volume)
 	return err
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -43,7 +44,7 @@ func record(want nft.Ruleset) (msgs []netlink.Message, err error) {
 		r.nl = nl
 		return netlink.NewConn(r, nl.PID()), nil
 	}))
-	_, err = k.Apply(context.Background(), want, kernel.Look{})
+	_, err = k.Apply(context.Background(), want, layout.Ours)
 	return r.msgs, errors.Join(err, k.Close())
 }
 

@@ -118,14 +118,13 @@ func groups() []group {
 		{groupPackets, (*bench).packets},
 		{groupMemory, (*bench).memory},
 		{groupRest, (*bench).atRest},
-		{groupBusy, (*bench).busy},
 		{groupHealing, (*bench).healing},
 		{groupListener, (*bench).others},
 	}
 }
 
 func groupNames() (names []string) {
-	for _, g := range []string{groupApply, groupChange, groupSwap, groupPackets, groupMemory, groupRest, groupBusy, groupHealing, groupListener} {
+	for _, g := range []string{groupApply, groupChange, groupSwap, groupPackets, groupMemory, groupRest, groupHealing, groupListener} {
 		names = append(names, strconv.Quote(g))
 	}
 	return names

@@ -100,11 +100,11 @@ func (b *bench) atRest(ctx context.Context) (err error) {
 			}
 		}
 	}
-	return b.observe(ctx, all, b.addRest)
+	return b.observe(ctx, all)
 }
 
 // observe observes agents at the same time.
-func (b *bench) observe(ctx context.Context, all []*rester, add func(r *rester, share, writes float64)) (err error) {
+func (b *bench) observe(ctx context.Context, all []*rester) (err error) {
 	time.Sleep(time.Second) // for the rest of the start
 	watched := make([]func() (share, writes float64, err error), len(all))
 	for i, r := range all {
@@ -122,7 +122,7 @@ func (b *bench) observe(ctx context.Context, all []*rester, add func(r *rester, 
 		if err != nil {
 			return err
 		}
-		add(r, share, writes)
+		b.addRest(r, share, writes)
 	}
 	return nil
 }

@@ -61,7 +61,7 @@ func (f cleanupFlags) cleanup(ctx context.Context, e environment) (int, error) {
 	}
 	remove, word := k.Cleanup, "removed "
 	if f.dryRun {
-		remove, word = k.Installed, "would remove "
+		remove, word = k.Removable, "would remove "
 	}
 	removed, err := remove(ctx, f.what())
 	if err != nil {
@@ -96,7 +96,7 @@ func (f cleanupFlags) checkAgain(ctx context.Context, k *kernel.Kernel) error {
 	case <-ctx.Done():
 	case <-time.After(cleanupWait):
 	}
-	back, err := k.Installed(ctx, f.what())
+	back, err := k.Removable(ctx, f.what())
 	if err != nil {
 		return hinted(err)
 	}

@@ -18,12 +18,15 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 )
 
 type connectionsFlags struct {
+	*options.Options
+	set    *flag.FlagSet
 	to     netip.Prefix // zero: any
 	pod    netip.Prefix
 	seenAs netip.AddrPort // port 0: any
@@ -52,7 +55,7 @@ func connectionsCommand() command {
 			program + " connections --ports",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			f := connectionsFlags{}
+			f := connectionsFlags{Options: options.AddPolicyFlags(fs), set: fs}
 			options.AddFlag(fs, &f.seenAs, "seen-as", "",
 				"find the pod by the source that the destination sees, an `ADDRESS` or ADDRESS:PORT", parseSeenAs)
 			options.AddFlag(fs, &f.pod, "pod", "", "the source, an `ADDRESS` or a CIDR", parsePrefix)
@@ -119,12 +122,9 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 	f.stale = f.stale || f.flush
 	k := e.kernel()
 	defer func() { _ = k.Close() }()
-	j, policy, err := judge(ctx, k)
+	j, policy, err := f.judge(ctx, k, e)
 	if err != nil {
 		return exitFailed, err
-	}
-	if j == nil && f.stale {
-		return exitFailed, errNoRules
 	}
 	table := conntrack.Open()
 	if f.ports {
@@ -151,17 +151,31 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 }
 
 // errNoRules reports that no policy of ours is effective in the kernel.
-var errNoRules = errors.New("the kernel has no rules that this version wrote: see status")
+var errNoRules = errors.New("the kernel has no rules of this agent: see status")
 
-// judge returns a judge for the policy in the kernel, and the policy; no judge if
-// the kernel has none of ours.
-func judge(ctx context.Context, k *kernel.Kernel) (*conntrack.Judge, nft.Policy, error) {
-	policy, found, err := k.Live(ctx)
-	if err != nil || !found {
-		return nil, policy, hinted(err)
+// judge returns a judge for the policy in the kernel, and the policy; no judge if the kernel
+// has none of ours, or the config's is another one. That is an error if it is needed.
+func (f *connectionsFlags) judge(ctx context.Context, k *kernel.Kernel, e environment) (*conntrack.Judge, nft.Policy, error) {
+	f.ForCommand(f.set, e.stdin)
+	_ = running.Follow(f.Options, f.set, running.Agents(e.proc, program))
+	l, rejected := f.Load()
+	candidates, err := e.candidates(f.Options, l, rejected)
+	if err != nil {
+		return nil, nft.Policy{}, err
 	}
-	j, err := judgeBy(ctx, k, policy)
-	return j, policy, err
+	now, err := candidates.inForce(ctx, k)
+	switch {
+	case err != nil:
+		return nil, nft.Policy{}, hinted(err)
+	case now.known != nil:
+		j, err := judgeBy(ctx, k, now.known.Policy)
+		return j, now.known.Policy, err
+	case f.stale && !now.found:
+		return nil, nft.Policy{}, errNoRules
+	case f.stale:
+		return nil, nft.Policy{}, errors.New(now.unknown + ": which connections are stale is unknown")
+	}
+	return nil, nft.Policy{}, nil
 }
 
 // judgeBy returns a judge for a policy on this node.

@@ -12,30 +12,33 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfttest"
 )
 
 // A trafficNode is a node between a pod and an outside host.
 type trafficNode struct {
 	*testNode
-	top  *nfttest.Topology
-	port *uint16 // of the last connection: the kernel may choose one twice
+	top   *nfttest.Topology
+	port  *uint16   // of the last connection: the kernel may choose one twice
+	flags *[]string // of the policy that enforce applied
 }
 
 func newTrafficNode(t *testing.T) trafficNode {
 	t.Helper()
 	top := nfttest.NewTopology(t)
-	return trafficNode{nodeIn(t, top.Node), top, new(uint16)}
+	return trafficNode{nodeIn(t, top.Node), top, new(uint16), new([]string)}
 }
 
-// enforce applies the rules of a config.
+// enforce applies the rules of a config, and leaves its file for the commands.
 func (n trafficNode) enforce(text string, flags ...string) nft.Ruleset {
 	n.t.Helper()
+	n.swap(text)
+	*n.flags = append([]string{"--config", n.path}, flags...)
 	want := wants(n.t, text, flags...)
 	k := n.kernel()
 	defer k.Close()
-	_, err := k.Apply(n.t.Context(), want, kernel.Look{})
+	_, err := k.Apply(n.t.Context(), want, layout.Ours)
 	n.check(err)
 	return want
 }
@@ -74,7 +77,7 @@ func (n trafficNode) open(proto nfttest.Proto, dst string) nfttest.Sighting {
 // connections runs the command.
 func (n trafficNode) connections(args ...string) []answer.Connection {
 	n.t.Helper()
-	got := n.run(append([]string{"connections", "-o", "json"}, args...)...)
+	got := n.run(slices.Concat([]string{"connections", "-o", "json"}, *n.flags, args)...)
 	if got.code != exitDone {
 		n.t.Fatalf("connections %v: %+v", args, got)
 	}
@@ -319,11 +322,12 @@ func TestFlushDeletesTheListedStaleConnections(t *testing.T) {
 	n.enforce("")
 	n.open(nfttest.UDP, "203.0.113.9:6000")
 	n.open(nfttest.UDP, "10.9.0.9:6001")
-	got := n.run("connections", "--flush")
+	flush := append([]string{"connections", "--flush"}, *n.flags...)
+	got := n.run(flush...)
 	if got.code != exitUsage || !strings.Contains(got.stderr, "5 connections, of which 1 are TCP") || len(n.connections("--stale")) != 5 {
 		t.Errorf("without --yes: %+v", got)
 	}
-	got = n.run("connections", "--flush", "--yes", "--limit", "2", "-o", "json")
+	got = n.run(append(flush, "--yes", "--limit", "2", "-o", "json")...)
 	listed := parseConnections(t, got.stdout)
 	left := n.connections("--stale")
 	if got.code != exitDone || len(listed) != 2 || len(left) != 3 || !strings.Contains(got.stderr, "deleted 2 connections") {
@@ -334,7 +338,7 @@ func TestFlushDeletesTheListedStaleConnections(t *testing.T) {
 			t.Errorf("listed and not deleted: %+v", c)
 		}
 	}
-	n.run("connections", "--flush", "--yes")
+	n.run(append(flush, "--yes")...)
 	all := n.connections()
 	if len(all) != 2 {
 		t.Errorf("left: %+v", all)
@@ -359,14 +363,14 @@ func TestPortsAreCountedPerDestinationAndPod(t *testing.T) {
 		n.open(nfttest.SCTP, "203.0.113.9:53")
 		n.open(nfttest.UDP, "10.9.0.9:53")
 	}
-	got := n.run("connections", "--ports", "-o", "json", "--limit", "2")
+	got := n.run(append([]string{"connections", "--ports", "-o", "json", "--limit", "2"}, *n.flags...)...)
 	want := `{"protocol":"udp","seenAs":"192.0.2.1","destination":"203.0.113.9:53","used":20,"ports":100,"pods":[{"pod":"10.244.1.2","used":20}]}
 {"protocol":"udp","seenAs":"192.0.2.1","destination":"203.0.113.9:54","used":5,"ports":100,"pods":[{"pod":"10.244.1.2","used":5}]}
 `
 	if got.code != exitDone || got.stdout != want {
 		t.Errorf("%+v, want %s", got, want)
 	}
-	if got := n.run("connections", "--ports"); !strings.Contains(got.stdout, "20 of 100, 20.0 %") || strings.Count(got.stdout, "\n") != 4 {
+	if got := n.run(append([]string{"connections", "--ports"}, *n.flags...)...); !strings.Contains(got.stdout, "20 of 100, 20.0 %") || strings.Count(got.stdout, "\n") != 4 {
 		t.Errorf("%+v", got)
 	}
 }

@@ -138,7 +138,7 @@ func fitsIntoTheMemoryLimit(t *testing.T, name, text string, modes []nft.Mode) {
 			}
 			socket := filepath.Join(t.TempDir(), "probe.sock")
 			flags := []string{"--config", n.path, "--mode", string(mode)}
-			cmd, limit := n.limited(t, mode, append([]string{"run", "--log-format", "json", "--v", "4", "--http-address", httpAddress, "--probe-socket", socket}, flags...)...)
+			cmd, limit := n.limited(t, append([]string{"run", "--log-format", "json", "--v", "4", "--http-address", httpAddress, "--probe-socket", socket}, flags...)...)
 			d := n.startCommand(cmd)
 			d.await("starting")
 			d.await("config_applied")
@@ -151,7 +151,7 @@ func fitsIntoTheMemoryLimit(t *testing.T, name, text string, modes []nft.Mode) {
 				t.Error("more than the limit")
 			}
 			for _, command := range []string{"status", "explain --live 198.51.100.9 --from 10.1.2.3"} {
-				n.fitsNextTo(t, d, mode, append(strings.Fields(command), "--config", n.path))
+				n.fitsNextTo(t, d, append(strings.Fields(command), "--config", n.path))
 			}
 			d.stop()
 		})
@@ -160,9 +160,9 @@ func fitsIntoTheMemoryLimit(t *testing.T, name, text string, modes []nft.Mode) {
 
 // fitsNextTo fails the test if a command, which runs in the agent's container,
 // takes more memory than the agent leaves.
-func (n *testNode) fitsNextTo(t *testing.T, d *daemon, mode nft.Mode, args []string) {
+func (n *testNode) fitsNextTo(t *testing.T, d *daemon, args []string) {
 	t.Helper()
-	cmd, limit := n.limited(t, mode, args...)
+	cmd, limit := n.limited(t, args...)
 	// A process begins with the peak of the one that started it.
 	debug.FreeOSMemory()
 	n.check(os.WriteFile("/proc/self/clear_refs", []byte("5"), 0)) // see proc_pid_clear_refs(5)

@@ -127,7 +127,11 @@ var largeForeign = func() string {
 }()
 
 func (a *assailant) largeConfig() {
-	_ = a.swapFile(slash24s(a.IntN(15_000)))
+	most := 15_000
+	if a.mode == nft.ModeIPTables {
+		most = xtables.MaxCIDRs
+	}
+	_ = a.swapFile(slash24s(a.IntN(most)))
 }
 
 // hostileConfig returns a config of up to four times the size of a ConfigMap.
@@ -233,6 +237,7 @@ func (a *assailant) relent() nft.Ruleset {
 	a.awaitReader()
 	_ = os.RemoveAll(a.path)
 	a.check(a.swapFile(a.good()))
+	_ = a.Signal(unix.SIGHUP) // reads what belongs to the other mode, too
 	want, err := a.settles(nft.Ruleset{}, []string{"--mode=" + string(a.mode)})
 	a.check(err)
 	return want
@@ -261,21 +266,16 @@ func (a *assailant) attacks(long time.Duration) {
 
 func (a *assailant) socket() string { return filepath.Join(filepath.Dir(a.dir), "probe.sock") }
 
-// manifestMemory returns the memory limit and GOMEMLIMIT of a mode in the
-// manifests.
-func manifestMemory(t *testing.T, mode nft.Mode) (limit int64, gomemlimit string) {
+// manifestMemory returns the memory limit and GOMEMLIMIT of the manifests.
+func manifestMemory(t *testing.T) (limit int64, gomemlimit string) {
 	t.Helper()
-	path, pattern := "base/daemonset.yaml", `(?s)GOMEMLIMIT\s+value: (\w+).*limits:\s+memory: (\d+)Mi`
-	if mode == nft.ModeIPTables {
-		path, pattern = "components/iptables-nft/kustomization.yaml", `(?s)env/0/value\s+value: (\w+).*limits/memory\s+value: (\d+)Mi`
-	}
-	text, err := os.ReadFile(filepath.Join("../../manifests", path))
+	text, err := os.ReadFile("../../manifests/base/daemonset.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := regexp.MustCompile(pattern).FindSubmatch(text)
+	found := regexp.MustCompile(`(?s)GOMEMLIMIT\s+value: (\w+).*limits:\s+memory: (\d+)Mi`).FindSubmatch(text)
 	if found == nil {
-		t.Fatalf("no memory limit in %s", path)
+		t.Fatal("no memory limit in the base")
 	}
 	mebibytes, err := strconv.ParseInt(string(found[2]), 10, 64)
 	if err != nil {
@@ -305,9 +305,9 @@ func memoryCgroup(t *testing.T, limit int64) string {
 
 // limited returns the command that runs the program within the limits of the
 // manifests.
-func (n *testNode) limited(t *testing.T, mode nft.Mode, args ...string) (cmd *exec.Cmd, limit int64) {
+func (n *testNode) limited(t *testing.T, args ...string) (cmd *exec.Cmd, limit int64) {
 	t.Helper()
-	limit, gomemlimit := manifestMemory(t, mode)
+	limit, gomemlimit := manifestMemory(t)
 	cmd = nfttest.Command(agent.Program(t), args...)
 	cmd.Env = append(os.Environ(), "GOMEMLIMIT="+gomemlimit)
 	if cgroup := memoryCgroup(t, limit); cgroup != "" {
@@ -329,7 +329,7 @@ func TestRandomAttacksEndInTheRenderedState(t *testing.T) {
 			m := &meddler{Rand: rand.New(rand.NewPCG(*seed, 1)), node: n, dir: filepath.Dir(n.path)}
 			a := &assailant{meddler: m, mode: mode, done: map[string]int{}}
 			args := []string{"run", "--log-format", "json", "--config", n.path, "--mode", string(mode), "--http-address", httpAddress, "--probe-socket", a.socket()}
-			cmd, limit := n.limited(t, mode, args...)
+			cmd, limit := n.limited(t, args...)
 			cmd.Stdout = &a.log
 			a.daemon = n.startCommand(cmd)
 			a.await("starting")

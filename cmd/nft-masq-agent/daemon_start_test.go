@@ -73,17 +73,20 @@ func TestBadFileKeepsTheRulesOfThePreviousRun(t *testing.T) {
 				d := n.start(flags...)
 				old := wants(t, text, "--mode="+string(left))
 				d.await("starting")
-				d.await("rules_in_place")
 				d.awaitRejection("config of a previous run (" + old.Hash() + ") stays enforced")
 				if diff := cmp.Diff(before, n.kernelText()); diff != "" {
 					t.Errorf("the kernel (-before +after):\n%s", diff)
 				}
-				tamper(n, left)
-				d.await("rules_restored")
-				holdsNextTo(n, old)
+				tamper(n, left) // now they are gone, and those of the older agent decide
+				if line := d.await("config_source_changed"); line["source"] != "foreign" || line["previous_source"] != "previous" {
+					t.Errorf("decided again: %v", line)
+				}
+				if listing := nfttest.ListRuleset(t, n.NS); !strings.Contains(listing, "MY-MASQ") {
+					t.Errorf("taken over:\n%s", listing)
+				}
 
 				n.swap(text)
-				line := d.applied("config", wants(t, text, flags...))
+				line := d.applied("start", wants(t, text, flags...))
 				if !strings.Contains(line.Texts("taken_over"), "MY-MASQ") {
 					t.Errorf("taken over: %v", line)
 				}
@@ -95,6 +98,28 @@ func TestBadFileKeepsTheRulesOfThePreviousRun(t *testing.T) {
 	}
 }
 
+func TestMoreThanAThousandCIDRsNeedModeNFTables(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	n, flag := newNode(t), "--mode=iptables-nft"
+	n.swap(slash24s(1000))
+	d := n.start(flag)
+	good := wants(t, slash24s(1000), flag)
+	d.began(good)
+	n.swap(slash24s(1001))
+	const says = ":1004:3: 1001 IPv4 CIDRs, mode iptables-nft takes at most 1000: use mode nftables"
+	line := d.awaitRejection("last good config (" + good.Hash() + ") stays enforced")
+	if line.Text("error") != n.path+says {
+		t.Errorf("rejected: %v, want %q", line, says)
+	}
+	if got := n.run("check", flag, "--config", n.path); got.code != exitFailed || !strings.Contains(got.stderr, says) {
+		t.Errorf("check: %+v", got)
+	}
+	if got := n.run("check", "--config", n.path); got.code != exitDone {
+		t.Errorf("check in mode nftables: %+v", got)
+	}
+}
+
 // tamper removes our rules.
 func tamper(n *testNode, mode nft.Mode) {
 	n.t.Helper()
@@ -103,16 +128,6 @@ func tamper(n *testNode, mode nft.Mode) {
 		return
 	}
 	nfttest.NFT(n.t, n.NS, "", "flush", "chain", "ip", "nat", "IP-MASQ-AGENT")
-}
-
-// holdsNextTo checks that the kernel has the wanted rules, and still another
-// agent's.
-func holdsNextTo(n *testNode, want nft.Ruleset) {
-	n.t.Helper()
-	n.holds(want)
-	if listing := nfttest.ListRuleset(n.t, n.NS); !strings.Contains(listing, "MY-MASQ") {
-		n.t.Errorf("taken over:\n%s", listing)
-	}
 }
 
 // loadLegacy loads the rules of an older agent with a different chain name.
@@ -195,8 +210,8 @@ func TestMissingNetAdminIsNamedAndRetried(t *testing.T) {
 		d := n.startIn([]string{withCaps + "=[]"}, flag, "--http-address", httpAddress)
 		d.await("starting")
 		d.answers()
-		line := d.await("rules_rejected")
-		if !strings.Contains(line.Text("hint"), "NET_ADMIN") {
+		line := d.await("rules_unreadable")
+		if !strings.Contains(line.Text("hint"), "NET_ADMIN") || strings.Contains(line.Text("message"), "previous rules") {
 			t.Errorf("refused: %v", line)
 		}
 		d.until("further tries", func() bool {

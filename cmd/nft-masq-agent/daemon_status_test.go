@@ -4,13 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -37,7 +38,14 @@ func TestStatusNamesEachTampering(t *testing.T) {
 		want := wants(t, slash24s(10), flag)
 		d.began(want)
 		d.stop()
-		for _, a := range tamperings(mode) {
+		all := tamperings(mode)
+		if mode == nft.ModeIPTables {
+			all = append(all, tampering{
+				name: "rules of the other mode", finds: "leftover table inet nft-masq-agent",
+				do: nftScript("table TABLE { chain postrouting { type nat hook postrouting priority 110; masquerade; }; }"),
+			})
+		}
+		for _, a := range all {
 			t.Run(a.name, func(t *testing.T) {
 				if r, code := n.status(flags...); code != exitDone || !r.Kernel.InSync || r.Kernel.Hash != want.Hash() {
 					t.Errorf("in sync, but exit code %d: %+v", code, r)
@@ -50,7 +58,7 @@ func TestStatusNamesEachTampering(t *testing.T) {
 				}
 				k := n.kernel()
 				defer k.Close()
-				_, err := k.Apply(t.Context(), want, kernel.Look{Others: true})
+				_, err := k.Apply(t.Context(), want, layout.Everything)
 				n.check(err)
 			})
 		}
@@ -154,31 +162,38 @@ func TestStatusNamesForeignRules(t *testing.T) {
 	})
 }
 
-func TestExplainAsksTheKernelThatIsLive(t *testing.T) {
+// The verdict of a policy needs the config that led to the kernel's rules.
+func TestExplainHasVerdictsOnlyOfThePolicyInTheKernel(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
 		n.swap(exempting("10.1.0.0/16"))
 		d := n.start(flag)
-		d.began(wants(t, exempting("10.1.0.0/16"), flag))
+		held := wants(t, exempting("10.1.0.0/16"), flag)
+		d.began(held)
 		d.stop()
+		n.check(os.Rename(n.path, n.path+"-old"))
 		n.swap(exempting("10.2.0.0/16"))
 		for args, want := range map[string]nft.Verdict{
-			"10.1.2.3 --live":             nft.Exempt,
-			"10.2.2.3 --live":             nft.Masqueraded,
-			"10.1.2.3 --config " + n.path: nft.Exempt,
-			"10.2.2.3 --config " + n.path: nft.Masqueraded,
+			"10.1.2.3 --live":                      "",
+			"10.1.2.3 --config " + n.path:          "",
+			"10.1.2.3 --config " + n.path + "-old": nft.Exempt,
+			"10.2.2.3 --config " + n.path + "-old": nft.Masqueraded,
 		} {
-			got := n.run(append([]string{"explain", "-o", "json"}, strings.Fields(args)...)...)
+			got := n.run(append([]string{"explain", "-o", "json", flag}, strings.Fields(args)...)...)
 			var x answer.Explanation
 			n.check(json.Unmarshal([]byte(got.stdout), &x))
-			if got.code != exitDone || len(x.Answers) != 1 || x.Answers[0].Verdict != want {
-				t.Errorf("%s: %+v, want %s", args, got, want)
+			var verdict nft.Verdict
+			if len(x.Answers) > 0 {
+				verdict = x.Answers[0].Verdict
+			}
+			if got.code != exitDone || verdict != want || x.Live != (want == "") || x.Config != held.Hash() {
+				t.Errorf("%s: %+v, want %q", args, got, want)
 			}
 		}
 		nfttest.NFT(t, n.NS, "", "flush", "ruleset")
-		if got := n.run("explain", "10.1.2.3", "--live"); got.code != exitFailed || !strings.Contains(got.stderr, "no rules that this version wrote") {
+		if got := n.run("explain", "10.1.2.3", "--live"); got.code != exitFailed || !strings.Contains(got.stderr, "no rules of this agent") {
 			t.Errorf("without rules: %+v", got)
 		}
 	})

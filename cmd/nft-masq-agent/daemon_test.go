@@ -26,6 +26,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
@@ -157,7 +158,7 @@ func (n *testNode) generation() uint32 {
 func (n *testNode) differences(want nft.Ruleset) []string {
 	k := n.kernel()
 	defer k.Close()
-	diffs, err := k.Diff(context.Background(), want, kernel.Look{Full: true, Others: true})
+	diffs, err := k.Diff(context.Background(), want, layout.Everything)
 	if err != nil {
 		diffs = append(diffs, err.Error())
 	}

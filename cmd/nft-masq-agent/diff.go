@@ -95,7 +95,8 @@ func (f *diffFlags) offline(before, after string, e environment) (answer.Diff, e
 
 // online compares the rules in the kernel with the config.
 func (f *diffFlags) online(ctx context.Context, e environment) (answer.Diff, error) {
-	agent := running.FollowFlags(f.Options, f.set, running.Agents(e.proc, program))
+	agents := running.Agents(e.proc, program)
+	agent := running.FollowFlags(f.Options, f.set, agents)
 	l, err := f.Load()
 	warn(e, l)
 	if err != nil {
@@ -103,13 +104,21 @@ func (f *diffFlags) online(ctx context.Context, e environment) (answer.Diff, err
 	}
 	k := e.kernel()
 	defer func() { _ = k.Close() }()
-	before, found, err := k.Live(ctx)
-	if err != nil {
-		return answer.Diff{}, hinted(err)
-	}
 	wanted, err := e.onThisNode(l.Ruleset)
 	if err != nil {
 		return answer.Diff{}, err
+	}
+	now, err := f.inForce(ctx, k, e, agents, wanted)
+	if err != nil {
+		return answer.Diff{}, hinted(err)
+	}
+	var before nft.Policy
+	found := now.found
+	switch {
+	case now.known != nil:
+		before = now.known.Policy
+	case found:
+		return answer.Diff{}, fmt.Errorf("%s: name two files, OLD and NEW", now.unknown)
 	}
 	after := wanted.Policy
 	d := answer.NewDiff(before, after)
@@ -118,7 +127,7 @@ func (f *diffFlags) online(ctx context.Context, e environment) (answer.Diff, err
 	if !found {
 		d.Other = []string{}
 		d.Before = "none"
-		d.Notes = append(d.Notes, "The kernel has no rules that this version wrote: what it masquerades now is not counted.")
+		d.Notes = append(d.Notes, "The kernel has no rules of this agent: what it masquerades now is not counted.")
 	}
 	if len(l.Files) == 0 {
 		d.Notes = append(d.Notes, fmt.Sprintf("There is no file at %s: the built-in defaults apply.", f.ConfigPath))
@@ -127,6 +136,24 @@ func (f *diffFlags) online(ctx context.Context, e environment) (answer.Diff, err
 		return d, nil
 	}
 	return d, hinted(countOpen(ctx, k, &d, before, after))
+}
+
+// inForce returns what the kernel has, which is known if it is of the file that a running
+// agent uses, or of the wanted one.
+func (f *diffFlags) inForce(
+	ctx context.Context, k *kernel.Kernel, e environment, agents []running.Agent, wanted *nft.Ruleset,
+) (inForce, error) {
+	o := *f.Options
+	if o.ConfigPath, o.Root, o.MustExist, o.Input = options.DefaultConfig, "", false, nil; len(agents) > 0 {
+		o = agents[0].Options
+	}
+	l, rejected := o.Load()
+	candidates, err := e.candidates(&o, l, rejected)
+	if err != nil {
+		return inForce{}, err
+	}
+	candidates.rulesets = append(candidates.rulesets, *wanted)
+	return candidates.inForce(ctx, k)
 }
 
 // countOpen counts the open connections of pods in each change, and those that both

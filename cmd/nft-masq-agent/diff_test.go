@@ -27,49 +27,67 @@ func TestDiffComparesTheKernelWithAFile(t *testing.T) {
 	t.Parallel()
 	n := newTrafficNode(t)
 	nfttest.NFT(t, n.top.Node, service, "-f", "-")
-	n.enforce("nonMasqueradeCIDRs: [10.0.0.0/8]", "--enable-ipv6")
+	n.swap("nonMasqueradeCIDRs: [10.0.0.0/8]")
+	d := n.start("--enable-ipv6", "--resync-interval=3600")
+	d.began(wants(t, "nonMasqueradeCIDRs: [10.0.0.0/8]", "--enable-ipv6"))
 	for i, dst := range []string{"10.9.0.9", "10.9.0.9", "203.0.113.9", "198.18.0.11", "192.168.9.9", "[fd00:9::9]"} {
 		n.open(nfttest.UDP, fmt.Sprintf("%s:%d", dst, 5000+i))
 	}
 	n.open(nfttest.TCP, "10.9.0.9:6000")
 	n.open(nfttest.SCTP, "[2001:db8:1::1]:6001")
 
-	n.write("nonMasqueradeCIDRs: [10.0.0.0/8]\nenableIPv6: true\n")
-	if d, code := n.diff("--config", n.path); code != exitDone || d.Changed() {
+	proposed := testNode{NS: n.NS, t: t, path: n.path + "-proposed"}
+	proposed.write("nonMasqueradeCIDRs: [10.0.0.0/8]\nenableIPv6: true\n")
+	if d, code := n.diff("--config", proposed.path); code != exitDone || d.Changed() {
 		t.Errorf("the same: exit code %d, %+v", code, d)
 	}
-	n.write("nonMasqueradeCIDRs: [10.128.0.0/9, 192.168.0.0/16, 'fd00::/8']\nenableIPv6: true\n")
+	proposed.write("nonMasqueradeCIDRs: [10.128.0.0/9, 192.168.0.0/16, 'fd00::/8']\nenableIPv6: true\n")
 	want := map[string]answer.Change{
 		"10.0.0.0/9":     {Before: nft.Exempt, After: nft.Masqueraded, Open: &answer.Open{Connections: 4, Pods: 1}},
 		"192.168.0.0/16": {Before: nft.Masqueraded, After: nft.Exempt, Open: &answer.Open{Connections: 1, Pods: 1}},
 		"fd00::/8":       {Before: nft.Masqueraded, After: nft.Exempt, Open: &answer.Open{Connections: 1, Pods: 1}},
 	}
-	d, code := n.diff("--config", n.path)
-	if code != exitFailed || len(d.Changes) != len(want) {
-		t.Errorf("exit code %d, %+v", code, d)
+	changes, code := n.diff("--config", proposed.path)
+	if code != exitFailed || len(changes.Changes) != len(want) {
+		t.Errorf("exit code %d, %+v", code, changes)
 	}
-	for _, c := range d.Changes {
+	for _, c := range changes.Changes {
 		w := want[strings.Join(c.Destinations, " ")]
 		if c.Before != w.Before || c.After != w.After || fmt.Sprint(c.Open) != fmt.Sprint(w.Open) {
 			t.Errorf("%+v, want %+v", c, w)
 		}
 	}
-	got := n.run("diff", "--config", n.path)
+	got := n.run("diff", "--config", proposed.path)
 	if !strings.Contains(got.stdout, "10.0.0.0/9: exempt → masqueraded; 4 open connections of 1 pod\n") {
 		t.Errorf("%+v", got)
 	}
 
 	// An entry does not contain its interfaces, and what the node sends is not counted.
-	n.write("nonMasqueradeCIDRs: [10.0.0.0/8]\nenableIPv6: true\nmasqueradeHost: false\nmasqueradeOutInterfaces: [wg*]\n")
+	proposed.write("nonMasqueradeCIDRs: [10.0.0.0/8]\nenableIPv6: true\nmasqueradeHost: false\nmasqueradeOutInterfaces: [wg*]\n")
 	const v4 = "any IPv4 address except 10.0.0.0/8, 169.254.0.0/16"
 	for _, line := range []string{
 		"sent by this node itself: " + v4 + ": masqueraded → exempt\n",
 		"received on any interface: leaving by any interface except wg*: " + v4 +
 			": masqueraded → exempt; at most 2 open connections of 1 pod\n",
 	} {
-		if got := n.run("diff", "--config", n.path); !strings.Contains(got.stdout, line) {
+		if got := n.run("diff", "--config", proposed.path); !strings.Contains(got.stdout, line) {
 			t.Errorf("no %q in %+v", line, got)
 		}
+	}
+}
+
+// Without the file that led to them, the policy of the kernel's rules is unknown.
+func TestDiffNamesTheHashOfAnotherPolicyInTheKernel(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	held := n.enforce("nonMasqueradeCIDRs: [10.1.0.0/16]")
+	if got, code := n.diff("--config", n.path); code != exitDone || got.Changed() {
+		t.Errorf("the same policy: exit code %d, %+v", code, got)
+	}
+	n.swap("nonMasqueradeCIDRs: [10.2.0.0/16]")
+	got := n.run("diff", "--config", n.path)
+	if got.code != exitUsage || got.stdout != "" || !strings.Contains(got.stderr, "The kernel enforces "+held.Hash()) {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -77,38 +78,46 @@ func (f *explainFlags) explain(ctx context.Context, operand string, e environmen
 		return exitUsage, usagef("--from %s and ADDRESS %s are of different address families", f.from, dst)
 	}
 	f.ForCommand(f.set, e.stdin)
-	x := answer.Explanation{Destination: dst.String(), Live: f.live}
-	policy, fileErr := f.filePolicy(&x, e)
+	x := answer.Explanation{Destination: dst.String(), Answers: []answer.Answer{}, Notes: []string{}}
+	candidates, fileErr := f.candidates(&x, e)
 	k := e.kernel()
 	defer func() { _ = k.Close() }()
-	held, exact, heldErr := readHeld(ctx, k, f.Chain)
+	now, readErr := candidates.inForce(ctx, k)
 	switch {
-	case f.live && heldErr != nil:
-		return exitFailed, heldErr
-	case f.live && held == nil:
+	case f.live && readErr != nil:
+		return exitFailed, hinted(readErr)
+	case f.live && !now.found:
 		return exitFailed, errNoRules
-	case fileErr != nil && (heldErr != nil || held == nil):
+	case fileErr != nil && !now.found:
 		return refuse(e, fileErr)
+	case readErr != nil:
+		x.Notes = append(x.Notes, unreadable(hinted(readErr)))
+	case !now.found:
+		x.First = append(x.First, "None of this agent's rules are installed on this node.")
+		x.Absent = true
+	case fileErr != nil:
+		x.First = append(x.First, fmt.Sprintf("The config is rejected; the kernel enforces %s, and that is the answer.", now.Hash))
+	case !f.live && now.known == nil:
+		x.First = append(x.First, now.unknown+": the answer is the kernel's.")
 	}
-	f.compare(&x, policy, held, fileErr, heldErr)
-	ours := nft.Ruleset{}
-	if held != nil {
-		ours = *held
-		if f.live || fileErr != nil || held.Policy.Hash() != policy.Hash() {
-			policy, x.Live = held.Policy, true
-		}
+	var known nft.Ruleset
+	judged := now.known
+	if judged != nil {
+		known = *judged
+	} else if !now.found {
+		judged = &candidates.rulesets[0]
 	}
-	x.Config, x.Why.Code = policy.Hash(), "config"
+	x.Live, x.Config, x.Why.Code = now.found && (fileErr != nil || judged == nil), now.Hash, "config"
 	routes, err := e.routes(f.from, dst, f.out)
 	switch {
-	case err != nil && heldErr == nil:
+	case err != nil && readErr == nil:
 		return exitFailed, err
 	case len(routes.Ways) == 0:
 		x.Notes = append(x.Notes, fmt.Sprintf("The routes of this node are unknown: %v.", err))
 		routes.Ways = []node.Route{{}}
 	}
-	if heldErr == nil {
-		paths, err := k.Trace(ctx, f.from, dst, routes, ours)
+	if readErr == nil {
+		paths, err := k.Trace(ctx, f.from, dst, routes, known)
 		if err != nil {
 			return exitFailed, hinted(err)
 		}
@@ -117,37 +126,19 @@ func (f *explainFlags) explain(ctx context.Context, operand string, e environmen
 			x.First = append(x.First, "This answer ignores "+text)
 		}
 	}
-	if held == nil || exact {
-		x.Ask(policy, f.from, dst, routes)
-	} else {
-		x.First = append(x.First, "Another program changed this agent's rules: see status.")
+	if judged != nil {
+		x.Config = judged.Hash()
+		x.Ask(judged.Policy, f.from, dst, routes)
 	}
-	// The verdict needs no privilege, but this does.
-	if n, err := staleTo(ctx, k, f.from, dst); err == nil {
-		x.SetStale(n)
+	if now.known != nil { // the verdict needs no privilege, but this does
+		if n, err := staleTo(ctx, k, now.known.Policy, f.from, dst); err == nil {
+			x.SetStale(n)
+		}
 	}
 	if err := e.reply(f.output, x, x.String); err != nil || fileErr == nil {
 		return exitDone, err
 	}
 	return refuse(e, fileErr)
-}
-
-// compare adds how the rules in the kernel, nil if there are none, differ from the config.
-func (f *explainFlags) compare(x *answer.Explanation, policy nft.Policy, held *nft.Ruleset, fileErr, heldErr error) {
-	switch {
-	case heldErr != nil:
-		x.Notes = append(x.Notes, unreadable(heldErr))
-	case held == nil:
-		x.First = append(x.First, "None of this agent's rules are installed on this node.")
-		x.Absent = true
-	case fileErr != nil:
-		x.First = append(x.First, fmt.Sprintf("The config is rejected; the kernel enforces %s, and that is the answer.",
-			held.Policy.Hash()))
-	case !f.live && held.Policy.Hash() != policy.Hash():
-		x.First = append(x.First, fmt.Sprintf(
-			"The kernel enforces %s, not %s of the config (%s): the answer is the kernel's.",
-			held.Policy.Hash(), policy.Hash(), f.ConfigPath))
-	}
 }
 
 // unreadable explains why the answer is from the config only.
@@ -158,50 +149,30 @@ func unreadable(err error) string {
 	return fmt.Sprintf("The answer is from the config only: the rules of this node cannot be read: %v.", err)
 }
 
-// filePolicy returns the policy of the config.
-func (f *explainFlags) filePolicy(x *answer.Explanation, e environment) (nft.Policy, error) {
+// candidates returns the rulesets that the config may have led to.
+func (f *explainFlags) candidates(x *answer.Explanation, e environment) (candidates, error) {
 	x.Agent = running.Follow(f.Options, f.set, running.Agents(e.proc, program))
 	if f.live {
-		return nft.Policy{}, nil
+		return candidates{}, nil
 	}
-	l, err := f.Load()
+	l, rejected := f.Load()
 	warn(e, l)
-	if err != nil && x.Agent != "" {
+	if rejected != nil && x.Agent != "" {
 		_, _ = fmt.Fprintln(e.stderr, x.Agent)
 	}
-	if err != nil {
-		return nft.Policy{}, err
-	}
-	return l.Ruleset.Policy, nil
-}
-
-// readHeld returns our rules in the kernel, nil if there are none, and whether they
-// are exact: some config of this version compiles to them. The chain is that of mode
-// iptables-nft.
-func readHeld(ctx context.Context, k *kernel.Kernel, chain string) (held *nft.Ruleset, exact bool, err error) {
-	r, found, err := k.Held(ctx, chain, true)
-	if err != nil || !found {
-		return nil, false, hinted(err)
-	}
-	policy, exact, err := k.Live(ctx)
-	if err != nil {
-		return nil, false, hinted(err)
-	}
-	if exact {
-		r.Policy = policy
-	}
-	return &r, exact, nil
+	all, err := e.candidates(f.Options, l, rejected)
+	return all, cmp.Or(rejected, err)
 }
 
 // staleTo counts the stale connections to an address, from any source if src is the
 // zero address.
-func staleTo(ctx context.Context, k *kernel.Kernel, src, dst netip.Addr) (int, error) {
+func staleTo(ctx context.Context, k *kernel.Kernel, policy nft.Policy, src, dst netip.Addr) (int, error) {
 	f := connectionsFlags{to: netip.PrefixFrom(dst, dst.BitLen()), stale: true}
 	if src.IsValid() {
 		f.pod = netip.PrefixFrom(src, src.BitLen())
 	}
-	j, _, err := judge(ctx, k)
-	if err != nil || j == nil {
+	j, err := judgeBy(ctx, k, policy)
+	if err != nil {
 		return 0, err
 	}
 	_, n, err := f.find(conntrack.Open(), j)

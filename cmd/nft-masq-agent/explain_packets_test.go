@@ -104,7 +104,7 @@ func TestHeadlineIsWhatTheFarEndSees(t *testing.T) {
 			if dst.Is6() {
 				src = n.top.PodV6
 			}
-			x := n.explainedHere(dst.String(), "--from", src.String(), "--live", mode)
+			x := n.explainedHere(dst.String(), "--from", src.String(), "--config", n.path, mode)
 			seen := n.seen(dst, uint16(2000+sent))
 			codes[x.Why.Code]++
 			sent++

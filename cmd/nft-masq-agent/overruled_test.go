@@ -43,9 +43,9 @@ func TestRuleBeforeOurJumpIsReportedAndDecides(t *testing.T) {
 			{"198.51.100.9 --out pod0", "198.51.100.9 sees 10.244.1.1, the address of pod0", false},
 			{"192.0.2.100", "192.0.2.100 sees 192.0.2.1", false},
 		} {
-			text := unwrap(n.run(append([]string{"explain", "--live", flag}, strings.Fields(tt.address)...)...).stdout)
+			text := unwrap(n.run(append([]string{"explain", flag}, strings.Fields(tt.address)...)...).stdout)
 			if says := strings.Contains(text, tt.says); says != (shared || !tt.shared) {
-				t.Errorf("explain --live %s: %q: %t in %s", tt.address, tt.says, says, text)
+				t.Errorf("explain %s: %q: %t in %s", tt.address, tt.says, says, text)
 			}
 		}
 	})

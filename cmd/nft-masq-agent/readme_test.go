@@ -17,7 +17,7 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
-	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -267,7 +267,7 @@ func TestPoliciesOfTheReadmeShowTheFarEndsView(t *testing.T) {
 			}
 			want := wants(t, text).On(addrs("198.51.100.11"))
 			k := n.kernel()
-			_, err := k.Apply(t.Context(), want, kernel.Look{})
+			_, err := k.Apply(t.Context(), want, layout.Ours)
 			n.check(errors.Join(err, k.Close()))
 			if foreign != "" {
 				nfttest.NFT(t, n.top.Node, foreign, "-f", "-")

@@ -12,6 +12,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/node"
 )
 
@@ -54,20 +55,16 @@ func (f *statusFlags) status(ctx context.Context, e environment) (int, error) {
 	}
 	r.Notes = append(r.Notes, legacyIPTables(e.proc)...)
 	l, err := f.Load()
-	if err == nil {
-		if l.Ruleset, err = e.onThisNode(l.Ruleset); err != nil {
-			return exitFailed, err
-		}
-	}
 	r.SetConfig(*f.Options, l, err)
-	built := l.Ruleset // not the config, which may be long
-	var want nft.Ruleset
-	if r.Config.Accepted {
-		want = *built
+	candidates, candidatesErr := e.candidates(f.Options, l, err)
+	if candidatesErr != nil {
+		return exitFailed, candidatesErr
 	}
+	built := l.Ruleset
+	l = options.Loaded{} // the config, which may be long
 	k := e.kernel()
 	defer func() { _ = k.Close() }()
-	if err := askKernel(ctx, &r, k, *f.Options, want); err != nil {
+	if err := askKernel(ctx, &r, k, *f.Options, candidates); err != nil {
 		return exitFailed, hinted(err)
 	}
 	if !r.Config.Accepted {
@@ -87,26 +84,31 @@ func (f *statusFlags) status(ctx context.Context, e environment) (int, error) {
 	return exitDone, nil
 }
 
-// askKernel adds the report on the kernel. If the config is invalid, the wanted
-// rules are unknown: then the kernel is compared with its own policy, as a
-// running agent does.
-func askKernel(ctx context.Context, r *answer.Status, k *kernel.Kernel, o options.Options, want nft.Ruleset) error {
+// askKernel adds the report on the kernel.
+func askKernel(
+	ctx context.Context, r *answer.Status, k *kernel.Kernel, o options.Options, of candidates,
+) error {
 	r.Kernel.Differences = []string{}
 	foreign := k.Check(ctx, o.NFT().Layout)
 	if foreign != nil && !errors.Is(foreign, nft.ErrForeignChain) {
 		return foreign
 	}
+	now, err := of.inForce(ctx, k)
+	if err != nil {
+		return err
+	}
 	if r.Config.Accepted && foreign == nil {
-		diffs, err := k.Diff(ctx, want, kernel.Look{Full: true, Others: true})
+		diffs, err := k.Diff(ctx, of.rulesets[0], layout.Everything)
 		if err != nil {
 			return err
 		}
 		r.Kernel.Differences = append(r.Kernel.Differences, diffs...)
 		r.Kernel.InSync = len(diffs) == 0
 	}
-	counted, err := askHeld(ctx, r, k, o, want)
-	if err != nil {
-		return err
+	counted := o.NFT().Layout
+	if now.found {
+		counted = now.Layout
+		r.Kernel.Mode, r.Kernel.Hash = string(counted.Mode()), now.Hash
 	}
 	if foreign != nil {
 		// Neither its rules nor their counters are ours.
@@ -115,18 +117,35 @@ func askKernel(ctx context.Context, r *answer.Status, k *kernel.Kernel, o option
 		r.SetOthers(kernel.Others{})
 		return nil
 	}
-	if !r.Config.Accepted {
-		if want, _, err = k.ReadBack(ctx); err != nil {
-			return err
-		}
-	}
-	r.SetSNAT(want.Policy)
-	r.Uncovered = answer.PodProblems(want.Policy, o.PodCIDRs)
 	counts, err := k.Counters(counted)
 	if err != nil {
 		return err
 	}
 	r.SetConnections(counts)
+	want := nft.Ruleset{Layout: counted}
+	switch {
+	case now.known != nil:
+		want = *now.known
+	case r.Config.Accepted:
+		want = of.rulesets[0]
+	}
+	if err := askOthers(ctx, r, k, o, want); err != nil {
+		return err
+	}
+	switch {
+	case now.known != nil:
+		askStale(ctx, r, k, now.known.Policy)
+	case now.found:
+		r.Notes = append(r.Notes, now.unknown+": which connections are stale is unknown.")
+	}
+	return nil
+}
+
+// askOthers adds the report on other programs' rules and on this node, of which the policy is
+// wanted.
+func askOthers(ctx context.Context, r *answer.Status, k *kernel.Kernel, o options.Options, want nft.Ruleset) error {
+	r.SetSNAT(want.Policy)
+	r.Uncovered = answer.PodProblems(want.Policy, o.PodCIDRs)
 	others, err := k.Others(ctx, want)
 	if err != nil {
 		return err
@@ -138,35 +157,11 @@ func askKernel(ctx context.Context, r *answer.Status, k *kernel.Kernel, o option
 		return err
 	}
 	r.SetInterfaces(want.Policy, links)
-	return askStale(ctx, r, k, want.Policy)
+	return nil
 }
 
-// askHeld adds which rules the kernel has, and returns the layout whose counters
-// count: theirs, or else the wanted one. Rules that are in sync are known.
-func askHeld(ctx context.Context, r *answer.Status, k *kernel.Kernel, o options.Options, want nft.Ruleset) (nft.Layout, error) {
-	held := want
-	if !r.Kernel.InSync {
-		var found bool
-		var err error
-		held, found, err = k.Held(ctx, o.Chain, r.Config.Accepted && o.Mode == nft.ModeIPTables)
-		if err != nil || !found {
-			return o.NFT().Layout, err
-		}
-	}
-	r.Kernel.Mode, r.Kernel.Hash = string(held.Mode()), held.Hash()
-	return held.Layout, nil
-}
-
-// askStale adds the report on connections that contradict the rules, which are
-// those of the policy if they are in sync.
-func askStale(ctx context.Context, r *answer.Status, k *kernel.Kernel, policy nft.Policy) error {
-	if !r.Kernel.InSync {
-		var found bool
-		var err error
-		if policy, found, err = k.Live(ctx); err != nil || !found {
-			return err
-		}
-	}
+// askStale adds the report on connections that contradict the policy in the kernel.
+func askStale(ctx context.Context, r *answer.Status, k *kernel.Kernel, policy nft.Policy) {
 	j, err := judgeBy(ctx, k, policy)
 	var stale conntrack.Stale
 	if err == nil {
@@ -174,8 +169,7 @@ func askStale(ctx context.Context, r *answer.Status, k *kernel.Kernel, policy nf
 	}
 	if err != nil {
 		r.Notes = append(r.Notes, fmt.Sprintf("cannot count stale connections: %v", err))
-		return nil
+		return
 	}
 	r.SetStale(stale)
-	return nil
 }

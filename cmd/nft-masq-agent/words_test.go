@@ -35,7 +35,7 @@ func wordings() []wording {
 		{pattern: `\bnot of the config\b`, instead: "not in the config"},
 		{pattern: `\brules? (or map )?of others\b|\bothers'|\bother's\b|\bothers (do|did|write|wrote|have|had|commit)\b`, instead: "other programs' rules"},
 		{pattern: `\b(somebody|someone|anybody|nobody)\b`, instead: "another program, you", right: []string{"Anybody who can reach the node"}},
-		{pattern: `\bis no [a-z]`, instead: "is not a", inCode: []string{"here is no ", "is no longer"}},
+		{pattern: `\bis no [a-z]`, instead: "is not a", inCode: []string{"here is no "}},
 		{pattern: `\bmend(s|ed)?\b`, instead: "fix"},
 		{pattern: `\blook again\b|\btry(ing)? again\b|\btried again\b|\btries again\b`, instead: "re-check, retry"},
 		{pattern: `\bwhatever (its|their) case\b`, instead: "case-insensitive"},

@@ -8,7 +8,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -124,7 +124,7 @@ func changedByHand(ctx context.Context, b *bench) (lost uint64, err error) {
 	without := nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true})
 	with := without.On(addresses([]string{onTheLink}))
 	apply := func(r nft.Ruleset) error {
-		_, err := b.kernel.Apply(ctx, r, kernel.Look{})
+		_, err := b.kernel.Apply(ctx, r, layout.Ours)
 		return err
 	}
 	if err := b.float(onTheLink, true); err != nil {

@@ -16,6 +16,7 @@ import (
 	"nft-masq-agent/cmd/stress/knownbad"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
@@ -59,7 +60,7 @@ func openBench(ctx context.Context, binary string) (*bench, error) {
 	// The first netlink socket of a process gets its PID as port, others a
 	// different one: keep the first one open, so that attackers have distinct
 	// ports.
-	if _, err := b.kernel.Installed(ctx, kernel.Ours); err != nil {
+	if _, err := b.kernel.Removable(ctx, kernel.Ours); err != nil {
 		return nil, errors.Join(err, b.close())
 	}
 	return b, nil
@@ -118,7 +119,7 @@ func (b *bench) write(p policy) error {
 // inSync checks, independently of the agent, whether the kernel has the wanted
 // rules and nothing of the other mode or an older agent.
 func (b *bench) inSync(ctx context.Context, want nft.Ruleset) error {
-	diffs, err := b.kernel.Diff(ctx, want, kernel.Look{Full: true, Others: true, TakeOver: true})
+	diffs, err := b.kernel.Diff(ctx, want, layout.TakeOver)
 	if err == nil && len(diffs) > 0 {
 		err = fmt.Errorf("the kernel is out of sync: %s", strings.Join(diffs, "; "))
 	}

@@ -24,7 +24,6 @@ func scenarios() []scenario {
 		{"the file changes, 10,000 CIDRs, nftables", fileChanges(nft.ModeNFTables, 10_000)},
 		{"the file changes, 4 CIDRs, iptables-nft", fileChanges(nft.ModeIPTables, 4)},
 		{"the file changes, 1,000 CIDRs, iptables-nft", fileChanges(nft.ModeIPTables, 1000)},
-		{"the file changes, 10,000 CIDRs, iptables-nft", fileChanges(nft.ModeIPTables, 10_000)},
 		{"the file changes while exemptions are enforced, 4 CIDRs", enforcedChanges(4)},
 		{"the file changes while exemptions are enforced, 1,000 CIDRs", enforcedChanges(1000)},
 		{"conditions and enforcement come and go, 4 CIDRs", conditionsChange(4)},

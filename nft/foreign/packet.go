@@ -56,7 +56,7 @@ func (t *Tracer) holds(c *Chain, s rule.Statement) truth {
 		const isNew = 8 // NF_CT_STATE_BIT(IP_CT_NEW) of nft
 		return number(s, isNew, knownCT)
 	case "ct status":
-		return number(s, 0, knownCT)
+		return number(s, either[uint32](p.Src == p.Dst, dstNAT, 0), knownCT)
 	case "ip saddr", "ip6 saddr", "ip daddr", "ip6 daddr":
 		if strings.HasPrefix(s.Field, "ip6 ") != p.Dst.Is6() {
 			return no // nft checks the family first
@@ -93,6 +93,10 @@ func (p Packet) within(a netip.Addr, set []iprange.Range) truth {
 	}
 	return maybe
 }
+
+// dstNAT is IPS_DST_NAT: the destination was translated. A packet that comes back to its
+// source passes the node for no other reason.
+const dstNAT = 1 << 5
 
 // knownCT are the bits of connection tracking that are known for a new connection.
 const knownCT = 1 | 2 | 4 | 8 | 16 | 32 | 64

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -23,7 +24,7 @@ func TestNFTLoadsTheGoldenTextLikeOurs(t *testing.T) {
 		t.Parallel()
 		ns := nfttest.NewNS(t, "case")
 		want := c.Compile(nft.ModeNFTables)
-		apply(t, open(t, ns), want, Look{})
+		apply(t, open(t, ns), want, layout.Ours)
 		ours, ourBytecode := nfttest.ListRuleset(t, ns), bytecode(t, ns)
 
 		nfttest.NFT(t, ns, ours, "-c", "-f", "-")
@@ -69,7 +70,7 @@ func TestIPTablesSavesTheGoldenRules(t *testing.T) {
 		t.Parallel()
 		ns := nfttest.NewNS(t, "case")
 		want := c.Compile(nft.ModeIPTables)
-		apply(t, open(t, ns), want, Look{})
+		apply(t, open(t, ns), want, layout.Ours)
 		golden := c.File(t, "iptables.rules")
 		for _, f := range want.Policy.Families {
 			program := "iptables-nft-save"

@@ -21,28 +21,80 @@ const (
 
 // Cleanup removes rules in one transaction, and returns the names of what it
 // removed.
-func (k *Kernel) Cleanup(ctx context.Context, what Removal) ([]string, error) {
-	k.verified.generation = 0
-	s, plan, _, err := k.carryOut(nil, func(since *state) (*state, error) {
-		return k.removable(ctx, what, since)
-	}, func(s *state) (*layout.Plan, error) { return s.plan(nft.Ruleset{}, layout.Staged{}) })
+func (k *Kernel) Cleanup(ctx context.Context, what Removal) (removed []string, err error) {
+	k.settled = nil
+	err = again(ctx, func() error {
+		s, err := k.removable(ctx, what)
+		if err != nil {
+			return err
+		}
+		diffs := s.differences()
+		removed = names(diffs)
+		err = s.carryOut(ctx, func(b *nfnetlink.Batch) error { return k.conn.Commit(b, s.generation) })
+		if err == nil && what != LegacyOnly {
+			removed = append(removed, k.emptied(diffs)...)
+		}
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("remove: %w", err)
-	}
-	removed := s.names()
-	if what != LegacyOnly {
-		removed = append(removed, k.reportEmptied(plan.Emptied)...)
 	}
 	return removed, nil
 }
 
-// Installed returns the names of what [Kernel.Cleanup] would remove, without writing.
-func (k *Kernel) Installed(ctx context.Context, what Removal) ([]string, error) {
-	s, err := k.removable(ctx, what, nil)
-	if err != nil {
-		return nil, err
+// Removable returns the names of what [Kernel.Cleanup] would remove, without writing.
+func (k *Kernel) Removable(ctx context.Context, what Removal) (found []string, err error) {
+	err = again(ctx, func() error {
+		s, err := k.removable(ctx, what)
+		if err == nil {
+			found = names(s.differences())
+		}
+		return err
+	})
+	return found, err
+}
+
+// removable reads what can be removed.
+func (k *Kernel) removable(ctx context.Context, what Removal) (*state, error) {
+	depth := layout.TakeOver
+	if what == Ours {
+		depth = layout.Everything
 	}
-	return s.names(), nil
+	s, err := k.read(ctx, nft.Ruleset{}, depth, nil)
+	if err == nil && what == LegacyOnly {
+		s.modes = nil
+	}
+	return s, err
+}
+
+// names returns the names of what a removal removes.
+func names(diffs []layout.Difference) (out []string) {
+	for _, d := range diffs {
+		if d.Kind == layout.Older {
+			out = append(out, d.String())
+		} else {
+			out = append(out, d.Text)
+		}
+	}
+	return out
+}
+
+// Installed returns our rules that the kernel has, of any mode and whatever other programs
+// have done to them since; false if there are none.
+func (k *Kernel) Installed(ctx context.Context) (found layout.Installed, ok bool, err error) {
+	err = again(ctx, func() error {
+		s, err := k.read(ctx, nft.Ruleset{}, layout.Everything, nil)
+		if err != nil {
+			return err
+		}
+		for _, m := range s.modes {
+			if found, ok = m.Installed(); ok {
+				break
+			}
+		}
+		return nil
+	})
+	return found, ok, err
 }
 
 // OnlyNAT reports whether the base chain of our table is the only one of type nat
@@ -51,7 +103,11 @@ func (k *Kernel) Installed(ctx context.Context, what Removal) ([]string, error) 
 func (k *Kernel) OnlyNAT(ctx context.Context) (bool, error) {
 	ours := false
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
-		chains, err := again(ctx, func() ([]nfnetlink.Chain, error) { return k.conn.Chains(f) })
+		var chains []nfnetlink.Chain
+		err := again(ctx, func() (err error) {
+			chains, err = k.conn.In(ctx).Chains(f)
+			return err
+		})
 		if err != nil {
 			return false, err
 		}
@@ -66,26 +122,4 @@ func (k *Kernel) OnlyNAT(ctx context.Context) (bool, error) {
 		}
 	}
 	return ours, nil
-}
-
-// removable reads what can be removed.
-func (k *Kernel) removable(ctx context.Context, what Removal, since *state) (*state, error) {
-	s, err := again(ctx, func() (*state, error) {
-		return k.read(ctx, nft.Ruleset{}, Look{Others: true, TakeOver: what != Ours && since == nil}, layout.Scope{Rules: true}, since)
-	})
-	if err == nil && what == LegacyOnly {
-		s.held = nil
-	}
-	return s, err
-}
-
-// names returns the names of what a removal removes.
-func (s *state) names() (names []string) {
-	for _, l := range s.legacy {
-		names = append(names, "another agent's "+l.String())
-	}
-	for _, l := range s.leftovers(nft.Ruleset{}) {
-		names = append(names, l.Name+l.Place)
-	}
-	return names
 }

@@ -13,6 +13,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -40,12 +41,12 @@ func TestPostroutingWithAnotherHookIsReported(t *testing.T) {
 				k := open(t, ns)
 				apply(t, k, nf, everything) // unrelated to the other mode
 				before := nfttest.ListRuleset(t, ns)
-				diffs, err := k.Diff(t.Context(), want, Look{})
+				diffs, err := k.Diff(t.Context(), want, layout.Ours)
 				if err != nil || !slices.Contains(diffs, says) {
 					t.Errorf("Diff returned %q, %v, want %q", diffs, err, says)
 				}
 				for range 2 {
-					a, err := k.Apply(t.Context(), want, Look{Others: true})
+					a, err := k.Apply(t.Context(), want, layout.Everything)
 					if !errors.Is(err, nft.ErrForeignPostrouting) || !strings.Contains(err.Error(), says) ||
 						!strings.Contains(err.Error(), fmt.Sprintf("nft delete chain %s nat POSTROUTING", family)) {
 						t.Errorf("Apply returned %v, error %v", a, err)
@@ -114,15 +115,15 @@ func TestRenamedChainIsRemovedWhenOursIsRestored(t *testing.T) {
 	for _, name := range names[:nfttest.Rounds(1, len(names), len(names))] {
 		was := cases.Load(t, name)
 		for _, tt := range []struct {
-			name string
-			want nft.Ruleset
-			look Look
+			name  string
+			want  nft.Ruleset
+			depth layout.Depth
 		}{
-			{"the same config", was.Compile(nft.ModeIPTables), Look{}},
-			{"another config", cases.Load(t, "sources-only").Compile(nft.ModeIPTables), Look{}},
-			{"another chain", nft.Compile(was.Config, nft.Options{Layout: xtables.Layout{Name: "MASQ"}}), Look{Others: true}},
-			{"the new name", nft.Compile(was.Config, nft.Options{Layout: xtables.Layout{Name: "RENAMED"}}), Look{Others: true}},
-			{"the other mode", was.Compile(nft.ModeNFTables), Look{Others: true}},
+			{"the same config", was.Compile(nft.ModeIPTables), layout.Ours},
+			{"another config", cases.Load(t, "sources-only").Compile(nft.ModeIPTables), layout.Ours},
+			{"another chain", nft.Compile(was.Config, nft.Options{Layout: xtables.Layout{Name: "MASQ"}}), layout.Everything},
+			{"the new name", nft.Compile(was.Config, nft.Options{Layout: xtables.Layout{Name: "RENAMED"}}), layout.Everything},
+			{"the other mode", was.Compile(nft.ModeNFTables), layout.Everything},
 		} {
 			t.Run(name+", "+tt.name, func(t *testing.T) {
 				t.Parallel()
@@ -130,11 +131,11 @@ func TestRenamedChainIsRemovedWhenOursIsRestored(t *testing.T) {
 				loadForeign(t, ns)
 				before := notOurs(t, ns, tt.want)
 				k := open(t, ns)
-				apply(t, k, was.Compile(nft.ModeIPTables), Look{})
+				apply(t, k, was.Compile(nft.ModeIPTables), layout.Ours)
 				iptables(t, ns, nfnetlink.IPv4, "-A", xtables.Postrouting, "-d", "192.0.2.99", "-j", "ACCEPT")
 				iptables(t, ns, nfnetlink.IPv4, "-E", cases.DefaultChain, "RENAMED")
 				g := generation(t, ns)
-				if len(apply(t, k, tt.want, tt.look)) == 0 {
+				if len(apply(t, k, tt.want, tt.depth)) == 0 {
 					t.Error("nothing found")
 				}
 				if n := generation(t, ns) - g; n != 1 && tt.want.Mode() == nft.ModeIPTables {
@@ -155,7 +156,7 @@ func TestRenamedChainIsRemovedWhenOursIsRestored(t *testing.T) {
 	}
 }
 
-func TestRenamedChainIsReadBackAndCleanedUp(t *testing.T) {
+func TestRenamedChainIsFoundAndCleanedUp(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
@@ -165,15 +166,15 @@ func TestRenamedChainIsReadBackAndCleanedUp(t *testing.T) {
 			loadForeign(t, ns)
 			before := nfttest.ListRuleset(t, ns)
 			k, want := open(t, ns), cases.Load(t, "all-policies").Compile(nft.ModeIPTables)
-			apply(t, k, want, Look{})
+			apply(t, k, want, layout.Ours)
 			for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
 				if renamed == f.String() || renamed == "both" {
 					iptables(t, ns, f, "-E", cases.DefaultChain, "RENAMED")
 				}
 			}
-			back, ok, err := open(t, ns).ReadBack(t.Context())
-			if err != nil || !ok || back.Hash() != want.Hash() || back.Chain() != cases.DefaultChain {
-				t.Errorf("read back %s in chain %q: %t, %v", back.Hash(), back.Chain(), ok, err)
+			found, ok, err := open(t, ns).Installed(t.Context())
+			if err != nil || !ok || found.Hash != want.Hash() || found.Layout != want.Layout {
+				t.Errorf("installed are %+v: %t, %v", found, ok, err)
 			}
 			others, err := k.Others(t.Context(), want)
 			named := func(c foreign.Conflict) bool { return c.Rule.Chain == "RENAMED" }
@@ -191,34 +192,40 @@ func TestRenamedChainIsReadBackAndCleanedUp(t *testing.T) {
 	}
 }
 
-// A renamed chain that another program changed is no longer ours.
-func TestRenamedAndChangedChainIsReported(t *testing.T) {
+// A renamed chain is ours as long as we wrote all of its rules. One with another program's
+// rule stays, and is reported.
+func TestRenamedChainWithAnotherProgramsRuleIsReported(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
-	for _, change := range [][]string{
-		{"-A", "RENAMED", "-d", "192.0.2.99", "-j", "ACCEPT"},
-		{"-D", "RENAMED", "5"},
-		{"-R", xtables.Postrouting, "1", "-m", "comment", "--comment", "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain", "-j", "RENAMED"},
+	const jump = "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain"
+	for _, tt := range []struct {
+		change []string
+		ours   bool
+	}{
+		{[]string{"-A", "RENAMED", "-d", "192.0.2.99", "-j", "ACCEPT"}, false},
+		{[]string{"-I", "RENAMED", "2", "-d", "192.0.2.99", "-j", "RETURN"}, false},
+		{[]string{"-D", "RENAMED", "5"}, true},
+		{[]string{"-R", xtables.Postrouting, "1", "-m", "comment", "--comment", jump, "-j", "RENAMED"}, true},
 	} {
 		ns := nfttest.NewNS(t, "node")
 		k, want := open(t, ns), xtOf(config.Default(config.Defaults{}))
-		apply(t, k, want, Look{})
+		apply(t, k, want, layout.Ours)
 		iptables(t, ns, nfnetlink.IPv4, "-E", cases.DefaultChain, "RENAMED")
-		iptables(t, ns, nfnetlink.IPv4, change...)
+		iptables(t, ns, nfnetlink.IPv4, tt.change...)
 		before := foreignRules(t, ns)
-		apply(t, k, want, Look{})
+		apply(t, k, want, layout.Ours)
 		inSync(t, ns, want)
-		if diff := cmp.Diff(before, foreignRules(t, ns)); diff != "" {
-			t.Errorf("%v: foreign rules (-before +after):\n%s", change, diff)
+		if diff := cmp.Diff(before, foreignRules(t, ns)); !tt.ours && diff != "" {
+			t.Errorf("%v: foreign rules (-before +after):\n%s", tt.change, diff)
 		}
 		others, err := k.Others(t.Context(), want)
-		if err != nil || len(others.Legacy) != 1 || others.Legacy[0].Name != "RENAMED" {
-			t.Errorf("%v: others are %+v, %v", change, others, err)
+		if err != nil || (len(others.Legacy) == 1 && others.Legacy[0].Name == "RENAMED") == tt.ours {
+			t.Errorf("%v: others are %+v, %v", tt.change, others, err)
 		}
-		apply(t, k, want, Look{TakeOver: true})
+		apply(t, k, want, layout.TakeOver)
 		if text := nfttest.ListRuleset(t, ns); strings.Contains(text, "RENAMED") {
-			t.Errorf("%v: left in\n%s", change, text)
+			t.Errorf("%v: left in\n%s", tt.change, text)
 		}
 		inSync(t, ns, want)
 	}
@@ -242,9 +249,9 @@ func TestChainInUseByOthersIsEmptiedWithAReason(t *testing.T) {
 		{"cleanup", further, "add rule ip nat FOREIGN ip daddr 192.0.2.1 jump %s", with, cleansUp(Ours), "chain FOREIGN: ip daddr 192.0.2.1 jump IP-MASQ-AGENT-SRC"},
 		{"cleanup of the chain itself", cases.DefaultChain, "add rule ip nat FOREIGN goto %s", with, cleansUp(Ours), "chain FOREIGN: goto IP-MASQ-AGENT"},
 		{"cleanup with a map", cases.DefaultChain, verdicts, with, cleansUp(Ours), "because of another program's map"},
-		{"take-over", "IP-MASQ", "add rule ip nat FOREIGN goto %s", nft.Ruleset{}, applies(nf, Look{TakeOver: true}), "chain FOREIGN: goto IP-MASQ"},
-		{"take-over with a map", "IP-MASQ", verdicts, nft.Ruleset{}, applies(nf, Look{TakeOver: true}), "because of another program's map"},
-		{"other mode", cases.DefaultChain, "add rule ip nat FOREIGN goto %s", with, applies(nf, Look{Others: true}), "chain FOREIGN: goto IP-MASQ-AGENT"},
+		{"take-over", "IP-MASQ", "add rule ip nat FOREIGN goto %s", nft.Ruleset{}, applies(nf, layout.TakeOver), "chain FOREIGN: goto IP-MASQ"},
+		{"take-over with a map", "IP-MASQ", verdicts, nft.Ruleset{}, applies(nf, layout.TakeOver), "because of another program's map"},
+		{"other mode", cases.DefaultChain, "add rule ip nat FOREIGN goto %s", with, applies(nf, layout.Everything), "chain FOREIGN: goto IP-MASQ-AGENT"},
 		{"cleanup of an older agent", "IP-MASQ", "add rule ip nat FOREIGN counter jump %s", nft.Ruleset{}, cleansUp(WithLegacy), "chain FOREIGN: counter jump IP-MASQ"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -254,7 +261,7 @@ func TestChainInUseByOthersIsEmptiedWithAReason(t *testing.T) {
 			if tt.before.Chain() == "" {
 				loadOlder(t, "ip-masq-gke").install(t, ns, nil)
 			} else {
-				apply(t, k, tt.before, Look{})
+				apply(t, k, tt.before, layout.Ours)
 			}
 			nfttest.NFT(t, ns, "add chain ip nat FOREIGN; "+fmt.Sprintf(tt.by, tt.keeps), "-f", "-")
 			removed, err := tt.do(t.Context(), k)
@@ -275,9 +282,9 @@ func TestChainInUseByOthersIsEmptiedWithAReason(t *testing.T) {
 	}
 }
 
-func applies(want nft.Ruleset, look Look) func(context.Context, *Kernel) ([]string, error) {
+func applies(want nft.Ruleset, depth layout.Depth) func(context.Context, *Kernel) ([]string, error) {
 	return func(ctx context.Context, k *Kernel) ([]string, error) {
-		a, err := k.Apply(ctx, want, look)
+		a, err := k.Apply(ctx, want, depth)
 		return append(a.Removed, a.Differences...), err
 	}
 }

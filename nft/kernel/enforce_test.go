@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -9,7 +10,9 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
@@ -192,6 +195,194 @@ func TestPacketsMarkedByKubeProxyAreLeftToIt(t *testing.T) {
 	}
 }
 
+// sample returns another program's rules for nft from testdata/foreign.
+func sample(t *testing.T, name string) string {
+	t.Helper()
+	rules, err := os.ReadFile(filepath.Join("../../testdata/foreign", name, "rules.nft"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(rules)
+}
+
+// kindnet creates its table again at each start and each change of a Node. Its chain
+// is then the last one that was registered, which runs first among equals.
+func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	again := "delete table inet kindnet-ipmasq\n" + sample(t, "kindnet-recorded")
+	for _, enforced := range []bool{true, false} {
+		t.Run(fmt.Sprint("enforced ", enforced), func(t *testing.T) {
+			t.Parallel()
+			top := nfttest.NewTopology(t)
+			c := enforcing()
+			if !enforced { // the control
+				c.Enforce = nil
+			}
+			apply(t, open(t, top.Node), nft.Compile(c, enforcingOptions()), layout.Ours)
+			nfttest.NFT(t, top.Node, sample(t, "kindnet-recorded"), "-f", "-")
+			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP, nfttest.TCP)...)
+			for range nfttest.Rounds(10, 100, 2000) {
+				nfttest.NFT(t, top.Node, again, "-f", "-")
+			}
+			wait(t, h, 100)
+			tally, err := h.Stop()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Log(tally)
+			if tally.Leaked() > 0 || (tally.Wronged() > 0) == enforced {
+				t.Error(tally)
+			}
+		})
+	}
+}
+
+// hairpins are rules of programs that let a pod reach itself through a Service or a host
+// port without a mark: its own address as source would not work.
+var hairpins = map[string]string{
+	"portmap":           "ip saddr 10.244.1.2 ip daddr 10.244.1.2 masquerade; ip6 saddr fd00:10:244:1::2 ip6 daddr fd00:10:244:1::2 masquerade;",
+	"kube-proxy, ipvs":  "ip daddr . ip saddr { 10.244.1.2 . 10.244.1.2 } masquerade; ip6 daddr . ip6 saddr { fd00:10:244:1::2 . fd00:10:244:1::2 } masquerade;",
+	"everything DNATed": "ct status dnat masquerade;",
+}
+
+func TestHairpinsWithoutAMarkAreLeftToOtherPrograms(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	for name, rules := range hairpins {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWire(t)
+			// Services: of the pod itself, of another pod on this node, and of one elsewhere.
+			nfttest.NFT(t, w.Node, `table inet services {
+				chain pre { type nat hook prerouting priority dstnat; policy accept;
+					ip daddr 10.96.0.1 dnat ip to 10.244.1.2
+					ip daddr 10.96.0.2 dnat ip to 10.244.1.3
+					ip daddr 10.96.0.3 dnat ip to 10.9.0.9
+					ip6 daddr fd00:96::1 dnat ip6 to fd00:10:244:1::2
+					ip6 daddr fd00:96::2 dnat ip6 to fd00:10:244:1::3
+					ip6 daddr fd00:96::3 dnat ip6 to fd00:9::9
+				}
+				chain post { type nat hook postrouting priority srcnat; policy accept; `+rules+` }
+			}`, "-f", "-")
+			for _, other := range []string{"10.244.1.3", "10.9.0.9", "fd00:10:244:1::3", "fd00:9::9"} {
+				if err := w.AddAddr(w.Outside, netip.MustParseAddr(other)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			nfttest.Run(t, w.Node, "", "ip", "route", "add", "10.244.1.3", "via", w.OutsideV4.String())
+			nfttest.Run(t, w.Node, "", "ip", "route", "add", "fd00:10:244:1::3", "via", w.OutsideV6.String())
+			k := open(t, w.Node)
+			received := enforcing()
+			received.MasqueradeSrcCIDRs, received.MasqueradeSrcInterfaces = nil, []config.Interface{{Name: "pod*"}}
+			off := enforcing()
+			off.Enforce = nil
+			for _, c := range []config.Config{off, enforcing(), received} {
+				enforced := c.Enforce != nil
+				want := nft.Compile(c, enforcingOptions())
+				apply(t, k, want, everything)
+				for _, service := range []string{"10.96.0.1", "10.96.0.2", "10.96.0.3", "fd00:96::1", "fd00:96::2", "fd00:96::3"} {
+					self := strings.HasSuffix(service, "1")
+					pod, to := w.PodV4, w.Outside
+					if strings.Contains(service, ":") {
+						pod = w.PodV6
+					}
+					if self {
+						to = w.Pod
+					}
+					for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
+						w.port++
+						s, err := nfttest.Send(nfttest.Flow{
+							Proto: proto, From: w.Pod, To: to,
+							Src: netip.AddrPortFrom(pod, w.port), Dst: netip.AddrPortFrom(netip.MustParseAddr(service), destPort),
+						})
+						masqueraded := self || !enforced && name == "everything DNATed"
+						if err != nil || (s.Seen.Addr() != pod) != masqueraded {
+							t.Errorf("enforced %t: %s to %s seen from %s, %v", enforced, proto, service, s.Seen, err)
+						}
+					}
+				}
+				inSync(t, w.Node, want) // with the pairs that the packets added
+			}
+		})
+	}
+}
+
+// loadSlow loads a chain before ours in which each packet spends some time, so that
+// changes meet packets on their way, and one after ours that masquerades everything.
+func loadSlow(t *testing.T, ns *nfttest.NS) {
+	t.Helper()
+	nfttest.NFT(t, ns, "table inet other { chain pre { type nat hook postrouting priority 50; "+
+		strings.Repeat("ip saddr 198.51.100.99 accept; ", 30_000)+"}; chain post { type nat hook postrouting priority srcnat; masquerade; }; }", "-f", "-")
+}
+
+// enforceAt replaces the chain that enforces exemptions by one of another priority:
+// in one transaction, or in two between which there is none.
+func enforceAt(priority int32, want nft.Ruleset, transactions int) []*nfnetlink.Batch {
+	table, batches := want.Tables[0], []*nfnetlink.Batch{{}, {}}[:transactions]
+	first, last := batches[0], batches[transactions-1]
+	c := table.Chain("enforce")
+	c.Hook = nft.NATHook(priority)
+	first.FlushChain(table.Family, table.Name, c.Name)
+	first.DelChain(table.Family, table.Name, c.Name)
+	last.AddChain(c.KernelChain(table))
+	for _, r := range c.Bytecode(table, nil) {
+		last.AddRule(r)
+	}
+	return batches
+}
+
+// The kernel cannot move a base chain to another priority. It can delete it and create
+// it again in one transaction: packets on their way still see the rules of the deleted
+// one, which would be empty for them if only its rules were deleted
+// (nf_tables_commit_chain_prepare).
+func TestEnforcingChainOfAnEarlierVersionIsMovedWithoutAGap(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	const formerly = nft.SrcNAT - 10
+	for _, control := range []bool{false, true} {
+		t.Run(fmt.Sprint("control ", control), func(t *testing.T) {
+			t.Parallel()
+			top := nfttest.NewTopology(t)
+			k, c := open(t, top.Node), connect(t, top.Node)
+			want := nft.Compile(enforcing(), enforcingOptions())
+			apply(t, k, want, layout.Ours)
+			loadSlow(t, top.Node)
+			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)...)
+			commit := func(batches []*nfnetlink.Batch) {
+				t.Helper()
+				for _, b := range batches {
+					if err := c.Commit(b, 0); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			if control {
+				for moved := 0; h.SoFar().Wronged() == 0; moved++ {
+					if moved == 20_000 {
+						t.Fatal("nothing wrong was seen")
+					}
+					commit(enforceAt(formerly, want, 1))
+					commit(enforceAt(nft.EnforcePriority, want, 2))
+				}
+				return
+			}
+			for range nfttest.Rounds(100, 1000, 50_000) {
+				commit(enforceAt(formerly, want, 1))
+				before := generation(t, top.Node)
+				if diffs := apply(t, k, want, layout.Ours); len(diffs) != 1 {
+					t.Fatalf("found %q", diffs)
+				}
+				if after := generation(t, top.Node); after != before+1 {
+					t.Fatalf("%d transactions", after-before)
+				}
+			}
+			judge(t, h)
+			inSync(t, top.Node, want)
+		})
+	}
+}
+
 func TestEnforcingChainIsRestored(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
@@ -203,9 +394,18 @@ func TestEnforcingChainIsRestored(t *testing.T) {
 		"flush chain inet nft-masq-agent enforce",
 		"flush chain inet nft-masq-agent enforce; delete chain inet nft-masq-agent enforce",
 		"insert rule inet nft-masq-agent enforce meta nfproto ipv4 return",
+		"add element inet nft-masq-agent self-v4-a { 10.244.1.2 . 10.244.1.3 }",
+		"add element inet nft-masq-agent self-v6-a { fd00::1 . fd00::1, fd00::1 . fd00::2 }",
+		"flush chain inet nft-masq-agent enforce; delete set inet nft-masq-agent self-v6-a",
 		"add rule inet nft-masq-agent enforce ip saddr 172.17.0.0/16 snat ip to ip saddr",
 		"delete chain inet nft-masq-agent enforce; add chain inet nft-masq-agent enforce { type nat hook postrouting priority srcnat + 20; }",
 	} {
+		text := nfttest.ListRuleset(t, ns)
+		for _, set := range []string{"self-v4", "self-v6"} {
+			if strings.Contains(text, "set "+set+"-b") {
+				attack = strings.ReplaceAll(attack, set+"-a", set+"-b")
+			}
+		}
 		nfttest.NFT(t, ns, attack, "-f", "-")
 		diffs, err := k.Diff(t.Context(), want, everything)
 		if err != nil || len(diffs) == 0 {

@@ -8,6 +8,13 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
+// Refused reports whether the kernel rejected rules. Other errors mean that they could
+// not be read.
+func Refused(err error) bool {
+	var refused *nfnetlink.RefusedError
+	return errors.As(err, &refused) || errors.Is(err, unix.EMSGSIZE)
+}
+
 // Hint explains what an error from the kernel usually means, "" if there is
 // nothing to add. The kernel must have NFT_NAT, NFT_MASQ, NFT_FIB_INET and, in
 // mode iptables-nft, NFT_COMPAT with the xtables extensions.

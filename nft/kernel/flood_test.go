@@ -97,7 +97,7 @@ func TestForeignAdditionsAreRemovedWithoutReadingThemCompletely(t *testing.T) {
 				}
 				var before, after runtime.MemStats
 				runtime.ReadMemStats(&before)
-				_, _, err := k.ReadBack(t.Context()) // like a start with a bad file
+				_, _, err := k.Installed(t.Context()) // like a start with a bad file
 				if err != nil {
 					t.Error(err)
 				}

@@ -11,6 +11,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -70,11 +71,11 @@ func TestReloadsCauseNoWrongSource(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			top := nfttest.NewTopology(t)
 			k := open(t, top.Node)
-			apply(t, k, tt.rulesets[0], Look{})
+			apply(t, k, tt.rulesets[0], layout.Ours)
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP, nfttest.TCP)...)
 			for i := range nfttest.Rounds(tt.reloads/20, tt.reloads, tt.reloads*25) {
 				// The other mode's rules are read when the mode changes.
-				if diffs := apply(t, k, tt.rulesets[(i+1)%len(tt.rulesets)], Look{Others: tt.name == "both modes"}); len(diffs) == 0 {
+				if diffs := apply(t, k, tt.rulesets[(i+1)%len(tt.rulesets)], map[bool]layout.Depth{true: layout.Everything}[tt.name == "both modes"]); len(diffs) == 0 {
 					t.Fatalf("reload %d did nothing", i)
 				}
 			}
@@ -121,7 +122,7 @@ func TestFirstInstallationCausesNoWrongSource(t *testing.T) {
 			// Masqueraded targets are wrong while nothing is installed.
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)[0], hammerTargets(nfttest.UDP)[2])
 			for range nfttest.Rounds(tt.installations/10, tt.installations, tt.installations*20) {
-				apply(t, k, tt.Ruleset, Look{})
+				apply(t, k, tt.Ruleset, layout.Ours)
 				if _, err := k.Cleanup(t.Context(), Ours); err != nil {
 					t.Fatal(err)
 				}
@@ -140,7 +141,7 @@ func TestHammerDetectsATableReplacedInOneTransaction(t *testing.T) {
 	top := nfttest.NewTopology(t)
 	c := connect(t, top.Node)
 	rulesets := []nft.Ruleset{nft.Compile(whole, nft.Options{Layout: native.Layout{}}), nft.Compile(halved, nft.Options{Layout: native.Layout{}})}
-	apply(t, New(c), rulesets[0], Look{})
+	apply(t, New(c), rulesets[0], layout.Ours)
 	h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)...)
 	replaced := 0
 	for ; replaced < 1000 && h.SoFar().Leaked()+h.SoFar().Wronged() == 0; replaced++ {

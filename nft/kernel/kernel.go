@@ -1,9 +1,9 @@
 package kernel
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -13,32 +13,26 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/layout"
-	"nft-masq-agent/nft/layouts"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/xtables"
 )
 
 // A Kernel is the ruleset of a network namespace. It is for one goroutine: another one
 // opens a Kernel of its own. Only Counters, XTables, PortID and Close may be called at
 // any time, and do not wait for an Apply.
 type Kernel struct {
-	conn *nfnetlink.Conn
+	conn, scraping *nfnetlink.Conn
+	tallies        xtables.Tallies
 	// legacyChains, leftovers and interfaces read what is not nftables in the thread's
 	// namespace.
 	legacyChains func() ([]foreign.XTChain, error)
 	leftovers    func() ([]string, error)
 	interfaces   func() ([]node.Interface, error)
-	readers      []layout.Reader
-	verified     verified
-}
-
-// verified is what was found in the kernel or written to it.
-type verified struct {
-	// While the ruleset has this generation, nothing need be read; 0: read again.
-	generation uint32
-	want       nft.Ruleset
-	inFull     bool // everything was read
-	others     bool // there are no leftovers of other layouts or names
+	// settled is the layout whose rules were right once: since then, rules of other agents
+	// in our chain are just drift.
+	settled nft.Layout
 }
 
 // Open returns the ruleset of the network namespace in which the first request is
@@ -53,7 +47,7 @@ func Open() *Kernel {
 // New uses the caller's connection.
 func New(c *nfnetlink.Conn) *Kernel {
 	return &Kernel{
-		conn: c, readers: layouts.Readers(c),
+		conn: c, scraping: c.Another(),
 		legacyChains: func() ([]foreign.XTChain, error) { return nil, nil },
 		leftovers:    func() ([]string, error) { return nil, nil },
 		interfaces:   func() ([]node.Interface, error) { return nil, nil },
@@ -61,44 +55,38 @@ func New(c *nfnetlink.Conn) *Kernel {
 }
 
 // Close closes the connection; the rules stay.
-func (k *Kernel) Close() error {
-	err := k.conn.Close()
-	for _, r := range k.readers {
-		err = errors.Join(err, r.Close())
-	}
-	return err
-}
+func (k *Kernel) Close() error { return errors.Join(k.conn.Close(), k.scraping.Close()) }
 
 // PortID returns the netlink port that notifications show for this connection.
 func (k *Kernel) PortID() uint32 { return k.conn.PortID() }
 
-// A Look determines how thoroughly the kernel is read.
-type Look struct {
-	// Full reads all elements of sets of over 10,000 CIDRs even if their count is
-	// right.
-	Full bool
-	// Verify reads our table and chains, without the elements of sets, even if
-	// the generation has not changed since the last read: a table owned by a
-	// process is deleted with its socket, without a new generation. Full implies
-	// Verify.
-	Verify bool
-	// Quick assumes that verified sets and chains are unchanged if they are the
-	// same ones with the same length, regardless of their size. The differences
-	// it finds are real, but it may miss some, and the next check does not rely
-	// on it. It takes less than a millisecond in either mode, even with 100,000
-	// CIDRs.
-	Quick bool
-	// Others also finds what the other mode installed.
-	Others bool
-	// TakeOver also finds the rules of iptables-based agents, which Apply then
-	// removes in the transaction that activates ours.
-	TakeOver bool
+// Counters reads the number of connections by verdict; nothing if there are no rules.
+func (k *Kernel) Counters(l nft.Layout) ([]nft.Counts, error) {
+	if l.Mode() == nft.ModeIPTables {
+		return k.tallies.Counters(k.scraping, l.Chain())
+	}
+	return native.Counters(k.scraping)
+}
+
+// Check returns [nft.ErrForeignChain] if the layout cannot be written without
+// deleting another program's rules.
+func (k *Kernel) Check(ctx context.Context, l nft.Layout) error {
+	t := task{want: nft.Ruleset{Layout: l}, first: true}
+	return again(ctx, func() error {
+		_, diffs, err := k.look(ctx, &t)
+		return cmp.Or(err, prevented(diffs))
+	})
 }
 
 // Diff describes how the kernel differs from the wanted ruleset, without writing.
-func (k *Kernel) Diff(ctx context.Context, want nft.Ruleset, look Look) ([]string, error) {
-	_, diffs, err := k.look(ctx, want, look, false)
-	return diffs, err
+func (k *Kernel) Diff(ctx context.Context, want nft.Ruleset, depth layout.Depth) (found []string, err error) {
+	t := task{want: want, depth: depth}
+	err = again(ctx, func() error {
+		_, diffs, err := k.look(ctx, &t)
+		found = texts(diffs)
+		return err
+	})
+	return found, err
 }
 
 // Applied is what [Kernel.Apply] did.
@@ -112,275 +100,213 @@ type Applied struct {
 	// Replaced are the rules of other agents that were in the chain of mode
 	// iptables-nft.
 	Replaced []foreign.LegacyChain
-	// Generation of the ruleset that was read or written; 0 if another program
-	// wrote in the meantime.
+	// Generation of the ruleset at which everything was right; 0 if it is not known,
+	// because another program wrote in the meantime.
 	Generation uint32
-	// Recreated is how long we had no rules because our table could not be
-	// repaired in place and was deleted and created again; 0 if it was not.
+	// Recreated is for how long at most we had no rules, because our table had something
+	// that is not ours and was deleted and created again; 0 if it was not.
 	Recreated time.Duration
 	Took      time.Duration
 }
-
-// The number of attempts if another program changed the ruleset in the meantime,
-// and if the kernel's error may be due to that, or to a missing feature.
-const (
-	attempts    = 20
-	fewAttempts = 3
-)
-
-// fullAttempts is the number of full reads while other programs write. After
-// that, large sets and chains with the right count are trusted: a set of 100,000
-// CIDRs takes 50 ms to read, and a program that commits more often would make us
-// read it 20 times at each resync.
-const fullAttempts = 3
 
 // Apply writes the differences between the kernel and the wanted ruleset. What
 // packets see changes in one transaction; if the kernel rejects it, the old rules
 // stay, and the error wraps the kernel's errno. A context that ends before that
 // transaction leaves the old rules, too.
-func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, look Look) (Applied, error) {
+func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth) (a Applied, err error) {
 	start := time.Now()
-	var t tries
-	for {
-		a, err := k.try(ctx, want, look, &t)
-		if err == nil || t.over {
-			a.Took = time.Since(start)
-			return a, err
+	t := task{want: want, depth: depth, first: k.settled != want.Layout}
+	err = again(ctx, func() error {
+		a, err = k.attempt(ctx, &t)
+		return err
+	})
+	if err != nil {
+		return Applied{}, err
+	}
+	k.settled = want.Layout
+	a.Took = time.Since(start)
+	return a, nil
+}
+
+// attempts is how often a task is repeated while other programs write.
+const attempts = 20
+
+// again repeats a task until it succeeds, or fails for another reason than that another
+// program wrote at the same time. Two agents that fill the same sets would disrupt each
+// other forever if they did not wait for different times.
+func again(ctx context.Context, do func() error) (err error) {
+	for n := range attempts {
+		if err = do(); !disturbed(err) {
+			return err
 		}
-		// Otherwise two agents that fill the same sets would disrupt each other
-		// forever.
 		select {
 		case <-ctx.Done():
-			return Applied{}, ctx.Err()
-		case <-time.After(rand.N(time.Duration(t.n) * time.Millisecond)):
+			return ctx.Err()
+		case <-time.After(rand.N(time.Duration(n+1) * time.Millisecond)):
 		}
 	}
+	return err
 }
 
-// tries records the attempts of [Kernel.Apply].
-type tries struct {
-	n, refused int
-	found      []string // differences of the first one
-	over       bool     // another one would not help
-}
-
-// try makes one attempt, and rewrites or recreates what cannot be repaired as usual.
-func (k *Kernel) try(ctx context.Context, want nft.Ruleset, look Look, t *tries) (Applied, error) {
-	t.n++
-	a, err := k.apply(ctx, want, look)
-	if err == nil {
-		a.Generation = k.verified.generation
-		return a, nil
-	}
-	k.verified.generation = 0
-	if !outdated(err) {
-		t.refused++
-	}
-	if len(t.found) == 0 {
-		t.found = a.Differences
-	}
-	if errors.Is(err, layout.ErrBroken) || t.refused == 2 && mayComeFromTheTable(err) {
-		if gap, recreateErr := k.reader(want).Recreate(ctx, want); recreateErr == nil {
-			// Leftovers of other layouts are removed as usual.
-			if a, applyErr := k.apply(ctx, want, look); applyErr == nil {
-				a.Recreated, a.Differences, a.Generation = gap, t.found, k.verified.generation
-				return a, nil
-			}
-		}
-	}
-	t.over = t.n >= attempts || t.refused >= 1 && !mayComeFromTheTable(err) || t.refused >= fewAttempts
-	return Applied{}, err
-}
-
-// reader returns the reader of the wanted layout.
-func (k *Kernel) reader(want nft.Ruleset) layout.Reader {
-	return k.readers[slices.IndexFunc(k.readers, func(r layout.Reader) bool { return r.Mode() == want.Mode() })]
-}
-
-// mayComeFromTheTable reports whether a rejection may be due to what another
-// program did to our table, rather than to a missing feature or privilege.
-func mayComeFromTheTable(err error) bool {
-	var refused *nfnetlink.RefusedError
-	return perhapsOutdated(err) || errors.As(err, &refused) && !isAny(err, unix.EPERM, unix.EACCES, unix.ENOMEM, unix.EMSGSIZE)
-}
-
-// Check returns [nft.ErrForeignChain] if the layout cannot be written without
-// deleting another program's rules.
-func (k *Kernel) Check(ctx context.Context, l nft.Layout) error {
-	want := nft.Ruleset{Layout: l}
-	s, err := k.read(ctx, want, Look{}, layout.Scope{Rules: true}, nil)
-	if err != nil {
-		return err
-	}
-	return s.wanted.Check(want, true)
-}
-
-// outdated reports whether another program changed the ruleset between reading
-// and writing, or whether the outcome is unknown: then read again.
-func outdated(err error) bool {
-	return isAny(err, layout.ErrOutdated, nfnetlink.ErrInterrupted, unix.ERESTART, unix.ENOBUFS, unix.EINTR)
-}
-
-// perhapsOutdated reports whether an error may be due to another program's change.
-func perhapsOutdated(err error) bool { return isAny(err, unix.ENOENT, unix.EBUSY, unix.EEXIST) }
-
-// again repeats a read that was interrupted by another program's transaction: a
-// listed object is gone, or the kernel reports the interruption.
-func again[T any](ctx context.Context, read func() (T, error)) (v T, err error) {
-	for range attempts {
-		if err := ctx.Err(); err != nil {
-			return v, err
-		}
-		if v, err = read(); !isAny(err, nfnetlink.ErrInterrupted, unix.EINTR, unix.ENOENT) {
-			break
-		}
-	}
-	return v, err
+// disturbed reports whether another program changed the ruleset between reading and
+// writing, or whether the outcome is unknown: then read again. While reading, a listed
+// object may be gone.
+func disturbed(err error) bool {
+	return isAny(err, nfnetlink.ErrInterrupted, unix.ERESTART, unix.ENOBUFS, unix.EINTR) || nfnetlink.IsNotExist(err) && !Refused(err)
 }
 
 func isAny(err error, targets ...error) bool {
 	return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
 }
 
-// apply makes one attempt. With an error it returns the differences that still exist.
-func (k *Kernel) apply(ctx context.Context, want nft.Ruleset, look Look) (Applied, error) {
-	// Once a chain is ours, foreign rules in it are just drift.
-	first := k.verified.want.Layout != want.Layout
-	s, diffs, err := k.look(ctx, want, look, first)
-	if err != nil || len(diffs) == 0 {
-		return Applied{}, err
-	}
-	if err := s.wanted.Check(want, first); err != nil {
-		return Applied{}, err
-	}
-	applied := Applied{Differences: diffs}
-	if first {
-		applied.Replaced = s.wanted.Replaces(want)
-	}
-	inFull := s.inFull()
-	staged, err := s.wanted.Stage(ctx, want)
-	if err != nil {
-		return Applied{Differences: diffs}, err
-	}
-	expected := s.generation + staged.Transactions
-	s, plan, generation, err := k.carryOut(s, func(since *state) (*state, error) {
-		return k.read(ctx, want, Look{Others: true, TakeOver: look.TakeOver && since == nil}, layout.Scope{Rules: true}, since)
-	}, func(s *state) (*layout.Plan, error) { return s.plan(want, staged) })
-	if err != nil {
-		return Applied{Differences: diffs}, fmt.Errorf("apply: %w", err)
-	}
-	k.verified = verified{generation: generation, want: want, inFull: inFull, others: true}
-	if s.generation != expected {
-		k.verified.generation = 0 // another program wrote in between: read again
-	}
-	for _, h := range s.held {
-		h.Verified(want, true, k.verified.generation)
-	}
-	for _, l := range s.legacy {
-		applied.TookOver = append(applied.TookOver, l.String())
-	}
-	for _, left := range s.leftovers(want) {
-		applied.Removed = append(applied.Removed, left.String())
-	}
-	applied.Removed = append(applied.Removed, k.reportEmptied(plan.Emptied)...)
-	return applied, nil
-}
-
-// carryOut reads, plans and commits until no other program writes in between. What
-// was read before, if anything, is read again only in part, and a plan is made again
-// only if that has changed: for long lists, both take longer than the time between
-// other programs' transactions. It returns the state that was planned for, and the
-// generation after the plan.
-func (k *Kernel) carryOut(since *state, read func(since *state) (*state, error), makePlan func(*state) (*layout.Plan, error)) (
-	s *state, plan *layout.Plan, generation uint32, err error,
-) {
-	for range attempts {
-		if s, err = read(since); err != nil {
-			return nil, nil, 0, err
-		}
-		if plan == nil || !s.unchanged(since) {
-			if plan, err = makePlan(s); err != nil {
-				return nil, nil, 0, err
-			}
-		}
-		generation, err = k.commit(plan, s.generation)
-		switch {
-		case errors.Is(err, unix.ERESTART):
-			since = s
-		case since != nil && perhapsOutdated(err):
-			since, plan = nil, nil
-		default:
-			return s, plan, generation, err
-		}
-	}
-	return s, plan, generation, err
-}
-
-// commit sends the transactions of a plan one after the other, each only if no other
-// program has written since the generation. It returns the generation after them.
-func (k *Kernel) commit(p *layout.Plan, generation uint32) (uint32, error) {
-	for _, b := range []*nfnetlink.Batch{&p.Before, &p.Switch, &p.After} {
-		if b.Len() == 0 {
-			continue
-		}
-		if err := k.conn.Commit(b, generation); err != nil {
-			return 0, err
-		}
-		generation++
-	}
-	return generation, nil
+// A task is a ruleset that is compared with the kernel, or written, and what earlier
+// attempts have found.
+type task struct {
+	want  nft.Ruleset
+	depth layout.Depth
+	first bool // its rules were never right in this process
+	// before is a state whose differences are certain: elements of its sets need not be
+	// read again.
+	before    *state
+	last      []string            // differences that are not certain
+	found     []layout.Difference // the first certain ones
+	recreated time.Time           // when our table was deleted
 }
 
 // look reads the kernel and compares. Another program's transaction can make a
 // dump inconsistent without notice, so a difference counts only if there was none, or
-// if two reads agree. At first, a chain with our text that an older agent wrote is
-// a difference.
-func (k *Kernel) look(ctx context.Context, want nft.Ruleset, l Look, first bool) (*state, []string, error) {
-	generation, err := k.conn.Generation()
+// if two reads agree.
+func (k *Kernel) look(ctx context.Context, t *task) (*state, []layout.Difference, error) {
+	s, err := k.read(ctx, t.want, t.depth, t.before)
 	if err != nil {
 		return nil, nil, err
 	}
-	if generation == k.verified.generation && !l.Verify && !l.Full && k.verified.want.Same(want) && (k.verified.others || !l.Others) && !l.TakeOver {
-		return nil, nil, nil
+	diffs := slices.DeleteFunc(s.differences(), func(d layout.Difference) bool {
+		return !t.first && (d.Kind == layout.Unsigned || d.Kind == layout.Foreign)
+	})
+	if len(diffs) == 0 || t.before != nil {
+		return s, diffs, nil
 	}
-	var since *state
-	var last []string
-	for try := range attempts {
-		l.Full = l.Full && try < fullAttempts
-		s, err := k.read(ctx, want, l, layout.Scope{}, since)
-		// If a set or chain vanishes between listing and reading, the read is
-		// inconsistent, too.
-		if isAny(err, nfnetlink.ErrInterrupted, unix.EINTR, unix.ENOENT) {
-			continue
-		}
-		if err != nil {
-			return nil, nil, err
-		}
-		diffs := s.differences(want)
-		if first {
-			diffs = append(diffs, s.wanted.Unsigned(want)...)
-		}
-		if len(diffs) == 0 {
-			if l.Quick {
-				return s, nil, nil
-			}
-			unchanged := s.generation == k.verified.generation
-			k.verified = verified{
-				generation: s.generation, want: want, inFull: s.inFull(), others: l.Others || k.verified.others && unchanged,
-			}
-			for _, h := range s.held {
-				h.Verified(want, false, s.generation)
-			}
-			return s, nil, nil
-		}
-		now, err := k.conn.Generation()
-		if err != nil {
-			return nil, nil, err
-		}
-		if now == s.generation || try > 0 && slices.Equal(diffs, last) {
-			return s, diffs, nil
-		}
-		since, last = s, diffs
+	now, err := k.conn.Generation()
+	if err != nil {
+		return nil, nil, err
 	}
-	return nil, nil, nfnetlink.ErrInterrupted
+	if found := texts(diffs); now != s.generation && !slices.Equal(found, t.last) {
+		t.last = found
+		return nil, nil, nfnetlink.ErrInterrupted
+	}
+	return s, diffs, nil
+}
+
+// attempt makes one attempt to write a ruleset.
+func (k *Kernel) attempt(ctx context.Context, t *task) (a Applied, err error) {
+	whole := t.before == nil
+	s, diffs, err := k.look(ctx, t)
+	if err == nil {
+		err = prevented(diffs)
+	}
+	if err != nil {
+		return a, err
+	}
+	if len(diffs) > 0 {
+		if t.found == nil {
+			t.found = diffs
+		}
+		if err := k.write(ctx, t, s, diffs); err != nil {
+			return a, err
+		}
+		a = k.applied(t, diffs)
+	}
+	if whole {
+		a.Generation = s.generation
+	}
+	return a, nil
+}
+
+// write writes the differences of a state, or deletes our table so that the next attempt
+// creates it again.
+func (k *Kernel) write(ctx context.Context, t *task, s *state, diffs []layout.Difference) error {
+	commit := func(b *nfnetlink.Batch) error {
+		if b.Len() == 0 {
+			return nil
+		}
+		err := k.conn.Commit(b, s.generation)
+		if err == nil {
+			s.generation++
+		}
+		return err
+	}
+	if slices.ContainsFunc(diffs, func(d layout.Difference) bool { return d.Kind == layout.Odd }) {
+		return t.recreate(s, commit)
+	}
+	err := s.carryOut(ctx, commit)
+	switch t.before = nil; {
+	case errors.Is(err, unix.ERESTART):
+		t.before = s
+	case mayComeFromTheTable(err):
+		if deleted := t.recreate(s, commit); disturbed(deleted) {
+			return deleted
+		}
+	}
+	return err
+}
+
+// mayComeFromTheTable reports whether a rejection may be due to what another
+// program did to our table, rather than to a missing privilege or memory.
+func mayComeFromTheTable(err error) bool {
+	var refused *nfnetlink.RefusedError
+	return errors.As(err, &refused) && !isAny(err, unix.EPERM, unix.EACCES, unix.ENOMEM)
+}
+
+var errOdd = errors.New("another program keeps changing our table while it is created")
+
+// recreate deletes our table. The error is one after which to read again.
+func (t *task) recreate(s *state, commit layout.Commit) error {
+	r, ok := s.wanted.(layout.Recreator)
+	if !ok || !t.recreated.IsZero() {
+		return errOdd
+	}
+	start := time.Now()
+	if err := r.Recreate(commit); err != nil {
+		return err
+	}
+	t.recreated, t.before = start, nil
+	return nfnetlink.ErrInterrupted
+}
+
+// applied returns what was done about differences.
+func (k *Kernel) applied(t *task, diffs []layout.Difference) Applied {
+	a := Applied{Differences: texts(t.found)}
+	if !t.recreated.IsZero() {
+		a.Recreated = time.Since(t.recreated)
+	}
+	for _, d := range diffs {
+		switch {
+		case d.Kind == layout.Older:
+			a.TookOver = append(a.TookOver, d.Text)
+		case d.Kind == layout.Leftover:
+			a.Removed = append(a.Removed, d.Text)
+		case d.Kind == layout.Unsigned && d.Rules.Rules > 0:
+			a.Replaced = append(a.Replaced, d.Rules)
+		}
+	}
+	a.Removed = append(a.Removed, k.emptied(diffs)...)
+	return a
+}
+
+func texts(diffs []layout.Difference) (out []string) {
+	for _, d := range diffs {
+		out = append(out, d.String())
+	}
+	return out
+}
+
+// prevented returns why differences cannot be removed, if so.
+func prevented(diffs []layout.Difference) error {
+	for _, d := range diffs {
+		if d.Err != nil {
+			return d.Err
+		}
+	}
+	return nil
 }

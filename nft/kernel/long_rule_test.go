@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -35,11 +36,11 @@ func onANewSocket(ctx context.Context, ns *nfttest.NS, want nft.Ruleset) (first,
 	err = ns.Do(func() (err error) {
 		k := New(nfnetlink.Dial())
 		defer k.Close()
-		if first, err = k.Apply(ctx, want, Look{Full: true, Others: true}); err != nil {
+		if first, err = k.Apply(ctx, want, layout.Everything); err != nil {
 			return err
 		}
 		k.conn.Close()
-		second, err = k.Apply(ctx, want, Look{Full: true, Others: true})
+		second, err = k.Apply(ctx, want, layout.Everything)
 		return err
 	})
 	return first, second, err
@@ -87,7 +88,7 @@ func TestRuleTooLargeToListIsReportedAndNothingIsWrittenAfterIt(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	insertLong(t, ns, xtables.Postrouting, largeRule)
 	before := generation(t, ns)
-	_, err := open(t, ns).Apply(t.Context(), cases.Load(t, "default").Compile(nft.ModeIPTables), Look{Full: true, Others: true})
+	_, err := open(t, ns).Apply(t.Context(), cases.Load(t, "default").Compile(nft.ModeIPTables), layout.Everything)
 	if err == nil || !strings.Contains(err.Error(), "too large for the kernel to list") {
 		t.Errorf("error %v", err)
 	}
@@ -96,7 +97,7 @@ func TestRuleTooLargeToListIsReportedAndNothingIsWrittenAfterIt(t *testing.T) {
 	}
 	want := cases.Load(t, "default").Compile(nft.ModeNFTables)
 	k := open(t, ns)
-	apply(t, k, want, Look{Full: true, Others: true})
+	apply(t, k, want, layout.Everything)
 	if others, err := k.Others(t.Context(), want); err != nil || others.Unread != 1 {
 		t.Errorf("%d rules unread, error %v", others.Unread, err)
 	}
@@ -107,9 +108,9 @@ func TestRuleTooLargeToListInOurChainIsRemoved(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	want := cases.Load(t, "default").Compile(nft.ModeIPTables)
 	k := open(t, ns)
-	apply(t, k, want, Look{})
+	apply(t, k, want, layout.Ours)
 	insertLong(t, ns, "IP-MASQ-AGENT", largeRule)
-	if diffs := apply(t, k, want, Look{}); len(diffs) == 0 {
+	if diffs := apply(t, k, want, layout.Ours); len(diffs) == 0 {
 		t.Error("nothing differs")
 	}
 	inSync(t, ns, want)

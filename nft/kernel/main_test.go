@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -47,27 +48,24 @@ func open(t testing.TB, ns *nfttest.NS) *Kernel {
 	t.Helper()
 	k := New(connect(t, ns))
 	t.Cleanup(func() {
-		for _, r := range k.readers {
-			if err := r.Close(); err != nil {
-				t.Error(err)
-			}
+		if err := k.scraping.Close(); err != nil {
+			t.Error(err)
 		}
 	})
 	return k
 }
 
 // apply applies and returns the differences that it found.
-func apply(t testing.TB, k *Kernel, want nft.Ruleset, look Look) []string {
+func apply(t testing.TB, k *Kernel, want nft.Ruleset, depth layout.Depth) []string {
 	t.Helper()
-	a, err := k.Apply(t.Context(), want, look)
+	a, err := k.Apply(t.Context(), want, depth)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return a.Differences
 }
 
-// everything reads all, including what the other mode installed.
-var everything = Look{Full: true, Others: true}
+const everything = layout.Everything
 
 // inSync fails the test unless the kernel has exactly what is wanted: a new
 // process finds no differences and writes nothing.
@@ -82,7 +80,7 @@ func inSync(t testing.TB, ns *nfttest.NS, want nft.Ruleset) {
 		t.Errorf("differs: %s", d)
 	}
 	before := generation(t, ns)
-	for _, look := range []Look{everything, {}} {
+	for _, look := range []layout.Depth{everything, layout.Ours} {
 		if diffs := apply(t, k, want, look); len(diffs) > 0 {
 			t.Errorf("a further Apply undid %q", diffs)
 		}

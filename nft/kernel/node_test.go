@@ -14,6 +14,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
@@ -121,13 +122,13 @@ func TestRejectedTransactionsKeepTheOldRules(t *testing.T) {
 			r := newRig(t)
 			for _, errno := range errnos {
 				// Apply retries after some of them, which takes time.
-				if !nfttest.Long() && outdated(errno) && tr.name != "change" && tr.name != "change for iptables" {
+				if !nfttest.Long() && disturbed(errno) && tr.name != "change" && tr.name != "change for iptables" {
 					continue
 				}
 				for commits := range 2 {
 					r.reset(tr)
 					f := r.faults(0, fault{refusing, errno})
-					f.commits = commits
+					f.succeed = commits
 					k := f.open()
 					_, err := k.Apply(t.Context(), *tr.to, everything)
 					effective := tr.effective(t, r.conn)
@@ -150,19 +151,19 @@ func TestForeignJumpToOurChainDoesNotPreventUpdates(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	k := open(t, ns)
 	with, without := cases.Load(t, "sources-only").Compile(nft.ModeIPTables), cases.Load(t, "ipv6").Compile(nft.ModeIPTables)
-	apply(t, k, with, Look{})
+	apply(t, k, with, layout.Ours)
 	iptables(t, ns, nfnetlink.IPv4, "-N", "FOREIGN")
 	iptables(t, ns, nfnetlink.IPv4, "-A", "FOREIGN", "-d", "192.0.2.1", "-j", xtables.WithSubchains(cases.DefaultChain)[1])
 	foreign := foreignRules(t, ns)
 	// The kernel does not delete a chain to which another program's rule refers: it stays, empty.
-	apply(t, k, without, Look{})
+	apply(t, k, without, layout.Ours)
 	inSync(t, ns, without)
 	if diff := cmp.Diff(foreign, foreignRules(t, ns)); diff != "" {
 		t.Errorf("foreign rules (-before +after):\n%s", diff)
 	}
-	apply(t, k, with, Look{})
+	apply(t, k, with, layout.Ours)
 	inSync(t, ns, with)
-	apply(t, k, cases.Load(t, "ipv6").Compile(nft.ModeNFTables), Look{Others: true})
+	apply(t, k, cases.Load(t, "ipv6").Compile(nft.ModeNFTables), layout.Everything)
 	inSync(t, ns, cases.Load(t, "ipv6").Compile(nft.ModeNFTables))
 	if diff := cmp.Diff(foreign, foreignRules(t, ns)); diff != "" {
 		t.Errorf("foreign rules (-before +after):\n%s", diff)
@@ -206,7 +207,7 @@ func TestCountersAreReadWhileTheKernelIsBusy(t *testing.T) {
 	for _, m := range cases.Modes() {
 		ns := nfttest.NewNS(t, "node")
 		want := cases.Load(t, "default").Compile(m)
-		apply(t, open(t, ns), want, Look{})
+		apply(t, open(t, ns), want, layout.Ours)
 		waits, goOn, done := make(chan struct{}), make(chan struct{}), make(chan error)
 		first := sync.OnceFunc(func() {
 			close(waits)
@@ -221,7 +222,7 @@ func TestCountersAreReadWhileTheKernelIsBusy(t *testing.T) {
 			return dialIn(ns)()
 		}))
 		go func() {
-			_, err := k.Apply(t.Context(), want, Look{})
+			_, err := k.Apply(t.Context(), want, layout.Ours)
 			done <- err
 		}()
 		<-waits
@@ -249,7 +250,7 @@ func TestCountersSurviveChanges(t *testing.T) {
 	want := map[nft.Counts]uint64{}
 	for _, name := range []string{"both-families", "ipv6", "all-policies", "both-families"} {
 		c := cases.Load(t, name)
-		apply(t, k, c.Compile(nft.ModeNFTables), Look{})
+		apply(t, k, c.Compile(nft.ModeNFTables), layout.Ours)
 		for _, p := range c.Packets {
 			wire.send(t, p)
 			want[nft.Counts{IPv6: p.Dst.Is6(), Verdict: p.Verdict}]++

@@ -156,14 +156,15 @@ func (k *Kernel) Rewrites(ctx context.Context, held nft.Ruleset) (foreign.Rewrit
 	return foreign.FindRewrites(snapshot), nil
 }
 
-func (k *Kernel) snapshot(ctx context.Context, want nft.Ruleset) (foreign.Snapshot, error) {
-	return again(ctx, func() (foreign.Snapshot, error) {
-		s, err := k.read(ctx, want, Look{Others: true}, layout.Scope{Rules: true, Owners: true}, nil)
-		if err != nil {
-			return foreign.Snapshot{}, err
+func (k *Kernel) snapshot(ctx context.Context, want nft.Ruleset) (snapshot foreign.Snapshot, err error) {
+	err = again(ctx, func() error {
+		s, err := k.read(ctx, want, layout.Everything, nil)
+		if err == nil {
+			snapshot, err = foreign.Read(ctx, k.conn.In(ctx), s.owns)
 		}
-		return foreign.Read(ctx, k.conn, s.isOurs(want))
+		return err
 	})
+	return snapshot, err
 }
 
 // share returns what a ruleset masquerades, but for loopback addresses, and in which

@@ -13,6 +13,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -63,14 +64,14 @@ func own(t *testing.T, ns *nfttest.NS, family nfnetlink.Family, table string, fl
 }
 
 func TestTableThatVanishesWithoutANewGenerationIsDetected(t *testing.T) {
-	for _, look := range []Look{{Verify: true}, {Full: true}} {
+	for _, depth := range []layout.Depth{layout.Ours, everything} {
 		ns := nfttest.NewNS(t, "node")
 		want := xtOf(config.Default(config.Defaults{}))
 		owner := own(t, ns, nfnetlink.IPv4, xtables.NATTable, flagOwner)
 		if owner == nil {
 			return
 		}
-		apply(t, New(owner), want, Look{})
+		apply(t, New(owner), want, layout.Ours)
 		k := open(t, ns)
 		if diffs := apply(t, k, want, everything); len(diffs) > 0 {
 			t.Fatalf("wrote %q", diffs)
@@ -82,8 +83,8 @@ func TestTableThatVanishesWithoutANewGenerationIsDetected(t *testing.T) {
 		if after := generation(t, ns); after != before {
 			t.Logf("this kernel increments the generation from %d to %d", before, after)
 		}
-		if diffs := apply(t, k, want, look); len(diffs) == 0 {
-			t.Errorf("%+v: the table is gone, and nothing was found", look)
+		if diffs := apply(t, k, want, depth); len(diffs) == 0 {
+			t.Errorf("%d: the table is gone, and nothing was found", depth)
 		}
 		inSync(t, ns, want)
 	}
@@ -131,7 +132,7 @@ func replacesOwned(t *testing.T, want nft.Ruleset, flags uint32, running bool) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		_, err := k.Apply(t.Context(), want, Look{})
+		_, err := k.Apply(t.Context(), want, layout.Ours)
 		if !errors.Is(err, unix.EPERM) || !strings.Contains(Hint(err), "another process owns the table") {
 			t.Errorf("Apply says %v; %q", err, Hint(err))
 		}
@@ -139,7 +140,7 @@ func replacesOwned(t *testing.T, want nft.Ruleset, flags uint32, running bool) {
 	if err := owner.Close(); err != nil {
 		t.Fatal(err)
 	}
-	apply(t, k, want, Look{})
+	apply(t, k, want, layout.Ours)
 	inSync(t, ns, want)
 	chains, err := connect(t, ns).Chains(table.Family)
 	if err != nil {

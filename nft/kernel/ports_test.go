@@ -10,6 +10,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -32,7 +33,7 @@ func TestPortRangesAreUsedInProportionToTheirSize(t *testing.T) {
 				t.Parallel()
 				top := nfttest.NewTopology(t)
 				o := nft.Options{Layout: layouts.Of(mode, cases.DefaultChain), RandomFully: random, Ports: ranges}
-				apply(t, open(t, top.Node), nft.Compile(config.Default(config.Defaults{}), o), Look{})
+				apply(t, open(t, top.Node), nft.Compile(config.Default(config.Defaults{}), o), layout.Ours)
 				for _, proto := range []nfttest.Proto{nfttest.TCP, nfttest.UDP, nfttest.SCTP} {
 					n, off := connections, tolerance
 					if proto == nfttest.SCTP {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -13,14 +12,14 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-// 1,000 configs: explanations from the file and from the kernel, the kernel's
-// actual decision, and the specification agree.
+// 1,000 configs: explanations, the kernel's actual decision, and the specification agree.
 func TestRealPacketsMatchTheSpecification(t *testing.T) {
 	t.Parallel()
 	const seeds = 4
@@ -40,10 +39,6 @@ func TestRealPacketsMatchTheSpecification(t *testing.T) {
 				packets := packetsFor(t, m, wire, c, each)
 				for _, r := range rulesets {
 					apply(t, k, r, everything)
-					live, ok, err := k.ReadBack(t.Context())
-					if err != nil || !ok {
-						t.Fatalf("read back %t, error %v", ok, err)
-					}
 					for _, p := range packets {
 						conn := p.Connection()
 						p.Verdict, p.Seen = cases.Specified(c, conn), cases.SpecifiedSources(c, conn, node)
@@ -51,8 +46,8 @@ func TestRealPacketsMatchTheSpecification(t *testing.T) {
 							p.Verdict = cases.Specified(cases.ForView(c), conn)
 						}
 						wire.check(t, k, r, p)
-						if file, kernel := r.Policy.Decide(conn), live.Policy.Decide(conn); file != p.Verdict || kernel != p.Verdict {
-							t.Errorf("%s %s: explained as %s from the file, as %s from the kernel", p.Line, p.Verdict, file, kernel)
+						if decided := r.Policy.Decide(conn); decided != p.Verdict {
+							t.Errorf("%s %s: explained as %s", p.Line, p.Verdict, decided)
 						}
 					}
 				}
@@ -94,7 +89,7 @@ func usable(a netip.Addr) bool {
 	return a.IsGlobalUnicast() && unrouted(a) && !link4.Contains(a) && !link6.Contains(a)
 }
 
-func TestRandomConfigsAreReadBack(t *testing.T) {
+func TestRandomConfigsAreInSyncOnceApplied(t *testing.T) {
 	t.Parallel()
 	for _, mode := range cases.Modes() {
 		t.Run(string(mode), func(t *testing.T) {
@@ -104,101 +99,81 @@ func TestRandomConfigsAreReadBack(t *testing.T) {
 			for range nfttest.Rounds(10, 150, 150) {
 				c, o := m.Config(), m.Options(mode)
 				want := nft.Compile(c, o).On(m.Addresses())
-				apply(t, k, want, Look{Others: true})
-				got, ok, err := open(t, ns).ReadBack(t.Context())
-				if err != nil || !ok {
-					t.Fatalf("read back %t, error %v: config %+v, options %+v", ok, err, c, o)
+				apply(t, k, want, layout.Everything)
+				got, ok, err := open(t, ns).Installed(t.Context())
+				if err != nil || !ok || got != (layout.Installed{Layout: want.Layout, Hash: want.Hash()}) {
+					t.Fatalf("installed are %+v, %t, %v, want %s: config %+v, options %+v", got, ok, err, want.Hash(), c, o)
 				}
-				type result struct{ Text, Hash, Chain string }
-				chain := map[nft.Mode]string{nft.ModeIPTables: want.Chain()}[mode]
-				if diff := cmp.Diff(result{want.String(), want.Hash(), chain}, result{got.String(), got.Hash(), got.Chain()}); diff != "" {
-					t.Fatalf("read back (-want +got):\n%s", diff)
-				}
-				if !got.Same(want) {
-					t.Fatal("what is read back does not count as the same")
-				}
-				inSync(t, ns, got)
+				inSync(t, ns, want)
 			}
 		})
 	}
 }
 
-func TestReadBackIgnoresForeignRules(t *testing.T) {
+// Installed is the policy that we wrote, whatever other programs did to its rules.
+func TestInstalledRulesAreIdentifiedByTheHashInTheKernel(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft", "iptables-nft-restore")
-	ns := nfttest.NewNS(t, "node")
-	for _, step := range []func(){
-		func() {},
-		func() { loadForeign(t, ns) },
-		func() { nfttest.NFT(t, ns, "", "add", "table", "inet", nft.TableName) },
-		func() {
-			nfttest.NFT(t, ns, cases.Load(t, "default").File(t, "ruleset.nft"), "-f", "-")
-			nfttest.NFT(t, ns, "", "add", "element", "inet", nft.TableName, "non-masq-v4-a", "{ 198.51.100.0/24 }")
+	nfttest.Require(t, "nft", "iptables-nft", "iptables-nft-restore")
+	none := func(t *testing.T, ns *nfttest.NS, when string) {
+		t.Helper()
+		if found, ok, err := open(t, ns).Installed(t.Context()); ok || err != nil {
+			t.Errorf("%s: installed are %+v, %v", when, found, err)
+		}
+	}
+	for mode, attacks := range map[nft.Mode][]func(*attacker){
+		nft.ModeNFTables: {
+			func(*attacker) {},
+			does("insert rule TABLE postrouting accept"),
+			does("add rule TABLE postrouting ip daddr 198.51.100.0/24 masquerade"),
+			does("add element TABLE SET { 198.51.100.0/24 }"),
+			does("flush set TABLE SET"),
+			does("add chain TABLE foreign"),
+		},
+		nft.ModeIPTables: {
+			func(*attacker) {},
+			runs("-I IP-MASQ-AGENT -d 198.51.100.0/24 -j ACCEPT"),
+			runs("-A IP-MASQ-AGENT -j ACCEPT"),
+			runs("-D IP-MASQ-AGENT 2"),
+			runs("-E IP-MASQ-AGENT RENAMED"),
 		},
 	} {
-		step()
-		if r, ok, err := open(t, ns).ReadBack(t.Context()); ok || err != nil {
-			t.Errorf("read back %t, error %v:\n%s", ok, err, r)
-		}
-	}
-}
-
-// A rule that another program added does not change the policy that the hash is of.
-func TestPolicyIsReadBackAfterTampering(t *testing.T) {
-	t.Parallel()
-	nfttest.Require(t, "nft")
-	ns := nfttest.NewNS(t, "node")
-	want := cases.Load(t, "both-families").Compile(nft.ModeNFTables)
-	for _, rule := range []string{"insert accept", "insert ip daddr 198.51.100.0/24 masquerade", "add ip daddr 198.51.100.0/24 masquerade"} {
-		apply(t, open(t, ns), want, everything)
-		do, rule, _ := strings.Cut(rule, " ")
-		nfttest.NFT(t, ns, "", append([]string{do, "rule", "inet", nft.TableName, "postrouting"}, strings.Fields(rule)...)...)
-		k := open(t, ns)
-		back, ok, err := k.ReadBack(t.Context())
-		if !ok || err != nil || back.Hash() != want.Hash() {
-			t.Fatalf("beside %q: read back %t, error %v, %s for %s", rule, ok, err, back.Hash(), want.Hash())
-		}
-		if diffs := apply(t, k, back, everything); len(diffs) == 0 {
-			t.Errorf("beside %q nothing differs", rule)
-		}
-		inSync(t, ns, want)
-	}
-}
-
-// Held is for output: it describes the current state, right or wrong.
-func TestHeldDescribesTheKernelAfterTampering(t *testing.T) {
-	nfttest.Require(t, "nft", "iptables-nft")
-	for _, mode := range []nft.Mode{nft.ModeNFTables, nft.ModeIPTables} {
-		ns := nfttest.NewNS(t, "node")
-		held := func() (string, bool) {
-			t.Helper()
-			r, ok, err := open(t, ns).Held(t.Context(), cases.DefaultChain, false)
-			if err != nil || ok && r.Mode() != mode {
-				t.Errorf("mode %s, error %v", r.Mode(), err)
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "node")
+			none(t, ns, "without rules")
+			loadForeign(t, ns)
+			none(t, ns, "next to other programs' rules")
+			nfttest.NFT(t, ns, "", "add", "table", "inet", nft.TableName)
+			none(t, ns, "with an empty table")
+			k, want := open(t, ns), cases.Load(t, "both-families").Compile(mode)
+			for i, attack := range attacks {
+				apply(t, k, want, everything)
+				a := &attacker{t: t, ns: ns, table: "inet " + nft.TableName, want: want}
+				if mode == nft.ModeNFTables {
+					a.set = liveSet(t, ns)
+				}
+				attack(a)
+				found, ok, err := open(t, ns).Installed(t.Context())
+				if err != nil || !ok || found != (layout.Installed{Layout: want.Layout, Hash: want.Hash()}) {
+					t.Errorf("attack %d: installed are %+v, %t, %v", i, found, ok, err)
+				}
 			}
-			return r.Hash(), ok
-		}
-		if hash, ok := held(); ok {
-			t.Errorf("%s: an empty kernel has %s", mode, hash)
-		}
-		want := cases.Load(t, "default").Compile(mode)
-		apply(t, open(t, ns), want, everything)
-		if hash, ok := held(); !ok || hash != want.Hash() {
-			t.Errorf("%s: got %s, want %s", mode, hash, want.Hash())
-		}
-		if mode == nft.ModeNFTables {
-			nfttest.NFT(t, ns, "", "add", "element", "inet", nft.TableName, "non-masq-v4-a", "{ 198.51.100.0/24 }")
-		} else {
-			iptables(t, ns, nfnetlink.IPv4, "-I", cases.DefaultChain, "-d", "198.51.100.0/24", "-j", "ACCEPT")
-			iptables(t, ns, nfnetlink.IPv4, "-D", cases.DefaultChain, "2")
-		}
-		if hash, ok := held(); !ok || hash == want.Hash() {
-			t.Errorf("%s: after tampering got %s", mode, hash)
-		}
+			apply(t, k, want, everything)
+			last := &attacker{t: t, ns: ns, table: "inet " + nft.TableName, want: want}
+			if mode == nft.ModeNFTables {
+				last.nft(fmt.Sprintf("delete rule TABLE postrouting handle %d", last.rule(-1)))
+			} else {
+				last.deleteLast()
+				iptables(t, ns, nfnetlink.IPv6, "-F")
+			}
+			if found, ok, err := open(t, ns).Installed(t.Context()); err != nil || !ok || found.Hash != "" {
+				t.Errorf("without the rule that has the hash: installed are %+v, %t, %v", found, ok, err)
+			}
+		})
 	}
 }
 
-func TestManyCIDRsAreReadBackExactly(t *testing.T) {
+func TestManyCIDRsAreWrittenExactly(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
 	ns := nfttest.NewNS(t, "node")
@@ -222,7 +197,7 @@ func TestManyCIDRsAreReadBackExactly(t *testing.T) {
 	if v4, v6 := want.CIDRs(); v4 != 5000 || v6 != 5000 {
 		t.Fatalf("%d and %d CIDRs, want 5000 each", v4, v6)
 	}
-	apply(t, open(t, ns), want, Look{})
+	apply(t, open(t, ns), want, layout.Ours)
 	for _, s := range want.Tables[0].Sets {
 		var ranges []iprange.Range
 		for _, p := range s.Prefixes {

@@ -9,14 +9,14 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// reportEmptied describes, for chains that were emptied but could not be deleted,
-// which rules of other programs refer to them. Call it afterwards, when our own
-// jumps are gone.
-func (k *Kernel) reportEmptied(emptied []layout.ChainID) []string {
-	var out []string
-	for _, c := range emptied {
-		out = append(out, fmt.Sprintf("the rules of chain %s in table %s %s, which itself stays, empty, because of %s",
-			nfnetlink.Printable(c.Chain), c.Family, nfnetlink.Printable(c.Table), k.referrers(c)))
+// emptied describes, for chains that were emptied but could not be deleted, which rules of
+// other programs refer to them. Call it afterwards, when our own jumps are gone.
+func (k *Kernel) emptied(diffs []layout.Difference) (out []string) {
+	for _, d := range diffs {
+		for _, c := range d.Emptied {
+			out = append(out, fmt.Sprintf("the rules of chain %s in table %s %s, which itself stays, empty, because of %s",
+				nfnetlink.Printable(c.Chain), c.Family, nfnetlink.Printable(c.Table), k.referrers(c)))
+		}
 	}
 	return out
 }

@@ -9,6 +9,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -50,11 +51,11 @@ func TestOlderAgentsRulesWithOurTextAreNotOurs(t *testing.T) {
 					t.Errorf("%s (-before +after):\n%s", when, diff)
 				}
 			}
-			if _, found, err := k.ReadBack(t.Context()); found || err != nil {
+			if _, found, err := k.Installed(t.Context()); found || err != nil {
 				t.Errorf("a previous run left them: %t, %v", found, err)
 			}
 			native := nft.Compile(agent.config, nft.Options{Layout: native.Layout{}})
-			a, err := k.Apply(t.Context(), native, Look{Others: true})
+			a, err := k.Apply(t.Context(), native, layout.Everything)
 			if err != nil || len(a.Removed)+len(a.TookOver) > 0 {
 				t.Errorf("%+v, %v", a, err)
 			}
@@ -66,7 +67,7 @@ func TestOlderAgentsRulesWithOurTextAreNotOurs(t *testing.T) {
 				t.Errorf("removed %q, %v", removed, err)
 			}
 			stay("after Cleanup")
-			apply(t, k, native, Look{Others: true, TakeOver: true})
+			apply(t, k, native, layout.TakeOver)
 			if diff := cmp.Diff(empty, notOurs(t, ns, native)); diff != "" {
 				t.Errorf("after the take-over:\n%s", diff)
 			}
@@ -80,8 +81,8 @@ func TestOlderAgentThatRewritesOurChainOwnsIt(t *testing.T) {
 	agent.config.EnableIPv6 = false
 	want := nft.Compile(agent.config, nft.Options{Layout: xtables.Layout{Name: agent.chain}})
 	k := open(t, ns)
-	apply(t, k, want, Look{})
-	if installed, err := k.Installed(t.Context(), Ours); err != nil || len(installed) != 1 {
+	apply(t, k, want, layout.Ours)
+	if installed, err := k.Removable(t.Context(), Ours); err != nil || len(installed) != 1 {
 		t.Errorf("installed are %q, %v", installed, err)
 	}
 	// It keeps an existing jump.
@@ -106,7 +107,7 @@ func TestSignatureIsWrittenOnceAndChangesNoCounter(t *testing.T) {
 	loadForeign(t, ns)
 	want := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}})
 	k := open(t, ns)
-	apply(t, k, want, Look{})
+	apply(t, k, want, layout.Ours)
 	save := func() string { return nfttest.Run(t, ns, "", "iptables-nft-save", "-c", "-t", "nat") }
 	saved := strings.ReplaceAll(save(), "[0:0] -A "+cases.DefaultChain, "[7:420] -A "+cases.DefaultChain)
 	nfttest.Run(t, ns, saved, "iptables-nft-restore", "-c")
@@ -142,14 +143,14 @@ func TestOlderAgentsChainInADisabledFamilyStaysAndIsReported(t *testing.T) {
 		want := nft.Compile(agent.config, nft.Options{Layout: xtables.Layout{Name: agent.chain}})
 		k := open(t, ns)
 		six := nfttest.Save(t, ns, "ip6tables-nft-save", "nat")
-		apply(t, k, want, Look{Others: true})
+		apply(t, k, want, layout.Everything)
 		if diff := cmp.Diff(body(six), body(nfttest.Save(t, ns, "ip6tables-nft-save", "nat"))); diff != "" {
 			t.Errorf("%s: IPv6 (-before +after):\n%s", name, diff)
 		}
 		if others, err := k.Others(t.Context(), want); err != nil || len(others.Legacy) != 1 || others.Legacy[0].Family != nfnetlink.IPv6 {
 			t.Errorf("%s: %v, %v", name, others.Legacy, err)
 		}
-		if a, err := k.Apply(t.Context(), want, Look{Others: true, TakeOver: true}); err != nil || len(a.TookOver) != 1 {
+		if a, err := k.Apply(t.Context(), want, layout.TakeOver); err != nil || len(a.TookOver) != 1 {
 			t.Errorf("%s: %+v, %v", name, a, err)
 		}
 	}

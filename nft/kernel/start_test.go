@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
@@ -29,7 +30,7 @@ func BenchmarkStartWithFiftyThousandForeignRules(b *testing.B) {
 			for b.Loop() {
 				k := open(b, ns)
 				before := processorTime(b)
-				_, err := k.Apply(b.Context(), want, Look{Others: true})
+				_, err := k.Apply(b.Context(), want, layout.Everything)
 				must(b, err)
 				others, err := k.Others(b.Context(), want)
 				must(b, err)

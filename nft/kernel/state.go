@@ -2,122 +2,114 @@ package kernel
 
 import (
 	"context"
-	"slices"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/xtables"
 )
 
 // A state is our rules in the kernel, and those of older agents, at one generation.
 type state struct {
 	generation uint32
-	held       []layout.Held
-	wanted     layout.Held           // of the wanted layout; nil: no rules are wanted
-	legacy     []foreign.LegacyChain // if a takeover is requested
+	modes      []layout.State // those of the readers, nil if not read
+	wanted     layout.State   // nil: no rules are wanted
+	legacy     []foreign.LegacyChain
 }
 
-// read reads the kernel's state. What was verified before completes the scope. With
-// the state of an earlier read, it reads only what can have changed since.
-func (k *Kernel) read(ctx context.Context, want nft.Ruleset, l Look, scope layout.Scope, since *state) (*state, error) {
-	if err := ctx.Err(); err != nil {
+// A reader reads the rules of a mode.
+type reader struct {
+	mode nft.Mode
+	read func(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, before layout.State) (layout.State, error)
+}
+
+func readers() []reader {
+	return []reader{{nft.ModeNFTables, native.Read}, {nft.ModeIPTables, xtables.Read}}
+}
+
+// read reads the kernel's state. With an earlier one, the elements of sets that are still
+// the same are not read again.
+func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth, before *state) (*state, error) {
+	c := k.conn.In(ctx)
+	generation, err := c.Generation()
+	if err != nil {
 		return nil, err
 	}
-	s := &state{}
-	others := l.Others || l.TakeOver
-	var err error
-	if s.generation, err = k.conn.Generation(); err != nil {
-		return nil, err
-	}
-	scope.Full, scope.Quick, scope.Others, scope.Generation = l.Full, l.Quick, others, s.generation
-	scope.Same, scope.Unchanged, scope.InFull = k.verified.want.Same(want), s.generation == k.verified.generation, k.verified.inFull
-	for i, r := range k.readers {
-		if since != nil && since.held != nil {
-			scope.Since = since.held[i]
+	s := &state{generation: generation}
+	for i, r := range readers() {
+		var earlier, now layout.State
+		if before != nil {
+			earlier = before.modes[i]
 		}
-		h, err := r.Read(ctx, want, scope)
-		if err != nil {
-			return nil, err
+		if r.mode == want.Mode() || depth > layout.Ours {
+			if now, err = r.read(c, want, depth, earlier); err != nil {
+				return nil, err
+			}
 		}
-		s.held = append(s.held, h)
-		if r.Mode() == want.Mode() {
-			s.wanted = h
+		if s.modes = append(s.modes, now); r.mode == want.Mode() {
+			s.wanted = now
 		}
 	}
-	switch {
-	case l.TakeOver:
-		snapshot, err := foreign.Read(ctx, k.conn, s.isOurs(want))
+	if depth == layout.TakeOver {
+		snapshot, err := foreign.Read(ctx, c, s.owns)
 		if err != nil {
 			return nil, err
 		}
 		s.legacy = foreign.Legacy(snapshot)
-	case since != nil:
-		s.legacy = since.legacy
 	}
 	return s, nil
 }
 
-// unchanged reports whether a plan for an earlier state is still right.
-func (s *state) unchanged(since *state) bool {
-	for i, h := range s.held {
-		if !h.Unchanged(since.held[i]) {
-			return false
+// owns reports whether a chain is ours, or will be.
+func (s *state) owns(c nfnetlink.Chain) bool {
+	for _, m := range s.modes {
+		if m != nil && m.Owns(c) {
+			return true
 		}
 	}
-	return true
-}
-
-// inFull reports whether everything was read.
-func (s *state) inFull() bool {
-	return !slices.ContainsFunc(s.held, func(h layout.Held) bool { return !h.InFull() })
+	return false
 }
 
 // differences describes how the state differs from the wanted one.
-func (s *state) differences(want nft.Ruleset) (diffs []string) {
+func (s *state) differences() (diffs []layout.Difference) {
 	for _, l := range s.legacy {
-		diffs = append(diffs, "another agent's "+l.String())
+		d := layout.Difference{Kind: layout.Older, Text: l.String(), Rules: l}
+		for _, name := range l.Held {
+			d.Emptied = append(d.Emptied, layout.ChainID{Family: l.Family, Table: l.Table, Chain: name})
+		}
+		diffs = append(diffs, d)
 	}
-	diffs = append(diffs, s.wanted.Differences(want)...)
-	for _, left := range s.leftovers(want) {
-		diffs = append(diffs, "leftover "+left.String())
+	for _, m := range s.modes {
+		if m != nil {
+			diffs = append(diffs, m.Differences()...)
+		}
 	}
 	return diffs
 }
 
-// leftovers returns what is ours but not wanted.
-func (s *state) leftovers(want nft.Ruleset) (left []layout.Leftover) {
-	for _, h := range s.held {
-		left = append(left, h.Leftovers(want)...)
+// carryOut turns the state into the wanted one.
+func (s *state) carryOut(ctx context.Context, commit layout.Commit) error {
+	if s.wanted != nil {
+		if err := s.wanted.Stage(ctx, commit); err != nil {
+			return err
+		}
 	}
-	return left
-}
-
-// isOurs returns a function that reports whether a chain is ours.
-func (s *state) isOurs(want nft.Ruleset) func(nfnetlink.Chain) bool {
-	var owns []func(nfnetlink.Chain) bool
-	for _, h := range s.held {
-		owns = append(owns, h.Owns(want))
-	}
-	return func(c nfnetlink.Chain) bool {
-		return slices.ContainsFunc(owns, func(is func(nfnetlink.Chain) bool) bool { return is(c) })
-	}
-}
-
-// plan plans the transactions that activate the wanted ruleset and remove the
-// leftovers of another layout, another name or another agent.
-func (s *state) plan(want nft.Ruleset, staged layout.Staged) (*layout.Plan, error) {
-	p := &layout.Plan{}
-	for _, h := range s.held {
-		if err := h.Plan(want, staged, p); err != nil {
-			return nil, err
+	now, after := &nfnetlink.Batch{}, &nfnetlink.Batch{}
+	for _, m := range s.modes {
+		if m != nil {
+			m.Switch(now, after)
 		}
 	}
 	for _, l := range s.legacy {
-		l.Remove(&p.Switch)
-		for _, name := range l.Held {
-			p.Emptied = append(p.Emptied, layout.ChainID{Family: l.Family, Table: l.Table, Chain: name})
-		}
+		l.Remove(now)
 	}
-	return p, nil
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := commit(now); err != nil {
+		return err
+	}
+	return commit(after)
 }

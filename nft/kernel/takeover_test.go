@@ -18,6 +18,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
@@ -154,9 +155,9 @@ func notOurs(t testing.TB, ns *nfttest.NS, r nft.Ruleset) []string {
 
 // A takeOver is a way to replace an older agent.
 type takeOver struct {
-	name string
-	want nft.Ruleset
-	look Look
+	name  string
+	want  nft.Ruleset
+	depth layout.Depth
 }
 
 func (a olderAgent) takeOvers() []takeOver {
@@ -164,10 +165,10 @@ func (a olderAgent) takeOvers() []takeOver {
 		return nft.Compile(a.config, nft.Options{Layout: layouts.Of(mode, chain), RandomFully: true})
 	}
 	return []takeOver{
-		{"nftables", of(nft.ModeNFTables, ""), Look{Others: true, TakeOver: true}},
+		{"nftables", of(nft.ModeNFTables, ""), layout.TakeOver},
 		// The chain with our own name is changed to ours without a request.
-		{"iptables-nft, the same chain", of(nft.ModeIPTables, a.chain), Look{Others: true}},
-		{"iptables-nft, another chain", of(nft.ModeIPTables, "TAKES-OVER"), Look{Others: true, TakeOver: true}},
+		{"iptables-nft, the same chain", of(nft.ModeIPTables, a.chain), layout.Everything},
+		{"iptables-nft, another chain", of(nft.ModeIPTables, "TAKES-OVER"), layout.TakeOver},
 	}
 }
 
@@ -187,7 +188,7 @@ func TestTakeoversCauseNoWrongSource(t *testing.T) {
 					k := open(t, top.Node)
 					for range nfttest.FullRounds(3, 60) {
 						wait(t, h, 3)
-						if diffs := apply(t, k, way.want, way.look); len(diffs) == 0 {
+						if diffs := apply(t, k, way.want, way.depth); len(diffs) == 0 {
 							t.Fatal("nothing done")
 						}
 						if diff := cmp.Diff(before, notOurs(t, top.Node, way.want)); diff != "" {
@@ -239,7 +240,7 @@ func TestHammerDetectsATakeoverInTwoTransactions(t *testing.T) {
 				if removed, err := k.Cleanup(t.Context(), WithLegacy); err != nil || len(removed) == 0 {
 					t.Fatalf("removed %q: %v", removed, err)
 				}
-				apply(t, k, way.want, way.look)
+				apply(t, k, way.want, way.depth)
 				agent.comeBack(t, top.Node, way.want)
 			}
 			tally, err := h.Stop()
@@ -266,7 +267,7 @@ func TestCleanupRemovesEachOlderAgentsRules(t *testing.T) {
 			before := notOurs(t, ns, nft.Ruleset{Layout: native.Layout{}})
 			loadOlder(t, name).install(t, ns, nil)
 			k := open(t, ns)
-			named, err := k.Installed(t.Context(), WithLegacy)
+			named, err := k.Removable(t.Context(), WithLegacy)
 			if err != nil || len(named) == 0 {
 				t.Errorf("installed are %q, %v", named, err)
 			}
@@ -298,7 +299,7 @@ func TestOnlyNATReportsOtherNATChains(t *testing.T) {
 		}
 	}
 	want(false, "without rules")
-	apply(t, k, nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}), Look{})
+	apply(t, k, nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}), layout.Ours)
 	want(true, "with only ours")
 	nfttest.NFT(t, ns, "add table ip other; add chain ip other c { type filter hook forward priority 0; }", "-f", "-")
 	want(true, "next to a filter")

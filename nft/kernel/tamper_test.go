@@ -16,6 +16,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -336,7 +337,7 @@ func TestTamperingWithOurTableIsReverted(t *testing.T) {
 			c := tamperConfig(n)
 			want := nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true})
 			k := open(t, ns)
-			apply(t, k, want, Look{})
+			apply(t, k, want, layout.Ours)
 			for i, tamper := range ownTamperings {
 				if i%nfttest.Rounds(7, 1, 1) > 0 {
 					continue
@@ -367,14 +368,14 @@ func liveSet(t *testing.T, ns *nfttest.NS) string {
 func revert(t *testing.T, ns *nfttest.NS, k *Kernel, want nft.Ruleset, finds string) {
 	t.Helper()
 	foreign, listing := foreignRules(t, ns), foreignListing(t, ns)
-	diffs, err := k.Diff(t.Context(), want, Look{})
+	diffs, err := k.Diff(t.Context(), want, layout.Ours)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !slices.ContainsFunc(diffs, func(d string) bool { return strings.Contains(d, finds) }) {
 		t.Errorf("Diff says %q, nothing with %q", diffs, finds)
 	}
-	a, err := k.Apply(t.Context(), want, Look{})
+	a, err := k.Apply(t.Context(), want, layout.Ours)
 	if err != nil {
 		nfttest.NFT(t, ns, "flush ruleset", "-f", "-") // the next one starts from scratch
 		t.Errorf("Apply: %v", err)
@@ -420,9 +421,18 @@ var sharedTamperings = []tampering{
 	{"native set in a rule", does("insert rule ip nat IP-MASQ-AGENT ip daddr { 198.51.100.8, 198.51.100.9 } return"), "unexpected rule"},
 	{"move rule", (*attacker).moveShared, "in another order"},
 	{"dormant", does("add table ip nat { flags dormant; }"), "is dormant"},
-	{"table of the other mode", func(a *attacker) {
-		a.nft("table TABLE { chain postrouting { type nat hook postrouting priority 110; masquerade; }; }")
-	}, "of mode nftables"},
+}
+
+func TestTableOfTheOtherModeIsRemoved(t *testing.T) {
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	k, want := open(t, ns), xtOf(tamperConfig(10))
+	apply(t, k, want, layout.Ours)
+	nfttest.NFT(t, ns, "table inet nft-masq-agent { chain postrouting { type nat hook postrouting priority 110; masquerade; }; }", "-f", "-")
+	if diffs := apply(t, k, want, everything); !slices.Equal(diffs, []string{"leftover table inet nft-masq-agent"}) {
+		t.Errorf("found %q", diffs)
+	}
+	inSync(t, ns, want)
 }
 
 // runs returns the attack that runs iptables once for each line.
@@ -466,7 +476,7 @@ func TestTamperingWithTheSharedTablesIsReverted(t *testing.T) {
 			loadForeign(t, ns)
 			want := xtOf(tamperConfig(n))
 			k := open(t, ns)
-			apply(t, k, want, Look{})
+			apply(t, k, want, layout.Ours)
 			for i, tamper := range sharedTamperings {
 				if i%nfttest.Rounds(7, 1, 1) > 0 {
 					continue

@@ -33,16 +33,17 @@ func (n Path) Own(w foreign.Way) bool {
 	return w.Own || n.own != nil && n.own(nfnetlink.Chain{Family: w.Rule.Family, Table: w.Rule.Table, Name: w.Rule.Chain})
 }
 
-// longChain is the most rules of our own chain that are read. For a longer one,
-// the policy that was read back from it is used.
-const longChain = 5_000
-
 // Trace follows a new connection through the NAT rules of this node, including those of
-// other programs, on each of its routes. src is the zero address for any pod, and held is
-// our ruleset in the kernel.
-func (k *Kernel) Trace(ctx context.Context, src, dst netip.Addr, routes node.Routes, held nft.Ruleset) ([]Path, error) {
-	s, err := again(ctx, func() (*state, error) {
-		return k.read(ctx, held, Look{Others: true}, layout.Scope{Rules: true, Owners: true}, nil)
+// other programs, on each of its routes. src is the zero address for any pod, and known is
+// the ruleset that the kernel has, as far as it is known.
+func (k *Kernel) Trace(ctx context.Context, src, dst netip.Addr, routes node.Routes, known nft.Ruleset) ([]Path, error) {
+	var own func(nfnetlink.Chain) bool
+	err := again(ctx, func() error {
+		s, err := k.read(ctx, known, layout.Everything, nil)
+		if err == nil {
+			own = s.owns
+		}
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -57,13 +58,13 @@ func (k *Kernel) Trace(ctx context.Context, src, dst netip.Addr, routes node.Rou
 		if !p.FromNode {
 			p.In = device(routes.Back)
 		}
-		if e := held.Policy.Enforce; e != nil {
+		if e := known.Policy.Enforce; e != nil {
 			for _, m := range e.Marks {
 				p.Unset |= m.Value
 			}
 		}
-		paths[i] = Path{Packet: p, Masqueraded: way.Address, Depends: way.Depends, own: s.isOurs(held)}
-		if err := k.trace(ctx, &paths[i], held); err != nil {
+		paths[i] = Path{Packet: p, Masqueraded: way.Address, Depends: way.Depends, own: own}
+		if err := k.trace(ctx, &paths[i], known); err != nil {
 			return nil, err
 		}
 	}
@@ -74,9 +75,8 @@ func device(r node.Route) foreign.Device {
 	return foreign.Device{Name: r.Interface.Name, Index: r.Interface.Index}
 }
 
-func (k *Kernel) trace(ctx context.Context, n *Path, held nft.Ruleset) (err error) {
-	known := func(c nfnetlink.Chain) bool { return c.Use > longChain && n.own(c) }
-	n.Wanted = held.Policy.Decide(nft.Connection{
+func (k *Kernel) trace(ctx context.Context, n *Path, known nft.Ruleset) (err error) {
+	n.Wanted = known.Policy.Decide(nft.Connection{
 		Src: n.Packet.Src, Dst: n.Packet.Dst, FromNode: n.Packet.FromNode, ToNode: n.Packet.DstType == unix.RTN_LOCAL,
 		In: n.Packet.In.Name, Out: n.Packet.Out.Name,
 	}) == nft.Masqueraded
@@ -85,14 +85,14 @@ func (k *Kernel) trace(ctx context.Context, n *Path, held nft.Ruleset) (err erro
 	if !p.FromNode {
 		p.Out = foreign.Device{}
 	}
-	if n.Destination, err = k.follow(ctx, p, n.Wanted, known, before); err != nil {
+	if n.Destination, err = k.follow(ctx, p, before); err != nil {
 		return err
 	}
 	p = n.Destination.Packet
 	if p.Out = n.Packet.Out; after[0] == unix.NF_INET_LOCAL_IN {
 		p.Out = foreign.Device{}
 	}
-	n.Source, err = k.follow(ctx, p, n.Wanted, known, after...)
+	n.Source, err = k.follow(ctx, p, after...)
 	return err
 }
 
@@ -108,10 +108,14 @@ func (n Path) hooks() (before uint32, after []uint32) {
 	return unix.NF_INET_PRE_ROUTING, []uint32{unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
 }
 
-func (k *Kernel) follow(ctx context.Context, p foreign.Packet, wanted bool, known func(nfnetlink.Chain) bool, hooks ...uint32) (foreign.Trace, error) {
-	t, err := again(ctx, func() (*foreign.Tracer, error) { return foreign.NewTracer(ctx, k.conn, known, hooks...) })
-	if err != nil {
-		return foreign.Trace{}, err
-	}
-	return t.Trace(p, wanted), nil
+func (k *Kernel) follow(ctx context.Context, p foreign.Packet, hooks ...uint32) (out foreign.Trace, err error) {
+	none := func(nfnetlink.Chain) bool { return false }
+	err = again(ctx, func() error {
+		t, err := foreign.NewTracer(ctx, k.conn.In(ctx), none, hooks...)
+		if err == nil {
+			out = t.Trace(p, false)
+		}
+		return err
+	})
+	return out, err
 }

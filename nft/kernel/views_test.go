@@ -8,9 +8,12 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -42,7 +45,7 @@ func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "view")
 			want := nft.Compile(tt.config, tt.options)
-			apply(t, open(t, ns), want, Look{})
+			apply(t, open(t, ns), want, layout.Ours)
 			program := "iptables-nft"
 			if tt.config.EnableIPv6 {
 				program = "ip6tables-nft"
@@ -86,7 +89,7 @@ func TestRawRulesEqualThoseOfIPTables(t *testing.T) {
 				}
 				want := nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}, RandomFully: random})
 				ours, theirs := nfttest.NewNS(t, "ours"), nfttest.NewNS(t, "theirs")
-				apply(t, open(t, ours), want, Look{})
+				apply(t, open(t, ours), want, layout.Ours)
 				iptablesOneByOne(t, theirs, want)
 				if diff := cmp.Diff(natRules(t, theirs), natRules(t, ours)); diff != "" {
 					t.Errorf("raw attributes (-iptables-nft +ours):\n%s", diff)
@@ -153,7 +156,7 @@ func TestViewHasARuleForEachEntryOfTheFile(t *testing.T) {
 				t.Parallel()
 				ns := nfttest.NewNS(t, "view")
 				want := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs(list...)}, nft.Options{Layout: xtables.Layout{Name: chain}})
-				apply(t, open(t, ns), want, Look{})
+				apply(t, open(t, ns), want, layout.Ours)
 				listed := []string{"-N " + chain}
 				rule := func(match, comment, verdict string) {
 					listed = append(listed, fmt.Sprintf(`-A %s%s -m comment --comment "%s: %s" -m addrtype ! --dst-type LOCAL -j %s`, chain, match, prefix, comment, verdict))
@@ -165,7 +168,7 @@ func TestViewHasARuleForEachEntryOfTheFile(t *testing.T) {
 					}
 					rule(match, "cluster-local traffic should not be subject to MASQUERADE", "RETURN")
 				}
-				rule("", xtables.CommentMasq, "MASQUERADE")
+				rule("", "outbound traffic should be subject to MASQUERADE (this match must come after cluster-local CIDR matches)", "MASQUERADE")
 				got := strings.Split(strings.TrimSpace(nfttest.Run(t, ns, "", "iptables-nft", "-t", "nat", "-S", chain)), "\n")
 				if diff := cmp.Diff(listed, got); diff != "" {
 					t.Errorf("iptables -S (-want +got):\n%s", diff)
@@ -175,9 +178,9 @@ func TestViewHasARuleForEachEntryOfTheFile(t *testing.T) {
 					nfttest.Run(t, ns, "", "iptables-nft", append([]string{"-t", "nat", "-C"}, shellWords(strings.TrimPrefix(line, "-A "))...)...)
 				}
 				inSync(t, ns, want)
-				held, found, err := open(t, ns).ReadBack(t.Context())
-				if err != nil || !found || !held.Same(want) || held.Hash() != want.Hash() {
-					t.Errorf("read back %v, %t, %v", held, found, err)
+				installed, found, err := open(t, ns).Installed(t.Context())
+				if err != nil || !found || installed.Hash != want.Hash() || installed.Layout != want.Layout {
+					t.Errorf("installed are %+v, %t, %v", installed, found, err)
 				}
 			})
 		}
@@ -192,7 +195,7 @@ func TestChangeOfDuplicatesKeepsCountersOfUnchangedRules(t *testing.T) {
 		return nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs(list...), MasqLinkLocal: true}, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}})
 	}
 	k := open(t, ns)
-	apply(t, k, compile([]string{"10.0.0.0/8", "192.0.2.0/24", "10.0.0.0/8"}), Look{})
+	apply(t, k, compile([]string{"10.0.0.0/8", "192.0.2.0/24", "10.0.0.0/8"}), layout.Ours)
 	saved := strings.Split(nfttest.Run(t, ns, "", "iptables-nft-save", "-t", "nat", "-c"), "\n")
 	for i, packets := 0, 1; i < len(saved); i++ {
 		if rule, ok := strings.CutPrefix(saved[i], "[0:0] -A "+cases.DefaultChain); ok {
@@ -217,6 +220,16 @@ func TestChangeOfDuplicatesKeepsCountersOfUnchangedRules(t *testing.T) {
 	}
 }
 
+// firstComment is the comment of a rule of the first version.
+type firstComment string
+
+func (c firstComment) String() string { return string(c) }
+
+func (c firstComment) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
+	info := xt.Comment(c)
+	return nfnetlink.Marshal(f, &expr.Match{Name: "comment", Info: &info})
+}
+
 // The comments of the first version began with the chain's name in lower case.
 func TestRulesOfTheFirstVersionAreOursAndAreRewritten(t *testing.T) {
 	for _, mode := range []nft.Mode{nft.ModeIPTables, nft.ModeNFTables} {
@@ -225,13 +238,21 @@ func TestRulesOfTheFirstVersionAreOursAndAreRewritten(t *testing.T) {
 		options := nft.Options{Layout: xtables.Layout{Name: "IP-MASQ"}}
 		want := nft.Compile(c, options)
 		before := nft.Compile(c, options)
-		for i, f := range before.Policy.Families {
-			before.Tables[i] = xtables.SharedTable(f, before.Policy, "IP-MASQ", "ip-masq")
+		for _, table := range before.Tables {
+			for _, ch := range table.Chains {
+				for _, r := range ch.Rules {
+					for i, n := range r.Nodes {
+						if _, comment, ok := strings.Cut(n.String(), `-m comment --comment "ip-masq-agent: `); ok {
+							r.Nodes[i] = firstComment("ip-masq: " + strings.TrimSuffix(comment, `"`))
+						}
+					}
+				}
+			}
 		}
-		apply(t, open(t, ns), before, Look{})
-		held, found, err := open(t, ns).ReadBack(t.Context())
-		if err != nil || !found || !held.Same(want) {
-			t.Fatalf("read back %v, %t, %v", held, found, err)
+		apply(t, open(t, ns), before, layout.Ours)
+		found, ok, err := open(t, ns).Installed(t.Context())
+		if err != nil || !ok || found != (layout.Installed{Layout: want.Layout, Hash: want.Hash()}) {
+			t.Fatalf("installed are %+v, %t, %v", found, ok, err)
 		}
 		options.Layout = layouts.Of(mode, "IP-MASQ")
 		want = nft.Compile(c, options)

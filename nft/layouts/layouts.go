@@ -3,9 +3,7 @@ package layouts
 
 import (
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
-	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -15,9 +13,4 @@ func Of(m nft.Mode, chain string) nft.Layout {
 		return xtables.Layout{Name: chain}
 	}
 	return native.Layout{}
-}
-
-// Readers returns a reader for each layout.
-func Readers(c *nfnetlink.Conn) []layout.Reader {
-	return []layout.Reader{native.NewReader(c), xtables.NewReader(c)}
 }

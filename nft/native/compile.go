@@ -17,21 +17,6 @@ func (Layout) Mode() nft.Mode { return nft.ModeNFTables }
 // Chain implements [nft.Layout]: the names of the chains are fixed.
 func (Layout) Chain() string { return "" }
 
-// Supports implements [nft.Layout]: it can express everything.
-func (Layout) Supports(config.Row) bool { return true }
-
-// Translates implements [nft.Layout].
-func (Layout) Translates() bool { return true }
-
-// Ordered implements [nft.Layout]: a set has no order.
-func (Layout) Ordered() bool { return false }
-
-// RandomFully implements [nft.Layout].
-func (Layout) RandomFully() bool { return true }
-
-// CountersLast implements [nft.Layout]: they are objects of the table.
-func (Layout) CountersLast() bool { return true }
-
 // Check implements [nft.Layout]: it can express everything.
 func (Layout) Check(config.Config) config.Problems { return nil }
 
@@ -70,6 +55,9 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 	for _, f := range p.Families {
 		t.Counters = append(t.Counters, "local"+f.Suffix(), "exempt"+f.Suffix(), "masqueraded"+f.Suffix())
 		t.Sets = append(t.Sets, setsOf(f)...)
+		if p.Enforces(f) {
+			t.Sets = append(t.Sets, nft.Set{Name: selfSet(f), IPv6: f.IPv6, Learned: true, Comment: "pairs of a source and itself"})
+		}
 		translate := masq
 		if len(f.SNAT.Present) > 0 {
 			translate = continueIn{snatChain(f)}

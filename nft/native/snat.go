@@ -12,7 +12,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/rule"
 )
 
 // snatChain is the name of the chain that selects the source address if the node
@@ -20,8 +19,7 @@ import (
 func snatChain(f nft.FamilyPolicy) string { return "snat" + f.Suffix() }
 
 // snatSet is the name of the set with the CIDRs in the config, whether or not the
-// node has such addresses. Rules do not refer to it; it is needed to read back
-// the config.
+// node has such addresses. No rule refers to it.
 func snatSet(f nft.FamilyPolicy) string { return config.SNATAddresses().Set + f.Suffix() }
 
 // podMap is the name of the map with the address for each group of pods.
@@ -126,23 +124,4 @@ func (s sourceNAT) Bytecode(f nfnetlink.Family, sides nft.Sides) []nfnetlink.Exp
 		}
 	}
 	return append(es, nfnetlink.SourceNAT(nft.FamilyPolicy{IPv6: s.IPv6}.Family(), s.RandomFully, reg1, low, high))
-}
-
-// readPresent returns the source addresses in the chain of a family.
-func (o *Own) readPresent(f nft.FamilyPolicy) []netip.Addr {
-	var found []netip.Addr
-	for _, r := range o.rules[snatChain(f)] {
-		for s := range rule.Statements(r) {
-			if s.To.From.IsValid() {
-				found = append(found, s.To.From)
-			}
-			if held, ok := o.Sets[s.ToMap]; ok {
-				for _, m := range held.Mappings {
-					found = append(found, m.Value)
-				}
-			}
-		}
-	}
-	slices.SortFunc(found, netip.Addr.Compare)
-	return slices.Compact(found)
 }

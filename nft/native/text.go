@@ -44,22 +44,31 @@ func writeTable(b *strings.Builder, t nft.Table) {
 	b.WriteString("}\n")
 }
 
-// priorityText returns a priority as nft prints it.
+// priorityText returns a priority as nft prints it: by name if it is at most 10 away.
 func priorityText(p int32) string {
-	if p < nft.SrcNAT {
-		return fmt.Sprintf("srcnat - %d", nft.SrcNAT-p)
+	switch away := p - nft.SrcNAT; {
+	case away < -10, away > 10:
+		return fmt.Sprint(p)
+	case away < 0:
+		return fmt.Sprintf("srcnat - %d", -away)
+	default:
+		return fmt.Sprintf("srcnat + %d", away)
 	}
-	return fmt.Sprintf("srcnat + %d", p-nft.SrcNAT)
 }
 
 func writeSet(b *strings.Builder, s nft.Set) {
 	perLine := 2
-	if s.Mappings != nil {
+	switch {
+	case s.Learned:
+		fmt.Fprintf(b, "\tset %s%s {\n\t\ttype %s . %[3]s\n\t\tsize %d\n\t\tflags dynamic,timeout\n\t\tcomment %q\n\t}\n\n",
+			s.Name, nft.SideA, typeName(s), nft.LearnedSize, s.Comment)
+		return
+	case s.Mappings != nil:
 		fmt.Fprintf(b, "\tmap %s%s {\n\t\ttype %s : %[3]s\n", s.Name, nft.SideA, typeName(s))
 		if s.IPv6 {
 			perLine = 1
 		}
-	} else {
+	default:
 		fmt.Fprintf(b, "\tset %s%s {\n\t\ttype %s\n\t\tflags interval\n", s.Name, nft.SideA, typeName(s))
 	}
 	fmt.Fprintf(b, "\t\tcomment %q\n\t\telements = { ", s.Comment)

@@ -127,9 +127,6 @@ func (b *Batch) ReplaceRule(r Rule) {
 	b.add(r.Family, unix.NFT_MSG_NEWRULE, netlink.Replace, a)
 }
 
-// MarshalRule returns the attributes (NFTA_RULE_…) that create a rule.
-func MarshalRule(r Rule) []byte { return ruleAttrs(r) }
-
 func ruleAttrs(r Rule) attrs {
 	a := in(r.Table, unix.NFTA_RULE_CHAIN, r.Chain)
 	a.nest(unix.NFTA_RULE_EXPRESSIONS, func() {
@@ -177,6 +174,9 @@ func (b *Batch) AddSet(s Set) {
 	if s.DataLen > 0 {
 		a.uint32(unix.NFTA_SET_DATA_TYPE, s.DataType)
 		a.uint32(unix.NFTA_SET_DATA_LEN, s.DataLen)
+	}
+	if s.Size > 0 {
+		a.nest(unix.NFTA_SET_DESC, func() { a.uint32(unix.NFTA_SET_DESC_SIZE, s.Size) })
 	}
 	if len(s.UserData) > 0 {
 		a.bytes(unix.NFTA_SET_USERDATA, s.UserData)
@@ -310,21 +310,15 @@ func (b *Batch) DelObject(o Object) {
 	b.add(o.Family, unix.NFT_MSG_DELOBJ, 0, a)
 }
 
-// DelFlowtable deletes a flowtable, which must be unreferenced.
-func (b *Batch) DelFlowtable(family Family, table, name string) {
-	a := in(table, flowtableName, name)
-	b.add(family, unix.NFT_MSG_DELFLOWTABLE, 0, a)
-}
-
 // Attributes that golang.org/x/sys/unix does not name.
 const (
 	elemKeyEnd      = 10 // NFTA_SET_ELEM_KEY_END, Linux 5.6
 	elemExpressions = 11 // NFTA_SET_ELEM_EXPRESSIONS, Linux 5.11
 	setExpr         = 17 // NFTA_SET_EXPR
 	setExpressions  = 18 // NFTA_SET_EXPRESSIONS, Linux 5.11
-	flowtableTable  = 1  // NFTA_FLOWTABLE_TABLE
-	flowtableName   = 2  // NFTA_FLOWTABLE_NAME
 	chainFlags      = 10 // NFTA_CHAIN_FLAGS, Linux 5.6
+	tableUse        = 3  // NFTA_TABLE_USE
+	tableHandle     = 4  // NFTA_TABLE_HANDLE
 	setHandle       = 16 // NFTA_SET_HANDLE
 	setCount        = 20 // NFTA_SET_COUNT, Linux 6.18
 )

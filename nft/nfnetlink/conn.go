@@ -1,6 +1,7 @@
 package nfnetlink
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -25,9 +26,16 @@ const (
 // A Conn is a connection to nf_tables in the network namespace of the thread that
 // dialed it. It is safe for concurrent use, one request at a time.
 type Conn struct {
-	mu   sync.Mutex
-	dial func() (*netlink.Conn, error)
-	nl   *netlink.Conn // nil after a socket error; then dialed again
+	*socket
+	ctx context.Context // ends reads, see [Conn.In]
+}
+
+// A socket is what several connections share.
+type socket struct {
+	dial     func() (*netlink.Conn, error)
+	requests sync.Mutex // held for the time of a request
+	mu       sync.Mutex
+	nl       *netlink.Conn // nil after a socket error; then dialed again
 }
 
 // Dial returns a long-lived connection: closing a netlink socket that deleted
@@ -37,7 +45,14 @@ func Dial() *Conn { return New(dial) }
 
 // New returns a connection that uses the given dialer, which is called again
 // whenever the socket has failed.
-func New(dial func() (*netlink.Conn, error)) *Conn { return &Conn{dial: dial} }
+func New(dial func() (*netlink.Conn, error)) *Conn {
+	return &Conn{&socket{dial: dial}, context.Background()}
+}
+
+// In returns the same connection for reads that end, with the error of the context, soon
+// after the context does: before the next object of a list. A list of which the rest is
+// not read closes the socket.
+func (c *Conn) In(ctx context.Context) *Conn { return &Conn{c.socket, ctx} }
 
 // Another returns a second connection to the same namespace, for requests that
 // must not wait for those of c.
@@ -78,50 +93,54 @@ const answerTimeout = 5 * time.Minute
 
 // bounded sets a deadline for the replies to the last message sent. The
 // connection of a test may not support deadlines.
-func (c *Conn) bounded() *netlink.Conn {
-	_ = c.nl.SetReadDeadline(time.Now().Add(answerTimeout))
-	return c.nl
+func bounded(nl *netlink.Conn) *netlink.Conn {
+	_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
+	return nl
 }
 
-func (c *Conn) open() error {
-	if c.nl != nil {
-		return nil
+func (s *socket) open() (*netlink.Conn, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.nl == nil {
+		nl, err := s.dial()
+		if err != nil {
+			return nil, err
+		}
+		s.nl = nl
 	}
-	nl, err := c.dial()
-	if err != nil {
-		return err
+	return s.nl, nil
+}
+
+// drop forgets the socket and returns it.
+func (s *socket) drop() *netlink.Conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	nl := s.nl
+	s.nl = nil
+	return nl
+}
+
+// Close closes the socket. It does not wait for a request, which then fails.
+func (s *socket) Close() error {
+	if nl := s.drop(); nl != nil {
+		return nl.Close()
 	}
-	c.nl = nl
 	return nil
 }
 
 // fail drops a socket in which unread replies may be queued.
-func (c *Conn) fail() {
-	_ = c.nl.Close()
-	c.nl = nil
-}
-
-// Close closes the socket.
-func (c *Conn) Close() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.nl == nil {
-		return nil
-	}
-	nl := c.nl
-	c.nl = nil
-	return nl.Close()
-}
+func (s *socket) fail() { _ = s.Close() }
 
 // PortID returns the netlink port of the socket, which kernel notifications name
-// as the writer of a transaction, or 0 if there is no socket.
-func (c *Conn) PortID() uint32 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.nl == nil {
+// as the writer of a transaction, or 0 if there is no socket. It does not wait for a
+// request.
+func (s *socket) PortID() uint32 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.nl == nil {
 		return 0
 	}
-	return c.nl.PID()
+	return s.nl.PID()
 }
 
 // ErrInterrupted reports that the ruleset changed while it was being read.
@@ -130,8 +149,6 @@ var ErrInterrupted = errors.New("the ruleset changed while it was read")
 // Generation returns the number that the kernel increments with each transaction
 // in the network namespace.
 func (c *Conn) Generation() (uint32, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	msgs, err := c.request(message(unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETGEN, 0, nil))
 	if err != nil {
 		return 0, fmt.Errorf("read generation: %w", err)
@@ -154,22 +171,23 @@ func (c *Conn) Commit(b *Batch, generation uint32) error {
 	if b.Len() == 0 {
 		return nil
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err := c.open(); err != nil {
+	c.requests.Lock()
+	defer c.requests.Unlock()
+	nl, err := c.open()
+	if err != nil {
 		return err
 	}
 	msgs := envelope(b, generation)
 	// Without the privilege this fails, and then so does a batch that is too large.
 	if n := size(msgs); n > sendBuffer {
-		_ = c.nl.SetWriteBuffer(n)
+		_ = nl.SetWriteBuffer(n)
 	}
-	sent, err := c.nl.SendMessages(msgs)
+	sent, err := nl.SendMessages(msgs)
 	if err != nil {
 		c.fail()
 		return fmt.Errorf("send transaction: %w", err)
 	}
-	return c.outcome(b, sent)
+	return c.outcome(nl, b, sent)
 }
 
 func envelope(b *Batch, generation uint32) []netlink.Message {
@@ -206,16 +224,15 @@ func size(msgs []netlink.Message) int {
 //
 // After a successful transaction the kernel also echoes the sets created with the
 // echo flag, with their handles.
-func (c *Conn) outcome(b *Batch, sent []netlink.Message) error {
-	marker, err := c.nl.Send(message(unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETGEN, 0, nil))
+func (c *Conn) outcome(nl *netlink.Conn, b *Batch, sent []netlink.Message) error {
+	marker, err := nl.Send(message(unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETGEN, 0, nil))
 	if err != nil {
 		c.fail()
 		return fmt.Errorf("read outcome: %w", err)
 	}
 	var first error
-	nl := c.bounded()
 	for {
-		msgs, err := nl.Receive()
+		msgs, err := bounded(nl).Receive()
 		var op *netlink.OpError
 		switch {
 		case err == nil:
@@ -311,19 +328,25 @@ func (c *Conn) request(m netlink.Message) (msgs []netlink.Message, err error) {
 }
 
 // stream sends one request and calls fn for each message of the reply. If fn
-// fails, the rest of the reply is not read: the socket is closed, so that the
-// kernel stops the dump.
+// fails, or the context ends, the rest of the reply is not read: the socket is closed,
+// so that the kernel stops the dump.
 func (c *Conn) stream(m netlink.Message, fn func(netlink.Message) error) error {
-	if err := c.open(); err != nil {
+	if err := c.ctx.Err(); err != nil {
 		return err
 	}
-	req, err := c.nl.Send(m)
+	c.requests.Lock()
+	defer c.requests.Unlock()
+	nl, err := c.open()
+	if err != nil {
+		return err
+	}
+	req, err := nl.Send(m)
 	if err != nil {
 		c.fail()
 		return err
 	}
 	interrupted := false
-	for m, err := range c.bounded().ReceiveIter() {
+	for m, err := range bounded(nl).ReceiveIter() {
 		if err != nil {
 			var op *netlink.OpError
 			if !errors.As(err, &op) || op.Sequence != req.Header.Sequence {
@@ -336,7 +359,7 @@ func (c *Conn) stream(m netlink.Message, fn func(netlink.Message) error) error {
 			return errors.New("reply to another request")
 		}
 		interrupted = interrupted || m.Header.Flags&netlink.DumpInterrupted != 0
-		if err := fn(m); err != nil {
+		if err := errors.Join(c.ctx.Err(), fn(m)); err != nil {
 			c.fail()
 			return err
 		}

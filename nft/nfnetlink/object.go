@@ -2,7 +2,6 @@ package nfnetlink
 
 import (
 	"fmt"
-	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -41,18 +40,17 @@ type Table struct {
 	Family Family
 	Name   string
 	Flags  uint32 // NFT_TABLE_F_…
+	// Handle is unique in the network namespace. Those of what the table contains begin
+	// again in each table: without it they identify nothing.
+	Handle uint64
+	// Use counts its chains, its sets except those of single rules, its objects and its
+	// flowtables.
+	Use uint32
 }
 
 // Dormant reports whether the table's base chains are not registered with their
 // hooks.
 func (t Table) Dormant() bool { return t.Flags&unix.NFT_TABLE_F_DORMANT != 0 }
-
-// Owned reports whether a process owns the table, which is then deleted with its
-// socket, or whether it persists after its owner has exited.
-func (t Table) Owned() bool {
-	const owner, persist = 1 << 1, 1 << 2 // NFT_TABLE_F_OWNER, Linux 5.12; NFT_TABLE_F_PERSIST, 6.9
-	return t.Flags&(owner|persist) != 0
-}
 
 // A Hook is what makes a chain a base chain.
 type Hook struct {
@@ -106,12 +104,6 @@ type Rule struct {
 	UserData []byte
 }
 
-// SameRules reports whether two lists have the same rules in the same order. A rule that
-// is replaced gets another handle.
-func SameRules(a, b []Rule) bool {
-	return slices.EqualFunc(a, b, func(a, b Rule) bool { return a.Handle == b.Handle })
-}
-
 // Memory returns about how many bytes the rule takes after it was read, with the
 // message of the kernel, which its expressions refer to.
 func (r Rule) Memory() int {
@@ -133,13 +125,12 @@ type Set struct {
 	KeyLen   uint32 // bytes
 	DataType uint32 // of a map; like KeyType
 	DataLen  uint32
+	Size     uint32 // the most elements that it can have, 0: any number
 	UserData []byte
 	// Special lists the attributes (NFTA_SET_…) by which the kernel's set differs
-	// from a plain one: a timeout, a size, another policy, stateful expressions.
+	// from a plain one: a timeout, another policy, stateful expressions.
 	Special []uint16
-	// ConnLimit means that one of these expressions is a limit of connections.
-	ConnLimit bool
-	Handle    uint64 // unique in the table; 0 if it is to be created
+	Handle  uint64 // unique in the table; 0 if it is to be created
 	// Count is the number of intervals, valid if Counted: only newer kernels
 	// report it.
 	Count   uint32
@@ -154,11 +145,4 @@ type Object struct {
 	Type    uint32 // NFT_OBJECT_…
 	Packets uint64 // of a counter
 	Bytes   uint64 // of a counter
-}
-
-// A Flowtable is a flowtable as the kernel lists it.
-type Flowtable struct {
-	Family Family
-	Table  string
-	Name   string
 }

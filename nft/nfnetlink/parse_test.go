@@ -188,7 +188,6 @@ func seeds() [][]byte {
 	b.AddSet(Set{Table: "t", Name: "s", Flags: unix.NFT_SET_INTERVAL, KeyLen: 4, UserData: []byte{0, 1, 2}})
 	b.AddElements(Inet, "t", "s", []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fe80::/10")})
 	b.AddCounter(Inet, "t", "o")
-	b.DelFlowtable(Inet, "t", "f")
 	out := [][]byte{rule}
 	for _, m := range b.messages() {
 		out = append(out, m.Data[4:])

@@ -28,8 +28,6 @@ func dump[T any](c *Conn, family Family, msg uint16, a attrs, parse func(Family,
 
 // dumpEach requests all objects of a kind and calls fn for each, until fn fails.
 func dumpEach(c *Conn, family Family, msg uint16, a attrs, fn func(Family, []byte) error) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	return c.stream(message(family, msg, netlink.Dump, a), func(m netlink.Message) error {
 		if len(m.Data) < 4 {
 			return fmt.Errorf("message of %d bytes", len(m.Data))
@@ -43,8 +41,6 @@ var errEnough = errors.New("enough was read")
 
 // get requests one object.
 func get[T any](c *Conn, family Family, msg uint16, a attrs, parse func(Family, []byte) (T, error)) (T, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	var zero T
 	msgs, err := c.request(message(family, msg, 0, a))
 	if err != nil {
@@ -80,6 +76,10 @@ func parseTable(f Family, b []byte) (Table, error) {
 			t.Name = cString(data)
 		case unix.NFTA_TABLE_FLAGS:
 			t.Flags = bigUint32(data)
+		case tableUse:
+			t.Use = bigUint32(data)
+		case tableHandle:
+			t.Handle = bigUint64(data)
 		}
 		return nil
 	})
@@ -186,26 +186,6 @@ func (c *Conn) EachRule(family Family, table, chain string, do func(Rule) error)
 	return nil
 }
 
-// Jumps returns the rules of a chain that match, and counts the rest.
-func (c *Conn) Jumps(family Family, table, chain string, match func(Rule) bool) (jumps []Rule, rest int, err error) {
-	err = c.EachRule(family, table, chain, func(r Rule) error {
-		if match(r) {
-			jumps = append(jumps, r)
-		} else {
-			rest++
-		}
-		return nil
-	})
-	return jumps, rest, err
-}
-
-// Rule reads one rule. If it does not exist, the error satisfies [IsNotExist].
-func (c *Conn) Rule(family Family, table, chain string, handle uint64) (Rule, error) {
-	a := in(table, unix.NFTA_RULE_CHAIN, chain)
-	a.uint64(unix.NFTA_RULE_HANDLE, handle)
-	return get(c, family, unix.NFT_MSG_GETRULE, a, ParseRule)
-}
-
 // ParseRule reads the attributes (NFTA_RULE_…) of a rule as the kernel lists it.
 func ParseRule(f Family, b []byte) (Rule, error) {
 	r := Rule{Family: f}
@@ -264,15 +244,16 @@ func parseSet(f Family, b []byte) (Set, error) {
 			s.DataLen = bigUint32(data)
 		case unix.NFTA_SET_USERDATA:
 			s.UserData = data
+		case unix.NFTA_SET_DESC: // of a concatenation it also has the lengths of the fields
+			return Each(data, func(typ uint16, data []byte) error {
+				if typ == unix.NFTA_SET_DESC_SIZE {
+					s.Size = bigUint32(data)
+				}
+				return nil
+			})
 		case unix.NFTA_SET_OBJ_TYPE, unix.NFTA_SET_TIMEOUT,
-			unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_POLICY, unix.NFTA_SET_DESC, setExpr, setExpressions:
-			// A plain set has an empty description.
-			if len(data) > 0 {
-				s.Special = append(s.Special, typ)
-			}
-			if typ == setExpr || typ == setExpressions {
-				s.ConnLimit = s.ConnLimit || slices.Contains(expressions(typ == setExpressions, data), connLimit)
-			}
+			unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_POLICY, setExpr, setExpressions:
+			s.Special = append(s.Special, typ)
 		case setHandle:
 			s.Handle = bigUint64(data)
 		case setCount:
@@ -289,7 +270,6 @@ type Contents struct {
 	// Conditional counts the elements that do more than match: those with a
 	// limit, a quota, a timeout or other state, or with data.
 	Conditional int
-	ConnLimit   bool // as for a [Set]
 	// More reports that reading stopped at the limit.
 	More bool
 }
@@ -314,7 +294,6 @@ func (c *Conn) Contents(set Set, limit int) (Contents, error) {
 			if e.Conditional {
 				out.Conditional++
 			}
-			out.ConnLimit = out.ConnLimit || e.ConnLimit
 		})
 		if starts > limit {
 			return errEnough
@@ -342,8 +321,6 @@ func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (ha
 		}
 		a.nest(unix.NFTA_LIST_ELEM, func() { a.uint32(unix.NFTA_SET_ELEM_FLAGS, catchAll) })
 	})
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	replies, err := c.request(message(family, unix.NFT_MSG_GETSETELEM, 0, a))
 	switch {
 	case IsNotExist(err), !addr.IsValid() && errors.Is(err, unix.EINVAL):
@@ -370,15 +347,13 @@ type Conditions struct {
 	// Conditional means that it has a timeout or other state; Limited, that because
 	// of that it may not match although it has not expired.
 	Conditional, Limited bool
-	ConnLimit            bool // as for a [Set]
 }
 
 // add adds what an attribute of the element means.
 func (c *Conditions) add(typ uint16, data []byte) {
 	switch typ {
 	case unix.NFTA_SET_ELEM_EXPR, elemExpressions:
-		names := expressions(typ == elemExpressions, data)
-		c.Conditional, c.Limited, c.ConnLimit = true, c.Limited || limit(names), c.ConnLimit || slices.Contains(names, connLimit)
+		c.Conditional, c.Limited = true, c.Limited || limit(expressions(typ == elemExpressions, data))
 	case unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_OBJREF, elemKeyEnd:
 		c.Conditional = true
 	}
@@ -421,8 +396,6 @@ func parseElement(b []byte) (element, error) {
 	})
 	return e, err
 }
-
-const connLimit = "connlimit" // NFTA_EXPR_NAME of "ct count"
 
 // expressions names the expressions of a set or an element: one, or a list.
 func expressions(list bool, b []byte) (names []string) {
@@ -547,29 +520,6 @@ func parseObject(f Family, b []byte) (Object, error) {
 		return nil
 	})
 	return o, err
-}
-
-// Flowtables lists the flowtables of a table.
-func (c *Conn) Flowtables(family Family, table string) ([]Flowtable, error) {
-	var a attrs
-	a.str(flowtableTable, table)
-	fs, err := dump(c, family, unix.NFT_MSG_GETFLOWTABLE, a, func(f Family, b []byte) (Flowtable, error) {
-		ft := Flowtable{Family: f}
-		err := Each(b, func(typ uint16, data []byte) error {
-			switch typ {
-			case flowtableTable:
-				ft.Table = cString(data)
-			case flowtableName:
-				ft.Name = cString(data)
-			}
-			return nil
-		})
-		return ft, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list flowtables: %w", err)
-	}
-	return fs, nil
 }
 
 // A Generation is what the kernel reports about a transaction.

@@ -1,8 +1,6 @@
 package rule
 
 import (
-	"net/netip"
-
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/nfnetlink"
@@ -38,16 +36,6 @@ func Packets(r nfnetlink.Rule) (uint64, bool) {
 	return 0, false
 }
 
-// Counter returns the name of the counter that a rule adds to, "" if there is none.
-func Counter(r nfnetlink.Rule) string {
-	for _, e := range r.Exprs {
-		if e.Name == "objref" && e.Uint32(unix.NFTA_OBJREF_IMM_TYPE) == unix.NFT_OBJECT_COUNTER {
-			return e.Str(unix.NFTA_OBJREF_IMM_NAME)
-		}
-	}
-	return ""
-}
-
 // Sets names the sets that a rule refers to: whose elements it asks for, adds, or
 // takes an object from.
 func Sets(r nfnetlink.Rule) []string {
@@ -72,19 +60,6 @@ func Sets(r nfnetlink.Rule) []string {
 func RandomFully(r nfnetlink.Rule) bool {
 	m, _ := Masquerades(r)
 	return m.RandomFully()
-}
-
-// Prefix returns the first prefix of which a rule asks whether it holds the source or
-// the destination.
-func Prefix(r nfnetlink.Rule) (netip.Prefix, bool) {
-	for s := range Statements(r) {
-		if in, ok := s.Range(); ok && s.Op == "==" {
-			if p, ok := in.Prefix(); ok {
-				return p, true
-			}
-		}
-	}
-	return netip.Prefix{}, false
 }
 
 // A Masquerade is what a rule masquerades, or translates with snat, and how.

@@ -191,10 +191,8 @@ func FuzzRuleText(f *testing.F) {
 			s.Range()
 		}
 		rule.RandomFully(r)
-		_, _ = rule.Prefix(r)
 		_, _ = rule.Masquerades(r)
 		_, _ = rule.Packets(r)
-		_ = rule.Counter(r)
 		_ = rule.Sets(r)
 		_ = rule.Returns(r)
 	})

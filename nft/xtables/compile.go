@@ -20,44 +20,39 @@ func (Layout) Mode() nft.Mode { return nft.ModeIPTables }
 // Chain implements [nft.Layout].
 func (l Layout) Chain() string { return l.Name }
 
-// Supports implements [nft.Layout]: conditions that have a comment in the
-// documented view.
-func (Layout) Supports(row config.Row) bool { return row.View != "" }
-
-// Translates implements [nft.Layout].
-func (Layout) Translates() bool { return false }
-
-// Ordered implements [nft.Layout]: each entry is a rule.
-func (Layout) Ordered() bool { return true }
-
-// RandomFully implements [nft.Layout]: the older agents do not, either.
-func (Layout) RandomFully() bool { return false }
-
-// CountersLast implements [nft.Layout]: a deleted rule loses its count.
-func (Layout) CountersLast() bool { return false }
+// MaxCIDRs is how many entries of a family the lists of a config may have: each is a
+// rule, which every new connection passes.
+const MaxCIDRs = 1_000
 
 // Check implements [nft.Layout].
 func (Layout) Check(c config.Config) config.Problems {
 	problems := config.NeedsNFTables(c)
-	if len(c.NonMasqueradeCIDRs) >= costlyRules {
-		problems = append(problems, config.Problem{
-			ID: "costlyRules", Level: config.Warning, Pos: c.NonMasqueradeCIDRs[costlyRules-1].Pos, Msg: costOfRules,
-		})
+	for i, family := range []string{"IPv4", "IPv6"} {
+		var all []config.CIDR
+		for _, row := range config.Conditions() {
+			for _, entry := range row.Entries(c) {
+				if entry.Addr().Is6() == (i == 1) {
+					all = append(all, entry)
+				}
+			}
+		}
+		if len(all) > MaxCIDRs {
+			problems = append(problems, config.Problem{ID: "tooManyCIDRs", Level: config.Error, Pos: all[MaxCIDRs].Pos, Msg: fmt.Sprintf(
+				"%d %s CIDRs, mode iptables-nft takes at most %d: use mode nftables", len(all), family, MaxCIDRs,
+			)})
+		}
 	}
 	return problems
 }
 
-// From costlyRules CIDRs on, there is a warning about their cost.
-const (
-	costlyRules = 1_000
-	costOfRules = "1,000 CIDRs or more in mode iptables-nft, which has a rule for each: every new connection passes them one by one (9 µs at 10 CIDRs, " +
-		"13 µs at 1,000, 53 µs at 10,000), and a repair takes a second at 31,000; mode nftables has a set"
-)
-
-// Compile implements [nft.Layout].
+// Compile implements [nft.Layout]: for each family the chain in the documentation of
+// ip-masq-agent, and one jump to it.
 func (l Layout) Compile(p nft.Policy, _ string) (tables []nft.Table) {
 	for _, f := range p.Families {
-		tables = append(tables, SharedTable(f, p, l.Name, CommentPrefixes(l.Name)[0]))
+		x := xtCompiler{family: f, policy: p, chain: l.Name}
+		jump := x.rule(nil, xtJumpComment+l.Name+xtJumpCommentEnd, xtJump{l.Name})
+		chains := append(x.chains(), nft.Chain{Name: Postrouting, Hook: postroutingHook(), Rules: []nft.Rule{jump}})
+		tables = append(tables, nft.Table{Family: f.Family(), Name: NATTable, Chains: chains})
 	}
 	return tables
 }
@@ -80,41 +75,13 @@ func WithSubchains(chain string) []string {
 	return []string{chain + xtMasqChain, chain + xtSourceChain, chain}
 }
 
-// CommentPrefixes returns the prefixes of the comments in a chain's rules: the
-// one that is written now, and the one of this agent's first version.
-// ip-masq-agent uses its own name regardless of the chain, and its predecessor
-// the predecessor's name.
-func CommentPrefixes(chain string) []string {
-	if chain == "NON-MASQUERADE-DAEMON" {
-		return []string{"non-masquerade-daemon"}
-	}
-	return []string{"ip-masq-agent", strings.ToLower(chain)}
-}
-
-// SharedTable compiles a family's policy as iptables does: the chain in the
-// documentation of ip-masq-agent, and one jump to it. The prefix is one of
-// [CommentPrefixes].
-func SharedTable(f nft.FamilyPolicy, p nft.Policy, chain, prefix string) nft.Table {
-	x := xtCompiler{family: f, policy: p, chain: chain, prefix: prefix}
-	t := nft.Table{Family: f.Family(), Name: NATTable, Chains: x.chains()}
-	t.Chains = append(t.Chains, nft.Chain{Name: Postrouting, Hook: nft.NATHook(nft.SrcNAT), Rules: []nft.Rule{x.jump(chain)}})
-	return t
-}
-
 // The comment of the jump, before and after the chain's name.
 const (
 	xtJumpComment    = "ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom "
 	xtJumpCommentEnd = " chain"
 )
 
-// sharedJump returns the jump to a chain, whose current name may differ from the
-// one in comments. The prefix is one of [CommentPrefixes].
-func sharedJump(family nfnetlink.Family, text, to, prefix string) nfnetlink.Rule {
-	x := xtCompiler{chain: text, prefix: prefix}
-	return nft.Chain{Name: Postrouting, Rules: []nft.Rule{x.jump(to)}}.Bytecode(nft.Table{Family: family, Name: NATTable}, nil)[0]
-}
-
-// chainInComment returns the chain's name in the comment of such a jump.
+// chainInComment returns the chain's name in the comment of such a jump, of any version.
 func chainInComment(comment string) (chain string, ok bool) {
 	_, chain, _ = strings.Cut(comment, xtJumpComment)
 	return strings.CutSuffix(chain, xtJumpCommentEnd)
@@ -123,19 +90,20 @@ func chainInComment(comment string) (chain string, ok bool) {
 // postroutingHook is the hook of POSTROUTING in iptables.
 func postroutingHook() *nfnetlink.Hook { return nft.NATHook(nft.SrcNAT) }
 
-func (x xtCompiler) jump(to string) nft.Rule {
-	return x.rule(nil, xtJumpComment+x.chain+xtJumpCommentEnd, xtJump{to})
-}
-
 type xtCompiler struct {
 	family nft.FamilyPolicy
 	policy nft.Policy
 	chain  string
-	prefix string // of comments
 }
 
+// rule returns a rule. ip-masq-agent begins comments with its own name regardless of the
+// chain, and its predecessor with the predecessor's name.
 func (x xtCompiler) rule(match []nft.Node, comment string, verdict nft.Node) nft.Rule {
-	return nft.Rule{Nodes: append(match, xtComment(x.prefix+": "+comment), xtNotLocal{}, xtCounter{}, verdict)}
+	prefix := "ip-masq-agent: "
+	if x.chain == "NON-MASQUERADE-DAEMON" {
+		prefix = "non-masquerade-daemon: "
+	}
+	return nft.Rule{Nodes: append(match, xtComment(prefix+comment), xtNotLocal{}, xtCounter{}, verdict)}
 }
 
 func (x xtCompiler) chains() []nft.Chain {
@@ -147,7 +115,7 @@ func (x xtCompiler) chains() []nft.Chain {
 	if len(f.List(config.KeyForceMasqueradeCIDRs).CIDRs) > 0 && len(x.policy.Ports) > 0 {
 		others = append(others, nft.Chain{Name: x.chain + xtMasqChain, Rules: masq})
 		force = xtGoto{x.chain + xtMasqChain}
-		masq = []nft.Rule{x.rule(nil, CommentMasq, force)}
+		masq = []nft.Rule{x.rule(nil, commentMasq, force)}
 	}
 	rules := append(x.lists(force), masq...)
 	for _, q := range f.Questions {
@@ -162,11 +130,10 @@ func (x xtCompiler) chains() []nft.Chain {
 	return append(others, nft.Chain{Name: x.chain + xtSourceChain, Rules: rules}, main)
 }
 
-// CommentMasq is the comment of the last rule. Comments describe the purpose of a
-// rule, after a prefix and a colon, and a policy is read back from them; those of
-// the lists are in the policy table. For a plain config they are those in the
-// documentation of ip-masq-agent.
-const CommentMasq = "outbound traffic should be subject to MASQUERADE (this match must come after cluster-local CIDR matches)"
+// commentMasq is the comment of the last rule. Comments describe the purpose of a rule;
+// those of the lists are in the table of conditions. For a plain config they are those in
+// the documentation of ip-masq-agent.
+const commentMasq = "outbound traffic should be subject to MASQUERADE (this match must come after cluster-local CIDR matches)"
 
 // lists returns the rules before the masquerade, except for lists that decide
 // about what they do not contain: their rules jump to these.
@@ -199,14 +166,14 @@ func (x xtCompiler) masquerades() []nft.Rule {
 	var rules []nft.Rule
 	for _, proto := range nft.PortProtocols() {
 		for _, choice := range nft.PortChoices(x.policy.Ports) {
-			r := x.rule([]nft.Node{xtProtocol(proto)}, CommentMasq, xtMasquerade{x.policy.RandomFully, &choice.PortRange})
+			r := x.rule([]nft.Node{xtProtocol(proto)}, commentMasq, xtMasquerade{x.policy.RandomFully, &choice.PortRange})
 			if !choice.Last() {
 				r.Nodes = insertBefore[xtCounter](r.Nodes, xtByChance{choice.Size(), choice.Remaining})
 			}
 			rules = append(rules, r)
 		}
 	}
-	return append(rules, x.rule(nil, CommentMasq, xtMasquerade{RandomFully: x.policy.RandomFully}))
+	return append(rules, x.rule(nil, commentMasq, xtMasquerade{RandomFully: x.policy.RandomFully}))
 }
 
 // insertBefore inserts n before the first node of type T.

@@ -5,123 +5,148 @@ import (
 	"slices"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
 )
 
-// sameXT compares rules of the shared tables without user data, in which programs
-// keep their own notes.
-func sameXT(a, b nfnetlink.Rule) bool { return nfnetlink.EqualExprs(a.Exprs, b.Exprs) }
-
-// jumpsTo reports whether the chain has rules and exactly our jump to it exists.
-func (n *Shared) jumpsTo(chain string) bool {
-	return len(n.chains[chain]) > 0 && slices.Contains(n.named, OwnChain{chain, chain})
+// Differences implements [layout.State].
+func (s *State) Differences() (out []layout.Difference) {
+	for _, n := range s.families {
+		for _, text := range s.drift(n) {
+			out = append(out, layout.Difference{Text: text})
+		}
+		out = append(out, s.prevented(n)...)
+		for _, c := range s.leftovers(n) {
+			d := layout.Difference{Kind: layout.Leftover, Text: fmt.Sprintf("chain %s in table %s nat", c, n.Family)}
+			for _, name := range s.unwanted(n, c) {
+				if n.inUse(name) {
+					d.Emptied = append(d.Emptied, layout.ChainID{Family: n.Family, Table: NATTable, Chain: name})
+				}
+			}
+			out = append(out, d)
+		}
+	}
+	return out
 }
 
-// Foreign reports whether the chain belongs to another program: it has rules, but
-// none of a masquerade agent. The comments of all agents, in any version, mention
-// what is subject to MASQUERADE.
-func (n *Shared) Foreign(chain string) bool {
-	return len(n.chains[chain]) > 0 && !slices.ContainsFunc(n.chains[chain], ofAgent)
+// prevented returns what prevents writing, and rules of other agents or versions in the
+// place of ours.
+func (s *State) prevented(n *shared) (out []layout.Difference) {
+	where := fmt.Sprintf("table %s nat", n.Family)
+	main := n.chains[s.chain]
+	if main != nil && main.total > 0 && !slices.ContainsFunc(main.rules, ofAgent) {
+		err := fmt.Errorf("chain %q in %s: %w", s.chain, where, nft.ErrForeignChain)
+		out = append(out, layout.Difference{Kind: layout.Foreign, Text: err.Error(), Err: err})
+	}
+	if n.want == nil {
+		return out
+	}
+	if n.hides() {
+		err := fmt.Errorf("%s: POSTROUTING has a rule that is too large for the kernel to list (32 KiB), "+
+			"which hides those after it; only flushing the chain removes it", where)
+		out = append(out, layout.Difference{Kind: layout.Prevented, Text: err.Error(), Err: err})
+	}
+	if n.post != nil && !n.post.Hook.Equal(postroutingHook()) { // our jump would be in a chain that iptables does not use
+		text := fmt.Sprintf("%s: chain POSTROUTING has %s, not %s", where, n.post.Hook, postroutingHook())
+		err := fmt.Errorf("%s: %w; move its rules and run nft delete chain %s %s %s, or use mode %s",
+			text, nft.ErrForeignPostrouting, n.Family, NATTable, Postrouting, nft.ModeNFTables)
+		out = append(out, layout.Difference{Kind: layout.Prevented, Text: text, Err: err})
+	}
+	switch {
+	case main == nil || main.total == 0 || main.unsigned == 0 && main.hash == s.hash:
+		return out
+	case main.unsigned == 0 && main.hash != "":
+		text := fmt.Sprintf("%s: chain %s has the hash of another policy", where, s.chain)
+		return append(out, layout.Difference{Text: text})
+	}
+	d := layout.Difference{Kind: layout.Unsigned, Text: fmt.Sprintf("%s: chain %s was written by another agent or version", where, s.chain)}
+	if !n.touched(ownChain{s.chain, s.chain}) {
+		d.Rules = foreign.LegacyChain{
+			Family: n.Family, Table: NATTable, Name: s.chain, Jumps: n.jumpsTo(s.chain), Rules: main.total,
+			RandomFully: slices.ContainsFunc(main.rules, rule.RandomFully),
+		}
+	}
+	return append(out, d)
 }
 
-// Differences describes how our part of the shared table differs from the wanted
-// one.
-func (n *Shared) Differences(want nft.Table, chain string) []string {
-	where := fmt.Sprintf("table %s nat", want.Family)
-	var diffs []string
-	if n.table.Dormant() {
+// jumpsTo returns the rules of POSTROUTING that lead to a chain.
+func (n *shared) jumpsTo(chain string) []nfnetlink.Rule {
+	return slices.DeleteFunc(slices.Clone(n.jumps), func(r nfnetlink.Rule) bool {
+		to, _ := rule.Target(r)
+		return to != chain
+	})
+}
+
+// drift describes how our part of a shared table differs from the wanted one.
+func (s *State) drift(n *shared) (diffs []string) {
+	if n.want == nil {
+		return nil
+	}
+	where := fmt.Sprintf("table %s nat", n.Family)
+	if n.Dormant() {
 		diffs = append(diffs, where+" is dormant")
 	}
-	if !n.present || n.post == nil {
+	if n.post == nil {
 		return append(diffs, where+" has no chain POSTROUTING")
 	}
-	if wrong := n.wrongHook(); wrong != "" {
-		diffs = append(diffs, wrong)
-	}
-	jump := want.Chain(Postrouting).Bytecode(want, nil)[0]
-	exact, others := n.jumps(chain, jump)
+	exact, others := n.splitJumps(s.chain)
 	if len(exact) == 0 {
-		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has no jump to %s", where, chain))
+		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has no jump to %s", where, s.chain))
 	}
 	if extra := len(exact) + len(others) - 1; extra > 0 {
-		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has %d other jumps to %s", where, extra, chain))
+		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has %d other jumps to %s", where, extra, s.chain))
 	}
-	for _, name := range WithSubchains(chain) {
-		w := want.Chain(name)
-		got, present := n.chains[name]
-		switch {
-		case !present && len(w.Rules) > 0:
+	for _, name := range WithSubchains(s.chain) {
+		w := n.want.Chain(name)
+		switch got := n.chains[name]; {
+		case got == nil && len(w.Rules) > 0:
 			diffs = append(diffs, fmt.Sprintf("%s: chain %s is missing", where, name))
-		case present && len(w.Rules) == 0 && len(got) == 0 && n.heldByOthers(name):
+		case got == nil:
+		case got.Hook != nil:
+			diffs = append(diffs, fmt.Sprintf("%s: chain %s has %s", where, name, got.Hook))
+		case len(w.Rules) == 0 && got.total == 0 && n.inUse(name):
 			// An empty chain has no effect, and the kernel does not delete it.
-		case present && n.heads[name].Hook != nil:
-			diffs = append(diffs, fmt.Sprintf("%s: chain %s has %s", where, name, n.heads[name].Hook))
-		case present && len(w.Rules) == 0:
+		case len(w.Rules) == 0:
 			diffs = append(diffs, fmt.Sprintf("%s: chain %s is not in the config", where, name))
-		case n.trusted[name]:
-		case n.flooded[name]:
-			diffs = append(diffs, fmt.Sprintf("%s: chain %s has more than %d rules", where, name, len(got)))
-		case present:
-			diffs = append(diffs, xtRuleDifferences(where+": chain "+name, w, want, got)...)
+		case got.flooded:
+			diffs = append(diffs, fmt.Sprintf("%s: chain %s has more than %d rules", where, name, len(got.rules)))
+		default:
+			plain := slices.Clone(got.rules)
+			for i := range plain {
+				plain[i].UserData = nil
+			}
+			diffs = append(diffs, w.Differences(where+": chain "+name, *n.want, nil, plain)...)
 		}
 	}
 	return diffs
 }
 
-// asleep reports whether the table is dormant and has no POSTROUTING: the kernel
-// rejects a transaction that both wakes a table and creates a base chain in it.
-func (n *Shared) asleep() bool { return n.table.Dormant() && n.post == nil }
-
-// wrongHook describes the hook of POSTROUTING if it differs from that of
-// iptables, otherwise it returns "".
-func (n *Shared) wrongHook() string {
-	if n.post == nil || n.post.Hook.Equal(postroutingHook()) {
-		return ""
-	}
-	return fmt.Sprintf("table %s nat: chain POSTROUTING has %s, not %s", n.Family, n.post.Hook, postroutingHook())
-}
-
-func xtRuleDifferences(where string, want nft.Chain, t nft.Table, got []nfnetlink.Rule) []string {
-	plain := make([]nfnetlink.Rule, len(got))
-	for i, r := range got {
-		r.UserData = nil
-		plain[i] = r
-	}
-	return want.Differences(where, t, nil, plain)
-}
-
-// jumps returns the rules of POSTROUTING that jump to the chain: those that are
+// splitJumps returns the rules of POSTROUTING that lead to the wanted chain: those that are
 // exactly ours, and variants of other agents and versions.
-func (n *Shared) jumps(chain string, jump nfnetlink.Rule) (exact, others []nfnetlink.Rule) {
-	for _, r := range n.rules {
-		switch to, ok := rule.Target(r); {
-		case !ok || to != chain:
-		case sameXT(r, jump):
+func (n *shared) splitJumps(chain string) (exact, others []nfnetlink.Rule) {
+	jump := n.want.Chain(Postrouting).Bytecode(*n.want, nil)[0]
+	for _, r := range n.jumpsTo(chain) {
+		if sameText(r, jump) {
 			exact = append(exact, r)
-		default:
+		} else {
 			others = append(others, r)
 		}
 	}
 	return exact, others
 }
 
-// Unsigned reports whether the chain was read and has rules, none of which we wrote.
-func (n *Shared) Unsigned(chain string) bool {
-	return len(n.chains[chain]) > 0 && !n.signed(OwnChain{chain, chain})
-}
-
-// unrecognized returns the rules of the chain, and the jumps to it, if we did not
-// write them or no config of this version compiles to them: another agent wrote
-// them.
-func (n *Shared) unrecognized(chain string) (rules, jumps []nfnetlink.Rule) {
-	if _, err := n.Policy(OwnChain{chain, chain}); err == nil && !n.Unsigned(chain) {
-		return nil, nil
+// inUse reports whether rules or maps of other programs refer to a chain of ours. The
+// kernel does not delete such a chain.
+func (n *shared) inUse(name string) bool {
+	ch := n.chains[name]
+	if ch == nil {
+		return false
 	}
-	for _, r := range n.rules {
-		if to, ok := rule.Target(r); ok && to == chain {
-			jumps = append(jumps, r)
-		}
+	known := ch.total + len(n.jumpsTo(name))
+	for _, other := range n.chains {
+		known += other.targets[name]
 	}
-	return n.chains[chain], jumps
+	return int(ch.Use) > known
 }

@@ -1,97 +1,111 @@
 package xtables
 
 import (
+	"bytes"
 	"cmp"
+	"context"
 	"slices"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
 )
 
-// ensure plans the changes of our part of the shared table: correct rules keep
-// their place and counters, and those of other programs are not touched.
-func (n *Shared) ensure(b *nfnetlink.Batch, want nft.Table, chain string) {
+// Stage implements [layout.State]: it wakes dormant tables without POSTROUTING. The kernel
+// does not wake a table and create a base chain in it in one transaction.
+func (s *State) Stage(_ context.Context, commit layout.Commit) error {
+	b := &nfnetlink.Batch{}
+	for _, n := range s.families {
+		if n.want != nil && n.Dormant() && n.post == nil {
+			b.WakeTable(n.Table)
+		}
+	}
+	return commit(b)
+}
+
+// Switch implements [layout.State].
+func (s *State) Switch(now, _ *nfnetlink.Batch) {
+	for _, n := range s.families {
+		if n.want != nil {
+			s.write(now, n)
+		}
+		if left := s.leftovers(n); len(left) > 0 {
+			s.remove(now, n, left)
+		}
+	}
+}
+
+// write plans the changes of our part of a shared table: correct rules keep their place
+// and counters, and those of other programs are not touched.
+func (s *State) write(b *nfnetlink.Batch, n *shared) {
 	switch {
-	case !n.present:
-		b.AddTable(want.Family, NATTable)
-	case n.table.Dormant():
-		b.WakeTable(n.table)
+	case !n.exists:
+		b.AddTable(n.want.Family, NATTable)
+	case n.Dormant():
+		b.WakeTable(n.Table)
 	}
 	// Renamed chains still refer to the additional chains.
-	for _, c := range n.renamed(chain) {
-		b.FlushChain(want.Family, NATTable, c.Name)
+	for _, c := range s.leftovers(n) {
+		if c.Text == s.chain {
+			b.FlushChain(n.want.Family, NATTable, c.Name)
+		}
 	}
 	// Chains before the rules that refer to them, in the order of WithSubchains,
 	// and ours before POSTROUTING, as iptables creates them.
-	for _, name := range WithSubchains(chain) {
-		n.unhook(b, name)
-		if _, present := n.chains[name]; !present && len(want.Chain(name).Rules) > 0 {
-			b.AddChain(nfnetlink.Chain{Family: want.Family, Table: NATTable, Name: name})
+	names := WithSubchains(s.chain)
+	for _, name := range names {
+		got := n.chains[name]
+		if got != nil && got.Hook != nil { // nothing can jump to a base chain
+			b.FlushChain(n.Family, NATTable, name)
+			b.DelChain(n.Family, NATTable, name)
+		}
+		if len(n.want.Chain(name).Rules) > 0 && (got == nil || got.Hook != nil) {
+			b.AddChain(nfnetlink.Chain{Family: n.want.Family, Table: NATTable, Name: name})
 		}
 	}
 	if n.post == nil {
-		b.AddChain(want.Chain(Postrouting).KernelChain(want))
+		b.AddChain(n.want.Chain(Postrouting).KernelChain(*n.want))
 	}
-	for _, name := range slices.Backward(WithSubchains(chain)) {
-		rules, got := want.Chain(name).Bytecode(want, nil), n.chains[name]
+	for _, name := range slices.Backward(names) {
+		rules, got := s.bytecode(*n.want, name), n.chains[name]
 		switch {
-		case n.trusted[name]:
-			continue
-		case n.flooded[name], n.hides(name, rules):
-			b.FlushChain(want.Family, NATTable, name)
-			got = nil
-		}
-		editRules(b, rules, got)
-	}
-	for _, name := range slices.Backward(WithSubchains(chain)) {
-		if _, present := n.chains[name]; present && len(want.Chain(name).Rules) == 0 && !n.heldByOthers(name) {
-			b.DelChain(want.Family, NATTable, name)
+		case got == nil || got.Hook != nil:
+			edit(b, rules, nil)
+		case got.flooded || got.hides(rules):
+			b.FlushChain(n.Family, NATTable, name)
+			edit(b, rules, nil)
+		default:
+			edit(b, rules, got.rules)
 		}
 	}
-	n.ensureJump(b, want.Chain(Postrouting).Bytecode(want, nil)[0], chain)
-}
-
-// unhook deletes a base chain with the name of one of ours, to which nothing can jump.
-func (n *Shared) unhook(b *nfnetlink.Batch, name string) {
-	if n.heads[name].Hook == nil {
-		return
-	}
-	b.FlushChain(n.Family, NATTable, name)
-	b.DelChain(n.Family, NATTable, name)
-	delete(n.chains, name)
-	delete(n.heads, name)
-}
-
-// heldByOthers reports whether other programs' rules or maps refer to an
-// additional chain of ours. The kernel does not delete such a chain.
-func (n *Shared) heldByOthers(name string) bool { return n.heldExcept(name, 0) }
-
-// heldExcept is like heldByOthers for a chain to which that many jumps in
-// POSTROUTING will be deleted.
-func (n *Shared) heldExcept(name string, jumps int) bool {
-	head, read := n.heads[name]
-	switch {
-	case !read || n.trusted[name]:
-		return false
-	case n.flooded[name]: // how many of its references are its own rules is unknown
-		return true
-	}
-	ours := len(n.chains[name]) + jumps
-	for _, rules := range n.chains {
-		for _, r := range rules {
-			if to, _ := rule.Target(r); to == name {
-				ours++
-			}
+	for _, name := range slices.Backward(names) {
+		if got := n.chains[name]; got != nil && got.Hook == nil && len(n.want.Chain(name).Rules) == 0 && !n.inUse(name) {
+			b.DelChain(n.Family, NATTable, name)
 		}
 	}
-	return int(head.Use) > ours
+	s.writeJump(b, n)
 }
 
-func (n *Shared) ensureJump(b *nfnetlink.Batch, jump nfnetlink.Rule, chain string) {
-	exact, others := n.jumps(chain, jump)
+// hides reports whether rules were not listed, because one before them is too large for
+// the kernel to list: the last wanted one is missing, and the chain has more uses than its
+// rules and a jump.
+func (c *chain) hides(want []nfnetlink.Rule) bool {
+	return len(want) > 0 && int(c.Use) > c.total+1 &&
+		!slices.ContainsFunc(c.rules, func(r nfnetlink.Rule) bool { return sameText(r, want[len(want)-1]) })
+}
+
+// writeJump leaves one jump to our chain in POSTROUTING.
+func (s *State) writeJump(b *nfnetlink.Batch, n *shared) {
+	jump := n.want.Chain(Postrouting).Bytecode(*n.want, nil)[0]
+	exact, others := n.splitJumps(s.chain)
 	// The one with the lowest handle is the oldest, regardless of the position.
 	slices.SortFunc(exact, func(a, b nfnetlink.Rule) int { return cmp.Compare(a.Handle, b.Handle) })
+	// The jump to our renamed chain, before which ours belongs.
+	renamed := slices.IndexFunc(n.jumps, func(r nfnetlink.Rule) bool {
+		c, ours := jumpOf(r)
+		return ours && c.Text == s.chain && c.Name != s.chain && n.owned(c)
+	})
 	switch {
 	case len(exact) > 0:
 		others = append(others, exact[1:]...)
@@ -99,33 +113,21 @@ func (n *Shared) ensureJump(b *nfnetlink.Batch, jump nfnetlink.Rule, chain strin
 		jump.Handle = others[0].Handle
 		b.ReplaceRule(jump)
 		others = others[1:]
+	case renamed >= 0:
+		b.InsertRule(jump, n.jumps[renamed].Handle)
 	default:
-		n.addJump(b, jump, chain)
+		b.AddRule(jump)
 	}
 	for _, r := range others {
 		b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
 	}
 }
 
-// addJump adds the jump, before the jump to our renamed chain if there is one.
-func (n *Shared) addJump(b *nfnetlink.Batch, jump nfnetlink.Rule, chain string) {
-	renamed := n.renamed(chain)
-	i := slices.IndexFunc(n.rules, func(r nfnetlink.Rule) bool {
-		c, ok := jumpOf(r)
-		return ok && slices.Contains(renamed, c)
-	})
-	if i < 0 {
-		b.AddRule(jump)
-		return
-	}
-	b.InsertRule(jump, n.rules[i].Handle)
-}
-
-// editRules edits the rules of a chain into the wanted ones. Correct rules at the
-// beginning and the end stay; of the others, a rule that is needed again keeps
-// its counter.
-func editRules(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
-	head, tail := nft.SameEnds(want, got, sameXT)
+// edit edits the rules of a chain into the wanted ones. Correct rules at the beginning and
+// the end stay, and get our signature if they do not have it; of the others, a rule that is
+// needed again keeps its counter.
+func edit(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
+	head, tail := nft.SameEnds(want, got, sameText)
 	middle := got[head : len(got)-tail]
 	counted := make(map[string][][]nfnetlink.Expr, len(middle))
 	for _, r := range middle {
@@ -133,7 +135,6 @@ func editRules(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
 		counted[key] = append(counted[key], r.Exprs)
 	}
 	for _, w := range want[head : len(want)-tail] {
-		w.UserData = signature
 		key := nfnetlink.Key(w.Exprs)
 		if same := counted[key]; len(same) > 0 {
 			w.Exprs, counted[key] = same[0], same[1:]
@@ -147,60 +148,59 @@ func editRules(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
 	for _, r := range middle {
 		b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
 	}
-	if head+tail == len(want) && head+tail > 0 && !slices.ContainsFunc(got, signed) {
-		last := got[len(got)-1]
-		if tail == 0 {
-			last = got[head-1]
+	sign(b, want[:head], got[:head])
+	sign(b, want[len(want)-tail:], got[len(got)-tail:])
+}
+
+// sign replaces rules whose user data are not the wanted ones. They keep their counters.
+func sign(b *nfnetlink.Batch, want, got []nfnetlink.Rule) {
+	for i, r := range got {
+		if !bytes.Equal(r.UserData, want[i].UserData) {
+			r.UserData = want[i].UserData
+			b.ReplaceRule(r)
 		}
-		last.UserData = signature
-		b.ReplaceRule(last)
 	}
 }
 
-// Remove plans the removal of chains of ours with their jumps, except the chains
-// to keep. If they are our last ones, the rest of the table is deleted, too, if
-// only we can have created it: an empty POSTROUTING and nothing else. Chains that
-// other programs' rules or maps refer to stay, empty, because the kernel does not
-// delete them; Remove returns their names.
-func (n *Shared) Remove(b *nfnetlink.Batch, chains []OwnChain, kept []string, last bool) (held []string) {
-	rest := len(n.rules) + n.unread
-	jumps := map[string]int{}
-	for _, c := range chains {
-		for _, r := range n.rules {
-			if to, ok := rule.Target(r); ok && to == c.Name && !slices.Contains(kept, to) {
-				b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
-				jumps[to]++
-				rest--
-			}
+// unwanted returns the chains that are to be deleted together with a chain of ours.
+func (s *State) unwanted(n *shared, c ownChain) []string {
+	return slices.DeleteFunc(c.members(), func(name string) bool {
+		return n.chains[name] == nil || n.want != nil && slices.Contains(WithSubchains(s.chain), name)
+	})
+}
+
+// remove plans the removal of chains of ours with their jumps. If they are our last ones,
+// the rest of the table is deleted, too, if only we can have created it: an empty
+// POSTROUTING and nothing else. Chains that other programs' rules or maps refer to stay,
+// empty, because the kernel does not delete them.
+func (s *State) remove(b *nfnetlink.Batch, n *shared, left []ownChain) {
+	var names []string
+	for _, c := range left {
+		names = append(names, s.unwanted(n, c)...)
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	rest := n.rest
+	for _, r := range n.jumps {
+		if to, _ := rule.Target(r); slices.Contains(names, to) {
+			b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
+		} else {
+			rest++
 		}
 	}
 	// First the rules, which refer to chains, then the chains.
-	names := n.toDelete(chains, kept)
 	for _, name := range names {
 		b.FlushChain(n.Family, NATTable, name)
 	}
+	stay := 0
 	for _, name := range names {
-		if n.heldExcept(name, jumps[name]) {
-			held = append(held, name)
+		if n.inUse(name) {
+			stay++
 		} else {
 			b.DelChain(n.Family, NATTable, name)
 		}
 	}
-	if last && rest == 0 && n.all-len(names) == 1 && n.post != nil && len(held) == 0 {
+	if n.want == nil && rest+stay == 0 && int(n.Use) == len(names)+1 && n.post != nil {
 		b.DelTable(n.Family, NATTable)
 	}
-	return held
-}
-
-// toDelete returns the chains that are deleted together with chains of ours.
-func (n *Shared) toDelete(chains []OwnChain, kept []string) []string {
-	var names []string
-	for _, c := range chains {
-		for _, name := range c.Members() {
-			if _, present := n.chains[name]; present && !slices.Contains(kept, name) && !slices.Contains(names, name) {
-				names = append(names, name)
-			}
-		}
-	}
-	return names
 }

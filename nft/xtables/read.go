@@ -1,273 +1,158 @@
 package xtables
 
 import (
+	"errors"
 	"fmt"
-	"maps"
-	"math"
 	"slices"
 	"strings"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
 )
 
-// A Shared is a shared table of iptables-nft as read from the kernel:
-// POSTROUTING, the chains that its rules jump to, and those that we use.
-type Shared struct {
-	Family  nfnetlink.Family
-	present bool
-	table   nfnetlink.Table
-	post    *nfnetlink.Chain // nil if there is no POSTROUTING
-	rules   []nfnetlink.Rule // of POSTROUTING
-	hidden  bool             // POSTROUTING has rules that the kernel does not list
-	unread  int              // other programs' rules of POSTROUTING that are not in rules, because there are too many
-	named   []OwnChain       // the chains to which one of these rules is our jump
-	Partial bool             // only the rule that used to be our jump was read
-	chains  map[string][]nfnetlink.Rule
-	heads   map[string]nfnetlink.Chain // chains without their rules
-	trusted map[string]bool            // chains whose rules need not be read
-	flooded map[string]bool            // chains with many more rules than wanted; only the first ones were read
-	all     int                        // number of chains, sets and objects, ours or not; counted if the table may be empty without ours
+// A State is our chains in the shared tables of iptables-nft, as the kernel has them, and
+// the wanted ones. It implements [layout.State].
+type State struct {
+	chain    string    // the wanted one, "" for none
+	hash     string    // of the wanted policy
+	families []*shared // IPv4 and IPv6
 }
 
-// A Jump is what was recorded about the jump to a chain of ours.
-type Jump struct {
-	handle uint64 // 0 for none
-	use    uint32 // number of rules of POSTROUTING at that time
+// A shared is a shared table as the kernel has it: what of it is ours, or leads to it.
+type shared struct {
+	nfnetlink.Table
+	want   *nft.Table // what of it is to be ours, nil for nothing
+	exists bool
+	post   *nfnetlink.Chain // POSTROUTING, nil if there is none
+	jumps  []nfnetlink.Rule // of POSTROUTING, to chains that are or may be ours
+	rest   int              // the number of its other rules
+	named  []ownChain       // the chains to which a jump has our comment
+	chains map[string]*chain
 }
 
-// A Mark detects changes of a chain that was in sync: a different handle, or
-// another number of rules or references, not counting the jump.
-type Mark struct {
-	handle uint64
-	use    uint32
+// A chain is a chain of a shared table.
+type chain struct {
+	nfnetlink.Chain
+	rules    []nfnetlink.Rule // the first ones
+	total    int              // the number of rules
+	unsigned int              // those that we did not write
+	targets  map[string]int   // the number of rules that lead to each chain
+	hash     string           // of the policy, from the rule that has it
+	flooded  bool             // it has more rules, which were not read
 }
 
-// A trust holds the marks of chains that need not be read while these are the same.
-type trust map[string]Mark
+// slack is the number of unexpected rules that are read and listed. Their number
+// alone is reported beyond that, because other programs can add more than fits
+// our memory.
+const slack = 5_000
 
-// marks returns the marks of the chains that were read or trusted.
-func (n *Shared) marks() trust {
-	t := trust{}
-	for name, c := range n.heads {
-		t[name] = n.mark(c)
-	}
-	return t
-}
-
-// marksOf returns the marks of the chains after ensure repaired them.
-func (n *Shared) marksOf(c *nfnetlink.Conn, chain string) trust {
-	t := trust{}
-	for _, name := range WithSubchains(chain) {
-		head, err := c.Chain(n.Family, NATTable, name)
-		if err != nil {
-			continue
-		}
-		t[name] = n.mark(head)
-		if name == chain { // there is one jump to it now
-			t[name] = Mark{head.Handle, head.Use - 1}
+// Read reads our chains: the wanted one, and with [layout.Everything] those of any name.
+func Read(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, _ layout.State) (layout.State, error) {
+	s := &State{}
+	if want.Mode() == nft.ModeIPTables {
+		s.chain = want.Chain()
+		if len(want.Tables) > 0 {
+			s.hash = want.Hash()
 		}
 	}
-	return t
-}
-
-// mark does not count references from POSTROUTING: the jump is checked without
-// reading the chain.
-func (n *Shared) mark(c nfnetlink.Chain) Mark {
-	use := c.Use
-	for _, r := range n.rules {
-		if to, _ := rule.Target(r); to == c.Name {
-			use--
+	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		n := &shared{chains: map[string]*chain{}}
+		for i := range want.Tables {
+			if s.chain != "" && want.Tables[i].Family == f {
+				n.want = &want.Tables[i]
+			}
 		}
-	}
-	return Mark{c.Handle, use}
-}
-
-// Jump returns what is known about the jump to the chain, if POSTROUTING was read
-// and has exactly the wanted one.
-func (n *Shared) Jump(want nft.Table, chain string) Jump {
-	if n.post == nil || n.Partial {
-		return Jump{}
-	}
-	exact, others := n.jumps(chain, want.Chain(Postrouting).Bytecode(want, nil)[0])
-	if len(exact) != 1 || len(others) > 0 {
-		return Jump{}
-	}
-	return Jump{exact[0].Handle, n.post.Use}
-}
-
-// readPost reads the rules of POSTROUTING. If their number is the same as when
-// the jump was recorded, it reads only the jump, because there can be tens of
-// thousands of others.
-func (n *Shared) readPost(c *nfnetlink.Conn, names []string, o Reading) (err error) {
-	if s := o.Since; n.post != nil && s != nil && s.post != nil && !s.Partial && int(n.post.Use) >= o.Long && sameHead(*n.post, *s.post) {
-		n.rules, n.unread, n.hidden = s.rules, s.unread, s.hidden
-		return nil
-	}
-	if n.post != nil && o.Seen.handle != 0 && (o.Quick || n.post.Use == o.Seen.use) {
-		r, err := c.Rule(n.Family, NATTable, Postrouting, o.Seen.handle)
-		if err == nil {
-			n.rules, n.Partial = []nfnetlink.Rule{r}, true
+		if err := s.read(c, n, f, depth); err != nil {
+			return nil, err
 		}
-		if !nfnetlink.IsNotExist(err) {
-			return err
-		}
+		s.families = append(s.families, n)
 	}
-	more, memory := n.post != nil && n.post.Use > manyRules, 0
-	if !more {
-		n.rules, more, err = c.FirstRules(n.Family, NATTable, Postrouting, func(r nfnetlink.Rule) bool {
-			memory += r.Memory()
-			return memory > maxMemory
-		})
-	}
-	if more {
-		err = n.readJumps(c, names)
-	}
-	if err == nil && n.post != nil && len(n.rules)+n.unread < int(n.post.Use) {
-		now, err := c.Chain(n.Family, NATTable, Postrouting)
-		if err != nil || now.Use != n.post.Use {
-			return nfnetlink.ErrInterrupted
-		}
-		n.hidden = true
-	}
-	return err
+	return s, nil
 }
 
-// Hidden is an error if POSTROUTING has rules that were not listed.
-func (n *Shared) Hidden() error {
-	if !n.hidden {
-		return nil
-	}
-	return fmt.Errorf("table %s nat: POSTROUTING has a rule that is too large for the kernel to list (32 KiB), "+
-		"which hides those after it; only flushing the chain removes it", n.Family)
-}
-
-// How many rules of POSTROUTING are read whole, and how much memory they may take.
-const (
-	manyRules = 20_000
-	maxMemory = 20 << 20
-)
-
-// readJumps reads only those rules of POSTROUTING that jump to chains of these
-// names, or are jumps of ours.
-func (n *Shared) readJumps(c *nfnetlink.Conn, names []string) (err error) {
-	n.rules, n.unread, err = c.Jumps(n.Family, NATTable, Postrouting, func(r nfnetlink.Rule) bool {
-		to, _ := rule.Target(r)
-		_, ours := jumpOf(r)
-		return ours || slices.Contains(names, to)
-	})
-	return err
-}
-
-// A Reading selects what is read of a shared table.
-type Reading struct {
-	Others bool // also chains of ours under any name
-	Quick  bool // only the recorded jump of POSTROUTING, if it exists
-	Seen   Jump
-	Trust  trust
-	Since  *Shared // long chains with the same mark are not read again; may be nil
-	Long   int     // the number of rules of a chain that takes long to read
-	Skip   string  // no rules of this chain
-	Most   int     // limit of rules of a chain that is not in Trust; 0: all, except of foreign chains
-}
-
-// ReadShared reads the chains of these names in the shared table of a family, and
-// with Others also those of ours under any name. With Quick the result only shows
-// whether the table differs: changes must be planned without it.
-//
-// Chains in Trust with an unchanged mark are not read. Of others, not many more
-// rules are read than the wanted table has.
-func ReadShared(c *nfnetlink.Conn, family nfnetlink.Family, names []string, o Reading) (*Shared, error) {
-	n := &Shared{
-		Family: family, chains: map[string][]nfnetlink.Rule{}, heads: map[string]nfnetlink.Chain{},
-		trusted: map[string]bool{}, flooded: map[string]bool{},
-	}
-	t, err := c.Table(family, NATTable)
+func (s *State) read(c *nfnetlink.Conn, n *shared, f nfnetlink.Family, depth layout.Depth) (err error) {
+	n.Table, err = c.Table(f, NATTable)
 	if nfnetlink.IsNotExist(err) {
-		return n, nil
+		n.Table.Family = f
+		return nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read table %s nat: %w", family, err)
+		return fmt.Errorf("read table %s nat: %w", f, err)
 	}
-	n.present, n.table = true, t
-	post, err := c.Chain(family, NATTable, Postrouting)
-	switch {
-	case err == nil:
-		n.post = &post
-	case !nfnetlink.IsNotExist(err):
-		return nil, fmt.Errorf("read chain POSTROUTING: %w", err)
+	n.exists = true
+	var names []string
+	if s.chain != "" {
+		names = WithSubchains(s.chain)
 	}
-	if err := n.readPost(c, names, o); err != nil {
-		return nil, err
+	if err := n.readPostrouting(c, names); err != nil {
+		return err
 	}
-	wanted := names
-	for _, r := range n.rules {
-		own, ok := jumpOf(r)
-		if !ok || slices.Contains(n.named, own) {
-			continue
-		}
-		n.named = append(n.named, own)
-		if o.Others || slices.Contains(wanted, own.Text) {
-			names = append(slices.Clip(names), own.Members()...)
+	for _, own := range n.named {
+		if depth > layout.Ours || own.Text == s.chain {
+			names = append(names, own.members()...)
 		}
 	}
 	for _, name := range names {
-		if err := n.readChain(c, name, o); err != nil {
-			return nil, err
+		if n.chains[name] != nil {
+			continue
+		}
+		most, wanted := slack, n.want != nil && slices.Contains(WithSubchains(s.chain), name)
+		if wanted {
+			most += len(n.want.Chain(name).Rules)
+		}
+		if err := n.readChain(c, name, most, wanted); err != nil {
+			return err
 		}
 	}
-	if o.Others && n.allOurs() {
-		return n, n.count(c)
-	}
-	return n, nil
+	return nil
 }
 
-// allOurs reports whether all rules of POSTROUTING jump to chains of ours, so
-// that the table may be empty without them.
-func (n *Shared) allOurs() bool {
-	return n.unread == 0 && !slices.ContainsFunc(n.rules, func(r nfnetlink.Rule) bool {
+// readPostrouting reads the rules of POSTROUTING that lead to chains of these names, or
+// have the comment of our jump. There can be tens of thousands of others.
+func (n *shared) readPostrouting(c *nfnetlink.Conn, names []string) error {
+	post, err := c.Chain(n.Family, NATTable, Postrouting)
+	if err != nil {
+		if nfnetlink.IsNotExist(err) {
+			return nil
+		}
+		return fmt.Errorf("read chain POSTROUTING: %w", err)
+	}
+	n.post = &post
+	err = c.EachRule(n.Family, NATTable, Postrouting, func(r nfnetlink.Rule) error {
 		to, _ := rule.Target(r)
-		_, ours := n.chains[to]
-		return !ours
-	})
-}
-
-func (n *Shared) count(c *nfnetlink.Conn) error {
-	chains, err := c.Chains(n.Family)
-	if err != nil {
-		return err
-	}
-	for _, ch := range chains {
-		if ch.Table == NATTable {
-			n.all++
+		own, ours := jumpOf(r)
+		if !ours && !slices.Contains(names, to) {
+			n.rest++
+			return nil
 		}
-	}
-	sets, err := c.Sets(n.Family, NATTable)
-	if err != nil {
+		n.jumps = append(n.jumps, r)
+		if ours && !slices.Contains(n.named, own) {
+			n.named = append(n.named, own)
+		}
+		return nil
+	})
+	if err != nil || len(n.jumps)+n.rest >= int(post.Use) {
 		return err
 	}
-	objects, err := c.Objects(n.Family, NATTable)
-	n.all += len(sets) + len(objects)
-	return err
+	// It has rules that the kernel does not list, unless another program has just
+	// deleted some.
+	now, err := c.Chain(n.Family, NATTable, Postrouting)
+	if err != nil || now.Use != post.Use {
+		return nfnetlink.ErrInterrupted
+	}
+	return nil
 }
 
-// sameHead reports whether a chain is the same one with the same length.
-func sameHead(a, b nfnetlink.Chain) bool { return a.Handle == b.Handle && a.Use == b.Use }
+// hides reports whether POSTROUTING has rules that the kernel did not list.
+func (n *shared) hides() bool { return n.post != nil && len(n.jumps)+n.rest < int(n.post.Use) }
 
-// reuse takes what was read before of a long chain that has the same mark since.
-func (n *Shared) reuse(since *Shared, name string, long int) bool {
-	if since == nil || len(since.chains[name]) < long || since.mark(since.heads[name]) != n.mark(n.heads[name]) {
-		return false
-	}
-	n.chains[name], n.flooded[name] = since.chains[name], since.flooded[name]
-	return true
-}
+var errEnough = errors.New("enough was read")
 
-func (n *Shared) readChain(c *nfnetlink.Conn, name string, o Reading) error {
-	if _, known := n.chains[name]; known {
-		return nil
-	}
+// readChain reads a chain. Of a wanted one, or one to which other programs have added rules,
+// it does not read many more rules than that.
+func (n *shared) readChain(c *nfnetlink.Conn, name string, most int, wanted bool) error {
 	head, err := c.Chain(n.Family, NATTable, name)
 	if err != nil {
 		if nfnetlink.IsNotExist(err) {
@@ -275,28 +160,53 @@ func (n *Shared) readChain(c *nfnetlink.Conn, name string, o Reading) error {
 		}
 		return fmt.Errorf("read chain %s: %w", nfnetlink.Printable(name), err)
 	}
-	n.heads[name] = head
-	if m, ok := o.Trust[name]; ok && m == n.mark(head) {
-		n.chains[name], n.trusted[name] = nil, true
-		return nil
-	}
-	if name == o.Skip || n.reuse(o.Since, name, o.Long) {
-		return nil
-	}
-	most, foreign := o.Most, 0
-	if most == 0 {
-		most = math.MaxInt
-	}
-	// If no ruleset is wanted, the chain is as long as the config was.
-	enough := func(r nfnetlink.Rule) bool {
-		most--
-		if !ofAgent(r) {
-			foreign++
+	ch := &chain{Chain: head, targets: map[string]int{}}
+	err = c.EachRule(n.Family, NATTable, name, func(r nfnetlink.Rule) error {
+		ch.total++
+		switch {
+		case !signed(r):
+			ch.unsigned++
+		case rule.UserData(r.UserData, hashType) != "":
+			ch.hash = rule.UserData(r.UserData, hashType)
 		}
-		return most < 0 || foreign > slack
+		if to, ok := rule.Target(r); ok {
+			ch.targets[to]++
+		}
+		if len(ch.rules) < most {
+			ch.rules = append(ch.rules, r)
+		} else if ch.flooded = wanted || ch.unsigned > slack; ch.flooded {
+			return errEnough
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, errEnough) {
+		return err
 	}
-	n.chains[name], n.flooded[name], err = c.FirstRules(n.Family, NATTable, name, enough)
-	return err
+	n.chains[name] = ch
+	return nil
+}
+
+// owned reports whether we wrote all of a chain and of its further ones.
+func (n *shared) owned(c ownChain) bool {
+	rules := 0
+	for _, name := range c.members() {
+		if ch := n.chains[name]; ch != nil {
+			if ch.unsigned > 0 {
+				return false
+			}
+			rules += ch.total
+		}
+	}
+	return rules > 0
+}
+
+// touched reports whether we wrote some of a chain: another program may have restored,
+// or changed, the others.
+func (n *shared) touched(c ownChain) bool {
+	return slices.ContainsFunc(c.members(), func(name string) bool {
+		ch := n.chains[name]
+		return ch != nil && ch.total > ch.unsigned
+	})
 }
 
 // ofAgent reports whether the comment of a rule is that of a masquerade agent, in
@@ -305,28 +215,39 @@ func ofAgent(r nfnetlink.Rule) bool {
 	return strings.Contains(rule.Comment(r), "subject to MASQUERADE")
 }
 
-// unchanged reports whether a plan for what was read before is still right.
-func (n *Shared) unchanged(since *Shared) bool {
-	return n.present == since.present && n.table == since.table && n.all == since.all &&
-		(n.post == nil) == (since.post == nil) && (n.post == nil || sameHead(*n.post, *since.post)) &&
-		n.unread == since.unread && nfnetlink.SameRules(n.rules, since.rules) && maps.EqualFunc(n.chains, since.chains, nfnetlink.SameRules) &&
-		maps.EqualFunc(n.heads, since.heads, sameHead) &&
-		maps.Equal(n.trusted, since.trusted) && maps.Equal(n.flooded, since.flooded)
+// leftovers returns the chains that are ours and not wanted.
+func (s *State) leftovers(n *shared) (left []ownChain) {
+	wanted := ownChain{s.chain, s.chain}
+	for _, c := range n.named {
+		if !(c == wanted && n.want != nil) && n.owned(c) {
+			left = append(left, c)
+		}
+	}
+	if n.want == nil && s.chain != "" && n.touched(wanted) && !slices.Contains(left, wanted) {
+		left = append(left, wanted)
+	}
+	return left
 }
 
-// Trusted reports whether a chain was not read.
-func (n *Shared) Trusted() bool { return len(n.trusted) > 0 }
+// Owns implements [layout.State]: chains of the wanted name are or will be ours.
+func (s *State) Owns(c nfnetlink.Chain) bool {
+	if c.Table != NATTable {
+		return false
+	}
+	return slices.ContainsFunc(s.families, func(n *shared) bool {
+		return n.Family == c.Family && (n.want != nil && slices.Contains(WithSubchains(s.chain), c.Name) ||
+			slices.ContainsFunc(n.named, func(own ownChain) bool { return n.owned(own) && slices.Contains(own.members(), c.Name) }))
+	})
+}
 
-// slack is the number of unexpected rules that are read and listed. Their number
-// alone is reported beyond that, because other programs can add more than fits
-// our memory.
-const slack = 5_000
-
-// hides reports whether rules of a chain were not listed, because one before them
-// is too large for the kernel to list: the last wanted one is missing, and the
-// chain has more uses than its rules and a jump.
-func (n *Shared) hides(name string, want []nfnetlink.Rule) bool {
-	got := n.chains[name]
-	return len(want) > 0 && int(n.heads[name].Use) > len(got)+1 &&
-		!slices.ContainsFunc(got, func(r nfnetlink.Rule) bool { return nfnetlink.EqualExprs(r.Exprs, want[len(want)-1].Exprs) })
+// Installed implements [layout.State].
+func (s *State) Installed() (layout.Installed, bool) {
+	for _, n := range s.families {
+		for _, c := range n.named {
+			if ch := n.chains[c.Name]; ch != nil && n.touched(c) {
+				return layout.Installed{Layout: Layout{Name: c.Text}, Hash: ch.hash}, true
+			}
+		}
+	}
+	return layout.Installed{}, false
 }

@@ -51,7 +51,7 @@ requests:
   cpu: 10m
   memory: 16Mi
 limits:
-  memory: {{ eq (include "mode" .) "nftables" | ternary "192Mi" "512Mi" }}
+  memory: 192Mi
 {{- end }}
 {{- end }}
 

@@ -8,7 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/node"
 )
 
@@ -60,7 +60,7 @@ func (a *Agent) addressesChanged(ctx context.Context, c node.Change) {
 		return
 	}
 	a.progress.moved = true
-	a.sync(ctx, onAddresses, kernel.Look{})
+	a.sync(ctx, onAddresses, layout.Ours)
 }
 
 // logMoved logs which source addresses connections have after a change of the

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 )
 
@@ -133,7 +134,7 @@ func TestRejectedAddressesAreRetried(t *testing.T) {
 		w.files <- snatFile()
 		synctest.Wait()
 		w.messages()
-		w.refuse(unix.ENOMEM)
+		w.refuse(&nfnetlink.RefusedError{Op: nfnetlink.CreateRule, Err: unix.ENOMEM})
 		w.moved("198.51.100.65")
 		w.refuse(nil)
 		w.moved("198.51.100.65 198.51.100.66")

@@ -21,6 +21,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/node"
 )
 
@@ -111,14 +112,14 @@ type Agent struct {
 // progress is the progress of applying the policy to the kernel. All fields are
 // reset when the kernel has accepted it.
 type progress struct {
-	held       string      // hash of our rules when the kernel was last read, "" for none
-	heldPolicy nft.Policy  // with that hash
-	fresh      bool        // a new policy was decided and is not in the kernel yet
-	moved      bool        // the node's addresses changed it, and it is not in the kernel yet
-	recovered  bool        // a config was accepted after a rejected one
-	pending    kernel.Look // what to check for the first accepted config
-	refused    string      // the kernel's last error
-	tries      int         // since the decision
+	held       string       // hash of our rules when the kernel was last read, "" for none
+	heldPolicy nft.Policy   // with that hash
+	fresh      bool         // a new policy was decided and is not in the kernel yet
+	moved      bool         // the node's addresses changed it, and it is not in the kernel yet
+	recovered  bool         // a config was accepted after a rejected one
+	pending    layout.Depth // what to check for the first accepted config
+	refused    string       // the kernel's last error
+	tries      int          // since the decision
 }
 
 // New returns an agent. Run starts it.
@@ -195,11 +196,11 @@ func (a *Agent) Run(ctx context.Context) {
 			a.compare(ctx)
 		case <-a.takeOver.C:
 			a.health.busy()
-			a.sync(ctx, onDrift, kernel.Look{TakeOver: true})
+			a.sync(ctx, onDrift, layout.TakeOver)
 		case <-a.in.Hangup:
 			a.health.busy()
 			a.in.Reread()
-			a.sync(ctx, onHangup, kernel.Look{Full: true, Others: true, TakeOver: true})
+			a.sync(ctx, onHangup, layout.TakeOver)
 			a.survey.at = time.Time{} // check for other programs' rules, however recent the last check was
 			a.checkOthers(ctx, a.looked)
 		case r := <-a.survey.results:
@@ -235,9 +236,9 @@ func (a *Agent) read(ctx context.Context, f Files) {
 	a.recovered, a.rejection = a.recovered || a.rejection != nil, nil
 	a.policy, a.fresh, a.tries = decide(a.policy, c, situation{}), true, 0
 	if !a.health.now().wasSynced {
-		a.pending = kernel.Look{Others: true, TakeOver: true}
+		a.pending = layout.TakeOver
 	}
-	a.sync(ctx, a.configReason(), kernel.Look{})
+	a.sync(ctx, a.configReason(), layout.Ours)
 }
 
 // logPresence logs that the config file vanished or appeared.
@@ -339,7 +340,7 @@ func (a *Agent) reject(ctx context.Context, err error) {
 		a.policy = decide(a.policy, a.content, situation{})
 		a.reportSource()
 	} else {
-		a.sync(ctx, a.configReason(), kernel.Look{})
+		a.sync(ctx, a.configReason(), layout.Ours)
 	}
 	a.log.Error("config rejected; "+a.policy.words(a.held), zap.String("event", "config_rejected"),
 		zap.String("source", string(a.policy.from)), zap.Error(err))
@@ -360,15 +361,15 @@ func (a *Agent) reconsider(ctx context.Context) error {
 	n := situation{defaults: nft.Compile(config.Default(a.settings.Defaults), a.settings.NFT())}
 	previous, older := a.policy.needs(a.content)
 	if previous {
-		r, found, err := a.kernel.ReadBack(ctx)
+		left, found, err := a.kernel.Installed(ctx)
 		if err != nil {
 			return err
 		}
 		if found {
-			n.previous = &r
+			n.previous = &left
 		}
 	}
-	if older {
+	if older && n.previous == nil {
 		others, err := a.kernel.Older(ctx)
 		if err != nil {
 			return err
@@ -420,39 +421,40 @@ func (a *Agent) stillThere(others kernel.Others) bool {
 func (a *Agent) tick(ctx context.Context) {
 	a.in.Reread()
 	if a.refused != "" {
-		a.sync(ctx, onRefusal, kernel.Look{})
+		a.sync(ctx, onRefusal, layout.Ours)
 		return
 	}
-	a.sync(ctx, onResync, kernel.Look{Full: true, Others: true, TakeOver: true})
+	a.sync(ctx, onResync, layout.TakeOver)
 	a.checkOthers(ctx, a.looked)
 }
 
 // sync brings the kernel to what is wanted. The agent writes no rules elsewhere.
-func (a *Agent) sync(ctx context.Context, reason string, look kernel.Look) {
+func (a *Agent) sync(ctx context.Context, reason string, depth layout.Depth) {
 	start := time.Now()
 	defer a.reportSource()
-	if !a.decided(ctx, reason, look, start) {
+	if !a.decided(ctx, reason, start) {
 		return
 	}
-	look = a.survey.hold(look)
-	look.Others, look.TakeOver = look.Others || a.pending.Others, (look.TakeOver || a.pending.TakeOver) && a.takesOver()
-	if look.Others {
+	if depth = max(a.survey.hold(depth), a.pending); depth == layout.TakeOver && !a.takesOver() {
+		depth = layout.Everything
+	}
+	if depth > layout.Ours {
 		defer relaxGC()()
 	}
-	if err := a.placeOnNode(ctx, look.Full); err != nil {
-		a.refuse(reason, look, time.Since(start), err)
+	if err := a.placeOnNode(ctx, reason == onResync || reason == onHangup); err != nil {
+		a.refuse(reason, time.Since(start), err)
 		return
 	}
-	applied, err := a.apply(ctx, look)
+	applied, err := a.apply(ctx, depth)
 	took := time.Since(start)
 	a.metrics.applied(reason, len(applied.Differences) > 0, err, took)
 	if err != nil {
-		a.refuse(reason, look, took, err)
+		a.refuse(reason, took, err)
 		return
 	}
 	o := a.progress.outcome(reason, applied, took, a.drift.names())
 	a.progress = progress{held: a.policy.want.Hash(), heldPolicy: a.policy.want.Policy}
-	a.plan(o, look)
+	a.plan(o, depth)
 	// First the state, then the log line: a reader of the line finds us ready.
 	a.health.inSync(*a.policy.want)
 	a.reportChange(o)
@@ -485,21 +487,21 @@ func (p progress) outcome(reason string, applied kernel.Applied, took time.Durat
 	return outcome{
 		Applied: applied, reason: reason, took: took, before: p, by: by,
 		drift:    len(applied.Differences) > len(applied.TookOver) && !p.fresh && !p.moved && p.held != "",
-		tookOver: len(applied.TookOver) > 0 && !p.pending.TakeOver,
+		tookOver: len(applied.TookOver) > 0 && p.pending != layout.TakeOver,
 	}
 }
 
 func (o outcome) wrote() bool { return len(o.Differences) > 0 }
 
 // plan schedules the next checks.
-func (a *Agent) plan(o outcome, look kernel.Look) {
+func (a *Agent) plan(o outcome, depth layout.Depth) {
 	if o.drift || o.tookOver {
 		a.restored(o.Generation)
 	} else {
-		a.checked(o.reason, look, o.took, nil, o.Generation)
+		a.checked(o.reason, o.took, nil, o.Generation)
 	}
 	a.drift.heardOf = heardOf{}
-	a.planTakeOver(o.reason, look, o.took)
+	a.planTakeOver(o.reason, depth, o.took)
 	if a.looked.IsZero() || slices.Contains([]string{onStart, onResync, onHangup}, o.reason) {
 		a.looked, a.lookTook = time.Now(), 0
 		if !o.wrote() {
@@ -546,18 +548,18 @@ func (a *Agent) warnOfUncovered() {
 }
 
 // decided reports whether there is something to enforce.
-func (a *Agent) decided(ctx context.Context, reason string, look kernel.Look, start time.Time) bool {
+func (a *Agent) decided(ctx context.Context, reason string, start time.Time) bool {
 	switch undecided := a.rejection != nil && !a.policy.accepted; {
 	case undecided && a.survey.running && a.policy.want != nil:
-		a.survey.held.Others = true // decide again when it has ended
+		a.survey.held = max(a.survey.held, layout.Everything) // decide again when it has ended
 	case undecided:
 		if err := a.reconsider(ctx); err != nil {
-			a.refuse(reason, look, time.Since(start), err)
+			a.refuse(reason, time.Since(start), err)
 			return false
 		}
 	}
 	if a.policy.want == nil {
-		a.checked(reason, look, time.Since(start), nil, a.drift.generation)
+		a.checked(reason, time.Since(start), nil, a.drift.generation)
 		a.leave()
 		return false
 	}
@@ -586,16 +588,16 @@ func (a *Agent) takesOver() bool { return a.settings.TakeOver && a.policy.accept
 // planTakeOver schedules the next check for rules of older agents after other
 // programs' changes. The check reads everything that packets can reach in
 // postrouting, so it is limited to a small share of CPU time.
-func (a *Agent) planTakeOver(reason string, look kernel.Look, cost time.Duration) {
+func (a *Agent) planTakeOver(reason string, depth layout.Depth, cost time.Duration) {
 	if !a.takesOver() {
 		return
 	}
-	if look.TakeOver {
+	if depth == layout.TakeOver {
 		a.takeOver.Stop()
 		a.takeOverAt = time.Now().Add(checkShare * cost)
 		return
 	}
-	if reason == onDrift && !a.survey.held.TakeOver {
+	if reason == onDrift && a.survey.held != layout.TakeOver {
 		a.takeOver.Reset(time.Until(a.takeOverAt))
 	}
 }
@@ -681,8 +683,8 @@ func firstFew(all []string) []string { return all[:min(few, len(all))] }
 
 // refuse logs a rejection by the kernel, once until the error changes, and
 // schedules the next retry. Other programs' writes do not delay it.
-func (a *Agent) refuse(reason string, look kernel.Look, took time.Duration, err error) {
-	a.checked(reason, look, took, err, 0)
+func (a *Agent) refuse(reason string, took time.Duration, err error) {
+	a.checked(reason, took, err, 0)
 	if errors.Is(err, context.Canceled) {
 		return // the agent ends
 	}
@@ -693,11 +695,18 @@ func (a *Agent) refuse(reason string, look kernel.Look, took time.Duration, err 
 	a.health.refused(err)
 	if text := err.Error(); text != a.refused {
 		a.refused = text
-		fields := []zap.Field{zap.String("event", "rules_rejected"), zap.Error(err)}
+		event, what := "rules_unreadable", "cannot read nftables"
+		if kernel.Refused(err) {
+			event, what = "rules_rejected", "kernel rejected the rules"
+		}
+		if a.held != "" {
+			what += "; previous rules stay"
+		}
+		fields := []zap.Field{zap.String("event", event), zap.Error(err)}
 		if hint := kernel.Hint(err); hint != "" {
 			fields = append(fields, zap.String("hint", hint))
 		}
-		a.log.Error("kernel rejected the rules; previous rules stay, retrying", fields...)
+		a.log.Error(what+", retrying", fields...)
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/xtables"
@@ -39,12 +40,12 @@ type world struct {
 	rereads int
 
 	held       string // hash of the rules in the kernel
-	left       *nft.Ruleset
+	left       *layout.Installed
 	mu         sync.Mutex // because a firing timer does not synchronize
 	refuses    error
 	writes     []string // hashes, in the order of the writes
 	looks      int
-	last       kernel.Look
+	last       layout.Depth
 	cost       time.Duration
 	others     kernel.Others
 	surveys    int           // that began
@@ -143,21 +144,19 @@ func (w *world) Older(context.Context) (kernel.Others, error) { return w.seen(),
 
 func (w *world) XTables() ([]foreign.XTChain, error) { return w.seen().XTables, nil }
 
-func (w *world) Apply(_ context.Context, r nft.Ruleset, l kernel.Look) (kernel.Applied, error) {
-	w.last, w.listened = l, w.joined
-	if !l.Quick {
-		w.mu.Lock()
-		w.looks++
-		w.mu.Unlock()
-		time.Sleep(w.cost)
-	}
+func (w *world) Apply(_ context.Context, r nft.Ruleset, depth layout.Depth) (kernel.Applied, error) {
+	w.last, w.listened = depth, w.joined
+	w.mu.Lock()
+	w.looks++
+	w.mu.Unlock()
+	time.Sleep(w.cost)
 	if err := w.refusal(); err != nil {
 		return kernel.Applied{}, err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var a kernel.Applied
-	if l.TakeOver {
+	if depth == layout.TakeOver {
 		for _, c := range w.others.Legacy {
 			a.TookOver = append(a.TookOver, c.String())
 		}
@@ -234,9 +233,9 @@ func (w *world) Counters(nft.Layout) ([]nft.Counts, error) {
 	return w.counts, nil
 }
 
-func (w *world) ReadBack(context.Context) (nft.Ruleset, bool, error) {
+func (w *world) Installed(context.Context) (layout.Installed, bool, error) {
 	if w.left == nil {
-		return nft.Ruleset{}, false, w.refusal()
+		return layout.Installed{}, false, w.refusal()
 	}
 	return *w.left, true, w.refusal()
 }
@@ -389,14 +388,31 @@ func TestFixedConfigIsLoggedEvenIfNothingIsWritten(t *testing.T) {
 	})
 }
 
-func TestBadFileAtStartKeepsThePolicyOfAPreviousRun(t *testing.T) {
+func TestBadFileAtStartLeavesTheRulesOfAPreviousRunAsTheyAre(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		left := nft.Compile(config.Config{}, nft.Options{Layout: xtables.Layout{Name: "IP-MASQ"}})
-		w.left, w.held = &left, "tampered"
+		w.left = &layout.Installed{Layout: xtables.Layout{Name: "IP-MASQ"}, Hash: "12345678"}
+		w.held = "12345678"
 		w.files <- file("nonsense")
+		w.wantSource(t, FromPrevious)
+		wantLines(t, w.messages(), "starting", "config rejected; config of a previous run (12345678) stays enforced")
+		w.tamper(1)
+		time.Sleep(10 * time.Minute)
 		synctest.Wait()
-		if w.held != left.Hash() {
-			t.Errorf("kernel has %s, want what was left, %s", w.held, left.Hash())
+		if len(w.writes) > 0 {
+			t.Errorf("wrote %q", w.writes)
+		}
+		wantLines(t, w.messages())
+		// Once they are gone, it is decided again.
+		w.mu.Lock()
+		w.left = nil
+		w.mu.Unlock()
+		w.commit(nfnetlink.Change{Writer: 1})
+		time.Sleep(time.Second)
+		w.wantSource(t, FromDefaults)
+		w.files <- file("10.0.0.0/8")
+		w.wantSource(t, FromFile)
+		if w.held != hashOf(t, file("10.0.0.0/8")) {
+			t.Errorf("kernel has %s", w.held)
 		}
 	})
 }
@@ -419,7 +435,7 @@ func TestRejectionIsRetriedWithBackoffAndLoggedOnce(t *testing.T) {
 		w.refuse(&nfnetlink.RefusedError{Op: nfnetlink.CreateRule, Err: unix.EPERM})
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
-		wantLines(t, w.messages(), "starting", "kernel rejected the rules; previous rules stay, retrying")
+		wantLines(t, w.messages(), "starting", "kernel rejected the rules, retrying")
 		time.Sleep(30 * time.Minute)
 		synctest.Wait()
 		w.mu.Lock()
@@ -652,7 +668,7 @@ func TestChecksTakeAtMostHalfAPercentOfTheTime(t *testing.T) {
 			t.Errorf("%d checks of 100 ms in four minutes", w.looks)
 		}
 		if w.looks < 240/20-4 {
-			t.Errorf("%d checks of 100 ms in four minutes: quick ones delay them", w.looks)
+			t.Errorf("%d checks of 100 ms in four minutes", w.looks)
 		}
 		w.commit(nfnetlink.Change{Writer: 1})
 		time.Sleep(w.cost)
@@ -789,7 +805,7 @@ func TestReturningRulesOfOlderAgentsAreRemovedEachTime(t *testing.T) {
 	bubble(t, true, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
-		if !w.last.TakeOver {
+		if w.last != layout.TakeOver {
 			t.Error("the first sync does not take over")
 		}
 		w.messages()
@@ -823,10 +839,10 @@ func TestTakeoverChecksAreLimitedNextToABusyNeighbor(t *testing.T) {
 		synctest.Wait()
 		looks := 0
 		for start := time.Now(); time.Since(start) < time.Minute; time.Sleep(50 * time.Millisecond) {
-			w.last = kernel.Look{}
+			w.last = layout.Ours
 			w.commit(nfnetlink.Change{Writer: 1})
 			synctest.Wait()
-			if w.last.TakeOver {
+			if w.last == layout.TakeOver {
 				looks++
 			}
 		}
@@ -844,8 +860,8 @@ func TestTakeoverIsKeptPendingWhileTheKernelRejects(t *testing.T) {
 		w.refuse(nil)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		if !w.last.TakeOver || w.held == "" {
-			t.Errorf("look %+v, kernel has %q", w.last, w.held)
+		if w.last != layout.TakeOver || w.held == "" {
+			t.Errorf("depth %d, kernel has %q", w.last, w.held)
 		}
 	})
 }

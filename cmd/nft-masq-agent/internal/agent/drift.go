@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 )
 
 // drift detects other programs' changes, and records what is known about them.
@@ -165,17 +166,16 @@ func (a *Agent) compare(ctx context.Context) {
 		d.compared++
 	}
 	generation, err := a.in.Generation()
-	var look kernel.Look
-	switch look.Quick = now.Before(d.pace.checkAt); {
+	switch {
 	case err != nil:
 		return
-	case look.Quick && !a.inSync():
+	case now.Before(d.pace.checkAt):
 		d.due = d.pace.checkAt
 		return
 	case generation != d.generation:
-	case d.compared >= verifyEvery && !look.Quick && a.inSync():
+	case d.compared >= verifyEvery && a.inSync():
 		d.compared = 0
-		a.sync(ctx, onDrift, kernel.Look{Verify: true})
+		a.sync(ctx, onDrift, layout.Ours)
 		return
 	default:
 		return
@@ -184,7 +184,7 @@ func (a *Agent) compare(ctx context.Context) {
 	if !d.listening {
 		a.survey.by = ""
 	}
-	a.sync(ctx, onDrift, look)
+	a.sync(ctx, onDrift, layout.Ours)
 }
 
 // inSync reports whether the rules were correct, or repaired, when last checked.
@@ -202,33 +202,27 @@ const hugeCIDRs = 10_000
 
 // apply applies the wanted ruleset to the kernel. Memory is returned to the system
 // after that took several times as much as is kept.
-func (a *Agent) apply(ctx context.Context, look kernel.Look) (kernel.Applied, error) {
+func (a *Agent) apply(ctx context.Context, depth layout.Depth) (kernel.Applied, error) {
 	v4, v6 := a.policy.want.CIDRs()
 	if a.drift.listening && v4+v6 >= manyCIDRs {
 		a.unlisten(time.Now())
 		defer func() { a.listen(time.Now()) }()
 	}
-	applied, err := a.kernel.Apply(ctx, *a.policy.want, look)
-	if look.Others || len(applied.Differences) > 0 && v4+v6 >= hugeCIDRs {
+	applied, err := a.kernel.Apply(ctx, *a.policy.want, depth)
+	if depth > layout.Ours || len(applied.Differences) > 0 && v4+v6 >= hugeCIDRs {
 		giveBack()
 	}
 	return applied, err
 }
 
 // checked records that nothing had to be restored, or that it failed.
-func (a *Agent) checked(reason string, look kernel.Look, took time.Duration, err error, generation uint32) {
+func (a *Agent) checked(reason string, took time.Duration, err error, generation uint32) {
 	d := &a.drift
-	switch d.generation = generation; {
-	case err != nil:
+	if d.generation = generation; err != nil {
 		// Our rules may be only partly written.
 		d.generation, _ = a.in.Generation()
-	case look.Quick: // does not prove that everything is correct
-		d.generation = 0
-		if d.listening {
-			d.due = d.pace.checkAt
-		}
 	}
-	if reason == onDrift && !look.Quick {
+	if reason == onDrift {
 		d.pace.checked(time.Now(), took)
 	}
 }

@@ -93,7 +93,10 @@ func (h *health) config(err error, warnings int) {
 }
 
 func (h *health) refused(err error) {
-	text := "the kernel rejected the rules: %w"
+	text := "cannot read nftables: %w"
+	if kernel.Refused(err) {
+		text = "the kernel rejected the rules: %w"
+	}
 	if hint := kernel.Hint(err); hint != "" {
 		text += "; " + hint
 	}

@@ -12,13 +12,14 @@ import (
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/node"
 )
 
 // A Kernel is what the loop reads and writes: a [Host], or a fake in tests.
 type Kernel interface {
-	Apply(context.Context, nft.Ruleset, kernel.Look) (kernel.Applied, error)
-	ReadBack(context.Context) (nft.Ruleset, bool, error)
+	Apply(context.Context, nft.Ruleset, layout.Depth) (kernel.Applied, error)
+	Installed(context.Context) (layout.Installed, bool, error)
 	Older(context.Context) (kernel.Others, error)
 	Cleanup(context.Context, kernel.Removal) ([]string, error)
 	PortID() uint32

@@ -205,7 +205,7 @@ func newConnectionCollector(k Kernel, l nft.Layout) connectionCollector {
 			Help: "Scrapes at which the connection counters could not be read.",
 		}),
 	}
-	if !l.CountersLast() {
+	if l.Mode() == nft.ModeIPTables { // a rule that is written again counts from 0
 		c.sums = &sums{}
 	}
 	return c

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 )
 
 // A Source is the source of the policy enforced on this node.
@@ -28,6 +29,9 @@ type policy struct {
 	from     Source       // "" until it is known
 	want     *nft.Ruleset // nil: nothing is to be written
 	accepted bool         // from a config that was accepted in this run
+	// left is the rules of a previous run, which stay as they are: of the source
+	// FromPrevious, unless a config was accepted in this run.
+	left *layout.Installed
 }
 
 // A content is the result of compiling a content of the config.
@@ -39,8 +43,8 @@ type content struct {
 
 // A situation is the state of a node without an accepted config.
 type situation struct {
-	previous *nft.Ruleset // what a previous run left in the kernel, nil for nothing
-	older    bool         // rules of an iptables-based agent are active
+	previous *layout.Installed // what a previous run left in the kernel, nil for nothing
+	older    bool              // rules of an iptables-based agent are active
 	defaults nft.Ruleset
 }
 
@@ -50,15 +54,15 @@ type situation struct {
 func decide(now policy, c content, n situation) policy {
 	switch {
 	case c.want != nil && c.absent:
-		return policy{FromDefaults, c.want, true}
+		return policy{from: FromDefaults, want: c.want, accepted: true}
 	case c.want != nil:
-		return policy{FromFile, c.want, true}
+		return policy{from: FromFile, want: c.want, accepted: true}
 	case now.accepted && now.from == FromFile:
-		return policy{FromPrevious, now.want, true}
-	case now.accepted, now.from == FromPrevious:
+		return policy{from: FromPrevious, want: now.want, accepted: true}
+	case now.accepted:
 		return now
 	case n.previous != nil:
-		return policy{from: FromPrevious, want: n.previous}
+		return policy{from: FromPrevious, left: n.previous}
 	case c.lenient != nil:
 		return policy{from: FromLenient, want: c.lenient}
 	case now.from == FromLenient:
@@ -72,7 +76,7 @@ func decide(now policy, c content, n situation) policy {
 // needs returns which parts of the node's state decide needs: reading them takes
 // time.
 func (p policy) needs(c content) (previous, older bool) {
-	if c.want != nil || p.accepted || p.from == FromPrevious {
+	if c.want != nil || p.accepted {
 		return false, false
 	}
 	return p.want == nil, c.lenient == nil && p.from != FromLenient
@@ -80,12 +84,15 @@ func (p policy) needs(c content) (previous, older bool) {
 
 // same reports whether two policies are enforced alike.
 func (p policy) same(o policy) bool {
-	return p.from == o.from && (p.want == nil) == (o.want == nil) && (p.want == nil || p.want.Same(*o.want))
+	return p.from == o.from && (p.want == nil) == (o.want == nil) && (p.want == nil || p.want.Same(*o.want)) && p.hash() == o.hash()
 }
 
-// hash returns the hash of the wanted ruleset, "" for none.
+// hash returns the hash of what is enforced, "" for nothing of ours.
 func (p policy) hash() string {
-	if p.want == nil {
+	switch {
+	case p.left != nil:
+		return p.left.Hash
+	case p.want == nil:
 		return ""
 	}
 	return p.want.Hash()
@@ -113,10 +120,10 @@ func (p policy) words(held string) string {
 		what, is = "built-in defaults", "are"
 	}
 	what += " (" + p.hash() + ")"
-	switch held {
-	case p.hash():
+	switch {
+	case p.left != nil, held == p.hash():
 		return what + " " + is + " enforced"
-	case "":
+	case held == "":
 		return what + " is not in the kernel yet"
 	}
 	return fmt.Sprintf("%s is not in the kernel yet, which still has %s", what, held)

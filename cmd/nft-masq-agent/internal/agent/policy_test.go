@@ -13,6 +13,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 )
@@ -31,7 +32,8 @@ func rulesetOf(cidrs ...string) *nft.Ruleset {
 }
 
 func TestEnforcedPolicyBeforeAConfigIsAccepted(t *testing.T) {
-	left, lenient, other, defaults := rulesetOf("10.1.0.0/16"), rulesetOf("10.2.0.0/16"), rulesetOf("10.3.0.0/16"), rulesetOf("10.0.0.0/8")
+	left := &layout.Installed{Hash: "12345678"}
+	lenient, other, defaults := rulesetOf("10.2.0.0/16"), rulesetOf("10.3.0.0/16"), rulesetOf("10.0.0.0/8")
 	good := rulesetOf("10.4.0.0/16")
 	for _, tt := range []struct {
 		name string
@@ -40,33 +42,40 @@ func TestEnforcedPolicyBeforeAConfigIsAccepted(t *testing.T) {
 		n    situation
 		want policy
 	}{
-		{"what a previous run left comes first", policy{}, content{lenient: lenient}, situation{left, true, *defaults}, policy{FromPrevious, left, false}},
-		{"then what the older agents make of the file", policy{}, content{lenient: lenient}, situation{nil, true, *defaults}, policy{FromLenient, lenient, false}},
-		{"then the rules of an older agent", policy{}, content{}, situation{nil, true, *defaults}, policy{FromForeign, nil, false}},
-		{"then the defaults", policy{}, content{}, situation{defaults: *defaults}, policy{FromDefaults, defaults, false}},
+		{"what a previous run left comes first", policy{}, content{lenient: lenient}, situation{left, true, *defaults}, policy{from: FromPrevious, left: left}},
+		{"then what the older agents make of the file", policy{}, content{lenient: lenient}, situation{nil, true, *defaults}, policy{from: FromLenient, want: lenient}},
+		{"then the rules of an older agent", policy{}, content{}, situation{nil, true, *defaults}, policy{from: FromForeign}},
+		{"then the defaults", policy{}, content{}, situation{defaults: *defaults}, policy{from: FromDefaults, want: defaults}},
 		{
-			"rules of a previous run stay whatever comes",
-			policy{FromPrevious, left, false},
+			"rules of a previous run stay as long as they are there",
+			policy{from: FromPrevious, left: left},
+			content{lenient: lenient},
+			situation{left, true, *defaults},
+			policy{from: FromPrevious, left: left},
+		},
+		{
+			"once they are gone, it is decided again",
+			policy{from: FromPrevious, left: left},
 			content{lenient: lenient},
 			situation{nil, true, *defaults},
-			policy{FromPrevious, left, false},
+			policy{from: FromLenient, want: lenient},
 		},
-		{"the older agents would follow the file", policy{FromLenient, lenient, false}, content{lenient: other}, situation{}, policy{FromLenient, other, false}},
+		{"the older agents would follow the file", policy{from: FromLenient, want: lenient}, content{lenient: other}, situation{}, policy{from: FromLenient, want: other}},
 		{
 			"and keep what they have if they reject it",
-			policy{FromLenient, lenient, false},
+			policy{from: FromLenient, want: lenient},
 			content{},
 			situation{nil, true, *defaults},
-			policy{FromLenient, lenient, false},
+			policy{from: FromLenient, want: lenient},
 		},
-		{"a removed agent does not stay active", policy{from: FromForeign}, content{}, situation{defaults: *defaults}, policy{FromDefaults, defaults, false}},
-		{"the defaults give way to an older agent", policy{FromDefaults, defaults, false}, content{}, situation{nil, true, *defaults}, policy{FromForeign, nil, false}},
-		{"and to what the older agents make of a file", policy{FromDefaults, defaults, false}, content{lenient: lenient}, situation{}, policy{FromLenient, lenient, false}},
-		{"a good file always counts", policy{from: FromForeign}, content{want: good}, situation{nil, true, *defaults}, policy{FromFile, good, true}},
-		{"its absence too", policy{FromFile, good, true}, content{want: defaults, absent: true}, situation{}, policy{FromDefaults, defaults, true}},
-		{"the last good config stays", policy{FromFile, good, true}, content{lenient: lenient}, situation{left, true, *defaults}, policy{FromPrevious, good, true}},
-		{"again and again", policy{FromPrevious, good, true}, content{lenient: lenient}, situation{left, true, *defaults}, policy{FromPrevious, good, true}},
-		{"so do the defaults of a missing file", policy{FromDefaults, defaults, true}, content{lenient: lenient}, situation{left, true, *defaults}, policy{FromDefaults, defaults, true}},
+		{"a removed agent does not stay active", policy{from: FromForeign}, content{}, situation{defaults: *defaults}, policy{from: FromDefaults, want: defaults}},
+		{"the defaults give way to an older agent", policy{from: FromDefaults, want: defaults}, content{}, situation{nil, true, *defaults}, policy{from: FromForeign}},
+		{"and to what the older agents make of a file", policy{from: FromDefaults, want: defaults}, content{lenient: lenient}, situation{}, policy{from: FromLenient, want: lenient}},
+		{"a good file always counts", policy{from: FromForeign}, content{want: good}, situation{nil, true, *defaults}, policy{from: FromFile, want: good, accepted: true}},
+		{"its absence too", policy{from: FromFile, want: good, accepted: true}, content{want: defaults, absent: true}, situation{}, policy{from: FromDefaults, want: defaults, accepted: true}},
+		{"the last good config stays", policy{from: FromFile, want: good, accepted: true}, content{lenient: lenient}, situation{left, true, *defaults}, policy{from: FromPrevious, want: good, accepted: true}},
+		{"again and again", policy{from: FromPrevious, want: good, accepted: true}, content{lenient: lenient}, situation{left, true, *defaults}, policy{from: FromPrevious, want: good, accepted: true}},
+		{"so do the defaults of a missing file", policy{from: FromDefaults, want: defaults, accepted: true}, content{lenient: lenient}, situation{left, true, *defaults}, policy{from: FromDefaults, want: defaults, accepted: true}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := decide(tt.now, tt.c, tt.n); !got.same(tt.want) || got.accepted != tt.want.accepted {
@@ -121,8 +130,8 @@ func TestOlderAgentStaysActiveUntilAConfigIsAccepted(t *testing.T) {
 					wantLines(t, w.messages())
 					w.files <- file("10.1.0.0/16")
 					w.wantSource(t, FromFile)
-					if w.held != hashOf(t, file("10.1.0.0/16")) || w.last.TakeOver != takeOver {
-						t.Errorf("kernel has %s after %+v", w.held, w.last)
+					if w.held != hashOf(t, file("10.1.0.0/16")) || (w.last == layout.TakeOver) != takeOver {
+						t.Errorf("kernel has %s after a read of depth %d", w.held, w.last)
 					}
 				})
 			})
@@ -192,12 +201,11 @@ func TestOrderAppliesOnceTheKernelCanBeRead(t *testing.T) {
 				w.refuse(nil)
 				time.Sleep(2 * time.Second)
 				w.wantSource(t, FromForeign)
-				left := rulesetOf("10.7.0.0/16")
-				w.left = left
+				w.left = &layout.Installed{Hash: "12345678"}
 				w.noticed(nfnetlink.Change{Writer: 1})
 				w.wantSource(t, FromPrevious)
-				if w.held != left.Hash() {
-					t.Errorf("kernel has %s, want %s", w.held, left.Hash())
+				if len(w.writes) > 0 {
+					t.Errorf("wrote %q", w.writes)
 				}
 			})
 		})
@@ -214,7 +222,7 @@ func TestOnlyInstalledRulesAreReportedAsEnforced(t *testing.T) {
 		w.files <- b
 		w.files <- unusable["rejected"]
 		synctest.Wait()
-		wantLines(t, w.messages(), "kernel rejected the rules; previous rules stay, retrying",
+		wantLines(t, w.messages(), "cannot read nftables; previous rules stay, retrying",
 			fmt.Sprintf("config rejected; last good config (%s) is not in the kernel yet, which still has %s", hashOf(t, b), hashOf(t, a)))
 		w.refuse(nil)
 		time.Sleep(2 * time.Second)

@@ -15,6 +15,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -32,7 +33,7 @@ type survey struct {
 	by      string // the process that wrote last
 	running bool
 	results chan surveyed // of the running one
-	held    kernel.Look   // what to check when it has ended
+	held    layout.Depth  // what to check when it has ended
 	// What was found, so that it is logged once.
 	legacy    []string
 	xtables   []string
@@ -91,26 +92,24 @@ func (a *Agent) surveyed(ctx context.Context, r surveyed) {
 		a.logConflicts(r.others)
 		a.log.Debug("checked other programs' rules", milliseconds(r.took), zap.String("event", "foreign_rules_checked"))
 	}
-	if s.held != (kernel.Look{}) {
-		look := s.held
-		s.held = kernel.Look{}
-		a.sync(ctx, onResync, look)
+	if depth := s.held; depth > layout.Ours {
+		s.held = layout.Ours
+		a.sync(ctx, onResync, depth)
 	}
 	if s.at.IsZero() {
 		a.checkOthers(ctx, time.Now())
 	}
 }
 
-// hold removes what also reads other programs' rules from a look, until the
+// hold returns a depth at which no other programs' rules are read, until the
 // running survey has ended: the loop would be slow, and both together would take
 // too much memory.
-func (s *survey) hold(look kernel.Look) kernel.Look {
+func (s *survey) hold(depth layout.Depth) layout.Depth {
 	if !s.running {
-		return look
+		return depth
 	}
-	s.held.Others, s.held.TakeOver = s.held.Others || look.Others, s.held.TakeOver || look.TakeOver
-	look.Others, look.TakeOver = false, false
-	return look
+	s.held = max(s.held, depth)
+	return layout.Ours
 }
 
 func namesOf[T fmt.Stringer](chains []T) (names []string) {

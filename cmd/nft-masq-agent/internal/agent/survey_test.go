@@ -10,6 +10,7 @@ import (
 
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -42,22 +43,22 @@ func TestSurveysRunOneAtATime(t *testing.T) {
 		time.Sleep(time.Second)
 		w.hangup <- unix.SIGHUP
 		synctest.Wait()
-		if w.last.Others || w.last.TakeOver {
+		if w.last > layout.Ours {
 			t.Error("other programs' rules are read during a survey")
 		}
 		wantLines(t, w.messages(), "starting", "applied", "applied")
 		time.Sleep(time.Minute - time.Second)
 		synctest.Wait()
-		if w.surveys != 2 || !w.last.Others {
-			t.Errorf("%d surveys, last check %+v", w.surveys, w.last)
+		if w.surveys != 2 || w.last == layout.Ours {
+			t.Errorf("%d surveys, last depth %d", w.surveys, w.last)
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		wantLines(t, w.messages()) // the first survey was for another policy
 		w.hangup <- unix.SIGHUP
 		synctest.Wait()
-		if w.surveys != 3 || !w.last.Others || !w.last.Full {
-			t.Errorf("%d surveys, last check %+v", w.surveys, w.last)
+		if w.surveys != 3 || w.last == layout.Ours {
+			t.Errorf("%d surveys, last depth %d", w.surveys, w.last)
 		}
 	})
 }

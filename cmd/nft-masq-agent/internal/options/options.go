@@ -101,7 +101,7 @@ const DefaultProbeSocket = "/run/nft-masq-agent/probe.sock"
 // NFT returns the options of the compiler.
 func (o Options) NFT() nft.Options {
 	n := nft.Options{Layout: layouts.Of(o.Mode, o.Chain), Ports: o.Ports, Marks: o.Marks}
-	if n.RandomFully = n.Layout.RandomFully(); o.RandomFully != nil {
+	if n.RandomFully = o.Mode != nft.ModeIPTables; o.RandomFully != nil {
 		n.RandomFully = *o.RandomFully
 	}
 	return n

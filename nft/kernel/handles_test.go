@@ -1,0 +1,251 @@
+package kernel
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/layouts"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// An interposedSocket calls a function before each transaction.
+type interposedSocket struct {
+	*faultySocket
+	n      *int // the number of the transaction
+	before func(n int)
+}
+
+func (s *interposedSocket) SendMessages(m []netlink.Message) error {
+	*s.n++
+	s.before(*s.n)
+	return s.faultySocket.SendMessages(m)
+}
+
+// interpose opens a Kernel that lets another program act before each transaction. They are
+// counted from 1.
+func interpose(t *testing.T, ns *nfttest.NS, before func(n int)) *Kernel {
+	n := 0
+	k := New(nfnetlink.New(func() (*netlink.Conn, error) {
+		nl, err := dialIn(ns)()
+		if err != nil {
+			return nil, err
+		}
+		return netlink.NewConn(&interposedSocket{&faultySocket{real: nl, faults: &faults{}}, &n, before}, nl.PID()), nil
+	}))
+	t.Cleanup(func() { _ = k.Close() })
+	return k
+}
+
+// Handles begin again when a table is created again: a rule of another program then has
+// the one that was to be deleted.
+func TestRulesThatTookTheHandlesOfOlderAgentsRulesStay(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
+	agent := loadOlder(t, "ip-masq-agent-v2.9")
+	agent.rules[nfnetlink.IPv6] = strings.NewReplacer("169.254.0.0/16", "fe80::/10", "10.0.0.0/8", "fd00::/8",
+		"172.16.0.0/12", "fd01::/16", "192.168.0.0/16", "fd02::/16").Replace(agent.rules[nfnetlink.IPv4])
+	takesOver := func(mode nft.Mode) func(context.Context, *Kernel) ([]string, error) {
+		return applies(nft.Compile(agent.config, nft.Options{Layout: layouts.Of(mode, "TAKES-OVER")}), layout.TakeOver)
+	}
+	// The older agent is about to come back: its chain exists, and other rules.
+	var reload strings.Builder
+	for _, f := range []string{"ip", "ip6"} {
+		fmt.Fprintf(&reload, "delete table %s nat; table %[1]s nat { chain IP-MASQ-AGENT { }; chain POSTROUTING { type nat hook postrouting priority 100; ", f)
+		for i := range 40 {
+			fmt.Fprintf(&reload, "meta mark %d accept; ", i)
+		}
+		reload.WriteString("}; }\n")
+	}
+	for _, tt := range []struct {
+		name         string
+		transactions int // the last one deletes
+		do           func(context.Context, *Kernel) ([]string, error)
+	}{
+		{"take-over in mode nftables", 2, takesOver(nft.ModeNFTables)},
+		{"take-over in mode iptables-nft", 1, takesOver(nft.ModeIPTables)},
+		{"cleanup --legacy", 1, cleansUp(WithLegacy)},
+		{"cleanup --legacy-only", 1, cleansUp(LegacyOnly)},
+	} {
+		for _, reloads := range []bool{true, false} { // or else the control
+			t.Run(fmt.Sprint(tt.name, ", reloads ", reloads), func(t *testing.T) {
+				t.Parallel()
+				ns := nfttest.NewNS(t, "node")
+				agent.install(t, ns, nil)
+				var before map[string][]nfnetlink.Rule
+				acted := false
+				k := interpose(t, ns, func(n int) {
+					if n != tt.transactions {
+						return
+					}
+					if acted = true; reloads {
+						nfttest.NFT(t, ns, reload.String(), "-f", "-")
+						before = foreignRules(t, ns)
+					}
+				})
+				if _, err := tt.do(t.Context(), k); err != nil || !acted {
+					t.Errorf("%v; acted %t", err, acted)
+				}
+				after := foreignRules(t, ns)
+				for name := range after {
+					if strings.Contains(name, "TAKES-OVER") {
+						delete(after, name)
+					}
+				}
+				for _, f := range []string{"ip", "ip6"} { // our jump
+					post := f + " nat POSTROUTING"
+					if n := len(after[post]); n > 0 && leadsTo(after[post][n-1]) == "TAKES-OVER" {
+						after[post] = after[post][:n-1]
+					}
+					if len(after[post]) == 0 {
+						delete(after, post)
+					}
+				}
+				if diff := cmp.Diff(before, after); reloads && diff != "" {
+					t.Errorf("rules (-reloaded +left):\n%s", diff)
+				} else if !reloads && len(after) > 0 {
+					t.Errorf("left: %v", after)
+				}
+			})
+		}
+	}
+}
+
+// A set under the name that was filled, with the same handle, is not the one that was
+// filled if the table is another one.
+func TestSetsOfATableThatWasCreatedAgainAreFilledAgain(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	for name, again := range map[string]string{
+		"with the same sets": "delete table inet nft-masq-agent; table inet nft-masq-agent { LIKE }",
+		"empty":              "delete table inet nft-masq-agent; table inet nft-masq-agent { }",
+		"not at all":         "delete table inet nft-masq-agent",
+		"with another set of the name": "delete set inet nft-masq-agent non-masq-v4-b; " +
+			"add set inet nft-masq-agent non-masq-v4-b { type ipv4_addr; flags interval; elements = { 8.0.0.0/8 }; }",
+		"with one CIDR more": "add element inet nft-masq-agent non-masq-v4-b { 8.8.8.8 }",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "node")
+			before := nft.Compile(tamperConfig(10), nft.Options{Layout: layouts.Of(nft.ModeNFTables, "")})
+			apply(t, open(t, ns), before, layout.Ours)
+			c := tamperConfig(11)
+			want := nft.Compile(c, nft.Options{Layout: layouts.Of(nft.ModeNFTables, "")})
+			const declaration = " { type ipv4_addr; flags interval; comment \"destinations that see the pod's own address\"; elements = { 8.0.0.0/8 }; }; "
+			like := "set non-masq-v4-a" + declaration + "set x { type ipv4_addr; }; set non-masq-v4-b" + declaration
+			k := interpose(t, ns, func(n int) {
+				if n == 2 { // after the sets were filled
+					nfttest.NFT(t, ns, strings.ReplaceAll(again, "LIKE", like), "-f", "-")
+				}
+			})
+			if diffs := apply(t, k, want, layout.Ours); len(diffs) == 0 {
+				t.Error("nothing was written")
+			}
+			// An element that was added meanwhile is found at the next read.
+			apply(t, k, want, layout.Ours)
+			inSync(t, ns, want)
+		})
+	}
+}
+
+// What an earlier attempt has staged, in this process or another one, is used, even if it is
+// only a part.
+func TestStagedSetsAreUsedAfterAFailureOrAKill(t *testing.T) {
+	t.Parallel()
+	staged := func(t *testing.T, ns *nfttest.NS) (handle uint64) {
+		t.Helper()
+		sets, err := connect(t, ns).Sets(nfnetlink.Inet, nft.TableName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range sets {
+			if s.Name == "non-masq-v4-b" {
+				return s.Handle
+			}
+		}
+		return 0
+	}
+	for _, tt := range []struct {
+		name  string
+		fault fault
+		fails int // this transaction, and all after it; a change has three
+	}{
+		{"the switch is rejected", fault{refusing, unix.ENOMEM}, 3},
+		{"the switch is lost", fault{dead, unix.EPERM}, 3},
+		{"the second half is rejected", fault{refusing, unix.ENOMEM}, 2},
+		{"the second half is lost", fault{dead, unix.EPERM}, 2},
+		{"all is rejected", fault{refusing, unix.ENOMEM}, 1},
+	} {
+		for _, restarted := range []bool{false, true} {
+			t.Run(fmt.Sprint(tt.name, ", restarted ", restarted), func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t)
+				compile := func(n int) nft.Ruleset {
+					return nft.Compile(tamperConfig(n), nft.Options{Layout: layouts.Of(nft.ModeNFTables, "")})
+				}
+				from, to := compile(4500), compile(4501)
+				r.reset(transition{from: &from})
+				f := r.faults(0, tt.fault)
+				f.succeed = tt.fails - 1
+				k := f.open()
+				defer r.closing.Go(func() { _ = k.Close() })
+				if _, err := k.Apply(t.Context(), to, layout.Ours); err == nil {
+					t.Fatal("it did not fail")
+				}
+				before := staged(t, r.ns)
+				if (before != 0) != (tt.fails > 1) {
+					t.Fatalf("staged is set %d", before)
+				}
+				f.fault, f.seen = fault{}, nil
+				if restarted {
+					k = f.open()
+					defer r.closing.Go(func() { _ = k.Close() })
+				}
+				apply(t, k, to, layout.Ours)
+				if after := staged(t, r.ns); before != 0 && after != before {
+					t.Errorf("set %d was staged, set %d is used", before, after)
+				}
+				// Without what was staged, there is one more transaction to fill it.
+				if n, want := f.commits(), map[int]int{3: 1, 2: 2, 1: 3}[tt.fails]; n != want {
+					t.Errorf("the next attempt takes %d transactions, want %d", n, want)
+				}
+				inSync(t, r.ns, to)
+			})
+		}
+	}
+}
+
+// Planning does not change what it plans for: after other programs' transactions it is done
+// again.
+func TestDormantTablesAreRepairedNextToACommittingProgram(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	for _, text := range []string{
+		"table ip nat { flags dormant; }",
+		"table ip nat { flags dormant; chain IP-MASQ-AGENT { type filter hook output priority 0; }; }",
+		"table inet nft-masq-agent { flags dormant; chain postrouting { type filter hook output priority 0; }; }",
+	} {
+		for _, mode := range []nft.Mode{nft.ModeNFTables, nft.ModeIPTables} {
+			ns := nfttest.NewNS(t, "node")
+			nfttest.NFT(t, ns, text, "-f", "-")
+			k := interpose(t, ns, func(n int) {
+				if n%2 == 1 && n < 8 {
+					nfttest.NFT(t, ns, fmt.Sprintf("add table ip other%d", n), "-f", "-")
+				}
+			})
+			want := nft.Compile(tamperConfig(10), nft.Options{Layout: layouts.Of(mode, "IP-MASQ-AGENT")})
+			if _, err := k.Apply(t.Context(), want, layout.Everything); err != nil {
+				t.Fatalf("mode %s, %s: %v", mode, text, err)
+			}
+			inSync(t, ns, want)
+		}
+	}
+}

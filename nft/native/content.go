@@ -1,0 +1,145 @@
+package native
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// A content is how the elements of a set differ from the wanted ones.
+type content struct {
+	diffs []string // the first few
+	// exactly is set if the set has the first so many of the wanted prefixes and nothing
+	// else: it is being filled.
+	exactly int
+	// conditional counts the elements that do more than match.
+	conditional int
+}
+
+// complete reports whether the elements are the wanted ones.
+func (c *content) complete() bool { return c != nil && len(c.diffs)+c.conditional == 0 }
+
+// fewDiffs is how many differences between elements are described.
+const fewDiffs = 10
+
+func (c *content) add(format string, args ...any) {
+	c.diffs = append(c.diffs, fmt.Sprintf(format, args...))
+}
+
+// tooLarge is the size from which on a set with a wrong number of elements is not read:
+// that it differs is known.
+const tooLarge = 10_000
+
+// compare reads the elements of a set and compares them with the wanted ones.
+func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (*content, error) {
+	out := &content{}
+	most := w.Len() + slack
+	if n := int(s.Count); s.Counted && !w.Learned && n != w.Len() && max(n, w.Len()) > tooLarge {
+		out.add("set %s has %d CIDRs instead of %d", s.Name, n, w.Len())
+		return out, nil
+	}
+	if !w.Learned && w.Mappings == nil {
+		held, err := c.Contents(s, most)
+		if err != nil {
+			return nil, err
+		}
+		if out.conditional = held.Conditional; held.More {
+			out.add("set %s has more than %d CIDRs instead of %d", s.Name, most, w.Len())
+		} else {
+			out.comparePrefixes(s.Name, w.Prefixes, held.Ranges)
+		}
+		return out, nil
+	}
+	if w.Learned {
+		most = nft.LearnedSize
+	}
+	elements, more, err := c.MapElements(s.Family, s.Table, s.Name, most)
+	switch {
+	case err != nil:
+		return nil, err
+	case more:
+		out.add("set %s has more than %d elements", s.Name, most)
+	case w.Learned:
+		out.comparePairs(s.Name, elements)
+	default:
+		out.compareMap(s.Name, w.Mappings, elements)
+	}
+	return out, nil
+}
+
+func (c *content) comparePrefixes(name string, want []netip.Prefix, held []iprange.Range) {
+	i := 0
+	for i < min(len(want), len(held)) && held[i] == iprange.Of(want[i]) {
+		i++
+	}
+	if i == len(held) {
+		c.exactly = i
+	}
+	for j := i; i < len(want) || j < len(held); {
+		switch {
+		case len(c.diffs) == fewDiffs:
+			c.add("set %s has more differences: %d CIDRs instead of %d", name, len(held), len(want))
+			return
+		case j == len(held) || i < len(want) && want[i].Addr().Less(held[j].From):
+			c.add("set %s lacks %s", name, want[i])
+			i++
+		case i == len(want) || held[j].From.Less(want[i].Addr()):
+			c.add("set %s contains %s, which is not in the config", name, held[j])
+			j++
+		default:
+			if held[j] != iprange.Of(want[i]) {
+				c.add("set %s contains %s instead of %s", name, held[j], want[i])
+			}
+			i++
+			j++
+		}
+	}
+}
+
+// comparePairs checks that a set which rules fill has only pairs of an address and
+// itself.
+func (c *content) comparePairs(name string, held []nfnetlink.MapElement) {
+	for _, e := range held {
+		half := len(e.Key) / 2
+		switch {
+		case e.Limited:
+			c.conditional++
+		case !bytes.Equal(e.Key[:half], e.Key[half:]) && len(c.diffs) < fewDiffs:
+			c.add("set %s contains %x, which is not a pair of an address and itself", name, e.Key)
+		}
+	}
+}
+
+func (c *content) compareMap(name string, want []nfnetlink.Mapping, elements []nfnetlink.MapElement) {
+	held := make(map[netip.Addr]netip.Addr, len(elements))
+	for _, e := range elements {
+		key, isKey := netip.AddrFromSlice(e.Key)
+		value, isValue := netip.AddrFromSlice(e.Value)
+		if e.Conditional || !isKey || !isValue {
+			c.conditional++
+			continue
+		}
+		held[key] = value
+	}
+	for _, w := range want {
+		switch value, ok := held[w.Key]; {
+		case !ok:
+			c.add("map %s lacks %s : %s", name, w.Key, w.Value)
+		case value != w.Value:
+			c.add("map %s has %s : %s instead of %s", name, w.Key, value, w.Value)
+		}
+		delete(held, w.Key)
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(held), netip.Addr.Compare) {
+		c.add("map %s has %s : %s, which is not in the config", name, key, held[key])
+	}
+	if more := len(c.diffs) - fewDiffs; more > 0 {
+		c.diffs = append(c.diffs[:fewDiffs], fmt.Sprintf("map %s: %d more elements are wrong", name, more))
+	}
+}

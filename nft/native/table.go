@@ -1,0 +1,121 @@
+package native
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/rule"
+)
+
+// A table is our table as the kernel has it.
+type table struct {
+	nfnetlink.Table
+	exists  bool
+	chains  []nfnetlink.Chain
+	rules   map[string][]nfnetlink.Rule // by chain
+	flooded bool                        // it has more rules, which were not read
+	sets    map[string]*set             // by their names in the kernel
+	objects []nfnetlink.Object
+}
+
+// A set is a set of the table. If it was compared with a wanted one, content is the
+// result.
+type set struct {
+	nfnetlink.Set
+	*content
+}
+
+// slack is the number of unexpected rules, or elements of a set, that are read
+// and listed. Their number alone is reported beyond that, because other programs
+// can add more than fits our memory.
+const slack = 5_000
+
+func newTable() *table {
+	return &table{rules: map[string][]nfnetlink.Rule{}, sets: map[string]*set{}}
+}
+
+// readTable reads our table without the elements of its sets.
+func readTable(c *nfnetlink.Conn) (*table, error) {
+	out := newTable()
+	var err error
+	out.Table, err = c.Table(nfnetlink.Inet, nft.TableName)
+	if nfnetlink.IsNotExist(err) {
+		return out, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read table: %w", err)
+	}
+	out.exists = true
+	chains, err := c.Chains(nfnetlink.Inet)
+	if err != nil {
+		return nil, err
+	}
+	out.chains = slices.DeleteFunc(chains, func(ch nfnetlink.Chain) bool { return ch.Table != nft.TableName })
+	left := slack
+	rules, more, err := c.FirstRules(nfnetlink.Inet, nft.TableName, "", func(nfnetlink.Rule) bool {
+		left--
+		return left < 0
+	})
+	if err != nil {
+		return nil, err
+	}
+	out.flooded = more
+	for _, r := range rules {
+		out.rules[r.Chain] = append(out.rules[r.Chain], r)
+	}
+	sets, err := c.Sets(nfnetlink.Inet, nft.TableName)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range sets {
+		if s.Flags&unix.NFT_SET_ANONYMOUS == 0 { // others go with their rule
+			out.sets[s.Name] = &set{Set: s}
+		}
+	}
+	out.objects, err = c.Objects(nfnetlink.Inet, nft.TableName)
+	return out, err
+}
+
+func (t *table) chain(name string) (nfnetlink.Chain, bool) {
+	i := slices.IndexFunc(t.chains, func(c nfnetlink.Chain) bool { return c.Name == name })
+	if i < 0 {
+		return nfnetlink.Chain{}, false
+	}
+	return t.chains[i], true
+}
+
+// refersTo reports whether one of the rules that were read refers to a set.
+func (t *table) refersTo(set string) bool {
+	for _, rules := range t.rules {
+		if slices.ContainsFunc(rules, func(r nfnetlink.Rule) bool { return slices.Contains(rule.Sets(r), set) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// likeOurs reports whether a set is of one of the kinds that we create. One of another
+// kind may do more than match.
+func likeOurs(s nfnetlink.Set) bool {
+	switch s.Flags {
+	case unix.NFT_SET_INTERVAL, unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT:
+	case unix.NFT_SET_MAP:
+		return len(s.Special) == 0 && s.DataLen == s.KeyLen
+	default:
+		return false
+	}
+	return len(s.Special) == 0
+}
+
+// sameDeclaration compares sets without their elements.
+func sameDeclaration(a, b nfnetlink.Set) bool {
+	const comment = byte(userdata.NFTNL_UDATA_SET_COMMENT)
+	return a.Flags == b.Flags && a.KeyType == b.KeyType && a.KeyLen == b.KeyLen &&
+		a.DataType == b.DataType && a.DataLen == b.DataLen && a.Size == b.Size && slices.Equal(a.Special, b.Special) &&
+		rule.UserData(a.UserData, comment) == rule.UserData(b.UserData, comment)
+}

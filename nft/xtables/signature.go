@@ -1,0 +1,73 @@
+package xtables
+
+import (
+	"fmt"
+
+	"github.com/google/nftables/userdata"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/rule"
+)
+
+// An ownChain is a chain of ours: its name, and the name in the comment of the jump to
+// it. They differ if another program renamed it.
+type ownChain struct{ Name, Text string }
+
+// members returns the additional chains, to which the chain's rules refer, and
+// then the chain.
+func (c ownChain) members() []string {
+	names := WithSubchains(c.Text)
+	names[len(names)-1] = c.Name
+	return names
+}
+
+// String returns the name for messages.
+func (c ownChain) String() string {
+	if c.Name == c.Text {
+		return nfnetlink.Printable(c.Name)
+	}
+	return fmt.Sprintf("%s (renamed from %s)", nfnetlink.Printable(c.Name), nfnetlink.Printable(c.Text))
+}
+
+// Types of user data that iptables and nft do not know: they neither show nor preserve
+// them.
+const (
+	signatureType = 200
+	hashType      = 201
+)
+
+// signature is in the user data of each rule that we write into our chains. It
+// distinguishes them from chains with the same text, which ip-masq-agent up to
+// v2.0.0 writes.
+var signature = userdata.AppendString(nil, signatureType, nft.TableName)
+
+// signed reports whether we wrote a rule.
+func signed(r nfnetlink.Rule) bool {
+	return rule.UserData(r.UserData, signatureType) == nft.TableName
+}
+
+// bytecode returns the rules of a chain as we write them: signed, and the last one of our
+// main chain with the hash of the policy.
+func (s *State) bytecode(t nft.Table, chain string) []nfnetlink.Rule {
+	rules := t.Chain(chain).Bytecode(t, nil)
+	for i := range rules {
+		rules[i].UserData = signature
+	}
+	if chain == s.chain && len(rules) > 0 {
+		rules[len(rules)-1].UserData = userdata.AppendString(signature, hashType, s.hash)
+	}
+	return rules
+}
+
+// sameText compares rules of the shared tables without user data, in which programs
+// keep their own notes.
+func sameText(a, b nfnetlink.Rule) bool { return nfnetlink.EqualExprs(a.Exprs, b.Exprs) }
+
+// jumpOf returns the target of a jump with the comment that we write, in any version. The
+// kernel allows longer names than iptables, and than fit our comment.
+func jumpOf(r nfnetlink.Rule) (ownChain, bool) {
+	to, ok := rule.Target(r)
+	text, ours := chainInComment(rule.Comment(r))
+	return ownChain{Name: to, Text: text}, ok && ours && len(text) <= maxChainName
+}
