@@ -164,7 +164,15 @@ func TestExplainFollowsConnectionsBeyondOurRules(t *testing.T) {
 		{"chain c { type nat hook input priority 100; snat to 192.0.2.77; }", "10.244.1.2", "192.0.2.1", "foreign-snat", "192.0.2.77"},
 		{"chain c { type filter hook forward priority 0; ip daddr 203.0.113.0/24 drop; }", "10.244.1.2", "203.0.113.9", "dropped", none},
 		{"chain c { type filter hook forward priority 0; ip daddr 203.0.113.0/24 accept; drop; }", "10.244.1.2", "203.0.113.9", "masqueraded", "192.0.2.1"},
-		{"chain c { type filter hook postrouting priority 120; ip saddr set 192.0.2.77; }", "10.244.1.2", "10.9.0.9", "unknown", unknown},
+		{"chain c { type filter hook postrouting priority 120; ip saddr set 192.0.2.77; }", "10.244.1.2", "10.9.0.9", "rewritten", "192.0.2.77"},
+		{"chain c { type filter hook prerouting priority raw; ip saddr 10.244.1.2 ip saddr set 10.244.1.77; }", "10.244.1.2", "203.0.113.9", "masqueraded", "192.0.2.1"},
+		{"chain c { type filter hook postrouting priority 120; meta l4proto tcp ip saddr set 192.0.2.77; }", "10.244.1.2", "10.9.0.9", "unknown", "192.0.2.77 by ip x c"},
+		{"chain c { type filter hook postrouting priority 120; ip saddr set ip daddr; }", "10.244.1.2", "10.9.0.9", "unknown", unknown},
+		{"chain c { type filter hook prerouting priority -150; ip daddr 10.9.0.9 ip daddr set 203.0.113.9; }", "10.244.1.2", "10.9.0.9", "translated-first", ""},
+		{"chain c { type filter hook forward priority 0; policy drop; ip daddr 10.9.0.0/16 accept; }", "10.244.1.2", "203.0.113.9", "dropped", "nft 'chain ip x c { policy accept; }'"},
+		{"chain c { type filter hook forward priority 0; policy drop; ip daddr 203.0.113.0/24 accept; }", "10.244.1.2", "203.0.113.9", "masqueraded", "192.0.2.1"},
+		{"chain c { type filter hook forward priority 0; policy drop; meta l4proto udp accept; }", "10.244.1.2", "203.0.113.9", "masqueraded", "192.0.2.1"},
+		{"chain c { type filter hook forward priority 0; policy drop; ct state invalid accept; }", "10.244.1.2", "203.0.113.9", "dropped", none},
 		{"chain c { type nat hook prerouting priority -100; drop; }", "10.244.1.2", "203.0.113.9", "dropped", none},
 	} {
 		if tt.rules != "" {
@@ -172,7 +180,7 @@ func TestExplainFollowsConnectionsBeyondOurRules(t *testing.T) {
 		}
 		src, dst := netip.MustParseAddr(tt.src), netip.MustParseAddr(tt.dst)
 		x, text := n.explained(tt.dst, "--from", tt.src, "--config", n.path)
-		if x.Why.Code != tt.code || tt.code != "dropped" && tt.code != "unknown" && x.Sees != tt.sees || !strings.Contains(text, tt.sees) {
+		if x.Why.Code != tt.code || tt.code != "dropped" && tt.code != "unknown" && tt.code != "translated-first" && x.Sees != tt.sees || !strings.Contains(text, tt.sees) {
 			t.Errorf("%s: %+v, sees %q: %s", tt.rules, x.Why, x.Sees, text)
 		}
 		flow := nfttest.Flow{Proto: nfttest.UDP, From: n.top.Pod, To: n.top.Node, Src: netip.AddrPortFrom(src, 0), Dst: netip.AddrPortFrom(dst, uint16(6000+i))}
@@ -181,7 +189,7 @@ func TestExplainFollowsConnectionsBeyondOurRules(t *testing.T) {
 			flow.Proto = nfttest.TCP // a packet is received before this hook
 		case src != n.top.PodV4:
 			flow.From = n.top.Node
-		case dst.String() == "203.0.113.9":
+		case dst.String() == "203.0.113.9", dst.String() == "10.9.0.9":
 			flow.To = n.top.Outside
 		}
 		if x.Sees != "" {

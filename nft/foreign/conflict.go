@@ -54,7 +54,7 @@ type Conflict struct {
 	Returns      bool
 	Shared       bool
 
-	src []iprange.Range // for the kind Masquerades; nil if not recorded
+	src []iprange.Range // of the connections
 }
 
 // maxNamed is the number of exempt prefixes that a conflict names.
@@ -84,7 +84,7 @@ func (c Conflict) ViaText() []string {
 
 // From reports whether the rule can match one of the sources.
 func (c Conflict) From(sources []iprange.Range) bool {
-	return c.src == nil || len(iprange.Intersect(c.src, sources)) > 0
+	return len(iprange.Intersect(c.src, sources)) > 0
 }
 
 // Hash distinguishes conflicts by what is reported about them. It ignores
@@ -162,27 +162,24 @@ func Conflicts(s Snapshot, exempt []netip.Prefix) ([]Conflict, int) {
 	return w.conflicts, w.rest()
 }
 
-func search(s Snapshot, exempt []netip.Prefix) *walker {
-	w := newWalker(s)
+func search(s Snapshot, exempt []netip.Prefix) *finder {
+	w := newFinder(s)
 	w.dst = exemptions(exempt)
-	w.visit = func(c *Chain, r nfnetlink.Rule, q path, a action) {
-		if !a.Source || markedForIt(c, q.marks) || needed(q.packets) {
+	w.visit = func(s step) {
+		if !w.translates(s.action) || needed(s.packets) {
 			return
 		}
-		src, dst := q.addresses()
-		conflict := Conflict{}
+		src, dst := s.addresses()
+		conflict := Conflict{src: src}
 		conflict.Exempt, conflict.More = w.hits(dst)
-		if len(src) <= maxNamed {
-			conflict.src = src
-		}
-		w.add(c, r, q, conflict)
+		w.add(s, conflict)
 	}
-	w.walkAll()
+	w.walkAll("nat")
 	return w
 }
 
 // hits returns the first prefixes in w.dst that overlap with destinations.
-func (w *walker) hits(dst []iprange.Range) (hits []netip.Prefix, more bool) {
+func (w *finder) hits(dst []iprange.Range) (hits []netip.Prefix, more bool) {
 	for i := range w.overlaps(dst) {
 		switch p, _ := w.dst[i].Prefix(); {
 		case len(hits) > 0 && hits[len(hits)-1] == p:
@@ -193,6 +190,95 @@ func (w *walker) hits(dst []iprange.Range) (hits []netip.Prefix, more bool) {
 		}
 	}
 	return hits, false
+}
+
+// A finder finds conflicts.
+type finder struct {
+	*walker
+	conflicts []Conflict
+	found     map[ruleID]int // in conflicts
+}
+
+type ruleID struct {
+	id
+	handle uint64
+}
+
+func newFinder(s Snapshot) *finder {
+	return &finder{walker: newWalker(s, Packet{any: true}), found: map[ruleID]int{}}
+}
+
+// walkAll follows all packets from all base chains of a type but ours.
+func (w *walker) walkAll(typ string) {
+	for i := range w.Chains {
+		if c := &w.Chains[i]; c.Hook != nil && c.Hook.Type == typ && !c.Own {
+			w.begin(c, allPackets(c.Family))
+		}
+	}
+}
+
+// add completes a conflict and adds it to what was found.
+func (w *finder) add(s step, conflict Conflict) {
+	conflict.Place, conflict.Via = Place{s.rule, w.base.Name, w.base.Hook.Priority}, s.via
+	var from, words []string
+	for _, c := range s.conditions {
+		switch c.of {
+		case source:
+			from = append(from, c.from)
+		case other:
+			words = append(words, c.text)
+		case destination:
+		}
+	}
+	conflict.Source, conflict.Conditions = strings.Join(slices.Compact(from), ", "), slices.Compact(words)
+	at := ruleID{chainID(s.chain.Chain), s.rule.Handle}
+	if i, ok := w.found[at]; ok {
+		w.conflicts[i].merge(conflict)
+		return
+	}
+	w.found[at] = len(w.conflicts)
+	w.conflicts = append(w.conflicts, conflict)
+	w.full = len(w.conflicts) >= maxFound
+}
+
+const orOthers = " or others"
+
+// merge adds a second path to the same rule.
+func (c *Conflict) merge(o Conflict) {
+	for _, p := range o.Exempt {
+		if !slices.Contains(c.Exempt, p) {
+			c.Exempt = append(c.Exempt, p)
+		}
+	}
+	for _, d := range o.Destinations {
+		if !slices.Contains(c.Destinations, d) && len(c.Destinations) > 0 {
+			c.Destinations = append(c.Destinations, d)
+		}
+	}
+	if len(o.Destinations) == 0 {
+		c.Destinations = nil
+	}
+	c.src = iprange.Normal(slices.Concat(c.src, o.src))
+	c.More = c.More || o.More
+	switch {
+	case c.Source == "" || o.Source == "":
+		c.Source = ""
+	case c.Source != o.Source && len(c.Source) < maxSource:
+		c.Source += " or " + o.Source
+	case c.Source != o.Source && !strings.HasSuffix(c.Source, orOthers):
+		c.Source += orOthers
+	}
+	c.Conditions = slices.DeleteFunc(slices.Clone(c.Conditions), func(s string) bool { return !slices.Contains(o.Conditions, s) })
+}
+
+// needed reports whether the connections need the translation to work: those from
+// an address to itself, or from a loopback address out of the node.
+func needed(p packets) bool {
+	return !slices.ContainsFunc(p, func(b box) bool {
+		src := b.src[0]
+		self := slices.Equal(b.src, b.dst) && src.From == src.To
+		return len(b.src) > 1 || !self && !(src.From.IsLoopback() && src.To.IsLoopback())
+	})
 }
 
 // exemptions sorts prefixes and drops those covered by others.

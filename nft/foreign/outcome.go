@@ -41,7 +41,7 @@ type Share struct {
 //
 // The second result is that of [Conflicts].
 func Overruled(s Snapshot, share Share) ([]Conflict, int) {
-	w := newWalker(s)
+	w := newFinder(s)
 	for _, kind := range []Kind{Exempts, Translates} {
 		w.restart()
 		for i := range s.Chains {
@@ -58,31 +58,31 @@ func (s Share) concerns(kind Kind, c *Chain) bool {
 	if kind == Exempts {
 		return c.Family != nfnetlink.Inet && c.Table == "nat" && c.Name == "POSTROUTING"
 	}
-	return c.Hook.Priority <= s.Priority
+	return c.Hook.Type == "nat" && c.Hook.Priority <= s.Priority
 }
 
 // overruledFrom finds the rules of a kind that are reached from a base chain, before
 // the jump to this agent or, for the kind Exempts, to any masquerade agent.
-func (w *walker) overruledFrom(c Chain, kind Kind, share Share) {
+func (w *finder) overruledFrom(c Chain, kind Kind, share Share) {
 	jump := slices.IndexFunc(c.Rules, func(r nfnetlink.Rule) bool { return w.leadsToAgent(r, kind == Exempts) })
 	if jump >= 0 {
 		c.Rules = c.Rules[:jump]
 	}
 	w.dst = iprange.Intersect(share.Dst, anywhere(c.Family))
-	w.visit = func(at *Chain, r nfnetlink.Rule, q path, a action) {
-		overrules := a.leaves(len(q.via) == 0)
+	w.visit = func(s step) {
+		overrules := s.leaves(len(s.via) == 0)
 		if kind == Translates {
-			overrules = a.Source && !a.Masquerade && !needed(q.packets)
+			overrules = w.translates(s.action) && !s.Masquerade && !needed(s.packets)
 		}
-		if !overrules || markedForIt(at, q.marks) {
+		if !overrules {
 			return
 		}
-		_, dst := q.addresses()
+		_, dst := s.addresses()
 		everything := w.everything(dst)
-		if kind == Exempts && jump < 0 && everything && len(q.from) == 0 && len(q.words) == 0 {
+		if kind == Exempts && jump < 0 && everything && !slices.ContainsFunc(s.conditions, func(c condition) bool { return c.of != destination }) {
 			return // there was nothing after it to exempt from
 		}
-		conflict := Conflict{Kind: kind, Shared: share.Shared, Returns: a.verdict == unix.NFT_RETURN}
+		conflict := Conflict{Kind: kind, Shared: share.Shared, Returns: s.verdict == unix.NFT_RETURN}
 		if !everything {
 			for _, d := range w.overlaps(dst) {
 				if conflict.More = len(conflict.Destinations) == maxNamed; conflict.More {
@@ -91,7 +91,7 @@ func (w *walker) overruledFrom(c Chain, kind Kind, share Share) {
 				conflict.Destinations = append(conflict.Destinations, d.String())
 			}
 		}
-		w.add(at, r, q, conflict)
+		w.add(s, conflict)
 	}
 	w.begin(&c, allPackets(c.Family).in(share.Src, nil))
 }
@@ -107,19 +107,8 @@ func (w *walker) leadsToAgent(r nfnetlink.Rule, older bool) bool {
 	return c != nil && c.Own || older && (agentChains[to] || agentJump.MatchString(comment(r)))
 }
 
-// leaves reports whether packets that the rule matches do not reach the rules
-// after it in the base chain.
-func (a action) leaves(inBase bool) bool {
-	return a.verdict == accept || inBase && a.verdict == unix.NFT_RETURN
-}
-
-const (
-	drop   = 0 // NF_DROP
-	accept = 1 // NF_ACCEPT
-)
-
 // everything reports whether destinations include all that matter.
-func (w *walker) everything(dst []iprange.Range) bool {
+func (w *finder) everything(dst []iprange.Range) bool {
 	if w.spent() {
 		return slices.Equal(dst, anywhere(w.base.Family))
 	}

@@ -21,7 +21,7 @@ type Snapshot struct {
 	Generation uint32
 	Chains     []Chain
 	sets       map[id][]iprange.Range // of addresses, that rules refer to; none for a trace
-	maps       map[id]mapping         // for a trace
+	maps       map[id]mapping         // that rules refer to
 	// Unread counts rules that were not read, because there are too many. Their
 	// effect is unknown.
 	Unread int
@@ -34,7 +34,7 @@ const (
 	maxMemory = 60 << 20
 )
 
-// A Chain is a chain with its rules. The rules of our own chains are not read.
+// A Chain is a chain with its rules. Those of our own chains are read only for a trace.
 type Chain struct {
 	nfnetlink.Chain
 	Rules []nfnetlink.Rule
@@ -63,22 +63,25 @@ func (s Snapshot) byID() map[id]*Chain {
 	return chains
 }
 
-// Read reads the postrouting NAT chains of the families ip, ip6 and inet, the
-// chains reachable from them, and the chains named like a known agent's chain.
-// own reports which chains are ours.
+// Read reads the postrouting chains of the families ip, ip6 and inet, those before
+// connection tracking, the chains reachable from them, and the chains named like a known
+// agent's chain. own reports which chains are ours.
 //
 // If the ruleset changes meanwhile, it reads again, up to three times, and then
 // returns what it has; Generation is then out of date. It fails with
 // [nfnetlink.ErrInterrupted] if every attempt was interrupted, and when ctx ends.
 func Read(ctx context.Context, c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) (Snapshot, error) {
-	return read(reader{ctx: ctx, conn: c, own: own, hooks: []uint32{unix.NF_INET_POST_ROUTING}})
+	return read(reader{ctx: ctx, conn: c, own: own, reads: func(h nfnetlink.Hook) bool {
+		return h.Number == unix.NF_INET_POST_ROUTING ||
+			(h.Number == unix.NF_INET_PRE_ROUTING || h.Number == unix.NF_INET_LOCAL_OUT) && h.Priority < conntrackPriority
+	}})
 }
 
 func read(template reader) (Snapshot, error) {
 	var torn Snapshot
 	for range 3 {
 		r := template
-		r.seen, r.wanted = map[id]bool{}, map[id]bool{}
+		r.seen, r.listedSets, r.tables = map[id]bool{}, map[id]nfnetlink.Set{}, map[id]bool{}
 		r.sets, r.maps = map[id][]iprange.Range{}, map[id]mapping{}
 		err := r.read()
 		if errors.Is(err, nfnetlink.ErrInterrupted) {
@@ -104,17 +107,18 @@ func read(template reader) (Snapshot, error) {
 
 type reader struct {
 	Snapshot
-	ctx      context.Context
-	conn     *nfnetlink.Conn
-	hooks    []uint32 // of the base chains
-	tracing  bool     // read base chains of all types, and maps instead of sets
-	own      func(nfnetlink.Chain) bool
-	listed   []nfnetlink.Chain // of the family being read
-	seen     map[id]bool       // the chains that are in Chains
-	wanted   map[id]bool       // the sets that rules refer to
-	rules    int               // the number of rules read
-	memory   int               // that they take, in bytes
-	elements int               // the number of ranges in sets
+	ctx        context.Context
+	conn       *nfnetlink.Conn
+	reads      func(nfnetlink.Hook) bool // of the base chains
+	tracing    bool                      // read no sets
+	own        func(nfnetlink.Chain) bool
+	listed     []nfnetlink.Chain // of the family being read
+	seen       map[id]bool       // the chains that are in Chains
+	tables     map[id]bool       // whose sets were listed
+	listedSets map[id]nfnetlink.Set
+	rules      int // the number of rules read
+	memory     int // that they take, in bytes
+	elements   int // in sets and maps
 }
 
 func (r *reader) read() (err error) {
@@ -126,10 +130,7 @@ func (r *reader) read() (err error) {
 			return err
 		}
 	}
-	if err := r.ctx.Err(); err != nil {
-		return err
-	}
-	return r.readSets()
+	return r.ctx.Err()
 }
 
 func (r *reader) readFamily(family nfnetlink.Family) error {
@@ -144,13 +145,10 @@ func (r *reader) readFamily(family nfnetlink.Family) error {
 	if r.listed, err = r.conn.Chains(family); err != nil {
 		return err
 	}
-	types := []string{"nat"} // first, in case there are too many rules
-	if r.tracing {
-		types = append(types, "filter", "route")
-	}
+	types := []string{"nat", "filter", "route"} // in this order, in case there are too many rules
 	var bases []nfnetlink.Chain
 	for _, c := range r.listed {
-		if h := c.Hook; h != nil && slices.Contains(types, h.Type) && slices.Contains(r.hooks, h.Number) && !dormant[c.Table] {
+		if h := c.Hook; h != nil && r.reads(*h) && slices.Contains(types, h.Type) && !dormant[c.Table] {
 			bases = append(bases, c)
 		}
 	}
@@ -180,13 +178,17 @@ func (r *reader) follow(base nfnetlink.Chain) error {
 		if err := r.readChains(&base, level...); err != nil {
 			return err
 		}
-		targets, byMap := map[string]bool{}, false
+		targets, any := map[string]bool{}, false
 		for _, c := range r.Chains[from:] {
-			byMap = r.targets(c, targets) || byMap
+			unread, err := r.targets(c, targets)
+			if err != nil {
+				return err
+			}
+			any = any || unread
 		}
 		level = nil
 		for _, c := range r.listed {
-			if c.Table == base.Table && c.Hook == nil && (byMap || targets[c.Name]) && !r.seen[chainID(c)] {
+			if c.Family == base.Family && c.Table == base.Table && c.Hook == nil && (any || targets[c.Name]) && !r.seen[chainID(c)] {
 				level = append(level, c)
 			}
 		}
@@ -194,19 +196,30 @@ func (r *reader) follow(base nfnetlink.Chain) error {
 	return nil
 }
 
-// targets records the target chains and sets of a chain's rules, and reports
-// whether one of them takes its verdict from a map.
-func (r *reader) targets(c Chain, targets map[string]bool) (byMap bool) {
+// targets reads the sets and maps of a chain's rules, and records the chains that the
+// rules lead to. It reports whether that may be any, by a map that was not read.
+func (r *reader) targets(c Chain, targets map[string]bool) (any bool, err error) {
 	for _, from := range c.Rules {
 		if chain, ok := rule.Target(from); ok {
 			targets[chain] = true
 		}
 		for _, set := range rule.Sets(from) {
-			r.wanted[id{c.Family, c.Table, set}] = true
+			if err := r.readSet(id{c.Family, c.Table, set}); err != nil {
+				return false, err
+			}
 		}
-		byMap = byMap || slices.ContainsFunc(from.Exprs, nfnetlink.Expr.JumpsByMap)
+		for _, e := range from.Exprs {
+			if !e.JumpsByMap() {
+				continue
+			}
+			m, read := r.maps[id{c.Family, c.Table, e.Str(unix.NFTA_LOOKUP_SET)}]
+			any = any || !read
+			for _, to := range m.elements {
+				targets[to.Chain] = true
+			}
+		}
 	}
-	return byMap
+	return any, nil
 }
 
 func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (err error) {
@@ -221,7 +234,7 @@ func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (e
 		out := Chain{Chain: c, Base: base, Own: r.own(c)}
 		unread := 0
 		switch {
-		case out.Own:
+		case out.Own && !r.tracing:
 		case r.rules+int(c.Use) > maxRules: // checked before they are in memory
 			unread = int(c.Use)
 		default:
@@ -262,34 +275,35 @@ const (
 	maxElements = 200_000
 )
 
-func (r *reader) readSets() error {
-	tables := map[id]bool{}
-	for want := range r.wanted {
-		tables[id{want.family, want.table, ""}] = true
-	}
-	for t := range tables {
-		sets, err := r.conn.Sets(t.family, t.table)
+// readSet reads a set of addresses or a map, unless it was read before or is too large.
+func (r *reader) readSet(at id) error {
+	if table := (id{at.family, at.table, ""}); !r.tables[table] {
+		r.tables[table] = true
+		sets, err := r.conn.Sets(at.family, at.table)
 		if err != nil && !nfnetlink.IsNotExist(err) {
 			return err
 		}
 		for _, s := range sets {
-			at := id{s.Family, s.Table, s.Name}
-			switch isMap := s.Flags&unix.NFT_SET_MAP != 0; {
-			case !r.wanted[at], isMap != r.tracing:
-			case isMap:
-				err = r.readMap(at, s)
-			case ofAddresses(s):
-				err = r.readSet(at, s)
-			}
-			if err != nil && !nfnetlink.IsNotExist(err) {
-				return err
-			}
+			r.listedSets[id{s.Family, s.Table, s.Name}] = s
 		}
 	}
-	return nil
+	s, listed := r.listedSets[at]
+	delete(r.listedSets, at)
+	var err error
+	switch {
+	case !listed:
+	case s.Flags&unix.NFT_SET_MAP != 0:
+		err = r.readMap(at, s)
+	case ofAddresses(s) && !r.tracing:
+		err = r.readAddresses(at, s)
+	}
+	if nfnetlink.IsNotExist(err) {
+		return nil
+	}
+	return err
 }
 
-func (r *reader) readSet(at id, s nfnetlink.Set) error {
+func (r *reader) readAddresses(at id, s nfnetlink.Set) error {
 	contents, err := r.conn.Contents(s, min(maxSetSize, maxElements-r.elements))
 	if err != nil || contents.More {
 		return err
@@ -305,12 +319,13 @@ func (r *reader) readSet(at id, s nfnetlink.Set) error {
 	return nil
 }
 
-// readMap reads a map of up to maxRules elements. What is in a larger one is unknown.
+// readMap reads a map. What is in one of more elements is unknown.
 func (r *reader) readMap(at id, s nfnetlink.Set) error {
-	elements, more, err := r.conn.MapElements(s.Family, s.Table, s.Name, maxRules)
+	elements, more, err := r.conn.MapElements(s.Family, s.Table, s.Name, min(either(r.tracing, maxRules, maxSetSize), maxElements-r.elements))
 	if err != nil || more {
 		return err
 	}
+	r.elements += len(elements)
 	r.maps[at] = newMapping(elements, s.Flags&unix.NFT_SET_INTERVAL != 0)
 	return nil
 }

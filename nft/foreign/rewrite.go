@@ -1,6 +1,7 @@
 package foreign
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -8,12 +9,13 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Rewrites are the connections whose source address other programs' rules can rewrite.
+// Rewrites are the connections about whose source address other programs' rules may have
+// decided: they translate it, also to itself, or end the chain before it reaches ours.
 type Rewrites struct {
-	all []area
-	// Only if their destination was translated: by rules for packets marked by
-	// kube-proxy or the CNI plugin portmap, which mark those.
-	marked []area
+	spared string // why every connection is; "": only those below
+	// Whose destination was not translated, and was: those may have the marks of
+	// kube-proxy or the CNI plugin portmap.
+	plain, translated []area
 }
 
 // An area is the connections from sources at least as great as from, and less than that of
@@ -23,28 +25,71 @@ type area struct {
 	dst  []iprange.Range
 }
 
-// FindRewrites finds the connections whose source address a rule, other than ours, can
-// rewrite, whether or not our policy exempts it. A condition that it does not
-// understand may be true or false. These are all connections if there are rules that were
-// not read, or tens of thousands of ranges.
+// Everything returns the rewrites that every connection meets, and says why.
+func Everything(why string) Rewrites { return Rewrites{spared: why} }
+
+// Spared says why every connection meets the rewrites, "" if not every one does.
+func (r Rewrites) Spared() string { return r.spared }
+
+// FindRewrites finds the connections about which a rule, other than ours, may have decided,
+// whether or not our policy exempts them. A condition that it does not understand may be
+// true or false. These are all connections if there are rules that were not read, or tens
+// of thousands of ranges. It knows nothing of connections to the node itself.
 func FindRewrites(s Snapshot) Rewrites {
-	found := map[bool]packets{} // by whether they are marked
-	kept := 0                   // ranges in them
-	w := newWalker(s)
-	w.dst = anywhere(nfnetlink.Inet)
-	w.visit = func(c *Chain, _ nfnetlink.Rule, q path, a action) {
-		if a.Source {
-			marked := markedForIt(c, q.marks)
-			found[marked] = append(found[marked], q.packets...)
-			kept += q.size()
-			w.full = kept > maxKept
+	if s.Unread > 0 {
+		return Everything(fmt.Sprintf("%d rules of other programs are too many to read", s.Unread))
+	}
+	r := Rewrites{}
+	for _, marked := range []bool{false, true} {
+		w := newWalker(s, Packet{any: true, marked: marked})
+		var found packets
+		kept := 0 // ranges in them
+		var above map[uint64]bool
+		w.dst = anywhere(nfnetlink.Inet)
+		w.visit = func(s step) {
+			at := s.rule
+			if len(s.via) > 0 {
+				at = s.via[0]
+			}
+			if w.translates(s.action) || above[at.Handle] && s.leaves(len(s.via) == 0) {
+				found = append(found, s.packets...)
+				kept += s.size()
+				w.full = kept > maxKept
+			}
+		}
+		for i := range s.Chains {
+			if c := &s.Chains[i]; c.Hook != nil && c.Hook.Type == "nat" && !c.Own {
+				above = w.above(c)
+				w.begin(c, allPackets(c.Family))
+			}
+		}
+		if w.full {
+			return Everything("other programs' rules have too many ranges of addresses to compare")
+		}
+		if marked {
+			r.translated = areas(found)
+		} else {
+			r.plain = areas(found)
 		}
 	}
-	w.walkAll()
-	if w.full || s.Unread > 0 {
-		return Rewrites{all: []area{{dst: anywhere(nfnetlink.Inet)}}}
+	return r
+}
+
+// above returns the handles of the rules of a base chain that packets reach before our
+// chain of its table, none if there is no such chain.
+func (w *walker) above(base *Chain) map[uint64]bool {
+	ours := func(c Chain) bool { return c.Own && c.Hook == nil && c.Family == base.Family && c.Table == base.Table }
+	if !slices.ContainsFunc(w.Chains, ours) {
+		return nil
 	}
-	return Rewrites{all: areas(found[false]), marked: areas(found[true])}
+	handles := map[uint64]bool{}
+	for _, r := range base.Rules {
+		if w.leadsToAgent(r, false) {
+			break
+		}
+		handles[r.Handle] = true
+	}
+	return handles
 }
 
 // areas sorts packets by their sources. If there are too many to compare, it adds others.
@@ -85,16 +130,13 @@ func areas(p packets) (all []area) {
 	return all
 }
 
-// Meet reports whether one of the rules can match a connection. translated is whether
-// its destination was translated. It takes two or four binary searches.
+// Meet reports whether one of the rules may have decided about a connection. translated is
+// whether its destination was translated. It takes two binary searches.
 func (r Rewrites) Meet(src, dst netip.Addr, translated bool) bool {
-	return meet(r.all, src, dst) || translated && meet(r.marked, src, dst)
-}
-
-func meet(areas []area, src, dst netip.Addr) bool {
+	areas := either(translated, r.translated, r.plain)
 	next, found := slices.BinarySearchFunc(areas, src, func(a area, src netip.Addr) int { return a.from.Compare(src) })
 	if found {
 		next++
 	}
-	return next > 0 && iprange.Contains(areas[next-1].dst, dst)
+	return r.spared != "" || next > 0 && iprange.Contains(areas[next-1].dst, dst)
 }
