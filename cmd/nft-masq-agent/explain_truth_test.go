@@ -210,7 +210,7 @@ func TestExplainAndStatusMentionLegacyNATRules(t *testing.T) {
 	n := newTrafficNode(t)
 	n.enforce("")
 	nfttest.Run(t, n.top.Node, "", "iptables-legacy", "-t", "nat", "-L", "-n")
-	const says = "a NAT rule in legacy ip_tables: iptables-legacy -t nat -S lists it."
+	const says = "the NAT rules in legacy ip_tables: iptables-legacy -t nat -S lists them."
 	args := []string{"10.9.0.9", "--from", n.top.PodV4.String()}
 	if _, text := n.explained(args...); strings.Contains(text, "legacy") {
 		t.Error(text)

@@ -1,18 +1,18 @@
 package foreign
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/rule"
 )
 
 // Rewrites are the connections about whose source address other programs' rules may have
 // decided: they translate it, also to itself, or end the chain before it reaches ours.
 type Rewrites struct {
-	spared string // why every connection is; "": only those below
+	everything bool
 	// Whose destination was not translated, and was: those may have the marks of
 	// kube-proxy or the CNI plugin portmap.
 	plain, translated []area
@@ -25,19 +25,17 @@ type area struct {
 	dst  []iprange.Range
 }
 
-// Everything returns the rewrites that every connection meets, and says why.
-func Everything(why string) Rewrites { return Rewrites{spared: why} }
-
-// Spared says why every connection meets the rewrites, "" if not every one does.
-func (r Rewrites) Spared() string { return r.spared }
+// Everything reports whether these are all connections, because there are rules that were
+// not read, or too many ranges of addresses.
+func (r Rewrites) Everything() bool { return r.everything }
 
 // FindRewrites finds the connections about which a rule, other than ours, may have decided,
 // whether or not our policy exempts them. A condition that it does not understand may be
-// true or false. These are all connections if there are rules that were not read, or tens
-// of thousands of ranges. It knows nothing of connections to the node itself.
+// true or false. Of connections to the node itself, and of rules in legacy ip_tables (see
+// [LegacyRules]), it knows nothing.
 func FindRewrites(s Snapshot) Rewrites {
 	if s.Unread > 0 {
-		return Everything(fmt.Sprintf("%d rules of other programs are too many to read", s.Unread))
+		return Rewrites{everything: true}
 	}
 	r := Rewrites{}
 	for _, marked := range []bool{false, true} {
@@ -64,7 +62,7 @@ func FindRewrites(s Snapshot) Rewrites {
 			}
 		}
 		if w.full {
-			return Everything("other programs' rules have too many ranges of addresses to compare")
+			return Rewrites{everything: true}
 		}
 		if marked {
 			r.translated = areas(found)
@@ -76,20 +74,28 @@ func FindRewrites(s Snapshot) Rewrites {
 }
 
 // above returns the handles of the rules of a base chain that packets reach before our
-// chain of its table, none if there is no such chain.
+// chain, none if no rule leads to it.
 func (w *walker) above(base *Chain) map[uint64]bool {
-	ours := func(c Chain) bool { return c.Own && c.Hook == nil && c.Family == base.Family && c.Table == base.Table }
-	if !slices.ContainsFunc(w.Chains, ours) {
-		return nil
-	}
-	handles := map[uint64]bool{}
+	handles, seen := map[uint64]bool{}, map[id]bool{}
 	for _, r := range base.Rules {
-		if w.leadsToAgent(r, false) {
-			break
+		if w.leadsToUs(r, seen) {
+			return handles
 		}
 		handles[r.Handle] = true
 	}
-	return handles
+	return nil
+}
+
+// leadsToUs reports whether a rule leads to our chain, by chains that were not seen.
+func (w *walker) leadsToUs(r nfnetlink.Rule, seen map[id]bool) bool {
+	to, ok := rule.Target(r)
+	at := id{r.Family, r.Table, to}
+	c := w.chains[at]
+	if !ok || c == nil || seen[at] {
+		return false
+	}
+	seen[at] = true
+	return c.Own || slices.ContainsFunc(c.Rules, func(r nfnetlink.Rule) bool { return w.leadsToUs(r, seen) })
 }
 
 // areas sorts packets by their sources. If there are too many to compare, it adds others.
@@ -138,5 +144,5 @@ func (r Rewrites) Meet(src, dst netip.Addr, translated bool) bool {
 	if found {
 		next++
 	}
-	return r.spared != "" || next > 0 && iprange.Contains(areas[next-1].dst, dst)
+	return r.everything || next > 0 && iprange.Contains(areas[next-1].dst, dst)
 }

@@ -27,7 +27,7 @@ type Kernel struct {
 	tallies        xtables.Tallies
 	// legacyChains, leftovers and interfaces read what is not nftables in the thread's
 	// namespace.
-	legacyChains func() ([]foreign.XTChain, error)
+	xtables func() ([]foreign.XTable, error)
 	leftovers    func() ([]string, error)
 	interfaces   func() ([]node.Interface, error)
 	// settled is the layout whose rules were right once: since then, rules of other agents
@@ -39,7 +39,7 @@ type Kernel struct {
 // made. Without CAP_NET_ADMIN or nf_tables, all requests fail.
 func Open() *Kernel {
 	k := New(nfnetlink.Dial())
-	k.legacyChains = func() ([]foreign.XTChain, error) { return foreign.LegacyChains("/proc/thread-self/net") }
+	k.xtables = func() ([]foreign.XTable, error) { return foreign.XTables("/proc/thread-self/net") }
 	k.leftovers, k.interfaces = node.Leftovers, node.Interfaces
 	return k
 }
@@ -48,7 +48,7 @@ func Open() *Kernel {
 func New(c *nfnetlink.Conn) *Kernel {
 	return &Kernel{
 		conn: c, scraping: c.Another(),
-		legacyChains: func() ([]foreign.XTChain, error) { return nil, nil },
+		xtables: func() ([]foreign.XTable, error) { return nil, nil },
 		leftovers:    func() ([]string, error) { return nil, nil },
 		interfaces:   func() ([]node.Interface, error) { return nil, nil },
 	}

@@ -29,8 +29,8 @@ type Others struct {
 	Podless []foreign.Conflict
 	// Accepted are those of Conflicts and Overruled that [Others.Accept] has accepted.
 	Accepted []foreign.Conflict
-	// XTables are chains of such agents in legacy ip_tables.
-	XTables []foreign.XTChain
+	// XTables are tables of legacy ip_tables with rules of such agents.
+	XTables []foreign.XTable
 	// Routing has commands that remove such agents' rules of policy routing.
 	Routing []string
 	// Unread counts rules that were not examined because there are too many.
@@ -58,17 +58,17 @@ func (o *Others) Accept(chains []string) {
 
 // OlderAgentDecides reports whether packets reach rules of an iptables-based agent.
 func (o Others) OlderAgentDecides() bool {
-	return slices.ContainsFunc(o.Legacy, foreign.LegacyChain.Decides) || slices.ContainsFunc(o.XTables, foreign.XTChain.Decides)
+	return slices.ContainsFunc(o.Legacy, foreign.LegacyChain.Decides) || len(o.XTables) > 0
 }
 
-// XTables finds the chains of iptables-based agents in legacy ip_tables. Their
+// XTables finds the tables of legacy ip_tables with rules of iptables-based agents. Their
 // changes do not affect the generation of the ruleset.
-func (k *Kernel) XTables() ([]foreign.XTChain, error) { return k.legacyChains() }
+func (k *Kernel) XTables() ([]foreign.XTable, error) { return k.xtables() }
 
 // Others reads other programs' rules: every chain that is reachable from a
 // postrouting chain of type nat, and no other.
 func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
-	xtables, err := k.legacyChains()
+	xtables, err := k.xtables()
 	if err != nil {
 		return Others{}, err
 	}
@@ -105,7 +105,7 @@ func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
 
 // Older reads only the rules of iptables-based agents, wherever Others finds them.
 func (k *Kernel) Older(ctx context.Context) (Others, error) {
-	xtables, err := k.legacyChains()
+	xtables, err := k.xtables()
 	if err != nil {
 		return Others{}, err
 	}

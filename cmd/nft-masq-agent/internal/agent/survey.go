@@ -119,10 +119,10 @@ func namesOf[T fmt.Stringer](chains []T) (names []string) {
 	return names
 }
 
-// logXTables logs what --takeover cannot remove, and the commands to remove it.
-func (a *Agent) logXTables(chains []foreign.XTChain) {
+// logXTables logs what --takeover cannot remove, and the commands that show it.
+func (a *Agent) logXTables(tables []foreign.XTable) {
 	s := &a.survey
-	found := namesOf(chains)
+	found := namesOf(tables)
 	if slices.Equal(found, s.xtables) {
 		return
 	}
@@ -132,10 +132,10 @@ func (a *Agent) logXTables(chains []foreign.XTChain) {
 		return
 	}
 	var commands []string
-	for _, c := range chains {
-		commands = append(commands, c.Commands()...)
+	for _, t := range tables {
+		commands = append(commands, t.Command())
 	}
-	a.log.Warn("rules of an iptables-based agent are in legacy ip_tables, where --takeover and cleanup cannot remove them: stop that agent and run the commands",
+	a.log.Warn("rules of an iptables-based agent are in legacy ip_tables, where --takeover and cleanup cannot remove them: stop that agent and remove them",
 		zap.String("event", "xtables_rules_found"), zap.Strings("found", found), zap.Strings("commands", commands))
 }
 
