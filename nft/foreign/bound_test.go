@@ -51,7 +51,7 @@ func TestSearchVisitsABoundedNumberOfRules(t *testing.T) {
 	for _, c := range s.Chains {
 		total += len(c.Rules)
 	}
-	w := search(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})
+	w := search(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
 	if most := maxSteps + 2*total; w.steps > most {
 		t.Errorf("%d rules visited, more than %d", w.steps, most)
 	}
@@ -76,7 +76,7 @@ func TestSearchComparesABoundedNumberOfRanges(t *testing.T) {
 		add(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 1},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{11}}, &expr.Masq{})
 	}
-	w := search(Snapshot{Chains: []Chain{c}}, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})
+	w := search(Snapshot{Chains: []Chain{c}}, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
 	if most := maxWork + 5*maxNamed*len(c.Rules); w.work > most {
 		t.Errorf("%d ranges compared, more than %d", w.work, most)
 	}
@@ -103,7 +103,7 @@ func TestSearchReadsABoundedNumberOfSetElements(t *testing.T) {
 		})
 	}
 	s := Snapshot{Chains: []Chain{c}, sets: map[id][]iprange.Range{{nfnetlink.IPv4, "t", "sources"}: set}}
-	w := search(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})
+	w := search(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
 	if most := maxWork + (elements+5*maxNamed)*rules; w.work > most || len(w.conflicts) != rules {
 		t.Errorf("%d ranges compared, want at most %d; %d conflicts", w.work, most, len(w.conflicts))
 	}
@@ -124,7 +124,7 @@ func TestSearchEndsAfterManyConflictsAndCountsTheRest(t *testing.T) {
 		})
 	}
 	s := Snapshot{Chains: []Chain{c}}
-	if found, rest := Conflicts(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}); len(found) != maxFound || rest != rules-maxFound {
+	if found, rest := Conflicts(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil); len(found) != maxFound || rest != rules-maxFound {
 		t.Errorf("%d conflicts, %d rules not examined", len(found), rest)
 	}
 }
@@ -158,7 +158,7 @@ func TestTextOfAConflictIsBounded(t *testing.T) {
 		}
 		s.Chains = append(s.Chains, c)
 	}
-	found, _ := Conflicts(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})
+	found, _ := Conflicts(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
 	if len(found) != 8 {
 		t.Errorf("%d conflicts", len(found))
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
@@ -54,7 +55,8 @@ type Conflict struct {
 	Returns      bool
 	Shared       bool
 
-	src []iprange.Range // of the connections
+	src       []iprange.Range // of the connections
+	elsewhere bool            // they are received on other interfaces than those of pods
 }
 
 // maxNamed is the number of exempt prefixes that a conflict names.
@@ -82,9 +84,9 @@ func (c Conflict) ViaText() []string {
 	return words
 }
 
-// From reports whether the rule can match one of the sources.
+// From reports whether the rule can match one of the sources, on the interfaces of pods.
 func (c Conflict) From(sources []iprange.Range) bool {
-	return len(iprange.Intersect(c.src, sources)) > 0
+	return !c.elsewhere && len(iprange.Intersect(c.src, sources)) > 0
 }
 
 // Hash distinguishes conflicts by what is reported about them. It ignores
@@ -157,13 +159,22 @@ func either[T any](first bool, a, b T) T {
 //
 // The search ends after a few thousand conflicts. The second result is then the
 // number of rules that it did not examine.
-func Conflicts(s Snapshot, exempt []netip.Prefix) ([]Conflict, int) {
-	w := search(s, exempt)
+//
+// pods are the interfaces on which the packets of pods are received, nil: any.
+func Conflicts(s Snapshot, exempt []netip.Prefix, pods nft.Names) ([]Conflict, int) {
+	w := search(s, exempt, nil)
+	if pods != nil && !w.full {
+		found := search(s, exempt, pods).found
+		for at, i := range w.found {
+			_, meets := found[at]
+			w.conflicts[i].elsewhere = !meets
+		}
+	}
 	return w.conflicts, w.rest()
 }
 
-func search(s Snapshot, exempt []netip.Prefix) *finder {
-	w := newFinder(s)
+func search(s Snapshot, exempt []netip.Prefix, origin nft.Names) *finder {
+	w := newFinder(s, origin)
 	w.dst = exemptions(exempt)
 	w.visit = func(s step) {
 		if !w.translates(s.action) || needed(s.packets) {
@@ -204,8 +215,8 @@ type ruleID struct {
 	handle uint64
 }
 
-func newFinder(s Snapshot) *finder {
-	return &finder{walker: newWalker(s, Packet{any: true}), found: map[ruleID]int{}}
+func newFinder(s Snapshot, origin nft.Names) *finder {
+	return &finder{walker: newWalker(s, Packet{any: true, origin: origin}), found: map[ruleID]int{}}
 }
 
 // walkAll follows all packets from all base chains of a type but ours.

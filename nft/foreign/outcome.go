@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
@@ -30,6 +31,7 @@ const (
 // A Share is what a policy masquerades, and in which chain.
 type Share struct {
 	Src, Dst []iprange.Range // sets, of both families
+	Origin   nft.Names       // as in a [nft.Region]
 	Shared   bool            // in iptables' POSTROUTING, after a jump
 	Priority int32           // of the base chain that decides
 }
@@ -41,7 +43,7 @@ type Share struct {
 //
 // The second result is that of [Conflicts].
 func Overruled(s Snapshot, share Share) ([]Conflict, int) {
-	w := newFinder(s)
+	w := newFinder(s, share.Origin)
 	for _, kind := range []Kind{Exempts, Translates} {
 		w.restart()
 		for i := range s.Chains {

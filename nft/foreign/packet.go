@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
@@ -38,6 +39,8 @@ type Packet struct {
 	any bool
 	// marked means that it may have kube-proxy's and portmap's marks.
 	marked bool
+	// origin is the interfaces on which it may have been received, nil: any.
+	origin nft.Names
 	// What rules have done to it.
 	mark      marking
 	untracked truth // connection tracking is off for it
@@ -169,8 +172,10 @@ func (p Packet) onDevice(s rule.Statement) truth {
 		return number(s, d.Index, either[uint32](known, allBits, 0))
 	case s.Set != "" || s.Mask != nil || s.Op != "==" && s.Op != "!=":
 		return maybe
-	case p.any:
-		return either(strings.HasPrefix(s.Field, "oif") && lastWord(s) == `"lo"`, no.is(s.Op == "=="), maybe)
+	case strings.HasPrefix(s.Field, "oif") && p.any && lastWord(s) == `"lo"`:
+		return no.is(s.Op == "==")
+	case p.any && strings.HasSuffix(s.Field, "if"):
+		return maybe
 	}
 	return p.named(s.Field, s.Value).is(s.Op == "==")
 }
@@ -179,10 +184,14 @@ func (p Packet) onDevice(s rule.Statement) truth {
 // one that begins with it.
 func (p Packet) named(field string, value []byte) truth {
 	d, known := p.device(field)
+	name, _, whole := bytes.Cut(value, []byte{0})
+	if !known && field == "iifname" && p.origin != nil {
+		is := nft.Names{{Name: string(name) + either(whole, "", "*"), In: true}}
+		return either(len(p.origin.And(is)) == 0, no, either(len(p.origin.Minus(is)) == 0, yes, maybe))
+	}
 	if !known {
 		return maybe
 	}
-	name, _, whole := bytes.Cut(value, []byte{0})
 	return truthOf(string(name) == d.Name || !whole && strings.HasPrefix(d.Name, string(name)))
 }
 

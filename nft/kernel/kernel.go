@@ -25,11 +25,11 @@ import (
 type Kernel struct {
 	conn, scraping *nfnetlink.Conn
 	tallies        xtables.Tallies
-	// legacyChains, leftovers and interfaces read what is not nftables in the thread's
-	// namespace.
-	xtables func() ([]foreign.XTable, error)
-	leftovers    func() ([]string, error)
-	interfaces   func() ([]node.Interface, error)
+	// These read what is not nftables in the thread's namespace.
+	xtables    func() ([]foreign.XTable, error)
+	leftovers  func() ([]string, error)
+	interfaces func() ([]node.Interface, error)
+	networks   func() ([]node.Network, error)
 	// settled is the layout whose rules were right once: since then, rules of other agents
 	// in our chain are just drift.
 	settled nft.Layout
@@ -40,7 +40,7 @@ type Kernel struct {
 func Open() *Kernel {
 	k := New(nfnetlink.Dial())
 	k.xtables = func() ([]foreign.XTable, error) { return foreign.XTables("/proc/thread-self/net") }
-	k.leftovers, k.interfaces = node.Leftovers, node.Interfaces
+	k.leftovers, k.interfaces, k.networks = node.Leftovers, node.Interfaces, node.Networks
 	return k
 }
 
@@ -48,9 +48,10 @@ func Open() *Kernel {
 func New(c *nfnetlink.Conn) *Kernel {
 	return &Kernel{
 		conn: c, scraping: c.Another(),
-		xtables: func() ([]foreign.XTable, error) { return nil, nil },
-		leftovers:    func() ([]string, error) { return nil, nil },
-		interfaces:   func() ([]node.Interface, error) { return nil, nil },
+		xtables:    func() ([]foreign.XTable, error) { return nil, nil },
+		leftovers:  func() ([]string, error) { return nil, nil },
+		interfaces: func() ([]node.Interface, error) { return nil, nil },
+		networks:   func() ([]node.Network, error) { return nil, nil },
 	}
 }
 

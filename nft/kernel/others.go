@@ -84,13 +84,17 @@ func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
 	if err != nil {
 		return Others{}, err
 	}
-	masquerading, rest := foreign.Conflicts(snapshot, want.Policy.ExemptDestinations())
+	pods, err := k.pods(want.Policy)
+	if err != nil {
+		return Others{}, err
+	}
+	masquerading, rest := foreign.Conflicts(snapshot, want.Policy.ExemptDestinations(), pods.Origin)
 	policy := want.Policy
 	if policy.ReceivesNothing(links) {
 		policy.Enforce = nil
 	}
-	conflicts, podless, overridden := enforced(policy, masquerading)
-	overruled, more := foreign.Overruled(snapshot, share(want))
+	conflicts, podless, overridden := enforced(policy, pods.Src, masquerading)
+	overruled, more := foreign.Overruled(snapshot, share(want, pods))
 	return Others{
 		XTables:    xtables,
 		Routing:    routing,
@@ -116,24 +120,53 @@ func (k *Kernel) Older(ctx context.Context) (Others, error) {
 	return Others{XTables: xtables, Legacy: foreign.Legacy(snapshot)}, nil
 }
 
+// pods returns what pods send according to a policy, of both families. If they are known by
+// the interfaces on which they are received, that is nothing from a network that is
+// connected to another interface, unless a route to a part of it leads to one of those. If
+// they are not, it has no Origin.
+func (k *Kernel) pods(p nft.Policy) (pods nft.Region, err error) {
+	for _, f := range p.Families {
+		r := f.Pods()
+		if _, limited := r.OnAnyInterface(); limited {
+			pods.Origin = r.Origin
+		}
+		pods.Src = append(pods.Src, r.Src...)
+	}
+	if pods.Origin == nil {
+		return pods, nil
+	}
+	networks, err := k.networks()
+	if err != nil {
+		return pods, err
+	}
+	var here, elsewhere []netip.Prefix
+	for _, n := range networks {
+		switch {
+		case pods.Origin.Has(n.Interface):
+			here = append(here, n.Prefix)
+		case n.Connected:
+			elsewhere = append(elsewhere, n.Prefix)
+		}
+	}
+	others := iprange.Subtract(iprange.SetOf(elsewhere), iprange.SetOf(here))
+	pods.Src = iprange.Subtract(iprange.Normal(pods.Src), others)
+	return pods, nil
+}
+
 // enforced separates conflicts that come too late because the policy enforces its
 // exemptions, and those that affect no pod, from the others. It drops those that
 // are both.
-func enforced(p nft.Policy, all []foreign.Conflict) (conflicts, podless, overridden []foreign.Conflict) {
-	pods := map[nfnetlink.Family][]iprange.Range{}
-	for _, f := range p.Families {
-		pods[f.Family()] = f.Pods().Src
-	}
+func enforced(
+	p nft.Policy, pods []iprange.Range, all []foreign.Conflict,
+) (conflicts, podless, overridden []foreign.Conflict) {
 	for _, c := range all {
-		late, meets := c.Priority > nft.EnforcePriority, false
+		late := c.Priority > nft.EnforcePriority
 		for _, f := range p.Families {
-			if c.Rule.Family != nfnetlink.Inet && c.Rule.Family != f.Family() {
-				continue
+			if c.Rule.Family == nfnetlink.Inet || c.Rule.Family == f.Family() {
+				late = late && p.Enforces(f)
 			}
-			late = late && p.Enforces(f)
-			meets = meets || c.From(pods[f.Family()])
 		}
-		switch {
+		switch meets := c.From(pods); {
 		case late && meets:
 			overridden = append(overridden, c)
 		case late:
@@ -169,8 +202,8 @@ func (k *Kernel) snapshot(ctx context.Context, want nft.Ruleset) (snapshot forei
 
 // share returns what a ruleset masquerades, but for loopback addresses, and in which
 // chain.
-func share(want nft.Ruleset) foreign.Share {
-	s := foreign.Share{}
+func share(want nft.Ruleset, pods nft.Region) foreign.Share {
+	s := foreign.Share{Origin: pods.Origin}
 	for _, t := range want.Tables {
 		s.Shared = t.Name != nft.TableName
 		for _, c := range t.Chains {
@@ -184,6 +217,9 @@ func share(want nft.Ruleset) foreign.Share {
 		r := want.Policy.Region(ipv6)
 		s.Src = append(s.Src, iprange.Subtract(r.Src, loopback)...)
 		s.Dst = append(s.Dst, iprange.Subtract(r.Dst, loopback)...)
+	}
+	if pods.Origin != nil {
+		s.Src = iprange.Intersect(s.Src, pods.Src)
 	}
 	return s
 }

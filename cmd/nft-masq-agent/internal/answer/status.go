@@ -36,8 +36,8 @@ type Status struct {
 	Conflicts  []ruleReport `json:"conflicts"` // other rules that masquerade what the config exempts
 	Overruled  []ruleReport `json:"overruled"` // other rules that accept or translate what the config masquerades
 	Accepted   []ruleReport `json:"accepted"`  // of both, in chains that --accept-foreign names
-	// Podless are rules that masquerade what the config exempts, but from no source of
-	// masqueradeSrcCIDRs.
+	// Podless are rules that masquerade what the config exempts, but from no pod by
+	// masqueradeSrcCIDRs or masqueradeSrcInterfaces.
 	Podless []ruleReport `json:"podless"`
 	// Uncovered lists the networks of --pod-cidr that the policy does not cover.
 	Uncovered []string `json:"uncovered"`
@@ -245,7 +245,7 @@ func (r Status) String() string {
 	writeList(&b, "Other rules that accept or translate what the config masquerades:", texts(r.Overruled))
 	writeList(&b, "Other rules that would masquerade pod traffic to exempt destinations without enforceNonMasquerade:", texts(r.Overridden))
 	writeList(&b, "Rules of other programs that --accept-foreign accepts:", texts(r.Accepted))
-	writeList(&b, "Other rules that masquerade what the config exempts, but from no address in masqueradeSrcCIDRs:", texts(r.Podless))
+	writeList(&b, "Other rules that masquerade what the config exempts, but from no pod by masqueradeSrcCIDRs or masqueradeSrcInterfaces:", texts(r.Podless))
 	writeList(&b, "Notes:", r.Notes)
 	return b.String()
 }
