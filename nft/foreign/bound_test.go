@@ -263,7 +263,7 @@ func TestAreasHaveTheConnectionsOfTheirBoxes(t *testing.T) {
 
 func TestUnreadRulesMayRewriteAnything(t *testing.T) {
 	a, b := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2")
-	if FindRewrites(Snapshot{}).Meet(a, b, true) || !FindRewrites(Snapshot{Unread: 1}).Meet(a, b, false) {
+	if FindRewrites(Snapshot{}).Meet(a, b, true) || !FindRewrites(Snapshot{unreadNAT: 1}).Meet(a, b, false) {
 		t.Error("without rules a connection is met, or with unread ones it is not")
 	}
 }

@@ -13,7 +13,8 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// A Place is a rule of a base chain, or of a chain that is reached from one.
+// A Place is a rule of a base chain, or of a chain that is reached from one. A rule without
+// a handle is the policy of the base chain.
 type Place struct {
 	Rule     nfnetlink.Rule
 	Base     string // the base chain from which it is reached
@@ -28,8 +29,16 @@ func (p Place) Table() string {
 // Chain returns the name of the rule's chain for use in messages.
 func (p Place) Chain() string { return nfnetlink.Printable(p.Rule.Chain) }
 
+// Policy reports whether it is no rule but the policy of the base chain, which is to drop.
+func (p Place) Policy() bool { return p.Rule.Handle == 0 }
+
 // RuleText returns the rule as text.
-func (p Place) RuleText() string { return rule.String(p.Rule) }
+func (p Place) RuleText() string {
+	if p.Policy() {
+		return "policy drop"
+	}
+	return rule.String(p.Rule)
+}
 
 // A Conflict is a rule of another program that can override the configuration for
 // some connections.
@@ -47,7 +56,7 @@ type Conflict struct {
 	// jumps leading to it.
 	Source     string
 	Conditions []string
-	// For the kinds Exempts and Translates: the first few masqueraded
+	// For the other kinds than Masquerades: the first few masqueraded
 	// destinations that the rule matches, none if it matches all; whether it
 	// returns rather than accepts; and whether the policy has its jump in the
 	// same chain.
@@ -116,8 +125,16 @@ func (c Conflict) Why() string {
 		why = either(c.Returns, "returns ", "accepts ") + strings.Join(list, ", ")
 		means = c.exemptsWhat(len(list) > 1 || c.More)
 	}
-	if c.Kind == Translates {
+	switch c.Kind {
+	case Untracks:
+		why = "turns off connection tracking, and with it NAT, of connections to " + strings.Join(list, ", ")
+	case Writes:
+		why = "writes into the header of packets to " + strings.Join(list, ", ")
+	case Drops:
+		return "drops everything"
+	case Translates:
 		means = ", so this agent does not masquerade them"
+	case Masquerades, Exempts:
 	}
 	if c.Source != "" {
 		why += " from " + c.Source
@@ -230,13 +247,13 @@ func (w *walker) walkAll(typ string) {
 
 // add completes a conflict and adds it to what was found.
 func (w *finder) add(s step, conflict Conflict) {
-	conflict.Place, conflict.Via = Place{s.rule, w.base.Name, w.base.Hook.Priority}, s.via
+	conflict.Place, conflict.Via = w.place(s.rule), s.via
 	var from, words []string
 	for _, c := range s.conditions {
 		switch c.of {
 		case source:
 			from = append(from, c.from)
-		case other:
+		case other, device:
 			words = append(words, c.text)
 		case destination:
 		}

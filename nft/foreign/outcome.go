@@ -26,7 +26,36 @@ const (
 	// Translates: before this agent, the rule translates connections that the
 	// config masquerades, to another source address.
 	Translates
+	// Untracks, Writes: the rule turns off connection tracking, and with it NAT, or writes
+	// another source address into the packets, for all connections that the config
+	// masquerades of some sources, destinations and interfaces.
+	Untracks
+	Writes
+	// Drops: the base chain drops everything by its policy.
+	Drops
 )
+
+// Does returns what such rules do, for one and for several rules.
+func (k Kind) Does() (one, several string) {
+	words := [...][2]string{
+		Masquerades: {"masquerades", "masquerade"}, Exempts: {"accepts", "accept"}, Translates: {"translates", "translate"},
+		Untracks: {"turns off connection tracking for", "turn off connection tracking for"},
+		Writes:   {"writes a source address into", "write source addresses into"}, Drops: {"drops", "drop"},
+	}[k]
+	return words[0], words[1]
+}
+
+// Remedy returns what to do about such rules.
+func (k Kind) Remedy() string {
+	return [...]string{
+		Masquerades: "Turn off masquerading in that program, or set enforceNonMasquerade",
+		Exempts:     "Remove the rules, or add their destinations to nonMasqueradeCIDRs",
+		Translates:  "Turn off that translation in the program, or exempt its traffic here",
+		Untracks:    "Without connection tracking there is no NAT: remove the rules, or exempt their traffic here",
+		Writes:      "Remove the rules, or exempt their traffic here",
+		Drops:       "Accept pod traffic in that chain, or set its policy to accept",
+	}[k]
+}
 
 // A Share is what a policy masquerades, and in which chain.
 type Share struct {
@@ -44,7 +73,7 @@ type Share struct {
 // The second result is that of [Conflicts].
 func Overruled(s Snapshot, share Share) ([]Conflict, int) {
 	w := newFinder(s, share.Origin)
-	for _, kind := range []Kind{Exempts, Translates} {
+	for _, kind := range []Kind{Exempts, Translates, Writes, Drops} {
 		w.restart()
 		for i := range s.Chains {
 			if c := &s.Chains[i]; c.Hook != nil && !c.Own && share.concerns(kind, c) {
@@ -57,10 +86,26 @@ func Overruled(s Snapshot, share Share) ([]Conflict, int) {
 
 // concerns reports whether rules of a base chain can be of a kind.
 func (s Share) concerns(kind Kind, c *Chain) bool {
-	if kind == Exempts {
-		return c.Family != nfnetlink.Inet && c.Table == "nat" && c.Name == "POSTROUTING"
+	nat := c.Hook.Type == "nat"
+	switch kind {
+	case Exempts:
+		return nat && c.Family != nfnetlink.Inet && c.Table == "nat" && c.Name == "POSTROUTING"
+	case Translates:
+		return nat && c.Hook.Priority <= s.Priority
+	case Drops:
+		return !nat && c.dropsAll()
 	}
-	return c.Hook.Type == "nat" && c.Hook.Priority <= s.Priority
+	return !nat && c.Hook.Number != unix.NF_INET_FORWARD
+}
+
+// dropsAll reports whether a base chain drops everything by its policy.
+func (c *Chain) dropsAll() bool {
+	return c.Policy == drop && !c.Unread && !slices.ContainsFunc(c.Rules, func(r nfnetlink.Rule) bool {
+		return slices.ContainsFunc(r.Exprs, func(e nfnetlink.Expr) bool {
+			code, _, ends := e.Verdict()
+			return e.JumpsByMap() || ends && code != drop && code != unix.NFT_RETURN && code != unix.NFT_CONTINUE
+		})
+	})
 }
 
 // overruledFrom finds the rules of a kind that are reached from a base chain, before
@@ -72,9 +117,16 @@ func (w *finder) overruledFrom(c Chain, kind Kind, share Share) {
 	}
 	w.dst = iprange.Intersect(share.Dst, anywhere(c.Family))
 	w.visit = func(s step) {
+		kind := kind
 		overrules := s.leaves(len(s.via) == 0)
-		if kind == Translates {
+		switch {
+		case kind == Translates:
 			overrules = w.translates(s.action) && !s.Masquerade && !needed(s.packets)
+		case kind == Writes:
+			if s.untracks {
+				kind = Untracks
+			}
+			overrules = w.overrides(s) && !slices.ContainsFunc(s.conditions, func(c condition) bool { return c.of == other })
 		}
 		if !overrules {
 			return
@@ -95,7 +147,16 @@ func (w *finder) overruledFrom(c Chain, kind Kind, share Share) {
 		}
 		w.add(s, conflict)
 	}
-	w.begin(&c, allPackets(c.Family).in(share.Src, nil))
+	if w.begin(&c, allPackets(c.Family).in(share.Src, nil)); kind == Drops {
+		r := nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}
+		w.add(step{chain: &c, rule: r}, Conflict{Kind: kind})
+	}
+}
+
+// overrides reports whether the source of packets is not what this agent makes it.
+func (w *finder) overrides(s step) bool {
+	return s.untracks && w.base.Hook.Priority < conntrackPriority ||
+		slices.ContainsFunc(s.writes, func(w rule.Write) bool { return fieldOf(w.Field) == source })
 }
 
 // leadsToAgent reports whether a rule is this agent's jump or, with older, that of any

@@ -319,7 +319,7 @@ func (w *walker) compare(c *Chain, s rule.Statement, p *path, m *match) {
 			m.add(s, no.is(s.Op == "=="), other)
 		}
 	case "iifname", "oifname", "iif", "oif":
-		m.add(s, facts.onDevice(s), other)
+		m.add(s, facts.onDevice(s), device)
 	case "fib saddr type":
 		m.add(s, facts.ofType(s, facts.SrcType), source)
 	case "fib daddr type":

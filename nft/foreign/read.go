@@ -24,7 +24,8 @@ type Snapshot struct {
 	maps       map[id]mapping         // that rules refer to
 	// Unread counts rules that were not read, because there are too many. Their
 	// effect is unknown.
-	Unread int
+	Unread    int
+	unreadNAT int // those of them in base chains of type nat, and what these lead to
 }
 
 // Bounds of what is read. A rule usually takes about a kilobyte, one of the 128
@@ -65,15 +66,23 @@ func (s Snapshot) byID() map[id]*Chain {
 
 // Read reads the postrouting chains of the families ip, ip6 and inet, those before
 // connection tracking, the chains reachable from them, and the chains named like a known
-// agent's chain. own reports which chains are ours.
+// agent's chain; of forwarding only base chains that drop by policy. own reports which
+// chains are ours.
 //
 // If the ruleset changes meanwhile, it reads again, up to three times, and then
 // returns what it has; Generation is then out of date. It fails with
 // [nfnetlink.ErrInterrupted] if every attempt was interrupted, and when ctx ends.
 func Read(ctx context.Context, c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) (Snapshot, error) {
-	return read(reader{ctx: ctx, conn: c, own: own, reads: func(h nfnetlink.Hook) bool {
-		return h.Number == unix.NF_INET_POST_ROUTING ||
-			(h.Number == unix.NF_INET_PRE_ROUTING || h.Number == unix.NF_INET_LOCAL_OUT) && h.Priority < conntrackPriority
+	return read(reader{ctx: ctx, conn: c, own: own, reads: func(c nfnetlink.Chain) bool {
+		switch h := c.Hook; h.Number {
+		case unix.NF_INET_POST_ROUTING:
+			return true
+		case unix.NF_INET_PRE_ROUTING:
+			return h.Priority < conntrackPriority
+		case unix.NF_INET_FORWARD:
+			return c.Policy == drop
+		}
+		return false
 	}})
 }
 
@@ -109,8 +118,8 @@ type reader struct {
 	Snapshot
 	ctx        context.Context
 	conn       *nfnetlink.Conn
-	reads      func(nfnetlink.Hook) bool // of the base chains
-	tracing    bool                      // read no sets
+	reads      func(nfnetlink.Chain) bool // of the base chains
+	tracing    bool                       // read no sets
 	own        func(nfnetlink.Chain) bool
 	listed     []nfnetlink.Chain // of the family being read
 	seen       map[id]bool       // the chains that are in Chains
@@ -125,36 +134,34 @@ func (r *reader) read() (err error) {
 	if r.Generation, err = r.conn.Generation(); err != nil {
 		return err
 	}
+	r.listed = nil
+	dormant := map[id]bool{}
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
-		if err := r.readFamily(family); err != nil {
+		tables, err := r.conn.Tables(family)
+		if err != nil {
 			return err
 		}
-	}
-	return r.ctx.Err()
-}
-
-func (r *reader) readFamily(family nfnetlink.Family) error {
-	tables, err := r.conn.Tables(family)
-	if err != nil {
-		return err
-	}
-	dormant := map[string]bool{}
-	for _, t := range tables {
-		dormant[t.Name] = t.Dormant()
-	}
-	if r.listed, err = r.conn.Chains(family); err != nil {
-		return err
+		for _, t := range tables {
+			dormant[id{family, t.Name, ""}] = t.Dormant()
+		}
+		chains, err := r.conn.Chains(family)
+		if err != nil {
+			return err
+		}
+		r.listed = append(r.listed, chains...)
 	}
 	types := []string{"nat", "filter", "route"} // in this order, in case there are too many rules
 	var bases []nfnetlink.Chain
 	for _, c := range r.listed {
-		if h := c.Hook; h != nil && r.reads(*h) && slices.Contains(types, h.Type) && !dormant[c.Table] {
+		if c.Hook != nil && r.reads(c) && slices.Contains(types, c.Hook.Type) && !dormant[id{c.Family, c.Table, ""}] {
 			bases = append(bases, c)
 		}
 	}
 	slices.SortStableFunc(bases, func(a, b nfnetlink.Chain) int {
 		byType := cmp.Compare(slices.Index(types, a.Hook.Type), slices.Index(types, b.Hook.Type))
-		return cmp.Or(byType, cmp.Compare(a.Hook.Priority, b.Hook.Priority))
+		order := []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet}
+		byFamily := cmp.Compare(slices.Index(order, a.Family), slices.Index(order, b.Family))
+		return cmp.Or(byType, byFamily, cmp.Compare(a.Hook.Priority, b.Hook.Priority))
 	})
 	for _, c := range bases {
 		if err := r.follow(c); err != nil {
@@ -168,7 +175,7 @@ func (r *reader) readFamily(family nfnetlink.Family) error {
 			}
 		}
 	}
-	return nil
+	return r.ctx.Err()
 }
 
 // follow reads a base chain and all chains reachable from it, level by level.
@@ -177,6 +184,9 @@ func (r *reader) follow(base nfnetlink.Chain) error {
 		from := len(r.Chains)
 		if err := r.readChains(&base, level...); err != nil {
 			return err
+		}
+		if base.Hook.Number == unix.NF_INET_FORWARD && !r.tracing {
+			return nil
 		}
 		targets, any := map[string]bool{}, false
 		for _, c := range r.Chains[from:] {
@@ -254,6 +264,9 @@ func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (e
 		}
 		out.Unread = unread > 0
 		r.Unread += unread
+		if base == nil || base.Hook.Type == "nat" {
+			r.unreadNAT += unread
+		}
 		r.Chains = append(r.Chains, out)
 	}
 	return nil

@@ -50,8 +50,6 @@ type Way struct {
 	// Direct means that a condition leading to the rule names the packet's
 	// destination: only then is the rule known to be for this address.
 	Direct bool
-	// Policy means that it is not a rule but the policy of the base chain.
-	Policy bool
 	Own    bool // the rule is this agent's
 }
 
@@ -67,7 +65,7 @@ type Tracer struct {
 // NewTracer reads the chains of some hooks, in the order in which a packet passes
 // them, such as unix.NF_INET_POST_ROUTING. own reports which chains are this agent's.
 func NewTracer(ctx context.Context, c *nfnetlink.Conn, own func(nfnetlink.Chain) bool, hooks ...uint32) (*Tracer, error) {
-	all := func(h nfnetlink.Hook) bool { return slices.Contains(hooks, h.Number) }
+	all := func(c nfnetlink.Chain) bool { return slices.Contains(hooks, c.Hook.Number) }
 	s, err := read(reader{ctx: ctx, conn: c, own: own, reads: all, tracing: true})
 	if err != nil {
 		return nil, err
@@ -177,7 +175,6 @@ func (t *Tracer) enter(c *Chain) (passes bool) {
 	passes = t.begin(c, packets{{src, t.dst}})
 	if passes && c.Policy == drop && t.accepts != yes {
 		w := t.way(c, nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name})
-		w.Policy = true
 		t.drop(w, t.accepts == no)
 		return t.accepts != no
 	}
@@ -256,7 +253,7 @@ func (t *Tracer) see(s step) {
 
 // way returns the place of a rule of the current base chain, or of one that it leads to.
 func (t *Tracer) way(c *Chain, r nfnetlink.Rule) Way {
-	return Way{Place: Place{r, t.base.Name, t.base.Hook.Priority}, Own: c.Own}
+	return Way{Place: t.place(r), Own: c.Own}
 }
 
 // conntrackPriority is that of connection tracking, NF_IP_PRI_CONNTRACK: what has

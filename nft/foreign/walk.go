@@ -63,6 +63,7 @@ const (
 	other field = iota
 	source
 	destination
+	device
 )
 
 // open returns the conditions that some of the packets may not satisfy, as text.
@@ -148,6 +149,11 @@ func (w *walker) rest() (n int) {
 		}
 	}
 	return n
+}
+
+// place returns the place of a rule of the current base chain, or of one that it leads to.
+func (w *walker) place(r nfnetlink.Rule) Place {
+	return Place{r, w.base.Name, w.base.Hook.Priority}
 }
 
 // begin follows packets through a base chain and reports whether they may pass it.

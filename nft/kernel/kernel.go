@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -30,6 +31,7 @@ type Kernel struct {
 	leftovers  func() ([]string, error)
 	interfaces func() ([]node.Interface, error)
 	networks   func() ([]node.Network, error)
+	local      func() ([]netip.Prefix, error)
 	// settled is the layout whose rules were right once: since then, rules of other agents
 	// in our chain are just drift.
 	settled nft.Layout
@@ -40,7 +42,7 @@ type Kernel struct {
 func Open() *Kernel {
 	k := New(nfnetlink.Dial())
 	k.xtables = func() ([]foreign.XTable, error) { return foreign.XTables("/proc/thread-self/net") }
-	k.leftovers, k.interfaces, k.networks = node.Leftovers, node.Interfaces, node.Networks
+	k.leftovers, k.interfaces, k.networks, k.local = node.Leftovers, node.Interfaces, node.Networks, node.LocalPrefixes
 	return k
 }
 
@@ -52,6 +54,7 @@ func New(c *nfnetlink.Conn) *Kernel {
 		leftovers:  func() ([]string, error) { return nil, nil },
 		interfaces: func() ([]node.Interface, error) { return nil, nil },
 		networks:   func() ([]node.Network, error) { return nil, nil },
+		local:      func() ([]netip.Prefix, error) { return nil, nil },
 	}
 }
 

@@ -94,7 +94,11 @@ func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
 		policy.Enforce = nil
 	}
 	conflicts, podless, overridden := enforced(policy, pods.Src, masquerading)
-	overruled, more := foreign.Overruled(snapshot, share(want, pods))
+	local, err := k.local()
+	if err != nil {
+		return Others{}, err
+	}
+	overruled, more := foreign.Overruled(snapshot, share(want, pods, local))
 	return Others{
 		XTables:    xtables,
 		Routing:    routing,
@@ -200,9 +204,9 @@ func (k *Kernel) snapshot(ctx context.Context, want nft.Ruleset) (snapshot forei
 	return snapshot, err
 }
 
-// share returns what a ruleset masquerades, but for loopback addresses, and in which
-// chain.
-func share(want nft.Ruleset, pods nft.Region) foreign.Share {
+// share returns what a ruleset masquerades, but for loopback addresses and those of the
+// node, and in which chain.
+func share(want nft.Ruleset, pods nft.Region, local []netip.Prefix) foreign.Share {
 	s := foreign.Share{Origin: pods.Origin}
 	for _, t := range want.Tables {
 		s.Shared = t.Name != nft.TableName
@@ -216,7 +220,7 @@ func share(want nft.Ruleset, pods nft.Region) foreign.Share {
 	for _, ipv6 := range []bool{false, true} {
 		r := want.Policy.Region(ipv6)
 		s.Src = append(s.Src, iprange.Subtract(r.Src, loopback)...)
-		s.Dst = append(s.Dst, iprange.Subtract(r.Dst, loopback)...)
+		s.Dst = append(s.Dst, iprange.Subtract(iprange.Subtract(r.Dst, loopback), iprange.SetOf(local))...)
 	}
 	if pods.Origin != nil {
 		s.Src = iprange.Intersect(s.Src, pods.Src)

@@ -222,7 +222,7 @@ func (a *Agent) logConflicts(others kernel.Others) {
 		all++
 		fields := []zap.Field{
 			zap.String("table", c.Table()), zap.String("chain", c.Chain()), zap.Int32("priority", c.Priority),
-			zap.String("rule", c.RuleText()), zap.String("why", c.Why()),
+			zap.String("rule", c.RuleText()), zap.String("why", c.Why()), zap.String("remedy", c.Kind.Remedy()),
 		}
 		if len(c.Via) > 0 {
 			fields = append(fields, zap.String("via", strings.Join(c.ViaText(), "; ")))
@@ -231,6 +231,9 @@ func (a *Agent) logConflicts(others kernel.Others) {
 			foreign.Masquerades: {"foreign_masquerade", "another program's rule masquerades what the config exempts"},
 			foreign.Exempts:     {"foreign_exemption", "another program's rule accepts what the config masquerades"},
 			foreign.Translates:  {"foreign_translation", "another program's rule translates what the config masquerades"},
+			foreign.Untracks:    {"foreign_notrack", "another program's rule turns off connection tracking for what the config masquerades"},
+			foreign.Writes:      {"foreign_rewrite", "another program's rule writes a source address into what the config masquerades"},
+			foreign.Drops:       {"foreign_drop", "another program's chain drops what the config masquerades"},
 		}[c.Kind]
 		a.log.Warn(kind.message, append(fields, zap.String("event", kind.event))...)
 	}

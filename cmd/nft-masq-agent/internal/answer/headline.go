@@ -171,7 +171,7 @@ func (x *Explanation) certain(n kernel.Path, found []ruleReport, sees string) {
 // turnOff notes how to turn off another program's rule.
 func (x *Explanation) turnOff(w foreign.Way) {
 	how := fmt.Sprintf("nft delete rule %s %s handle %d", w.Table(), w.Chain(), w.Rule.Handle)
-	if w.Policy {
+	if w.Policy() {
 		how = fmt.Sprintf("nft 'chain %s %s { policy accept; }'", w.Table(), w.Chain())
 	}
 	x.Notes = append(x.Notes, "This turns that off until its program adds it again: "+how)
@@ -246,7 +246,7 @@ func (x *Explanation) translatedFirst(n kernel.Path) bool {
 
 func newRuleReport(w foreign.Way, n kernel.Path) ruleReport {
 	r := ruleReport{
-		Table: w.Table(), Chain: w.Chain(), Handle: w.Rule.Handle, Priority: w.Priority, Rule: either(w.Policy, "policy drop", w.RuleText()), own: w.Own,
+		Table: w.Table(), Chain: w.Chain(), Handle: w.Rule.Handle, Priority: w.Priority, Rule: w.RuleText(), own: w.Own,
 	}
 	switch {
 	case w.Drops:
