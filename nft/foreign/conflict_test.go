@@ -195,3 +195,25 @@ func TestConflictsNameExemptPrefixesAsConfigured(t *testing.T) {
 		t.Errorf("found %v although nothing is exempt", found)
 	}
 }
+
+// The rules of many chains of a table are listed at once.
+func TestManyChainsAreRead(t *testing.T) {
+	nfttest.Require(t, "nft")
+	ns, c := dialNS(t)
+	var chains, jumps, long strings.Builder
+	for i := range 200 {
+		rules := fmt.Sprintf("ip saddr 10.244.0.%d masquerade\nip saddr 10.245.0.%d masquerade\n", i, i)
+		if i%10 == 0 {
+			rules = ""
+		}
+		fmt.Fprintf(&chains, "chain c%d {\n%s}\n", i, rules)
+		fmt.Fprintf(&jumps, "meta l4proto tcp jump c%d\n", i)
+		fmt.Fprintf(&long, "chain other%d { masquerade\n }\n", i)
+	}
+	nfttest.NFT(t, ns, fmt.Sprintf("table ip t {\n%s\n%s\nchain post { type nat hook postrouting priority 100\n%s\n}\n}\n",
+		chains.String(), long.String(), jumps.String()), "-f", "-")
+	s := read(t, c)
+	if found := conflictsOf(s, prefixes(t, "10.0.0.0/8")); len(found) != 360 || len(s.Chains) != 201 || s.Unread > 0 {
+		t.Errorf("%d conflicts in %d chains, %d rules not read", len(found), len(s.Chains), s.Unread)
+	}
+}

@@ -498,7 +498,8 @@ func newMapping(elements []nfnetlink.MapElement, interval bool) mapping {
 // candidates returns the elements that may be for some of the packets. mask is applied to
 // the field.
 func (w *walker) candidates(fields []string, mask []byte, m mapping, p packets) (all []verdict) {
-	rest, sure := p, true // for the catch-all element *
+	any := len(m.elements) > 0 && len(m.elements[0].Key) == 0 // the catch-all element *
+	rest, sure := p, true                                     // for that
 	for i, e := range m.elements {
 		if e.End || len(e.Key) == 0 {
 			continue
@@ -516,18 +517,26 @@ func (w *walker) candidates(fields []string, mask []byte, m mapping, p packets) 
 		if e.Limited {
 			is.truth = maybe
 		}
-		if all = append(all, verdict{is, e}); is.truth == yes && len(rest) <= maxBoxes {
-			rest = rest.without(box{is.src, is.dst})
+		if all = append(all, verdict{is, e}); any && is.truth == yes {
+			rest = w.cut(rest, is)
 		}
 		sure = sure && is.truth == yes
 	}
-	if len(m.elements) > 0 && len(m.elements[0].Key) == 0 && len(rest) > 0 { // the catch-all element *
+	if any && len(rest) > 0 {
 		e := m.elements[0]
 		src, dst := rest.addresses()
-		sure = sure && !e.Limited && len(rest) == 1
+		sure = sure && !e.Limited && len(rest) == 1 && !w.spent()
 		all = append(all, verdict{match{src: src, dst: dst, truth: either(sure, yes, maybe)}, e})
 	}
 	return all
+}
+
+// cut returns the packets that do not match, or more if there are too many ranges.
+func (w *walker) cut(p packets, m match) packets {
+	if w.work += p.size(); w.spent() || len(p) > maxBoxes {
+		return p
+	}
+	return p.without(box{m.src, m.dst})
 }
 
 // within returns which packets are in the interval that begins with the first bound.
@@ -618,7 +627,7 @@ func (w *walker) toAddress(p packets, r nfnetlink.Rule, n rule.NAT) (all []netip
 			all = append(all, value)
 		}
 		if limited = limited || e.Limited; e.truth == yes {
-			rest = rest.without(box{e.src, e.dst})
+			rest = w.cut(rest, e.match)
 		}
 	}
 	keys := 1 // that there can be
