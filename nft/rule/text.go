@@ -315,7 +315,7 @@ func (d *decoder) load(e nfnetlink.Expr) (o operand) {
 		}
 		o.register = e.Uint32(unix.NFTA_BITWISE_DREG)
 	case "byteorder":
-		if o = d.register(e.Uint32(unix.NFTA_BYTEORDER_SREG)); o.kind == kindNumber {
+		if o = d.register(e.Uint32(unix.NFTA_BYTEORDER_SREG)); o.kind == kindNumber || o.kind == kindMark {
 			o.kind = kindBig
 		}
 		o.register = e.Uint32(unix.NFTA_BYTEORDER_DREG)
