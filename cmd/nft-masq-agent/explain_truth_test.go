@@ -354,3 +354,30 @@ func TestExplainHandlesInterfacesAndEnforcement(t *testing.T) {
 		}
 	}
 }
+
+// A pod reaches itself through a Service or a host port only with another source address.
+func TestExplainKnowsThatEnforcementLeavesHairpinsAlone(t *testing.T) {
+	nfttest.SkipIfShort(t)
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	n := newTrafficNode(t)
+	n.enforce("masqueradeSrcCIDRs: [10.244.0.0/16, 'fd00:10:244::/48']\nenforceNonMasquerade: true\n", "--enable-ipv6")
+	nfttest.NFT(t, n.top.Node, "table inet x { chain c { type nat hook postrouting priority 90; masquerade; }; }", "-f", "-")
+	for _, tt := range []struct{ dst, src, code string }{
+		{n.top.PodV4.String(), n.top.PodV4.String(), "foreign-masquerade"},
+		{n.top.PodV6.String(), n.top.PodV6.String(), "foreign-masquerade"},
+		{"10.9.0.9", n.top.PodV4.String(), "exempt"},
+		{"10.9.0.9", "", "exempt"},
+		{n.top.PodV4.String(), "", "exempt"},
+		{"fd00:9::9", n.top.PodV6.String(), "foreign-masquerade"}, // not exempt
+		{n.top.PodV4.String(), n.top.NodeV4.String(), "foreign-masquerade"},
+	} {
+		args := []string{tt.dst, "--enable-ipv6", "--config", n.path}
+		if tt.src != "" {
+			args = append(args, "--from", tt.src)
+		}
+		if x, text := n.explained(args...); x.Why.Code != tt.code {
+			t.Errorf("%s from %q: %s, want %s: %s", tt.dst, tt.src, x.Why.Code, tt.code, text)
+		}
+	}
+}

@@ -28,9 +28,10 @@ func (d Device) String() string { return nfnetlink.Printable(d.Name) }
 // mark that are Unset; kube-proxy's and portmap's are always among them. Other marks
 // are unknown, until a rule sets them.
 type Packet struct {
-	Src, Dst         netip.Addr // Src is the zero address if unknown
-	SrcType, DstType int        // route types, such as unix.RTN_LOCAL; unix.RTN_UNSPEC if unknown
-	FromNode         bool       // sent by the node itself, so that it has no In
+	Src, Dst         netip.Addr      // Src is the zero address if unknown
+	From             []iprange.Range // what an unknown Src is among; nil: any
+	SrcType, DstType int             // route types, such as unix.RTN_LOCAL; unix.RTN_UNSPEC if unknown
+	FromNode         bool            // sent by the node itself, so that it has no In
 	In, Out          Device
 	Unset            uint32
 
@@ -239,12 +240,16 @@ func (m *match) add(s rule.Statement, t truth, of field) {
 // of their mark.
 func (w *walker) parse(c *Chain, r nfnetlink.Rule, p *path) (match, action) {
 	m, a := match{truth: yes}, action{verdict: unix.NFT_CONTINUE}
+	added := "" // the set to which the rule has added the packet
 	for s := range rule.Statements(r) {
 		if s.NewMark != nil && len(p.in(m.src, m.dst)) > 0 {
 			w.mark = w.mark.set(*s.NewMark, !m.open() && w.certain(*p))
 			w.marks |= ^s.NewMark.Keep | s.NewMark.Xor | s.NewMark.Unknown
 		}
-		if a.take(s) {
+		if s.Expr.Name == "dynset" {
+			added = s.Expr.Str(unix.NFTA_DYNSET_SET_NAME)
+		}
+		if a.take(s) || added != "" && s.Set == added && s.Op == "==" && w.toItself(s) {
 			continue
 		}
 		if w.compare(c, s, p, &m); m.truth == no {
@@ -255,6 +260,12 @@ func (w *walker) parse(c *Chain, r nfnetlink.Rule, p *path) (match, action) {
 		w.restrict(&m, rule.Statement{Field: "nat", Op: "=="}, p, anywhere(a.NAT.Family), destination)
 	}
 	return m, a
+}
+
+// toItself reports whether a statement looks up the source and the destination, and they are
+// the same: our rule for hairpins adds the source as both.
+func (w *walker) toItself(s rule.Statement) bool {
+	return w.facts.Src == w.facts.Dst && (s.Field == "ip saddr . ip daddr" || s.Field == "ip6 saddr . ip6 daddr")
 }
 
 // dynsetExpressions is NFTA_DYNSET_EXPRESSIONS, which x/sys/unix lacks.
@@ -354,15 +365,15 @@ func (w *walker) addresses(c *Chain, s rule.Statement, p *path) []iprange.Range 
 	if s.Set == "" || s.Mask != nil {
 		return nil
 	}
-	if w.conn == nil {
+	a, single := p.single(strings.HasSuffix(s.Field, "saddr"))
+	if w.conn == nil || !single {
 		content := w.sets[id{c.Family, c.Table, s.Set}]
 		if w.work += len(content); w.spent() && len(content) > maxNamed {
 			return nil
 		}
 		return content
 	}
-	a, single := p.single(strings.HasSuffix(s.Field, "saddr"))
-	if !single || a.Is6() != strings.HasPrefix(s.Field, "ip6 ") {
+	if a.Is6() != strings.HasPrefix(s.Field, "ip6 ") {
 		return nil
 	}
 	switch in, limited, err := w.conn.HasElement(c.Family, c.Table, s.Set, a); {

@@ -20,7 +20,7 @@ type Snapshot struct {
 	// the kernel reject changes that are based on older rules.
 	Generation uint32
 	Chains     []Chain
-	sets       map[id][]iprange.Range // of addresses, that rules refer to; none for a trace
+	sets       map[id][]iprange.Range // of addresses, that rules refer to
 	maps       map[id]mapping         // that rules refer to
 	// Unread counts rules that were not read, because there are too many. Their
 	// effect is unknown.
@@ -119,7 +119,7 @@ type reader struct {
 	ctx        context.Context
 	conn       *nfnetlink.Conn
 	reads      func(nfnetlink.Chain) bool // of the base chains
-	tracing    bool                       // read no sets
+	tracing    bool                       // for a trace
 	own        func(nfnetlink.Chain) bool
 	listed     []nfnetlink.Chain // of the family being read
 	seen       map[id]bool       // the chains that are in Chains
@@ -342,7 +342,7 @@ func (r *reader) readSet(at id) error {
 	case !listed:
 	case s.Flags&unix.NFT_SET_MAP != 0:
 		err = r.readMap(at, s)
-	case ofAddresses(s) && !r.tracing:
+	case ofAddresses(s):
 		err = r.readAddresses(at, s)
 	}
 	if nfnetlink.IsNotExist(err) {

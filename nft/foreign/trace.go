@@ -167,9 +167,12 @@ func (t *Tracer) equalPriority(bases []*Chain) {
 // enter follows the packet through a base chain, and reports whether it may pass
 // untranslated.
 func (t *Tracer) enter(c *Chain) (passes bool) {
-	src := []iprange.Range{iprange.All(t.facts.Dst.Is6())}
-	if t.facts.Src.IsValid() {
+	src := t.facts.From
+	switch {
+	case t.facts.Src.IsValid():
 		src = []iprange.Range{{From: t.facts.Src, To: t.facts.Src}}
+	case src == nil:
+		src = []iprange.Range{iprange.All(t.facts.Dst.Is6())}
 	}
 	t.accepts = no
 	passes = t.begin(c, packets{{src, t.dst}})

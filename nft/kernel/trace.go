@@ -51,6 +51,11 @@ func (k *Kernel) Trace(ctx context.Context, src, dst netip.Addr, routes node.Rou
 		if !p.FromNode {
 			p.In = device(routes.Back)
 		}
+		for _, f := range known.Policy.Families {
+			if f.IPv6 == dst.Is6() && !src.IsValid() {
+				p.From = f.Pods().Src
+			}
+		}
 		if e := known.Policy.Enforce; e != nil {
 			for _, m := range e.Marks {
 				p.Unset |= m.Value
