@@ -47,22 +47,20 @@ type Conflict struct {
 	Place
 	// Via are the rules that lead from the base chain to this one.
 	Via []nfnetlink.Rule
-	// Exempt are the exempt prefixes that the rule matches, in whole or in part:
-	// the first few of them, with More set if there are others.
-	Exempt []netip.Prefix
-	More   bool
+	// Destinations are the first few that the rule matches, with More set if there are others.
+	// For the kind Masquerades: the exempt prefixes that it matches, in whole or in part. For
+	// the other kinds: the masqueraded destinations, none if it matches all.
+	Destinations []string
+	More         bool
 	// Source describes the source addresses to which the rule is restricted,
 	// empty if it is not. Conditions are its other conditions, and those of the
 	// jumps leading to it.
 	Source     string
 	Conditions []string
-	// For the other kinds than Masquerades: the first few masqueraded
-	// destinations that the rule matches, none if it matches all; whether it
-	// returns rather than accepts; and whether the policy has its jump in the
-	// same chain.
-	Destinations []string
-	Returns      bool
-	Shared       bool
+	// For the kind Exempts: whether the rule returns rather than accepts, and whether the
+	// policy has its jump in the same chain.
+	Returns bool
+	Shared  bool
 
 	src       []iprange.Range // of the connections
 	elsewhere bool            // they are received on other interfaces than those of pods
@@ -104,16 +102,13 @@ func (c Conflict) Hash(seed maphash.Seed) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
 	_, _ = fmt.Fprintf(&h, "%d %s %q %q %q %q %q %q %s", c.Kind, c.Rule.Family, c.Rule.Table, c.Rule.Chain, c.Base,
-		c.Source, nfnetlink.Key(c.Rule.Exprs), c.Conditions, c.Exempt)
+		c.Source, nfnetlink.Key(c.Rule.Exprs), c.Conditions, c.Destinations)
 	return h.Sum64()
 }
 
 // Why describes what the rule does and to which packets.
 func (c Conflict) Why() string {
 	list := slices.Clone(c.Destinations)
-	for _, p := range c.Exempt {
-		list = append(list, p.String())
-	}
 	if c.More {
 		list = append(list, "others")
 	}
@@ -199,22 +194,23 @@ func search(s Snapshot, exempt []netip.Prefix, origin nft.Names) *finder {
 		}
 		src, dst := s.addresses()
 		conflict := Conflict{src: src}
-		conflict.Exempt, conflict.More = w.hits(dst)
+		conflict.Destinations, conflict.More = w.hits(dst)
 		w.add(s, conflict)
 	}
 	w.walkAll("nat")
 	return w
 }
 
-// hits returns the first prefixes in w.dst that overlap with destinations.
-func (w *finder) hits(dst []iprange.Range) (hits []netip.Prefix, more bool) {
+// hits returns the first of w.dst that overlap with destinations.
+func (w *finder) hits(dst []iprange.Range) (hits []string, more bool) {
+	last := -1
 	for i := range w.overlaps(dst) {
-		switch p, _ := w.dst[i].Prefix(); {
-		case len(hits) > 0 && hits[len(hits)-1] == p:
+		switch {
+		case i == last:
 		case len(hits) == maxNamed:
 			return hits, true
 		default:
-			hits = append(hits, p)
+			hits, last = append(hits, w.dst[i].String()), i
 		}
 	}
 	return hits, false
@@ -273,11 +269,6 @@ const orOthers = " or others"
 
 // merge adds a second path to the same rule.
 func (c *Conflict) merge(o Conflict) {
-	for _, p := range o.Exempt {
-		if !slices.Contains(c.Exempt, p) {
-			c.Exempt = append(c.Exempt, p)
-		}
-	}
 	for _, d := range o.Destinations {
 		if !slices.Contains(c.Destinations, d) && len(c.Destinations) > 0 {
 			c.Destinations = append(c.Destinations, d)

@@ -509,8 +509,8 @@ func newMapping(elements []nfnetlink.MapElement, interval bool) mapping {
 // candidates returns the elements that may be for some of the packets. mask is applied to
 // the field.
 func (w *walker) candidates(fields []string, mask []byte, m mapping, p packets) (all []verdict) {
-	any := len(m.elements) > 0 && len(m.elements[0].Key) == 0 // the catch-all element *
-	rest, sure := p, true                                     // for that
+	catchAll := len(m.elements) > 0 && len(m.elements[0].Key) == 0 // the catch-all element *
+	rest, sure := p, true                                          // for that
 	for i, e := range m.elements {
 		if e.End || len(e.Key) == 0 {
 			continue
@@ -528,12 +528,12 @@ func (w *walker) candidates(fields []string, mask []byte, m mapping, p packets) 
 		if e.Limited {
 			is.truth = maybe
 		}
-		if all = append(all, verdict{is, e}); any && is.truth == yes {
+		if all = append(all, verdict{is, e}); catchAll && is.truth == yes {
 			rest = w.cut(rest, is)
 		}
 		sure = sure && is.truth == yes
 	}
-	if any && len(rest) > 0 {
+	if catchAll && len(rest) > 0 {
 		e := m.elements[0]
 		src, dst := rest.addresses()
 		sure = sure && !e.Limited && len(rest) == 1 && !w.spent()

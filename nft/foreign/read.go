@@ -188,17 +188,17 @@ func (r *reader) follow(base nfnetlink.Chain) error {
 		if base.Hook.Number == unix.NF_INET_FORWARD && !r.tracing {
 			return nil
 		}
-		targets, any := map[string]bool{}, false
+		targets, all := map[string]bool{}, false
 		for _, c := range r.Chains[from:] {
 			unread, err := r.targets(c, targets)
 			if err != nil {
 				return err
 			}
-			any = any || unread
+			all = all || unread
 		}
 		level = nil
 		for _, c := range r.listed {
-			if c.Family == base.Family && c.Table == base.Table && c.Hook == nil && (any || targets[c.Name]) && !r.seen[chainID(c)] {
+			if c.Family == base.Family && c.Table == base.Table && c.Hook == nil && (all || targets[c.Name]) && !r.seen[chainID(c)] {
 				level = append(level, c)
 			}
 		}
@@ -208,7 +208,7 @@ func (r *reader) follow(base nfnetlink.Chain) error {
 
 // targets reads the sets and maps of a chain's rules, and records the chains that the
 // rules lead to. It reports whether that may be any, by a map that was not read.
-func (r *reader) targets(c Chain, targets map[string]bool) (any bool, err error) {
+func (r *reader) targets(c Chain, targets map[string]bool) (all bool, err error) {
 	for _, from := range c.Rules {
 		if chain, ok := rule.Target(from); ok {
 			targets[chain] = true
@@ -223,13 +223,13 @@ func (r *reader) targets(c Chain, targets map[string]bool) (any bool, err error)
 				continue
 			}
 			m, read := r.maps[id{c.Family, c.Table, e.Str(unix.NFTA_LOOKUP_SET)}]
-			any = any || !read
+			all = all || !read
 			for _, to := range m.elements {
 				targets[to.Chain] = true
 			}
 		}
 	}
-	return any, nil
+	return all, nil
 }
 
 // manyChains is from how many chains on it is faster to list all rules of a table.
