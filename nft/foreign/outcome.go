@@ -73,7 +73,14 @@ type Share struct {
 // The second result is that of [Conflicts].
 func Overruled(s Snapshot, share Share) ([]Conflict, int) {
 	w := newFinder(s, share.Origin)
-	for _, kind := range []Kind{Exempts, Translates, Writes, Drops} {
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		if c.Hook != nil && !c.Own && c.dropsAll() && len(iprange.Intersect(share.Dst, anywhere(c.Family))) > 0 {
+			w.base = c.Chain
+			w.add(step{chain: c, rule: nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}}, Conflict{Kind: Drops})
+		}
+	}
+	for _, kind := range []Kind{Exempts, Translates, Writes} {
 		w.restart()
 		for i := range s.Chains {
 			if c := &s.Chains[i]; c.Hook != nil && !c.Own && share.concerns(kind, c) {
@@ -92,15 +99,13 @@ func (s Share) concerns(kind Kind, c *Chain) bool {
 		return nat && c.Family != nfnetlink.Inet && c.Table == "nat" && c.Name == "POSTROUTING"
 	case Translates:
 		return nat && c.Hook.Priority <= s.Priority
-	case Drops:
-		return !nat && c.dropsAll()
 	}
 	return !nat && c.Hook.Number != unix.NF_INET_FORWARD
 }
 
 // dropsAll reports whether a base chain drops everything by its policy.
 func (c *Chain) dropsAll() bool {
-	return c.Policy == drop && !c.Unread && !slices.ContainsFunc(c.Rules, func(r nfnetlink.Rule) bool {
+	return c.Hook.Type != "nat" && c.Policy == drop && !c.Unread && !slices.ContainsFunc(c.Rules, func(r nfnetlink.Rule) bool {
 		return slices.ContainsFunc(r.Exprs, func(e nfnetlink.Expr) bool {
 			code, _, ends := e.Verdict()
 			return e.JumpsByMap() || ends && code != drop && code != unix.NFT_RETURN && code != unix.NFT_CONTINUE
@@ -147,10 +152,7 @@ func (w *finder) overruledFrom(c Chain, kind Kind, share Share) {
 		}
 		w.add(s, conflict)
 	}
-	if w.begin(&c, allPackets(c.Family).in(share.Src, nil)); kind == Drops {
-		r := nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}
-		w.add(step{chain: &c, rule: r}, Conflict{Kind: kind})
-	}
+	w.begin(&c, allPackets(c.Family).in(share.Src, nil))
 }
 
 // overrides reports whether the source of packets is not what this agent makes it.

@@ -56,6 +56,7 @@ func TestRulesThatOverrideThePolicyWithoutNATAreFound(t *testing.T) {
 		{"policy, postrouting", leaving + " policy drop;", "counter", drops},
 		{"policy, before connection tracking", raw + " policy drop;", "counter", drops},
 		{"policy, and a rule that drops", forward + " policy drop;", "drop", drops},
+		{"policy, and a rule that returns", leaving + " policy drop;", "ip daddr 203.0.113.0/24 return", drops},
 		{"policy, and a rule that accepts", forward + " policy drop;", "ct state established accept", nothing},
 		{"policy, and a jump", forward + " policy drop;", "jump untracking", nothing},
 		{"policy, and a map", forward + " policy drop;", "ip daddr vmap { 203.0.113.9 : accept }", nothing},
