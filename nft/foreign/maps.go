@@ -172,10 +172,12 @@ func (w *walker) equals(fields []string, mask, key []byte, p packets) match {
 			m.truth = min(m.truth, maybe)
 		case mask != nil:
 			m.truth = min(m.truth, truthOf(bytes.Equal(part, masked(have, mask))))
-		case of == source:
+		case of == source && m.src == nil:
 			m.src = []iprange.Range{{From: a, To: a}}
-		default:
+		case of == destination && m.dst == nil:
 			m.dst = []iprange.Range{{From: a, To: a}}
+		default:
+			m.truth = min(m.truth, maybe)
 		}
 	}
 	return m

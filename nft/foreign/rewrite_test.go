@@ -37,6 +37,9 @@ func TestConnectionsThatOtherRulesMayHaveDecidedAreRewrites(t *testing.T) {
 		{name: "accept in a chain", at: above, rule: "ip daddr @dst jump accepting", shared: true},
 		{name: "accept by a map", at: above, rule: "ip daddr vmap { @dst : accept }", shared: true},
 		{name: "return", at: above, rule: "ip daddr @dst return", shared: true},
+		{name: "goto", at: above, rule: "ip daddr @dst goto returning", shared: true},
+		{name: "goto by a map", at: above, rule: "ip daddr vmap { @dst : goto returning }", shared: true},
+		{name: "goto from a chain", at: above, rule: "ip daddr @dst jump going", not: true},
 		{name: "return from a chain", at: above, rule: "ip daddr @dst jump returning", not: true},
 		{name: "drop", at: above, rule: "ip daddr @dst drop", not: true},
 		{name: "accept after us", at: below, rule: "ip daddr @dst accept", not: true},
@@ -55,6 +58,7 @@ func TestConnectionsThatOtherRulesMayHaveDecidedAreRewrites(t *testing.T) {
 					chain ours { counter; }
 					chain accepting { accept; }
 					chain returning { return; }
+					chain going { goto returning; }
 					chain POSTROUTING { type nat hook postrouting priority 100
 						@above
 						jump ours

@@ -223,7 +223,10 @@ const (
 // see records what a rule does to the packet.
 func (t *Tracer) see(s step) {
 	nat := t.base.Hook.Type == "nat"
-	if s.chain.Unread && s.rule.Exprs == nil {
+	switch {
+	case s.verdict == unix.NFT_GOTO:
+		return
+	case s.chain.Unread && s.rule.Exprs == nil:
 		t.accepts = max(t.accepts, maybe)
 		if nat {
 			t.unknown("the rules of chain " + nfnetlink.Printable(s.chain.Name) + ", which has too many to read")

@@ -255,7 +255,7 @@ type outcome struct {
 
 // apply applies a rule to packets that it matches.
 func (w *walker) apply(c *Chain, r nfnetlink.Rule, q path, a action) outcome {
-	if a.verdict != unix.NFT_JUMP && a.verdict != unix.NFT_GOTO && a.byMap == nil {
+	if a.verdict != unix.NFT_JUMP && a.byMap == nil {
 		w.visit(step{q, c, r, a, w.certain(q)})
 	}
 	switch {
