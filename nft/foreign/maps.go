@@ -119,14 +119,16 @@ func (w *walker) cut(p packets, m match) packets {
 // within returns which packets are in the interval that begins with the first bound.
 func within(fields []string, mask []byte, bounds []nfnetlink.MapElement) match {
 	from, isAddress := netip.AddrFromSlice(bounds[0].Key)
-	if of := fieldOf(fields[0]); isAddress && of != other && len(fields) == 1 && mask == nil {
-		r := iprange.Range{From: from, To: iprange.All(from.Is6()).To}
-		if next, ok := netip.AddrFromSlice(append([]byte{}, either(len(bounds) > 1, bounds[min(1, len(bounds)-1)].Key, nil)...)); ok {
-			r.To = next.Prev()
-		}
-		return addressMatch(of, r)
+	of := fieldOf(fields[0])
+	if !isAddress || of == other || len(fields) > 1 || mask != nil {
+		return match{truth: maybe}
 	}
-	return match{truth: maybe}
+	r := iprange.Range{From: from, To: iprange.All(from.Is6()).To}
+	if len(bounds) > 1 {
+		next, _ := netip.AddrFromSlice(bounds[1].Key)
+		r.To = next.Prev()
+	}
+	return addressMatch(of, r)
 }
 
 func fieldOf(name string) field {

@@ -92,7 +92,7 @@ func TestWhatMayHappenToOnePacketIsFoundForAll(t *testing.T) {
 	exempt := prefixes(t, "10.0.2.0/30 10.0.2.6/32")
 	rounds, translated := 300, 0
 	if testing.Short() {
-		rounds = 30
+		rounds = 100
 	}
 	for range rounds {
 		rules := randomRules(r)
