@@ -287,7 +287,9 @@ func (c *Conflict) merge(o Conflict) {
 	case c.Source != o.Source && !strings.HasSuffix(c.Source, orOthers):
 		c.Source += orOthers
 	}
-	c.Conditions = slices.DeleteFunc(slices.Clone(c.Conditions), func(s string) bool { return !slices.Contains(o.Conditions, s) })
+	c.Conditions = slices.DeleteFunc(slices.Clone(c.Conditions), func(s string) bool {
+		return !slices.Contains(o.Conditions, s)
+	})
 }
 
 // needed reports whether the connections need the translation to work: those from

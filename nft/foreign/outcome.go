@@ -105,12 +105,12 @@ func (s Share) concerns(kind Kind, c *Chain) bool {
 
 // dropsAll reports whether a base chain drops everything by its policy.
 func (c *Chain) dropsAll() bool {
-	return c.Hook.Type != "nat" && c.Policy == drop && !c.Unread && !slices.ContainsFunc(c.Rules, func(r nfnetlink.Rule) bool {
-		return slices.ContainsFunc(r.Exprs, func(e nfnetlink.Expr) bool {
-			code, _, ends := e.Verdict()
-			return e.JumpsByMap() || ends && code != drop && code != unix.NFT_RETURN && code != unix.NFT_CONTINUE
-		})
-	})
+	maySpare := func(e nfnetlink.Expr) bool {
+		code, _, ends := e.Verdict()
+		return e.JumpsByMap() || ends && code != drop && code != unix.NFT_RETURN && code != unix.NFT_CONTINUE
+	}
+	return c.Hook.Type != "nat" && c.Policy == drop && !c.Unread &&
+		!slices.ContainsFunc(c.Rules, func(r nfnetlink.Rule) bool { return slices.ContainsFunc(r.Exprs, maySpare) })
 }
 
 // overruledFrom finds the rules of a kind that are reached from a base chain, before
@@ -138,7 +138,8 @@ func (w *finder) overruledFrom(c Chain, kind Kind, share Share) {
 		}
 		_, dst := s.addresses()
 		everything := w.everything(dst)
-		if kind == Exempts && jump < 0 && everything && !slices.ContainsFunc(s.conditions, func(c condition) bool { return c.of != destination }) {
+		always := !slices.ContainsFunc(s.conditions, func(c condition) bool { return c.of != destination })
+		if kind == Exempts && jump < 0 && everything && always {
 			return // there was nothing after it to exempt from
 		}
 		conflict := Conflict{Kind: kind, Shared: share.Shared, Returns: s.verdict == unix.NFT_RETURN}

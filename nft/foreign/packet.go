@@ -319,8 +319,9 @@ func (w *walker) compare(c *Chain, s rule.Statement, p *path, m *match) {
 		m.direct = m.direct || s.Op == "=="
 		w.restrict(m, s, p, w.addresses(c, s, p), destination)
 	case "meta nfproto", "meta protocol":
-		families := map[string]nfnetlink.Family{"ipv4": nfnetlink.IPv4, "ip": nfnetlink.IPv4, "ipv6": nfnetlink.IPv6, "ip6": nfnetlink.IPv6}
-		family, known := families[lastWord(s)]
+		family, known := map[string]nfnetlink.Family{
+			"ipv4": nfnetlink.IPv4, "ip": nfnetlink.IPv4, "ipv6": nfnetlink.IPv6, "ip6": nfnetlink.IPv6,
+		}[lastWord(s)]
 		switch {
 		case s.Set != "" || s.Mask != nil || s.Op != "==" && s.Op != "!=":
 			m.add(s, maybe, other)

@@ -198,7 +198,8 @@ func (r *reader) follow(base nfnetlink.Chain) error {
 		}
 		level = nil
 		for _, c := range r.listed {
-			if c.Family == base.Family && c.Table == base.Table && c.Hook == nil && (all || targets[c.Name]) && !r.seen[chainID(c)] {
+			inTable := c.Family == base.Family && c.Table == base.Table && c.Hook == nil
+			if inTable && (all || targets[c.Name]) && !r.seen[chainID(c)] {
 				level = append(level, c)
 			}
 		}
@@ -369,7 +370,8 @@ func (r *reader) readAddresses(at id, s nfnetlink.Set) error {
 
 // readMap reads a map. What is in one of more elements is unknown.
 func (r *reader) readMap(at id, s nfnetlink.Set) error {
-	elements, more, err := r.conn.MapElements(s.Family, s.Table, s.Name, min(either(r.tracing, maxRules, maxSetSize), maxElements-r.elements))
+	limit := min(either(r.tracing, maxRules, maxSetSize), maxElements-r.elements)
+	elements, more, err := r.conn.MapElements(s.Family, s.Table, s.Name, limit)
 	if err != nil || more {
 		return err
 	}
@@ -380,5 +382,6 @@ func (r *reader) readMap(at id, s nfnetlink.Set) error {
 
 func ofAddresses(s nfnetlink.Set) bool {
 	const changing = unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL | unix.NFT_SET_OBJECT
-	return (s.KeyType == typeIPv4 || s.KeyType == typeIPv6) && s.Flags&changing == 0 && !(s.Counted && s.Count > maxSetSize)
+	tooLarge := s.Counted && s.Count > maxSetSize
+	return (s.KeyType == typeIPv4 || s.KeyType == typeIPv6) && s.Flags&changing == 0 && !tooLarge
 }

@@ -64,7 +64,9 @@ type Tracer struct {
 
 // NewTracer reads the chains of some hooks, in the order in which a packet passes
 // them, such as unix.NF_INET_POST_ROUTING. own reports which chains are this agent's.
-func NewTracer(ctx context.Context, c *nfnetlink.Conn, own func(nfnetlink.Chain) bool, hooks ...uint32) (*Tracer, error) {
+func NewTracer(
+	ctx context.Context, c *nfnetlink.Conn, own func(nfnetlink.Chain) bool, hooks ...uint32,
+) (*Tracer, error) {
 	all := func(c nfnetlink.Chain) bool { return slices.Contains(hooks, c.Hook.Number) }
 	s, err := read(reader{ctx: ctx, conn: c, own: own, reads: all, tracing: true})
 	if err != nil {
@@ -123,7 +125,8 @@ func (t *Tracer) atHook(hook uint32) {
 	var bases []*Chain
 	for i := range t.Chains {
 		c := &t.Chains[i]
-		if c.Hook != nil && c.Hook.Number == hook && (c.Family == nfnetlink.Inet || (c.Family == nfnetlink.IPv6) == t.facts.Dst.Is6()) {
+		ofFamily := c.Family == nfnetlink.Inet || (c.Family == nfnetlink.IPv6) == t.facts.Dst.Is6()
+		if c.Hook != nil && c.Hook.Number == hook && ofFamily {
 			bases = append(bases, c)
 		}
 	}
@@ -199,8 +202,9 @@ func (t *Tracer) drop(w Way, certain bool) {
 }
 
 func sameTarget(ways []Way) bool {
+	first := ways[0]
 	return !slices.ContainsFunc(ways, func(w Way) bool {
-		return w.To != ways[0].To || w.Masquerade != ways[0].Masquerade || w.Keeps != ways[0].Keeps || w.Drops != ways[0].Drops
+		return w.To != first.To || w.Masquerade != first.Masquerade || w.Keeps != first.Keeps || w.Drops != first.Drops
 	})
 }
 

@@ -112,7 +112,8 @@ const (
 
 // does reports whether there is anything to say about an action.
 func (a action) does() bool {
-	return a.Source || a.Destination || a.verdict != unix.NFT_CONTINUE || a.byMap != nil || len(a.writes) > 0 || a.untracks
+	return a.Source || a.Destination || a.verdict != unix.NFT_CONTINUE || a.byMap != nil ||
+		len(a.writes) > 0 || a.untracks
 }
 
 // Limits that real rulesets do not approach. Beyond them less is ruled out and

@@ -29,7 +29,9 @@ type Path struct {
 // Trace follows a new connection through the NAT rules of this node, including those of
 // other programs, on each of its routes. src is the zero address for any pod, and known is
 // the ruleset that the kernel has, as far as it is known.
-func (k *Kernel) Trace(ctx context.Context, src, dst netip.Addr, routes node.Routes, known nft.Ruleset) ([]Path, error) {
+func (k *Kernel) Trace(
+	ctx context.Context, src, dst netip.Addr, routes node.Routes, known nft.Ruleset,
+) ([]Path, error) {
 	var own func(nfnetlink.Chain) bool
 	err := again(ctx, func() error {
 		s, err := k.read(ctx, known, layout.Everything, nil)
