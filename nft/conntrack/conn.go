@@ -35,14 +35,15 @@ var longAgo = time.Unix(1, 0)
 
 // A Table is the connection-tracking table of a network namespace.
 type Table struct {
-	dial func() (*netlink.Conn, error)
+	dial   func() (*netlink.Conn, error)
+	sample int // the most entries of a sample
 }
 
 // Open returns the table of the network namespace in which its methods are called.
 func Open() *Table { return New(dial) }
 
 // New returns a table that dials a new connection for each call.
-func New(dial func() (*netlink.Conn, error)) *Table { return &Table{dial} }
+func New(dial func() (*netlink.Conn, error)) *Table { return &Table{dial, sampleSize} }
 
 func dial() (*netlink.Conn, error) {
 	return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: pageSize})
@@ -82,7 +83,7 @@ func exchange(nl *netlink.Conn, request netlink.Message, fn func(body []byte) er
 			_ = nl.SetReadDeadline(longAgo)
 			return err
 		}
-		if part++; part%1024 == 0 {
+		if part++; part%64 == 0 { // the visitor may be slow
 			_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
 		}
 	}
@@ -118,14 +119,13 @@ func (t *Table) Dump(f Filter, start func() func(*Entry) error) error {
 }
 
 func (t *Table) dump(f Filter, visit func(*Entry) error) error {
-	request := header(f.Family)
+	var status []netlink.Attribute
 	if f.Mask != 0 {
-		request = appendUint32(request, ctaStatus, uint32(f.Status))
-		request = appendUint32(request, ctaStatusMask, uint32(f.Mask))
+		status = []netlink.Attribute{attr(ctaStatus, uint32(f.Status)), attr(ctaStatusMask, uint32(f.Mask))}
 	}
 	return t.with(func(nl *netlink.Conn) error {
 		var e Entry
-		return exchange(nl, message(msgGet, netlink.Dump, request), func(body []byte) error {
+		return exchange(nl, message(msgGet, netlink.Dump, f.Family, status...), func(body []byte) error {
 			if err := e.decode(body); err != nil {
 				return err
 			}
@@ -135,59 +135,6 @@ func (t *Table) dump(f Filter, visit func(*Entry) error) error {
 			return visit(&e)
 		})
 	})
-}
-
-// Delete deletes the entries and returns how many still existed. It does not
-// delete a newer entry with the same addresses and ports but another translation.
-// After each entry it calls pace, which may wait, or abort with an error.
-func (t *Table) Delete(entries []Entry, pace func() error) (deleted int, err error) {
-	if len(entries) == 0 {
-		return 0, nil
-	}
-	err = t.with(func(nl *netlink.Conn) error {
-		for i := range entries {
-			switch err := entries[i].remove(nl); {
-			case err == nil:
-				deleted++
-			case !errors.Is(err, unix.ENOENT):
-				return described("delete connection", err)
-			}
-			if err := pace(); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	return deleted, err
-}
-
-// remove deletes the entry. The kernel's ID alone does not distinguish it from a
-// later one: it is a hash of the addresses, the ports and the entry's address in
-// memory, which the kernel reuses at once.
-func (e *Entry) remove(nl *netlink.Conn) error {
-	var now Entry
-	if err := exchange(nl, e.request(msgGet, 0), now.decode); err != nil {
-		return err
-	}
-	if now.ID != e.ID || now.Reply != e.Reply {
-		return unix.ENOENT
-	}
-	_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
-	_, err := nl.Execute(e.request(msgDelete, netlink.Acknowledge))
-	return err
-}
-
-func (e *Entry) request(kind uint16, flags netlink.HeaderFlags) netlink.Message {
-	family := uint8(unix.AF_INET)
-	if e.Original.Src.Addr().Is6() {
-		family = unix.AF_INET6
-	}
-	body := appendAttr(header(family), ctaTupleOrig|unix.NLA_F_NESTED, e.tuple)
-	body = appendUint32(body, ctaID, e.ID)
-	if e.Zone != 0 {
-		body = appendAttr(body, ctaZone, binary.BigEndian.AppendUint16(nil, e.Zone))
-	}
-	return message(kind, flags, body)
 }
 
 // Stats are the counters of connection tracking.
@@ -219,11 +166,10 @@ func (t *Table) Stats() (s Stats, err error) {
 		}
 	}
 	err = t.with(func(nl *netlink.Conn) error {
-		none := header(unix.AF_UNSPEC)
-		if err := exchange(nl, message(msgStatsCPU, netlink.Dump, none), numbers(perCPU)); err != nil {
+		if err := exchange(nl, message(msgStatsCPU, netlink.Dump, unix.AF_UNSPEC), numbers(perCPU)); err != nil {
 			return err
 		}
-		return exchange(nl, message(msgStats, 0, none), numbers(totals))
+		return exchange(nl, message(msgStats, 0, unix.AF_UNSPEC), numbers(totals))
 	})
 	return s, described("read connection statistics", err)
 }
@@ -270,25 +216,14 @@ const (
 
 const headerLen = 4 // struct nfgenmsg
 
-func header(family uint8) []byte { return []byte{family, unix.NFNETLINK_V0, 0, 0} }
-
-func message(kind uint16, flags netlink.HeaderFlags, body []byte) netlink.Message {
+func message(kind uint16, flags netlink.HeaderFlags, family uint8, attrs ...netlink.Attribute) netlink.Message {
+	body, _ := netlink.MarshalAttributes(attrs) // fails for more than 64 KiB
 	return netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_CTNETLINK<<8 | kind), Flags: netlink.Request | flags},
-		Data:   body,
+		Data:   append([]byte{family, unix.NFNETLINK_V0, 0, 0}, body...),
 	}
 }
 
-func appendUint32(b []byte, typ uint16, v uint32) []byte {
-	return appendAttr(b, typ, binary.BigEndian.AppendUint32(nil, v))
-}
-
-func appendAttr(b []byte, typ uint16, data []byte) []byte {
-	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofNlAttr+len(data)))
-	b = binary.NativeEndian.AppendUint16(b, typ)
-	b = append(b, data...)
-	for len(b)%unix.NLA_ALIGNTO != 0 {
-		b = append(b, 0)
-	}
-	return b
+func attr(typ uint16, v uint32) netlink.Attribute {
+	return netlink.Attribute{Type: typ, Data: binary.BigEndian.AppendUint32(nil, v)}
 }

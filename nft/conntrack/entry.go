@@ -17,13 +17,9 @@ type Status uint32
 
 // Flags of a status.
 const (
+	Expected  Status = 1 << 0 // by a helper, such as that of FTP
 	SeenReply Status = 1 << 1
-	Confirmed Status = 1 << 3
 	SrcNAT    Status = 1 << 4
-	// SrcNATDone is set once source NAT was decided, whether the source was
-	// translated or not. An entry without it was created before there was a NAT
-	// chain for its family; the kernel no longer translates it.
-	SrcNATDone Status = 1 << 7
 )
 
 // A Tuple is one direction of a connection. For ICMP, which has no ports, both
@@ -33,16 +29,23 @@ type Tuple struct {
 	Protocol uint8
 }
 
+// A Key identifies an entry. The kernel's ID alone does not distinguish it from a
+// later one: it is a hash of the original tuple and of the entry's address in memory,
+// which the kernel reuses at once.
+type Key struct {
+	Original, Reply Tuple
+	ID              uint32
+}
+
 // An Entry is a tracked connection. An entry visited by a dump is valid until the
 // next one; Clone it to keep it.
 type Entry struct {
-	Original, Reply Tuple
-	Status          Status
-	Timeout         uint32 // seconds
-	ID              uint32
-	Zone            uint16
-	Started         time.Time // zero unless the sysctl nf_conntrack_timestamp is 1
-	State           string    // for TCP and SCTP, as the kernel names it; otherwise ""
+	Key
+	Status  Status
+	Timeout uint32    // seconds
+	Zone    uint16    // of both directions, or of the one that has a zone other than 0
+	Started time.Time // zero unless the sysctl nf_conntrack_timestamp is 1
+	State   string    // for TCP and SCTP, as the kernel names it; otherwise ""
 
 	tuple []byte // CTA_TUPLE_ORIG as the kernel sent it
 }
@@ -91,6 +94,7 @@ const (
 
 	ctaTupleIP    = 1
 	ctaTupleProto = 2
+	ctaTupleZone  = 3
 
 	ctaIPv4Src = 1
 	ctaIPv4Dst = 2
@@ -125,9 +129,9 @@ func (e *Entry) decode(b []byte) error {
 		switch typ {
 		case ctaTupleOrig:
 			e.tuple = data
-			return e.Original.decode(data)
+			return e.decodeTuple(&e.Original, data)
 		case ctaTupleReply:
-			return e.Reply.decode(data)
+			return e.decodeTuple(&e.Reply, data)
 		case ctaStatus:
 			e.Status = Status(number(data))
 		case ctaTimeout:
@@ -165,11 +169,13 @@ func (e *Entry) decodeState(protocol uint16, data []byte) error {
 	})
 }
 
-func (t *Tuple) decode(b []byte) error {
+func (e *Entry) decodeTuple(t *Tuple, b []byte) error {
 	var src, dst netip.Addr
 	var srcPort, dstPort uint16
 	err := nfnetlink.Each(b, func(typ uint16, data []byte) error {
 		switch typ {
+		case ctaTupleZone:
+			e.Zone = uint16(number(data))
 		case ctaTupleIP:
 			return nfnetlink.Each(data, func(typ uint16, data []byte) error {
 				switch typ {

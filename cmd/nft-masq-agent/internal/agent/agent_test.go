@@ -136,7 +136,7 @@ func (w *world) Stale(context.Context, nft.Ruleset) (conntrack.Stale, error) {
 	return conntrack.Stale{Count: int(w.stale.Load())}, nil
 }
 
-func (w *world) Flush(context.Context, nft.Ruleset, config.Stale) (int, error) { return 0, nil }
+func (w *world) Flush(nft.Ruleset, config.Stale, func(int, *conntrack.Judge)) Flush { return nil }
 
 func (w *world) PortID() uint32 { return ownPort }
 

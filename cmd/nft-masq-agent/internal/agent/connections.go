@@ -15,13 +15,16 @@ import (
 // unless that would exceed checkShare.
 const recountEvery = time.Minute
 
-// policyChanged triggers counting the stale connections, outside the loop.
-func (a *Agent) policyChanged() {
+// policyChanged triggers deleting and counting the stale connections, outside the loop.
+func (a *Agent) policyChanged(ctx context.Context) {
+	a.endFlush()
+	e := effective{Ruleset: *a.policy.want, stale: a.staleConnections}
+	e.ctx, a.endFlush = context.WithCancel(ctx)
 	select {
 	case <-a.changedPolicy: // one that was not handled yet
 	default:
 	}
-	a.changedPolicy <- effective{*a.policy.want, a.staleConnections}
+	a.changedPolicy <- e
 }
 
 // effective is a ruleset in the kernel, and what to do with connections that
@@ -29,25 +32,7 @@ func (a *Agent) policyChanged() {
 type effective struct {
 	nft.Ruleset
 	stale config.Stale
-}
-
-// flush deletes stale connections, and again after one second, for those with a
-// packet in flight.
-func (a *Agent) flush(ctx context.Context, p effective) error {
-	if p.stale == config.StaleKeep {
-		return nil
-	}
-	first, err := a.kernel.Flush(ctx, p.Ruleset, p.stale)
-	if err != nil || first == 0 {
-		return err
-	}
-	if !wait(ctx, time.Second) {
-		return nil
-	}
-	second, err := a.kernel.Flush(ctx, p.Ruleset, p.stale)
-	a.log.Info("deleted connections that contradict the changed policy",
-		zap.String("event", "stale_connections_deleted"), zap.Int("connections", first+second), zap.String("protocols", string(p.stale)))
-	return err
+	ctx   context.Context // ends with the policy
 }
 
 // watchConnections counts stale connections after each change of the rules until
@@ -66,15 +51,11 @@ func (a *Agent) watchConnections(ctx context.Context) {
 			changed = true
 		case <-timer.C:
 		}
-		var err error
 		if changed {
-			err = a.flush(ctx, policy)
+			flush(policy.ctx, a.kernel, policy.Ruleset, policy.stale, a.log)
 		}
 		start := time.Now()
-		var stale conntrack.Stale
-		if err == nil {
-			stale, err = a.kernel.Stale(ctx, policy.Ruleset)
-		}
+		stale, err := a.kernel.Stale(ctx, policy.Ruleset)
 		if ctx.Err() != nil {
 			return
 		}
@@ -101,7 +82,7 @@ func (a *Agent) watchConnections(ctx context.Context) {
 // logStale logs how many connections keep the translation of an earlier policy.
 func (a *Agent) logStale(s conntrack.Stale) {
 	fields := []zap.Field{zap.String("event", "stale_connections"), zap.Int("connections", s.Count)}
-	if s.Partial() {
+	if s.Partial {
 		fields = append(fields, zap.Int("sampled", s.Examined), zap.Int("tracked", s.Entries))
 	}
 	if !s.Oldest.IsZero() {
