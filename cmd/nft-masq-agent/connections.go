@@ -223,7 +223,7 @@ func (f *connectionsFlags) find(table *conntrack.Table, j *conntrack.Judge) (lis
 		return func(e *conntrack.Entry) error {
 			if f.matches(e, j) {
 				if total++; total <= f.limit {
-					listed = append(listed, e.Clone())
+					listed = append(listed, *e)
 				}
 			}
 			return nil
@@ -293,10 +293,10 @@ const (
 // use them.
 func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e environment) (int, error) {
 	filter := f.filter()
-	filter.Status, filter.Mask = conntrack.SrcNAT, conntrack.SrcNAT
-	var tally *conntrack.Tally
+	filter.Translated = true
+	var tally conntrack.Tally
 	err := table.Dump(filter, func() func(*conntrack.Entry) error {
-		tally = conntrack.NewTally()
+		tally = conntrack.Tally{}
 		return func(e *conntrack.Entry) error {
 			if f.matches(e, nil) {
 				tally.Add(e)

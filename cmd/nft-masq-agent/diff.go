@@ -165,7 +165,7 @@ func countOpen(ctx context.Context, k *kernel.Kernel, d *answer.Diff, before, af
 	}
 	now, then := conntrack.NewJudge(before, evidence), conntrack.NewJudge(after, evidence)
 	var kept answer.Open
-	sample, err := conntrack.Open().Sample(conntrack.Filter{}, func() func(*conntrack.Entry) {
+	sample, err := conntrack.Open().Sample(func() func(*conntrack.Entry) {
 		kept = answer.Open{}
 		count := d.CountOpen()
 		return func(e *conntrack.Entry) {

@@ -39,11 +39,9 @@ type Table struct {
 	sample int // the most entries of a sample
 }
 
-// Open returns the table of the network namespace in which its methods are called.
-func Open() *Table { return New(dial) }
-
-// New returns a table that dials a new connection for each call.
-func New(dial func() (*netlink.Conn, error)) *Table { return &Table{dial, sampleSize} }
+// Open returns the table of the network namespace in which its methods are called. Each call
+// opens a connection of its own.
+func Open() *Table { return &Table{dial, sampleSize} }
 
 func dial() (*netlink.Conn, error) {
 	return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: pageSize})
@@ -92,18 +90,16 @@ func exchange(nl *netlink.Conn, request netlink.Message, fn func(body []byte) er
 
 // A Filter selects the entries of a dump. The zero Filter selects all of them.
 type Filter struct {
-	Family uint8 // unix.AF_INET or AF_INET6; 0: both
-	Status Status
-	Mask   Status // the status flags to compare
+	Family     uint8 // unix.AF_INET or AF_INET6; 0: both
+	Translated bool  // those whose source was translated
 }
 
-// ErrStop ends a dump without an error.
-var ErrStop = errors.New("stop")
+// errStop ends a dump without an error.
+var errStop = errors.New("stop")
 
 // Dump visits the entries that match, in the kernel's hash order. An interrupted
 // dump is restarted a few times: each time start is called, which returns the
-// function that visits the entries. Any error from that function ends the dump;
-// [ErrStop] is not reported.
+// function that visits the entries. Any error from that function ends the dump.
 func (t *Table) Dump(f Filter, start func() func(*Entry) error) error {
 	var err error
 	for range tries {
@@ -112,7 +108,7 @@ func (t *Table) Dump(f Filter, start func() func(*Entry) error) error {
 			break
 		}
 	}
-	if errors.Is(err, ErrStop) {
+	if errors.Is(err, errStop) {
 		return nil
 	}
 	return described("read connections", err)
@@ -120,17 +116,14 @@ func (t *Table) Dump(f Filter, start func() func(*Entry) error) error {
 
 func (t *Table) dump(f Filter, visit func(*Entry) error) error {
 	var status []netlink.Attribute
-	if f.Mask != 0 {
-		status = []netlink.Attribute{attr(ctaStatus, uint32(f.Status)), attr(ctaStatusMask, uint32(f.Mask))}
+	if f.Translated {
+		status = []netlink.Attribute{attr(ctaStatus, uint32(SrcNAT)), attr(ctaStatusMask, uint32(SrcNAT))}
 	}
 	return t.with(func(nl *netlink.Conn) error {
 		var e Entry
 		return exchange(nl, message(msgGet, netlink.Dump, f.Family, status...), func(body []byte) error {
-			if err := e.decode(body); err != nil {
+			if err := e.decode(body); err != nil || f.Translated && e.Status&SrcNAT == 0 {
 				return err
-			}
-			if e.Status&f.Mask != f.Status {
-				return nil
 			}
 			return visit(&e)
 		})
@@ -139,7 +132,7 @@ func (t *Table) dump(f Filter, visit func(*Entry) error) error {
 
 // Stats are the counters of connection tracking.
 type Stats struct {
-	Entries, Limit uint32 // Limit is 0 before Linux 4.19
+	Entries, Limit uint64 // Limit is 0 before Linux 4.19
 	// InsertFailed, Drop and EarlyDrop count since the namespace was created.
 	// They are sums over all CPUs, each of which has a 32-bit counter.
 	InsertFailed, Drop, EarlyDrop uint64
@@ -147,38 +140,27 @@ type Stats struct {
 
 // Stats reads the counters.
 func (t *Table) Stats() (s Stats, err error) {
-	perCPU := func(typ uint16, n uint32) {
-		switch typ {
-		case ctaStatsInsertFailed:
-			s.InsertFailed += uint64(n)
-		case ctaStatsDrop:
-			s.Drop += uint64(n)
-		case ctaStatsEarlyDrop:
-			s.EarlyDrop += uint64(n)
-		}
+	sums := map[uint16]*uint64{
+		ctaStatsInsertFailed: &s.InsertFailed, ctaStatsDrop: &s.Drop, ctaStatsEarlyDrop: &s.EarlyDrop,
 	}
-	totals := func(typ uint16, n uint32) {
-		switch typ {
-		case ctaStatsEntries:
-			s.Entries = n
-		case ctaStatsLimit:
-			s.Limit = n
-		}
-	}
+	totals := map[uint16]*uint64{ctaStatsEntries: &s.Entries, ctaStatsLimit: &s.Limit}
 	err = t.with(func(nl *netlink.Conn) error {
-		if err := exchange(nl, message(msgStatsCPU, netlink.Dump, unix.AF_UNSPEC), numbers(perCPU)); err != nil {
+		err := exchange(nl, message(msgStatsCPU, netlink.Dump, unix.AF_UNSPEC), addTo(sums))
+		if err != nil {
 			return err
 		}
-		return exchange(nl, message(msgStats, 0, unix.AF_UNSPEC), numbers(totals))
+		return exchange(nl, message(msgStats, 0, unix.AF_UNSPEC), addTo(totals))
 	})
 	return s, described("read connection statistics", err)
 }
 
-// numbers calls fn for every attribute of a message whose attributes are all numbers.
-func numbers(fn func(typ uint16, n uint32)) func(body []byte) error {
+// addTo adds the numbers of a message, by the types of their attributes.
+func addTo(sums map[uint16]*uint64) func(body []byte) error {
 	return func(body []byte) error {
 		return nfnetlink.Each(body, func(typ uint16, data []byte) error {
-			fn(typ, number(data))
+			if sum := sums[typ]; sum != nil {
+				*sum += uint64(number(data))
+			}
 			return nil
 		})
 	}

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +23,16 @@ import (
 )
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+
+// newTable returns a table that dials with dial.
+func newTable(dial func() (*netlink.Conn, error)) *Table { return &Table{dial, sampleSize} }
+
+// clone returns a copy of a visited entry of which everything stays valid.
+func (e *Entry) clone() Entry {
+	c := *e
+	c.tuple = slices.Clone(e.tuple)
+	return c
+}
 
 // dialIn returns a dialler whose sockets are in the namespace.
 func dialIn(ns *nfttest.NS) func() (*netlink.Conn, error) {
@@ -41,7 +52,7 @@ func entries(t *testing.T, table *Table, f Filter) []Entry {
 	err := table.Dump(f, func() func(*Entry) error {
 		all = nil
 		return func(e *Entry) error {
-			all = append(all, e.Clone())
+			all = append(all, e.clone())
 			return nil
 		}
 	})
@@ -108,7 +119,7 @@ func TestEntriesMatchThePackets(t *testing.T) {
 	t.Parallel()
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, natRules, "-f", "-")
-	table := New(dialIn(top.Node))
+	table := newTable(dialIn(top.Node))
 	for proto, number := range transports {
 		for dst, to := range map[string]string{
 			"203.0.113.9:8081":      "203.0.113.9:8081",
@@ -139,7 +150,7 @@ func TestEchoRequestsAreConnections(t *testing.T) {
 	t.Parallel()
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, natRules, "-f", "-")
-	table := New(dialIn(top.Node))
+	table := newTable(dialIn(top.Node))
 	for dst, translated := range map[string]bool{
 		"203.0.113.9": true, "10.9.0.9": false, "2001:db8:1::1": true, "fd00:9::9": false,
 	} {
@@ -202,7 +213,7 @@ func TestKernelFiltersByStatusAndFamily(t *testing.T) {
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, natRules, "-f", "-")
 	var messages int
-	table := New(throughSocket(dialIn(top.Node), func(int) error {
+	table := newTable(throughSocket(dialIn(top.Node), func(int) error {
 		messages++
 		return nil
 	}))
@@ -216,17 +227,15 @@ func TestKernelFiltersByStatusAndFamily(t *testing.T) {
 		{Filter{}, 5},
 		{Filter{Family: unix.AF_INET}, 3},
 		{Filter{Family: unix.AF_INET6}, 2},
-		{Filter{Status: SrcNAT, Mask: SrcNAT}, 2},
-		{Filter{Mask: SrcNAT}, 3},
-		{Filter{Family: unix.AF_INET, Status: SrcNAT, Mask: SrcNAT}, 1},
-		{Filter{Status: SrcNAT | SeenReply, Mask: SrcNAT | SeenReply}, 0},
+		{Filter{Translated: true}, 2},
+		{Filter{Family: unix.AF_INET, Translated: true}, 1},
 	} {
 		messages = 0
 		if got := entries(t, table, tt.filter); len(got) != tt.want || messages != tt.want {
 			t.Errorf("%+v: %d entries in %d messages, want %d", tt.filter, len(got), messages, tt.want)
 		}
 		// Before Linux 5.15 the kernel ignores the status.
-		older := New(changing(dialIn(top.Node), func(m *netlink.Message) {
+		older := newTable(changing(dialIn(top.Node), func(m *netlink.Message) {
 			m.Data, m.Header.Length = m.Data[:headerLen], 0
 		}, nil))
 		if got := entries(t, older, tt.filter); len(got) != tt.want {
@@ -249,7 +258,7 @@ func TestZonesOfBothAndOfOneDirectionAreSpared(t *testing.T) {
 	}
 	chain post { type nat hook postrouting priority srcnat; masquerade; }
 }`, "-f", "-")
-	table := New(dialIn(top.Node))
+	table := newTable(dialIn(top.Node))
 	for _, flow := range []nfttest.Flow{
 		{Src: netip.AddrPortFrom(top.PodV4, 4000), Dst: netip.MustParseAddrPort("203.0.113.9:53")},
 		{Src: netip.AddrPortFrom(top.PodV6, 4000), Dst: netip.MustParseAddrPort("[2001:db8:1::1]:53")},
@@ -368,7 +377,7 @@ func TestInterruptedDumpIsRestarted(t *testing.T) {
 	}
 	for _, failures := range []int{1, tries - 1, tries} {
 		failed := 0
-		table := New(throughSocket(dialIn(top.Node), func(n int) error {
+		table := newTable(throughSocket(dialIn(top.Node), func(n int) error {
 			if n == 10 && failed < failures {
 				failed++
 				return unix.ENOBUFS
@@ -398,7 +407,7 @@ func TestDumpEndsWhenTheVisitorStops(t *testing.T) {
 	const all = 5000
 	insert(t, ns, untranslated(all, "203.0.113.9")...)
 	messages := 0
-	table := New(throughSocket(dialIn(ns), func(int) error {
+	table := newTable(throughSocket(dialIn(ns), func(int) error {
 		messages++
 		return nil
 	}))
@@ -406,7 +415,7 @@ func TestDumpEndsWhenTheVisitorStops(t *testing.T) {
 	err := table.Dump(Filter{}, func() func(*Entry) error {
 		return func(*Entry) error {
 			if seen++; seen == 10 {
-				return ErrStop
+				return errStop
 			}
 			return nil
 		}
@@ -475,7 +484,7 @@ func TestStatsMatchTheTableAndSumUpAllProcessors(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	insert(t, ns, untranslated(7, "203.0.113.9")...)
 	processors := uint64(0)
-	table := New(changing(dialIn(ns), nil, func(m *netlink.Message) {
+	table := newTable(changing(dialIn(ns), nil, func(m *netlink.Message) {
 		if m.Header.Type&0xff != msgStatsCPU {
 			return
 		}
@@ -530,7 +539,7 @@ func TestFullTable(t *testing.T) {
 	}
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, natRules, "-f", "-")
-	table := New(dialIn(top.Node))
+	table := newTable(dialIn(top.Node))
 	before, err := table.Stats()
 	if err != nil {
 		t.Fatal(err)
@@ -566,7 +575,7 @@ func TestPressureReportsFullestDestinationAndDrops(t *testing.T) {
 		meta nfproto ipv6 meta l4proto sctp masquerade
 	}
 }`, "-f", "-")
-	table := New(dialIn(top.Node))
+	table := newTable(dialIn(top.Node))
 	send := func(n int, dst string) {
 		for range n {
 			c, err := top.Pod.DialContext(t.Context(), "udp", dst)
@@ -603,7 +612,7 @@ func TestPressureReportsFullestDestinationAndDrops(t *testing.T) {
 }
 
 func TestTallyKeepsTheFullestKeysInBoundedMemory(t *testing.T) {
-	tally := NewTally()
+	tally := Tally{}
 	entry := func(n int, dst string) *Entry {
 		to := netip.MustParseAddrPort(dst)
 		seen := netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(1024+n))
@@ -623,8 +632,8 @@ func TestTallyKeepsTheFullestKeysInBoundedMemory(t *testing.T) {
 			tally.Add(entry(n/6, "203.0.113.9:443"))
 		}
 		tally.Add(entry(1<<17+n, "203.0.113.9:443"))
-		if len(tally.counts) > maxKeys {
-			t.Fatalf("%d keys", len(tally.counts))
+		if len(tally) > maxKeys {
+			t.Fatalf("%d keys", len(tally))
 		}
 	}
 	top := tally.Fullest(1)

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -37,8 +36,7 @@ type Key struct {
 	ID              uint32
 }
 
-// An Entry is a tracked connection. An entry visited by a dump is valid until the
-// next one; Clone it to keep it.
+// An Entry is a tracked connection. Copy one visited by a dump to keep it.
 type Entry struct {
 	Key
 	Status  Status
@@ -47,14 +45,7 @@ type Entry struct {
 	Started time.Time // zero unless the sysctl nf_conntrack_timestamp is 1
 	State   string    // for TCP and SCTP, as the kernel names it; otherwise ""
 
-	tuple []byte // CTA_TUPLE_ORIG as the kernel sent it
-}
-
-// Clone returns a copy that stays valid.
-func (e *Entry) Clone() Entry {
-	c := *e
-	c.tuple = slices.Clone(e.tuple)
-	return c
+	tuple []byte // CTA_TUPLE_ORIG as the kernel sent it, valid during the visit
 }
 
 // Destination is the actual destination of the connection: after DNAT, such as
@@ -148,22 +139,14 @@ func (e *Entry) decode(b []byte) error {
 				return nil
 			})
 		case ctaProtoInfo:
-			return nfnetlink.Each(data, e.decodeState)
-		}
-		return nil
-	})
-}
-
-func (e *Entry) decodeState(protocol uint16, data []byte) error {
-	names, known := states[protocol]
-	return nfnetlink.Each(data, func(typ uint16, data []byte) error {
-		if !known || typ != ctaState {
-			return nil
-		}
-		if n := int(number(data)); n < len(names) {
-			e.State = names[n]
-		} else {
-			e.State = fmt.Sprint(n)
+			return nfnetlink.Each(data, func(protocol uint16, data []byte) error {
+				return nfnetlink.Each(data, func(typ uint16, data []byte) error {
+					if names, n := states[protocol], int(number(data)); typ == ctaState && n < len(names) {
+						e.State = names[n]
+					}
+					return nil
+				})
+			})
 		}
 		return nil
 	})
@@ -172,37 +155,29 @@ func (e *Entry) decodeState(protocol uint16, data []byte) error {
 func (e *Entry) decodeTuple(t *Tuple, b []byte) error {
 	var src, dst netip.Addr
 	var srcPort, dstPort uint16
-	err := nfnetlink.Each(b, func(typ uint16, data []byte) error {
-		switch typ {
-		case ctaTupleZone:
+	err := nfnetlink.Each(b, func(part uint16, data []byte) error {
+		if part == ctaTupleZone {
 			e.Zone = uint16(number(data))
-		case ctaTupleIP:
-			return nfnetlink.Each(data, func(typ uint16, data []byte) error {
-				switch typ {
-				case ctaIPv4Src, ctaIPv6Src:
-					src, _ = netip.AddrFromSlice(data)
-				case ctaIPv4Dst, ctaIPv6Dst:
-					dst, _ = netip.AddrFromSlice(data)
-				}
-				return nil
-			})
-		case ctaTupleProto:
-			return nfnetlink.Each(data, func(typ uint16, data []byte) error {
-				switch typ {
-				case ctaProtoNum:
-					t.Protocol = uint8(number(data))
-				case ctaProtoSrcPort:
-					srcPort = uint16(number(data))
-				case ctaProtoDstPort:
-					dstPort = uint16(number(data))
-				case ctaProtoICMPID, ctaProtoICMPv6ID:
-					srcPort = uint16(number(data))
-					dstPort = srcPort
-				}
-				return nil
-			})
+			return nil
 		}
-		return nil
+		return nfnetlink.Each(data, func(typ uint16, data []byte) error {
+			switch part<<8 | typ {
+			case ctaTupleIP<<8 | ctaIPv4Src, ctaTupleIP<<8 | ctaIPv6Src:
+				src, _ = netip.AddrFromSlice(data)
+			case ctaTupleIP<<8 | ctaIPv4Dst, ctaTupleIP<<8 | ctaIPv6Dst:
+				dst, _ = netip.AddrFromSlice(data)
+			case ctaTupleProto<<8 | ctaProtoNum:
+				t.Protocol = uint8(number(data))
+			case ctaTupleProto<<8 | ctaProtoSrcPort:
+				srcPort = uint16(number(data))
+			case ctaTupleProto<<8 | ctaProtoDstPort:
+				dstPort = uint16(number(data))
+			case ctaTupleProto<<8 | ctaProtoICMPID, ctaTupleProto<<8 | ctaProtoICMPv6ID:
+				srcPort = uint16(number(data))
+				dstPort = srcPort
+			}
+			return nil
+		})
 	})
 	t.Src, t.Dst = netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort)
 	return err

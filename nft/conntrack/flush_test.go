@@ -42,7 +42,7 @@ func left(t *testing.T, table *Table) (dsts []string) {
 func TestPassDeletesOnlyWhatWasStaleWhenItBeganAndStillIs(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
-	table := New(dialIn(ns))
+	table := newTable(dialIn(ns))
 	insert(t, ns, untranslated(20, "203.0.113.1")...)
 	insert(t, ns, untranslated(20, "203.0.113.2")...) // exempt in the meantime
 	insert(t, ns, untranslated(20, "203.0.113.3")...) // does not match
@@ -71,7 +71,7 @@ func TestPassDeletesOnlyWhatWasStaleWhenItBeganAndStillIs(t *testing.T) {
 func TestNewerEntryWithTheSameAddressesAndPortsIsNotDeleted(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
-	table := New(dialIn(ns))
+	table := newTable(dialIn(ns))
 	insert(t, ns, untranslated(1, "203.0.113.9")...)
 	now := entries(t, table, Filter{})[0]
 	for name, change := range map[string]func(*Entry){
@@ -81,7 +81,7 @@ func TestNewerEntryWithTheSameAddressesAndPortsIsNotDeleted(t *testing.T) {
 		"the same ID, but another destination":       func(e *Entry) { e.Reply.Src = netip.MustParseAddrPort("203.0.113.8:53") },
 		"the same ID, but another address asked for": func(e *Entry) { e.Original.Dst = netip.MustParseAddrPort("203.0.113.8:53") },
 	} {
-		before := now.Clone()
+		before := now.clone()
 		change(&before)
 		if remove(t, table, before) || len(entries(t, table, Filter{})) != 1 {
 			t.Errorf("%s: it was deleted", name)
@@ -109,7 +109,7 @@ func TestPassEndsWithItsContext(t *testing.T) {
 			}
 		}
 		p := Pass{
-			Table: New(throughSocket(dialIn(ns), func(n int) error {
+			Table: newTable(throughSocket(dialIn(ns), func(n int) error {
 				if listed && n == few {
 					stop("deleting")
 				}
@@ -126,9 +126,9 @@ func TestPassEndsWithItsContext(t *testing.T) {
 			}),
 			Listed: ignore,
 		}
-		before := len(entries(t, New(dialIn(ns)), Filter{}))
+		before := len(entries(t, newTable(dialIn(ns)), Filter{}))
 		err := p.Run(ctx)
-		after := len(entries(t, New(dialIn(ns)), Filter{}))
+		after := len(entries(t, newTable(dialIn(ns)), Filter{}))
 		if !errors.Is(err, context.Canceled) || p.Deleted != before-after || p.Deleted > few || p.Deleted > 0 != (when == "deleting") {
 			t.Errorf("canceled while %s: deleted %d, %d of %d are left: %v", when, p.Deleted, after, before, err)
 		}
@@ -147,7 +147,7 @@ func TestFailedPassContinuesWithItsList(t *testing.T) {
 	judge := judgeOf(masqueradeAll)
 	listings, lists := 0, 0
 	p := Pass{
-		Table: New(throughSocket(dialIn(ns), func(n int) error {
+		Table: newTable(throughSocket(dialIn(ns), func(n int) error {
 			if failing == "reply" && n == 10 {
 				return broken
 			}
@@ -181,7 +181,7 @@ func TestFailedPassContinuesWithItsList(t *testing.T) {
 	if err := p.Run(t.Context()); err != nil || p.Deleted != all || listings != all || lists != 1 {
 		t.Errorf("deleted %d of %d, of which %d were listed, %d times: %v", p.Deleted, all, listings, lists, err)
 	}
-	if got := left(t, New(dialIn(ns))); !slices.Equal(got, []string{"203.0.113.1"}) {
+	if got := left(t, newTable(dialIn(ns))); !slices.Equal(got, []string{"203.0.113.1"}) {
 		t.Errorf("connections to %q are left", got)
 	}
 }
@@ -193,7 +193,7 @@ func TestPassDeletesAtMostTenThousandASecond(t *testing.T) {
 	const stale = 3000
 	insert(t, ns, untranslated(stale, "203.0.113.9")...)
 	p := Pass{
-		Table: New(dialIn(ns)), Matches: anything, Listed: ignore,
+		Table: newTable(dialIn(ns)), Matches: anything, Listed: ignore,
 		Read: func(context.Context) (*Judge, error) { return judgeOf(masqueradeAll), nil },
 	}
 	start := time.Now()
@@ -210,7 +210,7 @@ func TestPassWithoutPermissionSaysSo(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	insert(t, ns, untranslated(1, "203.0.113.9")...)
 	p := Pass{
-		Table:   New(throughSocket(dialIn(ns), func(int) error { return unix.EPERM })),
+		Table:   newTable(throughSocket(dialIn(ns), func(int) error { return unix.EPERM })),
 		Matches: anything, Listed: ignore, Read: reads(by(judgeOf(masqueradeAll))),
 	}
 	if err := p.Run(t.Context()); !errors.Is(err, ErrNotPermitted) {

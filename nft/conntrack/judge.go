@@ -125,16 +125,8 @@ type Sample struct {
 	Partial  bool // there were more entries than were examined
 }
 
-// estimate returns how many entries of the table a number of examined ones stand for.
-func (s Sample) estimate(n int) int {
-	if !s.Partial {
-		return n
-	}
-	return int(int64(n) * int64(s.Entries) / int64(s.Examined))
-}
-
 // Sample is like [Table.Dump], but stops after 200,000 entries.
-func (t *Table) Sample(f Filter, start func() func(*Entry)) (Sample, error) {
+func (t *Table) Sample(start func() func(*Entry)) (Sample, error) {
 	stats, err := t.Stats()
 	if err != nil {
 		return Sample{}, err
@@ -144,7 +136,7 @@ func (t *Table) Sample(f Filter, start func() func(*Entry)) (Sample, error) {
 		start()
 		return s, nil // to find that out, a dump walks the table of all namespaces
 	}
-	err = t.Dump(f, func() func(*Entry) error {
+	err = t.Dump(Filter{}, func() func(*Entry) error {
 		s.Examined = 0
 		visit := start()
 		return func(e *Entry) error {
@@ -153,7 +145,7 @@ func (t *Table) Sample(f Filter, start func() func(*Entry)) (Sample, error) {
 				return nil
 			}
 			s.Partial = s.Entries > s.Examined
-			return ErrStop
+			return errStop
 		}
 	})
 	return s, err
@@ -169,7 +161,7 @@ type Stale struct {
 // CountStale counts the connections whose translation contradicts the policy.
 func (t *Table) CountStale(j *Judge) (Stale, error) {
 	var s Stale
-	sample, err := t.Sample(Filter{}, func() func(*Entry) {
+	sample, err := t.Sample(func() func(*Entry) {
 		s = Stale{}
 		return func(e *Entry) {
 			if !j.Stale(e) {
@@ -181,6 +173,8 @@ func (t *Table) CountStale(j *Judge) (Stale, error) {
 			}
 		}
 	})
-	s.Sample, s.Count = sample, sample.estimate(s.Count)
+	if s.Sample = sample; s.Partial {
+		s.Count = int(int64(s.Count) * int64(s.Entries) / int64(s.Examined))
+	}
 	return s, err
 }

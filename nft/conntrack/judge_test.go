@@ -183,7 +183,7 @@ func TestVerdictThatDependsOnInterfacesIsNotStale(t *testing.T) {
 func TestStaleConnectionsAreCounted(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
-	table := New(dialIn(ns))
+	table := newTable(dialIn(ns))
 	masquerades, exempts := judgeOf(masqueradeAll), judgeOf(exemptAll)
 	count := func(j *Judge, stale, entries int) (oldest time.Time) {
 		t.Helper()
@@ -228,13 +228,13 @@ func TestPartOfATableIsScaledToAll(t *testing.T) {
 		{30, Sample{30, 30, false}},
 		{10, Sample{10, 30, true}},
 	} {
-		table := New(dialIn(ns))
+		table := newTable(dialIn(ns))
 		table.sample = tt.most
 		if s, err := table.CountStale(judgeOf(masqueradeAll)); err != nil || s.Count != 30 || s.Sample != tt.sample {
 			t.Errorf("a sample of %d: %+v: %v", tt.most, s, err)
 		}
 	}
-	if n := New(nil).sample; n != 200_000 {
+	if n := newTable(nil).sample; n != 200_000 {
 		t.Errorf("a sample has %d", n)
 	}
 }

@@ -57,6 +57,7 @@ type world struct {
 	moves      chan node.Change
 	follows    int
 
+	flush    func(nft.Ruleset, config.Stale, func(int, *conntrack.Judge)) Flush
 	stale    atomic.Int64 // connections
 	recounts atomic.Int64
 	readings atomic.Int64 // of the connections
@@ -136,7 +137,9 @@ func (w *world) Stale(context.Context, nft.Ruleset) (conntrack.Stale, error) {
 	return conntrack.Stale{Count: int(w.stale.Load())}, nil
 }
 
-func (w *world) Flush(nft.Ruleset, config.Stale, func(int, *conntrack.Judge)) Flush { return nil }
+func (w *world) Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntrack.Judge)) Flush {
+	return w.flush(r, which, listed)
+}
 
 func (w *world) PortID() uint32 { return ownPort }
 

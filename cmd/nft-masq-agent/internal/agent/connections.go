@@ -52,6 +52,7 @@ func (a *Agent) watchConnections(ctx context.Context) {
 		case <-timer.C:
 		}
 		if changed {
+			a.health.set(func(s *state) { s.stale = nil }) // until they are counted
 			flush(policy.ctx, a.kernel, policy.Ruleset, policy.stale, a.log)
 		}
 		start := time.Now()
