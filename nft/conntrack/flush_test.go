@@ -205,7 +205,7 @@ func TestPassDeletesAtMostTenThousandASecond(t *testing.T) {
 	}
 }
 
-func TestPassWithoutPermissionSaysSo(t *testing.T) {
+func TestPassWithoutPermissionNamesTheCapability(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
 	insert(t, ns, untranslated(1, "203.0.113.9")...)

@@ -103,7 +103,7 @@ func TestPassIsLoggedAtItsStartAndItsEndAndFailuresAreRetried(t *testing.T) {
 }
 
 // A pass that did not end would delete connections that the policy in force allows.
-func TestPassEndsAtOnceWhenItsPolicyIsNoLongerTheOneInForce(t *testing.T) {
+func TestPassEndsAtOnceWithItsPolicy(t *testing.T) {
 	staleFile := func(stale, cidr string) Files {
 		f := file(cidr)
 		f.Sources[0].Data = append(f.Sources[0].Data, "staleConnections: "+stale+"\n"...)
