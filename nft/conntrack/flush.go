@@ -3,8 +3,8 @@ package conntrack
 import (
 	"context"
 	"errors"
+	"fmt"
 	"hash/maphash"
-	"slices"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -16,7 +16,7 @@ import (
 // deleted. Their next packets start new connections, for which the current rules decide.
 // What opens meanwhile is not deleted, so a pass ends however many connections there are.
 //
-// It keeps eight bytes for each connection that it is to delete.
+// It keeps about twenty bytes for each connection that it is to delete.
 type Pass struct {
 	Table   *Table
 	Matches func(*Entry) bool
@@ -30,7 +30,7 @@ type Pass struct {
 	// Deleted counts the connections that were deleted.
 	Deleted int
 
-	listed []uint64 // hashes of keys, sorted; nil: not listed yet
+	listed map[uint64]bool // hashes of keys; nil: not listed yet
 	seed   maphash.Seed
 }
 
@@ -52,32 +52,25 @@ func (p *Pass) Run(ctx context.Context) error {
 	}
 	tick := time.NewTicker(flushStep * time.Second / flushRate)
 	defer tick.Stop()
-	n := 0
-	remove := func(nl *netlink.Conn, e *Entry) error {
-		if n++; n%flushStep == 0 {
-			select {
-			case <-tick.C:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}
-		err := e.remove(nl, j)
-		if err == nil {
-			p.Deleted++
-		}
-		if errors.Is(err, unix.ENOENT) {
-			return nil
-		}
-		return described("delete connection", err)
-	}
 	return p.Table.with(func(nl *netlink.Conn) error {
-		return p.Table.Dump(Filter{}, func() func(*Entry) error {
-			return func(e *Entry) error {
-				if _, listed := slices.BinarySearch(p.listed, p.hash(e)); listed && ctx.Err() == nil {
-					return remove(nl, e)
-				}
-				return ctx.Err()
+		return p.dump(ctx, func(e *Entry) error {
+			if !p.listed[p.hash(e)] {
+				return nil
 			}
+			switch err := e.remove(nl, j); {
+			case err == nil:
+				p.Deleted++
+			case !errors.Is(err, unix.ENOENT):
+				return fmt.Errorf("delete connection: %w", err)
+			}
+			delete(p.listed, p.hash(e))
+			if len(p.listed)%flushStep == 0 {
+				select {
+				case <-tick.C:
+				case <-ctx.Done():
+				}
+			}
+			return nil
 		})
 	})
 }
@@ -92,22 +85,30 @@ func (p *Pass) list(ctx context.Context) error {
 		return err
 	}
 	p.seed = maphash.MakeSeed()
-	var listed []uint64
-	err = p.Table.Dump(Filter{}, func() func(*Entry) error {
-		listed = []uint64{}
-		return func(e *Entry) error {
-			if p.Matches(e) && j.Stale(e) {
-				listed = append(listed, p.hash(e))
-			}
-			return ctx.Err()
+	listed := map[uint64]bool{}
+	err = p.dump(ctx, func(e *Entry) error {
+		if p.Matches(e) && j.Stale(e) {
+			listed[p.hash(e)] = true
 		}
+		return nil
 	})
 	if err == nil {
-		slices.Sort(listed)
 		p.listed = listed
 		p.Listed(len(listed), j)
 	}
 	return err
+}
+
+// dump visits all entries, some of them again if the dump is interrupted.
+func (p *Pass) dump(ctx context.Context, visit func(*Entry) error) error {
+	return p.Table.Dump(Filter{}, func() func(*Entry) error {
+		return func(e *Entry) error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			return visit(e)
+		}
+	})
 }
 
 func (p *Pass) hash(e *Entry) uint64 { return maphash.Comparable(p.seed, e.Key) }
