@@ -107,7 +107,7 @@ type Agent struct {
 
 	staleConnections config.Stale   // of the last accepted config
 	changedPolicy    chan effective // the last one that was applied
-	endFlush         func()         // of its stale connections
+	endConnections   func()         // ends what is done about its connections; nil: none is in force
 }
 
 // progress is the progress of applying the policy to the kernel. All fields are
@@ -135,7 +135,6 @@ func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
 		survey:   survey{seed: maphash.MakeSeed(), results: make(chan surveyed, 1)},
 
 		changedPolicy: make(chan effective, 1),
-		endFlush:      func() {},
 	}
 	a.metrics = newMetrics(&a.health, k, s)
 	return a
@@ -237,7 +236,7 @@ func (a *Agent) read(ctx context.Context, f Files) {
 		return
 	}
 	if a.staleConnections != before || c.want.Hash() != a.held {
-		a.endFlush()
+		a.policyEnded()
 	}
 	a.recovered, a.rejection = a.recovered || a.rejection != nil, nil
 	a.policy, a.fresh, a.tries = decide(a.policy, c, situation{}), true, 0
@@ -466,7 +465,7 @@ func (a *Agent) sync(ctx context.Context, reason string, depth layout.Depth) {
 	a.reportChange(o)
 	a.report(o)
 	a.logMissing(a.policy.want.Policy)
-	if o.wrote() || o.before.held == "" {
+	if o.wrote() || a.endConnections == nil {
 		a.policyChanged(ctx)
 	}
 	if o.before.fresh {
@@ -690,7 +689,7 @@ func firstFew(all []string) []string { return all[:min(few, len(all))] }
 // refuse logs a rejection by the kernel, once until the error changes, and
 // schedules the next retry. Other programs' writes do not delay it.
 func (a *Agent) refuse(reason string, took time.Duration, err error) {
-	a.endFlush() // which policy is in force is not known
+	a.policyEnded() // which one is in force is not known
 	a.checked(reason, took, err, 0)
 	if errors.Is(err, context.Canceled) {
 		return // the agent ends

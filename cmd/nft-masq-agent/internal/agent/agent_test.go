@@ -132,7 +132,10 @@ func (w *world) pressure() (conntrack.Pressure, error) {
 	}, nil
 }
 
-func (w *world) Stale(context.Context, nft.Ruleset) (conntrack.Stale, error) {
+func (w *world) Stale(ctx context.Context, _ nft.Ruleset) (conntrack.Stale, error) {
+	if err := ctx.Err(); err != nil {
+		return conntrack.Stale{}, err
+	}
 	w.recounts.Add(1)
 	return conntrack.Stale{Count: int(w.stale.Load())}, nil
 }

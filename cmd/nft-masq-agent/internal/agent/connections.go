@@ -17,14 +17,23 @@ const recountEvery = time.Minute
 
 // policyChanged triggers deleting and counting the stale connections, outside the loop.
 func (a *Agent) policyChanged(ctx context.Context) {
-	a.endFlush()
+	a.policyEnded()
 	e := effective{Ruleset: *a.policy.want, stale: a.staleConnections}
-	e.ctx, a.endFlush = context.WithCancel(ctx)
+	e.ctx, a.endConnections = context.WithCancel(ctx)
 	select {
 	case <-a.changedPolicy: // one that was not handled yet
 	default:
 	}
 	a.changedPolicy <- e
+}
+
+// policyEnded ends at once what is done about connections that contradict a policy. The next
+// one that is in the kernel, perhaps the same, begins it again.
+func (a *Agent) policyEnded() {
+	if a.endConnections != nil {
+		a.endConnections()
+		a.endConnections = nil
+	}
 }
 
 // effective is a ruleset in the kernel, and what to do with connections that
@@ -56,9 +65,9 @@ func (a *Agent) watchConnections(ctx context.Context) {
 			flush(policy.ctx, a.kernel, policy.Ruleset, policy.stale, a.log)
 		}
 		start := time.Now()
-		stale, err := a.kernel.Stale(ctx, policy.Ruleset)
-		if ctx.Err() != nil {
-			return
+		stale, err := a.kernel.Stale(policy.ctx, policy.Ruleset)
+		if policy.ctx.Err() != nil {
+			continue
 		}
 		if err != nil {
 			a.health.set(func(s *state) { s.stale = nil })
@@ -66,6 +75,7 @@ func (a *Agent) watchConnections(ctx context.Context) {
 				failed = text
 				a.log.Warn("cannot read connections", zap.String("event", "connections_unreadable"), zap.Error(err))
 			}
+			timer.Reset(recountEvery)
 			continue
 		}
 		failed = ""

@@ -109,22 +109,31 @@ func TestPassEndsAtOnceWithItsPolicy(t *testing.T) {
 		f.Sources[0].Data = append(f.Sources[0].Data, "staleConnections: "+stale+"\n"...)
 		return f
 	}
+	const begun, ended, other = "deleting 5 of all", "deleted 1, complete: false", "deleting 5 of udp"
 	for name, tt := range map[string]struct {
-		event func(*world)
-		ends  bool
+		event   func(*world)
+		want    []string
+		counted int64 // stale connections
 	}{
-		"another policy": {func(w *world) { w.files <- staleFile("all", "10.0.0.0/9") }, true},
-		"another policy, that the kernel refuses": {func(w *world) {
+		"another policy": {func(w *world) { w.files <- staleFile("udp", "10.0.0.0/9") }, []string{begun, ended, other}, 0},
+		"a refused policy": {func(w *world) {
 			w.refuse(unix.ENOMEM)
 			w.files <- staleFile("all", "10.0.0.0/9")
-		}, true},
-		"keep":                     {func(w *world) { w.files <- staleFile("keep", "10.0.0.0/8") }, true},
-		"fewer protocols":          {func(w *world) { w.files <- staleFile("udp", "10.0.0.0/8") }, true},
-		"a repair":                 {func(w *world) { w.tamper(1); time.Sleep(time.Second) }, true},
-		"rules cannot be read":     {func(w *world) { w.refuse(unix.EPERM); w.hangup <- unix.SIGHUP }, true},
-		"the same policy":          {func(w *world) { w.files <- staleFile("all", "10.0.0.0/8, 10.0.0.0/8") }, false},
-		"a rejected config":        {func(w *world) { w.files <- staleFile("never", "10.0.0.0/9") }, false},
-		"nothing but time to look": {func(*world) { time.Sleep(time.Hour) }, false},
+		}, []string{begun, ended}, 0},
+		"a refused policy, and the same again": {func(w *world) {
+			w.refuse(unix.ENOMEM)
+			w.files <- staleFile("all", "10.0.0.0/9")
+			synctest.Wait()
+			w.refuse(nil)
+			w.files <- staleFile("all", "10.0.0.0/8")
+		}, []string{begun, ended, begun}, 0},
+		"keep":                {func(w *world) { w.files <- staleFile("keep", "10.0.0.0/8") }, []string{begun, ended}, 1},
+		"fewer protocols":     {func(w *world) { w.files <- staleFile("udp", "10.0.0.0/8") }, []string{begun, ended, other}, 0},
+		"a repair":            {func(w *world) { w.tamper(1); time.Sleep(time.Second) }, []string{begun, ended, begun}, 0},
+		"rules are not read":  {func(w *world) { w.refuse(unix.EPERM); w.hangup <- unix.SIGHUP }, []string{begun, ended}, 0},
+		"the same policy":     {func(w *world) { w.files <- staleFile("all", "10.0.0.0/8, 10.0.0.0/8") }, []string{begun}, 0},
+		"a rejected config":   {func(w *world) { w.files <- staleFile("never", "10.0.0.0/9") }, []string{begun}, 0},
+		"resyncs for an hour": {func(*world) { time.Sleep(time.Hour) }, []string{begun}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
@@ -137,13 +146,17 @@ func TestPassEndsAtOnceWithItsPolicy(t *testing.T) {
 				}
 				w.files <- staleFile("all", "10.0.0.0/8")
 				synctest.Wait()
-				if got := events(w.logs); !slices.Equal(got, []string{"deleting 5 of all"}) {
+				if got := events(w.logs); !slices.Equal(got, []string{begun}) {
 					t.Fatalf("%q", got)
 				}
 				tt.event(w)
 				synctest.Wait()
-				if ended := slices.Contains(events(w.logs), "deleted 1, complete: false"); ended != tt.ends {
-					t.Errorf("the pass ended: %t: %q", ended, events(w.logs))
+				if diff := cmp.Diff(tt.want, events(w.logs)); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+				// By a policy that is no longer in force nothing is counted.
+				if n := w.recounts.Load(); n != tt.counted {
+					t.Errorf("counted %d times", n)
 				}
 			})
 		})
