@@ -154,7 +154,7 @@ func TestPassEndsAtOnceWithItsPolicy(t *testing.T) {
 				if diff := cmp.Diff(tt.want, events(w.logs)); diff != "" {
 					t.Errorf("(-want +got):\n%s", diff)
 				}
-				// By a policy that is no longer in force nothing is counted.
+				// A policy that has ended counts nothing.
 				if n := w.recounts.Load(); n != tt.counted {
 					t.Errorf("counted %d times", n)
 				}
