@@ -115,7 +115,6 @@ var transports = map[nfttest.Proto]uint8{
 }
 
 func TestEntriesMatchThePackets(t *testing.T) {
-	nfttest.SkipIfShort(t)
 	t.Parallel()
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, natRules, "-f", "-")
@@ -139,7 +138,7 @@ func TestEntriesMatchThePackets(t *testing.T) {
 			if (e.SeenAs() != e.Original.Src) != translated || (e.Status&SrcNAT != 0) != translated || e.Zone != 0 {
 				t.Errorf("%s to %s: translated %t, status %b, want %t", proto, dst, (e.SeenAs() != e.Original.Src), e.Status, translated)
 			}
-			if (e.State == "") != (proto == nfttest.UDP) || e.ID == 0 {
+			if (e.State == "") != (proto == nfttest.UDP) || proto == nfttest.SCTP && e.State != "CLOSED" || e.ID == 0 {
 				t.Errorf("%s to %s: state %q, id %d", proto, dst, e.State, e.ID)
 			}
 		}
@@ -370,33 +369,49 @@ func (s *countingSocket) ReceiveIter() iter.Seq2[netlink.Message, error] {
 
 func TestInterruptedDumpIsRestarted(t *testing.T) {
 	t.Parallel()
-	top := nfttest.NewTopology(t)
-	nfttest.NFT(t, top.Node, natRules, "-f", "-")
-	for port := range uint16(20) {
-		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, Dst: netip.AddrPortFrom(top.OutsideV4, 5000+port)})
-	}
+	ns := nfttest.NewNS(t, "node")
+	insert(t, ns, untranslated(20, "203.0.113.9")...)
 	for _, failures := range []int{1, tries - 1, tries} {
-		failed := 0
-		table := newTable(throughSocket(dialIn(top.Node), func(n int) error {
-			if n == 10 && failed < failures {
-				failed++
-				return unix.ENOBUFS
+		for _, cause := range []error{unix.ENOBUFS, errInterrupted} {
+			failed := 0
+			table := newTable(func() (*netlink.Conn, error) {
+				n := 0
+				interrupt := func() bool {
+					n++
+					again := n == 10 && failed < failures
+					if again {
+						failed++
+					}
+					return again
+				}
+				if cause == errInterrupted {
+					return changing(dialIn(ns), nil, func(m *netlink.Message) {
+						if interrupt() {
+							m.Header.Flags |= netlink.DumpInterrupted
+						}
+					})()
+				}
+				return throughSocket(dialIn(ns), func(int) error {
+					if interrupt() {
+						return cause
+					}
+					return nil
+				})()
+			})
+			seen := 0
+			err := table.Dump(Filter{}, func() func(*Entry) error {
+				seen = 0
+				return func(*Entry) error {
+					seen++
+					return nil
+				}
+			})
+			if failures < tries && (err != nil || seen != 20) {
+				t.Errorf("%d failures: %d entries: %v", failures, seen, err)
 			}
-			return nil
-		}))
-		seen := 0
-		err := table.Dump(Filter{}, func() func(*Entry) error {
-			seen = 0
-			return func(*Entry) error {
-				seen++
-				return nil
+			if failures == tries && !errors.Is(err, cause) {
+				t.Errorf("%d failures: %v", failures, err)
 			}
-		})
-		if failures < tries && (err != nil || seen != 20) {
-			t.Errorf("%d failures: %d entries: %v", failures, seen, err)
-		}
-		if failures == tries && !errors.Is(err, unix.ENOBUFS) {
-			t.Errorf("%d failures: %v", failures, err)
 		}
 	}
 }
@@ -640,5 +655,37 @@ func TestTallyKeepsTheFullestKeysInBoundedMemory(t *testing.T) {
 	low := full - (all+full)/maxKeys - 1
 	if len(top) != 1 || top[0].To.String() != "203.0.113.9:443" || top[0].Used > full || top[0].Used < low {
 		t.Errorf("%+v, want %d to %d", top, low, full)
+	}
+}
+
+func TestPortIsUsedByTranslatedConnectionsOfTheSameKeyAlone(t *testing.T) {
+	const pod, dst, node = "10.244.1.2:4000", "203.0.113.9:53", "192.0.2.1:20000"
+	first := entryOf(unix.IPPROTO_UDP, pod, "", dst, node)
+	for _, tt := range []struct {
+		protocol     uint8
+		dst, seen    string
+		untranslated bool
+		is           bool
+	}{
+		{unix.IPPROTO_UDP, dst, "192.0.2.1:20001", false, true},
+		{unix.IPPROTO_UDP, dst, node, true, false},
+		{unix.IPPROTO_UDP, "203.0.113.9:54", node, false, false},
+		{unix.IPPROTO_UDP, dst, "192.0.2.2:20000", false, false},
+		{unix.IPPROTO_TCP, dst, node, false, false},
+	} {
+		e := entryOf(tt.protocol, pod, "", tt.dst, tt.seen)
+		if !tt.untranslated {
+			e.Status = SrcNAT
+		}
+		if got := first.portKey().Is(&e); got != tt.is {
+			t.Errorf("%+v: %t", tt, got)
+		}
+	}
+	echo := entryOf(unix.IPPROTO_ICMP, pod, "", dst, node)
+	echo.Status = SrcNAT
+	tally := Tally{}
+	tally.Add(&echo)
+	if echo.portKey().Is(&echo) || len(tally) > 0 {
+		t.Error("ICMP has no ports")
 	}
 }

@@ -187,7 +187,6 @@ func TestFailedPassContinuesWithItsList(t *testing.T) {
 }
 
 func TestPassDeletesAtMostTenThousandASecond(t *testing.T) {
-	nfttest.SkipIfShort(t)
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
 	const stale = 3000

@@ -194,7 +194,7 @@ func TestStaleConnectionsAreCounted(t *testing.T) {
 		return s.Oldest
 	}
 	count(masquerades, 0, 0)
-	all := untranslated(5, "203.0.113.9")
+	all := untranslated(23, "203.0.113.9")
 	insert(t, ns, all[:3]...)
 	if oldest := count(masquerades, 3, 3); !oldest.IsZero() {
 		t.Errorf("the oldest is of %s, which the kernel does not record", oldest)
@@ -210,7 +210,7 @@ func TestStaleConnectionsAreCounted(t *testing.T) {
 			first = e.Started
 		}
 	}
-	if oldest := count(masquerades, 5, 5); oldest.IsZero() || !oldest.Equal(first) {
+	if oldest := count(masquerades, 23, 23); oldest.IsZero() || !oldest.Equal(first) {
 		t.Errorf("the oldest is of %s, want %s", oldest, first)
 	}
 }
