@@ -15,7 +15,8 @@ import (
 // Causes that an operator can remove.
 var (
 	ErrNotPermitted = errors.New("the capability NET_ADMIN is missing in this network namespace")
-	ErrUnsupported  = errors.New("the kernel lacks nf_conntrack_netlink (CONFIG_NF_CT_NETLINK): modprobe nf_conntrack_netlink on the node")
+	ErrUnsupported  = errors.New("the kernel lacks nf_conntrack_netlink (CONFIG_NF_CT_NETLINK): " +
+		"modprobe nf_conntrack_netlink on the node")
 )
 
 // errInterrupted reports that a dump is incomplete because the table was resized.
@@ -201,8 +202,10 @@ const headerLen = 4 // struct nfgenmsg
 func message(kind uint16, flags netlink.HeaderFlags, family uint8, attrs ...netlink.Attribute) netlink.Message {
 	body, _ := netlink.MarshalAttributes(attrs) // fails for more than 64 KiB
 	return netlink.Message{
-		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_CTNETLINK<<8 | kind), Flags: netlink.Request | flags},
-		Data:   append([]byte{family, unix.NFNETLINK_V0, 0, 0}, body...),
+		Header: netlink.Header{
+			Type: netlink.HeaderType(unix.NFNL_SUBSYS_CTNETLINK<<8 | kind), Flags: netlink.Request | flags,
+		},
+		Data: append([]byte{family, unix.NFNETLINK_V0, 0, 0}, body...),
 	}
 }
 

@@ -134,9 +134,9 @@ func TestEntriesMatchThePackets(t *testing.T) {
 			if e.Original.Dst != flow.Dst || e.Destination().String() != to || e.SeenAs() != s.Seen {
 				t.Errorf("%s to %s, sent from %s, seen from %s: %+v", proto, dst, s.Sent, s.Seen, e)
 			}
-			translated := flow.Dst.Port() != 8082
-			if (e.SeenAs() != e.Original.Src) != translated || (e.Status&SrcNAT != 0) != translated || e.Zone != 0 {
-				t.Errorf("%s to %s: translated %t, status %b, want %t", proto, dst, (e.SeenAs() != e.Original.Src), e.Status, translated)
+			want, translated := flow.Dst.Port() != 8082, e.SeenAs() != e.Original.Src
+			if translated != want || (e.Status&SrcNAT != 0) != want || e.Zone != 0 {
+				t.Errorf("%s to %s: translated %t, status %b, want %t", proto, dst, translated, e.Status, want)
 			}
 			if (e.State == "") != (proto == nfttest.UDP) || proto == nfttest.SCTP && e.State != "CLOSED" || e.ID == 0 {
 				t.Errorf("%s to %s: state %q, id %d", proto, dst, e.State, e.ID)
@@ -265,7 +265,9 @@ func TestZonesOfBothAndOfOneDirectionAreSpared(t *testing.T) {
 		flow.Proto, flow.From = nfttest.UDP, top.Pod
 		zones := map[uint16]Entry{}
 		for dscp := range 3 {
-			nfttest.NFT(t, top.Pod, fmt.Sprintf("table inet t { chain c { type filter hook output priority 0; ip dscp set %d; ip6 dscp set %[1]d; }; }", dscp), "-f", "-")
+			nfttest.NFT(t, top.Pod, fmt.Sprintf(
+				"table inet t { chain c { type filter hook output priority 0; ip dscp set %d; ip6 dscp set %[1]d; }; }", dscp,
+			), "-f", "-")
 			nfttest.MustSend(t, top, flow)
 			nfttest.NFT(t, top.Pod, "", "flush", "ruleset")
 		}
@@ -308,7 +310,9 @@ func throughSocket(dial func() (*netlink.Conn, error), reply func(n int) error) 
 }
 
 // changing returns a dialler of sockets that change what is sent and received.
-func changing(dial func() (*netlink.Conn, error), request, response func(*netlink.Message)) func() (*netlink.Conn, error) {
+func changing(
+	dial func() (*netlink.Conn, error), request, response func(*netlink.Message),
+) func() (*netlink.Conn, error) {
 	return func() (*netlink.Conn, error) {
 		nl, err := dial()
 		if err != nil {
@@ -439,7 +443,8 @@ func TestDumpEndsWhenTheVisitorStops(t *testing.T) {
 		t.Errorf("%d entries of %d messages: %v", seen, messages, err)
 	}
 	own := errors.New("enough")
-	if err := table.Dump(Filter{}, func() func(*Entry) error { return func(*Entry) error { return own } }); !errors.Is(err, own) {
+	fails := func() func(*Entry) error { return func(*Entry) error { return own } }
+	if err := table.Dump(Filter{}, fails); !errors.Is(err, own) {
 		t.Errorf("the visitor's error became %v", err)
 	}
 }
@@ -605,12 +610,14 @@ func TestPressureReportsFullestDestinationAndDrops(t *testing.T) {
 	}
 	// arrived waits until everything sent so far has passed the node.
 	arrived := func(port uint16) {
-		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, Dst: netip.AddrPortFrom(top.OutsideV4, port)})
+		dst := netip.AddrPortFrom(top.OutsideV4, port)
+		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, Dst: dst})
 	}
 	send(8, "203.0.113.9:53")
 	send(3, "203.0.113.8:53")
 	for port := range uint16(2) {
-		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.SCTP, From: top.Pod, Dst: netip.AddrPortFrom(top.OutsideV6, 6000+port)})
+		dst := netip.AddrPortFrom(top.OutsideV6, 6000+port)
+		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.SCTP, From: top.Pod, Dst: dst})
 	}
 	arrived(7000)
 	p, err := table.Pressure()

@@ -106,11 +106,12 @@ const (
 // states are the names of the states in /proc/net/nf_conntrack.
 var states = map[uint16][]string{
 	ctaProtoInfoTCP: {
-		"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT", "CLOSE", "SYN_SENT2",
+		"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT", "CLOSE",
+		"SYN_SENT2",
 	},
 	ctaProtoInfoSCTP: {
-		"NONE", "CLOSED", "COOKIE_WAIT", "COOKIE_ECHOED", "ESTABLISHED", "SHUTDOWN_SENT", "SHUTDOWN_RECD", "SHUTDOWN_ACK_SENT",
-		"HEARTBEAT_SENT",
+		"NONE", "CLOSED", "COOKIE_WAIT", "COOKIE_ECHOED", "ESTABLISHED", "SHUTDOWN_SENT", "SHUTDOWN_RECD",
+		"SHUTDOWN_ACK_SENT", "HEARTBEAT_SENT",
 	},
 }
 

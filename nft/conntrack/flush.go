@@ -134,5 +134,6 @@ func (e *Entry) request(kind uint16, flags netlink.HeaderFlags) netlink.Message 
 	if e.Original.Src.Addr().Is6() {
 		family = unix.AF_INET6
 	}
-	return message(kind, flags, family, netlink.Attribute{Type: ctaTupleOrig | unix.NLA_F_NESTED, Data: e.tuple}, attr(ctaID, e.ID))
+	original := netlink.Attribute{Type: ctaTupleOrig | unix.NLA_F_NESTED, Data: e.tuple}
+	return message(kind, flags, family, original, attr(ctaID, e.ID))
 }

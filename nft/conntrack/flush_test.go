@@ -63,9 +63,14 @@ func TestPassDeletesOnlyWhatWasStaleWhenItBeganAndStillIs(t *testing.T) {
 	if err := p.Run(t.Context()); err != nil || p.Deleted != 20 || !slices.Equal(listed, []int{40}) {
 		t.Errorf("deleted %d of %d: %v", p.Deleted, listed, err)
 	}
-	if got, want := left(t, table), []string{"10.9.0.1", "203.0.113.2", "203.0.113.3", "203.0.113.4"}; !slices.Equal(got, want) {
+	want := []string{"10.9.0.1", "203.0.113.2", "203.0.113.3", "203.0.113.4"}
+	if got := left(t, table); !slices.Equal(got, want) {
 		t.Errorf("connections to %q are left, want %q", got, want)
 	}
+}
+
+func withPort(a netip.AddrPort, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr(), port)
 }
 
 func TestNewerEntryWithTheSameAddressesAndPortsIsNotDeleted(t *testing.T) {
@@ -74,12 +79,13 @@ func TestNewerEntryWithTheSameAddressesAndPortsIsNotDeleted(t *testing.T) {
 	table := newTable(dialIn(ns))
 	insert(t, ns, untranslated(1, "203.0.113.9")...)
 	now := entries(t, table, Filter{})[0]
+	other := netip.MustParseAddrPort("203.0.113.8:53")
 	for name, change := range map[string]func(*Entry){
 		"another ID":                                 func(e *Entry) { e.ID++ },
-		"the same ID, but another translation":       func(e *Entry) { e.Reply.Dst = netip.MustParseAddrPort("192.0.2.1:4000") },
-		"the same ID, but another port":              func(e *Entry) { e.Reply.Dst = netip.AddrPortFrom(e.Reply.Dst.Addr(), 1) },
-		"the same ID, but another destination":       func(e *Entry) { e.Reply.Src = netip.MustParseAddrPort("203.0.113.8:53") },
-		"the same ID, but another address asked for": func(e *Entry) { e.Original.Dst = netip.MustParseAddrPort("203.0.113.8:53") },
+		"the same ID, but another translation":       func(e *Entry) { e.Reply.Dst = other },
+		"the same ID, but another port":              func(e *Entry) { e.Reply.Dst = withPort(e.Reply.Dst, 1) },
+		"the same ID, but another destination":       func(e *Entry) { e.Reply.Src = other },
+		"the same ID, but another address asked for": func(e *Entry) { e.Original.Dst = other },
 	} {
 		before := now.clone()
 		change(&before)
@@ -129,7 +135,8 @@ func TestPassEndsWithItsContext(t *testing.T) {
 		before := len(entries(t, newTable(dialIn(ns)), Filter{}))
 		err := p.Run(ctx)
 		after := len(entries(t, newTable(dialIn(ns)), Filter{}))
-		if !errors.Is(err, context.Canceled) || p.Deleted != before-after || p.Deleted > few || p.Deleted > 0 != (when == "deleting") {
+		wrong := p.Deleted != before-after || p.Deleted > few || p.Deleted > 0 != (when == "deleting")
+		if wrong || !errors.Is(err, context.Canceled) {
 			t.Errorf("canceled while %s: deleted %d, %d of %d are left: %v", when, p.Deleted, after, before, err)
 		}
 		cancel()

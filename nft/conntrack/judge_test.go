@@ -64,7 +64,6 @@ func TestStaleConnections(t *testing.T) {
 	for _, tt := range []struct {
 		name                        string
 		src, requested, dst, seenAs string
-		protocol                    uint8
 		state                       string
 		status                      Status
 		zone                        uint16
@@ -107,13 +106,13 @@ func TestStaleConnections(t *testing.T) {
 		{name: "to multicast", src: pod, dst: "224.0.0.251:5353", seenAs: pod},
 		{name: "IPv6, to multicast", src: pod6, dst: "[ff05::fb]:5353", seenAs: pod6},
 
-		{name: "TCP, established", src: pod, dst: other, seenAs: pod, protocol: unix.IPPROTO_TCP, state: "ESTABLISHED", stale: true},
-		{name: "TCP, waiting", src: pod, dst: other, seenAs: pod, protocol: unix.IPPROTO_TCP, state: "TIME_WAIT"},
-		{name: "TCP, closed", src: pod, dst: other, seenAs: pod, protocol: unix.IPPROTO_TCP, state: "CLOSE"},
-		{name: "SCTP, opening", src: pod, dst: other, seenAs: pod, protocol: unix.IPPROTO_SCTP, state: "CLOSED", stale: true},
-		{name: "SCTP, closed", src: pod, dst: other, seenAs: pod, protocol: unix.IPPROTO_SCTP, state: "CLOSED", status: SeenReply},
+		{name: "TCP, established", src: pod, dst: other, seenAs: pod, state: "ESTABLISHED", stale: true},
+		{name: "TCP, waiting", src: pod, dst: other, seenAs: pod, state: "TIME_WAIT"},
+		{name: "TCP, closed", src: pod, dst: other, seenAs: pod, state: "CLOSE"},
+		{name: "SCTP, opening", src: pod, dst: other, seenAs: pod, state: "CLOSED", stale: true},
+		{name: "SCTP, closed", src: pod, dst: other, seenAs: pod, state: "CLOSED", status: SeenReply},
 	} {
-		e := entryOf(tt.protocol, tt.src, tt.requested, tt.dst, tt.seenAs)
+		e := entryOf(unix.IPPROTO_TCP, tt.src, tt.requested, tt.dst, tt.seenAs)
 		e.Status, e.Zone, e.State = tt.status, tt.zone, tt.state
 		if got := cmp.Or(tt.judge, j).Stale(&e); got != tt.stale {
 			t.Errorf("%s: stale is %t", tt.name, got)

@@ -66,7 +66,9 @@ func (t Tally) Fullest(n int) []PortUse {
 		all = append(all, PortUse{k, used})
 	}
 	slices.SortFunc(all, func(a, b PortUse) int {
-		return cmp.Or(cmp.Compare(b.Used, a.Used), cmp.Compare(a.Protocol, b.Protocol), a.From.Compare(b.From), a.To.Compare(b.To))
+		return cmp.Or(
+			cmp.Compare(b.Used, a.Used), cmp.Compare(a.Protocol, b.Protocol), a.From.Compare(b.From), a.To.Compare(b.To),
+		)
 	})
 	return all[:min(n, len(all))]
 }

@@ -33,22 +33,21 @@ func flush(ctx context.Context, k Kernel, r nft.Ruleset, which config.Stale, log
 				append(fields, zap.String("event", "stale_connections_deleting"), zap.Int("connections", n))...)
 		}
 	})
-	deleted, failed := 0, ""
-	for tries, done := 1, false; !done; tries++ {
-		var err error
-		deleted, err = run(ctx)
-		if done = err == nil || ctx.Err() != nil; done {
-			break
-		}
+	deleted, err := run(ctx)
+	failed := ""
+	for tries := 1; err != nil && ctx.Err() == nil; tries++ {
 		if text := err.Error(); text != failed {
 			failed = text
 			log.Warn("cannot delete connections that contradict the changed policy",
 				zap.String("event", "stale_connections_kept"), zap.Error(err))
 		}
-		done = !wait(ctx, backoff(tries))
+		if wait(ctx, backoff(tries)) {
+			deleted, err = run(ctx)
+		}
 	}
 	if started {
-		log.Info("deleted connections that contradict the changed policy", append(fields, zap.String("event", "stale_connections_deleted"),
-			zap.Int("connections", deleted), zap.Bool("complete", ctx.Err() == nil))...)
+		log.Info("deleted connections that contradict the changed policy",
+			append(fields, zap.String("event", "stale_connections_deleted"),
+				zap.Int("connections", deleted), zap.Bool("complete", err == nil))...)
 	}
 }

@@ -54,18 +54,26 @@ func TestPassIsLoggedAtItsStartAndItsEndAndFailuresAreRetried(t *testing.T) {
 	}{
 		{name: "keep", which: config.StaleKeep},
 		{name: "none is stale", which: config.StaleAll, steps: []step{{}}},
-		{name: "some", which: config.StaleUDP, steps: []step{{listed: 5, deleted: 4}}, want: []string{"deleting 5 of udp", "deleted 4, complete: true"}},
+		{
+			name: "some", which: config.StaleUDP, steps: []step{{listed: 5, deleted: 4}},
+			want: []string{"deleting 5 of udp", "deleted 4, complete: true"},
+		},
 		{
 			name: "failures", which: config.StaleAll, waits: 4,
-			steps: []step{{listed: -1, err: broken}, {listed: -1, err: broken}, {listed: 5, deleted: 1, err: broken}, {-1, 3, unix.EPERM}, {-1, 5, nil}},
-			want:  []string{"failed: broken", "deleting 5 of all", "failed: operation not permitted", "deleted 5, complete: true"},
+			steps: []step{{-1, 0, broken}, {-1, 0, broken}, {5, 1, broken}, {-1, 3, unix.EPERM}, {-1, 5, nil}},
+			want: []string{
+				"failed: broken", "deleting 5 of all", "failed: operation not permitted", "deleted 5, complete: true",
+			},
 		},
 		{
 			name: "another policy", which: config.StaleAll, steps: []step{{listed: 5, deleted: 1, err: context.Canceled}},
 			want: []string{"deleting 5 of all", "deleted 1, complete: false"},
 		},
 		{name: "another policy at once", which: config.StaleAll, steps: []step{{listed: -1, err: context.Canceled}}},
-		{name: "spared", which: config.StaleAll, spared: []string{"theirs"}, steps: []step{{}}, want: []string{"spared: theirs"}},
+		{
+			name: "spared", which: config.StaleAll, spared: []string{"theirs"}, steps: []step{{}},
+			want: []string{"spared: theirs"},
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -115,7 +123,9 @@ func TestPassEndsAtOnceWithItsPolicy(t *testing.T) {
 		want    []string
 		counted int64 // stale connections
 	}{
-		"another policy": {func(w *world) { w.files <- staleFile("udp", "10.0.0.0/9") }, []string{begun, ended, other}, 0},
+		"another policy": {func(w *world) {
+			w.files <- staleFile("udp", "10.0.0.0/9")
+		}, []string{begun, ended, other}, 0},
 		"a refused policy": {func(w *world) {
 			w.refuse(unix.ENOMEM)
 			w.files <- staleFile("all", "10.0.0.0/9")
@@ -127,8 +137,10 @@ func TestPassEndsAtOnceWithItsPolicy(t *testing.T) {
 			w.refuse(nil)
 			w.files <- staleFile("all", "10.0.0.0/8")
 		}, []string{begun, ended, begun}, 0},
-		"keep":                {func(w *world) { w.files <- staleFile("keep", "10.0.0.0/8") }, []string{begun, ended}, 1},
-		"fewer protocols":     {func(w *world) { w.files <- staleFile("udp", "10.0.0.0/8") }, []string{begun, ended, other}, 0},
+		"keep": {func(w *world) { w.files <- staleFile("keep", "10.0.0.0/8") }, []string{begun, ended}, 1},
+		"fewer protocols": {func(w *world) {
+			w.files <- staleFile("udp", "10.0.0.0/8")
+		}, []string{begun, ended, other}, 0},
 		"a repair":            {func(w *world) { w.tamper(1); time.Sleep(time.Second) }, []string{begun, ended, begun}, 0},
 		"rules are not read":  {func(w *world) { w.refuse(unix.EPERM); w.hangup <- unix.SIGHUP }, []string{begun, ended}, 0},
 		"the same policy":     {func(w *world) { w.files <- staleFile("all", "10.0.0.0/8, 10.0.0.0/8") }, []string{begun}, 0},
