@@ -107,6 +107,7 @@ type Agent struct {
 
 	staleConnections config.Stale   // of the last accepted config
 	changedPolicy    chan effective // the last one that was applied
+	endConnections   func()         // ends what is done about its connections; nil: none is in force
 }
 
 // progress is the progress of applying the policy to the kernel. All fields are
@@ -223,6 +224,7 @@ func (a *Agent) read(ctx context.Context, f Files) {
 	if f.large() {
 		defer speedUp()()
 	}
+	before := a.staleConnections
 	c, warnings, err := a.compile(f)
 	a.announce(c)
 	a.health.config(err, len(warnings))
@@ -232,6 +234,9 @@ func (a *Agent) read(ctx context.Context, f Files) {
 	if err != nil {
 		a.reject(ctx, err)
 		return
+	}
+	if a.staleConnections != before || c.want.Hash() != a.held {
+		a.policyEnded()
 	}
 	a.recovered, a.rejection = a.recovered || a.rejection != nil, nil
 	a.policy, a.fresh, a.tries = decide(a.policy, c, situation{}), true, 0
@@ -460,8 +465,8 @@ func (a *Agent) sync(ctx context.Context, reason string, depth layout.Depth) {
 	a.reportChange(o)
 	a.report(o)
 	a.logMissing(a.policy.want.Policy)
-	if o.wrote() || o.before.held == "" {
-		a.policyChanged()
+	if o.wrote() || a.endConnections == nil {
+		a.policyChanged(ctx)
 	}
 	if o.before.fresh {
 		a.survey.due = true
@@ -684,6 +689,7 @@ func firstFew(all []string) []string { return all[:min(few, len(all))] }
 // refuse logs a rejection by the kernel, once until the error changes, and
 // schedules the next retry. Other programs' writes do not delay it.
 func (a *Agent) refuse(reason string, took time.Duration, err error) {
+	a.policyEnded() // which one is in force is not known
 	a.checked(reason, took, err, 0)
 	if errors.Is(err, context.Canceled) {
 		return // the agent ends

@@ -15,13 +15,25 @@ import (
 // unless that would exceed checkShare.
 const recountEvery = time.Minute
 
-// policyChanged triggers counting the stale connections, outside the loop.
-func (a *Agent) policyChanged() {
+// policyChanged triggers deleting and counting the stale connections, outside the loop.
+func (a *Agent) policyChanged(ctx context.Context) {
+	a.policyEnded()
+	e := effective{Ruleset: *a.policy.want, stale: a.staleConnections}
+	e.ctx, a.endConnections = context.WithCancel(ctx)
 	select {
 	case <-a.changedPolicy: // one that was not handled yet
 	default:
 	}
-	a.changedPolicy <- effective{*a.policy.want, a.staleConnections}
+	a.changedPolicy <- e
+}
+
+// policyEnded ends at once what is done about connections that contradict a policy. The next
+// one that is in the kernel, perhaps the same, begins it again.
+func (a *Agent) policyEnded() {
+	if a.endConnections != nil {
+		a.endConnections()
+		a.endConnections = nil
+	}
 }
 
 // effective is a ruleset in the kernel, and what to do with connections that
@@ -29,25 +41,7 @@ func (a *Agent) policyChanged() {
 type effective struct {
 	nft.Ruleset
 	stale config.Stale
-}
-
-// flush deletes stale connections, and again after one second, for those with a
-// packet in flight.
-func (a *Agent) flush(ctx context.Context, p effective) error {
-	if p.stale == config.StaleKeep {
-		return nil
-	}
-	first, err := a.kernel.Flush(ctx, p.Ruleset, p.stale)
-	if err != nil || first == 0 {
-		return err
-	}
-	if !wait(ctx, time.Second) {
-		return nil
-	}
-	second, err := a.kernel.Flush(ctx, p.Ruleset, p.stale)
-	a.log.Info("deleted connections that contradict the changed policy",
-		zap.String("event", "stale_connections_deleted"), zap.Int("connections", first+second), zap.String("protocols", string(p.stale)))
-	return err
+	ctx   context.Context // ends with the policy
 }
 
 // watchConnections counts stale connections after each change of the rules until
@@ -66,17 +60,14 @@ func (a *Agent) watchConnections(ctx context.Context) {
 			changed = true
 		case <-timer.C:
 		}
-		var err error
 		if changed {
-			err = a.flush(ctx, policy)
+			a.health.set(func(s *state) { s.stale = nil }) // until they are counted
+			flush(policy.ctx, a.kernel, policy.Ruleset, policy.stale, a.log)
 		}
 		start := time.Now()
-		var stale conntrack.Stale
-		if err == nil {
-			stale, err = a.kernel.Stale(ctx, policy.Ruleset)
-		}
-		if ctx.Err() != nil {
-			return
+		stale, err := a.kernel.Stale(policy.ctx, policy.Ruleset)
+		if policy.ctx.Err() != nil {
+			continue
 		}
 		if err != nil {
 			a.health.set(func(s *state) { s.stale = nil })
@@ -84,6 +75,7 @@ func (a *Agent) watchConnections(ctx context.Context) {
 				failed = text
 				a.log.Warn("cannot read connections", zap.String("event", "connections_unreadable"), zap.Error(err))
 			}
+			timer.Reset(recountEvery)
 			continue
 		}
 		failed = ""
@@ -101,7 +93,7 @@ func (a *Agent) watchConnections(ctx context.Context) {
 // logStale logs how many connections keep the translation of an earlier policy.
 func (a *Agent) logStale(s conntrack.Stale) {
 	fields := []zap.Field{zap.String("event", "stale_connections"), zap.Int("connections", s.Count)}
-	if s.Partial() {
+	if s.Partial {
 		fields = append(fields, zap.Int("sampled", s.Examined), zap.Int("tracked", s.Entries))
 	}
 	if !s.Oldest.IsZero() {
