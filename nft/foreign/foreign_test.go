@@ -145,7 +145,6 @@ func describe(s foreign.Snapshot, exempt []netip.Prefix) string {
 }
 
 func TestRulesOfRealProgramsAreRecognized(t *testing.T) {
-	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	for _, name := range cases(t) {

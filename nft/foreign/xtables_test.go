@@ -11,7 +11,6 @@ import (
 )
 
 func TestLegacyIPTablesRulesAreCountedAndAgentsFound(t *testing.T) {
-	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "iptables-legacy", "ip6tables-legacy")
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
