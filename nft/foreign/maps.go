@@ -165,15 +165,18 @@ func (w *walker) equals(fields []string, mask, key []byte, p packets) match {
 		part := key[:min(size, len(key))]
 		key = key[len(part):]
 		of := fieldOf(f)
-		have, single := p.single(of == source)
 		a, isAddress := netip.AddrFromSlice(part)
 		switch {
 		case f == "iifname" || f == "oifname":
 			m.truth = min(m.truth, w.facts.named(f, part))
-		case of == other || !isAddress || mask != nil && !single:
+		case of == other || !isAddress:
 			m.truth = min(m.truth, maybe)
 		case mask != nil:
-			m.truth = min(m.truth, truthOf(bytes.Equal(part, masked(have, mask))))
+			is := maybe
+			if have, single := p.single(of == source); single {
+				is = truthOf(bytes.Equal(part, masked(have, mask)))
+			}
+			m.truth = min(m.truth, is)
 		case of == source && m.src == nil:
 			m.src = []iprange.Range{{From: a, To: a}}
 		case of == destination && m.dst == nil:

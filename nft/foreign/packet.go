@@ -366,8 +366,12 @@ func (w *walker) addresses(c *Chain, s rule.Statement, p *path) []iprange.Range 
 	if s.Set == "" || s.Mask != nil {
 		return nil
 	}
-	a, single := p.single(strings.HasSuffix(s.Field, "saddr"))
-	if w.conn == nil || !single {
+	var a netip.Addr
+	single := false
+	if w.conn != nil {
+		a, single = p.single(strings.HasSuffix(s.Field, "saddr"))
+	}
+	if !single {
 		content := w.sets[id{c.Family, c.Table, s.Set}]
 		if w.work += len(content); w.spent() && len(content) > maxNamed {
 			return nil
