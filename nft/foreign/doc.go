@@ -1,17 +1,24 @@
-// Package foreign finds rules of other programs that masquerade on this node:
-// chains that iptables-based agents left behind, and rules that masquerade what
-// the configuration exempts.
+// Package foreign reads the rules of other programs on this node: what iptables-based
+// agents left behind, rules that contradict the policy, connections about whose source
+// address other programs may have decided, and the way of one packet.
 //
-// [Read] takes a snapshot of all rules that a packet can reach from the base
-// chains of type nat at the postrouting hook. It reads no other chains, however
-// many there are. [Legacy] and [Conflicts] are pure functions of the snapshot.
+// [Read] takes a snapshot of the chains that packets pass as they leave, and of those
+// before connection tracking, with the small sets and verdict maps that they refer to.
+// [Legacy], [Conflicts], [Overruled] and [FindRewrites] are functions of the snapshot. A
+// [Tracer] reads all chains of some hooks.
 //
-// The priority of a chain does not matter: if our chain returns, later chains
-// still decide, and an earlier chain that masquerades has already translated the
-// connection.
+// One interpreter follows packets through the rules: from one address to another, or all
+// at once. Their addresses are sets, which each rule divides into the packets that match it
+// and the others. A condition on anything that is not known of them may be true or false:
+// then both are followed. What may happen to a packet is never missed; within the bounds,
+// what is reported is little more.
 //
-// The snapshot does not contain rules in legacy ip_tables (see [LegacyChains]),
-// tables of families other than ip, ip6 and inet, and NAT outside netfilter. The
-// targets of verdict maps are not read: each chain of the table that no rule
-// jumps to counts as reachable through the map.
+// The priority of a chain of type nat does not matter for conflicts: if our chain returns,
+// later chains still decide, and an earlier chain that masquerades has already translated
+// the connection.
+//
+// Not read are rules in legacy ip_tables (see [LegacyRules]), families other than ip, ip6
+// and inet, and NAT outside netfilter; in a snapshot, also the forward hook, except base
+// chains that drop by policy, and prerouting after connection tracking. A verdict map that
+// is too large to read may lead to each chain of its table.
 package foreign

@@ -19,9 +19,11 @@ var agentChains = map[string]bool{"IP-MASQ-AGENT": true, "IP-MASQ": true, "NON-M
 // The comments of those agents, in all versions: a word and then one of these
 // sentences, or anything after one of the agents' names.
 var (
-	agentJump = regexp.MustCompile(`^[^: ]+: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom \S+ chain$`)
+	agentJump = regexp.MustCompile(
+		`^[^: ]+: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom \S+ chain$`)
 	agentRule = regexp.MustCompile(`^(ip-masq|ip-masq-agent|non-masquerade-daemon): |` +
-		`^[^: ]+: (local traffic is not|cluster-local traffic should not be|outbound traffic (is|should be)) subject to MASQUERADE( \(.*\))?$`)
+		`^[^: ]+: (local traffic is not|cluster-local traffic should not be|outbound traffic (is|should be)) ` +
+		`subject to MASQUERADE( \(.*\))?$`)
 )
 
 // comment returns a rule's comment without quotes: ip-masq-agent v2.10.0 to
@@ -65,7 +67,8 @@ func Legacy(s Snapshot) []LegacyChain {
 	// First the top-level ones: collect includes the chains that they jump to.
 	for _, topLevel := range []bool{true, false} {
 		for _, at := range l.order {
-			if l.agent[at] && !(topLevel && slices.ContainsFunc(l.jumps[at], func(r nfnetlink.Rule) bool { return l.agent[chainOf(r)] })) {
+			below := slices.ContainsFunc(l.jumps[at], func(r nfnetlink.Rule) bool { return l.agent[chainOf(r)] })
+			if l.agent[at] && !(topLevel && below) {
 				if c := l.collect(at); !c.emptied() {
 					out = append(out, c)
 				}

@@ -34,7 +34,6 @@ func ruleHandles(t *testing.T, c *nfnetlink.Conn) map[uint64]string {
 }
 
 func TestAgentsAreRemovedInOneTransaction(t *testing.T) {
-	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore", "iptables-nft-save", "ip6tables-nft-save")
 	for _, name := range cases(t) {

@@ -25,7 +25,6 @@ func pods(shared bool) foreign.Share {
 }
 
 func TestRulesThatExemptedFromOlderAgentsAreFound(t *testing.T) {
-	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore")
 	const (

@@ -148,7 +148,7 @@ func (w *world) PortID() uint32 { return ownPort }
 
 func (w *world) Older(context.Context) (kernel.Others, error) { return w.seen(), w.refusal() }
 
-func (w *world) XTables() ([]foreign.XTChain, error) { return w.seen().XTables, nil }
+func (w *world) XTables() ([]foreign.XTable, error) { return w.seen().XTables, nil }
 
 func (w *world) Apply(_ context.Context, r nft.Ruleset, depth layout.Depth) (kernel.Applied, error) {
 	w.last, w.listened = depth, w.joined

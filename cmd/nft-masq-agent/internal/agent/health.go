@@ -122,7 +122,7 @@ func (h *health) inSync(r nft.Ruleset) {
 func (h *health) found(o kernel.Others) {
 	n := others{
 		foreign: len(o.Conflicts), legacy: len(o.Legacy) + len(o.XTables),
-		exempting: len(o.Of(foreign.Exempts)), translating: len(o.Of(foreign.Translates)),
+		exempting: len(o.Of(foreign.Exempts)), translating: len(o.Overruled) - len(o.Of(foreign.Exempts)),
 	}
 	h.set(func(s *state) { s.others = &n })
 }

@@ -173,8 +173,8 @@ func (e exporter) node(s state) {
 func (e exporter) foreign(o others) {
 	e.gauge("foreign_masquerade_rules", "Other programs' rules that masquerade what the config exempts, without accepted ones and those that meet no pod.", float64(o.foreign))
 	e.gauge("foreign_exempting_rules", "Other programs' rules that accept what the config masquerades: before the jump in mode iptables-nft, otherwise without effect on this agent.", float64(o.exempting))
-	e.gauge("foreign_translating_rules", "Other programs' rules that translate what the config masquerades to another source address.", float64(o.translating))
-	e.gauge("legacy_rules", "Chains of iptables-based agents, in nf_tables and in legacy ip_tables.", float64(o.legacy))
+	e.gauge("foreign_translating_rules", "Other programs' rules that translate what the config masquerades to another source address, write one into it, drop it, or turn off its connection tracking.", float64(o.translating))
+	e.gauge("legacy_rules", "Chains of iptables-based agents in nf_tables, and tables of legacy ip_tables that have rules of such agents.", float64(o.legacy))
 }
 
 func number(b bool) float64 {

@@ -119,10 +119,10 @@ func namesOf[T fmt.Stringer](chains []T) (names []string) {
 	return names
 }
 
-// logXTables logs what --takeover cannot remove, and the commands to remove it.
-func (a *Agent) logXTables(chains []foreign.XTChain) {
+// logXTables logs what --takeover cannot remove, and the commands that show it.
+func (a *Agent) logXTables(tables []foreign.XTable) {
 	s := &a.survey
-	found := namesOf(chains)
+	found := namesOf(tables)
 	if slices.Equal(found, s.xtables) {
 		return
 	}
@@ -132,10 +132,10 @@ func (a *Agent) logXTables(chains []foreign.XTChain) {
 		return
 	}
 	var commands []string
-	for _, c := range chains {
-		commands = append(commands, c.Commands()...)
+	for _, t := range tables {
+		commands = append(commands, t.Command())
 	}
-	a.log.Warn("rules of an iptables-based agent are in legacy ip_tables, where --takeover and cleanup cannot remove them: stop that agent and run the commands",
+	a.log.Warn("rules of an iptables-based agent are in legacy ip_tables, where --takeover and cleanup cannot remove them: stop that agent and remove them",
 		zap.String("event", "xtables_rules_found"), zap.Strings("found", found), zap.Strings("commands", commands))
 }
 
@@ -222,7 +222,7 @@ func (a *Agent) logConflicts(others kernel.Others) {
 		all++
 		fields := []zap.Field{
 			zap.String("table", c.Table()), zap.String("chain", c.Chain()), zap.Int32("priority", c.Priority),
-			zap.String("rule", c.RuleText()), zap.String("why", c.Why()),
+			zap.String("rule", c.RuleText()), zap.String("why", c.Why()), zap.String("remedy", c.Kind.Remedy()),
 		}
 		if len(c.Via) > 0 {
 			fields = append(fields, zap.String("via", strings.Join(c.ViaText(), "; ")))
@@ -231,6 +231,9 @@ func (a *Agent) logConflicts(others kernel.Others) {
 			foreign.Masquerades: {"foreign_masquerade", "another program's rule masquerades what the config exempts"},
 			foreign.Exempts:     {"foreign_exemption", "another program's rule accepts what the config masquerades"},
 			foreign.Translates:  {"foreign_translation", "another program's rule translates what the config masquerades"},
+			foreign.Untracks:    {"foreign_notrack", "another program's rule turns off connection tracking for what the config masquerades"},
+			foreign.Writes:      {"foreign_rewrite", "another program's rule writes a source address into what the config masquerades"},
+			foreign.Drops:       {"foreign_drop", "another program's chain drops what the config masquerades"},
 		}[c.Kind]
 		a.log.Warn(kind.message, append(fields, zap.String("event", kind.event))...)
 	}

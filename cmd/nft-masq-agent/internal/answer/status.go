@@ -34,10 +34,10 @@ type Status struct {
 	// what the config exempts.
 	Overridden []ruleReport `json:"overridden"`
 	Conflicts  []ruleReport `json:"conflicts"` // other rules that masquerade what the config exempts
-	Overruled  []ruleReport `json:"overruled"` // other rules that accept or translate what the config masquerades
+	Overruled  []ruleReport `json:"overruled"` // other rules that override the config for traffic that it masquerades
 	Accepted   []ruleReport `json:"accepted"`  // of both, in chains that --accept-foreign names
-	// Podless are rules that masquerade what the config exempts, but from no source of
-	// masqueradeSrcCIDRs.
+	// Podless are rules that masquerade what the config exempts, but from no pod by
+	// masqueradeSrcCIDRs or masqueradeSrcInterfaces.
 	Podless []ruleReport `json:"podless"`
 	// Uncovered lists the networks of --pod-cidr that the policy does not cover.
 	Uncovered []string `json:"uncovered"`
@@ -95,11 +95,15 @@ type ruleReport struct {
 	Via      []string `json:"via,omitzero"`   // of a conflict
 	Why      string   `json:"why,omitempty"`  // of a conflict
 
-	own bool
+	own  bool
+	kind foreign.Kind // of a conflict
 }
 
 // place returns the location as nft delete rule expects it.
 func (r ruleReport) place() string {
+	if r.Handle == 0 {
+		return r.Table + " " + r.Chain
+	}
 	return fmt.Sprintf("%s %s handle %d", r.Table, r.Chain, r.Handle)
 }
 
@@ -209,7 +213,7 @@ func ruleReports(conflicts []foreign.Conflict) []ruleReport {
 	for i, c := range conflicts {
 		reports[i] = ruleReport{
 			Table: c.Table(), Chain: c.Chain(), Handle: c.Rule.Handle, Priority: c.Priority, Packets: c.Packets(), Rule: c.RuleText(),
-			Via: c.ViaText(), Why: c.Why(),
+			Via: c.ViaText(), Why: c.Why(), kind: c.Kind,
 		}
 	}
 	return reports
@@ -242,10 +246,10 @@ func (r Status) String() string {
 	writeList(&b, "Warnings of the config:", r.Config.Warnings)
 	writeList(&b, "Rules of iptables-based agents (run with --takeover, or cleanup --legacy-only):", r.Legacy)
 	writeList(&b, "Other rules that masquerade what the config exempts:", texts(r.Conflicts))
-	writeList(&b, "Other rules that accept or translate what the config masquerades:", texts(r.Overruled))
+	writeList(&b, "Other rules that override the config for traffic that it masquerades:", texts(r.Overruled))
 	writeList(&b, "Other rules that would masquerade pod traffic to exempt destinations without enforceNonMasquerade:", texts(r.Overridden))
 	writeList(&b, "Rules of other programs that --accept-foreign accepts:", texts(r.Accepted))
-	writeList(&b, "Other rules that masquerade what the config exempts, but from no address in masqueradeSrcCIDRs:", texts(r.Podless))
+	writeList(&b, "Other rules that masquerade what the config exempts, but from no pod by masqueradeSrcCIDRs or masqueradeSrcInterfaces:", texts(r.Podless))
 	writeList(&b, "Notes:", r.Notes)
 	return b.String()
 }
@@ -271,12 +275,8 @@ func (r Status) problems() []string {
 	add(len(r.Agents) > 1, "%d agents run here and overwrite each other: stop all but one", len(r.Agents))
 	add(len(r.Legacy) > 0, "rules of an iptables-based agent are also active (%s)", strings.Join(r.Legacy, "; "))
 	add(len(r.Routing) > 0, "routing rules of an older agent are left; to remove them: %s", strings.Join(r.Routing, "; "))
-	if n := len(r.Conflicts); n > 0 {
-		add(true, "%s of other programs %s what the config exempts, such as %s", Plural(n, "rule"), either(n == 1, "masquerades", "masquerade"), r.Conflicts[0].place())
-	}
-	if n := len(r.Overruled); n > 0 {
-		add(true, "%s of other programs %s what the config masquerades, such as %s", Plural(n, "rule"), either(n == 1, "accepts or translates", "accept or translate"), r.Overruled[0].place())
-	}
+	lines = append(lines, inTheWay(r.Conflicts, "traffic that the config exempts")...)
+	lines = append(lines, inTheWay(r.Overruled, "traffic that the config masquerades")...)
 	for _, s := range r.SNAT {
 		add(len(s.Present) == 0, "%s", missingSNAT(s.Family == "ipv6"))
 	}
@@ -284,6 +284,21 @@ func (r Status) problems() []string {
 		add(true, "%s", text)
 	}
 	add(r.staleText() != "", "%s", r.staleText())
+	return lines
+}
+
+// inTheWay describes other programs' rules that affect some traffic, and what to do about
+// them: a line for each kind.
+func inTheWay(rules []ruleReport, traffic string) (lines []string) {
+	for kind := foreign.Masquerades; kind <= foreign.Drops; kind++ {
+		of := slices.DeleteFunc(slices.Clone(rules), func(r ruleReport) bool { return r.kind != kind })
+		if len(of) == 0 {
+			continue
+		}
+		one, several := kind.Does()
+		lines = append(lines, fmt.Sprintf("%s %s %s, such as %s. %s.", Plural(len(of), "rule")+" of other programs",
+			either(len(of) == 1, one, several), traffic, of[0].place(), kind.Remedy()))
+	}
 	return lines
 }
 

@@ -1,0 +1,47 @@
+package answer
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+func TestStatusNamesOtherProgramsRulesByKindWithWhatToDo(t *testing.T) {
+	of := func(kind foreign.Kind, handles ...uint64) (all []foreign.Conflict) {
+		for _, h := range handles {
+			rule := nfnetlink.Rule{Family: nfnetlink.IPv4, Table: "cni", Chain: "post", Handle: h}
+			all = append(all, foreign.Conflict{Kind: kind, Place: foreign.Place{Rule: rule, Base: "post"}})
+		}
+		return all
+	}
+	var r Status
+	r.Config.Accepted, r.Kernel.InSync = true, true
+	if lines := r.problems(); len(lines) > 0 {
+		t.Errorf("without rules: %q", lines)
+	}
+	r.SetOthers(kernel.Others{
+		Conflicts: of(foreign.Masquerades, 2),
+		Overruled: append(append(of(foreign.Untracks, 3, 4), of(foreign.Exempts, 5)...), of(foreign.Drops, 0)...),
+	})
+	want := []string{
+		"1 rule of other programs masquerades traffic that the config exempts, such as ip cni post handle 2. " +
+			"Turn off masquerading in that program, or set enforceNonMasquerade.",
+		"1 rule of other programs accepts traffic that the config masquerades, such as ip cni post handle 5. " +
+			"Remove the rules, or add their destinations to nonMasqueradeCIDRs.",
+		"2 rules of other programs turn off connection tracking for traffic that the config masquerades, such as " +
+			"ip cni post handle 3. Without connection tracking there is no NAT: remove the rules, or exempt their traffic here.",
+		"1 rule of other programs drops traffic that the config masquerades, such as ip cni post. " +
+			"Accept pod traffic in that chain, or set its policy to accept.",
+	}
+	if diff := cmp.Diff(want, r.problems()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if text := r.String(); !strings.Contains(text, "policy drop") {
+		t.Errorf("%s", text)
+	}
+}
