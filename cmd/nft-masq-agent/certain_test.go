@@ -30,6 +30,15 @@ const othersDecide = `table inet others {
 }
 `
 
+// install installs them, and rules in the table that mode iptables-nft shares.
+func (n trafficNode) install(rules string) {
+	n.t.Helper()
+	nfttest.NFT(n.t, n.top.Node, rules, "-f", "-")
+	for program, dst := range map[string]string{"iptables-nft": "198.19.0.0/16", "ip6tables-nft": "2001:db8:3::/64"} {
+		nfttest.Run(n.t, n.top.Node, "", program, "-t", "nat", "-A", "POSTROUTING", "-d", dst, "-j", "ACCEPT")
+	}
+}
+
 // The policies before and after a change.
 const (
 	beforeChange = "nonMasqueradeCIDRs: [203.0.113.0/24, 192.168.0.0/16, '2001:db8:1::/64', 'fd00:8::/64']\n"
@@ -42,6 +51,7 @@ var (
 	spared  = []string{
 		"192.168.9.9", "[fd00:8::9]", // translated by others
 		"198.51.100.9", "[2001:db8:2::9]", // exempted by others
+		"198.19.0.9", "[2001:db8:3::9]", // accepted by others, in mode iptables-nft above our jump
 		"10.9.0.7", "203.0.113.7", "[fd00:9::7]", "[2001:db8:1::7]", // in a zone
 	}
 )
@@ -82,7 +92,7 @@ func TestOnlyWhatIsCertainlyStaleIsListedAndDeleted(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newTrafficNode(t)
-		nfttest.NFT(t, n.top.Node, othersDecide, "-f", "-")
+		n.install(othersDecide)
 		n.enforce(beforeChange, "--enable-ipv6", flag)
 		stale, others := n.openBeforeChange()
 		n.enforce(afterChange, "--enable-ipv6", flag)
@@ -105,7 +115,7 @@ func TestDaemonDeletesOnlyWhatIsCertainlyStale(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
-	nfttest.NFT(t, n.top.Node, othersDecide, "-f", "-")
+	n.install(othersDecide)
 	n.swap("staleConnections: all\n" + beforeChange)
 	d := n.start("--resync-interval=3600", "--enable-ipv6")
 	d.began(wants(t, beforeChange, "--enable-ipv6"))
