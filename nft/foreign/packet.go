@@ -193,7 +193,8 @@ func (t *Tracer) lookup(c *Chain, s rule.Statement) ([]target, truth) {
 	elements, truth := t.packet.candidates(strings.Split(field, " . "), nil, m)
 	seen := map[target]bool{}
 	for _, e := range elements {
-		if to := (target{e.Code, e.Chain}); !seen[to] {
+		var to target
+		if to.code, to.chain = e.Verdict(); !seen[to] {
 			seen[to] = true
 			found = append(found, to)
 		}
@@ -216,12 +217,12 @@ func (t *Tracer) anyTarget(c *Chain) []target {
 // A mapping is the content of a map. In one of intervals, an element is the first key
 // of an interval, and End marks the key after the last.
 type mapping struct {
-	elements []nfnetlink.MapElement // sorted by key
+	elements []nfnetlink.Element // sorted by key
 	interval bool
 }
 
-func newMapping(elements []nfnetlink.MapElement, interval bool) mapping {
-	slices.SortFunc(elements, func(a, b nfnetlink.MapElement) int {
+func newMapping(elements []nfnetlink.Element, interval bool) mapping {
+	slices.SortFunc(elements, func(a, b nfnetlink.Element) int {
 		if c := bytes.Compare(a.Key, b.Key); c != 0 || a.End == b.End {
 			return c
 		}
@@ -232,7 +233,7 @@ func newMapping(elements []nfnetlink.MapElement, interval bool) mapping {
 
 // candidates returns the elements that may be the packet's, and whether there is one.
 // mask is applied to the field.
-func (p Packet) candidates(fields []string, mask []byte, m mapping) (all []nfnetlink.MapElement, found truth) {
+func (p Packet) candidates(fields []string, mask []byte, m mapping) (all []nfnetlink.Element, found truth) {
 	for i, e := range m.elements {
 		var is truth
 		switch {
@@ -261,7 +262,7 @@ func (p Packet) candidates(fields []string, mask []byte, m mapping) (all []nfnet
 
 // between reports whether the field is in the interval that begins with the first
 // bound.
-func (p Packet) between(fields []string, mask []byte, bounds []nfnetlink.MapElement) truth {
+func (p Packet) between(fields []string, mask []byte, bounds []nfnetlink.Element) truth {
 	key := p.key(fields[0], mask)
 	switch {
 	case key == nil || len(fields) > 1:

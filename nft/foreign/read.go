@@ -307,7 +307,7 @@ func (r *reader) readSet(at id, s nfnetlink.Set) error {
 
 // readMap reads a map of up to maxRules elements. What is in a larger one is unknown.
 func (r *reader) readMap(at id, s nfnetlink.Set) error {
-	elements, more, err := r.conn.MapElements(s.Family, s.Table, s.Name, maxRules)
+	elements, more, err := r.conn.Elements(s.Family, s.Table, s.Name, maxRules)
 	if err != nil || more {
 		return err
 	}

@@ -409,7 +409,7 @@ func (t *Tracer) add(r nfnetlink.Rule, a action) truth {
 func (p Packet) among(n rule.NAT, m mapping) (all []netip.Addr, found truth) {
 	candidates, found := p.candidates([]string{n.ToField}, n.ToMask, m)
 	for _, e := range candidates {
-		if value, ok := netip.AddrFromSlice(e.Value); ok {
+		if value, ok := netip.AddrFromSlice(e.Value()); ok {
 			all = append(all, value)
 		}
 	}
@@ -419,7 +419,7 @@ func (p Packet) among(n rule.NAT, m mapping) (all []netip.Addr, found truth) {
 			keys *= 2
 		}
 	}
-	limited := slices.ContainsFunc(candidates, func(e nfnetlink.MapElement) bool { return e.Limited })
+	limited := slices.ContainsFunc(candidates, func(e nfnetlink.Element) bool { return e.Limited })
 	if n.ToMask != nil && len(candidates) >= keys && !limited {
 		found = yes
 	}
