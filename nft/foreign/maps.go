@@ -16,7 +16,7 @@ import (
 // A verdict is an element of a verdict map, and the packets that it is for.
 type verdict struct {
 	match
-	nfnetlink.MapElement
+	nfnetlink.Element
 }
 
 // lookup returns the verdicts that a map may have for packets. unread means that they are
@@ -43,10 +43,10 @@ func (w *walker) lookup(c *Chain, s rule.Statement, q path) (found []verdict, un
 // chain of the table that is not a base chain.
 func (w *walker) anyVerdict(c *Chain, s rule.Statement) []verdict {
 	m := match{truth: maybe, conditions: []condition{newCondition(s, other, true)}}
-	found := []verdict{{m, nfnetlink.MapElement{Code: unix.NFT_RETURN}}, {m, nfnetlink.MapElement{Code: accept}}}
+	found := []verdict{{m, nfnetlink.Element{Code: unix.NFT_RETURN}}, {m, nfnetlink.Element{Code: accept}}}
 	for _, to := range w.Chains {
 		if to.Hook == nil && to.Family == c.Family && to.Table == c.Table {
-			found = append(found, verdict{m, nfnetlink.MapElement{Code: unix.NFT_JUMP, Chain: to.Name}})
+			found = append(found, verdict{m, nfnetlink.Element{Code: unix.NFT_JUMP, Chain: to.Name}})
 		}
 	}
 	return found
@@ -58,12 +58,12 @@ const elementsPerRule = 50
 // A mapping is the content of a map. In one of intervals, an element is the first key
 // of an interval, and End marks the key after the last.
 type mapping struct {
-	elements []nfnetlink.MapElement // sorted by key
+	elements []nfnetlink.Element // sorted by key
 	interval bool
 }
 
-func newMapping(elements []nfnetlink.MapElement, interval bool) mapping {
-	slices.SortFunc(elements, func(a, b nfnetlink.MapElement) int {
+func newMapping(elements []nfnetlink.Element, interval bool) mapping {
+	slices.SortFunc(elements, func(a, b nfnetlink.Element) int {
 		if c := bytes.Compare(a.Key, b.Key); c != 0 || a.End == b.End {
 			return c
 		}
@@ -117,7 +117,7 @@ func (w *walker) cut(p packets, m match) packets {
 }
 
 // within returns which packets are in the interval that begins with the first bound.
-func within(fields []string, mask []byte, bounds []nfnetlink.MapElement) match {
+func within(fields []string, mask []byte, bounds []nfnetlink.Element) match {
 	from, isAddress := netip.AddrFromSlice(bounds[0].Key)
 	of := fieldOf(fields[0])
 	if !isAddress || of == other || len(fields) > 1 || mask != nil {

@@ -371,7 +371,7 @@ func (r *reader) readAddresses(at id, s nfnetlink.Set) error {
 // readMap reads a map. What is in one of more elements is unknown.
 func (r *reader) readMap(at id, s nfnetlink.Set) error {
 	limit := min(either(r.tracing, maxRules, maxSetSize), maxElements-r.elements)
-	elements, more, err := r.conn.MapElements(s.Family, s.Table, s.Name, limit)
+	elements, more, err := r.conn.Elements(s.Family, s.Table, s.Name, limit)
 	if err != nil || more {
 		return err
 	}

@@ -59,7 +59,7 @@ func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (*content, error) {
 	if w.Learned {
 		most = nft.LearnedSize
 	}
-	elements, more, err := c.MapElements(s.Family, s.Table, s.Name, most)
+	elements, more, err := c.Elements(s.Family, s.Table, s.Name, most)
 	switch {
 	case err != nil:
 		return nil, err
@@ -104,7 +104,7 @@ func (c *content) comparePrefixes(name string, want []netip.Prefix, held []ipran
 
 // comparePairs checks that a set which rules fill has only pairs of an address and
 // itself.
-func (c *content) comparePairs(name string, held []nfnetlink.MapElement) {
+func (c *content) comparePairs(name string, held []nfnetlink.Element) {
 	for _, e := range held {
 		half := len(e.Key) / 2
 		switch {
@@ -116,7 +116,7 @@ func (c *content) comparePairs(name string, held []nfnetlink.MapElement) {
 	}
 }
 
-func (c *content) compareMap(name string, want []nfnetlink.Mapping, elements []nfnetlink.MapElement) {
+func (c *content) compareMap(name string, want []nfnetlink.Mapping, elements []nfnetlink.Element) {
 	held := make(map[netip.Addr]netip.Addr, len(elements))
 	for _, e := range elements {
 		key, isKey := netip.AddrFromSlice(e.Key)

@@ -2,37 +2,39 @@ package nfnetlink
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"iter"
 
 	"golang.org/x/sys/unix"
 )
 
-// attrs is a run of netlink attributes under construction.
-type attrs []byte
+// Attrs is a run of netlink attributes (struct nlattr).
+type Attrs []byte
 
 const (
 	attrHeaderLen = 4
 	attrAlign     = 4
 )
 
-func (a *attrs) header(typ uint16, n int) {
+func (a *Attrs) header(typ uint16, n int) {
 	*a = binary.NativeEndian.AppendUint16(*a, uint16(attrHeaderLen+n))
 	*a = binary.NativeEndian.AppendUint16(*a, typ)
 }
 
-func (a *attrs) pad() {
+func (a *Attrs) pad() {
 	for len(*a)%attrAlign != 0 {
 		*a = append(*a, 0)
 	}
 }
 
-func (a *attrs) bytes(typ uint16, b []byte) {
+func (a *Attrs) bytes(typ uint16, b []byte) {
 	a.header(typ, len(b))
 	*a = append(*a, b...)
 	a.pad()
 }
 
-func (a *attrs) str(typ uint16, s string) {
+func (a *Attrs) str(typ uint16, s string) {
 	a.header(typ, len(s)+1)
 	*a = append(*a, s...)
 	*a = append(*a, 0)
@@ -41,36 +43,36 @@ func (a *attrs) str(typ uint16, s string) {
 
 // uint32 appends a number in network byte order, which nf_tables uses for all
 // numbers.
-func (a *attrs) uint32(typ uint16, v uint32) {
+func (a *Attrs) uint32(typ uint16, v uint32) {
 	a.header(typ, 4)
 	*a = binary.BigEndian.AppendUint32(*a, v)
 }
 
-func (a *attrs) uint64(typ uint16, v uint64) {
+func (a *Attrs) uint64(typ uint16, v uint64) {
 	a.header(typ, 8)
 	*a = binary.BigEndian.AppendUint64(*a, v)
 }
 
 // in returns the attributes of something in a table, whose name is the first attribute
 // of every kind (NFTA_…_TABLE).
-func in(table string, nameType uint16, name string) attrs {
-	var a attrs
+func in(table string, nameType uint16, name string) Attrs {
+	var a Attrs
 	a.str(unix.NFTA_CHAIN_TABLE, table)
 	a.str(nameType, name)
 	return a
 }
 
 // nest appends an attribute that contains what fill appends.
-func (a *attrs) nest(typ uint16, fill func()) {
+func (a *Attrs) nest(typ uint16, fill func()) {
 	at := len(*a)
 	a.header(typ|unix.NLA_F_NESTED, 0)
 	fill()
 	binary.NativeEndian.PutUint16((*a)[at:], uint16(len(*a)-at))
 }
 
-// Each calls fn for every attribute of b, with the type's flag bits cleared. The
-// data alias b: Each is called for every element of a set and avoids the copies
-// that the library's decoder makes.
+// Each calls fn for every attribute, with the type's flag bits cleared. The data alias
+// b: Each is called for every element of a set and avoids the copies that the
+// library's decoder makes.
 func Each(b []byte, fn func(typ uint16, data []byte) error) error {
 	for len(b) >= attrHeaderLen {
 		n := int(binary.NativeEndian.Uint16(b))
@@ -86,23 +88,41 @@ func Each(b []byte, fn func(typ uint16, data []byte) error) error {
 	return nil
 }
 
-// count returns the number of attributes in b, up to the first malformed one.
-func count(b []byte) (n int) {
-	_ = Each(b, func(uint16, []byte) error {
-		n++
-		return nil
-	})
-	return n
+// All returns the attributes up to the first malformed one.
+func (a Attrs) All() iter.Seq2[uint16, Attrs] {
+	stop := errors.New("stop")
+	return func(yield func(uint16, Attrs) bool) {
+		_ = Each(a, func(typ uint16, data []byte) error {
+			if !yield(typ, data) {
+				return stop
+			}
+			return nil
+		})
+	}
 }
 
-func cString(b []byte) string {
-	for i, c := range b {
-		if c == 0 {
-			return string(b[:i])
+// Attr returns the data of the last attribute of a type, or nil if there is none.
+func (a Attrs) Attr(typ uint16) Attrs {
+	var found Attrs
+	for t, data := range a.All() {
+		if t == typ {
+			found = data
 		}
 	}
-	return string(b)
+	return found
 }
+
+// Uint32 returns a number in network byte order, or 0 if there is none.
+func (a Attrs) Uint32(typ uint16) uint32 { return bigUint32(a.Attr(typ)) }
+
+// Uint64 returns a number in network byte order, or 0 if there is none.
+func (a Attrs) Uint64(typ uint16) uint64 { return bigUint64(a.Attr(typ)) }
+
+// Str returns a string up to its first zero byte.
+func (a Attrs) Str(typ uint16) string { return unix.ByteSliceToString(a.Attr(typ)) }
+
+// Value returns the bytes of an attribute that contains an nft_data value.
+func (a Attrs) Value(typ uint16) []byte { return a.Attr(typ).Attr(unix.NFTA_DATA_VALUE) }
 
 func bigUint32(b []byte) uint32 {
 	if len(b) < 4 {

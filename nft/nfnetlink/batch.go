@@ -36,11 +36,11 @@ func (b *Batch) messages() []netlink.Message {
 	return msgs
 }
 
-func (b *Batch) add(family Family, msg uint16, flags netlink.HeaderFlags, a attrs) {
+func (b *Batch) add(family Family, msg uint16, flags netlink.HeaderFlags, a Attrs) {
 	b.msgs = append(b.msgs, message(family, msg, flags, a))
 }
 
-func message(family Family, msg uint16, flags netlink.HeaderFlags, a attrs) netlink.Message {
+func message(family Family, msg uint16, flags netlink.HeaderFlags, a Attrs) netlink.Message {
 	return netlink.Message{
 		Header: netlink.Header{
 			Type:  netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | msg),
@@ -64,7 +64,7 @@ func (b *Batch) WakeTable(t Table) {
 }
 
 func (b *Batch) addTable(t Table) {
-	var a attrs
+	var a Attrs
 	a.str(unix.NFTA_TABLE_NAME, t.Name)
 	a.uint32(unix.NFTA_TABLE_FLAGS, t.Flags)
 	b.add(t.Family, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
@@ -74,7 +74,7 @@ func (b *Batch) addTable(t Table) {
 // tested: if the kernel would accept the other messages, the error is a
 // [RefusedError] for the last one.
 func (b *Batch) Refuse(family Family, table string) {
-	var a attrs
+	var a Attrs
 	a.str(unix.NFTA_TABLE_NAME, table)
 	a.uint32(unix.NFTA_TABLE_FLAGS, 1<<31) // no such flag
 	b.add(family, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
@@ -82,7 +82,7 @@ func (b *Batch) Refuse(family Family, table string) {
 
 // DelTable deletes a table and everything in it.
 func (b *Batch) DelTable(family Family, table string) {
-	var a attrs
+	var a Attrs
 	a.str(unix.NFTA_TABLE_NAME, table)
 	b.add(family, unix.NFT_MSG_DELTABLE, 0, a)
 }
@@ -127,13 +127,13 @@ func (b *Batch) ReplaceRule(r Rule) {
 	b.add(r.Family, unix.NFT_MSG_NEWRULE, netlink.Replace, a)
 }
 
-func ruleAttrs(r Rule) attrs {
+func ruleAttrs(r Rule) Attrs {
 	a := in(r.Table, unix.NFTA_RULE_CHAIN, r.Chain)
 	a.nest(unix.NFTA_RULE_EXPRESSIONS, func() {
 		for _, e := range r.Exprs {
 			a.nest(unix.NFTA_LIST_ELEM, func() {
 				a.str(unix.NFTA_EXPR_NAME, e.Name)
-				a.bytes(unix.NFTA_EXPR_DATA|unix.NLA_F_NESTED, e.Data)
+				a.bytes(unix.NFTA_EXPR_DATA|unix.NLA_F_NESTED, e.Attrs)
 			})
 		}
 	})
@@ -153,7 +153,7 @@ func (b *Batch) DelRule(family Family, table, chain string, handle uint64) {
 // FlushChain deletes all rules of a chain, or of every chain in the table if
 // chain is empty.
 func (b *Batch) FlushChain(family Family, table, chain string) {
-	var a attrs
+	var a Attrs
 	a.str(unix.NFTA_RULE_TABLE, table)
 	if chain != "" {
 		a.str(unix.NFTA_RULE_CHAIN, chain)
@@ -189,12 +189,11 @@ func (b *Batch) recordHandle(m netlink.Message) {
 	if m.Header.Type != netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWSET) || len(m.Data) < 4 {
 		return
 	}
-	if s, err := parseSet(Family(m.Data[0]), m.Data[4:]); err == nil {
-		if b.Handles == nil {
-			b.Handles = map[string]uint64{}
-		}
-		b.Handles[s.Name] = s.Handle
+	if b.Handles == nil {
+		b.Handles = map[string]uint64{}
 	}
+	s := parseSet(Family(m.Data[0]), m.Data[4:])
+	b.Handles[s.Name] = s.Handle
 }
 
 // DelSet deletes a set, which must be unreferenced.
@@ -244,7 +243,7 @@ type elements struct {
 	prefixes   []netip.Prefix
 }
 
-func (e elements) appendTo(a attrs) attrs {
+func (e elements) appendTo(a Attrs) Attrs {
 	size := 64 // bytes of an IPv6 prefix
 	if e.prefixes[0].Addr().Is4() {
 		size = 40
@@ -265,7 +264,7 @@ func (e elements) appendTo(a attrs) attrs {
 	return a
 }
 
-func (a *attrs) element(addr netip.Addr, end bool) {
+func (a *Attrs) element(addr netip.Addr, end bool) {
 	if addr.Is4() {
 		key := addr.As4()
 		a.key(key[:], end)
@@ -277,7 +276,7 @@ func (a *attrs) element(addr netip.Addr, end bool) {
 
 // key appends an element. The lengths of its attributes are computed up front,
 // because there can be millions of elements.
-func (a *attrs) key(key []byte, end bool) {
+func (a *Attrs) key(key []byte, end bool) {
 	value := attrHeaderLen + len(key)
 	whole := attrHeaderLen + value
 	if end {

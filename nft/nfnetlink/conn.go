@@ -192,7 +192,7 @@ func (c *Conn) Commit(b *Batch, generation uint32) error {
 
 func envelope(b *Batch, generation uint32) []netlink.Message {
 	head := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
-	begin := attrs(head)
+	begin := Attrs(head)
 	if generation != 0 {
 		begin.uint32(unix.NFNL_BATCH_GENID, generation)
 	}

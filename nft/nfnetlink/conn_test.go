@@ -286,8 +286,8 @@ func TestMapsAreReadBackAsCreated(t *testing.T) {
 		len(got.Special)+len(want.Special) > 0 {
 		t.Errorf("made %+v, nft makes %+v", got, want)
 	}
-	read := func(table, name string, most int) (map[netip.Addr]netip.Addr, []nfnetlink.MapElement, bool) {
-		elements, more, err := c.MapElements(nfnetlink.Inet, table, name, most)
+	read := func(table, name string, most int) (map[netip.Addr]netip.Addr, []nfnetlink.Element, bool) {
+		elements, more, err := c.Elements(nfnetlink.Inet, table, name, most)
 		must(t, err)
 		got := map[netip.Addr]netip.Addr{}
 		for _, e := range elements {

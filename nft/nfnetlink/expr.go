@@ -14,7 +14,7 @@ import (
 // Expr is one expression of a rule: its name and its raw attributes.
 type Expr struct {
 	Name string
-	Data []byte
+	Attrs
 }
 
 // Marshal encodes the library's expressions for the kernel; the layout of xtables
@@ -27,11 +27,7 @@ func Marshal(family Family, exprs ...expr.Any) []Expr {
 		if err != nil {
 			panic(fmt.Sprintf("expression %T: %v", e, err))
 		}
-		x, err := parseExpr(b)
-		if err != nil {
-			panic(fmt.Sprintf("expression %T: %v", e, err))
-		}
-		out = append(out, x)
+		out = append(out, parseExpr(b))
 	}
 	return out
 }
@@ -53,11 +49,11 @@ func MasqueradeTo(fullyRandom bool, minPort, maxPort uint32) Expr {
 	if fullyRandom {
 		flags |= NATRandomFully
 	}
-	var a attrs
+	var a Attrs
 	a.uint32(unix.NFTA_MASQ_FLAGS, flags)
 	a.uint32(unix.NFTA_MASQ_REG_PROTO_MIN, minPort)
 	a.uint32(unix.NFTA_MASQ_REG_PROTO_MAX, maxPort)
-	return Expr{Name: "masq", Data: a}
+	return Expr{Name: "masq", Attrs: a}
 }
 
 // SourceNAT is `snat to` the address in a register, and to the ports in two
@@ -68,7 +64,7 @@ func SourceNAT(family Family, fullyRandom bool, address, minPort, maxPort uint32
 	if fullyRandom {
 		flags |= NATRandomFully
 	}
-	var a attrs
+	var a Attrs
 	a.uint32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT)
 	a.uint32(unix.NFTA_NAT_FAMILY, uint32(family))
 	a.uint32(unix.NFTA_NAT_REG_ADDR_MIN, address)
@@ -79,44 +75,10 @@ func SourceNAT(family Family, fullyRandom bool, address, minPort, maxPort uint32
 		a.uint32(unix.NFTA_NAT_REG_PROTO_MAX, maxPort)
 	}
 	a.uint32(unix.NFTA_NAT_FLAGS, flags)
-	return Expr{Name: "nat", Data: a}
+	return Expr{Name: "nat", Attrs: a}
 }
 
-func parseExpr(b []byte) (Expr, error) {
-	var e Expr
-	err := Each(b, func(typ uint16, data []byte) error {
-		switch typ {
-		case unix.NFTA_EXPR_NAME:
-			e.Name = cString(data)
-		case unix.NFTA_EXPR_DATA:
-			e.Data = data
-		}
-		return nil
-	})
-	return e, err
-}
-
-// Attr returns the payload of a top-level attribute of the expression, or nil if
-// it is absent.
-func (e Expr) Attr(typ uint16) []byte {
-	var found []byte
-	_ = Each(e.Data, func(t uint16, data []byte) error {
-		if t == typ {
-			found = data
-		}
-		return nil
-	})
-	return found
-}
-
-// Uint32 returns an attribute as a number, or 0 if it is absent.
-func (e Expr) Uint32(typ uint16) uint32 { return bigUint32(e.Attr(typ)) }
-
-// Uint64 returns an attribute as a number, or 0 if it is absent.
-func (e Expr) Uint64(typ uint16) uint64 { return bigUint64(e.Attr(typ)) }
-
-// Str returns an attribute as a string.
-func (e Expr) Str(typ uint16) string { return cString(e.Attr(typ)) }
+func parseExpr(a Attrs) Expr { return Expr{a.Str(unix.NFTA_EXPR_NAME), a.Attr(unix.NFTA_EXPR_DATA)} }
 
 // Verdict returns the code of an immediate verdict, and the target chain of a
 // jump or goto.
@@ -127,43 +89,15 @@ func (e Expr) Verdict() (code int32, chain string, ok bool) {
 	return parseVerdict(e.Attr(unix.NFTA_IMMEDIATE_DATA))
 }
 
-// parseVerdict reads NFTA_DATA_VERDICT.
-func parseVerdict(b []byte) (code int32, chain string, ok bool) {
-	_ = Each(b, func(typ uint16, data []byte) error {
-		if typ != unix.NFTA_DATA_VERDICT {
-			return nil
-		}
-		return Each(data, func(typ uint16, data []byte) error {
-			switch typ {
-			case unix.NFTA_VERDICT_CODE:
-				code, ok = int32(bigUint32(data)), true
-			case unix.NFTA_VERDICT_CHAIN:
-				chain = cString(data)
-			}
-			return nil
-		})
-	})
-	return code, chain, ok
+// parseVerdict reads an nft_data verdict.
+func parseVerdict(data Attrs) (code int32, chain string, ok bool) {
+	v := data.Attr(unix.NFTA_DATA_VERDICT)
+	return int32(v.Uint32(unix.NFTA_VERDICT_CODE)), v.Str(unix.NFTA_VERDICT_CHAIN), v.Attr(unix.NFTA_VERDICT_CODE) != nil
 }
 
 // JumpsByMap reports whether the expression takes its verdict from a map.
 func (e Expr) JumpsByMap() bool {
 	return e.Name == "lookup" && e.Attr(unix.NFTA_LOOKUP_DREG) != nil && e.Uint32(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT
-}
-
-// Value returns the bytes of an attribute that contains an nft_data value.
-func (e Expr) Value(typ uint16) []byte { return valueOf(e.Attr(typ)) }
-
-// valueOf reads NFTA_DATA_VALUE.
-func valueOf(b []byte) []byte {
-	var v []byte
-	_ = Each(b, func(t uint16, data []byte) error {
-		if t == unix.NFTA_DATA_VALUE {
-			v = data
-		}
-		return nil
-	})
-	return v
 }
 
 // Equal reports whether the kernel does the same for both: attributes are
@@ -173,7 +107,7 @@ func (e Expr) Equal(o Expr) bool {
 	if e.Name != o.Name {
 		return false
 	}
-	return e.Name == "counter" || bytes.Equal(e.Data, o.Data) || bytes.Equal(canonical(e.Name, e.Data), canonical(o.Name, o.Data))
+	return e.Name == "counter" || bytes.Equal(e.Attrs, o.Attrs) || bytes.Equal(canonical(e.Name, e.Attrs), canonical(o.Name, o.Attrs))
 }
 
 // Key returns text that is the same for lists that are equal according to
@@ -183,7 +117,7 @@ func Key(exprs []Expr) string {
 	for _, e := range exprs {
 		var data []byte
 		if e.Name != "counter" {
-			data = canonical(e.Name, e.Data)
+			data = canonical(e.Name, e.Attrs)
 		}
 		b = binary.NativeEndian.AppendUint32(append(append(b, e.Name...), 0), uint32(len(data)))
 		b = append(b, data...)
@@ -197,10 +131,10 @@ func EqualExprs(a, b []Expr) bool { return slices.EqualFunc(a, b, Expr.Equal) }
 // canonical sorts the attributes, trims trailing zeros, drops attributes that are
 // all zero, and clears the nesting flag: the kernel and the libraries differ in
 // the order, in the terminating zero of a string and in the flag.
-func canonical(of string, b []byte) []byte {
+func canonical(of string, b Attrs) Attrs {
 	type attr struct {
 		typ  uint16
-		data []byte
+		data Attrs
 	}
 	var as []attr
 	err := Each(b, func(typ uint16, data []byte) error {
@@ -219,7 +153,7 @@ func canonical(of string, b []byte) []byte {
 		return b
 	}
 	slices.SortStableFunc(as, func(a, b attr) int { return cmp.Compare(a.typ, b.typ) })
-	var out attrs
+	var out Attrs
 	for _, a := range as {
 		out.bytes(a.typ, a.data)
 	}

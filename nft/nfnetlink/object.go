@@ -110,7 +110,7 @@ func (r Rule) Memory() int {
 	const rule, expression = 250, 80
 	n := rule + len(r.UserData)
 	for _, e := range r.Exprs {
-		n += expression + len(e.Data)
+		n += expression + len(e.Attrs)
 	}
 	return n
 }

@@ -162,7 +162,7 @@ func TestXTablesMarkIsComparedLikeANativeOne(t *testing.T) {
 	data = append(data, 9, 0, 1, 0, 'm', 'a', 'r', 'k', 0, 0, 0, 0)
 	data = append(data, 16, 0, 3, 0)
 	data = append(data, info...)
-	r := nfnetlink.Rule{Family: nfnetlink.IPv4, Exprs: []nfnetlink.Expr{{Name: "match", Data: data}}}
+	r := nfnetlink.Rule{Family: nfnetlink.IPv4, Exprs: []nfnetlink.Expr{{Name: "match", Attrs: data}}}
 	if got, want := rule.String(r), "-m mark ! --mark 0x4000/0x4000"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -182,7 +182,7 @@ func FuzzRuleText(f *testing.F) {
 		r := nfnetlink.Rule{Family: nfnetlink.Family(family), UserData: userData}
 		for len(data) > 2 {
 			n := min(int(data[1]), len(data)-2)
-			r.Exprs = append(r.Exprs, nfnetlink.Expr{Name: names[int(data[0])%len(names)], Data: data[2 : 2+n]})
+			r.Exprs = append(r.Exprs, nfnetlink.Expr{Name: names[int(data[0])%len(names)], Attrs: data[2 : 2+n]})
 			data = data[2+n:]
 		}
 		_ = rule.String(r)
