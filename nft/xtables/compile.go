@@ -152,9 +152,8 @@ func (x xtCompiler) lists(force nft.Node) []nft.Rule {
 
 // list returns a rule for each entry of a list.
 func (x xtCompiler) list(q nft.Question, verdict nft.Node) []nft.Rule {
-	written := q.Written()
-	rules := make([]nft.Rule, len(written))
-	for i, c := range written {
+	rules := make([]nft.Rule, len(q.Written))
+	for i, c := range q.Written {
 		rules[i] = x.rule([]nft.Node{ofPrefix{c.Prefix, q.Asks == config.SourceAddress}}, q.View, verdict)
 	}
 	return rules
