@@ -133,6 +133,18 @@ type Node interface {
 	Bytecode(family nfnetlink.Family, sides Sides) []nfnetlink.Expr
 }
 
+// A Plain is a [Node] that refers to no set.
+type Plain struct {
+	Text  string
+	Exprs []nfnetlink.Expr
+}
+
+// String implements [Node].
+func (p Plain) String() string { return p.Text }
+
+// Bytecode implements [Node].
+func (p Plain) Bytecode(nfnetlink.Family, Sides) []nfnetlink.Expr { return p.Exprs }
+
 // Sides maps the name of a set to its name in the kernel. With the zero value,
 // all sets have [SideA].
 type Sides map[string]string

@@ -128,7 +128,7 @@ type ofProtocol nft.Protocol
 func (p ofProtocol) String() string { return "meta l4proto " + nft.Protocol(p).String() }
 
 func (p ofProtocol) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
-	return nft.Protocol(p).Match(f)
+	return nfnetlink.Marshal(f, nft.Protocol(p).Match()...)
 }
 
 // byChance matches Of out of Total packets at random.
