@@ -37,9 +37,9 @@ const (
 func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 	t := nft.Table{Family: nfnetlink.Inet, Name: nft.TableName}
 	base := nft.Chain{Name: BaseChain, Hook: nft.NATHook(chainPriority)}
-	masq := nft.Node(masquerade{RandomFully: p.RandomFully})
+	masq := masquerade(p.RandomFully, nil)
 	if len(p.Ports) > 0 {
-		masq = continueIn{portsChain}
+		masq = continueIn(portsChain)
 		if slices.ContainsFunc(p.Families, masquerades) {
 			t.Chains = append(t.Chains, compilePorts(p))
 		}
@@ -60,7 +60,7 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 		}
 		translate := masq
 		if len(f.SNAT.Present) > 0 {
-			translate = continueIn{snatChain(f)}
+			translate = continueIn(snatChain(f))
 		}
 		base.Rules = append(base.Rules, rulesOf(f, translate)...)
 	}
@@ -108,7 +108,7 @@ func matches(q nft.Question, f nft.FamilyPolicy) [][]nft.Node {
 	var all [][]nft.Node
 	none := []nft.Node{ofFamilyMatch{f.IPv6}}
 	for _, i := range q.Interfaces {
-		match := byInterface{Out: q.Asks == config.LeavingBy, Not: q.Outside, Interface: i.Name}
+		match := byInterface(i.Name, q.Asks == config.LeavingBy, q.Outside)
 		all, none = append(all, []nft.Node{ofFamilyMatch{f.IPv6}, match}), append(none, match)
 	}
 	if q.Outside {
@@ -130,7 +130,7 @@ func setsOf(f nft.FamilyPolicy) []nft.Set {
 // compilePorts masquerades to the port ranges.
 func compilePorts(p nft.Policy) nft.Chain {
 	return nft.Chain{Name: portsChain, Rules: portRules(p.Ports, func(ports *nft.PortRange) nft.Node {
-		return masquerade{RandomFully: p.RandomFully, Ports: ports}
+		return masquerade(p.RandomFully, ports)
 	})}
 }
 
@@ -140,9 +140,9 @@ func portRules(ranges []nft.PortRange, to func(*nft.PortRange) nft.Node) []nft.R
 	var rules []nft.Rule
 	for _, proto := range nft.PortProtocols() {
 		for _, choice := range nft.PortChoices(ranges) {
-			nodes := []nft.Node{ofProtocol(proto)}
+			nodes := []nft.Node{plain("meta l4proto "+proto.String(), proto.Match()...)}
 			if !choice.Last() {
-				nodes = append(nodes, byChance{choice.Size(), choice.Remaining})
+				nodes = append(nodes, byChance(choice))
 			}
 			rules = append(rules, nft.Rule{Nodes: append(nodes, to(&choice.PortRange))})
 		}

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 
 	"nft-masq-agent/config"
@@ -114,14 +113,7 @@ func (s sourceNAT) Bytecode(f nfnetlink.Family, sides nft.Sides) []nfnetlink.Exp
 			&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: source.Len, Mask: mask, Xor: make([]byte, len(mask))},
 			&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: sides.Of(s.Map)})...)
 	}
-	var low, high uint32
-	if s.Ports != nil {
-		low, high = reg2, reg2
-		es = append(es, nfnetlink.Marshal(f, &expr.Immediate{Register: reg2, Data: binaryutil.BigEndian.PutUint16(s.Ports.Min)})...)
-		if s.Ports.Size() > 1 {
-			high = reg3
-			es = append(es, nfnetlink.Marshal(f, &expr.Immediate{Register: reg3, Data: binaryutil.BigEndian.PutUint16(s.Ports.Max)})...)
-		}
-	}
+	load, low, high := loadPorts(s.Ports, reg2)
+	es = append(es, nfnetlink.Marshal(f, load...)...)
 	return append(es, nfnetlink.SourceNAT(nft.FamilyPolicy{IPv6: s.IPv6}.Family(), s.RandomFully, reg1, low, high))
 }
