@@ -44,10 +44,8 @@ func (p Policy) Explain(c Connection) []Step {
 	if c.FromNode {
 		c.In = ""
 	}
-	for _, f := range p.Families {
-		if f.IPv6 == c.Dst.Is6() {
-			return f.explain(c)
-		}
+	if f, on := p.family(c.Dst.Is6()); on {
+		return f.explain(c)
 	}
 	return []Step{{Question: "IPv6 is disabled (set enableIPv6)", Yes: true, Decides: true, Verdict: Exempt}}
 }

@@ -173,15 +173,28 @@ func uncovered(list []config.Interface) (kept []config.Interface) {
 	return kept
 }
 
-// List returns the list of a key, empty if it is not set.
-func (f FamilyPolicy) List(key string) List {
-	for _, q := range f.Questions {
-		if q.Key == key {
-			return q.List
+// family returns the part for a family; false if it is off.
+func (p Policy) family(ipv6 bool) (FamilyPolicy, bool) {
+	for _, f := range p.Families {
+		if f.IPv6 == ipv6 {
+			return f, true
 		}
 	}
-	return List{}
+	return FamilyPolicy{}, false
 }
+
+// question returns the question of a key, the zero value if it is not set.
+func (f FamilyPolicy) question(key string) Question {
+	for _, q := range f.Questions {
+		if q.Key == key {
+			return q
+		}
+	}
+	return Question{}
+}
+
+// List returns the list of a key, empty if it is not set.
+func (f FamilyPolicy) List(key string) List { return f.question(key).List }
 
 // ExemptDestinations returns the networks to which connections keep their source
 // address, unless an earlier condition decides.

@@ -49,9 +49,6 @@ func (r Ruleset) Chain() string {
 	return r.Layout.Chain()
 }
 
-// Check returns an error if the kernel cannot have the ruleset.
-func (r Ruleset) Check() error { return r.Layout.CheckTables(r.Tables) }
-
 // String returns the ruleset as a file for the program of its mode: for `nft -f`,
 // which then replaces our table with exactly this, or for `iptables-restore
 // --noflush`.

@@ -138,5 +138,4 @@ type Object struct {
 	Name    string
 	Type    uint32 // NFT_OBJECT_…
 	Packets uint64 // of a counter
-	Bytes   uint64 // of a counter
 }

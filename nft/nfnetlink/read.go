@@ -331,7 +331,7 @@ func parseObject(f Family, a Attrs) Object {
 	data := a.Attr(unix.NFTA_OBJ_DATA)
 	return Object{
 		Family: f, Table: a.Str(unix.NFTA_OBJ_TABLE), Name: a.Str(unix.NFTA_OBJ_NAME), Type: a.Uint32(unix.NFTA_OBJ_TYPE),
-		Packets: data.Uint64(unix.NFTA_COUNTER_PACKETS), Bytes: data.Uint64(unix.NFTA_COUNTER_BYTES),
+		Packets: data.Uint64(unix.NFTA_COUNTER_PACKETS),
 	}
 }
 
