@@ -279,15 +279,6 @@ func (p Policy) digest() digest {
 	return digest(h.Sum(nil))
 }
 
-// sameOrder reports whether two policies were written with the same entries in
-// the same order.
-func (f FamilyPolicy) sameOrder(o FamilyPolicy) bool {
-	return f.IPv6 == o.IPv6 && slices.EqualFunc(f.Questions, o.Questions, func(a, b Question) bool {
-		return a.Key == b.Key &&
-			slices.EqualFunc(a.Written, b.Written, func(a, b config.CIDR) bool { return a.Prefix == b.Prefix })
-	})
-}
-
 // Name returns a name that is unique among the questions of both families.
 func (q Question) Name(f FamilyPolicy) string {
 	return cmp.Or(q.Set, q.Key) + f.Suffix()

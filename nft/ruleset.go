@@ -29,7 +29,7 @@ func (r Ruleset) Hash() string { return r.digest.String() }
 // Same reports whether the kernel should have the same for both.
 func (r Ruleset) Same(o Ruleset) bool {
 	return r.digest == o.digest && r.Layout == o.Layout && r.Policy.samePresent(o.Policy) &&
-		(r.Mode() != ModeIPTables || slices.EqualFunc(r.Policy.Families, o.Policy.Families, FamilyPolicy.sameOrder))
+		(r.Mode() != ModeIPTables || r.String() == o.String()) // the order of the rules is that of the file
 }
 
 // Mode returns the name of the layout, "" if no rules are wanted.
