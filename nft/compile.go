@@ -46,7 +46,7 @@ func Compile(c config.Config, o Options) Ruleset {
 	return CompilePolicy(NewPolicy(c, o), o.Layout)
 }
 
-// CompilePolicy is like Compile, for a policy such as one that was read back.
+// CompilePolicy is like Compile, for a policy.
 func CompilePolicy(p Policy, l Layout) Ruleset {
 	r := Ruleset{Policy: p, Layout: l, digest: p.digest()}
 	r.Tables = l.Compile(p, r.Hash())
