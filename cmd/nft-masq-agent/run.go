@@ -94,7 +94,6 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 // startAgent starts the loop and its inputs. The returned channel is closed when
 // all of them have ended.
 func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *zap.Logger, hangup <-chan os.Signal, lostLines func() uint64) <-chan struct{} {
-	listener := agent.NewListener()
 	files, warnings, reread := watch.Follow(ctx, o.ConfigPath, func() (agent.Files, string) {
 		sources, err := config.Read(o.ConfigPath)
 		return agent.Files{Sources: sources, Err: err}, fingerprint(sources, err)
@@ -105,8 +104,8 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 	loop := agent.New(
 		agent.Inputs{
 			Files: files, Warnings: warnings, Reread: reread, Hangup: hangup,
-			Changes: listener.Changes(), Join: listener.Join, Leave: listener.Leave, Generation: generations.Generation,
-			Addresses: node.Addresses, Follow: node.Follow, Interfaces: node.Interfaces, Pressure: conntrack.Open().Pressure,
+			Generation: generations.Generation,
+			Addresses:  node.Addresses, Follow: node.Follow, Interfaces: node.Interfaces, Pressure: conntrack.Open().Pressure,
 		},
 		agent.NewHost(k, o.AcceptForeign),
 		agent.Settings{Options: o, Version: build().Version, Commit: build().Commit, Args: args(), LostLines: lostLines},

@@ -52,10 +52,6 @@ type Inputs struct {
 	Reread   func()       // makes the watcher read the files now
 	Hangup   <-chan os.Signal
 
-	// Changes are delivered between Join and Leave.
-	Changes    <-chan Heard
-	Join       func() error
-	Leave      func()
 	Generation func() (uint32, error) // of the ruleset
 
 	// Addresses lists those of the node, and Follow reports their changes. Both are
@@ -131,7 +127,7 @@ func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
 		resync:   resync,
 		timer:    time.NewTimer(resync),
 		takeOver: stoppedTimer(),
-		drift:    newDrift(time.Now()),
+		drift:    drift{alarm: time.NewTicker(compareEvery)},
 		survey:   survey{seed: maphash.MakeSeed(), results: make(chan surveyed, 1)},
 
 		changedPolicy: make(chan effective, 1),
@@ -169,17 +165,11 @@ func (a *Agent) Run(ctx context.Context) {
 			<-a.survey.results
 		}
 	}()
-	defer func() {
-		if a.drift.listening {
-			a.in.Leave()
-		}
-	}()
 	if a.settings.ConntrackInterval > 0 {
 		go a.watchPressure(ctx)
 	}
 	go a.watchConnections(ctx)
 	for {
-		a.attend()
 		a.health.idle()
 		select {
 		case <-ctx.Done():
@@ -189,9 +179,6 @@ func (a *Agent) Run(ctx context.Context) {
 			a.read(ctx, f)
 		case err := <-a.in.Warnings:
 			a.log.Warn("cannot watch the config", zap.String("event", "watch_failed"), zap.Error(err))
-		case c := <-a.in.Changes:
-			a.health.busy()
-			a.heard(ctx, c)
 		case <-a.drift.alarm.C:
 			a.health.busy()
 			a.compare(ctx)
@@ -453,9 +440,9 @@ func (a *Agent) sync(ctx context.Context, reason string, depth layout.Depth) {
 		a.refuse(reason, took, err)
 		return
 	}
-	o := a.progress.outcome(reason, applied, took, a.drift.names())
+	o := a.progress.outcome(reason, applied, took)
 	a.progress = progress{held: a.policy.want.Hash(), heldPolicy: a.policy.want.Policy}
-	a.plan(o, depth)
+	a.plan(&o, depth)
 	// First the state, then the log line: a reader of the line finds us ready.
 	a.health.inSync(*a.policy.want)
 	a.reportChange(o)
@@ -479,14 +466,14 @@ type outcome struct {
 	reason   string
 	took     time.Duration // including everything that was read
 	before   progress
-	drift    bool   // rules changed by another program were restored
-	by       string // the programs that changed them, if notified
-	tookOver bool   // rules of older agents came back and were removed
+	drift    bool // rules changed by another program were restored
+	slowed   bool // and from now on such repairs are slowed down
+	tookOver bool // rules of older agents came back and were removed
 }
 
-func (p progress) outcome(reason string, applied kernel.Applied, took time.Duration, by string) outcome {
+func (p progress) outcome(reason string, applied kernel.Applied, took time.Duration) outcome {
 	return outcome{
-		Applied: applied, reason: reason, took: took, before: p, by: by,
+		Applied: applied, reason: reason, took: took, before: p,
 		drift:    len(applied.Differences) > len(applied.TookOver) && !p.fresh && !p.moved && p.held != "",
 		tookOver: len(applied.TookOver) > 0 && p.pending != layout.TakeOver,
 	}
@@ -495,13 +482,12 @@ func (p progress) outcome(reason string, applied kernel.Applied, took time.Durat
 func (o outcome) wrote() bool { return len(o.Differences) > 0 }
 
 // plan schedules the next checks.
-func (a *Agent) plan(o outcome, depth layout.Depth) {
+func (a *Agent) plan(o *outcome, depth layout.Depth) {
 	if o.drift || o.tookOver {
-		a.restored(o.Generation)
+		a.drift.generation, o.slowed = o.Generation, a.drift.pace.restored(time.Now())
 	} else {
 		a.checked(o.reason, o.took, nil, o.Generation)
 	}
-	a.drift.heardOf = heardOf{}
 	a.planTakeOver(o.reason, depth, o.took)
 	if a.looked.IsZero() || slices.Contains([]string{onStart, onResync, onHangup}, o.reason) {
 		a.looked, a.lookTook = time.Now(), 0
@@ -524,7 +510,7 @@ func (a *Agent) reportChange(o outcome) {
 	}
 	switch {
 	case o.drift:
-		e.What, e.Why = fmt.Sprintf("rules restored, differences: %d", n), "changed by "+o.by
+		e.What, e.Why = fmt.Sprintf("rules restored, differences: %d", n), "changed by another program"
 	case before == a.held && o.before.moved:
 		e.What = "source addresses replaced by those that this node has"
 	case before == a.held:
@@ -573,7 +559,7 @@ func (a *Agent) leave() {
 	if a.policy.from == "" {
 		return
 	}
-	a.refused, a.tries, a.drift.heardOf = "", 0, heardOf{}
+	a.refused, a.tries = "", 0
 	a.health.set(func(s *state) { s.refusal = nil })
 	next := a.resync
 	if !a.withdrawn.IsZero() {
@@ -656,10 +642,11 @@ func (a *Agent) report(o outcome) {
 func (a *Agent) reportDrift(o outcome) {
 	a.metrics.repairs.Inc()
 	a.log.Warn("rules were changed by another program; restored",
-		zap.String("by", o.by), zap.Int("differences", len(o.Differences)),
+		zap.Int("differences", len(o.Differences)),
 		zap.Strings("what", firstFew(o.Differences)), milliseconds(o.Took), zap.String("event", "rules_restored"))
-	if a.drift.pace.slowed() {
-		a.log.Warn("another program keeps changing the rules; repairs are slowed down", zap.String("event", "repairs_slowed"), zap.String("by", o.by))
+	if o.slowed {
+		a.log.Warn("another program keeps changing the rules; they are restored at most once a second. nft monitor shows which program it is",
+			zap.String("event", "repairs_slowed"))
 	}
 }
 

@@ -39,8 +39,6 @@ type state struct {
 	warnings []config.Problem
 	second   int // the process of another agent, 0 for none
 
-	listening bool // to changes of the ruleset
-
 	kernel   *installed      // nil until something is in the kernel
 	enforces *running.Policy // nil while the agent enforces nothing
 	others   *others         // nil until the first check

@@ -22,7 +22,6 @@ type Kernel interface {
 	Installed(context.Context) (layout.Installed, bool, error)
 	Older(context.Context) (kernel.Others, error)
 	Cleanup(context.Context, kernel.Removal) ([]string, error)
-	PortID() uint32
 	Counters(nft.Layout) ([]nft.Counts, error)
 	// XTables is fast, and returns the same about legacy ip_tables as Others.
 	XTables() ([]foreign.XTChain, error)

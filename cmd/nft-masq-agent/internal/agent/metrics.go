@@ -147,8 +147,6 @@ func (e exporter) own(s state) {
 			e.gauge("cidrs", "CIDRs of the policy in the kernel by address family, without those covered by another.", float64(n), "family", familyName(ipv6))
 		}
 	}
-	e.gauge("listening", "Whether the agent listens to ruleset changes: 1 or 0. If 0, it compares the generation every 250 ms, and restored rules are logged without the name of the program.",
-		number(s.listening))
 }
 
 // node exports the comparison of the config with the node and its connections.

@@ -130,7 +130,7 @@ func TestMetricsCountApplies(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
-		w.tamper(1)
+		w.tamper()
 		time.Sleep(compareEvery)
 		w.hangup <- unix.SIGHUP
 		synctest.Wait()

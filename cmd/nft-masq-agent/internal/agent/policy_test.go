@@ -120,7 +120,7 @@ func TestOlderAgentStaysActiveUntilAConfigIsAccepted(t *testing.T) {
 					wantLines(t, w.messages(), "starting",
 						"config rejected; the rules of an iptables-based agent stay active, and nothing is written")
 					for range 3 {
-						w.noticed(nfnetlink.Change{Writer: 1})
+						w.noticed()
 						time.Sleep(time.Minute)
 					}
 					synctest.Wait()
@@ -147,16 +147,16 @@ func TestDefaultsReplaceAndYieldToAnOlderAgent(t *testing.T) {
 		w.messages()
 		// It writes its rules in two steps.
 		w.find(kernel.Others{})
-		w.noticed(nfnetlink.Change{Writer: 1})
+		w.noticed()
 		w.wantSource(t, FromForeign)
 		w.find(decides())
-		w.noticed(nfnetlink.Change{Writer: 1})
+		w.noticed()
 		time.Sleep(2 * time.Second)
 		w.wantSource(t, FromForeign)
 		wantLines(t, w.messages())
 
 		w.find(kernel.Others{})
-		w.noticed(nfnetlink.Change{Writer: 1})
+		w.noticed()
 		time.Sleep(2 * time.Second)
 		w.wantSource(t, FromDefaults)
 		defaults := hashOf(t, Files{})
@@ -166,7 +166,7 @@ func TestDefaultsReplaceAndYieldToAnOlderAgent(t *testing.T) {
 		wantLines(t, w.messages(), "config still rejected; from now on built-in defaults ("+defaults+") are enforced", "applied")
 
 		w.find(decides())
-		w.noticed(nfnetlink.Change{Writer: 1})
+		w.noticed()
 		w.wantSource(t, FromForeign)
 		if w.held != "" {
 			t.Errorf("kernel has %s next to the older agent", w.held)
@@ -202,7 +202,7 @@ func TestOrderAppliesOnceTheKernelCanBeRead(t *testing.T) {
 				time.Sleep(2 * time.Second)
 				w.wantSource(t, FromForeign)
 				w.left = &layout.Installed{Hash: "12345678"}
-				w.noticed(nfnetlink.Change{Writer: 1})
+				w.noticed()
 				w.wantSource(t, FromPrevious)
 				if len(w.writes) > 0 {
 					t.Errorf("wrote %q", w.writes)

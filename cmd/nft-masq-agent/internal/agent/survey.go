@@ -29,8 +29,7 @@ const surveyInterval = time.Minute
 type survey struct {
 	at      time.Time // when the last one began; zero: begin one in any case
 	took    time.Duration
-	due     bool   // another program wrote since, or the config changed
-	by      string // the process that wrote last
+	due     bool // another program wrote since, or the config changed
 	running bool
 	results chan surveyed // of the running one
 	held    layout.Depth  // what to check when it has ended
@@ -172,12 +171,8 @@ func (a *Agent) logLegacy(others kernel.Others) {
 
 // logTakenOver logs that rules of an older agent came back and were removed.
 func (a *Agent) logTakenOver(applied kernel.Applied) {
-	by := a.survey.by
-	if by == "" {
-		by = unknown
-	}
 	a.log.Warn("rules of an iptables-based agent came back and were removed: stop that agent", zap.String("event", "legacy_rules_removed"),
-		zap.String("by", by), zap.Strings("taken_over", applied.TookOver))
+		zap.Strings("taken_over", applied.TookOver))
 }
 
 // logReplaced logs which rules were in the place of ours.
