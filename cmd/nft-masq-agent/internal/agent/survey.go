@@ -117,7 +117,7 @@ func (s *survey) changed(what string, list []string) bool {
 	return !slices.Equal(list, was)
 }
 
-// logXTables logs what --takeover cannot remove, and the commands to remove it.
+// logXTables logs what --takeover cannot remove.
 func (s *survey) logXTables(chains []foreign.XTChain) {
 	found := namesOf(chains)
 	switch changed := s.changed(inXTables, found); {
@@ -125,13 +125,8 @@ func (s *survey) logXTables(chains []foreign.XTChain) {
 	case len(found) == 0:
 		s.logLine(zap.InfoLevel, "xtables_rules_gone", "the rules of iptables-based agents in legacy ip_tables are gone")
 	default:
-		var commands []string
-		for _, c := range chains {
-			commands = append(commands, c.Commands()...)
-		}
-		s.logLine(zap.WarnLevel, "xtables_rules_found",
-			"rules of an iptables-based agent are in legacy ip_tables, where --takeover and cleanup cannot remove them: stop that agent and run the commands",
-			"found", found, "commands", commands)
+		s.logLine(zap.WarnLevel, "xtables_rules_found", "rules of an iptables-based agent are in legacy ip_tables, where --takeover "+
+			"and cleanup cannot remove them: stop that agent; iptables-legacy -t nat -S shows them", "found", found)
 	}
 }
 
