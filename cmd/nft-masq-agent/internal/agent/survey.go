@@ -140,15 +140,19 @@ func (s *survey) logRouting(commands []string) {
 
 func (s *survey) logLegacy(others kernel.Others) {
 	found := namesOf(others.Legacy)
+	fields := []any{"found", found}
+	if slices.ContainsFunc(others.Legacy, func(c foreign.LegacyChain) bool { return c.RandomFully }) && !s.settings.NFT().RandomFully {
+		fields = append(fields, "note", "it masquerades to random source ports, this agent does not: see --random-fully")
+	}
 	switch changed := s.changed("legacy", found); {
 	case !changed:
 	case len(found) == 0:
 		s.logLine(zap.InfoLevel, "legacy_rules_gone", "the rules of iptables-based agents are gone")
 	case !s.settings.TakeOver:
 		s.logLine(zap.WarnLevel, "legacy_rules_active",
-			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only", "found", found)
+			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only", fields...)
 	case !s.takesOver(s.now()):
-		s.logLine(zap.WarnLevel, "legacy_rules_kept", "rules of an iptables-based agent stay until a config is accepted", "found", found)
+		s.logLine(zap.WarnLevel, "legacy_rules_kept", "rules of an iptables-based agent stay until a config is accepted", fields...)
 	} // otherwise they are about to be removed
 }
 
