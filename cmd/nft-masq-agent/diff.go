@@ -5,13 +5,13 @@ import (
 	"flag"
 	"fmt"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/node"
 )
 
 type diffFlags struct {
@@ -159,17 +159,13 @@ func (f *diffFlags) inForce(
 // countOpen counts the open connections of pods in each change, and those that both
 // policies masquerade but that keep a source address that the second does not allow.
 func countOpen(ctx context.Context, k *kernel.Kernel, d *answer.Diff, before, after nft.Policy) error {
-	local, err := node.LocalPrefixes()
+	evidence, err := agent.Evidence(ctx, k, nft.Ruleset{})
 	if err != nil {
 		return err
 	}
-	rewrites, err := k.Rewrites(ctx, nft.Ruleset{})
-	if err != nil {
-		return err
-	}
-	now, then := conntrack.NewJudge(before, local, rewrites.Meet), conntrack.NewJudge(after, local, rewrites.Meet)
+	now, then := conntrack.NewJudge(before, evidence), conntrack.NewJudge(after, evidence)
 	var kept answer.Open
-	sample, err := conntrack.Open().Sample(conntrack.Filter{}, func() func(*conntrack.Entry) {
+	sample, err := conntrack.Open().Sample(func() func(*conntrack.Entry) {
 		kept = answer.Open{}
 		count := d.CountOpen()
 		return func(e *conntrack.Entry) {
@@ -185,7 +181,7 @@ func countOpen(ctx context.Context, k *kernel.Kernel, d *answer.Diff, before, af
 	if kept.Connections > 0 {
 		d.Kept = &kept
 	}
-	if sample.Partial() {
+	if sample.Partial {
 		d.Notes = append(d.Notes, fmt.Sprintf("Counted among %d of %d connections.", sample.Examined, sample.Entries))
 	}
 	return err

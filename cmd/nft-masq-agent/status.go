@@ -171,5 +171,8 @@ func askStale(ctx context.Context, r *answer.Status, k *kernel.Kernel, policy nf
 		r.Notes = append(r.Notes, fmt.Sprintf("cannot count stale connections: %v", err))
 		return
 	}
+	for _, reason := range j.Spared {
+		r.Notes = append(r.Notes, "Which connections are stale is not certain: "+reason+".")
+	}
 	r.SetStale(stale)
 }

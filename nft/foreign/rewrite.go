@@ -85,6 +85,10 @@ func areas(p packets) (all []area) {
 	return all
 }
 
+// Everything reports whether these are all connections, because there are rules that were not
+// read, or too many.
+func (r Rewrites) Everything() bool { return len(r.all) == 1 && !r.all[0].from.IsValid() }
+
 // Meet reports whether one of the rules can match a connection. translated is whether
 // its destination was translated. It takes two or four binary searches.
 func (r Rewrites) Meet(src, dst netip.Addr, translated bool) bool {

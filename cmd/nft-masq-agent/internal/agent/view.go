@@ -32,6 +32,7 @@ type view struct {
 	generation uint32    // of the ruleset, at which everything was right; 0: unknown
 	full       time.Time // when everything was last checked
 	hangups    int
+	changes    int // of our rules
 	repairs    int // of rules that another program had changed
 	step       step
 }
@@ -183,6 +184,7 @@ func (v view) after(a kernel.Applied, now time.Time) view {
 	if n == 0 && known {
 		return v
 	}
+	v.changes++
 	v.told = running.Policy{Hash: want.Hash(), Since: now, Changed: now, Why: v.step.reason}
 	if known {
 		v.told.Since = before.told.Since

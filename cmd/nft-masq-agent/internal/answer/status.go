@@ -173,7 +173,7 @@ func (r *Status) SetStale(s conntrack.Stale) {
 	if !s.Oldest.IsZero() {
 		r.Stale.Oldest = &s.Oldest
 	}
-	if s.Partial() {
+	if s.Partial {
 		r.Stale.Sampled = s.Examined
 	}
 }
