@@ -300,12 +300,14 @@ func (a *Agent) publish(v view) {
 // now returns the published view.
 func (a *Agent) now() view { return a.published.Load().view }
 
-// follow calls see for the published view and for each later one until ctx is done. A
-// slow observer sees only the last one.
-func (a *Agent) follow(ctx context.Context, see func(view)) {
-	for ctx.Err() == nil {
+// follow calls see for the published view and for each later one until ctx is done, and
+// whether everything was checked since the last call. A slow observer sees only the last
+// view.
+func (a *Agent) follow(ctx context.Context, see func(v view, checked bool)) {
+	for last := (time.Time{}); ctx.Err() == nil; {
 		p := a.published.Load()
-		see(p.view)
+		see(p.view, p.full != last)
+		last = p.full
 		select {
 		case <-p.outdated:
 		case <-ctx.Done():

@@ -48,7 +48,7 @@ func (o *connections) run(ctx context.Context) {
 	var last effective
 	var running sync.WaitGroup
 	end := func() {}
-	o.follow(ctx, func(v view) {
+	o.follow(ctx, func(v view, _ bool) {
 		e := v.effective()
 		if e == last {
 			return
