@@ -447,7 +447,14 @@ func TestNewFileIsAppliedAtOnceAfterRejections(t *testing.T) {
 		w.files <- file("10.0.0.0/8")
 		time.Sleep(time.Hour)
 		synctest.Wait()
+		w.files <- file("12.0.0.0/8") // refused, too, and retried as soon as the first one
+		synctest.Wait()
 		w.refuse(nil)
+		time.Sleep(1200 * time.Millisecond)
+		synctest.Wait()
+		if want := hashOf(t, file("12.0.0.0/8")); w.held != want {
+			t.Errorf("kernel has %q, want %s", w.held, want)
+		}
 		w.files <- file("11.0.0.0/8")
 		synctest.Wait()
 		if want := hashOf(t, file("11.0.0.0/8")); w.held != want {

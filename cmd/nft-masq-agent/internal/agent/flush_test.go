@@ -126,6 +126,10 @@ func TestPassEndsAtOnceWithItsPolicy(t *testing.T) {
 		"another policy": {func(w *world) {
 			w.files <- staleFile("udp", "10.0.0.0/9")
 		}, []string{begun, ended, other}, 0},
+		"another policy, while it is written": {func(w *world) {
+			w.cost = time.Hour
+			w.files <- staleFile("udp", "10.0.0.0/9")
+		}, []string{begun, ended}, 0},
 		"a refused policy": {func(w *world) {
 			w.refuse(unix.ENOMEM)
 			w.files <- staleFile("all", "10.0.0.0/9")

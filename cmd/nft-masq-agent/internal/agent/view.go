@@ -24,7 +24,7 @@ type view struct {
 	unfollowed error        // why their changes are not known
 
 	installed *nft.Ruleset   // what the kernel accepted last, nil for nothing yet
-	accepted  bool           // an accepted config has been in the kernel
+	accepted  bool           // from an accepted config
 	told      running.Policy // about installed
 	refusal   error          // of the kernel; nil if the policy is in the kernel, as far as is known
 	tries     int            // since the policy was decided
@@ -175,7 +175,7 @@ func (v view) effectOf(want nft.Ruleset, a kernel.Applied) effect {
 func (v view) after(a kernel.Applied, now time.Time) view {
 	before, want := v, v.policy.want
 	v.step.applied, v.step.changed = &a, before.effectOf(*want, a)
-	v.installed, v.accepted = want, v.accepted || v.policy.accepted
+	v.installed, v.accepted = want, v.policy.accepted
 	v.refusal, v.tries, v.generation = nil, 0, a.Generation
 	if v.step.changed == restored {
 		v.repairs++
