@@ -46,7 +46,7 @@ func TestMissingInterfacesAreLoggedOnceAndCounted(t *testing.T) {
 			{[]string{"lo", "eth0", "wg0"}, "1", []string{unmatched}},
 		} {
 			if tt.interfaces != nil {
-				w.interfaces = interfacesOf(tt.interfaces...)
+				w.locked(func() { w.interfaces = interfacesOf(tt.interfaces...) })
 			}
 			time.Sleep(2 * time.Minute)
 			synctest.Wait()

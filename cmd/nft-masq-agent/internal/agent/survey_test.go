@@ -41,18 +41,23 @@ func TestSurveysRunOneAtATime(t *testing.T) {
 		w.find(kernel.Others{})
 		w.files <- file("100.64.0.0/10")
 		time.Sleep(time.Second)
-		w.deep = 0
+		w.locked(func() { w.deep = 0 })
 		w.hangup <- unix.SIGHUP
 		synctest.Wait()
 		wantLines(t, w.messages(), "starting", "applied", "applied")
-		if w.surveys != 1 || w.deep != 1 {
-			t.Errorf("%d surveys, %d deep checks", w.surveys, w.deep)
-		}
+		synctest.Wait()
+		w.locked(func() {
+			if w.surveys != 1 || w.deep != 1 {
+				t.Errorf("%d surveys, %d deep checks", w.surveys, w.deep)
+			}
+		})
 		time.Sleep(time.Minute - time.Second)
 		synctest.Wait()
-		if w.surveys != 2 {
-			t.Errorf("%d surveys", w.surveys)
-		}
+		w.locked(func() {
+			if w.surveys != 2 {
+				t.Errorf("%d surveys", w.surveys)
+			}
+		})
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		wantLines(t, w.messages()) // the first survey was for another policy
@@ -72,9 +77,11 @@ func TestSurveysTakeAtMostHalfAPercentOfTheTime(t *testing.T) {
 		for start := time.Now(); time.Since(start) < long; time.Sleep(time.Second) {
 			w.commit()
 		}
-		if most := int(long/(checkShare*w.surveyCost)) + 1; w.surveys > most || w.surveys < most-1 {
-			t.Errorf("%d surveys, want at most %d", w.surveys, most)
-		}
+		w.locked(func() {
+			if most := int(long/(checkShare*w.surveyCost)) + 1; w.surveys > most || w.surveys < most-1 {
+				t.Errorf("%d surveys, want at most %d", w.surveys, most)
+			}
+		})
 	})
 }
 
