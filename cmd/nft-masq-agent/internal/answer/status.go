@@ -232,9 +232,6 @@ func (r Status) String() string {
 		b.WriteString(Line(r.Agent, "  "))
 	}
 	for _, a := range r.Agents {
-		how := either(a.Listening, "listens to ruleset changes: it restores changed rules within milliseconds and names the program",
-			"compares generations: it restores changed rules within 250 ms and does not know who changed them")
-		b.WriteString(Line(fmt.Sprintf("pid %d %s", a.PID, how), "  "))
 		if a.Policy != nil {
 			b.WriteString(Line(fmt.Sprintf("pid %d %s", a.PID, a.Policy), "  "))
 		}

@@ -20,9 +20,6 @@ import (
 type Agent struct {
 	PID  int      `json:"pid"`
 	Args []string `json:"args"` // after the names of the program and the command
-	// Listening means that it listens to ruleset changes; otherwise it polls the
-	// generation.
-	Listening bool `json:"listening"`
 	// Policy is what it reports on its probe socket; nil if it was not asked or
 	// not reached.
 	Policy  *Policy         `json:"policy,omitempty"`
@@ -135,7 +132,7 @@ func sameNamespace(proc, pid, namespace string) bool {
 
 func newAgent(proc string, pid int, args []string) Agent {
 	o, err := options.ParseRun(args)
-	a := Agent{PID: pid, Args: args, Err: err, Listening: listening(proc, pid)}
+	a := Agent{PID: pid, Args: args, Err: err}
 	dir := filepath.Join(proc, strconv.Itoa(pid))
 	if cwd, err := os.Readlink(filepath.Join(dir, "cwd")); err == nil && !filepath.IsAbs(o.ConfigPath) {
 		o.ConfigPath = filepath.Join(cwd, o.ConfigPath)
