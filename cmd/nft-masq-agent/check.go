@@ -8,6 +8,7 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/config"
 )
 
 type checkFlags struct {
@@ -41,7 +42,7 @@ func checkCommand() command {
 
 func (f *checkFlags) check(e environment) (int, error) {
 	l, err := f.Load()
-	found := answer.FileFindings(l.Problems.Remarks())
+	found := l.Problems.Remarks()
 	if err != nil && f.output == outputJSON {
 		return exitFailed, e.reply(f.output, answer.NewCheck(*f.Options, l, found, err), nil)
 	} else if err != nil {
@@ -57,7 +58,7 @@ func (f *checkFlags) check(e environment) (int, error) {
 	if err != nil {
 		return exitFailed, err
 	}
-	if n := len(answer.Warnings(found)); f.strict && n > 0 {
+	if n := len(found.Of(config.Warning)); f.strict && n > 0 {
 		return exitFailed, fmt.Errorf("%s, and --strict is given", answer.Plural(n, "warning"))
 	}
 	return exitDone, nil

@@ -329,7 +329,7 @@ func TestSecondAgentIsReported(t *testing.T) {
 	second.silent()
 	first.silent()
 	got := n.run("status")
-	if got.code != exitDone || !strings.Contains(unwrap(got.stdout), "2 agents run here and overwrite each other") {
+	if got.code != exitFailed || !strings.Contains(unwrap(got.stdout), "2 agents run here and overwrite each other") {
 		t.Errorf("status: %+v", got)
 	}
 }

@@ -123,7 +123,9 @@ func (f *diffFlags) online(ctx context.Context, e environment) (answer.Diff, err
 	after := wanted.Policy
 	d := answer.NewDiff(before, after)
 	d.Agent = agent
-	d.Notes = append(d.Notes, answer.NodeSNAT(after)...)
+	for _, line := range answer.NodeSNAT(after) {
+		d.Notes = append(d.Notes, line.String())
+	}
 	if !found {
 		d.Other = []string{}
 		d.Before = "none"

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
@@ -46,16 +46,18 @@ func statusCommand() command {
 func (f *statusFlags) status(ctx context.Context, e environment) (int, error) {
 	agents := running.Agents(e.proc, program)
 	pods, accept := f.PodCIDRs, f.AcceptForeign
-	r := answer.Status{Agent: running.Follow(f.Options, f.set, agents), Agents: running.Reached(agents), Uncovered: []string{}, Unmatched: []string{}, Notes: []string{}}
+	r := answer.Status{Agent: running.Follow(f.Options, f.set, agents), Agents: running.Reached(agents)}
 	if pods != nil {
 		f.PodCIDRs = pods
 	}
 	if accept != nil {
 		f.AcceptForeign = accept
 	}
-	r.Notes = append(r.Notes, legacyIPTables(e.proc)...)
 	l, err := f.Load()
 	r.SetConfig(*f.Options, l, err)
+	for _, line := range legacyIPTables(e.proc) {
+		r.Add(config.Warning, "older-agent", "%s", line)
+	}
 	candidates, candidatesErr := e.candidates(f.Options, l, err)
 	if candidatesErr != nil {
 		return exitFailed, candidatesErr
@@ -72,14 +74,12 @@ func (f *statusFlags) status(ctx context.Context, e environment) (int, error) {
 	}
 	for _, ipv6 := range []bool{false, true} {
 		if text := legacyNAT(e.proc, ipv6); text != "" {
-			r.Notes = append(r.Notes, "The checks ignore "+text)
+			r.Add(config.Warning, "legacy-tables", "The checks ignore %s", text)
 		}
 	}
-	if err := e.reply(f.output, r, r.String); err != nil {
+	r.Conclude()
+	if err := e.reply(f.output, r, r.String); err != nil || len(r.Problems.Faults()) > 0 {
 		return exitFailed, err
-	}
-	if !r.Config.Accepted || !r.Kernel.InSync || len(r.Unmatched) > 0 {
-		return exitFailed, nil
 	}
 	return exitDone, nil
 }
@@ -136,7 +136,7 @@ func askKernel(
 	case now.known != nil:
 		askStale(ctx, r, k, now.known.Policy)
 	case now.found:
-		r.Notes = append(r.Notes, now.unknown+": which connections are stale is unknown.")
+		r.Add(config.Note, "stale-unknown", "%s: which connections are stale is unknown.", now.unknown)
 	}
 	return nil
 }
@@ -144,8 +144,7 @@ func askKernel(
 // askOthers adds the report on other programs' rules and on this node, of which the policy is
 // wanted.
 func askOthers(ctx context.Context, r *answer.Status, k *kernel.Kernel, o options.Options, want nft.Ruleset) error {
-	r.SetSNAT(want.Policy)
-	r.Uncovered = answer.PodProblems(want.Policy, o.PodCIDRs)
+	r.SNAT = answer.NodeSNAT(want.Policy)
 	others, err := k.Others(ctx, want)
 	if err != nil {
 		return err
@@ -156,7 +155,11 @@ func askOthers(ctx context.Context, r *answer.Status, k *kernel.Kernel, o option
 	if err != nil {
 		return err
 	}
-	r.SetInterfaces(want.Policy, links)
+	r.Problems = append(r.Problems, answer.Interfaces(want.Policy.AbsentInterfaces(links))...)
+	for _, p := range answer.UncoveredPods(want.Policy, o.PodCIDRs) {
+		p.Level = config.Error // here: check warns of what may be meant
+		r.Problems = append(r.Problems, p)
+	}
 	return nil
 }
 
@@ -168,7 +171,7 @@ func askStale(ctx context.Context, r *answer.Status, k *kernel.Kernel, policy nf
 		stale, err = conntrack.Open().CountStale(j)
 	}
 	if err != nil {
-		r.Notes = append(r.Notes, fmt.Sprintf("cannot count stale connections: %v", err))
+		r.Add(config.Warning, "stale-unknown", "cannot count stale connections: %v", err)
 		return
 	}
 	r.SetStale(stale)

@@ -541,9 +541,9 @@ func (a *Agent) reportChange(o outcome) {
 
 // warnOfUncovered warns about pods that the policy does not cover.
 func (a *Agent) warnOfUncovered() {
-	for _, why := range answer.PodProblems(a.policy.want.Policy, a.settings.PodCIDRs) {
+	for _, why := range answer.UncoveredPods(a.policy.want.Policy, a.settings.PodCIDRs) {
 		a.log.Warn("the config does not cover the pods of --pod-cidr", zap.String("event", "pod_cidr_not_covered"),
-			zap.String("why", why), zap.String("hash", a.policy.want.Hash()))
+			zap.String("why", why.Error()), zap.String("hash", a.policy.want.Hash()))
 	}
 }
 

@@ -20,18 +20,18 @@ func (a *Agent) checkInterfaces() {
 		return
 	}
 	absent, before := a.policy.want.Policy.AbsentInterfaces(all), a.absent
-	unmatched, _ := answer.Interfaces(absent)
+	unmatched := answer.Interfaces(absent).Faults()
 	n := len(unmatched)
 	a.health.set(func(s *state) { s.unmatched = &n })
 	if slices.Equal(absent, before) {
 		return
 	}
 	a.absent = absent
-	known, _ := answer.Interfaces(before)
-	for _, text := range unmatched {
-		if !slices.Contains(known, text) {
+	known := answer.Interfaces(before).Faults()
+	for _, p := range unmatched {
+		if !slices.Contains(known, p) {
 			a.log.Warn("a list of interfaces matches nothing on this node",
-				zap.String("event", "interface_list_unmatched"), zap.String("why", text))
+				zap.String("event", "interface_list_unmatched"), zap.String("why", p.Msg))
 		}
 	}
 	for _, i := range absent {

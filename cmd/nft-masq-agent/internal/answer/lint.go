@@ -10,55 +10,46 @@ import (
 	"nft-masq-agent/nft/iprange"
 )
 
-// A Finding is a remark about a config that is not an error.
-type Finding struct {
-	ID   string // stable, for programs
-	Note bool   // needs no action; otherwise a warning
-	Pos  config.Position
-	Msg  string
-}
-
-// findings are warnings with the same ID about entries of a list. The first ones
-// are kept, and the others counted.
-type findings struct {
+// bounded are warnings with the same ID about entries of a list. The first ones are
+// kept, and the others counted.
+type bounded struct {
 	id   string
-	kept []Finding
+	kept config.Problems
 	more int
 }
 
-func (f *findings) add(at config.Position, format string, args ...any) {
+func (b *bounded) add(at config.Position, format string, args ...any) {
 	const most = 100
-	if len(f.kept) == most {
-		f.more++
+	if len(b.kept) == most {
+		b.more++
 		return
 	}
-	f.kept = append(f.kept, Finding{ID: f.id, Pos: at, Msg: fmt.Sprintf(format, args...)})
+	b.kept = append(b.kept, problem(config.Warning, b.id, at, format, args...))
 }
 
-func (f *findings) all() []Finding {
-	if f.more > 0 {
-		return append(f.kept, Finding{ID: f.id, Msg: fmt.Sprintf("and %d more like the last one", f.more)})
+func (b *bounded) all() config.Problems {
+	if b.more > 0 {
+		return append(b.kept, problem(config.Warning, b.id, nowhere, "and %d more like the last one", b.more))
 	}
-	return f.kept
+	return b.kept
 }
 
-// String returns the remark with its position, if it has one.
-func (f Finding) String() string {
-	if f.Pos == (config.Position{}) {
-		return f.Msg
-	}
-	return f.Pos.String() + ": " + f.Msg
+// nowhere is the position of a problem that is not about a place in a file.
+var nowhere config.Position
+
+func problem(level config.Level, id string, at config.Position, format string, args ...any) config.Problem {
+	return config.Problem{ID: id, Level: level, Pos: at, Msg: fmt.Sprintf(format, args...)}
 }
 
 // Lint finds likely mistakes in a config. It does not repeat warnings of the
 // parser (an empty list, IPv6 CIDRs while IPv6 is off).
-func Lint(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
-	var found []Finding
+func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
+	var found config.Problems
 	for _, f := range p.Families {
 		exempt := lintEverythingExempt(f)
 		found = append(found, exempt...)
 		if len(exempt) == 0 && f.Region().Empty() {
-			found = append(found, Finding{ID: "nothing-masqueraded", Msg: fmt.Sprintf("the conditions together exempt every %s connection: nothing is masqueraded", familyName(f.IPv6))})
+			found = append(found, problem(config.Warning, "nothing-masqueraded", nowhere, "the conditions together exempt every %s connection: nothing is masqueraded", familyName(f.IPv6)))
 		}
 		found = append(found, lintForcedOutside(f)...)
 		found = append(found, lintSNAT(f)...)
@@ -66,12 +57,12 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
 			found = append(found, noteMetadata(f))
 		}
 	}
-	return append(found, lintPods(p, podCIDRs)...)
+	return append(found, UncoveredPods(p, podCIDRs)...)
 }
 
-// lintPods finds pod CIDRs that a policy does not cover.
-func lintPods(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
-	var found []Finding
+// UncoveredPods finds pod CIDRs that a policy does not cover.
+func UncoveredPods(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
+	var found config.Problems
 	for _, f := range p.Families {
 		found = append(found, lintPodSources(f, podCIDRs)...)
 		found = append(found, lintPodCIDRs(f, podCIDRs)...)
@@ -79,54 +70,26 @@ func lintPods(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
 	return found
 }
 
-// PodProblems describes the pod CIDRs that a policy does not cover.
-func PodProblems(p nft.Policy, podCIDRs []netip.Prefix) []string { return texts(lintPods(p, podCIDRs)) }
-
 // lintPodSources finds pod CIDRs outside the masqueraded sources.
-func lintPodSources(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
-	var found []Finding
+func lintPodSources(f nft.FamilyPolicy, podCIDRs []netip.Prefix) config.Problems {
+	var found config.Problems
 	only := f.List(config.KeyMasqueradeSrcCIDRs).Prefixes()
 	for _, p := range podCIDRs {
 		if p.Addr().Is6() == f.IPv6 && len(only) > 0 && !overlapsAny(p, only) {
-			found = append(found, Finding{ID: "pod-cidr-no-source", Msg: fmt.Sprintf(
-				"pod CIDR %s is not in %s: its pods are not masqueraded", p, config.KeyMasqueradeSrcCIDRs)})
+			found = append(found, problem(config.Warning, "pod-cidr-no-source", nowhere,
+				"pod CIDR %s is not in %s: its pods are not masqueraded", p, config.KeyMasqueradeSrcCIDRs))
 		}
 	}
 	return found
-}
-
-// FileFindings returns the warnings of the parser.
-func FileFindings(warnings []config.Problem) []Finding {
-	found := make([]Finding, len(warnings))
-	for i, w := range warnings {
-		found[i] = Finding{ID: w.ID, Note: w.Level == config.Note, Pos: w.Pos, Msg: w.Msg}
-	}
-	return found
-}
-
-// Warnings returns the warnings among findings.
-func Warnings(found []Finding) []Finding { return only(found, false) }
-
-// Notes returns the notes among findings.
-func Notes(found []Finding) []Finding { return only(found, true) }
-
-func only(found []Finding, note bool) []Finding {
-	var out []Finding
-	for _, f := range found {
-		if f.Note == note {
-			out = append(out, f)
-		}
-	}
-	return out
 }
 
 // lintEverythingExempt finds lists that leave no destination to masquerade.
-func lintEverythingExempt(f nft.FamilyPolicy) []Finding {
+func lintEverythingExempt(f nft.FamilyPolicy) config.Problems {
 	all := everything(f.IPv6)
 	if _, some := uncovered(all, f.List(config.KeyNonMasqueradeCIDRs).Prefixes()); some {
 		return nil
 	}
-	found := Finding{ID: "everything-exempt"}
+	found := config.Problem{ID: "everything-exempt", Level: config.Warning}
 	what := "nonMasqueradeCIDRs together cover"
 	for _, c := range f.List(config.KeyNonMasqueradeCIDRs).CIDRs {
 		if c.Prefix == all {
@@ -138,7 +101,7 @@ func lintEverythingExempt(f nft.FamilyPolicy) []Finding {
 		rest = "nothing but forceMasqueradeCIDRs"
 	}
 	found.Msg = fmt.Sprintf("%s every %s destination: %s is masqueraded", what, familyName(f.IPv6), rest)
-	return []Finding{found}
+	return config.Problems{found}
 }
 
 // everything returns the network of all addresses.
@@ -150,9 +113,9 @@ func everything(ipv6 bool) netip.Prefix {
 }
 
 // lintForcedOutside finds forced CIDRs without effect.
-func lintForcedOutside(f nft.FamilyPolicy) []Finding {
+func lintForcedOutside(f nft.FamilyPolicy) config.Problems {
 	exempt := f.List(config.KeyNonMasqueradeCIDRs).Prefixes()
-	found := findings{id: "forced-outside"}
+	found := bounded{id: "forced-outside"}
 	for _, c := range f.List(config.KeyForceMasqueradeCIDRs).CIDRs {
 		if !overlapsAny(c.Prefix, exempt) {
 			found.add(c.Pos, "forceMasqueradeCIDRs: %s is outside every exempted CIDR: it is masqueraded anyway", c.Prefix)
@@ -162,8 +125,8 @@ func lintForcedOutside(f nft.FamilyPolicy) []Finding {
 }
 
 // lintSNAT finds source addresses to which no answer can come back.
-func lintSNAT(f nft.FamilyPolicy) []Finding {
-	found := findings{id: "snat-address-unusable"}
+func lintSNAT(f nft.FamilyPolicy) config.Problems {
+	found := bounded{id: "snat-address-unusable"}
 	for _, c := range f.SNAT.CIDRs {
 		for _, none := range notOfANode {
 			if none.Overlaps(c.Prefix) && none.Bits() <= c.Bits() {
@@ -182,15 +145,15 @@ var notOfANode = []netip.Prefix{
 }
 
 // lintPodCIDRs finds pod CIDRs with masqueraded traffic between their pods.
-func lintPodCIDRs(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
+func lintPodCIDRs(f nft.FamilyPolicy, podCIDRs []netip.Prefix) config.Problems {
 	pods := slices.DeleteFunc(slices.Clone(podCIDRs), func(p netip.Prefix) bool { return p.Addr().Is6() != f.IPv6 })
 	if len(iprange.Intersect(iprange.SetOf(pods), f.Region().Src)) == 0 {
 		return nil // no source among them is masqueraded
 	}
 	const seen = "pods of other nodes would see this node's address"
-	var found []Finding
+	var found config.Problems
 	for _, p := range pods {
-		forced := findings{id: "pod-cidr-forced"}
+		forced := bounded{id: "pod-cidr-forced"}
 		for _, c := range f.List(config.KeyForceMasqueradeCIDRs).CIDRs {
 			if c.Overlaps(p) {
 				forced.add(c.Pos, "forceMasqueradeCIDRs: %s reaches into pod CIDR %s: %s", c.Prefix, p, seen)
@@ -200,9 +163,9 @@ func lintPodCIDRs(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
 		gap, some := uncovered(p, f.List(config.KeyNonMasqueradeCIDRs).Prefixes())
 		switch {
 		case some && gap == p:
-			found = append(found, Finding{ID: "pod-cidr-not-exempt", Msg: fmt.Sprintf("pod CIDR %s is not exempted: %s", p, seen)})
+			found = append(found, problem(config.Warning, "pod-cidr-not-exempt", nowhere, "pod CIDR %s is not exempted: %s", p, seen))
 		case some:
-			found = append(found, Finding{ID: "pod-cidr-not-exempt", Msg: fmt.Sprintf("pod CIDR %s is exempted in part, %s is not: %s", p, gap, seen)})
+			found = append(found, problem(config.Warning, "pod-cidr-not-exempt", nowhere, "pod CIDR %s is exempted in part, %s is not: %s", p, gap, seen))
 		}
 	}
 	return found
@@ -210,8 +173,8 @@ func lintPodCIDRs(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
 
 // noteMetadata describes what happens to requests to the metadata service. If it
 // only responds to the node, pods must be masqueraded to reach it.
-func noteMetadata(f nft.FamilyPolicy) Finding {
-	note := Finding{ID: "metadata", Note: true}
+func noteMetadata(f nft.FamilyPolicy) config.Problem {
+	note := config.Problem{ID: "metadata", Level: config.Note}
 	for _, asked := range []struct {
 		nft.List
 		who string
@@ -221,7 +184,7 @@ func noteMetadata(f nft.FamilyPolicy) Finding {
 				continue
 			}
 			hint := ""
-			if c.Prefix == linkLocalIPv4 && c.Pos == (config.Position{}) {
+			if c.Prefix == linkLocalIPv4 && c.Pos == nowhere {
 				hint = "; set it if the cloud only responds to nodes"
 			}
 			note.Msg = fmt.Sprintf("%s (cloud metadata) sees the %s address: %s, %s%s", metadata, asked.who, c.Prefix, place(c), hint)

@@ -13,7 +13,7 @@ import (
 
 // Meaning describes what a valid config means. It writes through, because there
 // can be hundreds of thousands of CIDRs.
-func Meaning(to *bufio.Writer, o options.Options, l options.Loaded, found []Finding) {
+func Meaning(to *bufio.Writer, o options.Options, l options.Loaded, found config.Problems) {
 	printf(to, "%s\n\n", verdict(l, o.ConfigPath))
 	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	for _, row := range summary(o.NFT(), l) {
@@ -31,8 +31,8 @@ func Meaning(to *bufio.Writer, o options.Options, l options.Loaded, found []Find
 	for _, p := range l.Ruleset.Policy.Families {
 		writeFamily(to, l.Config, p)
 	}
-	writeFindings(to, "Warnings:", Warnings(found))
-	writeFindings(to, "Notes:", Notes(found))
+	writeProblems(to, "Warnings:", found.Of(config.Warning))
+	writeProblems(to, "Notes:", found.Of(config.Note))
 }
 
 // printf is fmt.Fprintf. The writer keeps an error until it is flushed.
@@ -110,16 +110,12 @@ func writeFamily(w *bufio.Writer, c config.Config, f nft.FamilyPolicy) {
 	_, _ = w.WriteString(rest + ".\n")
 }
 
-func writeFindings(w *bufio.Writer, title string, found []Finding) {
+func writeProblems(w *bufio.Writer, title string, found config.Problems) {
 	if len(found) == 0 {
 		return
 	}
 	printf(w, "\n%s\n", title)
 	for _, f := range found {
-		if f.Pos == (config.Position{}) {
-			_, _ = w.WriteString(Line(f.Msg, "  "))
-			continue
-		}
-		printf(w, "  %s: %s\n", f.Pos, f.Msg) // one line, for editors
+		_, _ = w.WriteString(Line(f.Error(), "  "))
 	}
 }

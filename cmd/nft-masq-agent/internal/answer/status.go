@@ -1,7 +1,7 @@
 package answer
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,10 +18,13 @@ import (
 
 // A Status is the output of status. As JSON, fields are only ever added.
 type Status struct {
-	Agent  string          `json:"agent,omitempty"` // whose flags are used, as text
-	Agents []running.Agent `json:"agents"`          // agents in this network namespace
-	Config configReport    `json:"config"`
-	Kernel kernelReport    `json:"kernel"`
+	// Problems of the config and of this node, the most serious first: something has to be
+	// done about errors and mistakes.
+	Problems config.Problems `json:"problems"`
+	Agent    string          `json:"agent,omitempty"` // whose flags are used, as text
+	Agents   []running.Agent `json:"agents"`          // agents in this network namespace
+	Config   configReport    `json:"config"`
+	Kernel   kernelReport    `json:"kernel"`
 	// Connections since the counters were created.
 	Connections []connectionReport `json:"connections"`
 	// Stale counts connections that were opened under an earlier policy; none:
@@ -39,13 +42,8 @@ type Status struct {
 	// Podless are rules that masquerade what the config exempts, but from no source of
 	// masqueradeSrcCIDRs.
 	Podless []ruleReport `json:"podless"`
-	// Uncovered lists the networks of --pod-cidr that the policy does not cover.
-	Uncovered []string `json:"uncovered"`
-	// Unmatched describes lists of interfaces because of which nothing is masqueraded.
-	Unmatched []string `json:"unmatched"`
 	// SNAT lists which of snatAddresses this node has; none if the policy has none.
-	SNAT  []snatReport `json:"snatAddresses,omitempty"`
-	Notes []string     `json:"notes"`
+	SNAT []snatReport `json:"snatAddresses,omitempty"`
 }
 
 // A configReport is the result of reading the files.
@@ -53,8 +51,6 @@ type configReport struct {
 	Path     string   `json:"path"`
 	Files    []string `json:"files"` // none: the built-in defaults apply
 	Accepted bool     `json:"accepted"`
-	Errors   []string `json:"errors"`
-	Warnings []string `json:"warnings"`
 	Hash     string   `json:"hash,omitempty"`
 	Enforced string   `json:"enforced,omitempty"` // instead of a rejected config, as text
 	Mode     string   `json:"mode"`
@@ -118,45 +114,38 @@ func (r ruleReport) String() string {
 	return text
 }
 
+// Add adds a problem of this node.
+func (r *Status) Add(level config.Level, id, format string, args ...any) {
+	r.Problems = append(r.Problems, problem(level, id, nowhere, format, args...))
+}
+
 // SetConfig sets the report on the files.
 func (r *Status) SetConfig(o options.Options, l options.Loaded, err error) {
 	r.Config = configReport{
 		Path: o.ConfigPath, Files: append([]string{}, l.Files...), Accepted: err == nil,
-		Errors: []string{}, Warnings: []string{}, Mode: string(o.Mode), Chain: o.NFT().Layout.Chain(),
+		Mode: string(o.Mode), Chain: o.NFT().Layout.Chain(),
 	}
-	for _, w := range l.Problems.Remarks() {
-		r.Config.Warnings = append(r.Config.Warnings, w.Error())
-	}
-	var problems config.Problems
-	switch {
-	case errors.As(err, &problems):
-		for _, p := range problems {
-			r.Config.Errors = append(r.Config.Errors, p.Error())
-		}
-	case err != nil:
-		r.Config.Errors = append(r.Config.Errors, err.Error())
-	default:
+	if err == nil {
 		r.Config.Hash = l.Ruleset.Hash()
 	}
+	r.Problems = append(Faults(err), l.Problems.Remarks()...)
 }
 
 // SetEnforced sets what is enforced instead of a rejected config, judging by the
 // installed rules. lenient is what the older agents make of it, if anything.
 func (r *Status) SetEnforced(o options.Options, lenient *nft.Ruleset) {
 	hash := r.Kernel.Hash
-	of := func(c config.Config) string { return nft.Compile(c, o.NFT()).Hash() }
+	what := "an earlier config"
 	switch {
-	case hash == "" && len(r.Legacy) > 0:
-		r.Config.Enforced = "the rules of an iptables-based agent are active, none of ours are installed"
 	case hash == "":
-		r.Config.Enforced = "none of our rules are installed"
+		r.Config.Enforced = either(len(r.Legacy) > 0, "the rules of an iptables-based agent are active, ", "") + "none of our rules are installed"
+		return
 	case lenient != nil && hash == lenient.Hash():
-		r.Config.Enforced = fmt.Sprintf("what the older agents make of it (%s) is installed, mode %s", hash, r.Kernel.Mode)
-	case hash == of(config.Default(o.Defaults)):
-		r.Config.Enforced = fmt.Sprintf("the built-in defaults (%s) are installed, mode %s", hash, r.Kernel.Mode)
-	default:
-		r.Config.Enforced = fmt.Sprintf("an earlier config (%s) is installed, mode %s", hash, r.Kernel.Mode)
+		what = "what the older agents make of it"
+	case hash == nft.Compile(config.Default(o.Defaults), o.NFT()).Hash():
+		what = "the built-in defaults"
 	}
+	r.Config.Enforced = fmt.Sprintf("%s (%s) %s installed, mode %s", what, hash, either(what == "the built-in defaults", "are", "is"), r.Kernel.Mode)
 }
 
 // SetConnections sets the report on the counters.
@@ -170,27 +159,18 @@ func (r *Status) SetConnections(counts []nft.Counts) {
 // SetStale sets the report on stale connections.
 func (r *Status) SetStale(s conntrack.Stale) {
 	r.Stale = &staleReport{Count: s.Count}
+	text := Plural(s.Count, "connection") + either(s.Count == 1, " still uses", " still use") + " an earlier policy"
 	if !s.Oldest.IsZero() {
 		r.Stale.Oldest = &s.Oldest
+		text += ", the oldest since " + s.Oldest.UTC().Format(time.RFC3339)
 	}
 	if s.Partial() {
 		r.Stale.Sampled = s.Examined
+		text += fmt.Sprintf(" (estimated from %d)", s.Examined)
 	}
-}
-
-// staleText describes stale connections; "" if there are none.
-func (r Status) staleText() string {
-	if r.Stale == nil || r.Stale.Count == 0 {
-		return ""
+	if s.Count > 0 {
+		r.Add(config.Warning, "stale-connections", "%s; connections --stale lists them", text)
 	}
-	text := Plural(r.Stale.Count, "connection") + either(r.Stale.Count == 1, " still uses", " still use") + " an earlier policy"
-	if r.Stale.Oldest != nil {
-		text += fmt.Sprintf(", the oldest since %s", r.Stale.Oldest.UTC().Format(time.RFC3339))
-	}
-	if r.Stale.Sampled > 0 {
-		text += fmt.Sprintf(" (estimated from %d)", r.Stale.Sampled)
-	}
-	return text + "; connections --stale lists them"
 }
 
 // SetOthers sets the report on other programs' rules.
@@ -200,7 +180,7 @@ func (r *Status) SetOthers(others kernel.Others) {
 	r.Accepted, r.Podless = ruleReports(others.Accepted), ruleReports(others.Podless)
 	r.Conflicts, r.Overruled = ruleReports(others.Conflicts), ruleReports(others.Overruled)
 	if others.Unread > 0 {
-		r.Notes = append(r.Notes, fmt.Sprintf("%d rules of other programs were too many to examine; their effect is unknown", others.Unread))
+		r.Add(config.Warning, "rules-unread", "%d rules of other programs were too many to examine; their effect is unknown", others.Unread)
 	}
 }
 
@@ -218,8 +198,8 @@ func ruleReports(conflicts []foreign.Conflict) []ruleReport {
 // String returns the report as text, starting with the problems.
 func (r Status) String() string {
 	var b strings.Builder
-	for _, text := range r.problems() {
-		b.WriteString(Line(text, ""))
+	for _, p := range r.Problems.Of(config.Error, config.Mistake, config.Warning) {
+		b.WriteString(Line(p.Error(), ""))
 	}
 	if r.Config.Accepted && r.Kernel.InSync {
 		b.WriteString(Line(r.inSync(), ""))
@@ -237,54 +217,45 @@ func (r Status) String() string {
 	}
 	r.writeConnections(&b)
 	writeList(&b, "Source addresses:", texts(r.SNAT))
-	writeList(&b, "Errors of the config:", r.Config.Errors)
 	writeList(&b, "Differences:", r.Kernel.Differences)
-	writeList(&b, "Warnings of the config:", r.Config.Warnings)
 	writeList(&b, "Rules of iptables-based agents (run with --takeover, or cleanup --legacy-only):", r.Legacy)
 	writeList(&b, "Other rules that masquerade what the config exempts:", texts(r.Conflicts))
 	writeList(&b, "Other rules that accept or translate what the config masquerades:", texts(r.Overruled))
 	writeList(&b, "Other rules that would masquerade pod traffic to exempt destinations without enforceNonMasquerade:", texts(r.Overridden))
 	writeList(&b, "Rules of other programs that --accept-foreign accepts:", texts(r.Accepted))
 	writeList(&b, "Other rules that masquerade what the config exempts, but from no address in masqueradeSrcCIDRs:", texts(r.Podless))
-	writeList(&b, "Notes:", r.Notes)
+	writeList(&b, "Notes:", texts(r.Problems.Of(config.Note)))
 	return b.String()
 }
 
-// problems returns the first lines: the problems on this node.
-func (r Status) problems() []string {
-	var lines []string
-	add := func(wrong bool, format string, args ...any) {
+// Conclude completes the problems by those that follow from the facts, and sorts them.
+func (r *Status) Conclude() {
+	installed := either(r.Kernel.Hash == "", "none of our rules are installed", fmt.Sprintf("installed: %s, mode %s", r.Kernel.Hash, r.Kernel.Mode))
+	switch {
+	case !r.Config.Accepted:
+		r.Problems = slices.Insert(r.Problems, 0, problem(config.Error, "config-rejected", nowhere, "config rejected; %s; %s", r.Config.Enforced, r.running()))
+	case !r.Kernel.InSync:
+		r.Problems = slices.Insert(r.Problems, 0, problem(config.Error, "out-of-sync", nowhere, "out of sync: expected: %s (%s), mode %s; %s; %s",
+			r.source(), r.Config.Hash, r.Config.Mode, installed, r.running()))
+	}
+	add := func(wrong bool, id, format string, args ...any) {
 		if wrong {
-			lines = append(lines, fmt.Sprintf(format, args...))
+			r.Add(config.Error, id, format, args...)
 		}
 	}
-	installed := fmt.Sprintf("installed: %s, mode %s", r.Kernel.Hash, r.Kernel.Mode)
-	if r.Kernel.Hash == "" {
-		installed = "none of our rules are installed"
-	}
-	add(!r.Config.Accepted, "config rejected; %s; %s", r.Config.Enforced, r.running())
-	add(r.Config.Accepted && !r.Kernel.InSync, "out of sync: expected: %s (%s), mode %s; %s; %s",
-		r.source(), r.Config.Hash, r.Config.Mode, installed, r.running())
-	for _, text := range r.Unmatched {
-		add(true, "%s", text)
-	}
-	add(len(r.Agents) > 1, "%d agents run here and overwrite each other: stop all but one", len(r.Agents))
-	add(len(r.Legacy) > 0, "rules of an iptables-based agent are also active (%s)", strings.Join(r.Legacy, "; "))
-	add(len(r.Routing) > 0, "routing rules of an older agent are left; to remove them: %s", strings.Join(r.Routing, "; "))
+	add(len(r.Agents) > 1, "second-agent", "%d agents run here and overwrite each other: stop all but one", len(r.Agents))
+	add(len(r.Legacy) > 0, "older-agent", "rules of an iptables-based agent are also active (%s)", strings.Join(r.Legacy, "; "))
+	add(len(r.Routing) > 0, "older-routing", "routing rules of an older agent are left; to remove them: %s", strings.Join(r.Routing, "; "))
 	if n := len(r.Conflicts); n > 0 {
-		add(true, "%s of other programs %s what the config exempts, such as %s", Plural(n, "rule"), either(n == 1, "masquerades", "masquerade"), r.Conflicts[0].place())
+		add(true, "conflict", "%s of other programs %s what the config exempts, such as %s", Plural(n, "rule"), either(n == 1, "masquerades", "masquerade"), r.Conflicts[0].place())
 	}
 	if n := len(r.Overruled); n > 0 {
-		add(true, "%s of other programs %s what the config masquerades, such as %s", Plural(n, "rule"), either(n == 1, "accepts or translates", "accept or translate"), r.Overruled[0].place())
+		add(true, "overruled", "%s of other programs %s what the config masquerades, such as %s", Plural(n, "rule"), either(n == 1, "accepts or translates", "accept or translate"), r.Overruled[0].place())
 	}
 	for _, s := range r.SNAT {
-		add(len(s.Present) == 0, "%s", missingSNAT(s.Family == "ipv6"))
+		add(len(s.Present) == 0, "snat-missing", "%s", s)
 	}
-	for _, text := range r.Uncovered {
-		add(true, "%s", text)
-	}
-	add(r.staleText() != "", "%s", r.staleText())
-	return lines
+	slices.SortStableFunc(r.Problems, func(a, b config.Problem) int { return cmp.Compare(a.Level, b.Level) })
 }
 
 func (r Status) source() string {

@@ -74,7 +74,7 @@ func (o Options) withoutRoot(err error) error {
 	if errors.As(err, &problems) {
 		for i := range problems {
 			at := problems[i].Pos
-			problems[i].Pos = config.At(strings.TrimPrefix(at.File(), o.Root), at.Line, at.Col)
+			problems[i].Pos = config.At(strings.TrimPrefix(at.File, o.Root), at.Line, at.Col)
 		}
 	}
 	return err
