@@ -109,7 +109,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 			Addresses: node.Addresses, Follow: node.Follow, Interfaces: node.Interfaces, Pressure: conntrack.Open().Pressure,
 		},
 		agent.NewHost(k, o.AcceptForeign),
-		agent.Settings{Options: o, Version: build().Version, Commit: build().Commit, LostLines: lostLines},
+		agent.Settings{Options: o, Version: build().Version, Commit: build().Commit, Args: args(), LostLines: lostLines},
 		log,
 	)
 	var all sync.WaitGroup
@@ -118,7 +118,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		all.Go(func() { <-served })
 	}
 	if o.ProbeSocket != "" {
-		served := agent.ServeProbes(ctx, o.ProbeSocket, loop.Report, log)
+		served := agent.ServeSocket(ctx, o.ProbeSocket, loop.SocketHandler(), log)
 		all.Go(func() { <-served })
 	}
 	all.Go(func() { loop.Run(ctx) })
@@ -129,6 +129,15 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		close(ended)
 	}()
 	return ended
+}
+
+// args returns the flags of this process.
+func args() []string {
+	args := os.Args[1:]
+	if len(args) > 0 && args[0] == "run" {
+		args = args[1:]
+	}
+	return args
 }
 
 // fingerprint identifies a content of the config.

@@ -71,6 +71,7 @@ type Settings struct {
 	options.Options
 	Version   string
 	Commit    string
+	Args      []string      // of the program, after its name and that of the command
 	LostLines func() uint64 // of the log; it may be nil
 }
 
@@ -225,7 +226,7 @@ func (a *Agent) read(ctx context.Context, f Files) {
 	}
 	c, warnings, err := a.compile(f)
 	a.announce(c)
-	a.health.config(err, len(warnings))
+	a.health.config(err, warnings)
 	a.logPresence(f, c)
 	a.warn(warnings)
 	a.content = c
@@ -301,10 +302,10 @@ func (a *Agent) compile(f Files) (content, []config.Problem, error) {
 	}
 	b := nft.Build(a.settings.Defaults, a.settings.NFT(), f.Sources...)
 	if err := b.Problems.Err(); err != nil {
-		return content{lenient: b.Ruleset}, b.Problems.Remarks(), err
+		return content{files: f.Sources, lenient: b.Ruleset}, b.Problems.Remarks(), err
 	}
 	a.resync, a.staleConnections = b.Config.ResyncInterval, b.Config.StaleConnections
-	return content{want: b.Ruleset, absent: f.absent()}, b.Problems.Remarks(), nil
+	return content{files: f.Sources, want: b.Ruleset, absent: f.absent()}, b.Problems.Remarks(), nil
 }
 
 func (a *Agent) configReason() string {
@@ -348,7 +349,7 @@ func (a *Agent) reject(ctx context.Context, err error) {
 
 // reportSource reports to probes and metrics what is enforced.
 func (a *Agent) reportSource() {
-	a.health.set(func(s *state) { s.source, s.words = a.policy.from, a.policy.words(a.held) })
+	a.health.set(func(s *state) { s.policy, s.words, s.addresses = a.policy, a.policy.words(a.held), a.addresses.known })
 }
 
 // rewriting is how long an older agent's rules may be missing before they count

@@ -3,10 +3,12 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 	"time"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
@@ -25,15 +27,17 @@ type state struct {
 	since   time.Time // when the current step began; zero: idle
 
 	rejection error // of the config, nil if it was accepted
-	source    Source
-	words     string // what is enforced instead of a rejected config
-	refusal   error  // of the kernel
-	synced    bool   // the accepted config is in the kernel
-	wasSynced bool   // it was at some time
+	policy    policy
+	addresses []netip.Addr // those of the node, if the policy has needed them
+	words     string       // what is enforced instead of a rejected config
+	refusal   error        // of the kernel
+	synced    bool         // the accepted config is in the kernel
+	wasSynced bool         // it was at some time
 
 	read     bool      // a config was accepted or rejected
 	accepted time.Time // when a config was last accepted; zero: never
-	warnings int
+	warnings []config.Problem
+	second   int // the process of another agent, 0 for none
 
 	listening bool // to changes of the ruleset
 
@@ -83,7 +87,7 @@ func (h *health) idle() { h.set(func(s *state) { s.since = time.Time{} }) }
 func (h *health) busy() { h.set(func(s *state) { s.since = time.Now() }) }
 
 // config records the result for a new content of the config.
-func (h *health) config(err error, warnings int) {
+func (h *health) config(err error, warnings []config.Problem) {
 	h.set(func(s *state) {
 		s.read, s.rejection, s.warnings, s.synced = true, err, warnings, false
 		if err == nil {
@@ -141,7 +145,7 @@ func (a *Agent) Alive() error {
 // Started returns an error until a policy is in the kernel, even if it replaces a
 // rejected file. Pods that start earlier may use wrong source addresses.
 func (a *Agent) Started() error {
-	if s := a.health.now(); s.enforces == nil && s.source != FromForeign {
+	if s := a.health.now(); s.enforces == nil && s.policy.from != FromForeign {
 		return errors.New("no rules are installed yet")
 	}
 	return nil

@@ -131,12 +131,12 @@ func (e exporter) own(s state) {
 	if s.read {
 		e.gauge("config_accepted", "Whether the last config that was read was accepted: 1 or 0. If 0, config_source shows what is enforced.",
 			number(s.rejection == nil))
-		e.gauge("config_warnings", "Warnings about the last config that was read.", float64(s.warnings))
+		e.gauge("config_warnings", "Warnings about the last config that was read.", float64(len(s.warnings)))
 	}
 	for _, from := range Sources() {
 		e.gauge("config_source", "Source of the enforced policy, 1 for the one that applies: file; previous, the last good config or that of a previous run; "+
 			"lenient, the older agents' reading of a rejected file; foreign, the rules of an iptables-based agent; defaults, built in.",
-			number(s.source == from), "source", string(from))
+			number(s.policy.from == from), "source", string(from))
 	}
 	if !s.accepted.IsZero() {
 		e.gauge("config_last_accepted_timestamp_seconds", "When a config was last accepted, in seconds since 1970.", float64(s.accepted.UnixMilli())/1000)

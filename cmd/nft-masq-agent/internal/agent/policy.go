@@ -3,6 +3,7 @@ package agent
 import (
 	"fmt"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
 )
@@ -26,9 +27,10 @@ func Sources() []Source {
 
 // A policy is the policy that the loop enforces.
 type policy struct {
-	from     Source       // "" until it is known
-	want     *nft.Ruleset // nil: nothing is to be written
-	accepted bool         // from a config that was accepted in this run
+	from     Source          // "" until it is known
+	want     *nft.Ruleset    // nil: nothing is to be written
+	files    []config.Source // of which want was compiled; none: the built-in defaults
+	accepted bool            // from a config that was accepted in this run
 	// left is the rules of a previous run, which stay as they are: of the source
 	// FromPrevious, unless a config was accepted in this run.
 	left *layout.Installed
@@ -36,6 +38,7 @@ type policy struct {
 
 // A content is the result of compiling a content of the config.
 type content struct {
+	files   []config.Source
 	want    *nft.Ruleset // nil: rejected
 	absent  bool         // there is no file
 	lenient *nft.Ruleset // if rejected: what the older agents make of it, nil if they reject it too
@@ -56,15 +59,15 @@ func decide(now policy, c content, n situation) policy {
 	case c.want != nil && c.absent:
 		return policy{from: FromDefaults, want: c.want, accepted: true}
 	case c.want != nil:
-		return policy{from: FromFile, want: c.want, accepted: true}
+		return policy{from: FromFile, want: c.want, files: c.files, accepted: true}
 	case now.accepted && now.from == FromFile:
-		return policy{from: FromPrevious, want: now.want, accepted: true}
+		return policy{from: FromPrevious, want: now.want, files: now.files, accepted: true}
 	case now.accepted:
 		return now
 	case n.previous != nil:
 		return policy{from: FromPrevious, left: n.previous}
 	case c.lenient != nil:
-		return policy{from: FromLenient, want: c.lenient}
+		return policy{from: FromLenient, want: c.lenient, files: c.files}
 	case now.from == FromLenient:
 		return now
 	case n.older:

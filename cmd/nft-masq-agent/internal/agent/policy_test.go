@@ -101,7 +101,7 @@ var unusable = map[string]Files{
 func (w *world) wantSource(t *testing.T, want Source) {
 	t.Helper()
 	synctest.Wait()
-	if got := w.agent.health.now().source; got != want {
+	if got := w.agent.health.now().policy.from; got != want {
 		t.Errorf("%s is enforced, want %s", got, want)
 	}
 	if err := w.agent.Ready(); err == nil && want != FromFile {

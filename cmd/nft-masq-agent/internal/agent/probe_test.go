@@ -4,22 +4,35 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/config"
 )
 
-func TestProbesGetTheReportDespiteIdleClients(t *testing.T) {
+func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "probe.sock")
-	want := running.Report{Ready: "config rejected: config:1:1: " + strings.Repeat("x", 10_000)}
+	a := New(Inputs{}, &world{}, Settings{Options: testOptions(), Args: []string{"--v=4"}}, zap.NewNop())
+	large := []byte("# " + strings.Repeat("x", 4<<20-2))
+	a.health.set(func(s *state) {
+		s.rejection = config.Problems{{ID: "syntax", Pos: config.At("config", 2, 3), Msg: "bad"}}
+		s.policy = policy{from: FromLenient, want: rulesetOf("10.0.0.0/8"), files: []config.Source{{Name: "a", Data: large, Joined: true}}}
+		s.addresses = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+		s.enforces = &running.Policy{Hash: "3f9a2c71", What: "rules installed"}
+		s.warnings = []config.Problem{{ID: "emptyList", Level: config.Warning, Msg: "empty"}}
+		s.refusal, s.second = errors.New("refused"), 7
+	})
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := ServeProbes(ctx, path, func() running.Report { return want }, zap.NewNop())
-	for range 200 { // none of them reads
+	ended := ServeSocket(ctx, path, a.SocketHandler(), zap.NewNop())
+	for range 200 { // none of them sends a request
 		c, err := net.Dial("unix", path)
 		if err != nil {
 			t.Fatal(err)
@@ -27,13 +40,34 @@ func TestProbesGetTheReportDespiteIdleClients(t *testing.T) {
 		defer c.Close()
 	}
 	got, err := running.Ask(path)
-	if err != nil || got != want {
-		t.Errorf("%+v: %v", got, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := running.Report{
+		PID: os.Getpid(), Args: []string{"--v=4"}, ConfigPath: "/etc/config/ip-masq-agent",
+		Ready:  "config rejected: config:2:3: bad\n",
+		Source: "lenient", Compiled: true, Files: []running.File{{Name: "a", Data: large, Joined: true}},
+		Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+		Policy:    &running.Policy{Hash: "3f9a2c71", What: "rules installed"},
+		Rejected:  []running.Problem{{ID: "syntax", Severity: "error", Message: "bad", File: "config", Line: 2, Column: 3}},
+		Warnings:  []running.Problem{{ID: "emptyList", Severity: "warning", Message: "empty"}},
+		Refusal:   "refused", SecondAgent: 7,
+	}
+	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Errorf("report (-want +got):\n%s", diff)
+	}
+	for probe, yes := range map[string]bool{"/readyz": false, "/healthz": true} {
+		if reason, err := running.Probe(path, probe); err != nil || (reason == "") != yes {
+			t.Errorf("%s: %q, %v", probe, reason, err)
+		}
+	}
+	if code, _ := get(t, a, "/agent"); code != http.StatusNotFound {
+		t.Errorf("the network gets %d, and maybe the config", code)
 	}
 	cancel()
 	<-ended
-	if _, err := running.Ask(path); err == nil {
-		t.Error("answered after shutdown")
+	if _, err := running.Ask(path); err == nil || !strings.Contains(err.Error(), "no agent answers at "+path) {
+		t.Errorf("after shutdown: %v", err)
 	}
 }
 

@@ -194,7 +194,7 @@ func AddRunFlags(fs *flag.FlagSet) *Options {
 	AddFlag(fs, &o.ConntrackInterval, "conntrack-interval", "0",
 		"`SECONDS` between two readings of the connections for the metrics of port pressure; 0 is off", parseInterval)
 	AddFlag(fs, &o.HTTPAddress, "http-address", "", "`HOST:PORT` of /healthz, /startupz, /readyz and /metrics; off if empty", ParseHTTPAddress)
-	AddFlag(fs, &o.ProbeSocket, "probe-socket", "", "`PATH` of a unix socket that answers the command ready; off if empty", ParseSocketPath)
+	AddFlag(fs, &o.ProbeSocket, "probe-socket", "", "`PATH` of a unix socket that answers the command ready, and other commands in the same pod; off if empty", ParseSocketPath)
 	AddFlag(fs, &o.LogFormat, "log-format", LogJSON, "json or text `FORMAT` of the log", OneOf(LogJSON, LogText))
 	return o
 }
