@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -138,6 +139,16 @@ func (p Problems) Err() error {
 		return faults
 	}
 	return nil
+}
+
+// ProblemsOf returns the faults of which an error consists, one for another error, and none
+// without an error.
+func ProblemsOf(err error) Problems {
+	faults := Problems{}
+	if err != nil && !errors.As(err, &faults) {
+		return Problems{{ID: "config", Msg: err.Error()}}
+	}
+	return faults
 }
 
 // most is how many problems of each level one Parse reports. The rest is counted.

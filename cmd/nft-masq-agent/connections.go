@@ -15,25 +15,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/kernel"
 )
 
 type connectionsFlags struct {
-	*options.Options
-	set    *flag.FlagSet
+	*nodeFlags
 	to     netip.Prefix // zero: any
 	pod    netip.Prefix
 	seenAs netip.AddrPort // port 0: any
 
 	stale, flush, yes, ports bool
 	limit                    int
-	output                   string
 }
 
 // maxLimit bounds the memory of the list.
@@ -55,7 +50,7 @@ func connectionsCommand() command {
 			program + " connections --ports",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			f := connectionsFlags{Options: options.AddPolicyFlags(fs), set: fs}
+			f := connectionsFlags{nodeFlags: addNodeFlags(fs)}
 			options.AddFlag(fs, &f.seenAs, "seen-as", "",
 				"find the pod by the source that the destination sees, an `ADDRESS` or ADDRESS:PORT", parseSeenAs)
 			options.AddFlag(fs, &f.pod, "pod", "", "the source, an `ADDRESS` or a CIDR", parsePrefix)
@@ -65,10 +60,7 @@ func connectionsCommand() command {
 			fs.BoolVar(&f.ports, "ports", false,
 				"list the destinations with the most source ports in use, and the pods that use them")
 			options.AddFlag(fs, &f.limit, "limit", "100", "list at most `N` connections", parseLimit)
-			addOutput(fs, &f.output)
-			return func(ctx context.Context, operands []string, e environment) (int, error) {
-				return f.connections(ctx, operands, e)
-			}
+			return f.connections
 		},
 	}
 }
@@ -120,15 +112,18 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 		return exitUsage, usagef("--ports does not list connections: omit --stale and --flush")
 	}
 	f.stale = f.stale || f.flush
-	k := e.kernel()
-	defer func() { _ = k.Close() }()
-	j, policy, err := f.judge(ctx, k, e)
+	s, err := f.open(e)
+	defer func() { _ = s.kernel.Close() }()
+	if err != nil {
+		return exitFailed, err
+	}
+	j, ports, err := f.judge(ctx, s)
 	if err != nil {
 		return exitFailed, err
 	}
 	table := conntrack.Open()
 	if f.ports {
-		return f.listPorts(table, policy.SourcePorts(), e)
+		return f.listPorts(table, ports, e)
 	}
 	listed, total, err := f.find(table, j)
 	if err != nil {
@@ -153,35 +148,27 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 // errNoRules reports that no policy of ours is effective in the kernel.
 var errNoRules = errors.New("the kernel has no rules of this agent: see status")
 
-// judge returns a judge for the policy in the kernel, and the policy; no judge if the kernel
-// has none of ours, or the config's is another one. That is an error if it is needed.
-func (f *connectionsFlags) judge(ctx context.Context, k *kernel.Kernel, e environment) (*conntrack.Judge, nft.Policy, error) {
-	f.ForCommand(f.set, e.stdin)
-	_ = running.Follow(f.Options, f.set, running.Agents(e.proc, program))
-	l, rejected := f.Load()
-	candidates, err := e.candidates(f.Options, l, rejected)
-	if err != nil {
-		return nil, nft.Policy{}, err
-	}
-	now, err := candidates.inForce(ctx, k)
-	switch {
-	case err != nil:
-		return nil, nft.Policy{}, hinted(err)
-	case now.known != nil:
-		j, err := judgeBy(ctx, k, now.known.Policy)
-		return j, now.known.Policy, err
-	case f.stale && !now.found:
-		return nil, nft.Policy{}, errNoRules
-	case f.stale:
-		return nil, nft.Policy{}, errors.New(now.unknown + ": which connections are stale is unknown")
-	}
-	return nil, nft.Policy{}, nil
-}
-
-// judgeBy returns a judge for a policy on this node.
-func judgeBy(ctx context.Context, k *kernel.Kernel, policy nft.Policy) (*conntrack.Judge, error) {
-	j, err := agent.Judge(ctx, k, nft.Ruleset{Policy: policy})
-	return j, hinted(err)
+// judge returns a judge for the policy in the kernel, and its number of source ports; no judge if
+// the kernel has none of ours, or an unknown one. That is an error if it is needed.
+func (f *connectionsFlags) judge(ctx context.Context, s *session) (j *conntrack.Judge, ports int, err error) {
+	err = s.consistently(func() error {
+		now, err := s.inForce(ctx)
+		switch {
+		case err != nil:
+			return err
+		case now.known != nil:
+			ports = now.known.Policy.SourcePorts()
+			j, err = s.judge(ctx, *now.known)
+			return err
+		case f.stale && !now.found:
+			return errNoRules
+		case f.stale:
+			return errors.New(now.unknown + ": which connections are stale is unknown")
+		}
+		ports = nft.Policy{}.SourcePorts()
+		return nil
+	})
+	return j, ports, err
 }
 
 // filter restricts the dump to one family if only that can match.

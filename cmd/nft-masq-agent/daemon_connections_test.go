@@ -98,7 +98,7 @@ func TestPortPressureIsInTheMetrics(t *testing.T) {
 	}
 	d.stop()
 	d = n.start("--resync-interval=3600", "--http-address="+httpAddress, "--to-ports=20000-20009")
-	d.await("listening")
+	d.answers()
 	d.await("rules_in_place")
 	if v := n.metric("nft_masq_agent_conntrack_entries"); v != "" {
 		t.Errorf("without the flag %s connections are counted", v)

@@ -159,7 +159,8 @@ func TestAddressInUseDoesNotStopTheAgent(t *testing.T) {
 	n := newNode(t)
 	first := n.start("--http-address", httpAddress)
 	first.began(wants(t, ""))
-	second := n.start("--http-address", httpAddress)
+	other := &testNode{n.NS, t, n.path, n.socket + "-second"}
+	second := other.start("--http-address", httpAddress)
 	second.await("second_agent")
 	line := second.await("listen_failed")
 	if line["level"] != "error" || !strings.Contains(line.Text("error"), "address already in use") {

@@ -104,7 +104,7 @@ func TestStatusReportsSyncInOneLine(t *testing.T) {
 		t.Errorf("status: %+v, want %q", got, says)
 	}
 	r, code := n.status()
-	if code != exitDone || len(r.Agents) != 1 || r.Agents[0].PID != d.Pid || !strings.Contains(r.Agent, "--resync-interval=3600") {
+	if code != exitDone || len(r.Agents) != 1 || r.Agents[0].PID != d.Pid || !strings.Contains(r.Whose, "--resync-interval=3600") {
 		t.Errorf("exit code %d: %+v", code, r)
 	}
 	if len(r.Connections) != 3 || len(r.Kernel.Differences)+len(r.Legacy)+len(r.Conflicts)+len(r.Problems) > 0 {

@@ -102,7 +102,7 @@ func TestDiffUsesTheFlagsOfTheRunningAgent(t *testing.T) {
 	other := testNode{NS: n.NS, t: t, path: proposed}
 	other.write("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
 	got, code := n.diff("--config", proposed)
-	if code != exitDone || got.Changed() || !strings.Contains(got.Agent, "--enable-ipv6") {
+	if code != exitDone || got.Changed() || !strings.Contains(got.Whose, "--enable-ipv6") {
 		t.Errorf("the same file: exit code %d, %+v", code, got)
 	}
 	if got, code := n.diff(); code != exitDone || got.Changed() {
@@ -114,8 +114,8 @@ func TestDiffUsesTheFlagsOfTheRunningAgent(t *testing.T) {
 		t.Errorf("another file: exit code %d, %+v", code, got)
 	}
 	got, code = n.diff("--config", proposed, "--enable-ipv6=false")
-	if code != exitFailed || got.Agent != "" || len(got.Changes) < 2 || len(got.Other) != 1 {
-		t.Errorf("with flags of its own: exit code %d, %+v", code, got)
+	if code != exitFailed || got.Whose == "" || len(got.Changes) < 2 || len(got.Other) != 0 {
+		t.Errorf("with another flag: exit code %d, %+v", code, got)
 	}
 	if got := n.run("diff", "--config", n.path+"-nowhere"); got.code != exitUsage || !strings.Contains(got.stderr, "does not exist") {
 		t.Errorf("no file: %+v", got)

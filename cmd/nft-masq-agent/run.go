@@ -76,8 +76,10 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 	if err := k.Check(ctx, o.NFT().Layout); errors.Is(err, nft.ErrForeignChain) {
 		return exitUsage, usagef("--masq-chain: %w", err)
 	}
-	for _, other := range running.Agents(e.proc, program) {
-		log.Warn("another agent runs in this network namespace: both will write the same rules", zap.String("event", "second_agent"), zap.Int("pid", other.PID))
+	if lock, err := running.Lock(); err == nil {
+		defer lock.Close()
+	} else if pid, found := running.Holder(); found {
+		log.Warn("another agent runs in this network namespace: both will write the same rules", zap.String("event", "second_agent"), zap.Int("pid", pid))
 	}
 	ended := startAgent(ctx, o, k, log, hangup, lines.lost.Load)
 	<-ctx.Done()

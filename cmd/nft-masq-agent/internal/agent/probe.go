@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/config"
 )
 
 // Report returns the state of the loop, and what commands need to answer like it.
@@ -33,10 +34,7 @@ func (a *Agent) Report() running.Report {
 	if path, err := filepath.Abs(r.ConfigPath); err == nil {
 		r.ConfigPath = path
 	}
-	for _, f := range s.policy.files {
-		r.Files = append(r.Files, running.File(f))
-	}
-	r.Rejected, r.Warnings = running.Problems(s.rejection, s.warnings)
+	r.Files, r.Rejected, r.Warnings = s.policy.files, config.ProblemsOf(s.rejection), s.warnings
 	return r
 }
 

@@ -1,7 +1,6 @@
 package answer
 
 import (
-	"errors"
 	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
@@ -83,21 +82,12 @@ type coveredReport struct {
 func NewCheck(o options.Options, l options.Loaded, found config.Problems, err error) Check {
 	r := Check{
 		Valid: err == nil, Config: o.ConfigPath, Files: append([]string{}, l.Files...),
-		Errors: Faults(err), Warnings: found.Of(config.Warning), Notes: found.Of(config.Note),
+		Errors: config.ProblemsOf(err), Warnings: found.Of(config.Warning), Notes: found.Of(config.Note),
 	}
 	if r.Valid {
 		r.Meaning = newMeaning(o.NFT(), l)
 	}
 	return r
-}
-
-// Faults returns the problems because of which a config is rejected, none without an error.
-func Faults(err error) config.Problems {
-	problems := config.Problems{}
-	if err != nil && !errors.As(err, &problems) {
-		return append(problems, problem(config.Error, "config", nowhere, "%v", err))
-	}
-	return problems
 }
 
 func newMeaning(o nft.Options, l options.Loaded) *meaning {

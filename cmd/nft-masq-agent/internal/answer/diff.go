@@ -12,7 +12,7 @@ import (
 
 // A Diff is the output of diff. As JSON, fields are only ever added.
 type Diff struct {
-	Agent   string   `json:"agent,omitempty"` // whose flags are used, as text
+	Whose   string   `json:"agent,omitempty"` // whose flags are used, as text
 	Before  string   `json:"before"`          // hash
 	After   string   `json:"after"`
 	Changes []Change `json:"changes"`
@@ -234,8 +234,8 @@ func (d *Diff) String() string {
 		b.WriteString(Line(n, ""))
 	}
 	fmt.Fprintf(&b, "%s → %s\n", d.Before, d.After)
-	if d.Agent != "" {
-		b.WriteString(Line(d.Agent, ""))
+	if d.Whose != "" {
+		b.WriteString(Line(d.Whose, ""))
 	}
 	return b.String()
 }

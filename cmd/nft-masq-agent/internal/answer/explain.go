@@ -25,7 +25,7 @@ type Explanation struct {
 	Why         Why      `json:"why"`
 	Config      string   `json:"config"`          // hash
 	Live        bool     `json:"live"`            // from the kernel's rules, not the config
-	Agent       string   `json:"agent,omitempty"` // whose flags are used, as text
+	Whose       string   `json:"agent,omitempty"` // whose flags are used, as text
 	Answers     []Answer `json:"answers"`         // several if it depends on the source and none was given
 	Stale       int      `json:"stale,omitempty"` // existing connections opened under an earlier policy
 	Notes       []string `json:"notes"`
@@ -248,8 +248,8 @@ func (x *Explanation) String() string {
 		return b.String()
 	}
 	fmt.Fprintf(&b, "%s %s\n", either(x.Live, "kernel", "config"), x.Config)
-	if x.Agent != "" {
-		b.WriteString(Line(x.Agent, ""))
+	if x.Whose != "" {
+		b.WriteString(Line(x.Whose, ""))
 	}
 	return b.String()
 }

@@ -21,8 +21,8 @@ type Status struct {
 	// Problems of the config and of this node, the most serious first: something has to be
 	// done about errors and mistakes.
 	Problems config.Problems `json:"problems"`
-	Agent    string          `json:"agent,omitempty"` // whose flags are used, as text
-	Agents   []running.Agent `json:"agents"`          // agents in this network namespace
+	Whose    string          `json:"agent,omitempty"` // whose flags are used, as text
+	Agents   []agentReport   `json:"agents"`          // the agent in this network namespace
 	Config   configReport    `json:"config"`
 	Kernel   kernelReport    `json:"kernel"`
 	// Connections since the counters were created.
@@ -44,6 +44,14 @@ type Status struct {
 	Podless []ruleReport `json:"podless"`
 	// SNAT lists which of snatAddresses this node has; none if the policy has none.
 	SNAT []snatReport `json:"snatAddresses,omitempty"`
+}
+
+// An agentReport is a running agent.
+type agentReport struct {
+	PID  int      `json:"pid"`
+	Args []string `json:"args"` // after the names of the program and the command
+	// Policy is the one that it enforces; nil if it did not answer.
+	Policy *running.Policy `json:"policy,omitempty"`
 }
 
 // A configReport is the result of reading the files.
@@ -119,38 +127,51 @@ func (r *Status) Add(level config.Level, id, format string, args ...any) {
 	r.Problems = append(r.Problems, problem(level, id, nowhere, format, args...))
 }
 
-// SetConfig sets the report on the files.
-func (r *Status) SetConfig(o options.Options, l options.Loaded, err error) {
-	r.Config = configReport{
-		Path: o.ConfigPath, Files: append([]string{}, l.Files...), Accepted: err == nil,
-		Mode: string(o.Mode), Chain: o.NFT().Layout.Chain(),
+// NewStatus returns the report on the files, which are rejected if there is an error.
+func NewStatus(o options.Options, l options.Loaded, err error) Status {
+	r := Status{
+		Problems: append(config.ProblemsOf(err), l.Problems.Remarks()...), Agents: []agentReport{}, Connections: []connectionReport{},
+		Config: configReport{
+			Path: o.ConfigPath, Files: append([]string{}, l.Files...), Accepted: err == nil,
+			Mode: string(o.Mode), Chain: o.NFT().Layout.Chain(),
+		},
+		Kernel: kernelReport{Differences: []string{}},
 	}
 	if err == nil {
 		r.Config.Hash = l.Ruleset.Hash()
 	}
-	r.Problems = append(Faults(err), l.Problems.Remarks()...)
+	return r
 }
 
-// SetEnforced sets what is enforced instead of a rejected config, judging by the
+// SetAgent sets the report on the running agent.
+func (r *Status) SetAgent(a running.Report) {
+	r.Agents = append(r.Agents, agentReport{a.PID, append([]string{}, a.Args...), a.Policy})
+	if a.Refusal != "" {
+		r.Add(config.Error, "kernel-refusal", "the agent cannot write its rules: %s", a.Refusal)
+	}
+	if a.SecondAgent != 0 {
+		r.Add(config.Error, "second-agent", "2 agents run here and overwrite each other: stop all but one")
+	}
+}
+
+// enforced names what is enforced instead of a rejected config, judging by the
 // installed rules. lenient is what the older agents make of it, if anything.
-func (r *Status) SetEnforced(o options.Options, lenient *nft.Ruleset) {
+func (r *Status) enforced(o options.Options, lenient *nft.Ruleset) string {
 	hash := r.Kernel.Hash
 	what := "an earlier config"
 	switch {
 	case hash == "":
-		r.Config.Enforced = either(len(r.Legacy) > 0, "the rules of an iptables-based agent are active, ", "") + "none of our rules are installed"
-		return
+		return either(len(r.Legacy) > 0, "the rules of an iptables-based agent are active, ", "") + "none of our rules are installed"
 	case lenient != nil && hash == lenient.Hash():
 		what = "what the older agents make of it"
 	case hash == nft.Compile(config.Default(o.Defaults), o.NFT()).Hash():
 		what = "the built-in defaults"
 	}
-	r.Config.Enforced = fmt.Sprintf("%s (%s) %s installed, mode %s", what, hash, either(what == "the built-in defaults", "are", "is"), r.Kernel.Mode)
+	return fmt.Sprintf("%s (%s) %s installed, mode %s", what, hash, either(what == "the built-in defaults", "are", "is"), r.Kernel.Mode)
 }
 
 // SetConnections sets the report on the counters.
 func (r *Status) SetConnections(counts []nft.Counts) {
-	r.Connections = []connectionReport{}
 	for _, c := range counts {
 		r.Connections = append(r.Connections, connectionReport{strings.ToLower(familyName(c.IPv6)), string(c.Verdict), c.Packets})
 	}
@@ -204,13 +225,10 @@ func (r Status) String() string {
 	if r.Config.Accepted && r.Kernel.InSync {
 		b.WriteString(Line(r.inSync(), ""))
 	}
-	if r.Agent != "" {
-		b.WriteString(Line(r.Agent, "  "))
+	if r.Whose != "" {
+		b.WriteString(Line(r.Whose, "  "))
 	}
 	for _, a := range r.Agents {
-		how := either(a.Listening, "listens to ruleset changes: it restores changed rules within milliseconds and names the program",
-			"compares generations: it restores changed rules within 250 ms and does not know who changed them")
-		b.WriteString(Line(fmt.Sprintf("pid %d %s", a.PID, how), "  "))
 		if a.Policy != nil {
 			b.WriteString(Line(fmt.Sprintf("pid %d %s", a.PID, a.Policy), "  "))
 		}
@@ -229,10 +247,12 @@ func (r Status) String() string {
 }
 
 // Conclude completes the problems by those that follow from the facts, and sorts them.
-func (r *Status) Conclude() {
+// lenient is what the older agents make of a rejected config, if anything.
+func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset) {
 	installed := either(r.Kernel.Hash == "", "none of our rules are installed", fmt.Sprintf("installed: %s, mode %s", r.Kernel.Hash, r.Kernel.Mode))
 	switch {
 	case !r.Config.Accepted:
+		r.Config.Enforced = r.enforced(o, lenient)
 		r.Problems = slices.Insert(r.Problems, 0, problem(config.Error, "config-rejected", nowhere, "config rejected; %s; %s", r.Config.Enforced, r.running()))
 	case !r.Kernel.InSync:
 		r.Problems = slices.Insert(r.Problems, 0, problem(config.Error, "out-of-sync", nowhere, "out of sync: expected: %s (%s), mode %s; %s; %s",
@@ -243,7 +263,6 @@ func (r *Status) Conclude() {
 			r.Add(config.Error, id, format, args...)
 		}
 	}
-	add(len(r.Agents) > 1, "second-agent", "%d agents run here and overwrite each other: stop all but one", len(r.Agents))
 	add(len(r.Legacy) > 0, "older-agent", "rules of an iptables-based agent are also active (%s)", strings.Join(r.Legacy, "; "))
 	add(len(r.Routing) > 0, "older-routing", "routing rules of an older agent are left; to remove them: %s", strings.Join(r.Routing, "; "))
 	if n := len(r.Conflicts); n > 0 {

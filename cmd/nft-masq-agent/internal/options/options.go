@@ -36,13 +36,30 @@ func Parse(fs *flag.FlagSet, args []string) (operands []string, err error) {
 	}
 }
 
-// ParseRun parses the flags of run, up to the first non-flag, like the older
-// agents. With an error it returns what was parsed so far.
-func ParseRun(args []string) (*Options, error) {
-	fs := flag.NewFlagSet("run", flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
-	o := AddRunFlags(fs)
-	return o, fs.Parse(args)
+// Follow returns the options of an agent that runs with these flags and the config at an
+// absolute path, and uses them for all flags that fs was not given.
+func (o *Options) Follow(fs *flag.FlagSet, args []string, path string) (theirs Options, err error) {
+	of := flag.NewFlagSet("run", flag.ContinueOnError)
+	of.SetOutput(io.Discard)
+	t := AddRunFlags(of)
+	if err := errors.Join(of.Parse(args), of.Set("config", path)); err != nil {
+		return Options{}, err
+	}
+	theirs = *t
+	fs.Visit(func(f *flag.Flag) {
+		if slices.Contains(PolicyFlags(), f.Name) {
+			_ = of.Set(f.Name, f.Value.String())
+		}
+	})
+	t.MustExist, t.Input = o.MustExist, o.Input
+	if o.PodCIDRs != nil {
+		t.PodCIDRs = o.PodCIDRs
+	}
+	if o.AcceptForeign != nil {
+		t.AcceptForeign = o.AcceptForeign
+	}
+	*o = *t
+	return theirs, nil
 }
 
 // Formats of the log.
@@ -81,10 +98,6 @@ type Options struct {
 	// The flags of klog and glog that have an effect.
 	Verbosity int
 	logFile   string
-
-	// Root is a prefix for the path of the config if the flags are those of an
-	// agent with a different root. It is not part of messages.
-	Root string
 
 	// For commands that read a config once; see ForCommand.
 	MustExist bool
@@ -133,15 +146,8 @@ func AddPolicyFlags(fs *flag.FlagSet) *Options {
 	fs.BoolVar(&o.AllReservedRanges, "nomasq-all-reserved-ranges", false,
 		"exempt all reserved IPv4 ranges, not only those of RFC 1918, unless the config sets nonMasqueradeCIDRs")
 	fs.BoolVar(&o.EnableIPv6, "enable-ipv6", false, "masquerade IPv6 too, unless the config sets enableIPv6")
-	const randomFully = "choose source ports at random (default true in mode nftables, false in mode iptables-nft)"
-	fs.BoolFunc("random-fully", randomFully, func(s string) error {
-		v, err := strconv.ParseBool(s)
-		if err != nil {
-			return errors.New("is neither true nor false")
-		}
-		o.RandomFully = &v
-		return nil
-	})
+	AddFlag(fs, &o.RandomFully, "random-fully", "",
+		"choose source ports at random (default true in mode nftables, false in mode iptables-nft)", parseBool)
 	AddFlag(fs, &o.Ports, "to-ports", "",
 		"masquerade tcp, udp and sctp to these port `RANGES` only, such as 1024-29999,32768-65535", parsePorts)
 	AddFlag(fs, &o.Marks, "masquerade-marks", "0x4000/0x4000,0x2000/0x2000",
@@ -234,6 +240,12 @@ func (f *parsedFlag[T]) warn() error { return f.warning }
 
 func (f *parsedFlag[T]) String() string { return f.text }
 
+// IsBoolFlag makes --name mean --name=true.
+func (f *parsedFlag[T]) IsBoolFlag() bool {
+	_, is := any(f.to).(**bool)
+	return is
+}
+
 func (f *parsedFlag[T]) Set(s string) error {
 	v, err := f.parse(s)
 	w := warning{}
@@ -272,6 +284,14 @@ func ParseSocketPath(s string) (string, error) {
 		return "", fmt.Errorf("is %d bytes long, the path of a unix socket has at most %d", len(s), most)
 	}
 	return s, nil
+}
+
+func parseBool(s string) (*bool, error) {
+	v, err := strconv.ParseBool(s)
+	if err != nil {
+		return nil, errors.New("is neither true nor false")
+	}
+	return &v, nil
 }
 
 func parseChain(s string) (string, error) { return s, xtables.CheckChain(s) }
