@@ -31,7 +31,7 @@ func TestFirstArgumentSelectsTheCommand(t *testing.T) {
 			return exitDone, nil
 		}
 	}
-	all := []command{toy("run", "", name("run")), toy("explain", "ADDRESS", name("explain"))}
+	all := []command{toy("run", "", name("run")), toy("explain", "ADDRESS", name("explain")), helpCommand()}
 	tests := []struct {
 		args     string
 		called   string

@@ -41,6 +41,7 @@ func commands() []command {
 		connectionsCommand(),
 		cleanupCommand(),
 		versionCommand(),
+		helpCommand(),
 	}
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -58,11 +57,7 @@ func userTexts(t *testing.T) map[string]string {
 		texts[d] = code.ReplaceAllString(readDocument(t, d), " … ")
 	}
 	for _, c := range commands() {
-		var stdout bytes.Buffer
-		if code := help(commands(), []string{c.name}, testEnvironment(t, &stdout, &stdout)); code != exitDone {
-			t.Fatalf("help %s: %s", c.name, &stdout)
-		}
-		texts["help "+c.name] = stdout.String()
+		texts["help "+c.name] = c.help()
 	}
 	texts["help"] = programHelp(commands())
 	for _, source := range []string{"metrics.go", "ports.go"} {

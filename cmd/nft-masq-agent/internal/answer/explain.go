@@ -83,14 +83,14 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, routes node.Routes)
 		Src: src, Dst: dst, In: routes.Back.Interface.Name, Out: to.Interface.Name,
 		FromNode: routes.Back.Type == unix.RTN_LOCAL, ToNode: to.Type == unix.RTN_LOCAL || dst.IsLoopback(),
 	}
-	if src.IsValid() || c.ToNode || !asksForSource(p, dst.Is6()) {
-		source := "any pod"
-		if src.IsValid() {
-			source = src.String()
-		}
-		x.add(p, source, c)
-	} else {
-		x.answerForSources(p, nft.Connection{Dst: dst, Out: c.Out})
+	asks := sourceQuestions(p, dst.Is6())
+	switch {
+	case src.IsValid():
+		x.add(p, src.String(), c, nil)
+	case c.ToNode || len(asks) == 0:
+		x.add(p, "any pod", c, nil)
+	default:
+		x.answerForSources(p, nft.Connection{Dst: dst, Out: c.Out}, asks)
 	}
 	if p.Enforce != nil && !src.IsValid() {
 		x.Notes = append(x.Notes, "Pod traffic to an exempt destination keeps its address even if another program would translate it later (enforceNonMasquerade).")
@@ -103,8 +103,8 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, routes node.Routes)
 	x.note(c, toMany, nodeExempt, p.Enforced(c), len(snat.CIDRs) > 0)
 }
 
-func (x *Explanation) add(p nft.Policy, source string, c nft.Connection) {
-	steps := p.Explain(c)
+func (x *Explanation) add(p nft.Policy, source string, c nft.Connection, answers func(nft.Question) bool) {
+	steps := p.ExplainSources(c, answers)
 	a := Answer{Source: source, Verdict: steps[len(steps)-1].Verdict, sees: "this node's address"}
 	if snat := p.SNATOf(c.Dst.Is6()); !c.FromNode && len(snat.CIDRs) > 0 {
 		a.sees = snatText(snat, c.Src)
@@ -119,70 +119,46 @@ func (x *Explanation) add(p nft.Policy, source string, c nft.Connection) {
 	x.Answers = append(x.Answers, a)
 }
 
-func asksForSource(p nft.Policy, ipv6 bool) bool {
-	return slices.ContainsFunc(p.Families, func(f nft.FamilyPolicy) bool {
-		return f.IPv6 == ipv6 && slices.ContainsFunc(f.Questions, asksSource)
-	})
-}
-
-func asksSource(q nft.Question) bool {
-	return q.Asks == config.SourceAddress || q.Asks == config.ReceivedOn
+// sourceQuestions returns the questions about the source.
+func sourceQuestions(p nft.Policy, ipv6 bool) (asks []nft.Question) {
+	for _, f := range p.Families {
+		for _, q := range f.Questions {
+			if f.IPv6 == ipv6 && q.AsksSource() {
+				asks = append(asks, q)
+			}
+		}
+	}
+	return asks
 }
 
 // answerForSources adds answers for the sources that pass the lists of sources,
 // and for those that each list stops.
-func (x *Explanation) answerForSources(p nft.Policy, c nft.Connection) {
-	passing := nft.Policy{Families: slices.Clone(p.Families)}
-	var passed []Step // steps of the sources that pass
-	var pass []string
-	var stopped []Answer
-	stop := func(q nft.Question) {
-		words := map[bool]string{true: "in " + q.Key, false: "not in " + q.Key}
+func (x *Explanation) answerForSources(p nft.Policy, c nft.Connection, asks []nft.Question) {
+	words := func(q nft.Question, yes bool) string {
 		if q.Asks == config.ReceivedOn {
-			words = map[bool]string{true: "received on one of " + q.Key, false: "received on none of " + q.Key}
+			return either(yes, "received on one of ", "received on none of ") + q.Key
 		}
-		in := !q.Outside
-		steps := append(slices.Clone(passed), Step{Question: q.Question(), Yes: in})
-		stopped = append(stopped, Answer{Source: "a source " + words[in], Verdict: nft.Exempt, Steps: steps})
-		passed = append(passed, Step{Question: q.Question(), Yes: !in})
-		pass = append(pass, words[!in])
+		return either(yes, "in ", "not in ") + q.Key
 	}
-	for i := range passing.Families {
-		f := &passing.Families[i]
-		if f.IPv6 != c.Dst.Is6() {
-			continue
-		}
-		for _, q := range f.Questions {
-			if asksSource(q) {
-				stop(q)
-			} else if q.Asks == config.SentByNode { // a pod is not the node
-				passed = append(passed, Step{Question: q.Question()})
-			}
-		}
-		f.Questions = slices.DeleteFunc(slices.Clone(f.Questions), func(q nft.Question) bool {
-			return asksSource(q) || q.Asks == config.SentByNode
-		})
+	var pass []string
+	for _, q := range asks {
+		pass = append(pass, words(q, q.Outside))
 	}
-	x.add(passing, "a source "+strings.Join(pass, " and "), c)
-	first := &x.Answers[len(x.Answers)-1]
-	toNode := first.Steps[0]
-	first.Steps = slices.Insert(first.Steps, 1, passed...)
-	for _, a := range stopped {
-		a.Steps = slices.Insert(a.Steps, 0, toNode)
-		x.Answers = append(x.Answers, a)
+	x.add(p, "a source "+strings.Join(pass, " and "), c, func(q nft.Question) bool { return q.Outside })
+	for _, stop := range asks {
+		x.add(p, "a source "+words(stop, !stop.Outside), c, func(q nft.Question) bool { return q.Outside != (q.Key == stop.Key) })
 	}
 }
 
 // explainStep converts a step for output.
 func explainStep(s nft.Step) Step {
-	out := Step{Question: s.Question, Yes: s.Yes}
-	if s.Key != "" && s.Yes {
+	out := Step{Question: s.Question, Yes: s.Yes, Interface: s.Name}
+	if s.Yes && s.CIDR != (config.CIDR{}) {
 		out.Place = place(s.CIDR)
 	}
 	if s.CIDR.IsValid() {
 		out.CIDR = s.CIDR.String()
 	}
-	out.Interface = s.Name
 	return out
 }
 
