@@ -218,24 +218,18 @@ func addresses(set []iprange.Range) string {
 // String returns the output as text.
 func (d *Diff) String() string {
 	var b strings.Builder
-	for _, c := range d.Changes {
-		b.WriteString(Line(c.String(), ""))
-	}
-	for _, o := range d.Other {
-		b.WriteString(Line(o, ""))
-	}
+	lines(&b, "", texts(d.Changes)...)
+	lines(&b, "", d.Other...)
 	if d.Kept != nil {
-		b.WriteString(Line(d.Kept.String()+" would keep another source address than new ones get", ""))
+		lines(&b, "", d.Kept.String()+" would keep another source address than new ones get")
 	}
 	if !d.Changed() {
 		b.WriteString("no change\n")
 	}
-	for _, n := range d.Notes {
-		b.WriteString(Line(n, ""))
-	}
+	lines(&b, "", d.Notes...)
 	fmt.Fprintf(&b, "%s → %s\n", d.Before, d.After)
 	if d.Whose != "" {
-		b.WriteString(Line(d.Whose, ""))
+		lines(&b, "", d.Whose)
 	}
 	return b.String()
 }

@@ -34,13 +34,8 @@ type Explanation struct {
 // SetStale adds the number of existing connections that were opened under an
 // earlier policy.
 func (x *Explanation) SetStale(n int) {
-	x.Stale = n
-	switch n {
-	case 0:
-	case 1:
-		x.Notes = append(x.Notes, "1 connection to it exists and was opened under an earlier policy.")
-	default:
-		x.Notes = append(x.Notes, fmt.Sprintf("%d connections to it exist and were opened under an earlier policy.", n))
+	if x.Stale = n; n > 0 {
+		x.Notes = append(x.Notes, Plural(n, "connection")+" to it "+either(n == 1, "was", "were")+" opened under an earlier policy.")
 	}
 }
 
@@ -202,48 +197,42 @@ func (x *Explanation) note(c nft.Connection, toMany, nodeExempt, enforced, snat 
 // String returns the output as text.
 func (x *Explanation) String() string {
 	var b strings.Builder
-	for _, text := range x.First {
-		b.WriteString(Line(text, ""))
-	}
+	lines(&b, "", x.First...)
 	if x.Headline != "" {
-		b.WriteString(Line(x.Headline, ""))
+		lines(&b, "", x.Headline)
 	}
-	for _, text := range x.Possible {
-		b.WriteString(Line(text, "  "))
-	}
-	if len(x.First)+len(x.Possible) > 0 || x.Headline != "" {
+	lines(&b, "  ", x.Possible...)
+	if b.Len() > 0 {
 		b.WriteString("\n")
 	}
 	for _, a := range x.Answers {
 		a.write(&b, x)
 	}
-	for _, n := range x.Notes {
-		b.WriteString(Line(n, ""))
-	}
+	lines(&b, "", x.Notes...)
 	if len(x.Answers) == 0 {
 		return b.String()
 	}
 	fmt.Fprintf(&b, "%s %s\n", either(x.Live, "kernel", "config"), x.Config)
 	if x.Whose != "" {
-		b.WriteString(Line(x.Whose, ""))
+		lines(&b, "", x.Whose)
 	}
 	return b.String()
 }
 
 func (a Answer) write(b *strings.Builder, x *Explanation) {
-	dst := x.Destination
 	means := map[nft.Verdict]string{
-		nft.Local:       "not masqueraded: %[1]s is an address of this node",
-		nft.Exempt:      "not masqueraded: %[1]s sees the source's own address",
-		nft.Masqueraded: "masqueraded: %[1]s sees " + a.sees,
+		nft.Local:       x.Destination + " is an address of this node",
+		nft.Exempt:      x.Destination + " sees the source's own address",
+		nft.Masqueraded: x.Destination + " sees " + a.sees,
 	}[a.Verdict]
+	by := either(x.Absent, "If the config were applied, a connection from %s would be %s%s", "By this agent's policy a connection from %s is %s%s")
 	if x.Headline != "" { // which contains what it sees
-		means, _, _ = strings.Cut(means, ":")
-		by := either(x.Absent, "If the config were applied, a connection from %s would be %s:", "By this agent's policy a connection from %s is %s:")
-		b.WriteString(Line(fmt.Sprintf(by, a.Source, means), "") + "\n")
+		means = ":"
 	} else {
-		b.WriteString(Line(fmt.Sprintf("A new connection to %[1]s from %[2]s is "+means+".", dst, a.Source), "") + "\n")
+		means = ": " + means + "."
 	}
+	lines(b, "", fmt.Sprintf(by, a.Source, either(a.Verdict == nft.Masqueraded, "masqueraded", "not masqueraded"), means))
+	b.WriteString("\n")
 	width := 0
 	for _, s := range a.Steps {
 		width = max(width, len(s.Question))

@@ -31,8 +31,10 @@ func Meaning(to *bufio.Writer, o options.Options, l options.Loaded, found config
 	for _, p := range l.Ruleset.Policy.Families {
 		writeFamily(to, l.Config, p)
 	}
-	writeProblems(to, "Warnings:", found.Of(config.Warning))
-	writeProblems(to, "Notes:", found.Of(config.Note))
+	var b strings.Builder
+	list(&b, "Warnings:", texts(found.Of(config.Warning)))
+	list(&b, "Notes:", texts(found.Of(config.Note)))
+	_, _ = to.WriteString(b.String())
 }
 
 // printf is fmt.Fprintf. The writer keeps an error until it is flushed.
@@ -108,14 +110,4 @@ func writeFamily(w *bufio.Writer, c config.Config, f nft.FamilyPolicy) {
 		rest += fmt.Sprintf(",\nlink-local %s too (%s is true)", linkLocal, key)
 	}
 	_, _ = w.WriteString(rest + ".\n")
-}
-
-func writeProblems(w *bufio.Writer, title string, found config.Problems) {
-	if len(found) == 0 {
-		return
-	}
-	printf(w, "\n%s\n", title)
-	for _, f := range found {
-		_, _ = w.WriteString(Line(f.Error(), "  "))
-	}
 }

@@ -219,30 +219,28 @@ func ruleReports(conflicts []foreign.Conflict) []ruleReport {
 // String returns the report as text, starting with the problems.
 func (r Status) String() string {
 	var b strings.Builder
-	for _, p := range r.Problems.Of(config.Error, config.Mistake, config.Warning) {
-		b.WriteString(Line(p.Error(), ""))
-	}
+	lines(&b, "", texts(r.Problems.Of(config.Error, config.Mistake, config.Warning))...)
 	if r.Config.Accepted && r.Kernel.InSync {
-		b.WriteString(Line(r.inSync(), ""))
+		lines(&b, "", r.inSync())
 	}
 	if r.Whose != "" {
-		b.WriteString(Line(r.Whose, "  "))
+		lines(&b, "  ", r.Whose)
 	}
 	for _, a := range r.Agents {
 		if a.Policy != nil {
-			b.WriteString(Line(fmt.Sprintf("pid %d %s", a.PID, a.Policy), "  "))
+			lines(&b, "  ", fmt.Sprintf("pid %d %s", a.PID, a.Policy))
 		}
 	}
 	r.writeConnections(&b)
-	writeList(&b, "Source addresses:", texts(r.SNAT))
-	writeList(&b, "Differences:", r.Kernel.Differences)
-	writeList(&b, "Rules of iptables-based agents (run with --takeover, or cleanup --legacy-only):", r.Legacy)
-	writeList(&b, "Other rules that masquerade what the config exempts:", texts(r.Conflicts))
-	writeList(&b, "Other rules that accept or translate what the config masquerades:", texts(r.Overruled))
-	writeList(&b, "Other rules that would masquerade pod traffic to exempt destinations without enforceNonMasquerade:", texts(r.Overridden))
-	writeList(&b, "Rules of other programs that --accept-foreign accepts:", texts(r.Accepted))
-	writeList(&b, "Other rules that masquerade what the config exempts, but from no address in masqueradeSrcCIDRs:", texts(r.Podless))
-	writeList(&b, "Notes:", texts(r.Problems.Of(config.Note)))
+	list(&b, "Source addresses:", texts(r.SNAT))
+	list(&b, "Differences:", r.Kernel.Differences)
+	list(&b, "Rules of iptables-based agents (run with --takeover, or cleanup --legacy-only):", r.Legacy)
+	list(&b, "Other rules that masquerade what the config exempts:", texts(r.Conflicts))
+	list(&b, "Other rules that accept or translate what the config masquerades:", texts(r.Overruled))
+	list(&b, "Other rules that would masquerade pod traffic to exempt destinations without enforceNonMasquerade:", texts(r.Overridden))
+	list(&b, "Rules of other programs that --accept-foreign accepts:", texts(r.Accepted))
+	list(&b, "Other rules that masquerade what the config exempts, but from no address in masqueradeSrcCIDRs:", texts(r.Podless))
+	list(&b, "Notes:", texts(r.Problems.Of(config.Note)))
 	return b.String()
 }
 
@@ -305,15 +303,5 @@ func (r Status) writeConnections(b *strings.Builder) {
 	b.WriteString("\nConnections since the rules were first installed:\n")
 	for _, c := range r.Connections {
 		fmt.Fprintf(b, "  %-5s %-12s %12d\n", c.Family, c.Verdict, c.Count)
-	}
-}
-
-func writeList(b *strings.Builder, title string, lines []string) {
-	if len(lines) == 0 {
-		return
-	}
-	fmt.Fprintf(b, "\n%s\n", title)
-	for _, l := range lines {
-		b.WriteString(Line(l, "  "))
 	}
 }

@@ -57,6 +57,21 @@ func Line(text, indent string) string {
 	return indent + strings.Join(strings.Fields(text), " ") + "\n"
 }
 
+// lines writes texts as one line each.
+func lines(b *strings.Builder, indent string, all ...string) {
+	for _, text := range all {
+		b.WriteString(Line(text, indent))
+	}
+}
+
+// list writes texts below a title, and nothing if there are none.
+func list(b *strings.Builder, title string, all []string) {
+	if len(all) > 0 {
+		b.WriteString("\n" + title + "\n")
+		lines(b, "  ", all...)
+	}
+}
+
 // Fit wraps the lines of a text at 80 columns, for a terminal. Continuation lines
 // are aligned with the beginning.
 func Fit(text string) string {
