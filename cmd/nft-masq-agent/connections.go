@@ -67,8 +67,7 @@ func connectionsCommand() command {
 
 // parsePrefix parses an address or a CIDR.
 func parsePrefix(s string) (netip.Prefix, error) {
-	if a, err := netip.ParseAddr(s); err == nil {
-		a = a.WithZone("").Unmap()
+	if a, err := parseAddress(s); err == nil {
 		return netip.PrefixFrom(a, a.BitLen()), nil
 	}
 	p, err := netip.ParsePrefix(s)
@@ -80,8 +79,8 @@ func parsePrefix(s string) (netip.Prefix, error) {
 
 // parseSeenAs parses an address with or without a port.
 func parseSeenAs(s string) (netip.AddrPort, error) {
-	if a, err := netip.ParseAddr(s); err == nil {
-		return netip.AddrPortFrom(a.WithZone("").Unmap(), 0), nil
+	if a, err := parseAddress(s); err == nil {
+		return netip.AddrPortFrom(a, 0), nil
 	}
 	a, err := netip.ParseAddrPort(s)
 	if err != nil {
@@ -197,15 +196,12 @@ func (f *connectionsFlags) matches(e *conntrack.Entry, j *conntrack.Judge) bool 
 
 // find returns the first connections that match, and how many there are.
 func (f *connectionsFlags) find(table *conntrack.Table, j *conntrack.Judge) (listed []conntrack.Entry, total int, err error) {
-	err = table.Dump(f.filter(), func() func(*conntrack.Entry) error {
-		listed, total = nil, 0
-		return func(e *conntrack.Entry) error {
-			if f.matches(e, j) {
-				if total++; total <= f.limit {
-					listed = append(listed, e.Clone())
-				}
-			}
-			return nil
+	err = dump(table, f.filter(), func() { listed, total = nil, 0 }, func(e *conntrack.Entry) {
+		if !f.matches(e, j) {
+			return
+		}
+		if total++; total <= f.limit {
+			listed = append(listed, e.Clone())
 		}
 	})
 	slices.SortFunc(listed, func(a, b conntrack.Entry) int {
@@ -215,6 +211,17 @@ func (f *connectionsFlags) find(table *conntrack.Table, j *conntrack.Judge) (lis
 		)
 	})
 	return listed, total, err
+}
+
+// dump reads the entries. If it has to begin again, it calls begin again.
+func dump(table *conntrack.Table, filter conntrack.Filter, begin func(), visit func(*conntrack.Entry)) error {
+	return table.Dump(filter, func() func(*conntrack.Entry) error {
+		begin()
+		return func(e *conntrack.Entry) error {
+			visit(e)
+			return nil
+		}
+	})
 }
 
 // list prints a list as text, or as JSON with a line for each entry.
@@ -266,20 +273,27 @@ func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e enviro
 	filter := f.filter()
 	filter.Status, filter.Mask = conntrack.SrcNAT, conntrack.SrcNAT
 	var tally *conntrack.Tally
-	err := table.Dump(filter, func() func(*conntrack.Entry) error {
-		tally = conntrack.NewTally()
-		return func(e *conntrack.Entry) error {
-			if f.matches(e, nil) {
-				tally.Add(e)
-			}
-			return nil
+	err := dump(table, filter, func() { tally = conntrack.NewTally() }, func(e *conntrack.Entry) {
+		if f.matches(e, nil) {
+			tally.Add(e)
 		}
 	})
 	if err != nil {
 		return exitFailed, err
 	}
 	fullest := tally.Fullest(min(f.limit, mostTuples))
-	pods, err := podsOf(table, filter, fullest)
+	byPod := make([]map[netip.Addr]int, len(fullest))
+	err = dump(table, filter, func() {
+		for i := range byPod {
+			byPod[i] = map[netip.Addr]int{}
+		}
+	}, func(e *conntrack.Entry) {
+		for i, u := range fullest {
+			if u.Is(e) {
+				byPod[i][e.Original.Src.Addr()]++
+			}
+		}
+	})
 	if err != nil {
 		return exitFailed, err
 	}
@@ -287,38 +301,8 @@ func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e enviro
 	for i, u := range fullest {
 		all[i] = answer.PortsOf{
 			Protocol: conntrack.ProtocolName(u.Protocol), SeenAs: u.From.String(), Destination: u.To.String(),
-			Used: u.Used, Ports: ports, Pods: pods[i],
+			Used: u.Used, Ports: ports, Pods: answer.TopPods(byPod[i], mostPods),
 		}
 	}
 	return exitDone, list(e.stdout, f.output, all, answer.Ports)
-}
-
-// podsOf returns the pods that use the most ports, for each destination.
-func podsOf(table *conntrack.Table, filter conntrack.Filter, fullest []conntrack.PortUse) ([][]answer.PodUses, error) {
-	byPod := make([]map[netip.Addr]int, len(fullest))
-	err := table.Dump(filter, func() func(*conntrack.Entry) error {
-		for i := range byPod {
-			byPod[i] = map[netip.Addr]int{}
-		}
-		return func(e *conntrack.Entry) error {
-			for i, u := range fullest {
-				if u.Is(e) {
-					byPod[i][e.Original.Src.Addr()]++
-				}
-			}
-			return nil
-		}
-	})
-	pods := make([][]answer.PodUses, len(fullest))
-	for i, uses := range byPod {
-		pods[i] = []answer.PodUses{}
-		for pod, n := range uses {
-			pods[i] = append(pods[i], answer.PodUses{Pod: pod.String(), Used: n})
-		}
-		slices.SortFunc(pods[i], func(a, b answer.PodUses) int {
-			return cmp.Or(cmp.Compare(b.Used, a.Used), cmp.Compare(a.Pod, b.Pod))
-		})
-		pods[i] = pods[i][:min(mostPods, len(pods[i]))]
-	}
-	return pods, err
 }
