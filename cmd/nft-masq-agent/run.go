@@ -76,9 +76,6 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 	if err := k.Check(ctx, o.NFT().Layout); errors.Is(err, nft.ErrForeignChain) {
 		return exitUsage, usagef("--masq-chain: %w", err)
 	}
-	for _, other := range running.Agents(e.proc, program) {
-		log.Warn("another agent runs in this network namespace: both will write the same rules", zap.String("event", "second_agent"), zap.Int("pid", other.PID))
-	}
 	ended := startAgent(ctx, o, k, log, hangup, lines.lost.Load)
 	<-ctx.Done()
 	log.Info("exiting; the rules stay", zap.String("event", "exiting"))
@@ -106,6 +103,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 			Files: files, Warnings: warnings, Reread: reread, Hangup: hangup,
 			Generation: generations.Generation,
 			Addresses:  node.Addresses, Follow: node.Follow, Interfaces: node.Interfaces, Pressure: conntrack.Open().Pressure,
+			Lock: running.Lock, Holder: running.Holder,
 		},
 		agent.NewHost(k, o.AcceptForeign),
 		agent.Settings{Options: o, Version: build().Version, Commit: build().Commit, Args: args(), LostLines: lostLines},
@@ -113,11 +111,11 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 	)
 	var all sync.WaitGroup
 	if o.HTTPAddress != "" {
-		served := agent.Serve(ctx, o.HTTPAddress, loop.Handler(), log)
+		served := agent.Serve(ctx, agent.OnTCP, o.HTTPAddress, loop.Handler(), log)
 		all.Go(func() { <-served })
 	}
 	if o.ProbeSocket != "" {
-		served := agent.ServeSocket(ctx, o.ProbeSocket, loop.SocketHandler(), log)
+		served := agent.Serve(ctx, agent.OnSocket, o.ProbeSocket, loop.SocketHandler(), log)
 		all.Go(func() { <-served })
 	}
 	all.Go(func() { loop.Run(ctx) })

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"slices"
@@ -16,7 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zaptest/observer"
+	captured "go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
@@ -66,9 +67,10 @@ type world struct {
 	countsErr error
 
 	generation uint32
+	holder     int // of the lock, 0 for none
 
 	agent *Agent
-	logs  *observer.ObservedLogs
+	logs  *captured.ObservedLogs
 }
 
 func testOptions() options.Options {
@@ -82,7 +84,7 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{generation: 1, files: make(chan Files), moves: make(chan node.Change), hangup: make(chan os.Signal)}
-		core, logs := observer.New(zap.InfoLevel)
+		core, logs := captured.New(zap.InfoLevel)
 		w.logs = logs
 		o := testOptions()
 		o.TakeOver = takeOver
@@ -97,6 +99,7 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 				},
 				Interfaces: func() ([]node.Interface, error) { return w.interfaces, nil },
 				Pressure:   w.pressure,
+				Lock:       w.lock, Holder: func() (int, bool) { return w.holder, w.holder != 0 },
 			},
 			w,
 			Settings{Options: o, Version: "test"},
@@ -170,11 +173,19 @@ func (w *world) Apply(_ context.Context, r nft.Ruleset, depth layout.Depth) (ker
 	return a, nil
 }
 
-func (w *world) Cleanup(_ context.Context, _ kernel.Removal) ([]string, error) {
+func (w *world) Busy() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.held = ""
-	return nil, nil
+	return w.surveying > 0
+}
+
+func (w *world) Close() error { return nil }
+
+func (w *world) lock() (io.Closer, error) {
+	if w.holder != 0 {
+		return nil, unix.EADDRINUSE
+	}
+	return w, nil
 }
 
 func (w *world) seen() kernel.Others {
@@ -320,8 +331,8 @@ func TestQuietResyncLogsNothing(t *testing.T) {
 		time.Sleep(10*time.Minute + time.Second)
 		synctest.Wait()
 		// Our table is also read every ten seconds.
-		if w.looks < 1+10+55 || w.looks > 1+10+62 || w.rereads != 10 || len(w.writes) != 1 {
-			t.Errorf("%d looks, %d rereads, %d writes; want 71, 10, 1", w.looks, w.rereads, len(w.writes))
+		if w.looks < 1+10+45 || w.looks > 1+10+61 || w.rereads != 10 || len(w.writes) != 1 {
+			t.Errorf("%d looks, %d rereads, %d writes; want 60 to 72, 10, 1", w.looks, w.rereads, len(w.writes))
 		}
 		wantLines(t, w.messages())
 	})
@@ -624,7 +635,7 @@ func TestConflictsAreLoggedOnceAndManyInOneLine(t *testing.T) {
 		conflicts("other", 1)
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
-		wantLines(t, w.messages(), append(append([]string{"starting", "applied"}, slices.Repeat([]string{one}, maxLogged+1)...),
+		wantLines(t, w.messages(), append(append([]string{"starting", "applied"}, slices.Repeat([]string{one}, maxLogged)...),
 			"more rules of other programs contradict the config; see nft-masq-agent status")...)
 		// The same rules again, with different handles, and one more.
 		w.others = kernel.Others{}
