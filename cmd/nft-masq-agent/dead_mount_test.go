@@ -23,7 +23,6 @@ func TestAgentWithAnUnreadableConfigInstallsTheDefaultsAndExits(t *testing.T) {
 	second := n.start("--http-address", httpAddress)
 	second.await("starting")
 	second.answers()
-	second.await("rules_in_place")
 	second.await("config_rejected")
 	second.silent()
 	n.holds(want)

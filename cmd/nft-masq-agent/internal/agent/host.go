@@ -21,8 +21,8 @@ type Kernel interface {
 	Apply(context.Context, nft.Ruleset, layout.Depth) (kernel.Applied, error)
 	Installed(context.Context) (layout.Installed, bool, error)
 	Older(context.Context) (kernel.Others, error)
-	Cleanup(context.Context, kernel.Removal) ([]string, error)
-	PortID() uint32
+	// Busy reports whether an observer reads other programs' rules or connections.
+	Busy() bool
 	Counters(nft.Layout) ([]nft.Counts, error)
 	// XTables is fast, and returns the same about legacy ip_tables as Others.
 	XTables() ([]foreign.XTChain, error)
@@ -47,6 +47,21 @@ type Host struct {
 // accepted.
 func NewHost(k *kernel.Kernel, accepted []string) *Host {
 	return &Host{k, accepted, make(chan struct{}, 1)}
+}
+
+// Busy implements [Kernel].
+func (h *Host) Busy() bool { return len(h.busy) > 0 }
+
+// Apply keeps observers from reading other programs' rules if it does that itself.
+func (h *Host) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth) (kernel.Applied, error) {
+	if depth > layout.Ours {
+		select {
+		case h.busy <- struct{}{}:
+			defer func() { <-h.busy }()
+		default: // they have begun
+		}
+	}
+	return h.Kernel.Apply(ctx, want, depth)
 }
 
 // apart calls a task with a connection of its own, when no other one is running.

@@ -29,7 +29,7 @@ const (
 // Handler serves GET and HEAD of /healthz, /startupz, /readyz and /metrics. Probes
 // do not wait; a scrape waits for the kernel's counters.
 func (a *Agent) Handler() http.Handler {
-	_, _ = a.metrics.connections.counts()
+	_, _ = a.metrics.connectionCounts(a) // the zero of the sums
 	mux := http.NewServeMux()
 	mux.Handle("GET /healthz", probe(a.Alive))
 	mux.Handle("GET /startupz", probe(a.Started))
@@ -60,52 +60,39 @@ func probe(check func() error) http.Handler {
 	})
 }
 
-// An endpoint is an address to listen on, and its log messages.
-type endpoint struct {
-	listen           func() (net.Listener, error)
-	serve            func(net.Listener) error
-	serving, failing string
-}
-
-// keepServing serves an endpoint until ctx is done, and then closes the returned
-// channel. It never fails: an address that cannot be used is retried, because the
-// agent works without it. The first attempt is made before keepServing returns.
-func keepServing(ctx context.Context, e endpoint, log *zap.Logger) <-chan struct{} {
+// Serve serves HTTP on an address until ctx is done, and then closes the returned channel
+// when the pending requests have been answered. It never fails: an address that cannot be
+// used is retried, because the agent works without it. The first attempt is made before
+// Serve returns.
+func Serve(ctx context.Context, listen func(address string) (net.Listener, error), address string, handler http.Handler, log *zap.Logger) <-chan struct{} {
 	ended := make(chan struct{})
-	listener, err := e.listen()
+	listener, err := listen(address)
 	go func() {
 		defer close(ended)
 		tries, reported := 0, ""
 		for {
 			if err == nil {
-				log.Info(e.serving, zap.String("event", "listening"), zap.Stringer("address", listener.Addr()))
+				log.Info("serving HTTP", zap.String("event", "listening"), zap.Stringer("address", listener.Addr()))
 				tries, reported = 0, ""
-				err = e.serve(listener)
+				err = serve(ctx, listener, handler, log)
 			}
 			if ctx.Err() != nil {
 				return
 			}
 			if err.Error() != reported {
 				reported = err.Error()
-				log.Error(e.failing, zap.String("event", "listen_failed"), zap.Error(err))
+				log.Error("cannot listen on "+address+", retrying", zap.String("event", "listen_failed"), zap.Error(err))
 			}
 			tries++
 			wait(ctx, backoff(tries))
-			listener, err = e.listen()
+			listener, err = listen(address)
 		}
 	}()
 	return ended
 }
 
-// Serve serves HTTP on an address until ctx is done. The returned channel is
-// closed when the pending requests have been answered.
-func Serve(ctx context.Context, address string, handler http.Handler, log *zap.Logger) <-chan struct{} {
-	return keepServing(ctx, endpoint{
-		listen:  func() (net.Listener, error) { return net.Listen("tcp", address) },
-		serve:   func(l net.Listener) error { return serve(ctx, l, handler, log) },
-		serving: "serving HTTP", failing: "cannot listen on " + address + ", retrying",
-	}, log)
-}
+// OnTCP listens on HOST:PORT.
+func OnTCP(address string) (net.Listener, error) { return net.Listen("tcp", address) }
 
 // serve serves one listener until it fails or ctx is done.
 func serve(ctx context.Context, l net.Listener, handler http.Handler, log *zap.Logger) error {

@@ -333,7 +333,7 @@ func TestPortInUseIsLoggedAndRetried(t *testing.T) {
 	}
 	log, lines := logLines()
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := Serve(ctx, first.Addr().String(), http.NotFoundHandler(), log)
+	ended := Serve(ctx, OnTCP, first.Addr().String(), http.NotFoundHandler(), log)
 	if line := <-lines; !strings.Contains(line, "cannot listen on "+first.Addr().String()+", retrying") || !strings.Contains(line, "address already in use") {
 		t.Errorf("logged %s", line)
 	}

@@ -22,16 +22,18 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "probe.sock")
 	a := New(Inputs{}, &world{}, Settings{Options: testOptions(), Args: []string{"--v=4"}}, zap.NewNop())
 	large := []byte("# " + strings.Repeat("x", 4<<20-2))
-	a.health.set(func(s *state) {
-		s.rejection = config.Problems{{ID: "syntax", Pos: config.At("config", 2, 3), Msg: "bad"}}
-		s.policy = policy{from: FromLenient, want: rulesetOf("10.0.0.0/8"), files: []config.Source{{Name: "a", Data: large, Joined: true}}}
-		s.addresses = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
-		s.enforces = &running.Policy{Hash: "3f9a2c71", What: "rules installed"}
-		s.warnings = []config.Problem{{ID: "emptyList", Level: config.Warning, Msg: "empty"}}
-		s.refusal, s.second = errors.New("refused"), 7
+	good, bad := rulesetOf("10.0.0.0/8"), config.Problems{{ID: "syntax", Pos: config.At("config", 2, 3), Msg: "bad"}}
+	inForce := content{files: []config.Source{{Name: "a", Data: large, Joined: true}}}
+	a.publish(view{
+		read: true, content: content{err: bad, remarks: config.Problems{{ID: "emptyList", Level: config.Warning, Msg: "empty"}}},
+		policy:    policy{from: FromLenient, want: good, content: inForce},
+		addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+		installed: good, told: running.Policy{Hash: "3f9a2c71", What: "rules installed"},
+		refusal: errors.New("refused"),
 	})
+	a.second.other.Store(7)
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := ServeSocket(ctx, path, a.SocketHandler(), zap.NewNop())
+	ended := Serve(ctx, OnSocket, path, a.SocketHandler(), zap.NewNop())
 	for range 200 { // none of them sends a request
 		c, err := net.Dial("unix", path)
 		if err != nil {
@@ -45,13 +47,13 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 	}
 	want := running.Report{
 		PID: os.Getpid(), Args: []string{"--v=4"}, ConfigPath: "/etc/config/ip-masq-agent",
-		Ready:  "config rejected: config:2:3: bad\n",
+		Ready:  "config rejected: config:2:3: bad\nwhat the older agents make of it (" + good.Hash() + ") is enforced",
 		Source: "lenient", Compiled: true, Files: []config.Source{{Name: "a", Data: large, Joined: true}},
 		Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 		Policy:    &running.Policy{Hash: "3f9a2c71", What: "rules installed"},
 		Rejected:  config.Problems{{ID: "syntax", Pos: config.At("config", 2, 3), Msg: "bad"}},
 		Warnings:  config.Problems{{ID: "emptyList", Level: config.Warning, Msg: "empty"}},
-		Refusal:   "refused", SecondAgent: 7,
+		Refusal:   "cannot read nftables: refused", SecondAgent: 7,
 	}
 	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b config.Problem) bool { return a == b })); diff != "" {
 		t.Errorf("report (-want +got):\n%s", diff)
@@ -84,12 +86,12 @@ func TestLeftoverSocketIsReplacedUnlessInUse(t *testing.T) {
 	if _, err := os.Lstat(path); err != nil {
 		t.Fatal(err)
 	}
-	l, err := listenUnix(path)
+	l, err := OnSocket(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := listenUnix(path); err == nil || !strings.Contains(err.Error(), "another agent uses it") {
+	if _, err := OnSocket(path); err == nil || !strings.Contains(err.Error(), "another agent uses it") {
 		t.Errorf("second listener: %v", err)
 	}
 }
@@ -99,7 +101,7 @@ func TestFileInPlaceOfTheProbeSocketStays(t *testing.T) {
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := listenUnix(path); err == nil {
+	if _, err := OnSocket(path); err == nil {
 		t.Error("listens despite the file")
 	}
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
