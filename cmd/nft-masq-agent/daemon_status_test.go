@@ -161,7 +161,7 @@ func TestStatusNamesForeignRules(t *testing.T) {
 			t.Errorf("exit code %d: %+v", code, r)
 		}
 		text := n.run("status").stdout
-		for _, line := range []string{"Rules of iptables-based agents", "Other rules that masquerade what the config exempts:"} {
+		for _, line := range []string{"run with --takeover, or cleanup --legacy-only", "Other rules that masquerade what the config exempts:"} {
 			if !strings.Contains(text, line) {
 				t.Errorf("no %q in:\n%s", line, text)
 			}

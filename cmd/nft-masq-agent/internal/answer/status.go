@@ -234,7 +234,6 @@ func (r Status) String() string {
 	r.writeConnections(&b)
 	list(&b, "Source addresses:", texts(r.SNAT))
 	list(&b, "Differences:", r.Kernel.Differences)
-	list(&b, "Rules of iptables-based agents (run with --takeover, or cleanup --legacy-only):", r.Legacy)
 	list(&b, "Other rules that masquerade what the config exempts:", texts(r.Conflicts))
 	list(&b, "Other rules that accept or translate what the config masquerades:", texts(r.Overruled))
 	list(&b, "Other rules that would masquerade pod traffic to exempt destinations without enforceNonMasquerade:", texts(r.Overridden))
@@ -261,7 +260,7 @@ func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset) {
 			r.Add(config.Error, id, format, args...)
 		}
 	}
-	add(len(r.Legacy) > 0, "older-agent", "rules of an iptables-based agent are also active (%s)", strings.Join(r.Legacy, "; "))
+	add(len(r.Legacy) > 0, "older-agent", "rules of an iptables-based agent are also active (%s): run with --takeover, or cleanup --legacy-only", strings.Join(r.Legacy, "; "))
 	add(len(r.Routing) > 0, "older-routing", "routing rules of an older agent are left; to remove them: %s", strings.Join(r.Routing, "; "))
 	if n := len(r.Conflicts); n > 0 {
 		add(true, "conflict", "%s of other programs %s what the config exempts, such as %s", Plural(n, "rule"), either(n == 1, "masquerades", "masquerade"), r.Conflicts[0].place())
