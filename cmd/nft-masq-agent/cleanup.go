@@ -84,16 +84,16 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 	return exitDone, nil
 }
 
-// legacyIPTables lists the chains of iptables-based agents in legacy ip_tables,
-// and the commands that remove them.
+// legacyIPTables describes the tables of legacy ip_tables with rules of iptables-based
+// agents.
 func legacyIPTables(proc string) []string {
-	chains, err := foreign.LegacyChains(proc + "/thread-self/net")
+	tables, err := foreign.XTables(proc + "/thread-self/net")
 	if err != nil {
 		return []string{err.Error()}
 	}
 	var lines []string
-	for _, c := range chains {
-		lines = append(lines, fmt.Sprintf("%s; remove it with: %s", c, strings.Join(c.Commands(), " && ")))
+	for _, t := range tables {
+		lines = append(lines, fmt.Sprintf("%s has rules of an iptables-based agent, which this program does not remove: %s", t, t.Command()))
 	}
 	return lines
 }

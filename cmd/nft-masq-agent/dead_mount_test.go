@@ -23,7 +23,7 @@ func TestAgentWithAnUnreadableConfigInstallsTheDefaultsAndExits(t *testing.T) {
 	second := n.start("--http-address", httpAddress)
 	second.await("starting")
 	second.answers()
-	second.await("config_rejected")
+	second.awaitRejection("config of a previous run (" + want.Hash() + ") stays enforced")
 	second.silent()
 	n.holds(want)
 	second.stop()

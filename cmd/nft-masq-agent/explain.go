@@ -177,16 +177,12 @@ func (s *session) staleTo(ctx context.Context, held nft.Ruleset, src, dst netip.
 // legacyNAT describes the rules in legacy ip_tables, which netlink does not show; ""
 // if there are none, or if they cannot be read.
 func legacyNAT(proc string, ipv6 bool) string {
-	family, program := nfnetlink.IPv4, "iptables-legacy"
+	t := foreign.XTable{Family: nfnetlink.IPv4}
 	if ipv6 {
-		family, program = nfnetlink.IPv6, "ip6tables-legacy"
+		t.Family = nfnetlink.IPv6
 	}
-	switch n, err := foreign.LegacyRules(proc+"/thread-self/net", family); {
-	case err != nil || n == 0:
+	if n, err := foreign.LegacyRules(proc+"/thread-self/net", t.Family); err != nil || n == 0 {
 		return ""
-	case n == 1:
-		return "a NAT rule in legacy ip_tables: " + program + " -t nat -S lists it."
-	default:
-		return fmt.Sprintf("%d NAT rules in legacy ip_tables: %s -t nat -S lists them.", n, program)
 	}
+	return "the NAT rules in legacy ip_tables: " + t.Command() + " lists them."
 }

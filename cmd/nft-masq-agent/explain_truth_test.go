@@ -164,7 +164,15 @@ func TestExplainFollowsConnectionsBeyondOurRules(t *testing.T) {
 		{"chain c { type nat hook input priority 100; snat to 192.0.2.77; }", "10.244.1.2", "192.0.2.1", "foreign-snat", "192.0.2.77"},
 		{"chain c { type filter hook forward priority 0; ip daddr 203.0.113.0/24 drop; }", "10.244.1.2", "203.0.113.9", "dropped", none},
 		{"chain c { type filter hook forward priority 0; ip daddr 203.0.113.0/24 accept; drop; }", "10.244.1.2", "203.0.113.9", "masqueraded", "192.0.2.1"},
-		{"chain c { type filter hook postrouting priority 120; ip saddr set 192.0.2.77; }", "10.244.1.2", "10.9.0.9", "unknown", unknown},
+		{"chain c { type filter hook postrouting priority 120; ip saddr set 192.0.2.77; }", "10.244.1.2", "10.9.0.9", "rewritten", "192.0.2.77"},
+		{"chain c { type filter hook prerouting priority raw; ip saddr 10.244.1.2 ip saddr set 10.244.1.77; }", "10.244.1.2", "203.0.113.9", "masqueraded", "192.0.2.1"},
+		{"chain c { type filter hook postrouting priority 120; meta l4proto tcp ip saddr set 192.0.2.77; }", "10.244.1.2", "10.9.0.9", "unknown", "192.0.2.77 by ip x c"},
+		{"chain c { type filter hook postrouting priority 120; ip saddr set ip daddr; }", "10.244.1.2", "10.9.0.9", "unknown", unknown},
+		{"chain c { type filter hook prerouting priority -150; ip daddr 10.9.0.9 ip daddr set 203.0.113.9; }", "10.244.1.2", "10.9.0.9", "translated-first", ""},
+		{"chain c { type filter hook forward priority 0; policy drop; ip daddr 10.9.0.0/16 accept; }", "10.244.1.2", "203.0.113.9", "dropped", "nft 'chain ip x c { policy accept; }'"},
+		{"chain c { type filter hook forward priority 0; policy drop; ip daddr 203.0.113.0/24 accept; }", "10.244.1.2", "203.0.113.9", "masqueraded", "192.0.2.1"},
+		{"chain c { type filter hook forward priority 0; policy drop; meta l4proto udp accept; }", "10.244.1.2", "203.0.113.9", "masqueraded", "192.0.2.1"},
+		{"chain c { type filter hook forward priority 0; policy drop; ct state invalid accept; }", "10.244.1.2", "203.0.113.9", "dropped", none},
 		{"chain c { type nat hook prerouting priority -100; drop; }", "10.244.1.2", "203.0.113.9", "dropped", none},
 	} {
 		if tt.rules != "" {
@@ -172,7 +180,7 @@ func TestExplainFollowsConnectionsBeyondOurRules(t *testing.T) {
 		}
 		src, dst := netip.MustParseAddr(tt.src), netip.MustParseAddr(tt.dst)
 		x, text := n.explained(tt.dst, "--from", tt.src, "--config", n.path)
-		if x.Why.Code != tt.code || tt.code != "dropped" && tt.code != "unknown" && x.Sees != tt.sees || !strings.Contains(text, tt.sees) {
+		if x.Why.Code != tt.code || tt.code != "dropped" && tt.code != "unknown" && tt.code != "translated-first" && x.Sees != tt.sees || !strings.Contains(text, tt.sees) {
 			t.Errorf("%s: %+v, sees %q: %s", tt.rules, x.Why, x.Sees, text)
 		}
 		flow := nfttest.Flow{Proto: nfttest.UDP, From: n.top.Pod, To: n.top.Node, Src: netip.AddrPortFrom(src, 0), Dst: netip.AddrPortFrom(dst, uint16(6000+i))}
@@ -181,7 +189,7 @@ func TestExplainFollowsConnectionsBeyondOurRules(t *testing.T) {
 			flow.Proto = nfttest.TCP // a packet is received before this hook
 		case src != n.top.PodV4:
 			flow.From = n.top.Node
-		case dst.String() == "203.0.113.9":
+		case dst.String() == "203.0.113.9", dst.String() == "10.9.0.9":
 			flow.To = n.top.Outside
 		}
 		if x.Sees != "" {
@@ -202,7 +210,7 @@ func TestExplainAndStatusMentionLegacyNATRules(t *testing.T) {
 	n := newTrafficNode(t)
 	n.enforce("")
 	nfttest.Run(t, n.top.Node, "", "iptables-legacy", "-t", "nat", "-L", "-n")
-	const says = "a NAT rule in legacy ip_tables: iptables-legacy -t nat -S lists it."
+	const says = "the NAT rules in legacy ip_tables: iptables-legacy -t nat -S lists them."
 	args := []string{"10.9.0.9", "--from", n.top.PodV4.String()}
 	if _, text := n.explained(args...); strings.Contains(text, "legacy") {
 		t.Error(text)
@@ -343,6 +351,33 @@ func TestExplainHandlesInterfacesAndEnforcement(t *testing.T) {
 		n.judge(x, n.seen(netip.MustParseAddr(tt.dst), uint16(6000+i)))
 		if tt.rules != "" {
 			nfttest.NFT(t, n.top.Node, "", "delete", "table", "ip", "x")
+		}
+	}
+}
+
+// A pod reaches itself through a Service or a host port only with another source address.
+func TestExplainKnowsThatEnforcementLeavesHairpinsAlone(t *testing.T) {
+	nfttest.SkipIfShort(t)
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	n := newTrafficNode(t)
+	n.enforce("masqueradeSrcCIDRs: [10.244.0.0/16, 'fd00:10:244::/48']\nenforceNonMasquerade: true\n", "--enable-ipv6")
+	nfttest.NFT(t, n.top.Node, "table inet x { chain c { type nat hook postrouting priority 90; masquerade; }; }", "-f", "-")
+	for _, tt := range []struct{ dst, src, code string }{
+		{n.top.PodV4.String(), n.top.PodV4.String(), "foreign-masquerade"},
+		{n.top.PodV6.String(), n.top.PodV6.String(), "foreign-masquerade"},
+		{"10.9.0.9", n.top.PodV4.String(), "exempt"},
+		{"10.9.0.9", "", "exempt"},
+		{n.top.PodV4.String(), "", "exempt"},
+		{"fd00:9::9", n.top.PodV6.String(), "foreign-masquerade"}, // not exempt
+		{n.top.PodV4.String(), n.top.NodeV4.String(), "foreign-masquerade"},
+	} {
+		args := []string{tt.dst, "--enable-ipv6", "--config", n.path}
+		if tt.src != "" {
+			args = append(args, "--from", tt.src)
+		}
+		if x, text := n.explained(args...); x.Why.Code != tt.code {
+			t.Errorf("%s from %q: %s, want %s: %s", tt.dst, tt.src, x.Why.Code, tt.code, text)
 		}
 	}
 }

@@ -117,6 +117,18 @@ func TestNoWrongSourceThroughTheLifeOfAnAgent(t *testing.T) {
 		node.StopProxy()
 		node.StartProxy("iptables")
 	})
+	// kindnet does so at each start and each change of a Node.
+	enforced, kindnet := policies[1], w.Sh("cat testdata/foreign/kindnet-recorded/rules.nft")
+	enforced.foreign = false
+	w.configure(enforced)
+	w.nft(node, kindnet)
+	w.during("kindnet's rules loaded again and again, with enforceNonMasquerade", hosts["near"], enforced, families, func() {
+		for range 500 {
+			w.nft(node, "delete table inet kindnet-ipmasq\n"+kindnet)
+		}
+	})
+	w.nft(node, "delete table inet kindnet-ipmasq")
+	w.configure(plain)
 	// The built-in defaults, which then apply, have no IPv6.
 	w.during("the ConfigMap deleted", hosts["near"], plain, families[:1], func() {
 		w.Sh("kubectl -n kube-system delete configmap ip-masq-agent")

@@ -51,7 +51,7 @@ func TestSearchVisitsABoundedNumberOfRules(t *testing.T) {
 	for _, c := range s.Chains {
 		total += len(c.Rules)
 	}
-	w := search(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})
+	w := search(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
 	if most := maxSteps + 2*total; w.steps > most {
 		t.Errorf("%d rules visited, more than %d", w.steps, most)
 	}
@@ -76,7 +76,7 @@ func TestSearchComparesABoundedNumberOfRanges(t *testing.T) {
 		add(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 1},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{11}}, &expr.Masq{})
 	}
-	w := search(Snapshot{Chains: []Chain{c}}, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})
+	w := search(Snapshot{Chains: []Chain{c}}, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
 	if most := maxWork + 5*maxNamed*len(c.Rules); w.work > most {
 		t.Errorf("%d ranges compared, more than %d", w.work, most)
 	}
@@ -103,13 +103,13 @@ func TestSearchReadsABoundedNumberOfSetElements(t *testing.T) {
 		})
 	}
 	s := Snapshot{Chains: []Chain{c}, sets: map[id][]iprange.Range{{nfnetlink.IPv4, "t", "sources"}: set}}
-	w := search(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})
+	w := search(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
 	if most := maxWork + (elements+5*maxNamed)*rules; w.work > most || len(w.conflicts) != rules {
 		t.Errorf("%d ranges compared, want at most %d; %d conflicts", w.work, most, len(w.conflicts))
 	}
 	some, other := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
-	if r := FindRewrites(s); len(r.all) != 1 || !r.Meet(some, other, false) {
-		t.Errorf("%d areas of rewrites, want one with everything", len(r.all))
+	if r := FindRewrites(s); !r.Everything() || !r.Meet(some, other, false) {
+		t.Errorf("%d areas of rewrites, want everything", len(r.plain))
 	}
 }
 
@@ -124,7 +124,7 @@ func TestSearchEndsAfterManyConflictsAndCountsTheRest(t *testing.T) {
 		})
 	}
 	s := Snapshot{Chains: []Chain{c}}
-	if found, rest := Conflicts(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}); len(found) != maxFound || rest != rules-maxFound {
+	if found, rest := Conflicts(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil); len(found) != maxFound || rest != rules-maxFound {
 		t.Errorf("%d conflicts, %d rules not examined", len(found), rest)
 	}
 }
@@ -158,7 +158,7 @@ func TestTextOfAConflictIsBounded(t *testing.T) {
 		}
 		s.Chains = append(s.Chains, c)
 	}
-	found, _ := Conflicts(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})
+	found, _ := Conflicts(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
 	if len(found) != 8 {
 		t.Errorf("%d conflicts", len(found))
 	}
@@ -232,7 +232,7 @@ func checkAreas(t *testing.T, all []area, of packets, more bool) {
 			want := slices.ContainsFunc(of, func(b box) bool {
 				return iprange.Contains(b.src, src) && iprange.Contains(b.dst, dst)
 			})
-			if got := meet(all, src, dst); got != want && !(more && got) && src.Is4() == dst.Is4() {
+			if got := (Rewrites{plain: all}).Meet(src, dst, false); got != want && !(more && got) && src.Is4() == dst.Is4() {
 				t.Fatalf("%s to %s: %t, want %t in %v of %v", src, dst, got, want, all, of)
 			}
 		}
@@ -263,7 +263,7 @@ func TestAreasHaveTheConnectionsOfTheirBoxes(t *testing.T) {
 
 func TestUnreadRulesMayRewriteAnything(t *testing.T) {
 	a, b := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2")
-	if FindRewrites(Snapshot{}).Meet(a, b, true) || !FindRewrites(Snapshot{Unread: 1}).Meet(a, b, false) {
+	if FindRewrites(Snapshot{}).Meet(a, b, true) || !FindRewrites(Snapshot{unreadNAT: 1}).Meet(a, b, false) {
 		t.Error("without rules a connection is met, or with unread ones it is not")
 	}
 }

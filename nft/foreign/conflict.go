@@ -7,12 +7,14 @@ import (
 	"slices"
 	"strings"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
 )
 
-// A Place is a rule of a base chain, or of a chain that is reached from one.
+// A Place is a rule of a base chain, or of a chain that is reached from one. A rule without
+// a handle is the policy of the base chain.
 type Place struct {
 	Rule     nfnetlink.Rule
 	Base     string // the base chain from which it is reached
@@ -27,8 +29,16 @@ func (p Place) Table() string {
 // Chain returns the name of the rule's chain for use in messages.
 func (p Place) Chain() string { return nfnetlink.Printable(p.Rule.Chain) }
 
+// Policy reports whether it is no rule but the policy of the base chain, which is to drop.
+func (p Place) Policy() bool { return p.Rule.Handle == 0 }
+
 // RuleText returns the rule as text.
-func (p Place) RuleText() string { return rule.String(p.Rule) }
+func (p Place) RuleText() string {
+	if p.Policy() {
+		return "policy drop"
+	}
+	return rule.String(p.Rule)
+}
 
 // A Conflict is a rule of another program that can override the configuration for
 // some connections.
@@ -46,7 +56,7 @@ type Conflict struct {
 	// jumps leading to it.
 	Source     string
 	Conditions []string
-	// For the kinds Exempts and Translates: the first few masqueraded
+	// For the other kinds than Masquerades: the first few masqueraded
 	// destinations that the rule matches, none if it matches all; whether it
 	// returns rather than accepts; and whether the policy has its jump in the
 	// same chain.
@@ -54,7 +64,8 @@ type Conflict struct {
 	Returns      bool
 	Shared       bool
 
-	src []iprange.Range // for the kind Masquerades; nil if not recorded
+	src       []iprange.Range // of the connections
+	elsewhere bool            // they are received on other interfaces than those of pods
 }
 
 // maxNamed is the number of exempt prefixes that a conflict names.
@@ -82,9 +93,9 @@ func (c Conflict) ViaText() []string {
 	return words
 }
 
-// From reports whether the rule can match one of the sources.
+// From reports whether the rule can match one of the sources, on the interfaces of pods.
 func (c Conflict) From(sources []iprange.Range) bool {
-	return c.src == nil || len(iprange.Intersect(c.src, sources)) > 0
+	return !c.elsewhere && len(iprange.Intersect(c.src, sources)) > 0
 }
 
 // Hash distinguishes conflicts by what is reported about them. It ignores
@@ -114,8 +125,16 @@ func (c Conflict) Why() string {
 		why = either(c.Returns, "returns ", "accepts ") + strings.Join(list, ", ")
 		means = c.exemptsWhat(len(list) > 1 || c.More)
 	}
-	if c.Kind == Translates {
+	switch c.Kind {
+	case Untracks:
+		why = "turns off connection tracking, and with it NAT, of connections to " + strings.Join(list, ", ")
+	case Writes:
+		why = "writes into the header of packets to " + strings.Join(list, ", ")
+	case Drops:
+		return "drops everything"
+	case Translates:
 		means = ", so this agent does not masquerade them"
+	case Masquerades, Exempts:
 	}
 	if c.Source != "" {
 		why += " from " + c.Source
@@ -157,32 +176,38 @@ func either[T any](first bool, a, b T) T {
 //
 // The search ends after a few thousand conflicts. The second result is then the
 // number of rules that it did not examine.
-func Conflicts(s Snapshot, exempt []netip.Prefix) ([]Conflict, int) {
-	w := search(s, exempt)
+//
+// pods are the interfaces on which the packets of pods are received, nil: any.
+func Conflicts(s Snapshot, exempt []netip.Prefix, pods nft.Names) ([]Conflict, int) {
+	w := search(s, exempt, nil)
+	if pods != nil && !w.full {
+		found := search(s, exempt, pods).found
+		for at, i := range w.found {
+			_, meets := found[at]
+			w.conflicts[i].elsewhere = !meets
+		}
+	}
 	return w.conflicts, w.rest()
 }
 
-func search(s Snapshot, exempt []netip.Prefix) *walker {
-	w := newWalker(s)
+func search(s Snapshot, exempt []netip.Prefix, origin nft.Names) *finder {
+	w := newFinder(s, origin)
 	w.dst = exemptions(exempt)
-	w.visit = func(c *Chain, r nfnetlink.Rule, q path, a action) {
-		if !a.Source || markedForIt(c, q.marks) || needed(q.packets) {
+	w.visit = func(s step) {
+		if !w.translates(s.action) || needed(s.packets) {
 			return
 		}
-		src, dst := q.addresses()
-		conflict := Conflict{}
+		src, dst := s.addresses()
+		conflict := Conflict{src: src}
 		conflict.Exempt, conflict.More = w.hits(dst)
-		if len(src) <= maxNamed {
-			conflict.src = src
-		}
-		w.add(c, r, q, conflict)
+		w.add(s, conflict)
 	}
-	w.walkAll()
+	w.walkAll("nat")
 	return w
 }
 
 // hits returns the first prefixes in w.dst that overlap with destinations.
-func (w *walker) hits(dst []iprange.Range) (hits []netip.Prefix, more bool) {
+func (w *finder) hits(dst []iprange.Range) (hits []netip.Prefix, more bool) {
 	for i := range w.overlaps(dst) {
 		switch p, _ := w.dst[i].Prefix(); {
 		case len(hits) > 0 && hits[len(hits)-1] == p:
@@ -193,6 +218,95 @@ func (w *walker) hits(dst []iprange.Range) (hits []netip.Prefix, more bool) {
 		}
 	}
 	return hits, false
+}
+
+// A finder finds conflicts.
+type finder struct {
+	*walker
+	conflicts []Conflict
+	found     map[ruleID]int // in conflicts
+}
+
+type ruleID struct {
+	id
+	handle uint64
+}
+
+func newFinder(s Snapshot, origin nft.Names) *finder {
+	return &finder{walker: newWalker(s, Packet{any: true, origin: origin}), found: map[ruleID]int{}}
+}
+
+// walkAll follows all packets from all base chains of a type but ours.
+func (w *walker) walkAll(typ string) {
+	for i := range w.Chains {
+		if c := &w.Chains[i]; c.Hook != nil && c.Hook.Type == typ && !c.Own {
+			w.begin(c, allPackets(c.Family))
+		}
+	}
+}
+
+// add completes a conflict and adds it to what was found.
+func (w *finder) add(s step, conflict Conflict) {
+	conflict.Place, conflict.Via = w.place(s.rule), s.via
+	var from, words []string
+	for _, c := range s.conditions {
+		switch c.of {
+		case source:
+			from = append(from, c.from)
+		case other, device:
+			words = append(words, c.text)
+		case destination:
+		}
+	}
+	conflict.Source, conflict.Conditions = strings.Join(slices.Compact(from), ", "), slices.Compact(words)
+	at := ruleID{chainID(s.chain.Chain), s.rule.Handle}
+	if i, ok := w.found[at]; ok {
+		w.conflicts[i].merge(conflict)
+		return
+	}
+	w.found[at] = len(w.conflicts)
+	w.conflicts = append(w.conflicts, conflict)
+	w.full = len(w.conflicts) >= maxFound
+}
+
+const orOthers = " or others"
+
+// merge adds a second path to the same rule.
+func (c *Conflict) merge(o Conflict) {
+	for _, p := range o.Exempt {
+		if !slices.Contains(c.Exempt, p) {
+			c.Exempt = append(c.Exempt, p)
+		}
+	}
+	for _, d := range o.Destinations {
+		if !slices.Contains(c.Destinations, d) && len(c.Destinations) > 0 {
+			c.Destinations = append(c.Destinations, d)
+		}
+	}
+	if len(o.Destinations) == 0 {
+		c.Destinations = nil
+	}
+	c.src = iprange.Normal(slices.Concat(c.src, o.src))
+	c.More = c.More || o.More
+	switch {
+	case c.Source == "" || o.Source == "":
+		c.Source = ""
+	case c.Source != o.Source && len(c.Source) < maxSource:
+		c.Source += " or " + o.Source
+	case c.Source != o.Source && !strings.HasSuffix(c.Source, orOthers):
+		c.Source += orOthers
+	}
+	c.Conditions = slices.DeleteFunc(slices.Clone(c.Conditions), func(s string) bool { return !slices.Contains(o.Conditions, s) })
+}
+
+// needed reports whether the connections need the translation to work: those from
+// an address to itself, or from a loopback address out of the node.
+func needed(p packets) bool {
+	return !slices.ContainsFunc(p, func(b box) bool {
+		src := b.src[0]
+		self := slices.Equal(b.src, b.dst) && src.From == src.To
+		return len(b.src) > 1 || !self && !(src.From.IsLoopback() && src.To.IsLoopback())
+	})
 }
 
 // exemptions sorts prefixes and drops those covered by others.

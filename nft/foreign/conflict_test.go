@@ -43,7 +43,10 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 		{"after a goto", "goto returning\nmasquerade", nothing},
 		{"in a chain that a goto leads to", "ip daddr 10.0.0.0/8 goto masking", "10.0.0.0/8"},
 		{"in a chain that a goto to others leads to", "ip daddr 192.0.2.0/24 goto masking", nothing},
-		{"in a chain that a map leads to", "oifname vmap @jumps", "10.0.0.0/8 fd00::/8 where oifname vmap @jumps; 10.0.0.0/8 from 10.2.0.0/16 where oifname vmap @jumps"},
+		{"in a chain that a map leads to", "oifname vmap @jumps", "10.0.0.0/8 fd00::/8 where oifname vmap @jumps"},
+		{"in a chain that a map leads to from others", "ip saddr vmap @sources", nothing},
+		{"in a chain that one of two maps leads to", "ip daddr 192.0.2.0/24 oifname vmap @jumps\nip saddr vmap @sources", nothing},
+		{"in a chain that a map leads to and a jump", "ip saddr 192.0.2.1 jump masking\nip saddr 192.0.2.2 jump masking", "10.0.0.0/8 from 192.0.2.1 or 192.0.2.2"},
 		{"from a source", "ip saddr 172.17.0.0/16 oifname != \"docker0\" masquerade", "10.0.0.0/8 from 172.17.0.0/16 where oifname != \"docker0\""},
 		{"from all but a source", "ip saddr != 10.0.0.0/8 masquerade", "10.0.0.0/8 from not 10.0.0.0/8"},
 		{"from a source that a jump excludes", "ip saddr 10.1.0.0/16 jump other-source", nothing},
@@ -58,7 +61,7 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 		{"when the others return", "mark and 0x4000 == 0 return\nmasquerade", nothing},
 		{"when the others return, as iptables writes it", "mark and 0x4000 != 0x4000 return\nmasquerade", nothing},
 		{"marked by another", "mark and 0xff0000 == 0x40000 meta nfproto ipv4 masquerade", "10.0.0.0/8 where meta mark & 0xff0000 == 0x40000"},
-		{"not marked", "mark and 0x4000 == 0 meta nfproto ipv4 masquerade", "10.0.0.0/8 where meta mark & 0x4000 == 0x0"},
+		{"not marked", "mark and 0x4000 == 0 meta nfproto ipv4 masquerade", "10.0.0.0/8"},
 		{"out of the loopback device", "oifname \"lo\" masquerade", nothing},
 		{"when everything else returns", "oifname != \"lo\" return\nmasquerade", nothing},
 		{"not out of the loopback device", "oif != \"lo\" meta nfproto ipv4 masquerade", "10.0.0.0/8"},
@@ -73,7 +76,6 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 				set nets { type ipv4_addr; flags interval; elements = { 10.0.0.0/8 }; }
 				set hosts { type ipv4_addr; elements = { 10.0.0.1, 192.0.2.1 }; }
 				set passing { type ipv4_addr; flags timeout; timeout 1h; elements = { 10.0.0.1 }; }
-				map jumps { type ifname : verdict; }
 				chain accepting { accept
 				}
 				chain exempting {
@@ -91,6 +93,8 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 				}
 				chain other-source { ip saddr 10.2.0.0/16 masquerade
 				}
+				map jumps { type ifname : verdict; elements = { "a" : jump masking, "b" : jump returning }; }
+				map sources { type ipv4_addr : verdict; elements = { 10.1.0.1 : jump other-source, 10.2.0.1 : jump returning }; }
 				chain post { type nat hook postrouting priority 100;
 					%s
 				}
@@ -106,7 +110,7 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 	}
 }
 
-func TestOnlyPostroutingNATChainsAreRead(t *testing.T) {
+func TestOnlyChainsThatPacketsLeaveByAreRead(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	nfttest.NFT(t, ns, `
@@ -118,7 +122,9 @@ func TestOnlyPostroutingNATChainsAreRead(t *testing.T) {
 		table ip t {
 			chain in { type nat hook input priority 100; snat to 192.0.2.1
 			}
-			chain filter { type filter hook postrouting priority 100; jump unread
+			chain filter { type filter hook forward priority 0; jump unread
+			}
+			chain pre { type filter hook prerouting priority -150; jump unread
 			}
 			chain unread { counter
 			}
@@ -187,5 +193,27 @@ func TestConflictsNameExemptPrefixesAsConfigured(t *testing.T) {
 	}
 	if found := conflictsOf(s, nil); len(found) > 0 {
 		t.Errorf("found %v although nothing is exempt", found)
+	}
+}
+
+// The rules of many chains of a table are listed at once.
+func TestManyChainsAreRead(t *testing.T) {
+	nfttest.Require(t, "nft")
+	ns, c := dialNS(t)
+	var chains, jumps, long strings.Builder
+	for i := range 200 {
+		rules := fmt.Sprintf("ip saddr 10.244.0.%d masquerade\nip saddr 10.245.0.%d masquerade\n", i, i)
+		if i%10 == 0 {
+			rules = ""
+		}
+		fmt.Fprintf(&chains, "chain c%d {\n%s}\n", i, rules)
+		fmt.Fprintf(&jumps, "meta l4proto tcp jump c%d\n", i)
+		fmt.Fprintf(&long, "chain other%d { masquerade\n }\n", i)
+	}
+	nfttest.NFT(t, ns, fmt.Sprintf("table ip t {\n%s\n%s\nchain post { type nat hook postrouting priority 100\n%s\n}\n}\n",
+		chains.String(), long.String(), jumps.String()), "-f", "-")
+	s := read(t, c)
+	if found := conflictsOf(s, prefixes(t, "10.0.0.0/8")); len(found) != 360 || len(s.Chains) != 201 || s.Unread > 0 {
+		t.Errorf("%d conflicts in %d chains, %d rules not read", len(found), len(s.Chains), s.Unread)
 	}
 }

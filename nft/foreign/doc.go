@@ -10,7 +10,7 @@
 // still decide, and an earlier chain that masquerades has already translated the
 // connection.
 //
-// The snapshot does not contain rules in legacy ip_tables (see [LegacyChains]),
+// The snapshot does not contain rules in legacy ip_tables (see [LegacyRules]),
 // tables of families other than ip, ip6 and inet, and NAT outside netfilter. The
 // targets of verdict maps are not read: each chain of the table that no rule
 // jumps to counts as reachable through the map.

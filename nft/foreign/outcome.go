@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
@@ -25,11 +26,41 @@ const (
 	// Translates: before this agent, the rule translates connections that the
 	// config masquerades, to another source address.
 	Translates
+	// Untracks, Writes: the rule turns off connection tracking, and with it NAT, or writes
+	// another source address into the packets, for all connections that the config
+	// masquerades of some sources, destinations and interfaces.
+	Untracks
+	Writes
+	// Drops: the base chain drops everything by its policy.
+	Drops
 )
+
+// Does returns what such rules do, for one and for several rules.
+func (k Kind) Does() (one, several string) {
+	words := [...][2]string{
+		Masquerades: {"masquerades", "masquerade"}, Exempts: {"accepts", "accept"}, Translates: {"translates", "translate"},
+		Untracks: {"turns off connection tracking for", "turn off connection tracking for"},
+		Writes:   {"writes a source address into", "write source addresses into"}, Drops: {"drops", "drop"},
+	}[k]
+	return words[0], words[1]
+}
+
+// Remedy returns what to do about such rules.
+func (k Kind) Remedy() string {
+	return [...]string{
+		Masquerades: "Turn off masquerading in that program, or set enforceNonMasquerade",
+		Exempts:     "Remove the rules, or add their destinations to nonMasqueradeCIDRs",
+		Translates:  "Turn off that translation in the program, or exempt its traffic here",
+		Untracks:    "Without connection tracking there is no NAT: remove the rules, or exempt their traffic here",
+		Writes:      "Remove the rules, or exempt their traffic here",
+		Drops:       "Accept pod traffic in that chain, or set its policy to accept",
+	}[k]
+}
 
 // A Share is what a policy masquerades, and in which chain.
 type Share struct {
 	Src, Dst []iprange.Range // sets, of both families
+	Origin   nft.Names       // as in a [nft.Region]
 	Shared   bool            // in iptables' POSTROUTING, after a jump
 	Priority int32           // of the base chain that decides
 }
@@ -41,8 +72,8 @@ type Share struct {
 //
 // The second result is that of [Conflicts].
 func Overruled(s Snapshot, share Share) ([]Conflict, int) {
-	w := newWalker(s)
-	for _, kind := range []Kind{Exempts, Translates} {
+	w := newFinder(s, share.Origin)
+	for _, kind := range []Kind{Exempts, Translates, Writes, Drops} {
 		w.restart()
 		for i := range s.Chains {
 			if c := &s.Chains[i]; c.Hook != nil && !c.Own && share.concerns(kind, c) {
@@ -55,34 +86,57 @@ func Overruled(s Snapshot, share Share) ([]Conflict, int) {
 
 // concerns reports whether rules of a base chain can be of a kind.
 func (s Share) concerns(kind Kind, c *Chain) bool {
-	if kind == Exempts {
-		return c.Family != nfnetlink.Inet && c.Table == "nat" && c.Name == "POSTROUTING"
+	nat := c.Hook.Type == "nat"
+	switch kind {
+	case Exempts:
+		return nat && c.Family != nfnetlink.Inet && c.Table == "nat" && c.Name == "POSTROUTING"
+	case Translates:
+		return nat && c.Hook.Priority <= s.Priority
+	case Drops:
+		return !nat && c.dropsAll()
 	}
-	return c.Hook.Priority <= s.Priority
+	return !nat && c.Hook.Number != unix.NF_INET_FORWARD
+}
+
+// dropsAll reports whether a base chain drops everything by its policy.
+func (c *Chain) dropsAll() bool {
+	return c.Policy == drop && !c.Unread && !slices.ContainsFunc(c.Rules, func(r nfnetlink.Rule) bool {
+		return slices.ContainsFunc(r.Exprs, func(e nfnetlink.Expr) bool {
+			code, _, ends := e.Verdict()
+			return e.JumpsByMap() || ends && code != drop && code != unix.NFT_RETURN && code != unix.NFT_CONTINUE
+		})
+	})
 }
 
 // overruledFrom finds the rules of a kind that are reached from a base chain, before
 // the jump to this agent or, for the kind Exempts, to any masquerade agent.
-func (w *walker) overruledFrom(c Chain, kind Kind, share Share) {
+func (w *finder) overruledFrom(c Chain, kind Kind, share Share) {
 	jump := slices.IndexFunc(c.Rules, func(r nfnetlink.Rule) bool { return w.leadsToAgent(r, kind == Exempts) })
 	if jump >= 0 {
 		c.Rules = c.Rules[:jump]
 	}
 	w.dst = iprange.Intersect(share.Dst, anywhere(c.Family))
-	w.visit = func(at *Chain, r nfnetlink.Rule, q path, a action) {
-		overrules := a.leaves(len(q.via) == 0)
-		if kind == Translates {
-			overrules = a.Source && !a.Masquerade && !needed(q.packets)
+	w.visit = func(s step) {
+		kind := kind
+		overrules := s.leaves(len(s.via) == 0)
+		switch {
+		case kind == Translates:
+			overrules = w.translates(s.action) && !s.Masquerade && !needed(s.packets)
+		case kind == Writes:
+			if s.untracks {
+				kind = Untracks
+			}
+			overrules = w.overrides(s) && !slices.ContainsFunc(s.conditions, func(c condition) bool { return c.of == other })
 		}
-		if !overrules || markedForIt(at, q.marks) {
+		if !overrules {
 			return
 		}
-		_, dst := q.addresses()
+		_, dst := s.addresses()
 		everything := w.everything(dst)
-		if kind == Exempts && jump < 0 && everything && len(q.from) == 0 && len(q.words) == 0 {
+		if kind == Exempts && jump < 0 && everything && !slices.ContainsFunc(s.conditions, func(c condition) bool { return c.of != destination }) {
 			return // there was nothing after it to exempt from
 		}
-		conflict := Conflict{Kind: kind, Shared: share.Shared, Returns: a.verdict == unix.NFT_RETURN}
+		conflict := Conflict{Kind: kind, Shared: share.Shared, Returns: s.verdict == unix.NFT_RETURN}
 		if !everything {
 			for _, d := range w.overlaps(dst) {
 				if conflict.More = len(conflict.Destinations) == maxNamed; conflict.More {
@@ -91,9 +145,18 @@ func (w *walker) overruledFrom(c Chain, kind Kind, share Share) {
 				conflict.Destinations = append(conflict.Destinations, d.String())
 			}
 		}
-		w.add(at, r, q, conflict)
+		w.add(s, conflict)
 	}
-	w.begin(&c, allPackets(c.Family).in(share.Src, nil))
+	if w.begin(&c, allPackets(c.Family).in(share.Src, nil)); kind == Drops {
+		r := nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}
+		w.add(step{chain: &c, rule: r}, Conflict{Kind: kind})
+	}
+}
+
+// overrides reports whether the source of packets is not what this agent makes it.
+func (w *finder) overrides(s step) bool {
+	return s.untracks && w.base.Hook.Priority < conntrackPriority ||
+		slices.ContainsFunc(s.writes, func(w rule.Write) bool { return fieldOf(w.Field) == source })
 }
 
 // leadsToAgent reports whether a rule is this agent's jump or, with older, that of any
@@ -107,19 +170,8 @@ func (w *walker) leadsToAgent(r nfnetlink.Rule, older bool) bool {
 	return c != nil && c.Own || older && (agentChains[to] || agentJump.MatchString(comment(r)))
 }
 
-// leaves reports whether packets that the rule matches do not reach the rules
-// after it in the base chain.
-func (a action) leaves(inBase bool) bool {
-	return a.verdict == accept || inBase && a.verdict == unix.NFT_RETURN
-}
-
-const (
-	drop   = 0 // NF_DROP
-	accept = 1 // NF_ACCEPT
-)
-
 // everything reports whether destinations include all that matter.
-func (w *walker) everything(dst []iprange.Range) bool {
+func (w *finder) everything(dst []iprange.Range) bool {
 	if w.spent() {
 		return slices.Equal(dst, anywhere(w.base.Family))
 	}

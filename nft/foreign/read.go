@@ -20,11 +20,12 @@ type Snapshot struct {
 	// the kernel reject changes that are based on older rules.
 	Generation uint32
 	Chains     []Chain
-	sets       map[id][]iprange.Range // of addresses, that rules refer to; none for a trace
-	maps       map[id]mapping         // for a trace
+	sets       map[id][]iprange.Range // of addresses, that rules refer to
+	maps       map[id]mapping         // that rules refer to
 	// Unread counts rules that were not read, because there are too many. Their
 	// effect is unknown.
-	Unread int
+	Unread    int
+	unreadNAT int // those of them in base chains of type nat, and what these lead to
 }
 
 // Bounds of what is read. A rule usually takes about a kilobyte, one of the 128
@@ -34,7 +35,7 @@ const (
 	maxMemory = 60 << 20
 )
 
-// A Chain is a chain with its rules. The rules of our own chains are not read.
+// A Chain is a chain with its rules. Those of our own chains are read only for a trace.
 type Chain struct {
 	nfnetlink.Chain
 	Rules []nfnetlink.Rule
@@ -63,22 +64,33 @@ func (s Snapshot) byID() map[id]*Chain {
 	return chains
 }
 
-// Read reads the postrouting NAT chains of the families ip, ip6 and inet, the
-// chains reachable from them, and the chains named like a known agent's chain.
-// own reports which chains are ours.
+// Read reads the postrouting chains of the families ip, ip6 and inet, those before
+// connection tracking, the chains reachable from them, and the chains named like a known
+// agent's chain; of forwarding only base chains that drop by policy. own reports which
+// chains are ours.
 //
 // If the ruleset changes meanwhile, it reads again, up to three times, and then
 // returns what it has; Generation is then out of date. It fails with
 // [nfnetlink.ErrInterrupted] if every attempt was interrupted, and when ctx ends.
 func Read(ctx context.Context, c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) (Snapshot, error) {
-	return read(reader{ctx: ctx, conn: c, own: own, hooks: []uint32{unix.NF_INET_POST_ROUTING}})
+	return read(reader{ctx: ctx, conn: c, own: own, reads: func(c nfnetlink.Chain) bool {
+		switch h := c.Hook; h.Number {
+		case unix.NF_INET_POST_ROUTING:
+			return true
+		case unix.NF_INET_PRE_ROUTING:
+			return h.Priority < conntrackPriority
+		case unix.NF_INET_FORWARD:
+			return c.Policy == drop
+		}
+		return false
+	}})
 }
 
 func read(template reader) (Snapshot, error) {
 	var torn Snapshot
 	for range 3 {
 		r := template
-		r.seen, r.wanted = map[id]bool{}, map[id]bool{}
+		r.seen, r.listedSets, r.tables = map[id]bool{}, map[id]nfnetlink.Set{}, map[id]bool{}
 		r.sets, r.maps = map[id][]iprange.Range{}, map[id]mapping{}
 		err := r.read()
 		if errors.Is(err, nfnetlink.ErrInterrupted) {
@@ -104,59 +116,52 @@ func read(template reader) (Snapshot, error) {
 
 type reader struct {
 	Snapshot
-	ctx      context.Context
-	conn     *nfnetlink.Conn
-	hooks    []uint32 // of the base chains
-	tracing  bool     // read base chains of all types, and maps instead of sets
-	own      func(nfnetlink.Chain) bool
-	listed   []nfnetlink.Chain // of the family being read
-	seen     map[id]bool       // the chains that are in Chains
-	wanted   map[id]bool       // the sets that rules refer to
-	rules    int               // the number of rules read
-	memory   int               // that they take, in bytes
-	elements int               // the number of ranges in sets
+	ctx        context.Context
+	conn       *nfnetlink.Conn
+	reads      func(nfnetlink.Chain) bool // of the base chains
+	tracing    bool                       // for a trace
+	own        func(nfnetlink.Chain) bool
+	listed     []nfnetlink.Chain // of the family being read
+	seen       map[id]bool       // the chains that are in Chains
+	tables     map[id]bool       // whose sets were listed
+	listedSets map[id]nfnetlink.Set
+	rules      int // the number of rules read
+	memory     int // that they take, in bytes
+	elements   int // in sets and maps
 }
 
 func (r *reader) read() (err error) {
 	if r.Generation, err = r.conn.Generation(); err != nil {
 		return err
 	}
+	r.listed = nil
+	dormant := map[id]bool{}
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
-		if err := r.readFamily(family); err != nil {
+		tables, err := r.conn.Tables(family)
+		if err != nil {
 			return err
 		}
+		for _, t := range tables {
+			dormant[id{family, t.Name, ""}] = t.Dormant()
+		}
+		chains, err := r.conn.Chains(family)
+		if err != nil {
+			return err
+		}
+		r.listed = append(r.listed, chains...)
 	}
-	if err := r.ctx.Err(); err != nil {
-		return err
-	}
-	return r.readSets()
-}
-
-func (r *reader) readFamily(family nfnetlink.Family) error {
-	tables, err := r.conn.Tables(family)
-	if err != nil {
-		return err
-	}
-	dormant := map[string]bool{}
-	for _, t := range tables {
-		dormant[t.Name] = t.Dormant()
-	}
-	if r.listed, err = r.conn.Chains(family); err != nil {
-		return err
-	}
-	types := []string{"nat"} // first, in case there are too many rules
-	if r.tracing {
-		types = append(types, "filter", "route")
-	}
+	types := []string{"nat", "filter", "route"} // in this order, in case there are too many rules
 	var bases []nfnetlink.Chain
 	for _, c := range r.listed {
-		if h := c.Hook; h != nil && slices.Contains(types, h.Type) && slices.Contains(r.hooks, h.Number) && !dormant[c.Table] {
+		if c.Hook != nil && r.reads(c) && slices.Contains(types, c.Hook.Type) && !dormant[id{c.Family, c.Table, ""}] {
 			bases = append(bases, c)
 		}
 	}
 	slices.SortStableFunc(bases, func(a, b nfnetlink.Chain) int {
 		byType := cmp.Compare(slices.Index(types, a.Hook.Type), slices.Index(types, b.Hook.Type))
-		return cmp.Or(byType, cmp.Compare(a.Hook.Priority, b.Hook.Priority))
+		order := []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet}
+		byFamily := cmp.Compare(slices.Index(order, a.Family), slices.Index(order, b.Family))
+		return cmp.Or(byType, byFamily, cmp.Compare(a.Hook.Priority, b.Hook.Priority))
 	})
 	for _, c := range bases {
 		if err := r.follow(c); err != nil {
@@ -170,7 +175,7 @@ func (r *reader) readFamily(family nfnetlink.Family) error {
 			}
 		}
 	}
-	return nil
+	return r.ctx.Err()
 }
 
 // follow reads a base chain and all chains reachable from it, level by level.
@@ -180,13 +185,20 @@ func (r *reader) follow(base nfnetlink.Chain) error {
 		if err := r.readChains(&base, level...); err != nil {
 			return err
 		}
-		targets, byMap := map[string]bool{}, false
+		if base.Hook.Number == unix.NF_INET_FORWARD && !r.tracing {
+			return nil
+		}
+		targets, any := map[string]bool{}, false
 		for _, c := range r.Chains[from:] {
-			byMap = r.targets(c, targets) || byMap
+			unread, err := r.targets(c, targets)
+			if err != nil {
+				return err
+			}
+			any = any || unread
 		}
 		level = nil
 		for _, c := range r.listed {
-			if c.Table == base.Table && c.Hook == nil && (byMap || targets[c.Name]) && !r.seen[chainID(c)] {
+			if c.Family == base.Family && c.Table == base.Table && c.Hook == nil && (any || targets[c.Name]) && !r.seen[chainID(c)] {
 				level = append(level, c)
 			}
 		}
@@ -194,22 +206,64 @@ func (r *reader) follow(base nfnetlink.Chain) error {
 	return nil
 }
 
-// targets records the target chains and sets of a chain's rules, and reports
-// whether one of them takes its verdict from a map.
-func (r *reader) targets(c Chain, targets map[string]bool) (byMap bool) {
+// targets reads the sets and maps of a chain's rules, and records the chains that the
+// rules lead to. It reports whether that may be any, by a map that was not read.
+func (r *reader) targets(c Chain, targets map[string]bool) (any bool, err error) {
 	for _, from := range c.Rules {
 		if chain, ok := rule.Target(from); ok {
 			targets[chain] = true
 		}
 		for _, set := range rule.Sets(from) {
-			r.wanted[id{c.Family, c.Table, set}] = true
+			if err := r.readSet(id{c.Family, c.Table, set}); err != nil {
+				return false, err
+			}
 		}
-		byMap = byMap || slices.ContainsFunc(from.Exprs, nfnetlink.Expr.JumpsByMap)
+		for _, e := range from.Exprs {
+			if !e.JumpsByMap() {
+				continue
+			}
+			m, read := r.maps[id{c.Family, c.Table, e.Str(unix.NFTA_LOOKUP_SET)}]
+			any = any || !read
+			for _, to := range m.elements {
+				targets[to.Chain] = true
+			}
+		}
 	}
-	return byMap
+	return any, nil
+}
+
+// manyChains is from how many chains on it is faster to list all rules of a table.
+const manyChains = 64
+
+// ofTable reads the rules of many chains of a table at once, as far as it can: a change of the
+// table or a rule that is too long for the kernel's answer ends the list.
+func (r *reader) ofTable(chains []nfnetlink.Chain) map[string][]nfnetlink.Rule {
+	all := map[string][]nfnetlink.Rule{}
+	if len(chains) < manyChains {
+		return nil
+	}
+	for _, c := range chains {
+		all[c.Name] = nil
+	}
+	before := r.memory
+	err := r.conn.EachRule(chains[0].Family, chains[0].Table, "", func(next nfnetlink.Rule) error {
+		rules, wanted := all[next.Chain]
+		if wanted {
+			all[next.Chain] = append(rules, next)
+		}
+		if wanted && r.enough(next) {
+			return nfnetlink.ErrInterrupted
+		}
+		return nil
+	})
+	if r.memory = before; err != nil {
+		return nil
+	}
+	return all
 }
 
 func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (err error) {
+	known := r.ofTable(chains)
 	for _, c := range chains {
 		if r.seen[chainID(c)] {
 			continue
@@ -221,11 +275,15 @@ func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (e
 		out := Chain{Chain: c, Base: base, Own: r.own(c)}
 		unread := 0
 		switch {
-		case out.Own:
+		case out.Own && !r.tracing:
 		case r.rules+int(c.Use) > maxRules: // checked before they are in memory
 			unread = int(c.Use)
 		default:
-			rules, more, err := r.conn.FirstRules(c.Family, c.Table, c.Name, r.enough)
+			rules := known[c.Name]
+			more := slices.ContainsFunc(rules, r.enough)
+			if rules == nil {
+				rules, more, err = r.conn.FirstRules(c.Family, c.Table, c.Name, r.enough)
+			}
 			if err != nil {
 				return err
 			}
@@ -241,6 +299,9 @@ func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (e
 		}
 		out.Unread = unread > 0
 		r.Unread += unread
+		if base == nil || base.Hook.Type == "nat" {
+			r.unreadNAT += unread
+		}
 		r.Chains = append(r.Chains, out)
 	}
 	return nil
@@ -262,34 +323,35 @@ const (
 	maxElements = 200_000
 )
 
-func (r *reader) readSets() error {
-	tables := map[id]bool{}
-	for want := range r.wanted {
-		tables[id{want.family, want.table, ""}] = true
-	}
-	for t := range tables {
-		sets, err := r.conn.Sets(t.family, t.table)
+// readSet reads a set of addresses or a map, unless it was read before or is too large.
+func (r *reader) readSet(at id) error {
+	if table := (id{at.family, at.table, ""}); !r.tables[table] {
+		r.tables[table] = true
+		sets, err := r.conn.Sets(at.family, at.table)
 		if err != nil && !nfnetlink.IsNotExist(err) {
 			return err
 		}
 		for _, s := range sets {
-			at := id{s.Family, s.Table, s.Name}
-			switch isMap := s.Flags&unix.NFT_SET_MAP != 0; {
-			case !r.wanted[at], isMap != r.tracing:
-			case isMap:
-				err = r.readMap(at, s)
-			case ofAddresses(s):
-				err = r.readSet(at, s)
-			}
-			if err != nil && !nfnetlink.IsNotExist(err) {
-				return err
-			}
+			r.listedSets[id{s.Family, s.Table, s.Name}] = s
 		}
 	}
-	return nil
+	s, listed := r.listedSets[at]
+	delete(r.listedSets, at)
+	var err error
+	switch {
+	case !listed:
+	case s.Flags&unix.NFT_SET_MAP != 0:
+		err = r.readMap(at, s)
+	case ofAddresses(s):
+		err = r.readAddresses(at, s)
+	}
+	if nfnetlink.IsNotExist(err) {
+		return nil
+	}
+	return err
 }
 
-func (r *reader) readSet(at id, s nfnetlink.Set) error {
+func (r *reader) readAddresses(at id, s nfnetlink.Set) error {
 	contents, err := r.conn.Contents(s, min(maxSetSize, maxElements-r.elements))
 	if err != nil || contents.More {
 		return err
@@ -305,12 +367,13 @@ func (r *reader) readSet(at id, s nfnetlink.Set) error {
 	return nil
 }
 
-// readMap reads a map of up to maxRules elements. What is in a larger one is unknown.
+// readMap reads a map. What is in one of more elements is unknown.
 func (r *reader) readMap(at id, s nfnetlink.Set) error {
-	elements, more, err := r.conn.MapElements(s.Family, s.Table, s.Name, maxRules)
+	elements, more, err := r.conn.MapElements(s.Family, s.Table, s.Name, min(either(r.tracing, maxRules, maxSetSize), maxElements-r.elements))
 	if err != nil || more {
 		return err
 	}
+	r.elements += len(elements)
 	r.maps[at] = newMapping(elements, s.Flags&unix.NFT_SET_INTERVAL != 0)
 	return nil
 }

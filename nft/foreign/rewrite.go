@@ -6,14 +6,16 @@ import (
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/rule"
 )
 
-// Rewrites are the connections whose source address other programs' rules can rewrite.
+// Rewrites are the connections about whose source address other programs' rules may have
+// decided: they translate it, also to itself, or end the chain before it reaches ours.
 type Rewrites struct {
-	all []area
-	// Only if their destination was translated: by rules for packets marked by
-	// kube-proxy or the CNI plugin portmap, which mark those.
-	marked []area
+	everything bool
+	// Whose destination was not translated, and was: those may have the marks of
+	// kube-proxy or the CNI plugin portmap.
+	plain, translated []area
 }
 
 // An area is the connections from sources at least as great as from, and less than that of
@@ -23,28 +25,77 @@ type area struct {
 	dst  []iprange.Range
 }
 
-// FindRewrites finds the connections whose source address a rule, other than ours, can
-// rewrite, whether or not our policy exempts it. A condition that it does not
-// understand may be true or false. These are all connections if there are rules that were
-// not read, or tens of thousands of ranges.
+// Everything reports whether these are all connections, because there are rules that were
+// not read, or too many ranges of addresses.
+func (r Rewrites) Everything() bool { return r.everything }
+
+// FindRewrites finds the connections about which a rule, other than ours, may have decided,
+// whether or not our policy exempts them. A condition that it does not understand may be
+// true or false. Of connections to the node itself, and of rules in legacy ip_tables (see
+// [LegacyRules]), it knows nothing.
 func FindRewrites(s Snapshot) Rewrites {
-	found := map[bool]packets{} // by whether they are marked
-	kept := 0                   // ranges in them
-	w := newWalker(s)
-	w.dst = anywhere(nfnetlink.Inet)
-	w.visit = func(c *Chain, _ nfnetlink.Rule, q path, a action) {
-		if a.Source {
-			marked := markedForIt(c, q.marks)
-			found[marked] = append(found[marked], q.packets...)
-			kept += q.size()
-			w.full = kept > maxKept
+	if s.unreadNAT > 0 {
+		return Rewrites{everything: true}
+	}
+	r := Rewrites{}
+	for _, marked := range []bool{false, true} {
+		w := newWalker(s, Packet{any: true, marked: marked})
+		var found packets
+		kept := 0 // ranges in them
+		var above map[uint64]bool
+		w.dst = anywhere(nfnetlink.Inet)
+		w.visit = func(s step) {
+			at := s.rule
+			if len(s.via) > 0 {
+				at = s.via[0]
+			}
+			if w.translates(s.action) || above[at.Handle] && s.leaves(len(s.via) == 0) {
+				found = append(found, s.packets...)
+				kept += s.size()
+				w.full = kept > maxKept
+			}
+		}
+		for i := range s.Chains {
+			if c := &s.Chains[i]; c.Hook != nil && c.Hook.Type == "nat" && !c.Own {
+				above = w.above(c)
+				w.begin(c, allPackets(c.Family))
+			}
+		}
+		if w.full {
+			return Rewrites{everything: true}
+		}
+		if marked {
+			r.translated = areas(found)
+		} else {
+			r.plain = areas(found)
 		}
 	}
-	w.walkAll()
-	if w.full || s.Unread > 0 {
-		return Rewrites{all: []area{{dst: anywhere(nfnetlink.Inet)}}}
+	return r
+}
+
+// above returns the handles of the rules of a base chain that packets reach before our
+// chain, none if no rule leads to it.
+func (w *walker) above(base *Chain) map[uint64]bool {
+	handles, seen := map[uint64]bool{}, map[id]bool{}
+	for _, r := range base.Rules {
+		if w.leadsToUs(r, seen) {
+			return handles
+		}
+		handles[r.Handle] = true
 	}
-	return Rewrites{all: areas(found[false]), marked: areas(found[true])}
+	return nil
+}
+
+// leadsToUs reports whether a rule leads to our chain, by chains that were not seen.
+func (w *walker) leadsToUs(r nfnetlink.Rule, seen map[id]bool) bool {
+	to, ok := rule.Target(r)
+	at := id{r.Family, r.Table, to}
+	c := w.chains[at]
+	if !ok || c == nil || seen[at] {
+		return false
+	}
+	seen[at] = true
+	return c.Own || slices.ContainsFunc(c.Rules, func(r nfnetlink.Rule) bool { return w.leadsToUs(r, seen) })
 }
 
 // areas sorts packets by their sources. If there are too many to compare, it adds others.
@@ -85,16 +136,13 @@ func areas(p packets) (all []area) {
 	return all
 }
 
-// Meet reports whether one of the rules can match a connection. translated is whether
-// its destination was translated. It takes two or four binary searches.
+// Meet reports whether one of the rules may have decided about a connection. translated is
+// whether its destination was translated. It takes two binary searches.
 func (r Rewrites) Meet(src, dst netip.Addr, translated bool) bool {
-	return meet(r.all, src, dst) || translated && meet(r.marked, src, dst)
-}
-
-func meet(areas []area, src, dst netip.Addr) bool {
+	areas := either(translated, r.translated, r.plain)
 	next, found := slices.BinarySearchFunc(areas, src, func(a area, src netip.Addr) int { return a.from.Compare(src) })
 	if found {
 		next++
 	}
-	return next > 0 && iprange.Contains(areas[next-1].dst, dst)
+	return r.everything || next > 0 && iprange.Contains(areas[next-1].dst, dst)
 }

@@ -5,37 +5,12 @@ import (
 	"context"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/rule"
 )
-
-// A Device is a network interface. The zero value is an unknown one.
-type Device struct {
-	Name  string
-	Index uint32
-}
-
-// A Packet is the first packet of a new connection. It comes without the bits of the
-// mark that are Unset; kube-proxy's and portmap's are always among them. Other marks
-// are unknown, until a rule sets them.
-type Packet struct {
-	Src, Dst         netip.Addr // Src is the zero address if unknown
-	SrcType, DstType int        // route types, such as unix.RTN_LOCAL; unix.RTN_UNSPEC if unknown
-	FromNode         bool       // sent by the node itself, so that it has no In
-	In, Out          Device
-	Unset            uint32
-
-	mark      marking
-	rewritten *Way  // a rule writes into its header
-	untracked truth // connection tracking is off for it
-	by        *Way  // by this rule
-	dropped   *Way  // the rule that drops it
-}
 
 // A Trace is the effect of the chains of some hooks on a packet.
 type Trace struct {
@@ -50,8 +25,11 @@ type Trace struct {
 	// Untracked is the rule that turned off connection tracking, and with it NAT.
 	Untracked *Way
 	// Dropped is the rule that certainly drops the packet in a chain that does not
-	// translate sources.
+	// translate sources, and Drops are those that may do so.
 	Dropped *Way
+	Drops   []Way
+	// Redirects are rules that write another destination into the packet, without NAT.
+	Redirects []Way
 	// Packet is as these chains leave it.
 	Packet Packet
 }
@@ -67,118 +45,156 @@ type Way struct {
 	Masquerade bool
 	Keeps      bool
 	Drops      bool // the rule drops the packet instead
+	// Writes means that the rule writes the address into each packet, without NAT.
+	Writes bool
 	// Direct means that a condition leading to the rule names the packet's
 	// destination: only then is the rule known to be for this address.
 	Direct bool
-	// Own means that the rule is in a chain that was not read; see [NewTracer].
-	Own bool
+	Own    bool // the rule is this agent's
 }
 
-// String returns the name for use in messages.
-func (d Device) String() string { return nfnetlink.Printable(d.Name) }
-
 // A Tracer follows packets through the chains of some hooks. Only chains of type nat
-// translate; of the others only marks and the end of connection tracking count.
+// translate connections.
 type Tracer struct {
-	Snapshot
-	hooks       []uint32
-	chains      map[id]*Chain
-	conn        *nfnetlink.Conn
-	out         Trace
-	packet      Packet
-	base        nfnetlink.Chain
-	left        bool     // accept ended the base chain early
-	doubt       bool     // the packet may have left the base chain before
-	path        []string // unknown conditions on the way here
-	rules       int      // the number of rules applied, and what reading their maps costs
-	masqueraded bool
-	direct      int // number of conditions on the way that name the destination
+	*walker
+	hooks   []uint32
+	out     Trace
+	accepts truth // a rule ends the base chain early
 }
 
 // NewTracer reads the chains of some hooks, in the order in which a packet passes
-// them, such as unix.NF_INET_POST_ROUTING. known reports which chains need not be
-// read because their effect is known: they masquerade the packet or return.
-func NewTracer(ctx context.Context, c *nfnetlink.Conn, known func(nfnetlink.Chain) bool, hooks ...uint32) (*Tracer, error) {
-	s, err := read(reader{ctx: ctx, conn: c, own: known, hooks: hooks, tracing: true})
+// them, such as unix.NF_INET_POST_ROUTING. own reports which chains are this agent's.
+func NewTracer(ctx context.Context, c *nfnetlink.Conn, own func(nfnetlink.Chain) bool, hooks ...uint32) (*Tracer, error) {
+	all := func(c nfnetlink.Chain) bool { return slices.Contains(hooks, c.Hook.Number) }
+	s, err := read(reader{ctx: ctx, conn: c, own: own, reads: all, tracing: true})
 	if err != nil {
 		return nil, err
 	}
-	return &Tracer{Snapshot: s, hooks: hooks, chains: s.byID(), conn: c}, nil
+	t := &Tracer{walker: newWalker(s, Packet{}), hooks: hooks}
+	t.conn, t.visit = c, t.see
+	return t, nil
 }
 
 // Trace follows a packet through the base chains in the kernel's order: by
 // priority. Of chains with equal priority the one registered last runs first, but
 // the kernel does not report the order: if several of them translate the packet,
 // any of them may be first.
-//
-// masqueraded is the effect of the known chains.
-func (t *Tracer) Trace(p Packet, masqueraded bool) Trace {
-	t.packet, t.out, t.rules, t.masqueraded = p, Trace{Through: true}, 0, masqueraded
+func (t *Tracer) Trace(p Packet) Trace {
+	t.restart()
+	t.facts, t.mark, t.full, t.out = p, p.mark, false, Trace{Through: true}
+	t.dst = []iprange.Range{{From: p.Dst, To: p.Dst}}
 	for _, hook := range t.hooks {
 		t.atHook(hook)
 	}
-	switch t.packet.untracked {
+	if t.full || len(t.finished) > 0 || t.spent() {
+		t.out.Unknown = slices.Insert(t.out.Unknown, 0, tooMany)
+		t.out.Through = true
+	}
+	facts := &t.facts
+	switch facts.untracked {
 	case yes:
-		t.out.Untracked = t.packet.by
+		t.out.Untracked = facts.by
 	case maybe:
 		if t.out.Through = true; len(t.out.Ways) > 0 {
-			t.unknown("whether connection tracking is off, by " + t.packet.by.RuleText())
+			t.unknown("whether connection tracking is off, by " + facts.by.RuleText())
 		}
 	case no:
 	}
-	last := t.hooks[len(t.hooks)-1]
-	if w := t.packet.rewritten; w != nil && (last == unix.NF_INET_POST_ROUTING || last == unix.NF_INET_LOCAL_IN) {
-		t.out.Through = true
+	if last := t.hooks[len(t.hooks)-1]; last == unix.NF_INET_POST_ROUTING || last == unix.NF_INET_LOCAL_IN {
+		t.addWritten()
+	}
+	facts.mark = t.mark
+	t.out.Dropped, t.out.Drops, t.out.Packet = facts.dropped, facts.drops, *facts
+	return t.out
+}
+
+// addWritten adds the rules that write into the packet what no NAT after them replaces.
+func (t *Tracer) addWritten() {
+	if w := t.facts.written; w != nil && t.out.Through {
+		t.out.Ways, t.out.Through = append(t.out.Ways, *w), false
+	}
+	if w := t.facts.maybe; w != nil {
 		t.out.Ways = append(t.out.Ways, *w)
 		t.unknown("what that rule writes into the packet")
 	}
-	t.out.Dropped, t.out.Packet = t.packet.dropped, t.packet
-	return t.out
 }
 
 func (t *Tracer) atHook(hook uint32) {
 	var bases []*Chain
 	for i := range t.Chains {
 		c := &t.Chains[i]
-		if c.Hook != nil && c.Hook.Number == hook && (c.Family == nfnetlink.Inet || (c.Family == nfnetlink.IPv6) == t.packet.Dst.Is6()) {
+		if c.Hook != nil && c.Hook.Number == hook && (c.Family == nfnetlink.Inet || (c.Family == nfnetlink.IPv6) == t.facts.Dst.Is6()) {
 			bases = append(bases, c)
 		}
 	}
 	slices.SortStableFunc(bases, func(a, b *Chain) int { return cmp.Compare(a.Hook.Priority, b.Hook.Priority) })
-	for len(bases) > 0 && t.out.Through {
+	for len(bases) > 0 {
 		n := 1
 		for n < len(bases) && bases[n].Hook.Priority == bases[0].Hook.Priority {
 			n++
 		}
-		t.equals(bases[:n])
+		t.equalPriority(bases[:n])
 		bases = bases[n:]
 	}
 }
 
-// equals follows the packet through base chains of equal priority.
-func (t *Tracer) equals(bases []*Chain) {
-	before, through, translating := len(t.out.Ways), true, 0
+// equalPriority follows the packet through base chains of equal priority.
+func (t *Tracer) equalPriority(bases []*Chain) {
+	before, through, translating := len(t.out.Ways), t.out.Through, 0
 	for _, c := range bases {
-		t.base, t.left, t.doubt = c.Chain, false, false
-		switch {
-		case c.Hook.Type != "nat":
-			out, rules := t.out, t.rules
-			t.walk(c, nil)
-			t.out, t.rules = out, rules // such a chain does not translate
-			continue
-		case t.packet.untracked == yes:
+		nat := c.Hook.Type == "nat"
+		if nat && (t.facts.untracked == yes || !t.out.Through) {
 			continue
 		}
 		n := len(t.out.Ways)
-		passes := t.walk(c, nil) || t.left
-		through = through && passes
+		passes := t.enter(c)
+		if nat {
+			through = through && passes
+		}
 		if len(t.out.Ways) > n {
 			translating++
 		}
 	}
+	if t.out.Through && !through {
+		t.facts.written, t.facts.maybe = nil, nil
+	}
 	t.out.Through = through
 	if translating > 1 && !sameTarget(t.out.Ways[before:]) {
 		t.unknown("which of the chains of equal priority was registered last")
+	}
+}
+
+// enter follows the packet through a base chain, and reports whether it may pass
+// untranslated.
+func (t *Tracer) enter(c *Chain) (passes bool) {
+	src := t.facts.From
+	switch {
+	case t.facts.Src.IsValid():
+		src = []iprange.Range{{From: t.facts.Src, To: t.facts.Src}}
+	case src == nil:
+		src = []iprange.Range{iprange.All(t.facts.Dst.Is6())}
+	}
+	t.accepts = no
+	passes = t.begin(c, packets{{src, t.dst}})
+	if passes && c.Policy == drop && t.accepts != yes {
+		w := t.way(c, nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name})
+		t.drop(w, t.accepts == no)
+		return t.accepts != no
+	}
+	return passes || t.accepts != no
+}
+
+// drop records that a rule drops the packet.
+func (t *Tracer) drop(w Way, certain bool) {
+	w.Drops = true
+	switch {
+	case t.base.Hook.Type == "nat" && ofSources(t.base):
+		t.out.Ways = append(t.out.Ways, w)
+	case t.facts.dropped != nil:
+	case certain:
+		t.facts.dropped = &w
+	case len(t.facts.drops) < maxDrops:
+		t.facts.drops = append(t.facts.drops, w)
 	}
 }
 
@@ -199,230 +215,90 @@ func (t *Tracer) unknown(words ...string) {
 // Bounds of what a trace reports.
 const (
 	maxWays    = 1000
+	maxDrops   = 10
 	maxUnknown = 100
 	tooMany    = "too many rules to follow"
 )
 
-// walk follows the packet through a chain, and reports whether it may reach the
-// end of the chain or return.
-func (t *Tracer) walk(c *Chain, on []id) (back bool) {
-	if c == nil || slices.Contains(on, chainID(c.Chain)) || len(on) > maxDepth {
-		return true
+// see records what a rule does to the packet.
+func (t *Tracer) see(s step) {
+	nat := t.base.Hook.Type == "nat"
+	if s.chain.Unread && s.rule.Exprs == nil {
+		t.accepts = max(t.accepts, maybe)
+		if nat {
+			t.unknown("the rules of chain " + nfnetlink.Printable(s.chain.Name) + ", which has too many to read")
+		}
+		return
 	}
-	if c.Own {
-		if t.masqueraded {
-			t.out.Ways = append(t.out.Ways, Way{Place: t.place(ruleOf(c)), Masquerade: true, Own: true})
-		}
-		return !t.masqueraded
+	t.write(s)
+	if s.untracks && t.base.Hook.Priority < conntrackPriority && t.facts.untracked != yes {
+		by := t.way(s.chain, s.rule)
+		t.facts.untracked, t.facts.by = either(s.certain, yes, maybe), &by
 	}
-	if c.Unread {
-		t.unknown("the rules of chain " + nfnetlink.Printable(c.Name) + ", which has too many to read")
-		return true
-	}
-	on = append(slices.Clip(on), chainID(c.Chain))
-	for _, r := range c.Rules {
-		if t.rules++; t.rules > maxRules || len(t.out.Ways) >= maxWays {
-			t.out.Unknown = append([]string{tooMany}, slices.DeleteFunc(t.out.Unknown, func(s string) bool { return s == tooMany })...)
-			return true
-		}
-		sure, comesBack, stop := t.rule(c, r, on)
-		t.doubt = t.doubt || stop && !sure
-		back = back || comesBack
-		if sure && stop {
-			return back
-		}
-	}
-	return true
-}
-
-// rule applies a rule. stop means that a matching packet does not continue in the
-// chain, and comesBack that it may return from the chain.
-func (t *Tracer) rule(c *Chain, r nfnetlink.Rule, on []id) (sure, comesBack, stop bool) {
-	a := action{verdict: unix.NFT_CONTINUE}
-	matches, words, direct := yes, []string(nil), 0
-	var targets []target
-	for s := range rule.Statements(r) {
-		t.change(r, s, matches == yes && len(t.path) == 0 && !t.doubt)
-		if a.take(s) {
-			continue
-		}
-		var truth truth
-		if s.Expr.JumpsByMap() {
-			targets, truth = t.lookup(c, s)
-		} else {
-			truth = t.holds(c, s)
-		}
-		if truth == no {
-			return false, false, false
-		}
-		if truth == maybe {
-			matches, words = maybe, append(words, s.String())
-		}
-		if strings.Contains(s.Field, "daddr") && s.Op == "==" && s.Field != "fib daddr type" || s.Expr.JumpsByMap() && strings.Contains(s.String(), "daddr") {
-			direct++
-		}
-	}
-	sure = matches == yes
-	translates := t.translates(a)
-	if !translates && a.verdict == unix.NFT_CONTINUE && !a.byMap {
-		return false, false, false
-	}
-	n := len(t.path)
-	t.path = append(t.path, words...)
-	t.direct += direct
-	defer func() { t.path, t.direct = t.path[:n], t.direct-direct }()
-	if translates || a.verdict == unix.NFT_RETURN || a.verdict == accept {
-		t.unknown(t.path...)
+	translates := t.translates(s.action)
+	if nat && (translates || s.ends()) {
+		t.unknown(s.open()...)
 	}
 	switch {
 	case translates:
-		found := t.add(r, a)
-		return sure && found == yes, false, found != no
-	case !a.byMap:
-		targets = []target{{a.verdict, a.target}}
+		t.add(s)
+	case s.verdict == drop:
+		t.drop(t.way(s.chain, s.rule), s.certain)
+	case s.ends() && s.verdict != unix.NFT_RETURN: // accept, or queue
+		t.accepts = max(t.accepts, either(s.certain && s.verdict == accept, yes, maybe))
 	}
-	switch certain := sure && len(t.path) == 0; {
-	case certain && a.leaves(len(on) == 1):
-		t.out.Left = &Way{Place: t.place(r)}
-	case certain && a.verdict == drop && !t.doubt && !t.ofSources() && t.packet.dropped == nil:
-		t.packet.dropped = &Way{Place: t.place(r)}
+	if nat && s.leaves(len(s.via) == 0) && len(s.open()) == 0 {
+		left := t.way(s.chain, s.rule)
+		t.out.Left = &left
 	}
-	for _, to := range targets {
-		back, stops := t.follow(c, to, on)
-		comesBack, stop = comesBack || stops && back, stops && len(targets) == 1
-	}
-	return sure && len(targets) == 1, comesBack, stop
+	t.full = t.full || len(t.out.Ways) >= maxWays
 }
 
-// place returns the place of a rule of the current base chain, or of one that it
-// leads to.
-func (t *Tracer) place(r nfnetlink.Rule) Place {
-	return Place{r, t.base.Name, t.base.Hook.Priority}
-}
-
-// ruleOf stands for all rules of a chain.
-func ruleOf(c *Chain) nfnetlink.Rule {
-	return nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}
-}
-
-// ofSources reports whether the base chain translates sources: those of type nat at
-// other hooks translate destinations.
-func (t *Tracer) ofSources() bool {
-	h := t.base.Hook
-	return h.Type == "nat" && (h.Number == unix.NF_INET_POST_ROUTING || h.Number == unix.NF_INET_LOCAL_IN)
-}
-
-// translates reports whether an action translates the packet in this base chain.
-func (t *Tracer) translates(a action) bool {
-	switch {
-	case t.base.Hook.Type != "nat", a.Family != 0 && (a.Family == nfnetlink.IPv6) != t.packet.Dst.Is6():
-		return false
-	case t.ofSources():
-		return a.Source
-	}
-	return a.Destination
-}
-
-// rewrites reports whether an expression writes into the source address.
-func (p Packet) rewrites(e nfnetlink.Expr) bool {
-	at, size := uint32(12), uint32(4) // RFC 791, section 3.1
-	if p.Dst.Is6() {
-		at, size = 8, 16 // RFC 8200, section 3
-	}
-	from := e.Uint32(unix.NFTA_PAYLOAD_OFFSET)
-	return e.Name == "payload" && e.Uint32(unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_NETWORK_HEADER &&
-		from < at+size && from+e.Uint32(unix.NFTA_PAYLOAD_LEN) > at
+// way returns the place of a rule of the current base chain, or of one that it leads to.
+func (t *Tracer) way(c *Chain, r nfnetlink.Rule) Way {
+	return Way{Place: t.place(r), Own: c.Own}
 }
 
 // conntrackPriority is that of connection tracking, NF_IP_PRI_CONNTRACK: what has
 // passed it is tracked.
 const conntrackPriority = -200
 
-func (t *Tracer) change(r nfnetlink.Rule, s rule.Statement, sure bool) {
-	if s.NewMark != nil {
-		t.packet.mark = t.packet.mark.set(*s.NewMark, sure)
-	}
-	if t.packet.rewrites(s.Expr) {
-		t.packet.rewritten = &Way{Place: t.place(r)}
-	}
-	if !rule.Untracks(s.Expr) || t.base.Hook.Priority >= conntrackPriority || t.packet.untracked == yes {
-		return
-	}
-	t.packet.untracked = maybe
-	if sure {
-		t.packet.untracked = yes
-	}
-	t.packet.by = &Way{Place: t.place(r)}
-}
-
-// A target is a verdict in a map.
-type target struct {
-	code  int32
-	chain string
-}
-
-// follow applies a verdict. It reports whether the packet may return from this
-// chain, and whether it stops there.
-func (t *Tracer) follow(c *Chain, to target, on []id) (back, stop bool) {
-	switch to.code {
-	case unix.NFT_RETURN:
-		return true, true
-	case accept:
-		t.left = true
-		return false, true
-	case drop:
-		t.out.Ways = append(t.out.Ways, Way{Place: t.place(ruleOf(c)), Drops: true})
-		return false, true
-	case unix.NFT_JUMP, unix.NFT_GOTO:
-		back := t.walk(t.chains[id{c.Family, c.Table, to.chain}], on)
-		if to.code == unix.NFT_GOTO {
-			return back, true
+// write records what a rule writes into the header of the packet. Parts of an address, and
+// what is not a constant, are unknown addresses.
+func (t *Tracer) write(s step) {
+	for _, to := range s.writes {
+		w := t.way(s.chain, s.rule)
+		w.Writes, w.To, w.Direct = true, iprange.Range{From: to.To, To: to.To}, s.direct
+		switch of := fieldOf(to.Field); {
+		case of == destination:
+			w.Direct = w.Direct || s.certain
+			t.out.Redirects = append(t.out.Redirects, w)
+		case of != source:
+		case s.certain && to.To.IsValid() && t.out.Through:
+			t.facts.written, t.facts.maybe, t.out.Ways, t.facts.Src = &w, nil, nil, to.To
+		case s.certain && to.To.IsValid():
+			t.facts.maybe, t.out.Ways = nil, []Way{w}
+		default:
+			t.facts.maybe = &w
+			t.unknown(s.open()...)
 		}
-		return false, !back
 	}
-	return false, false
 }
 
-// add adds a rule that translates the packet, and reports whether it does so: if its
-// map has no address for the packet, the packet continues after the rule.
-func (t *Tracer) add(r nfnetlink.Rule, a action) truth {
-	w := Way{
-		Place: t.place(r), To: a.To, Direct: t.direct > 0, Masquerade: a.Masquerade,
-		Keeps: a.ToMap == "" && (a.ToField == "ip saddr" || a.ToField == "ip6 saddr"),
-	}
-	found := yes
-	if m, read := t.maps[id{r.Family, r.Table, a.ToMap}]; a.ToMap != "" && read {
-		t.rules += len(m.elements) / elementsPerRule
-		if w.Among, found = t.packet.among(a.NAT, m); found == no {
-			return no
+// add adds a rule that translates the packet.
+func (t *Tracer) add(s step) {
+	a := s.NAT
+	w := t.way(s.chain, s.rule)
+	w.To, w.Direct, w.Masquerade = a.To, s.direct, a.Masquerade
+	w.Keeps = a.ToMap == "" && fieldOf(a.ToField) == source
+	if a.ToMap != "" {
+		var found truth
+		if w.Among, found = t.toAddress(s.packets, s.rule, a); found == no {
+			return
 		}
 		if len(w.Among) == 1 {
 			w.To = iprange.Range{From: w.Among[0], To: w.Among[0]}
 		}
 	}
 	t.out.Ways = append(t.out.Ways, w)
-	return found
-}
-
-// among returns the addresses that a map may have for the packet, sorted, and whether
-// it has one.
-func (p Packet) among(n rule.NAT, m mapping) (all []netip.Addr, found truth) {
-	candidates, found := p.candidates([]string{n.ToField}, n.ToMask, m)
-	for _, e := range candidates {
-		if value, ok := netip.AddrFromSlice(e.Value); ok {
-			all = append(all, value)
-		}
-	}
-	keys := 1 // that there can be
-	for _, b := range n.ToMask {
-		for ; b != 0 && keys <= len(m.elements); b &= b - 1 {
-			keys *= 2
-		}
-	}
-	limited := slices.ContainsFunc(candidates, func(e nfnetlink.MapElement) bool { return e.Limited })
-	if n.ToMask != nil && len(candidates) >= keys && !limited {
-		found = yes
-	}
-	slices.SortFunc(all, netip.Addr.Compare)
-	return slices.Compact(all), found
 }

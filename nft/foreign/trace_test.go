@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/foreign"
-	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -31,7 +30,7 @@ func TestTraceFollowsAddressMaps(t *testing.T) {
 		}
 		chain post { type nat hook postrouting priority 110; jump sub; }
 	}`, "-f", "-")
-	tracer, err := foreign.NewTracer(t.Context(), c, func(nfnetlink.Chain) bool { return false }, unix.NF_INET_POST_ROUTING)
+	tracer, err := foreign.NewTracer(t.Context(), c, notOwn, unix.NF_INET_POST_ROUTING)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +49,7 @@ func TestTraceFollowsAddressMaps(t *testing.T) {
 		if tt.src != "" {
 			p.Src = netip.MustParseAddr(tt.src)
 		}
-		trace := tracer.Trace(p, false)
+		trace := tracer.Trace(p)
 		last := trace.Ways[len(trace.Ways)-1]
 		got := fmt.Sprint(last.Among)
 		switch {

@@ -4,58 +4,133 @@ import (
 	"iter"
 	"slices"
 	"sort"
-	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
 )
 
-type ruleID struct {
-	id
-	handle uint64
-}
-
-// A walker follows all packets at once through the chains. A condition that it does
-// not understand may be true or false.
+// A walker follows packets through the chains: all at once, or those from one address
+// to another. Their addresses are sets, which a rule divides into the packets that match
+// it and the others. A condition on anything that is not known of them may be true or
+// false.
 type walker struct {
 	Snapshot
-	chains       map[id]*Chain
-	unreferenced map[id][]*Chain // by table: chains that no rule jumps to
+	facts  Packet          // what is known of the packets besides their addresses
+	conn   *nfnetlink.Conn // to look up single addresses in sets; nil: sets were read
+	chains map[id]*Chain
 	// dst is the destinations that matter: sorted, none overlaps another.
 	dst []iprange.Range
-	// visit is called for each rule with an effect that packets to them reach.
-	visit func(c *Chain, r nfnetlink.Rule, p path, a action)
+	// visit is called for each step that may happen to packets to them.
+	visit func(step)
 
-	base      nfnetlink.Chain
-	anything  packets     // that enter the base chain
-	mapped    map[id]bool // tables of whose maps all other paths were followed
-	visits    map[id]int
-	finished  map[id]bool // chains that were visited for all other paths
-	steps     int         // the number of rules visited
-	work      int         // the number of ranges compared
-	examined  map[id]int  // by chain: how many of its rules
-	conflicts []Conflict
-	found     map[ruleID]int // in conflicts
-	full      bool           // the search ends because it has found too much
+	base     nfnetlink.Chain
+	entering packets // the base chain
+	mark     marking
+	marks    uint32      // bits of the mark that any rule may have changed
+	doubt    bool        // some of the packets may have left the way before
+	mapped   map[id]bool // tables of whose maps all other paths were followed
+	visits   map[id]int
+	finished map[id]bool // chains that were visited for all other paths
+	steps    int         // the number of rules visited
+	work     int         // the number of ranges compared
+	examined map[id]int  // by chain: how many of its rules
+	full     bool        // the search ends because it has found too much
 }
 
-func newWalker(s Snapshot) *walker {
-	w := &walker{Snapshot: s, chains: s.byID(), unreferenced: map[id][]*Chain{}, found: map[ruleID]int{}, examined: map[id]int{}}
-	named := make(map[id]bool, len(s.Chains))
-	for _, c := range s.Chains {
-		for _, r := range c.Rules {
-			if chain, ok := rule.Target(r); ok {
-				named[id{c.Family, c.Table, chain}] = true
-			}
+// A path is packets, and what is known of their way to a rule.
+type path struct {
+	packets
+	conditions []condition
+	direct     bool             // a condition names their destination
+	via        []nfnetlink.Rule // the jumps
+}
+
+// A condition on the way.
+type condition struct {
+	text string
+	from string // the source, if it is about that
+	of   field
+	open bool // some of the packets may not satisfy it
+}
+
+// A field is what a condition is about.
+type field int
+
+const (
+	other field = iota
+	source
+	destination
+	device
+)
+
+// open returns the conditions that some of the packets may not satisfy, as text.
+func (p path) open() (all []string) {
+	for _, c := range p.conditions {
+		if c.open {
+			all = append(all, c.text)
 		}
 	}
-	for i := range s.Chains {
-		if c := &s.Chains[i]; c.Hook == nil && !named[chainID(c.Chain)] {
-			table := id{c.Family, c.Table, ""}
-			w.unreferenced[table] = append(w.unreferenced[table], c)
-		}
-	}
+	return all
+}
+
+// A step is what a rule does with packets that may reach it.
+type step struct {
+	path
+	chain *Chain
+	rule  nfnetlink.Rule
+	action
+	// certain means that it happens to all of the packets that entered the base chain.
+	certain bool
+}
+
+// An action is what a rule does with a packet that it matches.
+type action struct {
+	rule.NAT
+	verdict  int32  // NFT_CONTINUE if there is none
+	target   string // the chain it goes to
+	writes   []rule.Write
+	untracks bool
+
+	byMap *rule.Statement // the verdict comes from a map
+}
+
+// ends reports whether the packet does not go on in this chain.
+func (a action) ends() bool { return a.verdict != unix.NFT_CONTINUE && a.verdict != unix.NFT_JUMP }
+
+// leaves reports whether the packet does not reach the rules after it in the base chain.
+func (a action) leaves(inBase bool) bool {
+	return a.verdict == accept || inBase && a.verdict == unix.NFT_RETURN
+}
+
+const (
+	drop   = 0 // NF_DROP
+	accept = 1 // NF_ACCEPT
+)
+
+// does reports whether there is anything to say about an action.
+func (a action) does() bool {
+	return a.Source || a.Destination || a.verdict != unix.NFT_CONTINUE || a.byMap != nil || len(a.writes) > 0 || a.untracks
+}
+
+// Limits that real rulesets do not approach. Beyond them less is ruled out and
+// more is reported.
+const (
+	maxDepth  = 16      // the kernel's NFT_JUMP_STACK_SIZE
+	maxVisits = 16      // of one chain, from different rules
+	maxSteps  = 100_000 // rules visited on all paths
+	maxWork   = 500_000 // ranges compared
+	maxBoxes  = 32      // of the packets that reach a rule
+	maxWords  = 32      // conditions of a path that are kept as text
+	maxSource = 1024    // bytes of the sources of a conflict, as text
+	maxFound  = 5_000   // conflicts; with the last one, the search ends
+	maxKept   = 50_000  // ranges of all rewrites together
+)
+
+func newWalker(s Snapshot, facts Packet) *walker {
+	w := &walker{Snapshot: s, facts: facts, chains: s.byID(), examined: map[id]int{}}
 	w.restart()
 	return w
 }
@@ -76,77 +151,57 @@ func (w *walker) rest() (n int) {
 	return n
 }
 
-// walkAll follows all packets from all base chains but ours.
-func (w *walker) walkAll() {
-	for i := range w.Chains {
-		if c := &w.Chains[i]; c.Hook != nil && !c.Own {
-			w.begin(c, allPackets(c.Family))
-		}
-	}
+// place returns the place of a rule of the current base chain, or of one that it leads to.
+func (w *walker) place(r nfnetlink.Rule) Place {
+	return Place{r, w.base.Name, w.base.Hook.Priority}
 }
 
-func (w *walker) begin(base *Chain, p packets) {
-	w.base, w.anything = base.Chain, p
-	w.walk(base, path{packets: p})
+// begin follows packets through a base chain and reports whether they may pass it.
+func (w *walker) begin(base *Chain, p packets) (passes bool) {
+	w.base, w.entering, w.doubt = base.Chain, p, false
+	_, passes = w.walk(base, path{packets: p})
+	return passes
 }
 
-// A path is what is known about the packets that reach a rule.
-type path struct {
-	packets
-	marks []bits
-	from  []string         // the source, as text
-	words []string         // the other conditions, as text
-	via   []nfnetlink.Rule // the jumps
-}
+const otherConditions = "other conditions"
 
 func (p path) narrow(m match) path {
 	p.packets = p.in(m.src, m.dst)
-	p.marks = slices.Concat(p.marks, m.marks)
-	p.from = firstWords(p.from, m.from)
-	p.words = firstWords(p.words, m.words)
+	p.direct = p.direct || m.direct
+	if all := slices.Concat(p.conditions, m.conditions); len(all) > len(p.conditions) && len(p.conditions) <= maxWords {
+		if len(all) > maxWords {
+			all = append(all[:maxWords:maxWords], condition{text: otherConditions, open: true})
+		}
+		p.conditions = all
+	}
 	return p
 }
 
-// firstWords returns the first of a path's conditions, as text.
-func firstWords(of, more []string) []string {
-	if len(of) > maxWords {
-		return of
-	}
-	all := slices.Concat(of, more)
-	if len(all) > maxWords {
-		all = append(all[:maxWords:maxWords], "other conditions")
-	}
-	return all
+// certain reports whether a rule is reached by all packets that entered the base chain.
+func (w *walker) certain(p path) bool {
+	return !w.doubt && !slices.ContainsFunc(p.conditions, func(c condition) bool { return c.open })
 }
 
-// Limits that real rulesets do not approach. Beyond them less is ruled out and
-// more is reported.
-const (
-	maxDepth  = 16      // the kernel's NFT_JUMP_STACK_SIZE
-	maxVisits = 16      // of one chain, from different rules
-	maxSteps  = 100_000 // rules visited on all paths
-	maxWork   = 500_000 // ranges compared
-	maxBoxes  = 32      // of the packets that reach a rule
-	maxWords  = 32      // conditions of a path that are kept as text
-	maxSource = 1024    // bytes of the sources of a conflict, as text
-	maxFound  = 5_000   // conflicts; with the last one, the search ends
-	maxKept   = 50_000  // ranges of all rewrites together
-)
-
-// walk traverses a chain. It returns packets that certainly do not return from the
-// chain.
-func (w *walker) walk(c *Chain, p path) (taken packets) {
-	if c == nil || c.Own || len(p.via) > maxDepth {
-		return nil
+// walk follows packets through a chain. It returns some that certainly do not return from
+// it, and whether any may do so.
+func (w *walker) walk(c *Chain, p path) (taken packets, back bool) {
+	switch {
+	case c == nil || c.Own && w.conn == nil || len(p.via) > maxDepth:
+		return nil, true
+	case c.Unread:
+		w.mark = w.mark.lose(allBits)
+		w.visit(step{path: p, chain: c, action: action{verdict: unix.NFT_CONTINUE}})
+		w.doubt = true
 	}
 	at := chainID(c.Chain)
 	w.visits[at]++
 	switch {
 	case w.finished[at]:
-		return nil
-	case w.visits[at] == maxVisits, w.steps > maxSteps: // one last time, for all other paths
-		w.finished[at] = true
-		p = path{packets: w.anything, via: p.via}
+		w.doubt, w.mark = true, w.mark.lose(w.marks)
+		return nil, true
+	case w.conn == nil && w.visits[at] == maxVisits, w.steps > maxSteps: // one last time, for all other paths
+		w.finished[at], w.doubt = true, true
+		p = path{packets: w.entering, via: p.via, conditions: []condition{{text: otherConditions, open: true}}}
 	}
 	returned := false // packets that are still in p may have returned
 	for i, r := range c.Rules {
@@ -155,8 +210,8 @@ func (w *walker) walk(c *Chain, p path) (taken packets) {
 		}
 		w.examined[at] = max(w.examined[at], i+1)
 		w.steps++
-		m, a := w.parse(r)
-		if m.never || !a.ends && !a.Source && !a.byMap && a.target == "" {
+		m, a := w.parse(c, r, &p)
+		if m.truth == no || !a.does() {
 			continue
 		}
 		returned = w.spend(&p, &m) || returned
@@ -164,59 +219,111 @@ func (w *walker) walk(c *Chain, p path) (taken packets) {
 		if !w.reaches(q.packets) {
 			continue
 		}
-		w.visit(c, r, q, a)
-		gone, rest := q.packets, p.without(box{m.src, m.dst})
-		if a.returns || a.Source && (m.dst != nil || len(rest) > 0) {
-			gone = nil
-		}
-		if a.byMap || a.target != "" {
-			gone = w.follow(c, r, q, a)
-		}
-		if !m.plain() {
-			returned = returned || a.returns
-			// If the rule checks only the mark, the remaining packets do not have it.
-			if a.ends && len(m.marks) == 1 && !m.other && len(rest) == 0 {
-				other := m.marks[0]
-				other.not = !other.not
-				p.marks = append(slices.Clip(p.marks), other)
-			}
+		o := w.apply(c, r, q, a)
+		back = back || o.returns
+		w.doubt = w.doubt || o.stops && m.open()
+		returned = returned || o.doubt || o.returns && m.truth != yes
+		if m.truth != yes {
 			continue
+		}
+		if w.conn == nil && w.translates(a) && (m.dst != nil || len(p.without(box{m.src, m.dst})) > 0) {
+			continue // those that a rule translates are taken from the way only if that keeps them few
 		}
 		if len(p.via) > 0 && !returned && !w.spent() {
 			w.work += taken.size()
-			taken = taken.and(gone)
+			taken = taken.and(o.taken)
 		}
-		if !a.ends {
-			w.work += len(gone) * p.size()
-			rest = p.without(gone...)
-		}
+		w.work += len(o.left) * p.size()
+		rest := p.without(o.left...)
 		if len(rest) > maxBoxes {
 			returned = true
 			continue
 		}
 		p.packets = rest
 	}
-	return taken
+	return taken, back || len(p.packets) > 0
 }
 
-// follow walks the chains to which a rule leads: its target, or all to which a verdict
-// map of the table may lead. It returns packets that certainly do not return.
-func (w *walker) follow(c *Chain, r nfnetlink.Rule, q path, a action) packets {
-	q.via = append(slices.Clip(q.via), r)
-	if !a.byMap {
-		return w.walk(w.chains[id{c.Family, c.Table, a.target}], q)
+// An outcome is what a rule does to packets that it matches.
+type outcome struct {
+	left    packets // some that certainly do not go on in this chain
+	taken   packets // some of those that do not return to the calling chain either
+	stops   bool    // any may stop here
+	returns bool    // any may return to the calling chain
+	doubt   bool    // they may be others than those in left
+}
+
+// apply applies a rule to packets that it matches.
+func (w *walker) apply(c *Chain, r nfnetlink.Rule, q path, a action) outcome {
+	if a.verdict != unix.NFT_JUMP && a.verdict != unix.NFT_GOTO && a.byMap == nil {
+		w.visit(step{q, c, r, a, w.certain(q)})
 	}
-	table := id{c.Family, c.Table, ""}
-	if w.mapped[table] {
-		return nil
+	switch {
+	case a.byMap != nil:
+		return w.choose(c, r, q, *a.byMap)
+	case a.target != "":
+		q.via = append(slices.Clip(q.via), r)
+		taken, back := w.walk(w.chains[id{c.Family, c.Table, a.target}], q)
+		if a.verdict == unix.NFT_GOTO {
+			return outcome{left: q.packets, taken: taken, stops: true, returns: back}
+		}
+		return outcome{left: taken, taken: taken, stops: len(taken) > 0}
+	case w.translates(a) && a.ToMap != "":
+		switch _, found := w.toAddress(q.packets, r, a.NAT); found {
+		case yes:
+			return outcome{left: q.packets, taken: q.packets, stops: true}
+		case maybe:
+			w.doubt = true
+			return outcome{stops: true}
+		case no:
+		}
+	case a.verdict == unix.NFT_RETURN:
+		return outcome{left: q.packets, stops: true, returns: true}
+	case w.translates(a), a.ends():
+		return outcome{left: q.packets, taken: q.packets, stops: true}
 	}
-	chains := w.unreferenced[table]
-	w.steps += len(chains)
-	w.mapped[table] = w.steps > maxSteps // this time for all other paths
-	for _, to := range chains {
-		w.walk(to, q)
+	return outcome{}
+}
+
+// translates reports whether an action translates packets in this base chain: one of type
+// nat translates sources at some hooks, and destinations at the others.
+func (w *walker) translates(a action) bool {
+	return w.base.Hook.Type == "nat" && either(ofSources(w.base), a.Source, a.Destination)
+}
+
+// ofSources reports whether a base chain of type nat translates sources.
+func ofSources(c nfnetlink.Chain) bool {
+	return c.Hook.Number == unix.NF_INET_POST_ROUTING || c.Hook.Number == unix.NF_INET_LOCAL_IN
+}
+
+// choose applies the verdicts of a map.
+func (w *walker) choose(c *Chain, r nfnetlink.Rule, q path, s rule.Statement) (all outcome) {
+	targets, unread := w.lookup(c, s, q)
+	if unread {
+		table := id{c.Family, c.Table, ""}
+		if w.mapped[table] {
+			w.doubt, w.mark = true, w.mark.lose(w.marks)
+			return outcome{stops: true, returns: true, doubt: true}
+		}
+		targets = w.anyVerdict(c, s)
+		w.steps += len(targets)
+		w.mapped[table] = w.steps > maxSteps // this time for all other paths
 	}
-	return nil
+	for _, to := range targets {
+		one := q.narrow(to.match)
+		if !w.reaches(one.packets) {
+			continue
+		}
+		o := w.apply(c, r, one, action{verdict: to.Code, target: to.Chain})
+		w.doubt = w.doubt || o.stops && to.open()
+		all.stops, all.returns = all.stops || o.stops, all.returns || o.returns
+		if to.truth == yes {
+			w.work += all.left.size() + all.taken.size()
+			all.left, all.taken = all.left.and(o.left), all.taken.and(o.taken)
+		}
+		all.doubt = all.doubt || o.returns && (to.truth != yes || len(all.left) == maxBoxes)
+	}
+	return all
 }
 
 // spend counts the ranges that have to be compared for a rule. If there were too
@@ -229,13 +336,13 @@ func (w *walker) spend(p *path, m *match) (again bool) {
 		return false
 	}
 	if len(m.src) > maxNamed {
-		m.src, m.other = nil, true
+		m.src, m.truth = nil, maybe
 	}
 	if len(m.dst) > maxNamed {
-		m.dst, m.other = nil, true
+		m.dst, m.truth = nil, maybe
 	}
 	if n > maxNamed {
-		p.packets = allPackets(w.base.Family)
+		p.packets = w.entering
 	}
 	return n > maxNamed
 }
@@ -265,77 +372,4 @@ func (w *walker) overlaps(dst []iprange.Range) iter.Seq2[int, iprange.Range] {
 			}
 		}
 	}
-}
-
-// add completes a conflict and adds it to what was found.
-func (w *walker) add(c *Chain, r nfnetlink.Rule, q path, conflict Conflict) {
-	conflict.Place, conflict.Via = Place{r, w.base.Name, w.base.Hook.Priority}, q.via
-	conflict.Source, conflict.Conditions = strings.Join(slices.Compact(q.from), ", "), slices.Compact(q.words)
-	at := ruleID{chainID(c.Chain), r.Handle}
-	if i, ok := w.found[at]; ok {
-		w.conflicts[i].merge(conflict)
-		return
-	}
-	w.found[at] = len(w.conflicts)
-	w.conflicts = append(w.conflicts, conflict)
-	w.full = len(w.conflicts) >= maxFound
-}
-
-const orOthers = " or others"
-
-// merge adds a second path to the same rule.
-func (c *Conflict) merge(o Conflict) {
-	for _, p := range o.Exempt {
-		if !slices.Contains(c.Exempt, p) {
-			c.Exempt = append(c.Exempt, p)
-		}
-	}
-	for _, d := range o.Destinations {
-		if !slices.Contains(c.Destinations, d) && len(c.Destinations) > 0 {
-			c.Destinations = append(c.Destinations, d)
-		}
-	}
-	if len(o.Destinations) == 0 {
-		c.Destinations = nil
-	}
-	c.src = nil
-	c.More = c.More || o.More
-	switch {
-	case c.Source == "" || o.Source == "":
-		c.Source = ""
-	case c.Source != o.Source && len(c.Source) < maxSource:
-		c.Source += " or " + o.Source
-	case c.Source != o.Source && !strings.HasSuffix(c.Source, orOthers):
-		c.Source += orOthers
-	}
-	c.Conditions = slices.DeleteFunc(slices.Clone(c.Conditions), func(s string) bool { return !slices.Contains(o.Conditions, s) })
-}
-
-// Bits of the packet mark with which these programs mark what they will
-// masquerade: kube-proxy's default, and that of the CNI plugin portmap.
-const (
-	kubeProxyMark = 0x4000
-	portmapMark   = 0x2000
-)
-
-// markedForIt reports whether a rule is for packets marked by the rule's own
-// program. kube-proxy's bit is configurable, the names of its chains are not.
-func markedForIt(c *Chain, marks []bits) bool {
-	for _, m := range marks {
-		bits, ok := m.set()
-		if ok && (bits&^(kubeProxyMark|portmapMark) == 0 || c.Name == "KUBE-POSTROUTING" || c.Table == "kube-proxy") {
-			return true
-		}
-	}
-	return false
-}
-
-// needed reports whether the connections need the translation to work: those from
-// an address to itself, or from a loopback address out of the node.
-func needed(p packets) bool {
-	return !slices.ContainsFunc(p, func(b box) bool {
-		src := b.src[0]
-		self := slices.Equal(b.src, b.dst) && src.From == src.To
-		return len(b.src) > 1 || !self && !(src.From.IsLoopback() && src.To.IsLoopback())
-	})
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -25,11 +26,12 @@ import (
 type Kernel struct {
 	conn, scraping *nfnetlink.Conn
 	tallies        xtables.Tallies
-	// legacyChains, leftovers and interfaces read what is not nftables in the thread's
-	// namespace.
-	legacyChains func() ([]foreign.XTChain, error)
-	leftovers    func() ([]string, error)
-	interfaces   func() ([]node.Interface, error)
+	// These read what is not nftables in the thread's namespace.
+	xtables    func() ([]foreign.XTable, error)
+	leftovers  func() ([]string, error)
+	interfaces func() ([]node.Interface, error)
+	networks   func() ([]node.Network, error)
+	local      func() ([]netip.Prefix, error)
 	// settled is the layout whose rules were right once: since then, rules of other agents
 	// in our chain are just drift.
 	settled nft.Layout
@@ -39,8 +41,8 @@ type Kernel struct {
 // made. Without CAP_NET_ADMIN or nf_tables, all requests fail.
 func Open() *Kernel {
 	k := New(nfnetlink.Dial())
-	k.legacyChains = func() ([]foreign.XTChain, error) { return foreign.LegacyChains("/proc/thread-self/net") }
-	k.leftovers, k.interfaces = node.Leftovers, node.Interfaces
+	k.xtables = func() ([]foreign.XTable, error) { return foreign.XTables("/proc/thread-self/net") }
+	k.leftovers, k.interfaces, k.networks, k.local = node.Leftovers, node.Interfaces, node.Networks, node.LocalPrefixes
 	return k
 }
 
@@ -48,9 +50,11 @@ func Open() *Kernel {
 func New(c *nfnetlink.Conn) *Kernel {
 	return &Kernel{
 		conn: c, scraping: c.Another(),
-		legacyChains: func() ([]foreign.XTChain, error) { return nil, nil },
-		leftovers:    func() ([]string, error) { return nil, nil },
-		interfaces:   func() ([]node.Interface, error) { return nil, nil },
+		xtables:    func() ([]foreign.XTable, error) { return nil, nil },
+		leftovers:  func() ([]string, error) { return nil, nil },
+		interfaces: func() ([]node.Interface, error) { return nil, nil },
+		networks:   func() ([]node.Network, error) { return nil, nil },
+		local:      func() ([]netip.Prefix, error) { return nil, nil },
 	}
 }
 

@@ -29,8 +29,8 @@ type Others struct {
 	Podless []foreign.Conflict
 	// Accepted are those of Conflicts and Overruled that [Others.Accept] has accepted.
 	Accepted []foreign.Conflict
-	// XTables are chains of such agents in legacy ip_tables.
-	XTables []foreign.XTChain
+	// XTables are tables of legacy ip_tables with rules of such agents.
+	XTables []foreign.XTable
 	// Routing has commands that remove such agents' rules of policy routing.
 	Routing []string
 	// Unread counts rules that were not examined because there are too many.
@@ -58,17 +58,17 @@ func (o *Others) Accept(chains []string) {
 
 // OlderAgentDecides reports whether packets reach rules of an iptables-based agent.
 func (o Others) OlderAgentDecides() bool {
-	return slices.ContainsFunc(o.Legacy, foreign.LegacyChain.Decides) || slices.ContainsFunc(o.XTables, foreign.XTChain.Decides)
+	return slices.ContainsFunc(o.Legacy, foreign.LegacyChain.Decides) || len(o.XTables) > 0
 }
 
-// XTables finds the chains of iptables-based agents in legacy ip_tables. Their
+// XTables finds the tables of legacy ip_tables with rules of iptables-based agents. Their
 // changes do not affect the generation of the ruleset.
-func (k *Kernel) XTables() ([]foreign.XTChain, error) { return k.legacyChains() }
+func (k *Kernel) XTables() ([]foreign.XTable, error) { return k.xtables() }
 
 // Others reads other programs' rules: every chain that is reachable from a
 // postrouting chain of type nat, and no other.
 func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
-	xtables, err := k.legacyChains()
+	xtables, err := k.xtables()
 	if err != nil {
 		return Others{}, err
 	}
@@ -84,13 +84,21 @@ func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
 	if err != nil {
 		return Others{}, err
 	}
-	masquerading, rest := foreign.Conflicts(snapshot, want.Policy.ExemptDestinations())
+	pods, err := k.pods(want.Policy)
+	if err != nil {
+		return Others{}, err
+	}
+	masquerading, rest := foreign.Conflicts(snapshot, want.Policy.ExemptDestinations(), pods.Origin)
 	policy := want.Policy
 	if policy.ReceivesNothing(links) {
 		policy.Enforce = nil
 	}
-	conflicts, podless, overridden := enforced(policy, masquerading)
-	overruled, more := foreign.Overruled(snapshot, share(want))
+	conflicts, podless, overridden := enforced(policy, pods.Src, masquerading)
+	local, err := k.local()
+	if err != nil {
+		return Others{}, err
+	}
+	overruled, more := foreign.Overruled(snapshot, share(want, pods, local))
 	return Others{
 		XTables:    xtables,
 		Routing:    routing,
@@ -105,7 +113,7 @@ func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
 
 // Older reads only the rules of iptables-based agents, wherever Others finds them.
 func (k *Kernel) Older(ctx context.Context) (Others, error) {
-	xtables, err := k.legacyChains()
+	xtables, err := k.xtables()
 	if err != nil {
 		return Others{}, err
 	}
@@ -116,24 +124,53 @@ func (k *Kernel) Older(ctx context.Context) (Others, error) {
 	return Others{XTables: xtables, Legacy: foreign.Legacy(snapshot)}, nil
 }
 
+// pods returns what pods send according to a policy, of both families. If they are known by
+// the interfaces on which they are received, that is nothing from a network that is
+// connected to another interface, unless a route to a part of it leads to one of those. If
+// they are not, it has no Origin.
+func (k *Kernel) pods(p nft.Policy) (pods nft.Region, err error) {
+	for _, f := range p.Families {
+		r := f.Pods()
+		if _, limited := r.OnAnyInterface(); limited {
+			pods.Origin = r.Origin
+		}
+		pods.Src = append(pods.Src, r.Src...)
+	}
+	if pods.Origin == nil {
+		return pods, nil
+	}
+	networks, err := k.networks()
+	if err != nil {
+		return pods, err
+	}
+	var here, elsewhere []netip.Prefix
+	for _, n := range networks {
+		switch {
+		case pods.Origin.Has(n.Interface):
+			here = append(here, n.Prefix)
+		case n.Connected:
+			elsewhere = append(elsewhere, n.Prefix)
+		}
+	}
+	others := iprange.Subtract(iprange.SetOf(elsewhere), iprange.SetOf(here))
+	pods.Src = iprange.Subtract(iprange.Normal(pods.Src), others)
+	return pods, nil
+}
+
 // enforced separates conflicts that come too late because the policy enforces its
 // exemptions, and those that affect no pod, from the others. It drops those that
 // are both.
-func enforced(p nft.Policy, all []foreign.Conflict) (conflicts, podless, overridden []foreign.Conflict) {
-	pods := map[nfnetlink.Family][]iprange.Range{}
-	for _, f := range p.Families {
-		pods[f.Family()] = f.Pods().Src
-	}
+func enforced(
+	p nft.Policy, pods []iprange.Range, all []foreign.Conflict,
+) (conflicts, podless, overridden []foreign.Conflict) {
 	for _, c := range all {
-		late, meets := c.Priority > nft.EnforcePriority, false
+		late := c.Priority > nft.EnforcePriority
 		for _, f := range p.Families {
-			if c.Rule.Family != nfnetlink.Inet && c.Rule.Family != f.Family() {
-				continue
+			if c.Rule.Family == nfnetlink.Inet || c.Rule.Family == f.Family() {
+				late = late && p.Enforces(f)
 			}
-			late = late && p.Enforces(f)
-			meets = meets || c.From(pods[f.Family()])
 		}
-		switch {
+		switch meets := c.From(pods); {
 		case late && meets:
 			overridden = append(overridden, c)
 		case late:
@@ -167,10 +204,10 @@ func (k *Kernel) snapshot(ctx context.Context, want nft.Ruleset) (snapshot forei
 	return snapshot, err
 }
 
-// share returns what a ruleset masquerades, but for loopback addresses, and in which
-// chain.
-func share(want nft.Ruleset) foreign.Share {
-	s := foreign.Share{}
+// share returns what a ruleset masquerades, but for loopback addresses and those of the
+// node, and in which chain.
+func share(want nft.Ruleset, pods nft.Region, local []netip.Prefix) foreign.Share {
+	s := foreign.Share{Origin: pods.Origin}
 	for _, t := range want.Tables {
 		s.Shared = t.Name != nft.TableName
 		for _, c := range t.Chains {
@@ -183,7 +220,10 @@ func share(want nft.Ruleset) foreign.Share {
 	for _, ipv6 := range []bool{false, true} {
 		r := want.Policy.Region(ipv6)
 		s.Src = append(s.Src, iprange.Subtract(r.Src, loopback)...)
-		s.Dst = append(s.Dst, iprange.Subtract(r.Dst, loopback)...)
+		s.Dst = append(s.Dst, iprange.Subtract(iprange.Subtract(r.Dst, loopback), iprange.SetOf(local))...)
+	}
+	if pods.Origin != nil {
+		s.Src = iprange.Intersect(s.Src, pods.Src)
 	}
 	return s
 }

@@ -24,13 +24,6 @@ type Path struct {
 	// zero address if unknown.
 	Masqueraded netip.Addr
 	Depends     []string // what chooses this path among several ones
-
-	own func(nfnetlink.Chain) bool
-}
-
-// Own reports whether a rule is this agent's.
-func (n Path) Own(w foreign.Way) bool {
-	return w.Own || n.own != nil && n.own(nfnetlink.Chain{Family: w.Rule.Family, Table: w.Rule.Table, Name: w.Rule.Chain})
 }
 
 // Trace follows a new connection through the NAT rules of this node, including those of
@@ -58,13 +51,18 @@ func (k *Kernel) Trace(ctx context.Context, src, dst netip.Addr, routes node.Rou
 		if !p.FromNode {
 			p.In = device(routes.Back)
 		}
+		for _, f := range known.Policy.Families {
+			if f.IPv6 == dst.Is6() && !src.IsValid() {
+				p.From = f.Pods().Src
+			}
+		}
 		if e := known.Policy.Enforce; e != nil {
 			for _, m := range e.Marks {
 				p.Unset |= m.Value
 			}
 		}
-		paths[i] = Path{Packet: p, Masqueraded: way.Address, Depends: way.Depends, own: own}
-		if err := k.trace(ctx, &paths[i], known); err != nil {
+		paths[i] = Path{Packet: p, Masqueraded: way.Address, Depends: way.Depends}
+		if err := k.trace(ctx, &paths[i], known, own); err != nil {
 			return nil, err
 		}
 	}
@@ -75,7 +73,7 @@ func device(r node.Route) foreign.Device {
 	return foreign.Device{Name: r.Interface.Name, Index: r.Interface.Index}
 }
 
-func (k *Kernel) trace(ctx context.Context, n *Path, known nft.Ruleset) (err error) {
+func (k *Kernel) trace(ctx context.Context, n *Path, known nft.Ruleset, own func(nfnetlink.Chain) bool) (err error) {
 	n.Wanted = known.Policy.Decide(nft.Connection{
 		Src: n.Packet.Src, Dst: n.Packet.Dst, FromNode: n.Packet.FromNode, ToNode: n.Packet.DstType == unix.RTN_LOCAL,
 		In: n.Packet.In.Name, Out: n.Packet.Out.Name,
@@ -85,14 +83,14 @@ func (k *Kernel) trace(ctx context.Context, n *Path, known nft.Ruleset) (err err
 	if !p.FromNode {
 		p.Out = foreign.Device{}
 	}
-	if n.Destination, err = k.follow(ctx, p, before); err != nil {
+	if n.Destination, err = k.follow(ctx, p, own, before); err != nil {
 		return err
 	}
 	p = n.Destination.Packet
 	if p.Out = n.Packet.Out; after[0] == unix.NF_INET_LOCAL_IN {
 		p.Out = foreign.Device{}
 	}
-	n.Source, err = k.follow(ctx, p, after...)
+	n.Source, err = k.follow(ctx, p, own, after...)
 	return err
 }
 
@@ -108,12 +106,13 @@ func (n Path) hooks() (before uint32, after []uint32) {
 	return unix.NF_INET_PRE_ROUTING, []uint32{unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
 }
 
-func (k *Kernel) follow(ctx context.Context, p foreign.Packet, hooks ...uint32) (out foreign.Trace, err error) {
-	none := func(nfnetlink.Chain) bool { return false }
+func (k *Kernel) follow(
+	ctx context.Context, p foreign.Packet, own func(nfnetlink.Chain) bool, hooks ...uint32,
+) (out foreign.Trace, err error) {
 	err = again(ctx, func() error {
-		t, err := foreign.NewTracer(ctx, k.conn.In(ctx), none, hooks...)
+		t, err := foreign.NewTracer(ctx, k.conn.In(ctx), own, hooks...)
 		if err == nil {
-			out = t.Trace(p, false)
+			out = t.Trace(p)
 		}
 		return err
 	})

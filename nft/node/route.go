@@ -289,3 +289,41 @@ func (r *reader) local() (local []netip.Prefix) {
 	}
 	return local
 }
+
+// A Network is a destination in the main table of routes, and the interface by which
+// packets to it leave.
+type Network struct {
+	netip.Prefix
+	Interface string
+	Connected bool // the interface has an address in it
+}
+
+// Networks returns the destinations of the main table of routes.
+func Networks() ([]Network, error) { return read(dial, "routes", (*reader).networks) }
+
+func (r *reader) networks() (all []Network) {
+	const familyAt, bitsAt, tableAt, protocolAt = 0, 1, 4, 5 // struct rtmsg
+	names := map[uint32]string{}
+	for _, l := range r.interfaces() {
+		names[l.Index] = l.Name
+	}
+	head := make([]byte, unix.SizeofRtMsg)
+	head[tableAt] = unix.RT_TABLE_MAIN
+	for _, m := range r.request(unix.RTM_GETROUTE, netlink.Dump, head) {
+		if m.routeType() != unix.RTN_UNICAST || m.number(unix.RTA_TABLE) != unix.RT_TABLE_MAIN {
+			continue
+		}
+		dst := m.address(unix.RTA_DST)
+		if !dst.IsValid() { // the default route has none
+			dst = netip.IPv4Unspecified()
+			if m.head[familyAt] == unix.AF_INET6 {
+				dst = netip.IPv6Unspecified()
+			}
+		}
+		for _, h := range r.hops(m) {
+			connected := m.head[protocolAt] == unix.RTPROT_KERNEL && m.attributes[unix.RTA_GATEWAY] == nil
+			all = append(all, Network{netip.PrefixFrom(dst, int(m.head[bitsAt])), names[h.index], connected})
+		}
+	}
+	return all
+}

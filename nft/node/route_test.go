@@ -273,6 +273,43 @@ func TestLocalPrefixesAreTheNodesAddresses(t *testing.T) {
 	}
 }
 
+func TestNetworksAreTheMainTablesRoutes(t *testing.T) {
+	top := nfttest.NewTopology(t)
+	for _, args := range []string{
+		"route add 10.244.7.0/24 via 192.0.2.254", "route add blackhole 10.245.0.0/16",
+		"route add 10.246.0.0/16 table 77 via 192.0.2.254", "route add 10.244.1.9/32 dev lo",
+		"-6 route add fd00:7::/64 via 2001:db8::254",
+		"route add 10.247.0.0/16 nexthop via 192.0.2.254 dev eth0 nexthop dev lo",
+	} {
+		nfttest.Run(t, top.Node, "", "ip", strings.Fields(args)...)
+	}
+	var all []Network
+	if err := top.Node.Do(func() (err error) {
+		all, err = Networks()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, n := range all {
+		if !n.Addr().IsMulticast() && !n.Addr().IsLinkLocalUnicast() {
+			got = append(got, fmt.Sprintf("%s %s %t", n.Prefix, n.Interface, n.Connected))
+		}
+	}
+	for want, is := range map[string]bool{
+		"192.0.2.0/24 eth0 true": true, "10.244.7.0/24 eth0 false": true, "10.244.1.9/32 lo false": true,
+		"fd00:7::/64 eth0 false": true, "2001:db8::/64 eth0 true": true, "10.247.0.0/16 eth0 false": true,
+		"10.247.0.0/16 lo false": true, "10.245.0.0/16  false": false, "10.246.0.0/16 eth0 false": false,
+	} {
+		if slices.Contains(got, want) != is {
+			t.Errorf("%s: want %t in\n%s", want, is, strings.Join(got, "\n"))
+		}
+	}
+	if !slices.ContainsFunc(all, func(n Network) bool { return n.Prefix == netip.MustParsePrefix("0.0.0.0/0") }) {
+		t.Errorf("no default route: %v", all)
+	}
+}
+
 // A far end sees the address that is expected of masquerading.
 func TestMasqueradingAssignsTheExpectedAddress(t *testing.T) {
 	t.Parallel()

@@ -70,6 +70,7 @@ type Statement struct {
 	NAT
 	// NewMark is what the packet's mark is set to, nil if it is not.
 	NewMark *NewMark
+	Write   Write
 
 	kind kind
 	text string // if the parts above are not everything
@@ -97,6 +98,25 @@ func (n NAT) RandomFully() bool { return n.Flags&nfnetlink.NATRandomFully != 0 }
 // A NewMark computes a mark: the bits of the old one in Keep, then those in Xor
 // inverted. The bits in Unknown may have any value.
 type NewMark struct{ Keep, Xor, Unknown uint32 }
+
+// A Write is what a statement writes into the packet, without NAT; the zero value: nothing.
+type Write struct {
+	Field string     // as in a [Statement]
+	To    netip.Addr // the whole address that it becomes, the zero value if that is another
+}
+
+// write returns what an expression writes into the packet.
+func (d *decoder) write(e nfnetlink.Expr) (w Write) {
+	if e.Name != "payload" || e.Attr(unix.NFTA_PAYLOAD_SREG) == nil {
+		return w
+	}
+	f, value := d.payload(e), d.register(e.Uint32(unix.NFTA_PAYLOAD_SREG)).constant
+	if f.kind == kindIPv4 && len(value) == 4 || f.kind == kindIPv6 && len(value) == 16 {
+		w.To, _ = netip.AddrFromSlice(value)
+	}
+	w.Field = f.name
+	return w
+}
 
 // newMark returns the mark that a register has.
 func (o operand) newMark() *NewMark {
@@ -230,6 +250,7 @@ func Statements(r nfnetlink.Rule) iter.Seq[Statement] {
 				if e.Name == "meta" && e.Uint32(unix.NFTA_META_KEY) == unix.NFT_META_MARK {
 					s.NewMark = d.register(e.Uint32(unix.NFTA_META_SREG)).newMark()
 				}
+				s.Write = d.write(e)
 				s.text = d.act(e)
 				s.NAT = d.nat(e)
 			}
@@ -294,7 +315,7 @@ func (d *decoder) load(e nfnetlink.Expr) (o operand) {
 		}
 		o.register = e.Uint32(unix.NFTA_BITWISE_DREG)
 	case "byteorder":
-		if o = d.register(e.Uint32(unix.NFTA_BYTEORDER_SREG)); o.kind == kindNumber {
+		if o = d.register(e.Uint32(unix.NFTA_BYTEORDER_SREG)); o.kind == kindNumber || o.kind == kindMark {
 			o.kind = kindBig
 		}
 		o.register = e.Uint32(unix.NFTA_BYTEORDER_DREG)
@@ -373,6 +394,11 @@ func (d *decoder) act(e nfnetlink.Expr) string {
 	case "meta":
 		f := keyField(e, unix.NFTA_META_KEY)
 		return f.name + " set " + d.register(e.Uint32(unix.NFTA_META_SREG)).as(f.kind)
+	case "payload":
+		f := d.payload(e)
+		return f.name + " set " + d.register(e.Uint32(unix.NFTA_PAYLOAD_SREG)).as(f.kind)
+	case "notrack":
+		return "notrack"
 	case "masq":
 		return "masquerade" + to(d.ports(e, unix.NFTA_MASQ_REG_PROTO_MIN)) + natFlags(e.Uint32(unix.NFTA_MASQ_FLAGS))
 	case "redir":

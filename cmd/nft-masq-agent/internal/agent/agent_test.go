@@ -135,7 +135,7 @@ func (w *world) Flush(context.Context, nft.Ruleset, config.Stale) (int, error) {
 
 func (w *world) Older(context.Context) (kernel.Others, error) { return w.seen(), w.refusal() }
 
-func (w *world) XTables() ([]foreign.XTChain, error) { return w.seen().XTables, nil }
+func (w *world) XTables() ([]foreign.XTable, error) { return w.seen().XTables, nil }
 
 func (w *world) Apply(_ context.Context, r nft.Ruleset, depth layout.Depth) (kernel.Applied, error) {
 	w.last = depth

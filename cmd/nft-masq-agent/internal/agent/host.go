@@ -25,7 +25,7 @@ type Kernel interface {
 	Busy() bool
 	Counters(nft.Layout) ([]nft.Counts, error)
 	// XTables is fast, and returns the same about legacy ip_tables as Others.
-	XTables() ([]foreign.XTChain, error)
+	XTables() ([]foreign.XTable, error)
 
 	// These run next to the others, which do not wait for them.
 	Others(context.Context, nft.Ruleset) (kernel.Others, error)

@@ -99,7 +99,7 @@ func (s *survey) collect(e exporter) {
 	}
 	e.gauge("foreign_masquerade_rules", "Other programs' rules that masquerade what the config exempts, without accepted ones and those that meet no pod.", float64(n.masquerading))
 	e.gauge("foreign_exempting_rules", "Other programs' rules that accept what the config masquerades: before the jump in mode iptables-nft, otherwise without effect on this agent.", float64(n.exempting))
-	e.gauge("foreign_translating_rules", "Other programs' rules that translate what the config masquerades to another source address.", float64(n.translating))
+	e.gauge("foreign_translating_rules", "Other programs' rules that translate what the config masquerades to another source address, write one into it, drop it, or turn off its connection tracking.", float64(n.translating))
 	e.gauge("legacy_rules", "Chains of iptables-based agents, in nf_tables and in legacy ip_tables.", float64(n.legacy))
 }
 
@@ -117,20 +117,20 @@ func (s *survey) changed(what string, list []string) bool {
 	return !slices.Equal(list, was)
 }
 
-// logXTables logs what --takeover cannot remove, and the commands to remove it.
-func (s *survey) logXTables(chains []foreign.XTChain) {
-	found := namesOf(chains)
+// logXTables logs what --takeover cannot remove, and the commands that show it.
+func (s *survey) logXTables(tables []foreign.XTable) {
+	found := namesOf(tables)
 	switch changed := s.changed(inXTables, found); {
 	case !changed:
 	case len(found) == 0:
 		s.logLine(zap.InfoLevel, "xtables_rules_gone", "the rules of iptables-based agents in legacy ip_tables are gone")
 	default:
 		var commands []string
-		for _, c := range chains {
-			commands = append(commands, c.Commands()...)
+		for _, t := range tables {
+			commands = append(commands, t.Command())
 		}
 		s.logLine(zap.WarnLevel, "xtables_rules_found",
-			"rules of an iptables-based agent are in legacy ip_tables, where --takeover and cleanup cannot remove them: stop that agent and run the commands",
+			"rules of an iptables-based agent are in legacy ip_tables, where --takeover and cleanup cannot remove them: stop that agent and remove them",
 			"found", found, "commands", commands)
 	}
 }
@@ -173,7 +173,7 @@ func (s *survey) logConflicts(others kernel.Others) {
 			continue
 		}
 		fields := []any{
-			"table", c.Table(), "chain", c.Chain(), "priority", c.Priority, "rule", c.RuleText(), "why", c.Why(),
+			"table", c.Table(), "chain", c.Chain(), "priority", c.Priority, "rule", c.RuleText(), "why", c.Why(), "remedy", c.Kind.Remedy(),
 		}
 		if len(c.Via) > 0 {
 			fields = append(fields, "via", strings.Join(c.ViaText(), "; "))
@@ -182,6 +182,9 @@ func (s *survey) logConflicts(others kernel.Others) {
 			foreign.Masquerades: {"foreign_masquerade", "another program's rule masquerades what the config exempts"},
 			foreign.Exempts:     {"foreign_exemption", "another program's rule accepts what the config masquerades"},
 			foreign.Translates:  {"foreign_translation", "another program's rule translates what the config masquerades"},
+			foreign.Untracks:    {"foreign_notrack", "another program's rule turns off connection tracking for what the config masquerades"},
+			foreign.Writes:      {"foreign_rewrite", "another program's rule writes a source address into what the config masquerades"},
+			foreign.Drops:       {"foreign_drop", "another program's chain drops what the config masquerades"},
 		}[c.Kind]
 		s.logLine(zap.WarnLevel, kind.event, kind.message, fields...)
 	}

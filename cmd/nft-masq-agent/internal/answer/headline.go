@@ -15,7 +15,7 @@ import (
 
 // A Why is the reason for an answer: a code for programs and its parameters.
 type Why struct {
-	// Code is masqueraded, snat, exempt, local, foreign-masquerade, foreign-snat, accepted-first, dropped, untracked,
+	// Code is masqueraded, snat, exempt, local, foreign-masquerade, foreign-snat, rewritten, accepted-first, dropped, untracked,
 	// no-route, translated-first, unknown, or config, which is an answer without the kernel.
 	Code      string       `json:"code"`
 	Interface string       `json:"interface,omitempty"`
@@ -79,8 +79,10 @@ func (x *Explanation) follow(n kernel.Path) {
 		r := newRuleReport(*dropped, n)
 		x.Why = Why{Code: "dropped", Rules: []ruleReport{r}}
 		x.Headline = fmt.Sprintf("%s sees nothing: a rule drops the connection: %s.", x.Destination, r)
+		x.turnOff(*dropped)
 		return
 	}
+	x.mayDrop(n)
 	if x.translatedFirst(n) {
 		return
 	}
@@ -89,6 +91,7 @@ func (x *Explanation) follow(n kernel.Path) {
 		r := newRuleReport(*untracked, n)
 		x.Why, x.Sees = Why{Code: "untracked", Rules: []ruleReport{r}}, either(n.Packet.Src.IsValid(), n.Packet.Src.String(), "")
 		x.Headline = fmt.Sprintf("%s sees %s: another program's rule turns off connection tracking, and with it NAT: %s.", x.Destination, keptWords(n.Packet.Src), r)
+		x.turnOff(*untracked)
 		return
 	case n.Packet.DstType == unix.RTN_LOCAL && len(n.Source.Ways) == 0:
 		x.Why.Code = "local"
@@ -128,6 +131,7 @@ func (x *Explanation) certain(n kernel.Path, found []ruleReport, sees string) {
 			r := newRuleReport(*left, n)
 			x.Why = Why{Code: "accepted-first", Rules: []ruleReport{r}}
 			x.Headline = fmt.Sprintf("%s sees %s: another program's rule accepts the connection before this agent is asked: %s.", x.Destination, keptWords(n.Packet.Src), r)
+			x.turnOff(*left)
 			return
 		}
 		x.Headline = fmt.Sprintf("%s sees %s: no rule of this node translates it.", x.Destination, keptWords(n.Packet.Src))
@@ -152,9 +156,36 @@ func (x *Explanation) certain(n kernel.Path, found []ruleReport, sees string) {
 		}
 		x.Why.Code = either(way.Masquerade, "masqueraded", "snat")
 		x.Headline = fmt.Sprintf("%s sees %s%s: masqueraded by this agent.", x.Destination, sees, of)
+	case way.Writes:
+		x.Why.Code = "rewritten"
+		x.Headline = fmt.Sprintf("%s sees %s: another program's rule writes that source address into each packet, without NAT: %s.", x.Destination, sees, last)
 	default:
 		x.Why.Code = either(way.Masquerade, "foreign-masquerade", "foreign-snat")
 		x.Headline = fmt.Sprintf("%s sees %s%s: another program's rule rewrites the source address, not this agent: %s.", x.Destination, sees, of, last)
+	}
+	if !last.own {
+		x.turnOff(way)
+	}
+}
+
+// turnOff notes how to turn off another program's rule.
+func (x *Explanation) turnOff(w foreign.Way) {
+	how := fmt.Sprintf("nft delete rule %s %s handle %d", w.Table(), w.Chain(), w.Rule.Handle)
+	if w.Policy() {
+		how = fmt.Sprintf("nft 'chain %s %s { policy accept; }'", w.Table(), w.Chain())
+	}
+	x.Notes = append(x.Notes, "This turns that off until its program adds it again: "+how)
+}
+
+// mayDrop notes the rules that drop the connection if a condition is true that is unknown.
+func (x *Explanation) mayDrop(n kernel.Path) {
+	const most = 3
+	for i, w := range n.Source.Drops {
+		if i == most {
+			x.Notes = append(x.Notes, "Other rules may also drop it.")
+			break
+		}
+		x.Notes = append(x.Notes, fmt.Sprintf("A rule may drop it, by a condition that is unknown here: %s.", newRuleReport(w, n)))
 	}
 }
 
@@ -197,13 +228,13 @@ func aboutSource(condition string) bool {
 // first. If one does so for any connection, or for exactly this address, that is
 // the answer, and it returns true.
 func (x *Explanation) translatedFirst(n kernel.Path) bool {
-	for _, w := range n.Destination.Ways {
+	for _, w := range slices.Concat(n.Destination.Ways, n.Destination.Redirects, n.Source.Redirects) {
 		if w.Drops {
 			continue
 		}
 		r := newRuleReport(w, n)
 		r.Sees = ""
-		if !n.Destination.Through || w.Direct {
+		if w.Direct || !n.Destination.Through && !w.Writes {
 			x.Why = Why{Code: "translated-first", Rules: []ruleReport{r}, Unknown: n.Destination.Unknown}
 			x.Headline = fmt.Sprintf("%s is translated to another address before this agent is asked: ask for the endpoint. The rule is %s.", x.Destination, r)
 			return true
@@ -215,7 +246,7 @@ func (x *Explanation) translatedFirst(n kernel.Path) bool {
 
 func newRuleReport(w foreign.Way, n kernel.Path) ruleReport {
 	r := ruleReport{
-		Table: w.Table(), Chain: w.Chain(), Handle: w.Rule.Handle, Priority: w.Priority, Rule: w.RuleText(), own: n.Own(w),
+		Table: w.Table(), Chain: w.Chain(), Handle: w.Rule.Handle, Priority: w.Priority, Rule: w.RuleText(), own: w.Own,
 	}
 	switch {
 	case w.Drops:

@@ -37,10 +37,10 @@ type Status struct {
 	// what the config exempts.
 	Overridden []ruleReport `json:"overridden"`
 	Conflicts  []ruleReport `json:"conflicts"` // other rules that masquerade what the config exempts
-	Overruled  []ruleReport `json:"overruled"` // other rules that accept or translate what the config masquerades
+	Overruled  []ruleReport `json:"overruled"` // other rules that override the config for traffic that it masquerades
 	Accepted   []ruleReport `json:"accepted"`  // of both, in chains that --accept-foreign names
-	// Podless are rules that masquerade what the config exempts, but from no source of
-	// masqueradeSrcCIDRs.
+	// Podless are rules that masquerade what the config exempts, but from no pod by
+	// masqueradeSrcCIDRs or masqueradeSrcInterfaces.
 	Podless []ruleReport `json:"podless"`
 	// SNAT lists which of snatAddresses this node has; none if the policy has none.
 	SNAT []snatReport `json:"snatAddresses,omitempty"`
@@ -99,11 +99,15 @@ type ruleReport struct {
 	Via      []string `json:"via,omitzero"`   // of a conflict
 	Why      string   `json:"why,omitempty"`  // of a conflict
 
-	own bool
+	own  bool
+	kind foreign.Kind // of a conflict
 }
 
 // place returns the location as nft delete rule expects it.
 func (r ruleReport) place() string {
+	if r.Handle == 0 {
+		return r.Table + " " + r.Chain
+	}
 	return fmt.Sprintf("%s %s handle %d", r.Table, r.Chain, r.Handle)
 }
 
@@ -210,7 +214,7 @@ func ruleReports(conflicts []foreign.Conflict) []ruleReport {
 	for i, c := range conflicts {
 		reports[i] = ruleReport{
 			Table: c.Table(), Chain: c.Chain(), Handle: c.Rule.Handle, Priority: c.Priority, Packets: c.Packets(), Rule: c.RuleText(),
-			Via: c.ViaText(), Why: c.Why(),
+			Via: c.ViaText(), Why: c.Why(), kind: c.Kind,
 		}
 	}
 	return reports
@@ -235,10 +239,10 @@ func (r Status) String() string {
 	list(&b, "Source addresses:", texts(r.SNAT))
 	list(&b, "Differences:", r.Kernel.Differences)
 	list(&b, "Other rules that masquerade what the config exempts:", texts(r.Conflicts))
-	list(&b, "Other rules that accept or translate what the config masquerades:", texts(r.Overruled))
+	list(&b, "Other rules that override the config for traffic that it masquerades:", texts(r.Overruled))
 	list(&b, "Other rules that would masquerade pod traffic to exempt destinations without enforceNonMasquerade:", texts(r.Overridden))
 	list(&b, "Rules of other programs that --accept-foreign accepts:", texts(r.Accepted))
-	list(&b, "Other rules that masquerade what the config exempts, but from no address in masqueradeSrcCIDRs:", texts(r.Podless))
+	list(&b, "Other rules that masquerade what the config exempts, but from no pod by masqueradeSrcCIDRs or masqueradeSrcInterfaces:", texts(r.Podless))
 	list(&b, "Notes:", texts(r.Problems.Of(config.Note)))
 	return b.String()
 }
@@ -262,16 +266,26 @@ func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset) {
 	}
 	add(len(r.Legacy) > 0, "older-agent", "rules of an iptables-based agent are also active (%s): run with --takeover, or cleanup --legacy-only", strings.Join(r.Legacy, "; "))
 	add(len(r.Routing) > 0, "older-routing", "routing rules of an older agent are left; to remove them: %s", strings.Join(r.Routing, "; "))
-	if n := len(r.Conflicts); n > 0 {
-		add(true, "conflict", "%s of other programs %s what the config exempts, such as %s", Plural(n, "rule"), either(n == 1, "masquerades", "masquerade"), r.Conflicts[0].place())
-	}
-	if n := len(r.Overruled); n > 0 {
-		add(true, "overruled", "%s of other programs %s what the config masquerades, such as %s", Plural(n, "rule"), either(n == 1, "accepts or translates", "accept or translate"), r.Overruled[0].place())
-	}
+	r.inTheWay("conflict", r.Conflicts, "traffic that the config exempts")
+	r.inTheWay("overruled", r.Overruled, "traffic that the config masquerades")
 	for _, s := range r.SNAT {
 		add(len(s.Present) == 0, "snat-missing", "%s", s)
 	}
 	slices.SortStableFunc(r.Problems, func(a, b config.Problem) int { return cmp.Compare(a.Level, b.Level) })
+}
+
+// inTheWay adds a problem for each kind of other programs' rules that affect some traffic,
+// with what to do about them.
+func (r *Status) inTheWay(id string, rules []ruleReport, traffic string) {
+	for kind := foreign.Masquerades; kind <= foreign.Drops; kind++ {
+		of := slices.DeleteFunc(slices.Clone(rules), func(r ruleReport) bool { return r.kind != kind })
+		if len(of) == 0 {
+			continue
+		}
+		one, several := kind.Does()
+		r.Add(config.Error, id, "%s of other programs %s %s, such as %s. %s.", Plural(len(of), "rule"),
+			either(len(of) == 1, one, several), traffic, of[0].place(), kind.Remedy())
+	}
 }
 
 func (r Status) source() string {

@@ -1,0 +1,238 @@
+package foreign_test
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// traced formats a trace: the ways, "passes", the conditions, and what else rules do.
+func traced(x foreign.Trace) string {
+	var words []string
+	name := func(w foreign.Way) string {
+		switch {
+		case w.Drops:
+			return "drop"
+		case w.Masquerade:
+			return "masquerade"
+		case w.Keeps:
+			return "keep"
+		case len(w.Among) > 1:
+			return fmt.Sprint(w.Among)
+		case !w.To.From.IsValid():
+			return "somewhere"
+		}
+		return w.To.String()
+	}
+	for _, w := range x.Ways {
+		text := name(w)
+		for word, is := range map[string]bool{"direct ": w.Direct, "write ": w.Writes} {
+			if is {
+				text = word + text
+			}
+		}
+		words = append(words, text)
+	}
+	if x.Through {
+		words = append(words, "passes")
+	}
+	if len(x.Unknown) > 0 {
+		words = append(words, "if "+strings.Join(x.Unknown, ", "))
+	}
+	for what, w := range map[string]*foreign.Way{"left by ": x.Left, "untracked by ": x.Untracked, "dropped by ": x.Dropped} {
+		if w != nil {
+			words = append(words, what+w.RuleText())
+		}
+	}
+	for _, w := range x.Drops {
+		words = append(words, "may be dropped by "+w.RuleText())
+	}
+	for _, w := range x.Redirects {
+		words = append(words, "redirected to "+name(w))
+	}
+	return strings.Join(words, "; ")
+}
+
+// The packet is sent from 10.244.1.2, received on cali0 and leaves by eth0, to 203.0.113.9;
+// with IPv6 from fd00::2 to 2001:db8::9.
+func TestTraceReadsEachCondition(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	const (
+		nat, passes, hit = "type nat hook postrouting priority 100;", "passes", "masquerade"
+		early            = "type filter hook postrouting priority -150;"
+		late             = "type filter hook postrouting priority 120;"
+	)
+	for _, tt := range []struct {
+		rules, want string
+		base        string // nat if empty
+		ipv6        bool
+	}{
+		{rules: "", want: passes},
+		{rules: "masquerade", want: hit},
+		{rules: "ip daddr 203.0.113.9 masquerade", want: "direct masquerade"},
+		{rules: "ip daddr 203.0.113.8 masquerade", want: passes},
+		{rules: "ip daddr != 203.0.113.9 masquerade", want: passes},
+		{rules: "ip daddr != 203.0.113.8 masquerade", want: hit},
+		{rules: "ip daddr 203.0.113.0/24 masquerade", want: "direct masquerade"},
+		{rules: "ip daddr 203.0.113.0-203.0.113.8 masquerade", want: passes},
+		{rules: "ip daddr >= 203.0.113.9 masquerade", want: hit},
+		{rules: "ip daddr > 203.0.113.9 masquerade", want: hit + "; passes; if ip daddr > 203.0.113.9"},
+		{rules: "ip daddr < 203.0.113.9 masquerade", want: hit + "; passes; if ip daddr < 203.0.113.9"},
+		{rules: "ip daddr & 0.0.0.255 == 0.0.0.9 masquerade", want: "direct masquerade; passes; if ip daddr & 0.0.0.255 == 0.0.0.9"},
+		{rules: "ip saddr & 0.0.0.255 == 0.0.0.9 masquerade", want: hit + "; passes; if ip saddr & 0.0.0.255 == 0.0.0.9"},
+		{rules: "ip saddr 10.244.0.0/16 masquerade", want: hit},
+		{rules: "ip6 saddr fd00::2 masquerade", want: passes},
+		{rules: "meta nfproto ipv6 masquerade", want: passes},
+		{rules: "meta nfproto != ipv6 masquerade", want: hit},
+		{rules: "meta protocol ip masquerade", want: hit},
+		{rules: "meta protocol arp masquerade", want: passes},
+		{rules: "snat ip6 to 2001:db8::77", want: passes},
+		{rules: "snat ip to ip saddr", want: "keep"},
+		{rules: "snat ip6 to ip6 saddr", want: "keep", ipv6: true},
+		{rules: "snat ip to ip saddr", want: passes, ipv6: true},
+		{rules: "ip6 saddr fd00::/8 snat ip6 to 2001:db8::77", want: "2001:db8::77", ipv6: true},
+		{rules: "meta nfproto ipv4 masquerade", want: passes, ipv6: true},
+		{rules: "ip6 daddr & ::ff == ::9 masquerade", want: "direct masquerade; passes; if ip6 daddr & ::ff == ::9", ipv6: true},
+		{rules: `iifname "cali0" masquerade`, want: hit},
+		{rules: `iifname "cali1" masquerade`, want: passes},
+		{rules: `iifname "cali*" masquerade`, want: hit},
+		{rules: `iifname "vet*" masquerade`, want: passes},
+		{rules: `iifname != "cali*" masquerade`, want: passes},
+		{rules: `iifname { "cali0", "cali1" } masquerade`, want: hit + `; passes; if iifname @__set0`},
+		{rules: `iif 5 masquerade`, want: hit},
+		{rules: `iif 6 masquerade`, want: passes},
+		{rules: `oif != 2 masquerade`, want: passes},
+		{rules: `oifname "eth0" masquerade`, want: hit},
+		{rules: `oifname "lo" masquerade`, want: passes},
+		{rules: "fib saddr type local masquerade", want: passes},
+		{rules: "fib saddr type != local masquerade", want: hit},
+		{rules: "fib daddr type local masquerade", want: passes},
+		{rules: "fib daddr type unicast masquerade", want: hit},
+		{rules: "fib daddr . oif type local masquerade", want: hit + "; passes; if fib daddr . oif type local"},
+		{rules: "ct state new masquerade", want: hit},
+		{rules: "ct state established,related masquerade", want: passes},
+		{rules: "ct status dnat masquerade", want: passes},
+		{rules: "ct status & dnat == 0 masquerade", want: hit},
+		{rules: "ct mark 7 masquerade", want: hit + "; passes; if ct mark 0x7"},
+		{rules: "meta mark 5 masquerade", want: hit + "; passes; if meta mark 0x5"},
+		{rules: "meta mark > 5 masquerade", want: hit + "; passes; if meta mark > 5"},
+		{rules: "meta mark & 0x4000 == 0x4000 masquerade", want: passes},
+		{rules: "meta mark & 0x4000 != 0x4000 masquerade", want: hit},
+		{rules: "meta mark & 0x20000 != 0 masquerade", want: passes},
+		{rules: "meta mark set 5 meta mark 5 masquerade", want: hit},
+		{rules: "meta mark set 5 meta mark 4 masquerade", want: passes},
+		{rules: "meta mark set 5\nmeta mark > 5 masquerade", want: hit + "; passes; if meta mark > 5"},
+		{rules: "meta mark set meta mark or 0x4000\nmeta mark & 0x4000 == 0x4000 masquerade", want: hit},
+		{rules: "meta l4proto tcp meta mark set 5\nmeta mark & 0x4000 == 0 masquerade", want: hit},
+		{rules: "meta l4proto tcp meta mark set 0x4000\nmeta mark & 0x4000 == 0 masquerade", want: hit + "; passes; if meta mark & 0x4000 == 0x0"},
+		{rules: "meta l4proto tcp return\nmeta mark set 5\nmeta mark 5 masquerade", want: hit + "; passes; if meta l4proto tcp, meta mark 0x5"},
+		{rules: "limit rate 5/second masquerade", want: hit + "; passes; if limit rate 5/second"},
+		{rules: "ip daddr 203.0.113.9 accept", want: "passes; left by meta nfproto ipv4 ip daddr 203.0.113.9 accept"},
+		{rules: "return\nmasquerade", want: "passes; left by return"},
+		{rules: "jump accepting\nmasquerade", want: "passes; left by accept"},
+		{rules: "jump returning\nmasquerade", want: hit},
+		{rules: "goto returning\nmasquerade", want: passes},
+		{rules: "jump masking\nsnat ip to 192.0.2.7", want: hit},
+		{rules: "jump perhaps\nsnat ip to 192.0.2.7", want: "masquerade; 192.0.2.7; if meta l4proto tcp"},
+		{rules: "meta l4proto tcp accept\nmasquerade", want: hit + "; passes; if meta l4proto tcp"},
+		{rules: "drop", want: "drop"},
+		{rules: "meta l4proto tcp drop", want: "drop; passes; if meta l4proto tcp"},
+		{rules: "ip saddr vmap { 10.244.1.2 : accept, 10.244.1.3 : drop }\nmasquerade", want: "passes; left by meta nfproto ipv4 ip saddr vmap @__map0"},
+		{rules: "ip saddr vmap { 10.244.1.3 : drop }\nmasquerade", want: hit},
+		{rules: "ip saddr vmap { 10.244.0.0/16 : goto masking, 10.245.0.0/16 : drop }", want: hit},
+		{rules: "ip daddr vmap { 203.0.113.9 : jump masking }", want: "direct masquerade"},
+		{rules: "ip daddr . iifname vmap { 203.0.113.9 . \"cali0\" : jump masking }", want: "direct masquerade"},
+		{rules: "ip daddr . iifname vmap { 203.0.113.9 . \"cali1\" : jump masking }", want: passes},
+		{rules: "ip daddr . th dport vmap { 203.0.113.9 . 53 : jump masking }", want: "direct masquerade; passes; if ip daddr . th dport vmap @__map0"},
+		{rules: "ip saddr vmap { 10.244.1.9 : drop, * : jump masking }", want: hit},
+		{base: "type nat hook postrouting priority 100; policy drop;", rules: "ip daddr 203.0.113.8 accept", want: "drop"},
+		{base: "type nat hook postrouting priority 100; policy drop;", rules: "accept", want: "passes; left by accept"},
+		{base: early, rules: "drop", want: "passes; dropped by drop"},
+		{base: early, rules: "meta l4proto tcp drop", want: "passes; may be dropped by meta l4proto tcp drop"},
+		{base: early, rules: "meta l4proto tcp return\ndrop", want: "passes; may be dropped by drop"},
+		{base: early, rules: "ct state invalid drop", want: passes},
+		{base: early, rules: "ip daddr 203.0.113.8 drop", want: passes},
+		{base: early, rules: "accept\ndrop", want: passes},
+		{base: early + " policy drop;", rules: "meta l4proto tcp accept", want: "passes; may be dropped by policy drop"},
+		{base: early + " policy drop;", rules: "ip daddr 203.0.113.9 accept", want: passes},
+		{base: early + " policy drop;", rules: "ip daddr 203.0.113.8 accept", want: "passes; dropped by policy drop"},
+		{base: early, rules: "notrack", want: passes},
+		{base: "type filter hook postrouting priority -300;", rules: "notrack", want: "passes; untracked by notrack"},
+		{base: early, rules: "ip saddr set 192.0.2.7", want: "write 192.0.2.7"},
+		{base: late, rules: "ip saddr set 192.0.2.7", want: "write 192.0.2.7"},
+		{base: late, rules: "ip6 saddr set 2001:db8::7", want: "write 2001:db8::7", ipv6: true},
+		{base: late, rules: "ip saddr set 192.0.2.7", want: passes, ipv6: true},
+		{base: late, rules: "meta l4proto tcp ip saddr set 192.0.2.7", want: "write 192.0.2.7; passes; if meta l4proto tcp, what that rule writes into the packet"},
+		{base: late, rules: "ip saddr set ip daddr", want: "write somewhere; passes; if what that rule writes into the packet"},
+		{base: late, rules: "ip dscp set cs1", want: passes},
+		{base: late, rules: "ip daddr set 192.0.2.7", want: "passes; redirected to 192.0.2.7"},
+	} {
+		ns, c := dialNS(t)
+		base := tt.base
+		if base == "" {
+			base = nat
+		}
+		nfttest.NFT(t, ns, "table inet t {\nchain masking { masquerade; }\nchain perhaps { meta l4proto tcp masquerade; }\n"+
+			"chain accepting { accept; }\nchain returning { return; }\nchain base { "+base+"\n"+tt.rules+"\n}\n}\n", "-f", "-")
+		tracer, err := foreign.NewTracer(t.Context(), c, notOwn, unix.NF_INET_POST_ROUTING)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := foreign.Packet{
+			Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9"),
+			SrcType: unix.RTN_UNICAST, DstType: unix.RTN_UNICAST, Unset: 0x20000,
+			In: foreign.Device{Name: "cali0", Index: 5}, Out: foreign.Device{Name: "eth0", Index: 2},
+		}
+		if tt.ipv6 {
+			p.Src, p.Dst = netip.MustParseAddr("fd00::2"), netip.MustParseAddr("2001:db8::9")
+		}
+		if got := traced(tracer.Trace(p)); got != tt.want {
+			t.Errorf("%s %s\n got %s\nwant %s", base, tt.rules, got, tt.want)
+		}
+	}
+}
+
+// Chains of equal priority run in an order that the kernel does not report.
+func TestTraceOfSeveralBaseChains(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	const order = "; if which of the chains of equal priority was registered last"
+	for _, tt := range []struct{ a, b, want string }{
+		{"priority 100; snat to 192.0.2.1", "priority 100; snat to 192.0.2.2", "192.0.2.1; 192.0.2.2" + order},
+		{"priority 100; snat to 192.0.2.1", "priority 101; snat to 192.0.2.2", "192.0.2.1"},
+		{"priority 101; snat to 192.0.2.1", "priority 100; snat to 192.0.2.2", "192.0.2.2"},
+		{"priority 100; snat to 192.0.2.1", "priority 100; snat to 192.0.2.1", "192.0.2.1; 192.0.2.1"},
+		{"priority 100; snat to 192.0.2.1", "priority 100; accept", "192.0.2.1; left by accept"},
+		{"priority 100; accept", "priority 110; masquerade", "masquerade; left by accept"},
+		{"priority 100; meta mark 7 masquerade", "priority 110; snat to 192.0.2.2", "masquerade; 192.0.2.2; if meta mark 0x7"},
+		{"priority 100; meta mark set 7", "priority 110; meta mark 7 masquerade", "masquerade"},
+		{"priority 110; meta mark set 7", "priority 100; meta mark 7 masquerade", "masquerade; passes; if meta mark 0x7"},
+	} {
+		ns, c := dialNS(t)
+		nfttest.NFT(t, ns, "table ip t {\nchain a { type nat hook postrouting "+tt.a+"; }\nchain b { type nat hook postrouting "+tt.b+
+			"; }\nchain other { type nat hook prerouting priority 0; drop; }\n}\ntable ip6 t { chain a { type nat hook postrouting priority 0; drop; }; }\n"+
+			"table ip asleep { flags dormant; chain a { type nat hook postrouting priority 0; drop; }; }\n", "-f", "-")
+		own := func(c nfnetlink.Chain) bool { return c.Name == "a" }
+		tracer, err := foreign.NewTracer(t.Context(), c, own, unix.NF_INET_POST_ROUTING)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := tracer.Trace(foreign.Packet{Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9")})
+		if got := traced(x); got != tt.want {
+			t.Errorf("%s, %s\n got %s\nwant %s", tt.a, tt.b, got, tt.want)
+		}
+		for _, w := range x.Ways {
+			if w.Own != (w.Chain() == "a") || w.Base != w.Chain() || w.Table() != "ip t" {
+				t.Errorf("%+v", w)
+			}
+		}
+	}
+}
