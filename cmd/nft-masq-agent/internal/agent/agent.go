@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -56,7 +55,7 @@ type Settings struct {
 	Version   string
 	Commit    string
 	Args      []string      // of the program, after its name and that of the command
-	LostLines func() uint64 // of the log; it may be nil
+	LostLines func() uint64 // of the log
 }
 
 // An Agent is the loop and its observers. Run is for one goroutine; the other methods
@@ -159,7 +158,7 @@ func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
 			return event{reason: onHangup, depth: layout.TakeOver}, true
 		case <-a.schedule.timer.C:
 			a.in.Reread()
-			if v.refusal != nil || v.undecided != nil {
+			if v.refusal != nil {
 				return event{reason: onRefusal}, true
 			}
 			return event{reason: onResync, depth: layout.TakeOver}, true
@@ -172,10 +171,6 @@ func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
 		}
 	}
 }
-
-// hugeCIDRs is the number of CIDRs from which on writing them takes so much memory
-// that it is returned to the system.
-const hugeCIDRs = 10_000
 
 // handle is what happens at an event: it is decided what to enforce, that is applied,
 // and reported.
@@ -202,8 +197,7 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 		if applied, err = a.kernel.Apply(ctx, *v.policy.want, depth); err == nil {
 			v = v.after(applied, time.Now())
 		}
-		v4, v6 := v.policy.want.CIDRs()
-		if depth > layout.Ours || len(applied.Differences) > 0 && v4+v6 >= hugeCIDRs {
+		if len(applied.Differences) > 0 {
 			giveBack()
 		}
 	} else if err == nil && v.policy.want == nil {
@@ -229,16 +223,8 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 	return v
 }
 
-// compile compiles a content of the config. For a large one it uses a second processor,
-// so that probes are answered meanwhile.
+// compile compiles a content of the config.
 func (a *Agent) compile(f Files) content {
-	size := 0
-	for _, s := range f.Sources {
-		size += len(s.Data)
-	}
-	if size > 64<<10 {
-		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
-	}
 	c := content{files: f.Sources, at: time.Now(), err: f.Err}
 	if f.Err != nil {
 		return c
@@ -252,7 +238,7 @@ func (a *Agent) compile(f Files) content {
 // decide decides the policy for a new content, and again if that was not possible, or if
 // rules of a previous run may be gone.
 func (a *Agent) decide(ctx context.Context, v *view, e event) error {
-	if !v.read || e.files == nil && v.undecided == nil && v.policy.left == nil {
+	if !v.read || e.files == nil && v.policy.from != "" && v.policy.left == nil {
 		return nil
 	}
 	var n situation
@@ -266,11 +252,11 @@ func (a *Agent) decide(ctx context.Context, v *view, e event) error {
 			others, err = a.kernel.Older(ctx)
 			n.older = others.OlderAgentDecides()
 		}
-		if v.undecided = err; err != nil {
+		if err != nil {
+			v.policy = policy{}
 			return err
 		}
 	}
-	v.undecided = nil
 	v.policy = decide(v.policy, v.content, n)
 	if e.files != nil {
 		v.tries = 0

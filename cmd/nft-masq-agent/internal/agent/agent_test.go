@@ -77,6 +77,10 @@ func testOptions() options.Options {
 	return options.Options{ConfigPath: "/etc/config/ip-masq-agent", Mode: nft.ModeNFTables, ConntrackInterval: time.Minute}
 }
 
+func testSettings(o options.Options) Settings {
+	return Settings{Options: o, Version: "test", Args: []string{"--v=4"}, LostLines: func() uint64 { return 0 }}
+}
+
 // inBubble runs the loop; test runs while the loop waits for events.
 func inBubble(t *testing.T, test func(t *testing.T, w *world)) { bubble(t, false, test) }
 
@@ -102,7 +106,7 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 				Lock:       w.lock, Holder: func() (int, bool) { return w.holder, w.holder != 0 },
 			},
 			w,
-			Settings{Options: o, Version: "test"},
+			testSettings(o),
 			zap.New(core),
 		)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -171,12 +175,6 @@ func (w *world) Apply(_ context.Context, r nft.Ruleset, depth layout.Depth) (ker
 	}
 	a.Generation = w.generation
 	return a, nil
-}
-
-func (w *world) Busy() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.surveying > 0
 }
 
 func (w *world) Close() error { return nil }

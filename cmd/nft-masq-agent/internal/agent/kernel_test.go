@@ -54,7 +54,7 @@ func TestMetricsCountConnections(t *testing.T) {
 			a := New(Inputs{
 				Files: files, Generation: func() (uint32, error) { return 0, nil }, Interfaces: func() ([]node.Interface, error) { return nil, nil },
 				Lock: func() (io.Closer, error) { return nil, unix.EADDRINUSE }, Holder: func() (int, bool) { return 0, false },
-			}, nodeKernel{k, t, topo.Node}, Settings{Options: options.Options{Mode: mode, Chain: "IP-MASQ-AGENT"}}, log)
+			}, nodeKernel{k, t, topo.Node}, testSettings(options.Options{Mode: mode, Chain: "IP-MASQ-AGENT"}), log)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})
 			go func() {
@@ -80,8 +80,6 @@ type nodeKernel struct {
 	t    *testing.T
 	node *nfttest.NS
 }
-
-func (nodeKernel) Busy() bool { return false }
 
 // Counters uses a new kernel each time, because one caches the result for a while.
 func (k nodeKernel) Counters(l nft.Layout) ([]nft.Counts, error) {

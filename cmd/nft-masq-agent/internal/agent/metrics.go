@@ -19,7 +19,6 @@ type metrics struct {
 	registry *prometheus.Registry
 	applies  *prometheus.CounterVec
 	duration prometheus.Histogram
-	repairs  prometheus.Counter
 	errors   atomic.Int64 // scrapes at which the connections could not be read
 	sums     sums
 }
@@ -45,10 +44,6 @@ func newMetrics(a *Agent) *metrics {
 			Help:    "Time from the comparison to the end of the transaction, for those that wrote.",
 			Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30},
 		}),
-		repairs: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: metricPrefix + "drift_repairs_total",
-			Help: "Number of times that rules changed by another program were restored.",
-		}),
 	}
 	for _, reason := range []string{onStart, onConfig, onDrift, onResync, onHangup, onRefusal, onAddresses} {
 		for _, result := range []string{inSyncResult, writtenResult, refusedResult} {
@@ -56,7 +51,7 @@ func newMetrics(a *Agent) *metrics {
 		}
 	}
 	m.registry.MustRegister(
-		m.applies, m.duration, m.repairs, stateCollector{a},
+		m.applies, m.duration, stateCollector{a},
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
@@ -76,9 +71,6 @@ func (m *metrics) count(v view) {
 		m.duration.Observe(v.step.took.Seconds())
 	}
 	m.applies.WithLabelValues(v.step.reason, result).Inc()
-	if v.step.changed == restored {
-		m.repairs.Inc()
-	}
 }
 
 // A stateCollector exports the view and what the observers found, without what is still
@@ -93,11 +85,8 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 	e := exporter(ch)
 	e.gauge("build_info", "Version, commit and Go version of the running program; always 1.",
 		1, "version", c.settings.Version, "commit", c.settings.Commit, "goversion", runtime.Version())
-	lost := uint64(0)
-	if c.settings.LostLines != nil {
-		lost = c.settings.LostLines()
-	}
-	e.counter("log_lines_lost_total", "Log lines that were dropped because nothing read them in time, or that could not be written.", float64(lost))
+	e.counter("log_lines_lost_total", "Log lines that were dropped because nothing read them in time, or that could not be written.",
+		float64(c.settings.LostLines()))
 	counts, err := c.metrics.connectionCounts(c.Agent)
 	if err != nil {
 		c.metrics.errors.Add(1)
@@ -136,6 +125,7 @@ func (e exporter) export(kind prometheus.ValueType, name, help string, v float64
 // view exports what the loop reads and enforces.
 func (e exporter) view(v view) {
 	e.gauge("ready", "Whether the config was accepted and is in the kernel, as in /readyz: 1 or 0.", number(v.ready() == nil))
+	e.counter("drift_repairs_total", "Number of times that rules changed by another program were restored.", float64(v.repairs))
 	if v.read {
 		e.gauge("config_accepted", "Whether the last config that was read was accepted: 1 or 0. If 0, config_source shows what is enforced.",
 			number(v.content.err == nil))

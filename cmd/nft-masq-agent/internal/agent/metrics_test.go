@@ -193,7 +193,7 @@ func TestCountersOfModeIPTablesStartWithTheHandler(t *testing.T) {
 	w := &world{counts: []nft.Counts{{Verdict: nft.Masqueraded, Packets: 40}}}
 	o := testOptions()
 	o.Mode, o.Chain = nft.ModeIPTables, "IP-MASQ-AGENT"
-	a := New(Inputs{}, w, Settings{Options: o}, zap.NewNop())
+	a := New(Inputs{}, w, testSettings(o), zap.NewNop())
 	a.Handler()
 	w.counts[0].Packets = 42
 	wantMetrics(t, a, "connections_total{family=\"ipv4\",verdict=\"masqueraded\"} 2\n", "connections_total")

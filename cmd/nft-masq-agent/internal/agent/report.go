@@ -11,7 +11,6 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 )
 
@@ -95,9 +94,10 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 	if before.refusal != nil {
 		l.add(zap.InfoLevel, "rules_accepted", "kernel accepted the rules again")
 	}
-	if found, fields := a.legacyFields(applied.Replaced); len(found) > 0 {
+	if len(applied.Replaced) > 0 {
 		l.add(zap.WarnLevel, "legacy_rules_replaced",
-			"rules of another agent or version in our chain were replaced: stop any iptables-based agent", fields...)
+			"rules of another agent or version in our chain were replaced: stop any iptables-based agent",
+			"found", namesOf(applied.Replaced))
 	}
 	if len(applied.TookOver) > 0 && before.accepted {
 		l.add(zap.WarnLevel, "legacy_rules_removed", "rules of an iptables-based agent came back and were removed: stop that agent",
@@ -159,16 +159,6 @@ func (a *Agent) appliedFields(before, v view, applied kernel.Applied) []any {
 		fields = append(fields, "removed_rules", applied.Removed)
 	}
 	return fields
-}
-
-// legacyFields returns the rules of older agents, and the fields about them.
-func (a *Agent) legacyFields(chains []foreign.LegacyChain) (found []string, fields []any) {
-	found = namesOf(chains)
-	fields = []any{"found", found}
-	if slices.ContainsFunc(chains, func(c foreign.LegacyChain) bool { return c.RandomFully }) && !a.settings.NFT().RandomFully {
-		fields = append(fields, "note", "it masquerades to random source ports, this agent does not: see --random-fully")
-	}
-	return found, fields
 }
 
 // reportRefusal reports that the kernel cannot be read, or refuses the rules.

@@ -22,12 +22,9 @@ type schedule struct {
 	timer      *time.Timer  // the next full check, or the next try
 	generation uint32       // when last checked
 	changed    bool         // it was checked because of another generation
-	// pending is a check of more than our rules that was put off, until deepAt, or because
-	// an observer reads other programs' rules: both together would take too much memory.
-	pending layout.Depth
-	deepAt  time.Time
-	resync  time.Duration
-	cost    time.Duration // of the last full check, unless it wrote
+	deepAt     time.Time    // the next check of more than our rules because of others
+	resync     time.Duration
+	cost       time.Duration // of the last full check, unless it wrote
 }
 
 func newSchedule(resync time.Duration) schedule {
@@ -40,7 +37,7 @@ func (s *schedule) stop() {
 }
 
 // compare returns a check that is due: because the generation has changed since the last
-// one, because it was put off, or because the last one was long ago.
+// one, or because that was long ago.
 func (a *Agent) compare(v view) (e event, due bool) {
 	s, now := &a.schedule, time.Now()
 	generation, err := a.in.Generation()
@@ -48,21 +45,17 @@ func (a *Agent) compare(v view) (e event, due bool) {
 		return e, false
 	}
 	e.reason, s.changed = onDrift, generation != s.generation
-	switch {
-	case s.changed:
-		if now.Before(s.notBefore) {
-			return e, false
-		}
-		s.generation = generation
-		if a.takesOver(v) {
-			s.pending = layout.TakeOver
-		}
-		return e, true
-	case s.pending > layout.Ours && !now.Before(s.deepAt) && !a.kernel.Busy():
-		e.depth = s.pending
-		return e, true
+	if !s.changed {
+		return e, !now.Before(s.verifyAt) && v.inForce()
 	}
-	return e, !now.Before(s.verifyAt) && v.inForce()
+	if now.Before(s.notBefore) {
+		return e, false
+	}
+	s.generation = generation
+	if a.takesOver(v) && !now.Before(s.deepAt) {
+		e.depth = layout.TakeOver
+	}
+	return e, true
 }
 
 // takesOver reports whether the rules of older agents are removed: only once a config
@@ -72,16 +65,12 @@ func (a *Agent) takesOver(v view) bool { return a.settings.TakeOver && v.policy.
 // depth returns what is checked at an event. With the first accepted config that is
 // everything, so that its rules replace all others in one transaction.
 func (a *Agent) depth(v view, e event) layout.Depth {
-	depth, first := e.depth, v.policy.accepted && !v.accepted
-	if first {
+	depth := e.depth
+	if v.policy.accepted && !v.accepted {
 		depth = layout.TakeOver
 	}
 	if depth == layout.TakeOver && !a.takesOver(v) {
-		depth = layout.Everything
-	}
-	if depth > layout.Ours && !first && a.kernel.Busy() {
-		a.schedule.pending = depth
-		return layout.Ours
+		return layout.Everything
 	}
 	return depth
 }
@@ -102,7 +91,7 @@ func (a *Agent) plan(v *view, before view, depth layout.Depth) {
 		s.checked(now, v.step.took, drift)
 	}
 	if depth > layout.Ours && v.refusal == nil {
-		s.pending, s.deepAt = layout.Ours, now.Add(checkShare*v.step.took)
+		s.deepAt = now.Add(checkShare * v.step.took)
 	}
 	if c := v.policy.content; c.resync > 0 {
 		s.resync = c.resync

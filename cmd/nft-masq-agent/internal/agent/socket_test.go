@@ -20,7 +20,7 @@ import (
 
 func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "probe.sock")
-	a := New(Inputs{}, &world{}, Settings{Options: testOptions(), Args: []string{"--v=4"}}, zap.NewNop())
+	a := New(Inputs{}, &world{}, testSettings(testOptions()), zap.NewNop())
 	large := []byte("# " + strings.Repeat("x", 4<<20-2))
 	good, bad := rulesetOf("10.0.0.0/8"), config.Problems{{ID: "syntax", Pos: config.At("config", 2, 3), Msg: "bad"}}
 	inForce := content{files: []config.Source{{Name: "a", Data: large, Joined: true}}}

@@ -144,16 +144,16 @@ func (s *survey) logRouting(commands []string) {
 }
 
 func (s *survey) logLegacy(others kernel.Others) {
-	found, fields := s.legacyFields(others.Legacy)
+	found := namesOf(others.Legacy)
 	switch changed := s.changed("legacy", found); {
 	case !changed:
 	case len(found) == 0:
 		s.logLine(zap.InfoLevel, "legacy_rules_gone", "the rules of iptables-based agents are gone")
 	case !s.settings.TakeOver:
 		s.logLine(zap.WarnLevel, "legacy_rules_active",
-			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only", fields...)
+			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only", "found", found)
 	case !s.takesOver(s.now()):
-		s.logLine(zap.WarnLevel, "legacy_rules_kept", "rules of an iptables-based agent stay until a config is accepted", fields...)
+		s.logLine(zap.WarnLevel, "legacy_rules_kept", "rules of an iptables-based agent stay until a config is accepted", "found", found)
 	} // otherwise they are about to be removed
 }
 

@@ -19,8 +19,6 @@ type view struct {
 	read    bool // content was read
 	content content
 	policy  policy
-	// undecided is why the policy could not be decided for this content.
-	undecided error
 
 	addresses  []netip.Addr // of the node, if a policy has needed them
 	unfollowed error        // why their changes are not known
@@ -34,6 +32,7 @@ type view struct {
 	generation uint32    // of the ruleset, at which everything was right; 0: unknown
 	full       time.Time // when everything was last checked
 	hangups    int
+	repairs    int // of rules that another program had changed
 	step       step
 }
 
@@ -177,6 +176,9 @@ func (v view) after(a kernel.Applied, now time.Time) view {
 	v.step.applied, v.step.changed = &a, before.effectOf(*want, a)
 	v.installed, v.accepted = want, v.accepted || v.policy.accepted
 	v.refusal, v.tries, v.generation = nil, 0, a.Generation
+	if v.step.changed == restored {
+		v.repairs++
+	}
 	n, known := len(a.Differences), before.hash() == want.Hash()
 	if n == 0 && known {
 		return v
