@@ -56,7 +56,8 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 	k := e.kernel()
 	defer func() { _ = k.Close() }()
 	if only, err := k.OnlyNAT(ctx); err == nil && only && !f.legacyOnly && len(legacyIPTables(e.proc)) == 0 {
-		_, _ = fmt.Fprintln(e.stderr, "warning: there are no other NAT rules on this node, so the kernel stops translating: masqueraded connections will break")
+		_, _ = fmt.Fprintln(e.stderr,
+			"warning: there are no other NAT rules on this node, so the kernel stops translating: masqueraded connections will break")
 	}
 	remove, word := k.Cleanup, "removed "
 	if f.dryRun {
@@ -93,7 +94,8 @@ func legacyIPTables(proc string) []string {
 	}
 	var lines []string
 	for _, t := range tables {
-		lines = append(lines, fmt.Sprintf("%s has rules of an iptables-based agent, which this program does not remove: %s", t, t.Command()))
+		lines = append(lines, fmt.Sprintf("%s has rules of an iptables-based agent, which this program does not remove: %s",
+			t, t.Command()))
 	}
 	return lines
 }

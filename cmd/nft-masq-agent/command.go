@@ -101,7 +101,8 @@ func find(all []command, name string) (command, error) {
 		}
 		names[i] = c.name
 	}
-	return command{}, fmt.Errorf("unknown command %q%s (%s help lists the commands)", name, didYouMean(name, names, ""), program)
+	return command{}, fmt.Errorf("unknown command %q%s (%s help lists the commands)", name, didYouMean(name, names, ""),
+		program)
 }
 
 func (c command) run(ctx context.Context, args []string, e environment) (int, error) {
@@ -153,7 +154,8 @@ func (c command) ignoreRest(fs *flag.FlagSet, args []string, e environment) erro
 			return strayError(fs, rest[0])
 		}
 	}
-	_, _ = fmt.Fprintf(e.stderr, "warning: %q is not a flag: it and everything after it are ignored, as by the older agents: %q\n", rest[0], rest)
+	_, _ = fmt.Fprintf(e.stderr,
+		"warning: %q is not a flag: it and everything after it are ignored, as by the older agents: %q\n", rest[0], rest)
 	return nil
 }
 

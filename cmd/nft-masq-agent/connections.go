@@ -55,7 +55,8 @@ func connectionsCommand() command {
 				"find the pod by the source that the destination sees, an `ADDRESS` or ADDRESS:PORT", parseSeenAs)
 			options.AddFlag(fs, &f.pod, "pod", "", "the source, an `ADDRESS` or a CIDR", parsePrefix)
 			fs.BoolVar(&f.stale, "stale", false, "only connections whose translation contradicts the current rules")
-			fs.BoolVar(&f.flush, "flush", false, "delete the stale connections that are listed; TCP connections among them are reset")
+			fs.BoolVar(&f.flush, "flush", false,
+				"delete the stale connections that are listed; TCP connections among them are reset")
 			fs.BoolVar(&f.yes, "yes", false, "really delete them")
 			fs.BoolVar(&f.ports, "ports", false,
 				"list the destinations with the most source ports in use, and the pods that use them")
@@ -195,7 +196,8 @@ func (f *connectionsFlags) matches(e *conntrack.Entry, j *conntrack.Judge) bool 
 }
 
 // find returns the first connections that match, and how many there are.
-func (f *connectionsFlags) find(table *conntrack.Table, j *conntrack.Judge) (listed []conntrack.Entry, total int, err error) {
+func (f *connectionsFlags) find(table *conntrack.Table, j *conntrack.Judge) (listed []conntrack.Entry, total int,
+	err error) {
 	err = dump(table, f.filter(), func() { listed, total = nil, 0 }, func(e *conntrack.Entry) {
 		if !f.matches(e, j) {
 			return

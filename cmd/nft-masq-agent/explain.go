@@ -109,7 +109,8 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 		x.First = append(x.First, "None of this agent's rules are installed on this node.")
 		x.Absent = true
 	case s.rejected != nil:
-		x.First = append(x.First, fmt.Sprintf("The config is rejected; the kernel enforces %s, and that is the answer.", now.Hash))
+		x.First = append(x.First, fmt.Sprintf("The config is rejected; the kernel enforces %s, and that is the answer.",
+			now.Hash))
 	case now.known == nil:
 		x.First = append(x.First, now.unknown+": the answer is the kernel's.")
 	}

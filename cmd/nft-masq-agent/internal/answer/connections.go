@@ -60,7 +60,8 @@ func Connections(all []Connection) string {
 		if c.Stale {
 			now += " (stale)"
 		}
-		return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%ds\t%s", c.Protocol, c.Source, destination, c.SeenAs, cmp.Or(c.State, "-"), c.Timeout, now)
+		return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%ds\t%s", c.Protocol, c.Source, destination, c.SeenAs, cmp.Or(c.State, "-"),
+			c.Timeout, now)
 	})
 }
 

@@ -35,7 +35,8 @@ type Explanation struct {
 // earlier policy.
 func (x *Explanation) SetStale(n int) {
 	if x.Stale = n; n > 0 {
-		x.Notes = append(x.Notes, Plural(n, "connection")+" to it "+either(n == 1, "was", "were")+" opened under an earlier policy.")
+		x.Notes = append(x.Notes, Plural(n, "connection")+" to it "+either(n == 1, "was",
+			"were")+" opened under an earlier policy.")
 	}
 }
 
@@ -88,7 +89,8 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, routes node.Routes)
 		x.answerForSources(p, nft.Connection{Dst: dst, Out: c.Out}, asks)
 	}
 	if p.Enforce != nil && !src.IsValid() {
-		x.Notes = append(x.Notes, "Pod traffic to an exempt destination keeps its address even if another program would translate it later (enforceNonMasquerade).")
+		x.Notes = append(x.Notes,
+			"Pod traffic to an exempt destination keeps its address even if another program would translate it later (enforceNonMasquerade).")
 	}
 	if len(routes.Ways) > 1 && c.Out != "" {
 		x.Notes = append(x.Notes, fmt.Sprintf("The steps above are for packets that leave by %s.", config.Printable(c.Out)))
@@ -141,7 +143,8 @@ func (x *Explanation) answerForSources(p nft.Policy, c nft.Connection, asks []nf
 	}
 	x.add(p, "a source "+strings.Join(pass, " and "), c, func(q nft.Question) bool { return q.Outside })
 	for _, stop := range asks {
-		x.add(p, "a source "+words(stop, !stop.Outside), c, func(q nft.Question) bool { return q.Outside != (q.Key == stop.Key) })
+		x.add(p, "a source "+words(stop, !stop.Outside), c,
+			func(q nft.Question) bool { return q.Outside != (q.Key == stop.Key) })
 	}
 }
 
@@ -179,12 +182,16 @@ func (x *Explanation) note(c nft.Connection, toMany, nodeExempt, enforced, snat 
 		text  string
 	}{
 		{masqueraded && toMany, "Multicast and broadcast are masqueraded too, as with the older agents."},
-		{masqueraded && !c.Src.IsValid() && !nodeExempt && snat, "The node's own traffic is masqueraded with the address of its interface."},
-		{masqueraded && !c.Src.IsValid() && len(x.Answers) == 1 && !nodeExempt && !snat, "The node's own traffic is masqueraded like a pod's."},
+		{masqueraded && !c.Src.IsValid() && !nodeExempt && snat,
+			"The node's own traffic is masqueraded with the address of its interface."},
+		{masqueraded && !c.Src.IsValid() && len(x.Answers) == 1 && !nodeExempt && !snat,
+			"The node's own traffic is masqueraded like a pod's."},
 		{masqueraded && !c.Src.IsValid() && nodeExempt, "The node's own traffic keeps its address."},
 		{masqueraded && c.FromNode, "The source is this node; its own traffic is masqueraded too."},
-		{enforced && x.Headline == "", "It keeps its address also if another program would translate it later (enforceNonMasquerade)."},
-		{exempt && !enforced && x.Headline == "", "Not by this agent, that is: another rule on the node may still masquerade it."},
+		{enforced && x.Headline == "",
+			"It keeps its address also if another program would translate it later (enforceNonMasquerade)."},
+		{exempt && !enforced && x.Headline == "",
+			"Not by this agent, that is: another rule on the node may still masquerade it."},
 		{true, "This applies to new connections; existing connections keep their address."},
 	}
 	for _, n := range notes {
@@ -225,7 +232,8 @@ func (a Answer) write(b *strings.Builder, x *Explanation) {
 		nft.Exempt:      x.Destination + " sees the source's own address",
 		nft.Masqueraded: x.Destination + " sees " + a.sees,
 	}[a.Verdict]
-	by := either(x.Absent, "If the config were applied, a connection from %s would be %s%s", "By this agent's policy a connection from %s is %s%s")
+	by := either(x.Absent, "If the config were applied, a connection from %s would be %s%s",
+		"By this agent's policy a connection from %s is %s%s")
 	if x.Headline != "" { // which contains what it sees
 		means = ":"
 	} else {

@@ -16,12 +16,15 @@ func Interfaces(absent []nft.AbsentInterface) (found config.Problems) {
 		master := config.Printable(a.Master)
 		switch {
 		case a.Only && (i == 0 || absent[i-1].Key != a.Key):
-			found = append(found, problem(config.Error, "interface-list-unmatched", nowhere, "%s", unmatchedList(a.Key, absent[i:])))
+			found = append(found, problem(config.Error, "interface-list-unmatched", nowhere, "%s",
+				unmatchedList(a.Key, absent[i:])))
 		case a.Only:
 		case master != "":
-			found = append(found, problem(config.Note, "interface-missing", a.Pos, "%s: %s is a part of %s here: list that instead", a.Key, a.Name, master))
+			found = append(found, problem(config.Note, "interface-missing", a.Pos,
+				"%s: %s is a part of %s here: list that instead", a.Key, a.Name, master))
 		default:
-			found = append(found, problem(config.Note, "interface-missing", a.Pos, "%s: this node has no interface %s", a.Key, a.Name))
+			found = append(found, problem(config.Note, "interface-missing", a.Pos, "%s: this node has no interface %s", a.Key,
+				a.Name))
 		}
 	}
 	return found

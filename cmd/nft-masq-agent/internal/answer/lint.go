@@ -45,13 +45,15 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 		without := exempt.Prefixes()
 		for _, c := range forced.CIDRs {
 			if !overlapsAny(c.Prefix, without) {
-				l.warn("forced-outside", c.Pos, "forceMasqueradeCIDRs: %s is outside every exempted CIDR: it is masqueraded anyway", c.Prefix)
+				l.warn("forced-outside", c.Pos, "forceMasqueradeCIDRs: %s is outside every exempted CIDR: it is masqueraded anyway",
+					c.Prefix)
 			}
 		}
 		for _, c := range f.SNAT.CIDRs {
 			for _, none := range notOfANode {
 				if none.Overlaps(c.Prefix) && none.Bits() <= c.Bits() {
-					l.warn("snat-address-unusable", c.Pos, "%s: %s is in %s: no answer comes back to such an address, and it is never used",
+					l.warn("snat-address-unusable", c.Pos,
+						"%s: %s is in %s: no answer comes back to such an address, and it is never used",
 						config.KeySNATAddresses, c.Text(), none)
 				}
 			}
@@ -69,7 +71,8 @@ func (l *lint) nothing(f nft.FamilyPolicy, exempt nft.List, forced bool) {
 	all, name := everything(f.IPv6), familyName(f.IPv6)
 	if _, some := uncovered(all, exempt.Prefixes()); some {
 		if f.Region().Empty() {
-			l.warn("nothing-masqueraded", nowhere, "the conditions together exempt every %s connection: nothing is masqueraded", name)
+			l.warn("nothing-masqueraded", nowhere, "the conditions together exempt every %s connection: nothing is masqueraded",
+				name)
 		}
 		return
 	}
@@ -79,7 +82,8 @@ func (l *lint) nothing(f nft.FamilyPolicy, exempt nft.List, forced bool) {
 			at, what = c.Pos, "nonMasqueradeCIDRs: "+all.String()+" covers"
 		}
 	}
-	l.warn("everything-exempt", at, "%s every %s destination: nothing %sis masqueraded", what, name, either(forced, "but forceMasqueradeCIDRs ", ""))
+	l.warn("everything-exempt", at, "%s every %s destination: nothing %sis masqueraded", what, name, either(forced,
+		"but forceMasqueradeCIDRs ", ""))
 }
 
 // whatMetadataSees describes the source of requests to the metadata service. If it
@@ -109,7 +113,8 @@ func UncoveredPods(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 		sources := f.List(config.KeyMasqueradeSrcCIDRs).Prefixes()
 		for _, p := range pods {
 			if len(sources) > 0 && !overlapsAny(p, sources) {
-				l.warn("pod-cidr-no-source", nowhere, "pod CIDR %s is not in %s: its pods are not masqueraded", p, config.KeyMasqueradeSrcCIDRs)
+				l.warn("pod-cidr-no-source", nowhere, "pod CIDR %s is not in %s: its pods are not masqueraded", p,
+					config.KeyMasqueradeSrcCIDRs)
 			}
 		}
 		if len(iprange.Intersect(iprange.SetOf(pods), f.Region().Src)) == 0 {
@@ -145,7 +150,10 @@ var notOfANode = []netip.Prefix{
 // overlapsAny reports whether a network overlaps one of a sorted list of which
 // none covers another, as returned by [nft.List.Prefixes].
 func overlapsAny(p netip.Prefix, sorted []netip.Prefix) bool {
-	next, _ := slices.BinarySearchFunc(sorted, p.Addr(), func(s netip.Prefix, a netip.Addr) int { return s.Addr().Compare(a) })
+	next, _ := slices.BinarySearchFunc(sorted, p.Addr(), func(s netip.Prefix,
+		a netip.Addr) int {
+		return s.Addr().Compare(a)
+	})
 	return next < len(sorted) && sorted[next].Overlaps(p) || next > 0 && sorted[next-1].Overlaps(p)
 }
 

@@ -48,7 +48,8 @@ func verdict(l options.Loaded, path string) string {
 	case 1:
 		return l.Files[0] + " is valid"
 	}
-	return fmt.Sprintf("the %d files in %s are valid, joined in this order:\n  %s", len(l.Files), path, strings.Join(l.Files, "\n  "))
+	return fmt.Sprintf("the %d files in %s are valid, joined in this order:\n  %s", len(l.Files), path,
+		strings.Join(l.Files, "\n  "))
 }
 
 func summary(o nft.Options, l options.Loaded) [][2]string {

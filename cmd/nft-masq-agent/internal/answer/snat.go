@@ -36,7 +36,8 @@ func NodeSNAT(p nft.Policy) (reports []snatReport) {
 func (r snatReport) String() string {
 	name := familyName(r.Family == "ipv6")
 	if len(r.Present) == 0 {
-		return fmt.Sprintf("Of the %s %s this node has none: connections are masqueraded with the address of the interface.", name, config.KeySNATAddresses)
+		return fmt.Sprintf("Of the %s %s this node has none: connections are masqueraded with the address of the interface.",
+			name, config.KeySNATAddresses)
 	}
 	text := name + " connections of pods leave from " + strings.Join(r.Present, ", ")
 	if len(r.Absent) > 0 {

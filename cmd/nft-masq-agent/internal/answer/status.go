@@ -134,7 +134,8 @@ func (r *Status) Add(level config.Level, id, format string, args ...any) {
 // NewStatus returns the report on the files, which are rejected if there is an error.
 func NewStatus(o options.Options, l options.Loaded, err error) Status {
 	r := Status{
-		Problems: append(config.ProblemsOf(err), l.Problems.Remarks()...), Agents: []agentReport{}, Connections: []connectionReport{},
+		Problems: append(config.ProblemsOf(err),
+			l.Problems.Remarks()...), Agents: []agentReport{}, Connections: []connectionReport{},
 		Config: configReport{
 			Path: o.ConfigPath, Files: append([]string{}, l.Files...), Accepted: err == nil,
 			Mode: string(o.Mode), Chain: o.NFT().Layout.Chain(),
@@ -165,19 +166,22 @@ func (r *Status) enforced(o options.Options, lenient *nft.Ruleset) string {
 	what := "an earlier config"
 	switch {
 	case hash == "":
-		return either(len(r.Legacy) > 0, "the rules of an iptables-based agent are active, ", "") + "none of our rules are installed"
+		return either(len(r.Legacy) > 0, "the rules of an iptables-based agent are active, ",
+			"") + "none of our rules are installed"
 	case lenient != nil && hash == lenient.Hash():
 		what = "what the older agents make of it"
 	case hash == nft.Compile(config.Default(o.Defaults), o.NFT()).Hash():
 		what = "the built-in defaults"
 	}
-	return fmt.Sprintf("%s (%s) %s installed, mode %s", what, hash, either(what == "the built-in defaults", "are", "is"), r.Kernel.Mode)
+	return fmt.Sprintf("%s (%s) %s installed, mode %s", what, hash, either(what == "the built-in defaults", "are", "is"),
+		r.Kernel.Mode)
 }
 
 // SetConnections sets the report on the counters.
 func (r *Status) SetConnections(counts []nft.Counts) {
 	for _, c := range counts {
-		r.Connections = append(r.Connections, connectionReport{strings.ToLower(familyName(c.IPv6)), string(c.Verdict), c.Packets})
+		r.Connections = append(r.Connections, connectionReport{strings.ToLower(familyName(c.IPv6)), string(c.Verdict),
+			c.Packets})
 	}
 }
 
@@ -205,7 +209,8 @@ func (r *Status) SetOthers(others kernel.Others) {
 	r.Accepted, r.Podless = ruleReports(others.Accepted), ruleReports(others.Podless)
 	r.Conflicts, r.Overruled = ruleReports(others.Conflicts), ruleReports(others.Overruled)
 	if others.Unread > 0 {
-		r.Add(config.Warning, "rules-unread", "%d rules of other programs were too many to examine; their effect is unknown", others.Unread)
+		r.Add(config.Warning, "rules-unread", "%d rules of other programs were too many to examine; their effect is unknown",
+			others.Unread)
 	}
 }
 
@@ -240,9 +245,11 @@ func (r Status) String() string {
 	list(&b, "Differences:", r.Kernel.Differences)
 	list(&b, "Other rules that masquerade what the config exempts:", texts(r.Conflicts))
 	list(&b, "Other rules that override the config for traffic that it masquerades:", texts(r.Overruled))
-	list(&b, "Other rules that would masquerade pod traffic to exempt destinations without enforceNonMasquerade:", texts(r.Overridden))
+	list(&b, "Other rules that would masquerade pod traffic to exempt destinations without enforceNonMasquerade:",
+		texts(r.Overridden))
 	list(&b, "Rules of other programs that --accept-foreign accepts:", texts(r.Accepted))
-	list(&b, "Other rules that masquerade what the config exempts, but from no pod by masqueradeSrcCIDRs or masqueradeSrcInterfaces:", texts(r.Podless))
+	list(&b,
+		"Other rules that masquerade what the config exempts, but from no pod by masqueradeSrcCIDRs or masqueradeSrcInterfaces:", texts(r.Podless))
 	list(&b, "Notes:", texts(r.Problems.Of(config.Note)))
 	return b.String()
 }
@@ -250,13 +257,16 @@ func (r Status) String() string {
 // Conclude completes the problems by those that follow from the facts, and sorts them.
 // lenient is what the older agents make of a rejected config, if anything.
 func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset) {
-	installed := either(r.Kernel.Hash == "", "none of our rules are installed", fmt.Sprintf("installed: %s, mode %s", r.Kernel.Hash, r.Kernel.Mode))
+	installed := either(r.Kernel.Hash == "", "none of our rules are installed", fmt.Sprintf("installed: %s, mode %s",
+		r.Kernel.Hash, r.Kernel.Mode))
 	switch {
 	case !r.Config.Accepted:
 		r.Config.Enforced = r.enforced(o, lenient)
-		r.Problems = slices.Insert(r.Problems, 0, problem(config.Error, "config-rejected", nowhere, "config rejected; %s; %s", r.Config.Enforced, r.running()))
+		r.Problems = slices.Insert(r.Problems, 0, problem(config.Error, "config-rejected", nowhere, "config rejected; %s; %s",
+			r.Config.Enforced, r.running()))
 	case !r.Kernel.InSync:
-		r.Problems = slices.Insert(r.Problems, 0, problem(config.Error, "out-of-sync", nowhere, "out of sync: expected: %s (%s), mode %s; %s; %s",
+		r.Problems = slices.Insert(r.Problems, 0, problem(config.Error, "out-of-sync", nowhere,
+			"out of sync: expected: %s (%s), mode %s; %s; %s",
 			r.source(), r.Config.Hash, r.Config.Mode, installed, r.running()))
 	}
 	add := func(wrong bool, id, format string, args ...any) {
@@ -264,8 +274,10 @@ func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset) {
 			r.Add(config.Error, id, format, args...)
 		}
 	}
-	add(len(r.Legacy) > 0, "older-agent", "rules of an iptables-based agent are also active (%s): run with --takeover, or cleanup --legacy-only", strings.Join(r.Legacy, "; "))
-	add(len(r.Routing) > 0, "older-routing", "routing rules of an older agent are left; to remove them: %s", strings.Join(r.Routing, "; "))
+	add(len(r.Legacy) > 0, "older-agent",
+		"rules of an iptables-based agent are also active (%s): run with --takeover, or cleanup --legacy-only", strings.Join(r.Legacy, "; "))
+	add(len(r.Routing) > 0, "older-routing", "routing rules of an older agent are left; to remove them: %s",
+		strings.Join(r.Routing, "; "))
 	r.inTheWay("conflict", r.Conflicts, "traffic that the config exempts")
 	r.inTheWay("overruled", r.Overruled, "traffic that the config masquerades")
 	for _, s := range r.SNAT {
@@ -303,7 +315,8 @@ func (r Status) running() string {
 }
 
 func (r Status) inSync() string {
-	return fmt.Sprintf("in sync: %s is installed, mode %s, from %s; %s", r.Kernel.Hash, r.Config.Mode, r.source(), r.running())
+	return fmt.Sprintf("in sync: %s is installed, mode %s, from %s; %s", r.Kernel.Hash, r.Config.Mode, r.source(),
+		r.running())
 }
 
 func (r Status) writeConnections(b *strings.Builder) {

@@ -131,14 +131,16 @@ func PolicyFlags() []string {
 
 // OfOlderAgents reports whether one of the older agents also has a flag.
 func OfOlderAgents(name string) bool {
-	return name != "config" && name != "mode" && name != "masquerade-marks" && slices.Contains(PolicyFlags(), name) || IsKlogFlag(name)
+	return name != "config" && name != "mode" && name != "masquerade-marks" && slices.Contains(PolicyFlags(),
+		name) || IsKlogFlag(name)
 }
 
 // AddPolicyFlags declares the flags of all commands that use a policy.
 func AddPolicyFlags(fs *flag.FlagSet) *Options {
 	o := &Options{}
 	o.addKlogFlags(fs)
-	AddFlag(fs, &o.ConfigPath, "config", DefaultConfig, "`PATH` of the config: a file, or a directory of files", parseConfigPath)
+	AddFlag(fs, &o.ConfigPath, "config", DefaultConfig, "`PATH` of the config: a file, or a directory of files",
+		parseConfigPath)
 	AddFlag(fs, &o.Mode, "mode", string(nft.ModeNFTables),
 		"`MODE`: nftables uses its own table; iptables-nft uses a chain that iptables can show",
 		OneOf(nft.ModeNFTables, nft.ModeIPTables))
@@ -196,11 +198,14 @@ func AddRunFlags(fs *flag.FlagSet) *Options {
 	o := AddPolicyFlags(fs)
 	o.AddPodCIDRs(fs)
 	o.AddAcceptForeign(fs)
-	fs.BoolVar(&o.TakeOver, "takeover", false, "remove the rules of iptables-based agents in the transaction that activates ours")
+	fs.BoolVar(&o.TakeOver, "takeover", false,
+		"remove the rules of iptables-based agents in the transaction that activates ours")
 	AddFlag(fs, &o.ConntrackInterval, "conntrack-interval", "0",
 		"`SECONDS` between two readings of the connections for the metrics of port pressure; 0 is off", parseInterval)
-	AddFlag(fs, &o.HTTPAddress, "http-address", "", "`HOST:PORT` of /healthz, /startupz, /readyz and /metrics; off if empty", ParseHTTPAddress)
-	AddFlag(fs, &o.ProbeSocket, "probe-socket", "", "`PATH` of a unix socket that answers the command ready, and other commands in the same pod; off if empty", ParseSocketPath)
+	AddFlag(fs, &o.HTTPAddress, "http-address", "",
+		"`HOST:PORT` of /healthz, /startupz, /readyz and /metrics; off if empty", ParseHTTPAddress)
+	AddFlag(fs, &o.ProbeSocket, "probe-socket", "",
+		"`PATH` of a unix socket that answers the command ready, and other commands in the same pod; off if empty", ParseSocketPath)
 	AddFlag(fs, &o.LogFormat, "log-format", LogJSON, "json or text `FORMAT` of the log", OneOf(LogJSON, LogText))
 	return o
 }

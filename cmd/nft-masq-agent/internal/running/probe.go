@@ -90,7 +90,8 @@ func Ask(socket string) (r Report, err error) {
 		return Report{}, err
 	}
 	if status != http.StatusOK {
-		return Report{}, fmt.Errorf("the agent at %s answers %s: it is another version", config.Printable(socket), http.StatusText(status))
+		return Report{}, fmt.Errorf("the agent at %s answers %s: it is another version", config.Printable(socket),
+			http.StatusText(status))
 	}
 	if err := json.Unmarshal(text, &r); err != nil {
 		return Report{}, fmt.Errorf("read the agent's report: %w", err)
