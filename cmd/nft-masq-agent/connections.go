@@ -197,7 +197,8 @@ func (f *connectionsFlags) matches(e *conntrack.Entry, j *conntrack.Judge) bool 
 
 // find returns the first connections that match, and how many there are.
 func (f *connectionsFlags) find(table *conntrack.Table, j *conntrack.Judge) (listed []conntrack.Entry, total int,
-	err error) {
+	err error,
+) {
 	err = dump(table, f.filter(), func() { listed, total = nil, 0 }, func(e *conntrack.Entry) {
 		if !f.matches(e, j) {
 			return

@@ -130,3 +130,33 @@ func TestDiffWithoutRulesReportsIt(t *testing.T) {
 		t.Errorf("exit code %d, %+v", code, d)
 	}
 }
+
+// The agent reports the content that it accepted last, whatever the file is now.
+func TestCommandsKnowThePolicyInForceNextToABadFile(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newNode(t)
+		n.swap(exempting("10.0.0.0/8"))
+		d := n.start(flag)
+		held := wants(t, exempting("10.0.0.0/8"), flag)
+		d.began(held)
+		n.swap(badText)
+		d.await("config_rejected")
+		proposed := testNode{NS: n.NS, t: t, path: n.path + "-proposed"}
+		proposed.write(exempting("10.0.0.0/9"))
+		got, code := n.diff("--config", proposed.path)
+		if code != exitFailed || got.Before != held.Hash() || len(got.Changes) != 1 || len(got.Other) > 0 {
+			t.Errorf("diff: exit code %d, %+v", code, got)
+		}
+		if r, _ := n.status(); r.Stale == nil || problems(r, "stale-unknown") != nil {
+			t.Errorf("status: %+v", r)
+		}
+		if got := n.run("explain", "10.1.2.3"); !strings.Contains(got.stdout, n.path+":3:5\n") || !strings.Contains(got.stdout, "kernel "+held.Hash()) {
+			t.Errorf("explain: %+v", got)
+		}
+		d.stop() // now the file alone is left
+		if r, _ := n.status("--config", n.path, flag); r.Stale != nil || len(problems(r, "stale-unknown")) != 1 {
+			t.Errorf("status without the agent: %+v", r)
+		}
+	})
+}

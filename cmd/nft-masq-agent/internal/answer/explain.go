@@ -107,11 +107,7 @@ func (x *Explanation) add(p nft.Policy, source string, c nft.Connection, answers
 		a.sees = snatText(snat, c.Src)
 	}
 	for _, s := range steps {
-		step := explainStep(s)
-		if x.Live && step.Place != "" {
-			step.Place = "in the kernel"
-		}
-		a.Steps = append(a.Steps, step)
+		a.Steps = append(a.Steps, explainStep(s))
 	}
 	x.Answers = append(x.Answers, a)
 }
@@ -182,16 +178,24 @@ func (x *Explanation) note(c nft.Connection, toMany, nodeExempt, enforced, snat 
 		text  string
 	}{
 		{masqueraded && toMany, "Multicast and broadcast are masqueraded too, as with the older agents."},
-		{masqueraded && !c.Src.IsValid() && !nodeExempt && snat,
-			"The node's own traffic is masqueraded with the address of its interface."},
-		{masqueraded && !c.Src.IsValid() && len(x.Answers) == 1 && !nodeExempt && !snat,
-			"The node's own traffic is masqueraded like a pod's."},
+		{
+			masqueraded && !c.Src.IsValid() && !nodeExempt && snat,
+			"The node's own traffic is masqueraded with the address of its interface.",
+		},
+		{
+			masqueraded && !c.Src.IsValid() && len(x.Answers) == 1 && !nodeExempt && !snat,
+			"The node's own traffic is masqueraded like a pod's.",
+		},
 		{masqueraded && !c.Src.IsValid() && nodeExempt, "The node's own traffic keeps its address."},
 		{masqueraded && c.FromNode, "The source is this node; its own traffic is masqueraded too."},
-		{enforced && x.Headline == "",
-			"It keeps its address also if another program would translate it later (enforceNonMasquerade)."},
-		{exempt && !enforced && x.Headline == "",
-			"Not by this agent, that is: another rule on the node may still masquerade it."},
+		{
+			enforced && x.Headline == "",
+			"It keeps its address also if another program would translate it later (enforceNonMasquerade).",
+		},
+		{
+			exempt && !enforced && x.Headline == "",
+			"Not by this agent, that is: another rule on the node may still masquerade it.",
+		},
 		{true, "This applies to new connections; existing connections keep their address."},
 	}
 	for _, n := range notes {

@@ -151,7 +151,8 @@ var notOfANode = []netip.Prefix{
 // none covers another, as returned by [nft.List.Prefixes].
 func overlapsAny(p netip.Prefix, sorted []netip.Prefix) bool {
 	next, _ := slices.BinarySearchFunc(sorted, p.Addr(), func(s netip.Prefix,
-		a netip.Addr) int {
+		a netip.Addr,
+	) int {
 		return s.Addr().Compare(a)
 	})
 	return next < len(sorted) && sorted[next].Overlaps(p) || next > 0 && sorted[next-1].Overlaps(p)

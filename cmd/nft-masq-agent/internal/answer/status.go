@@ -180,8 +180,10 @@ func (r *Status) enforced(o options.Options, lenient *nft.Ruleset) string {
 // SetConnections sets the report on the counters.
 func (r *Status) SetConnections(counts []nft.Counts) {
 	for _, c := range counts {
-		r.Connections = append(r.Connections, connectionReport{strings.ToLower(familyName(c.IPv6)), string(c.Verdict),
-			c.Packets})
+		r.Connections = append(r.Connections, connectionReport{
+			strings.ToLower(familyName(c.IPv6)), string(c.Verdict),
+			c.Packets,
+		})
 	}
 }
 
