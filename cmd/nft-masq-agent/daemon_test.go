@@ -106,12 +106,18 @@ func nodeIn(t testing.TB, ns *nfttest.NS) *testNode {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	sockets, err := os.MkdirTemp("", "agent")
+	return &testNode{ns, t, filepath.Join(dir, "ip-masq-agent"), newSocket(t)}
+}
+
+// newSocket returns a path for a unix socket, which has at most 107 bytes.
+func newSocket(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "agent") //nolint:usetesting // the name of a test can be too long
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(sockets) })
-	return &testNode{ns, t, filepath.Join(dir, "ip-masq-agent"), filepath.Join(sockets, "socket")}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return filepath.Join(dir, "socket")
 }
 
 func (n *testNode) check(err error) {

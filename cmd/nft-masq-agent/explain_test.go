@@ -79,11 +79,7 @@ func TestExplainNotesSurprises(t *testing.T) {
 // answerAs answers on a socket like an agent.
 func answerAs(t *testing.T, report running.Report) (socket string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "agent")
-	if err != nil {
-		t.Fatal(err)
-	}
-	socket = filepath.Join(dir, "socket")
+	socket = newSocket(t)
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +88,7 @@ func answerAs(t *testing.T, report running.Report) (socket string) {
 		_ = json.NewEncoder(w).Encode(report)
 	})}
 	go func() { _ = server.Serve(l) }()
-	t.Cleanup(func() { _, _ = server.Close(), os.RemoveAll(dir) })
+	t.Cleanup(func() { _ = server.Close() })
 	return socket
 }
 

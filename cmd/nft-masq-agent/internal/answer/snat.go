@@ -9,20 +9,20 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// A snatReport lists which of snatAddresses a node has.
-type snatReport struct {
+// A SNATReport lists which of snatAddresses a node has.
+type SNATReport struct {
 	Family  string   `json:"family"`  // ipv4 or ipv6
 	Present []string `json:"present"` // source addresses of connections from pods
 	Absent  []string `json:"absent"`  // entries without an address of the node
 }
 
 // NodeSNAT returns which of snatAddresses the node has, for each family with any.
-func NodeSNAT(p nft.Policy) (reports []snatReport) {
+func NodeSNAT(p nft.Policy) (reports []SNATReport) {
 	for _, f := range p.Families {
 		if len(f.SNAT.CIDRs) == 0 {
 			continue
 		}
-		report := snatReport{Family: strings.ToLower(familyName(f.IPv6)), Present: texts(f.SNAT.Present), Absent: []string{}}
+		report := SNATReport{Family: strings.ToLower(familyName(f.IPv6)), Present: texts(f.SNAT.Present), Absent: []string{}}
 		for _, c := range f.SNAT.CIDRs {
 			if !slices.ContainsFunc(f.SNAT.Present, c.Contains) {
 				report.Absent = append(report.Absent, c.Text())
@@ -33,7 +33,7 @@ func NodeSNAT(p nft.Policy) (reports []snatReport) {
 	return reports
 }
 
-func (r snatReport) String() string {
+func (r SNATReport) String() string {
 	name := familyName(r.Family == "ipv6")
 	if len(r.Present) == 0 {
 		return fmt.Sprintf("Of the %s %s this node has none: connections are masqueraded with the address of the interface.",

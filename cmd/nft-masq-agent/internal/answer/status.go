@@ -43,7 +43,7 @@ type Status struct {
 	// masqueradeSrcCIDRs or masqueradeSrcInterfaces.
 	Podless []ruleReport `json:"podless"`
 	// SNAT lists which of snatAddresses this node has; none if the policy has none.
-	SNAT []snatReport `json:"snatAddresses,omitempty"`
+	SNAT []SNATReport `json:"snatAddresses,omitempty"`
 }
 
 // An agentReport is a running agent.
