@@ -66,6 +66,9 @@ func (f *nodeFlags) open(e environment) (*session, error) {
 	if s.Ruleset == nil {
 		return s, nil
 	}
+	if s.agent != nil && s.agent.Policy != nil && s.agent.Policy.Hash == s.Ruleset.Hash() {
+		s.agent.Files = nil // the same, and perhaps long
+	}
 	var err error
 	s.Ruleset, err = e.onThisNode(s.Ruleset)
 	return s, err
