@@ -107,7 +107,7 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 			},
 			w,
 			testSettings(o),
-			zap.New(core),
+			zap.New(documentedCore{core, t}),
 		)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})

@@ -230,8 +230,12 @@ func TestClientsBeingServedKeepTheirConnections(t *testing.T) {
 		for range maxConnections {
 			<-arrived
 		}
-		if _, err := l.dial().Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-			t.Errorf("another one: %v, want it closed", err)
+		idle := l.dial()
+		for range maxConnections {
+			l.dial()
+		}
+		if _, err := idle.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Errorf("an idle one: %v, want it closed", err)
 		}
 		close(release)
 		for range maxConnections {

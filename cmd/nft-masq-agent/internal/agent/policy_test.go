@@ -208,7 +208,7 @@ func TestOnlyInstalledRulesAreReportedAsEnforced(t *testing.T) {
 		w.files <- b
 		w.files <- unusable["rejected"]
 		synctest.Wait()
-		wantLines(t, w.messages(), "cannot read nftables; retrying",
+		wantLines(t, w.messages(), "cannot read nftables: CAP_NET_ADMIN is missing; retrying",
 			fmt.Sprintf("config rejected; last good config (%s) is not in the kernel yet, which still has %s", hashOf(t, b), hashOf(t, a)))
 		w.refuse(nil)
 		time.Sleep(2 * time.Second)

@@ -1,12 +1,14 @@
 package agent
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/config"
@@ -164,6 +166,9 @@ func (a *Agent) appliedFields(before, v view, applied kernel.Applied) []any {
 // reportRefusal reports that the kernel cannot be read, or refuses the rules.
 func reportRefusal(l *lines, err error, installed bool) {
 	event, text := "rules_unreadable", "cannot read nftables; retrying"
+	if errors.Is(err, unix.EPERM) {
+		text = "cannot read nftables: CAP_NET_ADMIN is missing; retrying"
+	}
 	if kernel.Refused(err) {
 		event, text = "rules_rejected", "kernel rejected the rules, retrying"
 		if installed {

@@ -125,13 +125,8 @@ func (s *survey) logXTables(tables []foreign.XTable) {
 	case len(found) == 0:
 		s.logLine(zap.InfoLevel, "xtables_rules_gone", "the rules of iptables-based agents in legacy ip_tables are gone")
 	default:
-		var commands []string
-		for _, t := range tables {
-			commands = append(commands, t.Command())
-		}
-		s.logLine(zap.WarnLevel, "xtables_rules_found",
-			"rules of an iptables-based agent are in legacy ip_tables, where --takeover and cleanup cannot remove them: stop that agent and remove them",
-			"found", found, "commands", commands)
+		s.logLine(zap.WarnLevel, "xtables_rules_found", "rules of an iptables-based agent are in legacy ip_tables, where --takeover "+
+			"and cleanup cannot remove them: stop that agent; iptables-legacy -t nat -S shows them", "found", found)
 	}
 }
 
@@ -145,15 +140,19 @@ func (s *survey) logRouting(commands []string) {
 
 func (s *survey) logLegacy(others kernel.Others) {
 	found := namesOf(others.Legacy)
+	fields := []any{"found", found}
+	if slices.ContainsFunc(others.Legacy, func(c foreign.LegacyChain) bool { return c.RandomFully }) && !s.settings.NFT().RandomFully {
+		fields = append(fields, "note", "it masquerades to random source ports, this agent does not: see --random-fully")
+	}
 	switch changed := s.changed("legacy", found); {
 	case !changed:
 	case len(found) == 0:
 		s.logLine(zap.InfoLevel, "legacy_rules_gone", "the rules of iptables-based agents are gone")
 	case !s.settings.TakeOver:
 		s.logLine(zap.WarnLevel, "legacy_rules_active",
-			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only", "found", found)
+			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only", fields...)
 	case !s.takesOver(s.now()):
-		s.logLine(zap.WarnLevel, "legacy_rules_kept", "rules of an iptables-based agent stay until a config is accepted", "found", found)
+		s.logLine(zap.WarnLevel, "legacy_rules_kept", "rules of an iptables-based agent stay until a config is accepted", fields...)
 	} // otherwise they are about to be removed
 }
 
