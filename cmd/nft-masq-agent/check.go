@@ -28,19 +28,17 @@ func checkCommand() command {
 			program + " check --config ./ip-masq-agent --pod-cidr 10.244.0.0/16 --strict",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			f := checkFlags{Options: options.AddPolicyFlags(fs)}
+			f := &checkFlags{Options: options.AddPolicyFlags(fs)}
 			fs.BoolVar(&f.strict, "strict", false, "treat warnings as errors: exit code 1")
 			f.AddPodCIDRs(fs)
 			addOutput(fs, &f.output)
-			return func(_ context.Context, _ []string, e environment) (int, error) {
-				f.ForCommand(fs, e.stdin)
-				return f.check(e)
-			}
+			return f.check
 		},
 	}
 }
 
-func (f *checkFlags) check(e environment) (int, error) {
+func (f *checkFlags) check(_ context.Context, _ []string, e environment) (int, error) {
+	f.ForCommand(e.stdin)
 	l, err := f.Load()
 	found := l.Problems.Remarks()
 	if err != nil && f.output == outputJSON {

@@ -42,7 +42,7 @@ func (f *nodeFlags) diff(ctx context.Context, operands []string, e environment) 
 	case 1:
 		return exitUsage, usagef("NEW is missing: use OLD and NEW, or neither and --config")
 	default:
-		if f.ForCommand(f.set, e.stdin); f.MustExist {
+		if f.ForCommand(e.stdin); f.MustExist {
 			return exitUsage, usagef("--config is for the comparison with this node: omit OLD and NEW")
 		}
 		d, err = f.offline(operands[0], operands[1], e)

@@ -37,7 +37,7 @@ func renderCommand() command {
 			program + " render --config ./ip-masq-agent -o win-bridge --windows-api 2",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			f := renderFlags{Options: options.AddPolicyFlags(fs)}
+			f := &renderFlags{Options: options.AddPolicyFlags(fs)}
 			for name, usage := range map[string]string{
 				"output": "nft, iptables or win-bridge `FORMAT` (default nft, in mode iptables-nft iptables)",
 				"o":      "short for --output=`FORMAT`", "format": "older name of --output=`FORMAT`",
@@ -46,15 +46,13 @@ func renderCommand() command {
 			}
 			options.AddFlag(fs, &f.windowsAPI, "windows-api", "",
 				"API `VERSION` of win-bridge, as in apiVersion of its configuration: 1 is HNS, 2 is HCN", parseWindowsAPI)
-			return func(_ context.Context, _ []string, e environment) (int, error) {
-				f.ForCommand(fs, e.stdin)
-				return f.render(e)
-			}
+			return f.render
 		},
 	}
 }
 
-func (f *renderFlags) render(e environment) (int, error) {
+func (f *renderFlags) render(_ context.Context, _ []string, e environment) (int, error) {
+	f.ForCommand(e.stdin)
 	if err := f.settle(); err != nil {
 		return exitUsage, err
 	}

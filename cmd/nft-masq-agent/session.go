@@ -20,12 +20,11 @@ import (
 // nodeFlags are the flags of the commands that answer for this node.
 type nodeFlags struct {
 	*options.Options
-	set    *flag.FlagSet
 	output string
 }
 
 func addNodeFlags(fs *flag.FlagSet) *nodeFlags {
-	f := &nodeFlags{Options: options.AddPolicyFlags(fs), set: fs}
+	f := &nodeFlags{Options: options.AddPolicyFlags(fs)}
 	options.AddFlag(fs, &f.ProbeSocket, "probe-socket", "",
 		"`PATH` of the unix socket on which the agent answers (default "+options.DefaultProbeSocket+")", options.ParseSocketPath)
 	addOutput(fs, &f.output)
@@ -49,7 +48,7 @@ type session struct {
 // open asks the agent that runs here for its flags, which apply unless the command line
 // has others, and reads the config. The caller has to close the kernel.
 func (f *nodeFlags) open(e environment) (*session, error) {
-	f.ForCommand(f.set, e.stdin)
+	f.ForCommand(e.stdin)
 	s := &session{environment: e, nodeFlags: f, kernel: e.kernel(), enforced: func() *nft.Ruleset { return nil }}
 	socket := e.socket
 	if f.ProbeSocket != "" {
@@ -76,7 +75,7 @@ func (f *nodeFlags) open(e environment) (*session, error) {
 
 // follow uses the flags of the agent.
 func (s *session) follow() {
-	theirs, err := s.Follow(s.set, s.agent.Args, s.agent.ConfigPath)
+	theirs, err := s.Follow(s.agent.Args, s.agent.ConfigPath)
 	if err != nil {
 		s.whose = fmt.Sprintf("not with the flags of %s: %v", s.agent, err)
 		return

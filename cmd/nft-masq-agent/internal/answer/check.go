@@ -110,7 +110,7 @@ func newMeaning(o nft.Options, l options.Loaded) *meaning {
 }
 
 func reportFamily(f nft.FamilyPolicy) familyReport {
-	r := familyReport{Family: strings.ToLower(familyName(f.IPv6)), Lists: []listReport{}}
+	r := familyReport{Family: familyKey(f.IPv6), Lists: []listReport{}}
 	for _, q := range f.Questions {
 		list := listReport{Key: q.Key, CIDRs: []cidrReport{}}
 		if q.Set == "" && !q.HasInterfaces() {

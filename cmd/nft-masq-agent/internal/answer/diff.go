@@ -148,7 +148,7 @@ func NewDiff(before, after nft.Policy) Diff {
 func (d *Diff) change(regions []nft.Region, before, after nft.Verdict) {
 	for _, r := range regions {
 		c := Change{
-			Family:   strings.ToLower(familyName(r.Dst[0].From.Is6())),
+			Family:   familyKey(r.Dst[0].From.Is6()),
 			FromNode: !r.Origin.All() && r.Origin.Has(""), LeavingBy: newInterfaces(r.Out),
 			Sources: texts(iprange.Prefixes(r.Src)), Destinations: texts(iprange.Prefixes(r.Dst)),
 			Before: before, After: after, region: r,

@@ -22,7 +22,7 @@ func NodeSNAT(p nft.Policy) (reports []SNATReport) {
 		if len(f.SNAT.CIDRs) == 0 {
 			continue
 		}
-		report := SNATReport{Family: strings.ToLower(familyName(f.IPv6)), Present: texts(f.SNAT.Present), Absent: []string{}}
+		report := SNATReport{Family: familyKey(f.IPv6), Present: texts(f.SNAT.Present), Absent: []string{}}
 		for _, c := range f.SNAT.CIDRs {
 			if !slices.ContainsFunc(f.SNAT.Present, c.Contains) {
 				report.Absent = append(report.Absent, c.Text())

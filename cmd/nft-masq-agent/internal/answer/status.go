@@ -181,7 +181,7 @@ func (r *Status) enforced(o options.Options, lenient *nft.Ruleset) string {
 func (r *Status) SetConnections(counts []nft.Counts) {
 	for _, c := range counts {
 		r.Connections = append(r.Connections, connectionReport{
-			strings.ToLower(familyName(c.IPv6)), string(c.Verdict),
+			familyKey(c.IPv6), string(c.Verdict),
 			c.Packets,
 		})
 	}

@@ -23,6 +23,9 @@ func familyName(ipv6 bool) string {
 	return either(ipv6, "IPv6", "IPv4")
 }
 
+// familyKey is the name in JSON.
+func familyKey(ipv6 bool) string { return either(ipv6, "ipv6", "ipv4") }
+
 // place returns the origin of a CIDR.
 func place(c config.CIDR) string {
 	switch {

@@ -61,7 +61,7 @@ func (o Options) sources() (sources []config.Source, note *config.Problem, err e
 
 // ForCommand adapts the options for a command that reads a config once: an
 // explicit path must exist, - is standard input, and a manifest is unwrapped.
-func (o *Options) ForCommand(fs *flag.FlagSet, input io.Reader) {
+func (o *Options) ForCommand(input io.Reader) {
 	o.Input = input
-	fs.Visit(func(f *flag.Flag) { o.MustExist = o.MustExist || f.Name == "config" })
+	o.given.Visit(func(f *flag.Flag) { o.MustExist = o.MustExist || f.Name == "config" })
 }

@@ -37,8 +37,8 @@ func Parse(fs *flag.FlagSet, args []string) (operands []string, err error) {
 }
 
 // Follow returns the options of an agent that runs with these flags and the config at an
-// absolute path, and uses them for all flags that fs was not given.
-func (o *Options) Follow(fs *flag.FlagSet, args []string, path string) (theirs Options, err error) {
+// absolute path, and uses them for all flags that the command line does not have.
+func (o *Options) Follow(args []string, path string) (theirs Options, err error) {
 	of := flag.NewFlagSet("run", flag.ContinueOnError)
 	of.SetOutput(io.Discard)
 	t := AddRunFlags(of)
@@ -46,12 +46,12 @@ func (o *Options) Follow(fs *flag.FlagSet, args []string, path string) (theirs O
 		return Options{}, err
 	}
 	theirs = *t
-	fs.Visit(func(f *flag.Flag) {
+	o.given.Visit(func(f *flag.Flag) {
 		if slices.Contains(PolicyFlags(), f.Name) {
 			_ = of.Set(f.Name, f.Value.String())
 		}
 	})
-	t.MustExist, t.Input = o.MustExist, o.Input
+	t.MustExist, t.Input, t.given = o.MustExist, o.Input, o.given
 	if o.PodCIDRs != nil {
 		t.PodCIDRs = o.PodCIDRs
 	}
@@ -95,6 +95,8 @@ type Options struct {
 	ProbeSocket       string // "": off
 	LogFormat         string
 
+	given *flag.FlagSet // the command line
+
 	// The flags of klog and glog that have an effect.
 	Verbosity int
 	logFile   string
@@ -137,7 +139,7 @@ func OfOlderAgents(name string) bool {
 
 // AddPolicyFlags declares the flags of all commands that use a policy.
 func AddPolicyFlags(fs *flag.FlagSet) *Options {
-	o := &Options{}
+	o := &Options{given: fs}
 	o.addKlogFlags(fs)
 	AddFlag(fs, &o.ConfigPath, "config", DefaultConfig, "`PATH` of the config: a file, or a directory of files",
 		parseConfigPath)
