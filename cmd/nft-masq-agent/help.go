@@ -38,7 +38,7 @@ func programHelp(all []command) string {
 		b.WriteString(listed(c.name, c.about))
 	}
 	b.WriteString("\n" + answer.Line("run is the default command.", ""))
-	b.WriteString(answer.Line("Exit codes: 0 done, valid, in sync; 1 failed, invalid, out of sync; 2 wrong usage.", ""))
+	b.WriteString(answer.Line("Exit codes: 0 done, valid, in sync; 1 failed, invalid, out of sync, something to be done; 2 wrong usage.", ""))
 	return answer.Fit(b.String())
 }
 
