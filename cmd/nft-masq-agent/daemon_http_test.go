@@ -9,7 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"nft-masq-agent/nft"
+
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -173,5 +175,7 @@ func TestAddressInUseDoesNotStopTheAgent(t *testing.T) {
 	if code, _ := n.get("/readyz"); code != 200 {
 		t.Errorf("readyz returned %d", code)
 	}
+	second.signal(unix.SIGHUP) // or earlier, at a check of its own
+	second.await("second_agent_gone")
 	second.silent()
 }
