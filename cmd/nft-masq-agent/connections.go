@@ -41,8 +41,9 @@ func connectionsCommand() command {
 		about:    "list connections with their translation, and those that an earlier policy decided",
 		details: "ADDRESS is a destination, or a CIDR of destinations. NOW is the verdict about a new connection from the same source " +
 			"to the same destination. A connection is stale if its translation contradicts that: existing connections keep their " +
-			"address. Connections from or to the node itself, closed ones, and those that a rule of another program may have " +
-			"translated are never stale. Nothing is written without --flush.",
+			"address. Connections from or to the node itself, closed ones, and those that another program may have " +
+			"decided are never stale. Nothing is written without --flush. A FIN or RST of a deleted TCP connection leaves " +
+			"with the pod's own address, because the kernel translates tracked connections only.",
 		examples: []string{
 			program + " connections 203.0.113.0/24 --limit 20",
 			program + " connections --seen-as 198.51.100.1:54716",
@@ -139,10 +140,18 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 	if total > len(listed) {
 		_, _ = fmt.Fprintf(e.stderr, "%d of %s; raise --limit for more\n", len(listed), answer.Plural(total, "connection"))
 	}
-	if f.flush {
-		return f.delete(table, listed, e)
+	if f.stale {
+		for _, reason := range j.Spared {
+			_, _ = fmt.Fprintf(e.stderr, "not certain, and not listed as stale: %s\n", reason)
+		}
 	}
-	return exitDone, nil
+	if !f.flush {
+		return exitDone, nil
+	}
+	return f.delete(ctx, listed, e, func(ctx context.Context) (*conntrack.Judge, error) {
+		j, _, err := f.judge(ctx, s)
+		return j, err
+	})
 }
 
 // errNoRules reports that no policy of ours is effective in the kernel.
@@ -204,7 +213,7 @@ func (f *connectionsFlags) find(table *conntrack.Table, j *conntrack.Judge) (lis
 			return
 		}
 		if total++; total <= f.limit {
-			listed = append(listed, e.Clone())
+			listed = append(listed, *e)
 		}
 	})
 	slices.SortFunc(listed, func(a, b conntrack.Entry) int {
@@ -243,10 +252,13 @@ func list[T any](w io.Writer, format string, all []T, text func([]T) string) err
 	return write(w, b.String())
 }
 
-// delete deletes the stale connections that were listed.
-func (f *connectionsFlags) delete(table *conntrack.Table, listed []conntrack.Entry, e environment) (int, error) {
-	resets := 0
+// delete deletes the stale connections that were listed, judged again.
+func (f *connectionsFlags) delete(
+	ctx context.Context, listed []conntrack.Entry, e environment, read func(context.Context) (*conntrack.Judge, error),
+) (int, error) {
+	keys, resets := map[conntrack.Key]bool{}, 0
 	for _, c := range listed {
+		keys[c.Key] = true
 		if c.Original.Protocol == unix.IPPROTO_TCP {
 			resets++
 		}
@@ -255,9 +267,14 @@ func (f *connectionsFlags) delete(table *conntrack.Table, listed []conntrack.Ent
 		return exitUsage, usagef("--flush would delete %s, of which %d are TCP: their next packet has another source, "+
 			"and the destination resets them. Give --yes to delete them", answer.Plural(len(listed), "connection"), resets)
 	}
-	n, err := table.Delete(listed, func() error { return nil })
+	p := conntrack.Pass{
+		Table: conntrack.Open(), Read: read,
+		Matches: func(e *conntrack.Entry) bool { return keys[e.Key] },
+		Listed:  func(int, *conntrack.Judge) {},
+	}
+	err := p.Run(ctx)
 	_, _ = fmt.Fprintf(e.stderr, "deleted %s; TCP connections among them, at most %d, are reset by their destination\n",
-		answer.Plural(n, "connection"), resets)
+		answer.Plural(p.Deleted, "connection"), resets)
 	if err != nil {
 		return exitFailed, err
 	}
@@ -274,9 +291,9 @@ const (
 // use them.
 func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e environment) (int, error) {
 	filter := f.filter()
-	filter.Status, filter.Mask = conntrack.SrcNAT, conntrack.SrcNAT
-	var tally *conntrack.Tally
-	err := dump(table, filter, func() { tally = conntrack.NewTally() }, func(e *conntrack.Entry) {
+	filter.Translated = true
+	var tally conntrack.Tally
+	err := dump(table, filter, func() { tally = conntrack.Tally{} }, func(e *conntrack.Entry) {
 		if f.matches(e, nil) {
 			tally.Add(e)
 		}

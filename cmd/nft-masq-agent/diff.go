@@ -6,11 +6,11 @@ import (
 	"flag"
 	"fmt"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/node"
 )
 
 func diffCommand() command {
@@ -131,17 +131,13 @@ func (f *nodeFlags) online(ctx context.Context, e environment) (d answer.Diff, e
 // countOpen counts the open connections of pods in each change, and those that both
 // policies masquerade but that keep a source address that the second does not allow.
 func (s *session) countOpen(ctx context.Context, d *answer.Diff, before, after nft.Policy) error {
-	local, err := node.LocalPrefixes()
+	evidence, err := agent.Evidence(ctx, s.kernel, nft.Ruleset{})
 	if err != nil {
 		return err
 	}
-	rewrites, err := s.kernel.Rewrites(ctx, nft.Ruleset{})
-	if err != nil {
-		return err
-	}
-	now, then := conntrack.NewJudge(before, local, rewrites.Meet), conntrack.NewJudge(after, local, rewrites.Meet)
+	now, then := conntrack.NewJudge(before, evidence), conntrack.NewJudge(after, evidence)
 	var kept answer.Open
-	sample, err := conntrack.Open().Sample(conntrack.Filter{}, func() func(*conntrack.Entry) {
+	sample, err := conntrack.Open().Sample(func() func(*conntrack.Entry) {
 		kept = answer.Open{}
 		count := d.CountOpen()
 		return func(e *conntrack.Entry) {
@@ -157,7 +153,7 @@ func (s *session) countOpen(ctx context.Context, d *answer.Diff, before, after n
 	if kept.Connections > 0 {
 		d.Kept = &kept
 	}
-	if sample.Partial() {
+	if sample.Partial {
 		d.Notes = append(d.Notes, fmt.Sprintf("Counted among %d of %d connections.", sample.Examined, sample.Entries))
 	}
 	return err

@@ -158,5 +158,8 @@ func (s *session) countStale(ctx context.Context, r *answer.Status, held nft.Rul
 		r.Add(config.Warning, "stale-unknown", "cannot count stale connections: %v", err)
 		return
 	}
+	for _, reason := range j.Spared {
+		r.Add(config.Note, "stale-unknown", "Which connections are stale is not certain: %s.", reason)
+	}
 	r.SetStale(stale)
 }

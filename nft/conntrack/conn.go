@@ -15,7 +15,8 @@ import (
 // Causes that an operator can remove.
 var (
 	ErrNotPermitted = errors.New("the capability NET_ADMIN is missing in this network namespace")
-	ErrUnsupported  = errors.New("the kernel lacks nf_conntrack_netlink (CONFIG_NF_CT_NETLINK): modprobe nf_conntrack_netlink on the node")
+	ErrUnsupported  = errors.New("the kernel lacks nf_conntrack_netlink (CONFIG_NF_CT_NETLINK): " +
+		"modprobe nf_conntrack_netlink on the node")
 )
 
 // errInterrupted reports that a dump is incomplete because the table was resized.
@@ -35,14 +36,13 @@ var longAgo = time.Unix(1, 0)
 
 // A Table is the connection-tracking table of a network namespace.
 type Table struct {
-	dial func() (*netlink.Conn, error)
+	dial   func() (*netlink.Conn, error)
+	sample int // the most entries of a sample
 }
 
-// Open returns the table of the network namespace in which its methods are called.
-func Open() *Table { return New(dial) }
-
-// New returns a table that dials a new connection for each call.
-func New(dial func() (*netlink.Conn, error)) *Table { return &Table{dial} }
+// Open returns the table of the network namespace in which its methods are called. Each call
+// opens a connection of its own.
+func Open() *Table { return &Table{dial, sampleSize} }
 
 func dial() (*netlink.Conn, error) {
 	return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: pageSize})
@@ -82,7 +82,7 @@ func exchange(nl *netlink.Conn, request netlink.Message, fn func(body []byte) er
 			_ = nl.SetReadDeadline(longAgo)
 			return err
 		}
-		if part++; part%1024 == 0 {
+		if part++; part%64 == 0 { // the visitor may be slow
 			_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
 		}
 	}
@@ -91,18 +91,16 @@ func exchange(nl *netlink.Conn, request netlink.Message, fn func(body []byte) er
 
 // A Filter selects the entries of a dump. The zero Filter selects all of them.
 type Filter struct {
-	Family uint8 // unix.AF_INET or AF_INET6; 0: both
-	Status Status
-	Mask   Status // the status flags to compare
+	Family     uint8 // unix.AF_INET or AF_INET6; 0: both
+	Translated bool  // those whose source was translated
 }
 
-// ErrStop ends a dump without an error.
-var ErrStop = errors.New("stop")
+// errStop ends a dump without an error.
+var errStop = errors.New("stop")
 
 // Dump visits the entries that match, in the kernel's hash order. An interrupted
 // dump is restarted a few times: each time start is called, which returns the
-// function that visits the entries. Any error from that function ends the dump;
-// [ErrStop] is not reported.
+// function that visits the entries. Any error from that function ends the dump.
 func (t *Table) Dump(f Filter, start func() func(*Entry) error) error {
 	var err error
 	for range tries {
@@ -111,88 +109,31 @@ func (t *Table) Dump(f Filter, start func() func(*Entry) error) error {
 			break
 		}
 	}
-	if errors.Is(err, ErrStop) {
+	if errors.Is(err, errStop) {
 		return nil
 	}
 	return described("read connections", err)
 }
 
 func (t *Table) dump(f Filter, visit func(*Entry) error) error {
-	request := header(f.Family)
-	if f.Mask != 0 {
-		request = appendUint32(request, ctaStatus, uint32(f.Status))
-		request = appendUint32(request, ctaStatusMask, uint32(f.Mask))
+	var status []netlink.Attribute
+	if f.Translated {
+		status = []netlink.Attribute{attr(ctaStatus, uint32(SrcNAT)), attr(ctaStatusMask, uint32(SrcNAT))}
 	}
 	return t.with(func(nl *netlink.Conn) error {
 		var e Entry
-		return exchange(nl, message(msgGet, netlink.Dump, request), func(body []byte) error {
-			if err := e.decode(body); err != nil {
+		return exchange(nl, message(msgGet, netlink.Dump, f.Family, status...), func(body []byte) error {
+			if err := e.decode(body); err != nil || f.Translated && e.Status&SrcNAT == 0 {
 				return err
-			}
-			if e.Status&f.Mask != f.Status {
-				return nil
 			}
 			return visit(&e)
 		})
 	})
 }
 
-// Delete deletes the entries and returns how many still existed. It does not
-// delete a newer entry with the same addresses and ports but another translation.
-// After each entry it calls pace, which may wait, or abort with an error.
-func (t *Table) Delete(entries []Entry, pace func() error) (deleted int, err error) {
-	if len(entries) == 0 {
-		return 0, nil
-	}
-	err = t.with(func(nl *netlink.Conn) error {
-		for i := range entries {
-			switch err := entries[i].remove(nl); {
-			case err == nil:
-				deleted++
-			case !errors.Is(err, unix.ENOENT):
-				return described("delete connection", err)
-			}
-			if err := pace(); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	return deleted, err
-}
-
-// remove deletes the entry. The kernel's ID alone does not distinguish it from a
-// later one: it is a hash of the addresses, the ports and the entry's address in
-// memory, which the kernel reuses at once.
-func (e *Entry) remove(nl *netlink.Conn) error {
-	var now Entry
-	if err := exchange(nl, e.request(msgGet, 0), now.decode); err != nil {
-		return err
-	}
-	if now.ID != e.ID || now.Reply != e.Reply {
-		return unix.ENOENT
-	}
-	_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
-	_, err := nl.Execute(e.request(msgDelete, netlink.Acknowledge))
-	return err
-}
-
-func (e *Entry) request(kind uint16, flags netlink.HeaderFlags) netlink.Message {
-	family := uint8(unix.AF_INET)
-	if e.Original.Src.Addr().Is6() {
-		family = unix.AF_INET6
-	}
-	body := appendAttr(header(family), ctaTupleOrig|unix.NLA_F_NESTED, e.tuple)
-	body = appendUint32(body, ctaID, e.ID)
-	if e.Zone != 0 {
-		body = appendAttr(body, ctaZone, binary.BigEndian.AppendUint16(nil, e.Zone))
-	}
-	return message(kind, flags, body)
-}
-
 // Stats are the counters of connection tracking.
 type Stats struct {
-	Entries, Limit uint32 // Limit is 0 before Linux 4.19
+	Entries, Limit uint64 // Limit is 0 before Linux 4.19
 	// InsertFailed, Drop and EarlyDrop count since the namespace was created.
 	// They are sums over all CPUs, each of which has a 32-bit counter.
 	InsertFailed, Drop, EarlyDrop uint64
@@ -200,39 +141,27 @@ type Stats struct {
 
 // Stats reads the counters.
 func (t *Table) Stats() (s Stats, err error) {
-	perCPU := func(typ uint16, n uint32) {
-		switch typ {
-		case ctaStatsInsertFailed:
-			s.InsertFailed += uint64(n)
-		case ctaStatsDrop:
-			s.Drop += uint64(n)
-		case ctaStatsEarlyDrop:
-			s.EarlyDrop += uint64(n)
-		}
+	sums := map[uint16]*uint64{
+		ctaStatsInsertFailed: &s.InsertFailed, ctaStatsDrop: &s.Drop, ctaStatsEarlyDrop: &s.EarlyDrop,
 	}
-	totals := func(typ uint16, n uint32) {
-		switch typ {
-		case ctaStatsEntries:
-			s.Entries = n
-		case ctaStatsLimit:
-			s.Limit = n
-		}
-	}
+	totals := map[uint16]*uint64{ctaStatsEntries: &s.Entries, ctaStatsLimit: &s.Limit}
 	err = t.with(func(nl *netlink.Conn) error {
-		none := header(unix.AF_UNSPEC)
-		if err := exchange(nl, message(msgStatsCPU, netlink.Dump, none), numbers(perCPU)); err != nil {
+		err := exchange(nl, message(msgStatsCPU, netlink.Dump, unix.AF_UNSPEC), addTo(sums))
+		if err != nil {
 			return err
 		}
-		return exchange(nl, message(msgStats, 0, none), numbers(totals))
+		return exchange(nl, message(msgStats, 0, unix.AF_UNSPEC), addTo(totals))
 	})
 	return s, described("read connection statistics", err)
 }
 
-// numbers calls fn for every attribute of a message whose attributes are all numbers.
-func numbers(fn func(typ uint16, n uint32)) func(body []byte) error {
+// addTo adds the numbers of a message, by the types of their attributes.
+func addTo(sums map[uint16]*uint64) func(body []byte) error {
 	return func(body []byte) error {
 		return nfnetlink.Each(body, func(typ uint16, data []byte) error {
-			fn(typ, number(data))
+			if sum := sums[typ]; sum != nil {
+				*sum += uint64(number(data))
+			}
 			return nil
 		})
 	}
@@ -270,25 +199,16 @@ const (
 
 const headerLen = 4 // struct nfgenmsg
 
-func header(family uint8) []byte { return []byte{family, unix.NFNETLINK_V0, 0, 0} }
-
-func message(kind uint16, flags netlink.HeaderFlags, body []byte) netlink.Message {
+func message(kind uint16, flags netlink.HeaderFlags, family uint8, attrs ...netlink.Attribute) netlink.Message {
+	body, _ := netlink.MarshalAttributes(attrs) // fails for more than 64 KiB
 	return netlink.Message{
-		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_CTNETLINK<<8 | kind), Flags: netlink.Request | flags},
-		Data:   body,
+		Header: netlink.Header{
+			Type: netlink.HeaderType(unix.NFNL_SUBSYS_CTNETLINK<<8 | kind), Flags: netlink.Request | flags,
+		},
+		Data: append([]byte{family, unix.NFNETLINK_V0, 0, 0}, body...),
 	}
 }
 
-func appendUint32(b []byte, typ uint16, v uint32) []byte {
-	return appendAttr(b, typ, binary.BigEndian.AppendUint32(nil, v))
-}
-
-func appendAttr(b []byte, typ uint16, data []byte) []byte {
-	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofNlAttr+len(data)))
-	b = binary.NativeEndian.AppendUint16(b, typ)
-	b = append(b, data...)
-	for len(b)%unix.NLA_ALIGNTO != 0 {
-		b = append(b, 0)
-	}
-	return b
+func attr(typ uint16, v uint32) netlink.Attribute {
+	return netlink.Attribute{Type: typ, Data: binary.BigEndian.AppendUint32(nil, v)}
 }

@@ -3,11 +3,13 @@ package conntrack
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"iter"
 	"maps"
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,11 +17,22 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/netns"
 )
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+
+// newTable returns a table that dials with dial.
+func newTable(dial func() (*netlink.Conn, error)) *Table { return &Table{dial, sampleSize} }
+
+// clone returns a copy of a visited entry of which everything stays valid.
+func (e *Entry) clone() Entry {
+	c := *e
+	c.tuple = slices.Clone(e.tuple)
+	return c
+}
 
 // dialIn returns a dialler whose sockets are in the namespace.
 func dialIn(ns *nfttest.NS) func() (*netlink.Conn, error) {
@@ -39,7 +52,7 @@ func entries(t *testing.T, table *Table, f Filter) []Entry {
 	err := table.Dump(f, func() func(*Entry) error {
 		all = nil
 		return func(e *Entry) error {
-			all = append(all, e.Clone())
+			all = append(all, e.clone())
 			return nil
 		}
 	})
@@ -61,14 +74,23 @@ func find(t *testing.T, table *Table, protocol uint8, src netip.AddrPort) Entry 
 	return Entry{}
 }
 
-// remove deletes entries and returns how many existed.
-func remove(t *testing.T, table *Table, all ...Entry) int {
+// remove deletes an entry as one that is stale, and reports whether it did.
+func remove(t *testing.T, table *Table, e Entry) bool {
 	t.Helper()
-	n, err := table.Delete(all, func() error { return nil })
-	if err != nil {
+	j := judgeOf(exemptAll)
+	if e.SeenAs() == e.Original.Src {
+		j = judgeOf(masqueradeAll)
+	}
+	return removeBy(t, table, e, j)
+}
+
+func removeBy(t *testing.T, table *Table, e Entry, j *Judge) bool {
+	t.Helper()
+	err := table.with(func(nl *netlink.Conn) error { return e.remove(nl, j) })
+	if err != nil && !errors.Is(err, unix.ENOENT) {
 		t.Fatal(err)
 	}
-	return n
+	return err == nil
 }
 
 // natRules translate the source of traffic to 203.0.113.0/24 and 2001:db8:1::/64,
@@ -93,11 +115,10 @@ var transports = map[nfttest.Proto]uint8{
 }
 
 func TestEntriesMatchThePackets(t *testing.T) {
-	nfttest.SkipIfShort(t)
 	t.Parallel()
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, natRules, "-f", "-")
-	table := New(dialIn(top.Node))
+	table := newTable(dialIn(top.Node))
 	for proto, number := range transports {
 		for dst, to := range map[string]string{
 			"203.0.113.9:8081":      "203.0.113.9:8081",
@@ -113,11 +134,11 @@ func TestEntriesMatchThePackets(t *testing.T) {
 			if e.Original.Dst != flow.Dst || e.Destination().String() != to || e.SeenAs() != s.Seen {
 				t.Errorf("%s to %s, sent from %s, seen from %s: %+v", proto, dst, s.Sent, s.Seen, e)
 			}
-			translated := flow.Dst.Port() != 8082
-			if (e.SeenAs() != e.Original.Src) != translated || (e.Status&SrcNAT != 0) != translated || e.Status&SrcNATDone == 0 {
-				t.Errorf("%s to %s: translated %t, status %b, want %t", proto, dst, (e.SeenAs() != e.Original.Src), e.Status, translated)
+			want, translated := flow.Dst.Port() != 8082, e.SeenAs() != e.Original.Src
+			if translated != want || (e.Status&SrcNAT != 0) != want || e.Zone != 0 {
+				t.Errorf("%s to %s: translated %t, status %b, want %t", proto, dst, translated, e.Status, want)
 			}
-			if (e.State == "") != (proto == nfttest.UDP) || e.ID == 0 {
+			if (e.State == "") != (proto == nfttest.UDP) || proto == nfttest.SCTP && e.State != "CLOSED" || e.ID == 0 {
 				t.Errorf("%s to %s: state %q, id %d", proto, dst, e.State, e.ID)
 			}
 		}
@@ -128,7 +149,7 @@ func TestEchoRequestsAreConnections(t *testing.T) {
 	t.Parallel()
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, natRules, "-f", "-")
-	table := New(dialIn(top.Node))
+	table := newTable(dialIn(top.Node))
 	for dst, translated := range map[string]bool{
 		"203.0.113.9": true, "10.9.0.9": false, "2001:db8:1::1": true, "fd00:9::9": false,
 	} {
@@ -142,8 +163,8 @@ func TestEchoRequestsAreConnections(t *testing.T) {
 		if (e.SeenAs() != e.Original.Src) != translated || e.Destination().Addr() != to || e.Status&SeenReply == 0 {
 			t.Errorf("echo to %s: %+v", dst, e)
 		}
-		if n := remove(t, table, e); n != 1 {
-			t.Errorf("echo to %s: %d entries deleted", dst, n)
+		if !remove(t, table, e) {
+			t.Errorf("echo to %s was not deleted", dst)
 		}
 	}
 	if left := entries(t, table, Filter{}); len(left) > 0 {
@@ -191,7 +212,7 @@ func TestKernelFiltersByStatusAndFamily(t *testing.T) {
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, natRules, "-f", "-")
 	var messages int
-	table := New(throughSocket(dialIn(top.Node), func(int) error {
+	table := newTable(throughSocket(dialIn(top.Node), func(int) error {
 		messages++
 		return nil
 	}))
@@ -205,59 +226,66 @@ func TestKernelFiltersByStatusAndFamily(t *testing.T) {
 		{Filter{}, 5},
 		{Filter{Family: unix.AF_INET}, 3},
 		{Filter{Family: unix.AF_INET6}, 2},
-		{Filter{Status: SrcNAT, Mask: SrcNAT}, 2},
-		{Filter{Mask: SrcNAT}, 3},
-		{Filter{Family: unix.AF_INET, Status: SrcNAT, Mask: SrcNAT}, 1},
-		{Filter{Status: SrcNAT | SeenReply, Mask: SrcNAT | SeenReply}, 0},
+		{Filter{Translated: true}, 2},
+		{Filter{Family: unix.AF_INET, Translated: true}, 1},
 	} {
 		messages = 0
 		if got := entries(t, table, tt.filter); len(got) != tt.want || messages != tt.want {
 			t.Errorf("%+v: %d entries in %d messages, want %d", tt.filter, len(got), messages, tt.want)
 		}
+		// Before Linux 5.15 the kernel ignores the status.
+		older := newTable(changing(dialIn(top.Node), func(m *netlink.Message) {
+			m.Data, m.Header.Length = m.Data[:headerLen], 0
+		}, nil))
+		if got := entries(t, older, tt.filter); len(got) != tt.want {
+			t.Errorf("%+v: %d entries of an older kernel, want %d", tt.filter, len(got), tt.want)
+		}
 	}
 }
 
-func TestDeletionRemovesOnlyTheListedEntry(t *testing.T) {
+// The same addresses and ports are in three zones, which the packet's DSCP selects.
+func TestZonesOfBothAndOfOneDirectionAreSpared(t *testing.T) {
 	t.Parallel()
 	top := nfttest.NewTopology(t)
-	// The same addresses and ports in two zones, distinguished by the packet's mark.
-	nfttest.NFT(t, top.Pod, `table inet t { chain c { type filter hook output priority 0; ip dscp set 1; }; }`, "-f", "-")
 	nfttest.NFT(t, top.Node, `table inet t {
-	chain raw { type filter hook prerouting priority raw; ip dscp 1 ct zone set 7; }
+	chain raw {
+		type filter hook prerouting priority raw
+		ip dscp 1 ct zone set 7
+		ip dscp 2 ct original zone set 8
+		ip6 dscp 1 ct zone set 7
+		ip6 dscp 2 ct original zone set 8
+	}
 	chain post { type nat hook postrouting priority srcnat; masquerade; }
 }`, "-f", "-")
-	table := New(dialIn(top.Node))
-	flow := nfttest.Flow{
-		Proto: nfttest.UDP, From: top.Pod,
-		Src: netip.AddrPortFrom(top.PodV4, 4000), Dst: netip.MustParseAddrPort("203.0.113.9:53"),
-	}
-	nfttest.MustSend(t, top, flow)
-	nfttest.NFT(t, top.Pod, "", "flush", "ruleset")
-	nfttest.MustSend(t, top, flow)
-	byZone := map[uint16]Entry{}
-	for _, e := range entries(t, table, Filter{}) {
-		byZone[e.Zone] = e
-	}
-	if len(byZone) != 2 {
-		t.Fatalf("entries: %+v", byZone)
-	}
-	if n := remove(t, table, byZone[7]); n != 1 {
-		t.Errorf("%d deleted", n)
-	}
-	if left := entries(t, table, Filter{}); len(left) != 1 || left[0].ID != byZone[0].ID {
-		t.Errorf("left: %+v, want %+v", left, byZone[0])
-	}
-	// Neither the entry that is gone nor a newer one is deleted.
-	if n := remove(t, table, byZone[0], byZone[0], byZone[7]); n != 1 {
-		t.Errorf("%d deleted, want 1", n)
-	}
-	nfttest.NFT(t, top.Node, "", "flush", "chain", "inet", "t", "post")
-	nfttest.MustSend(t, top, flow)
-	if n := remove(t, table, byZone[0]); n != 0 {
-		t.Error("a later entry with the same addresses and ports was deleted")
-	}
-	if left := entries(t, table, Filter{}); len(left) != 1 {
-		t.Errorf("left: %+v", left)
+	table := newTable(dialIn(top.Node))
+	for _, flow := range []nfttest.Flow{
+		{Src: netip.AddrPortFrom(top.PodV4, 4000), Dst: netip.MustParseAddrPort("203.0.113.9:53")},
+		{Src: netip.AddrPortFrom(top.PodV6, 4000), Dst: netip.MustParseAddrPort("[2001:db8:1::1]:53")},
+	} {
+		flow.Proto, flow.From = nfttest.UDP, top.Pod
+		zones := map[uint16]Entry{}
+		for dscp := range 3 {
+			nfttest.NFT(t, top.Pod, fmt.Sprintf(
+				"table inet t { chain c { type filter hook output priority 0; ip dscp set %d; ip6 dscp set %[1]d; }; }", dscp,
+			), "-f", "-")
+			nfttest.MustSend(t, top, flow)
+			nfttest.NFT(t, top.Pod, "", "flush", "ruleset")
+		}
+		family := Filter{Family: uint8(netns.Family(flow.Dst.Addr()))}
+		for _, e := range entries(t, table, family) {
+			zones[e.Zone] = e
+		}
+		if len(zones) != 3 {
+			t.Fatalf("entries: %+v", zones)
+		}
+		for _, zone := range []uint16{7, 8, 0} {
+			if removed := remove(t, table, zones[zone]); removed != (zone == 0) {
+				t.Errorf("%s in zone %d: deleted: %t", flow.Dst, zone, removed)
+			}
+		}
+		if left := entries(t, table, family); len(left) != 2 {
+			t.Errorf("left: %+v", left)
+		}
 	}
 }
 
@@ -267,6 +295,8 @@ type countingSocket struct {
 	real  *netlink.Conn
 	reply func(n int) error // n counts the messages from 0
 	n     int
+	// May change what is sent and received.
+	request, response func(*netlink.Message)
 }
 
 func throughSocket(dial func() (*netlink.Conn, error), reply func(n int) error) func() (*netlink.Conn, error) {
@@ -279,6 +309,20 @@ func throughSocket(dial func() (*netlink.Conn, error), reply func(n int) error) 
 	}
 }
 
+// changing returns a dialler of sockets that change what is sent and received.
+func changing(
+	dial func() (*netlink.Conn, error), request, response func(*netlink.Message),
+) func() (*netlink.Conn, error) {
+	return func() (*netlink.Conn, error) {
+		nl, err := dial()
+		if err != nil {
+			return nil, err
+		}
+		ok := func(int) error { return nil }
+		return netlink.NewConn(&countingSocket{real: nl, reply: ok, request: request, response: response}, nl.PID()), nil
+	}
+}
+
 func (s *countingSocket) Close() error { return s.real.Close() }
 
 func (s *countingSocket) SetDeadline(t time.Time) error      { return s.real.SetDeadline(t) }
@@ -286,6 +330,9 @@ func (s *countingSocket) SetReadDeadline(t time.Time) error  { return s.real.Set
 func (s *countingSocket) SetWriteDeadline(t time.Time) error { return s.real.SetWriteDeadline(t) }
 
 func (s *countingSocket) Send(m netlink.Message) error {
+	if s.request != nil {
+		s.request(&m)
+	}
 	_, err := s.real.Send(m)
 	return err
 }
@@ -312,6 +359,9 @@ func (s *countingSocket) ReceiveIter() iter.Seq2[netlink.Message, error] {
 			if err == nil {
 				err = s.reply(s.n)
 				s.n++
+				if s.response != nil {
+					s.response(&m)
+				}
 			}
 			if !yield(m, err) || err != nil {
 				return
@@ -323,33 +373,49 @@ func (s *countingSocket) ReceiveIter() iter.Seq2[netlink.Message, error] {
 
 func TestInterruptedDumpIsRestarted(t *testing.T) {
 	t.Parallel()
-	top := nfttest.NewTopology(t)
-	nfttest.NFT(t, top.Node, natRules, "-f", "-")
-	for port := range uint16(20) {
-		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, Dst: netip.AddrPortFrom(top.OutsideV4, 5000+port)})
-	}
+	ns := nfttest.NewNS(t, "node")
+	insert(t, ns, untranslated(20, "203.0.113.9")...)
 	for _, failures := range []int{1, tries - 1, tries} {
-		failed := 0
-		table := New(throughSocket(dialIn(top.Node), func(n int) error {
-			if n == 10 && failed < failures {
-				failed++
-				return unix.ENOBUFS
+		for _, cause := range []error{unix.ENOBUFS, errInterrupted} {
+			failed := 0
+			table := newTable(func() (*netlink.Conn, error) {
+				n := 0
+				interrupt := func() bool {
+					n++
+					again := n == 10 && failed < failures
+					if again {
+						failed++
+					}
+					return again
+				}
+				if cause == errInterrupted {
+					return changing(dialIn(ns), nil, func(m *netlink.Message) {
+						if interrupt() {
+							m.Header.Flags |= netlink.DumpInterrupted
+						}
+					})()
+				}
+				return throughSocket(dialIn(ns), func(int) error {
+					if interrupt() {
+						return cause
+					}
+					return nil
+				})()
+			})
+			seen := 0
+			err := table.Dump(Filter{}, func() func(*Entry) error {
+				seen = 0
+				return func(*Entry) error {
+					seen++
+					return nil
+				}
+			})
+			if failures < tries && (err != nil || seen != 20) {
+				t.Errorf("%d failures: %d entries: %v", failures, seen, err)
 			}
-			return nil
-		}))
-		seen := 0
-		err := table.Dump(Filter{}, func() func(*Entry) error {
-			seen = 0
-			return func(*Entry) error {
-				seen++
-				return nil
+			if failures == tries && !errors.Is(err, cause) {
+				t.Errorf("%d failures: %v", failures, err)
 			}
-		})
-		if failures < tries && (err != nil || seen != 20) {
-			t.Errorf("%d failures: %d entries: %v", failures, seen, err)
-		}
-		if failures == tries && !errors.Is(err, unix.ENOBUFS) {
-			t.Errorf("%d failures: %v", failures, err)
 		}
 	}
 }
@@ -358,9 +424,9 @@ func TestDumpEndsWhenTheVisitorStops(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
 	const all = 5000
-	insert(t, ns, all)
+	insert(t, ns, untranslated(all, "203.0.113.9")...)
 	messages := 0
-	table := New(throughSocket(dialIn(ns), func(int) error {
+	table := newTable(throughSocket(dialIn(ns), func(int) error {
 		messages++
 		return nil
 	}))
@@ -368,7 +434,7 @@ func TestDumpEndsWhenTheVisitorStops(t *testing.T) {
 	err := table.Dump(Filter{}, func() func(*Entry) error {
 		return func(*Entry) error {
 			if seen++; seen == 10 {
-				return ErrStop
+				return errStop
 			}
 			return nil
 		}
@@ -377,54 +443,84 @@ func TestDumpEndsWhenTheVisitorStops(t *testing.T) {
 		t.Errorf("%d entries of %d messages: %v", seen, messages, err)
 	}
 	own := errors.New("enough")
-	if err := table.Dump(Filter{}, func() func(*Entry) error { return func(*Entry) error { return own } }); !errors.Is(err, own) {
+	fails := func() func(*Entry) error { return func(*Entry) error { return own } }
+	if err := table.Dump(Filter{}, fails); !errors.Is(err, own) {
 		t.Errorf("the visitor's error became %v", err)
 	}
 }
 
-// insert creates n entries of UDP connections to different ports, without packets.
-func insert(t testing.TB, ns *nfttest.NS, n int) {
-	t.Helper()
-	insertFrom(t, ns, 0, n)
+// untranslated returns n connections of UDP from pods to the port 53 of an address.
+func untranslated(n int, dst string) (all []Entry) {
+	to := netip.AddrPortFrom(netip.MustParseAddr(dst), 53)
+	for i := range n {
+		pod := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i >> 22), byte(i >> 14)}), uint16(1024+i%(1<<14)))
+		original, reply := Tuple{pod, to, unix.IPPROTO_UDP}, Tuple{to, pod, unix.IPPROTO_UDP}
+		all = append(all, Entry{Key: Key{Original: original, Reply: reply}})
+	}
+	return all
 }
 
-// insertFrom adds those from one number up to another.
-func insertFrom(t testing.TB, ns *nfttest.NS, first, n int) {
+// insert creates entries, without packets.
+func insert(t testing.TB, ns *nfttest.NS, all ...Entry) {
 	t.Helper()
 	nl, err := dialIn(ns)()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer nl.Close()
-	ports := func(src, dst int) []byte {
-		b := appendAttr(nil, ctaProtoNum, []byte{unix.IPPROTO_UDP})
-		b = appendAttr(b, ctaProtoSrcPort, binary.BigEndian.AppendUint16(nil, uint16(src)))
-		return appendAttr(b, ctaProtoDstPort, binary.BigEndian.AppendUint16(nil, uint16(dst)))
+	encode := func(tuple Tuple) []byte {
+		e := netlink.NewAttributeEncoder()
+		e.ByteOrder = binary.BigEndian
+		e.Nested(ctaTupleIP, func(e *netlink.AttributeEncoder) error {
+			e.Bytes(ctaIPv4Src, tuple.Src.Addr().AsSlice())
+			e.Bytes(ctaIPv4Dst, tuple.Dst.Addr().AsSlice())
+			return nil
+		})
+		e.Nested(ctaTupleProto, func(e *netlink.AttributeEncoder) error {
+			e.Uint8(ctaProtoNum, tuple.Protocol)
+			e.Uint16(ctaProtoSrcPort, tuple.Src.Port())
+			e.Uint16(ctaProtoDstPort, tuple.Dst.Port())
+			return nil
+		})
+		b, err := e.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
 	}
-	tuple := func(src, dst [4]byte, srcPort, dstPort int) []byte {
-		ip := appendAttr(appendAttr(nil, ctaIPv4Src, src[:]), ctaIPv4Dst, dst[:])
-		b := appendAttr(nil, ctaTupleIP|unix.NLA_F_NESTED, ip)
-		return appendAttr(b, ctaTupleProto|unix.NLA_F_NESTED, ports(srcPort, dstPort))
-	}
-	for i := first; i < n; i++ {
-		pod, out := [4]byte{10, 244, byte(i >> 22), byte(i >> 14)}, [4]byte{203, 0, 113, 9}
-		port := 1024 + i%(1<<14)
-		body := appendAttr(header(unix.AF_INET), ctaTupleOrig|unix.NLA_F_NESTED, tuple(pod, out, port, 53))
-		body = appendAttr(body, ctaTupleReply|unix.NLA_F_NESTED, tuple(out, pod, 53, port))
-		body = appendUint32(body, ctaTimeout, 600)
-		if _, err := nl.Execute(message(0, netlink.Create|netlink.Excl|netlink.Acknowledge, body)); err != nil {
+	for i, e := range all {
+		m := message(0, netlink.Create|netlink.Excl|netlink.Acknowledge, unix.AF_INET,
+			netlink.Attribute{Type: ctaTupleOrig | unix.NLA_F_NESTED, Data: encode(e.Original)},
+			netlink.Attribute{Type: ctaTupleReply | unix.NLA_F_NESTED, Data: encode(e.Reply)}, attr(ctaTimeout, 600))
+		if _, err := nl.Execute(m); err != nil {
 			t.Fatalf("entry %d: %v", i, err)
 		}
 	}
 }
 
-func TestStatsMatchTheTable(t *testing.T) {
+// What the counters count is rare, so the test changes the kernel's replies.
+func TestStatsMatchTheTableAndSumUpAllProcessors(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
-	insert(t, ns, 7)
-	s, err := New(dialIn(ns)).Stats()
-	if err != nil || s.Entries != 7 || s.Limit == 0 || s.InsertFailed != 0 || s.Drop != 0 {
-		t.Errorf("%+v: %v", s, err)
+	insert(t, ns, untranslated(7, "203.0.113.9")...)
+	processors := uint64(0)
+	table := newTable(changing(dialIn(ns), nil, func(m *netlink.Message) {
+		if m.Header.Type&0xff != msgStatsCPU {
+			return
+		}
+		processors++
+		err := nfnetlink.Each(m.Data[headerLen:], func(typ uint16, data []byte) error {
+			binary.BigEndian.PutUint32(data, 1<<(2*typ)) // from 1 << 4 to 1 << 26
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}))
+	s, err := table.Stats()
+	want := Stats{7, s.Limit, processors << 18, processors << 20, processors << 22}
+	if err != nil || s != want || processors == 0 || s.Limit == 0 || s.Limit == s.Entries {
+		t.Errorf("%+v of %d processors, want %+v: %v", s, processors, want, err)
 	}
 }
 
@@ -459,17 +555,16 @@ func TestMissingCapabilityIsNamed(t *testing.T) {
 // 260,000 entries.
 func TestFullTable(t *testing.T) {
 	if !nfttest.Long() {
-		t.Log("with LONG=1")
-		return
+		t.Skip("with LONG=1")
 	}
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, natRules, "-f", "-")
-	table := New(dialIn(top.Node))
+	table := newTable(dialIn(top.Node))
 	before, err := table.Stats()
 	if err != nil {
 		t.Fatal(err)
 	}
-	insert(t, top.Node, int(before.Limit-before.Entries))
+	insert(t, top.Node, untranslated(int(before.Limit-before.Entries), "203.0.113.9")...)
 	for port := range uint16(5) {
 		_, _ = top.Send(nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, Dst: netip.AddrPortFrom(top.OutsideV4, 5000+port)})
 	}
@@ -500,7 +595,7 @@ func TestPressureReportsFullestDestinationAndDrops(t *testing.T) {
 		meta nfproto ipv6 meta l4proto sctp masquerade
 	}
 }`, "-f", "-")
-	table := New(dialIn(top.Node))
+	table := newTable(dialIn(top.Node))
 	send := func(n int, dst string) {
 		for range n {
 			c, err := top.Pod.DialContext(t.Context(), "udp", dst)
@@ -515,12 +610,14 @@ func TestPressureReportsFullestDestinationAndDrops(t *testing.T) {
 	}
 	// arrived waits until everything sent so far has passed the node.
 	arrived := func(port uint16) {
-		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, Dst: netip.AddrPortFrom(top.OutsideV4, port)})
+		dst := netip.AddrPortFrom(top.OutsideV4, port)
+		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, Dst: dst})
 	}
 	send(8, "203.0.113.9:53")
 	send(3, "203.0.113.8:53")
 	for port := range uint16(2) {
-		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.SCTP, From: top.Pod, Dst: netip.AddrPortFrom(top.OutsideV6, 6000+port)})
+		dst := netip.AddrPortFrom(top.OutsideV6, 6000+port)
+		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.SCTP, From: top.Pod, Dst: dst})
 	}
 	arrived(7000)
 	p, err := table.Pressure()
@@ -537,7 +634,7 @@ func TestPressureReportsFullestDestinationAndDrops(t *testing.T) {
 }
 
 func TestTallyKeepsTheFullestKeysInBoundedMemory(t *testing.T) {
-	tally := NewTally()
+	tally := Tally{}
 	entry := func(n int, dst string) *Entry {
 		to := netip.MustParseAddrPort(dst)
 		seen := netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(1024+n))
@@ -545,7 +642,10 @@ func TestTallyKeepsTheFullestKeysInBoundedMemory(t *testing.T) {
 			to = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(n >> 8), byte(n)}), uint16(n>>16))
 		}
 		return &Entry{
-			Original: Tuple{Protocol: unix.IPPROTO_TCP}, Reply: Tuple{Src: to, Dst: seen, Protocol: unix.IPPROTO_TCP}, Status: SrcNAT,
+			Key: Key{
+				Original: Tuple{Protocol: unix.IPPROTO_TCP}, Reply: Tuple{Src: to, Dst: seen, Protocol: unix.IPPROTO_TCP},
+			},
+			Status: SrcNAT,
 		}
 	}
 	const all, full = 300_000, 50_000
@@ -554,13 +654,45 @@ func TestTallyKeepsTheFullestKeysInBoundedMemory(t *testing.T) {
 			tally.Add(entry(n/6, "203.0.113.9:443"))
 		}
 		tally.Add(entry(1<<17+n, "203.0.113.9:443"))
-		if len(tally.counts) > maxKeys {
-			t.Fatalf("%d keys", len(tally.counts))
+		if len(tally) > maxKeys {
+			t.Fatalf("%d keys", len(tally))
 		}
 	}
 	top := tally.Fullest(1)
 	low := full - (all+full)/maxKeys - 1
 	if len(top) != 1 || top[0].To.String() != "203.0.113.9:443" || top[0].Used > full || top[0].Used < low {
 		t.Errorf("%+v, want %d to %d", top, low, full)
+	}
+}
+
+func TestPortIsUsedByTranslatedConnectionsOfTheSameKeyAlone(t *testing.T) {
+	const pod, dst, node = "10.244.1.2:4000", "203.0.113.9:53", "192.0.2.1:20000"
+	first := entryOf(unix.IPPROTO_UDP, pod, "", dst, node)
+	for _, tt := range []struct {
+		protocol     uint8
+		dst, seen    string
+		untranslated bool
+		is           bool
+	}{
+		{unix.IPPROTO_UDP, dst, "192.0.2.1:20001", false, true},
+		{unix.IPPROTO_UDP, dst, node, true, false},
+		{unix.IPPROTO_UDP, "203.0.113.9:54", node, false, false},
+		{unix.IPPROTO_UDP, dst, "192.0.2.2:20000", false, false},
+		{unix.IPPROTO_TCP, dst, node, false, false},
+	} {
+		e := entryOf(tt.protocol, pod, "", tt.dst, tt.seen)
+		if !tt.untranslated {
+			e.Status = SrcNAT
+		}
+		if got := first.portKey().Is(&e); got != tt.is {
+			t.Errorf("%+v: %t", tt, got)
+		}
+	}
+	echo := entryOf(unix.IPPROTO_ICMP, pod, "", dst, node)
+	echo.Status = SrcNAT
+	tally := Tally{}
+	tally.Add(&echo)
+	if echo.portKey().Is(&echo) || len(tally) > 0 {
+		t.Error("ICMP has no ports")
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,13 +16,9 @@ type Status uint32
 
 // Flags of a status.
 const (
+	Expected  Status = 1 << 0 // by a helper, such as that of FTP
 	SeenReply Status = 1 << 1
-	Confirmed Status = 1 << 3
 	SrcNAT    Status = 1 << 4
-	// SrcNATDone is set once source NAT was decided, whether the source was
-	// translated or not. An entry without it was created before there was a NAT
-	// chain for its family; the kernel no longer translates it.
-	SrcNATDone Status = 1 << 7
 )
 
 // A Tuple is one direction of a connection. For ICMP, which has no ports, both
@@ -33,25 +28,24 @@ type Tuple struct {
 	Protocol uint8
 }
 
-// An Entry is a tracked connection. An entry visited by a dump is valid until the
-// next one; Clone it to keep it.
-type Entry struct {
+// A Key identifies an entry. The kernel's ID alone does not distinguish it from a
+// later one: it is a hash of the original tuple and of the entry's address in memory,
+// which the kernel reuses at once.
+type Key struct {
 	Original, Reply Tuple
-	Status          Status
-	Timeout         uint32 // seconds
 	ID              uint32
-	Zone            uint16
-	Started         time.Time // zero unless the sysctl nf_conntrack_timestamp is 1
-	State           string    // for TCP and SCTP, as the kernel names it; otherwise ""
-
-	tuple []byte // CTA_TUPLE_ORIG as the kernel sent it
 }
 
-// Clone returns a copy that stays valid.
-func (e *Entry) Clone() Entry {
-	c := *e
-	c.tuple = slices.Clone(e.tuple)
-	return c
+// An Entry is a tracked connection. Copy one visited by a dump to keep it.
+type Entry struct {
+	Key
+	Status  Status
+	Timeout uint32    // seconds
+	Zone    uint16    // of both directions, or of the one that has a zone other than 0
+	Started time.Time // zero unless the sysctl nf_conntrack_timestamp is 1
+	State   string    // for TCP and SCTP, as the kernel names it; otherwise ""
+
+	tuple []byte // CTA_TUPLE_ORIG as the kernel sent it, valid during the visit
 }
 
 // Destination is the actual destination of the connection: after DNAT, such as
@@ -91,6 +85,7 @@ const (
 
 	ctaTupleIP    = 1
 	ctaTupleProto = 2
+	ctaTupleZone  = 3
 
 	ctaIPv4Src = 1
 	ctaIPv4Dst = 2
@@ -111,11 +106,12 @@ const (
 // states are the names of the states in /proc/net/nf_conntrack.
 var states = map[uint16][]string{
 	ctaProtoInfoTCP: {
-		"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT", "CLOSE", "SYN_SENT2",
+		"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT", "CLOSE",
+		"SYN_SENT2",
 	},
 	ctaProtoInfoSCTP: {
-		"NONE", "CLOSED", "COOKIE_WAIT", "COOKIE_ECHOED", "ESTABLISHED", "SHUTDOWN_SENT", "SHUTDOWN_RECD", "SHUTDOWN_ACK_SENT",
-		"HEARTBEAT_SENT",
+		"NONE", "CLOSED", "COOKIE_WAIT", "COOKIE_ECHOED", "ESTABLISHED", "SHUTDOWN_SENT", "SHUTDOWN_RECD",
+		"SHUTDOWN_ACK_SENT", "HEARTBEAT_SENT",
 	},
 }
 
@@ -125,9 +121,9 @@ func (e *Entry) decode(b []byte) error {
 		switch typ {
 		case ctaTupleOrig:
 			e.tuple = data
-			return e.Original.decode(data)
+			return e.decodeTuple(&e.Original, data)
 		case ctaTupleReply:
-			return e.Reply.decode(data)
+			return e.decodeTuple(&e.Reply, data)
 		case ctaStatus:
 			e.Status = Status(number(data))
 		case ctaTimeout:
@@ -144,59 +140,45 @@ func (e *Entry) decode(b []byte) error {
 				return nil
 			})
 		case ctaProtoInfo:
-			return nfnetlink.Each(data, e.decodeState)
+			return nfnetlink.Each(data, func(protocol uint16, data []byte) error {
+				return nfnetlink.Each(data, func(typ uint16, data []byte) error {
+					if names, n := states[protocol], int(number(data)); typ == ctaState && n < len(names) {
+						e.State = names[n]
+					}
+					return nil
+				})
+			})
 		}
 		return nil
 	})
 }
 
-func (e *Entry) decodeState(protocol uint16, data []byte) error {
-	names, known := states[protocol]
-	return nfnetlink.Each(data, func(typ uint16, data []byte) error {
-		if !known || typ != ctaState {
-			return nil
-		}
-		if n := int(number(data)); n < len(names) {
-			e.State = names[n]
-		} else {
-			e.State = fmt.Sprint(n)
-		}
-		return nil
-	})
-}
-
-func (t *Tuple) decode(b []byte) error {
+func (e *Entry) decodeTuple(t *Tuple, b []byte) error {
 	var src, dst netip.Addr
 	var srcPort, dstPort uint16
-	err := nfnetlink.Each(b, func(typ uint16, data []byte) error {
-		switch typ {
-		case ctaTupleIP:
-			return nfnetlink.Each(data, func(typ uint16, data []byte) error {
-				switch typ {
-				case ctaIPv4Src, ctaIPv6Src:
-					src, _ = netip.AddrFromSlice(data)
-				case ctaIPv4Dst, ctaIPv6Dst:
-					dst, _ = netip.AddrFromSlice(data)
-				}
-				return nil
-			})
-		case ctaTupleProto:
-			return nfnetlink.Each(data, func(typ uint16, data []byte) error {
-				switch typ {
-				case ctaProtoNum:
-					t.Protocol = uint8(number(data))
-				case ctaProtoSrcPort:
-					srcPort = uint16(number(data))
-				case ctaProtoDstPort:
-					dstPort = uint16(number(data))
-				case ctaProtoICMPID, ctaProtoICMPv6ID:
-					srcPort = uint16(number(data))
-					dstPort = srcPort
-				}
-				return nil
-			})
+	err := nfnetlink.Each(b, func(part uint16, data []byte) error {
+		if part == ctaTupleZone {
+			e.Zone = uint16(number(data))
+			return nil
 		}
-		return nil
+		return nfnetlink.Each(data, func(typ uint16, data []byte) error {
+			switch part<<8 | typ {
+			case ctaTupleIP<<8 | ctaIPv4Src, ctaTupleIP<<8 | ctaIPv6Src:
+				src, _ = netip.AddrFromSlice(data)
+			case ctaTupleIP<<8 | ctaIPv4Dst, ctaTupleIP<<8 | ctaIPv6Dst:
+				dst, _ = netip.AddrFromSlice(data)
+			case ctaTupleProto<<8 | ctaProtoNum:
+				t.Protocol = uint8(number(data))
+			case ctaTupleProto<<8 | ctaProtoSrcPort:
+				srcPort = uint16(number(data))
+			case ctaTupleProto<<8 | ctaProtoDstPort:
+				dstPort = uint16(number(data))
+			case ctaTupleProto<<8 | ctaProtoICMPID, ctaTupleProto<<8 | ctaProtoICMPv6ID:
+				srcPort = uint16(number(data))
+				dstPort = srcPort
+			}
+			return nil
+		})
 	})
 	t.Src, t.Dst = netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort)
 	return err

@@ -2,60 +2,138 @@ package conntrack
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
 	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 )
 
-// Flush deletes at most flushRate entries per second, and holds at most
-// flushBatch in memory.
-const (
-	flushRate  = 10_000
-	flushBatch = 10_000
-)
+// A Pass deletes connections that are stale, and only those of which that is certain:
+// each was stale when the pass began, and is read and judged again right before it is
+// deleted. Their next packets start new connections, for which the current rules decide.
+// What opens meanwhile is not deleted, so a pass ends however many connections there are.
+//
+// It keeps about twenty bytes for each connection that it is to delete.
+type Pass struct {
+	Table   *Table
+	Matches func(*Entry) bool
+	// Read returns a judge for the policy in force. It is called before the stale
+	// connections are listed, and again after that: the second judge knows each rule that
+	// was there when one of them was opened.
+	Read func(context.Context) (*Judge, error)
+	// Listed is called once: with the number of connections to delete, and the judge.
+	Listed func(n int, j *Judge)
 
-// Flush deletes the stale connections that match, at most 10,000 per second, and
-// returns how many. Their next packets start new connections, for which the
-// current rules decide.
-func (t *Table) Flush(ctx context.Context, j *Judge, matches func(*Entry) bool) (deleted int, err error) {
-	for ctx.Err() == nil {
-		var batch []Entry
-		err := t.Dump(Filter{}, func() func(*Entry) error {
-			batch = batch[:0]
-			return func(e *Entry) error {
-				if matches(e) && j.Stale(e) {
-					batch = append(batch, e.Clone())
-				}
-				if len(batch) == flushBatch {
-					return ErrStop
-				}
-				return nil
-			}
-		})
-		if err != nil {
-			return deleted, err
-		}
-		n, err := t.Delete(batch, pace(ctx))
-		deleted += n
-		if err != nil || n == 0 || len(batch) < flushBatch {
-			return deleted, err
-		}
-	}
-	return deleted, ctx.Err()
+	// Deleted counts the connections that were deleted.
+	Deleted int
+
+	listed map[uint64]bool // hashes of keys; nil: not listed yet
+	seed   maphash.Seed
 }
 
-// pace returns a function that waits as long as flushRate requires.
-func pace(ctx context.Context) func() error {
-	start, n := time.Now(), 0
-	return func() error {
-		const step = 100
-		if n++; n%step != 0 {
-			return nil
-		}
-		due := start.Add(time.Duration(n) * time.Second / flushRate)
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(time.Until(due)):
-			return nil
-		}
+// flushRate is the most connections that are deleted per second, in steps.
+const (
+	flushRate = 10_000
+	flushStep = 100
+)
+
+// Run deletes at most 10,000 connections per second. It ends with the context. After an
+// error it may be called again, and continues with the connections that it has listed.
+func (p *Pass) Run(ctx context.Context) error {
+	if err := p.list(ctx); err != nil || len(p.listed) == 0 {
+		return err
 	}
+	j, err := p.Read(ctx)
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(flushStep * time.Second / flushRate)
+	defer tick.Stop()
+	return p.Table.with(func(nl *netlink.Conn) error {
+		return p.dump(ctx, func(e *Entry) error {
+			if !p.listed[p.hash(e)] {
+				return nil
+			}
+			switch err := e.remove(nl, j); {
+			case err == nil:
+				p.Deleted++
+			case !errors.Is(err, unix.ENOENT):
+				return fmt.Errorf("delete connection: %w", err)
+			}
+			delete(p.listed, p.hash(e))
+			if len(p.listed)%flushStep == 0 {
+				select {
+				case <-tick.C:
+				case <-ctx.Done():
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// list lists the stale connections, once.
+func (p *Pass) list(ctx context.Context) error {
+	if p.listed != nil {
+		return nil
+	}
+	j, err := p.Read(ctx)
+	if err != nil {
+		return err
+	}
+	p.seed = maphash.MakeSeed()
+	listed := map[uint64]bool{}
+	err = p.dump(ctx, func(e *Entry) error {
+		if p.Matches(e) && j.Stale(e) {
+			listed[p.hash(e)] = true
+		}
+		return nil
+	})
+	if err == nil {
+		p.listed = listed
+		p.Listed(len(listed), j)
+	}
+	return err
+}
+
+// dump visits all entries, some of them again if the dump is interrupted.
+func (p *Pass) dump(ctx context.Context, visit func(*Entry) error) error {
+	return p.Table.Dump(Filter{}, func() func(*Entry) error {
+		return func(e *Entry) error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			return visit(e)
+		}
+	})
+}
+
+func (p *Pass) hash(e *Entry) uint64 { return maphash.Comparable(p.seed, e.Key) }
+
+// remove deletes the entry if it is still there and stale. Otherwise it returns ENOENT,
+// also if there is a newer entry with the same addresses and ports.
+func (e *Entry) remove(nl *netlink.Conn, j *Judge) error {
+	var now Entry
+	if err := exchange(nl, e.request(msgGet, 0), now.decode); err != nil {
+		return err
+	}
+	if now.Key != e.Key || !j.Stale(&now) {
+		return unix.ENOENT
+	}
+	_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
+	_, err := nl.Execute(e.request(msgDelete, netlink.Acknowledge))
+	return err
+}
+
+// request returns a request about the entry with its addresses and ports, in zone 0.
+func (e *Entry) request(kind uint16, flags netlink.HeaderFlags) netlink.Message {
+	family := uint8(unix.AF_INET)
+	if e.Original.Src.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	original := netlink.Attribute{Type: ctaTupleOrig | unix.NLA_F_NESTED, Data: e.tuple}
+	return message(kind, flags, family, original, attr(ctaID, e.ID))
 }

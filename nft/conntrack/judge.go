@@ -22,17 +22,29 @@ import (
 //   - connections from or to the node itself, and to multicast;
 //   - connections whose verdict depends on the interfaces;
 //   - TCP and SCTP connections that are closed;
-//   - translations that a current rule of another program may have caused: the
-//     entry does not show which rule did. A rule for packets marked by kube-proxy
-//     or portmap only matters if the destination was translated;
+//   - connections that a current rule of another program may have decided, by a
+//     translation or an exemption: the entry does not show which rule did. A rule for
+//     packets marked by kube-proxy or portmap only matters if the destination was
+//     translated;
 //   - connections from an address to itself, when a Service sends a pod back to
 //     itself: they work only if they are translated;
-//   - connections in a zone other than 0 for which source NAT was never decided:
-//     Open vSwitch and tc track connections in zones that never reach a NAT chain.
+//   - connections that a helper expected, which it translates like their first one;
+//   - connections in a zone other than 0: Open vSwitch and tc track and translate
+//     connections there themselves.
 type Judge struct {
+	Evidence
 	families map[bool]judged // those of the policy, by whether it is IPv6
 	local    []iprange.Range
-	others   func(src, dst netip.Addr, dnat bool) bool
+}
+
+// Evidence is what a judge must know of the node, besides the policy.
+type Evidence struct {
+	Local []netip.Prefix // the node's own addresses
+	// Others reports whether another program may have decided the source of connections
+	// between two addresses, the destination after DNAT.
+	Others func(src, dst netip.Addr, dnat bool) bool
+	// Spared are reasons, for people, why no connections of a family are certain to be stale.
+	Spared []string
 }
 
 // A judged is what a policy decides for a family.
@@ -42,11 +54,9 @@ type judged struct {
 	snat        nft.SNAT
 }
 
-// NewJudge returns a judge for a policy. local are the node's own addresses;
-// others reports whether another program's rule can rewrite the source of
-// connections between two addresses.
-func NewJudge(p nft.Policy, local []netip.Prefix, others func(src, dst netip.Addr, dnat bool) bool) *Judge {
-	j := &Judge{families: map[bool]judged{}, local: iprange.SetOf(local), others: others}
+// NewJudge returns a judge for a policy.
+func NewJudge(p nft.Policy, e Evidence) *Judge {
+	j := &Judge{Evidence: e, families: map[bool]judged{}, local: iprange.SetOf(e.Local)}
 	for _, f := range p.Families {
 		wide, depends := f.Region().OnAnyInterface()
 		j.families[f.IPv6] = judged{wide, depends, f.SNAT}
@@ -74,19 +84,14 @@ func (j *Judge) Now(e *Entry) nft.Verdict {
 
 // Stale reports whether the entry's translation contradicts the policy.
 func (j *Judge) Stale(e *Entry) bool {
-	src, dst := e.Original.Src.Addr(), e.Destination().Addr()
-	seen := e.SeenAs().Addr()
-	translated := seen != src
-	now := j.Now(e)
-	switch {
-	case !j.Forwarded(e):
+	src, dst, seen := e.Original.Src.Addr(), e.Destination().Addr(), e.SeenAs().Addr()
+	switch now, f := j.Now(e), j.families[dst.Is6()]; {
+	case e.Zone != 0, e.Status&Expected != 0, !j.Forwarded(e):
 		return false
-	case e.Status&SrcNATDone == 0 && e.Zone != 0:
-		return false
-	case now == "", translated == (now == nft.Masqueraded) && (!translated || j.families[src.Is6()].snat.Allows(seen)):
+	case now == nft.Exempt && seen == src, now == nft.Masqueraded && seen != src && f.snat.Allows(seen), now == "":
 		return false
 	}
-	return !translated || !j.others(src, dst, e.Original.Dst != e.Destination())
+	return !j.Others(src, dst, e.Original.Dst != e.Destination())
 }
 
 // Forwarded reports whether a connection is open, and is not from or to the node
@@ -115,23 +120,13 @@ const sampleSize = 200_000
 // A Sample describes how much of a table was examined. The kernel's order is
 // random, so the examined entries are representative.
 type Sample struct {
-	Examined int // entries
-	Entries  int // in the table
-}
-
-// Partial reports whether there were more entries than were examined.
-func (s Sample) Partial() bool { return s.Examined >= sampleSize && s.Entries > s.Examined }
-
-// estimate returns how many entries of the table a number of examined ones stand for.
-func (s Sample) estimate(n int) int {
-	if !s.Partial() {
-		return n
-	}
-	return int(int64(n) * int64(s.Entries) / int64(s.Examined))
+	Examined int  // entries
+	Entries  int  // in the table
+	Partial  bool // there were more entries than were examined
 }
 
 // Sample is like [Table.Dump], but stops after 200,000 entries.
-func (t *Table) Sample(f Filter, start func() func(*Entry)) (Sample, error) {
+func (t *Table) Sample(start func() func(*Entry)) (Sample, error) {
 	stats, err := t.Stats()
 	if err != nil {
 		return Sample{}, err
@@ -141,15 +136,16 @@ func (t *Table) Sample(f Filter, start func() func(*Entry)) (Sample, error) {
 		start()
 		return s, nil // to find that out, a dump walks the table of all namespaces
 	}
-	err = t.Dump(f, func() func(*Entry) error {
+	err = t.Dump(Filter{}, func() func(*Entry) error {
 		s.Examined = 0
 		visit := start()
 		return func(e *Entry) error {
 			visit(e)
-			if s.Examined++; s.Examined >= sampleSize {
-				return ErrStop
+			if s.Examined++; s.Examined < t.sample {
+				return nil
 			}
-			return nil
+			s.Partial = s.Entries > s.Examined
+			return errStop
 		}
 	})
 	return s, err
@@ -165,7 +161,7 @@ type Stale struct {
 // CountStale counts the connections whose translation contradicts the policy.
 func (t *Table) CountStale(j *Judge) (Stale, error) {
 	var s Stale
-	sample, err := t.Sample(Filter{}, func() func(*Entry) {
+	sample, err := t.Sample(func() func(*Entry) {
 		s = Stale{}
 		return func(e *Entry) {
 			if !j.Stale(e) {
@@ -177,6 +173,8 @@ func (t *Table) CountStale(j *Judge) (Stale, error) {
 			}
 		}
 	})
-	s.Sample, s.Count = sample, sample.estimate(s.Count)
+	if s.Sample = sample; s.Partial {
+		s.Count = int(int64(s.Count) * int64(s.Entries) / int64(s.Examined))
+	}
 	return s, err
 }

@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"cmp"
 	"net/netip"
 	"strings"
 	"testing"
@@ -14,54 +15,106 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
+// entryOf returns an entry. requested is the destination before DNAT, "" if there was none.
+func entryOf(protocol uint8, src, requested, dst, seenAs string) Entry {
+	a := netip.MustParseAddrPort
+	return Entry{Key: Key{
+		Original: Tuple{Src: a(src), Dst: a(cmp.Or(requested, dst)), Protocol: protocol},
+		Reply:    Tuple{Src: a(dst), Dst: a(seenAs), Protocol: protocol},
+	}}
+}
+
+var alone = Evidence{Others: func(_, _ netip.Addr, _ bool) bool { return false }}
+
+// judgeOf returns a judge for a policy of both families, on a node without addresses and
+// without other programs.
+func judgeOf(change func(*config.Config)) *Judge {
+	c := config.Default(config.Defaults{EnableIPv6: true})
+	change(&c)
+	return NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), alone)
+}
+
+// Policies for which everything is stale that is translated, or is not.
+func exemptAll(c *config.Config)     { c.NonMasqueradeCIDRs = cidrs("0.0.0.0/0", "::/0") }
+func masqueradeAll(c *config.Config) { c.NonMasqueradeCIDRs = nil }
+
+func cidrs(all ...string) (cidrs []config.CIDR) {
+	for _, s := range all {
+		cidrs = append(cidrs, config.CIDR{Prefix: netip.MustParsePrefix(s)})
+	}
+	return cidrs
+}
+
 func TestStaleConnections(t *testing.T) {
 	const pod, exempt, other, node = "10.244.1.2:4000", "10.9.0.9:53", "203.0.113.9:53", "192.0.2.1:20000"
-	docker := func(src, _ netip.Addr, dnat bool) bool {
-		return src == netip.MustParseAddr("172.17.0.2") || dnat && src == netip.MustParseAddr("10.244.1.9")
+	const pod6, exempt6, other6, node6 = "[fd00::2]:4000", "[fd00:9::9]:53", "[2001:db8:1::9]:53", "[2001:db8::1]:20000"
+	others := func(src, dst netip.Addr, dnat bool) bool {
+		return src == netip.MustParseAddr("172.17.0.2") || dnat && src == netip.MustParseAddr("10.244.1.9") ||
+			dst == netip.MustParseAddr("198.51.100.9")
 	}
-	local := []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32"), netip.MustParsePrefix("127.0.0.0/8")}
-	j := NewJudge(nft.NewPolicy(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}), local, docker)
+	var local []netip.Prefix
+	for _, s := range []string{"192.0.2.1/32", "127.0.0.0/8", "198.19.0.0/24", "2001:db8::1/128", "2001:db8:9::/64"} {
+		local = append(local, netip.MustParsePrefix(s))
+	}
+	c := config.Default(config.Defaults{EnableIPv6: true})
+	c.NonMasqueradeCIDRs = cidrs("10.0.0.0/8", "fd00::/8")
+	j := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), Evidence{Local: local, Others: others})
+	c.EnableIPv6 = false
+	off := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), Evidence{Local: local, Others: others})
 	for _, tt := range []struct {
 		name                        string
 		src, requested, dst, seenAs string
+		state                       string
 		status                      Status
 		zone                        uint16
-		protocol                    uint8
-		state                       string
+		judge                       *Judge
 		stale                       bool
 	}{
-		{name: "exempt and translated", src: pod, dst: exempt, seenAs: node, status: SrcNATDone, stale: true},
-		{name: "exempt, not translated", src: pod, dst: exempt, seenAs: pod, status: SrcNATDone},
-		{name: "masqueraded, not translated", src: pod, dst: other, seenAs: pod, status: SrcNATDone, stale: true},
-		{name: "masqueraded and translated", src: pod, dst: other, seenAs: node, status: SrcNATDone},
-		{name: "only the port differs", src: pod, dst: exempt, seenAs: "10.244.1.2:4001", status: SrcNATDone},
-		{name: "exempt after DNAT", src: pod, requested: "198.18.0.10:53", dst: exempt, seenAs: node, status: SrcNATDone, stale: true},
-		{name: "translated by Docker", src: "172.17.0.2:4000", dst: exempt, seenAs: node, status: SrcNATDone},
-		{name: "marked by kube-proxy", src: "10.244.1.9:4000", requested: "198.18.0.10:53", dst: exempt, seenAs: node, status: SrcNATDone},
-		{name: "not marked, as it has no DNAT", src: "10.244.1.9:4000", dst: exempt, seenAs: node, status: SrcNATDone, stale: true},
-		{name: "to itself by a Service", src: pod, requested: "198.18.0.10:53", dst: "10.244.1.2:53", seenAs: node, status: SrcNATDone},
-		{name: "from the node", src: "192.0.2.1:4000", dst: other, seenAs: "192.0.2.1:4000", status: SrcNATDone},
-		{name: "to the node", src: pod, dst: "192.0.2.1:53", seenAs: pod, status: SrcNATDone},
-		{name: "to multicast", src: pod, dst: "224.0.0.251:5353", seenAs: pod, status: SrcNATDone},
-		{name: "began before the rules", src: pod, dst: other, seenAs: pod, stale: true},
-		{name: "never decided, in a zone of Open vSwitch", src: pod, dst: other, seenAs: pod, zone: 7},
-		{name: "decided, in a zone", src: pod, dst: other, seenAs: pod, zone: 7, status: SrcNATDone, stale: true},
-		{name: "TCP, established", src: pod, dst: other, seenAs: pod, protocol: unix.IPPROTO_TCP, state: "ESTABLISHED", stale: true},
-		{name: "TCP, closed", src: pod, dst: other, seenAs: pod, protocol: unix.IPPROTO_TCP, state: "TIME_WAIT"},
-		{name: "SCTP, opening", src: pod, dst: other, seenAs: pod, protocol: unix.IPPROTO_SCTP, state: "CLOSED", stale: true},
-		{name: "SCTP, closed", src: pod, dst: other, seenAs: pod, protocol: unix.IPPROTO_SCTP, state: "CLOSED", status: SeenReply | SrcNATDone},
-		{name: "IPv6, which is off", src: "[fd00::2]:4000", dst: "[2001:db8::9]:53", seenAs: "[2001:db8::1]:4000", status: SrcNATDone, stale: true},
+		{name: "exempt and translated", src: pod, dst: exempt, seenAs: node, stale: true},
+		{name: "exempt, not translated", src: pod, dst: exempt, seenAs: pod},
+		{name: "masqueraded, not translated", src: pod, dst: other, seenAs: pod, stale: true},
+		{name: "masqueraded and translated", src: pod, dst: other, seenAs: node},
+		{name: "IPv6, exempt and translated", src: pod6, dst: exempt6, seenAs: node6, stale: true},
+		{name: "IPv6, exempt, not translated", src: pod6, dst: exempt6, seenAs: pod6},
+		{name: "IPv6, masqueraded, not translated", src: pod6, dst: other6, seenAs: pod6, stale: true},
+		{name: "IPv6, masqueraded and translated", src: pod6, dst: other6, seenAs: node6},
+		{name: "IPv6, which is off, and translated", src: pod6, dst: other6, seenAs: node6, judge: off, stale: true},
+		{name: "IPv6, which is off, not translated", src: pod6, dst: other6, seenAs: pod6, judge: off},
+
+		{name: "only the port differs", src: pod, dst: exempt, seenAs: "10.244.1.2:4001"},
+		{name: "exempt after DNAT", src: pod, requested: "198.18.0.10:53", dst: exempt, seenAs: node, stale: true},
+		{name: "masqueraded after DNAT", src: pod, requested: "10.96.0.10:53", dst: other, seenAs: node},
+		{name: "another port after DNAT", src: "10.244.1.9:4000", requested: "10.9.0.9:80", dst: exempt, seenAs: node},
+		{name: "to itself by a Service", src: pod, requested: "198.18.0.10:53", dst: "10.244.1.2:53", seenAs: node},
+
+		{name: "perhaps translated by Docker", src: "172.17.0.2:4000", dst: exempt, seenAs: node},
+		{name: "perhaps exempted by a rule of others", src: pod, dst: "198.51.100.9:53", seenAs: pod},
+		{name: "marked by kube-proxy", src: "10.244.1.9:4000", requested: "198.18.0.10:53", dst: exempt, seenAs: node},
+		{name: "not marked, as it has no DNAT", src: "10.244.1.9:4000", dst: exempt, seenAs: node, stale: true},
+		{name: "translated in a zone", src: pod, dst: exempt, seenAs: node, zone: 7},
+		{name: "untranslated in a zone", src: pod, dst: other, seenAs: pod, zone: 7},
+		{name: "IPv6, translated in a zone", src: pod6, dst: exempt6, seenAs: node6, zone: 1},
+		{name: "expected by a helper, translated", src: pod, dst: exempt, seenAs: node, status: Expected | SrcNAT},
+		{name: "expected by a helper, untranslated", src: pod, dst: other, seenAs: pod, status: Expected},
+
+		{name: "from the node", src: "192.0.2.1:4000", dst: other, seenAs: "192.0.2.1:4000"},
+		{name: "to the node", src: pod, dst: "192.0.2.1:53", seenAs: pod},
+		{name: "from an address of a local range", src: "198.19.0.77:4000", dst: other, seenAs: "198.19.0.77:4000"},
+		{name: "to an address of a local range", src: pod, dst: "198.19.0.77:53", seenAs: pod},
+		{name: "next to the local range", src: pod, dst: "198.19.1.0:53", seenAs: pod, stale: true},
+		{name: "IPv6, to an address of a local range", src: pod6, dst: "[2001:db8:9::77]:53", seenAs: pod6},
+		{name: "to multicast", src: pod, dst: "224.0.0.251:5353", seenAs: pod},
+		{name: "IPv6, to multicast", src: pod6, dst: "[ff05::fb]:5353", seenAs: pod6},
+
+		{name: "TCP, established", src: pod, dst: other, seenAs: pod, state: "ESTABLISHED", stale: true},
+		{name: "TCP, waiting", src: pod, dst: other, seenAs: pod, state: "TIME_WAIT"},
+		{name: "TCP, closed", src: pod, dst: other, seenAs: pod, state: "CLOSE"},
+		{name: "SCTP, opening", src: pod, dst: other, seenAs: pod, state: "CLOSED", stale: true},
+		{name: "SCTP, closed", src: pod, dst: other, seenAs: pod, state: "CLOSED", status: SeenReply},
 	} {
-		if tt.requested == "" {
-			tt.requested = tt.dst
-		}
-		a := netip.MustParseAddrPort
-		e := Entry{
-			Original: Tuple{Src: a(tt.src), Dst: a(tt.requested), Protocol: tt.protocol},
-			Reply:    Tuple{Src: a(tt.dst), Dst: a(tt.seenAs), Protocol: tt.protocol},
-			Status:   tt.status, Zone: tt.zone, State: tt.state,
-		}
-		if got := j.Stale(&e); got != tt.stale {
+		e := entryOf(unix.IPPROTO_TCP, tt.src, tt.requested, tt.dst, tt.seenAs)
+		e.Status, e.Zone, e.State = tt.status, tt.zone, tt.state
+		if got := cmp.Or(tt.judge, j).Stale(&e); got != tt.stale {
 			t.Errorf("%s: stale is %t", tt.name, got)
 		}
 	}
@@ -69,58 +122,55 @@ func TestStaleConnections(t *testing.T) {
 
 // Pods keep an address that the node has, whichever they would get now.
 func TestConnectionsFromAddressesThatAreNotAllowedAreStale(t *testing.T) {
-	c := config.Default(config.Defaults{})
-	for _, a := range []string{"198.51.100.11/32", "198.51.100.64/29"} {
-		c.SNATAddresses = append(c.SNATAddresses, config.CIDR{Prefix: netip.MustParsePrefix(a)})
-	}
+	c := config.Default(config.Defaults{EnableIPv6: true})
+	c.SNATAddresses = cidrs("198.51.100.11/32", "198.51.100.64/29")
+	const pod, dst = "10.244.1.2", "203.0.113.9"
 	const node, listed, within, other = "192.0.2.1", "198.51.100.11", "198.51.100.65", "198.51.100.12"
 	for _, tt := range []struct {
-		has, seen string
-		stale     bool
+		has, src, dst, seen string
+		stale               bool
 	}{
-		{listed, listed, false},
-		{listed + " " + within, within, false},
-		{listed, within, true}, // the node does not have it any more
-		{listed, node, true},   // masqueraded before
-		{listed, other, true},  // of an earlier config
-		{node, node, false},
-		{node, listed, true},
+		{listed, pod, dst, listed, false},
+		{listed + " " + within, pod, dst, within, false},
+		{listed, pod, dst, within, true}, // the node does not have it any more
+		{listed, pod, dst, node, true},   // masqueraded before
+		{listed, pod, dst, other, true},  // of an earlier config
+		{node, pod, dst, node, false},
+		{node, pod, dst, listed, true},
+		{listed, pod, dst, pod, true},
+		{listed, pod, "10.9.0.9", pod, false},
+		{listed, pod, "10.9.0.9", listed, true}, // exempt
+		// The list has no address of IPv6.
+		{listed, "fd00::2", "2001:db8:1::9", "2001:db8::1", false},
+		{listed, "fd00::2", "2001:db8:1::9", "fd00::2", true},
 	} {
 		var addresses []netip.Addr
 		for _, a := range strings.Fields(tt.has) {
 			addresses = append(addresses, netip.MustParseAddr(a))
 		}
-		j := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).On(addresses), nil, func(_, _ netip.Addr, _ bool) bool { return false })
-		a := netip.MustParseAddrPort
-		e := Entry{
-			Original: Tuple{Src: a("10.244.1.2:4000"), Dst: a("203.0.113.9:53")},
-			Reply:    Tuple{Src: a("203.0.113.9:53"), Dst: a(tt.seen + ":20000")}, Status: SrcNATDone,
-		}
+		j := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).On(addresses), alone)
+		at := func(s string, port uint16) string { return netip.AddrPortFrom(netip.MustParseAddr(s), port).String() }
+		e := entryOf(unix.IPPROTO_UDP, at(tt.src, 4000), "", at(tt.dst, 53), at(tt.seen, 20000))
 		if got := j.Stale(&e); got != tt.stale {
-			t.Errorf("the node has %s, seen as %s: stale is %t", tt.has, tt.seen, got)
+			t.Errorf("the node has %s, to %s, seen as %s: stale is %t", tt.has, tt.dst, tt.seen, got)
 		}
 	}
 }
 
 // An entry does not contain the interfaces of its packets.
 func TestVerdictThatDependsOnInterfacesIsNotStale(t *testing.T) {
-	c := config.Default(config.Defaults{})
-	c.NonMasqueradeOutInterfaces = []config.Interface{{Name: "wg*"}}
-	j := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), nil, func(_, _ netip.Addr, _ bool) bool { return false })
+	j := judgeOf(func(c *config.Config) { c.NonMasqueradeOutInterfaces = []config.Interface{{Name: "wg*"}} })
 	for _, tt := range []struct {
 		dst   string
 		stale bool
+		now   nft.Verdict
 	}{
-		{"203.0.113.9:53", false}, // not masqueraded if it leaves by wg0
-		{"10.9.0.9:53", true},     // exempt in any case
+		{"203.0.113.9:53", false, ""}, // not masqueraded if it leaves by wg0
+		{"10.9.0.9:53", true, nft.Exempt},
 	} {
-		a := netip.MustParseAddrPort
-		e := Entry{
-			Original: Tuple{Src: a("10.244.1.2:4000"), Dst: a(tt.dst)},
-			Reply:    Tuple{Src: a(tt.dst), Dst: a("192.0.2.1:20000")}, Status: SrcNATDone,
-		}
-		if got := j.Stale(&e); got != tt.stale {
-			t.Errorf("%s: stale is %t", tt.dst, got)
+		e := entryOf(unix.IPPROTO_UDP, "10.244.1.2:4000", "", tt.dst, "192.0.2.1:20000")
+		if got := j.Stale(&e); got != tt.stale || j.Now(&e) != tt.now {
+			t.Errorf("%s: stale is %t, now %q", tt.dst, got, j.Now(&e))
 		}
 		e.Reply.Dst = e.Original.Src
 		if j.Stale(&e) {
@@ -132,12 +182,8 @@ func TestVerdictThatDependsOnInterfacesIsNotStale(t *testing.T) {
 func TestStaleConnectionsAreCounted(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
-	table := New(dialIn(ns))
-	nobody := func(_, _ netip.Addr, _ bool) bool { return false }
-	c := config.Default(config.Defaults{})
-	masquerades := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), nil, nobody)
-	c.NonMasqueradeCIDRs = []config.CIDR{{Prefix: netip.MustParsePrefix("0.0.0.0/0")}}
-	exempts := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), nil, nobody)
+	table := newTable(dialIn(ns))
+	masquerades, exempts := judgeOf(masqueradeAll), judgeOf(exemptAll)
 	count := func(j *Judge, stale, entries int) (oldest time.Time) {
 		t.Helper()
 		s, err := table.CountStale(j)
@@ -147,7 +193,8 @@ func TestStaleConnectionsAreCounted(t *testing.T) {
 		return s.Oldest
 	}
 	count(masquerades, 0, 0)
-	insert(t, ns, 3) // not translated
+	all := untranslated(23, "203.0.113.9")
+	insert(t, ns, all[:3]...)
 	if oldest := count(masquerades, 3, 3); !oldest.IsZero() {
 		t.Errorf("the oldest is of %s, which the kernel does not record", oldest)
 	}
@@ -155,31 +202,38 @@ func TestStaleConnectionsAreCounted(t *testing.T) {
 	if err := ns.Sysctl("net/netfilter/nf_conntrack_timestamp", "1"); err != nil {
 		t.Fatal(err)
 	}
-	insertFrom(t, ns, 3, 5)
+	insert(t, ns, all[3:]...)
 	var first time.Time
 	for _, e := range entries(t, table, Filter{}) {
 		if !e.Started.IsZero() && (first.IsZero() || e.Started.Before(first)) {
 			first = e.Started
 		}
 	}
-	if oldest := count(masquerades, 5, 5); oldest.IsZero() || !oldest.Equal(first) {
+	if oldest := count(masquerades, 23, 23); oldest.IsZero() || !oldest.Equal(first) {
 		t.Errorf("the oldest is of %s, want %s", oldest, first)
 	}
 }
 
 func TestPartOfATableIsScaledToAll(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNS(t, "node")
+	insert(t, ns, untranslated(30, "203.0.113.9")...)
 	for _, tt := range []struct {
-		Sample
-		partial bool
-		want    int // for 10
+		most   int
+		sample Sample
 	}{
-		{Sample{Examined: 100, Entries: 100}, false, 10},
-		{Sample{Examined: 100, Entries: 300}, false, 10}, // others went away meanwhile
-		{Sample{Examined: sampleSize, Entries: sampleSize}, false, 10},
-		{Sample{Examined: sampleSize, Entries: 3 * sampleSize}, true, 30},
+		{sampleSize, Sample{30, 30, false}},
+		{31, Sample{30, 30, false}},
+		{30, Sample{30, 30, false}},
+		{10, Sample{10, 30, true}},
 	} {
-		if tt.Partial() != tt.partial || tt.estimate(10) != tt.want {
-			t.Errorf("%+v: partial %t, 10 stand for %d", tt.Sample, tt.Partial(), tt.estimate(10))
+		table := newTable(dialIn(ns))
+		table.sample = tt.most
+		if s, err := table.CountStale(judgeOf(masqueradeAll)); err != nil || s.Count != 30 || s.Sample != tt.sample {
+			t.Errorf("a sample of %d: %+v: %v", tt.most, s, err)
 		}
+	}
+	if n := newTable(nil).sample; n != 200_000 {
+		t.Errorf("a sample has %d", n)
 	}
 }

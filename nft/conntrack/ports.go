@@ -27,26 +27,23 @@ const maxKeys = 1 << 14
 // A Tally counts the source ports that translations use. Its memory is bounded:
 // with more than 16,384 keys, all counts are too low by up to one for every
 // 16,384 entries, and keys with few ports are forgotten (Misra and Gries, 1982).
-type Tally struct{ counts map[PortKey]int }
-
-// NewTally returns an empty tally.
-func NewTally() *Tally { return &Tally{map[PortKey]int{}} }
+type Tally map[PortKey]int
 
 // Add counts an entry whose source was translated.
-func (t *Tally) Add(e *Entry) {
+func (t Tally) Add(e *Entry) {
 	k := e.portKey()
 	if !k.Is(e) {
 		return
 	}
-	if _, known := t.counts[k]; !known && len(t.counts) >= maxKeys {
-		for k := range t.counts {
-			if t.counts[k]--; t.counts[k] == 0 {
-				delete(t.counts, k)
+	if _, known := t[k]; !known && len(t) >= maxKeys {
+		for k := range t {
+			if t[k]--; t[k] == 0 {
+				delete(t, k)
 			}
 		}
 		return
 	}
-	t.counts[k]++
+	t[k]++
 }
 
 func (e *Entry) portKey() PortKey {
@@ -63,13 +60,15 @@ func (k PortKey) Is(e *Entry) bool {
 }
 
 // Fullest returns the n keys with the most ports in use, or fewer.
-func (t *Tally) Fullest(n int) []PortUse {
-	all := make([]PortUse, 0, len(t.counts))
-	for k, used := range t.counts {
+func (t Tally) Fullest(n int) []PortUse {
+	all := make([]PortUse, 0, len(t))
+	for k, used := range t {
 		all = append(all, PortUse{k, used})
 	}
 	slices.SortFunc(all, func(a, b PortUse) int {
-		return cmp.Or(cmp.Compare(b.Used, a.Used), cmp.Compare(a.Protocol, b.Protocol), a.From.Compare(b.From), a.To.Compare(b.To))
+		return cmp.Or(
+			cmp.Compare(b.Used, a.Used), cmp.Compare(a.Protocol, b.Protocol), a.From.Compare(b.From), a.To.Compare(b.To),
+		)
 	})
 	return all[:min(n, len(all))]
 }
@@ -94,9 +93,9 @@ func (t *Table) Pressure() (Pressure, error) {
 	if err != nil {
 		return Pressure{}, err
 	}
-	var tally *Tally
-	err = t.Dump(Filter{Status: SrcNAT, Mask: SrcNAT}, func() func(*Entry) error {
-		tally = NewTally()
+	var tally Tally
+	err = t.Dump(Filter{Translated: true}, func() func(*Entry) error {
+		tally = Tally{}
 		return func(e *Entry) error {
 			tally.Add(e)
 			return nil
@@ -106,7 +105,7 @@ func (t *Table) Pressure() (Pressure, error) {
 		return Pressure{}, err
 	}
 	p := Pressure{Stats: stats, Fullest: map[PortGroup]int{}}
-	for k, used := range tally.counts {
+	for k, used := range tally {
 		g := PortGroup{k.From.Is6(), k.Protocol}
 		p.Fullest[g] = max(p.Fullest[g], used)
 	}

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
@@ -49,7 +51,9 @@ func FindRewrites(s Snapshot) Rewrites {
 			if len(s.via) > 0 {
 				at = s.via[0]
 			}
-			if w.translates(s.action) || above[at.Handle] && s.leaves(len(s.via) == 0) {
+			inBase := len(s.via) == 0
+			leaves := s.leaves(inBase) || inBase && s.verdict == unix.NFT_GOTO
+			if w.translates(s.action) || above[at.Handle] && leaves {
 				found = append(found, s.packets...)
 				kept += s.size()
 				w.full = kept > maxKept

@@ -67,8 +67,9 @@ type Agent struct {
 	log      *zap.SugaredLogger
 	metrics  *metrics
 
-	published atomic.Pointer[published]
-	busySince atomic.Int64 // in ns since 1970; 0: the loop waits, -1: it has ended
+	state     atomic.Pointer[view]      // for probes, metrics and commands
+	published atomic.Pointer[published] // for observers, after the log
+	busySince atomic.Int64              // in ns since 1970; 0: the loop waits, -1: it has ended
 
 	schedule  schedule
 	moves     <-chan node.Change // of addresses; nil until a policy needs them
@@ -76,7 +77,7 @@ type Agent struct {
 	observers []observer
 }
 
-// published is a view for others than the loop.
+// published is a view for observers.
 type published struct {
 	view
 	outdated chan struct{} // closed when there is another one
@@ -92,6 +93,7 @@ type observer interface {
 // New returns an agent. Run starts it.
 func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
 	a := &Agent{in: in, kernel: k, settings: s, log: log.Sugar(), schedule: newSchedule(config.Default(s.Defaults).ResyncInterval)}
+	a.state.Store(&view{})
 	a.published.Store(&published{outdated: make(chan struct{})})
 	a.second = &second{Agent: a}
 	a.observers = []observer{a.second, newSurvey(a), &interfaces{Agent: a}, &connections{Agent: a}, &ports{Agent: a}}
@@ -207,7 +209,7 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 		return before // the agent ends
 	}
 	if err != nil {
-		v.step.err, v.refusal, v.generation = err, err, 0
+		v.step.err, v.refusal = err, err
 		if e.reason != onDrift || before.refusal == nil {
 			v.tries++
 		}
@@ -215,11 +217,12 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 	v.step.took = time.Since(start)
 	a.plan(&v, before, depth)
 	// First the state, then the log: a reader of the line finds us ready.
-	a.publish(v)
+	a.state.Store(&v)
 	a.metrics.count(v)
 	for _, l := range a.report(before, v) {
 		a.log.Logw(l.level, l.text, l.fields...)
 	}
+	a.publish(v)
 	return v
 }
 
@@ -294,18 +297,21 @@ func (a *Agent) place(ctx context.Context, v *view, e event) error {
 
 // publish shows a view to probes, metrics, commands and observers.
 func (a *Agent) publish(v view) {
+	a.state.Store(&v)
 	close(a.published.Swap(&published{v, make(chan struct{})}).outdated)
 }
 
-// now returns the published view.
-func (a *Agent) now() view { return a.published.Load().view }
+// now returns the last view.
+func (a *Agent) now() view { return *a.state.Load() }
 
-// follow calls see for the published view and for each later one until ctx is done. A
-// slow observer sees only the last one.
-func (a *Agent) follow(ctx context.Context, see func(view)) {
-	for ctx.Err() == nil {
+// follow calls see for the published view and for each later one until ctx is done, and
+// whether everything was checked since the last call. A slow observer sees only the last
+// view.
+func (a *Agent) follow(ctx context.Context, see func(v view, checked bool)) {
+	for last := (time.Time{}); ctx.Err() == nil; {
 		p := a.published.Load()
-		see(p.view)
+		see(p.view, p.full != last)
+		last = p.full
 		select {
 		case <-p.outdated:
 		case <-ctx.Done():

@@ -58,6 +58,7 @@ type world struct {
 	moves      chan node.Change
 	follows    int
 
+	flush    func(nft.Ruleset, config.Stale, func(int, *conntrack.Judge)) Flush
 	stale    atomic.Int64 // connections
 	recounts atomic.Int64
 	readings atomic.Int64 // of the connections
@@ -130,12 +131,17 @@ func (w *world) pressure() (conntrack.Pressure, error) {
 	}, nil
 }
 
-func (w *world) Stale(context.Context, nft.Ruleset) (conntrack.Stale, error) {
+func (w *world) Stale(ctx context.Context, _ nft.Ruleset) (conntrack.Stale, error) {
+	if err := ctx.Err(); err != nil {
+		return conntrack.Stale{}, err
+	}
 	w.recounts.Add(1)
 	return conntrack.Stale{Count: int(w.stale.Load())}, nil
 }
 
-func (w *world) Flush(context.Context, nft.Ruleset, config.Stale) (int, error) { return 0, nil }
+func (w *world) Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntrack.Judge)) Flush {
+	return w.flush(r, which, listed)
+}
 
 func (w *world) Older(context.Context) (kernel.Others, error) { return w.seen(), w.refusal() }
 
@@ -441,7 +447,14 @@ func TestNewFileIsAppliedAtOnceAfterRejections(t *testing.T) {
 		w.files <- file("10.0.0.0/8")
 		time.Sleep(time.Hour)
 		synctest.Wait()
+		w.files <- file("12.0.0.0/8") // refused, too, and retried as soon as the first one
+		synctest.Wait()
 		w.refuse(nil)
+		time.Sleep(1200 * time.Millisecond)
+		synctest.Wait()
+		if want := hashOf(t, file("12.0.0.0/8")); w.held != want {
+			t.Errorf("kernel has %q, want %s", w.held, want)
+		}
 		w.files <- file("11.0.0.0/8")
 		synctest.Wait()
 		if want := hashOf(t, file("11.0.0.0/8")); w.held != want {

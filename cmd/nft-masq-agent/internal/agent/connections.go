@@ -24,33 +24,31 @@ type connections struct {
 	stale atomic.Pointer[int] // nil: unknown
 }
 
-// effective is a ruleset in the kernel, when it was written, and what to do with
+// effective identifies what is in force: a state of our rules, and what to do with
 // connections that contradict it. The zero value is none.
 type effective struct {
-	ruleset *nft.Ruleset
-	since   time.Time
+	changes int
 	stale   config.Stale
 }
 
 // effective returns what is in force. While that is not certain, it is none.
 func (v view) effective() effective {
-	if !v.inForce() {
+	switch {
+	case !v.inForce():
 		return effective{}
+	case v.policy.accepted:
+		return effective{v.changes, v.policy.content.stale}
 	}
-	e := effective{v.installed, v.told.Changed, config.StaleKeep}
-	if v.policy.accepted {
-		e.stale = v.policy.content.stale
-	}
-	return e
+	return effective{v.changes, config.StaleKeep}
 }
 
-// run calls handle for each ruleset that is written, with a context that ends when
-// another one is decided, when it is restored, or when it is not known to be in force.
+// run calls handle for each state of our rules, with a context that ends when another
+// policy is decided, when they are restored, or when they are not known to be in force.
 func (o *connections) run(ctx context.Context) {
 	var last effective
 	var running sync.WaitGroup
 	end := func() {}
-	o.follow(ctx, func(v view) {
+	o.follow(ctx, func(v view, _ bool) {
 		e := v.effective()
 		if e == last {
 			return
@@ -60,7 +58,7 @@ func (o *connections) run(ctx context.Context) {
 		var this context.Context
 		this, end = context.WithCancel(ctx)
 		if last = e; e != (effective{}) {
-			running.Go(func() { o.handle(this, e) })
+			running.Go(func() { o.handle(this, *v.installed, e.stale) })
 		}
 	})
 	end()
@@ -69,14 +67,13 @@ func (o *connections) run(ctx context.Context) {
 
 // handle deletes and counts stale connections until there are none. Then the table is
 // not read again.
-func (o *connections) handle(ctx context.Context, e effective) {
+func (o *connections) handle(ctx context.Context, r nft.Ruleset, which config.Stale) {
+	o.stale.Store(nil) // until they are counted
+	o.flush(ctx, r, which)
 	failed := ""
-	if err := o.flush(ctx, e); err != nil && ctx.Err() == nil {
-		o.unreadable(err, &failed)
-	}
-	for first := true; ; first = false {
+	for first := true; ctx.Err() == nil; first = false {
 		start := time.Now()
-		stale, err := o.kernel.Stale(ctx, *e.ruleset)
+		stale, err := o.kernel.Stale(ctx, r)
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -92,31 +89,14 @@ func (o *connections) handle(ctx context.Context, e effective) {
 				o.logStale(stale)
 			}
 		}
-		if !wait(ctx, max(recountEvery, checkShare*time.Since(start))) {
-			return
-		}
+		wait(ctx, max(recountEvery, checkShare*time.Since(start)))
 	}
-}
-
-// flush deletes stale connections, and again after one second, for those with a
-// packet in flight.
-func (o *connections) flush(ctx context.Context, e effective) error {
-	if e.stale == config.StaleKeep {
-		return nil
-	}
-	first, err := o.kernel.Flush(ctx, *e.ruleset, e.stale)
-	if err != nil || first == 0 || !wait(ctx, time.Second) {
-		return err
-	}
-	second, err := o.kernel.Flush(ctx, *e.ruleset, e.stale)
-	o.logLine(zap.InfoLevel, "stale_connections_deleted", "deleted connections that contradict the changed policy", "connections", first+second, "protocols", string(e.stale))
-	return err
 }
 
 // logStale logs how many connections keep the translation of an earlier policy.
 func (o *connections) logStale(s conntrack.Stale) {
 	fields := []any{"connections", s.Count}
-	if s.Partial() {
+	if s.Partial {
 		fields = append(fields, "sampled", s.Examined, "tracked", s.Entries)
 	}
 	if !s.Oldest.IsZero() {

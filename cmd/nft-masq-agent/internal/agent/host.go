@@ -2,6 +2,8 @@ package agent
 
 import (
 	"context"
+	"fmt"
+	"net/netip"
 	"runtime/debug"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 )
 
@@ -28,7 +31,7 @@ type Kernel interface {
 	// These run next to the others, which do not wait for them.
 	Others(context.Context, nft.Ruleset) (kernel.Others, error)
 	Stale(context.Context, nft.Ruleset) (conntrack.Stale, error)
-	Flush(context.Context, nft.Ruleset, config.Stale) (int, error)
+	Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntrack.Judge)) Flush
 }
 
 // A Host is the kernel of this network namespace.
@@ -107,30 +110,63 @@ func (h *Host) Stale(ctx context.Context, r nft.Ruleset) (stale conntrack.Stale,
 	return stale, err
 }
 
-// Flush deletes those connections.
-func (h *Host) Flush(ctx context.Context, r nft.Ruleset, which config.Stale) (n int, err error) {
-	err = h.apart(ctx, func(k *kernel.Kernel) error {
-		j, err := Judge(ctx, k, r)
-		if err == nil {
-			n, err = conntrack.Open().Flush(ctx, j, func(e *conntrack.Entry) bool {
-				return which == config.StaleAll || e.Original.Protocol == unix.IPPROTO_UDP
+// Flush begins a pass. listed is called when its connections are known.
+func (h *Host) Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntrack.Judge)) Flush {
+	p := conntrack.Pass{
+		Table: conntrack.Open(),
+		Matches: func(e *conntrack.Entry) bool {
+			return which == config.StaleAll || e.Original.Protocol == unix.IPPROTO_UDP
+		},
+		Read: func(ctx context.Context) (j *conntrack.Judge, err error) {
+			err = h.apart(ctx, func(k *kernel.Kernel) (err error) {
+				j, err = Judge(ctx, k, r)
+				return err
 			})
-		}
-		return err
-	})
-	return n, err
+			return j, err
+		},
+		Listed: listed,
+	}
+	return func(ctx context.Context) (int, error) {
+		err := p.Run(ctx)
+		return p.Deleted, err
+	}
 }
 
 // Judge returns a judge of connections for the policy of a ruleset on this node. If
 // the kernel has the ruleset, its rules need not be read.
 func Judge(ctx context.Context, k *kernel.Kernel, r nft.Ruleset) (*conntrack.Judge, error) {
-	local, err := node.LocalPrefixes()
+	e, err := Evidence(ctx, k, r)
 	if err != nil {
 		return nil, err
+	}
+	return conntrack.NewJudge(r.Policy, e), nil
+}
+
+// Evidence reads what a judge must know of this node. If anything cannot be read, no
+// connection is certain to be stale.
+func Evidence(ctx context.Context, k *kernel.Kernel, r nft.Ruleset) (e conntrack.Evidence, err error) {
+	if e.Local, err = node.LocalPrefixes(); err != nil {
+		return e, err
 	}
 	rewrites, err := k.Rewrites(ctx, r)
 	if err != nil {
-		return nil, err
+		return e, err
 	}
-	return conntrack.NewJudge(r.Policy, local, rewrites.Meet), nil
+	if rewrites.Everything() {
+		e.Spared = append(e.Spared, "other programs have too many rules: any connection may be theirs")
+	}
+	legacy := map[bool]bool{} // by whether it is IPv6
+	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		rules, err := foreign.LegacyRules("/proc/thread-self/net", family)
+		if err != nil {
+			return e, err
+		}
+		if rules > 0 {
+			legacy[family == nfnetlink.IPv6] = true
+			e.Spared = append(e.Spared, fmt.Sprintf("%stables-legacy -t nat -S lists rules of other programs: "+
+				"any connection of the family may be theirs", family))
+		}
+	}
+	e.Others = func(src, dst netip.Addr, dnat bool) bool { return legacy[dst.Is6()] || rewrites.Meet(src, dst, dnat) }
+	return e, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -16,16 +15,15 @@ import (
 // stay, because an interface may appear later.
 type interfaces struct {
 	*Agent
-	seen      time.Time // the last full check at that time
 	policy    *nft.Ruleset
 	absent    []nft.AbsentInterface
 	unmatched atomic.Pointer[int] // lists that match nothing; nil: unknown
 }
 
 func (o *interfaces) run(ctx context.Context) {
-	o.follow(ctx, func(v view) {
-		if v.installed != nil && (v.installed != o.policy || v.full != o.seen) {
-			o.seen, o.policy = v.full, v.installed
+	o.follow(ctx, func(v view, checked bool) {
+		if v.installed != nil && (v.installed != o.policy || checked) {
+			o.policy = v.installed
 			o.look(v.installed.Policy)
 		}
 	})

@@ -53,5 +53,8 @@ func TestMissingInterfacesAreLoggedOnceAndCounted(t *testing.T) {
 			wantLines(t, w.messages(), tt.says...)
 			wantMetrics(t, w.agent, "unmatched_interface_lists "+tt.lists+"\n", "unmatched_interface_lists")
 		}
+		w.files <- Files{Sources: []config.Source{{Name: "config", Data: []byte("nonMasqueradeOutInterfaces: [wg1]\n")}}}
+		synctest.Wait()
+		wantLines(t, w.messages(), "applied", missing)
 	})
 }

@@ -90,7 +90,7 @@ func (k nodeKernel) Stale(context.Context, nft.Ruleset) (conntrack.Stale, error)
 	return conntrack.Stale{}, nil
 }
 
-func (k nodeKernel) Flush(context.Context, nft.Ruleset, config.Stale) (int, error) { return 0, nil }
+func (k nodeKernel) Flush(nft.Ruleset, config.Stale, func(int, *conntrack.Judge)) Flush { return nil }
 
 // sendCounted sends connections of both families, a different number for each
 // verdict.

@@ -193,6 +193,14 @@ func TestOrderAppliesOnceTheKernelCanBeRead(t *testing.T) {
 				if len(w.writes) > 0 {
 					t.Errorf("wrote %q", w.writes)
 				}
+				// The next content is decided by what is there then.
+				w.refuse(unix.EPERM)
+				w.find(kernel.Others{})
+				w.files <- file("10.0.0.2")
+				w.wantSource(t, "")
+				w.refuse(nil)
+				time.Sleep(2 * time.Second)
+				w.wantSource(t, FromDefaults)
 			})
 		})
 	}

@@ -39,6 +39,13 @@ func (a *Agent) report(before, v view) (l lines) {
 		l.add(zap.WarnLevel, "addresses_unreadable",
 			"cannot follow the addresses of this node; retrying, with the last known addresses until then", "error", v.unfollowed)
 	}
+	if before.refusal != nil && v.refusal == nil {
+		text := "kernel accepted the rules again"
+		if v.step.applied == nil {
+			text = "nftables can be read again; nothing is written"
+		}
+		l.add(zap.InfoLevel, "rules_accepted", text)
+	}
 	if v.step.applied != nil {
 		a.reportApplied(&l, before, v, *v.step.applied)
 	}
@@ -93,9 +100,6 @@ func (a *Agent) reportContent(l *lines, before, v view) {
 // reportApplied reports that the kernel has the wanted rules: one line for a change, and
 // at level debug if nothing changed.
 func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) {
-	if before.refusal != nil {
-		l.add(zap.InfoLevel, "rules_accepted", "kernel accepted the rules again")
-	}
 	if len(applied.Replaced) > 0 {
 		l.add(zap.WarnLevel, "legacy_rules_replaced",
 			"rules of another agent or version in our chain were replaced: stop any iptables-based agent",

@@ -88,7 +88,7 @@ func (a *Agent) plan(v *view, before view, depth layout.Depth) {
 		s.generation, v.step.slowed = applied.Generation, s.restored(now)
 	default:
 		s.generation = applied.Generation
-		s.checked(now, v.step.took, drift)
+		s.checked(now, v.step.took, drift && depth == layout.Ours)
 	}
 	if depth > layout.Ours && v.refusal == nil {
 		s.deepAt = now.Add(checkShare * v.step.took)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"sync/atomic"
-	"time"
 
 	"go.uber.org/zap"
 )
@@ -12,15 +11,13 @@ import (
 // second takes the lock of the network namespace, and reports another agent that has it.
 type second struct {
 	*Agent
-	tried time.Time // the last full check at that time
 	lock  io.Closer
 	other atomic.Int64 // its process, 0 for none
 }
 
 func (s *second) run(ctx context.Context) {
-	s.follow(ctx, func(v view) {
-		if s.lock == nil && v.full != s.tried {
-			s.tried = v.full
+	s.follow(ctx, func(_ view, checked bool) {
+		if s.lock == nil && checked {
 			s.try()
 		}
 	})

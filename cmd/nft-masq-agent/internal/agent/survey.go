@@ -46,8 +46,8 @@ func newSurvey(a *Agent) *survey {
 }
 
 func (s *survey) run(ctx context.Context) {
-	s.follow(ctx, func(v view) {
-		if s.due(v) {
+	s.follow(ctx, func(v view, checked bool) {
+		if s.due(v, checked) {
 			s.look(ctx, v)
 		}
 	})
@@ -55,14 +55,13 @@ func (s *survey) run(ctx context.Context) {
 
 // due reports whether to read other programs' rules: for another policy and after SIGHUP
 // at once, and after another program's change within bounds.
-func (s *survey) due(v view) bool {
+func (s *survey) due(v view, checked bool) bool {
 	switch {
 	case v.installed == nil:
 		return false
 	case s.done.installed == nil || !v.installed.Same(*s.done.installed) || v.hangups != s.done.hangups:
 		return true
-	case v.full != s.done.full: // changes of legacy ip_tables lead to no other generation
-		s.done.full = v.full
+	case checked: // changes of legacy ip_tables lead to no other generation
 		if x, err := s.kernel.XTables(); err == nil && !slices.Equal(namesOf(x), s.lists[inXTables]) {
 			return true
 		}

@@ -24,7 +24,7 @@ type view struct {
 	unfollowed error        // why their changes are not known
 
 	installed *nft.Ruleset   // what the kernel accepted last, nil for nothing yet
-	accepted  bool           // an accepted config has been in the kernel
+	accepted  bool           // from an accepted config
 	told      running.Policy // about installed
 	refusal   error          // of the kernel; nil if the policy is in the kernel, as far as is known
 	tries     int            // since the policy was decided
@@ -32,6 +32,7 @@ type view struct {
 	generation uint32    // of the ruleset, at which everything was right; 0: unknown
 	full       time.Time // when everything was last checked
 	hangups    int
+	changes    int // of our rules
 	repairs    int // of rules that another program had changed
 	step       step
 }
@@ -174,7 +175,7 @@ func (v view) effectOf(want nft.Ruleset, a kernel.Applied) effect {
 func (v view) after(a kernel.Applied, now time.Time) view {
 	before, want := v, v.policy.want
 	v.step.applied, v.step.changed = &a, before.effectOf(*want, a)
-	v.installed, v.accepted = want, v.accepted || v.policy.accepted
+	v.installed, v.accepted = want, v.policy.accepted
 	v.refusal, v.tries, v.generation = nil, 0, a.Generation
 	if v.step.changed == restored {
 		v.repairs++
@@ -183,6 +184,7 @@ func (v view) after(a kernel.Applied, now time.Time) view {
 	if n == 0 && known {
 		return v
 	}
+	v.changes++
 	v.told = running.Policy{Hash: want.Hash(), Since: now, Changed: now, Why: v.step.reason}
 	if known {
 		v.told.Since = before.told.Since

@@ -195,7 +195,7 @@ func (r *Status) SetStale(s conntrack.Stale) {
 		r.Stale.Oldest = &s.Oldest
 		text += ", the oldest since " + s.Oldest.UTC().Format(time.RFC3339)
 	}
-	if s.Partial() {
+	if s.Partial {
 		r.Stale.Sampled = s.Examined
 		text += fmt.Sprintf(" (estimated from %d)", s.Examined)
 	}

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// othersDecide is a CNI plugin's masquerade, a rule that keeps the source address, and a zone, as
+// programs other than kube-proxy install them.
+const othersDecide = `table inet others {
+	chain raw {
+		type filter hook prerouting priority raw
+		ip daddr { 10.9.0.7, 203.0.113.7 } ct zone set 7
+		ip saddr { 10.9.0.7, 203.0.113.7 } ct zone set 7
+		ip6 daddr { fd00:9::7, 2001:db8:1::7 } ct zone set 7
+		ip6 saddr { fd00:9::7, 2001:db8:1::7 } ct zone set 7
+	}
+	chain post {
+		type nat hook postrouting priority srcnat - 10
+		ip saddr 10.244.0.0/16 ip daddr 192.168.0.0/16 masquerade
+		ip daddr 198.51.100.0/24 snat ip to ip saddr
+		ip6 saddr fd00:10:244::/48 ip6 daddr fd00:8::/64 masquerade
+		ip6 daddr 2001:db8:2::/64 snat ip6 to ip6 saddr
+	}
+}
+`
+
+// The policies before and after a change.
+const (
+	beforeChange = "nonMasqueradeCIDRs: [203.0.113.0/24, 192.168.0.0/16, '2001:db8:1::/64', 'fd00:8::/64']\n"
+	afterChange  = "nonMasqueradeCIDRs: [10.0.0.0/8, 192.168.0.0/16, 'fd00::/8']\n"
+)
+
+// Destinations of connections that are opened before the change.
+var (
+	certain = []string{"10.9.0.9", "203.0.113.9", "[fd00:9::9]", "[2001:db8:1::9]"}
+	spared  = []string{
+		"192.168.9.9", "[fd00:8::9]", // translated by others
+		"198.51.100.9", "[2001:db8:2::9]", // exempted by others
+		"10.9.0.7", "203.0.113.7", "[fd00:9::7]", "[2001:db8:1::7]", // in a zone
+	}
+)
+
+// openBeforeChange opens connections of UDP and TCP. It returns the destinations of those that
+// are certainly stale after the change, and of the others.
+func (n trafficNode) openBeforeChange() (stale, others []string) {
+	n.t.Helper()
+	port := 5000
+	for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
+		open := func(hosts []string) (all []string) {
+			for _, host := range hosts {
+				port++
+				dst := fmt.Sprint(host, ":", port)
+				n.open(proto, dst)
+				all = append(all, dst)
+			}
+			return all
+		}
+		stale, others = append(stale, open(certain)...), append(others, open(spared)...)
+	}
+	slices.Sort(stale)
+	slices.Sort(others)
+	return stale, others
+}
+
+func (n trafficNode) destinations(args ...string) (all []string) {
+	n.t.Helper()
+	for _, c := range n.connections(args...) {
+		all = append(all, c.Destination)
+	}
+	slices.Sort(all)
+	return all
+}
+
+func TestOnlyWhatIsCertainlyStaleIsListedAndDeleted(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newTrafficNode(t)
+		nfttest.NFT(t, n.top.Node, othersDecide, "-f", "-")
+		n.enforce(beforeChange, "--enable-ipv6", flag)
+		stale, others := n.openBeforeChange()
+		n.enforce(afterChange, "--enable-ipv6", flag)
+		if got := n.destinations("--stale"); !slices.Equal(got, stale) {
+			t.Errorf("stale: %q, want %q", got, stale)
+		}
+		if r, _ := n.status(*n.flags...); r.Stale == nil || r.Stale.Count != len(stale) {
+			t.Errorf("status: %+v, want %d", r.Stale, len(stale))
+		}
+		if got := n.run(slices.Concat([]string{"connections", "--flush", "--yes"}, *n.flags)...); got.code != exitDone {
+			t.Errorf("%+v", got)
+		}
+		if got := n.destinations(); !slices.Equal(got, others) {
+			t.Errorf("left: %q, want %q", got, others)
+		}
+	})
+}
+
+func TestDaemonDeletesOnlyWhatIsCertainlyStale(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	n := newTrafficNode(t)
+	nfttest.NFT(t, n.top.Node, othersDecide, "-f", "-")
+	n.swap("staleConnections: all\n" + beforeChange)
+	d := n.start("--resync-interval=3600", "--enable-ipv6")
+	d.began(wants(t, beforeChange, "--enable-ipv6"))
+	stale, others := n.openBeforeChange()
+	n.swap("staleConnections: all\n" + afterChange)
+	if line := d.await("stale_connections_deleting"); line["connections"] != float64(len(stale)) {
+		t.Errorf("at the start: %v", line)
+	}
+	line := d.await("stale_connections_deleted")
+	if line["connections"] != float64(len(stale)) || line["complete"] != true {
+		t.Errorf("at the end: %v", line)
+	}
+	if got := n.destinations(); !slices.Equal(got, others) {
+		t.Errorf("left: %q, want %q", got, others)
+	}
+}
+
+// Nothing is certain next to rules that are not read.
+func TestConnectionsThatLegacyIPTablesOrUnreadRulesMayHaveDecidedAreSpared(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	nfttest.Require(t, "iptables-legacy", "ip6tables-legacy")
+	legacy := func(program, dst string) func(trafficNode) {
+		return func(n trafficNode) {
+			nfttest.Run(n.t, n.top.Node, "", program, "-t", "nat", "-A", "POSTROUTING", "-d", dst, "-j", "MASQUERADE")
+		}
+	}
+	unused := func(n trafficNode) { nfttest.Run(n.t, n.top.Node, "", "iptables-legacy", "-t", "nat", "-S") }
+	many := func(n trafficNode) {
+		rules := strings.Repeat("ip saddr 172.17.0.1 masquerade\n", 60_001)
+		chain := "chain post { type nat hook postrouting priority srcnat\n" + rules + "}\n"
+		nfttest.NFT(n.t, n.top.Node, "table inet many { "+chain+"}", "-f", "-")
+	}
+	for name, tt := range map[string]struct {
+		install    func(trafficNode)
+		ipv4, ipv6 bool // whether those are spared
+		says       string
+	}{
+		"none":           {install: func(trafficNode) {}},
+		"a table unused": {install: unused},
+		"IPv4": {
+			install: legacy("iptables-legacy", "192.168.9.9"), ipv4: true,
+			says: "iptables-legacy -t nat -S lists rules of other programs",
+		},
+		"IPv6": {
+			install: legacy("ip6tables-legacy", "fd00:8::9"), ipv6: true,
+			says: "ip6tables-legacy -t nat -S lists rules of other programs",
+		},
+		"too many rules": {install: many, ipv4: true, ipv6: true, says: "other programs have too many rules"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+				n := newTrafficNode(t)
+				tt.install(n)
+				n.enforce(beforeChange, "--enable-ipv6", flag)
+				for _, host := range certain {
+					n.open(nfttest.UDP, host+":5000")
+				}
+				n.enforce(afterChange, "--enable-ipv6", flag)
+				var want []string
+				for _, host := range certain {
+					if host[0] == '[' && tt.ipv6 || host[0] != '[' && tt.ipv4 {
+						want = append(want, host+":5000")
+					}
+				}
+				slices.Sort(want)
+				got := n.run(slices.Concat([]string{"connections", "--flush", "--yes"}, *n.flags)...)
+				says := unwrap(got.stderr)
+				named := strings.Contains(says, tt.says) && strings.Contains(says, "not certain") == (tt.says != "")
+				if got.code != exitDone || !named {
+					t.Errorf("%+v", got)
+				}
+				if left := n.destinations(); !slices.Equal(left, want) {
+					t.Errorf("left: %q, want %q", left, want)
+				}
+				r, _ := n.status(*n.flags...)
+				if r.Stale == nil || r.Stale.Count != 0 || !strings.Contains(strings.Join(problems(r, "stale-unknown"), "\n"), tt.says) {
+					t.Errorf("status: %+v", r)
+				}
+			})
+		})
+	}
+}
