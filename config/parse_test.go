@@ -317,8 +317,8 @@ func TestProblemsAreSortedAndBoundedByLevel(t *testing.T) {
 }
 
 func before(a, b Position) bool {
-	if a.File() != b.File() {
-		return a.File() < b.File()
+	if a.File != b.File {
+		return a.File < b.File
 	}
 	return a.Line < b.Line || a.Line == b.Line && a.Col < b.Col
 }

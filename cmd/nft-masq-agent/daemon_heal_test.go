@@ -222,8 +222,9 @@ func TestConflictingAgentsBackOff(t *testing.T) {
 	n := newNode(t)
 	n.swap(exempting("10.1.0.0/16"))
 	var agents []*daemon
-	for _, flags := range [][]string{{"--random-fully=true"}, {"--random-fully=false"}} {
-		agents = append(agents, n.start(flags...))
+	for _, value := range []string{"true", "false"} {
+		other := &testNode{n.NS, t, n.path, n.socket + value}
+		agents = append(agents, other.start("--random-fully="+value))
 	}
 	for _, d := range agents {
 		d.await("repairs_slowed")

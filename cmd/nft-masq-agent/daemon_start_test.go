@@ -319,8 +319,8 @@ func TestSecondAgentIsReported(t *testing.T) {
 	n := newNode(t)
 	first := n.start()
 	first.began(wants(t, ""))
-	second := n.start("--resync-interval=1", "--http-address", httpAddress)
-	second.answers()
+	other := &testNode{n.NS, t, n.path, n.socket + "-second"}
+	second := other.start("--resync-interval=1", "--http-address", httpAddress)
 	line := second.await("second_agent")
 	if line["pid"] != float64(first.Pid) {
 		t.Errorf("named: %v, want pid %d", line, first.Pid)
@@ -329,8 +329,8 @@ func TestSecondAgentIsReported(t *testing.T) {
 	second.await("rules_in_place")
 	second.silent()
 	first.silent()
-	got := n.run("status")
-	if got.code != exitDone || !strings.Contains(unwrap(got.stdout), "2 agents run here and overwrite each other") {
+	got := other.run("status")
+	if got.code != exitFailed || !strings.Contains(unwrap(got.stdout), "2 agents run here and overwrite each other") {
 		t.Errorf("status: %+v", got)
 	}
 	if got := n.metric("nft_masq_agent_second_agent"); got != "1" {

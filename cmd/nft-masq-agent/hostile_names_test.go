@@ -79,7 +79,7 @@ func TestForeignNamesAreNotPrintedRaw(t *testing.T) {
 	n := newNode(t)
 	n.check(os.Mkdir(n.path, 0o755))
 	n.check(os.WriteFile(filepath.Join(n.path, evil+".yaml"), []byte("nonMasqueradeCIDRs: 1"), 0o644))
-	socket := filepath.Join(t.TempDir(), "probe.sock")
+	socket := n.socket
 	d := n.start("--http-address", httpAddress, "--probe-socket", socket)
 	d.began(wants(t, ""))
 	spoil(n)

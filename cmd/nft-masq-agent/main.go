@@ -10,6 +10,7 @@ import (
 	"os"
 	"runtime/debug"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/node"
@@ -40,6 +41,7 @@ func commands() []command {
 		connectionsCommand(),
 		cleanupCommand(),
 		versionCommand(),
+		helpCommand(),
 	}
 }
 
@@ -50,6 +52,7 @@ type environment struct {
 	terminal       bool   // whether stderr is one
 	fit            bool   // whether stdout is one
 	proc           string // mount point of procfs
+	socket         string // of the running agent
 
 	kernel    func() *kernel.Kernel                                      // opens that of this network namespace
 	routes    func(src, dst netip.Addr, out string) (node.Routes, error) // [node.Lookup]
@@ -66,6 +69,7 @@ func theEnvironment() environment {
 		terminal:  err == nil,
 		fit:       noTerminal == nil,
 		proc:      "/proc",
+		socket:    options.DefaultProbeSocket,
 		kernel:    kernel.Open,
 		routes:    node.Lookup,
 		addresses: node.Addresses,

@@ -37,17 +37,17 @@ func (o *interfaces) look(p nft.Policy) {
 		return
 	}
 	absent, before := p.AbsentInterfaces(all), o.absent
-	unmatched, _ := answer.Interfaces(absent)
+	unmatched := answer.Interfaces(absent).Faults()
 	n := len(unmatched)
 	o.unmatched.Store(&n)
 	if slices.Equal(absent, before) {
 		return
 	}
 	o.absent = absent
-	known, _ := answer.Interfaces(before)
-	for _, text := range unmatched {
-		if !slices.Contains(known, text) {
-			o.logLine(zap.WarnLevel, "interface_list_unmatched", "a list of interfaces matches nothing on this node", "why", text)
+	known := answer.Interfaces(before).Faults()
+	for _, p := range unmatched {
+		if !slices.Contains(known, p) {
+			o.logLine(zap.WarnLevel, "interface_list_unmatched", "a list of interfaces matches nothing on this node", "why", p.Msg)
 		}
 	}
 	for _, i := range absent {

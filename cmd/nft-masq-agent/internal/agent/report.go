@@ -137,9 +137,9 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 	}
 	reportMissing(l, before, v)
 	if before.installed == nil || before.hash() != v.hash() {
-		for _, why := range answer.PodProblems(v.installed.Policy, a.settings.PodCIDRs) {
+		for _, why := range answer.UncoveredPods(v.installed.Policy, a.settings.PodCIDRs) {
 			l.add(zap.WarnLevel, "pod_cidr_not_covered", "the config does not cover the pods of --pod-cidr",
-				"why", why, "hash", v.hash())
+				"why", why.Error(), "hash", v.hash())
 		}
 	}
 }

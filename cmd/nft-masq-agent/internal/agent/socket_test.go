@@ -53,14 +53,14 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 	want := running.Report{
 		PID: os.Getpid(), Args: []string{"--v=4"}, ConfigPath: "/etc/config/ip-masq-agent",
 		Ready:  "config rejected: config:2:3: bad\nwhat the older agents make of it (" + good.Hash() + ") is enforced",
-		Source: "lenient", Compiled: true, Files: []running.File{{Name: "a", Joined: true}},
+		Source: "lenient", Compiled: true, Files: []config.Source{{Name: "a", Joined: true}},
 		Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 		Policy:    &running.Policy{Hash: "3f9a2c71", What: "rules installed"},
-		Rejected:  []running.Problem{{ID: "syntax", Severity: "error", Message: "bad", File: "config", Line: 2, Column: 3}},
-		Warnings:  []running.Problem{{ID: "emptyList", Severity: "warning", Message: "empty"}},
+		Rejected:  config.Problems{{ID: "syntax", Pos: config.At("config", 2, 3), Msg: "bad"}},
+		Warnings:  config.Problems{{ID: "emptyList", Level: config.Warning, Msg: "empty"}},
 		Refusal:   "cannot read nftables: refused", SecondAgent: 7,
 	}
-	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b config.Problem) bool { return a == b })); diff != "" {
 		t.Errorf("report (-want +got):\n%s", diff)
 	}
 	for probe, yes := range map[string]bool{"/readyz": false, "/healthz": true} {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/config"
 )
 
 // ErrStuck reports that the loop makes no progress.
@@ -59,12 +60,9 @@ func (a *Agent) Report() running.Report {
 	if path, err := filepath.Abs(r.ConfigPath); err == nil {
 		r.ConfigPath = path
 	}
-	for _, f := range v.policy.content.files {
-		r.Files = append(r.Files, running.File(f))
-	}
 	if v.installed != nil {
 		r.Policy = &v.told
 	}
-	r.Rejected, r.Warnings = running.Problems(v.content.err, v.content.remarks)
+	r.Files, r.Rejected, r.Warnings = v.policy.content.files, config.ProblemsOf(v.content.err), v.content.remarks
 	return r
 }

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -21,7 +20,7 @@ import (
 
 // A Report is what an agent answers to GET /agent on its unix socket.
 type Report struct {
-	PID  int      `json:"pid"`  // in the agent's own namespace
+	PID  int      `json:"pid"`
 	Args []string `json:"args"` // after the names of the program and the command
 	// ConfigPath is absolute, in the agent's file system.
 	ConfigPath string `json:"configPath"`
@@ -35,55 +34,21 @@ type Report struct {
 	// Compiled means that the agent compiled this policy: from Files, byte for byte, or
 	// from the built-in defaults if there are none; by Args; and with Addresses, those of
 	// the node, if it has snatAddresses. Otherwise it is that of rules that the agent found.
-	Compiled  bool         `json:"compiled"`
-	Files     []File       `json:"files"`
-	Addresses []netip.Addr `json:"addresses"`
+	Compiled  bool            `json:"compiled"`
+	Files     []config.Source `json:"files"`
+	Addresses []netip.Addr    `json:"addresses"`
 	// Policy is what is in the kernel, as far as the agent knows; nil for nothing of ours.
 	Policy *Policy `json:"policy,omitempty"`
 
 	// Rejected are the errors and mistakes because of which the config is rejected, or
 	// why it cannot be read; empty if it is accepted.
-	Rejected []Problem `json:"rejected"`
-	Warnings []Problem `json:"warnings"`
+	Rejected config.Problems `json:"rejected"`
+	Warnings config.Problems `json:"warnings"`
 	// Refusal is why the kernel cannot be read, or refuses the rules; "" if neither.
 	Refusal string `json:"refusal"`
 	// SecondAgent is the process of an agent that was in this network namespace before
 	// this one, 0 for none; -1 if its namespace hides it.
 	SecondAgent int `json:"secondAgent"`
-}
-
-// A File is a [config.Source].
-type File struct {
-	Name    string `json:"name"`
-	Data    []byte `json:"data"`
-	Joined  bool   `json:"joined"`
-	Ignored bool   `json:"ignored"`
-}
-
-// A Problem is a problem of the config.
-type Problem struct {
-	ID       string `json:"id"`
-	Severity string `json:"severity"` // error, mistake, warning or note
-	Message  string `json:"message"`
-	File     string `json:"file,omitempty"`
-	Line     int    `json:"line,omitempty"` // from 1, as column
-	Column   int    `json:"column,omitempty"`
-}
-
-// Problems returns an error about a config, and remarks about it, as a report has them.
-func Problems(err error, remarks config.Problems) (rejected, warnings []Problem) {
-	all := func(problems config.Problems) []Problem {
-		out := make([]Problem, len(problems))
-		for i, p := range problems {
-			out[i] = Problem{p.ID, p.Level.String(), p.Msg, p.Pos.File(), p.Pos.Line, p.Pos.Col}
-		}
-		return out
-	}
-	var faults config.Problems
-	if err != nil && !errors.As(err, &faults) {
-		return []Problem{{ID: "config", Severity: config.Error.String(), Message: err.Error()}}, all(remarks)
-	}
-	return all(faults), all(remarks)
 }
 
 // A Policy is the policy that an agent enforces, and what it last changed in the
@@ -109,32 +74,30 @@ const (
 	maxAnswer    = 8 << 20
 )
 
-// Reached returns the agents with what they report on their sockets.
-func Reached(agents []Agent) []Agent {
-	reached := make([]Agent, len(agents))
-	for i, a := range agents {
-		if reached[i] = a; !filepath.IsAbs(a.Options.ProbeSocket) {
-			continue
-		}
-		if report, err := Ask(filepath.Join(a.Options.Root, a.Options.ProbeSocket)); err == nil {
-			reached[i].Policy = report.Policy
-		}
+// String returns the agent and its flags, quoted because they are another process's text.
+func (r Report) String() string {
+	if len(r.Args) == 0 {
+		return fmt.Sprintf("the running agent (pid %d, without flags)", r.PID)
 	}
-	return reached
+	return fmt.Sprintf("the running agent (pid %d: %s)", r.PID, config.Printable(strings.Join(r.Args, " ")))
 }
 
 // Ask asks the agent on a unix socket for its report. Only a process of root, or of the
 // caller's own user, can answer.
 func Ask(socket string) (r Report, err error) {
-	status, text, err := get(socket, "/agent", askTimeout)
+	pid, status, text, err := get(socket, "/agent", askTimeout)
 	if err != nil {
 		return Report{}, err
 	}
 	if status != http.StatusOK {
-		return Report{}, fmt.Errorf("the agent at %s answers %s: it is another version", config.Printable(socket), http.StatusText(status))
+		return Report{}, fmt.Errorf("the agent at %s answers %s: it is another version", config.Printable(socket),
+			http.StatusText(status))
 	}
 	if err := json.Unmarshal(text, &r); err != nil {
 		return Report{}, fmt.Errorf("read the agent's report: %w", err)
+	}
+	if pid != 0 { // as this process sees it
+		r.PID = pid
 	}
 	return r, nil
 }
@@ -142,18 +105,21 @@ func Ask(socket string) (r Report, err error) {
 // Probe asks the agent on a unix socket by one of the paths for probes. The reason is
 // "" if it answers yes.
 func Probe(socket, path string) (reason string, err error) {
-	status, text, err := get(socket, path, probeTimeout)
+	_, status, text, err := get(socket, path, probeTimeout)
 	if err != nil || status == http.StatusOK {
 		return "", err
 	}
 	return strings.TrimSpace(string(text)), nil
 }
 
-func get(socket, path string, timeout time.Duration) (status int, text []byte, err error) {
+func get(socket, path string, timeout time.Duration) (pid, status int, text []byte, err error) {
 	client := http.Client{Timeout: timeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			c, _, err := dial(ctx, socket)
+			c, listener, err := dial(ctx, socket)
+			if err == nil {
+				pid = int(listener.Pid)
+			}
 			return c, err
 		},
 	}}
@@ -165,13 +131,13 @@ func get(socket, path string, timeout time.Duration) (status int, text []byte, e
 	var op *net.OpError
 	switch {
 	case err == nil:
-		return response.StatusCode, text, nil
+		return pid, response.StatusCode, text, nil
 	case os.IsTimeout(err):
-		return 0, nil, fmt.Errorf("the agent does not answer within %s", timeout)
+		return 0, 0, nil, fmt.Errorf("the agent does not answer within %s", timeout)
 	case errors.As(err, &op):
 		err = op.Err
 	}
-	return 0, nil, fmt.Errorf("no agent answers at %s: %w", config.Printable(socket), err)
+	return 0, 0, nil, fmt.Errorf("no agent answers at %s: %w", config.Printable(socket), err)
 }
 
 // dial connects to a unix socket that a process of root or of the caller's user
