@@ -39,6 +39,7 @@ func commands() []command {
 		statusCommand(),
 		explainCommand(),
 		connectionsCommand(),
+		monitorCommand(),
 		cleanupCommand(),
 		versionCommand(),
 		helpCommand(),
