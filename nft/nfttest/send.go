@@ -264,6 +264,14 @@ func sendSCTP(f Flow, cookie []byte) (netip.AddrPort, error) {
 	return sent, unix.Send(fd, b, 0)
 }
 
+// Emit sends the TCP segment of a flow and waits for nothing.
+func (f Flow) Emit() error {
+	return f.From.Do(func() error {
+		_, err := sendSegment(f, binary.BigEndian.AppendUint32(nil, rand.Uint32()))
+		return err
+	})
+}
+
 // sendSegment sends a TCP segment with the cookie as its data.
 func sendSegment(f Flow, cookie []byte) (netip.AddrPort, error) {
 	fd, sent, err := raw(f, unix.IPPROTO_TCP)
