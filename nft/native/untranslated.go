@@ -46,7 +46,7 @@ func compileUntranslated(p nft.Policy) nft.Chain {
 }
 
 // invalidCounter is the name of the counter of dropped packets.
-func invalidCounter(f nft.FamilyPolicy) string { return "invalid" + f.Suffix() }
+func invalidCounter(f nft.FamilyPolicy) string { return string(nft.Invalid) + f.Suffix() }
 
 // valid matches packets that connection tracking does not call invalid.
 type valid struct{}
