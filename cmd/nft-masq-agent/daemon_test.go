@@ -133,6 +133,18 @@ func (n *testNode) write(text string) {
 	n.check(os.WriteFile(n.path, []byte(text), 0o644))
 }
 
+// overwrite writes a shorter config in place, at once. The file is never empty, which
+// would be a config, too, if the writer was slow.
+func (n *testNode) overwrite(text string) {
+	n.t.Helper()
+	f, err := os.OpenFile(n.path, os.O_WRONLY, 0)
+	n.check(err)
+	info, err := f.Stat()
+	n.check(err)
+	_, err = f.WriteString(text + strings.Repeat("\n", max(0, int(info.Size())-len(text))))
+	n.check(errors.Join(err, f.Close()))
+}
+
 // swap replaces the config by a rename.
 func (n *testNode) swap(text string) {
 	n.t.Helper()

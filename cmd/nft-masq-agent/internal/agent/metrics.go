@@ -92,6 +92,11 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 		c.metrics.errors.Add(1)
 	}
 	for _, n := range counts {
+		if n.Verdict == nft.Invalid {
+			e.counter("untranslated_packets_total", "Packets of pods that were dropped because they belong to no connection, by address family: "+
+				"without dropInvalid they would have left with the pod's IP.", float64(n.Packets), "family", familyName(n.IPv6))
+			continue
+		}
 		e.counter("connections_total", "New connections by address family and verdict: masqueraded, exempt, or local for those to the node itself.",
 			float64(n.Packets), "family", familyName(n.IPv6), "verdict", string(n.Verdict))
 	}

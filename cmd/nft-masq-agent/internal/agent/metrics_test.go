@@ -44,7 +44,7 @@ func own(t *testing.T, a *Agent) map[string][]string {
 // everything makes an agent export all its metrics.
 func everything(t *testing.T, test func(t *testing.T, w *world)) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.counts = []nft.Counts{{Verdict: nft.Masqueraded, Packets: 3}, {IPv6: true, Verdict: nft.Exempt, Packets: 2}}
+		w.counts = []nft.Counts{{Verdict: nft.Masqueraded, Packets: 3}, {IPv6: true, Verdict: nft.Exempt, Packets: 2}, {Verdict: nft.Invalid, Packets: 7}}
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
 		test(t, w)

@@ -138,6 +138,8 @@ func NewDiff(before, after nft.Policy) Diff {
 	}
 	other("source ports", sourcePorts(before), sourcePorts(after))
 	other("exemptions of pods", enforcement(before), enforcement(after))
+	other("packets of pods without a connection, where connections are masqueraded",
+		either(before.DropInvalid, "dropped", "leave with the pod's IP"), either(after.DropInvalid, "dropped", "leave with the pod's IP"))
 	for _, ipv6 := range []bool{false, true} {
 		other("masqueraded "+familyName(ipv6)+" connections leave from", leaveFrom(before, ipv6), leaveFrom(after, ipv6))
 	}

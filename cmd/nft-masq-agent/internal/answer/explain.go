@@ -97,6 +97,9 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, routes node.Routes)
 	}
 	toMany := to.Type == unix.RTN_BROADCAST || dst.IsMulticast() || dst == netip.AddrFrom4([4]byte{255, 255, 255, 255})
 	nodeExempt, snat := exemptsNode(p, nft.Connection{Dst: dst, FromNode: true, Out: c.Out}), p.SNATOf(dst.Is6())
+	if p.DropInvalid {
+		x.Notes = append(x.Notes, "Packets of pods that belong to no connection are dropped where connections are masqueraded (dropInvalid).")
+	}
 	x.note(c, toMany, nodeExempt, p.Enforced(c), len(snat.CIDRs) > 0)
 }
 

@@ -27,6 +27,8 @@ type Status struct {
 	Kernel   kernelReport    `json:"kernel"`
 	// Connections since the counters were created.
 	Connections []connectionReport `json:"connections"`
+	// Untranslated are packets of pods that dropInvalid has dropped; none without the key.
+	Untranslated []untranslatedReport `json:"untranslated,omitempty"`
 	// Stale counts connections that were opened under an earlier policy; none:
 	// unknown.
 	Stale  *staleReport `json:"stale,omitempty"`
@@ -78,6 +80,12 @@ type connectionReport struct {
 	Family  string `json:"family"`  // ipv4 or ipv6
 	Verdict string `json:"verdict"` // masqueraded, exempt or local
 	Count   uint64 `json:"count"`
+}
+
+// An untranslatedReport counts packets of pods that belong to no connection.
+type untranslatedReport struct {
+	Family  string `json:"family"` // ipv4 or ipv6
+	Packets uint64 `json:"packets"`
 }
 
 // A staleReport counts connections whose translation contradicts the kernel's rules.
@@ -180,10 +188,11 @@ func (r *Status) enforced(o options.Options, lenient *nft.Ruleset) string {
 // SetConnections sets the report on the counters.
 func (r *Status) SetConnections(counts []nft.Counts) {
 	for _, c := range counts {
-		r.Connections = append(r.Connections, connectionReport{
-			familyKey(c.IPv6), string(c.Verdict),
-			c.Packets,
-		})
+		if c.Verdict == nft.Invalid {
+			r.Untranslated = append(r.Untranslated, untranslatedReport{familyKey(c.IPv6), c.Packets})
+			continue
+		}
+		r.Connections = append(r.Connections, connectionReport{familyKey(c.IPv6), string(c.Verdict), c.Packets})
 	}
 }
 
@@ -331,5 +340,8 @@ func (r Status) writeConnections(b *strings.Builder) {
 	b.WriteString("\nConnections since the rules were first installed:\n")
 	for _, c := range r.Connections {
 		fmt.Fprintf(b, "  %-5s %-12s %12d\n", c.Family, c.Verdict, c.Count)
+	}
+	for _, u := range r.Untranslated {
+		fmt.Fprintf(b, "  %-5s %-12s %12d packets of pods without a connection, dropped (%s)\n", u.Family, nft.Invalid, u.Packets, config.KeyDropInvalid)
 	}
 }
