@@ -64,7 +64,9 @@ func (b *bench) invalid(ctx context.Context) (err error) {
 // invalidPort is where the outside host reads what pods send.
 const invalidPort = 9
 
-func (p *path) invalidTarget() netip.AddrPort { return netip.AddrPortFrom(p.top.OutsideV4, invalidPort) }
+func (p *path) invalidTarget() netip.AddrPort {
+	return netip.AddrPortFrom(p.top.OutsideV4, invalidPort)
+}
 
 // sink accepts TCP connections at the outside host and reads them.
 func (p *path) sink() (l net.Listener, err error) {
