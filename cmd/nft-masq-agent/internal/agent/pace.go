@@ -78,7 +78,7 @@ func (p *pace) restored(now time.Time) (slowed bool) {
 	p.repairs = append(slices.DeleteFunc(p.repairs, func(t time.Time) bool { return now.Sub(t) > repairWindow }), now)
 	was := p.slow
 	if p.slow = len(p.repairs) >= manyRepairs; p.slow {
-		p.notBefore = now.Add(longPause)
+		p.notBefore = now.Add(longPause - compareEvery/2) // at a tick, which was just before now
 	}
 	return p.slow && !was
 }
