@@ -38,6 +38,7 @@ type Config struct {
 	NonMasqueradeOutInterfaces []Interface
 
 	Enforce       *Position // position of enforceNonMasquerade: true; nil if false
+	DropInvalid   *Position // position of dropInvalid: true; nil if false
 	SNATAddresses []CIDR    // a single address is a CIDR of its full length
 
 	MasqLinkLocal     bool
@@ -162,6 +163,11 @@ var table = []Row{
 		Key: KeySNATAddresses, Set: "snat", nftables: true,
 		Means: "masqueraded connections leave from one of these that the node has",
 		field: "SNATAddresses", entryKind: &addresses,
+	},
+	{
+		Key: KeyDropInvalid, explicit: true, nftables: true,
+		Means: "packets of pods that would leave untranslated, because they belong to no connection, are dropped",
+		field: "DropInvalid",
 	},
 	{Key: keyMasqLinkLocal, field: "MasqLinkLocal"},
 	{Key: keyMasqLinkLocalIPv6, field: "MasqLinkLocalIPv6"},

@@ -84,7 +84,7 @@ func checkProblem(t *testing.T, text *text, p Problem) {
 func checkPosition(t *testing.T, text *text, p Position) {
 	t.Helper()
 	lines := text.lines()
-	within := p.File() == "f" && 1 <= p.Line && p.Line <= len(lines)
+	within := p.File == "f" && 1 <= p.Line && p.Line <= len(lines)
 	if !within || p.Col < 1 || p.Col > utf8.RuneCountInString(lines[p.Line-1])+1 {
 		t.Errorf("position %s is outside the file of %d lines", p, len(lines))
 	}

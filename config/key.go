@@ -17,6 +17,7 @@ const (
 const (
 	KeyEnforceNonMasquerade = "enforceNonMasquerade"
 	KeySNATAddresses        = "snatAddresses"
+	KeyDropInvalid          = "dropInvalid"
 )
 
 // Other keys of a file.

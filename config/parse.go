@@ -33,7 +33,8 @@ func Parse(d Defaults, sources ...Source) (Config, Problems) {
 	}
 	p.checkDirectory(sources)
 	p.checkLists()
-	p.checkEnforce()
+	p.checkNeedsPods(KeyEnforceNonMasquerade, p.config.Enforce, "turn off masquerading for")
+	p.checkNeedsPods(KeyDropInvalid, p.config.DropInvalid, "drop packets of")
 	if p.found[Error] > 0 {
 		p.config = Config{}
 	}
@@ -186,21 +187,22 @@ func (p *parser) checkLists() {
 	}
 }
 
-// checkEnforce checks that enforceNonMasquerade does not concern more than pods.
-func (p *parser) checkEnforce() {
+// checkNeedsPods checks that a key at a position does not concern more than pods. harm is
+// what it would do.
+func (p *parser) checkNeedsPods(key string, at *Position, harm string) {
 	c := p.config
 	ipv4, ipv6 := c.knowsPods(false), c.knowsPods(true)
-	const key, noEffect = KeyEnforceNonMasquerade, "%s has no effect on %s: %s has no such entry"
+	const noEffect = "%s has no effect on %s: %s has no such entry"
 	switch {
-	case c.Enforce == nil:
+	case at == nil:
 	case !ipv4 && !ipv6:
-		p.add(Error, "needsSources", *c.Enforce, "%s needs %s or %s: without them it would also turn off masquerading "+
-			"for containers and virtual machines of Docker and other programs",
-			key, KeyMasqueradeSrcCIDRs, KeyMasqueradeSrcInterfaces)
+		p.add(Error, "needsSources", *at, "%s needs %s or %s: without them it would also %s "+
+			"containers and virtual machines of Docker and other programs",
+			key, KeyMasqueradeSrcCIDRs, KeyMasqueradeSrcInterfaces, harm)
 	case !ipv4:
-		p.add(Warning, "noEffect", *c.Enforce, noEffect, key, "IPv4", KeyMasqueradeSrcCIDRs)
+		p.add(Warning, "noEffect", *at, noEffect, key, "IPv4", KeyMasqueradeSrcCIDRs)
 	case !ipv6 && c.EnableIPv6:
-		p.add(Warning, "noEffect", *c.Enforce, noEffect, key, "IPv6", KeyMasqueradeSrcCIDRs)
+		p.add(Warning, "noEffect", *at, noEffect, key, "IPv6", KeyMasqueradeSrcCIDRs)
 	}
 }
 

@@ -317,8 +317,8 @@ func TestProblemsAreSortedAndBoundedByLevel(t *testing.T) {
 }
 
 func before(a, b Position) bool {
-	if a.File() != b.File() {
-		return a.File() < b.File()
+	if a.File != b.File {
+		return a.File < b.File
 	}
 	return a.Line < b.Line || a.Line == b.Line && a.Col < b.Col
 }
@@ -509,11 +509,11 @@ func TestRowsAreThoseOfTheKeys(t *testing.T) {
 		got = append(got, row.Key)
 	}
 	want := "masqueradeHost masqueradeSrcInterfaces masqueradeSrcCIDRs nonMasqueradeSrcCIDRs nonMasqueradeOutInterfaces " +
-		"masqueradeOutInterfaces forceMasqueradeCIDRs nonMasqueradeCIDRs then enforceNonMasquerade snatAddresses"
+		"masqueradeOutInterfaces forceMasqueradeCIDRs nonMasqueradeCIDRs then enforceNonMasquerade snatAddresses dropInvalid"
 	if diff := cmp.Diff(want, strings.Join(got, " ")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if n := len(Keys()); n != 17 || SNATAddresses().Key != KeySNATAddresses {
+	if n := len(Keys()); n != 18 || SNATAddresses().Key != KeySNATAddresses {
 		t.Errorf("%d keys", n)
 	}
 }

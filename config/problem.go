@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -10,15 +11,13 @@ import (
 // A Position is a place in a file. Line and Col count from 1, Col in characters.
 // The zero Position denotes a built-in default.
 type Position struct {
-	file      string
-	Line, Col int
+	File string `json:"file,omitempty"`
+	Line int    `json:"line,omitempty"`
+	Col  int    `json:"column,omitempty"`
 }
 
 // At returns a position in a file; without a line it denotes the whole file.
 func At(file string, line, col int) Position { return Position{file, line, col} }
-
-// File returns the name of the file.
-func (p Position) File() string { return p.file }
 
 // String returns FILE:LINE:COL, or FILE if the position has no line.
 func (p Position) String() string {
@@ -26,9 +25,9 @@ func (p Position) String() string {
 	case p == (Position{}):
 		return "built-in default"
 	case p.Line == 0:
-		return p.file
+		return p.File
 	}
-	return fmt.Sprintf("%s:%d:%d", p.file, p.Line, p.Col)
+	return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Col)
 }
 
 // A Level is how serious a problem is.
@@ -42,18 +41,40 @@ const (
 	Note // needs no action
 )
 
-// String returns the level in lower case.
-func (l Level) String() string { return [...]string{"error", "mistake", "warning", "note"}[l] }
+var levels = []string{"error", "mistake", "warning", "note"}
 
-// A Problem is a remark about a config, usually about one place in a file.
+// String returns the level in lower case.
+func (l Level) String() string { return levels[l] }
+
+// MarshalText returns the name of the level.
+func (l Level) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
+
+// UnmarshalText parses the name of a level.
+func (l *Level) UnmarshalText(text []byte) error {
+	i := slices.Index(levels, string(text))
+	if i < 0 {
+		return fmt.Errorf("unknown level %q", text)
+	}
+	*l = Level(i)
+	return nil
+}
+
+// A Problem is what is wrong with a config or on a node, and what to do. Usually it is
+// about one place in a file.
 type Problem struct {
-	ID    string // stable, for programs
-	Level Level
-	Pos   Position // zero: none
-	Msg   string
+	ID    string `json:"id"` // stable, for programs
+	Level Level  `json:"severity"`
+	Pos          // zero: none
+	Msg   string `json:"message"`
 
 	source string // the line; empty if too long or if nothing of the file may be quoted
 }
+
+// Pos is the position of a [Problem], whose JSON has the same fields.
+type Pos = Position
+
+// String returns what Error returns.
+func (p Problem) String() string { return p.Error() }
 
 // Error returns FILE:LINE:COL: message, or the message alone without a position.
 func (p Problem) Error() string {
@@ -92,15 +113,16 @@ func (p Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Faults returns the errors and mistakes: files are accepted if there are none.
-func (p Problems) Faults() Problems {
-	return slices.DeleteFunc(slices.Clone(p), func(p Problem) bool { return p.Level > Mistake })
+// Of returns the problems of these levels, never nil.
+func (p Problems) Of(of ...Level) Problems {
+	return slices.DeleteFunc(append(Problems{}, p...), func(p Problem) bool { return !slices.Contains(of, p.Level) })
 }
 
+// Faults returns the errors and mistakes: files are accepted if there are none.
+func (p Problems) Faults() Problems { return p.Of(Error, Mistake) }
+
 // Remarks returns the warnings and notes.
-func (p Problems) Remarks() Problems {
-	return slices.DeleteFunc(slices.Clone(p), func(p Problem) bool { return p.Level <= Mistake })
-}
+func (p Problems) Remarks() Problems { return p.Of(Warning, Note) }
 
 // Worst returns the most serious level, or Note if there are none.
 func (p Problems) Worst() Level {
@@ -117,6 +139,16 @@ func (p Problems) Err() error {
 		return faults
 	}
 	return nil
+}
+
+// ProblemsOf returns the faults of which an error consists, one for another error, and none
+// without an error.
+func ProblemsOf(err error) Problems {
+	faults := Problems{}
+	if err != nil && !errors.As(err, &faults) {
+		return Problems{{ID: "config", Msg: err.Error()}}
+	}
+	return faults
 }
 
 // most is how many problems of each level one Parse reports. The rest is counted.
@@ -142,12 +174,12 @@ func (p *parser) sorted() Problems {
 	for i, f := range p.files {
 		order[f.name] = i
 	}
-	key := func(p Problem) []int { return []int{order[p.Pos.file], p.Pos.Line, p.Pos.Col, int(p.Level)} }
+	key := func(p Problem) []int { return []int{order[p.Pos.File], p.Pos.Line, p.Pos.Col, int(p.Level)} }
 	slices.SortStableFunc(p.kept, func(a, b Problem) int { return slices.Compare(key(a), key(b)) })
 	all := slices.Compact(p.kept)
 	for i, problem := range all {
 		if problem.Pos.Line > 0 {
-			all[i] = p.files[order[problem.Pos.file]].show(problem)
+			all[i] = p.files[order[problem.Pos.File]].show(problem)
 		}
 	}
 	for i, n := range p.found {

@@ -18,14 +18,14 @@ import (
 
 // A Source is the content of one file and the name that positions show for it.
 type Source struct {
-	Name string
-	Data []byte
+	Name string `json:"name"`
+	Data []byte `json:"data"`
 
 	// Joined marks a file in a directory. The agents that read directories ignore
 	// the keys resyncInterval and cidrLimit, so mistakes in them are warnings.
-	Joined bool
+	Joined bool `json:"joined"`
 	// Ignored marks a file in a directory that was not read because of its name.
-	Ignored bool
+	Ignored bool `json:"ignored"`
 }
 
 const (

@@ -31,6 +31,8 @@ var otherKeys = map[string]object{
 		"description": "Use masqLinkLocal, which is the inverse.", "type": []string{"boolean", "null"}, "deprecated": true,
 	},
 	"enforceNonMasquerade": boolean("Keep the address of pods to exempt destinations also if another program would translate it. Needs masqueradeSrcCIDRs or masqueradeSrcInterfaces.", false),
+	"dropInvalid": boolean("Drop packets of pods that would leave untranslated, because they belong to no connection, where connections are masqueraded. "+
+		"Needs masqueradeSrcCIDRs or masqueradeSrcInterfaces.", false),
 	"resyncInterval": {
 		"description": "How often the agent re-checks file and kernel without being notified: a Go duration.",
 		"type":        []string{"string", "null"}, "pattern": `^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)`, "default": "60s",

@@ -54,6 +54,9 @@ func (f FamilyPolicy) KnowsPods() bool {
 // Enforces reports whether exemptions of a family are enforced.
 func (p Policy) Enforces(f FamilyPolicy) bool { return p.Enforce != nil && f.KnowsPods() }
 
+// Drops reports whether invalid packets of a family are dropped.
+func (p Policy) Drops(f FamilyPolicy) bool { return p.DropInvalid && f.KnowsPods() }
+
 // Enforced reports whether a connection keeps its address whatever other programs do
 // in chains after [EnforcePriority]. One of a pod to itself, through a Service or a host
 // port, does not: with its own address as source it would not work.

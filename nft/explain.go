@@ -39,24 +39,32 @@ type Step struct {
 
 // Explain returns the questions of the policy for a connection, in order, up to
 // the one that decides.
-func (p Policy) Explain(c Connection) []Step {
+func (p Policy) Explain(c Connection) []Step { return p.ExplainSources(c, nil) }
+
+// ExplainSources is like Explain for all sources for which the conditions about the source
+// and the input interface have these answers. Without a function, those of the connection
+// answer them.
+func (p Policy) ExplainSources(c Connection, answers func(Question) bool) []Step {
 	c.Src, c.Dst = c.Src.Unmap(), c.Dst.Unmap()
 	if c.FromNode {
 		c.In = ""
 	}
 	if f, on := p.family(c.Dst.Is6()); on {
-		return f.explain(c)
+		return f.explain(c, answers)
 	}
 	return []Step{{Question: "IPv6 is disabled (set enableIPv6)", Yes: true, Decides: true, Verdict: Exempt}}
 }
 
-func (f FamilyPolicy) explain(c Connection) []Step {
+func (f FamilyPolicy) explain(c Connection, answers func(Question) bool) []Step {
 	steps := []Step{{Question: "to an address of this node", Yes: c.ToNode, Decides: c.ToNode, Verdict: Local}}
 	if c.ToNode {
 		return steps
 	}
 	for _, q := range f.Questions {
 		entry, name, yes := q.answer(c)
+		if answers != nil && q.AsksSource() {
+			entry, name, yes = config.CIDR{}, "", answers(q)
+		}
 		step := Step{Key: q.Key, Question: q.Question(), Yes: yes, CIDR: entry, Name: name, Decides: yes != q.Outside, Verdict: Exempt}
 		if q.Masquerade {
 			step.Verdict = Masqueraded
@@ -67,6 +75,11 @@ func (f FamilyPolicy) explain(c Connection) []Step {
 		}
 	}
 	return append(steps, Step{Question: "anything else", Yes: true, Decides: true, Verdict: Masqueraded})
+}
+
+// AsksSource reports whether the question is about the source or the input interface.
+func (q Question) AsksSource() bool {
+	return q.Asks == config.SourceAddress || q.Asks == config.ReceivedOn
 }
 
 // answer returns whether the question matches, with the entry that contains the

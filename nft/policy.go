@@ -20,6 +20,7 @@ type Policy struct {
 	RandomFully bool
 	Ports       []PortRange
 	Enforce     *Enforcement // nil: other programs may translate what is exempt
+	DropInvalid bool         // what would be masqueraded if conntrack had a connection for it
 }
 
 // An Enforcement means that pod traffic to exempt destinations keeps its address,
@@ -123,6 +124,7 @@ func NewPolicy(c config.Config, o Options) Policy {
 	if c.Enforce != nil && o.Layout.Mode() == ModeNFTables {
 		p.Enforce = &Enforcement{At: *c.Enforce, Marks: o.Marks}
 	}
+	p.DropInvalid = c.DropInvalid != nil && o.Layout.Mode() == ModeNFTables
 	return p
 }
 
@@ -274,6 +276,9 @@ func (p Policy) digest() digest {
 	b = fmt.Appendf(b, "random-fully %t\nports %v\n", p.RandomFully, p.Ports)
 	if p.Enforce != nil {
 		b = fmt.Appendf(b, "enforce %v\n", p.Enforce.Marks)
+	}
+	if p.DropInvalid {
+		b = append(b, "drop invalid\n"...)
 	}
 	_, _ = h.Write(b)
 	return digest(h.Sum(nil))

@@ -21,8 +21,7 @@ import (
 const groupListener = "what the agent costs other programs"
 
 // others measures another program's transactions with and without the agent, in
-// time and in kernel memory. For listeners, the kernel creates a notification of
-// each element, so it matters whether the agent listens.
+// time and in kernel memory.
 func (b *bench) others(ctx context.Context) error {
 	for _, n := range b.sizes {
 		if err := b.neighbourOf(ctx, n, "a set of CIDRs", func(ns *nfttest.NS) (transaction, error) { return fillOf(ns, n) }); err != nil {
@@ -80,14 +79,10 @@ func kubeProxyLike(services int) (transaction, error) {
 	return transaction{send, func() error { return errors.Join(f.Close(), os.Remove(f.Name())) }}, err
 }
 
-// The states of the agent in which another program writes. A stopped agent that
-// has not listened equals none: the kernel has no listener to notify.
+// The states of the agent in which another program writes.
 const (
-	alone = iota
-	afterStart
-	whileListening
-	aloneAgain // next to the runs of second: the kernel has used and freed much memory
-	second
+	alone = iota // it is stopped
+	nextTo
 	states
 )
 
@@ -116,7 +111,7 @@ func (b *bench) neighbourOf(ctx context.Context, n int, what string, open func(*
 }
 
 // withAgent measures one run of an agent. Repetitions count with their median;
-// the control is measured like [afterStart], but without the agent.
+// the control is measured like [nextTo], but without the agent.
 func (c *cost) withAgent(ctx context.Context, f *follower, n int, t transaction, control *cost) (err error) {
 	if err := f.start(); err != nil {
 		return err
@@ -133,7 +128,7 @@ func (c *cost) withAgent(ctx context.Context, f *follower, n int, t transaction,
 		}
 		steps := []func() error{
 			func() error { return f.whileStopped(func() error { return life.measure(alone, f, n, t) }) },
-			func() error { return life.measure(afterStart, f, n, t) },
+			func() error { return life.measure(nextTo, f, n, t) },
 			func() error { return f.whileStopped(func() error { return again.measure(alone, f, n, t) }) },
 		}
 		for j := range steps { // the order changes each time
@@ -142,52 +137,8 @@ func (c *cost) withAgent(ctx context.Context, f *follower, n int, t transaction,
 			}
 		}
 	}
-	if err := f.makeListen(); err != nil {
-		return err
-	}
-	if err := life.measure(whileListening, f, n, t); err != nil {
-		return err
-	}
-	if err := life.afterListening(ctx, f, n, t, repeats); err != nil {
-		return err
-	}
 	c.add(life)
 	control.add(again)
-	return nil
-}
-
-// afterListening measures after a transaction that the agent was notified of. If it
-// still listens, because the transaction was small, the runs without it come when it
-// has exited.
-func (c *cost) afterListening(ctx context.Context, f *follower, n int, t transaction, repeats int) error {
-	if err := settle(f.agent); err != nil {
-		return err
-	}
-	listens := f.agent.Count("listening_stopped") == 0
-	with := func() error { return errors.Join(ctx.Err(), c.measure(second, f, n, t)) }
-	without := func() error { return errors.Join(ctx.Err(), c.measure(aloneAgain, f, n, t)) }
-	for i := range repeats {
-		steps := []func() error{with}
-		if !listens {
-			steps = append(steps, func() error { return f.whileStopped(without) })
-		}
-		for j := range steps {
-			if err := steps[(i+j)%len(steps)](); err != nil {
-				return err
-			}
-		}
-	}
-	if !listens {
-		return nil
-	}
-	if err := f.stop(); err != nil {
-		return err
-	}
-	for range repeats {
-		if err := without(); err != nil {
-			return err
-		}
-	}
 	return nil
 }
 
@@ -254,12 +205,12 @@ const memoryFrom = 10_000
 
 func (b *bench) addCost(n int, what string, c, control cost) {
 	const timeBound, memoryBound = 1.05, 1.1
-	add := func(name string, with cost, state, without int) {
+	add := func(name string, with cost, state int) {
 		r := newRow(groupListener, n, what+", "+name, "ms", with[state].seconds).
-			against("without the agent", with[state].seconds, c[without].seconds)
+			against("without the agent", with[state].seconds, c[alone].seconds)
 		m := newRow(groupListener, n, what+", "+name+", memory", "MB", with[state].megabytes).
-			against("without the agent", with[state].megabytes, c[without].megabytes)
-		if state == afterStart || state == second {
+			against("without the agent", with[state].megabytes, c[alone].megabytes)
+		if state == nextTo {
 			r, m = r.targetOfMedian(timeBound), m.targetOfMedian(memoryBound)
 		}
 		b.add(r)
@@ -267,10 +218,8 @@ func (b *bench) addCost(n int, what string, c, control cost) {
 			b.add(m)
 		}
 	}
-	add("without the agent, again", control, alone, alone)
-	add("after the start", c, afterStart, alone)
-	add("first while it listens", c, whileListening, alone)
-	add("after that", c, second, aloneAgain)
+	add("without the agent, again", control, alone)
+	add("with the agent", c, nextTo)
 }
 
 // watchMemory starts to watch how much memory is available on the machine. The
@@ -304,17 +253,6 @@ func memAvailable() float64 {
 	_, after, _ := bytes.Cut(text, []byte("MemAvailable:"))
 	kB, _ := strconv.ParseFloat(string(bytes.Fields(after)[0]), 64)
 	return kB * 1024 / 1e6
-}
-
-// makeListen makes the agent listen, as it does after it restored its rules, and
-// for ten minutes if that happens twice.
-func (f *follower) makeListen() error {
-	for range 2 {
-		if _, err := f.heal(f.node.conn); err != nil {
-			return err
-		}
-	}
-	return f.agent.Until(context.Background(), "two repairs", func() bool { return f.agent.Count("rules_restored") >= 2 })
 }
 
 // heal deletes the agent's table and waits until its rules are effective again.

@@ -116,6 +116,7 @@ func groups() []group {
 		{groupChange, (*bench).change},
 		{groupSwap, (*bench).swap},
 		{groupPackets, (*bench).packets},
+		{groupInvalid, (*bench).invalid},
 		{groupMemory, (*bench).memory},
 		{groupRest, (*bench).atRest},
 		{groupHealing, (*bench).healing},
@@ -124,7 +125,7 @@ func groups() []group {
 }
 
 func groupNames() (names []string) {
-	for _, g := range []string{groupApply, groupChange, groupSwap, groupPackets, groupMemory, groupRest, groupHealing, groupListener} {
+	for _, g := range []string{groupApply, groupChange, groupSwap, groupPackets, groupInvalid, groupMemory, groupRest, groupHealing, groupListener} {
 		names = append(names, strconv.Quote(g))
 	}
 	return names

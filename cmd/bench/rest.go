@@ -61,20 +61,17 @@ type rester struct {
 type surroundings struct {
 	what    string
 	bound   float64 // of the CPU time, in percent
-	listen  bool    // it listens; otherwise it polls, as after a start
 	foreign int     // how often a second another program writes
 }
 
 func allSurroundings() []surroundings {
 	return []surroundings{
-		{what: "comparing", bound: 0.25},
-		{what: "listening", bound: 0.01, listen: true},
+		{what: "alone", bound: 0.25},
 		{what: "next to 100 foreign commits a second", bound: 1, foreign: 100},
 	}
 }
 
-// atRest observes agents, each on a separate node, at the same time: alone, in
-// both states, and next to a program that commits to its own table.
+// atRest observes agents, each on a separate node, at the same time: alone, and next to a program that commits to its own table.
 func (b *bench) atRest(ctx context.Context) (err error) {
 	var all []*rester
 	defer func() {
@@ -90,12 +87,6 @@ func (b *bench) atRest(ctx context.Context) (err error) {
 			}
 			all = append(all, &rester{follower: f, surroundings: s})
 			if err := f.start(); err != nil {
-				return err
-			}
-			if !s.listen {
-				continue
-			}
-			if err := f.makeListen(); err != nil {
 				return err
 			}
 		}

@@ -78,7 +78,7 @@ func TestPolicyThatMatchesNoInterfaceIsReported(t *testing.T) {
 		r, code := n.status()
 		first, _, _ := strings.Cut(unwrap(n.run("status").stdout), tt.says)
 		wrong := tt.says != ""
-		if (code == exitFailed) != wrong || first != "" || len(r.Unmatched) > 0 != wrong || !r.Kernel.InSync {
+		if (code == exitFailed) != (wrong || len(r.Conflicts) > 0) || first != "" || len(problems(r, "interface-list-unmatched")) > 0 != wrong || !r.Kernel.InSync {
 			t.Errorf("%s: exit code %d: %+v\n%s", tt.config, code, r, n.run("status").stdout)
 		}
 		if hidden := len(r.Overridden) > 0; hidden != tt.enforced || len(r.Conflicts) > 0 == tt.enforced {

@@ -8,6 +8,7 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/config"
 )
 
 type checkFlags struct {
@@ -27,21 +28,19 @@ func checkCommand() command {
 			program + " check --config ./ip-masq-agent --pod-cidr 10.244.0.0/16 --strict",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			f := checkFlags{Options: options.AddPolicyFlags(fs)}
+			f := &checkFlags{Options: options.AddPolicyFlags(fs)}
 			fs.BoolVar(&f.strict, "strict", false, "treat warnings as errors: exit code 1")
 			f.AddPodCIDRs(fs)
 			addOutput(fs, &f.output)
-			return func(_ context.Context, _ []string, e environment) (int, error) {
-				f.ForCommand(fs, e.stdin)
-				return f.check(e)
-			}
+			return f.check
 		},
 	}
 }
 
-func (f *checkFlags) check(e environment) (int, error) {
+func (f *checkFlags) check(_ context.Context, _ []string, e environment) (int, error) {
+	f.ForCommand(e.stdin)
 	l, err := f.Load()
-	found := answer.FileFindings(l.Problems.Remarks())
+	found := l.Problems.Remarks()
 	if err != nil && f.output == outputJSON {
 		return exitFailed, e.reply(f.output, answer.NewCheck(*f.Options, l, found, err), nil)
 	} else if err != nil {
@@ -57,7 +56,7 @@ func (f *checkFlags) check(e environment) (int, error) {
 	if err != nil {
 		return exitFailed, err
 	}
-	if n := len(answer.Warnings(found)); f.strict && n > 0 {
+	if n := len(found.Of(config.Warning)); f.strict && n > 0 {
 		return exitFailed, fmt.Errorf("%s, and --strict is given", answer.Plural(n, "warning"))
 	}
 	return exitDone, nil

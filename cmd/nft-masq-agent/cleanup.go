@@ -6,17 +6,13 @@ import (
 	"fmt"
 	"os/signal"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 )
-
-// cleanupWait is how long to wait for a running agent, or an older one, to
-// restore what was removed.
-const cleanupWait = time.Second
 
 type cleanupFlags struct {
 	legacy, legacyOnly, dryRun, wait bool
@@ -26,22 +22,22 @@ func cleanupCommand() command {
 	return command{
 		name:  "cleanup",
 		about: "remove from the kernel what any mode of the agent installed",
-		details: "Stop the agent first: a running agent restores its rules. cleanup checks for this after one second and reports " +
-			"it. Existing connections keep their address.",
+		details: "Stop the agent first: a running agent would restore its rules, so cleanup refuses next to one, except with " +
+			"--legacy-only. Existing connections keep their address.",
 		examples: []string{program + " cleanup", program + " cleanup --legacy-only --dry-run"},
 		flags: func(fs *flag.FlagSet) action {
-			var f cleanupFlags
+			f := &cleanupFlags{}
 			fs.BoolVar(&f.legacy, "legacy", false, "also remove the chains of iptables-based agents, with their jumps")
 			fs.BoolVar(&f.legacyOnly, "legacy-only", false, "remove only these, for example next to a running agent")
 			fs.BoolVar(&f.dryRun, "dry-run", false, "print what would be removed, and remove nothing")
 			fs.BoolVar(&f.wait, "wait", false, "when everything is removed, wait for SIGTERM: for use in a DaemonSet")
-			return func(ctx context.Context, _ []string, e environment) (int, error) { return f.cleanup(ctx, e) }
+			return f.cleanup
 		},
 	}
 }
 
 // what returns what to remove.
-func (f cleanupFlags) what() kernel.Removal {
+func (f *cleanupFlags) what() kernel.Removal {
 	switch {
 	case f.legacyOnly:
 		return kernel.LegacyOnly
@@ -51,13 +47,17 @@ func (f cleanupFlags) what() kernel.Removal {
 	return kernel.Ours
 }
 
-func (f cleanupFlags) cleanup(ctx context.Context, e environment) (int, error) {
+func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (int, error) {
+	if pid, found := running.Holder(); found && !f.legacyOnly && !f.dryRun {
+		return exitFailed, fmt.Errorf("an agent runs here (pid %d) and would restore its rules: stop it first", pid)
+	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
 	k := e.kernel()
 	defer func() { _ = k.Close() }()
 	if only, err := k.OnlyNAT(ctx); err == nil && only && !f.legacyOnly && len(legacyIPTables(e.proc)) == 0 {
-		_, _ = fmt.Fprintln(e.stderr, "warning: there are no other NAT rules on this node, so the kernel stops translating: masqueraded connections will break")
+		_, _ = fmt.Fprintln(e.stderr,
+			"warning: there are no other NAT rules on this node, so the kernel stops translating: masqueraded connections will break")
 	}
 	remove, word := k.Cleanup, "removed "
 	if f.dryRun {
@@ -79,31 +79,10 @@ func (f cleanupFlags) cleanup(ctx context.Context, e environment) (int, error) {
 			_, _ = fmt.Fprintln(e.stderr, "warning: "+line)
 		}
 	}
-	if len(removed) > 0 && !f.dryRun {
-		if err := f.checkAgain(ctx, k); err != nil {
-			return exitFailed, err
-		}
-	}
 	if f.wait && !f.dryRun {
 		<-ctx.Done()
 	}
 	return exitDone, nil
-}
-
-// checkAgain returns an error if a running agent has restored the rules.
-func (f cleanupFlags) checkAgain(ctx context.Context, k *kernel.Kernel) error {
-	select {
-	case <-ctx.Done():
-	case <-time.After(cleanupWait):
-	}
-	back, err := k.Removable(ctx, f.what())
-	if err != nil {
-		return hinted(err)
-	}
-	if len(back) > 0 {
-		return fmt.Errorf("a running agent restored: %s; stop it first", strings.Join(back, ", "))
-	}
-	return nil
 }
 
 // legacyIPTables describes the tables of legacy ip_tables with rules of iptables-based
@@ -115,7 +94,8 @@ func legacyIPTables(proc string) []string {
 	}
 	var lines []string
 	for _, t := range tables {
-		lines = append(lines, fmt.Sprintf("%s has rules of an iptables-based agent, which this program does not remove: %s", t, t.Command()))
+		lines = append(lines, fmt.Sprintf("%s has rules of an iptables-based agent, which this program does not remove: %s",
+			t, t.Command()))
 	}
 	return lines
 }

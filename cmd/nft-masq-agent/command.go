@@ -61,11 +61,8 @@ func dispatch(ctx context.Context, all []command, args []string, e environment) 
 	name, implied := "run", true
 	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
 		name, args, implied = args[0], args[1:], false
-	} else if len(args) == 1 && slices.Contains([]string{"-h", "-help", "--help"}, args[0]) {
-		name, args = "help", nil
-	}
-	if name == "help" {
-		return help(all, args, e)
+	} else if len(args) == 1 && asksForHelp(args[0]) {
+		name, args, implied = "help", nil, false
 	}
 	c, err := find(all, name)
 	if err != nil {
@@ -81,15 +78,19 @@ func dispatch(ctx context.Context, all []command, args []string, e environment) 
 	}
 	c.tolerant = implied
 	code, err := c.run(ctx, args, e)
+	if err == nil {
+		return code
+	}
+	_, _ = fmt.Fprintf(e.stderr, "%s %s: %v\n", program, c.name, err)
 	if wrong := (usageError{}); errors.As(err, &wrong) {
-		_, _ = fmt.Fprintf(e.stderr, "%s %s: %v\n", program, c.name, err)
 		_, _ = fmt.Fprintf(e.stderr, "see %s %s --help\n", program, c.name)
 		return exitUsage
-	} else if err != nil {
-		_, _ = fmt.Fprintf(e.stderr, "%s %s: %v\n", program, c.name, err)
-		return exitFailed
 	}
-	return code
+	return exitFailed
+}
+
+func asksForHelp(arg string) bool {
+	return slices.Contains([]string{"-h", "-help", "--help"}, arg)
 }
 
 func find(all []command, name string) (command, error) {
@@ -100,7 +101,8 @@ func find(all []command, name string) (command, error) {
 		}
 		names[i] = c.name
 	}
-	return command{}, fmt.Errorf("unknown command %q%s (%s help lists the commands)", name, didYouMean(name, names, ""), program)
+	return command{}, fmt.Errorf("unknown command %q%s (%s help lists the commands)", name, didYouMean(name, names, ""),
+		program)
 }
 
 func (c command) run(ctx context.Context, args []string, e environment) (int, error) {
@@ -152,7 +154,8 @@ func (c command) ignoreRest(fs *flag.FlagSet, args []string, e environment) erro
 			return strayError(fs, rest[0])
 		}
 	}
-	_, _ = fmt.Fprintf(e.stderr, "warning: %q is not a flag: it and everything after it are ignored, as by the older agents: %q\n", rest[0], rest)
+	_, _ = fmt.Fprintf(e.stderr,
+		"warning: %q is not a flag: it and everything after it are ignored, as by the older agents: %q\n", rest[0], rest)
 	return nil
 }
 

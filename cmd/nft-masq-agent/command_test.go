@@ -31,7 +31,7 @@ func TestFirstArgumentSelectsTheCommand(t *testing.T) {
 			return exitDone, nil
 		}
 	}
-	all := []command{toy("run", "", name("run")), toy("explain", "ADDRESS", name("explain"))}
+	all := []command{toy("run", "", name("run")), toy("explain", "ADDRESS", name("explain")), helpCommand()}
 	tests := []struct {
 		args     string
 		called   string
@@ -107,7 +107,7 @@ func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left
 func TestFailedOutputIsAFailure(t *testing.T) {
 	for _, args := range []string{
 		"version", "help", "help check", "check --help", "check --version", "check --pod-cidr 10.244.0.0/16", "check -o json", "check --output json", "version -o json",
-		"render", "render --format json", "render -o json", "explain 10.1.2.3",
+		"render", "render --format nft", "explain 10.1.2.3",
 	} {
 		e := testEnvironment(t, fullDisk{}, io.Discard)
 		if code := dispatch(t.Context(), commands(), strings.Fields(args), e); code != exitFailed {

@@ -15,25 +15,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/kernel"
 )
 
 type connectionsFlags struct {
-	*options.Options
-	set    *flag.FlagSet
+	*nodeFlags
 	to     netip.Prefix // zero: any
 	pod    netip.Prefix
 	seenAs netip.AddrPort // port 0: any
 
 	stale, flush, yes, ports bool
 	limit                    int
-	output                   string
 }
 
 // maxLimit bounds the memory of the list.
@@ -56,28 +51,25 @@ func connectionsCommand() command {
 			program + " connections --ports",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			f := connectionsFlags{Options: options.AddPolicyFlags(fs), set: fs}
+			f := connectionsFlags{nodeFlags: addNodeFlags(fs)}
 			options.AddFlag(fs, &f.seenAs, "seen-as", "",
 				"find the pod by the source that the destination sees, an `ADDRESS` or ADDRESS:PORT", parseSeenAs)
 			options.AddFlag(fs, &f.pod, "pod", "", "the source, an `ADDRESS` or a CIDR", parsePrefix)
 			fs.BoolVar(&f.stale, "stale", false, "only connections whose translation contradicts the current rules")
-			fs.BoolVar(&f.flush, "flush", false, "delete the stale connections that are listed; TCP connections among them are reset")
+			fs.BoolVar(&f.flush, "flush", false,
+				"delete the stale connections that are listed; TCP connections among them are reset")
 			fs.BoolVar(&f.yes, "yes", false, "really delete them")
 			fs.BoolVar(&f.ports, "ports", false,
 				"list the destinations with the most source ports in use, and the pods that use them")
 			options.AddFlag(fs, &f.limit, "limit", "100", "list at most `N` connections", parseLimit)
-			addOutput(fs, &f.output)
-			return func(ctx context.Context, operands []string, e environment) (int, error) {
-				return f.connections(ctx, operands, e)
-			}
+			return f.connections
 		},
 	}
 }
 
 // parsePrefix parses an address or a CIDR.
 func parsePrefix(s string) (netip.Prefix, error) {
-	if a, err := netip.ParseAddr(s); err == nil {
-		a = a.WithZone("").Unmap()
+	if a, err := parseAddress(s); err == nil {
 		return netip.PrefixFrom(a, a.BitLen()), nil
 	}
 	p, err := netip.ParsePrefix(s)
@@ -89,8 +81,8 @@ func parsePrefix(s string) (netip.Prefix, error) {
 
 // parseSeenAs parses an address with or without a port.
 func parseSeenAs(s string) (netip.AddrPort, error) {
-	if a, err := netip.ParseAddr(s); err == nil {
-		return netip.AddrPortFrom(a.WithZone("").Unmap(), 0), nil
+	if a, err := parseAddress(s); err == nil {
+		return netip.AddrPortFrom(a, 0), nil
 	}
 	a, err := netip.ParseAddrPort(s)
 	if err != nil {
@@ -121,22 +113,18 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 		return exitUsage, usagef("--ports does not list connections: omit --stale and --flush")
 	}
 	f.stale = f.stale || f.flush
-	k := e.kernel()
-	defer func() { _ = k.Close() }()
-	f.ForCommand(f.set, e.stdin)
-	_ = running.Follow(f.Options, f.set, running.Agents(e.proc, program))
-	l, rejected := f.Load()
-	candidates, err := e.candidates(f.Options, l, rejected)
+	s, err := f.open(e)
+	defer func() { _ = s.kernel.Close() }()
 	if err != nil {
 		return exitFailed, err
 	}
-	j, policy, err := f.judge(ctx, k, candidates)
+	j, ports, err := f.judge(ctx, s)
 	if err != nil {
 		return exitFailed, err
 	}
 	table := conntrack.Open()
 	if f.ports {
-		return f.listPorts(table, policy.SourcePorts(), e)
+		return f.listPorts(table, ports, e)
 	}
 	listed, total, err := f.find(table, j)
 	if err != nil {
@@ -161,7 +149,7 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 		return exitDone, nil
 	}
 	return f.delete(ctx, listed, e, func(ctx context.Context) (*conntrack.Judge, error) {
-		j, _, err := f.judge(ctx, k, candidates)
+		j, _, err := f.judge(ctx, s)
 		return j, err
 	})
 }
@@ -169,28 +157,27 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 // errNoRules reports that no policy of ours is effective in the kernel.
 var errNoRules = errors.New("the kernel has no rules of this agent: see status")
 
-// judge returns a judge for the policy in the kernel, and the policy; no judge if the kernel
-// has none of ours, or the config's is another one. That is an error if it is needed.
-func (f *connectionsFlags) judge(ctx context.Context, k *kernel.Kernel, of candidates) (*conntrack.Judge, nft.Policy, error) {
-	now, err := of.inForce(ctx, k)
-	switch {
-	case err != nil:
-		return nil, nft.Policy{}, hinted(err)
-	case now.known != nil:
-		j, err := judgeBy(ctx, k, now.known.Policy)
-		return j, now.known.Policy, err
-	case f.stale && !now.found:
-		return nil, nft.Policy{}, errNoRules
-	case f.stale:
-		return nil, nft.Policy{}, errors.New(now.unknown + ": which connections are stale is unknown")
-	}
-	return nil, nft.Policy{}, nil
-}
-
-// judgeBy returns a judge for a policy on this node.
-func judgeBy(ctx context.Context, k *kernel.Kernel, policy nft.Policy) (*conntrack.Judge, error) {
-	j, err := agent.Judge(ctx, k, nft.Ruleset{Policy: policy})
-	return j, hinted(err)
+// judge returns a judge for the policy in the kernel, and its number of source ports; no judge if
+// the kernel has none of ours, or an unknown one. That is an error if it is needed.
+func (f *connectionsFlags) judge(ctx context.Context, s *session) (j *conntrack.Judge, ports int, err error) {
+	err = s.consistently(func() error {
+		now, err := s.inForce(ctx)
+		switch {
+		case err != nil:
+			return err
+		case now.known != nil:
+			ports = now.known.Policy.SourcePorts()
+			j, err = s.judge(ctx, *now.known)
+			return err
+		case f.stale && !now.found:
+			return errNoRules
+		case f.stale:
+			return errors.New(now.unknown + ": which connections are stale is unknown")
+		}
+		ports = nft.Policy{}.SourcePorts()
+		return nil
+	})
+	return j, ports, err
 }
 
 // filter restricts the dump to one family if only that can match.
@@ -218,16 +205,15 @@ func (f *connectionsFlags) matches(e *conntrack.Entry, j *conntrack.Judge) bool 
 }
 
 // find returns the first connections that match, and how many there are.
-func (f *connectionsFlags) find(table *conntrack.Table, j *conntrack.Judge) (listed []conntrack.Entry, total int, err error) {
-	err = table.Dump(f.filter(), func() func(*conntrack.Entry) error {
-		listed, total = nil, 0
-		return func(e *conntrack.Entry) error {
-			if f.matches(e, j) {
-				if total++; total <= f.limit {
-					listed = append(listed, *e)
-				}
-			}
-			return nil
+func (f *connectionsFlags) find(table *conntrack.Table, j *conntrack.Judge) (listed []conntrack.Entry, total int,
+	err error,
+) {
+	err = dump(table, f.filter(), func() { listed, total = nil, 0 }, func(e *conntrack.Entry) {
+		if !f.matches(e, j) {
+			return
+		}
+		if total++; total <= f.limit {
+			listed = append(listed, *e)
 		}
 	})
 	slices.SortFunc(listed, func(a, b conntrack.Entry) int {
@@ -237,6 +223,17 @@ func (f *connectionsFlags) find(table *conntrack.Table, j *conntrack.Judge) (lis
 		)
 	})
 	return listed, total, err
+}
+
+// dump reads the entries. If it has to begin again, it calls begin again.
+func dump(table *conntrack.Table, filter conntrack.Filter, begin func(), visit func(*conntrack.Entry)) error {
+	return table.Dump(filter, func() func(*conntrack.Entry) error {
+		begin()
+		return func(e *conntrack.Entry) error {
+			visit(e)
+			return nil
+		}
+	})
 }
 
 // list prints a list as text, or as JSON with a line for each entry.
@@ -296,20 +293,27 @@ func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e enviro
 	filter := f.filter()
 	filter.Translated = true
 	var tally conntrack.Tally
-	err := table.Dump(filter, func() func(*conntrack.Entry) error {
-		tally = conntrack.Tally{}
-		return func(e *conntrack.Entry) error {
-			if f.matches(e, nil) {
-				tally.Add(e)
-			}
-			return nil
+	err := dump(table, filter, func() { tally = conntrack.Tally{} }, func(e *conntrack.Entry) {
+		if f.matches(e, nil) {
+			tally.Add(e)
 		}
 	})
 	if err != nil {
 		return exitFailed, err
 	}
 	fullest := tally.Fullest(min(f.limit, mostTuples))
-	pods, err := podsOf(table, filter, fullest)
+	byPod := make([]map[netip.Addr]int, len(fullest))
+	err = dump(table, filter, func() {
+		for i := range byPod {
+			byPod[i] = map[netip.Addr]int{}
+		}
+	}, func(e *conntrack.Entry) {
+		for i, u := range fullest {
+			if u.Is(e) {
+				byPod[i][e.Original.Src.Addr()]++
+			}
+		}
+	})
 	if err != nil {
 		return exitFailed, err
 	}
@@ -317,38 +321,8 @@ func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e enviro
 	for i, u := range fullest {
 		all[i] = answer.PortsOf{
 			Protocol: conntrack.ProtocolName(u.Protocol), SeenAs: u.From.String(), Destination: u.To.String(),
-			Used: u.Used, Ports: ports, Pods: pods[i],
+			Used: u.Used, Ports: ports, Pods: answer.TopPods(byPod[i], mostPods),
 		}
 	}
 	return exitDone, list(e.stdout, f.output, all, answer.Ports)
-}
-
-// podsOf returns the pods that use the most ports, for each destination.
-func podsOf(table *conntrack.Table, filter conntrack.Filter, fullest []conntrack.PortUse) ([][]answer.PodUses, error) {
-	byPod := make([]map[netip.Addr]int, len(fullest))
-	err := table.Dump(filter, func() func(*conntrack.Entry) error {
-		for i := range byPod {
-			byPod[i] = map[netip.Addr]int{}
-		}
-		return func(e *conntrack.Entry) error {
-			for i, u := range fullest {
-				if u.Is(e) {
-					byPod[i][e.Original.Src.Addr()]++
-				}
-			}
-			return nil
-		}
-	})
-	pods := make([][]answer.PodUses, len(fullest))
-	for i, uses := range byPod {
-		pods[i] = []answer.PodUses{}
-		for pod, n := range uses {
-			pods[i] = append(pods[i], answer.PodUses{Pod: pod.String(), Used: n})
-		}
-		slices.SortFunc(pods[i], func(a, b answer.PodUses) int {
-			return cmp.Or(cmp.Compare(b.Used, a.Used), cmp.Compare(a.Pod, b.Pod))
-		})
-		pods[i] = pods[i][:min(mostPods, len(pods[i]))]
-	}
-	return pods, err
 }

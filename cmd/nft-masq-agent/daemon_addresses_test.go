@@ -268,7 +268,7 @@ func TestDiffCountsConnectionsThatWouldKeepAnotherAddress(t *testing.T) {
 	for _, want := range []string{
 		"masqueraded IPv4 connections leave from: the address of the interface → those of 198.51.100.211 that the node has\n",
 		"2 open connections of 1 pod would keep another source address than new ones get\n",
-		"Of the IPv4 snatAddresses this node has 198.51.100.211.\n",
+		"IPv4 connections of pods leave from 198.51.100.211\n",
 	} {
 		if got.code != exitFailed || !strings.Contains(got.stdout, want) {
 			t.Errorf("exit code %d, %q is not in:\n%s%s", got.code, want, got.stdout, got.stderr)

@@ -54,9 +54,9 @@ func TestExplainCountsConnectionsOfAnEarlierPolicy(t *testing.T) {
 	n.enforce("")
 	n.open(nfttest.UDP, "203.0.113.9:6000")
 	for args, want := range map[string]string{
-		"203.0.113.9":                   "3 connections to it exist and were opened under an earlier policy.",
-		"203.0.113.9 --from 10.244.1.2": "3 connections to it exist and were opened under an earlier policy.",
-		"203.0.113.8":                   "1 connection to it exists and was opened under an earlier policy.",
+		"203.0.113.9":                   "3 connections to it were opened under an earlier policy.",
+		"203.0.113.9 --from 10.244.1.2": "3 connections to it were opened under an earlier policy.",
+		"203.0.113.8":                   "1 connection to it was opened under an earlier policy.",
 		"203.0.113.9 --from 10.244.1.3": "",
 		"10.9.0.9":                      "",
 	} {
@@ -98,7 +98,7 @@ func TestPortPressureIsInTheMetrics(t *testing.T) {
 	}
 	d.stop()
 	d = n.start("--resync-interval=3600", "--http-address="+httpAddress, "--to-ports=20000-20009")
-	d.await("listening")
+	d.answers()
 	d.await("rules_in_place")
 	if v := n.metric("nft_masq_agent_conntrack_entries"); v != "" {
 		t.Errorf("without the flag %s connections are counted", v)

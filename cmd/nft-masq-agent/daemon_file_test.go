@@ -95,7 +95,7 @@ func fileSteps() []fileStep {
 	return []fileStep{
 		{"created by a rename", func(n *testNode) { n.swap(exempting("10.1.0.0/16")) }, "config_applied", exempting("10.1.0.0/16"), ""},
 		{"swapped", func(n *testNode) { n.swap(exempting("10.2.0.0/16", "fd00::/8")) }, "config_warning", exempting("10.2.0.0/16"), ""},
-		{"written in place", func(n *testNode) { n.write(exempting("10.3.0.0/16")) }, "config_applied", exempting("10.3.0.0/16"), ""},
+		{"written in place", func(n *testNode) { n.overwrite(exempting("10.3.0.0/16")) }, "config_applied", exempting("10.3.0.0/16"), ""},
 		{
 			"broken", func(n *testNode) { n.swap(typo) }, "config_rejected", exempting("10.3.0.0/16"),
 			`PATH:3:5: "10.0.0.1/8" has host bits set: write "10.0.0.0/8"`,

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -21,7 +20,6 @@ type tampering struct {
 	name  string
 	do    func(*testNode)
 	finds string // part of the text in log and status
-	by    string // the program, as the kernel reports it
 }
 
 // nftScript returns a tampering that runs a transaction. TABLE stands for our
@@ -78,54 +76,49 @@ table inet firewalld {
 }
 `
 
-const (
-	byNFT      = "nft"
-	byIPTables = "iptables-nft"
-)
-
 // tamperings returns all ways to change the rules of a mode.
 func tamperings(mode nft.Mode) []tampering {
 	if mode == nft.ModeIPTables {
 		return []tampering{
-			{"flush ruleset", nftScript("flush ruleset"), "has no chain POSTROUTING", byNFT},
-			{"firewalld reload", nftScript(firewalldReload), "has no chain POSTROUTING", byNFT},
-			{"delete table", nftScript("delete table ip nat"), "table ip nat has no chain POSTROUTING", byNFT},
-			{"iptables -F", iptables("-F"), "has no jump to IP-MASQ-AGENT", byIPTables},
-			{"iptables -F of our chain", iptables("-F IP-MASQ-AGENT"), "missing rule", byIPTables},
-			{"iptables -D of a rule", iptables("-D IP-MASQ-AGENT 2"), "missing rule", byIPTables},
-			{"iptables -D of the jump", iptables("-D POSTROUTING 1"), "has no jump to IP-MASQ-AGENT", byIPTables},
-			{"iptables -A of a jump", iptables("-A POSTROUTING -j IP-MASQ-AGENT"), "other jumps to IP-MASQ-AGENT", byIPTables},
-			{"iptables -A", iptables("-A IP-MASQ-AGENT -d 198.51.100.8 -j RETURN"), "unexpected rule", byIPTables},
-			{"iptables -I", iptables("-I IP-MASQ-AGENT -j ACCEPT"), "unexpected rule", byIPTables},
-			{"iptables -R", iptables("-R IP-MASQ-AGENT 2 -d 198.51.100.8 -j RETURN"), "unexpected rule", byIPTables},
-			{"native rule", nftScript("insert rule ip nat IP-MASQ-AGENT accept"), "unexpected rule", byNFT},
-			{"dormant", nftScript("add table ip nat { flags dormant; }"), "is dormant", byNFT},
+			{"flush ruleset", nftScript("flush ruleset"), "has no chain POSTROUTING"},
+			{"firewalld reload", nftScript(firewalldReload), "has no chain POSTROUTING"},
+			{"delete table", nftScript("delete table ip nat"), "table ip nat has no chain POSTROUTING"},
+			{"iptables -F", iptables("-F"), "has no jump to IP-MASQ-AGENT"},
+			{"iptables -F of our chain", iptables("-F IP-MASQ-AGENT"), "missing rule"},
+			{"iptables -D of a rule", iptables("-D IP-MASQ-AGENT 2"), "missing rule"},
+			{"iptables -D of the jump", iptables("-D POSTROUTING 1"), "has no jump to IP-MASQ-AGENT"},
+			{"iptables -A of a jump", iptables("-A POSTROUTING -j IP-MASQ-AGENT"), "other jumps to IP-MASQ-AGENT"},
+			{"iptables -A", iptables("-A IP-MASQ-AGENT -d 198.51.100.8 -j RETURN"), "unexpected rule"},
+			{"iptables -I", iptables("-I IP-MASQ-AGENT -j ACCEPT"), "unexpected rule"},
+			{"iptables -R", iptables("-R IP-MASQ-AGENT 2 -d 198.51.100.8 -j RETURN"), "unexpected rule"},
+			{"native rule", nftScript("insert rule ip nat IP-MASQ-AGENT accept"), "unexpected rule"},
+			{"dormant", nftScript("add table ip nat { flags dormant; }"), "is dormant"},
 		}
 	}
 	const chain = "flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting "
 	return []tampering{
-		{"flush ruleset", nftScript("flush ruleset"), "is missing", byNFT},
-		{"firewalld reload", nftScript(firewalldReload), "is missing", byNFT},
-		{"delete table", nftScript("delete table TABLE"), "is missing", byNFT},
-		{"flush chain", nftScript("flush chain TABLE postrouting"), "missing rule", byNFT},
-		{"delete chain", nftScript("flush chain TABLE postrouting; delete chain TABLE postrouting"), "chain postrouting is missing", byNFT},
-		{"flush set", nftScript("flush set TABLE SET"), "lacks 10.0.0.0/24", byNFT},
-		{"add element", nftScript("add element TABLE SET { 198.51.100.8 }"), "contains 198.51.100.8, which is not in the config", byNFT},
-		{"delete element", nftScript("delete element TABLE SET { 10.0.0.0/24 }"), "lacks 10.0.0.0/24", byNFT},
-		{"exchange element", nftScript("delete element TABLE SET { 10.0.0.0/24 }; add element TABLE SET { 8.8.8.0/24 }"), "contains 8.8.8.0/24", byNFT},
-		{"add rule", nftScript("insert rule TABLE postrouting accept"), "unexpected rule: accept", byNFT},
-		{"replace rule", nftScript("replace rule TABLE postrouting handle FIRST accept"), "unexpected rule: accept", byNFT},
-		{"delete rule", nftScript("delete rule TABLE postrouting handle LAST"), "missing rule", byNFT},
+		{"flush ruleset", nftScript("flush ruleset"), "is missing"},
+		{"firewalld reload", nftScript(firewalldReload), "is missing"},
+		{"delete table", nftScript("delete table TABLE"), "is missing"},
+		{"flush chain", nftScript("flush chain TABLE postrouting"), "missing rule"},
+		{"delete chain", nftScript("flush chain TABLE postrouting; delete chain TABLE postrouting"), "chain postrouting is missing"},
+		{"flush set", nftScript("flush set TABLE SET"), "lacks 10.0.0.0/24"},
+		{"add element", nftScript("add element TABLE SET { 198.51.100.8 }"), "contains 198.51.100.8, which is not in the config"},
+		{"delete element", nftScript("delete element TABLE SET { 10.0.0.0/24 }"), "lacks 10.0.0.0/24"},
+		{"exchange element", nftScript("delete element TABLE SET { 10.0.0.0/24 }; add element TABLE SET { 8.8.8.0/24 }"), "contains 8.8.8.0/24"},
+		{"add rule", nftScript("insert rule TABLE postrouting accept"), "unexpected rule: accept"},
+		{"replace rule", nftScript("replace rule TABLE postrouting handle FIRST accept"), "unexpected rule: accept"},
+		{"delete rule", nftScript("delete rule TABLE postrouting handle LAST"), "missing rule"},
 		{
 			"move rule", nftScript("delete rule TABLE postrouting handle FIRST; add rule TABLE postrouting ip daddr @SET counter name exempt-v4 return"),
-			"in another order", byNFT,
+			"in another order",
 		},
-		{"add set", nftScript("add set TABLE foreign { type ipv4_addr; elements = { 1.1.1.1 }; }"), "set foreign is not in the config", byNFT},
-		{"add chain", nftScript("add chain TABLE foreign { accept; }; insert rule TABLE postrouting jump foreign"), "chain foreign is not in the config", byNFT},
-		{"policy", nftScript("add chain TABLE postrouting { policy drop; }"), "another policy than accept", byNFT},
-		{"priority", nftScript(chain + "{ type nat hook postrouting priority 50; }"), "priority 50", byNFT},
-		{"hook", nftScript(chain + "{ type nat hook output priority 110; }"), "not nat hook postrouting priority 110", byNFT},
-		{"dormant", nftScript("add table TABLE { flags dormant; }"), "is dormant", byNFT},
+		{"add set", nftScript("add set TABLE foreign { type ipv4_addr; elements = { 1.1.1.1 }; }"), "set foreign is not in the config"},
+		{"add chain", nftScript("add chain TABLE foreign { accept; }; insert rule TABLE postrouting jump foreign"), "chain foreign is not in the config"},
+		{"policy", nftScript("add chain TABLE postrouting { policy drop; }"), "another policy than accept"},
+		{"priority", nftScript(chain + "{ type nat hook postrouting priority 50; }"), "priority 50"},
+		{"hook", nftScript(chain + "{ type nat hook output priority 110; }"), "not nat hook postrouting priority 110"},
+		{"dormant", nftScript("add table TABLE { flags dormant; }"), "is dormant"},
 	}
 }
 
@@ -139,56 +132,19 @@ func slash24s(n int) string {
 	return b.String()
 }
 
-// listen makes the agent listen to ruleset changes, as it does after restoring
-// the rules, even right after its start.
-func (d *daemon) listen() {
-	d.t.Helper()
-	nfttest.NFT(d.t, d.NS, "", "flush", "ruleset")
-	if line := d.await("rules_restored"); line["by"] != "unknown" {
-		d.t.Errorf("logged: %v, want an unknown program", line)
-	}
-}
-
-// poll makes a listening agent poll instead, for an hour.
-func (d *daemon) compare() {
-	d.t.Helper()
-	d.neighbor(1000)
-	d.await("listening_stopped")
-}
-
-// neighbor creates and deletes a set of n networks.
-func (n *testNode) neighbor(networks int) {
-	n.t.Helper()
-	var s strings.Builder
-	s.WriteString("add table ip neighbour; add set ip neighbour s { type ipv4_addr; flags interval; }; add element ip neighbour s { ")
-	for i := range networks {
-		fmt.Fprintf(&s, "198.18.%d.%d/31, ", i>>7, i<<1&0xff)
-	}
-	nfttest.NFT(n.t, n.NS, s.String()+"198.19.0.0/16 }; delete table ip neighbour", "-f", "-")
-}
-
 func TestTamperingIsReverted(t *testing.T) {
 	t.Parallel()
-	tests := []struct {
-		name      string
-		cidrs     int
-		listening bool
-	}{{"10 CIDRs, listening", 10, true}, {"990 CIDRs, comparing", 990, false}}
-	for _, tt := range tests[:nfttest.Rounds(1, 2, 2)] {
+	for _, cidrs := range []int{10, 990}[:nfttest.Rounds(1, 2, 2)] {
 		for _, mode := range modes {
-			t.Run(fmt.Sprintf("%s, %s", tt.name, mode), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%d CIDRs, %s", cidrs, mode), func(t *testing.T) {
 				t.Parallel()
 				n, flag := newNode(t), "--mode="+string(mode)
-				n.swap(slash24s(tt.cidrs))
+				n.swap(slash24s(cidrs))
 				// No timer may help.
 				d := n.start(flag, "--resync-interval=3600")
-				want := wants(t, slash24s(tt.cidrs), flag)
+				want := wants(t, slash24s(cidrs), flag)
 				d.began(want)
 				all := tamperings(mode)
-				d.listen()
-				if !tt.listening {
-					d.compare()
-				}
 				for _, a := range all[:nfttest.Rounds(4, len(all), len(all))] {
 					t.Run(a.name, func(t *testing.T) {
 						a.do(n)
@@ -197,8 +153,8 @@ func TestTamperingIsReverted(t *testing.T) {
 							d.await("table_recreated")
 						}
 						n.holds(want)
-						if line["level"] != "warn" || tt.listening && line["by"] != a.by || !strings.Contains(line.Texts("what"), a.finds) || line["duration_ms"] == nil {
-							t.Errorf("logged: %v, want %q by %s", line, a.finds, a.by)
+						if line["level"] != "warn" || !strings.Contains(line.Texts("what"), a.finds) || line["duration_ms"] == nil {
+							t.Errorf("logged: %v, want %q", line, a.finds)
 						}
 						d.forgive("repairs_slowed")
 						d.silent()
@@ -215,70 +171,25 @@ func TestTamperingIsReverted(t *testing.T) {
 func TestEachFlushOfTheRulesetIsRepaired(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
-	heals := nfttest.FullRounds(150, 1000)
+	heals := nfttest.FullRounds(25, 200) // from the thirtieth on one a second
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
 		n.swap(slash24s(10))
 		d := n.start(flag, "--resync-interval=3600", "--http-address", httpAddress)
 		want := wants(t, slash24s(10), flag)
 		d.began(want)
-		flush := func(by string, times int) {
-			for i := range times {
-				nfttest.NFT(t, n.NS, "", "flush", "ruleset")
-				if line := d.await("rules_restored"); line["by"] != by {
-					t.Errorf("flush %d: %v, want %s", i, line, by)
-				}
-				if diffs := n.differences(want); len(diffs) > 0 {
-					t.Fatalf("flush %d: %q", i, diffs)
-				}
-			}
-			if got := n.metric("nft_masq_agent_listening"); (got == "1") != (by == byNFT) {
-				t.Errorf("listening: %q after flushes by %s", got, by)
+		for i := range heals {
+			nfttest.NFT(t, n.NS, "", "flush", "ruleset")
+			d.await("rules_restored")
+			if diffs := n.differences(want); len(diffs) > 0 {
+				t.Fatalf("flush %d: %q", i, diffs)
 			}
 		}
-		if got := n.metric("nft_masq_agent_listening"); got != "0" {
-			t.Errorf("listening: %q after the start", got)
-		}
-		d.listen()
-		flush(byNFT, heals)
-		d.compare()
-		flush("unknown", 5)
-		if got := n.metric("nft_masq_agent_drift_repairs_total"); got != fmt.Sprint(1+heals+5) {
-			t.Errorf("%s repairs counted, want %d", got, 1+heals+5)
+		if got := n.metric("nft_masq_agent_drift_repairs_total"); got != fmt.Sprint(heals) {
+			t.Errorf("%s repairs counted, want %d", got, heals)
 		}
 		d.stop()
 	})
-}
-
-func TestLargeForeignTransactionEndsListening(t *testing.T) {
-	nfttest.SkipIfShort(t)
-	t.Parallel()
-	n := newNode(t)
-	d := n.start("--http-address", httpAddress)
-	d.began(wants(t, ""))
-	d.listen()
-	if got := n.metric("nft_masq_agent_listening"); got != "1" {
-		t.Errorf("listening: %q after a repair", got)
-	}
-	if r := n.run("status", "--config", n.path); !strings.Contains(strings.Join(strings.Fields(r.stdout), " "), "listens to ruleset changes") {
-		t.Errorf("status does not mention listening:\n%s", r.stdout)
-	}
-	d.neighbor(100)
-	d.neighbor(1000)
-	if line := d.await("listening_stopped"); line["by"] != byNFT || line["duration_seconds"] != float64(3600) {
-		t.Errorf("logged: %v, want an hour because of nft", line)
-	}
-	if got := n.metric("nft_masq_agent_listening"); got != "0" {
-		t.Errorf("listening: %q after a large transaction", got)
-	}
-	if r := n.run("status", "--config", n.path); !strings.Contains(strings.Join(strings.Fields(r.stdout), " "), "compares generations") {
-		t.Errorf("status does not mention polling:\n%s", r.stdout)
-	}
-	d.neighbor(1000)
-	nfttest.NFT(t, n.NS, "", "flush", "ruleset")
-	d.await("rules_restored")
-	d.silent()
-	d.stop()
 }
 
 // A tally counts transactions by program.
@@ -311,14 +222,12 @@ func TestConflictingAgentsBackOff(t *testing.T) {
 	n := newNode(t)
 	n.swap(exempting("10.1.0.0/16"))
 	var agents []*daemon
-	for _, flags := range [][]string{{"--random-fully=true"}, {"--random-fully=false"}} {
-		agents = append(agents, n.start(flags...))
+	for _, value := range []string{"true", "false"} {
+		other := &testNode{n.NS, t, n.path, n.socket + value}
+		agents = append(agents, other.start("--random-fully="+value))
 	}
 	for _, d := range agents {
-		line := d.await("repairs_slowed")
-		if by := line.Text("by"); by != commandName(t) {
-			t.Errorf("fights %q, want %q", by, commandName(t))
-		}
+		d.await("repairs_slowed")
 	}
 	var seen tally
 	stop := n.listen(seen.count)
@@ -340,51 +249,6 @@ func TestConflictingAgentsBackOff(t *testing.T) {
 	for _, d := range agents {
 		d.stop()
 	}
-}
-
-// commandName returns the kernel's name of the test program.
-func commandName(t *testing.T) string {
-	t.Helper()
-	name, err := os.ReadFile("/proc/self/comm")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.TrimSpace(string(name))
-}
-
-func TestFightingDaemonIsNamedAndItsChangesAreRepaired(t *testing.T) {
-	nfttest.SkipIfShort(t)
-	t.Parallel()
-	n := newNode(t)
-	d := n.start("--resync-interval=3600")
-	want := wants(t, "")
-	d.began(want)
-	var fights tally
-	c := n.connect()
-	defer c.Close()
-	fight := func() {
-		t.Helper()
-		b := &nfnetlink.Batch{}
-		b.DelTable(nfnetlink.Inet, nft.TableName)
-		n.check(c.Commit(b, 0))
-	}
-	n.listen(fights.count)
-	// The first few repairs are immediate; later ones take 250 ms each.
-	const fought = 8
-	for range fought {
-		fight()
-		d.await("rules_restored")
-	}
-	line := d.await("repairs_slowed")
-	if line.Text("by") == "" || line["by"] == "unknown" {
-		t.Errorf("names no program: %v", line)
-	}
-	n.holds(want)
-	if total, all := fights.sum(); total > fought*3+4 {
-		t.Errorf("%d transactions: %s", total, all)
-	}
-	d.silent()
-	d.stop()
 }
 
 func TestBusyNeighborCostsLittleAndHidesNothing(t *testing.T) {
@@ -426,13 +290,6 @@ func TestBusyNeighborCostsLittleAndHidesNothing(t *testing.T) {
 			}
 		}
 		commit()
-		d.silent()
-		d.listen()
-		n.holds(want)
-		commit()
-		if line := d.await("listening_stopped"); line["by"] != commandName(t) {
-			t.Errorf("logged: %v, want %s", line, commandName(t))
-		}
 		d.silent()
 		tamperings(nft.ModeNFTables)[0].do(n)
 		d.await("rules_restored")

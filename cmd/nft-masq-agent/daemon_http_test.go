@@ -9,7 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"nft-masq-agent/nft"
+
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -159,7 +161,8 @@ func TestAddressInUseDoesNotStopTheAgent(t *testing.T) {
 	n := newNode(t)
 	first := n.start("--http-address", httpAddress)
 	first.began(wants(t, ""))
-	second := n.start("--http-address", httpAddress)
+	other := &testNode{n.NS, t, n.path, n.socket + "-second"}
+	second := other.start("--http-address", httpAddress)
 	second.await("second_agent")
 	line := second.await("listen_failed")
 	if line["level"] != "error" || !strings.Contains(line.Text("error"), "address already in use") {
@@ -172,5 +175,7 @@ func TestAddressInUseDoesNotStopTheAgent(t *testing.T) {
 	if code, _ := n.get("/readyz"); code != 200 {
 		t.Errorf("readyz returned %d", code)
 	}
+	second.signal(unix.SIGHUP) // or earlier, at a check of its own
+	second.await("second_agent_gone")
 	second.silent()
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime/debug"
 	"strings"
 	"syscall"
@@ -136,7 +135,7 @@ func fitsIntoTheMemoryLimit(t *testing.T, name, text string, modes []nft.Mode) {
 			if _, err := n.Output(text, "nft", "-f", "-"); err != nil {
 				t.Fatal(err)
 			}
-			socket := filepath.Join(t.TempDir(), "probe.sock")
+			socket := n.socket
 			flags := []string{"--config", n.path, "--mode", string(mode)}
 			cmd, limit := n.limited(t, append([]string{"run", "--log-format", "json", "--v", "4", "--http-address", httpAddress, "--probe-socket", socket}, flags...)...)
 			d := n.startCommand(cmd)

@@ -267,7 +267,7 @@ func TestProbeOfASecondAgentDoesNotReachTheFirst(t *testing.T) {
 	first, second := filepath.Join(dir, "first"), filepath.Join(dir, "second")
 	d := n.start("--http-address", httpAddress, "--probe-socket", first)
 	d.await("config_applied")
-	other := &testNode{n.NS, t, n.path + "-second"}
+	other := &testNode{n.NS, t, n.path + "-second", second}
 	other.write(badText)
 	e := other.start("--http-address", httpAddress, "--probe-socket", second)
 	e.await("config_rejected")

@@ -116,7 +116,7 @@ func assaults() []assault {
 	}
 }
 
-// largeForeign returns a transaction that ends listening.
+// largeForeign is a large transaction of another program.
 var largeForeign = func() string {
 	var s strings.Builder
 	s.WriteString("add table ip neighbour; add set ip neighbour s { type ipv4_addr; flags interval; }; add element ip neighbour s { ")
@@ -335,8 +335,8 @@ func TestRandomAttacksEndInTheRenderedState(t *testing.T) {
 			a.await("starting")
 			a.attacks(soakTime() / 10) // until caches and pools have their final size
 			a.relent()
-			a.checks("resync")                                                                      // the first scrape opens the connection for the counters
-			held := func() int { return a.openFiles() - int(a.number("nft_masq_agent_listening")) } // one is for listening
+			a.checks("resync") // the first scrape opens the connection for the counters
+			held := a.openFiles
 			files := held()
 			a.attacks(soakTime())
 			want := a.relent()

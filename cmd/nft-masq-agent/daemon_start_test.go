@@ -319,7 +319,8 @@ func TestSecondAgentIsReported(t *testing.T) {
 	n := newNode(t)
 	first := n.start()
 	first.began(wants(t, ""))
-	second := n.start()
+	other := &testNode{n.NS, t, n.path, n.socket + "-second"}
+	second := other.start("--resync-interval=1", "--http-address", httpAddress)
 	line := second.await("second_agent")
 	if line["pid"] != float64(first.Pid) {
 		t.Errorf("named: %v, want pid %d", line, first.Pid)
@@ -328,10 +329,19 @@ func TestSecondAgentIsReported(t *testing.T) {
 	second.await("rules_in_place")
 	second.silent()
 	first.silent()
-	got := n.run("status")
-	if got.code != exitDone || !strings.Contains(unwrap(got.stdout), "2 agents run here and overwrite each other") {
+	got := other.run("status")
+	if got.code != exitFailed || !strings.Contains(unwrap(got.stdout), "2 agents run here and overwrite each other") {
 		t.Errorf("status: %+v", got)
 	}
+	if got := n.metric("nft_masq_agent_second_agent"); got != "1" {
+		t.Errorf("metric: %q", got)
+	}
+	first.stop()
+	second.await("second_agent_gone")
+	if got := n.metric("nft_masq_agent_second_agent"); got != "0" {
+		t.Errorf("metric: %q after its end", got)
+	}
+	n.start().await("second_agent") // the second one has the lock now
 }
 
 func TestAgentOfAnotherNodeIsNotReported(t *testing.T) {

@@ -27,6 +27,16 @@ func (n *testNode) status(args ...string) (r answer.Status, code int) {
 	return r, got.code
 }
 
+// problems returns the problems of a kind that status reports.
+func problems(r answer.Status, id string) (texts []string) {
+	for _, p := range r.Problems {
+		if strings.HasPrefix(p.ID, id) {
+			texts = append(texts, p.Error())
+		}
+	}
+	return texts
+}
+
 func TestStatusNamesEachTampering(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
@@ -94,10 +104,10 @@ func TestStatusReportsSyncInOneLine(t *testing.T) {
 		t.Errorf("status: %+v, want %q", got, says)
 	}
 	r, code := n.status()
-	if code != exitDone || len(r.Agents) != 1 || r.Agents[0].PID != d.Pid || !strings.Contains(r.Agent, "--resync-interval=3600") {
+	if code != exitDone || len(r.Agents) != 1 || r.Agents[0].PID != d.Pid || !strings.Contains(r.Whose, "--resync-interval=3600") {
 		t.Errorf("exit code %d: %+v", code, r)
 	}
-	if len(r.Connections) != 3 || len(r.Kernel.Differences)+len(r.Legacy)+len(r.Conflicts)+len(r.Notes) > 0 {
+	if len(r.Connections) != 3 || len(r.Kernel.Differences)+len(r.Legacy)+len(r.Conflicts)+len(r.Problems) > 0 {
 		t.Errorf("%+v", r)
 	}
 	d.silent() // reading changes nothing
@@ -123,7 +133,7 @@ func TestStatusDistinguishesABadFileFromDifferences(t *testing.T) {
 		n.swap(badText)
 		d.await("config_rejected")
 		r, code = n.status()
-		if code != exitFailed || r.Config.Accepted || len(r.Config.Errors) != 1 || r.Config.Errors[0] != n.path+badProblem ||
+		if code != exitFailed || r.Config.Accepted || len(r.Problems) != 2 || r.Problems[1].Error() != n.path+badProblem ||
 			r.Kernel.Hash != held.Hash() || len(r.Kernel.Differences) > 0 || !strings.HasPrefix(r.Config.Enforced, "an earlier config ("+held.Hash()+")") {
 			t.Errorf("with a bad file: exit code %d: %+v", code, r)
 		}
@@ -146,12 +156,12 @@ func TestStatusNamesForeignRules(t *testing.T) {
 		d := n.start(flag)
 		d.await("config_applied")
 		r, code := n.status()
-		if code != exitDone || len(r.Legacy) != 1 || !strings.Contains(r.Legacy[0], "MY-MASQ") ||
+		if code != exitFailed || len(r.Legacy) != 1 || !strings.Contains(r.Legacy[0], "MY-MASQ") ||
 			len(r.Conflicts) != 1 || r.Conflicts[0].Table != "ip nat" || r.Conflicts[0].Chain != "MY-MASQ" || r.Conflicts[0].Priority != 100 {
 			t.Errorf("exit code %d: %+v", code, r)
 		}
 		text := n.run("status").stdout
-		for _, line := range []string{"Rules of iptables-based agents", "Other rules that masquerade what the config exempts:"} {
+		for _, line := range []string{"run with --takeover, or cleanup --legacy-only", "Other rules that masquerade what the config exempts:"} {
 			if !strings.Contains(text, line) {
 				t.Errorf("no %q in:\n%s", line, text)
 			}

@@ -90,6 +90,8 @@ type testNode struct {
 	*nfttest.NS
 	t    testing.TB
 	path string // of the config; at first only its directory exists
+	// socket is that of the agent, which commands ask. Its path has to be short.
+	socket string
 }
 
 func newNode(t testing.TB) *testNode {
@@ -104,7 +106,18 @@ func nodeIn(t testing.TB, ns *nfttest.NS) *testNode {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	return &testNode{ns, t, filepath.Join(dir, "ip-masq-agent")}
+	return &testNode{ns, t, filepath.Join(dir, "ip-masq-agent"), newSocket(t)}
+}
+
+// newSocket returns a path for a unix socket, which has at most 107 bytes.
+func newSocket(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "agent") //nolint:usetesting // the name of a test can be too long
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return filepath.Join(dir, "socket")
 }
 
 func (n *testNode) check(err error) {
@@ -118,6 +131,18 @@ func (n *testNode) check(err error) {
 func (n *testNode) write(text string) {
 	n.t.Helper()
 	n.check(os.WriteFile(n.path, []byte(text), 0o644))
+}
+
+// overwrite writes a shorter config in place, at once. The file is never empty, which
+// would be a config, too, if the writer was slow.
+func (n *testNode) overwrite(text string) {
+	n.t.Helper()
+	f, err := os.OpenFile(n.path, os.O_WRONLY, 0)
+	n.check(err)
+	info, err := f.Stat()
+	n.check(err)
+	_, err = f.WriteString(text + strings.Repeat("\n", max(0, int(info.Size())-len(text))))
+	n.check(errors.Join(err, f.Close()))
 }
 
 // swap replaces the config by a rename.
@@ -229,7 +254,7 @@ func (n *testNode) command(env []string, args ...string) *exec.Cmd {
 	self, err := os.Executable()
 	n.check(err)
 	cmd := nfttest.Command(self, args...)
-	cmd.Env = append(append(os.Environ(), asMain+"=1"), env...)
+	cmd.Env = append(append(os.Environ(), asMain+"=1", asSocket+"="+n.socket), env...)
 	return cmd
 }
 
@@ -250,7 +275,8 @@ func (n *testNode) run(args ...string) result {
 type daemon struct {
 	*agent.Agent
 	*testNode
-	args []string
+	args      []string
+	listening bool // for HTTP, and the line is taken
 }
 
 // start starts an agent on the node's config.
@@ -261,12 +287,20 @@ func (n *testNode) start(args ...string) *daemon {
 
 func (n *testNode) startIn(env []string, args ...string) *daemon {
 	n.t.Helper()
-	return n.startCommand(n.command(env, append([]string{"run", "--log-format", "json", "--config", n.path}, args...)...))
+	d := n.startCommand(n.command(env, append([]string{"run", "--log-format", "json", "--config", n.path, "--probe-socket", n.socket}, args...)...))
+	for { // it may report what it finds before
+		if line := d.await("listening"); !strings.Contains(line.Text("address"), ":") {
+			break
+		}
+		d.listening = true
+	}
+	d.args = slices.DeleteFunc(args, func(arg string) bool { return arg == "--probe-socket" })
+	return d
 }
 
 func (n *testNode) startCommand(cmd *exec.Cmd) *daemon {
 	n.t.Helper()
-	return &daemon{agent.Run(n.t, n.NS, cmd), n, cmd.Args[1:]}
+	return &daemon{Agent: agent.Run(n.t, n.NS, cmd), testNode: n, args: cmd.Args[1:]}
 }
 
 // signal sends a signal.
@@ -366,7 +400,7 @@ func (d *daemon) began(want nft.Ruleset) {
 func (d *daemon) answers() {
 	d.t.Helper()
 	for _, flag := range []string{"--http-address", "--probe-socket"} {
-		if slices.Contains(d.args, flag) {
+		if slices.Contains(d.args, flag) && (flag != "--http-address" || !d.listening) {
 			d.await("listening")
 		}
 	}

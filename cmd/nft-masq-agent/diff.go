@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -8,17 +9,9 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/kernel"
 )
-
-type diffFlags struct {
-	*options.Options
-	set    *flag.FlagSet
-	output string
-}
 
 func diffCommand() command {
 	return command{
@@ -27,7 +20,7 @@ func diffCommand() command {
 		about:    "show what would change if a config took effect",
 		details: "It compares the rules in the kernel with the config, and lists the destinations, and if it depends on " +
 			"them the sources, whose verdict changes, with the number of open connections there. Those keep their address; " +
-			"a change affects only new ones. Without policy flags other than --config, it uses those of the running agent. With two " +
+			"a change affects only new ones. Flags that are not given are those of the running agent. With two " +
 			"files, it compares these and reads nothing else. Exit code 0: no change, 1: changes, 2: wrong usage or an error. " +
 			"Nothing is written.",
 		examples: []string{
@@ -35,17 +28,12 @@ func diffCommand() command {
 			program + " diff ./old ./new --enable-ipv6",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			f := diffFlags{Options: options.AddPolicyFlags(fs), set: fs}
-			addOutput(fs, &f.output)
-			return func(ctx context.Context, operands []string, e environment) (int, error) {
-				return f.diff(ctx, operands, e)
-			}
+			return addNodeFlags(fs).diff
 		},
 	}
 }
 
-func (f *diffFlags) diff(ctx context.Context, operands []string, e environment) (int, error) {
-	f.ForCommand(f.set, e.stdin)
+func (f *nodeFlags) diff(ctx context.Context, operands []string, e environment) (int, error) {
 	var d answer.Diff
 	var err error
 	switch len(operands) {
@@ -54,7 +42,7 @@ func (f *diffFlags) diff(ctx context.Context, operands []string, e environment) 
 	case 1:
 		return exitUsage, usagef("NEW is missing: use OLD and NEW, or neither and --config")
 	default:
-		if running.Given(f.set, "config") {
+		if f.ForCommand(e.stdin); f.MustExist {
 			return exitUsage, usagef("--config is for the comparison with this node: omit OLD and NEW")
 		}
 		d, err = f.offline(operands[0], operands[1], e)
@@ -76,7 +64,7 @@ func (f *diffFlags) diff(ctx context.Context, operands []string, e environment) 
 }
 
 // offline compares two files.
-func (f *diffFlags) offline(before, after string, e environment) (answer.Diff, error) {
+func (f *nodeFlags) offline(before, after string, e environment) (answer.Diff, error) {
 	var policies [2]nft.Policy
 	for i, path := range []string{before, after} {
 		o := *f.Options
@@ -93,73 +81,57 @@ func (f *diffFlags) offline(before, after string, e environment) (answer.Diff, e
 	return answer.NewDiff(policies[0], policies[1]), nil
 }
 
-// online compares the rules in the kernel with the config.
-func (f *diffFlags) online(ctx context.Context, e environment) (answer.Diff, error) {
-	agents := running.Agents(e.proc, program)
-	agent := running.FollowFlags(f.Options, f.set, agents)
-	l, err := f.Load()
-	warn(e, l)
-	if err != nil {
-		return answer.Diff{}, err
+// online compares what is in force with the config.
+func (f *nodeFlags) online(ctx context.Context, e environment) (d answer.Diff, err error) {
+	s, err := f.open(e)
+	defer func() { _ = s.kernel.Close() }()
+	warn(e, s.Loaded)
+	if err != nil || s.rejected != nil {
+		return d, cmp.Or(err, s.rejected)
 	}
-	k := e.kernel()
-	defer func() { _ = k.Close() }()
-	wanted, err := e.onThisNode(l.Ruleset)
-	if err != nil {
-		return answer.Diff{}, err
+	if s.agent == nil { // what an agent would have read
+		usual := *f.Options
+		usual.ConfigPath, usual.MustExist = options.DefaultConfig, false
+		l, _ := usual.Load()
+		s.enforced = func() *nft.Ruleset { return l.Ruleset }
 	}
-	now, err := f.inForce(ctx, k, e, agents, wanted)
-	if err != nil {
-		return answer.Diff{}, hinted(err)
-	}
-	var before nft.Policy
-	found := now.found
-	switch {
-	case now.known != nil:
-		before = now.known.Policy
-	case found:
-		return answer.Diff{}, fmt.Errorf("%s: name two files, OLD and NEW", now.unknown)
-	}
-	after := wanted.Policy
-	d := answer.NewDiff(before, after)
-	d.Agent = agent
-	d.Notes = append(d.Notes, answer.NodeSNAT(after)...)
-	if !found {
-		d.Other = []string{}
-		d.Before = "none"
-		d.Notes = append(d.Notes, "The kernel has no rules of this agent: what it masquerades now is not counted.")
-	}
-	if len(l.Files) == 0 {
-		d.Notes = append(d.Notes, fmt.Sprintf("There is no file at %s: the built-in defaults apply.", f.ConfigPath))
-	}
-	if !d.Changed() {
-		return d, nil
-	}
-	return d, hinted(countOpen(ctx, k, &d, before, after))
-}
-
-// inForce returns what the kernel has, which is known if it is of the file that a running
-// agent uses, or of the wanted one.
-func (f *diffFlags) inForce(
-	ctx context.Context, k *kernel.Kernel, e environment, agents []running.Agent, wanted *nft.Ruleset,
-) (inForce, error) {
-	o := *f.Options
-	if o.ConfigPath, o.Root, o.MustExist, o.Input = options.DefaultConfig, "", false, nil; len(agents) > 0 {
-		o = agents[0].Options
-	}
-	l, rejected := o.Load()
-	candidates, err := e.candidates(&o, l, rejected)
-	if err != nil {
-		return inForce{}, err
-	}
-	candidates.rulesets = append(candidates.rulesets, *wanted)
-	return candidates.inForce(ctx, k)
+	err = s.consistently(func() error {
+		now, err := s.inForce(ctx)
+		if err != nil {
+			return err
+		}
+		var before nft.Policy
+		switch {
+		case now.known != nil:
+			before = now.known.Policy
+		case now.found:
+			return fmt.Errorf("%s: name two files, OLD and NEW", now.unknown)
+		}
+		after := s.Ruleset.Policy
+		d = answer.NewDiff(before, after)
+		d.Whose = s.whose
+		for _, line := range answer.NodeSNAT(after) {
+			d.Notes = append(d.Notes, line.String())
+		}
+		if !now.found {
+			d.Other, d.Before = []string{}, "none"
+			d.Notes = append(d.Notes, "The kernel has no rules of this agent: what it masquerades now is not counted.")
+		}
+		if len(s.Files) == 0 {
+			d.Notes = append(d.Notes, fmt.Sprintf("There is no file at %s: the built-in defaults apply.", f.ConfigPath))
+		}
+		if !d.Changed() {
+			return nil
+		}
+		return hinted(s.countOpen(ctx, &d, before, after))
+	})
+	return d, err
 }
 
 // countOpen counts the open connections of pods in each change, and those that both
 // policies masquerade but that keep a source address that the second does not allow.
-func countOpen(ctx context.Context, k *kernel.Kernel, d *answer.Diff, before, after nft.Policy) error {
-	evidence, err := agent.Evidence(ctx, k, nft.Ruleset{})
+func (s *session) countOpen(ctx context.Context, d *answer.Diff, before, after nft.Policy) error {
+	evidence, err := agent.Evidence(ctx, s.kernel, nft.Ruleset{})
 	if err != nil {
 		return err
 	}

@@ -102,7 +102,7 @@ func TestDiffUsesTheFlagsOfTheRunningAgent(t *testing.T) {
 	other := testNode{NS: n.NS, t: t, path: proposed}
 	other.write("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
 	got, code := n.diff("--config", proposed)
-	if code != exitDone || got.Changed() || !strings.Contains(got.Agent, "--enable-ipv6") {
+	if code != exitDone || got.Changed() || !strings.Contains(got.Whose, "--enable-ipv6") {
 		t.Errorf("the same file: exit code %d, %+v", code, got)
 	}
 	if got, code := n.diff(); code != exitDone || got.Changed() {
@@ -114,8 +114,8 @@ func TestDiffUsesTheFlagsOfTheRunningAgent(t *testing.T) {
 		t.Errorf("another file: exit code %d, %+v", code, got)
 	}
 	got, code = n.diff("--config", proposed, "--enable-ipv6=false")
-	if code != exitFailed || got.Agent != "" || len(got.Changes) < 2 || len(got.Other) != 1 {
-		t.Errorf("with flags of its own: exit code %d, %+v", code, got)
+	if code != exitFailed || got.Whose == "" || len(got.Changes) < 2 || len(got.Other) != 0 {
+		t.Errorf("with another flag: exit code %d, %+v", code, got)
 	}
 	if got := n.run("diff", "--config", n.path+"-nowhere"); got.code != exitUsage || !strings.Contains(got.stderr, "does not exist") {
 		t.Errorf("no file: %+v", got)
@@ -129,4 +129,34 @@ func TestDiffWithoutRulesReportsIt(t *testing.T) {
 	if code != exitFailed || d.Before != "none" || len(d.Changes) != 1 || d.Changes[0].After != nft.Masqueraded || len(d.Notes) != 2 {
 		t.Errorf("exit code %d, %+v", code, d)
 	}
+}
+
+// The agent reports the content that it accepted last, whatever the file is now.
+func TestCommandsKnowThePolicyInForceNextToABadFile(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newNode(t)
+		n.swap(exempting("10.0.0.0/8"))
+		d := n.start(flag)
+		held := wants(t, exempting("10.0.0.0/8"), flag)
+		d.began(held)
+		n.swap(badText)
+		d.await("config_rejected")
+		proposed := testNode{NS: n.NS, t: t, path: n.path + "-proposed"}
+		proposed.write(exempting("10.0.0.0/9"))
+		got, code := n.diff("--config", proposed.path)
+		if code != exitFailed || got.Before != held.Hash() || len(got.Changes) != 1 || len(got.Other) > 0 {
+			t.Errorf("diff: exit code %d, %+v", code, got)
+		}
+		if r, _ := n.status(); r.Stale == nil || problems(r, "stale-unknown") != nil {
+			t.Errorf("status: %+v", r)
+		}
+		if got := n.run("explain", "10.1.2.3"); !strings.Contains(got.stdout, n.path+":3:5\n") || !strings.Contains(got.stdout, "kernel "+held.Hash()) {
+			t.Errorf("explain: %+v", got)
+		}
+		d.stop() // now the file alone is left
+		if r, _ := n.status("--config", n.path, flag); r.Stale != nil || len(problems(r, "stale-unknown")) != 1 {
+			t.Errorf("status without the agent: %+v", r)
+		}
+	})
 }

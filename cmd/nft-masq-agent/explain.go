@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -10,11 +9,9 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/foreign"
-	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 
@@ -22,12 +19,10 @@ import (
 )
 
 type explainFlags struct {
-	*options.Options
-	set    *flag.FlagSet
-	from   netip.Addr // zero: any pod
-	out    string     // interface; empty: that of the route
-	live   bool
-	output string
+	*nodeFlags
+	from netip.Addr // zero: any pod
+	out  string     // interface; empty: that of the route
+	live bool
 }
 
 func explainCommand() command {
@@ -37,21 +32,18 @@ func explainCommand() command {
 		about:    "show which source address a new connection to ADDRESS has, and what decides that",
 		details: "The answer is the kernel's: it follows the connection through the NAT rules of this node, those of other " +
 			"programs included, and names the rule, or the CIDR and its place in the file, that decides. If the kernel cannot be " +
-			"read, the config answers alone. Without policy flags it uses those of the running agent. Nothing is written.",
+			"read, the config answers alone. Flags that are not given are those of the running agent. Nothing is written.",
 		examples: []string{
 			program + " explain 10.1.2.3",
 			program + " explain 203.0.113.7 --from 10.244.1.5",
 			program + " explain 203.0.113.7 --out eth1",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			f := explainFlags{Options: options.AddPolicyFlags(fs), set: fs}
+			f := explainFlags{nodeFlags: addNodeFlags(fs)}
 			options.AddFlag(fs, &f.from, "from", "", "`SOURCE` address of the connection (default: a pod's)", parseAddress)
 			fs.StringVar(&f.out, "out", "", "`INTERFACE` that the connection leaves by (default: that of the node's route)")
 			fs.BoolVar(&f.live, "live", false, "do not read the config: the kernel answers alone")
-			addOutput(fs, &f.output)
-			return func(ctx context.Context, operands []string, e environment) (int, error) {
-				return f.explain(ctx, operands[0], e)
-			}
+			return f.explain
 		},
 	}
 }
@@ -69,35 +61,57 @@ func parseAddress(s string) (netip.Addr, error) {
 	return a.WithZone("").Unmap(), nil
 }
 
-func (f *explainFlags) explain(ctx context.Context, operand string, e environment) (int, error) {
-	dst, err := parseAddress(operand)
+func (f *explainFlags) explain(ctx context.Context, operands []string, e environment) (int, error) {
+	dst, err := parseAddress(operands[0])
 	if err != nil {
-		return exitUsage, usagef("ADDRESS %q %w", operand, err)
+		return exitUsage, usagef("ADDRESS %q %w", operands[0], err)
 	}
 	if f.from.IsValid() && f.from.Is4() != dst.Is4() {
 		return exitUsage, usagef("--from %s and ADDRESS %s are of different address families", f.from, dst)
 	}
-	f.ForCommand(f.set, e.stdin)
-	x := answer.Explanation{Destination: dst.String(), Answers: []answer.Answer{}, Notes: []string{}}
-	candidates, fileErr := f.candidates(&x, e)
-	k := e.kernel()
-	defer func() { _ = k.Close() }()
-	now, readErr := candidates.inForce(ctx, k)
+	s, err := f.open(e)
+	defer func() { _ = s.kernel.Close() }()
+	if f.live {
+		s.Loaded, s.rejected = options.Loaded{}, nil
+	}
+	warn(e, s.Loaded)
+	if s.rejected != nil && s.whose != "" {
+		_, _ = fmt.Fprintln(e.stderr, s.whose)
+	}
+	if err != nil && s.rejected == nil {
+		return exitFailed, err
+	}
+	var x answer.Explanation
+	if err := s.consistently(func() (err error) { x, err = f.answer(ctx, s, dst); return err }); err != nil {
+		return refuse(e, err)
+	}
+	if err := e.reply(f.output, x, x.String); err != nil || s.rejected == nil {
+		return exitDone, err
+	}
+	return refuse(e, s.rejected)
+}
+
+func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (answer.Explanation, error) {
+	x := answer.Explanation{Destination: dst.String(), Whose: s.whose, Answers: []answer.Answer{}, Notes: []string{}}
+	now, readErr := s.inForce(ctx)
 	switch {
 	case f.live && readErr != nil:
-		return exitFailed, hinted(readErr)
+		return x, readErr
 	case f.live && !now.found:
-		return exitFailed, errNoRules
-	case fileErr != nil && !now.found:
-		return refuse(e, fileErr)
+		return x, errNoRules
+	case f.live:
+		now.known = nil
+	case s.rejected != nil && !now.found:
+		return x, s.rejected
 	case readErr != nil:
-		x.Notes = append(x.Notes, unreadable(hinted(readErr)))
+		x.Notes = append(x.Notes, unreadable(readErr))
 	case !now.found:
 		x.First = append(x.First, "None of this agent's rules are installed on this node.")
 		x.Absent = true
-	case fileErr != nil:
-		x.First = append(x.First, fmt.Sprintf("The config is rejected; the kernel enforces %s, and that is the answer.", now.Hash))
-	case !f.live && now.known == nil:
+	case s.rejected != nil:
+		x.First = append(x.First, fmt.Sprintf("The config is rejected; the kernel enforces %s, and that is the answer.",
+			now.Hash))
+	case now.known == nil:
 		x.First = append(x.First, now.unknown+": the answer is the kernel's.")
 	}
 	var known nft.Ruleset
@@ -105,24 +119,24 @@ func (f *explainFlags) explain(ctx context.Context, operand string, e environmen
 	if judged != nil {
 		known = *judged
 	} else if !now.found {
-		judged = &candidates.rulesets[0]
+		judged = s.Ruleset
 	}
-	x.Live, x.Config, x.Why.Code = now.found && (fileErr != nil || judged == nil), now.Hash, "config"
-	routes, err := e.routes(f.from, dst, f.out)
+	x.Live, x.Config, x.Why.Code = now.found && (s.rejected != nil || judged == nil), now.Hash, "config"
+	routes, err := s.routes(f.from, dst, f.out)
 	switch {
 	case err != nil && readErr == nil:
-		return exitFailed, err
+		return x, err
 	case len(routes.Ways) == 0:
 		x.Notes = append(x.Notes, fmt.Sprintf("The routes of this node are unknown: %v.", err))
 		routes.Ways = []node.Route{{}}
 	}
 	if readErr == nil {
-		paths, err := k.Trace(ctx, f.from, dst, routes, known)
+		paths, err := s.kernel.Trace(ctx, f.from, dst, routes, known)
 		if err != nil {
-			return exitFailed, hinted(err)
+			return x, hinted(err)
 		}
 		x.Follow(paths)
-		if text := legacyNAT(e.proc, dst.Is6()); text != "" {
+		if text := legacyNAT(s.proc, dst.Is6()); text != "" {
 			x.First = append(x.First, "This answer ignores "+text)
 		}
 	}
@@ -131,14 +145,11 @@ func (f *explainFlags) explain(ctx context.Context, operand string, e environmen
 		x.Ask(judged.Policy, f.from, dst, routes)
 	}
 	if now.known != nil { // the verdict needs no privilege, but this does
-		if n, err := staleTo(ctx, k, now.known.Policy, f.from, dst); err == nil {
+		if n, err := s.staleTo(ctx, known, f.from, dst); err == nil {
 			x.SetStale(n)
 		}
 	}
-	if err := e.reply(f.output, x, x.String); err != nil || fileErr == nil {
-		return exitDone, err
-	}
-	return refuse(e, fileErr)
+	return x, nil
 }
 
 // unreadable explains why the answer is from the config only.
@@ -149,29 +160,14 @@ func unreadable(err error) string {
 	return fmt.Sprintf("The answer is from the config only: the rules of this node cannot be read: %v.", err)
 }
 
-// candidates returns the rulesets that the config may have led to.
-func (f *explainFlags) candidates(x *answer.Explanation, e environment) (candidates, error) {
-	x.Agent = running.Follow(f.Options, f.set, running.Agents(e.proc, program))
-	if f.live {
-		return candidates{}, nil
-	}
-	l, rejected := f.Load()
-	warn(e, l)
-	if rejected != nil && x.Agent != "" {
-		_, _ = fmt.Fprintln(e.stderr, x.Agent)
-	}
-	all, err := e.candidates(f.Options, l, rejected)
-	return all, cmp.Or(rejected, err)
-}
-
 // staleTo counts the stale connections to an address, from any source if src is the
 // zero address.
-func staleTo(ctx context.Context, k *kernel.Kernel, policy nft.Policy, src, dst netip.Addr) (int, error) {
+func (s *session) staleTo(ctx context.Context, held nft.Ruleset, src, dst netip.Addr) (int, error) {
 	f := connectionsFlags{to: netip.PrefixFrom(dst, dst.BitLen()), stale: true}
 	if src.IsValid() {
 		f.pod = netip.PrefixFrom(src, src.BitLen())
 	}
-	j, err := judgeBy(ctx, k, policy)
+	j, err := s.judge(ctx, held)
 	if err != nil {
 		return 0, err
 	}

@@ -57,7 +57,7 @@ func (n trafficNode) explainedHere(args ...string) (x answer.Explanation) {
 	n.t.Helper()
 	var out, problems strings.Builder
 	e := theEnvironment()
-	e.stdout, e.stderr, e.proc = &out, &problems, n.t.TempDir()
+	e.stdout, e.stderr, e.proc, e.socket = &out, &problems, n.t.TempDir(), n.socket
 	n.check(n.top.Node.Do(func() error {
 		if code := dispatch(n.t.Context(), commands(), append([]string{"explain", "-o", "json"}, args...), e); code != exitDone {
 			return fmt.Errorf("exit code %d: %s", code, problems.String())

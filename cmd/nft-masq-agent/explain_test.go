@@ -2,6 +2,9 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,6 +12,7 @@ import (
 	"testing"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 )
 
@@ -72,54 +76,62 @@ func TestExplainNotesSurprises(t *testing.T) {
 	}
 }
 
-func TestExplainUsesFlagsAndFileOfARunningAgent(t *testing.T) {
-	// Process 100 is this one; the other one sees other files.
-	proc := t.TempDir()
-	for link, to := range map[string]string{"self": "100", "100/ns/mnt": "mnt:[1]", "9/ns/mnt": "mnt:[2]", "100/ns/net": "net:[1]", "9/ns/net": "net:[1]", "9/exe": "/nft-masq-agent"} {
-		if err := os.MkdirAll(filepath.Dir(filepath.Join(proc, link)), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(to, filepath.Join(proc, link)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	conf := filepath.Join(proc, "9/root/conf")
-	if err := os.MkdirAll(filepath.Dir(conf), 0o755); err != nil {
+// answerAs answers on a socket like an agent.
+func answerAs(t *testing.T, report running.Report) (socket string) {
+	t.Helper()
+	socket = newSocket(t)
+	l, err := net.Listen("unix", socket)
+	if err != nil {
 		t.Fatal(err)
 	}
-	for file, text := range map[string]string{
-		filepath.Join(proc, "9/cmdline"): "nft-masq-agent\x00--config\x00/conf\x00--enable-ipv6\x00",
-		conf:                             "nonMasqueradeCIDRs: ['2001:db8::/32']\n",
-	} {
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+	server := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(report)
+	})}
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(func() { _ = server.Close() })
+	return socket
+}
+
+func TestExplainUsesFlagsAndFileOfTheRunningAgent(t *testing.T) {
+	conf := filepath.Join(t.TempDir(), "conf")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for args, want := range map[string][]string{
-		"explain 2001:db8::2":                {"not masqueraded", "     /conf:1:22\n", "with the flags of the running agent (pid 9: --config /conf --enable-ipv6)"},
-		"explain 2001:db8::2 --masq-chain X": {"IPv6 is disabled (set enableIPv6)"},
-	} {
+	explain := func(report running.Report, args string) (code int, text string) {
+		t.Helper()
 		var out strings.Builder
 		e := testEnvironment(t, &out, &out)
-		e.proc = proc
-		if code := dispatch(t.Context(), commands(), strings.Fields(args), e); code != exitDone {
-			t.Fatalf("%s: exit code %d: %s", args, code, out.String())
-		}
-		text := strings.Join(strings.Fields(out.String()), " ")
+		e.socket = answerAs(t, report)
+		code = dispatch(t.Context(), commands(), strings.Fields("explain 2001:db8::2 "+args), e)
+		return code, strings.Join(strings.Fields(out.String()), " ")
+	}
+	write("nonMasqueradeCIDRs: ['2001:db8::/32']\n")
+	report := running.Report{PID: 9, Args: []string{"--config", "conf", "--enable-ipv6", "--random-fully=false"}, ConfigPath: conf}
+	for args, want := range map[string][]string{
+		"":                       {"not masqueraded", " " + conf + ":1:22 ", fmt.Sprintf("with the flags of the running agent (pid %d: --config conf --enable-ipv6 --random-fully=false)", os.Getpid())},
+		"--masq-chain X":         {" " + conf + ":1:22 "},
+		"--enable-ipv6=false":    {"IPv6 is disabled (set enableIPv6)"},
+		"--config /dev/null":     {"/dev/null"},
+		"--probe-socket /nosuch": {"IPv6 is disabled (set enableIPv6)"},
+	} {
+		_, text := explain(report, args)
 		for _, w := range want {
-			if !strings.Contains(text, strings.TrimSpace(w)) {
-				t.Errorf("%s: %q is not in:\n%s", args, w, out.String())
+			if !strings.Contains(text, w) {
+				t.Errorf("%s: %q is not in:\n%s", args, w, text)
 			}
 		}
 	}
-	if err := os.WriteFile(conf, []byte("masqLinkLocal: 5\n"), 0o644); err != nil {
-		t.Fatal(err)
+	report.Args = append(report.Args, "--from-the-future")
+	if _, text := explain(report, ""); !strings.Contains(text, "not with the flags of the running agent (pid ") {
+		t.Errorf("unknown flags: %s", text)
 	}
-	var stderr strings.Builder
-	e := testEnvironment(t, &stderr, &stderr)
-	e.proc = proc
-	if code := dispatch(t.Context(), commands(), []string{"explain", "2001:db8::1"}, e); code != exitFailed || !strings.Contains(stderr.String(), "enable-ipv6)\n/conf:1:16: ") {
-		t.Errorf("a bad file: exit code %d: %s", code, stderr.String())
+	report.Args = []string{"--enable-ipv6"}
+	write("masqLinkLocal: 5\n")
+	if code, text := explain(report, ""); code != exitFailed || !strings.Contains(text, "enable-ipv6) "+conf+":1:16: ") {
+		t.Errorf("a bad file: exit code %d: %s", code, text)
 	}
 }
 

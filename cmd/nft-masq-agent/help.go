@@ -1,35 +1,32 @@
 package main
 
 import (
+	"context"
 	"flag"
 	"fmt"
-	"slices"
 	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 )
 
-// help is the command of that name: it describes the program, or one command.
-func help(all []command, args []string, e environment) int {
-	text := programHelp(all)
-	switch {
-	case len(args) > 1:
-		_, _ = fmt.Fprintf(e.stderr, "%s help: unexpected argument %q\n", program, args[1])
-		return exitUsage
-	case len(args) == 1 && !slices.Contains([]string{"help", "-h", "-help", "--help"}, args[0]):
-		c, err := find(all, args[0])
-		if err != nil {
-			_, _ = fmt.Fprintf(e.stderr, "%s help: %v\n", program, err)
-			return exitUsage
-		}
-		text = c.help()
+func helpCommand() command {
+	return command{
+		name: "help", operands: "[COMMAND]", about: "show the flags of a command, with examples",
+		examples: []string{program + " help explain"},
+		flags: func(*flag.FlagSet) action {
+			return func(_ context.Context, operands []string, e environment) (int, error) {
+				if len(operands) == 0 {
+					return exitDone, write(e.stdout, programHelp(commands()))
+				}
+				c, err := find(commands(), operands[0])
+				if err != nil {
+					return exitUsage, usageError{err}
+				}
+				return exitDone, write(e.stdout, c.help())
+			}
+		},
 	}
-	if err := write(e.stdout, text); err != nil {
-		_, _ = fmt.Fprintf(e.stderr, "%s help: %v\n", program, err)
-		return exitFailed
-	}
-	return exitDone
 }
 
 func programHelp(all []command) string {
@@ -40,9 +37,8 @@ func programHelp(all []command) string {
 	for _, c := range all {
 		b.WriteString(listed(c.name, c.about))
 	}
-	b.WriteString(listed("help", "show the flags of a command, with examples") + "\n")
-	b.WriteString(answer.Line("run is the default command.", ""))
-	b.WriteString(answer.Line("Exit codes: 0 done, valid, in sync; 1 failed, invalid, out of sync; 2 wrong usage.", ""))
+	b.WriteString("\n" + answer.Line("run is the default command.", ""))
+	b.WriteString(answer.Line("Exit codes: 0 done, valid, in sync; 1 failed, invalid, out of sync, something to be done; 2 wrong usage.", ""))
 	return answer.Fit(b.String())
 }
 

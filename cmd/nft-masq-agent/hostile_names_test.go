@@ -79,14 +79,14 @@ func TestForeignNamesAreNotPrintedRaw(t *testing.T) {
 	n := newNode(t)
 	n.check(os.Mkdir(n.path, 0o755))
 	n.check(os.WriteFile(filepath.Join(n.path, evil+".yaml"), []byte("nonMasqueradeCIDRs: 1"), 0o644))
-	socket := filepath.Join(t.TempDir(), "probe.sock")
+	socket := n.socket
 	d := n.start("--http-address", httpAddress, "--probe-socket", socket)
 	d.began(wants(t, ""))
 	spoil(n)
 	text := func() string { return d.Text() }
-	d.until("the evil names are logged", func() bool {
-		return strings.Contains(text(), "1b[2J")
-	})
+	if line := d.await("rules_restored"); !strings.Contains(line.Texts("what"), `\x1b[2J`) {
+		t.Errorf("the evil names are not logged: %v", line)
+	}
 	answers := map[string]string{}
 	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
 		_, answers[path] = n.get(path)

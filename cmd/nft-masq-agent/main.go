@@ -10,6 +10,7 @@ import (
 	"os"
 	"runtime/debug"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/node"
@@ -38,8 +39,10 @@ func commands() []command {
 		statusCommand(),
 		explainCommand(),
 		connectionsCommand(),
+		monitorCommand(),
 		cleanupCommand(),
 		versionCommand(),
+		helpCommand(),
 	}
 }
 
@@ -50,6 +53,7 @@ type environment struct {
 	terminal       bool   // whether stderr is one
 	fit            bool   // whether stdout is one
 	proc           string // mount point of procfs
+	socket         string // of the running agent
 
 	kernel    func() *kernel.Kernel                                      // opens that of this network namespace
 	routes    func(src, dst netip.Addr, out string) (node.Routes, error) // [node.Lookup]
@@ -66,6 +70,7 @@ func theEnvironment() environment {
 		terminal:  err == nil,
 		fit:       noTerminal == nil,
 		proc:      "/proc",
+		socket:    options.DefaultProbeSocket,
 		kernel:    kernel.Open,
 		routes:    node.Lookup,
 		addresses: node.Addresses,

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"testing"
@@ -29,9 +30,9 @@ const asMain = "NFT_MASQ_AGENT_TEST_AS_MAIN"
 func TestMain(m *testing.M) {
 	if os.Getenv(asMain) != "" {
 		prepare()
-		if proc := os.Getenv(asProc); proc != "" {
+		if socket := os.Getenv(asSocket); socket != "" {
 			e := theEnvironment()
-			e.proc = proc
+			e.socket = socket
 			os.Exit(dispatch(context.Background(), commands(), os.Args[1:], e))
 		}
 		main()
@@ -39,9 +40,8 @@ func TestMain(m *testing.M) {
 	os.Exit(agent.Main(m))
 }
 
-// asProc names a directory that is procfs for such a program: one that is empty has no
-// agents of other tests.
-const asProc = "NFT_MASQ_AGENT_TEST_PROC"
+// asSocket is the socket on which such a program asks for an agent.
+const asSocket = "NFT_MASQ_AGENT_TEST_SOCKET"
 
 // A result is the result of a run of the program.
 type result struct {
@@ -59,7 +59,7 @@ func runProgram(t *testing.T, dir string, args ...string) result {
 	}
 	cmd := exec.CommandContext(t.Context(), self, args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), asMain+"=1", asProc+"="+t.TempDir())
+	cmd.Env = append(os.Environ(), asMain+"=1", asSocket+"="+filepath.Join(t.TempDir(), "none"))
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	var ended *exec.ExitError
@@ -108,7 +108,7 @@ var errUnreadable = errors.New("no kernel in this test")
 func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 	t.Helper()
 	return environment{
-		stdout: stdout, stderr: stderr, proc: t.TempDir(),
+		stdout: stdout, stderr: stderr, proc: t.TempDir(), socket: filepath.Join(t.TempDir(), "none"),
 		kernel: func() *kernel.Kernel {
 			return kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nil, errUnreadable }))
 		},

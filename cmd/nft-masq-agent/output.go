@@ -70,7 +70,8 @@ func (e environment) print(text func(w *bufio.Writer)) error {
 
 // addOutput declares --output and its short form -o.
 func addOutput(fs *flag.FlagSet, to *string) {
-	options.AddFlag(fs, to, "output", outputText, "text or json `FORMAT` of the answer", options.OneOf(outputText, outputJSON))
+	options.AddFlag(fs, to, "output", outputText, "text or json `FORMAT` of the answer", options.OneOf(outputText,
+		outputJSON))
 	options.AddFlag(fs, to, "o", outputText, "short for --output=`FORMAT`", options.OneOf(outputText, outputJSON))
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -33,7 +34,7 @@ func TestReadmeShowsWhatTheCommandsPrint(t *testing.T) {
 	n := newTrafficNode(t)
 	n.write(text[1])
 	n.check(os.WriteFile(filepath.Join(filepath.Dir(n.path), "proposed"), []byte(strings.Replace(text[1], leftOut, "", 1)), 0o644))
-	d := n.startCommand(n.command(nil, "run", "--config", n.path))
+	d := n.startCommand(n.command(nil, "run", "--config", n.path, "--probe-socket", n.socket))
 	d.began(wants(t, text[1]))
 	n.open(nfttest.TCP, "203.0.113.9:443")
 
@@ -48,7 +49,7 @@ func TestReadmeShowsWhatTheCommandsPrint(t *testing.T) {
 			if printed.Len() > 0 {
 				printed.WriteString("\n")
 			}
-			printed.WriteString(line + strings.TrimRight(general(out.String(), cmd.Dir), "\n") + "\n")
+			printed.WriteString(line + strings.TrimRight(general(strings.ReplaceAll(out.String(), n.socket, options.DefaultProbeSocket), cmd.Dir), "\n") + "\n")
 		}
 	}
 	if *update && cmp.Diff(words(block[1]), words(printed.String())) != "" {
@@ -60,10 +61,11 @@ func TestReadmeShowsWhatTheCommandsPrint(t *testing.T) {
 	}
 }
 
-// general replaces what differs each time: the directory, PIDs, ports chosen by
+// general replaces what differs each time: the directory, times, PIDs, ports chosen by
 // the kernel, and seconds.
 func general(text, dir string) string {
 	text = strings.ReplaceAll(text, dir+"/", "/etc/config/")
+	text = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`).ReplaceAllString(text, "2026-01-02T03:04:05Z")
 	text = regexp.MustCompile(`\bpid \d+`).ReplaceAllString(text, "pid 1")
 	text = regexp.MustCompile(`:[1-9]\d{3,4}\b`).ReplaceAllString(text, ":40000")
 	return regexp.MustCompile(`\b\d+s\b`).ReplaceAllString(text, "120s")

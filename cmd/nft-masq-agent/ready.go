@@ -38,7 +38,7 @@ func readyCommand() command {
 		examples: []string{program + " ready", program + " ready --alive", program + " ready --wait-for 192.0.2.1:9717"},
 		flags: func(fs *flag.FlagSet) action {
 			var f readyFlags
-			options.AddFlag(fs, &f.socket, "probe-socket", options.DefaultProbeSocket, "`PATH` of the agent's unix socket for probes", options.ParseSocketPath)
+			options.AddFlag(fs, &f.socket, "probe-socket", options.DefaultProbeSocket, "`PATH` of the agent's unix socket", options.ParseSocketPath)
 			fs.BoolVar(&f.alive, "alive", false, "ask whether its loop is running, as a liveness probe does")
 			options.AddFlag(fs, &f.waitFor, "wait-for", "", "wait until the agent at `HOST:PORT`, its --http-address, has installed rules", options.ParseHTTPAddress)
 			return func(ctx context.Context, _ []string, e environment) (int, error) {
@@ -52,13 +52,13 @@ func readyCommand() command {
 }
 
 func (f readyFlags) ready(e environment) (int, error) {
-	report, err := running.Ask(f.socket)
+	word, path := "ready", "/readyz"
+	if f.alive {
+		word, path = "alive", "/healthz"
+	}
+	reason, err := running.Probe(f.socket, path)
 	if err != nil {
 		return exitFailed, err
-	}
-	word, reason := "ready", report.Ready
-	if f.alive {
-		word, reason = "alive", report.Alive
 	}
 	if reason == "" {
 		return exitDone, write(e.stdout, word+"\n")

@@ -15,7 +15,6 @@ import (
 const (
 	formatNFT       = "nft"
 	formatIPTables  = "iptables"
-	formatJSON      = "json"
 	formatWinBridge = "win-bridge"
 )
 
@@ -30,32 +29,30 @@ func renderCommand() command {
 		name:  "render",
 		about: "print what run would install",
 		details: "nft is for nft -f, which replaces the whole table; unlike the agent, it does not guarantee that every packet " +
-			"gets the right verdict meanwhile. iptables is for iptables-restore --noflush. json is for programs. win-bridge is " +
-			"the policy for Windows nodes of the same cluster, an entry of the list policies of a win-bridge configuration. " +
+			"gets the right verdict meanwhile. iptables is for iptables-restore --noflush. win-bridge is the policy " +
+			"for Windows nodes of the same cluster, an entry of the list policies of a win-bridge configuration. " +
 			"Nothing is written to the kernel.",
 		examples: []string{
 			program + " render --config ./ip-masq-agent | nft -c -f -",
 			program + " render --config ./ip-masq-agent -o win-bridge --windows-api 2",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			f := renderFlags{Options: options.AddPolicyFlags(fs)}
+			f := &renderFlags{Options: options.AddPolicyFlags(fs)}
 			for name, usage := range map[string]string{
-				"output": "nft, iptables, json or win-bridge `FORMAT` (default nft, in mode iptables-nft iptables)",
+				"output": "nft, iptables or win-bridge `FORMAT` (default nft, in mode iptables-nft iptables)",
 				"o":      "short for --output=`FORMAT`", "format": "older name of --output=`FORMAT`",
 			} {
-				options.AddFlag(fs, &f.format, name, "", usage, options.OneOf(formatNFT, formatIPTables, formatJSON, formatWinBridge))
+				options.AddFlag(fs, &f.format, name, "", usage, options.OneOf(formatNFT, formatIPTables, formatWinBridge))
 			}
 			options.AddFlag(fs, &f.windowsAPI, "windows-api", "",
 				"API `VERSION` of win-bridge, as in apiVersion of its configuration: 1 is HNS, 2 is HCN", parseWindowsAPI)
-			return func(_ context.Context, _ []string, e environment) (int, error) {
-				f.ForCommand(fs, e.stdin)
-				return f.render(e)
-			}
+			return f.render
 		},
 	}
 }
 
-func (f *renderFlags) render(e environment) (int, error) {
+func (f *renderFlags) render(_ context.Context, _ []string, e environment) (int, error) {
+	f.ForCommand(e.stdin)
 	if err := f.settle(); err != nil {
 		return exitUsage, err
 	}
@@ -73,10 +70,7 @@ func (f *renderFlags) render(e environment) (int, error) {
 		}
 	}
 	text := l.Ruleset.String()
-	switch f.format {
-	case formatJSON:
-		text, err = answer.JSON(answer.Render(*l.Ruleset, f.NFT()))
-	case formatWinBridge:
+	if f.format == formatWinBridge {
 		var leftOut int
 		if text, leftOut, err = answer.WinBridge(f.windowsAPI, l.Config, l.Ruleset.Policy); leftOut > 0 {
 			_, _ = fmt.Fprintf(e.stderr, "omitted: %s, because the policy is for IPv4\n", answer.Plural(leftOut, "IPv6 CIDR"))

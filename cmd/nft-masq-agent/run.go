@@ -76,9 +76,6 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 	if err := k.Check(ctx, o.NFT().Layout); errors.Is(err, nft.ErrForeignChain) {
 		return exitUsage, usagef("--masq-chain: %w", err)
 	}
-	for _, other := range running.Agents(e.proc, program) {
-		log.Warn("another agent runs in this network namespace: both will write the same rules", zap.String("event", "second_agent"), zap.Int("pid", other.PID))
-	}
 	ended := startAgent(ctx, o, k, log, hangup, lines.lost.Load)
 	<-ctx.Done()
 	log.Info("exiting; the rules stay", zap.String("event", "exiting"))
@@ -94,7 +91,6 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 // startAgent starts the loop and its inputs. The returned channel is closed when
 // all of them have ended.
 func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *zap.Logger, hangup <-chan os.Signal, lostLines func() uint64) <-chan struct{} {
-	listener := agent.NewListener()
 	files, warnings, reread := watch.Follow(ctx, o.ConfigPath, func() (agent.Files, string) {
 		sources, err := config.Read(o.ConfigPath)
 		return agent.Files{Sources: sources, Err: err}, fingerprint(sources, err)
@@ -105,20 +101,21 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 	loop := agent.New(
 		agent.Inputs{
 			Files: files, Warnings: warnings, Reread: reread, Hangup: hangup,
-			Changes: listener.Changes(), Join: listener.Join, Leave: listener.Leave, Generation: generations.Generation,
-			Addresses: node.Addresses, Follow: node.Follow, Interfaces: node.Interfaces, Pressure: conntrack.Open().Pressure,
+			Generation: generations.Generation,
+			Addresses:  node.Addresses, Follow: node.Follow, Interfaces: node.Interfaces, Pressure: conntrack.Open().Pressure,
+			Lock: running.Lock, Holder: running.Holder,
 		},
 		agent.NewHost(k, o.AcceptForeign),
-		agent.Settings{Options: o, Version: build().Version, Commit: build().Commit, LostLines: lostLines},
+		agent.Settings{Options: o, Version: build().Version, Commit: build().Commit, Args: args(), LostLines: lostLines},
 		log,
 	)
 	var all sync.WaitGroup
 	if o.HTTPAddress != "" {
-		served := agent.Serve(ctx, o.HTTPAddress, loop.Handler(), log)
+		served := agent.Serve(ctx, agent.OnTCP, o.HTTPAddress, loop.Handler(), log)
 		all.Go(func() { <-served })
 	}
 	if o.ProbeSocket != "" {
-		served := agent.ServeProbes(ctx, o.ProbeSocket, loop.Report, log)
+		served := agent.Serve(ctx, agent.OnSocket, o.ProbeSocket, loop.SocketHandler(), log)
 		all.Go(func() { <-served })
 	}
 	all.Go(func() { loop.Run(ctx) })
@@ -129,6 +126,15 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		close(ended)
 	}()
 	return ended
+}
+
+// args returns the flags of this process.
+func args() []string {
+	args := os.Args[1:]
+	if len(args) > 0 && args[0] == "run" {
+		args = args[1:]
+	}
+	return args
 }
 
 // fingerprint identifies a content of the config.

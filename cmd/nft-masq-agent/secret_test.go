@@ -46,7 +46,7 @@ func TestSecretVolumeInPlaceOfTheConfigIsNotPrinted(t *testing.T) {
 				n.check(os.WriteFile(filepath.Join(n.path, "..1", f), []byte(all[f]), 0o600))
 				n.check(os.Symlink("..data/"+f, filepath.Join(n.path, f)))
 			}
-			socket := filepath.Join(t.TempDir(), "probe.sock")
+			socket := n.socket
 			d := n.start("--v=4", "--http-address", httpAddress, "--probe-socket", socket)
 			d.began(wants(t, ""))
 			printed := map[string]string{}

@@ -4,11 +4,10 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
@@ -16,163 +15,151 @@ import (
 	"nft-masq-agent/nft/node"
 )
 
-type statusFlags struct {
-	*options.Options
-	set    *flag.FlagSet
-	output string
-}
-
 func statusCommand() command {
 	return command{
 		name:  "status",
 		about: "compare the kernel with the config; what is wrong on this node comes first",
 		details: "It lists each difference, counts connections, and names other programs' rules on this node that interfere. " +
-			"Without policy flags it uses those of the running agent. Exit code 0 means that the kernel is in sync with a " +
-			"valid config. Nothing is written.",
+			"Flags that are not given are those of the running agent. Exit code 0 means that the kernel is in sync with a " +
+			"valid config, and that nothing has to be done. Nothing is written.",
 		examples: []string{
 			program + " status",
 			"kubectl exec -n kube-system nft-masq-agent-abcde -- /nft-masq-agent status",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			f := statusFlags{Options: options.AddPolicyFlags(fs), set: fs}
+			f := addNodeFlags(fs)
 			f.AddPodCIDRs(fs)
 			f.AddAcceptForeign(fs)
-			addOutput(fs, &f.output)
-			return func(ctx context.Context, _ []string, e environment) (int, error) { return f.status(ctx, e) }
+			return f.status
 		},
 	}
 }
 
-func (f *statusFlags) status(ctx context.Context, e environment) (int, error) {
-	agents := running.Agents(e.proc, program)
-	pods, accept := f.PodCIDRs, f.AcceptForeign
-	r := answer.Status{Agent: running.Follow(f.Options, f.set, agents), Agents: running.Reached(agents), Uncovered: []string{}, Unmatched: []string{}, Notes: []string{}}
-	if pods != nil {
-		f.PodCIDRs = pods
-	}
-	if accept != nil {
-		f.AcceptForeign = accept
-	}
-	r.Notes = append(r.Notes, legacyIPTables(e.proc)...)
-	l, err := f.Load()
-	r.SetConfig(*f.Options, l, err)
-	candidates, candidatesErr := e.candidates(f.Options, l, err)
-	if candidatesErr != nil {
-		return exitFailed, candidatesErr
-	}
-	built := l.Ruleset
-	l = options.Loaded{} // the config, which may be long
-	k := e.kernel()
-	defer func() { _ = k.Close() }()
-	if err := askKernel(ctx, &r, k, *f.Options, candidates); err != nil {
-		return exitFailed, hinted(err)
-	}
-	if !r.Config.Accepted {
-		r.SetEnforced(*f.Options, built)
-	}
-	for _, ipv6 := range []bool{false, true} {
-		if text := legacyNAT(e.proc, ipv6); text != "" {
-			r.Notes = append(r.Notes, "The checks ignore "+text)
-		}
-	}
-	if err := e.reply(f.output, r, r.String); err != nil {
+func (f *nodeFlags) status(ctx context.Context, _ []string, e environment) (int, error) {
+	s, err := f.open(e)
+	defer func() { _ = s.kernel.Close() }()
+	if err != nil {
 		return exitFailed, err
 	}
-	if !r.Config.Accepted || !r.Kernel.InSync || len(r.Unmatched) > 0 {
-		return exitFailed, nil
+	var r answer.Status
+	if err := s.consistently(func() (err error) { r, err = s.report(ctx); return err }); err != nil {
+		return exitFailed, hinted(err)
+	}
+	if err := e.reply(f.output, r, r.String); err != nil || len(r.Problems.Faults()) > 0 {
+		return exitFailed, err
 	}
 	return exitDone, nil
 }
 
-// askKernel adds the report on the kernel.
-func askKernel(
-	ctx context.Context, r *answer.Status, k *kernel.Kernel, o options.Options, of candidates,
-) error {
-	r.Kernel.Differences = []string{}
-	foreign := k.Check(ctx, o.NFT().Layout)
-	if foreign != nil && !errors.Is(foreign, nft.ErrForeignChain) {
-		return foreign
+func (s *session) report(ctx context.Context) (answer.Status, error) {
+	r := answer.NewStatus(*s.Options, s.Loaded, s.rejected)
+	r.Whose = s.whose
+	if pid, found := running.Holder(); s.agent != nil {
+		if found && pid != s.agent.PID {
+			s.agent.SecondAgent = pid
+		}
+		r.SetAgent(*s.agent)
+	} else if found {
+		r.SetAgent(running.Report{PID: pid})
 	}
-	now, err := of.inForce(ctx, k)
+	for _, line := range legacyIPTables(s.proc) {
+		r.Add(config.Warning, "older-agent", "%s", line)
+	}
+	if err := s.compare(ctx, &r); err != nil {
+		return r, err
+	}
+	for _, ipv6 := range []bool{false, true} {
+		if text := legacyNAT(s.proc, ipv6); text != "" {
+			r.Add(config.Warning, "legacy-tables", "The checks ignore %s", text)
+		}
+	}
+	r.Conclude(*s.Options, s.Ruleset)
+	return r, nil
+}
+
+// compare adds the report on the kernel.
+func (s *session) compare(ctx context.Context, r *answer.Status) error {
+	l := s.NFT().Layout
+	if err := s.kernel.Check(ctx, l); errors.Is(err, nft.ErrForeignChain) {
+		// Neither its rules nor their counters are ours.
+		r.Kernel.Differences = append(r.Kernel.Differences, err.Error())
+		r.SetOthers(kernel.Others{})
+		return nil
+	} else if err != nil {
+		return err
+	}
+	now, err := s.inForce(ctx)
 	if err != nil {
 		return err
 	}
-	if r.Config.Accepted && foreign == nil {
-		diffs, err := k.Diff(ctx, of.rulesets[0], layout.Everything)
+	want := nft.Ruleset{Layout: l}
+	if s.rejected == nil {
+		diffs, err := s.kernel.Diff(ctx, *s.Ruleset, layout.Everything)
 		if err != nil {
 			return err
 		}
 		r.Kernel.Differences = append(r.Kernel.Differences, diffs...)
 		r.Kernel.InSync = len(diffs) == 0
+		want = *s.Ruleset
 	}
-	counted := o.NFT().Layout
 	if now.found {
-		counted = now.Layout
-		r.Kernel.Mode, r.Kernel.Hash = string(counted.Mode()), now.Hash
+		l = now.Layout
+		r.Kernel.Mode, r.Kernel.Hash = string(l.Mode()), now.Hash
 	}
-	if foreign != nil {
-		// Neither its rules nor their counters are ours.
-		r.Kernel.Differences = append(r.Kernel.Differences, foreign.Error())
-		r.SetConnections(nil)
-		r.SetOthers(kernel.Others{})
-		return nil
+	if now.known != nil {
+		want = *now.known
 	}
-	counts, err := k.Counters(counted)
+	counts, err := s.kernel.Counters(l)
 	if err != nil {
 		return err
 	}
 	r.SetConnections(counts)
-	want := nft.Ruleset{Layout: counted}
-	switch {
-	case now.known != nil:
-		want = *now.known
-	case r.Config.Accepted:
-		want = of.rulesets[0]
-	}
-	if err := askOthers(ctx, r, k, o, want); err != nil {
+	if err := s.examine(ctx, r, want); err != nil {
 		return err
 	}
-	switch {
-	case now.known != nil:
-		askStale(ctx, r, k, now.known.Policy)
-	case now.found:
-		r.Notes = append(r.Notes, now.unknown+": which connections are stale is unknown.")
+	if now.known != nil {
+		s.countStale(ctx, r, want)
+	} else if now.found {
+		r.Add(config.Note, "stale-unknown", "%s: which connections are stale is unknown.", now.unknown)
 	}
 	return nil
 }
 
-// askOthers adds the report on other programs' rules and on this node, of which the policy is
+// examine adds the report on other programs' rules and on this node, of which the ruleset is
 // wanted.
-func askOthers(ctx context.Context, r *answer.Status, k *kernel.Kernel, o options.Options, want nft.Ruleset) error {
-	r.SetSNAT(want.Policy)
-	r.Uncovered = answer.PodProblems(want.Policy, o.PodCIDRs)
-	others, err := k.Others(ctx, want)
+func (s *session) examine(ctx context.Context, r *answer.Status, want nft.Ruleset) error {
+	r.SNAT = answer.NodeSNAT(want.Policy)
+	others, err := s.kernel.Others(ctx, want)
 	if err != nil {
 		return err
 	}
-	others.Accept(o.AcceptForeign)
+	others.Accept(s.AcceptForeign)
 	r.SetOthers(others)
 	links, err := node.Interfaces()
 	if err != nil {
 		return err
 	}
-	r.SetInterfaces(want.Policy, links)
+	r.Problems = append(r.Problems, answer.Interfaces(want.Policy.AbsentInterfaces(links))...)
+	for _, p := range answer.UncoveredPods(want.Policy, s.PodCIDRs) {
+		p.Level = config.Error // here: check warns of what may be meant
+		r.Problems = append(r.Problems, p)
+	}
 	return nil
 }
 
-// askStale adds the report on connections that contradict the policy in the kernel.
-func askStale(ctx context.Context, r *answer.Status, k *kernel.Kernel, policy nft.Policy) {
-	j, err := judgeBy(ctx, k, policy)
+// countStale adds the report on connections that contradict the policy in the kernel.
+func (s *session) countStale(ctx context.Context, r *answer.Status, held nft.Ruleset) {
+	j, err := s.judge(ctx, held)
 	var stale conntrack.Stale
 	if err == nil {
 		stale, err = conntrack.Open().CountStale(j)
 	}
 	if err != nil {
-		r.Notes = append(r.Notes, fmt.Sprintf("cannot count stale connections: %v", err))
+		r.Add(config.Warning, "stale-unknown", "cannot count stale connections: %v", err)
 		return
 	}
 	for _, reason := range j.Spared {
-		r.Notes = append(r.Notes, "Which connections are stale is not certain: "+reason+".")
+		r.Add(config.Note, "stale-unknown", "Which connections are stale is not certain: %s.", reason)
 	}
 	r.SetStale(stale)
 }

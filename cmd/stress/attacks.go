@@ -98,8 +98,7 @@ func deleteElement(table *nftables.Table) func(*nftables.Conn) error {
 	}
 }
 
-// foreigner opens a connection of another program. Repeated attacks from the same
-// socket would count as a daemon that fights back.
+// foreigner opens a connection of another program.
 func (b *bench) foreigner() (*nftables.Conn, error) {
 	c, err := nftables.New(nftables.WithNetNSFd(b.top.Node.Fd()), nftables.AsLasting())
 	runtime.KeepAlive(b.top)

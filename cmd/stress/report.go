@@ -149,9 +149,7 @@ func (r *report) healing(ctx context.Context, s settings) {
 	for _, cidrs := range []int{10, 1000} {
 		times := s.heals
 		if cidrs == 1000 {
-			// Destroying that many rules is a large transaction, after which the
-			// agent polls the generation, and repairs at most once per second.
-			times = (s.heals + 3) / 4
+			times = (s.heals + 3) / 4 // a repair takes hardly longer
 		}
 		for _, a := range attacks() {
 			if ctx.Err() != nil || !s.only.MatchString("healing: "+a.name) {

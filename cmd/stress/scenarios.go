@@ -30,6 +30,8 @@ func scenarios() []scenario {
 		{"conditions and enforcement come and go, 1,000 CIDRs", conditionsChange(1000)},
 		{"the file changes with fixed source addresses, 4 CIDRs", fixedChanges},
 		{"addresses of the node come and go", addressesMove},
+		{"connections lose their entry, dropInvalid", entriesVanish(true)},
+		{"connections lose their entry, control without it", entriesVanish(false)},
 		{"the mode changes, 4 CIDRs", modeChanges(4)},
 		{"the mode changes, 1,000 CIDRs", modeChanges(1000)},
 		{"killed and started again, 4 CIDRs", killed(4)},

@@ -124,6 +124,10 @@ var policies = []policy{
 		config: "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8]\nenforceNonMasquerade: true\nmasqueradeSrcInterfaces: [veth*]\n",
 	},
 	{
+		name: "dropInvalid", key: "dropInvalid", native: true,
+		config: "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8]\nmasqueradeSrcCIDRs: [10.244.0.0/16, \"fd00:10:244::/56\"]\ndropInvalid: true\n",
+	},
+	{
 		name: "snatAddresses", key: "snatAddresses", native: true, snat: true,
 		config: "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8]\nsnatAddresses: [203.0.113.11, 203.0.113.12, \"2001:db8:2::11\", \"2001:db8:2::12\"]\n",
 	},

@@ -62,6 +62,9 @@ func (k *Kernel) Close() error { return errors.Join(k.conn.Close(), k.scraping.C
 // PortID returns the netlink port that notifications show for this connection.
 func (k *Kernel) PortID() uint32 { return k.conn.PortID() }
 
+// Generation returns the generation of the ruleset, which each transaction changes.
+func (k *Kernel) Generation() (uint32, error) { return k.conn.Generation() }
+
 // Counters reads the number of connections by verdict; nothing if there are no rules.
 func (k *Kernel) Counters(l nft.Layout) ([]nft.Counts, error) {
 	if l.Mode() == nft.ModeIPTables {

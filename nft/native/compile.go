@@ -54,6 +54,9 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 	}
 	for _, f := range p.Families {
 		t.Counters = append(t.Counters, "local"+f.Suffix(), "exempt"+f.Suffix(), "masqueraded"+f.Suffix())
+		if p.Drops(f) {
+			t.Counters = append(t.Counters, invalidCounter(f))
+		}
 		t.Sets = append(t.Sets, setsOf(f)...)
 		if p.Enforces(f) {
 			t.Sets = append(t.Sets, nft.Set{Name: selfSet(f), IPv6: f.IPv6, Learned: true, Comment: "pairs of a source and itself"})
@@ -66,6 +69,9 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 	}
 	base.Rules[len(base.Rules)-1].Comment = hashComment + hash
 	t.Chains = append(t.Chains, base)
+	if slices.ContainsFunc(p.Families, p.Drops) {
+		t.Chains = append(t.Chains, compileUntranslated(p))
+	}
 	return []nft.Table{t}
 }
 
@@ -75,16 +81,22 @@ const hashComment = "config "
 // rulesOf returns the rules for a connection's first packet; the first rule that
 // matches decides.
 func rulesOf(f nft.FamilyPolicy, masq nft.Node) []nft.Rule {
-	exempt, masqueraded := count{"exempt" + f.Suffix()}, count{"masqueraded" + f.Suffix()}
 	rules := []nft.Rule{{
 		Nodes:   []nft.Node{ofFamilyMatch{f.IPv6}, ofThisNode{}, count{"local" + f.Suffix()}, stop{}},
 		Comment: "to this node",
 	}}
+	return append(rules, decisions(f,
+		[]nft.Node{count{"exempt" + f.Suffix()}, stop{}}, []nft.Node{count{"masqueraded" + f.Suffix()}, masq})...)
+}
+
+// decisions returns the rules of a family's conditions: what is done with exempt packets,
+// and with those that are to be masqueraded.
+func decisions(f nft.FamilyPolicy, exempt, masqueraded []nft.Node) (rules []nft.Rule) {
 	for _, q := range f.Questions {
 		for _, match := range matches(q, f) {
-			r := nft.Rule{Nodes: append(match, exempt, stop{})}
+			r := nft.Rule{Nodes: append(match, exempt...)}
 			if q.Masquerade {
-				r.Nodes = append(match, masqueraded, masq)
+				r.Nodes = append(match, masqueraded...)
 			}
 			if q.Set == "" { // otherwise the set has the comment
 				r.Comment = q.Means
@@ -92,7 +104,7 @@ func rulesOf(f nft.FamilyPolicy, masq nft.Node) []nft.Rule {
 			rules = append(rules, r)
 		}
 	}
-	return append(rules, nft.Rule{Nodes: []nft.Node{ofFamilyMatch{f.IPv6}, masqueraded, masq}})
+	return append(rules, nft.Rule{Nodes: append([]nft.Node{ofFamilyMatch{f.IPv6}}, masqueraded...)})
 }
 
 // matches returns the matches, one per rule, for the packets that the question

@@ -440,7 +440,7 @@ func Counters(c *nfnetlink.Conn) ([]nft.Counts, error) {
 	var out []nft.Counts
 	for _, o := range objects {
 		for _, f := range []nft.FamilyPolicy{{}, {IPv6: true}} {
-			for _, v := range []nft.Verdict{nft.Local, nft.Exempt, nft.Masqueraded} {
+			for _, v := range []nft.Verdict{nft.Local, nft.Exempt, nft.Masqueraded, nft.Invalid} {
 				if o.Name == string(v)+f.Suffix() {
 					out = append(out, nft.Counts{IPv6: f.IPv6, Verdict: v, Packets: o.Packets})
 				}

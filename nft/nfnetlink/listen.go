@@ -1,9 +1,9 @@
 package nfnetlink
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -14,131 +14,87 @@ import (
 //
 // While it is open, the kernel creates a notification for every rule and element
 // of every transaction, in all network namespaces. This multiplies the time and
-// memory of large transactions, so the listener also reports which ones were
-// large.
-type Listener struct {
-	nl *netlink.Conn
-	// gauge receives all notifications of a transaction and is drained after each
-	// one. A large transaction overruns it.
-	gauge *netlink.Conn
-}
+// memory of large transactions.
+type Listener struct{ nl *netlink.Conn }
 
-// A Change is one change of the ruleset, as reported by a listener.
+// A Change is one transaction.
 type Change struct {
 	Generation
-	// Writer is the netlink port of the socket that sent the transaction.
+	// Writer is the netlink port of the socket that sent it.
 	Writer uint32
-	// Overrun means that notifications were lost: anything may have changed.
-	Overrun bool
-	// Large means that this transaction, or those since the last change, had more
-	// than about 1,000 notifications.
-	Large bool
+	// Chains are the chains of which something changed, in the order of the changes, and
+	// with an empty name the tables of which something else did.
+	Chains []Chain
+	// Messages is the number of objects that changed: rules, chains, elements of sets, …
+	Messages int
+	// Lost means that notifications were lost: anything may have changed.
+	Lost bool
 }
-
-// gaugeBuffer is the receive buffer of the gauge. The kernel doubles it, and
-// charges about 4.4 kB for each datagram, which contains about 37 set elements or
-// 12 rules.
-const gaugeBuffer = 64 << 10
 
 // Listen opens a listener. It needs CAP_NET_ADMIN.
 func Listen() (*Listener, error) {
-	// Without a buffer size, each notification is peeked at first to learn its
-	// length.
-	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: newGenSize})
+	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: pageSize})
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket: %w", err)
 	}
-	gauge, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	err = errors.Join(nl.SetReadBuffer(listenBuffer), nl.JoinGroup(unix.NFNLGRP_NFTABLES))
 	if err != nil {
 		_ = nl.Close()
-		return nil, fmt.Errorf("netlink socket: %w", err)
-	}
-	l := &Listener{nl, gauge}
-	err = errors.Join(
-		newGenOnly(nl), nl.SetReadBuffer(receiveBuffer), gauge.SetReadBuffer(gaugeBuffer),
-		// The gauge joins first, so that it has seen whatever nl reports.
-		gauge.JoinGroup(unix.NFNLGRP_NFTABLES), nl.JoinGroup(unix.NFNLGRP_NFTABLES),
-	)
-	if err != nil {
-		_ = l.Close()
 		return nil, fmt.Errorf("listen for changes of the ruleset: %w", err)
 	}
-	return l, nil
+	return &Listener{nl}, nil
 }
+
+// listenBuffer fits the notifications of some 10,000 elements of sets.
+const listenBuffer = 4 << 20
 
 // DialGeneration returns a connection for [Conn.Generation] only, which uses
 // little memory per call.
 func DialGeneration() *Conn {
 	return New(func() (*netlink.Conn, error) {
-		return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: newGenSize})
+		return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 1024})
 	})
-}
-
-// newGenSize is ample for what passes the filter: less than 100 bytes.
-const newGenSize = 1024
-
-// newGenOnly attaches a filter that passes only the notification at the end of a
-// transaction, which the kernel sends in a separate datagram, and none for the
-// objects before it. The filter is a classic BPF program
-// (Documentation/networking/filter.rst), which loads in network byte order what
-// netlink writes in host byte order.
-func newGenOnly(nl *netlink.Conn) error {
-	const typeAt = 4 // struct nlmsghdr, nlmsg_type
-	newGen := binary.NativeEndian.AppendUint16(nil, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN)
-	program := []unix.SockFilter{
-		{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: typeAt},
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: uint32(binary.BigEndian.Uint16(newGen)), Jf: 1},
-		{Code: unix.BPF_RET | unix.BPF_K, K: 1 << 16},
-		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
-	}
-	raw, err := nl.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var attach error
-	err = raw.Control(func(fd uintptr) {
-		attach = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
-			&unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
-	})
-	return errors.Join(err, attach)
 }
 
 // Receive waits for the next change. After an error there are no further changes.
-func (l *Listener) Receive() (Change, error) {
+func (l *Listener) Receive() (c Change, err error) {
 	for {
 		msgs, err := l.nl.Receive()
 		if errors.Is(err, unix.ENOBUFS) {
-			return Change{Overrun: true, Large: l.large()}, nil
+			return Change{Lost: true}, nil
 		}
 		if err != nil {
 			return Change{}, fmt.Errorf("listen for changes of the ruleset: %w", err)
 		}
 		for _, m := range msgs {
-			if g, ok := parseGen(m); ok {
-				return Change{Generation: g, Writer: m.Header.PID, Large: l.large()}, nil
+			if g, ok := parseGen(m); ok { // the last one of a transaction, in a datagram of its own
+				c.Generation, c.Writer = g, m.Header.PID
+				return c, nil
 			}
+			c.add(m)
 		}
 	}
 }
 
-// large drains the gauge, and reports whether it had overrun.
-func (l *Listener) large() (large bool) {
-	raw, err := l.gauge.SyscallConn()
-	if err != nil {
-		return false
+// add adds what a notification is about. The first attribute of every kind is the table.
+func (c *Change) add(m netlink.Message) {
+	c.Messages++
+	if len(m.Data) < 4 {
+		return
 	}
-	var none [1]byte
-	_ = raw.Control(func(fd uintptr) {
-		for {
-			_, _, err := unix.Recvfrom(int(fd), none[:], unix.MSG_DONTWAIT)
-			large = large || errors.Is(err, unix.ENOBUFS)
-			if errors.Is(err, unix.EAGAIN) || err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) {
-				return
-			}
-		}
-	})
-	return large
+	a := Attrs(m.Data[4:])
+	of := Chain{Family: Family(m.Data[0]), Table: a.Str(unix.NFTA_CHAIN_TABLE)}
+	switch uint16(m.Header.Type & 0xff) {
+	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
+		of.Name = a.Str(unix.NFTA_CHAIN_NAME)
+	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
+		of.Name = a.Str(unix.NFTA_RULE_CHAIN)
+	}
+	same := func(o Chain) bool { return o.Family == of.Family && o.Table == of.Table && o.Name == of.Name }
+	if !slices.ContainsFunc(c.Chains, same) {
+		c.Chains = append(c.Chains, of)
+	}
 }
 
 // Close ends the listener; a waiting Receive returns.
-func (l *Listener) Close() error { return errors.Join(l.nl.Close(), l.gauge.Close()) }
+func (l *Listener) Close() error { return l.nl.Close() }

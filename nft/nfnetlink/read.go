@@ -339,9 +339,11 @@ func parseObject(f Family, a Attrs) Object {
 type Generation struct {
 	ID uint32
 	// Process is the command name of the thread that committed it, at most 15
-	// bytes, made [Printable]. NFTA_GEN_PROC_PID is omitted: it is a thread ID,
-	// which is not a PID in a program with several threads.
+	// bytes, made [Printable].
 	Process string
+	// Thread is the ID of that thread in the initial PID namespace. It is the PID only of
+	// a program with one thread.
+	Thread uint32
 }
 
 func parseGen(m netlink.Message) (Generation, bool) {
@@ -349,5 +351,5 @@ func parseGen(m netlink.Message) (Generation, bool) {
 		return Generation{}, false
 	}
 	a := Attrs(m.Data[4:])
-	return Generation{a.Uint32(unix.NFTA_GEN_ID), Printable(a.Str(unix.NFTA_GEN_PROC_NAME))}, true
+	return Generation{a.Uint32(unix.NFTA_GEN_ID), Printable(a.Str(unix.NFTA_GEN_PROC_NAME)), a.Uint32(unix.NFTA_GEN_PROC_PID)}, true
 }

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -48,6 +49,9 @@ type Flow struct {
 	Src   netip.AddrPort // an invalid address or port 0: the kernel's choice
 	Dst   netip.AddrPort // an IPv6 link-local address needs a zone, or Dev
 	Dev   string         // the device to leave by, for multicast, broadcast and link-local
+	// Flags are those of a TCP segment to send by itself, as in RFC 9293, section 3.1,
+	// without a connection. 0: a connection is established.
+	Flags byte
 	// Timeout bounds the time that the packet takes to arrive. 0: five seconds.
 	Timeout time.Duration
 }
@@ -86,12 +90,14 @@ func (t *Topology) Send(flow Flow) (Sighting, error) {
 func Send(flow Flow) (Sighting, error) {
 	var s Sighting
 	var err error
-	switch flow.Proto {
-	case TCP:
+	switch {
+	case flow.Proto == TCP && flow.Flags != 0:
+		s, err = sendPacket(flow, unix.IPPROTO_TCP, sendSegment)
+	case flow.Proto == TCP:
 		s, err = sendTCP(flow)
-	case UDP:
+	case flow.Proto == UDP:
 		s, err = sendPacket(flow, unix.IPPROTO_UDP, sendUDP)
-	case SCTP:
+	case flow.Proto == SCTP:
 		s, err = sendPacket(flow, unix.IPPROTO_SCTP, sendSCTP)
 	default:
 		return Sighting{}, fmt.Errorf("protocol %q unknown", flow.Proto)
@@ -239,21 +245,14 @@ func sendUDP(f Flow, cookie []byte) (netip.AddrPort, error) {
 // sendSCTP sends the INIT chunk of RFC 9260, section 3.3.2, with the cookie as
 // initiate tag and initial TSN.
 func sendSCTP(f Flow, cookie []byte) (netip.AddrPort, error) {
-	port := f.Src.Port()
-	if port == 0 {
-		port = uint16(32768 + rand.IntN(28232))
-	}
-	dstPort := f.Dst.Port()
-	f.Src = netip.AddrPortFrom(f.Src.Addr(), 0) // a raw socket has no ports
-	f.Dst = netip.AddrPortFrom(f.Dst.Addr(), 0)
-	fd, sent, err := connected(f, unix.SOCK_RAW, unix.IPPROTO_SCTP)
+	fd, sent, err := raw(f, unix.IPPROTO_SCTP)
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
 	defer unix.Close(fd)
 
-	b := binary.BigEndian.AppendUint16(nil, port)
-	b = binary.BigEndian.AppendUint16(b, dstPort)
+	b := binary.BigEndian.AppendUint16(nil, sent.Port())
+	b = binary.BigEndian.AppendUint16(b, f.Dst.Port())
 	b = append(b, 0, 0, 0, 0) // verification tag: 0 in INIT
 	b = append(b, 0, 0, 0, 0) // checksum
 	b = append(b, 1, 0, 0, 20)
@@ -262,7 +261,56 @@ func sendSCTP(f Flow, cookie []byte) (netip.AddrPort, error) {
 	b = append(b, cookie...)
 	// The one little-endian field in IP, section 6.8 and appendix A.
 	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
-	return netip.AddrPortFrom(sent.Addr(), port), unix.Send(fd, b, 0)
+	return sent, unix.Send(fd, b, 0)
+}
+
+// Emit sends the TCP segment of a flow and waits for nothing.
+func (f Flow) Emit() error {
+	return f.From.Do(func() error {
+		_, err := sendSegment(f, binary.BigEndian.AppendUint32(nil, rand.Uint32()))
+		return err
+	})
+}
+
+// sendSegment sends a TCP segment with the cookie as its data.
+func sendSegment(f Flow, cookie []byte) (netip.AddrPort, error) {
+	fd, sent, err := raw(f, unix.IPPROTO_TCP)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	defer unix.Close(fd)
+
+	b := binary.BigEndian.AppendUint16(nil, sent.Port())
+	b = binary.BigEndian.AppendUint16(b, f.Dst.Port())
+	b = append(append(b, cookie...), cookie...) // sequence and acknowledgment numbers
+	b = append(b, 5<<4, f.Flags, 255, 255, 0, 0, 0, 0)
+	b = append(b, cookie...)
+	// The pseudo-headers of IPv4 and IPv6 have the same sum.
+	pseudo := slices.Concat(sent.Addr().AsSlice(), f.Dst.Addr().AsSlice(), []byte{0, unix.IPPROTO_TCP, 0, byte(len(b))})
+	binary.BigEndian.PutUint16(b[16:], internetChecksum(append(pseudo, b...)))
+	return sent, unix.Send(fd, b, 0)
+}
+
+// internetChecksum is the checksum of RFC 1071 of an even number of bytes.
+func internetChecksum(b []byte) uint16 {
+	sum := uint32(0)
+	for ; len(b) > 0; b = b[2:] {
+		sum += uint32(binary.BigEndian.Uint16(b))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
+}
+
+// raw returns a raw socket that is connected to the destination of a flow, and the
+// source, with a port at random if the flow has none.
+func raw(f Flow, protocol int) (fd int, sent netip.AddrPort, err error) {
+	port := cmp.Or(f.Src.Port(), uint16(32768+rand.IntN(28232)))
+	f.Src = netip.AddrPortFrom(f.Src.Addr(), 0) // a raw socket has no ports
+	f.Dst = netip.AddrPortFrom(f.Dst.Addr(), 0)
+	fd, sent, err = connected(f, unix.SOCK_RAW, protocol)
+	return fd, netip.AddrPortFrom(sent.Addr(), port), err
 }
 
 // connected returns a socket that is bound as the flow requires and connected to

@@ -136,6 +136,9 @@ func (m Maker) Config() config.Config {
 	if m.IntN(3) == 0 {
 		c.Enforce = &config.Position{}
 	}
+	if m.IntN(3) == 0 {
+		c.DropInvalid = &config.Position{}
+	}
 	for m.IntN(3) > 0 {
 		entries := append(SNATAddresses(), "198.51.100.208/29", "198.51.100.0/24", "198.51.100.77", "2001:db8:5::/64", "2001:db8:5::77")
 		a := entries[m.IntN(len(entries))]
@@ -189,7 +192,7 @@ func (m Maker) Connection(src, dst netip.Addr) nft.Connection {
 
 // ForView removes from a config what mode iptables-nft cannot express.
 func ForView(c config.Config) config.Config {
-	c.Enforce, c.SNATAddresses = nil, nil
+	c.Enforce, c.DropInvalid, c.SNATAddresses = nil, nil, nil
 	c.ExemptHost, c.MasqueradeSrcInterfaces, c.NonMasqueradeOutInterfaces, c.MasqueradeOutInterfaces = nil, nil, nil, nil
 	return c
 }

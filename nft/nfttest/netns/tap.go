@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -164,6 +165,26 @@ func OfProtocol(protocol int) Filter {
 		7: {Code: result, K: 65536},
 		8: {Code: result, K: 0},
 	}
+}
+
+// Between accepts packets from one address to another of the same family.
+func Between(src, dst netip.Addr) Filter {
+	const loadWord = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
+	version, at := uint32(4), uint32(12) // of the addresses: RFC 791, section 3.1
+	if src.Is6() {
+		version, at = 6, 8 // RFC 8200, section 3
+	}
+	f := Filter{{Code: loadByte, K: 0}, {Code: shift, K: 4}, {Code: equal, K: version}}
+	for b := slices.Concat(src.AsSlice(), dst.AsSlice()); len(b) > 0; b, at = b[4:], at+4 {
+		f = append(f, unix.SockFilter{Code: loadWord, K: at}, unix.SockFilter{Code: equal, K: binary.BigEndian.Uint32(b)})
+	}
+	f = append(f, unix.SockFilter{Code: result, K: 65536}, unix.SockFilter{Code: result, K: 0})
+	for i := range f {
+		if f[i].Code == equal {
+			f[i].Jf = uint8(len(f) - 2 - i)
+		}
+	}
+	return f
 }
 
 // Source returns the source of an IP packet of a protocol with ports.

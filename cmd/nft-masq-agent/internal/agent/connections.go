@@ -2,6 +2,8 @@ package agent
 
 import (
 	"context"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -15,89 +17,97 @@ import (
 // unless that would exceed checkShare.
 const recountEvery = time.Minute
 
-// policyChanged triggers deleting and counting the stale connections, outside the loop.
-func (a *Agent) policyChanged(ctx context.Context) {
-	a.policyEnded()
-	e := effective{Ruleset: *a.policy.want, stale: a.staleConnections}
-	e.ctx, a.endConnections = context.WithCancel(ctx)
-	select {
-	case <-a.changedPolicy: // one that was not handled yet
-	default:
-	}
-	a.changedPolicy <- e
+// connections counts the connections that contradict the rules in the kernel, and deletes
+// them if that is configured.
+type connections struct {
+	*Agent
+	stale atomic.Pointer[int] // nil: unknown
 }
 
-// policyEnded ends at once what is done about connections that contradict a policy. The next
-// one that is in the kernel, perhaps the same, begins it again.
-func (a *Agent) policyEnded() {
-	if a.endConnections != nil {
-		a.endConnections()
-		a.endConnections = nil
-	}
-}
-
-// effective is a ruleset in the kernel, and what to do with connections that
-// contradict it.
+// effective identifies what is in force: a state of our rules, and what to do with
+// connections that contradict it. The zero value is none.
 type effective struct {
-	nft.Ruleset
-	stale config.Stale
-	ctx   context.Context // ends with the policy
+	changes int
+	stale   config.Stale
 }
 
-// watchConnections counts stale connections after each change of the rules until
-// there are none. Then the table is not read again.
-func (a *Agent) watchConnections(ctx context.Context) {
-	timer := stoppedTimer()
-	defer timer.Stop()
-	var policy effective
-	failed := ""
-	for {
-		changed := false
-		select {
-		case <-ctx.Done():
+// effective returns what is in force. While that is not certain, it is none.
+func (v view) effective() effective {
+	switch {
+	case !v.inForce():
+		return effective{}
+	case v.policy.accepted:
+		return effective{v.changes, v.policy.content.stale}
+	}
+	return effective{v.changes, config.StaleKeep}
+}
+
+// run calls handle for each state of our rules, with a context that ends when another
+// policy is decided, when they are restored, or when they are not known to be in force.
+func (o *connections) run(ctx context.Context) {
+	var last effective
+	var running sync.WaitGroup
+	end := func() {}
+	o.follow(ctx, func(v view, _ bool) {
+		e := v.effective()
+		if e == last {
 			return
-		case policy = <-a.changedPolicy:
-			changed = true
-		case <-timer.C:
 		}
-		if changed {
-			a.health.set(func(s *state) { s.stale = nil }) // until they are counted
-			flush(policy.ctx, a.kernel, policy.Ruleset, policy.stale, a.log)
+		end()
+		running.Wait()
+		var this context.Context
+		this, end = context.WithCancel(ctx)
+		if last = e; e != (effective{}) {
+			running.Go(func() { o.handle(this, *v.installed, e.stale) })
 		}
+	})
+	end()
+	running.Wait()
+}
+
+// handle deletes and counts stale connections until there are none. Then the table is
+// not read again.
+func (o *connections) handle(ctx context.Context, r nft.Ruleset, which config.Stale) {
+	o.stale.Store(nil) // until they are counted
+	o.flush(ctx, r, which)
+	failed := ""
+	for first := true; ctx.Err() == nil; first = false {
 		start := time.Now()
-		stale, err := a.kernel.Stale(policy.ctx, policy.Ruleset)
-		if policy.ctx.Err() != nil {
-			continue
-		}
-		if err != nil {
-			a.health.set(func(s *state) { s.stale = nil })
-			if text := err.Error(); text != failed {
-				failed = text
-				a.log.Warn("cannot read connections", zap.String("event", "connections_unreadable"), zap.Error(err))
+		stale, err := o.kernel.Stale(ctx, r)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			o.stale.Store(nil)
+			o.unreadable(err, &failed)
+		default:
+			o.stale.Store(&stale.Count)
+			if stale.Count == 0 {
+				return
 			}
-			timer.Reset(recountEvery)
-			continue
+			if first {
+				o.logStale(stale)
+			}
 		}
-		failed = ""
-		a.health.set(func(s *state) { s.stale = &stale.Count })
-		if changed && stale.Count > 0 {
-			a.logStale(stale)
-		}
-		timer.Stop()
-		if stale.Count > 0 {
-			timer.Reset(max(recountEvery, checkShare*time.Since(start)))
-		}
+		wait(ctx, max(recountEvery, checkShare*time.Since(start)))
 	}
 }
 
 // logStale logs how many connections keep the translation of an earlier policy.
-func (a *Agent) logStale(s conntrack.Stale) {
-	fields := []zap.Field{zap.String("event", "stale_connections"), zap.Int("connections", s.Count)}
+func (o *connections) logStale(s conntrack.Stale) {
+	fields := []any{"connections", s.Count}
 	if s.Partial {
-		fields = append(fields, zap.Int("sampled", s.Examined), zap.Int("tracked", s.Entries))
+		fields = append(fields, "sampled", s.Examined, "tracked", s.Entries)
 	}
 	if !s.Oldest.IsZero() {
-		fields = append(fields, zap.Time("oldest", s.Oldest))
+		fields = append(fields, "oldest", s.Oldest)
 	}
-	a.log.Info("existing connections keep an address that contradicts the current rules", fields...)
+	o.logLine(zap.InfoLevel, "stale_connections", "existing connections keep an address that contradicts the current rules", fields...)
+}
+
+func (o *connections) collect(e exporter) {
+	if n := o.stale.Load(); n != nil {
+		e.gauge("stale_connections", "Connections decided by an earlier policy, whose translation contradicts the rules. An estimate above 200,000 tracked connections.",
+			float64(*n))
+	}
 }

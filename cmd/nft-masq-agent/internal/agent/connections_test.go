@@ -23,14 +23,14 @@ func TestStaleConnectionsAreCountedUntilNoneAreLeft(t *testing.T) {
 		w.stale.Store(3)
 		w.files <- file("10.0.0.0/9")
 		synctest.Wait()
-		if n := w.agent.health.now().stale; n == nil || *n != 3 || w.recounts.Load() != 2 {
+		if n := w.agent.observers[3].(*connections).stale.Load(); n == nil || *n != 3 || w.recounts.Load() != 2 {
 			t.Errorf("after a change: %v stale, counted %d times", n, w.recounts.Load())
 		}
 		time.Sleep(recountEvery)
 		synctest.Wait()
 		w.stale.Store(0)
 		time.Sleep(time.Hour)
-		if n := w.agent.health.now().stale; n == nil || *n != 0 || w.recounts.Load() != 4 {
+		if n := w.agent.observers[3].(*connections).stale.Load(); n == nil || *n != 0 || w.recounts.Load() != 4 {
 			t.Errorf("at the end: %v stale, counted %d times", n, w.recounts.Load())
 		}
 		if told := w.logs.FilterMessageSnippet("existing connections").Len(); told != 1 {
@@ -52,7 +52,7 @@ func TestConnectionsAreReadLessOftenIfSlow(t *testing.T) {
 		if n := w.readings.Load(); n < 9 || n > 10 {
 			t.Errorf("read %d times in 100 minutes", n)
 		}
-		if every := w.agent.health.now().pressure.interval; every != 10*time.Minute {
+		if every := w.agent.observers[4].(*ports).last.Load().interval; every != 10*time.Minute {
 			t.Errorf("the metric is %s", every)
 		}
 	})

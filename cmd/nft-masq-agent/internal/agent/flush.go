@@ -17,37 +17,33 @@ type Flush func(context.Context) (deleted int, err error)
 
 // flush runs a pass for a ruleset that was applied, until it is complete or the context
 // ends. It logs when the pass begins to delete, when it fails, and when it ends.
-func flush(ctx context.Context, k Kernel, r nft.Ruleset, which config.Stale, log *zap.Logger) {
+func (o *connections) flush(ctx context.Context, r nft.Ruleset, which config.Stale) {
 	if which == config.StaleKeep {
 		return
 	}
-	fields := []zap.Field{zap.String("protocols", string(which)), zap.String("hash", r.Hash())}
-	started := false
-	run := k.Flush(r, which, func(n int, j *conntrack.Judge) {
+	started, failed := false, ""
+	run := o.kernel.Flush(r, which, func(n int, j *conntrack.Judge) {
 		for _, reason := range j.Spared {
-			log.Info("some connections are not deleted: which ones contradict the policy is not certain",
-				zap.String("event", "stale_connections_spared"), zap.String("reason", reason))
+			o.logLine(zap.InfoLevel, "stale_connections_spared",
+				"some connections are not deleted: which ones contradict the policy is not certain", "reason", reason)
 		}
 		if started = n > 0; started {
-			log.Info("deleting connections that contradict the changed policy",
-				append(fields, zap.String("event", "stale_connections_deleting"), zap.Int("connections", n))...)
+			o.logLine(zap.InfoLevel, "stale_connections_deleting", "deleting connections that contradict the changed policy",
+				"protocols", string(which), "hash", r.Hash(), "connections", n)
 		}
 	})
 	deleted, err := run(ctx)
-	failed := ""
 	for tries := 1; err != nil && ctx.Err() == nil; tries++ {
 		if text := err.Error(); text != failed {
 			failed = text
-			log.Warn("cannot delete connections that contradict the changed policy",
-				zap.String("event", "stale_connections_kept"), zap.Error(err))
+			o.logLine(zap.WarnLevel, "stale_connections_kept", "cannot delete connections that contradict the changed policy", "error", err)
 		}
 		if wait(ctx, backoff(tries)) {
 			deleted, err = run(ctx)
 		}
 	}
 	if started {
-		log.Info("deleted connections that contradict the changed policy",
-			append(fields, zap.String("event", "stale_connections_deleted"),
-				zap.Int("connections", deleted), zap.Bool("complete", err == nil))...)
+		o.logLine(zap.InfoLevel, "stale_connections_deleted", "deleted connections that contradict the changed policy",
+			"protocols", string(which), "hash", r.Hash(), "connections", deleted, "complete", err == nil)
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zaptest/observer"
+	captured "go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
@@ -20,7 +20,7 @@ import (
 )
 
 // events returns an event and a field of each line about a pass.
-func events(logs *observer.ObservedLogs) (all []string) {
+func events(logs *captured.ObservedLogs) (all []string) {
 	for _, line := range logs.All() {
 		f := line.ContextMap()
 		switch f["event"] {
@@ -92,9 +92,9 @@ func TestPassIsLoggedAtItsStartAndItsEndAndFailuresAreRetried(t *testing.T) {
 						return s.deleted, s.err
 					}
 				}}
-				core, logs := observer.New(zap.InfoLevel)
+				core, logs := captured.New(zap.InfoLevel)
 				start := time.Now()
-				flush(ctx, k, nft.Ruleset{}, tt.which, zap.New(core))
+				(&connections{Agent: &Agent{kernel: k, log: zap.New(core).Sugar()}}).flush(ctx, nft.Ruleset{}, tt.which)
 				if diff := cmp.Diff(tt.want, events(logs)); diff != "" || len(tt.steps) > 0 {
 					t.Errorf("%d steps are left, (-want +got):\n%s", len(tt.steps), diff)
 				}
@@ -126,6 +126,10 @@ func TestPassEndsAtOnceWithItsPolicy(t *testing.T) {
 		"another policy": {func(w *world) {
 			w.files <- staleFile("udp", "10.0.0.0/9")
 		}, []string{begun, ended, other}, 0},
+		"another policy, while it is written": {func(w *world) {
+			w.cost = time.Hour
+			w.files <- staleFile("udp", "10.0.0.0/9")
+		}, []string{begun, ended}, 0},
 		"a refused policy": {func(w *world) {
 			w.refuse(unix.ENOMEM)
 			w.files <- staleFile("all", "10.0.0.0/9")

@@ -24,8 +24,6 @@ type Kernel interface {
 	Apply(context.Context, nft.Ruleset, layout.Depth) (kernel.Applied, error)
 	Installed(context.Context) (layout.Installed, bool, error)
 	Older(context.Context) (kernel.Others, error)
-	Cleanup(context.Context, kernel.Removal) ([]string, error)
-	PortID() uint32
 	Counters(nft.Layout) ([]nft.Counts, error)
 	// XTables is fast, and returns the same about legacy ip_tables as Others.
 	XTables() ([]foreign.XTable, error)
@@ -52,20 +50,39 @@ func NewHost(k *kernel.Kernel, accepted []string) *Host {
 	return &Host{k, accepted, make(chan struct{}, 1)}
 }
 
-// apart calls a task with a connection of its own, when no other one is running.
-func (h *Host) apart(ctx context.Context, task func(*kernel.Kernel) error) error {
+// Apply is one of these tasks if it reads more than our rules.
+func (h *Host) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth) (a kernel.Applied, err error) {
+	if depth == layout.Ours {
+		return h.Kernel.Apply(ctx, want, depth)
+	}
+	err = h.alone(ctx, func() error {
+		a, err = h.Kernel.Apply(ctx, want, depth)
+		return err
+	})
+	return a, err
+}
+
+// alone calls a task when no other one is running, and gives its memory back.
+func (h *Host) alone(ctx context.Context, task func() error) error {
 	select {
 	case h.busy <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	defer func() { <-h.busy }()
-	k := kernel.Open()
 	defer func() {
 		giveBack()
-		_ = k.Close()
+		<-h.busy
 	}()
-	return task(k)
+	return task()
+}
+
+// apart calls a task with a connection of its own.
+func (h *Host) apart(ctx context.Context, task func(*kernel.Kernel) error) error {
+	return h.alone(ctx, func() error {
+		k := kernel.Open()
+		defer func() { _ = k.Close() }()
+		return task(k)
+	})
 }
 
 // giveBack returns memory to the system after a delay.

@@ -29,7 +29,7 @@ const (
 // Handler serves GET and HEAD of /healthz, /startupz, /readyz and /metrics. Probes
 // do not wait; a scrape waits for the kernel's counters.
 func (a *Agent) Handler() http.Handler {
-	_, _ = a.metrics.connections.counts()
+	_, _ = a.metrics.connectionCounts(a) // the zero of the sums
 	mux := http.NewServeMux()
 	mux.Handle("GET /healthz", probe(a.Alive))
 	mux.Handle("GET /startupz", probe(a.Started))
@@ -60,52 +60,39 @@ func probe(check func() error) http.Handler {
 	})
 }
 
-// An endpoint is an address to listen on, and its log messages.
-type endpoint struct {
-	listen           func() (net.Listener, error)
-	serve            func(net.Listener) error
-	serving, failing string
-}
-
-// keepServing serves an endpoint until ctx is done, and then closes the returned
-// channel. It never fails: an address that cannot be used is retried, because the
-// agent works without it. The first attempt is made before keepServing returns.
-func keepServing(ctx context.Context, e endpoint, log *zap.Logger) <-chan struct{} {
+// Serve serves HTTP on an address until ctx is done, and then closes the returned channel
+// when the pending requests have been answered. It never fails: an address that cannot be
+// used is retried, because the agent works without it. The first attempt is made before
+// Serve returns.
+func Serve(ctx context.Context, listen func(address string) (net.Listener, error), address string, handler http.Handler, log *zap.Logger) <-chan struct{} {
 	ended := make(chan struct{})
-	listener, err := e.listen()
+	listener, err := listen(address)
 	go func() {
 		defer close(ended)
 		tries, reported := 0, ""
 		for {
 			if err == nil {
-				log.Info(e.serving, zap.String("event", "listening"), zap.Stringer("address", listener.Addr()))
+				log.Info("serving HTTP", zap.String("event", "listening"), zap.Stringer("address", listener.Addr()))
 				tries, reported = 0, ""
-				err = e.serve(listener)
+				err = serve(ctx, listener, handler, log)
 			}
 			if ctx.Err() != nil {
 				return
 			}
 			if err.Error() != reported {
 				reported = err.Error()
-				log.Error(e.failing, zap.String("event", "listen_failed"), zap.Error(err))
+				log.Error("cannot listen on "+address+", retrying", zap.String("event", "listen_failed"), zap.Error(err))
 			}
 			tries++
 			wait(ctx, backoff(tries))
-			listener, err = e.listen()
+			listener, err = listen(address)
 		}
 	}()
 	return ended
 }
 
-// Serve serves HTTP on an address until ctx is done. The returned channel is
-// closed when the pending requests have been answered.
-func Serve(ctx context.Context, address string, handler http.Handler, log *zap.Logger) <-chan struct{} {
-	return keepServing(ctx, endpoint{
-		listen:  func() (net.Listener, error) { return net.Listen("tcp", address) },
-		serve:   func(l net.Listener) error { return serve(ctx, l, handler, log) },
-		serving: "serving HTTP", failing: "cannot listen on " + address + ", retrying",
-	}, log)
-}
+// OnTCP listens on HOST:PORT.
+func OnTCP(address string) (net.Listener, error) { return net.Listen("tcp", address) }
 
 // serve serves one listener until it fails or ctx is done.
 func serve(ctx context.Context, l net.Listener, handler http.Handler, log *zap.Logger) error {
@@ -113,8 +100,9 @@ func serve(ctx context.Context, l net.Listener, handler http.Handler, log *zap.L
 	if err != nil {
 		return err
 	}
+	room := &waitingRoom{Listener: l}
 	server := &http.Server{
-		Handler:           answering(handler),
+		Handler:           room.answering(handler),
 		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		ReadHeaderTimeout: readTimeout,
 		ReadTimeout:       readTimeout,
@@ -132,78 +120,44 @@ func serve(ctx context.Context, l net.Listener, handler http.Handler, log *zap.L
 			_ = server.Close()
 		}
 	})
-	err = server.Serve(&boundedListener{Listener: l})
+	err = server.Serve(room)
 	if !stop() {
 		<-shut
 	}
 	return err
 }
 
-// A boundedListener has at most maxConnections open connections. A new one
-// replaces the oldest that has not sent its request, so that idle clients lock no
-// one out.
-type boundedListener struct {
+// A waitingRoom is a listener of which at most maxConnections connections wait for their
+// client's request. A new one replaces the oldest, so that idle clients lock no one out.
+type waitingRoom struct {
 	net.Listener
-	mu   sync.Mutex
-	open []*boundedConn // oldest first
-}
-
-// A boundedConn removes itself from its listener's list when it is closed.
-type boundedConn struct {
-	net.Conn
-	of        *boundedListener
-	answering bool // guarded by of.mu
+	mu      sync.Mutex
+	waiting []net.Conn // oldest first
 }
 
 type connKey struct{}
 
-// answering marks a connection whose request has arrived.
-func answering(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if c, ok := r.Context().Value(connKey{}).(*boundedConn); ok {
-			c.of.mu.Lock()
-			c.answering = true
-			c.of.mu.Unlock()
-		}
-		next.ServeHTTP(w, r)
+// Accept implements [net.Listener].
+func (w *waitingRoom) Accept() (net.Conn, error) {
+	c, err := w.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.waiting = append(w.waiting, c); len(w.waiting) > maxConnections {
+		_ = w.waiting[0].Close()
+		w.waiting = w.waiting[1:]
+	}
+	return c, nil
+}
+
+// answering keeps a connection whose request has arrived.
+func (w *waitingRoom) answering(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		w.mu.Lock()
+		w.waiting = slices.DeleteFunc(w.waiting, func(c net.Conn) bool { return c == r.Context().Value(connKey{}) })
+		w.mu.Unlock()
+		next.ServeHTTP(rw, r)
 	})
-}
-
-func (l *boundedListener) Accept() (net.Conn, error) {
-	for {
-		c, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		b := &boundedConn{Conn: c, of: l}
-		if l.enter(b) {
-			return b, nil
-		}
-		_ = c.Close()
-	}
-}
-
-// enter makes room for a connection, and reports whether it succeeded.
-func (l *boundedListener) enter(b *boundedConn) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.open) >= maxConnections {
-		i := slices.IndexFunc(l.open, func(c *boundedConn) bool { return !c.answering })
-		if i < 0 {
-			return false
-		}
-		_ = l.open[i].Conn.Close()
-		l.open = slices.Delete(l.open, i, i+1)
-	}
-	l.open = append(l.open, b)
-	return true
-}
-
-func (c *boundedConn) Close() error {
-	c.of.mu.Lock()
-	defer c.of.mu.Unlock()
-	if i := slices.Index(c.of.open, c); i >= 0 {
-		c.of.open = slices.Delete(c.of.open, i, i+1)
-	}
-	return c.Conn.Close()
 }

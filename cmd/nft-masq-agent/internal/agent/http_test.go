@@ -230,8 +230,12 @@ func TestClientsBeingServedKeepTheirConnections(t *testing.T) {
 		for range maxConnections {
 			<-arrived
 		}
-		if _, err := l.dial().Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-			t.Errorf("another one: %v, want it closed", err)
+		idle := l.dial()
+		for range maxConnections {
+			l.dial()
+		}
+		if _, err := idle.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Errorf("an idle one: %v, want it closed", err)
 		}
 		close(release)
 		for range maxConnections {
@@ -333,7 +337,7 @@ func TestPortInUseIsLoggedAndRetried(t *testing.T) {
 	}
 	log, lines := logLines()
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := Serve(ctx, first.Addr().String(), http.NotFoundHandler(), log)
+	ended := Serve(ctx, OnTCP, first.Addr().String(), http.NotFoundHandler(), log)
 	if line := <-lines; !strings.Contains(line, "cannot listen on "+first.Addr().String()+", retrying") || !strings.Contains(line, "address already in use") {
 		t.Errorf("logged %s", line)
 	}

@@ -10,8 +10,8 @@ import (
 	"nft-masq-agent/nft/node"
 )
 
-// interfaces are those with these names; with "=", after which is the bridge of a port.
-func interfaces(names ...string) (all []node.Interface) {
+// interfacesOf are those with these names; with "=", after which is the bridge of a port.
+func interfacesOf(names ...string) (all []node.Interface) {
 	for _, name := range names {
 		name, master, port := strings.Cut(name, "=")
 		i := node.Interface{Name: name, Master: master}
@@ -25,7 +25,7 @@ func interfaces(names ...string) (all []node.Interface) {
 
 func TestMissingInterfacesAreLoggedOnceAndCounted(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.interfaces = interfaces("lo", "eth0")
+		w.interfaces = interfacesOf("lo", "eth0")
 		w.files <- Files{Sources: []config.Source{{Name: "config", Data: []byte(
 			"masqueradeSrcInterfaces: [cni0, \"veth*\"]\nnonMasqueradeOutInterfaces: [wg0, \"eth*\"]\n")}}}
 		synctest.Wait()
@@ -46,12 +46,15 @@ func TestMissingInterfacesAreLoggedOnceAndCounted(t *testing.T) {
 			{[]string{"lo", "eth0", "wg0"}, "1", []string{unmatched}},
 		} {
 			if tt.interfaces != nil {
-				w.interfaces = interfaces(tt.interfaces...)
+				w.locked(func() { w.interfaces = interfacesOf(tt.interfaces...) })
 			}
 			time.Sleep(2 * time.Minute)
 			synctest.Wait()
 			wantLines(t, w.messages(), tt.says...)
 			wantMetrics(t, w.agent, "unmatched_interface_lists "+tt.lists+"\n", "unmatched_interface_lists")
 		}
+		w.files <- Files{Sources: []config.Source{{Name: "config", Data: []byte("nonMasqueradeOutInterfaces: [wg1]\n")}}}
+		synctest.Wait()
+		wantLines(t, w.messages(), "applied", missing)
 	})
 }

@@ -15,8 +15,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sys/unix"
 
+	"go.uber.org/zap"
+
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/xtables"
 )
 
 // own returns the metrics of an agent without those of Go and the process.
@@ -43,7 +44,7 @@ func own(t *testing.T, a *Agent) map[string][]string {
 // everything makes an agent export all its metrics.
 func everything(t *testing.T, test func(t *testing.T, w *world)) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.counts = []nft.Counts{{Verdict: nft.Masqueraded, Packets: 3}, {IPv6: true, Verdict: nft.Exempt, Packets: 2}}
+		w.counts = []nft.Counts{{Verdict: nft.Masqueraded, Packets: 3}, {IPv6: true, Verdict: nft.Exempt, Packets: 2}, {Verdict: nft.Invalid, Packets: 7}}
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
 		test(t, w)
@@ -130,7 +131,7 @@ func TestMetricsCountApplies(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
-		w.tamper(1)
+		w.tamper()
 		time.Sleep(compareEvery)
 		w.hangup <- unix.SIGHUP
 		synctest.Wait()
@@ -190,16 +191,10 @@ func TestSumsOverRulesNeverDecrease(t *testing.T) {
 
 func TestCountersOfModeIPTablesStartWithTheHandler(t *testing.T) {
 	w := &world{counts: []nft.Counts{{Verdict: nft.Masqueraded, Packets: 40}}}
-	c := newConnectionCollector(w, xtables.Layout{})
-	if _, err := c.counts(); err != nil {
-		t.Fatal(err)
-	}
+	o := testOptions()
+	o.Mode, o.Chain = nft.ModeIPTables, "IP-MASQ-AGENT"
+	a := New(Inputs{}, w, testSettings(o), zap.NewNop())
+	a.Handler()
 	w.counts[0].Packets = 42
-	if n := testutil.CollectAndCount(c); n != 2 {
-		t.Errorf("%d metrics", n)
-	}
-	got, err := c.counts()
-	if err != nil || got[0].Packets != 2 {
-		t.Errorf("%v %v, want 2 connections", got, err)
-	}
+	wantMetrics(t, a, "connections_total{family=\"ipv4\",verdict=\"masqueraded\"} 2\n", "connections_total")
 }

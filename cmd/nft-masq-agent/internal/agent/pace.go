@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -41,24 +42,15 @@ func wait(ctx context.Context, d time.Duration) bool {
 //
 // A program that commits to its own tables all the time makes us check ours
 // needlessly. After a check that took c, the next one is at least 200·c later, so
-// that checks take at most 0.5 % of the time, and resyncs as much. Until then a
-// quick check finds most changes of our rules, and those are restored at once.
+// that checks take at most 0.5 % of the time, and resyncs as much.
 //
-// A program that reverts our repairs would make us write all the time: after a
-// few repairs in a row, the next one is delayed. A program that uses the same
-// socket is a daemon fighting back, and gets longer delays than one with a new
-// socket each time, a person or a script. Unknown programs count as one.
+// A program that reverts our repairs would make us write all the time: after many
+// repairs within a minute, they are one second apart.
 type pace struct {
-	checkAt  time.Time // the next check that is not quick
-	repairAt time.Time // the next check of any kind
-	repairs  []repair
-	slow     bool      // the last repair was the first slow one
-	lastSlow time.Time // so that alternating paces are logged once
-}
-
-type repair struct {
-	at     time.Time
-	writer uint32
+	notBefore time.Time // the next check because of a new generation
+	verifyAt  time.Time // the next one without
+	repairs   []time.Time
+	slow      bool
 }
 
 // checkShare limits everything that is read again and again to 0.5 % of one CPU: the
@@ -66,55 +58,27 @@ type repair struct {
 const checkShare = 200
 
 const (
-	fewRepairs   = 5  // by one socket within a minute
-	someRepairs  = 30 // by one socket within a minute
 	repairWindow = time.Minute
-	manyRepairs  = 300 // by all programs within ten seconds
-	manyWindow   = 10 * time.Second
-	shortPause   = 50 * time.Millisecond
-	mediumPause  = compareEvery
+	manyRepairs  = 30
 	longPause    = time.Second
 )
 
-// checked records a check that found nothing to restore, or failed, and its
-// duration.
-func (p *pace) checked(now time.Time, took time.Duration) {
-	p.slow = false
-	if at := now.Add(checkShare * took); at.After(p.checkAt) {
-		p.checkAt = at
+// checked records a check that found nothing to restore, or failed, its duration, and
+// whether there was a new generation. The first one after a quiet time is never delayed.
+func (p *pace) checked(now time.Time, took time.Duration, changed bool) {
+	p.verifyAt = now.Add(max(verifyEvery, checkShare*took))
+	if changed {
+		p.notBefore = now.Add(checkShare * took)
 	}
 }
 
-// restored records that rules changed through a socket were restored; 0 is an
-// unknown socket.
-func (p *pace) restored(now time.Time, writer uint32) {
-	for len(p.repairs) > 0 && now.Sub(p.repairs[0].at) > repairWindow {
-		p.repairs = p.repairs[1:]
+// restored records that rules were restored. It reports whether repairs are slowed
+// down from now on.
+func (p *pace) restored(now time.Time) (slowed bool) {
+	p.repairs = append(slices.DeleteFunc(p.repairs, func(t time.Time) bool { return now.Sub(t) > repairWindow }), now)
+	was := p.slow
+	if p.slow = len(p.repairs) >= manyRepairs; p.slow {
+		p.notBefore = now.Add(longPause - compareEvery/2) // at a tick, which was just before now
 	}
-	p.repairs = append(p.repairs, repair{now, writer})
-	same, many := 0, 0
-	for _, r := range p.repairs {
-		if r.writer == writer {
-			same++
-		}
-		if now.Sub(r.at) <= manyWindow {
-			many++
-		}
-	}
-	pause := time.Duration(0)
-	switch {
-	case same >= someRepairs:
-		pause = longPause
-	case same >= fewRepairs:
-		pause = mediumPause
-	case many >= manyRepairs:
-		pause = shortPause
-	}
-	p.checkAt, p.repairAt, p.slow = now, now.Add(pause), false
-	if pause > 0 {
-		p.slow, p.lastSlow = now.Sub(p.lastSlow) > repairWindow, now
-	}
+	return p.slow && !was
 }
-
-// slowed reports, once each time it begins, that repairs are being slowed down.
-func (p *pace) slowed() bool { return p.slow }

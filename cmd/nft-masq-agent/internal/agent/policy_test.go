@@ -31,10 +31,22 @@ func rulesetOf(cidrs ...string) *nft.Ruleset {
 	return &r
 }
 
-func TestEnforcedPolicyBeforeAConfigIsAccepted(t *testing.T) {
+func TestPolicyIsDecidedInThisOrder(t *testing.T) {
 	left := &layout.Installed{Hash: "12345678"}
-	lenient, other, defaults := rulesetOf("10.2.0.0/16"), rulesetOf("10.3.0.0/16"), rulesetOf("10.0.0.0/8")
-	good := rulesetOf("10.4.0.0/16")
+	bad := errors.New("bad")
+	compiled := func(err error, cidr string) content {
+		return content{files: file(cidr).Sources, err: err, want: rulesetOf(cidr)}
+	}
+	lenient, other, good := compiled(bad, "10.2.0.0/16"), compiled(bad, "10.3.0.0/16"), compiled(nil, "10.4.0.0/16")
+	rejected, defaults := content{err: bad}, content{want: rulesetOf("10.0.0.0/8")}
+	of := func(from Source, c content) policy { return policy{from: from, want: c.want, content: c} }
+	accepted := func(from Source, c content) policy {
+		p := of(from, c)
+		p.accepted = true
+		return p
+	}
+	kept, foreign := policy{from: FromPrevious, left: left}, policy{from: FromForeign}
+	everything, older, empty := situation{left, true, defaults}, situation{nil, true, defaults}, situation{nil, false, defaults}
 	for _, tt := range []struct {
 		name string
 		now  policy
@@ -42,44 +54,27 @@ func TestEnforcedPolicyBeforeAConfigIsAccepted(t *testing.T) {
 		n    situation
 		want policy
 	}{
-		{"what a previous run left comes first", policy{}, content{lenient: lenient}, situation{left, true, *defaults}, policy{from: FromPrevious, left: left}},
-		{"then what the older agents make of the file", policy{}, content{lenient: lenient}, situation{nil, true, *defaults}, policy{from: FromLenient, want: lenient}},
-		{"then the rules of an older agent", policy{}, content{}, situation{nil, true, *defaults}, policy{from: FromForeign}},
-		{"then the defaults", policy{}, content{}, situation{defaults: *defaults}, policy{from: FromDefaults, want: defaults}},
-		{
-			"rules of a previous run stay as long as they are there",
-			policy{from: FromPrevious, left: left},
-			content{lenient: lenient},
-			situation{left, true, *defaults},
-			policy{from: FromPrevious, left: left},
-		},
-		{
-			"once they are gone, it is decided again",
-			policy{from: FromPrevious, left: left},
-			content{lenient: lenient},
-			situation{nil, true, *defaults},
-			policy{from: FromLenient, want: lenient},
-		},
-		{"the older agents would follow the file", policy{from: FromLenient, want: lenient}, content{lenient: other}, situation{}, policy{from: FromLenient, want: other}},
-		{
-			"and keep what they have if they reject it",
-			policy{from: FromLenient, want: lenient},
-			content{},
-			situation{nil, true, *defaults},
-			policy{from: FromLenient, want: lenient},
-		},
-		{"a removed agent does not stay active", policy{from: FromForeign}, content{}, situation{defaults: *defaults}, policy{from: FromDefaults, want: defaults}},
-		{"the defaults give way to an older agent", policy{from: FromDefaults, want: defaults}, content{}, situation{nil, true, *defaults}, policy{from: FromForeign}},
-		{"and to what the older agents make of a file", policy{from: FromDefaults, want: defaults}, content{lenient: lenient}, situation{}, policy{from: FromLenient, want: lenient}},
-		{"a good file always counts", policy{from: FromForeign}, content{want: good}, situation{nil, true, *defaults}, policy{from: FromFile, want: good, accepted: true}},
-		{"its absence too", policy{from: FromFile, want: good, accepted: true}, content{want: defaults, absent: true}, situation{}, policy{from: FromDefaults, want: defaults, accepted: true}},
-		{"the last good config stays", policy{from: FromFile, want: good, accepted: true}, content{lenient: lenient}, situation{left, true, *defaults}, policy{from: FromPrevious, want: good, accepted: true}},
-		{"again and again", policy{from: FromPrevious, want: good, accepted: true}, content{lenient: lenient}, situation{left, true, *defaults}, policy{from: FromPrevious, want: good, accepted: true}},
-		{"so do the defaults of a missing file", policy{from: FromDefaults, want: defaults, accepted: true}, content{lenient: lenient}, situation{left, true, *defaults}, policy{from: FromDefaults, want: defaults, accepted: true}},
+		{"what a previous run left comes first", policy{}, lenient, everything, kept},
+		{"then what the older agents make of the file", policy{}, lenient, older, of(FromLenient, lenient)},
+		{"then the rules of an older agent", policy{}, rejected, older, foreign},
+		{"then the defaults", policy{}, rejected, empty, of(FromDefaults, defaults)},
+		{"rules of a previous run stay as long as they are there", kept, lenient, everything, kept},
+		{"once they are gone, it is decided again", kept, lenient, older, of(FromLenient, lenient)},
+		{"our own rules are not those of a previous run", of(FromLenient, lenient), other, everything, of(FromLenient, other)},
+		{"the older agents keep what they have if they reject a file", of(FromLenient, lenient), rejected, older, of(FromLenient, lenient)},
+		{"a removed agent does not stay active with another file", foreign, rejected, empty, of(FromDefaults, defaults)},
+		{"the defaults stay next to an older agent that comes later", of(FromDefaults, defaults), rejected, older, of(FromDefaults, defaults)},
+		{"they give way to what the older agents make of a file", of(FromDefaults, defaults), lenient, empty, of(FromLenient, lenient)},
+		{"a good file always counts", foreign, good, everything, accepted(FromFile, good)},
+		{"its absence too", accepted(FromFile, good), defaults, empty, accepted(FromDefaults, defaults)},
+		{"the last good config stays", accepted(FromFile, good), lenient, everything, accepted(FromPrevious, good)},
+		{"again and again", accepted(FromPrevious, good), lenient, everything, accepted(FromPrevious, good)},
+		{"so do the defaults of a missing file", accepted(FromDefaults, defaults), lenient, everything, accepted(FromDefaults, defaults)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := decide(tt.now, tt.c, tt.n); !got.same(tt.want) || got.accepted != tt.want.accepted {
-				t.Errorf("%s %s, want %s %s", got.from, got.hash(), tt.want.from, tt.want.hash())
+			got := decide(tt.now, tt.c, tt.n)
+			if got.from != tt.want.from || got.want != tt.want.want || got.content.want != tt.want.want || got.accepted != tt.want.accepted || got.left != tt.want.left {
+				t.Errorf("%+v, want %+v", got, tt.want)
 			}
 		})
 	}
@@ -101,7 +96,7 @@ var unusable = map[string]Files{
 func (w *world) wantSource(t *testing.T, want Source) {
 	t.Helper()
 	synctest.Wait()
-	if got := w.agent.health.now().source; got != want {
+	if got := w.agent.now().policy.from; got != want {
 		t.Errorf("%s is enforced, want %s", got, want)
 	}
 	if err := w.agent.Ready(); err == nil && want != FromFile {
@@ -120,7 +115,7 @@ func TestOlderAgentStaysActiveUntilAConfigIsAccepted(t *testing.T) {
 					wantLines(t, w.messages(), "starting",
 						"config rejected; the rules of an iptables-based agent stay active, and nothing is written")
 					for range 3 {
-						w.noticed(nfnetlink.Change{Writer: 1})
+						w.noticed()
 						time.Sleep(time.Minute)
 					}
 					synctest.Wait()
@@ -139,40 +134,34 @@ func TestOlderAgentStaysActiveUntilAConfigIsAccepted(t *testing.T) {
 	}
 }
 
-func TestDefaultsReplaceAndYieldToAnOlderAgent(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		w.find(decides())
-		w.files <- unusable["rejected"]
-		synctest.Wait()
-		w.messages()
-		// It writes its rules in two steps.
-		w.find(kernel.Others{})
-		w.noticed(nfnetlink.Change{Writer: 1})
-		w.wantSource(t, FromForeign)
-		w.find(decides())
-		w.noticed(nfnetlink.Change{Writer: 1})
-		time.Sleep(2 * time.Second)
-		w.wantSource(t, FromForeign)
-		wantLines(t, w.messages())
-
-		w.find(kernel.Others{})
-		w.noticed(nfnetlink.Change{Writer: 1})
-		time.Sleep(2 * time.Second)
-		w.wantSource(t, FromDefaults)
-		defaults := hashOf(t, Files{})
-		if w.held != defaults {
-			t.Errorf("kernel has %s, want the defaults", w.held)
-		}
-		wantLines(t, w.messages(), "config still rejected; from now on built-in defaults ("+defaults+") are enforced", "applied")
-
-		w.find(decides())
-		w.noticed(nfnetlink.Change{Writer: 1})
-		w.wantSource(t, FromForeign)
-		if w.held != "" {
-			t.Errorf("kernel has %s next to the older agent", w.held)
-		}
-		wantLines(t, w.messages(), "config still rejected; from now on the rules of an iptables-based agent stay active, and nothing is written")
-	})
+func TestPolicyIsDecidedOnceForAContent(t *testing.T) {
+	for name, tt := range map[string]struct {
+		before, after kernel.Others
+		source        Source
+	}{
+		"an older agent goes":  {decides(), kernel.Others{}, FromForeign},
+		"an older agent comes": {kernel.Others{}, decides(), FromDefaults},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				w.find(tt.before)
+				w.files <- unusable["rejected"]
+				w.wantSource(t, tt.source)
+				held := w.held
+				w.find(tt.after)
+				w.noticed()
+				w.hangup <- unix.SIGHUP
+				time.Sleep(10 * time.Minute)
+				w.wantSource(t, tt.source)
+				if w.held != held {
+					t.Errorf("kernel has %s, had %s", w.held, held)
+				}
+				// Another content is another decision, unless there are rules of ours.
+				w.files <- unusable["unreadable"]
+				w.wantSource(t, FromDefaults)
+			})
+		})
+	}
 }
 
 func TestJumpsToAMissingChainDoNotCount(t *testing.T) {
@@ -201,12 +190,17 @@ func TestOrderAppliesOnceTheKernelCanBeRead(t *testing.T) {
 				w.refuse(nil)
 				time.Sleep(2 * time.Second)
 				w.wantSource(t, FromForeign)
-				w.left = &layout.Installed{Hash: "12345678"}
-				w.noticed(nfnetlink.Change{Writer: 1})
-				w.wantSource(t, FromPrevious)
 				if len(w.writes) > 0 {
 					t.Errorf("wrote %q", w.writes)
 				}
+				// The next content is decided by what is there then.
+				w.refuse(unix.EPERM)
+				w.find(kernel.Others{})
+				w.files <- file("10.0.0.2")
+				w.wantSource(t, "")
+				w.refuse(nil)
+				time.Sleep(2 * time.Second)
+				w.wantSource(t, FromDefaults)
 			})
 		})
 	}
@@ -222,7 +216,7 @@ func TestOnlyInstalledRulesAreReportedAsEnforced(t *testing.T) {
 		w.files <- b
 		w.files <- unusable["rejected"]
 		synctest.Wait()
-		wantLines(t, w.messages(), "cannot read nftables; previous rules stay, retrying",
+		wantLines(t, w.messages(), "cannot read nftables: CAP_NET_ADMIN is missing; retrying",
 			fmt.Sprintf("config rejected; last good config (%s) is not in the kernel yet, which still has %s", hashOf(t, b), hashOf(t, a)))
 		w.refuse(nil)
 		time.Sleep(2 * time.Second)

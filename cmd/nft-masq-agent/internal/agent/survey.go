@@ -2,114 +2,104 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"hash/maphash"
-	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
-	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/layout"
-	"nft-masq-agent/nft/nfnetlink"
 )
 
 // surveyInterval is the least time between two checks of other programs' rules.
 // They take at most 0.5 % of the time: for 50,000 rules, a check takes a second.
 const surveyInterval = time.Minute
 
-// A survey is what was last found about other programs' rules. Reading and
-// searching them takes seconds if there are many, so that happens outside the
-// loop, to which the result is an event.
+// survey reports other programs' rules that masquerade. Reading and searching them takes
+// seconds if there are many.
 type survey struct {
-	at      time.Time // when the last one began; zero: begin one in any case
-	took    time.Duration
-	due     bool   // another program wrote since, or the config changed
-	by      string // the process that wrote last
-	running bool
-	results chan surveyed // of the running one
-	held    layout.Depth  // what to check when it has ended
+	*Agent
+	done    view          // about which the last one was; the zero view: none
+	at      time.Time     // when it began
+	took    time.Duration // how long it took
+	seed    maphash.Seed
+	counted atomic.Pointer[counts] // nil until the first one
+
 	// What was found, so that it is logged once.
-	legacy    []string
-	xtables   []string
-	routing   []string
+	lists     map[string][]string
 	conflicts map[uint64]bool // by hash
 	unread    int             // rules not examined because there are too many
-	seed      maphash.Seed
 }
 
-// surveyed is the result of a survey for a ruleset.
-type surveyed struct {
-	want   nft.Ruleset
-	others kernel.Others
-	err    error
-	took   time.Duration
+// inXTables is the name of the list of chains in legacy ip_tables.
+const inXTables = "xtables"
+
+// counts are the numbers of other programs' rules by their effect.
+type counts struct{ masquerading, exempting, translating, legacy int }
+
+func newSurvey(a *Agent) *survey {
+	return &survey{Agent: a, seed: maphash.MakeSeed(), lists: map[string][]string{}}
 }
 
-// checkOthers begins to check other programs' rules that masquerade, if it is time.
-func (a *Agent) checkOthers(ctx context.Context, now time.Time) {
-	a.checkInterfaces()
-	s := &a.survey
-	if a.policy.want == nil || s.running {
-		return
-	}
-	if x, err := a.kernel.XTables(); err == nil && !slices.Equal(namesOf(x), s.xtables) {
-		s.at = time.Time{} // changes of legacy ip_tables do not make it due
-	}
-	if !s.at.IsZero() && (!s.due || now.Sub(s.at) < max(surveyInterval, checkShare*s.took)) {
-		return
-	}
-	s.at, s.due, s.running = now, false, true
-	want := *a.policy.want
-	go func() {
-		start := time.Now()
-		others, err := a.kernel.Others(ctx, want)
-		s.results <- surveyed{want, others, err, time.Since(start)}
-	}()
+func (s *survey) run(ctx context.Context) {
+	s.follow(ctx, func(v view, checked bool) {
+		if s.due(v, checked) {
+			s.look(ctx, v)
+		}
+	})
 }
 
-// surveyed handles the result of a survey: it logs what is new.
-func (a *Agent) surveyed(ctx context.Context, r surveyed) {
-	s := &a.survey
-	s.running, s.took = false, r.took
+// due reports whether to read other programs' rules: for another policy and after SIGHUP
+// at once, and after another program's change within bounds.
+func (s *survey) due(v view, checked bool) bool {
 	switch {
-	case errors.Is(r.err, context.Canceled): // the agent ends
-		return
-	case a.policy.want == nil || !a.policy.want.Same(r.want):
-		s.at = time.Time{} // it was for an earlier policy
-	case r.err != nil:
-		a.log.Warn("cannot read other programs' rules", zap.String("event", "foreign_rules_unreadable"), zap.Error(r.err))
+	case v.installed == nil:
+		return false
+	case s.done.installed == nil || !v.installed.Same(*s.done.installed) || v.hangups != s.done.hangups:
+		return true
+	case checked: // changes of legacy ip_tables lead to no other generation
+		if x, err := s.kernel.XTables(); err == nil && !slices.Equal(namesOf(x), s.lists[inXTables]) {
+			return true
+		}
+	}
+	return v.generation != s.done.generation && time.Since(s.at) >= max(surveyInterval, checkShare*s.took)
+}
+
+// look reads other programs' rules, and logs what is new.
+func (s *survey) look(ctx context.Context, v view) {
+	s.done, s.at = v, time.Now()
+	others, err := s.kernel.Others(ctx, *v.installed)
+	s.took = time.Since(s.at)
+	switch now := s.now().installed; {
+	case ctx.Err() != nil || now == nil || !now.Same(*v.installed): // it was for an earlier policy
+	case err != nil:
+		s.logLine(zap.WarnLevel, "foreign_rules_unreadable", "cannot read other programs' rules", "error", err)
 	default:
-		a.health.found(r.others)
-		a.logLegacy(r.others)
-		a.logXTables(r.others.XTables)
-		a.logRouting(r.others.Routing)
-		a.logConflicts(r.others)
-		a.log.Debug("checked other programs' rules", milliseconds(r.took), zap.String("event", "foreign_rules_checked"))
-	}
-	if depth := s.held; depth > layout.Ours {
-		s.held = layout.Ours
-		a.sync(ctx, onResync, depth)
-	}
-	if s.at.IsZero() {
-		a.checkOthers(ctx, time.Now())
+		s.counted.Store(&counts{
+			len(others.Conflicts), len(others.Of(foreign.Exempts)), len(others.Of(foreign.Translates)), len(others.Legacy) + len(others.XTables),
+		})
+		s.logLegacy(others)
+		s.logXTables(others.XTables)
+		s.logRouting(others.Routing)
+		s.logConflicts(others)
+		s.logLine(zap.DebugLevel, "foreign_rules_checked", "checked other programs' rules", "duration_ms", milliseconds(s.took))
 	}
 }
 
-// hold returns a depth at which no other programs' rules are read, until the
-// running survey has ended: the loop would be slow, and both together would take
-// too much memory.
-func (s *survey) hold(depth layout.Depth) layout.Depth {
-	if !s.running {
-		return depth
+// collect exports how many rules there are, by their effect.
+func (s *survey) collect(e exporter) {
+	n := s.counted.Load()
+	if n == nil {
+		return
 	}
-	s.held = max(s.held, depth)
-	return layout.Ours
+	e.gauge("foreign_masquerade_rules", "Other programs' rules that masquerade what the config exempts, without accepted ones and those that meet no pod.", float64(n.masquerading))
+	e.gauge("foreign_exempting_rules", "Other programs' rules that accept what the config masquerades: before the jump in mode iptables-nft, otherwise without effect on this agent.", float64(n.exempting))
+	e.gauge("foreign_translating_rules", "Other programs' rules that translate what the config masquerades to another source address, write one into it, drop it, or turn off its connection tracking.", float64(n.translating))
+	e.gauge("legacy_rules", "Chains of iptables-based agents in nf_tables, and tables of legacy ip_tables that have rules of such agents.", float64(n.legacy))
 }
 
 func namesOf[T fmt.Stringer](chains []T) (names []string) {
@@ -119,113 +109,73 @@ func namesOf[T fmt.Stringer](chains []T) (names []string) {
 	return names
 }
 
-// logXTables logs what --takeover cannot remove, and the commands that show it.
-func (a *Agent) logXTables(tables []foreign.XTable) {
-	s := &a.survey
+// changed reports whether a list is another one than at the last call.
+func (s *survey) changed(what string, list []string) bool {
+	was := s.lists[what]
+	s.lists[what] = list
+	return !slices.Equal(list, was)
+}
+
+// logXTables logs what --takeover cannot remove.
+func (s *survey) logXTables(tables []foreign.XTable) {
 	found := namesOf(tables)
-	if slices.Equal(found, s.xtables) {
-		return
+	switch changed := s.changed(inXTables, found); {
+	case !changed:
+	case len(found) == 0:
+		s.logLine(zap.InfoLevel, "xtables_rules_gone", "the rules of iptables-based agents in legacy ip_tables are gone")
+	default:
+		s.logLine(zap.WarnLevel, "xtables_rules_found", "rules of an iptables-based agent are in legacy ip_tables, where --takeover "+
+			"and cleanup cannot remove them: stop that agent; iptables-legacy -t nat -S shows them", "found", found)
 	}
-	s.xtables = found
-	if len(found) == 0 {
-		a.log.Info("the rules of iptables-based agents in legacy ip_tables are gone", zap.String("event", "xtables_rules_gone"))
-		return
-	}
-	var commands []string
-	for _, t := range tables {
-		commands = append(commands, t.Command())
-	}
-	a.log.Warn("rules of an iptables-based agent are in legacy ip_tables, where --takeover and cleanup cannot remove them: stop that agent and remove them",
-		zap.String("event", "xtables_rules_found"), zap.Strings("found", found), zap.Strings("commands", commands))
 }
 
 // logRouting logs the commands that remove an older agent's rules of policy routing.
-func (a *Agent) logRouting(commands []string) {
-	if len(commands) > 0 && !slices.Equal(commands, a.survey.routing) {
-		a.log.Warn("routing rules of an older agent are left, which this agent does not remove",
-			zap.String("event", "routing_rules_found"), zap.Strings("commands", commands))
-	}
-	a.survey.routing = commands
-}
-
-func (a *Agent) logLegacy(others kernel.Others) {
-	s := &a.survey
-	found, fields := a.legacyFields(others.Legacy)
-	if slices.Equal(found, s.legacy) {
-		return
-	}
-	s.legacy = found
-	if len(found) == 0 {
-		a.log.Info("the rules of iptables-based agents are gone", zap.String("event", "legacy_rules_gone"))
-		return
-	}
-	switch {
-	case !a.settings.TakeOver:
-	case !a.takesOver():
-		a.log.Warn("rules of an iptables-based agent stay until a config is accepted", append(fields, zap.String("event", "legacy_rules_kept"))...)
-		return
-	default:
-		return // about to be removed
-	}
-	a.log.Warn("rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only", append(fields, zap.String("event", "legacy_rules_active"))...)
-}
-
-// logTakenOver logs that rules of an older agent came back and were removed.
-func (a *Agent) logTakenOver(applied kernel.Applied) {
-	by := a.survey.by
-	if by == "" {
-		by = unknown
-	}
-	a.log.Warn("rules of an iptables-based agent came back and were removed: stop that agent", zap.String("event", "legacy_rules_removed"),
-		zap.String("by", by), zap.Strings("taken_over", applied.TookOver))
-}
-
-// logReplaced logs which rules were in the place of ours.
-func (a *Agent) logReplaced(replaced []foreign.LegacyChain) {
-	if found, fields := a.legacyFields(replaced); len(found) > 0 {
-		a.log.Warn("rules of another agent or version in our chain were replaced: stop any iptables-based agent", append(fields, zap.String("event", "legacy_rules_replaced"))...)
+func (s *survey) logRouting(commands []string) {
+	if s.changed("routing", commands) && len(commands) > 0 {
+		s.logLine(zap.WarnLevel, "routing_rules_found", "routing rules of an older agent are left, which this agent does not remove",
+			"commands", commands)
 	}
 }
 
-func (a *Agent) legacyFields(chains []foreign.LegacyChain) (found []string, fields []zap.Field) {
-	found = namesOf(chains)
-	fields = []zap.Field{zap.Strings("found", found)}
-	if slices.ContainsFunc(chains, func(c foreign.LegacyChain) bool { return c.RandomFully }) && !a.settings.NFT().RandomFully {
-		fields = append(fields, zap.String("note", "it masquerades to random source ports, this agent does not: see --random-fully"))
+func (s *survey) logLegacy(others kernel.Others) {
+	found := namesOf(others.Legacy)
+	fields := []any{"found", found}
+	if slices.ContainsFunc(others.Legacy, func(c foreign.LegacyChain) bool { return c.RandomFully }) && !s.settings.NFT().RandomFully {
+		fields = append(fields, "note", "it masquerades to random source ports, this agent does not: see --random-fully")
 	}
-	return found, fields
+	switch changed := s.changed("legacy", found); {
+	case !changed:
+	case len(found) == 0:
+		s.logLine(zap.InfoLevel, "legacy_rules_gone", "the rules of iptables-based agents are gone")
+	case !s.settings.TakeOver:
+		s.logLine(zap.WarnLevel, "legacy_rules_active",
+			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only", fields...)
+	case !s.takesOver(s.now()):
+		s.logLine(zap.WarnLevel, "legacy_rules_kept", "rules of an iptables-based agent stay until a config is accepted", fields...)
+	} // otherwise they are about to be removed
 }
 
-// How many conflicts under one base chain, and in all, a check logs individually.
-// Some CNI plugins have a rule for each pod.
-const (
-	maxLogged    = 20
-	maxLoggedAll = 100
-)
+// maxLogged is how many conflicts a survey logs one by one. Some CNI plugins have a rule
+// for each pod.
+const maxLogged = 20
 
-func (a *Agent) logConflicts(others kernel.Others) {
-	s := &a.survey
-	found, logged, more, all := make(map[uint64]bool, len(others.Conflicts)), map[string]int{}, map[string]int{}, 0
+func (s *survey) logConflicts(others kernel.Others) {
+	found, more := make(map[uint64]bool, len(others.Conflicts)), -maxLogged
 	for _, c := range slices.Concat(others.Conflicts, others.Overruled) {
 		is := c.Hash(s.seed)
-		if found[is] || s.conflicts[is] {
-			found[is] = true
+		known := found[is] || s.conflicts[is]
+		if found[is] = true; known {
 			continue
 		}
-		found[is] = true
-		base := c.Table() + " " + nfnetlink.Printable(c.Base)
-		if logged[base] == maxLogged || all == maxLoggedAll {
-			more[base]++
+		if more++; more > 0 {
 			continue
 		}
-		logged[base]++
-		all++
-		fields := []zap.Field{
-			zap.String("table", c.Table()), zap.String("chain", c.Chain()), zap.Int32("priority", c.Priority),
-			zap.String("rule", c.RuleText()), zap.String("why", c.Why()), zap.String("remedy", c.Kind.Remedy()),
+		fields := []any{
+			"table", c.Table(), "chain", c.Chain(), "priority", c.Priority, "rule", c.RuleText(), "why", c.Why(),
+			"remedy", c.Kind.Remedy(),
 		}
 		if len(c.Via) > 0 {
-			fields = append(fields, zap.String("via", strings.Join(c.ViaText(), "; ")))
+			fields = append(fields, "via", strings.Join(c.ViaText(), "; "))
 		}
 		kind := map[foreign.Kind]struct{ event, message string }{
 			foreign.Masquerades: {"foreign_masquerade", "another program's rule masquerades what the config exempts"},
@@ -235,27 +185,17 @@ func (a *Agent) logConflicts(others kernel.Others) {
 			foreign.Writes:      {"foreign_rewrite", "another program's rule writes a source address into what the config masquerades"},
 			foreign.Drops:       {"foreign_drop", "another program's chain drops what the config masquerades"},
 		}[c.Kind]
-		a.log.Warn(kind.message, append(fields, zap.String("event", kind.event))...)
+		s.logLine(zap.WarnLevel, kind.event, kind.message, fields...)
 	}
-	bases := slices.Sorted(maps.Keys(more))
-	if len(bases) > maxLogged {
-		rest := fmt.Sprintf("%d other base chains", len(bases)-maxLogged)
-		for _, base := range bases[maxLogged:] {
-			more[rest] += more[base]
-		}
-		bases = append(bases[:maxLogged], rest)
-	}
-	for _, base := range bases {
-		a.log.Warn("more rules of other programs contradict the config; see nft-masq-agent status",
-			zap.String("event", "further_foreign_rules"), zap.String("reachable_from", base), zap.Int("rules", more[base]))
+	if more > 0 {
+		s.logLine(zap.WarnLevel, "further_foreign_rules", "more rules of other programs contradict the config; see nft-masq-agent status", "rules", more)
 	}
 	if len(s.conflicts) > 0 && len(found) == 0 {
-		a.log.Info("other programs' rules no longer contradict the config", zap.String("event", "foreign_rules_gone"))
+		s.logLine(zap.InfoLevel, "foreign_rules_gone", "other programs' rules no longer contradict the config")
 	}
-	s.conflicts = found
 	if others.Unread > 0 && s.unread == 0 {
-		a.log.Warn("other programs have too many rules to examine; the effect of the rest is unknown",
-			zap.String("event", "foreign_rules_unread"), zap.Int("rules", others.Unread))
+		s.logLine(zap.WarnLevel, "foreign_rules_unread", "other programs have too many rules to examine; the effect of the rest is unknown",
+			"rules", others.Unread)
 	}
-	s.unread = others.Unread
+	s.conflicts, s.unread = found, others.Unread
 }

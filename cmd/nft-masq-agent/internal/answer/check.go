@@ -1,7 +1,6 @@
 package answer
 
 import (
-	"errors"
 	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
@@ -12,23 +11,13 @@ import (
 // A Check is the output of check -o json. Fields are only ever added. With
 // --strict a config with warnings is still valid; only the exit code differs.
 type Check struct {
-	Valid    bool          `json:"valid"`
-	Config   string        `json:"config"` // the requested path
-	Files    []string      `json:"files"`  // the files found there; none: the built-in defaults apply
-	Errors   []reportEntry `json:"errors"`
-	Warnings []reportEntry `json:"warnings"`
-	Notes    []reportEntry `json:"notes"`
-	Meaning  *meaning      `json:"meaning,omitempty"` // of a valid config
-}
-
-// A reportEntry is an error, a warning or a note. Line and column count from 1;
-// they and the file are omitted if it has no position.
-type reportEntry struct {
-	ID      string `json:"id"` // config, file, everything-exempt, forced-outside, pod-cidr-not-exempt, pod-cidr-forced, pod-cidr-no-source, nothing-masqueraded, snat-address-unusable, metadata
-	File    string `json:"file,omitempty"`
-	Line    int    `json:"line,omitempty"`
-	Column  int    `json:"column,omitempty"`
-	Message string `json:"message"`
+	Valid    bool            `json:"valid"`
+	Config   string          `json:"config"` // the requested path
+	Files    []string        `json:"files"`  // the files found there; none: the built-in defaults apply
+	Errors   config.Problems `json:"errors"`
+	Warnings config.Problems `json:"warnings"`
+	Notes    config.Problems `json:"notes"`
+	Meaning  *meaning        `json:"meaning,omitempty"` // of a valid config
 }
 
 // A meaning is what a valid config means.
@@ -90,29 +79,15 @@ type coveredReport struct {
 }
 
 // NewCheck reports a config, which is not valid if there is an error.
-func NewCheck(o options.Options, l options.Loaded, found []Finding, err error) Check {
+func NewCheck(o options.Options, l options.Loaded, found config.Problems, err error) Check {
 	r := Check{
 		Valid: err == nil, Config: o.ConfigPath, Files: append([]string{}, l.Files...),
-		Errors: []reportEntry{}, Warnings: entries(Warnings(found)), Notes: entries(Notes(found)),
+		Errors: config.ProblemsOf(err), Warnings: found.Of(config.Warning), Notes: found.Of(config.Note),
 	}
-	var problems config.Problems
-	switch {
-	case err == nil:
+	if r.Valid {
 		r.Meaning = newMeaning(o.NFT(), l)
-	case errors.As(err, &problems):
-		r.Errors = entries(FileFindings(problems))
-	default:
-		r.Errors = []reportEntry{{ID: "config", Message: err.Error()}}
 	}
 	return r
-}
-
-func entries(found []Finding) []reportEntry {
-	out := make([]reportEntry, len(found))
-	for i, f := range found {
-		out[i] = reportEntry{ID: f.ID, File: f.Pos.File(), Line: f.Pos.Line, Column: f.Pos.Col, Message: f.Msg}
-	}
-	return out
 }
 
 func newMeaning(o nft.Options, l options.Loaded) *meaning {
@@ -135,7 +110,7 @@ func newMeaning(o nft.Options, l options.Loaded) *meaning {
 }
 
 func reportFamily(f nft.FamilyPolicy) familyReport {
-	r := familyReport{Family: strings.ToLower(familyName(f.IPv6)), Lists: []listReport{}}
+	r := familyReport{Family: familyKey(f.IPv6), Lists: []listReport{}}
 	for _, q := range f.Questions {
 		list := listReport{Key: q.Key, CIDRs: []cidrReport{}}
 		if q.Set == "" && !q.HasInterfaces() {

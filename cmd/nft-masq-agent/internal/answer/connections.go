@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -59,7 +60,8 @@ func Connections(all []Connection) string {
 		if c.Stale {
 			now += " (stale)"
 		}
-		return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%ds\t%s", c.Protocol, c.Source, destination, c.SeenAs, cmp.Or(c.State, "-"), c.Timeout, now)
+		return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%ds\t%s", c.Protocol, c.Source, destination, c.SeenAs, cmp.Or(c.State, "-"),
+			c.Timeout, now)
 	})
 }
 
@@ -90,6 +92,16 @@ type PortsOf struct {
 type PodUses struct {
 	Pod  string `json:"pod"`
 	Used int    `json:"used"`
+}
+
+// TopPods returns the pods that use the most ports, at most a number of them.
+func TopPods(uses map[netip.Addr]int, most int) []PodUses {
+	pods := []PodUses{}
+	for pod, n := range uses {
+		pods = append(pods, PodUses{pod.String(), n})
+	}
+	slices.SortFunc(pods, func(a, b PodUses) int { return cmp.Or(cmp.Compare(b.Used, a.Used), cmp.Compare(a.Pod, b.Pod)) })
+	return pods[:min(most, len(pods))]
 }
 
 // Ports returns the list as text.

@@ -12,7 +12,7 @@ import (
 
 // A Diff is the output of diff. As JSON, fields are only ever added.
 type Diff struct {
-	Agent   string   `json:"agent,omitempty"` // whose flags are used, as text
+	Whose   string   `json:"agent,omitempty"` // whose flags are used, as text
 	Before  string   `json:"before"`          // hash
 	After   string   `json:"after"`
 	Changes []Change `json:"changes"`
@@ -138,6 +138,8 @@ func NewDiff(before, after nft.Policy) Diff {
 	}
 	other("source ports", sourcePorts(before), sourcePorts(after))
 	other("exemptions of pods", enforcement(before), enforcement(after))
+	other("packets of pods without a connection, where connections are masqueraded",
+		either(before.DropInvalid, "dropped", "leave with the pod's IP"), either(after.DropInvalid, "dropped", "leave with the pod's IP"))
 	for _, ipv6 := range []bool{false, true} {
 		other("masqueraded "+familyName(ipv6)+" connections leave from", leaveFrom(before, ipv6), leaveFrom(after, ipv6))
 	}
@@ -148,7 +150,7 @@ func NewDiff(before, after nft.Policy) Diff {
 func (d *Diff) change(regions []nft.Region, before, after nft.Verdict) {
 	for _, r := range regions {
 		c := Change{
-			Family:   strings.ToLower(familyName(r.Dst[0].From.Is6())),
+			Family:   familyKey(r.Dst[0].From.Is6()),
 			FromNode: !r.Origin.All() && r.Origin.Has(""), LeavingBy: newInterfaces(r.Out),
 			Sources: texts(iprange.Prefixes(r.Src)), Destinations: texts(iprange.Prefixes(r.Dst)),
 			Before: before, After: after, region: r,
@@ -218,24 +220,18 @@ func addresses(set []iprange.Range) string {
 // String returns the output as text.
 func (d *Diff) String() string {
 	var b strings.Builder
-	for _, c := range d.Changes {
-		b.WriteString(Line(c.String(), ""))
-	}
-	for _, o := range d.Other {
-		b.WriteString(Line(o, ""))
-	}
+	lines(&b, "", texts(d.Changes)...)
+	lines(&b, "", d.Other...)
 	if d.Kept != nil {
-		b.WriteString(Line(d.Kept.String()+" would keep another source address than new ones get", ""))
+		lines(&b, "", d.Kept.String()+" would keep another source address than new ones get")
 	}
 	if !d.Changed() {
 		b.WriteString("no change\n")
 	}
-	for _, n := range d.Notes {
-		b.WriteString(Line(n, ""))
-	}
+	lines(&b, "", d.Notes...)
 	fmt.Fprintf(&b, "%s → %s\n", d.Before, d.After)
-	if d.Agent != "" {
-		b.WriteString(Line(d.Agent, ""))
+	if d.Whose != "" {
+		lines(&b, "", d.Whose)
 	}
 	return b.String()
 }

@@ -242,7 +242,7 @@ func TestChangesThatChangeNoVerdictAreNamed(t *testing.T) {
 		if !slices.Equal(d.Other, tt.want) || len(d.Changes) > 0 || d.Changed() != (len(tt.want) > 0) {
 			t.Errorf("%s: %q and %v, want %q", tt.name, d.Other, d.Changes, tt.want)
 		}
-		d.Agent, d.Notes = "the flags of the agent", []string{"a note"}
+		d.Whose, d.Notes = "the flags of the agent", []string{"a note"}
 		lines := append(slices.Clone(tt.want), "a note", d.Before+" → "+d.After, "the flags of the agent", "")
 		text := strings.Join(lines, "\n")
 		if len(tt.want) == 0 {

@@ -25,7 +25,7 @@ type Explanation struct {
 	Why         Why      `json:"why"`
 	Config      string   `json:"config"`          // hash
 	Live        bool     `json:"live"`            // from the kernel's rules, not the config
-	Agent       string   `json:"agent,omitempty"` // whose flags are used, as text
+	Whose       string   `json:"agent,omitempty"` // whose flags are used, as text
 	Answers     []Answer `json:"answers"`         // several if it depends on the source and none was given
 	Stale       int      `json:"stale,omitempty"` // existing connections opened under an earlier policy
 	Notes       []string `json:"notes"`
@@ -34,13 +34,9 @@ type Explanation struct {
 // SetStale adds the number of existing connections that were opened under an
 // earlier policy.
 func (x *Explanation) SetStale(n int) {
-	x.Stale = n
-	switch n {
-	case 0:
-	case 1:
-		x.Notes = append(x.Notes, "1 connection to it exists and was opened under an earlier policy.")
-	default:
-		x.Notes = append(x.Notes, fmt.Sprintf("%d connections to it exist and were opened under an earlier policy.", n))
+	if x.Stale = n; n > 0 {
+		x.Notes = append(x.Notes, Plural(n, "connection")+" to it "+either(n == 1, "was",
+			"were")+" opened under an earlier policy.")
 	}
 }
 
@@ -83,106 +79,83 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, routes node.Routes)
 		Src: src, Dst: dst, In: routes.Back.Interface.Name, Out: to.Interface.Name,
 		FromNode: routes.Back.Type == unix.RTN_LOCAL, ToNode: to.Type == unix.RTN_LOCAL || dst.IsLoopback(),
 	}
-	if src.IsValid() || c.ToNode || !asksForSource(p, dst.Is6()) {
-		source := "any pod"
-		if src.IsValid() {
-			source = src.String()
-		}
-		x.add(p, source, c)
-	} else {
-		x.answerForSources(p, nft.Connection{Dst: dst, Out: c.Out})
+	asks := sourceQuestions(p, dst.Is6())
+	switch {
+	case src.IsValid():
+		x.add(p, src.String(), c, nil)
+	case c.ToNode || len(asks) == 0:
+		x.add(p, "any pod", c, nil)
+	default:
+		x.answerForSources(p, nft.Connection{Dst: dst, Out: c.Out}, asks)
 	}
 	if p.Enforce != nil && !src.IsValid() {
-		x.Notes = append(x.Notes, "Pod traffic to an exempt destination keeps its address even if another program would translate it later (enforceNonMasquerade).")
+		x.Notes = append(x.Notes,
+			"Pod traffic to an exempt destination keeps its address even if another program would translate it later (enforceNonMasquerade).")
 	}
 	if len(routes.Ways) > 1 && c.Out != "" {
 		x.Notes = append(x.Notes, fmt.Sprintf("The steps above are for packets that leave by %s.", config.Printable(c.Out)))
 	}
 	toMany := to.Type == unix.RTN_BROADCAST || dst.IsMulticast() || dst == netip.AddrFrom4([4]byte{255, 255, 255, 255})
 	nodeExempt, snat := exemptsNode(p, nft.Connection{Dst: dst, FromNode: true, Out: c.Out}), p.SNATOf(dst.Is6())
+	if p.DropInvalid {
+		x.Notes = append(x.Notes, "Packets of pods that belong to no connection are dropped where connections are masqueraded (dropInvalid).")
+	}
 	x.note(c, toMany, nodeExempt, p.Enforced(c), len(snat.CIDRs) > 0)
 }
 
-func (x *Explanation) add(p nft.Policy, source string, c nft.Connection) {
-	steps := p.Explain(c)
+func (x *Explanation) add(p nft.Policy, source string, c nft.Connection, answers func(nft.Question) bool) {
+	steps := p.ExplainSources(c, answers)
 	a := Answer{Source: source, Verdict: steps[len(steps)-1].Verdict, sees: "this node's address"}
 	if snat := p.SNATOf(c.Dst.Is6()); !c.FromNode && len(snat.CIDRs) > 0 {
 		a.sees = snatText(snat, c.Src)
 	}
 	for _, s := range steps {
-		step := explainStep(s)
-		if x.Live && step.Place != "" {
-			step.Place = "in the kernel"
-		}
-		a.Steps = append(a.Steps, step)
+		a.Steps = append(a.Steps, explainStep(s))
 	}
 	x.Answers = append(x.Answers, a)
 }
 
-func asksForSource(p nft.Policy, ipv6 bool) bool {
-	return slices.ContainsFunc(p.Families, func(f nft.FamilyPolicy) bool {
-		return f.IPv6 == ipv6 && slices.ContainsFunc(f.Questions, asksSource)
-	})
-}
-
-func asksSource(q nft.Question) bool {
-	return q.Asks == config.SourceAddress || q.Asks == config.ReceivedOn
+// sourceQuestions returns the questions about the source.
+func sourceQuestions(p nft.Policy, ipv6 bool) (asks []nft.Question) {
+	for _, f := range p.Families {
+		for _, q := range f.Questions {
+			if f.IPv6 == ipv6 && q.AsksSource() {
+				asks = append(asks, q)
+			}
+		}
+	}
+	return asks
 }
 
 // answerForSources adds answers for the sources that pass the lists of sources,
 // and for those that each list stops.
-func (x *Explanation) answerForSources(p nft.Policy, c nft.Connection) {
-	passing := nft.Policy{Families: slices.Clone(p.Families)}
-	var passed []Step // steps of the sources that pass
-	var pass []string
-	var stopped []Answer
-	stop := func(q nft.Question) {
-		words := map[bool]string{true: "in " + q.Key, false: "not in " + q.Key}
+func (x *Explanation) answerForSources(p nft.Policy, c nft.Connection, asks []nft.Question) {
+	words := func(q nft.Question, yes bool) string {
 		if q.Asks == config.ReceivedOn {
-			words = map[bool]string{true: "received on one of " + q.Key, false: "received on none of " + q.Key}
+			return either(yes, "received on one of ", "received on none of ") + q.Key
 		}
-		in := !q.Outside
-		steps := append(slices.Clone(passed), Step{Question: q.Question(), Yes: in})
-		stopped = append(stopped, Answer{Source: "a source " + words[in], Verdict: nft.Exempt, Steps: steps})
-		passed = append(passed, Step{Question: q.Question(), Yes: !in})
-		pass = append(pass, words[!in])
+		return either(yes, "in ", "not in ") + q.Key
 	}
-	for i := range passing.Families {
-		f := &passing.Families[i]
-		if f.IPv6 != c.Dst.Is6() {
-			continue
-		}
-		for _, q := range f.Questions {
-			if asksSource(q) {
-				stop(q)
-			} else if q.Asks == config.SentByNode { // a pod is not the node
-				passed = append(passed, Step{Question: q.Question()})
-			}
-		}
-		f.Questions = slices.DeleteFunc(slices.Clone(f.Questions), func(q nft.Question) bool {
-			return asksSource(q) || q.Asks == config.SentByNode
-		})
+	var pass []string
+	for _, q := range asks {
+		pass = append(pass, words(q, q.Outside))
 	}
-	x.add(passing, "a source "+strings.Join(pass, " and "), c)
-	first := &x.Answers[len(x.Answers)-1]
-	toNode := first.Steps[0]
-	first.Steps = slices.Insert(first.Steps, 1, passed...)
-	for _, a := range stopped {
-		a.Steps = slices.Insert(a.Steps, 0, toNode)
-		x.Answers = append(x.Answers, a)
+	x.add(p, "a source "+strings.Join(pass, " and "), c, func(q nft.Question) bool { return q.Outside })
+	for _, stop := range asks {
+		x.add(p, "a source "+words(stop, !stop.Outside), c,
+			func(q nft.Question) bool { return q.Outside != (q.Key == stop.Key) })
 	}
 }
 
 // explainStep converts a step for output.
 func explainStep(s nft.Step) Step {
-	out := Step{Question: s.Question, Yes: s.Yes}
-	if s.Key != "" && s.Yes {
+	out := Step{Question: s.Question, Yes: s.Yes, Interface: s.Name}
+	if s.Yes && s.CIDR != (config.CIDR{}) {
 		out.Place = place(s.CIDR)
 	}
 	if s.CIDR.IsValid() {
 		out.CIDR = s.CIDR.String()
 	}
-	out.Interface = s.Name
 	return out
 }
 
@@ -208,12 +181,24 @@ func (x *Explanation) note(c nft.Connection, toMany, nodeExempt, enforced, snat 
 		text  string
 	}{
 		{masqueraded && toMany, "Multicast and broadcast are masqueraded too, as with the older agents."},
-		{masqueraded && !c.Src.IsValid() && !nodeExempt && snat, "The node's own traffic is masqueraded with the address of its interface."},
-		{masqueraded && !c.Src.IsValid() && len(x.Answers) == 1 && !nodeExempt && !snat, "The node's own traffic is masqueraded like a pod's."},
+		{
+			masqueraded && !c.Src.IsValid() && !nodeExempt && snat,
+			"The node's own traffic is masqueraded with the address of its interface.",
+		},
+		{
+			masqueraded && !c.Src.IsValid() && len(x.Answers) == 1 && !nodeExempt && !snat,
+			"The node's own traffic is masqueraded like a pod's.",
+		},
 		{masqueraded && !c.Src.IsValid() && nodeExempt, "The node's own traffic keeps its address."},
 		{masqueraded && c.FromNode, "The source is this node; its own traffic is masqueraded too."},
-		{enforced && x.Headline == "", "It keeps its address also if another program would translate it later (enforceNonMasquerade)."},
-		{exempt && !enforced && x.Headline == "", "Not by this agent, that is: another rule on the node may still masquerade it."},
+		{
+			enforced && x.Headline == "",
+			"It keeps its address also if another program would translate it later (enforceNonMasquerade).",
+		},
+		{
+			exempt && !enforced && x.Headline == "",
+			"Not by this agent, that is: another rule on the node may still masquerade it.",
+		},
 		{true, "This applies to new connections; existing connections keep their address."},
 	}
 	for _, n := range notes {
@@ -226,48 +211,43 @@ func (x *Explanation) note(c nft.Connection, toMany, nodeExempt, enforced, snat 
 // String returns the output as text.
 func (x *Explanation) String() string {
 	var b strings.Builder
-	for _, text := range x.First {
-		b.WriteString(Line(text, ""))
-	}
+	lines(&b, "", x.First...)
 	if x.Headline != "" {
-		b.WriteString(Line(x.Headline, ""))
+		lines(&b, "", x.Headline)
 	}
-	for _, text := range x.Possible {
-		b.WriteString(Line(text, "  "))
-	}
-	if len(x.First)+len(x.Possible) > 0 || x.Headline != "" {
+	lines(&b, "  ", x.Possible...)
+	if b.Len() > 0 {
 		b.WriteString("\n")
 	}
 	for _, a := range x.Answers {
 		a.write(&b, x)
 	}
-	for _, n := range x.Notes {
-		b.WriteString(Line(n, ""))
-	}
+	lines(&b, "", x.Notes...)
 	if len(x.Answers) == 0 {
 		return b.String()
 	}
 	fmt.Fprintf(&b, "%s %s\n", either(x.Live, "kernel", "config"), x.Config)
-	if x.Agent != "" {
-		b.WriteString(Line(x.Agent, ""))
+	if x.Whose != "" {
+		lines(&b, "", x.Whose)
 	}
 	return b.String()
 }
 
 func (a Answer) write(b *strings.Builder, x *Explanation) {
-	dst := x.Destination
 	means := map[nft.Verdict]string{
-		nft.Local:       "not masqueraded: %[1]s is an address of this node",
-		nft.Exempt:      "not masqueraded: %[1]s sees the source's own address",
-		nft.Masqueraded: "masqueraded: %[1]s sees " + a.sees,
+		nft.Local:       x.Destination + " is an address of this node",
+		nft.Exempt:      x.Destination + " sees the source's own address",
+		nft.Masqueraded: x.Destination + " sees " + a.sees,
 	}[a.Verdict]
+	by := either(x.Absent, "If the config were applied, a connection from %s would be %s%s",
+		"By this agent's policy a connection from %s is %s%s")
 	if x.Headline != "" { // which contains what it sees
-		means, _, _ = strings.Cut(means, ":")
-		by := either(x.Absent, "If the config were applied, a connection from %s would be %s:", "By this agent's policy a connection from %s is %s:")
-		b.WriteString(Line(fmt.Sprintf(by, a.Source, means), "") + "\n")
+		means = ":"
 	} else {
-		b.WriteString(Line(fmt.Sprintf("A new connection to %[1]s from %[2]s is "+means+".", dst, a.Source), "") + "\n")
+		means = ": " + means + "."
 	}
+	lines(b, "", fmt.Sprintf(by, a.Source, either(a.Verdict == nft.Masqueraded, "masqueraded", "not masqueraded"), means))
+	b.WriteString("\n")
 	width := 0
 	for _, s := range a.Steps {
 		width = max(width, len(s.Question))

@@ -7,31 +7,27 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/node"
 )
 
-// Interfaces describes the entries of the config without an interface on the node: the
-// lists because of which nothing is masqueraded, each with what to do, and other entries.
-func Interfaces(absent []nft.AbsentInterface) (unmatched, others []string) {
+// Interfaces returns a problem for each list of interfaces because of which nothing is
+// masqueraded on the node, and a note for each other entry without an interface.
+func Interfaces(absent []nft.AbsentInterface) (found config.Problems) {
 	for i, a := range absent {
+		master := config.Printable(a.Master)
 		switch {
-		case !a.Only:
-			text := fmt.Sprintf("%s: %s: this node has no interface %s", a.Pos, a.Key, a.Name)
-			if master := config.Printable(a.Master); master != "" {
-				text = fmt.Sprintf("%s: %s: %s is a part of %s here: list that instead", a.Pos, a.Key, a.Name, master)
-			}
-			others = append(others, text)
-		case i == 0 || absent[i-1].Key != a.Key:
-			unmatched = append(unmatched, unmatchedList(a.Key, absent[i:]))
+		case a.Only && (i == 0 || absent[i-1].Key != a.Key):
+			found = append(found, problem(config.Error, "interface-list-unmatched", nowhere, "%s",
+				unmatchedList(a.Key, absent[i:])))
+		case a.Only:
+		case master != "":
+			found = append(found, problem(config.Note, "interface-missing", a.Pos,
+				"%s: %s is a part of %s here: list that instead", a.Key, a.Name, master))
+		default:
+			found = append(found, problem(config.Note, "interface-missing", a.Pos, "%s: this node has no interface %s", a.Key,
+				a.Name))
 		}
 	}
-	return unmatched, others
-}
-
-// SetInterfaces sets the report on the interfaces of the config.
-func (r *Status) SetInterfaces(p nft.Policy, all []node.Interface) {
-	unmatched, others := Interfaces(p.AbsentInterfaces(all))
-	r.Unmatched, r.Notes = append(r.Unmatched, unmatched...), append(r.Notes, others...)
+	return found
 }
 
 // unmatchedList describes the list of a key, the first one of absent.

@@ -10,169 +10,135 @@ import (
 	"nft-masq-agent/nft/iprange"
 )
 
-// A Finding is a remark about a config that is not an error.
-type Finding struct {
-	ID   string // stable, for programs
-	Note bool   // needs no action; otherwise a warning
-	Pos  config.Position
-	Msg  string
+// nowhere is the position of a problem that is not about a place in a file.
+var nowhere config.Position
+
+func problem(level config.Level, id string, at config.Position, format string, args ...any) config.Problem {
+	return config.Problem{ID: id, Level: level, Pos: at, Msg: fmt.Sprintf(format, args...)}
 }
 
-// findings are warnings with the same ID about entries of a list. The first ones
-// are kept, and the others counted.
-type findings struct {
-	id   string
-	kept []Finding
-	more int
+// A lint is the warnings about a policy. Of those about entries of a list, the first ones
+// of each ID are kept, and the others counted.
+type lint struct {
+	kept  config.Problems
+	found map[string]int // by ID
 }
 
-func (f *findings) add(at config.Position, format string, args ...any) {
+func (l *lint) warn(id string, at config.Position, format string, args ...any) {
 	const most = 100
-	if len(f.kept) == most {
-		f.more++
-		return
+	l.found[id]++
+	switch n := l.found[id]; {
+	case n <= most:
+		l.kept = append(l.kept, problem(config.Warning, id, at, format, args...))
+	case n == most+1:
+		l.kept = append(l.kept, problem(config.Warning, id, nowhere, "and more like the last one"))
 	}
-	f.kept = append(f.kept, Finding{ID: f.id, Pos: at, Msg: fmt.Sprintf(format, args...)})
-}
-
-func (f *findings) all() []Finding {
-	if f.more > 0 {
-		return append(f.kept, Finding{ID: f.id, Msg: fmt.Sprintf("and %d more like the last one", f.more)})
-	}
-	return f.kept
-}
-
-// String returns the remark with its position, if it has one.
-func (f Finding) String() string {
-	if f.Pos == (config.Position{}) {
-		return f.Msg
-	}
-	return f.Pos.String() + ": " + f.Msg
 }
 
 // Lint finds likely mistakes in a config. It does not repeat warnings of the
 // parser (an empty list, IPv6 CIDRs while IPv6 is off).
-func Lint(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
-	var found []Finding
+func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
+	l := lint{found: map[string]int{}}
 	for _, f := range p.Families {
-		exempt := lintEverythingExempt(f)
-		found = append(found, exempt...)
-		if len(exempt) == 0 && f.Region().Empty() {
-			found = append(found, Finding{ID: "nothing-masqueraded", Msg: fmt.Sprintf("the conditions together exempt every %s connection: nothing is masqueraded", familyName(f.IPv6))})
+		exempt, forced := f.List(config.KeyNonMasqueradeCIDRs), f.List(config.KeyForceMasqueradeCIDRs)
+		l.nothing(f, exempt, len(forced.CIDRs) > 0)
+		without := exempt.Prefixes()
+		for _, c := range forced.CIDRs {
+			if !overlapsAny(c.Prefix, without) {
+				l.warn("forced-outside", c.Pos, "forceMasqueradeCIDRs: %s is outside every exempted CIDR: it is masqueraded anyway",
+					c.Prefix)
+			}
 		}
-		found = append(found, lintForcedOutside(f)...)
-		found = append(found, lintSNAT(f)...)
+		for _, c := range f.SNAT.CIDRs {
+			for _, none := range notOfANode {
+				if none.Overlaps(c.Prefix) && none.Bits() <= c.Bits() {
+					l.warn("snat-address-unusable", c.Pos,
+						"%s: %s is in %s: no answer comes back to such an address, and it is never used",
+						config.KeySNATAddresses, c.Text(), none)
+				}
+			}
+		}
 		if !f.IPv6 {
-			found = append(found, noteMetadata(f))
+			l.kept = append(l.kept, problem(config.Note, "metadata", nowhere,
+				"%s (cloud metadata) sees the %s", metadata, whatMetadataSees(forced, exempt)))
 		}
 	}
-	return append(found, lintPods(p, podCIDRs)...)
+	return append(l.kept, UncoveredPods(p, podCIDRs)...)
 }
 
-// lintPods finds pod CIDRs that a policy does not cover.
-func lintPods(p nft.Policy, podCIDRs []netip.Prefix) []Finding {
-	var found []Finding
-	for _, f := range p.Families {
-		found = append(found, lintPodSources(f, podCIDRs)...)
-		found = append(found, lintPodCIDRs(f, podCIDRs)...)
-	}
-	return found
-}
-
-// PodProblems describes the pod CIDRs that a policy does not cover.
-func PodProblems(p nft.Policy, podCIDRs []netip.Prefix) []string { return texts(lintPods(p, podCIDRs)) }
-
-// lintPodSources finds pod CIDRs outside the masqueraded sources.
-func lintPodSources(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
-	var found []Finding
-	only := f.List(config.KeyMasqueradeSrcCIDRs).Prefixes()
-	for _, p := range podCIDRs {
-		if p.Addr().Is6() == f.IPv6 && len(only) > 0 && !overlapsAny(p, only) {
-			found = append(found, Finding{ID: "pod-cidr-no-source", Msg: fmt.Sprintf(
-				"pod CIDR %s is not in %s: its pods are not masqueraded", p, config.KeyMasqueradeSrcCIDRs)})
+// nothing finds policies that leave no destination, or nothing at all, to masquerade.
+func (l *lint) nothing(f nft.FamilyPolicy, exempt nft.List, forced bool) {
+	all, name := everything(f.IPv6), familyName(f.IPv6)
+	if _, some := uncovered(all, exempt.Prefixes()); some {
+		if f.Region().Empty() {
+			l.warn("nothing-masqueraded", nowhere, "the conditions together exempt every %s connection: nothing is masqueraded",
+				name)
 		}
+		return
 	}
-	return found
-}
-
-// FileFindings returns the warnings of the parser.
-func FileFindings(warnings []config.Problem) []Finding {
-	found := make([]Finding, len(warnings))
-	for i, w := range warnings {
-		found[i] = Finding{ID: w.ID, Note: w.Level == config.Note, Pos: w.Pos, Msg: w.Msg}
-	}
-	return found
-}
-
-// Warnings returns the warnings among findings.
-func Warnings(found []Finding) []Finding { return only(found, false) }
-
-// Notes returns the notes among findings.
-func Notes(found []Finding) []Finding { return only(found, true) }
-
-func only(found []Finding, note bool) []Finding {
-	var out []Finding
-	for _, f := range found {
-		if f.Note == note {
-			out = append(out, f)
-		}
-	}
-	return out
-}
-
-// lintEverythingExempt finds lists that leave no destination to masquerade.
-func lintEverythingExempt(f nft.FamilyPolicy) []Finding {
-	all := everything(f.IPv6)
-	if _, some := uncovered(all, f.List(config.KeyNonMasqueradeCIDRs).Prefixes()); some {
-		return nil
-	}
-	found := Finding{ID: "everything-exempt"}
-	what := "nonMasqueradeCIDRs together cover"
-	for _, c := range f.List(config.KeyNonMasqueradeCIDRs).CIDRs {
+	at, what := nowhere, "nonMasqueradeCIDRs together cover"
+	for _, c := range exempt.CIDRs {
 		if c.Prefix == all {
-			found.Pos, what = c.Pos, "nonMasqueradeCIDRs: "+all.String()+" covers"
+			at, what = c.Pos, "nonMasqueradeCIDRs: "+all.String()+" covers"
 		}
 	}
-	rest := "nothing"
-	if len(f.List(config.KeyForceMasqueradeCIDRs).CIDRs) > 0 {
-		rest = "nothing but forceMasqueradeCIDRs"
-	}
-	found.Msg = fmt.Sprintf("%s every %s destination: %s is masqueraded", what, familyName(f.IPv6), rest)
-	return []Finding{found}
+	l.warn("everything-exempt", at, "%s every %s destination: nothing %sis masqueraded", what, name, either(forced,
+		"but forceMasqueradeCIDRs ", ""))
 }
 
-// everything returns the network of all addresses.
-func everything(ipv6 bool) netip.Prefix {
-	if ipv6 {
-		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-	}
-	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-}
-
-// lintForcedOutside finds forced CIDRs without effect.
-func lintForcedOutside(f nft.FamilyPolicy) []Finding {
-	exempt := f.List(config.KeyNonMasqueradeCIDRs).Prefixes()
-	found := findings{id: "forced-outside"}
-	for _, c := range f.List(config.KeyForceMasqueradeCIDRs).CIDRs {
-		if !overlapsAny(c.Prefix, exempt) {
-			found.add(c.Pos, "forceMasqueradeCIDRs: %s is outside every exempted CIDR: it is masqueraded anyway", c.Prefix)
+// whatMetadataSees describes the source of requests to the metadata service. If it
+// only responds to the node, pods must be masqueraded to reach it.
+func whatMetadataSees(forced, exempt nft.List) string {
+	for _, c := range forced.CIDRs {
+		if c.Contains(metadata) {
+			return fmt.Sprintf("node's address: %s, %s", c.Prefix, place(c))
 		}
 	}
-	return found.all()
+	for _, c := range exempt.CIDRs {
+		if c.Contains(metadata) {
+			hint := either(c.Prefix == linkLocalIPv4 && c.Pos == nowhere, "; set it if the cloud only responds to nodes", "")
+			return fmt.Sprintf("pod's own address: %s, %s%s", c.Prefix, place(c), hint)
+		}
+	}
+	return "node's address: no CIDR contains it"
 }
 
-// lintSNAT finds source addresses to which no answer can come back.
-func lintSNAT(f nft.FamilyPolicy) []Finding {
-	found := findings{id: "snat-address-unusable"}
-	for _, c := range f.SNAT.CIDRs {
-		for _, none := range notOfANode {
-			if none.Overlaps(c.Prefix) && none.Bits() <= c.Bits() {
-				found.add(c.Pos, "%s: %s is in %s: no answer comes back to such an address, and it is never used", config.KeySNATAddresses, c.Text(), none)
+// UncoveredPods finds pod CIDRs that a policy does not cover: outside the masqueraded
+// sources, or with masqueraded traffic between their pods.
+func UncoveredPods(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
+	const seen = "pods of other nodes would see this node's address"
+	l := lint{found: map[string]int{}}
+	for _, f := range p.Families {
+		pods := slices.DeleteFunc(slices.Clone(podCIDRs), func(p netip.Prefix) bool { return p.Addr().Is6() != f.IPv6 })
+		sources := f.List(config.KeyMasqueradeSrcCIDRs).Prefixes()
+		for _, p := range pods {
+			if len(sources) > 0 && !overlapsAny(p, sources) {
+				l.warn("pod-cidr-no-source", nowhere, "pod CIDR %s is not in %s: its pods are not masqueraded", p,
+					config.KeyMasqueradeSrcCIDRs)
+			}
+		}
+		if len(iprange.Intersect(iprange.SetOf(pods), f.Region().Src)) == 0 {
+			continue // no source among them is masqueraded
+		}
+		for _, p := range pods {
+			for _, c := range f.List(config.KeyForceMasqueradeCIDRs).CIDRs {
+				if c.Overlaps(p) {
+					l.warn("pod-cidr-forced", c.Pos, "forceMasqueradeCIDRs: %s reaches into pod CIDR %s: %s", c.Prefix, p, seen)
+				}
+			}
+			switch gap, some := uncovered(p, f.List(config.KeyNonMasqueradeCIDRs).Prefixes()); {
+			case some && gap == p:
+				l.warn("pod-cidr-not-exempt", nowhere, "pod CIDR %s is not exempted: %s", p, seen)
+			case some:
+				l.warn("pod-cidr-not-exempt", nowhere, "pod CIDR %s is exempted in part, %s is not: %s", p, gap, seen)
 			}
 		}
 	}
-	return found.all()
+	return l.kept
 }
+
+// everything returns the network of all addresses.
+func everything(ipv6 bool) netip.Prefix { return iprange.All(ipv6).Prefixes()[0] }
 
 // notOfANode has what is not global unicast: unspecified, loopback, link-local,
 // multicast and broadcast addresses.
@@ -181,61 +147,14 @@ var notOfANode = []netip.Prefix{
 	netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("::/127"), linkLocalIPv6, netip.MustParsePrefix("ff00::/8"),
 }
 
-// lintPodCIDRs finds pod CIDRs with masqueraded traffic between their pods.
-func lintPodCIDRs(f nft.FamilyPolicy, podCIDRs []netip.Prefix) []Finding {
-	pods := slices.DeleteFunc(slices.Clone(podCIDRs), func(p netip.Prefix) bool { return p.Addr().Is6() != f.IPv6 })
-	if len(iprange.Intersect(iprange.SetOf(pods), f.Region().Src)) == 0 {
-		return nil // no source among them is masqueraded
-	}
-	const seen = "pods of other nodes would see this node's address"
-	var found []Finding
-	for _, p := range pods {
-		forced := findings{id: "pod-cidr-forced"}
-		for _, c := range f.List(config.KeyForceMasqueradeCIDRs).CIDRs {
-			if c.Overlaps(p) {
-				forced.add(c.Pos, "forceMasqueradeCIDRs: %s reaches into pod CIDR %s: %s", c.Prefix, p, seen)
-			}
-		}
-		found = append(found, forced.all()...)
-		gap, some := uncovered(p, f.List(config.KeyNonMasqueradeCIDRs).Prefixes())
-		switch {
-		case some && gap == p:
-			found = append(found, Finding{ID: "pod-cidr-not-exempt", Msg: fmt.Sprintf("pod CIDR %s is not exempted: %s", p, seen)})
-		case some:
-			found = append(found, Finding{ID: "pod-cidr-not-exempt", Msg: fmt.Sprintf("pod CIDR %s is exempted in part, %s is not: %s", p, gap, seen)})
-		}
-	}
-	return found
-}
-
-// noteMetadata describes what happens to requests to the metadata service. If it
-// only responds to the node, pods must be masqueraded to reach it.
-func noteMetadata(f nft.FamilyPolicy) Finding {
-	note := Finding{ID: "metadata", Note: true}
-	for _, asked := range []struct {
-		nft.List
-		who string
-	}{{f.List(config.KeyForceMasqueradeCIDRs), "node's"}, {f.List(config.KeyNonMasqueradeCIDRs), "pod's own"}} {
-		for _, c := range asked.CIDRs {
-			if !c.Contains(metadata) {
-				continue
-			}
-			hint := ""
-			if c.Prefix == linkLocalIPv4 && c.Pos == (config.Position{}) {
-				hint = "; set it if the cloud only responds to nodes"
-			}
-			note.Msg = fmt.Sprintf("%s (cloud metadata) sees the %s address: %s, %s%s", metadata, asked.who, c.Prefix, place(c), hint)
-			return note
-		}
-	}
-	note.Msg = fmt.Sprintf("%s (cloud metadata) sees the node's address: no CIDR contains it", metadata)
-	return note
-}
-
 // overlapsAny reports whether a network overlaps one of a sorted list of which
 // none covers another, as returned by [nft.List.Prefixes].
 func overlapsAny(p netip.Prefix, sorted []netip.Prefix) bool {
-	next, _ := slices.BinarySearchFunc(sorted, p.Addr(), func(s netip.Prefix, a netip.Addr) int { return s.Addr().Compare(a) })
+	next, _ := slices.BinarySearchFunc(sorted, p.Addr(), func(s netip.Prefix,
+		a netip.Addr,
+	) int {
+		return s.Addr().Compare(a)
+	})
 	return next < len(sorted) && sorted[next].Overlaps(p) || next > 0 && sorted[next-1].Overlaps(p)
 }
 

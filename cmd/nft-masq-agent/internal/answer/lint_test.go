@@ -69,7 +69,7 @@ func TestLintFindsLikelyMistakes(t *testing.T) {
 				}
 			}
 			var got []string
-			for _, f := range Warnings(Lint(policyOf(t, tt.file), pods)) {
+			for _, f := range Lint(policyOf(t, tt.file), pods).Of(config.Warning) {
 				place := ""
 				if f.Pos != (config.Position{}) {
 					place = " " + f.Pos.String()
@@ -99,7 +99,7 @@ func TestLintDescribesWhatTheMetadataServiceSees(t *testing.T) {
 		"masqLinkLocal: true\nnonMasqueradeCIDRs: [169.254.0.0/16]": "sees the pod's own address: 169.254.0.0/16, c:2:22",
 		"forceMasqueradeCIDRs: [169.254.169.254/32]":                "sees the node's address: 169.254.169.254/32, c:1:24",
 	} {
-		notes := Notes(Lint(policyOf(t, file), nil))
+		notes := Lint(policyOf(t, file), nil).Of(config.Note)
 		if len(notes) != 1 || notes[0].ID != "metadata" || notes[0].Msg != "169.254.169.254 (cloud metadata) "+want {
 			t.Errorf("%q: %+v, want %q", file, notes, want)
 		}
@@ -172,7 +172,7 @@ func TestLintFindsPoliciesThatMasqueradeNothing(t *testing.T) {
 	} {
 		tt.NonMasqueradeCIDRs = append(tt.NonMasqueradeCIDRs, cidr("10.0.0.0/8")...)
 		var ids []string
-		for _, f := range Warnings(Lint(nft.NewPolicy(tt.Config, nft.Options{Layout: native.Layout{}}), prefixes)) {
+		for _, f := range Lint(nft.NewPolicy(tt.Config, nft.Options{Layout: native.Layout{}}), prefixes).Of(config.Warning) {
 			ids = append(ids, f.ID)
 		}
 		if got := strings.Join(ids, " "); got != tt.want {

@@ -13,7 +13,7 @@ import (
 
 // Meaning describes what a valid config means. It writes through, because there
 // can be hundreds of thousands of CIDRs.
-func Meaning(to *bufio.Writer, o options.Options, l options.Loaded, found []Finding) {
+func Meaning(to *bufio.Writer, o options.Options, l options.Loaded, found config.Problems) {
 	printf(to, "%s\n\n", verdict(l, o.ConfigPath))
 	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	for _, row := range summary(o.NFT(), l) {
@@ -31,8 +31,10 @@ func Meaning(to *bufio.Writer, o options.Options, l options.Loaded, found []Find
 	for _, p := range l.Ruleset.Policy.Families {
 		writeFamily(to, l.Config, p)
 	}
-	writeFindings(to, "Warnings:", Warnings(found))
-	writeFindings(to, "Notes:", Notes(found))
+	var b strings.Builder
+	list(&b, "Warnings:", texts(found.Of(config.Warning)))
+	list(&b, "Notes:", texts(found.Of(config.Note)))
+	_, _ = to.WriteString(b.String())
 }
 
 // printf is fmt.Fprintf. The writer keeps an error until it is flushed.
@@ -46,7 +48,8 @@ func verdict(l options.Loaded, path string) string {
 	case 1:
 		return l.Files[0] + " is valid"
 	}
-	return fmt.Sprintf("the %d files in %s are valid, joined in this order:\n  %s", len(l.Files), path, strings.Join(l.Files, "\n  "))
+	return fmt.Sprintf("the %d files in %s are valid, joined in this order:\n  %s", len(l.Files), path,
+		strings.Join(l.Files, "\n  "))
 }
 
 func summary(o nft.Options, l options.Loaded) [][2]string {
@@ -108,18 +111,4 @@ func writeFamily(w *bufio.Writer, c config.Config, f nft.FamilyPolicy) {
 		rest += fmt.Sprintf(",\nlink-local %s too (%s is true)", linkLocal, key)
 	}
 	_, _ = w.WriteString(rest + ".\n")
-}
-
-func writeFindings(w *bufio.Writer, title string, found []Finding) {
-	if len(found) == 0 {
-		return
-	}
-	printf(w, "\n%s\n", title)
-	for _, f := range found {
-		if f.Pos == (config.Position{}) {
-			_, _ = w.WriteString(Line(f.Msg, "  "))
-			continue
-		}
-		printf(w, "  %s: %s\n", f.Pos, f.Msg) // one line, for editors
-	}
 }

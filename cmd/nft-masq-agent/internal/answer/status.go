@@ -1,7 +1,7 @@
 package answer
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,12 +18,17 @@ import (
 
 // A Status is the output of status. As JSON, fields are only ever added.
 type Status struct {
-	Agent  string          `json:"agent,omitempty"` // whose flags are used, as text
-	Agents []running.Agent `json:"agents"`          // agents in this network namespace
-	Config configReport    `json:"config"`
-	Kernel kernelReport    `json:"kernel"`
+	// Problems of the config and of this node, the most serious first: something has to be
+	// done about errors and mistakes.
+	Problems config.Problems `json:"problems"`
+	Whose    string          `json:"agent,omitempty"` // whose flags are used, as text
+	Agents   []agentReport   `json:"agents"`          // the agent in this network namespace
+	Config   configReport    `json:"config"`
+	Kernel   kernelReport    `json:"kernel"`
 	// Connections since the counters were created.
 	Connections []connectionReport `json:"connections"`
+	// Untranslated are packets of pods that dropInvalid has dropped; none without the key.
+	Untranslated []untranslatedReport `json:"untranslated,omitempty"`
 	// Stale counts connections that were opened under an earlier policy; none:
 	// unknown.
 	Stale  *staleReport `json:"stale,omitempty"`
@@ -39,13 +44,16 @@ type Status struct {
 	// Podless are rules that masquerade what the config exempts, but from no pod by
 	// masqueradeSrcCIDRs or masqueradeSrcInterfaces.
 	Podless []ruleReport `json:"podless"`
-	// Uncovered lists the networks of --pod-cidr that the policy does not cover.
-	Uncovered []string `json:"uncovered"`
-	// Unmatched describes lists of interfaces because of which nothing is masqueraded.
-	Unmatched []string `json:"unmatched"`
 	// SNAT lists which of snatAddresses this node has; none if the policy has none.
-	SNAT  []snatReport `json:"snatAddresses,omitempty"`
-	Notes []string     `json:"notes"`
+	SNAT []SNATReport `json:"snatAddresses,omitempty"`
+}
+
+// An agentReport is a running agent.
+type agentReport struct {
+	PID  int      `json:"pid"`
+	Args []string `json:"args"` // after the names of the program and the command
+	// Policy is the one that it enforces; nil if it did not answer.
+	Policy *running.Policy `json:"policy,omitempty"`
 }
 
 // A configReport is the result of reading the files.
@@ -53,8 +61,6 @@ type configReport struct {
 	Path     string   `json:"path"`
 	Files    []string `json:"files"` // none: the built-in defaults apply
 	Accepted bool     `json:"accepted"`
-	Errors   []string `json:"errors"`
-	Warnings []string `json:"warnings"`
 	Hash     string   `json:"hash,omitempty"`
 	Enforced string   `json:"enforced,omitempty"` // instead of a rejected config, as text
 	Mode     string   `json:"mode"`
@@ -74,6 +80,12 @@ type connectionReport struct {
 	Family  string `json:"family"`  // ipv4 or ipv6
 	Verdict string `json:"verdict"` // masqueraded, exempt or local
 	Count   uint64 `json:"count"`
+}
+
+// An untranslatedReport counts packets of pods that belong to no connection.
+type untranslatedReport struct {
+	Family  string `json:"family"` // ipv4 or ipv6
+	Packets uint64 `json:"packets"`
 }
 
 // A staleReport counts connections whose translation contradicts the kernel's rules.
@@ -122,79 +134,83 @@ func (r ruleReport) String() string {
 	return text
 }
 
-// SetConfig sets the report on the files.
-func (r *Status) SetConfig(o options.Options, l options.Loaded, err error) {
-	r.Config = configReport{
-		Path: o.ConfigPath, Files: append([]string{}, l.Files...), Accepted: err == nil,
-		Errors: []string{}, Warnings: []string{}, Mode: string(o.Mode), Chain: o.NFT().Layout.Chain(),
+// Add adds a problem of this node.
+func (r *Status) Add(level config.Level, id, format string, args ...any) {
+	r.Problems = append(r.Problems, problem(level, id, nowhere, format, args...))
+}
+
+// NewStatus returns the report on the files, which are rejected if there is an error.
+func NewStatus(o options.Options, l options.Loaded, err error) Status {
+	r := Status{
+		Problems: append(config.ProblemsOf(err),
+			l.Problems.Remarks()...), Agents: []agentReport{}, Connections: []connectionReport{},
+		Config: configReport{
+			Path: o.ConfigPath, Files: append([]string{}, l.Files...), Accepted: err == nil,
+			Mode: string(o.Mode), Chain: o.NFT().Layout.Chain(),
+		},
+		Kernel: kernelReport{Differences: []string{}},
 	}
-	for _, w := range l.Problems.Remarks() {
-		r.Config.Warnings = append(r.Config.Warnings, w.Error())
-	}
-	var problems config.Problems
-	switch {
-	case errors.As(err, &problems):
-		for _, p := range problems {
-			r.Config.Errors = append(r.Config.Errors, p.Error())
-		}
-	case err != nil:
-		r.Config.Errors = append(r.Config.Errors, err.Error())
-	default:
+	if err == nil {
 		r.Config.Hash = l.Ruleset.Hash()
+	}
+	return r
+}
+
+// SetAgent sets the report on the running agent.
+func (r *Status) SetAgent(a running.Report) {
+	r.Agents = append(r.Agents, agentReport{a.PID, append([]string{}, a.Args...), a.Policy})
+	if a.Refusal != "" {
+		r.Add(config.Error, "kernel-refusal", "the agent cannot write its rules: %s", a.Refusal)
+	}
+	if a.SecondAgent != 0 {
+		r.Add(config.Error, "second-agent", "2 agents run here and overwrite each other: stop all but one")
 	}
 }
 
-// SetEnforced sets what is enforced instead of a rejected config, judging by the
+// enforced names what is enforced instead of a rejected config, judging by the
 // installed rules. lenient is what the older agents make of it, if anything.
-func (r *Status) SetEnforced(o options.Options, lenient *nft.Ruleset) {
+func (r *Status) enforced(o options.Options, lenient *nft.Ruleset) string {
 	hash := r.Kernel.Hash
-	of := func(c config.Config) string { return nft.Compile(c, o.NFT()).Hash() }
+	what := "an earlier config"
 	switch {
-	case hash == "" && len(r.Legacy) > 0:
-		r.Config.Enforced = "the rules of an iptables-based agent are active, none of ours are installed"
 	case hash == "":
-		r.Config.Enforced = "none of our rules are installed"
+		return either(len(r.Legacy) > 0, "the rules of an iptables-based agent are active, ",
+			"") + "none of our rules are installed"
 	case lenient != nil && hash == lenient.Hash():
-		r.Config.Enforced = fmt.Sprintf("what the older agents make of it (%s) is installed, mode %s", hash, r.Kernel.Mode)
-	case hash == of(config.Default(o.Defaults)):
-		r.Config.Enforced = fmt.Sprintf("the built-in defaults (%s) are installed, mode %s", hash, r.Kernel.Mode)
-	default:
-		r.Config.Enforced = fmt.Sprintf("an earlier config (%s) is installed, mode %s", hash, r.Kernel.Mode)
+		what = "what the older agents make of it"
+	case hash == nft.Compile(config.Default(o.Defaults), o.NFT()).Hash():
+		what = "the built-in defaults"
 	}
+	return fmt.Sprintf("%s (%s) %s installed, mode %s", what, hash, either(what == "the built-in defaults", "are", "is"),
+		r.Kernel.Mode)
 }
 
 // SetConnections sets the report on the counters.
 func (r *Status) SetConnections(counts []nft.Counts) {
-	r.Connections = []connectionReport{}
 	for _, c := range counts {
-		r.Connections = append(r.Connections, connectionReport{strings.ToLower(familyName(c.IPv6)), string(c.Verdict), c.Packets})
+		if c.Verdict == nft.Invalid {
+			r.Untranslated = append(r.Untranslated, untranslatedReport{familyKey(c.IPv6), c.Packets})
+			continue
+		}
+		r.Connections = append(r.Connections, connectionReport{familyKey(c.IPv6), string(c.Verdict), c.Packets})
 	}
 }
 
 // SetStale sets the report on stale connections.
 func (r *Status) SetStale(s conntrack.Stale) {
 	r.Stale = &staleReport{Count: s.Count}
+	text := Plural(s.Count, "connection") + either(s.Count == 1, " still uses", " still use") + " an earlier policy"
 	if !s.Oldest.IsZero() {
 		r.Stale.Oldest = &s.Oldest
+		text += ", the oldest since " + s.Oldest.UTC().Format(time.RFC3339)
 	}
 	if s.Partial {
 		r.Stale.Sampled = s.Examined
+		text += fmt.Sprintf(" (estimated from %d)", s.Examined)
 	}
-}
-
-// staleText describes stale connections; "" if there are none.
-func (r Status) staleText() string {
-	if r.Stale == nil || r.Stale.Count == 0 {
-		return ""
+	if s.Count > 0 {
+		r.Add(config.Warning, "stale-connections", "%s; connections --stale lists them", text)
 	}
-	text := Plural(r.Stale.Count, "connection") + either(r.Stale.Count == 1, " still uses", " still use") + " an earlier policy"
-	if r.Stale.Oldest != nil {
-		text += fmt.Sprintf(", the oldest since %s", r.Stale.Oldest.UTC().Format(time.RFC3339))
-	}
-	if r.Stale.Sampled > 0 {
-		text += fmt.Sprintf(" (estimated from %d)", r.Stale.Sampled)
-	}
-	return text + "; connections --stale lists them"
 }
 
 // SetOthers sets the report on other programs' rules.
@@ -204,7 +220,8 @@ func (r *Status) SetOthers(others kernel.Others) {
 	r.Accepted, r.Podless = ruleReports(others.Accepted), ruleReports(others.Podless)
 	r.Conflicts, r.Overruled = ruleReports(others.Conflicts), ruleReports(others.Overruled)
 	if others.Unread > 0 {
-		r.Notes = append(r.Notes, fmt.Sprintf("%d rules of other programs were too many to examine; their effect is unknown", others.Unread))
+		r.Add(config.Warning, "rules-unread", "%d rules of other programs were too many to examine; their effect is unknown",
+			others.Unread)
 	}
 }
 
@@ -222,84 +239,76 @@ func ruleReports(conflicts []foreign.Conflict) []ruleReport {
 // String returns the report as text, starting with the problems.
 func (r Status) String() string {
 	var b strings.Builder
-	for _, text := range r.problems() {
-		b.WriteString(Line(text, ""))
-	}
+	lines(&b, "", texts(r.Problems.Of(config.Error, config.Mistake, config.Warning))...)
 	if r.Config.Accepted && r.Kernel.InSync {
-		b.WriteString(Line(r.inSync(), ""))
+		lines(&b, "", r.inSync())
 	}
-	if r.Agent != "" {
-		b.WriteString(Line(r.Agent, "  "))
+	if r.Whose != "" {
+		lines(&b, "  ", r.Whose)
 	}
 	for _, a := range r.Agents {
-		how := either(a.Listening, "listens to ruleset changes: it restores changed rules within milliseconds and names the program",
-			"compares generations: it restores changed rules within 250 ms and does not know who changed them")
-		b.WriteString(Line(fmt.Sprintf("pid %d %s", a.PID, how), "  "))
 		if a.Policy != nil {
-			b.WriteString(Line(fmt.Sprintf("pid %d %s", a.PID, a.Policy), "  "))
+			lines(&b, "  ", fmt.Sprintf("pid %d %s", a.PID, a.Policy))
 		}
 	}
 	r.writeConnections(&b)
-	writeList(&b, "Source addresses:", texts(r.SNAT))
-	writeList(&b, "Errors of the config:", r.Config.Errors)
-	writeList(&b, "Differences:", r.Kernel.Differences)
-	writeList(&b, "Warnings of the config:", r.Config.Warnings)
-	writeList(&b, "Rules of iptables-based agents (run with --takeover, or cleanup --legacy-only):", r.Legacy)
-	writeList(&b, "Other rules that masquerade what the config exempts:", texts(r.Conflicts))
-	writeList(&b, "Other rules that override the config for traffic that it masquerades:", texts(r.Overruled))
-	writeList(&b, "Other rules that would masquerade pod traffic to exempt destinations without enforceNonMasquerade:", texts(r.Overridden))
-	writeList(&b, "Rules of other programs that --accept-foreign accepts:", texts(r.Accepted))
-	writeList(&b, "Other rules that masquerade what the config exempts, but from no pod by masqueradeSrcCIDRs or masqueradeSrcInterfaces:", texts(r.Podless))
-	writeList(&b, "Notes:", r.Notes)
+	list(&b, "Source addresses:", texts(r.SNAT))
+	list(&b, "Differences:", r.Kernel.Differences)
+	list(&b, "Other rules that masquerade what the config exempts:", texts(r.Conflicts))
+	list(&b, "Other rules that override the config for traffic that it masquerades:", texts(r.Overruled))
+	list(&b, "Other rules that would masquerade pod traffic to exempt destinations without enforceNonMasquerade:",
+		texts(r.Overridden))
+	list(&b, "Rules of other programs that --accept-foreign accepts:", texts(r.Accepted))
+	list(&b,
+		"Other rules that masquerade what the config exempts, but from no pod by masqueradeSrcCIDRs or masqueradeSrcInterfaces:", texts(r.Podless))
+	list(&b, "Notes:", texts(r.Problems.Of(config.Note)))
 	return b.String()
 }
 
-// problems returns the first lines: the problems on this node.
-func (r Status) problems() []string {
-	var lines []string
-	add := func(wrong bool, format string, args ...any) {
+// Conclude completes the problems by those that follow from the facts, and sorts them.
+// lenient is what the older agents make of a rejected config, if anything.
+func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset) {
+	installed := either(r.Kernel.Hash == "", "none of our rules are installed", fmt.Sprintf("installed: %s, mode %s",
+		r.Kernel.Hash, r.Kernel.Mode))
+	switch {
+	case !r.Config.Accepted:
+		r.Config.Enforced = r.enforced(o, lenient)
+		r.Problems = slices.Insert(r.Problems, 0, problem(config.Error, "config-rejected", nowhere, "config rejected; %s; %s",
+			r.Config.Enforced, r.running()))
+	case !r.Kernel.InSync:
+		r.Problems = slices.Insert(r.Problems, 0, problem(config.Error, "out-of-sync", nowhere,
+			"out of sync: expected: %s (%s), mode %s; %s; %s",
+			r.source(), r.Config.Hash, r.Config.Mode, installed, r.running()))
+	}
+	add := func(wrong bool, id, format string, args ...any) {
 		if wrong {
-			lines = append(lines, fmt.Sprintf(format, args...))
+			r.Add(config.Error, id, format, args...)
 		}
 	}
-	installed := fmt.Sprintf("installed: %s, mode %s", r.Kernel.Hash, r.Kernel.Mode)
-	if r.Kernel.Hash == "" {
-		installed = "none of our rules are installed"
-	}
-	add(!r.Config.Accepted, "config rejected; %s; %s", r.Config.Enforced, r.running())
-	add(r.Config.Accepted && !r.Kernel.InSync, "out of sync: expected: %s (%s), mode %s; %s; %s",
-		r.source(), r.Config.Hash, r.Config.Mode, installed, r.running())
-	for _, text := range r.Unmatched {
-		add(true, "%s", text)
-	}
-	add(len(r.Agents) > 1, "%d agents run here and overwrite each other: stop all but one", len(r.Agents))
-	add(len(r.Legacy) > 0, "rules of an iptables-based agent are also active (%s)", strings.Join(r.Legacy, "; "))
-	add(len(r.Routing) > 0, "routing rules of an older agent are left; to remove them: %s", strings.Join(r.Routing, "; "))
-	lines = append(lines, inTheWay(r.Conflicts, "traffic that the config exempts")...)
-	lines = append(lines, inTheWay(r.Overruled, "traffic that the config masquerades")...)
+	add(len(r.Legacy) > 0, "older-agent",
+		"rules of an iptables-based agent are also active (%s): run with --takeover, or cleanup --legacy-only", strings.Join(r.Legacy, "; "))
+	add(len(r.Routing) > 0, "older-routing", "routing rules of an older agent are left; to remove them: %s",
+		strings.Join(r.Routing, "; "))
+	r.inTheWay("conflict", r.Conflicts, "traffic that the config exempts")
+	r.inTheWay("overruled", r.Overruled, "traffic that the config masquerades")
 	for _, s := range r.SNAT {
-		add(len(s.Present) == 0, "%s", missingSNAT(s.Family == "ipv6"))
+		add(len(s.Present) == 0, "snat-missing", "%s", s)
 	}
-	for _, text := range r.Uncovered {
-		add(true, "%s", text)
-	}
-	add(r.staleText() != "", "%s", r.staleText())
-	return lines
+	slices.SortStableFunc(r.Problems, func(a, b config.Problem) int { return cmp.Compare(a.Level, b.Level) })
 }
 
-// inTheWay describes other programs' rules that affect some traffic, and what to do about
-// them: a line for each kind.
-func inTheWay(rules []ruleReport, traffic string) (lines []string) {
+// inTheWay adds a problem for each kind of other programs' rules that affect some traffic,
+// with what to do about them.
+func (r *Status) inTheWay(id string, rules []ruleReport, traffic string) {
 	for kind := foreign.Masquerades; kind <= foreign.Drops; kind++ {
 		of := slices.DeleteFunc(slices.Clone(rules), func(r ruleReport) bool { return r.kind != kind })
 		if len(of) == 0 {
 			continue
 		}
 		one, several := kind.Does()
-		lines = append(lines, fmt.Sprintf("%s %s %s, such as %s. %s.", Plural(len(of), "rule")+" of other programs",
-			either(len(of) == 1, one, several), traffic, of[0].place(), kind.Remedy()))
+		r.Add(config.Error, id, "%s of other programs %s %s, such as %s. %s.", Plural(len(of), "rule"),
+			either(len(of) == 1, one, several), traffic, of[0].place(), kind.Remedy())
 	}
-	return lines
 }
 
 func (r Status) source() string {
@@ -317,7 +326,8 @@ func (r Status) running() string {
 }
 
 func (r Status) inSync() string {
-	return fmt.Sprintf("in sync: %s is installed, mode %s, from %s; %s", r.Kernel.Hash, r.Config.Mode, r.source(), r.running())
+	return fmt.Sprintf("in sync: %s is installed, mode %s, from %s; %s", r.Kernel.Hash, r.Config.Mode, r.source(),
+		r.running())
 }
 
 func (r Status) writeConnections(b *strings.Builder) {
@@ -331,14 +341,7 @@ func (r Status) writeConnections(b *strings.Builder) {
 	for _, c := range r.Connections {
 		fmt.Fprintf(b, "  %-5s %-12s %12d\n", c.Family, c.Verdict, c.Count)
 	}
-}
-
-func writeList(b *strings.Builder, title string, lines []string) {
-	if len(lines) == 0 {
-		return
-	}
-	fmt.Fprintf(b, "\n%s\n", title)
-	for _, l := range lines {
-		b.WriteString(Line(l, "  "))
+	for _, u := range r.Untranslated {
+		fmt.Fprintf(b, "  %-5s %-12s %12d packets of pods without a connection, dropped (%s)\n", u.Family, nft.Invalid, u.Packets, config.KeyDropInvalid)
 	}
 }

@@ -23,6 +23,9 @@ func familyName(ipv6 bool) string {
 	return either(ipv6, "IPv6", "IPv4")
 }
 
+// familyKey is the name in JSON.
+func familyKey(ipv6 bool) string { return either(ipv6, "ipv6", "ipv4") }
+
 // place returns the origin of a CIDR.
 func place(c config.CIDR) string {
 	switch {
@@ -55,6 +58,21 @@ func Plural(n int, what string) string {
 // Line returns an indented text as one line.
 func Line(text, indent string) string {
 	return indent + strings.Join(strings.Fields(text), " ") + "\n"
+}
+
+// lines writes texts as one line each.
+func lines(b *strings.Builder, indent string, all ...string) {
+	for _, text := range all {
+		b.WriteString(Line(text, indent))
+	}
+}
+
+// list writes texts below a title, and nothing if there are none.
+func list(b *strings.Builder, title string, all []string) {
+	if len(all) > 0 {
+		b.WriteString("\n" + title + "\n")
+		lines(b, "  ", all...)
+	}
 }
 
 // Fit wraps the lines of a text at 80 columns, for a terminal. Continuation lines

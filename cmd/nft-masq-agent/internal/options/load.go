@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"strings"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -24,11 +23,10 @@ type Loaded struct {
 func (o Options) Load() (Loaded, error) {
 	sources, note, err := o.sources()
 	if err != nil {
-		return Loaded{}, o.withoutRoot(err)
+		return Loaded{}, err
 	}
 	var l Loaded
 	for i := range sources {
-		sources[i].Name = strings.TrimPrefix(sources[i].Name, o.Root)
 		if !sources[i].Ignored {
 			l.Files = append(l.Files, sources[i].Name)
 		}
@@ -45,13 +43,13 @@ func (o Options) sources() (sources []config.Source, note *config.Problem, err e
 	if o.Input != nil && (o.ConfigPath == "-" || o.ConfigPath == "/dev/stdin") {
 		sources, err = config.ReadFrom(o.Input, "standard input")
 	} else {
-		sources, err = config.Read(o.Root + o.ConfigPath)
+		sources, err = config.Read(o.ConfigPath)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
 	if len(sources) == 0 && o.MustExist {
-		if _, err := os.Stat(o.Root + o.ConfigPath); errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(o.ConfigPath); errors.Is(err, fs.ErrNotExist) {
 			return nil, nil, fmt.Errorf("--config %s: %w", config.Printable(o.ConfigPath), fs.ErrNotExist)
 		}
 	}
@@ -63,19 +61,7 @@ func (o Options) sources() (sources []config.Source, note *config.Problem, err e
 
 // ForCommand adapts the options for a command that reads a config once: an
 // explicit path must exist, - is standard input, and a manifest is unwrapped.
-func (o *Options) ForCommand(fs *flag.FlagSet, input io.Reader) {
+func (o *Options) ForCommand(input io.Reader) {
 	o.Input = input
-	fs.Visit(func(f *flag.Flag) { o.MustExist = o.MustExist || f.Name == "config" })
-}
-
-// withoutRoot shows files in problems with the paths that their agent sees.
-func (o Options) withoutRoot(err error) error {
-	var problems config.Problems
-	if errors.As(err, &problems) {
-		for i := range problems {
-			at := problems[i].Pos
-			problems[i].Pos = config.At(strings.TrimPrefix(at.File(), o.Root), at.Line, at.Col)
-		}
-	}
-	return err
+	o.given.Visit(func(f *flag.Flag) { o.MustExist = o.MustExist || f.Name == "config" })
 }

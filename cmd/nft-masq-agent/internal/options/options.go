@@ -36,13 +36,30 @@ func Parse(fs *flag.FlagSet, args []string) (operands []string, err error) {
 	}
 }
 
-// ParseRun parses the flags of run, up to the first non-flag, like the older
-// agents. With an error it returns what was parsed so far.
-func ParseRun(args []string) (*Options, error) {
-	fs := flag.NewFlagSet("run", flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
-	o := AddRunFlags(fs)
-	return o, fs.Parse(args)
+// Follow returns the options of an agent that runs with these flags and the config at an
+// absolute path, and uses them for all flags that the command line does not have.
+func (o *Options) Follow(args []string, path string) (theirs Options, err error) {
+	of := flag.NewFlagSet("run", flag.ContinueOnError)
+	of.SetOutput(io.Discard)
+	t := AddRunFlags(of)
+	if err := errors.Join(of.Parse(args), of.Set("config", path)); err != nil {
+		return Options{}, err
+	}
+	theirs = *t
+	o.given.Visit(func(f *flag.Flag) {
+		if slices.Contains(PolicyFlags(), f.Name) {
+			_ = of.Set(f.Name, f.Value.String())
+		}
+	})
+	t.MustExist, t.Input, t.given = o.MustExist, o.Input, o.given
+	if o.PodCIDRs != nil {
+		t.PodCIDRs = o.PodCIDRs
+	}
+	if o.AcceptForeign != nil {
+		t.AcceptForeign = o.AcceptForeign
+	}
+	*o = *t
+	return theirs, nil
 }
 
 // Formats of the log.
@@ -78,13 +95,11 @@ type Options struct {
 	ProbeSocket       string // "": off
 	LogFormat         string
 
+	given *flag.FlagSet // the command line
+
 	// The flags of klog and glog that have an effect.
 	Verbosity int
 	logFile   string
-
-	// Root is a prefix for the path of the config if the flags are those of an
-	// agent with a different root. It is not part of messages.
-	Root string
 
 	// For commands that read a config once; see ForCommand.
 	MustExist bool
@@ -118,14 +133,16 @@ func PolicyFlags() []string {
 
 // OfOlderAgents reports whether one of the older agents also has a flag.
 func OfOlderAgents(name string) bool {
-	return name != "config" && name != "mode" && name != "masquerade-marks" && slices.Contains(PolicyFlags(), name) || IsKlogFlag(name)
+	return name != "config" && name != "mode" && name != "masquerade-marks" && slices.Contains(PolicyFlags(),
+		name) || IsKlogFlag(name)
 }
 
 // AddPolicyFlags declares the flags of all commands that use a policy.
 func AddPolicyFlags(fs *flag.FlagSet) *Options {
-	o := &Options{}
+	o := &Options{given: fs}
 	o.addKlogFlags(fs)
-	AddFlag(fs, &o.ConfigPath, "config", DefaultConfig, "`PATH` of the config: a file, or a directory of files", parseConfigPath)
+	AddFlag(fs, &o.ConfigPath, "config", DefaultConfig, "`PATH` of the config: a file, or a directory of files",
+		parseConfigPath)
 	AddFlag(fs, &o.Mode, "mode", string(nft.ModeNFTables),
 		"`MODE`: nftables uses its own table; iptables-nft uses a chain that iptables can show",
 		OneOf(nft.ModeNFTables, nft.ModeIPTables))
@@ -133,15 +150,8 @@ func AddPolicyFlags(fs *flag.FlagSet) *Options {
 	fs.BoolVar(&o.AllReservedRanges, "nomasq-all-reserved-ranges", false,
 		"exempt all reserved IPv4 ranges, not only those of RFC 1918, unless the config sets nonMasqueradeCIDRs")
 	fs.BoolVar(&o.EnableIPv6, "enable-ipv6", false, "masquerade IPv6 too, unless the config sets enableIPv6")
-	const randomFully = "choose source ports at random (default true in mode nftables, false in mode iptables-nft)"
-	fs.BoolFunc("random-fully", randomFully, func(s string) error {
-		v, err := strconv.ParseBool(s)
-		if err != nil {
-			return errors.New("is neither true nor false")
-		}
-		o.RandomFully = &v
-		return nil
-	})
+	AddFlag(fs, &o.RandomFully, "random-fully", "",
+		"choose source ports at random (default true in mode nftables, false in mode iptables-nft)", parseBool)
 	AddFlag(fs, &o.Ports, "to-ports", "",
 		"masquerade tcp, udp and sctp to these port `RANGES` only, such as 1024-29999,32768-65535", parsePorts)
 	AddFlag(fs, &o.Marks, "masquerade-marks", "0x4000/0x4000,0x2000/0x2000",
@@ -190,11 +200,14 @@ func AddRunFlags(fs *flag.FlagSet) *Options {
 	o := AddPolicyFlags(fs)
 	o.AddPodCIDRs(fs)
 	o.AddAcceptForeign(fs)
-	fs.BoolVar(&o.TakeOver, "takeover", false, "remove the rules of iptables-based agents in the transaction that activates ours")
+	fs.BoolVar(&o.TakeOver, "takeover", false,
+		"remove the rules of iptables-based agents in the transaction that activates ours")
 	AddFlag(fs, &o.ConntrackInterval, "conntrack-interval", "0",
 		"`SECONDS` between two readings of the connections for the metrics of port pressure; 0 is off", parseInterval)
-	AddFlag(fs, &o.HTTPAddress, "http-address", "", "`HOST:PORT` of /healthz, /startupz, /readyz and /metrics; off if empty", ParseHTTPAddress)
-	AddFlag(fs, &o.ProbeSocket, "probe-socket", "", "`PATH` of a unix socket that answers the command ready; off if empty", ParseSocketPath)
+	AddFlag(fs, &o.HTTPAddress, "http-address", "",
+		"`HOST:PORT` of /healthz, /startupz, /readyz and /metrics; off if empty", ParseHTTPAddress)
+	AddFlag(fs, &o.ProbeSocket, "probe-socket", "",
+		"`PATH` of a unix socket that answers the command ready, and other commands in the same pod; off if empty", ParseSocketPath)
 	AddFlag(fs, &o.LogFormat, "log-format", LogJSON, "json or text `FORMAT` of the log", OneOf(LogJSON, LogText))
 	return o
 }
@@ -234,6 +247,12 @@ func (f *parsedFlag[T]) warn() error { return f.warning }
 
 func (f *parsedFlag[T]) String() string { return f.text }
 
+// IsBoolFlag makes --name mean --name=true.
+func (f *parsedFlag[T]) IsBoolFlag() bool {
+	_, is := any(f.to).(**bool)
+	return is
+}
+
 func (f *parsedFlag[T]) Set(s string) error {
 	v, err := f.parse(s)
 	w := warning{}
@@ -272,6 +291,14 @@ func ParseSocketPath(s string) (string, error) {
 		return "", fmt.Errorf("is %d bytes long, the path of a unix socket has at most %d", len(s), most)
 	}
 	return s, nil
+}
+
+func parseBool(s string) (*bool, error) {
+	v, err := strconv.ParseBool(s)
+	if err != nil {
+		return nil, errors.New("is neither true nor false")
+	}
+	return &v, nil
 }
 
 func parseChain(s string) (string, error) { return s, xtables.CheckChain(s) }

@@ -19,8 +19,9 @@ import (
 
 func parseRun(t *testing.T, line string) *options.Options {
 	t.Helper()
-	o, err := options.ParseRun(strings.Fields(line))
-	if err != nil {
+	fs := flag.NewFlagSet("run", flag.ContinueOnError)
+	o := options.AddRunFlags(fs)
+	if err := fs.Parse(strings.Fields(line)); err != nil {
 		t.Fatalf("%q: %v", line, err)
 	}
 	return o

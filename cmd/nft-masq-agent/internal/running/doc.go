@@ -1,4 +1,5 @@
-// Package running finds the agents that run in this network namespace, in a procfs,
-// and asks them how they are. It exists so that a command without flags answers for
-// the agent that runs, and so that agent and commands share what it reports.
+// Package running finds the agent that runs here: by its unix socket, on which it
+// answers with a [Report], or by the lock that one agent has in each network namespace.
+// It exists so that a command answers for the agent that runs, and so that agent and
+// commands share what it reports.
 package running

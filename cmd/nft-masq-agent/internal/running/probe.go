@@ -1,24 +1,54 @@
 package running
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/netip"
 	"os"
-	"path/filepath"
+	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
 )
 
-// A Report is what an agent answers on its probe socket: why it is not alive or
-// not ready, "" for yes; and which policy it enforces, nil for none.
+// A Report is what an agent answers to GET /agent on its unix socket.
 type Report struct {
-	Alive  string  `json:"alive"`
-	Ready  string  `json:"ready"`
+	PID  int      `json:"pid"`
+	Args []string `json:"args"` // after the names of the program and the command
+	// ConfigPath is absolute, in the agent's file system.
+	ConfigPath string `json:"configPath"`
+
+	Alive string `json:"alive"` // why its loop is stuck, "" if it is not
+	Ready string `json:"ready"` // why it is not ready, "" if it is
+
+	// Source is the source of the policy that the agent enforces, as the metric
+	// config_source names it; "" if none is known yet.
+	Source string `json:"source"`
+	// Compiled means that the agent compiled this policy: from Files, byte for byte, or
+	// from the built-in defaults if there are none; by Args; and with Addresses, those of
+	// the node, if it has snatAddresses. Otherwise it is that of rules that the agent found.
+	Compiled  bool            `json:"compiled"`
+	Files     []config.Source `json:"files"`
+	Addresses []netip.Addr    `json:"addresses"`
+	// Policy is what is in the kernel, as far as the agent knows; nil for nothing of ours.
 	Policy *Policy `json:"policy,omitempty"`
+
+	// Rejected are the errors and mistakes because of which the config is rejected, or
+	// why it cannot be read; empty if it is accepted.
+	Rejected config.Problems `json:"rejected"`
+	Warnings config.Problems `json:"warnings"`
+	// Refusal is why the kernel cannot be read, or refuses the rules; "" if neither.
+	Refusal string `json:"refusal"`
+	// SecondAgent is the process of an agent that was in this network namespace before
+	// this one, 0 for none; -1 if its namespace hides it.
+	SecondAgent int `json:"secondAgent"`
 }
 
 // A Policy is the policy that an agent enforces, and what it last changed in the
@@ -36,48 +66,101 @@ func (p Policy) String() string {
 		p.Hash, p.Since.UTC().Format(time.RFC3339), p.Changed.UTC().Format(time.RFC3339), p.What, p.Why))
 }
 
-// ProbeTimeout bounds an exchange on the probe socket, of which a report is written
-// at once, and nothing is read.
-const ProbeTimeout = time.Second
+// Bounds of an exchange with an agent: the kubelet waits for one second, and a config
+// of 4 MiB takes a third more in JSON.
+const (
+	probeTimeout = time.Second
+	askTimeout   = 5 * time.Second
+	maxAnswer    = 8 << 20
+)
 
-const maxReportBytes = 64 << 10
-
-// Reached returns the agents with what they report on their probe sockets.
-func Reached(agents []Agent) []Agent {
-	reached := make([]Agent, len(agents))
-	for i, a := range agents {
-		if reached[i] = a; !filepath.IsAbs(a.Options.ProbeSocket) {
-			continue
-		}
-		if report, err := Ask(filepath.Join(a.Options.Root, a.Options.ProbeSocket)); err == nil {
-			reached[i].Policy = report.Policy
-		}
+// String returns the agent and its flags, quoted because they are another process's text.
+func (r Report) String() string {
+	if len(r.Args) == 0 {
+		return fmt.Sprintf("the running agent (pid %d, without flags)", r.PID)
 	}
-	return reached
+	return fmt.Sprintf("the running agent (pid %d: %s)", r.PID, config.Printable(strings.Join(r.Args, " ")))
 }
 
-// Ask asks the agent that answers on a probe socket.
-func Ask(path string) (Report, error) {
-	c, err := net.DialTimeout("unix", path, ProbeTimeout)
+// Ask asks the agent on a unix socket for its report. Only a process of root, or of the
+// caller's own user, can answer.
+func Ask(socket string) (r Report, err error) {
+	pid, status, text, err := get(socket, "/agent", askTimeout)
 	if err != nil {
-		var op *net.OpError
-		if errors.As(err, &op) {
-			err = op.Err
-		}
-		return Report{}, fmt.Errorf("no agent answers at %s: %w", config.Printable(path), err)
+		return Report{}, err
 	}
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(ProbeTimeout))
-	text, err := io.ReadAll(io.LimitReader(c, maxReportBytes))
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return Report{}, fmt.Errorf("the agent does not answer within %s", ProbeTimeout)
+	if status != http.StatusOK {
+		return Report{}, fmt.Errorf("the agent at %s answers %s: it is another version", config.Printable(socket),
+			http.StatusText(status))
 	}
-	var r Report
-	if err == nil {
-		err = json.Unmarshal(text, &r)
-	}
-	if err != nil {
+	if err := json.Unmarshal(text, &r); err != nil {
 		return Report{}, fmt.Errorf("read the agent's report: %w", err)
 	}
+	if pid != 0 { // as this process sees it
+		r.PID = pid
+	}
 	return r, nil
+}
+
+// Probe asks the agent on a unix socket by one of the paths for probes. The reason is
+// "" if it answers yes.
+func Probe(socket, path string) (reason string, err error) {
+	_, status, text, err := get(socket, path, probeTimeout)
+	if err != nil || status == http.StatusOK {
+		return "", err
+	}
+	return strings.TrimSpace(string(text)), nil
+}
+
+func get(socket, path string, timeout time.Duration) (pid, status int, text []byte, err error) {
+	client := http.Client{Timeout: timeout, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			c, listener, err := dial(ctx, socket)
+			if err == nil {
+				pid = int(listener.Pid)
+			}
+			return c, err
+		},
+	}}
+	response, err := client.Get("http://agent" + path)
+	if err == nil {
+		defer response.Body.Close()
+		text, err = io.ReadAll(io.LimitReader(response.Body, maxAnswer))
+	}
+	var op *net.OpError
+	switch {
+	case err == nil:
+		return pid, response.StatusCode, text, nil
+	case os.IsTimeout(err):
+		return 0, 0, nil, fmt.Errorf("the agent does not answer within %s", timeout)
+	case errors.As(err, &op):
+		err = op.Err
+	}
+	return 0, 0, nil, fmt.Errorf("no agent answers at %s: %w", config.Printable(socket), err)
+}
+
+// dial connects to a unix socket that a process of root or of the caller's user
+// listens on: other users can create sockets, too.
+func dial(ctx context.Context, address string) (net.Conn, *unix.Ucred, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", address)
+	if err != nil {
+		return nil, nil, err
+	}
+	var listener *unix.Ucred
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err == nil {
+		controlErr := raw.Control(func(fd uintptr) {
+			listener, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+		})
+		err = errors.Join(err, controlErr)
+	}
+	if err == nil && listener.Uid != 0 && int(listener.Uid) != os.Geteuid() {
+		err = fmt.Errorf("a process of user %d listens there", listener.Uid)
+	}
+	if err != nil {
+		_ = c.Close()
+		return nil, nil, err
+	}
+	return c, listener, nil
 }

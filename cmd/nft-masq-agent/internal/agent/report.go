@@ -1,0 +1,239 @@
+package agent
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
+)
+
+// A line is a line of the log.
+type line struct {
+	level  zapcore.Level
+	text   string
+	fields []any // names and values in turn
+}
+
+// lines collects lines.
+type lines []line
+
+func (l *lines) add(level zapcore.Level, event, text string, fields ...any) {
+	*l = append(*l, line{level, text, append(fields, "event", event)})
+}
+
+// report returns the lines about a step: the difference of two views.
+func (a *Agent) report(before, v view) (l lines) {
+	if v.step.read {
+		a.reportContent(&l, before, v)
+	}
+	if v.unfollowed != nil && before.unfollowed == nil {
+		l.add(zap.WarnLevel, "addresses_unreadable",
+			"cannot follow the addresses of this node; retrying, with the last known addresses until then", "error", v.unfollowed)
+	}
+	if before.refusal != nil && v.refusal == nil {
+		text := "kernel accepted the rules again"
+		if v.step.applied == nil {
+			text = "nftables can be read again; nothing is written"
+		}
+		l.add(zap.InfoLevel, "rules_accepted", text)
+	}
+	if v.step.applied != nil {
+		a.reportApplied(&l, before, v, *v.step.applied)
+	}
+	if err := v.step.err; err != nil && (before.refusal == nil || before.refusal.Error() != err.Error()) {
+		reportRefusal(&l, err, v.hash() != "")
+	}
+	switch was := before.policy.from; {
+	case v.step.read && v.content.err != nil:
+		l.add(zap.ErrorLevel, "config_rejected", "config rejected; "+v.words(),
+			"source", string(v.policy.from), "error", v.content.err)
+	case !v.step.read && was != v.policy.from && was != "":
+		l.add(zap.WarnLevel, "config_source_changed", "config still rejected; from now on "+v.words(),
+			"source", string(v.policy.from), "previous_source", string(was))
+	}
+	return l
+}
+
+// reportContent reports a new content of the config, the first one with the start.
+func (a *Agent) reportContent(l *lines, before, v view) {
+	path := a.settings.ConfigPath
+	if !before.read {
+		if v.missing() {
+			path += " does not exist: the built-in defaults apply"
+		}
+		where, layout := "inet "+nft.TableName, a.settings.NFT().Layout
+		if chain := layout.Chain(); chain != "" {
+			where = "nat, chain " + chain
+		}
+		l.add(zap.InfoLevel, "starting", "starting", "version", a.settings.Version, "path", path,
+			"table", where, "mode", string(layout.Mode()))
+	}
+	switch {
+	case !before.read:
+	case before.missing() && !v.missing():
+		l.add(zap.InfoLevel, "config_file_appeared", "the config file appeared", "path", path)
+	case v.missing() && !before.missing():
+		l.add(zap.WarnLevel, "config_file_vanished", "the config file vanished: the built-in defaults now apply",
+			"path", path, "hash", v.policy.hash())
+	}
+	for _, w := range v.content.remarks {
+		if slices.ContainsFunc(before.content.remarks, func(b config.Problem) bool { return b.Error() == w.Error() }) {
+			continue
+		}
+		level := zap.WarnLevel
+		if w.Level == config.Note {
+			level = zap.InfoLevel
+		}
+		l.add(level, "config_warning", "config warning", "warning", w.Error())
+	}
+}
+
+// reportApplied reports that the kernel has the wanted rules: one line for a change, and
+// at level debug if nothing changed.
+func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) {
+	if len(applied.Replaced) > 0 {
+		l.add(zap.WarnLevel, "legacy_rules_replaced",
+			"rules of another agent or version in our chain were replaced: stop any iptables-based agent",
+			"found", namesOf(applied.Replaced))
+	}
+	if len(applied.TookOver) > 0 && before.accepted {
+		l.add(zap.WarnLevel, "legacy_rules_removed", "rules of an iptables-based agent came back and were removed: stop that agent",
+			"taken_over", applied.TookOver)
+	}
+	if applied.Recreated > 0 {
+		l.add(zap.WarnLevel, "table_recreated",
+			"our table could not be repaired in place and was recreated; in the meantime new connections were not masqueraded",
+			"gap_ms", applied.Recreated.Milliseconds())
+	}
+	fields := a.appliedFields(before, v, applied)
+	switch {
+	case v.step.changed == restored:
+		l.add(zap.WarnLevel, "rules_restored", "rules were changed by another program; restored", "differences", len(applied.Differences),
+			"what", firstFew(applied.Differences), "duration_ms", milliseconds(applied.Took))
+	case v.step.changed == moved:
+		reportMoved(l, before.installed.Policy, v.installed.Policy, v.hash())
+	case v.step.changed == replaced:
+		l.add(zap.InfoLevel, "config_applied", "applied", fields...)
+	case v.step.changed == removed:
+	case before.installed == nil:
+		l.add(zap.InfoLevel, "rules_in_place", "rules are already in place", fields...)
+	case before.content.err != nil && v.content.err == nil:
+		l.add(zap.InfoLevel, "config_accepted", "config accepted again; rules are in place", fields...)
+	default:
+		l.add(zap.DebugLevel, "rules_checked", "checked; rules are in place", fields...)
+	}
+	if v.step.slowed {
+		l.add(zap.WarnLevel, "repairs_slowed",
+			"another program keeps changing the rules; they are restored at most once a second. nft monitor shows which program it is")
+	}
+	reportMissing(l, before, v)
+	if before.installed == nil || before.hash() != v.hash() {
+		for _, why := range answer.UncoveredPods(v.installed.Policy, a.settings.PodCIDRs) {
+			l.add(zap.WarnLevel, "pod_cidr_not_covered", "the config does not cover the pods of --pod-cidr",
+				"why", why.Error(), "hash", v.hash())
+		}
+	}
+}
+
+// appliedFields returns the fields of a line about rules in the kernel.
+func (a *Agent) appliedFields(before, v view, applied kernel.Applied) []any {
+	v4, v6 := v.installed.CIDRs()
+	fields := []any{
+		"reason", v.step.reason, "source", string(v.policy.from), "hash", v.hash(),
+		"cidrs", v4 + v6, "duration_ms", milliseconds(applied.Took),
+	}
+	if before.installed != nil && before.hash() != v.hash() {
+		added := v.installed.Policy.Beyond(before.installed.Policy, few)
+		removed := before.installed.Policy.Beyond(v.installed.Policy, few)
+		fields = append(fields, "from", before.hash(),
+			"added", added.First, "added_count", added.Count,
+			"removed", removed.First, "removed_count", removed.Count)
+	}
+	if len(applied.TookOver) > 0 {
+		fields = append(fields, "taken_over", applied.TookOver)
+	}
+	if len(applied.Removed) > 0 {
+		fields = append(fields, "removed_rules", applied.Removed)
+	}
+	return fields
+}
+
+// reportRefusal reports that the kernel cannot be read, or refuses the rules.
+func reportRefusal(l *lines, err error, installed bool) {
+	event, text := "rules_unreadable", "cannot read nftables; retrying"
+	if errors.Is(err, unix.EPERM) {
+		text = "cannot read nftables: CAP_NET_ADMIN is missing; retrying"
+	}
+	if kernel.Refused(err) {
+		event, text = "rules_rejected", "kernel rejected the rules, retrying"
+		if installed {
+			text = "kernel rejected the rules; previous rules stay, retrying"
+		}
+	}
+	fields := []any{"error", err}
+	if hint := kernel.Hint(err); hint != "" {
+		fields = append(fields, "hint", hint)
+	}
+	l.add(zap.ErrorLevel, event, text, fields...)
+}
+
+// reportMoved reports which source addresses connections have after a change of the
+// node's addresses.
+func reportMoved(l *lines, before, after nft.Policy, hash string) {
+	var added, removed []string
+	for _, f := range after.Families {
+		was := before.SNATOf(f.IPv6).Present
+		added = append(added, without(f.SNAT.Present, was)...)
+		removed = append(removed, without(was, f.SNAT.Present)...)
+	}
+	l.add(zap.InfoLevel, "snat_addresses_changed", "the addresses of this node changed; connections leave from those that it has",
+		"added", firstFew(added), "added_count", len(added),
+		"removed", firstFew(removed), "removed_count", len(removed), "hash", hash)
+}
+
+// without returns the addresses that are not in others.
+func without(addresses, others []netip.Addr) (out []string) {
+	for _, addr := range addresses {
+		if !slices.Contains(others, addr) {
+			out = append(out, addr.String())
+		}
+	}
+	return out
+}
+
+// reportMissing reports for which families the node has none of snatAddresses.
+func reportMissing(l *lines, before, v view) {
+	for _, f := range v.installed.Policy.Families {
+		none := func(s nft.SNAT) bool { return len(s.CIDRs) > 0 && len(s.Present) == 0 }
+		was := before.installed != nil && none(before.installed.Policy.SNATOf(f.IPv6))
+		family := familyName(f.IPv6)
+		switch is := none(f.SNAT); {
+		case is && !was:
+			l.add(zap.WarnLevel, "snat_addresses_missing",
+				"this node has none of snatAddresses: connections are masqueraded with the address of the interface", "family", family)
+		case was && !is && len(f.SNAT.Present) > 0:
+			l.add(zap.InfoLevel, "snat_addresses_found", "this node has one of snatAddresses again", "family", family)
+		}
+	}
+}
+
+// logLine logs a line; fields are names and values in turn.
+func (a *Agent) logLine(level zapcore.Level, event, text string, fields ...any) {
+	a.log.Logw(level, text, append(fields, "event", event)...)
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// few is how many entries of a list a log line contains.
+const few = 5
+
+func firstFew(all []string) []string { return all[:min(few, len(all))] }

@@ -1,0 +1,49 @@
+package agent
+
+import (
+	"context"
+	"io"
+	"sync/atomic"
+
+	"go.uber.org/zap"
+)
+
+// second takes the lock of the network namespace, and reports another agent that has it.
+type second struct {
+	*Agent
+	lock  io.Closer
+	other atomic.Int64 // its process, 0 for none
+}
+
+func (s *second) run(ctx context.Context) {
+	s.follow(ctx, func(_ view, checked bool) {
+		if s.lock == nil && checked {
+			s.try()
+		}
+	})
+	if s.lock != nil {
+		_ = s.lock.Close()
+	}
+}
+
+func (s *second) try() {
+	var err error
+	if s.lock, err = s.in.Lock(); err != nil {
+		s.lock = nil
+	}
+	other := 0
+	if s.lock == nil {
+		other, _ = s.in.Holder()
+	}
+	switch was := s.other.Swap(int64(other)); {
+	case other != 0 && was == 0:
+		s.logLine(zap.WarnLevel, "second_agent", "another agent runs in this network namespace, and both write the same rules: stop one of them", "pid", other)
+	case other == 0 && was != 0:
+		s.logLine(zap.InfoLevel, "second_agent_gone", "the other agent in this network namespace is gone")
+	}
+}
+
+func (s *second) collect(e exporter) {
+	e.gauge("second_agent", "Whether another agent was in this network namespace before this one: 1 or 0. Both write the same rules.",
+		number(s.other.Load() != 0))
+}

@@ -1,0 +1,115 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/config"
+)
+
+func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "probe.sock")
+	a := New(Inputs{}, &world{}, testSettings(testOptions()), zap.NewNop())
+	large := []byte("# " + strings.Repeat("x", 4<<20-2))
+	good, bad := rulesetOf("10.0.0.0/8"), config.Problems{{ID: "syntax", Pos: config.At("config", 2, 3), Msg: "bad"}}
+	inForce := content{files: []config.Source{{Name: "a", Data: large, Joined: true}}}
+	a.publish(view{
+		read: true, content: content{err: bad, remarks: config.Problems{{ID: "emptyList", Level: config.Warning, Msg: "empty"}}},
+		policy:    policy{from: FromLenient, want: good, content: inForce},
+		addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+		installed: good, told: running.Policy{Hash: "3f9a2c71", What: "rules installed"},
+		refusal: errors.New("refused"),
+	})
+	a.second.other.Store(7)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := Serve(ctx, OnSocket, path, a.SocketHandler(), zap.NewNop())
+	for range 200 { // none of them sends a request
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	got, err := running.Ask(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Files) != 1 || !bytes.Equal(got.Files[0].Data, large) {
+		t.Fatalf("%d files", len(got.Files))
+	}
+	got.Files[0].Data = nil // comparing it takes long
+	want := running.Report{
+		PID: os.Getpid(), Args: []string{"--v=4"}, ConfigPath: "/etc/config/ip-masq-agent",
+		Ready:  "config rejected: config:2:3: bad\nwhat the older agents make of it (" + good.Hash() + ") is enforced",
+		Source: "lenient", Compiled: true, Files: []config.Source{{Name: "a", Joined: true}},
+		Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+		Policy:    &running.Policy{Hash: "3f9a2c71", What: "rules installed"},
+		Rejected:  config.Problems{{ID: "syntax", Pos: config.At("config", 2, 3), Msg: "bad"}},
+		Warnings:  config.Problems{{ID: "emptyList", Level: config.Warning, Msg: "empty"}},
+		Refusal:   "cannot read nftables: refused", SecondAgent: 7,
+	}
+	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b config.Problem) bool { return a == b })); diff != "" {
+		t.Errorf("report (-want +got):\n%s", diff)
+	}
+	for probe, yes := range map[string]bool{"/readyz": false, "/healthz": true} {
+		if reason, err := running.Probe(path, probe); err != nil || (reason == "") != yes {
+			t.Errorf("%s: %q, %v", probe, reason, err)
+		}
+	}
+	if code, _ := get(t, a, "/agent"); code != http.StatusNotFound {
+		t.Errorf("the network gets %d, and maybe the config", code)
+	}
+	cancel()
+	<-ended
+	if _, err := running.Ask(path); err == nil || !strings.Contains(err.Error(), "no agent answers at "+path) {
+		t.Errorf("after shutdown: %v", err)
+	}
+}
+
+func TestLeftoverSocketIsReplacedUnlessInUse(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "probe.sock")
+	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	left.SetUnlinkOnClose(false)
+	if err := left.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(path); err != nil {
+		t.Fatal(err)
+	}
+	l, err := OnSocket(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if _, err := OnSocket(path); err == nil || !strings.Contains(err.Error(), "another agent uses it") {
+		t.Errorf("second listener: %v", err)
+	}
+}
+
+func TestFileInPlaceOfTheProbeSocketStays(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "probe.sock")
+	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OnSocket(path); err == nil {
+		t.Error("listens despite the file")
+	}
+	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+		t.Error("the file is gone")
+	}
+}

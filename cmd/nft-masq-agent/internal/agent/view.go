@@ -1,0 +1,208 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
+)
+
+// A view is what the loop has decided and what it knows. It is a value: each event
+// leads to another one, and the log is the difference of two.
+type view struct {
+	read    bool // content was read
+	content content
+	policy  policy
+
+	addresses  []netip.Addr // of the node, if a policy has needed them
+	unfollowed error        // why their changes are not known
+
+	installed *nft.Ruleset   // what the kernel accepted last, nil for nothing yet
+	accepted  bool           // from an accepted config
+	told      running.Policy // about installed
+	refusal   error          // of the kernel; nil if the policy is in the kernel, as far as is known
+	tries     int            // since the policy was decided
+
+	generation uint32    // of the ruleset, at which everything was right; 0: unknown
+	full       time.Time // when everything was last checked
+	hangups    int
+	changes    int // of our rules
+	repairs    int // of rules that another program had changed
+	step       step
+}
+
+// A step is what an event led to.
+type step struct {
+	reason  string
+	read    bool            // a new content of the config
+	took    time.Duration   // including everything that was read
+	applied *kernel.Applied // nil if nothing was compared, or that failed
+	err     error           // because of which it failed
+	slowed  bool            // from now on repairs are slowed down
+	changed effect
+}
+
+// An effect is why the rules in the kernel were not those that are wanted.
+type effect int
+
+const (
+	nothing  effect = iota
+	replaced        // there was another policy, or none
+	moved           // the same policy has other addresses of the node
+	restored        // another program has changed them
+	removed         // only rules of an older agent were there, which are gone now
+)
+
+// A content is a content of the config, and what it means.
+type content struct {
+	files []config.Source
+	at    time.Time
+	err   error // why it is rejected
+	// want is nil if there is an error. With mistakes alone it is what the older agents
+	// make of the files.
+	want    *nft.Ruleset
+	remarks config.Problems
+	resync  time.Duration
+	stale   config.Stale
+}
+
+// absent reports whether there is no file, or none that counts.
+func (c content) absent() bool {
+	return !slices.ContainsFunc(c.files, func(s config.Source) bool { return !s.Ignored })
+}
+
+// missing reports whether the config does not exist, as far as it can be read.
+func (v view) missing() bool { return v.read && v.content.err == nil && v.content.absent() }
+
+// hash returns that of our rules in the kernel, "" for none.
+func (v view) hash() string {
+	if v.installed == nil {
+		return ""
+	}
+	return v.installed.Hash()
+}
+
+// inForce reports whether the kernel has what is wanted, as far as is known.
+func (v view) inForce() bool {
+	return v.refusal == nil && v.policy.want != nil && v.installed != nil && v.policy.want.Same(*v.installed)
+}
+
+// ready returns an error unless the config was accepted and is in the kernel.
+func (v view) ready() error {
+	switch {
+	case !v.read:
+		return errors.New("the config has not been read yet")
+	case v.content.err != nil:
+		return fmt.Errorf("config rejected: %w\n%s", v.content.err, v.words())
+	case v.refusal != nil:
+		return v.problem()
+	case !v.inForce():
+		return errors.New("the config is not yet in the kernel")
+	}
+	return nil
+}
+
+// problem returns the kernel's refusal in words, nil for none.
+func (v view) problem() error {
+	if v.refusal == nil {
+		return nil
+	}
+	text := "cannot read nftables: %w"
+	if kernel.Refused(v.refusal) {
+		text = "the kernel rejected the rules: %w"
+	}
+	if hint := kernel.Hint(v.refusal); hint != "" {
+		text += "; " + hint
+	}
+	return fmt.Errorf(text, v.refusal)
+}
+
+// words describes what is enforced while the config is rejected.
+func (v view) words() string {
+	var what, is string
+	switch v.policy.from {
+	case "":
+		return "nothing is enforced yet because the kernel's rules cannot be read"
+	case FromForeign:
+		return "the rules of an iptables-based agent stay active, and nothing is written"
+	case FromFile:
+		what, is = "config", "is"
+	case FromPrevious:
+		what, is = "config of a previous run", "stays"
+		if v.policy.accepted {
+			what = "last good config"
+		}
+	case FromLenient:
+		what, is = "what the older agents make of it", "is"
+	case FromDefaults:
+		what, is = "built-in defaults", "are"
+	}
+	hash, held := v.policy.hash(), v.hash()
+	what += " (" + hash + ")"
+	switch {
+	case v.policy.left != nil, held == hash:
+		return what + " " + is + " enforced"
+	case held == "":
+		return what + " is not in the kernel yet"
+	}
+	return fmt.Sprintf("%s is not in the kernel yet, which still has %s", what, held)
+}
+
+// effectOf returns the effect of bringing the kernel to a wanted ruleset.
+func (v view) effectOf(want nft.Ruleset, a kernel.Applied) effect {
+	switch same := v.installed != nil && v.installed.Hash() == want.Hash(); {
+	case len(a.Differences) == 0:
+		return nothing
+	case same && want.Policy.HasSNAT() && !want.Same(*v.installed):
+		return moved
+	case !same || v.refusal != nil:
+		return replaced
+	case len(a.Differences) > len(a.TookOver):
+		return restored
+	case v.accepted:
+		return removed
+	}
+	return replaced
+}
+
+// after returns the view when the kernel has the wanted ruleset.
+func (v view) after(a kernel.Applied, now time.Time) view {
+	before, want := v, v.policy.want
+	v.step.applied, v.step.changed = &a, before.effectOf(*want, a)
+	v.installed, v.accepted = want, v.policy.accepted
+	v.refusal, v.tries, v.generation = nil, 0, a.Generation
+	if v.step.changed == restored {
+		v.repairs++
+	}
+	n, known := len(a.Differences), before.hash() == want.Hash()
+	if n == 0 && known {
+		return v
+	}
+	v.changes++
+	v.told = running.Policy{Hash: want.Hash(), Since: now, Changed: now, Why: v.step.reason}
+	if known {
+		v.told.Since = before.told.Since
+	}
+	switch {
+	case v.step.changed == restored:
+		v.told.What, v.told.Why = fmt.Sprintf("rules restored, differences: %d", n), "changed by another program"
+	case v.step.changed == moved:
+		v.told.What = "source addresses replaced by those that this node has"
+	case known:
+		v.told.What = fmt.Sprintf("differences removed: %d", n)
+	case before.installed != nil:
+		added, removed := want.Policy.Beyond(before.installed.Policy, 0), before.installed.Policy.Beyond(want.Policy, 0)
+		v.told.What = fmt.Sprintf("policy %s replaced, entries added: %d, removed: %d", before.hash(), added.Count, removed.Count)
+	case n == 0:
+		v.told.What = "the rules were already in place"
+	default:
+		v.told.What = "rules installed"
+	}
+	return v
+}

@@ -1,0 +1,102 @@
+package agent
+
+import (
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/native"
+)
+
+func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
+	one, other := rulesetOf("10.1.0.0/16"), rulesetOf("10.2.0.0/16")
+	c, problems := config.Parse(config.Defaults{}, snatFile().Sources...)
+	if err := problems.Err(); err != nil {
+		t.Fatal(err)
+	}
+	snat := nft.Compile(c, nft.Options{Layout: native.Layout{}})
+	here := snat.On([]netip.Addr{netip.MustParseAddr("198.51.100.11")})
+	differences := func(n int, tookOver ...string) kernel.Applied {
+		return kernel.Applied{Differences: make([]string, n), TookOver: tookOver}
+	}
+	start := time.Now()
+	for name, tt := range map[string]struct {
+		before  view
+		want    *nft.Ruleset
+		applied kernel.Applied
+		effect  effect
+		what    string
+	}{
+		"nothing differs":       {view{installed: one}, one, differences(0), nothing, ""},
+		"first rules":           {view{}, one, differences(3), replaced, "rules installed"},
+		"rules in place":        {view{}, one, differences(0), nothing, "the rules were already in place"},
+		"another policy":        {view{installed: other}, one, differences(1), replaced, "policy " + other.Hash() + " replaced, entries added: 1, removed: 1"},
+		"another program":       {view{installed: one}, one, differences(2), restored, "rules restored, differences: 2"},
+		"and an older agent":    {view{installed: one, accepted: true}, one, differences(2, "a"), restored, "rules restored, differences: 2"},
+		"an older agent":        {view{installed: one, accepted: true}, one, differences(1, "a"), removed, "differences removed: 1"},
+		"the first take-over":   {view{installed: one}, one, differences(1, "a"), replaced, "differences removed: 1"},
+		"after a refusal":       {view{installed: one, refusal: unix.EPERM}, one, differences(2), replaced, "differences removed: 2"},
+		"another address":       {view{installed: &snat}, &here, differences(2), moved, "source addresses replaced by those that this node has"},
+		"it is gone":            {view{installed: &here, refusal: unix.EPERM}, &snat, differences(2), moved, "source addresses replaced by those that this node has"},
+		"the address stays":     {view{installed: &here}, &here, differences(2), restored, "rules restored, differences: 2"},
+		"a policy with another": {view{installed: one}, &here, differences(2), replaced, "policy " + one.Hash() + " replaced, entries added: 5, removed: 1"},
+	} {
+		v := tt.before
+		v.policy.want, v.told.Since, v.step.reason = tt.want, start, onResync
+		got := v.after(tt.applied, start.Add(time.Second))
+		if got.step.changed != tt.effect || got.told.What != tt.what {
+			t.Errorf("%s: effect %d, %q", name, got.step.changed, got.told.What)
+		}
+		if !got.inForce() || got.refusal != nil || got.ready() == nil {
+			t.Errorf("%s: in force %t, %v, ready %v before any config was read", name, got.inForce(), got.refusal, got.ready())
+		}
+		if why := got.told.Why; tt.what != "" && (why == "changed by another program") != (tt.effect == restored) {
+			t.Errorf("%s: because of %s", name, why)
+		}
+		since := start
+		if v.hash() != tt.want.Hash() {
+			since = start.Add(time.Second)
+		}
+		if !got.told.Since.Equal(since) || (got.repairs == 1) != (tt.effect == restored) || (got.changes == 1) != (tt.what != "") {
+			t.Errorf("%s: since %s, %d repairs, %d changes", name, got.told.Since.Sub(start), got.repairs, got.changes)
+		}
+	}
+}
+
+func TestSecondAgentIsReportedUntilItIsGone(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		const metric = "second_agent"
+		w.settled(t)
+		wantMetrics(t, w.agent, "second_agent 0\n", metric)
+	})
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{holder: 7}
+		log, lines := logLines()
+		a := New(Inputs{Lock: w.lock, Holder: func() (int, bool) { return w.holder, w.holder != 0 }}, w, testSettings(testOptions()), log)
+		for _, tt := range []struct {
+			holder int
+			metric string
+			lines  int
+		}{{7, "1", 1}, {7, "1", 0}, {0, "0", 1}} {
+			w.holder = tt.holder
+			a.second.try()
+			wantMetrics(t, a, "second_agent "+tt.metric+"\n", "second_agent")
+			if len(lines) != tt.lines {
+				t.Errorf("holder %d: %d lines", tt.holder, len(lines))
+			}
+			for range len(lines) {
+				<-lines
+			}
+		}
+		if a.second.lock == nil {
+			t.Error("the lock is not taken")
+		}
+		a.schedule.stop()
+	})
+}

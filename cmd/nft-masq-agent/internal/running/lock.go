@@ -1,0 +1,46 @@
+package running
+
+import (
+	"context"
+	"io"
+	"net"
+)
+
+// lockName is an abstract unix socket, of which each network namespace has one.
+const lockName = "@nft-masq-agent"
+
+// Lock makes this process the agent of its network namespace, until it is closed. It is
+// an error if another process is that.
+func Lock() (io.Closer, error) {
+	l, err := net.Listen("unix", lockName)
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		for { // so that the queue is never full
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.Close()
+		}
+	}()
+	return l, nil
+}
+
+// Holder returns the process of the agent that has the lock of this network namespace,
+// or -1 if that is in a PID namespace that hides it, and whether there is one. A process
+// of another user than root and the caller does not count: every user can take the lock.
+func Holder() (pid int, ok bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
+	defer cancel()
+	c, holder, err := dial(ctx, lockName)
+	if err != nil {
+		return 0, false
+	}
+	_ = c.Close()
+	if holder.Pid == 0 {
+		return -1, true
+	}
+	return int(holder.Pid), true
+}

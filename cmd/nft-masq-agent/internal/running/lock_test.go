@@ -1,0 +1,94 @@
+package running_test
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/nft/nfttest"
+)
+
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+
+// listenAsNobody listens as another user. It must be called on a locked thread.
+func listenAsNobody(address string) (net.Listener, error) {
+	const keep, nobody = ^uintptr(0), 65534
+	become := func(uid uintptr) error {
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, uid, keep); errno != 0 {
+			return errno
+		}
+		return nil
+	}
+	if err := become(nobody); err != nil {
+		return nil, err
+	}
+	l, err := net.Listen("unix", address)
+	return l, errors.Join(err, become(0))
+}
+
+func TestOneAgentOfANetworkNamespaceHasTheLock(t *testing.T) {
+	err := nfttest.NewNS(t, "agent").Do(func() error {
+		if pid, ok := running.Holder(); ok {
+			t.Errorf("nobody has it, but %d", pid)
+		}
+		lock, err := running.Lock()
+		if err != nil {
+			return err
+		}
+		if pid, ok := running.Holder(); !ok || pid != os.Getpid() {
+			t.Errorf("holder %d, %v", pid, ok)
+		}
+		if _, err := running.Lock(); err == nil {
+			t.Error("taken twice")
+		}
+		if err := lock.Close(); err != nil {
+			return err
+		}
+		l, err := listenAsNobody("@nft-masq-agent")
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		if _, err := running.Lock(); err == nil {
+			t.Error("another user does not have it")
+		}
+		if pid, ok := running.Holder(); ok {
+			t.Errorf("another user's process %d counts as an agent", pid)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAnotherUserCannotAnswerForTheAgent(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "socket")
+	err := nfttest.NewNS(t, "agent").Do(func() error { // on a locked thread
+		if err := errors.Join(os.Chmod(dir, 0o777), os.Chmod(filepath.Dir(dir), 0o755)); err != nil {
+			return err
+		}
+		l, err := listenAsNobody(path)
+		if err == nil {
+			t.Cleanup(func() { _ = l.Close() })
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "a process of user 65534 listens there"
+	if _, err := running.Ask(path); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("report: %v", err)
+	}
+	if _, err := running.Probe(path, "/readyz"); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("probe: %v", err)
+	}
+}

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/xtables"
+)
+
+type monitorFlags struct {
+	*nodeFlags
+	ends time.Duration
+}
+
+func monitorCommand() command {
+	return command{
+		name:  "monitor",
+		about: "print each change of nftables on this node, and which program made it",
+		details: "Until it is interrupted, or --for is over, it prints the time of each transaction, the program, its tables, " +
+			"how many objects changed, and whether they include this agent's rules. While it listens, programs that fill " +
+			"large sets take up to twice the time and ten times the memory.",
+		examples: []string{program + " monitor", program + " monitor --for 1h -o json"},
+		flags: func(fs *flag.FlagSet) action {
+			f := monitorFlags{nodeFlags: addNodeFlags(fs)}
+			options.AddFlag(fs, &f.ends, "for", "10m", "end after this `DURATION`", positiveDuration)
+			return func(ctx context.Context, _ []string, e environment) (int, error) { return f.monitor(ctx, e) }
+		},
+	}
+}
+
+func positiveDuration(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil || d <= 0 {
+		return 0, errors.New("must be a duration such as 10m")
+	}
+	return d, nil
+}
+
+// A rulesetChange is one change as it is printed.
+type rulesetChange struct {
+	Version  int      `json:"version"`
+	Time     string   `json:"time"` // RFC 3339, UTC
+	Program  string   `json:"program"`
+	PID      int      `json:"pid"` // 0 if it has ended already
+	Tables   []string `json:"tables"`
+	Messages int      `json:"messages"`
+	// Ours means that rules of this agent changed, or what they refer to, and ByAgent that
+	// this agent made the change, or another instance of it.
+	Ours    bool `json:"ours"`
+	ByAgent bool `json:"byAgent"`
+	// Lost means that the kernel had more changes than it could report.
+	Lost bool `json:"lost"`
+}
+
+func (f *monitorFlags) monitor(ctx context.Context, e environment) (int, error) {
+	ctx, cancel := signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM)
+	defer cancel()
+	ctx, cancel = context.WithTimeout(ctx, f.ends)
+	defer cancel()
+	s, err := f.open(e) // the agent's chain may have another name
+	_ = s.kernel.Close()
+	if err != nil {
+		return exitFailed, err
+	}
+	l, err := nfnetlink.Listen()
+	if err != nil {
+		return exitFailed, hinted(err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	_, _ = fmt.Fprintf(e.stderr, "listening for %s: programs that fill large sets are slower until then\n", f.ends)
+	for {
+		c, err := l.Receive()
+		switch {
+		case ctx.Err() != nil:
+			return exitDone, nil
+		case err != nil:
+			return exitFailed, err
+		}
+		change := f.describe(c)
+		line := change.String()
+		if f.output == outputJSON {
+			b, err := json.Marshal(change)
+			if err != nil {
+				return exitFailed, err
+			}
+			line = string(b) + "\n"
+		}
+		if err := write(e.stdout, line); err != nil {
+			return exitFailed, err
+		}
+	}
+}
+
+func (f *monitorFlags) describe(c nfnetlink.Change) rulesetChange {
+	out := rulesetChange{
+		Version: 1, Time: time.Now().UTC().Format("2006-01-02T15:04:05.000Z07:00"), Program: c.Process, PID: processOf(c.Thread),
+		Tables: []string{}, Messages: c.Messages, ByAgent: strings.HasPrefix(c.Process, program), Lost: c.Lost,
+	}
+	own := xtables.WithSubchains(f.Chain)
+	for _, changed := range c.Chains {
+		if name := fmt.Sprintf("%s %s", changed.Family, nfnetlink.Printable(changed.Table)); !slices.Contains(out.Tables, name) {
+			out.Tables = append(out.Tables, name)
+		}
+		out.Ours = out.Ours || changed.Family == nfnetlink.Inet && changed.Table == nft.TableName ||
+			changed.Table == xtables.NATTable && slices.Contains(own, changed.Name)
+	}
+	return out
+}
+
+// processOf returns the PID of the process of a thread, 0 if it has ended or is not seen
+// from this PID namespace.
+func processOf(thread uint32) int {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", thread))
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(status), "\nTgid:")
+	line, _, _ := strings.Cut(rest, "\n")
+	pid, _ := strconv.Atoi(strings.TrimSpace(line))
+	return pid
+}
+
+// String returns the change as a line.
+func (c rulesetChange) String() string {
+	if c.Lost {
+		return c.Time + "  more changes than the kernel could report\n"
+	}
+	who := c.Program
+	if c.PID != 0 {
+		who += fmt.Sprintf(" (pid %d)", c.PID)
+	}
+	objects := "objects"
+	if c.Messages == 1 {
+		objects = "object"
+	}
+	line := fmt.Sprintf("%s  %s: %d %s in %s", c.Time, who, c.Messages, objects, strings.Join(c.Tables, ", "))
+	if c.Ours {
+		line += ", this agent's rules among them"
+	}
+	return line + "\n"
+}

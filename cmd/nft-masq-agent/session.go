@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
+)
+
+// nodeFlags are the flags of the commands that answer for this node.
+type nodeFlags struct {
+	*options.Options
+	output string
+}
+
+func addNodeFlags(fs *flag.FlagSet) *nodeFlags {
+	f := &nodeFlags{Options: options.AddPolicyFlags(fs)}
+	options.AddFlag(fs, &f.ProbeSocket, "probe-socket", "",
+		"`PATH` of the unix socket on which the agent answers (default "+options.DefaultProbeSocket+")", options.ParseSocketPath)
+	addOutput(fs, &f.output)
+	return f
+}
+
+// A session is what a command knows: which agent runs here, the config, and the kernel.
+type session struct {
+	environment
+	*nodeFlags
+	options.Loaded
+	rejected error // why the config is rejected, or cannot be read
+	kernel   *kernel.Kernel
+
+	agent *running.Report // of the agent that runs here; nil if none answers
+	whose string          // whose flags are used, as text; "" for those of the command line
+	// enforced is the ruleset that the agent has compiled, if it is not that of the config.
+	enforced func() *nft.Ruleset
+}
+
+// open asks the agent that runs here for its flags, which apply unless the command line
+// has others, and reads the config. The caller has to close the kernel.
+func (f *nodeFlags) open(e environment) (*session, error) {
+	f.ForCommand(e.stdin)
+	s := &session{environment: e, nodeFlags: f, kernel: e.kernel(), enforced: func() *nft.Ruleset { return nil }}
+	socket := e.socket
+	if f.ProbeSocket != "" {
+		socket = f.ProbeSocket
+	}
+	switch report, err := running.Ask(socket); {
+	case err == nil:
+		s.agent = &report
+		s.follow()
+	case !errors.Is(err, fs.ErrNotExist):
+		s.whose = fmt.Sprintf("not with the flags of a running agent: %v", err)
+	}
+	s.Loaded, s.rejected = f.Load()
+	if s.Ruleset == nil {
+		return s, nil
+	}
+	if s.agent != nil && s.agent.Policy != nil && s.agent.Policy.Hash == s.Ruleset.Hash() {
+		s.agent.Files = nil // the same, and perhaps long
+	}
+	var err error
+	s.Ruleset, err = e.onThisNode(s.Ruleset)
+	return s, err
+}
+
+// follow uses the flags of the agent.
+func (s *session) follow() {
+	theirs, err := s.Follow(s.agent.Args, s.agent.ConfigPath)
+	if err != nil {
+		s.whose = fmt.Sprintf("not with the flags of %s: %v", s.agent, err)
+		return
+	}
+	s.whose = fmt.Sprintf("with the flags of %s", s.agent)
+	if !s.agent.Compiled {
+		return
+	}
+	s.enforced = func() *nft.Ruleset {
+		r := nft.Build(theirs.Defaults, theirs.NFT(), s.agent.Files...).Ruleset
+		if r != nil {
+			here := r.On(s.agent.Addresses)
+			r = &here
+		}
+		return r
+	}
+}
+
+// candidates are the rulesets that can be in force: that of the config or, if it is a bad
+// one, what the older agents make of it, that of the agent, and the built-in defaults.
+func (s *session) candidates(yield func(*nft.Ruleset) bool) {
+	all := []func() *nft.Ruleset{func() *nft.Ruleset { return s.Ruleset }, s.enforced, func() *nft.Ruleset {
+		defaults := nft.Compile(config.Default(s.Defaults), s.NFT())
+		return &defaults
+	}}
+	for _, candidate := range all {
+		if r := candidate(); r != nil && !yield(r) {
+			return
+		}
+	}
+}
+
+// An inForce is what the kernel has of our rules.
+type inForce struct {
+	layout.Installed
+	found   bool         // there are rules of ours
+	known   *nft.Ruleset // they are exactly these; nil if no candidate is
+	unknown string       // why not, a sentence without its end; "" if there are none
+}
+
+// inForce compares our rules in the kernel with the candidates. The hash that the kernel's
+// rules have decides which one they can be.
+func (s *session) inForce(ctx context.Context) (f inForce, err error) {
+	if f.Installed, f.found, err = s.kernel.Installed(ctx); err != nil || !f.found {
+		return f, hinted(err)
+	}
+	for r := range s.candidates {
+		if f.Hash != r.Hash() {
+			continue
+		}
+		diffs, err := s.kernel.Diff(ctx, *r, layout.Ours)
+		if err != nil {
+			return f, hinted(err)
+		}
+		if len(diffs) == 0 {
+			f.Layout, f.known = r.Layout, r
+			return f, nil
+		}
+		f.unknown = "Another program changed this agent's rules: see status"
+	}
+	switch {
+	case f.Hash == "":
+		f.unknown = "The kernel has rules of this agent without the hash of their policy"
+	case f.unknown != "":
+	case s.Ruleset == nil || s.rejected != nil:
+		f.unknown = fmt.Sprintf("The kernel enforces %s, and the config (%s) is rejected", f.Hash, s.ConfigPath)
+	default:
+		f.unknown = fmt.Sprintf("The kernel enforces %s, not %s of the config (%s)", f.Hash, s.Ruleset.Hash(), s.ConfigPath)
+	}
+	return f, nil
+}
+
+// judge returns a judge of connections for a ruleset that the kernel has.
+func (s *session) judge(ctx context.Context, r nft.Ruleset) (*conntrack.Judge, error) {
+	j, err := agent.Judge(ctx, s.kernel, r)
+	return j, hinted(err)
+}
+
+// consistently calls read again if the ruleset has changed meanwhile, up to a limit.
+func (s *session) consistently(read func() error) error {
+	const attempts = 5
+	for i := 0; ; i++ {
+		before, _ := s.kernel.Generation()
+		err := read()
+		if after, _ := s.kernel.Generation(); err != nil || before == after || i == attempts {
+			return err
+		}
+	}
+}

@@ -1,0 +1,274 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/netns"
+)
+
+// entriesVanish changes the file while connections lose their entry in conntrack before
+// they are closed, and the pod sends segments without a connection. With dropInvalid none
+// of these may be seen with the pod's address, and no segment of a connection that keeps
+// its entry may get lost. Without it some must be seen, or the scenario proves nothing.
+func entriesVanish(on bool) func(context.Context, *bench) error {
+	return func(ctx context.Context, b *bench) error {
+		p, err := policies(4, `masqueradeSrcCIDRs: [10.244.0.0/16, "fd00:10:244::/48"]`, fmt.Sprintf("dropInvalid: %t", on))
+		if err != nil {
+			return err
+		}
+		a, err := b.serve(ctx, nft.ModeNFTables, p)
+		if err != nil {
+			return err
+		}
+		s := strays{bench: b}
+		if err := s.start(); err != nil {
+			return errors.Join(err, s.stop())
+		}
+		// Some of each kind, however short the scenario is.
+		for b.more(ctx) || ctx.Err() == nil && s.err.Load() == nil && s.rounds.Load() < 3 {
+			b.updates++
+			now := p[b.updates%2]
+			if err := b.write(now); err != nil {
+				return errors.Join(err, s.stop())
+			}
+			if err := awaitPolicy(ctx, a, now.ruleset[nft.ModeNFTables]); err != nil {
+				return errors.Join(err, s.stop())
+			}
+		}
+		if err := errors.Join(s.stop(), b.flows(ctx, 1)); err != nil {
+			return err
+		}
+		switch leaked := s.leaked.Load(); {
+		case on && leaked > 0:
+			return fmt.Errorf("%d packets without a connection were seen with the pod's address", leaked)
+		case !on && leaked == 0:
+			return errors.New("no packet without a connection was seen: this run proves nothing")
+		}
+		return b.inSync(ctx, p[b.updates%2].ruleset[nft.ModeNFTables])
+	}
+}
+
+// strayPort is the port to which they are sent.
+const strayPort = 30000
+
+// strays are packets of the pod that belong to no connection, and connections next to
+// them that keep their entry.
+type strays struct {
+	*bench
+	leaked atomic.Uint64 // seen with the pod's address
+	rounds atomic.Uint64
+	err    atomic.Pointer[error]
+
+	senders, readers sync.WaitGroup
+	stopping, drain  atomic.Bool
+	listeners        []net.Listener
+}
+
+func (s *strays) start() error {
+	for _, text := range masqueraded {
+		dst := netip.AddrPortFrom(netip.MustParseAddr(text), strayPort)
+		pod := s.top.PodV4
+		if dst.Addr().Is6() {
+			pod = s.top.PodV6
+		}
+		tap, err := s.top.Outside.OpenTap(netns.Between(pod, dst.Addr()))
+		if err != nil {
+			return err
+		}
+		s.readers.Go(func() { s.fail(errors.Join(s.count(tap), tap.Close())) })
+		var l net.Listener
+		err = s.top.Outside.Do(func() (err error) {
+			l, err = net.Listen("tcp", dst.String())
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		s.listeners = append(s.listeners, l)
+		s.readers.Go(func() { echo(l) })
+		s.senders.Go(func() { s.fail(s.send(netip.AddrPortFrom(pod, 0), dst)) })
+		s.senders.Go(func() { s.fail(s.keep(dst)) })
+	}
+	return nil
+}
+
+func (s *strays) fail(err error) {
+	if err != nil {
+		s.err.CompareAndSwap(nil, &err)
+	}
+}
+
+func (s *strays) stop() error {
+	s.stopping.Store(true)
+	s.senders.Wait()
+	s.drain.Store(true)
+	for _, l := range s.listeners {
+		_ = l.Close()
+	}
+	s.readers.Wait()
+	if err := s.err.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// count counts what a tap captures.
+func (s *strays) count(tap *netns.Tap) error {
+	buf := make([]byte, 2048)
+	for {
+		_, err := tap.Receive(buf)
+		switch {
+		case err == nil:
+			s.leaked.Add(1)
+		case !errors.Is(err, os.ErrDeadlineExceeded):
+			return err
+		case s.drain.Load():
+			return nil
+		}
+	}
+}
+
+// send sends segments without a connection, and closes connections without an entry.
+func (s *strays) send(pod, dst netip.AddrPort) error {
+	const fin, syn, rst, ack = 1, 2, 4, 16
+	for !s.stopping.Load() {
+		for _, flags := range []byte{fin, rst, rst | ack, syn | ack, fin | ack} {
+			f := nfttest.Flow{Proto: nfttest.TCP, From: s.top.Pod, Src: pod, Dst: dst, Flags: flags}
+			if err := f.Emit(); err != nil {
+				return err
+			}
+		}
+		c, err := s.dial(dst)
+		if err != nil {
+			return err
+		}
+		from := c.LocalAddr().(*net.TCPAddr).AddrPort() //nolint:forcetypeassert // a TCP connection has no other
+		if err := errors.Join(s.forget(netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), dst), c.Close()); err != nil {
+			return err
+		}
+		s.rounds.Add(1)
+	}
+	return nil
+}
+
+func (s *strays) dial(dst netip.AddrPort) (c net.Conn, err error) {
+	err = s.top.Pod.Do(func() error {
+		c, err = net.Dial("tcp", dst.String())
+		return err
+	})
+	return c, err
+}
+
+// keep sends data over one connection. Nothing of it may be sent twice, because the node
+// dropped it.
+func (s *strays) keep(dst netip.AddrPort) error {
+	c, err := s.dial(dst)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	var b [1]byte
+	for !s.stopping.Load() {
+		if _, err := c.Write(b[:]); err != nil {
+			return err
+		}
+		if _, err := c.Read(b[:]); err != nil {
+			return err
+		}
+	}
+	raw, err := c.(*net.TCPConn).SyscallConn() //nolint:forcetypeassert // a TCP connection is no other
+	if err != nil {
+		return err
+	}
+	var info *unix.TCPInfo
+	var infoErr error
+	err = raw.Control(func(fd uintptr) { info, infoErr = unix.GetsockoptTCPInfo(int(fd), unix.SOL_TCP, unix.TCP_INFO) })
+	if err := errors.Join(err, infoErr); err != nil {
+		return err
+	}
+	if info.Total_retrans > 0 {
+		return fmt.Errorf("connection to %s: %d segments were sent again", dst, info.Total_retrans)
+	}
+	return nil
+}
+
+// echo answers connections with what they send.
+func echo(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer c.Close()
+			var b [1]byte
+			for {
+				if _, err := c.Read(b[:]); err != nil {
+					return
+				}
+				if _, err := c.Write(b[:]); err != nil {
+					return
+				}
+			}
+		}()
+	}
+}
+
+// forget deletes the entry of a connection from the node's connection tracking.
+func (s *strays) forget(src, dst netip.AddrPort) error {
+	const (
+		tupleOrig, tupleIP, tupleProto = 1, 1, 2 // CTA_TUPLE_ORIG, CTA_TUPLE_IP, CTA_TUPLE_PROTO
+		protoNum, srcPort, dstPort     = 1, 2, 3 // CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT
+		deleteEntry                    = 2       // IPCTNL_MSG_CT_DELETE
+	)
+	family, ip := byte(unix.AF_INET), uint16(1) // CTA_IP_V4_SRC
+	if src.Addr().Is6() {
+		family, ip = unix.AF_INET6, 3 // CTA_IP_V6_SRC
+	}
+	port := func(n uint16) []byte { return []byte{byte(n >> 8), byte(n)} }
+	e := netlink.NewAttributeEncoder()
+	e.Nested(tupleOrig, func(e *netlink.AttributeEncoder) error {
+		e.Nested(tupleIP, func(e *netlink.AttributeEncoder) error {
+			e.Bytes(ip, src.Addr().AsSlice())
+			e.Bytes(ip+1, dst.Addr().AsSlice())
+			return nil
+		})
+		e.Nested(tupleProto, func(e *netlink.AttributeEncoder) error {
+			e.Uint8(protoNum, unix.IPPROTO_TCP)
+			e.Bytes(srcPort, port(src.Port()))
+			e.Bytes(dstPort, port(dst.Port()))
+			return nil
+		})
+		return nil
+	})
+	attrs, err := e.Encode()
+	if err != nil {
+		return err
+	}
+	return s.top.Node.Do(func() error {
+		nl, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+		if err != nil {
+			return err
+		}
+		defer nl.Close()
+		_, err = nl.Execute(netlink.Message{
+			Header: netlink.Header{
+				Type: unix.NFNL_SUBSYS_CTNETLINK<<8 | deleteEntry, Flags: netlink.Request | netlink.Acknowledge,
+			},
+			Data: append([]byte{family, unix.NFNETLINK_V0, 0, 0}, attrs...),
+		})
+		return err
+	})
+}

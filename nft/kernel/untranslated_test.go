@@ -1,0 +1,189 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// Segments that are invalid to conntrack unless they belong to a connection.
+const (
+	fin    = 0x01
+	rst    = 0x04
+	rstAck = 0x14
+	synAck = 0x12
+	finAck = 0x11
+)
+
+// dropped returns how many packets of a family were dropped.
+func dropped(t *testing.T, c *nfnetlink.Conn, ipv6 bool) uint64 {
+	t.Helper()
+	objects, err := c.Objects(nfnetlink.Inet, nft.TableName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range objects {
+		if o.Name == (map[bool]string{false: "invalid-v4", true: "invalid-v6"})[ipv6] {
+			return o.Packets
+		}
+	}
+	return 0
+}
+
+// isDropped sends a segment, and reports whether it was dropped. If not, it must have
+// arrived as it was sent.
+func isDropped(t *testing.T, w *wire, c *nfnetlink.Conn, f nfttest.Flow) bool {
+	t.Helper()
+	ipv6 := f.Dst.Addr().Is6()
+	before := dropped(t, c, ipv6)
+	w.port++
+	f.Src, f.Dst = netip.AddrPortFrom(f.Src.Addr(), w.port), netip.AddrPortFrom(f.Dst.Addr(), destPort)
+	f.Timeout = time.Millisecond // how long to wait is known by the counter
+	seen, err := w.Send(f)
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+		switch {
+		case dropped(t, c, ipv6) > before:
+			if err == nil {
+				t.Errorf("%s flags %#x: counted as dropped, and seen", f.Dst, f.Flags)
+			}
+			return true
+		case err == nil:
+			if seen.Seen != seen.Sent {
+				t.Errorf("%s flags %#x: sent from %s, seen from %s", f.Dst, f.Flags, seen.Sent, seen.Seen)
+			}
+			return false
+		case !errors.Is(err, nfttest.ErrNotSeen):
+			t.Fatal(err)
+		}
+		seen, err = w.Send(f) // that one may have been late
+	}
+	t.Fatalf("%s flags %#x: neither dropped nor seen", f.Dst, f.Flags)
+	return false
+}
+
+func droppingInvalid() config.Config {
+	c := enforcing()
+	c.Enforce, c.DropInvalid = nil, &config.Position{}
+	c.ForceMasqueradeCIDRs = cases.CIDRs("10.9.0.0/16", "fd00:9::/32")
+	c.NonMasqueradeSrcCIDRs = cases.CIDRs("10.244.7.0/24", "fd00:10:244:7::/64")
+	return c
+}
+
+func TestInvalidPacketsOfPodsLeaveOnlyWhereTheyWouldNotBeMasqueraded(t *testing.T) {
+	t.Parallel()
+	for _, on := range []bool{true, false} {
+		t.Run(fmt.Sprint("dropInvalid ", on), func(t *testing.T) {
+			t.Parallel()
+			w := newWire(t)
+			config := droppingInvalid()
+			if !on {
+				config.DropInvalid = nil
+			}
+			apply(t, open(t, w.Node), nft.Compile(config, enforcingOptions()), layout.Ours)
+			c := connect(t, w.Node)
+			nfttest.NFT(t, w.Node, `table inet untracked { chain pre { type filter hook prerouting priority raw;
+				ip saddr 10.244.9.2 notrack; ip6 saddr fd00:10:244:9::2 notrack; }; }`, "-f", "-")
+			for _, dev := range []string{"all", "pod0"} {
+				if err := w.Node.Sysctl("net.ipv4.conf."+dev+".bc_forwarding", "1"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, a := range []string{"10.244.7.2", "10.244.9.2", "172.17.0.2", "fd00:10:244:7::2", "fd00:10:244:9::2", "fd00:17::2"} {
+				if err := w.AddAddr(w.Pod, netip.MustParseAddr(a)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, tt := range []struct {
+				name     string
+				from     *nfttest.NS
+				src, dst string
+				drop     bool
+			}{
+				{"masqueraded", w.Pod, "10.244.1.2", "203.0.113.8", true},
+				{"masqueraded", w.Pod, "fd00:10:244:1::2", "2001:db8:77::8", true},
+				{"forced", w.Pod, "10.244.1.2", "10.9.1.1", true},
+				{"forced", w.Pod, "fd00:10:244:1::2", "fd00:9::7", true},
+				{"exempt", w.Pod, "10.244.1.2", "10.8.1.1", false},
+				{"exempt", w.Pod, "fd00:10:244:1::2", "fd00:8::1", false},
+				{"an exempt source", w.Pod, "10.244.7.2", "203.0.113.8", false},
+				{"an exempt source", w.Pod, "fd00:10:244:7::2", "2001:db8:77::8", false},
+				{"not a pod", w.Pod, "172.17.0.2", "203.0.113.8", false},
+				{"not a pod", w.Pod, "fd00:17::2", "2001:db8:77::8", false},
+				{"the node", w.Node, "192.0.2.1", "203.0.113.8", false},
+				{"the node", w.Node, "2001:db8::1", "2001:db8:77::8", false},
+				{"the node by its address for pods", w.Node, "10.244.1.1", "203.0.113.8", false},
+				{"untracked", w.Pod, "10.244.9.2", "203.0.113.8", false},
+				{"untracked", w.Pod, "fd00:10:244:9::2", "2001:db8:77::8", false},
+				{"broadcast", w.Pod, "10.244.1.2", "192.0.2.255", false},
+				{"to the node", w.Pod, "10.244.1.2", "192.0.2.1", false},
+			} {
+				for _, flags := range []byte{fin, rst, rstAck, synAck, finAck} {
+					f := nfttest.Flow{Proto: nfttest.TCP, From: tt.from, Flags: flags}
+					f.Src = netip.AddrPortFrom(netip.MustParseAddr(tt.src), 0)
+					f.Dst = netip.AddrPortFrom(netip.MustParseAddr(tt.dst), 0)
+					if got := isDropped(t, w, c, f); got != (tt.drop && on) {
+						t.Errorf("%s: %s to %s, flags %#x: dropped %t", tt.name, tt.src, tt.dst, flags, got)
+					}
+				}
+			}
+		})
+	}
+}
+
+// Each condition of a policy decides about invalid packets as about connections.
+func TestInvalidPacketsAreDroppedWhereRandomPoliciesMasquerade(t *testing.T) {
+	t.Parallel()
+	w := newWire(t)
+	k, c := open(t, w.Node), connect(t, w.Node)
+	m := cases.NewMaker(31)
+	verdicts := map[bool]int{}
+	for range nfttest.Rounds(5, 20, 300) {
+		conf := m.Config()
+		conf.DropInvalid, conf.Enforce = &config.Position{}, nil
+		if m.IntN(2) == 0 { // otherwise the pod is hardly ever one
+			conf.MasqueradeSrcCIDRs = append(conf.MasqueradeSrcCIDRs, cases.CIDRs("10.244.0.0/16", "fd00:10:244::/48")...)
+		} else {
+			conf.MasqueradeSrcCIDRs, conf.MasqueradeSrcInterfaces = nil, []config.Interface{{Name: "pod*"}}
+		}
+		want := nft.Compile(conf, enforcingOptions()).On(m.Addresses())
+		apply(t, k, want, layout.Ours)
+		for _, f := range want.Policy.Families {
+			src, dst := w.PodV4, netip.MustParseAddr("203.0.113.8")
+			if f.IPv6 {
+				src, dst = w.PodV6, netip.MustParseAddr("2001:db8:77::8")
+			}
+			// One address outside all lists, and one in each.
+			all := []netip.Addr{dst}
+			for _, q := range f.Questions {
+				if prefixes := q.Prefixes(); len(prefixes) > 0 && q.Asks == config.DestinationAddress {
+					all = append(all, prefixes[m.IntN(len(prefixes))].Addr())
+				}
+			}
+			for _, dst := range all {
+				if !usable(dst) {
+					continue
+				}
+				flow := nfttest.Flow{Proto: nfttest.TCP, From: w.Pod, Flags: rst}
+				flow.Src, flow.Dst = netip.AddrPortFrom(src, 0), netip.AddrPortFrom(dst, 0)
+				verdict := want.Policy.Decide(nft.Connection{Src: src, Dst: dst, In: "pod0", Out: "eth0"})
+				drop := verdict == nft.Masqueraded && f.KnowsPods()
+				if got := isDropped(t, w, c, flow); got != drop {
+					t.Errorf("%s to %s: dropped %t, verdict %s:\n%s", src, dst, got, verdict, want)
+				}
+				verdicts[drop]++
+			}
+		}
+	}
+	if verdicts[true] == 0 || verdicts[false] == 0 {
+		t.Errorf("dropped or not: %v", verdicts)
+	}
+}
