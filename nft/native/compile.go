@@ -82,11 +82,11 @@ const hashComment = "config "
 // matches decides.
 func rulesOf(f nft.FamilyPolicy, masq nft.Node) []nft.Rule {
 	rules := []nft.Rule{{
-		Nodes:   []nft.Node{ofFamilyMatch{f.IPv6}, ofThisNode{}, count{"local" + f.Suffix()}, stop{}},
+		Nodes:   []nft.Node{ofFamily(f.IPv6), toThisNode(), count("local" + f.Suffix()), stop()},
 		Comment: "to this node",
 	}}
 	return append(rules, decisions(f,
-		[]nft.Node{count{"exempt" + f.Suffix()}, stop{}}, []nft.Node{count{"masqueraded" + f.Suffix()}, masq})...)
+		[]nft.Node{count("exempt" + f.Suffix()), stop()}, []nft.Node{count("masqueraded" + f.Suffix()), masq})...)
 }
 
 // decisions returns the rules of a family's conditions: what is done with exempt packets,
@@ -104,7 +104,7 @@ func decisions(f nft.FamilyPolicy, exempt, masqueraded []nft.Node) (rules []nft.
 			rules = append(rules, r)
 		}
 	}
-	return append(rules, nft.Rule{Nodes: append([]nft.Node{ofFamilyMatch{f.IPv6}}, masqueraded...)})
+	return append(rules, nft.Rule{Nodes: append([]nft.Node{ofFamily(f.IPv6)}, masqueraded...)})
 }
 
 // matches returns the matches, one per rule, for the packets that the question
@@ -113,15 +113,15 @@ func decisions(f nft.FamilyPolicy, exempt, masqueraded []nft.Node) (rules []nft.
 func matches(q nft.Question, f nft.FamilyPolicy) [][]nft.Node {
 	switch {
 	case q.Asks == config.SentByNode:
-		return [][]nft.Node{{ofFamilyMatch{f.IPv6}, ofThisNode{Source: true}}}
+		return [][]nft.Node{{ofFamily(f.IPv6), fromThisNode()}}
 	case !q.HasInterfaces():
 		return [][]nft.Node{{inSet{IPv6: f.IPv6, Source: q.Asks == config.SourceAddress, Not: q.Outside, Set: q.Name(f)}}}
 	}
 	var all [][]nft.Node
-	none := []nft.Node{ofFamilyMatch{f.IPv6}}
+	none := []nft.Node{ofFamily(f.IPv6)}
 	for _, i := range q.Interfaces {
 		match := byInterface(i.Name, q.Asks == config.LeavingBy, q.Outside)
-		all, none = append(all, []nft.Node{ofFamilyMatch{f.IPv6}, match}), append(none, match)
+		all, none = append(all, []nft.Node{ofFamily(f.IPv6), match}), append(none, match)
 	}
 	if q.Outside {
 		return [][]nft.Node{none}

@@ -23,16 +23,16 @@ const enforceChain = "enforce"
 func compileEnforcement(p nft.Policy) nft.Chain {
 	c := nft.Chain{Name: enforceChain, Hook: nft.NATHook(nft.EnforcePriority)}
 	for _, m := range p.Enforce.Marks {
-		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{hasMark(m), stop{}}, Comment: "left to the program that marked it"})
+		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{hasMark(m), stop()}, Comment: "left to the program that marked it"})
 	}
 	for _, f := range p.Families {
 		if !f.KnowsPods() {
 			continue
 		}
 		c.Rules = append(c.Rules,
-			nft.Rule{Nodes: []nft.Node{ofFamilyMatch{f.IPv6}, ofThisNode{}, stop{}}, Comment: "to this node"},
-			nft.Rule{Nodes: []nft.Node{ofFamilyMatch{f.IPv6}, ofThisNode{Source: true}, stop{}}, Comment: "from this node"})
-		left := nft.Rule{Nodes: []nft.Node{toItself{f.IPv6, selfSet(f)}, stop{}}, Comment: "back to the pod that it came from"}
+			nft.Rule{Nodes: []nft.Node{ofFamily(f.IPv6), toThisNode(), stop()}, Comment: "to this node"},
+			nft.Rule{Nodes: []nft.Node{ofFamily(f.IPv6), fromThisNode(), stop()}, Comment: "from this node"})
+		left := nft.Rule{Nodes: []nft.Node{toItself{f.IPv6, selfSet(f)}, stop()}, Comment: "back to the pod that it came from"}
 		asked := false
 		for _, q := range f.Questions {
 			if q.Asks == config.SentByNode {
@@ -42,12 +42,12 @@ func compileEnforcement(p nft.Policy) nft.Chain {
 				c.Rules, asked = append(c.Rules, left), true
 			}
 			for _, match := range matches(q, f) {
-				r := nft.Rule{Nodes: append(match, count{"exempt" + f.Suffix()}, keepSource(f))}
+				r := nft.Rule{Nodes: append(match, count("exempt"+f.Suffix()), keepSource(f))}
 				switch {
 				case q.Masquerade:
-					r.Nodes = append(match, stop{})
+					r.Nodes = append(match, stop())
 				case q.LimitsSources():
-					r = nft.Rule{Nodes: append(match, stop{}), Comment: "not from a pod"}
+					r = nft.Rule{Nodes: append(match, stop()), Comment: "not from a pod"}
 				}
 				c.Rules = append(c.Rules, r)
 			}
@@ -102,7 +102,7 @@ func (m toItself) Bytecode(f nfnetlink.Family, s nft.Sides) []nfnetlink.Expr {
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: reg1},
 		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, dnat), Xor: make([]byte, 4)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: make([]byte, 4)})
-	es = append(es, ofFamilyMatch{m.IPv6}.Bytecode(f, s)...)
+	es = append(es, ofFamily(m.IPv6).Exprs...)
 	es = append(es, nfnetlink.Marshal(f, pair(true)...)...)
 	es = append(es, nfnetlink.Marshal(f, &expr.Dynset{
 		SrcRegKey: reg1, SetName: s.Of(m.Set), Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: learnedFor,

@@ -20,37 +20,32 @@ const (
 	reg2 = unix.NFT_REG_2
 )
 
-// ofFamilyMatch matches packets of one address family.
-type ofFamilyMatch struct{ IPv6 bool }
-
-func (m ofFamilyMatch) String() string {
-	if m.IPv6 {
-		return "meta nfproto ipv6"
+// ofFamily matches packets of one address family.
+func ofFamily(ipv6 bool) nft.Plain {
+	text, proto := "meta nfproto ipv4", nfnetlink.IPv4
+	if ipv6 {
+		text, proto = "meta nfproto ipv6", nfnetlink.IPv6
 	}
-	return "meta nfproto ipv4"
-}
-
-func (m ofFamilyMatch) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
-	proto := byte(nft.FamilyPolicy{IPv6: m.IPv6}.Family())
-	return nfnetlink.Marshal(f,
+	return plain(text,
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{proto}})
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{byte(proto)}})
 }
 
-// ofThisNode matches packets to, or from, an address of this node: route type LOCAL.
-type ofThisNode struct{ Source bool }
-
-func (m ofThisNode) String() string {
-	if m.Source {
-		return "fib saddr type local"
-	}
-	return "fib daddr type local"
+// toThisNode matches packets to an address of this node: route type LOCAL.
+func toThisNode() nft.Node {
+	return addrType(false, expr.CmpOpEq, "fib daddr type local", unix.RTN_LOCAL)
 }
 
-func (m ofThisNode) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
-	return nfnetlink.Marshal(f,
-		&expr.Fib{Register: reg1, FlagSADDR: m.Source, FlagDADDR: !m.Source, ResultADDRTYPE: true},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)})
+// fromThisNode matches packets from an address of this node.
+func fromThisNode() nft.Node {
+	return addrType(true, expr.CmpOpEq, "fib saddr type local", unix.RTN_LOCAL)
+}
+
+// addrType compares the type of the route to the source or the destination.
+func addrType(source bool, op expr.CmpOp, text string, typ uint32) nft.Node {
+	return plain(text,
+		&expr.Fib{Register: reg1, FlagSADDR: source, FlagDADDR: !source, ResultADDRTYPE: true},
+		&expr.Cmp{Op: op, Register: reg1, Data: binary.NativeEndian.AppendUint32(nil, typ)})
 }
 
 // inSet matches packets whose source or destination is, or is not, in a set.
@@ -76,7 +71,7 @@ func (m inSet) String() string {
 }
 
 func (m inSet) Bytecode(f nfnetlink.Family, s nft.Sides) []nfnetlink.Expr {
-	es := ofFamilyMatch{m.IPv6}.Bytecode(f, s)
+	es := ofFamily(m.IPv6).Exprs
 	return append(es, nfnetlink.Marshal(f,
 		nfnetlink.AddressPayload(m.IPv6, m.Source),
 		&expr.Lookup{SourceRegister: reg1, SetName: s.Of(m.Set), Invert: m.Not})...)
@@ -116,12 +111,8 @@ func byChance(c nft.PortChoice) nft.Node {
 }
 
 // count increments a named counter.
-type count struct{ Counter string }
-
-func (c count) String() string { return "counter name " + c.Counter }
-
-func (c count) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
-	return nfnetlink.Marshal(f, &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: c.Counter})
+func count(counter string) nft.Node {
+	return plain("counter name "+counter, &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counter})
 }
 
 // masquerade translates the source to the address of the output interface, and to ports, or
@@ -154,13 +145,7 @@ func loadPorts(r *nft.PortRange, reg uint32) (load []expr.Any, low, high uint32)
 }
 
 // stop returns to the calling chain.
-type stop struct{}
-
-func (stop) String() string { return "return" }
-
-func (stop) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
-	return nfnetlink.Marshal(f, &expr.Verdict{Kind: expr.VerdictReturn})
-}
+func stop() nft.Node { return plain("return", &expr.Verdict{Kind: expr.VerdictReturn}) }
 
 // continueIn continues in another chain and does not return.
 func continueIn(chain string) nft.Node {

@@ -56,7 +56,7 @@ func snatSets(f nft.FamilyPolicy) []nft.Set {
 func compileSNAT(p nft.Policy, f nft.FamilyPolicy, masq nft.Node) nft.Chain {
 	c := nft.Chain{Name: snatChain(f)}
 	if !exemptsNode(f) {
-		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{ofThisNode{Source: true}, masq}, Comment: "from this node"})
+		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{fromThisNode(), masq}, Comment: "from this node"})
 	}
 	to := sourceNAT{IPv6: f.IPv6, RandomFully: p.RandomFully, Map: podMap(f)}
 	if len(f.SNAT.Present) == 1 {
@@ -109,7 +109,7 @@ func (s sourceNAT) Bytecode(f nfnetlink.Family, sides nft.Sides) []nfnetlink.Exp
 		source := nfnetlink.AddressPayload(s.IPv6, true)
 		mask := make([]byte, source.Len)
 		mask[len(mask)-1] = 0xff
-		es = append(ofFamilyMatch{s.IPv6}.Bytecode(f, sides), nfnetlink.Marshal(f, source,
+		es = append(ofFamily(s.IPv6).Exprs, nfnetlink.Marshal(f, source,
 			&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: source.Len, Mask: mask, Xor: make([]byte, len(mask))},
 			&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: sides.Of(s.Map)})...)
 	}
