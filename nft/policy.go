@@ -95,7 +95,8 @@ func coveringOf(cidrs []config.CIDR) []int {
 	return covering
 }
 
-// Covered returns the entries that were dropped, each with the one that covers it.
+// Covered returns the entries that were dropped, each with the one that covers it. The
+// link-local network that is in the file, too, is there twice, which is none.
 func (l List) Covered() iter.Seq2[config.CIDR, config.CIDR] {
 	return func(yield func(dropped, by config.CIDR) bool) {
 		for i, at := range coveringOf(l.Written) {
@@ -167,8 +168,8 @@ func withLinkLocal(cidrs []config.CIDR, linkLocal netip.Prefix) []config.CIDR {
 func uncovered(list []config.Interface) (kept []config.Interface) {
 	byName := func(a, b config.Interface) int { return cmp.Compare(a.Name, b.Name) }
 	for _, i := range slices.SortedStableFunc(slices.Values(list), byName) {
-		covered := slices.ContainsFunc(list, func(o config.Interface) bool { return o.Name != i.Name && o.Matches(i.Name) })
-		if !covered && (len(kept) == 0 || kept[len(kept)-1].Name != i.Name) {
+		covers := func(o config.Interface) bool { return o.Name != i.Name && o.Matches(i.Name) }
+		if !slices.ContainsFunc(list, covers) && (len(kept) == 0 || kept[len(kept)-1].Name != i.Name) {
 			kept = append(kept, i)
 		}
 	}

@@ -23,7 +23,9 @@ const enforceChain = "enforce"
 func compileEnforcement(p nft.Policy) nft.Chain {
 	c := nft.Chain{Name: enforceChain, Hook: nft.NATHook(nft.EnforcePriority)}
 	for _, m := range p.Enforce.Marks {
-		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{hasMark(m), stop()}, Comment: "left to the program that marked it"})
+		c.Rules = append(c.Rules, nft.Rule{
+			Nodes: []nft.Node{hasMark(m), stop()}, Comment: "left to the program that marked it",
+		})
 	}
 	for _, f := range p.Families {
 		if !f.KnowsPods() {
@@ -32,7 +34,9 @@ func compileEnforcement(p nft.Policy) nft.Chain {
 		c.Rules = append(c.Rules,
 			nft.Rule{Nodes: []nft.Node{ofFamily(f.IPv6), toThisNode(), stop()}, Comment: "to this node"},
 			nft.Rule{Nodes: []nft.Node{ofFamily(f.IPv6), fromThisNode(), stop()}, Comment: "from this node"})
-		left := nft.Rule{Nodes: []nft.Node{toItself{f.IPv6, selfSet(f)}, stop()}, Comment: "back to the pod that it came from"}
+		left := nft.Rule{
+			Nodes: []nft.Node{toItself{f.IPv6, selfSet(f)}, stop()}, Comment: "back to the pod that it came from",
+		}
 		asked := false
 		for _, q := range f.Questions {
 			if q.Asks == config.SentByNode {
