@@ -98,8 +98,9 @@ func (p Protocol) String() string {
 }
 
 // Match returns the expressions that match its packets.
-func (p Protocol) Match(f nfnetlink.Family) []nfnetlink.Expr {
-	return nfnetlink.Marshal(f,
+func (p Protocol) Match() []expr.Any {
+	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: unix.NFT_REG_1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: unix.NFT_REG_1, Data: []byte{byte(p)}})
+		&expr.Cmp{Op: expr.CmpOpEq, Register: unix.NFT_REG_1, Data: []byte{byte(p)}},
+	}
 }

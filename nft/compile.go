@@ -32,7 +32,7 @@ func Build(d config.Defaults, o Options, files ...config.Source) (b Built) {
 		return b
 	}
 	r := Compile(b.Config, o)
-	if err := r.Check(); err != nil {
+	if err := o.Layout.CheckTables(r.Tables); err != nil {
 		b.Problems = append(b.Problems, config.Problem{ID: "kernel", Msg: err.Error()})
 		return b
 	}
@@ -46,7 +46,7 @@ func Compile(c config.Config, o Options) Ruleset {
 	return CompilePolicy(NewPolicy(c, o), o.Layout)
 }
 
-// CompilePolicy is like Compile, for a policy such as one that was read back.
+// CompilePolicy is like Compile, for a policy.
 func CompilePolicy(p Policy, l Layout) Ruleset {
 	r := Ruleset{Policy: p, Layout: l, digest: p.digest()}
 	r.Tables = l.Compile(p, r.Hash())

@@ -10,7 +10,7 @@ import (
 	"nft-masq-agent/config"
 )
 
-func FuzzDropCovered(f *testing.F) {
+func FuzzCoveredEntriesAreDropped(f *testing.F) {
 	f.Add([]byte{4, 10, 0, 0, 0, 8, 4, 10, 1, 0, 0, 16, 4, 10, 0, 0, 0, 8})
 	f.Add([]byte{4, 0, 0, 0, 0, 0, 4, 255, 255, 255, 255, 32, 4, 128, 0, 0, 0, 1})
 	f.Add(binary.BigEndian.AppendUint64([]byte{6, 0xfd}, 7))
@@ -50,7 +50,7 @@ func checkDropCovered(t *testing.T, list []config.CIDR) {
 			want = append(want, c)
 		}
 	}
-	got := dropCovered(slices.Clone(list))
+	got := NewList(slices.Clone(list))
 	if !slices.Equal(got.CIDRs, want) {
 		t.Errorf("of %v, %v are kept, want %v", list, got.CIDRs, want)
 	}
@@ -78,7 +78,7 @@ func TestManyCoveredEntriesAreFast(t *testing.T) {
 		list = append(list, config.CIDR{Prefix: netip.PrefixFrom(a, 32)})
 	}
 	list = append(list, config.CIDR{Prefix: netip.MustParsePrefix("10.0.0.0/8")})
-	got := dropCovered(list)
+	got := NewList(list)
 	dropped := 0
 	for range got.Covered() {
 		dropped++

@@ -6,8 +6,8 @@
 // mode iptables-nft `iptables-restore --noflush`, accepts.
 //
 // The conditions of a policy are one table, [config.Conditions]: the keys of the
-// file, the order of evaluation, sets, comments, explanations and read-back are
-// derived from its rows.
+// file, the order of evaluation, sets, comments and explanations are derived
+// from its rows.
 //
 // A [Region] is what a policy masquerades, a product of four sets. The difference of two
 // is what a new config changes; judging connections and other programs' rules, too,

@@ -25,11 +25,11 @@ func (e *Entries) add(key, entry string, few int) {
 func (p Policy) Beyond(o Policy, few int) Entries {
 	var e Entries
 	for _, f := range p.Families {
+		old, _ := o.family(f.IPv6)
 		for _, q := range f.Questions {
-			before := o.question(f.IPv6, q.Key)
-			prefixes := before.Prefixes()
+			before := old.question(q.Key)
 			for _, c := range q.Prefixes() {
-				if _, found := slices.BinarySearchFunc(prefixes, c, netip.Prefix.Compare); !found {
+				if !before.hasEntry(c) {
 					e.add(q.Key, c.String(), few)
 				}
 			}
@@ -39,9 +39,8 @@ func (p Policy) Beyond(o Policy, few int) Entries {
 				}
 			}
 		}
-		before := o.SNATOf(f.IPv6).Prefixes()
 		for _, c := range f.SNAT.CIDRs {
-			if _, found := slices.BinarySearchFunc(before, c.Prefix, netip.Prefix.Compare); !found {
+			if !old.SNAT.hasEntry(c.Prefix) {
 				e.add(config.KeySNATAddresses, c.Text(), few)
 			}
 		}
@@ -49,16 +48,7 @@ func (p Policy) Beyond(o Policy, few int) Entries {
 	return e
 }
 
-func (p Policy) question(ipv6 bool, key string) Question {
-	for _, f := range p.Families {
-		if f.IPv6 != ipv6 {
-			continue
-		}
-		for _, q := range f.Questions {
-			if q.Key == key {
-				return q
-			}
-		}
-	}
-	return Question{}
+func (l List) hasEntry(p netip.Prefix) bool {
+	_, found := slices.BinarySearchFunc(l.sorted, p, netip.Prefix.Compare)
+	return found
 }

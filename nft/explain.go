@@ -49,10 +49,8 @@ func (p Policy) ExplainSources(c Connection, answers func(Question) bool) []Step
 	if c.FromNode {
 		c.In = ""
 	}
-	for _, f := range p.Families {
-		if f.IPv6 == c.Dst.Is6() {
-			return f.explain(c, answers)
-		}
+	if f, on := p.family(c.Dst.Is6()); on {
+		return f.explain(c, answers)
 	}
 	return []Step{{Question: "IPv6 is disabled (set enableIPv6)", Yes: true, Decides: true, Verdict: Exempt}}
 }

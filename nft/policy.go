@@ -3,13 +3,11 @@ package nft
 import (
 	"cmp"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"iter"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/nfnetlink"
@@ -50,30 +48,59 @@ type Question struct {
 
 // A List is CIDRs of which none covers another, in file order.
 type List struct {
-	CIDRs     []config.CIDR
-	written   []config.CIDR  // all entries, if there are more than the CIDRs
-	coveredBy []int32        // of the entries with covered ones: the index of the one that covers it, or -1
-	entries   []config.CIDR  // to which coveredBy refers
-	sorted    []netip.Prefix // the CIDRs by address, if the list was compiled
+	CIDRs []config.CIDR
+	// Written are all entries, including covered ones and duplicates: the older agents
+	// create a rule for each.
+	Written []config.CIDR
+	sorted  []netip.Prefix // the CIDRs by address
 }
 
-// NewList returns a list of the written entries, in file order.
-func NewList(written []config.CIDR) List { return dropCovered(written) }
-
-// Written returns the entries as written, including covered ones and duplicates:
-// the older agents create a rule for each.
-func (l List) Written() []config.CIDR {
-	if l.written != nil {
-		return l.written
+// NewList returns a list of the written entries, in file order. Adjacent CIDRs are not
+// merged, so that people find in the kernel what they wrote.
+func NewList(written []config.CIDR) List {
+	l := List{CIDRs: written, Written: written, sorted: make([]netip.Prefix, 0, len(written))}
+	covering := coveringOf(written)
+	for i, c := range written {
+		if covering[i] == i {
+			l.sorted = append(l.sorted, c.Prefix)
+		}
 	}
-	return l.CIDRs
+	if len(l.sorted) < len(written) {
+		l.CIDRs = make([]config.CIDR, 0, len(l.sorted))
+		for i, c := range written {
+			if covering[i] == i {
+				l.CIDRs = append(l.CIDRs, c)
+			}
+		}
+	}
+	slices.SortFunc(l.sorted, netip.Prefix.Compare)
+	return l
 }
 
-// Covered returns the CIDRs that were dropped, each with the one that covers it.
+// coveringOf returns for each entry the index of the one that covers it, or its own: of
+// equal ones the first is kept.
+func coveringOf(cidrs []config.CIDR) []int {
+	order := make([]int, len(cidrs))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return cmp.Or(cidrs[a].Compare(cidrs[b].Prefix), a-b) })
+	covering, last := make([]int, len(cidrs)), -1
+	for _, i := range order {
+		if last < 0 || !cidrs[last].Overlaps(cidrs[i].Prefix) {
+			last = i
+		}
+		covering[i] = last
+	}
+	return covering
+}
+
+// Covered returns the entries that were dropped, each with the one that covers it. The
+// link-local network that is in the file, too, is there twice, which is none.
 func (l List) Covered() iter.Seq2[config.CIDR, config.CIDR] {
 	return func(yield func(dropped, by config.CIDR) bool) {
-		for i, by := range l.coveredBy {
-			if by >= 0 && !yield(l.entries[i], l.entries[by]) {
+		for i, at := range coveringOf(l.Written) {
+			if c, by := l.Written[i], l.Written[at]; c != by && !yield(c, by) {
 				return
 			}
 		}
@@ -105,21 +132,23 @@ func NewPolicy(c config.Config, o Options) Policy {
 func newFamilyPolicy(c config.Config, m Mode, ipv6 bool, linkLocal netip.Prefix, masqLinkLocal bool) FamilyPolicy {
 	f := FamilyPolicy{IPv6: ipv6}
 	if m == ModeNFTables {
-		f.SNAT.List = dropCovered(ofFamily(c.SNATAddresses, ipv6))
+		f.SNAT.List = NewList(ofFamily(c.SNATAddresses, ipv6))
 	}
 	for _, row := range config.Conditions() {
 		if !m.Supports(row) {
 			continue
 		}
-		if at := row.Explicit(c); at != nil {
-			f.Questions = append(f.Questions, Question{Row: row, At: *at})
-		}
-		f.AddInterfaces(row, row.Interfaces(c))
 		cidrs := ofFamily(row.Entries(c), ipv6)
 		if row.Key == config.KeyNonMasqueradeCIDRs && !masqLinkLocal {
-			f.Add(row, withLinkLocal(cidrs, linkLocal))
-		} else {
-			f.Add(row, dropCovered(cidrs))
+			cidrs = withLinkLocal(cidrs, linkLocal)
+		}
+		q := Question{Row: row, List: NewList(cidrs), Interfaces: uncovered(row.Interfaces(c))}
+		at := row.Explicit(c)
+		if at != nil {
+			q.At = *at
+		}
+		if at != nil || len(q.CIDRs)+len(q.Interfaces) > 0 {
+			f.Questions = append(f.Questions, q)
 		}
 	}
 	return f
@@ -127,53 +156,48 @@ func newFamilyPolicy(c config.Config, m Mode, ipv6 bool, linkLocal netip.Prefix,
 
 // withLinkLocal inserts a link-local network at the front. If the file has it
 // too, its position is that in the file.
-func withLinkLocal(cidrs []config.CIDR, linkLocal netip.Prefix) List {
-	written := slices.Concat([]config.CIDR{{Prefix: linkLocal}}, cidrs)
-	again := 1 + slices.IndexFunc(written[1:], func(c config.CIDR) bool { return c.Prefix == linkLocal })
-	if again == 0 {
-		return dropCovered(written)
+func withLinkLocal(cidrs []config.CIDR, linkLocal netip.Prefix) []config.CIDR {
+	first := config.CIDR{Prefix: linkLocal}
+	if i := slices.IndexFunc(cidrs, func(c config.CIDR) bool { return c.Prefix == linkLocal }); i >= 0 {
+		first = cidrs[i]
 	}
-	named := slices.Delete(slices.Clone(written), again, again+1)
-	named[0] = written[again]
-	l := dropCovered(named)
-	l.written = written
-	return l
+	return slices.Concat([]config.CIDR{first}, cidrs)
 }
 
-// Add adds a question in the order of the table. A list without entries adds
-// none.
-func (f *FamilyPolicy) Add(row config.Row, l List) {
-	if len(l.CIDRs) > 0 {
-		f.Questions = append(f.Questions, Question{Row: row, List: l})
-	}
-}
-
-// AddInterfaces is like [FamilyPolicy.Add] for a list of interfaces.
-func (f *FamilyPolicy) AddInterfaces(row config.Row, list []config.Interface) {
-	var kept []config.Interface
-	for _, i := range slices.SortedStableFunc(slices.Values(list), func(a, b config.Interface) int { return cmp.Compare(a.Name, b.Name) }) {
-		covered := slices.ContainsFunc(list, func(o config.Interface) bool {
-			prefix, several := o.Prefix()
-			return several && o.Name != i.Name && strings.HasPrefix(i.Name, prefix)
-		})
-		if !covered && (len(kept) == 0 || kept[len(kept)-1].Name != i.Name) {
+// uncovered returns interfaces by name, without those that another one covers.
+func uncovered(list []config.Interface) (kept []config.Interface) {
+	byName := func(a, b config.Interface) int { return cmp.Compare(a.Name, b.Name) }
+	for _, i := range slices.SortedStableFunc(slices.Values(list), byName) {
+		covers := func(o config.Interface) bool { return o.Name != i.Name && o.Matches(i.Name) }
+		if !slices.ContainsFunc(list, covers) && (len(kept) == 0 || kept[len(kept)-1].Name != i.Name) {
 			kept = append(kept, i)
 		}
 	}
-	if len(kept) > 0 {
-		f.Questions = append(f.Questions, Question{Row: row, Interfaces: kept})
+	return kept
+}
+
+// family returns the part for a family; false if it is off.
+func (p Policy) family(ipv6 bool) (FamilyPolicy, bool) {
+	for _, f := range p.Families {
+		if f.IPv6 == ipv6 {
+			return f, true
+		}
 	}
+	return FamilyPolicy{}, false
+}
+
+// question returns the question of a key, the zero value if it is not set.
+func (f FamilyPolicy) question(key string) Question {
+	for _, q := range f.Questions {
+		if q.Key == key {
+			return q
+		}
+	}
+	return Question{}
 }
 
 // List returns the list of a key, empty if it is not set.
-func (f FamilyPolicy) List(key string) List {
-	for _, q := range f.Questions {
-		if q.Key == key {
-			return q.List
-		}
-	}
-	return List{}
-}
+func (f FamilyPolicy) List(key string) List { return f.question(key).List }
 
 // ExemptDestinations returns the networks to which connections keep their source
 // address, unless an earlier condition decides.
@@ -191,17 +215,10 @@ func (p Policy) ExemptDestinations() []netip.Prefix {
 
 // ofFamily returns the CIDRs of a family, which is the list itself if it has no
 // others.
-func ofFamily(cidrs []config.CIDR, ipv6 bool) []config.CIDR {
-	n := 0
-	for _, c := range cidrs {
-		if c.Addr().Is6() == ipv6 {
-			n++
-		}
+func ofFamily(cidrs []config.CIDR, ipv6 bool) (out []config.CIDR) {
+	if !slices.ContainsFunc(cidrs, func(c config.CIDR) bool { return c.Addr().Is6() != ipv6 }) {
+		return cidrs
 	}
-	if n == 0 || n == len(cidrs) {
-		return cidrs[:n:n]
-	}
-	out := make([]config.CIDR, 0, n)
 	for _, c := range cidrs {
 		if c.Addr().Is6() == ipv6 {
 			out = append(out, c)
@@ -210,71 +227,8 @@ func ofFamily(cidrs []config.CIDR, ipv6 bool) []config.CIDR {
 	return out
 }
 
-// dropCovered drops entries that another entry covers; of equal ones the first is
-// kept. Adjacent CIDRs are not merged, so that people find in the kernel what
-// they wrote.
-func dropCovered(cidrs []config.CIDR) List {
-	order := make([]place, len(cidrs))
-	for i, c := range cidrs {
-		order[i] = placeOf(c.Prefix, i)
-	}
-	if !slices.IsSortedFunc(order, place.compare) {
-		slices.SortFunc(order, place.compare)
-	}
-	l := List{CIDRs: cidrs, sorted: make([]netip.Prefix, 0, len(cidrs))}
-	last := int32(-1)
-	for _, p := range order {
-		if last >= 0 && cidrs[last].Overlaps(cidrs[p.index].Prefix) {
-			if l.coveredBy == nil {
-				l.coveredBy = slices.Repeat([]int32{-1}, len(cidrs))
-			}
-			l.coveredBy[p.index] = last
-			continue
-		}
-		last = p.index
-		l.sorted = append(l.sorted, cidrs[last].Prefix)
-	}
-	if l.coveredBy == nil {
-		return l
-	}
-	l.CIDRs, l.written, l.entries = make([]config.CIDR, 0, len(l.sorted)), cidrs, cidrs
-	for i, c := range cidrs {
-		if l.coveredBy[i] < 0 {
-			l.CIDRs = append(l.CIDRs, c)
-		}
-	}
-	return l
-}
-
-// A place is the sort key of a list entry. It sorts three times as fast as the
-// prefix itself, which contains a pointer.
-type place struct {
-	high, low   uint64
-	bits, index int32
-}
-
-func placeOf(p netip.Prefix, index int) place {
-	b := p.Addr().As16()
-	return place{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:]), int32(p.Bits()), int32(index)}
-}
-
-// compare sorts like [netip.Prefix.Compare], and equal prefixes by their index.
-func (p place) compare(o place) int {
-	return cmp.Or(cmp.Compare(p.high, o.high), cmp.Compare(p.low, o.low), cmp.Compare(p.bits, o.bits), cmp.Compare(p.index, o.index))
-}
-
 // Prefixes returns the list sorted by address. It must not be modified.
-func (l List) Prefixes() []netip.Prefix {
-	if l.sorted != nil {
-		return l.sorted
-	}
-	out := make([]netip.Prefix, len(l.CIDRs))
-	for i, c := range l.CIDRs {
-		out[i] = c.Prefix
-	}
-	slices.SortFunc(out, netip.Prefix.Compare)
-	return out
-}
+func (l List) Prefixes() []netip.Prefix { return l.sorted }
 
 // find returns the entry that contains the address.
 func (l List) find(a netip.Addr) (config.CIDR, bool) {
@@ -329,15 +283,6 @@ func (p Policy) digest() digest {
 	}
 	_, _ = h.Write(b)
 	return digest(h.Sum(nil))
-}
-
-// sameOrder reports whether two policies were written with the same entries in
-// the same order.
-func (f FamilyPolicy) sameOrder(o FamilyPolicy) bool {
-	return f.IPv6 == o.IPv6 && slices.EqualFunc(f.Questions, o.Questions, func(a, b Question) bool {
-		return a.Key == b.Key &&
-			slices.EqualFunc(a.Written(), b.Written(), func(a, b config.CIDR) bool { return a.Prefix == b.Prefix })
-	})
 }
 
 // Name returns a name that is unique among the questions of both families.

@@ -21,12 +21,11 @@ type Region struct {
 
 // Region returns what a policy masquerades of a family, nothing if that is off.
 func (p Policy) Region(ipv6 bool) Region {
-	for _, f := range p.Families {
-		if f.IPv6 == ipv6 {
-			return f.Region()
-		}
+	f, on := p.family(ipv6)
+	if !on {
+		return Region{}
 	}
-	return Region{}
+	return f.Region()
 }
 
 // Pods returns what is sent by sources that are pods according to a policy.

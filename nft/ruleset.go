@@ -29,7 +29,7 @@ func (r Ruleset) Hash() string { return r.digest.String() }
 // Same reports whether the kernel should have the same for both.
 func (r Ruleset) Same(o Ruleset) bool {
 	return r.digest == o.digest && r.Layout == o.Layout && r.Policy.samePresent(o.Policy) &&
-		(r.Mode() != ModeIPTables || slices.EqualFunc(r.Policy.Families, o.Policy.Families, FamilyPolicy.sameOrder))
+		(r.Mode() != ModeIPTables || r.String() == o.String()) // the order of the rules is that of the file
 }
 
 // Mode returns the name of the layout, "" if no rules are wanted.
@@ -48,9 +48,6 @@ func (r Ruleset) Chain() string {
 	}
 	return r.Layout.Chain()
 }
-
-// Check returns an error if the kernel cannot have the ruleset.
-func (r Ruleset) Check() error { return r.Layout.CheckTables(r.Tables) }
 
 // String returns the ruleset as a file for the program of its mode: for `nft -f`,
 // which then replaces our table with exactly this, or for `iptables-restore
@@ -132,6 +129,18 @@ type Node interface {
 	// names in the kernel.
 	Bytecode(family nfnetlink.Family, sides Sides) []nfnetlink.Expr
 }
+
+// A Plain is a [Node] that refers to no set.
+type Plain struct {
+	Text  string
+	Exprs []nfnetlink.Expr
+}
+
+// String implements [Node].
+func (p Plain) String() string { return p.Text }
+
+// Bytecode implements [Node].
+func (p Plain) Bytecode(nfnetlink.Family, Sides) []nfnetlink.Expr { return p.Exprs }
 
 // Sides maps the name of a set to its name in the kernel. With the zero value,
 // all sets have [SideA].

@@ -55,12 +55,8 @@ func (p Policy) HasSNAT() bool {
 
 // SNATOf returns the addresses of a family.
 func (p Policy) SNATOf(ipv6 bool) SNAT {
-	for _, f := range p.Families {
-		if f.IPv6 == ipv6 {
-			return f.SNAT
-		}
-	}
-	return SNAT{}
+	f, _ := p.family(ipv6)
+	return f.SNAT
 }
 
 func (s SNAT) has(a netip.Addr) bool {

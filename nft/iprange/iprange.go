@@ -5,10 +5,7 @@
 // sorts before IPv6, so one set can hold both.
 package iprange
 
-import (
-	"math/bits"
-	"net/netip"
-)
+import "net/netip"
 
 // A Range is a range of addresses, both ends included. The zero Range is a set's
 // catch-all element, which nft writes as *.
@@ -31,18 +28,11 @@ func (r Range) String() string {
 
 // Prefix returns the range as a prefix, and whether it is one.
 func (r Range) Prefix() (netip.Prefix, bool) {
-	if !r.From.IsValid() || r.From.BitLen() != r.To.BitLen() {
+	parts := r.Prefixes()
+	if len(parts) != 1 || Of(parts[0]) != r {
 		return netip.Prefix{}, false
 	}
-	to, common := r.To.AsSlice(), 0
-	for i, b := range r.From.AsSlice() {
-		common += bits.LeadingZeros8(b ^ to[i])
-		if b != to[i] {
-			break
-		}
-	}
-	p := netip.PrefixFrom(r.From, common)
-	return p, Of(p) == r
+	return parts[0], true
 }
 
 // Of returns the addresses of a prefix.

@@ -46,17 +46,15 @@ func Open() *Kernel {
 	return k
 }
 
-// New uses the caller's connection.
+// New uses the caller's connection, and reads nothing else.
 func New(c *nfnetlink.Conn) *Kernel {
 	return &Kernel{
-		conn: c, scraping: c.Another(),
-		xtables:    func() ([]foreign.XTable, error) { return nil, nil },
-		leftovers:  func() ([]string, error) { return nil, nil },
-		interfaces: func() ([]node.Interface, error) { return nil, nil },
-		networks:   func() ([]node.Network, error) { return nil, nil },
-		local:      func() ([]netip.Prefix, error) { return nil, nil },
+		conn: c, scraping: c.Another(), xtables: none[foreign.XTable], leftovers: none[string],
+		interfaces: none[node.Interface], networks: none[node.Network], local: none[netip.Prefix],
 	}
 }
+
+func none[T any]() ([]T, error) { return nil, nil }
 
 // Close closes the connection; the rules stay.
 func (k *Kernel) Close() error { return errors.Join(k.conn.Close(), k.scraping.Close()) }

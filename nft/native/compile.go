@@ -37,9 +37,9 @@ const (
 func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 	t := nft.Table{Family: nfnetlink.Inet, Name: nft.TableName}
 	base := nft.Chain{Name: BaseChain, Hook: nft.NATHook(chainPriority)}
-	masq := nft.Node(masquerade{RandomFully: p.RandomFully})
+	masq := masquerade(p.RandomFully, nil)
 	if len(p.Ports) > 0 {
-		masq = continueIn{portsChain}
+		masq = continueIn(portsChain)
 		if slices.ContainsFunc(p.Families, masquerades) {
 			t.Chains = append(t.Chains, compilePorts(p))
 		}
@@ -63,7 +63,7 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 		}
 		translate := masq
 		if len(f.SNAT.Present) > 0 {
-			translate = continueIn{snatChain(f)}
+			translate = continueIn(snatChain(f))
 		}
 		base.Rules = append(base.Rules, rulesOf(f, translate)...)
 	}
@@ -82,11 +82,11 @@ const hashComment = "config "
 // matches decides.
 func rulesOf(f nft.FamilyPolicy, masq nft.Node) []nft.Rule {
 	rules := []nft.Rule{{
-		Nodes:   []nft.Node{ofFamilyMatch{f.IPv6}, ofThisNode{}, count{"local" + f.Suffix()}, stop{}},
+		Nodes:   []nft.Node{ofFamily(f.IPv6), toThisNode(), count("local" + f.Suffix()), stop()},
 		Comment: "to this node",
 	}}
 	return append(rules, decisions(f,
-		[]nft.Node{count{"exempt" + f.Suffix()}, stop{}}, []nft.Node{count{"masqueraded" + f.Suffix()}, masq})...)
+		[]nft.Node{count("exempt" + f.Suffix()), stop()}, []nft.Node{count("masqueraded" + f.Suffix()), masq})...)
 }
 
 // decisions returns the rules of a family's conditions: what is done with exempt packets,
@@ -104,7 +104,7 @@ func decisions(f nft.FamilyPolicy, exempt, masqueraded []nft.Node) (rules []nft.
 			rules = append(rules, r)
 		}
 	}
-	return append(rules, nft.Rule{Nodes: append([]nft.Node{ofFamilyMatch{f.IPv6}}, masqueraded...)})
+	return append(rules, nft.Rule{Nodes: append([]nft.Node{ofFamily(f.IPv6)}, masqueraded...)})
 }
 
 // matches returns the matches, one per rule, for the packets that the question
@@ -113,15 +113,15 @@ func decisions(f nft.FamilyPolicy, exempt, masqueraded []nft.Node) (rules []nft.
 func matches(q nft.Question, f nft.FamilyPolicy) [][]nft.Node {
 	switch {
 	case q.Asks == config.SentByNode:
-		return [][]nft.Node{{ofFamilyMatch{f.IPv6}, ofThisNode{Source: true}}}
+		return [][]nft.Node{{ofFamily(f.IPv6), fromThisNode()}}
 	case !q.HasInterfaces():
 		return [][]nft.Node{{inSet{IPv6: f.IPv6, Source: q.Asks == config.SourceAddress, Not: q.Outside, Set: q.Name(f)}}}
 	}
 	var all [][]nft.Node
-	none := []nft.Node{ofFamilyMatch{f.IPv6}}
+	none := []nft.Node{ofFamily(f.IPv6)}
 	for _, i := range q.Interfaces {
-		match := byInterface{Out: q.Asks == config.LeavingBy, Not: q.Outside, Interface: i.Name}
-		all, none = append(all, []nft.Node{ofFamilyMatch{f.IPv6}, match}), append(none, match)
+		match := byInterface(i.Name, q.Asks == config.LeavingBy, q.Outside)
+		all, none = append(all, []nft.Node{ofFamily(f.IPv6), match}), append(none, match)
 	}
 	if q.Outside {
 		return [][]nft.Node{none}
@@ -142,7 +142,7 @@ func setsOf(f nft.FamilyPolicy) []nft.Set {
 // compilePorts masquerades to the port ranges.
 func compilePorts(p nft.Policy) nft.Chain {
 	return nft.Chain{Name: portsChain, Rules: portRules(p.Ports, func(ports *nft.PortRange) nft.Node {
-		return masquerade{RandomFully: p.RandomFully, Ports: ports}
+		return masquerade(p.RandomFully, ports)
 	})}
 }
 
@@ -152,9 +152,9 @@ func portRules(ranges []nft.PortRange, to func(*nft.PortRange) nft.Node) []nft.R
 	var rules []nft.Rule
 	for _, proto := range nft.PortProtocols() {
 		for _, choice := range nft.PortChoices(ranges) {
-			nodes := []nft.Node{ofProtocol(proto)}
+			nodes := []nft.Node{plain("meta l4proto "+proto.String(), proto.Match()...)}
 			if !choice.Last() {
-				nodes = append(nodes, byChance{choice.Size(), choice.Remaining})
+				nodes = append(nodes, byChance(choice))
 			}
 			rules = append(rules, nft.Rule{Nodes: append(nodes, to(&choice.PortRange))})
 		}

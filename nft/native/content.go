@@ -18,12 +18,10 @@ type content struct {
 	// exactly is set if the set has the first so many of the wanted prefixes and nothing
 	// else: it is being filled.
 	exactly int
-	// conditional counts the elements that do more than match.
-	conditional int
 }
 
 // complete reports whether the elements are the wanted ones.
-func (c *content) complete() bool { return c != nil && len(c.diffs)+c.conditional == 0 }
+func (c *content) complete() bool { return c != nil && len(c.diffs) == 0 }
 
 // fewDiffs is how many differences between elements are described.
 const fewDiffs = 10
@@ -32,45 +30,42 @@ func (c *content) add(format string, args ...any) {
 	c.diffs = append(c.diffs, fmt.Sprintf(format, args...))
 }
 
-// tooLarge is the size from which on a set with a wrong number of elements is not read:
-// that it differs is known.
-const tooLarge = 10_000
-
 // compare reads the elements of a set and compares them with the wanted ones.
 func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (*content, error) {
 	out := &content{}
-	most := w.Len() + slack
-	if n := int(s.Count); s.Counted && !w.Learned && n != w.Len() && max(n, w.Len()) > tooLarge {
-		out.add("set %s has %d CIDRs instead of %d", s.Name, n, w.Len())
-		return out, nil
+	conditional, err := out.read(c, s, w)
+	if conditional > 0 {
+		out.add("set %s: %d elements have a limit, a timeout or another condition", s.Name, conditional)
+		out.exactly = 0
 	}
+	return out, err
+}
+
+// read adds the differences, and counts the elements that do more than match.
+func (c *content) read(conn *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (conditional int, err error) {
+	most := w.Len() + slack
 	if !w.Learned && w.Mappings == nil {
-		held, err := c.Contents(s, most)
-		if err != nil {
-			return nil, err
-		}
-		if out.conditional = held.Conditional; held.More {
-			out.add("set %s has more than %d CIDRs instead of %d", s.Name, most, w.Len())
+		held, err := conn.Contents(s, most)
+		if held.More {
+			c.add("set %s has more than %d CIDRs instead of %d", s.Name, most, w.Len())
 		} else {
-			out.comparePrefixes(s.Name, w.Prefixes, held.Ranges)
+			c.comparePrefixes(s.Name, w.Prefixes, held.Ranges)
 		}
-		return out, nil
+		return held.Conditional, err
 	}
 	if w.Learned {
 		most = nft.LearnedSize
 	}
-	elements, more, err := c.Elements(s.Family, s.Table, s.Name, most)
+	elements, more, err := conn.Elements(s.Family, s.Table, s.Name, most)
 	switch {
-	case err != nil:
-		return nil, err
 	case more:
-		out.add("set %s has more than %d elements", s.Name, most)
+		c.add("set %s has more than %d elements", s.Name, most)
 	case w.Learned:
-		out.comparePairs(s.Name, elements)
+		conditional = c.comparePairs(s.Name, elements)
 	default:
-		out.compareMap(s.Name, w.Mappings, elements)
+		conditional = c.compareMap(s.Name, w.Mappings, elements)
 	}
-	return out, nil
+	return conditional, err
 }
 
 func (c *content) comparePrefixes(name string, want []netip.Prefix, held []iprange.Range) {
@@ -103,26 +98,28 @@ func (c *content) comparePrefixes(name string, want []netip.Prefix, held []ipran
 }
 
 // comparePairs checks that a set which rules fill has only pairs of an address and
-// itself.
-func (c *content) comparePairs(name string, held []nfnetlink.Element) {
+// itself, and counts those that may not match.
+func (c *content) comparePairs(name string, held []nfnetlink.Element) (conditional int) {
 	for _, e := range held {
 		half := len(e.Key) / 2
 		switch {
 		case e.Limited:
-			c.conditional++
+			conditional++
 		case !bytes.Equal(e.Key[:half], e.Key[half:]) && len(c.diffs) < fewDiffs:
 			c.add("set %s contains %x, which is not a pair of an address and itself", name, e.Key)
 		}
 	}
+	return conditional
 }
 
-func (c *content) compareMap(name string, want []nfnetlink.Mapping, elements []nfnetlink.Element) {
+// compareMap compares a map, and counts the elements that do more than map.
+func (c *content) compareMap(name string, want []nfnetlink.Mapping, elements []nfnetlink.Element) (conditional int) {
 	held := make(map[netip.Addr]netip.Addr, len(elements))
 	for _, e := range elements {
 		key, isKey := netip.AddrFromSlice(e.Key)
 		value, isValue := netip.AddrFromSlice(e.Value)
 		if e.Conditional || !isKey || !isValue {
-			c.conditional++
+			conditional++
 			continue
 		}
 		held[key] = value
@@ -142,4 +139,5 @@ func (c *content) compareMap(name string, want []nfnetlink.Mapping, elements []n
 	if more := len(c.diffs) - fewDiffs; more > 0 {
 		c.diffs = append(c.diffs[:fewDiffs], fmt.Sprintf("map %s: %d more elements are wrong", name, more))
 	}
+	return conditional
 }

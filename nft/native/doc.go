@@ -1,9 +1,8 @@
 // Package native implements mode nftables: it compiles a policy to a separate
-// table, reads the table in the kernel, compares it with the wanted one, plans
-// repairs, and reads back the policy.
+// table, reads the table in the kernel, compares it with the wanted one, and plans
+// repairs.
 //
-// Compiling (compile.go, nodes.go, enforce.go, snat.go, text.go) is pure.
-// Comparing (own.go), planning (stage.go) and decompiling (decompile.go) work on
-// what was read. Only a [Reader] uses the kernel. It commits only what no rule
-// refers to yet; package kernel commits everything else.
+// Compiling (compile.go, nodes.go, enforce.go, snat.go, text.go) is pure. [Read] reads
+// (table.go, content.go); comparing and planning (state.go) work on what was read.
+// Package kernel commits.
 package native

@@ -23,16 +23,20 @@ const enforceChain = "enforce"
 func compileEnforcement(p nft.Policy) nft.Chain {
 	c := nft.Chain{Name: enforceChain, Hook: nft.NATHook(nft.EnforcePriority)}
 	for _, m := range p.Enforce.Marks {
-		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{hasMark(m), stop{}}, Comment: "left to the program that marked it"})
+		c.Rules = append(c.Rules, nft.Rule{
+			Nodes: []nft.Node{hasMark(m), stop()}, Comment: "left to the program that marked it",
+		})
 	}
 	for _, f := range p.Families {
 		if !f.KnowsPods() {
 			continue
 		}
 		c.Rules = append(c.Rules,
-			nft.Rule{Nodes: []nft.Node{ofFamilyMatch{f.IPv6}, ofThisNode{}, stop{}}, Comment: "to this node"},
-			nft.Rule{Nodes: []nft.Node{ofFamilyMatch{f.IPv6}, ofThisNode{Source: true}, stop{}}, Comment: "from this node"})
-		left := nft.Rule{Nodes: []nft.Node{toItself{f.IPv6, selfSet(f)}, stop{}}, Comment: "back to the pod that it came from"}
+			nft.Rule{Nodes: []nft.Node{ofFamily(f.IPv6), toThisNode(), stop()}, Comment: "to this node"},
+			nft.Rule{Nodes: []nft.Node{ofFamily(f.IPv6), fromThisNode(), stop()}, Comment: "from this node"})
+		left := nft.Rule{
+			Nodes: []nft.Node{toItself{f.IPv6, selfSet(f)}, stop()}, Comment: "back to the pod that it came from",
+		}
 		asked := false
 		for _, q := range f.Questions {
 			if q.Asks == config.SentByNode {
@@ -42,12 +46,12 @@ func compileEnforcement(p nft.Policy) nft.Chain {
 				c.Rules, asked = append(c.Rules, left), true
 			}
 			for _, match := range matches(q, f) {
-				r := nft.Rule{Nodes: append(match, count{"exempt" + f.Suffix()}, keepSource{f.IPv6})}
+				r := nft.Rule{Nodes: append(match, count("exempt"+f.Suffix()), keepSource(f))}
 				switch {
 				case q.Masquerade:
-					r.Nodes = append(match, stop{})
+					r.Nodes = append(match, stop())
 				case q.LimitsSources():
-					r = nft.Rule{Nodes: append(match, stop{}), Comment: "not from a pod"}
+					r = nft.Rule{Nodes: append(match, stop()), Comment: "not from a pod"}
 				}
 				c.Rules = append(c.Rules, r)
 			}
@@ -102,7 +106,7 @@ func (m toItself) Bytecode(f nfnetlink.Family, s nft.Sides) []nfnetlink.Expr {
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: reg1},
 		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, dnat), Xor: make([]byte, 4)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: make([]byte, 4)})
-	es = append(es, ofFamilyMatch{m.IPv6}.Bytecode(f, s)...)
+	es = append(es, ofFamily(m.IPv6).Exprs...)
 	es = append(es, nfnetlink.Marshal(f, pair(true)...)...)
 	es = append(es, nfnetlink.Marshal(f, &expr.Dynset{
 		SrcRegKey: reg1, SetName: s.Of(m.Set), Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: learnedFor,
@@ -112,37 +116,23 @@ func (m toItself) Bytecode(f nfnetlink.Family, s nft.Sides) []nfnetlink.Expr {
 }
 
 // hasMark matches packets with a mark.
-type hasMark nft.Mark
-
-func (m hasMark) String() string {
-	if m.Mask == 1<<32-1 {
-		return fmt.Sprintf("meta mark 0x%08x", m.Value)
-	}
-	return fmt.Sprintf("meta mark & 0x%08x == 0x%08x", m.Mask, m.Value)
-}
-
-func (m hasMark) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
+func hasMark(m nft.Mark) nft.Node {
 	word := func(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
-	es := nfnetlink.Marshal(f, &expr.Meta{Key: expr.MetaKeyMARK, Register: reg1})
-	if m.Mask != 1<<32-1 {
-		es = append(es, nfnetlink.Marshal(f, &expr.Bitwise{
-			SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: word(m.Mask), Xor: word(0),
-		})...)
+	load := &expr.Meta{Key: expr.MetaKeyMARK, Register: reg1}
+	compare := &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: word(m.Value)}
+	if m.Mask == 1<<32-1 {
+		return plain(fmt.Sprintf("meta mark 0x%08x", m.Value), load, compare)
 	}
-	return append(es, nfnetlink.Marshal(f, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: word(m.Value)})...)
+	return plain(fmt.Sprintf("meta mark & 0x%08x == 0x%08x", m.Mask, m.Value), load,
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: word(m.Mask), Xor: word(0)}, compare)
 }
 
 // keepSource assigns a connection its current source address.
-type keepSource struct{ IPv6 bool }
-
-func (k keepSource) String() string {
-	if k.IPv6 {
-		return "snat ip6 to ip6 saddr"
+func keepSource(f nft.FamilyPolicy) nft.Node {
+	n := plain("snat ip to ip saddr", nfnetlink.AddressPayload(f.IPv6, true))
+	if f.IPv6 {
+		n.Text = "snat ip6 to ip6 saddr"
 	}
-	return "snat ip to ip saddr"
-}
-
-func (k keepSource) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
-	to := nfnetlink.SourceNAT(nft.FamilyPolicy{IPv6: k.IPv6}.Family(), false, reg1, 0, 0)
-	return append(nfnetlink.Marshal(f, nfnetlink.AddressPayload(k.IPv6, true)), to)
+	n.Exprs = append(n.Exprs, nfnetlink.SourceNAT(f.Family(), false, reg1, 0, 0))
+	return n
 }

@@ -18,43 +18,34 @@ import (
 const (
 	reg1 = unix.NFT_REG_1
 	reg2 = unix.NFT_REG_2
-	reg3 = unix.NFT_REG_3
 )
 
-// ofFamilyMatch matches packets of one address family.
-type ofFamilyMatch struct{ IPv6 bool }
-
-func (m ofFamilyMatch) String() string {
-	if m.IPv6 {
-		return "meta nfproto ipv6"
+// ofFamily matches packets of one address family.
+func ofFamily(ipv6 bool) nft.Plain {
+	text, proto := "meta nfproto ipv4", nfnetlink.IPv4
+	if ipv6 {
+		text, proto = "meta nfproto ipv6", nfnetlink.IPv6
 	}
-	return "meta nfproto ipv4"
-}
-
-func (m ofFamilyMatch) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
-	proto := byte(nfnetlink.IPv4)
-	if m.IPv6 {
-		proto = byte(nfnetlink.IPv6)
-	}
-	return nfnetlink.Marshal(f,
+	return plain(text,
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{proto}})
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{byte(proto)}})
 }
 
-// ofThisNode matches packets to, or from, an address of this node: route type LOCAL.
-type ofThisNode struct{ Source bool }
-
-func (m ofThisNode) String() string {
-	if m.Source {
-		return "fib saddr type local"
-	}
-	return "fib daddr type local"
+// toThisNode matches packets to an address of this node: route type LOCAL.
+func toThisNode() nft.Node {
+	return addrType(false, expr.CmpOpEq, "fib daddr type local", unix.RTN_LOCAL)
 }
 
-func (m ofThisNode) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
-	return nfnetlink.Marshal(f,
-		&expr.Fib{Register: reg1, FlagSADDR: m.Source, FlagDADDR: !m.Source, ResultADDRTYPE: true},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)})
+// fromThisNode matches packets from an address of this node.
+func fromThisNode() nft.Node {
+	return addrType(true, expr.CmpOpEq, "fib saddr type local", unix.RTN_LOCAL)
+}
+
+// addrType compares the type of the route to the source or the destination.
+func addrType(source bool, op expr.CmpOp, text string, typ uint32) nft.Node {
+	return plain(text,
+		&expr.Fib{Register: reg1, FlagSADDR: source, FlagDADDR: !source, ResultADDRTYPE: true},
+		&expr.Cmp{Op: op, Register: reg1, Data: binary.NativeEndian.AppendUint32(nil, typ)})
 }
 
 // inSet matches packets whose source or destination is, or is not, in a set.
@@ -80,123 +71,83 @@ func (m inSet) String() string {
 }
 
 func (m inSet) Bytecode(f nfnetlink.Family, s nft.Sides) []nfnetlink.Expr {
-	es := ofFamilyMatch{m.IPv6}.Bytecode(f, s)
+	es := ofFamily(m.IPv6).Exprs
 	return append(es, nfnetlink.Marshal(f,
 		nfnetlink.AddressPayload(m.IPv6, m.Source),
 		&expr.Lookup{SourceRegister: reg1, SetName: s.Of(m.Set), Invert: m.Not})...)
 }
 
+// plain returns a node that refers to no set or counter.
+func plain(text string, exprs ...expr.Any) nft.Plain {
+	return nft.Plain{Text: text, Exprs: nfnetlink.Marshal(nfnetlink.Inet, exprs...)}
+}
+
 // byInterface matches packets by their input or output interface, or by a prefix
-// of its name. The node's own traffic has no input interface. Since Linux 5.5 a
-// postrouting chain can match the input interface.
-type byInterface struct {
-	Out       bool
-	Not       bool
-	Interface string // ends in "*" for a prefix
-}
-
-func (m byInterface) String() string {
-	field, op := "iifname", ""
-	if m.Out {
-		field = "oifname"
+// of its name, which ends in "*". The node's own traffic has no input interface. Since
+// Linux 5.5 a postrouting chain can match the input interface.
+func byInterface(name string, out, not bool) nft.Node {
+	field, meta := "iifname", &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1}
+	if out {
+		field, meta.Key = "oifname", expr.MetaKeyOIFNAME
 	}
-	if m.Not {
-		op = "!= "
+	op, compare := "", &expr.Cmp{Op: expr.CmpOpEq, Register: reg1}
+	if not {
+		op, compare.Op = "!= ", expr.CmpOpNeq
 	}
-	return fmt.Sprintf("%s %s\"%s\"", field, op, m.Interface)
-}
-
-func (m byInterface) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
-	meta, compare := &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1}
-	if m.Out {
-		meta.Key = expr.MetaKeyOIFNAME
-	}
-	if m.Not {
-		compare.Op = expr.CmpOpNeq
-	}
-	if prefix, several := strings.CutSuffix(m.Interface, "*"); several {
+	if prefix, several := strings.CutSuffix(name, "*"); several {
 		compare.Data = []byte(prefix)
 	} else {
-		compare.Data = append([]byte(m.Interface), make([]byte, unix.IFNAMSIZ-len(m.Interface))...)
+		compare.Data = append([]byte(name), make([]byte, unix.IFNAMSIZ-len(name))...)
 	}
-	return nfnetlink.Marshal(f, meta, compare)
+	return plain(fmt.Sprintf("%s %s\"%s\"", field, op, name), meta, compare)
 }
 
-// ofProtocol matches packets of one transport protocol.
-type ofProtocol nft.Protocol
-
-func (p ofProtocol) String() string { return "meta l4proto " + nft.Protocol(p).String() }
-
-func (p ofProtocol) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
-	return nft.Protocol(p).Match(f)
-}
-
-// byChance matches Of out of Total packets at random.
-type byChance struct{ Of, Total uint32 }
-
-func (m byChance) String() string {
-	return fmt.Sprintf("numgen random mod %d < %d", m.Total, m.Of)
-}
-
-func (m byChance) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
-	return nfnetlink.Marshal(f,
-		&expr.Numgen{Register: reg1, Modulus: m.Total, Type: unix.NFT_NG_RANDOM},
+// byChance matches packets at random, with the probability of a choice.
+func byChance(c nft.PortChoice) nft.Node {
+	return plain(fmt.Sprintf("numgen random mod %d < %d", c.Remaining, c.Size()),
+		&expr.Numgen{Register: reg1, Modulus: c.Remaining, Type: unix.NFT_NG_RANDOM},
 		&expr.Byteorder{SourceRegister: reg1, DestRegister: reg1, Op: expr.ByteorderHton, Len: 4, Size: 4},
-		&expr.Cmp{Op: expr.CmpOpLt, Register: reg1, Data: binaryutil.BigEndian.PutUint32(m.Of)})
+		&expr.Cmp{Op: expr.CmpOpLt, Register: reg1, Data: binaryutil.BigEndian.PutUint32(c.Size())})
 }
 
 // count increments a named counter.
-type count struct{ Counter string }
-
-func (c count) String() string { return "counter name " + c.Counter }
-
-func (c count) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
-	return nfnetlink.Marshal(f, &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: c.Counter})
+func count(counter string) nft.Node {
+	return plain("counter name "+counter, &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counter})
 }
 
-// masquerade translates the source to the address of the output interface.
-type masquerade struct {
-	RandomFully bool
-	Ports       *nft.PortRange
+// masquerade translates the source to the address of the output interface, and to ports, or
+// to any if they are nil.
+func masquerade(randomFully bool, ports *nft.PortRange) nft.Node {
+	text := "masquerade"
+	if ports != nil {
+		text += " to :" + ports.String()
+	}
+	if randomFully {
+		text += " fully-random"
+	}
+	load, low, high := loadPorts(ports, reg1)
+	n := plain(text, load...)
+	n.Exprs = append(n.Exprs, nfnetlink.Masquerade(randomFully, low, high))
+	return n
 }
 
-func (m masquerade) String() string {
-	words := []string{"masquerade"}
-	if m.Ports != nil {
-		words = append(words, "to :"+m.Ports.String())
+// loadPorts loads the ends of a range of ports into a register and the one after it, and
+// returns which these are: one register for one port, 0 for none.
+func loadPorts(r *nft.PortRange, reg uint32) (load []expr.Any, low, high uint32) {
+	if r == nil {
+		return nil, 0, 0
 	}
-	if m.RandomFully {
-		words = append(words, "fully-random")
+	load = append(load, &expr.Immediate{Register: reg, Data: binaryutil.BigEndian.PutUint16(r.Min)})
+	if r.Size() == 1 {
+		return load, reg, reg
 	}
-	return strings.Join(words, " ")
-}
-
-func (m masquerade) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
-	if m.Ports == nil {
-		return nfnetlink.Marshal(f, &expr.Masq{FullyRandom: m.RandomFully})
-	}
-	es := nfnetlink.Marshal(f, &expr.Immediate{Register: reg1, Data: binaryutil.BigEndian.PutUint16(m.Ports.Min)})
-	if m.Ports.Size() == 1 {
-		return append(es, nfnetlink.MasqueradeTo(m.RandomFully, reg1, reg1))
-	}
-	es = append(es, nfnetlink.Marshal(f, &expr.Immediate{Register: reg2, Data: binaryutil.BigEndian.PutUint16(m.Ports.Max)})...)
-	return append(es, nfnetlink.MasqueradeTo(m.RandomFully, reg1, reg2))
+	return append(load, &expr.Immediate{Register: reg + 1, Data: binaryutil.BigEndian.PutUint16(r.Max)}), reg, reg + 1
 }
 
 // stop returns to the calling chain.
-type stop struct{}
-
-func (stop) String() string { return "return" }
-
-func (stop) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
-	return nfnetlink.Marshal(f, &expr.Verdict{Kind: expr.VerdictReturn})
-}
+func stop() nft.Node { return plain("return", &expr.Verdict{Kind: expr.VerdictReturn}) }
 
 // continueIn continues in another chain and does not return.
-type continueIn struct{ Chain string }
-
-func (g continueIn) String() string { return "goto " + g.Chain }
-
-func (g continueIn) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
-	return nfnetlink.Marshal(f, &expr.Verdict{Kind: expr.VerdictGoto, Chain: g.Chain})
+func continueIn(chain string) nft.Node {
+	return plain("goto "+chain, &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain})
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 
 	"nft-masq-agent/config"
@@ -57,7 +56,7 @@ func snatSets(f nft.FamilyPolicy) []nft.Set {
 func compileSNAT(p nft.Policy, f nft.FamilyPolicy, masq nft.Node) nft.Chain {
 	c := nft.Chain{Name: snatChain(f)}
 	if !exemptsNode(f) {
-		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{ofThisNode{Source: true}, masq}, Comment: "from this node"})
+		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{fromThisNode(), masq}, Comment: "from this node"})
 	}
 	to := sourceNAT{IPv6: f.IPv6, RandomFully: p.RandomFully, Map: podMap(f)}
 	if len(f.SNAT.Present) == 1 {
@@ -110,18 +109,11 @@ func (s sourceNAT) Bytecode(f nfnetlink.Family, sides nft.Sides) []nfnetlink.Exp
 		source := nfnetlink.AddressPayload(s.IPv6, true)
 		mask := make([]byte, source.Len)
 		mask[len(mask)-1] = 0xff
-		es = append(ofFamilyMatch{s.IPv6}.Bytecode(f, sides), nfnetlink.Marshal(f, source,
+		es = append(ofFamily(s.IPv6).Exprs, nfnetlink.Marshal(f, source,
 			&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: source.Len, Mask: mask, Xor: make([]byte, len(mask))},
 			&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: sides.Of(s.Map)})...)
 	}
-	var low, high uint32
-	if s.Ports != nil {
-		low, high = reg2, reg2
-		es = append(es, nfnetlink.Marshal(f, &expr.Immediate{Register: reg2, Data: binaryutil.BigEndian.PutUint16(s.Ports.Min)})...)
-		if s.Ports.Size() > 1 {
-			high = reg3
-			es = append(es, nfnetlink.Marshal(f, &expr.Immediate{Register: reg3, Data: binaryutil.BigEndian.PutUint16(s.Ports.Max)})...)
-		}
-	}
+	load, low, high := loadPorts(s.Ports, reg2)
+	es = append(es, nfnetlink.Marshal(f, load...)...)
 	return append(es, nfnetlink.SourceNAT(nft.FamilyPolicy{IPv6: s.IPv6}.Family(), s.RandomFully, reg1, low, high))
 }

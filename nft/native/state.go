@@ -195,9 +195,6 @@ func (s *State) setDifferences(add func(layout.Kind, string, ...any)) {
 		for _, text := range held.diffs {
 			add(layout.Drift, "%s", text)
 		}
-		if held.conditional > 0 {
-			add(layout.Odd, "set %s: %d elements have a limit, a timeout or another condition", name, held.conditional)
-		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.held.sets)) {
 		kind := layout.Drift
@@ -322,7 +319,7 @@ func (s *State) create(b *nfnetlink.Batch) (fill []*filling) {
 		switch {
 		case exists && held.complete():
 			continue
-		case exists && held.content != nil && held.exactly > 0 && held.conditional == 0:
+		case exists && held.content != nil && held.exactly > 0:
 		default:
 			if exists {
 				b.DelSet(s.want.Family, s.want.Name, name)

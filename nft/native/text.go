@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"strings"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/iprange"
 )
 
 // Text implements [nft.Layout]: input for `nft -f`, which replaces our table with
@@ -83,7 +83,7 @@ func writeSet(b *strings.Builder, s nft.Set) {
 		if s.Mappings != nil {
 			fmt.Fprintf(b, "%s : %s", s.Mappings[i].Key, s.Mappings[i].Value)
 		} else {
-			b.WriteString(iprange.Of(s.Prefixes[i]).String())
+			b.WriteString(config.CIDR{Prefix: s.Prefixes[i]}.Text())
 		}
 	}
 	b.WriteString(" }\n\t}\n\n")

@@ -74,10 +74,7 @@ func (b *Batch) addTable(t Table) {
 // tested: if the kernel would accept the other messages, the error is a
 // [RefusedError] for the last one.
 func (b *Batch) Refuse(family Family, table string) {
-	var a Attrs
-	a.str(unix.NFTA_TABLE_NAME, table)
-	a.uint32(unix.NFTA_TABLE_FLAGS, 1<<31) // no such flag
-	b.add(family, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
+	b.addTable(Table{Family: family, Name: table, Flags: 1 << 31}) // no such flag
 }
 
 // DelTable deletes a table and everything in it.
@@ -264,28 +261,19 @@ func (e elements) appendTo(a Attrs) Attrs {
 	return a
 }
 
-func (a *Attrs) element(addr netip.Addr, end bool) {
-	if addr.Is4() {
-		key := addr.As4()
-		a.key(key[:], end)
-	} else {
-		key := addr.As16()
-		a.key(key[:], end)
-	}
-}
-
-// key appends an element. The lengths of its attributes are computed up front,
+// element appends an element. The lengths of its attributes are computed up front,
 // because there can be millions of elements.
-func (a *Attrs) key(key []byte, end bool) {
-	value := attrHeaderLen + len(key)
+func (a *Attrs) element(addr netip.Addr, end bool) {
+	size := addr.BitLen() / 8
+	value := attrHeaderLen + size
 	whole := attrHeaderLen + value
 	if end {
 		whole += attrHeaderLen + 4
 	}
 	a.header(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, whole)
 	a.header(unix.NFTA_SET_ELEM_KEY|unix.NLA_F_NESTED, value)
-	a.header(unix.NFTA_DATA_VALUE, len(key))
-	*a = append(*a, key...)
+	a.header(unix.NFTA_DATA_VALUE, size)
+	*a, _ = addr.WithZone("").AppendBinary(*a)
 	if end {
 		a.uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 	}

@@ -111,21 +111,16 @@ func (s *socket) open() (*netlink.Conn, error) {
 	return s.nl, nil
 }
 
-// drop forgets the socket and returns it.
-func (s *socket) drop() *netlink.Conn {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	nl := s.nl
-	s.nl = nil
-	return nl
-}
-
 // Close closes the socket. It does not wait for a request, which then fails.
 func (s *socket) Close() error {
-	if nl := s.drop(); nl != nil {
-		return nl.Close()
+	s.mu.Lock()
+	nl := s.nl
+	s.nl = nil
+	s.mu.Unlock()
+	if nl == nil {
+		return nil
 	}
-	return nil
+	return nl.Close()
 }
 
 // fail drops a socket in which unread replies may be queued.
@@ -287,35 +282,19 @@ func refusal(sent []netlink.Message, op *netlink.OpError) error {
 	return &RefusedError{Op: "transaction", Err: op.Err}
 }
 
+var ops = map[uint16]Op{
+	unix.NFT_MSG_NEWTABLE: CreateTable, unix.NFT_MSG_DELTABLE: "delete table",
+	unix.NFT_MSG_NEWCHAIN: CreateChain, unix.NFT_MSG_DELCHAIN: "delete chain",
+	unix.NFT_MSG_NEWRULE: CreateRule, unix.NFT_MSG_DELRULE: "delete rule",
+	unix.NFT_MSG_NEWSET: "create set", unix.NFT_MSG_DELSET: "delete set", unix.NFT_MSG_NEWSETELEM: "add elements",
+	unix.NFT_MSG_NEWOBJ: "create counter", unix.NFT_MSG_DELOBJ: "delete counter",
+}
+
 func opOf(t netlink.HeaderType) Op {
 	if t>>8 != unix.NFNL_SUBSYS_NFTABLES {
 		return "transaction"
 	}
-	switch uint16(t & 0xff) {
-	case unix.NFT_MSG_NEWTABLE:
-		return CreateTable
-	case unix.NFT_MSG_DELTABLE:
-		return "delete table"
-	case unix.NFT_MSG_NEWCHAIN:
-		return CreateChain
-	case unix.NFT_MSG_DELCHAIN:
-		return "delete chain"
-	case unix.NFT_MSG_NEWRULE:
-		return CreateRule
-	case unix.NFT_MSG_DELRULE:
-		return "delete rule"
-	case unix.NFT_MSG_NEWSET:
-		return "create set"
-	case unix.NFT_MSG_DELSET:
-		return "delete set"
-	case unix.NFT_MSG_NEWSETELEM:
-		return "add elements"
-	case unix.NFT_MSG_NEWOBJ:
-		return "create counter"
-	case unix.NFT_MSG_DELOBJ:
-		return "delete counter"
-	}
-	return Op(fmt.Sprintf("message %d", t&0xff))
+	return ops[uint16(t&0xff)]
 }
 
 // request sends one request and returns all messages of the reply.

@@ -41,18 +41,21 @@ const (
 	NATRandomFully = 1 << 4
 )
 
-// MasqueradeTo is `masquerade to :min-max`. The library's expression lacks the
-// flag NF_NAT_RANGE_PROTO_SPECIFIED, without which the kernel ignores the ports
-// (net/netfilter/nft_masq.c). The ports are read from the two registers.
-func MasqueradeTo(fullyRandom bool, minPort, maxPort uint32) Expr {
-	flags := uint32(NATPorts)
+// Masquerade is `masquerade`, to the ports in two registers if those are not 0. The
+// library's expression lacks the flag NF_NAT_RANGE_PROTO_SPECIFIED, without which the
+// kernel ignores the ports (net/netfilter/nft_masq.c).
+func Masquerade(fullyRandom bool, minPort, maxPort uint32) Expr {
+	flags := uint32(0)
 	if fullyRandom {
 		flags |= NATRandomFully
 	}
 	var a Attrs
+	if minPort != 0 {
+		flags |= NATPorts
+		a.uint32(unix.NFTA_MASQ_REG_PROTO_MIN, minPort)
+		a.uint32(unix.NFTA_MASQ_REG_PROTO_MAX, maxPort)
+	}
 	a.uint32(unix.NFTA_MASQ_FLAGS, flags)
-	a.uint32(unix.NFTA_MASQ_REG_PROTO_MIN, minPort)
-	a.uint32(unix.NFTA_MASQ_REG_PROTO_MAX, maxPort)
 	return Expr{Name: "masq", Attrs: a}
 }
 

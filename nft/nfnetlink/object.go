@@ -16,21 +16,15 @@ const (
 	IPv6 Family = unix.NFPROTO_IPV6
 )
 
+var families = map[Family]string{
+	Inet: "inet", IPv4: "ip", IPv6: "ip6",
+	unix.NFPROTO_ARP: "arp", unix.NFPROTO_BRIDGE: "bridge", unix.NFPROTO_NETDEV: "netdev",
+}
+
 // String returns the family as nft names it.
 func (f Family) String() string {
-	switch f {
-	case Inet:
-		return "inet"
-	case IPv4:
-		return "ip"
-	case IPv6:
-		return "ip6"
-	case unix.NFPROTO_ARP:
-		return "arp"
-	case unix.NFPROTO_BRIDGE:
-		return "bridge"
-	case unix.NFPROTO_NETDEV:
-		return "netdev"
+	if name, ok := families[f]; ok {
+		return name
 	}
 	return fmt.Sprintf("family-%d", uint8(f))
 }
@@ -144,5 +138,4 @@ type Object struct {
 	Name    string
 	Type    uint32 // NFT_OBJECT_…
 	Packets uint64 // of a counter
-	Bytes   uint64 // of a counter
 }

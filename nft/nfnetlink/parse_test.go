@@ -165,7 +165,7 @@ func TestExpressionAccessors(t *testing.T) {
 	if es[3].Attr(99) != nil || es[3].Str(99) != "" || es[3].Uint32(99) != 0 || es[3].Value(99) != nil {
 		t.Error("an absent attribute has a value")
 	}
-	masq := MasqueradeTo(true, 1, 2)
+	masq := Masquerade(true, 1, 2)
 	if masq.Uint32(unix.NFTA_MASQ_FLAGS) != 0x12 || masq.Uint32(unix.NFTA_MASQ_REG_PROTO_MAX) != 2 {
 		t.Errorf("masquerade is %x", masq.Attrs)
 	}
@@ -180,7 +180,7 @@ func seeds() [][]byte {
 			&expr.Cmp{Register: 1, Data: []byte{10, 0, 0, 1}},
 			&expr.Counter{Packets: 1, Bytes: 2},
 			&expr.Verdict{Kind: expr.VerdictJump, Chain: "d"},
-		), MasqueradeTo(false, 1, 1)),
+		), Masquerade(false, 1, 1)),
 	})
 	b := Batch{}
 	b.AddTable(Inet, "t")

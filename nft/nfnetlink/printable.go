@@ -1,7 +1,6 @@
 package nfnetlink
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 	"unicode"
@@ -19,24 +18,4 @@ func Printable(name string) string {
 		return strconv.Quote(name)
 	}
 	return name
-}
-
-// ShellWord quotes a name chosen by another program as one word of a command that
-// can be pasted into a shell. The form $'...', for unprintable names, is
-// understood by bash, ksh, zsh and busybox.
-func ShellWord(name string) string {
-	plain := func(r rune) bool {
-		return r < unicode.MaxASCII && (unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("-_.:/+@", r))
-	}
-	if name != "" && !strings.ContainsFunc(name, func(r rune) bool { return !plain(r) }) {
-		return name
-	}
-	if !strings.ContainsFunc(name, func(r rune) bool { return r == '�' || !unicode.IsPrint(r) }) {
-		return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
-	}
-	var b strings.Builder
-	for _, c := range []byte(name) {
-		fmt.Fprintf(&b, `\x%02x`, c)
-	}
-	return "$'" + b.String() + "'"
 }

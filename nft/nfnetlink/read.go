@@ -12,15 +12,15 @@ import (
 	"nft-masq-agent/nft/iprange"
 )
 
-// dump requests all objects of a kind and parses each.
-func dump[T any](c *Conn, family Family, msg uint16, a Attrs, parse func(Family, Attrs) T) ([]T, error) {
+// dump requests all objects of a kind, which the error names, and parses each.
+func dump[T any](c *Conn, what string, family Family, msg uint16, a Attrs, parse func(Family, Attrs) T) ([]T, error) {
 	out := []T{}
 	err := dumpEach(c, family, msg, a, func(f Family, b Attrs) error {
 		out = append(out, parse(f, b))
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("list %s: %w", what, err)
 	}
 	return out, nil
 }
@@ -60,11 +60,7 @@ func (c *Conn) Table(family Family, name string) (Table, error) {
 
 // Tables lists the tables of a family.
 func (c *Conn) Tables(family Family) ([]Table, error) {
-	ts, err := dump(c, family, unix.NFT_MSG_GETTABLE, nil, parseTable)
-	if err != nil {
-		return nil, fmt.Errorf("list tables: %w", err)
-	}
-	return ts, nil
+	return dump(c, "tables", family, unix.NFT_MSG_GETTABLE, nil, parseTable)
 }
 
 func parseTable(f Family, a Attrs) Table {
@@ -83,11 +79,7 @@ func (c *Conn) Chain(family Family, table, chain string) (Chain, error) {
 // Chains lists the chains of a family in all tables, because the kernel has no
 // filter.
 func (c *Conn) Chains(family Family) ([]Chain, error) {
-	cs, err := dump(c, family, unix.NFT_MSG_GETCHAIN, nil, parseChain)
-	if err != nil {
-		return nil, fmt.Errorf("list chains: %w", err)
-	}
-	return cs, nil
+	return dump(c, "chains", family, unix.NFT_MSG_GETCHAIN, nil, parseChain)
 }
 
 func parseChain(f Family, a Attrs) Chain {
@@ -162,11 +154,7 @@ func ParseRule(f Family, a Attrs) Rule {
 func (c *Conn) Sets(family Family, table string) ([]Set, error) {
 	var a Attrs
 	a.str(unix.NFTA_SET_TABLE, table)
-	ss, err := dump(c, family, unix.NFT_MSG_GETSET, a, parseSet)
-	if err != nil {
-		return nil, fmt.Errorf("list sets: %w", err)
-	}
-	return ss, nil
+	return dump(c, "sets", family, unix.NFT_MSG_GETSET, a, parseSet)
 }
 
 func parseSet(f Family, a Attrs) Set {
@@ -201,11 +189,10 @@ type Contents struct {
 // Contents reads an interval set of addresses, up to a limit of intervals. The kernel
 // does not report if a transaction interrupted such a dump: compare the generation
 // before and after, and act on a difference only if a second read confirms it.
-func (c *Conn) Contents(set Set, limit int) (Contents, error) {
-	var out Contents
+func (c *Conn) Contents(set Set, limit int) (out Contents, err error) {
 	bounds := make([]iprange.Bound, 0, 2*min(int(set.Count), limit)+1)
 	starts := 0
-	err := c.eachElement(set.Family, set.Table, set.Name, func(e Element) error {
+	out.More, err = c.eachElement(set.Family, set.Table, set.Name, func(e Element) error {
 		addr, _ := netip.AddrFromSlice(e.Key) // the catch-all element * has none
 		// nft adds an extra bound before the first interval.
 		if !e.End || !addr.IsUnspecified() {
@@ -222,40 +209,35 @@ func (c *Conn) Contents(set Set, limit int) (Contents, error) {
 		}
 		return nil
 	})
-	if err != nil && !errors.Is(err, errEnough) {
-		return Contents{}, err
-	}
-	out.Ranges, out.More = iprange.Pair(bounds), err != nil
-	return out, nil
+	out.Ranges = iprange.Pair(bounds)
+	return out, err
 }
 
 // Elements reads up to limit elements of a set or map; more reports that there are
 // others. An interval set is read bound by bound. Interrupted dumps are handled
 // as for [Conn.Contents].
 func (c *Conn) Elements(family Family, table, set string, limit int) (elements []Element, more bool, err error) {
-	err = c.eachElement(family, table, set, func(e Element) error {
+	more, err = c.eachElement(family, table, set, func(e Element) error {
 		if len(elements) == limit {
 			return errEnough
 		}
 		elements = append(elements, e)
 		return nil
 	})
-	if errors.Is(err, errEnough) {
-		return elements, true, nil
-	}
-	if err != nil {
-		return nil, false, err
-	}
-	return elements, false, nil
+	return elements, more, err
 }
 
-func (c *Conn) eachElement(family Family, table, set string, fn func(Element) error) error {
+// eachElement calls fn for each element, until fn returns errEnough: then there are more.
+func (c *Conn) eachElement(family Family, table, set string, fn func(Element) error) (more bool, err error) {
 	a := in(table, unix.NFTA_SET_ELEM_LIST_SET, set)
-	err := dumpEach(c, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b Attrs) error { return parseElements(b, fn) })
-	if err != nil {
-		return fmt.Errorf("list elements of %s: %w", Printable(set), err)
+	err = dumpEach(c, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b Attrs) error { return parseElements(b, fn) })
+	switch {
+	case errors.Is(err, errEnough):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("list elements of %s: %w", Printable(set), err)
 	}
-	return nil
+	return false, nil
 }
 
 // HasElement reports whether a set has an element for the address, and whether that
@@ -342,18 +324,14 @@ func limits(e Attrs) bool { return parseExpr(e).Name != "counter" }
 func (c *Conn) Objects(family Family, table string) ([]Object, error) {
 	var a Attrs
 	a.str(unix.NFTA_OBJ_TABLE, table)
-	os, err := dump(c, family, unix.NFT_MSG_GETOBJ, a, parseObject)
-	if err != nil {
-		return nil, fmt.Errorf("list counters: %w", err)
-	}
-	return os, nil
+	return dump(c, "counters", family, unix.NFT_MSG_GETOBJ, a, parseObject)
 }
 
 func parseObject(f Family, a Attrs) Object {
 	data := a.Attr(unix.NFTA_OBJ_DATA)
 	return Object{
 		Family: f, Table: a.Str(unix.NFTA_OBJ_TABLE), Name: a.Str(unix.NFTA_OBJ_NAME), Type: a.Uint32(unix.NFTA_OBJ_TYPE),
-		Packets: data.Uint64(unix.NFTA_COUNTER_PACKETS), Bytes: data.Uint64(unix.NFTA_COUNTER_BYTES),
+		Packets: data.Uint64(unix.NFTA_COUNTER_PACKETS),
 	}
 }
 

@@ -18,12 +18,9 @@ func Addresses() ([]netip.Addr, error) { return addressesOf(dial) }
 func addressesOf(d dialer) ([]netip.Addr, error) { return read(d, "addresses", (*reader).usable) }
 
 func (r *reader) usable() (found []netip.Addr) {
-	up := map[uint32]bool{}
-	for _, l := range r.interfaces() {
-		up[l.Index] = l.Up
-	}
+	links := r.byIndex()
 	for _, a := range r.addresses(unix.AF_UNSPEC) {
-		if a.local.IsGlobalUnicast() && up[a.index] && (a.local.Is4() || a.flags&unix.IFA_F_TEMPORARY == 0) {
+		if a.local.IsGlobalUnicast() && links[a.index].Up && (a.local.Is4() || a.flags&unix.IFA_F_TEMPORARY == 0) {
 			found = append(found, a.local)
 		}
 	}

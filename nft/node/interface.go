@@ -26,6 +26,15 @@ func (i Interface) Sends() bool { return i.Master == "" || i.MasterKind == "vrf"
 // Interfaces returns the interfaces, by index.
 func Interfaces() ([]Interface, error) { return read(dial, "interfaces", (*reader).interfaces) }
 
+// byIndex returns the interfaces by index.
+func (r *reader) byIndex() map[uint32]Interface {
+	all := map[uint32]Interface{}
+	for _, i := range r.interfaces() {
+		all[i.Index] = i
+	}
+	return all
+}
+
 func (r *reader) interfaces() []Interface {
 	const (
 		skipStatistics   = 1 << 3 // RTEXT_FILTER_SKIP_STATS

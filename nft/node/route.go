@@ -43,7 +43,7 @@ type Route struct {
 // about each kind of packets that rules of policy routing distinguish.
 func Lookup(src, dst netip.Addr, out string) (Routes, error) {
 	return read(dial, "routes", func(r *reader) Routes {
-		l := lookup{reader: r, dst: dst.WithZone(""), links: map[uint32]Interface{}, kinds: []kind{{}}}
+		l := lookup{reader: r, dst: dst.WithZone(""), links: r.byIndex(), kinds: []kind{{}}}
 		l.find(src, out)
 		return l.Routes
 	})
@@ -70,8 +70,7 @@ const (
 )
 
 func (l *lookup) find(src netip.Addr, out string) {
-	for _, i := range l.interfaces() {
-		l.links[i.Index] = i
+	for _, i := range l.links {
 		if i.Name == out {
 			l.out = i.Index
 		}
@@ -303,10 +302,7 @@ func Networks() ([]Network, error) { return read(dial, "routes", (*reader).netwo
 
 func (r *reader) networks() (all []Network) {
 	const familyAt, bitsAt, tableAt, protocolAt = 0, 1, 4, 5 // struct rtmsg
-	names := map[uint32]string{}
-	for _, l := range r.interfaces() {
-		names[l.Index] = l.Name
-	}
+	links := r.byIndex()
 	head := make([]byte, unix.SizeofRtMsg)
 	head[tableAt] = unix.RT_TABLE_MAIN
 	for _, m := range r.request(unix.RTM_GETROUTE, netlink.Dump, head) {
@@ -322,7 +318,7 @@ func (r *reader) networks() (all []Network) {
 		}
 		for _, h := range r.hops(m) {
 			connected := m.head[protocolAt] == unix.RTPROT_KERNEL && m.attributes[unix.RTA_GATEWAY] == nil
-			all = append(all, Network{netip.PrefixFrom(dst, int(m.head[bitsAt])), names[h.index], connected})
+			all = append(all, Network{netip.PrefixFrom(dst, int(m.head[bitsAt])), links[h.index].Name, connected})
 		}
 	}
 	return all

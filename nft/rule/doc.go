@@ -1,6 +1,6 @@
 // Package rule is the one decoder of rules as the kernel has them, for those that we
 // write and those of other programs: step by step ([Statements]), as single facts
-// ([Masquerades], [Sets], [Target]), and as text ([String]) in the words of nft or, for
+// ([SourceNAT], [Sets], [Target]), and as text ([String]) in the words of nft or, for
 // what came by xtables, of iptables.
 //
 // It knows the expressions that NAT rules consist of, and does not guess: an unknown

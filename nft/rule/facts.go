@@ -58,27 +58,16 @@ func Sets(r nfnetlink.Rule) []string {
 // RandomFully reports whether a rule translates source addresses and takes any free
 // port for it.
 func RandomFully(r nfnetlink.Rule) bool {
-	m, _ := Masquerades(r)
-	return m.RandomFully()
+	n, _ := SourceNAT(r)
+	return n.RandomFully()
 }
 
-// A Masquerade is what a rule masquerades, or translates with snat, and how.
-type Masquerade struct {
-	NAT
-	Protocol byte // 0: any
-}
-
-// Masquerades returns how a rule masquerades or translates with snat; false if it does
-// neither.
-func Masquerades(r nfnetlink.Rule) (Masquerade, bool) {
-	protocol := byte(0)
+// SourceNAT returns how a rule translates source addresses; false if it does not.
+func SourceNAT(r nfnetlink.Rule) (NAT, bool) {
 	for s := range Statements(r) {
-		if s.Field == "meta l4proto" && len(s.Value) == 1 {
-			protocol = s.Value[0]
-		}
 		if s.Source {
-			return Masquerade{s.NAT, protocol}, true
+			return s.NAT, true
 		}
 	}
-	return Masquerade{}, false
+	return NAT{}, false
 }

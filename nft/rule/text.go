@@ -105,19 +105,6 @@ type Write struct {
 	To    netip.Addr // the whole address that it becomes, the zero value if that is another
 }
 
-// write returns what an expression writes into the packet.
-func (d *decoder) write(e nfnetlink.Expr) (w Write) {
-	if e.Name != "payload" || e.Attr(unix.NFTA_PAYLOAD_SREG) == nil {
-		return w
-	}
-	f, value := d.payload(e), d.register(e.Uint32(unix.NFTA_PAYLOAD_SREG)).constant
-	if f.kind == kindIPv4 && len(value) == 4 || f.kind == kindIPv6 && len(value) == 16 {
-		w.To, _ = netip.AddrFromSlice(value)
-	}
-	w.Field = f.name
-	return w
-}
-
 // newMark returns the mark that a register has.
 func (o operand) newMark() *NewMark {
 	mask, xor := uint32(math.MaxUint32), uint32(0)
@@ -247,12 +234,7 @@ func Statements(r nfnetlink.Rule) iter.Seq[Statement] {
 				s, ok = decodeXT(e, d.family)
 			}
 			if !ok {
-				if e.Name == "meta" && e.Uint32(unix.NFTA_META_KEY) == unix.NFT_META_MARK {
-					s.NewMark = d.register(e.Uint32(unix.NFTA_META_SREG)).newMark()
-				}
-				s.Write = d.write(e)
-				s.text = d.act(e)
-				s.NAT = d.nat(e)
+				s = d.act(e)
 			}
 			s.Expr = e
 			if !yield(s) {
@@ -377,116 +359,118 @@ func (d *decoder) key(e nfnetlink.Expr) string {
 	return strings.Join(words, " . ")
 }
 
-// act words what neither loads nor compares.
-func (d *decoder) act(e nfnetlink.Expr) string {
+// act decodes what neither loads nor compares.
+func (d *decoder) act(e nfnetlink.Expr) (s Statement) {
 	if code, chain, ok := e.Verdict(); ok {
-		return verdict(code, chain)
+		return Statement{text: verdict(code, chain)}
 	}
 	switch e.Name {
-	case "counter":
-		return "counter"
+	case "counter", "notrack":
+		s.text = e.Name
 	case "objref":
 		if e.Uint32(unix.NFTA_OBJREF_IMM_TYPE) == unix.NFT_OBJECT_COUNTER {
-			return "counter name " + nfnetlink.Printable(e.Str(unix.NFTA_OBJREF_IMM_NAME))
+			s.text = "counter name " + nfnetlink.Printable(e.Str(unix.NFTA_OBJREF_IMM_NAME))
 		}
 	case "limit":
-		return limit(e)
+		s.text = limit(e)
 	case "meta":
-		f := keyField(e, unix.NFTA_META_KEY)
-		return f.name + " set " + d.register(e.Uint32(unix.NFTA_META_SREG)).as(f.kind)
+		f, value := keyField(e, unix.NFTA_META_KEY), d.register(e.Uint32(unix.NFTA_META_SREG))
+		s.text = f.name + " set " + value.as(f.kind)
+		if f.name == metaMark {
+			s.NewMark = value.newMark()
+		}
 	case "payload":
-		f := d.payload(e)
-		return f.name + " set " + d.register(e.Uint32(unix.NFTA_PAYLOAD_SREG)).as(f.kind)
-	case "notrack":
-		return "notrack"
-	case "masq":
-		return "masquerade" + to(d.ports(e, unix.NFTA_MASQ_REG_PROTO_MIN)) + natFlags(e.Uint32(unix.NFTA_MASQ_FLAGS))
-	case "redir":
-		return "redirect" + to(d.ports(e, unix.NFTA_REDIR_REG_PROTO_MIN)) + natFlags(e.Uint32(unix.NFTA_REDIR_FLAGS))
-	case "nat":
-		word, addr, family := "snat", kindIPv4, nfnetlink.Family(e.Uint32(unix.NFTA_NAT_FAMILY))
-		if e.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_DNAT {
-			word = "dnat"
+		f, value := d.payload(e), d.register(e.Uint32(unix.NFTA_PAYLOAD_SREG))
+		s.text = f.name + " set " + value.as(f.kind)
+		s.Write.Field = f.name
+		if size := len(value.constant); f.kind == kindIPv4 && size == 4 || f.kind == kindIPv6 && size == 16 {
+			s.Write.To, _ = netip.AddrFromSlice(value.constant)
 		}
-		if family == nfnetlink.IPv6 {
-			addr = kindIPv6
-		}
-		if d.family == nfnetlink.Inet {
-			word += " " + family.String()
-		}
-		span := d.span(e, unix.NFTA_NAT_REG_ADDR_MIN, addr)
-		return word + to(span+d.ports(e, unix.NFTA_NAT_REG_PROTO_MIN)) + natFlags(e.Uint32(unix.NFTA_NAT_FLAGS))
+	case "masq", "redir", "nat":
+		s.NAT, s.text = d.translate(e)
 	}
-	d.loads = d.loads[:0] // it may have filled any register
-	return "<" + e.Name + ">"
+	if s.text == "" {
+		d.loads = d.loads[:0] // it may have filled any register
+		s.text = "<" + e.Name + ">"
+	}
+	return s
 }
 
-// span words a run of addresses or ports: an attribute names the register of the
-// first, and the attribute after it that of the last.
-func (d *decoder) span(e nfnetlink.Expr, attr uint16, k kind) string {
-	if e.Attr(attr) == nil {
-		return ""
-	}
-	from := d.register(e.Uint32(attr)).as(k)
-	if e.Attr(attr+1) == nil {
-		return from
-	}
-	to := d.register(e.Uint32(attr + 1)).as(k)
-	return from + either(to == from, "", "-"+to)
-}
-
-func (d *decoder) ports(e nfnetlink.Expr, attr uint16) string {
-	ports := d.span(e, attr, kindBig)
-	return either(ports == "", "", ":"+ports)
-}
-
-func to(words string) string { return either(words == "", "", " to "+words) }
-
-// nat decodes the expressions that translate addresses.
-func (d *decoder) nat(e nfnetlink.Expr) (n NAT) {
+// translate decodes the expressions that translate addresses, and words them.
+func (d *decoder) translate(e nfnetlink.Expr) (n NAT, words string) {
+	to, portsAt, flagsAt := "", uint16(0), uint16(0)
 	switch e.Name {
 	case "masq":
-		n.Source, n.Masquerade, n.Flags = true, true, e.Uint32(unix.NFTA_MASQ_FLAGS)
-		n.MinPort, n.MaxPort = d.port(e, unix.NFTA_MASQ_REG_PROTO_MIN), d.port(e, unix.NFTA_MASQ_REG_PROTO_MAX)
+		n.Source, n.Masquerade, words = true, true, "masquerade"
+		portsAt, flagsAt = unix.NFTA_MASQ_REG_PROTO_MIN, unix.NFTA_MASQ_FLAGS
 	case "redir":
-		n.Destination = true
+		n.Destination, words = true, "redirect"
+		portsAt, flagsAt = unix.NFTA_REDIR_REG_PROTO_MIN, unix.NFTA_REDIR_FLAGS
 	case "nat":
-		n.Source, n.Flags = e.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_SNAT, e.Uint32(unix.NFTA_NAT_FLAGS)
-		n.Destination = !n.Source
-		n.MinPort, n.MaxPort = d.port(e, unix.NFTA_NAT_REG_PROTO_MIN), d.port(e, unix.NFTA_NAT_REG_PROTO_MAX)
-		if f := nfnetlink.Family(e.Uint32(unix.NFTA_NAT_FAMILY)); f != nfnetlink.Inet {
-			n.Family = f
+		n.Source = e.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_SNAT
+		n.Destination, words = !n.Source, either(n.Source, "snat", "dnat")
+		family := nfnetlink.Family(e.Uint32(unix.NFTA_NAT_FAMILY))
+		if family != nfnetlink.Inet {
+			n.Family = family
 		}
-		if e.Attr(unix.NFTA_NAT_REG_ADDR_MIN) != nil {
-			d.address(e, &n)
+		if d.family == nfnetlink.Inet {
+			words += " " + family.String()
 		}
+		to = d.address(e, &n)
+		portsAt, flagsAt = unix.NFTA_NAT_REG_PROTO_MIN, unix.NFTA_NAT_FLAGS
 	}
-	return n
+	first, last, ports := d.span(e, portsAt, kindBig)
+	n.MinPort, n.MaxPort, n.Flags = first.port(), last.port(), e.Uint32(flagsAt)
+	if ports != "" {
+		to += ":" + ports
+	}
+	if to != "" {
+		words += " to " + to
+	}
+	return n, words + natFlags(n.Flags)
 }
 
 // address decodes the new address of an expression nat.
-func (d *decoder) address(e nfnetlink.Expr, n *NAT) {
-	from := d.register(e.Uint32(unix.NFTA_NAT_REG_ADDR_MIN))
+func (d *decoder) address(e nfnetlink.Expr, n *NAT) (words string) {
+	k := kindIPv4
+	if n.Family == nfnetlink.IPv6 {
+		k = kindIPv6
+	}
+	from, to, words := d.span(e, unix.NFTA_NAT_REG_ADDR_MIN, k)
 	switch {
 	case from.constant != nil:
 		n.To.From, _ = netip.AddrFromSlice(from.constant)
-		n.To.To = n.To.From
-		if e.Attr(unix.NFTA_NAT_REG_ADDR_MAX) != nil {
-			n.To.To, _ = netip.AddrFromSlice(d.register(e.Uint32(unix.NFTA_NAT_REG_ADDR_MAX)).constant)
-		}
+		n.To.To, _ = netip.AddrFromSlice(to.constant)
 	case from.mask != nil || !zero(from.xor):
 	case from.key != nil && zero(from.key.xor):
 		n.ToMap, n.ToField, n.ToMask = from.set, from.key.name, from.key.mask
 	case from.key == nil:
 		n.ToField = from.name
 	}
+	return words
 }
 
-// port returns the port in the register that an attribute names, 0 if there is none.
-func (d *decoder) port(e nfnetlink.Expr, attr uint16) uint16 {
-	b := d.register(e.Uint32(attr)).constant
-	if e.Attr(attr) == nil || len(b) < 2 {
+// span returns a run of addresses or ports, and its words: an attribute names the register
+// of the first, and the attribute after it that of the last.
+func (d *decoder) span(e nfnetlink.Expr, attr uint16, k kind) (first, last operand, words string) {
+	if e.Attr(attr) == nil {
+		return first, last, ""
+	}
+	first = d.register(e.Uint32(attr))
+	last, words = first, first.as(k)
+	if e.Attr(attr+1) != nil {
+		last = d.register(e.Uint32(attr + 1))
+	}
+	if to := last.as(k); to != words {
+		words += "-" + to
+	}
+	return first, last, words
+}
+
+// port returns the port that a register has, 0 if it is not constant.
+func (o operand) port() uint16 {
+	if len(o.constant) < 2 {
 		return 0
 	}
-	return binary.BigEndian.Uint16(b)
+	return binary.BigEndian.Uint16(o.constant)
 }

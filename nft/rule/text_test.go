@@ -191,7 +191,7 @@ func FuzzRuleText(f *testing.F) {
 			s.Range()
 		}
 		rule.RandomFully(r)
-		_, _ = rule.Masquerades(r)
+		_, _ = rule.SourceNAT(r)
 		_, _ = rule.Packets(r)
 		_ = rule.Sets(r)
 		_ = rule.Returns(r)

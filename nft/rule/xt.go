@@ -27,23 +27,6 @@ func decodeXT(e nfnetlink.Expr, family nfnetlink.Family) (Statement, bool) {
 	return Statement{}, false
 }
 
-// xtNewMark returns the mark that a target sets, nil if it sets none.
-func xtNewMark(e nfnetlink.Expr) *NewMark {
-	const restore = 2                                 // XT_CONNMARK_RESTORE
-	info, modeAt := e.Attr(unix.NFTA_TARGET_INFO), 12 // struct xt_connmark_tginfo1
-	if e.Uint32(unix.NFTA_TARGET_REV) == 2 {
-		modeAt = 14
-	}
-	switch target := e.Str(unix.NFTA_TARGET_NAME); {
-	case target == "MARK" && len(info) == 8: // struct xt_mark_tginfo2
-		return &NewMark{Keep: ^nativeUint32(info[4:]), Xor: nativeUint32(info)}
-	case target == "CONNMARK" && len(info) > modeAt && info[modeAt] == restore:
-		mask := nativeUint32(info[8:])
-		return &NewMark{Keep: ^mask, Unknown: mask}
-	}
-	return nil
-}
-
 // Untracks reports whether an expression turns off connection tracking for the packet.
 func Untracks(e nfnetlink.Expr) bool {
 	const notrack = 1 // XT_CT_NOTRACK
@@ -126,15 +109,23 @@ var xtNAT = map[string]struct {
 }
 
 func xtTarget(e nfnetlink.Expr, family nfnetlink.Family) Statement {
-	name, info := e.Str(unix.NFTA_TARGET_NAME), e.Attr(unix.NFTA_TARGET_INFO)
-	nat, words := xtNAT[name], unknownInfo
+	const restore = 2 // XT_CONNMARK_RESTORE
+	name, info, modeAt := e.Str(unix.NFTA_TARGET_NAME), e.Attr(unix.NFTA_TARGET_INFO), 12
+	if e.Uint32(unix.NFTA_TARGET_REV) == 2 {
+		modeAt = 14
+	}
+	nat, words, mark := xtNAT[name], unknownInfo, (*NewMark)(nil)
 	switch {
 	case name == "MARK" && len(info) == 8: // struct xt_mark_tginfo2
 		words = " --set-xmark " + xtMark(info)
+		mark = &NewMark{Keep: ^nativeUint32(info[4:]), Xor: nativeUint32(info)}
+	case name == "CONNMARK" && len(info) > modeAt && info[modeAt] == restore: // struct xt_connmark_tginfo1
+		mask := nativeUint32(info[8:])
+		mark = &NewMark{Keep: ^mask, Unknown: mask}
 	case nat.option != "" && nat.xtRange(info, family):
 		words = nat.xtWords(nat.option)
 	}
-	return Statement{text: "-j " + nfnetlink.Printable(name) + words, NAT: nat.NAT, NewMark: xtNewMark(e)}
+	return Statement{text: "-j " + nfnetlink.Printable(name) + words, NAT: nat.NAT, NewMark: mark}
 }
 
 // xtRange adds struct nf_nat_range or the shorter one for IPv4 only, struct nf_nat_ipv4_multi_range_compat with one range.

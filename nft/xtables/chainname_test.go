@@ -69,7 +69,7 @@ func TestAdditionalChainsLimitTheNameLength(t *testing.T) {
 		{"mode nftables", sources, native.Layout{}, nil, true},
 	}
 	for _, tt := range tests {
-		err := nft.Compile(tt.config, nft.Options{Layout: tt.layout, Ports: tt.ports}).Check()
+		err := tt.layout.CheckTables(nft.Compile(tt.config, nft.Options{Layout: tt.layout, Ports: tt.ports}).Tables)
 		if (err == nil) != tt.ok {
 			t.Errorf("%s: %v", tt.name, err)
 		}

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/google/nftables/expr"
+
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
@@ -50,7 +52,8 @@ func (Layout) Check(c config.Config) config.Problems {
 func (l Layout) Compile(p nft.Policy, _ string) (tables []nft.Table) {
 	for _, f := range p.Families {
 		x := xtCompiler{family: f, policy: p, chain: l.Name}
-		jump := x.rule(nil, xtJumpComment+l.Name+xtJumpCommentEnd, xtJump{l.Name})
+		to := x.node("-j "+l.Name, &expr.Verdict{Kind: expr.VerdictJump, Chain: l.Name})
+		jump := x.rule(xtJumpComment+l.Name+xtJumpCommentEnd, to)
 		chains := append(x.chains(), nft.Chain{Name: Postrouting, Hook: postroutingHook(), Rules: []nft.Rule{jump}})
 		tables = append(tables, nft.Table{Family: f.Family(), Name: NATTable, Chains: chains})
 	}
@@ -98,12 +101,13 @@ type xtCompiler struct {
 
 // rule returns a rule. ip-masq-agent begins comments with its own name regardless of the
 // chain, and its predecessor with the predecessor's name.
-func (x xtCompiler) rule(match []nft.Node, comment string, verdict nft.Node) nft.Rule {
+func (x xtCompiler) rule(comment string, verdict nft.Node) nft.Rule {
 	prefix := "ip-masq-agent: "
 	if x.chain == "NON-MASQUERADE-DAEMON" {
 		prefix = "non-masquerade-daemon: "
 	}
-	return nft.Rule{Nodes: append(match, xtComment(prefix+comment), xtNotLocal{}, xtCounter{}, verdict)}
+	counter := x.node("", &expr.Counter{}) // which iptables adds to every rule
+	return nft.Rule{Nodes: []nft.Node{x.comment(prefix + comment), x.notLocal(), counter, verdict}}
 }
 
 func (x xtCompiler) chains() []nft.Chain {
@@ -111,16 +115,16 @@ func (x xtCompiler) chains() []nft.Chain {
 	main := nft.Chain{Name: x.chain}
 	var others []nft.Chain
 	masq := x.masquerades()
-	force := nft.Node(xtMasquerade{RandomFully: x.policy.RandomFully})
+	force := x.masquerade(nil)
 	if len(f.List(config.KeyForceMasqueradeCIDRs).CIDRs) > 0 && len(x.policy.Ports) > 0 {
 		others = append(others, nft.Chain{Name: x.chain + xtMasqChain, Rules: masq})
-		force = xtGoto{x.chain + xtMasqChain}
-		masq = []nft.Rule{x.rule(nil, commentMasq, force)}
+		force = x.goTo(x.chain + xtMasqChain)
+		masq = []nft.Rule{x.rule(commentMasq, force)}
 	}
 	rules := append(x.lists(force), masq...)
 	for _, q := range f.Questions {
 		if q.Outside {
-			main.Rules = append(main.Rules, x.list(q, xtGoto{x.chain + xtSourceChain})...)
+			main.Rules = append(main.Rules, x.list(q, x.goTo(x.chain+xtSourceChain))...)
 		}
 	}
 	if len(main.Rules) == 0 {
@@ -144,7 +148,7 @@ func (x xtCompiler) lists(force nft.Node) []nft.Rule {
 		case q.Masquerade:
 			rules = append(rules, x.list(q, force)...)
 		case !q.Outside:
-			rules = append(rules, x.list(q, xtStop{})...)
+			rules = append(rules, x.list(q, x.node("-j RETURN", &expr.Verdict{Kind: expr.VerdictReturn}))...)
 		}
 	}
 	return rules
@@ -152,10 +156,9 @@ func (x xtCompiler) lists(force nft.Node) []nft.Rule {
 
 // list returns a rule for each entry of a list.
 func (x xtCompiler) list(q nft.Question, verdict nft.Node) []nft.Rule {
-	written := q.Written()
-	rules := make([]nft.Rule, len(written))
-	for i, c := range written {
-		rules[i] = x.rule([]nft.Node{ofPrefix{c.Prefix, q.Asks == config.SourceAddress}}, q.View, verdict)
+	rules, same := make([]nft.Rule, len(q.Written)), x.rule(q.View, verdict).Nodes
+	for i, c := range q.Written {
+		rules[i].Nodes = append([]nft.Node{x.ofPrefix(c.Prefix, q.Asks == config.SourceAddress)}, same...)
 	}
 	return rules
 }
@@ -166,24 +169,15 @@ func (x xtCompiler) masquerades() []nft.Rule {
 	var rules []nft.Rule
 	for _, proto := range nft.PortProtocols() {
 		for _, choice := range nft.PortChoices(x.policy.Ports) {
-			r := x.rule([]nft.Node{xtProtocol(proto)}, commentMasq, xtMasquerade{x.policy.RandomFully, &choice.PortRange})
+			r := x.rule(commentMasq, x.masquerade(&choice.PortRange))
 			if !choice.Last() {
-				r.Nodes = insertBefore[xtCounter](r.Nodes, xtByChance{choice.Size(), choice.Remaining})
+				r.Nodes = slices.Insert(r.Nodes, len(r.Nodes)-2, x.byChance(choice)) // before the counter
 			}
+			r.Nodes = slices.Insert(r.Nodes, 0, x.node("-p "+proto.String(), proto.Match()...))
 			rules = append(rules, r)
 		}
 	}
-	return append(rules, x.rule(nil, commentMasq, xtMasquerade{RandomFully: x.policy.RandomFully}))
-}
-
-// insertBefore inserts n before the first node of type T.
-func insertBefore[T nft.Node](nodes []nft.Node, n nft.Node) []nft.Node {
-	for i, at := range nodes {
-		if _, ok := at.(T); ok {
-			return slices.Insert(nodes, i, n)
-		}
-	}
-	return append(nodes, n)
+	return append(rules, x.rule(commentMasq, x.masquerade(nil)))
 }
 
 // Text implements [nft.Layout]: it prints the rules like iptables-save. The file

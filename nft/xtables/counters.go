@@ -55,7 +55,7 @@ func (t *Tallies) Counters(c *nfnetlink.Conn, chain string) ([]nft.Counts, error
 				present = true
 				packets, _ := rule.Packets(r)
 				content := nfnetlink.Key(r.Exprs)
-				if _, masquerades := rule.Masquerades(r); masquerades {
+				if _, masquerades := rule.SourceNAT(r); masquerades {
 					now[ruleID{masqueraded, content}] += packets
 				} else if rule.Returns(r) {
 					now[ruleID{exempt, content}] += packets

@@ -1,10 +1,8 @@
 // Package xtables implements mode iptables-nft: it compiles a policy to rules in
 // the tables ip nat and ip6 nat, which iptables shares with all programs, reads
-// our rules there, compares them with the wanted ones, plans repairs, and reads
-// back the policy.
+// our rules there, compares them with the wanted ones, and plans repairs.
 //
-// Compiling (compile.go, nodes.go, chainname.go) is pure. Reading (read.go),
-// comparing (differences.go), planning (plan.go) and decompiling (decompile.go)
-// work on one table. Only a [Reader], for both tables, uses the kernel; package
+// Compiling (compile.go, nodes.go, chainname.go) is pure. [Read] reads (read.go);
+// comparing (differences.go) and planning (plan.go) work on what was read. Package
 // kernel commits.
 package xtables

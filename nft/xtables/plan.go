@@ -12,12 +12,12 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// Stage implements [layout.State]: it wakes dormant tables without POSTROUTING. The kernel
-// does not wake a table and create a base chain in it in one transaction.
+// Stage implements [layout.State]: it wakes dormant tables. The kernel does not wake a table
+// and create a base chain in it in one transaction.
 func (s *State) Stage(_ context.Context, commit layout.Commit) error {
 	b := &nfnetlink.Batch{}
 	for _, n := range s.families {
-		if n.want != nil && n.Dormant() && n.post == nil {
+		if n.want != nil && n.Dormant() {
 			b.WakeTable(n.Table)
 		}
 	}
@@ -39,11 +39,8 @@ func (s *State) Switch(now, _ *nfnetlink.Batch) {
 // write plans the changes of our part of a shared table: correct rules keep their place
 // and counters, and those of other programs are not touched.
 func (s *State) write(b *nfnetlink.Batch, n *shared) {
-	switch {
-	case !n.exists:
+	if !n.exists {
 		b.AddTable(n.want.Family, NATTable)
-	case n.Dormant():
-		b.WakeTable(n.Table)
 	}
 	// Renamed chains still refer to the additional chains.
 	for _, c := range s.leftovers(n) {

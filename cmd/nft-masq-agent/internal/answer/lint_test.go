@@ -132,11 +132,11 @@ func TestUncoveredReturnsAGap(t *testing.T) {
 }
 
 func TestOverlapsAreFoundInSortedLists(t *testing.T) {
-	list := nft.List{CIDRs: []config.CIDR{
+	list := nft.NewList([]config.CIDR{
 		{Prefix: netip.MustParsePrefix("172.16.0.0/12")},
 		{Prefix: netip.MustParsePrefix("10.0.0.0/8")},
 		{Prefix: netip.MustParsePrefix("192.168.1.0/24")},
-	}}.Prefixes()
+	}).Prefixes()
 	for p, want := range map[string]bool{
 		"10.0.0.0/8": true, "10.9.0.0/16": true, "10.255.255.255/32": true, "9.0.0.0/8": false, "11.0.0.0/8": false,
 		"8.0.0.0/5": true, "0.0.0.0/0": true, "172.0.0.0/8": true, "172.32.0.0/11": false, "192.168.0.0/24": false,
@@ -188,7 +188,7 @@ func TestLintFindsSourceAddressesWithoutReplies(t *testing.T) {
 		c.SNATAddresses = append(c.SNATAddresses, config.CIDR{Prefix: netip.MustParsePrefix(a)})
 	}
 	p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})
-	p.Families[0].SNAT.CIDRs = p.Families[0].SNAT.Written() // 0.0.0.0/0 covers the others
+	p.Families[0].SNAT.CIDRs = p.Families[0].SNAT.Written // 0.0.0.0/0 covers the others
 	found := 0
 	for _, f := range Lint(p, nil) {
 		if f.ID == "snat-address-unusable" {
