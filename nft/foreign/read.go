@@ -233,38 +233,7 @@ func (r *reader) targets(c Chain, targets map[string]bool) (all bool, err error)
 	return all, nil
 }
 
-// manyChains is from how many chains on it is faster to list all rules of a table.
-const manyChains = 64
-
-// ofTable reads the rules of many chains of a table at once, as far as it can: a change of the
-// table or a rule that is too long for the kernel's answer ends the list.
-func (r *reader) ofTable(chains []nfnetlink.Chain) map[string][]nfnetlink.Rule {
-	all := map[string][]nfnetlink.Rule{}
-	if len(chains) < manyChains {
-		return nil
-	}
-	for _, c := range chains {
-		all[c.Name] = nil
-	}
-	before := r.memory
-	err := r.conn.EachRule(chains[0].Family, chains[0].Table, "", func(next nfnetlink.Rule) error {
-		rules, wanted := all[next.Chain]
-		if wanted {
-			all[next.Chain] = append(rules, next)
-		}
-		if wanted && r.enough(next) {
-			return nfnetlink.ErrInterrupted
-		}
-		return nil
-	})
-	if r.memory = before; err != nil {
-		return nil
-	}
-	return all
-}
-
-func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (err error) {
-	known := r.ofTable(chains)
+func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) error {
 	for _, c := range chains {
 		if r.seen[chainID(c)] {
 			continue
@@ -280,11 +249,7 @@ func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (e
 		case r.rules+int(c.Use) > maxRules: // checked before they are in memory
 			unread = int(c.Use)
 		default:
-			rules := known[c.Name]
-			more := slices.ContainsFunc(rules, r.enough)
-			if rules == nil {
-				rules, more, err = r.conn.FirstRules(c.Family, c.Table, c.Name, r.enough)
-			}
+			rules, more, err := r.conn.FirstRules(c.Family, c.Table, c.Name, r.enough)
 			if err != nil {
 				return err
 			}
