@@ -53,39 +53,36 @@ type Way struct {
 	Own    bool // the rule is this agent's
 }
 
-// A Tracer follows packets through the chains of some hooks. Only chains of type nat
-// translate connections.
+// A Tracer follows packets through all chains. Only chains of type nat translate
+// connections.
 type Tracer struct {
 	*walker
-	hooks   []uint32
 	out     Trace
 	accepts truth // a rule ends the base chain early
 }
 
-// NewTracer reads the chains of some hooks, in the order in which a packet passes
-// them, such as unix.NF_INET_POST_ROUTING. own reports which chains are this agent's.
-func NewTracer(
-	ctx context.Context, c *nfnetlink.Conn, own func(nfnetlink.Chain) bool, hooks ...uint32,
-) (*Tracer, error) {
-	all := func(c nfnetlink.Chain) bool { return slices.Contains(hooks, c.Hook.Number) }
+// NewTracer reads the chains of all hooks. own reports which chains are this agent's.
+func NewTracer(ctx context.Context, c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) (*Tracer, error) {
+	all := func(nfnetlink.Chain) bool { return true }
 	s, err := read(reader{ctx: ctx, conn: c, own: own, reads: all, tracing: true})
 	if err != nil {
 		return nil, err
 	}
-	t := &Tracer{walker: newWalker(s, Packet{}), hooks: hooks}
+	t := &Tracer{walker: newWalker(s, Packet{})}
 	t.conn, t.visit = c, t.see
 	return t, nil
 }
 
-// Trace follows a packet through the base chains in the kernel's order: by
-// priority. Of chains with equal priority the one registered last runs first, but
+// Trace follows a packet through the base chains of some hooks, given in the order in
+// which a packet passes them, such as unix.NF_INET_POST_ROUTING; at each in the kernel's
+// order: by priority. Of chains with equal priority the one registered last runs first, but
 // the kernel does not report the order: if several of them translate the packet,
 // any of them may be first.
-func (t *Tracer) Trace(p Packet) Trace {
+func (t *Tracer) Trace(p Packet, hooks ...uint32) Trace {
 	t.restart()
 	t.facts, t.mark, t.full, t.out = p, p.mark, false, Trace{Through: true}
 	t.dst = []iprange.Range{{From: p.Dst, To: p.Dst}}
-	for _, hook := range t.hooks {
+	for _, hook := range hooks {
 		t.atHook(hook)
 	}
 	if t.full || len(t.finished) > 0 || t.spent() {
@@ -102,7 +99,7 @@ func (t *Tracer) Trace(p Packet) Trace {
 		}
 	case no:
 	}
-	if last := t.hooks[len(t.hooks)-1]; last == unix.NF_INET_POST_ROUTING || last == unix.NF_INET_LOCAL_IN {
+	if last := hooks[len(hooks)-1]; last == unix.NF_INET_POST_ROUTING || last == unix.NF_INET_LOCAL_IN {
 		t.addWritten()
 	}
 	facts.mark = t.mark

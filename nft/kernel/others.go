@@ -194,14 +194,24 @@ func (k *Kernel) Rewrites(ctx context.Context, held nft.Ruleset) (foreign.Rewrit
 }
 
 func (k *Kernel) snapshot(ctx context.Context, want nft.Ruleset) (snapshot foreign.Snapshot, err error) {
-	err = again(ctx, func() error {
-		s, err := k.read(ctx, want, layout.Everything, nil)
-		if err == nil {
-			snapshot, err = foreign.Read(ctx, k.conn.In(ctx), s.owns)
-		}
+	err = k.beside(ctx, want, func(c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) (err error) {
+		snapshot, err = foreign.Read(ctx, c, own)
 		return err
 	})
 	return snapshot, err
+}
+
+// beside reads other programs' rules, knowing which chains are ours.
+func (k *Kernel) beside(
+	ctx context.Context, want nft.Ruleset, read func(c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) error,
+) error {
+	return again(ctx, func() error {
+		s, err := k.read(ctx, want, layout.Everything, nil)
+		if err != nil {
+			return err
+		}
+		return read(k.conn.In(ctx), s.owns)
+	})
 }
 
 // share returns what a ruleset masquerades, but for loopback addresses and those of the
