@@ -52,8 +52,8 @@ func TestSearchVisitsABoundedNumberOfRules(t *testing.T) {
 		total += len(c.Rules)
 	}
 	w := search(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
-	if most := maxSteps + 2*total; w.steps > most {
-		t.Errorf("%d rules visited, more than %d", w.steps, most)
+	if most := maxWork + 2*total*ruleWork; w.work > most {
+		t.Errorf("%d ranges compared, more than %d", w.work, most)
 	}
 	if want := depth*rules + 1; len(w.conflicts) != want {
 		t.Errorf("%d conflicts found, want %d", len(w.conflicts), want)
@@ -263,7 +263,7 @@ func TestAreasHaveTheConnectionsOfTheirBoxes(t *testing.T) {
 
 func TestUnreadRulesMayRewriteAnything(t *testing.T) {
 	a, b := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2")
-	if FindRewrites(Snapshot{}).Meet(a, b, true) || !FindRewrites(Snapshot{unreadNAT: 1}).Meet(a, b, false) {
+	if FindRewrites(Snapshot{}).Meet(a, b, true) || !FindRewrites(Snapshot{Unread: 1}).Meet(a, b, false) {
 		t.Error("without rules a connection is met, or with unread ones it is not")
 	}
 }

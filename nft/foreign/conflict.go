@@ -265,8 +265,6 @@ func (w *finder) add(s step, conflict Conflict) {
 	w.full = len(w.conflicts) >= maxFound
 }
 
-const orOthers = " or others"
-
 // merge adds a second path to the same rule.
 func (c *Conflict) merge(o Conflict) {
 	for _, d := range o.Destinations {
@@ -282,10 +280,11 @@ func (c *Conflict) merge(o Conflict) {
 	switch {
 	case c.Source == "" || o.Source == "":
 		c.Source = ""
-	case c.Source != o.Source && len(c.Source) < maxSource:
+	case c.Source != o.Source:
 		c.Source += " or " + o.Source
-	case c.Source != o.Source && !strings.HasSuffix(c.Source, orOthers):
-		c.Source += orOthers
+	}
+	if len(c.Source) > maxSource {
+		c.Source = ""
 	}
 	c.Conditions = slices.DeleteFunc(slices.Clone(c.Conditions), func(s string) bool {
 		return !slices.Contains(o.Conditions, s)

@@ -23,7 +23,7 @@ type verdict struct {
 // not known.
 func (w *walker) lookup(c *Chain, s rule.Statement, q path) (found []verdict, unread bool) {
 	m, ok := w.maps[id{c.Family, c.Table, s.Expr.Str(unix.NFTA_LOOKUP_SET)}]
-	if w.steps += len(m.elements) / elementsPerRule; !ok || w.spent() {
+	if !ok || w.spent() {
 		return nil, true
 	}
 	fields, _, _ := strings.Cut(s.String(), " vmap @")
@@ -51,9 +51,6 @@ func (w *walker) anyVerdict(c *Chain, s rule.Statement) []verdict {
 	}
 	return found
 }
-
-// elementsPerRule is how many elements of a map take as long to compare as a rule.
-const elementsPerRule = 50
 
 // A mapping is the content of a map. In one of intervals, an element is the first key
 // of an interval, and End marks the key after the last.
@@ -201,7 +198,7 @@ func masked(a netip.Addr, mask []byte) []byte {
 // none and whether there is one for each of them.
 func (w *walker) toAddress(p packets, r nfnetlink.Rule, n rule.NAT) (all []netip.Addr, found truth) {
 	m, read := w.maps[id{r.Family, r.Table, n.ToMap}]
-	if w.steps += len(m.elements) / elementsPerRule; !read {
+	if !read {
 		return nil, maybe
 	}
 	candidates := w.candidates([]string{n.ToField}, n.ToMask, m, p)

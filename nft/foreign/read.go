@@ -24,8 +24,7 @@ type Snapshot struct {
 	maps       map[id]mapping         // that rules refer to
 	// Unread counts rules that were not read, because there are too many. Their
 	// effect is unknown.
-	Unread    int
-	unreadNAT int // those of them in base chains of type nat, and what these lead to
+	Unread int
 }
 
 // Bounds of what is read. A rule usually takes about a kilobyte, one of the 128
@@ -134,9 +133,11 @@ func (r *reader) read() (err error) {
 	if r.Generation, err = r.conn.Generation(); err != nil {
 		return err
 	}
+	types := []string{"nat", "filter", "route"} // in this order, in case there are too many rules
+	families := []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet}
 	r.listed = nil
 	dormant := map[id]bool{}
-	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
+	for _, family := range families {
 		tables, err := r.conn.Tables(family)
 		if err != nil {
 			return err
@@ -150,7 +151,6 @@ func (r *reader) read() (err error) {
 		}
 		r.listed = append(r.listed, chains...)
 	}
-	types := []string{"nat", "filter", "route"} // in this order, in case there are too many rules
 	var bases []nfnetlink.Chain
 	for _, c := range r.listed {
 		if c.Hook != nil && r.reads(c) && slices.Contains(types, c.Hook.Type) && !dormant[id{c.Family, c.Table, ""}] {
@@ -159,8 +159,7 @@ func (r *reader) read() (err error) {
 	}
 	slices.SortStableFunc(bases, func(a, b nfnetlink.Chain) int {
 		byType := cmp.Compare(slices.Index(types, a.Hook.Type), slices.Index(types, b.Hook.Type))
-		order := []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet}
-		byFamily := cmp.Compare(slices.Index(order, a.Family), slices.Index(order, b.Family))
+		byFamily := cmp.Compare(slices.Index(families, a.Family), slices.Index(families, b.Family))
 		return cmp.Or(byType, byFamily, cmp.Compare(a.Hook.Priority, b.Hook.Priority))
 	})
 	for _, c := range bases {
@@ -169,7 +168,7 @@ func (r *reader) read() (err error) {
 		}
 	}
 	for _, c := range r.listed {
-		if c.Hook == nil && agentChains[c.Name] && !r.tracing {
+		if c.Hook == nil && agentChains[c.Name] {
 			if err := r.readChains(nil, c); err != nil {
 				return err
 			}
@@ -265,9 +264,6 @@ func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) er
 		}
 		out.Unread = unread > 0
 		r.Unread += unread
-		if base == nil || base.Hook.Type == "nat" {
-			r.unreadNAT += unread
-		}
 		r.Chains = append(r.Chains, out)
 	}
 	return nil

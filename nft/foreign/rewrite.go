@@ -36,7 +36,7 @@ func (r Rewrites) Everything() bool { return r.everything }
 // true or false. Of connections to the node itself, and of rules in legacy ip_tables (see
 // [LegacyRules]), it knows nothing.
 func FindRewrites(s Snapshot) Rewrites {
-	if s.unreadNAT > 0 {
+	if s.Unread > 0 {
 		return Rewrites{everything: true}
 	}
 	r := Rewrites{}

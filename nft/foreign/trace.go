@@ -85,7 +85,7 @@ func (t *Tracer) Trace(p Packet, hooks ...uint32) Trace {
 	for _, hook := range hooks {
 		t.atHook(hook)
 	}
-	if t.full || len(t.finished) > 0 || t.spent() {
+	if t.full || t.spent() {
 		t.out.Unknown = slices.Insert(t.out.Unknown, 0, tooMany)
 		t.out.Through = true
 	}

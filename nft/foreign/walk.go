@@ -32,9 +32,7 @@ type walker struct {
 	marks    uint32      // bits of the mark that any rule may have changed
 	doubt    bool        // some of the packets may have left the way before
 	mapped   map[id]bool // tables of whose maps all other paths were followed
-	visits   map[id]int
 	finished map[id]bool // chains that were visited for all other paths
-	steps    int         // the number of rules visited
 	work     int         // the number of ranges compared
 	examined map[id]int  // by chain: how many of its rules
 	full     bool        // the search ends because it has found too much
@@ -120,12 +118,11 @@ func (a action) does() bool {
 // more is reported.
 const (
 	maxDepth  = 16      // the kernel's NFT_JUMP_STACK_SIZE
-	maxVisits = 16      // of one chain, from different rules
-	maxSteps  = 100_000 // rules visited on all paths
-	maxWork   = 500_000 // ranges compared
+	maxWork   = 500_000 // ranges compared on all paths
+	ruleWork  = 5       // ranges that take as long to compare as a rule takes to visit
 	maxBoxes  = 32      // of the packets that reach a rule
 	maxWords  = 32      // conditions of a path that are kept as text
-	maxSource = 1024    // bytes of the sources of a conflict, as text
+	maxSource = 512     // bytes of the sources of a conflict on several paths, as text; beyond: any
 	maxFound  = 5_000   // conflicts; with the last one, the search ends
 	maxKept   = 50_000  // ranges of all rewrites together
 )
@@ -138,7 +135,7 @@ func newWalker(s Snapshot, facts Packet) *walker {
 
 // restart prepares another search, which adds to what was found.
 func (w *walker) restart() {
-	w.visits, w.finished, w.mapped, w.steps, w.work = map[id]int{}, map[id]bool{}, map[id]bool{}, 0, 0
+	w.finished, w.mapped, w.work = map[id]bool{}, map[id]bool{}, 0
 }
 
 // rest returns the number of rules that were not examined because the search has
@@ -195,12 +192,11 @@ func (w *walker) walk(c *Chain, p path) (taken packets, back bool) {
 		w.doubt = true
 	}
 	at := chainID(c.Chain)
-	w.visits[at]++
 	switch {
 	case w.finished[at]:
 		w.doubt, w.mark = true, w.mark.lose(w.marks)
 		return nil, true
-	case w.conn == nil && w.visits[at] == maxVisits, w.steps > maxSteps: // one last time, for all other paths
+	case w.spent(): // one last time, for all other paths
 		w.finished[at], w.doubt = true, true
 		p = path{packets: w.entering, via: p.via, conditions: []condition{{text: otherConditions, open: true}}}
 	}
@@ -210,7 +206,7 @@ func (w *walker) walk(c *Chain, p path) (taken packets, back bool) {
 			break
 		}
 		w.examined[at] = max(w.examined[at], i+1)
-		w.steps++
+		w.work += ruleWork
 		m, a := w.parse(c, r, &p)
 		if m.truth == no || !a.does() {
 			continue
@@ -307,8 +303,8 @@ func (w *walker) choose(c *Chain, r nfnetlink.Rule, q path, s rule.Statement) (a
 			return outcome{stops: true, returns: true, doubt: true}
 		}
 		targets = w.anyVerdict(c, s)
-		w.steps += len(targets)
-		w.mapped[table] = w.steps > maxSteps // this time for all other paths
+		w.work += len(targets)
+		w.mapped[table] = w.spent() // this time for all other paths
 	}
 	for _, to := range targets {
 		one := q.narrow(to.match)
