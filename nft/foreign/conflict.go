@@ -197,7 +197,11 @@ func search(s Snapshot, exempt []netip.Prefix, origin nft.Names) *finder {
 		conflict.Destinations, conflict.More = w.hits(dst)
 		w.add(s, conflict)
 	}
-	w.walkAll("nat")
+	for _, c := range w.bases() {
+		if c.Hook.Type == "nat" {
+			w.begin(c, allPackets(c.Family))
+		}
+	}
 	return w
 }
 
@@ -230,15 +234,6 @@ type ruleID struct {
 
 func newFinder(s Snapshot, origin nft.Names) *finder {
 	return &finder{walker: newWalker(s, Packet{any: true, origin: origin}), found: map[ruleID]int{}}
-}
-
-// walkAll follows all packets from all base chains of a type but ours.
-func (w *walker) walkAll(typ string) {
-	for i := range w.Chains {
-		if c := &w.Chains[i]; c.Hook != nil && c.Hook.Type == typ && !c.Own {
-			w.begin(c, allPackets(c.Family))
-		}
-	}
 }
 
 // add completes a conflict and adds it to what was found.

@@ -149,6 +149,37 @@ func (w *walker) rest() (n int) {
 	return n
 }
 
+// bases returns the base chains but ours.
+func (w *walker) bases() (all []*Chain) {
+	for i := range w.Chains {
+		if c := &w.Chains[i]; c.Hook != nil && !c.Own {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// jump returns the index of the first rule of a base chain that leads to this agent or, with
+// older, to any masquerade agent; -1 if none does.
+func (w *walker) jump(base *Chain, older bool) int {
+	seen := map[id]bool{}
+	var leads func(nfnetlink.Rule) bool
+	leads = func(r nfnetlink.Rule) bool {
+		to, ok := rule.Target(r)
+		at := id{r.Family, r.Table, to}
+		if !ok || seen[at] {
+			return false
+		}
+		seen[at] = true
+		if older && (agentChains[to] || agentJump.MatchString(comment(r))) {
+			return true
+		}
+		c := w.chains[at]
+		return c != nil && (c.Own || slices.ContainsFunc(c.Rules, leads))
+	}
+	return slices.IndexFunc(base.Rules, leads)
+}
+
 // place returns the place of a rule of the current base chain, or of one that it leads to.
 func (w *walker) place(r nfnetlink.Rule) Place {
 	return Place{r, w.base.Name, w.base.Hook.Priority}
