@@ -186,10 +186,9 @@ func (w *walker) place(r nfnetlink.Rule) Place {
 }
 
 // begin follows packets through a base chain and reports whether they may pass it.
-func (w *walker) begin(base *Chain, p packets) (passes bool) {
+func (w *walker) begin(base *Chain, p packets) bool {
 	w.base, w.entering, w.doubt = base.Chain, p, false
-	_, passes = w.walk(base, path{packets: p})
-	return passes
+	return len(p.without(w.walk(base, path{packets: p})...)) > 0
 }
 
 const otherConditions = "other conditions"
@@ -211,12 +210,12 @@ func (w *walker) certain(p path) bool {
 	return !w.doubt && !slices.ContainsFunc(p.conditions, func(c condition) bool { return c.open })
 }
 
-// walk follows packets through a chain. It returns some that certainly do not return from
-// it, and whether any may do so.
-func (w *walker) walk(c *Chain, p path) (taken packets, back bool) {
+// walk follows packets through a chain. It returns some that certainly do not return from it:
+// all such ones, but for those about which a condition is not known, or if there are too many.
+func (w *walker) walk(c *Chain, p path) (taken packets) {
 	switch {
 	case c == nil || c.Own && w.conn == nil || len(p.via) > maxDepth:
-		return nil, true
+		return nil
 	case c.Unread:
 		w.mark = w.mark.lose(allBits)
 		w.visit(step{path: p, chain: c, action: action{verdict: unix.NFT_CONTINUE}})
@@ -226,7 +225,7 @@ func (w *walker) walk(c *Chain, p path) (taken packets, back bool) {
 	switch {
 	case w.finished[at]:
 		w.doubt, w.mark = true, w.mark.lose(w.marks)
-		return nil, true
+		return nil
 	case w.spent(): // one last time, for all other paths
 		w.finished[at], w.doubt = true, true
 		p = path{packets: w.entering, via: p.via, conditions: []condition{{text: otherConditions, open: true}}}
@@ -248,16 +247,15 @@ func (w *walker) walk(c *Chain, p path) (taken packets, back bool) {
 			continue
 		}
 		o := w.apply(c, r, q, a)
-		back = back || o.returns
-		w.doubt = w.doubt || o.stops && m.open()
-		returned = returned || o.doubt || o.returns && m.truth != yes
+		w.doubt = w.doubt || len(o.left) > 0 && m.open()
+		returned = returned || o.doubt || m.truth != yes && o.returns()
 		if m.truth != yes {
 			continue
 		}
 		if w.conn == nil && w.translates(a) && (m.dst != nil || len(p.without(box{m.src, m.dst})) > 0) {
 			continue // those that a rule translates are taken from the way only if that keeps them few
 		}
-		if len(p.via) > 0 && !returned && !w.spent() {
+		if !returned && !w.spent() {
 			w.work += taken.size()
 			taken = taken.and(o.taken)
 		}
@@ -269,17 +267,18 @@ func (w *walker) walk(c *Chain, p path) (taken packets, back bool) {
 		}
 		p.packets = rest
 	}
-	return taken, back || len(p.packets) > 0
+	return taken
 }
 
 // An outcome is what a rule does to packets that it matches.
 type outcome struct {
-	left    packets // some that certainly do not go on in this chain
-	taken   packets // some of those that do not return to the calling chain either
-	stops   bool    // any may stop here
-	returns bool    // any may return to the calling chain
-	doubt   bool    // they may be others than those in left
+	left  packets // some that certainly do not go on in this chain
+	taken packets // some of those that do not return to the calling chain either
+	doubt bool    // others may have returned to it
 }
+
+// returns reports whether some of those that left may return to the calling chain.
+func (o outcome) returns() bool { return len(o.left.without(o.taken...)) > 0 }
 
 // apply applies a rule to packets that it matches.
 func (w *walker) apply(c *Chain, r nfnetlink.Rule, q path, a action) outcome {
@@ -291,24 +290,23 @@ func (w *walker) apply(c *Chain, r nfnetlink.Rule, q path, a action) outcome {
 		return w.choose(c, r, q, *a.byMap)
 	case a.target != "":
 		q.via = append(slices.Clip(q.via), r)
-		taken, back := w.walk(w.chains[id{c.Family, c.Table, a.target}], q)
+		taken := w.walk(w.chains[id{c.Family, c.Table, a.target}], q)
 		if a.verdict == unix.NFT_GOTO {
-			return outcome{left: q.packets, taken: taken, stops: true, returns: back}
+			return outcome{left: q.packets, taken: taken}
 		}
-		return outcome{left: taken, taken: taken, stops: len(taken) > 0}
+		return outcome{left: taken, taken: taken}
 	case w.translates(a) && a.ToMap != "":
 		switch _, found := w.toAddress(q.packets, r, a.NAT); found {
 		case yes:
-			return outcome{left: q.packets, taken: q.packets, stops: true}
+			return outcome{left: q.packets, taken: q.packets}
 		case maybe:
 			w.doubt = true
-			return outcome{stops: true}
 		case no:
 		}
 	case a.verdict == unix.NFT_RETURN:
-		return outcome{left: q.packets, stops: true, returns: true}
+		return outcome{left: q.packets}
 	case w.translates(a), a.ends():
-		return outcome{left: q.packets, taken: q.packets, stops: true}
+		return outcome{left: q.packets, taken: q.packets}
 	}
 	return outcome{}
 }
@@ -331,7 +329,7 @@ func (w *walker) choose(c *Chain, r nfnetlink.Rule, q path, s rule.Statement) (a
 		table := id{c.Family, c.Table, ""}
 		if w.mapped[table] {
 			w.doubt, w.mark = true, w.mark.lose(w.marks)
-			return outcome{stops: true, returns: true, doubt: true}
+			return outcome{doubt: true}
 		}
 		targets = w.anyVerdict(c, s)
 		w.work += len(targets)
@@ -343,13 +341,12 @@ func (w *walker) choose(c *Chain, r nfnetlink.Rule, q path, s rule.Statement) (a
 			continue
 		}
 		o := w.apply(c, r, one, action{verdict: to.Code, target: to.Chain})
-		w.doubt = w.doubt || o.stops && to.open()
-		all.stops, all.returns = all.stops || o.stops, all.returns || o.returns
+		w.doubt = w.doubt || len(o.left) > 0 && to.open()
 		if to.truth == yes {
 			w.work += all.left.size() + all.taken.size()
 			all.left, all.taken = all.left.and(o.left), all.taken.and(o.taken)
 		}
-		all.doubt = all.doubt || o.returns && (to.truth != yes || len(all.left) == maxBoxes)
+		all.doubt = all.doubt || o.returns() && (to.truth != yes || len(all.left) == maxBoxes)
 	}
 	return all
 }
