@@ -217,3 +217,31 @@ func TestManyChainsAreRead(t *testing.T) {
 		t.Errorf("%d conflicts in %d chains, %d rules not read", len(found), len(s.Chains), s.Unread)
 	}
 }
+
+// All packets are followed at once, and only some of them get the mark.
+func TestMarkOfSomePacketsIsUnknownForTheOthers(t *testing.T) {
+	nfttest.Require(t, "nft")
+	for rules, conflict := range map[string]bool{
+		"meta mark set 1":                              false, // the control: of all
+		"jump marking":                                 false,
+		"ip saddr 10.1.0.0/16 meta mark set 1":         true,
+		"ip daddr 10.1.0.0/16 meta mark set 1":         true,
+		"ip daddr != 10.1.0.0/16 meta mark set 1":      true,
+		"ip daddr 10.1.0.0/16 jump marking":            true,
+		"ip daddr { 10.1.0.1, 10.1.0.2 } jump marking": true,
+		"ip daddr vmap { 10.1.0.1 : jump marking }":    true,
+		"tcp dport 53 meta mark set 1":                 true,
+	} {
+		ns, c := dialNS(t)
+		nfttest.NFT(t, ns, fmt.Sprintf(`table ip t {
+			chain marking { meta mark set 1; }
+			chain post { type nat hook postrouting priority 0;
+				%s
+				meta mark != 1 masquerade
+			}
+		}`, rules), "-f", "-")
+		if found := conflictsOf(read(t, c), prefixes(t, "10.0.0.0/8")); len(found) > 0 != conflict {
+			t.Errorf("%s: found %v, want any: %t", rules, found, conflict)
+		}
+	}
+}

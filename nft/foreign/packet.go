@@ -169,14 +169,12 @@ func (p Packet) device(field string) (d Device, known bool) {
 func (p Packet) onDevice(s rule.Statement) truth {
 	d, known := p.device(s.Field)
 	switch {
-	case !strings.HasSuffix(s.Field, "name") && !p.any:
-		return number(s, d.Index, either[uint32](known, allBits, 0))
 	case s.Set != "" || s.Mask != nil || s.Op != "==" && s.Op != "!=":
 		return maybe
 	case strings.HasPrefix(s.Field, "oif") && p.any && lastWord(s) == `"lo"`:
 		return no.is(s.Op == "==")
-	case p.any && strings.HasSuffix(s.Field, "if"):
-		return maybe
+	case !strings.HasSuffix(s.Field, "name"):
+		return number(s, d.Index, either[uint32](known, allBits, 0))
 	}
 	return p.named(s.Field, s.Value).is(s.Op == "==")
 }
@@ -421,8 +419,8 @@ func (w *walker) restrict(m *match, s rule.Statement, p *path, addresses []ipran
 		m.truth = no
 		return
 	}
-	open := addresses == nil
-	if w.conn != nil && !open {
+	open := w.conn == nil || addresses == nil
+	if !open {
 		src, dst := p.addresses()
 		open = !covers(set, either(of == source, src, dst))
 	}
@@ -430,7 +428,7 @@ func (w *walker) restrict(m *match, s rule.Statement, p *path, addresses []ipran
 		m.truth = maybe
 	}
 	if of == source || open {
-		m.conditions = append(m.conditions, newCondition(s, of, open || w.conn == nil))
+		m.conditions = append(m.conditions, newCondition(s, of, open))
 	}
 }
 
