@@ -194,7 +194,7 @@ func search(s Snapshot, exempt []netip.Prefix, origin nft.Names) *finder {
 		}
 		src, dst := s.addresses()
 		conflict := Conflict{src: src}
-		conflict.Destinations, conflict.More = w.hits(dst)
+		conflict.Destinations, conflict.More = w.hits(dst, false)
 		w.add(s, conflict)
 	}
 	for _, c := range w.bases() {
@@ -205,16 +205,16 @@ func search(s Snapshot, exempt []netip.Prefix, origin nft.Names) *finder {
 	return w
 }
 
-// hits returns the first of w.dst that overlap with destinations.
-func (w *finder) hits(dst []iprange.Range) (hits []string, more bool) {
-	last := -1
-	for i := range w.overlaps(dst) {
+// hits names the first of w.dst that overlap with destinations; with parts, the overlaps.
+func (w *finder) hits(dst []iprange.Range, parts bool) (hits []string, more bool) {
+	for i, part := range w.overlaps(dst) {
+		name := either(parts, part, w.dst[i]).String()
 		switch {
-		case i == last:
+		case len(hits) > 0 && hits[len(hits)-1] == name:
 		case len(hits) == maxNamed:
 			return hits, true
 		default:
-			hits, last = append(hits, w.dst[i].String()), i
+			hits = append(hits, name)
 		}
 	}
 	return hits, false

@@ -143,12 +143,7 @@ func (w *finder) overruledFrom(c Chain, kind Kind, share Share) {
 		}
 		conflict := Conflict{Kind: kind, Shared: share.Shared, Returns: s.verdict == unix.NFT_RETURN}
 		if !everything {
-			for _, d := range w.overlaps(dst) {
-				if conflict.More = len(conflict.Destinations) == maxNamed; conflict.More {
-					break
-				}
-				conflict.Destinations = append(conflict.Destinations, d.String())
-			}
+			conflict.Destinations, conflict.More = w.hits(dst, true)
 		}
 		w.add(s, conflict)
 	}
