@@ -245,3 +245,33 @@ func TestMarkOfSomePacketsIsUnknownForTheOthers(t *testing.T) {
 		}
 	}
 }
+
+// A rule may not match all addresses of its set, or more than the set names.
+func TestSetsWhoseElementsMayNotMatchAreUnknown(t *testing.T) {
+	nfttest.Require(t, "nft")
+	for _, tt := range []struct {
+		set, rule string
+		conflict  bool
+	}{
+		{"flags interval; elements = { 0.0.0.0/0 }", "ip daddr @s accept", false}, // the control
+		{"flags interval; elements = { 10.0.0.0/9, 10.128.0.0-10.255.255.255 }", "ip daddr @s accept", false},
+		{"flags interval; elements = { 10.0.0.0/9 }", "ip daddr @s accept", true},
+		{"flags interval; elements = { 11.0.0.0/8 }", "ip daddr != @s accept", false},
+		{"elements = { 10.0.0.0 }", "ip daddr @s accept", true},
+		{"flags interval; quota 10 bytes; elements = { 0.0.0.0/0 }", "ip daddr @s accept", true},
+		{"flags interval; limit rate 1/second; elements = { 0.0.0.0/0 }", "ip daddr @s accept", true},
+		{"elements = { 11.0.0.0, * }", "ip daddr != @s accept", true},
+	} {
+		ns, c := dialNS(t)
+		nfttest.NFT(t, ns, fmt.Sprintf(`table ip t {
+			set s { type ipv4_addr; %s; }
+			chain post { type nat hook postrouting priority 0;
+				%s
+				masquerade
+			}
+		}`, tt.set, tt.rule), "-f", "-")
+		if found := conflictsOf(read(t, c), prefixes(t, "10.0.0.0/8")); len(found) > 0 != tt.conflict {
+			t.Errorf("%s, %s: found %v, want any: %t", tt.set, tt.rule, found, tt.conflict)
+		}
+	}
+}

@@ -313,12 +313,14 @@ func (r *reader) readSet(at id) error {
 	return err
 }
 
+// readAddresses reads a set of addresses, unless some may not match, or all others do.
 func (r *reader) readAddresses(at id, s nfnetlink.Set) error {
 	contents, err := r.conn.Contents(s, min(maxSetSize, maxElements-r.elements))
-	if err != nil || contents.More {
+	ranges := contents.Ranges
+	catchAll := len(ranges) > 0 && !ranges[0].From.IsValid()
+	if err != nil || contents.More || contents.Conditional > 0 || catchAll {
 		return err
 	}
-	ranges := contents.Ranges
 	r.elements += len(ranges)
 	if s.Flags&unix.NFT_SET_INTERVAL == 0 {
 		for i := range ranges {
