@@ -118,6 +118,8 @@ func (t *Tracer) addWritten() {
 	}
 }
 
+// atHook follows the packet through the base chains of a hook. Those of equal priority may
+// come in any order: each may be the first of them.
 func (t *Tracer) atHook(hook uint32) {
 	var bases []*Chain
 	for i := range t.Chains {
@@ -128,39 +130,28 @@ func (t *Tracer) atHook(hook uint32) {
 		}
 	}
 	slices.SortStableFunc(bases, func(a, b *Chain) int { return cmp.Compare(a.Hook.Priority, b.Hook.Priority) })
-	for len(bases) > 0 {
-		n := 1
-		for n < len(bases) && bases[n].Hook.Priority == bases[0].Hook.Priority {
-			n++
+	var through bool
+	var equal []Way     // of chains of one priority
+	var translating int // how many of these chains
+	for i, c := range bases {
+		if i == 0 || c.Hook.Priority != bases[i-1].Hook.Priority {
+			through, equal, translating = t.out.Through, nil, 0
 		}
-		t.equalPriority(bases[:n])
-		bases = bases[n:]
-	}
-}
-
-// equalPriority follows the packet through base chains of equal priority.
-func (t *Tracer) equalPriority(bases []*Chain) {
-	before, through, translating := len(t.out.Ways), t.out.Through, 0
-	for _, c := range bases {
 		nat := c.Hook.Type == "nat"
-		if nat && (t.facts.untracked == yes || !t.out.Through) {
+		if nat && (t.facts.untracked == yes || !through) {
 			continue
 		}
 		n := len(t.out.Ways)
-		passes := t.enter(c)
-		if nat {
-			through = through && passes
+		if passes := t.enter(c); nat && !passes {
+			t.facts.written, t.facts.maybe, t.out.Through = nil, nil, false
 		}
 		if len(t.out.Ways) > n {
 			translating++
+			equal = append(equal, t.out.Ways[n:]...)
 		}
-	}
-	if t.out.Through && !through {
-		t.facts.written, t.facts.maybe = nil, nil
-	}
-	t.out.Through = through
-	if translating > 1 && !sameTarget(t.out.Ways[before:]) {
-		t.unknown("which of the chains of equal priority was registered last")
+		if translating > 1 && !sameTarget(equal) {
+			t.unknown("which of the chains of equal priority was registered last")
+		}
 	}
 }
 
