@@ -102,6 +102,11 @@ func bitsOf(s rule.Statement) (b bits, ok bool) {
 	return b, true
 }
 
+// plain reports whether a statement compares all of a field with one value.
+func plain(s rule.Statement) bool {
+	return s.Set == "" && s.Mask == nil && (s.Op == "==" || s.Op == "!=")
+}
+
 // of evaluates a comparison of a number of which some bits are known.
 func (b bits) of(value, known uint32) truth {
 	switch {
@@ -169,7 +174,7 @@ func (p Packet) device(field string) (d Device, known bool) {
 func (p Packet) onDevice(s rule.Statement) truth {
 	d, known := p.device(s.Field)
 	switch {
-	case s.Set != "" || s.Mask != nil || s.Op != "==" && s.Op != "!=":
+	case !plain(s):
 		return maybe
 	case strings.HasPrefix(s.Field, "oif") && p.any && lastWord(s) == `"lo"`:
 		return no.is(s.Op == "==")
@@ -321,7 +326,7 @@ func (w *walker) compare(c *Chain, s rule.Statement, p *path, m *match) {
 			"ipv4": nfnetlink.IPv4, "ip": nfnetlink.IPv4, "ipv6": nfnetlink.IPv6, "ip6": nfnetlink.IPv6,
 		}[lastWord(s)]
 		switch {
-		case s.Set != "" || s.Mask != nil || s.Op != "==" && s.Op != "!=":
+		case !plain(s):
 			m.add(s, maybe, other)
 		case known:
 			w.restrict(m, s, p, anywhere(family), destination)

@@ -89,7 +89,7 @@ func read(template reader) (Snapshot, error) {
 	var torn Snapshot
 	for range 3 {
 		r := template
-		r.seen, r.listedSets, r.tables = map[id]bool{}, map[id]nfnetlink.Set{}, map[id]bool{}
+		r.seen, r.unreadSets = map[id]bool{}, map[id]nfnetlink.Set{}
 		r.sets, r.maps = map[id][]iprange.Range{}, map[id]mapping{}
 		err := r.read()
 		if errors.Is(err, nfnetlink.ErrInterrupted) {
@@ -122,8 +122,7 @@ type reader struct {
 	own        func(nfnetlink.Chain) bool
 	listed     []nfnetlink.Chain // of the family being read
 	seen       map[id]bool       // the chains that are in Chains
-	tables     map[id]bool       // whose sets were listed
-	listedSets map[id]nfnetlink.Set
+	unreadSets map[id]nfnetlink.Set
 	rules      int // the number of rules read
 	memory     int // that they take, in bytes
 	elements   int // in sets and maps
@@ -144,6 +143,13 @@ func (r *reader) read() (err error) {
 		}
 		for _, t := range tables {
 			dormant[id{family, t.Name, ""}] = t.Dormant()
+			sets, err := r.conn.Sets(family, t.Name)
+			if err != nil && !nfnetlink.IsNotExist(err) {
+				return err
+			}
+			for _, s := range sets {
+				r.unreadSets[id{family, t.Name, s.Name}] = s
+			}
 		}
 		chains, err := r.conn.Chains(family)
 		if err != nil {
@@ -287,18 +293,8 @@ const (
 
 // readSet reads a set of addresses or a map, unless it was read before or is too large.
 func (r *reader) readSet(at id) error {
-	if table := (id{at.family, at.table, ""}); !r.tables[table] {
-		r.tables[table] = true
-		sets, err := r.conn.Sets(at.family, at.table)
-		if err != nil && !nfnetlink.IsNotExist(err) {
-			return err
-		}
-		for _, s := range sets {
-			r.listedSets[id{s.Family, s.Table, s.Name}] = s
-		}
-	}
-	s, listed := r.listedSets[at]
-	delete(r.listedSets, at)
+	s, listed := r.unreadSets[at]
+	delete(r.unreadSets, at)
 	var err error
 	switch {
 	case !listed:
