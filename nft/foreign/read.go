@@ -282,8 +282,8 @@ func (r *reader) enough(next nfnetlink.Rule) bool {
 	return r.memory > maxMemory || r.ctx.Err() != nil
 }
 
-// The types and the size of the sets that are read, and of all of them together. A
-// larger set takes the kernel long to list, and is treated as unknown.
+// The types and the size of the sets that are read, and of all of them and the maps together.
+// A larger set takes the kernel long to list, and is treated as unknown.
 const (
 	typeIPv4    = 7 // nft's ipv4_addr
 	typeIPv6    = 8 // nft's ipv6_addr
@@ -327,10 +327,9 @@ func (r *reader) readAddresses(at id, s nfnetlink.Set) error {
 	return nil
 }
 
-// readMap reads a map. What is in one of more elements is unknown.
+// readMap reads a map. What is in one that is too large is unknown.
 func (r *reader) readMap(at id, s nfnetlink.Set) error {
-	limit := min(either(r.tracing, maxRules, maxSetSize), maxElements-r.elements)
-	elements, more, err := r.conn.Elements(s.Family, s.Table, s.Name, limit)
+	elements, more, err := r.conn.Elements(s.Family, s.Table, s.Name, maxElements-r.elements)
 	if err != nil || more {
 		return err
 	}
