@@ -69,11 +69,6 @@ type Conflict struct {
 // maxNamed is the number of exempt prefixes that a conflict names.
 const maxNamed = 8
 
-// String returns the location, the rule and the reason in one line.
-func (c Conflict) String() string {
-	return fmt.Sprintf("%s %s (priority %d): %s: %s", c.Table(), c.Chain(), c.Priority, c.RuleText(), c.Why())
-}
-
 // Packets returns the rule's packet counter, or nil if it has none.
 func (c Conflict) Packets() *uint64 {
 	if n, counts := rule.Packets(c.Rule); counts {
