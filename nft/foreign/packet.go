@@ -141,11 +141,6 @@ func (m marking) set(to rule.NewMark, sure bool) marking {
 	return marking{known, value & known, changed}
 }
 
-// lose returns the marking after rules that may have changed some bits.
-func (m marking) lose(bits uint32) marking {
-	return marking{m.known &^ bits, m.value &^ bits, m.changed | bits}
-}
-
 // marked evaluates a comparison of the mark in a chain.
 func (w *walker) marked(c *Chain, b bits) truth {
 	unset := w.facts.Unset
@@ -247,7 +242,6 @@ func (w *walker) parse(c *Chain, r nfnetlink.Rule, p *path) (match, action) {
 	for s := range rule.Statements(r) {
 		if s.NewMark != nil && len(p.in(m.src, m.dst)) > 0 {
 			w.mark = w.mark.set(*s.NewMark, !m.open() && w.certain(*p))
-			w.marks |= ^s.NewMark.Keep | s.NewMark.Xor | s.NewMark.Unknown
 		}
 		if s.Expr.Name == "dynset" {
 			added = s.Expr.Str(unix.NFTA_DYNSET_SET_NAME)

@@ -29,7 +29,6 @@ type walker struct {
 	base     nfnetlink.Chain
 	entering packets // the base chain
 	mark     marking
-	marks    uint32      // bits of the mark that any rule may have changed
 	doubt    bool        // some of the packets may have left the way before
 	mapped   map[id]bool // tables of whose maps all other paths were followed
 	finished map[id]bool // chains that were visited for all other paths
@@ -217,14 +216,14 @@ func (w *walker) walk(c *Chain, p path) (taken packets) {
 	case c == nil || c.Own && w.conn == nil || len(p.via) > maxDepth:
 		return nil
 	case c.Unread:
-		w.mark = w.mark.lose(allBits)
+		w.mark = marking{changed: allBits}
 		w.visit(step{path: p, chain: c, action: action{verdict: unix.NFT_CONTINUE}})
 		w.doubt = true
 	}
 	at := chainID(c.Chain)
 	switch {
 	case w.finished[at]:
-		w.doubt, w.mark = true, w.mark.lose(w.marks)
+		w.doubt, w.mark = true, marking{changed: allBits}
 		return nil
 	case w.spent(): // one last time, for all other paths
 		w.finished[at], w.doubt = true, true
@@ -328,7 +327,7 @@ func (w *walker) choose(c *Chain, r nfnetlink.Rule, q path, s rule.Statement) (a
 	if unread {
 		table := id{c.Family, c.Table, ""}
 		if w.mapped[table] {
-			w.doubt, w.mark = true, w.mark.lose(w.marks)
+			w.doubt, w.mark = true, marking{changed: allBits}
 			return outcome{doubt: true}
 		}
 		targets = w.anyVerdict(c, s)
