@@ -267,3 +267,37 @@ func TestUnreadRulesMayRewriteAnything(t *testing.T) {
 		t.Error("without rules a connection is met, or with unread ones it is not")
 	}
 }
+
+// Beyond the bound a chain is visited once more, for all other paths: also for those on which
+// packets have another mark.
+func TestLastVisitOfAChainIsForAllMarks(t *testing.T) {
+	at := func(chain string, handle uint64, exprs ...expr.Any) nfnetlink.Rule {
+		return nfnetlink.Rule{Family: nfnetlink.IPv4, Table: "t", Chain: chain, Handle: handle, Exprs: nfnetlink.Marshal(nfnetlink.IPv4, exprs...)}
+	}
+	set := func(handle uint64, mark byte) nfnetlink.Rule {
+		return at("base", handle, &expr.Immediate{Register: 1, Data: []byte{mark, 0, 0, 0}}, &expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true})
+	}
+	jump := func(handle uint64) nfnetlink.Rule {
+		return at("base", handle, &expr.Verdict{Kind: expr.VerdictJump, Chain: "masking"})
+	}
+	many := at("base", 1, &expr.Counter{})
+	masking := at("masking", 2, &expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1, 0, 0, 0}}, &expr.Masq{})
+	for _, tt := range []struct {
+		rules    int
+		last     byte
+		conflict bool
+	}{{1, 1, true}, {1, 3, false}, {maxWork / ruleWork, 1, true}} {
+		base := Chain{Chain: nfnetlink.Chain{
+			Family: nfnetlink.IPv4, Table: "t", Name: "base",
+			Hook: &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING},
+		}}
+		base.Rules = append(slices.Repeat([]nfnetlink.Rule{many}, tt.rules), set(3, 2), jump(4), set(5, tt.last), jump(6))
+		s := Snapshot{Chains: []Chain{base, {
+			Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "t", Name: "masking"}, Rules: []nfnetlink.Rule{masking},
+		}}}
+		found, _ := Conflicts(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
+		if len(found) > 0 != tt.conflict {
+			t.Errorf("behind %d rules, mark %d: %v", tt.rules, tt.last, found)
+		}
+	}
+}

@@ -226,7 +226,7 @@ func (w *walker) walk(c *Chain, p path) (taken packets) {
 		w.doubt, w.mark = true, marking{changed: allBits}
 		return nil
 	case w.spent(): // one last time, for all other paths
-		w.finished[at], w.doubt = true, true
+		w.finished[at], w.doubt, w.mark = true, true, marking{changed: allBits}
 		p = path{packets: w.entering, via: p.via, conditions: []condition{{text: otherConditions, open: true}}}
 	}
 	returned := false // packets that are still in p may have returned
