@@ -299,5 +299,8 @@ func TestLastVisitOfAChainIsForAllMarks(t *testing.T) {
 		if len(found) > 0 != tt.conflict {
 			t.Errorf("behind %d rules, mark %d: %v", tt.rules, tt.last, found)
 		}
+		if got := FindRewrites(s).Everything(); got != (tt.rules > 1) {
+			t.Errorf("behind %d rules: any connection may be theirs: %t", tt.rules, got)
+		}
 	}
 }

@@ -60,7 +60,7 @@ func FindRewrites(s Snapshot) Rewrites {
 				w.begin(c, allPackets(c.Family))
 			}
 		}
-		if w.full {
+		if w.full || w.spent() {
 			return Rewrites{everything: true}
 		}
 		if marked {
