@@ -52,8 +52,8 @@ func TestSearchVisitsABoundedNumberOfRules(t *testing.T) {
 		total += len(c.Rules)
 	}
 	w := search(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
-	if most := maxSteps + 2*total; w.steps > most {
-		t.Errorf("%d rules visited, more than %d", w.steps, most)
+	if most := maxWork + 2*total*ruleWork; w.work > most {
+		t.Errorf("%d ranges compared, more than %d", w.work, most)
 	}
 	if want := depth*rules + 1; len(w.conflicts) != want {
 		t.Errorf("%d conflicts found, want %d", len(w.conflicts), want)
@@ -263,7 +263,44 @@ func TestAreasHaveTheConnectionsOfTheirBoxes(t *testing.T) {
 
 func TestUnreadRulesMayRewriteAnything(t *testing.T) {
 	a, b := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2")
-	if FindRewrites(Snapshot{}).Meet(a, b, true) || !FindRewrites(Snapshot{unreadNAT: 1}).Meet(a, b, false) {
+	if FindRewrites(Snapshot{}).Meet(a, b, true) || !FindRewrites(Snapshot{Unread: 1}).Meet(a, b, false) {
 		t.Error("without rules a connection is met, or with unread ones it is not")
+	}
+}
+
+// Beyond the bound a chain is visited once more, for all other paths: also for those on which
+// packets have another mark.
+func TestLastVisitOfAChainIsForAllMarks(t *testing.T) {
+	at := func(chain string, handle uint64, exprs ...expr.Any) nfnetlink.Rule {
+		return nfnetlink.Rule{Family: nfnetlink.IPv4, Table: "t", Chain: chain, Handle: handle, Exprs: nfnetlink.Marshal(nfnetlink.IPv4, exprs...)}
+	}
+	set := func(handle uint64, mark byte) nfnetlink.Rule {
+		return at("base", handle, &expr.Immediate{Register: 1, Data: []byte{mark, 0, 0, 0}}, &expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true})
+	}
+	jump := func(handle uint64) nfnetlink.Rule {
+		return at("base", handle, &expr.Verdict{Kind: expr.VerdictJump, Chain: "masking"})
+	}
+	many := at("base", 1, &expr.Counter{})
+	masking := at("masking", 2, &expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1, 0, 0, 0}}, &expr.Masq{})
+	for _, tt := range []struct {
+		rules    int
+		last     byte
+		conflict bool
+	}{{1, 1, true}, {1, 3, false}, {maxWork / ruleWork, 1, true}} {
+		base := Chain{Chain: nfnetlink.Chain{
+			Family: nfnetlink.IPv4, Table: "t", Name: "base",
+			Hook: &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING},
+		}}
+		base.Rules = append(slices.Repeat([]nfnetlink.Rule{many}, tt.rules), set(3, 2), jump(4), set(5, tt.last), jump(6))
+		s := Snapshot{Chains: []Chain{base, {
+			Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "t", Name: "masking"}, Rules: []nfnetlink.Rule{masking},
+		}}}
+		found, _ := Conflicts(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
+		if len(found) > 0 != tt.conflict {
+			t.Errorf("behind %d rules, mark %d: %v", tt.rules, tt.last, found)
+		}
+		if got := FindRewrites(s).Everything(); got != (tt.rules > 1) {
+			t.Errorf("behind %d rules: any connection may be theirs: %t", tt.rules, got)
+		}
 	}
 }

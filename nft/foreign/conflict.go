@@ -69,11 +69,6 @@ type Conflict struct {
 // maxNamed is the number of exempt prefixes that a conflict names.
 const maxNamed = 8
 
-// String returns the location, the rule and the reason in one line.
-func (c Conflict) String() string {
-	return fmt.Sprintf("%s %s (priority %d): %s: %s", c.Table(), c.Chain(), c.Priority, c.RuleText(), c.Why())
-}
-
 // Packets returns the rule's packet counter, or nil if it has none.
 func (c Conflict) Packets() *uint64 {
 	if n, counts := rule.Packets(c.Rule); counts {
@@ -194,23 +189,27 @@ func search(s Snapshot, exempt []netip.Prefix, origin nft.Names) *finder {
 		}
 		src, dst := s.addresses()
 		conflict := Conflict{src: src}
-		conflict.Destinations, conflict.More = w.hits(dst)
+		conflict.Destinations, conflict.More = w.hits(dst, false)
 		w.add(s, conflict)
 	}
-	w.walkAll("nat")
+	for _, c := range w.bases() {
+		if c.Hook.Type == "nat" {
+			w.begin(c, allPackets(c.Family))
+		}
+	}
 	return w
 }
 
-// hits returns the first of w.dst that overlap with destinations.
-func (w *finder) hits(dst []iprange.Range) (hits []string, more bool) {
-	last := -1
-	for i := range w.overlaps(dst) {
+// hits names the first of w.dst that overlap with destinations; with parts, the overlaps.
+func (w *finder) hits(dst []iprange.Range, parts bool) (hits []string, more bool) {
+	for i, part := range w.overlaps(dst) {
+		name := either(parts, part, w.dst[i]).String()
 		switch {
-		case i == last:
+		case len(hits) > 0 && hits[len(hits)-1] == name:
 		case len(hits) == maxNamed:
 			return hits, true
 		default:
-			hits, last = append(hits, w.dst[i].String()), i
+			hits = append(hits, name)
 		}
 	}
 	return hits, false
@@ -230,15 +229,6 @@ type ruleID struct {
 
 func newFinder(s Snapshot, origin nft.Names) *finder {
 	return &finder{walker: newWalker(s, Packet{any: true, origin: origin}), found: map[ruleID]int{}}
-}
-
-// walkAll follows all packets from all base chains of a type but ours.
-func (w *walker) walkAll(typ string) {
-	for i := range w.Chains {
-		if c := &w.Chains[i]; c.Hook != nil && c.Hook.Type == typ && !c.Own {
-			w.begin(c, allPackets(c.Family))
-		}
-	}
 }
 
 // add completes a conflict and adds it to what was found.
@@ -265,8 +255,6 @@ func (w *finder) add(s step, conflict Conflict) {
 	w.full = len(w.conflicts) >= maxFound
 }
 
-const orOthers = " or others"
-
 // merge adds a second path to the same rule.
 func (c *Conflict) merge(o Conflict) {
 	for _, d := range o.Destinations {
@@ -282,10 +270,11 @@ func (c *Conflict) merge(o Conflict) {
 	switch {
 	case c.Source == "" || o.Source == "":
 		c.Source = ""
-	case c.Source != o.Source && len(c.Source) < maxSource:
+	case c.Source != o.Source:
 		c.Source += " or " + o.Source
-	case c.Source != o.Source && !strings.HasSuffix(c.Source, orOthers):
-		c.Source += orOthers
+	}
+	if len(c.Source) > maxSource {
+		c.Source = ""
 	}
 	c.Conditions = slices.DeleteFunc(slices.Clone(c.Conditions), func(s string) bool {
 		return !slices.Contains(o.Conditions, s)

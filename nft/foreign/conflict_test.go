@@ -183,9 +183,9 @@ func TestConflictsNameExemptPrefixesAsConfigured(t *testing.T) {
 	nfttest.NFT(t, ns, "add table ip t\nadd chain ip t p { type nat hook postrouting priority 100; }\nadd rule ip t p masquerade\n", "-f", "-")
 	s := read(t, c)
 	exempt := "10.0.0.0/8 10.1.0.0/16 10.0.0.0/8 1.0.0.0/8 2.0.0.0/8 3.0.0.0/8 4.0.0.0/8 5.0.0.0/8 6.0.0.0/8 7.0.0.0/8 8.0.0.0/8 ::/0"
-	want := "ip t p (priority 100): masquerade: rewrites the source of connections to 1.0.0.0/8, 2.0.0.0/8, 3.0.0.0/8, 4.0.0.0/8, 5.0.0.0/8, 6.0.0.0/8, 7.0.0.0/8, 8.0.0.0/8, others"
+	want := "rewrites the source of connections to 1.0.0.0/8, 2.0.0.0/8, 3.0.0.0/8, 4.0.0.0/8, 5.0.0.0/8, 6.0.0.0/8, 7.0.0.0/8, 8.0.0.0/8, others"
 	found := conflictsOf(s, prefixes(t, exempt))
-	if len(found) != 1 || found[0].String() != want {
+	if len(found) != 1 || found[0].Why() != want || found[0].Table() != "ip t" || found[0].Chain() != "p" {
 		t.Errorf("got %v\nwant %s", found, want)
 	}
 	if found := conflictsOf(s, prefixes(t, "::/0")); len(found) > 0 {
@@ -215,5 +215,63 @@ func TestManyChainsAreRead(t *testing.T) {
 	s := read(t, c)
 	if found := conflictsOf(s, prefixes(t, "10.0.0.0/8")); len(found) != 360 || len(s.Chains) != 201 || s.Unread > 0 {
 		t.Errorf("%d conflicts in %d chains, %d rules not read", len(found), len(s.Chains), s.Unread)
+	}
+}
+
+// All packets are followed at once, and only some of them get the mark.
+func TestMarkOfSomePacketsIsUnknownForTheOthers(t *testing.T) {
+	nfttest.Require(t, "nft")
+	for rules, conflict := range map[string]bool{
+		"meta mark set 1":                              false, // the control: of all
+		"jump marking":                                 false,
+		"ip saddr 10.1.0.0/16 meta mark set 1":         true,
+		"ip daddr 10.1.0.0/16 meta mark set 1":         true,
+		"ip daddr != 10.1.0.0/16 meta mark set 1":      true,
+		"ip daddr 10.1.0.0/16 jump marking":            true,
+		"ip daddr { 10.1.0.1, 10.1.0.2 } jump marking": true,
+		"ip daddr vmap { 10.1.0.1 : jump marking }":    true,
+		"tcp dport 53 meta mark set 1":                 true,
+	} {
+		ns, c := dialNS(t)
+		nfttest.NFT(t, ns, fmt.Sprintf(`table ip t {
+			chain marking { meta mark set 1; }
+			chain post { type nat hook postrouting priority 0;
+				%s
+				meta mark != 1 masquerade
+			}
+		}`, rules), "-f", "-")
+		if found := conflictsOf(read(t, c), prefixes(t, "10.0.0.0/8")); len(found) > 0 != conflict {
+			t.Errorf("%s: found %v, want any: %t", rules, found, conflict)
+		}
+	}
+}
+
+// A rule may not match all addresses of its set, or more than the set names.
+func TestSetsWhoseElementsMayNotMatchAreUnknown(t *testing.T) {
+	nfttest.Require(t, "nft")
+	for _, tt := range []struct {
+		set, rule string
+		conflict  bool
+	}{
+		{"flags interval; elements = { 0.0.0.0/0 }", "ip daddr @s accept", false}, // the control
+		{"flags interval; elements = { 10.0.0.0/9, 10.128.0.0-10.255.255.255 }", "ip daddr @s accept", false},
+		{"flags interval; elements = { 10.0.0.0/9 }", "ip daddr @s accept", true},
+		{"flags interval; elements = { 11.0.0.0/8 }", "ip daddr != @s accept", false},
+		{"elements = { 10.0.0.0 }", "ip daddr @s accept", true},
+		{"flags interval; quota 10 bytes; elements = { 0.0.0.0/0 }", "ip daddr @s accept", true},
+		{"flags interval; limit rate 1/second; elements = { 0.0.0.0/0 }", "ip daddr @s accept", true},
+		{"elements = { 11.0.0.0, * }", "ip daddr != @s accept", true},
+	} {
+		ns, c := dialNS(t)
+		nfttest.NFT(t, ns, fmt.Sprintf(`table ip t {
+			set s { type ipv4_addr; %s; }
+			chain post { type nat hook postrouting priority 0;
+				%s
+				masquerade
+			}
+		}`, tt.set, tt.rule), "-f", "-")
+		if found := conflictsOf(read(t, c), prefixes(t, "10.0.0.0/8")); len(found) > 0 != tt.conflict {
+			t.Errorf("%s, %s: found %v, want any: %t", tt.set, tt.rule, found, tt.conflict)
+		}
 	}
 }

@@ -5,7 +5,7 @@
 // [Read] takes a snapshot of the chains that packets pass as they leave, and of those
 // before connection tracking, with the small sets and verdict maps that they refer to.
 // [Legacy], [Conflicts], [Overruled] and [FindRewrites] are functions of the snapshot. A
-// [Tracer] reads all chains of some hooks.
+// [Tracer] reads the chains of all hooks.
 //
 // One interpreter follows packets through the rules: from one address to another, or all
 // at once. Their addresses are sets, which each rule divides into the packets that match it

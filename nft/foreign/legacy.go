@@ -46,10 +46,8 @@ type LegacyChain struct {
 	// SubChains are the agent's other chains that this one jumps to.
 	SubChains []string
 	// Held are those of all these chains that other programs' rules or maps refer to.
-	Held []string
-	// Rules counts the rules in all these chains, Unrecognized those without an
-	// agent's comment.
-	Rules, Unrecognized int
+	Held  []string
+	Rules int // in all these chains
 	// RandomFully means that it masquerades with --random-fully.
 	RandomFully bool
 }
@@ -133,9 +131,6 @@ func (l *legacy) collect(at id) LegacyChain {
 			out.Held = append(out.Held, members[i].name)
 		}
 		for _, r := range c.Rules {
-			if !agentRule.MatchString(comment(r)) {
-				out.Unrecognized++
-			}
 			out.RandomFully = out.RandomFully || rule.RandomFully(r)
 			chain, ok := rule.Target(r)
 			if to := (id{at.family, at.table, chain}); ok && l.agent[to] {

@@ -101,8 +101,8 @@ COMMIT
 	if diff := cmp.Diff([]string{"IP-MASQ-AGENT", "IP-MASQ-AGENT-SRC"}, l.SubChains); diff != "" || l.Name != "IP-MASQ" {
 		t.Errorf("%s with (-want +got):\n%s", l.Name, diff)
 	}
-	if l.Rules != 4 || l.Unrecognized != 2 || len(l.Jumps) != 2 {
-		t.Errorf("%d rules, %d unrecognized, jumps %v", l.Rules, l.Unrecognized, l.Jumps)
+	if l.Rules != 4 || len(l.Jumps) != 2 {
+		t.Errorf("%d rules, jumps %v", l.Rules, l.Jumps)
 	}
 	var b nfnetlink.Batch
 	l.Remove(&b)
@@ -170,35 +170,27 @@ func TestRemovalBasedOnOlderRulesIsRejected(t *testing.T) {
 	}
 }
 
-func TestLegacyIPTablesTablesAreListed(t *testing.T) {
+func TestTablesOfLegacyIPTablesThatCannotBeListedAreAnError(t *testing.T) {
 	dir := t.TempDir()
-	list := func() []string {
-		t.Helper()
-		tables, err := foreign.LegacyIPTables(dir)
-		if err != nil {
+	for name, prepare := range map[string]func(path string) error{
+		"without the kernel's files": func(string) error { return nil },
+		"without a nat table":        func(path string) error { return os.WriteFile(path, []byte("filter\n"), 0o600) },
+	} {
+		if err := prepare(filepath.Join(dir, "ip_tables_names")); err != nil {
 			t.Fatal(err)
 		}
-		return tables
-	}
-	if got := list(); len(got) > 0 {
-		t.Errorf("without the kernel's files: %v", got)
-	}
-	for file, text := range map[string]string{"ip_tables_names": "nat\nfilter\n", "ip6_tables_names": "nat\n"} {
-		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
+		if n, err := foreign.LegacyRules(dir, nfnetlink.IPv4); n != 0 || err != nil {
+			t.Errorf("%s: %d rules, %v", name, n, err)
 		}
 	}
-	if diff := cmp.Diff([]string{"ip nat", "ip filter", "ip6 nat"}, list()); diff != "" {
-		t.Errorf("tables (-want +got):\n%s", diff)
-	}
-	if err := os.Remove(filepath.Join(dir, "ip_tables_names")); err != nil {
+	if err := os.Mkdir(filepath.Join(dir, "ip6_tables_names"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(filepath.Join(dir, "ip_tables_names"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := foreign.LegacyIPTables(dir); err == nil {
+	if _, err := foreign.LegacyRules(dir, nfnetlink.IPv6); err == nil {
 		t.Error("no error for unreadable files")
+	}
+	if _, err := foreign.XTables(dir); err == nil {
+		t.Error("no error for unreadable files, when looking for agents")
 	}
 }
 

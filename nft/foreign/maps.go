@@ -23,7 +23,7 @@ type verdict struct {
 // not known.
 func (w *walker) lookup(c *Chain, s rule.Statement, q path) (found []verdict, unread bool) {
 	m, ok := w.maps[id{c.Family, c.Table, s.Expr.Str(unix.NFTA_LOOKUP_SET)}]
-	if w.steps += len(m.elements) / elementsPerRule; !ok || w.spent() {
+	if !ok || w.spent() {
 		return nil, true
 	}
 	fields, _, _ := strings.Cut(s.String(), " vmap @")
@@ -52,9 +52,6 @@ func (w *walker) anyVerdict(c *Chain, s rule.Statement) []verdict {
 	return found
 }
 
-// elementsPerRule is how many elements of a map take as long to compare as a rule.
-const elementsPerRule = 50
-
 // A mapping is the content of a map. In one of intervals, an element is the first key
 // of an interval, and End marks the key after the last.
 type mapping struct {
@@ -81,12 +78,7 @@ func (w *walker) candidates(fields []string, mask []byte, m mapping, p packets) 
 		if e.End || len(e.Key) == 0 {
 			continue
 		}
-		var is match
-		if m.interval {
-			is = within(fields, mask, m.elements[i:])
-		} else {
-			is = w.equals(fields, mask, e.Key, p)
-		}
+		is := w.hasKey(fields, mask, m, i, p)
 		w.work += len(p)
 		if is.truth == no || len(p.in(is.src, is.dst)) == 0 {
 			continue
@@ -116,19 +108,13 @@ func (w *walker) cut(p packets, m match) packets {
 	return p.without(box{m.src, m.dst})
 }
 
-// within returns which packets are in the interval that begins with the first bound.
-func within(fields []string, mask []byte, bounds []nfnetlink.Element) match {
-	from, isAddress := netip.AddrFromSlice(bounds[0].Key)
-	of := fieldOf(fields[0])
-	if !isAddress || of == other || len(fields) > 1 || mask != nil {
-		return match{truth: maybe}
+// last returns the last address of the interval that begins with an element.
+func (m mapping) last(i int) netip.Addr {
+	if i+1 == len(m.elements) {
+		return iprange.All(len(m.elements[i].Key) == 16).To
 	}
-	r := iprange.Range{From: from, To: iprange.All(from.Is6()).To}
-	if len(bounds) > 1 {
-		next, _ := netip.AddrFromSlice(bounds[1].Key)
-		r.To = next.Prev()
-	}
-	return addressMatch(of, r)
+	next, _ := netip.AddrFromSlice(m.elements[i+1].Key)
+	return next.Prev()
 }
 
 func fieldOf(name string) field {
@@ -141,17 +127,13 @@ func fieldOf(name string) field {
 	return other
 }
 
-func addressMatch(of field, r iprange.Range) match {
-	if of == source {
-		return match{src: []iprange.Range{r}, truth: yes}
+// hasKey returns which packets have the key of an element, or one in the interval that begins
+// with it. Each component of a concatenation is padded to four bytes.
+func (w *walker) hasKey(fields []string, mask []byte, in mapping, i int, p packets) match {
+	if in.interval && (len(fields) > 1 || mask != nil || fieldOf(fields[0]) == other) {
+		return match{truth: maybe}
 	}
-	return match{dst: []iprange.Range{r}, truth: yes}
-}
-
-// equals returns which packets have a key. Each component of a concatenation is padded to
-// four bytes.
-func (w *walker) equals(fields []string, mask, key []byte, p packets) match {
-	m := match{truth: yes}
+	m, key := match{truth: yes}, in.elements[i].Key
 	for _, f := range fields {
 		size := 4
 		if strings.HasPrefix(f, "ip6 ") {
@@ -166,6 +148,10 @@ func (w *walker) equals(fields []string, mask, key []byte, p packets) match {
 		key = key[len(part):]
 		of := fieldOf(f)
 		a, isAddress := netip.AddrFromSlice(part)
+		r := iprange.Range{From: a, To: a}
+		if in.interval {
+			r.To = in.last(i)
+		}
 		switch {
 		case f == "iifname" || f == "oifname":
 			m.truth = min(m.truth, w.facts.named(f, part))
@@ -178,9 +164,9 @@ func (w *walker) equals(fields []string, mask, key []byte, p packets) match {
 			}
 			m.truth = min(m.truth, is)
 		case of == source && m.src == nil:
-			m.src = []iprange.Range{{From: a, To: a}}
+			m.src = []iprange.Range{r}
 		case of == destination && m.dst == nil:
-			m.dst = []iprange.Range{{From: a, To: a}}
+			m.dst = []iprange.Range{r}
 		default:
 			m.truth = min(m.truth, maybe)
 		}
@@ -201,7 +187,7 @@ func masked(a netip.Addr, mask []byte) []byte {
 // none and whether there is one for each of them.
 func (w *walker) toAddress(p packets, r nfnetlink.Rule, n rule.NAT) (all []netip.Addr, found truth) {
 	m, read := w.maps[id{r.Family, r.Table, n.ToMap}]
-	if w.steps += len(m.elements) / elementsPerRule; !read {
+	if !read {
 		return nil, maybe
 	}
 	candidates := w.candidates([]string{n.ToField}, n.ToMask, m, p)

@@ -73,17 +73,16 @@ type Share struct {
 // The second result is that of [Conflicts].
 func Overruled(s Snapshot, share Share) ([]Conflict, int) {
 	w := newFinder(s, share.Origin)
-	for i := range s.Chains {
-		c := &s.Chains[i]
-		if c.Hook != nil && !c.Own && c.dropsAll() && len(iprange.Intersect(share.Dst, anywhere(c.Family))) > 0 {
+	for _, c := range w.bases() {
+		if c.dropsAll() && len(iprange.Intersect(share.Dst, anywhere(c.Family))) > 0 {
 			w.base = c.Chain
 			w.add(step{chain: c, rule: nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}}, Conflict{Kind: Drops})
 		}
 	}
 	for _, kind := range []Kind{Exempts, Translates, Writes} {
 		w.restart()
-		for i := range s.Chains {
-			if c := &s.Chains[i]; c.Hook != nil && !c.Own && share.concerns(kind, c) {
+		for _, c := range w.bases() {
+			if share.concerns(kind, c) {
 				w.overruledFrom(*c, kind, share)
 			}
 		}
@@ -116,7 +115,7 @@ func (c *Chain) dropsAll() bool {
 // overruledFrom finds the rules of a kind that are reached from a base chain, before
 // the jump to this agent or, for the kind Exempts, to any masquerade agent.
 func (w *finder) overruledFrom(c Chain, kind Kind, share Share) {
-	jump := slices.IndexFunc(c.Rules, func(r nfnetlink.Rule) bool { return w.leadsToAgent(r, kind == Exempts) })
+	jump := w.jump(&c, kind == Exempts)
 	if jump >= 0 {
 		c.Rules = c.Rules[:jump]
 	}
@@ -137,19 +136,14 @@ func (w *finder) overruledFrom(c Chain, kind Kind, share Share) {
 			return
 		}
 		_, dst := s.addresses()
-		everything := w.everything(dst)
+		everything := covers(dst, w.dst)
 		always := !slices.ContainsFunc(s.conditions, func(c condition) bool { return c.of != destination })
 		if kind == Exempts && jump < 0 && everything && always {
 			return // there was nothing after it to exempt from
 		}
 		conflict := Conflict{Kind: kind, Shared: share.Shared, Returns: s.verdict == unix.NFT_RETURN}
 		if !everything {
-			for _, d := range w.overlaps(dst) {
-				if conflict.More = len(conflict.Destinations) == maxNamed; conflict.More {
-					break
-				}
-				conflict.Destinations = append(conflict.Destinations, d.String())
-			}
+			conflict.Destinations, conflict.More = w.hits(dst, true)
 		}
 		w.add(s, conflict)
 	}
@@ -160,24 +154,4 @@ func (w *finder) overruledFrom(c Chain, kind Kind, share Share) {
 func (w *finder) overrides(s step) bool {
 	return s.untracks && w.base.Hook.Priority < conntrackPriority ||
 		slices.ContainsFunc(s.writes, func(w rule.Write) bool { return fieldOf(w.Field) == source })
-}
-
-// leadsToAgent reports whether a rule is this agent's jump or, with older, that of any
-// masquerade agent.
-func (w *walker) leadsToAgent(r nfnetlink.Rule, older bool) bool {
-	to, ok := rule.Target(r)
-	if !ok {
-		return false
-	}
-	c := w.chains[id{r.Family, r.Table, to}]
-	return c != nil && c.Own || older && (agentChains[to] || agentJump.MatchString(comment(r)))
-}
-
-// everything reports whether destinations include all that matter.
-func (w *finder) everything(dst []iprange.Range) bool {
-	if w.spent() {
-		return slices.Equal(dst, anywhere(w.base.Family))
-	}
-	w.work += len(dst) + len(w.dst)
-	return covers(dst, w.dst)
 }

@@ -102,6 +102,11 @@ func bitsOf(s rule.Statement) (b bits, ok bool) {
 	return b, true
 }
 
+// plain reports whether a statement compares all of a field with one value.
+func plain(s rule.Statement) bool {
+	return s.Set == "" && s.Mask == nil && (s.Op == "==" || s.Op == "!=")
+}
+
 // of evaluates a comparison of a number of which some bits are known.
 func (b bits) of(value, known uint32) truth {
 	switch {
@@ -136,11 +141,6 @@ func (m marking) set(to rule.NewMark, sure bool) marking {
 	return marking{known, value & known, changed}
 }
 
-// lose returns the marking after rules that may have changed some bits.
-func (m marking) lose(bits uint32) marking {
-	return marking{m.known &^ bits, m.value &^ bits, m.changed | bits}
-}
-
 // marked evaluates a comparison of the mark in a chain.
 func (w *walker) marked(c *Chain, b bits) truth {
 	unset := w.facts.Unset
@@ -169,14 +169,12 @@ func (p Packet) device(field string) (d Device, known bool) {
 func (p Packet) onDevice(s rule.Statement) truth {
 	d, known := p.device(s.Field)
 	switch {
-	case !strings.HasSuffix(s.Field, "name") && !p.any:
-		return number(s, d.Index, either[uint32](known, allBits, 0))
-	case s.Set != "" || s.Mask != nil || s.Op != "==" && s.Op != "!=":
+	case !plain(s):
 		return maybe
 	case strings.HasPrefix(s.Field, "oif") && p.any && lastWord(s) == `"lo"`:
 		return no.is(s.Op == "==")
-	case p.any && strings.HasSuffix(s.Field, "if"):
-		return maybe
+	case !strings.HasSuffix(s.Field, "name"):
+		return number(s, d.Index, either[uint32](known, allBits, 0))
 	}
 	return p.named(s.Field, s.Value).is(s.Op == "==")
 }
@@ -244,7 +242,6 @@ func (w *walker) parse(c *Chain, r nfnetlink.Rule, p *path) (match, action) {
 	for s := range rule.Statements(r) {
 		if s.NewMark != nil && len(p.in(m.src, m.dst)) > 0 {
 			w.mark = w.mark.set(*s.NewMark, !m.open() && w.certain(*p))
-			w.marks |= ^s.NewMark.Keep | s.NewMark.Xor | s.NewMark.Unknown
 		}
 		if s.Expr.Name == "dynset" {
 			added = s.Expr.Str(unix.NFTA_DYNSET_SET_NAME)
@@ -323,7 +320,7 @@ func (w *walker) compare(c *Chain, s rule.Statement, p *path, m *match) {
 			"ipv4": nfnetlink.IPv4, "ip": nfnetlink.IPv4, "ipv6": nfnetlink.IPv6, "ip6": nfnetlink.IPv6,
 		}[lastWord(s)]
 		switch {
-		case s.Set != "" || s.Mask != nil || s.Op != "==" && s.Op != "!=":
+		case !plain(s):
 			m.add(s, maybe, other)
 		case known:
 			w.restrict(m, s, p, anywhere(family), destination)
@@ -421,8 +418,8 @@ func (w *walker) restrict(m *match, s rule.Statement, p *path, addresses []ipran
 		m.truth = no
 		return
 	}
-	open := addresses == nil
-	if w.conn != nil && !open {
+	open := w.conn == nil || addresses == nil
+	if !open {
 		src, dst := p.addresses()
 		open = !covers(set, either(of == source, src, dst))
 	}
@@ -430,7 +427,7 @@ func (w *walker) restrict(m *match, s rule.Statement, p *path, addresses []ipran
 		m.truth = maybe
 	}
 	if of == source || open {
-		m.conditions = append(m.conditions, newCondition(s, of, open || w.conn == nil))
+		m.conditions = append(m.conditions, newCondition(s, of, open))
 	}
 }
 

@@ -182,7 +182,7 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		}
 		nfttest.NFT(t, ns, "table inet t {\nchain masking { masquerade; }\nchain perhaps { meta l4proto tcp masquerade; }\n"+
 			"chain accepting { accept; }\nchain returning { return; }\nchain base { "+base+"\n"+tt.rules+"\n}\n}\n", "-f", "-")
-		tracer, err := foreign.NewTracer(t.Context(), c, notOwn, unix.NF_INET_POST_ROUTING)
+		tracer, err := foreign.NewTracer(t.Context(), c, notOwn)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -194,7 +194,7 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		if tt.ipv6 {
 			p.Src, p.Dst = netip.MustParseAddr("fd00::2"), netip.MustParseAddr("2001:db8::9")
 		}
-		if got := traced(tracer.Trace(p)); got != tt.want {
+		if got := traced(tracer.Trace(p, unix.NF_INET_POST_ROUTING)); got != tt.want {
 			t.Errorf("%s %s\n got %s\nwant %s", base, tt.rules, got, tt.want)
 		}
 	}
@@ -221,11 +221,11 @@ func TestTraceOfSeveralBaseChains(t *testing.T) {
 			"; }\nchain other { type nat hook prerouting priority 0; drop; }\n}\ntable ip6 t { chain a { type nat hook postrouting priority 0; drop; }; }\n"+
 			"table ip asleep { flags dormant; chain a { type nat hook postrouting priority 0; drop; }; }\n", "-f", "-")
 		own := func(c nfnetlink.Chain) bool { return c.Name == "a" }
-		tracer, err := foreign.NewTracer(t.Context(), c, own, unix.NF_INET_POST_ROUTING)
+		tracer, err := foreign.NewTracer(t.Context(), c, own)
 		if err != nil {
 			t.Fatal(err)
 		}
-		x := tracer.Trace(foreign.Packet{Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9")})
+		x := tracer.Trace(foreign.Packet{Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9")}, unix.NF_INET_POST_ROUTING)
 		if got := traced(x); got != tt.want {
 			t.Errorf("%s, %s\n got %s\nwant %s", tt.a, tt.b, got, tt.want)
 		}

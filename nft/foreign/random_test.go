@@ -97,7 +97,7 @@ func TestWhatMayHappenToOnePacketIsFoundForAll(t *testing.T) {
 	for range rounds {
 		rules := randomRules(r)
 		nfttest.NFT(t, ns, "flush ruleset\n"+rules, "-f", "-")
-		tracer, err := foreign.NewTracer(t.Context(), c, notOwn, unix.NF_INET_POST_ROUTING)
+		tracer, err := foreign.NewTracer(t.Context(), c, notOwn)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -114,13 +114,13 @@ func TestWhatMayHappenToOnePacketIsFoundForAll(t *testing.T) {
 		}
 		for i := range 8 * 8 {
 			p.Src, p.Dst = netip.Addr{}, modelAddr(2, i/8)
-			all := tracer.Trace(p)
+			all := tracer.Trace(p, unix.NF_INET_POST_ROUTING)
 			handles := map[uint64]bool{}
 			for _, w := range all.Ways {
 				handles[w.Rule.Handle] = true
 			}
 			p.Src = modelAddr(1, i%8)
-			one := tracer.Trace(p)
+			one := tracer.Trace(p, unix.NF_INET_POST_ROUTING)
 			for _, w := range one.Ways {
 				isExempt := exempt[0].Contains(p.Dst) || exempt[1].Contains(p.Dst)
 				switch at := w.Rule.Handle; {

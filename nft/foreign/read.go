@@ -24,8 +24,7 @@ type Snapshot struct {
 	maps       map[id]mapping         // that rules refer to
 	// Unread counts rules that were not read, because there are too many. Their
 	// effect is unknown.
-	Unread    int
-	unreadNAT int // those of them in base chains of type nat, and what these lead to
+	Unread int
 }
 
 // Bounds of what is read. A rule usually takes about a kilobyte, one of the 128
@@ -90,7 +89,7 @@ func read(template reader) (Snapshot, error) {
 	var torn Snapshot
 	for range 3 {
 		r := template
-		r.seen, r.listedSets, r.tables = map[id]bool{}, map[id]nfnetlink.Set{}, map[id]bool{}
+		r.seen, r.unreadSets = map[id]bool{}, map[id]nfnetlink.Set{}
 		r.sets, r.maps = map[id][]iprange.Range{}, map[id]mapping{}
 		err := r.read()
 		if errors.Is(err, nfnetlink.ErrInterrupted) {
@@ -123,8 +122,7 @@ type reader struct {
 	own        func(nfnetlink.Chain) bool
 	listed     []nfnetlink.Chain // of the family being read
 	seen       map[id]bool       // the chains that are in Chains
-	tables     map[id]bool       // whose sets were listed
-	listedSets map[id]nfnetlink.Set
+	unreadSets map[id]nfnetlink.Set
 	rules      int // the number of rules read
 	memory     int // that they take, in bytes
 	elements   int // in sets and maps
@@ -134,15 +132,24 @@ func (r *reader) read() (err error) {
 	if r.Generation, err = r.conn.Generation(); err != nil {
 		return err
 	}
+	types := []string{"nat", "filter", "route"} // in this order, in case there are too many rules
+	families := []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet}
 	r.listed = nil
 	dormant := map[id]bool{}
-	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
+	for _, family := range families {
 		tables, err := r.conn.Tables(family)
 		if err != nil {
 			return err
 		}
 		for _, t := range tables {
 			dormant[id{family, t.Name, ""}] = t.Dormant()
+			sets, err := r.conn.Sets(family, t.Name)
+			if err != nil && !nfnetlink.IsNotExist(err) {
+				return err
+			}
+			for _, s := range sets {
+				r.unreadSets[id{family, t.Name, s.Name}] = s
+			}
 		}
 		chains, err := r.conn.Chains(family)
 		if err != nil {
@@ -150,7 +157,6 @@ func (r *reader) read() (err error) {
 		}
 		r.listed = append(r.listed, chains...)
 	}
-	types := []string{"nat", "filter", "route"} // in this order, in case there are too many rules
 	var bases []nfnetlink.Chain
 	for _, c := range r.listed {
 		if c.Hook != nil && r.reads(c) && slices.Contains(types, c.Hook.Type) && !dormant[id{c.Family, c.Table, ""}] {
@@ -159,8 +165,7 @@ func (r *reader) read() (err error) {
 	}
 	slices.SortStableFunc(bases, func(a, b nfnetlink.Chain) int {
 		byType := cmp.Compare(slices.Index(types, a.Hook.Type), slices.Index(types, b.Hook.Type))
-		order := []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet}
-		byFamily := cmp.Compare(slices.Index(order, a.Family), slices.Index(order, b.Family))
+		byFamily := cmp.Compare(slices.Index(families, a.Family), slices.Index(families, b.Family))
 		return cmp.Or(byType, byFamily, cmp.Compare(a.Hook.Priority, b.Hook.Priority))
 	})
 	for _, c := range bases {
@@ -169,7 +174,7 @@ func (r *reader) read() (err error) {
 		}
 	}
 	for _, c := range r.listed {
-		if c.Hook == nil && agentChains[c.Name] && !r.tracing {
+		if c.Hook == nil && agentChains[c.Name] {
 			if err := r.readChains(nil, c); err != nil {
 				return err
 			}
@@ -233,38 +238,7 @@ func (r *reader) targets(c Chain, targets map[string]bool) (all bool, err error)
 	return all, nil
 }
 
-// manyChains is from how many chains on it is faster to list all rules of a table.
-const manyChains = 64
-
-// ofTable reads the rules of many chains of a table at once, as far as it can: a change of the
-// table or a rule that is too long for the kernel's answer ends the list.
-func (r *reader) ofTable(chains []nfnetlink.Chain) map[string][]nfnetlink.Rule {
-	all := map[string][]nfnetlink.Rule{}
-	if len(chains) < manyChains {
-		return nil
-	}
-	for _, c := range chains {
-		all[c.Name] = nil
-	}
-	before := r.memory
-	err := r.conn.EachRule(chains[0].Family, chains[0].Table, "", func(next nfnetlink.Rule) error {
-		rules, wanted := all[next.Chain]
-		if wanted {
-			all[next.Chain] = append(rules, next)
-		}
-		if wanted && r.enough(next) {
-			return nfnetlink.ErrInterrupted
-		}
-		return nil
-	})
-	if r.memory = before; err != nil {
-		return nil
-	}
-	return all
-}
-
-func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (err error) {
-	known := r.ofTable(chains)
+func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) error {
 	for _, c := range chains {
 		if r.seen[chainID(c)] {
 			continue
@@ -280,11 +254,7 @@ func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (e
 		case r.rules+int(c.Use) > maxRules: // checked before they are in memory
 			unread = int(c.Use)
 		default:
-			rules := known[c.Name]
-			more := slices.ContainsFunc(rules, r.enough)
-			if rules == nil {
-				rules, more, err = r.conn.FirstRules(c.Family, c.Table, c.Name, r.enough)
-			}
+			rules, more, err := r.conn.FirstRules(c.Family, c.Table, c.Name, r.enough)
 			if err != nil {
 				return err
 			}
@@ -300,9 +270,6 @@ func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) (e
 		}
 		out.Unread = unread > 0
 		r.Unread += unread
-		if base == nil || base.Hook.Type == "nat" {
-			r.unreadNAT += unread
-		}
 		r.Chains = append(r.Chains, out)
 	}
 	return nil
@@ -315,8 +282,8 @@ func (r *reader) enough(next nfnetlink.Rule) bool {
 	return r.memory > maxMemory || r.ctx.Err() != nil
 }
 
-// The types and the size of the sets that are read, and of all of them together. A
-// larger set takes the kernel long to list, and is treated as unknown.
+// The types and the size of the sets that are read, and of all of them and the maps together.
+// A larger set takes the kernel long to list, and is treated as unknown.
 const (
 	typeIPv4    = 7 // nft's ipv4_addr
 	typeIPv6    = 8 // nft's ipv6_addr
@@ -326,18 +293,8 @@ const (
 
 // readSet reads a set of addresses or a map, unless it was read before or is too large.
 func (r *reader) readSet(at id) error {
-	if table := (id{at.family, at.table, ""}); !r.tables[table] {
-		r.tables[table] = true
-		sets, err := r.conn.Sets(at.family, at.table)
-		if err != nil && !nfnetlink.IsNotExist(err) {
-			return err
-		}
-		for _, s := range sets {
-			r.listedSets[id{s.Family, s.Table, s.Name}] = s
-		}
-	}
-	s, listed := r.listedSets[at]
-	delete(r.listedSets, at)
+	s, listed := r.unreadSets[at]
+	delete(r.unreadSets, at)
 	var err error
 	switch {
 	case !listed:
@@ -352,12 +309,14 @@ func (r *reader) readSet(at id) error {
 	return err
 }
 
+// readAddresses reads a set of addresses, unless some may not match, or all others do.
 func (r *reader) readAddresses(at id, s nfnetlink.Set) error {
 	contents, err := r.conn.Contents(s, min(maxSetSize, maxElements-r.elements))
-	if err != nil || contents.More {
+	ranges := contents.Ranges
+	catchAll := len(ranges) > 0 && !ranges[0].From.IsValid()
+	if err != nil || contents.More || contents.Conditional > 0 || catchAll {
 		return err
 	}
-	ranges := contents.Ranges
 	r.elements += len(ranges)
 	if s.Flags&unix.NFT_SET_INTERVAL == 0 {
 		for i := range ranges {
@@ -368,10 +327,9 @@ func (r *reader) readAddresses(at id, s nfnetlink.Set) error {
 	return nil
 }
 
-// readMap reads a map. What is in one of more elements is unknown.
+// readMap reads a map. What is in one that is too large is unknown.
 func (r *reader) readMap(at id, s nfnetlink.Set) error {
-	limit := min(either(r.tracing, maxRules, maxSetSize), maxElements-r.elements)
-	elements, more, err := r.conn.Elements(s.Family, s.Table, s.Name, limit)
+	elements, more, err := r.conn.Elements(s.Family, s.Table, s.Name, maxElements-r.elements)
 	if err != nil || more {
 		return err
 	}

@@ -8,7 +8,6 @@ import (
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/rule"
 )
 
 // Rewrites are the connections about whose source address other programs' rules may have
@@ -36,36 +35,32 @@ func (r Rewrites) Everything() bool { return r.everything }
 // true or false. Of connections to the node itself, and of rules in legacy ip_tables (see
 // [LegacyRules]), it knows nothing.
 func FindRewrites(s Snapshot) Rewrites {
-	if s.unreadNAT > 0 {
+	if s.Unread > 0 {
 		return Rewrites{everything: true}
 	}
 	r := Rewrites{}
 	for _, marked := range []bool{false, true} {
 		w := newWalker(s, Packet{any: true, marked: marked})
 		var found packets
-		kept := 0 // ranges in them
-		var above map[uint64]bool
+		kept := 0  // ranges in them
+		above := 0 // how many rules of the base chain that packets reach before our chain
 		w.dst = anywhere(nfnetlink.Inet)
 		w.visit = func(s step) {
-			at := s.rule
-			if len(s.via) > 0 {
-				at = s.via[0]
-			}
 			inBase := len(s.via) == 0
 			leaves := s.leaves(inBase) || inBase && s.verdict == unix.NFT_GOTO
-			if w.translates(s.action) || above[at.Handle] && leaves {
+			if w.translates(s.action) || leaves && w.examined[chainID(w.base)] <= above {
 				found = append(found, s.packets...)
 				kept += s.size()
 				w.full = kept > maxKept
 			}
 		}
-		for i := range s.Chains {
-			if c := &s.Chains[i]; c.Hook != nil && c.Hook.Type == "nat" && !c.Own {
-				above = w.above(c)
+		for _, c := range w.bases() {
+			if c.Hook.Type == "nat" {
+				above = w.jump(c, false)
 				w.begin(c, allPackets(c.Family))
 			}
 		}
-		if w.full {
+		if w.full || w.spent() {
 			return Rewrites{everything: true}
 		}
 		if marked {
@@ -77,58 +72,31 @@ func FindRewrites(s Snapshot) Rewrites {
 	return r
 }
 
-// above returns the handles of the rules of a base chain that packets reach before our
-// chain, none if no rule leads to it.
-func (w *walker) above(base *Chain) map[uint64]bool {
-	handles, seen := map[uint64]bool{}, map[id]bool{}
-	for _, r := range base.Rules {
-		if w.leadsToUs(r, seen) {
-			return handles
-		}
-		handles[r.Handle] = true
-	}
-	return nil
-}
-
-// leadsToUs reports whether a rule leads to our chain, by chains that were not seen.
-func (w *walker) leadsToUs(r nfnetlink.Rule, seen map[id]bool) bool {
-	to, ok := rule.Target(r)
-	at := id{r.Family, r.Table, to}
-	c := w.chains[at]
-	if !ok || c == nil || seen[at] {
-		return false
-	}
-	seen[at] = true
-	return c.Own || slices.ContainsFunc(c.Rules, func(r nfnetlink.Rule) bool { return w.leadsToUs(r, seen) })
-}
-
 // areas sorts packets by their sources. If there are too many to compare, it adds others.
 func areas(p packets) (all []area) {
-	type span struct {
-		iprange.Range
-		dst []iprange.Range
-	}
-	var spans, active []span // active: those that have the source at hand
 	var starts []netip.Addr
 	for _, b := range p {
 		for _, r := range b.src {
-			spans, starts = append(spans, span{r, b.dst}), append(starts, r.From)
+			starts = append(starts, r.From)
 			if next := r.To.Next(); next.IsValid() {
 				starts = append(starts, next)
 			}
 		}
 	}
-	slices.SortFunc(spans, func(a, b span) int { return a.From.Compare(b.From) })
 	slices.SortFunc(starts, netip.Addr.Compare)
+	slices.SortFunc(p, func(a, b box) int { return a.src[0].From.Compare(b.src[0].From) })
+	var active packets // those that may have the source at hand
 	work := 0
 	for _, start := range slices.Compact(starts) {
-		active = slices.DeleteFunc(active, func(s span) bool { return s.To.Less(start) })
-		for ; len(spans) > 0 && spans[0].From == start; spans = spans[1:] {
-			active = append(active, spans[0])
+		for ; len(p) > 0 && !start.Less(p[0].src[0].From); p = p[1:] {
+			active = append(active, p[0])
 		}
+		active = slices.DeleteFunc(active, func(b box) bool { return b.src[len(b.src)-1].To.Less(start) })
 		var dst []iprange.Range
-		for _, s := range active {
-			dst = append(dst, s.dst...)
+		for _, b := range active {
+			if iprange.Contains(b.src, start) {
+				dst = append(dst, b.dst...)
+			}
 		}
 		if work += len(active) + len(dst); work > maxWork {
 			return append(all, area{start, anywhere(nfnetlink.Inet)})

@@ -53,42 +53,39 @@ type Way struct {
 	Own    bool // the rule is this agent's
 }
 
-// A Tracer follows packets through the chains of some hooks. Only chains of type nat
-// translate connections.
+// A Tracer follows packets through all chains. Only chains of type nat translate
+// connections.
 type Tracer struct {
 	*walker
-	hooks   []uint32
 	out     Trace
 	accepts truth // a rule ends the base chain early
 }
 
-// NewTracer reads the chains of some hooks, in the order in which a packet passes
-// them, such as unix.NF_INET_POST_ROUTING. own reports which chains are this agent's.
-func NewTracer(
-	ctx context.Context, c *nfnetlink.Conn, own func(nfnetlink.Chain) bool, hooks ...uint32,
-) (*Tracer, error) {
-	all := func(c nfnetlink.Chain) bool { return slices.Contains(hooks, c.Hook.Number) }
+// NewTracer reads the chains of all hooks. own reports which chains are this agent's.
+func NewTracer(ctx context.Context, c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) (*Tracer, error) {
+	all := func(nfnetlink.Chain) bool { return true }
 	s, err := read(reader{ctx: ctx, conn: c, own: own, reads: all, tracing: true})
 	if err != nil {
 		return nil, err
 	}
-	t := &Tracer{walker: newWalker(s, Packet{}), hooks: hooks}
+	t := &Tracer{walker: newWalker(s, Packet{})}
 	t.conn, t.visit = c, t.see
 	return t, nil
 }
 
-// Trace follows a packet through the base chains in the kernel's order: by
-// priority. Of chains with equal priority the one registered last runs first, but
+// Trace follows a packet through the base chains of some hooks, given in the order in
+// which a packet passes them, such as unix.NF_INET_POST_ROUTING; at each in the kernel's
+// order: by priority. Of chains with equal priority the one registered last runs first, but
 // the kernel does not report the order: if several of them translate the packet,
 // any of them may be first.
-func (t *Tracer) Trace(p Packet) Trace {
+func (t *Tracer) Trace(p Packet, hooks ...uint32) Trace {
 	t.restart()
 	t.facts, t.mark, t.full, t.out = p, p.mark, false, Trace{Through: true}
 	t.dst = []iprange.Range{{From: p.Dst, To: p.Dst}}
-	for _, hook := range t.hooks {
+	for _, hook := range hooks {
 		t.atHook(hook)
 	}
-	if t.full || len(t.finished) > 0 || t.spent() {
+	if t.full || t.spent() {
 		t.out.Unknown = slices.Insert(t.out.Unknown, 0, tooMany)
 		t.out.Through = true
 	}
@@ -102,7 +99,7 @@ func (t *Tracer) Trace(p Packet) Trace {
 		}
 	case no:
 	}
-	if last := t.hooks[len(t.hooks)-1]; last == unix.NF_INET_POST_ROUTING || last == unix.NF_INET_LOCAL_IN {
+	if last := hooks[len(hooks)-1]; last == unix.NF_INET_POST_ROUTING || last == unix.NF_INET_LOCAL_IN {
 		t.addWritten()
 	}
 	facts.mark = t.mark
@@ -121,6 +118,8 @@ func (t *Tracer) addWritten() {
 	}
 }
 
+// atHook follows the packet through the base chains of a hook. Those of equal priority may
+// come in any order: each may be the first of them.
 func (t *Tracer) atHook(hook uint32) {
 	var bases []*Chain
 	for i := range t.Chains {
@@ -131,39 +130,28 @@ func (t *Tracer) atHook(hook uint32) {
 		}
 	}
 	slices.SortStableFunc(bases, func(a, b *Chain) int { return cmp.Compare(a.Hook.Priority, b.Hook.Priority) })
-	for len(bases) > 0 {
-		n := 1
-		for n < len(bases) && bases[n].Hook.Priority == bases[0].Hook.Priority {
-			n++
+	var through bool
+	var equal []Way     // of chains of one priority
+	var translating int // how many of these chains
+	for i, c := range bases {
+		if i == 0 || c.Hook.Priority != bases[i-1].Hook.Priority {
+			through, equal, translating = t.out.Through, nil, 0
 		}
-		t.equalPriority(bases[:n])
-		bases = bases[n:]
-	}
-}
-
-// equalPriority follows the packet through base chains of equal priority.
-func (t *Tracer) equalPriority(bases []*Chain) {
-	before, through, translating := len(t.out.Ways), t.out.Through, 0
-	for _, c := range bases {
 		nat := c.Hook.Type == "nat"
-		if nat && (t.facts.untracked == yes || !t.out.Through) {
+		if nat && (t.facts.untracked == yes || !through) {
 			continue
 		}
 		n := len(t.out.Ways)
-		passes := t.enter(c)
-		if nat {
-			through = through && passes
+		if passes := t.enter(c); nat && !passes {
+			t.facts.written, t.facts.maybe, t.out.Through = nil, nil, false
 		}
 		if len(t.out.Ways) > n {
 			translating++
+			equal = append(equal, t.out.Ways[n:]...)
 		}
-	}
-	if t.out.Through && !through {
-		t.facts.written, t.facts.maybe = nil, nil
-	}
-	t.out.Through = through
-	if translating > 1 && !sameTarget(t.out.Ways[before:]) {
-		t.unknown("which of the chains of equal priority was registered last")
+		if translating > 1 && !sameTarget(equal) {
+			t.unknown("which of the chains of equal priority was registered last")
+		}
 	}
 }
 

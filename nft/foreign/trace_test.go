@@ -30,7 +30,7 @@ func TestTraceFollowsAddressMaps(t *testing.T) {
 		}
 		chain post { type nat hook postrouting priority 110; jump sub; }
 	}`, "-f", "-")
-	tracer, err := foreign.NewTracer(t.Context(), c, notOwn, unix.NF_INET_POST_ROUTING)
+	tracer, err := foreign.NewTracer(t.Context(), c, notOwn)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func TestTraceFollowsAddressMaps(t *testing.T) {
 		if tt.src != "" {
 			p.Src = netip.MustParseAddr(tt.src)
 		}
-		trace := tracer.Trace(p)
+		trace := tracer.Trace(p, unix.NF_INET_POST_ROUTING)
 		last := trace.Ways[len(trace.Ways)-1]
 		got := fmt.Sprint(last.Among)
 		switch {

@@ -29,12 +29,9 @@ type walker struct {
 	base     nfnetlink.Chain
 	entering packets // the base chain
 	mark     marking
-	marks    uint32      // bits of the mark that any rule may have changed
 	doubt    bool        // some of the packets may have left the way before
 	mapped   map[id]bool // tables of whose maps all other paths were followed
-	visits   map[id]int
 	finished map[id]bool // chains that were visited for all other paths
-	steps    int         // the number of rules visited
 	work     int         // the number of ranges compared
 	examined map[id]int  // by chain: how many of its rules
 	full     bool        // the search ends because it has found too much
@@ -120,12 +117,11 @@ func (a action) does() bool {
 // more is reported.
 const (
 	maxDepth  = 16      // the kernel's NFT_JUMP_STACK_SIZE
-	maxVisits = 16      // of one chain, from different rules
-	maxSteps  = 100_000 // rules visited on all paths
-	maxWork   = 500_000 // ranges compared
+	maxWork   = 500_000 // ranges compared on all paths
+	ruleWork  = 5       // ranges that take as long to compare as a rule takes to visit
 	maxBoxes  = 32      // of the packets that reach a rule
 	maxWords  = 32      // conditions of a path that are kept as text
-	maxSource = 1024    // bytes of the sources of a conflict, as text
+	maxSource = 512     // bytes of the sources of a conflict on several paths, as text; beyond: any
 	maxFound  = 5_000   // conflicts; with the last one, the search ends
 	maxKept   = 50_000  // ranges of all rewrites together
 )
@@ -138,7 +134,7 @@ func newWalker(s Snapshot, facts Packet) *walker {
 
 // restart prepares another search, which adds to what was found.
 func (w *walker) restart() {
-	w.visits, w.finished, w.mapped, w.steps, w.work = map[id]int{}, map[id]bool{}, map[id]bool{}, 0, 0
+	w.finished, w.mapped, w.work = map[id]bool{}, map[id]bool{}, 0
 }
 
 // rest returns the number of rules that were not examined because the search has
@@ -152,16 +148,46 @@ func (w *walker) rest() (n int) {
 	return n
 }
 
+// bases returns the base chains but ours.
+func (w *walker) bases() (all []*Chain) {
+	for i := range w.Chains {
+		if c := &w.Chains[i]; c.Hook != nil && !c.Own {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// jump returns the index of the first rule of a base chain that leads to this agent or, with
+// older, to any masquerade agent; -1 if none does.
+func (w *walker) jump(base *Chain, older bool) int {
+	seen := map[id]bool{}
+	var leads func(nfnetlink.Rule) bool
+	leads = func(r nfnetlink.Rule) bool {
+		to, ok := rule.Target(r)
+		at := id{r.Family, r.Table, to}
+		if !ok || seen[at] {
+			return false
+		}
+		seen[at] = true
+		if older && (agentChains[to] || agentJump.MatchString(comment(r))) {
+			return true
+		}
+		c := w.chains[at]
+		return c != nil && (c.Own || slices.ContainsFunc(c.Rules, leads))
+	}
+	return slices.IndexFunc(base.Rules, leads)
+}
+
 // place returns the place of a rule of the current base chain, or of one that it leads to.
 func (w *walker) place(r nfnetlink.Rule) Place {
 	return Place{r, w.base.Name, w.base.Hook.Priority}
 }
 
 // begin follows packets through a base chain and reports whether they may pass it.
-func (w *walker) begin(base *Chain, p packets) (passes bool) {
+func (w *walker) begin(base *Chain, p packets) bool {
 	w.base, w.entering, w.doubt = base.Chain, p, false
-	_, passes = w.walk(base, path{packets: p})
-	return passes
+	return len(p.without(w.walk(base, path{packets: p})...)) > 0
 }
 
 const otherConditions = "other conditions"
@@ -183,25 +209,24 @@ func (w *walker) certain(p path) bool {
 	return !w.doubt && !slices.ContainsFunc(p.conditions, func(c condition) bool { return c.open })
 }
 
-// walk follows packets through a chain. It returns some that certainly do not return from
-// it, and whether any may do so.
-func (w *walker) walk(c *Chain, p path) (taken packets, back bool) {
+// walk follows packets through a chain. It returns some that certainly do not return from it:
+// all such ones, but for those about which a condition is not known, or if there are too many.
+func (w *walker) walk(c *Chain, p path) (taken packets) {
 	switch {
 	case c == nil || c.Own && w.conn == nil || len(p.via) > maxDepth:
-		return nil, true
+		return nil
 	case c.Unread:
-		w.mark = w.mark.lose(allBits)
+		w.mark = marking{changed: allBits}
 		w.visit(step{path: p, chain: c, action: action{verdict: unix.NFT_CONTINUE}})
 		w.doubt = true
 	}
 	at := chainID(c.Chain)
-	w.visits[at]++
 	switch {
 	case w.finished[at]:
-		w.doubt, w.mark = true, w.mark.lose(w.marks)
-		return nil, true
-	case w.conn == nil && w.visits[at] == maxVisits, w.steps > maxSteps: // one last time, for all other paths
-		w.finished[at], w.doubt = true, true
+		w.doubt, w.mark = true, marking{changed: allBits}
+		return nil
+	case w.spent(): // one last time, for all other paths
+		w.finished[at], w.doubt, w.mark = true, true, marking{changed: allBits}
 		p = path{packets: w.entering, via: p.via, conditions: []condition{{text: otherConditions, open: true}}}
 	}
 	returned := false // packets that are still in p may have returned
@@ -210,7 +235,7 @@ func (w *walker) walk(c *Chain, p path) (taken packets, back bool) {
 			break
 		}
 		w.examined[at] = max(w.examined[at], i+1)
-		w.steps++
+		w.work += ruleWork
 		m, a := w.parse(c, r, &p)
 		if m.truth == no || !a.does() {
 			continue
@@ -221,16 +246,15 @@ func (w *walker) walk(c *Chain, p path) (taken packets, back bool) {
 			continue
 		}
 		o := w.apply(c, r, q, a)
-		back = back || o.returns
-		w.doubt = w.doubt || o.stops && m.open()
-		returned = returned || o.doubt || o.returns && m.truth != yes
+		w.doubt = w.doubt || len(o.left) > 0 && m.open()
+		returned = returned || o.doubt || m.truth != yes && o.returns()
 		if m.truth != yes {
 			continue
 		}
 		if w.conn == nil && w.translates(a) && (m.dst != nil || len(p.without(box{m.src, m.dst})) > 0) {
 			continue // those that a rule translates are taken from the way only if that keeps them few
 		}
-		if len(p.via) > 0 && !returned && !w.spent() {
+		if !returned && !w.spent() {
 			w.work += taken.size()
 			taken = taken.and(o.taken)
 		}
@@ -242,17 +266,18 @@ func (w *walker) walk(c *Chain, p path) (taken packets, back bool) {
 		}
 		p.packets = rest
 	}
-	return taken, back || len(p.packets) > 0
+	return taken
 }
 
 // An outcome is what a rule does to packets that it matches.
 type outcome struct {
-	left    packets // some that certainly do not go on in this chain
-	taken   packets // some of those that do not return to the calling chain either
-	stops   bool    // any may stop here
-	returns bool    // any may return to the calling chain
-	doubt   bool    // they may be others than those in left
+	left  packets // some that certainly do not go on in this chain
+	taken packets // some of those that do not return to the calling chain either
+	doubt bool    // others may have returned to it
 }
+
+// returns reports whether some of those that left may return to the calling chain.
+func (o outcome) returns() bool { return len(o.left.without(o.taken...)) > 0 }
 
 // apply applies a rule to packets that it matches.
 func (w *walker) apply(c *Chain, r nfnetlink.Rule, q path, a action) outcome {
@@ -264,24 +289,23 @@ func (w *walker) apply(c *Chain, r nfnetlink.Rule, q path, a action) outcome {
 		return w.choose(c, r, q, *a.byMap)
 	case a.target != "":
 		q.via = append(slices.Clip(q.via), r)
-		taken, back := w.walk(w.chains[id{c.Family, c.Table, a.target}], q)
+		taken := w.walk(w.chains[id{c.Family, c.Table, a.target}], q)
 		if a.verdict == unix.NFT_GOTO {
-			return outcome{left: q.packets, taken: taken, stops: true, returns: back}
+			return outcome{left: q.packets, taken: taken}
 		}
-		return outcome{left: taken, taken: taken, stops: len(taken) > 0}
+		return outcome{left: taken, taken: taken}
 	case w.translates(a) && a.ToMap != "":
 		switch _, found := w.toAddress(q.packets, r, a.NAT); found {
 		case yes:
-			return outcome{left: q.packets, taken: q.packets, stops: true}
+			return outcome{left: q.packets, taken: q.packets}
 		case maybe:
 			w.doubt = true
-			return outcome{stops: true}
 		case no:
 		}
 	case a.verdict == unix.NFT_RETURN:
-		return outcome{left: q.packets, stops: true, returns: true}
+		return outcome{left: q.packets}
 	case w.translates(a), a.ends():
-		return outcome{left: q.packets, taken: q.packets, stops: true}
+		return outcome{left: q.packets, taken: q.packets}
 	}
 	return outcome{}
 }
@@ -303,12 +327,12 @@ func (w *walker) choose(c *Chain, r nfnetlink.Rule, q path, s rule.Statement) (a
 	if unread {
 		table := id{c.Family, c.Table, ""}
 		if w.mapped[table] {
-			w.doubt, w.mark = true, w.mark.lose(w.marks)
-			return outcome{stops: true, returns: true, doubt: true}
+			w.doubt, w.mark = true, marking{changed: allBits}
+			return outcome{doubt: true}
 		}
 		targets = w.anyVerdict(c, s)
-		w.steps += len(targets)
-		w.mapped[table] = w.steps > maxSteps // this time for all other paths
+		w.work += len(targets)
+		w.mapped[table] = w.spent() // this time for all other paths
 	}
 	for _, to := range targets {
 		one := q.narrow(to.match)
@@ -316,13 +340,12 @@ func (w *walker) choose(c *Chain, r nfnetlink.Rule, q path, s rule.Statement) (a
 			continue
 		}
 		o := w.apply(c, r, one, action{verdict: to.Code, target: to.Chain})
-		w.doubt = w.doubt || o.stops && to.open()
-		all.stops, all.returns = all.stops || o.stops, all.returns || o.returns
+		w.doubt = w.doubt || len(o.left) > 0 && to.open()
 		if to.truth == yes {
 			w.work += all.left.size() + all.taken.size()
 			all.left, all.taken = all.left.and(o.left), all.taken.and(o.taken)
 		}
-		all.doubt = all.doubt || o.returns && (to.truth != yes || len(all.left) == maxBoxes)
+		all.doubt = all.doubt || o.returns() && (to.truth != yes || len(all.left) == maxBoxes)
 	}
 	return all
 }

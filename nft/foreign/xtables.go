@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -30,13 +29,17 @@ func (t XTable) Command() string { return t.Family.String() + "tables-legacy -t 
 // rules of an iptables-based agent: their comments, or the names of their chains. The
 // directory is as for [LegacyRules].
 func XTables(dir string) (found []XTable, err error) {
-	err = eachLegacyNAT(dir, func(f xtFamily, _ int, entries []byte) {
+	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		_, entries, err := legacyNAT(dir, family)
+		if err != nil {
+			return nil, err
+		}
 		texts := bytes.FieldsFunc(entries, func(c rune) bool { return c == 0 })
 		if slices.ContainsFunc(texts, func(b []byte) bool { return agentChains[string(b)] || agentRule.Match(b) }) {
-			found = append(found, XTable{f.family})
+			found = append(found, XTable{family})
 		}
-	})
-	return found, err
+	}
+	return found, nil
 }
 
 // LegacyRules counts the rules in the nat table of legacy ip_tables of a family in this
@@ -46,62 +49,34 @@ func XTables(dir string) (found []XTable, err error) {
 //
 // `iptables-legacy -t nat -S`, or ip6tables-legacy, lists the rules.
 func LegacyRules(dir string, family nfnetlink.Family) (n int, err error) {
-	err = eachLegacyNAT(dir, func(f xtFamily, rules int, _ []byte) {
-		if f.family == family {
-			n = rules
-		}
-	})
+	n, _, err = legacyNAT(dir, family)
 	return n, err
 }
 
-// LegacyIPTables lists the tables of legacy ip_tables, such as "ip nat", that exist in a
-// network namespace; the directory is as for [LegacyRules]. A table may be unused: the
-// kernel creates it when a program first reads it. Without legacy ip_tables in the kernel,
-// the list is empty.
-func LegacyIPTables(dir string) (tables []string, err error) {
-	for _, f := range xtFamilies {
-		text, err := os.ReadFile(filepath.Join(dir, f.names))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("legacy ip_tables: %w", err)
-		}
-		for _, table := range strings.Fields(string(text)) {
-			tables = append(tables, f.family.String()+" "+table)
-		}
+// legacyNAT reads the nat table of legacy ip_tables of a family: nothing, if it does not exist.
+func legacyNAT(dir string, family nfnetlink.Family) (rules int, entries []byte, err error) {
+	f := xtFamilies[family]
+	tables, err := os.ReadFile(filepath.Join(dir, f.names))
+	if slices.Contains(strings.Fields(string(tables)), "nat") {
+		rules, entries, err = f.read()
 	}
-	return tables, nil
-}
-
-// eachLegacyNAT reads the nat tables of legacy ip_tables that exist.
-func eachLegacyNAT(dir string, fn func(f xtFamily, rules int, entries []byte)) error {
-	tables, err := LegacyIPTables(dir)
-	if err != nil {
-		return err
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOPROTOOPT): // also if it is gone meanwhile
+		return 0, nil, nil
+	case err != nil:
+		return 0, nil, fmt.Errorf("legacy ip_tables: table %s nat: %w", family, err)
 	}
-	for _, f := range xtFamilies {
-		if !slices.Contains(tables, f.family.String()+" nat") {
-			continue
-		}
-		rules, entries, err := f.read()
-		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOPROTOOPT) {
-			continue // gone meanwhile
-		}
-		if err != nil {
-			return fmt.Errorf("legacy ip_tables: table %s nat: %w", f.family, err)
-		}
-		fn(f, rules, entries)
-	}
-	return nil
+	return rules, entries, nil
 }
 
 type xtFamily struct {
-	family        nfnetlink.Family
 	names         string // the file that lists the tables
 	domain, level int
 }
 
-var xtFamilies = []xtFamily{
-	{nfnetlink.IPv4, "ip_tables_names", unix.AF_INET, unix.IPPROTO_IP},
-	{nfnetlink.IPv6, "ip6_tables_names", unix.AF_INET6, unix.IPPROTO_IPV6},
+var xtFamilies = map[nfnetlink.Family]xtFamily{
+	nfnetlink.IPv4: {"ip_tables_names", unix.AF_INET, unix.IPPROTO_IP},
+	nfnetlink.IPv6: {"ip6_tables_names", unix.AF_INET6, unix.IPPROTO_IPV6},
 }
 
 // getsockopt options from include/uapi/linux/netfilter_ipv4/ip_tables.h, the offsets of the

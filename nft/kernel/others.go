@@ -68,23 +68,22 @@ func (k *Kernel) XTables() ([]foreign.XTable, error) { return k.xtables() }
 // Others reads other programs' rules: every chain that is reachable from a
 // postrouting chain of type nat, and no other.
 func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
-	xtables, err := k.xtables()
+	o, snapshot, err := k.older(ctx, want)
 	if err != nil {
 		return Others{}, err
 	}
-	routing, err := k.leftovers()
-	if err != nil {
+	if o.Routing, err = k.leftovers(); err != nil {
 		return Others{}, err
 	}
 	links, err := k.interfaces()
 	if err != nil {
 		return Others{}, err
 	}
-	snapshot, err := k.snapshot(ctx, want)
+	pods, err := k.pods(want.Policy)
 	if err != nil {
 		return Others{}, err
 	}
-	pods, err := k.pods(want.Policy)
+	local, err := k.local()
 	if err != nil {
 		return Others{}, err
 	}
@@ -93,35 +92,38 @@ func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
 	if policy.ReceivesNothing(links) {
 		policy.Enforce = nil
 	}
-	conflicts, podless, overridden := enforced(policy, pods.Src, masquerading)
-	local, err := k.local()
-	if err != nil {
-		return Others{}, err
+	for _, c := range masquerading {
+		late := comesLate(policy, c)
+		switch meets := c.From(pods.Src); {
+		case late && meets:
+			o.Overridden = append(o.Overridden, c)
+		case meets:
+			o.Conflicts = append(o.Conflicts, c)
+		case !late:
+			o.Podless = append(o.Podless, c)
+		}
 	}
 	overruled, more := foreign.Overruled(snapshot, share(want, pods, local))
-	return Others{
-		XTables:    xtables,
-		Routing:    routing,
-		Legacy:     foreign.Legacy(snapshot),
-		Conflicts:  conflicts,
-		Overruled:  overruled,
-		Overridden: overridden,
-		Podless:    podless,
-		Unread:     snapshot.Unread + max(rest, more),
-	}, nil
+	o.Overruled, o.Unread = overruled, snapshot.Unread+max(rest, more)
+	return o, nil
 }
 
 // Older reads only the rules of iptables-based agents, wherever Others finds them.
 func (k *Kernel) Older(ctx context.Context) (Others, error) {
+	o, _, err := k.older(ctx, nft.Ruleset{})
+	return o, err
+}
+
+func (k *Kernel) older(ctx context.Context, want nft.Ruleset) (Others, foreign.Snapshot, error) {
 	xtables, err := k.xtables()
 	if err != nil {
-		return Others{}, err
+		return Others{}, foreign.Snapshot{}, err
 	}
-	snapshot, err := k.snapshot(ctx, nft.Ruleset{})
+	snapshot, err := k.snapshot(ctx, want)
 	if err != nil {
-		return Others{}, err
+		return Others{}, foreign.Snapshot{}, err
 	}
-	return Others{XTables: xtables, Legacy: foreign.Legacy(snapshot)}, nil
+	return Others{XTables: xtables, Legacy: foreign.Legacy(snapshot)}, snapshot, nil
 }
 
 // pods returns what pods send according to a policy, of both families. If they are known by
@@ -157,30 +159,11 @@ func (k *Kernel) pods(p nft.Policy) (pods nft.Region, err error) {
 	return pods, nil
 }
 
-// enforced separates conflicts that come too late because the policy enforces its
-// exemptions, and those that affect no pod, from the others. It drops those that
-// are both.
-func enforced(
-	p nft.Policy, pods []iprange.Range, all []foreign.Conflict,
-) (conflicts, podless, overridden []foreign.Conflict) {
-	for _, c := range all {
-		late := c.Priority > nft.EnforcePriority
-		for _, f := range p.Families {
-			if c.Rule.Family == nfnetlink.Inet || c.Rule.Family == f.Family() {
-				late = late && p.Enforces(f)
-			}
-		}
-		switch meets := c.From(pods); {
-		case late && meets:
-			overridden = append(overridden, c)
-		case late:
-		case meets:
-			conflicts = append(conflicts, c)
-		default:
-			podless = append(podless, c)
-		}
-	}
-	return conflicts, podless, overridden
+// comesLate reports whether a conflict comes too late, because the policy enforces its exemptions.
+func comesLate(p nft.Policy, c foreign.Conflict) bool {
+	return c.Priority > nft.EnforcePriority && !slices.ContainsFunc(p.Families, func(f nft.FamilyPolicy) bool {
+		return (c.Rule.Family == nfnetlink.Inet || c.Rule.Family == f.Family()) && !p.Enforces(f)
+	})
 }
 
 // Rewrites finds all rules of other programs that can rewrite a source address. Rules
@@ -194,14 +177,24 @@ func (k *Kernel) Rewrites(ctx context.Context, held nft.Ruleset) (foreign.Rewrit
 }
 
 func (k *Kernel) snapshot(ctx context.Context, want nft.Ruleset) (snapshot foreign.Snapshot, err error) {
-	err = again(ctx, func() error {
-		s, err := k.read(ctx, want, layout.Everything, nil)
-		if err == nil {
-			snapshot, err = foreign.Read(ctx, k.conn.In(ctx), s.owns)
-		}
+	err = k.beside(ctx, want, func(c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) (err error) {
+		snapshot, err = foreign.Read(ctx, c, own)
 		return err
 	})
 	return snapshot, err
+}
+
+// beside reads other programs' rules, knowing which chains are ours.
+func (k *Kernel) beside(
+	ctx context.Context, want nft.Ruleset, read func(c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) error,
+) error {
+	return again(ctx, func() error {
+		s, err := k.read(ctx, want, layout.Everything, nil)
+		if err != nil {
+			return err
+		}
+		return read(k.conn.In(ctx), s.owns)
+	})
 }
 
 // share returns what a ruleset masquerades, but for loopback addresses and those of the

@@ -8,7 +8,6 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 )
@@ -31,20 +30,16 @@ type Path struct {
 // the ruleset that the kernel has, as far as it is known.
 func (k *Kernel) Trace(
 	ctx context.Context, src, dst netip.Addr, routes node.Routes, known nft.Ruleset,
-) ([]Path, error) {
-	var own func(nfnetlink.Chain) bool
-	err := again(ctx, func() error {
-		s, err := k.read(ctx, known, layout.Everything, nil)
-		if err == nil {
-			own = s.owns
-		}
+) (paths []Path, err error) {
+	var t *foreign.Tracer
+	err = k.beside(ctx, known, func(c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) (err error) {
+		t, err = foreign.NewTracer(ctx, c, own)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	paths := make([]Path, len(routes.Ways))
-	for i, way := range routes.Ways {
+	for _, way := range routes.Ways {
 		// A pod's address is not one of the node's.
 		p := foreign.Packet{Src: src, Dst: dst, SrcType: unix.RTN_UNICAST, DstType: way.Type, Out: device(way)}
 		if src.IsValid() {
@@ -63,10 +58,9 @@ func (k *Kernel) Trace(
 				p.Unset |= m.Value
 			}
 		}
-		paths[i] = Path{Packet: p, Masqueraded: way.Address, Depends: way.Depends}
-		if err := k.trace(ctx, &paths[i], known, own); err != nil {
-			return nil, err
-		}
+		n := Path{Packet: p, Masqueraded: way.Address, Depends: way.Depends}
+		n.trace(t, known.Policy)
+		paths = append(paths, n)
 	}
 	return paths, nil
 }
@@ -75,48 +69,25 @@ func device(r node.Route) foreign.Device {
 	return foreign.Device{Name: r.Interface.Name, Index: r.Interface.Index}
 }
 
-func (k *Kernel) trace(ctx context.Context, n *Path, known nft.Ruleset, own func(nfnetlink.Chain) bool) (err error) {
-	n.Wanted = known.Policy.Decide(nft.Connection{
-		Src: n.Packet.Src, Dst: n.Packet.Dst, FromNode: n.Packet.FromNode, ToNode: n.Packet.DstType == unix.RTN_LOCAL,
-		In: n.Packet.In.Name, Out: n.Packet.Out.Name,
-	}) == nft.Masqueraded
-	before, after := n.hooks()
+// trace follows the packet: first through the hook at which its destination can be
+// translated, then through those that it passes later.
+func (n *Path) trace(t *foreign.Tracer, policy nft.Policy) {
 	p := n.Packet
-	if !p.FromNode {
-		p.Out = foreign.Device{}
-	}
-	if n.Destination, err = k.follow(ctx, p, own, before); err != nil {
-		return err
-	}
-	p = n.Destination.Packet
-	if p.Out = n.Packet.Out; after[0] == unix.NF_INET_LOCAL_IN {
-		p.Out = foreign.Device{}
-	}
-	n.Source, err = k.follow(ctx, p, own, after...)
-	return err
-}
-
-// hooks returns the hook at which the destination of the packet can be translated,
-// and those that it passes later.
-func (n Path) hooks() (before uint32, after []uint32) {
+	n.Wanted = policy.Decide(nft.Connection{
+		Src: p.Src, Dst: p.Dst, FromNode: p.FromNode, ToNode: p.DstType == unix.RTN_LOCAL, In: p.In.Name, Out: p.Out.Name,
+	}) == nft.Masqueraded
+	out := p.Out
+	first, later := uint32(unix.NF_INET_PRE_ROUTING), []uint32{unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
 	switch {
-	case n.Packet.FromNode:
-		return unix.NF_INET_LOCAL_OUT, []uint32{unix.NF_INET_POST_ROUTING}
-	case n.Packet.DstType == unix.RTN_LOCAL:
-		return unix.NF_INET_PRE_ROUTING, []uint32{unix.NF_INET_LOCAL_IN}
+	case p.FromNode:
+		first, later = unix.NF_INET_LOCAL_OUT, later[1:]
+	case p.DstType == unix.RTN_LOCAL:
+		later, out, p.Out = []uint32{unix.NF_INET_LOCAL_IN}, foreign.Device{}, foreign.Device{}
+	default:
+		p.Out = foreign.Device{}
 	}
-	return unix.NF_INET_PRE_ROUTING, []uint32{unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
-}
-
-func (k *Kernel) follow(
-	ctx context.Context, p foreign.Packet, own func(nfnetlink.Chain) bool, hooks ...uint32,
-) (out foreign.Trace, err error) {
-	err = again(ctx, func() error {
-		t, err := foreign.NewTracer(ctx, k.conn.In(ctx), own, hooks...)
-		if err == nil {
-			out = t.Trace(p)
-		}
-		return err
-	})
-	return out, err
+	n.Destination = t.Trace(p, first)
+	p = n.Destination.Packet
+	p.Out = out
+	n.Source = t.Trace(p, later...)
 }
