@@ -25,7 +25,6 @@ import (
 // any time, and do not wait for an Apply.
 type Kernel struct {
 	conn, scraping *nfnetlink.Conn
-	tallies        xtables.Tallies
 	// These read what is not nftables in the thread's namespace.
 	xtables    func() ([]foreign.XTable, error)
 	leftovers  func() ([]string, error)
@@ -68,7 +67,7 @@ func (k *Kernel) Generation() (uint32, error) { return k.conn.Generation() }
 // Counters reads the number of connections by verdict; nothing if there are no rules.
 func (k *Kernel) Counters(l nft.Layout) ([]nft.Counts, error) {
 	if l.Mode() == nft.ModeIPTables {
-		return k.tallies.Counters(k.scraping, l.Chain())
+		return xtables.Counters(k.scraping, l.Chain())
 	}
 	return native.Counters(k.scraping)
 }

@@ -120,15 +120,6 @@ func TestCountersOfUnchangedRulesSurviveAChange(t *testing.T) {
 	if len(counted) != 6 || slices.Contains(slices.Collect(maps.Values(counted)), "[0:0]") {
 		t.Fatalf("counters before: %v", counted)
 	}
-	totals := func() []nft.Counts {
-		t.Helper()
-		all, err := k.Counters(xtables.Layout{Name: cases.DefaultChain})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return all
-	}
-	before := totals()
 	for _, next := range [][]string{
 		{"10.0.0.0/8", "172.16.0.0/12", "100.64.0.0/10", "192.168.0.0/16"}, // one more in the middle
 		{"10.0.0.0/8", "100.64.0.0/10", "192.168.0.0/16"},                  // one less
@@ -148,9 +139,22 @@ func TestCountersOfUnchangedRulesSurviveAChange(t *testing.T) {
 			}
 		}
 		counted = after
-		// Counts of deleted rules are not lost.
-		if diff := cmp.Diff(before, totals()); diff != "" {
-			t.Errorf("%v: totals (-before +after):\n%s", next, diff)
+		want := []nft.Counts{{Verdict: nft.Exempt}, {Verdict: nft.Masqueraded}}
+		for rule, counter := range after {
+			var packets uint64
+			if _, err := fmt.Sscanf(counter, "[%d:", &packets); err != nil {
+				t.Fatal(err)
+			}
+			switch {
+			case strings.HasSuffix(rule, "-j RETURN"):
+				want[0].Packets += packets
+			case strings.Contains(rule, "-j MASQUERADE"):
+				want[1].Packets += packets
+			}
+		}
+		got, err := k.Counters(xtables.Layout{Name: cases.DefaultChain})
+		if diff := cmp.Diff(want, got); err != nil || diff != "" {
+			t.Errorf("%v: sums over the rules: %v (-rules +counters):\n%s", next, err, diff)
 		}
 	}
 }
