@@ -198,13 +198,13 @@ func (k *Kernel) beside(
 }
 
 // share returns what a ruleset masquerades, but for loopback addresses and those of the
-// node, and in which chain.
+// node, and at which priority.
 func share(want nft.Ruleset, pods nft.Region, local []netip.Prefix) foreign.Share {
 	s := foreign.Share{Origin: pods.Origin}
 	for _, t := range want.Tables {
 		s.Shared = t.Name != nft.TableName
 		for _, c := range t.Chains {
-			if c.Hook != nil {
+			if c.Hook != nil && c.Hook.Type == "nat" { // the last one masquerades
 				s.Priority = c.Hook.Priority
 			}
 		}

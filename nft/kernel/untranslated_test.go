@@ -187,3 +187,13 @@ func TestInvalidPacketsAreDroppedWhereRandomPoliciesMasquerade(t *testing.T) {
 		t.Errorf("dropped or not: %v", verdicts)
 	}
 }
+
+// The chain that drops is not the one that masquerades.
+func TestRulesOfOthersAreComparedWithTheChainThatMasquerades(t *testing.T) {
+	for _, c := range []config.Config{enforcing(), droppingInvalid()} {
+		want := nft.Compile(c, enforcingOptions())
+		if got := share(want, nft.Region{}, nil).Priority; got != nft.SrcNAT+10 {
+			t.Errorf("priority %d:\n%s", got, want)
+		}
+	}
+}
