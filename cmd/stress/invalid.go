@@ -9,6 +9,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -63,6 +64,10 @@ func entriesVanish(on bool) func(context.Context, *bench) error {
 // strayPort is the port to which they are sent.
 const strayPort = 30000
 
+// betweenStrays keeps the ports of connections that cannot be closed properly, each for a
+// minute, from running out.
+const betweenStrays = 10 * time.Millisecond
+
 // strays are packets of the pod that belong to no connection, and connections next to
 // them that keep their entry.
 type strays struct {
@@ -77,6 +82,10 @@ type strays struct {
 }
 
 func (s *strays) start() error {
+	// Below the ports that the hammer binds to.
+	if err := s.top.Pod.Sysctl("net.ipv4.ip_local_port_range", "2000 9999"); err != nil {
+		return err
+	}
 	for _, text := range masqueraded {
 		dst := netip.AddrPortFrom(netip.MustParseAddr(text), strayPort)
 		pod := s.top.PodV4
@@ -159,6 +168,7 @@ func (s *strays) send(pod, dst netip.AddrPort) error {
 			return err
 		}
 		s.rounds.Add(1)
+		time.Sleep(betweenStrays)
 	}
 	return nil
 }
