@@ -2,7 +2,6 @@ package nfnetlink
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"iter"
 
@@ -90,11 +89,10 @@ func Each(b []byte, fn func(typ uint16, data []byte) error) error {
 
 // All returns the attributes up to the first malformed one.
 func (a Attrs) All() iter.Seq2[uint16, Attrs] {
-	stop := errors.New("stop")
 	return func(yield func(uint16, Attrs) bool) {
 		_ = Each(a, func(typ uint16, data []byte) error {
 			if !yield(typ, data) {
-				return stop
+				return errEnough
 			}
 			return nil
 		})
