@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -12,7 +13,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/nfttest"
 )
 
 const groupInvalid = "what dropInvalid costs an open connection"
@@ -91,40 +91,15 @@ func (p *path) sink() (l net.Listener, err error) {
 
 // datagrams sends all datagrams of a turn over one connection.
 func (p *path) datagrams() contender {
-	return contender{
-		prepare: func() error { p.port++; return nil },
-		run: func() (took time.Duration, err error) {
-			err = p.top.Pod.Do(func() error {
-				took, err = sendDatagrams(p.port, p.invalidTarget())
-				return err
-			})
-			return took / flowsPerTurn, err
-		},
-	}
-}
-
-func sendDatagrams(port uint16, to netip.AddrPort) (time.Duration, error) {
-	undo, err := nfttest.OneProcessor()
-	if err != nil {
-		return 0, err
-	}
-	defer undo()
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Port: int(port)}); err != nil {
-		return 0, err
-	}
-	dst := unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}
-	start := time.Now()
-	for range flowsPerTurn {
-		if err := unix.Sendto(fd, nil, 0, &dst); err != nil {
-			return 0, err
+	dst := unix.SockaddrInet4{Addr: p.invalidTarget().Addr().As4(), Port: invalidPort}
+	return p.sender(func() {}, func(fd int) error {
+		for range flowsPerTurn {
+			if err := unix.Sendto(fd, nil, 0, &dst); err != nil {
+				return fmt.Errorf("send: %w", err)
+			}
 		}
-	}
-	return time.Since(start), nil
+		return nil
+	})
 }
 
 // stream writes to one TCP connection, of which only the last part may be on its way at

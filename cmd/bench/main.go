@@ -125,8 +125,8 @@ func groups() []group {
 }
 
 func groupNames() (names []string) {
-	for _, g := range []string{groupApply, groupChange, groupSwap, groupPackets, groupInvalid, groupMemory, groupRest, groupHealing, groupListener} {
-		names = append(names, strconv.Quote(g))
+	for _, g := range groups() {
+		names = append(names, strconv.Quote(g.name))
 	}
 	return names
 }

@@ -78,16 +78,34 @@ func (p *path) close() error { return p.top.Close() }
 // packet each, which the kernel forwards through the node before the send call
 // returns.
 func (p *path) contender(dsts []netip.Addr) contender {
-	var order []int
+	to := make([]unix.SockaddrInet4, len(dsts))
+	return p.sender(func() {
+		for i, at := range rand.Perm(len(dsts)) {
+			to[i].Addr = dsts[at].As4()
+		}
+	}, func(fd int) error {
+		for i := range flowsPerTurn {
+			dst := &to[i%len(to)]
+			dst.Port = 1 + i/len(to)
+			if err := unix.Sendto(fd, nil, 0, dst); err != nil {
+				return fmt.Errorf("send: %w", err)
+			}
+		}
+		return nil
+	})
+}
+
+// sender sends the packets of a turn from one UDP socket of the pod, on one processor.
+func (p *path) sender(prepare func(), send func(fd int) error) contender {
 	return contender{
 		prepare: func() error {
-			order = rand.Perm(len(dsts))
+			prepare()
 			p.port++
 			return nil
 		},
 		run: func() (took time.Duration, err error) {
 			err = p.top.Pod.Do(func() error {
-				took, err = openFlows(p.port, dsts, order)
+				took, err = timeTurn(p.port, send)
 				return err
 			})
 			return took / flowsPerTurn, err
@@ -95,7 +113,7 @@ func (p *path) contender(dsts []netip.Addr) contender {
 	}
 }
 
-func openFlows(port uint16, dsts []netip.Addr, order []int) (time.Duration, error) {
+func timeTurn(port uint16, send func(fd int) error) (time.Duration, error) {
 	undo, err := nfttest.OneProcessor()
 	if err != nil {
 		return 0, err
@@ -109,19 +127,9 @@ func openFlows(port uint16, dsts []netip.Addr, order []int) (time.Duration, erro
 	if err := unix.Bind(fd, &unix.SockaddrInet4{Port: int(port)}); err != nil {
 		return 0, err
 	}
-	to := make([]unix.SockaddrInet4, len(order))
-	for i, at := range order {
-		to[i].Addr = dsts[at].As4()
-	}
 	start := time.Now()
-	for i := range flowsPerTurn {
-		dst := &to[i%len(to)]
-		dst.Port = 1 + i/len(to)
-		if err := unix.Sendto(fd, nil, 0, dst); err != nil {
-			return 0, fmt.Errorf("send: %w", err)
-		}
-	}
-	return time.Since(start), nil
+	err = send(fd)
+	return time.Since(start), err
 }
 
 // packets measures the cost of a new connection with our rules, compared with
