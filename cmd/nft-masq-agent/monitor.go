@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -71,11 +70,7 @@ func (f *monitorFlags) monitor(ctx context.Context, e environment) (int, error) 
 	defer cancel()
 	ctx, cancel = context.WithTimeout(ctx, f.ends)
 	defer cancel()
-	s, err := f.open(e) // the agent's chain may have another name
-	_ = s.kernel.Close()
-	if err != nil {
-		return exitFailed, err
-	}
+	f.ask(e) // the agent's chain may have another name
 	l, err := nfnetlink.Listen()
 	if err != nil {
 		return exitFailed, hinted(err)
@@ -91,16 +86,8 @@ func (f *monitorFlags) monitor(ctx context.Context, e environment) (int, error) 
 		case err != nil:
 			return exitFailed, err
 		}
-		change := f.describe(c)
-		line := change.String()
-		if f.output == outputJSON {
-			b, err := json.Marshal(change)
-			if err != nil {
-				return exitFailed, err
-			}
-			line = string(b) + "\n"
-		}
-		if err := write(e.stdout, line); err != nil {
+		text := func(all []rulesetChange) string { return all[0].String() }
+		if err := list(e.stdout, f.output, []rulesetChange{f.describe(c)}, text); err != nil {
 			return exitFailed, err
 		}
 	}

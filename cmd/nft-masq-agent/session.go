@@ -45,11 +45,11 @@ type session struct {
 	enforced func() *nft.Ruleset
 }
 
-// open asks the agent that runs here for its flags, which apply unless the command line
-// has others, and reads the config. The caller has to close the kernel.
-func (f *nodeFlags) open(e environment) (*session, error) {
+// ask asks the agent that runs here for its flags, which apply unless the command line has
+// others.
+func (f *nodeFlags) ask(e environment) *session {
 	f.ForCommand(e.stdin)
-	s := &session{environment: e, nodeFlags: f, kernel: e.kernel(), enforced: func() *nft.Ruleset { return nil }}
+	s := &session{environment: e, nodeFlags: f, enforced: func() *nft.Ruleset { return nil }}
 	socket := e.socket
 	if f.ProbeSocket != "" {
 		socket = f.ProbeSocket
@@ -61,6 +61,13 @@ func (f *nodeFlags) open(e environment) (*session, error) {
 	case !errors.Is(err, fs.ErrNotExist):
 		s.whose = fmt.Sprintf("not with the flags of a running agent: %v", err)
 	}
+	return s
+}
+
+// open asks the agent, and reads the config. The caller has to close the kernel.
+func (f *nodeFlags) open(e environment) (*session, error) {
+	s := f.ask(e)
+	s.kernel = e.kernel()
 	s.Loaded, s.rejected = f.Load()
 	if s.Ruleset == nil {
 		return s, nil

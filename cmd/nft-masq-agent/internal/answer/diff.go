@@ -139,7 +139,7 @@ func NewDiff(before, after nft.Policy) Diff {
 	other("source ports", sourcePorts(before), sourcePorts(after))
 	other("exemptions of pods", enforcement(before), enforcement(after))
 	other("packets of pods without a connection, where connections are masqueraded",
-		either(before.DropInvalid, "dropped", "leave with the pod's IP"), either(after.DropInvalid, "dropped", "leave with the pod's IP"))
+		untranslated(before), untranslated(after))
 	for _, ipv6 := range []bool{false, true} {
 		other("masqueraded "+familyName(ipv6)+" connections leave from", leaveFrom(before, ipv6), leaveFrom(after, ipv6))
 	}
@@ -169,6 +169,10 @@ func leaveFrom(p nft.Policy, ipv6 bool) string {
 		return "the address of the interface"
 	}
 	return "those of " + addressList(listed) + " that the node has"
+}
+
+func untranslated(p nft.Policy) string {
+	return either(p.DropInvalid, "dropped", "leave with the pod's IP")
 }
 
 func enforcement(p nft.Policy) string {
