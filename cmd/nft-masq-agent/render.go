@@ -57,9 +57,11 @@ func (f *renderFlags) render(_ context.Context, _ []string, e environment) (int,
 		return exitUsage, err
 	}
 	l, err := f.Load()
-	warn(e, l)
 	if err != nil {
-		return refuse(e, err)
+		return exitFailed, l.Why(err)
+	}
+	for _, p := range l.Problems {
+		printProblem(e, p)
 	}
 	if l.Ruleset, err = e.onThisNode(l.Ruleset); err != nil {
 		return exitFailed, err
@@ -77,7 +79,7 @@ func (f *renderFlags) render(_ context.Context, _ []string, e environment) (int,
 		}
 	}
 	if err != nil {
-		return refuse(e, err)
+		return exitFailed, err
 	}
 	return exitDone, write(e.stdout, text)
 }

@@ -11,9 +11,12 @@ import (
 
 // A SNATReport lists which of snatAddresses a node has.
 type SNATReport struct {
-	Family  string   `json:"family"`  // ipv4 or ipv6
-	Present []string `json:"present"` // source addresses of connections from pods
-	Absent  []string `json:"absent"`  // entries without an address of the node
+	// Family of the addresses.
+	Family string `json:"family"`
+	// Present are the source addresses of connections from pods.
+	Present []string `json:"present"`
+	// Absent are the entries without an address of the node.
+	Absent []string `json:"absent"`
 }
 
 // NodeSNAT returns which of snatAddresses the node has, for each family with any.
