@@ -264,3 +264,45 @@ func TestRoutingRulesOfAnOlderAgentAreNamed(t *testing.T) {
 		t.Errorf("%q", r.Routing)
 	}
 }
+
+func TestStatusCountsNothingThatAFlushHasDeleted(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap("")
+	d := n.start()
+	d.began(wants(t, ""))
+	d.stop()
+	nfttest.NFT(t, n.NS, "", "flush", "ruleset")
+	got := n.run("status", "--config", n.path)
+	first, _, _ := strings.Cut(got.stdout, "\n")
+	if got.code != exitFailed || !strings.HasPrefix(first, "out of sync: ") || !strings.Contains(first, "none of our rules are installed") ||
+		!strings.Contains(first, "start it") || strings.Contains(got.stdout, "Connections since") {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A failure is an answer, too.
+func TestFailuresAreAnswersInJSON(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap(badText)
+	for args, want := range map[string]struct {
+		code int
+		id   string
+	}{
+		"status --config " + n.path:         {exitFailed, "config-rejected"},
+		"diff --config " + n.path:           {exitUsage, "invalidEntry"},
+		"explain 10.1.2.3 --config /nosuch": {exitFailed, "failed"},
+		"explain 10.1.2":                    {exitUsage, "usage"},
+		"connections --stale":               {exitFailed, "failed"},
+		"connections --seen-as 192.0.2.9":   {exitFailed, "no-match"},
+		"check --nosuch":                    {exitUsage, "usage"},
+	} {
+		got := n.run(append(strings.Fields(args), "-o", "json")...) // which validates it
+		var head answer.Head
+		if err := json.Unmarshal([]byte(got.stdout), &head); err != nil || got.code != want.code || len(head.Errors) == 0 ||
+			head.Errors[0].ID != want.id || got.stderr != "" {
+			t.Errorf("%s: %+v, want %+v", args, got, want)
+		}
+	}
+}

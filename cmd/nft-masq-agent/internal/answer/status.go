@@ -315,9 +315,9 @@ func (r *Status) writeCounters(b *strings.Builder) {
 		return
 	}
 	if !slices.ContainsFunc(r.Counters, func(c Counter) bool { return c.Count > 0 }) {
-		b.WriteString("\nNo connection has passed the rules yet. If pods do connect, a data plane such as eBPF bypasses netfilter.\n")
+		b.WriteString("\nNo connection has been counted yet. If pods do connect, a data plane such as eBPF bypasses netfilter.\n")
 	}
-	b.WriteString("\nConnections since the rules were first installed:\n")
+	b.WriteString("\nConnections since the counters were created:\n")
 	for _, c := range r.Counters {
 		fmt.Fprintf(b, "  %-5s %-12s %12d\n", c.Family, c.Verdict, c.Count)
 	}
