@@ -57,7 +57,7 @@ func TestFlagHelpFitsEightyColumns(t *testing.T) {
 
 func TestPolicyCommandsAcceptAllPolicyFlags(t *testing.T) {
 	for _, c := range commands() {
-		if slices.Contains([]string{"version", "ready", "cleanup", "help"}, c.name) {
+		if slices.Contains([]string{"version", "ready", "help"}, c.name) {
 			continue
 		}
 		fs, _ := c.flagSet()

@@ -161,6 +161,14 @@ func AddPolicyFlags(fs *flag.FlagSet) *Options {
 	return o
 }
 
+// AddNodeFlags declares the flags of all commands that answer for this node.
+func AddNodeFlags(fs *flag.FlagSet) *Options {
+	o := AddPolicyFlags(fs)
+	AddFlag(fs, &o.ProbeSocket, "probe-socket", "",
+		"`PATH` of the unix socket on which the agent answers (default "+DefaultProbeSocket+")", ParseSocketPath)
+	return o
+}
+
 // AddPodCIDRs declares --pod-cidr.
 func (o *Options) AddPodCIDRs(fs *flag.FlagSet) {
 	const usage = "warn if pods of this `CIDR` would see a node's address instead of a pod's; can be repeated, or a comma-separated list"
