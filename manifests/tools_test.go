@@ -203,17 +203,17 @@ func TestToolsChartSupportsOneReleasePerNodePool(t *testing.T) {
 }
 
 func TestToolsChartAddsPodAnnotations(t *testing.T) {
-	all := mustHelm(t, "--set=podAnnotations.example=yes", "--set=prometheus.enabled=true")
+	all := mustHelm(t, "--set=podAnnotations.example=set", "--set=prometheus.enabled=true")
 	annotations := at(all["DaemonSet nft-masq-agent"], "spec", "template", "metadata", "annotations")
 	want := object{
-		"example": "yes", "prometheus.io/scrape": "true", "prometheus.io/port": "9717", "prometheus.io/path": "/metrics",
+		"example": "set", "prometheus.io/scrape": "true", "prometheus.io/port": "9717", "prometheus.io/path": "/metrics",
 	}
 	if diff := cmp.Diff(want, annotations); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	all = mustHelm(t, "--set=podAnnotations.example=yes")
+	all = mustHelm(t, "--set=podAnnotations.example=set")
 	annotations = at(all["DaemonSet nft-masq-agent"], "spec", "template", "metadata", "annotations")
-	if diff := cmp.Diff(object{"example": "yes"}, annotations); diff != "" {
+	if diff := cmp.Diff(object{"example": "set"}, annotations); diff != "" {
 		t.Errorf("without prometheus (-want +got):\n%s", diff)
 	}
 }
