@@ -58,16 +58,6 @@ func (c *Conn) In(ctx context.Context) *Conn { return &Conn{c.socket, ctx} }
 // must not wait for those of c.
 func (c *Conn) Another() *Conn { return New(c.dial) }
 
-// Settle waits until the kernel has destroyed what earlier transactions deleted. From
-// Linux 5.12 on it does so before it closes a socket.
-func (c *Conn) Settle() error {
-	nl, err := c.dial()
-	if err != nil {
-		return err
-	}
-	return nl.Close()
-}
-
 func dial() (*netlink.Conn, error) {
 	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: pageSize})
 	if err != nil {
@@ -261,9 +251,8 @@ const (
 // A RefusedError is the message of a transaction that the kernel rejected, and
 // the reason. Nothing of the transaction took effect.
 type RefusedError struct {
-	Op   Op
-	Last bool // whether it was the last message of the transaction
-	Err  error
+	Op  Op
+	Err error
 }
 
 func (e *RefusedError) Error() string { return string(e.Op) + ": " + e.Err.Error() }
@@ -273,10 +262,9 @@ func (e *RefusedError) Unwrap() error { return e.Err }
 
 // refusal returns the error for the message that the kernel rejected.
 func refusal(sent []netlink.Message, op *netlink.OpError) error {
-	const envelope = 2 // messages after the last one of the batch: its end
-	for i, m := range sent {
+	for _, m := range sent {
 		if m.Header.Sequence == op.Sequence {
-			return &RefusedError{Op: opOf(m.Header.Type), Last: i == len(sent)-envelope, Err: op.Err}
+			return &RefusedError{Op: opOf(m.Header.Type), Err: op.Err}
 		}
 	}
 	return &RefusedError{Op: "transaction", Err: op.Err}
