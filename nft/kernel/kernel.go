@@ -21,7 +21,7 @@ import (
 )
 
 // A Kernel is the ruleset of a network namespace. It is for one goroutine: another one
-// opens a Kernel of its own. Only Counters, XTables, PortID and Close may be called at
+// opens a Kernel of its own. Only Counters, XTables and Close may be called at
 // any time, and do not wait for an Apply.
 type Kernel struct {
 	conn, scraping *nfnetlink.Conn
@@ -57,9 +57,6 @@ func none[T any]() ([]T, error) { return nil, nil }
 
 // Close closes the connection; the rules stay.
 func (k *Kernel) Close() error { return errors.Join(k.conn.Close(), k.scraping.Close()) }
-
-// PortID returns the netlink port that notifications show for this connection.
-func (k *Kernel) PortID() uint32 { return k.conn.PortID() }
 
 // Generation returns the generation of the ruleset, which each transaction changes.
 func (k *Kernel) Generation() (uint32, error) { return k.conn.Generation() }

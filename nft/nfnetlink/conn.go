@@ -116,18 +116,6 @@ func (s *socket) Close() error {
 // fail drops a socket in which unread replies may be queued.
 func (s *socket) fail() { _ = s.Close() }
 
-// PortID returns the netlink port of the socket, which kernel notifications name
-// as the writer of a transaction, or 0 if there is no socket. It does not wait for a
-// request.
-func (s *socket) PortID() uint32 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.nl == nil {
-		return 0
-	}
-	return s.nl.PID()
-}
-
 // ErrInterrupted reports that the ruleset changed while it was being read.
 var ErrInterrupted = errors.New("the ruleset changed while it was read")
 
@@ -186,7 +174,7 @@ func envelope(b *Batch, generation uint32) []netlink.Message {
 		Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_BEGIN, Flags: netlink.Request},
 		Data:   begin,
 	})
-	msgs = append(msgs, b.messages()...)
+	msgs = append(msgs, b.msgs...)
 	return append(msgs, netlink.Message{
 		Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_END, Flags: netlink.Request},
 		Data:   head,
