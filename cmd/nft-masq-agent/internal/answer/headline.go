@@ -77,7 +77,7 @@ func leads(n kernel.Path) bool {
 
 // follow is Follow for one path.
 func (x *Explanation) follow(n kernel.Path) {
-	defer func() { x.Why.Interface = config.Printable(n.Packet.Out.Name) }()
+	defer func() { x.Why.Interface = n.Out() }()
 	if dropped := n.Source.Dropped; dropped != nil {
 		r := newWay(*dropped, n)
 		x.Why = Why{Code: "dropped", Rules: []Rule{r}}
@@ -144,7 +144,7 @@ func (x *Explanation) certain(n kernel.Path, found []Rule, sees string) {
 	of := ""
 	way := n.Source.Ways[len(found)-1]
 	if way.Masquerade {
-		of = ", the address of " + config.Printable(n.Packet.Out.Name)
+		of = ", the address of " + n.Out()
 	}
 	switch {
 	case way.Drops:
