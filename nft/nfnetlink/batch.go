@@ -58,6 +58,13 @@ func (b *Batch) addTable(t Table) {
 	b.add(t.Family, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
 }
 
+// Refuse adds a message that every kernel rejects, so that the batch is only
+// tested: if the kernel would accept the other messages, the error is a
+// [RefusedError] for the last one.
+func (b *Batch) Refuse(family Family, table string) {
+	b.addTable(Table{Family: family, Name: table, Flags: 1 << 31}) // no such flag
+}
+
 // DelTable deletes a table and everything in it.
 func (b *Batch) DelTable(family Family, table string) {
 	var a Attrs

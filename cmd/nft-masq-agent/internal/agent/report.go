@@ -111,8 +111,7 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 	}
 	if applied.Recreated > 0 {
 		l.add(zap.WarnLevel, "table_recreated",
-			"our table could not be repaired in place and was created again; connections that began in the meantime "+
-				"may have missed its rules",
+			"our table could not be repaired in place and was recreated; in the meantime new connections were not masqueraded",
 			"gap_ms", applied.Recreated.Milliseconds())
 	}
 	fields := a.appliedFields(before, v, applied)
