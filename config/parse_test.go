@@ -537,3 +537,12 @@ func TestPositionsAreWithinTheText(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+func TestFurtherDocumentsAreOneMistake(t *testing.T) {
+	for _, more := range []string{"---\nmasqLinkLocal: true\n", "---\na: 1\n---\nb: 2\n"} {
+		c, problems := parse("nonMasqueradeCIDRs: [10.0.0.0/8]\n" + more)
+		if len(problems) != 1 || problems[0].Level != Mistake || problems[0].Line != 3 || c.MasqLinkLocal {
+			t.Errorf("%q: %v, masqLinkLocal is %t", more, problems, c.MasqLinkLocal)
+		}
+	}
+}
