@@ -40,6 +40,7 @@ type Config struct {
 	Enforce       *Position // position of enforceNonMasquerade: true; nil if false
 	DropInvalid   *Position // position of dropInvalid: true; nil if false
 	SNATAddresses []CIDR    // a single address is a CIDR of its full length
+	SNATRules     []SNATRule
 
 	MasqLinkLocal     bool
 	MasqLinkLocalIPv6 bool
@@ -83,8 +84,8 @@ type Row struct {
 	View       string  // comment of its rules in mode iptables-nft; empty: mode nftables only
 	WinBridge  bool    // win-bridge can express it
 
-	// field is the name of its field in a Config, of type []CIDR, []Interface, bool,
-	// int, time.Duration, Stale, or *Position for that of an explicit true or false.
+	// field is the name of its field in a Config, of type []CIDR, []Interface, []SNATRule,
+	// bool, int, time.Duration, Stale, or *Position for that of an explicit true or false.
 	field    string
 	explicit bool // which of these
 	nftables bool // needs mode nftables
@@ -165,6 +166,11 @@ var table = []Row{
 		field: "SNATAddresses", entryKind: &addresses,
 	},
 	{
+		Key: KeySNATRules, nftables: true,
+		Means: "masqueraded connections leave from an address of the first entry that matches and has one on the node",
+		field: "SNATRules",
+	},
+	{
 		Key: KeyDropInvalid, explicit: true, nftables: true,
 		Means: "packets of pods that would leave untranslated, because they belong to no connection, are dropped",
 		field: "DropInvalid",
@@ -230,8 +236,14 @@ func (r Row) in(c *Config) any {
 	return reflect.ValueOf(c).Elem().FieldByName(r.field).Addr().Interface()
 }
 
-// Entries returns the key's CIDRs in a config.
-func (r Row) Entries(from Config) []CIDR { return get[[]CIDR](r, from) }
+// Entries returns the key's CIDRs in a config, also those in its entries.
+func (r Row) Entries(from Config) []CIDR {
+	all := get[[]CIDR](r, from)
+	for _, rule := range get[[]SNATRule](r, from) {
+		all = slices.Concat(all, rule.From, rule.To, rule.Addresses)
+	}
+	return all
+}
 
 // Interfaces returns the key's interfaces in a config.
 func (r Row) Interfaces(from Config) []Interface { return get[[]Interface](r, from) }
@@ -268,6 +280,10 @@ func (r Row) Values(from Config) (out []Value) {
 	case *[]Interface:
 		for _, entry := range *of {
 			out = append(out, Value{entry.Name, entry.Pos})
+		}
+	case *[]SNATRule:
+		for _, entry := range *of {
+			out = append(out, Value{entry.String(), entry.Pos})
 		}
 	case **Position:
 		if *of != nil {

@@ -17,6 +17,7 @@ const (
 const (
 	KeyEnforceNonMasquerade = "enforceNonMasquerade"
 	KeySNATAddresses        = "snatAddresses"
+	KeySNATRules            = "snatRules"
 	KeyDropInvalid          = "dropInvalid"
 )
 

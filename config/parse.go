@@ -82,6 +82,14 @@ func (p *parser) merge(row *Row) {
 			p.add(Error, "tooManyEntries", p.set[row.Key], "%s has %d names, at most %d are possible: use a prefix such as %q",
 				row.Key, n, maxInterfaces, "veth*")
 		}
+	case *[]SNATRule:
+		for _, f := range p.files {
+			*to = append(*to, f.snatRules(row)...)
+		}
+		if n := len(*to); n > maxSNATRules {
+			p.add(Error, "tooManyEntries", (*to)[maxSNATRules].Pos, "%s has %d entries, at most %d are possible",
+				row.Key, n, maxSNATRules)
+		}
 	case *bool:
 		scalar(p, row, to, (*file).bool, yes)
 	case **Position:

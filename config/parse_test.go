@@ -509,11 +509,11 @@ func TestRowsAreThoseOfTheKeys(t *testing.T) {
 		got = append(got, row.Key)
 	}
 	want := "masqueradeHost masqueradeSrcInterfaces masqueradeSrcCIDRs nonMasqueradeSrcCIDRs nonMasqueradeOutInterfaces " +
-		"masqueradeOutInterfaces forceMasqueradeCIDRs nonMasqueradeCIDRs then enforceNonMasquerade snatAddresses dropInvalid"
+		"masqueradeOutInterfaces forceMasqueradeCIDRs nonMasqueradeCIDRs then enforceNonMasquerade snatAddresses snatRules dropInvalid"
 	if diff := cmp.Diff(want, strings.Join(got, " ")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if n := len(Keys()); n != 18 || SNATAddresses().Key != KeySNATAddresses {
+	if n := len(Keys()); n != 19 || SNATAddresses().Key != KeySNATAddresses {
 		t.Errorf("%d keys", n)
 	}
 }

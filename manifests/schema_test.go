@@ -33,6 +33,19 @@ var otherKeys = map[string]object{
 	"enforceNonMasquerade": boolean("Keep the address of pods to exempt destinations also if another program would translate it. Needs masqueradeSrcCIDRs or masqueradeSrcInterfaces.", false),
 	"dropInvalid": boolean("Drop packets of pods that would leave untranslated, because they belong to no connection, where connections are masqueraded. "+
 		"Needs masqueradeSrcCIDRs or masqueradeSrcInterfaces.", false),
+	"snatRules": {
+		"description": "Masqueraded connections of pods leave from an address of the first entry that matches and has one on the node.",
+		"type":        []string{"array", "null"}, "maxItems": 256,
+		"items": object{
+			"type": "object", "additionalProperties": false, "required": []string{"addresses"}, "minProperties": 2,
+			"properties": object{
+				"from":      field(list("Sources.", `^[0-9a-fA-F.:]+/[0-9]{1,3}$`)),
+				"to":        field(list("Destinations.", `^[0-9a-fA-F.:]+/[0-9]{1,3}$`)),
+				"out":       field(list("Interfaces by which connections leave.", `^[^\s/:*"\\]([^\s/:*"\\]{0,13}[^\s/:"\\])?$`)),
+				"addresses": field(list("Connections leave from one of these that the node has.", `^[0-9a-fA-F.:]+(/[0-9]{1,3})?$`)),
+			},
+		},
+	},
 	"resyncInterval": {
 		"description": "How often the agent re-checks file and kernel without being notified: a Go duration.",
 		"type":        []string{"string", "null"}, "pattern": `^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)`, "default": "60s",
@@ -44,6 +57,12 @@ var otherKeys = map[string]object{
 	"cidrLimit": {
 		"description": "A file with more entries in nonMasqueradeCIDRs is rejected.", "type": []string{"integer", "null"},
 	},
+}
+
+// field makes a list one that must have entries.
+func field(of object) object {
+	of["type"], of["minItems"] = "array", 1
+	return of
 }
 
 func boolean(description string, value bool) object {
@@ -201,13 +220,15 @@ func TestExamplesParseAsDescribed(t *testing.T) {
 var invalidConfigs = []string{
 	"nonMasqueradeCIDR: [10.0.0.0/8]", "nonMasqueradeCIDRs: 10.0.0.0/8", "nonMasqueradeCIDRs: [10.0.0.0]",
 	"nonMasqueradeCIDRs: [10.0.0.0/8, null]", "nonMasqueradeCIDRs: [localhost/8]", "masqLinkLocal: maybe", "masqLinkLocal: 1",
-	"snatAddresses: 198.51.100.11", "snatAddresses: [node-1]", "snatAddresses: [198.51.100.0/333]", "resyncInterval: 60", "resyncInterval: soon", "cidrLimit: many", "cidrLimit: 1.5", "[nonMasqueradeCIDRs]",
+	"snatRules: [{from: [10.244.8.0/24]}]", "snatRules: [{addresses: [198.51.100.21]}]", "snatRules: [{to: [], addresses: [198.51.100.21]}]",
+	"snatRules: [{form: [10.244.8.0/24], out: [eth1], addresses: [198.51.100.21]}]", "snatAddresses: 198.51.100.11", "snatAddresses: [node-1]", "snatAddresses: [198.51.100.0/333]", "resyncInterval: 60", "resyncInterval: soon", "cidrLimit: many", "cidrLimit: 1.5", "[nonMasqueradeCIDRs]",
 }
 
 // Configs that the agent accepts without a warning.
 var validConfigs = []string{
 	"", "{}", `{"nonMasqueradeCIDRs": ["fd00::/8"], "enableIPv6": true}`, "resyncInterval: 1m30s", "resyncInterval: .5h", "cidrLimit: 64",
 	"masqLinkLocal: true\nmasqLinkLocalIPv6: true\nenableIPv6: true", "nonMasqueradeCIDRs: [0.0.0.0/0]\nforceMasqueradeCIDRs: [10.0.0.0/8]",
+	`{"snatRules": [{"from": ["10.244.8.0/24"], "to": ["203.0.113.0/24"], "out": ["eth*"], "addresses": ["198.51.100.21", "2001:db8::/64"]}], "enableIPv6": true}`,
 	`{"snatAddresses": ["198.51.100.11", "198.51.100.64/29", "2001:db8::11"], "enableIPv6": true}`,
 }
 

@@ -39,7 +39,8 @@ func TestPolicyMatchesTheSpecification(t *testing.T) {
 				t.Fatalf("%+v: got %s, want %s\n%+v", conn, got, want, c)
 			}
 			conn.FromNode = false // its own traffic is masqueraded
-			from, some := r.Policy.SNATOf(ipv6).Of(conn.Src)
+			snat, _ := r.Policy.SourceOf(conn)
+			from, some := snat.Of(conn.Src)
 			if sources := cases.SpecifiedSources(c, conn, node); r.Policy.Families[len(r.Policy.Families)-1].IPv6 == ipv6 &&
 				(some != (len(sources) > 0) || some && !slices.Contains(sources, from)) {
 				t.Fatalf("%+v leaves from %s, want one of %v\n%+v", conn, from, sources, c)
