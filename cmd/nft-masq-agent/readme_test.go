@@ -225,12 +225,14 @@ func TestLinksInDocumentsAreValid(t *testing.T) {
 	}
 }
 
-func TestPoliciesInTheReadmeAreValid(t *testing.T) {
+func TestPoliciesInTheDocumentsAreValid(t *testing.T) {
 	policies := 0
-	for _, m := range regexp.MustCompile("`([A-Za-z]+CIDRs|[A-Za-z]+Interfaces|[A-Za-z]+Addresses|masq[A-Za-z]+): [^`]+`").FindAllString(readDocument(t, "README.md"), -1) {
+	_, table, _ := strings.Cut(readDocument(t, "config/README.md"), "## Policies people ask for")
+	table, _, _ = strings.Cut(table, "\n## ")
+	for _, m := range regexp.MustCompile("`([A-Za-z]+CIDRs|[A-Za-z]+Interfaces|[A-Za-z]+Addresses|masq[A-Za-z]+): [^`]+`").FindAllString(table, -1) {
 		policies++
 		text := strings.Trim(m, "`")
-		if _, problems := config.Parse(config.Defaults{}, config.Source{Name: "README.md", Data: []byte(text)}); len(problems) > 0 {
+		if _, problems := config.Parse(config.Defaults{}, config.Source{Name: "config/README.md", Data: []byte(text)}); len(problems) > 0 {
 			t.Errorf("%s: %v", text, problems)
 		}
 	}
@@ -239,13 +241,13 @@ func TestPoliciesInTheReadmeAreValid(t *testing.T) {
 	}
 }
 
-// The table of policies in the README has what the far end saw. Interfaces are named as
+// The table of policies in config/README.md has what the far end saw. Interfaces are named as
 // those of the test are, another program masquerades what is exempt, and the node has
 // the fixed address.
-func TestPoliciesOfTheReadmeShowTheFarEndsView(t *testing.T) {
+func TestPoliciesInTheDocumentsShowTheFarEndsView(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
-	_, table, _ := strings.Cut(readDocument(t, "README.md"), "## Policies people ask for")
+	_, table, _ := strings.Cut(readDocument(t, "config/README.md"), "## Policies people ask for")
 	table, _, _ = strings.Cut(table, "\n## ")
 	n := newTrafficNode(t)
 	n.assign("198.51.100.11")
@@ -304,6 +306,6 @@ func (n trafficNode) sees(policy, dst, from, as string, port uint16) {
 	}
 	got := nfttest.MustSend(n.t, n.top, flow).Seen
 	if text := map[bool]string{true: got.Addr().String(), false: got.String()}[src.Port() == 0]; text != as {
-		n.t.Errorf("%s: %s sees %s as %s, the README has %s", strings.TrimSpace(policy), dst, from, text, as)
+		n.t.Errorf("%s: %s sees %s as %s, the document has %s", strings.TrimSpace(policy), dst, from, text, as)
 	}
 }

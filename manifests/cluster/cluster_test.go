@@ -35,7 +35,7 @@ type world struct {
 	mode    string // of the agent
 
 	count
-	rows []string // of the table in nft/README.md
+	rows []string // of the table in nft/EVIDENCE.md
 }
 
 type count struct{ connections, explained, wrong int }
@@ -210,7 +210,7 @@ func (w *world) awaitReady(n *cluster.Node) {
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 // record prints the table of a test, and with CLUSTER_WRITE=1 writes it into
-// nft/README.md, when nothing is wrong.
+// nft/EVIDENCE.md, when nothing is wrong.
 func (w *world) record(name, header string) {
 	w.t.Helper()
 	columns := strings.Count(header, "|") + 1
@@ -220,7 +220,7 @@ func (w *world) record(name, header string) {
 	if w.t.Failed() || os.Getenv("CLUSTER_WRITE") != "1" {
 		return
 	}
-	const file = "../../nft/README.md"
+	const file = "../../nft/EVIDENCE.md"
 	text, err := os.ReadFile(file)
 	must(w.t, err)
 	begin, end := "<!-- cluster: "+name+" -->\n", "<!-- /cluster: "+name+" -->\n"
