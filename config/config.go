@@ -42,6 +42,9 @@ type Config struct {
 	SNATAddresses []CIDR    // a single address is a CIDR of its full length
 	SNATRules     []SNATRule
 
+	ToPorts     *[]PortRange // nil: as the flag --to-ports says
+	RandomFully *bool        // nil: as the flag --random-fully says
+
 	MasqLinkLocal     bool
 	MasqLinkLocalIPv6 bool
 	EnableIPv6        bool
@@ -85,7 +88,7 @@ type Row struct {
 	WinBridge  bool    // win-bridge can express it
 
 	// field is the name of its field in a Config, of type []CIDR, []Interface, []SNATRule,
-	// bool, int, time.Duration, Stale, or *Position for that of an explicit true or false.
+	// bool, *bool, *[]PortRange, int, time.Duration, Stale, or *Position for that of an explicit true or false.
 	field    string
 	explicit bool // which of these
 	nftables bool // needs mode nftables
@@ -178,6 +181,8 @@ var table = []Row{
 	{Key: keyMasqLinkLocal, field: "MasqLinkLocal"},
 	{Key: keyMasqLinkLocalIPv6, field: "MasqLinkLocalIPv6"},
 	{Key: keyEnableIPv6, field: "EnableIPv6"},
+	{Key: KeyToPorts, field: "ToPorts"},
+	{Key: keyRandomFully, field: "RandomFully"},
 	{Key: keyLinkLocal, field: "MasqLinkLocal"},
 	{Key: keyResyncInterval, field: "ResyncInterval"},
 	{Key: keyCIDRLimit, field: "CIDRLimit"},

@@ -19,6 +19,8 @@ const (
 	KeySNATAddresses        = "snatAddresses"
 	KeySNATRules            = "snatRules"
 	KeyDropInvalid          = "dropInvalid"
+	KeyToPorts              = "toPorts"
+	keyRandomFully          = "randomFully"
 )
 
 // Other keys of a file.

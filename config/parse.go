@@ -92,6 +92,19 @@ func (p *parser) merge(row *Row) {
 		}
 	case *bool:
 		scalar(p, row, to, (*file).bool, yes)
+	case **bool:
+		value := false
+		scalar(p, row, &value, (*file).bool, yes)
+		if _, set := p.set[row.Key]; set {
+			*to = &value
+		}
+	case **[]PortRange:
+		value := ""
+		scalar(p, row, &value, (*file).ports, func(string, string) bool { return false })
+		if _, set := p.set[row.Key]; set {
+			ranges, _ := ParsePorts(value)
+			*to = &ranges
+		}
 	case **Position:
 		value := !row.explicit
 		scalar(p, row, &value, (*file).bool, yes)

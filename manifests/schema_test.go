@@ -46,6 +46,13 @@ var otherKeys = map[string]object{
 			},
 		},
 	},
+	"toPorts": {
+		"description": "Masquerade tcp, udp and sctp to these port ranges only. Without it the flag --to-ports decides.",
+		"type":        []string{"string", "integer", "null"}, "pattern": `^([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?$`,
+	},
+	"randomFully": {
+		"description": "Choose source ports at random. Without it the flag --random-fully decides.", "type": []string{"boolean", "null"},
+	},
 	"resyncInterval": {
 		"description": "How often the agent re-checks file and kernel without being notified: a Go duration.",
 		"type":        []string{"string", "null"}, "pattern": `^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)`, "default": "60s",
@@ -220,7 +227,7 @@ func TestExamplesParseAsDescribed(t *testing.T) {
 var invalidConfigs = []string{
 	"nonMasqueradeCIDR: [10.0.0.0/8]", "nonMasqueradeCIDRs: 10.0.0.0/8", "nonMasqueradeCIDRs: [10.0.0.0]",
 	"nonMasqueradeCIDRs: [10.0.0.0/8, null]", "nonMasqueradeCIDRs: [localhost/8]", "masqLinkLocal: maybe", "masqLinkLocal: 1",
-	"snatRules: [{from: [10.244.8.0/24]}]", "snatRules: [{addresses: [198.51.100.21]}]", "snatRules: [{to: [], addresses: [198.51.100.21]}]",
+	"toPorts: [1024-2047]", "toPorts: 1024-", "randomFully: 1024", "snatRules: [{from: [10.244.8.0/24]}]", "snatRules: [{addresses: [198.51.100.21]}]", "snatRules: [{to: [], addresses: [198.51.100.21]}]",
 	"snatRules: [{form: [10.244.8.0/24], out: [eth1], addresses: [198.51.100.21]}]", "snatAddresses: 198.51.100.11", "snatAddresses: [node-1]", "snatAddresses: [198.51.100.0/333]", "resyncInterval: 60", "resyncInterval: soon", "cidrLimit: many", "cidrLimit: 1.5", "[nonMasqueradeCIDRs]",
 }
 
@@ -228,6 +235,7 @@ var invalidConfigs = []string{
 var validConfigs = []string{
 	"", "{}", `{"nonMasqueradeCIDRs": ["fd00::/8"], "enableIPv6": true}`, "resyncInterval: 1m30s", "resyncInterval: .5h", "cidrLimit: 64",
 	"masqLinkLocal: true\nmasqLinkLocalIPv6: true\nenableIPv6: true", "nonMasqueradeCIDRs: [0.0.0.0/0]\nforceMasqueradeCIDRs: [10.0.0.0/8]",
+	`{"toPorts": "1024-29999,32768-65535", "randomFully": false}`, `{"toPorts": 40000}`,
 	`{"snatRules": [{"from": ["10.244.8.0/24"], "to": ["203.0.113.0/24"], "out": ["eth*"], "addresses": ["198.51.100.21", "2001:db8::/64"]}], "enableIPv6": true}`,
 	`{"snatAddresses": ["198.51.100.11", "198.51.100.64/29", "2001:db8::11"], "enableIPv6": true}`,
 }

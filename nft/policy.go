@@ -119,6 +119,12 @@ var (
 // layout cannot express is left out; [Build] rejects it.
 func NewPolicy(c config.Config, o Options) Policy {
 	p := Policy{RandomFully: o.RandomFully, Ports: o.Ports}
+	if c.RandomFully != nil {
+		p.RandomFully = *c.RandomFully
+	}
+	if c.ToPorts != nil {
+		p.Ports = *c.ToPorts
+	}
 	p.Families = append(p.Families, newFamilyPolicy(c, o.Layout.Mode(), false, linkLocalIPv4, c.MasqLinkLocal))
 	if c.EnableIPv6 {
 		p.Families = append(p.Families, newFamilyPolicy(c, o.Layout.Mode(), true, linkLocalIPv6, c.MasqLinkLocalIPv6))

@@ -189,7 +189,7 @@ func parseFlags(t testing.TB, args []string) (config.Defaults, func(nft.Mode) nf
 	}
 	given := false
 	fs.Visit(func(f *flag.Flag) { given = given || f.Name == "random-fully" })
-	ranges, err := nft.ParsePorts(*ports)
+	ranges, err := config.ParsePorts(*ports)
 	if err != nil {
 		t.Fatal(err)
 	}
