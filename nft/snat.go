@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -112,10 +113,49 @@ func (f FamilyPolicy) AllowsSource(src, dst, from netip.Addr) bool {
 	return masquerade && !f.SNAT.has(from)
 }
 
+// Covers reports whether the entry is for all connections that a later one is for.
+func (r SNATRule) Covers(later SNATRule) bool {
+	all := func(a, b List) bool {
+		return len(a.CIDRs) == 0 || len(b.CIDRs) > 0 && len(iprange.Subtract(iprange.SetOf(b.sorted), iprange.SetOf(a.sorted))) == 0
+	}
+	return all(r.From, later.From) && all(r.To, later.To) && (len(r.Out) == 0 || len(later.Out) > 0 &&
+		!slices.ContainsFunc(later.Out, func(i config.Interface) bool { return !r.leaves(i.Name) }))
+}
+
+// Sources returns the addresses of the node that connections of pods may leave from other
+// than that of the interface.
+func (f FamilyPolicy) Sources() []netip.Addr {
+	all := slices.Clone(f.SNAT.Present)
+	for _, r := range f.SNATRules {
+		all = append(all, r.Present...)
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
+}
+
+// SNATRules counts the entries of snatRules of which the node has an address, and those of
+// which it has none.
+func (p Policy) SNATRules() (present, absent int) {
+	has := map[int]bool{}
+	for _, f := range p.Families {
+		for _, r := range f.SNATRules {
+			has[r.Place] = has[r.Place] || len(r.Present) > 0
+		}
+	}
+	for _, one := range has {
+		if one {
+			present++
+		} else {
+			absent++
+		}
+	}
+	return present, absent
+}
+
 // Translates reports whether the node has an address that connections of pods may leave
 // from other than that of the interface.
 func (f FamilyPolicy) Translates() bool {
-	return len(f.SNAT.Present) > 0 || slices.ContainsFunc(f.SNATRules, func(r SNATRule) bool { return len(r.Present) > 0 })
+	return len(f.Sources()) > 0
 }
 
 // On returns the policy on a node that has these addresses and no others.
