@@ -17,7 +17,8 @@ VERSION := $(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null || 
 	{ git diff --quiet HEAD || echo -dirty; }; } 2>/dev/null | tr -d '\n' | grep . || echo devel)
 COMMIT  := $(shell git describe --always --abbrev=40 --exclude='*' --dirty 2>/dev/null)
 # Stamped by the linker: what Go itself stamps depends on GOFLAGS and the kind of checkout.
-BUILD    = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)'
+# HTTP/2 needs TLS, which the agent does not serve; without it the program is 0.5 MiB smaller.
+BUILD    = CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags nethttpomithttp2 -ldflags '-s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)'
 
 # With 1, a kernel test that cannot run fails; with 0 it is skipped.
 REQUIRE_KERNEL ?= 1
@@ -113,6 +114,7 @@ deps:
 	@missing=; \
 	command -v nft >/dev/null || missing="$$missing nftables"; \
 	command -v iptables-nft >/dev/null || missing="$$missing iptables"; \
+	command -v systemd-analyze >/dev/null || missing="$$missing systemd"; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		apt-get update -qq && \

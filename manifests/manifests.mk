@@ -142,6 +142,10 @@ uninstall: registry ## Remove the agent, its rules on all nodes, and everything 
 		fi; \
 	done
 
+.PHONY: fleet
+fleet: ## Ask the agent of each node of the cluster: a row per node with its policy, and what is wrong
+	@KUBECTL='$(KUBECTL)' manifests/fleet.sh $(NAMESPACE)
+
 # Renders into the directory $(1): the base as a single manifest, the
 # overlays for the tests, the alerts as a PrometheusRule and for the chart.
 define render

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -21,6 +22,21 @@ import (
 var update = flag.Bool("update", false, "write schema/config.json")
 
 const schemaFile = "schema/config.json"
+
+// Patterns of values that the agent accepts, as far as a pattern can tell: not host bits,
+// for example.
+const (
+	ipv4 = `((25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])\.){3}(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])`
+	ipv6 = `[0-9a-fA-F]*:[0-9a-fA-F:]*:[0-9a-fA-F:]*`
+	cidr = `(` + ipv4 + `/0*(3[0-2]|[12]?[0-9])|` + ipv6 + `/0*(12[0-8]|1[01][0-9]|[1-9]?[0-9]))`
+	unit = `(ns|us|µs|ms|s|m|h)`
+	term = `([0-9]+(\.[0-9]*)?|\.[0-9]+)` + unit
+
+	cidrPattern      = `^\s*` + cidr + `\s*$`
+	addressPattern   = `^(` + ipv4 + `|` + ipv6 + `|` + cidr + `)$`
+	interfacePattern = `^[^\s/:*"\\]([^\s/:*"\\]{0,13}[^\s/:"\\])?$`
+	durationPattern  = `^\+?(` + term + `)*([0-9]*[1-9][0-9]*(\.[0-9]*)?|[0-9]*\.[0-9]*[1-9][0-9]*)` + unit + `(` + term + `)*$`
+)
 
 // What editors show for the keys that are not in config.Conditions.
 var otherKeys = map[string]object{
@@ -39,10 +55,10 @@ var otherKeys = map[string]object{
 		"items": object{
 			"type": "object", "additionalProperties": false, "required": []string{"addresses"}, "minProperties": 2,
 			"properties": object{
-				"from":      field(list("Sources.", `^[0-9a-fA-F.:]+/[0-9]{1,3}$`)),
-				"to":        field(list("Destinations.", `^[0-9a-fA-F.:]+/[0-9]{1,3}$`)),
-				"out":       field(list("Interfaces by which connections leave.", `^[^\s/:*"\\]([^\s/:*"\\]{0,13}[^\s/:"\\])?$`)),
-				"addresses": field(list("Connections leave from one of these that the node has.", `^[0-9a-fA-F.:]+(/[0-9]{1,3})?$`)),
+				"from":      field(list("Sources.", cidrPattern, "10.244.8.0/24")),
+				"to":        field(list("Destinations.", cidrPattern, "203.0.113.0/24")),
+				"out":       field(list("Interfaces by which connections leave.", interfacePattern, "eth1", "eth*")),
+				"addresses": field(list("Connections leave from one of these that the node has.", addressPattern, "198.51.100.21")),
 			},
 		},
 	},
@@ -55,7 +71,8 @@ var otherKeys = map[string]object{
 	},
 	"resyncInterval": {
 		"description": "How often the agent re-checks file and kernel without being notified: a Go duration.",
-		"type":        []string{"string", "null"}, "pattern": `^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)`, "default": "60s",
+		"type":        []string{"string", "null"}, "pattern": durationPattern, "default": "60s",
+		"examples": []string{"30s", "5m"},
 	},
 	"staleConnections": {
 		"description": "What happens to connections whose translation contradicts a changed config: the kernel keeps them, or forgets those of UDP, or all.",
@@ -63,6 +80,7 @@ var otherKeys = map[string]object{
 	},
 	"cidrLimit": {
 		"description": "A file with more entries in nonMasqueradeCIDRs is rejected.", "type": []string{"integer", "null"},
+		"examples": []int{64},
 	},
 }
 
@@ -77,10 +95,10 @@ func boolean(description string, value bool) object {
 }
 
 // list is a schema of a list of strings.
-func list(description, pattern string) object {
+func list(description, pattern string, examples ...string) object {
 	return object{
 		"description": description, "type": []string{"array", "null"},
-		"items": object{"type": "string", "pattern": pattern},
+		"items": object{"type": "string", "pattern": pattern}, "examples": [][]string{examples},
 	}
 }
 
@@ -93,16 +111,18 @@ func schema(t *testing.T) []byte {
 		description := strings.ToUpper(c.Means[:1]) + c.Means[1:] + "."
 		switch {
 		case c.HasInterfaces():
-			properties[c.Key] = list(description, `^[^\s/:*"\\]([^\s/:*"\\]{0,13}[^\s/:"\\])?$`)
+			properties[c.Key] = list(description, interfacePattern, "eth0", "veth*")
+			properties[c.Key].(object)["items"].(object)["not"] = object{"enum": []string{".", ".."}}
 		case c.Set == "": // it does not have a list
 			properties[c.Key] = boolean("If false: "+c.Means+".", true)
 		default:
-			properties[c.Key] = list(description, `^\s*[0-9a-fA-F.:]+/[0-9]{1,3}\s*$`)
+			properties[c.Key] = list(description, cidrPattern, "10.0.0.0/8", "fd00::/8")
 		}
 	}
 	for _, row := range config.Translations() {
 		if row.Set != "" {
-			properties[row.Key] = list(strings.ToUpper(row.Means[:1])+row.Means[1:]+".", `^[0-9a-fA-F.:]+(/[0-9]{1,3})?$`)
+			properties[row.Key] = list(strings.ToUpper(row.Means[:1])+row.Means[1:]+".",
+				addressPattern, "198.51.100.11", "198.51.100.64/29")
 		}
 	}
 	properties["nonMasqueradeCIDRs"].(object)["default"] = defaultCIDRs()
@@ -117,10 +137,14 @@ func schema(t *testing.T) []byte {
 	}
 	text, err := json.MarshalIndent(object{
 		"$schema":              "http://json-schema.org/draft-07/schema#",
+		"$id":                  "urn:nft-masq-agent:schema:config",
 		"title":                "config file of nft-masq-agent",
 		"type":                 []string{"object", "null"},
 		"additionalProperties": false,
 		"properties":           properties,
+		"examples": []object{{
+			"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "192.168.0.0/16"}, "masqLinkLocal": true, "resyncInterval": "60s",
+		}},
 	}, "", "  ")
 	if err != nil {
 		t.Fatal(err)
@@ -227,17 +251,139 @@ func TestExamplesParseAsDescribed(t *testing.T) {
 var invalidConfigs = []string{
 	"nonMasqueradeCIDR: [10.0.0.0/8]", "nonMasqueradeCIDRs: 10.0.0.0/8", "nonMasqueradeCIDRs: [10.0.0.0]",
 	"nonMasqueradeCIDRs: [10.0.0.0/8, null]", "nonMasqueradeCIDRs: [localhost/8]", "masqLinkLocal: maybe", "masqLinkLocal: 1",
-	"toPorts: [1024-2047]", "toPorts: 1024-", "randomFully: 1024", "snatRules: [{from: [10.244.8.0/24]}]", "snatRules: [{addresses: [198.51.100.21]}]", "snatRules: [{to: [], addresses: [198.51.100.21]}]",
-	"snatRules: [{form: [10.244.8.0/24], out: [eth1], addresses: [198.51.100.21]}]", "snatAddresses: 198.51.100.11", "snatAddresses: [node-1]", "snatAddresses: [198.51.100.0/333]", "resyncInterval: 60", "resyncInterval: soon", "cidrLimit: many", "cidrLimit: 1.5", "[nonMasqueradeCIDRs]",
+	"toPorts: [1024-2047]", "toPorts: 1024-", "randomFully: 1024",
+	"snatRules: [{from: [10.244.8.0/24]}]", "snatRules: [{addresses: [198.51.100.21]}]",
+	"snatRules: [{to: [], addresses: [198.51.100.21]}]",
+	"snatRules: [{form: [10.244.8.0/24], out: [eth1], addresses: [198.51.100.21]}]",
+	"snatAddresses: 198.51.100.11", "snatAddresses: [node-1]", "snatAddresses: [198.51.100.0/333]", "resyncInterval: 60", "resyncInterval: soon",
+	"resyncInterval: 60sfoo", "resyncInterval: 60s 5m", "resyncInterval: 1d", "resyncInterval: -5s", "resyncInterval: 0s",
+	"resyncInterval: 0h0.0s", "resyncInterval: .s", "nonMasqueradeCIDRs: [10.0.0.0/33]", "nonMasqueradeCIDRs: [10.0.0/8]",
+	"nonMasqueradeCIDRs: [256.0.0.0/8]", "nonMasqueradeCIDRs: ['fd00::/129']", "nonMasqueradeCIDRs: [fd00/8]",
+	"nonMasqueradeSrcCIDRs: ['010.0.0.0/8']", "snatAddresses: [198.51.100.256]", "snatAddresses: ['a:b']",
+	"masqueradeOutInterfaces: [.]", "masqueradeOutInterfaces: ['..']", "masqueradeSrcInterfaces: ['*']",
+	"masqueradeSrcInterfaces: ['a*b']", "masqueradeSrcInterfaces: [sixteen-letters-]", "masqueradeSrcInterfaces: ['eth0:1']",
+	"staleConnections: tcp", "cidrLimit: many", "cidrLimit: 1.5", "[nonMasqueradeCIDRs]",
 }
 
 // Configs that the agent accepts without a warning.
 var validConfigs = []string{
-	"", "{}", `{"nonMasqueradeCIDRs": ["fd00::/8"], "enableIPv6": true}`, "resyncInterval: 1m30s", "resyncInterval: .5h", "cidrLimit: 64",
+	"", "{}", `{"nonMasqueradeCIDRs": ["fd00::/8"], "enableIPv6": true}`, "resyncInterval: 1m30s", "resyncInterval: .5h", "resyncInterval: 0h1m0.5s",
+	"masqueradeSrcInterfaces: [cali*, .x, eth0.7]", "cidrLimit: 64",
 	"masqLinkLocal: true\nmasqLinkLocalIPv6: true\nenableIPv6: true", "nonMasqueradeCIDRs: [0.0.0.0/0]\nforceMasqueradeCIDRs: [10.0.0.0/8]",
 	`{"toPorts": "1024-29999,32768-65535", "randomFully": false}`, `{"toPorts": 40000}`,
 	`{"snatRules": [{"from": ["10.244.8.0/24"], "to": ["203.0.113.0/24"], "out": ["eth*"], "addresses": ["198.51.100.21", "2001:db8::/64"]}], "enableIPv6": true}`,
 	`{"snatAddresses": ["198.51.100.11", "198.51.100.64/29", "2001:db8::11"], "enableIPv6": true}`,
+}
+
+// The agent and the schema judge the same values; what the schema has is enough for this, and
+// make schema-test asks a complete validator.
+func TestSchemaRejectsWhatTheAgentRejects(t *testing.T) {
+	text, err := os.ReadFile(schemaFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s object
+	if err := json.Unmarshal(text, &s); err != nil {
+		t.Fatal(err)
+	}
+	for _, list := range [][]string{validConfigs, invalidConfigs} {
+		for _, content := range list {
+			var v any
+			if err := yaml.Unmarshal([]byte(content), &v); err != nil {
+				t.Fatal(err)
+			}
+			wantAgreement(t, content, invalid(s, v))
+		}
+	}
+	for _, example := range s["examples"].([]any) {
+		text, _ := json.Marshal(example)
+		wantAgreement(t, string(text), invalid(s, example))
+	}
+	for key, p := range s["properties"].(object) {
+		all, _ := p.(object)["examples"].([]any)
+		for _, example := range all {
+			if text, _ := json.Marshal(object{key: example, "enableIPv6": true}); invalid(p.(object), example) != "" {
+				t.Errorf("example %s: %s", text, invalid(p.(object), example))
+			} else {
+				wantAgreement(t, string(text), "")
+			}
+		}
+	}
+}
+
+// wantAgreement checks that the agent rejects a config if the schema has found something wrong.
+func wantAgreement(t *testing.T, text, wrong string) {
+	t.Helper()
+	_, problems := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: []byte(text)})
+	if (problems.Err() != nil) != (wrong != "") {
+		t.Errorf("%s: the schema finds %q, the agent %v", text, wrong, problems.Err())
+	}
+}
+
+// invalid returns what is wrong with a value, as far as a schema of this repository can tell.
+func invalid(schema object, v any) string {
+	kind := map[string]string{"<nil>": "null", "bool": "boolean", "string": "string", "[]interface {}": "array"}[fmt.Sprintf("%T", v)]
+	if n, ok := v.(float64); ok {
+		if kind = "number"; n == float64(int64(n)) {
+			kind = "integer"
+		}
+	}
+	fields, isObject := v.(object)
+	if isObject {
+		kind = "object"
+	}
+	contains := func(list, v any) bool {
+		all, ok := list.([]any)
+		return ok && slices.ContainsFunc(all, func(x any) bool { return cmp.Equal(x, v) })
+	}
+	limit := func(name string, otherwise int) int {
+		if n, ok := schema[name].(float64); ok {
+			return int(n)
+		}
+		return otherwise
+	}
+	if schema["type"] != nil && schema["type"] != kind && !contains(schema["type"], kind) {
+		return "it is of the type " + kind
+	}
+	if schema["enum"] != nil && !contains(schema["enum"], v) {
+		return fmt.Sprintf("%v is not one of the values", v)
+	}
+	if not, ok := schema["not"].(object); ok && invalid(not, v) == "" {
+		return fmt.Sprintf("%v is excluded", v)
+	}
+	switch v := v.(type) {
+	case string:
+		if pattern, ok := schema["pattern"].(string); ok && !regexp.MustCompile(pattern).MatchString(v) {
+			return fmt.Sprintf("%q does not match", v)
+		}
+	case []any:
+		if len(v) < limit("minItems", 0) || len(v) > limit("maxItems", len(v)) {
+			return fmt.Sprintf("it has %d items", len(v))
+		}
+		items, _ := schema["items"].(object)
+		for _, item := range v {
+			if wrong := invalid(items, item); wrong != "" {
+				return wrong
+			}
+		}
+	}
+	properties, _ := schema["properties"].(object)
+	required, _ := schema["required"].([]any)
+	for _, key := range required {
+		if isObject && fields[key.(string)] == nil {
+			return key.(string) + " is missing"
+		}
+	}
+	if isObject && len(fields) < limit("minProperties", 0) {
+		return "it has too few properties"
+	}
+	for key, value := range fields {
+		property, known := properties[key].(object)
+		if wrong := invalid(property, value); wrong != "" || !known && schema["additionalProperties"] == false {
+			return key + ": " + wrong
+		}
+	}
+	return ""
 }
 
 // Needs a validator from npm, which make schema-test provides.

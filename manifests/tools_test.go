@@ -113,10 +113,47 @@ func TestToolsChartRendersTheBaseAndEachOverlay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(objects(t, text), mustHelm(t, args...)); diff != "" {
+		chart := mustHelm(t, args...)
+		for name, o := range chart {
+			withoutLabelsOfTheChart(t, name, o)
+		}
+		if diff := cmp.Diff(objects(t, text), chart); diff != "" {
 			t.Errorf("-kustomize +helm:\n%s", diff)
 		}
 	})
+}
+
+// withoutLabelsOfTheChart removes the standard labels that only the chart has, which must be complete.
+func withoutLabelsOfTheChart(t *testing.T, name string, o object) {
+	t.Helper()
+	labels := at(o, "metadata", "labels").(object)
+	all := map[string]string{
+		"app.kubernetes.io/instance": "any", "app.kubernetes.io/version": "v1.0.0", "app.kubernetes.io/managed-by": "Helm",
+		"helm.sh/chart": "nft-masq-agent-1.0.0",
+	}
+	for key, want := range all {
+		if labels[key] != want {
+			t.Errorf("%s: label %s=%v, want %s", name, key, labels[key], want)
+		}
+		delete(labels, key)
+	}
+	for _, path := range [][]any{
+		{"spec", "selector"}, {"spec", "selector", "matchLabels"}, {"spec", "template", "metadata", "labels"},
+	} {
+		var found any = o
+		for _, key := range path {
+			found, _ = found.(object)[key.(string)]
+			if found == nil {
+				break
+			}
+		}
+		if labels, ok := found.(object); ok {
+			if labels["app.kubernetes.io/name"] != nil && labels["app.kubernetes.io/instance"] != "any" {
+				t.Errorf("%s: %v does not tell releases apart: %v", name, path, labels)
+			}
+			delete(labels, "app.kubernetes.io/instance")
+		}
+	}
 }
 
 func TestToolsChartUsesConfigVerbatim(t *testing.T) {
@@ -145,7 +182,7 @@ func TestToolsChartSupportsOneReleasePerNodePool(t *testing.T) {
 	all := mustHelm(t, "--set=name=masq-gpu,nodeSelector.pool=gpu,existingConfigMap=masq-gpu", "--set-string=image.tag=v1.0.0",
 		"--set=prometheus.enabled=true,podMonitor.enabled=true")
 	spec := at(all["DaemonSet masq-gpu"], "spec")
-	own := object{"app.kubernetes.io/name": "masq-gpu"}
+	own := object{"app.kubernetes.io/name": "nft-masq-agent", "app.kubernetes.io/instance": "any"}
 	for what, got := range map[string]any{
 		"selector":   at(spec, "selector", "matchLabels"),
 		"pod":        at(spec, "template", "metadata", "labels"),
@@ -162,6 +199,22 @@ func TestToolsChartSupportsOneReleasePerNodePool(t *testing.T) {
 	}
 	if image := at(pod, "containers", 0, "image"); image != "nft-masq-agent:v1.0.0" {
 		t.Errorf("image %v", image)
+	}
+}
+
+func TestToolsChartAddsPodAnnotations(t *testing.T) {
+	all := mustHelm(t, "--set=podAnnotations.example=set", "--set=prometheus.enabled=true")
+	annotations := at(all["DaemonSet nft-masq-agent"], "spec", "template", "metadata", "annotations")
+	want := object{
+		"example": "set", "prometheus.io/scrape": "true", "prometheus.io/port": "9717", "prometheus.io/path": "/metrics",
+	}
+	if diff := cmp.Diff(want, annotations); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	all = mustHelm(t, "--set=podAnnotations.example=set")
+	annotations = at(all["DaemonSet nft-masq-agent"], "spec", "template", "metadata", "annotations")
+	if diff := cmp.Diff(object{"example": "set"}, annotations); diff != "" {
+		t.Errorf("without prometheus (-want +got):\n%s", diff)
 	}
 }
 
@@ -190,7 +243,7 @@ func TestToolsChartRejectsConflictingAndUnknownValues(t *testing.T) {
 func TestReadmeListsTheValuesOfTheChart(t *testing.T) {
 	var values object
 	readYAML(t, "helm/values.yaml", &values)
-	readme, err := os.ReadFile("README.md")
+	readme, err := os.ReadFile("helm/README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +263,7 @@ func TestReadmeListsTheValuesOfTheChart(t *testing.T) {
 		}
 		for _, name := range names {
 			if !listed[name] {
-				t.Errorf("%s is not in README.md", name)
+				t.Errorf("%s is not in helm/README.md", name)
 			}
 		}
 	}

@@ -1,7 +1,6 @@
 package nft
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 
@@ -9,11 +8,9 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-func sameRule(a, b nfnetlink.Rule) bool {
-	return nfnetlink.EqualExprs(a.Exprs, b.Exprs) && bytes.Equal(a.UserData, b.UserData)
-}
+func sameRule(a, b nfnetlink.Rule) bool { return ruleKey(a) == ruleKey(b) }
 
-// ruleKey is equal for rules that are the same according to [sameRule].
+// ruleKey is equal for rules that do the same and have the same comment.
 func ruleKey(r nfnetlink.Rule) string { return nfnetlink.Key(r.Exprs) + string(r.UserData) }
 
 // Differences returns the missing and the unexpected rules of a chain in the

@@ -13,20 +13,28 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
 )
 
 func main() {
-	if code, ran := nfttest.InUserNS(); ran {
-		os.Exit(code)
+	const usage = "usage: demo AGENT CONFIG\n\nShows the agent (a binary) at work with a config, in network namespaces of its own."
+	if len(os.Args) == 2 && slices.Contains([]string{"-h", "-help", "--help"}, os.Args[1]) {
+		fmt.Println(usage)
+		return
 	}
 	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: demo AGENT CONFIG")
+		fmt.Fprintln(os.Stderr, usage)
 		os.Exit(2)
+	}
+	if code, ran := nfttest.InUserNS(); ran {
+		os.Exit(code)
 	}
 	if err := demo(os.Args[1], os.Args[2]); err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -41,6 +49,9 @@ type stage struct {
 	agent  *agent.Agent
 	quiet  atomic.Bool // whether its log is hidden
 }
+
+// comments matches the comment lines of the config.
+var comments = regexp.MustCompile(`(?m)^#.*\n`)
 
 func demo(program, example string) error {
 	top, err := nfttest.OpenTopology()
@@ -62,7 +73,7 @@ func demo(program, example string) error {
 		return err
 	}
 	say("The node starts the agent with this config:")
-	fmt.Print(indent(string(text)))
+	fmt.Print(indent(comments.ReplaceAllString(string(text), "")))
 	cmd := nfttest.Command(program, "run", "--config", s.config, "--enable-ipv6", "--log-format", "text")
 	cmd.Stdout = s
 	if s.agent, err = agent.Start(top.Node, cmd); err != nil {
@@ -101,86 +112,108 @@ func (s *stage) await(event string) error {
 	return err
 }
 
-// A visit is a connection from the pod and the source that the far end must see.
+// A visit is a destination, and whether it must see the node, at each step of the demo.
 type visit struct {
-	dst         string
-	masqueraded bool
+	dst  string
+	node []bool
+}
+
+// steps are the columns of the table of visits.
+var steps = []string{"at first", "after the edit", "after the flush"}
+
+func visits() []visit {
+	return []visit{
+		{"10.9.0.9", []bool{false, false, false}},
+		{"198.51.100.1", []bool{true, false, false}},
+		{"203.0.113.9", []bool{true, true, true}},
+		{"2001:db8:1::1", []bool{true, false, false}},
+	}
 }
 
 func (s *stage) play(text string) error {
 	if err := s.await("config_applied"); err != nil {
 		return err
 	}
-	if err := s.show("The table", "as nft lists it on the node:"); err != nil {
+	say("The table as nft lists it on the node:")
+	list, err := s.top.Node.Output("", "nft", "list", "table", "inet", "nft-masq-agent")
+	if err != nil {
 		return err
 	}
-	before := []visit{
-		{"10.9.0.9", false}, {"198.51.100.1", true}, {"203.0.113.9", true}, {"2001:db8:1::1", true},
-	}
-	if err := s.visit(before); err != nil {
+	fmt.Print(indent(list))
+	edited := strings.Replace(text, "nonMasqueradeCIDRs:\n", "nonMasqueradeCIDRs:\n  - 198.51.100.0/24\n  - 2001:db8:1::/48\n", 1)
+	seen := make([][]string, len(steps))
+	if seen[0], err = s.visit(0); err != nil {
 		return err
 	}
 	say("The file is swapped for one that also exempts 198.51.100.0/24 and 2001:db8:1::/48:")
-	edited := strings.Replace(text, "nonMasqueradeCIDRs:\n", "nonMasqueradeCIDRs:\n  - 198.51.100.0/24\n  - 2001:db8:1::/48\n", 1)
 	if err := errors.Join(s.swap(edited), s.await("config_applied")); err != nil {
 		return err
 	}
-	if err := s.show("The table", "after the edit:"); err != nil {
-		return err
-	}
-	after := []visit{
-		{"10.9.0.9", false}, {"198.51.100.1", false}, {"203.0.113.9", true}, {"2001:db8:1::1", false},
-	}
-	if err := s.visit(after); err != nil {
+	if seen[1], err = s.visit(1); err != nil {
 		return err
 	}
 	if err := s.heal(); err != nil {
 		return err
 	}
-	if err := s.visit(after); err != nil {
+	if seen[2], err = s.visit(2); err != nil {
 		return err
+	}
+	say("Whom each destination saw when the pod (%s, %s) connected over TCP and UDP:", s.top.PodV4, s.top.PodV6)
+	fmt.Printf("  %-16s %-16s %-16s %s\n", "destination", steps[0], steps[1], steps[2])
+	for i, v := range visits() {
+		fmt.Printf("  %-16s %-16s %-16s %s\n", v.dst, seen[0][i], seen[1][i], seen[2][i])
 	}
 	tally, err := s.reload(text, edited)
 	if err != nil {
 		return err
 	}
-	if err := s.leave(); err != nil {
+	if err := errors.Join(s.conflict(text), s.leak(text), s.leave()); err != nil {
 		return err
 	}
-	say("Verified: the far end saw the pod's address for exempt destinations and the node's for all others, before and "+
-		"after the edit, after two flushes, and for each of %d new connections during %d reloads.", tally.Seen(), reloads)
+	say("Verified: each destination saw the right address before and after the edit and the flush, and for each of %d "+
+		"new connections during %d reloads; enforceNonMasquerade and dropInvalid did what they say.", tally.Seen(), reloads)
 	return nil
 }
 
-func (s *stage) show(what, when string) error {
-	say("%s %s", what, when)
-	list, err := s.top.Node.Output("", "nft", "list", "table", "inet", "nft-masq-agent")
-	fmt.Print(indent(list))
-	return err
+// visit connects from the pod to each destination, and checks the source that it saw.
+func (s *stage) visit(step int) (seen []string, err error) {
+	for _, v := range visits() {
+		who, err := s.sees(v.dst)
+		if err != nil {
+			return nil, err
+		}
+		if (who == node) != v.node[step] {
+			return nil, fmt.Errorf("%s saw %s %s", v.dst, who, steps[step])
+		}
+		seen = append(seen, who)
+	}
+	return seen, nil
 }
 
-// visit connects from the pod and checks the source that the far end saw.
-func (s *stage) visit(visits []visit) error {
-	say("The pod (%s, %s) connects, and the far end sees:", s.top.PodV4, s.top.PodV6)
-	for _, v := range visits {
-		for _, proto := range []nfttest.Proto{nfttest.TCP, nfttest.UDP} {
-			saw, err := s.top.Send(nfttest.Flow{
-				Proto: proto, From: s.top.Pod, Dst: netip.AddrPortFrom(netip.MustParseAddr(v.dst), 7000),
-			})
-			if err != nil {
-				return err
-			}
-			who := "the pod"
-			if saw.Masqueraded() {
-				who = "the node"
-			}
-			fmt.Printf("  %s to %-15s from %s, %s\n", proto, v.dst, saw.Seen.Addr(), who)
-			if saw.Masqueraded() != v.masqueraded {
-				return fmt.Errorf("%s to %s came from %s", proto, v.dst, saw.Seen.Addr())
-			}
+// What a destination sees.
+const (
+	pod  = "the pod"
+	node = "the node"
+)
+
+// sees connects from the pod over TCP and UDP.
+func (s *stage) sees(dst string) (who string, err error) {
+	for _, proto := range []nfttest.Proto{nfttest.TCP, nfttest.UDP} {
+		saw, err := s.top.Send(nfttest.Flow{
+			Proto: proto, From: s.top.Pod, Dst: netip.AddrPortFrom(netip.MustParseAddr(dst), 7000),
+		})
+		if err != nil {
+			return "", err
+		}
+		before := who
+		if who = pod; saw.Masqueraded() {
+			who = node
+		}
+		if before != "" && who != before {
+			return "", fmt.Errorf("%s saw %s over TCP and %s over UDP", dst, before, who)
 		}
 	}
-	return nil
+	return who, nil
 }
 
 // heal flushes the ruleset.
@@ -190,6 +223,82 @@ func (s *stage) heal() error {
 		return err
 	}
 	return s.await("rules_restored")
+}
+
+// conflict has another program masquerade an exempt destination: explain names its
+// rule, and enforceNonMasquerade wins against it.
+func (s *stage) conflict(text string) error {
+	say("Another program masquerades all traffic of pods. explain names its rule:")
+	const rules = "table ip cni { chain post { type nat hook postrouting priority 100; ip saddr 10.244.0.0/16 masquerade; }; }"
+	if _, err := s.top.Node.Output(rules, "nft", "-f", "-"); err != nil {
+		return err
+	}
+	out, err := s.top.Node.Output("", os.Args[1], "explain", "10.9.0.9", "--from", s.top.PodV4.String(),
+		"--config", s.config, "--enable-ipv6")
+	if err != nil {
+		return err
+	}
+	headline, _, _ := strings.Cut(out, "\n\n")
+	fmt.Print(indent(headline))
+	who, err := s.sees("10.9.0.9")
+	if err != nil {
+		return err
+	}
+	fmt.Printf("  10.9.0.9 saw %s\n", who)
+	say("With enforceNonMasquerade: true and the pods' masqueradeSrcCIDRs:")
+	s.quiet.Store(true)
+	defer s.quiet.Store(false)
+	enforced := text + "masqueradeSrcCIDRs: [10.244.0.0/16]\nenforceNonMasquerade: true\n"
+	if err := errors.Join(s.swap(enforced), s.await("config_applied")); err != nil {
+		return err
+	}
+	kept, err := s.sees("10.9.0.9")
+	if err != nil {
+		return err
+	}
+	fmt.Printf("  10.9.0.9 saw %s\n", kept)
+	if who != node || kept != pod {
+		return fmt.Errorf("10.9.0.9 saw %s, then %s", who, kept)
+	}
+	_, err = s.top.Node.Output("", "nft", "delete", "table", "ip", "cni")
+	return err
+}
+
+// leak sends a segment that belongs to no connection.
+func (s *stage) leak(text string) error {
+	const fin = 0x01
+	segment := nfttest.Flow{
+		Proto: nfttest.TCP, From: s.top.Pod, Dst: netip.MustParseAddrPort("203.0.113.9:7000"), Flags: fin,
+	}
+	sources := text + "masqueradeSrcCIDRs: [10.244.0.0/16]\n"
+	s.quiet.Store(true)
+	defer s.quiet.Store(false)
+	if err := errors.Join(s.swap(sources), s.await("config_applied")); err != nil {
+		return err
+	}
+	say("The pod sends a FIN of no connection to 203.0.113.9. NAT does not happen to it:")
+	saw, err := s.top.Send(segment)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("  203.0.113.9 saw %s\n", saw.Seen.Addr())
+	say("With dropInvalid: true:")
+	if err := errors.Join(s.swap(sources+"dropInvalid: true\n"), s.await("config_applied")); err != nil {
+		return err
+	}
+	segment.Timeout = time.Second
+	if saw, err := s.top.Send(segment); !errors.Is(err, nfttest.ErrNotSeen) {
+		return errors.Join(err, fmt.Errorf("203.0.113.9 saw %s", saw.Seen.Addr()))
+	}
+	out, err := s.top.Node.Output("", "nft", "list", "counter", "inet", "nft-masq-agent", "invalid-v4")
+	if err != nil {
+		return err
+	}
+	if strings.Contains(out, "packets 0 ") {
+		return errors.New("no packet was counted as dropped")
+	}
+	fmt.Println("  203.0.113.9 saw nothing, and the counter invalid-v4 has the packet")
+	return nil
 }
 
 const reloads = 200

@@ -19,13 +19,15 @@ type checkFlags struct {
 
 func checkCommand() command {
 	return command{
-		name:  "check",
+		name: "check", operands: "[FILE]",
 		about: "validate the config and print what it means",
 		details: "It lists each CIDR with its place, CIDRs that are dropped because another one covers them, and likely mistakes in " +
-			"the config. Each error is a line on stderr that begins with FILE:LINE:COL. It reads nothing but the files.",
+			"the config. Each error is a line on stderr that begins with FILE:LINE:COL. FILE is a file or a directory, as in " +
+			"--config. It reads nothing but the files: the answer is the same on a node, in a pod and in CI, so flags of a " +
+			"running agent have to be given again.",
 		examples: []string{
-			program + " check --config ./ip-masq-agent",
-			program + " check --config ./ip-masq-agent --pod-cidr 10.244.0.0/16 --strict",
+			program + " check ./ip-masq-agent",
+			program + " check ./ip-masq-agent --pod-cidr 10.244.0.0/16 --strict",
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := &checkFlags{Options: options.AddPolicyFlags(fs)}
@@ -37,7 +39,10 @@ func checkCommand() command {
 	}
 }
 
-func (f *checkFlags) check(_ context.Context, _ []string, e environment) (int, error) {
+func (f *checkFlags) check(_ context.Context, operands []string, e environment) (int, error) {
+	if err := f.UseFile(operands); err != nil {
+		return exitUsage, usageError{err}
+	}
 	f.ForCommand(e.stdin)
 	l, err := f.Load()
 	found := l.Problems.Remarks()

@@ -9,12 +9,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 )
 
 type cleanupFlags struct {
+	*nodeFlags
 	legacy, legacyOnly, dryRun, wait bool
 }
 
@@ -22,11 +24,11 @@ func cleanupCommand() command {
 	return command{
 		name:  "cleanup",
 		about: "remove from the kernel what any mode of the agent installed",
-		details: "Stop the agent first: a running agent would restore its rules, so cleanup refuses next to one, except with " +
-			"--legacy-only. Existing connections keep their address.",
+		details: "It removes all of that, whichever flags the agent had. Stop the agent first: a running agent would restore " +
+			"its rules, so cleanup refuses next to one, except with --legacy-only. Existing connections keep their address.",
 		examples: []string{program + " cleanup", program + " cleanup --legacy-only --dry-run"},
 		flags: func(fs *flag.FlagSet) action {
-			f := &cleanupFlags{}
+			f := &cleanupFlags{nodeFlags: &nodeFlags{Options: options.AddNodeFlags(fs)}}
 			fs.BoolVar(&f.legacy, "legacy", false, "also remove the chains of iptables-based agents, with their jumps")
 			fs.BoolVar(&f.legacyOnly, "legacy-only", false, "remove only these, for example next to a running agent")
 			fs.BoolVar(&f.dryRun, "dry-run", false, "print what would be removed, and remove nothing")
@@ -48,7 +50,14 @@ func (f *cleanupFlags) what() kernel.Removal {
 }
 
 func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (int, error) {
-	if pid, found := running.Holder(); found && !f.legacyOnly && !f.dryRun {
+	if f.legacy && f.legacyOnly {
+		return exitUsage, usagef("--legacy removes this agent's rules, too, and --legacy-only does not: omit one")
+	}
+	pid, found := running.Holder()
+	if s := f.ask(e); s.agent != nil {
+		pid, found = s.agent.PID, true
+	}
+	if found && !f.legacyOnly && !f.dryRun {
 		return exitFailed, fmt.Errorf("an agent runs here (pid %d) and would restore its rules: stop it first", pid)
 	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)

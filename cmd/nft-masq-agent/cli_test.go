@@ -138,6 +138,36 @@ func TestCommandsMatchTheTranscripts(t *testing.T) {
 	}
 }
 
+func TestCommandLinesThatContradictThemselvesAreRefused(t *testing.T) {
+	for args, want := range map[string]string{
+		"render --mode iptables-nft -o nft":    "--output nft and --mode iptables-nft contradict each other: omit one",
+		"render --mode nftables -o iptables":   "--output iptables and --mode nftables contradict each other: omit one",
+		"render file --config file":            `"file" and --config both name the config: omit one`,
+		"check file --config file":             `"file" and --config both name the config: omit one`,
+		"diff old new --config file":           `"new" and --config both name the config: omit one`,
+		"cleanup --legacy --legacy-only":       "--legacy-only does not: omit one",
+		"connections --yes":                    "--yes is for --flush",
+		"connections --ports --stale":          "omit --stale and --flush",
+		"render --windows-api 1":               "--windows-api is for --output win-bridge",
+		"cleanup --probe-socket " + longPath(): "has at most 107",
+	} {
+		if got := runHere(t, strings.Fields(args)...); got.code != exitUsage || got.stdout != "" ||
+			!strings.Contains(got.stderr, want) {
+			t.Errorf("%s: %+v, want %q", args, got, want)
+		}
+	}
+}
+
+func longPath() string { return strings.Repeat("x", 108) }
+
+func TestAPersonWhoTypesTheNameAloneGetsTheHelp(t *testing.T) {
+	var stdout strings.Builder
+	e := environment{stdout: &stdout, stderr: &stdout, person: true}
+	if code := dispatch(t.Context(), commands(), nil, e); code != exitDone || stdout.String() != programHelp(commands()) {
+		t.Errorf("exit code %d: %s", code, stdout.String())
+	}
+}
+
 func TestRenderPrintsTheGoldenRulesets(t *testing.T) {
 	dirs, err := filepath.Glob("../../testdata/cases/*")
 	if err != nil || len(dirs) == 0 {
@@ -150,7 +180,7 @@ func TestRenderPrintsTheGoldenRulesets(t *testing.T) {
 		}
 		for _, format := range [][]string{
 			{"ruleset.nft"},
-			{"ruleset.nft", "--mode=iptables-nft", "--format=nft"},
+			{"ruleset.nft", "--mode=nftables", "--format=nft"},
 			{"iptables.rules", "--mode=iptables-nft"},
 			{"iptables.rules", "--format=iptables"},
 		} {

@@ -56,13 +56,15 @@ const program = "nft-masq-agent"
 
 // dispatch runs the command named by the arguments and returns the exit code.
 // Without a command, or if the first argument is a flag, it is run, because the
-// older agents have no commands.
+// older agents have no commands. A person who types the name alone gets the help.
 func dispatch(ctx context.Context, all []command, args []string, e environment) int {
 	name, implied := "run", true
-	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+	if len(args) > 0 && !isFlag(args[0]) {
 		name, args, implied = args[0], args[1:], false
-	} else if len(args) == 1 && asksForHelp(args[0]) {
-		name, args, implied = "help", nil, false
+	} else if len(args) == 0 && e.person {
+		name, implied = "help", false
+	} else if len(args) > 0 && asksForHelp(args[0]) && !slices.ContainsFunc(args[1:], isFlag) {
+		name, args, implied = "help", args[1:], false
 	}
 	c, err := find(all, name)
 	if err != nil {
@@ -88,6 +90,8 @@ func dispatch(ctx context.Context, all []command, args []string, e environment) 
 	}
 	return exitFailed
 }
+
+func isFlag(arg string) bool { return strings.HasPrefix(arg, "-") }
 
 func asksForHelp(arg string) bool {
 	return slices.Contains([]string{"-h", "-help", "--help"}, arg)
@@ -128,8 +132,12 @@ func (c command) run(ctx context.Context, args []string, e environment) (int, er
 	if n := len(operands); n < len(wanted) && !strings.HasPrefix(wanted[n], "[") {
 		return exitUsage, usagef("%s is missing", wanted[n])
 	}
-	if len(operands) > len(wanted) {
-		return exitUsage, strayError(fs, operands[len(wanted)])
+	for i, arg := range operands {
+		_, notBool := strconv.ParseBool(arg)
+		_, missing := os.Stat(arg)
+		if i >= len(wanted) || missing != nil && (notBool == nil || fs.Lookup(arg) != nil) {
+			return exitUsage, strayError(fs, arg)
+		}
 	}
 	for _, w := range options.Warnings(fs) {
 		_, _ = fmt.Fprintf(e.stderr, "warning: %s\n", w)

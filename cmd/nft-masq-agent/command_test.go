@@ -66,6 +66,9 @@ func TestFirstArgumentSelectsTheCommand(t *testing.T) {
 		{"--help", "", nil, 0},
 		{"-h", "", nil, 0},
 		{"help explain", "", nil, 0},
+		{"-h explain", "", nil, 0},
+		{"--help explain", "", nil, 0},
+		{"-h nothing", "", nil, 2},
 		{"--v=2 --help", "", nil, 0},
 	}
 	for _, tt := range tests {

@@ -24,7 +24,7 @@ import (
 type connectionsFlags struct {
 	*nodeFlags
 	to     netip.Prefix // zero: any
-	pod    netip.Prefix
+	from   netip.Prefix
 	seenAs netip.AddrPort // port 0: any
 
 	stale, flush, yes, ports bool
@@ -54,7 +54,8 @@ func connectionsCommand() command {
 			f := connectionsFlags{nodeFlags: addNodeFlags(fs)}
 			options.AddFlag(fs, &f.seenAs, "seen-as", "",
 				"find the pod by the source that the destination sees, an `ADDRESS` or ADDRESS:PORT", parseSeenAs)
-			options.AddFlag(fs, &f.pod, "pod", "", "the source, an `ADDRESS` or a CIDR", parsePrefix)
+			options.AddFlag(fs, &f.from, "from", "", "`SOURCE` of the connection, an address or a CIDR", parsePrefix)
+			options.AddFlag(fs, &f.from, "pod", "", "older name of --from=`SOURCE`", parsePrefix)
 			fs.BoolVar(&f.stale, "stale", false, "only connections whose translation contradicts the current rules")
 			fs.BoolVar(&f.flush, "flush", false,
 				"delete the stale connections that are listed; TCP connections among them are reset")
@@ -182,7 +183,7 @@ func (f *connectionsFlags) judge(ctx context.Context, s *session) (j *conntrack.
 
 // filter restricts the dump to one family if only that can match.
 func (f *connectionsFlags) filter() conntrack.Filter {
-	for _, a := range []netip.Addr{f.to.Addr(), f.pod.Addr(), f.seenAs.Addr()} {
+	for _, a := range []netip.Addr{f.to.Addr(), f.from.Addr(), f.seenAs.Addr()} {
 		switch {
 		case a.Is4():
 			return conntrack.Filter{Family: unix.AF_INET}
@@ -197,7 +198,7 @@ func (f *connectionsFlags) matches(e *conntrack.Entry, j *conntrack.Judge) bool 
 	seen := e.SeenAs()
 	switch {
 	case f.to.IsValid() && !f.to.Contains(e.Original.Dst.Addr()) && !f.to.Contains(e.Destination().Addr()),
-		f.pod.IsValid() && !f.pod.Contains(e.Original.Src.Addr()),
+		f.from.IsValid() && !f.from.Contains(e.Original.Src.Addr()),
 		f.seenAs.Addr().IsValid() && (f.seenAs.Addr() != seen.Addr() || f.seenAs.Port() != 0 && f.seenAs.Port() != seen.Port()):
 		return false
 	}
@@ -263,8 +264,8 @@ func (f *connectionsFlags) delete(
 			resets++
 		}
 	}
-	if !f.yes {
-		return exitUsage, usagef("--flush would delete %s, of which %d are TCP: their next packet has another source, "+
+	if !f.yes && len(listed) > 0 {
+		return exitFailed, fmt.Errorf("--flush would delete %s, of which %d are TCP: their next packet has another source, "+
 			"and the destination resets them. Give --yes to delete them", answer.Plural(len(listed), "connection"), resets)
 	}
 	p := conntrack.Pass{

@@ -294,7 +294,7 @@ func TestConnectionsAreFoundByTheSourceThatTheDestinationSees(t *testing.T) {
 		"203.0.113.0/24":                 6,
 		"198.18.0.10":                    3,
 		"2001:db8::/32":                  6,
-		"--pod 10.244.1.2":               9,
+		"--from 10.244.1.2":              9,
 		"--pod 10.244.0.0/16 10.0.0.0/8": 3,
 		"--pod fd00:10:244:1::2":         6,
 		"--seen-as 192.0.2.1":            6,
@@ -324,7 +324,7 @@ func TestFlushDeletesTheListedStaleConnections(t *testing.T) {
 	n.open(nfttest.UDP, "10.9.0.9:6001")
 	flush := append([]string{"connections", "--flush"}, *n.flags...)
 	got := n.run(flush...)
-	if got.code != exitUsage || !strings.Contains(got.stderr, "5 connections, of which 1 are TCP") || len(n.connections("--stale")) != 5 {
+	if got.code != exitFailed || !strings.Contains(got.stderr, "5 connections, of which 1 are TCP") || len(n.connections("--stale")) != 5 {
 		t.Errorf("without --yes: %+v", got)
 	}
 	got = n.run(append(flush, "--yes", "--limit", "2", "-o", "json")...)
@@ -332,6 +332,9 @@ func TestFlushDeletesTheListedStaleConnections(t *testing.T) {
 	left := n.connections("--stale")
 	if got.code != exitDone || len(listed) != 2 || len(left) != 3 || !strings.Contains(got.stderr, "deleted 2 connections") {
 		t.Errorf("with a limit: %+v, left %+v", got, left)
+	}
+	if got := n.run(append(flush, "203.0.113.1")...); got.code != exitDone {
+		t.Errorf("nothing to delete: %+v", got)
 	}
 	for _, c := range left {
 		if slices.Contains(listed, c) {

@@ -145,6 +145,15 @@ func TestCleanupRemovesEverythingButNotNextToARunningAgent(t *testing.T) {
 				t.Errorf("next to a running agent, %s: %+v", flag, got)
 			}
 		}
+		// Its flags apply to other commands, and its socket is enough to find it.
+		if got := n.run("render", "--probe-socket", n.socket); got.code != exitDone || got.stdout != want.String() ||
+			!strings.Contains(got.stderr, "with the flags of the running agent") {
+			t.Errorf("render next to a running agent: %+v", got)
+		}
+		elsewhere := newNode(t)
+		if got := elsewhere.run("cleanup", "--probe-socket", n.socket); got.code != exitFailed || got.stdout != "" {
+			t.Errorf("next to an agent that is only known by its socket: %+v", got)
+		}
 		n.holds(want)
 		d.silent()
 		d.stop()

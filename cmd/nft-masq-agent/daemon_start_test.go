@@ -412,7 +412,7 @@ func TestRulesOfAnOlderAgentAreReportedAndTakenOver(t *testing.T) {
 		if line["table"] != "ip nat" || line["chain"] != "MY-MASQ" || !strings.Contains(line.Text("rule"), "MASQUERADE --random-fully") {
 			t.Errorf("logged: %v", line)
 		}
-		d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_rules") == "1" })
+		d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_chains") == "1" })
 		d.stop()
 		d = n.start(flag, "--takeover")
 		line = d.applied("start", wants(t, "", flag))

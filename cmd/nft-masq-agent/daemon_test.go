@@ -440,5 +440,5 @@ func (n *testNode) metric(name string) string {
 // reason and found it in sync.
 func (n *testNode) checks(reason string) string {
 	n.t.Helper()
-	return n.metric(fmt.Sprintf("nft_masq_agent_applies_total{reason=%q,result=\"in_step\"}", reason))
+	return n.metric(fmt.Sprintf("nft_masq_agent_applies_total{reason=%q,result=\"in_sync\"}", reason))
 }

@@ -18,13 +18,13 @@ func diffCommand() command {
 		name:     "diff",
 		operands: "[OLD] [NEW]",
 		about:    "show what would change if a config took effect",
-		details: "It compares the rules in the kernel with the config, and lists the destinations, and if it depends on " +
+		details: "It compares the rules in the kernel with NEW, or with --config, and lists the destinations, and if it depends on " +
 			"them the sources, whose verdict changes, with the number of open connections there. Those keep their address; " +
-			"a change affects only new ones. Flags that are not given are those of the running agent. With two " +
-			"files, it compares these and reads nothing else. Exit code 0: no change, 1: changes, 2: wrong usage or an error. " +
+			"a change affects only new ones. Flags that are not given are those of the running agent. With OLD " +
+			"and NEW, it compares these and reads nothing else. Exit code 0: no change, 1: changes, 2: wrong usage or an error. " +
 			"Nothing is written.",
 		examples: []string{
-			program + " diff --config ./ip-masq-agent",
+			program + " diff ./ip-masq-agent",
 			program + " diff ./old ./new --enable-ipv6",
 		},
 		flags: func(fs *flag.FlagSet) action {
@@ -36,15 +36,13 @@ func diffCommand() command {
 func (f *nodeFlags) diff(ctx context.Context, operands []string, e environment) (int, error) {
 	var d answer.Diff
 	var err error
-	switch len(operands) {
-	case 0:
+	if err := f.UseFile(operands[max(0, len(operands)-1):]); err != nil {
+		return exitUsage, usageError{err}
+	}
+	if len(operands) < 2 {
 		d, err = f.online(ctx, e)
-	case 1:
-		return exitUsage, usagef("NEW is missing: use OLD and NEW, or neither and --config")
-	default:
-		if f.ForCommand(e.stdin); f.MustExist {
-			return exitUsage, usagef("--config is for the comparison with this node: omit OLD and NEW")
-		}
+	} else {
+		f.ForCommand(e.stdin)
 		d, err = f.offline(operands[0], operands[1], e)
 	}
 	if err == nil {

@@ -40,7 +40,7 @@ func explainCommand() command {
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := explainFlags{nodeFlags: addNodeFlags(fs)}
-			options.AddFlag(fs, &f.from, "from", "", "`SOURCE` address of the connection (default: a pod's)", parseAddress)
+			options.AddFlag(fs, &f.from, "from", "", "`SOURCE` of the connection, an address (default: a pod's)", parseAddress)
 			fs.StringVar(&f.out, "out", "", "`INTERFACE` that the connection leaves by (default: that of the node's route)")
 			fs.BoolVar(&f.live, "live", false, "do not read the config: the kernel answers alone")
 			return f.explain
@@ -165,7 +165,7 @@ func unreadable(err error) string {
 func (s *session) staleTo(ctx context.Context, held nft.Ruleset, src, dst netip.Addr) (int, error) {
 	f := connectionsFlags{to: netip.PrefixFrom(dst, dst.BitLen()), stale: true}
 	if src.IsValid() {
-		f.pod = netip.PrefixFrom(src, src.BitLen())
+		f.from = netip.PrefixFrom(src, src.BitLen())
 	}
 	j, err := s.judge(ctx, held)
 	if err != nil {

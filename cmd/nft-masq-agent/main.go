@@ -52,6 +52,7 @@ type environment struct {
 	stdout, stderr io.Writer
 	terminal       bool   // whether stderr is one
 	fit            bool   // whether stdout is one
+	person         bool   // whether a person has typed the command line, not in a pod
 	proc           string // mount point of procfs
 	socket         string // of the running agent
 
@@ -69,6 +70,7 @@ func theEnvironment() environment {
 		stderr:    os.Stderr,
 		terminal:  err == nil,
 		fit:       noTerminal == nil,
+		person:    err == nil && noTerminal == nil && os.Getenv("KUBERNETES_SERVICE_HOST") == "",
 		proc:      "/proc",
 		socket:    options.DefaultProbeSocket,
 		kernel:    kernel.Open,

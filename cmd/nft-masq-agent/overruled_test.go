@@ -125,7 +125,7 @@ func TestLegacyIPTablesRulesOfAnAgentAreReportedWithTheCommandThatShowsThem(t *t
 	n := newNode(t)
 	d := n.start("--http-address", httpAddress, "--takeover", "--resync-interval=1")
 	d.began(wants(t, ""))
-	d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_rules") == "0" })
+	d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_chains") == "0" })
 	for _, args := range []string{"-N MY-MASQ", "-A POSTROUTING -o eth9 -j MY-MASQ", "-A MY-MASQ -m comment --comment ip-masq-agent:_x -j MASQUERADE"} {
 		words := strings.Fields(args)
 		for i := range words {
@@ -136,7 +136,7 @@ func TestLegacyIPTablesRulesOfAnAgentAreReportedWithTheCommandThatShowsThem(t *t
 		}
 	}
 	d.await("xtables_rules_found")
-	d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_rules") == "1" })
+	d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_chains") == "1" })
 	if text := unwrap(n.run("status").stdout); !strings.Contains(text, "iptables-legacy -t nat -S") {
 		t.Errorf("status: %s", text)
 	}

@@ -136,7 +136,7 @@ func TestDocumentsListTheCommands(t *testing.T) {
 }
 
 func TestDocumentsListThePolicyFlags(t *testing.T) {
-	want, got := options.PolicyFlags(), firstColumn(section(t, "flags"))
+	want, got := policyFlags(false), firstColumn(section(t, "flags"))
 	slices.Sort(want)
 	slices.Sort(got)
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -19,25 +20,25 @@ const (
 )
 
 type renderFlags struct {
-	*options.Options
+	*nodeFlags
 	format     string
 	windowsAPI int // 0 if not given
 }
 
 func renderCommand() command {
 	return command{
-		name:  "render",
+		name: "render", operands: "[FILE]",
 		about: "print what run would install",
 		details: "nft is for nft -f, which replaces the whole table; unlike the agent, it does not guarantee that every packet " +
 			"gets the right verdict meanwhile. iptables is for iptables-restore --noflush. win-bridge is the policy " +
 			"for Windows nodes of the same cluster, an entry of the list policies of a win-bridge configuration. " +
-			"Nothing is written to the kernel.",
+			"Flags that are not given are those of the running agent. Nothing is written to the kernel.",
 		examples: []string{
-			program + " render --config ./ip-masq-agent | nft -c -f -",
-			program + " render --config ./ip-masq-agent -o win-bridge --windows-api 2",
+			program + " render ./ip-masq-agent | nft -c -f -",
+			program + " render ./ip-masq-agent -o win-bridge --windows-api 2",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			f := &renderFlags{Options: options.AddPolicyFlags(fs)}
+			f := &renderFlags{nodeFlags: &nodeFlags{Options: options.AddNodeFlags(fs)}}
 			for name, usage := range map[string]string{
 				"output": "nft, iptables or win-bridge `FORMAT` (default nft, in mode iptables-nft iptables)",
 				"o":      "short for --output=`FORMAT`", "format": "older name of --output=`FORMAT`",
@@ -51,10 +52,18 @@ func renderCommand() command {
 	}
 }
 
-func (f *renderFlags) render(_ context.Context, _ []string, e environment) (int, error) {
-	f.ForCommand(e.stdin)
-	if err := f.settle(); err != nil {
-		return exitUsage, err
+func (f *renderFlags) render(_ context.Context, operands []string, e environment) (int, error) {
+	if err := cmp.Or(f.UseFile(operands), f.contradiction()); err != nil {
+		return exitUsage, usageError{err}
+	}
+	if whose := f.ask(e).whose; whose != "" {
+		_, _ = fmt.Fprintln(e.stderr, whose)
+	}
+	switch {
+	case f.format == formatNFT, f.format == formatWinBridge:
+		f.Mode = nft.ModeNFTables
+	case f.format == formatIPTables:
+		f.Mode = nft.ModeIPTables
 	}
 	l, err := f.Load()
 	warn(e, l)
@@ -82,27 +91,18 @@ func (f *renderFlags) render(_ context.Context, _ []string, e environment) (int,
 	return exitDone, write(e.stdout, text)
 }
 
-// settle checks and completes flags that depend on one another.
-func (f *renderFlags) settle() error {
-	if f.format == "" {
-		f.format = formatNFT
-		if f.Mode == nft.ModeIPTables {
-			f.format = formatIPTables
-		}
-	}
-	switch {
-	case f.format != formatWinBridge && f.windowsAPI != 0:
-		return usagef("--windows-api is for --format win-bridge")
-	case f.format == formatWinBridge && f.windowsAPI == 0:
-		return usagef("--format win-bridge needs --windows-api 1 or --windows-api 2")
-	case f.format == formatWinBridge && len(f.Ports) > 0:
-		return usagef("--to-ports is not supported by win-bridge")
-	}
-	switch f.format {
-	case formatNFT, formatWinBridge:
-		f.Mode = nft.ModeNFTables
-	case formatIPTables:
-		f.Mode = nft.ModeIPTables
+// contradiction returns an error if flags contradict each other.
+func (f *renderFlags) contradiction() error {
+	switch winBridge := f.format == formatWinBridge; {
+	case f.Given("mode") && (f.format == formatNFT && f.Mode != nft.ModeNFTables ||
+		f.format == formatIPTables && f.Mode != nft.ModeIPTables):
+		return fmt.Errorf("--output %s and --mode %s contradict each other: omit one", f.format, f.Mode)
+	case !winBridge && f.windowsAPI != 0:
+		return errors.New("--windows-api is for --output win-bridge")
+	case winBridge && f.windowsAPI == 0:
+		return errors.New("--output win-bridge needs --windows-api 1 or --windows-api 2")
+	case winBridge && len(f.Ports) > 0:
+		return errors.New("--to-ports is not supported by win-bridge")
 	}
 	return nil
 }

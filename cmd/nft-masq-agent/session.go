@@ -24,9 +24,7 @@ type nodeFlags struct {
 }
 
 func addNodeFlags(fs *flag.FlagSet) *nodeFlags {
-	f := &nodeFlags{Options: options.AddPolicyFlags(fs)}
-	options.AddFlag(fs, &f.ProbeSocket, "probe-socket", "",
-		"`PATH` of the unix socket on which the agent answers (default "+options.DefaultProbeSocket+")", options.ParseSocketPath)
+	f := &nodeFlags{Options: options.AddNodeFlags(fs)}
 	addOutput(fs, &f.output)
 	return f
 }

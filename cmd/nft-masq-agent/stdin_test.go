@@ -9,7 +9,7 @@ import (
 )
 
 func TestStandardInputCanBeTheConfig(t *testing.T) {
-	for _, args := range []string{"check --config -", "check --config /dev/stdin", "render --config -", "explain 10.1.2.3 --config -"} {
+	for _, args := range []string{"check --config -", "check /dev/stdin", "check -", "render -", "render --config -", "explain 10.1.2.3 --config -"} {
 		for input, want := range map[string]int{"masqLinkLocal: true\n": exitDone, "masqLinkLocal: 5\n": exitFailed} {
 			var out strings.Builder
 			e := testEnvironment(t, &out, &out)
@@ -24,11 +24,11 @@ func TestStandardInputCanBeTheConfig(t *testing.T) {
 
 func TestErrorsNameFlagsWithTwoDashes(t *testing.T) {
 	for args, want := range map[string]string{
-		"explain 10.1.2.3 --from x":  "for flag --from: is not an IP address",
-		"explain 10.1.2.3 --from":    "needs an argument: --from",
-		"check --strict=maybe":       "for --strict",
-		"check --output yaml":        "for flag --output: is not one of text, json",
-		"check /etc/ip-masq-agent.x": "did you mean --config /etc/ip-masq-agent.x?",
+		"explain 10.1.2.3 --from x":    "for flag --from: is not an IP address",
+		"explain 10.1.2.3 --from":      "needs an argument: --from",
+		"check --strict=maybe":         "for --strict",
+		"check --output yaml":          "for flag --output: is not one of text, json",
+		"monitor /etc/ip-masq-agent.x": "did you mean --config /etc/ip-masq-agent.x?",
 	} {
 		if got := runHere(t, strings.Fields(args)...); got.code != exitUsage || !strings.Contains(got.stderr, want) {
 			t.Errorf("%s: %+v, want %q", args, got, want)

@@ -13,6 +13,14 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
+var exempting = Share{Exempt: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
+
+func searched(s Snapshot) *finder {
+	w := newFinder(s, nil)
+	w.search(Masquerades, exempting)
+	return w
+}
+
 // Paths multiply: base chains, jumps from each, and chains that are reached again.
 func TestSearchVisitsABoundedNumberOfRules(t *testing.T) {
 	const bases, jumps, depth, rules = 20, 16, 4, 500
@@ -51,7 +59,7 @@ func TestSearchVisitsABoundedNumberOfRules(t *testing.T) {
 	for _, c := range s.Chains {
 		total += len(c.Rules)
 	}
-	w := search(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
+	w := searched(s)
 	if most := maxWork + 2*total*ruleWork; w.work > most {
 		t.Errorf("%d ranges compared, more than %d", w.work, most)
 	}
@@ -76,7 +84,7 @@ func TestSearchComparesABoundedNumberOfRanges(t *testing.T) {
 		add(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 1},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{11}}, &expr.Masq{})
 	}
-	w := search(Snapshot{Chains: []Chain{c}}, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
+	w := searched(Snapshot{Chains: []Chain{c}})
 	if most := maxWork + 5*maxNamed*len(c.Rules); w.work > most {
 		t.Errorf("%d ranges compared, more than %d", w.work, most)
 	}
@@ -103,7 +111,7 @@ func TestSearchReadsABoundedNumberOfSetElements(t *testing.T) {
 		})
 	}
 	s := Snapshot{Chains: []Chain{c}, sets: map[id][]iprange.Range{{nfnetlink.IPv4, "t", "sources"}: set}}
-	w := search(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
+	w := searched(s)
 	if most := maxWork + (elements+5*maxNamed)*rules; w.work > most || len(w.conflicts) != rules {
 		t.Errorf("%d ranges compared, want at most %d; %d conflicts", w.work, most, len(w.conflicts))
 	}
@@ -124,7 +132,7 @@ func TestSearchEndsAfterManyConflictsAndCountsTheRest(t *testing.T) {
 		})
 	}
 	s := Snapshot{Chains: []Chain{c}}
-	if found, rest := Conflicts(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil); len(found) != maxFound || rest != rules-maxFound {
+	if found, rest := Conflicts(s, exempting); len(found) != maxFound || rest != rules-maxFound {
 		t.Errorf("%d conflicts, %d rules not examined", len(found), rest)
 	}
 }
@@ -158,7 +166,7 @@ func TestTextOfAConflictIsBounded(t *testing.T) {
 		}
 		s.Chains = append(s.Chains, c)
 	}
-	found, _ := Conflicts(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
+	found, _ := Conflicts(s, exempting)
 	if len(found) != 8 {
 		t.Errorf("%d conflicts", len(found))
 	}
@@ -295,7 +303,7 @@ func TestLastVisitOfAChainIsForAllMarks(t *testing.T) {
 		s := Snapshot{Chains: []Chain{base, {
 			Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "t", Name: "masking"}, Rules: []nfnetlink.Rule{masking},
 		}}}
-		found, _ := Conflicts(s, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil)
+		found, _ := Conflicts(s, exempting)
 		if len(found) > 0 != tt.conflict {
 			t.Errorf("behind %d rules, mark %d: %v", tt.rules, tt.last, found)
 		}

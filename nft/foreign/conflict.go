@@ -155,51 +155,6 @@ func either[T any](first bool, a, b T) T {
 	return b
 }
 
-// Conflicts finds the rules, other than ours, that can rewrite the source address
-// of connections to the exempt destinations. It traverses the chains as a packet
-// does. A condition that it does not understand may be true or false. It omits
-// masquerading known to be harmless: by kube-proxy and the CNI plugin portmap,
-// for packets that they have marked, and of connections from an address to
-// itself.
-//
-// The order is that in which packets traverse the rules, family by family.
-//
-// The search ends after a few thousand conflicts. The second result is then the
-// number of rules that it did not examine.
-//
-// pods are the interfaces on which the packets of pods are received, nil: any.
-func Conflicts(s Snapshot, exempt []netip.Prefix, pods nft.Names) ([]Conflict, int) {
-	w := search(s, exempt, nil)
-	if pods != nil && !w.full {
-		found := search(s, exempt, pods).found
-		for at, i := range w.found {
-			_, meets := found[at]
-			w.conflicts[i].elsewhere = !meets
-		}
-	}
-	return w.conflicts, w.rest()
-}
-
-func search(s Snapshot, exempt []netip.Prefix, origin nft.Names) *finder {
-	w := newFinder(s, origin)
-	w.dst = exemptions(exempt)
-	w.visit = func(s step) {
-		if !w.translates(s.action) || needed(s.packets) {
-			return
-		}
-		src, dst := s.addresses()
-		conflict := Conflict{src: src}
-		conflict.Destinations, conflict.More = w.hits(dst, false)
-		w.add(s, conflict)
-	}
-	for _, c := range w.bases() {
-		if c.Hook.Type == "nat" {
-			w.begin(c, allPackets(c.Family))
-		}
-	}
-	return w
-}
-
 // hits names the first of w.dst that overlap with destinations; with parts, the overlaps.
 func (w *finder) hits(dst []iprange.Range, parts bool) (hits []string, more bool) {
 	for i, part := range w.overlaps(dst) {
@@ -223,6 +178,7 @@ type finder struct {
 }
 
 type ruleID struct {
+	Kind
 	id
 	handle uint64
 }
@@ -245,7 +201,7 @@ func (w *finder) add(s step, conflict Conflict) {
 		}
 	}
 	conflict.Source, conflict.Conditions = strings.Join(slices.Compact(from), ", "), slices.Compact(words)
-	at := ruleID{chainID(s.chain.Chain), s.rule.Handle}
+	at := ruleID{conflict.Kind, chainID(s.chain.Chain), s.rule.Handle}
 	if i, ok := w.found[at]; ok {
 		w.conflicts[i].merge(conflict)
 		return

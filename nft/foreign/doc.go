@@ -4,7 +4,7 @@
 //
 // [Read] takes a snapshot of the chains that packets pass as they leave, and of those
 // before connection tracking, with the small sets and verdict maps that they refer to.
-// [Legacy], [Conflicts], [Overruled] and [FindRewrites] are functions of the snapshot. A
+// [Legacy], [Conflicts] and [FindRewrites] are functions of the snapshot. A
 // [Tracer] reads the chains of all hooks.
 //
 // One interpreter follows packets through the rules: from one address to another, or all

@@ -207,6 +207,6 @@ func createIPSet(t *testing.T, ns *nfttest.NS, name string) {
 
 // conflictsOf returns the conflicts in a snapshot, which has few enough.
 func conflictsOf(s foreign.Snapshot, exempt []netip.Prefix) []foreign.Conflict {
-	found, _ := foreign.Conflicts(s, exempt, nil)
+	found, _ := foreign.Conflicts(s, foreign.Share{Exempt: exempt})
 	return found
 }

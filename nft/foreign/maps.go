@@ -26,14 +26,15 @@ func (w *walker) lookup(c *Chain, s rule.Statement, q path) (found []verdict, un
 	if !ok || w.spent() {
 		return nil, true
 	}
-	fields, _, _ := strings.Cut(s.String(), " vmap @")
-	for _, e := range w.candidates(strings.Split(fields, " . "), nil, m, q.packets) {
+	words, _, _ := strings.Cut(s.String(), " vmap @")
+	fields := strings.Split(words, " . ")
+	for _, e := range w.candidates(fields, nil, m, q.packets) {
 		if e.truth != yes {
 			e.conditions = []condition{newCondition(s, other, true)}
 		} else if w.conn == nil || len(q.without(box{e.src, e.dst})) > 0 {
 			e.conditions = []condition{newCondition(s, destination, true)}
 		}
-		e.direct = strings.Contains(fields, "daddr")
+		e.direct = slices.ContainsFunc(fields, func(f string) bool { return fieldOf(f) == destination })
 		found = append(found, e)
 	}
 	return found, false

@@ -1,6 +1,7 @@
 package foreign
 
 import (
+	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -57,22 +58,38 @@ func (k Kind) Remedy() string {
 	}[k]
 }
 
-// A Share is what a policy masquerades, and in which chain.
+// A Share is what a policy exempts and what it masquerades, and in which chain.
 type Share struct {
-	Src, Dst []iprange.Range // sets, of both families
-	Origin   nft.Names       // as in a [nft.Region]
+	Exempt   []netip.Prefix  // destinations
+	Src, Dst []iprange.Range // of what it masquerades: sets, of both families
+	Origin   nft.Names       // of pods, as in a [nft.Region]
 	Shared   bool            // in iptables' POSTROUTING, after a jump
 	Priority int32           // of the base chain that decides
 }
 
-// Overruled finds the rules that override the policy for connections which it
-// masquerades, or that did so while another agent's jump was in POSTROUTING. Of
-// kind [Exempts] are those before the jump, or all if there is none; of kind
-// [Translates] are those that act before this agent.
+// Conflicts finds the rules, other than ours, that can rewrite the source address of
+// connections to the exempt destinations, and those that override the policy for connections
+// which it masquerades, or that did so while another agent's jump was in POSTROUTING: of
+// kind [Exempts] are those before the jump, or all if there is none; of kind [Translates]
+// are those that act before this agent. It omits masquerading known to be harmless: by
+// kube-proxy and the CNI plugin portmap, for packets that they have marked, and of
+// connections from an address to itself.
 //
-// The second result is that of [Conflicts].
-func Overruled(s Snapshot, share Share) ([]Conflict, int) {
-	w := newFinder(s, share.Origin)
+// The order is that in which packets traverse the rules, kind by kind and family by family.
+//
+// The search ends after a few thousand conflicts. The second result is then the
+// number of rules that it did not examine.
+func Conflicts(s Snapshot, share Share) ([]Conflict, int) {
+	w := newFinder(s, nil)
+	if w.search(Masquerades, share); share.Origin != nil && !w.full {
+		pods := newFinder(s, share.Origin)
+		pods.search(Masquerades, share)
+		for at, i := range w.found {
+			_, meets := pods.found[at]
+			w.conflicts[i].elsewhere = !meets
+		}
+	}
+	w.facts.origin = share.Origin
 	for _, c := range w.bases() {
 		if c.dropsAll() && len(iprange.Intersect(share.Dst, anywhere(c.Family))) > 0 {
 			w.base = c.Chain
@@ -80,20 +97,27 @@ func Overruled(s Snapshot, share Share) ([]Conflict, int) {
 		}
 	}
 	for _, kind := range []Kind{Exempts, Translates, Writes} {
-		w.restart()
-		for _, c := range w.bases() {
-			if share.concerns(kind, c) {
-				w.overruledFrom(*c, kind, share)
-			}
-		}
+		w.search(kind, share)
 	}
 	return w.conflicts, w.rest()
+}
+
+// search finds the rules of a kind.
+func (w *finder) search(kind Kind, share Share) {
+	w.restart()
+	for _, c := range w.bases() {
+		if share.concerns(kind, c) {
+			w.searchFrom(*c, kind, share)
+		}
+	}
 }
 
 // concerns reports whether rules of a base chain can be of a kind.
 func (s Share) concerns(kind Kind, c *Chain) bool {
 	nat := c.Hook.Type == "nat"
 	switch kind {
+	case Masquerades:
+		return nat
 	case Exempts:
 		return nat && c.Family != nfnetlink.Inet && c.Table == "nat" && c.Name == "POSTROUTING"
 	case Translates:
@@ -112,21 +136,24 @@ func (c *Chain) dropsAll() bool {
 		!slices.ContainsFunc(c.Rules, func(r nfnetlink.Rule) bool { return slices.ContainsFunc(r.Exprs, maySpare) })
 }
 
-// overruledFrom finds the rules of a kind that are reached from a base chain, before
-// the jump to this agent or, for the kind Exempts, to any masquerade agent.
-func (w *finder) overruledFrom(c Chain, kind Kind, share Share) {
-	jump := w.jump(&c, kind == Exempts)
-	if jump >= 0 {
-		c.Rules = c.Rules[:jump]
+// searchFrom finds the rules of a kind that are reached from a base chain: those that
+// override the policy, before the jump to this agent or, for the kind Exempts, to any
+// masquerade agent.
+func (w *finder) searchFrom(c Chain, kind Kind, share Share) {
+	p, jump := allPackets(c.Family), -1
+	if w.dst = exemptions(share.Exempt); kind != Masquerades {
+		w.dst, p = iprange.Intersect(share.Dst, anywhere(c.Family)), p.in(share.Src, nil)
+		if jump = w.jump(&c, kind == Exempts); jump >= 0 {
+			c.Rules = c.Rules[:jump]
+		}
 	}
-	w.dst = iprange.Intersect(share.Dst, anywhere(c.Family))
 	w.visit = func(s step) {
 		kind := kind
 		overrules := s.leaves(len(s.via) == 0)
-		switch {
-		case kind == Translates:
-			overrules = w.translates(s.action) && !s.Masquerade && !needed(s.packets)
-		case kind == Writes:
+		switch kind {
+		case Masquerades, Translates:
+			overrules = w.translates(s.action) && !needed(s.packets) && (kind == Masquerades || !s.Masquerade)
+		case Writes:
 			if s.untracks {
 				kind = Untracks
 			}
@@ -135,19 +162,19 @@ func (w *finder) overruledFrom(c Chain, kind Kind, share Share) {
 		if !overrules {
 			return
 		}
-		_, dst := s.addresses()
-		everything := covers(dst, w.dst)
+		src, dst := s.addresses()
+		everything := kind != Masquerades && covers(dst, w.dst)
 		always := !slices.ContainsFunc(s.conditions, func(c condition) bool { return c.of != destination })
 		if kind == Exempts && jump < 0 && everything && always {
 			return // there was nothing after it to exempt from
 		}
-		conflict := Conflict{Kind: kind, Shared: share.Shared, Returns: s.verdict == unix.NFT_RETURN}
+		conflict := Conflict{Kind: kind, Shared: share.Shared, Returns: s.verdict == unix.NFT_RETURN, src: src}
 		if !everything {
-			conflict.Destinations, conflict.More = w.hits(dst, true)
+			conflict.Destinations, conflict.More = w.hits(dst, kind != Masquerades)
 		}
 		w.add(s, conflict)
 	}
-	w.begin(&c, allPackets(c.Family).in(share.Src, nil))
+	w.begin(&c, p)
 }
 
 // overrides reports whether the source of packets is not what this agent makes it.

@@ -69,7 +69,7 @@ func TestRulesThatExemptedFromOlderAgentsAreFound(t *testing.T) {
 					want = tt.shared
 				}
 				var got []string
-				overruled, _ := foreign.Overruled(s, pods(shared))
+				overruled, _ := foreign.Conflicts(s, pods(shared))
 				for _, c := range overruled {
 					got = append(got, c.Why())
 				}

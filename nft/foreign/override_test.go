@@ -76,7 +76,7 @@ func TestRulesThatOverrideThePolicyWithoutNATAreFound(t *testing.T) {
 			nfttest.NFT(t, ns, text, "-f", "-")
 			all := []iprange.Range{iprange.All(false), iprange.All(true)}
 			exempt := iprange.SetOf([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")})
-			found, rest := foreign.Overruled(read(t, c), foreign.Share{
+			found, rest := foreign.Conflicts(read(t, c), foreign.Share{
 				Src: all, Dst: iprange.Subtract(all, exempt), Origin: nft.Names{{Name: "cali*", In: true}}, Priority: 110,
 			})
 			var got []string

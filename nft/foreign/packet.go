@@ -12,17 +12,9 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/rule"
 )
-
-// A Device is a network interface. The zero value is an unknown one.
-type Device struct {
-	Name  string
-	Index uint32
-}
-
-// String returns the name for use in messages.
-func (d Device) String() string { return nfnetlink.Printable(d.Name) }
 
 // A Packet is the first packet of a new connection. It comes without the bits of the
 // mark that are Unset; kube-proxy's and portmap's are always among them. Other marks
@@ -32,7 +24,7 @@ type Packet struct {
 	From             []iprange.Range // what an unknown Src is among; nil: any
 	SrcType, DstType int             // route types, such as unix.RTN_LOCAL; unix.RTN_UNSPEC if unknown
 	FromNode         bool            // sent by the node itself, so that it has no In
-	In, Out          Device
+	In, Out          node.Interface  // the zero value if unknown
 	Unset            uint32
 
 	// any means that it may belong to any connection that needs masquerading: not one
@@ -155,12 +147,12 @@ func (w *walker) marked(c *Chain, b bits) truth {
 
 // device returns the interface that a field is about, and whether it is known. A
 // packet sent by the node was received on one without a name.
-func (p Packet) device(field string) (d Device, known bool) {
+func (p Packet) device(field string) (d node.Interface, known bool) {
 	switch {
 	case strings.HasPrefix(field, "oif"):
 		return p.Out, p.Out.Name != ""
 	case p.FromNode:
-		return Device{}, true
+		return node.Interface{}, true
 	}
 	return p.In, p.In.Name != ""
 }

@@ -11,6 +11,7 @@ import (
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/node"
 )
 
 // traced formats a trace: the ways, "passes", the conditions, and what else rules do.
@@ -107,6 +108,14 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{rules: `iifname "vet*" masquerade`, want: passes},
 		{rules: `iifname != "cali*" masquerade`, want: passes},
 		{rules: `iifname { "cali0", "cali1" } masquerade`, want: hit + `; passes; if iifname @__set0`},
+		{rules: `oifname != { "eth0", "eth1" } masquerade`, want: hit + `; passes; if oifname != @__set0`},
+		{rules: `iif { 5, 6 } masquerade`, want: hit + `; passes; if iif @__set0`},
+		{rules: `oif & 3 == 2 masquerade`, want: hit + `; passes; if oif & 3 == 2`},
+		{rules: `ip saddr & 255.255.0.0 { 10.245.0.0, 10.246.0.0 } masquerade`, want: hit + `; passes; if ip saddr & 255.255.0.0 @__set0`},
+		{rules: "meta mark { 5, 6 } masquerade", want: hit + `; passes; if meta mark @__set0`},
+		{rules: "fib daddr type vmap { local : jump masking }", want: hit + "; passes; if fib daddr type vmap @__map0"},
+		{rules: "ip saddr . th dport vmap { 10.244.1.2 . 53 : accept }\nmasquerade", want: hit + "; passes; if ip saddr . th dport vmap @__map0"},
+		{rules: "th dport vmap { 53 : accept, * : jump masking }", want: hit + "; passes; if th dport vmap @__map0"},
 		{rules: `iif 5 masquerade`, want: hit},
 		{rules: `iif 6 masquerade`, want: passes},
 		{rules: `oif != 2 masquerade`, want: passes},
@@ -166,6 +175,9 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{base: early + " policy drop;", rules: "ip daddr 203.0.113.8 accept", want: "passes; dropped by policy drop"},
 		{base: early, rules: "notrack", want: passes},
 		{base: "type filter hook postrouting priority -300;", rules: "notrack", want: "passes; untracked by notrack"},
+		{base: "type filter hook postrouting priority -300;", rules: "meta l4proto tcp notrack", want: passes},
+		{base: late, rules: "@nh,96,16 set 0xc000", want: "write somewhere; passes; if what that rule writes into the packet"},
+		{base: late, rules: "meta l4proto tcp ip daddr set 192.0.2.7", want: "passes; redirected to 192.0.2.7"},
 		{base: early, rules: "ip saddr set 192.0.2.7", want: "write 192.0.2.7"},
 		{base: late, rules: "ip saddr set 192.0.2.7", want: "write 192.0.2.7"},
 		{base: late, rules: "ip6 saddr set 2001:db8::7", want: "write 2001:db8::7", ipv6: true},
@@ -189,7 +201,7 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		p := foreign.Packet{
 			Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9"),
 			SrcType: unix.RTN_UNICAST, DstType: unix.RTN_UNICAST, Unset: 0x20000,
-			In: foreign.Device{Name: "cali0", Index: 5}, Out: foreign.Device{Name: "eth0", Index: 2},
+			In: node.Interface{Name: "cali0", Index: 5}, Out: node.Interface{Name: "eth0", Index: 2},
 		}
 		if tt.ipv6 {
 			p.Src, p.Dst = netip.MustParseAddr("fd00::2"), netip.MustParseAddr("2001:db8::9")

@@ -11,6 +11,7 @@ import (
 
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/node"
 )
 
 // randomRules returns a ruleset of conditions and verdicts that the interpreter knows.
@@ -109,8 +110,8 @@ func TestWhatMayHappenToOnePacketIsFoundForAll(t *testing.T) {
 		rewrites := foreign.FindRewrites(s)
 		p := foreign.Packet{
 			SrcType: unix.RTN_UNICAST, DstType: unix.RTN_UNICAST,
-			In:  foreign.Device{Name: []string{"cali0", "docker0"}[r.IntN(2)], Index: 5},
-			Out: foreign.Device{Name: "eth0", Index: 2},
+			In:  node.Interface{Name: []string{"cali0", "docker0"}[r.IntN(2)], Index: 5},
+			Out: node.Interface{Name: "eth0", Index: 2},
 		}
 		for i := range 8 * 8 {
 			p.Src, p.Dst = netip.Addr{}, modelAddr(2, i/8)

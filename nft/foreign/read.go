@@ -340,6 +340,6 @@ func (r *reader) readMap(at id, s nfnetlink.Set) error {
 
 func ofAddresses(s nfnetlink.Set) bool {
 	const changing = unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL | unix.NFT_SET_OBJECT
-	tooLarge := s.Counted && s.Count > maxSetSize
+	tooLarge := s.Count > maxSetSize
 	return (s.KeyType == typeIPv4 || s.KeyType == typeIPv6) && s.Flags&changing == 0 && !tooLarge
 }

@@ -231,6 +231,50 @@ func TestRenamedChainWithAnotherProgramsRuleIsReported(t *testing.T) {
 	}
 }
 
+// The shared table is deleted only if nothing is in it but ours and an empty POSTROUTING.
+func TestCleanupDeletesTheSharedTableOnlyIfItIsEmpty(t *testing.T) {
+	nfttest.Require(t, "nft")
+	want := cases.Load(t, "sources-only").Compile(nft.ModeIPTables)
+	for what, others := range map[string]string{
+		"nothing": "", "a chain": "chain FOREIGN { }", "a base chain": "chain PREROUTING { type nat hook prerouting priority -100; }",
+		"a chain with rules": "chain FOREIGN { accept; }", "a set": "set s { type ipv4_addr; }", "a counter": "counter c { }",
+		"a map": "map m { type ipv4_addr : verdict; }", "a rule": "chain POSTROUTING { accept; }",
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "node")
+			k := open(t, ns)
+			apply(t, k, want, layout.Ours)
+			before := "table ip nat { " + others + "; }"
+			nfttest.NFT(t, ns, before, "-f", "-")
+			if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) == 0 {
+				t.Errorf("removed %q, %v", removed, err)
+			}
+			_, err := connect(t, ns).Table(nfnetlink.IPv4, xtables.NATTable)
+			if nfnetlink.IsNotExist(err) != (others == "") {
+				t.Errorf("reading the table: %v", err)
+			}
+			if others == "" {
+				return
+			}
+			other := nfttest.NewNS(t, "expected")
+			post := "chain POSTROUTING { type nat hook postrouting priority srcnat; }"
+			nfttest.NFT(t, other, "table ip nat { "+post+"; }; "+before, "-f", "-")
+			if diff := cmp.Diff(chainsOf(t, other), chainsOf(t, ns)); diff != "" {
+				t.Errorf("what is left (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// chainsOf returns the lines of the ruleset in no order.
+func chainsOf(t *testing.T, ns *nfttest.NS) []string {
+	t.Helper()
+	lines := strings.Split(nfttest.NFT(t, ns, "", "-s", "list", "ruleset"), "\n")
+	slices.Sort(lines)
+	return lines
+}
+
 // The kernel does not delete a chain to which another program's rule or map
 // refers. An empty one has no effect.
 func TestChainInUseByOthersIsEmptiedWithAReason(t *testing.T) {

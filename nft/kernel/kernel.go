@@ -21,7 +21,7 @@ import (
 )
 
 // A Kernel is the ruleset of a network namespace. It is for one goroutine: another one
-// opens a Kernel of its own. Only Counters, XTables, PortID and Close may be called at
+// opens a Kernel of its own. Only Counters, XTables and Close may be called at
 // any time, and do not wait for an Apply.
 type Kernel struct {
 	conn, scraping *nfnetlink.Conn
@@ -57,9 +57,6 @@ func none[T any]() ([]T, error) { return nil, nil }
 
 // Close closes the connection; the rules stay.
 func (k *Kernel) Close() error { return errors.Join(k.conn.Close(), k.scraping.Close()) }
-
-// PortID returns the netlink port that notifications show for this connection.
-func (k *Kernel) PortID() uint32 { return k.conn.PortID() }
 
 // Generation returns the generation of the ruleset, which each transaction changes.
 func (k *Kernel) Generation() (uint32, error) { return k.conn.Generation() }
@@ -107,8 +104,8 @@ type Applied struct {
 	// Generation of the ruleset at which everything was right; 0 if it is not known,
 	// because another program wrote in the meantime.
 	Generation uint32
-	// Recreated is for how long at most we had no rules, because our table had something
-	// that is not ours and was deleted and created again; 0 if it was not.
+	// Recreated is for how long at most packets missed our rules, because our table had
+	// something that is not ours and was created again; 0 if it was not.
 	Recreated time.Duration
 	Took      time.Duration
 }
@@ -174,7 +171,7 @@ type task struct {
 	before    *state
 	last      []string            // differences that are not certain
 	found     []layout.Difference // the first certain ones
-	recreated time.Time           // when our table was deleted
+	recreated time.Duration       // what creating our table again took, 0 if it was not
 }
 
 // look reads the kernel and compares. Another program's transaction can make a
@@ -219,6 +216,8 @@ func (k *Kernel) attempt(ctx context.Context, t *task) (a Applied, err error) {
 		if err := k.write(ctx, t, s, diffs); err != nil {
 			return a, err
 		}
+	}
+	if len(diffs) > 0 || t.recreated > 0 {
 		a = k.applied(t, diffs)
 	}
 	if whole {
@@ -227,29 +226,18 @@ func (k *Kernel) attempt(ctx context.Context, t *task) (a Applied, err error) {
 	return a, nil
 }
 
-// write writes the differences of a state, or deletes our table so that the next attempt
-// creates it again.
+// write writes the differences of a state, or creates our table again.
 func (k *Kernel) write(ctx context.Context, t *task, s *state, diffs []layout.Difference) error {
-	commit := func(b *nfnetlink.Batch) error {
-		if b.Len() == 0 {
-			return nil
-		}
-		err := k.conn.Commit(b, s.generation)
-		if err == nil {
-			s.generation++
-		}
-		return err
-	}
 	if slices.ContainsFunc(diffs, func(d layout.Difference) bool { return d.Kind == layout.Odd }) {
-		return t.recreate(s, commit)
+		return k.recreate(t, s)
 	}
-	err := s.carryOut(ctx, commit)
+	err := s.carryOut(ctx, k.conn)
 	switch t.before = nil; {
 	case errors.Is(err, unix.ERESTART):
 		t.before = s
 	case mayComeFromTheTable(err):
-		if deleted := t.recreate(s, commit); disturbed(deleted) {
-			return deleted
+		if created := k.recreate(t, s); disturbed(created) {
+			return created
 		}
 	}
 	return err
@@ -264,26 +252,24 @@ func mayComeFromTheTable(err error) bool {
 
 var errOdd = errors.New("another program keeps changing our table while it is created")
 
-// recreate deletes our table. The error is one after which to read again.
-func (t *task) recreate(s *state, commit layout.Commit) error {
+// recreate creates our table again, once in a task. After that, the kernel is read again.
+func (k *Kernel) recreate(t *task, s *state) error {
 	r, ok := s.wanted.(layout.Recreator)
-	if !ok || !t.recreated.IsZero() {
+	if !ok || t.recreated > 0 {
 		return errOdd
 	}
-	start := time.Now()
-	if err := r.Recreate(commit); err != nil {
+	b, start := &nfnetlink.Batch{}, time.Now()
+	r.Recreate(b)
+	if err := s.send(k.conn, b, s.generation); err != nil {
 		return err
 	}
-	t.recreated, t.before = start, nil
+	t.recreated, t.before = time.Since(start), nil
 	return nfnetlink.ErrInterrupted
 }
 
 // applied returns what was done about differences.
 func (k *Kernel) applied(t *task, diffs []layout.Difference) Applied {
-	a := Applied{Differences: texts(t.found)}
-	if !t.recreated.IsZero() {
-		a.Recreated = time.Since(t.recreated)
-	}
+	a := Applied{Differences: texts(t.found), Recreated: t.recreated}
 	for _, d := range diffs {
 		switch {
 		case d.Kind == layout.Older:

@@ -87,14 +87,16 @@ func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
 	if err != nil {
 		return Others{}, err
 	}
-	masquerading, rest := foreign.Conflicts(snapshot, want.Policy.ExemptDestinations(), pods.Origin)
+	found, rest := foreign.Conflicts(snapshot, share(want, pods, local))
 	policy := want.Policy
 	if policy.ReceivesNothing(links) {
 		policy.Enforce = nil
 	}
-	for _, c := range masquerading {
+	for _, c := range found {
 		late := comesLate(policy, c)
 		switch meets := c.From(pods.Src); {
+		case c.Kind != foreign.Masquerades:
+			o.Overruled = append(o.Overruled, c)
 		case late && meets:
 			o.Overridden = append(o.Overridden, c)
 		case meets:
@@ -103,8 +105,7 @@ func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
 			o.Podless = append(o.Podless, c)
 		}
 	}
-	overruled, more := foreign.Overruled(snapshot, share(want, pods, local))
-	o.Overruled, o.Unread = overruled, snapshot.Unread+max(rest, more)
+	o.Unread = snapshot.Unread + rest
 	return o, nil
 }
 
@@ -197,10 +198,10 @@ func (k *Kernel) beside(
 	})
 }
 
-// share returns what a ruleset masquerades, but for loopback addresses and those of the
-// node, and at which priority.
+// share returns what a ruleset exempts, what it masquerades, but for loopback addresses and
+// those of the node, and at which priority.
 func share(want nft.Ruleset, pods nft.Region, local []netip.Prefix) foreign.Share {
-	s := foreign.Share{Origin: pods.Origin}
+	s := foreign.Share{Exempt: want.Policy.ExemptDestinations(), Origin: pods.Origin}
 	for _, t := range want.Tables {
 		s.Shared = t.Name != nft.TableName
 		for _, c := range t.Chains {

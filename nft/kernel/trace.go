@@ -41,12 +41,12 @@ func (k *Kernel) Trace(
 	}
 	for _, way := range routes.Ways {
 		// A pod's address is not one of the node's.
-		p := foreign.Packet{Src: src, Dst: dst, SrcType: unix.RTN_UNICAST, DstType: way.Type, Out: device(way)}
+		p := foreign.Packet{Src: src, Dst: dst, SrcType: unix.RTN_UNICAST, DstType: way.Type, Out: way.Interface}
 		if src.IsValid() {
 			p.SrcType, p.FromNode = routes.Back.Type, routes.Back.Type == unix.RTN_LOCAL
 		}
 		if !p.FromNode {
-			p.In = device(routes.Back)
+			p.In = routes.Back.Interface
 		}
 		for _, f := range known.Policy.Families {
 			if f.IPv6 == dst.Is6() && !src.IsValid() {
@@ -65,10 +65,6 @@ func (k *Kernel) Trace(
 	return paths, nil
 }
 
-func device(r node.Route) foreign.Device {
-	return foreign.Device{Name: r.Interface.Name, Index: r.Interface.Index}
-}
-
 // trace follows the packet: first through the hook at which its destination can be
 // translated, then through those that it passes later.
 func (n *Path) trace(t *foreign.Tracer, policy nft.Policy) {
@@ -82,9 +78,9 @@ func (n *Path) trace(t *foreign.Tracer, policy nft.Policy) {
 	case p.FromNode:
 		first, later = unix.NF_INET_LOCAL_OUT, later[1:]
 	case p.DstType == unix.RTN_LOCAL:
-		later, out, p.Out = []uint32{unix.NF_INET_LOCAL_IN}, foreign.Device{}, foreign.Device{}
+		later, out, p.Out = []uint32{unix.NF_INET_LOCAL_IN}, node.Interface{}, node.Interface{}
 	default:
-		p.Out = foreign.Device{}
+		p.Out = node.Interface{}
 	}
 	n.Destination = t.Trace(p, first)
 	p = n.Destination.Packet

@@ -15,9 +15,6 @@ import (
 // A content is how the elements of a set differ from the wanted ones.
 type content struct {
 	diffs []string // the first few
-	// exactly is set if the set has the first so many of the wanted prefixes and nothing
-	// else: it is being filled.
-	exactly int
 }
 
 // complete reports whether the elements are the wanted ones.
@@ -36,7 +33,6 @@ func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (*content, error) {
 	conditional, err := out.read(c, s, w)
 	if conditional > 0 {
 		out.add("set %s: %d elements have a limit, a timeout or another condition", s.Name, conditional)
-		out.exactly = 0
 	}
 	return out, err
 }
@@ -72,9 +68,6 @@ func (c *content) comparePrefixes(name string, want []netip.Prefix, held []ipran
 	i := 0
 	for i < min(len(want), len(held)) && held[i] == iprange.Of(want[i]) {
 		i++
-	}
-	if i == len(held) {
-		c.exactly = i
 	}
 	for j := i; i < len(want) || j < len(held); {
 		switch {

@@ -13,9 +13,6 @@ import (
 // A Batch is a transaction under construction. The zero value is empty.
 type Batch struct {
 	msgs []netlink.Message
-	// There can be many elements, so they are encoded only when the batch is
-	// sent: of several batches, only one at a time takes the memory.
-	elements map[int]elements // by message index
 	// Prefixes is the number of elements that the batch adds.
 	Prefixes int
 	// Handles maps the name of each set that the batch created to its handle,
@@ -26,15 +23,6 @@ type Batch struct {
 
 // Len returns the number of messages.
 func (b *Batch) Len() int { return len(b.msgs) }
-
-// messages returns the messages with their elements.
-func (b *Batch) messages() []netlink.Message {
-	msgs := slices.Clone(b.msgs)
-	for i, e := range b.elements {
-		msgs[i].Data = e.appendTo(msgs[i].Data)
-	}
-	return msgs
-}
 
 func (b *Batch) add(family Family, msg uint16, flags netlink.HeaderFlags, a Attrs) {
 	b.msgs = append(b.msgs, message(family, msg, flags, a))
@@ -68,13 +56,6 @@ func (b *Batch) addTable(t Table) {
 	a.str(unix.NFTA_TABLE_NAME, t.Name)
 	a.uint32(unix.NFTA_TABLE_FLAGS, t.Flags)
 	b.add(t.Family, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
-}
-
-// Refuse adds a message that every kernel rejects, so that the batch is only
-// tested: if the kernel would accept the other messages, the error is a
-// [RefusedError] for the last one.
-func (b *Batch) Refuse(family Family, table string) {
-	b.addTable(Table{Family: family, Name: table, Flags: 1 << 31}) // no such flag
 }
 
 // DelTable deletes a table and everything in it.
@@ -206,11 +187,19 @@ const elementsPerMessage = 1000
 // AddElements adds prefixes, which must not overlap, to an interval set.
 func (b *Batch) AddElements(family Family, table, set string, prefixes []netip.Prefix) {
 	for chunk := range slices.Chunk(prefixes, elementsPerMessage) {
-		if b.elements == nil {
-			b.elements = map[int]elements{}
-		}
-		b.elements[len(b.msgs)] = elements{table, set, chunk}
-		b.add(family, unix.NFT_MSG_NEWSETELEM, netlink.Create, nil)
+		size := 2 * (16 + chunk[0].Addr().BitLen()/8) // of two elements: a bound and its headers
+		a := slices.Grow(in(table, unix.NFTA_SET_ELEM_LIST_SET, set), len(chunk)*size)
+		a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
+			for _, p := range chunk {
+				r := iprange.Of(p)
+				a.element(r.From, false)
+				// An interval that reaches the last address has no end.
+				if next := r.To.Next(); next.IsValid() {
+					a.element(next, true)
+				}
+			}
+		})
+		b.add(family, unix.NFT_MSG_NEWSETELEM, netlink.Create, a)
 		b.Prefixes += len(chunk)
 	}
 }
@@ -237,33 +226,6 @@ func (b *Batch) AddMappings(family Family, table, set string, mappings []Mapping
 		})
 		b.add(family, unix.NFT_MSG_NEWSETELEM, netlink.Create, a)
 	}
-}
-
-// elements are the prefixes that one message adds to a set.
-type elements struct {
-	table, set string
-	prefixes   []netip.Prefix
-}
-
-func (e elements) appendTo(a Attrs) Attrs {
-	size := 64 // bytes of an IPv6 prefix
-	if e.prefixes[0].Addr().Is4() {
-		size = 40
-	}
-	a = slices.Grow(a, len(e.prefixes)*size+len(e.table)+len(e.set)+32)
-	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, e.table)
-	a.str(unix.NFTA_SET_ELEM_LIST_SET, e.set)
-	a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
-		for _, p := range e.prefixes {
-			r := iprange.Of(p)
-			a.element(r.From, false)
-			// An interval that reaches the last address has no end.
-			if next := r.To.Next(); next.IsValid() {
-				a.element(next, true)
-			}
-		}
-	})
-	return a
 }
 
 // element appends an element. The lengths of its attributes are computed up front,

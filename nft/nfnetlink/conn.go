@@ -58,16 +58,6 @@ func (c *Conn) In(ctx context.Context) *Conn { return &Conn{c.socket, ctx} }
 // must not wait for those of c.
 func (c *Conn) Another() *Conn { return New(c.dial) }
 
-// Settle waits until the kernel has destroyed what earlier transactions deleted. From
-// Linux 5.12 on it does so before it closes a socket.
-func (c *Conn) Settle() error {
-	nl, err := c.dial()
-	if err != nil {
-		return err
-	}
-	return nl.Close()
-}
-
 func dial() (*netlink.Conn, error) {
 	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: pageSize})
 	if err != nil {
@@ -125,18 +115,6 @@ func (s *socket) Close() error {
 
 // fail drops a socket in which unread replies may be queued.
 func (s *socket) fail() { _ = s.Close() }
-
-// PortID returns the netlink port of the socket, which kernel notifications name
-// as the writer of a transaction, or 0 if there is no socket. It does not wait for a
-// request.
-func (s *socket) PortID() uint32 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.nl == nil {
-		return 0
-	}
-	return s.nl.PID()
-}
 
 // ErrInterrupted reports that the ruleset changed while it was being read.
 var ErrInterrupted = errors.New("the ruleset changed while it was read")
@@ -196,7 +174,7 @@ func envelope(b *Batch, generation uint32) []netlink.Message {
 		Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_BEGIN, Flags: netlink.Request},
 		Data:   begin,
 	})
-	msgs = append(msgs, b.messages()...)
+	msgs = append(msgs, b.msgs...)
 	return append(msgs, netlink.Message{
 		Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_END, Flags: netlink.Request},
 		Data:   head,
@@ -261,9 +239,8 @@ const (
 // A RefusedError is the message of a transaction that the kernel rejected, and
 // the reason. Nothing of the transaction took effect.
 type RefusedError struct {
-	Op   Op
-	Last bool // whether it was the last message of the transaction
-	Err  error
+	Op  Op
+	Err error
 }
 
 func (e *RefusedError) Error() string { return string(e.Op) + ": " + e.Err.Error() }
@@ -273,10 +250,9 @@ func (e *RefusedError) Unwrap() error { return e.Err }
 
 // refusal returns the error for the message that the kernel rejected.
 func refusal(sent []netlink.Message, op *netlink.OpError) error {
-	const envelope = 2 // messages after the last one of the batch: its end
-	for i, m := range sent {
+	for _, m := range sent {
 		if m.Header.Sequence == op.Sequence {
-			return &RefusedError{Op: opOf(m.Header.Type), Last: i == len(sent)-envelope, Err: op.Err}
+			return &RefusedError{Op: opOf(m.Header.Type), Err: op.Err}
 		}
 	}
 	return &RefusedError{Op: "transaction", Err: op.Err}

@@ -103,18 +103,9 @@ func (e Expr) JumpsByMap() bool {
 	return e.Name == "lookup" && e.Attr(unix.NFTA_LOOKUP_DREG) != nil && e.Uint32(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT
 }
 
-// Equal reports whether the kernel does the same for both: attributes are
-// compared regardless of their order, absent equals zero, and counter values are
-// ignored.
-func (e Expr) Equal(o Expr) bool {
-	if e.Name != o.Name {
-		return false
-	}
-	return e.Name == "counter" || bytes.Equal(e.Attrs, o.Attrs) || bytes.Equal(canonical(e.Name, e.Attrs), canonical(o.Name, o.Attrs))
-}
-
-// Key returns text that is the same for lists that are equal according to
-// [EqualExprs], and for no others.
+// Key returns text that is the same for rules of which the kernel does the same:
+// attributes are compared regardless of their order, absent equals zero, and counter
+// values are ignored.
 func Key(exprs []Expr) string {
 	var b []byte
 	for _, e := range exprs {
@@ -127,9 +118,6 @@ func Key(exprs []Expr) string {
 	}
 	return string(b)
 }
-
-// EqualExprs compares two lists with [Expr.Equal].
-func EqualExprs(a, b []Expr) bool { return slices.EqualFunc(a, b, Expr.Equal) }
 
 // canonical sorts the attributes, trims trailing zeros, drops attributes that are
 // all zero, and clears the nesting flag: the kernel and the libraries differ in

@@ -125,10 +125,7 @@ type Set struct {
 	// from a plain one: a timeout, another policy, stateful expressions.
 	Special []uint16
 	Handle  uint64 // unique in the table; 0 if it is to be created
-	// Count is the number of intervals, valid if Counted: only newer kernels
-	// report it.
-	Count   uint32
-	Counted bool
+	Count   uint32 // the number of intervals, 0 if the kernel does not report it (before 6.18)
 }
 
 // An Object is a stateful object, such as a counter, quota or limit.

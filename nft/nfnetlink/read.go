@@ -164,7 +164,7 @@ func parseSet(f Family, a Attrs) Set {
 		KeyType: a.Uint32(unix.NFTA_SET_KEY_TYPE), KeyLen: a.Uint32(unix.NFTA_SET_KEY_LEN),
 		DataType: a.Uint32(unix.NFTA_SET_DATA_TYPE), DataLen: a.Uint32(unix.NFTA_SET_DATA_LEN),
 		Size:  a.Attr(unix.NFTA_SET_DESC).Uint32(unix.NFTA_SET_DESC_SIZE), // of a concatenation it also has the lengths of the fields
-		Count: a.Uint32(setCount), Counted: a.Attr(setCount) != nil,
+		Count: a.Uint32(setCount),
 	}
 	for typ := range a.All() {
 		switch typ {

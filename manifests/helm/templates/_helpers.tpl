@@ -5,7 +5,20 @@
 
 {{/* A DaemonSet that replaces another one must have its selector. */}}
 {{- define "selectorLabels" -}}
-{{- if or .Values.takeover .Values.nonMasqueradeDaemon }}k8s-app: {{ include "name" . }}{{ else }}app.kubernetes.io/name: {{ .Values.name }}{{ end }}
+{{- if or .Values.takeover .Values.nonMasqueradeDaemon }}k8s-app: {{ include "name" . }}{{ else }}{{ include "podLabels" . }}{{ end }}
+{{- end }}
+
+{{/* Of the pods of this release. The name is that of all releases: README's commands find them by it. */}}
+{{- define "podLabels" -}}
+app.kubernetes.io/name: nft-masq-agent
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "labels" -}}
+{{ include "podLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
 {{- define "mode" -}}

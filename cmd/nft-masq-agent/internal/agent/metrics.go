@@ -27,7 +27,8 @@ const metricPrefix = "nft_masq_agent_"
 
 // Results of an apply, as the metrics name them.
 const (
-	inSyncResult  = "in_step"
+	inSyncResult  = "in_sync"
+	inStepResult  = "in_step" // the older name of inSyncResult, for one more version
 	writtenResult = "written"
 	refusedResult = "refused"
 )
@@ -37,7 +38,7 @@ func newMetrics(a *Agent) *metrics {
 		registry: prometheus.NewRegistry(),
 		applies: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: metricPrefix + "applies_total",
-			Help: "Number of comparisons of kernel and config, by reason and by result: in_step, written or refused.",
+			Help: "Number of comparisons of kernel and config, by reason and by result: in_sync, written or refused. in_step is an older name of in_sync.",
 		}, []string{"reason", "result"}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    metricPrefix + "apply_duration_seconds",
@@ -46,7 +47,7 @@ func newMetrics(a *Agent) *metrics {
 		}),
 	}
 	for _, reason := range []string{onStart, onConfig, onDrift, onResync, onHangup, onRefusal, onAddresses} {
-		for _, result := range []string{inSyncResult, writtenResult, refusedResult} {
+		for _, result := range []string{inSyncResult, inStepResult, writtenResult, refusedResult} {
 			m.applies.WithLabelValues(reason, result)
 		}
 	}
@@ -71,6 +72,9 @@ func (m *metrics) count(v view) {
 		m.duration.Observe(v.step.took.Seconds())
 	}
 	m.applies.WithLabelValues(v.step.reason, result).Inc()
+	if result == inSyncResult {
+		m.applies.WithLabelValues(v.step.reason, inStepResult).Inc()
+	}
 }
 
 // A stateCollector exports the view and what the observers found, without what is still

@@ -111,7 +111,8 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 	}
 	if applied.Recreated > 0 {
 		l.add(zap.WarnLevel, "table_recreated",
-			"our table could not be repaired in place and was recreated; in the meantime new connections were not masqueraded",
+			"our table could not be repaired in place and was created again; connections that began in the meantime "+
+				"may have missed its rules",
 			"gap_ms", applied.Recreated.Milliseconds())
 	}
 	fields := a.appliedFields(before, v, applied)
@@ -133,7 +134,7 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 	}
 	if v.step.slowed {
 		l.add(zap.WarnLevel, "repairs_slowed",
-			"another program keeps changing the rules; they are restored at most once a second. nft monitor shows which program it is")
+			"another program keeps changing the rules; they are restored at most once a second. nft-masq-agent monitor shows which program it is")
 	}
 	reportMissing(l, before, v)
 	if before.installed == nil || before.hash() != v.hash() {

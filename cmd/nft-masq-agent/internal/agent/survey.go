@@ -99,7 +99,8 @@ func (s *survey) collect(e exporter) {
 	e.gauge("foreign_masquerade_rules", "Other programs' rules that masquerade what the config exempts, without accepted ones and those that meet no pod.", float64(n.masquerading))
 	e.gauge("foreign_exempting_rules", "Other programs' rules that accept what the config masquerades: before the jump in mode iptables-nft, otherwise without effect on this agent.", float64(n.exempting))
 	e.gauge("foreign_translating_rules", "Other programs' rules that translate what the config masquerades to another source address, write one into it, drop it, or turn off its connection tracking.", float64(n.translating))
-	e.gauge("legacy_rules", "Chains of iptables-based agents in nf_tables, and tables of legacy ip_tables that have rules of such agents.", float64(n.legacy))
+	e.gauge("legacy_chains", "Chains of iptables-based agents. A nat table of legacy ip_tables that has rules of such agents counts as one.", float64(n.legacy))
+	e.gauge("legacy_rules", "The older name of legacy_chains, for one more version.", float64(n.legacy))
 }
 
 func namesOf[T fmt.Stringer](chains []T) (names []string) {

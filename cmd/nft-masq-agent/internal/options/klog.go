@@ -6,16 +6,12 @@ import (
 	"strconv"
 )
 
-// KlogNames lists the flags of klog and glog.
-func KlogNames() (names []string) {
+// IsKlogFlag reports whether a flag is one of klog's or glog's.
+func IsKlogFlag(name string) bool {
 	fs := flag.NewFlagSet("", flag.ContinueOnError)
 	new(Options).addKlogFlags(fs)
-	fs.VisitAll(func(f *flag.Flag) { names = append(names, f.Name) })
-	return names
+	return fs.Lookup(name) != nil
 }
-
-// IsKlogFlag reports whether a flag is one of klog's or glog's.
-func IsKlogFlag(name string) bool { return slices.Contains(KlogNames(), name) }
 
 // addKlogFlags declares the flags of k8s.io/klog/v2 2.140, and of
 // github.com/golang/glog 1.2, which ip-masq-agent links, so that command lines for

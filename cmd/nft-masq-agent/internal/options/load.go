@@ -59,9 +59,26 @@ func (o Options) sources() (sources []config.Source, note *config.Problem, err e
 	return sources, note, err
 }
 
+// UseFile makes an operand the config, as --config does.
+func (o *Options) UseFile(operands []string) error {
+	switch {
+	case len(operands) == 0:
+		return nil
+	case o.Given("config"):
+		return fmt.Errorf("%q and --config both name the config: omit one", operands[0])
+	}
+	return o.given.Set("config", operands[0])
+}
+
+// Given reports whether the command line has a flag.
+func (o *Options) Given(name string) (given bool) {
+	o.given.Visit(func(f *flag.Flag) { given = given || f.Name == name })
+	return given
+}
+
 // ForCommand adapts the options for a command that reads a config once: an
 // explicit path must exist, - is standard input, and a manifest is unwrapped.
 func (o *Options) ForCommand(input io.Reader) {
 	o.Input = input
-	o.given.Visit(func(f *flag.Flag) { o.MustExist = o.MustExist || f.Name == "config" })
+	o.MustExist = o.Given("config")
 }

@@ -46,11 +46,8 @@ func (o *Options) Follow(args []string, path string) (theirs Options, err error)
 		return Options{}, err
 	}
 	theirs = *t
-	o.given.Visit(func(f *flag.Flag) {
-		if slices.Contains(PolicyFlags(), f.Name) {
-			_ = of.Set(f.Name, f.Value.String())
-		}
-	})
+	// Flags that run does not have, and lists, which have no text, are not set.
+	o.given.Visit(func(f *flag.Flag) { _ = of.Set(f.Name, f.Value.String()) })
 	t.MustExist, t.Input, t.given = o.MustExist, o.Input, o.given
 	if o.PodCIDRs != nil {
 		t.PodCIDRs = o.PodCIDRs
@@ -122,19 +119,11 @@ func (o Options) NFT() nft.Options {
 	return n
 }
 
-// PolicyFlags returns the flags that determine the policy.
-func PolicyFlags() []string {
-	return []string{
-		"config", "mode", "masq-chain", "nomasq-all-reserved-ranges", "enable-ipv6", "random-fully", "to-ports",
-		"masquerade-marks",
-		"resync-interval",
-	}
-}
-
 // OfOlderAgents reports whether one of the older agents also has a flag.
 func OfOlderAgents(name string) bool {
-	return name != "config" && name != "mode" && name != "masquerade-marks" && slices.Contains(PolicyFlags(),
-		name) || IsKlogFlag(name)
+	return IsKlogFlag(name) || slices.Contains([]string{
+		"masq-chain", "nomasq-all-reserved-ranges", "enable-ipv6", "random-fully", "to-ports", "resync-interval",
+	}, name)
 }
 
 // AddPolicyFlags declares the flags of all commands that use a policy.
@@ -158,6 +147,14 @@ func AddPolicyFlags(fs *flag.FlagSet) *Options {
 		"`MARKS` of packets that other programs masquerade so that answers come back, which enforceNonMasquerade leaves to them", nft.ParseMarks)
 	AddFlag(fs, &o.ResyncInterval, "resync-interval", "60",
 		"`SECONDS` between two checks of file and kernel without an event, unless the config sets resyncInterval", parseSeconds)
+	return o
+}
+
+// AddNodeFlags declares the flags of all commands that answer for this node.
+func AddNodeFlags(fs *flag.FlagSet) *Options {
+	o := AddPolicyFlags(fs)
+	AddFlag(fs, &o.ProbeSocket, "probe-socket", "",
+		"`PATH` of the unix socket on which the agent answers (default "+DefaultProbeSocket+")", ParseSocketPath)
 	return o
 }
 
