@@ -255,7 +255,8 @@ var invalidConfigs = []string{
 	"snatRules: [{from: [10.244.8.0/24]}]", "snatRules: [{addresses: [198.51.100.21]}]",
 	"snatRules: [{to: [], addresses: [198.51.100.21]}]",
 	"snatRules: [{form: [10.244.8.0/24], out: [eth1], addresses: [198.51.100.21]}]",
-	"snatAddresses: 198.51.100.11", "snatAddresses: [node-1]", "snatAddresses: [198.51.100.0/333]", "resyncInterval: 60", "resyncInterval: soon",
+	"snatAddresses: 198.51.100.11", "snatAddresses: [node-1]", "snatAddresses: [198.51.100.0/333]", "resyncInterval: 60",
+	"resyncInterval: soon",
 	"resyncInterval: 60sfoo", "resyncInterval: 60s 5m", "resyncInterval: 1d", "resyncInterval: -5s", "resyncInterval: 0s",
 	"resyncInterval: 0h0.0s", "resyncInterval: .s", "nonMasqueradeCIDRs: [10.0.0.0/33]", "nonMasqueradeCIDRs: [10.0.0/8]",
 	"nonMasqueradeCIDRs: [256.0.0.0/8]", "nonMasqueradeCIDRs: ['fd00::/129']", "nonMasqueradeCIDRs: [fd00/8]",
@@ -267,7 +268,8 @@ var invalidConfigs = []string{
 
 // Configs that the agent accepts without a warning.
 var validConfigs = []string{
-	"", "{}", `{"nonMasqueradeCIDRs": ["fd00::/8"], "enableIPv6": true}`, "resyncInterval: 1m30s", "resyncInterval: .5h", "resyncInterval: 0h1m0.5s",
+	"", "{}", `{"nonMasqueradeCIDRs": ["fd00::/8"], "enableIPv6": true}`, "resyncInterval: 1m30s", "resyncInterval: .5h",
+	"resyncInterval: 0h1m0.5s",
 	"masqueradeSrcInterfaces: [cali*, .x, eth0.7]", "cidrLimit: 64",
 	"masqLinkLocal: true\nmasqLinkLocalIPv6: true\nenableIPv6: true", "nonMasqueradeCIDRs: [0.0.0.0/0]\nforceMasqueradeCIDRs: [10.0.0.0/8]",
 	`{"toPorts": "1024-29999,32768-65535", "randomFully": false}`, `{"toPorts": 40000}`,
@@ -322,7 +324,9 @@ func wantAgreement(t *testing.T, text, wrong string) {
 
 // invalid returns what is wrong with a value, as far as a schema of this repository can tell.
 func invalid(schema object, v any) string {
-	kind := map[string]string{"<nil>": "null", "bool": "boolean", "string": "string", "[]interface {}": "array"}[fmt.Sprintf("%T", v)]
+	kind := map[string]string{
+		"<nil>": "null", "bool": "boolean", "string": "string", "[]interface {}": "array",
+	}[fmt.Sprintf("%T", v)]
 	if n, ok := v.(float64); ok {
 		if kind = "number"; n == float64(int64(n)) {
 			kind = "integer"

@@ -69,7 +69,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 	mayImport := map[string][]string{
 		"nft/nfnetlink":                     {"nft/iprange"},
 		"nft/rule":                          {"nft/nfnetlink", "nft/iprange"},
-		"nft/foreign":                       {"nft", "nft/nfnetlink", "nft/rule", "nft/iprange"},
+		"nft/foreign":                       {"nft", "nft/nfnetlink", "nft/node", "nft/rule", "nft/iprange"},
 		"nft":                               {"config", "nft/node", "nft/nfnetlink", "nft/rule", "nft/iprange"},
 		"nft/conntrack":                     {"nft", "nft/nfnetlink", "nft/iprange"},
 		"nft/layout":                        {"nft", "nft/foreign", "nft/nfnetlink"},

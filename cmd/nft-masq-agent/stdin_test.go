@@ -9,7 +9,9 @@ import (
 )
 
 func TestStandardInputCanBeTheConfig(t *testing.T) {
-	for _, args := range []string{"check --config -", "check /dev/stdin", "check -", "render -", "render --config -", "explain 10.1.2.3 --config -"} {
+	for _, args := range []string{
+		"check --config -", "check --config /dev/stdin", "check -", "render -", "render --config -", "explain 10.1.2.3 --config -",
+	} {
 		for input, want := range map[string]int{"masqLinkLocal: true\n": exitDone, "masqLinkLocal: 5\n": exitFailed} {
 			var out strings.Builder
 			e := testEnvironment(t, &out, &out)

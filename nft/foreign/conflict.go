@@ -63,7 +63,7 @@ type Conflict struct {
 	Shared  bool
 
 	src       []iprange.Range // of the connections
-	elsewhere bool            // they are received on other interfaces than those of pods
+	elsewhere bool            // they are no pods': received on other interfaces, or sent by the node
 }
 
 // maxNamed is the number of exempt prefixes that a conflict names.

@@ -63,6 +63,7 @@ type Share struct {
 	Exempt   []netip.Prefix  // destinations
 	Src, Dst []iprange.Range // of what it masquerades: sets, of both families
 	Origin   nft.Names       // of pods, as in a [nft.Region]
+	Pods     bool            // the policy is for pods alone, not for what the node sends
 	Shared   bool            // in iptables' POSTROUTING, after a jump
 	Priority int32           // of the base chain that decides
 }
@@ -81,8 +82,11 @@ type Share struct {
 // number of rules that it did not examine.
 func Conflicts(s Snapshot, share Share) ([]Conflict, int) {
 	w := newFinder(s, nil)
-	if w.search(Masquerades, share); share.Origin != nil && !w.full {
+	if w.search(Masquerades, share); (share.Pods || share.Origin != nil) && !w.full {
 		pods := newFinder(s, share.Origin)
+		if share.Pods { // a pod's address is not one of the node's
+			pods.facts.SrcType = unix.RTN_UNICAST
+		}
 		pods.search(Masquerades, share)
 		for at, i := range w.found {
 			_, meets := pods.found[at]

@@ -15,8 +15,12 @@ import (
 func TestEachPathToARuleCounts(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
-	const rewrites, docker, pods = "rewrites the source of connections to ", "ip saddr 172.17.0.0/16 ", "ip saddr 10.244.0.0/16 "
-	const instead = ", so this agent does not masquerade them"
+	const (
+		rewrites = "rewrites the source of connections to "
+		docker   = "ip saddr 172.17.0.0/16 "
+		pods     = "ip saddr 10.244.0.0/16 "
+		instead  = ", so this agent does not masquerade them"
+	)
 	for _, tt := range []struct {
 		rules, want string
 		meets       bool
@@ -39,7 +43,12 @@ func TestEachPathToARuleCounts(t *testing.T) {
 		},
 		{`iifname "docker0" jump masking`, rewrites + `10.0.0.0/8, 192.168.0.0/16 where iifname "docker0"`, false},
 		{`iifname "cali7" jump masking`, rewrites + `10.0.0.0/8, 192.168.0.0/16 where iifname "cali7"`, true},
-		{`iifname "docker0" jump masking` + "\n" + `iifname "cali7" jump masking`, rewrites + "10.0.0.0/8, 192.168.0.0/16", true},
+		{
+			`iifname "docker0" jump masking` + "\n" + `iifname "cali7" jump masking`,
+			rewrites + "10.0.0.0/8, 192.168.0.0/16", true,
+		},
+		{"fib saddr type local jump masking", rewrites + "10.0.0.0/8, 192.168.0.0/16 from this node", false},
+		{"fib saddr type != local jump masking", rewrites + "10.0.0.0/8, 192.168.0.0/16 from not this node", true},
 		{"ip daddr 203.0.113.0/24 jump translating", rewrites + "203.0.113.0/24" + instead, true},
 		{
 			"ip daddr 203.0.113.0/24 meta l4proto tcp jump translating\nip daddr 198.51.100.0/24 jump translating",
@@ -66,7 +75,7 @@ func TestEachPathToARuleCounts(t *testing.T) {
 		all := []iprange.Range{iprange.All(false)}
 		found, rest := foreign.Conflicts(read(t, c), foreign.Share{
 			Exempt: exempt, Src: all, Dst: iprange.Subtract(all, iprange.SetOf(exempt)),
-			Origin: nft.Names{{Name: "cali*", In: true}}, Priority: 110,
+			Origin: nft.Names{{Name: "cali*", In: true}}, Pods: true, Priority: 110,
 		})
 		if len(found) != 1 || rest > 0 || found[0].Why() != tt.want {
 			t.Errorf("%s\n got %v, %d not examined\nwant %s", tt.rules, found, rest, tt.want)

@@ -267,6 +267,33 @@ func TestCleanupDeletesTheSharedTableOnlyIfItIsEmpty(t *testing.T) {
 	}
 }
 
+// Without IPv6, our rules of IPv6 are reported and removed, and nobody else's.
+func TestRulesOfAnUnwantedFamilyAreReportedAndRemoved(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft")
+	both, v4 := config.Default(config.Defaults{EnableIPv6: true}), config.Default(config.Defaults{})
+	ns := nfttest.NewNS(t, "node")
+	k, want := open(t, ns), xtOf(v4)
+	apply(t, k, xtOf(both), layout.Ours)
+	iptables(t, ns, nfnetlink.IPv6, "-N", "FOREIGN")
+	iptables(t, ns, nfnetlink.IPv6, "-A", "FOREIGN", "-d", "2001:db8::/32", "-j", "RETURN")
+	iptables(t, ns, nfnetlink.IPv6, "-A", xtables.Postrouting, "-j", "FOREIGN")
+	found := []string{
+		"table ip nat: chain IP-MASQ-AGENT has the hash of another policy", "leftover chain IP-MASQ-AGENT in table ip6 nat",
+	}
+	diffs, err := k.Diff(t.Context(), want, layout.Ours)
+	if diff := cmp.Diff(found, diffs); err != nil || diff != "" {
+		t.Errorf("Diff: %v (-want +got):\n%s", err, diff)
+	}
+	if diff := cmp.Diff(found, apply(t, k, want, layout.Ours)); diff != "" {
+		t.Errorf("Apply (-want +got):\n%s", diff)
+	}
+	inSync(t, ns, want)
+	const left = "-N FOREIGN\n-A POSTROUTING -j FOREIGN\n-A FOREIGN -d 2001:db8::/32 -j RETURN\n"
+	if got := iptables(t, ns, nfnetlink.IPv6, "-S"); !strings.HasSuffix(got, left) || strings.Contains(got, "MASQ") {
+		t.Errorf("left in ip6 nat:\n%s", got)
+	}
+}
+
 // chainsOf returns the lines of the ruleset in no order.
 func chainsOf(t *testing.T, ns *nfttest.NS) []string {
 	t.Helper()

@@ -201,7 +201,10 @@ func (k *Kernel) beside(
 // share returns what a ruleset exempts, what it masquerades, but for loopback addresses and
 // those of the node, and at which priority.
 func share(want nft.Ruleset, pods nft.Region, local []netip.Prefix) foreign.Share {
-	s := foreign.Share{Exempt: want.Policy.ExemptDestinations(), Origin: pods.Origin}
+	s := foreign.Share{
+		Exempt: want.Policy.ExemptDestinations(), Origin: pods.Origin,
+		Pods: !slices.ContainsFunc(want.Policy.Families, func(f nft.FamilyPolicy) bool { return !f.KnowsPods() }),
+	}
 	for _, t := range want.Tables {
 		s.Shared = t.Name != nft.TableName
 		for _, c := range t.Chains {

@@ -25,6 +25,9 @@ type Path struct {
 	Depends     []string // what chooses this path among several ones
 }
 
+// Out returns the name of the interface by which it leaves, for use in messages.
+func (n Path) Out() string { return nfnetlink.Printable(n.Packet.Out.Name) }
+
 // Trace follows a new connection through the NAT rules of this node, including those of
 // other programs, on each of its routes. src is the zero address for any pod, and known is
 // the ruleset that the kernel has, as far as it is known.

@@ -134,7 +134,8 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 	}
 	if v.step.slowed {
 		l.add(zap.WarnLevel, "repairs_slowed",
-			"another program keeps changing the rules; they are restored at most once a second. nft-masq-agent monitor shows which program it is")
+			"another program keeps changing the rules; they are restored at most once a second. "+
+				"nft-masq-agent monitor shows which program it is")
 	}
 	reportMissing(l, before, v)
 	if before.installed == nil || before.hash() != v.hash() {

@@ -11,7 +11,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/nfnetlink"
 )
 
 // A Why is the reason for an answer: a code for programs and its parameters.
@@ -75,7 +74,7 @@ func leads(n kernel.Path) bool {
 
 // follow is Follow for one path.
 func (x *Explanation) follow(n kernel.Path) {
-	defer func() { x.Why.Interface = nfnetlink.Printable(n.Packet.Out.Name) }()
+	defer func() { x.Why.Interface = n.Out() }()
 	if dropped := n.Source.Dropped; dropped != nil {
 		r := newRuleReport(*dropped, n)
 		x.Why = Why{Code: "dropped", Rules: []ruleReport{r}}
@@ -142,7 +141,7 @@ func (x *Explanation) certain(n kernel.Path, found []ruleReport, sees string) {
 	of := ""
 	way := n.Source.Ways[len(found)-1]
 	if way.Masquerade {
-		of = ", the address of " + nfnetlink.Printable(n.Packet.Out.Name)
+		of = ", the address of " + n.Out()
 	}
 	switch {
 	case way.Drops:
