@@ -440,7 +440,7 @@ func TestMisspelledKeysAreDistinguishedFromUnknownOnes(t *testing.T) {
 		"nonMasqueradeDstCIDRs", "nonMasqueradeIPs", "nonMasqueradeCIDRsIPv6", "nonMasqueradeCIDRs6",
 		"masqLinkLocalIPv4", "linkLocalIPv6", "noMasqLinkLocal", "nonMasqLinkLocal", "enableIPv4", "disableIPv6", "ipv6",
 		"cidrLi", "linkLoca6", "linkLoc", "noLinkLocal", "noEnableIPv6", "masqLinkLocal4", "cidrList", "limit", "resyncPeriod", "resyncIntervalSeconds", "interval",
-		"masq", "toPorts", "randomFully", "masqChain",
+		"masq", "masqChain",
 		strings.Repeat("nonMasqueradeCIDRs", 1000),
 	}
 	for _, name := range others {
@@ -509,11 +509,11 @@ func TestRowsAreThoseOfTheKeys(t *testing.T) {
 		got = append(got, row.Key)
 	}
 	want := "masqueradeHost masqueradeSrcInterfaces masqueradeSrcCIDRs nonMasqueradeSrcCIDRs nonMasqueradeOutInterfaces " +
-		"masqueradeOutInterfaces forceMasqueradeCIDRs nonMasqueradeCIDRs then enforceNonMasquerade snatAddresses dropInvalid"
+		"masqueradeOutInterfaces forceMasqueradeCIDRs nonMasqueradeCIDRs then enforceNonMasquerade snatAddresses snatRules dropInvalid"
 	if diff := cmp.Diff(want, strings.Join(got, " ")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if n := len(Keys()); n != 18 || SNATAddresses().Key != KeySNATAddresses {
+	if n := len(Keys()); n != 21 || SNATAddresses().Key != KeySNATAddresses {
 		t.Errorf("%d keys", n)
 	}
 }

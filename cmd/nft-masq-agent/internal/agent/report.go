@@ -192,9 +192,12 @@ func reportRefusal(l *lines, err error, installed bool) {
 func reportMoved(l *lines, before, after nft.Policy, hash string) {
 	var added, removed []string
 	for _, f := range after.Families {
-		was := before.SNATOf(f.IPv6).Present
-		added = append(added, without(f.SNAT.Present, was)...)
-		removed = append(removed, without(was, f.SNAT.Present)...)
+		for _, o := range before.Families {
+			if o.IPv6 == f.IPv6 {
+				added = append(added, without(f.Sources(), o.Sources())...)
+				removed = append(removed, without(o.Sources(), f.Sources())...)
+			}
+		}
 	}
 	l.add(zap.InfoLevel, "snat_addresses_changed", "the addresses of this node changed; connections leave from those that it has",
 		"added", firstFew(added), "added_count", len(added),

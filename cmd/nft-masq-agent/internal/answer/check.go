@@ -93,7 +93,7 @@ func NewCheck(o options.Options, l options.Loaded, found config.Problems, err er
 func newMeaning(o nft.Options, l options.Loaded) *meaning {
 	m := &meaning{
 		Hash: l.Ruleset.Hash(), Mode: string(o.Layout.Mode()), Chain: l.Ruleset.Chain(),
-		RandomFully: o.RandomFully, ToPorts: strings.Join(texts(o.Ports), ","),
+		RandomFully: l.Ruleset.Policy.RandomFully, ToPorts: strings.Join(texts(l.Ruleset.Policy.Ports), ","),
 		ResyncSeconds: l.Config.ResyncInterval.Seconds(),
 		MasqLinkLocal: l.Config.MasqLinkLocal, MasqLinkLocalIPv6: l.Config.MasqLinkLocalIPv6,
 		EnableIPv6: l.Config.EnableIPv6,

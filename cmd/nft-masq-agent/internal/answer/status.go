@@ -292,7 +292,7 @@ func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset) {
 	r.inTheWay("conflict", r.Conflicts, "traffic that the config exempts")
 	r.inTheWay("overruled", r.Overruled, "traffic that the config masquerades")
 	for _, s := range r.SNAT {
-		add(len(s.Present) == 0, "snat-missing", "%s", s)
+		add(len(s.Present) == 0 && !s.only, "snat-missing", "%s", s)
 	}
 	slices.SortStableFunc(r.Problems, func(a, b config.Problem) int { return cmp.Compare(a.Level, b.Level) })
 }
