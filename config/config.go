@@ -40,6 +40,10 @@ type Config struct {
 	Enforce       *Position // position of enforceNonMasquerade: true; nil if false
 	DropInvalid   *Position // position of dropInvalid: true; nil if false
 	SNATAddresses []CIDR    // a single address is a CIDR of its full length
+	SNATRules     []SNATRule
+
+	ToPorts     *[]PortRange // nil: as the flag --to-ports says
+	RandomFully *bool        // nil: as the flag --random-fully says
 
 	MasqLinkLocal     bool
 	MasqLinkLocalIPv6 bool
@@ -83,8 +87,8 @@ type Row struct {
 	View       string  // comment of its rules in mode iptables-nft; empty: mode nftables only
 	WinBridge  bool    // win-bridge can express it
 
-	// field is the name of its field in a Config, of type []CIDR, []Interface, bool,
-	// int, time.Duration, Stale, or *Position for that of an explicit true or false.
+	// field is the name of its field in a Config, of type []CIDR, []Interface, []SNATRule,
+	// bool, *bool, *[]PortRange, int, time.Duration, Stale, or *Position for that of an explicit true or false.
 	field    string
 	explicit bool // which of these
 	nftables bool // needs mode nftables
@@ -165,6 +169,11 @@ var table = []Row{
 		field: "SNATAddresses", entryKind: &addresses,
 	},
 	{
+		Key: KeySNATRules, nftables: true,
+		Means: "masqueraded connections leave from an address of the first entry that matches and has one on the node",
+		field: "SNATRules",
+	},
+	{
 		Key: KeyDropInvalid, explicit: true, nftables: true,
 		Means: "packets of pods that would leave untranslated, because they belong to no connection, are dropped",
 		field: "DropInvalid",
@@ -172,6 +181,8 @@ var table = []Row{
 	{Key: keyMasqLinkLocal, field: "MasqLinkLocal"},
 	{Key: keyMasqLinkLocalIPv6, field: "MasqLinkLocalIPv6"},
 	{Key: keyEnableIPv6, field: "EnableIPv6"},
+	{Key: KeyToPorts, field: "ToPorts"},
+	{Key: keyRandomFully, field: "RandomFully"},
 	{Key: keyLinkLocal, field: "MasqLinkLocal"},
 	{Key: keyResyncInterval, field: "ResyncInterval"},
 	{Key: keyCIDRLimit, field: "CIDRLimit"},
@@ -230,8 +241,14 @@ func (r Row) in(c *Config) any {
 	return reflect.ValueOf(c).Elem().FieldByName(r.field).Addr().Interface()
 }
 
-// Entries returns the key's CIDRs in a config.
-func (r Row) Entries(from Config) []CIDR { return get[[]CIDR](r, from) }
+// Entries returns the key's CIDRs in a config, also those in its entries.
+func (r Row) Entries(from Config) []CIDR {
+	all := get[[]CIDR](r, from)
+	for _, rule := range get[[]SNATRule](r, from) {
+		all = slices.Concat(all, rule.From, rule.To, rule.Addresses)
+	}
+	return all
+}
 
 // Interfaces returns the key's interfaces in a config.
 func (r Row) Interfaces(from Config) []Interface { return get[[]Interface](r, from) }
@@ -268,6 +285,10 @@ func (r Row) Values(from Config) (out []Value) {
 	case *[]Interface:
 		for _, entry := range *of {
 			out = append(out, Value{entry.Name, entry.Pos})
+		}
+	case *[]SNATRule:
+		for _, entry := range *of {
+			out = append(out, Value{entry.String(), entry.Pos})
 		}
 	case **Position:
 		if *of != nil {

@@ -17,7 +17,10 @@ const (
 const (
 	KeyEnforceNonMasquerade = "enforceNonMasquerade"
 	KeySNATAddresses        = "snatAddresses"
+	KeySNATRules            = "snatRules"
 	KeyDropInvalid          = "dropInvalid"
+	KeyToPorts              = "toPorts"
+	keyRandomFully          = "randomFully"
 )
 
 // Other keys of a file.

@@ -82,8 +82,29 @@ func (p *parser) merge(row *Row) {
 			p.add(Error, "tooManyEntries", p.set[row.Key], "%s has %d names, at most %d are possible: use a prefix such as %q",
 				row.Key, n, maxInterfaces, "veth*")
 		}
+	case *[]SNATRule:
+		for _, f := range p.files {
+			*to = append(*to, f.snatRules(row)...)
+		}
+		if n := len(*to); n > maxSNATRules {
+			p.add(Error, "tooManyEntries", (*to)[maxSNATRules].Pos, "%s has %d entries, at most %d are possible",
+				row.Key, n, maxSNATRules)
+		}
 	case *bool:
 		scalar(p, row, to, (*file).bool, yes)
+	case **bool:
+		value := false
+		scalar(p, row, &value, (*file).bool, yes)
+		if _, set := p.set[row.Key]; set {
+			*to = &value
+		}
+	case **[]PortRange:
+		value := ""
+		scalar(p, row, &value, (*file).ports, func(string, string) bool { return false })
+		if _, set := p.set[row.Key]; set {
+			ranges, _ := ParsePorts(value)
+			*to = &ranges
+		}
 	case **Position:
 		value := !row.explicit
 		scalar(p, row, &value, (*file).bool, yes)

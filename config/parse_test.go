@@ -440,7 +440,7 @@ func TestMisspelledKeysAreDistinguishedFromUnknownOnes(t *testing.T) {
 		"nonMasqueradeDstCIDRs", "nonMasqueradeIPs", "nonMasqueradeCIDRsIPv6", "nonMasqueradeCIDRs6",
 		"masqLinkLocalIPv4", "linkLocalIPv6", "noMasqLinkLocal", "nonMasqLinkLocal", "enableIPv4", "disableIPv6", "ipv6",
 		"cidrLi", "linkLoca6", "linkLoc", "noLinkLocal", "noEnableIPv6", "masqLinkLocal4", "cidrList", "limit", "resyncPeriod", "resyncIntervalSeconds", "interval",
-		"masq", "toPorts", "randomFully", "masqChain",
+		"masq", "masqChain",
 		strings.Repeat("nonMasqueradeCIDRs", 1000),
 	}
 	for _, name := range others {
@@ -509,11 +509,11 @@ func TestRowsAreThoseOfTheKeys(t *testing.T) {
 		got = append(got, row.Key)
 	}
 	want := "masqueradeHost masqueradeSrcInterfaces masqueradeSrcCIDRs nonMasqueradeSrcCIDRs nonMasqueradeOutInterfaces " +
-		"masqueradeOutInterfaces forceMasqueradeCIDRs nonMasqueradeCIDRs then enforceNonMasquerade snatAddresses dropInvalid"
+		"masqueradeOutInterfaces forceMasqueradeCIDRs nonMasqueradeCIDRs then enforceNonMasquerade snatAddresses snatRules dropInvalid"
 	if diff := cmp.Diff(want, strings.Join(got, " ")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if n := len(Keys()); n != 18 || SNATAddresses().Key != KeySNATAddresses {
+	if n := len(Keys()); n != 21 || SNATAddresses().Key != KeySNATAddresses {
 		t.Errorf("%d keys", n)
 	}
 }
@@ -535,5 +535,14 @@ func TestPositionsAreWithinTheText(t *testing.T) {
 	}
 	if got := (Problem{Msg: "x"}).Error(); got != "x" {
 		t.Error(got)
+	}
+}
+
+func TestFurtherDocumentsAreOneMistake(t *testing.T) {
+	for _, more := range []string{"---\nmasqLinkLocal: true\n", "---\na: 1\n---\nb: 2\n"} {
+		c, problems := parse("nonMasqueradeCIDRs: [10.0.0.0/8]\n" + more)
+		if len(problems) != 1 || problems[0].Level != Mistake || problems[0].Line != 3 || c.MasqLinkLocal {
+			t.Errorf("%q: %v, masqLinkLocal is %t", more, problems, c.MasqLinkLocal)
+		}
 	}
 }

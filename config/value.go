@@ -24,6 +24,14 @@ func (f *file) int(key string, n *yaml.Node, to *int) bool {
 	return valid || f.wrong(Error, key, n, "want a whole number in decimal digits")
 }
 
+// ports reads port ranges; one port may be a number.
+func (f *file) ports(key string, n *yaml.Node, to *string) bool {
+	*to = n.Value
+	_, err := ParsePorts(n.Value)
+	valid := n.Kind == yaml.ScalarNode && err == nil
+	return valid || f.wrong(Error, key, n, `want port ranges such as "1024-29999,32768-65535"`)
+}
+
 func (f *file) staleConnections(key string, n *yaml.Node, to *Stale) bool {
 	stale, valid := map[string]Stale{"keep": StaleKeep, "udp": StaleUDP, "all": StaleAll}[strings.ToLower(n.Value)]
 	*to = stale

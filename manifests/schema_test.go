@@ -49,6 +49,26 @@ var otherKeys = map[string]object{
 	"enforceNonMasquerade": boolean("Keep the address of pods to exempt destinations also if another program would translate it. Needs masqueradeSrcCIDRs or masqueradeSrcInterfaces.", false),
 	"dropInvalid": boolean("Drop packets of pods that would leave untranslated, because they belong to no connection, where connections are masqueraded. "+
 		"Needs masqueradeSrcCIDRs or masqueradeSrcInterfaces.", false),
+	"snatRules": {
+		"description": "Masqueraded connections of pods leave from an address of the first entry that matches and has one on the node.",
+		"type":        []string{"array", "null"}, "maxItems": 256,
+		"items": object{
+			"type": "object", "additionalProperties": false, "required": []string{"addresses"}, "minProperties": 2,
+			"properties": object{
+				"from":      field(list("Sources.", cidrPattern, "10.244.8.0/24")),
+				"to":        field(list("Destinations.", cidrPattern, "203.0.113.0/24")),
+				"out":       field(list("Interfaces by which connections leave.", interfacePattern, "eth1", "eth*")),
+				"addresses": field(list("Connections leave from one of these that the node has.", addressPattern, "198.51.100.21")),
+			},
+		},
+	},
+	"toPorts": {
+		"description": "Masquerade tcp, udp and sctp to these port ranges only. Without it the flag --to-ports decides.",
+		"type":        []string{"string", "integer", "null"}, "pattern": `^([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?$`,
+	},
+	"randomFully": {
+		"description": "Choose source ports at random. Without it the flag --random-fully decides.", "type": []string{"boolean", "null"},
+	},
 	"resyncInterval": {
 		"description": "How often the agent re-checks file and kernel without being notified: a Go duration.",
 		"type":        []string{"string", "null"}, "pattern": durationPattern, "default": "60s",
@@ -62,6 +82,12 @@ var otherKeys = map[string]object{
 		"description": "A file with more entries in nonMasqueradeCIDRs is rejected.", "type": []string{"integer", "null"},
 		"examples": []int{64},
 	},
+}
+
+// field makes a list one that must have entries.
+func field(of object) object {
+	of["type"], of["minItems"] = "array", 1
+	return of
 }
 
 func boolean(description string, value bool) object {
@@ -225,6 +251,10 @@ func TestExamplesParseAsDescribed(t *testing.T) {
 var invalidConfigs = []string{
 	"nonMasqueradeCIDR: [10.0.0.0/8]", "nonMasqueradeCIDRs: 10.0.0.0/8", "nonMasqueradeCIDRs: [10.0.0.0]",
 	"nonMasqueradeCIDRs: [10.0.0.0/8, null]", "nonMasqueradeCIDRs: [localhost/8]", "masqLinkLocal: maybe", "masqLinkLocal: 1",
+	"toPorts: [1024-2047]", "toPorts: 1024-", "randomFully: 1024",
+	"snatRules: [{from: [10.244.8.0/24]}]", "snatRules: [{addresses: [198.51.100.21]}]",
+	"snatRules: [{to: [], addresses: [198.51.100.21]}]",
+	"snatRules: [{form: [10.244.8.0/24], out: [eth1], addresses: [198.51.100.21]}]",
 	"snatAddresses: 198.51.100.11", "snatAddresses: [node-1]", "snatAddresses: [198.51.100.0/333]", "resyncInterval: 60",
 	"resyncInterval: soon",
 	"resyncInterval: 60sfoo", "resyncInterval: 60s 5m", "resyncInterval: 1d", "resyncInterval: -5s", "resyncInterval: 0s",
@@ -242,6 +272,8 @@ var validConfigs = []string{
 	"resyncInterval: 0h1m0.5s",
 	"masqueradeSrcInterfaces: [cali*, .x, eth0.7]", "cidrLimit: 64",
 	"masqLinkLocal: true\nmasqLinkLocalIPv6: true\nenableIPv6: true", "nonMasqueradeCIDRs: [0.0.0.0/0]\nforceMasqueradeCIDRs: [10.0.0.0/8]",
+	`{"toPorts": "1024-29999,32768-65535", "randomFully": false}`, `{"toPorts": 40000}`,
+	`{"snatRules": [{"from": ["10.244.8.0/24"], "to": ["203.0.113.0/24"], "out": ["eth*"], "addresses": ["198.51.100.21", "2001:db8::/64"]}], "enableIPv6": true}`,
 	`{"snatAddresses": ["198.51.100.11", "198.51.100.64/29", "2001:db8::11"], "enableIPv6": true}`,
 }
 

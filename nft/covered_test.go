@@ -89,7 +89,7 @@ func TestManyCoveredEntriesAreFast(t *testing.T) {
 }
 
 func TestRangesAreChosenBySize(t *testing.T) {
-	ranges := []PortRange{{1000, 1999}, {5000, 5000}, {1, 65535}, {40000, 40001}}
+	ranges := []PortRange{{Min: 1000, Max: 1999}, {Min: 5000, Max: 5000}, {Min: 1, Max: 65535}, {Min: 40000, Max: 40001}}
 	var size float64
 	for _, r := range ranges {
 		size += float64(r.Size())

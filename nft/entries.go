@@ -44,6 +44,11 @@ func (p Policy) Beyond(o Policy, few int) Entries {
 				e.add(config.KeySNATAddresses, c.Text(), few)
 			}
 		}
+		for _, r := range f.SNATRules {
+			if !slices.ContainsFunc(old.SNATRules, func(o SNATRule) bool { return o.String() == r.String() }) {
+				e.add(config.KeySNATRules, r.String(), few)
+			}
+		}
 	}
 	return e
 }

@@ -33,7 +33,8 @@ type Enforcement struct {
 // A FamilyPolicy is the part of a policy for one address family.
 type FamilyPolicy struct {
 	IPv6      bool
-	SNAT      SNAT       // of what is masqueraded
+	SNAT      SNAT       // of what is masqueraded and no entry decides
+	SNATRules []SNATRule // of what is masqueraded; the first entry that matches decides
 	Questions []Question // in evaluation order
 }
 
@@ -118,6 +119,12 @@ var (
 // layout cannot express is left out; [Build] rejects it.
 func NewPolicy(c config.Config, o Options) Policy {
 	p := Policy{RandomFully: o.RandomFully, Ports: o.Ports}
+	if c.RandomFully != nil {
+		p.RandomFully = *c.RandomFully
+	}
+	if c.ToPorts != nil {
+		p.Ports = *c.ToPorts
+	}
 	p.Families = append(p.Families, newFamilyPolicy(c, o.Layout.Mode(), false, linkLocalIPv4, c.MasqLinkLocal))
 	if c.EnableIPv6 {
 		p.Families = append(p.Families, newFamilyPolicy(c, o.Layout.Mode(), true, linkLocalIPv6, c.MasqLinkLocalIPv6))
@@ -133,6 +140,7 @@ func newFamilyPolicy(c config.Config, m Mode, ipv6 bool, linkLocal netip.Prefix,
 	f := FamilyPolicy{IPv6: ipv6}
 	if m == ModeNFTables {
 		f.SNAT.List = NewList(ofFamily(c.SNATAddresses, ipv6))
+		f.SNATRules = newSNATRules(c.SNATRules, ipv6)
 	}
 	for _, row := range config.Conditions() {
 		if !m.Supports(row) {
@@ -270,6 +278,13 @@ func (p Policy) digest() digest {
 		}
 		for _, p := range f.SNAT.Prefixes() {
 			b = fmt.Appendf(b, "snat %s\n", p)
+		}
+		for _, r := range f.SNATRules {
+			b = fmt.Appendf(b, "snat rule %d from %v to %v out", r.Place, r.From.Prefixes(), r.To.Prefixes())
+			for _, i := range r.Out {
+				b = fmt.Appendf(b, " %s", i.Name)
+			}
+			b = fmt.Appendf(b, " %v\n", r.Prefixes())
 		}
 		_, _ = h.Write(b)
 		b = b[:0]

@@ -39,7 +39,8 @@ func TestPolicyMatchesTheSpecification(t *testing.T) {
 				t.Fatalf("%+v: got %s, want %s\n%+v", conn, got, want, c)
 			}
 			conn.FromNode = false // its own traffic is masqueraded
-			from, some := r.Policy.SNATOf(ipv6).Of(conn.Src)
+			snat, _ := r.Policy.SourceOf(conn)
+			from, some := snat.Of(conn.Src)
 			if sources := cases.SpecifiedSources(c, conn, node); r.Policy.Families[len(r.Policy.Families)-1].IPv6 == ipv6 &&
 				(some != (len(sources) > 0) || some && !slices.Contains(sources, from)) {
 				t.Fatalf("%+v leaves from %s, want one of %v\n%+v", conn, from, sources, c)
@@ -202,6 +203,7 @@ func TestHashCoversThePolicy(t *testing.T) {
 		"IPv6 link-local":      func(c *config.Config, _ *nft.Options) { c.MasqLinkLocalIPv6 = true },
 		"IPv6 off":             func(c *config.Config, _ *nft.Options) { c.EnableIPv6 = false },
 		"no random ports":      func(_ *config.Config, o *nft.Options) { o.RandomFully = false },
+		"ports in the file":    func(c *config.Config, _ *nft.Options) { c.ToPorts = &[]nft.PortRange{{Min: 5000, Max: 5999}} },
 		"no port ranges":       func(_ *config.Config, o *nft.Options) { o.Ports = nil },
 		"other port range":     func(_ *config.Config, o *nft.Options) { o.Ports[0].Max++ },
 		"one port range fewer": func(_ *config.Config, o *nft.Options) { o.Ports = o.Ports[:1] },
@@ -297,7 +299,7 @@ func TestPortRangesAreParsed(t *testing.T) {
 		{"http", "", `port range "http": "http" is not a port from 1 to 65535`},
 		{"1000:2000", "", `port range "1000:2000": "1000:2000" is not a port from 1 to 65535`},
 	} {
-		got, err := nft.ParsePorts(tt.in)
+		got, err := config.ParsePorts(tt.in)
 		if tt.err != "" {
 			if err == nil || err.Error() != tt.err || got != nil {
 				t.Errorf("%q: got %v, error %v; want error %s", tt.in, got, err, tt.err)

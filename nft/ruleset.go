@@ -98,6 +98,9 @@ type Set struct {
 	Comment  string
 	Prefixes []netip.Prefix      // sorted, none covers another
 	Mappings []nfnetlink.Mapping // by their keys
+	// Interval means that the keys of the map are bounds of intervals: one without a value
+	// is the key after an interval.
+	Interval bool
 	// Learned means that rules add its elements: pairs of an address and itself.
 	Learned bool
 }

@@ -4,7 +4,10 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -17,21 +20,168 @@ type SNAT struct {
 	Present []netip.Addr
 }
 
+// A SNATRule is an entry of snatRules, as far as it concerns a family.
+type SNATRule struct {
+	SNAT         // its addresses
+	Place    int // in the list, from 1
+	At       config.Position
+	From, To List               // none: any address
+	Out      []config.Interface // none: any interface
+}
+
+// newSNATRules returns the entries that can decide about connections of a family.
+func newSNATRules(entries []config.SNATRule, ipv6 bool) (rules []SNATRule) {
+	for i, e := range entries {
+		r := SNATRule{
+			SNAT: SNAT{List: NewList(ofFamily(e.Addresses, ipv6))}, Place: i + 1, At: e.Pos,
+			From: NewList(ofFamily(e.From, ipv6)), To: NewList(ofFamily(e.To, ipv6)), Out: uncovered(e.Out),
+		}
+		other := len(r.CIDRs) == 0 || len(e.From) > 0 && len(r.From.CIDRs) == 0 || len(e.To) > 0 && len(r.To.CIDRs) == 0
+		if !other {
+			rules = append(rules, r)
+		}
+	}
+	return rules
+}
+
+// String returns what the entry says about its family.
+func (r SNATRule) String() string {
+	var b strings.Builder
+	for _, part := range []struct {
+		word string
+		of   []config.CIDR
+	}{{"from", r.From.CIDRs}, {"to", r.To.CIDRs}, {"leaves from", r.CIDRs}} {
+		for i, c := range part.of {
+			b.WriteString(either(i == 0, " "+part.word+" ", ", ") + c.Text())
+		}
+	}
+	for i, o := range r.Out {
+		b.WriteString(either(i == 0, " by ", ", ") + o.Name)
+	}
+	return b.String()[1:]
+}
+
+func either(first bool, a, b string) string {
+	if first {
+		return a
+	}
+	return b
+}
+
+// matches reports whether the entry is for connections between two addresses, by the
+// right interface.
+func (r SNATRule) matches(src, dst netip.Addr) bool {
+	return (len(r.From.CIDRs) == 0 || r.From.has(src)) && (len(r.To.CIDRs) == 0 || r.To.has(dst))
+}
+
+// leaves reports whether the entry is for connections that leave by an interface.
+func (r SNATRule) leaves(out string) bool {
+	return len(r.Out) == 0 || slices.ContainsFunc(r.Out, func(i config.Interface) bool { return i.Matches(out) })
+}
+
+// SourceOf returns the addresses of which a masqueraded connection of a pod leaves from
+// one, and the entry of snatRules that says so; nil: it is for snatAddresses to say.
+func (p Policy) SourceOf(c Connection) (SNAT, *SNATRule) {
+	f, _ := p.family(c.Dst.Is6())
+	for i, r := range f.SNATRules {
+		if len(r.Present) > 0 && r.matches(c.Src, c.Dst) && r.leaves(c.Out) {
+			return r.SNAT, &f.SNATRules[i]
+		}
+	}
+	return f.SNAT, nil
+}
+
+// AllowsSource reports whether a masqueraded connection between two addresses may have left
+// from an address, by some interface. One that a pod got while the node had other addresses
+// stays right as long as the node has it.
+func (f FamilyPolicy) AllowsSource(src, dst, from netip.Addr) bool {
+	masquerade := true
+	for _, r := range f.SNATRules {
+		has := slices.Contains(r.Present, from)
+		masquerade = masquerade && (has || !r.has(from)) // the node does not have it
+		switch {
+		case len(r.Present) == 0 || !r.matches(src, dst):
+		case has:
+			return true
+		case len(r.Out) == 0:
+			return false
+		}
+	}
+	if len(f.SNAT.Present) > 0 {
+		return slices.Contains(f.SNAT.Present, from)
+	}
+	return masquerade && !f.SNAT.has(from)
+}
+
+// Covers reports whether the entry is for all connections that a later one is for.
+func (r SNATRule) Covers(later SNATRule) bool {
+	all := func(a, b List) bool {
+		return len(a.CIDRs) == 0 || len(b.CIDRs) > 0 && len(iprange.Subtract(iprange.SetOf(b.sorted), iprange.SetOf(a.sorted))) == 0
+	}
+	return all(r.From, later.From) && all(r.To, later.To) && (len(r.Out) == 0 || len(later.Out) > 0 &&
+		!slices.ContainsFunc(later.Out, func(i config.Interface) bool { return !r.leaves(i.Name) }))
+}
+
+// Sources returns the addresses of the node that connections of pods may leave from other
+// than that of the interface.
+func (f FamilyPolicy) Sources() []netip.Addr {
+	all := slices.Clone(f.SNAT.Present)
+	for _, r := range f.SNATRules {
+		all = append(all, r.Present...)
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
+}
+
+// SNATRules counts the entries of snatRules of which the node has an address, and those of
+// which it has none.
+func (p Policy) SNATRules() (present, absent int) {
+	has := map[int]bool{}
+	for _, f := range p.Families {
+		for _, r := range f.SNATRules {
+			has[r.Place] = has[r.Place] || len(r.Present) > 0
+		}
+	}
+	for _, one := range has {
+		if one {
+			present++
+		} else {
+			absent++
+		}
+	}
+	return present, absent
+}
+
+// Translates reports whether the node has an address that connections of pods may leave
+// from other than that of the interface.
+func (f FamilyPolicy) Translates() bool {
+	return len(f.Sources()) > 0
+}
+
 // On returns the policy on a node that has these addresses and no others.
 func (p Policy) On(addresses []netip.Addr) Policy {
 	p.Families = slices.Clone(p.Families)
 	for i := range p.Families {
 		f := &p.Families[i]
-		f.SNAT.Present = nil
-		for _, a := range addresses {
-			if a.IsGlobalUnicast() && a.Is6() == f.IPv6 && f.SNAT.has(a) {
-				f.SNAT.Present = append(f.SNAT.Present, a)
-			}
+		f.SNAT = f.SNAT.on(addresses)
+		f.SNATRules = slices.Clone(f.SNATRules)
+		for j := range f.SNATRules {
+			f.SNATRules[j].SNAT = f.SNATRules[j].on(addresses)
 		}
-		slices.SortFunc(f.SNAT.Present, netip.Addr.Compare)
-		f.SNAT.Present = slices.Compact(f.SNAT.Present)
 	}
 	return p
+}
+
+func (s SNAT) on(addresses []netip.Addr) SNAT {
+	s.Present = nil
+	for _, a := range addresses {
+		if a.IsGlobalUnicast() && s.has(a) {
+			s.Present = append(s.Present, a)
+		}
+	}
+	slices.SortFunc(s.Present, netip.Addr.Compare)
+	s.Present = slices.Compact(s.Present)
+	return s
 }
 
 // On returns the ruleset on a node that has these addresses and no others.
@@ -43,14 +193,17 @@ func (r Ruleset) On(addresses []netip.Addr) Ruleset {
 	return CompilePolicy(p, r.Layout)
 }
 
-// samePresent reports whether the node has the same of snatAddresses.
+// samePresent reports whether the node has the same of snatAddresses and snatRules.
 func (p Policy) samePresent(o Policy) bool {
-	return slices.EqualFunc(p.Families, o.Families, func(a, b FamilyPolicy) bool { return slices.Equal(a.SNAT.Present, b.SNAT.Present) })
+	return slices.EqualFunc(p.Families, o.Families, func(a, b FamilyPolicy) bool {
+		return slices.Equal(a.SNAT.Present, b.SNAT.Present) &&
+			slices.EqualFunc(a.SNATRules, b.SNATRules, func(a, b SNATRule) bool { return slices.Equal(a.Present, b.Present) })
+	})
 }
 
-// HasSNAT reports whether the policy has snatAddresses.
+// HasSNAT reports whether the policy has snatAddresses or snatRules.
 func (p Policy) HasSNAT() bool {
-	return slices.ContainsFunc(p.Families, func(f FamilyPolicy) bool { return len(f.SNAT.CIDRs) > 0 })
+	return slices.ContainsFunc(p.Families, func(f FamilyPolicy) bool { return len(f.SNAT.CIDRs)+len(f.SNATRules) > 0 })
 }
 
 // SNATOf returns the addresses of a family.
@@ -59,19 +212,9 @@ func (p Policy) SNATOf(ipv6 bool) SNAT {
 	return f.SNAT
 }
 
-func (s SNAT) has(a netip.Addr) bool {
-	_, found := s.find(a)
+func (l List) has(a netip.Addr) bool {
+	_, found := l.find(a)
 	return found
-}
-
-// Allows reports whether a masqueraded connection may have left from an address. One
-// that a pod got while the node had other addresses stays right as long as the node has
-// it.
-func (s SNAT) Allows(from netip.Addr) bool {
-	if len(s.Present) == 0 {
-		return !s.has(from) // the node does not have it
-	}
-	return slices.Contains(s.Present, from)
 }
 
 // Absent counts the entries of the list of which the node has no address.

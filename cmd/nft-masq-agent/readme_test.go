@@ -251,6 +251,7 @@ func TestPoliciesInTheDocumentsShowTheFarEndsView(t *testing.T) {
 	table, _, _ = strings.Cut(table, "\n## ")
 	n := newTrafficNode(t)
 	n.assign("198.51.100.11")
+	n.assign("198.51.100.21")
 	seen, sources := 0, ""
 	for row := range strings.Lines(table) {
 		cells := strings.Split(row, " | ")
@@ -267,7 +268,7 @@ func TestPoliciesInTheDocumentsShowTheFarEndsView(t *testing.T) {
 				text += sources
 				foreign = "table inet cni { chain c { type nat hook postrouting priority 100; ip saddr 10.244.0.0/16 masquerade; }; }"
 			}
-			want := wants(t, text).On(addrs("198.51.100.11"))
+			want := wants(t, text).On(addrs("198.51.100.11", "198.51.100.21"))
 			k := n.kernel()
 			_, err := k.Apply(t.Context(), want, layout.Ours)
 			n.check(errors.Join(err, k.Close()))

@@ -16,7 +16,7 @@ import (
 // the connection, or the source's own although the policy masquerades it. The
 // latter includes connections that were opened before there was any NAT chain:
 // the kernel decides once, at their first packet. So is one that left from an address
-// that snatAddresses do not allow, such as one that the node no longer has.
+// that snatAddresses and snatRules do not allow, such as one that the node no longer has.
 //
 // These are never stale, because they are not evidence of another policy:
 //   - connections from or to the node itself, and to multicast;
@@ -51,7 +51,7 @@ type Evidence struct {
 type judged struct {
 	masqueraded nft.Region // on any interface
 	depends     bool       // on the interfaces
-	snat        nft.SNAT
+	policy      nft.FamilyPolicy
 }
 
 // NewJudge returns a judge for a policy.
@@ -59,7 +59,7 @@ func NewJudge(p nft.Policy, e Evidence) *Judge {
 	j := &Judge{Evidence: e, families: map[bool]judged{}, local: iprange.SetOf(e.Local)}
 	for _, f := range p.Families {
 		wide, depends := f.Region().OnAnyInterface()
-		j.families[f.IPv6] = judged{wide, depends, f.SNAT}
+		j.families[f.IPv6] = judged{wide, depends, f}
 	}
 	return j
 }
@@ -88,7 +88,7 @@ func (j *Judge) Stale(e *Entry) bool {
 	switch now, f := j.Now(e), j.families[dst.Is6()]; {
 	case e.Zone != 0, e.Status&Expected != 0, !j.Forwarded(e):
 		return false
-	case now == nft.Exempt && seen == src, now == nft.Masqueraded && seen != src && f.snat.Allows(seen), now == "":
+	case now == nft.Exempt && seen == src, now == nft.Masqueraded && seen != src && f.policy.AllowsSource(src, dst, seen), now == "":
 		return false
 	}
 	return !j.Others(src, dst, e.Original.Dst != e.Destination())

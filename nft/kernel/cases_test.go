@@ -198,9 +198,10 @@ func (w *wire) check(t *testing.T, k *Kernel, r nft.Ruleset, p cases.Packet) {
 // possible, and with the one that explain names.
 func (w *wire) checkSource(t *testing.T, what string, p nft.Policy, packet cases.Packet, s nfttest.Sighting) {
 	t.Helper()
-	snat, seen := p.SNATOf(packet.Dst.Is6()), s.Seen.Addr()
+	seen := s.Seen.Addr()
+	snat, _ := p.SourceOf(packet.Connection())
 	switch named, _ := snat.Of(packet.Src); {
-	case len(snat.CIDRs) == 0:
+	case !p.HasSNAT():
 	case len(packet.Seen) > 0:
 		if !slices.Contains(packet.Seen, seen) || named != seen {
 			t.Errorf("%s: seen from %s, want one of %v, and %s", what, seen, packet.Seen, named)

@@ -30,7 +30,7 @@ func (k *Kernel) Cleanup(ctx context.Context, what Removal) (removed []string, e
 		}
 		diffs := s.differences()
 		removed = names(diffs)
-		err = s.carryOut(ctx, k.conn)
+		err = s.carryOut(ctx, func(b *nfnetlink.Batch) error { return k.conn.Commit(b, s.generation) })
 		if err == nil && what != LegacyOnly {
 			removed = append(removed, k.emptied(diffs)...)
 		}

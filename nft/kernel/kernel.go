@@ -104,8 +104,8 @@ type Applied struct {
 	// Generation of the ruleset at which everything was right; 0 if it is not known,
 	// because another program wrote in the meantime.
 	Generation uint32
-	// Recreated is for how long at most packets missed our rules, because our table had
-	// something that is not ours and was created again; 0 if it was not.
+	// Recreated is for how long at most we had no rules, because our table had something
+	// that is not ours and was deleted and created again; 0 if it was not.
 	Recreated time.Duration
 	Took      time.Duration
 }
@@ -171,7 +171,7 @@ type task struct {
 	before    *state
 	last      []string            // differences that are not certain
 	found     []layout.Difference // the first certain ones
-	recreated time.Duration       // what creating our table again took, 0 if it was not
+	recreated time.Time           // when our table was deleted
 }
 
 // look reads the kernel and compares. Another program's transaction can make a
@@ -216,8 +216,6 @@ func (k *Kernel) attempt(ctx context.Context, t *task) (a Applied, err error) {
 		if err := k.write(ctx, t, s, diffs); err != nil {
 			return a, err
 		}
-	}
-	if len(diffs) > 0 || t.recreated > 0 {
 		a = k.applied(t, diffs)
 	}
 	if whole {
@@ -226,18 +224,29 @@ func (k *Kernel) attempt(ctx context.Context, t *task) (a Applied, err error) {
 	return a, nil
 }
 
-// write writes the differences of a state, or creates our table again.
+// write writes the differences of a state, or deletes our table so that the next attempt
+// creates it again.
 func (k *Kernel) write(ctx context.Context, t *task, s *state, diffs []layout.Difference) error {
-	if slices.ContainsFunc(diffs, func(d layout.Difference) bool { return d.Kind == layout.Odd }) {
-		return k.recreate(t, s)
+	commit := func(b *nfnetlink.Batch) error {
+		if b.Len() == 0 {
+			return nil
+		}
+		err := k.conn.Commit(b, s.generation)
+		if err == nil {
+			s.generation++
+		}
+		return err
 	}
-	err := s.carryOut(ctx, k.conn)
+	if slices.ContainsFunc(diffs, func(d layout.Difference) bool { return d.Kind == layout.Odd }) {
+		return t.recreate(s, commit)
+	}
+	err := s.carryOut(ctx, commit)
 	switch t.before = nil; {
 	case errors.Is(err, unix.ERESTART):
 		t.before = s
 	case mayComeFromTheTable(err):
-		if created := k.recreate(t, s); disturbed(created) {
-			return created
+		if deleted := t.recreate(s, commit); disturbed(deleted) {
+			return deleted
 		}
 	}
 	return err
@@ -252,24 +261,26 @@ func mayComeFromTheTable(err error) bool {
 
 var errOdd = errors.New("another program keeps changing our table while it is created")
 
-// recreate creates our table again, once in a task. After that, the kernel is read again.
-func (k *Kernel) recreate(t *task, s *state) error {
+// recreate deletes our table. The error is one after which to read again.
+func (t *task) recreate(s *state, commit layout.Commit) error {
 	r, ok := s.wanted.(layout.Recreator)
-	if !ok || t.recreated > 0 {
+	if !ok || !t.recreated.IsZero() {
 		return errOdd
 	}
-	b, start := &nfnetlink.Batch{}, time.Now()
-	r.Recreate(b)
-	if err := s.send(k.conn, b, s.generation); err != nil {
+	start := time.Now()
+	if err := r.Recreate(commit); err != nil {
 		return err
 	}
-	t.recreated, t.before = time.Since(start), nil
+	t.recreated, t.before = start, nil
 	return nfnetlink.ErrInterrupted
 }
 
 // applied returns what was done about differences.
 func (k *Kernel) applied(t *task, diffs []layout.Difference) Applied {
-	a := Applied{Differences: texts(t.found), Recreated: t.recreated}
+	a := Applied{Differences: texts(t.found)}
+	if !t.recreated.IsZero() {
+		a.Recreated = time.Since(t.recreated)
+	}
 	for _, d := range diffs {
 		switch {
 		case d.Kind == layout.Older:

@@ -19,7 +19,7 @@ import (
 func TestPortRangesAreUsedInProportionToTheirSize(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t) // opens thousands of connections
-	ranges, err := nft.ParsePorts("1024-29999,32768-65535")
+	ranges, err := config.ParsePorts("1024-29999,32768-65535")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -89,25 +89,10 @@ func (s *state) differences() (diffs []layout.Difference) {
 	return diffs
 }
 
-// send sends a transaction. With a generation other than zero the kernel rejects it if
-// another program has written since.
-func (s *state) send(c *nfnetlink.Conn, b *nfnetlink.Batch, generation uint32) error {
-	if b.Len() == 0 {
-		return nil
-	}
-	err := c.Commit(b, generation)
-	if err == nil {
-		s.generation++
-	}
-	return err
-}
-
-// carryOut turns the state into the wanted one. What is staged is sent whatever other
-// programs write: the transaction that makes it visible is rejected if they did.
-func (s *state) carryOut(ctx context.Context, c *nfnetlink.Conn) error {
+// carryOut turns the state into the wanted one.
+func (s *state) carryOut(ctx context.Context, commit layout.Commit) error {
 	if s.wanted != nil {
-		err := s.wanted.Stage(ctx, func(b *nfnetlink.Batch) error { return s.send(c, b, 0) })
-		if err != nil {
+		if err := s.wanted.Stage(ctx, commit); err != nil {
 			return err
 		}
 	}
@@ -123,8 +108,8 @@ func (s *state) carryOut(ctx context.Context, c *nfnetlink.Conn) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := s.send(c, now, s.generation); err != nil {
+	if err := commit(now); err != nil {
 		return err
 	}
-	return s.send(c, after, s.generation)
+	return commit(after)
 }

@@ -39,14 +39,16 @@ type State interface {
 	Owns(c nfnetlink.Chain) bool
 }
 
-// A Commit sends a transaction.
+// A Commit sends a transaction, if no other program has written since the state was
+// read.
 type Commit func(*nfnetlink.Batch) error
 
 // A Recreator is a [State] of a table that is only ours, so that it can be deleted and
 // created again.
 type Recreator interface {
-	// Recreate adds to a transaction that the table is deleted and created again.
-	Recreate(b *nfnetlink.Batch)
+	// Recreate deletes the table, if the kernel would accept it when it is created
+	// again. Then the state must be read again.
+	Recreate(commit Commit) error
 }
 
 // Installed identifies rules of ours.

@@ -45,7 +45,7 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 		}
 	}
 	for _, f := range p.Families {
-		if len(f.SNAT.Present) > 0 {
+		if f.Translates() {
 			t.Chains = append(t.Chains, compileSNAT(p, f, masq))
 		}
 	}
@@ -62,7 +62,7 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 			t.Sets = append(t.Sets, nft.Set{Name: selfSet(f), IPv6: f.IPv6, Learned: true, Comment: "pairs of a source and itself"})
 		}
 		translate := masq
-		if len(f.SNAT.Present) > 0 {
+		if f.Translates() {
 			translate = continueIn(snatChain(f))
 		}
 		base.Rules = append(base.Rules, rulesOf(f, translate)...)

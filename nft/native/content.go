@@ -15,6 +15,9 @@ import (
 // A content is how the elements of a set differ from the wanted ones.
 type content struct {
 	diffs []string // the first few
+	// exactly is set if the set has the first so many of the wanted prefixes and nothing
+	// else: it is being filled.
+	exactly int
 }
 
 // complete reports whether the elements are the wanted ones.
@@ -33,6 +36,7 @@ func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (*content, error) {
 	conditional, err := out.read(c, s, w)
 	if conditional > 0 {
 		out.add("set %s: %d elements have a limit, a timeout or another condition", s.Name, conditional)
+		out.exactly = 0
 	}
 	return out, err
 }
@@ -68,6 +72,9 @@ func (c *content) comparePrefixes(name string, want []netip.Prefix, held []ipran
 	i := 0
 	for i < min(len(want), len(held)) && held[i] == iprange.Of(want[i]) {
 		i++
+	}
+	if i == len(held) {
+		c.exactly = i
 	}
 	for j := i; i < len(want) || j < len(held); {
 		switch {
@@ -107,30 +114,42 @@ func (c *content) comparePairs(name string, held []nfnetlink.Element) (condition
 
 // compareMap compares a map, and counts the elements that do more than map.
 func (c *content) compareMap(name string, want []nfnetlink.Mapping, elements []nfnetlink.Element) (conditional int) {
-	held := make(map[netip.Addr]netip.Addr, len(elements))
+	held := make(map[iprange.Bound]netip.Addr, len(elements))
 	for _, e := range elements {
 		key, isKey := netip.AddrFromSlice(e.Key)
 		value, isValue := netip.AddrFromSlice(e.Value)
-		if e.Conditional || !isKey || !isValue {
+		if e.End && key.IsUnspecified() {
+			continue // nft adds a bound before the first interval
+		}
+		if e.Conditional || !isKey || isValue == e.End {
 			conditional++
 			continue
 		}
-		held[key] = value
+		held[iprange.Bound{Addr: key, End: e.End}] = value
 	}
 	for _, w := range want {
-		switch value, ok := held[w.Key]; {
+		key := iprange.Bound{Addr: w.Key, End: !w.Value.IsValid()}
+		switch value, ok := held[key]; {
 		case !ok:
-			c.add("map %s lacks %s : %s", name, w.Key, w.Value)
+			c.add("map %s lacks %s", name, mappingText(key, w.Value))
 		case value != w.Value:
-			c.add("map %s has %s : %s instead of %s", name, w.Key, value, w.Value)
+			c.add("map %s has %s instead of %s", name, mappingText(key, value), w.Value)
 		}
-		delete(held, w.Key)
+		delete(held, key)
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(held), netip.Addr.Compare) {
-		c.add("map %s has %s : %s, which is not in the config", name, key, held[key])
+	byAddress := func(a, b iprange.Bound) int { return a.Addr.Compare(b.Addr) }
+	for _, key := range slices.SortedFunc(maps.Keys(held), byAddress) {
+		c.add("map %s has %s, which is not in the config", name, mappingText(key, held[key]))
 	}
 	if more := len(c.diffs) - fewDiffs; more > 0 {
 		c.diffs = append(c.diffs[:fewDiffs], fmt.Sprintf("map %s: %d more elements are wrong", name, more))
 	}
 	return conditional
+}
+
+func mappingText(key iprange.Bound, value netip.Addr) string {
+	if key.End {
+		return "an end before " + key.Addr.String()
+	}
+	return key.Addr.String() + " : " + value.String()
 }

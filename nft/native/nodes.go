@@ -53,6 +53,7 @@ type inSet struct {
 	IPv6   bool
 	Source bool
 	Not    bool
+	Known  bool // the rule compares an address of the family before
 	Set    string
 }
 
@@ -71,7 +72,10 @@ func (m inSet) String() string {
 }
 
 func (m inSet) Bytecode(f nfnetlink.Family, s nft.Sides) []nfnetlink.Expr {
-	es := ofFamily(m.IPv6).Exprs
+	var es []nfnetlink.Expr
+	if !m.Known {
+		es = ofFamily(m.IPv6).Exprs
+	}
 	return append(es, nfnetlink.Marshal(f,
 		nfnetlink.AddressPayload(m.IPv6, m.Source),
 		&expr.Lookup{SourceRegister: reg1, SetName: s.Of(m.Set), Invert: m.Not})...)

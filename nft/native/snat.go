@@ -2,6 +2,7 @@ package native
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -37,18 +39,100 @@ func exemptsNode(f nft.FamilyPolicy) bool {
 }
 
 // snatSets returns the set with the CIDRs in the config and, if there are several
-// addresses, the map.
-func snatSets(f nft.FamilyPolicy) []nft.Set {
-	if len(f.SNAT.CIDRs) == 0 {
-		return nil
+// addresses, the map; and the same of snatRules that the node has an address of.
+func snatSets(f nft.FamilyPolicy) (sets []nft.Set) {
+	if len(f.SNAT.CIDRs) > 0 {
+		sets = append(sets, nft.Set{Name: snatSet(f), IPv6: f.IPv6, Comment: config.SNATAddresses().Means, Prefixes: f.SNAT.Prefixes()})
 	}
-	sets := []nft.Set{{Name: snatSet(f), IPv6: f.IPv6, Comment: config.SNATAddresses().Means, Prefixes: f.SNAT.Prefixes()}}
-	if len(f.SNAT.Present) > 1 {
-		sets = append(sets, nft.Set{
-			Name: podMap(f), IPv6: f.IPv6, Mappings: f.SNAT.Mappings(), Comment: "which of them, by the last byte of the pod's address",
-		})
+	sets = append(sets, byPod(f, podMap(f), f.SNAT)...)
+	for _, run := range ruleRuns(f) {
+		r := run[0]
+		if bySource(r) {
+			sets = append(sets, nft.Set{
+				Name: ruleName(r, "by-source", f), IPv6: f.IPv6, Mappings: mappingsOf(run), Interval: true,
+				Comment: "the address of " + placesOf(run) + ", by the source",
+			})
+			continue
+		}
+		for i, list := range []nft.List{r.From, r.To} {
+			what := []string{"from", "to"}[i]
+			if len(list.CIDRs) > 0 {
+				sets = append(sets, nft.Set{
+					Name: ruleName(r, what, f), IPv6: f.IPv6, Prefixes: list.Prefixes(), Comment: what + " of " + placesOf(run),
+				})
+			}
+		}
+		sets = append(sets, byPod(f, ruleName(r, "by-pod", f), r.SNAT)...)
 	}
 	return sets
+}
+
+// byPod returns the map that chooses one of several addresses.
+func byPod(f nft.FamilyPolicy, name string, s nft.SNAT) []nft.Set {
+	if len(s.Present) < 2 {
+		return nil
+	}
+	return []nft.Set{{
+		Name: name, IPv6: f.IPv6, Mappings: s.Mappings(), Comment: "which of them, by the last byte of the pod's address",
+	}}
+}
+
+// ruleName is the name of a set of an entry of snatRules.
+func ruleName(r nft.SNATRule, what string, f nft.FamilyPolicy) string {
+	return fmt.Sprintf("snat-rule-%d-%s%s", r.Place, what, f.Suffix())
+}
+
+// placesOf names entries of snatRules.
+func placesOf(run []nft.SNATRule) string {
+	first, last := run[0].Place, run[len(run)-1].Place
+	if first == last {
+		return fmt.Sprintf("%s, entry %d", config.KeySNATRules, first)
+	}
+	return fmt.Sprintf("%s, entries %d to %d", config.KeySNATRules, first, last)
+}
+
+// bySource reports whether one lookup of the source can answer an entry of snatRules.
+func bySource(r nft.SNATRule) bool { return len(r.To.CIDRs)+len(r.Out) == 0 && len(r.Present) == 1 }
+
+// ruleRuns returns the entries of snatRules of which the node has an address. Those that
+// follow each other and depend on the source alone are together: one map answers them.
+func ruleRuns(f nft.FamilyPolicy) (runs [][]nft.SNATRule) {
+	for _, r := range f.SNATRules {
+		switch last := len(runs) - 1; {
+		case len(r.Present) == 0:
+		case last >= 0 && bySource(r) && bySource(runs[last][0]):
+			runs[last] = append(runs[last], r)
+		default:
+			runs = append(runs, []nft.SNATRule{r})
+		}
+	}
+	return runs
+}
+
+// mappingsOf maps the sources of entries of snatRules to their addresses. Of entries that
+// overlap, the first one has the source.
+func mappingsOf(run []nft.SNATRule) []nfnetlink.Mapping {
+	var taken []iprange.Range
+	values := map[iprange.Range]netip.Addr{}
+	for _, r := range run {
+		for _, p := range r.From.Prefixes() {
+			all := iprange.Of(p)
+			at, _ := slices.BinarySearchFunc(taken, all.From, func(r iprange.Range, a netip.Addr) int { return r.To.Compare(a) })
+			for _, free := range iprange.Subtract([]iprange.Range{all}, taken[at:]) {
+				values[free] = r.Present[0]
+			}
+		}
+		taken = iprange.Normal(slices.Concat(taken, iprange.SetOf(r.From.Prefixes())))
+	}
+	byAddress := func(a, b iprange.Range) int { return a.From.Compare(b.From) }
+	var out []nfnetlink.Mapping
+	for _, r := range slices.SortedFunc(maps.Keys(values), byAddress) {
+		out = append(out, nfnetlink.Mapping{Key: r.From, Value: values[r]})
+		if next := r.To.Next(); next.IsValid() {
+			out = append(out, nfnetlink.Mapping{Key: next})
+		}
+	}
+	return out
 }
 
 // compileSNAT compiles the chain that selects the source address for connections
@@ -58,24 +142,56 @@ func compileSNAT(p nft.Policy, f nft.FamilyPolicy, masq nft.Node) nft.Chain {
 	if !exemptsNode(f) {
 		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{fromThisNode(), masq}, Comment: "from this node"})
 	}
-	to := sourceNAT{IPv6: f.IPv6, RandomFully: p.RandomFully, Map: podMap(f)}
-	if len(f.SNAT.Present) == 1 {
-		to.To = f.SNAT.Present[0]
+	add := func(to sourceNAT, s nft.SNAT, match []nft.Node, comment string) {
+		to.IPv6, to.RandomFully = f.IPv6, p.RandomFully
+		if len(s.Present) == 1 && !to.Whole {
+			to.To = s.Present[0]
+		}
+		for _, r := range portRules(p.Ports, func(ports *nft.PortRange) nft.Node {
+			to := to
+			to.Ports = ports
+			return to
+		}) {
+			c.Rules = append(c.Rules, nft.Rule{Nodes: slices.Concat(match, r.Nodes), Comment: comment})
+		}
 	}
-	c.Rules = append(c.Rules, portRules(p.Ports, func(ports *nft.PortRange) nft.Node {
-		to := to
-		to.Ports = ports
-		return to
-	})...)
+	for _, run := range ruleRuns(f) {
+		r := run[0]
+		if bySource(r) {
+			add(sourceNAT{Map: ruleName(r, "by-source", f), Whole: true}, r.SNAT, nil, placesOf(run))
+			continue
+		}
+		var match []nft.Node
+		if len(r.From.CIDRs) > 0 {
+			match = append(match, inSet{IPv6: f.IPv6, Source: true, Set: ruleName(r, "from", f)})
+		}
+		if len(r.To.CIDRs) > 0 {
+			match = append(match, inSet{IPv6: f.IPv6, Known: len(match) > 0, Set: ruleName(r, "to", f)})
+		}
+		to := sourceNAT{Map: ruleName(r, "by-pod", f), Known: len(match) > 0}
+		if len(r.Out) == 0 {
+			add(to, r.SNAT, match, placesOf(run))
+		}
+		for _, o := range r.Out {
+			add(to, r.SNAT, append(slices.Clip(match), byInterface(o.Name, true, false)), placesOf(run))
+		}
+	}
+	if len(f.SNAT.Present) == 0 {
+		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{masq}, Comment: "any other"})
+		return c
+	}
+	add(sourceNAT{Map: podMap(f)}, f.SNAT, nil, "")
 	return c
 }
 
-// sourceNAT translates to an address of the node: a fixed one, or that of the
-// pod's group.
+// sourceNAT translates to an address of the node: a fixed one, or that which a map has for
+// the source or for the pod's group. Without one in the map, the next rule applies.
 type sourceNAT struct {
 	IPv6        bool
 	To          netip.Addr // the zero address: see Map
 	Map         string
+	Whole       bool // the map is by the whole source
+	Known       bool // the rule compares an address of the family before
 	RandomFully bool
 	Ports       *nft.PortRange
 }
@@ -86,6 +202,8 @@ func (s sourceNAT) String() string {
 		ip, mask = "ip6", "::ff"
 	}
 	switch {
+	case s.Whole:
+		to = fmt.Sprintf("%s saddr map @%s%s", ip, s.Map, nft.SideA)
 	case !s.To.IsValid():
 		to = fmt.Sprintf("%s saddr & %s map @%s%s", ip, mask, s.Map, nft.SideA)
 	case s.IPv6 && s.Ports != nil:
@@ -106,11 +224,18 @@ func (s sourceNAT) Bytecode(f nfnetlink.Family, sides nft.Sides) []nfnetlink.Exp
 	if s.To.IsValid() {
 		es = nfnetlink.Marshal(f, &expr.Immediate{Register: reg1, Data: s.To.AsSlice()})
 	} else {
+		if !s.Known {
+			es = ofFamily(s.IPv6).Exprs
+		}
 		source := nfnetlink.AddressPayload(s.IPv6, true)
-		mask := make([]byte, source.Len)
-		mask[len(mask)-1] = 0xff
-		es = append(ofFamily(s.IPv6).Exprs, nfnetlink.Marshal(f, source,
-			&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: source.Len, Mask: mask, Xor: make([]byte, len(mask))},
+		es = append(es, nfnetlink.Marshal(f, source)...)
+		if !s.Whole {
+			mask := make([]byte, source.Len)
+			mask[len(mask)-1] = 0xff
+			es = append(es, nfnetlink.Marshal(f,
+				&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: source.Len, Mask: mask, Xor: make([]byte, len(mask))})...)
+		}
+		es = append(es, nfnetlink.Marshal(f,
 			&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: sides.Of(s.Map)})...)
 	}
 	load, low, high := loadPorts(s.Ports, reg2)

@@ -19,6 +19,7 @@ import (
 // A State is our table as the kernel has it, and the wanted one. It implements
 // [layout.State] and [layout.Recreator].
 type State struct {
+	conn *nfnetlink.Conn
 	want *nft.Table // nil: none
 	last bool       // another mode is wanted, whose rules come first
 	held *table
@@ -27,7 +28,7 @@ type State struct {
 // Read reads our table. With a state that was read before, it does not read the elements
 // of sets again that are still the same ones.
 func Read(c *nfnetlink.Conn, want nft.Ruleset, _ layout.Depth, before layout.State) (layout.State, error) {
-	s := &State{last: want.Mode() != "" && want.Mode() != nft.ModeNFTables}
+	s := &State{conn: c, last: want.Mode() != "" && want.Mode() != nft.ModeNFTables}
 	if want.Mode() == nft.ModeNFTables && len(want.Tables) > 0 {
 		s.want = &want.Tables[0]
 	}
@@ -242,7 +243,8 @@ const (
 	largeBatch = 100_000 // 6.4 MB
 )
 
-// Stage implements [layout.State]: it fills the sets that are to be used and lack elements.
+// Stage implements [layout.State]: it fills the sets that are to be used. A set that
+// has the right elements already, or the first of them, from an earlier attempt, is used.
 func (s *State) Stage(ctx context.Context, commit layout.Commit) error {
 	if s.want == nil {
 		return nil
@@ -257,9 +259,16 @@ func (s *State) Stage(ctx context.Context, commit layout.Commit) error {
 	return nil
 }
 
+// A filling is a set that is being filled.
+type filling struct {
+	*set
+	want  nft.Set
+	added int // prefixes of the transaction under construction
+}
+
 // fill fills sets in transactions of at most so many prefixes.
 func (s *State) fill(ctx context.Context, commit layout.Commit, most int) error {
-	b, handles := &nfnetlink.Batch{}, map[string]uint64{}
+	b := &nfnetlink.Batch{}
 	sets := s.create(b)
 	send := func() error {
 		if err := ctx.Err(); err != nil {
@@ -268,40 +277,34 @@ func (s *State) fill(ctx context.Context, commit layout.Commit, most int) error 
 		if err := commit(b); err != nil {
 			return err
 		}
-		maps.Copy(handles, b.Handles)
+		for _, f := range sets {
+			s.record(f, b)
+		}
 		b = &nfnetlink.Batch{}
 		return nil
 	}
 	total := 0
-	for _, w := range sets {
-		total += len(w.Prefixes)
+	for _, f := range sets {
+		total += len(f.want.Prefixes) - f.exactly
 	}
 	most = min(max((total+fillShare-1)/fillShare, smallBatch), most)
-	for _, w := range sets {
-		for chunk := range slices.Chunk(w.Prefixes, most) {
+	for _, f := range sets {
+		for chunk := range slices.Chunk(f.want.Prefixes[f.exactly:], most) {
 			if b.Prefixes > 0 && b.Prefixes+len(chunk) > most {
 				if err := send(); err != nil {
 					return err
 				}
 			}
-			b.AddElements(s.want.Family, s.want.Name, s.next(w), chunk)
+			b.AddElements(s.want.Family, s.want.Name, f.Name, chunk)
+			f.added += len(chunk)
 		}
 	}
-	if err := send(); err != nil {
-		return err
-	}
-	for _, w := range sets {
-		filled := &set{w.KernelSet(*s.want, s.next(w)), &content{}}
-		filled.Handle = handles[filled.Name]
-		s.held.sets[filled.Name] = filled
-	}
-	s.held.exists = true
-	return nil
+	return send()
 }
 
 // create adds the table, the counters and the sets that are missing, and returns the sets
 // that are to be filled.
-func (s *State) create(b *nfnetlink.Batch) (fill []nft.Set) {
+func (s *State) create(b *nfnetlink.Batch) (fill []*filling) {
 	if !s.held.exists {
 		b.AddTable(s.want.Family, s.want.Name)
 	}
@@ -313,17 +316,33 @@ func (s *State) create(b *nfnetlink.Batch) (fill []nft.Set) {
 	for _, w := range s.want.Sets {
 		name := s.next(w)
 		held, exists := s.held.sets[name]
-		if exists && held.complete() {
+		switch {
+		case exists && held.complete():
 			continue
+		case exists && held.content != nil && held.exactly > 0:
+		default:
+			if exists {
+				b.DelSet(s.want.Family, s.want.Name, name)
+			}
+			held = &set{w.KernelSet(*s.want, name), &content{diffs: []string{"is being filled"}}}
+			b.AddSet(held.Set)
+			b.AddMappings(s.want.Family, s.want.Name, name, w.Mappings)
 		}
-		if exists {
-			b.DelSet(s.want.Family, s.want.Name, name)
-		}
-		b.AddSet(w.KernelSet(*s.want, name))
-		b.AddMappings(s.want.Family, s.want.Name, name, w.Mappings)
-		fill = append(fill, w)
+		fill = append(fill, &filling{set: held, want: w})
 	}
 	return fill
+}
+
+// record records that a transaction was committed.
+func (s *State) record(f *filling, b *nfnetlink.Batch) {
+	if handle, created := b.Handles[f.Name]; created {
+		f.Handle = handle
+	}
+	f.exactly, f.added = f.exactly+f.added, 0
+	if f.exactly == len(f.want.Prefixes) {
+		f.diffs = nil
+	}
+	s.held.exists, s.held.sets[f.Name] = true, f.set
 }
 
 // Switch implements [layout.State]. If another mode is wanted, our table is
@@ -383,14 +402,30 @@ func (s *State) write(b *nfnetlink.Batch) {
 }
 
 // Recreate implements [layout.Recreator]: other programs' maps, objects and chains in our
-// table may refer to what has to go, and flags of the table cannot be changed.
-func (s *State) Recreate(b *nfnetlink.Batch) {
-	again := State{want: s.want, held: newTable()}
-	b.DelTable(s.want.Family, s.want.Name)
-	for _, w := range again.create(b) {
-		b.AddElements(s.want.Family, s.want.Name, again.next(w), w.Prefixes)
+// table may refer to what has to go, and flags of the table cannot be changed. The table
+// is deleted only after a rehearsal shows that the kernel accepts the new one.
+func (s *State) Recreate(commit layout.Commit) error {
+	t := *s.want
+	t.Sets = slices.Clone(t.Sets)
+	for i := range t.Sets {
+		t.Sets[i].Prefixes, t.Sets[i].Mappings = nil, t.Sets[i].Mappings[:0]
 	}
-	again.write(b)
+	again := State{want: &t, held: newTable()}
+	rehearsal := &nfnetlink.Batch{}
+	rehearsal.DelTable(t.Family, t.Name)
+	again.create(rehearsal)
+	again.write(rehearsal)
+	rehearsal.Refuse(t.Family, t.Name)
+	var refused *nfnetlink.RefusedError
+	if err := commit(rehearsal); !errors.As(err, &refused) || !refused.Last {
+		return err
+	}
+	b := &nfnetlink.Batch{}
+	b.DelTable(t.Family, t.Name)
+	if err := commit(b); err != nil {
+		return err
+	}
+	return s.conn.Settle()
 }
 
 // Counters reads the number of connections by verdict; nothing if there are no rules.

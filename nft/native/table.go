@@ -104,7 +104,7 @@ func (t *table) refersTo(set string) bool {
 func likeOurs(s nfnetlink.Set) bool {
 	switch s.Flags {
 	case unix.NFT_SET_INTERVAL, unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT:
-	case unix.NFT_SET_MAP:
+	case unix.NFT_SET_MAP, unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL:
 		return len(s.Special) == 0 && s.DataLen == s.KeyLen
 	default:
 		return false

@@ -6,6 +6,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
 )
 
 // Text implements [nft.Layout]: input for `nft -f`, which replaces our table with
@@ -65,6 +66,9 @@ func writeSet(b *strings.Builder, s nft.Set) {
 		return
 	case s.Mappings != nil:
 		fmt.Fprintf(b, "\tmap %s%s {\n\t\ttype %s : %[3]s\n", s.Name, nft.SideA, typeName(s))
+		if s.Interval {
+			b.WriteString("\t\tflags interval\n")
+		}
 		if s.IPv6 {
 			perLine = 1
 		}
@@ -72,7 +76,7 @@ func writeSet(b *strings.Builder, s nft.Set) {
 		fmt.Fprintf(b, "\tset %s%s {\n\t\ttype %s\n\t\tflags interval\n", s.Name, nft.SideA, typeName(s))
 	}
 	fmt.Fprintf(b, "\t\tcomment %q\n\t\telements = { ", s.Comment)
-	for i := range s.Len() {
+	for i, text := range elementsOf(s) {
 		switch {
 		case i == 0:
 		case i%perLine == 0:
@@ -80,11 +84,7 @@ func writeSet(b *strings.Builder, s nft.Set) {
 		default:
 			b.WriteString(", ")
 		}
-		if s.Mappings != nil {
-			fmt.Fprintf(b, "%s : %s", s.Mappings[i].Key, s.Mappings[i].Value)
-		} else {
-			b.WriteString(config.CIDR{Prefix: s.Prefixes[i]}.Text())
-		}
+		b.WriteString(text)
 	}
 	b.WriteString(" }\n\t}\n\n")
 }
@@ -94,4 +94,24 @@ func typeName(s nft.Set) string {
 		return "ipv6_addr"
 	}
 	return "ipv4_addr"
+}
+
+// elementsOf returns the elements of a set or a map as nft prints them.
+func elementsOf(s nft.Set) (texts []string) {
+	for _, p := range s.Prefixes {
+		texts = append(texts, config.CIDR{Prefix: p}.Text())
+	}
+	for i, m := range s.Mappings {
+		key := iprange.Range{From: m.Key, To: m.Key}
+		switch {
+		case !m.Value.IsValid():
+			continue
+		case s.Interval && i+1 == len(s.Mappings):
+			key.To = iprange.All(s.IPv6).To
+		case s.Interval:
+			key.To = s.Mappings[i+1].Key.Prev()
+		}
+		texts = append(texts, key.String()+" : "+m.Value.String())
+	}
+	return texts
 }

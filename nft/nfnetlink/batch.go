@@ -58,6 +58,13 @@ func (b *Batch) addTable(t Table) {
 	b.add(t.Family, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
 }
 
+// Refuse adds a message that every kernel rejects, so that the batch is only
+// tested: if the kernel would accept the other messages, the error is a
+// [RefusedError] for the last one.
+func (b *Batch) Refuse(family Family, table string) {
+	b.addTable(Table{Family: family, Name: table, Flags: 1 << 31}) // no such flag
+}
+
 // DelTable deletes a table and everything in it.
 func (b *Batch) DelTable(family Family, table string) {
 	var a Attrs
@@ -204,7 +211,8 @@ func (b *Batch) AddElements(family Family, table, set string, prefixes []netip.P
 	}
 }
 
-// A Mapping is a key of an address map and its value.
+// A Mapping is a key of an address map and its value. In a map of intervals it is the first
+// key of one, or, without a value, the key after one.
 type Mapping struct{ Key, Value netip.Addr }
 
 // AddMappings adds distinct keys and their values to an address map.
@@ -215,6 +223,10 @@ func (b *Batch) AddMappings(family Family, table, set string, mappings []Mapping
 			for _, m := range chunk {
 				a.nest(unix.NFTA_LIST_ELEM, func() {
 					a.nest(unix.NFTA_SET_ELEM_KEY, func() { a.bytes(unix.NFTA_DATA_VALUE, m.Key.AsSlice()) })
+					if !m.Value.IsValid() {
+						a.uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+						return
+					}
 					a.nest(unix.NFTA_SET_ELEM_DATA, func() { a.bytes(unix.NFTA_DATA_VALUE, m.Value.AsSlice()) })
 				})
 			}

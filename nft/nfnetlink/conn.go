@@ -58,6 +58,16 @@ func (c *Conn) In(ctx context.Context) *Conn { return &Conn{c.socket, ctx} }
 // must not wait for those of c.
 func (c *Conn) Another() *Conn { return New(c.dial) }
 
+// Settle waits until the kernel has destroyed what earlier transactions deleted. From
+// Linux 5.12 on it does so before it closes a socket.
+func (c *Conn) Settle() error {
+	nl, err := c.dial()
+	if err != nil {
+		return err
+	}
+	return nl.Close()
+}
+
 func dial() (*netlink.Conn, error) {
 	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: pageSize})
 	if err != nil {
@@ -239,8 +249,9 @@ const (
 // A RefusedError is the message of a transaction that the kernel rejected, and
 // the reason. Nothing of the transaction took effect.
 type RefusedError struct {
-	Op  Op
-	Err error
+	Op   Op
+	Last bool // whether it was the last message of the transaction
+	Err  error
 }
 
 func (e *RefusedError) Error() string { return string(e.Op) + ": " + e.Err.Error() }
@@ -250,9 +261,10 @@ func (e *RefusedError) Unwrap() error { return e.Err }
 
 // refusal returns the error for the message that the kernel rejected.
 func refusal(sent []netlink.Message, op *netlink.OpError) error {
-	for _, m := range sent {
+	const envelope = 2 // messages after the last one of the batch: its end
+	for i, m := range sent {
 		if m.Header.Sequence == op.Sequence {
-			return &RefusedError{Op: opOf(m.Header.Type), Err: op.Err}
+			return &RefusedError{Op: opOf(m.Header.Type), Last: i == len(sent)-envelope, Err: op.Err}
 		}
 	}
 	return &RefusedError{Op: "transaction", Err: op.Err}

@@ -90,7 +90,7 @@ func EachIn(t *testing.T, m nft.Mode, test func(*testing.T, Case)) {
 // those that differ most from each other.
 func (c Case) SkipIfShort(t *testing.T) {
 	t.Helper()
-	few := []string{"all-policies", "default", "drop-invalid", "enforce", "everything", "interfaces", "snat-several", "to-ports-force"}
+	few := []string{"all-policies", "default", "drop-invalid", "enforce", "everything", "interfaces", "snat-rules", "snat-several", "to-ports-force"}
 	if testing.Short() && !slices.Contains(few, c.Name) {
 		t.Skip("-short")
 	}
@@ -189,7 +189,7 @@ func parseFlags(t testing.TB, args []string) (config.Defaults, func(nft.Mode) nf
 	}
 	given := false
 	fs.Visit(func(f *flag.Flag) { given = given || f.Name == "random-fully" })
-	ranges, err := nft.ParsePorts(*ports)
+	ranges, err := config.ParsePorts(*ports)
 	if err != nil {
 		t.Fatal(err)
 	}

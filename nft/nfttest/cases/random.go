@@ -48,13 +48,24 @@ func SpecifiedPod(c config.Config, conn nft.Connection) (pod, known bool) {
 // SpecifiedSources returns the addresses from which a masqueraded connection leaves on
 // a node with some addresses; none: from that of its interface.
 func SpecifiedSources(c config.Config, conn nft.Connection, node []netip.Addr) []netip.Addr {
-	var out []netip.Addr
-	for _, a := range node {
-		if a.Is6() == conn.Dst.Is6() && !conn.FromNode && holds(c.SNATAddresses, a) {
-			out = append(out, a)
+	if conn.FromNode {
+		return nil
+	}
+	of := func(list []config.CIDR) (out []netip.Addr) {
+		for _, a := range node {
+			if a.Is6() == conn.Dst.Is6() && holds(list, a) {
+				out = append(out, a)
+			}
+		}
+		return out
+	}
+	for _, r := range c.SNATRules {
+		from, to, out := len(r.From) == 0 || holds(r.From, conn.Src), len(r.To) == 0 || holds(r.To, conn.Dst), len(r.Out) == 0 || named(r.Out, conn.Out)
+		if has := of(r.Addresses); from && to && out && len(has) > 0 {
+			return has
 		}
 	}
-	return out
+	return of(c.SNATAddresses)
 }
 
 // named reports whether an interface is in the list.
@@ -140,14 +151,36 @@ func (m Maker) Config() config.Config {
 		c.DropInvalid = &config.Position{}
 	}
 	for m.IntN(3) > 0 {
-		entries := append(SNATAddresses(), "198.51.100.208/29", "198.51.100.0/24", "198.51.100.77", "2001:db8:5::/64", "2001:db8:5::77")
-		a := entries[m.IntN(len(entries))]
-		if !strings.Contains(a, "/") {
-			a += map[bool]string{false: "/32", true: "/128"}[strings.Contains(a, ":")]
-		}
-		c.SNATAddresses = append(c.SNATAddresses, config.CIDR{Prefix: netip.MustParsePrefix(a)})
+		c.SNATAddresses = append(c.SNATAddresses, m.snatAddress())
+	}
+	for m.IntN(5) > 0 && len(c.SNATRules) < 12 {
+		c.SNATRules = append(c.SNATRules, m.snatRule())
 	}
 	return c
+}
+
+func (m Maker) snatAddress() config.CIDR {
+	entries := append(SNATAddresses(), "198.51.100.208/29", "198.51.100.0/24", "198.51.100.77", "2001:db8:5::/64", "2001:db8:5::77")
+	a := entries[m.IntN(len(entries))]
+	if !strings.Contains(a, "/") {
+		a += map[bool]string{false: "/32", true: "/128"}[strings.Contains(a, ":")]
+	}
+	return config.CIDR{Prefix: netip.MustParsePrefix(a)}
+}
+
+// snatRule generates an entry of snatRules, often by the source alone.
+func (m Maker) snatRule() config.SNATRule {
+	r := config.SNATRule{From: m.list(3), Addresses: []config.CIDR{m.snatAddress()}}
+	for m.IntN(3) == 0 {
+		r.Addresses = append(r.Addresses, m.snatAddress())
+	}
+	if m.IntN(3) == 0 {
+		r.To = m.list(3)
+	}
+	if m.IntN(4) == 0 || len(r.From)+len(r.To) == 0 {
+		r.Out = m.interfaces()
+	}
+	return r
 }
 
 // SNATAddresses returns addresses that a node can have for the configs of a [Maker].
@@ -192,7 +225,7 @@ func (m Maker) Connection(src, dst netip.Addr) nft.Connection {
 
 // ForView removes from a config what mode iptables-nft cannot express.
 func ForView(c config.Config) config.Config {
-	c.Enforce, c.DropInvalid, c.SNATAddresses = nil, nil, nil
+	c.Enforce, c.DropInvalid, c.SNATAddresses, c.SNATRules = nil, nil, nil, nil
 	c.ExemptHost, c.MasqueradeSrcInterfaces, c.NonMasqueradeOutInterfaces, c.MasqueradeOutInterfaces = nil, nil, nil, nil
 	return c
 }

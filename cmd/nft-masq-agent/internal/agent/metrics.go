@@ -166,6 +166,11 @@ func (e exporter) view(v view) {
 		e.gauge("snat_addresses", "Addresses of snatAddresses: present, those that the node has; absent, entries of which it has no address. With none present, connections are masqueraded.",
 			float64(n), "state", state)
 	}
+	present, absent = v.installed.Policy.SNATRules()
+	for state, n := range map[string]int{"present": present, "absent": absent} {
+		e.gauge("snat_rules", "Entries of snatRules: present, of which the node has an address; absent, those of which it has none and which are skipped.",
+			float64(n), "state", state)
+	}
 }
 
 func number(b bool) float64 {

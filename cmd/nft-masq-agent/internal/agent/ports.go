@@ -54,7 +54,11 @@ func (p *ports) collect(e exporter) {
 	if last == nil {
 		return
 	}
-	available := nft.Policy{Ports: p.settings.Ports}.SourcePorts()
+	policy := nft.Policy{Ports: p.settings.Ports}
+	if v := p.now(); v.installed != nil {
+		policy = v.installed.Policy
+	}
+	available := policy.SourcePorts()
 	for _, ipv6 := range []bool{false, true} {
 		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
 			used := last.Fullest[conntrack.PortGroup{IPv6: ipv6, Protocol: protocol}]

@@ -111,8 +111,7 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 	}
 	if applied.Recreated > 0 {
 		l.add(zap.WarnLevel, "table_recreated",
-			"our table could not be repaired in place and was created again; connections that began in the meantime "+
-				"may have missed its rules",
+			"our table could not be repaired in place and was recreated; in the meantime new connections were not masqueraded",
 			"gap_ms", applied.Recreated.Milliseconds())
 	}
 	fields := a.appliedFields(before, v, applied)
@@ -193,9 +192,12 @@ func reportRefusal(l *lines, err error, installed bool) {
 func reportMoved(l *lines, before, after nft.Policy, hash string) {
 	var added, removed []string
 	for _, f := range after.Families {
-		was := before.SNATOf(f.IPv6).Present
-		added = append(added, without(f.SNAT.Present, was)...)
-		removed = append(removed, without(was, f.SNAT.Present)...)
+		for _, o := range before.Families {
+			if o.IPv6 == f.IPv6 {
+				added = append(added, without(f.Sources(), o.Sources())...)
+				removed = append(removed, without(o.Sources(), f.Sources())...)
+			}
+		}
 	}
 	l.add(zap.InfoLevel, "snat_addresses_changed", "the addresses of this node changed; connections leave from those that it has",
 		"added", firstFew(added), "added_count", len(added),

@@ -141,7 +141,11 @@ func (s *survey) logRouting(commands []string) {
 func (s *survey) logLegacy(others kernel.Others) {
 	found := namesOf(others.Legacy)
 	fields := []any{"found", found}
-	if slices.ContainsFunc(others.Legacy, func(c foreign.LegacyChain) bool { return c.RandomFully }) && !s.settings.NFT().RandomFully {
+	random := s.settings.NFT().RandomFully
+	if want := s.now().policy.want; want != nil {
+		random = want.Policy.RandomFully
+	}
+	if slices.ContainsFunc(others.Legacy, func(c foreign.LegacyChain) bool { return c.RandomFully }) && !random {
 		fields = append(fields, "note", "it masquerades to random source ports, this agent does not: see --random-fully")
 	}
 	switch changed := s.changed("legacy", found); {

@@ -104,7 +104,7 @@ func NewCheck(h Head, o options.Options, l options.Loaded, err error) Check {
 
 func newMeaning(o nft.Options, l options.Loaded) *meaning {
 	m := &meaning{
-		RandomFully: o.RandomFully, ToPorts: strings.Join(texts(o.Ports), ","),
+		RandomFully: l.Ruleset.Policy.RandomFully, ToPorts: strings.Join(texts(l.Ruleset.Policy.Ports), ","),
 		ResyncSeconds: l.Config.ResyncInterval.Seconds(),
 		MasqLinkLocal: l.Config.MasqLinkLocal, MasqLinkLocalIPv6: l.Config.MasqLinkLocalIPv6,
 		EnableIPv6: l.Config.EnableIPv6,

@@ -184,11 +184,19 @@ func (d *Diff) change(regions []nft.Region, before, after nft.Verdict) {
 
 // leaveFrom names the source addresses of masqueraded connections.
 func leaveFrom(p nft.Policy, ipv6 bool) string {
+	rules := ""
+	for _, f := range p.Families {
+		for _, r := range f.SNATRules {
+			if f.IPv6 == ipv6 {
+				rules += r.String() + "; else "
+			}
+		}
+	}
 	listed := iprange.SetOf(p.SNATOf(ipv6).Prefixes())
 	if len(listed) == 0 {
-		return "the address of the interface"
+		return rules + "the address of the interface"
 	}
-	return "those of " + addressList(listed) + " that the node has"
+	return rules + "those of " + addressList(listed) + " that the node has"
 }
 
 func untranslated(p nft.Policy) string {

@@ -37,6 +37,8 @@ type Explanation struct {
 	Answers []Answer `json:"answers"`
 	// Stale counts existing connections to the destination that were opened under an earlier policy.
 	Stale *Stale `json:"staleConnections,omitempty"`
+
+	rule string // the entry of snatRules that decides
 }
 
 // SetStale adds the number of existing connections that were opened under an
@@ -115,13 +117,25 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, routes node.Routes)
 		x.Add(config.Note, "drop-invalid", "Packets of pods that belong to no connection are dropped where connections are "+
 			"masqueraded (dropInvalid).")
 	}
+	if x.rule != "" {
+		x.Add(config.Note, "snat-rule", "The source address is that of %s.", x.rule)
+	}
 	x.note(c, toMany, nodeExempt, p.Enforced(c), len(snat.CIDRs) > 0)
 }
 
 func (x *Explanation) add(p nft.Policy, source string, c nft.Connection, answers func(nft.Question) bool) {
 	steps := p.ExplainSources(c, answers)
 	a := Answer{Source: source, Verdict: steps[len(steps)-1].Verdict, sees: "this node's address"}
-	if snat := p.SNATOf(c.Dst.Is6()); !c.FromNode && len(snat.CIDRs) > 0 {
+	entries, _ := p.SNATRules()
+	switch snat, rule := p.SourceOf(c); {
+	case c.FromNode:
+	case entries > 0 && !c.Src.IsValid():
+		a.sees = "the address that " + config.KeySNATRules + " choose for its source (--from)"
+	case rule != nil:
+		one, _ := snat.Of(c.Src)
+		a.sees = fmt.Sprintf("%s, by entry %d of %s", one, rule.Place, config.KeySNATRules)
+		x.rule = fmt.Sprintf("entry %d of %s (%s)", rule.Place, config.KeySNATRules, rule.At)
+	case len(snat.CIDRs) > 0:
 		a.sees = snatText(snat, c.Src)
 	}
 	for _, s := range steps {

@@ -155,7 +155,7 @@ func (x *Explanation) certain(n kernel.Path, found []Rule, sees string) {
 		x.Headline = fmt.Sprintf("%s sees %s, which this agent enforces (enforceNonMasquerade).", x.Destination, keptWords(n.Packet.Src))
 	case last.Own:
 		if !way.Masquerade {
-			of = ", one of " + config.KeySNATAddresses
+			of = either(x.rule == "", ", one of "+config.KeySNATAddresses, ", by "+x.rule)
 		}
 		x.Why.Code = either(way.Masquerade, "masqueraded", "snat")
 		x.Headline = fmt.Sprintf("%s sees %s%s: masqueraded by this agent.", x.Destination, sees, of)

@@ -49,13 +49,12 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 					c.Prefix)
 			}
 		}
-		for _, c := range f.SNAT.CIDRs {
-			for _, none := range notOfANode {
-				if none.Overlaps(c.Prefix) && none.Bits() <= c.Bits() {
-					l.warn("snat-address-unusable", c.Pos,
-						"%s: %s is in %s: no answer comes back to such an address, and it is never used",
-						config.KeySNATAddresses, c.Text(), none)
-				}
+		l.unusable(config.KeySNATAddresses, f.SNAT)
+		for i, r := range f.SNATRules {
+			l.unusable(config.KeySNATRules, r.SNAT)
+			if at := slices.IndexFunc(f.SNATRules[:i], func(o nft.SNATRule) bool { return o.Covers(r) }); at >= 0 {
+				l.warn("snat-rule-covered", r.At, "%s: entry %d never matches for %s where entry %d has an address on the node: that covers it",
+					config.KeySNATRules, r.Place, familyName(f.IPv6), f.SNATRules[at].Place)
 			}
 		}
 		if !f.IPv6 {
@@ -64,6 +63,18 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 		}
 	}
 	return append(l.kept, UncoveredPods(p, podCIDRs)...)
+}
+
+// unusable finds addresses that no node can use.
+func (l *lint) unusable(key string, s nft.SNAT) {
+	for _, c := range s.CIDRs {
+		for _, none := range notOfANode {
+			if none.Overlaps(c.Prefix) && none.Bits() <= c.Bits() {
+				l.warn("snat-address-unusable", c.Pos,
+					"%s: %s is in %s: no answer comes back to such an address, and it is never used", key, c.Text(), none)
+			}
+		}
+	}
 }
 
 // nothing finds policies that leave no destination, or nothing at all, to masquerade.

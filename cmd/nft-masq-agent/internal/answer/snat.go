@@ -17,12 +17,16 @@ type SNATReport struct {
 	Present []string `json:"present"`
 	// Absent are the entries without an address of the node.
 	Absent []string `json:"absent"`
+	// Skipped are the entries of snatRules without an address of the node, with their places.
+	Skipped []string `json:"skipped,omitempty"`
+
+	only bool // there is no snatAddresses
 }
 
 // NodeSNAT returns which of snatAddresses the node has, for each family with any.
 func NodeSNAT(p nft.Policy) (reports []SNATReport) {
 	for _, f := range p.Families {
-		if len(f.SNAT.CIDRs) == 0 {
+		if len(f.SNAT.CIDRs)+len(f.SNATRules) == 0 {
 			continue
 		}
 		report := SNATReport{Family: familyKey(f.IPv6), Present: texts(f.SNAT.Present), Absent: []string{}}
@@ -31,6 +35,12 @@ func NodeSNAT(p nft.Policy) (reports []SNATReport) {
 				report.Absent = append(report.Absent, c.Text())
 			}
 		}
+		for _, r := range f.SNATRules {
+			if len(r.Present) == 0 {
+				report.Skipped = append(report.Skipped, fmt.Sprintf("%d (%s)", r.Place, r.At))
+			}
+		}
+		report.only = len(f.SNAT.CIDRs) == 0
 		reports = append(reports, report)
 	}
 	return reports
@@ -38,13 +48,20 @@ func NodeSNAT(p nft.Policy) (reports []SNATReport) {
 
 func (r SNATReport) String() string {
 	name := familyName(r.Family == "ipv6")
-	if len(r.Present) == 0 {
-		return fmt.Sprintf("Of the %s %s this node has none: connections are masqueraded with the address of the interface.",
-			name, config.KeySNATAddresses)
+	skipped := ""
+	if len(r.Skipped) > 0 {
+		skipped = fmt.Sprintf(" Of these entries of %s this node has no address: %s.", config.KeySNATRules, strings.Join(r.Skipped, ", "))
+	}
+	switch {
+	case r.only:
+		return fmt.Sprintf("%s connections of pods for which an entry of %s matches leave from its address.%s", name, config.KeySNATRules, skipped)
+	case len(r.Present) == 0:
+		return fmt.Sprintf("Of the %s %s this node has none: connections are masqueraded with the address of the interface.%s",
+			name, config.KeySNATAddresses, skipped)
 	}
 	text := name + " connections of pods leave from " + strings.Join(r.Present, ", ")
 	if len(r.Absent) > 0 {
 		text += "; not on this node: " + strings.Join(r.Absent, ", ")
 	}
-	return text
+	return text + strings.TrimSuffix(strings.Replace(skipped, " Of", "; of", 1), ".")
 }

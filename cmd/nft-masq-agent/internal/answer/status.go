@@ -283,7 +283,7 @@ func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset) {
 			either(r.Agent == nil, ": start it, or check that it runs with these flags", ": its log says why, and monitor who changes them"))
 	}
 	for _, s := range r.SNAT {
-		if len(s.Present) == 0 {
+		if len(s.Present) == 0 && !s.only {
 			r.Add(config.Error, "snat-missing", "%s", s)
 		}
 	}

@@ -2,6 +2,7 @@ package answer
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -35,6 +36,9 @@ type hcnSettings struct{ Exceptions []string }
 func WinBridge(api int, c config.Config, p nft.Policy) (text string, leftOut int, err error) {
 	if err := checkWindows(c); err != nil {
 		return "", 0, err
+	}
+	if c.ToPorts != nil && len(*c.ToPorts) > 0 {
+		return "", 0, errors.New(config.KeyToPorts + " is not supported by win-bridge")
 	}
 	exceptions := []string{}
 	for _, family := range p.Families {

@@ -320,7 +320,7 @@ func parseSeconds(s string) (time.Duration, error) {
 // parsePorts warns about values that the older agents accept but that are
 // probably mistakes.
 func parsePorts(s string) ([]nft.PortRange, error) {
-	ranges, err := nft.ParsePorts(s)
+	ranges, err := config.ParsePorts(s)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,142 @@
+package config
+
+import (
+	"slices"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+)
+
+// A SNATRule is an entry of snatRules: which masqueraded connections of pods leave from
+// which addresses. A list without entries is any source, destination or interface.
+type SNATRule struct {
+	From, To  []CIDR
+	Out       []Interface
+	Addresses []CIDR // a single address is a CIDR of its full length
+	Pos       Position
+}
+
+// maxSNATRules is the most entries of snatRules.
+const maxSNATRules = 256
+
+// String returns the entry as flow-style YAML.
+func (r SNATRule) String() string {
+	var parts []string
+	add := func(name string, texts []string) {
+		if len(texts) > 0 {
+			parts = append(parts, name+": ["+strings.Join(texts, ", ")+"]")
+		}
+	}
+	add("from", prefixTexts(r.From))
+	add("to", prefixTexts(r.To))
+	var names []string
+	for _, i := range r.Out {
+		names = append(names, i.Name)
+	}
+	add("out", names)
+	add("addresses", prefixTexts(r.Addresses))
+	return "{" + strings.Join(parts, ", ") + "}"
+}
+
+func prefixTexts(list []CIDR) (texts []string) {
+	for _, c := range list {
+		texts = append(texts, c.Text())
+	}
+	return texts
+}
+
+// snatFields are the fields of an entry of snatRules.
+var snatFields = []Row{
+	{Key: "from", entryKind: &cidrs},
+	{Key: "to", entryKind: &cidrs},
+	{Key: "out", entryKind: &interfaces},
+	{Key: "addresses", entryKind: &addresses},
+}
+
+// snatRules reads the value of a file's last setting of the key.
+func (f *file) snatRules(row *Row) (rules []SNATRule) {
+	for _, s := range f.settings {
+		if s.row != row || isNull(s.value) {
+			continue
+		}
+		if s.value.Kind != yaml.SequenceNode {
+			f.wrong(Error, row.Key, s.value, "want a list of entries such as {from: [10.244.8.0/24], addresses: [198.51.100.21]}")
+			continue
+		}
+		f.set[row.Key], rules = f.position(s.key), nil
+		for _, item := range s.value.Content {
+			if f.expand(item, 1) {
+				rules = append(rules, f.snatRule(item))
+			}
+		}
+	}
+	return rules
+}
+
+func (f *file) snatRule(item *yaml.Node) SNATRule {
+	r := SNATRule{Pos: f.position(item)}
+	m := target(item)
+	if m.Kind != yaml.MappingNode {
+		f.report(Error, "wrongValue", item, "an entry is %s, want a mapping with addresses, and from, to or out", describe(m))
+		return r
+	}
+	given := map[string]bool{}
+	for i := 0; i+1 < len(m.Content) && f.expand(m, 1); i += 2 {
+		k, v := m.Content[i], target(m.Content[i+1])
+		at := slices.IndexFunc(snatFields, func(row Row) bool { return strings.EqualFold(row.Key, target(k).Value) })
+		switch {
+		case at < 0:
+			f.report(Error, "invalidEntry", k, "%s of an entry of %s: it has from, to, out and addresses",
+				named("unknown field", target(k).Value), KeySNATRules)
+			continue
+		case given[snatFields[at].Key]:
+			f.report(Error, "invalidEntry", k, "%s is there twice in an entry of %s", snatFields[at].Key, KeySNATRules)
+			continue
+		}
+		field := &snatFields[at]
+		given[field.Key] = true
+		switch {
+		case v.Kind != yaml.SequenceNode:
+			f.noList(field, v)
+		case len(v.Content) == 0:
+			f.report(Error, "invalidEntry", k, "%s is empty: write an entry, or remove it", field.Key)
+		}
+		f.snatField(&r, field, v)
+	}
+	switch {
+	case !given["addresses"]:
+		f.report(Error, "invalidEntry", item, "an entry of %s has no addresses", KeySNATRules)
+	case len(given) == 1:
+		f.report(Error, "invalidEntry", item, "an entry of %s has none of from, to and out: for all connections, use %s",
+			KeySNATRules, KeySNATAddresses)
+	}
+	return r
+}
+
+// snatField reads a list of an entry.
+func (f *file) snatField(r *SNATRule, field *Row, list *yaml.Node) {
+	if list.Kind != yaml.SequenceNode {
+		return
+	}
+	for _, item := range list.Content {
+		entry := target(item)
+		switch {
+		case !f.expand(item, 1):
+			return
+		case !isNull(entry) && !field.text(entry):
+			f.report(Error, "wrongValue", item, "%s", field.wrongEntry(entry))
+			continue
+		}
+		p, pos := f.entry(field, item), f.position(item)
+		switch field.Key {
+		case "out":
+			r.Out = append(r.Out, Interface{entry.Value, pos})
+		default:
+			to := map[string]*[]CIDR{"from": &r.From, "to": &r.To, "addresses": &r.Addresses}[field.Key]
+			*to = append(*to, CIDR{p, pos})
+		}
+	}
+	if n := len(r.Out); field.Key == "out" && n > maxInterfaces {
+		f.report(Error, "tooManyEntries", list, "out has %d names, at most %d are possible: use a prefix such as %q", n, maxInterfaces, "veth*")
+	}
+}
