@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -44,13 +45,13 @@ func TestAcceptedAndPodlessRulesAreListedSeparately(t *testing.T) {
 			})
 			r, _ := n.status()
 			var conflicts, accepted, podless []string
-			for _, c := range r.Conflicts {
+			for _, c := range r.With(answer.Conflicting) {
 				conflicts = append(conflicts, c.Chain)
 			}
-			for _, c := range r.Accepted {
+			for _, c := range r.With(answer.Accepted) {
 				accepted = append(accepted, c.Chain)
 			}
-			for _, c := range r.Podless {
+			for _, c := range r.With(answer.NotOfPods) {
 				podless = append(podless, c.Chain)
 			}
 			if strings.Join(conflicts, " ") != tt.conflicts || strings.Join(accepted, " ") != tt.accepted || strings.Join(podless, " ") != tt.podless {

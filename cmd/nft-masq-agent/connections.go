@@ -3,20 +3,18 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 )
@@ -124,35 +122,53 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 		return exitFailed, err
 	}
 	table := conntrack.Open()
+	r := answer.Connections{Head: s.head(), Config: s.config(inForce{})}
 	if f.ports {
-		return f.listPorts(table, ports, e)
+		if r.Ports, err = f.listPorts(table, ports); err != nil {
+			return exitFailed, err
+		}
+		r.Total = len(r.Ports)
+		return e.reply(f.output, &r)
 	}
 	listed, total, err := f.find(table, j)
 	if err != nil {
 		return exitFailed, err
 	}
-	all := make([]answer.Connection, len(listed))
+	r.Connections, r.Total = make([]answer.Connection, len(listed)), total
 	for i := range listed {
-		all[i] = answer.NewConnection(&listed[i], j)
+		r.Connections[i] = answer.NewConnection(&listed[i], j)
 	}
-	if err := list(e.stdout, f.output, all, answer.Connections); err != nil {
-		return exitFailed, err
+	var found config.Problems
+	add := func(level config.Level, id, format string, args ...any) {
+		found = append(found, config.Problem{ID: id, Level: level, Msg: fmt.Sprintf(format, args...)})
+	}
+	if total == 0 && f.seenAs.IsValid() {
+		add(config.Error, "no-match", "no connection is seen as %s: it has ended, or another node or program translates it", f.seenAs)
 	}
 	if total > len(listed) {
-		_, _ = fmt.Fprintf(e.stderr, "%d of %s; raise --limit for more\n", len(listed), answer.Plural(total, "connection"))
+		add(config.Note, "limited", "%d of %s; raise --limit for more", len(listed), answer.Plural(total, "connection"))
 	}
 	if f.stale {
 		for _, reason := range j.Spared {
-			_, _ = fmt.Fprintf(e.stderr, "not certain, and not listed as stale: %s\n", reason)
+			add(config.Note, "stale-unknown", "not certain, and not listed as stale: %s", reason)
 		}
 	}
-	if !f.flush {
-		return exitDone, nil
+	if f.flush {
+		deleted, resets, err := f.delete(ctx, listed, func(ctx context.Context) (*conntrack.Judge, error) {
+			j, _, err := f.judge(ctx, s)
+			return j, err
+		})
+		if !f.yes && err != nil {
+			return exitFailed, err
+		}
+		r.Deleted = deleted
+		add(config.Note, "deleted", "deleted %s; TCP connections among them, at most %d, are reset by their destination",
+			answer.Plural(deleted, "connection"), resets)
+		if err != nil {
+			add(config.Error, "failed", "%v", err)
+		}
 	}
-	return f.delete(ctx, listed, e, func(ctx context.Context) (*conntrack.Judge, error) {
-		j, _, err := f.judge(ctx, s)
-		return j, err
-	})
+	return e.reply(f.output, &r, found...)
 }
 
 // errNoRules reports that no policy of ours is effective in the kernel.
@@ -237,27 +253,11 @@ func dump(table *conntrack.Table, filter conntrack.Filter, begin func(), visit f
 	})
 }
 
-// list prints a list as text, or as JSON with a line for each entry.
-func list[T any](w io.Writer, format string, all []T, text func([]T) string) error {
-	if format != outputJSON {
-		return write(w, text(all))
-	}
-	var b strings.Builder
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	for _, v := range all {
-		if err := enc.Encode(v); err != nil {
-			return fmt.Errorf("output: %w", err)
-		}
-	}
-	return write(w, b.String())
-}
-
 // delete deletes the stale connections that were listed, judged again.
 func (f *connectionsFlags) delete(
-	ctx context.Context, listed []conntrack.Entry, e environment, read func(context.Context) (*conntrack.Judge, error),
-) (int, error) {
-	keys, resets := map[conntrack.Key]bool{}, 0
+	ctx context.Context, listed []conntrack.Entry, read func(context.Context) (*conntrack.Judge, error),
+) (deleted, resets int, err error) {
+	keys := map[conntrack.Key]bool{}
 	for _, c := range listed {
 		keys[c.Key] = true
 		if c.Original.Protocol == unix.IPPROTO_TCP {
@@ -265,7 +265,7 @@ func (f *connectionsFlags) delete(
 		}
 	}
 	if !f.yes && len(listed) > 0 {
-		return exitFailed, fmt.Errorf("--flush would delete %s, of which %d are TCP: their next packet has another source, "+
+		return 0, 0, fmt.Errorf("--flush would delete %s, of which %d are TCP: their next packet has another source, "+
 			"and the destination resets them. Give --yes to delete them", answer.Plural(len(listed), "connection"), resets)
 	}
 	p := conntrack.Pass{
@@ -273,13 +273,8 @@ func (f *connectionsFlags) delete(
 		Matches: func(e *conntrack.Entry) bool { return keys[e.Key] },
 		Listed:  func(int, *conntrack.Judge) {},
 	}
-	err := p.Run(ctx)
-	_, _ = fmt.Fprintf(e.stderr, "deleted %s; TCP connections among them, at most %d, are reset by their destination\n",
-		answer.Plural(p.Deleted, "connection"), resets)
-	if err != nil {
-		return exitFailed, err
-	}
-	return exitDone, nil
+	err = p.Run(ctx)
+	return p.Deleted, resets, err
 }
 
 // Sizes of the list of --ports.
@@ -290,7 +285,7 @@ const (
 
 // listPorts lists the destinations with the most ports in use, and the pods that
 // use them.
-func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e environment) (int, error) {
+func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int) ([]answer.PortsOf, error) {
 	filter := f.filter()
 	filter.Translated = true
 	var tally conntrack.Tally
@@ -300,7 +295,7 @@ func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e enviro
 		}
 	})
 	if err != nil {
-		return exitFailed, err
+		return nil, err
 	}
 	fullest := tally.Fullest(min(f.limit, mostTuples))
 	byPod := make([]map[netip.Addr]int, len(fullest))
@@ -316,7 +311,7 @@ func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e enviro
 		}
 	})
 	if err != nil {
-		return exitFailed, err
+		return nil, err
 	}
 	all := make([]answer.PortsOf, len(fullest))
 	for i, u := range fullest {
@@ -325,5 +320,5 @@ func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e enviro
 			Used: u.Used, Ports: ports, Pods: answer.TopPods(byPod[i], mostPods),
 		}
 	}
-	return exitDone, list(e.stdout, f.output, all, answer.Ports)
+	return all, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -84,19 +85,15 @@ func (n trafficNode) connections(args ...string) []answer.Connection {
 	return parseConnections(n.t, got.stdout)
 }
 
-func parseConnections(t testing.TB, lines string) []answer.Connection {
+func parseConnections(t testing.TB, text string) []answer.Connection {
 	t.Helper()
-	all := []answer.Connection{}
-	for line := range strings.Lines(lines) {
-		var c answer.Connection
-		d := json.NewDecoder(strings.NewReader(line))
-		d.DisallowUnknownFields()
-		if err := d.Decode(&c); err != nil {
-			t.Fatalf("%q: %v", line, err)
-		}
-		all = append(all, c)
+	var c answer.Connections
+	d := json.NewDecoder(strings.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&c); err != nil {
+		t.Fatalf("%q: %v", text, err)
 	}
-	return all
+	return c.Connections
 }
 
 // protocols are the protocols with ports.
@@ -330,7 +327,7 @@ func TestFlushDeletesTheListedStaleConnections(t *testing.T) {
 	got = n.run(append(flush, "--yes", "--limit", "2", "-o", "json")...)
 	listed := parseConnections(t, got.stdout)
 	left := n.connections("--stale")
-	if got.code != exitDone || len(listed) != 2 || len(left) != 3 || !strings.Contains(got.stderr, "deleted 2 connections") {
+	if got.code != exitDone || len(listed) != 2 || len(left) != 3 || !strings.Contains(got.stdout, "deleted 2 connections") {
 		t.Errorf("with a limit: %+v, left %+v", got, left)
 	}
 	if got := n.run(append(flush, "203.0.113.1")...); got.code != exitDone {
@@ -367,11 +364,20 @@ func TestPortsAreCountedPerDestinationAndPod(t *testing.T) {
 		n.open(nfttest.UDP, "10.9.0.9:53")
 	}
 	got := n.run(append([]string{"connections", "--ports", "-o", "json", "--limit", "2"}, *n.flags...)...)
-	want := `{"protocol":"udp","seenAs":"192.0.2.1","destination":"203.0.113.9:53","used":20,"ports":100,"pods":[{"pod":"10.244.1.2","used":20}]}
-{"protocol":"udp","seenAs":"192.0.2.1","destination":"203.0.113.9:54","used":5,"ports":100,"pods":[{"pod":"10.244.1.2","used":5}]}
-`
-	if got.code != exitDone || got.stdout != want {
-		t.Errorf("%+v, want %s", got, want)
+	want := []answer.PortsOf{
+		{
+			Protocol: "udp", SeenAs: "192.0.2.1", Destination: "203.0.113.9:53", Used: 20, Ports: 100,
+			Pods: []answer.PodUses{{Pod: "10.244.1.2", Used: 20}},
+		},
+		{
+			Protocol: "udp", SeenAs: "192.0.2.1", Destination: "203.0.113.9:54", Used: 5, Ports: 100,
+			Pods: []answer.PodUses{{Pod: "10.244.1.2", Used: 5}},
+		},
+	}
+	var r answer.Connections
+	n.check(json.Unmarshal([]byte(got.stdout), &r))
+	if got.code != exitDone || !reflect.DeepEqual(r.Ports, want) {
+		t.Errorf("%+v, want %+v", got, want)
 	}
 	if got := n.run(append([]string{"connections", "--ports"}, *n.flags...)...); !strings.Contains(got.stdout, "20 of 100, 20.0 %") || strings.Count(got.stdout, "\n") != 4 {
 		t.Errorf("%+v", got)

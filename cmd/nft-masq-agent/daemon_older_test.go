@@ -239,8 +239,8 @@ func TestStatusShowsWhatIsEnforcedInsteadOfARejectedFile(t *testing.T) {
 		n.swap(text)
 		d := n.start()
 		d.await("config_rejected")
-		if r, code := n.status(); code != exitFailed || !strings.HasPrefix(r.Config.Enforced, want) {
-			t.Errorf("exit code %d: %q, want %q", code, r.Config.Enforced, want)
+		if r, code := n.status(); code != exitFailed || !strings.HasPrefix(r.Errors[0].Msg, "config rejected; "+want) {
+			t.Errorf("exit code %d: %q, want %q", code, r.Errors, want)
 		}
 		d.stop()
 		n.cleanup()
@@ -253,8 +253,8 @@ func TestStatusShowsWhatIsEnforcedInsteadOfARejectedFile(t *testing.T) {
 			loadOlder(t, version).install(n)
 			n.swap(badText)
 			n.start(flag).awaitRejection("the rules of an iptables-based agent stay active")
-			if r, _ := n.status(); !strings.HasPrefix(r.Config.Enforced, "the rules of an iptables-based agent are active") {
-				t.Errorf("%s: %q", version, r.Config.Enforced)
+			if r, _ := n.status(); !strings.HasPrefix(r.Errors[0].Msg, "config rejected; the rules of an iptables-based agent are active") {
+				t.Errorf("%s: %q", version, r.Errors)
 			}
 		})
 	}

@@ -268,6 +268,7 @@ func (n *testNode) run(args ...string) result {
 	if err := n.Run(cmd); err != nil && !errors.As(err, &ended) {
 		n.t.Fatal(err)
 	}
+	validate(n.t, args, stdout.String())
 	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -214,17 +213,15 @@ func checkPlaces(t *testing.T, path, text string, a answer.Answer, src, dst neti
 		if p, err := netip.ParsePrefix(s.CIDR); err != nil || !p.Contains(asked) {
 			t.Fatalf("%s is not in %s: %v", asked, s.CIDR, err)
 		}
-		place, inFile := strings.CutPrefix(s.Place, path+":")
-		if !inFile {
-			if !strings.HasPrefix(s.Place, "link-local") {
-				t.Fatalf("%s is reported to come from %q", s.CIDR, s.Place)
+		if s.Default {
+			if s.CIDR != "169.254.0.0/16" && s.CIDR != "fe80::/10" {
+				t.Fatalf("%s is reported to be a default", s.CIDR)
 			}
 			continue
 		}
-		line, _, _ := strings.Cut(place, ":")
-		number, err := strconv.Atoi(line)
-		if err != nil || number < 1 || number > len(lines) || lines[number-1] != fmt.Sprintf("- %q", s.CIDR) {
-			t.Fatalf("%s is reported at %s of:\n%s", s.CIDR, place, text)
+		number := s.Place.Line
+		if s.Place.File != path || number < 1 || number > len(lines) || lines[number-1] != fmt.Sprintf("- %q", s.CIDR) {
+			t.Fatalf("%s is reported at %s of:\n%s", s.CIDR, s.Place, text)
 		}
 	}
 }

@@ -216,7 +216,7 @@ func TestExplainAndStatusMentionLegacyNATRules(t *testing.T) {
 		t.Error(text)
 	}
 	nfttest.Run(t, n.top.Node, "", "iptables-legacy", "-t", "nat", "-A", "POSTROUTING", "-d", "10.9.0.0/16", "-j", "MASQUERADE")
-	if x, text := n.explained(args...); len(x.First) == 0 || x.First[0] != "This answer ignores "+says {
+	if x, text := n.explained(args...); len(x.Warnings) == 0 || x.Warnings[0].Msg != "This answer ignores "+says {
 		t.Error(text)
 	}
 	if status := unwrap(n.run("status").stdout); !strings.Contains(status, "The checks ignore "+says) {

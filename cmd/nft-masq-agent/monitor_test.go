@@ -50,6 +50,7 @@ func TestMonitorNamesTheProgramOfEachChange(t *testing.T) {
 				t.Helper()
 				line, err := out.ReadString('\n')
 				n.check(err)
+				validate(t, []string{"monitor", "-o", "json"}, line)
 				decoder := json.NewDecoder(strings.NewReader(line))
 				decoder.DisallowUnknownFields()
 				n.check(decoder.Decode(&c))

@@ -66,9 +66,11 @@ func (f *renderFlags) render(_ context.Context, operands []string, e environment
 		f.Mode = nft.ModeIPTables
 	}
 	l, err := f.Load()
-	warn(e, l)
 	if err != nil {
-		return refuse(e, err)
+		return exitFailed, l.Why(err)
+	}
+	for _, p := range l.Problems {
+		printProblem(e, p)
 	}
 	if l.Ruleset, err = e.onThisNode(l.Ruleset); err != nil {
 		return exitFailed, err
@@ -86,7 +88,7 @@ func (f *renderFlags) render(_ context.Context, operands []string, e environment
 		}
 	}
 	if err != nil {
-		return refuse(e, err)
+		return exitFailed, err
 	}
 	return exitDone, write(e.stdout, text)
 }

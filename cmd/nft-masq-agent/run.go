@@ -106,7 +106,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 			Lock: running.Lock, Holder: running.Holder,
 		},
 		agent.NewHost(k, o.AcceptForeign),
-		agent.Settings{Options: o, Version: build().Version, Commit: build().Commit, Args: args(), LostLines: lostLines},
+		agent.Settings{Options: o, Version: build().Release, Commit: build().Commit, Args: args(), LostLines: lostLines},
 		log,
 	)
 	var all sync.WaitGroup

@@ -40,7 +40,7 @@ func TestErrorsNameFlagsWithTwoDashes(t *testing.T) {
 
 func TestVersionAsJSON(t *testing.T) {
 	var v buildInfo
-	if got := runHere(t, "version", "-o", "json"); json.Unmarshal([]byte(got.stdout), &v) != nil || v.Program != program || v.Version == "" {
+	if got := runHere(t, "version", "-o", "json"); json.Unmarshal([]byte(got.stdout), &v) != nil || v.Program != program || v.Release == "" {
 		t.Errorf("%+v", got)
 	}
 }

@@ -252,10 +252,12 @@ func (w *world) ask(n *cluster.Node, into any, args string) bool {
 }
 
 type checked struct {
-	Valid    bool
 	Warnings []struct{ Message string }
 	Errors   []struct{ Message string }
-	Meaning  struct{ Hash string }
+	Config   struct {
+		Accepted bool
+		Hash     string
+	}
 }
 
 // configure changes the ConfigMap with the command of README.md, and waits until
@@ -271,7 +273,7 @@ func (w *world) configure(p policy) {
 			w.t.Fatalf("%s: %s", p.name, warning.Message)
 		}
 	}
-	if !c.Valid {
+	if !c.Config.Accepted {
 		w.t.Fatalf("%s: %s", p.name, out)
 	}
 	w.apply(p.config)
@@ -281,10 +283,10 @@ func (w *world) configure(p policy) {
 			p.foreign = false
 		}
 		// The kubelet syncs a pod that has changed at once.
-		w.Sh("kubectl -n kube-system annotate --overwrite pod " + w.agent(n) + " test=" + c.Meaning.Hash)
+		w.Sh("kubectl -n kube-system annotate --overwrite pod " + w.agent(n) + " test=" + c.Config.Hash)
 		w.Await(n.Name+" holds "+p.name, func() bool {
 			out, _ := n.NS.Output("", "nft", "list", "ruleset")
-			return strings.Contains(out, "config "+c.Meaning.Hash)
+			return strings.Contains(out, "config "+c.Config.Hash)
 		})
 	}
 }

@@ -11,10 +11,14 @@ import (
 
 // A SNATReport lists which of snatAddresses a node has.
 type SNATReport struct {
-	Family  string   `json:"family"`            // ipv4 or ipv6
-	Present []string `json:"present"`           // source addresses of connections from pods
-	Absent  []string `json:"absent"`            // entries without an address of the node
-	Skipped []string `json:"skipped,omitempty"` // entries of snatRules without one, with their places
+	// Family of the addresses.
+	Family string `json:"family"`
+	// Present are the source addresses of connections from pods.
+	Present []string `json:"present"`
+	// Absent are the entries without an address of the node.
+	Absent []string `json:"absent"`
+	// Skipped are the entries of snatRules without an address of the node, with their places.
+	Skipped []string `json:"skipped,omitempty"`
 
 	only bool // there is no snatAddresses
 }
