@@ -37,11 +37,11 @@ func connectionsCommand() command {
 		name:     "connections",
 		operands: "[ADDRESS]",
 		about:    "list connections with their translation, and those that an earlier policy decided",
-		details: "ADDRESS is a destination, or a CIDR of destinations. NOW is the verdict about a new connection from the same source " +
-			"to the same destination. A connection is stale if its translation contradicts that: existing connections keep their " +
-			"address. Connections from or to the node itself, closed ones, and those that another program may have " +
-			"decided are never stale. Nothing is written without --flush. A FIN or RST of a deleted TCP connection leaves " +
-			"with the pod's own address, because the kernel translates tracked connections only.",
+		details: "ADDRESS is a destination, or a CIDR of destinations. NOW is the verdict about a new connection from the " +
+			"same source to the same destination. A connection is stale if its translation contradicts that: existing " +
+			"connections keep their address. Connections from or to the node itself, closed ones, and those that another " +
+			"program may have decided are never stale. Nothing is written without --flush. A FIN or RST of a deleted TCP " +
+			"connection leaves with the pod's own address, because the kernel translates tracked connections only.",
 		examples: []string{
 			program + " connections 203.0.113.0/24 --limit 20",
 			program + " connections --seen-as 198.51.100.1:54716",
@@ -85,7 +85,8 @@ func parseSeenAs(s string) (netip.AddrPort, error) {
 	}
 	a, err := netip.ParseAddrPort(s)
 	if err != nil {
-		return netip.AddrPort{}, errors.New("is not an IP address or ADDRESS:PORT, such as 198.51.100.1:54716 or [2001:db8::1]:54716")
+		return netip.AddrPort{}, errors.New("is not an IP address or ADDRESS:PORT, such as 198.51.100.1:54716 or " +
+			"[2001:db8::1]:54716")
 	}
 	return netip.AddrPortFrom(a.Addr().WithZone("").Unmap(), a.Port()), nil
 }
@@ -138,21 +139,7 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 	for i := range listed {
 		r.Connections[i] = answer.NewConnection(&listed[i], j)
 	}
-	var found config.Problems
-	add := func(level config.Level, id, format string, args ...any) {
-		found = append(found, config.Problem{ID: id, Level: level, Msg: fmt.Sprintf(format, args...)})
-	}
-	if total == 0 && f.seenAs.IsValid() {
-		add(config.Error, "no-match", "no connection is seen as %s: it has ended, or another node or program translates it", f.seenAs)
-	}
-	if total > len(listed) {
-		add(config.Note, "limited", "%d of %s; raise --limit for more", len(listed), answer.Plural(total, "connection"))
-	}
-	if f.stale {
-		for _, reason := range j.Spared {
-			add(config.Note, "stale-unknown", "not certain, and not listed as stale: %s", reason)
-		}
-	}
+	found := f.remarks(j, len(listed), total)
 	if f.flush {
 		deleted, resets, err := f.delete(ctx, listed, func(ctx context.Context) (*conntrack.Judge, error) {
 			j, _, err := f.judge(ctx, s)
@@ -162,13 +149,38 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 			return exitFailed, err
 		}
 		r.Deleted = deleted
-		add(config.Note, "deleted", "deleted %s; TCP connections among them, at most %d, are reset by their destination",
-			answer.Plural(deleted, "connection"), resets)
+		found = append(found, remark(config.Note, "deleted",
+			"deleted %s; TCP connections among them, at most %d, are reset by their destination",
+			answer.Plural(deleted, "connection"), resets))
 		if err != nil {
-			add(config.Error, "failed", "%v", err)
+			found = append(found, remark(config.Error, "failed", "%v", err))
 		}
 	}
 	return e.reply(f.output, &r, found...)
+}
+
+// remarks are the problems of a list of so many connections, of all that match.
+func (f *connectionsFlags) remarks(j *conntrack.Judge, listed, total int) (found config.Problems) {
+	add := func(level config.Level, id, format string, args ...any) {
+		found = append(found, remark(level, id, format, args...))
+	}
+	if total == 0 && f.seenAs.IsValid() {
+		add(config.Error, "no-match", "no connection is seen as %s: it has ended, or another node or program translates it",
+			f.seenAs)
+	}
+	if total > listed {
+		add(config.Note, "limited", "%d of %s; raise --limit for more", listed, answer.Plural(total, "connection"))
+	}
+	if f.stale {
+		for _, reason := range j.Spared {
+			add(config.Note, "stale-unknown", "not certain, and not listed as stale: %s", reason)
+		}
+	}
+	return found
+}
+
+func remark(level config.Level, id, format string, args ...any) config.Problem {
+	return config.Problem{ID: id, Level: level, Msg: fmt.Sprintf(format, args...)}
 }
 
 // errNoRules reports that no policy of ours is effective in the kernel.
@@ -215,7 +227,8 @@ func (f *connectionsFlags) matches(e *conntrack.Entry, j *conntrack.Judge) bool 
 	switch {
 	case f.to.IsValid() && !f.to.Contains(e.Original.Dst.Addr()) && !f.to.Contains(e.Destination().Addr()),
 		f.from.IsValid() && !f.from.Contains(e.Original.Src.Addr()),
-		f.seenAs.Addr().IsValid() && (f.seenAs.Addr() != seen.Addr() || f.seenAs.Port() != 0 && f.seenAs.Port() != seen.Port()):
+		f.seenAs.Addr().IsValid() && (f.seenAs.Addr() != seen.Addr() ||
+			f.seenAs.Port() != 0 && f.seenAs.Port() != seen.Port()):
 		return false
 	}
 	return !f.stale || j.Stale(e)

@@ -99,13 +99,15 @@ func TestStatusReportsSyncInOneLine(t *testing.T) {
 	d.began(want)
 	got := n.run("status")
 	first, _, _ := strings.Cut(got.stdout, "\n")
-	says := fmt.Sprintf("in sync: %s is installed, mode nftables, from built-in defaults (no file at %s); the agent runs, pid %d",
+	says := fmt.Sprintf("in sync: %s is installed, mode nftables, from built-in defaults (no file at %s); the agent "+
+		"runs, pid %d",
 		want.Hash(), n.path, d.Pid)
 	if got.code != exitDone || unwrap(first) != says {
 		t.Errorf("status: %+v, want %q", got, says)
 	}
 	r, code := n.status()
-	if code != exitDone || r.Agent == nil || r.Agent.PID != d.Pid || !strings.Contains(r.Notes.Error(), "--resync-interval=3600") {
+	if code != exitDone || r.Agent == nil || r.Agent.PID != d.Pid ||
+		!strings.Contains(r.Notes.Error(), "--resync-interval=3600") {
 		t.Errorf("exit code %d: %+v", code, r)
 	}
 	if len(r.Counters) != 3 || len(r.Kernel.Differences)+len(r.Legacy)+len(r.Others)+len(r.Errors)+len(r.Warnings) > 0 {
@@ -158,17 +160,22 @@ func TestStatusNamesForeignRules(t *testing.T) {
 		d := n.start(flag)
 		d.await("config_applied")
 		r, code := n.status()
-		if code != exitFailed || len(r.Legacy) != 1 || r.Legacy[0].Chain != "MY-MASQ" || len(r.With(answer.Conflicting)) != 1 || len(r.Others) != 1 ||
+		if code != exitFailed || len(r.Legacy) != 1 || r.Legacy[0].Chain != "MY-MASQ" ||
+			len(r.With(answer.Conflicting)) != 1 || len(r.Others) != 1 ||
 			r.Others[0].Table != "ip nat" || r.Others[0].Chain != "MY-MASQ" || r.Others[0].Priority != 100 {
 			t.Errorf("exit code %d: %+v", code, r)
 		}
 		text := n.run("status").stdout
-		for _, line := range []string{"run with --takeover, or cleanup --legacy-only", "Other rules that masquerade what the config exempts:"} {
+		for _, line := range []string{
+			"run with --takeover, or cleanup --legacy-only",
+			"Other rules that masquerade what the config exempts:",
+		} {
 			if !strings.Contains(text, line) {
 				t.Errorf("no %q in:\n%s", line, text)
 			}
 		}
-		if first, _, _ := strings.Cut(text, "\n"); !strings.HasPrefix(first, "rules of an iptables-based agent are also active (") {
+		if first, _, _ := strings.Cut(text, "\n"); !strings.HasPrefix(first,
+			"rules of an iptables-based agent are also active (") {
 			t.Errorf("the first line is %q", first)
 		}
 	})
@@ -200,12 +207,14 @@ func TestExplainHasVerdictsOnlyOfThePolicyInTheKernel(t *testing.T) {
 			if len(x.Answers) > 0 {
 				verdict = x.Answers[0].Verdict
 			}
-			if got.code != exitDone || verdict != want || x.Live != (want == "") || cmp.Or(x.Config.Enforced, x.Config.Hash) != held.Hash() {
+			if got.code != exitDone || verdict != want || x.Live != (want == "") ||
+				cmp.Or(x.Config.Enforced, x.Config.Hash) != held.Hash() {
 				t.Errorf("%s: %+v, want %q", args, got, want)
 			}
 		}
 		nfttest.NFT(t, n.NS, "", "flush", "ruleset")
-		if got := n.run("explain", "10.1.2.3", "--live"); got.code != exitFailed || !strings.Contains(got.stderr, "no rules of this agent") {
+		if got := n.run("explain", "10.1.2.3", "--live"); got.code != exitFailed ||
+			!strings.Contains(got.stderr, "no rules of this agent") {
 			t.Errorf("without rules: %+v", got)
 		}
 	})
@@ -275,7 +284,8 @@ func TestStatusCountsNothingThatAFlushHasDeleted(t *testing.T) {
 	nfttest.NFT(t, n.NS, "", "flush", "ruleset")
 	got := n.run("status", "--config", n.path)
 	first, _, _ := strings.Cut(got.stdout, "\n")
-	if got.code != exitFailed || !strings.HasPrefix(first, "out of sync: ") || !strings.Contains(first, "none of our rules are installed") ||
+	if got.code != exitFailed || !strings.HasPrefix(first, "out of sync: ") ||
+		!strings.Contains(first, "none of our rules are installed") ||
 		!strings.Contains(first, "start it") || strings.Contains(got.stdout, "Connections since") {
 		t.Errorf("%+v", got)
 	}

@@ -32,8 +32,9 @@ func explainCommand() command {
 		operands: "ADDRESS",
 		about:    "show which source address a new connection to ADDRESS has, and what decides that",
 		details: "The answer is the kernel's: it follows the connection through the NAT rules of this node, those of other " +
-			"programs included, and names the rule, or the CIDR and its place in the file, that decides. If the kernel cannot be " +
-			"read, the config answers alone. Flags that are not given are those of the running agent. Nothing is written.",
+			"programs included, and names the rule, or the CIDR and its place in the file, that decides. If the kernel " +
+			"cannot be read, the config answers alone. Flags that are not given are those of the running agent. Nothing is " +
+			"written.",
 		examples: []string{
 			program + " explain 10.1.2.3",
 			program + " explain 203.0.113.7 --from 10.244.1.5",
@@ -103,7 +104,8 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 		x.Add(config.Warning, "not-installed", "None of this agent's rules are installed on this node.")
 		x.Absent = true
 	case s.rejected != nil:
-		x.Add(config.Error, "config-rejected", "The config is rejected; the kernel enforces %s, and that is the answer.", now.Hash)
+		x.Add(config.Error, "config-rejected", "The config is rejected; the kernel enforces %s, and that is the answer.",
+			now.Hash)
 	case now.known == nil:
 		x.Add(config.Warning, "out-of-sync", "%s: the answer is the kernel's.", now.unknown)
 	}

@@ -33,7 +33,8 @@ func (w wish) decides(src, dst netip.Addr, received, leaving string, fromHere, l
 		return nft.Local
 	case dst.Is6() && !w.enableIPv6, fromHere && w.keepHost, sources && !in(w.src, src), in(w.nonSrc, src):
 		return nft.Exempt
-	case len(w.srcIfs) > 0 && (fromHere || !named(w.srcIfs, received)), named(w.nonOutIfs, leaving), len(w.outIfs) > 0 && !named(w.outIfs, leaving):
+	case len(w.srcIfs) > 0 && (fromHere || !named(w.srcIfs, received)), named(w.nonOutIfs, leaving), len(w.outIfs) > 0 &&
+		!named(w.outIfs, leaving):
 		return nft.Exempt
 	case in(w.force, dst):
 		return nft.Masqueraded
@@ -65,9 +66,11 @@ func (w wish) String() string {
 	} {
 		fmt.Fprintf(&b, "%s: [%s]\n", key, strings.Join(list, ", "))
 	}
-	fmt.Fprintf(&b, "masqLinkLocal: %t\nmasqLinkLocalIPv6: %t\nenableIPv6: %t\n", w.masqLinkLocal, w.masqLinkLocalIPv6, w.enableIPv6)
+	fmt.Fprintf(&b, "masqLinkLocal: %t\nmasqLinkLocalIPv6: %t\nenableIPv6: %t\n", w.masqLinkLocal, w.masqLinkLocalIPv6,
+		w.enableIPv6)
 	for key, list := range map[string][]netip.Prefix{
-		"nonMasqueradeCIDRs": w.non, "forceMasqueradeCIDRs": w.force, "nonMasqueradeSrcCIDRs": w.nonSrc, "masqueradeSrcCIDRs": w.src,
+		"nonMasqueradeCIDRs": w.non, "forceMasqueradeCIDRs": w.force, "nonMasqueradeSrcCIDRs": w.nonSrc,
+		"masqueradeSrcCIDRs": w.src,
 	} {
 		fmt.Fprintf(&b, "%s:%s\n", key, map[bool]string{true: " []"}[len(list) == 0])
 		for _, p := range list {

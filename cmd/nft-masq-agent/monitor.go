@@ -31,9 +31,9 @@ func monitorCommand() command {
 	return command{
 		name:  "monitor",
 		about: "print each change of nftables on this node, and which program made it",
-		details: "Until it is interrupted, or --for is over, it prints the time of each transaction, the program, its tables, " +
-			"how many objects changed, and whether they include this agent's rules. While it listens, programs that fill " +
-			"large sets take up to twice the time and ten times the memory.",
+		details: "Until it is interrupted, or --for is over, it prints the time of each transaction, the program, its " +
+			"tables, how many objects changed, and whether they include this agent's rules. While it listens, programs that " +
+			"fill large sets take up to twice the time and ten times the memory.",
 		examples: []string{program + " monitor", program + " monitor --for 1h -o json"},
 		flags: func(fs *flag.FlagSet) action {
 			f := monitorFlags{nodeFlags: addNodeFlags(fs)}
@@ -112,7 +112,8 @@ func (f *monitorFlags) describe(c nfnetlink.Change) rulesetChange {
 	}
 	own := xtables.WithSubchains(f.Chain)
 	for _, changed := range c.Chains {
-		if name := fmt.Sprintf("%s %s", changed.Family, nfnetlink.Printable(changed.Table)); !slices.Contains(out.Tables, name) {
+		if name := fmt.Sprintf("%s %s", changed.Family, nfnetlink.Printable(changed.Table)); !slices.Contains(out.Tables,
+			name) {
 			out.Tables = append(out.Tables, name)
 		}
 		out.Ours = out.Ours || changed.Family == nfnetlink.Inet && changed.Table == nft.TableName ||

@@ -37,7 +37,8 @@ func TestRunAndStatusReportUncoveredPods(t *testing.T) {
 	}
 	n.swap(exempting("10.0.0.0/8") + "forceMasqueradeCIDRs: [10.245.7.0/24]\n")
 	line := d.await("pod_cidr_not_covered")
-	if why := line.Text("why"); !strings.HasPrefix(why, n.path+":") || !strings.Contains(why, "reaches into pod CIDR 10.245.0.0/16") {
+	if why := line.Text("why"); !strings.HasPrefix(why, n.path+":") ||
+		!strings.Contains(why, "reaches into pod CIDR 10.245.0.0/16") {
 		t.Errorf("after the second change: %q", why)
 	}
 	if r, _ := n.status(); len(problems(r, "pod-cidr")) != 1 {

@@ -25,7 +25,8 @@ func TestStatusShowsSinceWhenThePolicyIsEnforced(t *testing.T) {
 			t.Fatalf("the agent did not say: %+v", r.Agent)
 		}
 		p := *r.Agent.Policy
-		if p.What != what || p.Why != why || p.Hash != wants(t, config).Hash() || p.Since.IsZero() || p.Changed.Before(p.Since) {
+		if p.What != what || p.Why != why || p.Hash != wants(t, config).Hash() || p.Since.IsZero() ||
+			p.Changed.Before(p.Since) {
 			t.Errorf("%+v, want %s (%s)", p, what, why)
 		}
 		return p
@@ -40,7 +41,8 @@ func TestStatusShowsSinceWhenThePolicyIsEnforced(t *testing.T) {
 	}
 	nfttest.NFT(t, n.NS, "", "flush", "chain", "inet", nft.TableName, "postrouting")
 	line := d.await("rules_restored")
-	restored := policy(fmt.Sprintf("rules restored, differences: %v", line["differences"]), "changed by another program", second)
+	restored := policy(fmt.Sprintf("rules restored, differences: %v", line["differences"]), "changed by another program",
+		second)
 	if !restored.Since.Equal(changed.Since) || !restored.Changed.After(changed.Changed) {
 		t.Errorf("restored: %+v, before that %+v", restored, changed)
 	}

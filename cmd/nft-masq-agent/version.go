@@ -31,7 +31,8 @@ type buildInfo struct {
 }
 
 func build() buildInfo {
-	b := buildInfo{answer.NewHead("version"), program, version, commit, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH}
+	b := buildInfo{answer.NewHead("version"), program, version, commit, runtime.Version(), runtime.GOOS + "/" +
+		runtime.GOARCH}
 	info, ok := debug.ReadBuildInfo()
 	if ok && b.Release == "" && info.Main.Version != "(devel)" {
 		b.Release = info.Main.Version

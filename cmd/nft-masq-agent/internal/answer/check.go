@@ -97,12 +97,12 @@ func NewCheck(h Head, o options.Options, l options.Loaded, err error) Check {
 	r.Take(l.Problems.Remarks())
 	if err == nil {
 		r.Take(Lint(l.Ruleset.Policy, o.PodCIDRs))
-		r.Meaning = newMeaning(o.NFT(), l)
+		r.Meaning = newMeaning(l)
 	}
 	return r
 }
 
-func newMeaning(o nft.Options, l options.Loaded) *meaning {
+func newMeaning(l options.Loaded) *meaning {
 	m := &meaning{
 		RandomFully: l.Ruleset.Policy.RandomFully, ToPorts: strings.Join(texts(l.Ruleset.Policy.Ports), ","),
 		ResyncSeconds: l.Config.ResyncInterval.Seconds(),

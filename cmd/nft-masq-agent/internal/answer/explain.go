@@ -105,8 +105,9 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, routes node.Routes)
 		x.answerForSources(p, nft.Connection{Dst: dst, Out: c.Out}, asks)
 	}
 	if p.Enforce != nil && !src.IsValid() {
-		x.Add(config.Note, "enforced", "Pod traffic to an exempt destination keeps its address even if another program would "+
-			"translate it later (enforceNonMasquerade).")
+		x.Add(config.Note, "enforced",
+			"Pod traffic to an exempt destination keeps its address even if another program would "+
+				"translate it later (enforceNonMasquerade).")
 	}
 	if len(routes.Ways) > 1 && c.Out != "" {
 		x.Add(config.Note, "interface", "The steps above are for packets that leave by %s.", config.Printable(c.Out))

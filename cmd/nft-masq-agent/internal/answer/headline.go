@@ -15,8 +15,8 @@ import (
 
 // A Why is the reason for an answer: a code for programs and its parameters.
 type Why struct {
-	// Code is masqueraded, snat, exempt, local, foreign-masquerade, foreign-snat, rewritten, accepted-first, dropped, untracked,
-	// no-route, translated-first, unknown, or config, which is an answer without the kernel.
+	// Code is masqueraded, snat, exempt, local, foreign-masquerade, foreign-snat, rewritten, accepted-first, dropped,
+	// untracked, no-route, translated-first, unknown, or config, which is an answer without the kernel.
 	Code string `json:"code"`
 	// Interface that the connection leaves by.
 	Interface string `json:"interface,omitempty"`
@@ -93,7 +93,8 @@ func (x *Explanation) follow(n kernel.Path) {
 	case untracked != nil && n.Packet.DstType != unix.RTN_UNSPEC:
 		r := newWay(*untracked, n)
 		x.Why, x.Sees = Why{Code: "untracked", Rules: []Rule{r}}, either(n.Packet.Src.IsValid(), n.Packet.Src.String(), "")
-		x.Headline = fmt.Sprintf("%s sees %s: another program's rule turns off connection tracking, and with it NAT: %s.", x.Destination, keptWords(n.Packet.Src), r)
+		x.Headline = fmt.Sprintf("%s sees %s: another program's rule turns off connection tracking, and with it NAT: %s.",
+			x.Destination, keptWords(n.Packet.Src), r)
 		x.turnOff(*untracked)
 		return
 	case n.Packet.DstType == unix.RTN_LOCAL && len(n.Source.Ways) == 0:
@@ -133,7 +134,8 @@ func (x *Explanation) certain(n kernel.Path, found []Rule, sees string) {
 		if left := n.Source.Left; left != nil && n.Wanted {
 			r := newWay(*left, n)
 			x.Why = Why{Code: "accepted-first", Rules: []Rule{r}}
-			x.Headline = fmt.Sprintf("%s sees %s: another program's rule accepts the connection before this agent is asked: %s.", x.Destination, keptWords(n.Packet.Src), r)
+			x.Headline = fmt.Sprintf("%s sees %s: another program's rule accepts the connection before this agent is asked: %s.",
+				x.Destination, keptWords(n.Packet.Src), r)
 			x.turnOff(*left)
 			return
 		}
@@ -152,7 +154,8 @@ func (x *Explanation) certain(n kernel.Path, found []Rule, sees string) {
 		x.Headline = fmt.Sprintf("%s sees nothing: a rule drops the connection: %s.", x.Destination, last)
 	case last.Own && way.Keeps:
 		x.Why.Code = "exempt"
-		x.Headline = fmt.Sprintf("%s sees %s, which this agent enforces (enforceNonMasquerade).", x.Destination, keptWords(n.Packet.Src))
+		x.Headline = fmt.Sprintf("%s sees %s, which this agent enforces (enforceNonMasquerade).", x.Destination,
+			keptWords(n.Packet.Src))
 	case last.Own:
 		if !way.Masquerade {
 			of = either(x.rule == "", ", one of "+config.KeySNATAddresses, ", by "+x.rule)
@@ -161,10 +164,12 @@ func (x *Explanation) certain(n kernel.Path, found []Rule, sees string) {
 		x.Headline = fmt.Sprintf("%s sees %s%s: masqueraded by this agent.", x.Destination, sees, of)
 	case way.Writes:
 		x.Why.Code = "rewritten"
-		x.Headline = fmt.Sprintf("%s sees %s: another program's rule writes that source address into each packet, without NAT: %s.", x.Destination, sees, last)
+		x.Headline = fmt.Sprintf("%s sees %s: another program's rule writes that source address into each packet, without "+
+			"NAT: %s.", x.Destination, sees, last)
 	default:
 		x.Why.Code = either(way.Masquerade, "foreign-masquerade", "foreign-snat")
-		x.Headline = fmt.Sprintf("%s sees %s%s: another program's rule rewrites the source address, not this agent: %s.", x.Destination, sees, of, last)
+		x.Headline = fmt.Sprintf("%s sees %s%s: another program's rule rewrites the source address, not this agent: %s.",
+			x.Destination, sees, of, last)
 	}
 	if !last.Own {
 		x.turnOff(way)
@@ -239,7 +244,8 @@ func (x *Explanation) translatedFirst(n kernel.Path) bool {
 		r.Sees = ""
 		if w.Direct || !n.Destination.Through && !w.Writes {
 			x.Why = Why{Code: "translated-first", Rules: []Rule{r}, Unknown: n.Destination.Unknown}
-			x.Headline = fmt.Sprintf("%s is translated to another address before this agent is asked: ask for the endpoint. The rule is %s.", x.Destination, r)
+			x.Headline = fmt.Sprintf("%s is translated to another address before this agent is asked: ask for the endpoint. "+
+				"The rule is %s.", x.Destination, r)
 			return true
 		}
 		x.Add(config.Note, "translated-first", "Its destination may be translated first (%s): then ask for that address.", r)

@@ -53,7 +53,8 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 		for i, r := range f.SNATRules {
 			l.unusable(config.KeySNATRules, r.SNAT)
 			if at := slices.IndexFunc(f.SNATRules[:i], func(o nft.SNATRule) bool { return o.Covers(r) }); at >= 0 {
-				l.warn("snat-rule-covered", r.At, "%s: entry %d never matches for %s where entry %d has an address on the node: that covers it",
+				l.warn("snat-rule-covered", r.At,
+					"%s: entry %d never matches for %s where entry %d has an address on the node: that covers it",
 					config.KeySNATRules, r.Place, familyName(f.IPv6), f.SNATRules[at].Place)
 			}
 		}
@@ -154,8 +155,10 @@ func everything(ipv6 bool) netip.Prefix { return iprange.All(ipv6).Prefixes()[0]
 // notOfANode has what is not global unicast: unspecified, loopback, link-local,
 // multicast and broadcast addresses.
 var notOfANode = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/32"), netip.MustParsePrefix("127.0.0.0/8"), linkLocalIPv4, netip.MustParsePrefix("224.0.0.0/4"),
-	netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("::/127"), linkLocalIPv6, netip.MustParsePrefix("ff00::/8"),
+	netip.MustParsePrefix("0.0.0.0/32"), netip.MustParsePrefix("127.0.0.0/8"), linkLocalIPv4,
+	netip.MustParsePrefix("224.0.0.0/4"),
+	netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("::/127"), linkLocalIPv6,
+	netip.MustParsePrefix("ff00::/8"),
 }
 
 // overlapsAny reports whether a network overlaps one of a sorted list of which

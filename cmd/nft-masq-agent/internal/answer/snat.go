@@ -50,13 +50,16 @@ func (r SNATReport) String() string {
 	name := familyName(r.Family == "ipv6")
 	skipped := ""
 	if len(r.Skipped) > 0 {
-		skipped = fmt.Sprintf(" Of these entries of %s this node has no address: %s.", config.KeySNATRules, strings.Join(r.Skipped, ", "))
+		skipped = fmt.Sprintf(" Of these entries of %s this node has no address: %s.", config.KeySNATRules,
+			strings.Join(r.Skipped, ", "))
 	}
 	switch {
 	case r.only:
-		return fmt.Sprintf("%s connections of pods for which an entry of %s matches leave from its address.%s", name, config.KeySNATRules, skipped)
+		return fmt.Sprintf("%s connections of pods for which an entry of %s matches leave from its address.%s", name,
+			config.KeySNATRules, skipped)
 	case len(r.Present) == 0:
-		return fmt.Sprintf("Of the %s %s this node has none: connections are masqueraded with the address of the interface.%s",
+		return fmt.Sprintf("Of the %s %s this node has none: connections are masqueraded with the address of the "+
+			"interface.%s",
 			name, config.KeySNATAddresses, skipped)
 	}
 	text := name + " connections of pods leave from " + strings.Join(r.Present, ", ")

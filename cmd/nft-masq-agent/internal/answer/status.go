@@ -280,7 +280,8 @@ func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset) {
 	case !r.Kernel.InSync:
 		r.Add(config.Error, "out-of-sync", "out of sync: expected: %s (%s), mode %s; %s; %s%s",
 			r.source(), r.Config.Hash, r.Config.Mode, installed, r.running(),
-			either(r.Agent == nil, ": start it, or check that it runs with these flags", ": its log says why, and monitor who changes them"))
+			either(r.Agent == nil, ": start it, or check that it runs with these flags",
+				": its log says why, and monitor who changes them"))
 	}
 	for _, s := range r.SNAT {
 		if len(s.Present) == 0 && !s.only {
@@ -315,14 +316,16 @@ func (r *Status) writeCounters(b *strings.Builder) {
 		return
 	}
 	if !slices.ContainsFunc(r.Counters, func(c Counter) bool { return c.Count > 0 }) {
-		b.WriteString("\nNo connection has been counted yet. If pods do connect, a data plane such as eBPF bypasses netfilter.\n")
+		b.WriteString("\nNo connection has been counted yet. If pods do connect, a data plane such as eBPF bypasses " +
+			"netfilter.\n")
 	}
 	b.WriteString("\nConnections since the counters were created:\n")
 	for _, c := range r.Counters {
 		fmt.Fprintf(b, "  %-5s %-12s %12d\n", c.Family, c.Verdict, c.Count)
 	}
 	for _, u := range r.Untranslated {
-		fmt.Fprintf(b, "  %-5s %-12s %12d packets of pods without a connection, dropped (%s)\n", u.Family, nft.Invalid, u.Packets,
+		fmt.Fprintf(b, "  %-5s %-12s %12d packets of pods without a connection, dropped (%s)\n", u.Family, nft.Invalid,
+			u.Packets,
 			config.KeyDropInvalid)
 	}
 }
