@@ -25,7 +25,7 @@ func Meaning(to *bufio.Writer, o options.Options, l options.Loaded, found config
 			if i == 0 {
 				printf(to, "\n%s: %s\n", t.Key, t.Means)
 			}
-			printf(to, "  %-18s%s\n", given.Text, given.Pos)
+			printf(to, "  %-17s %s\n", given.Text, given.Pos)
 		}
 	}
 	for _, p := range l.Ruleset.Policy.Families {
