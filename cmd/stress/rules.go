@@ -120,7 +120,8 @@ func (b *bench) alternate(ctx context.Context, several bool) error {
 		if several {
 			of = func(v4, v6 string) string { return fmt.Sprintf("[%s, %s, %q, %q]", v4, floating[2], v6, floating[6]) }
 		}
-		p, err := policies(4, fmt.Sprintf(`snatRules: [{from: ["20.%d.0.0/16"], addresses: %s}, {from: [10.0.0.0/8, "fd00::/8"], addresses: %s}]`,
+		p, err := policies(4, fmt.Sprintf(
+			`snatRules: [{from: [20.%d.0.0/16], addresses: %s}, {from: [10.0.0.0/8, "fd00::/8"], addresses: %s}]`,
 			i, of(floating[3], floating[7]), of(floating[i], floating[4+i])))
 		if err != nil {
 			return err
