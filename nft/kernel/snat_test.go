@@ -62,11 +62,21 @@ func TestTamperedSourceAddressesAreFoundAndRestored(t *testing.T) {
 		},
 		{
 			"an interval of snatRules has another address",
-			"delete element " + table + "RULES { 10.244.8.0/24 }; add element " + table + "RULES { 10.244.8.0/24 : 198.51.100.212 }",
+			"delete element " + table + "RULES { 10.244.8.0/24 }; " +
+				"add element " + table + "RULES { 10.244.8.0/24 : 198.51.100.212 }",
 			"10.244.8.0 : 198.51.100.212 instead of 198.51.100.211",
 		},
-		{"an interval of snatRules is split", "delete element " + table + "SIXTH { fd00:8::/64 }; add element " + table + "SIXTH { fd00:8::/65 : 2001:db8:5::2 }", "SIXTH lacks"},
-		{"there is one more interval of snatRules", "add element " + table + "RULES { 192.168.0.0/16 : 203.0.113.9 }", "203.0.113.9"},
+		{
+			"an interval of snatRules is split",
+			"delete element " + table + "SIXTH { fd00:8::/64 }; " +
+				"add element " + table + "SIXTH { fd00:8::/65 : 2001:db8:5::2 }",
+			"SIXTH lacks",
+		},
+		{
+			"there is one more interval of snatRules",
+			"add element " + table + "RULES { 192.168.0.0/16 : 203.0.113.9 }",
+			"203.0.113.9",
+		},
 		{"all intervals of snatRules are missing", "flush map " + table + "RULES", "RULES lacks"},
 		{"a destination of snatRules is added", "add element " + table + "RULETO { 192.0.2.0/24 }", "contains 192.0.2.0/24"},
 		{"another address", "flush chain " + table + "snat-v6; add rule " + table + "snat-v6 snat ip6 to 2001:db8::9", "snat ip6 to 2001:db8::9"},
