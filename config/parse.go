@@ -59,37 +59,8 @@ func (p *parser) merge(row *Row) {
 		return
 	}
 	switch to := row.in(&p.config).(type) {
-	case *[]CIDR:
-		var list []CIDR
-		for _, f := range p.files {
-			items := f.list(row)
-			list = slices.Grow(list, len(items))
-			for _, item := range items {
-				list = append(list, CIDR{f.entry(row, item), f.position(item)})
-			}
-		}
-		if _, set := p.set[row.Key]; set {
-			*to = list
-		}
-	case *[]Interface:
-		for _, f := range p.files {
-			for _, item := range f.list(row) {
-				f.entry(row, item)
-				*to = append(*to, Interface{target(item).Value, f.position(item)})
-			}
-		}
-		if n := len(*to); n > maxInterfaces {
-			p.add(Error, "tooManyEntries", p.set[row.Key], "%s has %d names, at most %d are possible: use a prefix such as %q",
-				row.Key, n, maxInterfaces, "veth*")
-		}
-	case *[]SNATRule:
-		for _, f := range p.files {
-			*to = append(*to, f.snatRules(row)...)
-		}
-		if n := len(*to); n > maxSNATRules {
-			p.add(Error, "tooManyEntries", (*to)[maxSNATRules].Pos, "%s has %d entries, at most %d are possible",
-				row.Key, n, maxSNATRules)
-		}
+	case *[]CIDR, *[]Interface, *[]SNATRule:
+		p.mergeLists(row)
 	case *bool:
 		scalar(p, row, to, (*file).bool, yes)
 	case **bool:
@@ -120,6 +91,43 @@ func (p *parser) merge(row *Row) {
 		scalar(p, row, to, (*file).staleConnections, more)
 		if at := p.set[row.Key]; *to != StaleKeep {
 			p.config.staleAt = &at
+		}
+	}
+}
+
+// mergeLists reads the entries of a list in all files.
+func (p *parser) mergeLists(row *Row) {
+	switch to := row.in(&p.config).(type) {
+	case *[]CIDR:
+		var list []CIDR
+		for _, f := range p.files {
+			items := f.list(row)
+			list = slices.Grow(list, len(items))
+			for _, item := range items {
+				list = append(list, CIDR{f.entry(row, item), f.position(item)})
+			}
+		}
+		if _, set := p.set[row.Key]; set {
+			*to = list
+		}
+	case *[]Interface:
+		for _, f := range p.files {
+			for _, item := range f.list(row) {
+				f.entry(row, item)
+				*to = append(*to, Interface{target(item).Value, f.position(item)})
+			}
+		}
+		if n := len(*to); n > maxInterfaces {
+			p.add(Error, "tooManyEntries", p.set[row.Key], "%s has %d names, at most %d are possible: use a prefix such as %q",
+				row.Key, n, maxInterfaces, "veth*")
+		}
+	case *[]SNATRule:
+		for _, f := range p.files {
+			*to = append(*to, f.snatRules(row)...)
+		}
+		if n := len(*to); n > maxSNATRules {
+			p.add(Error, "tooManyEntries", (*to)[maxSNATRules].Pos, "%s has %d entries, at most %d are possible",
+				row.Key, n, maxSNATRules)
 		}
 	}
 }

@@ -439,7 +439,8 @@ func TestMisspelledKeysAreDistinguishedFromUnknownOnes(t *testing.T) {
 		"", "a", "apiVersion", "kind", "metadata", "data", "x-note",
 		"nonMasqueradeDstCIDRs", "nonMasqueradeIPs", "nonMasqueradeCIDRsIPv6", "nonMasqueradeCIDRs6",
 		"masqLinkLocalIPv4", "linkLocalIPv6", "noMasqLinkLocal", "nonMasqLinkLocal", "enableIPv4", "disableIPv6", "ipv6",
-		"cidrLi", "linkLoca6", "linkLoc", "noLinkLocal", "noEnableIPv6", "masqLinkLocal4", "cidrList", "limit", "resyncPeriod", "resyncIntervalSeconds", "interval",
+		"cidrLi", "linkLoca6", "linkLoc", "noLinkLocal", "noEnableIPv6", "masqLinkLocal4", "cidrList", "limit",
+		"resyncPeriod", "resyncIntervalSeconds", "interval",
 		"masq", "masqChain",
 		strings.Repeat("nonMasqueradeCIDRs", 1000),
 	}
@@ -483,7 +484,8 @@ func TestInterfaceNamesAreThoseOfTheKernel(t *testing.T) {
 func TestValuesAreDescribedByTheirType(t *testing.T) {
 	long := strings.Repeat("7", maxQuoted)
 	for value, want := range map[string]string{
-		"x": `the text "x"`, "'é'": `the text "é"`, "[x]": "a list", "{x: y}": "a mapping", "5": "the number 5", "5.5": "the number 5.5",
+		"x": `the text "x"`, "'é'": `the text "é"`, "[x]": "a list", "{x: y}": "a mapping", "5": "the number 5",
+		"5.5":  "the number 5.5",
 		"true": "true", "'true'": `the text "true"`, long: "the number " + long, long + "7": "a number",
 		"x" + long: "a text", `"a\nb"`: "a text", "[" + long + "7]": "a list",
 	} {
@@ -509,7 +511,8 @@ func TestRowsAreThoseOfTheKeys(t *testing.T) {
 		got = append(got, row.Key)
 	}
 	want := "masqueradeHost masqueradeSrcInterfaces masqueradeSrcCIDRs nonMasqueradeSrcCIDRs nonMasqueradeOutInterfaces " +
-		"masqueradeOutInterfaces forceMasqueradeCIDRs nonMasqueradeCIDRs then enforceNonMasquerade snatAddresses snatRules dropInvalid"
+		"masqueradeOutInterfaces forceMasqueradeCIDRs nonMasqueradeCIDRs then enforceNonMasquerade snatAddresses " +
+		"snatRules dropInvalid"
 	if diff := cmp.Diff(want, strings.Join(got, " ")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

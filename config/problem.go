@@ -11,9 +11,12 @@ import (
 // A Position is a place in a file. Line and Col count from 1, Col in characters.
 // The zero Position denotes a built-in default.
 type Position struct {
+	// File is a path.
 	File string `json:"file,omitempty"`
-	Line int    `json:"line,omitempty"`
-	Col  int    `json:"column,omitempty"`
+	// Line counts from 1.
+	Line int `json:"line,omitempty"`
+	// Col counts characters from 1.
+	Col int `json:"column,omitempty"`
 }
 
 // At returns a position in a file; without a line it denotes the whole file.
@@ -62,10 +65,13 @@ func (l *Level) UnmarshalText(text []byte) error {
 // A Problem is what is wrong with a config or on a node, and what to do. Usually it is
 // about one place in a file.
 type Problem struct {
-	ID    string `json:"id"` // stable, for programs
-	Level Level  `json:"severity"`
-	Pos          // zero: none
-	Msg   string `json:"message"`
+	// ID is stable, for programs.
+	ID string `json:"id"`
+	// Level is how serious it is.
+	Level Level `json:"severity"`
+	Pos         // zero: none
+	// Msg is for people: what is wrong, and what to do.
+	Msg string `json:"message"`
 
 	source string // the line; empty if too long or if nothing of the file may be quoted
 }

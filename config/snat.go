@@ -61,7 +61,8 @@ func (f *file) snatRules(row *Row) (rules []SNATRule) {
 			continue
 		}
 		if s.value.Kind != yaml.SequenceNode {
-			f.wrong(Error, row.Key, s.value, "want a list of entries such as {from: [10.244.8.0/24], addresses: [198.51.100.21]}")
+			f.wrong(Error, row.Key, s.value,
+				"want a list of entries such as {from: [10.244.8.0/24], addresses: [198.51.100.21]}")
 			continue
 		}
 		f.set[row.Key], rules = f.position(s.key), nil
@@ -141,7 +142,8 @@ func (f *file) snatField(r *SNATRule, field *Row, list *yaml.Node) {
 		}
 	}
 	if n := len(r.Out); field.Key == "out" && n > maxInterfaces {
-		f.report(Error, "tooManyEntries", list, "out has %d names, at most %d are possible: use a prefix such as %q", n, maxInterfaces, "veth*")
+		f.report(Error, "tooManyEntries", list, "out has %d names, at most %d are possible: use a prefix such as %q", n,
+			maxInterfaces, "veth*")
 	}
 }
 

@@ -140,7 +140,8 @@ func entryNames(path string) ([]string, error) {
 	case err != nil:
 		return nil, readError(err)
 	case len(names) > maxFiles:
-		return nil, fmt.Errorf("config: %s: more than %d entries: a directory of config files has fewer", Printable(path), maxFiles)
+		return nil, fmt.Errorf("config: %s: more than %d entries: a directory of config files has fewer", Printable(path),
+			maxFiles)
 	}
 	slices.Sort(names)
 	return names, nil

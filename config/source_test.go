@@ -91,7 +91,8 @@ func TestDirectoryIsReadInNameOrder(t *testing.T) {
 	}
 	want := []string{
 		"d/10.yaml=10.yaml", "d/9.yaml=9.yaml", "d/B.json=B.json", "d/README=ignored", "d/a.yaml=a.yaml", "d/b.yml=b.yml",
-		"d/c.YAML=ignored", "d/ip-masq-agent=ip-masq-agent", "d/ip-masq.txt=ip-masq.txt", "d/linked.yaml=e", "d/notes.txt=ignored",
+		"d/c.YAML=ignored", "d/ip-masq-agent=ip-masq-agent", "d/ip-masq.txt=ip-masq.txt", "d/linked.yaml=e",
+		"d/notes.txt=ignored",
 	}
 	if diff := cmp.Diff(want, read(t, dir, "d")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

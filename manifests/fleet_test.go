@@ -100,7 +100,10 @@ node-3  -         -                     no    "10.0.0.0/33" has an invalid prefi
 func TestFleetShowsWhichNodesHaveAnotherPolicy(t *testing.T) {
 	other := bytes.ReplaceAll([]byte(healthy), []byte("3f9a2c71"), []byte("11111111"))
 	got, code := fleet(t, 3, map[string]string{"a": healthy, "b": healthy, "c": string(other)})
-	for _, want := range []string{"policy 3f9a2c71: 2 of 3 nodes\n", "policy 11111111: 1 of 3 nodes\n", "\nc     11111111  "} {
+	for _, want := range []string{
+		"policy 3f9a2c71: 2 of 3 nodes\n", "policy 11111111: 1 of 3 nodes\n",
+		"\nc     11111111  ",
+	} {
 		if !bytes.Contains([]byte(got), []byte(want)) {
 			t.Errorf("%q is missing in:\n%s", want, got)
 		}

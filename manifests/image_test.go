@@ -53,7 +53,8 @@ func newNode(t *testing.T) *node {
 	t.Setenv("CONTAINERS_STORAGE_CONF", conf)
 	n := &node{
 		Topology: nfttest.NewTopology(t), t: t, dir: filepath.Join(dir, "volume"),
-		flags: []string{"--runtime=runc", "--cgroup-manager=cgroupfs", "--events-backend=file", "--tmpdir=" + filepath.Join(dir, "tmp")},
+		flags: []string{"--runtime=runc", "--cgroup-manager=cgroupfs", "--events-backend=file", "--tmpdir=" +
+			filepath.Join(dir, "tmp")},
 	}
 	n.volume = agent.NewVolume(n.dir)
 	if err := os.Mkdir(n.dir, 0o755); err != nil {
@@ -162,7 +163,8 @@ func TestImageAppliesConfig(t *testing.T) {
 		}
 	}
 	n.output(append([]string{"exec", "agent"}, read(t, "base").container().ReadinessProbe.Exec.Command...)...)
-	if _, text := n.get("/metrics"); !strings.Contains(text, `connections_total{family="ipv4",verdict="masqueraded"} 1`+"\n") {
+	if _, text := n.get("/metrics"); !strings.Contains(text, `connections_total{family="ipv4",verdict="masqueraded"} 1`+
+		"\n") {
 		t.Errorf("metrics:\n%s", text)
 	}
 
@@ -172,10 +174,12 @@ func TestImageAppliesConfig(t *testing.T) {
 	n.wantMasqueraded("10.9.0.9", true)
 
 	n.write("nonMasqueradeCIDRs: [198.51.100.1/24]\n")
-	if line, want := n.await("config_rejected"), fmt.Sprintf("config rejected; last good config (%v) stays enforced", applied["hash"]); line.Message() != want {
+	if line, want := n.await("config_rejected"),
+		fmt.Sprintf("config rejected; last good config (%v) stays enforced", applied["hash"]); line.Message() != want {
 		t.Errorf("logged %q, want %q", line.Message(), want)
 	}
-	if code, text := n.get("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(text, "/etc/config/ip-masq-agent:1:22: ") {
+	if code, text := n.get("/readyz"); code != http.StatusServiceUnavailable ||
+		!strings.Contains(text, "/etc/config/ip-masq-agent:1:22: ") {
 		t.Errorf("/readyz: %d %s", code, text)
 	}
 	n.wantMasqueraded("198.51.100.1", false)
@@ -254,7 +258,12 @@ func TestImageStaysWithinMemoryLimitWithLargestConfigMap(t *testing.T) {
 			t.Errorf("/readyz: %d %s", code, text)
 		}
 	}
-	for _, command := range [][]string{{"status"}, {"status", "-o", "json"}, {"check", "-o", "json"}, {"explain", "198.51.100.1"}} {
+	for _, command := range [][]string{
+		{"status"},
+		{"status", "-o", "json"},
+		{"check", "-o", "json"},
+		{"explain", "198.51.100.1"},
+	} {
 		n.fourAtOnce(command...)
 	}
 }
@@ -265,7 +274,8 @@ func (n *node) fourAtOnce(args ...string) {
 	ended := make(chan error)
 	for range 4 {
 		go func() {
-			out, err := n.Node.Output("", "podman", slices.Concat(n.flags, []string{"exec", "agent", "/nft-masq-agent"}, args)...)
+			out, err := n.Node.Output("", "podman",
+				slices.Concat(n.flags, []string{"exec", "agent", "/nft-masq-agent"}, args)...)
 			if err != nil {
 				err = fmt.Errorf("%v: %w\n%s", args, err, out[max(0, len(out)-1000):])
 			}
@@ -303,7 +313,8 @@ func TestImageContainsOnlyBinarySBOMAndLicenses(t *testing.T) {
 func TestImageLabelsMatchTheBuild(t *testing.T) {
 	n := newNode(t)
 	var labels map[string]string
-	if err := json.Unmarshal([]byte(n.output("image", "inspect", "--format={{json .Labels}}", image)), &labels); err != nil {
+	if err := json.Unmarshal([]byte(n.output("image", "inspect", "--format={{json .Labels}}", image)),
+		&labels); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"title", "licenses", "version", "revision", "created", "source"} {
@@ -314,7 +325,9 @@ func TestImageLabelsMatchTheBuild(t *testing.T) {
 	if v := labels["org.opencontainers.image.version"]; !regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+`).MatchString(v) {
 		t.Errorf("version %s", v)
 	}
-	if printed := n.output("run", "--rm", "--pull=never", "--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", image, "version"); !strings.Contains(printed, labels["org.opencontainers.image.version"]) ||
+	if printed := n.output("run", "--rm", "--pull=never", "--network=none", "--ulimit=nofile=1024:1024",
+		"--ulimit=nproc=1024:1024", image, "version"); !strings.Contains(printed,
+		labels["org.opencontainers.image.version"]) ||
 		!strings.Contains(printed, labels["org.opencontainers.image.revision"]) {
 		t.Errorf("the labels are %v, the program prints\n%s", labels, printed)
 	}

@@ -42,7 +42,8 @@ func commands(t *testing.T, file, title string) []string {
 	section = strings.ReplaceAll(section, "\\\n", "")
 	var all []string
 	for line := range strings.Lines(section) {
-		if command, ok := strings.CutPrefix(strings.TrimRight(line, "\n"), "    "); ok && !strings.HasPrefix(command, "make push ") {
+		if command, ok := strings.CutPrefix(strings.TrimRight(line, "\n"), "    "); ok &&
+			!strings.HasPrefix(command, "make push ") {
 			all = append(all, command)
 		}
 	}

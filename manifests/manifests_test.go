@@ -164,7 +164,8 @@ func TestPodHasOneCapabilityAndNothingElse(t *testing.T) {
 		if diff := cmp.Diff(want, r.container().SecurityContext); diff != "" {
 			t.Errorf("container (-want +got):\n%s", diff)
 		}
-		seccomp := &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}
+		profile := &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}
+		seccomp := &corev1.PodSecurityContext{SeccompProfile: profile}
 		if diff := cmp.Diff(seccomp, r.pod().SecurityContext); diff != "" {
 			t.Errorf("pod (-want +got):\n%s", diff)
 		}
@@ -278,14 +279,17 @@ func TestConfigMapIsOptionalAndMountedAsADirectory(t *testing.T) {
 func TestArguments(t *testing.T) {
 	loopback, probe := "--http-address=127.0.0.1:9717", "--probe-socket=/run/nft-masq-agent/probe.sock"
 	want := map[string][]string{
-		"base":                  {loopback, probe},
-		"iptables-nft":          {loopback, probe, "--mode=iptables-nft"},
-		"labelled-nodes":        {loopback, probe},
-		"non-masquerade-daemon": {loopback, probe, "--mode=iptables-nft", "--masq-chain=NON-MASQUERADE-DAEMON", "--config=/etc/config/non-masquerade-daemon"},
-		"prometheus":            {"--http-address=[$(HOST_IP)]:9717", probe, "--conntrack-interval=60"},
-		"prometheus-operator":   {"--http-address=[$(HOST_IP)]:9717", probe, "--conntrack-interval=60"},
-		"removal":               {"cleanup", "--wait"},
-		"takeover":              {loopback, probe, "--takeover"},
+		"base":           {loopback, probe},
+		"iptables-nft":   {loopback, probe, "--mode=iptables-nft"},
+		"labelled-nodes": {loopback, probe},
+		"non-masquerade-daemon": {
+			loopback, probe, "--mode=iptables-nft", "--masq-chain=NON-MASQUERADE-DAEMON",
+			"--config=/etc/config/non-masquerade-daemon",
+		},
+		"prometheus":          {"--http-address=[$(HOST_IP)]:9717", probe, "--conntrack-interval=60"},
+		"prometheus-operator": {"--http-address=[$(HOST_IP)]:9717", probe, "--conntrack-interval=60"},
+		"removal":             {"cleanup", "--wait"},
+		"takeover":            {loopback, probe, "--takeover"},
 	}
 	everyManifest(t, func(t *testing.T, name string, r rendered) {
 		if diff := cmp.Diff(want[name], r.container().Args); diff != "" {
@@ -415,7 +419,10 @@ func TestObjectsHaveTheLabelThatUninstallSelects(t *testing.T) {
 // These overlays replace DaemonSets in place, so they must have their names and
 // labels: a selector is immutable, and containers are merged by name.
 func TestOverlaysThatReplaceOlderAgentsHaveTheirNames(t *testing.T) {
-	for overlay, name := range map[string]string{"takeover": "ip-masq-agent", "non-masquerade-daemon": "non-masquerade-daemon"} {
+	for overlay, name := range map[string]string{
+		"takeover":              "ip-masq-agent",
+		"non-masquerade-daemon": "non-masquerade-daemon",
+	} {
 		r := read(t, overlay)
 		if r.daemonSet.Name != name || r.container().Name != name {
 			t.Errorf("%s: DaemonSet %s, container %s", overlay, r.daemonSet.Name, r.container().Name)

@@ -145,7 +145,8 @@ func TestReadmeListsRunbooksOfAlerts(t *testing.T) {
 	table, _, _ = strings.Cut(table, "<!-- /alerts -->")
 	alerts := readAlerts(t)
 	for _, a := range alerts {
-		row := regexp.MustCompile("(?m)^\\| `" + a.Alert + "` \\| " + a.Labels["severity"] + " \\| .* \\| " + regexp.QuoteMeta(a.Annotations["runbook"]) + " \\|$")
+		row := regexp.MustCompile("(?m)^\\| `" + a.Alert + "` \\| " + a.Labels["severity"] + " \\| .* \\| " +
+			regexp.QuoteMeta(a.Annotations["runbook"]) + " \\|$")
 		if !row.MatchString(table) {
 			t.Errorf("no row for %s, or a different one", a.Alert)
 		}
@@ -226,7 +227,8 @@ func scrape(t *testing.T) string {
 	t.Helper()
 	topo := nfttest.NewTopology(t)
 	n := node{Topology: topo, t: t}
-	n.running = agent.Run(t, topo.Node, exec.Command(agent.Program(t), "--http-address=127.0.0.1:9717", "--config="+t.TempDir()))
+	n.running = agent.Run(t, topo.Node,
+		exec.Command(agent.Program(t), "--http-address=127.0.0.1:9717", "--config="+t.TempDir()))
 	n.await("config_applied")
 	n.wantMasqueraded("198.51.100.1", true)
 	code, text := n.get("/metrics")

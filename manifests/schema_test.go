@@ -35,7 +35,8 @@ const (
 	cidrPattern      = `^\s*` + cidr + `\s*$`
 	addressPattern   = `^(` + ipv4 + `|` + ipv6 + `|` + cidr + `)$`
 	interfacePattern = `^[^\s/:*"\\]([^\s/:*"\\]{0,13}[^\s/:"\\])?$`
-	durationPattern  = `^\+?(` + term + `)*([0-9]*[1-9][0-9]*(\.[0-9]*)?|[0-9]*\.[0-9]*[1-9][0-9]*)` + unit + `(` + term + `)*$`
+	durationPattern  = `^\+?(` + term + `)*([0-9]*[1-9][0-9]*(\.[0-9]*)?|[0-9]*\.[0-9]*[1-9][0-9]*)` + unit + `(` + term +
+		`)*$`
 )
 
 // What editors show for the keys that are not in config.Conditions.
@@ -46,12 +47,15 @@ var otherKeys = map[string]object{
 	"linkLocal": {
 		"description": "Use masqLinkLocal, which is the inverse.", "type": []string{"boolean", "null"}, "deprecated": true,
 	},
-	"enforceNonMasquerade": boolean("Keep the address of pods to exempt destinations also if another program would translate it. Needs masqueradeSrcCIDRs or masqueradeSrcInterfaces.", false),
-	"dropInvalid": boolean("Drop packets of pods that would leave untranslated, because they belong to no connection, where connections are masqueraded. "+
+	"enforceNonMasquerade": boolean("Keep the address of pods to exempt destinations also if another program would "+
+		"translate it. Needs masqueradeSrcCIDRs or masqueradeSrcInterfaces.", false),
+	"dropInvalid": boolean("Drop packets of pods that would leave untranslated, because they belong to no connection, "+
+		"where connections are masqueraded. "+
 		"Needs masqueradeSrcCIDRs or masqueradeSrcInterfaces.", false),
 	"snatRules": {
-		"description": "Masqueraded connections of pods leave from an address of the first entry that matches and has one on the node.",
-		"type":        []string{"array", "null"}, "maxItems": 256,
+		"description": "Masqueraded connections of pods leave from an address of the first entry that matches and has one " +
+			"on the node.",
+		"type": []string{"array", "null"}, "maxItems": 256,
 		"items": object{
 			"type": "object", "additionalProperties": false, "required": []string{"addresses"}, "minProperties": 2,
 			"properties": object{
@@ -67,7 +71,8 @@ var otherKeys = map[string]object{
 		"type":        []string{"string", "integer", "null"}, "pattern": `^([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?$`,
 	},
 	"randomFully": {
-		"description": "Choose source ports at random. Without it the flag --random-fully decides.", "type": []string{"boolean", "null"},
+		"description": "Choose source ports at random. Without it the flag --random-fully decides.",
+		"type":        []string{"boolean", "null"},
 	},
 	"resyncInterval": {
 		"description": "How often the agent re-checks file and kernel without being notified: a Go duration.",
@@ -75,8 +80,9 @@ var otherKeys = map[string]object{
 		"examples": []string{"30s", "5m"},
 	},
 	"staleConnections": {
-		"description": "What happens to connections whose translation contradicts a changed config: the kernel keeps them, or forgets those of UDP, or all.",
-		"enum":        []any{"keep", "udp", "all", nil}, "default": "keep",
+		"description": "What happens to connections whose translation contradicts a changed config: the kernel keeps " +
+			"them, or forgets those of UDP, or all.",
+		"enum": []any{"keep", "udp", "all", nil}, "default": "keep",
 	},
 	"cidrLimit": {
 		"description": "A file with more entries in nonMasqueradeCIDRs is rejected.", "type": []string{"integer", "null"},
@@ -250,7 +256,8 @@ func TestExamplesParseAsDescribed(t *testing.T) {
 // Configs that the agent rejects and an editor should mark, too.
 var invalidConfigs = []string{
 	"nonMasqueradeCIDR: [10.0.0.0/8]", "nonMasqueradeCIDRs: 10.0.0.0/8", "nonMasqueradeCIDRs: [10.0.0.0]",
-	"nonMasqueradeCIDRs: [10.0.0.0/8, null]", "nonMasqueradeCIDRs: [localhost/8]", "masqLinkLocal: maybe", "masqLinkLocal: 1",
+	"nonMasqueradeCIDRs: [10.0.0.0/8, null]", "nonMasqueradeCIDRs: [localhost/8]", "masqLinkLocal: maybe",
+	"masqLinkLocal: 1",
 	"toPorts: [1024-2047]", "toPorts: 1024-", "randomFully: 1024",
 	"snatRules: [{from: [10.244.8.0/24]}]", "snatRules: [{addresses: [198.51.100.21]}]",
 	"snatRules: [{to: [], addresses: [198.51.100.21]}]",
@@ -262,7 +269,8 @@ var invalidConfigs = []string{
 	"nonMasqueradeCIDRs: [256.0.0.0/8]", "nonMasqueradeCIDRs: ['fd00::/129']", "nonMasqueradeCIDRs: [fd00/8]",
 	"nonMasqueradeSrcCIDRs: ['010.0.0.0/8']", "snatAddresses: [198.51.100.256]", "snatAddresses: ['a:b']",
 	"masqueradeOutInterfaces: [.]", "masqueradeOutInterfaces: ['..']", "masqueradeSrcInterfaces: ['*']",
-	"masqueradeSrcInterfaces: ['a*b']", "masqueradeSrcInterfaces: [sixteen-letters-]", "masqueradeSrcInterfaces: ['eth0:1']",
+	"masqueradeSrcInterfaces: ['a*b']", "masqueradeSrcInterfaces: [sixteen-letters-]",
+	"masqueradeSrcInterfaces: ['eth0:1']",
 	"staleConnections: tcp", "cidrLimit: many", "cidrLimit: 1.5", "[nonMasqueradeCIDRs]",
 }
 
@@ -271,7 +279,8 @@ var validConfigs = []string{
 	"", "{}", `{"nonMasqueradeCIDRs": ["fd00::/8"], "enableIPv6": true}`, "resyncInterval: 1m30s", "resyncInterval: .5h",
 	"resyncInterval: 0h1m0.5s",
 	"masqueradeSrcInterfaces: [cali*, .x, eth0.7]", "cidrLimit: 64",
-	"masqLinkLocal: true\nmasqLinkLocalIPv6: true\nenableIPv6: true", "nonMasqueradeCIDRs: [0.0.0.0/0]\nforceMasqueradeCIDRs: [10.0.0.0/8]",
+	"masqLinkLocal: true\nmasqLinkLocalIPv6: true\nenableIPv6: true",
+	"nonMasqueradeCIDRs: [0.0.0.0/0]\nforceMasqueradeCIDRs: [10.0.0.0/8]",
 	`{"toPorts": "1024-29999,32768-65535", "randomFully": false}`, `{"toPorts": 40000}`,
 	`{"snatRules": [{"from": ["10.244.8.0/24"], "to": ["203.0.113.0/24"], "out": ["eth*"], "addresses": ["198.51.100.21", "2001:db8::/64"]}], "enableIPv6": true}`,
 	`{"snatAddresses": ["198.51.100.11", "198.51.100.64/29", "2001:db8::11"], "enableIPv6": true}`,
@@ -428,7 +437,8 @@ func TestSchemaAgreesWithTheAgent(t *testing.T) {
 		write(invalid, i, []byte(text))
 	}
 	for dir, want := range map[string]string{valid: "--valid", invalid: "--invalid"} {
-		fields := append(strings.Fields(validator), "test", "--strict=false", "-s", schemaFile, "-d", filepath.Join(dir, "*.json"), want)
+		fields := append(strings.Fields(validator), "test", "--strict=false", "-s", schemaFile, "-d",
+			filepath.Join(dir, "*.json"), want)
 		cmd := exec.CommandContext(t.Context(), fields[0], fields[1:]...)
 		var out bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &out

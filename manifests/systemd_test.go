@@ -45,7 +45,8 @@ func TestUnitIsValidAndItsAgentInstallsRules(t *testing.T) {
 	if err := os.WriteFile(path, []byte(unit), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", path).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no",
+		path).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 

@@ -179,7 +179,8 @@ func TestToolsChartUsesConfigVerbatim(t *testing.T) {
 }
 
 func TestToolsChartSupportsOneReleasePerNodePool(t *testing.T) {
-	all := mustHelm(t, "--set=name=masq-gpu,nodeSelector.pool=gpu,existingConfigMap=masq-gpu", "--set-string=image.tag=v1.0.0",
+	all := mustHelm(t, "--set=name=masq-gpu,nodeSelector.pool=gpu,existingConfigMap=masq-gpu",
+		"--set-string=image.tag=v1.0.0",
 		"--set=prometheus.enabled=true,podMonitor.enabled=true")
 	spec := at(all["DaemonSet masq-gpu"], "spec")
 	own := object{"app.kubernetes.io/name": "nft-masq-agent", "app.kubernetes.io/instance": "any"}
@@ -294,12 +295,14 @@ func TestToolsNodePoolsHaveSeparateAgents(t *testing.T) {
 	key := "pool"
 	value := at(gpu, "spec", "template", "spec", "nodeSelector", key)
 	want := []any{object{"key": key, "operator": "NotIn", "values": []any{value}}}
-	terms := at(rest, "spec", "template", "spec", "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution",
+	terms := at(rest, "spec", "template", "spec", "affinity", "nodeAffinity",
+		"requiredDuringSchedulingIgnoredDuringExecution",
 		"nodeSelectorTerms", 0, "matchExpressions")
 	if diff := cmp.Diff(want, terms); diff != "" {
 		t.Errorf("the other nodes (-want +got):\n%s", diff)
 	}
-	if name := at(gpu, "spec", "template", "spec", "volumes", 0, "configMap", "name"); pool["ConfigMap "+name.(string)] == nil {
+	if name := at(gpu, "spec", "template", "spec", "volumes", 0, "configMap", "name"); pool["ConfigMap "+
+		name.(string)] == nil {
 		t.Errorf("no ConfigMap %s", name)
 	}
 }
@@ -355,8 +358,9 @@ func TestToolsWorkloadWaitsForRulesBeforeAnythingElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{
-		"web.yaml":           someWorkload,
-		"kustomization.yaml": "resources: [web.yaml]\ncomponents: [" + here + "/components/wait-for-rules]\nimages: [{name: nft-masq-agent, newName: a, newTag: b}]\n",
+		"web.yaml": someWorkload,
+		"kustomization.yaml": "resources: [web.yaml]\ncomponents: [" + here +
+			"/components/wait-for-rules]\nimages: [{name: nft-masq-agent, newName: a, newTag: b}]\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -400,7 +404,8 @@ func TestToolsChartServesWorkloadsThatWaitForRules(t *testing.T) {
 	if diff := cmp.Diff(want, mustHelm(t, "--set=waitForRules=true")); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	if diff := cmp.Diff(mustHelm(t, "--set=prometheus.enabled=true"), mustHelm(t, "--set=prometheus.enabled=true,waitForRules=true")); diff != "" {
+	if diff := cmp.Diff(mustHelm(t, "--set=prometheus.enabled=true"),
+		mustHelm(t, "--set=prometheus.enabled=true,waitForRules=true")); diff != "" {
 		t.Errorf("-prometheus +prometheus and waitForRules:\n%s", diff)
 	}
 }
@@ -454,7 +459,8 @@ func normalized(all map[string]object) map[string]object {
 
 func TestToolsMakeManifestHasImageAndComponents(t *testing.T) {
 	tools(t)
-	cmd := exec.CommandContext(t.Context(), "make", "-s", "-C", "..", "manifest", "IMAGE=registry.example:5000/a/nft-masq-agent", "TAG=v1.0.0",
+	cmd := exec.CommandContext(t.Context(), "make", "-s", "-C", "..", "manifest",
+		"IMAGE=registry.example:5000/a/nft-masq-agent", "TAG=v1.0.0",
 		"COMPONENTS=prometheus takeover")
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -26,7 +26,8 @@ func list(key string, ipv6 bool, n int) string {
 }
 
 func TestModeIPTablesTakesAThousandCIDRsOfAFamily(t *testing.T) {
-	const exempt, force, sources = config.KeyNonMasqueradeCIDRs, config.KeyForceMasqueradeCIDRs, config.KeyMasqueradeSrcCIDRs
+	const exempt, force, sources = config.KeyNonMasqueradeCIDRs, config.KeyForceMasqueradeCIDRs,
+		config.KeyMasqueradeSrcCIDRs
 	for _, tt := range []struct {
 		file  string
 		wrong string // in mode iptables-nft

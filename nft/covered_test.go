@@ -65,7 +65,8 @@ func checkDropCovered(t *testing.T, list []config.CIDR) {
 		t.Errorf("of %d, %d are kept and %d dropped", len(list), len(got.CIDRs), dropped)
 	}
 	sorted := got.Prefixes()
-	if !slices.IsSortedFunc(sorted, func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) }) {
+	if !slices.IsSortedFunc(sorted,
+		func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) }) {
 		t.Errorf("not sorted: %v", sorted)
 	}
 }

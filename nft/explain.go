@@ -65,7 +65,10 @@ func (f FamilyPolicy) explain(c Connection, answers func(Question) bool) []Step 
 		if answers != nil && q.AsksSource() {
 			entry, name, yes = config.CIDR{}, "", answers(q)
 		}
-		step := Step{Key: q.Key, Question: q.Question(), Yes: yes, CIDR: entry, Name: name, Decides: yes != q.Outside, Verdict: Exempt}
+		step := Step{
+			Key: q.Key, Question: q.Question(), Yes: yes, CIDR: entry, Name: name, Decides: yes != q.Outside,
+			Verdict: Exempt,
+		}
 		if q.Masquerade {
 			step.Verdict = Masqueraded
 		}

@@ -82,7 +82,8 @@ func TestExplanationNamesTheEntryThatDecides(t *testing.T) {
 	}{
 		{"10.244.1.2", "192.0.2.1", true, []step{{toNode, "", "", true, nft.Local}}},
 		{"10.1.1.1", "198.51.100.8", false, []step{
-			{Question: toNode, Verdict: nft.Local}, {Question: "source in masqueradeSrcCIDRs", Decides: true, Verdict: nft.Exempt},
+			{Question: toNode, Verdict: nft.Local},
+			{Question: "source in masqueradeSrcCIDRs", Decides: true, Verdict: nft.Exempt},
 		}},
 		{"10.244.1.2", "10.9.1.1", false, []step{
 			{Question: toNode, Verdict: nft.Local},
@@ -197,13 +198,17 @@ func TestHashCoversThePolicy(t *testing.T) {
 		"enforced, marked": func(c *config.Config, o *nft.Options) {
 			c.Enforce, o.Marks = &config.Position{}, []nft.Mark{{Value: 1, Mask: 1}}
 		},
-		"node exempt":          func(c *config.Config, _ *nft.Options) { c.ExemptHost = &config.Position{} },
-		"no sources":           func(c *config.Config, _ *nft.Options) { c.MasqueradeSrcCIDRs = nil },
-		"link-local":           func(c *config.Config, _ *nft.Options) { c.MasqLinkLocal = false },
-		"IPv6 link-local":      func(c *config.Config, _ *nft.Options) { c.MasqLinkLocalIPv6 = true },
-		"IPv6 off":             func(c *config.Config, _ *nft.Options) { c.EnableIPv6 = false },
-		"no random ports":      func(_ *config.Config, o *nft.Options) { o.RandomFully = false },
-		"ports in the file":    func(c *config.Config, _ *nft.Options) { c.ToPorts = &[]nft.PortRange{{Min: 5000, Max: 5999}} },
+		"node exempt":     func(c *config.Config, _ *nft.Options) { c.ExemptHost = &config.Position{} },
+		"no sources":      func(c *config.Config, _ *nft.Options) { c.MasqueradeSrcCIDRs = nil },
+		"link-local":      func(c *config.Config, _ *nft.Options) { c.MasqLinkLocal = false },
+		"IPv6 link-local": func(c *config.Config, _ *nft.Options) { c.MasqLinkLocalIPv6 = true },
+		"IPv6 off":        func(c *config.Config, _ *nft.Options) { c.EnableIPv6 = false },
+		"no random ports": func(_ *config.Config, o *nft.Options) { o.RandomFully = false },
+		"ports in the file": func(c *config.Config,
+			_ *nft.Options,
+		) {
+			c.ToPorts = &[]nft.PortRange{{Min: 5000, Max: 5999}}
+		},
 		"no port ranges":       func(_ *config.Config, o *nft.Options) { o.Ports = nil },
 		"other port range":     func(_ *config.Config, o *nft.Options) { o.Ports[0].Max++ },
 		"one port range fewer": func(_ *config.Config, o *nft.Options) { o.Ports = o.Ports[:1] },
@@ -231,7 +236,8 @@ func TestHashIsIndependentOfNodeAndAddressOrder(t *testing.T) {
 	if !r.Same(other) || r.Hash() != other.Hash() {
 		t.Error("the result depends on the order")
 	}
-	here, there := r.On([]netip.Addr{netip.MustParseAddr("198.51.100.11")}), r.On([]netip.Addr{netip.MustParseAddr("198.51.100.66")})
+	here, there := r.On([]netip.Addr{netip.MustParseAddr("198.51.100.11")}),
+		r.On([]netip.Addr{netip.MustParseAddr("198.51.100.66")})
 	if here.Hash() != r.Hash() || there.Hash() != r.Hash() {
 		t.Errorf("hashes %s, %s and %s", r.Hash(), here.Hash(), there.Hash())
 	}
@@ -254,9 +260,14 @@ func TestLinkLocalInTheFileIsExplainedByItsPosition(t *testing.T) {
 }
 
 func TestLinkLocalInTheFileDoesNotChangeTheHash(t *testing.T) {
-	plain := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8")}, nft.Options{Layout: native.Layout{}})
-	both := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "169.254.0.0/16")}, nft.Options{Layout: native.Layout{}})
-	written := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs("169.254.0.0/16", "10.0.0.0/8"), MasqLinkLocal: true}, nft.Options{Layout: native.Layout{}})
+	plain := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8")},
+		nft.Options{Layout: native.Layout{}})
+	both := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "169.254.0.0/16")},
+		nft.Options{Layout: native.Layout{}})
+	written := nft.Compile(config.Config{
+		NonMasqueradeCIDRs: cases.CIDRs("169.254.0.0/16", "10.0.0.0/8"),
+		MasqLinkLocal:      true,
+	}, nft.Options{Layout: native.Layout{}})
 	if plain.Hash() != both.Hash() || plain.Hash() != written.Hash() {
 		t.Errorf("hashes %s, %s and %s of the same policy", plain.Hash(), both.Hash(), written.Hash())
 	}

@@ -116,7 +116,8 @@ func (f FamilyPolicy) AllowsSource(src, dst, from netip.Addr) bool {
 // Covers reports whether the entry is for all connections that a later one is for.
 func (r SNATRule) Covers(later SNATRule) bool {
 	all := func(a, b List) bool {
-		return len(a.CIDRs) == 0 || len(b.CIDRs) > 0 && len(iprange.Subtract(iprange.SetOf(b.sorted), iprange.SetOf(a.sorted))) == 0
+		return len(a.CIDRs) == 0 || len(b.CIDRs) > 0 &&
+			len(iprange.Subtract(iprange.SetOf(b.sorted), iprange.SetOf(a.sorted))) == 0
 	}
 	return all(r.From, later.From) && all(r.To, later.To) && (len(r.Out) == 0 || len(later.Out) > 0 &&
 		!slices.ContainsFunc(later.Out, func(i config.Interface) bool { return !r.leaves(i.Name) }))

@@ -38,7 +38,8 @@ type fakePath struct {
 
 func newFakePath() *fakePath {
 	p := &fakePath{start: time.Now(), out: make(chan string, 1), events: make(chan fsnotify.Event, 100), content: "one"}
-	p.follower = newFollower(&observer{events: p.events, requests: make(chan struct{}, 1)}, func(err error) { replace(p.out, err.Error()) })
+	p.follower = newFollower(&observer{events: p.events, requests: make(chan struct{}, 1)},
+		func(err error) { replace(p.out, err.Error()) })
 	p.follower.check = p.check
 	p.files = files{"/file": fileOf(1, "/file", time.Hour)}
 	return p

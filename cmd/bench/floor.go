@@ -106,7 +106,8 @@ func newFloor(ns *nfttest.NS, msgs []netlink.Message) (*floor, error) {
 			Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES},
 		}
 	}
-	all := slices.Concat([]netlink.Message{mark(unix.NFNL_MSG_BATCH_BEGIN)}, msgs, []netlink.Message{mark(unix.NFNL_MSG_BATCH_END)})
+	all := slices.Concat([]netlink.Message{mark(unix.NFNL_MSG_BATCH_BEGIN)}, msgs,
+		[]netlink.Message{mark(unix.NFNL_MSG_BATCH_END)})
 	for i, m := range all {
 		m.Header.Sequence, m.Header.PID = uint32(i+1), 0
 		m.Header.Flags &^= netlink.Echo // so that only errors are answered

@@ -24,12 +24,14 @@ const groupListener = "what the agent costs other programs"
 // time and in kernel memory.
 func (b *bench) others(ctx context.Context) error {
 	for _, n := range b.sizes {
-		if err := b.neighbourOf(ctx, n, "a set of CIDRs", func(ns *nfttest.NS) (transaction, error) { return fillOf(ns, n) }); err != nil {
+		if err := b.neighbourOf(ctx, n, "a set of CIDRs",
+			func(ns *nfttest.NS) (transaction, error) { return fillOf(ns, n) }); err != nil {
 			return err
 		}
 	}
 	const services = 1000
-	return b.neighbourOf(ctx, services, "rules of so many Services", func(*nfttest.NS) (transaction, error) { return kubeProxyLike(services) })
+	return b.neighbourOf(ctx, services, "rules of so many Services",
+		func(*nfttest.NS) (transaction, error) { return kubeProxyLike(services) })
 }
 
 // A transaction is a transaction of another program; release frees its resources.
@@ -58,7 +60,8 @@ func kubeProxyLike(services int) (transaction, error) {
 	fmt.Fprintf(&s, "table ip %s {\n", otherTable)
 	for i := range services {
 		for e := range 3 {
-			fmt.Fprintf(&s, "chain endpoint-%d-%d {\nip saddr 10.64.%d.%d counter\nmeta l4proto tcp dnat to 10.%d.%d.%d:8080\n}\n",
+			fmt.Fprintf(&s, "chain endpoint-%d-%d {\nip saddr 10.64.%d.%d counter\nmeta l4proto tcp dnat to "+
+				"10.%d.%d.%d:8080\n}\n",
 				i, e, i>>8, i&0xff, 65+e, i>>8, i&0xff)
 		}
 		fmt.Fprintf(&s, "chain service-%d {\nip daddr 10.63.%d.%d tcp dport 80 ip saddr != 10.64.0.0/10 counter\n"+
@@ -69,7 +72,8 @@ func kubeProxyLike(services int) (transaction, error) {
 	for i := range services {
 		fmt.Fprintf(&s, "10.63.%d.%d . tcp . 80 : goto service-%d,\n", i>>8, i&0xff, i)
 	}
-	s.WriteString("}\n}\nchain prerouting {\ntype nat hook prerouting priority dstnat;\nip daddr . meta l4proto . th dport vmap @services\n}\n}\n")
+	s.WriteString("}\n}\nchain prerouting {\ntype nat hook prerouting priority dstnat;\nip daddr . meta l4proto . th " +
+		"dport vmap @services\n}\n}\n")
 	f, err := os.CreateTemp("", "bench-services-")
 	if err != nil {
 		return transaction{}, err
@@ -89,7 +93,9 @@ const (
 // A cost is what transactions took in each state, with one value for each run of an agent.
 type cost [states]struct{ seconds, megabytes series }
 
-func (b *bench) neighbourOf(ctx context.Context, n int, what string, open func(*nfttest.NS) (transaction, error)) (err error) {
+func (b *bench) neighbourOf(ctx context.Context, n int, what string,
+	open func(*nfttest.NS) (transaction, error),
+) (err error) {
 	f, err := openFollower(defaultSize, b.agent)
 	if err != nil {
 		return err

@@ -71,7 +71,8 @@ func allSurroundings() []surroundings {
 	}
 }
 
-// atRest observes agents, each on a separate node, at the same time: alone, and next to a program that commits to its own table.
+// atRest observes agents, each on a separate node, at the same time: alone, and next to a program that commits to its
+// own table.
 func (b *bench) atRest(ctx context.Context) (err error) {
 	var all []*rester
 	defer func() {

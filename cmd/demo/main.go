@@ -24,7 +24,8 @@ import (
 )
 
 func main() {
-	const usage = "usage: demo AGENT CONFIG\n\nShows the agent (a binary) at work with a config, in network namespaces of its own."
+	const usage = "usage: demo AGENT CONFIG\n\nShows the agent (a binary) at work with a config, in network namespaces " +
+		"of its own."
 	if len(os.Args) == 2 && slices.Contains([]string{"-h", "-help", "--help"}, os.Args[1]) {
 		fmt.Println(usage)
 		return
@@ -140,7 +141,8 @@ func (s *stage) play(text string) error {
 		return err
 	}
 	fmt.Print(indent(list))
-	edited := strings.Replace(text, "nonMasqueradeCIDRs:\n", "nonMasqueradeCIDRs:\n  - 198.51.100.0/24\n  - 2001:db8:1::/48\n", 1)
+	edited := strings.Replace(text, "nonMasqueradeCIDRs:\n",
+		"nonMasqueradeCIDRs:\n  - 198.51.100.0/24\n  - 2001:db8:1::/48\n", 1)
 	seen := make([][]string, len(steps))
 	if seen[0], err = s.visit(0); err != nil {
 		return err
@@ -229,7 +231,8 @@ func (s *stage) heal() error {
 // rule, and enforceNonMasquerade wins against it.
 func (s *stage) conflict(text string) error {
 	say("Another program masquerades all traffic of pods. explain names its rule:")
-	const rules = "table ip cni { chain post { type nat hook postrouting priority 100; ip saddr 10.244.0.0/16 masquerade; }; }"
+	const rules = "table ip cni { chain post { type nat hook postrouting priority 100; ip saddr 10.244.0.0/16 " +
+		"masquerade; }; }"
 	if _, err := s.top.Node.Output(rules, "nft", "-f", "-"); err != nil {
 		return err
 	}

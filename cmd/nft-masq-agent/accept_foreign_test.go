@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -26,11 +27,20 @@ func TestAcceptedAndPodlessRulesAreListedSeparately(t *testing.T) {
 	}{
 		{"all are counted", "", nil, "2", "two one", "", ""},
 		{"one is accepted", "", []string{"--accept-foreign", "inet other one"}, "1", "two", "one", ""},
-		{"both are", "", []string{"--accept-foreign", "inet other one", "--accept-foreign", "inet  other two"}, "0", "", "two one", ""},
+		{
+			"both are", "",
+			[]string{"--accept-foreign", "inet other one", "--accept-foreign", "inet  other two"},
+			"0", "",
+			"two one", "",
+		},
 		{"another family is not", "", []string{"--accept-foreign", "ip other one"}, "2", "two one", "", ""},
 		{"one meets no pod", "masqueradeSrcCIDRs: [10.244.0.0/16]\n", nil, "1", "one", "", "two"},
 		{"none does", "masqueradeSrcCIDRs: [10.9.0.0/16]\n", nil, "0", "", "", "two one"},
-		{"the other is accepted", "masqueradeSrcCIDRs: [10.244.0.0/16]\n", []string{"--accept-foreign", "inet other one"}, "0", "", "one", "two"},
+		{
+			"the other is accepted", "masqueradeSrcCIDRs: [10.244.0.0/16]\n",
+			[]string{"--accept-foreign", "inet other one"},
+			"0", "", "one", "two",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -44,16 +54,17 @@ func TestAcceptedAndPodlessRulesAreListedSeparately(t *testing.T) {
 			})
 			r, _ := n.status()
 			var conflicts, accepted, podless []string
-			for _, c := range r.Conflicts {
+			for _, c := range r.With(answer.Conflicting) {
 				conflicts = append(conflicts, c.Chain)
 			}
-			for _, c := range r.Accepted {
+			for _, c := range r.With(answer.Accepted) {
 				accepted = append(accepted, c.Chain)
 			}
-			for _, c := range r.Podless {
+			for _, c := range r.With(answer.NotOfPods) {
 				podless = append(podless, c.Chain)
 			}
-			if strings.Join(conflicts, " ") != tt.conflicts || strings.Join(accepted, " ") != tt.accepted || strings.Join(podless, " ") != tt.podless {
+			if strings.Join(conflicts, " ") != tt.conflicts || strings.Join(accepted, " ") != tt.accepted ||
+				strings.Join(podless, " ") != tt.podless {
 				t.Errorf("conflicts %q, accepted %q, without pods %q", conflicts, accepted, podless)
 			}
 			if text := n.run("status").stdout; strings.Contains(text, "--accept-foreign accepts:") != (tt.accepted != "") {
@@ -65,7 +76,8 @@ func TestAcceptedAndPodlessRulesAreListedSeparately(t *testing.T) {
 
 func TestAcceptForeignParsesFamilyTableAndChain(t *testing.T) {
 	for _, bad := range []string{"", "nat POSTROUTING", "nat ip POSTROUTING", "ip nat A B"} {
-		if got := runHere(t, "status", "--accept-foreign", bad); got.code != exitUsage || !strings.Contains(got.stderr, "FAMILY TABLE CHAIN") {
+		if got := runHere(t, "status", "--accept-foreign", bad); got.code != exitUsage ||
+			!strings.Contains(got.stderr, "FAMILY TABLE CHAIN") {
 			t.Errorf("%q: %+v", bad, got)
 		}
 	}

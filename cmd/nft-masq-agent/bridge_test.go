@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -78,11 +79,13 @@ func TestPolicyThatMatchesNoInterfaceIsReported(t *testing.T) {
 		r, code := n.status()
 		first, _, _ := strings.Cut(unwrap(n.run("status").stdout), tt.says)
 		wrong := tt.says != ""
-		if (code == exitFailed) != (wrong || len(r.Conflicts) > 0) || first != "" || len(problems(r, "interface-list-unmatched")) > 0 != wrong || !r.Kernel.InSync {
+		if (code == exitFailed) != (wrong || len(r.With(answer.Conflicting)) > 0) || first != "" ||
+			len(problems(r, "interface-list-unmatched")) > 0 != wrong || !r.Kernel.InSync {
 			t.Errorf("%s: exit code %d: %+v\n%s", tt.config, code, r, n.run("status").stdout)
 		}
-		if hidden := len(r.Overridden) > 0; hidden != tt.enforced || len(r.Conflicts) > 0 == tt.enforced {
-			t.Errorf("%s: conflicts %v, overridden %v", tt.config, r.Conflicts, r.Overridden)
+		if hidden := len(r.With(answer.Prevented)) > 0; hidden != tt.enforced ||
+			len(r.With(answer.Conflicting)) > 0 == tt.enforced {
+			t.Errorf("%s: conflicts %v, overridden %v", tt.config, r.With(answer.Conflicting), r.With(answer.Prevented))
 		}
 		for _, of := range []struct{ exempt, outside string }{{"10.9.0.9", "203.0.113.9"}, {"fd00:9::9", "2001:db8:1::1"}} {
 			port++

@@ -193,7 +193,8 @@ func TestConnectionsThatLegacyIPTablesOrUnreadRulesMayHaveDecidedAreSpared(t *te
 					t.Errorf("left: %q, want %q", left, want)
 				}
 				r, _ := n.status(*n.flags...)
-				if r.Stale == nil || r.Stale.Count != 0 || !strings.Contains(strings.Join(problems(r, "stale-unknown"), "\n"), tt.says) {
+				if r.Stale == nil || r.Stale.Count != 0 ||
+					!strings.Contains(strings.Join(problems(r, "stale-unknown"), "\n"), tt.says) {
 					t.Errorf("status: %+v", r)
 				}
 			})

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 
@@ -21,10 +22,10 @@ func checkCommand() command {
 	return command{
 		name: "check", operands: "[FILE]",
 		about: "validate the config and print what it means",
-		details: "It lists each CIDR with its place, CIDRs that are dropped because another one covers them, and likely mistakes in " +
-			"the config. Each error is a line on stderr that begins with FILE:LINE:COL. FILE is a file or a directory, as in " +
-			"--config. It reads nothing but the files: the answer is the same on a node, in a pod and in CI, so flags of a " +
-			"running agent have to be given again.",
+		details: "It lists each CIDR with its place, CIDRs that are dropped because another one covers them, and likely " +
+			"mistakes in the config. Each error is a line on stderr that begins with FILE:LINE:COL. FILE is a file or a " +
+			"directory, as in --config. It reads nothing but the files: the answer is the same on a node, in a pod and in " +
+			"CI, so flags of a running agent have to be given again.",
 		examples: []string{
 			program + " check ./ip-masq-agent",
 			program + " check ./ip-masq-agent --pod-cidr 10.244.0.0/16 --strict",
@@ -45,24 +46,16 @@ func (f *checkFlags) check(_ context.Context, operands []string, e environment) 
 	}
 	f.ForCommand(e.stdin)
 	l, err := f.Load()
-	found := l.Problems.Remarks()
-	if err != nil && f.output == outputJSON {
-		return exitFailed, e.reply(f.output, answer.NewCheck(*f.Options, l, found, err), nil)
-	} else if err != nil {
-		warn(e, l)
-		return refuse(e, err)
+	if err != nil && f.output != outputJSON {
+		return exitFailed, l.Why(err)
 	}
-	found = append(found, answer.Lint(l.Ruleset.Policy, f.PodCIDRs)...)
+	r := answer.NewCheck(answer.NewHead(e.command), *f.Options, l, err)
+	if n := len(r.Warnings); f.strict && n > 0 {
+		err = fmt.Errorf("%s (treated as an error because of --strict)", answer.Plural(n, "warning"))
+		r.Add(config.Error, "strict", "%v", err)
+	}
 	if f.output == outputJSON {
-		err = e.reply(f.output, answer.NewCheck(*f.Options, l, found, nil), nil)
-	} else {
-		err = e.print(func(w *bufio.Writer) { answer.Meaning(w, *f.Options, l, found) })
+		return e.reply(f.output, &r)
 	}
-	if err != nil {
-		return exitFailed, err
-	}
-	if n := len(found.Of(config.Warning)); f.strict && n > 0 {
-		return exitFailed, fmt.Errorf("%s, and --strict is given", answer.Plural(n, "warning"))
-	}
-	return exitDone, nil
+	return exitDone, errors.Join(e.print(func(w *bufio.Writer) { answer.Meaning(w, *f.Options, l, r.Problems()) }), err)
 }

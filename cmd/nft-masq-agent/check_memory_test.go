@@ -31,7 +31,8 @@ func largestConfigs() map[string]string {
 	configs["forced"] = "forceMasqueradeCIDRs:\n" + networks(0, 121_000, "- %s\n")
 	configs["flow"] = "nonMasqueradeCIDRs: [" + networks(0, 100_000, "%s, ") + "]\n"
 	configs["JSON"] = `{"nonMasqueradeCIDRs": [` + networks(0, 100_000, `"%s", `) + `"10.0.0.0/8"]}`
-	configs["two lists"] = key + networks(0, 60_000, "- %s\n") + "forceMasqueradeCIDRs:\n" + networks(60_000, 120_000, "- %s\n")
+	configs["two lists"] = key + networks(0, 60_000, "- %s\n") + "forceMasqueradeCIDRs:\n" +
+		networks(60_000, 120_000, "- %s\n")
 	return configs
 }
 

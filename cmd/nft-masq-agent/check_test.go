@@ -15,7 +15,8 @@ func TestCheckReadsNothingButTheFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	var stdout, stderr bytes.Buffer
-	code := dispatch(t.Context(), commands(), []string{"check", "--strict", "--config", path}, environment{stdout: &stdout, stderr: &stderr})
+	code := dispatch(t.Context(), commands(), []string{"check", "--strict", "--config", path},
+		environment{stdout: &stdout, stderr: &stderr})
 	if code != exitDone || stderr.Len() > 0 {
 		t.Errorf("exit code %d: %s%s", code, &stdout, &stderr)
 	}

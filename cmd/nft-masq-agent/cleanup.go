@@ -24,8 +24,9 @@ func cleanupCommand() command {
 	return command{
 		name:  "cleanup",
 		about: "remove from the kernel what any mode of the agent installed",
-		details: "It removes all of that, whichever flags the agent had. Stop the agent first: a running agent would restore " +
-			"its rules, so cleanup refuses next to one, except with --legacy-only. Existing connections keep their address.",
+		details: "It removes all of that, whichever flags the agent had. Stop the agent first: a running agent would " +
+			"restore its rules, so cleanup refuses next to one, except with --legacy-only. Existing connections keep their " +
+			"address.",
 		examples: []string{program + " cleanup", program + " cleanup --legacy-only --dry-run"},
 		flags: func(fs *flag.FlagSet) action {
 			f := &cleanupFlags{nodeFlags: &nodeFlags{Options: options.AddNodeFlags(fs)}}
@@ -66,7 +67,8 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 	defer func() { _ = k.Close() }()
 	if only, err := k.OnlyNAT(ctx); err == nil && only && !f.legacyOnly && len(legacyIPTables(e.proc)) == 0 {
 		_, _ = fmt.Fprintln(e.stderr,
-			"warning: there are no other NAT rules on this node, so the kernel stops translating: masqueraded connections will break")
+			"warning: there are no other NAT rules on this node, so the kernel stops translating: masqueraded connections "+
+				"will break")
 	}
 	remove, word := k.Cleanup, "removed "
 	if f.dryRun {

@@ -79,16 +79,20 @@ func dispatch(ctx context.Context, all []command, args []string, e environment) 
 		e.stderr = queue
 	}
 	c.tolerant = implied
+	e.command = c.name
 	code, err := c.run(ctx, args, e)
 	if err == nil {
 		return code
 	}
-	_, _ = fmt.Fprintf(e.stderr, "%s %s: %v\n", program, c.name, err)
-	if wrong := (usageError{}); errors.As(err, &wrong) {
-		_, _ = fmt.Fprintf(e.stderr, "see %s %s --help\n", program, c.name)
+	format := outputText
+	if asksForJSON.MatchString(strings.Join(args, "\x00")) {
+		format = outputJSON
+	}
+	e.fail(format, err)
+	if errors.As(err, new(usageError)) {
 		return exitUsage
 	}
-	return exitFailed
+	return max(code, exitFailed)
 }
 
 func isFlag(arg string) bool { return strings.HasPrefix(arg, "-") }
@@ -126,7 +130,8 @@ func (c command) run(ctx context.Context, args []string, e environment) (int, er
 	case err != nil:
 		return exitUsage, usageError{err}
 	case *version:
-		return exitDone, write(e.stdout, build().String())
+		b := build()
+		return exitDone, write(e.stdout, b.String())
 	}
 	wanted := strings.Fields(c.operands)
 	if n := len(operands); n < len(wanted) && !strings.HasPrefix(wanted[n], "[") {

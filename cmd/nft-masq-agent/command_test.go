@@ -92,7 +92,10 @@ func TestErrorsDetermineTheExitCode(t *testing.T) {
 		{exitFailed, nil, 1, ""},
 		{exitDone, errors.New("broken"), 1, "nft-masq-agent run: broken\n"},
 		{exitDone, usagef("wrong"), 2, "nft-masq-agent run: wrong\nsee nft-masq-agent run --help\n"},
-		{exitDone, fmt.Errorf("outer: %w", usagef("wrong")), 2, "nft-masq-agent run: outer: wrong\nsee nft-masq-agent run --help\n"},
+		{
+			exitDone, fmt.Errorf("outer: %w", usagef("wrong")), 2,
+			"nft-masq-agent run: outer: wrong\nsee nft-masq-agent run --help\n",
+		},
 	} {
 		var stderr strings.Builder
 		do := func(context.Context, []string, environment) (int, error) { return tt.code, tt.err }
@@ -109,7 +112,8 @@ func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left
 
 func TestFailedOutputIsAFailure(t *testing.T) {
 	for _, args := range []string{
-		"version", "help", "help check", "check --help", "check --version", "check --pod-cidr 10.244.0.0/16", "check -o json", "check --output json", "version -o json",
+		"version", "help", "help check", "check --help", "check --version", "check --pod-cidr 10.244.0.0/16", "check -o json",
+		"check --output json", "version -o json",
 		"render", "render --format nft", "explain 10.1.2.3",
 	} {
 		e := testEnvironment(t, fullDisk{}, io.Discard)
@@ -121,10 +125,14 @@ func TestFailedOutputIsAFailure(t *testing.T) {
 
 func TestVersionIsPrintedByCommandAndFlag(t *testing.T) {
 	want := runHere(t, "version")
-	if want.code != exitDone || !strings.HasPrefix(want.stdout, "nft-masq-agent devel\ncommit ") || !strings.Contains(want.stdout, "\ngo1.") {
+	if want.code != exitDone || !strings.HasPrefix(want.stdout, "nft-masq-agent devel\ncommit ") ||
+		!strings.Contains(want.stdout, "\ngo1.") {
 		t.Errorf("version: %+v", want)
 	}
-	for _, args := range []string{"--version", "-version", "run --version", "check --version --strict", "--v=2 --version"} {
+	for _, args := range []string{
+		"--version", "-version", "run --version", "check --version --strict",
+		"--v=2 --version",
+	} {
 		if got := runHere(t, strings.Fields(args)...); got != want {
 			t.Errorf("%s: %+v, want %+v", args, got, want)
 		}

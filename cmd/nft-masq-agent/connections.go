@@ -3,20 +3,18 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 )
@@ -39,11 +37,11 @@ func connectionsCommand() command {
 		name:     "connections",
 		operands: "[ADDRESS]",
 		about:    "list connections with their translation, and those that an earlier policy decided",
-		details: "ADDRESS is a destination, or a CIDR of destinations. NOW is the verdict about a new connection from the same source " +
-			"to the same destination. A connection is stale if its translation contradicts that: existing connections keep their " +
-			"address. Connections from or to the node itself, closed ones, and those that another program may have " +
-			"decided are never stale. Nothing is written without --flush. A FIN or RST of a deleted TCP connection leaves " +
-			"with the pod's own address, because the kernel translates tracked connections only.",
+		details: "ADDRESS is a destination, or a CIDR of destinations. NOW is the verdict about a new connection from the " +
+			"same source to the same destination. A connection is stale if its translation contradicts that: existing " +
+			"connections keep their address. Connections from or to the node itself, closed ones, and those that another " +
+			"program may have decided are never stale. Nothing is written without --flush. A FIN or RST of a deleted TCP " +
+			"connection leaves with the pod's own address, because the kernel translates tracked connections only.",
 		examples: []string{
 			program + " connections 203.0.113.0/24 --limit 20",
 			program + " connections --seen-as 198.51.100.1:54716",
@@ -87,7 +85,8 @@ func parseSeenAs(s string) (netip.AddrPort, error) {
 	}
 	a, err := netip.ParseAddrPort(s)
 	if err != nil {
-		return netip.AddrPort{}, errors.New("is not an IP address or ADDRESS:PORT, such as 198.51.100.1:54716 or [2001:db8::1]:54716")
+		return netip.AddrPort{}, errors.New("is not an IP address or ADDRESS:PORT, such as 198.51.100.1:54716 or " +
+			"[2001:db8::1]:54716")
 	}
 	return netip.AddrPortFrom(a.Addr().WithZone("").Unmap(), a.Port()), nil
 }
@@ -124,35 +123,64 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 		return exitFailed, err
 	}
 	table := conntrack.Open()
+	r := answer.Connections{Head: s.head(), Config: s.config(inForce{})}
 	if f.ports {
-		return f.listPorts(table, ports, e)
+		if r.Ports, err = f.listPorts(table, ports); err != nil {
+			return exitFailed, err
+		}
+		r.Total = len(r.Ports)
+		return e.reply(f.output, &r)
 	}
 	listed, total, err := f.find(table, j)
 	if err != nil {
 		return exitFailed, err
 	}
-	all := make([]answer.Connection, len(listed))
+	r.Connections, r.Total = make([]answer.Connection, len(listed)), total
 	for i := range listed {
-		all[i] = answer.NewConnection(&listed[i], j)
+		r.Connections[i] = answer.NewConnection(&listed[i], j)
 	}
-	if err := list(e.stdout, f.output, all, answer.Connections); err != nil {
-		return exitFailed, err
+	found := f.remarks(j, len(listed), total)
+	if f.flush {
+		deleted, resets, err := f.delete(ctx, listed, func(ctx context.Context) (*conntrack.Judge, error) {
+			j, _, err := f.judge(ctx, s)
+			return j, err
+		})
+		if !f.yes && err != nil {
+			return exitFailed, err
+		}
+		r.Deleted = deleted
+		found = append(found, remark(config.Note, "deleted",
+			"deleted %s; TCP connections among them, at most %d, are reset by their destination",
+			answer.Plural(deleted, "connection"), resets))
+		if err != nil {
+			found = append(found, remark(config.Error, "failed", "%v", err))
+		}
 	}
-	if total > len(listed) {
-		_, _ = fmt.Fprintf(e.stderr, "%d of %s; raise --limit for more\n", len(listed), answer.Plural(total, "connection"))
+	return e.reply(f.output, &r, found...)
+}
+
+// remarks are the problems of a list of so many connections, of all that match.
+func (f *connectionsFlags) remarks(j *conntrack.Judge, listed, total int) (found config.Problems) {
+	add := func(level config.Level, id, format string, args ...any) {
+		found = append(found, remark(level, id, format, args...))
+	}
+	if total == 0 && f.seenAs.IsValid() {
+		add(config.Error, "no-match", "no connection is seen as %s: it has ended, or another node or program translates it",
+			f.seenAs)
+	}
+	if total > listed {
+		add(config.Note, "limited", "%d of %s; raise --limit for more", listed, answer.Plural(total, "connection"))
 	}
 	if f.stale {
 		for _, reason := range j.Spared {
-			_, _ = fmt.Fprintf(e.stderr, "not certain, and not listed as stale: %s\n", reason)
+			add(config.Note, "stale-unknown", "not certain, and not listed as stale: %s", reason)
 		}
 	}
-	if !f.flush {
-		return exitDone, nil
-	}
-	return f.delete(ctx, listed, e, func(ctx context.Context) (*conntrack.Judge, error) {
-		j, _, err := f.judge(ctx, s)
-		return j, err
-	})
+	return found
+}
+
+func remark(level config.Level, id, format string, args ...any) config.Problem {
+	return config.Problem{ID: id, Level: level, Msg: fmt.Sprintf(format, args...)}
 }
 
 // errNoRules reports that no policy of ours is effective in the kernel.
@@ -199,7 +227,8 @@ func (f *connectionsFlags) matches(e *conntrack.Entry, j *conntrack.Judge) bool 
 	switch {
 	case f.to.IsValid() && !f.to.Contains(e.Original.Dst.Addr()) && !f.to.Contains(e.Destination().Addr()),
 		f.from.IsValid() && !f.from.Contains(e.Original.Src.Addr()),
-		f.seenAs.Addr().IsValid() && (f.seenAs.Addr() != seen.Addr() || f.seenAs.Port() != 0 && f.seenAs.Port() != seen.Port()):
+		f.seenAs.Addr().IsValid() && (f.seenAs.Addr() != seen.Addr() ||
+			f.seenAs.Port() != 0 && f.seenAs.Port() != seen.Port()):
 		return false
 	}
 	return !f.stale || j.Stale(e)
@@ -237,27 +266,11 @@ func dump(table *conntrack.Table, filter conntrack.Filter, begin func(), visit f
 	})
 }
 
-// list prints a list as text, or as JSON with a line for each entry.
-func list[T any](w io.Writer, format string, all []T, text func([]T) string) error {
-	if format != outputJSON {
-		return write(w, text(all))
-	}
-	var b strings.Builder
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	for _, v := range all {
-		if err := enc.Encode(v); err != nil {
-			return fmt.Errorf("output: %w", err)
-		}
-	}
-	return write(w, b.String())
-}
-
 // delete deletes the stale connections that were listed, judged again.
 func (f *connectionsFlags) delete(
-	ctx context.Context, listed []conntrack.Entry, e environment, read func(context.Context) (*conntrack.Judge, error),
-) (int, error) {
-	keys, resets := map[conntrack.Key]bool{}, 0
+	ctx context.Context, listed []conntrack.Entry, read func(context.Context) (*conntrack.Judge, error),
+) (deleted, resets int, err error) {
+	keys := map[conntrack.Key]bool{}
 	for _, c := range listed {
 		keys[c.Key] = true
 		if c.Original.Protocol == unix.IPPROTO_TCP {
@@ -265,7 +278,7 @@ func (f *connectionsFlags) delete(
 		}
 	}
 	if !f.yes && len(listed) > 0 {
-		return exitFailed, fmt.Errorf("--flush would delete %s, of which %d are TCP: their next packet has another source, "+
+		return 0, 0, fmt.Errorf("--flush would delete %s, of which %d are TCP: their next packet has another source, "+
 			"and the destination resets them. Give --yes to delete them", answer.Plural(len(listed), "connection"), resets)
 	}
 	p := conntrack.Pass{
@@ -273,13 +286,8 @@ func (f *connectionsFlags) delete(
 		Matches: func(e *conntrack.Entry) bool { return keys[e.Key] },
 		Listed:  func(int, *conntrack.Judge) {},
 	}
-	err := p.Run(ctx)
-	_, _ = fmt.Fprintf(e.stderr, "deleted %s; TCP connections among them, at most %d, are reset by their destination\n",
-		answer.Plural(p.Deleted, "connection"), resets)
-	if err != nil {
-		return exitFailed, err
-	}
-	return exitDone, nil
+	err = p.Run(ctx)
+	return p.Deleted, resets, err
 }
 
 // Sizes of the list of --ports.
@@ -290,7 +298,7 @@ const (
 
 // listPorts lists the destinations with the most ports in use, and the pods that
 // use them.
-func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e environment) (int, error) {
+func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int) ([]answer.PortsOf, error) {
 	filter := f.filter()
 	filter.Translated = true
 	var tally conntrack.Tally
@@ -300,7 +308,7 @@ func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e enviro
 		}
 	})
 	if err != nil {
-		return exitFailed, err
+		return nil, err
 	}
 	fullest := tally.Fullest(min(f.limit, mostTuples))
 	byPod := make([]map[netip.Addr]int, len(fullest))
@@ -316,7 +324,7 @@ func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e enviro
 		}
 	})
 	if err != nil {
-		return exitFailed, err
+		return nil, err
 	}
 	all := make([]answer.PortsOf, len(fullest))
 	for i, u := range fullest {
@@ -325,5 +333,5 @@ func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int, e enviro
 			Used: u.Used, Ports: ports, Pods: answer.TopPods(byPod[i], mostPods),
 		}
 	}
-	return exitDone, list(e.stdout, f.output, all, answer.Ports)
+	return all, nil
 }

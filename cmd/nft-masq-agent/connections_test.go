@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -84,19 +85,15 @@ func (n trafficNode) connections(args ...string) []answer.Connection {
 	return parseConnections(n.t, got.stdout)
 }
 
-func parseConnections(t testing.TB, lines string) []answer.Connection {
+func parseConnections(t testing.TB, text string) []answer.Connection {
 	t.Helper()
-	all := []answer.Connection{}
-	for line := range strings.Lines(lines) {
-		var c answer.Connection
-		d := json.NewDecoder(strings.NewReader(line))
-		d.DisallowUnknownFields()
-		if err := d.Decode(&c); err != nil {
-			t.Fatalf("%q: %v", line, err)
-		}
-		all = append(all, c)
+	var c answer.Connections
+	d := json.NewDecoder(strings.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&c); err != nil {
+		t.Fatalf("%q: %v", text, err)
 	}
-	return all
+	return c.Connections
 }
 
 // protocols are the protocols with ports.
@@ -178,7 +175,8 @@ func TestConnectionsFromBeforeTheRulesAreStale(t *testing.T) {
 	t.Parallel()
 	n := newTrafficNode(t)
 	// Connections are tracked, but there is no NAT chain.
-	nfttest.NFT(t, n.top.Node, "table inet t { chain c { type filter hook forward priority 0; ct state new accept; }; }", "-f", "-")
+	nfttest.NFT(t, n.top.Node, "table inet t { chain c { type filter hook forward priority 0; ct state new accept; }; }",
+		"-f", "-")
 	var want []string
 	for _, proto := range protocols {
 		for i, dst := range []string{"203.0.113.9:5001", "10.9.0.9:5002", "[2001:db8:1::1]:5003", "[fd00:9::9]:5004"} {
@@ -188,10 +186,12 @@ func TestConnectionsFromBeforeTheRulesAreStale(t *testing.T) {
 			}
 		}
 	}
-	if got := n.run("connections", "--stale"); got.code != exitFailed || !strings.Contains(got.stderr, "the kernel has no rules") {
+	if got := n.run("connections", "--stale"); got.code != exitFailed ||
+		!strings.Contains(got.stderr, "the kernel has no rules") {
 		t.Errorf("without rules: %+v", got)
 	}
-	if all := n.connections(); len(all) != 12 || slices.ContainsFunc(all, func(c answer.Connection) bool { return c.Stale || c.Now != "" }) {
+	if all := n.connections(); len(all) != 12 ||
+		slices.ContainsFunc(all, func(c answer.Connection) bool { return c.Stale || c.Now != "" }) {
 		t.Errorf("without rules: %+v", all)
 	}
 	n.enforce("nonMasqueradeCIDRs: [10.0.0.0/8, 'fd00::/8']", "--enable-ipv6")
@@ -280,7 +280,8 @@ func TestConnectionsAreFoundByTheSourceThatTheDestinationSees(t *testing.T) {
 			dst = fmt.Sprintf("%s:%d", dst, 5000+i)
 			s := n.open(proto, dst)
 			got := n.connections("--seen-as", s.Seen.String())
-			if len(got) != 1 || got[0].Source != s.Sent.String() || got[0].SeenAs != s.Seen.String() || got[0].Protocol != string(proto) {
+			if len(got) != 1 || got[0].Source != s.Sent.String() || got[0].SeenAs != s.Seen.String() ||
+				got[0].Protocol != string(proto) {
 				t.Errorf("%s to %s, seen as %s: %+v", proto, dst, s.Seen, got)
 			}
 			if asked := got[0].Requested; asked != "" && asked != dst || (asked == "") != (i%3 != 1) && i != 4 {
@@ -305,7 +306,8 @@ func TestConnectionsAreFoundByTheSourceThatTheDestinationSees(t *testing.T) {
 			t.Errorf("%s: %d connections, want %d: %+v", args, len(got), want, got)
 		}
 	}
-	if got := n.run("connections", "--limit", "2"); !strings.Contains(got.stderr, "2 of 15 connections") || strings.Count(got.stdout, "\n") != 3 {
+	if got := n.run("connections", "--limit", "2"); !strings.Contains(got.stderr, "2 of 15 connections") ||
+		strings.Count(got.stdout, "\n") != 3 {
 		t.Errorf("limited: %+v", got)
 	}
 }
@@ -324,13 +326,15 @@ func TestFlushDeletesTheListedStaleConnections(t *testing.T) {
 	n.open(nfttest.UDP, "10.9.0.9:6001")
 	flush := append([]string{"connections", "--flush"}, *n.flags...)
 	got := n.run(flush...)
-	if got.code != exitFailed || !strings.Contains(got.stderr, "5 connections, of which 1 are TCP") || len(n.connections("--stale")) != 5 {
+	if got.code != exitFailed || !strings.Contains(got.stderr, "5 connections, of which 1 are TCP") ||
+		len(n.connections("--stale")) != 5 {
 		t.Errorf("without --yes: %+v", got)
 	}
 	got = n.run(append(flush, "--yes", "--limit", "2", "-o", "json")...)
 	listed := parseConnections(t, got.stdout)
 	left := n.connections("--stale")
-	if got.code != exitDone || len(listed) != 2 || len(left) != 3 || !strings.Contains(got.stderr, "deleted 2 connections") {
+	if got.code != exitDone || len(listed) != 2 || len(left) != 3 ||
+		!strings.Contains(got.stdout, "deleted 2 connections") {
 		t.Errorf("with a limit: %+v, left %+v", got, left)
 	}
 	if got := n.run(append(flush, "203.0.113.1")...); got.code != exitDone {
@@ -347,7 +351,8 @@ func TestFlushDeletesTheListedStaleConnections(t *testing.T) {
 		t.Errorf("left: %+v", all)
 	}
 	// The next packet from the same port opens a new connection.
-	s := nfttest.MustSend(t, n.top, nfttest.Flow{Proto: nfttest.UDP, From: n.top.Pod, Src: tcp.Sent, Dst: netip.MustParseAddrPort("203.0.113.9:5000")})
+	s := nfttest.MustSend(t, n.top,
+		nfttest.Flow{Proto: nfttest.UDP, From: n.top.Pod, Src: tcp.Sent, Dst: netip.MustParseAddrPort("203.0.113.9:5000")})
 	if !s.Masqueraded() {
 		t.Error("a new connection is not masqueraded")
 	}
@@ -367,13 +372,23 @@ func TestPortsAreCountedPerDestinationAndPod(t *testing.T) {
 		n.open(nfttest.UDP, "10.9.0.9:53")
 	}
 	got := n.run(append([]string{"connections", "--ports", "-o", "json", "--limit", "2"}, *n.flags...)...)
-	want := `{"protocol":"udp","seenAs":"192.0.2.1","destination":"203.0.113.9:53","used":20,"ports":100,"pods":[{"pod":"10.244.1.2","used":20}]}
-{"protocol":"udp","seenAs":"192.0.2.1","destination":"203.0.113.9:54","used":5,"ports":100,"pods":[{"pod":"10.244.1.2","used":5}]}
-`
-	if got.code != exitDone || got.stdout != want {
-		t.Errorf("%+v, want %s", got, want)
+	want := []answer.PortsOf{
+		{
+			Protocol: "udp", SeenAs: "192.0.2.1", Destination: "203.0.113.9:53", Used: 20, Ports: 100,
+			Pods: []answer.PodUses{{Pod: "10.244.1.2", Used: 20}},
+		},
+		{
+			Protocol: "udp", SeenAs: "192.0.2.1", Destination: "203.0.113.9:54", Used: 5, Ports: 100,
+			Pods: []answer.PodUses{{Pod: "10.244.1.2", Used: 5}},
+		},
 	}
-	if got := n.run(append([]string{"connections", "--ports"}, *n.flags...)...); !strings.Contains(got.stdout, "20 of 100, 20.0 %") || strings.Count(got.stdout, "\n") != 4 {
+	var r answer.Connections
+	n.check(json.Unmarshal([]byte(got.stdout), &r))
+	if got.code != exitDone || !reflect.DeepEqual(r.Ports, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if got := n.run(append([]string{"connections", "--ports"}, *n.flags...)...); !strings.Contains(got.stdout,
+		"20 of 100, 20.0 %") || strings.Count(got.stdout, "\n") != 4 {
 		t.Errorf("%+v", got)
 	}
 }

@@ -191,7 +191,8 @@ func TestAddressesOfTheNodeAreFollowed(t *testing.T) {
 	has := want.On(addrs("198.51.100.227", "2001:db8:5::7"))
 	d.holds(has)
 	n.podsSee(has)
-	if r, _ := n.status("--config", n.path); len(r.SNAT) != 2 || !slices.Equal(r.SNAT[0].Present, []string{"198.51.100.227"}) ||
+	if r, _ := n.status("--config", n.path); len(r.SNAT) != 2 ||
+		!slices.Equal(r.SNAT[0].Present, []string{"198.51.100.227"}) ||
 		!slices.Equal(r.SNAT[0].Absent, []string{"198.51.100.211", "198.51.100.12"}) {
 		t.Errorf("status: %+v", r.SNAT)
 	}

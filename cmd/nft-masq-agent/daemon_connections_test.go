@@ -37,7 +37,8 @@ func TestStaleConnectionsAreReportedAfterAChange(t *testing.T) {
 		t.Errorf("after the change: exit code %d, %+v", code, r.Stale)
 	}
 	got := n.run("status")
-	if lines := strings.Split(got.stdout, "\n"); !strings.Contains(strings.Join(lines[:4], " "), "2 connections still use an earlier policy; connections --stale lists them") {
+	if lines := strings.Split(got.stdout, "\n"); !strings.Contains(strings.Join(lines[:4], " "),
+		"2 connections still use an earlier policy; connections --stale lists them") {
 		t.Errorf("status is:\n%s", got.stdout)
 	}
 }
@@ -70,7 +71,8 @@ func TestExplainCountsConnectionsOfAnEarlierPolicy(t *testing.T) {
 func TestConnectionsFromBeforeTheAgentAreReported(t *testing.T) {
 	t.Parallel()
 	n := newTrafficNode(t)
-	nfttest.NFT(t, n.top.Node, "table inet t { chain c { type filter hook forward priority 0; ct state new accept; }; }", "-f", "-")
+	nfttest.NFT(t, n.top.Node, "table inet t { chain c { type filter hook forward priority 0; ct state new accept; }; }",
+		"-f", "-")
 	n.open(nfttest.UDP, "203.0.113.9:5000")
 	n.open(nfttest.UDP, "10.9.0.9:5000")
 	d := n.start("--resync-interval=3600")
@@ -87,7 +89,8 @@ func TestPortPressureIsInTheMetrics(t *testing.T) {
 	for range 5 {
 		n.open(nfttest.UDP, "203.0.113.9:53")
 	}
-	d := n.start("--resync-interval=3600", "--http-address="+httpAddress, "--conntrack-interval=1", "--to-ports=20000-20009")
+	d := n.start("--resync-interval=3600", "--http-address="+httpAddress, "--conntrack-interval=1",
+		"--to-ports=20000-20009")
 	d.await("rules_in_place")
 	d.until("half of the ports are taken", func() bool {
 		return n.metric(`nft_masq_agent_snat_ports_used_ratio_max{family="ipv4",protocol="udp"}`) == "0.5"

@@ -41,7 +41,10 @@ func TestDefaultsApplyWithoutAFile(t *testing.T) {
 			"path":    n.path + " does not exist: the built-in defaults apply",
 			"mode":    string(mode),
 			"version": "devel",
-			"table":   map[nft.Mode]string{nft.ModeNFTables: "inet nft-masq-agent", nft.ModeIPTables: "nat, chain IP-MASQ-AGENT"}[mode],
+			"table": map[nft.Mode]string{
+				nft.ModeNFTables: "inet nft-masq-agent",
+				nft.ModeIPTables: "nat, chain IP-MASQ-AGENT",
+			}[mode],
 		} {
 			if line[key] != want {
 				t.Errorf("%s is %v, want %q", key, line[key], want)
@@ -93,9 +96,18 @@ type fileStep struct {
 func fileSteps() []fileStep {
 	const typo = "nonMasqueradeCIDRs:\n  - 10.0.0.0/8\n  - 10.0.0.1/8\n"
 	return []fileStep{
-		{"created by a rename", func(n *testNode) { n.swap(exempting("10.1.0.0/16")) }, "config_applied", exempting("10.1.0.0/16"), ""},
-		{"swapped", func(n *testNode) { n.swap(exempting("10.2.0.0/16", "fd00::/8")) }, "config_warning", exempting("10.2.0.0/16"), ""},
-		{"written in place", func(n *testNode) { n.overwrite(exempting("10.3.0.0/16")) }, "config_applied", exempting("10.3.0.0/16"), ""},
+		{
+			"created by a rename", func(n *testNode) { n.swap(exempting("10.1.0.0/16")) }, "config_applied",
+			exempting("10.1.0.0/16"), "",
+		},
+		{
+			"swapped", func(n *testNode) { n.swap(exempting("10.2.0.0/16", "fd00::/8")) }, "config_warning",
+			exempting("10.2.0.0/16"), "",
+		},
+		{
+			"written in place", func(n *testNode) { n.overwrite(exempting("10.3.0.0/16")) }, "config_applied",
+			exempting("10.3.0.0/16"), "",
+		},
 		{
 			"broken", func(n *testNode) { n.swap(typo) }, "config_rejected", exempting("10.3.0.0/16"),
 			`PATH:3:5: "10.0.0.1/8" has host bits set: write "10.0.0.0/8"`,
@@ -106,7 +118,10 @@ func fileSteps() []fileStep {
 		},
 		{"repaired", func(n *testNode) { n.swap(exempting("10.4.0.0/16")) }, "config_applied", exempting("10.4.0.0/16"), ""},
 		{"deleted", func(n *testNode) { n.check(os.Remove(n.path)) }, "config_applied", "", ""},
-		{"written anew", func(n *testNode) { n.write(exempting("10.5.0.0/16")) }, "config_applied", exempting("10.5.0.0/16"), ""},
+		{
+			"written anew", func(n *testNode) { n.write(exempting("10.5.0.0/16")) }, "config_applied", exempting("10.5.0.0/16"),
+			"",
+		},
 		{"its directory gone", func(n *testNode) { n.check(os.RemoveAll(filepath.Dir(n.path))) }, "config_applied", "", ""},
 		{
 			"its directory back", func(n *testNode) {
@@ -125,7 +140,10 @@ func fileSteps() []fileStep {
 		{
 			"a directory of two files", func(n *testNode) {
 				n.check(os.Mkdir(n.path+".d", 0o755))
-				for name, cidr := range map[string]string{"a.yaml": "10.8.0.0/16", "ip-masq-b": "10.9.0.0/16", ".hidden": "10.10.0.0/16", "ip-masq-b.bak": "10.11.0.0/16"} {
+				for name, cidr := range map[string]string{
+					"a.yaml": "10.8.0.0/16", "ip-masq-b": "10.9.0.0/16",
+					".hidden": "10.10.0.0/16", "ip-masq-b.bak": "10.11.0.0/16",
+				} {
 					n.check(os.WriteFile(filepath.Join(n.path+".d", name), []byte(exempting(cidr)), 0o644))
 				}
 				n.check(unix.Renameat2(unix.AT_FDCWD, n.path+".d", unix.AT_FDCWD, n.path, unix.RENAME_EXCHANGE))
@@ -136,10 +154,14 @@ func fileSteps() []fileStep {
 				n.check(os.WriteFile(filepath.Join(n.path, "ip-masq-b"), []byte("nonMasqueradeCIDRs: 10.0.0.0/8\n"), 0o644))
 			}, "config_rejected", exempting("10.8.0.0/16", "10.9.0.0/16"), "PATH/ip-masq-b:1:21: ",
 		},
-		{"the broken one of two files gone", func(n *testNode) { n.check(os.Remove(filepath.Join(n.path, "ip-masq-b"))) }, "config_applied", exempting("10.8.0.0/16"), ""},
+		{
+			"the broken one of two files gone", func(n *testNode) { n.check(os.Remove(filepath.Join(n.path, "ip-masq-b"))) },
+			"config_applied", exempting("10.8.0.0/16"), "",
+		},
 		{
 			"a file again", func(n *testNode) {
-				n.check(os.WriteFile(n.path+".f", []byte("{\"nonMasqueradeCIDRs\": [\"10.12.0.0/16\"], \"masqLinkLocal\": true}"), 0o644))
+				n.check(os.WriteFile(n.path+".f", []byte("{\"nonMasqueradeCIDRs\": [\"10.12.0.0/16\"], \"masqLinkLocal\": true}"),
+					0o644))
 				n.check(unix.Renameat2(unix.AT_FDCWD, n.path+".f", unix.AT_FDCWD, n.path, unix.RENAME_EXCHANGE))
 			}, "config_applied", exempting("10.12.0.0/16"), "",
 		},
@@ -194,11 +216,13 @@ func (n *testNode) hasConfig() bool {
 func (d *daemon) rejected(line agent.Line, s fileStep, want nft.Ruleset) {
 	d.t.Helper()
 	problem := strings.ReplaceAll(s.err, "PATH", d.path)
-	if line["level"] != "error" || line.Message() != "config rejected; last good config ("+want.Hash()+") stays enforced" || !strings.HasPrefix(line.Text("error"), problem) {
+	if line["level"] != "error" || line.Message() != "config rejected; last good config ("+want.Hash()+
+		") stays enforced" || !strings.HasPrefix(line.Text("error"), problem) {
 		d.t.Errorf("%s: %v, want %q", s.name, line, problem)
 	}
 	code, body := d.get("/readyz")
-	if code != 503 || !strings.HasPrefix(body, "config rejected: "+problem) || !strings.HasSuffix(body, "\nlast good config ("+want.Hash()+") stays enforced\n") {
+	if code != 503 || !strings.HasPrefix(body, "config rejected: "+problem) ||
+		!strings.HasSuffix(body, "\nlast good config ("+want.Hash()+") stays enforced\n") {
 		d.t.Errorf("%s: readyz returned %d %s", s.name, code, body)
 	}
 	nfttest.NFT(d.t, d.NS, "", "flush", "ruleset")
@@ -284,7 +308,8 @@ func TestEquivalentEditIsSilentAndWritesNothing(t *testing.T) {
 		edits := []string{"# a comment\n" + text, "resyncInterval: 1h\n" + text}
 		if mode == nft.ModeNFTables {
 			// The other mode has the CIDRs in file order.
-			edits = append(edits, exempting("10.2.0.0/16", "10.1.0.0/16"), exempting("10.1.0.0/16", "10.2.0.0/16", "10.1.0.0/16", "10.2.3.0/24"))
+			edits = append(edits, exempting("10.2.0.0/16", "10.1.0.0/16"),
+				exempting("10.1.0.0/16", "10.2.0.0/16", "10.1.0.0/16", "10.2.3.0/24"))
 		}
 		n.swap(text)
 		d := n.start(flag, "--http-address", httpAddress)

@@ -34,7 +34,8 @@ func nftScript(text string) func(*testNode) {
 		if strings.Contains(text, "FIRST") || strings.Contains(text, "LAST") {
 			c := n.connect()
 			defer c.Close()
-			rules, _, err := c.FirstRules(nfnetlink.Inet, nft.TableName, "postrouting", func(nfnetlink.Rule) bool { return false })
+			rules, _, err := c.FirstRules(nfnetlink.Inet, nft.TableName, "postrouting",
+				func(nfnetlink.Rule) bool { return false })
 			n.check(err)
 			words = append(words, "FIRST", fmt.Sprint(rules[1].Handle), "LAST", fmt.Sprint(rules[len(rules)-1].Handle))
 		}
@@ -100,20 +101,36 @@ func tamperings(mode nft.Mode) []tampering {
 		{"firewalld reload", nftScript(firewalldReload), "is missing"},
 		{"delete table", nftScript("delete table TABLE"), "is missing"},
 		{"flush chain", nftScript("flush chain TABLE postrouting"), "missing rule"},
-		{"delete chain", nftScript("flush chain TABLE postrouting; delete chain TABLE postrouting"), "chain postrouting is missing"},
+		{
+			"delete chain", nftScript("flush chain TABLE postrouting; delete chain TABLE postrouting"),
+			"chain postrouting is missing",
+		},
 		{"flush set", nftScript("flush set TABLE SET"), "lacks 10.0.0.0/24"},
-		{"add element", nftScript("add element TABLE SET { 198.51.100.8 }"), "contains 198.51.100.8, which is not in the config"},
+		{
+			"add element", nftScript("add element TABLE SET { 198.51.100.8 }"),
+			"contains 198.51.100.8, which is not in the config",
+		},
 		{"delete element", nftScript("delete element TABLE SET { 10.0.0.0/24 }"), "lacks 10.0.0.0/24"},
-		{"exchange element", nftScript("delete element TABLE SET { 10.0.0.0/24 }; add element TABLE SET { 8.8.8.0/24 }"), "contains 8.8.8.0/24"},
+		{
+			"exchange element", nftScript("delete element TABLE SET { 10.0.0.0/24 }; add element TABLE SET { 8.8.8.0/24 }"),
+			"contains 8.8.8.0/24",
+		},
 		{"add rule", nftScript("insert rule TABLE postrouting accept"), "unexpected rule: accept"},
 		{"replace rule", nftScript("replace rule TABLE postrouting handle FIRST accept"), "unexpected rule: accept"},
 		{"delete rule", nftScript("delete rule TABLE postrouting handle LAST"), "missing rule"},
 		{
-			"move rule", nftScript("delete rule TABLE postrouting handle FIRST; add rule TABLE postrouting ip daddr @SET counter name exempt-v4 return"),
+			"move rule", nftScript("delete rule TABLE postrouting handle FIRST; add rule TABLE postrouting ip daddr @SET " +
+				"counter name exempt-v4 return"),
 			"in another order",
 		},
-		{"add set", nftScript("add set TABLE foreign { type ipv4_addr; elements = { 1.1.1.1 }; }"), "set foreign is not in the config"},
-		{"add chain", nftScript("add chain TABLE foreign { accept; }; insert rule TABLE postrouting jump foreign"), "chain foreign is not in the config"},
+		{
+			"add set", nftScript("add set TABLE foreign { type ipv4_addr; elements = { 1.1.1.1 }; }"),
+			"set foreign is not in the config",
+		},
+		{
+			"add chain", nftScript("add chain TABLE foreign { accept; }; insert rule TABLE postrouting jump foreign"),
+			"chain foreign is not in the config",
+		},
 		{"policy", nftScript("add chain TABLE postrouting { policy drop; }"), "another policy than accept"},
 		{"priority", nftScript(chain + "{ type nat hook postrouting priority 50; }"), "priority 50"},
 		{"hook", nftScript(chain + "{ type nat hook output priority 110; }"), "not nat hook postrouting priority 110"},
@@ -288,7 +305,8 @@ func TestRepairsKeepForeignRules(t *testing.T) {
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		n := newNode(t)
 		nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-A", "POSTROUTING", "-s", "10.9.9.9", "-j", "ACCEPT")
-		nfttest.NFT(t, n.NS, "table inet theirs { set s { type ipv4_addr; elements = { 1.1.1.1 }; }; chain c { ip saddr @s counter drop; }; }", "-f", "-")
+		nfttest.NFT(t, n.NS, "table inet theirs { set s { type ipv4_addr; elements = { 1.1.1.1 }; }; chain c { ip saddr "+
+			"@s counter drop; }; }", "-f", "-")
 		listing := func() string {
 			return nfttest.NFT(t, n.NS, "", "-a", "list", "table", "inet", "theirs")
 		}
@@ -296,14 +314,18 @@ func TestRepairsKeepForeignRules(t *testing.T) {
 		d := n.start(flag)
 		want := wants(t, "", flag)
 		d.await("config_applied")
-		i := slices.IndexFunc(tamperings(mode), func(a tampering) bool { return a.name == "add rule" || a.name == "iptables -A" })
+		i := slices.IndexFunc(tamperings(mode), func(a tampering) bool {
+			return a.name == "add rule" ||
+				a.name == "iptables -A"
+		})
 		tamperings(mode)[i].do(n)
 		d.await("rules_restored")
 		n.holds(want)
 		if after := listing(); after != before {
 			t.Errorf("before:\n%safter:\n%s", before, after)
 		}
-		if rules := nfttest.Save(t, n.NS, "iptables-nft-save", "nat"); !strings.Contains(rules, "-A POSTROUTING -s 10.9.9.9/32 -j ACCEPT") {
+		if rules := nfttest.Save(t, n.NS, "iptables-nft-save", "nat"); !strings.Contains(rules,
+			"-A POSTROUTING -s 10.9.9.9/32 -j ACCEPT") {
 			t.Errorf("the foreign rule is gone:\n%s", rules)
 		}
 	})

@@ -114,7 +114,8 @@ func TestProbesDescribeTheState(t *testing.T) {
 	d.await("config_rejected")
 	probe("/healthz", 200, "ok")
 	probe("/startupz", 200, "ok")
-	probe("/readyz", 503, "config rejected: "+n.path+badProblem+"\nbuilt-in defaults ("+wants(t, "").Hash()+") are enforced")
+	probe("/readyz", 503, "config rejected: "+n.path+badProblem+"\nbuilt-in defaults ("+wants(t, "").Hash()+
+		") are enforced")
 	if got := n.metric("nft_masq_agent_config_accepted"); got != "0" {
 		t.Errorf("config_accepted is %s", got)
 	}
@@ -139,7 +140,8 @@ func TestWaitForRulesDoesNotWaitForAValidConfig(t *testing.T) {
 	n.check(err)
 	t.Cleanup(func() { _ = p.Kill() })
 	lines := bufio.NewScanner(read)
-	if lines.Scan(); !strings.HasPrefix(lines.Text(), "waiting: ") || !strings.Contains(lines.Text(), "connection refused") {
+	if lines.Scan(); !strings.HasPrefix(lines.Text(), "waiting: ") ||
+		!strings.Contains(lines.Text(), "connection refused") {
 		t.Fatal(lines.Text())
 	}
 	n.start("--http-address", httpAddress)

@@ -32,7 +32,8 @@ func (f foreignRules) text() []string {
 	rules := make([]string, f.count)
 	for i := range rules {
 		rules[i] = strings.Repeat("ip saddr != 198.51.100.0/24 ", f.conditions) +
-			fmt.Sprintf("ip saddr 10.%d.%d.0/24 ip daddr 172.16.%d.0/24 counter masquerade comment \"rule %d of others\"", i>>8&0xff, i&0xff, i>>16, i)
+			fmt.Sprintf("ip saddr 10.%d.%d.0/24 ip daddr 172.16.%d.0/24 counter masquerade comment \"rule %d of others\"",
+				i>>8&0xff, i&0xff, i>>16, i)
 	}
 	return rules
 }
@@ -40,10 +41,12 @@ func (f foreignRules) text() []string {
 // A place for foreign rules: their chain, and the rules that lead to it.
 var foreignPlaces = map[string]func(rules []string) string{
 	"POSTROUTING": func(rules []string) string {
-		return "table ip nat {\n chain POSTROUTING { type nat hook postrouting priority 100;\n" + strings.Join(rules, "\n") + "\n}\n}\n"
+		return "table ip nat {\n chain POSTROUTING { type nat hook postrouting priority 100;\n" + strings.Join(rules, "\n") +
+			"\n}\n}\n"
 	},
 	"a chain that POSTROUTING jumps to": func(rules []string) string {
-		return "table ip nat {\n chain behind {\n" + strings.Join(rules, "\n") + "\n}\n chain POSTROUTING { type nat hook postrouting priority 100; jump behind; }\n}\n"
+		return "table ip nat {\n chain behind {\n" + strings.Join(rules, "\n") +
+			"\n}\n chain POSTROUTING { type nat hook postrouting priority 100; jump behind; }\n}\n"
 	},
 	"chains of three": func(rules []string) string {
 		var chains, jumps strings.Builder
@@ -51,7 +54,8 @@ var foreignPlaces = map[string]func(rules []string) string{
 			fmt.Fprintf(&chains, "chain pod%d {\n%s\n}\n", i, strings.Join(rules[i:i+3], "\n"))
 			fmt.Fprintf(&jumps, "ip saddr 10.%d.%d.0/24 jump pod%d\n", i>>8&0xff, i&0xff, i)
 		}
-		return "table ip nat {\n" + chains.String() + " chain POSTROUTING { type nat hook postrouting priority 100;\n" + jumps.String() + "}\n}\n"
+		return "table ip nat {\n" + chains.String() + " chain POSTROUTING { type nat hook postrouting priority 100;\n" +
+			jumps.String() + "}\n}\n"
 	},
 }
 
@@ -66,7 +70,8 @@ func manySets() string {
 		sets.WriteString("} }\n")
 		fmt.Fprintf(&rules, "ip daddr @s%d masquerade\n", set)
 	}
-	return "table ip nat {\n" + sets.String() + "chain POSTROUTING { type nat hook postrouting priority 100;\n" + rules.String() + "}\n}\n"
+	return "table ip nat {\n" + sets.String() + "chain POSTROUTING { type nat hook postrouting priority 100;\n" +
+		rules.String() + "}\n}\n"
 }
 
 // acceptingAndMasquerading returns rules of which every second leaves one more
@@ -99,7 +104,8 @@ func jumpsOfJumps() string {
 	comment := strings.Repeat("x", 110)
 	t.WriteString("table ip nat {\nchain c15 {\n")
 	for i := range nfttest.FullRounds(500, 3000) {
-		fmt.Fprintf(&t, "ip saddr 10.%d.%d.0/24 udp dport %d udp sport %d masquerade comment \"%s\"\n", i>>8, i&0xff, i+1, i+1, comment)
+		fmt.Fprintf(&t, "ip saddr 10.%d.%d.0/24 udp dport %d udp sport %d masquerade comment \"%s\"\n", i>>8, i&0xff, i+1, i+
+			1, comment)
 	}
 	t.WriteString("}\n")
 	for i := 14; i > 0; i-- {
@@ -120,9 +126,11 @@ func TestManyForeignRulesFitTheMemoryLimit(t *testing.T) {
 			fitsIntoTheMemoryLimit(t, f.name+", "+place, text(f.text()), some)
 		}
 	}
-	fitsIntoTheMemoryLimit(t, "long ones, POSTROUTING", foreignPlaces["POSTROUTING"](foreignRules{"", nfttest.FullRounds(1_000, 10_000), 38}.text()), some)
+	fitsIntoTheMemoryLimit(t, "long ones, POSTROUTING",
+		foreignPlaces["POSTROUTING"](foreignRules{"", nfttest.FullRounds(1_000, 10_000), 38}.text()), some)
 	fitsIntoTheMemoryLimit(t, "many sets", manySets(), some)
-	fitsIntoTheMemoryLimit(t, "some that accept, as many that masquerade", acceptingAndMasquerading(nfttest.FullRounds(5_000, 10_000)), some)
+	fitsIntoTheMemoryLimit(t, "some that accept, as many that masquerade",
+		acceptingAndMasquerading(nfttest.FullRounds(5_000, 10_000)), some)
 	fitsIntoTheMemoryLimit(t, "verdict map of 100,000 elements", verdictMap(100_000), some)
 	fitsIntoTheMemoryLimit(t, "chains reached on many paths", jumpsOfJumps(), some)
 }
@@ -137,7 +145,10 @@ func fitsIntoTheMemoryLimit(t *testing.T, name, text string, modes []nft.Mode) {
 			}
 			socket := n.socket
 			flags := []string{"--config", n.path, "--mode", string(mode)}
-			cmd, limit := n.limited(t, append([]string{"run", "--log-format", "json", "--v", "4", "--http-address", httpAddress, "--probe-socket", socket}, flags...)...)
+			cmd, limit := n.limited(t, append([]string{
+				"run", "--log-format", "json", "--v", "4", "--http-address", httpAddress,
+				"--probe-socket", socket,
+			}, flags...)...)
 			d := n.startCommand(cmd)
 			d.await("starting")
 			d.await("config_applied")
@@ -170,7 +181,8 @@ func (n *testNode) fitsNextTo(t *testing.T, d *daemon, args []string) {
 	_ = p.Wait() // 1 if something is wrong on this node
 	_, agent := d.memory()
 	peak := cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10
-	if t.Logf("%s: peak %d MiB, agent %d MiB", args[0], peak>>20, agent>>20); peak+agent > limit || !cmd.ProcessState.Exited() {
+	if t.Logf("%s: peak %d MiB, agent %d MiB", args[0], peak>>20, agent>>20); peak+agent > limit ||
+		!cmd.ProcessState.Exited() {
 		t.Errorf("%s: %s with %d MiB", args[0], cmd.ProcessState, peak>>20)
 	}
 }

@@ -151,7 +151,8 @@ func TestRejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	for _, version := range olderVersions[:nfttest.FullRounds(2, len(olderVersions))] {
 		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
-			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save", "iptables-legacy-restore", "iptables-legacy-save")
+			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save", "iptables-legacy-restore",
+				"iptables-legacy-save")
 			top := nfttest.NewTopology(t)
 			n, older := nodeIn(t, top.Node), loadOlder(t, version)
 			older.install(n)
@@ -203,7 +204,8 @@ func TestTakeoverAndWayBackCauseNoWrongSource(t *testing.T) {
 	rounds := nfttest.FullRounds(2, 20)
 	for _, version := range olderVersions[:nfttest.FullRounds(2, len(olderVersions))] {
 		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
-			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save", "iptables-legacy-restore", "iptables-legacy-save")
+			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save", "iptables-legacy-restore",
+				"iptables-legacy-save")
 			top := nfttest.NewTopology(t)
 			n, older := nodeIn(t, top.Node), loadOlder(t, version)
 			older.install(n)
@@ -239,8 +241,8 @@ func TestStatusShowsWhatIsEnforcedInsteadOfARejectedFile(t *testing.T) {
 		n.swap(text)
 		d := n.start()
 		d.await("config_rejected")
-		if r, code := n.status(); code != exitFailed || !strings.HasPrefix(r.Config.Enforced, want) {
-			t.Errorf("exit code %d: %q, want %q", code, r.Config.Enforced, want)
+		if r, code := n.status(); code != exitFailed || !strings.HasPrefix(r.Errors[0].Msg, "config rejected; "+want) {
+			t.Errorf("exit code %d: %q, want %q", code, r.Errors, want)
 		}
 		d.stop()
 		n.cleanup()
@@ -253,8 +255,9 @@ func TestStatusShowsWhatIsEnforcedInsteadOfARejectedFile(t *testing.T) {
 			loadOlder(t, version).install(n)
 			n.swap(badText)
 			n.start(flag).awaitRejection("the rules of an iptables-based agent stay active")
-			if r, _ := n.status(); !strings.HasPrefix(r.Config.Enforced, "the rules of an iptables-based agent are active") {
-				t.Errorf("%s: %q", version, r.Config.Enforced)
+			if r, _ := n.status(); !strings.HasPrefix(r.Errors[0].Msg,
+				"config rejected; the rules of an iptables-based agent are active") {
+				t.Errorf("%s: %q", version, r.Errors)
 			}
 		})
 	}
@@ -274,13 +277,15 @@ func TestProbeOfASecondAgentDoesNotReachTheFirst(t *testing.T) {
 	if got := n.run("ready", "--probe-socket", first); got.code != exitDone || got.stdout != "ready\n" {
 		t.Errorf("first: %+v", got)
 	}
-	if got := n.run("ready", "--probe-socket", second); got.code != exitFailed || !strings.HasPrefix(got.stdout, "not ready: config rejected: "+other.path) {
+	if got := n.run("ready", "--probe-socket", second); got.code != exitFailed ||
+		!strings.HasPrefix(got.stdout, "not ready: config rejected: "+other.path) {
 		t.Errorf("second: %+v", got)
 	}
 	if got := n.run("ready", "--alive", "--probe-socket", second); got.code != exitDone || got.stdout != "alive\n" {
 		t.Errorf("second, alive: %+v", got)
 	}
-	if got := n.run("ready", "--probe-socket", filepath.Join(dir, "third")); got.code != exitFailed || !strings.Contains(got.stderr, "no agent answers") {
+	if got := n.run("ready", "--probe-socket", filepath.Join(dir, "third")); got.code != exitFailed ||
+		!strings.Contains(got.stderr, "no agent answers") {
 		t.Errorf("third: %+v", got)
 	}
 }

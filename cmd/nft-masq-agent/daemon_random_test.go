@@ -293,7 +293,8 @@ func (d *daemon) settles(before nft.Ruleset, flags []string) (nft.Ruleset, error
 		select {
 		case <-time.After(5 * time.Millisecond):
 		case <-late:
-			return want, fmt.Errorf("readyz returned %q, want %q; the kernel differs from %s: %q", says, ready, want.Hash(), diffs)
+			return want, fmt.Errorf("readyz returned %q, want %q; the kernel differs from %s: %q", says, ready, want.Hash(),
+				diffs)
 		}
 	}
 }
@@ -388,7 +389,8 @@ func TestExchangedElementInALargeSetIsRepairedAtHangup(t *testing.T) {
 	nftScript("delete element TABLE SET { 10.0.4.0/24 }; add element TABLE SET { 10.0.9.0/24 }")(n)
 	d.signal(unix.SIGHUP)
 	line := d.await("rules_restored")
-	if what := line.Texts("what"); !strings.Contains(what, "lacks 10.0.4.0/24") || !strings.Contains(what, "contains 10.0.9.0/24") {
+	if what := line.Texts("what"); !strings.Contains(what, "lacks 10.0.4.0/24") ||
+		!strings.Contains(what, "contains 10.0.9.0/24") {
 		t.Errorf("logged: %v", line)
 	}
 	n.holds(want)

@@ -132,11 +132,13 @@ func TestCleanupRemovesEverythingButNotNextToARunningAgent(t *testing.T) {
 		d.began(want)
 		warning := ""
 		if mode == nft.ModeNFTables { // iptables' base chains stay, and so does NAT
-			warning = "warning: there are no other NAT rules on this node, so the kernel stops translating: masqueraded connections will break\n"
+			warning = "warning: there are no other NAT rules on this node, so the kernel stops translating: masqueraded " +
+				"connections will break\n"
 		}
 		says := fmt.Sprintf("nft-masq-agent cleanup: an agent runs here (pid %d)", d.Pid)
 		for _, flag := range []string{"--wait", "--legacy"} {
-			if got := n.run("cleanup", flag); got.code != exitFailed || got.stdout != "" || !strings.HasPrefix(got.stderr, says) {
+			if got := n.run("cleanup", flag); got.code != exitFailed || got.stdout != "" ||
+				!strings.HasPrefix(got.stderr, says) {
 				t.Errorf("next to a running agent: %+v, want %q", got, says)
 			}
 		}
@@ -178,7 +180,8 @@ func TestCleanupRemovesOlderAgentsRulesOnRequest(t *testing.T) {
 	n := newNode(t)
 	loadLegacy(n)
 	before := n.kernelText()
-	if diff := cmp.Diff(result{stdout: "nothing to remove\n"}, n.run("cleanup"), cmp.AllowUnexported(result{})); diff != "" {
+	if diff := cmp.Diff(result{stdout: "nothing to remove\n"}, n.run("cleanup"),
+		cmp.AllowUnexported(result{})); diff != "" {
 		t.Errorf("without the flag (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(before, n.kernelText()); diff != "" {

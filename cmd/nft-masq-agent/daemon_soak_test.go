@@ -89,15 +89,23 @@ func assaults() []assault {
 		{"delete table", script("delete table TABLE")},
 		{"flush chain", script("flush chain TABLE postrouting")},
 		{"flush set", script("flush set TABLE SET")},
-		{"exchange set", script("flush chain TABLE postrouting; delete set TABLE SET; add set TABLE SET { type ipv4_addr; flags interval; limit rate 1/hour; }; add rule TABLE postrouting ip daddr @SET return")},
+		{"exchange set", script("flush chain TABLE postrouting; delete set TABLE SET; add set TABLE SET { type ipv4_addr; " +
+			"flags interval; limit rate 1/hour; }; add rule TABLE postrouting ip daddr @SET return")},
 		{"foreign set", script("add set TABLE foreign { type ipv4_addr; elements = { 192.0.2.7 }; }")},
-		{"foreign chain", script("add chain TABLE foreign { type filter hook forward priority 0; }; insert rule TABLE postrouting jump foreign")},
-		{"map of verdicts", script("add chain TABLE foreign { type filter hook forward priority 0; }; add map TABLE verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : jump postrouting }; }; add rule TABLE foreign ip daddr vmap @verdicts")},
-		{"dynamic set", script("add set TABLE SET { type ipv4_addr; flags dynamic; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE foreign update @SET { ip daddr }")},
+		{"foreign chain", script("add chain TABLE foreign { type filter hook forward priority 0; }; insert rule TABLE " +
+			"postrouting jump foreign")},
+		{"map of verdicts", script("add chain TABLE foreign { type filter hook forward priority 0; }; add map TABLE " +
+			"verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : jump postrouting }; }; add rule TABLE foreign " +
+			"ip daddr vmap @verdicts")},
+		{"dynamic set", script("add set TABLE SET { type ipv4_addr; flags dynamic; }; add chain TABLE foreign { type " +
+			"filter hook forward priority 0; }; add rule TABLE foreign update @SET { ip daddr }")},
 		{"dormant", script("add table TABLE { flags dormant; }")},
-		{"other priority", script("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { type nat hook postrouting priority 50; }")},
-		{"base chain of our name", script("flush chain ip nat POSTROUTING; flush chain ip nat IP-MASQ-AGENT; delete chain ip nat IP-MASQ-AGENT; add chain ip nat IP-MASQ-AGENT { type nat hook postrouting priority 90; accept; }")},
-		{"map of verdicts in nat", script("add table ip nat; add chain ip nat IP-MASQ-AGENT; add map ip nat verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : jump IP-MASQ-AGENT }; }")},
+		{"other priority", script("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE " +
+			"postrouting { type nat hook postrouting priority 50; }")},
+		{"base chain of our name", script("flush chain ip nat POSTROUTING; flush chain ip nat IP-MASQ-AGENT; delete chain " +
+			"ip nat IP-MASQ-AGENT; add chain ip nat IP-MASQ-AGENT { type nat hook postrouting priority 90; accept; }")},
+		{"map of verdicts in nat", script("add table ip nat; add chain ip nat IP-MASQ-AGENT; add map ip nat verdicts { " +
+			"type ipv4_addr : verdict; elements = { 198.51.100.8 : jump IP-MASQ-AGENT }; }")},
 		{"delete table nat", script("delete table ip nat; delete table ip6 nat")},
 		{"dormant nat", script("add table ip nat { flags dormant; }")},
 		{"iptables -F", iptablesRun("-F")},
@@ -119,7 +127,8 @@ func assaults() []assault {
 // largeForeign is a large transaction of another program.
 var largeForeign = func() string {
 	var s strings.Builder
-	s.WriteString("add table ip neighbour; add set ip neighbour s { type ipv4_addr; flags interval; }; add element ip neighbour s { ")
+	s.WriteString("add table ip neighbour; add set ip neighbour s { type ipv4_addr; flags interval; }; add element ip " +
+		"neighbour s { ")
 	for i := range 1000 {
 		fmt.Fprintf(&s, "198.18.%d.%d/31, ", i>>7, i<<1&0xff)
 	}
@@ -137,7 +146,10 @@ func (a *assailant) largeConfig() {
 // hostileConfig returns a config of up to four times the size of a ConfigMap.
 func (a *assailant) hostileConfig() {
 	n := a.IntN(4 << 20)
-	part := []string{"- 10.0.0.0/8\n", "- 1\n", "? ", "- *a\n", "- - - -\n", "a:\n", "nonMasqueradeCIDRs: [1,1,1,", "\x00", "password: hunter2\n", "{"}[a.IntN(10)]
+	part := []string{
+		"- 10.0.0.0/8\n", "- 1\n", "? ", "- *a\n", "- - - -\n", "a:\n", "nonMasqueradeCIDRs: [1,1,1,", "\x00",
+		"password: hunter2\n", "{",
+	}[a.IntN(10)]
 	_ = a.swapFile("nonMasqueradeCIDRs: [&a 10.0.0.0/8]\n" + strings.Repeat(part, n/len(part)))
 }
 
@@ -172,7 +184,8 @@ func (a *assailant) floodRules() {
 // foreignRules are rules of another program that lead to many others.
 func (a *assailant) foreignRules() {
 	var s strings.Builder
-	s.WriteString("add table ip others; delete table ip others; table ip others {\n chain base { type nat hook postrouting priority 90;\n")
+	s.WriteString("add table ip others; delete table ip others; table ip others {\n chain base { type nat hook " +
+		"postrouting priority 90;\n")
 	for i := range a.IntN(3_000) {
 		fmt.Fprintf(&s, "ip saddr 10.%d.%d.0/24 masquerade comment \"\u202e%d\"\n", i>>8, i&0xff, i)
 	}
@@ -198,7 +211,8 @@ func (a *assailant) idle() {
 	}
 	begins := []string{
 		"", "GET", "GET /readyz HTTP/1.1\r\n", "GET /metrics HTTP/1.1\r\nHost: a\r\nX: " + strings.Repeat("x", 1<<16),
-		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x12\x04\x00\x00\x00\x00\x00", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + strings.Repeat("\x00", 200),
+		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x12\x04\x00\x00\x00\x00\x00",
+		"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + strings.Repeat("\x00", 200),
 		"POST /readyz HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\nabc", "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n",
 	}
 	for range 20 {
@@ -291,7 +305,8 @@ func memoryCgroup(t *testing.T, limit int64) string {
 	if _, err := os.Stat(root); err != nil {
 		root, file = "/sys/fs/cgroup", "memory.max"
 	}
-	dir, err := os.MkdirTemp(root, "nft-masq-agent-test-") //nolint:usetesting // a cgroup cannot be in the test's directory
+	//nolint:usetesting // a cgroup cannot be in the test's directory
+	dir, err := os.MkdirTemp(root, "nft-masq-agent-test-")
 	if err == nil {
 		t.Cleanup(func() { _ = os.Remove(dir) })
 		err = os.WriteFile(filepath.Join(dir, file), []byte(strconv.FormatInt(limit, 10)), 0)
@@ -312,7 +327,8 @@ func (n *testNode) limited(t *testing.T, args ...string) (cmd *exec.Cmd, limit i
 	cmd.Env = append(os.Environ(), "GOMEMLIMIT="+gomemlimit)
 	if cgroup := memoryCgroup(t, limit); cgroup != "" {
 		env := cmd.Env
-		cmd = nfttest.Command("sh", append([]string{"-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, cgroup, cmd.Path}, args...)...)
+		cmd = nfttest.Command("sh", append([]string{"-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, cgroup, cmd.Path},
+			args...)...)
 		cmd.Env = env
 	}
 	return cmd, limit
@@ -328,7 +344,10 @@ func TestRandomAttacksEndInTheRenderedState(t *testing.T) {
 			n := newNode(t)
 			m := &meddler{Rand: rand.New(rand.NewPCG(*seed, 1)), node: n, dir: filepath.Dir(n.path)}
 			a := &assailant{meddler: m, mode: mode, done: map[string]int{}}
-			args := []string{"run", "--log-format", "json", "--config", n.path, "--mode", string(mode), "--http-address", httpAddress, "--probe-socket", a.socket()}
+			args := []string{
+				"run", "--log-format", "json", "--config", n.path, "--mode", string(mode), "--http-address",
+				httpAddress, "--probe-socket", a.socket(),
+			}
 			cmd, limit := n.limited(t, args...)
 			cmd.Stdout = &a.log
 			a.daemon = n.startCommand(cmd)
@@ -343,7 +362,8 @@ func TestRandomAttacksEndInTheRenderedState(t *testing.T) {
 			a.until("no more open files than before", func() bool { return held() <= files })
 			n.holds(want)
 			peak, _ := a.memory()
-			t.Logf("seed %d: peak %d MiB of %d, %d open files, %d lines of the log, attacks: %v", *seed, peak>>20, limit>>20, files, a.Lines(), a.done)
+			t.Logf("seed %d: peak %d MiB of %d, %d open files, %d lines of the log, attacks: %v", *seed, peak>>20, limit>>20,
+				files, a.Lines(), a.done)
 			if peak > limit {
 				t.Errorf("%d MiB of memory, more than the limit of %d", peak>>20, limit>>20)
 			}

@@ -153,7 +153,10 @@ func TestNonRegularConfigDoesNotPreventTheStart(t *testing.T) {
 		{"device", link("/dev/zero"), "config: PATH: not a regular file (character device)"},
 		{"socket", func(n *testNode) { n.check(mksocket(n.path)) }, "config: PATH: not a regular file (socket)"},
 		{"link to itself", link("ip-masq-agent"), "config: stat PATH: too many levels of symbolic links"},
-		{"unreadable file", func(n *testNode) { n.write(""); n.check(os.Chmod(n.path, 0)) }, "config: open PATH: permission denied"},
+		{
+			"unreadable file", func(n *testNode) { n.write(""); n.check(os.Chmod(n.path, 0)) },
+			"config: open PATH: permission denied",
+		},
 		{"unreadable directory", func(n *testNode) { n.check(os.Mkdir(n.path, 0)) }, "config: open PATH: permission denied"},
 		{"unreadable file in a directory", func(n *testNode) {
 			n.check(os.Mkdir(n.path, 0o755))
@@ -161,7 +164,10 @@ func TestNonRegularConfigDoesNotPreventTheStart(t *testing.T) {
 		}, "config: open PATH/a.yaml: permission denied"},
 		// The kernel returns EIO for unmapped addresses.
 		{"error of input", link("/proc/self/mem"), "config: read PATH: input/output error"},
-		{"too large", func(n *testNode) { n.check(os.WriteFile(n.path, bytes.Repeat([]byte("#\n"), 3<<20), 0o644)) }, "PATH:1:1: "},
+		{
+			"too large", func(n *testNode) { n.check(os.WriteFile(n.path, bytes.Repeat([]byte("#\n"), 3<<20), 0o644)) },
+			"PATH:1:1: ",
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -255,7 +261,8 @@ func TestRejectedRulesAreRetriedUntilAccepted(t *testing.T) {
 		d.await("starting")
 		d.answers()
 		line := d.await("rules_rejected")
-		if line["level"] != "error" || !strings.Contains(line.Text("error"), "operation not permitted") || !strings.Contains(line.Text("hint"), "another process owns the table") {
+		if line["level"] != "error" || !strings.Contains(line.Text("error"), "operation not permitted") ||
+			!strings.Contains(line.Text("hint"), "another process owns the table") {
 			t.Errorf("refused: %v", line)
 		}
 		d.until("a second try", func() bool {
@@ -409,7 +416,8 @@ func TestRulesOfAnOlderAgentAreReportedAndTakenOver(t *testing.T) {
 			t.Errorf("logged: %v", line)
 		}
 		line = d.await("foreign_masquerade")
-		if line["table"] != "ip nat" || line["chain"] != "MY-MASQ" || !strings.Contains(line.Text("rule"), "MASQUERADE --random-fully") {
+		if line["table"] != "ip nat" || line["chain"] != "MY-MASQ" ||
+			!strings.Contains(line.Text("rule"), "MASQUERADE --random-fully") {
 			t.Errorf("logged: %v", line)
 		}
 		d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_chains") == "1" })

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -29,7 +30,7 @@ func (n *testNode) status(args ...string) (r answer.Status, code int) {
 
 // problems returns the problems of a kind that status reports.
 func problems(r answer.Status, id string) (texts []string) {
-	for _, p := range r.Problems {
+	for _, p := range r.Problems() {
 		if strings.HasPrefix(p.ID, id) {
 			texts = append(texts, p.Error())
 		}
@@ -85,7 +86,7 @@ func TestStatusDoesNotCountForeignChains(t *testing.T) {
 	}
 	r, code := n.status("--mode=iptables-nft", "--masq-chain=KUBE-POSTROUTING")
 	want := `chain "KUBE-POSTROUTING" in table ip nat: the chain has rules that no masquerade agent wrote`
-	if code != exitFailed || len(r.Connections) > 0 || !slices.Equal(r.Kernel.Differences, []string{want}) {
+	if code != exitFailed || len(r.Counters) > 0 || !slices.Equal(r.Kernel.Differences, []string{want}) {
 		t.Errorf("exit code %d: %+v", code, r)
 	}
 }
@@ -97,17 +98,19 @@ func TestStatusReportsSyncInOneLine(t *testing.T) {
 	d := n.start("--resync-interval=3600")
 	d.began(want)
 	got := n.run("status")
-	first, _, _ := strings.Cut(got.stdout, "\n  with the flags of")
-	says := fmt.Sprintf("in sync: %s is installed, mode nftables, from built-in defaults (no file at %s); the agent runs, pid %d",
+	first, _, _ := strings.Cut(got.stdout, "\n")
+	says := fmt.Sprintf("in sync: %s is installed, mode nftables, from built-in defaults (no file at %s); the agent "+
+		"runs, pid %d",
 		want.Hash(), n.path, d.Pid)
 	if got.code != exitDone || unwrap(first) != says {
 		t.Errorf("status: %+v, want %q", got, says)
 	}
 	r, code := n.status()
-	if code != exitDone || len(r.Agents) != 1 || r.Agents[0].PID != d.Pid || !strings.Contains(r.Whose, "--resync-interval=3600") {
+	if code != exitDone || r.Agent == nil || r.Agent.PID != d.Pid ||
+		!strings.Contains(r.Notes.Error(), "--resync-interval=3600") {
 		t.Errorf("exit code %d: %+v", code, r)
 	}
-	if len(r.Connections) != 3 || len(r.Kernel.Differences)+len(r.Legacy)+len(r.Conflicts)+len(r.Problems) > 0 {
+	if len(r.Counters) != 3 || len(r.Kernel.Differences)+len(r.Legacy)+len(r.Others)+len(r.Errors)+len(r.Warnings) > 0 {
 		t.Errorf("%+v", r)
 	}
 	d.silent() // reading changes nothing
@@ -124,7 +127,7 @@ func TestStatusDistinguishesABadFileFromDifferences(t *testing.T) {
 		n.swap(exempting("10.1.0.0/16"))
 		flags := []string{"--config", n.path, flag}
 		r, code := n.status(flags...)
-		if code != exitFailed || r.Kernel.InSync || r.Kernel.Hash != "" || len(r.Agents) > 0 {
+		if code != exitFailed || r.Kernel.InSync || r.Kernel.Hash != "" || r.Agent != nil {
 			t.Errorf("on an empty node: exit code %d: %+v", code, r)
 		}
 		d := n.start(flag)
@@ -133,8 +136,9 @@ func TestStatusDistinguishesABadFileFromDifferences(t *testing.T) {
 		n.swap(badText)
 		d.await("config_rejected")
 		r, code = n.status()
-		if code != exitFailed || r.Config.Accepted || len(r.Problems) != 2 || r.Problems[1].Error() != n.path+badProblem ||
-			r.Kernel.Hash != held.Hash() || len(r.Kernel.Differences) > 0 || !strings.HasPrefix(r.Config.Enforced, "an earlier config ("+held.Hash()+")") {
+		if code != exitFailed || r.Config.Accepted || len(r.Errors) != 2 || r.Errors[1].Error() != n.path+badProblem ||
+			r.Kernel.Hash != held.Hash() || len(r.Kernel.Differences) > 0 || r.Config.Enforced != held.Hash() ||
+			!strings.HasPrefix(r.Errors[0].Msg, "config rejected; an earlier config ("+held.Hash()+")") {
 			t.Errorf("with a bad file: exit code %d: %+v", code, r)
 		}
 		d.stop()
@@ -156,17 +160,22 @@ func TestStatusNamesForeignRules(t *testing.T) {
 		d := n.start(flag)
 		d.await("config_applied")
 		r, code := n.status()
-		if code != exitFailed || len(r.Legacy) != 1 || !strings.Contains(r.Legacy[0], "MY-MASQ") ||
-			len(r.Conflicts) != 1 || r.Conflicts[0].Table != "ip nat" || r.Conflicts[0].Chain != "MY-MASQ" || r.Conflicts[0].Priority != 100 {
+		if code != exitFailed || len(r.Legacy) != 1 || r.Legacy[0].Chain != "MY-MASQ" ||
+			len(r.With(answer.Conflicting)) != 1 || len(r.Others) != 1 ||
+			r.Others[0].Table != "ip nat" || r.Others[0].Chain != "MY-MASQ" || r.Others[0].Priority != 100 {
 			t.Errorf("exit code %d: %+v", code, r)
 		}
 		text := n.run("status").stdout
-		for _, line := range []string{"run with --takeover, or cleanup --legacy-only", "Other rules that masquerade what the config exempts:"} {
+		for _, line := range []string{
+			"run with --takeover, or cleanup --legacy-only",
+			"Other rules that masquerade what the config exempts:",
+		} {
 			if !strings.Contains(text, line) {
 				t.Errorf("no %q in:\n%s", line, text)
 			}
 		}
-		if first, _, _ := strings.Cut(text, "\n"); !strings.HasPrefix(first, "rules of an iptables-based agent are also active (") {
+		if first, _, _ := strings.Cut(text, "\n"); !strings.HasPrefix(first,
+			"rules of an iptables-based agent are also active (") {
 			t.Errorf("the first line is %q", first)
 		}
 	})
@@ -198,12 +207,14 @@ func TestExplainHasVerdictsOnlyOfThePolicyInTheKernel(t *testing.T) {
 			if len(x.Answers) > 0 {
 				verdict = x.Answers[0].Verdict
 			}
-			if got.code != exitDone || verdict != want || x.Live != (want == "") || x.Config != held.Hash() {
+			if got.code != exitDone || verdict != want || x.Live != (want == "") ||
+				cmp.Or(x.Config.Enforced, x.Config.Hash) != held.Hash() {
 				t.Errorf("%s: %+v, want %q", args, got, want)
 			}
 		}
 		nfttest.NFT(t, n.NS, "", "flush", "ruleset")
-		if got := n.run("explain", "10.1.2.3", "--live"); got.code != exitFailed || !strings.Contains(got.stderr, "no rules of this agent") {
+		if got := n.run("explain", "10.1.2.3", "--live"); got.code != exitFailed ||
+			!strings.Contains(got.stderr, "no rules of this agent") {
 			t.Errorf("without rules: %+v", got)
 		}
 	})
@@ -260,5 +271,48 @@ func TestRoutingRulesOfAnOlderAgentAreNamed(t *testing.T) {
 	}
 	if r, _ := n.status(); len(r.Routing) > 0 {
 		t.Errorf("%q", r.Routing)
+	}
+}
+
+func TestStatusCountsNothingThatAFlushHasDeleted(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap("")
+	d := n.start()
+	d.began(wants(t, ""))
+	d.stop()
+	nfttest.NFT(t, n.NS, "", "flush", "ruleset")
+	got := n.run("status", "--config", n.path)
+	first, _, _ := strings.Cut(got.stdout, "\n")
+	if got.code != exitFailed || !strings.HasPrefix(first, "out of sync: ") ||
+		!strings.Contains(first, "none of our rules are installed") ||
+		!strings.Contains(first, "start it") || strings.Contains(got.stdout, "Connections since") {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A failure is an answer, too.
+func TestFailuresAreAnswersInJSON(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap(badText)
+	for args, want := range map[string]struct {
+		code int
+		id   string
+	}{
+		"status --config " + n.path:         {exitFailed, "config-rejected"},
+		"diff --config " + n.path:           {exitUsage, "invalidEntry"},
+		"explain 10.1.2.3 --config /nosuch": {exitFailed, "failed"},
+		"explain 10.1.2":                    {exitUsage, "usage"},
+		"connections --stale":               {exitFailed, "failed"},
+		"connections --seen-as 192.0.2.9":   {exitFailed, "no-match"},
+		"check --nosuch":                    {exitUsage, "usage"},
+	} {
+		got := n.run(append(strings.Fields(args), "-o", "json")...) // which validates it
+		var head answer.Head
+		if err := json.Unmarshal([]byte(got.stdout), &head); err != nil || got.code != want.code || len(head.Errors) == 0 ||
+			head.Errors[0].ID != want.id || got.stderr != "" {
+			t.Errorf("%s: %+v, want %+v", args, got, want)
+		}
 	}
 }

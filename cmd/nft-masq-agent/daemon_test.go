@@ -268,6 +268,7 @@ func (n *testNode) run(args ...string) result {
 	if err := n.Run(cmd); err != nil && !errors.As(err, &ended) {
 		n.t.Fatal(err)
 	}
+	validate(n.t, args, stdout.String())
 	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 
@@ -287,7 +288,8 @@ func (n *testNode) start(args ...string) *daemon {
 
 func (n *testNode) startIn(env []string, args ...string) *daemon {
 	n.t.Helper()
-	d := n.startCommand(n.command(env, append([]string{"run", "--log-format", "json", "--config", n.path, "--probe-socket", n.socket}, args...)...))
+	d := n.startCommand(n.command(env,
+		append([]string{"run", "--log-format", "json", "--config", n.path, "--probe-socket", n.socket}, args...)...))
 	for { // it may report what it finds before
 		if line := d.await("listening"); !strings.Contains(line.Text("address"), ":") {
 			break
@@ -412,7 +414,10 @@ const httpAddress = "127.0.0.1:9717"
 // get sends an HTTP request to the node's agent.
 func (n *testNode) get(path string) (code int, body string) {
 	n.t.Helper()
-	client := http.Client{Transport: &http.Transport{DialContext: n.DialContext, DisableKeepAlives: true}, Timeout: timeout}
+	client := http.Client{
+		Transport: &http.Transport{DialContext: n.DialContext, DisableKeepAlives: true},
+		Timeout:   timeout,
+	}
 	request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "http://"+httpAddress+path, nil)
 	n.check(err)
 	response, err := client.Do(request)

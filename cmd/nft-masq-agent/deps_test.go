@@ -67,25 +67,35 @@ func TestPackagesDependOneWay(t *testing.T) {
 	t.Parallel()
 	// A package that is not listed may import none of ours.
 	mayImport := map[string][]string{
-		"nft/nfnetlink":                     {"nft/iprange"},
-		"nft/rule":                          {"nft/nfnetlink", "nft/iprange"},
-		"nft/foreign":                       {"nft", "nft/nfnetlink", "nft/node", "nft/rule", "nft/iprange"},
-		"nft":                               {"config", "nft/node", "nft/nfnetlink", "nft/rule", "nft/iprange"},
-		"nft/conntrack":                     {"nft", "nft/nfnetlink", "nft/iprange"},
-		"nft/layout":                        {"nft", "nft/foreign", "nft/nfnetlink"},
-		"nft/native":                        {"config", "nft", "nft/layout", "nft/nfnetlink", "nft/rule", "nft/iprange"},
-		"nft/xtables":                       {"config", "nft", "nft/layout", "nft/foreign", "nft/nfnetlink", "nft/rule"},
-		"nft/layouts":                       {"nft", "nft/native", "nft/xtables"},
-		"nft/kernel":                        {"nft", "nft/node", "nft/iprange", "nft/layout", "nft/layouts", "nft/native", "nft/xtables", "nft/foreign", "nft/nfnetlink", "nft/rule"},
-		"nft/nfttest":                       {"nft/nfttest/netns"},
-		"nft/nfttest/agent":                 {"nft/nfttest"},
-		"nft/nfttest/cases":                 {"config", "nft", "nft/xtables", "nft/layouts", "nft/nfnetlink", "nft/nfttest"},
-		"manifests/cluster":                 {"nft/nfttest", "nft/nfttest/netns"},
-		"cmd/nft-masq-agent/internal/agent": {"cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/running", "config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/layout", "nft/nfnetlink", "nft/node"},
+		"nft/nfnetlink": {"nft/iprange"},
+		"nft/rule":      {"nft/nfnetlink", "nft/iprange"},
+		"nft/foreign":   {"nft", "nft/nfnetlink", "nft/node", "nft/rule", "nft/iprange"},
+		"nft":           {"config", "nft/node", "nft/nfnetlink", "nft/rule", "nft/iprange"},
+		"nft/conntrack": {"nft", "nft/nfnetlink", "nft/iprange"},
+		"nft/layout":    {"nft", "nft/foreign", "nft/nfnetlink"},
+		"nft/native":    {"config", "nft", "nft/layout", "nft/nfnetlink", "nft/rule", "nft/iprange"},
+		"nft/xtables":   {"config", "nft", "nft/layout", "nft/foreign", "nft/nfnetlink", "nft/rule"},
+		"nft/layouts":   {"nft", "nft/native", "nft/xtables"},
+		"nft/kernel": {
+			"nft", "nft/node", "nft/iprange", "nft/layout", "nft/layouts", "nft/native",
+			"nft/xtables", "nft/foreign", "nft/nfnetlink", "nft/rule",
+		},
+		"nft/nfttest":       {"nft/nfttest/netns"},
+		"nft/nfttest/agent": {"nft/nfttest"},
+		"nft/nfttest/cases": {"config", "nft", "nft/xtables", "nft/layouts", "nft/nfnetlink", "nft/nfttest"},
+		"manifests/cluster": {"nft/nfttest", "nft/nfttest/netns"},
+		"cmd/nft-masq-agent/internal/agent": {
+			"cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/answer",
+			"cmd/nft-masq-agent/internal/running", "config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/layout",
+			"nft/nfnetlink", "nft/node",
+		},
 
 		"cmd/nft-masq-agent/internal/options": {"config", "nft", "nft/layouts", "nft/xtables"},
 		"cmd/nft-masq-agent/internal/running": {"cmd/nft-masq-agent/internal/options", "config"},
-		"cmd/nft-masq-agent/internal/answer":  {"config", "nft", "nft/iprange", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/node", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running"},
+		"cmd/nft-masq-agent/internal/answer": {
+			"config", "nft", "nft/iprange", "nft/conntrack", "nft/foreign", "nft/kernel",
+			"nft/node", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running",
+		},
 	}
 	all := goList(t, "./...")
 	for _, p := range all {

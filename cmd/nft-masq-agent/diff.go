@@ -9,6 +9,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 )
@@ -18,11 +19,11 @@ func diffCommand() command {
 		name:     "diff",
 		operands: "[OLD] [NEW]",
 		about:    "show what would change if a config took effect",
-		details: "It compares the rules in the kernel with NEW, or with --config, and lists the destinations, and if it depends on " +
-			"them the sources, whose verdict changes, with the number of open connections there. Those keep their address; " +
-			"a change affects only new ones. Flags that are not given are those of the running agent. With OLD " +
-			"and NEW, it compares these and reads nothing else. Exit code 0: no change, 1: changes, 2: wrong usage or an error. " +
-			"Nothing is written.",
+		details: "It compares the rules in the kernel with NEW, or with --config, and lists the destinations, and if it " +
+			"depends on them the sources, whose verdict changes, with the number of open connections there. Those keep their " +
+			"address; a change affects only new ones. Flags that are not given are those of the running agent. With OLD " +
+			"and NEW, it compares these and reads nothing else. Exit code 0: no change, 1: changes, 2: wrong usage or an " +
+			"error. Nothing is written.",
 		examples: []string{
 			program + " diff ./ip-masq-agent",
 			program + " diff ./old ./new --enable-ipv6",
@@ -35,26 +36,23 @@ func diffCommand() command {
 
 func (f *nodeFlags) diff(ctx context.Context, operands []string, e environment) (int, error) {
 	var d answer.Diff
+	var found config.Problems
 	var err error
 	if err := f.UseFile(operands[max(0, len(operands)-1):]); err != nil {
 		return exitUsage, usageError{err}
 	}
 	if len(operands) < 2 {
-		d, err = f.online(ctx, e)
+		d, found, err = f.online(ctx, e)
 	} else {
 		f.ForCommand(e.stdin)
-		d, err = f.offline(operands[0], operands[1], e)
+		d, found, err = f.offline(operands[0], operands[1], e)
 	}
 	if err == nil {
-		err = e.reply(f.output, d, d.String)
+		_, err = e.reply(f.output, &d, found...)
 	}
 	switch {
 	case err != nil:
-		// 1 means that there are changes, as with kubectl diff.
-		if _, err = refuse(e, err); err != nil {
-			_, _ = fmt.Fprintf(e.stderr, "%s diff: %v\n", program, err)
-		}
-		return exitUsage, nil
+		return exitUsage, err // 1 means that there are changes, as with kubectl diff
 	case d.Changed():
 		return exitFailed, nil
 	}
@@ -62,30 +60,29 @@ func (f *nodeFlags) diff(ctx context.Context, operands []string, e environment) 
 }
 
 // offline compares two files.
-func (f *nodeFlags) offline(before, after string, e environment) (answer.Diff, error) {
+func (f *nodeFlags) offline(before, after string, e environment) (d answer.Diff, found config.Problems, err error) {
 	var policies [2]nft.Policy
+	var configs [2]answer.Config
 	for i, path := range []string{before, after} {
 		o := *f.Options
 		o.ConfigPath, o.MustExist = path, true
 		l, err := o.Load()
-		if i == 1 {
-			warn(e, l)
-		}
 		if err != nil {
-			return answer.Diff{}, err
+			return d, nil, l.Why(err)
 		}
-		policies[i] = l.Ruleset.Policy
+		policies[i], configs[i], found = l.Ruleset.Policy, answer.NewConfig(o, l, nil), l.Problems
 	}
-	return answer.NewDiff(policies[0], policies[1]), nil
+	d = answer.NewDiff(policies[0], policies[1])
+	d.Head, d.Before, d.After = answer.NewHead(e.command), configs[0], configs[1]
+	return d, found, nil
 }
 
 // online compares what is in force with the config.
-func (f *nodeFlags) online(ctx context.Context, e environment) (d answer.Diff, err error) {
+func (f *nodeFlags) online(ctx context.Context, e environment) (d answer.Diff, found config.Problems, err error) {
 	s, err := f.open(e)
 	defer func() { _ = s.kernel.Close() }()
-	warn(e, s.Loaded)
 	if err != nil || s.rejected != nil {
-		return d, cmp.Or(err, s.rejected)
+		return d, nil, s.why(cmp.Or(err, s.rejected))
 	}
 	if s.agent == nil { // what an agent would have read
 		usual := *f.Options
@@ -107,23 +104,23 @@ func (f *nodeFlags) online(ctx context.Context, e environment) (d answer.Diff, e
 		}
 		after := s.Ruleset.Policy
 		d = answer.NewDiff(before, after)
-		d.Whose = s.whose
+		d.Head, d.After, d.Before.Accepted = s.head(), s.config(inForce{}), true
 		for _, line := range answer.NodeSNAT(after) {
-			d.Notes = append(d.Notes, line.String())
+			d.Add(config.Note, "snat-addresses", "%s", line)
 		}
 		if !now.found {
-			d.Other, d.Before = []string{}, "none"
-			d.Notes = append(d.Notes, "The kernel has no rules of this agent: what it masquerades now is not counted.")
+			d.Other, d.Before.Hash = []string{}, ""
+			d.Add(config.Note, "not-installed", "The kernel has no rules of this agent: what it masquerades now is not counted.")
 		}
 		if len(s.Files) == 0 {
-			d.Notes = append(d.Notes, fmt.Sprintf("There is no file at %s: the built-in defaults apply.", f.ConfigPath))
+			d.Add(config.Note, "no-file", "There is no file at %s: the built-in defaults apply.", f.ConfigPath)
 		}
 		if !d.Changed() {
 			return nil
 		}
 		return hinted(s.countOpen(ctx, &d, before, after))
 	})
-	return d, err
+	return d, s.files(), err
 }
 
 // countOpen counts the open connections of pods in each change, and those that both
@@ -152,7 +149,7 @@ func (s *session) countOpen(ctx context.Context, d *answer.Diff, before, after n
 		d.Kept = &kept
 	}
 	if sample.Partial {
-		d.Notes = append(d.Notes, fmt.Sprintf("Counted among %d of %d connections.", sample.Examined, sample.Entries))
+		d.Add(config.Note, "sampled", "Counted among %d of %d connections.", sample.Examined, sample.Entries)
 	}
 	return err
 }

@@ -63,7 +63,8 @@ func TestDiffComparesTheKernelWithAFile(t *testing.T) {
 	}
 
 	// An entry does not contain its interfaces, and what the node sends is not counted.
-	proposed.write("nonMasqueradeCIDRs: [10.0.0.0/8]\nenableIPv6: true\nmasqueradeHost: false\nmasqueradeOutInterfaces: [wg*]\n")
+	proposed.write("nonMasqueradeCIDRs: [10.0.0.0/8]\nenableIPv6: true\nmasqueradeHost: " +
+		"false\nmasqueradeOutInterfaces: [wg*]\n")
 	const v4 = "any IPv4 address except 10.0.0.0/8, 169.254.0.0/16"
 	for _, line := range []string{
 		"sent by this node itself: " + v4 + ": masqueraded → exempt\n",
@@ -102,7 +103,7 @@ func TestDiffUsesTheFlagsOfTheRunningAgent(t *testing.T) {
 	other := testNode{NS: n.NS, t: t, path: proposed}
 	other.write("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
 	got, code := n.diff("--config", proposed)
-	if code != exitDone || got.Changed() || !strings.Contains(got.Whose, "--enable-ipv6") {
+	if code != exitDone || got.Changed() || !strings.Contains(got.Notes.Error(), "--enable-ipv6") {
 		t.Errorf("the same file: exit code %d, %+v", code, got)
 	}
 	if got, code := n.diff(); code != exitDone || got.Changed() {
@@ -110,14 +111,16 @@ func TestDiffUsesTheFlagsOfTheRunningAgent(t *testing.T) {
 	}
 	other.write("nonMasqueradeCIDRs: [10.0.0.0/9]\n")
 	got, code = n.diff("--config", proposed)
-	if code != exitFailed || len(got.Changes) != 1 || strings.Join(got.Changes[0].Destinations, " ") != "10.128.0.0/9" || len(got.Other) > 0 {
+	if code != exitFailed || len(got.Changes) != 1 || strings.Join(got.Changes[0].Destinations, " ") != "10.128.0.0/9" ||
+		len(got.Other) > 0 {
 		t.Errorf("another file: exit code %d, %+v", code, got)
 	}
 	got, code = n.diff("--config", proposed, "--enable-ipv6=false")
-	if code != exitFailed || got.Whose == "" || len(got.Changes) < 2 || len(got.Other) != 0 {
+	if code != exitFailed || len(got.Notes) == 0 || len(got.Changes) < 2 || len(got.Other) != 0 {
 		t.Errorf("with another flag: exit code %d, %+v", code, got)
 	}
-	if got := n.run("diff", "--config", n.path+"-nowhere"); got.code != exitUsage || !strings.Contains(got.stderr, "does not exist") {
+	if got := n.run("diff", "--config", n.path+"-nowhere"); got.code != exitUsage ||
+		!strings.Contains(got.stderr, "does not exist") {
 		t.Errorf("no file: %+v", got)
 	}
 }
@@ -126,7 +129,8 @@ func TestDiffWithoutRulesReportsIt(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	d, code := n.diff()
-	if code != exitFailed || d.Before != "none" || len(d.Changes) != 1 || d.Changes[0].After != nft.Masqueraded || len(d.Notes) != 2 {
+	if code != exitFailed || d.Before.Hash != "" || len(d.Changes) != 1 || d.Changes[0].After != nft.Masqueraded ||
+		len(d.Notes) != 2 {
 		t.Errorf("exit code %d, %+v", code, d)
 	}
 }
@@ -145,13 +149,14 @@ func TestCommandsKnowThePolicyInForceNextToABadFile(t *testing.T) {
 		proposed := testNode{NS: n.NS, t: t, path: n.path + "-proposed"}
 		proposed.write(exempting("10.0.0.0/9"))
 		got, code := n.diff("--config", proposed.path)
-		if code != exitFailed || got.Before != held.Hash() || len(got.Changes) != 1 || len(got.Other) > 0 {
+		if code != exitFailed || got.Before.Hash != held.Hash() || len(got.Changes) != 1 || len(got.Other) > 0 {
 			t.Errorf("diff: exit code %d, %+v", code, got)
 		}
 		if r, _ := n.status(); r.Stale == nil || problems(r, "stale-unknown") != nil {
 			t.Errorf("status: %+v", r)
 		}
-		if got := n.run("explain", "10.1.2.3"); !strings.Contains(got.stdout, n.path+":3:5\n") || !strings.Contains(got.stdout, "kernel "+held.Hash()) {
+		if got := n.run("explain", "10.1.2.3"); !strings.Contains(got.stdout, n.path+":3:5\n") ||
+			!strings.Contains(got.stdout, "kernel "+held.Hash()) {
 			t.Errorf("explain: %+v", got)
 		}
 		d.stop() // now the file alone is left

@@ -9,6 +9,7 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/foreign"
@@ -31,8 +32,9 @@ func explainCommand() command {
 		operands: "ADDRESS",
 		about:    "show which source address a new connection to ADDRESS has, and what decides that",
 		details: "The answer is the kernel's: it follows the connection through the NAT rules of this node, those of other " +
-			"programs included, and names the rule, or the CIDR and its place in the file, that decides. If the kernel cannot be " +
-			"read, the config answers alone. Flags that are not given are those of the running agent. Nothing is written.",
+			"programs included, and names the rule, or the CIDR and its place in the file, that decides. If the kernel " +
+			"cannot be read, the config answers alone. Flags that are not given are those of the running agent. Nothing is " +
+			"written.",
 		examples: []string{
 			program + " explain 10.1.2.3",
 			program + " explain 203.0.113.7 --from 10.244.1.5",
@@ -74,26 +76,19 @@ func (f *explainFlags) explain(ctx context.Context, operands []string, e environ
 	if f.live {
 		s.Loaded, s.rejected = options.Loaded{}, nil
 	}
-	warn(e, s.Loaded)
-	if s.rejected != nil && s.whose != "" {
-		_, _ = fmt.Fprintln(e.stderr, s.whose)
-	}
 	if err != nil && s.rejected == nil {
 		return exitFailed, err
 	}
 	var x answer.Explanation
 	if err := s.consistently(func() (err error) { x, err = f.answer(ctx, s, dst); return err }); err != nil {
-		return refuse(e, err)
+		return exitFailed, s.why(err)
 	}
-	if err := e.reply(f.output, x, x.String); err != nil || s.rejected == nil {
-		return exitDone, err
-	}
-	return refuse(e, s.rejected)
+	return e.reply(f.output, &x, s.files()...)
 }
 
 func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (answer.Explanation, error) {
-	x := answer.Explanation{Destination: dst.String(), Whose: s.whose, Answers: []answer.Answer{}, Notes: []string{}}
 	now, readErr := s.inForce(ctx)
+	x := answer.Explanation{Head: s.head(), Config: s.config(now), Destination: dst.String(), Answers: []answer.Answer{}}
 	switch {
 	case f.live && readErr != nil:
 		return x, readErr
@@ -104,15 +99,15 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 	case s.rejected != nil && !now.found:
 		return x, s.rejected
 	case readErr != nil:
-		x.Notes = append(x.Notes, unreadable(readErr))
+		x.Add(config.Note, "kernel-unread", "%s", unreadable(readErr))
 	case !now.found:
-		x.First = append(x.First, "None of this agent's rules are installed on this node.")
+		x.Add(config.Warning, "not-installed", "None of this agent's rules are installed on this node.")
 		x.Absent = true
 	case s.rejected != nil:
-		x.First = append(x.First, fmt.Sprintf("The config is rejected; the kernel enforces %s, and that is the answer.",
-			now.Hash))
+		x.Add(config.Error, "config-rejected", "The config is rejected; the kernel enforces %s, and that is the answer.",
+			now.Hash)
 	case now.known == nil:
-		x.First = append(x.First, now.unknown+": the answer is the kernel's.")
+		x.Add(config.Warning, "out-of-sync", "%s: the answer is the kernel's.", now.unknown)
 	}
 	var known nft.Ruleset
 	judged := now.known
@@ -121,13 +116,13 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 	} else if !now.found {
 		judged = s.Ruleset
 	}
-	x.Live, x.Config, x.Why.Code = now.found && (s.rejected != nil || judged == nil), now.Hash, "config"
+	x.Live, x.Why.Code = now.found && (s.rejected != nil || judged == nil), "config"
 	routes, err := s.routes(f.from, dst, f.out)
 	switch {
 	case err != nil && readErr == nil:
 		return x, err
 	case len(routes.Ways) == 0:
-		x.Notes = append(x.Notes, fmt.Sprintf("The routes of this node are unknown: %v.", err))
+		x.Add(config.Note, "routes-unknown", "The routes of this node are unknown: %v.", err)
 		routes.Ways = []node.Route{{}}
 	}
 	if readErr == nil {
@@ -137,11 +132,10 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 		}
 		x.Follow(paths)
 		if text := legacyNAT(s.proc, dst.Is6()); text != "" {
-			x.First = append(x.First, "This answer ignores "+text)
+			x.Add(config.Warning, "legacy-tables", "This answer ignores %s", text)
 		}
 	}
 	if judged != nil {
-		x.Config = judged.Hash()
 		x.Ask(judged.Policy, f.from, dst, routes)
 	}
 	if now.known != nil { // the verdict needs no privilege, but this does

@@ -21,8 +21,10 @@ import (
 // pod, so that the rules match it.
 func meetThePod(r *rand.Rand, rules string) string {
 	for from, to := range map[string][]string{
-		"192.168.122.0/24": {"10.244.1.0/24"}, "172.17.0.0/16": {"10.244.0.0/16"}, "10.88.0.5": {"10.244.1.2"}, "192.168.1.1": {"10.244.1.2"},
-		"fd00:88::5": {"fd00:10:244:1::2"}, "10.10.10.0/24": {"10.244.1.0/24"}, "docker0": {"eth0", "pod0"}, "enp0s8": {"eth0"}, "vlan+": {"eth+", "e+"},
+		"192.168.122.0/24": {"10.244.1.0/24"}, "172.17.0.0/16": {"10.244.0.0/16"}, "10.88.0.5": {"10.244.1.2"},
+		"192.168.1.1": {"10.244.1.2"},
+		"fd00:88::5":  {"fd00:10:244:1::2"}, "10.10.10.0/24": {"10.244.1.0/24"}, "docker0": {"eth0", "pod0"},
+		"enp0s8": {"eth0"}, "vlan+": {"eth+", "e+"},
 		"0x40000/0xff0000": {"0x0/0xff0000"}, "10.96.0.10": {"10.96.0.10", "203.0.113.9"},
 	} {
 		if r.IntN(2) == 0 {
@@ -40,7 +42,8 @@ func (n trafficNode) installForeign(r *rand.Rand, dir string) bool {
 		return false
 	}
 	for file, command := range map[string][]string{
-		"rules.iptables": {"iptables-nft-restore", "--noflush"}, "rules.ip6tables": {"ip6tables-nft-restore", "--noflush"}, "rules.nft": {"nft", "-f", "-"},
+		"rules.iptables": {"iptables-nft-restore", "--noflush"}, "rules.ip6tables": {"ip6tables-nft-restore", "--noflush"},
+		"rules.nft": {"nft", "-f", "-"},
 	} {
 		rules, err := os.ReadFile(filepath.Join(dir, file))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -59,7 +62,8 @@ func (n trafficNode) explainedHere(args ...string) (x answer.Explanation) {
 	e := theEnvironment()
 	e.stdout, e.stderr, e.proc, e.socket = &out, &problems, n.t.TempDir(), n.socket
 	n.check(n.top.Node.Do(func() error {
-		if code := dispatch(n.t.Context(), commands(), append([]string{"explain", "-o", "json"}, args...), e); code != exitDone {
+		if code := dispatch(n.t.Context(), commands(), append([]string{"explain", "-o", "json"}, args...),
+			e); code != exitDone {
 			return fmt.Errorf("exit code %d: %s", code, problems.String())
 		}
 		return json.Unmarshal([]byte(out.String()), &x)
@@ -81,10 +85,15 @@ func TestHeadlineIsWhatTheFarEndSees(t *testing.T) {
 	r := rand.New(rand.NewPCG(*seed, 19))
 	n := newTrafficNode(t)
 	configs := []string{
-		"", "nonMasqueradeCIDRs: []\n", "nonMasqueradeCIDRs: [203.0.113.0/24, 10.9.0.0/16, '2001:db8:77::/48']\nenableIPv6: true\n",
-		"enableIPv6: true\nforceMasqueradeCIDRs: [10.9.0.0/16]\n", "masqueradeSrcCIDRs: [10.244.1.0/24]\n", "nonMasqueradeSrcCIDRs: [10.244.1.2/32]\n",
+		"", "nonMasqueradeCIDRs: []\n",
+		"nonMasqueradeCIDRs: [203.0.113.0/24, 10.9.0.0/16, '2001:db8:77::/48']\nenableIPv6: true\n",
+		"enableIPv6: true\nforceMasqueradeCIDRs: [10.9.0.0/16]\n", "masqueradeSrcCIDRs: [10.244.1.0/24]\n",
+		"nonMasqueradeSrcCIDRs: [10.244.1.2/32]\n",
 	}
-	dsts := []string{"10.9.0.9", "10.240.7.7", "203.0.113.9", "198.51.100.9", "10.96.0.11", "192.168.122.7", "2001:db8:77::8", "fd00:88::9", "10.1.1.5"}
+	dsts := []string{
+		"10.9.0.9", "10.240.7.7", "203.0.113.9", "198.51.100.9", "10.96.0.11", "192.168.122.7",
+		"2001:db8:77::8", "fd00:88::9", "10.1.1.5",
+	}
 	codes := map[string]int{}
 	for sent := 0; sent < packets; {
 		nfttest.NFT(t, n.top.Node, "", "flush", "ruleset")
@@ -109,7 +118,8 @@ func TestHeadlineIsWhatTheFarEndSees(t *testing.T) {
 			codes[x.Why.Code]++
 			sent++
 			if n.judge(x, seen); t.Failed() {
-				t.Fatalf("seed %d: %s, %s, ours first %t, %s to %s with the config %s", *seed, filepath.Base(dir), mode, first, src, dst, config)
+				t.Fatalf("seed %d: %s, %s, ours first %t, %s to %s with the config %s", *seed, filepath.Base(dir), mode, first, src,
+					dst, config)
 			}
 		}
 	}

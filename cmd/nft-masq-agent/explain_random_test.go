@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -34,7 +33,8 @@ func (w wish) decides(src, dst netip.Addr, received, leaving string, fromHere, l
 		return nft.Local
 	case dst.Is6() && !w.enableIPv6, fromHere && w.keepHost, sources && !in(w.src, src), in(w.nonSrc, src):
 		return nft.Exempt
-	case len(w.srcIfs) > 0 && (fromHere || !named(w.srcIfs, received)), named(w.nonOutIfs, leaving), len(w.outIfs) > 0 && !named(w.outIfs, leaving):
+	case len(w.srcIfs) > 0 && (fromHere || !named(w.srcIfs, received)), named(w.nonOutIfs, leaving), len(w.outIfs) > 0 &&
+		!named(w.outIfs, leaving):
 		return nft.Exempt
 	case in(w.force, dst):
 		return nft.Masqueraded
@@ -66,9 +66,11 @@ func (w wish) String() string {
 	} {
 		fmt.Fprintf(&b, "%s: [%s]\n", key, strings.Join(list, ", "))
 	}
-	fmt.Fprintf(&b, "masqLinkLocal: %t\nmasqLinkLocalIPv6: %t\nenableIPv6: %t\n", w.masqLinkLocal, w.masqLinkLocalIPv6, w.enableIPv6)
+	fmt.Fprintf(&b, "masqLinkLocal: %t\nmasqLinkLocalIPv6: %t\nenableIPv6: %t\n", w.masqLinkLocal, w.masqLinkLocalIPv6,
+		w.enableIPv6)
 	for key, list := range map[string][]netip.Prefix{
-		"nonMasqueradeCIDRs": w.non, "forceMasqueradeCIDRs": w.force, "nonMasqueradeSrcCIDRs": w.nonSrc, "masqueradeSrcCIDRs": w.src,
+		"nonMasqueradeCIDRs": w.non, "forceMasqueradeCIDRs": w.force, "nonMasqueradeSrcCIDRs": w.nonSrc,
+		"masqueradeSrcCIDRs": w.src,
 	} {
 		fmt.Fprintf(&b, "%s:%s\n", key, map[bool]string{true: " []"}[len(list) == 0])
 		for _, p := range list {
@@ -214,17 +216,15 @@ func checkPlaces(t *testing.T, path, text string, a answer.Answer, src, dst neti
 		if p, err := netip.ParsePrefix(s.CIDR); err != nil || !p.Contains(asked) {
 			t.Fatalf("%s is not in %s: %v", asked, s.CIDR, err)
 		}
-		place, inFile := strings.CutPrefix(s.Place, path+":")
-		if !inFile {
-			if !strings.HasPrefix(s.Place, "link-local") {
-				t.Fatalf("%s is reported to come from %q", s.CIDR, s.Place)
+		if s.Default {
+			if s.CIDR != "169.254.0.0/16" && s.CIDR != "fe80::/10" {
+				t.Fatalf("%s is reported to be a default", s.CIDR)
 			}
 			continue
 		}
-		line, _, _ := strings.Cut(place, ":")
-		number, err := strconv.Atoi(line)
-		if err != nil || number < 1 || number > len(lines) || lines[number-1] != fmt.Sprintf("- %q", s.CIDR) {
-			t.Fatalf("%s is reported at %s of:\n%s", s.CIDR, place, text)
+		number := s.Place.Line
+		if s.Place.File != path || number < 1 || number > len(lines) || lines[number-1] != fmt.Sprintf("- %q", s.CIDR) {
+			t.Fatalf("%s is reported at %s of:\n%s", s.CIDR, s.Place, text)
 		}
 	}
 }

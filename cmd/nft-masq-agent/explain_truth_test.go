@@ -47,76 +47,152 @@ func TestExplainNamesTheAddressThatTheFarEndSees(t *testing.T) {
 	}
 	situations := []situation{
 		{"exempt", "", "10.9.0.9", "exempt", []string{"10.9.0.9 sees 10.244.1.2, the source's own address"}},
-		{"masqueraded", "", "203.0.113.9", "masqueraded", []string{"203.0.113.9 sees 192.0.2.1, the address of eth0: masqueraded by this agent"}},
 		{
-			"foreign masquerade of the exempt", "table ip x { chain c { type nat hook postrouting priority 100; ip saddr 10.244.1.0/24 masquerade; }; }", "10.9.0.9", "foreign-masquerade",
+			"masqueraded", "", "203.0.113.9", "masqueraded",
+			[]string{"203.0.113.9 sees 192.0.2.1, the address of eth0: masqueraded by this agent"},
+		},
+		{
+			"foreign masquerade of the exempt",
+			"table ip x { chain c { type nat hook postrouting priority 100; ip saddr 10.244.1.0/24 masquerade; }; }", "10.9.0.9",
+			"foreign-masquerade",
 			[]string{"10.9.0.9 sees 192.0.2.1, the address of eth0", "ip x c handle 2", "ip saddr 10.244.1.0/24 masquerade"},
 		},
-		{"chain of an older agent", staleChain, "10.9.0.9", "foreign-masquerade", []string{"10.9.0.9 sees 192.0.2.1", "ip nat IP-MASQ handle"}},
 		{
-			"foreign snat before", "table ip x { chain c { type nat hook postrouting priority 99; snat to 198.51.100.51; }; }", "10.9.0.9", "foreign-snat",
+			"chain of an older agent", staleChain, "10.9.0.9", "foreign-masquerade",
+			[]string{"10.9.0.9 sees 192.0.2.1", "ip nat IP-MASQ handle"},
+		},
+		{
+			"foreign snat before", "table ip x { chain c { type nat hook postrouting priority 99; snat to 198.51.100.51; }; }",
+			"10.9.0.9", "foreign-snat",
 			[]string{"10.9.0.9 sees 198.51.100.51", "ip x c handle 2 (priority 99): snat to 198.51.100.51"},
 		},
 		{
-			"foreign snat of what is masqueraded", "table ip x { chain c { type nat hook postrouting priority 99; snat to 198.51.100.50; }; }", "203.0.113.9", "foreign-snat",
+			"foreign snat of what is masqueraded",
+			"table ip x { chain c { type nat hook postrouting priority 99; snat to 198.51.100.50; }; }", "203.0.113.9",
+			"foreign-snat",
 			[]string{"203.0.113.9 sees 198.51.100.50", "ip x c handle 2"},
 		},
-		{"foreign snat after", "table ip x { chain c { type nat hook postrouting priority 120; snat to 198.51.100.50; }; }", "203.0.113.9", "masqueraded", []string{"192.0.2.1"}},
-		{"foreign rule by interface", "table inet x { chain c { type nat hook postrouting priority 90; oifname \"eth*\" iifname != \"lo\" ct state new masquerade; }; }", "10.9.0.9", "foreign-masquerade", []string{"192.0.2.1"}},
-		{"foreign verdict map", "table ip x { chain m { masquerade; }; chain c { type nat hook postrouting priority 90; oifname vmap { \"eth0\" : jump m, \"eth1\" : drop }; }; }", "10.9.0.9", "foreign-masquerade", []string{"ip x m handle"}},
-		{"foreign rule that keeps", "table ip x { chain c { type nat hook postrouting priority 90; snat to ip saddr; }; }", "203.0.113.9", "foreign-snat", []string{"203.0.113.9 sees 10.244.1.2"}},
 		{
-			"mark that is not known", "table ip x { chain c { type nat hook postrouting priority 90; meta mark 0x77 snat to 198.51.100.50; }; }", "203.0.113.9", "unknown",
+			"foreign snat after", "table ip x { chain c { type nat hook postrouting priority 120; snat to 198.51.100.50; }; }",
+			"203.0.113.9", "masqueraded",
+			[]string{"192.0.2.1"},
+		},
+		{"foreign rule by interface", "table inet x { chain c { type nat hook postrouting priority 90; oifname \"eth*\" " +
+			"iifname != \"lo\" ct state new masquerade; }; }", "10.9.0.9", "foreign-masquerade", []string{"192.0.2.1"}},
+		{
+			"foreign verdict map", "table ip x { chain m { masquerade; }; chain c { type nat hook postrouting priority 90; " +
+				"oifname vmap { \"eth0\" : jump m, \"eth1\" : drop }; }; }", "10.9.0.9", "foreign-masquerade",
+			[]string{"ip x m handle"},
+		},
+		{
+			"foreign rule that keeps", "table ip x { chain c { type nat hook postrouting priority 90; snat to ip saddr; }; }",
+			"203.0.113.9", "foreign-snat",
+			[]string{"203.0.113.9 sees 10.244.1.2"},
+		},
+		{
+			"mark that is not known", "table ip x { chain c { type nat hook postrouting priority 90; meta mark 0x77 snat to " +
+				"198.51.100.50; }; }", "203.0.113.9", "unknown",
 			[]string{"cannot be determined", "meta mark 0x77", "198.51.100.50 by ip x c handle 2", "192.0.2.1 by this agent"},
 		},
 		{
-			"destination that may be translated", "table ip x { chain d { type nat hook prerouting priority -100; meta l4proto udp @th,16,16 53 redirect; }; chain c { type nat hook postrouting priority 99; masquerade; }; }", "10.9.0.9", "foreign-masquerade",
+			"destination that may be translated",
+			"table ip x { chain d { type nat hook prerouting priority -100; meta l4proto udp @th,16,16 53 redirect; }; chain " +
+				"c { type nat hook postrouting priority 99; masquerade; }; }", "10.9.0.9", "foreign-masquerade",
 			[]string{"10.9.0.9 sees 192.0.2.1", "may be translated first"},
 		},
 		{
-			"connection tracking off", "table ip x { chain c { type filter hook prerouting priority raw; ip daddr 203.0.113.0/24 notrack; }; }", "203.0.113.9", "untracked",
+			"connection tracking off", "table ip x { chain c { type filter hook prerouting priority raw; ip daddr " +
+				"203.0.113.0/24 notrack; }; }", "203.0.113.9", "untracked",
 			[]string{"203.0.113.9 sees 10.244.1.2", "turns off connection tracking", "ip x c handle 2"},
 		},
 		{
-			"connection tracking off, perhaps", "table ip x { chain c { type filter hook prerouting priority raw; meta l4proto udp notrack; }; }", "203.0.113.9", "unknown",
+			"connection tracking off, perhaps",
+			"table ip x { chain c { type filter hook prerouting priority raw; meta l4proto udp notrack; }; }", "203.0.113.9",
+			"unknown",
 			[]string{"whether connection tracking is off", "10.244.1.2", "192.0.2.1 by this agent"},
 		},
 		{
-			"kube-proxy's mark from somebody else", "table ip x { chain m { type filter hook prerouting priority mangle; ip saddr 10.244.0.0/16 meta mark set meta mark | 0x4000; }; chain c { type nat hook postrouting priority 99; meta mark & 0x4000 == 0x4000 masquerade; }; }", "10.9.0.9", "foreign-masquerade",
+			"kube-proxy's mark from somebody else",
+			"table ip x { chain m { type filter hook prerouting priority mangle; ip saddr 10.244.0.0/16 meta mark set meta " +
+				"mark | 0x4000; }; chain c { type nat hook postrouting priority 99; meta mark & 0x4000 == 0x4000 masquerade; }; }",
+			"10.9.0.9", "foreign-masquerade",
 			[]string{"10.9.0.9 sees 192.0.2.1"},
 		},
 		{
-			"kube-proxy's mark, perhaps", "table ip x { chain m { type filter hook forward priority mangle; meta l4proto udp meta mark set 0x4000; }; chain c { type nat hook postrouting priority 99; meta mark & 0x4000 == 0x4000 masquerade; }; }", "10.9.0.9", "unknown",
+			"kube-proxy's mark, perhaps", "table ip x { chain m { type filter hook forward priority mangle; meta l4proto udp " +
+				"meta mark set 0x4000; }; chain c { type nat hook postrouting priority 99; meta mark & 0x4000 == 0x4000 " +
+				"masquerade; }; }", "10.9.0.9", "unknown",
 			[]string{"meta mark & 0x4000", "192.0.2.1 by ip x c handle"},
 		},
 		{
-			"another mark", "table ip x { chain m { type filter hook forward priority mangle; meta mark set 0x77; }; chain c { type nat hook postrouting priority 99; meta mark 0x77 masquerade; }; }", "10.9.0.9", "foreign-masquerade",
+			"another mark", "table ip x { chain m { type filter hook forward priority mangle; meta mark set 0x77; }; chain c " +
+				"{ type nat hook postrouting priority 99; meta mark 0x77 masquerade; }; }", "10.9.0.9", "foreign-masquerade",
 			[]string{"10.9.0.9 sees 192.0.2.1"},
 		},
-		{"verdict map of networks", "table ip x { chain c { type nat hook postrouting priority 90; ip daddr vmap { 10.9.0.0/16 : accept, 10.10.0.0/16 : drop }; masquerade; }; }", "10.9.0.9", "exempt", []string{"10.9.0.9 sees 10.244.1.2"}},
-		{"verdict map of networks, not in it", "table ip x { chain c { type nat hook postrouting priority 90; ip daddr vmap { 10.8.0.0/16 : accept, 10.10.0.0/16 : drop }; masquerade; }; }", "10.9.0.9", "foreign-masquerade", []string{"192.0.2.1"}},
-		{"verdict map with *", "table ip x { chain m { masquerade; }; chain c { type nat hook postrouting priority 90; ip daddr vmap { 10.9.0.8 : accept, * : jump m }; }; }", "10.9.0.9", "foreign-masquerade", []string{"ip x m handle"}},
-		{"address map with *", "table ip x { chain c { type nat hook postrouting priority 90; snat to ip saddr map { 10.244.9.9 : 198.51.100.50, * : 198.51.100.51 }; }; }", "10.9.0.9", "foreign-snat", []string{"10.9.0.9 sees 198.51.100.51"}},
-		{"address map of networks", "table ip x { chain c { type nat hook postrouting priority 90; snat to ip saddr map { 10.244.0.0/16 : 198.51.100.50, 10.245.0.0/16 : 198.51.100.51 }; }; }", "10.9.0.9", "foreign-snat", []string{"10.9.0.9 sees 198.51.100.50"}},
 		{
-			"set with a quota", "table ip x { set s { type ipv4_addr; flags interval; quota 1 bytes; elements = { 10.9.0.0/16 }; }; chain c { type nat hook postrouting priority 90; ip daddr @s masquerade; }; }", "10.9.0.9", "unknown",
+			"verdict map of networks", "table ip x { chain c { type nat hook postrouting priority 90; ip daddr vmap { " +
+				"10.9.0.0/16 : accept, 10.10.0.0/16 : drop }; masquerade; }; }", "10.9.0.9", "exempt",
+			[]string{"10.9.0.9 sees 10.244.1.2"},
+		},
+		{
+			"verdict map of networks, not in it",
+			"table ip x { chain c { type nat hook postrouting priority 90; ip daddr vmap { 10.8.0.0/16 : accept, " +
+				"10.10.0.0/16 : drop }; masquerade; }; }", "10.9.0.9", "foreign-masquerade",
+			[]string{"192.0.2.1"},
+		},
+		{"verdict map with *", "table ip x { chain m { masquerade; }; chain c { type nat hook postrouting priority 90; ip " +
+			"daddr vmap { 10.9.0.8 : accept, * : jump m }; }; }", "10.9.0.9", "foreign-masquerade", []string{"ip x m handle"}},
+		{
+			"address map with *", "table ip x { chain c { type nat hook postrouting priority 90; snat to ip saddr map { " +
+				"10.244.9.9 : 198.51.100.50, * : 198.51.100.51 }; }; }", "10.9.0.9", "foreign-snat",
+			[]string{"10.9.0.9 sees 198.51.100.51"},
+		},
+		{
+			"address map of networks", "table ip x { chain c { type nat hook postrouting priority 90; snat to ip saddr map { " +
+				"10.244.0.0/16 : 198.51.100.50, 10.245.0.0/16 : 198.51.100.51 }; }; }", "10.9.0.9", "foreign-snat",
+			[]string{"10.9.0.9 sees 198.51.100.50"},
+		},
+		{
+			"set with a quota", "table ip x { set s { type ipv4_addr; flags interval; quota 1 bytes; elements = { " +
+				"10.9.0.0/16 }; }; chain c { type nat hook postrouting priority 90; ip daddr @s masquerade; }; }", "10.9.0.9",
+			"unknown",
 			[]string{"ip daddr @s", "192.0.2.1 by ip x c handle"},
 		},
-		{"set that counts", "table ip x { set s { type ipv4_addr; flags interval; counter; elements = { 10.9.0.0/16 }; }; chain c { type nat hook postrouting priority 90; ip daddr @s masquerade; }; }", "10.9.0.9", "foreign-masquerade", []string{"192.0.2.1"}},
 		{
-			"meter", "table ip x { set s { type ipv4_addr; flags dynamic; size 9; }; chain c { type nat hook postrouting priority 90; update @s { ip saddr limit rate over 1000/second } masquerade; }; }", "10.9.0.9", "unknown",
+			"set that counts", "table ip x { set s { type ipv4_addr; flags interval; counter; elements = { 10.9.0.0/16 }; }; " +
+				"chain c { type nat hook postrouting priority 90; ip daddr @s masquerade; }; }", "10.9.0.9", "foreign-masquerade",
+			[]string{"192.0.2.1"},
+		},
+		{
+			"meter", "table ip x { set s { type ipv4_addr; flags dynamic; size 9; }; chain c { type nat hook postrouting " +
+				"priority 90; update @s { ip saddr limit rate over 1000/second } masquerade; }; }", "10.9.0.9", "unknown",
 			[]string{"10.244.1.2, the source's own address"},
 		},
-		{"translation of the other family", "table inet x { chain c { type nat hook postrouting priority 90; snat ip6 to 2001:db8::77; }; }", "10.9.0.9", "exempt", []string{"10.9.0.9 sees 10.244.1.2"}},
-		{"mark of the packet's header", "table ip x { chain c { type filter hook postrouting priority 90; ip dscp set cs1; }; }", "10.9.0.9", "exempt", []string{"10.9.0.9 sees 10.244.1.2"}},
-		{"large set", "table ip x { set s { type ipv4_addr; flags interval,timeout; elements = { 10.9.0.0/16 timeout 1h }; }; chain c { type nat hook postrouting priority 90; ip daddr @s masquerade; }; }", "10.9.0.9", "foreign-masquerade", []string{"192.0.2.1"}},
+		{
+			"translation of the other family",
+			"table inet x { chain c { type nat hook postrouting priority 90; snat ip6 to 2001:db8::77; }; }", "10.9.0.9",
+			"exempt",
+			[]string{"10.9.0.9 sees 10.244.1.2"},
+		},
+		{
+			"mark of the packet's header",
+			"table ip x { chain c { type filter hook postrouting priority 90; ip dscp set cs1; }; }", "10.9.0.9", "exempt",
+			[]string{"10.9.0.9 sees 10.244.1.2"},
+		},
+		{
+			"large set", "table ip x { set s { type ipv4_addr; flags interval,timeout; elements = { 10.9.0.0/16 timeout 1h " +
+				"}; }; chain c { type nat hook postrouting priority 90; ip daddr @s masquerade; }; }", "10.9.0.9",
+			"foreign-masquerade",
+			[]string{"192.0.2.1"},
+		},
 	}
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		n := newTrafficNode(t)
 		n.enforce("", flag)
 		for i, tt := range situations {
 			if mode == nft.ModeIPTables { // in which the base chain exists
-				tt.rules = strings.ReplaceAll(tt.rules, "chain POSTROUTING { type nat hook postrouting priority 100;", "chain POSTROUTING {")
+				tt.rules = strings.ReplaceAll(tt.rules, "chain POSTROUTING { type nat hook postrouting priority 100;",
+					"chain POSTROUTING {")
 			}
 			if tt.rules != "" {
 				nfttest.NFT(t, n.top.Node, tt.rules, "-f", "-")
@@ -158,21 +234,66 @@ func TestExplainFollowsConnectionsBeyondOurRules(t *testing.T) {
 	const none, unknown = "nothing", "an address that is not known by ip x c"
 	for i, tt := range []struct{ rules, src, dst, code, sees string }{
 		{"", "192.0.2.1", "10.244.1.1", "local", "192.0.2.1"},
-		{"chain c { type nat hook postrouting priority 99; snat to 10.244.1.1; }", "192.0.2.1", "192.0.2.1", "foreign-snat", "10.244.1.1"},
-		{"chain c { type nat hook postrouting priority 99; oifname \"lo\" ip daddr 10.244.1.1 snat to 192.0.2.1; }", "10.244.1.1", "10.244.1.1", "foreign-snat", "192.0.2.1"},
-		{"chain c { type nat hook postrouting priority 99; snat to 192.0.2.1; }", "10.244.1.2", "10.244.1.1", "local", "10.244.1.2"},
-		{"chain c { type nat hook input priority 100; snat to 192.0.2.77; }", "10.244.1.2", "192.0.2.1", "foreign-snat", "192.0.2.77"},
-		{"chain c { type filter hook forward priority 0; ip daddr 203.0.113.0/24 drop; }", "10.244.1.2", "203.0.113.9", "dropped", none},
-		{"chain c { type filter hook forward priority 0; ip daddr 203.0.113.0/24 accept; drop; }", "10.244.1.2", "203.0.113.9", "masqueraded", "192.0.2.1"},
-		{"chain c { type filter hook postrouting priority 120; ip saddr set 192.0.2.77; }", "10.244.1.2", "10.9.0.9", "rewritten", "192.0.2.77"},
-		{"chain c { type filter hook prerouting priority raw; ip saddr 10.244.1.2 ip saddr set 10.244.1.77; }", "10.244.1.2", "203.0.113.9", "masqueraded", "192.0.2.1"},
-		{"chain c { type filter hook postrouting priority 120; meta l4proto tcp ip saddr set 192.0.2.77; }", "10.244.1.2", "10.9.0.9", "unknown", "192.0.2.77 by ip x c"},
-		{"chain c { type filter hook postrouting priority 120; ip saddr set ip daddr; }", "10.244.1.2", "10.9.0.9", "unknown", unknown},
-		{"chain c { type filter hook prerouting priority -150; ip daddr 10.9.0.9 ip daddr set 203.0.113.9; }", "10.244.1.2", "10.9.0.9", "translated-first", ""},
-		{"chain c { type filter hook forward priority 0; policy drop; ip daddr 10.9.0.0/16 accept; }", "10.244.1.2", "203.0.113.9", "dropped", "nft 'chain ip x c { policy accept; }'"},
-		{"chain c { type filter hook forward priority 0; policy drop; ip daddr 203.0.113.0/24 accept; }", "10.244.1.2", "203.0.113.9", "masqueraded", "192.0.2.1"},
-		{"chain c { type filter hook forward priority 0; policy drop; meta l4proto udp accept; }", "10.244.1.2", "203.0.113.9", "masqueraded", "192.0.2.1"},
-		{"chain c { type filter hook forward priority 0; policy drop; ct state invalid accept; }", "10.244.1.2", "203.0.113.9", "dropped", none},
+		{
+			"chain c { type nat hook postrouting priority 99; snat to 10.244.1.1; }", "192.0.2.1", "192.0.2.1", "foreign-snat",
+			"10.244.1.1",
+		},
+		{
+			"chain c { type nat hook postrouting priority 99; oifname \"lo\" ip daddr 10.244.1.1 snat to 192.0.2.1; }",
+			"10.244.1.1", "10.244.1.1", "foreign-snat", "192.0.2.1",
+		},
+		{
+			"chain c { type nat hook postrouting priority 99; snat to 192.0.2.1; }", "10.244.1.2", "10.244.1.1", "local",
+			"10.244.1.2",
+		},
+		{
+			"chain c { type nat hook input priority 100; snat to 192.0.2.77; }", "10.244.1.2", "192.0.2.1", "foreign-snat",
+			"192.0.2.77",
+		},
+		{
+			"chain c { type filter hook forward priority 0; ip daddr 203.0.113.0/24 drop; }", "10.244.1.2", "203.0.113.9",
+			"dropped", none,
+		},
+		{
+			"chain c { type filter hook forward priority 0; ip daddr 203.0.113.0/24 accept; drop; }", "10.244.1.2",
+			"203.0.113.9", "masqueraded", "192.0.2.1",
+		},
+		{
+			"chain c { type filter hook postrouting priority 120; ip saddr set 192.0.2.77; }", "10.244.1.2", "10.9.0.9",
+			"rewritten", "192.0.2.77",
+		},
+		{
+			"chain c { type filter hook prerouting priority raw; ip saddr 10.244.1.2 ip saddr set 10.244.1.77; }", "10.244.1.2",
+			"203.0.113.9", "masqueraded", "192.0.2.1",
+		},
+		{
+			"chain c { type filter hook postrouting priority 120; meta l4proto tcp ip saddr set 192.0.2.77; }", "10.244.1.2",
+			"10.9.0.9", "unknown", "192.0.2.77 by ip x c",
+		},
+		{
+			"chain c { type filter hook postrouting priority 120; ip saddr set ip daddr; }", "10.244.1.2", "10.9.0.9", "unknown",
+			unknown,
+		},
+		{
+			"chain c { type filter hook prerouting priority -150; ip daddr 10.9.0.9 ip daddr set 203.0.113.9; }", "10.244.1.2",
+			"10.9.0.9", "translated-first", "",
+		},
+		{
+			"chain c { type filter hook forward priority 0; policy drop; ip daddr 10.9.0.0/16 accept; }", "10.244.1.2",
+			"203.0.113.9", "dropped", "nft 'chain ip x c { policy accept; }'",
+		},
+		{
+			"chain c { type filter hook forward priority 0; policy drop; ip daddr 203.0.113.0/24 accept; }", "10.244.1.2",
+			"203.0.113.9", "masqueraded", "192.0.2.1",
+		},
+		{
+			"chain c { type filter hook forward priority 0; policy drop; meta l4proto udp accept; }", "10.244.1.2",
+			"203.0.113.9", "masqueraded", "192.0.2.1",
+		},
+		{
+			"chain c { type filter hook forward priority 0; policy drop; ct state invalid accept; }", "10.244.1.2",
+			"203.0.113.9", "dropped", none,
+		},
 		{"chain c { type nat hook prerouting priority -100; drop; }", "10.244.1.2", "203.0.113.9", "dropped", none},
 	} {
 		if tt.rules != "" {
@@ -180,10 +301,14 @@ func TestExplainFollowsConnectionsBeyondOurRules(t *testing.T) {
 		}
 		src, dst := netip.MustParseAddr(tt.src), netip.MustParseAddr(tt.dst)
 		x, text := n.explained(tt.dst, "--from", tt.src, "--config", n.path)
-		if x.Why.Code != tt.code || tt.code != "dropped" && tt.code != "unknown" && tt.code != "translated-first" && x.Sees != tt.sees || !strings.Contains(text, tt.sees) {
+		if x.Why.Code != tt.code || tt.code != "dropped" && tt.code != "unknown" && tt.code != "translated-first" &&
+			x.Sees != tt.sees || !strings.Contains(text, tt.sees) {
 			t.Errorf("%s: %+v, sees %q: %s", tt.rules, x.Why, x.Sees, text)
 		}
-		flow := nfttest.Flow{Proto: nfttest.UDP, From: n.top.Pod, To: n.top.Node, Src: netip.AddrPortFrom(src, 0), Dst: netip.AddrPortFrom(dst, uint16(6000+i))}
+		flow := nfttest.Flow{
+			Proto: nfttest.UDP, From: n.top.Pod, To: n.top.Node, Src: netip.AddrPortFrom(src, 0),
+			Dst: netip.AddrPortFrom(dst, uint16(6000+i)),
+		}
 		switch {
 		case strings.Contains(tt.rules, "hook input"):
 			flow.Proto = nfttest.TCP // a packet is received before this hook
@@ -215,8 +340,9 @@ func TestExplainAndStatusMentionLegacyNATRules(t *testing.T) {
 	if _, text := n.explained(args...); strings.Contains(text, "legacy") {
 		t.Error(text)
 	}
-	nfttest.Run(t, n.top.Node, "", "iptables-legacy", "-t", "nat", "-A", "POSTROUTING", "-d", "10.9.0.0/16", "-j", "MASQUERADE")
-	if x, text := n.explained(args...); len(x.First) == 0 || x.First[0] != "This answer ignores "+says {
+	nfttest.Run(t, n.top.Node, "", "iptables-legacy", "-t", "nat", "-A", "POSTROUTING", "-d", "10.9.0.0/16", "-j",
+		"MASQUERADE")
+	if x, text := n.explained(args...); len(x.Warnings) == 0 || x.Warnings[0].Msg != "This answer ignores "+says {
 		t.Error(text)
 	}
 	if status := unwrap(n.run("status").stdout); !strings.Contains(status, "The checks ignore "+says) {
@@ -327,7 +453,8 @@ func TestExplainHandlesInterfacesAndEnforcement(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft")
 	n := newTrafficNode(t)
-	const pods, another = "masqueradeSrcInterfaces: [\"pod*\"]\n", "table ip x { chain c { type nat hook postrouting priority 100; ip saddr 10.244.1.0/24 masquerade; }; }"
+	const pods, another = "masqueradeSrcInterfaces: [\"pod*\"]\n",
+		"table ip x { chain c { type nat hook postrouting priority 100; ip saddr 10.244.1.0/24 masquerade; }; }"
 	for i, tt := range []struct {
 		config, rules, dst, code, says string
 	}{
@@ -362,7 +489,8 @@ func TestExplainKnowsThatEnforcementLeavesHairpinsAlone(t *testing.T) {
 	nfttest.Require(t, "nft")
 	n := newTrafficNode(t)
 	n.enforce("masqueradeSrcCIDRs: [10.244.0.0/16, 'fd00:10:244::/48']\nenforceNonMasquerade: true\n", "--enable-ipv6")
-	nfttest.NFT(t, n.top.Node, "table inet x { chain c { type nat hook postrouting priority 90; masquerade; }; }", "-f", "-")
+	nfttest.NFT(t, n.top.Node, "table inet x { chain c { type nat hook postrouting priority 90; masquerade; }; }", "-f",
+		"-")
 	for _, tt := range []struct{ dst, src, code string }{
 		{n.top.PodV4.String(), n.top.PodV4.String(), "foreign-masquerade"},
 		{n.top.PodV6.String(), n.top.PodV6.String(), "foreign-masquerade"},

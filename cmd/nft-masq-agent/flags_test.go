@@ -22,7 +22,8 @@ func parseRun(t *testing.T, line string) *options.Options {
 func TestRejectedFlagValuesExitWithCode2(t *testing.T) {
 	tests := []string{
 		"--logtostderr=perhaps", "--v=1.5", "--masq-chain=-x", "--masq-chain=!x", "--to-ports=0",
-		"--to-ports=1024-2047,", "--to-ports=0-0", "--resync-interval=1.5", "--resync-interval=99999999999999999999", "--http-address=127.0.0.1:70000",
+		"--to-ports=1024-2047,", "--to-ports=0-0", "--resync-interval=1.5", "--resync-interval=99999999999999999999",
+		"--http-address=127.0.0.1:70000",
 		"--http-address=http://x:1", "--mode=legacy",
 	}
 	for _, arg := range tests {

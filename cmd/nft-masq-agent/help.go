@@ -31,14 +31,16 @@ func helpCommand() command {
 
 func programHelp(all []command) string {
 	var b strings.Builder
-	b.WriteString(answer.Line("nft-masq-agent decides on a Kubernetes node which pod traffic keeps the pod's IP and which is masqueraded to "+
+	b.WriteString(answer.Line("nft-masq-agent decides on a Kubernetes node which pod traffic keeps the pod's IP and "+
+		"which is masqueraded to "+
 		"the node's. It takes the config file and the flags of ip-masq-agent.", "") + "\n")
 	fmt.Fprintf(&b, "Usage: %s [COMMAND] [FLAGS]\n\n", program)
 	for _, c := range all {
 		b.WriteString(listed(c.name, c.about))
 	}
 	b.WriteString("\n" + answer.Line("run is the default command.", ""))
-	b.WriteString(answer.Line("Exit codes: 0 done, valid, in sync; 1 failed, invalid, out of sync, something to be done; 2 wrong usage.", ""))
+	b.WriteString(answer.Line("Exit codes: 0 done, valid, in sync; 1 failed, invalid, out of sync, something to be "+
+		"done; 2 wrong usage.", ""))
 	return answer.Fit(b.String())
 }
 
@@ -95,7 +97,8 @@ func flagHelp(fs *flag.FlagSet) string {
 		fmt.Fprintf(&b, "%s\n%s", strings.TrimRight("  "+dashes+f.Name+" "+value, " "), answer.Line(usage, "        "))
 	})
 	if klog {
-		b.WriteString(answer.Line("All other klog flags are accepted and ignored, so that the command lines of older agents keep working.", "  "))
+		b.WriteString(answer.Line("All other klog flags are accepted and ignored, so that the command lines of older "+
+			"agents keep working.", "  "))
 	}
 	return b.String()
 }

@@ -44,11 +44,20 @@ func spoil(n *testNode) {
 	b.AddTable(nfnetlink.IPv4, evilTable)
 	b.AddSet(nfnetlink.Set{Family: nfnetlink.IPv4, Table: evilTable, Name: evil + "set", KeyType: 7, KeyLen: 4})
 	b.AddChain(nfnetlink.Chain{Family: nfnetlink.IPv4, Table: evilTable, Name: evil + "chain"})
-	b.AddChain(nfnetlink.Chain{Family: nfnetlink.IPv4, Table: evilTable, Name: evil + "base", Policy: nfnetlink.Accept, Hook: &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100}})
+	b.AddChain(nfnetlink.Chain{
+		Family: nfnetlink.IPv4, Table: evilTable, Name: evil + "base", Policy: nfnetlink.Accept,
+		Hook: &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100},
+	})
 	comment := append([]byte{0, byte(len(evil) + 1)}, evil+"\x00"...)
-	source := []expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 4}, &expr.Lookup{SourceRegister: 1, SetName: evil + "set"}}
+	source := []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 4},
+		&expr.Lookup{SourceRegister: 1, SetName: evil + "set"},
+	}
 	rule := func(chain string, exprs ...expr.Any) {
-		b.AddRule(nfnetlink.Rule{Family: nfnetlink.IPv4, Table: evilTable, Chain: chain, Exprs: nfnetlink.Marshal(nfnetlink.IPv4, exprs...), UserData: comment})
+		b.AddRule(nfnetlink.Rule{
+			Family: nfnetlink.IPv4, Table: evilTable, Chain: chain,
+			Exprs: nfnetlink.Marshal(nfnetlink.IPv4, exprs...), UserData: comment,
+		})
 	}
 	rule(evil+"chain", append(source, &expr.Masq{})...)
 	rule(evil+"base", &expr.Verdict{Kind: expr.VerdictJump, Chain: evil + "chain"})
@@ -107,7 +116,10 @@ func TestForeignNamesAreNotPrintedRaw(t *testing.T) {
 		t.Errorf("log: %q in\n%s", obeyed(text()), text())
 	}
 	spoil(n)
-	for _, args := range []string{"status", "status -o json", "explain 10.1.2.3", "explain --live 10.1.2.3 -o json", "cleanup --legacy"} {
+	for _, args := range []string{
+		"status", "status -o json", "explain 10.1.2.3", "explain --live 10.1.2.3 -o json",
+		"cleanup --legacy",
+	} {
 		got := n.run(strings.Fields(args)...)
 		if text := got.stdout + got.stderr; obeyed(text) != "" || strings.Contains(text, "\nin sync: all is well") {
 			t.Errorf("%s prints %q in\n%s", args, obeyed(text), text)
@@ -121,12 +133,19 @@ func TestNoNameOfADeviceOrArgumentIsPrintedRaw(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	const device = "\x1b[2J\u202e\"\\"
 	n := newNode(t)
-	n.check(netns.AddVeth(netns.End{NS: n.NS, Dev: device, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}}, netns.End{NS: n.NS, Dev: "far", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}}))
+	n.check(netns.AddVeth(netns.End{NS: n.NS, Dev: device, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}},
+		netns.End{NS: n.NS, Dev: "far", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}}))
 	n.check(n.LinkUp(device))
 	n.check(n.LinkUp("far"))
 	n.check(n.AddAddr(device, netip.MustParsePrefix("203.0.113.1/24")))
-	n.check(n.AddRoute(netns.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("203.0.113.9"), Dev: device}))
-	for _, config := range []string{"", "masqueradeOutInterfaces: [eth0]\n", "nonMasqueradeOutInterfaces: ['\u202a*', '?*', \"\\e*\"]\n", "masqueradeSrcInterfaces: [\"\\e*\"]\n"} {
+	n.check(n.AddRoute(netns.Route{
+		Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("203.0.113.9"),
+		Dev: device,
+	}))
+	for _, config := range []string{
+		"", "masqueradeOutInterfaces: [eth0]\n",
+		"nonMasqueradeOutInterfaces: ['\u202a*', '?*', \"\\e*\"]\n", "masqueradeSrcInterfaces: [\"\\e*\"]\n",
+	} {
 		n.write(config)
 		d := n.start()
 		d.await("starting")

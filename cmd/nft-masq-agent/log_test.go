@@ -43,7 +43,10 @@ func TestTextLog(t *testing.T) {
 }
 
 func TestDetailsAreLoggedFromLevel4On(t *testing.T) {
-	for flags, want := range map[string]string{"": "", "--v=2": "", "--v=3": "", "--v=4": "detail", "--v=10": "detail", "--v=-1": ""} {
+	for flags, want := range map[string]string{
+		"": "", "--v=2": "", "--v=3": "", "--v=4": "detail", "--v=10": "detail",
+		"--v=-1": "",
+	} {
 		var b bytes.Buffer
 		newLogger(zapcore.AddSync(&b), *parseRun(t, flags)).Debug("detail")
 		if (b.Len() > 0) != (want != "") || !strings.Contains(b.String(), want) {

@@ -48,6 +48,7 @@ func commands() []command {
 
 // An environment is what a command uses besides its arguments.
 type environment struct {
+	command        string // its name
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	terminal       bool   // whether stderr is one

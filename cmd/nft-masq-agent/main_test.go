@@ -94,6 +94,7 @@ func runHere(t *testing.T, args ...string) result {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
 	code := dispatch(t.Context(), commands(), args, testEnvironment(t, &stdout, &stderr))
+	validate(t, args, stdout.String())
 	return result{stdout.String(), stderr.String(), code}
 }
 

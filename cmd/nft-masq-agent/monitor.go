@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -14,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
@@ -29,9 +31,9 @@ func monitorCommand() command {
 	return command{
 		name:  "monitor",
 		about: "print each change of nftables on this node, and which program made it",
-		details: "Until it is interrupted, or --for is over, it prints the time of each transaction, the program, its tables, " +
-			"how many objects changed, and whether they include this agent's rules. While it listens, programs that fill " +
-			"large sets take up to twice the time and ten times the memory.",
+		details: "Until it is interrupted, or --for is over, it prints the time of each transaction, the program, its " +
+			"tables, how many objects changed, and whether they include this agent's rules. While it listens, programs that " +
+			"fill large sets take up to twice the time and ten times the memory.",
 		examples: []string{program + " monitor", program + " monitor --for 1h -o json"},
 		flags: func(fs *flag.FlagSet) action {
 			f := monitorFlags{nodeFlags: addNodeFlags(fs)}
@@ -51,15 +53,20 @@ func positiveDuration(s string) (time.Duration, error) {
 
 // A rulesetChange is one change as it is printed.
 type rulesetChange struct {
-	Version  int      `json:"version"`
-	Time     string   `json:"time"` // RFC 3339, UTC
-	Program  string   `json:"program"`
-	PID      int      `json:"pid"` // 0 if it has ended already
-	Tables   []string `json:"tables"`
-	Messages int      `json:"messages"`
-	// Ours means that rules of this agent changed, or what they refer to, and ByAgent that
-	// this agent made the change, or another instance of it.
-	Ours    bool `json:"ours"`
+	answer.Head
+	// Time of the change.
+	Time string `json:"time"`
+	// Program that made the change.
+	Program string `json:"program"`
+	// PID of the program, 0 if it has ended already.
+	PID int `json:"pid"`
+	// Tables that changed, family and name.
+	Tables []string `json:"tables"`
+	// Messages is how many objects changed.
+	Messages int `json:"messages"`
+	// Ours means that rules of this agent changed, or objects to which they refer.
+	Ours bool `json:"ours"`
+	// ByAgent means that this agent made the change, or another instance of it.
 	ByAgent bool `json:"byAgent"`
 	// Lost means that the kernel had more changes than it could report.
 	Lost bool `json:"lost"`
@@ -86,8 +93,13 @@ func (f *monitorFlags) monitor(ctx context.Context, e environment) (int, error) 
 		case err != nil:
 			return exitFailed, err
 		}
-		text := func(all []rulesetChange) string { return all[0].String() }
-		if err := list(e.stdout, f.output, []rulesetChange{f.describe(c)}, text); err != nil {
+		change := f.describe(c)
+		text := change.String()
+		if f.output == outputJSON {
+			change.Head = answer.NewHead(e.command)
+			text, err = answer.JSONLine(change)
+		}
+		if err = cmp.Or(err, write(e.stdout, text)); err != nil {
 			return exitFailed, err
 		}
 	}
@@ -95,12 +107,13 @@ func (f *monitorFlags) monitor(ctx context.Context, e environment) (int, error) 
 
 func (f *monitorFlags) describe(c nfnetlink.Change) rulesetChange {
 	out := rulesetChange{
-		Version: 1, Time: time.Now().UTC().Format("2006-01-02T15:04:05.000Z07:00"), Program: c.Process, PID: processOf(c.Thread),
+		Time: time.Now().UTC().Format("2006-01-02T15:04:05.000Z07:00"), Program: c.Process, PID: processOf(c.Thread),
 		Tables: []string{}, Messages: c.Messages, ByAgent: strings.HasPrefix(c.Process, program), Lost: c.Lost,
 	}
 	own := xtables.WithSubchains(f.Chain)
 	for _, changed := range c.Chains {
-		if name := fmt.Sprintf("%s %s", changed.Family, nfnetlink.Printable(changed.Table)); !slices.Contains(out.Tables, name) {
+		if name := fmt.Sprintf("%s %s", changed.Family, nfnetlink.Printable(changed.Table)); !slices.Contains(out.Tables,
+			name) {
 			out.Tables = append(out.Tables, name)
 		}
 		out.Ours = out.Ours || changed.Family == nfnetlink.Inet && changed.Table == nft.TableName ||

@@ -50,6 +50,7 @@ func TestMonitorNamesTheProgramOfEachChange(t *testing.T) {
 				t.Helper()
 				line, err := out.ReadString('\n')
 				n.check(err)
+				validate(t, []string{"monitor", "-o", "json"}, line)
 				decoder := json.NewDecoder(strings.NewReader(line))
 				decoder.DisallowUnknownFields()
 				n.check(decoder.Decode(&c))
@@ -81,14 +82,18 @@ func TestMonitorEndsByItself(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	for _, wrong := range []string{"0s", "-1s", "soon"} {
-		if got := n.run("monitor", "--for="+wrong); got.code != exitUsage || !strings.Contains(got.stderr, "must be a duration such as 10m") {
+		if got := n.run("monitor", "--for="+wrong); got.code != exitUsage ||
+			!strings.Contains(got.stderr, "must be a duration such as 10m") {
 			t.Errorf("--for=%s: %+v", wrong, got)
 		}
 	}
 }
 
 func TestChangesAreALineOfText(t *testing.T) {
-	c := rulesetChange{Time: "2026-01-02T03:04:05.006Z", Program: "nft", PID: 7, Tables: []string{"ip nat", "inet x"}, Messages: 3}
+	c := rulesetChange{
+		Time: "2026-01-02T03:04:05.006Z", Program: "nft", PID: 7, Tables: []string{"ip nat", "inet x"},
+		Messages: 3,
+	}
 	for _, tt := range []struct {
 		change func(*rulesetChange)
 		want   string

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
@@ -12,43 +13,72 @@ import (
 	"nft-masq-agent/config"
 )
 
-// refuse prints the problems of the files, each on a line that begins with its
-// position and, on a terminal, followed by the line of the file.
-func refuse(e environment, err error) (int, error) {
-	var problems config.Problems
-	if !errors.As(err, &problems) {
-		return exitFailed, err
-	}
-	for _, p := range problems {
-		printProblem(e, "", p)
-	}
-	return exitFailed, nil
-}
+// A response is what a command answers.
+type response interface{ Begin() *answer.Head }
 
-func printProblem(e environment, severity string, p config.Problem) {
+func printProblem(e environment, p config.Problem) {
+	severity := ""
+	if p.Level > config.Mistake {
+		severity = p.Level.String() + ": "
+	}
 	_, _ = fmt.Fprintf(e.stderr, "%s%v\n", severity, p)
 	if caret := p.Caret(); e.terminal && caret != "" {
 		_, _ = fmt.Fprintln(e.stderr, caret)
 	}
 }
 
-// warn prints the warnings of the files to stderr.
-func warn(e environment, l options.Loaded) {
-	for _, p := range l.Problems.Remarks() {
-		printProblem(e, p.Level.String()+": ", p)
+// reply prints an answer as JSON or as text, which is wrapped only on a terminal. Problems of
+// the files are a part of the JSON, and go to stderr otherwise. The exit code is that of the
+// errors.
+func (e environment) reply(format string, r response, files ...config.Problem) (int, error) {
+	var err error
+	if format == outputJSON {
+		r.Begin().Take(files)
+		var text string
+		if text, err = answer.JSON(r); err == nil {
+			err = write(e.stdout, text)
+		}
+	} else {
+		for _, p := range files {
+			printProblem(e, p)
+		}
+		err = e.print(func(w *bufio.Writer) { _, _ = w.WriteString(r.(fmt.Stringer).String()) })
 	}
+	if err != nil || len(r.Begin().Errors)+len(config.Problems(files).Faults()) > 0 {
+		return exitFailed, err
+	}
+	return exitDone, nil
 }
 
-// reply prints an answer as JSON or as text, which is wrapped only on a terminal.
-func (e environment) reply(format string, v any, text func() string) error {
-	if format == outputJSON {
-		s, err := answer.JSON(v)
-		if err != nil {
-			return err
+// fail reports why a command failed: each problem of the files on a line that begins with its
+// position and, on a terminal, followed by the line of the file. As JSON it is an answer.
+func (e environment) fail(format string, err error) {
+	var problems config.Problems
+	wrong := errors.As(err, new(usageError))
+	if !errors.As(err, &problems) {
+		id := "failed"
+		if wrong {
+			id = "usage"
 		}
-		return write(e.stdout, s)
+		problems = config.Problems{{ID: id, Msg: err.Error()}}
+	} else if format != outputJSON {
+		for _, p := range problems {
+			printProblem(e, p)
+		}
+		return
 	}
-	return e.print(func(w *bufio.Writer) { _, _ = w.WriteString(text()) })
+	if format == outputJSON {
+		h := answer.NewHead(e.command)
+		h.Take(problems)
+		if text, err := answer.JSON(h); err == nil {
+			_ = write(e.stdout, text)
+		}
+		return
+	}
+	_, _ = fmt.Fprintf(e.stderr, "%s %s: %v\n", program, e.command, err)
+	if wrong {
+		_, _ = fmt.Fprintf(e.stderr, "see %s %s --help\n", program, e.command)
+	}
 }
 
 // print prints long text output while it is written, wrapped only on a terminal.
@@ -80,3 +110,6 @@ const (
 	outputText = "text"
 	outputJSON = "json"
 )
+
+// asksForJSON finds -o json among arguments, which may be wrong ones.
+var asksForJSON = regexp.MustCompile(`(^|\x00)--?(o|output)[=\x00]json(\x00|$)`)

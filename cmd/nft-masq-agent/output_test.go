@@ -44,7 +44,8 @@ func TestNonRegularFileIsAnErrorInBothFormats(t *testing.T) {
 	if err := json.Unmarshal([]byte(got.stdout), &report); err != nil || got.code != exitFailed || got.stderr != "" {
 		t.Fatalf("json: %+v: %v", got, err)
 	}
-	if len(report.Errors) != 1 || report.Errors[0].ID != "config" || !strings.HasPrefix(report.Errors[0].Msg, says) || report.Valid {
+	if len(report.Errors) != 1 || report.Errors[0].ID != "config" || !strings.HasPrefix(report.Errors[0].Msg, says) ||
+		report.Config.Accepted {
 		t.Errorf("json: %+v", report)
 	}
 }

@@ -18,14 +18,19 @@ func TestRuleBeforeOurJumpIsReportedAndDecides(t *testing.T) {
 		d := n.start(flag, "--resync-interval=3600")
 		d.began(wants(t, "", flag))
 		for _, rule := range []string{"-d 203.0.113.0/24 -j ACCEPT", "-d 198.51.100.0/24 -o wg0 -j RETURN"} {
-			if out, err := n.Output("", "iptables-nft", append(strings.Fields("-t nat -I POSTROUTING"), strings.Fields(rule)...)...); err != nil {
+			if out, err := n.Output("", "iptables-nft",
+				append(strings.Fields("-t nat -I POSTROUTING"), strings.Fields(rule)...)...); err != nil {
 				t.Fatalf("%s: %v", out, err)
 			}
 		}
 		text := unwrap(n.run("status").stdout)
 		for _, want := range map[nft.Mode][]string{
-			nft.ModeNFTables: {"accepts 203.0.113.0/24, which no longer exempts it: add it to nonMasqueradeCIDRs", "ip nat POSTROUTING handle"},
-			nft.ModeIPTables: {"accepts 203.0.113.0/24 before the jump to this agent's chain, so these connections are not masqueraded", "ip nat POSTROUTING handle"},
+			nft.ModeNFTables: {
+				"accepts 203.0.113.0/24, which no longer exempts it: add it to nonMasqueradeCIDRs",
+				"ip nat POSTROUTING handle",
+			},
+			nft.ModeIPTables: {"accepts 203.0.113.0/24 before the jump to this agent's chain, so these connections are not " +
+				"masqueraded", "ip nat POSTROUTING handle"},
 		}[mode] {
 			if !strings.Contains(text, want) {
 				t.Errorf("status: %q is not in %s", want, text)
@@ -71,7 +76,10 @@ func TestRulesThatOverrodeTheOlderAgentAreReported(t *testing.T) {
 		sees := func(when string, want map[string]string) {
 			t.Helper()
 			for dst, source := range want {
-				s, err := top.Send(nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, Dst: netip.AddrPortFrom(netip.MustParseAddr(dst), 5000)})
+				s, err := top.Send(nfttest.Flow{
+					Proto: nfttest.UDP, From: top.Pod,
+					Dst: netip.AddrPortFrom(netip.MustParseAddr(dst), 5000),
+				})
 				if err != nil || s.Seen.Addr().String() != source {
 					t.Errorf("%s: %s sees %s, want %s: %v", when, dst, s.Seen, source, err)
 				}
@@ -85,8 +93,12 @@ func TestRulesThatOverrodeTheOlderAgentAreReported(t *testing.T) {
 			accepted, snatted string
 			why, translating  string
 		}{
-			nft.ModeNFTables: {node, snat, "accepts 198.51.100.0/24, which no longer exempts it: add it to nonMasqueradeCIDRs", "1"},
-			nft.ModeIPTables: {pod, node, "accepts 198.51.100.0/24 before the jump to this agent's chain, so these connections are not masqueraded", "0"},
+			nft.ModeNFTables: {
+				node, snat, "accepts 198.51.100.0/24, which no longer exempts it: add it to nonMasqueradeCIDRs",
+				"1",
+			},
+			nft.ModeIPTables: {pod, node, "accepts 198.51.100.0/24 before the jump to this agent's chain, so these " +
+				"connections are not masqueraded", "0"},
 		}[mode]
 		if line["event"] != "foreign_exemption" || line["why"] != is.why {
 			t.Errorf("logged: %v", line)
@@ -101,7 +113,8 @@ func TestRulesThatOverrodeTheOlderAgentAreReported(t *testing.T) {
 		}
 		sees("after the take-over", map[string]string{accepted: is.accepted, snatted: is.snatted})
 		d.until("the metrics", func() bool {
-			return n.metric("nft_masq_agent_foreign_exempting_rules") == "1" && n.metric("nft_masq_agent_foreign_translating_rules") == is.translating
+			return n.metric("nft_masq_agent_foreign_exempting_rules") == "1" &&
+				n.metric("nft_masq_agent_foreign_translating_rules") == is.translating
 		})
 		text := unwrap(n.run("status", flag).stdout)
 		for _, want := range why {
@@ -126,7 +139,10 @@ func TestLegacyIPTablesRulesOfAnAgentAreReportedWithTheCommandThatShowsThem(t *t
 	d := n.start("--http-address", httpAddress, "--takeover", "--resync-interval=1")
 	d.began(wants(t, ""))
 	d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_chains") == "0" })
-	for _, args := range []string{"-N MY-MASQ", "-A POSTROUTING -o eth9 -j MY-MASQ", "-A MY-MASQ -m comment --comment ip-masq-agent:_x -j MASQUERADE"} {
+	for _, args := range []string{
+		"-N MY-MASQ", "-A POSTROUTING -o eth9 -j MY-MASQ",
+		"-A MY-MASQ -m comment --comment ip-masq-agent:_x -j MASQUERADE",
+	} {
 		words := strings.Fields(args)
 		for i := range words {
 			words[i] = strings.ReplaceAll(words[i], "_", " ")

@@ -20,11 +20,11 @@ func TestRunAndStatusReportUncoveredPods(t *testing.T) {
 		}
 	}
 	r, _ := n.status()
-	if len(problems(r, "pod-cidr")) != 2 || !strings.Contains(r.Problems[0].Msg, "10.244.0.0/16") {
-		t.Errorf("with the agent's flags: %q", r.Problems)
+	if len(problems(r, "pod-cidr")) != 2 || !strings.Contains(r.Errors[0].Msg, "10.244.0.0/16") {
+		t.Errorf("with the agent's flags: %q", r.Problems())
 	}
 	if r, _ := n.status("--pod-cidr=10.1.2.0/24"); len(problems(r, "pod-cidr")) != 0 {
-		t.Errorf("of covered pods: %q", r.Problems)
+		t.Errorf("of covered pods: %q", r.Problems())
 	}
 	if text := n.run("status").stdout; !strings.HasPrefix(text, "pod CIDR 10.244.0.0/16 is not exempted") {
 		t.Errorf("status begins\n%s", text)
@@ -33,14 +33,15 @@ func TestRunAndStatusReportUncoveredPods(t *testing.T) {
 	n.swap(exempting("10.244.0.0/15", "10.1.0.0/16"))
 	d.await("config_applied")
 	if r, _ := n.status(); len(problems(r, "pod-cidr")) != 0 {
-		t.Errorf("after the change: %q", r.Problems)
+		t.Errorf("after the change: %q", r.Problems())
 	}
 	n.swap(exempting("10.0.0.0/8") + "forceMasqueradeCIDRs: [10.245.7.0/24]\n")
 	line := d.await("pod_cidr_not_covered")
-	if why := line.Text("why"); !strings.HasPrefix(why, n.path+":") || !strings.Contains(why, "reaches into pod CIDR 10.245.0.0/16") {
+	if why := line.Text("why"); !strings.HasPrefix(why, n.path+":") ||
+		!strings.Contains(why, "reaches into pod CIDR 10.245.0.0/16") {
 		t.Errorf("after the second change: %q", why)
 	}
 	if r, _ := n.status(); len(problems(r, "pod-cidr")) != 1 {
-		t.Errorf("after the second change: %q", r.Problems)
+		t.Errorf("after the second change: %q", r.Problems())
 	}
 }

@@ -33,7 +33,8 @@ func TestReadmeShowsWhatTheCommandsPrint(t *testing.T) {
 
 	n := newTrafficNode(t)
 	n.write(text[1])
-	n.check(os.WriteFile(filepath.Join(filepath.Dir(n.path), "proposed"), []byte(strings.Replace(text[1], leftOut, "", 1)), 0o644))
+	n.check(os.WriteFile(filepath.Join(filepath.Dir(n.path), "proposed"), []byte(strings.Replace(text[1], leftOut, "", 1)),
+		0o644))
 	d := n.startCommand(n.command(nil, "run", "--config", n.path, "--probe-socket", n.socket))
 	d.began(wants(t, text[1]))
 	n.open(nfttest.TCP, "203.0.113.9:443")
@@ -49,11 +50,13 @@ func TestReadmeShowsWhatTheCommandsPrint(t *testing.T) {
 			if printed.Len() > 0 {
 				printed.WriteString("\n")
 			}
-			printed.WriteString(line + strings.TrimRight(general(strings.ReplaceAll(out.String(), n.socket, options.DefaultProbeSocket), cmd.Dir), "\n") + "\n")
+			printed.WriteString(line + strings.TrimRight(general(strings.ReplaceAll(out.String(), n.socket,
+				options.DefaultProbeSocket), cmd.Dir), "\n") + "\n")
 		}
 	}
 	if *update && cmp.Diff(words(block[1]), words(printed.String())) != "" {
-		n.check(os.WriteFile(filepath.Join(root, name), []byte(strings.Replace(document, block[1], printed.String(), 1)), 0o644))
+		n.check(os.WriteFile(filepath.Join(root, name), []byte(strings.Replace(document, block[1], printed.String(), 1)),
+			0o644))
 		return
 	}
 	if diff := cmp.Diff(words(printed.String()), words(general(block[1], "/etc/config"))); diff != "" {

@@ -87,7 +87,8 @@ func firstColumn(table string) []string {
 func TestDocumentsShowTheListingsOfTheCases(t *testing.T) {
 	listings := 0
 	for _, d := range documents(t) {
-		for _, m := range regexp.MustCompile("(?s)<!-- listing: (\\S+) -->\n```\n(.*?)```").FindAllStringSubmatch(readDocument(t, d), -1) {
+		listing := regexp.MustCompile("(?s)<!-- listing: (\\S+) -->\n```\n(.*?)```")
+		for _, m := range listing.FindAllStringSubmatch(readDocument(t, d), -1) {
 			listings++
 			// Documents omit the lines that replace the table.
 			want := readDocument(t, m[1])
@@ -172,7 +173,8 @@ func TestTestsNamedInDocumentsExist(t *testing.T) {
 	if len(named) == 0 {
 		t.Fatal("no test is named")
 	}
-	out, err := exec.CommandContext(t.Context(), "grep", "-rhoE", "--include=*_test.go", `^func Test[A-Za-z0-9]+\(`, root).Output()
+	out, err := exec.CommandContext(t.Context(), "grep", "-rhoE", "--include=*_test.go", `^func Test[A-Za-z0-9]+\(`,
+		root).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,10 +231,12 @@ func TestPoliciesInTheDocumentsAreValid(t *testing.T) {
 	policies := 0
 	_, table, _ := strings.Cut(readDocument(t, "config/README.md"), "## Policies people ask for")
 	table, _, _ = strings.Cut(table, "\n## ")
-	for _, m := range regexp.MustCompile("`([A-Za-z]+CIDRs|[A-Za-z]+Interfaces|[A-Za-z]+Addresses|masq[A-Za-z]+): [^`]+`").FindAllString(table, -1) {
+	policy := regexp.MustCompile("`([A-Za-z]+CIDRs|[A-Za-z]+Interfaces|[A-Za-z]+Addresses|masq[A-Za-z]+): [^`]+`")
+	for _, m := range policy.FindAllString(table, -1) {
 		policies++
 		text := strings.Trim(m, "`")
-		if _, problems := config.Parse(config.Defaults{}, config.Source{Name: "config/README.md", Data: []byte(text)}); len(problems) > 0 {
+		if _, problems := config.Parse(config.Defaults{},
+			config.Source{Name: "config/README.md", Data: []byte(text)}); len(problems) > 0 {
 			t.Errorf("%s: %v", text, problems)
 		}
 	}
@@ -266,7 +270,8 @@ func TestPoliciesInTheDocumentsShowTheFarEndsView(t *testing.T) {
 				sources = text
 			case strings.HasPrefix(text, config.KeyEnforceNonMasquerade):
 				text += sources
-				foreign = "table inet cni { chain c { type nat hook postrouting priority 100; ip saddr 10.244.0.0/16 masquerade; }; }"
+				foreign = "table inet cni { chain c { type nat hook postrouting priority 100; ip saddr 10.244.0.0/16 " +
+					"masquerade; }; }"
 			}
 			want := wants(t, text).On(addrs("198.51.100.11", "198.51.100.21"))
 			k := n.kernel()
@@ -300,7 +305,10 @@ func (n trafficNode) sees(policy, dst, from, as string, port uint16) {
 	if err != nil {
 		src = netip.AddrPortFrom(netip.MustParseAddr(from), 0)
 	}
-	flow := nfttest.Flow{Proto: nfttest.UDP, From: n.top.Pod, Src: src, Dst: netip.AddrPortFrom(netip.MustParseAddr(dst), port)}
+	flow := nfttest.Flow{
+		Proto: nfttest.UDP, From: n.top.Pod, Src: src,
+		Dst: netip.AddrPortFrom(netip.MustParseAddr(dst), port),
+	}
 	if src.Addr() == n.top.NodeV4 {
 		flow.From = n.top.Node
 	}

@@ -33,14 +33,16 @@ func readyCommand() command {
 		name:  "ready",
 		about: "ask this container's agent whether it is ready, and if not, why",
 		details: "For exec probes: the kubelet shows what they print, and a socket in a volume of the pod reaches no other " +
-			"pod's agent. Exit code 0 means yes, 1 no or no response. As an init container of another pod, --wait-for keeps the " +
-			"pod from sending anything before its node has rules.",
+			"pod's agent. Exit code 0 means yes, 1 no or no response. As an init container of another pod, --wait-for keeps " +
+			"the pod from sending anything before its node has rules.",
 		examples: []string{program + " ready", program + " ready --alive", program + " ready --wait-for 192.0.2.1:9717"},
 		flags: func(fs *flag.FlagSet) action {
 			var f readyFlags
-			options.AddFlag(fs, &f.socket, "probe-socket", options.DefaultProbeSocket, "`PATH` of the agent's unix socket", options.ParseSocketPath)
+			options.AddFlag(fs, &f.socket, "probe-socket", options.DefaultProbeSocket, "`PATH` of the agent's unix socket",
+				options.ParseSocketPath)
 			fs.BoolVar(&f.alive, "alive", false, "ask whether its loop is running, as a liveness probe does")
-			options.AddFlag(fs, &f.waitFor, "wait-for", "", "wait until the agent at `HOST:PORT`, its --http-address, has installed rules", options.ParseHTTPAddress)
+			options.AddFlag(fs, &f.waitFor, "wait-for", "",
+				"wait until the agent at `HOST:PORT`, its --http-address, has installed rules", options.ParseHTTPAddress)
 			return func(ctx context.Context, _ []string, e environment) (int, error) {
 				if f.waitFor != "" {
 					return exitDone, f.wait(ctx, e)

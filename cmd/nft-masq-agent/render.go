@@ -29,8 +29,8 @@ func renderCommand() command {
 	return command{
 		name: "render", operands: "[FILE]",
 		about: "print what run would install",
-		details: "nft is for nft -f, which replaces the whole table; unlike the agent, it does not guarantee that every packet " +
-			"gets the right verdict meanwhile. iptables is for iptables-restore --noflush. win-bridge is the policy " +
+		details: "nft is for nft -f, which replaces the whole table; unlike the agent, it does not guarantee that every " +
+			"packet gets the right verdict meanwhile. iptables is for iptables-restore --noflush. win-bridge is the policy " +
 			"for Windows nodes of the same cluster, an entry of the list policies of a win-bridge configuration. " +
 			"Flags that are not given are those of the running agent. Nothing is written to the kernel.",
 		examples: []string{
@@ -66,9 +66,11 @@ func (f *renderFlags) render(_ context.Context, operands []string, e environment
 		f.Mode = nft.ModeIPTables
 	}
 	l, err := f.Load()
-	warn(e, l)
 	if err != nil {
-		return refuse(e, err)
+		return exitFailed, l.Why(err)
+	}
+	for _, p := range l.Problems {
+		printProblem(e, p)
 	}
 	if l.Ruleset, err = e.onThisNode(l.Ruleset); err != nil {
 		return exitFailed, err
@@ -86,7 +88,7 @@ func (f *renderFlags) render(_ context.Context, operands []string, e environment
 		}
 	}
 	if err != nil {
-		return refuse(e, err)
+		return exitFailed, err
 	}
 	return exitDone, write(e.stdout, text)
 }

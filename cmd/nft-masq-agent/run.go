@@ -32,7 +32,8 @@ func runCommand() command {
 		name:  "run",
 		about: "run the daemon: apply the config and keep it applied",
 		details: "It reads the config, writes to the kernel only what differs, follows the file, and restores the rules if " +
-			"another program changes them. It exits on SIGTERM and SIGINT, and the rules stay; SIGHUP makes it re-check everything at once.",
+			"another program changes them. It exits on SIGTERM and SIGINT, and the rules stay; SIGHUP makes it re-check " +
+			"everything at once.",
 		examples: []string{
 			program + " run",
 			program + " run --config /etc/config --http-address 127.0.0.1:9717",
@@ -66,10 +67,12 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 	defer lines.Close(lastLines)
 	log := newLogger(lines, o)
 	lines.report = func(lost uint64) {
-		log.Warn("log lines were lost because nothing read the log", zap.String("event", "log_lines_lost"), zap.Uint64("lost", lost))
+		log.Warn("log lines were lost because nothing read the log", zap.String("event", "log_lines_lost"),
+			zap.Uint64("lost", lost))
 	}
 	if path := o.IgnoredLogFile(); path != "" {
-		log.Warn("--log_file is not written: the log goes to standard output", zap.String("event", "log_file_ignored"), zap.String("path", path))
+		log.Warn("--log_file is not written: the log goes to standard output", zap.String("event", "log_file_ignored"),
+			zap.String("path", path))
 	}
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
@@ -90,7 +93,9 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 
 // startAgent starts the loop and its inputs. The returned channel is closed when
 // all of them have ended.
-func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *zap.Logger, hangup <-chan os.Signal, lostLines func() uint64) <-chan struct{} {
+func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *zap.Logger, hangup <-chan os.Signal,
+	lostLines func() uint64,
+) <-chan struct{} {
 	files, warnings, reread := watch.Follow(ctx, o.ConfigPath, func() (agent.Files, string) {
 		sources, err := config.Read(o.ConfigPath)
 		return agent.Files{Sources: sources, Err: err}, fingerprint(sources, err)
@@ -106,7 +111,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 			Lock: running.Lock, Holder: running.Holder,
 		},
 		agent.NewHost(k, o.AcceptForeign),
-		agent.Settings{Options: o, Version: build().Version, Commit: build().Commit, Args: args(), LostLines: lostLines},
+		agent.Settings{Options: o, Version: build().Release, Commit: build().Commit, Args: args(), LostLines: lostLines},
 		log,
 	)
 	var all sync.WaitGroup

@@ -19,7 +19,8 @@ func secretFiles(secret string) map[string]string {
 		"token": "eyJhbGciOi." + secret, "password": secret, "namespace": secret + "\n",
 		"config":          "apiVersion: v1\nkind: Config\nusers:\n- name: admin\n  user: {token: " + secret + "}\n",
 		"config.json":     `{"auths": {"registry.example": {"auth": "` + secret + `"}}}`,
-		"credentials.yml": "password: " + secret + "\n", "id.yaml": secret, "key.yaml": key, "broken.json": `{"token": "` + secret,
+		"credentials.yml": "password: " + secret + "\n", "id.yaml": secret, "key.yaml": key, "broken.json": `{"token": "` +
+			secret,
 	}
 }
 

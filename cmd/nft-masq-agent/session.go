@@ -8,6 +8,7 @@ import (
 	"io/fs"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
@@ -151,6 +152,37 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 		f.unknown = fmt.Sprintf("The kernel enforces %s, not %s of the config (%s)", f.Hash, s.Ruleset.Hash(), s.ConfigPath)
 	}
 	return f, nil
+}
+
+// head returns the beginning of an answer.
+func (s *session) head() answer.Head {
+	h := answer.NewHead(s.command)
+	if s.whose != "" {
+		h.Add(config.Note, "flags", "%s", s.whose)
+	}
+	return h
+}
+
+// files returns the problems of the files.
+func (s *session) files() config.Problems {
+	return append(s.Problems.Remarks(), config.ProblemsOf(s.rejected)...)
+}
+
+// why adds to an error about the files whose flags are used, and their warnings.
+func (s *session) why(err error) error {
+	if errors.As(err, new(config.Problems)) {
+		return append(s.head().Notes, s.files()...)
+	}
+	return err
+}
+
+// config describes the files, and what the kernel has instead.
+func (s *session) config(now inForce) answer.Config {
+	c := answer.NewConfig(*s.Options, s.Loaded, s.rejected)
+	if now.Hash != c.Hash {
+		c.Enforced = now.Hash
+	}
+	return c
 }
 
 // judge returns a judge of connections for a ruleset that the kernel has.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"slices"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
@@ -19,9 +20,9 @@ func statusCommand() command {
 	return command{
 		name:  "status",
 		about: "compare the kernel with the config; what is wrong on this node comes first",
-		details: "It lists each difference, counts connections, and names other programs' rules on this node that interfere. " +
-			"Flags that are not given are those of the running agent. Exit code 0 means that the kernel is in sync with a " +
-			"valid config, and that nothing has to be done. Nothing is written.",
+		details: "It lists each difference, counts connections, and names other programs' rules on this node that " +
+			"interfere. Flags that are not given are those of the running agent. Exit code 0 means that the kernel is in " +
+			"sync with a valid config, and that nothing has to be done. Nothing is written.",
 		examples: []string{
 			program + " status",
 			"kubectl exec -n kube-system nft-masq-agent-abcde -- /nft-masq-agent status",
@@ -45,15 +46,11 @@ func (f *nodeFlags) status(ctx context.Context, _ []string, e environment) (int,
 	if err := s.consistently(func() (err error) { r, err = s.report(ctx); return err }); err != nil {
 		return exitFailed, hinted(err)
 	}
-	if err := e.reply(f.output, r, r.String); err != nil || len(r.Problems.Faults()) > 0 {
-		return exitFailed, err
-	}
-	return exitDone, nil
+	return e.reply(f.output, &r)
 }
 
 func (s *session) report(ctx context.Context) (answer.Status, error) {
-	r := answer.NewStatus(*s.Options, s.Loaded, s.rejected)
-	r.Whose = s.whose
+	r := answer.NewStatus(s.head(), *s.Options, s.Loaded, s.rejected)
 	if pid, found := running.Holder(); s.agent != nil {
 		if found && pid != s.agent.PID {
 			s.agent.SecondAgent = pid
@@ -63,13 +60,14 @@ func (s *session) report(ctx context.Context) (answer.Status, error) {
 		r.SetAgent(running.Report{PID: pid})
 	}
 	for _, line := range legacyIPTables(s.proc) {
-		r.Add(config.Warning, "older-agent", "%s", line)
+		r.Add(config.Error, "older-agent", "%s", line)
 	}
 	if err := s.compare(ctx, &r); err != nil {
 		return r, err
 	}
 	for _, ipv6 := range []bool{false, true} {
-		if text := legacyNAT(s.proc, ipv6); text != "" {
+		text := legacyNAT(s.proc, ipv6)
+		if text != "" && !slices.ContainsFunc(r.Errors, func(p config.Problem) bool { return p.ID == "older-agent" }) {
 			r.Add(config.Warning, "legacy-tables", "The checks ignore %s", text)
 		}
 	}
@@ -139,10 +137,10 @@ func (s *session) examine(ctx context.Context, r *answer.Status, want nft.Rulese
 	if err != nil {
 		return err
 	}
-	r.Problems = append(r.Problems, answer.Interfaces(want.Policy.AbsentInterfaces(links))...)
+	r.Take(answer.Interfaces(want.Policy.AbsentInterfaces(links)))
 	for _, p := range answer.UncoveredPods(want.Policy, s.PodCIDRs) {
 		p.Level = config.Error // here: check warns of what may be meant
-		r.Problems = append(r.Problems, p)
+		r.Take(config.Problems{p})
 	}
 	return nil
 }

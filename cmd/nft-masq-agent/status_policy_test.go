@@ -21,11 +21,12 @@ func TestStatusShowsSinceWhenThePolicyIsEnforced(t *testing.T) {
 	policy := func(what, why, config string) running.Policy {
 		t.Helper()
 		r, _ := n.status()
-		if len(r.Agents) != 1 || r.Agents[0].Policy == nil {
-			t.Fatalf("the agent did not say: %+v", r.Agents)
+		if r.Agent == nil || r.Agent.Policy == nil {
+			t.Fatalf("the agent did not say: %+v", r.Agent)
 		}
-		p := *r.Agents[0].Policy
-		if p.What != what || p.Why != why || p.Hash != wants(t, config).Hash() || p.Since.IsZero() || p.Changed.Before(p.Since) {
+		p := *r.Agent.Policy
+		if p.What != what || p.Why != why || p.Hash != wants(t, config).Hash() || p.Since.IsZero() ||
+			p.Changed.Before(p.Since) {
 			t.Errorf("%+v, want %s (%s)", p, what, why)
 		}
 		return p
@@ -40,7 +41,8 @@ func TestStatusShowsSinceWhenThePolicyIsEnforced(t *testing.T) {
 	}
 	nfttest.NFT(t, n.NS, "", "flush", "chain", "inet", nft.TableName, "postrouting")
 	line := d.await("rules_restored")
-	restored := policy(fmt.Sprintf("rules restored, differences: %v", line["differences"]), "changed by another program", second)
+	restored := policy(fmt.Sprintf("rules restored, differences: %v", line["differences"]), "changed by another program",
+		second)
 	if !restored.Since.Equal(changed.Since) || !restored.Changed.After(changed.Changed) {
 		t.Errorf("restored: %+v, before that %+v", restored, changed)
 	}
@@ -48,8 +50,8 @@ func TestStatusShowsSinceWhenThePolicyIsEnforced(t *testing.T) {
 		t.Errorf("no %q in\n%s", restored, text)
 	}
 	d.stop()
-	if r, _ := n.status(); len(r.Agents) != 0 {
-		t.Errorf("after its end: %+v", r.Agents)
+	if r, _ := n.status(); r.Agent != nil {
+		t.Errorf("after its end: %+v", r.Agent)
 	}
 }
 
@@ -60,7 +62,7 @@ func TestStatusNamesAnAgentThatDoesNotAnswer(t *testing.T) {
 	d := n.start("--probe-socket", n.socket+"-elsewhere")
 	d.began(wants(t, ""))
 	r, code := n.status("--config", n.path)
-	if code != exitDone || len(r.Agents) != 1 || r.Agents[0].PID != d.Pid || r.Agents[0].Policy != nil || r.Whose != "" {
+	if code != exitDone || r.Agent == nil || r.Agent.PID != d.Pid || r.Agent.Policy != nil || len(r.Notes) > 0 {
 		t.Errorf("exit code %d: %+v", code, r)
 	}
 }

@@ -10,7 +10,8 @@ import (
 
 func TestStandardInputCanBeTheConfig(t *testing.T) {
 	for _, args := range []string{
-		"check --config -", "check --config /dev/stdin", "check -", "render -", "render --config -", "explain 10.1.2.3 --config -",
+		"check --config -", "check --config /dev/stdin", "check -", "render -", "render --config -",
+		"explain 10.1.2.3 --config -",
 	} {
 		for input, want := range map[string]int{"masqLinkLocal: true\n": exitDone, "masqLinkLocal: 5\n": exitFailed} {
 			var out strings.Builder
@@ -40,7 +41,8 @@ func TestErrorsNameFlagsWithTwoDashes(t *testing.T) {
 
 func TestVersionAsJSON(t *testing.T) {
 	var v buildInfo
-	if got := runHere(t, "version", "-o", "json"); json.Unmarshal([]byte(got.stdout), &v) != nil || v.Program != program || v.Version == "" {
+	if got := runHere(t, "version", "-o", "json"); json.Unmarshal([]byte(got.stdout), &v) != nil || v.Program != program ||
+		v.Release == "" {
 		t.Errorf("%+v", got)
 	}
 }
@@ -53,7 +55,8 @@ func TestCleanupRemovesOnlyWhatWasRequested(t *testing.T) {
 	n.enforce("")
 	nfttest.NFT(t, n.top.Node, staleChain, "-f", "-")
 	before := n.kernelText()
-	if got := n.run("cleanup", "--legacy", "--dry-run"); got.code != exitDone || !strings.Contains(got.stdout, "would remove table inet nft-masq-agent\n") ||
+	if got := n.run("cleanup", "--legacy", "--dry-run"); got.code != exitDone ||
+		!strings.Contains(got.stdout, "would remove table inet nft-masq-agent\n") ||
 		!strings.Contains(got.stdout, "would remove another agent's chain IP-MASQ") || n.kernelText() != before {
 		t.Errorf("--dry-run: %+v", got)
 	}

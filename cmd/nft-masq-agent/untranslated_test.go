@@ -52,11 +52,13 @@ func TestDroppedPacketsOfPodsAreCounted(t *testing.T) {
 				break
 			}
 		}
-		if got := n.metric(`nft_masq_agent_untranslated_packets_total{family="` + family.name + `"}`); got != want || reported != want {
+		if got := n.metric(`nft_masq_agent_untranslated_packets_total{family="` + family.name + `"}`); got != want ||
+			reported != want {
 			t.Errorf("%s: metric %s, status %s, want %s", family.name, got, reported, want)
 		}
 	}
-	if got := n.run("status"); !strings.Contains(got.stdout, "2 packets of pods without a connection, dropped (dropInvalid)") {
+	if got := n.run("status"); !strings.Contains(got.stdout,
+		"2 packets of pods without a connection, dropped (dropInvalid)") {
 		t.Errorf("%+v", got)
 	}
 }

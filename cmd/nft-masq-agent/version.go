@@ -7,32 +7,40 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 )
 
 // Set by the linker: -X main.version=v1.2.3 -X main.commit=HASH. Otherwise they
 // are derived from the repository by Go.
 var version, commit string
 
-// A buildInfo describes what this program was built from. As JSON, fields are only
-// ever added.
+// A buildInfo describes what this program was built from.
 type buildInfo struct {
-	Program   string `json:"program"`
-	Version   string `json:"version"`
-	Commit    string `json:"commit"`
+	answer.Head
+	// Program is the name of the program.
+	Program string `json:"program"`
+	// Release is the version of the program, devel if it has none.
+	Release string `json:"release"`
+	// Commit of the source, with -dirty if that was modified.
+	Commit string `json:"commit"`
+	// GoVersion that built the program.
 	GoVersion string `json:"goVersion"`
-	Platform  string `json:"platform"`
+	// Platform is operating system and architecture.
+	Platform string `json:"platform"`
 }
 
 func build() buildInfo {
-	b := buildInfo{program, version, commit, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH}
+	b := buildInfo{answer.NewHead("version"), program, version, commit, runtime.Version(), runtime.GOOS + "/" +
+		runtime.GOARCH}
 	info, ok := debug.ReadBuildInfo()
-	if ok && b.Version == "" && info.Main.Version != "(devel)" {
-		b.Version = info.Main.Version
+	if ok && b.Release == "" && info.Main.Version != "(devel)" {
+		b.Release = info.Main.Version
 	}
 	if ok && b.Commit == "" {
 		b.Commit = revision(info.Settings)
 	}
-	b.Version, b.Commit = cmp.Or(b.Version, "devel"), cmp.Or(b.Commit, "unknown")
+	b.Release, b.Commit = cmp.Or(b.Release, "devel"), cmp.Or(b.Commit, "unknown")
 	return b
 }
 
@@ -50,8 +58,8 @@ func revision(settings []debug.BuildSetting) string {
 	return commit + modified
 }
 
-func (b buildInfo) String() string {
-	return fmt.Sprintf("%s %s\ncommit %s\n%s %s\n", b.Program, b.Version, b.Commit, b.GoVersion, b.Platform)
+func (b *buildInfo) String() string {
+	return fmt.Sprintf("%s %s\ncommit %s\n%s %s\n", b.Program, b.Release, b.Commit, b.GoVersion, b.Platform)
 }
 
 func versionCommand() command {
@@ -63,7 +71,8 @@ func versionCommand() command {
 			var output string
 			addOutput(fs, &output)
 			return func(_ context.Context, _ []string, e environment) (int, error) {
-				return exitDone, e.reply(output, build(), build().String)
+				b := build()
+				return e.reply(output, &b)
 			}
 		},
 	}

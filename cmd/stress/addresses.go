@@ -126,7 +126,8 @@ const onTheLink = "192.0.2.211"
 // change, by hand and so some connections later. Meanwhile answers go nowhere. It
 // returns how many TCP connections were lost.
 func changedByHand(ctx context.Context, b *bench) (lost uint64, err error) {
-	c, problems := config.Parse(config.Defaults{}, config.Source{Name: "stress", Data: []byte("snatAddresses: [" + onTheLink + "]\n")})
+	c, problems := config.Parse(config.Defaults{},
+		config.Source{Name: "stress", Data: []byte("snatAddresses: [" + onTheLink + "]\n")})
 	if err := problems.Err(); err != nil {
 		return 0, err
 	}
@@ -143,7 +144,8 @@ func changedByHand(ctx context.Context, b *bench) (lost uint64, err error) {
 		return 0, err
 	}
 	target := nfttest.Target{Proto: nfttest.TCP, Dst: netip.MustParseAddr(masqueraded[0]), Masqueraded: true}
-	if b.hammer, err = b.top.StartHammerFrom([]netip.Addr{b.top.NodeV4, netip.MustParseAddr(onTheLink)}, target); err != nil {
+	if b.hammer, err = b.top.StartHammerFrom([]netip.Addr{b.top.NodeV4, netip.MustParseAddr(onTheLink)},
+		target); err != nil {
 		return 0, err
 	}
 	if err := b.flows(ctx, 20); err != nil {

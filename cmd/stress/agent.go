@@ -10,7 +10,8 @@ import (
 
 // startAgent starts the binary in the node's namespace.
 func (b *bench) startAgent(mode nft.Mode, args ...string) (*agent.Agent, error) {
-	a, err := agent.Start(b.top.Node, nfttest.Command(b.binary, append([]string{"run", "--config", b.config, "--mode", string(mode)}, args...)...))
+	a, err := agent.Start(b.top.Node,
+		nfttest.Command(b.binary, append([]string{"run", "--config", b.config, "--mode", string(mode)}, args...)...))
 	if err == nil {
 		b.agents = append(b.agents, a)
 	}

@@ -50,9 +50,11 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	fs.SetOutput(stderr)
 	fs.StringVar(&s.agent, "agent", "bin/nft-masq-agent", "`PATH` of the agent")
 	fs.DurationVar(&s.each, "each", 15*time.Second, "time for each scenario and each bad recipe")
-	fs.Uint64Var(&s.flows, "flows", 1_000_000, "least `NUMBER` of connections in total: the scenarios are repeated until then")
+	fs.Uint64Var(&s.flows, "flows", 1_000_000,
+		"least `NUMBER` of connections in total: the scenarios are repeated until then")
 	fs.DurationVar(&s.limit, "limit", 20*time.Minute, "most time in total")
-	fs.IntVar(&s.heals, "heals", 40, "`TIMES` that the rules are destroyed in each way, for each number of CIDRs, to measure the healing")
+	fs.IntVar(&s.heals, "heals", 40,
+		"`TIMES` that the rules are destroyed in each way, for each number of CIDRs, to measure the healing")
 	only := fs.String("only", "", "run only what matches the `PATTERN`, and the control")
 	if err := fs.Parse(args); err != nil {
 		return settings{}, err

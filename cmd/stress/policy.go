@@ -88,7 +88,11 @@ func policiesWith(n int, keys [2][]string) (both [2]policy, err error) {
 			return both, err
 		}
 		both[i] = policy{text: []byte(b.String()), ruleset: map[nft.Mode]nft.Ruleset{
-			nft.ModeNFTables: nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true, Marks: []nft.Mark{{Value: 0x4000, Mask: 0x4000}, {Value: 0x2000, Mask: 0x2000}}}).On(addresses(floating)),
+			nft.ModeNFTables: nft.Compile(c,
+				nft.Options{
+					Layout: native.Layout{}, RandomFully: true,
+					Marks: []nft.Mark{{Value: 0x4000, Mask: 0x4000}, {Value: 0x2000, Mask: 0x2000}},
+				}).On(addresses(floating)),
 			nft.ModeIPTables: nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: chain}}),
 		}}
 	}

@@ -35,14 +35,17 @@ func (r *report) fail(format string, args ...any) {
 }
 
 func (r *report) begin(now time.Time) {
-	r.printf("Linux %s, %d processors, %s, %s", r.machine.release, r.machine.processors, runtime.GOARCH, now.UTC().Format(time.DateOnly))
+	r.printf("Linux %s, %d processors, %s, %s", r.machine.release, r.machine.processors, runtime.GOARCH,
+		now.UTC().Format(time.DateOnly))
 }
 
 // overtime is how long a scenario may exceed its duration.
 const overtime = 3 * time.Minute
 
 // bench runs fn on a new node.
-func (r *report) bench(ctx context.Context, s settings, fn func(context.Context, *bench) error) (*bench, nfttest.Tally, error) {
+func (r *report) bench(ctx context.Context, s settings, fn func(context.Context, *bench) error) (*bench, nfttest.Tally,
+	error,
+) {
 	b, err := openBench(ctx, s.agent)
 	if err != nil {
 		return nil, nfttest.Tally{}, err
@@ -62,7 +65,8 @@ func (r *report) bench(ctx context.Context, s settings, fn func(context.Context,
 
 // scenarios repeats the selected scenarios until there were enough connections.
 func (r *report) scenarios(ctx context.Context, s settings) {
-	r.printf("\n%-46s %8s %9s %6s %6s  %s", "what happens to the agent", "updates", "flows", "WRONG", "LEAK", "while rules were missing")
+	r.printf("\n%-46s %8s %9s %6s %6s  %s", "what happens to the agent", "updates", "flows", "WRONG", "LEAK",
+		"while rules were missing")
 	for turn := 0; turn == 0 || r.flows < s.flows; turn++ {
 		before := r.flows
 		for _, sc := range scenarios() {
@@ -145,7 +149,8 @@ func (r *report) healing(ctx context.Context, s settings) {
 	if s.heals == 0 {
 		return
 	}
-	r.printf("\nfrom the attacker's commit to the repair\n%-26s %-13s %6s %6s %9s %9s %9s", "what is done to the rules", "mode", "CIDRs", "times", "p50", "p99", "max")
+	r.printf("\nfrom the attacker's commit to the repair\n%-26s %-13s %6s %6s %9s %9s %9s", "what is done to the rules",
+		"mode", "CIDRs", "times", "p50", "p99", "max")
 	for _, cidrs := range []int{10, 1000} {
 		times := s.heals
 		if cidrs == 1000 {

@@ -347,7 +347,10 @@ func takenOver(mode nft.Mode) func(context.Context, *bench) error {
 			if err := a.Stop(); err != nil {
 				return err
 			}
-			for program, exempt := range map[string]string{"iptables-nft-restore": "10.0.0.0/8", "ip6tables-nft-restore": "fd00::/8"} {
+			for program, exempt := range map[string]string{
+				"iptables-nft-restore":  "10.0.0.0/8",
+				"ip6tables-nft-restore": "fd00::/8",
+			} {
 				if _, err := b.top.Node.Output(fmt.Sprintf(olderRules, olderChain, exempt), program, "--noflush"); err != nil {
 					return err
 				}

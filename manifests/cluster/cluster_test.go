@@ -42,7 +42,10 @@ type count struct{ connections, explained, wrong int }
 
 // Addresses of the outside host: the first of its link, the second masqueraded
 // to by the sample config, the third exempt.
-var outsideAddrs = []string{"192.0.2.100/24", "198.51.100.1/32", "10.9.0.9/32", "2001:db8::100/64", "2001:db8:1::1/128", "fd00:9::9/128"}
+var outsideAddrs = []string{
+	"192.0.2.100/24", "198.51.100.1/32", "10.9.0.9/32", "2001:db8::100/64", "2001:db8:1::1/128",
+	"fd00:9::9/128",
+}
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
@@ -63,21 +66,26 @@ func newWorld(t *testing.T) *world {
 	for i := 1; i <= 2; i++ {
 		ns := nfttest.NewNS(t, fmt.Sprintf("node%d", i))
 		port := fmt.Sprintf("port%d", i)
-		must(t, netns.AddVeth(netns.End{NS: w.outside, Dev: port, MAC: mac(2 * i)}, netns.End{NS: ns, Dev: "eth0", MAC: mac(2*i + 1)}))
+		must(t, netns.AddVeth(netns.End{NS: w.outside, Dev: port, MAC: mac(2 * i)},
+			netns.End{NS: ns, Dev: "eth0", MAC: mac(2*i + 1)}))
 		w.ip(w.outside, "link set "+port+" master br0", "link set "+port+" up",
-			fmt.Sprintf("route add 10.244.%d.0/24 via 192.0.2.%d", i, 10+i), fmt.Sprintf("-6 route add fd00:10:244:%d::/64 via 2001:db8::%d", i, 10+i))
+			fmt.Sprintf("route add 10.244.%d.0/24 via 192.0.2.%d", i, 10+i),
+			fmt.Sprintf("-6 route add fd00:10:244:%d::/64 via 2001:db8::%d", i, 10+i))
 		other := 3 - i
 		for _, name := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
 			must(t, ns.Sysctl(name, "1"))
 		}
-		w.ip(ns, "link set eth0 up", fmt.Sprintf("address add 192.0.2.%d/24 dev eth0", 10+i), fmt.Sprintf("address add 2001:db8::%d/64 dev eth0 nodad", 10+i),
+		w.ip(ns, "link set eth0 up", fmt.Sprintf("address add 192.0.2.%d/24 dev eth0", 10+i),
+			fmt.Sprintf("address add 2001:db8::%d/64 dev eth0 nodad", 10+i),
 			"route add default via 192.0.2.100", "-6 route add default via 2001:db8::100",
-			fmt.Sprintf("route add 10.244.%d.0/24 via 192.0.2.%d", other, 10+other), fmt.Sprintf("-6 route add fd00:10:244:%d::/64 via 2001:db8::%d", other, 10+other))
+			fmt.Sprintf("route add 10.244.%d.0/24 via 192.0.2.%d", other, 10+other),
+			fmt.Sprintf("-6 route add fd00:10:244:%d::/64 via 2001:db8::%d", other, 10+other))
 		inside = append(inside, ns)
 	}
 	w.Control = cluster.StartControl(t, w.outside, p, "192.0.2.100", "*")
 	w.Tools(os.Getenv("MANIFEST_TOOLS"))
-	w.Start(w.outside, "scheduler", "kube-scheduler", "--kubeconfig="+w.Kubeconfig(), "--leader-elect=false", "--cert-dir="+w.Dir)
+	w.Start(w.outside, "scheduler", "kube-scheduler", "--kubeconfig="+w.Kubeconfig(), "--leader-elect=false",
+		"--cert-dir="+w.Dir)
 	for i, ns := range inside {
 		w.nodes = append(w.nodes, w.NewNode(ns, i+1))
 		w.nodes[i].Start()
@@ -150,8 +158,14 @@ func (w *world) images(p cluster.Programs) {
 	agent, _ := agentArchive(w.t)
 	archives := []string{agent}
 	for _, image := range []cluster.Image{
-		{Names: []string{"localhost/pause:1", "registry.k8s.io/pause:3.10.1"}, Files: map[string]string{"/pause": p.Bin("pause")}, Entrypoint: []string{"/pause"}},
-		{Names: []string{"localhost/coredns:1"}, Files: map[string]string{"/coredns": p.Bin("coredns")}, Entrypoint: []string{"/coredns"}},
+		{
+			Names: []string{"localhost/pause:1", "registry.k8s.io/pause:3.10.1"},
+			Files: map[string]string{"/pause": p.Bin("pause")}, Entrypoint: []string{"/pause"},
+		},
+		{
+			Names: []string{"localhost/coredns:1"}, Files: map[string]string{"/coredns": p.Bin("coredns")},
+			Entrypoint: []string{"/coredns"},
+		},
 		{
 			Names: []string{"registry.k8s.io/e2e-test-images/regression-issue-74839:1.4"},
 			Files: map[string]string{"/server": p.Bin("regression-issue-74839")}, Entrypoint: []string{"/server"},
@@ -176,7 +190,8 @@ const agnhostImage = "registry.k8s.io/e2e-test-images/agnhost:2.59"
 func agnhost(t *testing.T, p cluster.Programs) cluster.Image {
 	t.Helper()
 	image := cluster.Image{
-		Names: []string{agnhostImage, "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"}, Files: map[string]string{"/agnhost": p.Bin("agnhost")},
+		Names:      []string{agnhostImage, "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"},
+		Files:      map[string]string{"/agnhost": p.Bin("agnhost")},
 		Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"},
 	}
 	for path, name := range map[string]string{
@@ -214,7 +229,8 @@ func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 func (w *world) record(name, header string) {
 	w.t.Helper()
 	columns := strings.Count(header, "|") + 1
-	table := fmt.Sprintf("%s, Kubernetes %s, Linux %s:\n\n| %s |\n|%s\n%s\n", time.Now().UTC().Format(time.DateOnly), w.version(),
+	table := fmt.Sprintf("%s, Kubernetes %s, Linux %s:\n\n| %s |\n|%s\n%s\n", time.Now().UTC().Format(time.DateOnly),
+		w.version(),
 		strings.TrimSpace(w.Sh("uname -r")), header, strings.Repeat("---|", columns), strings.Join(w.rows, "\n"))
 	w.t.Logf("\n%s", table)
 	if w.t.Failed() || os.Getenv("CLUSTER_WRITE") != "1" {

@@ -30,7 +30,10 @@ func (p Programs) Debian(path string) string { return filepath.Join(string(p), "
 
 // path is the search path for all of them.
 func (p Programs) path() string {
-	return strings.Join([]string{p.Bin(""), p.Debian("usr/bin"), p.Debian("usr/sbin"), os.Getenv("PATH"), "/usr/sbin", "/sbin"}, ":")
+	return strings.Join([]string{
+		p.Bin(""), p.Debian("usr/bin"), p.Debian("usr/sbin"), os.Getenv("PATH"), "/usr/sbin",
+		"/sbin",
+	}, ":")
 }
 
 // A Control is a control plane in a network namespace.
@@ -65,7 +68,8 @@ func StartControl(t testing.TB, ns *nfttest.NS, p Programs, address, controllers
 		}
 	})
 	root, err := filepath.Abs(".")
-	for _, none := os.Stat(filepath.Join(root, "go.mod")); none != nil && root != "/"; _, none = os.Stat(filepath.Join(root, "go.mod")) {
+	for _, none := os.Stat(filepath.Join(root, "go.mod")); none != nil &&
+		root != "/"; _, none = os.Stat(filepath.Join(root, "go.mod")) {
 		root = filepath.Dir(root)
 	}
 	if err != nil {
@@ -76,19 +80,28 @@ func StartControl(t testing.TB, ns *nfttest.NS, p Programs, address, controllers
 	if err != nil {
 		t.Fatal(err)
 	}
-	keyFile := c.Write("sa.key", string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})))
+	keyFile := c.Write("sa.key", string(pem.EncodeToMemory(&pem.Block{
+		Type:  "RSA PRIVATE KEY",
+		Bytes: x509.MarshalPKCS1PrivateKey(key),
+	})))
 	tokens := c.Write("tokens", "test,admin,admin,system:masters\n")
 	c.kubeconfig = c.Write("kubeconfig", fmt.Sprintf(clientConfig, address))
 	c.Env = append(os.Environ(), "KUBECONFIG="+c.kubeconfig, "PATH="+p.path())
 
 	c.Start(ns, "etcd", "etcd", "--data-dir="+filepath.Join(dir, "etcd"), "--unsafe-no-fsync")
-	c.Start(ns, "apiserver", "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--bind-address=0.0.0.0", "--advertise-address="+address,
-		"--cert-dir="+dir, "--token-auth-file="+tokens, "--authorization-mode=RBAC", "--service-cluster-ip-range=10.96.0.0/16,fd00:10:96::/112",
-		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+keyFile, "--service-account-signing-key-file="+keyFile,
-		"--allow-privileged", "--feature-gates=SizeBasedListCostEstimate=false", "--kubelet-preferred-address-types=InternalIP")
+	c.Start(ns, "apiserver", "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--bind-address=0.0.0.0",
+		"--advertise-address="+address,
+		"--cert-dir="+dir, "--token-auth-file="+tokens, "--authorization-mode=RBAC",
+		"--service-cluster-ip-range=10.96.0.0/16,fd00:10:96::/112",
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+keyFile,
+		"--service-account-signing-key-file="+keyFile,
+		"--allow-privileged", "--feature-gates=SizeBasedListCostEstimate=false",
+		"--kubelet-preferred-address-types=InternalIP")
 	c.Eventually("namespace", "default")
-	c.Start(ns, "controller-manager", "kube-controller-manager", "--kubeconfig="+c.kubeconfig, "--leader-elect=false", "--use-service-account-credentials=false",
-		"--cert-dir="+dir, "--root-ca-file="+filepath.Join(dir, "apiserver.crt"), "--service-account-private-key-file="+keyFile,
+	c.Start(ns, "controller-manager", "kube-controller-manager", "--kubeconfig="+c.kubeconfig, "--leader-elect=false",
+		"--use-service-account-credentials=false",
+		"--cert-dir="+dir, "--root-ca-file="+filepath.Join(dir, "apiserver.crt"), "--service-account-private-key-file="+
+			keyFile,
 		// A machine that is busy is not a node that is gone.
 		"--node-monitor-grace-period=10m", "--controllers="+controllers)
 	c.Eventually("namespace", "kube-system")
@@ -98,7 +111,8 @@ func StartControl(t testing.TB, ns *nfttest.NS, p Programs, address, controllers
 // Tools has commands find kustomize and helm in a directory: the namespace has
 // no network for go run.
 func (c *Control) Tools(dir string) {
-	c.Env = append(c.Env, "KUSTOMIZE="+filepath.Join(dir, "kustomize"), "HELM="+filepath.Join(dir, "helm"), "PATH="+dir+":"+c.programs.path())
+	c.Env = append(c.Env, "KUSTOMIZE="+filepath.Join(dir, "kustomize"), "HELM="+filepath.Join(dir, "helm"), "PATH="+dir+
+		":"+c.programs.path())
 }
 
 // Write writes a file that goes with the test.
@@ -181,7 +195,8 @@ func (c *Control) Try(line string) (string, error) {
 // Get decodes what kubectl get prints of one object; there may be none.
 func (c *Control) Get(into any, args ...string) bool {
 	c.T.Helper()
-	cmd := exec.Command(c.programs.Bin("kubectl"), append([]string{"--namespace=kube-system", "get", "--output=json"}, args...)...)
+	cmd := exec.Command(c.programs.Bin("kubectl"),
+		append([]string{"--namespace=kube-system", "get", "--output=json"}, args...)...)
 	cmd.Env = c.Env
 	var out, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &stderr

@@ -62,11 +62,20 @@ func (i *Image) Archive(t testing.TB, file string) {
 	must(w.Close())
 	config, err := json.Marshal(map[string]any{
 		"architecture": runtime.GOARCH, "os": "linux",
-		"config": map[string]any{"Entrypoint": i.Entrypoint, "Cmd": i.Cmd, "Env": append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin:/"}, i.Env...)},
-		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer.Bytes()))}},
+		"config": map[string]any{
+			"Entrypoint": i.Entrypoint, "Cmd": i.Cmd,
+			"Env": append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin:/"}, i.Env...),
+		},
+		"rootfs": map[string]any{
+			"type":     "layers",
+			"diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer.Bytes()))},
+		},
 	})
 	must(err)
-	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": i.Names, "Layers": []string{"layer.tar"}}})
+	manifest, err := json.Marshal([]map[string]any{{
+		"Config": "config.json", "RepoTags": i.Names,
+		"Layers": []string{"layer.tar"},
+	}})
 	must(err)
 	must(os.MkdirAll(filepath.Dir(file), 0o755))
 	out, err := os.Create(file)

@@ -95,7 +95,10 @@ func TestNoWrongSourceThroughTheLifeOfAnAgent(t *testing.T) {
 	rollout := "kubectl -n kube-system rollout status daemonset/nft-masq-agent --timeout=3m"
 	during := func(what string, happens func()) { w.during(what, hosts["near"], plain, families, happens) }
 
-	during("rolling update", func() { w.Sh("kubectl -n kube-system rollout restart daemonset/nft-masq-agent; " + rollout) })
+	during("rolling update", func() {
+		w.Sh("kubectl -n kube-system rollout restart daemonset/nft-masq-agent; " +
+			rollout)
+	})
 	during("a config that is rejected, and its repair", func() {
 		w.apply("nonMasqueradeCIDRs: [10.0.0.1/8]\n")
 		w.touch(node)
@@ -122,11 +125,12 @@ func TestNoWrongSourceThroughTheLifeOfAnAgent(t *testing.T) {
 	enforced.foreign = false
 	w.configure(enforced)
 	w.nft(node, kindnet)
-	w.during("kindnet's rules loaded again and again, with enforceNonMasquerade", hosts["near"], enforced, families, func() {
-		for range 500 {
-			w.nft(node, "delete table inet kindnet-ipmasq\n"+kindnet)
-		}
-	})
+	w.during("kindnet's rules loaded again and again, with enforceNonMasquerade", hosts["near"], enforced, families,
+		func() {
+			for range 500 {
+				w.nft(node, "delete table inet kindnet-ipmasq\n"+kindnet)
+			}
+		})
 	w.nft(node, "delete table inet kindnet-ipmasq")
 	w.configure(plain)
 	// The built-in defaults, which then apply, have no IPv6.
@@ -173,7 +177,10 @@ func (w *world) hosts() ([]family, map[string]*nfttest.NS) {
 	}
 	hosts["host"] = w.nodes[0].ContainerNS(host.Status.ContainerStatuses[0].ContainerID)
 	for _, f := range families {
-		for host, addrs := range map[string][]netip.Addr{"near": {f.near}, "far": {f.far}, "outside": {f.masqueraded, f.exempt}, "node1": {f.node1}, "node2": {f.node2}} {
+		for host, addrs := range map[string][]netip.Addr{
+			"near": {f.near}, "far": {f.far},
+			"outside": {f.masqueraded, f.exempt}, "node1": {f.node1}, "node2": {f.node2},
+		} {
 			for _, a := range addrs {
 				echo(w.t, hosts[host], netip.AddrPortFrom(a, 8080))
 			}
@@ -185,7 +192,8 @@ func (w *world) hosts() ([]family, map[string]*nfttest.NS) {
 // touch changes the agent's pod, so that the kubelet reads its ConfigMap at once.
 func (w *world) touch(n *cluster.Node) {
 	w.t.Helper()
-	w.Sh("kubectl -n kube-system annotate --overwrite pod " + w.agent(n) + " test=" + strconv.FormatInt(time.Now().UnixNano(), 36))
+	w.Sh("kubectl -n kube-system annotate --overwrite pod " + w.agent(n) + " test=" +
+		strconv.FormatInt(time.Now().UnixNano(), 36))
 }
 
 func (w *world) agentReady(n *cluster.Node) bool {
@@ -206,7 +214,8 @@ func agentPID(t *testing.T, n *cluster.Node) (pid int) {
 			comm, _ := os.ReadFile(dir + "/comm")
 			args, _ := os.ReadFile(dir + "/cmdline")
 			// Not a probe, which is the same program with a command.
-			if net, _ := os.Readlink(dir + "/ns/net"); net == here && string(comm) == "nft-masq-agent\n" && strings.Contains(string(args), "--http-address") {
+			if net, _ := os.Readlink(dir + "/ns/net"); net == here && string(comm) == "nft-masq-agent\n" &&
+				strings.Contains(string(args), "--http-address") {
 				pid, err = strconv.Atoi(filepath.Base(dir))
 			}
 		}

@@ -77,23 +77,74 @@ var rows = []struct {
 	decides decider
 	want    func(f family, p policy) netip.Addr
 }{
-	{"pod to outside", "near", func(f family) netip.Addr { return f.masqueraded }, 8080, us, func(f family, p policy) netip.Addr { return p.masquerade(f) }},
-	{"pod to an exempt address outside", "near", func(f family) netip.Addr { return f.exempt }, 8080, us, func(f family, _ policy) netip.Addr { return f.near }},
-	{"pod to another node", "near", func(f family) netip.Addr { return f.node2 }, 8080, us, func(f family, p policy) netip.Addr { return p.masquerade(f) }},
-	{"pod to its node", "near", func(f family) netip.Addr { return f.node1 }, 8080, us, func(f family, _ policy) netip.Addr { return f.near }},
-	{"pod to pod", "near", func(f family) netip.Addr { return f.far }, 8080, us, func(f family, _ policy) netip.Addr { return f.near }},
-	{"node to outside", "node1", func(f family) netip.Addr { return f.masqueraded }, 8080, us, func(f family, p policy) netip.Addr { return p.host(f) }},
-	{"node to an exempt address outside", "node1", func(f family) netip.Addr { return f.exempt }, 8080, us, func(f family, _ policy) netip.Addr { return f.node1 }},
-	{"hostNetwork pod to outside", "host", func(f family) netip.Addr { return f.masqueraded }, 8080, us, func(f family, p policy) netip.Addr { return p.host(f) }},
-	{"hostNetwork pod to an exempt address outside", "host", func(f family) netip.Addr { return f.exempt }, 8080, us, func(f family, _ policy) netip.Addr { return f.node1 }},
-	{"hostNetwork pod to pod", "host", func(f family) netip.Addr { return f.far }, 8080, us, func(f family, _ policy) netip.Addr { return f.node1 }},
-	{"ClusterIP from a hostNetwork pod", "host", func(f family) netip.Addr { return f.farService }, 8080, proxy, func(f family, _ policy) netip.Addr { return f.node1 }},
-	{"ClusterIP", "near", func(f family) netip.Addr { return f.farService }, 8080, proxy, func(f family, _ policy) netip.Addr { return f.near }},
-	{"ClusterIP from the node", "node1", func(f family) netip.Addr { return f.farService }, 8080, proxy, func(f family, _ policy) netip.Addr { return f.node1 }},
-	{"hairpin", "near", func(f family) netip.Addr { return f.nearService }, 8080, proxy, func(f family, _ policy) netip.Addr { return f.gate1 }},
-	{"NodePort, policy Cluster", "outside", func(f family) netip.Addr { return f.node1 }, 30080, proxy, func(f family, _ policy) netip.Addr { return f.node1 }},
-	{"NodePort, policy Local", "outside", func(f family) netip.Addr { return f.node1 }, 30081, proxy, func(f family, _ policy) netip.Addr { return f.client }},
-	{"LoadBalancer address, policy Local", "outside", func(f family) netip.Addr { return f.nearBalancer }, 8080, proxy, func(f family, _ policy) netip.Addr { return f.client }},
+	{
+		"pod to outside", "near", func(f family) netip.Addr { return f.masqueraded }, 8080, us,
+		func(f family, p policy) netip.Addr { return p.masquerade(f) },
+	},
+	{
+		"pod to an exempt address outside", "near", func(f family) netip.Addr { return f.exempt }, 8080, us,
+		func(f family, _ policy) netip.Addr { return f.near },
+	},
+	{
+		"pod to another node", "near", func(f family) netip.Addr { return f.node2 }, 8080, us,
+		func(f family, p policy) netip.Addr { return p.masquerade(f) },
+	},
+	{
+		"pod to its node", "near", func(f family) netip.Addr { return f.node1 }, 8080, us,
+		func(f family, _ policy) netip.Addr { return f.near },
+	},
+	{
+		"pod to pod", "near", func(f family) netip.Addr { return f.far }, 8080, us,
+		func(f family, _ policy) netip.Addr { return f.near },
+	},
+	{
+		"node to outside", "node1", func(f family) netip.Addr { return f.masqueraded }, 8080, us,
+		func(f family, p policy) netip.Addr { return p.host(f) },
+	},
+	{
+		"node to an exempt address outside", "node1", func(f family) netip.Addr { return f.exempt }, 8080, us,
+		func(f family, _ policy) netip.Addr { return f.node1 },
+	},
+	{
+		"hostNetwork pod to outside", "host", func(f family) netip.Addr { return f.masqueraded }, 8080, us,
+		func(f family, p policy) netip.Addr { return p.host(f) },
+	},
+	{
+		"hostNetwork pod to an exempt address outside", "host", func(f family) netip.Addr { return f.exempt }, 8080, us,
+		func(f family, _ policy) netip.Addr { return f.node1 },
+	},
+	{
+		"hostNetwork pod to pod", "host", func(f family) netip.Addr { return f.far }, 8080, us,
+		func(f family, _ policy) netip.Addr { return f.node1 },
+	},
+	{
+		"ClusterIP from a hostNetwork pod", "host", func(f family) netip.Addr { return f.farService }, 8080, proxy,
+		func(f family, _ policy) netip.Addr { return f.node1 },
+	},
+	{
+		"ClusterIP", "near", func(f family) netip.Addr { return f.farService }, 8080, proxy,
+		func(f family, _ policy) netip.Addr { return f.near },
+	},
+	{
+		"ClusterIP from the node", "node1", func(f family) netip.Addr { return f.farService }, 8080, proxy,
+		func(f family, _ policy) netip.Addr { return f.node1 },
+	},
+	{
+		"hairpin", "near", func(f family) netip.Addr { return f.nearService }, 8080, proxy,
+		func(f family, _ policy) netip.Addr { return f.gate1 },
+	},
+	{
+		"NodePort, policy Cluster", "outside", func(f family) netip.Addr { return f.node1 }, 30080, proxy,
+		func(f family, _ policy) netip.Addr { return f.node1 },
+	},
+	{
+		"NodePort, policy Local", "outside", func(f family) netip.Addr { return f.node1 }, 30081, proxy,
+		func(f family, _ policy) netip.Addr { return f.client },
+	},
+	{
+		"LoadBalancer address, policy Local", "outside", func(f family) netip.Addr { return f.nearBalancer }, 8080, proxy,
+		func(f family, _ policy) netip.Addr { return f.client },
+	},
 }
 
 // A policy is a config, and what it makes of the source.
@@ -118,15 +169,18 @@ var policies = []policy{
 	{name: "plain", config: "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8]\n"},
 	{
 		name: "enforceNonMasquerade", native: true, foreign: true,
-		config: "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8]\nenforceNonMasquerade: true\nmasqueradeSrcInterfaces: [veth*]\n",
+		config: "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8]\nenforceNonMasquerade: " +
+			"true\nmasqueradeSrcInterfaces: [veth*]\n",
 	},
 	{
 		name: "dropInvalid", native: true,
-		config: "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8]\nmasqueradeSrcCIDRs: [10.244.0.0/16, \"fd00:10:244::/56\"]\ndropInvalid: true\n",
+		config: "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8]\nmasqueradeSrcCIDRs: [10.244.0.0/16, " +
+			"\"fd00:10:244::/56\"]\ndropInvalid: true\n",
 	},
 	{
 		name: "snatAddresses", native: true, snat: true,
-		config: "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8]\nsnatAddresses: [203.0.113.11, 203.0.113.12, \"2001:db8:2::11\", \"2001:db8:2::12\"]\n",
+		config: "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8]\nsnatAddresses: [203.0.113.11, " +
+			"203.0.113.12, \"2001:db8:2::11\", \"2001:db8:2::12\"]\n",
 	},
 }
 
@@ -200,13 +254,22 @@ func (w *world) workload() []family {
 	w.Sh("kubectl wait --for=condition=Ready pod/near pod/far pod/host --timeout=3m")
 	var near, far corev1.Pod
 	var nearService, farService corev1.Service
-	for name, into := range map[string]any{"pod/near": &near, "pod/far": &far, "service/near": &nearService, "service/far": &farService} {
+	for name, into := range map[string]any{
+		"pod/near": &near, "pod/far": &far, "service/near": &nearService,
+		"service/far": &farService,
+	} {
 		if !w.Get(into, name, "--namespace=default") {
 			w.t.Fatal(w.Complaint())
 		}
 	}
-	v4 := family{name: "IPv4", client: addr("192.0.2.100"), masqueraded: addr("198.51.100.1"), exempt: addr("10.9.0.9"), nearBalancer: addr("198.51.100.200"), snat: addr("203.0.113.11")}
-	v6 := family{name: "IPv6", client: addr("2001:db8::100"), masqueraded: addr("2001:db8:1::1"), exempt: addr("fd00:9::9"), nearBalancer: addr("2001:db8:1::200"), snat: addr("2001:db8:2::11")}
+	v4 := family{
+		name: "IPv4", client: addr("192.0.2.100"), masqueraded: addr("198.51.100.1"), exempt: addr("10.9.0.9"),
+		nearBalancer: addr("198.51.100.200"), snat: addr("203.0.113.11"),
+	}
+	v6 := family{
+		name: "IPv6", client: addr("2001:db8::100"), masqueraded: addr("2001:db8:1::1"),
+		exempt: addr("fd00:9::9"), nearBalancer: addr("2001:db8:1::200"), snat: addr("2001:db8:2::11"),
+	}
 	for i, f := range []*family{&v4, &v6} {
 		f.near, f.far = addr(near.Status.PodIPs[i].IP), addr(far.Status.PodIPs[i].IP)
 		f.nearService, f.farService = addr(nearService.Spec.ClusterIPs[i]), addr(farService.Spec.ClusterIPs[i])
@@ -239,7 +302,8 @@ func (w *world) agent(n *cluster.Node) string {
 	w.t.Helper()
 	var pods corev1.PodList
 	w.Await("agent of "+n.Name, func() bool {
-		return w.Get(&pods, "pods", "--field-selector=spec.nodeName="+n.Name, "--selector=app.kubernetes.io/name=nft-masq-agent") && len(pods.Items) == 1
+		return w.Get(&pods, "pods", "--field-selector=spec.nodeName="+n.Name,
+			"--selector=app.kubernetes.io/name=nft-masq-agent") && len(pods.Items) == 1
 	})
 	return pods.Items[0].Name
 }
@@ -252,10 +316,12 @@ func (w *world) ask(n *cluster.Node, into any, args string) bool {
 }
 
 type checked struct {
-	Valid    bool
 	Warnings []struct{ Message string }
 	Errors   []struct{ Message string }
-	Meaning  struct{ Hash string }
+	Config   struct {
+		Accepted bool
+		Hash     string
+	}
 }
 
 // configure changes the ConfigMap with the command of README.md, and waits until
@@ -263,7 +329,8 @@ type checked struct {
 func (w *world) configure(p policy) {
 	w.t.Helper()
 	w.Write("config", p.config)
-	out, _ := w.Try("bin/linux_$(go env GOARCH)/nft-masq-agent check --config " + w.Dir + "/config --mode " + w.mode + " -o json")
+	out, _ := w.Try("bin/linux_$(go env GOARCH)/nft-masq-agent check --config " + w.Dir + "/config --mode " + w.mode +
+		" -o json")
 	var c checked
 	must(w.t, json.Unmarshal([]byte(out), &c))
 	for _, warning := range c.Warnings {
@@ -271,7 +338,7 @@ func (w *world) configure(p policy) {
 			w.t.Fatalf("%s: %s", p.name, warning.Message)
 		}
 	}
-	if !c.Valid {
+	if !c.Config.Accepted {
 		w.t.Fatalf("%s: %s", p.name, out)
 	}
 	w.apply(p.config)
@@ -281,10 +348,10 @@ func (w *world) configure(p policy) {
 			p.foreign = false
 		}
 		// The kubelet syncs a pod that has changed at once.
-		w.Sh("kubectl -n kube-system annotate --overwrite pod " + w.agent(n) + " test=" + c.Meaning.Hash)
+		w.Sh("kubectl -n kube-system annotate --overwrite pod " + w.agent(n) + " test=" + c.Config.Hash)
 		w.Await(n.Name+" holds "+p.name, func() bool {
 			out, _ := n.NS.Output("", "nft", "list", "ruleset")
-			return strings.Contains(out, "config "+c.Meaning.Hash)
+			return strings.Contains(out, "config "+c.Config.Hash)
 		})
 	}
 }
@@ -293,7 +360,8 @@ func (w *world) configure(p policy) {
 func (w *world) apply(config string) {
 	w.t.Helper()
 	w.Write("config", config)
-	w.Sh("kubectl create configmap ip-masq-agent --from-file=" + w.Dir + "/config --namespace=kube-system --dry-run=client -o yaml | kubectl apply -f -")
+	w.Sh("kubectl create configmap ip-masq-agent --from-file=" + w.Dir +
+		"/config --namespace=kube-system --dry-run=client -o yaml | kubectl apply -f -")
 }
 
 func (w *world) nft(n *cluster.Node, rules string) {

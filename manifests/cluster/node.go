@@ -106,8 +106,9 @@ func (c *Control) NewNode(ns *nfttest.NS, i int) *Node {
 	n := &Node{
 		Name: fmt.Sprintf("node%d", i), NS: ns, control: c,
 		V4: netip.AddrFrom4([4]byte{192, 0, 2, byte(10 + i)}), V6: netip.MustParseAddr(fmt.Sprintf("2001:db8::%d", 10+i)),
-		GateV4: netip.AddrFrom4([4]byte{10, 244, byte(i), 1}), GateV6: netip.MustParseAddr(fmt.Sprintf("fd00:10:244:%d::1", i)),
-		pods4: fmt.Sprintf("10.244.%d.0/24", i), pods6: fmt.Sprintf("fd00:10:244:%d::/64", i),
+		GateV4: netip.AddrFrom4([4]byte{10, 244, byte(i), 1}),
+		GateV6: netip.MustParseAddr(fmt.Sprintf("fd00:10:244:%d::1", i)),
+		pods4:  fmt.Sprintf("10.244.%d.0/24", i), pods6: fmt.Sprintf("fd00:10:244:%d::/64", i),
 	}
 	n.dir = filepath.Join(c.Dir, n.Name)
 	n.cgroup = cgroupName(n.dir)
@@ -126,7 +127,8 @@ func (n *Node) Start() {
 	c := n.control
 	c.T.Helper()
 	makeCgroups(c.T, n.cgroup)
-	cmd := exec.Command("/bin/sh", "-c", firstProcess, "first", "--config="+n.dir+"/kubelet.yaml", "--kubeconfig="+c.kubeconfig,
+	cmd := exec.Command("/bin/sh", "-c", firstProcess, "first", "--config="+n.dir+"/kubelet.yaml", "--kubeconfig="+
+		c.kubeconfig,
 		"--hostname-override="+n.Name, fmt.Sprintf("--node-ip=%s,%s", n.V4, n.V6), "--cert-dir="+n.dir, "--v=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS}
 	env := c.Env

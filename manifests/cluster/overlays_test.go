@@ -54,7 +54,11 @@ func TestEachOverlayAndTheChartOnNodes(t *testing.T) {
 		return "kubectl -n kube-system rollout status daemonset/" + name + " --timeout=3m"
 	}
 	components := func(name, daemonSet, shows string, some bool) way {
-		return way{"overlay " + name, []string{"make -s install" + flags + " COMPONENTS=" + name, rollout(daemonSet)}, uninstall, shows, some}
+		return way{
+			"overlay " + name,
+			[]string{"make -s install" + flags + " COMPONENTS=" + name, rollout(daemonSet)},
+			uninstall, shows, some,
+		}
 	}
 	const table = "table inet nft-masq-agent"
 	chart := func(name, values, daemonSet, shows string) way {
@@ -64,7 +68,10 @@ func TestEachOverlayAndTheChartOnNodes(t *testing.T) {
 		return way{
 			"chart, " + name,
 			[]string{helm("install", " --set image.repository="+repository+",image.tag="+tag+" "+values), rollout(daemonSet)},
-			[]string{helm("upgrade", " --reuse-values --set removal=true"), rollout(daemonSet), "$HELM -n kube-system uninstall nft-masq-agent --wait"},
+			[]string{
+				helm("upgrade", " --reuse-values --set removal=true"), rollout(daemonSet),
+				"$HELM -n kube-system uninstall nft-masq-agent --wait",
+			},
 			shows, false,
 		}
 	}
@@ -78,10 +85,12 @@ func TestEachOverlayAndTheChartOnNodes(t *testing.T) {
 		components("takeover", "ip-masq-agent", table, false),
 		chart("its own ConfigMap", "--set-file config="+w.Dir+"/config", "nft-masq-agent", table),
 		chart("mode=iptables-nft", "--set mode=iptables-nft", "nft-masq-agent", "chain IP-MASQ-AGENT"),
-		chart("nonMasqueradeDaemon", "--set nonMasqueradeDaemon=true", "non-masquerade-daemon", "chain NON-MASQUERADE-DAEMON"),
+		chart("nonMasqueradeDaemon", "--set nonMasqueradeDaemon=true", "non-masquerade-daemon",
+			"chain NON-MASQUERADE-DAEMON"),
 		chart("takeover", "--set takeover=true", "ip-masq-agent", table),
 		chart("waitForRules", "--set waitForRules=true", "nft-masq-agent", table),
-		chart("everything of Prometheus", "--set prometheus.enabled=true,podMonitor.enabled=true,prometheusRule.enabled=true", "nft-masq-agent", table),
+		chart("everything of Prometheus", "--set prometheus.enabled=true,podMonitor.enabled=true,prometheusRule.enabled=true",
+			"nft-masq-agent", table),
 	} {
 		t.Run(way.name, func(t *testing.T) { w.try(t, way, plain, families, hosts) })
 	}
@@ -104,7 +113,8 @@ func (w *world) try(t *testing.T, way way, p policy, families []family, hosts ma
 	}
 	if strings.Contains(way.name, "waitForRules") {
 		w.kustomization("waiting", fmt.Sprintf(sender, "waiting", agnhostImage, 8081), "wait-for-rules")
-		w.Sh("kubectl rollout status deployment/waiting --timeout=3m && kubectl delete deployment waiting --cascade=foreground")
+		w.Sh("kubectl rollout status deployment/waiting --timeout=3m && kubectl delete deployment waiting " +
+			"--cascade=foreground")
 	}
 	connections, wrong := 0, 0
 	for _, f := range families {
@@ -126,7 +136,8 @@ func (w *world) try(t *testing.T, way way, p policy, families []family, hosts ma
 		w.Sh(line)
 	}
 	w.Await("no objects", func() bool {
-		out, err := w.Try("kubectl -n kube-system get all,podmonitors,prometheusrules -o name -l app.kubernetes.io/name=nft-masq-agent")
+		out, err := w.Try("kubectl -n kube-system get all,podmonitors,prometheusrules -o name -l " +
+			"app.kubernetes.io/name=nft-masq-agent")
 		return err == nil && out == ""
 	})
 	var left []string
@@ -143,5 +154,6 @@ func (w *world) try(t *testing.T, way way, p policy, families []family, hosts ma
 		t.Errorf("left: %v", left)
 	}
 	w.connections, w.wrong = w.connections+connections, w.wrong+wrong
-	w.rows = append(w.rows, fmt.Sprintf("| %s | %d | %d | %s |", way.name, connections, wrong, strings.Join(append(left, "nothing")[:max(1, len(left))], ", ")))
+	w.rows = append(w.rows, fmt.Sprintf("| %s | %d | %d | %s |", way.name, connections, wrong,
+		strings.Join(append(left, "nothing")[:max(1, len(left))], ", ")))
 }

@@ -21,7 +21,10 @@ import (
 var sigTests = []struct{ name, focus string }{
 	{"session affinity", `session affinity`},
 	{"dual stack, with Granular Checks", `IPv6DualStack`},
-	{"Granular Checks of services, UDP and others", `Networking Granular Checks: Services should .*(udp|selector|hostNetwork)`},
+	{
+		"Granular Checks of services, UDP and others",
+		`Networking Granular Checks: Services should .*(udp|selector|hostNetwork)`,
+	},
 	{"Granular Checks of services, HTTP", `Networking Granular Checks: Services should .*http`},
 	{"Conntrack", `Conntrack`},
 	{"internalTrafficPolicy", `respect internalTrafficPolicy=Local`},
@@ -97,8 +100,10 @@ func (w *world) sigRun(p cluster.Programs, name, focus string) map[string]string
 	log, err := os.Create(filepath.Join(w.Dir, name+".log"))
 	must(w.t, err)
 	defer log.Close()
-	cmd := exec.Command(p.Bin("e2e.test"), "--provider=skeleton", "--kubeconfig="+w.Kubeconfig(), "--kubectl-path="+p.Bin("kubectl"),
-		"--ginkgo.focus="+focus, "--ginkgo.skip="+sigSkip, "--ginkgo.json-report="+file, "--ginkgo.no-color", "--ginkgo.timeout=1h", "--ginkgo.succinct",
+	cmd := exec.Command(p.Bin("e2e.test"), "--provider=skeleton", "--kubeconfig="+w.Kubeconfig(), "--kubectl-path="+
+		p.Bin("kubectl"),
+		"--ginkgo.focus="+focus, "--ginkgo.skip="+sigSkip, "--ginkgo.json-report="+file, "--ginkgo.no-color",
+		"--ginkgo.timeout=1h", "--ginkgo.succinct",
 		"--dump-logs-on-failure=false", "--disable-log-dump", "--e2e-output-dir="+w.Dir)
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = w.Dir, w.Env, log, log
 	failed := w.outside.Run(cmd)
@@ -154,7 +159,8 @@ func TestSigNetwork(t *testing.T) {
 			n.StopProxy()
 			n.StartProxy(proxyMode)
 		}
-		w.Sh("kubectl apply -f " + w.Write("coredns.yaml", coreDNS) + " && kubectl -n kube-system rollout status deployment/coredns --timeout=3m")
+		w.Sh("kubectl apply -f " + w.Write("coredns.yaml", coreDNS) +
+			" && kubectl -n kube-system rollout status deployment/coredns --timeout=3m")
 		w.install("nftables")
 
 		// The control: the tests see a pod's address that is masqueraded.
@@ -165,7 +171,8 @@ func TestSigNetwork(t *testing.T) {
 				t.Errorf("%s passes with a config that masquerades what pods send to pods", spec)
 			}
 		}
-		w.rows = append(w.rows, fmt.Sprintf("| %s | NoSNAT, with `nonMasqueradeCIDRs: []` | %d | %d | | |", proxyMode, len(control), len(control)-failures(control)))
+		w.rows = append(w.rows, fmt.Sprintf("| %s | NoSNAT, with `nonMasqueradeCIDRs: []` | %d | %d | | |", proxyMode,
+			len(control), len(control)-failures(control)))
 
 		w.configure(plain)
 		// Most of them wait most of the time.
@@ -214,10 +221,12 @@ func TestSigNetwork(t *testing.T) {
 				}
 				t.Errorf("%s passes without the agent only (%v): %s", spec, again, why)
 			}
-			w.rows = append(w.rows, fmt.Sprintf("| %s | %s | %d | %d | %d | %s |", proxyMode, test.name, len(outcomes[i]), len(outcomes[i])-failures(outcomes[i]), second[i], strings.Join(also, "; ")))
+			w.rows = append(w.rows, fmt.Sprintf("| %s | %s | %d | %d | %d | %s |", proxyMode, test.name, len(outcomes[i]),
+				len(outcomes[i])-failures(outcomes[i]), second[i], strings.Join(also, "; ")))
 		}
 	}
-	w.record("sig-network", "kube-proxy | tests | run | passed | of these, alone after a failure next to others | failed, and without the agent, too")
+	w.record("sig-network", "kube-proxy | tests | run | passed | of these, alone after a failure next to others | "+
+		"failed, and without the agent, too")
 }
 
 func failures(outcome map[string]string) (n int) {

@@ -130,7 +130,8 @@ func (w *world) kustomization(name, manifest, component string) {
 	here, err = filepath.Rel(w.Dir, here) // kustomize takes no absolute paths
 	must(w.t, err)
 	w.Write(name+".yaml", manifest)
-	w.Write("kustomization.yaml", fmt.Sprintf("resources: [%s.yaml]\ncomponents: [%s/components/%s]\nimages: [{name: nft-masq-agent, newName: %s, newTag: %s}]\n",
+	w.Write("kustomization.yaml", fmt.Sprintf("resources: [%s.yaml]\ncomponents: [%s/components/%s]\nimages: [{name: "+
+		"nft-masq-agent, newName: %s, newTag: %s}]\n",
 		name, here, component, repository, tag))
 	w.Sh("$KUSTOMIZE build " + w.Dir + " | kubectl apply -f -")
 }
@@ -237,7 +238,8 @@ func TestPodsThatStartBeforeTheAgent(t *testing.T) {
 	node.Kill()
 	rows("node starts again, its rules kept", boot(nothing), false)
 	// An update has made the agent's pod the newest.
-	w.Sh("kubectl -n kube-system rollout restart daemonset/nft-masq-agent && kubectl -n kube-system rollout status daemonset/nft-masq-agent --timeout=3m")
+	w.Sh("kubectl -n kube-system rollout restart daemonset/nft-masq-agent && kubectl -n kube-system rollout status " +
+		"daemonset/nft-masq-agent --timeout=3m")
 	for i := range 3 {
 		node.Kill()
 		w.wipe(node)

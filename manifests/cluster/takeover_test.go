@@ -39,7 +39,9 @@ once= jump=
 while :; do
 	for p in iptables ip6tables; do
 		[ -e "/$1.$p" ] || continue
-		if [ -z "$once" ]; then cat "/$1.$p"; else grep -v '^-A POSTROUTING' "/$1.$p"; fi | "$p-nft-restore" --noflush || exit 1
+		if [ -z "$once" ]; then cat "/$1.$p"; else
+			grep -v '^-A POSTROUTING' "/$1.$p"; fi |
+			"$p-nft-restore" --noflush || exit 1
 	done
 	once=1
 	sleep 2 &
@@ -49,7 +51,10 @@ done
 
 // The recorded rules that decide as the config does. The two after the versions are
 // of v2.12: on a node that an older version left a jump on, and with --to-ports.
-var olderVersions = []string{"ip-masq-agent-v0.3", "ip-masq-agent-v2.0.0", "ip-masq-agent-v2.9", "ip-masq-agent-v2.11", "ip-masq-agent-two-jumps", "ip-masq-agent-to-ports"}
+var olderVersions = []string{
+	"ip-masq-agent-v0.3", "ip-masq-agent-v2.0.0", "ip-masq-agent-v2.9", "ip-masq-agent-v2.11",
+	"ip-masq-agent-two-jumps", "ip-masq-agent-to-ports",
+}
 
 func TestTakeOverOfALiveAgentAndTheWayBack(t *testing.T) {
 	w := newWorld(t)
@@ -82,7 +87,8 @@ func TestTakeOverOfALiveAgentAndTheWayBack(t *testing.T) {
 		w.Sh("kubectl apply -f " + older + " && kubectl -n kube-system rollout status daemonset/ip-masq-agent --timeout=3m")
 		holds("its rules", chain, true)
 		w.during(version+" taken over", hosts["near"], plain, some, func() {
-			w.Sh("make -s manifest COMPONENTS=takeover" + with + " | kubectl replace -f - && kubectl -n kube-system rollout status daemonset/ip-masq-agent --timeout=3m")
+			w.Sh("make -s manifest COMPONENTS=takeover" + with +
+				" | kubectl replace -f - && kubectl -n kube-system rollout status daemonset/ip-masq-agent --timeout=3m")
 			holds("its rules are gone", chain, false)
 			holds("ours", "table inet nft-masq-agent", true)
 		})

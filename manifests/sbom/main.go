@@ -58,7 +58,8 @@ func run(version, program string) error {
 	}
 	b := bom{Format: "CycloneDX", SpecVersion: "1.5", Version: 1}
 	b.Metadata.Component = module("application", debug.Module{Path: info.Main.Path, Version: version})
-	b.Components = []component{module("library", debug.Module{Path: "std", Version: strings.TrimPrefix(info.GoVersion, "go")})}
+	b.Components = []component{module("library",
+		debug.Module{Path: "std", Version: strings.TrimPrefix(info.GoVersion, "go")})}
 	for _, m := range info.Deps {
 		if m.Replace != nil {
 			m = m.Replace

@@ -88,7 +88,8 @@ func (j *Judge) Stale(e *Entry) bool {
 	switch now, f := j.Now(e), j.families[dst.Is6()]; {
 	case e.Zone != 0, e.Status&Expected != 0, !j.Forwarded(e):
 		return false
-	case now == nft.Exempt && seen == src, now == nft.Masqueraded && seen != src && f.policy.AllowsSource(src, dst, seen), now == "":
+	case now == nft.Exempt && seen == src, now == nft.Masqueraded && seen != src &&
+		f.policy.AllowsSource(src, dst, seen), now == "":
 		return false
 	}
 	return !j.Others(src, dst, e.Original.Dst != e.Destination())

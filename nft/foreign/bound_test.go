@@ -27,10 +27,16 @@ func TestSearchVisitsABoundedNumberOfRules(t *testing.T) {
 	handle := uint64(0)
 	rule := func(chain string, exprs ...expr.Any) nfnetlink.Rule {
 		handle++
-		return nfnetlink.Rule{Family: nfnetlink.IPv4, Table: "t", Chain: chain, Handle: handle, Exprs: nfnetlink.Marshal(nfnetlink.IPv4, exprs...)}
+		return nfnetlink.Rule{
+			Family: nfnetlink.IPv4, Table: "t", Chain: chain, Handle: handle,
+			Exprs: nfnetlink.Marshal(nfnetlink.IPv4, exprs...),
+		}
 	}
 	marked := func(mark byte) []expr.Any {
-		return []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{mark, 0, 0, 0}}}
+		return []expr.Any{
+			&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{mark, 0, 0, 0}},
+		}
 	}
 	jumpsTo := func(chain, to string) (all []nfnetlink.Rule) {
 		for i := range jumps {
@@ -75,7 +81,10 @@ func TestSearchComparesABoundedNumberOfRanges(t *testing.T) {
 	c := Chain{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "t", Name: "base", Hook: hook}}
 	add := func(exprs ...expr.Any) {
 		handle := uint64(len(c.Rules))
-		c.Rules = append(c.Rules, nfnetlink.Rule{Family: nfnetlink.IPv4, Table: "t", Chain: "base", Handle: handle, Exprs: nfnetlink.Marshal(nfnetlink.IPv4, exprs...)})
+		c.Rules = append(c.Rules, nfnetlink.Rule{
+			Family: nfnetlink.IPv4, Table: "t", Chain: "base", Handle: handle,
+			Exprs: nfnetlink.Marshal(nfnetlink.IPv4, exprs...),
+		})
 	}
 	for i := range pairs {
 		to := []byte{10, byte(i >> 8), byte(i), 0}
@@ -128,7 +137,8 @@ func TestSearchEndsAfterManyConflictsAndCountsTheRest(t *testing.T) {
 	for i := range rules {
 		c.Rules = append(c.Rules, nfnetlink.Rule{
 			Family: nfnetlink.IPv4, Table: "t", Chain: "base", Handle: uint64(i), Exprs: nfnetlink.Marshal(nfnetlink.IPv4,
-				&expr.Meta{Key: expr.MetaKeyOIF, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{byte(i), byte(i >> 8), 1, 0}}, &expr.Masq{}),
+				&expr.Meta{Key: expr.MetaKeyOIF, Register: 1},
+				&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{byte(i), byte(i >> 8), 1, 0}}, &expr.Masq{}),
 		})
 	}
 	s := Snapshot{Chains: []Chain{c}}
@@ -146,9 +156,13 @@ func TestTextOfAConflictIsBounded(t *testing.T) {
 		for i := range conditions {
 			exprs = append(exprs, &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 4},
 				&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{192, 0, byte(handle), byte(i)}},
-				&expr.Meta{Key: expr.MetaKeyOIF, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{byte(i), byte(handle), 0, 0}})
+				&expr.Meta{Key: expr.MetaKeyOIF, Register: 1},
+				&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{byte(i), byte(handle), 0, 0}})
 		}
-		return nfnetlink.Rule{Family: nfnetlink.IPv4, Table: "t", Chain: chain, Handle: handle, Exprs: nfnetlink.Marshal(nfnetlink.IPv4, append(exprs, last)...)}
+		return nfnetlink.Rule{
+			Family: nfnetlink.IPv4, Table: "t", Chain: chain, Handle: handle,
+			Exprs: nfnetlink.Marshal(nfnetlink.IPv4, append(exprs, last)...),
+		}
 	}
 	names := []string{"base", "c1", "c2", "c3", "c4", "c5"}
 	var s Snapshot
@@ -280,16 +294,21 @@ func TestUnreadRulesMayRewriteAnything(t *testing.T) {
 // packets have another mark.
 func TestLastVisitOfAChainIsForAllMarks(t *testing.T) {
 	at := func(chain string, handle uint64, exprs ...expr.Any) nfnetlink.Rule {
-		return nfnetlink.Rule{Family: nfnetlink.IPv4, Table: "t", Chain: chain, Handle: handle, Exprs: nfnetlink.Marshal(nfnetlink.IPv4, exprs...)}
+		return nfnetlink.Rule{
+			Family: nfnetlink.IPv4, Table: "t", Chain: chain, Handle: handle,
+			Exprs: nfnetlink.Marshal(nfnetlink.IPv4, exprs...),
+		}
 	}
 	set := func(handle uint64, mark byte) nfnetlink.Rule {
-		return at("base", handle, &expr.Immediate{Register: 1, Data: []byte{mark, 0, 0, 0}}, &expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true})
+		return at("base", handle, &expr.Immediate{Register: 1, Data: []byte{mark, 0, 0, 0}},
+			&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true})
 	}
 	jump := func(handle uint64) nfnetlink.Rule {
 		return at("base", handle, &expr.Verdict{Kind: expr.VerdictJump, Chain: "masking"})
 	}
 	many := at("base", 1, &expr.Counter{})
-	masking := at("masking", 2, &expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1, 0, 0, 0}}, &expr.Masq{})
+	masking := at("masking", 2, &expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1, 0, 0, 0}}, &expr.Masq{})
 	for _, tt := range []struct {
 		rules    int
 		last     byte

@@ -26,11 +26,20 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 		{"to all but a part", "ip daddr != 10.1.0.0/16 masquerade", "10.0.0.0/8"},
 		{"to all but the exempt", "ip daddr != 10.0.0.0/8 masquerade", nothing},
 		{"the exempt returned", "ip daddr 10.0.0.0/8 return\nip6 daddr fd00::/8 accept\nmasquerade", nothing},
-		{"the exempt returned in parts", "ip daddr 10.0.0.0/9 return\nip daddr 10.128.0.0/9 accept\nmeta nfproto ipv4 masquerade", nothing},
+		{
+			"the exempt returned in parts",
+			"ip daddr 10.0.0.0/9 return\nip daddr 10.128.0.0/9 accept\nmeta nfproto ipv4 masquerade", nothing,
+		},
 		{"a part returned", "ip daddr 10.0.0.0/9 return\nmeta nfproto ipv4 masquerade", "10.0.0.0/8"},
-		{"returned under a condition", "ip daddr 10.0.0.0/8 ct state established return\nmeta nfproto ipv4 masquerade", "10.0.0.0/8"},
+		{
+			"returned under a condition", "ip daddr 10.0.0.0/8 ct state established return\nmeta nfproto ipv4 masquerade",
+			"10.0.0.0/8",
+		},
 		{"in a set that is returned", "ip daddr @nets return\nmeta nfproto ipv4 masquerade", nothing},
-		{"in a literal set that is returned", "ip daddr { 10.0.0.0/8, 192.168.0.0/16 } return\nmeta nfproto ipv4 masquerade", nothing},
+		{
+			"in a literal set that is returned", "ip daddr { 10.0.0.0/8, 192.168.0.0/16 } return\nmeta nfproto ipv4 masquerade",
+			nothing,
+		},
 		{"in a set of addresses", "ip daddr @hosts masquerade", "10.0.0.0/8"},
 		{"not in a set", "ip daddr != @nets masquerade", nothing},
 		{"in a set that changes at run time", "ip daddr @passing return\nmeta nfproto ipv4 masquerade", "10.0.0.0/8"},
@@ -45,22 +54,44 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 		{"in a chain that a goto to others leads to", "ip daddr 192.0.2.0/24 goto masking", nothing},
 		{"in a chain that a map leads to", "oifname vmap @jumps", "10.0.0.0/8 fd00::/8 where oifname vmap @jumps"},
 		{"in a chain that a map leads to from others", "ip saddr vmap @sources", nothing},
-		{"in a chain that one of two maps leads to", "ip daddr 192.0.2.0/24 oifname vmap @jumps\nip saddr vmap @sources", nothing},
-		{"in a chain that a map leads to and a jump", "ip saddr 192.0.2.1 jump masking\nip saddr 192.0.2.2 jump masking", "10.0.0.0/8 from 192.0.2.1 or 192.0.2.2"},
-		{"from a source", "ip saddr 172.17.0.0/16 oifname != \"docker0\" masquerade", "10.0.0.0/8 from 172.17.0.0/16 where oifname != \"docker0\""},
+		{
+			"in a chain that one of two maps leads to", "ip daddr 192.0.2.0/24 oifname vmap @jumps\nip saddr vmap @sources",
+			nothing,
+		},
+		{
+			"in a chain that a map leads to and a jump", "ip saddr 192.0.2.1 jump masking\nip saddr 192.0.2.2 jump masking",
+			"10.0.0.0/8 from 192.0.2.1 or 192.0.2.2",
+		},
+		{
+			"from a source", "ip saddr 172.17.0.0/16 oifname != \"docker0\" masquerade",
+			"10.0.0.0/8 from 172.17.0.0/16 where oifname != \"docker0\"",
+		},
 		{"from all but a source", "ip saddr != 10.0.0.0/8 masquerade", "10.0.0.0/8 from not 10.0.0.0/8"},
 		{"from a source that a jump excludes", "ip saddr 10.1.0.0/16 jump other-source", nothing},
 		{"from a source that has returned", "ip saddr 10.0.0.0/8 return\nip saddr 10.1.0.0/16 masquerade", nothing},
-		{"from a source to what has returned", "ip saddr 10.0.0.0/8 ip daddr 10.0.0.0/8 return\nip saddr 10.1.0.0/16 masquerade", nothing},
-		{"from another source to it", "ip saddr 10.0.0.0/8 ip daddr 10.0.0.0/8 return\nip saddr 192.0.2.1 masquerade", "10.0.0.0/8 from 192.0.2.1"},
-		{"from all sources that have returned", "ip saddr 10.0.0.0/8 ip daddr 10.0.0.0/8 return\nip saddr != 10.0.0.0/8 ip daddr 10.0.0.0/8 return\nmeta nfproto ipv4 masquerade", nothing},
+		{
+			"from a source to what has returned",
+			"ip saddr 10.0.0.0/8 ip daddr 10.0.0.0/8 return\nip saddr 10.1.0.0/16 masquerade", nothing,
+		},
+		{
+			"from another source to it", "ip saddr 10.0.0.0/8 ip daddr 10.0.0.0/8 return\nip saddr 192.0.2.1 masquerade",
+			"10.0.0.0/8 from 192.0.2.1",
+		},
+		{
+			"from all sources that have returned",
+			"ip saddr 10.0.0.0/8 ip daddr 10.0.0.0/8 return\nip saddr != 10.0.0.0/8 ip daddr 10.0.0.0/8 return\nmeta nfproto " +
+				"ipv4 masquerade", nothing,
+		},
 		{"from an address to itself", "ip saddr 10.0.0.2 ip daddr 10.0.0.2 masquerade", nothing},
 		{"from the loopback addresses", "ip saddr 127.0.0.0/8 masquerade", nothing},
 		{"from this node", "fib saddr type local meta nfproto ipv4 masquerade", "10.0.0.0/8 from this node"},
 		{"marked by kube-proxy", "mark and 0x4000 == 0x4000 masquerade", nothing},
 		{"when the others return", "mark and 0x4000 == 0 return\nmasquerade", nothing},
 		{"when the others return, as iptables writes it", "mark and 0x4000 != 0x4000 return\nmasquerade", nothing},
-		{"marked by another", "mark and 0xff0000 == 0x40000 meta nfproto ipv4 masquerade", "10.0.0.0/8 where meta mark & 0xff0000 == 0x40000"},
+		{
+			"marked by another", "mark and 0xff0000 == 0x40000 meta nfproto ipv4 masquerade",
+			"10.0.0.0/8 where meta mark & 0xff0000 == 0x40000",
+		},
 		{"not marked", "mark and 0x4000 == 0 meta nfproto ipv4 masquerade", "10.0.0.0/8"},
 		{"out of the loopback device", "oifname \"lo\" masquerade", nothing},
 		{"when everything else returns", "oifname != \"lo\" return\nmasquerade", nothing},
@@ -101,7 +132,8 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 			}`, test.rules), "-f", "-")
 			var got []string
 			for _, c := range conflictsOf(read(t, c), prefixes(t, "10.0.0.0/8 fd00::/8")) {
-				got = append(got, strings.ReplaceAll(strings.TrimPrefix(c.Why(), "rewrites the source of connections to "), ", ", " "))
+				got = append(got, strings.ReplaceAll(strings.TrimPrefix(c.Why(), "rewrites the source of connections to "), ", ",
+					" "))
 			}
 			if diff := cmp.Diff(test.want, strings.Join(got, "; ")); diff != "" {
 				t.Errorf("conflicts (-want +got):\n%s", diff)
@@ -180,10 +212,13 @@ func TestManyPathsToOneRuleAreOneConflict(t *testing.T) {
 func TestConflictsNameExemptPrefixesAsConfigured(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
-	nfttest.NFT(t, ns, "add table ip t\nadd chain ip t p { type nat hook postrouting priority 100; }\nadd rule ip t p masquerade\n", "-f", "-")
+	nfttest.NFT(t, ns, "add table ip t\nadd chain ip t p { type nat hook postrouting priority 100; }\nadd rule ip t p "+
+		"masquerade\n", "-f", "-")
 	s := read(t, c)
-	exempt := "10.0.0.0/8 10.1.0.0/16 10.0.0.0/8 1.0.0.0/8 2.0.0.0/8 3.0.0.0/8 4.0.0.0/8 5.0.0.0/8 6.0.0.0/8 7.0.0.0/8 8.0.0.0/8 ::/0"
-	want := "rewrites the source of connections to 1.0.0.0/8, 2.0.0.0/8, 3.0.0.0/8, 4.0.0.0/8, 5.0.0.0/8, 6.0.0.0/8, 7.0.0.0/8, 8.0.0.0/8, others"
+	exempt := "10.0.0.0/8 10.1.0.0/16 10.0.0.0/8 1.0.0.0/8 2.0.0.0/8 3.0.0.0/8 4.0.0.0/8 5.0.0.0/8 6.0.0.0/8 7.0.0.0/8 " +
+		"8.0.0.0/8 ::/0"
+	want := "rewrites the source of connections to 1.0.0.0/8, 2.0.0.0/8, 3.0.0.0/8, 4.0.0.0/8, 5.0.0.0/8, 6.0.0.0/8, " +
+		"7.0.0.0/8, 8.0.0.0/8, others"
 	found := conflictsOf(s, prefixes(t, exempt))
 	if len(found) != 1 || found[0].Why() != want || found[0].Table() != "ip t" || found[0].Chain() != "p" {
 		t.Errorf("got %v\nwant %s", found, want)

@@ -120,7 +120,8 @@ func cases(t *testing.T) []string {
 func describe(s foreign.Snapshot, exempt []netip.Prefix) string {
 	var b strings.Builder
 	for _, l := range foreign.Legacy(s) {
-		fmt.Fprintf(&b, "legacy %s %s %s: rules %d, random-fully %t, gone %t\n", l.Family, l.Table, l.Name, l.Rules, l.RandomFully, l.Gone)
+		fmt.Fprintf(&b, "legacy %s %s %s: rules %d, random-fully %t, gone %t\n", l.Family, l.Table, l.Name, l.Rules,
+			l.RandomFully, l.Gone)
 		if l.Base != nil {
 			fmt.Fprintf(&b, "\tfrom %s (priority %d)\n", l.Base.Name, l.Base.Hook.Priority)
 		}
@@ -195,8 +196,11 @@ func createIPSet(t *testing.T, ns *nfttest.NS, name string) {
 		}
 		defer c.Close()
 		_, err = c.Execute(netlink.Message{
-			Header: netlink.Header{Type: unix.NFNL_SUBSYS_IPSET<<8 | create, Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl},
-			Data:   data,
+			Header: netlink.Header{
+				Type:  unix.NFNL_SUBSYS_IPSET<<8 | create,
+				Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl,
+			},
+			Data: data,
 		})
 		return err
 	})

@@ -46,7 +46,8 @@ func TestAgentsAreRemovedInOneTransaction(t *testing.T) {
 				install(t, ns, other)
 			}
 			// An agent may have added the first rule of its family.
-			nfttest.Run(t, ns, "*nat\n-A POSTROUTING -m comment --comment last -j ACCEPT\nCOMMIT\n", "ip6tables-nft-restore", "--noflush")
+			nfttest.Run(t, ns, "*nat\n-A POSTROUTING -m comment --comment last -j ACCEPT\nCOMMIT\n", "ip6tables-nft-restore",
+				"--noflush")
 			save := func() string {
 				return nfttest.Save(t, ns, "iptables-nft-save", "nat") + nfttest.Save(t, ns, "ip6tables-nft-save", "nat")
 			}

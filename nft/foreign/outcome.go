@@ -36,6 +36,11 @@ const (
 	Drops
 )
 
+// String returns the kind as a word that is stable.
+func (k Kind) String() string {
+	return [...]string{"masquerades", "accepts", "translates", "untracks", "writes", "drops"}[k]
+}
+
 // Does returns what such rules do, for one and for several rules.
 func (k Kind) Does() (one, several string) {
 	words := [...][2]string{

@@ -39,26 +39,59 @@ func TestRulesThatExemptedFromOlderAgentsAreFound(t *testing.T) {
 		want        string // in mode nftables
 		shared      string // in mode iptables-nft
 	}{
-		{"accepts", "-A POSTROUTING -d 203.0.113.0/24 -j ACCEPT\n" + jump, "accepts 203.0.113.0/24" + lost, "accepts 203.0.113.0/24" + before},
-		{"returns", "-A POSTROUTING -d 203.0.113.0/24 -j RETURN\n" + jump, "returns 203.0.113.0/24" + lost, "returns 203.0.113.0/24" + before},
-		{"accepts after the takeover", "-A POSTROUTING -d 203.0.113.9 -j ACCEPT", "accepts 203.0.113.9" + lost, "accepts 203.0.113.9" + before},
-		{"accepts in a chain", "-N OTHER\n-A POSTROUTING -j OTHER\n-A OTHER -d 203.0.113.0/24 -j ACCEPT\n" + jump, "accepts 203.0.113.0/24" + lost, "accepts 203.0.113.0/24" + before},
-		{"returns from a chain", "-N OTHER\n-A POSTROUTING -j OTHER\n-A OTHER -d 203.0.113.0/24 -j RETURN\n" + jump, nothing, nothing},
+		{
+			"accepts", "-A POSTROUTING -d 203.0.113.0/24 -j ACCEPT\n" + jump, "accepts 203.0.113.0/24" + lost,
+			"accepts 203.0.113.0/24" + before,
+		},
+		{
+			"returns", "-A POSTROUTING -d 203.0.113.0/24 -j RETURN\n" + jump, "returns 203.0.113.0/24" + lost,
+			"returns 203.0.113.0/24" + before,
+		},
+		{
+			"accepts after the takeover", "-A POSTROUTING -d 203.0.113.9 -j ACCEPT", "accepts 203.0.113.9" + lost,
+			"accepts 203.0.113.9" + before,
+		},
+		{
+			"accepts in a chain", "-N OTHER\n-A POSTROUTING -j OTHER\n-A OTHER -d 203.0.113.0/24 -j ACCEPT\n" + jump,
+			"accepts 203.0.113.0/24" + lost, "accepts 203.0.113.0/24" + before,
+		},
+		{
+			"returns from a chain", "-N OTHER\n-A POSTROUTING -j OTHER\n-A OTHER -d 203.0.113.0/24 -j RETURN\n" + jump, nothing,
+			nothing,
+		},
 		{"after the jump", jump + "\n-A POSTROUTING -d 203.0.113.0/24 -j ACCEPT", nothing, nothing},
-		{"of a source", "-A POSTROUTING -s 10.244.7.0/24 -j ACCEPT\n" + jump, "accepts any destination from 10.244.7.0/24, which no longer exempts these connections", "accepts any destination from 10.244.7.0/24" + before},
-		{"out of an interface", "-A POSTROUTING -o wg0 -j RETURN\n" + jump, `returns any destination where oifname "wg0", which no longer exempts these connections`, `returns any destination where oifname "wg0"` + before},
+		{
+			"of a source", "-A POSTROUTING -s 10.244.7.0/24 -j ACCEPT\n" + jump,
+			"accepts any destination from 10.244.7.0/24, which no longer exempts these connections",
+			"accepts any destination from 10.244.7.0/24" + before,
+		},
+		{
+			"out of an interface", "-A POSTROUTING -o wg0 -j RETURN\n" + jump,
+			`returns any destination where oifname "wg0", which no longer exempts these connections`,
+			`returns any destination where oifname "wg0"` + before,
+		},
 		{"an exempt destination", "-A POSTROUTING -d 10.9.0.0/16 -j ACCEPT\n" + jump, nothing, nothing},
 		{"all, if nothing follows", "-A POSTROUTING -j ACCEPT", nothing, nothing},
 		{"what kube-proxy marked", "-A POSTROUTING -m mark --mark 0x4000/0x4000 -j ACCEPT\n" + jump, nothing, nothing},
-		{"to another address", "-A POSTROUTING -s 10.244.7.0/24 -d 198.51.100.0/24 -j SNAT --to-source 192.0.2.7", "rewrites the source of connections to 198.51.100.0/24 from 10.244.7.0/24, so this agent does not masquerade them", "rewrites the source of connections to 198.51.100.0/24 from 10.244.7.0/24, so this agent does not masquerade them"},
+		{
+			"to another address", "-A POSTROUTING -s 10.244.7.0/24 -d 198.51.100.0/24 -j SNAT --to-source 192.0.2.7",
+			"rewrites the source of connections to 198.51.100.0/24 from 10.244.7.0/24, so this agent does not masquerade them",
+			"rewrites the source of connections to 198.51.100.0/24 from 10.244.7.0/24, so this agent does not masquerade them",
+		},
 		{"to the same address", "-A POSTROUTING -s 10.244.7.0/24 -d 198.51.100.0/24 -j MASQUERADE", nothing, nothing},
-		{"to another address while the older agent decides before it", jump + "\n-A POSTROUTING -d 198.51.100.0/24 -j SNAT --to-source 192.0.2.7", nothing, nothing},
-		{"to another address once it does not", "-A POSTROUTING -d 198.51.100.0/24 -j SNAT --to-source 192.0.2.7", "rewrites the source of connections to 198.51.100.0/24, so this agent does not masquerade them", "rewrites the source of connections to 198.51.100.0/24, so this agent does not masquerade them"},
+		{"to another address while the older agent decides before it", jump +
+			"\n-A POSTROUTING -d 198.51.100.0/24 -j SNAT --to-source 192.0.2.7", nothing, nothing},
+		{
+			"to another address once it does not", "-A POSTROUTING -d 198.51.100.0/24 -j SNAT --to-source 192.0.2.7",
+			"rewrites the source of connections to 198.51.100.0/24, so this agent does not masquerade them",
+			"rewrites the source of connections to 198.51.100.0/24, so this agent does not masquerade them",
+		},
 	} {
 		for _, shared := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s %t", tt.name, shared), func(t *testing.T) {
 				ns, c := dialNS(t)
-				nfttest.Run(t, ns, "*nat\n:IP-MASQ-AGENT - [0:0]\n"+masq+"\n"+tt.rules+"\nCOMMIT\n", "iptables-nft-restore", "--noflush")
+				nfttest.Run(t, ns, "*nat\n:IP-MASQ-AGENT - [0:0]\n"+masq+"\n"+tt.rules+"\nCOMMIT\n", "iptables-nft-restore",
+					"--noflush")
 				own := func(c nfnetlink.Chain) bool { return shared && c.Name == "IP-MASQ-AGENT" }
 				s, err := foreign.Read(t.Context(), c, own)
 				if err != nil {

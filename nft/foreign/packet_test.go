@@ -47,7 +47,10 @@ func traced(x foreign.Trace) string {
 	if len(x.Unknown) > 0 {
 		words = append(words, "if "+strings.Join(x.Unknown, ", "))
 	}
-	for what, w := range map[string]*foreign.Way{"left by ": x.Left, "untracked by ": x.Untracked, "dropped by ": x.Dropped} {
+	for what, w := range map[string]*foreign.Way{
+		"left by ": x.Left, "untracked by ": x.Untracked,
+		"dropped by ": x.Dropped,
+	} {
 		if w != nil {
 			words = append(words, what+w.RuleText())
 		}
@@ -87,7 +90,10 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{rules: "ip daddr >= 203.0.113.9 masquerade", want: hit},
 		{rules: "ip daddr > 203.0.113.9 masquerade", want: hit + "; passes; if ip daddr > 203.0.113.9"},
 		{rules: "ip daddr < 203.0.113.9 masquerade", want: hit + "; passes; if ip daddr < 203.0.113.9"},
-		{rules: "ip daddr & 0.0.0.255 == 0.0.0.9 masquerade", want: "direct masquerade; passes; if ip daddr & 0.0.0.255 == 0.0.0.9"},
+		{
+			rules: "ip daddr & 0.0.0.255 == 0.0.0.9 masquerade",
+			want:  "direct masquerade; passes; if ip daddr & 0.0.0.255 == 0.0.0.9",
+		},
 		{rules: "ip saddr & 0.0.0.255 == 0.0.0.9 masquerade", want: hit + "; passes; if ip saddr & 0.0.0.255 == 0.0.0.9"},
 		{rules: "ip saddr 10.244.0.0/16 masquerade", want: hit},
 		{rules: "ip6 saddr fd00::2 masquerade", want: passes},
@@ -101,7 +107,10 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{rules: "snat ip to ip saddr", want: passes, ipv6: true},
 		{rules: "ip6 saddr fd00::/8 snat ip6 to 2001:db8::77", want: "2001:db8::77", ipv6: true},
 		{rules: "meta nfproto ipv4 masquerade", want: passes, ipv6: true},
-		{rules: "ip6 daddr & ::ff == ::9 masquerade", want: "direct masquerade; passes; if ip6 daddr & ::ff == ::9", ipv6: true},
+		{
+			rules: "ip6 daddr & ::ff == ::9 masquerade", want: "direct masquerade; passes; if ip6 daddr & ::ff == ::9",
+			ipv6: true,
+		},
 		{rules: `iifname "cali0" masquerade`, want: hit},
 		{rules: `iifname "cali1" masquerade`, want: passes},
 		{rules: `iifname "cali*" masquerade`, want: hit},
@@ -111,10 +120,12 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{rules: `oifname != { "eth0", "eth1" } masquerade`, want: hit + `; passes; if oifname != @__set0`},
 		{rules: `iif { 5, 6 } masquerade`, want: hit + `; passes; if iif @__set0`},
 		{rules: `oif & 3 == 2 masquerade`, want: hit + `; passes; if oif & 3 == 2`},
-		{rules: `ip saddr & 255.255.0.0 { 10.245.0.0, 10.246.0.0 } masquerade`, want: hit + `; passes; if ip saddr & 255.255.0.0 @__set0`},
+		{rules: `ip saddr & 255.255.0.0 { 10.245.0.0, 10.246.0.0 } masquerade`, want: hit +
+			`; passes; if ip saddr & 255.255.0.0 @__set0`},
 		{rules: "meta mark { 5, 6 } masquerade", want: hit + `; passes; if meta mark @__set0`},
 		{rules: "fib daddr type vmap { local : jump masking }", want: hit + "; passes; if fib daddr type vmap @__map0"},
-		{rules: "ip saddr . th dport vmap { 10.244.1.2 . 53 : accept }\nmasquerade", want: hit + "; passes; if ip saddr . th dport vmap @__map0"},
+		{rules: "ip saddr . th dport vmap { 10.244.1.2 . 53 : accept }\nmasquerade", want: hit +
+			"; passes; if ip saddr . th dport vmap @__map0"},
 		{rules: "th dport vmap { 53 : accept, * : jump masking }", want: hit + "; passes; if th dport vmap @__map0"},
 		{rules: `iif 5 masquerade`, want: hit},
 		{rules: `iif 6 masquerade`, want: passes},
@@ -141,8 +152,10 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{rules: "meta mark set 5\nmeta mark > 5 masquerade", want: hit + "; passes; if meta mark > 5"},
 		{rules: "meta mark set meta mark or 0x4000\nmeta mark & 0x4000 == 0x4000 masquerade", want: hit},
 		{rules: "meta l4proto tcp meta mark set 5\nmeta mark & 0x4000 == 0 masquerade", want: hit},
-		{rules: "meta l4proto tcp meta mark set 0x4000\nmeta mark & 0x4000 == 0 masquerade", want: hit + "; passes; if meta mark & 0x4000 == 0x0"},
-		{rules: "meta l4proto tcp return\nmeta mark set 5\nmeta mark 5 masquerade", want: hit + "; passes; if meta l4proto tcp, meta mark 0x5"},
+		{rules: "meta l4proto tcp meta mark set 0x4000\nmeta mark & 0x4000 == 0 masquerade", want: hit +
+			"; passes; if meta mark & 0x4000 == 0x0"},
+		{rules: "meta l4proto tcp return\nmeta mark set 5\nmeta mark 5 masquerade", want: hit +
+			"; passes; if meta l4proto tcp, meta mark 0x5"},
 		{rules: "limit rate 5/second masquerade", want: hit + "; passes; if limit rate 5/second"},
 		{rules: "ip daddr 203.0.113.9 accept", want: "passes; left by meta nfproto ipv4 ip daddr 203.0.113.9 accept"},
 		{rules: "return\nmasquerade", want: "passes; left by return"},
@@ -154,13 +167,19 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{rules: "meta l4proto tcp accept\nmasquerade", want: hit + "; passes; if meta l4proto tcp"},
 		{rules: "drop", want: "drop"},
 		{rules: "meta l4proto tcp drop", want: "drop; passes; if meta l4proto tcp"},
-		{rules: "ip saddr vmap { 10.244.1.2 : accept, 10.244.1.3 : drop }\nmasquerade", want: "passes; left by meta nfproto ipv4 ip saddr vmap @__map0"},
+		{
+			rules: "ip saddr vmap { 10.244.1.2 : accept, 10.244.1.3 : drop }\nmasquerade",
+			want:  "passes; left by meta nfproto ipv4 ip saddr vmap @__map0",
+		},
 		{rules: "ip saddr vmap { 10.244.1.3 : drop }\nmasquerade", want: hit},
 		{rules: "ip saddr vmap { 10.244.0.0/16 : goto masking, 10.245.0.0/16 : drop }", want: hit},
 		{rules: "ip daddr vmap { 203.0.113.9 : jump masking }", want: "direct masquerade"},
 		{rules: "ip daddr . iifname vmap { 203.0.113.9 . \"cali0\" : jump masking }", want: "direct masquerade"},
 		{rules: "ip daddr . iifname vmap { 203.0.113.9 . \"cali1\" : jump masking }", want: passes},
-		{rules: "ip daddr . th dport vmap { 203.0.113.9 . 53 : jump masking }", want: "direct masquerade; passes; if ip daddr . th dport vmap @__map0"},
+		{
+			rules: "ip daddr . th dport vmap { 203.0.113.9 . 53 : jump masking }",
+			want:  "direct masquerade; passes; if ip daddr . th dport vmap @__map0",
+		},
 		{rules: "ip saddr vmap { 10.244.1.9 : drop, * : jump masking }", want: hit},
 		{base: "type nat hook postrouting priority 100; policy drop;", rules: "ip daddr 203.0.113.8 accept", want: "drop"},
 		{base: "type nat hook postrouting priority 100; policy drop;", rules: "accept", want: "passes; left by accept"},
@@ -176,14 +195,23 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{base: early, rules: "notrack", want: passes},
 		{base: "type filter hook postrouting priority -300;", rules: "notrack", want: "passes; untracked by notrack"},
 		{base: "type filter hook postrouting priority -300;", rules: "meta l4proto tcp notrack", want: passes},
-		{base: late, rules: "@nh,96,16 set 0xc000", want: "write somewhere; passes; if what that rule writes into the packet"},
+		{
+			base: late, rules: "@nh,96,16 set 0xc000",
+			want: "write somewhere; passes; if what that rule writes into the packet",
+		},
 		{base: late, rules: "meta l4proto tcp ip daddr set 192.0.2.7", want: "passes; redirected to 192.0.2.7"},
 		{base: early, rules: "ip saddr set 192.0.2.7", want: "write 192.0.2.7"},
 		{base: late, rules: "ip saddr set 192.0.2.7", want: "write 192.0.2.7"},
 		{base: late, rules: "ip6 saddr set 2001:db8::7", want: "write 2001:db8::7", ipv6: true},
 		{base: late, rules: "ip saddr set 192.0.2.7", want: passes, ipv6: true},
-		{base: late, rules: "meta l4proto tcp ip saddr set 192.0.2.7", want: "write 192.0.2.7; passes; if meta l4proto tcp, what that rule writes into the packet"},
-		{base: late, rules: "ip saddr set ip daddr", want: "write somewhere; passes; if what that rule writes into the packet"},
+		{
+			base: late, rules: "meta l4proto tcp ip saddr set 192.0.2.7",
+			want: "write 192.0.2.7; passes; if meta l4proto tcp, what that rule writes into the packet",
+		},
+		{
+			base: late, rules: "ip saddr set ip daddr",
+			want: "write somewhere; passes; if what that rule writes into the packet",
+		},
 		{base: late, rules: "ip dscp set cs1", want: passes},
 		{base: late, rules: "ip daddr set 192.0.2.7", want: "passes; redirected to 192.0.2.7"},
 	} {
@@ -224,20 +252,26 @@ func TestTraceOfSeveralBaseChains(t *testing.T) {
 		{"priority 100; snat to 192.0.2.1", "priority 100; snat to 192.0.2.1", "192.0.2.1; 192.0.2.1"},
 		{"priority 100; snat to 192.0.2.1", "priority 100; accept", "192.0.2.1; left by accept"},
 		{"priority 100; accept", "priority 110; masquerade", "masquerade; left by accept"},
-		{"priority 100; meta mark 7 masquerade", "priority 110; snat to 192.0.2.2", "masquerade; 192.0.2.2; if meta mark 0x7"},
+		{
+			"priority 100; meta mark 7 masquerade", "priority 110; snat to 192.0.2.2",
+			"masquerade; 192.0.2.2; if meta mark 0x7",
+		},
 		{"priority 100; meta mark set 7", "priority 110; meta mark 7 masquerade", "masquerade"},
 		{"priority 110; meta mark set 7", "priority 100; meta mark 7 masquerade", "masquerade; passes; if meta mark 0x7"},
 	} {
 		ns, c := dialNS(t)
-		nfttest.NFT(t, ns, "table ip t {\nchain a { type nat hook postrouting "+tt.a+"; }\nchain b { type nat hook postrouting "+tt.b+
-			"; }\nchain other { type nat hook prerouting priority 0; drop; }\n}\ntable ip6 t { chain a { type nat hook postrouting priority 0; drop; }; }\n"+
+		nfttest.NFT(t, ns, "table ip t {\nchain a { type nat hook postrouting "+tt.a+
+			"; }\nchain b { type nat hook postrouting "+tt.b+
+			"; }\nchain other { type nat hook prerouting priority 0; drop; }\n}\ntable ip6 t { chain a { type nat hook "+
+			"postrouting priority 0; drop; }; }\n"+
 			"table ip asleep { flags dormant; chain a { type nat hook postrouting priority 0; drop; }; }\n", "-f", "-")
 		own := func(c nfnetlink.Chain) bool { return c.Name == "a" }
 		tracer, err := foreign.NewTracer(t.Context(), c, own)
 		if err != nil {
 			t.Fatal(err)
 		}
-		x := tracer.Trace(foreign.Packet{Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9")}, unix.NF_INET_POST_ROUTING)
+		x := tracer.Trace(foreign.Packet{Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9")},
+			unix.NF_INET_POST_ROUTING)
 		if got := traced(x); got != tt.want {
 			t.Errorf("%s, %s\n got %s\nwant %s", tt.a, tt.b, got, tt.want)
 		}

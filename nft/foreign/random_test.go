@@ -36,7 +36,8 @@ func randomRules(r *rand.Rand) string {
 			}
 		}
 		if r.IntN(8) == 0 {
-			words = append(words, fmt.Sprintf("meta mark set %s", pick("1", "3", "meta mark or 0x4000", "meta mark and 0xffffbfff", "meta mark xor 0x1")))
+			words = append(words, fmt.Sprintf("meta mark set %s",
+				pick("1", "3", "meta mark or 0x4000", "meta mark and 0xffffbfff", "meta mark xor 0x1")))
 		}
 		verdicts := []string{
 			"masquerade", "snat ip to 192.0.2.1", "accept", "return", "drop", "snat ip to ip saddr",
@@ -74,7 +75,8 @@ func randomRules(r *rand.Rand) string {
 		for range 1 + r.IntN(4) {
 			text := rule(i + 1)
 			if i == 2 { // the maps lead to this chain
-				text = strings.NewReplacer("ip saddr vmap @bysource", "accept", "ip daddr . iifname vmap @bydest", "return", "ip saddr vmap @intervals", "masquerade").Replace(text)
+				text = strings.NewReplacer("ip saddr vmap @bysource", "accept", "ip daddr . iifname vmap @bydest", "return",
+					"ip saddr vmap @intervals", "masquerade").Replace(text)
 			}
 			b.WriteString(text + "\n")
 		}

@@ -31,7 +31,10 @@ func TestConnectionsThatOtherRulesMayHaveDecidedAreRewrites(t *testing.T) {
 		{name: "its own address after us", at: below, rule: "ip daddr @dst snat to ip saddr"},
 		{name: "under a condition", at: above, rule: "ip daddr @dst meta mark 7 masquerade"},
 		{name: "of another source", at: above, rule: "ip daddr @dst ip saddr @new masquerade", not: true},
-		{name: "marked by kube-proxy", at: above, rule: "ip daddr @dst meta mark & 0x4000 == 0x4000 masquerade", marked: true},
+		{
+			name: "marked by kube-proxy", at: above, rule: "ip daddr @dst meta mark & 0x4000 == 0x4000 masquerade",
+			marked: true,
+		},
 		{name: "accept", at: above, rule: "ip daddr @dst accept", shared: true},
 		{name: "accept under a condition", at: above, rule: "ip daddr @dst meta l4proto tcp accept", shared: true},
 		{name: "accept in a chain", at: above, rule: "ip daddr @dst jump accepting", shared: true},
@@ -72,7 +75,8 @@ func TestConnectionsThatOtherRulesMayHaveDecidedAreRewrites(t *testing.T) {
 					text = strings.ReplaceAll(text, at, "")
 				}
 				if ipv6 {
-					text = strings.NewReplacer("ip daddr", "ip6 daddr", "ip saddr", "ip6 saddr", "table ip ", "table ip6 ").Replace(text)
+					text = strings.NewReplacer("ip daddr", "ip6 daddr", "ip saddr", "ip6 saddr", "table ip ",
+						"table ip6 ").Replace(text)
 				}
 				nfttest.NFT(t, ns, text, "-f", "-")
 				own := func(c nfnetlink.Chain) bool { return shared && c.Name == "ours" }

@@ -119,14 +119,16 @@ func (r modelRule) exprs() []expr.Any {
 		if t == nil {
 			continue
 		}
-		addr, mask := t.prefix.Addr().AsSlice(), iprange.Of(netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), t.prefix.Bits())).From.AsSlice()
+		addr, mask := t.prefix.Addr().AsSlice(),
+			iprange.Of(netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), t.prefix.Bits())).From.AsSlice()
 		es = append(es,
 			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 4},
 			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask, Xor: make([]byte, 4)},
 			&expr.Cmp{Op: op(t.not), Register: 1, Data: addr})
 	}
 	if r.mark != nil {
-		es = append(es, &expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, &expr.Cmp{Op: op(r.mark.not), Register: 1, Data: []byte{1, 0, 0, 1}})
+		es = append(es, &expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+			&expr.Cmp{Op: op(r.mark.not), Register: 1, Data: []byte{1, 0, 0, 1}})
 	}
 	if r.masq {
 		return append(es, &expr.Masq{})

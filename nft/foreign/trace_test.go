@@ -61,7 +61,8 @@ func TestTraceFollowsAddressMaps(t *testing.T) {
 		if got != tt.want || trace.Through || last.Keeps {
 			t.Errorf("from %q to %s: %s, want %s: %+v", tt.src, tt.dst, got, tt.want, trace)
 		}
-		if tt.src == "10.244.1.1" && (len(trace.Ways) != 2 || !strings.Contains(trace.Ways[0].RuleText(), "map @m4:1024-2047")) {
+		if tt.src == "10.244.1.1" && (len(trace.Ways) != 2 ||
+			!strings.Contains(trace.Ways[0].RuleText(), "map @m4:1024-2047")) {
 			t.Errorf("ways %+v", trace.Ways)
 		}
 	}

@@ -79,7 +79,8 @@ func TestLargeSetsAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 	apply(t, k, want, layout.Ours)
 	nothing := func(*attacker) {}
 	deleteOne := func(a *attacker) {
-		a.nft("delete element inet nft-masq-agent " + liveSet(a.t, a.ns) + " { 10.0.4.0/24 }; add element inet nft-masq-agent " + liveSet(a.t, a.ns) + " { 8.8.8.0/24 }")
+		a.nft("delete element inet nft-masq-agent " + liveSet(a.t, a.ns) +
+			" { 10.0.4.0/24 }; add element inet nft-masq-agent " + liveSet(a.t, a.ns) + " { 8.8.8.0/24 }")
 	}
 	for _, step := range []struct {
 		name  string

@@ -75,7 +75,8 @@ func TestLongReadEndsWithItsContext(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
-		return netlink.NewConn(&cancelingSocket{&faultySocket{real: nl, faults: &faults{}}, &lists, cancel, &after}, nl.PID()), nil
+		return netlink.NewConn(&cancelingSocket{&faultySocket{real: nl, faults: &faults{}}, &lists, cancel, &after},
+			nl.PID()), nil
 	}))
 	defer k.Close()
 	if _, err := k.Diff(ctx, want, layout.Ours); !errors.Is(err, context.Canceled) || after != 1 {
@@ -93,7 +94,8 @@ func TestReadersStopWithTheirContext(t *testing.T) {
 	if _, _, err := k.Installed(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("Installed: %v", err)
 	}
-	if _, err := k.Diff(ctx, cases.Load(t, "default").Compile(cases.Modes()[0]), layout.Ours); !errors.Is(err, context.Canceled) {
+	if _, err := k.Diff(ctx, cases.Load(t, "default").Compile(cases.Modes()[0]), layout.Ours); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("Diff: %v", err)
 	}
 }

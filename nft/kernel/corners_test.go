@@ -25,18 +25,23 @@ import (
 func TestPostroutingWithAnotherHookIsReported(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
-	want, nf := cases.Load(t, "both-families").Compile(nft.ModeIPTables), cases.Load(t, "both-families").Compile(nft.ModeNFTables)
+	want, nf := cases.Load(t, "both-families").Compile(nft.ModeIPTables),
+		cases.Load(t, "both-families").Compile(nft.ModeNFTables)
 	for _, family := range []string{"ip", "ip6"} {
 		for hook, says := range map[string]string{
-			"type nat hook postrouting priority 50;":     "has nat hook postrouting priority 50, not nat hook postrouting priority 100",
-			"type nat hook output priority 100;":         "has nat hook output priority 100, not nat hook postrouting priority 100",
-			"type filter hook postrouting priority 100;": "has filter hook postrouting priority 100, not nat hook postrouting priority 100",
+			"type nat hook postrouting priority 50;": "has nat hook postrouting priority 50, not nat hook postrouting " +
+				"priority 100",
+			"type nat hook output priority 100;": "has nat hook output priority 100, not nat hook postrouting " +
+				"priority 100",
+			"type filter hook postrouting priority 100;": "has filter hook postrouting priority 100, not nat hook " +
+				"postrouting priority 100",
 			"": "has no hook, not nat hook postrouting priority 100",
 		} {
 			t.Run(family+" "+hook, func(t *testing.T) {
 				t.Parallel()
 				ns := nfttest.NewNS(t, "node")
-				nfttest.NFT(t, ns, fmt.Sprintf("table %s nat { chain POSTROUTING { %s counter comment \"another program's\"; }; }", family, hook), "-f", "-")
+				nfttest.NFT(t, ns, fmt.Sprintf("table %s nat { chain POSTROUTING { %s counter comment \"another program's\"; }; }",
+					family, hook), "-f", "-")
 				says := fmt.Sprintf("table %s nat: chain POSTROUTING %s", family, says)
 				k := open(t, ns)
 				apply(t, k, nf, everything) // unrelated to the other mode
@@ -55,7 +60,8 @@ func TestPostroutingWithAnotherHookIsReported(t *testing.T) {
 				if diff := cmp.Diff(before, nfttest.ListRuleset(t, ns)); diff != "" {
 					t.Errorf("the kernel (-before +after):\n%s", diff)
 				}
-				nfttest.NFT(t, ns, fmt.Sprintf("flush chain %s nat POSTROUTING; delete chain %[1]s nat POSTROUTING", family), "-f", "-")
+				nfttest.NFT(t, ns, fmt.Sprintf("flush chain %s nat POSTROUTING; delete chain %[1]s nat POSTROUTING", family), "-f",
+					"-")
 				apply(t, k, want, everything)
 				inSync(t, ns, want)
 			})
@@ -67,11 +73,13 @@ func TestDormantTableWithoutPostroutingIsWokenAndUsed(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	for name, text := range map[string]string{
-		"empty":             "table ip nat { flags dormant; }",
-		"both families":     "table ip nat { flags dormant; }; table ip6 nat { flags dormant; }",
-		"another program's": "table ip nat { flags dormant; chain PREROUTING { type nat hook prerouting priority -100; counter; }; chain other { return; }; }",
-		"our chain":         "table ip nat { flags dormant; chain IP-MASQ-AGENT { }; }",
-		"POSTROUTING too":   "table ip nat { flags dormant; chain POSTROUTING { type nat hook postrouting priority 100; counter; }; }",
+		"empty":         "table ip nat { flags dormant; }",
+		"both families": "table ip nat { flags dormant; }; table ip6 nat { flags dormant; }",
+		"another program's": "table ip nat { flags dormant; chain PREROUTING { type nat hook prerouting priority -100; " +
+			"counter; }; chain other { return; }; }",
+		"our chain": "table ip nat { flags dormant; chain IP-MASQ-AGENT { }; }",
+		"POSTROUTING too": "table ip nat { flags dormant; chain POSTROUTING { type nat hook postrouting priority 100; " +
+			"counter; }; }",
 	} {
 		for _, from := range cases.Modes() {
 			t.Run(name+" from "+string(from), func(t *testing.T) {
@@ -198,7 +206,8 @@ func TestRenamedChainWithAnotherProgramsRuleIsReported(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
-	const jump = "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain"
+	const jump = "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom " +
+		"IP-MASQ-AGENT chain"
 	for _, tt := range []struct {
 		change []string
 		ours   bool
@@ -236,7 +245,8 @@ func TestCleanupDeletesTheSharedTableOnlyIfItIsEmpty(t *testing.T) {
 	nfttest.Require(t, "nft")
 	want := cases.Load(t, "sources-only").Compile(nft.ModeIPTables)
 	for what, others := range map[string]string{
-		"nothing": "", "a chain": "chain FOREIGN { }", "a base chain": "chain PREROUTING { type nat hook prerouting priority -100; }",
+		"nothing": "", "a chain": "chain FOREIGN { }",
+		"a base chain":       "chain PREROUTING { type nat hook prerouting priority -100; }",
 		"a chain with rules": "chain FOREIGN { accept; }", "a set": "set s { type ipv4_addr; }", "a counter": "counter c { }",
 		"a map": "map m { type ipv4_addr : verdict; }", "a rule": "chain POSTROUTING { accept; }",
 	} {
@@ -308,7 +318,8 @@ func TestChainInUseByOthersIsEmptiedWithAReason(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft", "iptables-nft-restore")
 	with := cases.Load(t, "sources-only").Compile(nft.ModeIPTables)
 	nf := cases.Load(t, "default").Compile(nft.ModeNFTables)
-	further, verdicts := cases.DefaultChain+"-SRC", "add map ip nat verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : jump %s }; }"
+	further, verdicts := cases.DefaultChain+"-SRC",
+		"add map ip nat verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : jump %s }; }"
 	for _, tt := range []struct {
 		name   string
 		keeps  string // a chain
@@ -317,13 +328,36 @@ func TestChainInUseByOthersIsEmptiedWithAReason(t *testing.T) {
 		do     func(context.Context, *Kernel) ([]string, error)
 		says   string
 	}{
-		{"cleanup", further, "add rule ip nat FOREIGN ip daddr 192.0.2.1 jump %s", with, cleansUp(Ours), "chain FOREIGN: ip daddr 192.0.2.1 jump IP-MASQ-AGENT-SRC"},
-		{"cleanup of the chain itself", cases.DefaultChain, "add rule ip nat FOREIGN goto %s", with, cleansUp(Ours), "chain FOREIGN: goto IP-MASQ-AGENT"},
+		{
+			"cleanup", further, "add rule ip nat FOREIGN ip daddr 192.0.2.1 jump %s", with, cleansUp(Ours),
+			"chain FOREIGN: ip daddr 192.0.2.1 jump IP-MASQ-AGENT-SRC",
+		},
+		{
+			"cleanup of the chain itself", cases.DefaultChain, "add rule ip nat FOREIGN goto %s", with, cleansUp(Ours),
+			"chain FOREIGN: goto IP-MASQ-AGENT",
+		},
 		{"cleanup with a map", cases.DefaultChain, verdicts, with, cleansUp(Ours), "because of another program's map"},
-		{"take-over", "IP-MASQ", "add rule ip nat FOREIGN goto %s", nft.Ruleset{}, applies(nf, layout.TakeOver), "chain FOREIGN: goto IP-MASQ"},
-		{"take-over with a map", "IP-MASQ", verdicts, nft.Ruleset{}, applies(nf, layout.TakeOver), "because of another program's map"},
-		{"other mode", cases.DefaultChain, "add rule ip nat FOREIGN goto %s", with, applies(nf, layout.Everything), "chain FOREIGN: goto IP-MASQ-AGENT"},
-		{"cleanup of an older agent", "IP-MASQ", "add rule ip nat FOREIGN counter jump %s", nft.Ruleset{}, cleansUp(WithLegacy), "chain FOREIGN: counter jump IP-MASQ"},
+		{
+			"take-over", "IP-MASQ", "add rule ip nat FOREIGN goto %s",
+			nft.Ruleset{},
+			applies(nf, layout.TakeOver),
+			"chain FOREIGN: goto IP-MASQ",
+		},
+		{
+			"take-over with a map", "IP-MASQ", verdicts,
+			nft.Ruleset{},
+			applies(nf, layout.TakeOver),
+			"because of another program's map",
+		},
+		{
+			"other mode", cases.DefaultChain, "add rule ip nat FOREIGN goto %s", with, applies(nf, layout.Everything),
+			"chain FOREIGN: goto IP-MASQ-AGENT",
+		},
+		{
+			"cleanup of an older agent", "IP-MASQ", "add rule ip nat FOREIGN counter jump %s",
+			nft.Ruleset{},
+			cleansUp(WithLegacy), "chain FOREIGN: counter jump IP-MASQ",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -340,10 +374,12 @@ func TestChainInUseByOthersIsEmptiedWithAReason(t *testing.T) {
 				t.Errorf("removed %q, %v, want %q", removed, err, tt.says)
 			}
 			c := connect(t, ns)
-			if rules, _, err := c.FirstRules(nfnetlink.IPv4, xtables.NATTable, tt.keeps, func(nfnetlink.Rule) bool { return false }); err != nil || len(rules) > 0 {
+			if rules, _, err := c.FirstRules(nfnetlink.IPv4, xtables.NATTable, tt.keeps,
+				func(nfnetlink.Rule) bool { return false }); err != nil || len(rules) > 0 {
 				t.Errorf("chain %s has %d rules, %v", tt.keeps, len(rules), err)
 			}
-			if rules, _, err := c.FirstRules(nfnetlink.IPv4, xtables.NATTable, xtables.Postrouting, func(nfnetlink.Rule) bool { return false }); err != nil || len(rules) > 0 {
+			if rules, _, err := c.FirstRules(nfnetlink.IPv4, xtables.NATTable, xtables.Postrouting,
+				func(nfnetlink.Rule) bool { return false }); err != nil || len(rules) > 0 {
 				t.Errorf("POSTROUTING has %d rules, %v", len(rules), err)
 			}
 			if again, err := tt.do(t.Context(), k); err != nil || len(again) > 0 {

@@ -75,11 +75,19 @@ func TestPodsKeepTheirAddressDespiteOtherPrograms(t *testing.T) {
 	}{
 		{"docker-iptables", []string{"-s 172.17.0.0/16 ! -o docker0", "! -o docker0"}, both[:1], "172.17.0.9"},
 		{"docker-nftables", []string{`"docker0"`, `"pod0"`, "172.17.0.0/16", "0.0.0.0/0"}, both[:1], "172.17.0.9"},
-		{"libvirt", []string{"-s 192.168.122.0/24 ! -d 192.168.122.0/24", "! -d 192.168.122.0/24"}, both[:1], "192.168.122.9"},
+		{
+			"libvirt",
+			[]string{"-s 192.168.122.0/24 ! -d 192.168.122.0/24", "! -d 192.168.122.0/24"},
+			both[:1],
+			"192.168.122.9",
+		},
 		{"flannel-iptables", nil, both[:1], ""},
 		{"flannel-nftables", nil, both[:1], ""},
 		{"calico-nftables", nil, both[:1], ""},
-		{"cni-bridge", []string{"-s 10.88.0.5", "-s 10.244.1.2", "-s 10.88.0.6", "-s 10.99.0.6", "-s fd00:88::5", "-s fd00:10:244:1::2"}, both, "10.99.0.6"},
+		{"cni-bridge", []string{
+			"-s 10.88.0.5", "-s 10.244.1.2", "-s 10.88.0.6", "-s 10.99.0.6", "-s fd00:88::5",
+			"-s fd00:10:244:1::2",
+		}, both, "10.99.0.6"},
 	} {
 		t.Run(tt.sample, func(t *testing.T) {
 			t.Parallel()
@@ -115,7 +123,8 @@ func TestPodsKeepTheirAddressDespiteOtherPrograms(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if conflicts, overridden := len(others.Conflicts) > 0, len(others.Overridden) > 0; conflicts == enforced || overridden != enforced {
+				if conflicts, overridden := len(others.Conflicts) > 0, len(others.Overridden) > 0; conflicts == enforced ||
+					overridden != enforced {
 					t.Errorf("enforced %t: conflicts %v, overridden %v", enforced, others.Conflicts, others.Overridden)
 				}
 			}
@@ -241,8 +250,10 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 // hairpins are rules of programs that let a pod reach itself through a Service or a host
 // port without a mark: its own address as source would not work.
 var hairpins = map[string]string{
-	"portmap":           "ip saddr 10.244.1.2 ip daddr 10.244.1.2 masquerade; ip6 saddr fd00:10:244:1::2 ip6 daddr fd00:10:244:1::2 masquerade;",
-	"kube-proxy, ipvs":  "ip daddr . ip saddr { 10.244.1.2 . 10.244.1.2 } masquerade; ip6 daddr . ip6 saddr { fd00:10:244:1::2 . fd00:10:244:1::2 } masquerade;",
+	"portmap": "ip saddr 10.244.1.2 ip daddr 10.244.1.2 masquerade; ip6 saddr fd00:10:244:1::2 ip6 daddr " +
+		"fd00:10:244:1::2 masquerade;",
+	"kube-proxy, ipvs": "ip daddr . ip saddr { 10.244.1.2 . 10.244.1.2 } masquerade; ip6 daddr . ip6 saddr { " +
+		"fd00:10:244:1::2 . fd00:10:244:1::2 } masquerade;",
 	"everything DNATed": "ct status dnat masquerade;",
 }
 
@@ -313,7 +324,8 @@ func TestHairpinsWithoutAMarkAreLeftToOtherPrograms(t *testing.T) {
 func loadSlow(t *testing.T, ns *nfttest.NS) {
 	t.Helper()
 	nfttest.NFT(t, ns, "table inet other { chain pre { type nat hook postrouting priority 50; "+
-		strings.Repeat("ip saddr 198.51.100.99 accept; ", 30_000)+"}; chain post { type nat hook postrouting priority srcnat; masquerade; }; }", "-f", "-")
+		strings.Repeat("ip saddr 198.51.100.99 accept; ", 30_000)+
+		"}; chain post { type nat hook postrouting priority srcnat; masquerade; }; }", "-f", "-")
 }
 
 // enforceAt replaces the chain that enforces exemptions by one of another priority:
@@ -398,7 +410,8 @@ func TestEnforcingChainIsRestored(t *testing.T) {
 		"add element inet nft-masq-agent self-v6-a { fd00::1 . fd00::1, fd00::1 . fd00::2 }",
 		"flush chain inet nft-masq-agent enforce; delete set inet nft-masq-agent self-v6-a",
 		"add rule inet nft-masq-agent enforce ip saddr 172.17.0.0/16 snat ip to ip saddr",
-		"delete chain inet nft-masq-agent enforce; add chain inet nft-masq-agent enforce { type nat hook postrouting priority srcnat + 20; }",
+		"delete chain inet nft-masq-agent enforce; add chain inet nft-masq-agent enforce { type nat hook postrouting " +
+			"priority srcnat + 20; }",
 	} {
 		text := nfttest.ListRuleset(t, ns)
 		for _, set := range []string{"self-v4", "self-v6"} {

@@ -27,11 +27,14 @@ func Hint(err error) string {
 	switch {
 	case errors.Is(err, unix.EPERM) && refused != nil:
 		// Without the capability, reading would have failed already.
-		return "another process owns the table (nft list tables shows flags owner); the agent writes its rules after that process exits"
+		return "another process owns the table (nft list tables shows flags owner); the agent writes its rules after that " +
+			"process exits"
 	case errors.Is(err, unix.EPERM):
-		return "the agent needs the capability NET_ADMIN in the network namespace of the node, and uid 0 for it to be effective"
+		return "the agent needs the capability NET_ADMIN in the network namespace of the node, and uid 0 for it to be " +
+			"effective"
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT):
-		return "the kernel lacks nf_tables (CONFIG_NF_TABLES, CONFIG_NF_TABLES_INET), or it may not be loaded from here: modprobe nf_tables on the node"
+		return "the kernel lacks nf_tables (CONFIG_NF_TABLES, CONFIG_NF_TABLES_INET), or it may not be loaded from here: " +
+			"modprobe nf_tables on the node"
 	case errors.Is(err, unix.EMSGSIZE):
 		return "the transaction does not fit the send buffer: raise net.core.wmem_max"
 	case errors.Is(err, unix.ENOMEM):
@@ -39,9 +42,12 @@ func Hint(err error) string {
 	case !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP):
 		return ""
 	case about == nfnetlink.CreateChain:
-		return "the kernel lacks chains of type nat (CONFIG_NFT_NAT, CONFIG_NF_NAT; for inet Linux 5.2), or may not load them: modprobe nft_chain_nat on the node"
+		return "the kernel lacks chains of type nat (CONFIG_NFT_NAT, CONFIG_NF_NAT; for inet Linux 5.2), or may not load " +
+			"them: modprobe nft_chain_nat on the node"
 	case about == nfnetlink.CreateRule:
-		return "the kernel lacks an expression of the rules: NFT_MASQ, NFT_FIB_INET, NFT_NUMGEN (--to-ports); in mode iptables-nft NFT_COMPAT, xt_MASQUERADE, xt_comment, xt_addrtype, xt_statistic (--to-ports). Load them on the node: modprobe nft_masq nft_fib_inet"
+		return "the kernel lacks an expression of the rules: NFT_MASQ, NFT_FIB_INET, NFT_NUMGEN (--to-ports); in mode " +
+			"iptables-nft NFT_COMPAT, xt_MASQUERADE, xt_comment, xt_addrtype, xt_statistic (--to-ports). Load them on the " +
+			"node: modprobe nft_masq nft_fib_inet"
 	}
 	return ""
 }

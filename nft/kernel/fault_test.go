@@ -180,7 +180,10 @@ func (s *faultySocket) Receive() ([]netlink.Message, error) {
 		return nil, os.NewSyscallError("recvmsg", f.errno)
 	}
 	// The end of a multipart message, which the real connection removed.
-	return append(msgs, netlink.Message{Header: netlink.Header{Type: netlink.Done, Flags: netlink.Multi, Sequence: s.last}}), nil
+	return append(msgs, netlink.Message{Header: netlink.Header{
+		Type: netlink.Done, Flags: netlink.Multi,
+		Sequence: s.last,
+	}}), nil
 }
 
 // rejection returns the message for an error of the kernel, from which the connection above
@@ -243,7 +246,10 @@ func transitions() []transition {
 		{"to mode iptables-nft", nf(small), xt(policies), "from+to"},
 		{"to mode nftables", xt(small), nf(policies), ""},
 		{"to fixed source addresses", nf(small), new(fixed("198.51.100.211", "198.51.100.212", "2001:db8:5::2")), ""},
-		{"addresses change", new(fixed("198.51.100.211", "198.51.100.212")), new(fixed("198.51.100.213", "198.51.100.212", "2001:db8:5::2")), ""},
+		{
+			"addresses change", new(fixed("198.51.100.211", "198.51.100.212")),
+			new(fixed("198.51.100.213", "198.51.100.212", "2001:db8:5::2")), "",
+		},
 	}
 }
 
@@ -289,7 +295,8 @@ func empty(t *testing.T, c *nfnetlink.Conn, m nft.Mode) bool {
 	if m == nft.ModeIPTables {
 		return len(jumps(t, c, nfnetlink.IPv4))+len(jumps(t, c, nfnetlink.IPv6)) == 0
 	}
-	rules, _, err := c.FirstRules(nfnetlink.Inet, nft.TableName, native.BaseChain, func(nfnetlink.Rule) bool { return false })
+	rules, _, err := c.FirstRules(nfnetlink.Inet, nft.TableName, native.BaseChain,
+		func(nfnetlink.Rule) bool { return false })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -306,8 +313,10 @@ func undecided(t *testing.T, c *nfnetlink.Conn, want nft.Ruleset) []string {
 	}
 	return slices.DeleteFunc(diffs, func(d string) bool {
 		return strings.HasSuffix(d, "is not in the config") ||
-			strings.HasPrefix(d, "leftover chain") && strings.HasSuffix(d, "table ip nat") && len(jumps(t, c, nfnetlink.IPv4)) == 0 ||
-			strings.HasPrefix(d, "leftover chain") && strings.HasSuffix(d, "table ip6 nat") && len(jumps(t, c, nfnetlink.IPv6)) == 0
+			strings.HasPrefix(d, "leftover chain") && strings.HasSuffix(d, "table ip nat") &&
+				len(jumps(t, c, nfnetlink.IPv4)) == 0 ||
+			strings.HasPrefix(d, "leftover chain") && strings.HasSuffix(d, "table ip6 nat") &&
+				len(jumps(t, c, nfnetlink.IPv6)) == 0
 	})
 }
 
@@ -447,7 +456,8 @@ func TestKilledAgentLeavesTheOldOrTheNewRules(t *testing.T) {
 		p := netip.PrefixFrom(netip.AddrFrom16([16]byte{0x26, 0, byte(i >> 8), byte(i)}), 32)
 		after.NonMasqueradeCIDRs = append(after.NonMasqueradeCIDRs, config.CIDR{Prefix: p})
 	}
-	from, to := nft.Compile(before, nft.Options{Layout: native.Layout{}}), nft.Compile(after, nft.Options{Layout: native.Layout{}})
+	from, to := nft.Compile(before, nft.Options{Layout: native.Layout{}}),
+		nft.Compile(after, nft.Options{Layout: native.Layout{}})
 	for _, tr := range append(transitions(), transition{"many CIDRs", &from, &to, ""}) {
 		t.Run(tr.name, func(t *testing.T) {
 			t.Parallel()

@@ -68,7 +68,8 @@ func TestForeignAdditionsAreRemovedWithoutReadingThemCompletely(t *testing.T) {
 			fill(t, c, elements, addElements(nft.TableName, liveSet(t, ns)))
 		}},
 		"elements of the spare set": {own, func(t *testing.T, ns *nfttest.NS, c *nfnetlink.Conn) {
-			nfttest.NFT(t, ns, "add set inet nft-masq-agent non-masq-v4-b { type ipv4_addr; flags interval; comment \"destinations that see the pod's own address\"; }", "-f", "-")
+			nfttest.NFT(t, ns, "add set inet nft-masq-agent non-masq-v4-b { type ipv4_addr; flags interval; comment "+
+				"\"destinations that see the pod's own address\"; }", "-f", "-")
 			fill(t, c, elements, addElements(nft.TableName, "non-masq-v4-b"))
 		}},
 		"elements of a foreign set": {own, func(t *testing.T, ns *nfttest.NS, c *nfnetlink.Conn) {
@@ -79,7 +80,8 @@ func TestForeignAdditionsAreRemovedWithoutReadingThemCompletely(t *testing.T) {
 			fill(t, c, rules, addRules(nfnetlink.Inet, nft.TableName, native.BaseChain))
 		}},
 		"rules of a foreign chain before ours": {own, func(t *testing.T, ns *nfttest.NS, c *nfnetlink.Conn) {
-			nfttest.NFT(t, ns, "delete table inet nft-masq-agent; add table inet nft-masq-agent; add chain inet nft-masq-agent foreign { type filter hook forward priority 0; }", "-f", "-")
+			nfttest.NFT(t, ns, "delete table inet nft-masq-agent; add table inet nft-masq-agent; add chain inet "+
+				"nft-masq-agent foreign { type filter hook forward priority 0; }", "-f", "-")
 			fill(t, c, rules, addRules(nfnetlink.Inet, nft.TableName, "foreign"))
 		}},
 		"rules in mode iptables-nft": {shared, func(t *testing.T, _ *nfttest.NS, c *nfnetlink.Conn) {
@@ -110,7 +112,8 @@ func TestForeignAdditionsAreRemovedWithoutReadingThemCompletely(t *testing.T) {
 				if used := after.TotalAlloc - before.TotalAlloc; used > most {
 					t.Errorf("restarted %t: allocated %d MiB", restarted, used>>20)
 				}
-				t.Logf("restarted %t: %v, %d MiB allocated, recreated for %v, %q", restarted, a.Took, (after.TotalAlloc-before.TotalAlloc)>>20, a.Recreated, a.Differences[0])
+				t.Logf("restarted %t: %v, %d MiB allocated, recreated for %v, %q", restarted, a.Took,
+					(after.TotalAlloc-before.TotalAlloc)>>20, a.Recreated, a.Differences[0])
 				inSync(t, ns, attack.want)
 			}
 		})

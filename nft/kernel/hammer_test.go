@@ -42,7 +42,8 @@ func halves(others int) (whole, halved config.Config) {
 	}
 	halved = whole
 	whole.NonMasqueradeCIDRs = append(cases.CIDRs("10.0.0.0/8", "fd00::/8"), whole.NonMasqueradeCIDRs...)
-	halved.NonMasqueradeCIDRs = append(cases.CIDRs("10.0.0.0/9", "10.128.0.0/9", "fd00::/9", "fd80::/9"), halved.NonMasqueradeCIDRs...)
+	halved.NonMasqueradeCIDRs = append(cases.CIDRs("10.0.0.0/9", "10.128.0.0/9", "fd00::/9", "fd80::/9"),
+		halved.NonMasqueradeCIDRs...)
 	return whole, halved
 }
 
@@ -75,7 +76,8 @@ func TestReloadsCauseNoWrongSource(t *testing.T) {
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP, nfttest.TCP)...)
 			for i := range nfttest.Rounds(tt.reloads/20, tt.reloads, tt.reloads*25) {
 				// The other mode's rules are read when the mode changes.
-				if diffs := apply(t, k, tt.rulesets[(i+1)%len(tt.rulesets)], map[bool]layout.Depth{true: layout.Everything}[tt.name == "both modes"]); len(diffs) == 0 {
+				if diffs := apply(t, k, tt.rulesets[(i+1)%len(tt.rulesets)],
+					map[bool]layout.Depth{true: layout.Everything}[tt.name == "both modes"]); len(diffs) == 0 {
 					t.Fatalf("reload %d did nothing", i)
 				}
 			}
@@ -140,7 +142,10 @@ func TestHammerDetectsATableReplacedInOneTransaction(t *testing.T) {
 	whole, halved := halves(2000)
 	top := nfttest.NewTopology(t)
 	c := connect(t, top.Node)
-	rulesets := []nft.Ruleset{nft.Compile(whole, nft.Options{Layout: native.Layout{}}), nft.Compile(halved, nft.Options{Layout: native.Layout{}})}
+	rulesets := []nft.Ruleset{
+		nft.Compile(whole, nft.Options{Layout: native.Layout{}}),
+		nft.Compile(halved, nft.Options{Layout: native.Layout{}}),
+	}
 	apply(t, New(c), rulesets[0], layout.Ours)
 	h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)...)
 	replaced := 0

@@ -59,7 +59,8 @@ func TestRulesThatTookTheHandlesOfOlderAgentsRulesStay(t *testing.T) {
 	// The older agent is about to come back: its chain exists, and other rules.
 	var reload strings.Builder
 	for _, f := range []string{"ip", "ip6"} {
-		fmt.Fprintf(&reload, "delete table %s nat; table %[1]s nat { chain IP-MASQ-AGENT { }; chain POSTROUTING { type nat hook postrouting priority 100; ", f)
+		fmt.Fprintf(&reload, "delete table %s nat; table %[1]s nat { chain IP-MASQ-AGENT { }; chain POSTROUTING { type "+
+			"nat hook postrouting priority 100; ", f)
 		for i := range 40 {
 			fmt.Fprintf(&reload, "meta mark %d accept; ", i)
 		}
@@ -139,7 +140,8 @@ func TestSetsOfATableThatWasCreatedAgainAreFilledAgain(t *testing.T) {
 			apply(t, open(t, ns), before, layout.Ours)
 			c := tamperConfig(11)
 			want := nft.Compile(c, nft.Options{Layout: layouts.Of(nft.ModeNFTables, "")})
-			const declaration = " { type ipv4_addr; flags interval; comment \"destinations that see the pod's own address\"; elements = { 8.0.0.0/8 }; }; "
+			const declaration = " { type ipv4_addr; flags interval; comment \"destinations that see the pod's own address\"; " +
+				"elements = { 8.0.0.0/8 }; }; "
 			like := "set non-masq-v4-a" + declaration + "set x { type ipv4_addr; }; set non-masq-v4-b" + declaration
 			k := interpose(t, ns, func(n int) {
 				if n == 2 { // after the sets were filled

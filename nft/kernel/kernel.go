@@ -153,7 +153,8 @@ func again(ctx context.Context, do func() error) (err error) {
 // writing, or whether the outcome is unknown: then read again. While reading, a listed
 // object may be gone.
 func disturbed(err error) bool {
-	return isAny(err, nfnetlink.ErrInterrupted, unix.ERESTART, unix.ENOBUFS, unix.EINTR) || nfnetlink.IsNotExist(err) && !Refused(err)
+	return isAny(err, nfnetlink.ErrInterrupted, unix.ERESTART, unix.ENOBUFS, unix.EINTR) ||
+		nfnetlink.IsNotExist(err) && !Refused(err)
 }
 
 func isAny(err error, targets ...error) bool {

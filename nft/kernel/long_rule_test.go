@@ -54,7 +54,8 @@ func TestLongRulesHideNothing(t *testing.T) {
 	err := ns.Do(func() error {
 		c := nfnetlink.Dial()
 		defer c.Close()
-		rules, _, err := c.FirstRules(nfnetlink.IPv4, xtables.NATTable, xtables.Postrouting, func(nfnetlink.Rule) bool { return false })
+		rules, _, err := c.FirstRules(nfnetlink.IPv4, xtables.NATTable, xtables.Postrouting,
+			func(nfnetlink.Rule) bool { return false })
 		if len(rules) != 1 {
 			t.Errorf("%d rules in the first dump of a socket", len(rules))
 		}

@@ -77,7 +77,10 @@ func TestChangeOfChainNameRemovesTheOldChain(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	k, c := open(t, ns), cases.Load(t, "to-ports-force")
-	for _, chain := range []string{cases.DefaultChain, "NON-MASQUERADE-DAEMON", "IP-MASQ", "LONG-NAME-OF-A-CHAIN-23", cases.DefaultChain} {
+	for _, chain := range []string{
+		cases.DefaultChain, "NON-MASQUERADE-DAEMON", "IP-MASQ", "LONG-NAME-OF-A-CHAIN-23",
+		cases.DefaultChain,
+	} {
 		o := c.Flags(nft.ModeIPTables)
 		o.Layout = xtables.Layout{Name: chain}
 		want := nft.Compile(c.Config, o)

@@ -51,7 +51,8 @@ func TestLoopbackWorks(t *testing.T) {
 		k := open(t, ns)
 		for _, mode := range cases.Modes() {
 			for name, c := range map[string]config.Config{
-				"default": config.Default(config.Defaults{EnableIPv6: true}), "nothing": nothing, "node exempt": exempt, "forced": forced, "sources": sources,
+				"default": config.Default(config.Defaults{EnableIPv6: true}), "nothing": nothing, "node exempt": exempt,
+				"forced": forced, "sources": sources,
 			} {
 				o := nft.Options{Layout: layouts.Of(mode, cases.DefaultChain), RandomFully: true}
 				apply(t, k, nft.Compile(c, o), everything)
@@ -60,7 +61,8 @@ func TestLoopbackWorks(t *testing.T) {
 						flow := nfttest.Flow{Proto: proto, From: ns, To: ns, Dst: netip.MustParseAddrPort(dst)}
 						s, err := nfttest.Send(flow)
 						if err != nil || s.Sent != s.Seen {
-							t.Errorf("%s, mode %s, %s: %s to %s: sent from %s, seen from %s: %v", ns, mode, name, proto, dst, s.Sent, s.Seen, err)
+							t.Errorf("%s, mode %s, %s: %s to %s: sent from %s, seen from %s: %v", ns, mode, name, proto, dst, s.Sent, s.Seen,
+								err)
 						}
 					}
 				}
@@ -150,7 +152,8 @@ func TestForeignJumpToOurChainDoesNotPreventUpdates(t *testing.T) {
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
 	k := open(t, ns)
-	with, without := cases.Load(t, "sources-only").Compile(nft.ModeIPTables), cases.Load(t, "ipv6").Compile(nft.ModeIPTables)
+	with, without := cases.Load(t, "sources-only").Compile(nft.ModeIPTables),
+		cases.Load(t, "ipv6").Compile(nft.ModeIPTables)
 	apply(t, k, with, layout.Ours)
 	iptables(t, ns, nfnetlink.IPv4, "-N", "FOREIGN")
 	iptables(t, ns, nfnetlink.IPv4, "-A", "FOREIGN", "-d", "192.0.2.1", "-j", xtables.WithSubchains(cases.DefaultChain)[1])
@@ -295,10 +298,13 @@ func TestInboundClientsKeepTheirAddressIfPodsAreSelectedByInterface(t *testing.T
 			for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
 				port++
 				pod, client := netip.AddrPortFrom(ends[0], port), netip.AddrPortFrom(ends[1], port)
-				out := nfttest.MustSend(t, w.Topology, nfttest.Flow{Proto: proto, From: w.Pod, Src: pod, Dst: netip.AddrPortFrom(ends[1], destPort)})
-				in := nfttest.MustSend(t, w.Topology, nfttest.Flow{Proto: proto, From: w.Outside, Src: client, Dst: netip.AddrPortFrom(ends[0], destPort)})
+				out := nfttest.MustSend(t, w.Topology,
+					nfttest.Flow{Proto: proto, From: w.Pod, Src: pod, Dst: netip.AddrPortFrom(ends[1], destPort)})
+				in := nfttest.MustSend(t, w.Topology,
+					nfttest.Flow{Proto: proto, From: w.Outside, Src: client, Dst: netip.AddrPortFrom(ends[0], destPort)})
 				if out.Masqueraded() != tt.outbound || in.Masqueraded() != tt.inbound {
-					t.Errorf("%s, %s: outbound from %s seen as %s, inbound from %s seen as %s", tt.name, proto, out.Sent, out.Seen, in.Sent, in.Seen)
+					t.Errorf("%s, %s: outbound from %s seen as %s, inbound from %s seen as %s", tt.name, proto, out.Sent, out.Seen,
+						in.Sent, in.Seen)
 				}
 			}
 		}

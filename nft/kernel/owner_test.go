@@ -42,7 +42,8 @@ func own(t *testing.T, ns *nfttest.NS, family nfnetlink.Family, table string, fl
 	}
 	_, err = nl.SendMessages([]netlink.Message{
 		message(unix.NFNL_MSG_BATCH_BEGIN, 0, []byte{0, 0, 0, unix.NFNL_SUBSYS_NFTABLES}),
-		message(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWTABLE, netlink.Create|netlink.Acknowledge, append([]byte{byte(family), 0, 0, 0}, body...)),
+		message(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWTABLE, netlink.Create|netlink.Acknowledge,
+			append([]byte{byte(family), 0, 0, 0}, body...)),
 		message(unix.NFNL_MSG_BATCH_END, 0, []byte{0, 0, 0, unix.NFNL_SUBSYS_NFTABLES}),
 	})
 	if err != nil {
@@ -99,7 +100,8 @@ func TestTableWithAnOwnerIsReportedAndThenReplaced(t *testing.T) {
 	const dormant = 1 << 0 // NFT_TABLE_F_DORMANT
 	nfttest.Require(t, "nft")
 	for mode, want := range map[nft.Mode]nft.Ruleset{
-		nft.ModeNFTables: nft.Compile(tamperConfig(10), nft.Options{Layout: native.Layout{}}), nft.ModeIPTables: xtOf(tamperConfig(10)),
+		nft.ModeNFTables: nft.Compile(tamperConfig(10), nft.Options{Layout: native.Layout{}}),
+		nft.ModeIPTables: xtOf(tamperConfig(10)),
 	} {
 		for name, flags := range map[string]uint32{
 			"owner": flagOwner, "persistent": flagOwner | flagPersist, "dormant": flagOwner | flagPersist | dormant,

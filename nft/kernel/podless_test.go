@@ -71,9 +71,17 @@ func TestRulesThatMeetNoPodAreNoConflicts(t *testing.T) {
 		{"IPv6", table(docker, "ip6 saddr fd00:17::/64 masquerade"), usual, "0 0 1"},
 		{"more than Docker's network", table(docker, "ip saddr 172.16.0.0/12 masquerade"), usual, "0 1 1"},
 		{"a network that is not connected", table(docker, "ip saddr 172.18.0.0/16 masquerade"), usual, "0 1 1"},
-		{"a network behind a gateway", table(docker, its), []node.Network{network("docker0", "172.17.0.0/16", false)}, "0 1 1"},
+		{
+			"a network behind a gateway", table(docker, its),
+			[]node.Network{network("docker0", "172.17.0.0/16", false)},
+			"0 1 1",
+		},
 		{"a pod in Docker's network", table(docker, its), append([]node.Network{within}, usual...), "0 1 1"},
-		{"Docker's network on the pods' interface", table(docker, its), []node.Network{network("cali2", "172.17.0.0/16", true)}, "0 1 1"},
+		{
+			"Docker's network on the pods' interface", table(docker, its),
+			[]node.Network{network("cali2", "172.17.0.0/16", true)},
+			"0 1 1",
+		},
 		{"another address for Docker", table(docker, "ip saddr 172.17.0.0/16 snat ip to 192.0.2.7"), usual, "0 0 1"},
 		{"another address for a pod", table(docker, "ip saddr 10.244.1.2 snat ip to 192.0.2.7"), usual, "1 1 1"},
 	} {

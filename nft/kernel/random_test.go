@@ -226,7 +226,8 @@ func byTheLibrary(t *testing.T, ns *nfttest.NS, s nft.Set) []iprange.Range {
 			t.Error(err)
 		}
 	}()
-	set := &nftables.Set{Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: nft.TableName}, Name: s.Name + nft.SideA, KeyType: nftables.TypeIPAddr}
+	set := &nftables.Set{Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: nft.TableName}, Name: s.Name +
+		nft.SideA, KeyType: nftables.TypeIPAddr}
 	elements, err := c.GetSetElements(set)
 	if err != nil {
 		t.Fatal(err)

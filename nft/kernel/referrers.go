@@ -28,7 +28,8 @@ func (k *Kernel) referrers(to layout.ChainID) string {
 	leads := func(r nfnetlink.Rule) bool { target, _ := rule.Target(r); return target == to.Chain }
 	_ = k.conn.EachRule(to.Family, to.Table, "", func(r nfnetlink.Rule) error {
 		if leads(r) && len(named) < few {
-			named = append(named, fmt.Sprintf("table %s %s, chain %s: %s", r.Family, nfnetlink.Printable(r.Table), nfnetlink.Printable(r.Chain), rule.String(r)))
+			named = append(named, fmt.Sprintf("table %s %s, chain %s: %s", r.Family, nfnetlink.Printable(r.Table),
+				nfnetlink.Printable(r.Chain), rule.String(r)))
 		}
 		return nil
 	})

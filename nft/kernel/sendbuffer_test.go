@@ -42,7 +42,8 @@ func TestLargeFillFitsASmallSendBuffer(t *testing.T) {
 			return nil, err
 		}
 		// The default limit of distributions.
-		return netlink.NewConn(&countingSocket{&faultySocket{real: nl, faults: &faults{}}, &tooLong}, nl.PID()), nl.SetWriteBuffer(212992)
+		return netlink.NewConn(&countingSocket{&faultySocket{real: nl, faults: &faults{}}, &tooLong}, nl.PID()),
+			nl.SetWriteBuffer(212992)
 	}))
 	t.Cleanup(func() { _ = k.Close() })
 	c := config.Default(config.Defaults{EnableIPv6: true})

@@ -205,8 +205,12 @@ func TestOtherAgentsRulesInOurChainAreReportedOnce(t *testing.T) {
 func TestVariantsOfTheJumpAreReplacedInPlace(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "iptables-nft")
-	const text = "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain"
-	exact := []string{"-m", "comment", "--comment", text, "-m", "addrtype", "!", "--dst-type", "LOCAL", "-j", cases.DefaultChain}
+	const text = "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom " +
+		"IP-MASQ-AGENT chain"
+	exact := []string{
+		"-m", "comment", "--comment", text, "-m", "addrtype", "!", "--dst-type", "LOCAL", "-j",
+		cases.DefaultChain,
+	}
 	quoted := slices.Clone(exact)
 	quoted[3] = `"` + text + `"`
 	older := slices.Clone(exact)
@@ -301,7 +305,8 @@ func foreignRules(t testing.TB, ns *nfttest.NS) map[string][]nfnetlink.Rule {
 		for _, r := range rules {
 			to := leadsTo(r)
 			ours := f == nfnetlink.Inet && r.Table == nft.TableName ||
-				f != nfnetlink.Inet && r.Table == xtables.NATTable && (to == cases.DefaultChain || slices.Contains(xtables.WithSubchains(cases.DefaultChain), r.Chain))
+				f != nfnetlink.Inet && r.Table == xtables.NATTable &&
+					(to == cases.DefaultChain || slices.Contains(xtables.WithSubchains(cases.DefaultChain), r.Chain))
 			if !ours {
 				where := fmt.Sprintf("%s %s %s", f, r.Table, r.Chain)
 				all[where] = append(all[where], r)
@@ -419,7 +424,8 @@ func foreignListing(t testing.TB, ns *nfttest.NS) string {
 		case len(words) == 3 && words[0] == "chain" && slices.Contains(xtables.WithSubchains(cases.DefaultChain), words[1]):
 			skip = "\t}\n"
 			continue
-		case strings.Contains(line, "jump "+cases.DefaultChain+" ") || strings.HasSuffix(line, "jump "+cases.DefaultChain+"\n"):
+		case strings.Contains(line, "jump "+cases.DefaultChain+" ") ||
+			strings.HasSuffix(line, "jump "+cases.DefaultChain+"\n"):
 			continue
 		}
 		kept.WriteString(line)
@@ -456,7 +462,8 @@ func TestConcurrentForeignWriterIsNotDisturbed(t *testing.T) {
 	}()
 	k := open(t, ns)
 	a, b := cases.Load(t, "default").Compile(nft.ModeIPTables), cases.Load(t, "all-policies").Compile(nft.ModeIPTables)
-	for i := 0; len(done) == 0 && (i < nfttest.Rounds(20, 300, 300) || restores.Load() < int64(nfttest.Rounds(5, 20, 20))); i++ {
+	for i := 0; len(done) == 0 && (i < nfttest.Rounds(20, 300, 300) ||
+		restores.Load() < int64(nfttest.Rounds(5, 20, 20))); i++ {
 		want := []nft.Ruleset{a, b}[i%2]
 		if _, err := k.Apply(t.Context(), want, layout.Ours); err != nil {
 			t.Errorf("apply %d: %v", i, err)

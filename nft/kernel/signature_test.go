@@ -25,7 +25,8 @@ func adopted(t testing.TB, ns *nfttest.NS, want nft.Ruleset) {
 		t.Errorf("differs: %q, %v", diffs, err)
 	}
 	diffs := apply(t, open(t, ns), want, everything)
-	if len(diffs) == 0 || slices.ContainsFunc(diffs, func(d string) bool { return !strings.Contains(d, " was written by another agent or version") }) {
+	if len(diffs) == 0 || slices.ContainsFunc(diffs,
+		func(d string) bool { return !strings.Contains(d, " was written by another agent or version") }) {
 		t.Errorf("Apply undid %q", diffs)
 	}
 	inSync(t, ns, want)
@@ -60,7 +61,8 @@ func TestOlderAgentsRulesWithOurTextAreNotOurs(t *testing.T) {
 				t.Errorf("%+v, %v", a, err)
 			}
 			stay("after Apply")
-			if others, err := k.Others(t.Context(), native); err != nil || len(others.Legacy) == 0 || !others.OlderAgentDecides() {
+			if others, err := k.Others(t.Context(), native); err != nil || len(others.Legacy) == 0 ||
+				!others.OlderAgentDecides() {
 				t.Errorf("%+v, %v", others.Legacy, err)
 			}
 			if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) != 1 {
@@ -147,7 +149,8 @@ func TestOlderAgentsChainInADisabledFamilyStaysAndIsReported(t *testing.T) {
 		if diff := cmp.Diff(body(six), body(nfttest.Save(t, ns, "ip6tables-nft-save", "nat"))); diff != "" {
 			t.Errorf("%s: IPv6 (-before +after):\n%s", name, diff)
 		}
-		if others, err := k.Others(t.Context(), want); err != nil || len(others.Legacy) != 1 || others.Legacy[0].Family != nfnetlink.IPv6 {
+		if others, err := k.Others(t.Context(), want); err != nil || len(others.Legacy) != 1 ||
+			others.Legacy[0].Family != nfnetlink.IPv6 {
 			t.Errorf("%s: %v, %v", name, others.Legacy, err)
 		}
 		if a, err := k.Apply(t.Context(), want, layout.TakeOver); err != nil || len(a.TookOver) != 1 {

@@ -65,7 +65,8 @@ func podRules(pods int) string {
 	for i := range pods {
 		chain := fmt.Sprintf("CNI-%024x", i)
 		fmt.Fprintf(&chains, ":%s - [0:0]\n", chain)
-		fmt.Fprintf(&rules, "-A POSTROUTING -s 10.%d.%d.%d/32 -m comment --comment \"pod %d\" -j %s\n", 100+i>>16, i>>8&255, i&255, i, chain)
+		fmt.Fprintf(&rules, "-A POSTROUTING -s 10.%d.%d.%d/32 -m comment --comment \"pod %d\" -j %s\n", 100+i>>16, i>>8&255,
+			i&255, i, chain)
 		fmt.Fprintf(&rules, "-A %s -d 10.96.0.0/12 -m comment --comment \"pod %d\" -j ACCEPT\n", chain, i)
 		fmt.Fprintf(&rules, "-A %s ! -d 224.0.0.0/4 -m comment --comment \"pod %d\" -j MASQUERADE\n", chain, i)
 	}
@@ -76,7 +77,8 @@ func podRules(pods int) string {
 func flatRules(chain string, n int) string {
 	var rules strings.Builder
 	for i := range n {
-		fmt.Fprintf(&rules, "-A %s -d 11.%d.%d.%d/32 -m comment --comment \"rule %d\" -j RETURN\n", chain, i>>16, i>>8&255, i&255, i)
+		fmt.Fprintf(&rules, "-A %s -d 11.%d.%d.%d/32 -m comment --comment \"rule %d\" -j RETURN\n", chain, i>>16, i>>8&255,
+			i&255, i)
 	}
 	if chain == "POSTROUTING" {
 		rules.WriteString("-A POSTROUTING -s 10.0.0.0/8 -j MASQUERADE\n")

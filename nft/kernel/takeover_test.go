@@ -43,12 +43,18 @@ type olderAgent struct {
 	config config.Config
 }
 
-var restorePrograms = map[nfnetlink.Family]string{nfnetlink.IPv4: "iptables-nft-restore", nfnetlink.IPv6: "ip6tables-nft-restore"}
+var restorePrograms = map[nfnetlink.Family]string{
+	nfnetlink.IPv4: "iptables-nft-restore",
+	nfnetlink.IPv6: "ip6tables-nft-restore",
+}
 
 func loadOlder(t testing.TB, name string) olderAgent {
 	t.Helper()
 	a := olderAgent{rules: map[nfnetlink.Family]string{}}
-	for family, file := range map[nfnetlink.Family]string{nfnetlink.IPv4: "rules.iptables", nfnetlink.IPv6: "rules.ip6tables"} {
+	for family, file := range map[nfnetlink.Family]string{
+		nfnetlink.IPv4: "rules.iptables",
+		nfnetlink.IPv6: "rules.ip6tables",
+	} {
 		text, err := os.ReadFile(filepath.Join("../../testdata/foreign", name, file))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -127,7 +133,8 @@ func notOurs(t testing.TB, ns *nfttest.NS, r nft.Ruleset) []string {
 		if r.Mode() == nft.ModeNFTables {
 			return family == nfnetlink.Inet && table == nft.TableName
 		}
-		return family != nfnetlink.Inet && table == xtables.NATTable && slices.Contains(xtables.WithSubchains(r.Chain()), chain)
+		return family != nfnetlink.Inet && table == xtables.NATTable &&
+			slices.Contains(xtables.WithSubchains(r.Chain()), chain)
 	}
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
 		chains, err := c.Chains(f)

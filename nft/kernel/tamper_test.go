@@ -44,7 +44,8 @@ type attacker struct {
 // nft runs a transaction. TABLE stands for our table, SET for the set.
 func (a *attacker) nft(text string) {
 	a.t.Helper()
-	nfttest.NFT(a.t, a.ns, strings.NewReplacer("TABLE", a.table, "SET", a.set, "FIRST", a.first.String()).Replace(text), "-f", "-")
+	nfttest.NFT(a.t, a.ns, strings.NewReplacer("TABLE", a.table, "SET", a.set, "FIRST", a.first.String()).Replace(text),
+		"-f", "-")
 }
 
 func does(text string) func(*attacker) { return func(a *attacker) { a.nft(text) } }
@@ -53,7 +54,8 @@ func does(text string) func(*attacker) { return func(a *attacker) { a.nft(text) 
 // end if n is negative.
 func (a *attacker) rule(n int) uint64 {
 	a.t.Helper()
-	rules, _, err := connect(a.t, a.ns).FirstRules(nfnetlink.Inet, nft.TableName, native.BaseChain, func(nfnetlink.Rule) bool { return false })
+	rules, _, err := connect(a.t, a.ns).FirstRules(nfnetlink.Inet, nft.TableName, native.BaseChain,
+		func(nfnetlink.Rule) bool { return false })
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -132,7 +134,8 @@ func (a *attacker) elements(elements ...[]netlink.Attribute) error {
 	defer nl.Close()
 	_, err = nl.SendMessages([]netlink.Message{
 		message(unix.NFNL_MSG_BATCH_BEGIN, 0, []byte{0, 0, 0, unix.NFNL_SUBSYS_NFTABLES}, nil),
-		message(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWSETELEM, netlink.Create|netlink.Acknowledge, []byte{unix.NFPROTO_INET, 0, 0, 0}, list),
+		message(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWSETELEM, netlink.Create|netlink.Acknowledge,
+			[]byte{unix.NFPROTO_INET, 0, 0, 0}, list),
 		message(unix.NFNL_MSG_BATCH_END, 0, []byte{0, 0, 0, unix.NFNL_SUBSYS_NFTABLES}, nil),
 	})
 	if err != nil {
@@ -150,7 +153,8 @@ func likeOurs(flags, line string) func(*attacker) {
 			held = append(held, p.String())
 		}
 		a.nft("flush chain TABLE postrouting; delete set TABLE SET; add set TABLE SET { type ipv4_addr; flags " + flags +
-			"; comment \"destinations that see the pod's own address\"; " + line + " }; add element TABLE SET { " + strings.Join(held, ", ") +
+			"; comment \"destinations that see the pod's own address\"; " + line + " }; add element TABLE SET { " +
+			strings.Join(held, ", ") +
 			" }; insert rule TABLE postrouting ip daddr @SET counter name exempt-v4 return")
 	}
 }
@@ -174,7 +178,9 @@ func (a *attacker) fillSpare() {
 	if a.set == spare {
 		spare = "non-masq-v4-b"
 	}
-	a.nft("add set TABLE " + spare + " { type ipv4_addr; flags dynamic; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE foreign update @" + spare + " { ip daddr }; delete element TABLE SET { FIRST }")
+	a.nft("add set TABLE " + spare +
+		" { type ipv4_addr; flags dynamic; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule " +
+		"TABLE foreign update @" + spare + " { ip daddr }; delete element TABLE SET { FIRST }")
 }
 
 // mapSpare creates a map of verdicts with the name that the next update of the
@@ -184,7 +190,9 @@ func (a *attacker) mapSpare() {
 	if a.set == spare {
 		spare = "non-masq-v4-b"
 	}
-	a.nft("add chain TABLE foreign { type filter hook forward priority 0; }; add chain TABLE one; add map TABLE " + spare + " { type ipv4_addr : verdict; elements = { 198.51.100.8 : goto one }; }; add rule TABLE foreign ip daddr vmap @" + spare + "; delete element TABLE SET { FIRST }")
+	a.nft("add chain TABLE foreign { type filter hook forward priority 0; }; add chain TABLE one; add map TABLE " + spare +
+		" { type ipv4_addr : verdict; elements = { 198.51.100.8 : goto one }; }; add rule TABLE foreign ip daddr vmap @" +
+		spare + "; delete element TABLE SET { FIRST }")
 }
 
 // orphan assigns our table to a process that exited: it has no owner, and its flag
@@ -219,15 +227,27 @@ var ownTamperings = []tampering{
 	{"empty table", does("delete table TABLE; add table TABLE"), "chain postrouting is missing"},
 	{"flush chain", does("flush chain TABLE postrouting"), "missing rule"},
 	{"flush table", does("flush table TABLE"), "missing rule"},
-	{"delete chain", does("flush chain TABLE postrouting; delete chain TABLE postrouting"), "chain postrouting is missing"},
+	{
+		"delete chain", does("flush chain TABLE postrouting; delete chain TABLE postrouting"),
+		"chain postrouting is missing",
+	},
 
 	{"flush set", does("flush set TABLE SET"), "lacks "},
 	{"add element", does("add element TABLE SET { 198.51.100.8 }"), "contains 198.51.100.8, which is not in the config"},
 	{"add element at the end", does("add element TABLE SET { 255.255.255.255 }"), "contains 255.255.255.255"},
 	{"delete element", does("delete element TABLE SET { FIRST }"), "lacks 10.0.0.0/24"},
-	{"exchange element", does("delete element TABLE SET { FIRST }; add element TABLE SET { 8.8.8.0/24 }"), "contains 8.8.8.0/24"},
-	{"narrow element", does("delete element TABLE SET { FIRST }; add element TABLE SET { 10.0.0.0/25 }"), "contains 10.0.0.0/25 instead of 10.0.0.0/24"},
-	{"widen element", does("delete element TABLE SET { FIRST }; add element TABLE SET { 9.255.255.0-10.0.0.255 }"), "contains 9.255.255.0-10.0.0.255"},
+	{
+		"exchange element", does("delete element TABLE SET { FIRST }; add element TABLE SET { 8.8.8.0/24 }"),
+		"contains 8.8.8.0/24",
+	},
+	{
+		"narrow element", does("delete element TABLE SET { FIRST }; add element TABLE SET { 10.0.0.0/25 }"),
+		"contains 10.0.0.0/25 instead of 10.0.0.0/24",
+	},
+	{
+		"widen element", does("delete element TABLE SET { FIRST }; add element TABLE SET { 9.255.255.0-10.0.0.255 }"),
+		"contains 9.255.255.0-10.0.0.255",
+	},
 	{"element for everything", (*attacker).catchAll, "which is not in the config"},
 
 	{"element with a limit", (*attacker).limited, "1 elements have a limit"},
@@ -241,79 +261,176 @@ var ownTamperings = []tampering{
 	{"constant set", likeOurs("interval, constant", ""), "set non-masq-v4 is missing"},
 	{"bounded set", likeOurs("interval", "size 5000;"), "set non-masq-v4 is missing"},
 	{"policy of the set", likeOurs("interval", "policy memory;"), "set non-masq-v4 is missing"},
-	{"map of the set's name", does("flush chain TABLE postrouting; delete set TABLE SET; add map TABLE SET { type ipv4_addr : mark; flags interval; comment \"destinations that see the pod's own address\"; }"), "set non-masq-v4 is missing"},
-	{"concatenation in the set", does("flush chain TABLE postrouting; delete set TABLE SET; add set TABLE SET { type ipv4_addr . inet_service; flags interval; }"), "set non-masq-v4 is missing"},
-	{"plain set without intervals", does("flush chain TABLE postrouting; delete set TABLE SET; add set TABLE SET { type ipv4_addr; comment \"destinations that see the pod's own address\"; }"), "set non-masq-v4 is missing"},
-	{"set that rules fill", does("add set TABLE learned { type ipv4_addr; flags dynamic; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE foreign update @learned { ip daddr limit rate 1/hour }"), "set learned is not in the config"},
+	{
+		"map of the set's name", does("flush chain TABLE postrouting; delete set TABLE SET; add map TABLE SET { type " +
+			"ipv4_addr : mark; flags interval; comment \"destinations that see the pod's own address\"; }"),
+		"set non-masq-v4 is missing",
+	},
+	{"concatenation in the set", does("flush chain TABLE postrouting; delete set TABLE SET; add set TABLE SET { type " +
+		"ipv4_addr . inet_service; flags interval; }"), "set non-masq-v4 is missing"},
+	{
+		"plain set without intervals",
+		does("flush chain TABLE postrouting; delete set TABLE SET; add set TABLE SET { type ipv4_addr; comment " +
+			"\"destinations that see the pod's own address\"; }"), "set non-masq-v4 is missing",
+	},
+	{
+		"set that rules fill", does("add set TABLE learned { type ipv4_addr; flags dynamic; }; add chain TABLE foreign { " +
+			"type filter hook forward priority 0; }; add rule TABLE foreign update @learned { ip daddr limit rate 1/hour }"),
+		"set learned is not in the config",
+	},
 	{"spare set that rules fill", (*attacker).fillSpare, "chain foreign is not in the config"},
 
-	{"add rule", does("add rule TABLE postrouting ip daddr 198.51.100.8 return"), "unexpected rule: meta nfproto ipv4 ip daddr 198.51.100.8 return"},
+	{
+		"add rule", does("add rule TABLE postrouting ip daddr 198.51.100.8 return"),
+		"unexpected rule: meta nfproto ipv4 ip daddr 198.51.100.8 return",
+	},
 	{"insert rule", does("insert rule TABLE postrouting accept"), "unexpected rule: accept"},
-	{"add rule with a set of its own", does("add rule TABLE postrouting ip daddr { 198.51.100.8, 198.51.100.9 } return"), "unexpected rule"},
+	{
+		"add rule with a set of its own", does("add rule TABLE postrouting ip daddr { 198.51.100.8, 198.51.100.9 } return"),
+		"unexpected rule",
+	},
 	{"add rule with a chain of its own", does("add rule TABLE postrouting jump { counter; }"), "unexpected rule"},
 	{"add rule for our set", does("insert rule TABLE postrouting ip saddr @SET accept"), "unexpected rule"},
-	{"double rule", func(a *attacker) { a.nft("add rule TABLE postrouting ip daddr @SET counter name exempt-v4 return") }, "unexpected rule"},
-	{"replace rule", func(a *attacker) { a.nft(fmt.Sprintf("replace rule TABLE postrouting handle %d accept", a.rule(1))) }, "unexpected rule: accept"},
-	{"delete rule", func(a *attacker) { a.nft(fmt.Sprintf("delete rule TABLE postrouting handle %d", a.rule(-1))) }, "missing rule"},
+	{
+		"double rule", func(a *attacker) { a.nft("add rule TABLE postrouting ip daddr @SET counter name exempt-v4 return") },
+		"unexpected rule",
+	},
+	{"replace rule", func(a *attacker) {
+		a.nft(fmt.Sprintf("replace rule TABLE postrouting handle %d accept",
+			a.rule(1)))
+	}, "unexpected rule: accept"},
+	{
+		"delete rule", func(a *attacker) { a.nft(fmt.Sprintf("delete rule TABLE postrouting handle %d", a.rule(-1))) },
+		"missing rule",
+	},
 	{"move rule", func(a *attacker) {
-		a.nft(fmt.Sprintf("delete rule TABLE postrouting handle %d; add rule TABLE postrouting ip daddr @SET counter name exempt-v4 return", a.rule(1)))
+		a.nft(fmt.Sprintf("delete rule TABLE postrouting handle %d; add rule TABLE postrouting ip daddr @SET counter name "+
+			"exempt-v4 return", a.rule(1)))
 	}, "in another order"},
 	{"change comment", func(a *attacker) {
 		a.nft(fmt.Sprintf(`replace rule TABLE postrouting handle %d meta nfproto ipv6 counter name masqueraded-v6 masquerade fully-random comment "config 00000000"`, a.rule(-1)))
 	}, "missing rule"},
 	{"change switch", func(a *attacker) {
-		a.nft(fmt.Sprintf(`replace rule TABLE postrouting handle %d meta nfproto ipv4 counter name masqueraded-v4 masquerade`, a.rule(2)))
+		a.nft(fmt.Sprintf(`replace rule TABLE postrouting handle %d meta nfproto ipv4 counter name masqueraded-v4 masquerade`,
+			a.rule(2)))
 	}, "missing rule"},
 
-	{"add set", does("add set TABLE foreign { type ipv4_addr; elements = { 1.1.1.1 }; }"), "set foreign is not in the config"},
-	{"add the other side", does("add set TABLE non-masq-v4-a { type ipv4_addr; flags interval; }; add set TABLE non-masq-v4-b { type ipv4_addr; flags interval; }"), "is not in the config"},
-	{"use the other side", does("add set TABLE non-masq-v4-a { type ipv4_addr; flags interval; }; add set TABLE non-masq-v4-b { type ipv4_addr; flags interval; }; insert rule TABLE postrouting ip daddr @non-masq-v4-a ip daddr @non-masq-v4-b accept"), "is not in the config"},
-	{"other kind of set", does("flush chain TABLE postrouting; delete set TABLE SET; add set TABLE SET { type ether_addr; }"), "is missing"},
-	{"set with a timeout", does("flush chain TABLE postrouting; delete set TABLE SET; add set TABLE SET { type ipv4_addr; flags interval, timeout; }"), "is missing"},
-	{"set without comment", does("flush chain TABLE postrouting; delete set TABLE SET; add set TABLE SET { type ipv4_addr; flags interval; }"), "is missing"},
+	{
+		"add set", does("add set TABLE foreign { type ipv4_addr; elements = { 1.1.1.1 }; }"),
+		"set foreign is not in the config",
+	},
+	{"add the other side", does("add set TABLE non-masq-v4-a { type ipv4_addr; flags interval; }; add set TABLE " +
+		"non-masq-v4-b { type ipv4_addr; flags interval; }"), "is not in the config"},
+	{"use the other side", does("add set TABLE non-masq-v4-a { type ipv4_addr; flags interval; }; add set TABLE " +
+		"non-masq-v4-b { type ipv4_addr; flags interval; }; insert rule TABLE postrouting ip daddr @non-masq-v4-a ip " +
+		"daddr @non-masq-v4-b accept"), "is not in the config"},
+	{"other kind of set", does("flush chain TABLE postrouting; delete set TABLE SET; add set TABLE SET { type " +
+		"ether_addr; }"), "is missing"},
+	{"set with a timeout", does("flush chain TABLE postrouting; delete set TABLE SET; add set TABLE SET { type " +
+		"ipv4_addr; flags interval, timeout; }"), "is missing"},
+	{"set without comment", does("flush chain TABLE postrouting; delete set TABLE SET; add set TABLE SET { type " +
+		"ipv4_addr; flags interval; }"), "is missing"},
 	{"add chain", does("add chain TABLE foreign"), "chain foreign is not in the config"},
-	{"jump to a chain", does("add chain TABLE foreign { accept; }; insert rule TABLE postrouting jump foreign"), "chain foreign is not in the config"},
-	{"chain that uses our set", does("add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE foreign ip daddr @SET drop"), "chain foreign is not in the config"},
-	{"chain before ours", does("add chain TABLE before { type nat hook postrouting priority 0; accept; }"), "chain before is not in the config"},
-	{"map of verdicts", does("add chain TABLE one { accept; }; add map TABLE verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : goto one }; }; insert rule TABLE postrouting ip daddr vmap @verdicts"), "set verdicts is not in the config"},
-	{"chains in a ring of maps", does("add chain TABLE one; add map TABLE verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : jump one }; }; add rule TABLE one ip saddr 1.1.1.1 return; insert rule TABLE postrouting ip daddr vmap @verdicts"), "chain one is not in the config"},
+	{
+		"jump to a chain", does("add chain TABLE foreign { accept; }; insert rule TABLE postrouting jump foreign"),
+		"chain foreign is not in the config",
+	},
+	{"chain that uses our set", does("add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE " +
+		"foreign ip daddr @SET drop"), "chain foreign is not in the config"},
+	{
+		"chain before ours", does("add chain TABLE before { type nat hook postrouting priority 0; accept; }"),
+		"chain before is not in the config",
+	},
+	{
+		"map of verdicts", does("add chain TABLE one { accept; }; add map TABLE verdicts { type ipv4_addr : verdict; " +
+			"elements = { 198.51.100.8 : goto one }; }; insert rule TABLE postrouting ip daddr vmap @verdicts"),
+		"set verdicts is not in the config",
+	},
+	{"chains in a ring of maps", does("add chain TABLE one; add map TABLE verdicts { type ipv4_addr : verdict; " +
+		"elements = { 198.51.100.8 : jump one }; }; add rule TABLE one ip saddr 1.1.1.1 return; insert rule TABLE " +
+		"postrouting ip daddr vmap @verdicts"), "chain one is not in the config"},
 	{"add counter", does("add counter TABLE foreign"), "object foreign is not in the config"},
-	{"add quota", does("add quota TABLE masqueraded-v4 { over 10 mbytes; }"), "object masqueraded-v4 is not in the config"},
-	{"limit in a rule", does("add limit TABLE slow { rate 10/second; }; insert rule TABLE postrouting limit name slow accept"), "object slow is not in the config"},
-	{"delete counters", does("flush chain TABLE postrouting; delete counter TABLE local-v4; delete counter TABLE masqueraded-v6"), "counters are missing: local-v4, masqueraded-v6"},
+	{
+		"add quota", does("add quota TABLE masqueraded-v4 { over 10 mbytes; }"),
+		"object masqueraded-v4 is not in the config",
+	},
+	{"limit in a rule", does("add limit TABLE slow { rate 10/second; }; insert rule TABLE postrouting limit name slow " +
+		"accept"), "object slow is not in the config"},
+	{"delete counters", does("flush chain TABLE postrouting; delete counter TABLE local-v4; delete counter TABLE " +
+		"masqueraded-v6"), "counters are missing: local-v4, masqueraded-v6"},
 	{"flowtable", (*attacker).flowtable, "is not in the config"},
 
-	{"map to our chain without a hook", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting; add map TABLE verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : goto postrouting }; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE foreign ip daddr vmap @verdicts"), "no hook"},
-	{"unused map to our chain without a hook", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting; add map TABLE verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : goto postrouting }; }"), "no hook"},
+	{
+		"map to our chain without a hook",
+		does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting; add map TABLE " +
+			"verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : goto postrouting }; }; add chain TABLE foreign " +
+			"{ type filter hook forward priority 0; }; add rule TABLE foreign ip daddr vmap @verdicts"), "no hook",
+	},
+	{
+		"unused map to our chain without a hook",
+		does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting; add map TABLE " +
+			"verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : goto postrouting }; }"), "no hook",
+	},
 	{"map of verdicts of the spare set's name", (*attacker).mapSpare, "is not in the config"},
-	{"map of objects", does("add counter TABLE foreign; add map TABLE objects { type ipv4_addr : counter; elements = { 198.51.100.8 : \"foreign\" }; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE foreign counter name ip daddr map @objects"), "set objects is not in the config"},
-	{"map of our counters", does("add map TABLE objects { type ipv4_addr : counter; elements = { 198.51.100.8 : \"masqueraded-v4\" }; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE foreign counter name ip daddr map @objects"), "set objects is not in the config"},
-	{"map of a quota of our counter's name", does("flush chain TABLE postrouting; delete counter TABLE masqueraded-v4; add quota TABLE masqueraded-v4 { over 10 mbytes; }; add map TABLE objects { type ipv4_addr : quota; elements = { 198.51.100.8 : \"masqueraded-v4\" }; }"), "object masqueraded-v4 is not in the config"},
-	{"quota of our counter's name in use", does("flush chain TABLE postrouting; delete counter TABLE masqueraded-v4; add quota TABLE masqueraded-v4 { over 10 mbytes; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE foreign quota name masqueraded-v4 drop"), "object masqueraded-v4 is not in the config"},
-	{"ct helper", does("add ct helper TABLE ftp { type \"ftp\" protocol tcp; }; add chain TABLE foreign { type filter hook prerouting priority 0; }; add rule TABLE foreign tcp dport 21 ct helper set \"ftp\""), "is not in the config"},
-	{"ct timeout", does("add ct timeout TABLE short { protocol tcp; policy = { established: 10 }; }; add chain TABLE foreign { type filter hook prerouting priority -300; }; add rule TABLE foreign meta l4proto tcp ct timeout set \"short\""), "object short is not in the config"},
-	{"ct expectation", does("add ct expectation TABLE data { protocol tcp; dport 9876; timeout 10s; size 2; l3proto ip; }"), "object data is not in the config"},
+	{"map of objects", does("add counter TABLE foreign; add map TABLE objects { type ipv4_addr : counter; elements = { " +
+		"198.51.100.8 : \"foreign\" }; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule " +
+		"TABLE foreign counter name ip daddr map @objects"), "set objects is not in the config"},
+	{"map of our counters", does("add map TABLE objects { type ipv4_addr : counter; elements = { 198.51.100.8 : " +
+		"\"masqueraded-v4\" }; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE " +
+		"foreign counter name ip daddr map @objects"), "set objects is not in the config"},
+	{
+		"map of a quota of our counter's name",
+		does("flush chain TABLE postrouting; delete counter TABLE masqueraded-v4; add quota TABLE masqueraded-v4 { over " +
+			"10 mbytes; }; add map TABLE objects { type ipv4_addr : quota; elements = { 198.51.100.8 : \"masqueraded-v4\" }; }"),
+		"object masqueraded-v4 is not in the config",
+	},
+	{
+		"quota of our counter's name in use",
+		does("flush chain TABLE postrouting; delete counter TABLE masqueraded-v4; add quota TABLE masqueraded-v4 { over " +
+			"10 mbytes; }; add chain TABLE foreign { type filter hook forward priority 0; }; add rule TABLE foreign quota " +
+			"name masqueraded-v4 drop"), "object masqueraded-v4 is not in the config",
+	},
+	{"ct helper", does("add ct helper TABLE ftp { type \"ftp\" protocol tcp; }; add chain TABLE foreign { type filter " +
+		"hook prerouting priority 0; }; add rule TABLE foreign tcp dport 21 ct helper set \"ftp\""), "is not in the config"},
+	{"ct timeout", does("add ct timeout TABLE short { protocol tcp; policy = { established: 10 }; }; add chain TABLE " +
+		"foreign { type filter hook prerouting priority -300; }; add rule TABLE foreign meta l4proto tcp ct timeout set " +
+		"\"short\""), "object short is not in the config"},
+	{"ct expectation", does("add ct expectation TABLE data { protocol tcp; dport 9876; timeout 10s; size 2; l3proto " +
+		"ip; }"), "object data is not in the config"},
 	{"synproxy", does("add synproxy TABLE proxy { mss 1460; wscale 7; }"), "object proxy is not in the config"},
-	{"chain on a device", does("add chain TABLE early { type filter hook ingress device lo priority 0; }"), "chain early is not in the config"},
-	{"chain of every hook", does("add chain TABLE a { type filter hook prerouting priority 0; }; add chain TABLE b { type route hook output priority 0; }; add chain TABLE c { type nat hook input priority 0; }; add chain TABLE d { type nat hook output priority 0; }"), "chain a is not in the config"},
-	{"dynamic set for our chain", does("add set TABLE learned { type ipv4_addr; flags dynamic; }; insert rule TABLE postrouting update @learned { ip saddr }"), "set learned is not in the config"},
+	{
+		"chain on a device", does("add chain TABLE early { type filter hook ingress device lo priority 0; }"),
+		"chain early is not in the config",
+	},
+	{"chain of every hook", does("add chain TABLE a { type filter hook prerouting priority 0; }; add chain TABLE b { " +
+		"type route hook output priority 0; }; add chain TABLE c { type nat hook input priority 0; }; add chain TABLE d { " +
+		"type nat hook output priority 0; }"), "chain a is not in the config"},
+	{"dynamic set for our chain", does("add set TABLE learned { type ipv4_addr; flags dynamic; }; insert rule TABLE " +
+		"postrouting update @learned { ip saddr }"), "set learned is not in the config"},
 	{"dormant with a map", func(a *attacker) {
-		a.nft("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting; add map TABLE verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : goto postrouting }; }")
+		a.nft("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting; add map TABLE " +
+			"verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : goto postrouting }; }")
 		a.nft("add table TABLE { flags dormant; }")
 	}, "is dormant"},
 	{"orphaned table", (*attacker).orphan, "has the flag owner or persist"},
 
 	{"policy", does("add chain TABLE postrouting { policy drop; }"), "another policy than accept"},
-	{"priority", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { type nat hook postrouting priority 50; }"), "priority 50"},
-	{"hook", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { type nat hook output priority 110; counter; }"), "not nat hook postrouting priority 110"},
-	{"type", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { type filter hook postrouting priority 110; }"), "filter hook postrouting"},
-	{"no hook", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { accept; }; add chain TABLE foreign { type filter hook output priority 0; jump postrouting; }"), "no hook"},
+	{"priority", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { " +
+		"type nat hook postrouting priority 50; }"), "priority 50"},
+	{"hook", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { type " +
+		"nat hook output priority 110; counter; }"), "not nat hook postrouting priority 110"},
+	{"type", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { type " +
+		"filter hook postrouting priority 110; }"), "filter hook postrouting"},
+	{"no hook", does("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { " +
+		"accept; }; add chain TABLE foreign { type filter hook output priority 0; jump postrouting; }"), "no hook"},
 	{"dormant", does("add table TABLE { flags dormant; }"), "is dormant"},
 	{"dormant at another priority", func(a *attacker) {
-		a.nft("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { type nat hook postrouting priority 50; }")
+		a.nft("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { type nat hook " +
+			"postrouting priority 50; }")
 		a.nft("add table TABLE { flags dormant; }")
 	}, "is dormant"},
-	{"dormant and another chain", does("add chain TABLE foreign { type filter hook output priority 0; }; add table TABLE { flags dormant; }"), "is dormant"},
+	{"dormant and another chain", does("add chain TABLE foreign { type filter hook output priority 0; }; add table " +
+		"TABLE { flags dormant; }"), "is dormant"},
 }
 
 func tamperConfig(n int) config.Config {
@@ -343,7 +460,10 @@ func TestTamperingWithOurTableIsReverted(t *testing.T) {
 					continue
 				}
 				t.Run(tamper.name, func(t *testing.T) {
-					a := &attacker{t: t, ns: ns, table: "inet " + nft.TableName, set: liveSet(t, ns), first: c.NonMasqueradeCIDRs[0].Prefix, want: want}
+					a := &attacker{
+						t: t, ns: ns, table: "inet " + nft.TableName, set: liveSet(t, ns),
+						first: c.NonMasqueradeCIDRs[0].Prefix, want: want,
+					}
 					tamper.do(a)
 					revert(t, ns, k, want, tamper.finds)
 				})
@@ -413,12 +533,30 @@ var sharedTamperings = []tampering{
 	{"iptables -D of the last", (*attacker).deleteLast, "missing rule"},
 	{"iptables -D of the jump", (*attacker).deleteJump, "has no jump to IP-MASQ-AGENT"},
 	{"iptables -A of a jump", runs("-A POSTROUTING -j IP-MASQ-AGENT"), "other jumps to IP-MASQ-AGENT"},
-	{"iptables -N of a chain that we would use", runs("-N IP-MASQ-AGENT-SRC"), "chain IP-MASQ-AGENT-SRC is not in the config"},
-	{"base chain of our name", does("flush chain ip nat POSTROUTING; flush chain ip nat IP-MASQ-AGENT; delete chain ip nat IP-MASQ-AGENT; add chain ip nat IP-MASQ-AGENT { type nat hook postrouting priority 90; accept; }"), "chain IP-MASQ-AGENT has nat hook postrouting priority 90"},
-	{"base chain of the name of a further chain", does("add chain ip nat IP-MASQ-AGENT-SRC { type nat hook output priority 90; }"), "IP-MASQ-AGENT-SRC has nat hook output"},
-	{"map of verdicts to our chain", does("flush chain ip nat IP-MASQ-AGENT; add map ip nat verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : jump IP-MASQ-AGENT }; }; add rule ip nat POSTROUTING ip daddr vmap @verdicts"), "missing rule"},
+	{
+		"iptables -N of a chain that we would use", runs("-N IP-MASQ-AGENT-SRC"),
+		"chain IP-MASQ-AGENT-SRC is not in the config",
+	},
+	{
+		"base chain of our name", does("flush chain ip nat POSTROUTING; flush chain ip nat IP-MASQ-AGENT; delete chain ip " +
+			"nat IP-MASQ-AGENT; add chain ip nat IP-MASQ-AGENT { type nat hook postrouting priority 90; accept; }"),
+		"chain IP-MASQ-AGENT has nat hook postrouting priority 90",
+	},
+	{
+		"base chain of the name of a further chain",
+		does("add chain ip nat IP-MASQ-AGENT-SRC { type nat hook output priority 90; }"),
+		"IP-MASQ-AGENT-SRC has nat hook output",
+	},
+	{
+		"map of verdicts to our chain",
+		does("flush chain ip nat IP-MASQ-AGENT; add map ip nat verdicts { type ipv4_addr : verdict; elements = { " +
+			"198.51.100.8 : jump IP-MASQ-AGENT }; }; add rule ip nat POSTROUTING ip daddr vmap @verdicts"), "missing rule",
+	},
 	{"native rule", does("insert rule ip nat IP-MASQ-AGENT accept"), "unexpected rule"},
-	{"native set in a rule", does("insert rule ip nat IP-MASQ-AGENT ip daddr { 198.51.100.8, 198.51.100.9 } return"), "unexpected rule"},
+	{
+		"native set in a rule", does("insert rule ip nat IP-MASQ-AGENT ip daddr { 198.51.100.8, 198.51.100.9 } return"),
+		"unexpected rule",
+	},
 	{"move rule", (*attacker).moveShared, "in another order"},
 	{"dormant", does("add table ip nat { flags dormant; }"), "is dormant"},
 }
@@ -428,7 +566,8 @@ func TestTableOfTheOtherModeIsRemoved(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	k, want := open(t, ns), xtOf(tamperConfig(10))
 	apply(t, k, want, layout.Ours)
-	nfttest.NFT(t, ns, "table inet nft-masq-agent { chain postrouting { type nat hook postrouting priority 110; masquerade; }; }", "-f", "-")
+	nfttest.NFT(t, ns, "table inet nft-masq-agent { chain postrouting { type nat hook postrouting priority 110; "+
+		"masquerade; }; }", "-f", "-")
 	if diffs := apply(t, k, want, everything); !slices.Equal(diffs, []string{"leftover table inet nft-masq-agent"}) {
 		t.Errorf("found %q", diffs)
 	}

@@ -97,7 +97,10 @@ func TestInvalidPacketsOfPodsLeaveOnlyWhereTheyWouldNotBeMasqueraded(t *testing.
 					t.Fatal(err)
 				}
 			}
-			for _, a := range []string{"10.244.7.2", "10.244.9.2", "172.17.0.2", "fd00:10:244:7::2", "fd00:10:244:9::2", "fd00:17::2"} {
+			for _, a := range []string{
+				"10.244.7.2", "10.244.9.2", "172.17.0.2", "fd00:10:244:7::2", "fd00:10:244:9::2",
+				"fd00:17::2",
+			} {
 				if err := w.AddAddr(w.Pod, netip.MustParseAddr(a)); err != nil {
 					t.Fatal(err)
 				}

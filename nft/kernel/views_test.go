@@ -36,10 +36,23 @@ func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 		{"default", config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}}},
 		{"only-10", only10, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}}},
 		{"masq-link-local", masqLinkLocal, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}}},
-		{"random-fully", config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}, RandomFully: true}},
-		{"to-ports", config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}, Ports: ports}},
-		{"non-masquerade-daemon", config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: "NON-MASQUERADE-DAEMON"}}},
-		{"ipv6", config.Config{NonMasqueradeCIDRs: cases.CIDRs("fd00:10::/32"), EnableIPv6: true}, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}}},
+		{
+			"random-fully", config.Default(config.Defaults{}),
+			nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}, RandomFully: true},
+		},
+		{
+			"to-ports", config.Default(config.Defaults{}),
+			nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}, Ports: ports},
+		},
+		{
+			"non-masquerade-daemon", config.Default(config.Defaults{}),
+			nft.Options{Layout: xtables.Layout{Name: "NON-MASQUERADE-DAEMON"}},
+		},
+		{
+			"ipv6",
+			config.Config{NonMasqueradeCIDRs: cases.CIDRs("fd00:10::/32"), EnableIPv6: true},
+			nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}},
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -155,11 +168,13 @@ func TestViewHasARuleForEachEntryOfTheFile(t *testing.T) {
 			t.Run(fmt.Sprint(i, chain), func(t *testing.T) {
 				t.Parallel()
 				ns := nfttest.NewNS(t, "view")
-				want := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs(list...)}, nft.Options{Layout: xtables.Layout{Name: chain}})
+				want := nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs(list...)},
+					nft.Options{Layout: xtables.Layout{Name: chain}})
 				apply(t, open(t, ns), want, layout.Ours)
 				listed := []string{"-N " + chain}
 				rule := func(match, comment, verdict string) {
-					listed = append(listed, fmt.Sprintf(`-A %s%s -m comment --comment "%s: %s" -m addrtype ! --dst-type LOCAL -j %s`, chain, match, prefix, comment, verdict))
+					listed = append(listed, fmt.Sprintf(`-A %s%s -m comment --comment "%s: %s" -m addrtype ! --dst-type LOCAL -j %s`,
+						chain, match, prefix, comment, verdict))
 				}
 				for _, cidr := range append([]string{"169.254.0.0/16"}, list...) {
 					match := " -d " + cidr
@@ -168,14 +183,16 @@ func TestViewHasARuleForEachEntryOfTheFile(t *testing.T) {
 					}
 					rule(match, "cluster-local traffic should not be subject to MASQUERADE", "RETURN")
 				}
-				rule("", "outbound traffic should be subject to MASQUERADE (this match must come after cluster-local CIDR matches)", "MASQUERADE")
+				rule("", "outbound traffic should be subject to MASQUERADE (this match must come after cluster-local CIDR matches)",
+					"MASQUERADE")
 				got := strings.Split(strings.TrimSpace(nfttest.Run(t, ns, "", "iptables-nft", "-t", "nat", "-S", chain)), "\n")
 				if diff := cmp.Diff(listed, got); diff != "" {
 					t.Errorf("iptables -S (-want +got):\n%s", diff)
 				}
 				listed[0] = fmt.Sprintf(`-A POSTROUTING -m comment --comment "%s: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom %s chain" -m addrtype ! --dst-type LOCAL -j %[2]s`, prefix, chain)
 				for _, line := range listed {
-					nfttest.Run(t, ns, "", "iptables-nft", append([]string{"-t", "nat", "-C"}, shellWords(strings.TrimPrefix(line, "-A "))...)...)
+					nfttest.Run(t, ns, "", "iptables-nft",
+						append([]string{"-t", "nat", "-C"}, shellWords(strings.TrimPrefix(line, "-A "))...)...)
 				}
 				inSync(t, ns, want)
 				installed, found, err := open(t, ns).Installed(t.Context())
@@ -192,7 +209,8 @@ func TestChangeOfDuplicatesKeepsCountersOfUnchangedRules(t *testing.T) {
 	nfttest.Require(t, "iptables-nft", "iptables-nft-restore")
 	ns := nfttest.NewNS(t, "view")
 	compile := func(list []string) nft.Ruleset {
-		return nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs(list...), MasqLinkLocal: true}, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}})
+		return nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs(list...), MasqLinkLocal: true},
+			nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}})
 	}
 	k := open(t, ns)
 	apply(t, k, compile([]string{"10.0.0.0/8", "192.0.2.0/24", "10.0.0.0/8"}), layout.Ours)
@@ -204,7 +222,8 @@ func TestChangeOfDuplicatesKeepsCountersOfUnchangedRules(t *testing.T) {
 		}
 	}
 	nfttest.Run(t, ns, strings.Join(saved, "\n"), "iptables-nft-restore", "-c")
-	apply(t, k, compile([]string{"198.51.100.0/24", "10.0.0.0/8", "10.0.0.0/8", "10.0.0.0/8", "203.0.113.0/24"}), everything)
+	apply(t, k, compile([]string{"198.51.100.0/24", "10.0.0.0/8", "10.0.0.0/8", "10.0.0.0/8", "203.0.113.0/24"}),
+		everything)
 	counted := map[string]int{}
 	for _, line := range strings.Split(nfttest.Run(t, ns, "", "iptables-nft-save", "-t", "nat", "-c"), "\n") {
 		if count, rule, ok := strings.Cut(line, " -A "+cases.DefaultChain+" "); ok {
@@ -234,7 +253,10 @@ func (c firstComment) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr
 func TestRulesOfTheFirstVersionAreOursAndAreRewritten(t *testing.T) {
 	for _, mode := range []nft.Mode{nft.ModeIPTables, nft.ModeNFTables} {
 		ns := nfttest.NewNS(t, "upgrade")
-		c := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "fd00::/8"), MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"), EnableIPv6: true}
+		c := config.Config{
+			NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "fd00::/8"),
+			MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"), EnableIPv6: true,
+		}
 		options := nft.Options{Layout: xtables.Layout{Name: "IP-MASQ"}}
 		want := nft.Compile(c, options)
 		before := nft.Compile(c, options)
@@ -261,7 +283,8 @@ func TestRulesOfTheFirstVersionAreOursAndAreRewritten(t *testing.T) {
 			t.Fatalf("%s: %+v, %v", mode, a, err)
 		}
 		inSync(t, ns, want)
-		if saved := nfttest.Save(t, ns, "iptables-nft-save", "nat"); strings.Contains(saved, "ip-masq:") || mode == nft.ModeNFTables && strings.Contains(saved, "IP-MASQ") {
+		if saved := nfttest.Save(t, ns, "iptables-nft-save", "nat"); strings.Contains(saved, "ip-masq:") ||
+			mode == nft.ModeNFTables && strings.Contains(saved, "IP-MASQ") {
 			t.Errorf("%s: left\n%s", mode, saved)
 		}
 	}

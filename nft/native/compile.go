@@ -59,7 +59,10 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 		}
 		t.Sets = append(t.Sets, setsOf(f)...)
 		if p.Enforces(f) {
-			t.Sets = append(t.Sets, nft.Set{Name: selfSet(f), IPv6: f.IPv6, Learned: true, Comment: "pairs of a source and itself"})
+			t.Sets = append(t.Sets, nft.Set{
+				Name: selfSet(f), IPv6: f.IPv6, Learned: true,
+				Comment: "pairs of a source and itself",
+			})
 		}
 		translate := masq
 		if f.Translates() {

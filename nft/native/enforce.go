@@ -86,7 +86,8 @@ func (m toItself) String() string {
 	if m.IPv6 {
 		ip = "ip6"
 	}
-	return fmt.Sprintf("ct status dnat update @%s%s { %s saddr . %[3]s saddr timeout 1m } %[3]s saddr . %[3]s daddr @%[1]s%[2]s", m.Set, nft.SideA, ip)
+	return fmt.Sprintf("ct status dnat update @%s%s { %s saddr . %[3]s saddr timeout 1m } %[3]s saddr . %[3]s daddr "+
+		"@%[1]s%[2]s", m.Set, nft.SideA, ip)
 }
 
 func (m toItself) Bytecode(f nfnetlink.Family, s nft.Sides) []nfnetlink.Expr {
@@ -104,7 +105,10 @@ func (m toItself) Bytecode(f nfnetlink.Family, s nft.Sides) []nfnetlink.Expr {
 	}
 	es := nfnetlink.Marshal(f,
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: reg1},
-		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, dnat), Xor: make([]byte, 4)},
+		&expr.Bitwise{
+			SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, dnat),
+			Xor: make([]byte, 4),
+		},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: make([]byte, 4)})
 	es = append(es, ofFamily(m.IPv6).Exprs...)
 	es = append(es, nfnetlink.Marshal(f, pair(true)...)...)

@@ -42,7 +42,10 @@ func exemptsNode(f nft.FamilyPolicy) bool {
 // addresses, the map; and the same of snatRules that the node has an address of.
 func snatSets(f nft.FamilyPolicy) (sets []nft.Set) {
 	if len(f.SNAT.CIDRs) > 0 {
-		sets = append(sets, nft.Set{Name: snatSet(f), IPv6: f.IPv6, Comment: config.SNATAddresses().Means, Prefixes: f.SNAT.Prefixes()})
+		sets = append(sets, nft.Set{
+			Name: snatSet(f), IPv6: f.IPv6, Comment: config.SNATAddresses().Means,
+			Prefixes: f.SNAT.Prefixes(),
+		})
 	}
 	sets = append(sets, byPod(f, podMap(f), f.SNAT)...)
 	for _, run := range ruleRuns(f) {
@@ -233,7 +236,10 @@ func (s sourceNAT) Bytecode(f nfnetlink.Family, sides nft.Sides) []nfnetlink.Exp
 			mask := make([]byte, source.Len)
 			mask[len(mask)-1] = 0xff
 			es = append(es, nfnetlink.Marshal(f,
-				&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: source.Len, Mask: mask, Xor: make([]byte, len(mask))})...)
+				&expr.Bitwise{
+					SourceRegister: reg1, DestRegister: reg1, Len: source.Len, Mask: mask,
+					Xor: make([]byte, len(mask)),
+				})...)
 		}
 		es = append(es, nfnetlink.Marshal(f,
 			&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: sides.Of(s.Map)})...)

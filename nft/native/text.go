@@ -35,7 +35,8 @@ func writeTable(b *strings.Builder, t nft.Table) {
 		}
 		fmt.Fprintf(b, "\tchain %s {\n", c.Name)
 		if c.Hook != nil {
-			fmt.Fprintf(b, "\t\ttype %s hook postrouting priority %s; policy accept;\n", c.Hook.Type, priorityText(c.Hook.Priority))
+			fmt.Fprintf(b, "\t\ttype %s hook postrouting priority %s; policy accept;\n", c.Hook.Type,
+				priorityText(c.Hook.Priority))
 		}
 		for _, r := range c.Rules {
 			fmt.Fprintf(b, "\t\t%s\n", r)

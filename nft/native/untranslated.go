@@ -38,7 +38,8 @@ func compileUntranslated(p nft.Policy) nft.Chain {
 			},
 			nft.Rule{Nodes: []nft.Node{ofFamily(f.IPv6), fromThisNode(), stop()}, Comment: "from this node"},
 		)
-		f.Questions = slices.DeleteFunc(slices.Clone(f.Questions), func(q nft.Question) bool { return q.Asks == config.SentByNode })
+		f.Questions = slices.DeleteFunc(slices.Clone(f.Questions),
+			func(q nft.Question) bool { return q.Asks == config.SentByNode })
 		c.Rules = append(c.Rules, decisions(f, []nft.Node{stop()}, []nft.Node{count(invalidCounter(f)), drop()})...)
 	}
 	return c

@@ -75,7 +75,8 @@ func dial() (*netlink.Conn, error) {
 	}
 	// Without CapAcknowledge each error includes the message that caused it, and
 	// a few of those with elements fill the receive buffer.
-	err = errors.Join(nl.SetWriteBuffer(sendBuffer), nl.SetReadBuffer(receiveBuffer), nl.SetOption(netlink.CapAcknowledge, true))
+	err = errors.Join(nl.SetWriteBuffer(sendBuffer), nl.SetReadBuffer(receiveBuffer),
+		nl.SetOption(netlink.CapAcknowledge, true))
 	if err != nil {
 		_ = nl.Close()
 		return nil, fmt.Errorf("netlink socket: %w", err)

@@ -48,7 +48,10 @@ func createTable(name string) *nfnetlink.Batch {
 	b := &nfnetlink.Batch{}
 	b.AddTable(nfnetlink.Inet, name)
 	b.AddChain(nfnetlink.Chain{Family: nfnetlink.Inet, Table: name, Name: "c"})
-	b.AddSet(nfnetlink.Set{Family: nfnetlink.Inet, Table: name, Name: "s", Flags: unix.NFT_SET_INTERVAL, KeyType: 7, KeyLen: 4})
+	b.AddSet(nfnetlink.Set{
+		Family: nfnetlink.Inet, Table: name, Name: "s", Flags: unix.NFT_SET_INTERVAL, KeyType: 7,
+		KeyLen: 4,
+	})
 	b.AddCounter(nfnetlink.Inet, name, "o")
 	return b
 }
@@ -90,7 +93,10 @@ func TestReadEndsWithItsContextAndDelaysNoOtherCall(t *testing.T) {
 	c, _ := connIn(t, nfttest.NewNS(t, "conn"))
 	b := createTable("t")
 	for range 1000 {
-		b.AddRule(nfnetlink.Rule{Family: nfnetlink.Inet, Table: "t", Chain: "c", Exprs: nfnetlink.Marshal(nfnetlink.Inet, &expr.Counter{})})
+		b.AddRule(nfnetlink.Rule{
+			Family: nfnetlink.Inet, Table: "t", Chain: "c",
+			Exprs: nfnetlink.Marshal(nfnetlink.Inet, &expr.Counter{}),
+		})
 	}
 	must(t, c.Commit(b, 0))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -150,10 +156,12 @@ func TestObjectsAreReadBackAsCreated(t *testing.T) {
 	b.AddChain(base)
 	rule := func(chain string, exprs ...expr.Any) nfnetlink.Rule {
 		return nfnetlink.Rule{
-			Family: nfnetlink.Inet, Table: "t", Chain: chain, Exprs: nfnetlink.Marshal(nfnetlink.Inet, exprs...), UserData: []byte("note"),
+			Family: nfnetlink.Inet, Table: "t", Chain: chain, Exprs: nfnetlink.Marshal(nfnetlink.Inet, exprs...),
+			UserData: []byte("note"),
 		}
 	}
-	accept, drop, jump := &expr.Verdict{Kind: expr.VerdictAccept}, &expr.Verdict{Kind: expr.VerdictDrop}, &expr.Verdict{Kind: expr.VerdictJump, Chain: "c"}
+	accept, drop, jump := &expr.Verdict{Kind: expr.VerdictAccept}, &expr.Verdict{Kind: expr.VerdictDrop},
+		&expr.Verdict{Kind: expr.VerdictJump, Chain: "c"}
 	b.AddRule(rule("base", accept))
 	b.AddRule(rule("base", drop))
 	b.AddRule(rule("c", accept))
@@ -179,25 +187,29 @@ func TestObjectsAreReadBackAsCreated(t *testing.T) {
 	must(t, err)
 	want := [][]nfnetlink.Expr{nfnetlink.Marshal(nfnetlink.Inet, jump), nfnetlink.Marshal(nfnetlink.Inet, drop, drop)}
 	for i, r := range rules {
-		if i >= len(want) || nfnetlink.Key(r.Exprs) != nfnetlink.Key(want[i]) || string(r.UserData) != "note" || r.Handle == 0 {
+		if i >= len(want) || nfnetlink.Key(r.Exprs) != nfnetlink.Key(want[i]) || string(r.UserData) != "note" ||
+			r.Handle == 0 {
 			t.Errorf("rule %d is %+v", i, r)
 		}
 	}
 	sets, err := c.Sets(nfnetlink.Inet, "t")
 	must(t, err)
-	if len(sets) != 1 || sets[0].Name != "s" || sets[0].Flags != unix.NFT_SET_INTERVAL || sets[0].KeyType != 7 || sets[0].KeyLen != 4 {
+	if len(sets) != 1 || sets[0].Name != "s" || sets[0].Flags != unix.NFT_SET_INTERVAL || sets[0].KeyType != 7 ||
+		sets[0].KeyLen != 4 {
 		t.Errorf("sets %+v", sets)
 	}
 	objects, err := c.Objects(nfnetlink.Inet, "t")
 	must(t, err)
-	if diff := cmp.Diff([]nfnetlink.Object{{Family: nfnetlink.Inet, Table: "t", Name: "o", Type: unix.NFT_OBJECT_COUNTER}}, objects); diff != "" {
+	if diff := cmp.Diff([]nfnetlink.Object{{Family: nfnetlink.Inet, Table: "t", Name: "o", Type: unix.NFT_OBJECT_COUNTER}},
+		objects); diff != "" {
 		t.Errorf("objects (-created +read):\n%s", diff)
 	}
 }
 
 func TestMissingObjectsAreReported(t *testing.T) {
 	c, dialed := connIn(t, nfttest.NewNS(t, "conn"))
-	if rules, _, err := c.FirstRules(nfnetlink.Inet, "t", "", func(nfnetlink.Rule) bool { return false }); err != nil || len(rules) > 0 {
+	if rules, _, err := c.FirstRules(nfnetlink.Inet, "t", "", func(nfnetlink.Rule) bool { return false }); err != nil ||
+		len(rules) > 0 {
 		t.Errorf("rules %v, error %v", rules, err)
 	}
 	if objects, err := c.Objects(nfnetlink.Inet, "t"); err != nil && !nfnetlink.IsNotExist(err) || len(objects) > 0 {
@@ -266,11 +278,20 @@ func TestMapsAreReadBackAsCreated(t *testing.T) {
 	v4 := []nfnetlink.Mapping{{addr("0.0.0.0"), addr("198.51.100.11")}, {addr("0.0.0.7"), addr("198.51.100.12")}}
 	v6 := []nfnetlink.Mapping{{addr("::"), addr("2001:db8::11")}, {addr("::ff"), addr("2001:db8::12")}}
 	for i := range 1500 {
-		v6 = append(v6, nfnetlink.Mapping{Key: netip.AddrFrom16([16]byte{14: byte(i>>8) + 1, 15: byte(i)}), Value: addr("2001:db8::13")})
+		v6 = append(v6, nfnetlink.Mapping{
+			Key:   netip.AddrFrom16([16]byte{14: byte(i>>8) + 1, 15: byte(i)}),
+			Value: addr("2001:db8::13"),
+		})
 	}
 	b := createTable("t")
-	b.AddSet(nfnetlink.Set{Family: nfnetlink.Inet, Table: "t", Name: "m4", Flags: unix.NFT_SET_MAP, KeyType: 7, KeyLen: 4, DataType: 7, DataLen: 4})
-	b.AddSet(nfnetlink.Set{Family: nfnetlink.Inet, Table: "t", Name: "m6", Flags: unix.NFT_SET_MAP, KeyType: 8, KeyLen: 16, DataType: 8, DataLen: 16})
+	b.AddSet(nfnetlink.Set{
+		Family: nfnetlink.Inet, Table: "t", Name: "m4", Flags: unix.NFT_SET_MAP, KeyType: 7, KeyLen: 4,
+		DataType: 7, DataLen: 4,
+	})
+	b.AddSet(nfnetlink.Set{
+		Family: nfnetlink.Inet, Table: "t", Name: "m6", Flags: unix.NFT_SET_MAP, KeyType: 8, KeyLen: 16,
+		DataType: 8, DataLen: 16,
+	})
 	b.AddMappings(nfnetlink.Inet, "t", "m4", v4)
 	b.AddMappings(nfnetlink.Inet, "t", "m6", v6)
 	must(t, c.Commit(b, 0))
@@ -282,7 +303,8 @@ func TestMapsAreReadBackAsCreated(t *testing.T) {
 	must(t, err)
 	loaded, err := c.Sets(nfnetlink.Inet, "by-nft")
 	must(t, err)
-	if got, want := made[2], loaded[1]; got.Flags != want.Flags || got.KeyType != want.KeyType || got.DataType != want.DataType || got.DataLen != want.DataLen ||
+	if got, want := made[2], loaded[1]; got.Flags != want.Flags || got.KeyType != want.KeyType ||
+		got.DataType != want.DataType || got.DataLen != want.DataLen ||
 		len(got.Special)+len(want.Special) > 0 {
 		t.Errorf("made %+v, nft makes %+v", got, want)
 	}
@@ -302,7 +324,8 @@ func TestMapsAreReadBackAsCreated(t *testing.T) {
 			want[m.Key] = m.Value
 		}
 		got, elements, more := read("t", name, 2000)
-		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || more || elements[0].Conditional {
+		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || more ||
+			elements[0].Conditional {
 			t.Errorf("%s, more %t (-created +read):\n%s", name, more, diff)
 		}
 	}

@@ -100,7 +100,8 @@ func parseVerdict(data Attrs) (code int32, chain string, ok bool) {
 
 // JumpsByMap reports whether the expression takes its verdict from a map.
 func (e Expr) JumpsByMap() bool {
-	return e.Name == "lookup" && e.Attr(unix.NFTA_LOOKUP_DREG) != nil && e.Uint32(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT
+	return e.Name == "lookup" && e.Attr(unix.NFTA_LOOKUP_DREG) != nil &&
+		e.Uint32(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT
 }
 
 // Key returns text that is the same for rules of which the kernel does the same:

@@ -109,7 +109,8 @@ func TestExpressionsAreComparedByEffect(t *testing.T) {
 		{
 			"another order, a zero left out, the nesting flag",
 			eq,
-			Expr{Name: "cmp", Attrs: append(attr(unix.NFTA_CMP_DATA|unix.NLA_F_NESTED, value(10)...), attr(unix.NFTA_CMP_SREG, 0, 0, 0, 1)...)},
+			Expr{Name: "cmp", Attrs: append(attr(unix.NFTA_CMP_DATA|unix.NLA_F_NESTED, value(10)...),
+				attr(unix.NFTA_CMP_SREG, 0, 0, 0, 1)...)},
 			true,
 		},
 		{
@@ -222,7 +223,10 @@ func FuzzParse(f *testing.F) {
 		} {
 			parse()
 		}
-		_, _ = parseGen(netlink.Message{Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN}, Data: b})
+		_, _ = parseGen(netlink.Message{
+			Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN},
+			Data:   b,
+		})
 		if !bytes.Equal(b, given) {
 			t.Error("the input was modified")
 		}

@@ -100,7 +100,9 @@ func parseChain(f Family, a Attrs) Chain {
 
 // FirstRules lists rules like [Conn.EachRule], up to the first for which enough
 // returns true; more reports whether there was one.
-func (c *Conn) FirstRules(family Family, table, chain string, enough func(Rule) bool) (rules []Rule, more bool, err error) {
+func (c *Conn) FirstRules(family Family, table, chain string, enough func(Rule) bool) (rules []Rule, more bool,
+	err error,
+) {
 	err = c.EachRule(family, table, chain, func(r Rule) error {
 		if enough(r) {
 			return errEnough
@@ -163,7 +165,8 @@ func parseSet(f Family, a Attrs) Set {
 		Flags: a.Uint32(unix.NFTA_SET_FLAGS), UserData: a.Attr(unix.NFTA_SET_USERDATA),
 		KeyType: a.Uint32(unix.NFTA_SET_KEY_TYPE), KeyLen: a.Uint32(unix.NFTA_SET_KEY_LEN),
 		DataType: a.Uint32(unix.NFTA_SET_DATA_TYPE), DataLen: a.Uint32(unix.NFTA_SET_DATA_LEN),
-		Size:  a.Attr(unix.NFTA_SET_DESC).Uint32(unix.NFTA_SET_DESC_SIZE), // of a concatenation it also has the lengths of the fields
+		// of a concatenation it also has the lengths of the fields
+		Size:  a.Attr(unix.NFTA_SET_DESC).Uint32(unix.NFTA_SET_DESC_SIZE),
 		Count: a.Uint32(setCount),
 	}
 	for typ := range a.All() {
@@ -351,5 +354,8 @@ func parseGen(m netlink.Message) (Generation, bool) {
 		return Generation{}, false
 	}
 	a := Attrs(m.Data[4:])
-	return Generation{a.Uint32(unix.NFTA_GEN_ID), Printable(a.Str(unix.NFTA_GEN_PROC_NAME)), a.Uint32(unix.NFTA_GEN_PROC_PID)}, true
+	return Generation{
+		a.Uint32(unix.NFTA_GEN_ID), Printable(a.Str(unix.NFTA_GEN_PROC_NAME)),
+		a.Uint32(unix.NFTA_GEN_PROC_PID),
+	}, true
 }

@@ -37,7 +37,8 @@ func hammer(t *testing.T, top *nfttest.Topology, flows uint64, targets ...nfttes
 	}
 	for _, c := range tally.Counts {
 		if c.Seen() < flows || c.Other > 0 {
-			t.Errorf("%s to %s: %d sent, seen %d from the pod, %d from the node, %d from elsewhere, want at least %d and 0 from elsewhere",
+			t.Errorf("%s to %s: %d sent, seen %d from the pod, %d from the node, %d from elsewhere, want at least %d and 0 "+
+				"from elsewhere",
 				c.Proto, c.Dst, c.Sent, c.Pod, c.Node, c.Other, flows)
 		}
 	}
@@ -65,8 +66,10 @@ func TestHammerSeesEveryWrongSource(t *testing.T) {
 		leaked, wronged bool
 	}{
 		{"no rules", "", true, false},
-		{"everything masqueraded", "table inet test { chain postrouting { type nat hook postrouting priority srcnat; masquerade; }; }", false, true},
-		{"wrong source", "table inet test { chain postrouting { type nat hook postrouting priority srcnat; snat ip to 192.0.2.77; snat ip6 to 2001:db8::77; }; }", true, true},
+		{"everything masqueraded", "table inet test { chain postrouting { type nat hook postrouting priority srcnat; " +
+			"masquerade; }; }", false, true},
+		{"wrong source", "table inet test { chain postrouting { type nat hook postrouting priority srcnat; snat ip to " +
+			"192.0.2.77; snat ip6 to 2001:db8::77; }; }", true, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			top := nfttest.NewTopology(t)

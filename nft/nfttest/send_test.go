@@ -114,7 +114,8 @@ func TestPodCanHaveMoreAddresses(t *testing.T) {
 		if err := top.AddAddr(top.Pod, src); err != nil {
 			t.Fatal(err)
 		}
-		got := nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.TCP, From: top.Pod, Src: netip.AddrPortFrom(src, 0), Dst: dst})
+		got := nfttest.MustSend(t, top,
+			nfttest.Flow{Proto: nfttest.TCP, From: top.Pod, Src: netip.AddrPortFrom(src, 0), Dst: dst})
 		if got.Seen.Addr() != src {
 			t.Errorf("sent from %s, seen from %s", src, got.Seen)
 		}
@@ -150,8 +151,12 @@ func TestDroppedPacketsAreNotSeen(t *testing.T) {
 			t.Parallel()
 			nfttest.Require(t, "nft")
 			top := nfttest.NewTopology(t)
-			nfttest.NFT(t, top.Node, "table inet test { chain forward { type filter hook forward priority filter; drop; }; }", "-f", "-")
-			_, err := top.Send(nfttest.Flow{Proto: proto, From: top.Pod, Dst: netip.MustParseAddrPort("198.51.100.1:5000"), Timeout: time.Second / 2})
+			nfttest.NFT(t, top.Node, "table inet test { chain forward { type filter hook forward priority filter; drop; }; }",
+				"-f", "-")
+			_, err := top.Send(nfttest.Flow{
+				Proto: proto, From: top.Pod, Dst: netip.MustParseAddrPort("198.51.100.1:5000"),
+				Timeout: time.Second / 2,
+			})
 			if !errors.Is(err, nfttest.ErrNotSeen) {
 				t.Errorf("error is %v", err)
 			}

@@ -37,7 +37,10 @@ var names = map[kind]map[uint32]string{
 	kindIfindex:  {1: `"lo"`}, // in every network namespace
 	kindFamily:   {unix.NFPROTO_IPV4: "ipv4", unix.NFPROTO_IPV6: "ipv6"},
 	kindProtocol: {1: "icmp", 6: "tcp", 17: "udp", 33: "dccp", 58: "ipv6-icmp", 132: "sctp", 136: "udplite"},
-	kindAddrType: {1: "unicast", 2: "local", 3: "broadcast", 4: "anycast", 5: "multicast", 6: "blackhole", 7: "unreachable", 8: "prohibit"},
+	kindAddrType: {
+		1: "unicast", 2: "local", 3: "broadcast", 4: "anycast", 5: "multicast", 6: "blackhole",
+		7: "unreachable", 8: "prohibit",
+	},
 	kindCTState:  {1: "invalid", 2: "established", 4: "related", 8: "new", 64: "untracked"},
 	kindCTStatus: {1: "expected", 2: "seen-reply", 4: "assured", 8: "confirmed", 16: "snat", 32: "dnat", 512: "dying"},
 }
@@ -100,7 +103,8 @@ func nativeUint32(b []byte) uint32 {
 // payload names the part of a packet that is loaded, by the offsets of RFC 791,
 // section 3.1, and RFC 8200, section 3. Less than an address is a prefix of it.
 func (d *decoder) payload(e nfnetlink.Expr) field {
-	base, offset, n := e.Uint32(unix.NFTA_PAYLOAD_BASE), e.Uint32(unix.NFTA_PAYLOAD_OFFSET), e.Uint32(unix.NFTA_PAYLOAD_LEN)
+	base, offset, n := e.Uint32(unix.NFTA_PAYLOAD_BASE), e.Uint32(unix.NFTA_PAYLOAD_OFFSET),
+		e.Uint32(unix.NFTA_PAYLOAD_LEN)
 	switch network := base == unix.NFT_PAYLOAD_NETWORK_HEADER; {
 	case network && d.family != nfnetlink.IPv6 && offset == 9 && n == 1:
 		return field{"ip protocol", kindProtocol}
@@ -111,7 +115,10 @@ func (d *decoder) payload(e nfnetlink.Expr) field {
 	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && (offset == 0 || offset == 2) && n == 2:
 		return field{[...]string{"th sport", "th dport"}[offset/2], kindBig}
 	}
-	header := map[uint32]string{unix.NFT_PAYLOAD_LL_HEADER: "ll", unix.NFT_PAYLOAD_NETWORK_HEADER: "nh", unix.NFT_PAYLOAD_TRANSPORT_HEADER: "th"}[base]
+	header := map[uint32]string{
+		unix.NFT_PAYLOAD_LL_HEADER: "ll", unix.NFT_PAYLOAD_NETWORK_HEADER: "nh",
+		unix.NFT_PAYLOAD_TRANSPORT_HEADER: "th",
+	}[base]
 	return field{name: fmt.Sprintf("@%s,%d,%d", header, uint64(offset)*8, uint64(n)*8)}
 }
 

@@ -330,7 +330,8 @@ func (d *decoder) compare(e nfnetlink.Expr) (s Statement, ok bool) {
 	case "range":
 		o := d.register(e.Uint32(unix.NFTA_RANGE_SREG))
 		not := either(e.Uint32(unix.NFTA_RANGE_OP) == unix.NFT_RANGE_NEQ, "!= ", "")
-		s.text = o.as(o.kind) + " " + not + o.kind.word(e.Value(unix.NFTA_RANGE_FROM_DATA)) + "-" + o.kind.word(e.Value(unix.NFTA_RANGE_TO_DATA))
+		s.text = o.as(o.kind) + " " + not + o.kind.word(e.Value(unix.NFTA_RANGE_FROM_DATA)) + "-" +
+			o.kind.word(e.Value(unix.NFTA_RANGE_TO_DATA))
 		return s, true
 	case "lookup":
 		s = Statement{Field: d.key(e), Op: "==", Set: e.Str(unix.NFTA_LOOKUP_SET)}

@@ -47,11 +47,17 @@ func TestNativeRulesArePrintedLikeNFT(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	tests := []struct{ rule, want string }{
-		{"ip saddr 10.0.0.0/8 ip daddr != 192.0.2.7 return", "meta nfproto ipv4 ip saddr 10.0.0.0/8 ip daddr != 192.0.2.7 return"},
+		{
+			"ip saddr 10.0.0.0/8 ip daddr != 192.0.2.7 return",
+			"meta nfproto ipv4 ip saddr 10.0.0.0/8 ip daddr != 192.0.2.7 return",
+		},
 		{"ip daddr 10.0.0.0/9 accept", "meta nfproto ipv4 ip daddr 10.0.0.0/9 accept"},
 		{"ip daddr 10.0.0.1-10.0.0.9 drop", "meta nfproto ipv4 ip daddr >= 10.0.0.1 ip daddr <= 10.0.0.9 drop"},
 		{"ip daddr != 10.0.0.1-10.0.0.9 drop", "meta nfproto ipv4 ip daddr != 10.0.0.1-10.0.0.9 drop"},
-		{"ip6 saddr fd00::/13 ip6 daddr 2001:db8::/32 return", "meta nfproto ipv6 ip6 saddr fd00::/13 ip6 daddr 2001:db8::/32 return"},
+		{
+			"ip6 saddr fd00::/13 ip6 daddr 2001:db8::/32 return",
+			"meta nfproto ipv6 ip6 saddr fd00::/13 ip6 daddr 2001:db8::/32 return",
+		},
 		{"ip saddr . ip daddr { 10.0.0.1 . 10.0.0.2 } return", "meta nfproto ipv4 ip saddr . ip daddr @__set0 return"},
 		{"ip daddr != @nets jump sub", "meta nfproto ipv4 ip daddr != @nets jump sub"},
 		{"oifname vmap @jumps", "oifname vmap @jumps"},
@@ -68,11 +74,20 @@ func TestNativeRulesArePrintedLikeNFT(t *testing.T) {
 		{"tcp dport 80 masquerade to :1024", "meta l4proto tcp th dport 80 masquerade to :1024"},
 		{"udp sport 1000-2000 return", "meta l4proto udp th sport >= 1000 th sport <= 2000 return"},
 		{"snat ip to 1.2.3.4", "snat ip to 1.2.3.4"},
-		{"tcp dport 1 snat ip to 1.2.3.4-1.2.3.9:1000-2000 random", "meta l4proto tcp th dport 1 snat ip to 1.2.3.4-1.2.3.9:1000-2000 random"},
+		{
+			"tcp dport 1 snat ip to 1.2.3.4-1.2.3.9:1000-2000 random",
+			"meta l4proto tcp th dport 1 snat ip to 1.2.3.4-1.2.3.9:1000-2000 random",
+		},
 		{"snat ip6 to 2001:db8::1", "snat ip6 to 2001:db8::1"},
 		{"snat ip to ip saddr map { 10.0.0.1 : 1.2.3.4 }", "meta nfproto ipv4 snat to ip saddr map @__map0"},
-		{"snat ip to ip saddr & 0.0.0.255 map @pods fully-random", "meta nfproto ipv4 snat to ip saddr & 0.0.0.255 map @pods fully-random"},
-		{"tcp dport 1 snat ip6 to ip6 saddr & ::ff map @pods6:1024-2047", "meta l4proto tcp th dport 1 meta nfproto ipv6 snat to ip6 saddr & ::ff map @pods6:1024-2047"},
+		{
+			"snat ip to ip saddr & 0.0.0.255 map @pods fully-random",
+			"meta nfproto ipv4 snat to ip saddr & 0.0.0.255 map @pods fully-random",
+		},
+		{
+			"tcp dport 1 snat ip6 to ip6 saddr & ::ff map @pods6:1024-2047",
+			"meta l4proto tcp th dport 1 meta nfproto ipv6 snat to ip6 saddr & ::ff map @pods6:1024-2047",
+		},
 		{"fib daddr type local counter name seen return", "fib daddr type local counter name seen return"},
 		{"fib saddr . oif type != local masquerade", "fib saddr . oif type != local masquerade"},
 		{"numgen random mod 10 < 5 masquerade", "numgen random mod 10 < 5 masquerade"},
@@ -83,8 +98,9 @@ func TestNativeRulesArePrintedLikeNFT(t *testing.T) {
 		{"pkttype broadcast return", "<meta 19> 0x01 return"},
 	}
 	var script strings.Builder
-	script.WriteString("table inet t {\nset nets { type ipv4_addr; flags interval; }\nmap jumps { type ifname : verdict; }\nmap pods { type ipv4_addr : ipv4_addr; }\nmap pods6 { type ipv6_addr : ipv6_addr; }\n" +
-		"counter seen { }\nchain sub { }\nchain post { type nat hook postrouting priority 100;\n")
+	script.WriteString("table inet t {\nset nets { type ipv4_addr; flags interval; }\nmap jumps { type ifname : " +
+		"verdict; }\nmap pods { type ipv4_addr : ipv4_addr; }\nmap pods6 { type ipv6_addr : ipv6_addr; }\ncounter seen { " +
+		"}\nchain sub { }\nchain post { type nat hook postrouting priority 100;\n")
 	var want []string
 	for _, test := range tests {
 		script.WriteString(test.rule + "\n")
@@ -124,7 +140,10 @@ func TestXTablesRulesArePrintedLikeIPTables(t *testing.T) {
 			`-p tcp -j SNAT --to-source 192.0.2.1-192.0.2.9:1000-2000 --persistent`,
 			`meta l4proto tcp counter -j SNAT --to-source 192.0.2.1-192.0.2.9:1000-2000 --persistent`,
 		},
-		{`-p udp -j MASQUERADE --to-ports 1024-65535 --random`, `meta l4proto udp counter -j MASQUERADE --to-ports 1024-65535 --random`},
+		{
+			`-p udp -j MASQUERADE --to-ports 1024-65535 --random`,
+			`meta l4proto udp counter -j MASQUERADE --to-ports 1024-65535 --random`,
+		},
 		{`-p udp -j MASQUERADE --to-ports 7`, `meta l4proto udp counter -j MASQUERADE --to-ports 7`},
 		{
 			`-m addrtype ! --src-type LOCAL --limit-iface-out -m addrtype --src-type LOCAL --dst-type UNICAST,LOCAL -j ACCEPT`,
@@ -132,7 +151,10 @@ func TestXTablesRulesArePrintedLikeIPTables(t *testing.T) {
 		},
 		{`-m mark ! --mark 0x4000/0x4000 -j RETURN`, `meta mark & 0x4000 != 0x4000 counter return`},
 		{`-j MARK --xor-mark 0x4000`, `counter -j MARK --set-xmark 0x4000/0x0`},
-		{`-m statistic --mode random --probability 0.5 -j ACCEPT`, `-m statistic --mode random --probability 0.50000000000 counter accept`},
+		{
+			`-m statistic --mode random --probability 0.5 -j ACCEPT`,
+			`-m statistic --mode random --probability 0.50000000000 counter accept`,
+		},
 		{`-m physdev --physdev-is-bridged -j ACCEPT`, `-m physdev <...> counter accept`},
 		{`-j LOG --log-prefix x`, `counter -j LOG <...>`},
 	}
@@ -148,8 +170,12 @@ func TestXTablesRulesArePrintedLikeIPTables(t *testing.T) {
 	if diff := cmp.Diff(want, ruleTexts(t, c, nfnetlink.IPv4, "nat", "POSTROUTING")); diff != "" {
 		t.Errorf("texts (-want +got):\n%s", diff)
 	}
-	nfttest.Run(t, ns, "*nat\n-A POSTROUTING ! -d fd00::/8 -p tcp -j MASQUERADE --to-ports 5-6\n-A POSTROUTING -j SNAT --to-source fd00::7\nCOMMIT\n", "ip6tables-nft-restore")
-	want = []string{"meta l4proto tcp ip6 daddr != fd00::/8 counter -j MASQUERADE --to-ports 5-6", "counter -j SNAT --to-source fd00::7"}
+	nfttest.Run(t, ns, "*nat\n-A POSTROUTING ! -d fd00::/8 -p tcp -j MASQUERADE --to-ports 5-6\n-A POSTROUTING -j SNAT "+
+		"--to-source fd00::7\nCOMMIT\n", "ip6tables-nft-restore")
+	want = []string{
+		"meta l4proto tcp ip6 daddr != fd00::/8 counter -j MASQUERADE --to-ports 5-6",
+		"counter -j SNAT --to-source fd00::7",
+	}
 	if diff := cmp.Diff(want, ruleTexts(t, c, nfnetlink.IPv6, "nat", "POSTROUTING")); diff != "" {
 		t.Errorf("texts (-want +got):\n%s", diff)
 	}

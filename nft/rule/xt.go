@@ -38,7 +38,8 @@ func Untracks(e nfnetlink.Expr) bool {
 	}
 	info := e.Attr(unix.NFTA_TARGET_INFO)
 	name := e.Str(unix.NFTA_TARGET_NAME)
-	return name == "NOTRACK" || name == "CT" && len(info) >= 2 && binary.NativeEndian.Uint16(info)&notrack != 0 // struct xt_ct_target_info
+	// struct xt_ct_target_info
+	return name == "NOTRACK" || name == "CT" && len(info) >= 2 && binary.NativeEndian.Uint16(info)&notrack != 0
 }
 
 // xtMatch goes by the size of the parameters, which distinguishes the revisions.
@@ -72,7 +73,10 @@ func xtAddrType(info []byte) Statement {
 		for n := range uint32(16) {
 			if set&(1<<n) != 0 {
 				types = append(types, strings.ToUpper(kindAddrType.name(n)))
-				s = Statement{Field: "fib " + side[:1] + "addr type", kind: kindAddrType, Value: binary.NativeEndian.AppendUint32(nil, n)}
+				s = Statement{
+					Field: "fib " + side[:1] + "addr type", kind: kindAddrType,
+					Value: binary.NativeEndian.AppendUint32(nil, n),
+				}
 			}
 		}
 		if set != 0 {
@@ -128,7 +132,8 @@ func xtTarget(e nfnetlink.Expr, family nfnetlink.Family) Statement {
 	return Statement{text: "-j " + nfnetlink.Printable(name) + words, NAT: nat.NAT, NewMark: mark}
 }
 
-// xtRange adds struct nf_nat_range or the shorter one for IPv4 only, struct nf_nat_ipv4_multi_range_compat with one range.
+// xtRange adds struct nf_nat_range or the shorter one for IPv4 only, struct nf_nat_ipv4_multi_range_compat with one
+// range.
 func (n *NAT) xtRange(info []byte, family nfnetlink.Family) (ok bool) {
 	addr, next, ports := 8, 4, 16
 	switch {

@@ -39,9 +39,12 @@ func (Layout) Check(c config.Config) config.Problems {
 			}
 		}
 		if len(all) > MaxCIDRs {
-			problems = append(problems, config.Problem{ID: "tooManyCIDRs", Level: config.Error, Pos: all[MaxCIDRs].Pos, Msg: fmt.Sprintf(
-				"%d %s CIDRs, mode iptables-nft takes at most %d: use mode nftables", len(all), family, MaxCIDRs,
-			)})
+			problems = append(problems, config.Problem{
+				ID: "tooManyCIDRs", Level: config.Error, Pos: all[MaxCIDRs].Pos,
+				Msg: fmt.Sprintf(
+					"%d %s CIDRs, mode iptables-nft takes at most %d: use mode nftables", len(all), family, MaxCIDRs,
+				),
+			})
 		}
 	}
 	return problems
@@ -137,7 +140,8 @@ func (x xtCompiler) chains() []nft.Chain {
 // commentMasq is the comment of the last rule. Comments describe the purpose of a rule;
 // those of the lists are in the table of conditions. For a plain config they are those in
 // the documentation of ip-masq-agent.
-const commentMasq = "outbound traffic should be subject to MASQUERADE (this match must come after cluster-local CIDR matches)"
+const commentMasq = "outbound traffic should be subject to MASQUERADE (this match must come after cluster-local " +
+	"CIDR matches)"
 
 // lists returns the rules before the masquerade, except for lists that decide
 // about what they do not contain: their rules jump to these.

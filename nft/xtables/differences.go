@@ -61,7 +61,10 @@ func (s *State) prevented(n *shared) (out []layout.Difference) {
 		text := fmt.Sprintf("%s: chain %s has the hash of another policy", where, s.chain)
 		return append(out, layout.Difference{Text: text})
 	}
-	d := layout.Difference{Kind: layout.Unsigned, Text: fmt.Sprintf("%s: chain %s was written by another agent or version", where, s.chain)}
+	d := layout.Difference{
+		Kind: layout.Unsigned,
+		Text: fmt.Sprintf("%s: chain %s was written by another agent or version", where, s.chain),
+	}
 	if !n.touched(ownChain{s.chain, s.chain}) {
 		d.Rules = foreign.LegacyChain{
 			Family: n.Family, Table: NATTable, Name: s.chain, Jumps: n.jumpsTo(s.chain), Rules: main.total,

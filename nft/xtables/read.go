@@ -236,7 +236,10 @@ func (s *State) Owns(c nfnetlink.Chain) bool {
 	}
 	return slices.ContainsFunc(s.families, func(n *shared) bool {
 		return n.Family == c.Family && (n.want != nil && slices.Contains(WithSubchains(s.chain), c.Name) ||
-			slices.ContainsFunc(n.named, func(own ownChain) bool { return n.owned(own) && slices.Contains(own.members(), c.Name) }))
+			slices.ContainsFunc(n.named, func(own ownChain) bool {
+				return n.owned(own) &&
+					slices.Contains(own.members(), c.Name)
+			}))
 	})
 }
 

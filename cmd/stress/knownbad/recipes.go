@@ -59,8 +59,14 @@ func Recipes() []Recipe {
 		{Name: "new set and rules, one transaction", CIDRs: 4, shows: withArrays, update: setAndRules},
 		{Name: "in place (flush chain and set, add again), one transaction", CIDRs: 4, shows: withoutArrays, update: inPlace},
 		{Name: "difference of elements, one transaction", CIDRs: 4, shows: withoutArrays, update: difference},
-		{Name: "first installation in one transaction", CIDRs: 2000, shows: withArrays, update: installAtOnce, ComesAndGoes: true},
-		{Name: "rules move to an earlier base chain and back, one transaction", CIDRs: 4, shows: everywhereButRarely, update: moveRules},
+		{
+			Name: "first installation in one transaction", CIDRs: 2000, shows: withArrays, update: installAtOnce,
+			ComesAndGoes: true,
+		},
+		{
+			Name: "rules move to an earlier base chain and back, one transaction", CIDRs: 4, shows: everywhereButRarely,
+			update: moveRules,
+		},
 	}
 }
 

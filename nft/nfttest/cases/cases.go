@@ -90,7 +90,10 @@ func EachIn(t *testing.T, m nft.Mode, test func(*testing.T, Case)) {
 // those that differ most from each other.
 func (c Case) SkipIfShort(t *testing.T) {
 	t.Helper()
-	few := []string{"all-policies", "default", "drop-invalid", "enforce", "everything", "interfaces", "snat-rules", "snat-several", "to-ports-force"}
+	few := []string{
+		"all-policies", "default", "drop-invalid", "enforce", "everything", "interfaces", "snat-rules",
+		"snat-several", "to-ports-force",
+	}
 	if testing.Short() && !slices.Contains(few, c.Name) {
 		t.Skip("-short")
 	}

@@ -26,7 +26,8 @@ func Specified(c config.Config, conn nft.Connection) nft.Verdict {
 		return nft.Exempt
 	case ofFamilyOf(src, c.MasqueradeSrcCIDRs) && !holds(c.MasqueradeSrcCIDRs, src), holds(c.NonMasqueradeSrcCIDRs, src):
 		return nft.Exempt
-	case named(c.NonMasqueradeOutInterfaces, conn.Out), len(c.MasqueradeOutInterfaces) > 0 && !named(c.MasqueradeOutInterfaces, conn.Out):
+	case named(c.NonMasqueradeOutInterfaces, conn.Out), len(c.MasqueradeOutInterfaces) > 0 &&
+		!named(c.MasqueradeOutInterfaces, conn.Out):
 		return nft.Exempt
 	case holds(c.ForceMasqueradeCIDRs, dst):
 		return nft.Masqueraded
@@ -60,7 +61,8 @@ func SpecifiedSources(c config.Config, conn nft.Connection, node []netip.Addr) [
 		return out
 	}
 	for _, r := range c.SNATRules {
-		from, to, out := len(r.From) == 0 || holds(r.From, conn.Src), len(r.To) == 0 || holds(r.To, conn.Dst), len(r.Out) == 0 || named(r.Out, conn.Out)
+		from, to, out := len(r.From) == 0 || holds(r.From, conn.Src), len(r.To) == 0 ||
+			holds(r.To, conn.Dst), len(r.Out) == 0 || named(r.Out, conn.Out)
 		if has := of(r.Addresses); from && to && out && len(has) > 0 {
 			return has
 		}
@@ -101,7 +103,10 @@ func (m Maker) addr(ipv6 bool) netip.Addr {
 		b[15] = byte(m.IntN(255) + 1)
 		return netip.AddrFrom16(b)
 	}
-	heads := []string{"10.0.0.0", "10.9.0.0", "10.64.0.0", "100.64.0.0", "172.16.0.0", "192.168.0.0", "198.18.0.0", "203.0.113.0"}
+	heads := []string{
+		"10.0.0.0", "10.9.0.0", "10.64.0.0", "100.64.0.0", "172.16.0.0", "192.168.0.0", "198.18.0.0",
+		"203.0.113.0",
+	}
 	b := netip.MustParseAddr(heads[m.IntN(len(heads))]).As4()
 	b[m.IntN(2)+1] ^= byte(m.IntN(4))
 	b[3] = byte(m.IntN(254) + 1)
@@ -139,7 +144,10 @@ func (m Maker) Config() config.Config {
 	if m.IntN(4) == 0 {
 		c.ExemptHost = &config.Position{}
 	}
-	for _, list := range []*[]config.Interface{&c.MasqueradeSrcInterfaces, &c.NonMasqueradeOutInterfaces, &c.MasqueradeOutInterfaces} {
+	for _, list := range []*[]config.Interface{
+		&c.MasqueradeSrcInterfaces, &c.NonMasqueradeOutInterfaces,
+		&c.MasqueradeOutInterfaces,
+	} {
 		if m.IntN(4) == 0 {
 			*list = m.interfaces()
 		}
@@ -160,7 +168,8 @@ func (m Maker) Config() config.Config {
 }
 
 func (m Maker) snatAddress() config.CIDR {
-	entries := append(SNATAddresses(), "198.51.100.208/29", "198.51.100.0/24", "198.51.100.77", "2001:db8:5::/64", "2001:db8:5::77")
+	entries := append(SNATAddresses(), "198.51.100.208/29", "198.51.100.0/24", "198.51.100.77", "2001:db8:5::/64",
+		"2001:db8:5::77")
 	a := entries[m.IntN(len(entries))]
 	if !strings.Contains(a, "/") {
 		a += map[bool]string{false: "/32", true: "/128"}[strings.Contains(a, ":")]
@@ -186,7 +195,8 @@ func (m Maker) snatRule() config.SNATRule {
 // SNATAddresses returns addresses that a node can have for the configs of a [Maker].
 func SNATAddresses() []string {
 	return []string{
-		"198.51.100.211", "198.51.100.212", "198.51.100.213", "198.51.100.225", "198.51.100.226", "2001:db8:5::2", "2001:db8:5::3", "2001:db8:5::4",
+		"198.51.100.211", "198.51.100.212", "198.51.100.213", "198.51.100.225", "198.51.100.226", "2001:db8:5::2",
+		"2001:db8:5::3", "2001:db8:5::4",
 	}
 }
 

@@ -113,7 +113,8 @@ func (n *NS) Output(stdin, name string, args ...string) (string, error) {
 	cmd := Command(name, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
 	if err := n.Run(cmd); err != nil {
-		return stdout.String(), fmt.Errorf("%s: %s: %w\n%s", n.name, strings.Join(append([]string{name}, args...), " "), err, &stderr)
+		return stdout.String(), fmt.Errorf("%s: %s: %w\n%s", n.name, strings.Join(append([]string{name}, args...), " "), err,
+			&stderr)
 	}
 	return stdout.String(), nil
 }

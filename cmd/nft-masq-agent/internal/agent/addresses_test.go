@@ -42,7 +42,10 @@ func (w *world) moved(list string) {
 }
 
 func snatFile() Files {
-	return Files{Sources: []config.Source{{Name: "config", Data: []byte("snatAddresses: [198.51.100.11, 198.51.100.64/29]\n")}}}
+	return Files{Sources: []config.Source{{
+		Name: "config",
+		Data: []byte("snatAddresses: [198.51.100.11, 198.51.100.64/29]\n"),
+	}}}
 }
 
 const (
@@ -112,7 +115,8 @@ func TestKnownAddressesStayWhenTheyCannotBeRead(t *testing.T) {
 			w.moves <- node.Change{Err: unix.EMFILE}
 			synctest.Wait()
 		}
-		wantLines(t, w.messages(), "cannot follow the addresses of this node; retrying, with the last known addresses until then")
+		wantLines(t, w.messages(), "cannot follow the addresses of this node; retrying, with the last known addresses "+
+			"until then")
 		if !strings.HasSuffix(w.held, "[198.51.100.11]") {
 			t.Errorf("the kernel has %s", w.held)
 		}
@@ -143,6 +147,7 @@ func TestRejectedAddressesAreRetried(t *testing.T) {
 		if !strings.HasSuffix(w.held, "[198.51.100.65 198.51.100.66]") {
 			t.Errorf("the kernel has %s", w.held)
 		}
-		wantLines(t, w.messages(), "kernel rejected the rules; previous rules stay, retrying", "kernel accepted the rules again", movedText)
+		wantLines(t, w.messages(), "kernel rejected the rules; previous rules stay, retrying",
+			"kernel accepted the rules again", movedText)
 	})
 }

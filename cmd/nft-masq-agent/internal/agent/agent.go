@@ -92,7 +92,10 @@ type observer interface {
 
 // New returns an agent. Run starts it.
 func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
-	a := &Agent{in: in, kernel: k, settings: s, log: log.Sugar(), schedule: newSchedule(config.Default(s.Defaults).ResyncInterval)}
+	a := &Agent{
+		in: in, kernel: k, settings: s, log: log.Sugar(),
+		schedule: newSchedule(config.Default(s.Defaults).ResyncInterval),
+	}
 	a.state.Store(&view{})
 	a.published.Store(&published{outdated: make(chan struct{})})
 	a.second = &second{Agent: a}

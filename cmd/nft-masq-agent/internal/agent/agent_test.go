@@ -651,7 +651,8 @@ func TestConflictsAreLoggedOnceAndManyInOneLine(t *testing.T) {
 			for i := range n {
 				handle++
 				r := nfnetlink.Rule{Table: table, Chain: fmt.Sprintf("CNI-%d", i), Handle: handle}
-				w.others.Conflicts = append(w.others.Conflicts, foreign.Conflict{Place: foreign.Place{Rule: r, Base: "POSTROUTING"}})
+				w.others.Conflicts = append(w.others.Conflicts,
+					foreign.Conflict{Place: foreign.Place{Rule: r, Base: "POSTROUTING"}})
 			}
 		}
 		lookAgain := func() {

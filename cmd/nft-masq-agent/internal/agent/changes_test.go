@@ -38,7 +38,8 @@ func TestConfigChangeLogsAddedAndRemovedEntriesOfAllLists(t *testing.T) {
 		if m := w.fieldsOf(t, "config_applied"); m["added"] != nil || m["removed_count"] != nil {
 			t.Errorf("the first line names changes: %v", m)
 		}
-		w.files <- lists("nonMasqueradeCIDRs: [10.2.0.0/16, 10.3.0.0/16, '2001:db8::/32']", "enableIPv6: true", "masqLinkLocalIPv6: true")
+		w.files <- lists("nonMasqueradeCIDRs: [10.2.0.0/16, 10.3.0.0/16, '2001:db8::/32']", "enableIPv6: true",
+			"masqLinkLocalIPv6: true")
 		m := w.fieldsOf(t, "config_applied")
 		want := map[string]any{
 			"added":   []any{"nonMasqueradeCIDRs: 10.3.0.0/16", "nonMasqueradeCIDRs: 2001:db8::/32"},

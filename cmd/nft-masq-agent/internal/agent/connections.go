@@ -102,12 +102,14 @@ func (o *connections) logStale(s conntrack.Stale) {
 	if !s.Oldest.IsZero() {
 		fields = append(fields, "oldest", s.Oldest)
 	}
-	o.logLine(zap.InfoLevel, "stale_connections", "existing connections keep an address that contradicts the current rules", fields...)
+	o.logLine(zap.InfoLevel, "stale_connections",
+		"existing connections keep an address that contradicts the current rules", fields...)
 }
 
 func (o *connections) collect(e exporter) {
 	if n := o.stale.Load(); n != nil {
-		e.gauge("stale_connections", "Connections decided by an earlier policy, whose translation contradicts the rules. An estimate above 200,000 tracked connections.",
+		e.gauge("stale_connections", "Connections decided by an earlier policy, whose translation contradicts the rules. "+
+			"An estimate above 200,000 tracked connections.",
 			float64(*n))
 	}
 }

@@ -36,7 +36,8 @@ func (o *connections) flush(ctx context.Context, r nft.Ruleset, which config.Sta
 	for tries := 1; err != nil && ctx.Err() == nil; tries++ {
 		if text := err.Error(); text != failed {
 			failed = text
-			o.logLine(zap.WarnLevel, "stale_connections_kept", "cannot delete connections that contradict the changed policy", "error", err)
+			o.logLine(zap.WarnLevel, "stale_connections_kept", "cannot delete connections that contradict the changed policy",
+				"error", err)
 		}
 		if wait(ctx, backoff(tries)) {
 			deleted, err = run(ctx)

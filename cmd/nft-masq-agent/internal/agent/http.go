@@ -64,7 +64,9 @@ func probe(check func() error) http.Handler {
 // when the pending requests have been answered. It never fails: an address that cannot be
 // used is retried, because the agent works without it. The first attempt is made before
 // Serve returns.
-func Serve(ctx context.Context, listen func(address string) (net.Listener, error), address string, handler http.Handler, log *zap.Logger) <-chan struct{} {
+func Serve(ctx context.Context, listen func(address string) (net.Listener, error), address string, handler http.Handler,
+	log *zap.Logger,
+) <-chan struct{} {
 	ended := make(chan struct{})
 	listener, err := listen(address)
 	go func() {
@@ -102,8 +104,12 @@ func serve(ctx context.Context, l net.Listener, handler http.Handler, log *zap.L
 	}
 	room := &waitingRoom{Listener: l}
 	server := &http.Server{
-		Handler:           room.answering(handler),
-		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
+		Handler: room.answering(handler),
+		ConnContext: func(ctx context.Context,
+			c net.Conn,
+		) context.Context {
+			return context.WithValue(ctx, connKey{}, c)
+		},
 		ReadHeaderTimeout: readTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,

@@ -40,7 +40,8 @@ func TestProbesRespondAtOnceDuringAnUpdate(t *testing.T) {
 		if code, text := get(t, w.agent, "/readyz"); code != http.StatusServiceUnavailable {
 			t.Errorf("/readyz: %d %s", code, text)
 		}
-		if code, text := get(t, w.agent, "/startupz"); code != http.StatusServiceUnavailable || text != "no rules are installed yet\n" {
+		if code, text := get(t, w.agent, "/startupz"); code != http.StatusServiceUnavailable ||
+			text != "no rules are installed yet\n" {
 			t.Errorf("/startupz: %d %s", code, text)
 		}
 		if code, _ := get(t, w.agent, "/metrics"); code != http.StatusOK {
@@ -65,7 +66,8 @@ func TestStuckLoopFailsHealthz(t *testing.T) {
 		w.cost = 2 * stuckAfter
 		w.files <- file("10.0.0.0/8")
 		time.Sleep(stuckAfter + time.Second)
-		if code, text := get(t, w.agent, "/healthz"); code != http.StatusServiceUnavailable || !strings.HasPrefix(text, ErrStuck.Error()) {
+		if code, text := get(t, w.agent, "/healthz"); code != http.StatusServiceUnavailable ||
+			!strings.HasPrefix(text, ErrStuck.Error()) {
 			t.Errorf("/healthz: %d %s", code, text)
 		}
 		time.Sleep(stuckAfter)
@@ -84,11 +86,21 @@ func TestReadyzReturnsTheReason(t *testing.T) {
 		refuses error
 		want    string
 	}{
-		"bad file":    {file: file("10.0.0.1/8"), want: "config rejected: config:1:22: "},
-		"long file":   {file: long, want: "\nand 20 more errors\n"},
-		"unreadable":  {file: Files{Err: errors.New("open config: permission denied")}, want: "config rejected: open config: permission denied\nbuilt-in defaults ("},
-		"refusal":     {file: file("10.0.0.0/8"), refuses: &nfnetlink.RefusedError{Op: nfnetlink.CreateRule, Err: unix.ENOENT}, want: "the kernel rejected the rules: create rule: no such file"},
-		"its hint":    {file: file("10.0.0.0/8"), refuses: &nfnetlink.RefusedError{Op: nfnetlink.CreateRule, Err: unix.ENOENT}, want: "NFT_MASQ"},
+		"bad file":  {file: file("10.0.0.1/8"), want: "config rejected: config:1:22: "},
+		"long file": {file: long, want: "\nand 20 more errors\n"},
+		"unreadable": {
+			file: Files{Err: errors.New("open config: permission denied")},
+			want: "config rejected: open config: permission denied\nbuilt-in defaults (",
+		},
+		"refusal": {
+			file:    file("10.0.0.0/8"),
+			refuses: &nfnetlink.RefusedError{Op: nfnetlink.CreateRule, Err: unix.ENOENT},
+			want:    "the kernel rejected the rules: create rule: no such file",
+		},
+		"its hint": {
+			file:    file("10.0.0.0/8"),
+			refuses: &nfnetlink.RefusedError{Op: nfnetlink.CreateRule, Err: unix.ENOENT}, want: "NFT_MASQ",
+		},
 		"both":        {file: file("10.0.0.1/8"), refuses: unix.EPERM, want: "\nnothing is enforced yet"},
 		"nothing yet": {want: "the config has not been read yet\n"},
 	} {
@@ -123,7 +135,8 @@ func TestHandlerAcceptsOnlyGetAndHead(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
 			for method, want := range map[string]int{
-				http.MethodHead: http.StatusOK, http.MethodPost: http.StatusMethodNotAllowed, http.MethodDelete: http.StatusMethodNotAllowed,
+				http.MethodHead: http.StatusOK, http.MethodPost: http.StatusMethodNotAllowed,
+				http.MethodDelete: http.StatusMethodNotAllowed,
 			} {
 				if path == "/readyz" && method == http.MethodHead {
 					want = http.StatusServiceUnavailable
@@ -317,7 +330,8 @@ func TestSlowRequestDoesNotBlockShutdown(t *testing.T) {
 func logLines() (*zap.Logger, <-chan string) {
 	lines := make(chan string, 100)
 	return zap.NewNop().WithOptions(zap.WrapCore(func(zapcore.Core) zapcore.Core {
-		return zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{MessageKey: "msg"}), lineWriter(lines), zap.InfoLevel)
+		return zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{MessageKey: "msg"}), lineWriter(lines),
+			zap.InfoLevel)
 	})), lines
 }
 
@@ -338,7 +352,8 @@ func TestPortInUseIsLoggedAndRetried(t *testing.T) {
 	log, lines := logLines()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := Serve(ctx, OnTCP, first.Addr().String(), http.NotFoundHandler(), log)
-	if line := <-lines; !strings.Contains(line, "cannot listen on "+first.Addr().String()+", retrying") || !strings.Contains(line, "address already in use") {
+	if line := <-lines; !strings.Contains(line, "cannot listen on "+first.Addr().String()+", retrying") ||
+		!strings.Contains(line, "address already in use") {
 		t.Errorf("logged %s", line)
 	}
 	if err := first.Close(); err != nil {

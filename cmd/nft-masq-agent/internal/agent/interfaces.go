@@ -47,7 +47,8 @@ func (o *interfaces) look(p nft.Policy) {
 	known := answer.Interfaces(before).Faults()
 	for _, p := range unmatched {
 		if !slices.Contains(known, p) {
-			o.logLine(zap.WarnLevel, "interface_list_unmatched", "a list of interfaces matches nothing on this node", "why", p.Msg)
+			o.logLine(zap.WarnLevel, "interface_list_unmatched", "a list of interfaces matches nothing on this node", "why",
+				p.Msg)
 		}
 	}
 	for _, i := range absent {
@@ -64,7 +65,9 @@ func (o *interfaces) look(p nft.Policy) {
 
 func (o *interfaces) collect(e exporter) {
 	if n := o.unmatched.Load(); n != nil {
-		e.gauge("unmatched_interface_lists", "Lists of the config that name the only interfaces for masquerading and of which this node has none: nothing is masqueraded.",
+		e.gauge("unmatched_interface_lists",
+			"Lists of the config that name the only interfaces for masquerading and of which this node has none: nothing is "+
+				"masqueraded.",
 			float64(*n))
 	}
 }

@@ -38,7 +38,8 @@ func newMetrics(a *Agent) *metrics {
 		registry: prometheus.NewRegistry(),
 		applies: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: metricPrefix + "applies_total",
-			Help: "Number of comparisons of kernel and config, by reason and by result: in_sync, written or refused. in_step is an older name of in_sync.",
+			Help: "Number of comparisons of kernel and config, by reason and by result: in_sync, written or refused. in_step " +
+				"is an older name of in_sync.",
 		}, []string{"reason", "result"}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    metricPrefix + "apply_duration_seconds",
@@ -89,7 +90,8 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 	e := exporter(ch)
 	e.gauge("build_info", "Version, commit and Go version of the running program; always 1.",
 		1, "version", c.settings.Version, "commit", c.settings.Commit, "goversion", runtime.Version())
-	e.counter("log_lines_lost_total", "Log lines that were dropped because nothing read them in time, or that could not be written.",
+	e.counter("log_lines_lost_total",
+		"Log lines that were dropped because nothing read them in time, or that could not be written.",
 		float64(c.settings.LostLines()))
 	counts, err := c.metrics.connectionCounts(c.Agent)
 	if err != nil {
@@ -97,14 +99,17 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, n := range counts {
 		if n.Verdict == nft.Invalid {
-			e.counter("untranslated_packets_total", "Packets of pods that were dropped because they belong to no connection, by address family: "+
-				"without dropInvalid they would have left with the pod's IP.", float64(n.Packets), "family", familyName(n.IPv6))
+			e.counter("untranslated_packets_total",
+				"Packets of pods that were dropped because they belong to no connection, by address family: "+
+					"without dropInvalid they would have left with the pod's IP.", float64(n.Packets), "family", familyName(n.IPv6))
 			continue
 		}
-		e.counter("connections_total", "New connections by address family and verdict: masqueraded, exempt, or local for those to the node itself.",
+		e.counter("connections_total",
+			"New connections by address family and verdict: masqueraded, exempt, or local for those to the node itself.",
 			float64(n.Packets), "family", familyName(n.IPv6), "verdict", string(n.Verdict))
 	}
-	e.counter("connection_read_errors_total", "Scrapes at which the connection counters could not be read.", float64(c.metrics.errors.Load()))
+	e.counter("connection_read_errors_total", "Scrapes at which the connection counters could not be read.",
+		float64(c.metrics.errors.Load()))
 	e.view(c.now())
 	for _, o := range c.observers {
 		o.collect(e)
@@ -133,16 +138,21 @@ func (e exporter) export(kind prometheus.ValueType, name, help string, v float64
 
 // view exports what the loop reads and enforces.
 func (e exporter) view(v view) {
-	e.gauge("ready", "Whether the config was accepted and is in the kernel, as in /readyz: 1 or 0.", number(v.ready() == nil))
-	e.counter("drift_repairs_total", "Number of times that rules changed by another program were restored.", float64(v.repairs))
+	e.gauge("ready", "Whether the config was accepted and is in the kernel, as in /readyz: 1 or 0.",
+		number(v.ready() == nil))
+	e.counter("drift_repairs_total", "Number of times that rules changed by another program were restored.",
+		float64(v.repairs))
 	if v.read {
-		e.gauge("config_accepted", "Whether the last config that was read was accepted: 1 or 0. If 0, config_source shows what is enforced.",
+		e.gauge("config_accepted", "Whether the last config that was read was accepted: 1 or 0. If 0, config_source shows "+
+			"what is enforced.",
 			number(v.content.err == nil))
 		e.gauge("config_warnings", "Warnings about the last config that was read.", float64(len(v.content.remarks)))
 	}
 	for _, from := range Sources() {
-		e.gauge("config_source", "Source of the enforced policy, 1 for the one that applies: file; previous, the last good config or that of a previous run; "+
-			"lenient, the older agents' reading of a rejected file; foreign, the rules of an iptables-based agent; defaults, built in.",
+		e.gauge("config_source", "Source of the enforced policy, 1 for the one that applies: file; previous, the last "+
+			"good config or that of a previous run; "+
+			"lenient, the older agents' reading of a rejected file; foreign, the rules of an iptables-based agent; defaults, "+
+			"built in.",
 			number(v.policy.from == from), "source", string(from))
 	}
 	if v.policy.accepted {
@@ -160,15 +170,18 @@ func (e exporter) view(v view) {
 		present, absent = present+len(f.SNAT.Present), absent+f.SNAT.Absent()
 	}
 	for ipv6, n := range map[bool]int{false: v4, true: v6} {
-		e.gauge("cidrs", "CIDRs of the policy in the kernel by address family, without those covered by another.", float64(n), "family", familyName(ipv6))
+		e.gauge("cidrs", "CIDRs of the policy in the kernel by address family, without those covered by another.", float64(n),
+			"family", familyName(ipv6))
 	}
 	for state, n := range map[string]int{"present": present, "absent": absent} {
-		e.gauge("snat_addresses", "Addresses of snatAddresses: present, those that the node has; absent, entries of which it has no address. With none present, connections are masqueraded.",
+		e.gauge("snat_addresses", "Addresses of snatAddresses: present, those that the node has; absent, entries of which "+
+			"it has no address. With none present, connections are masqueraded.",
 			float64(n), "state", state)
 	}
 	present, absent = v.installed.Policy.SNATRules()
 	for state, n := range map[string]int{"present": present, "absent": absent} {
-		e.gauge("snat_rules", "Entries of snatRules: present, of which the node has an address; absent, those of which it has none and which are skipped.",
+		e.gauge("snat_rules", "Entries of snatRules: present, of which the node has an address; absent, those of which it "+
+			"has none and which are skipped.",
 			float64(n), "state", state)
 	}
 }

@@ -44,7 +44,11 @@ func own(t *testing.T, a *Agent) map[string][]string {
 // everything makes an agent export all its metrics.
 func everything(t *testing.T, test func(t *testing.T, w *world)) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.counts = []nft.Counts{{Verdict: nft.Masqueraded, Packets: 3}, {IPv6: true, Verdict: nft.Exempt, Packets: 2}, {Verdict: nft.Invalid, Packets: 7}}
+		w.counts = []nft.Counts{
+			{Verdict: nft.Masqueraded, Packets: 3},
+			{IPv6: true, Verdict: nft.Exempt, Packets: 2},
+			{Verdict: nft.Invalid, Packets: 7},
+		}
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
 		test(t, w)
@@ -74,7 +78,8 @@ func TestReadmeOfTheManifestsListsTheMetrics(t *testing.T) {
 		t.Fatal("manifests/README.md has no section metrics")
 	}
 	listed := map[string][]string{}
-	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_]+)(?:\\{([a-z,]+)\\})?` \\|").FindAllStringSubmatch(table, -1) {
+	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_]+)(?:\\{([a-z,]+)\\})?` \\|").FindAllStringSubmatch(table,
+		-1) {
 		var labels []string
 		if row[2] != "" {
 			labels = strings.Split(row[2], ",")
@@ -110,7 +115,10 @@ func wantMetrics(t *testing.T, a *Agent, want string, names ...string) {
 
 func TestMetricsShowTheResultOfTheConfig(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		names := []string{"ready", "config_accepted", "config_last_accepted_timestamp_seconds", "config_warnings", "config_info", "cidrs"}
+		names := []string{
+			"ready", "config_accepted", "config_last_accepted_timestamp_seconds", "config_warnings",
+			"config_info", "cidrs",
+		}
 		wantMetrics(t, w.agent, "ready 0\n", names...)
 		good := file("10.0.0.0/8")
 		good.Sources[0].Data = append(good.Sources[0].Data, "somethingElse: 1\n"...)
@@ -139,7 +147,12 @@ func TestMetricsCountApplies(t *testing.T) {
 		w.files <- file("11.0.0.0/8")
 		synctest.Wait()
 		counts := map[[2]string]float64{}
-		for _, c := range [][2]string{{onStart, writtenResult}, {onDrift, writtenResult}, {onHangup, inSyncResult}, {onConfig, refusedResult}} {
+		for _, c := range [][2]string{
+			{onStart, writtenResult},
+			{onDrift, writtenResult},
+			{onHangup, inSyncResult},
+			{onConfig, refusedResult},
+		} {
 			counts[c] = testutil.ToFloat64(w.agent.metrics.applies.WithLabelValues(c[0], c[1]))
 		}
 		want := map[[2]string]float64{

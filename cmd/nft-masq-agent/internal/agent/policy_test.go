@@ -46,7 +46,8 @@ func TestPolicyIsDecidedInThisOrder(t *testing.T) {
 		return p
 	}
 	kept, foreign := policy{from: FromPrevious, left: left}, policy{from: FromForeign}
-	everything, older, empty := situation{left, true, defaults}, situation{nil, true, defaults}, situation{nil, false, defaults}
+	everything, older, empty := situation{left, true, defaults}, situation{nil, true, defaults},
+		situation{nil, false, defaults}
 	for _, tt := range []struct {
 		name string
 		now  policy
@@ -60,20 +61,36 @@ func TestPolicyIsDecidedInThisOrder(t *testing.T) {
 		{"then the defaults", policy{}, rejected, empty, of(FromDefaults, defaults)},
 		{"rules of a previous run stay as long as they are there", kept, lenient, everything, kept},
 		{"once they are gone, it is decided again", kept, lenient, older, of(FromLenient, lenient)},
-		{"our own rules are not those of a previous run", of(FromLenient, lenient), other, everything, of(FromLenient, other)},
-		{"the older agents keep what they have if they reject a file", of(FromLenient, lenient), rejected, older, of(FromLenient, lenient)},
+		{
+			"our own rules are not those of a previous run", of(FromLenient, lenient), other, everything,
+			of(FromLenient, other),
+		},
+		{
+			"the older agents keep what they have if they reject a file", of(FromLenient, lenient), rejected, older,
+			of(FromLenient, lenient),
+		},
 		{"a removed agent does not stay active with another file", foreign, rejected, empty, of(FromDefaults, defaults)},
-		{"the defaults stay next to an older agent that comes later", of(FromDefaults, defaults), rejected, older, of(FromDefaults, defaults)},
-		{"they give way to what the older agents make of a file", of(FromDefaults, defaults), lenient, empty, of(FromLenient, lenient)},
+		{
+			"the defaults stay next to an older agent that comes later", of(FromDefaults, defaults), rejected, older,
+			of(FromDefaults, defaults),
+		},
+		{
+			"they give way to what the older agents make of a file", of(FromDefaults, defaults), lenient, empty,
+			of(FromLenient, lenient),
+		},
 		{"a good file always counts", foreign, good, everything, accepted(FromFile, good)},
 		{"its absence too", accepted(FromFile, good), defaults, empty, accepted(FromDefaults, defaults)},
 		{"the last good config stays", accepted(FromFile, good), lenient, everything, accepted(FromPrevious, good)},
 		{"again and again", accepted(FromPrevious, good), lenient, everything, accepted(FromPrevious, good)},
-		{"so do the defaults of a missing file", accepted(FromDefaults, defaults), lenient, everything, accepted(FromDefaults, defaults)},
+		{
+			"so do the defaults of a missing file", accepted(FromDefaults, defaults), lenient, everything,
+			accepted(FromDefaults, defaults),
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := decide(tt.now, tt.c, tt.n)
-			if got.from != tt.want.from || got.want != tt.want.want || got.content.want != tt.want.want || got.accepted != tt.want.accepted || got.left != tt.want.left {
+			if got.from != tt.want.from || got.want != tt.want.want || got.content.want != tt.want.want ||
+				got.accepted != tt.want.accepted || got.left != tt.want.left {
 				t.Errorf("%+v, want %+v", got, tt.want)
 			}
 		})
@@ -217,7 +234,8 @@ func TestOnlyInstalledRulesAreReportedAsEnforced(t *testing.T) {
 		w.files <- unusable["rejected"]
 		synctest.Wait()
 		wantLines(t, w.messages(), "cannot read nftables: CAP_NET_ADMIN is missing; retrying",
-			fmt.Sprintf("config rejected; last good config (%s) is not in the kernel yet, which still has %s", hashOf(t, b), hashOf(t, a)))
+			fmt.Sprintf("config rejected; last good config (%s) is not in the kernel yet, which still has %s", hashOf(t, b),
+				hashOf(t, a)))
 		w.refuse(nil)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()

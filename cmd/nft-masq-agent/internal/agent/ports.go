@@ -62,16 +62,22 @@ func (p *ports) collect(e exporter) {
 	for _, ipv6 := range []bool{false, true} {
 		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
 			used := last.Fullest[conntrack.PortGroup{IPv6: ipv6, Protocol: protocol}]
-			e.gauge("snat_ports_used_ratio_max", "Share of source ports in use, for the source address and destination with the most. Connections fail from 0.9 on.",
+			e.gauge("snat_ports_used_ratio_max",
+				"Share of source ports in use, for the source address and destination with the most. Connections fail from 0.9 on.",
 				float64(used)/float64(available), "family", familyName(ipv6), "protocol", conntrack.ProtocolName(protocol))
 		}
 	}
-	e.counter("conntrack_insert_failed_total", "Connections that the kernel could not track, including those without a free source port.", float64(last.InsertFailed))
-	e.counter("conntrack_drop_total", "Packets that the kernel dropped because their connection could not be tracked.", float64(last.Drop))
+	e.counter("conntrack_insert_failed_total",
+		"Connections that the kernel could not track, including those without a free source port.",
+		float64(last.InsertFailed))
+	e.counter("conntrack_drop_total", "Packets that the kernel dropped because their connection could not be tracked.",
+		float64(last.Drop))
 	e.gauge("conntrack_entries", "Tracked connections.", float64(last.Entries))
 	if last.Limit > 0 {
 		e.gauge("conntrack_limit", "Maximum number of tracked connections.", float64(last.Limit))
 	}
-	e.gauge("conntrack_interval_seconds", "Time between two readings of the connections: --conntrack-interval, or more if a reading would take more than 0.5 % of one CPU.",
+	e.gauge("conntrack_interval_seconds",
+		"Time between two readings of the connections: --conntrack-interval, or more if a reading would take more than "+
+			"0.5 % of one CPU.",
 		last.interval.Seconds())
 }

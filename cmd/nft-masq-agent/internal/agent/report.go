@@ -37,7 +37,8 @@ func (a *Agent) report(before, v view) (l lines) {
 	}
 	if v.unfollowed != nil && before.unfollowed == nil {
 		l.add(zap.WarnLevel, "addresses_unreadable",
-			"cannot follow the addresses of this node; retrying, with the last known addresses until then", "error", v.unfollowed)
+			"cannot follow the addresses of this node; retrying, with the last known addresses until then", "error",
+			v.unfollowed)
 	}
 	if before.refusal != nil && v.refusal == nil {
 		text := "kernel accepted the rules again"
@@ -106,7 +107,8 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 			"found", namesOf(applied.Replaced))
 	}
 	if len(applied.TookOver) > 0 && before.accepted {
-		l.add(zap.WarnLevel, "legacy_rules_removed", "rules of an iptables-based agent came back and were removed: stop that agent",
+		l.add(zap.WarnLevel, "legacy_rules_removed",
+			"rules of an iptables-based agent came back and were removed: stop that agent",
 			"taken_over", applied.TookOver)
 	}
 	if applied.Recreated > 0 {
@@ -117,7 +119,8 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 	fields := a.appliedFields(before, v, applied)
 	switch {
 	case v.step.changed == restored:
-		l.add(zap.WarnLevel, "rules_restored", "rules were changed by another program; restored", "differences", len(applied.Differences),
+		l.add(zap.WarnLevel, "rules_restored", "rules were changed by another program; restored", "differences",
+			len(applied.Differences),
 			"what", firstFew(applied.Differences), "duration_ms", milliseconds(applied.Took))
 	case v.step.changed == moved:
 		reportMoved(l, before.installed.Policy, v.installed.Policy, v.hash())
@@ -199,7 +202,8 @@ func reportMoved(l *lines, before, after nft.Policy, hash string) {
 			}
 		}
 	}
-	l.add(zap.InfoLevel, "snat_addresses_changed", "the addresses of this node changed; connections leave from those that it has",
+	l.add(zap.InfoLevel, "snat_addresses_changed",
+		"the addresses of this node changed; connections leave from those that it has",
 		"added", firstFew(added), "added_count", len(added),
 		"removed", firstFew(removed), "removed_count", len(removed), "hash", hash)
 }
@@ -223,7 +227,8 @@ func reportMissing(l *lines, before, v view) {
 		switch is := none(f.SNAT); {
 		case is && !was:
 			l.add(zap.WarnLevel, "snat_addresses_missing",
-				"this node has none of snatAddresses: connections are masqueraded with the address of the interface", "family", family)
+				"this node has none of snatAddresses: connections are masqueraded with the address of the interface", "family",
+				family)
 		case was && !is && len(f.SNAT.Present) > 0:
 			l.add(zap.InfoLevel, "snat_addresses_found", "this node has one of snatAddresses again", "family", family)
 		}

@@ -37,13 +37,15 @@ func (s *second) try() {
 	}
 	switch was := s.other.Swap(int64(other)); {
 	case other != 0 && was == 0:
-		s.logLine(zap.WarnLevel, "second_agent", "another agent runs in this network namespace, and both write the same rules: stop one of them", "pid", other)
+		s.logLine(zap.WarnLevel, "second_agent",
+			"another agent runs in this network namespace, and both write the same rules: stop one of them", "pid", other)
 	case other == 0 && was != 0:
 		s.logLine(zap.InfoLevel, "second_agent_gone", "the other agent in this network namespace is gone")
 	}
 }
 
 func (s *second) collect(e exporter) {
-	e.gauge("second_agent", "Whether another agent was in this network namespace before this one: 1 or 0. Both write the same rules.",
+	e.gauge("second_agent", "Whether another agent was in this network namespace before this one: 1 or 0. Both write "+
+		"the same rules.",
 		number(s.other.Load() != 0))
 }

@@ -26,7 +26,10 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 	good, bad := rulesetOf("10.0.0.0/8"), config.Problems{{ID: "syntax", Pos: config.At("config", 2, 3), Msg: "bad"}}
 	inForce := content{files: []config.Source{{Name: "a", Data: large, Joined: true}}}
 	a.publish(view{
-		read: true, content: content{err: bad, remarks: config.Problems{{ID: "emptyList", Level: config.Warning, Msg: "empty"}}},
+		read: true, content: content{
+			err:     bad,
+			remarks: config.Problems{{ID: "emptyList", Level: config.Warning, Msg: "empty"}},
+		},
 		policy:    policy{from: FromLenient, want: good, content: inForce},
 		addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 		installed: good, told: running.Policy{Hash: "3f9a2c71", What: "rules installed"},
@@ -60,7 +63,8 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 		Warnings:  config.Problems{{ID: "emptyList", Level: config.Warning, Msg: "empty"}},
 		Refusal:   "cannot read nftables: refused", SecondAgent: 7,
 	}
-	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b config.Problem) bool { return a == b })); diff != "" {
+	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+		cmp.Comparer(func(a, b config.Problem) bool { return a == b })); diff != "" {
 		t.Errorf("report (-want +got):\n%s", diff)
 	}
 	for probe, yes := range map[string]bool{"/readyz": false, "/healthz": true} {

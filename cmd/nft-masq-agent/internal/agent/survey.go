@@ -80,13 +80,15 @@ func (s *survey) look(ctx context.Context, v view) {
 		s.logLine(zap.WarnLevel, "foreign_rules_unreadable", "cannot read other programs' rules", "error", err)
 	default:
 		s.counted.Store(&counts{
-			len(others.Conflicts), len(others.Of(foreign.Exempts)), len(others.Of(foreign.Translates)), len(others.Legacy) + len(others.XTables),
+			len(others.Conflicts), len(others.Of(foreign.Exempts)), len(others.Of(foreign.Translates)), len(others.Legacy) +
+				len(others.XTables),
 		})
 		s.logLegacy(others)
 		s.logXTables(others.XTables)
 		s.logRouting(others.Routing)
 		s.logConflicts(others)
-		s.logLine(zap.DebugLevel, "foreign_rules_checked", "checked other programs' rules", "duration_ms", milliseconds(s.took))
+		s.logLine(zap.DebugLevel, "foreign_rules_checked", "checked other programs' rules", "duration_ms",
+			milliseconds(s.took))
 	}
 }
 
@@ -96,10 +98,17 @@ func (s *survey) collect(e exporter) {
 	if n == nil {
 		return
 	}
-	e.gauge("foreign_masquerade_rules", "Other programs' rules that masquerade what the config exempts, without accepted ones and those that meet no pod.", float64(n.masquerading))
-	e.gauge("foreign_exempting_rules", "Other programs' rules that accept what the config masquerades: before the jump in mode iptables-nft, otherwise without effect on this agent.", float64(n.exempting))
-	e.gauge("foreign_translating_rules", "Other programs' rules that translate what the config masquerades to another source address, write one into it, drop it, or turn off its connection tracking.", float64(n.translating))
-	e.gauge("legacy_chains", "Chains of iptables-based agents. A nat table of legacy ip_tables that has rules of such agents counts as one.", float64(n.legacy))
+	e.gauge("foreign_masquerade_rules",
+		"Other programs' rules that masquerade what the config exempts, without accepted ones and those that meet no pod.",
+		float64(n.masquerading))
+	e.gauge("foreign_exempting_rules",
+		"Other programs' rules that accept what the config masquerades: before the jump in mode iptables-nft, otherwise "+
+			"without effect on this agent.", float64(n.exempting))
+	e.gauge("foreign_translating_rules",
+		"Other programs' rules that translate what the config masquerades to another source address, write one into it, "+
+			"drop it, or turn off its connection tracking.", float64(n.translating))
+	e.gauge("legacy_chains", "Chains of iptables-based agents. A nat table of legacy ip_tables that has rules of such "+
+		"agents counts as one.", float64(n.legacy))
 	e.gauge("legacy_rules", "The older name of legacy_chains, for one more version.", float64(n.legacy))
 }
 
@@ -125,15 +134,17 @@ func (s *survey) logXTables(tables []foreign.XTable) {
 	case len(found) == 0:
 		s.logLine(zap.InfoLevel, "xtables_rules_gone", "the rules of iptables-based agents in legacy ip_tables are gone")
 	default:
-		s.logLine(zap.WarnLevel, "xtables_rules_found", "rules of an iptables-based agent are in legacy ip_tables, where --takeover "+
-			"and cleanup cannot remove them: stop that agent; iptables-legacy -t nat -S shows them", "found", found)
+		s.logLine(zap.WarnLevel, "xtables_rules_found",
+			"rules of an iptables-based agent are in legacy ip_tables, where --takeover "+
+				"and cleanup cannot remove them: stop that agent; iptables-legacy -t nat -S shows them", "found", found)
 	}
 }
 
 // logRouting logs the commands that remove an older agent's rules of policy routing.
 func (s *survey) logRouting(commands []string) {
 	if s.changed("routing", commands) && len(commands) > 0 {
-		s.logLine(zap.WarnLevel, "routing_rules_found", "routing rules of an older agent are left, which this agent does not remove",
+		s.logLine(zap.WarnLevel, "routing_rules_found",
+			"routing rules of an older agent are left, which this agent does not remove",
 			"commands", commands)
 	}
 }
@@ -154,9 +165,11 @@ func (s *survey) logLegacy(others kernel.Others) {
 		s.logLine(zap.InfoLevel, "legacy_rules_gone", "the rules of iptables-based agents are gone")
 	case !s.settings.TakeOver:
 		s.logLine(zap.WarnLevel, "legacy_rules_active",
-			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only", fields...)
+			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only",
+			fields...)
 	case !s.takesOver(s.now()):
-		s.logLine(zap.WarnLevel, "legacy_rules_kept", "rules of an iptables-based agent stay until a config is accepted", fields...)
+		s.logLine(zap.WarnLevel, "legacy_rules_kept", "rules of an iptables-based agent stay until a config is accepted",
+			fields...)
 	} // otherwise they are about to be removed
 }
 
@@ -186,20 +199,28 @@ func (s *survey) logConflicts(others kernel.Others) {
 			foreign.Masquerades: {"foreign_masquerade", "another program's rule masquerades what the config exempts"},
 			foreign.Exempts:     {"foreign_exemption", "another program's rule accepts what the config masquerades"},
 			foreign.Translates:  {"foreign_translation", "another program's rule translates what the config masquerades"},
-			foreign.Untracks:    {"foreign_notrack", "another program's rule turns off connection tracking for what the config masquerades"},
-			foreign.Writes:      {"foreign_rewrite", "another program's rule writes a source address into what the config masquerades"},
-			foreign.Drops:       {"foreign_drop", "another program's chain drops what the config masquerades"},
+			foreign.Untracks: {
+				"foreign_notrack",
+				"another program's rule turns off connection tracking for what the config masquerades",
+			},
+			foreign.Writes: {
+				"foreign_rewrite",
+				"another program's rule writes a source address into what the config masquerades",
+			},
+			foreign.Drops: {"foreign_drop", "another program's chain drops what the config masquerades"},
 		}[c.Kind]
 		s.logLine(zap.WarnLevel, kind.event, kind.message, fields...)
 	}
 	if more > 0 {
-		s.logLine(zap.WarnLevel, "further_foreign_rules", "more rules of other programs contradict the config; see nft-masq-agent status", "rules", more)
+		s.logLine(zap.WarnLevel, "further_foreign_rules",
+			"more rules of other programs contradict the config; see nft-masq-agent status", "rules", more)
 	}
 	if len(s.conflicts) > 0 && len(found) == 0 {
 		s.logLine(zap.InfoLevel, "foreign_rules_gone", "other programs' rules no longer contradict the config")
 	}
 	if others.Unread > 0 && s.unread == 0 {
-		s.logLine(zap.WarnLevel, "foreign_rules_unread", "other programs have too many rules to examine; the effect of the rest is unknown",
+		s.logLine(zap.WarnLevel, "foreign_rules_unread",
+			"other programs have too many rules to examine; the effect of the rest is unknown",
 			"rules", others.Unread)
 	}
 	s.conflicts, s.unread = found, others.Unread

@@ -92,7 +92,8 @@ func TestSurveyLogsABoundedNumberOfLines(t *testing.T) {
 		var found kernel.Others
 		for i := range 5 * bases {
 			r := nfnetlink.Rule{Table: "nat", Chain: fmt.Sprintf("pod-%d", i), Handle: uint64(i)}
-			found.Conflicts = append(found.Conflicts, foreign.Conflict{Place: foreign.Place{Rule: r, Base: fmt.Sprintf("base-%d", i%bases)}})
+			found.Conflicts = append(found.Conflicts,
+				foreign.Conflict{Place: foreign.Place{Rule: r, Base: fmt.Sprintf("base-%d", i%bases)}})
 		}
 		w.find(found)
 		w.files <- file("10.0.0.0/8")

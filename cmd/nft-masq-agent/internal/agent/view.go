@@ -198,7 +198,8 @@ func (v view) after(a kernel.Applied, now time.Time) view {
 		v.told.What = fmt.Sprintf("differences removed: %d", n)
 	case before.installed != nil:
 		added, removed := want.Policy.Beyond(before.installed.Policy, 0), before.installed.Policy.Beyond(want.Policy, 0)
-		v.told.What = fmt.Sprintf("policy %s replaced, entries added: %d, removed: %d", before.hash(), added.Count, removed.Count)
+		v.told.What = fmt.Sprintf("policy %s replaced, entries added: %d, removed: %d", before.hash(), added.Count,
+			removed.Count)
 	case n == 0:
 		v.told.What = "the rules were already in place"
 	default:

@@ -33,19 +33,41 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 		effect  effect
 		what    string
 	}{
-		"nothing differs":       {view{installed: one}, one, differences(0), nothing, ""},
-		"first rules":           {view{}, one, differences(3), replaced, "rules installed"},
-		"rules in place":        {view{}, one, differences(0), nothing, "the rules were already in place"},
-		"another policy":        {view{installed: other}, one, differences(1), replaced, "policy " + other.Hash() + " replaced, entries added: 1, removed: 1"},
-		"another program":       {view{installed: one}, one, differences(2), restored, "rules restored, differences: 2"},
-		"and an older agent":    {view{installed: one, accepted: true}, one, differences(2, "a"), restored, "rules restored, differences: 2"},
-		"an older agent":        {view{installed: one, accepted: true}, one, differences(1, "a"), removed, "differences removed: 1"},
-		"the first take-over":   {view{installed: one}, one, differences(1, "a"), replaced, "differences removed: 1"},
-		"after a refusal":       {view{installed: one, refusal: unix.EPERM}, one, differences(2), replaced, "differences removed: 2"},
-		"another address":       {view{installed: &snat}, &here, differences(2), moved, "source addresses replaced by those that this node has"},
-		"it is gone":            {view{installed: &here, refusal: unix.EPERM}, &snat, differences(2), moved, "source addresses replaced by those that this node has"},
-		"the address stays":     {view{installed: &here}, &here, differences(2), restored, "rules restored, differences: 2"},
-		"a policy with another": {view{installed: one}, &here, differences(2), replaced, "policy " + one.Hash() + " replaced, entries added: 5, removed: 1"},
+		"nothing differs": {view{installed: one}, one, differences(0), nothing, ""},
+		"first rules":     {view{}, one, differences(3), replaced, "rules installed"},
+		"rules in place":  {view{}, one, differences(0), nothing, "the rules were already in place"},
+		"another policy": {view{installed: other}, one, differences(1), replaced, "policy " + other.Hash() +
+			" replaced, entries added: 1, removed: 1"},
+		"another program": {view{installed: one}, one, differences(2), restored, "rules restored, differences: 2"},
+		"and an older agent": {
+			view{installed: one, accepted: true},
+			one, differences(2, "a"), restored,
+			"rules restored, differences: 2",
+		},
+		"an older agent": {
+			view{installed: one, accepted: true},
+			one, differences(1, "a"), removed,
+			"differences removed: 1",
+		},
+		"the first take-over": {view{installed: one}, one, differences(1, "a"), replaced, "differences removed: 1"},
+		"after a refusal": {
+			view{installed: one, refusal: unix.EPERM},
+			one, differences(2), replaced,
+			"differences removed: 2",
+		},
+		"another address": {
+			view{installed: &snat},
+			&here, differences(2), moved,
+			"source addresses replaced by those that this node has",
+		},
+		"it is gone": {
+			view{installed: &here, refusal: unix.EPERM},
+			&snat, differences(2), moved,
+			"source addresses replaced by those that this node has",
+		},
+		"the address stays": {view{installed: &here}, &here, differences(2), restored, "rules restored, differences: 2"},
+		"a policy with another": {view{installed: one}, &here, differences(2), replaced, "policy " + one.Hash() +
+			" replaced, entries added: 5, removed: 1"},
 	} {
 		v := tt.before
 		v.policy.want, v.told.Since, v.step.reason = tt.want, start, onResync
@@ -63,7 +85,8 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 		if v.hash() != tt.want.Hash() {
 			since = start.Add(time.Second)
 		}
-		if !got.told.Since.Equal(since) || (got.repairs == 1) != (tt.effect == restored) || (got.changes == 1) != (tt.what != "") {
+		if !got.told.Since.Equal(since) || (got.repairs == 1) != (tt.effect == restored) ||
+			(got.changes == 1) != (tt.what != "") {
 			t.Errorf("%s: since %s, %d repairs, %d changes", name, got.told.Since.Sub(start), got.repairs, got.changes)
 		}
 	}
@@ -78,7 +101,8 @@ func TestSecondAgentIsReportedUntilItIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{holder: 7}
 		log, lines := logLines()
-		a := New(Inputs{Lock: w.lock, Holder: func() (int, bool) { return w.holder, w.holder != 0 }}, w, testSettings(testOptions()), log)
+		a := New(Inputs{Lock: w.lock, Holder: func() (int, bool) { return w.holder, w.holder != 0 }}, w,
+			testSettings(testOptions()), log)
 		for _, tt := range []struct {
 			holder int
 			metric string

@@ -8,91 +8,102 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// A Check is the output of check -o json. Fields are only ever added. With
-// --strict a config with warnings is still valid; only the exit code differs.
+// A Check is the output of check. With --strict a config with warnings is still accepted;
+// only the exit code differs.
 type Check struct {
-	Valid    bool            `json:"valid"`
-	Config   string          `json:"config"` // the requested path
-	Files    []string        `json:"files"`  // the files found there; none: the built-in defaults apply
-	Errors   config.Problems `json:"errors"`
-	Warnings config.Problems `json:"warnings"`
-	Notes    config.Problems `json:"notes"`
-	Meaning  *meaning        `json:"meaning,omitempty"` // of a valid config
+	Head
+	// Config that was checked.
+	Config Config `json:"config"`
+	// Meaning of an accepted config.
+	Meaning *meaning `json:"meaning,omitempty"`
 }
 
 // A meaning is what a valid config means.
 type meaning struct {
-	Hash              string         `json:"hash"`
-	Mode              string         `json:"mode"`
-	Chain             string         `json:"chain,omitempty"` // of mode iptables-nft
-	RandomFully       bool           `json:"randomFully"`
-	ToPorts           string         `json:"toPorts,omitempty"`
-	ResyncSeconds     float64        `json:"resyncSeconds"`
-	MasqLinkLocal     bool           `json:"masqLinkLocal"`
-	MasqLinkLocalIPv6 bool           `json:"masqLinkLocalIPv6"`
-	EnableIPv6        bool           `json:"enableIPv6"`
-	Translation       []givenReport  `json:"translation,omitempty"` // keys that control source address translation
-	Families          []familyReport `json:"families"`
+	// RandomFully is false if source ports are kept where possible.
+	RandomFully bool `json:"randomFully"`
+	// ToPorts are the source ports, FIRST-LAST; absent if any.
+	ToPorts string `json:"toPorts,omitempty"`
+	// ResyncSeconds is the time between two complete comparisons of file and kernel.
+	ResyncSeconds float64 `json:"resyncSeconds"`
+	// MasqLinkLocal means that traffic to 169.254.0.0/16 is masqueraded.
+	MasqLinkLocal bool `json:"masqLinkLocal"`
+	// MasqLinkLocalIPv6 means that traffic to fe80::/10 is masqueraded.
+	MasqLinkLocalIPv6 bool `json:"masqLinkLocalIPv6"`
+	// EnableIPv6 is false if nothing of IPv6 is masqueraded.
+	EnableIPv6 bool `json:"enableIPv6"`
+	// Translation has the keys that control source address translation.
+	Translation []givenReport `json:"translation,omitempty"`
+	// Families are the lists of each address family.
+	Families []familyReport `json:"families"`
 }
 
 // A givenReport is a value of a key and its position.
 type givenReport struct {
-	Key   string `json:"key"`
+	// Key of the config file.
+	Key string `json:"key"`
+	// Value of the key.
 	Value string `json:"value"`
-	Place string `json:"place"`
+	origin
 }
 
-// A familyReport is the lists of "ipv4" or "ipv6" in evaluation order.
+// A familyReport is the lists of an address family.
 type familyReport struct {
-	Family string       `json:"family"`
-	Lists  []listReport `json:"lists"`
+	// Family of the lists.
+	Family string `json:"family"`
+	// Lists in the order in which they are asked.
+	Lists []listReport `json:"lists"`
 }
 
-// A listReport is a list with entries, by its key, or the position of a key
-// without a list, which is false.
+// A listReport is a list with entries, or the position of a key without a list, which is false.
 type listReport struct {
-	Key     string          `json:"key"`
-	CIDRs   []cidrReport    `json:"cidrs"`
-	Covered []coveredReport `json:"covered,omitempty"` // dropped
-	Place   string          `json:"place,omitempty"`
+	// Key of the config file.
+	Key string `json:"key"`
+	// CIDRs of the list.
+	CIDRs []cidrReport `json:"cidrs"`
+	// Covered CIDRs are dropped because others cover them.
+	Covered []coveredReport `json:"covered,omitempty"`
+	// Place of a key without a list.
+	Place config.Position `json:"place,omitzero"`
 	// Interfaces are the entries of a list of names.
 	Interfaces []interfaceReport `json:"interfaces,omitempty"`
 }
 
-// An interfaceReport is the name of an interface, or a prefix and "*", and its position.
+// An interfaceReport is an entry of a list of interfaces.
 type interfaceReport struct {
-	Name  string `json:"name"`
-	Place string `json:"place"`
+	// Name of an interface, or a prefix and *.
+	Name string `json:"name"`
+	origin
 }
 
-// A cidrReport is a CIDR and its origin: FILE:LINE:COL, or a description if it is
-// not from a file.
+// A cidrReport is a CIDR and its origin.
 type cidrReport struct {
-	CIDR  string `json:"cidr"`
-	Place string `json:"place"`
+	// CIDR as written in the file.
+	CIDR string `json:"cidr"`
+	origin
 }
 
-// A coveredReport is a dropped CIDR, and the one that covers it.
+// A coveredReport is a dropped CIDR.
 type coveredReport struct {
 	cidrReport
+	// By is the CIDR that covers it.
 	By cidrReport `json:"by"`
 }
 
-// NewCheck reports a config, which is not valid if there is an error.
-func NewCheck(o options.Options, l options.Loaded, found config.Problems, err error) Check {
-	r := Check{
-		Valid: err == nil, Config: o.ConfigPath, Files: append([]string{}, l.Files...),
-		Errors: config.ProblemsOf(err), Warnings: found.Of(config.Warning), Notes: found.Of(config.Note),
-	}
-	if r.Valid {
-		r.Meaning = newMeaning(o.NFT(), l)
+// NewCheck reports a config, which is not accepted if there is an error.
+func NewCheck(h Head, o options.Options, l options.Loaded, err error) Check {
+	r := Check{Head: h, Config: NewConfig(o, l, err)}
+	r.Take(config.ProblemsOf(err))
+	r.Take(l.Problems.Remarks())
+	if err == nil {
+		r.Take(Lint(l.Ruleset.Policy, o.PodCIDRs))
+		r.Meaning = newMeaning(l)
 	}
 	return r
 }
 
-func newMeaning(o nft.Options, l options.Loaded) *meaning {
+func newMeaning(l options.Loaded) *meaning {
 	m := &meaning{
-		Hash: l.Ruleset.Hash(), Mode: string(o.Layout.Mode()), Chain: l.Ruleset.Chain(),
 		RandomFully: l.Ruleset.Policy.RandomFully, ToPorts: strings.Join(texts(l.Ruleset.Policy.Ports), ","),
 		ResyncSeconds: l.Config.ResyncInterval.Seconds(),
 		MasqLinkLocal: l.Config.MasqLinkLocal, MasqLinkLocalIPv6: l.Config.MasqLinkLocalIPv6,
@@ -100,7 +111,7 @@ func newMeaning(o nft.Options, l options.Loaded) *meaning {
 	}
 	for _, t := range config.Translations() {
 		for _, given := range t.Values(l.Config) {
-			m.Translation = append(m.Translation, givenReport{t.Key, given.Text, given.Pos.String()})
+			m.Translation = append(m.Translation, givenReport{t.Key, given.Text, originOf(given.Pos)})
 		}
 	}
 	for _, p := range l.Ruleset.Policy.Families {
@@ -114,10 +125,10 @@ func reportFamily(f nft.FamilyPolicy) familyReport {
 	for _, q := range f.Questions {
 		list := listReport{Key: q.Key, CIDRs: []cidrReport{}}
 		if q.Set == "" && !q.HasInterfaces() {
-			list.Place = q.At.String()
+			list.Place = q.At
 		}
 		for _, i := range q.Interfaces {
-			list.Interfaces = append(list.Interfaces, interfaceReport{i.Name, i.Pos.String()})
+			list.Interfaces = append(list.Interfaces, interfaceReport{i.Name, originOf(i.Pos)})
 		}
 		for _, c := range q.CIDRs {
 			list.CIDRs = append(list.CIDRs, reportCIDR(c))
@@ -130,4 +141,4 @@ func reportFamily(f nft.FamilyPolicy) familyReport {
 	return r
 }
 
-func reportCIDR(c config.CIDR) cidrReport { return cidrReport{c.String(), place(c)} }
+func reportCIDR(c config.CIDR) cidrReport { return cidrReport{c.String(), originOf(c.Pos)} }

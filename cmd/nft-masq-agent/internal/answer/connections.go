@@ -12,18 +12,44 @@ import (
 	"nft-masq-agent/nft/conntrack"
 )
 
-// A Connection is a tracked connection. As JSON, fields are only ever added.
+// Connections is the output of connections.
+type Connections struct {
+	Head
+	// Config of the files.
+	Config Config `json:"config"`
+	// Connections that were asked for.
+	Connections []Connection `json:"connections,omitempty"`
+	// Total is how many connections match. It is larger than the list if that is limited.
+	Total int `json:"total"`
+	// Deleted counts the connections that --flush has deleted.
+	Deleted int `json:"deleted,omitempty"`
+	// Ports are the destinations with the most source ports in use, with --ports.
+	Ports []PortsOf `json:"ports,omitempty"`
+}
+
+// A Connection is a tracked connection.
 type Connection struct {
-	Protocol    string      `json:"protocol"`
-	Source      string      `json:"source"`              // the pod's address and port
-	Destination string      `json:"destination"`         // after DNAT
-	Requested   string      `json:"requested,omitempty"` // before DNAT, such as that of a Service, if different
-	SeenAs      string      `json:"seenAs"`              // the source that the destination sees
-	State       string      `json:"state,omitempty"`     // of TCP and SCTP
-	Timeout     uint32      `json:"timeoutSeconds"`      // until it expires
-	Zone        uint16      `json:"zone,omitempty"`      // connection-tracking zone
-	Now         nft.Verdict `json:"now,omitempty"`       // for a new connection; none: no rules of ours, or it depends on the interfaces
-	Stale       bool        `json:"stale"`               // the translation contradicts that
+	// Protocol of the connection.
+	Protocol string `json:"protocol"`
+	// Source is the pod's address and port.
+	Source string `json:"source"`
+	// Destination after DNAT.
+	Destination string `json:"destination"`
+	// Requested is the destination before DNAT, such as that of a Service, if it differs.
+	Requested string `json:"requested,omitempty"`
+	// SeenAs is the source that the destination sees.
+	SeenAs string `json:"seenAs"`
+	// State of TCP and SCTP.
+	State string `json:"state,omitempty"`
+	// Timeout until the entry expires.
+	Timeout uint32 `json:"timeoutSeconds"`
+	// Zone of connection tracking.
+	Zone uint16 `json:"zone,omitempty"`
+	// Now is the verdict about a new connection; absent without rules of this agent, or if it
+	// depends on the interfaces.
+	Now nft.Verdict `json:"verdict,omitempty"`
+	// Stale means that the translation contradicts that.
+	Stale bool `json:"stale"`
 }
 
 // NewConnection returns an entry for output. The judge is nil if there is no policy.
@@ -50,9 +76,12 @@ func end(a netip.AddrPort) string {
 	return a.String()
 }
 
-// Connections returns the list as text.
-func Connections(all []Connection) string {
-	return table("PROTO\tSOURCE\tDESTINATION\tSEEN AS\tSTATE\tTIMEOUT\tNOW", all, func(c Connection) string {
+// String returns the list as text.
+func (c *Connections) String() string {
+	if c.Connections == nil {
+		return portsText(c.Ports)
+	}
+	return table("PROTO\tSOURCE\tDESTINATION\tSEEN AS\tSTATE\tTIMEOUT\tNOW", c.Connections, func(c Connection) string {
 		destination, now := c.Destination, string(c.Now)
 		if c.Requested != "" {
 			destination = c.Requested + " → " + c.Destination
@@ -80,18 +109,26 @@ func table[T any](header string, all []T, row func(T) string) string {
 // PortsOf is how many ports of a source address the connections to one
 // destination use.
 type PortsOf struct {
-	Protocol    string    `json:"protocol"`
-	SeenAs      string    `json:"seenAs"`
-	Destination string    `json:"destination"`
-	Used        int       `json:"used"`
-	Ports       int       `json:"ports"` // available
-	Pods        []PodUses `json:"pods"`  // sorted by number of ports
+	// Protocol of the connections.
+	Protocol string `json:"protocol"`
+	// SeenAs is the source address that the destination sees.
+	SeenAs string `json:"seenAs"`
+	// Destination of the connections.
+	Destination string `json:"destination"`
+	// Used is how many source ports are in use.
+	Used int `json:"used"`
+	// Ports is how many there are.
+	Ports int `json:"available"`
+	// Pods that use them, sorted by number of ports.
+	Pods []PodUses `json:"pods"`
 }
 
 // PodUses is how many of them a pod uses.
 type PodUses struct {
-	Pod  string `json:"pod"`
-	Used int    `json:"used"`
+	// Pod is the address of the pod.
+	Pod string `json:"pod"`
+	// Used is how many ports the pod uses.
+	Used int `json:"used"`
 }
 
 // TopPods returns the pods that use the most ports, at most a number of them.
@@ -104,8 +141,7 @@ func TopPods(uses map[netip.Addr]int, most int) []PodUses {
 	return pods[:min(most, len(pods))]
 }
 
-// Ports returns the list as text.
-func Ports(all []PortsOf) string {
+func portsText(all []PortsOf) string {
 	return table("PROTO\tSEEN AS\tDESTINATION\tPORTS USED\tPODS", all, func(p PortsOf) string {
 		var pods []string
 		for _, u := range p.Pods {

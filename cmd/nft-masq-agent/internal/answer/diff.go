@@ -1,6 +1,7 @@
 package answer
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -10,28 +11,41 @@ import (
 	"nft-masq-agent/nft/iprange"
 )
 
-// A Diff is the output of diff. As JSON, fields are only ever added.
+// A Diff is the output of diff.
 type Diff struct {
-	Whose   string   `json:"agent,omitempty"` // whose flags are used, as text
-	Before  string   `json:"before"`          // hash
-	After   string   `json:"after"`
+	Head
+	// Before is the config in force, or the first file.
+	Before Config `json:"before"`
+	// After is the new config.
+	After Config `json:"after"`
+	// Changes of verdicts.
 	Changes []Change `json:"changes"`
-	Other   []string `json:"other"`          // changes that do not affect verdicts
-	Kept    *Open    `json:"kept,omitempty"` // connections with a source address that is not in the new snatAddresses
-	Notes   []string `json:"notes"`
+	// Other changes, which do not affect verdicts.
+	Other []string `json:"otherChanges"`
+	// Kept are open connections with a source address that new ones do not get.
+	Kept *Open `json:"kept,omitempty"`
 }
 
 // A Change is connections whose verdict changes.
 type Change struct {
-	Family       string      `json:"family"`   // ipv4 or ipv6
-	FromNode     bool        `json:"fromNode"` // sent by the node itself
-	ReceivedOn   interfaces  `json:"receivedOn,omitzero"`
-	LeavingBy    interfaces  `json:"leavingBy,omitzero"`
-	Sources      []string    `json:"sources"`
-	Destinations []string    `json:"destinations"`
-	Before       nft.Verdict `json:"before"`
-	After        nft.Verdict `json:"after"`
-	Open         *Open       `json:"open,omitempty"` // of pods; none offline, or if the node itself sends them
+	// Family of the addresses.
+	Family string `json:"family"`
+	// FromNode means that the node itself sends them.
+	FromNode bool `json:"fromNode"`
+	// ReceivedOn are the interfaces on which the packets are received; absent for any.
+	ReceivedOn interfaces `json:"receivedOn,omitzero"`
+	// LeavingBy are the interfaces by which the packets leave; absent for any.
+	LeavingBy interfaces `json:"leavingBy,omitzero"`
+	// Sources are CIDRs.
+	Sources []string `json:"sources"`
+	// Destinations are CIDRs.
+	Destinations []string `json:"destinations"`
+	// Before is the verdict so far.
+	Before nft.Verdict `json:"from"`
+	// After is the new verdict.
+	After nft.Verdict `json:"to"`
+	// Open connections of pods; absent offline, or if the node itself sends them.
+	Open *Open `json:"open,omitempty"`
 
 	region nft.Region
 }
@@ -39,8 +53,11 @@ type Change struct {
 // An interfaces is the names of interfaces that a change concerns, or all except these.
 // The opposite is true of the exceptions. The longest name that matches decides.
 type interfaces struct {
-	Names      []string `json:"names"`
-	But        bool     `json:"but"`
+	// Names of interfaces, or prefixes and *.
+	Names []string `json:"names"`
+	// But means all interfaces except these.
+	But bool `json:"but"`
+	// Exceptions from that.
 	Exceptions []string `json:"exceptions,omitempty"`
 }
 
@@ -79,8 +96,10 @@ func (i interfaces) String() string {
 
 // Open counts open connections.
 type Open struct {
-	Connections int `json:"connections"`
-	Pods        int `json:"pods"`
+	// Connections is their number.
+	Connections int `json:"count"`
+	// Pods is the number of pods.
+	Pods int `json:"podCount"`
 	// AtMost means that the change depends on interfaces, which are not known of a
 	// connection.
 	AtMost bool `json:"atMost,omitempty"`
@@ -124,7 +143,8 @@ func (d *Diff) CountOpen() func(src, dst netip.Addr) {
 
 // NewDiff compares two policies.
 func NewDiff(before, after nft.Policy) Diff {
-	d := Diff{Before: before.Hash(), After: after.Hash(), Changes: []Change{}, Other: []string{}, Notes: []string{}}
+	d := Diff{Changes: []Change{}, Other: []string{}}
+	d.Before.Hash, d.After.Hash = before.Hash(), after.Hash()
 	for _, ipv6 := range []bool{false, true} {
 		b, a := before.Region(ipv6), after.Region(ipv6)
 		d.change(b.Minus(a), nft.Masqueraded, nft.Exempt)
@@ -363,10 +383,7 @@ func (d *Diff) String() string {
 	if !d.Changed() {
 		b.WriteString("no change\n")
 	}
-	lines(&b, "", d.Notes...)
-	fmt.Fprintf(&b, "%s → %s\n", d.Before, d.After)
-	if d.Whose != "" {
-		lines(&b, "", d.Whose)
-	}
+	lines(&b, "", texts(d.Notes)...)
+	fmt.Fprintf(&b, "%s → %s\n", cmp.Or(d.Before.Hash, "none"), d.After.Hash)
 	return b.String()
 }

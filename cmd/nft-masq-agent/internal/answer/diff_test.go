@@ -21,7 +21,8 @@ type jsonChange struct {
 	FromNode              bool
 	ReceivedOn, LeavingBy *jsonInterfaces
 	Sources, Destinations []netip.Prefix
-	Before, After         nft.Verdict
+	Before                nft.Verdict `json:"from"`
+	After                 nft.Verdict `json:"to"`
 }
 
 type jsonInterfaces struct {
@@ -262,8 +263,8 @@ func TestChangesThatChangeNoVerdictAreNamed(t *testing.T) {
 		if !slices.Equal(d.Other, tt.want) || len(d.Changes) > 0 || d.Changed() != (len(tt.want) > 0) {
 			t.Errorf("%s: %q and %v, want %q", tt.name, d.Other, d.Changes, tt.want)
 		}
-		d.Whose, d.Notes = "the flags of the agent", []string{"a note"}
-		lines := append(slices.Clone(tt.want), "a note", d.Before+" → "+d.After, "the flags of the agent", "")
+		d.Add(config.Note, "flags", "a note")
+		lines := append(slices.Clone(tt.want), "a note", d.Before.Hash+" → "+d.After.Hash, "")
 		text := strings.Join(lines, "\n")
 		if len(tt.want) == 0 {
 			text = "no change\n" + text

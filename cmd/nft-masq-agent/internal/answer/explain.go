@@ -14,21 +14,29 @@ import (
 	"nft-masq-agent/nft/node"
 )
 
-// An Explanation is the output of explain. As JSON, fields are only ever added.
+// An Explanation is the output of explain.
 type Explanation struct {
-	Destination string   `json:"destination"`
-	First       []string `json:"first,omitempty"`  // what is wrong on this node
-	Absent      bool     `json:"absent,omitempty"` // none of our rules are installed, so the answers are the config's
-	Headline    string   `json:"headline,omitempty"`
-	Sees        string   `json:"sees,omitempty"`     // the address that the destination sees; none: unknown, or the pod's own
-	Possible    []string `json:"possible,omitempty"` // what it may see, if unknown
-	Why         Why      `json:"why"`
-	Config      string   `json:"config"`          // hash
-	Live        bool     `json:"live"`            // from the kernel's rules, not the config
-	Whose       string   `json:"agent,omitempty"` // whose flags are used, as text
-	Answers     []Answer `json:"answers"`         // several if it depends on the source and none was given
-	Stale       int      `json:"stale,omitempty"` // existing connections opened under an earlier policy
-	Notes       []string `json:"notes"`
+	Head
+	// Config that the answer is about.
+	Config Config `json:"config"`
+	// Destination is the address that was asked for.
+	Destination string `json:"destination"`
+	// Absent means that none of this agent's rules are installed, so the answers are the config's.
+	Absent bool `json:"notInstalled,omitempty"`
+	// Headline is the answer as a sentence.
+	Headline string `json:"headline,omitempty"`
+	// Sees is the address that the destination sees; absent if unknown, or the pod's own.
+	Sees string `json:"sees,omitempty"`
+	// Possible is what the destination may see, if that is unknown.
+	Possible []string `json:"possible,omitempty"`
+	// Why is the reason for the answer.
+	Why Why `json:"why"`
+	// Live means that the answer is from the kernel's rules, not the config.
+	Live bool `json:"live"`
+	// Answers of the policy, several if they depend on the source and none was given.
+	Answers []Answer `json:"answers"`
+	// Stale counts existing connections to the destination that were opened under an earlier policy.
+	Stale *Stale `json:"staleConnections,omitempty"`
 
 	rule string // the entry of snatRules that decides
 }
@@ -36,17 +44,20 @@ type Explanation struct {
 // SetStale adds the number of existing connections that were opened under an
 // earlier policy.
 func (x *Explanation) SetStale(n int) {
-	if x.Stale = n; n > 0 {
-		x.Notes = append(x.Notes, Plural(n, "connection")+" to it "+either(n == 1, "was",
-			"were")+" opened under an earlier policy.")
+	if x.Stale = (&Stale{Count: n}); n > 0 {
+		x.Add(config.Note, "stale-connections", "%s to it %s opened under an earlier policy.", Plural(n, "connection"),
+			either(n == 1, "was", "were"))
 	}
 }
 
 // An Answer is the verdict for a source: local, exempt or masqueraded.
 type Answer struct {
-	Source  string      `json:"source"` // an address, or a description
+	// Source is an address, or a description.
+	Source string `json:"source"`
+	// Verdict of the policy.
 	Verdict nft.Verdict `json:"verdict"`
-	Steps   []Step      `json:"steps"`
+	// Steps are the questions of the policy. The last one decides.
+	Steps []Step `json:"steps"`
 
 	sees string // if it is masqueraded, in words
 }
@@ -65,12 +76,15 @@ func snatText(s nft.SNAT, src netip.Addr) string {
 
 // A Step is a question of the policy. The last one of an answer decides.
 type Step struct {
+	// Question of the policy.
 	Question string `json:"question"`
-	Yes      bool   `json:"yes"`
-	CIDR     string `json:"cidr,omitempty"` // that contains the address
+	// Yes is the reply.
+	Yes bool `json:"yes"`
+	// CIDR that contains the address.
+	CIDR string `json:"cidr,omitempty"`
 	// Interface is the entry that matches the interface.
 	Interface string `json:"interface,omitempty"`
-	Place     string `json:"place,omitempty"` // FILE:LINE:COL, or a description if it is not from a file
+	origin
 }
 
 // Ask adds the answers for a connection, from any pod if src is the zero address,
@@ -91,19 +105,21 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, routes node.Routes)
 		x.answerForSources(p, nft.Connection{Dst: dst, Out: c.Out}, asks)
 	}
 	if p.Enforce != nil && !src.IsValid() {
-		x.Notes = append(x.Notes,
-			"Pod traffic to an exempt destination keeps its address even if another program would translate it later (enforceNonMasquerade).")
+		x.Add(config.Note, "enforced",
+			"Pod traffic to an exempt destination keeps its address even if another program would "+
+				"translate it later (enforceNonMasquerade).")
 	}
 	if len(routes.Ways) > 1 && c.Out != "" {
-		x.Notes = append(x.Notes, fmt.Sprintf("The steps above are for packets that leave by %s.", config.Printable(c.Out)))
+		x.Add(config.Note, "interface", "The steps above are for packets that leave by %s.", config.Printable(c.Out))
 	}
 	toMany := to.Type == unix.RTN_BROADCAST || dst.IsMulticast() || dst == netip.AddrFrom4([4]byte{255, 255, 255, 255})
 	nodeExempt, snat := exemptsNode(p, nft.Connection{Dst: dst, FromNode: true, Out: c.Out}), p.SNATOf(dst.Is6())
 	if p.DropInvalid {
-		x.Notes = append(x.Notes, "Packets of pods that belong to no connection are dropped where connections are masqueraded (dropInvalid).")
+		x.Add(config.Note, "drop-invalid", "Packets of pods that belong to no connection are dropped where connections are "+
+			"masqueraded (dropInvalid).")
 	}
 	if x.rule != "" {
-		x.Notes = append(x.Notes, "The source address is that of "+x.rule+".")
+		x.Add(config.Note, "snat-rule", "The source address is that of %s.", x.rule)
 	}
 	x.note(c, toMany, nodeExempt, p.Enforced(c), len(snat.CIDRs) > 0)
 }
@@ -165,7 +181,7 @@ func (x *Explanation) answerForSources(p nft.Policy, c nft.Connection, asks []nf
 func explainStep(s nft.Step) Step {
 	out := Step{Question: s.Question, Yes: s.Yes, Interface: s.Name}
 	if s.Yes && s.CIDR != (config.CIDR{}) {
-		out.Place = place(s.CIDR)
+		out.origin = originOf(s.CIDR.Pos)
 	}
 	if s.CIDR.IsValid() {
 		out.CIDR = s.CIDR.String()
@@ -191,33 +207,36 @@ func (x *Explanation) note(c nft.Connection, toMany, nodeExempt, enforced, snat 
 		masqueraded = masqueraded || a.Verdict == nft.Masqueraded
 	}
 	notes := []struct {
-		holds bool
-		text  string
+		holds    bool
+		id, text string
 	}{
-		{masqueraded && toMany, "Multicast and broadcast are masqueraded too, as with the older agents."},
+		{masqueraded && toMany, "multicast", "Multicast and broadcast are masqueraded too, as with the older agents."},
 		{
-			masqueraded && !c.Src.IsValid() && !nodeExempt && snat,
+			masqueraded && !c.Src.IsValid() && !nodeExempt && snat, "own-traffic",
 			"The node's own traffic is masqueraded with the address of its interface.",
 		},
 		{
-			masqueraded && !c.Src.IsValid() && len(x.Answers) == 1 && !nodeExempt && !snat,
+			masqueraded && !c.Src.IsValid() && len(x.Answers) == 1 && !nodeExempt && !snat, "own-traffic",
 			"The node's own traffic is masqueraded like a pod's.",
 		},
-		{masqueraded && !c.Src.IsValid() && nodeExempt, "The node's own traffic keeps its address."},
-		{masqueraded && c.FromNode, "The source is this node; its own traffic is masqueraded too."},
 		{
-			enforced && x.Headline == "",
+			masqueraded && !c.Src.IsValid() && nodeExempt, "own-traffic",
+			"The node's own traffic keeps its address.",
+		},
+		{masqueraded && c.FromNode, "own-traffic", "The source is this node; its own traffic is masqueraded too."},
+		{
+			enforced && x.Headline == "", "enforced",
 			"It keeps its address also if another program would translate it later (enforceNonMasquerade).",
 		},
 		{
-			exempt && !enforced && x.Headline == "",
+			exempt && !enforced && x.Headline == "", "others",
 			"Not by this agent, that is: another rule on the node may still masquerade it.",
 		},
-		{true, "This applies to new connections; existing connections keep their address."},
+		{true, "existing", "This applies to new connections; existing connections keep their address."},
 	}
 	for _, n := range notes {
 		if n.holds {
-			x.Notes = append(x.Notes, n.text)
+			x.Add(config.Note, n.id, "%s", n.text)
 		}
 	}
 }
@@ -225,7 +244,7 @@ func (x *Explanation) note(c nft.Connection, toMany, nodeExempt, enforced, snat 
 // String returns the output as text.
 func (x *Explanation) String() string {
 	var b strings.Builder
-	lines(&b, "", x.First...)
+	lines(&b, "", texts(slices.Concat(x.Errors, x.Warnings))...)
 	if x.Headline != "" {
 		lines(&b, "", x.Headline)
 	}
@@ -236,13 +255,9 @@ func (x *Explanation) String() string {
 	for _, a := range x.Answers {
 		a.write(&b, x)
 	}
-	lines(&b, "", x.Notes...)
-	if len(x.Answers) == 0 {
-		return b.String()
-	}
-	fmt.Fprintf(&b, "%s %s\n", either(x.Live, "kernel", "config"), x.Config)
-	if x.Whose != "" {
-		lines(&b, "", x.Whose)
+	lines(&b, "", texts(x.Notes)...)
+	if len(x.Answers) > 0 {
+		fmt.Fprintf(&b, "%s %s\n", either(x.Live, "kernel", "config"), cmp.Or(x.Config.Enforced, x.Config.Hash))
 	}
 	return b.String()
 }
@@ -268,8 +283,8 @@ func (a Answer) write(b *strings.Builder, x *Explanation) {
 	}
 	for i, s := range a.Steps {
 		fmt.Fprintf(b, "  %d  %-*s  %s\n", i+1, width, s.Question, s.reply(a.Verdict, i == len(a.Steps)-1))
-		if s.Place != "" {
-			fmt.Fprintf(b, "     %s\n", s.Place)
+		if s.Place != nowhere || s.Default {
+			fmt.Fprintf(b, "     %s\n", s.place(s.CIDR))
 		}
 	}
 	b.WriteString("\n")

@@ -15,12 +15,15 @@ import (
 
 // A Why is the reason for an answer: a code for programs and its parameters.
 type Why struct {
-	// Code is masqueraded, snat, exempt, local, foreign-masquerade, foreign-snat, rewritten, accepted-first, dropped, untracked,
-	// no-route, translated-first, unknown, or config, which is an answer without the kernel.
-	Code      string       `json:"code"`
-	Interface string       `json:"interface,omitempty"`
-	Rules     []ruleReport `json:"rules,omitempty"`   // that translate it, or may do so
-	Unknown   []string     `json:"unknown,omitempty"` // conditions on which the answer depends
+	// Code is masqueraded, snat, exempt, local, foreign-masquerade, foreign-snat, rewritten, accepted-first, dropped,
+	// untracked, no-route, translated-first, unknown, or config, which is an answer without the kernel.
+	Code string `json:"code"`
+	// Interface that the connection leaves by.
+	Interface string `json:"interface,omitempty"`
+	// Rules that translate the connection, or may do so.
+	Rules []Rule `json:"rules,omitempty"`
+	// Unknown are conditions on which the answer depends.
+	Unknown []string `json:"unknown,omitempty"`
 }
 
 // ownAddress is the text for the address of an unknown source.
@@ -45,7 +48,7 @@ func (x *Explanation) Follow(paths []kernel.Path) {
 	}
 	if len(away) > 0 {
 		on := strings.Join(distinct(away), "; ")
-		x.Notes = append(x.Notes, fmt.Sprintf("Some packets do not leave for it: that depends on %s.", on))
+		x.Add(config.Note, "some-packets", "Some packets do not leave for it: that depends on %s.", on)
 	}
 	if len(all) == 1 {
 		return
@@ -76,8 +79,8 @@ func leads(n kernel.Path) bool {
 func (x *Explanation) follow(n kernel.Path) {
 	defer func() { x.Why.Interface = n.Out() }()
 	if dropped := n.Source.Dropped; dropped != nil {
-		r := newRuleReport(*dropped, n)
-		x.Why = Why{Code: "dropped", Rules: []ruleReport{r}}
+		r := newWay(*dropped, n)
+		x.Why = Why{Code: "dropped", Rules: []Rule{r}}
 		x.Headline = fmt.Sprintf("%s sees nothing: a rule drops the connection: %s.", x.Destination, r)
 		x.turnOff(*dropped)
 		return
@@ -88,9 +91,10 @@ func (x *Explanation) follow(n kernel.Path) {
 	}
 	switch untracked := n.Source.Untracked; {
 	case untracked != nil && n.Packet.DstType != unix.RTN_UNSPEC:
-		r := newRuleReport(*untracked, n)
-		x.Why, x.Sees = Why{Code: "untracked", Rules: []ruleReport{r}}, either(n.Packet.Src.IsValid(), n.Packet.Src.String(), "")
-		x.Headline = fmt.Sprintf("%s sees %s: another program's rule turns off connection tracking, and with it NAT: %s.", x.Destination, keptWords(n.Packet.Src), r)
+		r := newWay(*untracked, n)
+		x.Why, x.Sees = Why{Code: "untracked", Rules: []Rule{r}}, either(n.Packet.Src.IsValid(), n.Packet.Src.String(), "")
+		x.Headline = fmt.Sprintf("%s sees %s: another program's rule turns off connection tracking, and with it NAT: %s.",
+			x.Destination, keptWords(n.Packet.Src), r)
 		x.turnOff(*untracked)
 		return
 	case n.Packet.DstType == unix.RTN_LOCAL && len(n.Source.Ways) == 0:
@@ -104,10 +108,10 @@ func (x *Explanation) follow(n kernel.Path) {
 		x.Headline = fmt.Sprintf("This node has no route to %s.", x.Destination)
 		return
 	}
-	var found []ruleReport
+	var found []Rule
 	var sees []string
 	for _, w := range n.Source.Ways {
-		r := newRuleReport(w, n)
+		r := newWay(w, n)
 		found, sees = append(found, r), append(sees, r.Sees)
 	}
 	if n.Source.Through {
@@ -121,16 +125,17 @@ func (x *Explanation) follow(n kernel.Path) {
 	x.certain(n, found, sees[0])
 }
 
-func (x *Explanation) certain(n kernel.Path, found []ruleReport, sees string) {
+func (x *Explanation) certain(n kernel.Path, found []Rule, sees string) {
 	if a, err := netip.ParseAddr(sees); err == nil {
 		x.Sees = a.String()
 	}
 	if len(found) == 0 {
 		x.Why.Code = "exempt"
 		if left := n.Source.Left; left != nil && n.Wanted {
-			r := newRuleReport(*left, n)
-			x.Why = Why{Code: "accepted-first", Rules: []ruleReport{r}}
-			x.Headline = fmt.Sprintf("%s sees %s: another program's rule accepts the connection before this agent is asked: %s.", x.Destination, keptWords(n.Packet.Src), r)
+			r := newWay(*left, n)
+			x.Why = Why{Code: "accepted-first", Rules: []Rule{r}}
+			x.Headline = fmt.Sprintf("%s sees %s: another program's rule accepts the connection before this agent is asked: %s.",
+				x.Destination, keptWords(n.Packet.Src), r)
 			x.turnOff(*left)
 			return
 		}
@@ -147,10 +152,11 @@ func (x *Explanation) certain(n kernel.Path, found []ruleReport, sees string) {
 	case way.Drops:
 		x.Why.Code, x.Sees = "dropped", ""
 		x.Headline = fmt.Sprintf("%s sees nothing: a rule drops the connection: %s.", x.Destination, last)
-	case last.own && way.Keeps:
+	case last.Own && way.Keeps:
 		x.Why.Code = "exempt"
-		x.Headline = fmt.Sprintf("%s sees %s, which this agent enforces (enforceNonMasquerade).", x.Destination, keptWords(n.Packet.Src))
-	case last.own:
+		x.Headline = fmt.Sprintf("%s sees %s, which this agent enforces (enforceNonMasquerade).", x.Destination,
+			keptWords(n.Packet.Src))
+	case last.Own:
 		if !way.Masquerade {
 			of = either(x.rule == "", ", one of "+config.KeySNATAddresses, ", by "+x.rule)
 		}
@@ -158,12 +164,14 @@ func (x *Explanation) certain(n kernel.Path, found []ruleReport, sees string) {
 		x.Headline = fmt.Sprintf("%s sees %s%s: masqueraded by this agent.", x.Destination, sees, of)
 	case way.Writes:
 		x.Why.Code = "rewritten"
-		x.Headline = fmt.Sprintf("%s sees %s: another program's rule writes that source address into each packet, without NAT: %s.", x.Destination, sees, last)
+		x.Headline = fmt.Sprintf("%s sees %s: another program's rule writes that source address into each packet, without "+
+			"NAT: %s.", x.Destination, sees, last)
 	default:
 		x.Why.Code = either(way.Masquerade, "foreign-masquerade", "foreign-snat")
-		x.Headline = fmt.Sprintf("%s sees %s%s: another program's rule rewrites the source address, not this agent: %s.", x.Destination, sees, of, last)
+		x.Headline = fmt.Sprintf("%s sees %s%s: another program's rule rewrites the source address, not this agent: %s.",
+			x.Destination, sees, of, last)
 	}
-	if !last.own {
+	if !last.Own {
 		x.turnOff(way)
 	}
 }
@@ -174,7 +182,7 @@ func (x *Explanation) turnOff(w foreign.Way) {
 	if w.Policy() {
 		how = fmt.Sprintf("nft 'chain %s %s { policy accept; }'", w.Table(), w.Chain())
 	}
-	x.Notes = append(x.Notes, "This turns that off until its program adds it again: "+how)
+	x.Add(config.Note, "turn-off", "This turns that off until its program adds it again: %s", how)
 }
 
 // mayDrop notes the rules that drop the connection if a condition is true that is unknown.
@@ -182,15 +190,15 @@ func (x *Explanation) mayDrop(n kernel.Path) {
 	const most = 3
 	for i, w := range n.Source.Drops {
 		if i == most {
-			x.Notes = append(x.Notes, "Other rules may also drop it.")
+			x.Add(config.Note, "may-drop", "Other rules may also drop it.")
 			break
 		}
-		x.Notes = append(x.Notes, fmt.Sprintf("A rule may drop it, by a condition that is unknown here: %s.", newRuleReport(w, n)))
+		x.Add(config.Note, "may-drop", "A rule may drop it, by a condition that is unknown here: %s.", newWay(w, n))
 	}
 }
 
 // cannotKnow describes what the answer depends on.
-func (x *Explanation) cannotKnow(n kernel.Path, found []ruleReport) {
+func (x *Explanation) cannotKnow(n kernel.Path, found []Rule) {
 	x.Why.Code, x.Why.Unknown = "unknown", n.Source.Unknown
 	on := strings.Join(n.Source.Unknown, "; ")
 	switch {
@@ -232,21 +240,31 @@ func (x *Explanation) translatedFirst(n kernel.Path) bool {
 		if w.Drops {
 			continue
 		}
-		r := newRuleReport(w, n)
+		r := newWay(w, n)
 		r.Sees = ""
 		if w.Direct || !n.Destination.Through && !w.Writes {
-			x.Why = Why{Code: "translated-first", Rules: []ruleReport{r}, Unknown: n.Destination.Unknown}
-			x.Headline = fmt.Sprintf("%s is translated to another address before this agent is asked: ask for the endpoint. The rule is %s.", x.Destination, r)
+			x.Why = Why{Code: "translated-first", Rules: []Rule{r}, Unknown: n.Destination.Unknown}
+			x.Headline = fmt.Sprintf("%s is translated to another address before this agent is asked: ask for the endpoint. "+
+				"The rule is %s.", x.Destination, r)
 			return true
 		}
-		x.Notes = append(x.Notes, fmt.Sprintf("Its destination may be translated first (%s): then ask for that address.", r))
+		x.Add(config.Note, "translated-first", "Its destination may be translated first (%s): then ask for that address.", r)
 	}
 	return false
 }
 
-func newRuleReport(w foreign.Way, n kernel.Path) ruleReport {
-	r := ruleReport{
-		Table: w.Table(), Chain: w.Chain(), Handle: w.Rule.Handle, Priority: w.Priority, Rule: w.RuleText(), own: w.Own,
+func newWay(w foreign.Way, n kernel.Path) Rule {
+	r := newRule(w.Place, "translates")
+	r.Own = w.Own
+	switch {
+	case w.Drops:
+		r.Kind = foreign.Drops.String()
+	case w.Keeps:
+		r.Kind = "keeps"
+	case w.Masquerade:
+		r.Kind = foreign.Masquerades.String()
+	case w.Writes:
+		r.Kind = foreign.Writes.String()
 	}
 	switch {
 	case w.Drops:

@@ -84,7 +84,7 @@ func TestHeadlineListsWhatDependsOnTheRoute(t *testing.T) {
 	} {
 		x := Explanation{Destination: dst.String()}
 		x.Follow(tt.paths)
-		got := []string{x.Why.Code, x.Sees, strings.Join(x.Why.Unknown, "; "), strings.Join(x.Notes, " ")}
+		got := []string{x.Why.Code, x.Sees, strings.Join(x.Why.Unknown, "; "), strings.ReplaceAll(x.Notes.Error(), "\n", " ")}
 		if diff := cmp.Diff([]string{tt.code, tt.sees, tt.on, tt.note}, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", x.Headline, diff)
 		}

@@ -52,7 +52,8 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 		l.unusable(f.SNAT)
 		for i, r := range f.SNATRules {
 			if at := slices.IndexFunc(f.SNATRules[:i], func(o nft.SNATRule) bool { return o.Covers(r) }); at >= 0 {
-				l.warn("snat-rule-covered", r.At, "%s: entry %d never matches for %s where entry %d has an address on the node: that covers it",
+				l.warn("snat-rule-covered", r.At,
+					"%s: entry %d never matches for %s where entry %d has an address on the node: that covers it",
 					config.KeySNATRules, r.Place, familyName(f.IPv6), f.SNATRules[at].Place)
 			}
 		}

@@ -32,9 +32,12 @@ func TestLintFindsLikelyMistakes(t *testing.T) {
 			"pod-cidr-forced c:2:24: forceMasqueradeCIDRs: 10.244.1.0/24 reaches into pod CIDR 10.244.0.0/16: " + seen,
 		}},
 		{"pods as sources never", "nonMasqueradeCIDRs: []\nnonMasqueradeSrcCIDRs: [10.0.0.0/8]", "10.244.0.0/16", nil},
-		{"pods as sources not listed", "nonMasqueradeCIDRs: []\nmasqueradeSrcCIDRs: [192.168.0.0/16]", "10.244.0.0/16", []string{
-			"pod-cidr-no-source: pod CIDR 10.244.0.0/16 is not in masqueradeSrcCIDRs: its pods are not masqueraded",
-		}},
+		{
+			"pods as sources not listed", "nonMasqueradeCIDRs: []\nmasqueradeSrcCIDRs: [192.168.0.0/16]", "10.244.0.0/16",
+			[]string{
+				"pod-cidr-no-source: pod CIDR 10.244.0.0/16 is not in masqueradeSrcCIDRs: its pods are not masqueraded",
+			},
+		},
 		{"pods as sources listed", "nonMasqueradeCIDRs: []\nmasqueradeSrcCIDRs: [10.0.0.0/8]", "10.244.0.0/16", []string{
 			"pod-cidr-not-exempt: pod CIDR 10.244.0.0/16 is not exempted: " + seen,
 		}},
@@ -46,18 +49,27 @@ func TestLintFindsLikelyMistakes(t *testing.T) {
 		{"everything exempt", "nonMasqueradeCIDRs: [0.0.0.0/0]", "", []string{
 			"everything-exempt c:1:22: nonMasqueradeCIDRs: 0.0.0.0/0 covers every IPv4 destination: nothing is masqueraded",
 		}},
-		{"everything exempt but what is forced", "nonMasqueradeCIDRs: [0.0.0.0/0]\nforceMasqueradeCIDRs: [10.0.0.0/8]", "", []string{
-			"everything-exempt c:1:22: nonMasqueradeCIDRs: 0.0.0.0/0 covers every IPv4 destination: nothing but forceMasqueradeCIDRs is masqueraded",
-		}},
+		{
+			"everything exempt but what is forced", "nonMasqueradeCIDRs: [0.0.0.0/0]\nforceMasqueradeCIDRs: [10.0.0.0/8]", "",
+			[]string{
+				"everything-exempt c:1:22: nonMasqueradeCIDRs: 0.0.0.0/0 covers every IPv4 destination: nothing but " +
+					"forceMasqueradeCIDRs is masqueraded",
+			},
+		},
 		{"everything exempt in two halves", "nonMasqueradeCIDRs: [0.0.0.0/1, 128.0.0.0/1]", "", []string{
 			"everything-exempt: nonMasqueradeCIDRs together cover every IPv4 destination: nothing is masqueraded",
 		}},
 		{"all of IPv6 exempt", "nonMasqueradeCIDRs: ['::/0']\nenableIPv6: true", "", []string{
 			"everything-exempt c:1:22: nonMasqueradeCIDRs: ::/0 covers every IPv6 destination: nothing is masqueraded",
 		}},
-		{"forced outside", "nonMasqueradeCIDRs: [10.0.0.0/8]\nforceMasqueradeCIDRs: [10.1.0.0/16, 0.0.0.0/1, 192.0.2.0/24]", "", []string{
-			"forced-outside c:2:48: forceMasqueradeCIDRs: 192.0.2.0/24 is outside every exempted CIDR: it is masqueraded anyway",
-		}},
+		{
+			"forced outside", "nonMasqueradeCIDRs: [10.0.0.0/8]\nforceMasqueradeCIDRs: [10.1.0.0/16, 0.0.0.0/1, 192.0.2.0/24]",
+			"",
+			[]string{
+				"forced-outside c:2:48: forceMasqueradeCIDRs: 192.0.2.0/24 is outside every exempted CIDR: it is masqueraded " +
+					"anyway",
+			},
+		},
 		{"forced link-local", "forceMasqueradeCIDRs: [169.254.169.254/32]", "", nil},
 	}
 	for _, tt := range tests {
@@ -94,7 +106,8 @@ func policyOf(t *testing.T, file string) nft.Policy {
 
 func TestLintDescribesWhatTheMetadataServiceSees(t *testing.T) {
 	for file, want := range map[string]string{
-		"":                    "sees the pod's own address: 169.254.0.0/16, link-local, masqLinkLocal is false; set it if the cloud only responds to nodes",
+		"": "sees the pod's own address: 169.254.0.0/16, link-local, masqLinkLocal is false; set it if " +
+			"the cloud only responds to nodes",
 		"masqLinkLocal: true": "sees the node's address: no CIDR contains it",
 		"masqLinkLocal: true\nnonMasqueradeCIDRs: [169.254.0.0/16]": "sees the pod's own address: 169.254.0.0/16, c:2:22",
 		"forceMasqueradeCIDRs: [169.254.169.254/32]":                "sees the node's address: 169.254.169.254/32, c:1:24",
@@ -165,9 +178,20 @@ func TestLintFindsPoliciesThatMasqueradeNothing(t *testing.T) {
 	}{
 		{"pods", config.Config{MasqueradeSrcCIDRs: cidr("10.244.0.0/16")}, ""},
 		{"other pods", config.Config{MasqueradeSrcCIDRs: cidr("10.128.0.0/16")}, "pod-cidr-no-source"},
-		{"the only sources are exempt", config.Config{MasqueradeSrcCIDRs: cidr("10.244.0.0/16"), NonMasqueradeSrcCIDRs: cidr("10.0.0.0/8")}, "nothing-masqueraded"},
-		{"the only interfaces are exempt", config.Config{MasqueradeOutInterfaces: names("eth0"), NonMasqueradeOutInterfaces: names("eth*")}, "nothing-masqueraded"},
-		{"some of them are", config.Config{MasqueradeOutInterfaces: names("eth0", "bond0"), NonMasqueradeOutInterfaces: names("eth*")}, ""},
+		{
+			"the only sources are exempt",
+			config.Config{MasqueradeSrcCIDRs: cidr("10.244.0.0/16"), NonMasqueradeSrcCIDRs: cidr("10.0.0.0/8")},
+			"nothing-masqueraded",
+		},
+		{
+			"the only interfaces are exempt",
+			config.Config{MasqueradeOutInterfaces: names("eth0"), NonMasqueradeOutInterfaces: names("eth*")},
+			"nothing-masqueraded",
+		},
+		{"some of them are", config.Config{
+			MasqueradeOutInterfaces:    names("eth0", "bond0"),
+			NonMasqueradeOutInterfaces: names("eth*"),
+		}, ""},
 		{"all destinations", config.Config{NonMasqueradeCIDRs: cidr("0.0.0.0/0")}, "everything-exempt"},
 	} {
 		tt.NonMasqueradeCIDRs = append(tt.NonMasqueradeCIDRs, cidr("10.0.0.0/8")...)
@@ -183,7 +207,10 @@ func TestLintFindsPoliciesThatMasqueradeNothing(t *testing.T) {
 
 func TestLintFindsSourceAddressesWithoutReplies(t *testing.T) {
 	c := config.Default(config.Defaults{EnableIPv6: true})
-	unusable := []string{"0.0.0.0/32", "127.0.0.1/32", "169.254.7.0/24", "224.0.0.9/32", "255.255.255.255/32", "::1/128", "fe80::7/128", "ff02::1/128"}
+	unusable := []string{
+		"0.0.0.0/32", "127.0.0.1/32", "169.254.7.0/24", "224.0.0.9/32", "255.255.255.255/32", "::1/128",
+		"fe80::7/128", "ff02::1/128",
+	}
 	for _, a := range append(unusable, "198.51.100.11/32", "10.0.0.1/32", "0.0.0.0/0", "2001:db8::/64", "fd00::1/128") {
 		c.SNATAddresses = append(c.SNATAddresses, config.CIDR{Prefix: netip.MustParsePrefix(a)})
 	}

@@ -11,10 +11,14 @@ import (
 
 // A SNATReport lists which of snatAddresses a node has.
 type SNATReport struct {
-	Family  string   `json:"family"`            // ipv4 or ipv6
-	Present []string `json:"present"`           // source addresses of connections from pods
-	Absent  []string `json:"absent"`            // entries without an address of the node
-	Skipped []string `json:"skipped,omitempty"` // entries of snatRules without one, with their places
+	// Family of the addresses.
+	Family string `json:"family"`
+	// Present are the source addresses of connections from pods.
+	Present []string `json:"present"`
+	// Absent are the entries without an address of the node.
+	Absent []string `json:"absent"`
+	// Skipped are the entries of snatRules without an address of the node, with their places.
+	Skipped []string `json:"skipped,omitempty"`
 
 	only bool // there is no snatAddresses
 }
@@ -46,13 +50,16 @@ func (r SNATReport) String() string {
 	name := familyName(r.Family == "ipv6")
 	skipped := ""
 	if len(r.Skipped) > 0 {
-		skipped = fmt.Sprintf(" Of these entries of %s this node has no address: %s.", config.KeySNATRules, strings.Join(r.Skipped, ", "))
+		skipped = fmt.Sprintf(" Of these entries of %s this node has no address: %s.", config.KeySNATRules,
+			strings.Join(r.Skipped, ", "))
 	}
 	switch {
 	case r.only:
-		return fmt.Sprintf("%s connections of pods for which an entry of %s matches leave from its address.%s", name, config.KeySNATRules, skipped)
+		return fmt.Sprintf("%s connections of pods for which an entry of %s matches leave from its address.%s", name,
+			config.KeySNATRules, skipped)
 	case len(r.Present) == 0:
-		return fmt.Sprintf("Of the %s %s this node has none: connections are masqueraded with the address of the interface.%s",
+		return fmt.Sprintf("Of the %s %s this node has none: connections are masqueraded with the address of the "+
+			"interface.%s",
 			name, config.KeySNATAddresses, skipped)
 	}
 	text := name + " connections of pods leave from " + strings.Join(r.Present, ", ")

@@ -38,7 +38,7 @@ func TestStatusNamesOtherProgramsRulesByKindWithWhatToDo(t *testing.T) {
 	}
 	r.Conclude(options.Options{}, nil)
 	var got []string
-	for _, p := range r.Problems {
+	for _, p := range r.Problems() {
 		got = append(got, p.Msg)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -1,6 +1,7 @@
 package answer
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -26,17 +27,20 @@ func familyName(ipv6 bool) string {
 // familyKey is the name in JSON.
 func familyKey(ipv6 bool) string { return either(ipv6, "ipv6", "ipv4") }
 
-// place returns the origin of a CIDR.
-func place(c config.CIDR) string {
+// place returns the place of a CIDR as text.
+func place(c config.CIDR) string { return originOf(c.Pos).place(c.String()) }
+
+// place returns where a CIDR comes from as text.
+func (o origin) place(cidr string) string {
 	switch {
-	case c.Pos != config.Position{}:
-		return c.Pos.String()
-	case c.Prefix == linkLocalIPv4:
+	case !o.Default:
+		return o.Place.String()
+	case cidr == linkLocalIPv4.String():
 		return "link-local, masqLinkLocal is false"
-	case c.Prefix == linkLocalIPv6:
+	case cidr == linkLocalIPv6.String():
 		return "link-local, masqLinkLocalIPv6 is false"
 	}
-	return "built-in default"
+	return o.Place.String()
 }
 
 func texts[T fmt.Stringer](list []T) []string {
@@ -131,7 +135,7 @@ func escaped(text string) string {
 	return b.String()
 }
 
-// JSON returns output as JSON.
+// JSON returns an answer as JSON.
 func JSON(v any) (string, error) {
 	var b strings.Builder
 	enc := json.NewEncoder(&b)
@@ -141,4 +145,14 @@ func JSON(v any) (string, error) {
 		return "", fmt.Errorf("output: %w", err)
 	}
 	return escaped(b.String()), nil
+}
+
+// JSONLine returns an answer as one line of JSON.
+func JSONLine(v any) (string, error) {
+	text, err := JSON(v)
+	var line bytes.Buffer
+	if err == nil {
+		err = json.Compact(&line, []byte(text))
+	}
+	return line.String() + "\n", err
 }

@@ -22,7 +22,8 @@ func (o *Options) addKlogFlags(fs *flag.FlagSet) {
 	AddFlag(fs, &o.Verbosity, "v", "0", "log `LEVEL`: from 4 on, details too", strconv.Atoi)
 	fs.StringVar(&o.logFile, "log_file", "", nothing)
 	for _, name := range []string{
-		"alsologtostderrthreshold", "log_backtrace_at", "log_dir", "log_file_max_size", "log_link", "logbuflevel", "stderrthreshold", "vmodule",
+		"alsologtostderrthreshold", "log_backtrace_at", "log_dir", "log_file_max_size", "log_link", "logbuflevel",
+		"stderrthreshold", "vmodule",
 	} {
 		fs.String(name, "", nothing)
 	}

@@ -38,6 +38,14 @@ func (o Options) Load() (Loaded, error) {
 	return l, l.Problems.Err()
 }
 
+// Why adds the warnings and notes to an error about the files.
+func (l Loaded) Why(err error) error {
+	if errors.As(err, new(config.Problems)) {
+		return append(l.Problems.Remarks(), l.Problems.Faults()...)
+	}
+	return err
+}
+
 // sources reads the files. note is a note about them.
 func (o Options) sources() (sources []config.Source, note *config.Problem, err error) {
 	if o.Input != nil && (o.ConfigPath == "-" || o.ConfigPath == "/dev/stdin") {

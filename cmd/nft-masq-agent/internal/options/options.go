@@ -144,9 +144,11 @@ func AddPolicyFlags(fs *flag.FlagSet) *Options {
 	AddFlag(fs, &o.Ports, "to-ports", "",
 		"masquerade tcp, udp and sctp to these port `RANGES` only, such as 1024-29999,32768-65535", parsePorts)
 	AddFlag(fs, &o.Marks, "masquerade-marks", "0x4000/0x4000,0x2000/0x2000",
-		"`MARKS` of packets that other programs masquerade so that answers come back, which enforceNonMasquerade leaves to them", nft.ParseMarks)
+		"`MARKS` of packets that other programs masquerade so that answers come back, which enforceNonMasquerade leaves "+
+			"to them", nft.ParseMarks)
 	AddFlag(fs, &o.ResyncInterval, "resync-interval", "60",
-		"`SECONDS` between two checks of file and kernel without an event, unless the config sets resyncInterval", parseSeconds)
+		"`SECONDS` between two checks of file and kernel without an event, unless the config sets resyncInterval",
+		parseSeconds)
 	return o
 }
 
@@ -160,7 +162,8 @@ func AddNodeFlags(fs *flag.FlagSet) *Options {
 
 // AddPodCIDRs declares --pod-cidr.
 func (o *Options) AddPodCIDRs(fs *flag.FlagSet) {
-	const usage = "warn if pods of this `CIDR` would see a node's address instead of a pod's; can be repeated, or a comma-separated list"
+	const usage = "warn if pods of this `CIDR` would see a node's address instead of a pod's; can be repeated, or a " +
+		"comma-separated list"
 	fs.Func("pod-cidr", usage, func(list string) error {
 		for s := range strings.SplitSeq(list, ",") {
 			p, err := netip.ParsePrefix(s)
@@ -204,7 +207,8 @@ func AddRunFlags(fs *flag.FlagSet) *Options {
 	AddFlag(fs, &o.HTTPAddress, "http-address", "",
 		"`HOST:PORT` of /healthz, /startupz, /readyz and /metrics; off if empty", ParseHTTPAddress)
 	AddFlag(fs, &o.ProbeSocket, "probe-socket", "",
-		"`PATH` of a unix socket that answers the command ready, and other commands in the same pod; off if empty", ParseSocketPath)
+		"`PATH` of a unix socket that answers the command ready, and other commands in the same pod; off if empty",
+		ParseSocketPath)
 	AddFlag(fs, &o.LogFormat, "log-format", LogJSON, "json or text `FORMAT` of the log", OneOf(LogJSON, LogText))
 	return o
 }

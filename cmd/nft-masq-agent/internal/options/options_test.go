@@ -41,7 +41,8 @@ func TestCommandLinesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
 			"",
 		},
 		{ // the manifest of a cloud
-			"--v=2 --logtostderr=false --log_file=/dev/stdout --log_file_max_size=0 --masq-chain=IP-MASQ --random-fully=false --nomasq-all-reserved-ranges",
+			"--v=2 --logtostderr=false --log_file=/dev/stdout --log_file_max_size=0 --masq-chain=IP-MASQ " +
+				"--random-fully=false --nomasq-all-reserved-ranges",
 			nft.Options{Layout: native.Layout{}},
 			config.Defaults{AllReservedRanges: true, ResyncInterval: time.Minute},
 			"IP-MASQ",
@@ -54,7 +55,10 @@ func TestCommandLinesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
 		},
 		{
 			"--to-ports 1024-29999,32768-65535 --mode iptables-nft",
-			nft.Options{Layout: xtables.Layout{Name: "IP-MASQ-AGENT"}, Ports: []nft.PortRange{{Min: 1024, Max: 29999}, {Min: 32768, Max: 65535}}},
+			nft.Options{
+				Layout: xtables.Layout{Name: "IP-MASQ-AGENT"},
+				Ports:  []nft.PortRange{{Min: 1024, Max: 29999}, {Min: 32768, Max: 65535}},
+			},
 			config.Defaults{ResyncInterval: time.Minute},
 			"",
 		},
@@ -65,20 +69,39 @@ func TestCommandLinesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
 			"",
 		},
 		{ // every flag that only glog has
-			"--log_link=/var/log --logbuflevel -1 --stderrthreshold=WARNING --vmodule=a=-1, --log_backtrace_at=a.go:0,b.go:7 --v=99999999999",
+			"--log_link=/var/log --logbuflevel -1 --stderrthreshold=WARNING --vmodule=a=-1, --log_backtrace_at=a.go:0,b.go:7 " +
+				"--v=99999999999",
 			nft.Options{Layout: native.Layout{}, RandomFully: true},
 			config.Defaults{ResyncInterval: time.Minute},
 			"",
 		},
 		{ // overlapping ports, and an invalid one
 			"--to-ports=0-65535,1024-2047,1024-2047",
-			nft.Options{Layout: native.Layout{}, RandomFully: true, Ports: []nft.PortRange{{Min: 1, Max: 65535}, {Min: 1024, Max: 2047}, {Min: 1024, Max: 2047}}},
+			nft.Options{
+				Layout: native.Layout{}, RandomFully: true,
+				Ports: []nft.PortRange{{Min: 1, Max: 65535}, {Min: 1024, Max: 2047}, {Min: 1024, Max: 2047}},
+			},
 			config.Defaults{ResyncInterval: time.Minute},
 			"",
 		},
-		{"--resync-interval=0", nft.Options{Layout: native.Layout{}, RandomFully: true}, config.Defaults{ResyncInterval: time.Second}, ""},
-		{"--resync-interval -5", nft.Options{Layout: native.Layout{}, RandomFully: true}, config.Defaults{ResyncInterval: time.Second}, ""},
-		{"--resync-interval 9999999", nft.Options{Layout: native.Layout{}, RandomFully: true}, config.Defaults{ResyncInterval: 24 * time.Hour}, ""},
+		{
+			"--resync-interval=0",
+			nft.Options{Layout: native.Layout{}, RandomFully: true},
+			config.Defaults{ResyncInterval: time.Second},
+			"",
+		},
+		{
+			"--resync-interval -5",
+			nft.Options{Layout: native.Layout{}, RandomFully: true},
+			config.Defaults{ResyncInterval: time.Second},
+			"",
+		},
+		{
+			"--resync-interval 9999999",
+			nft.Options{Layout: native.Layout{}, RandomFully: true},
+			config.Defaults{ResyncInterval: 24 * time.Hour},
+			"",
+		},
 		{ // a non-flag ends the flags
 			"--masq-chain IP-MASQ stray --enable-ipv6",
 			nft.Options{Layout: native.Layout{}, RandomFully: true},
@@ -87,8 +110,9 @@ func TestCommandLinesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
 		},
 		{ // every flag of klog, with the values in its documentation
 			"--add_dir_header --alsologtostderr --alsologtostderrthreshold=ERROR --legacy_stderr_threshold_behavior=false " +
-				"--log_backtrace_at=agent.go:17 --log_dir=/var/log --log_file=/var/log/agent --log_file_max_size=1800 --logtostderr " +
-				"--one_output --skip_headers --skip_log_headers --stderrthreshold=2 --v=2 --vmodule=recordio=2,file=1,gfs*=3",
+				"--log_backtrace_at=agent.go:17 --log_dir=/var/log --log_file=/var/log/agent --log_file_max_size=1800 " +
+				"--logtostderr --one_output --skip_headers --skip_log_headers --stderrthreshold=2 --v=2 " +
+				"--vmodule=recordio=2,file=1,gfs*=3",
 			nft.Options{Layout: native.Layout{}, RandomFully: true},
 			config.Defaults{ResyncInterval: time.Minute},
 			"",

@@ -54,11 +54,16 @@ type Report struct {
 // A Policy is the policy that an agent enforces, and what it last changed in the
 // kernel and why.
 type Policy struct {
-	Hash    string    `json:"hash"`
-	Since   time.Time `json:"since"`
+	// Hash of the policy.
+	Hash string `json:"hash"`
+	// Since is when the agent began to enforce it.
+	Since time.Time `json:"since"`
+	// Changed is when the agent last changed its rules.
 	Changed time.Time `json:"changed"`
-	What    string    `json:"what"`
-	Why     string    `json:"why"`
+	// What it changed.
+	What string `json:"change"`
+	// Why is the reason for the change.
+	Why string `json:"reason"`
 }
 
 func (p Policy) String() string {

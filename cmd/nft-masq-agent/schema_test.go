@@ -1,0 +1,332 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+)
+
+// schemas is the directory of the JSON Schemas of the answers.
+const schemas = "../../manifests/schema"
+
+// answers has the type of each command's answer.
+var answers = map[string]any{
+	"check": answer.Check{}, "connections": answer.Connections{}, "diff": answer.Diff{}, "explain": answer.Explanation{},
+	"monitor": rulesetChange{}, "status": answer.Status{}, "version": buildInfo{},
+}
+
+// The values of properties with few of them, by name.
+var (
+	verdicts = []string{string(nft.Local), string(nft.Exempt), string(nft.Masqueraded)}
+	closed   = map[string][]string{
+		"family": {"ipv4", "ipv6"}, "verdict": verdicts, "from": verdicts, "to": verdicts,
+		"mode": {string(nft.ModeNFTables), string(nft.ModeIPTables)}, "severity": {"error", "mistake", "warning", "note"},
+		"kind":   {"masquerades", "accepts", "translates", "untracks", "writes", "drops", "keeps"},
+		"effect": {answer.Conflicting, answer.Overriding, answer.Prevented, answer.Accepted, answer.NotOfPods},
+	}
+)
+
+// descriptions of the properties, by package, type and field.
+func descriptions(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for name, dir := range map[string]string{
+		"main": ".", "answer": "internal/answer", "running": "internal/running", "config": "../../config",
+	} {
+		files, err := filepath.Glob(dir + "/*.go")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ast.Inspect(parsed, func(n ast.Node) bool {
+				spec, is := n.(*ast.TypeSpec)
+				if !is {
+					return true
+				}
+				if s, is := spec.Type.(*ast.StructType); is {
+					for _, f := range s.Fields.List {
+						for _, field := range f.Names {
+							text := f.Doc.Text()
+							if text == "" {
+								text = f.Comment.Text()
+							}
+							all[name+"."+spec.Name.Name+"."+field.Name] = strings.Join(strings.Fields(text), " ")
+						}
+					}
+				}
+				return true
+			})
+		}
+	}
+	return all
+}
+
+type schema map[string]any
+
+// schemaOf returns the schema of a type. Embedded structs are a part of those around them.
+func schemaOf(t *testing.T, typ reflect.Type, docs map[string]string) schema {
+	t.Helper()
+	switch {
+	case typ == reflect.TypeFor[config.Level]():
+		return schema{"type": "string"}
+	case typ == reflect.TypeFor[time.Time]():
+		return schema{"type": "string", "format": "date-time"}
+	}
+	switch typ.Kind() {
+	case reflect.Pointer:
+		return schemaOf(t, typ.Elem(), docs)
+	case reflect.String:
+		return schema{"type": "string"}
+	case reflect.Bool:
+		return schema{"type": "boolean"}
+	case reflect.Float64:
+		return schema{"type": "number"}
+	case reflect.Slice:
+		return schema{"type": "array", "items": schemaOf(t, typ.Elem(), docs)}
+	case reflect.Struct:
+		s := schema{"type": "object", "additionalProperties": false}
+		properties, required := schema{}, []string{}
+		for _, f := range reflect.VisibleFields(typ) {
+			name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if f.Anonymous || name == "" {
+				continue
+			}
+			of := schemaOf(t, f.Type, docs)
+			if values := closed[name]; values != nil {
+				of["enum"] = values
+			}
+			owner := typ
+			for _, i := range f.Index[:len(f.Index)-1] {
+				owner = owner.Field(i).Type
+			}
+			described := docs[owner.String()+"."+f.Name]
+			if described == "" {
+				t.Errorf("%s.%s has no description", owner, f.Name)
+			}
+			of["description"] = described
+			properties[name] = of
+			if options == "" {
+				required = append(required, name)
+			}
+		}
+		s["properties"], s["required"] = properties, required
+		return s
+	default: // numbers
+		return schema{"type": "integer"}
+	}
+}
+
+func TestSchemasDescribeTheAnswers(t *testing.T) {
+	docs := descriptions(t)
+	for command, value := range answers {
+		s := schemaOf(t, reflect.TypeOf(value), docs)
+		s["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+		s["title"] = "answer of " + program + " " + command + " -o json, version 1"
+		s["required"] = []string{"version", "command", "errors", "warnings", "notes"} // of a command that failed
+		s["properties"].(schema)["version"].(schema)["const"] = 1
+		s["properties"].(schema)["command"].(schema)["const"] = command
+		want, err := json.MarshalIndent(s, "", "  ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, '\n')
+		path := filepath.Join(schemas, command+".json")
+		if *update {
+			if err := os.WriteFile(path, want, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(want), string(got)); diff != "" {
+			t.Errorf("make golden (-types +%s):\n%s", path, diff)
+		}
+	}
+}
+
+// A name has one type in all answers.
+func TestNamesOfAnswersHaveOneType(t *testing.T) {
+	types := map[string]string{}
+	var visit func(where string, of any)
+	visit = func(where string, of any) {
+		s, is := of.(map[string]any)
+		if !is {
+			return
+		}
+		properties, _ := s["properties"].(map[string]any)
+		for name, p := range properties {
+			if !regexp.MustCompile(`^[a-z][a-zA-Z0-9]*$`).MatchString(name) {
+				t.Errorf("%s: %s is not in lowerCamelCase", where, name)
+			}
+			property := p.(map[string]any)
+			typ := fmt.Sprint(property["type"])
+			if inner, is := property["properties"].(map[string]any); is && name != "why" {
+				for key := range inner {
+					typ = max(typ, "object with "+key)
+				}
+			}
+			if other := types[name]; other != "" && other != typ {
+				t.Errorf("%s: %s is %s, elsewhere %s", where, name, typ, other)
+			}
+			types[name] = typ
+			visit(where+"."+name, p)
+		}
+		visit(where, s["items"])
+	}
+	for command := range answers {
+		text, err := os.ReadFile(filepath.Join(schemas, command+".json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var s map[string]any
+		if err := json.Unmarshal(text, &s); err != nil {
+			t.Fatal(err)
+		}
+		visit(command, s)
+	}
+}
+
+// validate checks output of a command with -o json: one object, by the schema; of monitor one
+// on each line.
+func validate(t testing.TB, args []string, output string) {
+	t.Helper()
+	if len(args) == 0 || answers[args[0]] == nil || !asksForJSON.MatchString(strings.Join(args[1:], "\x00")) {
+		return
+	}
+	text, err := os.ReadFile(filepath.Join(schemas, args[0]+".json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s map[string]any
+	if err := json.Unmarshal(text, &s); err != nil {
+		t.Fatal(err)
+	}
+	decoder := json.NewDecoder(strings.NewReader(output))
+	decoder.UseNumber()
+	var value any
+	if err := decoder.Decode(&value); err != nil {
+		t.Errorf("%q is not JSON: %v: %q", args, err, output)
+	}
+	for _, wrong := range violations(s, value, args[0]) {
+		t.Errorf("%q: %s", args, wrong)
+	}
+	if rest := new(bytes.Buffer); args[0] != "monitor" {
+		if _, err := rest.ReadFrom(decoder.Buffered()); err != nil || strings.TrimSpace(rest.String()) != "" {
+			t.Errorf("%q: more than one object: %q", args, rest)
+		}
+	}
+}
+
+// violations lists where a value is not as a schema has it.
+func violations(s map[string]any, value any, where string) (found []string) {
+	wrong := func(format string, args ...any) {
+		found = append(found, where+": "+fmt.Sprintf(format, args...))
+	}
+	if values, some := s["enum"].([]any); some && !slices.Contains(values, value) {
+		wrong("%v is none of %v", value, values)
+	}
+	if constant, some := s["const"]; some && fmt.Sprint(constant) != fmt.Sprint(value) {
+		wrong("%v is not %v", value, constant)
+	}
+	typ := ""
+	switch v := value.(type) {
+	case string:
+		typ = "string"
+		if _, err := time.Parse(time.RFC3339, v); s["format"] == "date-time" && (err != nil || !strings.HasSuffix(v, "Z")) {
+			wrong("%q is not a time in UTC", v)
+		}
+	case bool:
+		typ = "boolean"
+	case json.Number:
+		typ = "number"
+		if _, err := v.Int64(); err == nil {
+			typ = s["type"].(string)
+		}
+	case []any:
+		typ = "array"
+		for i, item := range v {
+			of, _ := s["items"].(map[string]any)
+			found = append(found, violations(of, item, fmt.Sprintf("%s[%d]", where, i))...)
+		}
+	case map[string]any:
+		typ = "object"
+		properties, _ := s["properties"].(map[string]any)
+		for name, member := range v {
+			of, known := properties[name].(map[string]any)
+			if !known {
+				wrong("%s is not in the schema", name)
+				continue
+			}
+			found = append(found, violations(of, member, where+"."+name)...)
+		}
+		required, _ := s["required"].([]any)
+		for _, name := range required {
+			if _, has := v[name.(string)]; !has {
+				wrong("%s is missing", name)
+			}
+		}
+	}
+	if typ != s["type"] {
+		wrong("%v is not of type %v", value, s["type"])
+	}
+	return found
+}
+
+func TestViolationsOfASchemaAreFound(t *testing.T) {
+	const good = `{"version": 1, "command": "version", "errors": [], "warnings": [], "notes": [{"id": "x", "severity": "note", "message": "y"}]}`
+	for _, change := range [][2]string{
+		{`1`, `2`},
+		{`1`, `"1"`},
+		{`"errors": []`, `"errors": null`},
+		{`"errors": [],`, ``},
+		{`"note"`, `"nice"`},
+		{`"id"`, `"ID"`},
+		{`"command": "version"`, `"command": "check"`},
+	} {
+		text, err := os.ReadFile(filepath.Join(schemas, "version.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var s map[string]any
+		if err := json.Unmarshal(text, &s); err != nil {
+			t.Fatal(err)
+		}
+		for _, tt := range []struct {
+			text  string
+			wrong bool
+		}{{good, false}, {strings.Replace(good, change[0], change[1], 1), true}} {
+			decoder := json.NewDecoder(strings.NewReader(tt.text))
+			decoder.UseNumber()
+			var value any
+			if err := decoder.Decode(&value); err != nil {
+				t.Fatal(err)
+			}
+			if found := violations(s, value, "answer"); (len(found) > 0) != tt.wrong {
+				t.Errorf("%s: %q", tt.text, found)
+			}
+		}
+	}
+}
