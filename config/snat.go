@@ -1,6 +1,7 @@
 package config
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -129,6 +130,9 @@ func (f *file) snatField(r *SNATRule, field *Row, list *yaml.Node) {
 			continue
 		}
 		p, pos := f.entry(field, item), f.position(item)
+		if none, unusable := Unusable(p); unusable && field.Key == "addresses" {
+			f.report(Error, "invalidEntry", item, "%s is in %s: no node can use such an address", CIDR{Prefix: p}.Text(), none)
+		}
 		switch field.Key {
 		case "out":
 			r.Out = append(r.Out, Interface{entry.Value, pos})
@@ -141,4 +145,24 @@ func (f *file) snatField(r *SNATRule, field *Row, list *yaml.Node) {
 		f.report(Error, "tooManyEntries", list, "out has %d names, at most %d are possible: use a prefix such as %q", n,
 			maxInterfaces, "veth*")
 	}
+}
+
+// notOfANode has what is not global unicast: unspecified, loopback, link-local,
+// multicast and broadcast addresses.
+var notOfANode = []netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/32"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"),
+	netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"),
+	netip.MustParsePrefix("::/127"), netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
+}
+
+// Unusable returns the network of which no address can be the source of a node's
+// connections, if all addresses are in one.
+func Unusable(p netip.Prefix) (netip.Prefix, bool) {
+	at := slices.IndexFunc(notOfANode, func(none netip.Prefix) bool {
+		return none.Overlaps(p) && none.Bits() <= p.Bits()
+	})
+	if at < 0 {
+		return netip.Prefix{}, false
+	}
+	return notOfANode[at], true
 }

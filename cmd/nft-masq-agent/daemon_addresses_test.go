@@ -19,6 +19,15 @@ nonMasqueradeCIDRs: [10.0.0.0/8, "fd00::/8"]
 snatAddresses: [198.51.100.211, 198.51.100.224/29, "2001:db8:5::/64", 198.51.100.12]
 `
 
+// ruleConfig has in addition, for some pods, an entry of snatRules.
+const ruleConfig = snatConfig + `snatRules:
+- from: [10.244.1.200/32, "fd00:10:244:1::9/128"]
+  addresses: [198.51.100.77, "2001:db8:5:1::77"]
+- from: [10.244.1.192/26]
+  to: [203.0.113.0/24]
+  addresses: [198.51.100.211]
+`
+
 // addrs are addresses of the node in snatConfig.
 func addrs(texts ...string) (all []netip.Addr) {
 	for _, text := range texts {
@@ -52,7 +61,8 @@ func (n trafficNode) podsSee(want nft.Ruleset) {
 			dst, node = netip.MustParseAddr("2001:db8:77::9"), n.top.NodeV6
 		}
 		n.check(n.top.AddAddr(n.top.Pod, src))
-		expected, some := want.Policy.SNATOf(src.Is6()).Of(src)
+		named, _ := want.Policy.SourceOf(nft.Connection{Src: src, Dst: dst, Out: "eth0"})
+		expected, some := named.Of(src)
 		if !some {
 			expected = node
 		}
@@ -114,8 +124,8 @@ func TestAddressesOfTheNodeAreFollowed(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
-	n.swap(snatConfig)
-	want := wants(t, snatConfig)
+	n.swap(ruleConfig)
+	want := wants(t, ruleConfig)
 	d := n.start("--resync-interval=3600")
 	d.began(want)
 	for range 2 {
@@ -136,6 +146,11 @@ func TestAddressesOfTheNodeAreFollowed(t *testing.T) {
 		{n.withdraw, "2001:db8:5::8/128", addrs("198.51.100.225", "2001:db8:5::7"), ""},
 		{n.withdraw, "198.51.100.225/32", addrs("2001:db8:5::7"), "snat_addresses_missing"},
 		{n.assign, "198.51.100.226", addrs("198.51.100.226", "2001:db8:5::7"), "snat_addresses_found"},
+		// Of snatRules alone.
+		{n.assign, "198.51.100.77", addrs("198.51.100.226", "2001:db8:5::7", "198.51.100.77"), ""},
+		{n.assign, "2001:db8:5:1::77", addrs("198.51.100.226", "2001:db8:5::7", "198.51.100.77", "2001:db8:5:1::77"), ""},
+		{n.withdraw, "198.51.100.77/32", addrs("198.51.100.226", "2001:db8:5::7", "2001:db8:5:1::77"), ""},
+		{n.withdraw, "2001:db8:5:1::77/128", addrs("198.51.100.226", "2001:db8:5::7"), ""},
 		{n.assign, "198.51.100.212", nil, ""}, // not in the list
 	} {
 		step.do(step.address)

@@ -15,15 +15,22 @@ import (
 
 // The addresses that connections leave from. They are on the loopback device: on eth0
 // IPv6 would choose them for masquerading, too.
-var floating = []string{"198.51.100.211", "198.51.100.212", "2001:db8:5::2", "2001:db8:5::3"}
+var floating = []string{
+	"198.51.100.211", "198.51.100.212", "198.51.100.213", "198.51.100.214",
+	"2001:db8:5::2", "2001:db8:5::3", "2001:db8:5::4", "2001:db8:5::5",
+}
 
 const snatKey = `snatAddresses: [198.51.100.208/29, "2001:db8:5::/64"]`
 
 // addressesMove assigns addresses to the node and removes them. Once the agent has
 // followed, a pod's connections leave from the address that is its own, and from no
 // other.
-func addressesMove(ctx context.Context, b *bench) error {
-	a, p, err := b.inService(ctx, nft.ModeNFTables, 4, snatKey)
+func addressesMove(keys ...string) func(context.Context, *bench) error {
+	return func(ctx context.Context, b *bench) error { return b.moveAddresses(ctx, keys) }
+}
+
+func (b *bench) moveAddresses(ctx context.Context, keys []string) error {
+	a, p, err := b.inService(ctx, nft.ModeNFTables, 4, keys...)
 	if err != nil {
 		return err
 	}
@@ -85,7 +92,9 @@ func (b *bench) sources(want nft.Ruleset, has []string) []netip.Addr {
 	p := want.On(addresses(has)).Policy
 	from := []netip.Addr{b.top.NodeV4, b.top.NodeV6}
 	for i, pod := range []netip.Addr{b.top.PodV4, b.top.PodV6} {
-		if a, some := p.SNATOf(pod.Is6()).Of(pod); some {
+		dst := netip.MustParseAddr(masqueraded[i])
+		named, _ := p.SourceOf(nft.Connection{Src: pod, Dst: dst, Out: "eth0"})
+		if a, some := named.Of(pod); some {
 			from[i] = a
 		}
 	}

@@ -3,6 +3,7 @@ package conntrack
 import (
 	"cmp"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -153,6 +154,59 @@ func TestConnectionsFromAddressesThatAreNotAllowedAreStale(t *testing.T) {
 		e := entryOf(unix.IPPROTO_UDP, at(tt.src, 4000), "", at(tt.dst, 53), at(tt.seen, 20000))
 		if got := j.Stale(&e); got != tt.stale {
 			t.Errorf("the node has %s, to %s, seen as %s: stale is %t", tt.has, tt.dst, tt.seen, got)
+		}
+	}
+}
+
+// So are those from an address that no entry of snatRules could choose now, by any interface.
+func TestConnectionsFromAddressesThatSNATRulesCannotChooseAreStale(t *testing.T) {
+	c := config.Default(config.Defaults{EnableIPv6: true})
+	c.SNATAddresses = cidrs("198.51.100.11/32")
+	c.SNATRules = []config.SNATRule{
+		{From: cidrs("10.244.8.0/24"), To: cidrs("203.0.113.0/24"), Addresses: cidrs("198.51.100.30/32")},
+		{Out: []config.Interface{{Name: "eth1"}}, Addresses: cidrs("198.51.100.40/32")},
+		{From: cidrs("10.244.8.0/24", "fd00:8::/64"), Addresses: cidrs("198.51.100.20/30", "2001:db8:5::21/128")},
+		{From: cidrs("10.244.8.0/23"), Addresses: cidrs("198.51.100.50/32")},
+	}
+	const partner, other, node = "203.0.113.9", "192.0.2.99", "192.0.2.1"
+	const pool, next, elsewhere, pool6, elsewhere6 = "10.244.8.2", "10.244.9.2", "10.244.1.2", "fd00:8::2", "fd00::2"
+	const all = "198.51.100.11 198.51.100.21 198.51.100.22 198.51.100.30 198.51.100.40 198.51.100.50 2001:db8:5::21"
+	for _, tt := range []struct {
+		has, src, dst string
+		right, stale  []string // addresses that the far end sees
+	}{
+		{
+			all, pool, partner,
+			[]string{"198.51.100.30"},
+			[]string{"198.51.100.21", "198.51.100.40", "198.51.100.50", "198.51.100.11", node, pool},
+		},
+		{ // either of several addresses, or that of the interface, which is not known
+			all, pool, other,
+			[]string{"198.51.100.21", "198.51.100.22", "198.51.100.40"},
+			[]string{"198.51.100.20", "198.51.100.30", "198.51.100.50", "198.51.100.11", node, pool},
+		},
+		{all, next, partner, []string{"198.51.100.50", "198.51.100.40"}, []string{"198.51.100.21", "198.51.100.11", node}},
+		{all, elsewhere, partner, []string{"198.51.100.11", "198.51.100.40"}, []string{"198.51.100.30", "198.51.100.50", node}},
+		{all, pool6, "2001:db8:1::9", []string{"2001:db8:5::21"}, []string{"2001:db8::1", pool6}},
+		// Masquerading can choose any address of the node.
+		{all, elsewhere6, "2001:db8:1::9", []string{"2001:db8::1", "2001:db8:5::21"}, []string{elsewhere6}},
+		{node, elsewhere6, "2001:db8:1::9", []string{"2001:db8::1"}, []string{"2001:db8:5::21", elsewhere6}},
+		// An entry of which the node has no address decides nothing.
+		{"198.51.100.50", pool, partner, []string{"198.51.100.50"}, []string{"198.51.100.30", "198.51.100.21", node}},
+		{"198.51.100.11", pool, partner, []string{"198.51.100.11"}, []string{"198.51.100.50", node}},
+		{node, pool, partner, []string{node, "192.0.2.2"}, []string{"198.51.100.30", "198.51.100.40", "198.51.100.11", pool}},
+	} {
+		var addresses []netip.Addr
+		for _, a := range strings.Fields(tt.has) {
+			addresses = append(addresses, netip.MustParseAddr(a))
+		}
+		j := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).On(addresses), alone)
+		at := func(s string, port uint16) string { return netip.AddrPortFrom(netip.MustParseAddr(s), port).String() }
+		for i, seen := range slices.Concat(tt.right, tt.stale) {
+			e := entryOf(unix.IPPROTO_UDP, at(tt.src, 4000), "", at(tt.dst, 53), at(seen, 20000))
+			if got, want := j.Stale(&e), i >= len(tt.right); got != want {
+				t.Errorf("the node has %s, %s to %s, seen as %s: stale is %t", tt.has, tt.src, tt.dst, seen, got)
+			}
 		}
 	}
 }

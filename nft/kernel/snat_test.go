@@ -16,8 +16,12 @@ import (
 )
 
 // fixed is a ruleset with fixed source addresses on a node with some of them.
-func fixed(node ...string) nft.Ruleset {
+func fixed(node ...string) nft.Ruleset { return ruled(nil, node...) }
+
+// ruled is fixed with snatRules.
+func ruled(rules []config.SNATRule, node ...string) nft.Ruleset {
 	c := config.Default(config.Defaults{EnableIPv6: true})
+	c.SNATRules = rules
 	c.SNATAddresses = cases.CIDRs("198.51.100.208/29", "2001:db8:5::/64")
 	var addresses []netip.Addr
 	for _, a := range node {
@@ -32,7 +36,11 @@ func TestTamperedSourceAddressesAreFoundAndRestored(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	k := open(t, ns)
-	want := fixed("198.51.100.211", "198.51.100.212", "2001:db8:5::2")
+	want := ruled([]config.SNATRule{
+		{From: cases.CIDRs("10.244.8.0/24"), Addresses: cases.CIDRs("198.51.100.211/32")},
+		{From: cases.CIDRs("10.244.0.0/16", "fd00:8::/64"), Addresses: cases.CIDRs("198.51.100.212/32", "2001:db8:5::2/128")},
+		{To: cases.CIDRs("203.0.113.0/24"), Addresses: cases.CIDRs("198.51.100.211/32")},
+	}, "198.51.100.211", "198.51.100.212", "2001:db8:5::2")
 	other := map[string]string{"198.51.100.211": "198.51.100.212", "198.51.100.212": "198.51.100.211"}
 	seventh, _ := want.Policy.SNATOf(false).Of(netip.MustParseAddr("10.0.0.7"))
 	apply(t, k, want, everything)
@@ -60,10 +68,36 @@ func TestTamperedSourceAddressesAreFoundAndRestored(t *testing.T) {
 			"another address", "flush chain " + table + "snat-v6; add rule " + table + "snat-v6 snat ip6 to 2001:db8::9",
 			"snat ip6 to 2001:db8::9",
 		},
+		{
+			"an interval of snatRules is missing", "delete element " + table + "RULES { 10.244.8.0/24 }",
+			"RULES lacks 10.244.8.0 : 198.51.100.211",
+		},
+		{
+			"an interval of snatRules has another address",
+			"delete element " + table + "RULES { 10.244.8.0/24 }; " +
+				"add element " + table + "RULES { 10.244.8.0/24 : 198.51.100.212 }",
+			"10.244.8.0 : 198.51.100.212 instead of 198.51.100.211",
+		},
+		{
+			"an interval of snatRules is split",
+			"delete element " + table + "SIXTH { fd00:8::/64 }; " +
+				"add element " + table + "SIXTH { fd00:8::/65 : 2001:db8:5::2 }",
+			"SIXTH lacks",
+		},
+		{
+			"there is one more interval of snatRules",
+			"add element " + table + "RULES { 192.168.0.0/16 : 203.0.113.9 }",
+			"203.0.113.9",
+		},
+		{"all intervals of snatRules are missing", "flush map " + table + "RULES", "RULES lacks"},
+		{"a destination of snatRules is added", "add element " + table + "RULETO { 192.0.2.0/24 }", "contains 192.0.2.0/24"},
 	} {
 		sets := nfttest.NFT(t, ns, "", "list", "table", "inet", nft.TableName)
 		names := []string{"OTHER", other[seventh.String()]}
-		for word, set := range map[string]string{"MAP": "snat-by-pod-v4", "LIST": "snat-v4"} {
+		for word, set := range map[string]string{
+			"MAP": "snat-by-pod-v4", "LIST": "snat-v4", "RULES": "snat-rule-1-by-source-v4", "SIXTH": "snat-rule-2-by-source-v6",
+			"RULETO": "snat-rule-3-to-v4",
+		} {
 			side := "-a"
 			if strings.Contains(sets, " "+set+"-b {") {
 				side = "-b"

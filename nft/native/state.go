@@ -226,7 +226,7 @@ func (s *State) objectDifferences(add func(layout.Kind, string, ...any)) {
 }
 
 // An update has two phases. Stage fills new sets, which no rule refers to yet;
-// Switch then changes the rules and deletes the old sets in one transaction. Only
+// Switch then changes the rules and deletes the old sets (maps a transaction later). Only
 // with this sequence every packet gets the right verdict on all tested kernels:
 // since Linux 6.18, a set gets its lookup array after the rules of its own
 // transaction become active, and up to 6.12 a set that is changed in place can
@@ -355,7 +355,7 @@ func (s *State) record(f *filling, b *nfnetlink.Batch) {
 func (s *State) Switch(now, after *nfnetlink.Batch) {
 	switch {
 	case s.want != nil:
-		s.write(now)
+		s.write(now, after)
 	case !s.held.exists:
 	case s.last:
 		after.DelTable(s.held.Family, s.held.Name)
@@ -365,8 +365,10 @@ func (s *State) Switch(now, after *nfnetlink.Batch) {
 }
 
 // write replaces all rules, and deletes what the wanted table does not have. Anonymous
-// sets and chains go with their rules.
-func (s *State) write(b *nfnetlink.Batch) {
+// sets and chains go with their rules. A map that the old rules refer to goes in a later
+// transaction: the kernel makes the elements of a deleted map inactive, which a packet on
+// its way through the old rules would miss, so that the next rule would apply.
+func (s *State) write(b, after *nfnetlink.Batch) {
 	t, sides := *s.want, nft.Sides{}
 	for _, w := range t.Sets {
 		sides[w.Name] = s.next(w)
@@ -385,7 +387,11 @@ func (s *State) write(b *nfnetlink.Batch) {
 	}
 	used := slices.Collect(maps.Values(sides))
 	for _, name := range slices.Sorted(maps.Keys(s.held.sets)) {
-		if !slices.Contains(used, name) {
+		switch {
+		case slices.Contains(used, name):
+		case s.held.sets[name].Flags&unix.NFT_SET_MAP != 0 && s.held.refersTo(name):
+			after.DelSet(t.Family, t.Name, name)
+		default:
 			b.DelSet(t.Family, t.Name, name)
 		}
 	}
@@ -414,7 +420,7 @@ func (s *State) Recreate(commit layout.Commit) error {
 	rehearsal := &nfnetlink.Batch{}
 	rehearsal.DelTable(t.Family, t.Name)
 	again.create(rehearsal)
-	again.write(rehearsal)
+	again.write(rehearsal, rehearsal)
 	rehearsal.Refuse(t.Family, t.Name)
 	var refused *nfnetlink.RefusedError
 	if err := commit(rehearsal); !errors.As(err, &refused) || !refused.Last {

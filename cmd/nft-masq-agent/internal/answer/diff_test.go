@@ -238,6 +238,26 @@ func TestChangesThatChangeNoVerdictAreNamed(t *testing.T) {
 			want: []string{"masqueraded IPv4 connections leave from: " +
 				"those of 192.0.2.7, 198.51.100.0/24 that the node has → the address of the interface"},
 		},
+		{
+			name: "an entry of snatRules is new", before: "snatAddresses: [198.51.100.11]",
+			after: "snatAddresses: [198.51.100.11]\n" +
+				"snatRules: [{from: [10.244.8.0/24], to: [203.0.113.9/32], addresses: [198.51.100.21]}]",
+			want: []string{"masqueraded 10.244.8.0/24 → 203.0.113.9: 198.51.100.11 → 198.51.100.21"},
+		},
+		{
+			name:   "entries of snatRules change",
+			before: "snatRules: [{from: [10.244.8.0/24], addresses: [198.51.100.20]}, {out: [eth1], addresses: [192.0.2.65]}]",
+			after:  "snatRules: [{from: [10.244.8.0/23], addresses: [198.51.100.21]}, {out: [eth1], addresses: [192.0.2.65]}]",
+			want: []string{
+				"masqueraded 10.244.8.0/24 → any IPv4 address: 198.51.100.20 → 198.51.100.21",
+				"masqueraded 10.244.9.0/24 → any IPv4 address: 192.0.2.65 by eth1, else the address of the interface → 198.51.100.21",
+			},
+		},
+		{
+			name:   "entries of snatRules change places without effect",
+			before: "snatRules: [{from: [10.1.0.0/16], addresses: [192.0.2.7]}, {from: [10.2.0.0/16], addresses: [192.0.2.8]}]",
+			after:  "snatRules: [{from: [10.2.0.0/16], addresses: [192.0.2.8]}, {from: [10.1.0.0/16], addresses: [192.0.2.7]}]",
+		},
 	} {
 		d := answer.NewDiff(policy(tt.before, tt.optBefore), policy(tt.after, tt.optAfter))
 		if !slices.Equal(d.Other, tt.want) || len(d.Changes) > 0 || d.Changed() != (len(tt.want) > 0) {

@@ -49,9 +49,8 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 					c.Prefix)
 			}
 		}
-		l.unusable(config.KeySNATAddresses, f.SNAT)
+		l.unusable(f.SNAT)
 		for i, r := range f.SNATRules {
-			l.unusable(config.KeySNATRules, r.SNAT)
 			if at := slices.IndexFunc(f.SNATRules[:i], func(o nft.SNATRule) bool { return o.Covers(r) }); at >= 0 {
 				l.warn("snat-rule-covered", r.At,
 					"%s: entry %d never matches for %s where entry %d has an address on the node: that covers it",
@@ -66,14 +65,12 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 	return append(l.kept, UncoveredPods(p, podCIDRs)...)
 }
 
-// unusable finds addresses that no node can use.
-func (l *lint) unusable(key string, s nft.SNAT) {
+// unusable finds addresses of snatAddresses that no node can use. In snatRules they are errors.
+func (l *lint) unusable(s nft.SNAT) {
 	for _, c := range s.CIDRs {
-		for _, none := range notOfANode {
-			if none.Overlaps(c.Prefix) && none.Bits() <= c.Bits() {
-				l.warn("snat-address-unusable", c.Pos,
-					"%s: %s is in %s: no answer comes back to such an address, and it is never used", key, c.Text(), none)
-			}
+		if none, unusable := config.Unusable(c.Prefix); unusable {
+			l.warn("snat-address-unusable", c.Pos, "%s: %s is in %s: no answer comes back to such an address, and it is never used",
+				config.KeySNATAddresses, c.Text(), none)
 		}
 	}
 }
@@ -151,15 +148,6 @@ func UncoveredPods(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 
 // everything returns the network of all addresses.
 func everything(ipv6 bool) netip.Prefix { return iprange.All(ipv6).Prefixes()[0] }
-
-// notOfANode has what is not global unicast: unspecified, loopback, link-local,
-// multicast and broadcast addresses.
-var notOfANode = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/32"), netip.MustParsePrefix("127.0.0.0/8"), linkLocalIPv4,
-	netip.MustParsePrefix("224.0.0.0/4"),
-	netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("::/127"), linkLocalIPv6,
-	netip.MustParsePrefix("ff00::/8"),
-}
 
 // overlapsAny reports whether a network overlaps one of a sorted list of which
 // none covers another, as returned by [nft.List.Prefixes].
