@@ -186,7 +186,11 @@ func TestConnectionsFromAddressesThatSNATRulesCannotChooseAreStale(t *testing.T)
 			[]string{"198.51.100.20", "198.51.100.30", "198.51.100.50", "198.51.100.11", node, pool},
 		},
 		{all, next, partner, []string{"198.51.100.50", "198.51.100.40"}, []string{"198.51.100.21", "198.51.100.11", node}},
-		{all, elsewhere, partner, []string{"198.51.100.11", "198.51.100.40"}, []string{"198.51.100.30", "198.51.100.50", node}},
+		{
+			all, elsewhere, partner,
+			[]string{"198.51.100.11", "198.51.100.40"},
+			[]string{"198.51.100.30", "198.51.100.50", node},
+		},
 		{all, pool6, "2001:db8:1::9", []string{"2001:db8:5::21"}, []string{"2001:db8::1", pool6}},
 		// Masquerading can choose any address of the node.
 		{all, elsewhere6, "2001:db8:1::9", []string{"2001:db8::1", "2001:db8:5::21"}, []string{elsewhere6}},

@@ -250,7 +250,8 @@ func TestChangesThatChangeNoVerdictAreNamed(t *testing.T) {
 			after:  "snatRules: [{from: [10.244.8.0/23], addresses: [198.51.100.21]}, {out: [eth1], addresses: [192.0.2.65]}]",
 			want: []string{
 				"masqueraded 10.244.8.0/24 → any IPv4 address: 198.51.100.20 → 198.51.100.21",
-				"masqueraded 10.244.9.0/24 → any IPv4 address: 192.0.2.65 by eth1, else the address of the interface → 198.51.100.21",
+				"masqueraded 10.244.9.0/24 → any IPv4 address: 192.0.2.65 by eth1, else the address of the interface → " +
+					"198.51.100.21",
 			},
 		},
 		{

@@ -69,7 +69,8 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 func (l *lint) unusable(s nft.SNAT) {
 	for _, c := range s.CIDRs {
 		if none, unusable := config.Unusable(c.Prefix); unusable {
-			l.warn("snat-address-unusable", c.Pos, "%s: %s is in %s: no answer comes back to such an address, and it is never used",
+			l.warn("snat-address-unusable", c.Pos,
+				"%s: %s is in %s: no answer comes back to such an address, and it is never used",
 				config.KeySNATAddresses, c.Text(), none)
 		}
 	}
