@@ -50,6 +50,9 @@ func (f *checkFlags) check(_ context.Context, operands []string, e environment) 
 		return exitFailed, l.Why(err)
 	}
 	r := answer.NewCheck(answer.NewHead(e.command), *f.Options, l, err)
+	if err == nil && f.output == outputJSON {
+		r.SetMeaning(l)
+	}
 	if n := len(r.Warnings); f.strict && n > 0 {
 		err = fmt.Errorf("%s (treated as an error because of --strict)", answer.Plural(n, "warning"))
 		r.Add(config.Error, "strict", "%v", err)

@@ -97,10 +97,13 @@ func NewCheck(h Head, o options.Options, l options.Loaded, err error) Check {
 	r.Take(l.Problems.Remarks())
 	if err == nil {
 		r.Take(Lint(l.Ruleset.Policy, o.PodCIDRs))
-		r.Meaning = newMeaning(l)
 	}
 	return r
 }
+
+// SetMeaning sets what an accepted config means. The text is written from the policy,
+// without it: it can be as large as the config.
+func (r *Check) SetMeaning(l options.Loaded) { r.Meaning = newMeaning(l) }
 
 func newMeaning(l options.Loaded) *meaning {
 	m := &meaning{
