@@ -28,22 +28,27 @@ func (r SNATRule) String() string {
 			parts = append(parts, name+": ["+strings.Join(texts, ", ")+"]")
 		}
 	}
-	add("from", prefixTexts(r.From))
-	add("to", prefixTexts(r.To))
-	var names []string
-	for _, i := range r.Out {
-		names = append(names, i.Name)
-	}
-	add("out", names)
-	add("addresses", prefixTexts(r.Addresses))
+	add("from", Texts(r.From))
+	add("to", Texts(r.To))
+	add("out", Names(r.Out))
+	add("addresses", Texts(r.Addresses))
 	return "{" + strings.Join(parts, ", ") + "}"
 }
 
-func prefixTexts(list []CIDR) (texts []string) {
+// Texts returns the [CIDR.Text] of each CIDR.
+func Texts(list []CIDR) (texts []string) {
 	for _, c := range list {
 		texts = append(texts, c.Text())
 	}
 	return texts
+}
+
+// Names returns the name of each interface.
+func Names(list []Interface) (names []string) {
+	for _, i := range list {
+		names = append(names, i.Name)
+	}
+	return names
 }
 
 // snatFields are the fields of an entry of snatRules.

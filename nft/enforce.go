@@ -61,6 +61,6 @@ func (p Policy) Drops(f FamilyPolicy) bool { return p.DropInvalid && f.KnowsPods
 // in chains after [EnforcePriority]. One of a pod to itself, through a Service or a host
 // port, does not: with its own address as source it would not work.
 func (p Policy) Enforced(c Connection) bool {
-	f, on := p.family(c.Dst.Unmap().Is6())
+	f, on := p.Family(c.Dst.Unmap().Is6())
 	return on && p.Enforces(f) && c.Src != c.Dst && f.Pods().Includes(c) && !f.Region().Includes(c)
 }

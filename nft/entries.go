@@ -25,7 +25,7 @@ func (e *Entries) add(key, entry string, few int) {
 func (p Policy) Beyond(o Policy, few int) Entries {
 	var e Entries
 	for _, f := range p.Families {
-		old, _ := o.family(f.IPv6)
+		old, _ := o.Family(f.IPv6)
 		for _, q := range f.Questions {
 			before := old.question(q.Key)
 			for _, c := range q.Prefixes() {

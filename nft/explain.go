@@ -49,7 +49,7 @@ func (p Policy) ExplainSources(c Connection, answers func(Question) bool) []Step
 	if c.FromNode {
 		c.In = ""
 	}
-	if f, on := p.family(c.Dst.Is6()); on {
+	if f, on := p.Family(c.Dst.Is6()); on {
 		return f.explain(c, answers)
 	}
 	return []Step{{Question: "IPv6 is disabled (set enableIPv6)", Yes: true, Decides: true, Verdict: Exempt}}

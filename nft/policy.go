@@ -184,8 +184,8 @@ func uncovered(list []config.Interface) (kept []config.Interface) {
 	return kept
 }
 
-// family returns the part for a family; false if it is off.
-func (p Policy) family(ipv6 bool) (FamilyPolicy, bool) {
+// Family returns the part for a family; false if it is off.
+func (p Policy) Family(ipv6 bool) (FamilyPolicy, bool) {
 	for _, f := range p.Families {
 		if f.IPv6 == ipv6 {
 			return f, true

@@ -204,9 +204,7 @@ func TestHashCoversThePolicy(t *testing.T) {
 		"IPv6 link-local": func(c *config.Config, _ *nft.Options) { c.MasqLinkLocalIPv6 = true },
 		"IPv6 off":        func(c *config.Config, _ *nft.Options) { c.EnableIPv6 = false },
 		"no random ports": func(_ *config.Config, o *nft.Options) { o.RandomFully = false },
-		"ports in the file": func(c *config.Config,
-			_ *nft.Options,
-		) {
+		"ports in the file": func(c *config.Config, _ *nft.Options) {
 			c.ToPorts = &[]nft.PortRange{{Min: 5000, Max: 5999}}
 		},
 		"no port ranges":       func(_ *config.Config, o *nft.Options) { o.Ports = nil },

@@ -21,7 +21,7 @@ type Region struct {
 
 // Region returns what a policy masquerades of a family, nothing if that is off.
 func (p Policy) Region(ipv6 bool) Region {
-	f, on := p.family(ipv6)
+	f, on := p.Family(ipv6)
 	if !on {
 		return Region{}
 	}

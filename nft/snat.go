@@ -46,26 +46,17 @@ func newSNATRules(entries []config.SNATRule, ipv6 bool) (rules []SNATRule) {
 
 // String returns what the entry says about its family.
 func (r SNATRule) String() string {
-	var b strings.Builder
-	for _, part := range []struct {
-		word string
-		of   []config.CIDR
-	}{{"from", r.From.CIDRs}, {"to", r.To.CIDRs}, {"leaves from", r.CIDRs}} {
-		for i, c := range part.of {
-			b.WriteString(either(i == 0, " "+part.word+" ", ", ") + c.Text())
+	var parts []string
+	add := func(word string, texts []string) {
+		if len(texts) > 0 {
+			parts = append(parts, word+" "+strings.Join(texts, ", "))
 		}
 	}
-	for i, o := range r.Out {
-		b.WriteString(either(i == 0, " by ", ", ") + o.Name)
-	}
-	return b.String()[1:]
-}
-
-func either(first bool, a, b string) string {
-	if first {
-		return a
-	}
-	return b
+	add("from", config.Texts(r.From.CIDRs))
+	add("to", config.Texts(r.To.CIDRs))
+	add("leaves from", config.Texts(r.CIDRs))
+	add("by", config.Names(r.Out))
+	return strings.Join(parts, " ")
 }
 
 // matches reports whether the entry is for connections between two addresses, by the
@@ -82,7 +73,7 @@ func (r SNATRule) leaves(out string) bool {
 // SourceOf returns the addresses of which a masqueraded connection of a pod leaves from
 // one, and the entry of snatRules that says so; nil: it is for snatAddresses to say.
 func (p Policy) SourceOf(c Connection) (SNAT, *SNATRule) {
-	f, _ := p.family(c.Dst.Is6())
+	f, _ := p.Family(c.Dst.Is6())
 	for i, r := range f.SNATRules {
 		if len(r.Present) > 0 && r.matches(c.Src, c.Dst) && r.leaves(c.Out) {
 			return r.SNAT, &f.SNATRules[i]
@@ -209,7 +200,7 @@ func (p Policy) HasSNAT() bool {
 
 // SNATOf returns the addresses of a family.
 func (p Policy) SNATOf(ipv6 bool) SNAT {
-	f, _ := p.family(ipv6)
+	f, _ := p.Family(ipv6)
 	return f.SNAT
 }
 

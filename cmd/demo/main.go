@@ -107,6 +107,14 @@ func (s *stage) swap(text string) error {
 	return os.Rename(next, s.config)
 }
 
+// apply replaces the config, and waits until it is in the kernel.
+func (s *stage) apply(text string) error {
+	if err := s.swap(text); err != nil {
+		return err
+	}
+	return s.await("config_applied")
+}
+
 // await waits until the agent logs an event.
 func (s *stage) await(event string) error {
 	_, err := s.agent.Await(context.Background(), event)
@@ -148,7 +156,7 @@ func (s *stage) play(text string) error {
 		return err
 	}
 	say("The file is swapped for one that also exempts 198.51.100.0/24 and 2001:db8:1::/48:")
-	if err := errors.Join(s.swap(edited), s.await("config_applied")); err != nil {
+	if err := s.apply(edited); err != nil {
 		return err
 	}
 	if seen[1], err = s.visit(1); err != nil {
@@ -169,7 +177,13 @@ func (s *stage) play(text string) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(s.conflict(text), s.leak(text), s.leave()); err != nil {
+	if err := s.conflict(text); err != nil {
+		return err
+	}
+	if err := s.leak(text); err != nil {
+		return err
+	}
+	if err := s.leave(); err != nil {
 		return err
 	}
 	say("Verified: each destination saw the right address before and after the edit and the flush, and for each of %d "+
@@ -252,7 +266,7 @@ func (s *stage) conflict(text string) error {
 	s.quiet.Store(true)
 	defer s.quiet.Store(false)
 	enforced := text + "masqueradeSrcCIDRs: [10.244.0.0/16]\nenforceNonMasquerade: true\n"
-	if err := errors.Join(s.swap(enforced), s.await("config_applied")); err != nil {
+	if err := s.apply(enforced); err != nil {
 		return err
 	}
 	kept, err := s.sees("10.9.0.9")
@@ -276,7 +290,7 @@ func (s *stage) leak(text string) error {
 	sources := text + "masqueradeSrcCIDRs: [10.244.0.0/16]\n"
 	s.quiet.Store(true)
 	defer s.quiet.Store(false)
-	if err := errors.Join(s.swap(sources), s.await("config_applied")); err != nil {
+	if err := s.apply(sources); err != nil {
 		return err
 	}
 	say("The pod sends a FIN of no connection to 203.0.113.9. NAT does not happen to it:")
@@ -286,7 +300,7 @@ func (s *stage) leak(text string) error {
 	}
 	fmt.Printf("  203.0.113.9 saw %s\n", saw.Seen.Addr())
 	say("With dropInvalid: true:")
-	if err := errors.Join(s.swap(sources+"dropInvalid: true\n"), s.await("config_applied")); err != nil {
+	if err := s.apply(sources + "dropInvalid: true\n"); err != nil {
 		return err
 	}
 	segment.Timeout = time.Second
@@ -325,10 +339,7 @@ func (s *stage) reload(a, b string) (nfttest.Tally, error) {
 		if i%2 == 1 {
 			text = b
 		}
-		if err = s.swap(text); err == nil {
-			err = s.await("config_applied")
-		}
-		if err != nil {
+		if err = s.apply(text); err != nil {
 			break
 		}
 	}

@@ -149,11 +149,11 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 			return exitFailed, err
 		}
 		r.Deleted = deleted
-		found = append(found, remark(config.Note, "deleted",
+		found = append(found, answer.Problem(config.Note, "deleted",
 			"deleted %s; TCP connections among them, at most %d, are reset by their destination",
 			answer.Plural(deleted, "connection"), resets))
 		if err != nil {
-			found = append(found, remark(config.Error, "failed", "%v", err))
+			found = append(found, answer.Problem(config.Error, "failed", "%v", err))
 		}
 	}
 	return e.reply(f.output, &r, found...)
@@ -162,7 +162,7 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 // remarks are the problems of a list of so many connections, of all that match.
 func (f *connectionsFlags) remarks(j *conntrack.Judge, listed, total int) (found config.Problems) {
 	add := func(level config.Level, id, format string, args ...any) {
-		found = append(found, remark(level, id, format, args...))
+		found = append(found, answer.Problem(level, id, format, args...))
 	}
 	if total == 0 && f.seenAs.IsValid() {
 		add(config.Error, "no-match", "no connection is seen as %s: it has ended, or another node or program translates it",
@@ -177,10 +177,6 @@ func (f *connectionsFlags) remarks(j *conntrack.Judge, listed, total int) (found
 		}
 	}
 	return found
-}
-
-func remark(level config.Level, id, format string, args ...any) config.Problem {
-	return config.Problem{ID: id, Level: level, Msg: fmt.Sprintf(format, args...)}
 }
 
 // errNoRules reports that no policy of ours is effective in the kernel.

@@ -69,10 +69,8 @@ func fixedChanges(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	for _, a := range floating {
-		if err := b.float(a, true); err != nil {
-			return err
-		}
+	if err := b.floatAll(); err != nil {
+		return err
 	}
 	b.from = b.sources(p[0].ruleset[nft.ModeNFTables], floating)
 	return fileChanges(nft.ModeNFTables, 4, snatKey)(ctx, b)
@@ -106,6 +104,16 @@ func addresses(texts []string) (all []netip.Addr) {
 		all = append(all, netip.MustParseAddr(text))
 	}
 	return all
+}
+
+// floatAll assigns all of the addresses to the node.
+func (b *bench) floatAll() error {
+	for _, a := range floating {
+		if err := b.float(a, true); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // float assigns an address to the node, or removes it.

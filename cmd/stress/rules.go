@@ -64,10 +64,8 @@ func rulesChange(n int) func(context.Context, *bench) error {
 		return p[i%2], err
 	}
 	return func(ctx context.Context, b *bench) error {
-		for _, a := range floating {
-			if err := b.float(a, true); err != nil {
-				return err
-			}
+		if err := b.floatAll(); err != nil {
+			return err
 		}
 		before, err := next(0)
 		if err != nil {
@@ -129,10 +127,8 @@ func (b *bench) alternate(ctx context.Context, several bool) error {
 		rulesets[i] = p[i].ruleset[nft.ModeNFTables]
 		b.from = append(b.from, b.sources(rulesets[i], floating)...)
 	}
-	for _, a := range floating {
-		if err := b.float(a, true); err != nil {
-			return err
-		}
+	if err := b.floatAll(); err != nil {
+		return err
 	}
 	if _, err := b.kernel.Apply(ctx, rulesets[0], layout.Ours); err != nil {
 		return err

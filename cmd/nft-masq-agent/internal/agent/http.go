@@ -104,12 +104,8 @@ func serve(ctx context.Context, l net.Listener, handler http.Handler, log *zap.L
 	}
 	room := &waitingRoom{Listener: l}
 	server := &http.Server{
-		Handler: room.answering(handler),
-		ConnContext: func(ctx context.Context,
-			c net.Conn,
-		) context.Context {
-			return context.WithValue(ctx, connKey{}, c)
-		},
+		Handler:           room.answering(handler),
+		ConnContext:       withConn,
 		ReadHeaderTimeout: readTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,
@@ -142,6 +138,10 @@ type waitingRoom struct {
 }
 
 type connKey struct{}
+
+func withConn(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, c)
+}
 
 // Accept implements [net.Listener].
 func (w *waitingRoom) Accept() (net.Conn, error) {

@@ -103,9 +103,7 @@ func NewCheck(h Head, o options.Options, l options.Loaded, err error) Check {
 
 // SetMeaning sets what an accepted config means. The text is written from the policy,
 // without it: it can be as large as the config.
-func (r *Check) SetMeaning(l options.Loaded) { r.Meaning = newMeaning(l) }
-
-func newMeaning(l options.Loaded) *meaning {
+func (r *Check) SetMeaning(l options.Loaded) {
 	m := &meaning{
 		RandomFully: l.Ruleset.Policy.RandomFully, ToPorts: strings.Join(texts(l.Ruleset.Policy.Ports), ","),
 		ResyncSeconds: l.Config.ResyncInterval.Seconds(),
@@ -120,7 +118,7 @@ func newMeaning(l options.Loaded) *meaning {
 	for _, p := range l.Ruleset.Policy.Families {
 		m.Families = append(m.Families, reportFamily(p))
 	}
-	return m
+	r.Meaning = m
 }
 
 func reportFamily(f nft.FamilyPolicy) familyReport {

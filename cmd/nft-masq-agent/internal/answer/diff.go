@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 )
@@ -161,7 +162,9 @@ func NewDiff(before, after nft.Policy) Diff {
 	other("packets of pods without a connection, where connections are masqueraded",
 		untranslated(before), untranslated(after))
 	for _, ipv6 := range []bool{false, true} {
-		if rules := [2][]nft.SNATRule{snatRules(before, ipv6), snatRules(after, ipv6)}; len(rules[0])+len(rules[1]) > 0 {
+		b, _ := before.Family(ipv6)
+		a, _ := after.Family(ipv6)
+		if rules := [2][]nft.SNATRule{b.SNATRules, a.SNATRules}; len(rules[0])+len(rules[1]) > 0 {
 			d.Other = append(d.Other, changedSources(rules, [2][]string{lastly(before, ipv6), lastly(after, ipv6)}, ipv6)...)
 			continue
 		}
@@ -202,15 +205,6 @@ func lastly(p nft.Policy, ipv6 bool) []string {
 		return []string{addressList(listed), interfaceAddress}
 	}
 	return []string{interfaceAddress}
-}
-
-func snatRules(p nft.Policy, ipv6 bool) []nft.SNATRule {
-	for _, f := range p.Families {
-		if f.IPv6 == ipv6 {
-			return f.SNATRules
-		}
-	}
-	return nil
 }
 
 // changedSources names the connections that leave from another address, if they are
@@ -257,8 +251,8 @@ func changedSources(rules [2][]nft.SNATRule, last [2][]string, ipv6 bool) (lines
 // leavesFrom names the addresses of an entry of snatRules, and its interfaces.
 func leavesFrom(r nft.SNATRule) string {
 	text := addressList(iprange.SetOf(r.Prefixes()))
-	for i, o := range r.Out {
-		text += either(i == 0, " by ", ", ") + o.Name
+	if len(r.Out) > 0 {
+		text += " by " + strings.Join(config.Names(r.Out), ", ")
 	}
 	return text
 }

@@ -147,11 +147,10 @@ func (x *Explanation) add(p nft.Policy, source string, c nft.Connection, answers
 
 // sourceQuestions returns the questions about the source.
 func sourceQuestions(p nft.Policy, ipv6 bool) (asks []nft.Question) {
-	for _, f := range p.Families {
-		for _, q := range f.Questions {
-			if f.IPv6 == ipv6 && q.AsksSource() {
-				asks = append(asks, q)
-			}
+	f, _ := p.Family(ipv6)
+	for _, q := range f.Questions {
+		if q.AsksSource() {
+			asks = append(asks, q)
 		}
 	}
 	return asks

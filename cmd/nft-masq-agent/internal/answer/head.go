@@ -40,7 +40,12 @@ func (h *Head) Take(found config.Problems) {
 
 // Add adds a problem that is not about a place in a file.
 func (h *Head) Add(level config.Level, id, format string, args ...any) {
-	h.Take(config.Problems{problem(level, id, nowhere, format, args...)})
+	h.Take(config.Problems{Problem(level, id, format, args...)})
+}
+
+// Problem returns a problem that is not about a place in a file.
+func Problem(level config.Level, id, format string, args ...any) config.Problem {
+	return problem(level, id, nowhere, format, args...)
 }
 
 // Problems returns errors, warnings and notes.

@@ -153,11 +153,8 @@ func everything(ipv6 bool) netip.Prefix { return iprange.All(ipv6).Prefixes()[0]
 // overlapsAny reports whether a network overlaps one of a sorted list of which
 // none covers another, as returned by [nft.List.Prefixes].
 func overlapsAny(p netip.Prefix, sorted []netip.Prefix) bool {
-	next, _ := slices.BinarySearchFunc(sorted, p.Addr(), func(s netip.Prefix,
-		a netip.Addr,
-	) int {
-		return s.Addr().Compare(a)
-	})
+	byAddress := func(s netip.Prefix, a netip.Addr) int { return s.Addr().Compare(a) }
+	next, _ := slices.BinarySearchFunc(sorted, p.Addr(), byAddress)
 	return next < len(sorted) && sorted[next].Overlaps(p) || next > 0 && sorted[next-1].Overlaps(p)
 }
 

@@ -265,7 +265,7 @@ func (r *Status) String() string {
 // the files.
 var weights = []string{
 	"kernel-refusal", "config-rejected", "", "second-agent", "out-of-sync", "older-agent", "interface-list-unmatched",
-	"conflict", "overruled", "ports-used", "snat-missing", "pod-cidr-not-exempt", "pod-cidr-forced", "older-routing",
+	"conflict", "overruled", "snat-missing", "pod-cidr-not-exempt", "pod-cidr-forced", "older-routing",
 }
 
 // Conclude completes the problems by those that follow from the facts, and sorts them.
