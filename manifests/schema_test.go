@@ -225,10 +225,14 @@ func TestExamplesParseAsDescribed(t *testing.T) {
 		exempt, sources string
 		linkLocal       bool // masqueraded
 		warnings        int
+		snatRules       int // entries
 	}{
 		"agent-config":                   {exempt: cidrs(config.Default(config.Defaults{}).NonMasqueradeCIDRs)},
 		"examples/pods-only":             {exempt: "10.0.0.0/8", sources: "10.244.0.0/16"},
 		"examples/fixed-addresses":       {exempt: "10.0.0.0/8"},
+		"examples/calico-pools":          {exempt: "10.0.0.0/8", snatRules: 1},
+		"examples/cilium-pools":          {exempt: "10.0.0.0/8 fd00::/8", snatRules: 2},
+		"examples/two-uplinks":           {exempt: "10.0.0.0/8", snatRules: 3},
 		"examples/gke":                   {exempt: gke},
 		"examples/azure":                 {exempt: "10.244.0.0/16 100.64.0.0/10 192.168.0.0/16", linkLocal: true},
 		"examples/non-masquerade-daemon": {exempt: "10.0.0.0/8", warnings: 1}, // linkLocal is deprecated
@@ -249,6 +253,9 @@ func TestExamplesParseAsDescribed(t *testing.T) {
 		}
 		if got := cidrs(c.MasqueradeSrcCIDRs); got != want.sources || c.MasqLinkLocal != want.linkLocal {
 			t.Errorf("%s: sources %q, link-local %t", dir, got, c.MasqLinkLocal)
+		}
+		if len(c.SNATRules) != want.snatRules {
+			t.Errorf("%s: entries of snatRules are %v", dir, c.SNATRules)
 		}
 	}
 }
