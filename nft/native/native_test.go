@@ -103,7 +103,8 @@ func many(n int, format string) string {
 func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
-	const set = `add set TABLE SET { type ipv4_addr; flags interval; comment "destinations that see the pod's own address"; `
+	const set = `add set TABLE SET { type ipv4_addr; flags interval; ` +
+		`comment "destinations that see the pod's own address"; `
 	const alone = "flush chain TABLE postrouting; flush chain TABLE enforce; delete set TABLE SET; "
 	lost := "set non-masq-v4 is missing"
 	const pairs = "self-v4-a { 10.244.1.2 . 10.244.1.2 timeout 1m }"
