@@ -184,10 +184,18 @@ func (l LegacyChain) Decides() bool { return l.Base != nil && l.Rules > 0 && !l.
 
 // String returns the name of the chain and what exists of it.
 func (l LegacyChain) String() string {
-	name, table := nfnetlink.Printable(l.Name), l.Family.String()+" "+nfnetlink.Printable(l.Table)
-	text := fmt.Sprintf("chain %s in table %s: %d rules, %d jumps", name, table, l.Rules, len(l.Jumps))
-	if l.Gone {
-		text = fmt.Sprintf("%d jumps to chain %s in table %s, which is gone", len(l.Jumps), name, table)
+	text := fmt.Sprintf("chain %s in table %s", nfnetlink.Printable(l.Name), l.Family.String()+" "+
+		nfnetlink.Printable(l.Table))
+	switch {
+	case l.Gone:
+		return "rules that lead to " + text + ", which is gone"
+	case l.Rules == 1:
+		text += ": 1 rule"
+	default:
+		text += fmt.Sprintf(": %d rules", l.Rules)
+	}
+	if len(l.Jumps) == 0 {
+		text += ", to which no other rule leads"
 	}
 	if l.RandomFully {
 		text += ", random-fully"
