@@ -30,7 +30,8 @@ type documented struct {
 // mentions are names of commands in the text, which are no command lines.
 var mentions = []string{
 	"kubectl apply", "kubectl exec", "kubectl create configmap --from-file", "helm install", "helm uninstall",
-	"promtool test rules", "conntrack -D", "nft -f", "ip address", "ready --wait-for",
+	"promtool test rules", "conntrack -D", "nft -f", "ip address", "ip nat",
+	"ready --wait-for",
 }
 
 // elsewhere are command lines that no test of this file runs, with the reason.
