@@ -325,8 +325,8 @@ func TestSetsAreFilledInAFewTransactionsAndContinued(t *testing.T) {
 			if err := refuse(len(sizes)); err != nil {
 				return err
 			}
-			if b.Prefixes > 0 {
-				sizes = append(sizes, b.Prefixes)
+			if b.Elements > 0 {
+				sizes = append(sizes, b.Elements)
 			}
 			return commit(b)
 		})
