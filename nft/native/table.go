@@ -104,7 +104,7 @@ func likeOurs(s nfnetlink.Set) bool {
 	switch s.Flags {
 	case unix.NFT_SET_INTERVAL, unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT:
 	case unix.NFT_SET_MAP, unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL:
-		return len(s.Special) == 0 && (s.DataLen == s.KeyLen || s.DataType == unix.NFT_DATA_VERDICT)
+		return len(s.Special) == 0 && (s.DataType == s.KeyType || s.DataType == unix.NFT_DATA_VERDICT)
 	default:
 		return false
 	}
