@@ -265,3 +265,49 @@ func TestRulesOfOthersAreComparedWithTheChainThatMasquerades(t *testing.T) {
 		}
 	}
 }
+
+func TestChainThatDropsIsRestored(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	k := open(t, ns)
+	want := nft.Compile(droppingInvalid(), enforcingOptions())
+	apply(t, k, want, everything)
+	const again = "flush chain TABLE untranslated; delete chain TABLE untranslated; add chain TABLE untranslated { "
+	for _, attack := range []tampering{
+		{"flush", does("flush chain TABLE untranslated"), "chain untranslated: missing rule"},
+		{
+			"delete", does("flush chain TABLE untranslated; delete chain TABLE untranslated"),
+			"chain untranslated is missing",
+		},
+		{"insert", does("insert rule TABLE untranslated accept"), "chain untranslated: unexpected rule: accept"},
+		{"replace", func(a *attacker) {
+			rules, _, err := connect(t, ns).FirstRules(nfnetlink.Inet, nft.TableName, "untranslated",
+				func(nfnetlink.Rule) bool { return false })
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.nft(fmt.Sprintf("replace rule TABLE untranslated handle %d ct state invalid accept", rules[0].Handle))
+		}, "chain untranslated: missing rule: ct state != invalid return"},
+		{"priority", does(again + "type filter hook postrouting priority 50; }"), "priority 50"},
+		{"hook", does(again + "type filter hook forward priority 120; }"), "filter hook forward"},
+		{"type", does(again + "type nat hook postrouting priority 120; }"), "nat hook postrouting priority 120"},
+		{"no hook", does(again + "}"), "no hook"},
+		{"policy", does("add chain TABLE untranslated { policy drop; }"), "another policy than accept"},
+		{
+			"counter", does("flush chain TABLE untranslated; delete counter TABLE invalid-v4"),
+			"counters are missing: invalid-v4",
+		},
+		{"set", does("flush set TABLE SET"), "lacks 10.244.0.0/16"},
+		{"dormant", does("add table TABLE { flags dormant; }"), "is dormant"},
+	} {
+		t.Run(attack.name, func(t *testing.T) {
+			side := "-a"
+			if strings.Contains(nfttest.ListRuleset(t, ns), "set masq-src-v4-b") {
+				side = "-b"
+			}
+			attack.do(&attacker{t: t, ns: ns, table: "inet " + nft.TableName, set: "masq-src-v4" + side, want: want})
+			revert(t, ns, k, want, attack.finds)
+		})
+	}
+}
