@@ -17,6 +17,7 @@ import (
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 // within bounds a wait in these tests.
@@ -258,6 +259,67 @@ func TestSegmentOutsideOfTheWindowIsDroppedUnlessTolerated(t *testing.T) {
 			}
 			if !tolerated {
 				d.works(t, "next to a segment outside of its window")
+			}
+		}
+	}
+}
+
+// With br_netfilter packets between pods on a bridge pass the chain, too, and it decides
+// like the chain that masquerades.
+func TestPacketsBetweenPodsOnABridgeAreDroppedWhereTheyWouldBeMasqueraded(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft", "ip")
+	w := wire{Topology: &nfttest.Topology{Node: nfttest.NewNS(t, "node")}, port: firstPort}
+	nfttest.Run(t, w.Node, "", "ip", "link", "add", "cni0", "type", "bridge")
+	nfttest.Run(t, w.Node, "", "ip", "link", "set", "cni0", "up")
+	var pods []*nfttest.NS
+	addresses := [][]string{{"10.244.1.2", "fd00:10:244:1::2"}, {"10.244.1.3", "fd00:10:244:1::3"}}
+	for i, of := range addresses {
+		pod, port := nfttest.NewNS(t, fmt.Sprint("pod", i)), fmt.Sprint("port", i)
+		err := netns.AddVeth(netns.End{NS: pod, Dev: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 3, byte(i)}},
+			netns.End{NS: w.Node, Dev: port, MAC: net.HardwareAddr{2, 0, 0, 0, 4, byte(i)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, args := range []string{
+			"address add " + of[0] + "/24 dev eth0", "address add " + of[1] + "/64 dev eth0 nodad", "link set eth0 up",
+		} {
+			nfttest.Run(t, pod, "", "ip", strings.Fields(args)...)
+		}
+		nfttest.Run(t, w.Node, "", "ip", "link", "set", port, "master", "cni0", "up")
+		pods = append(pods, pod)
+	}
+	passes := true
+	for _, name := range []string{"iptables", "ip6tables"} {
+		if err := w.Node.Sysctl("net.bridge.bridge-nf-call-"+name, "1"); err != nil {
+			t.Logf("without br_netfilter nothing of a bridge passes the rules: %v", err)
+			passes = false
+		}
+	}
+	k, conn := open(t, w.Node), connect(t, w.Node)
+	for _, exempt := range []bool{true, false} {
+		c := droppingInvalid()
+		if !exempt {
+			c.NonMasqueradeCIDRs = nil
+		}
+		apply(t, k, nft.Compile(c, enforcingOptions()), layout.Ours)
+		for f := range 2 {
+			src, dst := netip.MustParseAddr(addresses[0][f]), netip.MustParseAddr(addresses[1][f])
+			before := dropped(t, conn, dst.Is6())
+			// Neighbor discovery comes first. A bridge without an address cannot masquerade.
+			if exempt || !passes {
+				w.port++
+				at := netip.AddrPortFrom(dst, w.port)
+				w.talk(t, pods[0], pods[1], netip.AddrPortFrom(src, w.port), at, at).works(t, "on the bridge")
+			}
+			if got := dropped(t, conn, dst.Is6()); got != before {
+				t.Errorf("%s to %s: %d packets of a valid connection were dropped", src, dst, got-before)
+			}
+			flow := nfttest.Flow{Proto: nfttest.TCP, From: pods[0], To: pods[1], Flags: rst}
+			w.port++
+			flow.Src, flow.Dst = netip.AddrPortFrom(src, w.port), netip.AddrPortFrom(dst, destPort)
+			if _, isDropped := fate(t, &w, conn, flow); isDropped != (passes && !exempt) {
+				t.Errorf("%s to %s, exempt %t: dropped %t", src, dst, exempt, isDropped)
 			}
 		}
 	}
