@@ -284,6 +284,8 @@ func TestChainThatDropsIsRestored(t *testing.T) {
 			"delete", does("flush chain TABLE untranslated; delete chain TABLE untranslated"),
 			"chain untranslated is missing",
 		},
+		{"flush the rules", does("flush chain TABLE drop-invalid"), "chain drop-invalid: missing rule"},
+		{"insert a rule", does("insert rule TABLE drop-invalid accept"), "chain drop-invalid: unexpected rule: accept"},
 		{"insert", does("insert rule TABLE untranslated accept"), "chain untranslated: unexpected rule: accept"},
 		{"replace", func(a *attacker) {
 			rules, _, err := connect(t, ns).FirstRules(nfnetlink.Inet, nft.TableName, "untranslated",
@@ -292,14 +294,14 @@ func TestChainThatDropsIsRestored(t *testing.T) {
 				t.Fatal(err)
 			}
 			a.nft(fmt.Sprintf("replace rule TABLE untranslated handle %d ct state invalid accept", rules[0].Handle))
-		}, "chain untranslated: missing rule: ct state != invalid return"},
+		}, "chain untranslated: missing rule: ct state == invalid goto drop-invalid"},
 		{"priority", does(again + "type filter hook postrouting priority 50; }"), "priority 50"},
 		{"hook", does(again + "type filter hook forward priority 120; }"), "filter hook forward"},
 		{"type", does(again + "type nat hook postrouting priority 120; }"), "nat hook postrouting priority 120"},
 		{"no hook", does(again + "}"), "no hook"},
 		{"policy", does("add chain TABLE untranslated { policy drop; }"), "another policy than accept"},
 		{
-			"counter", does("flush chain TABLE untranslated; delete counter TABLE invalid-v4"),
+			"counter", does("flush chain TABLE drop-invalid; delete counter TABLE invalid-v4"),
 			"counters are missing: invalid-v4",
 		},
 		{"set", does("flush set TABLE SET"), "lacks 10.244.0.0/16"},

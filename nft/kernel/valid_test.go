@@ -253,9 +253,19 @@ func TestSegmentOutsideOfTheWindowIsDroppedUnlessTolerated(t *testing.T) {
 			if err := w.Node.Sysctl("net.netfilter.nf_conntrack_tcp_be_liberal", liberal); err != nil {
 				t.Fatal(err)
 			}
-			seen, dropped := fate(t, w, c, f)
-			if dropped == tolerated || tolerated && seen.Seen.Addr() != a.node {
-				t.Errorf("%d: tolerated %t: dropped %t, seen from %s", i, tolerated, dropped, seen.Seen)
+			// Their sequence numbers are random. Some kernels tolerate a number above the window, too.
+			anyDropped := false
+			for range 40 {
+				seen, isDropped := fate(t, w, c, f)
+				if anyDropped = anyDropped || isDropped; !isDropped && seen.Seen.Addr() != a.node {
+					t.Errorf("%d: tolerated %t: seen from %s", i, tolerated, seen.Seen)
+				}
+				if anyDropped {
+					break
+				}
+			}
+			if anyDropped == tolerated {
+				t.Errorf("%d: tolerated %t: dropped %t", i, tolerated, anyDropped)
 			}
 			if !tolerated {
 				d.works(t, "next to a segment outside of its window")
