@@ -29,6 +29,9 @@ type SNATRule struct {
 	Out      []config.Interface // none: any interface
 }
 
+// RuleChain is the beginning of the name of an entry's chain, before its place.
+const RuleChain = "snat-rule-"
+
 // newSNATRules returns the entries that can decide about connections of a family.
 func newSNATRules(entries []config.SNATRule, ipv6 bool) (rules []SNATRule) {
 	for i, e := range entries {
