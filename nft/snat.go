@@ -241,15 +241,14 @@ func (l List) has(a netip.Addr) bool {
 	return found
 }
 
-// Absent counts the entries of the list of which the node has no address.
-func (s SNAT) Absent() int {
-	n := 0
+// Absent returns the entries of the list of which the node has no address.
+func (s SNAT) Absent() (absent []config.CIDR) {
 	for _, c := range s.CIDRs {
 		if !slices.ContainsFunc(s.Present, c.Contains) {
-			n++
+			absent = append(absent, c)
 		}
 	}
-	return n
+	return absent
 }
 
 // buckets is into how many groups pods fall, by the last byte of their address.
