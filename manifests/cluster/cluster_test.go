@@ -232,7 +232,8 @@ func (w *world) record(name, header string) {
 	_, image := agentArchive(w.t)
 	_, agent, _ := strings.Cut(image, ":")
 	table := fmt.Sprintf("%s, nft-masq-agent %s, Kubernetes %s, Linux %s:\n\n| %s |\n|%s\n%s\n",
-		time.Now().UTC().Format(time.DateOnly), agent, w.version(), strings.TrimSpace(w.Sh("uname -r")), header, strings.Repeat("---|", columns), strings.Join(w.rows, "\n"))
+		time.Now().UTC().Format(time.DateOnly), agent, w.version(), strings.TrimSpace(w.Sh("uname -r")), header,
+		strings.Repeat("---|", columns), strings.Join(w.rows, "\n"))
 	w.t.Logf("\n%s", table)
 	if w.t.Failed() || os.Getenv("CLUSTER_WRITE") != "1" {
 		return
