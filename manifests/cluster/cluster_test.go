@@ -246,9 +246,12 @@ func (w *world) record(name, header string) {
 	if w.Control != nil {
 		kubernetes = " Kubernetes " + w.version() + ","
 	}
+	version, err := exec.Command("make", "-s", "-C", "../..", "version").Output()
+	must(w.t, err)
 	linux, err := os.ReadFile("/proc/sys/kernel/osrelease")
 	must(w.t, err)
-	table := fmt.Sprintf("%s,%s Linux %s:\n\n| %s |\n|%s\n%s\n", time.Now().UTC().Format(time.DateOnly), kubernetes,
+	table := fmt.Sprintf("%s, nft-masq-agent %s,%s Linux %s:\n\n| %s |\n|%s\n%s\n",
+		time.Now().UTC().Format(time.DateOnly), strings.TrimSpace(string(version)), kubernetes,
 		strings.TrimSpace(string(linux)), header, strings.Repeat("---|", columns), strings.Join(w.rows, "\n"))
 	w.t.Logf("\n%s", table)
 	if w.t.Failed() || os.Getenv("CLUSTER_WRITE") != "1" {
