@@ -328,7 +328,8 @@ func TestElementsThatDoMoreThanMatchAreFound(t *testing.T) {
 			t.Fatal(err)
 		}
 		message := func(typ netlink.HeaderType, flags netlink.HeaderFlags, family, subsystem byte,
-			body []byte) netlink.Message {
+			body []byte,
+		) netlink.Message {
 			return netlink.Message{
 				Header: netlink.Header{Type: typ, Flags: netlink.Request | flags},
 				Data:   append([]byte{family, 0, 0, subsystem}, body...),
