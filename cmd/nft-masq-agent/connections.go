@@ -107,7 +107,11 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 			return exitUsage, usagef("ADDRESS %q %w", operands[0], err)
 		}
 	}
+	family := f.filter().Family
 	switch {
+	case family != 0 && slices.ContainsFunc([]netip.Addr{f.to.Addr(), f.from.Addr(), f.seenAs.Addr()},
+		func(a netip.Addr) bool { return a.IsValid() && a.Is4() != (family == unix.AF_INET) }):
+		return exitUsage, usagef("ADDRESS, --from and --seen-as are of different address families")
 	case f.yes && !f.flush:
 		return exitUsage, usagef("--yes is for --flush")
 	case f.ports && (f.flush || f.stale):
