@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/google/nftables/expr"
 
@@ -150,11 +149,7 @@ func compileSNAT(p nft.Policy, f nft.FamilyPolicy, masq nft.Node) nft.Chain {
 		if len(s.Present) == 1 && !to.Whole {
 			to.To = s.Present[0]
 		}
-		for _, r := range portRules(p.Ports, func(ports *nft.PortRange) nft.Node {
-			to := to
-			to.Ports = ports
-			return to
-		}) {
+		for _, r := range portRules(p.Ports, to.node) {
 			c.Rules = append(c.Rules, nft.Rule{Nodes: slices.Concat(match, r.Nodes), Comment: comment})
 		}
 	}
@@ -166,10 +161,12 @@ func compileSNAT(p nft.Policy, f nft.FamilyPolicy, masq nft.Node) nft.Chain {
 		}
 		var match []nft.Node
 		if len(r.From.CIDRs) > 0 {
-			match = append(match, inSet{IPv6: f.IPv6, Source: true, Set: ruleName(r, "from", f)})
+			match = append(match, implying(f.IPv6, inSet(f.IPv6, true, false, ruleName(r, "from", f))))
 		}
-		if len(r.To.CIDRs) > 0 {
-			match = append(match, inSet{IPv6: f.IPv6, Known: len(match) > 0, Set: ruleName(r, "to", f)})
+		if to := inSet(f.IPv6, false, false, ruleName(r, "to", f)); len(r.To.CIDRs) > 0 && len(match) > 0 {
+			match = append(match, to)
+		} else if len(r.To.CIDRs) > 0 {
+			match = append(match, implying(f.IPv6, to))
 		}
 		to := sourceNAT{Map: ruleName(r, "by-pod", f), Known: len(match) > 0}
 		if len(r.Out) == 0 {
@@ -196,55 +193,31 @@ type sourceNAT struct {
 	Whole       bool // the map is by the whole source
 	Known       bool // the rule compares an address of the family before
 	RandomFully bool
-	Ports       *nft.PortRange
 }
 
-func (s sourceNAT) String() string {
-	ip, mask, to := "ip", "0.0.0.255", s.To.String()
-	if s.IPv6 {
-		ip, mask = "ip6", "::ff"
-	}
-	switch {
-	case s.Whole:
-		to = fmt.Sprintf("%s saddr map @%s%s", ip, s.Map, nft.SideA)
-	case !s.To.IsValid():
-		to = fmt.Sprintf("%s saddr & %s map @%s%s", ip, mask, s.Map, nft.SideA)
-	case s.IPv6 && s.Ports != nil:
-		to = "[" + to + "]"
-	}
-	if s.Ports != nil {
-		to += ":" + s.Ports.String()
-	}
-	words := []string{"snat", ip, "to", to}
-	if s.RandomFully {
-		words = append(words, "fully-random")
-	}
-	return strings.Join(words, " ")
-}
-
-func (s sourceNAT) Bytecode(f nfnetlink.Family, sides nft.Sides) []nfnetlink.Expr {
-	var es []nfnetlink.Expr
+// node returns the statement, with ports unless they are nil.
+func (s sourceNAT) node(ports *nft.PortRange) nft.Node {
+	var es []expr.Any
 	if s.To.IsValid() {
-		es = nfnetlink.Marshal(f, &expr.Immediate{Register: reg1, Data: s.To.AsSlice()})
+		es = append(es, &expr.Immediate{Register: reg1, Data: s.To.AsSlice()})
 	} else {
-		if !s.Known {
-			es = ofFamily(s.IPv6).Exprs
-		}
 		source := nfnetlink.AddressPayload(s.IPv6, true)
-		es = append(es, nfnetlink.Marshal(f, source)...)
-		if !s.Whole {
+		if es = append(es, source); !s.Whole {
 			mask := make([]byte, source.Len)
 			mask[len(mask)-1] = 0xff
-			es = append(es, nfnetlink.Marshal(f,
-				&expr.Bitwise{
-					SourceRegister: reg1, DestRegister: reg1, Len: source.Len, Mask: mask,
-					Xor: make([]byte, len(mask)),
-				})...)
+			es = append(es, &expr.Bitwise{
+				SourceRegister: reg1, DestRegister: reg1, Len: source.Len, Mask: mask, Xor: make([]byte, len(mask)),
+			})
 		}
-		es = append(es, nfnetlink.Marshal(f,
-			&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: sides.Of(s.Map)})...)
+		es = append(es, &expr.Lookup{
+			SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: s.Map + nft.SideA,
+		})
 	}
-	load, low, high := loadPorts(s.Ports, reg2)
-	es = append(es, nfnetlink.Marshal(f, load...)...)
-	return append(es, nfnetlink.SourceNAT(nft.FamilyPolicy{IPv6: s.IPv6}.Family(), s.RandomFully, reg1, low, high))
+	load, low, high := loadPorts(ports, reg2)
+	n := nodeOf(append(nfnetlink.Marshal(nfnetlink.Inet, append(es, load...)...),
+		nfnetlink.SourceNAT(nft.FamilyPolicy{IPv6: s.IPv6}.Family(), s.RandomFully, reg1, low, high))...)
+	if s.To.IsValid() || s.Known {
+		return n
+	}
+	return implying(s.IPv6, n)
 }

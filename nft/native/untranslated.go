@@ -50,15 +50,15 @@ func invalidCounter(f nft.FamilyPolicy) string { return string(nft.Invalid) + f.
 
 // valid matches packets that connection tracking does not call invalid.
 func valid() nft.Node {
-	return plain("ct state != invalid",
+	return node(
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: binary.NativeEndian.AppendUint32(nil, expr.CtStateBitINVALID)})
 }
 
 // notUnicast matches packets to an address of this node, and to several nodes.
 func notUnicast() nft.Node {
-	return addrType(false, expr.CmpOpNeq, "fib daddr type != unicast", unix.RTN_UNICAST)
+	return addrType(false, expr.CmpOpNeq, unix.RTN_UNICAST)
 }
 
 // drop drops the packet.
-func drop() nft.Node { return plain("drop", &expr.Verdict{Kind: expr.VerdictDrop}) }
+func drop() nft.Node { return node(&expr.Verdict{Kind: expr.VerdictDrop}) }

@@ -423,6 +423,9 @@ func (d *decoder) translate(e nfnetlink.Expr) (n NAT, words string) {
 	first, last, ports := d.span(e, portsAt, kindBig)
 	n.MinPort, n.MaxPort, n.Flags = first.port(), last.port(), e.Uint32(flagsAt)
 	if ports != "" {
+		if n.To.From.Is6() {
+			to = "[" + to + "]"
+		}
 		to += ":" + ports
 	}
 	if to != "" {

@@ -181,10 +181,10 @@ func TestPolicyIsDecidedOnceForAContent(t *testing.T) {
 	}
 }
 
-func TestJumpsToAMissingChainDoNotCount(t *testing.T) {
+func TestChainsWithoutEffectDoNotCount(t *testing.T) {
 	for name, o := range map[string]kernel.Others{
 		"no packets get there": legacy(),
-		"gone":                 {Legacy: []foreign.LegacyChain{{Name: "IP-MASQ", Gone: true, Base: &nfnetlink.Chain{}}}},
+		"no rules":             {Legacy: []foreign.LegacyChain{{Name: "IP-MASQ", Base: &nfnetlink.Chain{}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
