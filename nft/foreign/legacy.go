@@ -174,8 +174,14 @@ func (l LegacyChain) Decides() bool { return l.Base != nil && l.Rules > 0 }
 
 // String returns the name of the chain and what exists of it.
 func (l LegacyChain) String() string {
-	text := fmt.Sprintf("chain %s in table %s %s: %d rules, %d jumps", nfnetlink.Printable(l.Name), l.Family,
-		nfnetlink.Printable(l.Table), l.Rules, len(l.Jumps))
+	text := fmt.Sprintf("chain %s in table %s %s: %d rules", nfnetlink.Printable(l.Name), l.Family,
+		nfnetlink.Printable(l.Table), l.Rules)
+	if l.Rules == 1 {
+		text = strings.TrimSuffix(text, "s")
+	}
+	if len(l.Jumps) == 0 {
+		text += ", to which no other rule leads"
+	}
 	if l.RandomFully {
 		text += ", random-fully"
 	}
