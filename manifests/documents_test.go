@@ -41,6 +41,8 @@ var elsewhere = map[string]string{
 	"kubectl -n kube-system exec POD -- /nft-masq-agent status": "needs a kubelet: the tests of make test-cluster run it",
 	"kubectl -n kube-system exec POD -- /nft-masq-agent COMMAND": "needs a kubelet: the tests of make test-cluster " +
 		"run it",
+	"connections --seen-as 192.0.2.1:40001": "TestEachQuestionHasAnAnswerInOneLine runs it on a node with this connection",
+	"connections --seen-as 192.0.2.1:40002": "TestEachQuestionHasAnAnswerInOneLine runs it on a node without it",
 	"git tag --sign --message v1.0.0 v1.0.0": "needs the maintainer's " +
 		"key",
 	"skopeo copy --all oci:dist/image:v1.0.0 docker://registry.example/nft-masq-agent:v1.0.0": "needs a registry",
@@ -82,7 +84,7 @@ func shellLines(text string) []string {
 }
 
 // program matches the beginning of a command line.
-var program = regexp.MustCompile(`^(make|kubectl|helm|nft|ip|ip6?tables\S*|conntrack|nft-masq-agent|go|git|promtool|` +
+var program = regexp.MustCompile(`^(make|kubectl|helm|nft|ip (route|address)|ip6?tables\S*|conntrack|nft-masq-agent|go|git|promtool|` +
 	`systemctl|sha256sum|skopeo|cosign|manifests/\S+\.sh|check|diff|render|status|explain|connections|monitor|` +
 	`cleanup|ready) \S`)
 
