@@ -106,6 +106,12 @@ func allCommands(t *testing.T) []documented {
 		if err != nil {
 			return err
 		}
+		for line := range strings.Lines(string(text)) {
+			if strings.Contains(line, "```") &&
+				!regexp.MustCompile("^ *```[a-z]*$").MatchString(strings.TrimSuffix(line, "\n")) {
+				t.Errorf("%s: not the beginning or end of a block: %s", path, line)
+			}
+		}
 		for _, section := range strings.Split("\n"+string(text), "\n## ") {
 			title, _, _ := strings.Cut(section, "\n")
 			for _, line := range shellLines(section) {
