@@ -336,10 +336,9 @@ func TestProblemsHaveStableIDs(t *testing.T) {
 	}
 	want := map[string]string{
 		"cidrLimit": "error", "conflictingKeys": "mistake", "deprecatedKey": "warning", "duplicateKey": "mistake",
-		"emptyEntry": "mistake",
-		"emptyList":  "warning", "ignoredFile": "note", "interval": "warning", "invalidEntry": "error",
+		"emptyList": "warning", "ignoredFile": "note", "interval": "warning", "invalidEntry": "error",
 		"ipv6Off": "warning", "misspelledKey": "mistake",
-		"noKeys": "error", "noList": "warning", "nothingRead": "warning", "octalLength": "mistake",
+		"noKeys": "error", "noList": "warning", "nothingRead": "warning",
 		"secondDocument": "mistake", "syntax": "error",
 		"unknownKey": "warning", "wrongValue": "error", "needsSources": "error", "noEffect": "warning",
 		"tooManyEntries": "error",

@@ -46,7 +46,7 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 	}
 	for _, f := range p.Families {
 		if f.Translates() {
-			t.Chains = append(t.Chains, compileSNAT(p, f, masq))
+			t.Chains = append(t.Chains, compileSNAT(p, f, masq)...)
 		}
 	}
 	if p.Enforce != nil {

@@ -9,6 +9,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
 )
 
 // untranslatedChain is the chain that drops what would leave untranslated: conntrack has no
@@ -30,14 +31,9 @@ func compileUntranslated(p nft.Policy) nft.Chain {
 		if !p.Drops(f) {
 			continue
 		}
-		c.Rules = append(
-			c.Rules,
-			nft.Rule{
-				Nodes:   []nft.Node{ofFamily(f.IPv6), notUnicast(), stop()},
-				Comment: "to this node, multicast or broadcast",
-			},
-			nft.Rule{Nodes: []nft.Node{ofFamily(f.IPv6), fromThisNode(), stop()}, Comment: "from this node"},
-		)
+		c.Rules = append(append(c.Rules, notToOneElsewhere(f.IPv6)...), nft.Rule{
+			Nodes: []nft.Node{ofFamily(f.IPv6), fromThisNode(), stop()}, Comment: "from this node",
+		})
 		f.Questions = slices.DeleteFunc(slices.Clone(f.Questions),
 			func(q nft.Question) bool { return q.Asks == config.SentByNode })
 		c.Rules = append(c.Rules, decisions(f, []nft.Node{stop()}, []nft.Node{count(invalidCounter(f)), drop()})...)
@@ -55,9 +51,26 @@ func valid() nft.Node {
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: binary.NativeEndian.AppendUint32(nil, expr.CtStateBitINVALID)})
 }
 
-// notUnicast matches packets to an address of this node, and to several nodes.
-func notUnicast() nft.Node {
-	return addrType(false, expr.CmpOpNeq, "fib daddr type != unicast", unix.RTN_UNICAST)
+// notToOneElsewhere returns the rules for packets to this node, and to several nodes. The type
+// of an IPv6 address is unknown where the route to it depends on more than the address.
+func notToOneElsewhere(ipv6 bool) []nft.Rule {
+	if !ipv6 {
+		several := addrType(false, expr.CmpOpNeq, "fib daddr type != unicast", unix.RTN_UNICAST)
+		return []nft.Rule{{
+			Nodes:   []nft.Node{ofFamily(false), several, stop()},
+			Comment: "to this node, multicast or broadcast",
+		}}
+	}
+	first := nfnetlink.AddressPayload(true, false)
+	first.Len = 1
+	multicast := ofFamily(true)
+	multicast.Text = "ip6 daddr ff00::/8"
+	multicast.Exprs = append(multicast.Exprs, nfnetlink.Marshal(nfnetlink.Inet, first,
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{0xff}})...)
+	return []nft.Rule{
+		{Nodes: []nft.Node{ofFamily(true), toThisNode(), stop()}, Comment: "to this node"},
+		{Nodes: []nft.Node{multicast, stop()}, Comment: "multicast"},
+	}
 }
 
 // drop drops the packet.

@@ -52,6 +52,8 @@ type Flow struct {
 	// Flags are those of a TCP segment to send by itself, as in RFC 9293, section 3.1,
 	// without a connection. 0: a connection is established.
 	Flags byte
+	// Foreign: From need not have the source address, as for a transparent proxy.
+	Foreign bool
 	// Timeout bounds the time that the packet takes to arrive. 0: five seconds.
 	Timeout time.Duration
 }
@@ -347,6 +349,15 @@ func connected(f Flow, kind, protocol int) (fd int, sent netip.AddrPort, err err
 func bind(fd int, f Flow) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1); err != nil {
 		return fmt.Errorf("allow broadcast: %w", err)
+	}
+	if f.Foreign {
+		err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+		if f.Dst.Addr().Is6() {
+			err = unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
+		}
+		if err != nil {
+			return fmt.Errorf("allow another's address: %w", err)
+		}
 	}
 	if f.Dev != "" {
 		if err := unix.BindToDevice(fd, f.Dev); err != nil {

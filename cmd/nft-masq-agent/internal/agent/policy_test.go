@@ -181,19 +181,12 @@ func TestPolicyIsDecidedOnceForAContent(t *testing.T) {
 	}
 }
 
-func TestJumpsToAMissingChainDoNotCount(t *testing.T) {
-	for name, o := range map[string]kernel.Others{
-		"no packets get there": legacy(),
-		"gone":                 {Legacy: []foreign.LegacyChain{{Name: "IP-MASQ", Gone: true, Base: &nfnetlink.Chain{}}}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, w *world) {
-				w.find(o)
-				w.files <- unusable["rejected"]
-				w.wantSource(t, FromDefaults)
-			})
-		})
-	}
+func TestChainsThatNoPacketReachesDoNotCount(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.find(legacy())
+		w.files <- unusable["rejected"]
+		w.wantSource(t, FromDefaults)
+	})
 }
 
 func TestOrderAppliesOnceTheKernelCanBeRead(t *testing.T) {
