@@ -25,7 +25,10 @@ func parseAddress(s string) (netip.Prefix, string) {
 	return p, msg
 }
 
-const notCIDR = `%s is not a CIDR: write one such as "10.0.0.0/8"`
+const (
+	notCIDR     = `%s is not a CIDR: write one such as "10.0.0.0/8"`
+	leadingZero = "a leading zero" // in a prefix length: net.ParseCIDR accepts it
+)
 
 var (
 	leadingZeros = regexp.MustCompile(`/0+([0-9]+)$`)
@@ -45,12 +48,8 @@ func parseCIDR(s string) (netip.Prefix, string) {
 	switch {
 	case err == nil && !a.Is4In6() && p == p.Masked():
 		return p, ""
-	case leadingZeros.MatchString(s): // net.ParseCIDR accepts them
-		if p, msg := parseCIDR(leadingZeros.ReplaceAllString(s, "/$1")); msg != "" {
-			return p, msg
-		}
-		return p, fmt.Sprintf("%q has a leading zero in its prefix length, which iptables reads as octal: write %q",
-			s, leadingZeros.ReplaceAllString(s, "/$1"))
+	case leadingZeros.MatchString(s):
+		return p, leadingZero
 	case zone != "":
 		return p, fmt.Sprintf("%s has a zone, which is not possible here: remove %q", quote(s), zone)
 	case none != nil:

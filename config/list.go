@@ -3,6 +3,8 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"slices"
+	"strconv"
 	"strings"
 
 	"gopkg.in/yaml.v3"
@@ -20,9 +22,14 @@ var (
 	interfaces = entryKind{"the name of an interface", `"cni0", "veth*"`, parseInterface}
 )
 
-// list returns the entries of a file's last setting of a list. The older agents check only
-// these, but an entry of any setting must be a text.
+// list decodes a file's settings of a list like encoding/json: a null entry leaves
+// what was in its place, in the defaults or in an earlier list, even if that has been
+// shortened since. The older agents check only what is left at the end.
 func (f *file) list(row *Row) (items []*yaml.Node) {
+	var left []*yaml.Node
+	for _, cidr := range row.Entries(f.config) {
+		left = append(left, &yaml.Node{Kind: yaml.ScalarNode, Value: cidr.String()})
+	}
 	for _, s := range f.settings {
 		n := s.value
 		switch {
@@ -31,20 +38,29 @@ func (f *file) list(row *Row) (items []*yaml.Node) {
 		case n.Kind != yaml.SequenceNode && !isNull(n):
 			f.noList(row, n)
 			continue
+		case len(n.Content) == 0:
+			left = nil
 		}
+		items = left[:0]
 		if _, again := f.set[row.Key]; !again {
 			f.set[row.Key] = f.position(s.key)
 		}
-		items = nil
-		for _, item := range n.Content {
+		for i, item := range n.Content {
 			if !f.expand(n, 1) {
 				break
 			}
-			items = append(items, item)
-			if entry := target(item); !isNull(entry) && !row.text(entry) {
+			items = slices.Grow(items, 1)[:i+1]
+			entry := target(item)
+			if isNull(entry) && items[i] != nil {
+				f.report(Mistake, "emptyEntry", item, "an empty entry: write %s, or remove it", row.noun)
+				continue
+			}
+			items[i] = item
+			if !isNull(entry) && !row.text(entry) {
 				f.report(Error, "wrongValue", item, "%s", row.wrongEntry(entry))
 			}
 		}
+		left = items
 	}
 	return items
 }
@@ -81,7 +97,9 @@ func (f *file) entry(row *Row, item *yaml.Node) (p netip.Prefix) {
 	n := target(item)
 	msg := "an empty entry: write " + row.noun + ", or remove it"
 	if row.text(n) {
-		p, msg = row.parse(n.Value)
+		if p, msg = row.parse(n.Value); msg == leadingZero {
+			p, msg = f.octal(row, item)
+		}
 	} else if !isNull(n) {
 		return p
 	}
@@ -89,4 +107,24 @@ func (f *file) entry(row *Row, item *yaml.Node) (p netip.Prefix) {
 		f.report(Error, "invalidEntry", item, "%s", msg)
 	}
 	return p
+}
+
+// octal returns what a CIDR whose prefix length has leading zeros is to the older
+// agents. net.ParseCIDR accepts it, but their iptables reads the length as strtoul
+// does, in octal, and clears the host bits.
+func (f *file) octal(row *Row, item *yaml.Node) (p netip.Prefix, msg string) {
+	written := target(item).Value
+	decimal, msg := row.parse(leadingZeros.ReplaceAllString(written, "/$1"))
+	bits, err := strconv.ParseUint(written[1+strings.IndexByte(written, '/'):], 8, 8)
+	switch octal := netip.PrefixFrom(decimal.Addr(), int(bits)).Masked(); {
+	case msg != "" || row.older && octal == decimal:
+		return decimal, msg
+	case err != nil || !row.older:
+		return p, fmt.Sprintf("%q has a leading zero in its prefix length, which iptables reads as octal: write %q",
+			written, decimal)
+	default:
+		f.report(Mistake, "octalLength", item, "%q is %s to the older agents, because iptables reads a prefix length with "+
+			"a leading zero as octal: write %q or %q", written, octal, octal, decimal)
+		return octal, ""
+	}
 }

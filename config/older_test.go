@@ -106,8 +106,6 @@ var beyondBounds = regexp.MustCompile(`(?m)` + strings.Join([]string{
 	`the aliases expand`,
 	`too many values`,
 	`want a whole number in decimal digits`,
-	`has a leading zero`,
-	`an empty entry`,
 }, "|"))
 
 // onlyJSON matches those for JSON files: escapes, control characters, bytes that are
@@ -216,6 +214,11 @@ var faults = []struct {
 	{Mistake, "foo: 1\nfoo: 2"},
 	{Mistake, "nonMasqueradeCIDRs: [198.51.100.0/24]\nnonMasqueradeCIDRs: [192.0.2.0/24]"},
 	{Mistake, "nonMasqueradeCIDRs: [192.0.2.0/24]\nNonMasqueradeCIDRs: [198.51.100.0/24]"},
+	{
+		Mistake,
+		"nonMasqueradeCIDRs: [192.0.2.0/24, 198.51.100.0/24]\nNONMASQUERADECIDRS: [203.0.113.0/24]\n" +
+			"nonmasqueradecidrs: [null]",
+	},
 	{Mistake, "nonMasqueradeCIDRs: [10.0.0.1/8]\nnonMasqueradeCIDRs: []"},
 	{Mistake, "nonMasqueradeCIDRs: nothing\nnonMasqueradeCIDRs: "},
 	{Mistake, "masqLinkLocal: true\nMasqLinkLocal: false\nmasqlinklocal:"},
@@ -240,6 +243,8 @@ var faults = []struct {
 	{Mistake, "bar: 1\n---\nfoo: ["},
 	{Mistake, "bar: 1\n...\nfoo\nbaz: 1"},
 	{Mistake, "nonMasqueradeCIDRs: [10.0.0.1/8, foo]\nnonmasqueradecidrs: [192.0.2.0/24]"},
+	{Mistake, "nonMasqueradeCIDRs: [10.0.0.0/010, 172.16.0.0/12, fd00::/010]"},
+	{Mistake, "nonMasqueradeCIDRs: [10.1.0.0/0017]"},
 	{Mistake, "nonMasqueradeCIDRs: [10.0.0.0/08]\nnonmasqueradecidrs: [192.0.2.0/24]"},
 	{Error, "nonMasqueradeCIDRs: [10.0.0.0/08]"},
 	{Error, "nonMasqueradeCIDRs: [fd00::/09]"},
@@ -252,6 +257,7 @@ var faults = []struct {
 	{Error, "masqueradeSrcCIDRs: [10.0.0.0/00]"},
 	{Error, "forceMasqueradeCIDRs: [fd00::/010]"},
 	{Error, "snatAddresses: [198.51.100.0/030]"},
+	{Error, "nonMasqueradeCIDRs: [10.0.0.1/8, foo]\nnonmasqueradecidrs: [null]"},
 	{Error, "nonMasqueradeCIDRs: [1]\nnonmasqueradecidrs: [192.0.2.0/24]"},
 	{Mistake, "resyncInterval: 0s"},
 	{Mistake, "resyncInterval: -5m"},
@@ -268,6 +274,8 @@ var faults = []struct {
 	{Error, `forceMasqueradeCIDRs: 10.0.0.0/8`},
 	{Error, `masqueradeSrcCIDRs: [10.0.0.1/8, foo]`},
 	{Error, `nonMasqueradeSrcCIDRs: [null]`},
+	{Mistake, `nonMasqueradeCIDRs: [null, 192.0.2.0/24, null]`},
+	{Error, `nonMasqueradeCIDRs: [192.0.2.0/24, null, 10.0.0.0/8, null]`},
 	{Error, `nonMasqueradeCIDRs: [10.0.0.1/8]`},
 	{Error, `nonMasqueradeCIDRs: [10.0.0.1]`},
 	{Error, `nonMasqueradeCIDRs: [10.0.0.0/33]`},
@@ -304,6 +312,7 @@ func TestFaultsAreTakenAsTheOlderAgentsTakeThem(t *testing.T) {
 	}
 	for file, level := range map[string]Level{
 		`{"nonMasqueradeCIDRs": ["192.0.2.0/24"], "NonMasqueradeCIDRs": ["198.51.100.0/24"]}`: Mistake,
+		`{"nonMasqueradeCIDRs": ["192.0.2.0/24"], "nonMasqueradeCIDRs": [null]}`:              Mistake,
 		`{"masqLinkLocal": true, "MASQLINKLOCAL": false, "masqLinkLocal": null}`:              Mistake,
 		`{"resyncInterval": "0s", "resyncIntervall": "1s"}`:                                   Mistake,
 		`{"enableIPv6": "true"}`:                                  Error,
@@ -348,22 +357,49 @@ func TestDocumentsEndAsForTheOlderAgents(t *testing.T) {
 	}
 }
 
-// Entries that the older agents' libraries accept, and that do not mean what they look like.
-func TestEntriesThatOnlyTheOlderAgentsAcceptAreErrors(t *testing.T) {
-	for list, want := range map[string]string{
-		"[10.0.0.0/010]":             `"10.0.0.0/010" has a leading zero in its prefix length, which iptables reads as octal: write "10.0.0.0/10"`,
-		"[8.0.0.0/007]":              `"8.0.0.0/007" has a leading zero in its prefix length, which iptables reads as octal: write "8.0.0.0/7"`,
-		"[null, 192.0.2.0/24, null]": "an empty entry: write a CIDR, or remove it",
-		"[192.0.2.0/24, ~]":          "an empty entry: write a CIDR, or remove it",
+// iptables is asked about each prefix length, and decides what the older agents'
+// rules are for.
+func TestPrefixLengthsMeanWhatIPTablesReads(t *testing.T) {
+	nfttest.Require(t, "iptables-nft", "ip6tables-nft")
+	ns := nfttest.NewNS(t, "octal")
+	destination := regexp.MustCompile(`-d (\S+)`)
+	rejected := 0
+	for _, cidr := range []string{
+		"10.0.0.0/8", "10.0.0.0/08", "10.0.0.0/008", "10.0.0.0/010", "10.0.0.0/0010", "10.1.0.0/017", "10.0.0.0/09",
+		"10.0.0.0/018",
+		"8.0.0.0/007", "0.0.0.0/00", "0.0.0.0/000", "10.9.8.7/040", "10.9.8.7/032", "10.0.0.0/0x8", "10.0.0.0/+8",
+		"fd00::/8", "fd00::/08", "fd00::/010", "fd00::/0010", "fd00::/09", "fc00::/007", "::/00", "2001:db8::/0100",
+		"2001:db8::/060",
 	} {
-		file := "nonMasqueradeCIDRs: " + list
-		if _, err := readAsOlderAgent([]byte(file)); err != nil {
-			t.Errorf("%s: the older agent: %v", list, err)
+		program, none := "iptables-nft", "0.0.0.0/0"
+		if strings.Contains(cidr, ":") {
+			program, none = "ip6tables-nft", "::/0"
 		}
-		agreeWithOlderAgent(t, []byte(file))
-		if _, problems := parse(file); problems.Worst() != Error || problems[0].Msg != want {
-			t.Errorf("%s: %v", list, problems)
+		file := "nonMasqueradeCIDRs: ['" + cidr + "']"
+		got, err := readAsOlderAgent([]byte(file))
+		_, ruleErr := ns.Output("", program, "-t", "nat", "-A", "POSTROUTING", "-d", cidr, "-j", "RETURN")
+		c, problems := parse(file)
+		if ruleErr != nil || err != nil {
+			rejected++
+			if err == nil || problems.Worst() != Error {
+				t.Errorf("%s: iptables: %v; the older agent: %v; got %v", cidr, ruleErr, err, problems)
+			}
+			if ruleErr != nil {
+				continue
+			}
 		}
+		rules := nfttest.Run(t, ns, "", program, "-t", "nat", "-S", "POSTROUTING")
+		nfttest.Run(t, ns, "", program, "-t", "nat", "-F", "POSTROUTING")
+		want := none
+		if found := destination.FindStringSubmatch(rules); found != nil {
+			want = found[1]
+		}
+		if err == nil && (prefixes(c.NonMasqueradeCIDRs) != want || !strings.HasPrefix(got, "["+want+"]")) {
+			t.Errorf("%s: %s, %s; want %s", cidr, prefixes(c.NonMasqueradeCIDRs), got, want)
+		}
+	}
+	if rejected < 5 {
+		t.Errorf("%d rejected", rejected)
 	}
 }
 

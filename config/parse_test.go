@@ -336,9 +336,10 @@ func TestProblemsHaveStableIDs(t *testing.T) {
 	}
 	want := map[string]string{
 		"cidrLimit": "error", "conflictingKeys": "mistake", "deprecatedKey": "warning", "duplicateKey": "mistake",
-		"emptyList": "warning", "ignoredFile": "note", "interval": "warning", "invalidEntry": "error",
+		"emptyEntry": "mistake",
+		"emptyList":  "warning", "ignoredFile": "note", "interval": "warning", "invalidEntry": "error",
 		"ipv6Off": "warning", "misspelledKey": "mistake",
-		"noKeys": "error", "noList": "warning", "nothingRead": "warning",
+		"noKeys": "error", "noList": "warning", "nothingRead": "warning", "octalLength": "mistake",
 		"secondDocument": "mistake", "syntax": "error",
 		"unknownKey": "warning", "wrongValue": "error", "needsSources": "error", "noEffect": "warning",
 		"tooManyEntries": "error",

@@ -59,6 +59,7 @@ func TestModeIPTablesTakesAThousandCIDRsOfAFamily(t *testing.T) {
 // Without errors there is a ruleset: that of the config, or with mistakes what the
 // older agents make of it.
 func TestFilesWithMistakesAloneHaveARuleset(t *testing.T) {
+	const octal = "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/010, 172.16.0.0/12, fd00::/010]"
 	const long = "A-CHAIN-OF-25-CHARACTERS-"
 	for _, tt := range []struct {
 		file  string
@@ -71,6 +72,11 @@ func TestFilesWithMistakesAloneHaveARuleset(t *testing.T) {
 	}{
 		{"", "", modes(), config.Note, "", []string{"10.0.0.0/8", "192.168.0.0/16"}, "IPv6"},
 		{"masqLinkLocal: true\nextra: 1", "", modes(), config.Warning, "unknownKey", []string{"10.0.0.0/8"}, "169.254"},
+		{
+			octal, "", modes(), config.Mistake, "octalLength,octalLength",
+			[]string{"10.0.0.0/8", "172.16.0.0/12", "fd00::/8"},
+			"10.0.0.0/10",
+		},
 		{"masqLinkLocal: true\n---\n@", "", modes(), config.Mistake, "secondDocument", []string{"10.0.0.0/8"}, "169.254"},
 		{"nonMasqueradeCIDRs: [10.0.0.0/08]", "", modes(), config.Error, "invalidEntry", nil, ""},
 		{"masqLinkLocal: 1\nmasqLinklLocal: true", "", modes(), config.Error, "wrongValue,misspelledKey", nil, ""},

@@ -145,7 +145,7 @@ func (s *State) Differences() []layout.Difference {
 	case t.Flags != 0:
 		add(layout.Odd, "%s has the flag owner or persist", name)
 	case t.flooded:
-		add(layout.Drift, "%s has %d rules more than it should", name, slack)
+		add(layout.Drift, "%s has more than %d rules that are not in the config", name, slack)
 	case int(t.Use) > len(t.chains)+len(t.sets)+len(t.objects):
 		add(layout.Odd, "%s has something that is not in the config, such as a flowtable", name)
 	}
