@@ -41,7 +41,8 @@ func connectionsCommand() command {
 			"same source to the same destination. A connection is stale if its translation contradicts that: existing " +
 			"connections keep their address. Connections from or to the node itself, closed ones, and those that another " +
 			"program may have decided are never stale. Nothing is written without --flush. A FIN or RST of a deleted TCP " +
-			"connection leaves with the pod's own address, because the kernel translates tracked connections only.",
+			"connection leaves with the pod's own address unless dropInvalid is true, because the kernel translates tracked " +
+			"connections only.",
 		examples: []string{
 			program + " connections 203.0.113.0/24 --limit 20",
 			program + " connections --seen-as 198.51.100.1:54716",
