@@ -201,7 +201,6 @@ func TestExplainAnswersForThePodsOfThisNode(t *testing.T) {
 		t.Helper()
 		x, text := n.explained("203.0.113.9", "--config", n.path)
 		for _, w := range want {
-			fmt.Println(text)
 			if !strings.Contains(text, w) || x.Sees != sees {
 				t.Errorf("%s: sees %q, and %q is not in:\n%s", when, x.Sees, w, text)
 			}
