@@ -275,7 +275,7 @@ func TestSourcePortsAreCountedOnce(t *testing.T) {
 		{[]nft.PortRange{{Min: 5, Max: 5}}, 1},
 		{[]nft.PortRange{{Min: 5, Max: 9}, {Min: 8, Max: 10}, {Min: 5, Max: 5}}, 6},
 	} {
-		if got := (nft.Policy{Ports: tt.ports}).SourcePorts(); got != tt.want {
+		if got, _ := (nft.Policy{Ports: tt.ports}).SourcePorts(); got != tt.want {
 			t.Errorf("%v: %d, want %d", tt.ports, got, tt.want)
 		}
 	}
