@@ -127,7 +127,7 @@ func TestImportsAreRestricted(t *testing.T) {
 		"github.com/google/nftables":          slices.Concat(tools, []string{"nft"}),
 		"github.com/mdlayher/netlink":         slices.Concat(tools, []string{"nft"}),
 		"testing":                             forTests,
-		"flag":                                {"cmd", "nft/nfttest"},
+		"flag":                                {"cmd", "nft/nfttest", "manifests/release"},
 		"log":                                 {"cmd"},
 		"os/exec":                             slices.Concat(tools, forTests),
 		"nft-masq-agent/nft/nfttest":          slices.Concat(tools, forTests),
