@@ -101,25 +101,8 @@ func (f *explainFlags) explain(ctx context.Context, operands []string, e environ
 func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (answer.Explanation, error) {
 	now, readErr := s.inForce(ctx)
 	x := answer.Explanation{Head: s.head(), Config: s.config(now), Destination: dst.String(), Answers: []answer.Answer{}}
-	switch {
-	case f.live && readErr != nil:
-		return x, readErr
-	case f.live && !now.found:
-		return x, errNoRules
-	case f.live:
-		now.known = nil
-	case s.rejected != nil && !now.found:
-		return x, s.rejected
-	case readErr != nil:
-		x.Add(config.Warning, "kernel-unread", "The answer is from the config only: %v.", readErr)
-	case !now.found:
-		x.Add(config.Warning, "not-installed", "None of this agent's rules are installed on this node.")
-		x.Absent = true
-	case s.rejected != nil:
-		x.Add(config.Error, "config-rejected", "The config is rejected; the kernel enforces %s, and that is the answer.",
-			now.Hash)
-	case now.known == nil:
-		x.Add(config.Warning, "out-of-sync", "%s: the answer is the kernel's.", now.unknown)
+	if err := f.admit(&x, s, &now, readErr); err != nil {
+		return x, err
 	}
 	var known nft.Ruleset
 	judged := now.known
@@ -172,6 +155,31 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 		}
 	}
 	return x, nil
+}
+
+// admit says what the answer is from, or returns why there is none.
+func (f *explainFlags) admit(x *answer.Explanation, s *session, now *inForce, readErr error) error {
+	switch {
+	case f.live && readErr != nil:
+		return readErr
+	case f.live && !now.found:
+		return errNoRules
+	case f.live:
+		now.known = nil
+	case s.rejected != nil && !now.found:
+		return s.rejected
+	case readErr != nil:
+		x.Add(config.Warning, "kernel-unread", "The answer is from the config only: %v.", readErr)
+	case !now.found:
+		x.Add(config.Warning, "not-installed", "None of this agent's rules are installed on this node.")
+		x.Absent = true
+	case s.rejected != nil:
+		x.Add(config.Error, "config-rejected", "The config is rejected; the kernel enforces %s, and that is the answer.",
+			now.Hash)
+	case now.known == nil:
+		x.Add(config.Warning, "out-of-sync", "%s: the answer is the kernel's.", now.unknown)
+	}
+	return nil
 }
 
 // mostPodsAsked bounds the time that explain takes.
