@@ -9,8 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 )
@@ -29,7 +30,7 @@ func cleanupCommand() command {
 			"connections keep their address.",
 		examples: []string{program + " cleanup", program + " cleanup --legacy-only --dry-run"},
 		flags: func(fs *flag.FlagSet) action {
-			f := &cleanupFlags{nodeFlags: &nodeFlags{Options: options.AddNodeFlags(fs)}}
+			f := &cleanupFlags{nodeFlags: addNodeFlags(fs)}
 			fs.BoolVar(&f.legacy, "legacy", false, "also remove the chains of iptables-based agents, with their jumps")
 			fs.BoolVar(&f.legacyOnly, "legacy-only", false, "remove only these, for example next to a running agent")
 			fs.BoolVar(&f.dryRun, "dry-run", false, "print what would be removed, and remove nothing")
@@ -37,6 +38,26 @@ func cleanupCommand() command {
 			return f.cleanup
 		},
 	}
+}
+
+// A cleanupAnswer is the output of cleanup.
+type cleanupAnswer struct {
+	answer.Head
+	// DryRun means that nothing was removed.
+	DryRun bool `json:"dryRun"`
+	// Removed are the tables, chains and rules that were removed, or would be.
+	Removed []string `json:"removed"`
+}
+
+func (c *cleanupAnswer) String() string {
+	word := "removed "
+	switch {
+	case len(c.Removed) == 0:
+		return "nothing to remove\n"
+	case c.DryRun:
+		word = "would remove "
+	}
+	return word + strings.Join(c.Removed, "\n"+word) + "\n"
 }
 
 // what returns what to remove.
@@ -54,41 +75,38 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 	if f.legacy && f.legacyOnly {
 		return exitUsage, usagef("--legacy removes this agent's rules, too, and --legacy-only does not: omit one")
 	}
-	pid, found := running.Holder()
+	pid, runs := running.Holder()
 	if s := f.ask(e); s.agent != nil {
-		pid, found = s.agent.PID, true
+		pid, runs = s.agent.PID, true
 	}
-	if found && !f.legacyOnly && !f.dryRun {
+	if runs && !f.legacyOnly && !f.dryRun {
 		return exitFailed, fmt.Errorf("an agent runs here (pid %d) and would restore its rules: stop it first", pid)
 	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
 	k := e.kernel()
 	defer func() { _ = k.Close() }()
+	var found config.Problems
 	if only, err := k.OnlyNAT(ctx); err == nil && only && !f.legacyOnly && len(legacyIPTables(e.proc)) == 0 {
-		_, _ = fmt.Fprintln(e.stderr,
-			"warning: there are no other NAT rules on this node, so the kernel stops translating: masqueraded connections "+
-				"will break")
+		found = append(found, answer.Problem(config.Warning, "last-nat", "there are no other NAT rules on this node, so the "+
+			"kernel stops translating: masqueraded connections will break"))
 	}
-	remove, word := k.Cleanup, "removed "
+	remove := k.Cleanup
 	if f.dryRun {
-		remove, word = k.Removable, "would remove "
+		remove = k.Removable
 	}
 	removed, err := remove(ctx, f.what())
 	if err != nil {
 		return exitFailed, hinted(err)
 	}
-	text := "nothing to remove\n"
-	if len(removed) > 0 {
-		text = word + strings.Join(removed, "\n"+word) + "\n"
-	}
-	if err := write(e.stdout, text); err != nil {
-		return exitFailed, err
-	}
 	if f.legacy || f.legacyOnly { // netlink cannot remove them: they are not part of nf_tables
 		for _, line := range legacyIPTables(e.proc) {
-			_, _ = fmt.Fprintln(e.stderr, "warning: "+line)
+			found = append(found, answer.Problem(config.Warning, "older-agent", "%s", line))
 		}
+	}
+	r := cleanupAnswer{answer.NewHead(e.command), f.dryRun, append([]string{}, removed...)}
+	if code, err := e.reply(f.output, &r, found...); err != nil {
+		return code, err
 	}
 	if f.wait && !f.dryRun {
 		<-ctx.Done()

@@ -100,6 +100,21 @@ func parseLimit(s string) (int, error) {
 	return n, nil
 }
 
+// contradiction returns an error if flags contradict each other.
+func (f *connectionsFlags) contradiction() error {
+	family := f.filter().Family
+	switch {
+	case family != 0 && slices.ContainsFunc([]netip.Addr{f.to.Addr(), f.from.Addr(), f.seenAs.Addr()},
+		func(a netip.Addr) bool { return a.IsValid() && a.Is4() != (family == unix.AF_INET) }):
+		return usagef("ADDRESS, --from and --seen-as are of different address families")
+	case f.yes && !f.flush:
+		return usagef("--yes is for --flush")
+	case f.ports && (f.flush || f.stale):
+		return usagef("--ports does not list connections: omit --stale and --flush")
+	}
+	return nil
+}
+
 func (f *connectionsFlags) connections(ctx context.Context, operands []string, e environment) (int, error) {
 	if len(operands) > 0 {
 		var err error
@@ -107,15 +122,8 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 			return exitUsage, usagef("ADDRESS %q %w", operands[0], err)
 		}
 	}
-	family := f.filter().Family
-	switch {
-	case family != 0 && slices.ContainsFunc([]netip.Addr{f.to.Addr(), f.from.Addr(), f.seenAs.Addr()},
-		func(a netip.Addr) bool { return a.IsValid() && a.Is4() != (family == unix.AF_INET) }):
-		return exitUsage, usagef("ADDRESS, --from and --seen-as are of different address families")
-	case f.yes && !f.flush:
-		return exitUsage, usagef("--yes is for --flush")
-	case f.ports && (f.flush || f.stale):
-		return exitUsage, usagef("--ports does not list connections: omit --stale and --flush")
+	if err := f.contradiction(); err != nil {
+		return exitUsage, err
 	}
 	f.stale = f.stale || f.flush
 	s, err := f.open(e)

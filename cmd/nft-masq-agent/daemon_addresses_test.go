@@ -97,6 +97,7 @@ func TestExplainNamesThePossibleAddressesWithoutASource(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
 	n.swap(snatConfig)
+	n.forgetPods()
 	for i, tt := range []struct {
 		node []netip.Addr
 		sees string

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
@@ -14,6 +15,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 
@@ -33,7 +35,8 @@ func explainCommand() command {
 		operands: "ADDRESS",
 		about:    "show which source address a new connection to ADDRESS has, and why",
 		details: "The answer comes from the kernel: it follows the connection through the NAT rules of this node, also " +
-			"those of other programs, and names the rule, or the CIDR and its place in the file, that matches. If the kernel " +
+			"those of other programs, and names the rule, or the CIDR and its place in the file, that matches. Without " +
+			"--from it answers for the pods of this node, and says which get which answer if they differ. If the kernel " +
 			"cannot be read, the answer comes from the config alone. Flags that are not given are those of the running " +
 			"agent. Nothing is written.",
 		examples: []string{
@@ -99,15 +102,73 @@ func (f *explainFlags) explain(ctx context.Context, operands []string, e environ
 func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (answer.Explanation, error) {
 	now, readErr := s.inForce(ctx)
 	x := answer.Explanation{Head: s.head(), Config: s.config(now), Destination: dst.String(), Answers: []answer.Answer{}}
+	if err := f.admit(&x, s, &now, readErr); err != nil {
+		return x, err
+	}
+	var known nft.Ruleset
+	judged := now.known
+	if judged != nil {
+		known = *judged
+	} else if !now.found {
+		judged = s.Ruleset
+	}
+	x.Live, x.Why.Code = now.found && (s.rejected != nil || judged == nil), "config"
+	var tracer *kernel.Tracer
+	if readErr == nil {
+		if text := legacyNAT(s.proc, dst.Is6()); text != "" {
+			x.Add(config.Warning, "legacy-tables", "This answer ignores %s", text)
+		}
+		var err error
+		if tracer, err = s.kernel.Tracer(ctx, known); err != nil {
+			return x, hinted(err)
+		}
+	}
+	about := func(src netip.Addr) (answer.Explanation, error) {
+		x := x
+		x.Head = x.Clone()
+		routes, err := s.routes(src, dst, f.out)
+		switch {
+		case err != nil && readErr == nil:
+			return x, err
+		case len(routes.Ways) == 0:
+			x.Add(config.Note, "routes-unknown", "The routes of this node are unknown: %v.", err)
+			routes.Ways = []node.Route{{}}
+		}
+		if tracer != nil {
+			x.Follow(tracer.Trace(src, dst, routes))
+		}
+		if judged != nil {
+			x.Ask(judged.Policy, src, dst, routes)
+		}
+		return x, nil
+	}
+	answered, err := about(f.from)
+	if err == nil && tracer != nil && !f.from.IsValid() {
+		answered, err = aboutPods(s, answered, dst, about)
+	}
+	if err != nil {
+		return x, err
+	}
+	x = answered
+	if now.known != nil { // the verdict needs no privilege, but this does
+		if n, err := s.staleTo(ctx, known, f.from, dst); err == nil {
+			x.SetStale(n)
+		}
+	}
+	return x, nil
+}
+
+// admit says what the answer is from, or returns why there is none.
+func (f *explainFlags) admit(x *answer.Explanation, s *session, now *inForce, readErr error) error {
 	switch {
 	case f.live && readErr != nil:
-		return x, readErr
+		return readErr
 	case f.live && !now.found:
-		return x, errNoRules
+		return errNoRules
 	case f.live:
 		now.known = nil
 	case s.rejected != nil && !now.found:
-		return x, s.rejected
+		return s.rejected
 	case readErr != nil:
 		x.Add(config.Warning, "kernel-unread", "The answer is from the config only: %v.", readErr)
 	case !now.found:
@@ -119,41 +180,30 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 	case now.known == nil:
 		x.Add(config.Warning, "out-of-sync", "%s: the answer is the kernel's.", now.unknown)
 	}
-	var known nft.Ruleset
-	judged := now.known
-	if judged != nil {
-		known = *judged
-	} else if !now.found {
-		judged = s.Ruleset
-	}
-	x.Live, x.Why.Code = now.found && (s.rejected != nil || judged == nil), "config"
-	routes, err := s.routes(f.from, dst, f.out)
-	switch {
-	case err != nil && readErr == nil:
+	return nil
+}
+
+// mostPodsAsked bounds the time that explain takes.
+const mostPodsAsked = 1000
+
+// aboutPods asks for each pod of this node, and returns their answer if it is the same, or
+// adds which of them get which.
+func aboutPods(
+	s *session, x answer.Explanation, dst netip.Addr, about func(netip.Addr) (answer.Explanation, error),
+) (answer.Explanation, error) {
+	pods, err := s.pods(dst.Is6())
+	if err != nil {
 		return x, err
-	case len(routes.Ways) == 0:
-		x.Add(config.Note, "routes-unknown", "The routes of this node are unknown: %v.", err)
-		routes.Ways = []node.Route{{}}
 	}
-	if readErr == nil {
-		paths, err := s.kernel.Trace(ctx, f.from, dst, routes, known)
-		if err != nil {
-			return x, hinted(err)
-		}
-		x.Follow(paths)
-		if text := legacyNAT(s.proc, dst.Is6()); text != "" {
-			x.Add(config.Warning, "legacy-tables", "This answer ignores %s", text)
+	pods = slices.DeleteFunc(pods, func(pod netip.Addr) bool { return pod == dst })
+	pods = pods[:min(mostPodsAsked, len(pods))]
+	all := make([]answer.Explanation, len(pods))
+	for i, pod := range pods {
+		if all[i], err = about(pod); err != nil {
+			return x, err
 		}
 	}
-	if judged != nil {
-		x.Ask(judged.Policy, f.from, dst, routes)
-	}
-	if now.known != nil { // the verdict needs no privilege, but this does
-		if n, err := s.staleTo(ctx, known, f.from, dst); err == nil {
-			x.SetStale(n)
-		}
-	}
-	return x, nil
+	return x.OfPods(pods, all), nil
 }
 
 // staleTo counts the stale connections to an address, from any source if src is the

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -15,6 +16,8 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/nfttest"
 )
 
 func explainJSON(t *testing.T, args ...string) answer.Explanation {
@@ -170,4 +173,57 @@ func TestExplainUsesTheInterfacesOfTheRoutes(t *testing.T) {
 			t.Errorf("%s: %s by %q, want %s by %q", tt.args, a.Verdict, place, tt.want, tt.by)
 		}
 	}
+}
+
+// forgetPods deletes what tells a node which pods it has.
+func (n trafficNode) forgetPods() {
+	n.t.Helper()
+	for _, line := range []string{"route del 10.244.1.2 dev pod0", "neigh flush dev pod0 nud all"} {
+		nfttest.Run(n.t, n.NS, "", "ip", strings.Fields(line)...)
+	}
+}
+
+func TestExplainAnswersForThePodsOfThisNode(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	nfttest.Require(t, "ip")
+	const config = "masqueradeSrcCIDRs: [10.244.0.0/16]\nsnatRules:\n" +
+		"- {from: [10.244.1.3/32], addresses: [198.51.100.211]}\n- {from: [10.244.1.4/32], addresses: [198.51.100.225]}\n"
+	n := newTrafficNode(t)
+	for _, a := range addrs("198.51.100.211", "198.51.100.225") {
+		n.check(n.top.AddAddr(n.top.Node, a))
+	}
+	n.swap(config)
+	k := n.kernel()
+	_, err := k.Apply(t.Context(), wants(t, config).On(addrs("198.51.100.211", "198.51.100.225")), layout.Ours)
+	n.check(errors.Join(err, k.Close()))
+	says := func(when string, sees string, want ...string) {
+		t.Helper()
+		x, text := n.explained("203.0.113.9", "--config", n.path)
+		for _, w := range want {
+			if !strings.Contains(text, w) || x.Sees != sees {
+				t.Errorf("%s: sees %q, and %q is not in:\n%s", when, x.Sees, w, text)
+			}
+		}
+	}
+	says("one pod, for which no entry is", "192.0.2.1", "203.0.113.9 sees 192.0.2.1, the address of eth0: masqueraded by",
+		"This is the answer for 10.244.1.2 and each other pod of this node, 1 in all.")
+	for _, a := range addrs("10.244.1.3", "10.244.1.4", "10.244.1.5", "10.245.1.6") {
+		n.check(n.top.AddAddr(n.top.Pod, a))
+	}
+	says("several pods", "", "What 203.0.113.9 sees depends on the pod of this node.",
+		"10.244.1.2, 10.244.1.5: 203.0.113.9 sees 192.0.2.1, the address of eth0: masqueraded by this agent.",
+		"10.244.1.3: 203.0.113.9 sees 198.51.100.211, ",
+		fmt.Sprintf("entry 1 of snatRules (%s:3:3)", n.path), "10.244.1.4: 203.0.113.9 sees 198.51.100.225, ",
+		fmt.Sprintf("entry 2 of snatRules (%s:4:3)", n.path),
+		"10.245.1.6: 203.0.113.9 sees 10.245.1.6, the source's own address: no rule of this node translates it.")
+	nfttest.NFT(t, n.NS, "table ip cni { chain post { type nat hook postrouting priority srcnat; "+
+		"ip saddr 10.244.1.5 masquerade; }; }", "-f", "-")
+	says("another program's rule for one of them", "", "10.244.1.2: 203.0.113.9 sees 192.0.2.1",
+		"10.244.1.5: 203.0.113.9 sees 192.0.2.1, the address of eth0: another program's rule rewrites the source address")
+	n.forgetPods()
+	for _, pod := range []string{"10.244.1.3", "10.244.1.4", "10.244.1.5", "10.245.1.6"} {
+		nfttest.Run(t, n.NS, "", "ip", "route", "del", pod, "dev", "pod0")
+	}
+	says("no pod is known", "", "it depends on")
 }

@@ -60,6 +60,7 @@ type environment struct {
 	kernel    func() *kernel.Kernel                                      // opens that of this network namespace
 	routes    func(src, dst netip.Addr, out string) (node.Routes, error) // [node.Lookup]
 	addresses func() ([]netip.Addr, error)                               // [node.Addresses]
+	pods      func(ipv6 bool) ([]netip.Addr, error)                      // [node.Pods]
 }
 
 func theEnvironment() environment {
@@ -77,6 +78,7 @@ func theEnvironment() environment {
 		kernel:    kernel.Open,
 		routes:    node.Lookup,
 		addresses: node.Addresses,
+		pods:      node.Pods,
 	}
 }
 

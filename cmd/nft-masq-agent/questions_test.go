@@ -162,8 +162,9 @@ func questions() []question {
 }
 
 var (
-	aPID  = regexp.MustCompile(`\bpid \d+`)
-	aTime = regexp.MustCompile(`^\d{4}-\d\d-\d\dT[\d:.]+Z`)
+	aPID    = regexp.MustCompile(`\bpid \d+`)
+	aSource = regexp.MustCompile(`192\.0\.2\.1:\d+`)
+	aTime   = regexp.MustCompile(`^\d{4}-\d\d-\d\dT[\d:.]+Z`)
 )
 
 // general leaves out of a line what differs from run to run.
@@ -181,6 +182,7 @@ func (n trafficNode) documented(asked string, args []string, first string) {
 	}
 	command := strings.ReplaceAll(n.general(strings.Join(args, " ")), " --config CONFIG", "")
 	command, _, _ = strings.Cut(command, " --probe-socket")
+	command = aSource.ReplaceAllString(command, "ADDRESS:PORT")
 	row := fmt.Sprintf("| %s | `%s` | %s%s%s |\n", asked, command, quote, first, quote)
 	if text := readDocument(n.test(), "manifests/TROUBLESHOOTING.md"); !strings.Contains(text, row) {
 		n.t.Errorf("not in TROUBLESHOOTING.md:\n%s", row)

@@ -317,3 +317,35 @@ func (n trafficNode) sees(policy, dst, from, as string, port uint16) {
 		n.t.Errorf("%s: %s sees %s as %s, the document has %s", strings.TrimSpace(policy), dst, from, text, as)
 	}
 }
+
+func TestReadmeListsTheProblems(t *testing.T) {
+	text, ids := readDocument(t, "cmd/nft-masq-agent/README.md"), map[string]bool{}
+	const id = `"([a-z]+(?:-[a-z]+)*)"`
+	pattern := regexp.MustCompile(`(?:config\.(?:Error|Warning|Note), |warn\()` + id + `|` + id + `,\s+"[A-Z]`)
+	for _, dir := range []string{".", "internal/answer"} {
+		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range files {
+			source, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			for _, m := range pattern.FindAllStringSubmatch(string(source), -1) {
+				ids[m[1]+m[2]] = true
+			}
+		}
+	}
+	for id := range ids {
+		if !strings.Contains(text, "`"+id+"`") {
+			t.Errorf("the README has no problem %s", id)
+		}
+	}
+	if len(ids) < 40 {
+		t.Errorf("%d problems", len(ids))
+	}
+}

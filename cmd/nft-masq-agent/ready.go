@@ -12,8 +12,10 @@ import (
 	"strings"
 	"time"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/config"
 )
 
 // How often an agent is asked that is waited for, and how long it may take to
@@ -27,6 +29,23 @@ type readyFlags struct {
 	socket  string
 	alive   bool
 	waitFor string
+	output  string
+}
+
+// A readyAnswer is the output of ready.
+type readyAnswer struct {
+	answer.Head
+	// Asked is ready or, with --alive, alive.
+	Asked string `json:"asked"`
+	// Yes means that the agent is; otherwise the error says why not.
+	Yes bool `json:"yes"`
+}
+
+func (r *readyAnswer) String() string {
+	if r.Yes {
+		return r.Asked + "\n"
+	}
+	return fmt.Sprintf("not %s: %s\n", r.Asked, r.Errors[0].Msg)
 }
 
 func readyCommand() command {
@@ -44,10 +63,13 @@ func readyCommand() command {
 			fs.BoolVar(&f.alive, "alive", false, "ask whether its loop is running, as a liveness probe does")
 			options.AddFlag(fs, &f.waitFor, "wait-for", "",
 				"wait until the agent at `HOST:PORT`, its --http-address, has installed rules", parseHostPort)
+			addOutput(fs, &f.output)
 			return func(ctx context.Context, _ []string, e environment) (int, error) {
 				switch {
 				case f.waitFor != "" && f.alive:
 					return exitUsage, usagef("--wait-for asks for rules, and --alive for the loop: omit one")
+				case f.waitFor != "" && f.output == outputJSON:
+					return exitUsage, usagef("--wait-for prints lines of text: omit --output")
 				case f.waitFor != "":
 					return exitDone, f.wait(ctx, e)
 				}
@@ -74,10 +96,11 @@ func (f readyFlags) ready(e environment) (int, error) {
 	if err != nil {
 		return exitFailed, err
 	}
-	if reason == "" {
-		return exitDone, write(e.stdout, word+"\n")
+	r := readyAnswer{answer.NewHead(e.command), word, reason == ""}
+	if !r.Yes {
+		r.Add(config.Error, "not-"+word, "%s", reason)
 	}
-	return exitFailed, write(e.stdout, fmt.Sprintf("not %s: %s\n", word, reason))
+	return e.reply(f.output, &r)
 }
 
 // wait returns when the agent has rules in the kernel. Each new reason to wait is

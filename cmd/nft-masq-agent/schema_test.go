@@ -29,7 +29,8 @@ const schemas = "../../manifests/schema"
 // answers has the type of each command's answer.
 var answers = map[string]any{
 	"check": answer.Check{}, "connections": answer.Connections{}, "diff": answer.Diff{}, "explain": answer.Explanation{},
-	"monitor": rulesetChange{}, "status": answer.Status{}, "version": buildInfo{},
+	"monitor": rulesetChange{}, "status": answer.Status{}, "version": buildInfo{}, "cleanup": cleanupAnswer{},
+	"ready": readyAnswer{},
 }
 
 // The values of properties with few of them, by name.
@@ -327,6 +328,35 @@ func TestViolationsOfASchemaAreFound(t *testing.T) {
 			if found := violations(s, value, "answer"); (len(found) > 0) != tt.wrong {
 				t.Errorf("%s: %q", tt.text, found)
 			}
+		}
+	}
+}
+
+func TestCleanupAndReadyAnswerInJSON(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	d := n.start()
+	d.await("config_applied")
+	for _, step := range []struct {
+		args string
+		code int
+		says string
+	}{
+		{"ready --probe-socket " + n.socket, exitDone, `"yes": true`},
+		{"cleanup", exitFailed, "would restore its rules: stop it first"},
+		{"cleanup --dry-run", exitDone, `"table inet nft-masq-agent"`},
+		{"", exitDone, ""}, // the agent ends
+		{"ready --probe-socket " + n.socket, exitFailed, `"id": "failed"`},
+		{"cleanup", exitDone, `"table inet nft-masq-agent"`},
+		{"cleanup", exitDone, `"removed": []`},
+	} {
+		if step.args == "" {
+			d.stop()
+			continue
+		}
+		got := n.run(append(strings.Fields(step.args), "-o", "json")...)
+		if got.code != step.code || !strings.Contains(got.stdout, step.says) || got.stderr != "" {
+			t.Errorf("%s: %+v, want %q", step.args, got, step.says)
 		}
 	}
 }

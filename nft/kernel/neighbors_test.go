@@ -81,7 +81,11 @@ func predicted(t *testing.T, w *wire, k *Kernel, held nft.Ruleset, src, dst neti
 		if err != nil {
 			return err
 		}
-		paths, err := k.Trace(t.Context(), src, dst, routes, held)
+		tracer, err := k.Tracer(t.Context(), held)
+		if err != nil {
+			t.Fatal(err)
+		}
+		paths := tracer.Trace(src, dst, routes)
 		if err != nil || len(paths) != 1 {
 			t.Errorf("%d paths: %v", len(paths), err)
 			return err

@@ -28,20 +28,25 @@ type Path struct {
 // Out returns the name of the interface by which it leaves, for use in messages.
 func (n Path) Out() string { return nfnetlink.Printable(n.Packet.Out.Name) }
 
-// Trace follows a new connection through the NAT rules of this node, including those of
-// other programs, on each of its routes. src is the zero address for any pod, and known is
-// the ruleset that the kernel has, as far as it is known.
-func (k *Kernel) Trace(
-	ctx context.Context, src, dst netip.Addr, routes node.Routes, known nft.Ruleset,
-) (paths []Path, err error) {
-	var t *foreign.Tracer
-	err = k.beside(ctx, known, func(c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) (err error) {
-		t, err = foreign.NewTracer(ctx, c, own)
+// A Tracer follows connections through the rules that it has read.
+type Tracer struct {
+	rules *foreign.Tracer
+	known nft.Ruleset
+}
+
+// Tracer reads the NAT rules of this node, including those of other programs. known is the
+// ruleset that the kernel has, as far as it is known.
+func (k *Kernel) Tracer(ctx context.Context, known nft.Ruleset) (*Tracer, error) {
+	t := &Tracer{known: known}
+	return t, k.beside(ctx, known, func(c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) (err error) {
+		t.rules, err = foreign.NewTracer(ctx, c, own)
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
+}
+
+// Trace follows a new connection on each of its routes. src is the zero address for any pod.
+func (t *Tracer) Trace(src, dst netip.Addr, routes node.Routes) (paths []Path) {
+	known := t.known
 	for _, way := range routes.Ways {
 		// A pod's address is not one of the node's.
 		p := foreign.Packet{Src: src, Dst: dst, SrcType: unix.RTN_UNICAST, DstType: way.Type, Out: way.Interface}
@@ -65,8 +70,8 @@ func (k *Kernel) Trace(
 		n.Wanted = known.Policy.Decide(nft.Connection{
 			Src: p.Src, Dst: p.Dst, FromNode: p.FromNode, ToNode: p.DstType == unix.RTN_LOCAL, In: p.In.Name, Out: p.Out.Name,
 		}) == nft.Masqueraded
-		n.Destination, n.Source = t.Trace(p)
+		n.Destination, n.Source = t.rules.Trace(p)
 		paths = append(paths, n)
 	}
-	return paths, nil
+	return paths
 }

@@ -9,7 +9,8 @@ import (
 type Interface struct {
 	Index uint32
 	Name  string
-	Up    bool // it is set up; it may lack a carrier
+	Kind  string // such as veth or bridge; "" for hardware
+	Up    bool   // it is set up; it may lack a carrier
 	// Master is the name of the interface that this one is a part of, "" if there is
 	// none, and MasterKind its kind, such as bridge, bond or vrf.
 	Master, MasterKind string
@@ -49,10 +50,11 @@ func (r *reader) interfaces() []Interface {
 	all := make([]Interface, len(links))
 	for i, l := range links {
 		index := number(l.head[indexAt:])
+		info := r.parse(l.attributes[unix.IFLA_LINKINFO])
 		all[i] = Interface{
 			Index: index, Name: names[index], Up: number(l.head[flagsAt:])&unix.IFF_UP != 0,
-			Master:     names[l.number(unix.IFLA_MASTER)],
-			MasterKind: unix.ByteSliceToString(r.parse(l.attributes[unix.IFLA_LINKINFO])[unix.IFLA_INFO_SLAVE_KIND]),
+			Kind: unix.ByteSliceToString(info[unix.IFLA_INFO_KIND]), Master: names[l.number(unix.IFLA_MASTER)],
+			MasterKind: unix.ByteSliceToString(info[unix.IFLA_INFO_SLAVE_KIND]),
 		}
 	}
 	return all

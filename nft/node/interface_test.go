@@ -18,9 +18,9 @@ func TestPartsOfABridgeNeitherReceiveNorSend(t *testing.T) {
 	}
 	want := []Interface{
 		{Name: "lo", Up: true},
-		{Name: "cni0", Up: true},
-		{Name: "veth0", Master: "cni0", MasterKind: "bridge"},
-		{Name: "eth0"},
+		{Name: "cni0", Kind: "bridge", Up: true},
+		{Name: "veth0", Kind: "veth", Master: "cni0", MasterKind: "bridge"},
+		{Name: "eth0", Kind: "veth"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" || len(indexes) != len(want) {
 		t.Errorf("%v (-want +got):\n%s", indexes, diff)

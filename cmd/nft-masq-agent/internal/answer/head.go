@@ -31,6 +31,13 @@ func NewHead(command string) Head {
 // Begin returns the head, to complete it.
 func (h *Head) Begin() *Head { return h }
 
+// Clone returns a copy that is completed on its own.
+func (h *Head) Clone() Head {
+	c := NewHead(h.Command)
+	c.Take(h.Problems())
+	return c
+}
+
 // Take adds problems.
 func (h *Head) Take(found config.Problems) {
 	h.Errors = append(h.Errors, found.Faults()...)

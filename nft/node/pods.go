@@ -1,0 +1,57 @@
+package node
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Pods returns the addresses of a family behind interfaces that lead into the node, in order:
+// those with a route of their own through a veth, and the neighbors on a veth or a bridge.
+// Interfaces of default routes lead away from it.
+func Pods(ipv6 bool) ([]netip.Addr, error) {
+	return read(dial, "neighbors", func(r *reader) []netip.Addr { return r.pods(ipv6) })
+}
+
+func (r *reader) pods(ipv6 bool) (pods []netip.Addr) {
+	const indexAt, stateAt = 4, 8 // struct ndmsg
+	const known = unix.NUD_REACHABLE | unix.NUD_STALE | unix.NUD_DELAY | unix.NUD_PROBE | unix.NUD_PERMANENT
+	inside := map[string]string{} // kinds by name
+	links := r.byIndex()
+	for _, i := range links {
+		if i.Kind == "veth" || i.Kind == "bridge" {
+			inside[i.Name] = i.Kind
+		}
+	}
+	routes := r.networks()
+	for _, n := range routes {
+		if n.Bits() == 0 {
+			delete(inside, n.Interface)
+		}
+	}
+	add := func(a netip.Addr, on string) {
+		if inside[on] != "" && a.Is6() == ipv6 && !a.IsLinkLocalUnicast() && !a.IsMulticast() {
+			pods = append(pods, a)
+		}
+	}
+	for _, n := range routes {
+		if n.IsSingleIP() && !n.Connected && inside[n.Interface] == "veth" {
+			add(n.Addr(), n.Interface)
+		}
+	}
+	head := make([]byte, unix.SizeofNdMsg)
+	head[0] = unix.AF_INET
+	if ipv6 {
+		head[0] = unix.AF_INET6
+	}
+	for _, m := range r.request(unix.RTM_GETNEIGH, netlink.Dump, head) {
+		if binary.NativeEndian.Uint16(m.head[stateAt:])&known != 0 {
+			add(m.address(unix.NDA_DST), links[number(m.head[indexAt:])].Name)
+		}
+	}
+	slices.SortFunc(pods, netip.Addr.Compare)
+	return slices.Compact(pods)
+}

@@ -1,0 +1,43 @@
+package node
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/nft/nfttest"
+)
+
+func TestPodsAreBehindInterfacesThatLeadIntoTheNode(t *testing.T) {
+	nfttest.Require(t, "ip")
+	ns := nfttest.NewNS(t, "node")
+	for _, line := range []string{
+		"link add cni0 type bridge", "link add cali1 type veth peer name peer1", "link add uplink type veth peer name peer2",
+		"link add vx type vxlan id 7 dstport 4789", "link set cni0 up", "link set cali1 up", "link set peer1 up",
+		"link set uplink up",
+		"link set peer2 up", "link set vx up",
+		"addr add 10.244.1.1/24 dev cni0", "addr add 192.0.2.1/24 dev uplink", "addr add fd00:1::1/64 dev cni0 nodad",
+		"route add default via 192.0.2.9 dev uplink", "route add 10.244.2.7/32 dev cali1",
+		"route add 192.0.2.77/32 dev uplink", "route add 10.244.3.0/24 dev cali1", "route add 10.244.4.4/32 dev vx",
+		"neigh add 10.244.1.5 lladdr 02:00:00:00:00:05 dev cni0", "neigh add 192.0.2.9 lladdr 02:00:00:00:00:09 dev uplink",
+		"neigh add 10.244.2.7 lladdr 02:00:00:00:00:07 dev cali1", "neigh add 10.244.9.0 lladdr 02:00:00:00:00:08 dev vx",
+		"neigh add 10.244.1.6 nud failed dev cni0",
+		"neigh add fd00:1::5 lladdr 02:00:00:00:00:05 dev cni0", "neigh add fe80::5 lladdr 02:00:00:00:00:05 dev cni0",
+	} {
+		nfttest.Run(t, ns, "", "ip", strings.Fields(line)...)
+	}
+	for ipv6, want := range map[bool][]netip.Addr{
+		false: {netip.MustParseAddr("10.244.1.5"), netip.MustParseAddr("10.244.2.7")},
+		true:  {netip.MustParseAddr("fd00:1::5")},
+	} {
+		var pods []netip.Addr
+		err := ns.Do(func() (err error) {
+			pods, err = Pods(ipv6)
+			return err
+		})
+		if err != nil || !slices.Equal(pods, want) {
+			t.Errorf("IPv6 %t: %v, want %v: %v", ipv6, pods, want, err)
+		}
+	}
+}
