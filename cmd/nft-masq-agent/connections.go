@@ -41,7 +41,8 @@ func connectionsCommand() command {
 			"same source to the same destination. A connection is stale if its translation contradicts that: existing " +
 			"connections keep their address. Connections from or to the node itself, closed ones, and those that another " +
 			"program may have decided are never stale. Nothing is written without --flush. A FIN or RST of a deleted TCP " +
-			"connection leaves with the pod's own address, because the kernel translates tracked connections only.",
+			"connection leaves with the pod's own address unless dropInvalid is true, because the kernel translates tracked " +
+			"connections only.",
 		examples: []string{
 			program + " connections 203.0.113.0/24 --limit 20",
 			program + " connections --seen-as 198.51.100.1:54716",
@@ -106,7 +107,11 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 			return exitUsage, usagef("ADDRESS %q %w", operands[0], err)
 		}
 	}
+	family := f.filter().Family
 	switch {
+	case family != 0 && slices.ContainsFunc([]netip.Addr{f.to.Addr(), f.from.Addr(), f.seenAs.Addr()},
+		func(a netip.Addr) bool { return a.IsValid() && a.Is4() != (family == unix.AF_INET) }):
+		return exitUsage, usagef("ADDRESS, --from and --seen-as are of different address families")
 	case f.yes && !f.flush:
 		return exitUsage, usagef("--yes is for --flush")
 	case f.ports && (f.flush || f.stale):

@@ -185,6 +185,8 @@ func TestSigNetwork(t *testing.T) {
 			places <- struct{}{}
 			all.Go(func() {
 				outcomes[i] = w.sigRun(p, fmt.Sprintf("sig-%d", i), test.focus)
+				t.Logf("kube-proxy %s, %s: %d of %d passed", proxyMode, test.name, len(outcomes[i])-failures(outcomes[i]),
+					len(outcomes[i]))
 				<-places
 			})
 		}

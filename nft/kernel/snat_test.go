@@ -209,3 +209,74 @@ func TestMostEntriesAreInSyncOnceApplied(t *testing.T) {
 	apply(t, k, want, everything)
 	inSync(t, ns, want)
 }
+
+// Each combination of from, to and out, with one address and with several, decides about
+// real packets of each protocol. Entries that fail in one of the conditions are before it.
+func TestEntriesDecideAboutPacketsOfEachProtocol(t *testing.T) {
+	t.Parallel()
+	wire := newWire(t)
+	k := open(t, wire.Node)
+	type ends struct{ pod, dst string }
+	const from, to, out = 1, 2, 4
+	for which := 1; which <= from|to|out; which++ {
+		entry := func(fails int, addresses ...string) config.SNATRule {
+			r := config.SNATRule{Addresses: cases.CIDRs(addresses...)}
+			if which&from != 0 {
+				r.From = cases.CIDRs("10.244.1.0/24", "fd00:10:244:1::/64")
+			}
+			if which&to != 0 {
+				r.To = cases.CIDRs("203.0.113.0/25", "2001:db8:77::/64")
+			}
+			if which&out != 0 {
+				r.Out = []config.Interface{{Name: "wan*"}, {Name: "eth*"}}
+			}
+			switch fails {
+			case from:
+				r.From = cases.CIDRs("10.244.9.0/24", "fd00:10:244:9::/64")
+			case to:
+				r.To = cases.CIDRs("203.0.113.128/25", "2001:db8:78::/64")
+			case out:
+				r.Out = []config.Interface{{Name: "wan0"}, {Name: "eth"}}
+			}
+			return r
+		}
+		for _, addresses := range [][]string{
+			{"198.51.100.211/32", "2001:db8:5::2/128"},
+			{"198.51.100.211/32", "198.51.100.212/32", "198.51.100.225/32", "2001:db8:5::2/128", "2001:db8:5::3/128"},
+		} {
+			c := config.Default(config.Defaults{EnableIPv6: true})
+			for _, fails := range []int{from, to, out} {
+				if which&fails != 0 {
+					c.SNATRules = append(c.SNATRules, entry(fails, "198.51.100.226/32", "2001:db8:5::4/128"))
+				}
+			}
+			c.SNATRules = append(c.SNATRules, entry(0, addresses...))
+			var node []netip.Addr
+			for _, a := range cases.SNATAddresses() {
+				node = append(node, netip.MustParseAddr(a))
+			}
+			r := nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true}).On(node)
+			apply(t, k, r, layout.Ours)
+			for _, e := range []ends{
+				{"10.244.1.2", "203.0.113.9"},
+				{"10.244.1.7", "203.0.113.9"},
+				{"10.244.9.2", "203.0.113.9"},
+				{"10.244.1.2", "203.0.113.200"},
+				{"fd00:10:244:1::2", "2001:db8:77::9"},
+				{"fd00:10:244:1::7", "2001:db8:77::9"},
+				{"fd00:10:244:9::2", "2001:db8:77::9"},
+				{"fd00:10:244:1::2", "2001:db8:78::9"},
+			} {
+				for _, proto := range []nfttest.Proto{nfttest.TCP, nfttest.UDP, nfttest.SCTP, nfttest.ICMP} {
+					p := cases.Packet{
+						Src: netip.MustParseAddr(e.pod), Dst: netip.MustParseAddr(e.dst), Proto: proto,
+						Verdict: nft.Masqueraded,
+						Line:    fmt.Sprintf("%v: %s %s %s", c.SNATRules, e.pod, e.dst, proto),
+					}
+					p.Seen = cases.SpecifiedSources(c, p.Connection(), node)
+					wire.check(t, k, r, p)
+				}
+			}
+		}
+	}
+}

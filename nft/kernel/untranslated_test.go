@@ -59,7 +59,11 @@ func fate(t *testing.T, w *wire, c *nfnetlink.Conn, f nfttest.Flow) (seen nfttes
 	ipv6 := f.Dst.Addr().Is6()
 	before := dropped(t, c, ipv6)
 	f.Timeout = time.Millisecond // how long to wait is known by the counter
-	seen, err := w.Send(f)
+	send := w.Send
+	if f.To != nil {
+		send = nfttest.Send
+	}
+	seen, err := send(f)
 	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
 		switch {
 		case dropped(t, c, ipv6) > before:
@@ -72,7 +76,7 @@ func fate(t *testing.T, w *wire, c *nfnetlink.Conn, f nfttest.Flow) (seen nfttes
 		case !errors.Is(err, nfttest.ErrNotSeen):
 			t.Fatal(err)
 		}
-		seen, err = w.Send(f) // that one may have been late
+		seen, err = send(f) // that one may have been late
 	}
 	t.Fatalf("%s flags %#x: neither dropped nor seen", f.Dst, f.Flags)
 	return seen, false
@@ -263,5 +267,53 @@ func TestRulesOfOthersAreComparedWithTheChainThatMasquerades(t *testing.T) {
 		if got := share(want, nft.Region{}, nil).Priority; got != nft.SrcNAT+10 {
 			t.Errorf("priority %d:\n%s", got, want)
 		}
+	}
+}
+
+func TestChainThatDropsIsRestored(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	k := open(t, ns)
+	want := nft.Compile(droppingInvalid(), enforcingOptions())
+	apply(t, k, want, everything)
+	const again = "flush chain TABLE untranslated; delete chain TABLE untranslated; add chain TABLE untranslated { "
+	for _, attack := range []tampering{
+		{"flush", does("flush chain TABLE untranslated"), "chain untranslated: missing rule"},
+		{
+			"delete", does("flush chain TABLE untranslated; delete chain TABLE untranslated"),
+			"chain untranslated is missing",
+		},
+		{"flush the rules", does("flush chain TABLE drop-invalid"), "chain drop-invalid: missing rule"},
+		{"insert a rule", does("insert rule TABLE drop-invalid accept"), "chain drop-invalid: unexpected rule: accept"},
+		{"insert", does("insert rule TABLE untranslated accept"), "chain untranslated: unexpected rule: accept"},
+		{"replace", func(a *attacker) {
+			rules, _, err := connect(t, ns).FirstRules(nfnetlink.Inet, nft.TableName, "untranslated",
+				func(nfnetlink.Rule) bool { return false })
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.nft(fmt.Sprintf("replace rule TABLE untranslated handle %d ct state invalid accept", rules[0].Handle))
+		}, "chain untranslated: missing rule: ct state == invalid goto drop-invalid"},
+		{"priority", does(again + "type filter hook postrouting priority 50; }"), "priority 50"},
+		{"hook", does(again + "type filter hook forward priority 120; }"), "filter hook forward"},
+		{"type", does(again + "type nat hook postrouting priority 120; }"), "nat hook postrouting priority 120"},
+		{"no hook", does(again + "}"), "no hook"},
+		{"policy", does("add chain TABLE untranslated { policy drop; }"), "another policy than accept"},
+		{
+			"counter", does("flush chain TABLE drop-invalid; delete counter TABLE invalid-v4"),
+			"counters are missing: invalid-v4",
+		},
+		{"set", does("flush set TABLE SET"), "lacks 10.244.0.0/16"},
+		{"dormant", does("add table TABLE { flags dormant; }"), "is dormant"},
+	} {
+		t.Run(attack.name, func(t *testing.T) {
+			side := "-a"
+			if strings.Contains(nfttest.ListRuleset(t, ns), "set masq-src-v4-b") {
+				side = "-b"
+			}
+			attack.do(&attacker{t: t, ns: ns, table: "inet " + nft.TableName, set: "masq-src-v4" + side, want: want})
+			revert(t, ns, k, want, attack.finds)
+		})
 	}
 }

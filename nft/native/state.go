@@ -60,12 +60,14 @@ func Read(c *nfnetlink.Conn, want nft.Ruleset, _ layout.Depth, before layout.Sta
 	return s, nil
 }
 
-// content returns what is known about a set of a table; nil: nothing.
+// content returns what is known about a set of a table; nil: nothing. Its number of elements
+// is 0 before Linux 6.18, and after we have added some.
 func (s *State) content(table uint64, set nfnetlink.Set) *content {
 	if s == nil || s.held.Handle != table {
 		return nil
 	}
-	if held, ok := s.held.sets[set.Name]; ok && held.Handle == set.Handle {
+	held, ok := s.held.sets[set.Name]
+	if ok && held.Handle == set.Handle && (held.Count == 0 || held.Count == set.Count) {
 		return held.content
 	}
 	return nil
@@ -353,7 +355,7 @@ func (s *State) record(f *filling, b *nfnetlink.Batch) {
 	if handle, created := b.Handles[f.Name]; created {
 		f.Handle = handle
 	}
-	f.exactly, f.added = f.exactly+f.added, 0
+	f.exactly, f.added, f.Count = f.exactly+f.added, 0, 0
 	if f.exactly == f.want.Len() {
 		f.diffs = nil
 	}
