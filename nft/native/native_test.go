@@ -2,6 +2,7 @@ package native_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
@@ -279,6 +281,89 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 	}
 }
 
+// An element with a limit matches only now and then. nft does not add one to such a set.
+func TestElementsThatDoMoreThanMatchAreFound(t *testing.T) {
+	t.Parallel()
+	nest := func(typ uint16, inner ...netlink.Attribute) netlink.Attribute {
+		b, err := netlink.MarshalAttributes(inner)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return netlink.Attribute{Type: typ | unix.NLA_F_NESTED, Data: b}
+	}
+	big := binary.BigEndian
+	limit := nest(unix.NFTA_SET_ELEM_EXPR,
+		netlink.Attribute{Type: unix.NFTA_EXPR_NAME, Data: []byte("limit\x00")},
+		nest(unix.NFTA_EXPR_DATA,
+			netlink.Attribute{Type: unix.NFTA_LIMIT_RATE, Data: big.AppendUint64(nil, 1)},
+			netlink.Attribute{Type: unix.NFTA_LIMIT_UNIT, Data: big.AppendUint64(nil, 3600)}))
+	data := func(typ uint16, b ...byte) netlink.Attribute {
+		return nest(typ, netlink.Attribute{Type: unix.NFTA_DATA_VALUE, Data: b})
+	}
+	end := netlink.Attribute{Type: unix.NFTA_SET_ELEM_FLAGS, Data: big.AppendUint32(nil, unix.NFT_SET_ELEM_INTERVAL_END)}
+	for _, tt := range []struct {
+		set, without string
+		elements     []netlink.Attribute
+	}{
+		{"non-masq-v4-a", "10.2.0.0/24", []netlink.Attribute{
+			nest(unix.NFTA_LIST_ELEM, data(unix.NFTA_SET_ELEM_KEY, 10, 2, 0, 0), limit),
+			nest(unix.NFTA_LIST_ELEM, data(unix.NFTA_SET_ELEM_KEY, 10, 2, 1, 0), end),
+		}},
+		{"snat-by-pod-v4-a", "0.0.0.7", []netlink.Attribute{nest(unix.NFTA_LIST_ELEM,
+			data(unix.NFTA_SET_ELEM_KEY, 0, 0, 0, 7), data(unix.NFTA_SET_ELEM_DATA, 198, 51, 100, 8), limit)}},
+		{"self-v4-a", "", []netlink.Attribute{nest(unix.NFTA_LIST_ELEM,
+			data(unix.NFTA_SET_ELEM_KEY, 10, 244, 1, 2, 10, 244, 1, 2), limit)}},
+	} {
+		n, want := modes.New(t, native.Read), small()
+		n.Apply(t, want, layout.Ours)
+		if tt.without != "" {
+			n.Load(t, fmt.Sprintf("delete element inet nft-masq-agent %s { %s }", tt.set, tt.without))
+		}
+		list, err := netlink.MarshalAttributes([]netlink.Attribute{
+			{Type: unix.NFTA_SET_ELEM_LIST_TABLE, Data: append([]byte(nft.TableName), 0)},
+			{Type: unix.NFTA_SET_ELEM_LIST_SET, Data: append([]byte(tt.set), 0)},
+			nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, tt.elements...),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		message := func(typ netlink.HeaderType, flags netlink.HeaderFlags, family, subsystem byte,
+			body []byte,
+		) netlink.Message {
+			return netlink.Message{
+				Header: netlink.Header{Type: typ, Flags: netlink.Request | flags},
+				Data:   append([]byte{family, 0, 0, subsystem}, body...),
+			}
+		}
+		err = n.Do(func() error {
+			nl, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+			if err != nil {
+				return err
+			}
+			defer nl.Close()
+			_, err = nl.SendMessages([]netlink.Message{
+				message(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES, nil),
+				message(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWSETELEM, netlink.Create|netlink.Acknowledge,
+					unix.NFPROTO_INET, 0, list),
+				message(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES, nil),
+			})
+			if err == nil {
+				_, err = nl.Receive()
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatalf("%s: %v", tt.set, err)
+		}
+		found := modes.Texts(n.Read(t, want, layout.Ours))
+		text := fmt.Sprintf("set %s: 1 elements have a limit, a timeout or another condition", tt.set)
+		if !slices.Contains(found, text) {
+			t.Errorf("%s: found %q", tt.set, found)
+		}
+		n.Apply(t, want, layout.Ours)
+	}
+}
+
 // matches compares texts. "…" in the wanted ones stands for any others, and at the end of
 // one for any rest.
 func matches(found, want []string, names *strings.Replacer) bool {
@@ -467,7 +552,8 @@ func TestElementsOfTheSameSetsAreNotReadAgain(t *testing.T) {
 			t.Errorf("found %q, want %q", got, wanted)
 		}
 	}
-	n.Load(t, "add element inet nft-masq-agent non-masq-v4-a { 9.0.0.0/8 }")
+	const set = "element inet nft-masq-agent non-masq-v4-a "
+	n.Load(t, "delete "+set+"{ 10.1.0.0/24 }; add "+set+"{ 9.0.0.0/8 }") // as many as before
 	again()
 	n.Load(t, "flush ruleset")
 	n.Apply(t, want, layout.Ours)

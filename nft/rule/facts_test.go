@@ -684,7 +684,11 @@ func TestFactsOfRulesThatNFTDoesNotWrite(t *testing.T) {
 	}{
 		{"mark with inverted bits", []expr.Any{mark, bits(0xff, 5), equal(words(7))}, "meta mark & 0xff ^ 0x5 == 0x7"},
 		{"constant", []expr.Any{&expr.Immediate{Register: 1, Data: seven}, equal(seven)}, "0x00000007 == 0x00000007"},
-		{"mask of a mask", []expr.Any{mark, bits(0xff, 0), bits(0xf, 0), equal(seven)}, "<bitwise> 0x00000007; <bitwise> =="},
+		{
+			"mask of a mask",
+			[]expr.Any{mark, bits(0xff, 0), bits(0xf, 0), equal(seven)},
+			"<bitwise> 0x00000007; <bitwise> ==",
+		},
 		{"mask of a constant", []expr.Any{number(5), bits(0xf, 0), equal(seven)}, "<bitwise> 0x00000007; <bitwise> =="},
 		{"nothing in the register", []expr.Any{equal(seven)}, "<register 1> 0x00000007; <register 1> =="},
 		{"nothing for the mark", []expr.Any{setMark}, "meta mark set <register 1>; mark & 0 ^ 0 ? ffffffff"},

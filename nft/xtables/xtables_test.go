@@ -479,6 +479,38 @@ func TestOthersInOurPlaceAreNamed(t *testing.T) {
 	}
 }
 
+// Chains that a config needs no more go, unless another program refers to them; also if
+// another program renamed the chain that leads to them.
+func TestFurtherChainsGo(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft")
+	plain := nft.Compile(config.Config{MasqLinkLocal: true}, nft.Options{Layout: xtables.Layout{Name: "A"}})
+	for _, tt := range []struct {
+		name     string
+		commands []string
+		finds    string
+		stays    bool
+	}{
+		{"unused", nil, "table ip nat: chain A-SRC is not in the config", false},
+		{"renamed", []string{"-E A B"}, "table ip nat: chain A-SRC is not in the config", false},
+		{"in use", []string{"-N X", "-A X -j A-SRC"}, "table ip nat: chain A-SRC is not in the config", true},
+	} {
+		n := modes.New(t, xtables.Read)
+		n.Apply(t, wanted("A", nil), layout.Ours)
+		for _, c := range tt.commands {
+			nfttest.Run(t, n.NS, "", "iptables-nft", append([]string{"-t", "nat"}, strings.Fields(c)...)...)
+		}
+		if found := n.Apply(t, plain, layout.Everything); !slices.Contains(found, tt.finds) {
+			t.Errorf("%s: found %q", tt.name, found)
+		}
+		left := save(t, n)
+		if strings.Contains(left, ":A-SRC ") != tt.stays || strings.Contains(left, "-A A-SRC ") ||
+			strings.Contains(left, " B ") {
+			t.Errorf("%s: left\n%s", tt.name, left)
+		}
+	}
+}
+
 // The kernel ends a dump at a rule that it cannot list.
 func TestRulesThatTheKernelDoesNotListAreSeen(t *testing.T) {
 	t.Parallel()

@@ -1,34 +1,26 @@
 // Command mutate shows how much a package's own fast tests see: it changes one condition
-// or statement at a time, runs `go test -short` of that package alone, and counts the
-// changes that make it fail. The files themselves are never changed (go test -overlay).
+// or drops one statement at a time, and counts the changes that make these tests fail.
 //
 //	go run ./nft/nfttest/mutate [flags] PACKAGE...
 //
-// The sample is drawn at random, by -seed. What nobody can observe is listed with its
-// reason in survivors.txt and is not drawn.
+// The sample is drawn at random, by -seed. What no test can be asked to see is listed with
+// its reason in survivors.txt, and not drawn. The files themselves are never changed: a test
+// program has many mutations (go test -overlay), of which the environment turns on one.
 package main
 
 import (
-	"context"
 	_ "embed"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
-	"time"
 )
 
 //go:embed survivors.txt
 var survivors string
-
-// memory is the most address space of a test, which a mutation may let run away.
-const memory = 8 << 20 // KiB
 
 func main() {
 	seed := flag.Uint64("seed", 1, "draw this sample")
@@ -41,6 +33,7 @@ func main() {
 		fail(err)
 	}
 	for _, pkg := range flag.Args() {
+		pkg = filepath.Clean(pkg)
 		found, err := mutations(pkg)
 		if err != nil {
 			fail(err)
@@ -51,6 +44,7 @@ func main() {
 				drawn = append(drawn, m)
 			}
 		}
+		out := len(found) - len(drawn)
 		random := rand.New(rand.NewPCG(*seed, 0)) //nolint:gosec // has to be reproducible
 		random.Shuffle(len(drawn), func(i, j int) { drawn[i], drawn[j] = drawn[j], drawn[i] })
 		if *list {
@@ -59,9 +53,15 @@ func main() {
 			}
 			continue
 		}
-		if err := sample(pkg, drawn, *n, *seed, len(found)); err != nil {
+		s := sample{pkg: pkg, counts: map[string]int{}}
+		if err := s.run(drawn, *n); err != nil {
 			fail(err)
 		}
+		c := s.counts
+		tested := c[killed] + c[endless] + c[survived]
+		fmt.Printf("%s: seed %d: %d of %d killed (%d %%), %d of them because the tests did not end; "+
+			"%d do not compile; drawn from %d, of which %d are left out\n", pkg, *seed, tested-c[survived], tested,
+			100*(tested-c[survived])/max(1, tested), c[endless], c[invalid], len(found), out)
 	}
 }
 
@@ -88,110 +88,6 @@ func leftOut(text string) (map[string]string, error) {
 	return all, nil
 }
 
-// sample tests up to n mutations that compile and prints those that survive.
-func sample(pkg string, drawn []mutation, n int, seed uint64, found int) error {
-	began := time.Now()
-	if result, out, err := test(pkg, 10*time.Minute, nil); err != nil || result != survived {
-		return fmt.Errorf("%s: the tests fail without a mutation (%s): %w\n%s", pkg, result, err, out)
-	}
-	limit := max(time.Minute, 5*time.Since(began))
-	counts := map[string]int{}
-	tested := func() int { return counts[killed] + counts[timeout] + counts[survived] }
-	for _, m := range drawn {
-		if n > 0 && tested() == n {
-			break
-		}
-		result, out, err := test(pkg, limit, &m)
-		if err != nil {
-			return fmt.Errorf("%s: %w\n%s", m, err, out)
-		}
-		counts[result]++
-		if result == survived || result == timeout {
-			fmt.Printf("%s %s:%d | %s\n", result, m.path, m.line, m)
-		}
-	}
-	dead := counts[killed] + counts[timeout]
-	fmt.Printf("%s: seed %d: %d of %d killed (%d %%), %d of them by the time limit; %d do not compile; "+
-		"drawn from %d, of which %d are left out\n", pkg, seed, dead, tested(), 100*dead/max(1, tested()),
-		counts[timeout], counts[invalid], found, found-len(drawn))
-	return nil
-}
-
-// Results of a test.
-const (
-	killed   = "killed"
-	timeout  = "timeout"
-	survived = "survived"
-	invalid  = "does not compile"
-)
-
-// test runs the package's fast tests with a mutation, in a network namespace without links.
-func test(pkg string, limit time.Duration, m *mutation) (result, out string, err error) {
-	args := []string{
-		"test", "-short", "-count=1", "-failfast", "-vet=off", "-ldflags=-s -w",
-		"-timeout", limit.String(),
-	}
-	if m != nil {
-		dir, err := os.MkdirTemp("", "mutate-")
-		if err != nil {
-			return "", "", err
-		}
-		defer os.RemoveAll(dir)
-		overlay, err := m.overlay(dir)
-		if err != nil {
-			return "", "", err
-		}
-		args = append(args, "-overlay", overlay)
-	}
-	// The tests' own limit comes first: this one is for what compiles or ends too slowly.
-	ctx, cancel := context.WithTimeout(context.Background(), limit+10*time.Minute)
-	defer cancel()
-	args = append([]string{"-c", fmt.Sprintf("ulimit -v %d; exec go \"$@\"", memory), "go"}, append(args, pkg)...)
-	cmd := exec.CommandContext(ctx, "sh", args...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if os.Geteuid() == 0 {
-		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
-	}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = time.Minute
-	b, err := cmd.CombinedOutput()
-	out = string(b)
-	switch {
-	case err == nil:
-		return survived, out, nil
-	case strings.Contains(out, "[build failed]"), strings.Contains(out, "[setup failed]"):
-		return invalid, out, nil
-	case strings.Contains(out, "panic: test timed out"), ctx.Err() != nil:
-		return timeout, out, nil
-	case strings.Contains(out, "FAIL"):
-		return killed, out, nil
-	}
-	return "", out, err
-}
-
-// overlay writes the changed file and the overlay that names it.
-func (m *mutation) overlay(dir string) (string, error) {
-	path, err := filepath.Abs(m.path)
-	if err != nil {
-		return "", err
-	}
-	source, err := os.ReadFile(path)
-	if err != nil {
-		return "", err
-	}
-	changed := filepath.Join(dir, filepath.Base(path))
-	text := slices.Concat(source[:m.from], []byte(m.after), source[m.to:])
-	if err := os.WriteFile(changed, text, 0o600); err != nil {
-		return "", err
-	}
-	b, err := json.Marshal(map[string]map[string]string{"Replace": {path: changed}})
-	if err != nil {
-		return "", err
-	}
-	overlay := filepath.Join(dir, "overlay.json")
-	return overlay, os.WriteFile(overlay, b, 0o600)
-}
-
 // mutations returns those of a package's files, in order.
 func mutations(pkg string) ([]mutation, error) {
 	files, err := filepath.Glob(filepath.Join(pkg, "*.go"))
@@ -203,7 +99,7 @@ func mutations(pkg string) ([]mutation, error) {
 		if strings.HasSuffix(path, "_test.go") {
 			continue
 		}
-		in, err := inFile(filepath.Clean(path))
+		in, err := inFile(path)
 		if err != nil {
 			return nil, err
 		}
@@ -212,8 +108,9 @@ func mutations(pkg string) ([]mutation, error) {
 	// What is there several times in a function is numbered.
 	seen := map[string]int{}
 	for i := range all {
-		seen[all[i].String()]++
-		all[i].n = seen[all[i].String()]
+		name := all[i].String()
+		seen[name]++
+		all[i].n = seen[name]
 	}
 	if len(all) == 0 {
 		return nil, fmt.Errorf("%s: there is nothing to change", pkg)
