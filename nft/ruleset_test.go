@@ -84,7 +84,7 @@ func TestNFTMakesTheBytecodeOfTheText(t *testing.T) {
 func TestDifferencesOfChainsCountEachRule(t *testing.T) {
 	ruleOf := func(letter rune) nft.Rule {
 		exprs := nfnetlink.Marshal(nfnetlink.Inet, &expr.Objref{Type: 1, Name: string(letter)})
-		return nft.Rule{Nodes: []nft.Node{nft.Plain{Text: string(letter), Exprs: exprs}}}
+		return nft.Rule{Nodes: []nft.Node{{Text: string(letter), Exprs: exprs}}}
 	}
 	for _, tt := range []struct{ want, got, diffs string }{
 		{"abc", "abc", ""},
