@@ -131,6 +131,8 @@ func (s Statement) String() string {
 	switch anyBit := s.kind == kindCTState || s.kind == kindCTStatus; {
 	case s.Set != "":
 		value = "@" + nfnetlink.Printable(s.Set)
+	case s.Mask == nil && anyBit:
+		op = s.Op + " "
 	case isRange && s.Op == ">=":
 		value = r.From.String()
 	case isRange && s.Op == "<=":
