@@ -131,7 +131,7 @@ func (s Statement) String() string {
 	switch anyBit := s.kind == kindCTState || s.kind == kindCTStatus; {
 	case s.Set != "":
 		value = "@" + nfnetlink.Printable(s.Set)
-	case s.Mask == nil && anyBit:
+	case s.Mask == nil && anyBit: // not any of the bits, but these
 		op = s.Op + " "
 	case isRange && s.Op == ">=":
 		value = r.From.String()
@@ -141,8 +141,6 @@ func (s Statement) String() string {
 		value = r.String()
 	case s.Mask != nil && anyBit && nativeUint32(s.Value) == 0:
 		op, value = either(s.Op == "!=", "", "! "), s.kind.word(s.Mask)
-	case s.Mask == nil && anyBit: // not any of the bits, but these
-		op = s.Op + " "
 	case s.Mask != nil:
 		op = "& " + s.kind.word(s.Mask) + " " + s.Op + " "
 	}
