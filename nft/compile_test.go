@@ -9,6 +9,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layouts"
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 // list returns a key with n networks of a family.
@@ -70,28 +71,32 @@ func TestFilesWithMistakesAloneHaveARuleset(t *testing.T) {
 		has   []string // in the ruleset; none: there is no ruleset
 		lacks string
 	}{
-		{"", "", modes(), config.Note, "", []string{"10.0.0.0/8", "192.168.0.0/16"}, "IPv6"},
-		{"masqLinkLocal: true\nextra: 1", "", modes(), config.Warning, "unknownKey", []string{"10.0.0.0/8"}, "169.254"},
+		{"", "", cases.Modes(), config.Note, "", []string{"10.0.0.0/8", "192.168.0.0/16"}, "IPv6"},
+		{"masqLinkLocal: true\nextra: 1", "", cases.Modes(), config.Warning, "unknownKey", []string{"10.0.0.0/8"}, "169.254"},
 		{
-			octal, "", modes(), config.Mistake, "octalLength,octalLength",
+			octal, "", cases.Modes(), config.Mistake, "octalLength,octalLength",
 			[]string{"10.0.0.0/8", "172.16.0.0/12", "fd00::/8"},
 			"10.0.0.0/10",
 		},
-		{"masqLinkLocal: true\n---\n@", "", modes(), config.Mistake, "secondDocument", []string{"10.0.0.0/8"}, "169.254"},
-		{"nonMasqueradeCIDRs: [10.0.0.0/08]", "", modes(), config.Error, "invalidEntry", nil, ""},
-		{"masqLinkLocal: 1\nmasqLinklLocal: true", "", modes(), config.Error, "wrongValue,misspelledKey", nil, ""},
-		{"masqueradeHost: false", "", modes()[:1], config.Note, "", []string{"to this node"}, ""},
-		{"masqueradeHost: false", "", modes()[1:], config.Error, "needsNFTables", nil, ""},
 		{
-			"masqueradeHost: false\nextra: 1\nextra: 1", "", modes()[1:], config.Error,
+			"masqLinkLocal: true\n---\n@", "", cases.Modes(), config.Mistake, "secondDocument",
+			[]string{"10.0.0.0/8"},
+			"169.254",
+		},
+		{"nonMasqueradeCIDRs: [10.0.0.0/08]", "", cases.Modes(), config.Error, "invalidEntry", nil, ""},
+		{"masqLinkLocal: 1\nmasqLinklLocal: true", "", cases.Modes(), config.Error, "wrongValue,misspelledKey", nil, ""},
+		{"masqueradeHost: false", "", cases.Modes()[:1], config.Note, "", []string{"to this node"}, ""},
+		{"masqueradeHost: false", "", cases.Modes()[1:], config.Error, "needsNFTables", nil, ""},
+		{
+			"masqueradeHost: false\nextra: 1\nextra: 1", "", cases.Modes()[1:], config.Error,
 			"unknownKey,duplicateKey,unknownKey,needsNFTables", nil, "",
 		},
-		{"masqueradeSrcCIDRs: [10.0.0.0/8]", long, modes()[1:], config.Error, "kernel", nil, ""},
+		{"masqueradeSrcCIDRs: [10.0.0.0/8]", long, cases.Modes()[1:], config.Error, "kernel", nil, ""},
 		{
-			"masqueradeSrcCIDRs: [10.0.0.0/8]\nextra: 1\nextra: 1", long, modes()[1:], config.Error,
+			"masqueradeSrcCIDRs: [10.0.0.0/8]\nextra: 1\nextra: 1", long, cases.Modes()[1:], config.Error,
 			"unknownKey,duplicateKey,unknownKey,kernel", nil, "",
 		},
-		{"", long, modes()[1:], config.Note, "", []string{long}, "-SRC"},
+		{"", long, cases.Modes()[1:], config.Note, "", []string{long}, "-SRC"},
 	} {
 		for _, mode := range tt.modes {
 			t.Run(fmt.Sprintf("%s, %.40q", mode, tt.file), func(t *testing.T) {
@@ -121,5 +126,3 @@ func TestFilesWithMistakesAloneHaveARuleset(t *testing.T) {
 		}
 	}
 }
-
-func modes() []nft.Mode { return []nft.Mode{nft.ModeNFTables, nft.ModeIPTables} }

@@ -364,9 +364,8 @@ func TestForeignChainIsRejected(t *testing.T) {
 	nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-A", "MINE", "-s", "10.9.9.9", "-j", "ACCEPT")
 	before := n.kernelText()
 	got := n.run("run", "--config", n.path, "--mode=iptables-nft", "--masq-chain=MINE")
-	want := `nft-masq-agent run: --masq-chain: chain "MINE" in table ip nat: the chain has rules that no masquerade agent wrote
-see nft-masq-agent run --help
-`
+	want := `nft-masq-agent run: --masq-chain: chain "MINE" in table ip nat: the chain has rules that no masquerade ` +
+		"agent wrote (see nft-masq-agent run --help)\n"
 	if got.code != exitUsage || got.stderr != want {
 		t.Errorf("%+v, want exit code %d and %s", got, exitUsage, want)
 	}

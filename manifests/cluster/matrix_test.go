@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -184,6 +185,11 @@ var policies = []policy{
 	},
 }
 
+// policyNamed returns one of the policies.
+func policyNamed(name string) policy {
+	return policies[slices.IndexFunc(policies, func(p policy) bool { return p.name == name })]
+}
+
 // foreignMasquerade is what a CNI plugin with ipMasq, or a script, adds.
 const foreignMasquerade = `add table inet other
 add chain inet other post { type nat hook postrouting priority srcnat + 20; }
@@ -235,14 +241,12 @@ func TestFarEndSeesWhatExplainPredicts(t *testing.T) {
 	w.record("matrix", "kube-proxy | mode | policy | connections | answers of explain | wrong")
 }
 
-// version is what the nodes run.
+// version is what the control plane runs.
 func (w *world) version() string {
 	w.t.Helper()
-	var node corev1.Node
-	if !w.Get(&node, "node", "node1") {
-		w.t.Fatal(w.Complaint())
-	}
-	return node.Status.NodeInfo.KubeletVersion
+	var v struct{ ServerVersion struct{ GitVersion string } }
+	must(w.t, json.Unmarshal([]byte(w.Sh("kubectl version -o json")), &v))
+	return v.ServerVersion.GitVersion
 }
 
 // workload makes pods and services, and returns their addresses.

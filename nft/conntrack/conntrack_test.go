@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -524,6 +525,74 @@ func TestStatsMatchTheTableAndSumUpAllProcessors(t *testing.T) {
 	}
 }
 
+func TestCausesAreNamed(t *testing.T) {
+	for err, want := range map[error]error{
+		unix.EPERM: ErrNotPermitted, unix.EINVAL: ErrUnsupported, unix.EOPNOTSUPP: ErrUnsupported,
+		unix.EPROTONOSUPPORT: ErrUnsupported, unix.ENOMEM: nil,
+	} {
+		got := described("read connections", err)
+		if !errors.Is(got, err) || errors.Is(got, ErrNotPermitted) != (want == ErrNotPermitted) ||
+			errors.Is(got, ErrUnsupported) != (want == ErrUnsupported) {
+			t.Errorf("%v: %v", err, got)
+		}
+	}
+	if err := described("", nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestProtocolsHaveNames(t *testing.T) {
+	for p, want := range map[uint8]string{6: "tcp", 17: "udp", 132: "sctp", 58: "icmpv6", 89: "89"} {
+		if got := ProtocolName(p); got != want {
+			t.Errorf("%d: %s", p, got)
+		}
+	}
+}
+
+// Attributes of another kernel, which this package does not know, are skipped.
+func TestAttributesOfOtherKernelsAreSkipped(t *testing.T) {
+	nest := func(typ uint16, inner ...netlink.Attribute) netlink.Attribute {
+		b, err := netlink.MarshalAttributes(inner)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return netlink.Attribute{Type: typ | unix.NLA_F_NESTED, Data: b}
+	}
+	state := func(protocol uint16, n byte) netlink.Attribute {
+		return nest(ctaProtoInfo, nest(protocol, netlink.Attribute{Type: ctaState, Data: []byte{n}},
+			netlink.Attribute{Type: 9, Data: []byte{1}}))
+	}
+	start := []byte{0, 0, 0, 0, 0, 0, 1, 0}
+	for _, tt := range []struct {
+		name string
+		attr netlink.Attribute
+		want Entry
+	}{
+		{"timeout", attr(ctaTimeout, 600), Entry{Timeout: 600}},
+		{"state", state(ctaProtoInfoTCP, 3), Entry{State: "ESTABLISHED"}},
+		{"state of SCTP", state(ctaProtoInfoSCTP, 8), Entry{State: "HEARTBEAT_SENT"}},
+		{"unknown state", state(ctaProtoInfoSCTP, 9), Entry{}},
+		{"state of another protocol", state(7, 1), Entry{}},
+		{
+			"start", nest(ctaTimestamp, netlink.Attribute{Type: ctaTimestampStart, Data: start}),
+			Entry{Started: time.Unix(0, 256)},
+		},
+		{"end", nest(ctaTimestamp, netlink.Attribute{Type: 2, Data: start}), Entry{}},
+		{"short start", nest(ctaTimestamp, netlink.Attribute{Type: ctaTimestampStart, Data: start[:4]}), Entry{}},
+		{"number of three bytes", netlink.Attribute{Type: ctaID, Data: start[:3]}, Entry{}},
+		{"unknown", attr(77, 1), Entry{}},
+	} {
+		b, err := netlink.MarshalAttributes([]netlink.Attribute{tt.attr})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := Entry{State: "of the entry before"}
+		if err := e.decode(b); err != nil || !reflect.DeepEqual(e, tt.want) {
+			t.Errorf("%s: %+v, %v", tt.name, e, err)
+		}
+	}
+}
+
 func TestMissingCapabilityIsNamed(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
@@ -662,6 +731,38 @@ func TestTallyKeepsTheFullestKeysInBoundedMemory(t *testing.T) {
 	low := full - (all+full)/maxKeys - 1
 	if len(top) != 1 || top[0].To.String() != "203.0.113.9:443" || top[0].Used > full || top[0].Used < low {
 		t.Errorf("%+v, want %d to %d", top, low, full)
+	}
+}
+
+// With as many keys as fit, another one takes one from each, and has no place of its own.
+func TestTallyNeverHasMoreKeys(t *testing.T) {
+	tally := Tally{}
+	add := func(n int) {
+		e := entryOf(unix.IPPROTO_UDP, "10.244.1.2:4000", "", "203.0.113.9:53", "192.0.2.1:20000")
+		e.Reply.Src = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(n >> 8), byte(n)}), 53)
+		e.Status = SrcNAT
+		tally.Add(&e)
+	}
+	for range 2 {
+		for n := range maxKeys {
+			add(n)
+		}
+	}
+	add(maxKeys)
+	for k, used := range tally {
+		if used != 1 {
+			t.Fatalf("%+v: %d", k, used)
+		}
+	}
+	if len(tally) != maxKeys {
+		t.Errorf("%d keys", len(tally))
+	}
+	add(0)
+	if top := tally.Fullest(1); len(tally) != maxKeys || top[0].Used != 2 {
+		t.Errorf("%d keys, %+v", len(tally), top)
+	}
+	if add(maxKeys); len(tally) != 1 {
+		t.Errorf("%d keys are left", len(tally))
 	}
 }
 

@@ -69,6 +69,23 @@ func TestPassDeletesOnlyWhatWasStaleWhenItBeganAndStillIs(t *testing.T) {
 	}
 }
 
+// Without stale connections a pass reads no second judge.
+func TestPassWithNothingToDeleteEnds(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNS(t, "node")
+	insert(t, ns, untranslated(1, "203.0.113.1")...)
+	listed := -1
+	p := Pass{
+		Table: newTable(dialIn(ns)), Matches: anything, Read: reads(by(judgeOf(exemptAll))),
+		Listed: func(n int, _ *Judge) { listed = n },
+	}
+	for range 2 {
+		if err := p.Run(t.Context()); err != nil || p.Deleted > 0 || listed != 0 {
+			t.Errorf("deleted %d of %d: %v", p.Deleted, listed, err)
+		}
+	}
+}
+
 func withPort(a netip.AddrPort, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr(), port)
 }

@@ -1,0 +1,633 @@
+package native_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/nfttest/modes"
+	"nft-masq-agent/nft/xtables"
+)
+
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+
+// listing returns what nft lists of a node, with the names that a fresh table has.
+func listing(t testing.TB, n *modes.Node) string {
+	t.Helper()
+	text := nfttest.ListRuleset(t, n.NS)
+	for _, name := range regexp.MustCompile(`(?m)^\t(?:set|map) (\S+)-b {`).FindAllStringSubmatch(text, -1) {
+		text = strings.ReplaceAll(text, name[1]+"-b", name[1]+"-a")
+	}
+	// A change adds sets and counters after those that were there before.
+	_, text, _ = strings.Cut(strings.TrimSuffix(text, "\n}\n"), "\n")
+	blocks := strings.Split(text, "\n\n")
+	slices.Sort(blocks)
+	return strings.Join(blocks, "\n\n")
+}
+
+// Whatever the table had before, it has each case then, as nft writes it: the same text, and
+// no byte of a rule differs.
+func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	var all []cases.Case
+	cases.EachIn(t, nft.ModeNFTables, func(_ *testing.T, c cases.Case) { all = append(all, c) })
+	n := modes.New(t, native.Read)
+	for _, c := range all {
+		theirs, want := modes.New(t, native.Read), c.Compile(nft.ModeNFTables)
+		if diff := cmp.Diff(c.File(t, "ruleset.nft"), want.String()); diff != "" {
+			t.Errorf("%s: text (-want +got):\n%s", c.Name, diff)
+		}
+		theirs.Load(t, want.String())
+		s := theirs.Read(t, want, layout.Ours)
+		if diffs := modes.Texts(s); len(diffs) > 0 {
+			t.Errorf("%s: of what nft wrote differs %q", c.Name, diffs)
+		}
+		installed, ok := s.Installed()
+		if installed != (layout.Installed{Layout: native.Layout{}, Hash: want.Hash()}) || !ok {
+			t.Errorf("%s: installed is %+v, %t", c.Name, installed, ok)
+		}
+		if found := n.Apply(t, want, layout.Ours); len(found) == 0 {
+			t.Errorf("%s: there were no differences", c.Name)
+		}
+		if diff := cmp.Diff(listing(t, theirs), listing(t, n)); diff != "" {
+			t.Errorf("%s: listing (-nft +ours):\n%s", c.Name, diff)
+		}
+	}
+}
+
+// small has sets of both families, a map of several addresses, one by source and a set that
+// rules fill.
+func small() nft.Ruleset {
+	c := config.Config{EnableIPv6: true, MasqLinkLocal: true, MasqLinkLocalIPv6: true, Enforce: &config.Position{}}
+	c.NonMasqueradeCIDRs = cases.CIDRs("10.1.0.0/24", "10.2.0.0/24", "10.3.0.0/24", "fd00::/8")
+	c.MasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16")
+	c.SNATAddresses = cases.CIDRs("198.51.100.8/31")
+	c.SNATRules = []config.SNATRule{
+		{From: cases.CIDRs("10.244.8.0/24"), Addresses: cases.CIDRs("198.51.100.20/32")},
+		{From: cases.CIDRs("10.244.10.0/24"), Addresses: cases.CIDRs("198.51.100.21/32")},
+	}
+	var addresses []netip.Addr
+	for _, a := range []string{"198.51.100.8", "198.51.100.9", "198.51.100.20", "198.51.100.21"} {
+		addresses = append(addresses, netip.MustParseAddr(a))
+	}
+	return nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true}).On(addresses)
+}
+
+// many returns texts from the numbers below n.
+func many(n int, format string) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, format, i>>8, i&255)
+	}
+	return b.String()
+}
+
+// TABLE stands for our table, and SET for the set of IPv4 destinations.
+func TestDifferencesAreNamedAndRemoved(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	const set = `add set TABLE SET { type ipv4_addr; flags interval; ` +
+		`comment "destinations that see the pod's own address"; `
+	const alone = "flush chain TABLE postrouting; flush chain TABLE enforce; delete set TABLE SET; "
+	lost := "set non-masq-v4 is missing"
+	const pairs = "self-v4-a { 10.244.1.2 . 10.244.1.2 timeout 1m }"
+	const poolMap, ruleMap = "snat-by-pod-v4-a", "snat-rule-1-by-source-v4-a"
+	for _, tt := range []struct {
+		name, does string
+		// all differences, or if the last one is "…" the first ones
+		finds []string
+	}{
+		{"nothing", "list tables", nil},
+		{"pairs that rules learned", "add element TABLE " + pairs, nil},
+		{"another pair", "add element TABLE self-v4-a { 10.244.1.2 . 10.244.1.3 timeout 1m }", []string{
+			"set self-v4-a contains 0af401020af40103, which is not a pair of an address and itself",
+		}},
+
+		{"no table", "delete table TABLE", []string{"table inet nft-masq-agent is missing"}},
+		{"dormant", "add table TABLE { flags dormant; }", []string{"odd: table inet nft-masq-agent is dormant"}},
+		{"another chain", "add chain TABLE x", []string{"chain x is not in the config"}},
+		{"no chain", "flush chain TABLE snat-v4; flush chain TABLE postrouting; delete chain TABLE snat-v4", []string{
+			"chain snat-v4 is missing", "chain postrouting: missing rule: …", "…",
+		}},
+		{"policy", "add chain TABLE postrouting { policy drop; }", []string{
+			"chain postrouting has another policy than accept",
+		}},
+		{
+			"priority", "flush chain TABLE enforce; delete chain TABLE enforce; " +
+				"add chain TABLE enforce { type nat hook postrouting priority 7; }",
+			[]string{"chain enforce has nat hook postrouting priority 7, not nat hook postrouting priority 80", "…"},
+		},
+		{"rule", "insert rule TABLE postrouting counter name exempt-v4 accept", []string{
+			"chain postrouting: unexpected rule: counter name exempt-v4 accept",
+		}},
+		{
+			"more rules than are read", many(5100, "add rule TABLE postrouting ip daddr 9.9.%d.%d accept\n"),
+			[]string{"table inet nft-masq-agent has more than 5000 rules that are not in the config", "…"},
+		},
+
+		{"element", "add element TABLE SET { 9.0.0.0/8 }", []string{
+			"set SET contains 9.0.0.0/8, which is not in the config",
+		}},
+		{"element at the end", "add element TABLE SET { 11.0.0.0/8 }", []string{
+			"set SET contains 11.0.0.0/8, which is not in the config",
+		}},
+		{"lacking element", "delete element TABLE SET { 10.2.0.0/24 }", []string{"set SET lacks 10.2.0.0/24"}},
+		{"lacking first element", "delete element TABLE SET { 10.1.0.0/24 }", []string{"set SET lacks 10.1.0.0/24"}},
+		{"lacking last element", "delete element TABLE SET { 10.3.0.0/24 }", []string{"set SET lacks 10.3.0.0/24"}},
+		{
+			"other end", "delete element TABLE SET { 10.2.0.0/24 }; add element TABLE SET { 10.2.0.0/25 }",
+			[]string{"set SET contains 10.2.0.0/25 instead of 10.2.0.0/24"},
+		},
+		{
+			"ten elements", "add element TABLE SET { " + many(10, "9.%d.%d.0/24,") + " }",
+			strings.Split(many(10, "set SET contains 9.%d.%d.0/24, which is not in the config\n")+
+				"set SET has more differences: 13 CIDRs instead of 3", "\n"),
+		},
+		{"many elements", "add element TABLE SET { " + many(20, "9.%d.%d.1,") + " }", strings.Split(
+			many(10, "set SET contains 9.%d.%d.1, which is not in the config\n")+
+				"set SET has more differences: 23 CIDRs instead of 3", "\n")},
+		{
+			"more elements than are read", "add element TABLE SET { " + many(5100, "9.%d.%d.1,") + " }",
+			[]string{"set SET has more than 5003 CIDRs instead of 3"},
+		},
+		{
+			"more pairs than rules learn", "flush chain TABLE enforce; delete set TABLE self-v4-a; add set TABLE self-v4-a " +
+				"{ type ipv4_addr . ipv4_addr; size 70000; flags dynamic,timeout; comment \"pairs of a source and itself\"; }",
+			[]string{"chain enforce: missing rule: …", "…", "set self-v4 is missing", "set self-v4-a is not in the config"},
+		},
+
+		{
+			"element of a map", "delete element TABLE " + poolMap + " { 0.0.0.7 }; add element TABLE " + poolMap +
+				" { 0.0.0.7 : 1.2.3.4 }",
+			[]string{"map snat-by-pod-v4-a has 0.0.0.7 : 1.2.3.4 instead of 198.51.100.8"},
+		},
+		{"lacking element of a map", "delete element TABLE " + poolMap + " { 0.0.0.7, 0.0.0.8 }", []string{
+			"map snat-by-pod-v4-a lacks 0.0.0.7 : 198.51.100.8", "map snat-by-pod-v4-a lacks 0.0.0.8 : 198.51.100.8",
+		}},
+		{"more elements of a map", "add element TABLE " + poolMap + " { 0.0.9.8 : 1.2.3.4, 0.0.9.7 : 1.2.3.5 }", []string{
+			"map snat-by-pod-v4-a has 0.0.9.7 : 1.2.3.5, which is not in the config",
+			"map snat-by-pod-v4-a has 0.0.9.8 : 1.2.3.4, which is not in the config",
+		}},
+		{
+			"many elements of a map", "add element TABLE " + poolMap + " { " + many(12, "9.%d.%d.1 : 1.2.3.4,") + " }",
+			append(strings.Split(strings.TrimSuffix(
+				many(10, "map snat-by-pod-v4-a has 9.%d.%d.1 : 1.2.3.4, which is not in the config\n"), "\n"), "\n"),
+				"map snat-by-pod-v4-a: 2 more elements are wrong"),
+		},
+		{
+			"ten elements of a map", "add element TABLE " + poolMap + " { " + many(10, "9.%d.%d.1 : 1.2.3.4,") + " }",
+			strings.Split(strings.TrimSuffix(
+				many(10, "map snat-by-pod-v4-a has 9.%d.%d.1 : 1.2.3.4, which is not in the config\n"), "\n"), "\n"),
+		},
+		{"interval of a map", "delete element TABLE " + ruleMap + " { 10.244.8.0/24 }", []string{
+			"map snat-rule-1-by-source-v4-a lacks 10.244.8.0 : goto snat-rule-1-v4",
+			"map snat-rule-1-by-source-v4-a lacks an end before 10.244.9.0",
+		}},
+		{"another interval of a map", "add element TABLE " + ruleMap + " { 9.0.0.0/8 : goto snat-rule-1-v4 }", []string{
+			"map snat-rule-1-by-source-v4-a has 9.0.0.0 : goto snat-rule-1-v4, which is not in the config",
+			"map snat-rule-1-by-source-v4-a has an end before 10.0.0.0, which is not in the config",
+		}},
+		{"more elements of a map than are read", "add element TABLE " + poolMap + " { " +
+			many(5600, "9.%d.%d.1 : 1.2.3.4,") + " }", []string{"set snat-by-pod-v4-a has more than 5256 elements"}},
+
+		{"counters", alone + "delete counter TABLE exempt-v4; delete counter TABLE local-v6; " +
+			set + "elements = { 10.1.0.0/24, 10.2.0.0/24, 10.3.0.0/24 }; }", []string{"…"}},
+		{"another counter", "add counter TABLE x", []string{"object x is not in the config"}},
+		{"another object", "add quota TABLE x { over 10 mbytes; }", []string{"odd: object x is not in the config"}},
+		{"another set", "add set TABLE x { type ipv4_addr; flags interval; }", []string{"set x is not in the config"}},
+		{"another map", "add map TABLE x { type ipv4_addr : ipv4_addr; }", []string{"set x is not in the config"}},
+		{"another map of intervals", "add map TABLE x { type ipv4_addr : ipv4_addr; flags interval; }", []string{
+			"set x is not in the config",
+		}},
+		{"another learned set", "add set TABLE x { type ipv4_addr; flags dynamic,timeout; }", []string{
+			"set x is not in the config",
+		}},
+		{"a map of another kind", "add map TABLE x { type ipv4_addr : mark; flags timeout; }", []string{
+			"odd: set x is not in the config",
+		}},
+		{"a map to a verdict", "add map TABLE x { type ipv6_addr : verdict; }", []string{"set x is not in the config"}},
+		{"a set of another kind", "add set TABLE x { type ipv4_addr; flags timeout; }", []string{
+			"odd: set x is not in the config",
+		}},
+		{"a set with a counter", "add set TABLE x { type ipv4_addr; flags interval; counter; }", []string{
+			"odd: set x is not in the config",
+		}},
+		{"the other side", "add set TABLE OTHER { type ipv4_addr; flags interval; }", []string{
+			"set OTHER is not in the config",
+		}},
+		{
+			"declaration: comment", alone + strings.ReplaceAll(set, "own", "old") + "}",
+			[]string{"chain enforce: missing rule: …", "…", lost, "set SET is not in the config"},
+		},
+		{
+			"declaration: size", alone + set + "size 100; }",
+			[]string{"chain enforce: missing rule: …", "…", lost, "set SET is not in the config"},
+		},
+		{
+			"declaration: type", alone + strings.ReplaceAll(set, "ipv4_addr", "ipv6_addr") + "}",
+			[]string{"chain enforce: missing rule: …", "…", lost, "set SET is not in the config"},
+		},
+		{
+			"declaration: flags", alone + strings.ReplaceAll(set, "interval", "interval, timeout") + "}",
+			[]string{"chain enforce: missing rule: …", "…", lost, "odd: set SET is not in the config"},
+		},
+		{
+			"declaration: more than matching", alone + set + "counter; }",
+			[]string{"chain enforce: missing rule: …", "…", lost, "odd: set SET is not in the config"},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n, want := modes.New(t, native.Read), small()
+			n.Apply(t, want, layout.Ours)
+			before := listing(t, n)
+			names := strings.NewReplacer("TABLE", "inet nft-masq-agent", "SET", "non-masq-v4-a", "OTHER", "non-masq-v4-b")
+			n.Load(t, names.Replace(tt.does))
+			s := n.Read(t, want, layout.Ours)
+			found := modes.Texts(s)
+			if !matches(found, tt.finds, names) {
+				t.Errorf("found\n%s\nwant\n%s", strings.Join(found, "\n"), strings.Join(tt.finds, "\n"))
+			}
+			if slices.ContainsFunc(found, func(d string) bool { return strings.HasPrefix(d, "odd: ") }) {
+				if err := s.(layout.Recreator).Recreate(n.Commit(t)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			n.Apply(t, want, layout.Ours)
+			after := regexp.MustCompile(`(?m)^\t\telements = \{ 10.244.1.2 \. .*\n`).ReplaceAllString(listing(t, n), "")
+			if diff := cmp.Diff(before, after); diff != "" {
+				t.Errorf("listing (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// An element with a limit matches only now and then. nft does not add one to such a set.
+func TestElementsThatDoMoreThanMatchAreFound(t *testing.T) {
+	t.Parallel()
+	nest := func(typ uint16, inner ...netlink.Attribute) netlink.Attribute {
+		b, err := netlink.MarshalAttributes(inner)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return netlink.Attribute{Type: typ | unix.NLA_F_NESTED, Data: b}
+	}
+	big := binary.BigEndian
+	limit := nest(unix.NFTA_SET_ELEM_EXPR,
+		netlink.Attribute{Type: unix.NFTA_EXPR_NAME, Data: []byte("limit\x00")},
+		nest(unix.NFTA_EXPR_DATA,
+			netlink.Attribute{Type: unix.NFTA_LIMIT_RATE, Data: big.AppendUint64(nil, 1)},
+			netlink.Attribute{Type: unix.NFTA_LIMIT_UNIT, Data: big.AppendUint64(nil, 3600)}))
+	data := func(typ uint16, b ...byte) netlink.Attribute {
+		return nest(typ, netlink.Attribute{Type: unix.NFTA_DATA_VALUE, Data: b})
+	}
+	end := netlink.Attribute{Type: unix.NFTA_SET_ELEM_FLAGS, Data: big.AppendUint32(nil, unix.NFT_SET_ELEM_INTERVAL_END)}
+	for _, tt := range []struct {
+		set, without string
+		elements     []netlink.Attribute
+	}{
+		{"non-masq-v4-a", "10.2.0.0/24", []netlink.Attribute{
+			nest(unix.NFTA_LIST_ELEM, data(unix.NFTA_SET_ELEM_KEY, 10, 2, 0, 0), limit),
+			nest(unix.NFTA_LIST_ELEM, data(unix.NFTA_SET_ELEM_KEY, 10, 2, 1, 0), end),
+		}},
+		{"snat-by-pod-v4-a", "0.0.0.7", []netlink.Attribute{nest(unix.NFTA_LIST_ELEM,
+			data(unix.NFTA_SET_ELEM_KEY, 0, 0, 0, 7), data(unix.NFTA_SET_ELEM_DATA, 198, 51, 100, 8), limit)}},
+		{"self-v4-a", "", []netlink.Attribute{nest(unix.NFTA_LIST_ELEM,
+			data(unix.NFTA_SET_ELEM_KEY, 10, 244, 1, 2, 10, 244, 1, 2), limit)}},
+	} {
+		n, want := modes.New(t, native.Read), small()
+		n.Apply(t, want, layout.Ours)
+		if tt.without != "" {
+			n.Load(t, fmt.Sprintf("delete element inet nft-masq-agent %s { %s }", tt.set, tt.without))
+		}
+		list, err := netlink.MarshalAttributes([]netlink.Attribute{
+			{Type: unix.NFTA_SET_ELEM_LIST_TABLE, Data: append([]byte(nft.TableName), 0)},
+			{Type: unix.NFTA_SET_ELEM_LIST_SET, Data: append([]byte(tt.set), 0)},
+			nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, tt.elements...),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		message := func(typ netlink.HeaderType, flags netlink.HeaderFlags, family, subsystem byte,
+			body []byte,
+		) netlink.Message {
+			return netlink.Message{
+				Header: netlink.Header{Type: typ, Flags: netlink.Request | flags},
+				Data:   append([]byte{family, 0, 0, subsystem}, body...),
+			}
+		}
+		err = n.Do(func() error {
+			nl, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+			if err != nil {
+				return err
+			}
+			defer nl.Close()
+			_, err = nl.SendMessages([]netlink.Message{
+				message(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES, nil),
+				message(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWSETELEM, netlink.Create|netlink.Acknowledge,
+					unix.NFPROTO_INET, 0, list),
+				message(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES, nil),
+			})
+			if err == nil {
+				_, err = nl.Receive()
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatalf("%s: %v", tt.set, err)
+		}
+		found := modes.Texts(n.Read(t, want, layout.Ours))
+		text := fmt.Sprintf("set %s: 1 elements have a limit, a timeout or another condition", tt.set)
+		if !slices.Contains(found, text) {
+			t.Errorf("%s: found %q", tt.set, found)
+		}
+		n.Apply(t, want, layout.Ours)
+	}
+}
+
+// matches compares texts. "…" in the wanted ones stands for any others, and at the end of
+// one for any rest.
+func matches(found, want []string, names *strings.Replacer) bool {
+	for i, w := range want {
+		w = names.Replace(w)
+		if w == "…" {
+			for at := range len(found) + 1 {
+				if matches(found[at:], want[i+1:], names) {
+					return true
+				}
+			}
+			return false
+		}
+		head, any := strings.CutSuffix(w, "…")
+		if i >= len(found) || !(found[i] == w || any && strings.HasPrefix(found[i], head)) {
+			return false
+		}
+	}
+	return len(found) == len(want)
+}
+
+// A filling of large sets is done in a few transactions, and continues after a failure.
+func TestSetsAreFilledInAFewTransactionsAndContinued(t *testing.T) {
+	t.Parallel()
+	c := config.Config{MasqLinkLocal: true}
+	for i := range 20_000 {
+		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i >> 8), byte(i), 0}), 25)
+		c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, config.CIDR{Prefix: p})
+		if i < 1_000 {
+			c.ForceMasqueradeCIDRs = append(c.ForceMasqueradeCIDRs, config.CIDR{Prefix: p})
+		}
+	}
+	want := nft.Compile(c, nft.Options{Layout: native.Layout{}})
+	n := modes.New(t, native.Read)
+	n.Apply(t, nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}), layout.Ours)
+	var sizes []int
+	refuse := func(int) error { return nil }
+	stage := func() error {
+		sizes = nil
+		commit := n.Commit(t)
+		return n.Read(t, want, layout.Ours).Stage(t.Context(), func(b *nfnetlink.Batch) error {
+			if err := refuse(len(sizes)); err != nil {
+				return err
+			}
+			if b.Elements > 0 {
+				sizes = append(sizes, b.Elements)
+			}
+			return commit(b)
+		})
+	}
+	broken := errors.New("broken")
+	refuse = func(sent int) error {
+		if sent == 2 {
+			return broken
+		}
+		return nil
+	}
+	if err := stage(); !errors.Is(err, broken) || !slices.Equal(sizes, []int{1_000, 10_500}) {
+		t.Errorf("sent %v: %v", sizes, err)
+	}
+	refuse = func(int) error { return nil }
+	// What is there is used.
+	if err := stage(); err != nil || !slices.Equal(sizes, []int{4_750, 4_750}) {
+		t.Errorf("sent %v: %v", sizes, err)
+	}
+	if err := stage(); err != nil || len(sizes) > 0 {
+		t.Errorf("sent %v: %v", sizes, err)
+	}
+	n.Apply(t, want, layout.Ours)
+
+	// A small send buffer takes smaller ones.
+	n.Load(t, "flush ruleset")
+	refuse = func(int) error {
+		refuse = func(int) error { return nil }
+		return unix.EMSGSIZE
+	}
+	if err := stage(); err != nil || len(sizes) != 6 || slices.Max(sizes) != 4_000 {
+		t.Errorf("sent %v: %v", sizes, err)
+	}
+	n.Apply(t, want, layout.Ours)
+
+	n.Load(t, "flush ruleset")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := n.Read(t, want, layout.Ours).Stage(ctx, n.Commit(t)); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if left := nfttest.ListRuleset(t, n.NS); left != "" {
+		t.Errorf("it wrote\n%s", left)
+	}
+}
+
+// If another mode is wanted, our table goes a transaction later.
+func TestTableThatIsNotWantedIsDeleted(t *testing.T) {
+	t.Parallel()
+	other := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: "IP-MASQ-AGENT"}})
+	for _, tt := range []struct {
+		want       nft.Ruleset
+		now, after int
+	}{
+		{nft.Ruleset{}, 1, 0},
+		{nft.Ruleset{Layout: native.Layout{}}, 1, 0},
+		{other, 0, 1},
+	} {
+		n := modes.New(t, native.Read)
+		check := func(found []string, inNow, inAfter int) {
+			t.Helper()
+			s, now, after := n.Read(t, tt.want, layout.Everything), &nfnetlink.Batch{}, &nfnetlink.Batch{}
+			if err := s.Stage(t.Context(), func(*nfnetlink.Batch) error { return errors.New("it writes") }); err != nil {
+				t.Error(err)
+			}
+			s.Switch(now, after)
+			if got := modes.Texts(s); !slices.Equal(got, found) || now.Len() != inNow || after.Len() != inAfter {
+				t.Errorf("mode %q: %q, %d and %d messages", tt.want.Mode(), got, now.Len(), after.Len())
+			}
+			for _, b := range []*nfnetlink.Batch{now, after} {
+				if err := n.Commit(t)(b); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		check(nil, 0, 0)
+		if _, ok := n.Read(t, tt.want, layout.Ours).Installed(); ok {
+			t.Error("installed without a table")
+		}
+		n.Apply(t, small(), layout.Ours)
+		if _, ok := n.Read(t, tt.want, layout.Ours).Installed(); !ok {
+			t.Error("not installed")
+		}
+		check([]string{"leftover: table inet nft-masq-agent"}, tt.now*deletion, tt.after*deletion)
+		check(nil, 0, 0)
+	}
+}
+
+// deletion is the number of messages that delete a table.
+const deletion = 1
+
+// A map that old rules refer to goes a transaction later than they do, other sets with them.
+func TestMapsOutliveTheRulesThatReferToThem(t *testing.T) {
+	t.Parallel()
+	n := modes.New(t, native.Read)
+	n.Apply(t, small(), layout.Ours)
+	n.Load(t, "add map inet nft-masq-agent unused { type ipv4_addr : ipv4_addr; }")
+	want := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}})
+	s, now, after := n.Read(t, want, layout.Ours), &nfnetlink.Batch{}, &nfnetlink.Batch{}
+	commit := n.Commit(t)
+	if err := s.Stage(t.Context(), commit); err != nil {
+		t.Fatal(err)
+	}
+	s.Switch(now, after)
+	left := func() (names []string) {
+		for _, m := range regexp.MustCompile(`(?m)^\t(?:set|map) (\S+)`).FindAllStringSubmatch(listing(t, n), -1) {
+			names = append(names, m[1])
+		}
+		return names
+	}
+	if err := commit(now); err != nil {
+		t.Fatal(err)
+	}
+	maps := []string{"non-masq-v4-a", "snat-by-pod-v4-a", "snat-rule-1-by-source-v4-a"}
+	slices.Sort(maps)
+	if got := slices.Sorted(slices.Values(left())); !slices.Equal(got, maps) {
+		t.Errorf("left after the rules: %q", got)
+	}
+	if err := commit(after); err != nil {
+		t.Fatal(err)
+	}
+	if got := left(); !slices.Equal(got, maps[:1]) {
+		t.Errorf("left: %q", got)
+	}
+}
+
+// An earlier state spares reading the elements of the same sets, and of no others.
+func TestElementsOfTheSameSetsAreNotReadAgain(t *testing.T) {
+	t.Parallel()
+	n, want := modes.New(t, native.Read), small()
+	n.Apply(t, want, layout.Ours)
+	before := n.Read(t, want, layout.Ours)
+	again := func(wanted ...string) {
+		t.Helper()
+		s, err := native.Read(n.Conn, want, layout.Ours, before)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := modes.Texts(s); !slices.Equal(got, wanted) {
+			t.Errorf("found %q, want %q", got, wanted)
+		}
+	}
+	const set = "element inet nft-masq-agent non-masq-v4-a "
+	n.Load(t, "delete "+set+"{ 10.1.0.0/24 }; add "+set+"{ 9.0.0.0/8 }") // as many as before
+	again()
+	n.Load(t, "flush ruleset")
+	n.Apply(t, want, layout.Ours)
+	n.Load(t, "add element inet nft-masq-agent non-masq-v4-a { 9.0.0.0/8 }")
+	again("set non-masq-v4-a contains 9.0.0.0/8, which is not in the config")
+	before = n.Read(t, want, layout.Ours)
+	n.Apply(t, want, layout.Ours) // with the other side
+	again()
+}
+
+// The table is deleted only if the kernel accepts the new one.
+func TestTableIsCreatedAgainOnlyIfTheKernelAcceptsIt(t *testing.T) {
+	t.Parallel()
+	n, want := modes.New(t, native.Read), small()
+	n.Apply(t, want, layout.Ours)
+	before := listing(t, n)
+	s := n.Read(t, want, layout.Ours).(layout.Recreator)
+	wrong := errors.New("wrong")
+	for _, tt := range []struct {
+		name   string
+		commit layout.Commit
+		want   error
+	}{
+		{"another error", func(*nfnetlink.Batch) error { return wrong }, wrong},
+		{"a rule is refused", func(*nfnetlink.Batch) error {
+			return &nfnetlink.RefusedError{Err: unix.EOPNOTSUPP}
+		}, unix.EOPNOTSUPP},
+	} {
+		if err := s.Recreate(tt.commit); !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+	if diff := cmp.Diff(before, listing(t, n)); diff != "" {
+		t.Errorf("listing (-before +after):\n%s", diff)
+	}
+	calls := 0
+	err := s.Recreate(func(b *nfnetlink.Batch) error {
+		if calls++; calls == 2 {
+			return wrong
+		}
+		return n.Commit(t)(b)
+	})
+	if !errors.Is(err, wrong) || calls != 2 {
+		t.Errorf("%d transactions: %v", calls, err)
+	}
+	if err := s.Recreate(n.Commit(t)); err != nil {
+		t.Fatal(err)
+	}
+	if left := nfttest.ListRuleset(t, n.NS); left != "" {
+		t.Errorf("left\n%s", left)
+	}
+}
+
+func TestCountersAreRead(t *testing.T) {
+	t.Parallel()
+	n := modes.New(t, native.Read)
+	if counts, err := native.Counters(n.Conn); err != nil || counts != nil {
+		t.Errorf("without a table: %v, %v", counts, err)
+	}
+	n.Load(t, `table inet nft-masq-agent {
+		counter local-v4 { packets 1 bytes 100; }
+		counter exempt-v6 { packets 2 bytes 100; }
+		counter invalid-v4 { packets 3 bytes 100; }
+		counter masqueraded-v6 { packets 4 bytes 100; }
+		counter x { packets 5 bytes 100; }
+	}`)
+	counts, err := native.Counters(n.Conn)
+	want := []nft.Counts{
+		{Verdict: nft.Local, Packets: 1},
+		{IPv6: true, Verdict: nft.Exempt, Packets: 2},
+		{Verdict: nft.Invalid, Packets: 3},
+		{IPv6: true, Verdict: nft.Masqueraded, Packets: 4},
+	}
+	if diff := cmp.Diff(want, counts); diff != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+}

@@ -1,0 +1,121 @@
+// Package modes writes the rules of one mode into a network namespace, for the tests of the
+// mode's own package: as package kernel does it, but without its second reads and retries.
+package modes
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// A Reader reads the state of a mode.
+type Reader func(*nfnetlink.Conn, nft.Ruleset, layout.Depth, layout.State) (layout.State, error)
+
+// A Node is a network namespace with rules of a mode.
+type Node struct {
+	*nfttest.NS
+	Conn *nfnetlink.Conn
+	read Reader
+}
+
+// New returns a node without rules, until the test ends.
+func New(t testing.TB, read Reader) *Node {
+	t.Helper()
+	ns := nfttest.NewNS(t, "node")
+	conn := nfnetlink.New(func() (nl *netlink.Conn, err error) {
+		err = ns.Do(func() error {
+			nl, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 32 << 10})
+			if err != nil {
+				return err
+			}
+			return errors.Join(nl.SetWriteBuffer(8<<20), nl.SetReadBuffer(1<<20))
+		})
+		return nl, err
+	})
+	t.Cleanup(func() { _ = conn.Close() })
+	return &Node{ns, conn, read}
+}
+
+// Load runs a transaction of nft.
+func (n *Node) Load(t testing.TB, text string) {
+	t.Helper()
+	nfttest.NFT(t, n.NS, text, "-f", "-")
+}
+
+// Read reads the state.
+func (n *Node) Read(t testing.TB, want nft.Ruleset, depth layout.Depth) layout.State {
+	t.Helper()
+	s, err := n.read(n.Conn, want, depth, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// kinds are the kinds of differences, as [Texts] begins with them.
+var kinds = map[layout.Kind]string{
+	layout.Drift: "", layout.Odd: "odd: ", layout.Leftover: "leftover: ", layout.Unsigned: "unsigned: ",
+	layout.Foreign: "foreign: ", layout.Prevented: "prevented: ",
+}
+
+// Texts returns the differences of a state: the kind, unless rules are written again, and
+// the text.
+func Texts(s layout.State) (all []string) {
+	for _, d := range s.Differences() {
+		text := kinds[d.Kind] + d.Text
+		for _, e := range d.Emptied {
+			text += fmt.Sprintf(", emptied: %s %s %s", e.Family, e.Table, e.Chain)
+		}
+		all = append(all, text)
+	}
+	return all
+}
+
+// Commit returns what sends a transaction, if it has anything.
+func (n *Node) Commit(t testing.TB) layout.Commit {
+	t.Helper()
+	return func(b *nfnetlink.Batch) error {
+		if b.Len() == 0 {
+			return nil
+		}
+		generation, err := n.Conn.Generation()
+		if err != nil {
+			return err
+		}
+		return n.Conn.Commit(b, generation)
+	}
+}
+
+// Apply writes what is wanted, and returns the differences that there were. Afterwards there
+// must be none.
+func (n *Node) Apply(t testing.TB, want nft.Ruleset, depth layout.Depth) (found []string) {
+	t.Helper()
+	s := n.Read(t, want, depth)
+	found = Texts(s)
+	n.Write(t, s)
+	if left := Texts(n.Read(t, want, depth)); len(left) > 0 {
+		t.Errorf("after the differences %q were removed, there are %q", found, left)
+	}
+	return found
+}
+
+// Write carries out a state.
+func (n *Node) Write(t testing.TB, s layout.State) {
+	t.Helper()
+	commit, now, after := n.Commit(t), &nfnetlink.Batch{}, &nfnetlink.Batch{}
+	if err := s.Stage(t.Context(), commit); err != nil {
+		t.Fatal(err)
+	}
+	s.Switch(now, after)
+	if err := errors.Join(commit(now), commit(after)); err != nil {
+		t.Fatal(err)
+	}
+}

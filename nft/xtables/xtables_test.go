@@ -1,0 +1,609 @@
+package xtables_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/nfttest/modes"
+	"nft-masq-agent/nft/xtables"
+)
+
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+
+var families = []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6}
+
+// rawRules returns the bytes of the rules in the tables that iptables lists, by chain,
+// without our signature.
+func rawRules(t testing.TB, n *modes.Node) map[string][]nfnetlink.Rule {
+	t.Helper()
+	all := map[string][]nfnetlink.Rule{}
+	for _, f := range families {
+		chains, err := n.Conn.Chains(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range chains {
+			err := n.Conn.EachRule(f, c.Table, c.Name, func(r nfnetlink.Rule) error {
+				r.Handle, r.UserData = 0, nil
+				all[f.String()+" "+c.Name] = append(all[f.String()+" "+c.Name], r)
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return all
+}
+
+// restore loads rules with iptables, without those that are there.
+func restore(t testing.TB, n *modes.Node, text string) {
+	t.Helper()
+	nfttest.Run(t, n.NS, text, "iptables-nft-restore", "--noflush")
+}
+
+// save returns the rules of IPv4 as iptables saves them, with counters.
+func save(t testing.TB, n *modes.Node) string {
+	t.Helper()
+	return regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(
+		nfttest.Run(t, n.NS, "", "iptables-nft-save", "-c", "-t", "nat"), "")
+}
+
+// Whatever the tables had before, they have each case then, as iptables writes it.
+func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore")
+	var all []cases.Case
+	cases.EachIn(t, nft.ModeIPTables, func(_ *testing.T, c cases.Case) { all = append(all, c) })
+	n := modes.New(t, xtables.Read)
+	for _, c := range all {
+		theirs, want := modes.New(t, xtables.Read), c.Compile(nft.ModeIPTables)
+		if diff := cmp.Diff(c.File(t, "iptables.rules"), want.String()); diff != "" {
+			t.Errorf("%s: text (-want +got):\n%s", c.Name, diff)
+		}
+		restore(t, theirs, want.String())
+		if len(want.Tables) > 1 {
+			nfttest.Run(t, theirs.NS, want.String(), "ip6tables-nft-restore", "--noflush")
+		}
+		s := theirs.Read(t, want, layout.Everything)
+		for _, diff := range modes.Texts(s) {
+			if !strings.HasPrefix(diff, "unsigned: ") {
+				t.Errorf("%s: of what iptables wrote differs %s", c.Name, diff)
+			}
+		}
+		if _, ok := s.Installed(); ok {
+			t.Errorf("%s: iptables' rules are ours", c.Name)
+		}
+		n.Apply(t, want, layout.Everything)
+		installed, ok := n.Read(t, want, layout.Ours).Installed()
+		if !ok || installed != (layout.Installed{Layout: want.Layout, Hash: want.Hash()}) {
+			t.Errorf("%s: installed is %+v, %t", c.Name, installed, ok)
+		}
+		if diff := cmp.Diff(rawRules(t, theirs), rawRules(t, n)); diff != "" {
+			t.Errorf("%s: rules (-iptables +ours):\n%s", c.Name, diff)
+		}
+		theirs.Apply(t, want, layout.Ours)
+	}
+}
+
+// wanted needs each chain that a policy can need, in both families.
+func wanted(chain string, change func(*config.Config)) nft.Ruleset {
+	c := config.Config{EnableIPv6: true, MasqLinkLocal: true, MasqLinkLocalIPv6: true}
+	c.NonMasqueradeCIDRs = cases.CIDRs("10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16", "fd00::/8")
+	c.ForceMasqueradeCIDRs = cases.CIDRs("10.1.1.0/24")
+	c.MasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16", "fd00:10::/32")
+	if change != nil {
+		change(&c)
+	}
+	o := nft.Options{Layout: xtables.Layout{Name: chain}}
+	if chain == "A" {
+		o.Ports = []nft.PortRange{{Min: 1024, Max: 2047}}
+	}
+	return nft.Compile(c, o)
+}
+
+// ofOthers are rules of other programs in the same tables.
+const ofOthers = `*nat
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:OTHER - [0:0]
+-A POSTROUTING -s 172.17.0.0/16 -j OTHER
+-A OTHER -j MASQUERADE
+COMMIT
+`
+
+// What another program changes is named and restored, with everything else as it was.
+func TestDifferencesAreNamedAndRemoved(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft", "iptables-nft", "iptables-nft-save", "iptables-nft-restore")
+	const at = "table ip nat: "
+	const jump = `-A POSTROUTING -m comment --comment "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL ` +
+		`destination traffic to our custom A chain" -m addrtype ! --dst-type LOCAL -j A` + "\n"
+	unsigned := "unsigned: " + at + "chain A was written by another agent or version"
+	for _, tt := range []struct {
+		name, iptables, nft string
+		finds               []string // all differences; "…" at an end is any rest
+		emptied             bool     // of others' rules, too
+	}{
+		{"nothing", "", "", nil, false},
+		{"no tables", "", "delete table ip nat; delete table ip6 nat", []string{
+			"table ip nat has no chain POSTROUTING", "table ip6 nat has no chain POSTROUTING",
+		}, true},
+		{"empty table", "", "delete table ip nat; add table ip nat", []string{
+			"table ip nat has no chain POSTROUTING",
+		}, true},
+		{"dormant", "", "add table ip nat { flags dormant; }", []string{"table ip nat is dormant"}, false},
+		{"no jump", "-D" + jump[2:], "", []string{at + "POSTROUTING has no jump to A"}, false},
+		{"another jump", "-A POSTROUTING -j A\n", "", []string{at + "POSTROUTING has 1 other jumps to A"}, false},
+		{"two more jumps", jump + "-A POSTROUTING -j A\n", "", []string{at + "POSTROUTING has 2 other jumps to A"}, false},
+		{"only another jump", "-D" + jump[2:] + "-A POSTROUTING -j A\n", "", []string{
+			at + "POSTROUTING has no jump to A",
+		}, false},
+		{"rule of another program in our chain", "-I A -d 9.9.9.9 -j RETURN\n", "", []string{
+			at + "chain A: unexpected rule: …", unsigned,
+		}, false},
+		{"rule at the end", "-A A-SRC -d 9.9.9.9 -j RETURN\n", "", []string{at + "chain A-SRC: unexpected rule: …"}, false},
+		{"lacking rule", "-D A 1\n", "", []string{at + "chain A: missing rule: …"}, false},
+		{"lacking last rule", "-D A-SRC 5\n", "", []string{at + "chain A-SRC: missing rule: …"}, false},
+		{"rules in the middle", "-D A-SRC 3\n-D A-SRC 2\n", "", []string{
+			at + "chain A-SRC: missing rule: …", at + "chain A-SRC: missing rule: …",
+		}, false},
+		{"no rules", "-F A-SRC\n", "", []string{
+			at + "chain A-SRC: missing rule: …", at + "chain A-SRC: missing rule: …", at + "chain A-SRC: missing rule: …",
+			at + "chain A-SRC: missing rule: …", at + "chain A-SRC: missing rule: …",
+		}, false},
+		{"no further chain", "-F A\n-F A-SRC\n-X A-SRC\n", "", []string{
+			at + "chain A-SRC is missing", at + "chain A: missing rule: …",
+		}, false},
+		{"no chain of ours", "-D" + jump[2:] + "-F A\n-F A-SRC\n-F A-MASQ\n-X A\n-X A-SRC\n-X A-MASQ\n", "", []string{
+			at + "POSTROUTING has no jump to A", at + "chain A-MASQ is missing", at + "chain A-SRC is missing",
+			at + "chain A is missing",
+		}, false},
+		{
+			"base chain in the place of ours", "",
+			"flush chain ip nat A; flush chain ip nat A-SRC; delete chain ip nat A-SRC; " +
+				"add chain ip nat A-SRC { type nat hook postrouting priority 90; accept; }",
+			[]string{at + "chain A-SRC has nat hook postrouting priority 90", at + "chain A: missing rule: …"},
+			false,
+		},
+		{
+			"more rules than are read", strings.Repeat("-A A -d 9.9.9.9 -j RETURN\n", 5002), "",
+			[]string{at + "chain A has more than 5001 rules", unsigned},
+			false,
+		},
+		{"rules with our text", "-F A\n-A A -s 10.244.0.0/16 -m comment --comment \"ip-masq-agent: only these sources are " +
+			"masqueraded\" -m addrtype ! --dst-type LOCAL -g A-SRC\n", "", []string{"…"}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n, want := modes.New(t, xtables.Read), wanted("A", nil)
+			restore(t, n, ofOthers)
+			n.Apply(t, want, layout.Ours)
+			before, six := save(t, n), rawRules(t, n)
+			if tt.iptables != "" {
+				restore(t, n, "*nat\n"+tt.iptables+"COMMIT\n")
+			}
+			if tt.nft != "" {
+				n.Load(t, tt.nft)
+			}
+			found := modes.Texts(n.Read(t, want, layout.Ours))
+			if !matches(found, tt.finds) {
+				t.Errorf("found\n%s\nwant\n%s", strings.Join(found, "\n"), strings.Join(tt.finds, "\n"))
+			}
+			n.Apply(t, want, layout.Ours)
+			if tt.emptied {
+				n.Load(t, "delete table ip nat; delete table ip6 nat")
+				restore(t, n, ofOthers)
+				n.Apply(t, want, layout.Ours)
+			}
+			if diff := cmp.Diff(before, save(t, n)); diff != "" {
+				t.Errorf("saved (-before +after):\n%s", diff)
+			}
+			if diff := cmp.Diff(six, rawRules(t, n)); diff != "" {
+				t.Errorf("rules (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// matches compares texts. "…" is any of them, and at the end of one any rest.
+func matches(found, want []string) bool {
+	if slices.Equal(want, []string{"…"}) {
+		return len(found) > 0
+	}
+	return slices.EqualFunc(found, want, func(f, w string) bool {
+		head, rest := strings.CutSuffix(w, "…")
+		return f == w || rest && strings.HasPrefix(f, head)
+	})
+}
+
+// count gives each rule of IPv4 a counter of its own, which shows who kept it, as iptables
+// restores it: our rules lose their signature.
+func count(t testing.TB, n *modes.Node) {
+	t.Helper()
+	packets := 0
+	text := regexp.MustCompile(`(?m)^\[\d+:\d+\] -A`).ReplaceAllStringFunc(save(t, n), func(string) string {
+		packets++
+		return fmt.Sprintf("[%d:%d] -A", packets, packets*100)
+	})
+	nfttest.Run(t, n.NS, text, "iptables-nft-restore", "-c")
+}
+
+// counted returns what the rules of a chain have counted, by the beginning of their text.
+func counted(t testing.TB, n *modes.Node, chain string) (all []string) {
+	t.Helper()
+	for _, m := range regexp.MustCompile(`(?m)^\[(\d+):\d+\] -A `+chain+` (-[sd] \S+|-m comment|-j \S+|-p \S+)`).
+		FindAllStringSubmatch(save(t, n), -1) {
+		all = append(all, m[1]+" "+m[2])
+	}
+	return all
+}
+
+// A rule that stays keeps its place, its counter and is signed; one that moves keeps its counter.
+func TestRulesKeepTheirCounters(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft-save", "iptables-nft-restore")
+	n := modes.New(t, xtables.Read)
+	n.Apply(t, wanted("B", nil), layout.Ours)
+	count(t, n)
+	before := counted(t, n, "B-SRC")
+	want := []string{"3 -d 10.1.1.0/24", "4 -d 10.1.0.0/16", "5 -d 10.2.0.0/16", "6 -d 10.3.0.0/16", "7 -m comment"}
+	if !slices.Equal(before, want) {
+		t.Fatalf("before: %q", before)
+	}
+	counts, err := xtables.Counters(n.Conn, "B")
+	if diff := cmp.Diff([]nft.Counts{
+		{Verdict: nft.Exempt, Packets: 4 + 5 + 6},
+		{Verdict: nft.Masqueraded, Packets: 3 + 7},
+		{IPv6: true, Verdict: nft.Exempt},
+		{IPv6: true, Verdict: nft.Masqueraded},
+	}, counts); diff != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+	if counts, err := xtables.Counters(n.Conn, "C"); err != nil || counts != nil {
+		t.Errorf("of another chain: %v, %v", counts, err)
+	}
+	for _, tt := range []struct {
+		cidrs []string
+		want  []string
+	}{
+		{[]string{"10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16"}, want},
+		{[]string{"10.1.0.0/16", "10.9.0.0/16", "10.2.0.0/16", "10.3.0.0/16"}, slices.Insert(slices.Clone(want), 2,
+			"0 -d 10.9.0.0/16")},
+		{[]string{"10.3.0.0/16", "10.1.0.0/16", "10.1.0.0/16"}, []string{
+			want[0], want[3], want[1], "0 -d 10.1.0.0/16", want[4],
+		}},
+		{[]string{"10.3.0.0/16"}, []string{want[0], want[3], want[4]}},
+	} {
+		n.Apply(t, wanted("B", func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs(tt.cidrs...) }), layout.Ours)
+		if got := counted(t, n, "B-SRC"); !slices.Equal(got, tt.want) {
+			t.Errorf("%q: %q, want %q", tt.cidrs, got, tt.want)
+		}
+	}
+}
+
+// What is ours goes, and nothing of other programs.
+func TestWhatIsNotWantedIsRemoved(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft", "iptables-nft", "iptables-nft-restore")
+	const four, six = "leftover: chain A in table ip nat", "leftover: chain A in table ip6 nat"
+	both := []string{four, six}
+	plain := nft.Compile(config.Config{MasqLinkLocal: true}, nft.Options{Layout: xtables.Layout{Name: "OTHER-NAME"}})
+	native := nft.Compile(config.Config{}, nft.Options{Layout: native.Layout{}})
+	none := nft.Ruleset{Layout: xtables.Layout{Name: "A"}}
+	const base = "table ip nat {\n\tchain POSTROUTING {\n\t\ttype nat hook postrouting priority srcnat; policy accept;\n"
+	for _, tt := range []struct {
+		name, iptables, nft string
+		want                nft.Ruleset
+		depth               layout.Depth
+		finds               []string
+		left                string // of the ruleset of IPv4, in nft's words; "…" at the end is any rest
+	}{
+		{"no mode", "", "", nft.Ruleset{}, layout.Everything, both, ""},
+		{"the other mode", "", "", native, layout.Everything, both, ""},
+		{"this mode without rules", "", "", none, layout.Ours, both, ""},
+		{"not asked for", "", "", nft.Ruleset{}, layout.Ours, nil, "table ip nat {\n\tchain A-MASQ {…"},
+		{
+			"another name", "", "", plain, layout.Everything,
+			[]string{
+				"table ip nat: POSTROUTING has no jump to OTHER-NAME", "table ip nat: chain OTHER-NAME is missing", four, six,
+			},
+			"table ip nat {\n\tchain POSTROUTING {\n\t\ttype nat hook postrouting priority srcnat; policy accept;\n…",
+		},
+		{
+			"another program's chain", "-N X\n-A X -j RETURN\n", "",
+			nft.Ruleset{},
+			layout.Everything, both,
+			base + "\t}\n\n\tchain X {\n\t\tcounter packets 0 bytes 0 return\n\t}\n}\n",
+		},
+		{
+			"another program's rule", "-A POSTROUTING -j ACCEPT\n", "",
+			nft.Ruleset{},
+			layout.Everything, both,
+			base + "\t\tcounter packets 0 bytes 0 accept\n\t}\n}\n",
+		},
+		{
+			"another program's set", "", "add set ip nat x { type ipv4_addr; }",
+			nft.Ruleset{},
+			layout.Everything, both,
+			"table ip nat {\n\tset x {\n\t\ttype ipv4_addr\n\t}\n\n" + strings.TrimPrefix(base, "table ip nat {\n") + "\t}\n}\n",
+		},
+		{
+			"another program refers to it", "-N X\n-A X -j A\n", "",
+			nft.Ruleset{},
+			layout.Everything,
+			[]string{four + ", emptied: ip nat A", six},
+			"table ip nat {\n\tchain A {\n\t}\n\n" + strings.TrimPrefix(base, "table ip nat {\n") +
+				"\t}\n\n\tchain X {\n\t\tcounter packets 0 bytes 0 jump A\n\t}\n}\n",
+		},
+		{
+			"renamed", "-E A B\n", "",
+			nft.Ruleset{},
+			layout.Everything,
+			[]string{"leftover: chain B (renamed from A) in table ip nat", six},
+			"",
+		},
+		{
+			"another program added a rule", "-A A -j ACCEPT\n", "",
+			nft.Ruleset{},
+			layout.Everything,
+			[]string{six},
+			"table ip nat {\n\tchain A-MASQ {…",
+		},
+		{
+			"another program added a rule to this mode's", "-A A -j ACCEPT\n", "", none, layout.Ours, both, "",
+		},
+		{
+			"another program wrote all of it",
+			"-F A\n-F A-SRC\n-F A-MASQ\n-A A -m comment --comment \"ip-masq-agent: outbound " +
+				"traffic should be subject to MASQUERADE\" -j MASQUERADE\n",
+			"", none, layout.Ours,
+			[]string{six},
+			"table ip nat {\n\tchain A-MASQ {…",
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := modes.New(t, xtables.Read)
+			n.Apply(t, wanted("A", nil), layout.Ours)
+			if tt.iptables != "" {
+				for line := range strings.Lines(tt.iptables) {
+					args := regexp.MustCompile(`"[^"]*"|\S+`).FindAllString(line, -1)
+					for i := range args {
+						args[i] = strings.Trim(args[i], `"`)
+					}
+					nfttest.Run(t, n.NS, "", "iptables-nft", append([]string{"-t", "nat"}, args...)...)
+				}
+			}
+			if tt.nft != "" {
+				n.Load(t, tt.nft)
+			}
+			if found := n.Apply(t, tt.want, tt.depth); !slices.Equal(found, tt.finds) {
+				t.Errorf("found %q, want %q", found, tt.finds)
+			}
+			left := nfttest.ListRuleset(t, n.NS)
+			if i := strings.Index(left, "table ip6 nat"); i >= 0 && tt.depth == layout.Everything {
+				t.Errorf("of IPv6 is left\n%s", left[i:])
+			} else if i >= 0 {
+				left = left[:i]
+			}
+			head, rest := strings.CutSuffix(tt.left, "…")
+			if left != tt.left && !(rest && strings.HasPrefix(left, head)) {
+				t.Errorf("left\n%s\nwant\n%s", left, tt.left)
+			}
+		})
+	}
+}
+
+// A chain or a hook of another program in our place is not touched, and an older agent's
+// chain is known before it is written again.
+func TestOthersInOurPlaceAreNamed(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft", "iptables-nft-restore")
+	want := wanted("A", nil)
+	for _, tt := range []struct {
+		name, iptables, nft string
+		finds               string // one of the differences
+		err                 error
+		rules               string // of the older agent
+	}{
+		{
+			name: "another program's chain", iptables: ":A - [0:0]\n-A A -j ACCEPT\n",
+			finds: `foreign: chain "A" in table ip nat: ` + nft.ErrForeignChain.Error(), err: nft.ErrForeignChain,
+		},
+		{
+			name: "another POSTROUTING", nft: "add table ip nat; add chain ip nat POSTROUTING { type filter hook postrouting " +
+				"priority 7; }",
+			finds: "prevented: table ip nat: chain POSTROUTING has filter hook postrouting priority 7, not nat hook " +
+				"postrouting priority 100", err: nft.ErrForeignPostrouting,
+		},
+		{
+			name: "an older agent's chain", iptables: ":A - [0:0]\n-A POSTROUTING -j A\n-A POSTROUTING -j ACCEPT\n" +
+				"-A A -d 10.0.0.0/8 -j RETURN\n-A A -m comment --comment \"ip-masq: outbound traffic should be subject to " +
+				"MASQUERADE\" -j MASQUERADE\n",
+			finds: "unsigned: table ip nat: chain A was written by another agent or version", rules: "A 1 2 false",
+		},
+		{
+			name: "one that masquerades at random", iptables: ":A - [0:0]\n-A A -m comment --comment \"ip-masq: outbound " +
+				"traffic should be subject to MASQUERADE\" -j MASQUERADE --random-fully\n",
+			finds: "unsigned: table ip nat: chain A was written by another agent or version", rules: "A 0 1 true",
+		},
+	} {
+		n := modes.New(t, xtables.Read)
+		if tt.nft != "" {
+			n.Load(t, tt.nft)
+		} else {
+			restore(t, n, "*nat\n"+tt.iptables+"COMMIT\n")
+		}
+		s := n.Read(t, want, layout.Ours)
+		texts := modes.Texts(s)
+		at := slices.Index(texts, tt.finds)
+		if at < 0 {
+			t.Errorf("%s: found %q", tt.name, texts)
+			continue
+		}
+		d := s.Differences()[at]
+		if rules := d.Rules; !errors.Is(d.Err, tt.err) || tt.rules != "" &&
+			fmt.Sprint(rules.Name, " ", len(rules.Jumps), rules.Rules, rules.RandomFully) != tt.rules {
+			t.Errorf("%s: %v, %+v", tt.name, d.Err, rules)
+		}
+		for i, other := range s.Differences() {
+			if other.Err != nil && i != at {
+				t.Errorf("%s: also %v", tt.name, other.Err)
+			}
+		}
+	}
+	// Rules of ours for another policy are not another agent's.
+	n := modes.New(t, xtables.Read)
+	n.Apply(t, want, layout.Ours)
+	found := modes.Texts(n.Read(t, wanted("A", func(c *config.Config) { c.NonMasqueradeCIDRs = nil }), layout.Ours))
+	if !slices.Contains(found, "table ip nat: chain A has the hash of another policy") ||
+		slices.ContainsFunc(found, func(d string) bool { return strings.HasPrefix(d, "unsigned: ") }) {
+		t.Errorf("found %q", found)
+	}
+}
+
+// Chains that a config needs no more go, unless another program refers to them; also if
+// another program renamed the chain that leads to them.
+func TestFurtherChainsGo(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft")
+	plain := nft.Compile(config.Config{MasqLinkLocal: true}, nft.Options{Layout: xtables.Layout{Name: "A"}})
+	for _, tt := range []struct {
+		name     string
+		commands []string
+		finds    string
+		stays    bool
+	}{
+		{"unused", nil, "table ip nat: chain A-SRC is not in the config", false},
+		{"renamed", []string{"-E A B"}, "table ip nat: chain A-SRC is not in the config", false},
+		{"in use", []string{"-N X", "-A X -j A-SRC"}, "table ip nat: chain A-SRC is not in the config", true},
+	} {
+		n := modes.New(t, xtables.Read)
+		n.Apply(t, wanted("A", nil), layout.Ours)
+		for _, c := range tt.commands {
+			nfttest.Run(t, n.NS, "", "iptables-nft", append([]string{"-t", "nat"}, strings.Fields(c)...)...)
+		}
+		if found := n.Apply(t, plain, layout.Everything); !slices.Contains(found, tt.finds) {
+			t.Errorf("%s: found %q", tt.name, found)
+		}
+		left := save(t, n)
+		if strings.Contains(left, ":A-SRC ") != tt.stays || strings.Contains(left, "-A A-SRC ") ||
+			strings.Contains(left, " B ") {
+			t.Errorf("%s: left\n%s", tt.name, left)
+		}
+	}
+}
+
+// The kernel ends a dump at a rule that it cannot list.
+func TestRulesThatTheKernelDoesNotListAreSeen(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft")
+	insert := func(n *modes.Node, chain string) {
+		args := []string{"-t", "nat", "-I", chain}
+		for range 60 {
+			args = append(args, "-m", "bpf", "--bytecode", "64,"+strings.Repeat("0 0 0 0,", 63)+"6 0 0 1")
+		}
+		nfttest.Run(t, n.NS, "", "iptables-nft", append(args, "-j", "ACCEPT")...)
+	}
+	n, want := modes.New(t, xtables.Read), wanted("A", nil)
+	n.Apply(t, want, layout.Ours)
+	before := rawRules(t, n)
+	insert(n, "A-SRC")
+	if found := n.Apply(t, want, layout.Ours); len(found) == 0 {
+		t.Error("nothing differs")
+	}
+	if diff := cmp.Diff(before, rawRules(t, n)); diff != "" {
+		t.Errorf("rules (-before +after):\n%s", diff)
+	}
+	insert(n, xtables.Postrouting)
+	found := n.Read(t, want, layout.Ours).Differences()
+	if !slices.ContainsFunc(found, func(d layout.Difference) bool {
+		return d.Kind == layout.Prevented && d.Err != nil && strings.Contains(d.Text, "too large for the kernel to list")
+	}) {
+		t.Errorf("found %v", found)
+	}
+}
+
+func TestOursAreTheWantedChainsAndThoseThatWeWrote(t *testing.T) {
+	t.Parallel()
+	n := modes.New(t, xtables.Read)
+	n.Apply(t, wanted("A", nil), layout.Ours)
+	s := n.Read(t, nft.Compile(config.Config{}, nft.Options{Layout: xtables.Layout{Name: "B"}}), layout.Everything)
+	for _, tt := range []struct {
+		family       nfnetlink.Family
+		table, chain string
+		owns         bool
+	}{
+		{nfnetlink.IPv4, "nat", "A", true},
+		{nfnetlink.IPv4, "nat", "A-SRC", true},
+		{nfnetlink.IPv6, "nat", "A", true},
+		{nfnetlink.IPv4, "nat", "B", true},
+		{nfnetlink.IPv4, "nat", "B-MASQ", true},
+		{nfnetlink.IPv6, "nat", "B", false}, // IPv6 is not wanted
+		{nfnetlink.IPv4, "filter", "A", false},
+		{nfnetlink.IPv4, "nat", "C", false},
+		{nfnetlink.Inet, "nat", "A", false},
+	} {
+		if got := s.Owns(nfnetlink.Chain{Family: tt.family, Table: tt.table, Name: tt.chain}); got != tt.owns {
+			t.Errorf("%s %s %s: %t", tt.family, tt.table, tt.chain, got)
+		}
+	}
+}
+
+func TestAThousandCIDRsOfAFamilyFit(t *testing.T) {
+	var four, six []config.CIDR
+	for i := range 1001 {
+		four = append(four, cases.CIDRs(fmt.Sprintf("10.%d.%d.0/24", i>>8, i&255))...)
+		six = append(six, cases.CIDRs(fmt.Sprintf("fd00:%x::/32", i))...)
+		six[i].Pos.Line = i + 1
+	}
+	for _, tt := range []struct {
+		name string
+		c    config.Config
+		want string
+	}{
+		{
+			"as many",
+			config.Config{NonMasqueradeCIDRs: slices.Concat(four[:999], six[:1000]), ForceMasqueradeCIDRs: four[:1]},
+			"",
+		},
+		{
+			"one more of IPv6",
+			config.Config{
+				NonMasqueradeCIDRs:   slices.Concat(four[:10], six[:2]),
+				ForceMasqueradeCIDRs: six[2:1001],
+			},
+			"1001 IPv6 CIDRs, mode iptables-nft takes at most 1000: use mode nftables",
+		},
+		{
+			"one more of IPv4",
+			config.Config{NonMasqueradeCIDRs: four},
+			"1001 IPv4 CIDRs, mode iptables-nft takes at most 1000: use mode nftables",
+		},
+	} {
+		got, pos := "", config.Position{}
+		for _, p := range (xtables.Layout{}).Check(tt.c) {
+			got, pos = got+p.Msg, p.Pos
+		}
+		if got != tt.want || strings.Contains(got, "IPv6") && pos.Line != 2 && pos.Line != 1001 {
+			t.Errorf("%s: %q at %+v", tt.name, got, pos)
+		}
+	}
+}
