@@ -82,7 +82,7 @@ func byPod(f nft.FamilyPolicy, name string, s nft.SNAT) []nft.Set {
 
 // ruleName is the name of the chain of an entry of snatRules, and of its sets.
 func ruleName(r nft.SNATRule, what string, f nft.FamilyPolicy) string {
-	return fmt.Sprintf("snat-rule-%d%s%s", r.Place, what, f.Suffix())
+	return fmt.Sprintf("%s%d%s%s", nft.RuleChain, r.Place, what, f.Suffix())
 }
 
 // placesOf names entries of snatRules.

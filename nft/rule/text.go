@@ -141,6 +141,8 @@ func (s Statement) String() string {
 		value = r.String()
 	case s.Mask != nil && anyBit && nativeUint32(s.Value) == 0:
 		op, value = either(s.Op == "!=", "", "! "), s.kind.word(s.Mask)
+	case s.Mask == nil && anyBit: // not any of the bits, but these
+		op = s.Op + " "
 	case s.Mask != nil:
 		op = "& " + s.kind.word(s.Mask) + " " + s.Op + " "
 	}
