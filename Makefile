@@ -24,7 +24,7 @@ BUILD    = CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags nethttpomithtt
 REQUIRE_KERNEL ?= 1
 export REQUIRE_KERNEL
 # Packages whose tests have the flag -update.
-GOLDEN = $(sort $(dir $(shell grep -rls 'Bool("update"' --include='*_test.go' .)))
+GOLDEN = $(sort $(dir $(shell grep -rls 'Bool."update"' --include='*_test.go' .)))
 FUZZTIME ?= 10s
 # LONG=1 runs the tests at full length, which takes hours; ci-full sets it.
 TIMEOUT = $(if $(LONG),90m,10m)
@@ -105,7 +105,7 @@ reproducible: ## Build the last commit in two directories and compare
 
 .PHONY: ci-full
 ci-full: export LONG = 1
-ci-full: lint all-build manifests-check reproducible fuzz container-test reproducible-image promtool-test schema-test install-test test-cluster soak test-race test ## Run all checks, including the slow ones
+ci-full: lint all-build manifests-check reproducible fuzz container-test reproducible-image release-test promtool-test schema-test install-test test-cluster soak test-race test ## Run all checks, including the slow ones
 
 .PHONY: version
 version: ## Print the version that a build is stamped with
@@ -113,7 +113,7 @@ version: ## Print the version that a build is stamped with
 
 .PHONY: clean
 clean: ## Remove build results
-	rm -rf bin
+	rm -rf bin dist
 
 # The programs with which the kernel tests compare the agent.
 .PHONY: deps

@@ -81,7 +81,7 @@ func (f *file) snatRules(row *Row) (rules []SNATRule) {
 }
 
 func (f *file) snatRule(item *yaml.Node) SNATRule {
-	r := SNATRule{Pos: f.position(item)}
+	r, before := SNATRule{Pos: f.position(item)}, f.found[Error]
 	m := target(item)
 	if m.Kind != yaml.MappingNode {
 		f.report(Error, "wrongValue", item, "an entry is %s, want a mapping with addresses, and from, to or out", describe(m))
@@ -116,6 +116,20 @@ func (f *file) snatRule(item *yaml.Node) SNATRule {
 	case len(given) == 1:
 		f.report(Error, "invalidEntry", item, "an entry of %s has none of from, to and out: for all connections, use %s",
 			KeySNATRules, KeySNATAddresses)
+	}
+	for _, list := range [][]CIDR{r.From, r.To} {
+		for _, family := range []string{"IPv4", "IPv6"} {
+			of := func(c CIDR) bool { return c.Addr().Is6() == (family == "IPv6") }
+			from, to := "from or to", "addresses"
+			some, other := slices.ContainsFunc(list, of), slices.ContainsFunc(r.Addresses, of)
+			if other {
+				from, to = to, from
+			}
+			if f.found[Error] == before && len(list) > 0 && some != other {
+				f.report(Error, "invalidEntry", item, "an entry of %s has %s in %s, but not in %s: it would never match that",
+					KeySNATRules, family, from, to)
+			}
+		}
 	}
 	return r
 }

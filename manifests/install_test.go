@@ -26,8 +26,7 @@ func newControl(t *testing.T) *cluster.Control {
 	return c
 }
 
-// commands returns the command lines of a section, except the push and what needs
-// a pod.
+// commands returns the command lines of a section, except the push, which needs a registry.
 func commands(t *testing.T, file, title string) []string {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -39,15 +38,7 @@ func commands(t *testing.T, file, title string) []string {
 		t.Fatalf("%s has no section %s", file, title)
 	}
 	section, _, _ = strings.Cut(section, "\n## ")
-	section = strings.ReplaceAll(section, "\\\n", "")
-	var all []string
-	for line := range strings.Lines(section) {
-		if command, ok := strings.CutPrefix(strings.TrimRight(line, "\n"), "    "); ok &&
-			!strings.HasPrefix(command, "make push ") {
-			all = append(all, command)
-		}
-	}
-	return all
+	return slices.DeleteFunc(shellLines(section), func(line string) bool { return strings.HasPrefix(line, "make push ") })
 }
 
 func TestInstallSectionWorksAsWritten(t *testing.T) {
@@ -91,6 +82,42 @@ func TestInstallSectionWorksAsWritten(t *testing.T) {
 	}
 	if !c.Get(&m, "configmap", volume.Name) {
 		t.Error("the ConfigMap was deleted, too")
+	}
+}
+
+// What commands of a section need that is in another one.
+var needed = map[string]string{
+	"manifests/MIGRATION.md, From ip-masq-agent": "kubectl apply -f - <<'EOF'\n" + olderAgent + "EOF\n",
+	"manifests/README.md, Removal": "helm install nft-masq-agent manifests/helm --namespace kube-system " +
+		"--set image.repository=registry.example/nft-masq-agent",
+	"manifests/helm/README.md, ": "rm -rf bin/chart && cp -r manifests/helm bin/chart && " +
+		"cp manifests/agent-config/config bin/chart/ip-masq-agent.yaml",
+}
+
+const removeEverything = `for release in $(helm -n kube-system list -q); do helm -n kube-system uninstall $release; done
+kubectl -n kube-system delete daemonsets,services,configmaps --selector='app.kubernetes.io/name=nft-masq-agent'
+kubectl -n kube-system delete daemonset ip-masq-agent non-masquerade-daemon --ignore-not-found`
+
+// There are no nodes, so that no pod runs.
+func TestInstallCommandsOfTheDocumentsRun(t *testing.T) {
+	c := newControl(t)
+	t.Cleanup(func() { c.Sh(removeEverything) })
+	before := ""
+	for _, d := range by(t, "cluster") {
+		section := d.document + ", " + d.section
+		if section != before {
+			before = section
+			c.Sh(removeEverything)
+			if setup, ok := needed[section]; ok {
+				c.Sh(setup)
+			}
+		}
+		line := strings.ReplaceAll(d.line, "=NODE ", "=node-1 ")
+		line = strings.NewReplacer(" NAMESPACE SELECTOR", "").Replace(line)
+		if d.document == "manifests/helm/README.md" {
+			line = "cd bin/chart && " + line
+		}
+		c.Sh(line)
 	}
 }
 

@@ -31,11 +31,14 @@ container: container-$(HOST_ARCH) ## Build the image of this machine's architect
 .PHONY: all-container
 all-container: $(ARCHS:%=container-%) ## Build the images of all architectures
 
-container-%: container-tool bin/linux_%/nft-masq-agent licenses
+# What the image contains, in bin/image_ARCH.
+content-%: bin/linux_%/nft-masq-agent licenses
 	rm -rf bin/image_$*
 	mkdir bin/image_$*
 	cp -r bin/linux_$*/nft-masq-agent bin/licenses bin/image_$*
 	go run ./manifests/sbom '$(VERSION)' bin/linux_$*/nft-masq-agent >bin/image_$*/sbom.cdx.json
+
+container-%: container-tool content-%
 	$(CONTAINER_TOOL) build --platform linux/$* $(BUILD_FLAGS) $(LABELS:%=--label 'org.opencontainers.image.%') \
 		--file manifests/Dockerfile --tag '$(IMAGE):$(TAG)-$*' bin/image_$*
 
@@ -84,6 +87,40 @@ reproducible-image: ## Build the image of the last commit in two directories, co
 	digests="$$(buildah images --no-trunc --quiet | sort -u)"; \
 	test "$$(wc -l <<<"$$digests")" = 1 || { echo "two images: $$digests" >&2; exit 1; }; \
 	echo "identical: $$digests"
+
+RELEASE = go run ./manifests/release -version '$(VERSION)' -image '$(IMAGE)' -source '$(filter https://%,$(SOURCE))' \
+	-commit "$$(git rev-parse HEAD)" -time "$$(git log -1 --format=%ct)"
+# Writes dist/manifests/$(1).yaml with the image by digest.
+define release-manifest
+	@mkdir -p bin/release dist/manifests
+	@printf '%s\n' 'resources: [../../manifests/$(2)]' \
+		"images: [{name: nft-masq-agent, newName: '$(IMAGE)', digest: '$$(cat bin/release-digest)'}]" >bin/release/kustomization.yaml
+	$(KUSTOMIZE) build bin/release >dist/manifests/$(1).yaml
+
+endef
+
+.PHONY: release
+release: release-check $(ARCHS:%=content-%) ## Write dist/: all files of a release: VERSION=v1.0.0 IMAGE=REGISTRY/nft-masq-agent
+	rm -rf dist bin/release
+	mkdir dist
+	$(foreach arch,$(ARCHS),cp bin/image_$(arch)/nft-masq-agent dist/nft-masq-agent-linux-$(arch); \
+		cp bin/image_$(arch)/sbom.cdx.json dist/nft-masq-agent-linux-$(arch).cdx.json;)
+	$(RELEASE) image $(foreach arch,$(ARCHS),$(arch)=bin/image_$(arch)) >bin/release-digest
+	$(call release-manifest,nft-masq-agent,base)
+	$(foreach overlay,$(notdir $(wildcard manifests/overlays/*)),$(call release-manifest,$(overlay),overlays/$(overlay)))
+	$(RELEASE) chart manifests/helm
+	$(RELEASE) seal dist/nft-masq-agent-linux-amd64
+	@echo "dist: $(IMAGE):$(VERSION)@$$(cat bin/release-digest)"
+
+.PHONY: release-check
+release-check:
+	@[[ '$(VERSION)' =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$$ ]] || \
+		{ echo 'not a version: make release VERSION=v1.0.0' >&2; exit 1; }
+	@test -z "$$(git status --porcelain)" || { echo 'uncommitted changes: a release is of a commit' >&2; exit 1; }
+
+.PHONY: release-test
+release-test: bin/tools/kustomize bin/tools/helm ## Make the release of the last commit in two directories, compare, and verify it as CONTRIBUTING.md does
+	MANIFEST_TOOLS='$(CURDIR)/bin/tools' RELEASE_TEST=1 go test -count=1 -v -timeout 60m -run '^TestRelease' ./manifests
 
 .PHONY: promtool-test
 promtool-test: bin/promtool ## Check metrics, alerts and dashboard with promtool

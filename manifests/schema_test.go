@@ -225,10 +225,14 @@ func TestExamplesParseAsDescribed(t *testing.T) {
 		exempt, sources string
 		linkLocal       bool // masqueraded
 		warnings        int
+		snatRules       int // entries
 	}{
 		"agent-config":                   {exempt: cidrs(config.Default(config.Defaults{}).NonMasqueradeCIDRs)},
 		"examples/pods-only":             {exempt: "10.0.0.0/8", sources: "10.244.0.0/16"},
 		"examples/fixed-addresses":       {exempt: "10.0.0.0/8"},
+		"examples/calico-pools":          {exempt: "10.0.0.0/8", snatRules: 1},
+		"examples/cilium-pools":          {exempt: "10.0.0.0/8 fd00::/8", snatRules: 2},
+		"examples/two-uplinks":           {exempt: "10.0.0.0/8", snatRules: 3},
 		"examples/gke":                   {exempt: gke},
 		"examples/azure":                 {exempt: "10.244.0.0/16 100.64.0.0/10 192.168.0.0/16", linkLocal: true},
 		"examples/non-masquerade-daemon": {exempt: "10.0.0.0/8", warnings: 1}, // linkLocal is deprecated
@@ -249,6 +253,9 @@ func TestExamplesParseAsDescribed(t *testing.T) {
 		}
 		if got := cidrs(c.MasqueradeSrcCIDRs); got != want.sources || c.MasqLinkLocal != want.linkLocal {
 			t.Errorf("%s: sources %q, link-local %t", dir, got, c.MasqLinkLocal)
+		}
+		if len(c.SNATRules) != want.snatRules {
+			t.Errorf("%s: entries of snatRules are %v", dir, c.SNATRules)
 		}
 	}
 }
@@ -282,7 +289,7 @@ var validConfigs = []string{
 	"masqLinkLocal: true\nmasqLinkLocalIPv6: true\nenableIPv6: true",
 	"nonMasqueradeCIDRs: [0.0.0.0/0]\nforceMasqueradeCIDRs: [10.0.0.0/8]",
 	`{"toPorts": "1024-29999,32768-65535", "randomFully": false}`, `{"toPorts": 40000}`,
-	`{"snatRules": [{"from": ["10.244.8.0/24"], "to": ["203.0.113.0/24"], "out": ["eth*"], "addresses": ["198.51.100.21", "2001:db8::/64"]}], "enableIPv6": true}`,
+	`{"snatRules": [{"from": ["10.244.8.0/24"], "to": ["203.0.113.0/24"], "out": ["eth*"], "addresses": ["198.51.100.21", "198.51.100.64/29"]}], "enableIPv6": true}`,
 	`{"snatAddresses": ["198.51.100.11", "198.51.100.64/29", "2001:db8::11"], "enableIPv6": true}`,
 }
 

@@ -34,15 +34,14 @@ func PortChoices(ranges []PortRange) []PortChoice {
 }
 
 // SourcePorts returns how many ports are available for masqueraded connections to
-// one destination: those of --to-ports, or all that the kernel uses for a source
-// port of 1024 or more.
-func (p Policy) SourcePorts() int {
+// one destination, and which ones: those of --to-ports, or all that the kernel uses for a
+// source port of 1024 or more.
+func (p Policy) SourcePorts() (n int, among func(port uint16) bool) {
 	ranges := p.Ports
 	if len(ranges) == 0 {
 		ranges = []PortRange{{Min: 1024, Max: math.MaxUint16}}
 	}
 	var taken [math.MaxUint16 + 1]bool
-	n := 0
 	for _, r := range ranges {
 		for port := int(r.Min); port <= int(r.Max); port++ {
 			if !taken[port] {
@@ -51,5 +50,5 @@ func (p Policy) SourcePorts() int {
 			}
 		}
 	}
-	return n
+	return n, func(port uint16) bool { return taken[port] }
 }

@@ -98,9 +98,7 @@ type Set struct {
 	Comment  string
 	Prefixes []netip.Prefix      // sorted, none covers another
 	Mappings []nfnetlink.Mapping // by their keys
-	// Interval means that the keys of the map are bounds of intervals: one without a value
-	// is the key after an interval.
-	Interval bool
+	Verdicts bool                // the map has a chain for each of its ranges
 	// Learned means that rules add its elements: pairs of an address and itself.
 	Learned bool
 }

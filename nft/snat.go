@@ -244,8 +244,8 @@ func (s SNAT) Mappings() []nfnetlink.Mapping {
 	for i, a := range s.assign() {
 		key := make([]byte, len(a.AsSlice()))
 		key[len(key)-1] = byte(i)
-		out[i].Key, _ = netip.AddrFromSlice(key)
-		out[i].Value = a
+		out[i].Keys.From, _ = netip.AddrFromSlice(key)
+		out[i].Keys.To, out[i].Value = out[i].Keys.From, a
 	}
 	return out
 }

@@ -116,13 +116,19 @@ func text(networks []netip.Prefix) string {
 // ruleset compiles the content of a file without a file: one with a million
 // networks would exceed the size limit.
 func ruleset(networks []netip.Prefix, mode nft.Mode) nft.Ruleset {
+	c := listConfig(networks)
+	if mode == nft.ModeIPTables {
+		return nft.Compile(c, nft.Options{Layout: layouts.Of(mode, "IP-MASQ-AGENT")})
+	}
+	return nft.Compile(c, nft.Options{Layout: layouts.Of(mode, ""), RandomFully: true})
+}
+
+// listConfig returns the config of a list.
+func listConfig(networks []netip.Prefix) config.Config {
 	c := config.Default(config.Defaults{})
 	c.NonMasqueradeCIDRs = make([]config.CIDR, len(networks))
 	for i, p := range networks {
 		c.NonMasqueradeCIDRs[i].Prefix = p
 	}
-	if mode == nft.ModeIPTables {
-		return nft.Compile(c, nft.Options{Layout: layouts.Of(mode, "IP-MASQ-AGENT")})
-	}
-	return nft.Compile(c, nft.Options{Layout: layouts.Of(mode, ""), RandomFully: true})
+	return c
 }

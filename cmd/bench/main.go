@@ -116,6 +116,7 @@ func groups() []group {
 		{groupChange, (*bench).change},
 		{groupSwap, (*bench).swap},
 		{groupPackets, (*bench).packets},
+		{groupRules, (*bench).rules},
 		{groupInvalid, (*bench).invalid},
 		{groupMemory, (*bench).memory},
 		{groupRest, (*bench).atRest},

@@ -152,15 +152,12 @@ func (b *bench) packetsFrom(ctx context.Context, counts ...int) (err error) {
 	dsts := destinations(networks, false)
 	plain := ruleset(networks, nft.ModeNFTables)
 	texts := []string{plain.String()}
-	var addresses []netip.Addr
+	addresses := sources(slices.Max(counts))
 	for _, n := range counts {
-		for len(addresses) < n {
-			addresses = append(addresses, addr(number(firstSource)+uint32(len(addresses))))
-		}
 		from := plain.Policy
 		from.Families = slices.Clone(from.Families)
 		from.Families[0].SNAT.List = nft.NewList([]config.CIDR{{Prefix: netip.PrefixFrom(firstSource, 24).Masked()}})
-		texts = append(texts, nft.CompilePolicy(from.On(addresses), plain.Layout).String())
+		texts = append(texts, nft.CompilePolicy(from.On(addresses[:n]), plain.Layout).String())
 	}
 	var opened []*path
 	defer func() {
@@ -174,13 +171,11 @@ func (b *bench) packetsFrom(ctx context.Context, counts ...int) (err error) {
 		if p != nil {
 			opened = append(opened, p)
 		}
+		if err == nil {
+			err = p.assign(addresses)
+		}
 		if err != nil {
 			return err
-		}
-		for _, a := range addresses {
-			if err := p.top.Node.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())); err != nil {
-				return err
-			}
 		}
 		contenders = append(contenders, p.contender(dsts))
 	}

@@ -21,3 +21,22 @@ func TestCheckReadsNothingButTheFiles(t *testing.T) {
 		t.Errorf("exit code %d: %s%s", code, &stdout, &stderr)
 	}
 }
+
+func TestExamplesHaveNoWarnings(t *testing.T) {
+	dirs, err := filepath.Glob(filepath.Join(root, "manifests/examples/*/"))
+	if err != nil || len(dirs) == 0 {
+		t.Fatal(dirs, err)
+	}
+	for _, dir := range dirs {
+		files, err := filepath.Glob(filepath.Join(dir, "config"))
+		if err != nil || len(files) == 0 || filepath.Base(dir) == "non-masquerade-daemon" { // linkLocal is deprecated
+			continue
+		}
+		var stdout, stderr bytes.Buffer
+		code := dispatch(t.Context(), commands(), []string{"check", "--strict", files[0]},
+			environment{stdout: &stdout, stderr: &stderr})
+		if code != exitDone || stderr.Len() > 0 {
+			t.Errorf("%s: exit code %d: %s%s", dir, code, &stdout, &stderr)
+		}
+	}
+}

@@ -91,10 +91,10 @@ func TestErrorsDetermineTheExitCode(t *testing.T) {
 		{exitDone, nil, 0, ""},
 		{exitFailed, nil, 1, ""},
 		{exitDone, errors.New("broken"), 1, "nft-masq-agent run: broken\n"},
-		{exitDone, usagef("wrong"), 2, "nft-masq-agent run: wrong\nsee nft-masq-agent run --help\n"},
+		{exitDone, usagef("wrong"), 2, "nft-masq-agent run: wrong (see nft-masq-agent run --help)\n"},
 		{
 			exitDone, fmt.Errorf("outer: %w", usagef("wrong")), 2,
-			"nft-masq-agent run: outer: wrong\nsee nft-masq-agent run --help\n",
+			"nft-masq-agent run: outer: wrong (see nft-masq-agent run --help)\n",
 		},
 	} {
 		var stderr strings.Builder

@@ -41,7 +41,8 @@ func connectionsCommand() command {
 			"same source to the same destination. A connection is stale if its translation contradicts that: existing " +
 			"connections keep their address. Connections from or to the node itself, closed ones, and those that another " +
 			"program may have decided are never stale. Nothing is written without --flush. A FIN or RST of a deleted TCP " +
-			"connection leaves with the pod's own address, because the kernel translates tracked connections only.",
+			"connection leaves with the pod's own address unless dropInvalid is true, because the kernel translates tracked " +
+			"connections only.",
 		examples: []string{
 			program + " connections 203.0.113.0/24 --limit 20",
 			program + " connections --seen-as 198.51.100.1:54716",
@@ -106,7 +107,11 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 			return exitUsage, usagef("ADDRESS %q %w", operands[0], err)
 		}
 	}
+	family := f.filter().Family
 	switch {
+	case family != 0 && slices.ContainsFunc([]netip.Addr{f.to.Addr(), f.from.Addr(), f.seenAs.Addr()},
+		func(a netip.Addr) bool { return a.IsValid() && a.Is4() != (family == unix.AF_INET) }):
+		return exitUsage, usagef("ADDRESS, --from and --seen-as are of different address families")
 	case f.yes && !f.flush:
 		return exitUsage, usagef("--yes is for --flush")
 	case f.ports && (f.flush || f.stale):
@@ -118,14 +123,14 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 	if err != nil {
 		return exitFailed, err
 	}
-	j, ports, err := f.judge(ctx, s)
+	j, policy, err := f.judge(ctx, s)
 	if err != nil {
 		return exitFailed, err
 	}
 	table := conntrack.Open()
 	r := answer.Connections{Head: s.head(), Config: s.config(inForce{})}
 	if f.ports {
-		if r.Ports, err = f.listPorts(table, ports); err != nil {
+		if r.Ports, err = f.listPorts(table, policy); err != nil {
 			return exitFailed, err
 		}
 		r.Total = len(r.Ports)
@@ -138,6 +143,9 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 	r.Connections, r.Total = make([]answer.Connection, len(listed)), total
 	for i := range listed {
 		r.Connections[i] = answer.NewConnection(&listed[i], j)
+	}
+	if f.seenAs.IsValid() {
+		r.Behind(f.seenAs, listed)
 	}
 	found := f.remarks(j, len(listed), total)
 	if f.flush {
@@ -182,16 +190,16 @@ func (f *connectionsFlags) remarks(j *conntrack.Judge, listed, total int) (found
 // errNoRules reports that no policy of ours is effective in the kernel.
 var errNoRules = errors.New("the kernel has no rules of this agent: see status")
 
-// judge returns a judge for the policy in the kernel, and its number of source ports; no judge if
+// judge returns a judge for the policy in the kernel, and that policy; no judge if
 // the kernel has none of ours, or an unknown one. That is an error if it is needed.
-func (f *connectionsFlags) judge(ctx context.Context, s *session) (j *conntrack.Judge, ports int, err error) {
+func (f *connectionsFlags) judge(ctx context.Context, s *session) (j *conntrack.Judge, p nft.Policy, err error) {
 	err = s.consistently(func() error {
 		now, err := s.inForce(ctx)
 		switch {
 		case err != nil:
 			return err
 		case now.known != nil:
-			ports = now.known.Policy.SourcePorts()
+			p = now.known.Policy
 			j, err = s.judge(ctx, *now.known)
 			return err
 		case f.stale && !now.found:
@@ -199,10 +207,9 @@ func (f *connectionsFlags) judge(ctx context.Context, s *session) (j *conntrack.
 		case f.stale:
 			return errors.New(now.unknown + ": which connections are stale is unknown")
 		}
-		ports = nft.Policy{}.SourcePorts()
 		return nil
 	})
-	return j, ports, err
+	return j, p, err
 }
 
 // filter restricts the dump to one family if only that can match.
@@ -294,12 +301,13 @@ const (
 
 // listPorts lists the destinations with the most ports in use, and the pods that
 // use them.
-func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int) ([]answer.PortsOf, error) {
+func (f *connectionsFlags) listPorts(table *conntrack.Table, p nft.Policy) ([]answer.PortsOf, error) {
+	ports, among := p.SourcePorts()
 	filter := f.filter()
 	filter.Translated = true
 	var tally conntrack.Tally
 	err := dump(table, filter, func() { tally = conntrack.Tally{} }, func(e *conntrack.Entry) {
-		if f.matches(e, nil) {
+		if f.matches(e, nil) && among(e.SeenAs().Port()) {
 			tally.Add(e)
 		}
 	})
@@ -314,7 +322,7 @@ func (f *connectionsFlags) listPorts(table *conntrack.Table, ports int) ([]answe
 		}
 	}, func(e *conntrack.Entry) {
 		for i, u := range fullest {
-			if u.Is(e) {
+			if u.Is(e) && among(e.SeenAs().Port()) {
 				byPod[i][e.Original.Src.Addr()]++
 			}
 		}

@@ -25,6 +25,15 @@ type trafficNode struct {
 	flags *[]string // of the policy that enforce applied
 }
 
+// test returns the test, for what is no benchmark.
+func (n trafficNode) test() *testing.T { return n.t.(*testing.T) }
+
+// nft loads a ruleset of another program.
+func (n trafficNode) nft(rules string) {
+	n.t.Helper()
+	nfttest.NFT(n.t, n.NS, rules, "-f", "-")
+}
+
 func newTrafficNode(t *testing.T) trafficNode {
 	t.Helper()
 	top := nfttest.NewTopology(t)

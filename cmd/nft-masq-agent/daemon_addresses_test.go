@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -253,6 +254,38 @@ func TestAddressIsUsedUntilTheNodeHasItNowhere(t *testing.T) {
 		d.await("snat_addresses_missing")
 	}
 	d.holds(want)
+}
+
+// Each mistake in an entry is an error with its place, and the entries before stay in force.
+func TestBadEntriesKeepTheLastGoodRules(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	n.assign("198.51.100.211")
+	const good = "snatRules: [{from: [10.244.1.0/24], addresses: [198.51.100.211]}]\n"
+	n.swap(good)
+	d := n.start("--resync-interval=3600")
+	d.began(wants(t, good).On(addrs("198.51.100.211")))
+	bad := []string{
+		"{from: [10.244.1.0/24]}", "{addresses: [198.51.100.212]}", "{form: [10.0.0.0/8], addresses: [198.51.100.212]}",
+		"{from: [10.244.1.1/24], addresses: [198.51.100.212]}", "{from: [], addresses: [198.51.100.212]}",
+		"{from: [10.244.1.0/24], addresses: []}", "{from: 10.244.1.0/24, addresses: [198.51.100.212]}",
+		"{from: [10.244.1.0/24], from: [10.0.0.0/8], addresses: [198.51.100.212]}",
+		"{from: [10.244.1.0/24], addresses: [127.0.0.1]}", `{from: [10.244.1.0/24], addresses: ["2001:db8::1"]}`,
+		`{from: [10.244.1.0/24, "fd00::/8"], addresses: [198.51.100.212]}`, "198.51.100.212",
+		strings.Repeat("{from: [10.244.1.0/24], addresses: [198.51.100.212]}, ", 257),
+	}
+	for i, entry := range bad {
+		n.swap("snatRules: [" + entry + "]\n")
+		if line := d.await("config_rejected").Text("error"); !strings.HasPrefix(line, n.path+":1:") {
+			t.Errorf("%s: no place in %q", entry, line)
+		}
+		seen := n.open(nfttest.UDP, fmt.Sprint("203.0.113.9:", 7001+i)).Seen.Addr()
+		if seen != netip.MustParseAddr("198.51.100.211") {
+			t.Errorf("%s: seen from %s", entry, seen)
+		}
+	}
+	n.swap(good)
+	d.await("config_accepted")
 }
 
 // A connection from a removed address of the node gets no replies.

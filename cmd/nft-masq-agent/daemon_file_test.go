@@ -38,15 +38,14 @@ func TestDefaultsApplyWithoutAFile(t *testing.T) {
 		line := d.await("starting")
 		for key, want := range map[string]string{
 			"level":   "info",
-			"path":    n.path + " does not exist: the built-in defaults apply",
+			"path":    n.path,
 			"mode":    string(mode),
 			"version": "devel",
-			"table": map[nft.Mode]string{
-				nft.ModeNFTables: "inet nft-masq-agent",
-				nft.ModeIPTables: "nat, chain IP-MASQ-AGENT",
-			}[mode],
+			"table":   map[nft.Mode]string{nft.ModeNFTables: "inet nft-masq-agent"}[mode],
+			"chain":   map[nft.Mode]string{nft.ModeIPTables: "IP-MASQ-AGENT"}[mode],
+			"msg":     "starting without a config file: the built-in defaults apply",
 		} {
-			if line[key] != want {
+			if line.Text(key) != want {
 				t.Errorf("%s is %v, want %q", key, line[key], want)
 			}
 		}

@@ -10,10 +10,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -247,15 +247,12 @@ func TestRejectedRulesAreRetriedUntilAccepted(t *testing.T) {
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		const owned = 2 // NFT_TABLE_F_OWNER, since Linux 5.12
 		n := newNode(t)
-		table := &nftables.Table{Family: nftables.TableFamilyINet, Name: nft.TableName, Flags: owned}
+		family, table := nfnetlink.Inet, nft.TableName
 		if mode == nft.ModeIPTables {
-			table.Family, table.Name = nftables.TableFamilyIPv4, "nat"
+			family, table = nfnetlink.IPv4, "nat"
 		}
-		owner, err := nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(n.Fd()))
-		n.check(err)
-		defer func() { _ = owner.CloseLasting() }()
-		owner.AddTable(table)
-		n.check(owner.Flush())
+		owner := nfttest.Own(t, n.NS, byte(family), table, owned)
+		defer func() { _ = owner.Close() }()
 
 		d := n.start(flag, "--http-address", httpAddress)
 		d.await("starting")
@@ -278,7 +275,7 @@ func TestRejectedRulesAreRetriedUntilAccepted(t *testing.T) {
 			return n.number(`nft_masq_agent_applies_total{reason="config",result="refused"}`)+
 				n.number(`nft_masq_agent_applies_total{reason="start",result="refused"}`) >= 2
 		})
-		n.check(owner.CloseLasting()) // its table is deleted with it
+		n.check(owner.Close()) // its table is deleted with it
 		d.await("rules_accepted")
 		d.await("config_applied")
 		d.await("config_file_appeared")
@@ -367,9 +364,8 @@ func TestForeignChainIsRejected(t *testing.T) {
 	nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-A", "MINE", "-s", "10.9.9.9", "-j", "ACCEPT")
 	before := n.kernelText()
 	got := n.run("run", "--config", n.path, "--mode=iptables-nft", "--masq-chain=MINE")
-	want := `nft-masq-agent run: --masq-chain: chain "MINE" in table ip nat: the chain has rules that no masquerade agent wrote
-see nft-masq-agent run --help
-`
+	want := `nft-masq-agent run: --masq-chain: chain "MINE" in table ip nat: the chain has rules that no masquerade ` +
+		"agent wrote (see nft-masq-agent run --help)\n"
 	if got.code != exitUsage || got.stderr != want {
 		t.Errorf("%+v, want exit code %d and %s", got, exitUsage, want)
 	}

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
@@ -43,11 +44,20 @@ func explainCommand() command {
 		flags: func(fs *flag.FlagSet) action {
 			f := explainFlags{nodeFlags: addNodeFlags(fs)}
 			options.AddFlag(fs, &f.from, "from", "", "`SOURCE` of the connection, an address (default: a pod's)", parseAddress)
-			fs.StringVar(&f.out, "out", "", "`INTERFACE` that the connection leaves by (default: that of the node's route)")
+			options.AddFlag(fs, &f.out, "out", "",
+				"`INTERFACE` that the connection leaves by (default: that of the node's route)", parseInterface)
 			fs.BoolVar(&f.live, "live", false, "do not read the config: the kernel answers alone")
 			return f.explain
 		},
 	}
+}
+
+// parseInterface parses the name of an interface.
+func parseInterface(s string) (string, error) {
+	if s == "" || len(s) >= unix.IFNAMSIZ || strings.ContainsAny(s, "/ :!?*") {
+		return "", errors.New("is not the name of an interface")
+	}
+	return s, nil
 }
 
 // parseAddress parses an address, without its zone and the mapping of IPv4 to
@@ -99,7 +109,7 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 	case s.rejected != nil && !now.found:
 		return x, s.rejected
 	case readErr != nil:
-		x.Add(config.Note, "kernel-unread", "%s", unreadable(readErr))
+		x.Add(config.Warning, "kernel-unread", "The answer is from the config only: %v.", readErr)
 	case !now.found:
 		x.Add(config.Warning, "not-installed", "None of this agent's rules are installed on this node.")
 		x.Absent = true
@@ -144,14 +154,6 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 		}
 	}
 	return x, nil
-}
-
-// unreadable explains why the answer is from the config only.
-func unreadable(err error) string {
-	if errors.Is(err, unix.EPERM) {
-		return "The answer is from the config only: the rules of this node cannot be read without the capability NET_ADMIN."
-	}
-	return fmt.Sprintf("The answer is from the config only: the rules of this node cannot be read: %v.", err)
 }
 
 // staleTo counts the stale connections to an address, from any source if src is the

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"flag"
 	"slices"
 	"strings"
@@ -78,6 +80,86 @@ func TestPolicyCommandsAcceptAllPolicyFlags(t *testing.T) {
 			if fs.Lookup(name) == nil {
 				t.Errorf("%s has no --%s", c.name, name)
 			}
+		}
+	}
+}
+
+// runBriefly is runHere for commands that must not begin to wait.
+func runBriefly(t *testing.T, args ...string) result {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	defer cancel()
+	code := dispatch(ctx, commands(), args, testEnvironment(t, &stdout, &stderr))
+	return result{stdout.String(), stderr.String(), code}
+}
+
+func TestEachWrongFlagIsOneLineThatNamesIt(t *testing.T) {
+	// What these take as it is: a path, a name, or "" for what is off or the default.
+	anything := []string{"config", "probe-socket"}
+	mayBeEmpty := []string{"http-address", "to-ports", "probe-socket"}
+	for _, c := range commands() {
+		fs, _ := c.flagSet()
+		refused := func(what, name string, args ...string) {
+			t.Helper()
+			if strings.HasPrefix(c.operands, "ADDRESS") {
+				args = append([]string{"192.0.2.9"}, args...)
+			}
+			args = append([]string{c.name}, args...)
+			got := runBriefly(t, args...)
+			if got.code != exitUsage || got.stdout != "" || strings.Count(got.stderr, "\n") != 1 ||
+				!strings.HasPrefix(got.stderr, program+" "+c.name+": ") || !strings.Contains(got.stderr, name) {
+				t.Errorf("%s: %q: %+v", what, args, got)
+			}
+		}
+		refused("unknown", "--nothing", "--nothing")
+		refused("unknown", "-x", "-x=1")
+		fs.VisitAll(func(f *flag.Flag) {
+			dashed := "--" + f.Name
+			if len(f.Name) == 1 {
+				dashed = "-" + f.Name
+			}
+			if options.IsKlogFlag(f.Name) {
+				return
+			}
+			is, ok := f.Value.(interface{ IsBoolFlag() bool })
+			if ok = ok && is.IsBoolFlag(); !ok {
+				refused("no value", dashed, dashed)
+			}
+			if !slices.Contains(anything, f.Name) {
+				refused("wrong value", dashed, dashed+"=!?")
+			}
+			if !slices.Contains(mayBeEmpty, f.Name) {
+				refused("empty", dashed, dashed+"=")
+			}
+			refused("misspelled", dashed, dashed+"s=1")
+			refused("three dashes", dashed, "-"+dashed+"=1")
+		})
+	}
+}
+
+func TestContradictoryFlagsAreWrongUsage(t *testing.T) {
+	for args, want := range map[string]string{
+		"cleanup --legacy --legacy-only":                      "--legacy",
+		"render --mode iptables-nft -o nft":                   "--mode",
+		"render --mode nftables -o iptables":                  "--mode",
+		"render --windows-api 1":                              "--windows-api",
+		"render -o win-bridge":                                "--windows-api",
+		"render -o win-bridge --windows-api 1 --to-ports 1-2": "--to-ports",
+		"connections --yes":                                   "--yes",
+		"connections --ports --stale":                         "--ports",
+		"connections --ports --flush --yes":                   "--ports",
+		"explain 192.0.2.9 --from fd00::1":                    "--from",
+		"check ./a --config ./b":                              "--config",
+		"diff ./a ./b --config ./c":                           "--config",
+		"ready --alive --wait-for 192.0.2.1:1":                "--wait-for",
+		"connections 192.0.2.9 --from fd00::1":                "--from",
+		"connections 192.0.2.9 --seen-as fd00::1":             "--seen-as",
+	} {
+		got := runBriefly(t, strings.Fields(args)...)
+		if got.code != exitUsage || got.stdout != "" || strings.Count(got.stderr, "\n") != 1 ||
+			!strings.Contains(got.stderr, want) {
+			t.Errorf("%s: %+v", args, got)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/mdlayher/netlink"
@@ -143,4 +144,18 @@ func routes(src, dst netip.Addr, out string) (r node.Routes, err error) {
 	}
 	r.Ways = []node.Route{to}
 	return r, nil
+}
+
+func TestWithoutTheCapabilityEachCommandSaysHowToGiveIt(t *testing.T) {
+	for _, line := range []string{
+		"status", "diff", "connections", "connections --stale", "connections --ports", "explain 203.0.113.9",
+		"explain 203.0.113.9 --live", "cleanup", "cleanup --dry-run", "cleanup --legacy-only", "monitor",
+	} {
+		got := runProgram(t, t.TempDir(), strings.Fields(line)...)
+		first, _, _ := strings.Cut(got.stdout+got.stderr, "\n")
+		if done := got.code == exitDone; done != (line == "explain 203.0.113.9") ||
+			!strings.Contains(first, "NET_ADMIN in the network namespace of the node is missing: run as root there") {
+			t.Errorf("%s: %+v", line, got)
+		}
+	}
 }

@@ -75,10 +75,11 @@ func (e environment) fail(format string, err error) {
 		}
 		return
 	}
-	_, _ = fmt.Fprintf(e.stderr, "%s %s: %v\n", program, e.command, err)
+	see := ""
 	if wrong {
-		_, _ = fmt.Fprintf(e.stderr, "see %s %s --help\n", program, e.command)
+		see = fmt.Sprintf(" (see %s %s --help)", program, e.command)
 	}
+	_, _ = fmt.Fprintf(e.stderr, "%s %s: %v%s\n", program, e.command, err, see)
 }
 
 // print prints long text output while it is written, wrapped only on a terminal.

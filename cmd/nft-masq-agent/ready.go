@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -42,15 +43,26 @@ func readyCommand() command {
 				options.ParseSocketPath)
 			fs.BoolVar(&f.alive, "alive", false, "ask whether its loop is running, as a liveness probe does")
 			options.AddFlag(fs, &f.waitFor, "wait-for", "",
-				"wait until the agent at `HOST:PORT`, its --http-address, has installed rules", options.ParseHTTPAddress)
+				"wait until the agent at `HOST:PORT`, its --http-address, has installed rules", parseHostPort)
 			return func(ctx context.Context, _ []string, e environment) (int, error) {
-				if f.waitFor != "" {
+				switch {
+				case f.waitFor != "" && f.alive:
+					return exitUsage, usagef("--wait-for asks for rules, and --alive for the loop: omit one")
+				case f.waitFor != "":
 					return exitDone, f.wait(ctx, e)
 				}
 				return f.ready(e)
 			}
 		},
 	}
+}
+
+// parseHostPort checks a HOST:PORT.
+func parseHostPort(s string) (string, error) {
+	if s == "" {
+		return "", errors.New("is not a HOST:PORT, such as 192.0.2.1:9717")
+	}
+	return options.ParseHTTPAddress(s)
 }
 
 func (f readyFlags) ready(e environment) (int, error) {

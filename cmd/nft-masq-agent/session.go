@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
@@ -40,6 +41,8 @@ type session struct {
 
 	agent *running.Report // of the agent that runs here; nil if none answers
 	whose string          // whose flags are used, as text; "" for those of the command line
+	// others are flags of the command line that differ from those of the agent.
+	others string
 	// enforced is the ruleset that the agent has compiled, if it is not that of the config.
 	enforced func() *nft.Ruleset
 }
@@ -81,12 +84,15 @@ func (f *nodeFlags) open(e environment) (*session, error) {
 
 // follow uses the flags of the agent.
 func (s *session) follow() {
-	theirs, err := s.Follow(s.agent.Args, s.agent.ConfigPath)
+	theirs, others, err := s.Follow(s.agent.Args, s.agent.ConfigPath)
 	if err != nil {
 		s.whose = fmt.Sprintf("not with the flags of %s: %v", s.agent, err)
 		return
 	}
-	s.whose = fmt.Sprintf("with the flags of %s", s.agent)
+	s.whose, s.others = fmt.Sprintf("with the flags of %s", s.agent), strings.Join(others, ", ")
+	if s.others != "" {
+		s.whose += ", except " + s.others
+	}
 	if !s.agent.Compiled {
 		return
 	}

@@ -71,7 +71,7 @@ func (s *session) report(ctx context.Context) (answer.Status, error) {
 			r.Add(config.Warning, "legacy-tables", "The checks ignore %s", text)
 		}
 	}
-	r.Conclude(*s.Options, s.Ruleset)
+	r.Conclude(*s.Options, s.Ruleset, s.others)
 	return r, nil
 }
 
@@ -145,12 +145,22 @@ func (s *session) examine(ctx context.Context, r *answer.Status, want nft.Rulese
 	return nil
 }
 
-// countStale adds the report on connections that contradict the policy in the kernel.
+// countStale adds the report on connections that contradict the policy in the kernel, and on
+// source ports.
 func (s *session) countStale(ctx context.Context, r *answer.Status, held nft.Ruleset) {
 	j, err := s.judge(ctx, held)
 	var stale conntrack.Stale
+	var tally conntrack.Tally
+	ports, among := held.Policy.SourcePorts()
 	if err == nil {
-		stale, err = conntrack.Open().CountStale(j)
+		stale, err = conntrack.Open().CountStale(j, func() func(*conntrack.Entry) {
+			tally = conntrack.Tally{}
+			return func(e *conntrack.Entry) {
+				if among(e.SeenAs().Port()) {
+					tally.Add(e)
+				}
+			}
+		})
 	}
 	if err != nil {
 		r.Add(config.Warning, "stale-unknown", "cannot count stale connections: %v", err)
@@ -160,4 +170,5 @@ func (s *session) countStale(ctx context.Context, r *answer.Status, held nft.Rul
 		r.Add(config.Note, "stale-unknown", "Which connections are stale is not certain: %s.", reason)
 	}
 	r.SetStale(stale)
+	r.SetPorts(tally, ports)
 }

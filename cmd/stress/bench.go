@@ -35,6 +35,7 @@ type bench struct {
 
 	updates int
 	away    nfttest.Tally // what was wrong while the rules were missing
+	note    string        // what else was counted
 }
 
 // openBench creates a node without rules, and without connections through it.

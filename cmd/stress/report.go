@@ -66,7 +66,7 @@ func (r *report) bench(ctx context.Context, s settings, fn func(context.Context,
 // scenarios repeats the selected scenarios until there were enough connections.
 func (r *report) scenarios(ctx context.Context, s settings) {
 	r.printf("\n%-46s %8s %9s %6s %6s  %s", "what happens to the agent", "updates", "flows", "WRONG", "LEAK",
-		"while rules were missing")
+		"besides")
 	for turn := 0; turn == 0 || r.flows < s.flows; turn++ {
 		before := r.flows
 		for _, sc := range scenarios() {
@@ -88,12 +88,12 @@ func (r *report) scenario(ctx context.Context, s settings, sc scenario) {
 		return
 	}
 	wronged, leaked := tally.Wronged()-b.away.Wronged(), tally.Leaked()-b.away.Leaked()
-	away := ""
+	besides := b.note
 	if len(b.away.Counts) > 0 {
-		away = fmt.Sprintf("%d flows, %d WRONG, %d LEAK", b.away.Seen(), b.away.Wronged(), b.away.Leaked())
+		besides = fmt.Sprintf("while rules were missing %d flows, %d WRONG, %d LEAK", b.away.Seen(), b.away.Wronged(), b.away.Leaked())
 	}
 	flows := tally.Seen() - b.away.Seen()
-	r.printf("%-46s %8d %9d %6d %6d  %s", sc.name, b.updates, flows, wronged, leaked, away)
+	r.printf("%-46s %8d %9d %6d %6d  %s", sc.name, b.updates, flows, wronged, leaked, besides)
 	r.flows += flows
 	r.wrong += wronged + leaked + b.away.Wronged()
 	if wronged+leaked+b.away.Wronged() > 0 {

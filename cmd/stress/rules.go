@@ -28,7 +28,10 @@ func randomRules(n int) string {
 		}
 		which, several := rand.IntN(len(match)), rand.IntN(2)
 		if i >= 8 {
-			which, several = 0, 0 // several in each of 256 entries are 256 maps
+			which = 0
+		}
+		if i >= 32 {
+			several = 0 // several in each of 256 entries are 256 maps
 		}
 		entries = append(entries, fmt.Sprintf("{%s, addresses: [%s]}", match[which], someAddresses(1+several)))
 	}

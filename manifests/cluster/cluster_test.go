@@ -229,9 +229,10 @@ func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 func (w *world) record(name, header string) {
 	w.t.Helper()
 	columns := strings.Count(header, "|") + 1
-	table := fmt.Sprintf("%s, Kubernetes %s, Linux %s:\n\n| %s |\n|%s\n%s\n", time.Now().UTC().Format(time.DateOnly),
-		w.version(),
-		strings.TrimSpace(w.Sh("uname -r")), header, strings.Repeat("---|", columns), strings.Join(w.rows, "\n"))
+	_, image := agentArchive(w.t)
+	_, agent, _ := strings.Cut(image, ":")
+	table := fmt.Sprintf("%s, nft-masq-agent %s, Kubernetes %s, Linux %s:\n\n| %s |\n|%s\n%s\n",
+		time.Now().UTC().Format(time.DateOnly), agent, w.version(), strings.TrimSpace(w.Sh("uname -r")), header, strings.Repeat("---|", columns), strings.Join(w.rows, "\n"))
 	w.t.Logf("\n%s", table)
 	if w.t.Failed() || os.Getenv("CLUSTER_WRITE") != "1" {
 		return

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -182,6 +183,11 @@ var policies = []policy{
 		config: "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8]\nsnatAddresses: [203.0.113.11, " +
 			"203.0.113.12, \"2001:db8:2::11\", \"2001:db8:2::12\"]\n",
 	},
+}
+
+// policyNamed returns one of the policies.
+func policyNamed(name string) policy {
+	return policies[slices.IndexFunc(policies, func(p policy) bool { return p.name == name })]
 }
 
 // foreignMasquerade is what a CNI plugin with ipMasq, or a script, adds.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -152,8 +153,9 @@ func plainName(spec string) string {
 func TestSigNetwork(t *testing.T) {
 	w := newWorld(t)
 	p := cluster.Programs(os.Getenv("CLUSTER_PROGRAMS"))
-	plain := policies[0]
-	w.apply(plain.config)
+	// What pods send is masqueraded as without dropInvalid, and less passes.
+	dropping := policyNamed("dropInvalid")
+	w.apply(dropping.config)
 	for _, proxyMode := range []string{"nftables", "iptables"} {
 		for _, n := range w.nodes {
 			n.StopProxy()
@@ -174,7 +176,7 @@ func TestSigNetwork(t *testing.T) {
 		w.rows = append(w.rows, fmt.Sprintf("| %s | NoSNAT, with `nonMasqueradeCIDRs: []` | %d | %d | | |", proxyMode,
 			len(control), len(control)-failures(control)))
 
-		w.configure(plain)
+		w.configure(dropping)
 		// Most of them wait most of the time.
 		outcomes := make([]map[string]string, len(sigTests))
 		var all sync.WaitGroup
@@ -183,6 +185,8 @@ func TestSigNetwork(t *testing.T) {
 			places <- struct{}{}
 			all.Go(func() {
 				outcomes[i] = w.sigRun(p, fmt.Sprintf("sig-%d", i), test.focus)
+				t.Logf("kube-proxy %s, %s: %d of %d passed", proxyMode, test.name, len(outcomes[i])-failures(outcomes[i]),
+					len(outcomes[i]))
 				<-places
 			})
 		}
@@ -203,6 +207,9 @@ func TestSigNetwork(t *testing.T) {
 				}
 			}
 		}
+
+		w.rows = append(w.rows, fmt.Sprintf("| %s | packets that dropInvalid dropped meanwhile: %d | | | | |", proxyMode,
+			w.dropped()))
 
 		// What fails again is run without the agent: some fail in such a cluster.
 		w.uninstall()
@@ -227,6 +234,26 @@ func TestSigNetwork(t *testing.T) {
 	}
 	w.record("sig-network", "kube-proxy | tests | run | passed | of these, alone after a failure next to others | "+
 		"failed, and without the agent, too")
+}
+
+// dropped is how many packets dropInvalid dropped, on all nodes.
+func (w *world) dropped() (packets int) {
+	w.t.Helper()
+	counter := regexp.MustCompile(`counter invalid-v[46] {\s*packets (\d+)`)
+	for _, n := range w.nodes {
+		out, err := n.NS.Output("", "nft", "list", "counters")
+		must(w.t, err)
+		counters := counter.FindAllStringSubmatch(out, -1)
+		if len(counters) != 2 {
+			w.t.Errorf("%s: the agent does not count dropped packets:\n%s", n.Name, out)
+		}
+		for _, c := range counters {
+			count, err := strconv.Atoi(c[1])
+			must(w.t, err)
+			packets += count
+		}
+	}
+	return packets
 }
 
 func failures(outcome map[string]string) (n int) {

@@ -159,12 +159,20 @@ type Stale struct {
 	Sample
 }
 
-// CountStale counts the connections whose translation contradicts the policy.
-func (t *Table) CountStale(j *Judge) (Stale, error) {
+// CountStale counts the connections whose translation contradicts the policy. Each one that is
+// examined is also passed to the functions that begin, if any, return.
+func (t *Table) CountStale(j *Judge, begin ...func() func(*Entry)) (Stale, error) {
 	var s Stale
 	sample, err := t.Sample(func() func(*Entry) {
 		s = Stale{}
+		also := make([]func(*Entry), len(begin))
+		for i, one := range begin {
+			also[i] = one()
+		}
 		return func(e *Entry) {
+			for _, visit := range also {
+				visit(e)
+			}
 			if !j.Stale(e) {
 				return
 			}

@@ -120,8 +120,8 @@ func cases(t *testing.T) []string {
 func describe(s foreign.Snapshot, exempt []netip.Prefix) string {
 	var b strings.Builder
 	for _, l := range foreign.Legacy(s) {
-		fmt.Fprintf(&b, "legacy %s %s %s: rules %d, random-fully %t, gone %t\n", l.Family, l.Table, l.Name, l.Rules,
-			l.RandomFully, l.Gone)
+		fmt.Fprintf(&b, "legacy %s %s %s: rules %d, random-fully %t\n", l.Family, l.Table, l.Name, l.Rules,
+			l.RandomFully)
 		if l.Base != nil {
 			fmt.Fprintf(&b, "\tfrom %s (priority %d)\n", l.Base.Name, l.Base.Hook.Priority)
 		}

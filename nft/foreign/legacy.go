@@ -1,7 +1,6 @@
 package foreign
 
 import (
-	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -36,8 +35,6 @@ type LegacyChain struct {
 	Family nfnetlink.Family
 	Table  string
 	Name   string
-	// Gone means that the chain does not exist and only jumps to it are left.
-	Gone bool
 	// Base is the base chain from which packets reach it, or nil.
 	Base *nfnetlink.Chain
 	// Jumps are the rules in other chains that jump here. There may be two, with
@@ -107,7 +104,7 @@ func (l *legacy) classify(c Chain) {
 }
 
 func (l *legacy) add(at id) {
-	if c := l.chains[at]; !l.agent[at] && (c == nil || !c.Own && c.Hook == nil) {
+	if c := l.chains[at]; !l.agent[at] && c != nil && !c.Own && c.Hook == nil {
 		l.agent[at] = true
 		l.order = append(l.order, at)
 	}
@@ -116,16 +113,12 @@ func (l *legacy) add(at id) {
 // collect returns a chain together with the chains of the same agent that it
 // jumps to.
 func (l *legacy) collect(at id) LegacyChain {
-	top, exists := l.chains[at]
-	out := LegacyChain{Family: at.family, Table: at.table, Name: at.name, Gone: !exists}
-	if exists {
-		out.Base = top.Base
-	}
+	out := LegacyChain{Family: at.family, Table: at.table, Name: at.name, Base: l.chains[at].Base}
 	members := []id{at}
 	inside := map[id]bool{at: true}
 	delete(l.agent, at)
 	for i := 0; i < len(members); i++ {
-		c := cmp.Or(l.chains[members[i]], &Chain{}) // one that is gone has no rules
+		c := l.chains[members[i]]
 		out.Rules += len(c.Rules)
 		if int(c.Use) > len(c.Rules)+len(l.jumps[members[i]]) {
 			out.Held = append(out.Held, members[i].name)
@@ -160,9 +153,6 @@ func (l LegacyChain) Remove(b *nfnetlink.Batch) {
 	for _, r := range l.Jumps {
 		b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
 	}
-	if l.Gone {
-		return
-	}
 	chains := append([]string{l.Name}, l.SubChains...)
 	for _, chain := range chains {
 		b.FlushChain(l.Family, l.Table, chain)
@@ -176,18 +166,21 @@ func (l LegacyChain) Remove(b *nfnetlink.Batch) {
 
 // emptied reports whether only empty chains are left that others refer to.
 func (l LegacyChain) emptied() bool {
-	return !l.Gone && l.Rules+len(l.Jumps) == 0 && len(l.Held) == 1+len(l.SubChains)
+	return l.Rules+len(l.Jumps) == 0 && len(l.Held) == 1+len(l.SubChains)
 }
 
 // Decides reports whether packets reach rules of this agent.
-func (l LegacyChain) Decides() bool { return l.Base != nil && l.Rules > 0 && !l.Gone }
+func (l LegacyChain) Decides() bool { return l.Base != nil && l.Rules > 0 }
 
 // String returns the name of the chain and what exists of it.
 func (l LegacyChain) String() string {
-	name, table := nfnetlink.Printable(l.Name), l.Family.String()+" "+nfnetlink.Printable(l.Table)
-	text := fmt.Sprintf("chain %s in table %s: %d rules, %d jumps", name, table, l.Rules, len(l.Jumps))
-	if l.Gone {
-		text = fmt.Sprintf("%d jumps to chain %s in table %s, which is gone", len(l.Jumps), name, table)
+	text := fmt.Sprintf("chain %s in table %s %s: %d rules", nfnetlink.Printable(l.Name), l.Family,
+		nfnetlink.Printable(l.Table), l.Rules)
+	if l.Rules == 1 {
+		text = strings.TrimSuffix(text, "s")
+	}
+	if len(l.Jumps) == 0 {
+		text += ", to which no other rule leads"
 	}
 	if l.RandomFully {
 		text += ", random-fully"

@@ -133,31 +133,6 @@ func TestOurChainsAreNeitherLegacyNorConflicts(t *testing.T) {
 	}
 }
 
-func TestJumpToMissingChainIsFound(t *testing.T) {
-	nfttest.Require(t, "iptables-nft-restore")
-	ns, c := dialNS(t)
-	install(t, ns, "ip-masq-agent-v2.9")
-	s := read(t, c)
-	var kept []foreign.Chain
-	for _, chain := range s.Chains {
-		if chain.Name != "IP-MASQ-AGENT" {
-			kept = append(kept, chain)
-		}
-	}
-	s.Chains = kept
-	found := foreign.Legacy(s)
-	if len(found) != 2 || !found[0].Gone || len(found[0].Jumps) != 1 {
-		t.Fatalf("found %+v", found)
-	}
-	var b nfnetlink.Batch
-	for _, l := range found {
-		l.Remove(&b)
-	}
-	if b.Len() != 2 {
-		t.Errorf("%d messages", b.Len())
-	}
-}
-
 func TestRemovalBasedOnOlderRulesIsRejected(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore")
 	ns, c := dialNS(t)

@@ -34,14 +34,6 @@ type Packet struct {
 	marked bool
 	// origin is the interfaces on which it may have been received, nil: any.
 	origin nft.Names
-	// What rules have done to it.
-	mark      marking
-	untracked truth // connection tracking is off for it
-	by        *Way  // by this rule
-	written   *Way  // the rule that certainly writes this source into it
-	maybe     *Way  // the last one that may write another
-	dropped   *Way  // the rule that drops it
-	drops     []Way // rules that may drop it
 }
 
 // Bits of the packet mark with which these programs mark what they will

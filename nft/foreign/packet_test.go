@@ -234,7 +234,7 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		if tt.ipv6 {
 			p.Src, p.Dst = netip.MustParseAddr("fd00::2"), netip.MustParseAddr("2001:db8::9")
 		}
-		if got := traced(tracer.Trace(p, unix.NF_INET_POST_ROUTING)); got != tt.want {
+		if got := traced(tracer.TraceAt(p, unix.NF_INET_POST_ROUTING)); got != tt.want {
 			t.Errorf("%s %s\n got %s\nwant %s", base, tt.rules, got, tt.want)
 		}
 	}
@@ -270,7 +270,7 @@ func TestTraceOfSeveralBaseChains(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		x := tracer.Trace(foreign.Packet{Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9")},
+		x := tracer.TraceAt(foreign.Packet{Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9")},
 			unix.NF_INET_POST_ROUTING)
 		if got := traced(x); got != tt.want {
 			t.Errorf("%s, %s\n got %s\nwant %s", tt.a, tt.b, got, tt.want)

@@ -117,13 +117,13 @@ func TestWhatMayHappenToOnePacketIsFoundForAll(t *testing.T) {
 		}
 		for i := range 8 * 8 {
 			p.Src, p.Dst = netip.Addr{}, modelAddr(2, i/8)
-			all := tracer.Trace(p, unix.NF_INET_POST_ROUTING)
+			all := tracer.TraceAt(p, unix.NF_INET_POST_ROUTING)
 			handles := map[uint64]bool{}
 			for _, w := range all.Ways {
 				handles[w.Rule.Handle] = true
 			}
 			p.Src = modelAddr(1, i%8)
-			one := tracer.Trace(p, unix.NF_INET_POST_ROUTING)
+			one := tracer.TraceAt(p, unix.NF_INET_POST_ROUTING)
 			for _, w := range one.Ways {
 				isExempt := exempt[0].Contains(p.Dst) || exempt[1].Contains(p.Dst)
 				switch at := w.Rule.Handle; {

@@ -73,14 +73,14 @@ func (p packets) without(boxes ...box) packets {
 	return p
 }
 
-// and returns the union of two sets, or a part of it if it has too many boxes.
-func (p packets) and(more packets) packets {
+// and returns the union of two sets, or something else if it has too many boxes.
+func (p packets) and(more, otherwise packets) packets {
 	for _, b := range more {
 		same := func(o box) bool { return slices.Equal(o.src, b.src) }
 		if i := slices.IndexFunc(p, same); i >= 0 {
 			p[i].dst = iprange.Normal(slices.Concat(p[i].dst, b.dst))
-		} else if len(p) < maxBoxes {
-			p = append(p, b)
+		} else if p = append(p, b); len(p) > maxBoxes {
+			return otherwise
 		}
 	}
 	return p

@@ -10,6 +10,7 @@ import (
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/node"
 )
 
 // A Trace is the effect of the chains of some hooks on a packet.
@@ -30,8 +31,6 @@ type Trace struct {
 	Drops   []Way
 	// Redirects are rules that write another destination into the packet, without NAT.
 	Redirects []Way
-	// Packet is as these chains leave it.
-	Packet Packet
 }
 
 // A Way is a rule that translates a packet.
@@ -59,6 +58,11 @@ type Tracer struct {
 	*walker
 	out     Trace
 	accepts truth // a rule ends the base chain early
+	// What rules have done to the packet.
+	untracked truth // connection tracking is off for it
+	by        *Way  // by this rule
+	written   *Way  // the rule that certainly writes this source into it
+	maybe     *Way  // the last one that may write another
 }
 
 // NewTracer reads the chains of all hooks. own reports which chains are this agent's.
@@ -73,15 +77,39 @@ func NewTracer(ctx context.Context, c *nfnetlink.Conn, own func(nfnetlink.Chain)
 	return t, nil
 }
 
-// Trace follows a packet through the base chains of some hooks, given in the order in
-// which a packet passes them, such as unix.NF_INET_POST_ROUTING; at each in the kernel's
-// order: by priority. Of chains with equal priority the one registered last runs first, but
-// the kernel does not report the order: if several of them translate the packet,
-// any of them may be first.
-func (t *Tracer) Trace(p Packet, hooks ...uint32) Trace {
+// Trace follows a packet: first through the hook at which its destination can be translated,
+// then through those at which its source can be, or which drop it. At each hook the base
+// chains come in the kernel's order: by priority. Of chains with equal priority the one
+// registered last runs first, but the kernel does not report the order: if several of them
+// translate the packet, any of them may be first.
+func (t *Tracer) Trace(p Packet) (destination, source Trace) {
+	t.start(p)
+	first, later := uint32(unix.NF_INET_PRE_ROUTING), []uint32{unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
+	switch {
+	case p.FromNode:
+		first, later = unix.NF_INET_LOCAL_OUT, later[1:]
+	case p.DstType == unix.RTN_LOCAL:
+		later, p.Out, t.facts.Out = []uint32{unix.NF_INET_LOCAL_IN}, node.Interface{}, node.Interface{}
+	default:
+		t.facts.Out = node.Interface{} // not yet known
+	}
+	t.pass(first)
+	destination, t.facts.Out = t.out, p.Out
+	t.out = Trace{Through: true, Dropped: destination.Dropped, Drops: destination.Drops}
+	t.pass(later...)
+	t.addWritten()
+	return destination, t.out
+}
+
+func (t *Tracer) start(p Packet) {
+	*t = Tracer{walker: t.walker, out: Trace{Through: true}}
 	t.restart()
-	t.facts, t.mark, t.full, t.out = p, p.mark, false, Trace{Through: true}
+	t.facts, t.mark, t.full = p, marking{}, false
 	t.dst = []iprange.Range{{From: p.Dst, To: p.Dst}}
+}
+
+// pass follows the packet through hooks in which its source, or its destination, can be translated.
+func (t *Tracer) pass(hooks ...uint32) {
 	for _, hook := range hooks {
 		t.atHook(hook)
 	}
@@ -89,30 +117,23 @@ func (t *Tracer) Trace(p Packet, hooks ...uint32) Trace {
 		t.out.Unknown = slices.Insert(t.out.Unknown, 0, tooMany)
 		t.out.Through = true
 	}
-	facts := &t.facts
-	switch facts.untracked {
+	switch t.untracked {
 	case yes:
-		t.out.Untracked = facts.by
+		t.out.Untracked = t.by
 	case maybe:
 		if t.out.Through = true; len(t.out.Ways) > 0 {
-			t.unknown("whether connection tracking is off, by " + facts.by.RuleText())
+			t.unknown("whether connection tracking is off, by " + t.by.RuleText())
 		}
 	case no:
 	}
-	if last := hooks[len(hooks)-1]; last == unix.NF_INET_POST_ROUTING || last == unix.NF_INET_LOCAL_IN {
-		t.addWritten()
-	}
-	facts.mark = t.mark
-	t.out.Dropped, t.out.Drops, t.out.Packet = facts.dropped, facts.drops, *facts
-	return t.out
 }
 
 // addWritten adds the rules that write into the packet what no NAT after them replaces.
 func (t *Tracer) addWritten() {
-	if w := t.facts.written; w != nil && t.out.Through {
+	if w := t.written; w != nil && t.out.Through {
 		t.out.Ways, t.out.Through = append(t.out.Ways, *w), false
 	}
-	if w := t.facts.maybe; w != nil {
+	if w := t.maybe; w != nil {
 		t.out.Ways = append(t.out.Ways, *w)
 		t.unknown("what that rule writes into the packet")
 	}
@@ -138,12 +159,12 @@ func (t *Tracer) atHook(hook uint32) {
 			through, equal, translating = t.out.Through, nil, 0
 		}
 		nat := c.Hook.Type == "nat"
-		if nat && (t.facts.untracked == yes || !through) {
+		if nat && (t.untracked == yes || !through) {
 			continue
 		}
 		n := len(t.out.Ways)
 		if passes := t.enter(c); nat && !passes {
-			t.facts.written, t.facts.maybe, t.out.Through = nil, nil, false
+			t.written, t.maybe, t.out.Through = nil, nil, false
 		}
 		if len(t.out.Ways) > n {
 			translating++
@@ -181,11 +202,11 @@ func (t *Tracer) drop(w Way, certain bool) {
 	switch {
 	case t.base.Hook.Type == "nat" && ofSources(t.base):
 		t.out.Ways = append(t.out.Ways, w)
-	case t.facts.dropped != nil:
+	case t.out.Dropped != nil:
 	case certain:
-		t.facts.dropped = &w
-	case len(t.facts.drops) < maxDrops:
-		t.facts.drops = append(t.facts.drops, w)
+		t.out.Dropped = &w
+	case len(t.out.Drops) < maxDrops:
+		t.out.Drops = append(t.out.Drops, w)
 	}
 }
 
@@ -226,9 +247,9 @@ func (t *Tracer) see(s step) {
 		return
 	}
 	t.write(s)
-	if s.untracks && t.base.Hook.Priority < conntrackPriority && t.facts.untracked != yes {
+	if s.untracks && t.base.Hook.Priority < conntrackPriority && t.untracked != yes {
 		by := t.way(s.chain, s.rule)
-		t.facts.untracked, t.facts.by = either(s.certain, yes, maybe), &by
+		t.untracked, t.by = either(s.certain, yes, maybe), &by
 	}
 	translates := t.translates(s.action)
 	if nat && (translates || s.ends()) {
@@ -270,11 +291,11 @@ func (t *Tracer) write(s step) {
 			t.out.Redirects = append(t.out.Redirects, w)
 		case of != source:
 		case s.certain && to.To.IsValid() && t.out.Through:
-			t.facts.written, t.facts.maybe, t.out.Ways, t.facts.Src = &w, nil, nil, to.To
+			t.written, t.maybe, t.out.Ways, t.facts.Src = &w, nil, nil, to.To
 		case s.certain && to.To.IsValid():
-			t.facts.maybe, t.out.Ways = nil, []Way{w}
+			t.maybe, t.out.Ways = nil, []Way{w}
 		default:
-			t.facts.maybe = &w
+			t.maybe = &w
 			t.unknown(s.open()...)
 		}
 	}

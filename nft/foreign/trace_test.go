@@ -49,7 +49,7 @@ func TestTraceFollowsAddressMaps(t *testing.T) {
 		if tt.src != "" {
 			p.Src = netip.MustParseAddr(tt.src)
 		}
-		trace := tracer.Trace(p, unix.NF_INET_POST_ROUTING)
+		trace := tracer.TraceAt(p, unix.NF_INET_POST_ROUTING)
 		last := trace.Ways[len(trace.Ways)-1]
 		got := fmt.Sprint(last.Among)
 		switch {

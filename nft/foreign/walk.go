@@ -187,7 +187,7 @@ func (w *walker) place(r nfnetlink.Rule) Place {
 // begin follows packets through a base chain and reports whether they may pass it.
 func (w *walker) begin(base *Chain, p packets) bool {
 	w.base, w.entering, w.doubt = base.Chain, p, false
-	return len(p.without(w.walk(base, path{packets: p})...)) > 0
+	return len(w.walk(base, path{packets: p})) > 0
 }
 
 const otherConditions = "other conditions"
@@ -209,12 +209,11 @@ func (w *walker) certain(p path) bool {
 	return !w.doubt && !slices.ContainsFunc(p.conditions, func(c condition) bool { return c.open })
 }
 
-// walk follows packets through a chain. It returns some that certainly do not return from it:
-// all such ones, but for those about which a condition is not known, or if there are too many.
-func (w *walker) walk(c *Chain, p path) (taken packets) {
+// walk follows packets through a chain, and returns those that may return from it.
+func (w *walker) walk(c *Chain, p path) (back packets) {
 	switch {
 	case c == nil || c.Own && w.conn == nil || len(p.via) > maxDepth:
-		return nil
+		return p.packets
 	case c.Unread:
 		w.mark = marking{changed: allBits}
 		w.visit(step{path: p, chain: c, action: action{verdict: unix.NFT_CONTINUE}})
@@ -224,12 +223,12 @@ func (w *walker) walk(c *Chain, p path) (taken packets) {
 	switch {
 	case w.finished[at]:
 		w.doubt, w.mark = true, marking{changed: allBits}
-		return nil
+		return p.packets
 	case w.spent(): // one last time, for all other paths
 		w.finished[at], w.doubt, w.mark = true, true, marking{changed: allBits}
 		p = path{packets: w.entering, via: p.via, conditions: []condition{{text: otherConditions, open: true}}}
 	}
-	returned := false // packets that are still in p may have returned
+	all := p.packets
 	for i, r := range c.Rules {
 		if len(p.packets) == 0 || w.full {
 			break
@@ -240,47 +239,31 @@ func (w *walker) walk(c *Chain, p path) (taken packets) {
 		if m.truth == no || !a.does() {
 			continue
 		}
-		returned = w.spend(&p, &m) || returned
+		w.spend(&p, &m)
 		q := p.narrow(m)
 		if !w.reaches(q.packets) {
 			continue
 		}
-		o := w.apply(c, r, q, a)
-		w.doubt = w.doubt || len(o.left) > 0 && m.open()
-		returned = returned || o.doubt || m.truth != yes && o.returns()
+		left, returned := w.apply(c, r, q, a)
+		back = back.and(returned, all)
+		w.doubt = w.doubt || len(left) > 0 && m.open()
 		if m.truth != yes {
 			continue
 		}
 		if w.conn == nil && w.translates(a) && (m.dst != nil || len(p.without(box{m.src, m.dst})) > 0) {
 			continue // those that a rule translates are taken from the way only if that keeps them few
 		}
-		if !returned && !w.spent() {
-			w.work += taken.size()
-			taken = taken.and(o.taken)
+		w.work += len(left) * p.size()
+		if rest := p.without(left...); len(rest) <= maxBoxes {
+			p.packets = rest
 		}
-		w.work += len(o.left) * p.size()
-		rest := p.without(o.left...)
-		if len(rest) > maxBoxes {
-			returned = true
-			continue
-		}
-		p.packets = rest
 	}
-	return taken
+	return back.and(p.packets, all)
 }
 
-// An outcome is what a rule does to packets that it matches.
-type outcome struct {
-	left  packets // some that certainly do not go on in this chain
-	taken packets // some of those that do not return to the calling chain either
-	doubt bool    // others may have returned to it
-}
-
-// returns reports whether some of those that left may return to the calling chain.
-func (o outcome) returns() bool { return len(o.left.without(o.taken...)) > 0 }
-
-// apply applies a rule to packets that it matches.
-func (w *walker) apply(c *Chain, r nfnetlink.Rule, q path, a action) outcome {
+// apply applies a rule to packets that it matches. It returns those that certainly do not go
+// on in this chain, and those that may return to the calling one.
+func (w *walker) apply(c *Chain, r nfnetlink.Rule, q path, a action) (left, back packets) {
 	if a.verdict != unix.NFT_JUMP && a.byMap == nil {
 		w.visit(step{q, c, r, a, w.certain(q)})
 	}
@@ -289,25 +272,25 @@ func (w *walker) apply(c *Chain, r nfnetlink.Rule, q path, a action) outcome {
 		return w.choose(c, r, q, *a.byMap)
 	case a.target != "":
 		q.via = append(slices.Clip(q.via), r)
-		taken := w.walk(w.chains[id{c.Family, c.Table, a.target}], q)
+		back = w.walk(w.chains[id{c.Family, c.Table, a.target}], q)
 		if a.verdict == unix.NFT_GOTO {
-			return outcome{left: q.packets, taken: taken}
+			return q.packets, back
 		}
-		return outcome{left: taken, taken: taken}
+		return q.without(back...), nil
 	case w.translates(a) && a.ToMap != "":
 		switch _, found := w.toAddress(q.packets, r, a.NAT); found {
 		case yes:
-			return outcome{left: q.packets, taken: q.packets}
+			return q.packets, nil
 		case maybe:
 			w.doubt = true
 		case no:
 		}
 	case a.verdict == unix.NFT_RETURN:
-		return outcome{left: q.packets}
+		return q.packets, q.packets
 	case w.translates(a), a.ends():
-		return outcome{left: q.packets, taken: q.packets}
+		return q.packets, nil
 	}
-	return outcome{}
+	return nil, nil
 }
 
 // translates reports whether an action translates packets in this base chain: one of type
@@ -322,13 +305,13 @@ func ofSources(c nfnetlink.Chain) bool {
 }
 
 // choose applies the verdicts of a map.
-func (w *walker) choose(c *Chain, r nfnetlink.Rule, q path, s rule.Statement) (all outcome) {
+func (w *walker) choose(c *Chain, r nfnetlink.Rule, q path, s rule.Statement) (left, back packets) {
 	targets, unread := w.lookup(c, s, q)
 	if unread {
 		table := id{c.Family, c.Table, ""}
 		if w.mapped[table] {
 			w.doubt, w.mark = true, marking{changed: allBits}
-			return outcome{doubt: true}
+			return nil, q.packets
 		}
 		targets = w.anyVerdict(c, s)
 		w.work += len(targets)
@@ -339,25 +322,25 @@ func (w *walker) choose(c *Chain, r nfnetlink.Rule, q path, s rule.Statement) (a
 		if !w.reaches(one.packets) {
 			continue
 		}
-		o := w.apply(c, r, one, action{verdict: to.Code, target: to.Chain})
-		w.doubt = w.doubt || len(o.left) > 0 && to.open()
+		gone, returned := w.apply(c, r, one, action{verdict: to.Code, target: to.Chain})
+		back = back.and(returned, q.packets)
+		w.doubt = w.doubt || len(gone) > 0 && to.open()
 		if to.truth == yes {
-			w.work += all.left.size() + all.taken.size()
-			all.left, all.taken = all.left.and(o.left), all.taken.and(o.taken)
+			w.work += left.size()
+			left = left.and(gone, left)
 		}
-		all.doubt = all.doubt || o.returns() && (to.truth != yes || len(all.left) == maxBoxes)
 	}
-	return all
+	return left, back
 }
 
-// spend counts the ranges that have to be compared for a rule. If there were too
-// many, conditions with long lists of ranges count as unknown. It reports whether
-// the path has packets again that have left it.
-func (w *walker) spend(p *path, m *match) (again bool) {
+// spend counts the ranges that have to be compared for a rule. If there were too many,
+// conditions with long lists of ranges count as unknown, and the path has packets again
+// that have left it.
+func (w *walker) spend(p *path, m *match) {
 	n := p.size()
 	w.work += n + len(p.packets)*(len(m.src)+len(m.dst))
 	if !w.spent() {
-		return false
+		return
 	}
 	if len(m.src) > maxNamed {
 		m.src, m.truth = nil, maybe
@@ -368,7 +351,6 @@ func (w *walker) spend(p *path, m *match) (again bool) {
 	if n > maxNamed {
 		p.packets = w.entering
 	}
-	return n > maxNamed
 }
 
 // spent reports whether too many ranges have been compared.

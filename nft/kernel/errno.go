@@ -30,8 +30,8 @@ func Hint(err error) string {
 		return "another process owns the table (nft list tables shows flags owner); the agent writes its rules after that " +
 			"process exits"
 	case errors.Is(err, unix.EPERM):
-		return "the agent needs the capability NET_ADMIN in the network namespace of the node, and uid 0 for it to be " +
-			"effective"
+		return "the capability NET_ADMIN in the network namespace of the node is missing: run as root there; a pod needs " +
+			"hostNetwork, runAsUser: 0 and capabilities: {add: [NET_ADMIN]}"
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT):
 		return "the kernel lacks nf_tables (CONFIG_NF_TABLES, CONFIG_NF_TABLES_INET), or it may not be loaded from here: " +
 			"modprobe nf_tables on the node"

@@ -2,12 +2,9 @@ package kernel
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -161,7 +158,7 @@ func TestHammerDetectsATableReplacedInOneTransaction(t *testing.T) {
 	switch {
 	case tally.Leaked()+tally.Wronged() > 0:
 		t.Logf("replaced %d times: %s", replaced, tally)
-	case kernelBefore(t, 6, 18):
+	case nfttest.KernelBefore(t, 6, 18):
 		t.Logf("not distinguishable on this kernel: replaced %d times: %s", replaced, tally)
 	default:
 		t.Errorf("replaced %d times and nothing wrong was seen: %s", replaced, tally)
@@ -188,18 +185,4 @@ func replacement(table nft.Table) *nfnetlink.Batch {
 		}
 	}
 	return b
-}
-
-// kernelBefore reports whether the kernel is older than a version.
-func kernelBefore(t *testing.T, major, minor int) bool {
-	t.Helper()
-	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		t.Fatal(err)
-	}
-	var gotMajor, gotMinor int
-	if _, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &gotMajor, &gotMinor); err != nil {
-		t.Fatal(err)
-	}
-	return gotMajor < major || gotMajor == major && gotMinor < minor
 }

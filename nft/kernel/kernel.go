@@ -34,6 +34,8 @@ type Kernel struct {
 	// settled is the layout whose rules were right once: since then, rules of other agents
 	// in our chain are just drift.
 	settled nft.Layout
+	// right is the last state that was as wanted.
+	right *state
 }
 
 // Open returns the ruleset of the network namespace in which the first request is
@@ -110,13 +112,18 @@ type Applied struct {
 	Took      time.Duration
 }
 
-// Apply writes the differences between the kernel and the wanted ruleset. What
+// Apply writes the differences between the kernel and the wanted ruleset. [layout.Frame]
+// is for the one that the last Apply wanted. What
 // packets see changes in one transaction; if the kernel rejects it, the old rules
 // stay, and the error wraps the kernel's errno. A context that ends before that
 // transaction leaves the old rules, too.
 func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth) (a Applied, err error) {
 	start := time.Now()
 	t := task{want: want, depth: depth, first: k.settled != want.Layout}
+	if depth == layout.Frame {
+		t.before = k.right
+	}
+	k.right = nil
 	err = again(ctx, func() error {
 		a, err = k.attempt(ctx, &t)
 		return err
@@ -186,7 +193,7 @@ func (k *Kernel) look(ctx context.Context, t *task) (*state, []layout.Difference
 	diffs := slices.DeleteFunc(s.differences(), func(d layout.Difference) bool {
 		return !t.first && (d.Kind == layout.Unsigned || d.Kind == layout.Foreign)
 	})
-	if len(diffs) == 0 || t.before != nil {
+	if len(diffs) == 0 || t.found != nil {
 		return s, diffs, nil
 	}
 	now, err := k.conn.Generation()
@@ -202,7 +209,7 @@ func (k *Kernel) look(ctx context.Context, t *task) (*state, []layout.Difference
 
 // attempt makes one attempt to write a ruleset.
 func (k *Kernel) attempt(ctx context.Context, t *task) (a Applied, err error) {
-	whole := t.before == nil
+	whole := t.before == nil || t.depth == layout.Frame
 	s, diffs, err := k.look(ctx, t)
 	if err == nil {
 		err = prevented(diffs)
@@ -222,6 +229,7 @@ func (k *Kernel) attempt(ctx context.Context, t *task) (a Applied, err error) {
 	if whole {
 		a.Generation = s.generation
 	}
+	k.right = s
 	return a, nil
 }
 

@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -29,34 +28,7 @@ const (
 // that is closed, the table is deleted, or with the flag persist stays.
 func own(t *testing.T, ns *nfttest.NS, family nfnetlink.Family, table string, flags uint32) *nfnetlink.Conn {
 	t.Helper()
-	nl, err := dialIn(ns)()
-	if err != nil {
-		t.Fatal(err)
-	}
-	body, _ := netlink.MarshalAttributes([]netlink.Attribute{
-		{Type: unix.NFTA_TABLE_NAME, Data: append([]byte(table), 0)},
-		{Type: unix.NFTA_TABLE_FLAGS, Data: binary.BigEndian.AppendUint32(nil, flags)},
-	})
-	message := func(typ netlink.HeaderType, flags netlink.HeaderFlags, data []byte) netlink.Message {
-		return netlink.Message{Header: netlink.Header{Type: typ, Flags: netlink.Request | flags}, Data: data}
-	}
-	_, err = nl.SendMessages([]netlink.Message{
-		message(unix.NFNL_MSG_BATCH_BEGIN, 0, []byte{0, 0, 0, unix.NFNL_SUBSYS_NFTABLES}),
-		message(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWTABLE, netlink.Create|netlink.Acknowledge,
-			append([]byte{byte(family), 0, 0, 0}, body...)),
-		message(unix.NFNL_MSG_BATCH_END, 0, []byte{0, 0, 0, unix.NFNL_SUBSYS_NFTABLES}),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = nl.Receive()
-	switch {
-	case errors.Is(err, unix.EOPNOTSUPP) && kernelBefore(t, 6, 9):
-		t.Logf("no tables with flags %d in this kernel", flags)
-		return nil
-	case err != nil:
-		t.Fatal(err)
-	}
+	nl := nfttest.Own(t, ns, byte(family), table, flags)
 	c := nfnetlink.New(func() (*netlink.Conn, error) { return nl, nil })
 	if _, err := c.Generation(); err != nil { // opens it
 		t.Fatal(err)
@@ -69,9 +41,6 @@ func TestTableThatVanishesWithoutANewGenerationIsDetected(t *testing.T) {
 		ns := nfttest.NewNS(t, "node")
 		want := xtOf(config.Default(config.Defaults{}))
 		owner := own(t, ns, nfnetlink.IPv4, xtables.NATTable, flagOwner)
-		if owner == nil {
-			return
-		}
 		apply(t, New(owner), want, layout.Ours)
 		k := open(t, ns)
 		if diffs := apply(t, k, want, everything); len(diffs) > 0 {
@@ -124,9 +93,6 @@ func replacesOwned(t *testing.T, want nft.Ruleset, flags uint32, running bool) {
 		nfttest.NFT(t, ns, "", "delete", "table", table.Family.String(), table.Name)
 	}
 	owner := own(t, ns, table.Family, table.Name, flags)
-	if owner == nil {
-		return
-	}
 	theirs := nfnetlink.Chain{Family: table.Family, Table: table.Name, Name: "theirs"}
 	var b nfnetlink.Batch
 	b.AddChain(theirs)

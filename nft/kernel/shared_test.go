@@ -193,7 +193,7 @@ func TestOtherAgentsRulesInOurChainAreReportedOnce(t *testing.T) {
 		}
 		var expected []string
 		if want.Same(xtOf(config.Default(config.Defaults{}))) {
-			expected = []string{"chain IP-MASQ-AGENT in table ip nat: 1 rules, 1 jumps, random-fully"}
+			expected = []string{"chain IP-MASQ-AGENT in table ip nat: 1 rule, random-fully"}
 		}
 		if diff := cmp.Diff(expected, reported); diff != "" {
 			t.Errorf("replaced (-want +got):\n%s", diff)

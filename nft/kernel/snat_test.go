@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -70,33 +71,56 @@ func TestTamperedSourceAddressesAreFoundAndRestored(t *testing.T) {
 		},
 		{
 			"an interval of snatRules is missing", "delete element " + table + "RULES { 10.244.8.0/24 }",
-			"RULES lacks 10.244.8.0 : 198.51.100.211",
+			"RULES lacks 10.244.8.0 : goto snat-rule-1-v4",
 		},
 		{
-			"an interval of snatRules has another address",
+			"an interval of snatRules has another entry",
 			"delete element " + table + "RULES { 10.244.8.0/24 }; " +
-				"add element " + table + "RULES { 10.244.8.0/24 : 198.51.100.212 }",
-			"10.244.8.0 : 198.51.100.212 instead of 198.51.100.211",
+				"add element " + table + "RULES { 10.244.8.0/24 : goto snat-rule-2-v4 }",
+			"10.244.8.0 : goto snat-rule-2-v4 instead of goto snat-rule-1-v4",
+		},
+		{
+			"an interval of snatRules has another verdict",
+			"delete element " + table + "RULES { 10.244.8.0/24 }; add element " + table + "RULES { 10.244.8.0/24 : accept }",
+			"1 elements have a limit, a timeout or another condition",
+		},
+		{
+			"an interval of snatRules has another chain",
+			"add chain " + table + "other; delete element " + table + "RULES { 10.244.8.0/24 }; " +
+				"add element " + table + "RULES { 10.244.8.0/24 : goto other }",
+			"chain other is not in the config",
+		},
+		{
+			"the chain of an entry is empty", "flush chain " + table + "snat-rule-2-v4",
+			"chain snat-rule-2-v4: missing rule: snat ip to 198.51.100.212",
+		},
+		{
+			"the chain of an entry is missing",
+			"flush chain " + table + "snat-v4; delete map " + table + "RULETO; delete chain " + table + "snat-rule-3-v4",
+			"chain snat-rule-3-v4 is missing",
 		},
 		{
 			"an interval of snatRules is split",
 			"delete element " + table + "SIXTH { fd00:8::/64 }; " +
-				"add element " + table + "SIXTH { fd00:8::/65 : 2001:db8:5::2 }",
+				"add element " + table + "SIXTH { fd00:8::/65 : goto snat-rule-2-v6 }",
 			"SIXTH lacks",
 		},
 		{
 			"there is one more interval of snatRules",
-			"add element " + table + "RULES { 192.168.0.0/16 : 203.0.113.9 }",
-			"203.0.113.9",
+			"add element " + table + "RULES { 192.168.0.0/16 : goto snat-rule-3-v4 }",
+			"192.168.0.0 : goto snat-rule-3-v4, which is not in the config",
 		},
 		{"all intervals of snatRules are missing", "flush map " + table + "RULES", "RULES lacks"},
-		{"a destination of snatRules is added", "add element " + table + "RULETO { 192.0.2.0/24 }", "contains 192.0.2.0/24"},
+		{
+			"a destination of snatRules is added", "add element " + table + "RULETO { 192.0.2.0/24 : goto snat-rule-3-v4 }",
+			"192.0.2.0 : goto snat-rule-3-v4, which is not in the config",
+		},
 	} {
 		sets := nfttest.NFT(t, ns, "", "list", "table", "inet", nft.TableName)
 		names := []string{"OTHER", other[seventh.String()]}
 		for word, set := range map[string]string{
 			"MAP": "snat-by-pod-v4", "LIST": "snat-v4", "RULES": "snat-rule-1-by-source-v4", "SIXTH": "snat-rule-2-by-source-v6",
-			"RULETO": "snat-rule-3-to-v4",
+			"RULETO": "snat-rule-3-by-destination-v4",
 		} {
 			side := "-a"
 			if strings.Contains(sets, " "+set+"-b {") {
@@ -153,6 +177,106 @@ func TestChangeOfAddressesKeepsTheOtherSets(t *testing.T) {
 		}
 		if got, found, err := open(t, ns).Installed(t.Context()); err != nil || !found || got.Hash != want.Hash() {
 			t.Errorf("%v: installed are %+v, %t, %v", node, got, found, err)
+		}
+	}
+}
+
+// The most entries with port ranges are more rules than are read of another program's.
+func TestMostEntriesAreInSyncOnceApplied(t *testing.T) {
+	nfttest.SkipIfShort(t)
+	t.Parallel()
+	ns := nfttest.NewNS(t, "node")
+	c := config.Default(config.Defaults{EnableIPv6: true})
+	for i := range 256 {
+		r := config.SNATRule{
+			From:      cases.CIDRs(fmt.Sprintf("10.%d.0.0/16", i), fmt.Sprintf("fd00:%x::/32", i+1)),
+			Addresses: cases.CIDRs("198.51.100.211/32", "2001:db8:5::/64"),
+		}
+		if i%16 == 0 { // the others are found by maps
+			r.Out = []config.Interface{{Name: "eth1"}, {Name: "wan*"}}
+		}
+		c.SNATRules = append(c.SNATRules, r)
+	}
+	o := nft.Options{Layout: native.Layout{}, RandomFully: true}
+	for i := range uint16(4) {
+		o.Ports = append(o.Ports, nft.PortRange{Min: 10_000 * (i + 1), Max: 10_000*(i+1) + 999})
+	}
+	k := open(t, ns)
+	want := nft.Compile(c, o).On([]netip.Addr{netip.MustParseAddr("198.51.100.211"), netip.MustParseAddr("2001:db8:5::2")})
+	apply(t, k, want, everything)
+	inSync(t, ns, want)
+	want = want.On(nil)
+	apply(t, k, want, everything)
+	inSync(t, ns, want)
+}
+
+// Each combination of from, to and out, with one address and with several, decides about
+// real packets of each protocol. Entries that fail in one of the conditions are before it.
+func TestEntriesDecideAboutPacketsOfEachProtocol(t *testing.T) {
+	t.Parallel()
+	wire := newWire(t)
+	k := open(t, wire.Node)
+	type ends struct{ pod, dst string }
+	const from, to, out = 1, 2, 4
+	for which := 1; which <= from|to|out; which++ {
+		entry := func(fails int, addresses ...string) config.SNATRule {
+			r := config.SNATRule{Addresses: cases.CIDRs(addresses...)}
+			if which&from != 0 {
+				r.From = cases.CIDRs("10.244.1.0/24", "fd00:10:244:1::/64")
+			}
+			if which&to != 0 {
+				r.To = cases.CIDRs("203.0.113.0/25", "2001:db8:77::/64")
+			}
+			if which&out != 0 {
+				r.Out = []config.Interface{{Name: "wan*"}, {Name: "eth*"}}
+			}
+			switch fails {
+			case from:
+				r.From = cases.CIDRs("10.244.9.0/24", "fd00:10:244:9::/64")
+			case to:
+				r.To = cases.CIDRs("203.0.113.128/25", "2001:db8:78::/64")
+			case out:
+				r.Out = []config.Interface{{Name: "wan0"}, {Name: "eth"}}
+			}
+			return r
+		}
+		for _, addresses := range [][]string{
+			{"198.51.100.211/32", "2001:db8:5::2/128"},
+			{"198.51.100.211/32", "198.51.100.212/32", "198.51.100.225/32", "2001:db8:5::2/128", "2001:db8:5::3/128"},
+		} {
+			c := config.Default(config.Defaults{EnableIPv6: true})
+			for _, fails := range []int{from, to, out} {
+				if which&fails != 0 {
+					c.SNATRules = append(c.SNATRules, entry(fails, "198.51.100.226/32", "2001:db8:5::4/128"))
+				}
+			}
+			c.SNATRules = append(c.SNATRules, entry(0, addresses...))
+			var node []netip.Addr
+			for _, a := range cases.SNATAddresses() {
+				node = append(node, netip.MustParseAddr(a))
+			}
+			r := nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true}).On(node)
+			apply(t, k, r, layout.Ours)
+			for _, e := range []ends{
+				{"10.244.1.2", "203.0.113.9"},
+				{"10.244.1.7", "203.0.113.9"},
+				{"10.244.9.2", "203.0.113.9"},
+				{"10.244.1.2", "203.0.113.200"},
+				{"fd00:10:244:1::2", "2001:db8:77::9"},
+				{"fd00:10:244:1::7", "2001:db8:77::9"},
+				{"fd00:10:244:9::2", "2001:db8:77::9"},
+				{"fd00:10:244:1::2", "2001:db8:78::9"},
+			} {
+				for _, proto := range []nfttest.Proto{nfttest.TCP, nfttest.UDP, nfttest.SCTP, nfttest.ICMP} {
+					p := cases.Packet{
+						Src: netip.MustParseAddr(e.pod), Dst: netip.MustParseAddr(e.dst), Proto: proto,
+						Verdict: nft.Masqueraded,
+						Line:    fmt.Sprintf("%v: %s %s %s", c.SNATRules, e.pod, e.dst, proto),
+					}
+					p.Seen = cases.SpecifiedSources(c, p.Connection(), node)
+					wire.check(t, k, r, p)
+				}
+			}
 		}
 	}
 }

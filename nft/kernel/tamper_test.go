@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -470,6 +471,57 @@ func TestTamperingWithOurTableIsReverted(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A Frame is everything but the elements of sets that are still the same. Their number is
+// known since Linux 6.18.
+func TestFrameLeavesOutOnlyTheElements(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft", "iptables-nft-restore")
+	ns := nfttest.NewNS(t, "node")
+	c := tamperConfig(10)
+	c.SNATAddresses = cases.CIDRs("198.51.100.208/29")
+	want := nft.Compile(c, nft.Options{Layout: native.Layout{}})
+	want = want.On([]netip.Addr{netip.MustParseAddr("198.51.100.211"), netip.MustParseAddr("198.51.100.212")})
+	k := open(t, ns)
+	apply(t, k, want, layout.Ours)
+	first := c.NonMasqueradeCIDRs[0].Prefix
+	for _, tt := range []struct {
+		do, finds string
+		counted   bool // seen only by the number of elements
+	}{
+		{do: "flush chain TABLE postrouting", finds: "missing rule"},
+		{do: "delete table TABLE", finds: "is missing"},
+		{do: "flush ruleset", finds: "is missing"},
+		{do: "add set TABLE theirs { type ipv4_addr; }", finds: "set theirs"},
+		{do: "add element TABLE SET { 198.51.100.0/24 }", finds: "198.51.100.0/24", counted: true},
+		{do: "flush set TABLE SET", finds: "lacks", counted: true},
+		{do: "delete element TABLE SET { FIRST }; add element TABLE SET { 198.51.100.0/24 }"},
+	} {
+		if diffs := apply(t, k, want, layout.Ours); len(diffs) > 0 { // counts what was written
+			t.Fatalf("before %q: %q", tt.do, diffs)
+		}
+		a := &attacker{t: t, ns: ns, table: "inet " + nft.TableName, set: liveSet(t, ns), first: first, want: want}
+		a.nft(tt.do)
+		seen := tt.finds != "" && (!tt.counted || !nfttest.KernelBefore(t, 6, 18))
+		diffs := strings.Join(apply(t, k, want, layout.Frame), "\n")
+		if seen != (diffs != "") || seen && !strings.Contains(diffs, tt.finds) {
+			t.Errorf("after %q a Frame has %q, want %q: %t", tt.do, diffs, tt.finds, seen)
+		}
+		if !seen {
+			apply(t, k, want, layout.Ours)
+		}
+		inSync(t, ns, want)
+	}
+	// What was right for another policy, or before an error, is not trusted.
+	other := nft.Compile(tamperConfig(11), nft.Options{Layout: native.Layout{}})
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := k.Apply(ended, other, layout.Ours); err == nil {
+		t.Error("applied although the context has ended")
+	}
+	apply(t, k, other, layout.Frame)
+	inSync(t, ns, other)
 }
 
 // liveSet returns the current name of the set of IPv4 destinations.

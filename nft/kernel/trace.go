@@ -62,31 +62,11 @@ func (k *Kernel) Trace(
 			}
 		}
 		n := Path{Packet: p, Masqueraded: way.Address, Depends: way.Depends}
-		n.trace(t, known.Policy)
+		n.Wanted = known.Policy.Decide(nft.Connection{
+			Src: p.Src, Dst: p.Dst, FromNode: p.FromNode, ToNode: p.DstType == unix.RTN_LOCAL, In: p.In.Name, Out: p.Out.Name,
+		}) == nft.Masqueraded
+		n.Destination, n.Source = t.Trace(p)
 		paths = append(paths, n)
 	}
 	return paths, nil
-}
-
-// trace follows the packet: first through the hook at which its destination can be
-// translated, then through those that it passes later.
-func (n *Path) trace(t *foreign.Tracer, policy nft.Policy) {
-	p := n.Packet
-	n.Wanted = policy.Decide(nft.Connection{
-		Src: p.Src, Dst: p.Dst, FromNode: p.FromNode, ToNode: p.DstType == unix.RTN_LOCAL, In: p.In.Name, Out: p.Out.Name,
-	}) == nft.Masqueraded
-	out := p.Out
-	first, later := uint32(unix.NF_INET_PRE_ROUTING), []uint32{unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
-	switch {
-	case p.FromNode:
-		first, later = unix.NF_INET_LOCAL_OUT, later[1:]
-	case p.DstType == unix.RTN_LOCAL:
-		later, out, p.Out = []uint32{unix.NF_INET_LOCAL_IN}, node.Interface{}, node.Interface{}
-	default:
-		p.Out = node.Interface{}
-	}
-	n.Destination = t.Trace(p, first)
-	p = n.Destination.Packet
-	p.Out = out
-	n.Source = t.Trace(p, later...)
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -43,31 +44,42 @@ func dropped(t *testing.T, c *nfnetlink.Conn, ipv6 bool) uint64 {
 // arrived as it was sent.
 func isDropped(t *testing.T, w *wire, c *nfnetlink.Conn, f nfttest.Flow) bool {
 	t.Helper()
-	ipv6 := f.Dst.Addr().Is6()
-	before := dropped(t, c, ipv6)
 	w.port++
 	f.Src, f.Dst = netip.AddrPortFrom(f.Src.Addr(), w.port), netip.AddrPortFrom(f.Dst.Addr(), destPort)
+	seen, dropped := fate(t, w, c, f)
+	if !dropped && seen.Seen != seen.Sent {
+		t.Errorf("%s flags %#x: sent from %s, seen from %s", f.Dst, f.Flags, seen.Sent, seen.Seen)
+	}
+	return dropped
+}
+
+// fate sends a segment, and returns how it was seen, or that it was dropped.
+func fate(t *testing.T, w *wire, c *nfnetlink.Conn, f nfttest.Flow) (seen nfttest.Sighting, isDropped bool) {
+	t.Helper()
+	ipv6 := f.Dst.Addr().Is6()
+	before := dropped(t, c, ipv6)
 	f.Timeout = time.Millisecond // how long to wait is known by the counter
-	seen, err := w.Send(f)
+	send := w.Send
+	if f.To != nil {
+		send = nfttest.Send
+	}
+	seen, err := send(f)
 	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
 		switch {
 		case dropped(t, c, ipv6) > before:
 			if err == nil {
 				t.Errorf("%s flags %#x: counted as dropped, and seen", f.Dst, f.Flags)
 			}
-			return true
+			return seen, true
 		case err == nil:
-			if seen.Seen != seen.Sent {
-				t.Errorf("%s flags %#x: sent from %s, seen from %s", f.Dst, f.Flags, seen.Sent, seen.Seen)
-			}
-			return false
+			return seen, false
 		case !errors.Is(err, nfttest.ErrNotSeen):
 			t.Fatal(err)
 		}
-		seen, err = w.Send(f) // that one may have been late
+		seen, err = send(f) // that one may have been late
 	}
 	t.Fatalf("%s flags %#x: neither dropped nor seen", f.Dst, f.Flags)
-	return false
+	return seen, false
 }
 
 func droppingInvalid() config.Config {
@@ -96,6 +108,15 @@ func TestInvalidPacketsOfPodsLeaveOnlyWhereTheyWouldNotBeMasqueraded(t *testing.
 				if err := w.Node.Sysctl("net.ipv4.conf."+dev+".bc_forwarding", "1"); err != nil {
 					t.Fatal(err)
 				}
+			}
+			// Addresses of this node: one of another interface, a range (AnyIP), and one like those
+			// that kube-proxy keeps for Services. A second network has a broadcast address, too.
+			for _, args := range []string{
+				"address add 198.18.5.1/24 brd + dev eth0",
+				"address add 203.0.113.77/32 dev lo", "address add 2001:db8:78::7/128 dev lo nodad",
+				"route add local 198.51.100.64/26 dev lo", "-6 route add local 2001:db8:79::/64 dev lo",
+			} {
+				nfttest.Run(t, w.Node, "", "ip", strings.Fields(args)...)
 			}
 			for _, a := range []string{
 				"10.244.7.2", "10.244.9.2", "172.17.0.2", "fd00:10:244:7::2", "fd00:10:244:9::2",
@@ -127,18 +148,66 @@ func TestInvalidPacketsOfPodsLeaveOnlyWhereTheyWouldNotBeMasqueraded(t *testing.
 				{"untracked", w.Pod, "10.244.9.2", "203.0.113.8", false},
 				{"untracked", w.Pod, "fd00:10:244:9::2", "2001:db8:77::8", false},
 				{"broadcast", w.Pod, "10.244.1.2", "192.0.2.255", false},
+				{"broadcast of a second network", w.Pod, "10.244.1.2", "198.18.5.255", false},
+				{"limited broadcast", w.Node, "192.0.2.1", "255.255.255.255", false},
+				{"multicast", w.Node, "10.244.1.2", "224.0.0.1", false},
+				{"multicast", w.Node, "10.244.1.2", "239.1.2.3", false},
+				{"multicast, link", w.Node, "fd00:10:244:1::2", "ff02::1", false},
+				{"multicast, site", w.Node, "fd00:10:244:1::2", "ff05::1:3", false},
+				{"multicast, global", w.Node, "fd00:10:244:1::2", "ff0e::1", false},
+				{"sent by the node for a pod", w.Node, "10.244.1.2", "203.0.113.8", true},
+				{"sent by the node for a pod", w.Node, "fd00:10:244:1::2", "2001:db8:77::8", true},
 				{"to the node", w.Pod, "10.244.1.2", "192.0.2.1", false},
+				{"to the node", w.Pod, "fd00:10:244:1::2", "2001:db8::1", false},
+				{"to another interface of the node", w.Pod, "10.244.1.2", "203.0.113.77", false},
+				{"to another interface of the node", w.Pod, "fd00:10:244:1::2", "2001:db8:78::7", false},
+				{"to a range of the node", w.Pod, "10.244.1.2", "198.51.100.70", false},
+				{"to a range of the node", w.Pod, "fd00:10:244:1::2", "2001:db8:79::7", false},
+				{"for a pod to the node", w.Node, "10.244.1.2", "198.51.100.70", false},
+				{"for a pod to the node", w.Node, "fd00:10:244:1::2", "2001:db8:79::7", false},
 			} {
 				for _, flags := range []byte{fin, rst, rstAck, synAck, finAck} {
-					f := nfttest.Flow{Proto: nfttest.TCP, From: tt.from, Flags: flags}
+					f := nfttest.Flow{Proto: nfttest.TCP, From: tt.from, Flags: flags, Foreign: tt.from == w.Node}
+					if strings.HasSuffix(tt.name, "to the node") || strings.HasSuffix(tt.name, "of the node") {
+						f.To = w.Node
+					}
 					f.Src = netip.AddrPortFrom(netip.MustParseAddr(tt.src), 0)
 					f.Dst = netip.AddrPortFrom(netip.MustParseAddr(tt.dst), 0)
+					if strings.Contains(tt.name, "multicast") || strings.Contains(tt.name, "limited") {
+						f.Dev = "eth0"
+					}
 					if got := isDropped(t, w, c, f); got != (tt.drop && on) {
 						t.Errorf("%s: %s to %s, flags %#x: dropped %t", tt.name, tt.src, tt.dst, flags, got)
 					}
 				}
 			}
 		})
+	}
+}
+
+// The type of a route is not known without the source, the mark or the interface that the
+// route depends on.
+func TestInvalidPacketsAreDroppedWhateverTheirRouteDependsOn(t *testing.T) {
+	t.Parallel()
+	w := newWire(t)
+	apply(t, open(t, w.Node), nft.Compile(droppingInvalid(), enforcingOptions()), layout.Ours)
+	c := connect(t, w.Node)
+	for _, f := range []struct{ family, via, src, dst string }{
+		{"-4", w.OutsideV4.String(), "10.244.1.2", "203.0.113.8"},
+		{"-6", w.OutsideV6.String(), "fd00:10:244:1::2", "2001:db8:77::8"},
+	} {
+		for _, args := range []string{
+			"rule add iif pod0 lookup 100", "route add default via " + f.via + " dev eth0 table 100",
+			"route delete default",
+		} {
+			nfttest.Run(t, w.Node, "", "ip", append([]string{f.family}, strings.Fields(args)...)...)
+		}
+		flow := nfttest.Flow{Proto: nfttest.TCP, From: w.Pod, Flags: rst}
+		flow.Src = netip.AddrPortFrom(netip.MustParseAddr(f.src), 0)
+		flow.Dst = netip.AddrPortFrom(netip.MustParseAddr(f.dst), 0)
+		if !isDropped(t, w, c, flow) {
+			t.Errorf("%s to %s is not dropped", f.src, f.dst)
+		}
 	}
 }
 
@@ -198,5 +267,53 @@ func TestRulesOfOthersAreComparedWithTheChainThatMasquerades(t *testing.T) {
 		if got := share(want, nft.Region{}, nil).Priority; got != nft.SrcNAT+10 {
 			t.Errorf("priority %d:\n%s", got, want)
 		}
+	}
+}
+
+func TestChainThatDropsIsRestored(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	k := open(t, ns)
+	want := nft.Compile(droppingInvalid(), enforcingOptions())
+	apply(t, k, want, everything)
+	const again = "flush chain TABLE untranslated; delete chain TABLE untranslated; add chain TABLE untranslated { "
+	for _, attack := range []tampering{
+		{"flush", does("flush chain TABLE untranslated"), "chain untranslated: missing rule"},
+		{
+			"delete", does("flush chain TABLE untranslated; delete chain TABLE untranslated"),
+			"chain untranslated is missing",
+		},
+		{"flush the rules", does("flush chain TABLE drop-invalid"), "chain drop-invalid: missing rule"},
+		{"insert a rule", does("insert rule TABLE drop-invalid accept"), "chain drop-invalid: unexpected rule: accept"},
+		{"insert", does("insert rule TABLE untranslated accept"), "chain untranslated: unexpected rule: accept"},
+		{"replace", func(a *attacker) {
+			rules, _, err := connect(t, ns).FirstRules(nfnetlink.Inet, nft.TableName, "untranslated",
+				func(nfnetlink.Rule) bool { return false })
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.nft(fmt.Sprintf("replace rule TABLE untranslated handle %d ct state invalid accept", rules[0].Handle))
+		}, "chain untranslated: missing rule: ct state == invalid goto drop-invalid"},
+		{"priority", does(again + "type filter hook postrouting priority 50; }"), "priority 50"},
+		{"hook", does(again + "type filter hook forward priority 120; }"), "filter hook forward"},
+		{"type", does(again + "type nat hook postrouting priority 120; }"), "nat hook postrouting priority 120"},
+		{"no hook", does(again + "}"), "no hook"},
+		{"policy", does("add chain TABLE untranslated { policy drop; }"), "another policy than accept"},
+		{
+			"counter", does("flush chain TABLE drop-invalid; delete counter TABLE invalid-v4"),
+			"counters are missing: invalid-v4",
+		},
+		{"set", does("flush set TABLE SET"), "lacks 10.244.0.0/16"},
+		{"dormant", does("add table TABLE { flags dormant; }"), "is dormant"},
+	} {
+		t.Run(attack.name, func(t *testing.T) {
+			side := "-a"
+			if strings.Contains(nfttest.ListRuleset(t, ns), "set masq-src-v4-b") {
+				side = "-b"
+			}
+			attack.do(&attacker{t: t, ns: ns, table: "inet " + nft.TableName, set: "masq-src-v4" + side, want: want})
+			revert(t, ns, k, want, attack.finds)
+		})
 	}
 }

@@ -15,8 +15,11 @@ type Depth int
 
 // The depths.
 const (
-	// Ours is the wanted mode's table, or chain, with all elements.
-	Ours Depth = iota
+	// Frame is the wanted mode's table, or chain, without the elements of sets that were
+	// right and, as far as the kernel tells, are still the same.
+	Frame Depth = iota - 1
+	// Ours is all of it.
+	Ours
 	// Everything is also what other modes, or other names of our chain, left behind.
 	Everything
 	// TakeOver is also the rules of iptables-based agents, which then are to go.

@@ -46,11 +46,14 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 	}
 	for _, f := range p.Families {
 		if f.Translates() {
-			t.Chains = append(t.Chains, compileSNAT(p, f, masq))
+			t.Chains = append(t.Chains, compileSNAT(p, f, masq)...)
 		}
 	}
 	if p.Enforce != nil {
 		t.Chains = append(t.Chains, compileEnforcement(p))
+	}
+	if slices.ContainsFunc(p.Families, p.Drops) {
+		t.Chains = append(t.Chains, compileUntranslated(p)...)
 	}
 	for _, f := range p.Families {
 		t.Counters = append(t.Counters, "local"+f.Suffix(), "exempt"+f.Suffix(), "masqueraded"+f.Suffix())
@@ -72,9 +75,6 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 	}
 	base.Rules[len(base.Rules)-1].Comment = hashComment + hash
 	t.Chains = append(t.Chains, base)
-	if slices.ContainsFunc(p.Families, p.Drops) {
-		t.Chains = append(t.Chains, compileUntranslated(p))
-	}
 	return []nft.Table{t}
 }
 

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
@@ -114,10 +116,14 @@ func (c *content) comparePairs(name string, held []nfnetlink.Element) (condition
 
 // compareMap compares a map, and counts the elements that do more than map.
 func (c *content) compareMap(name string, want []nfnetlink.Mapping, elements []nfnetlink.Element) (conditional int) {
-	held := make(map[iprange.Bound]netip.Addr, len(elements))
+	held := make(map[iprange.Bound]string, len(elements))
 	for _, e := range elements {
 		key, isKey := netip.AddrFromSlice(e.Key)
 		value, isValue := netip.AddrFromSlice(e.Value)
+		text := value.String()
+		if e.Code == unix.NFT_GOTO {
+			text, isValue = "goto "+e.Chain, true
+		}
 		if e.End && key.IsUnspecified() {
 			continue // nft adds a bound before the first interval
 		}
@@ -125,17 +131,26 @@ func (c *content) compareMap(name string, want []nfnetlink.Mapping, elements []n
 			conditional++
 			continue
 		}
-		held[iprange.Bound{Addr: key, End: e.End}] = value
+		held[iprange.Bound{Addr: key, End: e.End}] = text
 	}
-	for _, w := range want {
-		key := iprange.Bound{Addr: w.Key, End: !w.Value.IsValid()}
+	expect := func(key iprange.Bound, text string) {
 		switch value, ok := held[key]; {
 		case !ok:
-			c.add("map %s lacks %s", name, mappingText(key, w.Value))
-		case value != w.Value:
-			c.add("map %s has %s instead of %s", name, mappingText(key, value), w.Value)
+			c.add("map %s lacks %s", name, mappingText(key, text))
+		case value != text && !key.End:
+			c.add("map %s has %s instead of %s", name, mappingText(key, value), text)
 		}
 		delete(held, key)
+	}
+	for _, w := range want {
+		if w.Chain == "" {
+			expect(iprange.Bound{Addr: w.Keys.From}, w.Value.String())
+			continue
+		}
+		expect(iprange.Bound{Addr: w.Keys.From}, "goto "+w.Chain)
+		if next := w.Keys.To.Next(); next.IsValid() {
+			expect(iprange.Bound{Addr: next, End: true}, "")
+		}
 	}
 	byAddress := func(a, b iprange.Bound) int { return a.Addr.Compare(b.Addr) }
 	for _, key := range slices.SortedFunc(maps.Keys(held), byAddress) {
@@ -147,9 +162,9 @@ func (c *content) compareMap(name string, want []nfnetlink.Mapping, elements []n
 	return conditional
 }
 
-func mappingText(key iprange.Bound, value netip.Addr) string {
+func mappingText(key iprange.Bound, value string) string {
 	if key.End {
 		return "an end before " + key.Addr.String()
 	}
-	return key.Addr.String() + " : " + value.String()
+	return key.Addr.String() + " : " + value
 }

@@ -54,11 +54,15 @@ type inSet struct {
 	Source bool
 	Not    bool
 	Known  bool // the rule compares an address of the family before
+	Goto   bool // the set is a map, which has the chain to continue in
 	Set    string
 }
 
 func (m inSet) String() string {
 	ip, field, op := "ip", "daddr", ""
+	if m.Goto {
+		op = "vmap "
+	}
 	if m.IPv6 {
 		ip = "ip6"
 	}
@@ -78,7 +82,7 @@ func (m inSet) Bytecode(f nfnetlink.Family, s nft.Sides) []nfnetlink.Expr {
 	}
 	return append(es, nfnetlink.Marshal(f,
 		nfnetlink.AddressPayload(m.IPv6, m.Source),
-		&expr.Lookup{SourceRegister: reg1, SetName: s.Of(m.Set), Invert: m.Not})...)
+		&expr.Lookup{SourceRegister: reg1, SetName: s.Of(m.Set), Invert: m.Not, IsDestRegSet: m.Goto})...)
 }
 
 // plain returns a node that refers to no set or counter.

@@ -2,7 +2,6 @@ package native
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -39,7 +38,7 @@ func exemptsNode(f nft.FamilyPolicy) bool {
 }
 
 // snatSets returns the set with the CIDRs in the config and, if there are several
-// addresses, the map; and the same of snatRules that the node has an address of.
+// addresses, the map; and those of snatRules that the node has an address of.
 func snatSets(f nft.FamilyPolicy) (sets []nft.Set) {
 	if len(f.SNAT.CIDRs) > 0 {
 		sets = append(sets, nft.Set{
@@ -49,23 +48,25 @@ func snatSets(f nft.FamilyPolicy) (sets []nft.Set) {
 	}
 	sets = append(sets, byPod(f, podMap(f), f.SNAT)...)
 	for _, run := range ruleRuns(f) {
-		r := run[0]
-		if bySource(r) {
+		r, by := run[0], mapBy(run[0])
+		if by != "" {
 			sets = append(sets, nft.Set{
-				Name: ruleName(r, "by-source", f), IPv6: f.IPv6, Mappings: mappingsOf(run), Interval: true,
-				Comment: "the address of " + placesOf(run) + ", by the source",
+				Name: ruleName(r, by, f), IPv6: f.IPv6, Mappings: chainsOf(run, f), Verdicts: true,
+				Comment: placesOf(run),
 			})
-			continue
-		}
-		for i, list := range []nft.List{r.From, r.To} {
-			what := []string{"from", "to"}[i]
-			if len(list.CIDRs) > 0 {
-				sets = append(sets, nft.Set{
-					Name: ruleName(r, what, f), IPv6: f.IPv6, Prefixes: list.Prefixes(), Comment: what + " of " + placesOf(run),
-				})
+		} else {
+			for i, list := range []nft.List{r.From, r.To} {
+				what := []string{"-from", "-to"}[i]
+				if len(list.CIDRs) > 0 {
+					sets = append(sets, nft.Set{
+						Name: ruleName(r, what, f), IPv6: f.IPv6, Prefixes: list.Prefixes(), Comment: placesOf(run),
+					})
+				}
 			}
 		}
-		sets = append(sets, byPod(f, ruleName(r, "by-pod", f), r.SNAT)...)
+		for _, r := range run {
+			sets = append(sets, byPod(f, ruleName(r, "-by-pod", f), r.SNAT)...)
+		}
 	}
 	return sets
 }
@@ -80,9 +81,9 @@ func byPod(f nft.FamilyPolicy, name string, s nft.SNAT) []nft.Set {
 	}}
 }
 
-// ruleName is the name of a set of an entry of snatRules.
+// ruleName is the name of the chain of an entry of snatRules, and of its sets.
 func ruleName(r nft.SNATRule, what string, f nft.FamilyPolicy) string {
-	return fmt.Sprintf("snat-rule-%d-%s%s", r.Place, what, f.Suffix())
+	return fmt.Sprintf("snat-rule-%d%s%s", r.Place, what, f.Suffix())
 }
 
 // placesOf names entries of snatRules.
@@ -94,16 +95,25 @@ func placesOf(run []nft.SNATRule) string {
 	return fmt.Sprintf("%s, entries %d to %d", config.KeySNATRules, first, last)
 }
 
-// bySource reports whether one lookup of the source can answer an entry of snatRules.
-func bySource(r nft.SNATRule) bool { return len(r.To.CIDRs)+len(r.Out) == 0 && len(r.Present) == 1 }
+// mapBy returns how a map finds an entry of snatRules: by one of the two addresses, if
+// nothing else decides whether it matches.
+func mapBy(r nft.SNATRule) string {
+	switch from, to := len(r.From.CIDRs) > 0, len(r.To.CIDRs) > 0; {
+	case from == to || len(r.Out) > 0:
+		return ""
+	case from:
+		return "-by-source"
+	}
+	return "-by-destination"
+}
 
 // ruleRuns returns the entries of snatRules of which the node has an address. Those that
-// follow each other and depend on the source alone are together: one map answers them.
+// follow each other and that a map finds in the same way are together.
 func ruleRuns(f nft.FamilyPolicy) (runs [][]nft.SNATRule) {
 	for _, r := range f.SNATRules {
 		switch last := len(runs) - 1; {
 		case len(r.Present) == 0:
-		case last >= 0 && bySource(r) && bySource(runs[last][0]):
+		case last >= 0 && mapBy(r) != "" && mapBy(r) == mapBy(runs[last][0]):
 			runs[last] = append(runs[last], r)
 		default:
 			runs = append(runs, []nft.SNATRule{r})
@@ -112,89 +122,85 @@ func ruleRuns(f nft.FamilyPolicy) (runs [][]nft.SNATRule) {
 	return runs
 }
 
-// mappingsOf maps the sources of entries of snatRules to their addresses. Of entries that
-// overlap, the first one has the source.
-func mappingsOf(run []nft.SNATRule) []nfnetlink.Mapping {
+// chainsOf maps the addresses of entries of snatRules to their chains. Of entries that
+// overlap, the first one has the address.
+func chainsOf(run []nft.SNATRule, f nft.FamilyPolicy) (out []nfnetlink.Mapping) {
 	var taken []iprange.Range
-	values := map[iprange.Range]netip.Addr{}
 	for _, r := range run {
-		for _, p := range r.From.Prefixes() {
+		list := slices.Concat(r.From.Prefixes(), r.To.Prefixes()) // it has one of them
+		for _, p := range list {
 			all := iprange.Of(p)
 			at, _ := slices.BinarySearchFunc(taken, all.From, func(r iprange.Range, a netip.Addr) int { return r.To.Compare(a) })
 			for _, free := range iprange.Subtract([]iprange.Range{all}, taken[at:]) {
-				values[free] = r.Present[0]
+				out = append(out, nfnetlink.Mapping{Keys: free, Chain: ruleName(r, "", f)})
 			}
 		}
-		taken = iprange.Normal(slices.Concat(taken, iprange.SetOf(r.From.Prefixes())))
+		taken = iprange.Normal(slices.Concat(taken, iprange.SetOf(list)))
 	}
-	byAddress := func(a, b iprange.Range) int { return a.From.Compare(b.From) }
-	var out []nfnetlink.Mapping
-	for _, r := range slices.SortedFunc(maps.Keys(values), byAddress) {
-		out = append(out, nfnetlink.Mapping{Key: r.From, Value: values[r]})
-		if next := r.To.Next(); next.IsValid() {
-			out = append(out, nfnetlink.Mapping{Key: next})
-		}
-	}
+	slices.SortFunc(out, func(a, b nfnetlink.Mapping) int { return a.Keys.From.Compare(b.Keys.From) })
 	return out
 }
 
-// compileSNAT compiles the chain that selects the source address for connections
-// of pods; those of the node are masqueraded.
-func compileSNAT(p nft.Policy, f nft.FamilyPolicy, masq nft.Node) nft.Chain {
+// compileSNAT compiles the chain that selects the source address for connections of pods,
+// and those of the entries of snatRules, to which it sends them; those of the node are
+// masqueraded.
+func compileSNAT(p nft.Policy, f nft.FamilyPolicy, masq nft.Node) (chains []nft.Chain) {
 	c := nft.Chain{Name: snatChain(f)}
 	if !exemptsNode(f) {
 		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{fromThisNode(), masq}, Comment: "from this node"})
 	}
-	add := func(to sourceNAT, s nft.SNAT, match []nft.Node, comment string) {
-		to.IPv6, to.RandomFully = f.IPv6, p.RandomFully
-		if len(s.Present) == 1 && !to.Whole {
+	to := func(s nft.SNAT, byPod string) []nft.Rule {
+		to := sourceNAT{IPv6: f.IPv6, Map: byPod, RandomFully: p.RandomFully}
+		if len(s.Present) == 1 {
 			to.To = s.Present[0]
 		}
-		for _, r := range portRules(p.Ports, func(ports *nft.PortRange) nft.Node {
-			to := to
+		return portRules(p.Ports, func(ports *nft.PortRange) nft.Node {
 			to.Ports = ports
 			return to
-		}) {
-			c.Rules = append(c.Rules, nft.Rule{Nodes: slices.Concat(match, r.Nodes), Comment: comment})
-		}
+		})
 	}
 	for _, run := range ruleRuns(f) {
-		r := run[0]
-		if bySource(r) {
-			add(sourceNAT{Map: ruleName(r, "by-source", f), Whole: true}, r.SNAT, nil, placesOf(run))
+		for _, r := range run {
+			chains = append(chains, nft.Chain{Name: ruleName(r, "", f), Rules: to(r.SNAT, ruleName(r, "-by-pod", f))})
+		}
+		r, by := run[0], mapBy(run[0])
+		if by != "" {
+			match := inSet{IPv6: f.IPv6, Source: len(r.From.CIDRs) > 0, Goto: true, Set: ruleName(r, by, f)}
+			c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{match}, Comment: placesOf(run)})
 			continue
 		}
 		var match []nft.Node
 		if len(r.From.CIDRs) > 0 {
-			match = append(match, inSet{IPv6: f.IPv6, Source: true, Set: ruleName(r, "from", f)})
+			match = append(match, inSet{IPv6: f.IPv6, Source: true, Set: ruleName(r, "-from", f)})
 		}
 		if len(r.To.CIDRs) > 0 {
-			match = append(match, inSet{IPv6: f.IPv6, Known: len(match) > 0, Set: ruleName(r, "to", f)})
+			match = append(match, inSet{IPv6: f.IPv6, Known: len(match) > 0, Set: ruleName(r, "-to", f)})
 		}
-		to := sourceNAT{Map: ruleName(r, "by-pod", f), Known: len(match) > 0}
-		if len(r.Out) == 0 {
-			add(to, r.SNAT, match, placesOf(run))
+		send := func(match ...nft.Node) {
+			nodes := append(slices.Clip(match), continueIn(ruleName(r, "", f)))
+			c.Rules = append(c.Rules, nft.Rule{Nodes: nodes, Comment: placesOf(run)})
 		}
 		for _, o := range r.Out {
-			add(to, r.SNAT, append(slices.Clip(match), byInterface(o.Name, true, false)), placesOf(run))
+			send(append(slices.Clip(match), byInterface(o.Name, true, false))...)
+		}
+		if len(r.Out) == 0 {
+			send(match...)
 		}
 	}
-	if len(f.SNAT.Present) == 0 {
+	if len(f.SNAT.Present) > 0 {
+		c.Rules = append(c.Rules, to(f.SNAT, podMap(f))...)
+	} else {
 		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{masq}, Comment: "any other"})
-		return c
 	}
-	add(sourceNAT{Map: podMap(f)}, f.SNAT, nil, "")
-	return c
+	return append(chains, c)
 }
 
 // sourceNAT translates to an address of the node: a fixed one, or that which a map has for
-// the source or for the pod's group. Without one in the map, the next rule applies.
+// the pod's group.
 type sourceNAT struct {
 	IPv6        bool
 	To          netip.Addr // the zero address: see Map
 	Map         string
-	Whole       bool // the map is by the whole source
-	Known       bool // the rule compares an address of the family before
 	RandomFully bool
 	Ports       *nft.PortRange
 }
@@ -205,8 +211,6 @@ func (s sourceNAT) String() string {
 		ip, mask = "ip6", "::ff"
 	}
 	switch {
-	case s.Whole:
-		to = fmt.Sprintf("%s saddr map @%s%s", ip, s.Map, nft.SideA)
 	case !s.To.IsValid():
 		to = fmt.Sprintf("%s saddr & %s map @%s%s", ip, mask, s.Map, nft.SideA)
 	case s.IPv6 && s.Ports != nil:
@@ -227,21 +231,15 @@ func (s sourceNAT) Bytecode(f nfnetlink.Family, sides nft.Sides) []nfnetlink.Exp
 	if s.To.IsValid() {
 		es = nfnetlink.Marshal(f, &expr.Immediate{Register: reg1, Data: s.To.AsSlice()})
 	} else {
-		if !s.Known {
-			es = ofFamily(s.IPv6).Exprs
-		}
 		source := nfnetlink.AddressPayload(s.IPv6, true)
-		es = append(es, nfnetlink.Marshal(f, source)...)
-		if !s.Whole {
-			mask := make([]byte, source.Len)
-			mask[len(mask)-1] = 0xff
-			es = append(es, nfnetlink.Marshal(f,
-				&expr.Bitwise{
-					SourceRegister: reg1, DestRegister: reg1, Len: source.Len, Mask: mask,
-					Xor: make([]byte, len(mask)),
-				})...)
-		}
-		es = append(es, nfnetlink.Marshal(f,
+		mask := make([]byte, source.Len)
+		mask[len(mask)-1] = 0xff
+		es = append(ofFamily(s.IPv6).Exprs, nfnetlink.Marshal(f,
+			source,
+			&expr.Bitwise{
+				SourceRegister: reg1, DestRegister: reg1, Len: source.Len, Mask: mask,
+				Xor: make([]byte, len(mask)),
+			},
 			&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: sides.Of(s.Map)})...)
 	}
 	load, low, high := loadPorts(s.Ports, reg2)

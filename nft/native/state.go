@@ -32,8 +32,14 @@ func Read(c *nfnetlink.Conn, want nft.Ruleset, _ layout.Depth, before layout.Sta
 	if want.Mode() == nft.ModeNFTables && len(want.Tables) > 0 {
 		s.want = &want.Tables[0]
 	}
+	most := slack
+	if s.want != nil {
+		for _, c := range s.want.Chains {
+			most += len(c.Rules)
+		}
+	}
 	var err error
-	if s.held, err = readTable(c); err != nil || s.want == nil {
+	if s.held, err = readTable(c, most); err != nil || s.want == nil {
 		return s, err
 	}
 	earlier, _ := before.(*State)
@@ -54,12 +60,14 @@ func Read(c *nfnetlink.Conn, want nft.Ruleset, _ layout.Depth, before layout.Sta
 	return s, nil
 }
 
-// content returns what is known about a set of a table; nil: nothing.
+// content returns what is known about a set of a table; nil: nothing. Its number of elements
+// is 0 before Linux 6.18, and after we have added some.
 func (s *State) content(table uint64, set nfnetlink.Set) *content {
 	if s == nil || s.held.Handle != table {
 		return nil
 	}
-	if held, ok := s.held.sets[set.Name]; ok && held.Handle == set.Handle {
+	held, ok := s.held.sets[set.Name]
+	if ok && held.Handle == set.Handle && (held.Count == 0 || held.Count == set.Count) {
 		return held.content
 	}
 	return nil
@@ -139,7 +147,7 @@ func (s *State) Differences() []layout.Difference {
 	case t.Flags != 0:
 		add(layout.Odd, "%s has the flag owner or persist", name)
 	case t.flooded:
-		add(layout.Drift, "%s has more than %d rules", name, slack)
+		add(layout.Drift, "%s has more than %d rules that are not in the config", name, slack)
 	case int(t.Use) > len(t.chains)+len(t.sets)+len(t.objects):
 		add(layout.Odd, "%s has something that is not in the config, such as a flowtable", name)
 	}
@@ -263,10 +271,10 @@ func (s *State) Stage(ctx context.Context, commit layout.Commit) error {
 type filling struct {
 	*set
 	want  nft.Set
-	added int // prefixes of the transaction under construction
+	added int // elements of the transaction under construction
 }
 
-// fill fills sets in transactions of at most so many prefixes.
+// fill fills sets in transactions of at most so many elements.
 func (s *State) fill(ctx context.Context, commit layout.Commit, most int) error {
 	b := &nfnetlink.Batch{}
 	sets := s.create(b)
@@ -285,25 +293,30 @@ func (s *State) fill(ctx context.Context, commit layout.Commit, most int) error 
 	}
 	total := 0
 	for _, f := range sets {
-		total += len(f.want.Prefixes) - f.exactly
+		total += f.want.Len() - f.exactly
 	}
 	most = min(max((total+fillShare-1)/fillShare, smallBatch), most)
 	for _, f := range sets {
-		for chunk := range slices.Chunk(f.want.Prefixes[f.exactly:], most) {
-			if b.Prefixes > 0 && b.Prefixes+len(chunk) > most {
+		for at, to := f.exactly, 0; at < f.want.Len(); at = to {
+			to = min(at+most, f.want.Len())
+			if b.Elements > 0 && b.Elements+to-at > most {
 				if err := send(); err != nil {
 					return err
 				}
 			}
-			b.AddElements(s.want.Family, s.want.Name, f.Name, chunk)
-			f.added += len(chunk)
+			if f.want.Mappings != nil {
+				b.AddMappings(s.want.Family, s.want.Name, f.Name, f.want.Mappings[at:to])
+			} else {
+				b.AddElements(s.want.Family, s.want.Name, f.Name, f.want.Prefixes[at:to])
+			}
+			f.added += to - at
 		}
 	}
 	return send()
 }
 
-// create adds the table, the counters and the sets that are missing, and returns the sets
-// that are to be filled.
+// create adds the table, the counters, the sets and the chains to which maps refer, if
+// they are missing, and returns the sets that are to be filled.
 func (s *State) create(b *nfnetlink.Batch) (fill []*filling) {
 	if !s.held.exists {
 		b.AddTable(s.want.Family, s.want.Name)
@@ -311,6 +324,11 @@ func (s *State) create(b *nfnetlink.Batch) (fill []*filling) {
 	for _, name := range s.want.Counters {
 		if !slices.ContainsFunc(s.held.objects, func(o nfnetlink.Object) bool { return o.Name == name }) {
 			b.AddCounter(s.want.Family, s.want.Name, name)
+		}
+	}
+	for _, w := range s.want.Chains {
+		if _, exists := s.held.chain(w.Name); !exists && w.Hook == nil {
+			b.AddChain(w.KernelChain(*s.want))
 		}
 	}
 	for _, w := range s.want.Sets {
@@ -326,7 +344,6 @@ func (s *State) create(b *nfnetlink.Batch) (fill []*filling) {
 			}
 			held = &set{w.KernelSet(*s.want, name), &content{diffs: []string{"is being filled"}}}
 			b.AddSet(held.Set)
-			b.AddMappings(s.want.Family, s.want.Name, name, w.Mappings)
 		}
 		fill = append(fill, &filling{set: held, want: w})
 	}
@@ -338,8 +355,8 @@ func (s *State) record(f *filling, b *nfnetlink.Batch) {
 	if handle, created := b.Handles[f.Name]; created {
 		f.Handle = handle
 	}
-	f.exactly, f.added = f.exactly+f.added, 0
-	if f.exactly == len(f.want.Prefixes) {
+	f.exactly, f.added, f.Count = f.exactly+f.added, 0, 0
+	if f.exactly == f.want.Len() {
 		f.diffs = nil
 	}
 	s.held.exists, s.held.sets[f.Name] = true, f.set
@@ -366,8 +383,9 @@ func (s *State) Switch(now, after *nfnetlink.Batch) {
 
 // write replaces all rules, and deletes what the wanted table does not have. Anonymous
 // sets and chains go with their rules. A map that the old rules refer to goes in a later
-// transaction: the kernel makes the elements of a deleted map inactive, which a packet on
-// its way through the old rules would miss, so that the next rule would apply.
+// transaction, and the chains that it refers to: the kernel makes the elements of a deleted
+// map inactive, which a packet on its way through the old rules would miss, so that the
+// next rule would apply.
 func (s *State) write(b, after *nfnetlink.Batch) {
 	t, sides := *s.want, nft.Sides{}
 	for _, w := range t.Sets {
@@ -397,7 +415,7 @@ func (s *State) write(b, after *nfnetlink.Batch) {
 	}
 	for _, c := range s.held.chains {
 		if !c.Bound && !wants(s.want, c.Name) {
-			b.DelChain(t.Family, t.Name, c.Name)
+			after.DelChain(t.Family, t.Name, c.Name)
 		}
 	}
 	for _, x := range s.held.objects {

@@ -39,8 +39,8 @@ func newTable() *table {
 	return &table{rules: map[string][]nfnetlink.Rule{}, sets: map[string]*set{}}
 }
 
-// readTable reads our table without the elements of its sets.
-func readTable(c *nfnetlink.Conn) (*table, error) {
+// readTable reads our table, with at most so many rules, without the elements of its sets.
+func readTable(c *nfnetlink.Conn, left int) (*table, error) {
 	out := newTable()
 	var err error
 	out.Table, err = c.Table(nfnetlink.Inet, nft.TableName)
@@ -56,7 +56,6 @@ func readTable(c *nfnetlink.Conn) (*table, error) {
 		return nil, err
 	}
 	out.chains = slices.DeleteFunc(chains, func(ch nfnetlink.Chain) bool { return ch.Table != nft.TableName })
-	left := slack
 	rules, more, err := c.FirstRules(nfnetlink.Inet, nft.TableName, "", func(nfnetlink.Rule) bool {
 		left--
 		return left < 0
@@ -105,7 +104,7 @@ func likeOurs(s nfnetlink.Set) bool {
 	switch s.Flags {
 	case unix.NFT_SET_INTERVAL, unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT:
 	case unix.NFT_SET_MAP, unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL:
-		return len(s.Special) == 0 && s.DataType == s.KeyType
+		return len(s.Special) == 0 && (s.DataType == s.KeyType || s.DataType == unix.NFT_DATA_VERDICT)
 	default:
 		return false
 	}
@@ -116,6 +115,6 @@ func likeOurs(s nfnetlink.Set) bool {
 func sameDeclaration(a, b nfnetlink.Set) bool {
 	const comment = byte(userdata.NFTNL_UDATA_SET_COMMENT)
 	return a.Flags == b.Flags && a.KeyType == b.KeyType && a.KeyLen == b.KeyLen &&
-		a.DataType == b.DataType && a.DataLen == b.DataLen && a.Size == b.Size && slices.Equal(a.Special, b.Special) &&
+		a.DataType == b.DataType && (a.DataLen == b.DataLen || a.DataType == unix.NFT_DATA_VERDICT) && a.Size == b.Size && slices.Equal(a.Special, b.Special) &&
 		rule.UserData(a.UserData, comment) == rule.UserData(b.UserData, comment)
 }

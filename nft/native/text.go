@@ -6,7 +6,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/iprange"
 )
 
 // Text implements [nft.Layout]: input for `nft -f`, which replaces our table with
@@ -66,10 +65,11 @@ func writeSet(b *strings.Builder, s nft.Set) {
 			s.Name, nft.SideA, typeName(s), nft.LearnedSize, s.Comment)
 		return
 	case s.Mappings != nil:
-		fmt.Fprintf(b, "\tmap %s%s {\n\t\ttype %s : %[3]s\n", s.Name, nft.SideA, typeName(s))
-		if s.Interval {
-			b.WriteString("\t\tflags interval\n")
+		value, flags := typeName(s), ""
+		if s.Verdicts {
+			value, flags = "verdict", "\t\tflags interval\n"
 		}
+		fmt.Fprintf(b, "\tmap %s%s {\n\t\ttype %s : %s\n%s", s.Name, nft.SideA, typeName(s), value, flags)
 		if s.IPv6 {
 			perLine = 1
 		}
@@ -102,17 +102,8 @@ func elementsOf(s nft.Set) (texts []string) {
 	for _, p := range s.Prefixes {
 		texts = append(texts, config.CIDR{Prefix: p}.Text())
 	}
-	for i, m := range s.Mappings {
-		key := iprange.Range{From: m.Key, To: m.Key}
-		switch {
-		case !m.Value.IsValid():
-			continue
-		case s.Interval && i+1 == len(s.Mappings):
-			key.To = iprange.All(s.IPv6).To
-		case s.Interval:
-			key.To = s.Mappings[i+1].Key.Prev()
-		}
-		texts = append(texts, key.String()+" : "+m.Value.String())
+	for _, m := range s.Mappings {
+		texts = append(texts, m.String())
 	}
 	return texts
 }

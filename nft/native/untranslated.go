@@ -9,55 +9,72 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
 )
 
-// untranslatedChain is the chain that drops what would leave untranslated: conntrack has no
+// untranslatedChain is the chain that finds what would leave untranslated: conntrack has no
 // connection for a packet that it calls invalid, so no program masquerades it. It runs
-// after all chains that translate, which such packets do not pass.
+// after all chains that translate, which such packets do not pass. Everything else pays
+// for one comparison; a rule that returns would cost as much again.
 const (
 	untranslatedChain    = "untranslated"
 	untranslatedPriority = nft.SrcNAT + 20
+	dropChain            = "drop-invalid"
 )
 
-// compileUntranslated decides like the base chain, and drops what that masquerades.
-func compileUntranslated(p nft.Policy) nft.Chain {
+// compileUntranslated returns the chain, and the one that it continues in, which decides
+// like the base chain, and drops what that masquerades.
+func compileUntranslated(p nft.Policy) []nft.Chain {
 	hook := nft.NATHook(untranslatedPriority)
 	hook.Type = "filter"
-	c := nft.Chain{Name: untranslatedChain, Hook: hook, Rules: []nft.Rule{
-		{Nodes: []nft.Node{valid(), stop()}, Comment: "of a connection, or not tracked"},
+	first := nft.Chain{Name: untranslatedChain, Hook: hook, Rules: []nft.Rule{
+		{Nodes: []nft.Node{invalid(), continueIn(dropChain)}, Comment: "of no connection, and tracked"},
 	}}
+	c := nft.Chain{Name: dropChain}
 	for _, f := range p.Families {
 		if !p.Drops(f) {
 			continue
 		}
-		c.Rules = append(
-			c.Rules,
-			nft.Rule{
-				Nodes:   []nft.Node{ofFamily(f.IPv6), notUnicast(), stop()},
-				Comment: "to this node, multicast or broadcast",
-			},
-			nft.Rule{Nodes: []nft.Node{ofFamily(f.IPv6), fromThisNode(), stop()}, Comment: "from this node"},
-		)
+		c.Rules = append(append(c.Rules, notToOneElsewhere(f.IPv6)...), nft.Rule{
+			Nodes: []nft.Node{ofFamily(f.IPv6), fromThisNode(), stop()}, Comment: "from this node",
+		})
 		f.Questions = slices.DeleteFunc(slices.Clone(f.Questions),
 			func(q nft.Question) bool { return q.Asks == config.SentByNode })
 		c.Rules = append(c.Rules, decisions(f, []nft.Node{stop()}, []nft.Node{count(invalidCounter(f)), drop()})...)
 	}
-	return c
+	return []nft.Chain{c, first}
 }
 
 // invalidCounter is the name of the counter of dropped packets.
 func invalidCounter(f nft.FamilyPolicy) string { return string(nft.Invalid) + f.Suffix() }
 
-// valid matches packets that connection tracking does not call invalid.
-func valid() nft.Node {
-	return plain("ct state != invalid",
+// invalid matches packets that connection tracking calls invalid, which have no other state.
+func invalid() nft.Node {
+	return plain("ct state == invalid",
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: binary.NativeEndian.AppendUint32(nil, expr.CtStateBitINVALID)})
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: binary.NativeEndian.AppendUint32(nil, expr.CtStateBitINVALID)})
 }
 
-// notUnicast matches packets to an address of this node, and to several nodes.
-func notUnicast() nft.Node {
-	return addrType(false, expr.CmpOpNeq, "fib daddr type != unicast", unix.RTN_UNICAST)
+// notToOneElsewhere returns the rules for packets to this node, and to several nodes. The type
+// of an IPv6 address is unknown where the route to it depends on more than the address.
+func notToOneElsewhere(ipv6 bool) []nft.Rule {
+	if !ipv6 {
+		several := addrType(false, expr.CmpOpNeq, "fib daddr type != unicast", unix.RTN_UNICAST)
+		return []nft.Rule{{
+			Nodes:   []nft.Node{ofFamily(false), several, stop()},
+			Comment: "to this node, multicast or broadcast",
+		}}
+	}
+	first := nfnetlink.AddressPayload(true, false)
+	first.Len = 1
+	multicast := ofFamily(true)
+	multicast.Text = "ip6 daddr ff00::/8"
+	multicast.Exprs = append(multicast.Exprs, nfnetlink.Marshal(nfnetlink.Inet, first,
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{0xff}})...)
+	return []nft.Rule{
+		{Nodes: []nft.Node{ofFamily(true), toThisNode(), stop()}, Comment: "to this node"},
+		{Nodes: []nft.Node{multicast, stop()}, Comment: "multicast"},
+	}
 }
 
 // drop drops the packet.

@@ -13,8 +13,8 @@ import (
 // A Batch is a transaction under construction. The zero value is empty.
 type Batch struct {
 	msgs []netlink.Message
-	// Prefixes is the number of elements that the batch adds.
-	Prefixes int
+	// Elements is how many elements the batch adds to sets and maps.
+	Elements int
 	// Handles maps the name of each set that the batch created to its handle,
 	// once the batch is committed. A set recreated under the same name has a
 	// different handle.
@@ -207,31 +207,53 @@ func (b *Batch) AddElements(family Family, table, set string, prefixes []netip.P
 			}
 		})
 		b.add(family, unix.NFT_MSG_NEWSETELEM, netlink.Create, a)
-		b.Prefixes += len(chunk)
+		b.Elements += len(chunk)
 	}
 }
 
-// A Mapping is a key of an address map and its value. In a map of intervals it is the first
-// key of one, or, without a value, the key after one.
-type Mapping struct{ Key, Value netip.Addr }
+// A Mapping is an element of a map: an address and the one that it is mapped to, or, in a
+// map of intervals, a range and the chain in which its packets continue.
+type Mapping struct {
+	Keys  iprange.Range
+	Value netip.Addr
+	Chain string
+}
 
-// AddMappings adds distinct keys and their values to an address map.
+// String returns the element as nft prints it.
+func (m Mapping) String() string {
+	if m.Chain != "" {
+		return m.Keys.String() + " : goto " + m.Chain
+	}
+	return m.Keys.String() + " : " + m.Value.String()
+}
+
+// AddMappings adds elements, which must not overlap, to a map.
 func (b *Batch) AddMappings(family Family, table, set string, mappings []Mapping) {
-	for chunk := range slices.Chunk(mappings, elementsPerMessage) {
+	for chunk := range slices.Chunk(mappings, elementsPerMessage/2) { // they have a value, too
 		a := in(table, unix.NFTA_SET_ELEM_LIST_SET, set)
 		a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 			for _, m := range chunk {
 				a.nest(unix.NFTA_LIST_ELEM, func() {
-					a.nest(unix.NFTA_SET_ELEM_KEY, func() { a.bytes(unix.NFTA_DATA_VALUE, m.Key.AsSlice()) })
-					if !m.Value.IsValid() {
-						a.uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
-						return
-					}
-					a.nest(unix.NFTA_SET_ELEM_DATA, func() { a.bytes(unix.NFTA_DATA_VALUE, m.Value.AsSlice()) })
+					a.nest(unix.NFTA_SET_ELEM_KEY, func() { a.bytes(unix.NFTA_DATA_VALUE, m.Keys.From.AsSlice()) })
+					a.nest(unix.NFTA_SET_ELEM_DATA, func() {
+						if m.Chain == "" {
+							a.bytes(unix.NFTA_DATA_VALUE, m.Value.AsSlice())
+							return
+						}
+						a.nest(unix.NFTA_DATA_VERDICT, func() {
+							to := int32(unix.NFT_GOTO)
+							a.uint32(unix.NFTA_VERDICT_CODE, uint32(to))
+							a.str(unix.NFTA_VERDICT_CHAIN, m.Chain)
+						})
+					})
 				})
+				if next := m.Keys.To.Next(); m.Chain != "" && next.IsValid() {
+					a.element(next, true)
+				}
 			}
 		})
 		b.add(family, unix.NFT_MSG_NEWSETELEM, netlink.Create, a)
+		b.Elements += len(chunk)
 	}
 }
 

@@ -248,8 +248,8 @@ func TestManyElementsFitOneTransaction(t *testing.T) {
 	prefixes := prefixes(4000)
 	b := createTable("t")
 	b.AddElements(nfnetlink.Inet, "t", "s", prefixes)
-	if b.Prefixes != len(prefixes) {
-		t.Errorf("counts %d elements", b.Prefixes)
+	if b.Elements != len(prefixes) {
+		t.Errorf("counts %d elements", b.Elements)
 	}
 	must(t, c.Commit(b, 0))
 	contents, err := c.Contents(nfnetlink.Set{Family: nfnetlink.Inet, Table: "t", Name: "s"}, len(prefixes))
@@ -275,13 +275,17 @@ func TestMapsAreReadBackAsCreated(t *testing.T) {
 	ns := nfttest.NewNS(t, "conn")
 	c, _ := connIn(t, ns)
 	addr := netip.MustParseAddr
-	v4 := []nfnetlink.Mapping{{addr("0.0.0.0"), addr("198.51.100.11")}, {addr("0.0.0.7"), addr("198.51.100.12")}}
-	v6 := []nfnetlink.Mapping{{addr("::"), addr("2001:db8::11")}, {addr("::ff"), addr("2001:db8::12")}}
+	mapping := func(from, to netip.Addr) nfnetlink.Mapping {
+		return nfnetlink.Mapping{Keys: iprange.Range{From: from, To: from}, Value: to}
+	}
+	v4 := []nfnetlink.Mapping{
+		mapping(addr("0.0.0.0"), addr("198.51.100.11")), mapping(addr("0.0.0.7"), addr("198.51.100.12")),
+	}
+	v6 := []nfnetlink.Mapping{
+		mapping(addr("::"), addr("2001:db8::11")), mapping(addr("::ff"), addr("2001:db8::12")),
+	}
 	for i := range 1500 {
-		v6 = append(v6, nfnetlink.Mapping{
-			Key:   netip.AddrFrom16([16]byte{14: byte(i>>8) + 1, 15: byte(i)}),
-			Value: addr("2001:db8::13"),
-		})
+		v6 = append(v6, mapping(netip.AddrFrom16([16]byte{14: byte(i>>8) + 1, 15: byte(i)}), addr("2001:db8::13")))
 	}
 	b := createTable("t")
 	b.AddSet(nfnetlink.Set{
@@ -321,7 +325,7 @@ func TestMapsAreReadBackAsCreated(t *testing.T) {
 	for name, mappings := range map[string][]nfnetlink.Mapping{"m4": v4, "m6": v6} {
 		want := map[netip.Addr]netip.Addr{}
 		for _, m := range mappings {
-			want[m.Key] = m.Value
+			want[m.Keys.From] = m.Value
 		}
 		got, elements, more := read("t", name, 2000)
 		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || more ||

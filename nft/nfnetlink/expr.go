@@ -110,9 +110,12 @@ func (e Expr) JumpsByMap() bool {
 func Key(exprs []Expr) string {
 	var b []byte
 	for _, e := range exprs {
-		var data []byte
+		var data Attrs
 		if e.Name != "counter" {
 			data = canonical(e.Name, e.Attrs)
+		}
+		if e.JumpsByMap() { // register 0, the verdict's, is not none
+			data.uint32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT)
 		}
 		b = binary.NativeEndian.AppendUint32(append(append(b, e.Name...), 0), uint32(len(data)))
 		b = append(b, data...)

@@ -122,13 +122,14 @@ func connectOnce(src uint16, dst netip.AddrPort) error {
 		return err
 	}
 	defer unix.Close(fd)
+	most := unix.NsecToTimeval(beforeRetry.Nanoseconds())
 	if err := errors.Join(
 		// A child process that is just being started may keep the previous socket
 		// open.
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
 		bind(fd, Flow{Src: netip.AddrPortFrom(netip.Addr{}, src), Dst: dst}),
 		unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Usec: beforeRetry.Microseconds()}),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &most),
 	); err != nil {
 		return err
 	}

@@ -31,6 +31,7 @@ const (
 	TCP  Proto = "tcp"
 	UDP  Proto = "udp"
 	SCTP Proto = "sctp"
+	ICMP Proto = "icmp" // an echo request, of ICMPv6 for IPv6; it has no ports
 )
 
 // arrivalTimeout bounds the time that a packet takes to cross two namespaces, on
@@ -52,6 +53,8 @@ type Flow struct {
 	// Flags are those of a TCP segment to send by itself, as in RFC 9293, section 3.1,
 	// without a connection. 0: a connection is established.
 	Flags byte
+	// Foreign: From need not have the source address, as for a transparent proxy.
+	Foreign bool
 	// Timeout bounds the time that the packet takes to arrive. 0: five seconds.
 	Timeout time.Duration
 }
@@ -90,15 +93,18 @@ func (t *Topology) Send(flow Flow) (Sighting, error) {
 func Send(flow Flow) (Sighting, error) {
 	var s Sighting
 	var err error
+	toPort := func(protocol int) netns.Filter { return netns.ToPort(protocol, flow.Dst.Port()) }
 	switch {
 	case flow.Proto == TCP && flow.Flags != 0:
-		s, err = sendPacket(flow, unix.IPPROTO_TCP, sendSegment)
+		s, err = sendPacket(flow, toPort(unix.IPPROTO_TCP), sendSegment)
 	case flow.Proto == TCP:
 		s, err = sendTCP(flow)
 	case flow.Proto == UDP:
-		s, err = sendPacket(flow, unix.IPPROTO_UDP, sendUDP)
+		s, err = sendPacket(flow, toPort(unix.IPPROTO_UDP), sendUDP)
 	case flow.Proto == SCTP:
-		s, err = sendPacket(flow, unix.IPPROTO_SCTP, sendSCTP)
+		s, err = sendPacket(flow, toPort(unix.IPPROTO_SCTP), sendSCTP)
+	case flow.Proto == ICMP:
+		s, err = sendPacket(flow, netns.OfProtocol(icmpOf(flow)), sendICMP)
 	default:
 		return Sighting{}, fmt.Errorf("protocol %q unknown", flow.Proto)
 	}
@@ -188,13 +194,13 @@ func addrPort(addr net.Addr) netip.AddrPort {
 }
 
 // sendPacket sends one packet and waits for it at the other end.
-func sendPacket(f Flow, protocol int, send func(Flow, []byte) (netip.AddrPort, error)) (Sighting, error) {
+func sendPacket(f Flow, watch netns.Filter, send func(Flow, []byte) (netip.AddrPort, error)) (Sighting, error) {
 	tap, done, err := f.To.BorrowTap()
 	if err != nil {
 		return Sighting{}, err
 	}
 	defer done()
-	if err := tap.Watch(netns.ToPort(protocol, f.Dst.Port())); err != nil {
+	if err := tap.Watch(watch); err != nil {
 		return Sighting{}, err
 	}
 	cookie := binary.BigEndian.AppendUint32(nil, rand.Uint32())
@@ -261,6 +267,32 @@ func sendSCTP(f Flow, cookie []byte) (netip.AddrPort, error) {
 	b = append(b, cookie...)
 	// The one little-endian field in IP, section 6.8 and appendix A.
 	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
+	return sent, unix.Send(fd, b, 0)
+}
+
+func icmpOf(f Flow) int {
+	if f.Dst.Addr().Is4() {
+		return unix.IPPROTO_ICMP
+	}
+	return unix.IPPROTO_ICMPV6
+}
+
+// sendICMP sends an echo request with the cookie as its data: RFC 792 and RFC 4443,
+// section 4.1. The kernel adds the checksum of ICMPv6.
+func sendICMP(f Flow, cookie []byte) (netip.AddrPort, error) {
+	fd, sent, err := raw(f, icmpOf(f))
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	defer unix.Close(fd)
+
+	kind := byte(128)
+	if f.Dst.Addr().Is4() {
+		kind = 8
+	}
+	b := binary.BigEndian.AppendUint16([]byte{kind, 0, 0, 0}, sent.Port()) // the identifier
+	b = append(append(b, 0, 1), cookie...)
+	binary.BigEndian.PutUint16(b[2:], internetChecksum(b))
 	return sent, unix.Send(fd, b, 0)
 }
 
@@ -347,6 +379,15 @@ func connected(f Flow, kind, protocol int) (fd int, sent netip.AddrPort, err err
 func bind(fd int, f Flow) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1); err != nil {
 		return fmt.Errorf("allow broadcast: %w", err)
+	}
+	if f.Foreign {
+		err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+		if f.Dst.Addr().Is6() {
+			err = unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
+		}
+		if err != nil {
+			return fmt.Errorf("allow another's address: %w", err)
+		}
 	}
 	if f.Dev != "" {
 		if err := unix.BindToDevice(fd, f.Dev); err != nil {

@@ -43,7 +43,7 @@ func TestFarEndSeesSourceAccordingToRules(t *testing.T) {
 		{"2001:db8::1", top.PodV6},
 		{"fd00:10:244:1::1", top.PodV6},
 	} {
-		for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP, nfttest.SCTP} {
+		for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP, nfttest.SCTP, nfttest.ICMP} {
 			dst := netip.AddrPortFrom(netip.MustParseAddr(tt.dst), 5000)
 			got := nfttest.MustSend(t, top, nfttest.Flow{Proto: proto, From: top.Pod, Dst: dst})
 			if got.Seen.Addr() != tt.want {

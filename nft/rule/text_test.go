@@ -1,6 +1,7 @@
 package rule_test
 
 import (
+	"encoding/binary"
 	"os"
 	"runtime"
 	"slices"
@@ -183,11 +184,15 @@ func TestXTablesRulesArePrintedLikeIPTables(t *testing.T) {
 
 // iptables before 1.8.8 put marks into a match of xtables.
 func TestXTablesMarkIsComparedLikeANativeOne(t *testing.T) {
-	info := append(append([]byte{}, 0, 0x40, 0, 0, 0, 0x40, 0, 0), 1, 0, 0, 0)
-	var data []byte
-	data = append(data, 9, 0, 1, 0, 'm', 'a', 'r', 'k', 0, 0, 0, 0)
-	data = append(data, 16, 0, 3, 0)
-	data = append(data, info...)
+	native := binary.NativeEndian
+	info := native.AppendUint32(native.AppendUint32(nil, 0x4000), 0x4000)
+	info = append(info, 1, 0, 0, 0) // inverted
+	data, err := netlink.MarshalAttributes([]netlink.Attribute{
+		{Type: unix.NFTA_MATCH_NAME, Data: []byte("mark\x00")}, {Type: unix.NFTA_MATCH_INFO, Data: info},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	r := nfnetlink.Rule{Family: nfnetlink.IPv4, Exprs: []nfnetlink.Expr{{Name: "match", Attrs: data}}}
 	if got, want := rule.String(r), "-m mark ! --mark 0x4000/0x4000"; got != want {
 		t.Errorf("got %q, want %q", got, want)

@@ -253,6 +253,9 @@ func (m Maker) Options(mode nft.Mode) nft.Options {
 // its prefixes, or the one next to it.
 func (m Maker) Near(c config.Config, ipv6 bool) netip.Addr {
 	all := slices.Concat(c.NonMasqueradeCIDRs, c.ForceMasqueradeCIDRs, c.NonMasqueradeSrcCIDRs, c.MasqueradeSrcCIDRs)
+	for _, r := range c.SNATRules {
+		all = slices.Concat(all, r.From, r.To)
+	}
 	all = append(all, CIDRs("169.254.0.0/16", "fe80::/10")...)
 	all = slices.DeleteFunc(all, func(c config.CIDR) bool { return c.Addr().Is6() != ipv6 })
 	p := all[m.IntN(len(all))].Prefix

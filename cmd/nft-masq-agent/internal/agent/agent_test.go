@@ -47,7 +47,10 @@ type world struct {
 	looks      int
 	last       layout.Depth
 	deep       int // checks of more than our rules
+	frames     int // checks without the elements of sets
 	cost       time.Duration
+	frameCost  time.Duration
+	exchanged  bool // an element of a set was
 	others     kernel.Others
 	surveys    int           // that began
 	surveying  int           // that are running
@@ -153,12 +156,19 @@ func (w *world) XTables() ([]foreign.XTable, error) { return w.seen().XTables, n
 func (w *world) Apply(_ context.Context, r nft.Ruleset, depth layout.Depth) (kernel.Applied, error) {
 	w.mu.Lock()
 	w.last = depth
-	w.looks++
+	if depth > layout.Frame {
+		w.looks++
+	}
 	if depth > layout.Ours {
 		w.deep++
 	}
+	cost := w.cost
+	if depth == layout.Frame {
+		w.frames++
+		cost = w.frameCost
+	}
 	w.mu.Unlock()
-	time.Sleep(w.cost)
+	time.Sleep(cost)
 	if err := w.refusal(); err != nil {
 		return kernel.Applied{}, err
 	}
@@ -176,8 +186,8 @@ func (w *world) Apply(_ context.Context, r nft.Ruleset, depth layout.Depth) (ker
 	if present := r.Policy.SNATOf(false).Present; len(present) > 0 {
 		holds += fmt.Sprint(" ", present)
 	}
-	if w.held != holds {
-		w.held = holds
+	if w.held != holds || w.exchanged && depth > layout.Frame {
+		w.held, w.exchanged = holds, false
 		w.writes = append(w.writes, w.held)
 		w.generation++
 		a.Differences = append(a.Differences, "differs")
@@ -569,6 +579,43 @@ func TestChecksTakeAtMostHalfAPercentOfTheTime(t *testing.T) {
 		if w.held == "tampered" {
 			t.Error("not repaired at once")
 		}
+	})
+}
+
+// Reading large sets takes long, so that their elements are read less often next to a busy
+// program. Everything else is not.
+func TestLargeSetsDoNotDelayOtherRepairs(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.settled(t)
+		busy := func(d time.Duration) {
+			for start := time.Now(); time.Since(start) < d; time.Sleep(10 * time.Millisecond) {
+				w.commit()
+			}
+			synctest.Wait()
+		}
+		w.cost, w.frameCost = 10*time.Millisecond, time.Millisecond
+		for range 20 {
+			busy(time.Second)
+			w.tamper()
+			busy(compareEvery + 10*time.Millisecond)
+			wantLines(t, w.messages(), "rules were changed by another program; restored")
+		}
+		busy(10 * time.Second)
+		w.locked(func() { w.exchanged = true })
+		busy(checkShare*w.cost + compareEvery + w.cost)
+		wantLines(t, w.messages(), "rules were changed by another program; restored")
+		w.frames, w.frameCost = 0, 10*time.Millisecond
+		busy(time.Minute)
+		if w.frames < 20 || w.frames > 31 {
+			t.Errorf("%d checks without elements in a minute, of 10 ms each", w.frames)
+		}
+		w.locked(func() { w.looks, w.frames = 0, 0 })
+		time.Sleep(5 * time.Second) // the last commit was followed by a check without elements
+		w.locked(func() {
+			if w.looks != 1 || w.frames > 1 {
+				t.Errorf("%d and %d checks after the last commit", w.looks, w.frames)
+			}
+		})
 	})
 }
 

@@ -65,7 +65,7 @@ func TestVanishingAndAppearingFileIsLoggedOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- Files{}
 		synctest.Wait()
-		wantLines(t, w.messages(), "starting", "applied")
+		wantLines(t, w.messages(), "starting without a config file: the built-in defaults apply", "applied")
 		w.files <- file("10.1.0.0/16")
 		if m := w.fieldsOf(t, "config_file_appeared"); m["path"] != "/etc/config/ip-masq-agent" {
 			t.Errorf("appeared: %v", m)

@@ -52,7 +52,7 @@ func NewHost(k *kernel.Kernel, accepted []string) *Host {
 
 // Apply is one of these tasks if it reads more than our rules.
 func (h *Host) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth) (a kernel.Applied, err error) {
-	if depth == layout.Ours {
+	if depth <= layout.Ours {
 		return h.Kernel.Apply(ctx, want, depth)
 	}
 	err = h.alone(ctx, func() error {

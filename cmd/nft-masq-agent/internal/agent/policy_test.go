@@ -11,7 +11,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
@@ -181,19 +180,12 @@ func TestPolicyIsDecidedOnceForAContent(t *testing.T) {
 	}
 }
 
-func TestJumpsToAMissingChainDoNotCount(t *testing.T) {
-	for name, o := range map[string]kernel.Others{
-		"no packets get there": legacy(),
-		"gone":                 {Legacy: []foreign.LegacyChain{{Name: "IP-MASQ", Gone: true, Base: &nfnetlink.Chain{}}}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, w *world) {
-				w.find(o)
-				w.files <- unusable["rejected"]
-				w.wantSource(t, FromDefaults)
-			})
-		})
-	}
+func TestChainsThatNoPacketReachesDoNotCount(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.find(legacy())
+		w.files <- unusable["rejected"]
+		w.wantSource(t, FromDefaults)
+	})
 }
 
 func TestOrderAppliesOnceTheKernelCanBeRead(t *testing.T) {

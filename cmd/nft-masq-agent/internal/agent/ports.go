@@ -58,7 +58,7 @@ func (p *ports) collect(e exporter) {
 	if v := p.now(); v.installed != nil {
 		policy = v.installed.Policy
 	}
-	available := policy.SourcePorts()
+	available, _ := policy.SourcePorts()
 	for _, ipv6 := range []bool{false, true} {
 		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
 			used := last.Fullest[conntrack.PortGroup{IPv6: ipv6, Protocol: protocol}]

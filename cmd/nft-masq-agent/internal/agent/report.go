@@ -68,15 +68,17 @@ func (a *Agent) report(before, v view) (l lines) {
 func (a *Agent) reportContent(l *lines, before, v view) {
 	path := a.settings.ConfigPath
 	if !before.read {
+		message, layout := "starting", a.settings.NFT().Layout
 		if v.missing() {
-			path += " does not exist: the built-in defaults apply"
+			message = "starting without a config file: the built-in defaults apply"
 		}
-		where, layout := "inet "+nft.TableName, a.settings.NFT().Layout
+		fields := []any{"version", a.settings.Version, "path", path, "mode", string(layout.Mode())}
 		if chain := layout.Chain(); chain != "" {
-			where = "nat, chain " + chain
+			fields = append(fields, "chain", chain)
+		} else {
+			fields = append(fields, "table", "inet "+nft.TableName)
 		}
-		l.add(zap.InfoLevel, "starting", "starting", "version", a.settings.Version, "path", path,
-			"table", where, "mode", string(layout.Mode()))
+		l.add(zap.InfoLevel, "starting", message, fields...)
 	}
 	switch {
 	case !before.read:

@@ -21,6 +21,7 @@ type schedule struct {
 	ticker     *time.Ticker // compares the generation
 	timer      *time.Timer  // the next full check, or the next try
 	generation uint32       // when last checked
+	framed     uint32       // when last checked without the elements of sets
 	changed    bool         // it was checked because of another generation
 	deepAt     time.Time    // the next check of more than our rules because of others
 	resync     time.Duration
@@ -49,9 +50,13 @@ func (a *Agent) compare(v view) (e event, due bool) {
 		return e, !now.Before(s.verifyAt) && v.inForce()
 	}
 	if now.Before(s.notBefore) {
-		return e, false
+		if generation == s.framed || now.Before(s.frameAt) || v.refusal != nil {
+			return e, false
+		}
+		e.depth, s.framed = layout.Frame, generation
+		return e, true
 	}
-	s.generation = generation
+	s.generation, s.framed = generation, generation
 	if a.takesOver(v) && !now.Before(s.deepAt) {
 		e.depth = layout.TakeOver
 	}
@@ -79,16 +84,23 @@ func (a *Agent) depth(v view, e event) layout.Depth {
 func (a *Agent) plan(v *view, before view, depth layout.Depth) {
 	s, now := &a.schedule, time.Now()
 	drift := v.step.reason == onDrift && s.changed
-	switch applied := v.step.applied; {
-	case v.step.err != nil:
-		s.generation, _ = a.in.Generation() // our rules may be only partly written
-		s.checked(now, v.step.took, drift)
-	case applied == nil:
-	case v.step.changed == restored || v.step.changed == removed:
-		s.generation, v.step.slowed = applied.Generation, s.restored(now)
+	applied := v.step.applied
+	if v.step.err != nil {
+		s.framed, _ = a.in.Generation() // our rules may be only partly written
+	} else if applied != nil {
+		s.framed = applied.Generation
+	}
+	if depth >= layout.Ours {
+		s.generation = s.framed
+	}
+	switch {
+	case v.step.err == nil && applied == nil:
+	case v.step.err == nil && (v.step.changed == restored || v.step.changed == removed):
+		v.step.slowed = s.restored(now)
+	case depth == layout.Frame:
+		s.frameAt = now.Add(checkShare * v.step.took)
 	default:
-		s.generation = applied.Generation
-		s.checked(now, v.step.took, drift && depth == layout.Ours)
+		s.checked(now, v.step.took, drift && (depth == layout.Ours || v.step.err != nil))
 	}
 	if depth > layout.Ours && v.refusal == nil {
 		s.deepAt = now.Add(checkShare * v.step.took)

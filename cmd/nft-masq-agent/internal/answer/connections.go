@@ -3,6 +3,7 @@ package answer
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -25,6 +26,8 @@ type Connections struct {
 	Deleted int `json:"deleted,omitempty"`
 	// Ports are the destinations with the most source ports in use, with --ports.
 	Ports []PortsOf `json:"ports,omitempty"`
+
+	behind string // the first line of the text
 }
 
 // A Connection is a tracked connection.
@@ -68,6 +71,17 @@ func NewConnection(e *conntrack.Entry, j *conntrack.Judge) Connection {
 	return c
 }
 
+// Behind sets the first line of the text to who is behind an address: the sources of the
+// connections.
+func (c *Connections) Behind(seenAs netip.AddrPort, found []conntrack.Entry) {
+	sources := map[netip.Addr]bool{}
+	for i := range found {
+		sources[found[i].Original.Src.Addr()] = true
+	}
+	c.behind = fmt.Sprintf("behind %s: %s\n", end(seenAs),
+		addressList(slices.SortedFunc(maps.Keys(sources), netip.Addr.Compare)))
+}
+
 // end returns an address without the port if the protocol has none.
 func end(a netip.AddrPort) string {
 	if a.Port() == 0 {
@@ -78,20 +92,24 @@ func end(a netip.AddrPort) string {
 
 // String returns the list as text.
 func (c *Connections) String() string {
-	if c.Connections == nil {
+	switch {
+	case c.Connections == nil:
 		return portsText(c.Ports)
+	case c.Total == 0 && c.behind != "":
+		return ""
 	}
-	return table("PROTO\tSOURCE\tDESTINATION\tSEEN AS\tSTATE\tTIMEOUT\tNOW", c.Connections, func(c Connection) string {
-		destination, now := c.Destination, string(c.Now)
-		if c.Requested != "" {
-			destination = c.Requested + " → " + c.Destination
-		}
-		if c.Stale {
-			now += " (stale)"
-		}
-		return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%ds\t%s", c.Protocol, c.Source, destination, c.SeenAs, cmp.Or(c.State, "-"),
-			c.Timeout, now)
-	})
+	return c.behind + table("PROTO\tSOURCE\tDESTINATION\tSEEN AS\tSTATE\tTIMEOUT\tNOW", c.Connections,
+		func(c Connection) string {
+			destination, now := c.Destination, string(c.Now)
+			if c.Requested != "" {
+				destination = c.Requested + " → " + c.Destination
+			}
+			if c.Stale {
+				now += " (stale)"
+			}
+			return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%ds\t%s", c.Protocol, c.Source, destination, c.SeenAs, cmp.Or(c.State, "-"),
+				c.Timeout, now)
+		})
 }
 
 // table aligns the columns of a list, which tabs separate.

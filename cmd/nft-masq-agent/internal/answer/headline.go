@@ -176,13 +176,13 @@ func (x *Explanation) certain(n kernel.Path, found []Rule, sees string) {
 	}
 }
 
-// turnOff notes how to turn off another program's rule.
+// turnOff says how to turn off another program's rule.
 func (x *Explanation) turnOff(w foreign.Way) {
 	how := fmt.Sprintf("nft delete rule %s %s handle %d", w.Table(), w.Chain(), w.Rule.Handle)
 	if w.Policy() {
 		how = fmt.Sprintf("nft 'chain %s %s { policy accept; }'", w.Table(), w.Chain())
 	}
-	x.Add(config.Note, "turn-off", "This turns that off until its program adds it again: %s", how)
+	x.Headline += " Until its program adds it again, this turns it off: " + how
 }
 
 // mayDrop notes the rules that drop the connection if a condition is true that is unknown.

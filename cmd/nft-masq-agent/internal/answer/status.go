@@ -185,6 +185,25 @@ func (r *Status) SetStale(s conntrack.Stale) {
 	}
 }
 
+// SetPorts reports the destination with the most source ports in use, if new connections to it
+// fail or soon will. A sample of the connections shows less than there is.
+func (r *Status) SetPorts(used conntrack.Tally, ports int) {
+	const most = 0.9
+	full := slices.DeleteFunc(used.Fullest(len(used)), func(u conntrack.PortUse) bool {
+		return float64(u.Used) < most*float64(ports)
+	})
+	if len(full) == 0 {
+		return
+	}
+	u := full[0]
+	r.Add(config.Error, "source-ports", "new %s connections to %s fail, or will: %d of %d source ports of %s are in use "+
+		"there%s. connections --ports names the pods; have them reuse connections, exempt the destination, add addresses "+
+		"to %s, "+
+		"or widen %s", conntrack.ProtocolName(u.Protocol), u.To, u.Used, ports, u.From,
+		either(len(full) > 1, fmt.Sprintf(" (and %d more destinations are alike)", len(full)-1), ""),
+		config.KeySNATAddresses, config.KeyToPorts)
+}
+
 // SetOthers sets the report on other programs' rules.
 func (r *Status) SetOthers(others kernel.Others) {
 	for _, l := range others.Legacy {
@@ -265,23 +284,32 @@ func (r *Status) String() string {
 // the files.
 var weights = []string{
 	"kernel-refusal", "config-rejected", "", "second-agent", "out-of-sync", "older-agent", "interface-list-unmatched",
-	"conflict", "overruled", "snat-missing", "pod-cidr-not-exempt", "pod-cidr-forced", "older-routing",
+	"conflict", "overruled", "source-ports", "snat-missing", "pod-cidr-not-exempt", "pod-cidr-forced", "older-routing",
 }
 
 // Conclude completes the problems by those that follow from the facts, and sorts them.
-// lenient is what the older agents make of a rejected config, if anything.
-func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset) {
+// lenient is what the older agents make of a rejected config, if anything. others are flags that
+// the agent does not have.
+func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset, others string) {
 	installed := either(r.Kernel.Hash == "", "none of our rules are installed", fmt.Sprintf("installed: %s, mode %s",
 		r.Kernel.Hash, r.Kernel.Mode))
 	switch {
 	case !r.Config.Accepted:
 		r.Config.Enforced = r.Kernel.Hash
-		r.Add(config.Error, "config-rejected", "config rejected; %s; %s", r.enforced(o, lenient), r.running())
+		fix := r.Config.Path
+		if i := slices.IndexFunc(r.Errors, func(p config.Problem) bool { return p.Pos != nowhere }); i >= 0 {
+			fix = r.Errors[i].Pos.String()
+		}
+		r.Add(config.Error, "config-rejected", "config rejected; %s; %s: fix %s", r.enforced(o, lenient), r.running(), fix)
 	case !r.Kernel.InSync:
-		r.Add(config.Error, "out-of-sync", "out of sync: expected: %s (%s), mode %s; %s; %s%s",
-			r.source(), r.Config.Hash, r.Config.Mode, installed, r.running(),
-			either(r.Agent == nil, ": start it, or check that it runs with these flags",
-				": its log says why, and monitor who changes them"))
+		remedy := "its log says why, and monitor who changes them"
+		if r.Agent == nil {
+			remedy = "start it, or check that it runs with these flags"
+		} else if others != "" {
+			remedy = "this command has another " + others + " than the agent"
+		}
+		r.Add(config.Error, "out-of-sync", "out of sync: expected: %s (%s), mode %s; %s; %s: %s", r.source(), r.Config.Hash,
+			r.Config.Mode, installed, r.running(), remedy)
 	}
 	for _, s := range r.SNAT {
 		if len(s.Present) == 0 && !s.only {

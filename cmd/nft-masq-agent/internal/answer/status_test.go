@@ -36,7 +36,7 @@ func TestStatusNamesOtherProgramsRulesByKindWithWhatToDo(t *testing.T) {
 		"1 rule of other programs drops traffic that the config masquerades, such as ip cni post. " +
 			"Accept pod traffic in that chain, or set its policy to accept.",
 	}
-	r.Conclude(options.Options{}, nil)
+	r.Conclude(options.Options{}, nil, "")
 	var got []string
 	for _, p := range r.Problems() {
 		got = append(got, p.Msg)

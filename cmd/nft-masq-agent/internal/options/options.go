@@ -37,17 +37,28 @@ func Parse(fs *flag.FlagSet, args []string) (operands []string, err error) {
 }
 
 // Follow returns the options of an agent that runs with these flags and the config at an
-// absolute path, and uses them for all flags that the command line does not have.
-func (o *Options) Follow(args []string, path string) (theirs Options, err error) {
+// absolute path, and uses them for all flags that the command line does not have. It names
+// those for which the command line has another value.
+func (o *Options) Follow(args []string, path string) (theirs Options, others []string, err error) {
 	of := flag.NewFlagSet("run", flag.ContinueOnError)
 	of.SetOutput(io.Discard)
 	t := AddRunFlags(of)
 	if err := errors.Join(of.Parse(args), of.Set("config", path)); err != nil {
-		return Options{}, err
+		return Options{}, nil, err
 	}
 	theirs = *t
 	// Flags that run does not have, and lists, which have no text, are not set.
-	o.given.Visit(func(f *flag.Flag) { _ = of.Set(f.Name, f.Value.String()) })
+	o.given.Visit(func(f *flag.Flag) {
+		was, value := of.Lookup(f.Name), f.Value.String()
+		if was == nil {
+			return
+		}
+		if value != "" && value != was.Value.String() && f.Name != "probe-socket" &&
+			(f.Name != "config" || !o.operand) {
+			others = append(others, "--"+f.Name)
+		}
+		_ = of.Set(f.Name, value)
+	})
 	t.MustExist, t.Input, t.given = o.MustExist, o.Input, o.given
 	if o.PodCIDRs != nil {
 		t.PodCIDRs = o.PodCIDRs
@@ -56,7 +67,7 @@ func (o *Options) Follow(args []string, path string) (theirs Options, err error)
 		t.AcceptForeign = o.AcceptForeign
 	}
 	*o = *t
-	return theirs, nil
+	return theirs, others, nil
 }
 
 // Formats of the log.
@@ -92,7 +103,8 @@ type Options struct {
 	ProbeSocket       string // "": off
 	LogFormat         string
 
-	given *flag.FlagSet // the command line
+	given   *flag.FlagSet // the command line
+	operand bool          // the config is an operand of it, not a flag
 
 	// The flags of klog and glog that have an effect.
 	Verbosity int

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+)
+
+const groupRules = "one new connection through the node, with snatRules"
+
+// A ruleKind is how entries of snatRules are written: those of which none matches, and the
+// last one, which does.
+type ruleKind struct {
+	name      string
+	addresses int // of each entry
+	other     func(i int) config.SNATRule
+	last      config.SNATRule
+	bounds    map[int]float64 // by the number of entries, against one entry; none: it is only stated
+}
+
+func ruleKinds() []ruleKind {
+	cidr := func(format string, args ...any) []config.CIDR {
+		return []config.CIDR{{Prefix: netip.MustParsePrefix(fmt.Sprintf(format, args...))}}
+	}
+	pod, out := cidr("10.244.1.0/24"), []config.Interface{{Name: "eth0"}}
+	from := func(i int) config.SNATRule { return config.SNATRule{From: cidr("20.0.%d.0/24", i)} }
+	to := func(i int) config.SNATRule { return config.SNATRule{To: cidr("21.0.%d.0/24", i)} }
+	bounds := map[int]float64{16: 1.05, 256: 1.10}
+	return []ruleKind{
+		{"by source", 1, from, config.SNATRule{From: pod}, bounds},
+		{"by source, 4 addresses each", 4, from, config.SNATRule{From: pod}, bounds},
+		{"by destination", 1, to, config.SNATRule{To: cidr("%s", benchmarks)}, nil},
+		{"by source, destination, interface and two of them", 1, func(i int) config.SNATRule {
+			return []config.SNATRule{
+				from(i), to(i), {From: pod, To: to(i).To}, {From: from(i).From, Out: out},
+			}[i%4]
+		}, config.SNATRule{From: pod, To: cidr("%s", benchmarks), Out: out}, nil},
+	}
+}
+
+// ruleset returns the ruleset with n entries, on a node that has the addresses.
+func (k ruleKind) ruleset(networks []netip.Prefix, n int, addresses []netip.Addr) nft.Ruleset {
+	c := listConfig(networks)
+	for i := range n {
+		r := k.last
+		if i < n-1 {
+			r = k.other(i)
+		}
+		r.Addresses = []config.CIDR{{Prefix: netip.PrefixFrom(firstSource, 24).Masked()}}
+		c.SNATRules = append(c.SNATRules, r)
+	}
+	plain := ruleset(networks, nft.ModeNFTables)
+	return nft.Compile(c, nft.Options{Layout: plain.Layout, RandomFully: true}).On(addresses[:k.addresses])
+}
+
+// rules measures what many entries of snatRules add to one of their kind. The last one matches.
+func (b *bench) rules(ctx context.Context) (err error) {
+	networks := reachable(targetSmall)
+	dsts, addresses, counts := destinations(networks, false), sources(4), []int{1, 16, 256}
+	var opened []*path
+	defer func() {
+		for _, p := range opened {
+			err = errors.Join(err, p.close())
+		}
+	}()
+	var contenders []contender
+	for _, k := range ruleKinds() {
+		for _, n := range counts {
+			p, err := openPath("nft", k.ruleset(networks, n, addresses).String(), "-f", "-")
+			if p != nil {
+				opened = append(opened, p)
+			}
+			if err == nil {
+				err = p.assign(addresses)
+			}
+			if err != nil {
+				return err
+			}
+			contenders = append(contenders, p.contender(dsts))
+		}
+	}
+	const times = 5 // a turn is short, and the difference small
+	s, err := takeTurns(ctx, times*b.rounds, contenders...)
+	if err != nil {
+		return err
+	}
+	for i, k := range ruleKinds() {
+		one := s[i*len(counts)]
+		for j, n := range counts[1:] {
+			many := s[i*len(counts)+1+j]
+			r := newRow(groupRules, targetSmall, fmt.Sprintf("%d entries %s", n, k.name), "µs", many)
+			r = r.against("1 entry", many, one)
+			if bound, ok := k.bounds[n]; ok {
+				r = bounded(r, map[int]float64{targetSmall: bound})
+			}
+			b.add(r)
+		}
+	}
+	return nil
+}
+
+// sources returns addresses that connections can leave from.
+func sources(n int) (addresses []netip.Addr) {
+	for i := range n {
+		addresses = append(addresses, addr(number(firstSource)+uint32(i)))
+	}
+	return addresses
+}
+
+// assign gives the node addresses.
+func (p *path) assign(addresses []netip.Addr) error {
+	for _, a := range addresses {
+		if err := p.top.Node.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())); err != nil {
+			return err
+		}
+	}
+	return nil
+}

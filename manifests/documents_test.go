@@ -1,0 +1,389 @@
+package manifests_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/agent"
+)
+
+// Commands in documents are the lines of the blocks ```sh, and the code in the text that is
+// a command line. Each of them is run as written: on a node, by make, or in a cluster. Those
+// that are not are listed below with the reason; a command that is nowhere fails the test.
+
+// A documented is a command line of a document.
+type documented struct {
+	document, section, line string
+}
+
+// mentions are names of commands in the text, which are no command lines.
+var mentions = []string{
+	"kubectl apply", "kubectl exec", "kubectl create configmap --from-file", "helm install", "helm uninstall",
+	"promtool test rules", "conntrack -D", "nft -f", "ip address", "ip nat",
+	"ready --wait-for",
+}
+
+// elsewhere are command lines that no test of this file runs, with the reason.
+var elsewhere = map[string]string{
+	"systemctl daemon-reload && systemctl enable --now nft-masq-agent": "needs systemd as the first process; " +
+		"TestUnitIsValidAndItsAgentInstallsRules verifies the unit and starts the agent as it does",
+	"kubectl -n kube-system exec POD -- /nft-masq-agent status": "needs a kubelet: the tests of make test-cluster run it",
+	"kubectl -n kube-system exec POD -- /nft-masq-agent COMMAND": "needs a kubelet: the tests of make test-cluster " +
+		"run it",
+	"git tag --sign --message v1.0.0 v1.0.0": "needs the maintainer's " +
+		"key",
+	"skopeo copy --all oci:dist/image:v1.0.0 docker://registry.example/nft-masq-agent:v1.0.0": "needs a registry",
+	"helm push dist/nft-masq-agent-1.0.0.tgz oci://registry.example/charts":                   "needs a registry",
+	"cosign sign-blob --yes --bundle dist/SHA256SUMS.sigstore.json dist/SHA256SUMS":           "needs an identity",
+	"cosign sign --yes registry.example/nft-masq-agent@$(jq -r '.manifests[0].digest' dist/image/index.json)": "needs " +
+		"an identity",
+	`(cd "$RELEASE" && sha256sum --check --quiet SHA256SUMS)`: "TestReleaseIsReproducibleAndVerifiable runs it",
+	`diff -r "$RELEASE" dist`:                                 "TestReleaseIsReproducibleAndVerifiable runs it",
+}
+
+// byHand are targets of make that neither .ci/run nor ci-full runs.
+var byHand = map[string]string{
+	"":             "prints the targets; the test runs it",
+	"golden":       "writes the files that the tests compare",
+	"manifests":    "writes the files that manifests-check compares",
+	"demo":         "TestDemoRuns starts the program",
+	"stress":       "loads the machine for minutes",
+	"bench":        "needs a quiet machine",
+	"test-kernels": "downloads Debian's kernels, and needs qemu",
+	"push":         "needs a registry",
+	"all-push":     "needs a registry",
+	"container":    "container-test makes it",
+	"vuln":         "needs the vulnerability database",
+}
+
+// shellLines returns the commands in the blocks ```sh of a text, without comments.
+func shellLines(text string) []string {
+	var all []string
+	for _, m := range regexp.MustCompile("(?ms)^ *```sh\n(.*?)^ *```$").FindAllStringSubmatch(text, -1) {
+		for line := range strings.Lines(strings.ReplaceAll(m[1], "\\\n", "")) {
+			line, _, _ = strings.Cut(line, "  # ")
+			if line = strings.Join(strings.Fields(line), " "); line != "" {
+				all = append(all, line)
+			}
+		}
+	}
+	return all
+}
+
+// program matches the beginning of a command line.
+var program = regexp.MustCompile(`^(make|kubectl|helm|nft|ip|ip6?tables\S*|conntrack|nft-masq-agent|go|git|promtool|` +
+	`systemctl|sha256sum|skopeo|cosign|manifests/\S+\.sh|check|diff|render|status|explain|connections|monitor|` +
+	`cleanup|ready) \S`)
+
+// allCommands returns the commands of all documents.
+func allCommands(t *testing.T) []documented {
+	t.Helper()
+	var all []documented
+	err := fs.WalkDir(os.DirFS(".."), ".", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && slices.Contains([]string{"bin", "dist", ".git"}, path):
+			return fs.SkipDir
+		case !strings.HasSuffix(path, ".md") || strings.HasSuffix(path, "CHANGELOG.md"):
+			return nil
+		}
+		text, err := os.ReadFile(filepath.Join("..", path))
+		if err != nil {
+			return err
+		}
+		for _, section := range strings.Split("\n"+string(text), "\n## ") {
+			title, _, _ := strings.Cut(section, "\n")
+			for _, line := range shellLines(section) {
+				all = append(all, documented{path, title, line})
+			}
+			prose := regexp.MustCompile("(?s)```.*?```").ReplaceAllString(section, "")
+			for line := range strings.Lines(prose) {
+				if code := strings.TrimSpace(line); strings.HasPrefix(line, "    ") && program.MatchString(code) {
+					t.Errorf("%s: %q is a command: put it into a block ```sh", path, code)
+				}
+			}
+			for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(prose, -1) {
+				line := strings.Join(strings.Fields(m[1]), " ")
+				if (program.MatchString(line) || line == "make") && !slices.Contains(mentions, line) {
+					all = append(all, documented{path, title, line})
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// runner returns which test runs a command.
+func runner(line string) string {
+	first, _, _ := strings.Cut(line, " ")
+	switch {
+	case elsewhere[line] != "":
+		return "elsewhere"
+	case first == "kubectl", first == "helm", strings.HasSuffix(first, "fleet.sh"),
+		regexp.MustCompile(`^make (-s )?(install|uninstall|manifest|fleet)( |$)`).MatchString(line):
+		return "cluster"
+	case first == "make":
+		return "make"
+	case first == "go":
+		return "go"
+	case first == "install", first == "sed", program.MatchString(line):
+		return "node"
+	}
+	return ""
+}
+
+// by returns the commands that a test runs, each line once.
+func by(t *testing.T, name string) []documented {
+	t.Helper()
+	all := slices.DeleteFunc(allCommands(t), func(d documented) bool { return runner(d.line) != name })
+	seen := map[string]bool{}
+	all = slices.DeleteFunc(all, func(d documented) bool {
+		defer func() { seen[d.line] = true }()
+		return seen[d.line]
+	})
+	if len(all) < 2 {
+		t.Fatalf("%s: %v", name, all)
+	}
+	return all
+}
+
+func TestEachCommandOfTheDocumentsIsRun(t *testing.T) {
+	t.Parallel()
+	left := maps.Clone(elsewhere)
+	for _, d := range allCommands(t) {
+		if runner(d.line) == "" {
+			t.Errorf("%s, %s: nothing runs %q", d.document, d.section, d.line)
+		}
+		delete(left, d.line)
+	}
+	for line := range left {
+		t.Errorf("no document has %q", line)
+	}
+}
+
+func TestMakeKnowsTheTargetsOfTheDocuments(t *testing.T) {
+	t.Parallel()
+	var checked string
+	for file, pattern := range map[string]string{"../Makefile": `(?m)^ci-full: .*`, "../.ci/run": `(?m)^make .*`} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		checked += strings.Join(regexp.MustCompile(pattern).FindAllString(string(text), -1), " ") + " "
+	}
+	targets := append(strings.Fields(checked), "ci-full", "build", "deps", "release") // which those need
+	for _, d := range by(t, "make") {
+		target := ""
+		for _, word := range strings.Fields(d.line)[1:] {
+			if !strings.ContainsAny(word, "=-'") || slices.Contains(targets, word) || byHand[word] != "" {
+				target = word
+				break
+			}
+		}
+		if !slices.Contains(targets, target) && byHand[target] == "" {
+			t.Errorf("%s: nothing runs the target %q of %q", d.document, target, d.line)
+		}
+		cmd := exec.CommandContext(t.Context(), "bash", "-c", strings.Replace(d.line, "make", "make --dry-run", 1))
+		cmd.Dir = ".."
+		switch target {
+		case "":
+			cmd.Args[2] = d.line
+		case "ci-full", "reproducible", "reproducible-image":
+			continue // lines that call make run in a dry run, too
+		}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s: %s: %v\n%s", d.document, d.line, err, out)
+		}
+	}
+}
+
+func TestGoKnowsThePackagesOfTheDocuments(t *testing.T) {
+	t.Parallel()
+	for _, d := range by(t, "go") {
+		packages := slices.DeleteFunc(strings.Fields(d.line)[2:],
+			func(word string) bool { return !strings.HasPrefix(word, "./") })
+		cmd := exec.CommandContext(t.Context(), "go", append([]string{"list"}, packages...)...)
+		cmd.Dir = ".."
+		if out, err := cmd.CombinedOutput(); err != nil || len(packages) == 0 || strings.Contains(string(out), "matched no") {
+			t.Errorf("%s: %s: %v\n%s", d.document, d.line, err, out)
+		}
+	}
+}
+
+// A documentNode is a node with an agent, in whose mount namespace the config, the
+// socket, and what the commands of the documents write are where the documents say.
+type documentNode struct {
+	*nfttest.NS
+	dir string
+	pid int
+}
+
+const ownDirectories = `set -e
+mount --make-rprivate /
+mkdir "$1/etc" "$1/opt"
+cp -a /etc/. "$1/etc" 2>/dev/null || true
+for path in /etc /run /usr/local/bin; do
+	case $path in /etc) mount --bind "$1/etc" /etc ;; *) mount -t tmpfs none $path ;; esac
+done
+mkdir -p /etc/config /etc/nft-masq-agent /etc/kubernetes/manifests /etc/systemd/system /run/nft-masq-agent
+chmod 700 /run/nft-masq-agent
+cp "$1/ip-masq-agent" /etc/config/ip-masq-agent
+ln -s "$2" /usr/local/bin/nft-masq-agent.test
+ln -s nft-masq-agent.test /usr/local/bin/nft-masq-agent
+shift 2
+exec "$@"`
+
+// run runs a command line in the directory of the node, as a reader would.
+func (n documentNode) run(line string) (string, error) {
+	return n.Output("", "nsenter", "--mount=/proc/"+fmt.Sprint(n.pid)+"/ns/mnt", "bash", "-c",
+		`cd "$0" && export PATH="/usr/local/bin:$PATH:/usr/sbin:/sbin" && `+line, n.dir)
+}
+
+// newDocumentNode starts the agent with more flags.
+func newDocumentNode(t *testing.T, n *nfttest.NS, args ...string) documentNode {
+	t.Helper()
+	nfttest.Require(t, "nft", "iptables-nft", "unshare", "nsenter")
+	dir := t.TempDir()
+	sample, err := os.ReadFile("agent-config/config")
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, err := filepath.Abs(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := agent.Program(t)
+	for name, text := range map[string]string{
+		"ip-masq-agent": string(sample), "ip-masq-agent.yaml": string(sample),
+		"proposed": "nonMasqueradeCIDRs: [10.0.0.0/8]\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for link, to := range map[string]string{"manifests": here, "bin/nft-masq-agent": program} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, link)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := nfttest.Command("unshare", append([]string{
+		"--mount", "bash", "-c", ownDirectories, "bash", dir, program, program, "run", "--enable-ipv6",
+		"--http-address=127.0.0.1:9717", "--probe-socket=/run/nft-masq-agent/probe.sock",
+	}, args...)...)
+	a := agent.Run(t, n, cmd)
+	if _, err := a.Await(t.Context(), "config_applied"); err != nil {
+		t.Fatal(err)
+	}
+	return documentNode{NS: n, dir: dir, pid: a.Pid}
+}
+
+// What a node has on which the documents have somebody run commands.
+const nodeOfTheDocuments = `table ip flannel-ipv4 { chain postrtg { }; }
+table ip6 flannel-ipv6 { chain postrtg { }; }
+`
+
+func TestCommandsOfTheDocumentsRunOnANode(t *testing.T) {
+	t.Parallel()
+	top := nfttest.NewTopology(t)
+	n := newDocumentNode(t, top.Node)
+	nfttest.NFT(t, top.Node, nodeOfTheDocuments, "-f", "-")
+	for _, setup := range []string{"iptables -t nat -N FLANNEL-POSTRTG", "ip6tables -t nat -N FLANNEL-POSTRTG"} {
+		if out, err := n.run(setup); err != nil {
+			t.Fatalf("%s: %v\n%s", setup, err, out)
+		}
+	}
+	seen := nfttest.MustSend(t, top, nfttest.Flow{
+		Proto: nfttest.UDP, From: top.Pod, Dst: netip.MustParseAddrPort("203.0.113.9:443"),
+	}).Seen
+	iptablesMode := newDocumentNode(t, nfttest.NewNS(t, "iptables"), "--mode=iptables-nft")
+	empty := nfttest.NewNS(t, "empty")
+	examples := strings.NewReplacer("ADDRESS:PORT", seen.String(), "[ADDRESS]", "203.0.113.9", "ADDRESS", "203.0.113.9",
+		"DESTINATION", "203.0.113.9", "POD", "10.244.1.2", "FILE", "ip-masq-agent", "NEW", "proposed", "CHAIN",
+		"IP-MASQ-AGENT",
+		"COMMAND", "status", "$(HOST_IP)", "127.0.0.1")
+	names := regexp.MustCompile(`^(check|diff|render|status|explain|connections|monitor|cleanup|ready) `)
+	for _, d := range by(t, "node") {
+		line := examples.Replace(d.line)
+		if names.MatchString(line) {
+			line = "nft-masq-agent " + line
+		}
+		on := n
+		switch {
+		case strings.Contains(line, "IP-MASQ-AGENT") || strings.HasPrefix(line, "iptables-save"):
+			on = iptablesMode
+		case strings.HasSuffix(line, " cleanup"): // next to a running agent it refuses
+			on.NS = empty
+			line = "unshare --mount bash -c 'mount -t tmpfs none /run && " + line + "'"
+		case strings.HasSuffix(line, " monitor"):
+			line += " --for 100ms"
+		}
+		out, err := on.run(line)
+		var exit *exec.ExitError
+		if errors.As(err, &exit) && exit.ExitCode() == 1 && strings.Contains(line, " diff ") {
+			err = nil // there are changes
+		}
+		if err != nil {
+			t.Errorf("%s: %s: %v\n%s", d.document, d.line, err, out)
+		} else {
+			t.Logf("%s: %s\n%s", d.document, line, out)
+		}
+	}
+}
+
+func TestDemoRuns(t *testing.T) {
+	nfttest.SkipIfShort(t)
+	t.Parallel()
+	nfttest.Require(t, "nft", "iptables-nft")
+	for _, args := range [][]string{{"-h"}, {agent.Program(t), "manifests/agent-config/config"}} {
+		cmd := exec.CommandContext(t.Context(), "go", append([]string{"run", "./cmd/demo"}, args...)...)
+		cmd.Dir = ".."
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+		if len(args) == 2 {
+			wantTableOfTheReadme(t, string(out))
+		}
+	}
+}
+
+// wantTableOfTheReadme compares what the demo prints with what README.md shows of it.
+func wantTableOfTheReadme(t *testing.T, printed string) {
+	t.Helper()
+	text, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "\n## Try it\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	lines := 0
+	for line := range strings.Lines(section) {
+		if shown, ok := strings.CutPrefix(line, "    "); ok {
+			if lines++; !strings.Contains(printed, shown) {
+				t.Errorf("the demo does not print %q:\n%s", shown, printed)
+			}
+		}
+	}
+	if lines < 4 {
+		t.Errorf("README.md shows %d lines", lines)
+	}
+}

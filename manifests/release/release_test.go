@@ -1,0 +1,203 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// write writes files that are as old as the test, with the modes of a umask.
+func write(t *testing.T, umask os.FileMode, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o777&^umask); err != nil {
+			t.Fatal(err)
+		}
+		mode := os.FileMode(0o666)
+		if filepath.Base(name) == "nft-masq-agent" {
+			mode = 0o777
+		}
+		if err := os.WriteFile(path, []byte(text), mode&^umask); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// read returns the files below a directory.
+func read(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	err := filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(name)
+		all[strings.TrimPrefix(name, dir+"/")] = string(data)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func make1(t *testing.T, umask os.FileMode) (string, release) {
+	t.Helper()
+	r := release{
+		dist: t.TempDir(), version: "v1.2.3", commit: strings.Repeat("a", 40), image: "registry.example/nft-masq-agent",
+		source: "https://git.example/nft-masq-agent", time: time.Unix(1700000000, 0).UTC(),
+	}
+	content := func(arch string) string {
+		return arch + "=" + write(t, umask, map[string]string{
+			"nft-masq-agent": "program for " + arch, "sbom.cdx.json": "{}", "licenses/go/LICENSE": "licence",
+		})
+	}
+	digest, err := r.writeImage([]string{content("amd64"), content("arm")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	chart := write(t, umask, map[string]string{
+		"Chart.yaml":  "name: nft-masq-agent\nversion: 1.0.0\nappVersion: v1.0.0\n",
+		"values.yaml": "image:\n  # comment\n  repository: nft-masq-agent\n  tag: \"\"\n",
+	})
+	if err := r.writeChart(chart); err != nil {
+		t.Fatal(err)
+	}
+	return digest, r
+}
+
+func TestFilesHaveTheSameBytesWhereverTheyAreWritten(t *testing.T) {
+	firstDigest, first := make1(t, 0o022)
+	secondDigest, second := make1(t, 0o077)
+	if diff := cmp.Diff(read(t, first.dist), read(t, second.dist)); diff != "" || firstDigest != secondDigest {
+		t.Errorf("%s and %s:\n%s", firstDigest, secondDigest, diff)
+	}
+}
+
+func TestImageIsALayoutWithTheContentOfEachArchitecture(t *testing.T) {
+	digest, r := make1(t, 0o022)
+	files := read(t, filepath.Join(r.dist, "image"))
+	if files["oci-layout"] != `{"imageLayoutVersion":"1.0.0"}` {
+		t.Errorf("oci-layout: %s", files["oci-layout"])
+	}
+	get := func(d descriptor) string {
+		text := files["blobs/sha256/"+strings.TrimPrefix(d.Digest, "sha256:")]
+		if sum([]byte(text)) != d.Digest || len(text) != d.Size {
+			t.Errorf("%+v is\n%s", d, text)
+		}
+		return text
+	}
+	decode := func(text string, into any) {
+		if err := json.Unmarshal([]byte(text), into); err != nil {
+			t.Fatalf("%v: %s", err, text)
+		}
+	}
+	var top, all index
+	decode(files["index.json"], &top)
+	if len(top.Manifests) != 1 || top.Manifests[0].Digest != digest ||
+		top.Manifests[0].Annotations["org.opencontainers.image.ref.name"] != "v1.2.3" {
+		t.Errorf("index.json: %+v", top)
+	}
+	decode(get(top.Manifests[0]), &all)
+	blobs := 1
+	for i, arch := range []string{"amd64", "arm"} {
+		d := all.Manifests[i]
+		var m manifest
+		var c imageConfig
+		decode(get(d), &m)
+		decode(get(m.Config), &c)
+		want := platform{arch, "linux", map[string]string{"arm": "v7"}[arch]}
+		if *d.Platform != want || c.platform != want {
+			t.Errorf("platform %+v, in the config %+v, want %+v", *d.Platform, c.platform, want)
+		}
+		if strings.Join(append(c.Config.Entrypoint, c.Config.User), " ") != "/nft-masq-agent 0:0" ||
+			c.Config.Labels["org.opencontainers.image.version"] != "v1.2.3" {
+			t.Errorf("config %+v", c.Config)
+		}
+		unpacked, err := gzip.NewReader(strings.NewReader(get(m.Layers[0])))
+		if err != nil {
+			t.Fatal(err)
+		}
+		layer, err := io.ReadAll(unpacked)
+		if err != nil || c.RootFS.DiffIDs[0] != sum(layer) {
+			t.Fatalf("%v: the layer is not %v", err, c.RootFS.DiffIDs)
+		}
+		wantContent := "-rwxr-xr-x nft-masq-agent, drwxr-xr-x licenses/, drwxr-xr-x licenses/go/, -rw-r--r-- " +
+			"licenses/go/LICENSE"
+		for _, name := range strings.Split(wantContent, ", ") {
+			if list := listing(t, layer); !strings.Contains(list, name+"\n") {
+				t.Errorf("no %q in\n%s", name, list)
+			}
+		}
+		blobs += 3
+	}
+	if len(files) != 2+blobs {
+		t.Errorf("%d files, want %d blobs", len(files), blobs)
+	}
+}
+
+// listing lists an archive.
+func listing(t *testing.T, archive []byte) string {
+	t.Helper()
+	var out strings.Builder
+	for r := tar.NewReader(bytes.NewReader(archive)); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			return out.String()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Uid != 0 || h.Gid != 0 || !h.ModTime.Equal(time.Unix(1700000000, 0)) {
+			t.Errorf("%s: owner %d:%d, %s", h.Name, h.Uid, h.Gid, h.ModTime)
+		}
+		fmt.Fprintln(&out, h.FileInfo().Mode(), h.Name)
+	}
+}
+
+func TestChartHasTheVersionAndTheImageByDigest(t *testing.T) {
+	digest, r := make1(t, 0o022)
+	packed, err := os.Open(filepath.Join(r.dist, "nft-masq-agent-1.2.3.tgz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer packed.Close()
+	unpacked, err := gzip.NewReader(packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive, err := io.ReadAll(unpacked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"\nversion: 1.2.3\nappVersion: v1.2.3\n",
+		"\n  repository: registry.example/nft-masq-agent\n  tag: v1.2.3@" + digest + "\n",
+	} {
+		if !bytes.Contains(archive, []byte(want)) {
+			t.Errorf("no %q in\n%s", want, archive)
+		}
+	}
+}
+
+// The files that the chart has must have the lines that are replaced.
+func TestChartOfTheRepositoryCanBeWritten(t *testing.T) {
+	_, r := make1(t, 0o022)
+	if err := r.writeChart("../helm"); err != nil {
+		t.Error(err)
+	}
+}
