@@ -126,7 +126,7 @@ func (f *file) snatRule(item *yaml.Node) SNATRule {
 				from, to = to, from
 			}
 			if f.found[Error] == before && len(list) > 0 && some != other {
-				f.report(Error, "invalidEntry", item, "an entry of %s has %s in %s, but not in %s: it would never match that",
+				f.report(Warning, "noEffect", item, "an entry of %s has %s in %s, but not in %s: it never matches that",
 					KeySNATRules, family, from, to)
 			}
 		}

@@ -220,11 +220,18 @@ CLUSTER = MANIFEST_TOOLS='$(CURDIR)/bin/tools' CLUSTER_PROGRAMS="$$(manifests/cl
 install-test: bin/tools/kustomize bin/tools/helm ## Run the install section of README.md against a control plane (builds Kubernetes)
 	$(call CLUSTER,debian kube-apiserver kube-controller-manager kubectl) -run '^TestInstall' ./manifests
 
+# What a group of CLUSTER_ONLY needs: no kubelet, no image.
+LAB = $(if $(filter upgrade,$(CLUSTER_ONLY)),,debian kube-apiserver kube-proxy kubectl cni flanneld)
+ALL = debian pause coredns agnhost regression-issue-74839 e2e.test kube-apiserver kube-controller-manager \
+	kube-scheduler kubelet kube-proxy kubectl cni flanneld
+RUN = $(or $(CLUSTER_RUN),$(CLUSTER_ONLY:%=^TestNextTo$$/^%$$))
+
 .PHONY: test-cluster
-test-cluster: deps bin/tools/kustomize bin/tools/helm ## Run the agent in a cluster of two nodes (root, buildah; builds Kubernetes: 15 minutes once, then 40; CLUSTER_RUN for one test)
-	@command -v buildah >/dev/null || { apt-get update -qq; \
+test-cluster: deps bin/tools/kustomize bin/tools/helm ## Run the agent in a cluster of two nodes, and next to other programs (root): CLUSTER_ONLY=flannel, CLUSTER_RUN=TEST
+	@manifests/cluster/needs.sh '$(CLUSTER_ONLY)' '$(CLUSTER_RUN)'
+	@[ -n '$(CLUSTER_ONLY)' ] || command -v buildah >/dev/null || { apt-get update -qq; \
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends buildah >/dev/null; }
-	$(call CLUSTER,debian pause coredns agnhost regression-issue-74839 e2e.test kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl) -v -timeout 2h $(CLUSTER_RUN:%=-run '%') ./manifests/cluster
+	$(call CLUSTER,$(if $(CLUSTER_ONLY),$(LAB),$(ALL))) -v -timeout 2h $(RUN:%=-run '%') ./manifests/cluster
 
 # Programs that tests run often.
 bin/tools/kustomize: manifests/manifests.mk

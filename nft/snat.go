@@ -71,15 +71,18 @@ func (r SNATRule) leaves(out string) bool {
 }
 
 // SourceOf returns the addresses of which a masqueraded connection of a pod leaves from
-// one, and the entry of snatRules that says so; nil: it is for snatAddresses to say.
-func (p Policy) SourceOf(c Connection) (SNAT, *SNATRule) {
+// one, and the entries of snatRules that match, up to the one that says so. Without it,
+// the node has no address of them.
+func (p Policy) SourceOf(c Connection) (from SNAT, entries []SNATRule) {
 	f, _ := p.Family(c.Dst.Is6())
-	for i, r := range f.SNATRules {
-		if len(r.Present) > 0 && r.matches(c.Src, c.Dst) && r.leaves(c.Out) {
-			return r.SNAT, &f.SNATRules[i]
+	for _, r := range f.SNATRules {
+		if r.matches(c.Src, c.Dst) && r.leaves(c.Out) {
+			if entries = append(entries, r); len(r.Present) > 0 {
+				return r.SNAT, entries
+			}
 		}
 	}
-	return f.SNAT, nil
+	return f.SNAT, entries
 }
 
 // AllowsSource reports whether a masqueraded connection between two addresses may have left
@@ -104,8 +107,34 @@ func (f FamilyPolicy) AllowsSource(src, dst, from netip.Addr) bool {
 	return masquerade && !f.SNAT.has(from)
 }
 
-// Covers reports whether the entry is for all connections that a later one is for.
-func (r SNATRule) Covers(later SNATRule) bool {
+// CoveredBy returns those of earlier entries that are for all connections that the entry is
+// for: one, or several that differ in one of their lists.
+func (r SNATRule) CoveredBy(earlier []SNATRule) []SNATRule {
+	if i := slices.IndexFunc(earlier, func(o SNATRule) bool { return o.covers(r) }); i >= 0 {
+		return earlier[i : i+1]
+	}
+	for _, list := range []func(*SNATRule) *List{
+		func(r *SNATRule) *List { return &r.From },
+		func(r *SNATRule) *List { return &r.To },
+	} {
+		var by []SNATRule
+		var together []config.CIDR
+		for _, o := range earlier {
+			cidrs := list(&o).CIDRs
+			if *list(&o) = *list(&r); o.covers(r) {
+				by, together = append(by, o), append(together, cidrs...)
+			}
+		}
+		var all SNATRule
+		if *list(&all) = NewList(together); len(by) > 1 && all.covers(r) {
+			return by
+		}
+	}
+	return nil
+}
+
+// covers reports whether the entry is for all connections that a later one is for.
+func (r SNATRule) covers(later SNATRule) bool {
 	all := func(a, b List) bool {
 		return len(a.CIDRs) == 0 || len(b.CIDRs) > 0 &&
 			len(iprange.Subtract(iprange.SetOf(b.sorted), iprange.SetOf(a.sorted))) == 0

@@ -270,8 +270,7 @@ func TestBadEntriesKeepTheLastGoodRules(t *testing.T) {
 		"{from: [10.244.1.1/24], addresses: [198.51.100.212]}", "{from: [], addresses: [198.51.100.212]}",
 		"{from: [10.244.1.0/24], addresses: []}", "{from: 10.244.1.0/24, addresses: [198.51.100.212]}",
 		"{from: [10.244.1.0/24], from: [10.0.0.0/8], addresses: [198.51.100.212]}",
-		"{from: [10.244.1.0/24], addresses: [127.0.0.1]}", `{from: [10.244.1.0/24], addresses: ["2001:db8::1"]}`,
-		`{from: [10.244.1.0/24, "fd00::/8"], addresses: [198.51.100.212]}`, "198.51.100.212",
+		"{from: [10.244.1.0/24], addresses: [127.0.0.1]}", "198.51.100.212",
 		strings.Repeat("{from: [10.244.1.0/24], addresses: [198.51.100.212]}, ", 257),
 	}
 	for i, entry := range bad {

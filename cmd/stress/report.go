@@ -90,7 +90,8 @@ func (r *report) scenario(ctx context.Context, s settings, sc scenario) {
 	wronged, leaked := tally.Wronged()-b.away.Wronged(), tally.Leaked()-b.away.Leaked()
 	besides := b.note
 	if len(b.away.Counts) > 0 {
-		besides = fmt.Sprintf("while rules were missing %d flows, %d WRONG, %d LEAK", b.away.Seen(), b.away.Wronged(), b.away.Leaked())
+		besides = fmt.Sprintf("while rules were missing %d flows, %d WRONG, %d LEAK", b.away.Seen(), b.away.Wronged(),
+			b.away.Leaked())
 	}
 	flows := tally.Seen() - b.away.Seen()
 	r.printf("%-46s %8d %9d %6d %6d  %s", sc.name, b.updates, flows, wronged, leaked, besides)

@@ -31,6 +31,7 @@ type world struct {
 	*cluster.Control
 	t       *testing.T
 	outside *nfttest.NS
+	inside  []*nfttest.NS // the nodes' namespaces
 	nodes   []*cluster.Node
 	mode    string // of the agent
 
@@ -49,44 +50,13 @@ var outsideAddrs = []string{
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	dir := os.Getenv("CLUSTER_PROGRAMS")
-	if dir == "" {
-		t.Skip("starts a cluster: make test-cluster")
-	}
-	if err := netns.Privileged(); err != nil || os.Geteuid() != 0 {
-		t.Fatal("needs root: ", err)
-	}
-	p := cluster.Programs(dir)
-	w := &world{t: t, outside: nfttest.NewNS(t, "outside")}
-	w.ip(w.outside, "link add br0 type bridge", "link set br0 up")
-	for _, a := range outsideAddrs {
-		w.ip(w.outside, "address add "+a+" dev br0 nodad")
-	}
-	var inside []*nfttest.NS
-	for i := 1; i <= 2; i++ {
-		ns := nfttest.NewNS(t, fmt.Sprintf("node%d", i))
-		port := fmt.Sprintf("port%d", i)
-		must(t, netns.AddVeth(netns.End{NS: w.outside, Dev: port, MAC: mac(2 * i)},
-			netns.End{NS: ns, Dev: "eth0", MAC: mac(2*i + 1)}))
-		w.ip(w.outside, "link set "+port+" master br0", "link set "+port+" up",
-			fmt.Sprintf("route add 10.244.%d.0/24 via 192.0.2.%d", i, 10+i),
-			fmt.Sprintf("-6 route add fd00:10:244:%d::/64 via 2001:db8::%d", i, 10+i))
-		other := 3 - i
-		for _, name := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
-			must(t, ns.Sysctl(name, "1"))
-		}
-		w.ip(ns, "link set eth0 up", fmt.Sprintf("address add 192.0.2.%d/24 dev eth0", 10+i),
-			fmt.Sprintf("address add 2001:db8::%d/64 dev eth0 nodad", 10+i),
-			"route add default via 192.0.2.100", "-6 route add default via 2001:db8::100",
-			fmt.Sprintf("route add 10.244.%d.0/24 via 192.0.2.%d", other, 10+other),
-			fmt.Sprintf("-6 route add fd00:10:244:%d::/64 via 2001:db8::%d", other, 10+other))
-		inside = append(inside, ns)
-	}
+	w, p := newNetwork(t)
+	w.routePods()
 	w.Control = cluster.StartControl(t, w.outside, p, "192.0.2.100", "*")
 	w.Tools(os.Getenv("MANIFEST_TOOLS"))
 	w.Start(w.outside, "scheduler", "kube-scheduler", "--kubeconfig="+w.Kubeconfig(), "--leader-elect=false",
 		"--cert-dir="+w.Dir)
-	for i, ns := range inside {
+	for i, ns := range w.inside {
 		w.nodes = append(w.nodes, w.NewNode(ns, i+1))
 		w.nodes[i].Start()
 	}
@@ -95,6 +65,50 @@ func newWorld(t *testing.T) *world {
 		w.awaitReady(n)
 	}
 	return w
+}
+
+// newNetwork connects two nodes with the host outside.
+func newNetwork(t *testing.T) (*world, cluster.Programs) {
+	t.Helper()
+	dir := os.Getenv("CLUSTER_PROGRAMS")
+	if dir == "" {
+		t.Skip("starts a cluster: make test-cluster")
+	}
+	if err := netns.Privileged(); err != nil || os.Geteuid() != 0 {
+		t.Fatal("needs root: ", err)
+	}
+	w := &world{t: t, outside: nfttest.NewNS(t, "outside")}
+	w.ip(w.outside, "link add br0 type bridge", "link set br0 up")
+	for _, a := range outsideAddrs {
+		w.ip(w.outside, "address add "+a+" dev br0 nodad")
+	}
+	for i := 1; i <= 2; i++ {
+		ns := nfttest.NewNS(t, fmt.Sprintf("node%d", i))
+		port := fmt.Sprintf("port%d", i)
+		must(t, netns.AddVeth(netns.End{NS: w.outside, Dev: port, MAC: mac(2 * i)},
+			netns.End{NS: ns, Dev: "eth0", MAC: mac(2*i + 1)}))
+		w.ip(w.outside, "link set "+port+" master br0", "link set "+port+" up",
+			fmt.Sprintf("route add 10.244.%d.0/24 via 192.0.2.%d", i, 10+i),
+			fmt.Sprintf("-6 route add fd00:10:244:%d::/64 via 2001:db8::%d", i, 10+i))
+		for _, name := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
+			must(t, ns.Sysctl(name, "1"))
+		}
+		w.ip(ns, "link set eth0 up", fmt.Sprintf("address add 192.0.2.%d/24 dev eth0", 10+i),
+			fmt.Sprintf("address add 2001:db8::%d/64 dev eth0 nodad", 10+i),
+			"route add default via 192.0.2.100", "-6 route add default via 2001:db8::100")
+		w.inside = append(w.inside, ns)
+	}
+	return w, cluster.Programs(dir)
+}
+
+// routePods has the nodes reach each other's pods.
+func (w *world) routePods() {
+	w.t.Helper()
+	for i, ns := range w.inside {
+		other := 2 - i
+		w.ip(ns, fmt.Sprintf("route replace 10.244.%d.0/24 via 192.0.2.%d", other, 10+other),
+			fmt.Sprintf("-6 route replace fd00:10:244:%d::/64 via 2001:db8::%d", other, 10+other))
+	}
 }
 
 func mac(i int) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, byte(i)} }
@@ -228,11 +242,17 @@ func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 // nft/EVIDENCE.md, when nothing is wrong.
 func (w *world) record(name, header string) {
 	w.t.Helper()
-	columns := strings.Count(header, "|") + 1
-	_, image := agentArchive(w.t)
-	_, agent, _ := strings.Cut(image, ":")
-	table := fmt.Sprintf("%s, nft-masq-agent %s, Kubernetes %s, Linux %s:\n\n| %s |\n|%s\n%s\n",
-		time.Now().UTC().Format(time.DateOnly), agent, w.version(), strings.TrimSpace(w.Sh("uname -r")), header, strings.Repeat("---|", columns), strings.Join(w.rows, "\n"))
+	columns, kubernetes := strings.Count(header, "|")+1, ""
+	if w.Control != nil {
+		kubernetes = " Kubernetes " + w.version() + ","
+	}
+	version, err := exec.Command("make", "-s", "-C", "../..", "version").Output()
+	must(w.t, err)
+	linux, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	must(w.t, err)
+	table := fmt.Sprintf("%s, nft-masq-agent %s,%s Linux %s:\n\n| %s |\n|%s\n%s\n",
+		time.Now().UTC().Format(time.DateOnly), strings.TrimSpace(string(version)), kubernetes,
+		strings.TrimSpace(string(linux)), header, strings.Repeat("---|", columns), strings.Join(w.rows, "\n"))
 	w.t.Logf("\n%s", table)
 	if w.t.Failed() || os.Getenv("CLUSTER_WRITE") != "1" {
 		return

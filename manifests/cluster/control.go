@@ -54,8 +54,8 @@ clusters: [{name: test, cluster: {server: "https://%s:6443", insecure-skip-tls-v
 users: [{name: admin, user: {token: test}}], contexts: [{name: test, context: {cluster: test, user: admin}}]}`
 
 // StartControl starts a control plane that listens on an address of the
-// namespace, with more controllers than controllers names none. It ends with
-// the test.
+// namespace, with more controllers than controllers names none; without a name
+// there is no controller manager. It ends with the test.
 func StartControl(t testing.TB, ns *nfttest.NS, p Programs, address, controllers string) *Control {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cluster-") //nolint:usetesting // the name of a socket has room for 107 characters
@@ -98,6 +98,9 @@ func StartControl(t testing.TB, ns *nfttest.NS, p Programs, address, controllers
 		"--allow-privileged", "--feature-gates=SizeBasedListCostEstimate=false",
 		"--kubelet-preferred-address-types=InternalIP")
 	c.Eventually("namespace", "default")
+	if controllers == "" {
+		return c
+	}
 	c.Start(ns, "controller-manager", "kube-controller-manager", "--kubeconfig="+c.kubeconfig, "--leader-elect=false",
 		"--use-service-account-credentials=false",
 		"--cert-dir="+dir, "--root-ca-file="+filepath.Join(dir, "apiserver.crt"), "--service-account-private-key-file="+

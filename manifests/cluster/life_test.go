@@ -55,7 +55,7 @@ func (r *traffic) send(ns *nfttest.NS, from netip.Addr, proto string, to netip.A
 		case seen != want:
 			r.opened.Add(1)
 			r.wrong.Add(1)
-			r.first.CompareAndSwap(nil, fmt.Sprintf("%s saw %s, want %s", to, seen, want))
+			r.first.CompareAndSwap(nil, fmt.Sprintf("%s %s saw %s, want %s", proto, to, seen, want))
 		default:
 			r.opened.Add(1)
 		}
@@ -65,20 +65,28 @@ func (r *traffic) send(ns *nfttest.NS, from netip.Addr, proto string, to netip.A
 // during counts the connections while something happens.
 func (w *world) during(what string, ns *nfttest.NS, p policy, families []family, happens func()) {
 	w.t.Run(what, func(t *testing.T) {
-		r := startTraffic(ns, p, families)
-		w.Await("connections", func() bool { return r.opened.Load() > 100 })
-		happens()
-		seen := r.opened.Load()
-		w.Await("connections", func() bool { return r.opened.Load() > seen+100 })
-		close(r.end)
-		r.all.Wait()
-		w.connections += int(r.opened.Load())
-		w.wrong += int(r.wrong.Load())
-		w.rows = append(w.rows, fmt.Sprintf("| %s | %d | %d |", what, r.opened.Load(), r.wrong.Load()))
-		if r.wrong.Load() > 0 || r.lost.Load() > 0 {
-			t.Errorf("%d connections, %d wrong, %d lost: %v", r.opened.Load(), r.wrong.Load(), r.lost.Load(), r.first.Load())
-		}
+		opened, wrong := w.watch(t, ns, p, families, happens)
+		w.rows = append(w.rows, fmt.Sprintf("| %s | %d | %d |", what, opened, wrong))
 	})
+}
+
+// watch fails if a connection fails or has a wrong source while something happens.
+func (w *world) watch(t *testing.T, ns *nfttest.NS, p policy, families []family, happens func()) (opened, wrong int) {
+	t.Helper()
+	r := startTraffic(ns, p, families)
+	w.Await("connections", func() bool { return r.opened.Load() > 100 })
+	happens()
+	seen := r.opened.Load()
+	w.Await("connections", func() bool { return r.opened.Load() > seen+100 })
+	close(r.end)
+	r.all.Wait()
+	opened, wrong = int(r.opened.Load()), int(r.wrong.Load())
+	w.connections += opened
+	w.wrong += wrong
+	if wrong > 0 || r.lost.Load() > 0 {
+		t.Errorf("%d connections, %d wrong, %d lost: %v", opened, wrong, r.lost.Load(), r.first.Load())
+	}
+	return opened, wrong
 }
 
 func TestNoWrongSourceThroughTheLifeOfAnAgent(t *testing.T) {

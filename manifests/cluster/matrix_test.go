@@ -241,14 +241,12 @@ func TestFarEndSeesWhatExplainPredicts(t *testing.T) {
 	w.record("matrix", "kube-proxy | mode | policy | connections | answers of explain | wrong")
 }
 
-// version is what the nodes run.
+// version is what the control plane runs.
 func (w *world) version() string {
 	w.t.Helper()
-	var node corev1.Node
-	if !w.Get(&node, "node", "node1") {
-		w.t.Fatal(w.Complaint())
-	}
-	return node.Status.NodeInfo.KubeletVersion
+	var v struct{ ServerVersion struct{ GitVersion string } }
+	must(w.t, json.Unmarshal([]byte(w.Sh("kubectl version -o json")), &v))
+	return v.ServerVersion.GitVersion
 }
 
 // workload makes pods and services, and returns their addresses.

@@ -24,13 +24,18 @@ type Node struct {
 	GateV4    netip.Addr // what pods see it as
 	GateV6    netip.Addr
 	ProxyMode string
-	control   *Control
-	dir       string
-	cgroup    string           // its sub-tree
-	first     *nfttest.Process // process 1
-	proxy     *nfttest.Process
-	pods4     string
-	pods6     string
+	// ProxyPods are the CIDRs of pods that kube-proxy knows; with MasqueradeAll it
+	// masquerades their connections to Services, too.
+	ProxyPods     string
+	MasqueradeAll bool
+
+	control *Control
+	dir     string
+	cgroup  string           // its sub-tree
+	first   *nfttest.Process // process 1
+	proxy   *nfttest.Process
+	pods4   string
+	pods6   string
 }
 
 // containerd, whose root and state are on the node's own mounts.
@@ -109,6 +114,7 @@ func (c *Control) NewNode(ns *nfttest.NS, i int) *Node {
 		GateV4: netip.AddrFrom4([4]byte{10, 244, byte(i), 1}),
 		GateV6: netip.MustParseAddr(fmt.Sprintf("fd00:10:244:%d::1", i)),
 		pods4:  fmt.Sprintf("10.244.%d.0/24", i), pods6: fmt.Sprintf("fd00:10:244:%d::/64", i),
+		ProxyPods: "10.244.0.0/16,fd00:10:244::/56",
 	}
 	n.dir = filepath.Join(c.Dir, n.Name)
 	n.cgroup = cgroupName(n.dir)
@@ -162,15 +168,26 @@ func (n *Node) StartProxy(mode string) {
 kind: KubeProxyConfiguration
 mode: %s
 clientConnection: {kubeconfig: %s}
-clusterCIDR: 10.244.0.0/16,fd00:10:244::/56
+clusterCIDR: "%s"
 hostnameOverride: %s
 conntrack: {maxPerCore: 0, min: 0}
-`, mode, c.kubeconfig, n.Name))
+iptables: {masqueradeAll: %[5]t}
+nftables: {masqueradeAll: %[5]t}
+`, mode, c.kubeconfig, n.ProxyPods, n.Name, n.MasqueradeAll))
 	n.proxy = c.Start(n.NS, n.Name+"-proxy", "kube-proxy", "--config="+file)
 	c.Await("rules of kube-proxy on "+n.Name, func() bool {
 		out, err := n.NS.Output("", "curl", "-sf", "http://127.0.0.1:10249/metrics")
 		return err == nil && strings.Count(out, "\nkubeproxy_sync_proxy_rules_last_timestamp_seconds{") == 2 // both families
 	})
+}
+
+// CleanProxy ends kube-proxy and removes its rules.
+func (n *Node) CleanProxy() {
+	n.control.T.Helper()
+	n.StopProxy()
+	if out, err := n.NS.Output("", n.control.programs.Bin("kube-proxy"), "--cleanup"); err != nil {
+		n.control.T.Fatalf("%v\n%s", err, out)
+	}
 }
 
 // StopProxy ends kube-proxy; its rules stay.

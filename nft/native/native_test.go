@@ -328,7 +328,8 @@ func TestElementsThatDoMoreThanMatchAreFound(t *testing.T) {
 			t.Fatal(err)
 		}
 		message := func(typ netlink.HeaderType, flags netlink.HeaderFlags, family, subsystem byte,
-			body []byte) netlink.Message {
+			body []byte,
+		) netlink.Message {
 			return netlink.Message{
 				Header: netlink.Header{Type: typ, Flags: netlink.Request | flags},
 				Data:   append([]byte{family, 0, 0, subsystem}, body...),
@@ -551,7 +552,8 @@ func TestElementsOfTheSameSetsAreNotReadAgain(t *testing.T) {
 			t.Errorf("found %q, want %q", got, wanted)
 		}
 	}
-	n.Load(t, "add element inet nft-masq-agent non-masq-v4-a { 9.0.0.0/8 }")
+	const set = "element inet nft-masq-agent non-masq-v4-a "
+	n.Load(t, "delete "+set+"{ 10.1.0.0/24 }; add "+set+"{ 9.0.0.0/8 }") // as many as before
 	again()
 	n.Load(t, "flush ruleset")
 	n.Apply(t, want, layout.Ours)

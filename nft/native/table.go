@@ -115,6 +115,7 @@ func likeOurs(s nfnetlink.Set) bool {
 func sameDeclaration(a, b nfnetlink.Set) bool {
 	const comment = byte(userdata.NFTNL_UDATA_SET_COMMENT)
 	return a.Flags == b.Flags && a.KeyType == b.KeyType && a.KeyLen == b.KeyLen &&
-		a.DataType == b.DataType && (a.DataLen == b.DataLen || a.DataType == unix.NFT_DATA_VERDICT) && a.Size == b.Size && slices.Equal(a.Special, b.Special) &&
+		a.DataType == b.DataType && (a.DataLen == b.DataLen || a.DataType == unix.NFT_DATA_VERDICT) && a.Size == b.Size &&
+		slices.Equal(a.Special, b.Special) &&
 		rule.UserData(a.UserData, comment) == rule.UserData(b.UserData, comment)
 }

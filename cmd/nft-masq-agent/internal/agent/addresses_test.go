@@ -96,6 +96,22 @@ func TestAddressesAreFollowedWhenAPolicyNeedsThem(t *testing.T) {
 	})
 }
 
+func TestEntriesWithoutAnAddressOfTheNodeAreCounted(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.lists("192.0.2.1 198.51.100.21 198.51.100.65")
+		w.files <- Files{Sources: []config.Source{{Name: "config", Data: []byte("enableIPv6: true\nsnatRules:\n" +
+			"- {from: [10.244.8.0/24], addresses: [198.51.100.21, 198.51.100.22]}\n" +
+			"- {to: [203.0.113.0/24], addresses: [198.51.100.30]}\n" +
+			"- {out: [eth1], addresses: [198.51.100.64/29, \"2001:db8:5::1\"]}\n")}}}
+		synctest.Wait()
+		wantMetrics(t, w.agent, "snat_rules{state=\"absent\"} 1\nsnat_rules{state=\"present\"} 2\n", "snat_rules")
+		w.moved("192.0.2.1 198.51.100.30")
+		wantMetrics(t, w.agent, "snat_rules{state=\"absent\"} 2\nsnat_rules{state=\"present\"} 1\n", "snat_rules")
+		w.moved("192.0.2.1 198.51.100.22 198.51.100.30 2001:db8:5::1")
+		wantMetrics(t, w.agent, "snat_rules{state=\"absent\"} 0\nsnat_rules{state=\"present\"} 3\n", "snat_rules")
+	})
+}
+
 func TestKnownAddressesStayWhenTheyCannotBeRead(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.unlisted = unix.ENOBUFS

@@ -128,16 +128,24 @@ func (x *Explanation) add(p nft.Policy, source string, c nft.Connection, answers
 	steps := p.ExplainSources(c, answers)
 	a := Answer{Source: source, Verdict: steps[len(steps)-1].Verdict, sees: "this node's address"}
 	entries, _ := p.SNATRules()
-	switch snat, rule := p.SourceOf(c); {
-	case c.FromNode:
+	switch snat, rules := p.SourceOf(c); {
+	case c.FromNode || a.Verdict != nft.Masqueraded:
 	case entries > 0 && !c.Src.IsValid():
 		a.sees = "the address that " + config.KeySNATRules + " choose for its source (--from)"
-	case rule != nil:
-		one, _ := snat.Of(c.Src)
-		a.sees = fmt.Sprintf("%s, by entry %d of %s", one, rule.Place, config.KeySNATRules)
-		x.rule = fmt.Sprintf("entry %d of %s (%s)", rule.Place, config.KeySNATRules, rule.At)
-	case len(snat.CIDRs) > 0:
-		a.sees = snatText(snat, c.Src)
+	default:
+		if len(snat.CIDRs) > 0 {
+			a.sees = snatText(snat, c.Src)
+		}
+		for _, r := range rules {
+			if len(r.Present) == 0 {
+				x.Add(config.Note, "snat-rule-absent", "Entry %d of %s (%s) matches, but this node has no address of it.", r.Place,
+					config.KeySNATRules, r.At)
+				continue
+			}
+			one, _ := snat.Of(c.Src)
+			a.sees = fmt.Sprintf("%s, by entry %d of %s", one, r.Place, config.KeySNATRules)
+			x.rule = fmt.Sprintf("entry %d of %s (%s)", r.Place, config.KeySNATRules, r.At)
+		}
 	}
 	for _, s := range steps {
 		a.Steps = append(a.Steps, explainStep(s))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -51,10 +52,10 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 		}
 		l.unusable(f.SNAT)
 		for i, r := range f.SNATRules {
-			if at := slices.IndexFunc(f.SNATRules[:i], func(o nft.SNATRule) bool { return o.Covers(r) }); at >= 0 {
+			if by := r.CoveredBy(f.SNATRules[:i]); by != nil {
 				l.warn("snat-rule-covered", r.At,
-					"%s: entry %d never matches for %s where entry %d has an address on the node: that covers it",
-					config.KeySNATRules, r.Place, familyName(f.IPv6), f.SNATRules[at].Place)
+					"%s: entry %d never matches for %s on nodes that have an address of %s: that covers it",
+					config.KeySNATRules, r.Place, familyName(f.IPv6), places(by))
 			}
 		}
 		if !f.IPv6 {
@@ -63,6 +64,15 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 		}
 	}
 	return append(l.kept, UncoveredPods(p, podCIDRs)...)
+}
+
+// places names entries of snatRules.
+func places(entries []nft.SNATRule) string {
+	var words []string
+	for _, r := range entries {
+		words = append(words, fmt.Sprint("entry ", r.Place))
+	}
+	return strings.Join(words, " and ")
 }
 
 // unusable finds addresses of snatAddresses that no node can use. In snatRules they are errors.

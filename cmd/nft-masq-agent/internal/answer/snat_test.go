@@ -1,0 +1,110 @@
+package answer
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// For random lists of entries, explain names the address that is specified, the entry that
+// decides, and those that it passes because the node has no address of them.
+func TestExplanationNamesTheSpecifiedAddress(t *testing.T) {
+	m := cases.NewMaker(5)
+	byRule, passed := 0, 0
+	for range 2_000 {
+		c, node := m.Config(), m.Addresses()
+		p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).On(node)
+		for range 10 {
+			ipv6 := c.EnableIPv6 && m.IntN(2) == 0
+			conn := m.Connection(m.Near(c, ipv6), m.Near(c, ipv6))
+			var x Explanation
+			x.add(p, conn.Src.String(), conn, nil)
+			a, possible := x.Answers[0], cases.SpecifiedSources(c, conn, node)
+			if cases.Specified(c, conn) != nft.Masqueraded {
+				possible = nil
+			}
+			first, _, _ := strings.Cut(a.sees, ",")
+			named, err := netip.ParseAddr(first)
+			if (err == nil) != (len(possible) > 0) || err == nil && !slices.Contains(possible, named) {
+				t.Fatalf("%+v: %q, want one of %v: config %+v on a node with %v", conn, a.sees, possible, c, node)
+			}
+			if _, entry, by := strings.Cut(a.sees, "by entry "); by {
+				byRule++
+				if !strings.HasPrefix(x.rule, "entry "+strings.Fields(entry)[0]+" of snatRules") {
+					t.Fatalf("%q, decided by %s", a.sees, x.rule)
+				}
+			}
+			passed += len(x.Notes)
+		}
+	}
+	if byRule < 500 || passed < 100 {
+		t.Errorf("%d were decided by an entry, %d passed one", byRule, passed)
+	}
+}
+
+func TestLintFindsEntriesThatNeverMatch(t *testing.T) {
+	entry := func(from, to, out string) (r config.SNATRule) {
+		r.Addresses = cases.CIDRs("198.51.100.11/32")
+		r.From, r.To, r.Out = cases.CIDRs(strings.Fields(from)...), cases.CIDRs(strings.Fields(to)...),
+			names(strings.Fields(out)...)
+		return r
+	}
+	for _, tt := range []struct {
+		name    string
+		entries []config.SNATRule
+		want    string // the end of the warning
+	}{
+		{"others", []config.SNATRule{entry("10.1.0.0/16", "", ""), entry("10.0.0.0/8", "", "")}, ""},
+		{
+			"one",
+			[]config.SNATRule{entry("10.0.0.0/8", "", ""), entry("10.1.0.0/16", "203.0.113.0/24", "eth0")},
+			"of entry 1: ",
+		},
+		{"any interface", []config.SNATRule{entry("", "", "eth*"), entry("10.1.0.0/16", "", "eth0 eth1")}, "of entry 1: "},
+		{"another interface", []config.SNATRule{entry("", "", "eth*"), entry("10.1.0.0/16", "", "eth0 wan0")}, ""},
+		{"fewer", []config.SNATRule{entry("10.1.0.0/16", "203.0.113.0/24", ""), entry("10.1.0.0/16", "", "")}, ""},
+		{
+			"several",
+			[]config.SNATRule{
+				entry("10.0.0.0/9", "", ""), entry("10.1.0.0/16", "", ""), entry("10.128.0.0/9", "", "eth0"),
+				entry("10.0.0.0/8", "", "eth0"),
+			},
+			"of entry 1 and entry 2 and entry 3: ",
+		},
+		{
+			"several destinations",
+			[]config.SNATRule{
+				entry("", "203.0.112.0/24", ""), entry("", "203.0.113.0/24", ""),
+				entry("10.0.0.0/8", "203.0.112.0/23", ""),
+			},
+			"of entry 1 and entry 2: ",
+		},
+		{
+			"not all of it",
+			[]config.SNATRule{
+				entry("10.0.0.0/9", "", ""), entry("10.128.0.0/9", "203.0.113.0/24", ""),
+				entry("10.0.0.0/8", "", ""),
+			},
+			"",
+		},
+	} {
+		c := config.Default(config.Defaults{})
+		c.SNATRules = tt.entries
+		got := ""
+		for _, f := range Lint(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), nil) {
+			if f.ID == "snat-rule-covered" &&
+				strings.Contains(f.Msg, "entry "+string(rune('0'+len(tt.entries)))+" never matches") {
+				got = f.Msg
+			}
+		}
+		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}

@@ -1,0 +1,389 @@
+package cluster_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/manifests/cluster"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// A neighbor is another program that translates what pods send, and how it is set up.
+type neighbor struct {
+	name string // of the row
+	pods connector
+	// proxy changes how kube-proxy is set up.
+	proxy func(n *cluster.Node)
+	// start starts it; restart starts it again, which may change its rules.
+	start, restart func(l *lab)
+	// off is the way of manifests/README.md to turn its masquerading off.
+	off func(l *lab)
+	// masquerades is what it masquerades of what pods send without enforceNonMasquerade.
+	masquerades masquerades
+	// named is what status says about its rules.
+	named []string
+}
+
+type masquerades struct {
+	exempt, remote bool // destinations: outside, pods of another node
+	services       bool // connections to Services, marked
+}
+
+// podInterface is where packets of the pods of a network arrive.
+func podInterface(list []map[string]any) string {
+	if list[0]["type"] == "bridge" {
+		return "cni0"
+	}
+	return "veth*"
+}
+
+// labRows are the ways of a packet in the lab: rows with the same names as in a cluster
+// mean the same.
+func labRows(masq masquerades, enforced bool) []labRow {
+	near := func(f family) netip.Addr { return f.near }
+	node := func(f family) netip.Addr { return f.node1 }
+	gate := func(f family) netip.Addr { return f.gate1 }
+	client := func(f family) netip.Addr { return f.client }
+	unless := func(other bool) func(f family) netip.Addr {
+		if other {
+			return node
+		}
+		return near
+	}
+	far := func(f family) netip.Addr { return f.far }
+	exempt := func(f family) netip.Addr { return f.exempt }
+	outside := func(f family) netip.Addr { return f.masqueraded }
+	return []labRow{
+		{"pod to outside", "near", outside, 8080, true, node},
+		{"pod to an exempt address outside", "near", exempt, 8080, true, unless(masq.exempt && !enforced)},
+		{"pod to pod", "near", far, 8080, true, unless(masq.remote && !enforced)},
+		{
+			"ClusterIP", "near", func(f family) netip.Addr { return f.farService }, 8080, false,
+			unless(masq.services || masq.remote && !enforced),
+		},
+		{"hairpin", "near", func(f family) netip.Addr { return f.nearService }, 8080, false, gate},
+		{"hairpin through a host port", "near", node, 8081, false, gate},
+		{
+			"pod to a host port of another node", "near", func(f family) netip.Addr { return f.node2 }, 8081, false,
+			node,
+		},
+		{"node to outside", "node1", outside, 8080, true, node},
+		{"node to an exempt address outside", "node1", exempt, 8080, true, node},
+		{"node to its own host port", "node1", node, 8081, false, node},
+		{"NodePort, policy Cluster", "outside", node, 30080, false, node},
+		{"NodePort, policy Local", "outside", node, 30081, false, client},
+		{"host port from outside", "outside", node, 8081, false, client},
+	}
+}
+
+type labRow struct {
+	name, from string
+	to         func(f family) netip.Addr
+	port       uint16
+	explained  bool // explain must name the same address
+	want       func(f family) netip.Addr
+}
+
+// labPolicies are configs for nodes whose pods send by an interface.
+func labPolicies(podInterface string) []policy {
+	const pods = "masqueradeSrcCIDRs: [10.244.0.0/16, \"fd00:10:244::/56\"]\n"
+	plain := policies[0]
+	return []policy{
+		plain,
+		{
+			name:   "enforceNonMasquerade, pods by interface",
+			config: plain.config + "enforceNonMasquerade: true\nmasqueradeSrcInterfaces: [" + podInterface + "]\n",
+		},
+		{name: "dropInvalid", config: plain.config + "dropInvalid: true\n" + pods},
+		{
+			name:   "enforceNonMasquerade and dropInvalid, pods by CIDR",
+			config: plain.config + "enforceNonMasquerade: true\ndropInvalid: true\n" + pods,
+		},
+	}
+}
+
+// matrix opens a connection for each row, and asks explain.
+func (l *lab) matrix(t *testing.T, name string, masq masquerades, p policy) {
+	t.Helper()
+	enforced := strings.Contains(p.config, "enforceNonMasquerade")
+	hosts := l.hosts()
+	for _, f := range l.families {
+		for _, row := range labRows(masq, enforced) {
+			from, to, want := f.source(row.from), row.to(f), row.want(f)
+			for _, proto := range []string{"tcp", "udp"} {
+				at := fmt.Sprintf("%s: %s: %s %s", name, row.name, proto, f.name)
+				seen, err := dial(hosts[row.from], from, proto, netip.AddrPortFrom(to, row.port))
+				if l.connections++; err != nil || seen != want {
+					l.wrong++
+					t.Errorf("%s: %s sees %s, want %s: %v", at, to, seen, want, err)
+				}
+			}
+			if !row.explained {
+				continue
+			}
+			l.explains(t, name+": "+row.name, from, to, want)
+		}
+	}
+	if strings.Contains(p.config, "dropInvalid") {
+		for _, counter := range []string{"invalid-v4", "invalid-v6"} {
+			out := nfttest.NFT(t, l.inside[0], "", "list", "counter", "inet", "nft-masq-agent", counter)
+			if !strings.Contains(out, "packets 0 ") {
+				t.Errorf("%s: dropped: %s", name, out)
+			}
+		}
+	}
+}
+
+// explains asks explain about a connection. It may say on which rule of routing the
+// address depends, if the lab has one.
+func (l *lab) explains(t *testing.T, at string, from, to, want netip.Addr) {
+	t.Helper()
+	out, err := l.ours("explain", to.String(), "--from", from.String(), "-o", "json")
+	var answer struct {
+		Sees, Headline string
+		Possible       []string
+	}
+	if json.Unmarshal([]byte(out), &answer) != nil || err != nil {
+		t.Errorf("%s: explain: %v\n%s", at, err, out)
+	}
+	l.explained++
+	if answer.Sees == "" && len(answer.Possible) == 0 {
+		answer.Sees = from.String()
+	}
+	depends := l.condition != "" && slices.Contains(answer.Possible, want.String()) &&
+		strings.Contains(answer.Headline, l.condition)
+	if answer.Sees != want.String() && !depends {
+		l.wrong++
+		t.Errorf("%s: explain says %s %v, want %s: %s", at, answer.Sees, answer.Possible, want, answer.Headline)
+	}
+}
+
+const remedy = "Turn off masquerading in that program, or set enforceNonMasquerade"
+
+// says compares what status says of other programs' rules.
+func (l *lab) says(t *testing.T, name string, want ...string) {
+	t.Helper()
+	out, _ := l.ours("status")
+	text := strings.Join(strings.Fields(out), " ")
+	if len(want) == 0 && strings.Contains(text, remedy) {
+		t.Errorf("%s: status names rules:\n%s", name, out)
+	}
+	for _, part := range want {
+		if !strings.Contains(text, part) || !strings.Contains(text, remedy) {
+			t.Errorf("%s: status lacks %q:\n%s", name, part, out)
+		}
+	}
+}
+
+// next runs the agent next to a neighbor, with both modes of kube-proxy.
+func (l *lab) next(t *testing.T, nb neighbor) {
+	before, watched := l.count, 0
+	if nb.start != nil {
+		nb.start(l)
+	}
+	l.renew(nb.pods)
+	list := labPolicies(podInterface(nb.pods(l, l.nodes[0], 1)))
+	for _, mode := range proxyModes() {
+		for _, n := range l.nodes {
+			n.ProxyPods, n.MasqueradeAll = "10.244.0.0/16,fd00:10:244::/56", false
+			if nb.proxy != nil {
+				nb.proxy(n)
+			}
+			n.StartProxy(mode)
+		}
+		for _, p := range list {
+			name := nb.name + ", kube-proxy " + mode + ", " + p.name
+			l.enforce(p.config)
+			l.matrix(t, name, nb.masquerades, p)
+			var named []string
+			if !strings.Contains(p.config, "enforceNonMasquerade") {
+				named = nb.named
+			}
+			l.says(t, name, named...)
+		}
+		if nb.restart != nil {
+			opened, _ := l.watch(t, l.pods[0].ns, list[3], l.families, func() { nb.restart(l) })
+			watched += opened
+			l.matrix(t, nb.name+", started again", nb.masquerades, list[3])
+		}
+		for _, n := range l.nodes {
+			n.CleanProxy()
+		}
+	}
+	left := "–"
+	if nb.off != nil {
+		nb.off(l)
+		mode := proxyModes()[0]
+		for _, n := range l.nodes {
+			n.StartProxy(mode)
+		}
+		l.enforce(list[0].config)
+		l.matrix(t, nb.name+", turned off", masquerades{}, list[0])
+		l.says(t, nb.name+", turned off")
+		left = "0"
+		if text := l.masquerading(t); text != "" {
+			t.Errorf("%s: left:\n%s", nb.name, text)
+			left = "yes"
+		}
+		for _, n := range l.nodes {
+			n.CleanProxy()
+		}
+	}
+	l.rows = append(l.rows, fmt.Sprintf("| %s | %d | %d | %d | %d | %s |", nb.name, l.connections-before.connections,
+		l.explained-before.explained, watched, l.wrong-before.wrong, left))
+}
+
+func proxyModes() []string { return []string{"nftables", "iptables"} }
+
+// masquerading lists the rules that masquerade on node1 but for those of the agent,
+// kube-proxy and portmap.
+func (l *lab) masquerading(t *testing.T) (left string) {
+	t.Helper()
+	table := ""
+	for line := range strings.Lines(nfttest.NFT(t, l.inside[0], "", "list", "ruleset")) {
+		if strings.HasPrefix(line, "table ") {
+			table = line
+		}
+		if line == table || strings.HasPrefix(strings.TrimSpace(line), "comment ") {
+			continue
+		}
+		if strings.Contains(strings.ToLower(line), "masquerade") && !slices.ContainsFunc(
+			[]string{"nft-masq-agent", "kube-proxy", "KUBE-", "kubernetes", "cni_hostport", "0x00002000"},
+			func(known string) bool { return strings.Contains(table+line, known) }) {
+			left += table + line
+		}
+	}
+	return left
+}
+
+// A connector is the config of the network of pods.
+type connector func(l *lab, n *cluster.Node, number int) []map[string]any
+
+func plugin(name, backend string, masquerade bool) connector {
+	return func(l *lab, n *cluster.Node, number int) []map[string]any {
+		return l.network(n, number, name, backend, masquerade)
+	}
+}
+
+// backends are those of flannel and of the CNI plugins.
+var backends = []string{"iptables", "nftables"}
+
+// TestNextTo runs the agent next to each program that README.md names and that can be
+// built here. CLUSTER_ONLY=flannel make test-cluster runs one group.
+func TestNextTo(t *testing.T) {
+	for _, group := range []struct {
+		name      string
+		neighbors []neighbor
+	}{
+		{"flannel", flannelNeighbors()},
+		{"bridge", pluginNeighbors("bridge")},
+		{"ptp", pluginNeighbors("ptp")},
+		{"portmap", portmapNeighbors()},
+		{"kindnet", kindnetNeighbors()},
+		{"kube-proxy", proxyNeighbors()},
+	} {
+		t.Run(group.name, func(t *testing.T) {
+			l := newLab(t)
+			for _, nb := range group.neighbors {
+				l.next(t, nb)
+			}
+			l.record(group.name, "next to | connections | answers of explain | while it starts again | wrong | "+
+				"rules left when it is turned off")
+		})
+	}
+	t.Run("uplinks", uplinks)
+	t.Run("upgrade", func(t *testing.T) {
+		if os.Getenv("CLUSTER_PROGRAMS") == "" {
+			t.Skip("builds the last release: make test-cluster")
+		}
+		w := &world{t: t}
+		w.upgrade(t)
+		w.record("upgrade", "two versions | updates | connections | wrong | rules left")
+	})
+}
+
+// pluginNeighbors are those of a CNI plugin that masquerades.
+func pluginNeighbors(name string) (all []neighbor) {
+	for _, backend := range backends {
+		named := []string{"inet cni_plugins_masquerade masq_checks"}
+		if backend == "iptables" {
+			named = []string{"ip nat CNI-", "ip6 nat CNI-"}
+		}
+		with := plugin(name, backend, true)
+		all = append(all, neighbor{
+			name: name + " with ipMasq, backend " + backend, pods: with, named: named,
+			start:       (*lab).routePods,
+			masquerades: masquerades{exempt: true, remote: true},
+			restart: func(l *lab) { // a pod that comes, and one that goes
+				for range 3 {
+					l.delete(l.newPod(l.nodes[0], with(l, l.nodes[0], 1)[:1]))
+				}
+			},
+			off: func(l *lab) { l.renew(plugin(name, backend, false)) },
+		})
+	}
+	return all
+}
+
+// portmapNeighbors are those whose host ports lead a pod to itself.
+func portmapNeighbors() (all []neighbor) {
+	for _, name := range []string{"bridge", "ptp"} {
+		for _, backend := range backends {
+			all = append(all, neighbor{
+				name: "portmap, backend " + backend + ", with " + name, pods: plugin(name, backend, false),
+				start: (*lab).routePods,
+				restart: func(l *lab) {
+					p := l.newPod(l.nodes[1], l.network(l.nodes[1], 2, name, backend, false)[:1])
+					l.delete(p)
+				},
+			})
+		}
+	}
+	return all
+}
+
+// kindnetNeighbors load the rules that kindnet was seen to write: no module of it can be
+// downloaded to build it.
+func kindnetNeighbors() []neighbor {
+	load := func(l *lab) {
+		rules, err := os.ReadFile("../../testdata/foreign/kindnet-recorded/rules.nft")
+		must(l.t, err)
+		nfttest.NFT(l.t, l.inside[0], "add table inet kindnet-ipmasq\ndelete table inet kindnet-ipmasq\n"+string(rules),
+			"-f", "-")
+	}
+	return []neighbor{{
+		name: "kindnet's rules", pods: plugin("ptp", "nftables", false), masquerades: masquerades{exempt: true},
+		named: []string{"inet kindnet-ipmasq postrouting"},
+		start: func(l *lab) { l.routePods(); load(l) },
+		restart: func(l *lab) { // as at each change of a Node
+			for range 50 {
+				load(l)
+			}
+		},
+		off: func(l *lab) { nfttest.NFT(l.t, l.inside[0], "", "delete", "table", "inet", "kindnet-ipmasq") },
+	}}
+}
+
+// proxyNeighbors set kube-proxy up in unusual ways.
+func proxyNeighbors() []neighbor {
+	restart := func(l *lab) {
+		l.nodes[0].StopProxy()
+		l.nodes[0].StartProxy(l.nodes[0].ProxyMode)
+	}
+	return []neighbor{
+		{
+			name: "kube-proxy with masqueradeAll", pods: plugin("ptp", "nftables", false), start: (*lab).routePods,
+			proxy: func(n *cluster.Node) { n.MasqueradeAll = true }, restart: restart,
+			masquerades: masquerades{services: true},
+		},
+		{
+			name: "kube-proxy without clusterCIDR", pods: plugin("ptp", "nftables", false), start: (*lab).routePods,
+			proxy: func(n *cluster.Node) { n.ProxyPods = "" }, restart: restart,
+		},
+	}
+}

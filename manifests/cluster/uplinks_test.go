@@ -1,0 +1,121 @@
+package cluster_test
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/netns"
+)
+
+// Packets of pods get a mark by their destination, which a rule of routing has.
+const uplinkMarks = `table inet marks { chain pre { type filter hook prerouting priority mangle;
+iifname { "cni0", "cni1", "veth*" } ip daddr 198.51.100.7 meta mark set meta mark | 0x100
+iifname { "cni0", "cni1", "veth*" } ip6 daddr 2001:db8:1::7 meta mark set meta mark | 0x100
+}; }
+`
+
+// uplinks tries a node with a second uplink, a second routing table, and rules that
+// choose it by source and by mark; and a pod with a second interface.
+func uplinks(t *testing.T) {
+	l := newLab(t)
+	l.routePods()
+	l.condition = "ip rule 101"
+	node := l.inside[0]
+	must(t, netns.AddVeth(netns.End{NS: l.outside, Dev: "second", MAC: mac(20)},
+		netns.End{NS: node, Dev: "eth1", MAC: mac(21)}))
+	for _, ns := range []*nfttest.NS{l.outside, node} { // replies come by the other uplink
+		must(t, ns.Sysctl("net.ipv4.conf.all.rp_filter", "0"))
+		for _, dev := range []string{"br0", "second", "eth0", "eth1"} {
+			_ = ns.Sysctl("net.ipv4.conf."+dev+".rp_filter", "0") // the devices that it has
+		}
+	}
+	l.ip(l.outside, "link set second up", "address add 198.18.0.100/24 dev second",
+		"address add 2001:db8:18::100/64 dev second nodad", "address add 203.0.113.9/32 dev br0",
+		"address add 2001:db8:3::9/128 dev br0 nodad", "address add 198.51.100.7/32 dev br0",
+		"address add 2001:db8:1::7/128 dev br0 nodad", "route add 10.245.1.0/24 via 192.0.2.11",
+		"-6 route add fd00:10:245:1::/64 via 2001:db8::11")
+	l.ip(node, "link set eth1 up", "address add 198.18.0.11/24 dev eth1",
+		"address add 2001:db8:18::11/64 dev eth1 nodad", "route add default via 198.18.0.100 table 100",
+		"-6 route add default via 2001:db8:18::100 table 100",
+		"rule add priority 100 from 10.244.1.0/24 to 203.0.113.0/24 lookup 100",
+		"-6 rule add priority 100 from fd00:10:244:1::/64 to 2001:db8:3::/64 lookup 100",
+		"rule add priority 101 fwmark 0x100/0x100 lookup 100", "-6 rule add priority 101 fwmark 0x100/0x100 lookup 100")
+	nfttest.NFT(t, node, uplinkMarks, "-f", "-")
+	for _, a := range []string{"203.0.113.9", "2001:db8:3::9", "198.51.100.7", "2001:db8:1::7"} {
+		echo(t, l.outside, netip.AddrPortFrom(addr(a), 8080))
+	}
+	for _, connect := range []string{"ptp", "bridge"} {
+		l.renew(plugin(connect, "nftables", false))
+		pod := l.pods[0]
+		second := l.network(l.nodes[0], 1, "bridge", "nftables", false)[:1]
+		second[0]["name"], second[0]["bridge"] = "second", "cni1"
+		second[0]["ipam"] = map[string]any{
+			"type": "host-local", "dataDir": l.Dir + "/second", "ranges": []any{
+				[]any{map[string]any{"subnet": "10.245.1.0/24"}}, []any{map[string]any{"subnet": "fd00:10:245:1::/64"}},
+			},
+		}
+		at := l.attach(pod, "net1", second)
+		l.ip(pod.ns, "route add default via 10.245.1.1 table 7", "-6 route add default via fd00:10:245:1::1 table 7",
+			"rule add from 10.245.1.0/24 lookup 7", "-6 rule add from fd00:10:245:1::/64 lookup 7")
+		before := l.count
+		for _, mode := range proxyModes() {
+			for _, n := range l.nodes {
+				n.StartProxy(mode)
+			}
+			for _, p := range labPolicies(podInterface(pod.list())) {
+				l.enforce(p.config)
+				name := connect + ", kube-proxy " + mode + ", " + p.name
+				l.matrix(t, name, masquerades{}, p)
+				l.uplinkMatrix(t, name, at, p)
+			}
+			for _, n := range l.nodes {
+				n.CleanProxy()
+			}
+		}
+		l.rows = append(l.rows, fmt.Sprintf("| %s | %d | %d | %d |", connect, l.connections-before.connections,
+			l.explained-before.explained, l.wrong-before.wrong))
+	}
+	l.record("uplinks", "pods on | connections | answers of explain | wrong")
+}
+
+// uplinkMatrix opens connections that leave by the second uplink, or from a pod's second
+// interface.
+func (l *lab) uplinkMatrix(t *testing.T, name string, second []netip.Addr, p policy) {
+	t.Helper()
+	eth1 := []string{"198.18.0.11", "2001:db8:18::11"}
+	for i, f := range l.families {
+		onSecond := f.node1 // masqueraded, unless the policy names the sources
+		if p.config != policies[0].config {
+			onSecond = second[i]
+		}
+		for _, row := range []struct {
+			name           string
+			from, to, want netip.Addr
+		}{
+			{"by a rule with the source", f.near, addr([]string{"203.0.113.9", "2001:db8:3::9"}[i]), addr(eth1[i])},
+			{"by a mark", f.near, addr([]string{"198.51.100.7", "2001:db8:1::7"}[i]), addr(eth1[i])},
+			{"node, which the rules do not match", f.node1, addr([]string{"203.0.113.9", "2001:db8:3::9"}[i]), f.node1},
+			{"second interface to outside", second[i], f.masqueraded, onSecond},
+			{"second interface to an exempt address", second[i], f.exempt, second[i]},
+		} {
+			ns := l.pods[0].ns
+			if row.from == f.node1 {
+				ns = l.inside[0]
+			}
+			at := fmt.Sprintf("%s: %s: %s", name, row.name, f.name)
+			for _, proto := range []string{"tcp", "udp"} {
+				seen, err := dial(ns, row.from, proto, netip.AddrPortFrom(row.to, 8080))
+				if l.connections++; err != nil || seen != row.want {
+					l.wrong++
+					t.Errorf("%s: %s: %s sees %s, want %s: %v", at, proto, row.to, seen, row.want, err)
+				}
+			}
+			l.explains(t, at, row.from, row.to, row.want)
+		}
+	}
+}
+
+// list are the configs that a pod's first network has.
+func (p *labPod) list() []map[string]any { return []map[string]any{p.attached[0].conf} }
