@@ -41,6 +41,9 @@ var elsewhere = map[string]string{
 	"kubectl -n kube-system exec POD -- /nft-masq-agent status": "needs a kubelet: the tests of make test-cluster run it",
 	"kubectl -n kube-system exec POD -- /nft-masq-agent COMMAND": "needs a kubelet: the tests of make test-cluster " +
 		"run it",
+	"connections --seen-as 192.0.2.1:40001": "TestEachQuestionHasAnAnswerInOneLine runs it on a node with this connection",
+	"connections --seen-as 192.0.2.1:40002": "TestEachQuestionHasAnAnswerInOneLine runs it on a node without it",
+	"manifests/fleet.sh":                    "needs pods: TestFleetHasARowForEachNodeAndSaysFirstWhatIsWrong runs it",
 	"git tag --sign --message v1.0.0 v1.0.0": "needs the maintainer's " +
 		"key",
 	"skopeo copy --all oci:dist/image:v1.0.0 docker://registry.example/nft-masq-agent:v1.0.0": "needs a registry",
@@ -82,7 +85,7 @@ func shellLines(text string) []string {
 }
 
 // program matches the beginning of a command line.
-var program = regexp.MustCompile(`^(make|kubectl|helm|nft|ip|ip6?tables\S*|conntrack|nft-masq-agent|go|git|promtool|` +
+var program = regexp.MustCompile(`^(make|kubectl|helm|nft|ip (route|address)|ip6?tables\S*|conntrack|nft-masq-agent|go|git|promtool|` +
 	`systemctl|sha256sum|skopeo|cosign|manifests/\S+\.sh|check|diff|render|status|explain|connections|monitor|` +
 	`cleanup|ready) \S`)
 
@@ -102,6 +105,12 @@ func allCommands(t *testing.T) []documented {
 		text, err := os.ReadFile(filepath.Join("..", path))
 		if err != nil {
 			return err
+		}
+		for line := range strings.Lines(string(text)) {
+			if strings.Contains(line, "```") &&
+				!regexp.MustCompile("^ *```[a-z]*$").MatchString(strings.TrimSuffix(line, "\n")) {
+				t.Errorf("%s: not the beginning or end of a block: %s", path, line)
+			}
 		}
 		for _, section := range strings.Split("\n"+string(text), "\n## ") {
 			title, _, _ := strings.Cut(section, "\n")
@@ -230,8 +239,8 @@ func TestGoKnowsThePackagesOfTheDocuments(t *testing.T) {
 // socket, and what the commands of the documents write are where the documents say.
 type documentNode struct {
 	*nfttest.NS
-	dir string
-	pid int
+	dir   string
+	agent *agent.Agent
 }
 
 const ownDirectories = `set -e
@@ -251,7 +260,7 @@ exec "$@"`
 
 // run runs a command line in the directory of the node, as a reader would.
 func (n documentNode) run(line string) (string, error) {
-	return n.Output("", "nsenter", "--mount=/proc/"+fmt.Sprint(n.pid)+"/ns/mnt", "bash", "-c",
+	return n.Output("", "nsenter", "--mount=/proc/"+fmt.Sprint(n.agent.Pid)+"/ns/mnt", "bash", "-c",
 		`cd "$0" && export PATH="/usr/local/bin:$PATH:/usr/sbin:/sbin" && `+line, n.dir)
 }
 
@@ -293,7 +302,7 @@ func newDocumentNode(t *testing.T, n *nfttest.NS, args ...string) documentNode {
 	if _, err := a.Await(t.Context(), "config_applied"); err != nil {
 		t.Fatal(err)
 	}
-	return documentNode{NS: n, dir: dir, pid: a.Pid}
+	return documentNode{NS: n, dir: dir, agent: a}
 }
 
 // What a node has on which the documents have somebody run commands.
@@ -311,18 +320,22 @@ func TestCommandsOfTheDocumentsRunOnANode(t *testing.T) {
 			t.Fatalf("%s: %v\n%s", setup, err, out)
 		}
 	}
-	seen := nfttest.MustSend(t, top, nfttest.Flow{
-		Proto: nfttest.UDP, From: top.Pod, Dst: netip.MustParseAddrPort("203.0.113.9:443"),
-	}).Seen
 	iptablesMode := newDocumentNode(t, nfttest.NewNS(t, "iptables"), "--mode=iptables-nft")
 	empty := nfttest.NewNS(t, "empty")
-	examples := strings.NewReplacer("ADDRESS:PORT", seen.String(), "[ADDRESS]", "203.0.113.9", "ADDRESS", "203.0.113.9",
+	examples := strings.NewReplacer("[ADDRESS]", "203.0.113.9", "ADDRESS", "203.0.113.9",
 		"DESTINATION", "203.0.113.9", "POD", "10.244.1.2", "FILE", "ip-masq-agent", "NEW", "proposed", "CHAIN",
 		"IP-MASQ-AGENT",
 		"COMMAND", "status", "$(HOST_IP)", "127.0.0.1")
 	names := regexp.MustCompile(`^(check|diff|render|status|explain|connections|monitor|cleanup|ready) `)
 	for _, d := range by(t, "node") {
-		line := examples.Replace(d.line)
+		line := d.line
+		if strings.Contains(line, "ADDRESS:PORT") { // of a connection that conntrack knows
+			seen := nfttest.MustSend(t, top, nfttest.Flow{
+				Proto: nfttest.UDP, From: top.Pod, Dst: netip.MustParseAddrPort("203.0.113.9:443"),
+			}).Seen
+			line = strings.ReplaceAll(line, "ADDRESS:PORT", seen.String())
+		}
+		line = examples.Replace(line)
 		if names.MatchString(line) {
 			line = "nft-masq-agent " + line
 		}
@@ -345,6 +358,11 @@ func TestCommandsOfTheDocumentsRunOnANode(t *testing.T) {
 			t.Errorf("%s: %s: %v\n%s", d.document, d.line, err, out)
 		} else {
 			t.Logf("%s: %s\n%s", d.document, line, out)
+		}
+		if strings.HasPrefix(line, "nft delete table inet nft-masq-agent") {
+			if _, err := n.agent.Await(t.Context(), "rules_restored"); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 }

@@ -120,7 +120,7 @@ release-check:
 
 .PHONY: release-test
 release-test: bin/tools/kustomize bin/tools/helm ## Make the release of the last commit in two directories, compare, and verify it as CONTRIBUTING.md does
-	MANIFEST_TOOLS='$(CURDIR)/bin/tools' RELEASE_TEST=1 go test -count=1 -v -timeout 60m -run '^TestRelease' ./manifests
+	MANIFEST_TOOLS='$(CURDIR)/bin/tools' RELEASE_TEST=1 go test -count=1 -v -timeout 120m -run '^TestRelease' ./manifests
 
 .PHONY: promtool-test
 promtool-test: bin/promtool ## Check metrics, alerts and dashboard with promtool

@@ -3,6 +3,7 @@ package nft
 import (
 	"encoding/binary"
 	"fmt"
+	"strings"
 
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
@@ -18,7 +19,12 @@ func (c Chain) Bytecode(t Table, s Sides) []nfnetlink.Rule {
 	for i, r := range c.Rules {
 		out[i] = nfnetlink.Rule{Family: t.Family, Table: t.Name, Chain: c.Name}
 		for _, n := range r.Nodes {
-			out[i].Exprs = append(out[i].Exprs, n.Bytecode(t.Family, s)...)
+			for _, e := range n.Exprs {
+				if name, ok := s[strings.TrimSuffix(e.Set(), SideA)]; ok {
+					e = e.WithSet(name)
+				}
+				out[i].Exprs = append(out[i].Exprs, e)
+			}
 		}
 		if r.Comment != "" {
 			out[i].UserData = userdata.AppendString(nil, userdata.TypeComment, r.Comment)

@@ -122,38 +122,15 @@ type Rule struct {
 	Comment string // in mode iptables-nft a node has the comment
 }
 
-// A Node is a match or a statement of a rule. Each layout has its own types.
-type Node interface {
-	// String returns the node in the syntax of its mode: nft's or iptables'.
-	String() string
-	// Bytecode returns the node in the kernel's form. sides maps sets to their
-	// names in the kernel.
-	Bytecode(family nfnetlink.Family, sides Sides) []nfnetlink.Expr
+// A Node is a match or a statement of a rule.
+type Node struct {
+	Text  string           // in the syntax of its mode: nft's or iptables'
+	Exprs []nfnetlink.Expr // with the sets of [SideA]
 }
-
-// A Plain is a [Node] that refers to no set.
-type Plain struct {
-	Text  string
-	Exprs []nfnetlink.Expr
-}
-
-// String implements [Node].
-func (p Plain) String() string { return p.Text }
-
-// Bytecode implements [Node].
-func (p Plain) Bytecode(nfnetlink.Family, Sides) []nfnetlink.Expr { return p.Exprs }
 
 // Sides maps the name of a set to its name in the kernel. With the zero value,
 // all sets have [SideA].
 type Sides map[string]string
-
-// Of returns the name of a set in the kernel.
-func (s Sides) Of(set string) string {
-	if name, ok := s[set]; ok {
-		return name
-	}
-	return set + SideA
-}
 
 // The suffixes of a set's name in the kernel. An update fills the set that no
 // rule refers to.
@@ -166,8 +143,8 @@ const (
 func (r Rule) String() string {
 	words := make([]string, 0, len(r.Nodes)+1)
 	for _, n := range r.Nodes {
-		if w := n.String(); w != "" {
-			words = append(words, w)
+		if n.Text != "" {
+			words = append(words, n.Text)
 		}
 	}
 	if r.Comment != "" {

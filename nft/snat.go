@@ -29,6 +29,9 @@ type SNATRule struct {
 	Out      []config.Interface // none: any interface
 }
 
+// RuleChain is the beginning of the name of an entry's chain, before its place.
+const RuleChain = "snat-rule-"
+
 // newSNATRules returns the entries that can decide about connections of a family.
 func newSNATRules(entries []config.SNATRule, ipv6 bool) (rules []SNATRule) {
 	for i, e := range entries {
@@ -238,15 +241,14 @@ func (l List) has(a netip.Addr) bool {
 	return found
 }
 
-// Absent counts the entries of the list of which the node has no address.
-func (s SNAT) Absent() int {
-	n := 0
+// Absent returns the entries of the list of which the node has no address.
+func (s SNAT) Absent() (absent []config.CIDR) {
 	for _, c := range s.CIDRs {
 		if !slices.ContainsFunc(s.Present, c.Contains) {
-			n++
+			absent = append(absent, c)
 		}
 	}
-	return n
+	return absent
 }
 
 // buckets is into how many groups pods fall, by the last byte of their address.

@@ -24,8 +24,8 @@ func checkCommand() command {
 		about: "validate the config and print what it means",
 		details: "It lists each CIDR with its place, CIDRs that are dropped because another one covers them, and likely " +
 			"mistakes in the config. Each error is a line on stderr that begins with FILE:LINE:COL. FILE is a file or a " +
-			"directory, as in --config. It reads nothing but the files: the answer is the same on a node, in a pod and in " +
-			"CI, so flags of a running agent have to be given again.",
+			"directory, as in --config. It reads nothing but the files, so the answer is the same on a node, in a pod and " +
+			"in CI. Give it the flags of the running agent.",
 		examples: []string{
 			program + " check ./ip-masq-agent",
 			program + " check ./ip-masq-agent --pod-cidr 10.244.0.0/16 --strict",

@@ -24,9 +24,9 @@ func cleanupCommand() command {
 	return command{
 		name:  "cleanup",
 		about: "remove from the kernel what any mode of the agent installed",
-		details: "It removes all of that, whichever flags the agent had. Stop the agent first: a running agent would " +
-			"restore its rules, so cleanup refuses next to one, except with --legacy-only. Existing connections keep their " +
-			"address.",
+		details: "It removes the rules of both modes, whichever flags the agent had. Stop the agent first: a running agent " +
+			"would restore its rules, so cleanup refuses next to one, except with --legacy-only or --dry-run. Existing " +
+			"connections keep their address.",
 		examples: []string{program + " cleanup", program + " cleanup --legacy-only --dry-run"},
 		flags: func(fs *flag.FlagSet) action {
 			f := &cleanupFlags{nodeFlags: &nodeFlags{Options: options.AddNodeFlags(fs)}}

@@ -36,13 +36,13 @@ func connectionsCommand() command {
 	return command{
 		name:     "connections",
 		operands: "[ADDRESS]",
-		about:    "list connections with their translation, and those that an earlier policy decided",
+		about:    "list connections with their translation, stale ones, and source ports in use",
 		details: "ADDRESS is a destination, or a CIDR of destinations. NOW is the verdict about a new connection from the " +
-			"same source to the same destination. A connection is stale if its translation contradicts that: existing " +
-			"connections keep their address. Connections from or to the node itself, closed ones, and those that another " +
-			"program may have decided are never stale. Nothing is written without --flush. A FIN or RST of a deleted TCP " +
-			"connection leaves with the pod's own address unless dropInvalid is true, because the kernel translates tracked " +
-			"connections only.",
+			"same source to the same destination. A connection is stale if its translation contradicts that verdict, " +
+			"because existing connections keep their address when the policy changes. Connections from or to the node " +
+			"itself, closed ones, and those that another program may have translated or exempted are never stale. Nothing is " +
+			"written without --flush. A FIN or RST of a deleted TCP connection leaves with the pod's own address unless " +
+			"dropInvalid is true, because the kernel translates tracked connections only.",
 		examples: []string{
 			program + " connections 203.0.113.0/24 --limit 20",
 			program + " connections --seen-as 198.51.100.1:54716",

@@ -62,7 +62,7 @@ func (n trafficNode) podsSee(want nft.Ruleset) {
 			dst, node = netip.MustParseAddr("2001:db8:77::9"), n.top.NodeV6
 		}
 		n.check(n.top.AddAddr(n.top.Pod, src))
-		named, _ := want.Policy.SourceOf(nft.Connection{Src: src, Dst: dst, Out: "eth0"})
+		named, entries := want.Policy.SourceOf(nft.Connection{Src: src, Dst: dst, Out: "eth0"})
 		expected, some := named.Of(src)
 		if !some {
 			expected = node
@@ -77,6 +77,17 @@ func (n trafficNode) podsSee(want nft.Ruleset) {
 		x, text := n.explained(dst.String(), "--from", pod, "--config", n.path)
 		if x.Sees != expected.String() {
 			n.t.Errorf("%s is seen from %s, explained is %s", pod, expected, text)
+		}
+		for _, r := range entries {
+			place := strings.TrimPrefix(r.At.String(), "config")
+			says := fmt.Sprintf("Entry %d of snatRules (%s%s) matches, but this node has no address of it", r.Place, n.path,
+				place)
+			if len(r.Present) > 0 {
+				says = fmt.Sprintf("by entry %d of snatRules", r.Place)
+			}
+			if !strings.Contains(text, says) {
+				n.t.Errorf("%q is not in: %s", says, text)
+			}
 		}
 	}
 }

@@ -82,6 +82,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		},
 		"nft/nfttest":       {"nft/nfttest/netns"},
 		"nft/nfttest/agent": {"nft/nfttest"},
+		"nft/nfttest/modes": {"nft", "nft/layout", "nft/nfnetlink", "nft/nfttest"},
 		"nft/nfttest/cases": {"config", "nft", "nft/xtables", "nft/layouts", "nft/nfnetlink", "nft/nfttest"},
 		"manifests/cluster": {"nft/nfttest", "nft/nfttest/netns"},
 		"cmd/nft-masq-agent/internal/agent": {
@@ -127,7 +128,7 @@ func TestImportsAreRestricted(t *testing.T) {
 		"github.com/google/nftables":          slices.Concat(tools, []string{"nft"}),
 		"github.com/mdlayher/netlink":         slices.Concat(tools, []string{"nft"}),
 		"testing":                             forTests,
-		"flag":                                {"cmd", "nft/nfttest"},
+		"flag":                                {"cmd", "nft/nfttest", "manifests/release"},
 		"log":                                 {"cmd"},
 		"os/exec":                             slices.Concat(tools, forTests),
 		"nft-masq-agent/nft/nfttest":          slices.Concat(tools, forTests),

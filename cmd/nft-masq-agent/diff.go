@@ -19,11 +19,11 @@ func diffCommand() command {
 		name:     "diff",
 		operands: "[OLD] [NEW]",
 		about:    "show what would change if a config took effect",
-		details: "It compares the rules in the kernel with NEW, or with --config, and lists the destinations, and if it " +
-			"depends on them the sources, whose verdict changes, with the number of open connections there. Those keep their " +
-			"address; a change affects only new ones. Flags that are not given are those of the running agent. With OLD " +
-			"and NEW, it compares these and reads nothing else. Exit code 0: no change, 1: changes, 2: wrong usage or an " +
-			"error. Nothing is written.",
+		details: "It compares the policy in force with NEW, or with --config, and lists the destinations, and where " +
+			"needed the sources, whose verdict changes, with the number of open connections there. Open connections keep " +
+			"their address; a change affects only new ones. Flags that are not given are those of the running agent. With " +
+			"OLD and NEW, it compares these files and reads nothing else. Exit code 0: no change, 1: changes, 2: wrong " +
+			"usage or an error. Nothing is written.",
 		examples: []string{
 			program + " diff ./ip-masq-agent",
 			program + " diff ./old ./new --enable-ipv6",

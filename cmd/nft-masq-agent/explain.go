@@ -31,11 +31,11 @@ func explainCommand() command {
 	return command{
 		name:     "explain",
 		operands: "ADDRESS",
-		about:    "show which source address a new connection to ADDRESS has, and what decides that",
-		details: "The answer is the kernel's: it follows the connection through the NAT rules of this node, those of other " +
-			"programs included, and names the rule, or the CIDR and its place in the file, that decides. If the kernel " +
-			"cannot be read, the config answers alone. Flags that are not given are those of the running agent. Nothing is " +
-			"written.",
+		about:    "show which source address a new connection to ADDRESS has, and why",
+		details: "The answer comes from the kernel: it follows the connection through the NAT rules of this node, also " +
+			"those of other programs, and names the rule, or the CIDR and its place in the file, that matches. If the kernel " +
+			"cannot be read, the answer comes from the config alone. Flags that are not given are those of the running " +
+			"agent. Nothing is written.",
 		examples: []string{
 			program + " explain 10.1.2.3",
 			program + " explain 203.0.113.7 --from 10.244.1.5",
@@ -46,7 +46,7 @@ func explainCommand() command {
 			options.AddFlag(fs, &f.from, "from", "", "`SOURCE` of the connection, an address (default: a pod's)", parseAddress)
 			options.AddFlag(fs, &f.out, "out", "",
 				"`INTERFACE` that the connection leaves by (default: that of the node's route)", parseInterface)
-			fs.BoolVar(&f.live, "live", false, "do not read the config: the kernel answers alone")
+			fs.BoolVar(&f.live, "live", false, "do not read the config: answer from the kernel alone")
 			return f.explain
 		},
 	}

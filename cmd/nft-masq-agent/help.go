@@ -31,16 +31,15 @@ func helpCommand() command {
 
 func programHelp(all []command) string {
 	var b strings.Builder
-	b.WriteString(answer.Line("nft-masq-agent decides on a Kubernetes node which pod traffic keeps the pod's IP and "+
-		"which is masqueraded to "+
-		"the node's. It takes the config file and the flags of ip-masq-agent.", "") + "\n")
+	b.WriteString(answer.Line("nft-masq-agent controls which pod traffic a Kubernetes node masquerades behind its own "+
+		"address, and which traffic keeps the pod's IP. It takes the config file and the flags of ip-masq-agent.", "") + "\n")
 	fmt.Fprintf(&b, "Usage: %s [COMMAND] [FLAGS]\n\n", program)
 	for _, c := range all {
 		b.WriteString(listed(c.name, c.about))
 	}
 	b.WriteString("\n" + answer.Line("run is the default command.", ""))
-	b.WriteString(answer.Line("Exit codes: 0 done, valid, in sync; 1 failed, invalid, out of sync, something to be "+
-		"done; 2 wrong usage.", ""))
+	b.WriteString(answer.Line("Exit codes: 0 done, valid, in sync; 1 failed, invalid, out of sync, or something "+
+		"needs attention; 2 wrong usage.", ""))
 	return answer.Fit(b.String())
 }
 

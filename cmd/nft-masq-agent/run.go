@@ -31,7 +31,7 @@ func runCommand() command {
 	return command{
 		name:  "run",
 		about: "run the daemon: apply the config and keep it applied",
-		details: "It reads the config, writes to the kernel only what differs, follows the file, and restores the rules if " +
+		details: "It reads the config, writes only differences to the kernel, follows the file, and restores the rules if " +
 			"another program changes them. It exits on SIGTERM and SIGINT, and the rules stay; SIGHUP makes it re-check " +
 			"everything at once.",
 		examples: []string{

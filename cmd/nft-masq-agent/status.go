@@ -19,10 +19,10 @@ import (
 func statusCommand() command {
 	return command{
 		name:  "status",
-		about: "compare the kernel with the config; what is wrong on this node comes first",
+		about: "compare the kernel with the config, and list what is wrong on this node, the most serious first",
 		details: "It lists each difference, counts connections, and names other programs' rules on this node that " +
 			"interfere. Flags that are not given are those of the running agent. Exit code 0 means that the kernel is in " +
-			"sync with a valid config, and that nothing has to be done. Nothing is written.",
+			"sync with a valid config, and that nothing needs attention. Nothing is written.",
 		examples: []string{
 			program + " status",
 			"kubectl exec -n kube-system nft-masq-agent-abcde -- /nft-masq-agent status",

@@ -30,7 +30,7 @@ func TestErrorsNameFlagsWithTwoDashes(t *testing.T) {
 		"explain 10.1.2.3 --from x":    "for flag --from: is not an IP address",
 		"explain 10.1.2.3 --from":      "needs an argument: --from",
 		"check --strict=maybe":         "for --strict",
-		"check --output yaml":          "for flag --output: is not one of text, json",
+		"check --output yaml":          "for flag --output: must be text or json",
 		"monitor /etc/ip-masq-agent.x": "did you mean --config /etc/ip-masq-agent.x?",
 	} {
 		if got := runHere(t, strings.Fields(args)...); got.code != exitUsage || !strings.Contains(got.stderr, want) {

@@ -101,6 +101,12 @@ func StartControl(t testing.TB, ns *nfttest.NS, p Programs, address, controllers
 	if controllers == "" {
 		return c
 	}
+	// The controller manager waits for only ten seconds.
+	c.Await("/healthz", func() bool {
+		out, err := c.Try("kubectl get --raw=/healthz")
+		c.last = out
+		return err == nil
+	})
 	c.Start(ns, "controller-manager", "kube-controller-manager", "--kubeconfig="+c.kubeconfig, "--leader-elect=false",
 		"--use-service-account-credentials=false",
 		"--cert-dir="+dir, "--root-ca-file="+filepath.Join(dir, "apiserver.crt"), "--service-account-private-key-file="+

@@ -13,6 +13,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/manifests/cluster"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
@@ -62,10 +65,6 @@ func newLab(t *testing.T) *lab {
 	l := &lab{world: w, plugins: filepath.Join(string(p), "cni")}
 	l.Control = cluster.StartControl(t, w.outside, p, "192.0.2.100", "")
 	for i, ns := range l.inside {
-		// An entry of the policy before would decide when a port is used again.
-		for _, name := range []string{"nf_conntrack_udp_timeout", "nf_conntrack_udp_timeout_stream"} {
-			must(t, ns.Sysctl("net.netfilter."+name, "3"))
-		}
 		n := l.NewNode(ns, i+1)
 		l.nodes = append(l.nodes, n)
 		l.Sh("kubectl create -f " + l.Write(n.Name+".yaml", fmt.Sprintf(labNode, n.Name, i+1, n.V4, n.V6)))
@@ -250,6 +249,28 @@ func (l *lab) enforce(config string) {
 		out, _ := l.inside[0].Output("", "nft", "list", "table", "inet", "nft-masq-agent")
 		return strings.Contains(out, "config "+c.Config.Hash)
 	})
+	l.forget()
+}
+
+// forget deletes what the nodes know of connections: an entry under the policy before
+// would decide when a port is used again.
+func (l *lab) forget() {
+	l.t.Helper()
+	const deleteEntries = 1<<8 | 2 // NFNL_SUBSYS_CTNETLINK, IPCTNL_MSG_CT_DELETE
+	for _, ns := range l.inside {
+		must(l.t, ns.Do(func() error {
+			c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			_, err = c.Execute(netlink.Message{
+				Header: netlink.Header{Type: deleteEntries, Flags: netlink.Request | netlink.Acknowledge},
+				Data:   make([]byte, 4), // all families
+			})
+			return err
+		}))
+	}
 }
 
 // ours runs a command that asks the agent on node1.

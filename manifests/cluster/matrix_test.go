@@ -457,10 +457,13 @@ func dial(ns *nfttest.NS, from netip.Addr, proto string, to netip.AddrPort) (see
 	return seen, err
 }
 
+// patience is how long a connection may take on a busy machine.
+const patience = 20 * time.Second
+
 func dialOnce(ns *nfttest.NS, from netip.Addr, proto string, to netip.AddrPort) (netip.Addr, error) {
 	var c net.Conn
 	err := ns.Do(func() (err error) {
-		d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
+		d := net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
 		if proto == "udp" {
 			d.LocalAddr = &net.UDPAddr{IP: from.AsSlice()}
 		}
@@ -471,7 +474,7 @@ func dialOnce(ns *nfttest.NS, from netip.Addr, proto string, to netip.AddrPort) 
 		return netip.Addr{}, err
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		return netip.Addr{}, err
 	}
 	if proto == "udp" {

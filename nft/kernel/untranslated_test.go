@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
@@ -175,6 +177,10 @@ func TestInvalidPacketsOfPodsLeaveOnlyWhereTheyWouldNotBeMasqueraded(t *testing.
 					f.Dst = netip.AddrPortFrom(netip.MustParseAddr(tt.dst), 0)
 					if strings.Contains(tt.name, "multicast") || strings.Contains(tt.name, "limited") {
 						f.Dev = "eth0"
+					}
+					if f.Foreign && errors.Is(f.Emit(), unix.EADDRNOTAVAIL) {
+						t.Logf("%s: this kernel has no raw sockets with an address of another host", tt.name)
+						break
 					}
 					if got := isDropped(t, w, c, f); got != (tt.drop && on) {
 						t.Errorf("%s: %s to %s, flags %#x: dropped %t", tt.name, tt.src, tt.dst, flags, got)

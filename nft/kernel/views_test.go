@@ -240,13 +240,9 @@ func TestChangeOfDuplicatesKeepsCountersOfUnchangedRules(t *testing.T) {
 }
 
 // firstComment is the comment of a rule of the first version.
-type firstComment string
-
-func (c firstComment) String() string { return string(c) }
-
-func (c firstComment) Bytecode(f nfnetlink.Family, _ nft.Sides) []nfnetlink.Expr {
-	info := xt.Comment(c)
-	return nfnetlink.Marshal(f, &expr.Match{Name: "comment", Info: &info})
+func firstComment(f nfnetlink.Family, text string) nft.Node {
+	info := xt.Comment(text)
+	return nft.Node{Text: text, Exprs: nfnetlink.Marshal(f, &expr.Match{Name: "comment", Info: &info})}
 }
 
 // The comments of the first version began with the chain's name in lower case.
@@ -264,8 +260,8 @@ func TestRulesOfTheFirstVersionAreOursAndAreRewritten(t *testing.T) {
 			for _, ch := range table.Chains {
 				for _, r := range ch.Rules {
 					for i, n := range r.Nodes {
-						if _, comment, ok := strings.Cut(n.String(), `-m comment --comment "ip-masq-agent: `); ok {
-							r.Nodes[i] = firstComment("ip-masq: " + strings.TrimSuffix(comment, `"`))
+						if _, comment, ok := strings.Cut(n.Text, `-m comment --comment "ip-masq-agent: `); ok {
+							r.Nodes[i] = firstComment(table.Family, "ip-masq: "+strings.TrimSuffix(comment, `"`))
 						}
 					}
 				}

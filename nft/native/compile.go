@@ -118,7 +118,7 @@ func matches(q nft.Question, f nft.FamilyPolicy) [][]nft.Node {
 	case q.Asks == config.SentByNode:
 		return [][]nft.Node{{ofFamily(f.IPv6), fromThisNode()}}
 	case !q.HasInterfaces():
-		return [][]nft.Node{{inSet{IPv6: f.IPv6, Source: q.Asks == config.SourceAddress, Not: q.Outside, Set: q.Name(f)}}}
+		return [][]nft.Node{{implying(f.IPv6, inSet(f.IPv6, q.Asks == config.SourceAddress, q.Outside, q.Name(f)))}}
 	}
 	var all [][]nft.Node
 	none := []nft.Node{ofFamily(f.IPv6)}
@@ -155,7 +155,7 @@ func portRules(ranges []nft.PortRange, to func(*nft.PortRange) nft.Node) []nft.R
 	var rules []nft.Rule
 	for _, proto := range nft.PortProtocols() {
 		for _, choice := range nft.PortChoices(ranges) {
-			nodes := []nft.Node{plain("meta l4proto "+proto.String(), proto.Match()...)}
+			nodes := []nft.Node{node(proto.Match()...)}
 			if !choice.Last() {
 				nodes = append(nodes, byChance(choice))
 			}

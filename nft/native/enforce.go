@@ -35,7 +35,7 @@ func compileEnforcement(p nft.Policy) nft.Chain {
 			nft.Rule{Nodes: []nft.Node{ofFamily(f.IPv6), toThisNode(), stop()}, Comment: "to this node"},
 			nft.Rule{Nodes: []nft.Node{ofFamily(f.IPv6), fromThisNode(), stop()}, Comment: "from this node"})
 		left := nft.Rule{
-			Nodes: []nft.Node{toItself{f.IPv6, selfSet(f)}, stop()}, Comment: "back to the pod that it came from",
+			Nodes: []nft.Node{toItself(f), stop()}, Comment: "back to the pod that it came from",
 		}
 		asked := false
 		for _, q := range f.Questions {
@@ -73,70 +73,51 @@ func selfSet(f nft.FamilyPolicy) string { return "self" + f.Suffix() }
 // nf_tables cannot compare two fields of a packet. But rules can add to a set: this one
 // adds the pair of the source and itself, and then asks for the pair of source and
 // destination. The set has no others, whichever packets added them.
-type toItself struct {
-	IPv6 bool
-	Set  string
-}
-
-// learnedFor is how long a set keeps a pair.
-const learnedFor = time.Minute
-
-func (m toItself) String() string {
-	ip := "ip"
-	if m.IPv6 {
-		ip = "ip6"
-	}
-	return fmt.Sprintf("ct status dnat update @%s%s { %s saddr . %[3]s saddr timeout 1m } %[3]s saddr . %[3]s daddr "+
-		"@%[1]s%[2]s", m.Set, nft.SideA, ip)
-}
-
-func (m toItself) Bytecode(f nfnetlink.Family, s nft.Sides) []nfnetlink.Expr {
+func toItself(f nft.FamilyPolicy) nft.Node {
 	const dnat = 1 << 5 // IPS_DST_NAT
 	// The second address follows the first one: registers 1 to 4 have 16 bytes, those
 	// from 8 on 4, in the same memory.
-	second := uint32(unix.NFT_REG32_01)
-	if m.IPv6 {
-		second = reg2
+	ip, second, set := "ip", uint32(unix.NFT_REG32_01), selfSet(f)+nft.SideA
+	if f.IPv6 {
+		ip, second = "ip6", reg2
 	}
-	pair := func(source bool) []expr.Any {
-		a, b := nfnetlink.AddressPayload(m.IPv6, true), nfnetlink.AddressPayload(m.IPv6, source)
-		b.DestRegister = second
-		return []expr.Any{a, b}
-	}
-	es := nfnetlink.Marshal(f,
+	source, again := nfnetlink.AddressPayload(f.IPv6, true), nfnetlink.AddressPayload(f.IPv6, true)
+	destination := nfnetlink.AddressPayload(f.IPv6, false)
+	again.DestRegister, destination.DestRegister = second, second
+	n := node(
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: reg1},
 		&expr.Bitwise{
 			SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, dnat),
 			Xor: make([]byte, 4),
 		},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: make([]byte, 4)})
-	es = append(es, ofFamily(m.IPv6).Exprs...)
-	es = append(es, nfnetlink.Marshal(f, pair(true)...)...)
-	es = append(es, nfnetlink.Marshal(f, &expr.Dynset{
-		SrcRegKey: reg1, SetName: s.Of(m.Set), Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: learnedFor,
-	})...)
-	es = append(es, nfnetlink.Marshal(f, pair(false)...)...)
-	return append(es, nfnetlink.Marshal(f, &expr.Lookup{SourceRegister: reg1, SetName: s.Of(m.Set)})...)
+	pairs := implying(f.IPv6, node(
+		source, again,
+		&expr.Dynset{SrcRegKey: reg1, SetName: set, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: learnedFor},
+		source, destination, &expr.Lookup{SourceRegister: reg1, SetName: set}))
+	n.Text += fmt.Sprintf(" update @%s { %s saddr . %[2]s saddr timeout 1m } %[2]s saddr . %[2]s daddr @%[1]s", set, ip)
+	n.Exprs = append(n.Exprs, pairs.Exprs...)
+	return n
 }
+
+// learnedFor is how long a set keeps a pair.
+const learnedFor = time.Minute
 
 // hasMark matches packets with a mark.
 func hasMark(m nft.Mark) nft.Node {
 	word := func(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
-	load := &expr.Meta{Key: expr.MetaKeyMARK, Register: reg1}
-	compare := &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: word(m.Value)}
-	if m.Mask == 1<<32-1 {
-		return plain(fmt.Sprintf("meta mark 0x%08x", m.Value), load, compare)
+	text, es := fmt.Sprintf("meta mark 0x%08x", m.Value), []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg1}}
+	if m.Mask != 1<<32-1 {
+		text = fmt.Sprintf("meta mark & 0x%08x == 0x%08x", m.Mask, m.Value)
+		es = append(es, &expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: word(m.Mask), Xor: word(0)})
 	}
-	return plain(fmt.Sprintf("meta mark & 0x%08x == 0x%08x", m.Mask, m.Value), load,
-		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: word(m.Mask), Xor: word(0)}, compare)
+	n := node(append(es, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: word(m.Value)})...)
+	n.Text = text // with leading zeros
+	return n
 }
 
 // keepSource assigns a connection its current source address.
 func keepSource(f nft.FamilyPolicy) nft.Node {
-	n := plain("snat ip to ip saddr", nfnetlink.AddressPayload(f.IPv6, true))
-	if f.IPv6 {
-		n.Text = "snat ip6 to ip6 saddr"
-	}
-	n.Exprs = append(n.Exprs, nfnetlink.SourceNAT(f.Family(), false, reg1, 0, 0))
-	return n
+	source := nfnetlink.Marshal(nfnetlink.Inet, nfnetlink.AddressPayload(f.IPv6, true))
+	return nodeOf(append(source, nfnetlink.SourceNAT(f.Family(), false, reg1, 0, 0))...)
 }

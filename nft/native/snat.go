@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/google/nftables/expr"
 
@@ -83,7 +82,7 @@ func byPod(f nft.FamilyPolicy, name string, s nft.SNAT) []nft.Set {
 
 // ruleName is the name of the chain of an entry of snatRules, and of its sets.
 func ruleName(r nft.SNATRule, what string, f nft.FamilyPolicy) string {
-	return fmt.Sprintf("snat-rule-%d%s%s", r.Place, what, f.Suffix())
+	return fmt.Sprintf("%s%d%s%s", nft.RuleChain, r.Place, what, f.Suffix())
 }
 
 // placesOf names entries of snatRules.
@@ -150,13 +149,8 @@ func compileSNAT(p nft.Policy, f nft.FamilyPolicy, masq nft.Node) (chains []nft.
 		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{fromThisNode(), masq}, Comment: "from this node"})
 	}
 	to := func(s nft.SNAT, byPod string) []nft.Rule {
-		to := sourceNAT{IPv6: f.IPv6, Map: byPod, RandomFully: p.RandomFully}
-		if len(s.Present) == 1 {
-			to.To = s.Present[0]
-		}
 		return portRules(p.Ports, func(ports *nft.PortRange) nft.Node {
-			to.Ports = ports
-			return to
+			return sourceNAT(f, s, byPod, p.RandomFully, ports)
 		})
 	}
 	for _, run := range ruleRuns(f) {
@@ -165,16 +159,18 @@ func compileSNAT(p nft.Policy, f nft.FamilyPolicy, masq nft.Node) (chains []nft.
 		}
 		r, by := run[0], mapBy(run[0])
 		if by != "" {
-			match := inSet{IPv6: f.IPv6, Source: len(r.From.CIDRs) > 0, Goto: true, Set: ruleName(r, by, f)}
+			match := byMap(f.IPv6, len(r.From.CIDRs) > 0, ruleName(r, by, f))
 			c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{match}, Comment: placesOf(run)})
 			continue
 		}
 		var match []nft.Node
 		if len(r.From.CIDRs) > 0 {
-			match = append(match, inSet{IPv6: f.IPv6, Source: true, Set: ruleName(r, "-from", f)})
+			match = append(match, implying(f.IPv6, inSet(f.IPv6, true, false, ruleName(r, "-from", f))))
 		}
-		if len(r.To.CIDRs) > 0 {
-			match = append(match, inSet{IPv6: f.IPv6, Known: len(match) > 0, Set: ruleName(r, "-to", f)})
+		if to := inSet(f.IPv6, false, false, ruleName(r, "-to", f)); len(r.To.CIDRs) > 0 && len(match) > 0 {
+			match = append(match, to) // of the same family
+		} else if len(r.To.CIDRs) > 0 {
+			match = append(match, implying(f.IPv6, to))
 		}
 		send := func(match ...nft.Node) {
 			nodes := append(slices.Clip(match), continueIn(ruleName(r, "", f)))
@@ -195,54 +191,29 @@ func compileSNAT(p nft.Policy, f nft.FamilyPolicy, masq nft.Node) (chains []nft.
 	return append(chains, c)
 }
 
-// sourceNAT translates to an address of the node: a fixed one, or that which a map has for
-// the pod's group.
-type sourceNAT struct {
-	IPv6        bool
-	To          netip.Addr // the zero address: see Map
-	Map         string
-	RandomFully bool
-	Ports       *nft.PortRange
-}
-
-func (s sourceNAT) String() string {
-	ip, mask, to := "ip", "0.0.0.255", s.To.String()
-	if s.IPv6 {
-		ip, mask = "ip6", "::ff"
-	}
-	switch {
-	case !s.To.IsValid():
-		to = fmt.Sprintf("%s saddr & %s map @%s%s", ip, mask, s.Map, nft.SideA)
-	case s.IPv6 && s.Ports != nil:
-		to = "[" + to + "]"
-	}
-	if s.Ports != nil {
-		to += ":" + s.Ports.String()
-	}
-	words := []string{"snat", ip, "to", to}
-	if s.RandomFully {
-		words = append(words, "fully-random")
-	}
-	return strings.Join(words, " ")
-}
-
-func (s sourceNAT) Bytecode(f nfnetlink.Family, sides nft.Sides) []nfnetlink.Expr {
-	var es []nfnetlink.Expr
-	if s.To.IsValid() {
-		es = nfnetlink.Marshal(f, &expr.Immediate{Register: reg1, Data: s.To.AsSlice()})
+// sourceNAT translates to the node's address, or to the one of several that a map has for the
+// pod's group, and to ports unless they are nil.
+func sourceNAT(f nft.FamilyPolicy, s nft.SNAT, byPod string, randomFully bool, ports *nft.PortRange) nft.Node {
+	var es []expr.Any
+	if len(s.Present) == 1 {
+		es = append(es, &expr.Immediate{Register: reg1, Data: s.Present[0].AsSlice()})
 	} else {
-		source := nfnetlink.AddressPayload(s.IPv6, true)
+		source := nfnetlink.AddressPayload(f.IPv6, true)
 		mask := make([]byte, source.Len)
 		mask[len(mask)-1] = 0xff
-		es = append(ofFamily(s.IPv6).Exprs, nfnetlink.Marshal(f,
+		es = append(es,
 			source,
 			&expr.Bitwise{
 				SourceRegister: reg1, DestRegister: reg1, Len: source.Len, Mask: mask,
 				Xor: make([]byte, len(mask)),
 			},
-			&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: sides.Of(s.Map)})...)
+			&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: byPod + nft.SideA})
 	}
-	load, low, high := loadPorts(s.Ports, reg2)
-	es = append(es, nfnetlink.Marshal(f, load...)...)
-	return append(es, nfnetlink.SourceNAT(nft.FamilyPolicy{IPv6: s.IPv6}.Family(), s.RandomFully, reg1, low, high))
+	load, low, high := loadPorts(ports, reg2)
+	n := nodeOf(append(nfnetlink.Marshal(nfnetlink.Inet, append(es, load...)...),
+		nfnetlink.SourceNAT(f.Family(), randomFully, reg1, low, high))...)
+	if len(s.Present) == 1 {
+		return n
+	}
+	return implying(f.IPv6, n)
 }

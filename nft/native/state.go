@@ -297,8 +297,8 @@ func (s *State) fill(ctx context.Context, commit layout.Commit, most int) error 
 	}
 	most = min(max((total+fillShare-1)/fillShare, smallBatch), most)
 	for _, f := range sets {
-		for at, to := f.exactly, 0; at < f.want.Len(); at = to {
-			to = min(at+most, f.want.Len())
+		for at := f.exactly; at < f.want.Len(); at += most {
+			to := min(at+most, f.want.Len())
 			if b.Elements > 0 && b.Elements+to-at > most {
 				if err := send(); err != nil {
 					return err

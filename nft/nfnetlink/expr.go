@@ -104,6 +104,31 @@ func (e Expr) JumpsByMap() bool {
 		e.Uint32(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT
 }
 
+// Set returns the name of the set or map that the expression asks, adds to, or takes an
+// object from; "" if there is none.
+func (e Expr) Set() string {
+	switch e.Name {
+	case "lookup", "dynset":
+		return e.Str(unix.NFTA_LOOKUP_SET) // the same number as NFTA_DYNSET_SET_NAME
+	case "objref":
+		return e.Str(unix.NFTA_OBJREF_SET_NAME)
+	}
+	return ""
+}
+
+// WithSet returns an expression that asks a set, or adds to it, with another set.
+func (e Expr) WithSet(name string) Expr {
+	out := Expr{Name: e.Name}
+	for typ, data := range e.All() {
+		if typ == unix.NFTA_LOOKUP_SET {
+			out.str(typ, name)
+		} else {
+			out.bytes(typ, data)
+		}
+	}
+	return out
+}
+
 // Key returns text that is the same for rules of which the kernel does the same:
 // attributes are compared regardless of their order, absent equals zero, and counter
 // values are ignored.

@@ -41,15 +41,8 @@ func Packets(r nfnetlink.Rule) (uint64, bool) {
 func Sets(r nfnetlink.Rule) []string {
 	var names []string
 	for _, e := range r.Exprs {
-		switch e.Name {
-		case "lookup":
-			names = append(names, e.Str(unix.NFTA_LOOKUP_SET))
-		case "dynset":
-			names = append(names, e.Str(unix.NFTA_DYNSET_SET_NAME))
-		case "objref":
-			if set := e.Str(unix.NFTA_OBJREF_SET_NAME); set != "" {
-				names = append(names, set)
-			}
+		if set := e.Set(); set != "" {
+			names = append(names, set)
 		}
 	}
 	return names

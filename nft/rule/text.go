@@ -139,6 +139,8 @@ func (s Statement) String() string {
 		value = r.String()
 	case s.Mask != nil && anyBit && nativeUint32(s.Value) == 0:
 		op, value = either(s.Op == "!=", "", "! "), s.kind.word(s.Mask)
+	case s.Mask == nil && anyBit: // not any of the bits, but these
+		op = s.Op + " "
 	case s.Mask != nil:
 		op = "& " + s.kind.word(s.Mask) + " " + s.Op + " "
 	}
@@ -423,6 +425,9 @@ func (d *decoder) translate(e nfnetlink.Expr) (n NAT, words string) {
 	first, last, ports := d.span(e, portsAt, kindBig)
 	n.MinPort, n.MaxPort, n.Flags = first.port(), last.port(), e.Uint32(flagsAt)
 	if ports != "" {
+		if n.To.From.Is6() {
+			to = "[" + to + "]"
+		}
 		to += ":" + ports
 	}
 	if to != "" {

@@ -62,6 +62,7 @@ func TestNativeRulesArePrintedLikeNFT(t *testing.T) {
 		{"ip saddr . ip daddr { 10.0.0.1 . 10.0.0.2 } return", "meta nfproto ipv4 ip saddr . ip daddr @__set0 return"},
 		{"ip daddr != @nets jump sub", "meta nfproto ipv4 ip daddr != @nets jump sub"},
 		{"oifname vmap @jumps", "oifname vmap @jumps"},
+		{"ct state == invalid drop", "ct state == invalid drop"},
 		{"ct state established,related goto sub", "ct state established,related goto sub"},
 		{"ct state new ct status dnat ct mark 0x7 accept", "ct state new ct status dnat ct mark 0x7 accept"},
 		{"mark and 0x4000 == 0 return", "meta mark & 0x4000 == 0x0 return"},

@@ -20,7 +20,7 @@ import (
 // and the text that iptables-save prints. iptables-nft calls a table with anything else
 // incompatible.
 func (x xtCompiler) node(text string, exprs ...expr.Any) nft.Node {
-	return nft.Plain{Text: text, Exprs: nfnetlink.Marshal(x.family.Family(), exprs...)}
+	return nft.Node{Text: text, Exprs: nfnetlink.Marshal(x.family.Family(), exprs...)}
 }
 
 // ofPrefix matches packets whose source or destination is in a prefix. It compares whole

@@ -167,7 +167,7 @@ func (e exporter) view(v view) {
 	v4, v6 := v.installed.CIDRs()
 	present, absent := 0, 0
 	for _, f := range v.installed.Policy.Families {
-		present, absent = present+len(f.SNAT.Present), absent+f.SNAT.Absent()
+		present, absent = present+len(f.SNAT.Present), absent+len(f.SNAT.Absent())
 	}
 	for ipv6, n := range map[bool]int{false: v4, true: v6} {
 		e.gauge("cidrs", "CIDRs of the policy in the kernel by address family, without those covered by another.", float64(n),

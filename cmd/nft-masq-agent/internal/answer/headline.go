@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 )
@@ -158,7 +159,11 @@ func (x *Explanation) certain(n kernel.Path, found []Rule, sees string) {
 			keptWords(n.Packet.Src))
 	case last.Own:
 		if !way.Masquerade {
-			of = either(x.rule == "", ", one of "+config.KeySNATAddresses, ", by "+x.rule)
+			of = ", one of " + config.KeySNATAddresses
+			if name, is := strings.CutPrefix(last.Chain, nft.RuleChain); is {
+				place, _, _ := strings.Cut(name, "-")
+				of = ", by entry " + place + " of " + config.KeySNATRules
+			}
 		}
 		x.Why.Code = either(way.Masquerade, "masqueraded", "snat")
 		x.Headline = fmt.Sprintf("%s sees %s%s: masqueraded by this agent.", x.Destination, sees, of)

@@ -2,7 +2,6 @@ package answer
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"nft-masq-agent/config"
@@ -19,8 +18,6 @@ type SNATReport struct {
 	Absent []string `json:"absent"`
 	// Skipped are the entries of snatRules without an address of the node, with their places.
 	Skipped []string `json:"skipped,omitempty"`
-
-	only bool // there is no snatAddresses
 }
 
 // NodeSNAT returns which of snatAddresses the node has, for each family with any.
@@ -29,18 +26,15 @@ func NodeSNAT(p nft.Policy) (reports []SNATReport) {
 		if len(f.SNAT.CIDRs)+len(f.SNATRules) == 0 {
 			continue
 		}
-		report := SNATReport{Family: familyKey(f.IPv6), Present: texts(f.SNAT.Present), Absent: []string{}}
-		for _, c := range f.SNAT.CIDRs {
-			if !slices.ContainsFunc(f.SNAT.Present, c.Contains) {
-				report.Absent = append(report.Absent, c.Text())
-			}
+		report := SNATReport{
+			Family: familyKey(f.IPv6), Present: texts(f.SNAT.Present),
+			Absent: append([]string{}, config.Texts(f.SNAT.Absent())...),
 		}
 		for _, r := range f.SNATRules {
 			if len(r.Present) == 0 {
 				report.Skipped = append(report.Skipped, fmt.Sprintf("%d (%s)", r.Place, r.At))
 			}
 		}
-		report.only = len(f.SNAT.CIDRs) == 0
 		reports = append(reports, report)
 	}
 	return reports
@@ -54,7 +48,7 @@ func (r SNATReport) String() string {
 			strings.Join(r.Skipped, ", "))
 	}
 	switch {
-	case r.only:
+	case len(r.Present)+len(r.Absent) == 0: // there is no snatAddresses
 		return fmt.Sprintf("%s connections of pods for which an entry of %s matches leave from its address.%s", name,
 			config.KeySNATRules, skipped)
 	case len(r.Present) == 0:

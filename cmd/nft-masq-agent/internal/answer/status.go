@@ -312,7 +312,7 @@ func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset, others string
 			r.Config.Mode, installed, r.running(), remedy)
 	}
 	for _, s := range r.SNAT {
-		if len(s.Present) == 0 && !s.only {
+		if len(s.Present) == 0 && len(s.Absent) > 0 {
 			r.Add(config.Error, "snat-missing", "%s", s)
 		}
 	}

@@ -286,7 +286,7 @@ func OneOf[T ~string](values ...T) func(string) (T, error) {
 		for i, v := range values {
 			words[i] = string(v)
 		}
-		return "", fmt.Errorf("is not one of %s", strings.Join(words, ", "))
+		return "", fmt.Errorf("must be %s", strings.Join(words, " or "))
 	}
 }
 
