@@ -81,6 +81,13 @@ fuzz: ## Fuzz each fuzz target for FUZZTIME (10s)
 		done; \
 	done
 
+MUTATE  ?= -seed 1 -n 60
+MUTATED ?= nft nft/native nft/xtables nft/rule nft/foreign nft/conntrack config
+
+.PHONY: mutate
+mutate: deps ## Show what fast tests see of small changes (about an hour; MUTATE='-seed 2 -n 20' MUTATED=nft/rule)
+	nice -n 5 go run ./nft/nfttest/mutate $(MUTATE) $(MUTATED)
+
 .PHONY: demo
 demo: deps build ## Show the agent at work in separate network namespaces
 	go run ./cmd/demo bin/nft-masq-agent manifests/agent-config/config
