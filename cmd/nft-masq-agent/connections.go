@@ -208,8 +208,8 @@ func (f *connectionsFlags) judge(ctx context.Context, s *session) (j *conntrack.
 		case err != nil:
 			return err
 		case now.known != nil:
-			p = now.known.Policy
-			j, err = agent.Judge(now.state)
+			p = now.known.Want.Policy
+			j, err = agent.Judge(now.known)
 			return err
 		case f.stale && !now.found:
 			return errNoRules

@@ -99,7 +99,7 @@ func (f *nodeFlags) online(ctx context.Context, e environment) (d answer.Diff, f
 		var before nft.Policy
 		switch {
 		case now.known != nil:
-			before = now.known.Policy
+			before = now.known.Want.Policy
 		case now.found:
 			return fmt.Errorf("%s: name two files, OLD and NEW", now.unknown)
 		}

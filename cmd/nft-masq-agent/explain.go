@@ -107,9 +107,9 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 		return x, err
 	}
 	var known nft.Ruleset
-	judged := now.known
-	if judged != nil {
-		known = *judged
+	var judged *nft.Ruleset
+	if now.known != nil {
+		known, judged = now.known.Want, &known
 	} else if !now.found {
 		judged = s.Ruleset
 	}
@@ -152,7 +152,7 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 	}
 	x = answered
 	if now.known != nil { // the verdict needs no privilege, but this does
-		if n, err := staleTo(now.state, f.from, dst); err == nil {
+		if n, err := staleTo(now.known, f.from, dst); err == nil {
 			x.SetStale(n)
 		}
 	}

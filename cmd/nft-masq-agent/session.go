@@ -122,11 +122,10 @@ func (s *session) candidates(yield func(*nft.Ruleset) bool) {
 // An inForce is what the kernel has of our rules.
 type inForce struct {
 	layout.Installed
-	found bool         // there are rules of ours
-	known *nft.Ruleset // they are exactly these; nil if no candidate is
-	// The kernel, compared with what is known or else with the config, and with the config.
-	state, ofConfig *kernel.State
-	unknown         string // why not, a sentence without its end; "" if there are none
+	state   *kernel.State // compared with the config
+	found   bool          // there are rules of ours
+	known   *kernel.State // compared with the candidate that they are exactly; nil if they are none
+	unknown string        // why not, a sentence without its end; "" if there are none
 }
 
 // inForce compares our rules in the kernel with the candidates. The hash that the kernel's
@@ -136,10 +135,9 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 	if s.rejected == nil && s.Ruleset != nil {
 		want = *s.Ruleset
 	}
-	if f.ofConfig, err = s.kernel.Read(ctx, want, layout.Beside); err != nil {
+	if f.state, err = s.kernel.Read(ctx, want, layout.Beside); err != nil {
 		return f, hinted(err)
 	}
-	f.state = f.ofConfig
 	if f.Installed, f.found = f.state.Installed(); !f.found {
 		return f, nil
 	}
@@ -147,14 +145,14 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 		if f.Hash != r.Hash() {
 			continue
 		}
-		state := f.ofConfig
+		state := f.state
 		if !r.Same(want) {
 			if state, err = s.kernel.Read(ctx, *r, layout.Beside); err != nil {
 				return f, hinted(err)
 			}
 		}
 		if !slices.ContainsFunc(state.Drift(), func(d layout.Difference) bool { return d.Kind != layout.Leftover }) {
-			f.Layout, f.known, f.state = r.Layout, r, state
+			f.Layout, f.known = r.Layout, state
 			return f, nil
 		}
 		f.unknown = "Another program changed this agent's rules: see status"

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"slices"
@@ -79,19 +80,19 @@ func (s *session) compare(ctx context.Context, r *answer.Status) error {
 	if err != nil {
 		return err
 	}
-	if err := now.ofConfig.Foreign(); err != nil {
+	if err := now.state.Foreign(); err != nil {
 		// Neither its rules nor their counters are ours.
 		r.Kernel.Differences = append(r.Kernel.Differences, err.Error())
 		r.SetOthers(kernel.Others{})
 		return nil
 	}
 	if s.rejected == nil {
-		for _, d := range now.ofConfig.Drift() {
+		for _, d := range now.state.Drift() {
 			r.Kernel.Differences = append(r.Kernel.Differences, d.String())
 		}
 		r.Kernel.InSync = len(r.Kernel.Differences) == 0
 	}
-	l := s.NFT().Layout
+	l := now.state.Want.Layout
 	if now.found {
 		l = now.Layout
 		r.Kernel.Mode, r.Kernel.Hash = string(l.Mode()), now.Hash
@@ -101,11 +102,11 @@ func (s *session) compare(ctx context.Context, r *answer.Status) error {
 		return err
 	}
 	r.SetConnections(counts)
-	if err := s.examine(r, now.state); err != nil {
+	if err := s.examine(r, cmp.Or(now.known, now.state)); err != nil {
 		return err
 	}
 	if now.known != nil {
-		countStale(r, now.state)
+		countStale(r, now.known)
 	} else if now.found {
 		r.Add(config.Note, "stale-unknown", "%s: which connections are stale is unknown.", now.unknown)
 	}
