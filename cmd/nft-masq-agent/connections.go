@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
@@ -208,7 +209,7 @@ func (f *connectionsFlags) judge(ctx context.Context, s *session) (j *conntrack.
 			return err
 		case now.known != nil:
 			p = now.known.Policy
-			j, err = s.judge(ctx, *now.known)
+			j, err = agent.Judge(now.state)
 			return err
 		case f.stale && !now.found:
 			return errNoRules

@@ -183,9 +183,13 @@ func (n *testNode) generation() uint32 {
 func (n *testNode) differences(want nft.Ruleset) []string {
 	k := n.kernel()
 	defer k.Close()
-	diffs, err := k.Diff(context.Background(), want, layout.Everything)
+	s, err := k.Read(context.Background(), want, layout.Everything)
 	if err != nil {
-		diffs = append(diffs, err.Error())
+		return []string{err.Error()}
+	}
+	var diffs []string
+	for _, d := range s.Drift() {
+		diffs = append(diffs, d.String())
 	}
 	return diffs
 }

@@ -12,6 +12,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/kernel"
 )
 
 func diffCommand() command {
@@ -118,15 +119,15 @@ func (f *nodeFlags) online(ctx context.Context, e environment) (d answer.Diff, f
 		if !d.Changed() {
 			return nil
 		}
-		return hinted(s.countOpen(ctx, &d, before, after))
+		return countOpen(&d, now.state, before, after)
 	})
 	return d, s.files(), err
 }
 
 // countOpen counts the open connections of pods in each change, and those that both
 // policies masquerade but that keep a source address that the second does not allow.
-func (s *session) countOpen(ctx context.Context, d *answer.Diff, before, after nft.Policy) error {
-	evidence, err := agent.Evidence(ctx, s.kernel, nft.Ruleset{})
+func countOpen(d *answer.Diff, state *kernel.State, before, after nft.Policy) error {
+	evidence, err := agent.Evidence(state)
 	if err != nil {
 		return err
 	}

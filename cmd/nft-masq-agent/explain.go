@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
@@ -119,7 +120,7 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 			x.Add(config.Warning, "legacy-tables", "This answer ignores %s", text)
 		}
 		var err error
-		if tracer, err = s.kernel.Tracer(ctx, known); err != nil {
+		if tracer, err = now.state.Tracer(ctx, known); err != nil {
 			return x, hinted(err)
 		}
 	}
@@ -151,7 +152,7 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 	}
 	x = answered
 	if now.known != nil { // the verdict needs no privilege, but this does
-		if n, err := s.staleTo(ctx, known, f.from, dst); err == nil {
+		if n, err := staleTo(now.state, f.from, dst); err == nil {
 			x.SetStale(n)
 		}
 	}
@@ -208,12 +209,12 @@ func aboutPods(
 
 // staleTo counts the stale connections to an address, from any source if src is the
 // zero address.
-func (s *session) staleTo(ctx context.Context, held nft.Ruleset, src, dst netip.Addr) (int, error) {
+func staleTo(held *kernel.State, src, dst netip.Addr) (int, error) {
 	f := connectionsFlags{to: netip.PrefixFrom(dst, dst.BitLen()), stale: true}
 	if src.IsValid() {
 		f.from = netip.PrefixFrom(src, src.BitLen())
 	}
-	j, err := s.judge(ctx, held)
+	j, err := agent.Judge(held)
 	if err != nil {
 		return 0, err
 	}

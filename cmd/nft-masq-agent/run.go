@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/sha256"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -22,6 +21,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/watch"
@@ -76,8 +76,8 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 	}
 	k := kernel.Open()
 	defer func() { _ = k.Close() }()
-	if err := k.Check(ctx, o.NFT().Layout); errors.Is(err, nft.ErrForeignChain) {
-		return exitUsage, usagef("--masq-chain: %w", err)
+	if s, err := k.Read(ctx, nft.Ruleset{Layout: o.NFT().Layout}, layout.Ours); err == nil && s.Foreign() != nil {
+		return exitUsage, usagef("--masq-chain: %w", s.Foreign())
 	}
 	ended := startAgent(ctx, o, k, log, hangup, lines.lost.Load)
 	<-ctx.Done()

@@ -6,15 +6,14 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
 )
@@ -123,27 +122,39 @@ func (s *session) candidates(yield func(*nft.Ruleset) bool) {
 // An inForce is what the kernel has of our rules.
 type inForce struct {
 	layout.Installed
-	found   bool         // there are rules of ours
-	known   *nft.Ruleset // they are exactly these; nil if no candidate is
-	unknown string       // why not, a sentence without its end; "" if there are none
+	found bool         // there are rules of ours
+	known *nft.Ruleset // they are exactly these; nil if no candidate is
+	// The kernel, compared with what is known or else with the config, and with the config.
+	state, ofConfig *kernel.State
+	unknown         string // why not, a sentence without its end; "" if there are none
 }
 
 // inForce compares our rules in the kernel with the candidates. The hash that the kernel's
 // rules have decides which one they can be.
 func (s *session) inForce(ctx context.Context) (f inForce, err error) {
-	if f.Installed, f.found, err = s.kernel.Installed(ctx); err != nil || !f.found {
+	want := nft.Ruleset{Layout: s.NFT().Layout}
+	if s.rejected == nil && s.Ruleset != nil {
+		want = *s.Ruleset
+	}
+	if f.ofConfig, err = s.kernel.Read(ctx, want, layout.Beside); err != nil {
 		return f, hinted(err)
+	}
+	f.state = f.ofConfig
+	if f.Installed, f.found = f.state.Installed(); !f.found {
+		return f, nil
 	}
 	for r := range s.candidates {
 		if f.Hash != r.Hash() {
 			continue
 		}
-		diffs, err := s.kernel.Diff(ctx, *r, layout.Ours)
-		if err != nil {
-			return f, hinted(err)
+		state := f.ofConfig
+		if !r.Same(want) {
+			if state, err = s.kernel.Read(ctx, *r, layout.Beside); err != nil {
+				return f, hinted(err)
+			}
 		}
-		if len(diffs) == 0 {
-			f.Layout, f.known = r.Layout, r
+		if !slices.ContainsFunc(state.Drift(), func(d layout.Difference) bool { return d.Kind != layout.Leftover }) {
+			f.Layout, f.known, f.state = r.Layout, r, state
 			return f, nil
 		}
 		f.unknown = "Another program changed this agent's rules: see status"
@@ -189,12 +200,6 @@ func (s *session) config(now inForce) answer.Config {
 		c.Enforced = now.Hash
 	}
 	return c
-}
-
-// judge returns a judge of connections for a ruleset that the kernel has.
-func (s *session) judge(ctx context.Context, r nft.Ruleset) (*conntrack.Judge, error) {
-	j, err := agent.Judge(ctx, s.kernel, r)
-	return j, hinted(err)
 }
 
 // consistently calls read again if the ruleset has changed meanwhile, up to a limit.

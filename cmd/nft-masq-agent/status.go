@@ -2,17 +2,15 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"slices"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
-	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/node"
 )
 
@@ -44,7 +42,7 @@ func (f *nodeFlags) status(ctx context.Context, _ []string, e environment) (int,
 	}
 	var r answer.Status
 	if err := s.consistently(func() (err error) { r, err = s.report(ctx); return err }); err != nil {
-		return exitFailed, hinted(err)
+		return exitFailed, err
 	}
 	return e.reply(f.output, &r)
 }
@@ -77,57 +75,48 @@ func (s *session) report(ctx context.Context) (answer.Status, error) {
 
 // compare adds the report on the kernel.
 func (s *session) compare(ctx context.Context, r *answer.Status) error {
-	l := s.NFT().Layout
-	if err := s.kernel.Check(ctx, l); errors.Is(err, nft.ErrForeignChain) {
-		// Neither its rules nor their counters are ours.
-		r.Kernel.Differences = append(r.Kernel.Differences, err.Error())
-		r.SetOthers(kernel.Others{})
-		return nil
-	} else if err != nil {
-		return err
-	}
 	now, err := s.inForce(ctx)
 	if err != nil {
 		return err
 	}
-	want := nft.Ruleset{Layout: l}
-	if s.rejected == nil {
-		diffs, err := s.kernel.Diff(ctx, *s.Ruleset, layout.Everything)
-		if err != nil {
-			return err
-		}
-		r.Kernel.Differences = append(r.Kernel.Differences, diffs...)
-		r.Kernel.InSync = len(diffs) == 0
-		want = *s.Ruleset
+	if err := now.ofConfig.Foreign(); err != nil {
+		// Neither its rules nor their counters are ours.
+		r.Kernel.Differences = append(r.Kernel.Differences, err.Error())
+		r.SetOthers(kernel.Others{})
+		return nil
 	}
+	if s.rejected == nil {
+		for _, d := range now.ofConfig.Drift() {
+			r.Kernel.Differences = append(r.Kernel.Differences, d.String())
+		}
+		r.Kernel.InSync = len(r.Kernel.Differences) == 0
+	}
+	l := s.NFT().Layout
 	if now.found {
 		l = now.Layout
 		r.Kernel.Mode, r.Kernel.Hash = string(l.Mode()), now.Hash
-	}
-	if now.known != nil {
-		want = *now.known
 	}
 	counts, err := s.kernel.Counters(l)
 	if err != nil {
 		return err
 	}
 	r.SetConnections(counts)
-	if err := s.examine(ctx, r, want); err != nil {
+	if err := s.examine(r, now.state); err != nil {
 		return err
 	}
 	if now.known != nil {
-		s.countStale(ctx, r, want)
+		countStale(r, now.state)
 	} else if now.found {
 		r.Add(config.Note, "stale-unknown", "%s: which connections are stale is unknown.", now.unknown)
 	}
 	return nil
 }
 
-// examine adds the report on other programs' rules and on this node, of which the ruleset is
-// wanted.
-func (s *session) examine(ctx context.Context, r *answer.Status, want nft.Ruleset) error {
+// examine adds the report on other programs' rules and on this node.
+func (s *session) examine(r *answer.Status, state *kernel.State) error {
+	want := state.Want
 	r.SNAT = answer.NodeSNAT(want.Policy)
-	others, err := s.kernel.Others(ctx, want)
+	others, err := state.Others()
 	if err != nil {
 		return err
 	}
@@ -147,11 +136,11 @@ func (s *session) examine(ctx context.Context, r *answer.Status, want nft.Rulese
 
 // countStale adds the report on connections that contradict the policy in the kernel, and on
 // source ports.
-func (s *session) countStale(ctx context.Context, r *answer.Status, held nft.Ruleset) {
-	j, err := s.judge(ctx, held)
+func countStale(r *answer.Status, held *kernel.State) {
+	j, err := agent.Judge(held)
 	var stale conntrack.Stale
 	var tally conntrack.Tally
-	ports, among := held.Policy.SourcePorts()
+	ports, among := held.Want.Policy.SourcePorts()
 	if err == nil {
 		stale, err = conntrack.Open().CountStale(j, func() func(*conntrack.Entry) {
 			tally = conntrack.Tally{}

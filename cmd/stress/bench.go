@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -120,11 +119,14 @@ func (b *bench) write(p policy) error {
 // inSync checks, independently of the agent, whether the kernel has the wanted
 // rules and nothing of the other mode or an older agent.
 func (b *bench) inSync(ctx context.Context, want nft.Ruleset) error {
-	diffs, err := b.kernel.Diff(ctx, want, layout.TakeOver)
-	if err == nil && len(diffs) > 0 {
-		err = fmt.Errorf("the kernel is out of sync: %s", strings.Join(diffs, "; "))
+	s, err := b.kernel.Read(ctx, want, layout.TakeOver)
+	if err != nil {
+		return err
 	}
-	return err
+	if diffs := s.Drift(); len(diffs) > 0 {
+		return fmt.Errorf("the kernel is out of sync: %q", diffs)
+	}
+	return nil
 }
 
 // awaitSync waits until the kernel is in sync.

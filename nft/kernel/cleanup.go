@@ -28,7 +28,7 @@ func (k *Kernel) Cleanup(ctx context.Context, what Removal) (removed []string, e
 		if err != nil {
 			return err
 		}
-		diffs := s.differences()
+		diffs := s.Differences()
 		removed = names(diffs)
 		err = s.carryOut(ctx, func(b *nfnetlink.Batch) error { return k.conn.Commit(b, s.generation) })
 		if err == nil && what != LegacyOnly {
@@ -47,7 +47,7 @@ func (k *Kernel) Removable(ctx context.Context, what Removal) (found []string, e
 	err = again(ctx, func() error {
 		s, err := k.removable(ctx, what)
 		if err == nil {
-			found = names(s.differences())
+			found = names(s.Differences())
 		}
 		return err
 	})
@@ -55,7 +55,7 @@ func (k *Kernel) Removable(ctx context.Context, what Removal) (found []string, e
 }
 
 // removable reads what can be removed.
-func (k *Kernel) removable(ctx context.Context, what Removal) (*state, error) {
+func (k *Kernel) removable(ctx context.Context, what Removal) (*State, error) {
 	depth := layout.TakeOver
 	if what == Ours {
 		depth = layout.Everything
@@ -79,21 +79,12 @@ func names(diffs []layout.Difference) (out []string) {
 	return out
 }
 
-// Installed returns our rules that the kernel has, of any mode and whatever other programs
-// have done to them since; false if there are none.
+// Installed reads our rules that the kernel has; see [State.Installed].
 func (k *Kernel) Installed(ctx context.Context) (found layout.Installed, ok bool, err error) {
-	err = again(ctx, func() error {
-		s, err := k.read(ctx, nft.Ruleset{}, layout.Everything, nil)
-		if err != nil {
-			return err
-		}
-		for _, m := range s.modes {
-			if found, ok = m.Installed(); ok {
-				break
-			}
-		}
-		return nil
-	})
+	s, err := k.Read(ctx, nft.Ruleset{}, layout.Everything)
+	if err == nil {
+		found, ok = s.Installed()
+	}
 	return found, ok, err
 }
 

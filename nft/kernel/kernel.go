@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -35,7 +34,7 @@ type Kernel struct {
 	// in our chain are just drift.
 	settled nft.Layout
 	// right is the last state that was as wanted.
-	right *state
+	right *State
 }
 
 // Open returns the ruleset of the network namespace in which the first request is
@@ -71,25 +70,14 @@ func (k *Kernel) Counters(l nft.Layout) ([]nft.Counts, error) {
 	return native.Counters(k.scraping)
 }
 
-// Check returns [nft.ErrForeignChain] if the layout cannot be written without
-// deleting another program's rules.
-func (k *Kernel) Check(ctx context.Context, l nft.Layout) error {
-	t := task{want: nft.Ruleset{Layout: l}, first: true}
-	return again(ctx, func() error {
-		_, diffs, err := k.look(ctx, &t)
-		return cmp.Or(err, prevented(diffs))
-	})
-}
-
-// Diff describes how the kernel differs from the wanted ruleset, without writing.
-func (k *Kernel) Diff(ctx context.Context, want nft.Ruleset, depth layout.Depth) (found []string, err error) {
-	t := task{want: want, depth: depth}
+// Read reads the kernel, to compare it with the wanted ruleset without writing.
+func (k *Kernel) Read(ctx context.Context, want nft.Ruleset, depth layout.Depth) (s *State, err error) {
+	t := task{want: want, depth: depth, first: true}
 	err = again(ctx, func() error {
-		_, diffs, err := k.look(ctx, &t)
-		found = texts(diffs)
+		s, _, err = k.look(ctx, &t)
 		return err
 	})
-	return found, err
+	return s, err
 }
 
 // Applied is what [Kernel.Apply] did.
@@ -176,7 +164,7 @@ type task struct {
 	first bool // its rules were never right in this process
 	// before is a state whose differences are certain: elements of its sets need not be
 	// read again.
-	before    *state
+	before    *State
 	last      []string            // differences that are not certain
 	found     []layout.Difference // the first certain ones
 	recreated time.Time           // when our table was deleted
@@ -185,14 +173,15 @@ type task struct {
 // look reads the kernel and compares. Another program's transaction can make a
 // dump inconsistent without notice, so a difference counts only if there was none, or
 // if two reads agree.
-func (k *Kernel) look(ctx context.Context, t *task) (*state, []layout.Difference, error) {
+func (k *Kernel) look(ctx context.Context, t *task) (*State, []layout.Difference, error) {
 	s, err := k.read(ctx, t.want, t.depth, t.before)
 	if err != nil {
 		return nil, nil, err
 	}
-	diffs := slices.DeleteFunc(s.differences(), func(d layout.Difference) bool {
-		return !t.first && (d.Kind == layout.Unsigned || d.Kind == layout.Foreign)
-	})
+	diffs := s.Differences()
+	if !t.first {
+		diffs = s.Drift()
+	}
 	if len(diffs) == 0 || t.found != nil {
 		return s, diffs, nil
 	}
@@ -229,13 +218,14 @@ func (k *Kernel) attempt(ctx context.Context, t *task) (a Applied, err error) {
 	if whole {
 		a.Generation = s.generation
 	}
+	s.others = foreign.Snapshot{} // it can be large
 	k.right = s
 	return a, nil
 }
 
 // write writes the differences of a state, or deletes our table so that the next attempt
 // creates it again.
-func (k *Kernel) write(ctx context.Context, t *task, s *state, diffs []layout.Difference) error {
+func (k *Kernel) write(ctx context.Context, t *task, s *State, diffs []layout.Difference) error {
 	commit := func(b *nfnetlink.Batch) error {
 		if b.Len() == 0 {
 			return nil
@@ -271,7 +261,7 @@ func mayComeFromTheTable(err error) bool {
 var errOdd = errors.New("another program keeps changing our table while it is created")
 
 // recreate deletes our table. The error is one after which to read again.
-func (t *task) recreate(s *state, commit layout.Commit) error {
+func (t *task) recreate(s *State, commit layout.Commit) error {
 	r, ok := s.wanted.(layout.Recreator)
 	if !ok || !t.recreated.IsZero() {
 		return errOdd

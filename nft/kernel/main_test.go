@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"context"
 	"errors"
 	"os"
 	"testing"
@@ -97,4 +98,40 @@ func generation(t testing.TB, ns *nfttest.NS) uint32 {
 		t.Fatal(err)
 	}
 	return g
+}
+
+// Diff describes how the kernel differs from the wanted ruleset.
+func (k *Kernel) Diff(ctx context.Context, want nft.Ruleset, depth layout.Depth) ([]string, error) {
+	s, err := k.Read(ctx, want, depth)
+	if err != nil {
+		return nil, err
+	}
+	return texts(s.Drift()), nil
+}
+
+// Check returns an error if the layout cannot be written.
+func (k *Kernel) Check(ctx context.Context, l nft.Layout) error {
+	s, err := k.Read(ctx, nft.Ruleset{Layout: l}, layout.Ours)
+	if err != nil {
+		return err
+	}
+	return s.Foreign()
+}
+
+// Others reads other programs' rules.
+func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
+	s, err := k.Read(ctx, want, layout.Beside)
+	if err != nil {
+		return Others{}, err
+	}
+	return s.Others()
+}
+
+// Tracer reads the rules that the kernel has, of which known is ours.
+func (k *Kernel) Tracer(ctx context.Context, known nft.Ruleset) (*Tracer, error) {
+	s, err := k.Read(ctx, known, layout.Everything)
+	if err != nil {
+		return nil, err
+	}
+	return s.Tracer(ctx, known)
 }

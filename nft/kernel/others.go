@@ -65,11 +65,11 @@ func (o Others) OlderAgentDecides() bool {
 // changes do not affect the generation of the ruleset.
 func (k *Kernel) XTables() ([]foreign.XTable, error) { return k.xtables() }
 
-// Others reads other programs' rules: every chain that is reachable from a
-// postrouting chain of type nat, and no other.
-func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
-	o, snapshot, err := k.older(ctx, want)
-	if err != nil {
+// Others returns other programs' rules: of every chain that is reachable from a
+// postrouting chain of type nat, and of no other.
+func (s *State) Others() (o Others, err error) {
+	k, want := s.kernel, s.Want
+	if o, err = s.older(); err != nil {
 		return Others{}, err
 	}
 	if o.Routing, err = k.leftovers(); err != nil {
@@ -87,7 +87,7 @@ func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
 	if err != nil {
 		return Others{}, err
 	}
-	found, rest := foreign.Conflicts(snapshot, share(want, pods, local))
+	found, rest := foreign.Conflicts(s.others, share(want, pods, local))
 	policy := want.Policy
 	if policy.ReceivesNothing(links) {
 		policy.Enforce = nil
@@ -105,26 +105,22 @@ func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
 			o.Podless = append(o.Podless, c)
 		}
 	}
-	o.Unread = snapshot.Unread + rest
+	o.Unread = s.others.Unread + rest
 	return o, nil
 }
 
 // Older reads only the rules of iptables-based agents, wherever Others finds them.
 func (k *Kernel) Older(ctx context.Context) (Others, error) {
-	o, _, err := k.older(ctx, nft.Ruleset{})
-	return o, err
+	s, err := k.Read(ctx, nft.Ruleset{}, layout.Beside)
+	if err != nil {
+		return Others{}, err
+	}
+	return s.older()
 }
 
-func (k *Kernel) older(ctx context.Context, want nft.Ruleset) (Others, foreign.Snapshot, error) {
-	xtables, err := k.xtables()
-	if err != nil {
-		return Others{}, foreign.Snapshot{}, err
-	}
-	snapshot, err := k.snapshot(ctx, want)
-	if err != nil {
-		return Others{}, foreign.Snapshot{}, err
-	}
-	return Others{XTables: xtables, Legacy: foreign.Legacy(snapshot)}, snapshot, nil
+func (s *State) older() (Others, error) {
+	xtables, err := s.kernel.xtables()
+	return Others{XTables: xtables, Legacy: foreign.Legacy(s.others)}, err
 }
 
 // pods returns what pods send according to a policy, of both families. If they are known by
@@ -167,36 +163,8 @@ func comesLate(p nft.Policy, c foreign.Conflict) bool {
 	})
 }
 
-// Rewrites finds all rules of other programs that can rewrite a source address. Rules
-// of the given ruleset are ours; without one, what the kernel has of ours is read.
-func (k *Kernel) Rewrites(ctx context.Context, held nft.Ruleset) (foreign.Rewrites, error) {
-	snapshot, err := k.snapshot(ctx, held)
-	if err != nil {
-		return foreign.Rewrites{}, err
-	}
-	return foreign.FindRewrites(snapshot), nil
-}
-
-func (k *Kernel) snapshot(ctx context.Context, want nft.Ruleset) (snapshot foreign.Snapshot, err error) {
-	err = k.beside(ctx, want, func(c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) (err error) {
-		snapshot, err = foreign.Read(ctx, c, own)
-		return err
-	})
-	return snapshot, err
-}
-
-// beside reads other programs' rules, knowing which chains are ours.
-func (k *Kernel) beside(
-	ctx context.Context, want nft.Ruleset, read func(c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) error,
-) error {
-	return again(ctx, func() error {
-		s, err := k.read(ctx, want, layout.Everything, nil)
-		if err != nil {
-			return err
-		}
-		return read(k.conn.In(ctx), s.owns)
-	})
-}
+// Rewrites finds all rules of other programs that can rewrite a source address.
+func (s *State) Rewrites() foreign.Rewrites { return foreign.FindRewrites(s.others) }
 
 // share returns what a ruleset exempts, what it masquerades, but for loopback addresses and
 // those of the node, and at which priority.

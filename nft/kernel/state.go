@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"context"
+	"slices"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
@@ -11,12 +12,16 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// A state is our rules in the kernel, and those of older agents, at one generation.
-type state struct {
+// A State is what the kernel has at one generation: our rules, compared with the wanted
+// ones, and those of other programs if they were read.
+type State struct {
+	Want       nft.Ruleset
+	kernel     *Kernel
 	generation uint32
 	modes      []layout.State // those of the readers, nil if not read
 	wanted     layout.State   // nil: no rules are wanted
-	legacy     []foreign.LegacyChain
+	others     foreign.Snapshot
+	legacy     []foreign.LegacyChain // that is to go
 }
 
 // A reader reads the rules of a mode.
@@ -31,13 +36,13 @@ func readers() []reader {
 
 // read reads the kernel's state. With an earlier one, the elements of sets that are still
 // the same are not read again.
-func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth, before *state) (*state, error) {
+func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth, before *State) (*State, error) {
 	c := k.conn.In(ctx)
 	generation, err := c.Generation()
 	if err != nil {
 		return nil, err
 	}
-	s := &state{generation: generation}
+	s := &State{Want: want, kernel: k, generation: generation}
 	for i, r := range readers() {
 		var earlier, now layout.State
 		if before != nil {
@@ -52,18 +57,19 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 			s.wanted = now
 		}
 	}
-	if depth == layout.TakeOver {
-		snapshot, err := foreign.Read(ctx, c, s.owns)
-		if err != nil {
+	if depth >= layout.Beside {
+		if s.others, err = foreign.Read(ctx, c, s.owns); err != nil {
 			return nil, err
 		}
-		s.legacy = foreign.Legacy(snapshot)
+	}
+	if depth == layout.TakeOver {
+		s.legacy = foreign.Legacy(s.others)
 	}
 	return s, nil
 }
 
 // owns reports whether a chain is ours, or will be.
-func (s *state) owns(c nfnetlink.Chain) bool {
+func (s *State) owns(c nfnetlink.Chain) bool {
 	for _, m := range s.modes {
 		if m != nil && m.Owns(c) {
 			return true
@@ -72,8 +78,37 @@ func (s *state) owns(c nfnetlink.Chain) bool {
 	return false
 }
 
-// differences describes how the state differs from the wanted one.
-func (s *state) differences() (diffs []layout.Difference) {
+// Installed returns our rules that the kernel has, of any mode and whatever other programs
+// have done to them since; false if there are none.
+func (s *State) Installed() (found layout.Installed, ok bool) {
+	for _, m := range s.modes {
+		if found, ok = m.Installed(); ok {
+			break
+		}
+	}
+	return found, ok
+}
+
+// Foreign returns [nft.ErrForeignChain] if the wanted rules cannot be written without
+// deleting another program's.
+func (s *State) Foreign() error {
+	for _, d := range s.Differences() {
+		if d.Kind == layout.Foreign {
+			return d.Err
+		}
+	}
+	return nil
+}
+
+// Drift describes how the state differs from the wanted one, if the rules in our chain are ours.
+func (s *State) Drift() []layout.Difference {
+	return slices.DeleteFunc(s.Differences(), func(d layout.Difference) bool {
+		return d.Kind == layout.Unsigned || d.Kind == layout.Foreign
+	})
+}
+
+// Differences describes how the state differs from the wanted one.
+func (s *State) Differences() (diffs []layout.Difference) {
 	for _, l := range s.legacy {
 		d := layout.Difference{Kind: layout.Older, Text: l.String(), Rules: l}
 		for _, name := range l.Held {
@@ -90,7 +125,7 @@ func (s *state) differences() (diffs []layout.Difference) {
 }
 
 // carryOut turns the state into the wanted one.
-func (s *state) carryOut(ctx context.Context, commit layout.Commit) error {
+func (s *State) carryOut(ctx context.Context, commit layout.Commit) error {
 	if s.wanted != nil {
 		if err := s.wanted.Stage(ctx, commit); err != nil {
 			return err

@@ -36,10 +36,10 @@ type Tracer struct {
 
 // Tracer reads the NAT rules of this node, including those of other programs. known is the
 // ruleset that the kernel has, as far as it is known.
-func (k *Kernel) Tracer(ctx context.Context, known nft.Ruleset) (*Tracer, error) {
+func (s *State) Tracer(ctx context.Context, known nft.Ruleset) (*Tracer, error) {
 	t := &Tracer{known: known}
-	return t, k.beside(ctx, known, func(c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) (err error) {
-		t.rules, err = foreign.NewTracer(ctx, c, own)
+	return t, again(ctx, func() (err error) {
+		t.rules, err = foreign.NewTracer(ctx, s.kernel.conn.In(ctx), s.owns)
 		return err
 	})
 }

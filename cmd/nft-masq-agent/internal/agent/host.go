@@ -76,12 +76,16 @@ func (h *Host) alone(ctx context.Context, task func() error) error {
 	return task()
 }
 
-// apart calls a task with a connection of its own.
-func (h *Host) apart(ctx context.Context, task func(*kernel.Kernel) error) error {
+// apart reads the kernel with a connection of its own, and calls a task.
+func (h *Host) apart(ctx context.Context, want nft.Ruleset, task func(*kernel.State) error) error {
 	return h.alone(ctx, func() error {
 		k := kernel.Open()
 		defer func() { _ = k.Close() }()
-		return task(k)
+		s, err := k.Read(ctx, want, layout.Beside)
+		if err != nil {
+			return err
+		}
+		return task(s)
 	})
 }
 
@@ -90,8 +94,8 @@ func giveBack() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
 
 // Others reads other programs' rules.
 func (h *Host) Others(ctx context.Context, want nft.Ruleset) (others kernel.Others, err error) {
-	err = h.apart(ctx, func(k *kernel.Kernel) (err error) {
-		others, err = k.Others(ctx, want)
+	err = h.apart(ctx, want, func(s *kernel.State) (err error) {
+		others, err = s.Others()
 		return err
 	})
 	others.Accept(h.accepted)
@@ -100,8 +104,8 @@ func (h *Host) Others(ctx context.Context, want nft.Ruleset) (others kernel.Othe
 
 // Stale counts the connections that contradict the policy of our ruleset in the kernel.
 func (h *Host) Stale(ctx context.Context, r nft.Ruleset) (stale conntrack.Stale, err error) {
-	err = h.apart(ctx, func(k *kernel.Kernel) error {
-		j, err := Judge(ctx, k, r)
+	err = h.apart(ctx, r, func(s *kernel.State) error {
+		j, err := Judge(s)
 		if err == nil {
 			stale, err = conntrack.Open().CountStale(j)
 		}
@@ -118,8 +122,8 @@ func (h *Host) Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntr
 			return which == config.StaleAll || e.Original.Protocol == unix.IPPROTO_UDP
 		},
 		Read: func(ctx context.Context) (j *conntrack.Judge, err error) {
-			err = h.apart(ctx, func(k *kernel.Kernel) (err error) {
-				j, err = Judge(ctx, k, r)
+			err = h.apart(ctx, r, func(s *kernel.State) (err error) {
+				j, err = Judge(s)
 				return err
 			})
 			return j, err
@@ -132,26 +136,22 @@ func (h *Host) Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntr
 	}
 }
 
-// Judge returns a judge of connections for the policy of a ruleset on this node. If
-// the kernel has the ruleset, its rules need not be read.
-func Judge(ctx context.Context, k *kernel.Kernel, r nft.Ruleset) (*conntrack.Judge, error) {
-	e, err := Evidence(ctx, k, r)
+// Judge returns a judge of connections for the policy that is wanted on this node.
+func Judge(s *kernel.State) (*conntrack.Judge, error) {
+	e, err := Evidence(s)
 	if err != nil {
 		return nil, err
 	}
-	return conntrack.NewJudge(r.Policy, e), nil
+	return conntrack.NewJudge(s.Want.Policy, e), nil
 }
 
-// Evidence reads what a judge must know of this node. If anything cannot be read, no
+// Evidence returns what a judge must know of this node. If anything cannot be read, no
 // connection is certain to be stale.
-func Evidence(ctx context.Context, k *kernel.Kernel, r nft.Ruleset) (e conntrack.Evidence, err error) {
+func Evidence(s *kernel.State) (e conntrack.Evidence, err error) {
 	if e.Local, err = node.LocalPrefixes(); err != nil {
 		return e, err
 	}
-	rewrites, err := k.Rewrites(ctx, r)
-	if err != nil {
-		return e, err
-	}
+	rewrites := s.Rewrites()
 	if rewrites.Everything() {
 		e.Spared = append(e.Spared, "other programs have too many rules: any connection may be theirs")
 	}

@@ -17,6 +17,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/node"
@@ -86,6 +87,14 @@ type nodeKernel struct {
 // Counters uses a new kernel each time, because one caches the result for a while.
 func (k nodeKernel) Counters(l nft.Layout) ([]nft.Counts, error) {
 	return openKernel(k.t, k.node).Counters(l)
+}
+
+func (k nodeKernel) Others(ctx context.Context, want nft.Ruleset) (kernel.Others, error) {
+	s, err := k.Read(ctx, want, layout.Beside)
+	if err != nil {
+		return kernel.Others{}, err
+	}
+	return s.Others()
 }
 
 func (k nodeKernel) Stale(context.Context, nft.Ruleset) (conntrack.Stale, error) {
