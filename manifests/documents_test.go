@@ -41,9 +41,7 @@ var elsewhere = map[string]string{
 	"kubectl -n kube-system exec POD -- /nft-masq-agent status": "needs a kubelet: the tests of make test-cluster run it",
 	"kubectl -n kube-system exec POD -- /nft-masq-agent COMMAND": "needs a kubelet: the tests of make test-cluster " +
 		"run it",
-	"connections --seen-as 192.0.2.1:40001": "TestEachQuestionHasAnAnswerInOneLine runs it on a node with this connection",
-	"connections --seen-as 192.0.2.1:40002": "TestEachQuestionHasAnAnswerInOneLine runs it on a node without it",
-	"manifests/fleet.sh":                    "needs pods: TestFleetHasARowForEachNodeAndSaysFirstWhatIsWrong runs it",
+	"manifests/fleet.sh": "needs pods: TestFleetHasARowForEachNodeAndSaysFirstWhatIsWrong runs it",
 	"git tag --sign --message v1.0.0 v1.0.0": "needs the maintainer's " +
 		"key",
 	"skopeo copy --all oci:dist/image:v1.0.0 docker://registry.example/nft-masq-agent:v1.0.0": "needs a registry",
