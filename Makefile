@@ -54,11 +54,13 @@ test: deps ## Run all tests: units, kernel and binary (root, or user namespaces)
 test-race: deps ## Run all tests under the race detector (needs a C compiler)
 	CGO_ENABLED=1 go test -race -count=1 -timeout $(TIMEOUT) ./...
 
+# For 32 bits, github.com/google/nftables does not compile, which cmd/stress needs.
 .PHONY: lint
 lint: ## Check formatting and run the linters
 	@unformatted="$$($(GOFUMPT) -l .)"; \
 	if [ -n "$$unformatted" ]; then echo "not formatted by gofumpt:"; echo "$$unformatted"; exit 1; fi
 	go vet ./...
+	GOARCH=arm go vet ./nft/... ./config/... ./watch/... ./cmd/nft-masq-agent/...
 	$(STATICCHECK) ./...
 	$(GOLANGCI) run ./...
 
@@ -78,6 +80,13 @@ fuzz: ## Fuzz each fuzz target for FUZZTIME (10s)
 			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "$$pkg"; \
 		done; \
 	done
+
+MUTATE  ?= -seed 1 -n 60
+MUTATED ?= nft nft/native nft/xtables nft/rule nft/foreign nft/conntrack config
+
+.PHONY: mutate
+mutate: deps ## Show what fast tests see of small changes (about an hour; MUTATE='-seed 2 -n 20' MUTATED=nft/rule)
+	nice -n 5 go run ./nft/nfttest/mutate $(MUTATE) $(MUTATED)
 
 .PHONY: demo
 demo: deps build ## Show the agent at work in separate network namespaces

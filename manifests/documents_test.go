@@ -42,7 +42,7 @@ var elsewhere = map[string]string{
 	"kubectl -n kube-system exec POD -- /nft-masq-agent COMMAND": "needs a kubelet: the tests of make test-cluster " +
 		"run it",
 	"manifests/fleet.sh": "needs pods: TestFleetHasARowForEachNodeAndSaysFirstWhatIsWrong runs it",
-	"git tag --sign --message v1.0.0 v1.0.0": "needs the maintainer's " +
+	"git tag --sign --message 'First release' v1.0.0": "needs the maintainer's " +
 		"key",
 	"skopeo copy --all oci:dist/image:v1.0.0 docker://registry.example/nft-masq-agent:v1.0.0": "needs a registry",
 	"helm push dist/nft-masq-agent-1.0.0.tgz oci://registry.example/charts":                   "needs a registry",

@@ -565,8 +565,8 @@ func TestEntriesThatCoverLaterOnes(t *testing.T) {
 		{[3]string{"", "", "eth*"}, [3]string{"", "10.0.0.0/8", ""}, false},
 		{[3]string{"10.0.0.0/8", "", ""}, [3]string{"10.0.0.0/8", "10.0.0.0/8", "eth0"}, true},
 	} {
-		if got := len(ruleOf(tt.b[0], tt.b[1],
-			tt.b[2]).CoveredBy([]nft.SNATRule{ruleOf(tt.a[0], tt.a[1], tt.a[2])})) == 1; got != tt.want {
+		a, b := ruleOf(tt.a[0], tt.a[1], tt.a[2]), ruleOf(tt.b[0], tt.b[1], tt.b[2])
+		if got := len(b.CoveredBy([]nft.SNATRule{a})) == 1; got != tt.want {
 			t.Errorf("%q covers %q: %t", tt.a, tt.b, got)
 		}
 	}

@@ -259,7 +259,7 @@ func (f *connectionsFlags) find(table *conntrack.Table, j *conntrack.Judge) (lis
 			listed = append(listed, *e)
 		}
 	})
-	slices.SortFunc(listed, func(a, b conntrack.Entry) int {
+	slices.SortStableFunc(listed, func(a, b conntrack.Entry) int {
 		return cmp.Or(
 			a.Original.Src.Addr().Compare(b.Original.Src.Addr()), a.Destination().Compare(b.Destination()),
 			cmp.Compare(a.Original.Protocol, b.Original.Protocol), a.Original.Src.Compare(b.Original.Src),

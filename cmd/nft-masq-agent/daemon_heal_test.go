@@ -344,7 +344,10 @@ func TestConnectionLimitsInOurSetsDoNotEndMasquerading(t *testing.T) {
 		n.enforce(config)
 		table := nfttest.NFT(t, n.top.Node, "", "list", "table", "inet", nft.TableName)
 		limited := regexp.MustCompile(`(?m)^\s*(set|map) \S+ \{$`).ReplaceAllString(table, "${0}\nct count over 1")
-		nfttest.NFT(t, n.top.Node, "delete table inet "+nft.TableName+"\n"+limited, "-f", "-")
+		_, err := n.top.Node.Output("delete table inet "+nft.TableName+"\n"+limited, "nft", "-f", "-")
+		if err != nil && !strings.Contains(err.Error(), "Operation not supported") { // in sets of intervals, Linux 6.1
+			t.Fatal(err)
+		}
 		n.enforce(config)
 		sighting := nfttest.MustSend(t, n.top, nfttest.Flow{
 			Proto: nfttest.UDP, From: n.top.Pod, To: n.top.Outside, Dst: netip.MustParseAddrPort("203.0.113.9:5000"),

@@ -65,7 +65,7 @@ func (t Tally) Fullest(n int) []PortUse {
 	for k, used := range t {
 		all = append(all, PortUse{k, used})
 	}
-	slices.SortFunc(all, func(a, b PortUse) int {
+	slices.SortStableFunc(all, func(a, b PortUse) int {
 		return cmp.Or(
 			cmp.Compare(b.Used, a.Used), cmp.Compare(a.Protocol, b.Protocol), a.From.Compare(b.From), a.To.Compare(b.To),
 		)

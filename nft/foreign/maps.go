@@ -61,7 +61,7 @@ type mapping struct {
 }
 
 func newMapping(elements []nfnetlink.Element, interval bool) mapping {
-	slices.SortFunc(elements, func(a, b nfnetlink.Element) int {
+	slices.SortStableFunc(elements, func(a, b nfnetlink.Element) int {
 		if c := bytes.Compare(a.Key, b.Key); c != 0 || a.End == b.End {
 			return c
 		}

@@ -84,7 +84,7 @@ func areas(p packets) (all []area) {
 		}
 	}
 	slices.SortFunc(starts, netip.Addr.Compare)
-	slices.SortFunc(p, func(a, b box) int { return a.src[0].From.Compare(b.src[0].From) })
+	slices.SortStableFunc(p, func(a, b box) int { return a.src[0].From.Compare(b.src[0].From) })
 	var active packets // those that may have the source at hand
 	work := 0
 	for _, start := range slices.Compact(starts) {

@@ -136,7 +136,7 @@ func chainsOf(run []nft.SNATRule, f nft.FamilyPolicy) (out []nfnetlink.Mapping) 
 		}
 		taken = iprange.Normal(slices.Concat(taken, iprange.SetOf(list)))
 	}
-	slices.SortFunc(out, func(a, b nfnetlink.Mapping) int { return a.Keys.From.Compare(b.Keys.From) })
+	slices.SortStableFunc(out, func(a, b nfnetlink.Mapping) int { return a.Keys.From.Compare(b.Keys.From) })
 	return out
 }
 

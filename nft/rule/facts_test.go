@@ -897,6 +897,7 @@ func TestUserDataIsReadAsFarAsItIsValid(t *testing.T) {
 		{"", ""},
 		{"\x00", ""},
 		{"\x00\x02ab", "ab"},
+		{"\x05\x00", ""},
 		{"\x00\x03ab\x00", "ab"},
 		{"\x00\x03ab", ""},
 		{"\x05\x01x\x00\x02ab", "ab"},

@@ -97,7 +97,7 @@ func (s *State) writeJump(b *nfnetlink.Batch, n *shared) {
 	jump := n.want.Chain(Postrouting).Bytecode(*n.want, nil)[0]
 	exact, others := n.splitJumps(s.chain)
 	// The one with the lowest handle is the oldest, regardless of the position.
-	slices.SortFunc(exact, func(a, b nfnetlink.Rule) int { return cmp.Compare(a.Handle, b.Handle) })
+	slices.SortStableFunc(exact, func(a, b nfnetlink.Rule) int { return cmp.Compare(a.Handle, b.Handle) })
 	// The jump to our renamed chain, before which ours belongs.
 	renamed := slices.IndexFunc(n.jumps, func(r nfnetlink.Rule) bool {
 		c, ours := jumpOf(r)

@@ -39,12 +39,17 @@ func main() {
 			fail(err)
 		}
 		var drawn []mutation
+		out := 0
 		for _, m := range found {
-			if left[m.String()] == "" && strings.Contains(m.String(), *only) {
+			if left[m.String()] {
+				out++
+			} else if strings.Contains(m.String(), *only) {
 				drawn = append(drawn, m)
 			}
 		}
-		out := len(found) - len(drawn)
+		if listed := listedOf(left, pkg); listed != out {
+			fail(fmt.Errorf("survivors.txt: %d of the mutations of %s do not exist any more", listed-out, pkg))
+		}
 		random := rand.New(rand.NewPCG(*seed, 0)) //nolint:gosec // has to be reproducible
 		random.Shuffle(len(drawn), func(i, j int) { drawn[i], drawn[j] = drawn[j], drawn[i] })
 		if *list {
@@ -70,22 +75,32 @@ func fail(err error) {
 	os.Exit(1)
 }
 
-// leftOut returns the mutations that are not drawn, with the reason.
-func leftOut(text string) (map[string]string, error) {
-	all := map[string]string{}
+// leftOut returns the mutations that are not drawn.
+func leftOut(text string) (map[string]bool, error) {
+	all := map[string]bool{}
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		if line == "" || strings.HasPrefix(line, "#") {
 			continue
 		}
 		class, rest, _ := strings.Cut(line, " | ")
-		what, reason, ok := strings.Cut(rest, " | ")
+		what, _, ok := strings.Cut(rest, " | ")
 		if !ok || !slices.Contains([]string{"equivalent", "performance", "message"}, class) {
 			return nil, fmt.Errorf("survivors.txt: %q has not the form CLASS | MUTATION | REASON", line)
 		}
-		all[what] = class + ": " + reason
+		all[what] = true
 	}
 	return all, nil
+}
+
+// listedOf counts the mutations of a package.
+func listedOf(left map[string]bool, pkg string) (n int) {
+	for what := range left {
+		if path, _, _ := strings.Cut(what, " "); filepath.Dir(path) == pkg {
+			n++
+		}
+	}
+	return n
 }
 
 // mutations returns those of a package's files, in order.

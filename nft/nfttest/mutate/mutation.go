@@ -32,6 +32,9 @@ func (m mutation) String() string {
 		return s
 	}
 	s := fmt.Sprintf("%s %s: %s => %s", m.path, m.function, clean(m.before), clean(m.after))
+	if m.statement {
+		s = fmt.Sprintf("%s %s: without %s", m.path, m.function, clean(m.before))
+	}
 	if m.n > 1 {
 		s += fmt.Sprintf(" #%d", m.n)
 	}
