@@ -194,8 +194,11 @@ func TestExplainNamesTheAddressThatTheFarEndSees(t *testing.T) {
 				tt.rules = strings.ReplaceAll(tt.rules, "chain POSTROUTING { type nat hook postrouting priority 100;",
 					"chain POSTROUTING {")
 			}
-			if tt.rules != "" {
-				nfttest.NFT(t, n.top.Node, tt.rules, "-f", "-")
+			if _, err := n.top.Node.Output(tt.rules, "nft", "-f", "-"); err != nil {
+				if strings.Contains(tt.rules, "* :") && strings.Contains(err.Error(), "Invalid argument") {
+					continue // before Linux 5.13 maps have no *
+				}
+				t.Fatal(err)
 			}
 			x, text := n.explained(tt.dst, "--from", n.top.PodV4.String(), flag, "--config", n.path)
 			if x.Why.Code != tt.code {
