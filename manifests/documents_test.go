@@ -31,7 +31,7 @@ type documented struct {
 var mentions = []string{
 	"kubectl apply", "kubectl exec", "kubectl create configmap --from-file", "helm install", "helm uninstall",
 	"promtool test rules", "conntrack -D", "nft -f", "ip address", "ip nat",
-	"ready --wait-for",
+	"ready --wait-for", "go test -short",
 }
 
 // elsewhere are command lines that no test of this file runs, with the reason.
@@ -62,6 +62,7 @@ var byHand = map[string]string{
 	"stress":       "loads the machine for minutes",
 	"bench":        "needs a quiet machine",
 	"test-kernels": "downloads Debian's kernels, and needs qemu",
+	"mutate":       "takes about an hour",
 	"push":         "needs a registry",
 	"all-push":     "needs a registry",
 	"container":    "container-test makes it",
