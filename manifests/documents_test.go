@@ -31,7 +31,7 @@ type documented struct {
 var mentions = []string{
 	"kubectl apply", "kubectl exec", "kubectl create configmap --from-file", "helm install", "helm uninstall",
 	"promtool test rules", "conntrack -D", "nft -f", "ip address", "ip nat",
-	"ready --wait-for",
+	"ready --wait-for", "go test -short",
 }
 
 // elsewhere are command lines that no test of this file runs, with the reason.
@@ -41,9 +41,7 @@ var elsewhere = map[string]string{
 	"kubectl -n kube-system exec POD -- /nft-masq-agent status": "needs a kubelet: the tests of make test-cluster run it",
 	"kubectl -n kube-system exec POD -- /nft-masq-agent COMMAND": "needs a kubelet: the tests of make test-cluster " +
 		"run it",
-	"connections --seen-as 192.0.2.1:40001": "TestEachQuestionHasAnAnswerInOneLine runs it on a node with this connection",
-	"connections --seen-as 192.0.2.1:40002": "TestEachQuestionHasAnAnswerInOneLine runs it on a node without it",
-	"manifests/fleet.sh":                    "needs pods: TestFleetHasARowForEachNodeAndSaysFirstWhatIsWrong runs it",
+	"manifests/fleet.sh": "needs pods: TestFleetHasARowForEachNodeAndSaysFirstWhatIsWrong runs it",
 	"git tag --sign --message 'First release' v1.0.0": "needs the maintainer's " +
 		"key",
 	"skopeo copy --all oci:dist/image:v1.0.0 docker://registry.example/nft-masq-agent:v1.0.0": "needs a registry",
@@ -64,6 +62,7 @@ var byHand = map[string]string{
 	"stress":       "loads the machine for minutes",
 	"bench":        "needs a quiet machine",
 	"test-kernels": "downloads Debian's kernels, and needs qemu",
+	"mutate":       "takes about an hour",
 	"push":         "needs a registry",
 	"all-push":     "needs a registry",
 	"container":    "container-test makes it",

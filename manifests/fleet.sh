@@ -48,8 +48,11 @@ printf "%s\n" "$answer" | awk -v node="$1" -v failure="$(tail -n 1 "$errors")" '
 		for (n = 1; ("errors." n ".message") in value; n++) more = " (and " n " more)"
 		if (!("version" in value)) { sync = "?"; wrong = failure == "" ? "no answer" : failure }
 		else if (sync == "no" && wrong == "") wrong = "the kernel is not in sync: see status"
-		printf "%s\t%s\t%s\t%s\t%s\n", node, none(value["config.hash"]), none(value["agent.policy.since"]), sync,
-			none(wrong more)
+		since = value["agent.policy.since"]
+		sub(/\.[0-9]+/, "", since)
+		hash = value["agent.policy.hash"]
+		if (hash == "") hash = value["kernel.hash"]
+		printf "%s\t%s\t%s\t%s\t%s\n", node, none(hash), none(since), sync, none(wrong more)
 	}
 	function none(s) { return s == "" ? "-" : s }
 '\''

@@ -7,9 +7,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 // healthy is the answer of an agent, with values between which a parser must tell apart.
@@ -110,5 +114,31 @@ func TestFleetShowsWhichNodesHaveAnotherPolicy(t *testing.T) {
 	}
 	if code != 1 {
 		t.Errorf("exit code %d", code)
+	}
+}
+
+// An agent answers with times to the nanosecond, and has a policy while it rejects the file.
+func TestFleetShowsWhatARealAgentEnforces(t *testing.T) {
+	t.Parallel()
+	n := newDocumentNode(t, nfttest.NewNS(t, "node"))
+	const status = "nft-masq-agent status -o json"
+	before, err := n.run(status)
+	if err != nil {
+		t.Fatal(err, before)
+	}
+	const change = "echo 'nonMasqueradeCIDRs: [10.0.0.1]' >next && mv next /etc/config/ip-masq-agent"
+	if out, err := n.run(change); err != nil {
+		t.Fatal(err, out)
+	}
+	if _, err := n.agent.Await(t.Context(), "config_rejected"); err != nil {
+		t.Fatal(err)
+	}
+	after, _ := n.run(status) // exit code 1
+	row := regexp.MustCompile(`(?m)^(good|bad) +([0-9a-f]{8})  \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ  (yes|no )   (\S+)`)
+	got, code := fleet(t, 2, map[string]string{"good": before, "bad": after})
+	rows := row.FindAllStringSubmatch(got, -1)
+	if len(rows) != 2 || rows[0][2] != rows[1][2] || rows[0][4] != "config" || rows[1][4] != "-" || code != 1 ||
+		strings.Contains(got, "no policy") {
+		t.Errorf("exit code %d:\n%s", code, got)
 	}
 }

@@ -3,6 +3,8 @@
 KUSTOMIZE ?= go run sigs.k8s.io/kustomize/kustomize/v5@v5.8.2
 HELM       = go run helm.sh/helm/v3/cmd/helm@v3.22.0
 KUBECTL    = kubectl
+# Also with make --file manifests.mk in its directory.
+FLEET     := $(dir $(lastword $(MAKEFILE_LIST)))fleet.sh
 
 # docker if its daemon responds, else podman, else buildah; checked once.
 CONTAINER_TOOL ?= $(eval CONTAINER_TOOL := $(shell docker info >/dev/null 2>&1 && echo docker || \
@@ -15,7 +17,7 @@ TAG   := $(or $(TAG),$(subst +,_,$(VERSION)))
 # others.
 PUSH_FLAGS ?=
 
-HOST_ARCH = $(shell go env GOHOSTARCH)
+HOST_ARCH = $(shell go env GOHOSTARCH 2>/dev/null)
 # docker's classic builder reuses what it has cached for another architecture;
 # the others build identical images from identical files.
 BUILD_FLAGS = $(if $(DOCKER),--no-cache,--timestamp $(or $(shell git log -1 --format=%ct 2>/dev/null),0))
@@ -181,7 +183,7 @@ uninstall: registry ## Remove the agent, its rules on all nodes, and everything 
 
 .PHONY: fleet
 fleet: ## Ask the agent of each node of the cluster: a row per node with its policy, and what is wrong
-	@KUBECTL='$(KUBECTL)' manifests/fleet.sh $(NAMESPACE)
+	@KUBECTL='$(KUBECTL)' $(FLEET) $(NAMESPACE)
 
 # Renders into the directory $(1): the base as a single manifest, the
 # overlays for the tests, the alerts as a PrometheusRule and for the chart.

@@ -32,7 +32,10 @@ const (
 	unit = `(ns|us|µs|ms|s|m|h)`
 	term = `([0-9]+(\.[0-9]*)?|\.[0-9]+)` + unit
 
-	cidrPattern      = `^\s*` + cidr + `\s*$`
+	port = `0*([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])`
+	span = port + `(-` + port + `)?`
+
+	cidrPattern      = `^` + cidr + `$`
 	addressPattern   = `^(` + ipv4 + `|` + ipv6 + `|` + cidr + `)$`
 	interfacePattern = `^[^\s/:*"\\]([^\s/:*"\\]{0,13}[^\s/:"\\])?$`
 	durationPattern  = `^\+?(` + term + `)*([0-9]*[1-9][0-9]*(\.[0-9]*)?|[0-9]*\.[0-9]*[1-9][0-9]*)` + unit + `(` + term +
@@ -68,7 +71,8 @@ var otherKeys = map[string]object{
 	},
 	"toPorts": {
 		"description": "Masquerade tcp, udp and sctp to these port ranges only. Without it the flag --to-ports decides.",
-		"type":        []string{"string", "integer", "null"}, "pattern": `^([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?$`,
+		"type":        []string{"string", "integer", "null"}, "pattern": `^(` + span + `(,` + span + `)*)?$`,
+		"minimum": 1, "maximum": 65535,
 	},
 	"randomFully": {
 		"description": "Choose source ports at random. Without it the flag --random-fully decides.",
@@ -86,7 +90,7 @@ var otherKeys = map[string]object{
 	},
 	"cidrLimit": {
 		"description": "A file with more entries in nonMasqueradeCIDRs is rejected.", "type": []string{"integer", "null"},
-		"examples": []int{64},
+		"minimum": 0, "examples": []int{64},
 	},
 }
 
@@ -271,6 +275,7 @@ var invalidConfigs = []string{
 	"snatRules: [{form: [10.244.8.0/24], out: [eth1], addresses: [198.51.100.21]}]",
 	"snatAddresses: 198.51.100.11", "snatAddresses: [node-1]", "snatAddresses: [198.51.100.0/333]", "resyncInterval: 60",
 	"resyncInterval: soon",
+	"toPorts: 0", "toPorts: 70000", "toPorts: 1-65536", "cidrLimit: -1", `nonMasqueradeCIDRs: [" 10.0.0.0/8"]`,
 	"resyncInterval: 60sfoo", "resyncInterval: 60s 5m", "resyncInterval: 1d", "resyncInterval: -5s", "resyncInterval: 0s",
 	"resyncInterval: 0h0.0s", "resyncInterval: .s", "nonMasqueradeCIDRs: [10.0.0.0/33]", "nonMasqueradeCIDRs: [10.0.0/8]",
 	"nonMasqueradeCIDRs: [256.0.0.0/8]", "nonMasqueradeCIDRs: ['fd00::/129']", "nonMasqueradeCIDRs: [fd00/8]",
@@ -372,6 +377,10 @@ func invalid(schema object, v any) string {
 		return fmt.Sprintf("%v is excluded", v)
 	}
 	switch v := v.(type) {
+	case float64:
+		if int(v) < limit("minimum", int(v)) || int(v) > limit("maximum", int(v)) {
+			return fmt.Sprintf("%v is out of range", v)
+		}
 	case string:
 		if pattern, ok := schema["pattern"].(string); ok && !regexp.MustCompile(pattern).MatchString(v) {
 			return fmt.Sprintf("%q does not match", v)

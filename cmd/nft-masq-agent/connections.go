@@ -166,9 +166,11 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 			return exitFailed, err
 		}
 		r.Deleted = deleted
-		found = append(found, answer.Problem(config.Note, "deleted",
-			"deleted %s; TCP connections among them, at most %d, are reset by their destination",
-			answer.Plural(deleted, "connection"), resets))
+		text := "deleted " + answer.Plural(deleted, "connection")
+		if resets > 0 {
+			text += fmt.Sprintf("; TCP connections among them, at most %d, are reset by their destination", resets)
+		}
+		found = append(found, answer.Problem(config.Note, "deleted", "%s", text))
 		if err != nil {
 			found = append(found, answer.Problem(config.Error, "failed", "%v", err))
 		}

@@ -153,6 +153,10 @@ func TestWaitForRulesDoesNotWaitForAValidConfig(t *testing.T) {
 	if err := p.Wait(); err != nil {
 		t.Error(err)
 	}
+	got := n.run("ready", "--wait-for", "127.0.0.1:9717", "-o", "json")
+	if got.code != exitDone || !strings.Contains(got.stdout, `"asked": "started"`) {
+		t.Errorf("as JSON: %+v", got)
+	}
 	if out, _ := n.Output("", "nft", "list", "tables"); !strings.Contains(out, nft.TableName) {
 		t.Errorf("the node has %q", out)
 	}

@@ -180,7 +180,7 @@ func (n *testNode) fitsNextTo(t *testing.T, d *daemon, args []string) {
 	n.check(err)
 	_ = p.Wait() // 1 if something is wrong on this node
 	_, agent := d.memory()
-	peak := int64(cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss) << 10
+	peak := int64(cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss) << 10 //nolint:unconvert // 32 bits on arm
 	if t.Logf("%s: peak %d MiB, agent %d MiB", args[0], peak>>20, agent>>20); peak+agent > limit ||
 		!cmd.ProcessState.Exited() {
 		t.Errorf("%s: %s with %d MiB", args[0], cmd.ProcessState, peak>>20)

@@ -197,14 +197,19 @@ func aboutPods(
 		return x, err
 	}
 	pods = slices.DeleteFunc(pods, func(pod netip.Addr) bool { return pod == dst })
-	pods = pods[:min(mostPodsAsked, len(pods))]
-	all := make([]answer.Explanation, len(pods))
-	for i, pod := range pods {
+	asked := pods[:min(mostPodsAsked, len(pods))]
+	all := make([]answer.Explanation, len(asked))
+	for i, pod := range asked {
 		if all[i], err = about(pod); err != nil {
 			return x, err
 		}
 	}
-	return x.OfPods(pods, all), nil
+	x = x.OfPods(asked, all)
+	if len(asked) < len(pods) {
+		x.Add(config.Note, "pods-limit", "This is from the first %d of %d pods of this node: ask for another one by --from.",
+			len(asked), len(pods))
+	}
+	return x, nil
 }
 
 // staleTo counts the stale connections to an address, from any source if src is the

@@ -227,3 +227,35 @@ func TestExplainAnswersForThePodsOfThisNode(t *testing.T) {
 	}
 	says("no pod is known", "", "it depends on")
 }
+
+func TestExplainSaysThatItAskedForSomeOfManyPods(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	nfttest.Require(t, "ip")
+	n := newTrafficNode(t)
+	n.enforce("")
+	var routes strings.Builder
+	for i := range mostPodsAsked + 9 {
+		fmt.Fprintf(&routes, "route add 10.244.%d.%d/32 dev pod0\n", 2+i/200, 1+i%200)
+	}
+	nfttest.Run(t, n.NS, routes.String(), "ip", "-batch", "-")
+	_, text := n.explained("203.0.113.9", "--config", n.path)
+	const want = "This is from the first 1000 of 1010 pods of this node: ask for another one by --from."
+	if !strings.Contains(text, want) {
+		t.Errorf("%q is not in:\n%s", want, text)
+	}
+}
+
+func TestExplainNamesNoEntryIfItDependsOnTheSource(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	nfttest.Require(t, "ip")
+	n := newTrafficNode(t)
+	n.forgetPods()
+	n.swap("snatAddresses: [192.0.2.1]\nsnatRules: [{from: [10.244.1.3/32], addresses: [192.0.2.1]}]\n")
+	n.start().await("config_applied")
+	x, text := n.explained("203.0.113.9", "--config", n.path)
+	if want := "203.0.113.9 sees 192.0.2.1: masqueraded by this agent."; x.Headline != want {
+		t.Errorf("%q, want %q:\n%s", x.Headline, want, text)
+	}
+}

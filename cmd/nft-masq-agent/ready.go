@@ -35,7 +35,7 @@ type readyFlags struct {
 // A readyAnswer is the output of ready.
 type readyAnswer struct {
 	answer.Head
-	// Asked is ready or, with --alive, alive.
+	// Asked is ready, with --alive alive, or with --wait-for started: rules are installed.
 	Asked string `json:"asked"`
 	// Yes means that the agent is; otherwise the error says why not.
 	Yes bool `json:"yes"`
@@ -53,8 +53,8 @@ func readyCommand() command {
 		name:  "ready",
 		about: "ask this container's agent whether it is ready, and if not, why",
 		details: "For exec probes: the kubelet shows what they print, and a socket in a volume of the pod reaches no other " +
-			"pod's agent. Exit code 0 means yes; 1 means no, or no response. As an init container of another pod, --wait-for keeps " +
-			"the pod from sending anything before its node has rules.",
+			"pod's agent. Exit code 0 means yes; 1 means no, or no response. As an init container of another pod, --wait-for " +
+			"keeps the pod from sending anything before its node has rules.",
 		examples: []string{program + " ready", program + " ready --alive", program + " ready --wait-for 192.0.2.1:9717"},
 		flags: func(fs *flag.FlagSet) action {
 			var f readyFlags
@@ -68,10 +68,8 @@ func readyCommand() command {
 				switch {
 				case f.waitFor != "" && f.alive:
 					return exitUsage, usagef("--wait-for asks for rules, and --alive for the loop: omit one")
-				case f.waitFor != "" && f.output == outputJSON:
-					return exitUsage, usagef("--wait-for prints lines of text: omit --output")
 				case f.waitFor != "":
-					return exitDone, f.wait(ctx, e)
+					return f.wait(ctx, e)
 				}
 				return f.ready(e)
 			}
@@ -105,28 +103,35 @@ func (f readyFlags) ready(e environment) (int, error) {
 
 // wait returns when the agent has rules in the kernel. Each new reason to wait is
 // printed.
-func (f readyFlags) wait(ctx context.Context, e environment) error {
+func (f readyFlags) wait(ctx context.Context, e environment) (int, error) {
 	// "[192.0.2.1]" is a host of ours, as the manifests have it, and none of a URL.
 	host, port, err := net.SplitHostPort(f.waitFor)
 	if err != nil {
-		return err
+		return exitFailed, err
+	}
+	waiting := e.stdout
+	if f.output == outputJSON { // which is one object, at the end
+		waiting = e.stderr
 	}
 	url := "http://" + net.JoinHostPort(host, port) + "/startupz"
 	client := http.Client{Timeout: readyTimeout, Transport: &http.Transport{DisableKeepAlives: true}}
 	for last := ""; ; {
 		reason := started(ctx, client, url)
 		if reason == "" {
-			return write(e.stdout, "rules are installed\n")
+			if f.output == outputText {
+				return exitDone, write(e.stdout, "rules are installed\n")
+			}
+			return e.reply(f.output, &readyAnswer{answer.NewHead(e.command), "started", true})
 		}
 		if reason != last {
 			last = reason
-			if err := write(e.stdout, "waiting: "+reason+"\n"); err != nil {
-				return err
+			if err := write(waiting, "waiting: "+reason+"\n"); err != nil {
+				return exitFailed, err
 			}
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return exitFailed, ctx.Err()
 		case <-time.After(readyInterval):
 		}
 	}

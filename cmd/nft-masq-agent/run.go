@@ -108,7 +108,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 			Files: files, Warnings: warnings, Reread: reread, Hangup: hangup,
 			Generation: generations.Generation,
 			Addresses:  node.Addresses, Follow: node.Follow, Interfaces: node.Interfaces, Pressure: conntrack.Open().Pressure,
-			Lock: running.Lock, Holder: running.Holder,
+			Lock: running.Lock, Later: running.Later, Holder: running.Holder,
 		},
 		agent.NewHost(k, o.AcceptForeign),
 		agent.Settings{Options: o, Version: build().Release, Commit: build().Commit, Args: args(), LostLines: lostLines},

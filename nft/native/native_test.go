@@ -377,8 +377,8 @@ func matches(found, want []string, names *strings.Replacer) bool {
 			}
 			return false
 		}
-		head, any := strings.CutSuffix(w, "…")
-		if i >= len(found) || !(found[i] == w || any && strings.HasPrefix(found[i], head)) {
+		head, prefix := strings.CutSuffix(w, "…")
+		if i >= len(found) || !(found[i] == w || prefix && strings.HasPrefix(found[i], head)) {
 			return false
 		}
 	}

@@ -41,11 +41,12 @@ type Inputs struct {
 	Addresses func() ([]netip.Addr, error)
 	Follow    func(context.Context) <-chan node.Change
 
-	// For observers. Lock is that of the network namespace, and Holder the process that
-	// has it.
+	// For observers. Lock is that of the network namespace, Later tells who has it that
+	// this is another agent, and Holder is the process that has it.
 	Interfaces func() ([]node.Interface, error)
 	Pressure   func() (conntrack.Pressure, error)
 	Lock       func() (io.Closer, error)
+	Later      func() (io.Closer, error)
 	Holder     func() (pid int, ok bool)
 }
 

@@ -110,7 +110,7 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 					return all, nil
 				},
 				Pressure: w.pressure,
-				Lock:     w.lock, Holder: func() (int, bool) { return w.holder, w.holder != 0 },
+				Lock:     w.lock, Later: w.lock, Holder: func() (int, bool) { return w.holder, w.holder != 0 },
 			},
 			w,
 			testSettings(o),

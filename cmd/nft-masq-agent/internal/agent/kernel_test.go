@@ -56,6 +56,7 @@ func TestMetricsCountConnections(t *testing.T) {
 				Files: files, Generation: func() (uint32, error) { return 0, nil },
 				Interfaces: func() ([]node.Interface, error) { return nil, nil },
 				Lock:       func() (io.Closer, error) { return nil, unix.EADDRINUSE },
+				Later:      func() (io.Closer, error) { return nil, unix.EADDRINUSE },
 				Holder:     func() (int, bool) { return 0, false },
 			}, nodeKernel{k, t, topo.Node}, testSettings(options.Options{Mode: mode, Chain: "IP-MASQ-AGENT"}), log)
 			ctx, cancel := context.WithCancel(t.Context())

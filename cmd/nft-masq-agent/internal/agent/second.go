@@ -12,6 +12,7 @@ import (
 type second struct {
 	*Agent
 	lock  io.Closer
+	later io.Closer    // while another one has the lock
 	other atomic.Int64 // its process, 0 for none
 }
 
@@ -21,8 +22,10 @@ func (s *second) run(ctx context.Context) {
 			s.try()
 		}
 	})
-	if s.lock != nil {
-		_ = s.lock.Close()
+	for _, c := range []io.Closer{s.lock, s.later} {
+		if c != nil {
+			_ = c.Close()
+		}
 	}
 }
 
@@ -32,8 +35,17 @@ func (s *second) try() {
 		s.lock = nil
 	}
 	other := 0
-	if s.lock == nil {
+	switch {
+	case s.lock == nil:
 		other, _ = s.in.Holder()
+		if s.later == nil {
+			if s.later, err = s.in.Later(); err != nil {
+				s.later = nil
+			}
+		}
+	case s.later != nil:
+		_ = s.later.Close()
+		s.later = nil
 	}
 	switch was := s.other.Swap(int64(other)); {
 	case other != 0 && was == 0:

@@ -155,7 +155,9 @@ func TopPods(uses map[netip.Addr]int, most int) []PodUses {
 	for pod, n := range uses {
 		pods = append(pods, PodUses{pod.String(), n})
 	}
-	slices.SortStableFunc(pods, func(a, b PodUses) int { return cmp.Or(cmp.Compare(b.Used, a.Used), cmp.Compare(a.Pod, b.Pod)) })
+	slices.SortStableFunc(pods, func(a, b PodUses) int {
+		return cmp.Or(cmp.Compare(b.Used, a.Used), cmp.Compare(a.Pod, b.Pod))
+	})
 	return pods[:min(most, len(pods))]
 }
 

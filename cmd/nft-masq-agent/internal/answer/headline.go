@@ -164,6 +164,9 @@ func (x *Explanation) certain(n kernel.Path, found []Rule, sees string) {
 				place, _, _ := strings.Cut(name, "-")
 				of = ", by entry " + place + " of " + config.KeySNATRules
 			}
+			if slices.ContainsFunc(found, func(r Rule) bool { return r.Chain != last.Chain }) {
+				of = "" // either of them chooses this address
+			}
 		}
 		x.Why.Code = either(way.Masquerade, "masqueraded", "snat")
 		x.Headline = fmt.Sprintf("%s sees %s%s: masqueraded by this agent.", x.Destination, sees, of)

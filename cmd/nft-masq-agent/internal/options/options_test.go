@@ -133,6 +133,18 @@ func TestCommandLinesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
 	}
 }
 
+// As with pflag and package flag, which the older agents use.
+func TestTheLastOfTwoFlagsWins(t *testing.T) {
+	o := parseRun(t, "--v=2 --resync-interval=30 --random-fully=false --v=4 --resync-interval 90 --random-fully "+
+		"--config a --config=b --logtostderr --logtostderr=false --pod-cidr=10.0.0.0/8 --pod-cidr=172.16.0.0/12")
+	if o.Verbosity != 4 || o.ResyncInterval != 90*time.Second || !o.NFT().RandomFully || o.ConfigPath != "b" {
+		t.Errorf("%+v", o)
+	}
+	if len(o.PodCIDRs) != 2 {
+		t.Errorf("--pod-cidr, which can be repeated: %v", o.PodCIDRs)
+	}
+}
+
 func TestIgnoredLogFileIsReported(t *testing.T) {
 	for file, want := range map[string]string{
 		"": "", "/dev/stdout": "", "/dev/stderr": "", "/dev/null": "", "/var/log/agent.log": "/var/log/agent.log",

@@ -6,13 +6,23 @@ import (
 	"net"
 )
 
-// lockName is an abstract unix socket, of which each network namespace has one.
-const lockName = "@nft-masq-agent"
+// Abstract unix sockets, of which each network namespace has one: of the agent that
+// came first, and of one that came later.
+const (
+	lockName  = "@nft-masq-agent"
+	laterName = "@nft-masq-agent-later"
+)
 
 // Lock makes this process the agent of its network namespace, until it is closed. It is
 // an error if another process is that.
-func Lock() (io.Closer, error) {
-	l, err := net.Listen("unix", lockName)
+func Lock() (io.Closer, error) { return listen(lockName) }
+
+// Later tells the agent that has the lock, until it is closed, that this process is
+// another agent. It is an error if a third one does so.
+func Later() (io.Closer, error) { return listen(laterName) }
+
+func listen(name string) (io.Closer, error) {
+	l, err := net.Listen("unix", name)
 	if err != nil {
 		return nil, err
 	}
@@ -31,10 +41,12 @@ func Lock() (io.Closer, error) {
 // Holder returns the process of the agent that has the lock of this network namespace,
 // or -1 if that is in a PID namespace that hides it, and whether there is one. A process
 // of another user than root and the caller does not count: every user can take the lock.
-func Holder() (pid int, ok bool) {
+func Holder() (pid int, ok bool) { return listener(lockName) }
+
+func listener(name string) (pid int, ok bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
-	c, holder, err := dial(ctx, lockName)
+	c, holder, err := dial(ctx, name)
 	if err != nil {
 		return 0, false
 	}

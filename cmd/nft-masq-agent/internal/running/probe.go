@@ -46,8 +46,8 @@ type Report struct {
 	Warnings config.Problems `json:"warnings"`
 	// Refusal is why the kernel cannot be read, or refuses the rules; "" if neither.
 	Refusal string `json:"refusal"`
-	// SecondAgent is the process of an agent that was in this network namespace before
-	// this one, 0 for none; -1 if its namespace hides it.
+	// SecondAgent is the process of another agent in this network namespace, 0 for none; -1
+	// if its namespace hides it. The agent knows only of one that was there before it.
 	SecondAgent int `json:"secondAgent"`
 }
 
@@ -103,6 +103,9 @@ func Ask(socket string) (r Report, err error) {
 	}
 	if pid != 0 { // as this process sees it
 		r.PID = pid
+	}
+	if r.SecondAgent == 0 {
+		r.SecondAgent, _ = listener(laterName)
 	}
 	return r, nil
 }
