@@ -154,6 +154,9 @@ func TestHeadlineLeavesOutRoutesOnWhichNothingReachesTheDestination(t *testing.T
 		args := []string{tt.dst, "--config", n.path}
 		if tt.from != "" {
 			args = append(args, "--from", tt.from)
+		} else {
+			n.forgetPods() // it would answer for them
+			n.ip("route del POD dev pod0 table 100\n")
 		}
 		x, text := n.explained(args...)
 		if x.Sees != tt.sees || !strings.Contains(text, tt.says) {

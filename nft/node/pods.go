@@ -11,7 +11,7 @@ import (
 
 // Pods returns the addresses of a family behind interfaces that lead into the node, in order:
 // those with a route of their own through a veth, and the neighbors on a veth or a bridge.
-// Interfaces of default routes lead away from it.
+// Interfaces of default routes, in any table, lead away from it.
 func Pods(ipv6 bool) ([]netip.Addr, error) {
 	return read(dial, "neighbors", func(r *reader) []netip.Addr { return r.pods(ipv6) })
 }
@@ -26,7 +26,7 @@ func (r *reader) pods(ipv6 bool) (pods []netip.Addr) {
 			inside[i.Name] = i.Kind
 		}
 	}
-	routes := r.networks()
+	routes := r.networks(0)
 	for _, n := range routes {
 		if n.Bits() == 0 {
 			delete(inside, n.Interface)

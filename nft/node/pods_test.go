@@ -23,6 +23,9 @@ func TestPodsAreBehindInterfacesThatLeadIntoTheNode(t *testing.T) {
 		"neigh add 10.244.1.5 lladdr 02:00:00:00:00:05 dev cni0", "neigh add 192.0.2.9 lladdr 02:00:00:00:00:09 dev uplink",
 		"neigh add 10.244.2.7 lladdr 02:00:00:00:00:07 dev cali1", "neigh add 10.244.9.0 lladdr 02:00:00:00:00:08 dev vx",
 		"neigh add 10.244.1.6 nud failed dev cni0",
+		"link add second type veth peer name peer3", "link set second up", "link set peer3 up",
+		"addr add 198.51.100.1/24 dev second", "route add default via 198.51.100.9 dev second table 100",
+		"neigh add 198.51.100.9 lladdr 02:00:00:00:00:06 dev second",
 		"neigh add fd00:1::5 lladdr 02:00:00:00:00:05 dev cni0", "neigh add fe80::5 lladdr 02:00:00:00:00:05 dev cni0",
 	} {
 		nfttest.Run(t, ns, "", "ip", strings.Fields(line)...)

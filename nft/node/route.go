@@ -298,15 +298,18 @@ type Network struct {
 }
 
 // Networks returns the destinations of the main table of routes.
-func Networks() ([]Network, error) { return read(dial, "routes", (*reader).networks) }
+func Networks() ([]Network, error) {
+	return read(dial, "routes", func(r *reader) []Network { return r.networks(unix.RT_TABLE_MAIN) })
+}
 
-func (r *reader) networks() (all []Network) {
+// networks returns the destinations of a table of routes; 0: of all.
+func (r *reader) networks(table byte) (all []Network) {
 	const familyAt, bitsAt, tableAt, protocolAt = 0, 1, 4, 5 // struct rtmsg
 	links := r.byIndex()
 	head := make([]byte, unix.SizeofRtMsg)
-	head[tableAt] = unix.RT_TABLE_MAIN
+	head[tableAt] = table
 	for _, m := range r.request(unix.RTM_GETROUTE, netlink.Dump, head) {
-		if m.routeType() != unix.RTN_UNICAST || m.number(unix.RTA_TABLE) != unix.RT_TABLE_MAIN {
+		if m.routeType() != unix.RTN_UNICAST || table != 0 && m.number(unix.RTA_TABLE) != uint32(table) {
 			continue
 		}
 		dst := m.address(unix.RTA_DST)
