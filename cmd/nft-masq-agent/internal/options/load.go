@@ -58,7 +58,7 @@ func (o Options) sources() (sources []config.Source, note *config.Problem, err e
 	}
 	if len(sources) == 0 && o.MustExist {
 		if _, err := os.Stat(o.ConfigPath); errors.Is(err, fs.ErrNotExist) {
-			return nil, nil, fmt.Errorf("--config %s: %w", config.Printable(o.ConfigPath), fs.ErrNotExist)
+			return nil, nil, fmt.Errorf("config %s: %w", config.Printable(o.ConfigPath), fs.ErrNotExist)
 		}
 	}
 	if o.Input != nil && len(sources) == 1 {
