@@ -37,7 +37,7 @@ func record(want nft.Ruleset) (msgs []netlink.Message, err error) {
 	defer func() { err = errors.Join(err, scratch.close()) }()
 	r := &recorder{}
 	k := kernel.New(nfnetlink.New(func() (*netlink.Conn, error) {
-		nl, err := dialRaw(scratch.ns)
+		nl, err := nfttest.DialNetfilter(scratch.ns)
 		if err != nil {
 			return nil, err
 		}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
@@ -32,18 +31,7 @@ func openNode(name string) (*node, error) {
 
 // dialIn returns a connection to nf_tables in a namespace, for use by any thread.
 func dialIn(ns *nfttest.NS) *nfnetlink.Conn {
-	return nfnetlink.New(func() (*netlink.Conn, error) { return dialRaw(ns) })
-}
-
-func dialRaw(ns *nfttest.NS) (nl *netlink.Conn, err error) {
-	err = ns.Do(func() error {
-		nl, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 32 << 10})
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return nl, errors.Join(nl.SetWriteBuffer(8<<20), nl.SetReadBuffer(1<<20))
+	return nfnetlink.New(func() (*netlink.Conn, error) { return nfttest.DialNetfilter(ns) })
 }
 
 func (n *node) close() error { return errors.Join(n.conn.Close(), n.ns.Close()) }

@@ -2,12 +2,10 @@ package kernel
 
 import (
 	"context"
-	"errors"
 	"os"
 	"testing"
 
 	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
@@ -20,16 +18,7 @@ func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
 // dialIn returns a function that opens sockets in the namespace, including
 // replacements of failed ones.
 func dialIn(ns *nfttest.NS) func() (*netlink.Conn, error) {
-	return func() (nl *netlink.Conn, err error) {
-		err = ns.Do(func() error {
-			nl, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 32 << 10})
-			if err != nil {
-				return err
-			}
-			return errors.Join(nl.SetWriteBuffer(8<<20), nl.SetReadBuffer(1<<20))
-		})
-		return nl, err
-	}
+	return func() (*netlink.Conn, error) { return nfttest.DialNetfilter(ns) }
 }
 
 // connect returns a connection to nf_tables in the namespace.

@@ -10,6 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// DialNetfilter opens a socket of nf_tables in a namespace, for use by any thread, with
+// buffers that hold what a test sends at once.
+func DialNetfilter(n *NS) (nl *netlink.Conn, err error) {
+	err = n.Do(func() error {
+		nl, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 32 << 10})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return nl, errors.Join(nl.SetWriteBuffer(8<<20), nl.SetReadBuffer(1<<20))
+}
+
 const persist = 1 << 2 // NFT_TABLE_F_PERSIST
 
 // Own creates a table that belongs to the socket of the returned connection: when that is
@@ -17,14 +30,7 @@ const persist = 1 << 2 // NFT_TABLE_F_PERSIST
 // kernel does not know the flags: owner is of Linux 5.12, and persist of 6.9.
 func Own(tb testing.TB, n *NS, family byte, table string, flags uint32) *netlink.Conn {
 	tb.Helper()
-	var nl *netlink.Conn
-	err := n.Do(func() (err error) {
-		nl, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 32 << 10})
-		if err != nil {
-			return err
-		}
-		return errors.Join(nl.SetWriteBuffer(8<<20), nl.SetReadBuffer(1<<20))
-	})
+	nl, err := DialNetfilter(n)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
@@ -30,16 +29,7 @@ type Node struct {
 func New(t testing.TB, read Reader) *Node {
 	t.Helper()
 	ns := nfttest.NewNS(t, "node")
-	conn := nfnetlink.New(func() (nl *netlink.Conn, err error) {
-		err = ns.Do(func() error {
-			nl, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 32 << 10})
-			if err != nil {
-				return err
-			}
-			return errors.Join(nl.SetWriteBuffer(8<<20), nl.SetReadBuffer(1<<20))
-		})
-		return nl, err
-	})
+	conn := nfnetlink.New(func() (*netlink.Conn, error) { return nfttest.DialNetfilter(ns) })
 	t.Cleanup(func() { _ = conn.Close() })
 	return &Node{ns, conn, read}
 }
