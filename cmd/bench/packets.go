@@ -147,7 +147,7 @@ func (b *bench) packets(ctx context.Context) error {
 
 // packetsFrom measures what fixed source addresses add to masquerading. The address of a
 // pod is in a map if there are several.
-func (b *bench) packetsFrom(ctx context.Context, counts ...int) (err error) {
+func (b *bench) packetsFrom(ctx context.Context, counts ...int) error {
 	networks := reachable(targetSmall)
 	dsts := destinations(networks, false)
 	plain := ruleset(networks, nft.ModeNFTables)
@@ -159,28 +159,7 @@ func (b *bench) packetsFrom(ctx context.Context, counts ...int) (err error) {
 		from.Families[0].SNAT.List = nft.NewList([]config.CIDR{{Prefix: netip.PrefixFrom(firstSource, 24).Masked()}})
 		texts = append(texts, nft.CompilePolicy(from.On(addresses[:n]), plain.Layout).String())
 	}
-	var opened []*path
-	defer func() {
-		for _, p := range opened {
-			err = errors.Join(err, p.close())
-		}
-	}()
-	var contenders []contender
-	for _, text := range texts {
-		p, err := openPath("nft", text, "-f", "-")
-		if p != nil {
-			opened = append(opened, p)
-		}
-		if err == nil {
-			err = p.assign(addresses)
-		}
-		if err != nil {
-			return err
-		}
-		contenders = append(contenders, p.contender(dsts))
-	}
-	const times = 5 // a turn is short, and the difference small
-	s, err := takeTurns(ctx, times*b.rounds, contenders...)
+	s, err := b.onNodes(ctx, texts, addresses, dsts)
 	if err != nil {
 		return err
 	}

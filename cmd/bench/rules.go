@@ -58,33 +58,16 @@ func (k ruleKind) ruleset(networks []netip.Prefix, n int, addresses []netip.Addr
 }
 
 // rules measures what many entries of snatRules add to one of their kind. The last one matches.
-func (b *bench) rules(ctx context.Context) (err error) {
+func (b *bench) rules(ctx context.Context) error {
 	networks := reachable(targetSmall)
 	dsts, addresses, counts := destinations(networks, false), sources(4), []int{1, 16, 256}
-	var opened []*path
-	defer func() {
-		for _, p := range opened {
-			err = errors.Join(err, p.close())
-		}
-	}()
-	var contenders []contender
+	var texts []string
 	for _, k := range ruleKinds() {
 		for _, n := range counts {
-			p, err := openPath("nft", k.ruleset(networks, n, addresses).String(), "-f", "-")
-			if p != nil {
-				opened = append(opened, p)
-			}
-			if err == nil {
-				err = p.assign(addresses)
-			}
-			if err != nil {
-				return err
-			}
-			contenders = append(contenders, p.contender(dsts))
+			texts = append(texts, k.ruleset(networks, n, addresses).String())
 		}
 	}
-	const times = 5 // a turn is short, and the difference small
-	s, err := takeTurns(ctx, times*b.rounds, contenders...)
+	s, err := b.onNodes(ctx, texts, addresses, dsts)
 	if err != nil {
 		return err
 	}
@@ -101,6 +84,33 @@ func (b *bench) rules(ctx context.Context) (err error) {
 		}
 	}
 	return nil
+}
+
+// onNodes measures new connections to the destinations by turns on nodes, each of which has
+// the addresses and other rules.
+func (b *bench) onNodes(ctx context.Context, texts []string, addresses, dsts []netip.Addr) (all []series, err error) {
+	var opened []*path
+	defer func() {
+		for _, p := range opened {
+			err = errors.Join(err, p.close())
+		}
+	}()
+	var contenders []contender
+	for _, text := range texts {
+		p, err := openPath("nft", text, "-f", "-")
+		if p != nil {
+			opened = append(opened, p)
+		}
+		if err == nil {
+			err = p.assign(addresses)
+		}
+		if err != nil {
+			return nil, err
+		}
+		contenders = append(contenders, p.contender(dsts))
+	}
+	const times = 5 // a turn is short, and the difference small
+	return takeTurns(ctx, times*b.rounds, contenders...)
 }
 
 // sources returns addresses that connections can leave from.
