@@ -75,6 +75,7 @@ func (p packets) without(boxes ...box) packets {
 
 // and returns the union of two sets, or something else if it has too many boxes.
 func (p packets) and(more, otherwise packets) packets {
+	p = slices.Clone(p) // another set may have the same boxes
 	for _, b := range more {
 		same := func(o box) bool { return slices.Equal(o.src, b.src) }
 		if i := slices.IndexFunc(p, same); i >= 0 {
