@@ -26,7 +26,7 @@ func (r *reader) pods(ipv6 bool) (pods []netip.Addr) {
 			inside[i.Name] = i.Kind
 		}
 	}
-	routes := r.networks(0)
+	routes := r.networks(links, 0)
 	for _, n := range routes {
 		if n.Bits() == 0 {
 			delete(inside, n.Interface)

@@ -299,13 +299,12 @@ type Network struct {
 
 // Networks returns the destinations of the main table of routes.
 func Networks() ([]Network, error) {
-	return read(dial, "routes", func(r *reader) []Network { return r.networks(unix.RT_TABLE_MAIN) })
+	return read(dial, "routes", func(r *reader) []Network { return r.networks(r.byIndex(), unix.RT_TABLE_MAIN) })
 }
 
 // networks returns the destinations of a table of routes; 0: of all.
-func (r *reader) networks(table byte) (all []Network) {
+func (r *reader) networks(links map[uint32]Interface, table byte) (all []Network) {
 	const familyAt, bitsAt, tableAt, protocolAt = 0, 1, 4, 5 // struct rtmsg
-	links := r.byIndex()
 	head := make([]byte, unix.SizeofRtMsg)
 	head[tableAt] = table
 	for _, m := range r.request(unix.RTM_GETROUTE, netlink.Dump, head) {
