@@ -108,8 +108,8 @@ func (o *connections) logStale(s conntrack.Stale) {
 
 func (o *connections) collect(e exporter) {
 	if n := o.stale.Load(); n != nil {
-		e.gauge("stale_connections", "Connections decided by an earlier policy, whose translation contradicts the rules. "+
-			"An estimate above 200,000 tracked connections.",
+		e.gauge("stale_connections", "Open connections whose translation contradicts the rules. An estimate above "+
+			"200,000 tracked connections.",
 			float64(*n))
 	}
 }

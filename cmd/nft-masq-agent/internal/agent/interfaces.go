@@ -66,8 +66,7 @@ func (o *interfaces) look(p nft.Policy) {
 func (o *interfaces) collect(e exporter) {
 	if n := o.unmatched.Load(); n != nil {
 		e.gauge("unmatched_interface_lists",
-			"Lists of the config that name the only interfaces for masquerading and of which this node has none: nothing is "+
-				"masqueraded.",
+			"Lists of the config that match no interface that packets pass on this node, so that nothing is masqueraded.",
 			float64(*n))
 	}
 }

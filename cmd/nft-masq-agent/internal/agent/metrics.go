@@ -39,7 +39,7 @@ func newMetrics(a *Agent) *metrics {
 		applies: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: metricPrefix + "applies_total",
 			Help: "Number of comparisons of kernel and config, by reason and by result: in_sync, written or refused. in_step " +
-				"is an older name of in_sync.",
+				"is the older name of in_sync.",
 		}, []string{"reason", "result"}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    metricPrefix + "apply_duration_seconds",
@@ -174,14 +174,14 @@ func (e exporter) view(v view) {
 			"family", familyName(ipv6))
 	}
 	for state, n := range map[string]int{"present": present, "absent": absent} {
-		e.gauge("snat_addresses", "Addresses of snatAddresses: present, those that the node has; absent, entries of which "+
-			"it has no address. With none present, connections are masqueraded.",
+		e.gauge("snat_addresses", "Addresses of snatAddresses: present, those that the node has; absent, entries without "+
+			"an address on the node. With none present, connections are masqueraded.",
 			float64(n), "state", state)
 	}
 	present, absent = v.installed.Policy.SNATRules()
 	for state, n := range map[string]int{"present": present, "absent": absent} {
-		e.gauge("snat_rules", "Entries of snatRules: present, of which the node has an address; absent, those of which it "+
-			"has none and which are skipped.",
+		e.gauge("snat_rules", "Entries of snatRules: present, with an address on the node; absent, without one. Those "+
+			"are skipped.",
 			float64(n), "state", state)
 	}
 }
