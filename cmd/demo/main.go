@@ -1,7 +1,7 @@
 // Command demo shows the agent at work with the sample config, in separate
 // network namespaces: a pod, a node and an outside host, with real packets
-// between them. It changes nothing on the machine and exits by itself. It exists so
-// that a newcomer sees in seconds what the agent is for.
+// between them. It shows a newcomer in seconds what the agent is for, changes
+// nothing on the machine, and exits by itself.
 //
 //	demo AGENT CONFIG
 package main
@@ -168,7 +168,7 @@ func (s *stage) play(text string) error {
 	if seen[2], err = s.visit(2); err != nil {
 		return err
 	}
-	say("Whom each destination saw when the pod (%s, %s) connected over TCP and UDP:", s.top.PodV4, s.top.PodV6)
+	say("Who each destination saw when the pod (%s, %s) connected over TCP and UDP:", s.top.PodV4, s.top.PodV6)
 	fmt.Printf("  %-16s %-16s %-16s %s\n", "destination", steps[0], steps[1], steps[2])
 	for i, v := range visits() {
 		fmt.Printf("  %-16s %-16s %-16s %s\n", v.dst, seen[0][i], seen[1][i], seen[2][i])
@@ -187,7 +187,7 @@ func (s *stage) play(text string) error {
 		return err
 	}
 	say("Verified: each destination saw the right address before and after the edit and the flush, and for each of %d "+
-		"new connections during %d reloads; enforceNonMasquerade and dropInvalid did what they say.", tally.Seen(), reloads)
+		"new connections during %d reloads; enforceNonMasquerade and dropInvalid had their effect.", tally.Seen(), reloads)
 	return nil
 }
 
@@ -293,7 +293,7 @@ func (s *stage) leak(text string) error {
 	if err := s.apply(sources); err != nil {
 		return err
 	}
-	say("The pod sends a FIN of no connection to 203.0.113.9. NAT does not happen to it:")
+	say("The pod sends a FIN that belongs to no connection. NAT does not translate it:")
 	saw, err := s.top.Send(segment)
 	if err != nil {
 		return err

@@ -67,7 +67,7 @@ type Policy struct {
 }
 
 func (p Policy) String() string {
-	return config.Printable(fmt.Sprintf("enforces %s since %s; last change %s: %s (%s)",
+	return config.Printable(fmt.Sprintf("has enforced %s since %s; last change %s: %s (%s)",
 		p.Hash, p.Since.UTC().Format(time.RFC3339), p.Changed.UTC().Format(time.RFC3339), p.What, p.Why))
 }
 
