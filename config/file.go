@@ -63,7 +63,7 @@ func (p *parser) read(s Source) {
 // later one applies, as in yaml.v2.
 func (f *file) mapping(m *yaml.Node) {
 	seen := map[string]*yaml.Node{}
-	for i := 0; i+1 < len(m.Content) && f.expand(m, 1); i += 2 {
+	for i := 0; i < len(m.Content) && f.expand(m, 1); i += 2 {
 		k, v := m.Content[i], target(m.Content[i+1])
 		switch name := target(k); {
 		case k.Tag == "!!merge":

@@ -25,6 +25,10 @@ func TestConfigMapIsUnwrapped(t *testing.T) {
 		{"kind is a list", "kind: [ConfigMap]\n", "", `f:1:1: unknown key "kind" is ignored`},
 		{"no data", head, "", "config: f: none of the 0 entries of the ConfigMap is named config or ip-masq-agent"},
 		{
+			"half an entry", head + "data: [config]\n", "",
+			"config: f: none of the 0 entries of the ConfigMap is named config or ip-masq-agent",
+		},
+		{
 			"other entries", head + "data: {a: b, c: d}\n", "",
 			"config: f: none of the 2 entries of the ConfigMap is named config or ip-masq-agent",
 		},

@@ -2,7 +2,9 @@ package config
 
 import (
 	"fmt"
+	"io"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -314,6 +316,14 @@ func TestProblemsAreSortedAndBoundedByLevel(t *testing.T) {
 	if none := Problems(nil); none.Worst() != Note || none.Err() != nil {
 		t.Error(none.Worst(), none.Err())
 	}
+	for _, tt := range []struct {
+		err  error
+		want int
+	}{{nil, 0}, {problems.Err(), 202}, {io.EOF, 1}} {
+		if n := len(ProblemsOf(tt.err)); n != tt.want {
+			t.Errorf("%v: %d problems", tt.err, n)
+		}
+	}
 }
 
 func before(a, b Position) bool {
@@ -369,6 +379,7 @@ func TestTooLargeFileIsAnError(t *testing.T) {
 
 func TestCaretPointsAtTheProblem(t *testing.T) {
 	long := `{"nonMasqueradeCIDRs": [` + strings.Repeat(`"10.0.0.0/8", `, 50) + `"10.0.0.1"]}`
+	longest := "masqLinkLocal: 1 #" + strings.Repeat("#", 482)
 	tests := []struct{ name, file, want string }{
 		{"spaces", "nonMasqueradeCIDRs:\n  - 10.0.0.1/8\n", "  - 10.0.0.1/8\n    ^"},
 		{"tabs", "{\n\t\"masqLinkLocal\":\t1\n}", "\t\"masqLinkLocal\":\t1\n\t                \t^"},
@@ -378,6 +389,8 @@ func TestCaretPointsAtTheProblem(t *testing.T) {
 			"nonMasqueradeCIDRs: [\"é\", 10.0.0.1]\n                          ^",
 		},
 		{"a line that is too long is not shown", long, ""},
+		{"a line of 500 bytes is", longest, longest + "\n               ^"},
+		{"a line of 501 bytes is not", longest + "#", ""},
 		{
 			"control characters are not printed",
 			"enableIPv6: \x1b[2J\u202e\u200b\n",
@@ -470,6 +483,13 @@ func TestInterfaceNamesAreThoseOfTheKernel(t *testing.T) {
 		}
 		if want != "" && (len(problems) != 1 || !strings.Contains(strings.ReplaceAll(problems[0].Msg, `"a:"`, "a:"), want)) {
 			t.Errorf("%s: %v, want %q", name, problems, want)
+		}
+	}
+	for pattern, matches := range map[string]string{"eth0": "eth0", "eth*": "eth0 eth1 eth", "eth01": ""} {
+		for _, name := range []string{"eth0", "eth1", "eth", "et", "xeth0"} {
+			if want := slices.Contains(strings.Fields(matches), name); (Interface{Name: pattern}).Matches(name) != want {
+				t.Errorf("%s: %s: %t", pattern, name, !want)
+			}
 		}
 	}
 	for n, want := range map[int]bool{maxInterfaces: true, maxInterfaces + 1: false} {

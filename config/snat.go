@@ -88,7 +88,7 @@ func (f *file) snatRule(item *yaml.Node) SNATRule {
 		return r
 	}
 	given := map[string]bool{}
-	for i := 0; i+1 < len(m.Content) && f.expand(m, 1); i += 2 {
+	for i := 0; i < len(m.Content) && f.expand(m, 1); i += 2 {
 		k, v := m.Content[i], target(m.Content[i+1])
 		at := slices.IndexFunc(snatFields, func(row Row) bool { return strings.EqualFold(row.Key, target(k).Value) })
 		switch {
@@ -146,7 +146,6 @@ func (f *file) snatField(r *SNATRule, field *Row, list *yaml.Node) {
 			return
 		case !isNull(entry) && !field.text(entry):
 			f.report(Error, "wrongValue", item, "%s", field.wrongEntry(entry))
-			continue
 		}
 		p, pos := f.entry(field, item), f.position(item)
 		if none, unusable := Unusable(p); unusable && field.Key == "addresses" {

@@ -42,7 +42,7 @@ func (f *file) staleConnections(key string, n *yaml.Node, to *Stale) bool {
 // never pause.
 func (f *file) duration(key string, n *yaml.Node, to *time.Duration) bool {
 	d, err := time.ParseDuration(n.Value)
-	seconds, invalid := time.ParseDuration(n.Value + "s")
+	seconds, _ := time.ParseDuration(n.Value + "s")
 	*to = min(max(d, shortestInterval), longestInterval)
 	switch {
 	case err == nil && !isNumber(n) && d <= 0: // also "0"
@@ -53,7 +53,7 @@ func (f *file) duration(key string, n *yaml.Node, to *time.Duration) bool {
 			f.report(Warning, "interval", n, "%s is %s, outside 1s to 24h: %s is used", key, describe(n), *to)
 		}
 		return true
-	case invalid == nil && seconds > 0:
+	case seconds > 0:
 		return f.wrong(Error, key, n, fmt.Sprintf("without a unit: write %q", n.Value+"s"))
 	}
 	return f.wrong(Error, key, n, `want a duration such as "60s"; the units are ms, s, m, h`)

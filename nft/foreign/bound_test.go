@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/google/nftables/expr"
@@ -293,43 +295,77 @@ func TestUnreadRulesMayRewriteAnything(t *testing.T) {
 }
 
 // Beyond the bound a chain is visited once more, for all other paths: also for those on which
-// packets have another mark.
-func TestLastVisitOfAChainIsForAllMarks(t *testing.T) {
+// packets have another mark or source.
+func TestLastVisitOfAChainIsForAllPaths(t *testing.T) {
 	at := func(chain string, handle uint64, exprs ...expr.Any) nfnetlink.Rule {
 		return nfnetlink.Rule{
 			Family: nfnetlink.IPv4, Table: "t", Chain: chain, Handle: handle,
 			Exprs: nfnetlink.Marshal(nfnetlink.IPv4, exprs...),
 		}
 	}
+	from := func(last byte) []expr.Any { // 10.0.0.last
+		return []expr.Any{
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 4},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{10, 0, 0, last}},
+		}
+	}
 	set := func(handle uint64, mark byte) nfnetlink.Rule {
 		return at("base", handle, &expr.Immediate{Register: 1, Data: []byte{mark, 0, 0, 0}},
 			&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true})
 	}
-	jump := func(handle uint64) nfnetlink.Rule {
-		return at("base", handle, &expr.Verdict{Kind: expr.VerdictJump, Chain: "masking"})
+	jump := func(handle uint64, source byte) nfnetlink.Rule {
+		return at("base", handle, append(from(source), &expr.Verdict{Kind: expr.VerdictJump, Chain: "masking"})...)
 	}
 	many := at("base", 1, &expr.Counter{})
-	masking := at("masking", 2, &expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1, 0, 0, 0}}, &expr.Masq{})
+	masking := at("masking", 2, append(from(1), &expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1, 0, 0, 0}}, &expr.Masq{})...)
 	for _, tt := range []struct {
-		rules    int
-		last     byte
-		conflict bool
-	}{{1, 1, true}, {1, 3, false}, {maxWork / ruleWork, 1, true}} {
+		rules        int
+		first, later byte // sources of the two jumps
+		last         byte
+		conflict     bool
+	}{
+		{1, 1, 1, 1, true},
+		{1, 1, 1, 3, false},
+		{1, 2, 1, 1, true},
+		{1, 1, 2, 1, false},
+		{maxWork / ruleWork, 1, 1, 1, true},
+		{maxWork / ruleWork, 2, 1, 1, true},
+	} {
 		base := Chain{Chain: nfnetlink.Chain{
 			Family: nfnetlink.IPv4, Table: "t", Name: "base",
 			Hook: &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING},
 		}}
-		base.Rules = append(slices.Repeat([]nfnetlink.Rule{many}, tt.rules), set(3, 2), jump(4), set(5, tt.last), jump(6))
+		base.Rules = append(slices.Repeat([]nfnetlink.Rule{many}, tt.rules), set(3, 2), jump(4, tt.first),
+			set(5, tt.last), jump(6, tt.later))
 		s := Snapshot{Chains: []Chain{base, {
 			Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "t", Name: "masking"}, Rules: []nfnetlink.Rule{masking},
 		}}}
 		found, _ := Conflicts(s, exempting)
 		if len(found) > 0 != tt.conflict {
-			t.Errorf("behind %d rules, mark %d: %v", tt.rules, tt.last, found)
+			t.Errorf("%+v: %v", tt, found)
 		}
 		if got := FindRewrites(s).Everything(); got != (tt.rules > 1) {
 			t.Errorf("behind %d rules: any connection may be theirs: %t", tt.rules, got)
 		}
+	}
+}
+
+func TestTextsAreBounded(t *testing.T) {
+	for length, kept := range map[int]bool{maxSource: true, maxSource + 1: false} {
+		c := Conflict{Source: "a"}
+		c.merge(Conflict{Source: strings.Repeat("b", length-len("a or "))})
+		if (len(c.Source) == length) != kept || !kept && c.Source != "" {
+			t.Errorf("%d bytes: %d are kept", length, len(c.Source))
+		}
+	}
+	base := nfnetlink.Chain{Hook: &nfnetlink.Hook{Type: "filter", Number: unix.NF_INET_FORWARD}}
+	tracer := Tracer{walker: &walker{base: base}}
+	for i := range 2 * maxUnknown {
+		tracer.unknown(strconv.Itoa(i), strconv.Itoa(i))
+		tracer.drop(Way{}, false)
+	}
+	if u, d := tracer.out.Unknown, tracer.out.Drops; len(u) != maxUnknown || u[1] != "1" || len(d) != maxDrops {
+		t.Errorf("%d unknown conditions: %q; %d drops", len(u), u, len(d))
 	}
 }

@@ -76,14 +76,15 @@ func TestAgentsAreRemovedInOneTransaction(t *testing.T) {
 
 func TestChainsOfOneAgentAreRemovedTogether(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore")
-	ns, c := dialNS(t)
-	nfttest.Run(t, ns, `*nat
+	for jumps, first := range map[int]string{2: "", 3: "-A POSTROUTING -j IP-MASQ-AGENT\n"} {
+		ns, c := dialNS(t)
+		nfttest.Run(t, ns, `*nat
 :IP-MASQ - [0:0]
 :IP-MASQ-AGENT - [0:0]
 :IP-MASQ-AGENT-SRC - [0:0]
 :OPERATOR - [0:0]
 :WRAPPER - [0:0]
--A POSTROUTING -j WRAPPER
+`+first+`-A POSTROUTING -j WRAPPER
 -A POSTROUTING -j IP-MASQ
 -A WRAPPER -j IP-MASQ-AGENT
 -A IP-MASQ -j IP-MASQ-AGENT
@@ -93,27 +94,28 @@ func TestChainsOfOneAgentAreRemovedTogether(t *testing.T) {
 -A OPERATOR -j RETURN
 COMMIT
 `, "iptables-nft-restore")
-	s := read(t, c)
-	found := foreign.Legacy(s)
-	if len(found) != 1 {
-		t.Fatalf("found %v", found)
-	}
-	l := found[0]
-	if diff := cmp.Diff([]string{"IP-MASQ-AGENT", "IP-MASQ-AGENT-SRC"}, l.SubChains); diff != "" || l.Name != "IP-MASQ" {
-		t.Errorf("%s with (-want +got):\n%s", l.Name, diff)
-	}
-	if l.Rules != 4 || len(l.Jumps) != 2 {
-		t.Errorf("%d rules, jumps %v", l.Rules, l.Jumps)
-	}
-	var b nfnetlink.Batch
-	l.Remove(&b)
-	if err := c.Commit(&b, s.Generation); err != nil {
-		t.Fatal(err)
-	}
-	want := "*nat\n:PREROUTING ACCEPT [0:0]\n:INPUT ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n" +
-		":OPERATOR - [0:0]\n:WRAPPER - [0:0]\n-A POSTROUTING -j WRAPPER\n-A OPERATOR -j RETURN\nCOMMIT\n"
-	if diff := cmp.Diff(want, nfttest.Save(t, ns, "iptables-nft-save", "nat")); diff != "" {
-		t.Errorf("left (-want +got):\n%s", diff)
+		s := read(t, c)
+		found := foreign.Legacy(s)
+		if len(found) != 1 {
+			t.Fatalf("found %v", found)
+		}
+		l := found[0]
+		if diff := cmp.Diff([]string{"IP-MASQ-AGENT", "IP-MASQ-AGENT-SRC"}, l.SubChains); diff != "" || l.Name != "IP-MASQ" {
+			t.Errorf("%s with (-want +got):\n%s", l.Name, diff)
+		}
+		if l.Rules != 4 || len(l.Jumps) != jumps {
+			t.Errorf("%d rules, jumps %v", l.Rules, l.Jumps)
+		}
+		var b nfnetlink.Batch
+		l.Remove(&b)
+		if err := c.Commit(&b, s.Generation); err != nil {
+			t.Fatal(err)
+		}
+		want := "*nat\n:PREROUTING ACCEPT [0:0]\n:INPUT ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n" +
+			":OPERATOR - [0:0]\n:WRAPPER - [0:0]\n-A POSTROUTING -j WRAPPER\n-A OPERATOR -j RETURN\nCOMMIT\n"
+		if diff := cmp.Diff(want, nfttest.Save(t, ns, "iptables-nft-save", "nat")); diff != "" {
+			t.Errorf("left (-want +got):\n%s", diff)
+		}
 	}
 }
 

@@ -168,7 +168,7 @@ func (p Packet) onDevice(s rule.Statement) truth {
 func (p Packet) named(field string, value []byte) truth {
 	d, known := p.device(field)
 	name, _, whole := bytes.Cut(value, []byte{0})
-	if !known && field == "iifname" && p.origin != nil {
+	if field == "iifname" && p.origin != nil {
 		is := nft.Names{{Name: string(name) + either(whole, "", "*"), In: true}}
 		return either(len(p.origin.And(is)) == 0, no, either(len(p.origin.Minus(is)) == 0, yes, maybe))
 	}

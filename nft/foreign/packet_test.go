@@ -181,6 +181,10 @@ func TestTraceReadsEachCondition(t *testing.T) {
 			want:  "direct masquerade; passes; if ip daddr . th dport vmap @__map0",
 		},
 		{rules: "ip saddr vmap { 10.244.1.9 : drop, * : jump masking }", want: hit},
+		{
+			rules: "ip saddr . ip daddr vmap { 10.244.0.0/16 . 203.0.113.0/24 : jump masking }",
+			want:  "direct masquerade; passes; if ip saddr . ip daddr vmap @__map0",
+		},
 		{base: "type nat hook postrouting priority 100; policy drop;", rules: "ip daddr 203.0.113.8 accept", want: "drop"},
 		{base: "type nat hook postrouting priority 100; policy drop;", rules: "accept", want: "passes; left by accept"},
 		{base: early, rules: "drop", want: "passes; dropped by drop"},

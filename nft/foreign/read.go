@@ -120,7 +120,7 @@ type reader struct {
 	reads      func(nfnetlink.Chain) bool // of the base chains
 	tracing    bool                       // for a trace
 	own        func(nfnetlink.Chain) bool
-	listed     []nfnetlink.Chain // of the family being read
+	listed     []nfnetlink.Chain
 	seen       map[id]bool       // the chains that are in Chains
 	unreadSets map[id]nfnetlink.Set
 	rules      int // the number of rules read
@@ -134,7 +134,6 @@ func (r *reader) read() (err error) {
 	}
 	types := []string{"nat", "filter", "route"} // in this order, in case there are too many rules
 	families := []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet}
-	r.listed = nil
 	dormant := map[id]bool{}
 	for _, family := range families {
 		tables, err := r.conn.Tables(family)

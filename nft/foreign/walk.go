@@ -250,7 +250,7 @@ func (w *walker) walk(c *Chain, p path) (back packets) {
 		if m.truth != yes {
 			continue
 		}
-		if w.conn == nil && w.translates(a) && (m.dst != nil || len(p.without(box{m.src, m.dst})) > 0) {
+		if w.conn == nil && w.translates(a) && len(p.without(box{m.src, m.dst})) > 0 {
 			continue // those that a rule translates are taken from the way only if that keeps them few
 		}
 		w.work += len(left) * p.size()
