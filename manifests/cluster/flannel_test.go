@@ -80,32 +80,34 @@ func flannelNeighbors() (all []neighbor) {
 		if backend == "iptables" {
 			named = []string{"ip nat FLANNEL-POSTRTG", "ip6 nat FLANNEL-POSTRTG"}
 		}
-		off := func(l *lab) {
-			f.stop()
-			f.start(l)
-			for _, n := range l.nodes {
-				for _, c := range f.commands(l) {
-					nfttest.Run(l.t, n.NS, "", c[0], c[1:]...)
-				}
-			}
-			l.renew(plugin("bridge", "iptables", false)) // "ipMasq": false in the delegate
-		}
+		without := plugin("bridge", "iptables", false) // "ipMasq": false in the delegate
 		all = append(all,
 			neighbor{
 				name: "flannel with --ip-masq, backend " + backend, pods: f.pods, named: named,
 				start:   func(l *lab) { f.start(l, "--ip-masq") },
 				restart: func(l *lab) { f.stop(); f.start(l, "--ip-masq") },
-				off:     off, masquerades: masquerades{exempt: true},
+				off: func(l *lab) {
+					f.stop()
+					f.start(l)
+					for _, n := range l.nodes {
+						for _, c := range f.commands(l) {
+							nfttest.Run(l.t, n.NS, "", c[0], c[1:]...)
+						}
+					}
+					l.renew(without)
+				},
+				masquerades: masquerades{exempt: true},
 			},
 			neighbor{
 				name: "flannel without --ip-masq, whose plugin then masquerades, backend " + backend, pods: f.pods,
-				named: []string{"ip nat CNI-", "ip6 nat CNI-"},
-				start: func(l *lab) { f.stop(); f.start(l) },
-				off:   off, masquerades: masquerades{exempt: true, remote: true},
+				named:       []string{"ip nat CNI-", "ip6 nat CNI-"},
+				start:       func(l *lab) { f.stop(); f.start(l) },
+				off:         func(l *lab) { l.renew(without) },
+				masquerades: masquerades{exempt: true, remote: true},
 			},
 			neighbor{
 				name:    "flannel without --ip-masq, ipMasq false in the delegate, backend " + backend,
-				pods:    plugin("bridge", "iptables", false),
+				pods:    without,
 				restart: func(l *lab) { f.stop(); f.start(l) },
 				off:     func(*lab) { f.stop() },
 			})
