@@ -102,6 +102,7 @@ func flannelNeighbors() (all []neighbor) {
 				name: "flannel without --ip-masq, whose plugin then masquerades, backend " + backend, pods: f.pods,
 				named:       []string{"ip nat CNI-", "ip6 nat CNI-"},
 				start:       func(l *lab) { f.stop(); f.start(l) },
+				restart:     func(l *lab) { f.stop(); f.start(l) },
 				off:         func(l *lab) { l.renew(without) },
 				masquerades: masquerades{exempt: true, remote: true},
 			},
