@@ -53,7 +53,7 @@ func questions() []question {
 			first: "behind 192.0.2.1:40001: 10.244.1.2",
 		},
 		{
-			asked: "And if nothing is there?",
+			asked: "And if there is no such connection?",
 			fault: func(trafficNode) []string { return []string{"connections", "--seen-as", "192.0.2.1:40002"} },
 			first: "no connection is seen as 192.0.2.1:40002: it has ended, or another node or program translates it",
 			code:  exitFailed,
@@ -81,7 +81,7 @@ func questions() []question {
 			first: "in sync: 29fca3a8 is installed, mode nftables, from CONFIG; the agent runs, pid PID",
 		},
 		{
-			asked: "And if it is wrong?",
+			asked: "And if the config is rejected?",
 			fault: func(n trafficNode) []string {
 				rejected(n)
 				return []string{"status"}
@@ -150,7 +150,7 @@ func questions() []question {
 			first: "removed table inet nft-masq-agent",
 		},
 		{
-			asked: "And if the agent runs?",
+			asked: "And if the agent still runs?",
 			fault: func(n trafficNode) []string {
 				n.start().await("config_applied")
 				return []string{"cleanup"}
