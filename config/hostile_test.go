@@ -262,6 +262,7 @@ func TestTooManyValuesAreAnError(t *testing.T) {
 		want  string
 	}{
 		"as many as possible": {[]string{"nonMasqueradeCIDRs:\n" + strings.Repeat("- 10.0.0.0/8\n", entries)}, ""},
+		"as many in a line":   {[]string{"nonMasqueradeCIDRs: [" + strings.Repeat("10.0.0.0/8,", entries-1) + "]"}, ""},
 		"one more": {
 			[]string{"nonMasqueradeCIDRs:\n" + strings.Repeat("- 10.0.0.0/8\n", entries+2)},
 			"f0: too many values",

@@ -223,6 +223,7 @@ var faults = []struct {
 	{Mistake, "nonMasqueradeCIDRs: nothing\nnonMasqueradeCIDRs: "},
 	{Mistake, "masqLinkLocal: true\nMasqLinkLocal: false\nmasqlinklocal:"},
 	{Mistake, "masqLinkLocalIPv6: 1\nmasqLinkLocalIPv6: true"},
+	{Mistake, "masqLinkLocal: true\nmaſqLinkLocal: true"}, // a letter that differs only in case for encoding/json
 	{Mistake, "<<: {masqLinkLocal: true, MASQLINKLOCAL: false}\nMasqLinkLocal: false"},
 	{Mistake, "bar: 1\n---\nmasqLinkLocal: true"},
 	{Mistake, "bar: 1\n--- masqLinkLocal: true"},

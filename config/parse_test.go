@@ -425,6 +425,20 @@ func TestSyntaxErrorsOfLongFilesHaveALine(t *testing.T) {
 	}
 }
 
+func TestCharactersThatYAMLForbidsAreNamed(t *testing.T) {
+	for char, want := range map[string]string{
+		"\x00": "U+0000", "\x1f": "U+001F", "\x7f": "U+007F", "\u0080": "U+0080", "\u009f": "U+009F", "\ufffe": "U+FFFE",
+		"\uffff": "U+FFFF", "\x9f": "byte 0x9f", "\xff": "byte 0xff", "\xc3": "byte 0xc3",
+		"\t": "", "\u00a0": "", "\ufffc": "", "\U00010000": "", "\ue000": "",
+	} {
+		_, problems := parse("masqLinkLocal: true\nx: é" + char + "y")
+		if got := problems.Faults().Error(); !strings.HasPrefix(got, "f:2:5: ") && want != "" || !strings.Contains(got, want) ||
+			want == "" && got != "" {
+			t.Errorf("%q: %s, want %s", char, got, want)
+		}
+	}
+}
+
 func TestMisspelledKeysAreDistinguishedFromUnknownOnes(t *testing.T) {
 	slips := map[string]string{
 		"nonMasqueradeCIDR": KeyNonMasqueradeCIDRs, "nonMasquaradeCIDRs": KeyNonMasqueradeCIDRs,

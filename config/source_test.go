@@ -166,6 +166,8 @@ func TestNonRegularFilesAreErrorsAndDoNotBlock(t *testing.T) {
 	write(t, filepath.Join(dir, "file"), "x")
 	link(t, "loop", filepath.Join(dir, "loop"))
 	link(t, "loop", filepath.Join(dir, "link-to-loop"))
+	write(t, filepath.Join(dir, "directory/a.yaml"), "x")
+	link(t, strings.Repeat("x", 300), filepath.Join(dir, "directory/long.yaml"))
 	write(t, filepath.Join(dir, "large"), strings.Repeat("#", maxSize+1))
 
 	tests := []struct{ path, want string }{
@@ -176,6 +178,7 @@ func TestNonRegularFilesAreErrorsAndDoNotBlock(t *testing.T) {
 		{"link-to-loop", syscall.ELOOP.Error()},
 		{"file/config", syscall.ENOTDIR.Error()},
 		{"large", "large:1:1: the file is larger than 4 MiB"},
+		{"directory", syscall.ENAMETOOLONG.Error()},
 		{strings.Repeat("x", 300), syscall.ENAMETOOLONG.Error()},
 	}
 	for _, tt := range tests {
@@ -222,6 +225,22 @@ func TestDirectorySizeIsBounded(t *testing.T) {
 	}
 }
 
+func TestDirectoryIsReadAgainOnlyWhileItChanges(t *testing.T) {
+	for changes, want := range map[int]int{0: 1, 1: 2, readTries - 1: readTries, 100: readTries} {
+		dir, reads := t.TempDir(), 0
+		_, err := readConsistent(dir, func(string) ([]Source, error) {
+			if reads++; reads <= changes {
+				_ = os.Remove(filepath.Join(dir, "..data"))
+				link(t, fmt.Sprintf("..%d", reads), filepath.Join(dir, "..data"))
+			}
+			return nil, nil
+		})
+		if err != nil || reads != want {
+			t.Errorf("%d changes: %d reads, want %d, %v", changes, reads, want, err)
+		}
+	}
+}
+
 func TestControlCharactersInFileNamesAreEscaped(t *testing.T) {
 	dir := t.TempDir()
 	hostile := "\x1b[2J\n\x9b\u202e.yaml"
@@ -229,6 +248,13 @@ func TestControlCharactersInFileNamesAreEscaped(t *testing.T) {
 	write(t, filepath.Join(dir, "d", hostile+".txt"), "")
 	write(t, filepath.Join(dir, hostile), "")
 	link(t, hostile, filepath.Join(dir, hostile+"loop"))
+	for name, want := range map[string]string{
+		"a é": "a é", "a\n": `a\n`, "\xff": `\xff`, "\u202e": `\u202e`, `a"`: `a"`, "a\"\x00": `a\"\x00`,
+	} {
+		if got := Printable(name); got != want {
+			t.Errorf("%q: %s, want %s", name, got, want)
+		}
+	}
 	if err := syscall.Mkfifo(filepath.Join(dir, hostile+"fifo"), 0o644); err != nil {
 		t.Fatal(err)
 	}

@@ -570,6 +570,25 @@ func TestEntriesThatCoverLaterOnes(t *testing.T) {
 			t.Errorf("%q covers %q: %t", tt.a, tt.b, got)
 		}
 	}
+	for _, tt := range []struct {
+		earlier [][3]string // of which the last is unrelated
+		want    int
+	}{
+		{[][3]string{{"10.0.0.0/9"}, {"10.128.0.0/9"}, {"11.0.0.0/8"}}, 3}, // together they cover the entry
+		{[][3]string{{"", "10.0.0.0/9"}, {"", "10.128.0.0/9"}, {"", "11.0.0.0/8", "eth0"}}, 2},
+		{[][3]string{{"10.0.0.0/9"}, {"", "10.128.0.0/9"}, {"11.0.0.0/8"}}, 0},
+		{[][3]string{{"10.0.0.0/9"}, {"10.128.0.0/9", "", "eth0"}, {"11.0.0.0/8"}}, 0},
+		{[][3]string{{"10.0.0.0/9"}, {"10.128.0.0/10"}, {"11.0.0.0/8"}}, 0},
+		{[][3]string{{"10.0.0.0/9"}, {"10.128.0.0/9"}, {"10.0.0.0/8"}}, 1}, // one is enough
+	} {
+		var earlier []nft.SNATRule
+		for _, a := range tt.earlier {
+			earlier = append(earlier, ruleOf(a[0], a[1], a[2]))
+		}
+		if got := ruleOf("10.0.0.0/8", "10.0.0.0/8", "").CoveredBy(earlier); len(got) != tt.want {
+			t.Errorf("%q: covered by %v", tt.earlier, got)
+		}
+	}
 	r := ruleOf("10.0.0.0/8 11.0.0.0/8", "192.0.2.0/24", "wan0 wg*")
 	r.List = list("198.51.100.8/32")
 	const want = "from 10.0.0.0/8, 11.0.0.0/8 to 192.0.2.0/24 leaves from 198.51.100.8 by wan0, wg*"

@@ -244,7 +244,14 @@ func TestStaleConnectionsAreCounted(t *testing.T) {
 	masquerades, exempts := judgeOf(masqueradeAll), judgeOf(exemptAll)
 	count := func(j *Judge, stale, entries int) (oldest time.Time) {
 		t.Helper()
-		s, err := table.CountStale(j)
+		var visited [2]int
+		visit := func(i int) func() func(*Entry) {
+			return func() func(*Entry) { return func(*Entry) { visited[i]++ } }
+		}
+		s, err := table.CountStale(j, visit(0), visit(1))
+		if visited != [2]int{entries, entries} {
+			t.Errorf("%d of %d entries were visited", visited, entries)
+		}
 		if err != nil || s.Count != stale || s.Examined != entries || s.Entries != entries {
 			t.Errorf("%+v: %v, want %d of %d", s, err, stale, entries)
 		}

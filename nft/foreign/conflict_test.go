@@ -94,6 +94,7 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 		},
 		{"not marked", "mark and 0x4000 == 0 meta nfproto ipv4 masquerade", "10.0.0.0/8"},
 		{"out of the loopback device", "oifname \"lo\" masquerade", nothing},
+		{"received on the loopback device", `iifname "lo" masquerade`, `10.0.0.0/8 fd00::/8 where iifname "lo"`},
 		{"when everything else returns", "oifname != \"lo\" return\nmasquerade", nothing},
 		{"not out of the loopback device", "oif != \"lo\" meta nfproto ipv4 masquerade", "10.0.0.0/8"},
 		{"to this node", "fib daddr type local masquerade", nothing},

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/foreign"
@@ -116,6 +117,26 @@ COMMIT
 		if diff := cmp.Diff(want, nfttest.Save(t, ns, "iptables-nft-save", "nat")); diff != "" {
 			t.Errorf("left (-want +got):\n%s", diff)
 		}
+	}
+}
+
+// A jump may be read before its chain is created, or after that is gone.
+func TestChainsThatWereNotReadAreNotLegacy(t *testing.T) {
+	base := nfnetlink.Chain{
+		Family: nfnetlink.IPv4, Table: "nat", Name: "POSTROUTING",
+		Hook: &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING},
+	}
+	jump := nfnetlink.Rule{
+		Family: nfnetlink.IPv4, Table: "nat", Chain: "POSTROUTING",
+		Exprs: nfnetlink.Marshal(nfnetlink.IPv4, &expr.Verdict{Kind: expr.VerdictJump, Chain: "IP-MASQ"}),
+	}
+	s := foreign.Snapshot{Chains: []foreign.Chain{{Chain: base, Rules: []nfnetlink.Rule{jump}}}}
+	if found := foreign.Legacy(s); len(found) > 0 {
+		t.Errorf("found %v", found)
+	}
+	s.Chains = append(s.Chains, foreign.Chain{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}})
+	if found := foreign.Legacy(s); len(found) != 1 {
+		t.Errorf("found %v", found)
 	}
 }
 

@@ -12,10 +12,10 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// Besides NAT, these rules contradict a policy that masquerades everything but 10.0.0.0/8
+// Besides NAT before this agent, these rules contradict a policy that masquerades everything but 10.0.0.0/8
 // and fd00::/8, of packets that pods send on cali*. Rules for certain protocols, ports or
 // marks do not.
-func TestRulesThatOverrideThePolicyWithoutNATAreFound(t *testing.T) {
+func TestRulesThatOverrideThePolicyAreFound(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	const (
@@ -27,6 +27,9 @@ func TestRulesThatOverrideThePolicyWithoutNATAreFound(t *testing.T) {
 		untracks = "turns off connection tracking, and with it NAT, of connections to "
 		writes   = "writes into the header of packets to "
 		drops    = "drops everything"
+		earlier  = "type nat hook postrouting priority 110;"
+		later    = "type nat hook postrouting priority 111;"
+		instead  = "rewrites the source of connections to any destination, so this agent does not masquerade them"
 		nothing  = ""
 	)
 	for _, tt := range []struct{ name, base, rules, want string }{
@@ -61,6 +64,9 @@ func TestRulesThatOverrideThePolicyWithoutNATAreFound(t *testing.T) {
 		{"policy, and a jump", forward + " policy drop;", "jump untracking", nothing},
 		{"policy, and a map", forward + " policy drop;", "ip daddr vmap { 203.0.113.9 : accept }", nothing},
 		{"accepting policy", forward, "drop", nothing},
+		{"NAT before this agent", earlier, "snat to 192.0.2.7", instead},
+		{"NAT after it", later, "snat to 192.0.2.7", nothing},
+		{"masquerading before this agent", earlier, "masquerade", nothing},
 	} {
 		for _, ipv6 := range []bool{false, true} {
 			ns, c := dialNS(t)

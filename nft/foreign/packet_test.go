@@ -157,6 +157,14 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{rules: "meta l4proto tcp return\nmeta mark set 5\nmeta mark 5 masquerade", want: hit +
 			"; passes; if meta l4proto tcp, meta mark 0x5"},
 		{rules: "limit rate 5/second masquerade", want: hit + "; passes; if limit rate 5/second"},
+		{rules: "counter name c masquerade", want: hit},
+		{rules: "quota name q masquerade", want: hit + "; passes; if <objref>"},
+		{rules: "log prefix \"x\" masquerade", want: hit},
+		{rules: "ct mark set 1 masquerade", want: hit},
+		{rules: "meta priority set 1:2 masquerade", want: hit},
+		{rules: "add @seen { ip saddr } masquerade", want: hit},
+		{rules: "add @seen { ip saddr limit rate 5/second } masquerade", want: hit + "; passes; if <dynset>"},
+		{rules: "add @seen { ip saddr limit rate 5/second counter } masquerade", want: hit + "; passes; if <dynset>"},
 		{rules: "ip daddr 203.0.113.9 accept", want: "passes; left by meta nfproto ipv4 ip daddr 203.0.113.9 accept"},
 		{rules: "return\nmasquerade", want: "passes; left by return"},
 		{rules: "jump accepting\nmasquerade", want: "passes; left by accept"},
@@ -224,7 +232,9 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		if base == "" {
 			base = nat
 		}
-		nfttest.NFT(t, ns, "table inet t {\nchain masking { masquerade; }\nchain perhaps { meta l4proto tcp masquerade; }\n"+
+		nfttest.NFT(t, ns, "table inet t {\ncounter c { }\nquota q { over 10 mbytes }\n"+
+			"set seen { type ipv4_addr; size 9; flags dynamic; }\n"+
+			"chain masking { masquerade; }\nchain perhaps { meta l4proto tcp masquerade; }\n"+
 			"chain accepting { accept; }\nchain returning { return; }\nchain base { "+base+"\n"+tt.rules+"\n}\n}\n", "-f", "-")
 		tracer, err := foreign.NewTracer(t.Context(), c, notOwn)
 		if err != nil {

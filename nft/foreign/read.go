@@ -121,7 +121,7 @@ type reader struct {
 	tracing    bool                       // for a trace
 	own        func(nfnetlink.Chain) bool
 	listed     []nfnetlink.Chain
-	seen       map[id]bool       // the chains that are in Chains
+	seen       map[id]bool // the chains that are in Chains
 	unreadSets map[id]nfnetlink.Set
 	rules      int // the number of rules read
 	memory     int // that they take, in bytes

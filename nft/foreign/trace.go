@@ -188,7 +188,7 @@ func (t *Tracer) enter(c *Chain) (passes bool) {
 	}
 	t.accepts = no
 	passes = t.begin(c, packets{{src, t.dst}})
-	if passes && c.Policy == drop && t.accepts != yes {
+	if passes && c.Policy == drop {
 		w := t.way(c, nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name})
 		t.drop(w, t.accepts == no)
 		return t.accepts != no

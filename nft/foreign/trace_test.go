@@ -20,7 +20,7 @@ func TestTraceFollowsAddressMaps(t *testing.T) {
 	nfttest.NFT(t, ns, `table inet t {
 		map m4 { type ipv4_addr : ipv4_addr; elements = { 0.0.0.1 : 198.51.100.11, 0.0.0.2 : 198.51.100.12, 0.0.0.3 : 198.51.100.11 }; }
 		map m6 { type ipv6_addr : ipv6_addr; elements = { ::1 : 2001:db8::11 }; }
-		map all6 { type ipv6_addr : ipv6_addr; elements = { ::0 : 2001:db8::12, ::1 : 2001:db8::13 }; }
+		map all6 { type ipv6_addr : ipv6_addr; elements = { ::0 : 2001:db8::13, ::1 : 2001:db8::12 }; }
 		chain sub {
 			meta l4proto tcp numgen random mod 2 < 1 snat ip to ip saddr & 0.0.0.255 map @m4:1024-2047
 			meta nfproto ipv4 snat ip to ip saddr & 0.0.0.255 map @m4 fully-random

@@ -235,6 +235,11 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 			"set OTHER is not in the config",
 		}},
 		{
+			"the other side has the elements", alone + set + "}; " + strings.ReplaceAll(set, "SET", "OTHER") +
+				"elements = { 10.1.0.0/24, 10.2.0.0/24, 10.3.0.0/24 }; }",
+			[]string{"chain enforce: missing rule: …", "…", "set SET is not in the config"},
+		},
+		{
 			"declaration: comment", alone + strings.ReplaceAll(set, "own", "old") + "}",
 			[]string{"chain enforce: missing rule: …", "…", lost, "set SET is not in the config"},
 		},
@@ -278,6 +283,30 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 				t.Errorf("listing (-before +after):\n%s", diff)
 			}
 		})
+	}
+}
+
+// What the node itself sends is masqueraded if the policy is for it, too.
+func TestNodeIsMasqueradedUnlessThePolicyIsForPods(t *testing.T) {
+	some := []config.Interface{{Name: "cni0"}}
+	for _, tt := range []struct {
+		name   string
+		change func(*config.Config)
+		want   bool
+	}{
+		{"no condition", func(*config.Config) {}, true},
+		{"sources", func(c *config.Config) { c.MasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16") }, true},
+		{"interfaces of pods", func(c *config.Config) { c.MasqueradeSrcInterfaces = some }, false},
+		{"interfaces of the node", func(c *config.Config) { c.MasqueradeOutInterfaces = some }, true},
+		{"not the node", func(c *config.Config) { c.ExemptHost = &config.Position{} }, false},
+	} {
+		c := config.Default(config.Defaults{})
+		c.SNATAddresses = cases.CIDRs("198.51.100.8/32")
+		tt.change(&c)
+		r := nft.Compile(c, nft.Options{Layout: native.Layout{}}).On([]netip.Addr{netip.MustParseAddr("198.51.100.8")})
+		if got := strings.Contains(r.String(), "masquerade comment \"from this node\""); got != tt.want {
+			t.Errorf("%s: %t\n%s", tt.name, got, r)
+		}
 	}
 }
 

@@ -101,7 +101,7 @@ func (s *State) writeJump(b *nfnetlink.Batch, n *shared) {
 	// The jump to our renamed chain, before which ours belongs.
 	renamed := slices.IndexFunc(n.jumps, func(r nfnetlink.Rule) bool {
 		c, ours := jumpOf(r)
-		return ours && c.Text == s.chain && c.Name != s.chain && n.owned(c)
+		return ours && c.Text == s.chain && n.owned(c)
 	})
 	switch {
 	case len(exact) > 0:

@@ -370,6 +370,10 @@ func TestWhatIsNotWantedIsRemoved(t *testing.T) {
 			"another program added a rule to this mode's", "-A A -j ACCEPT\n", "", none, layout.Ours, both, "",
 		},
 		{
+			"another program added as many rules as are read", "", strings.Repeat("add rule ip nat A-SRC return; ", 4999),
+			none, layout.Ours, both, "",
+		},
+		{
 			"another program wrote all of it",
 			"-F A\n-F A-SRC\n-F A-MASQ\n-A A -m comment --comment \"ip-masq-agent: outbound " +
 				"traffic should be subject to MASQUERADE\" -j MASQUERADE\n",
