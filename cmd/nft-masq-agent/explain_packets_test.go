@@ -21,7 +21,7 @@ func meetThePod(r *rand.Rand, rules string) string {
 		"192.168.122.0/24": {"10.244.1.0/24"}, "172.17.0.0/16": {"10.244.0.0/16"}, "10.88.0.5": {"10.244.1.2"},
 		"192.168.1.1": {"10.244.1.2"},
 		"fd00:88::5":  {"fd00:10:244:1::2"}, "docker0": {"eth0", "pod0"},
-		"vlan+": {"eth+", "e+"},
+		"vlan+":            {"eth+", "e+"},
 		"0x40000/0xff0000": {"0x0/0xff0000"}, "10.96.0.10": {"10.96.0.10", "203.0.113.9"},
 	} {
 		if r.IntN(2) == 0 {
@@ -31,20 +31,19 @@ func meetThePod(r *rand.Rand, rules string) string {
 	return rules
 }
 
-// explainedHere runs explain in this process, in the node's namespace.
-func (n trafficNode) explainedHere(args ...string) (x answer.Explanation) {
+// here runs a command in this process, in the node's namespace, and reads its answer.
+func (n trafficNode) here(answer any, args ...string) {
 	n.t.Helper()
 	var out, problems strings.Builder
 	e := theEnvironment()
 	e.stdout, e.stderr, e.proc, e.socket = &out, &problems, n.t.TempDir(), n.socket
 	n.check(n.top.Node.Do(func() error {
-		if code := dispatch(n.t.Context(), commands(), append([]string{"explain", "-o", "json"}, args...),
-			e); code != exitDone {
-			return fmt.Errorf("exit code %d: %s", code, problems.String())
+		code := dispatch(n.t.Context(), commands(), append(args, "-o", "json"), e)
+		if err := json.Unmarshal([]byte(out.String()), answer); err != nil {
+			return fmt.Errorf("exit code %d: %s: %w", code, problems.String(), err)
 		}
-		return json.Unmarshal([]byte(out.String()), &x)
+		return nil
 	}))
-	return x
 }
 
 // With any rules of other programs, the headline names the address that the far
@@ -87,7 +86,8 @@ func TestHeadlineIsWhatTheFarEndSees(t *testing.T) {
 			if dst.Is6() {
 				src = n.top.PodV6
 			}
-			x := n.explainedHere(dst.String(), "--from", src.String(), "--config", n.path, mode)
+			var x answer.Explanation
+			n.here(&x, "explain", dst.String(), "--from", src.String(), "--config", n.path, mode)
 			seen := n.seen(dst, uint16(2000+sent))
 			codes[x.Why.Code]++
 			sent++
