@@ -1,7 +1,6 @@
 package foreign_test
 
 import (
-	"encoding/binary"
 	"errors"
 	"flag"
 	"fmt"
@@ -79,18 +78,7 @@ func read(t *testing.T, c *nfnetlink.Conn) foreign.Snapshot {
 // install loads the rules of a case into the namespace.
 func install(t *testing.T, ns *nfttest.NS, name string) {
 	t.Helper()
-	for _, set := range strings.Fields(text(t, name, "ipsets.txt")) {
-		createIPSet(t, ns, set)
-	}
-	for file, command := range map[string][]string{
-		"rules.iptables":  {"iptables-nft-restore", "--noflush"},
-		"rules.ip6tables": {"ip6tables-nft-restore", "--noflush"},
-		"rules.nft":       {"nft", "-f", "-"},
-	} {
-		if rules := text(t, name, file); rules != "" {
-			nfttest.Run(t, ns, rules, command[0], command[1:]...)
-		}
-	}
+	nfttest.LoadForeign(t, ns, filepath.Join(testdata, name), nil)
 }
 
 // text returns a file of a case, empty if there is none.
@@ -170,42 +158,6 @@ func TestRulesOfRealProgramsAreRecognized(t *testing.T) {
 				t.Errorf("found (-want +got):\n%s", diff)
 			}
 		})
-	}
-}
-
-// createIPSet creates an empty hash:net set, like `ipset create NAME hash:net`.
-func createIPSet(t *testing.T, ns *nfttest.NS, name string) {
-	t.Helper()
-	attr := func(typ uint16, data ...byte) []byte {
-		b := binary.NativeEndian.AppendUint16(nil, uint16(4+len(data)))
-		b = append(binary.NativeEndian.AppendUint16(b, typ), data...)
-		return append(b, make([]byte, -len(b)&3)...)
-	}
-	const create, nfprotoIPv4 = 2, 2
-	data := []byte{nfprotoIPv4, 0, 0, 0}
-	data = append(data, attr(1, 6)...)                      // IPSET_ATTR_PROTOCOL
-	data = append(data, attr(2, []byte(name+"\x00")...)...) // IPSET_ATTR_SETNAME
-	data = append(data, attr(3, []byte("hash:net\x00")...)...)
-	data = append(data, attr(4, 0)...)           // IPSET_ATTR_REVISION
-	data = append(data, attr(5, nfprotoIPv4)...) // IPSET_ATTR_FAMILY
-	data = append(data, attr(7|unix.NLA_F_NESTED)...)
-	err := ns.Do(func() error {
-		c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		_, err = c.Execute(netlink.Message{
-			Header: netlink.Header{
-				Type:  unix.NFNL_SUBSYS_IPSET<<8 | create,
-				Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl,
-			},
-			Data: data,
-		})
-		return err
-	})
-	if err != nil {
-		t.Fatalf("ipset %s: %v", name, err)
 	}
 }
 

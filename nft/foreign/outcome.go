@@ -89,6 +89,7 @@ func Conflicts(s Snapshot, share Share) ([]Conflict, int) {
 	w := newFinder(s, nil)
 	if w.search(Masquerades, share); (share.Pods || share.Origin != nil) && !w.full {
 		pods := newFinder(s, share.Origin)
+		pods.facts.ofPod = true
 		if share.Pods { // a pod's address is not one of the node's
 			pods.facts.SrcType = unix.RTN_UNICAST
 		}

@@ -32,6 +32,8 @@ type Packet struct {
 	any bool
 	// marked means that it may have kube-proxy's and portmap's marks.
 	marked bool
+	// ofPod means that a pod sends it.
+	ofPod bool
 	// origin is the interfaces on which it may have been received, nil: any.
 	origin nft.Names
 }
@@ -130,9 +132,13 @@ func (w *walker) marked(c *Chain, b bits) truth {
 	unset := w.facts.Unset
 	if !w.facts.marked {
 		unset |= kubeProxyMark | portmapMark
+		// kube-proxy's bit is configurable, the names of its chains are not.
 		if c.Name == "KUBE-POSTROUTING" || c.Table == "kube-proxy" {
-			unset |= b.mask // its bit is configurable, the names of its chains are not
+			unset |= b.mask
 		}
+	}
+	if c.Name == "ts-postrouting" && (w.facts.ofPod || !w.facts.any) { // tailscale marks what its network sends
+		return b.of(w.mark.value, w.mark.known|b.mask)
 	}
 	return b.of(w.mark.value, w.mark.known|unset&^w.mark.changed)
 }

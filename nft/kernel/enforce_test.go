@@ -21,20 +21,7 @@ import (
 // addresses and interfaces replaced by those of the topology.
 func loadSample(t *testing.T, ns *nfttest.NS, name string, replace ...string) {
 	t.Helper()
-	for file, load := range map[string][]string{
-		"rules.iptables":  {"iptables-nft-restore", "--noflush"},
-		"rules.ip6tables": {"ip6tables-nft-restore", "--noflush"},
-		"rules.nft":       {"nft", "-f", "-"},
-	} {
-		rules, err := os.ReadFile(filepath.Join("../../testdata/foreign", name, file))
-		if os.IsNotExist(err) {
-			continue
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		nfttest.Run(t, ns, strings.NewReplacer(replace...).Replace(string(rules)), load[0], load[1:]...)
-	}
+	nfttest.LoadForeign(t, ns, filepath.Join("../../testdata/foreign", name), strings.NewReplacer(replace...).Replace)
 }
 
 // enforcing exempts 10.0.0.0/8 and fd00::/8 for pods of 10.244.0.0/16 and

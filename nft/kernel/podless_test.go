@@ -3,7 +3,6 @@ package kernel
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
@@ -21,10 +20,6 @@ import (
 func TestRulesThatMeetNoPodAreNoConflicts(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
-	recorded, err := os.ReadFile("../../testdata/foreign/docker-nftables/rules.nft")
-	if err != nil {
-		t.Fatal(err)
-	}
 	network := func(link, prefix string, connected bool) node.Network {
 		return node.Network{Prefix: netip.MustParsePrefix(prefix), Interface: link, Connected: connected}
 	}
@@ -34,6 +29,7 @@ func TestRulesThatMeetNoPodAreNoConflicts(t *testing.T) {
 		network("bridge1", "fd00:1::/64", true), network("cali1", "10.244.1.2/32", false),
 		network("docker0", "fd00:17::/64", true),
 	}
+	tailscale := sample(t, "tailscale-nftables")
 	within := network("cali2", "172.17.9.9/32", false)
 	const (
 		docker    = "oifname != \"docker0\" ip saddr 172.17.0.0/16 masquerade"
@@ -55,7 +51,7 @@ func TestRulesThatMeetNoPodAreNoConflicts(t *testing.T) {
 		networks    []node.Network
 		conflicts   string // with masqueradeSrcCIDRs, with masqueradeSrcInterfaces, without both
 	}{
-		{"Docker's backend for nftables", string(recorded), usual, "0 0 2"},
+		{"Docker's backend for nftables", sample(t, "docker-nftables"), usual, "0 0 2"},
 		{"one map", table(docker, "iifname vmap @m"), usual, "0 0 1"},
 		{"two maps", table(docker, "iifname vmap @m\noifname vmap @other"), usual, "0 0 1"},
 		{"two maps to it", table(docker, "iifname vmap @m\noifname vmap @m"), usual, "0 0 1"},
@@ -82,6 +78,8 @@ func TestRulesThatMeetNoPodAreNoConflicts(t *testing.T) {
 			[]node.Network{network("cali2", "172.17.0.0/16", true)},
 			"0 1 1",
 		},
+		{"tailscale", tailscale, usual, "0 0 2"},
+		{"tailscale's mark in another chain", strings.ReplaceAll(tailscale, "ts-post", "post"), usual, "2 2 2"},
 		{"another address for Docker", table(docker, "ip saddr 172.17.0.0/16 snat ip to 192.0.2.7"), usual, "0 0 1"},
 		{"another address for a pod", table(docker, "ip saddr 10.244.1.2 snat ip to 192.0.2.7"), usual, "1 1 1"},
 	} {

@@ -71,7 +71,11 @@ func (t *Tracer) Trace(src, dst netip.Addr, routes node.Routes) (paths []Path) {
 			Src: p.Src, Dst: p.Dst, FromNode: p.FromNode, ToNode: p.DstType == unix.RTN_LOCAL, In: p.In.Name, Out: p.Out.Name,
 		}) == nft.Masqueraded
 		n.Destination, n.Source = t.rules.Trace(p)
-		paths = append(paths, n)
+		if paths = append(paths, n); p.Out.Kind == "bridge" && p.In == p.Out {
+			n.Depends = []string{"whether the bridge " + n.Out() + " passes it on without these rules"}
+			n.Destination, n.Source = foreign.Trace{Through: true}, foreign.Trace{Through: true}
+			paths = append(paths, n)
+		}
 	}
 	return paths
 }

@@ -1,0 +1,400 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/netns"
+)
+
+// A neighbor is another program on a node with pods, whose rules are those of testdata/foreign.
+type neighbor struct {
+	rules   string
+	replace []string // in the rules: what is named otherwise here
+	// masquerades is to where it masquerades what pods send, without enforceNonMasquerade.
+	masquerades reach
+	v4Only      bool // has no such rules for IPv6
+	// dev is the interface of its own containers or machines, and own one of them, with
+	// the prefix that the interface has.
+	dev string
+	own []string
+	// depends is what explain does not know, so that it lists what the far end may see.
+	depends []string
+	// v6Only: node and pods have no IPv4 addresses.
+	v6Only bool
+	// overrides are the kinds of its rules of which status says that they override the config.
+	overrides []string
+}
+
+// A reach is a set of destinations.
+type reach int
+
+const (
+	nowhere    reach = iota
+	outside          // what is not the pods'
+	everywhere       // the pods of other nodes, too
+)
+
+func neighbors() []neighbor {
+	docker, tailnet := []string{"172.17.0.9/16"}, []string{"100.100.2.2/32", "fd7a:115c:a1e0::2/128"}
+	firewalld := []string{"172.30.0.9/24"}
+	// The members of an ipset, and marks that Cilium's programs in the kernel set for its proxy.
+	ipset, proxied := []string{"-m set"}, []string{"meta mark & 0xf00 == 0x200", "meta mark & 0xe00 == 0xa00"}
+	both := []string{"accepts", "translates"} // the latter what leaves by cilium_host
+	plugin := []string{
+		"10.88.0.5", "10.244.1.2", "10.88.0.6", "10.244.1.3", "fd00:88::5", "fd00:10:244:1::2",
+		"10.88.0.0/16", "10.244.1.0/24", "fd00:88::/64", "fd00:10:244:1::/64",
+		"192.168.1.1", "10.244.1.2", "192.168.1.0/24", "10.244.1.0/24",
+	}
+	return []neighbor{
+		{rules: "docker-iptables", v4Only: true, dev: "docker0", own: docker},
+		{rules: "docker-nftables", v4Only: true, dev: "docker0", own: docker},
+		{rules: "docker-29", v4Only: true, dev: "docker0", own: docker},
+		{rules: "docker-two-maps", v4Only: true, dev: "docker0", own: docker},
+		{rules: "netavark", v4Only: true, dev: "podman0", own: []string{"10.88.0.9/16"}},
+		{rules: "netavark-iptables", v4Only: true, dev: "podman0", own: []string{"10.88.0.9/16"}},
+		{rules: "libvirt", v4Only: true, dev: "virbr0", own: []string{"192.168.122.9/24"}},
+		{rules: "tailscale", dev: "tailscale0", own: tailnet},
+		{rules: "tailscale-nftables", dev: "tailscale0", own: tailnet},
+		{rules: "firewalld", masquerades: outside, v4Only: true, dev: "vm0", own: firewalld},
+		{rules: "firewalld-iptables", masquerades: outside, v4Only: true, dev: "vm0", own: firewalld},
+		{rules: "calico-iptables", masquerades: outside, depends: ipset},
+		{rules: "calico-nftables", masquerades: outside, v4Only: true},
+		{rules: "cilium-iptables", masquerades: everywhere, depends: proxied, overrides: both},
+		{rules: "cilium-iptables-native", masquerades: outside, depends: slices.Concat(ipset, proxied), overrides: both},
+		{rules: "kube-router", masquerades: outside, depends: ipset},
+		{rules: "flannel-iptables", masquerades: outside, v4Only: true},
+		{rules: "flannel-nftables", masquerades: outside},
+		{rules: "kindnet-recorded", masquerades: outside},
+		{rules: "cni-bridge", masquerades: everywhere, replace: plugin},
+		{rules: "cni-nftables", masquerades: everywhere, replace: plugin, v4Only: true},
+	}
+}
+
+// A lab is a node with two pods, next to another program.
+type lab struct {
+	trafficNode
+	pods    string // their interface, as masqueradeSrcInterfaces has it
+	another *nfttest.NS
+	own     *nfttest.NS
+	sent    uint16 // connections, each of which explain is asked about
+}
+
+// connect makes a host that is behind an interface of the node, with the addresses at; the
+// node has those of gateways.
+func (n trafficNode) connect(dev, master string, id byte, gateways, at []netip.Prefix) *nfttest.NS {
+	n.t.Helper()
+	ns := nfttest.NewNS(n.t, dev)
+	here := netns.End{NS: n.top.Node, Dev: dev, MAC: net.HardwareAddr{2, 0, 0, 0, id, 1}}
+	there := netns.End{NS: ns, Dev: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, id, 2}}
+	n.check(netns.AddVeth(here, there))
+	n.check(here.NS.LinkUp(dev))
+	n.check(ns.LinkUp("eth0"))
+	n.check(here.NS.AwaitCarrier(dev))
+	n.check(ns.AwaitCarrier("eth0"))
+	if master != "" {
+		nfttest.Run(n.t, n.top.Node, "", "ip", "link", "set", dev, "master", master)
+		dev, here.MAC = master, net.HardwareAddr{2, 0, 0, 0, 1, 1}
+	}
+	for i, gateway := range gateways {
+		n.check(here.NS.AddAddr(dev, gateway))
+		a, via := at[i].Addr(), gateway.Addr()
+		whole := netip.PrefixFrom(a, a.BitLen())
+		n.check(ns.AddAddr("eth0", whole))
+		n.check(here.NS.AddNeighbour(dev, a, there.MAC))
+		n.check(ns.AddNeighbour("eth0", via, here.MAC))
+		n.check(here.NS.AddRoute(netns.Route{Dst: whole, Dev: dev}))
+		n.check(ns.AddRoute(netns.Route{Dst: netip.PrefixFrom(via, via.BitLen()), Dev: "eth0"}))
+		everything, err := a.Prefix(0)
+		n.check(err)
+		n.check(ns.AddRoute(netns.Route{Dst: everything, Via: via, Dev: "eth0"}))
+	}
+	return ns
+}
+
+func cidrs(t *testing.T, all ...string) (list []netip.Prefix) {
+	t.Helper()
+	for _, s := range all {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, p)
+	}
+	return list
+}
+
+// newLab connects pods as the CNI plugins ptp and bridge do.
+func newLab(t *testing.T, plugin string, nb neighbor) *lab {
+	t.Helper()
+	l := &lab{}
+	gateways := cidrs(t, "10.244.1.1/32", "fd00:10:244:1::1/128")
+	at := cidrs(t, "10.244.1.3/32", "fd00:10:244:1::3/128")
+	if plugin == "bridge" {
+		l.trafficNode, l.pods = newBridgeNode(t), "cni0"
+		l.another = l.connect("pod1", "cni0", 4, gateways, at)
+		for pod, other := range map[*nfttest.NS][]netip.Addr{
+			l.top.Pod: {at[0].Addr(), at[1].Addr()}, l.another: {l.top.PodV4, l.top.PodV6},
+		} { // on the same link
+			mac := map[bool]net.HardwareAddr{true: {2, 0, 0, 0, 4, 2}, false: {2, 0, 0, 0, 1, 2}}[pod == l.top.Pod]
+			for _, a := range other {
+				l.check(pod.AddRoute(netns.Route{Dst: netip.PrefixFrom(a, a.BitLen()), Dev: "eth0"}))
+				l.check(pod.AddNeighbour("eth0", a, mac))
+			}
+		}
+	} else {
+		l.trafficNode, l.pods = newTrafficNode(t), "pod0, pod1"
+		l.another = l.connect("pod1", "", 4, gateways, at)
+	}
+	if nb.dev != "" {
+		var gateways []netip.Prefix
+		for _, p := range cidrs(t, nb.own...) {
+			first := p.Masked().Addr().Next()
+			if p.IsSingleIP() {
+				first = p.Addr().Prev()
+			}
+			gateways = append(gateways, netip.PrefixFrom(first, p.Bits()))
+		}
+		l.own = l.connect(nb.dev, "", 5, gateways, cidrs(t, nb.own...))
+	}
+	for _, a := range []string{"10.244.2.2", "fd00:10:244:2::2"} { // a pod of another node
+		l.check(l.top.AddAddr(l.top.Outside, netip.MustParseAddr(a)))
+	}
+	if nb.v6Only {
+		for _, ns := range []*nfttest.NS{l.top.Node, l.top.Pod, l.another} {
+			nfttest.Run(t, ns, "", "ip", "-4", "address", "flush", "scope", "global")
+		}
+	}
+	if nb.rules != "" {
+		nfttest.LoadForeign(t, l.top.Node, filepath.Join("../../testdata/foreign", nb.rules),
+			strings.NewReplacer(nb.replace...).Replace)
+	}
+	return l
+}
+
+// A labPolicy is a config, and what it does.
+type labPolicy struct {
+	config                 string
+	knows, enforces, force bool // the pods; what is exempt; that it is masqueraded
+	pods                   bool // their own network is masqueraded, too
+	bridged, apart         bool // what a bridge passes on does not match the interfaces; it passes no rules
+}
+
+const (
+	labExempts  = "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 'fd00::/8']\n"
+	labLess     = "enableIPv6: true\nnonMasqueradeCIDRs: [10.9.0.0/16, 'fd00:9::/32']\n"
+	labCIDRs    = "masqueradeSrcCIDRs: [10.244.0.0/16, 'fd00:10:244::/56']\n"
+	labEnforces = "enforceNonMasquerade: true\n"
+)
+
+// policies are those for pods behind a plugin, with other programs or without.
+func (l *lab) policies(plugin string, others bool) []labPolicy {
+	byInterface := "masqueradeSrcInterfaces: [" + l.pods + "]\n"
+	with := map[string][]labPolicy{
+		"ptp": {
+			{config: labExempts},
+			{config: labExempts + byInterface, knows: true},
+			{config: labExempts + labCIDRs + labEnforces, knows: true, enforces: true},
+		},
+		"bridge": {
+			{config: labExempts + labCIDRs + "dropInvalid: true\n", knows: true},
+			{config: labExempts + byInterface + labEnforces, knows: true, enforces: true},
+			{
+				config: labExempts + labCIDRs + "forceMasqueradeCIDRs: [10.9.0.0/16, 'fd00:9::/32']\n",
+				knows:  true, force: true,
+			},
+		},
+	}
+	if others {
+		return with[plugin]
+	}
+	return append(slices.Concat(with["ptp"], with["bridge"]), labPolicy{config: labLess, pods: true},
+		labPolicy{config: labLess + byInterface, pods: true, knows: true, bridged: true},
+		labPolicy{config: labLess, pods: true, bridged: true, apart: true})
+}
+
+// A way is a connection, and which source address the far end sees of it.
+type way struct {
+	name     string
+	from, to *nfttest.NS
+	src, dst netip.Addr
+	want     netip.Addr
+}
+
+// ways are the connections of a family under a policy.
+func (l *lab) ways(nb neighbor, p labPolicy, v4 bool) []way {
+	pick := func(a4, a6 string) netip.Addr {
+		return netip.MustParseAddr(map[bool]string{true: a4, false: a6}[v4])
+	}
+	pod, host, reached := l.top.PodV6, l.top.NodeV6, nb.masquerades
+	if v4 {
+		pod, host = l.top.PodV4, l.top.NodeV4
+	} else if nb.v4Only {
+		reached = nowhere
+	}
+	if p.enforces {
+		reached = nowhere
+	}
+	either := func(masqueraded bool, as netip.Addr) netip.Addr {
+		if masqueraded {
+			return as
+		}
+		return pod
+	}
+	other, exempt, remote := pick("203.0.113.9", "2001:db8:1::1"), pick("10.9.0.9", "fd00:9::9"),
+		pick("10.244.2.2", "fd00:10:244:2::2")
+	gateway := pick("10.244.1.1", "fd00:10:244:1::1")
+	all := []way{
+		{"pod to outside", l.top.Pod, l.top.Outside, pod, other, host},
+		{"pod to exempt", l.top.Pod, l.top.Outside, pod, exempt, either(p.force || reached >= outside, host)},
+		{
+			"pod to a pod of another node", l.top.Pod, l.top.Outside, pod, remote,
+			either(p.pods || reached >= everywhere, host),
+		},
+		{
+			"pod to another pod", l.top.Pod, l.another, pod, pick("10.244.1.3", "fd00:10:244:1::3"),
+			either(p.pods && !(p.bridged && l.pods == "cni0"), gateway),
+		},
+		{"node to outside", l.top.Node, l.top.Outside, host, other, host},
+		{"node to exempt", l.top.Node, l.top.Outside, host, exempt, host},
+	}
+	for _, s := range nb.own {
+		if own := netip.MustParsePrefix(s).Addr(); own.Is4() == v4 {
+			all = append(all, way{"its own to outside", l.own, l.top.Outside, own, other, host},
+				way{"its own to exempt", l.own, l.top.Outside, own, exempt, host})
+		}
+	}
+	return all
+}
+
+// goes opens the connection, and asks explain.
+func (l *lab) goes(t *testing.T, p labPolicy, w way, depends []string) {
+	t.Helper()
+	l.sent++
+	flow := nfttest.Flow{
+		Proto: []nfttest.Proto{nfttest.UDP, nfttest.TCP}[l.sent%2], From: w.from, To: w.to,
+		Src: netip.AddrPortFrom(w.src, 20000+l.sent), Dst: netip.AddrPortFrom(w.dst, 9000),
+	}
+	s, err := nfttest.Send(flow)
+	if err != nil || s.Seen.Addr() != w.want {
+		t.Errorf("%s%s: %s sees %s of %s, want %s: %v", p.config, w.name, w.dst, s.Seen, w.src, w.want, err)
+	}
+	var x answer.Explanation
+	args := []string{"explain", w.dst.String(), "--from", w.src.String(), "--config", l.path}
+	if w.name != "pod to exempt" { // without the config it does not read connections, which takes most of the time
+		args = append(args, "--live")
+	}
+	l.here(&x, args...)
+	if x.Sees != "" || !slices.ContainsFunc(depends, func(s string) bool { return strings.Contains(x.Headline, s) }) {
+		x.Possible = []string{x.Sees}
+	}
+	if !slices.ContainsFunc(x.Possible, func(s string) bool { return strings.HasPrefix(s, w.want.String()) }) {
+		t.Errorf("%s%s: %s sees %s of %s, explain says: %s %q", p.config, w.name, w.dst, w.want, w.src, x.Headline,
+			x.Possible)
+	}
+}
+
+// states compares what status says of the rules.
+func (l *lab) states(t *testing.T, nb neighbor, p labPolicy) {
+	t.Helper()
+	var r answer.Status
+	l.here(&r, "status", "--config", l.path)
+	conflicts, prevented := r.With(answer.Conflicting), r.With(answer.Prevented)
+	meets := nb.masquerades != nowhere
+	if p.knows && ((len(conflicts) > 0) != (meets && !p.enforces) || (len(prevented) > 0) != (meets && p.enforces)) {
+		t.Errorf("%sstatus has conflicts %v, prevented %v", p.config, conflicts, prevented)
+	}
+	for _, r := range r.With(answer.Overriding) {
+		if p.knows && !slices.Contains(nb.overrides, r.Kind) {
+			t.Errorf("%sstatus: overrides: %v", p.config, r)
+		}
+	}
+}
+
+// Next to other programs, pods get what the policy says, containers, machines and tailnets of
+// the host keep the translation of their own program, explain says what the far end sees, and
+// status names those rules that can meet a pod, and no others. nft/EVIDENCE.md has the table.
+func TestEachGetsItsSourceAddressNextToOtherPrograms(t *testing.T) {
+	nfttest.SkipIfShort(t)
+	nfttest.Require(t, "nft", "ip", "iptables-nft-restore", "ip6tables-nft-restore")
+	rows := append([]neighbor{{}, {v6Only: true}}, neighbors()...)
+	sent := make([]atomic.Int64, len(rows))
+	t.Run("next to", func(t *testing.T) {
+		for i, nb := range rows {
+			for _, plugin := range []string{"ptp", "bridge"} {
+				name := strings.Trim(strings.TrimSpace(strings.Split(nb.cells(t), "|")[0]), "`")
+				t.Run(name+","+plugin, func(t *testing.T) {
+					t.Parallel()
+					l := newLab(t, plugin, nb)
+					for _, p := range l.policies(plugin, nb.rules != "") {
+						l.enforce(p.config)
+						if p.apart {
+							l.check(l.top.Node.Sysctl("net.bridge.bridge-nf-call-iptables", "0"))
+							l.check(l.top.Node.Sysctl("net.bridge.bridge-nf-call-ip6tables", "0"))
+						}
+						for _, v4 := range []bool{true, false} {
+							if v4 && nb.v6Only {
+								continue
+							}
+							for _, w := range l.ways(nb, p, v4) {
+								l.goes(t, p, w, append(nb.depends, "the bridge cni0"))
+							}
+						}
+						l.states(t, nb, p)
+					}
+					sent[i].Add(int64(l.sent))
+				})
+			}
+		}
+	})
+	table := "| next to the rules | which were | connections | wrong |\n|---|---|---|---|\n"
+	for i, nb := range rows {
+		if sent[i].Load() == 0 {
+			return // not all rows were run
+		}
+		table += fmt.Sprintf("| %s | %d | 0 |\n", nb.cells(t), sent[i].Load())
+	}
+	const name = "nft/EVIDENCE.md"
+	before, rest, _ := strings.Cut(readDocument(t, name), "<!-- lab -->\n")
+	has, after, found := strings.Cut(rest, "<!-- /lab -->\n")
+	switch {
+	case t.Failed():
+	case !found:
+		t.Error(name + " has no place for the table")
+	case *update:
+		text := before + "<!-- lab -->\n" + table + "<!-- /lab -->\n" + after
+		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	case has != table:
+		t.Errorf("%s (-want +got; make golden writes it):\n%s", name, cmp.Diff(has, table))
+	}
+}
+
+// cells are the first ones of its row: the rules, and where they are from.
+func (nb neighbor) cells(t *testing.T) string {
+	t.Helper()
+	switch {
+	case nb.v6Only:
+		return "none, pods with IPv6 alone | –"
+	case nb.rules == "":
+		return "none | –"
+	}
+	source := readDocument(t, "testdata/foreign/"+nb.rules+"/source.txt")
+	recorded := strings.Contains(source, "ecorded") && !strings.Contains(source, "not recorded")
+	if recorded {
+		return "`" + nb.rules + "` | recorded"
+	}
+	return "`" + nb.rules + "` | from its source or documents"
+}
