@@ -14,6 +14,7 @@ import (
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/rule"
 )
 
 var exempting = Share{Exempt: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
@@ -367,5 +368,26 @@ func TestTextsAreBounded(t *testing.T) {
 	}
 	if u, d := tracer.out.Unknown, tracer.out.Drops; len(u) != maxUnknown || u[1] != "1" || len(d) != maxDrops {
 		t.Errorf("%d unknown conditions: %q; %d drops", len(u), u, len(d))
+	}
+}
+
+// What compares other than four bytes as a whole is unknown.
+func TestComparisonsOfNumbersAreOfFourBytes(t *testing.T) {
+	four, two := []byte{0, 0, 0, 1}, []byte{0, 1}
+	for _, tt := range []struct {
+		rule.Statement
+		ok bool
+	}{
+		{rule.Statement{Op: "==", Value: four}, true},
+		{rule.Statement{Op: "!=", Value: four, Mask: four}, true},
+		{rule.Statement{Op: "<", Value: four}, false},
+		{rule.Statement{Op: "==", Value: two}, false},
+		{rule.Statement{Op: "==", Value: two, Mask: two}, false},
+		{rule.Statement{Op: "==", Value: four, Mask: two}, false},
+		{rule.Statement{Op: "==", Value: four, Set: "s"}, false},
+	} {
+		if _, ok := bitsOf(tt.Statement); ok != tt.ok {
+			t.Errorf("%+v: %t", tt.Statement, ok)
+		}
 	}
 }

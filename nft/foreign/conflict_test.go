@@ -163,12 +163,24 @@ func TestOnlyChainsThatPacketsLeaveByAreRead(t *testing.T) {
 			}
 			chain orphan { masquerade
 			}
-			chain post { type nat hook postrouting priority 100; counter
+			chain post { type nat hook postrouting priority 100; jump reached
+			}
+			chain reached { counter
+			}
+		}
+		table ip other { chain reached { masquerade
+			}
+		}
+		table ip6 t { chain reached { masquerade
 			}
 		}`, "-f", "-")
 	s := read(t, c)
-	if len(s.Chains) != 1 || s.Chains[0].Name != "post" || s.Chains[0].Table != "t" {
-		t.Errorf("read %v", s.Chains)
+	var got []string
+	for _, c := range s.Chains {
+		got = append(got, fmt.Sprint(c.Family, " ", c.Table, " ", c.Name))
+	}
+	if diff := cmp.Diff([]string{"ip t post", "ip t reached"}, got); diff != "" {
+		t.Errorf("read (-want +got):\n%s", diff)
 	}
 	if found := conflictsOf(s, prefixes(t, defaultExempt)); len(found) > 0 {
 		t.Errorf("found %v", found)

@@ -134,7 +134,8 @@ func TestChainsThatWereNotReadAreNotLegacy(t *testing.T) {
 	if found := foreign.Legacy(s); len(found) > 0 {
 		t.Errorf("found %v", found)
 	}
-	s.Chains = append(s.Chains, foreign.Chain{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}})
+	agents := nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}
+	s.Chains = append(s.Chains, foreign.Chain{Chain: agents})
 	if found := foreign.Legacy(s); len(found) != 1 {
 		t.Errorf("found %v", found)
 	}

@@ -78,6 +78,7 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		rules, want string
 		base        string // nat if empty
 		ipv6        bool
+		itself      bool // it is sent to its own source
 	}{
 		{rules: "", want: passes},
 		{rules: "masquerade", want: hit},
@@ -163,6 +164,26 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{rules: "ct mark set 1 masquerade", want: hit},
 		{rules: "meta priority set 1:2 masquerade", want: hit},
 		{rules: "add @seen { ip saddr } masquerade", want: hit},
+		{rules: "add @self { ip saddr . ip saddr } ip saddr . ip daddr @self masquerade", want: hit, itself: true},
+		{
+			rules: "add @self { ip saddr . ip saddr } ip saddr . ip daddr @self masquerade",
+			want:  hit + "; passes; if ip saddr . ip daddr @self",
+		},
+		{
+			rules: "add @self { ip saddr . ip saddr } ip saddr . ip daddr != @self masquerade",
+			want:  hit + "; passes; if ip saddr . ip daddr != @self", itself: true,
+		},
+		{
+			rules: "add @seen { ip saddr } ip saddr . ip daddr @self masquerade",
+			want:  hit + "; passes; if ip saddr . ip daddr @self", itself: true,
+		},
+		{
+			rules: "ip saddr . ip daddr @self masquerade", want: hit + "; passes; if ip saddr . ip daddr @self", itself: true,
+		},
+		{
+			rules: "add @self { ip saddr . ip saddr } ip daddr . ip saddr @self masquerade",
+			want:  hit + "; passes; if ip daddr . ip saddr @self", itself: true,
+		},
 		{rules: "add @seen { ip saddr limit rate 5/second } masquerade", want: hit + "; passes; if <dynset>"},
 		{rules: "add @seen { ip saddr limit rate 5/second counter } masquerade", want: hit + "; passes; if <dynset>"},
 		{rules: "ip daddr 203.0.113.9 accept", want: "passes; left by meta nfproto ipv4 ip daddr 203.0.113.9 accept"},
@@ -234,6 +255,7 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		}
 		nfttest.NFT(t, ns, "table inet t {\ncounter c { }\nquota q { over 10 mbytes }\n"+
 			"set seen { type ipv4_addr; size 9; flags dynamic; }\n"+
+			"set self { type ipv4_addr . ipv4_addr; size 9; flags dynamic; }\n"+
 			"chain masking { masquerade; }\nchain perhaps { meta l4proto tcp masquerade; }\n"+
 			"chain accepting { accept; }\nchain returning { return; }\nchain base { "+base+"\n"+tt.rules+"\n}\n}\n", "-f", "-")
 		tracer, err := foreign.NewTracer(t.Context(), c, notOwn)
@@ -247,6 +269,9 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		}
 		if tt.ipv6 {
 			p.Src, p.Dst = netip.MustParseAddr("fd00::2"), netip.MustParseAddr("2001:db8::9")
+		}
+		if tt.itself {
+			p.Dst = p.Src
 		}
 		if got := traced(tracer.TraceAt(p, unix.NF_INET_POST_ROUTING)); got != tt.want {
 			t.Errorf("%s %s\n got %s\nwant %s", base, tt.rules, got, tt.want)
