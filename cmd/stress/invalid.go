@@ -234,19 +234,19 @@ const passing = `table inet passing {
 // lost returns an error if the node did not let each of those segments pass. What the ends
 // sent again does not tell: on a busy machine a segment may just be late.
 func (s *strays) lost() error {
-	var counts [][]string
+	var list string
 	for range 20 {
-		list, err := s.top.Node.Output("", "nft", "list", "counters", "table", "inet", "passing")
-		if err != nil {
+		var err error
+		if list, err = s.top.Node.Output("", "nft", "list", "counters", "table", "inet", "passing"); err != nil {
 			return err
 		}
-		counts = regexp.MustCompile(`packets (\d+)`).FindAllStringSubmatch(list, -1)
+		counts := regexp.MustCompile(`packets (\d+)`).FindAllStringSubmatch(list, -1)
 		if len(counts) == 2 && counts[0][1] != "0" && counts[0][1] == counts[1][1] {
 			return nil
 		}
 		time.Sleep(100 * time.Millisecond) // some are on their way
 	}
-	return fmt.Errorf("connections that kept their entry: segments before the rules and after them: %v", counts)
+	return fmt.Errorf("connections that kept their entry: some of their segments were lost on the node:\n%s", list)
 }
 
 // echo answers connections with what they send.
