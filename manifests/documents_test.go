@@ -63,6 +63,7 @@ var byHand = map[string]string{
 	"stress":       "loads the machine for minutes",
 	"bench":        "needs a quiet machine",
 	"test-kernels": "downloads Debian's kernels, and needs qemu",
+	"test-arch":    "downloads Debian's kernels, and needs qemu",
 	"mutate":       "takes about an hour",
 	"push":         "needs a registry",
 	"all-push":     "needs a registry",

@@ -36,7 +36,7 @@ const (
 
 // arrivalTimeout bounds the time that a packet takes to cross two namespaces, on
 // a busy machine.
-const arrivalTimeout = 5 * time.Second
+var arrivalTimeout = Patient(5 * time.Second)
 
 // ErrNotSeen reports that a packet did not arrive, or a connection was not
 // established, in time.

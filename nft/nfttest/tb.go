@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"nft-masq-agent/nft/nfttest/netns"
 )
@@ -33,6 +34,16 @@ func Main(m *testing.M) int {
 // Long reports whether tests may take as long as it takes to prove their point: in
 // the environment is LONG=1.
 func Long() bool { return os.Getenv("LONG") == "1" }
+
+// Patient returns how long to wait for something that should happen within d: as many
+// times d as SLOW says in the environment, for a machine that is emulated.
+func Patient(d time.Duration) time.Duration {
+	slow, err := strconv.Atoi(os.Getenv("SLOW"))
+	if err != nil {
+		return d
+	}
+	return time.Duration(slow) * d
+}
 
 // Rounds returns how often a test repeats something: with -short, usually, and if
 // [Long].

@@ -11,10 +11,16 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
+// prebuilt names the program on a machine without Go.
+const prebuilt = "NFT_MASQ_AGENT_TEST_PROGRAM"
+
 // builtIn is the directory of the program; "" if no test has needed it yet.
 var builtIn string
 
 var build = sync.OnceValues(func() (program string, err error) {
+	if program = os.Getenv(prebuilt); program != "" {
+		return program, nil
+	}
 	if builtIn, err = os.MkdirTemp("", "nft-masq-agent-test-"); err != nil {
 		return "", err
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 // A Line is the fields of a log line.
@@ -118,7 +120,7 @@ func (g *Log) Take(events ...string) Line {
 }
 
 // timeout bounds every wait. Only a failure takes that long.
-const timeout = time.Minute
+var timeout = nfttest.Patient(time.Minute)
 
 // ErrEnded reports that the agent exited during a wait.
 var ErrEnded = errors.New("the agent has exited")
