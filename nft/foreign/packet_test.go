@@ -59,7 +59,7 @@ func traced(x foreign.Trace) string {
 		words = append(words, "may be dropped by "+w.RuleText())
 	}
 	for _, w := range x.Redirects {
-		words = append(words, "redirected to "+name(w))
+		words = append(words, map[bool]string{true: "all "}[w.Direct]+"redirected to "+name(w))
 	}
 	return strings.Join(words, "; ")
 }
@@ -225,6 +225,12 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{base: early + " policy drop;", rules: "meta l4proto tcp accept", want: "passes; may be dropped by policy drop"},
 		{base: early + " policy drop;", rules: "ip daddr 203.0.113.9 accept", want: passes},
 		{base: early + " policy drop;", rules: "ip daddr 203.0.113.8 accept", want: "passes; dropped by policy drop"},
+		{
+			base: early, rules: "th dport vmap { 53 : accept, * : drop }",
+			want: "passes; may be dropped by th dport vmap @__map0",
+		},
+		{base: early, rules: "ip saddr vmap { 10.244.1.9 : accept, * : drop }", want: "passes; dropped by " +
+			"meta nfproto ipv4 ip saddr vmap @__map0"},
 		{base: early, rules: "notrack", want: passes},
 		{base: "type filter hook postrouting priority -300;", rules: "notrack", want: "passes; untracked by notrack"},
 		{base: "type filter hook postrouting priority -300;", rules: "meta l4proto tcp notrack", want: passes},
@@ -246,7 +252,11 @@ func TestTraceReadsEachCondition(t *testing.T) {
 			want: "write somewhere; passes; if what that rule writes into the packet",
 		},
 		{base: late, rules: "ip dscp set cs1", want: passes},
-		{base: late, rules: "ip daddr set 192.0.2.7", want: "passes; redirected to 192.0.2.7"},
+		{base: late, rules: "ip daddr set 192.0.2.7", want: "passes; all redirected to 192.0.2.7"},
+		{
+			base: late, rules: "ip daddr 203.0.113.9 meta l4proto tcp ip daddr set 192.0.2.7",
+			want: "passes; all redirected to 192.0.2.7",
+		},
 	} {
 		ns, c := dialNS(t)
 		base := tt.base
