@@ -210,6 +210,27 @@ func TestTraceReadsEachCondition(t *testing.T) {
 			want:  "direct masquerade; passes; if ip daddr . th dport vmap @__map0",
 		},
 		{rules: "ip saddr vmap { 10.244.1.9 : drop, * : jump masking }", want: hit},
+		{rules: "ip saddr vmap { 0.0.0.0-9.255.255.255 : drop, 10.0.0.0-255.255.255.255 : jump masking }", want: hit},
+		{rules: "ip saddr vmap { 10.244.1.3-255.255.255.255 : drop }\nmasquerade", want: hit},
+		{rules: "ip6 saddr vmap { fd00::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff : jump masking }", want: hit, ipv6: true},
+		{
+			rules: "ip saddr . ip saddr vmap { 10.244.1.2 . 10.244.1.2 : jump masking }",
+			want:  hit + "; passes; if ip saddr . ip saddr vmap @__map0",
+		},
+		{
+			rules: "ip daddr . ip daddr vmap { 203.0.113.9 . 203.0.113.9 : jump masking }",
+			want:  "direct " + hit + "; passes; if ip daddr . ip daddr vmap @__map0",
+		},
+		{rules: "ip6 saddr . ip6 daddr vmap { fd00::2 . 2001:db8::9 : jump masking }", want: "direct " + hit, ipv6: true},
+		{rules: "ip6 saddr . ip6 daddr vmap { fd00::2 . 2001:db8::8 : jump masking }", want: passes, ipv6: true},
+		{rules: "meta nfproto { ipv4, ipv6 } masquerade", want: hit + "; passes; if meta nfproto @__set0"},
+		{rules: "ip saddr { 10.244.1.2, 10.9.9.9 } masquerade", want: hit},
+		{rules: "ip saddr { 10.244.1.3, 10.9.9.9 } masquerade", want: passes},
+		{rules: "ip saddr != { 10.244.1.3, 10.9.9.9 } masquerade", want: hit},
+		{rules: "ip saddr { 10.244.1.2, 10.9.9.9 } masquerade", want: passes, ipv6: true},
+		{rules: "ip saddr != { 10.244.1.3, 10.9.9.9 } masquerade", want: passes, ipv6: true},
+		{rules: "ip saddr @limited masquerade", want: hit + "; passes; if ip saddr @limited"},
+		{rules: "ip daddr @limited masquerade", want: passes},
 		{
 			rules: "ip saddr . ip daddr vmap { 10.244.0.0/16 . 203.0.113.0/24 : jump masking }",
 			want:  "direct masquerade; passes; if ip saddr . ip daddr vmap @__map0",
@@ -265,6 +286,7 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		}
 		nfttest.NFT(t, ns, "table inet t {\ncounter c { }\nquota q { over 10 mbytes }\n"+
 			"set seen { type ipv4_addr; size 9; flags dynamic; }\n"+
+			"set limited { type ipv4_addr; limit rate 1/second; elements = { 10.244.1.2 limit rate 1/second }; }\n"+
 			"set self { type ipv4_addr . ipv4_addr; size 9; flags dynamic; }\n"+
 			"chain masking { masquerade; }\nchain perhaps { meta l4proto tcp masquerade; }\n"+
 			"chain accepting { accept; }\nchain returning { return; }\nchain base { "+base+"\n"+tt.rules+"\n}\n}\n", "-f", "-")
