@@ -149,13 +149,15 @@ func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 	nfttest.NFT(t, ns, `table ip nat {
 		chain IP-MASQ { counter; counter; jump IP-MASQ-AGENT; }
 		chain IP-MASQ-AGENT { masquerade fully-random; }
-		map m { type ipv4_addr : verdict; elements = { 192.0.2.1 : jump IP-MASQ }; }
+		map m { type ipv4_addr : verdict; elements = { 192.0.2.1 : jump IP-MASQ, 192.0.2.2 : jump NON-MASQUERADE-DAEMON }; }
 		chain POSTROUTING { type nat hook postrouting priority 100; }
 		chain NON-MASQUERADE-DAEMON { accept; }
 	}`, "-f", "-")
 	for _, want := range []string{
 		"chain IP-MASQ in table ip nat: 4 rules, to which no other rule leads, random-fully, held [IP-MASQ]; " +
-			"chain NON-MASQUERADE-DAEMON in table ip nat: 1 rule, to which no other rule leads, held []; ", "",
+			"chain NON-MASQUERADE-DAEMON in table ip nat: 1 rule, to which no other rule leads, " +
+			"held [NON-MASQUERADE-DAEMON]; ",
+		"",
 	} {
 		s, got := read(t, c), ""
 		var b nfnetlink.Batch

@@ -79,6 +79,7 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		base        string // nat if empty
 		ipv6        bool
 		itself      bool // it is sent to its own source
+		anyone      bool // its source is not known
 	}{
 		{rules: "", want: passes},
 		{rules: "masquerade", want: hit},
@@ -98,6 +99,14 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{rules: "ip saddr & 0.0.0.255 == 0.0.0.9 masquerade", want: hit + "; passes; if ip saddr & 0.0.0.255 == 0.0.0.9"},
 		{rules: "ip saddr 10.244.0.0/16 masquerade", want: hit},
 		{rules: "ip6 saddr fd00::2 masquerade", want: passes},
+		{rules: "ip6 saddr != fd00::2 masquerade", want: passes},
+		{rules: "ip6 daddr & ::ff != ::9 masquerade", want: passes},
+		{rules: "ip daddr & 0.0.0.255 != 0.0.0.8 masquerade", want: passes, ipv6: true},
+		{
+			rules: "ip saddr 10.0.0.0/8 masquerade\nip saddr 10.0.0.0/9 snat ip to 192.0.2.7\n" +
+				"ip saddr 11.0.0.1 snat ip to 192.0.2.8",
+			want: hit + "; 192.0.2.8; passes; if ip saddr 10.0.0.0/8, ip saddr 11.0.0.1", anyone: true,
+		},
 		{rules: "meta nfproto ipv6 masquerade", want: passes},
 		{rules: "meta nfproto != ipv6 masquerade", want: hit},
 		{rules: "meta protocol ip masquerade", want: hit},
@@ -250,6 +259,10 @@ func TestTraceReadsEachCondition(t *testing.T) {
 			base: early, rules: "th dport vmap { 53 : accept, * : drop }",
 			want: "passes; may be dropped by th dport vmap @__map0",
 		},
+		{
+			base: early, rules: "th dport vmap { 53 : jump returning, * : drop }",
+			want: "passes; may be dropped by th dport vmap @__map0",
+		},
 		{base: early, rules: "ip saddr vmap { 10.244.1.9 : accept, * : drop }", want: "passes; dropped by " +
 			"meta nfproto ipv4 ip saddr vmap @__map0"},
 		{base: early, rules: "notrack", want: passes},
@@ -302,8 +315,11 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		if tt.ipv6 {
 			p.Src, p.Dst = netip.MustParseAddr("fd00::2"), netip.MustParseAddr("2001:db8::9")
 		}
-		if tt.itself {
+		switch {
+		case tt.itself:
 			p.Dst = p.Src
+		case tt.anyone:
+			p.Src = netip.Addr{}
 		}
 		if got := traced(tracer.TraceAt(p, unix.NF_INET_POST_ROUTING)); got != tt.want {
 			t.Errorf("%s %s\n got %s\nwant %s", base, tt.rules, got, tt.want)
