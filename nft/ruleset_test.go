@@ -503,6 +503,18 @@ func TestSourceOfAConnection(t *testing.T) {
 	if !six.HasSNAT() {
 		t.Error("only of IPv6")
 	}
+	four := nft.NewPolicy(config.Config{
+		EnableIPv6: true, SNATAddresses: cases.CIDRs("198.51.100.90/32"),
+		SNATRules: []config.SNATRule{{
+			Out: []config.Interface{{Name: "wan0"}}, Addresses: cases.CIDRs("198.51.100.30/32", "2001:db8:6::1/128"),
+		}},
+	}, nft.Options{Layout: native.Layout{}}).On([]netip.Addr{
+		netip.MustParseAddr("198.51.100.90"), netip.MustParseAddr("198.51.100.30"),
+	})
+	present, absent = four.SNATRules()
+	if got := fmt.Sprint(present, absent, four.Families[0].Sources()); got != "1 0 [198.51.100.30 198.51.100.90]" {
+		t.Errorf("only of IPv4: %s", got)
+	}
 	if _, some := none.SNATOf(false).Of(netip.MustParseAddr(pool)); some {
 		t.Error("an address that the node does not have")
 	}

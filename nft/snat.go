@@ -129,7 +129,7 @@ func (r SNATRule) CoveredBy(earlier []SNATRule) []SNATRule {
 			}
 		}
 		var all SNATRule
-		if *list(&all) = NewList(together); len(by) > 1 && all.covers(r) {
+		if *list(&all) = NewList(together); len(by) > 0 && all.covers(r) {
 			return by
 		}
 	}

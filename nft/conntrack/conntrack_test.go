@@ -525,6 +525,28 @@ func TestStatsMatchTheTableAndSumUpAllProcessors(t *testing.T) {
 	}
 }
 
+func TestRepliesToOtherRequestsAreErrors(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNS(t, "node")
+	insert(t, ns, untranslated(1, "203.0.113.9")...)
+	for name, tt := range map[string]struct {
+		change func(*netlink.Message)
+		ok     bool
+	}{
+		"nothing":              {func(*netlink.Message) {}, true},
+		"the sequence":         {func(m *netlink.Message) { m.Header.Sequence++ }, false},
+		"no header":            {func(m *netlink.Message) { m.Data = m.Data[:headerLen-1] }, false},
+		"a header and no more": {func(m *netlink.Message) { m.Data = m.Data[:headerLen] }, true},
+	} {
+		err := newTable(changing(dialIn(ns), nil, tt.change)).Dump(Filter{}, func() func(*Entry) error {
+			return func(*Entry) error { return nil }
+		})
+		if (err == nil) != tt.ok {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestCausesAreNamed(t *testing.T) {
 	for err, want := range map[error]error{
 		unix.EPERM: ErrNotPermitted, unix.EINVAL: ErrUnsupported, unix.EOPNOTSUPP: ErrUnsupported,

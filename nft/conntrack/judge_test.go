@@ -119,6 +119,10 @@ func TestStaleConnections(t *testing.T) {
 			t.Errorf("%s: stale is %t", tt.name, got)
 		}
 	}
+	e := entryOf(unix.IPPROTO_TCP, pod6, "", "[2001:db8:9::77]:53", pod6)
+	if a, b := j.Now(&e), off.Now(&e); a != nft.Local || b != nft.Exempt {
+		t.Errorf("to a local range: %s, with IPv6 off %s", a, b)
+	}
 }
 
 // Pods keep an address that the node has, whichever they would get now.
@@ -297,6 +301,18 @@ func TestPartOfATableIsScaledToAll(t *testing.T) {
 		if s, err := table.CountStale(judgeOf(masqueradeAll)); err != nil || s.Count != 30 || s.Sample != tt.sample {
 			t.Errorf("a sample of %d: %+v: %v", tt.most, s, err)
 		}
+	}
+	failed := false
+	table := newTable(throughSocket(dialIn(ns), func(n int) error {
+		if n == 10 && !failed {
+			failed = true
+			return unix.ENOBUFS
+		}
+		return nil
+	}))
+	s, err := table.CountStale(judgeOf(masqueradeAll))
+	if want := (Sample{30, 30, false}); err != nil || !failed || s.Count != 30 || s.Sample != want {
+		t.Errorf("interrupted once: %+v: %v", s, err)
 	}
 	if n := newTable(nil).sample; n != 200_000 {
 		t.Errorf("a sample has %d", n)

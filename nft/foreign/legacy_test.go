@@ -2,6 +2,7 @@ package foreign_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -138,6 +139,47 @@ func TestChainsThatWereNotReadAreNotLegacy(t *testing.T) {
 	s.Chains = append(s.Chains, foreign.Chain{Chain: agents})
 	if found := foreign.Legacy(s); len(found) != 1 {
 		t.Errorf("found %v", found)
+	}
+}
+
+// A chain that a map of another program leads to is emptied, and then no longer found.
+func TestChainsInUseAreOnlyEmptied(t *testing.T) {
+	nfttest.Require(t, "nft")
+	ns, c := dialNS(t)
+	nfttest.NFT(t, ns, `table ip nat {
+		chain IP-MASQ { counter; counter; jump IP-MASQ-AGENT; }
+		chain IP-MASQ-AGENT { masquerade fully-random; }
+		map m { type ipv4_addr : verdict; elements = { 192.0.2.1 : jump IP-MASQ, 192.0.2.2 : jump NON-MASQUERADE-DAEMON }; }
+		chain POSTROUTING { type nat hook postrouting priority 100; }
+		chain NON-MASQUERADE-DAEMON { accept; }
+	}`, "-f", "-")
+	for _, want := range []string{
+		"chain IP-MASQ in table ip nat: 4 rules, to which no other rule leads, random-fully, held [IP-MASQ]; " +
+			"chain NON-MASQUERADE-DAEMON in table ip nat: 1 rule, to which no other rule leads, " +
+			"held [NON-MASQUERADE-DAEMON]; ",
+		"",
+	} {
+		s, got := read(t, c), ""
+		var b nfnetlink.Batch
+		for _, l := range foreign.Legacy(s) {
+			got += fmt.Sprintf("%s, held %s; ", l, l.Held)
+			if l.Decides() {
+				t.Errorf("%s decides", l)
+			}
+			l.Remove(&b)
+		}
+		if got != want {
+			t.Errorf("got %s\nwant %s", got, want)
+		}
+		if err := c.Commit(&b, s.Generation); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := foreign.LegacyChain{Family: nfnetlink.IPv6, Table: "nat", Name: "A", Rules: 1, Jumps: make([]nfnetlink.Rule, 1)}
+	for _, base := range []*nfnetlink.Chain{nil, {}} {
+		if l.Base = base; l.Decides() != (base != nil) || l.String() != "chain A in table ip6 nat: 1 rule" {
+			t.Error(l)
+		}
 	}
 }
 

@@ -1,12 +1,18 @@
 package foreign_test
 
 import (
+	"errors"
+	"fmt"
+	"iter"
 	"net/netip"
+	"slices"
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -61,6 +67,127 @@ func TestReadingEndsAtItsBounds(t *testing.T) {
 		got := traced(tracer.TraceAt(p, unix.NF_INET_POST_ROUTING))
 		if content := [3]int{chains, sets, maps}; content != tt.read || tracer.Unread != tt.unread || got != tt.want {
 			t.Errorf("%+v: read %d, not %d: %s", tt, content, tracer.Unread, got)
+		}
+	}
+}
+
+// A failingSocket does not send a request for which before returns an error.
+type failingSocket struct {
+	*netlink.Conn
+	before func(kind netlink.HeaderType) error
+}
+
+func (s failingSocket) Send(m netlink.Message) error {
+	if err := s.before(m.Header.Type & 0xff); err != nil {
+		return err
+	}
+	_, err := s.Conn.Send(m)
+	return err
+}
+
+func (s failingSocket) SendMessages(m []netlink.Message) error {
+	_, err := s.Conn.SendMessages(m)
+	return err
+}
+
+// ReceiveIter ends as the socket of the kernel does: the connection behind it has taken the
+// last message of a dump.
+func (s failingSocket) ReceiveIter() iter.Seq2[netlink.Message, error] {
+	return func(yield func(netlink.Message, error) bool) {
+		for m, err := range s.Conn.ReceiveIter() {
+			if !yield(m, err) {
+				return
+			}
+		}
+		yield(netlink.Message{Header: netlink.Header{Type: netlink.Done, Flags: netlink.Multi}}, nil)
+	}
+}
+
+// failing connects through a failingSocket.
+func failing(t *testing.T, ns *nfttest.NS, before func(kind netlink.HeaderType) error) *nfnetlink.Conn {
+	t.Helper()
+	c := nfnetlink.New(func() (*netlink.Conn, error) {
+		nl, err := nfttest.DialNetfilter(ns)
+		if err != nil {
+			return nil, err
+		}
+		return netlink.NewConn(failingSocket{nl, before}, nl.PID()), nil
+	})
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+const someRules = `table ip t {
+	set s { type ipv4_addr; elements = { 10.0.0.1 }; }
+	map m { type ipv4_addr : verdict; elements = { 10.0.0.3 : goto masking }; }
+	chain masking { masquerade; }
+	chain post { type nat hook postrouting priority 100; ip saddr @s accept; ip saddr vmap @m; }
+}`
+
+// Whatever request fails, reading does. Only a set may be gone meanwhile.
+func TestReadingFailsWithEachRequest(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns, _ := dialNS(t)
+	nfttest.NFT(t, ns, someRules, "-f", "-")
+	for at, done := 0, false; !done; at++ {
+		for _, fault := range []error{unix.EIO, unix.ENOENT} {
+			n, kind := 0, netlink.HeaderType(0)
+			s, err := foreign.Read(t.Context(), failing(t, ns, func(k netlink.HeaderType) error {
+				if n++; n == at+1 {
+					kind = k
+					return fault
+				}
+				return nil
+			}), notOwn)
+			sets := []netlink.HeaderType{unix.NFT_MSG_GETSET, unix.NFT_MSG_GETSETELEM}
+			if done = kind == 0; done || fault == unix.ENOENT && slices.Contains(sets, kind) {
+				if err != nil || len(s.Chains) == 0 {
+					t.Errorf("request %d (%d): %v: %v", at, kind, fault, err)
+				}
+			} else if !errors.Is(err, fault) || len(s.Chains) > 0 {
+				t.Errorf("request %d (%d): %v, want %v", at, kind, err, fault)
+			}
+		}
+	}
+	for interrupted, want := range map[int]error{1: nil, 2: nil, 3: nfnetlink.ErrInterrupted} {
+		n := 0
+		_, err := foreign.Read(t.Context(), failing(t, ns, func(kind netlink.HeaderType) error {
+			if kind == unix.NFT_MSG_GETTABLE && n < interrupted {
+				n++
+				return nfnetlink.ErrInterrupted
+			}
+			return nil
+		}), notOwn)
+		if !errors.Is(err, want) || n != interrupted {
+			t.Errorf("interrupted %d times of %d: %v", n, interrupted, err)
+		}
+	}
+}
+
+// While the ruleset changes, it is read up to three times.
+func TestRulesThatChangeAreReadAgain(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	for changes, requests := range map[int]int{0: 2, 1: 4, 2: 6, 3: 6, 9: 6} {
+		ns, _ := dialNS(t)
+		nfttest.NFT(t, ns, someRules, "-f", "-")
+		asked := 0
+		c := failing(t, ns, func(kind netlink.HeaderType) error {
+			if kind != unix.NFT_MSG_GETGEN {
+				return nil
+			}
+			if asked++; asked%2 == 0 && asked <= 2*changes {
+				nfttest.NFT(t, ns, fmt.Sprintf("add table ip t%d", asked), "-f", "-")
+			}
+			return nil
+		})
+		s, err := foreign.Read(t.Context(), c, notOwn)
+		if err != nil || len(s.Chains) != 2 || asked != requests {
+			t.Errorf("%d changes: read with %d requests, want %d: %v", changes, asked, requests, err)
+		}
+		if now, err := connect(t, ns).Generation(); err != nil || (now == s.Generation) != (changes < 3) {
+			t.Errorf("%d changes: generation %d, now %d: %v", changes, s.Generation, now, err)
 		}
 	}
 }

@@ -186,7 +186,7 @@ func (p Packet) named(field string, value []byte) truth {
 
 // ofType evaluates a comparison of the type of an address.
 func (p Packet) ofType(s rule.Statement, typ int) truth {
-	if b, ok := bitsOf(s); p.any && ok && strings.HasPrefix(s.Field, "fib daddr") && b.value == unix.RTN_LOCAL {
+	if b, _ := bitsOf(s); p.any && strings.HasPrefix(s.Field, "fib daddr") && b.value == unix.RTN_LOCAL {
 		return no.is(!b.not)
 	}
 	return number(s, uint32(typ), either[uint32](typ != unix.RTN_UNSPEC, allBits, 0))

@@ -59,7 +59,7 @@ func traced(x foreign.Trace) string {
 		words = append(words, "may be dropped by "+w.RuleText())
 	}
 	for _, w := range x.Redirects {
-		words = append(words, "redirected to "+name(w))
+		words = append(words, map[bool]string{true: "all "}[w.Direct]+"redirected to "+name(w))
 	}
 	return strings.Join(words, "; ")
 }
@@ -79,6 +79,7 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		base        string // nat if empty
 		ipv6        bool
 		itself      bool // it is sent to its own source
+		anyone      bool // its source is not known
 	}{
 		{rules: "", want: passes},
 		{rules: "masquerade", want: hit},
@@ -98,6 +99,14 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{rules: "ip saddr & 0.0.0.255 == 0.0.0.9 masquerade", want: hit + "; passes; if ip saddr & 0.0.0.255 == 0.0.0.9"},
 		{rules: "ip saddr 10.244.0.0/16 masquerade", want: hit},
 		{rules: "ip6 saddr fd00::2 masquerade", want: passes},
+		{rules: "ip6 saddr != fd00::2 masquerade", want: passes},
+		{rules: "ip6 daddr & ::ff != ::9 masquerade", want: passes},
+		{rules: "ip daddr & 0.0.0.255 != 0.0.0.8 masquerade", want: passes, ipv6: true},
+		{
+			rules: "ip saddr 10.0.0.0/8 masquerade\nip saddr 10.0.0.0/9 snat ip to 192.0.2.7\n" +
+				"ip saddr 11.0.0.1 snat ip to 192.0.2.8",
+			want: hit + "; 192.0.2.8; passes; if ip saddr 10.0.0.0/8, ip saddr 11.0.0.1", anyone: true,
+		},
 		{rules: "meta nfproto ipv6 masquerade", want: passes},
 		{rules: "meta nfproto != ipv6 masquerade", want: hit},
 		{rules: "meta protocol ip masquerade", want: hit},
@@ -210,6 +219,27 @@ func TestTraceReadsEachCondition(t *testing.T) {
 			want:  "direct masquerade; passes; if ip daddr . th dport vmap @__map0",
 		},
 		{rules: "ip saddr vmap { 10.244.1.9 : drop, * : jump masking }", want: hit},
+		{rules: "ip saddr vmap { 0.0.0.0-9.255.255.255 : drop, 10.0.0.0-255.255.255.255 : jump masking }", want: hit},
+		{rules: "ip saddr vmap { 10.244.1.3-255.255.255.255 : drop }\nmasquerade", want: hit},
+		{rules: "ip6 saddr vmap { fd00::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff : jump masking }", want: hit, ipv6: true},
+		{
+			rules: "ip saddr . ip saddr vmap { 10.244.1.2 . 10.244.1.2 : jump masking }",
+			want:  hit + "; passes; if ip saddr . ip saddr vmap @__map0",
+		},
+		{
+			rules: "ip daddr . ip daddr vmap { 203.0.113.9 . 203.0.113.9 : jump masking }",
+			want:  "direct " + hit + "; passes; if ip daddr . ip daddr vmap @__map0",
+		},
+		{rules: "ip6 saddr . ip6 daddr vmap { fd00::2 . 2001:db8::9 : jump masking }", want: "direct " + hit, ipv6: true},
+		{rules: "ip6 saddr . ip6 daddr vmap { fd00::2 . 2001:db8::8 : jump masking }", want: passes, ipv6: true},
+		{rules: "meta nfproto { ipv4, ipv6 } masquerade", want: hit + "; passes; if meta nfproto @__set0"},
+		{rules: "ip saddr { 10.244.1.2, 10.9.9.9 } masquerade", want: hit},
+		{rules: "ip saddr { 10.244.1.3, 10.9.9.9 } masquerade", want: passes},
+		{rules: "ip saddr != { 10.244.1.3, 10.9.9.9 } masquerade", want: hit},
+		{rules: "ip saddr { 10.244.1.2, 10.9.9.9 } masquerade", want: passes, ipv6: true},
+		{rules: "ip saddr != { 10.244.1.3, 10.9.9.9 } masquerade", want: passes, ipv6: true},
+		{rules: "ip saddr @limited masquerade", want: hit + "; passes; if ip saddr @limited"},
+		{rules: "ip daddr @limited masquerade", want: passes},
 		{
 			rules: "ip saddr . ip daddr vmap { 10.244.0.0/16 . 203.0.113.0/24 : jump masking }",
 			want:  "direct masquerade; passes; if ip saddr . ip daddr vmap @__map0",
@@ -225,6 +255,16 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{base: early + " policy drop;", rules: "meta l4proto tcp accept", want: "passes; may be dropped by policy drop"},
 		{base: early + " policy drop;", rules: "ip daddr 203.0.113.9 accept", want: passes},
 		{base: early + " policy drop;", rules: "ip daddr 203.0.113.8 accept", want: "passes; dropped by policy drop"},
+		{
+			base: early, rules: "th dport vmap { 53 : accept, * : drop }",
+			want: "passes; may be dropped by th dport vmap @__map0",
+		},
+		{
+			base: early, rules: "th dport vmap { 53 : jump returning, * : drop }",
+			want: "passes; may be dropped by th dport vmap @__map0",
+		},
+		{base: early, rules: "ip saddr vmap { 10.244.1.9 : accept, * : drop }", want: "passes; dropped by " +
+			"meta nfproto ipv4 ip saddr vmap @__map0"},
 		{base: early, rules: "notrack", want: passes},
 		{base: "type filter hook postrouting priority -300;", rules: "notrack", want: "passes; untracked by notrack"},
 		{base: "type filter hook postrouting priority -300;", rules: "meta l4proto tcp notrack", want: passes},
@@ -246,7 +286,11 @@ func TestTraceReadsEachCondition(t *testing.T) {
 			want: "write somewhere; passes; if what that rule writes into the packet",
 		},
 		{base: late, rules: "ip dscp set cs1", want: passes},
-		{base: late, rules: "ip daddr set 192.0.2.7", want: "passes; redirected to 192.0.2.7"},
+		{base: late, rules: "ip daddr set 192.0.2.7", want: "passes; all redirected to 192.0.2.7"},
+		{
+			base: late, rules: "ip daddr 203.0.113.9 meta l4proto tcp ip daddr set 192.0.2.7",
+			want: "passes; all redirected to 192.0.2.7",
+		},
 	} {
 		ns, c := dialNS(t)
 		base := tt.base
@@ -255,6 +299,7 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		}
 		nfttest.NFT(t, ns, "table inet t {\ncounter c { }\nquota q { over 10 mbytes }\n"+
 			"set seen { type ipv4_addr; size 9; flags dynamic; }\n"+
+			"set limited { type ipv4_addr; limit rate 1/second; elements = { 10.244.1.2 limit rate 1/second }; }\n"+
 			"set self { type ipv4_addr . ipv4_addr; size 9; flags dynamic; }\n"+
 			"chain masking { masquerade; }\nchain perhaps { meta l4proto tcp masquerade; }\n"+
 			"chain accepting { accept; }\nchain returning { return; }\nchain base { "+base+"\n"+tt.rules+"\n}\n}\n", "-f", "-")
@@ -270,8 +315,11 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		if tt.ipv6 {
 			p.Src, p.Dst = netip.MustParseAddr("fd00::2"), netip.MustParseAddr("2001:db8::9")
 		}
-		if tt.itself {
+		switch {
+		case tt.itself:
 			p.Dst = p.Src
+		case tt.anyone:
+			p.Src = netip.Addr{}
 		}
 		if got := traced(tracer.TraceAt(p, unix.NF_INET_POST_ROUTING)); got != tt.want {
 			t.Errorf("%s %s\n got %s\nwant %s", base, tt.rules, got, tt.want)

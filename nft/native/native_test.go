@@ -231,6 +231,16 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 		{"a set with a counter", "add set TABLE x { type ipv4_addr; flags interval; counter; }", []string{
 			"odd: set x is not in the config",
 		}},
+		{"a map to marks", "add map TABLE x { type ipv4_addr : mark; }", []string{"odd: set x is not in the config"}},
+		{
+			"many other pairs", "add element TABLE self-v4-a { " + many(12, "10.244.%d.%d . 10.0.0.1,") + " }",
+			slices.Repeat([]string{"set self-v4-a contains …"}, 10),
+		},
+		{
+			"the other side, too", "delete element TABLE SET { 10.1.0.0/24 }; " + strings.ReplaceAll(set, "SET", "OTHER") +
+				"elements = { 10.1.0.0/24, 10.2.0.0/24, 10.3.0.0/24 }; }",
+			[]string{"set SET lacks 10.1.0.0/24", "set OTHER is not in the config"},
+		},
 		{"the other side", "add set TABLE OTHER { type ipv4_addr; flags interval; }", []string{
 			"set OTHER is not in the config",
 		}},
@@ -306,6 +316,11 @@ func TestNodeIsMasqueradedUnlessThePolicyIsForPods(t *testing.T) {
 		r := nft.Compile(c, nft.Options{Layout: native.Layout{}}).On([]netip.Addr{netip.MustParseAddr("198.51.100.8")})
 		if got := strings.Contains(r.String(), "masquerade comment \"from this node\""); got != tt.want {
 			t.Errorf("%s: %t\n%s", tt.name, got, r)
+		}
+		r = nft.Compile(c, nft.Options{Layout: native.Layout{}, Ports: []nft.PortRange{{Min: 1024, Max: 2047}}}).
+			On([]netip.Addr{netip.MustParseAddr("198.51.100.8")})
+		if got := strings.Contains(r.String(), "chain to-ports"); got != tt.want {
+			t.Errorf("%s, to ports: %t\n%s", tt.name, got, r)
 		}
 	}
 }

@@ -1,0 +1,174 @@
+package foreign_test
+
+import (
+	"hash/maphash"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/node"
+)
+
+// Each packet passes its own hooks, and what is not known at one may be anything there. The
+// rule is in a chain of each hook; wanted are those in which it may drop the packet.
+func TestTraceFollowsTheHooksOfAPacket(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	cali0, eth0 := node.Interface{Name: "cali0", Index: 5}, node.Interface{Name: "eth0", Index: 2}
+	forwarded := foreign.Packet{DstType: unix.RTN_UNICAST, In: cali0, Out: eth0}
+	fromNode := foreign.Packet{DstType: unix.RTN_UNICAST, Out: eth0, FromNode: true}
+	local := foreign.Packet{DstType: unix.RTN_LOCAL, In: cali0, Out: eth0}
+	unknown := foreign.Packet{}
+	for _, tt := range []struct {
+		rule                string
+		packet              foreign.Packet
+		destination, source string
+	}{
+		{"meta l4proto tcp drop", forwarded, "pre", "pre forward post"},
+		{"meta l4proto tcp drop", fromNode, "out", "out post"},
+		{"meta l4proto tcp drop", local, "pre", "pre in"},
+		{`oifname "eth1" drop`, forwarded, "pre", "pre"},
+		{`oifname "eth1" drop`, fromNode, "", ""},
+		{`oifname "eth1" drop`, local, "pre", "pre in"},
+		{`oifname "eth1" drop`, unknown, "pre", "pre forward post"},
+		{`iifname "cali1" drop`, forwarded, "", ""},
+		{`iifname "cali1" drop`, fromNode, "", ""},
+		{`iifname "cali1" drop`, unknown, "pre", "pre forward post"},
+		{`iif 6 drop`, forwarded, "", ""},
+		{`iif 6 drop`, fromNode, "", ""},
+		{`iif 6 drop`, unknown, "pre", "pre forward post"},
+		{"fib daddr type local drop", unknown, "pre", "pre forward post"},
+		{"fib daddr type local drop", forwarded, "", ""},
+	} {
+		ns, c := dialNS(t)
+		text := "table inet t {\n"
+		for chain, hook := range map[string]string{
+			"pre": "prerouting", "in": "input", "forward": "forward", "out": "output", "post": "postrouting",
+		} {
+			text += "chain " + chain + " { type filter hook " + hook + " priority -150; " + tt.rule + "; }\n"
+		}
+		nfttest.NFT(t, ns, text+"}", "-f", "-")
+		tracer, err := foreign.NewTracer(t.Context(), c, notOwn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tt.packet.Src, tt.packet.Dst = netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("203.0.113.9")
+		destination, source := tracer.Trace(tt.packet)
+		chains := func(x foreign.Trace) string {
+			var names []string
+			for _, w := range x.Drops {
+				names = append(names, w.Chain())
+			}
+			return strings.Join(names, " ")
+		}
+		if d, s := chains(destination), chains(source); d != tt.destination || s != tt.source {
+			t.Errorf("%s, %+v: %q and %q, want %q and %q", tt.rule, tt.packet, d, s, tt.destination, tt.source)
+		}
+	}
+}
+
+// What happens at one hook matters at the next.
+func TestTraceOfSeveralHooks(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	for _, tt := range []struct{ first, last, destination, source string }{
+		{"priority -300; notrack", "masquerade", "passes; untracked by notrack", "passes; untracked by notrack"},
+		{
+			"priority -300; meta l4proto tcp notrack", "masquerade", "passes",
+			"masquerade; passes; if whether connection tracking is off, by meta l4proto tcp notrack",
+		},
+		{"priority -300; meta l4proto tcp notrack", "", "passes", "passes"},
+		{
+			"priority -300; ip saddr set 192.0.2.7", "ip saddr 192.0.2.7 accept; masquerade", "passes",
+			"write 192.0.2.7; left by ip saddr 192.0.2.7 accept",
+		},
+		{"priority -300; ip saddr set 192.0.2.7", "masquerade", "passes", "masquerade"},
+		{"priority -300; drop", "masquerade", "passes; dropped by drop", "masquerade; dropped by drop"},
+		{
+			"priority -300; meta l4proto tcp drop", "masquerade", "passes; may be dropped by meta l4proto tcp drop",
+			"masquerade; may be dropped by meta l4proto tcp drop",
+		},
+		{"priority -300; meta mark set 7", "meta mark 7 masquerade", "passes", "masquerade"},
+		{
+			"priority 0;", strings.Repeat("meta l4proto tcp masquerade; ", 1001), "passes",
+			"… if too many rules to follow, meta l4proto tcp",
+		},
+	} {
+		ns, c := dialNS(t)
+		nfttest.NFT(t, ns, "table ip t {\nchain pre { type filter hook prerouting "+tt.first+"; }\n"+
+			"chain post { type nat hook postrouting priority 100; "+tt.last+"; }\n}\n", "-f", "-")
+		tracer, err := foreign.NewTracer(t.Context(), c, notOwn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := foreign.Packet{Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9")}
+		destination, source := tracer.Trace(p)
+		d, s := traced(destination), traced(source)
+		if rest, long := strings.CutPrefix(tt.source, "…"); long && strings.HasSuffix(s, rest) {
+			s = tt.source
+		}
+		if d != tt.destination || s != tt.source {
+			t.Errorf("%s, then %s\n got %s, %s\nwant %s, %s", tt.first, tt.last, d, s, tt.destination, tt.source)
+		}
+	}
+}
+
+// Conflicts are the same as long as what is reported about them is.
+func TestConflictsAreDistinguishedByWhatIsReported(t *testing.T) {
+	rule := func(handle, packets uint64, drop bool) nfnetlink.Rule {
+		verdict := map[bool]expr.VerdictKind{true: expr.VerdictDrop, false: expr.VerdictAccept}[drop]
+		return nfnetlink.Rule{
+			Family: nfnetlink.IPv4, Table: "t", Chain: "c", Handle: handle,
+			Exprs: nfnetlink.Marshal(nfnetlink.IPv4, &expr.Counter{Packets: packets}, &expr.Verdict{Kind: verdict}),
+		}
+	}
+	base := foreign.Conflict{Source: "s", Destinations: []string{"d"}, Conditions: []string{"c"}}
+	base.Rule, base.Base = rule(1, 1, false), "b"
+	seed := maphash.MakeSeed()
+	for name, tt := range map[string]struct {
+		change func(*foreign.Conflict)
+		same   bool
+	}{
+		"nothing":      {func(*foreign.Conflict) {}, true},
+		"handle":       {func(c *foreign.Conflict) { c.Rule = rule(2, 1, false) }, true},
+		"counter":      {func(c *foreign.Conflict) { c.Rule = rule(1, 2, false) }, true},
+		"rule":         {func(c *foreign.Conflict) { c.Rule = rule(1, 1, true) }, false},
+		"kind":         {func(c *foreign.Conflict) { c.Kind = foreign.Drops }, false},
+		"family":       {func(c *foreign.Conflict) { c.Rule.Family = nfnetlink.IPv6 }, false},
+		"table":        {func(c *foreign.Conflict) { c.Rule.Table = "u" }, false},
+		"chain":        {func(c *foreign.Conflict) { c.Rule.Chain = "d" }, false},
+		"base":         {func(c *foreign.Conflict) { c.Base = "c" }, false},
+		"source":       {func(c *foreign.Conflict) { c.Source = "" }, false},
+		"conditions":   {func(c *foreign.Conflict) { c.Conditions = nil }, false},
+		"destinations": {func(c *foreign.Conflict) { c.Destinations = nil }, false},
+	} {
+		other := base
+		tt.change(&other)
+		if (other.Hash(seed) == base.Hash(seed)) != tt.same {
+			t.Errorf("%s: the same is not %t", name, tt.same)
+		}
+	}
+	if n := base.Packets(); n == nil || *n != 1 {
+		t.Errorf("%v packets", n)
+	}
+	if n := (foreign.Conflict{}).Packets(); n != nil {
+		t.Errorf("%d packets without a counter", *n)
+	}
+	var words []string
+	for kind := foreign.Masquerades; kind <= foreign.Drops; kind++ {
+		one, several := kind.Does()
+		words = append(words, kind.String()+": "+one+", "+several+": "+strings.Fields(kind.Remedy())[0])
+	}
+	const want = "masquerades: masquerades, masquerade: Turn; accepts: accepts, accept: Remove; translates: translates, " +
+		"translate: Turn; untracks: turns off connection tracking for, turn off connection tracking for: Without; writes: " +
+		"writes a source address into, write source addresses into: Remove; drops: drops, drop: Accept"
+	if got := strings.Join(words, "; "); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
