@@ -32,7 +32,7 @@ func cleanupCommand() command {
 		flags: func(fs *flag.FlagSet) action {
 			f := &cleanupFlags{nodeFlags: addNodeFlags(fs)}
 			fs.BoolVar(&f.legacy, "legacy", false, "also remove the chains of iptables-based agents, with their jumps")
-			fs.BoolVar(&f.legacyOnly, "legacy-only", false, "remove only these, for example next to a running agent")
+			fs.BoolVar(&f.legacyOnly, "legacy-only", false, "remove only those chains, also next to a running agent")
 			fs.BoolVar(&f.dryRun, "dry-run", false, "print what would be removed, and remove nothing")
 			fs.BoolVar(&f.wait, "wait", false, "when everything is removed, wait for SIGTERM: for use in a DaemonSet")
 			return f.cleanup

@@ -59,7 +59,7 @@ func connectionsCommand() command {
 			fs.BoolVar(&f.stale, "stale", false, "only connections whose translation contradicts the current rules")
 			fs.BoolVar(&f.flush, "flush", false,
 				"delete the stale connections that are listed; TCP connections among them are reset")
-			fs.BoolVar(&f.yes, "yes", false, "really delete them")
+			fs.BoolVar(&f.yes, "yes", false, "confirm --flush")
 			fs.BoolVar(&f.ports, "ports", false,
 				"list the destinations with the most source ports in use, and the pods that use them")
 			options.AddFlag(fs, &f.limit, "limit", "100", "list at most `N` connections", parseLimit)

@@ -248,7 +248,7 @@ func TestStatusShowsWhatIsEnforcedInsteadOfARejectedFile(t *testing.T) {
 		n.cleanup()
 	}
 	says(badText, "the built-in defaults (")
-	says(older.mistakes()["a misspelled key"], "what the older agents make of it (")
+	says(older.mistakes()["a misspelled key"], "the older agents' reading of it (")
 	for _, version := range olderVersions[:3] {
 		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 			n := newNode(t)

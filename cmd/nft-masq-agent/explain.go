@@ -37,7 +37,7 @@ func explainCommand() command {
 		about:    "show which source address a new connection to ADDRESS has, and why",
 		details: "The answer comes from the kernel: it follows the connection through the NAT rules of this node, also " +
 			"those of other programs, and names the rule, or the CIDR and its place in the file, that matches. Without " +
-			"--from it answers for the pods of this node, and says which get which answer if they differ. If the kernel " +
+			"--from, it answers for the pods of this node, separately if the answers differ. If the kernel " +
 			"cannot be read, the answer comes from the config alone. Flags that are not given are those of the running " +
 			"agent. Nothing is written.",
 		examples: []string{
@@ -206,7 +206,7 @@ func aboutPods(
 	}
 	x = x.OfPods(asked, all)
 	if len(asked) < len(pods) {
-		x.Add(config.Note, "pods-limit", "This is from the first %d of %d pods of this node: ask for another one by --from.",
+		x.Add(config.Note, "pods-limit", "This is about the first %d of %d pods of this node: select another one by --from.",
 			len(asked), len(pods))
 	}
 	return x, nil

@@ -140,7 +140,7 @@ func TestHeadlineLeavesOutRoutesOnWhichNothingReachesTheDestination(t *testing.T
 		"rule add priority 12 fwmark 0x2 unreachable\n")
 	x, text := n.explained("203.0.113.9", "--from", n.top.PodV4.String(), "--config", n.path)
 	n.judge(x, n.seen(netip.MustParseAddr("203.0.113.9"), 7000))
-	const note = "Some packets do not leave for it: that depends on ip rule 11; ip rule 12."
+	const note = "Some packets do not go there, depending on ip rule 11; ip rule 12."
 	if x.Why.Code != "masqueraded" || !strings.Contains(text, note) {
 		t.Error(text)
 	}

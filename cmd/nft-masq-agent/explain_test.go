@@ -55,7 +55,7 @@ func TestExplainNotesSurprises(t *testing.T) {
 		many     = "Multicast and broadcast are masqueraded too, as with the older agents."
 		ownToo   = "The node's own traffic is masqueraded like a pod's."
 		fromNode = "The source is this node; its own traffic is masqueraded too."
-		elsewise = "Not by this agent, that is: another rule on the node may still masquerade it."
+		elsewise = "Another rule on the node may still masquerade it."
 		lasting  = "This applies to new connections; existing connections keep their address."
 	)
 	tests := []struct {
@@ -137,7 +137,7 @@ func TestExplainUsesFlagsAndFileOfTheRunningAgent(t *testing.T) {
 		}
 	}
 	report.Args = append(report.Args, "--from-the-future")
-	if _, text := explain(report, ""); !strings.Contains(text, "not with the flags of the running agent (pid ") {
+	if _, text := explain(report, ""); !strings.Contains(text, "without the flags of the running agent (pid ") {
 		t.Errorf("unknown flags: %s", text)
 	}
 	report.Args = []string{"--enable-ipv6"}

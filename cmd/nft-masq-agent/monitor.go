@@ -31,7 +31,7 @@ func monitorCommand() command {
 	return command{
 		name:  "monitor",
 		about: "print each change of nftables on this node, and which program made it",
-		details: "Until it is interrupted, or --for is over, it prints the time of each transaction, the program, its " +
+		details: "Until it is interrupted, or --for has passed, it prints the time of each transaction, the program, its " +
 			"tables, how many objects changed, and whether they include this agent's rules. While it listens, programs that " +
 			"fill large sets take up to twice the time and ten times the memory.",
 		examples: []string{program + " monitor", program + " monitor --for 1h -o json"},

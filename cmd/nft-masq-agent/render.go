@@ -29,9 +29,9 @@ func renderCommand() command {
 	return command{
 		name: "render", operands: "[FILE]",
 		about: "print what run would install",
-		details: "nft is for nft -f, which replaces the whole table; unlike the agent, it does not guarantee that every " +
-			"packet gets the right verdict meanwhile. iptables is for iptables-restore --noflush. win-bridge is the policy " +
-			"for Windows nodes of the same cluster, an entry of the list policies of a win-bridge configuration. " +
+		details: "Format nft is for nft -f, which replaces the whole table; unlike the agent, it does not guarantee the " +
+			"right verdict for every packet meanwhile. Format iptables is for iptables-restore --noflush. Format win-bridge " +
+			"is for Windows nodes of the same cluster: an entry of policies in a win-bridge configuration. " +
 			"Flags that are not given are those of the running agent. Nothing is written to the kernel.",
 		examples: []string{
 			program + " render ./ip-masq-agent | nft -c -f -",

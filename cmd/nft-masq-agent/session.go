@@ -60,7 +60,7 @@ func (f *nodeFlags) ask(e environment) *session {
 		s.agent = &report
 		s.follow()
 	case !errors.Is(err, fs.ErrNotExist):
-		s.whose = fmt.Sprintf("not with the flags of a running agent: %v", err)
+		s.whose = fmt.Sprintf("without the flags of a running agent: %v", err)
 	}
 	return s
 }
@@ -85,7 +85,7 @@ func (f *nodeFlags) open(e environment) (*session, error) {
 func (s *session) follow() {
 	theirs, others, err := s.Follow(s.agent.Args, s.agent.ConfigPath)
 	if err != nil {
-		s.whose = fmt.Sprintf("not with the flags of %s: %v", s.agent, err)
+		s.whose = fmt.Sprintf("without the flags of %s: %v", s.agent, err)
 		return
 	}
 	s.whose, s.others = fmt.Sprintf("with the flags of %s", s.agent), strings.Join(others, ", ")
@@ -106,7 +106,7 @@ func (s *session) follow() {
 }
 
 // candidates are the rulesets that can be in force: that of the config or, if it is a bad
-// one, what the older agents make of it, that of the agent, and the built-in defaults.
+// one, the older agents' reading of it, that of the agent, and the built-in defaults.
 func (s *session) candidates(yield func(*nft.Ruleset) bool) {
 	all := []func() *nft.Ruleset{func() *nft.Ruleset { return s.Ruleset }, s.enforced, func() *nft.Ruleset {
 		defaults := nft.Compile(config.Default(s.Defaults), s.NFT())

@@ -347,7 +347,7 @@ func TestLastVisitOfAChainIsForAllPaths(t *testing.T) {
 			t.Errorf("%+v: %v", tt, found)
 		}
 		if got := FindRewrites(s).Everything(); got != (tt.rules > 1) {
-			t.Errorf("behind %d rules: any connection may be theirs: %t", tt.rules, got)
+			t.Errorf("behind %d rules: they may translate any connection: %t", tt.rules, got)
 		}
 	}
 }

@@ -25,10 +25,10 @@ func (o *connections) flush(ctx context.Context, r nft.Ruleset, which config.Sta
 	run := o.kernel.Flush(r, which, func(n int, j *conntrack.Judge) {
 		for _, reason := range j.Spared {
 			o.logLine(zap.InfoLevel, "stale_connections_spared",
-				"some connections are not deleted: which ones contradict the policy is not certain", "reason", reason)
+				"some connections are not deleted, because they may not contradict the policy", "reason", reason)
 		}
 		if started = n > 0; started {
-			o.logLine(zap.InfoLevel, "stale_connections_deleting", "deleting connections that contradict the changed policy",
+			o.logLine(zap.InfoLevel, "stale_connections_deleting", "deleting connections that contradict the new policy",
 				"protocols", string(which), "hash", r.Hash(), "connections", n)
 		}
 	})
@@ -36,7 +36,7 @@ func (o *connections) flush(ctx context.Context, r nft.Ruleset, which config.Sta
 	for tries := 1; err != nil && ctx.Err() == nil; tries++ {
 		if text := err.Error(); text != failed {
 			failed = text
-			o.logLine(zap.WarnLevel, "stale_connections_kept", "cannot delete connections that contradict the changed policy",
+			o.logLine(zap.WarnLevel, "stale_connections_kept", "cannot delete connections that contradict the new policy",
 				"error", err)
 		}
 		if wait(ctx, backoff(tries)) {
@@ -44,7 +44,7 @@ func (o *connections) flush(ctx context.Context, r nft.Ruleset, which config.Sta
 		}
 	}
 	if started {
-		o.logLine(zap.InfoLevel, "stale_connections_deleted", "deleted connections that contradict the changed policy",
+		o.logLine(zap.InfoLevel, "stale_connections_deleted", "deleted connections that contradict the new policy",
 			"protocols", string(which), "hash", r.Hash(), "connections", deleted, "complete", err == nil)
 	}
 }

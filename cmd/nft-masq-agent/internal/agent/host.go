@@ -153,7 +153,7 @@ func Evidence(s *kernel.State) (e conntrack.Evidence, err error) {
 	}
 	rewrites := s.Rewrites()
 	if rewrites.Everything() {
-		e.Spared = append(e.Spared, "other programs have too many rules: any connection may be theirs")
+		e.Spared = append(e.Spared, "other programs have too many rules: they may translate any connection")
 	}
 	legacy := map[bool]bool{} // by whether it is IPv6
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
@@ -164,7 +164,7 @@ func Evidence(s *kernel.State) (e conntrack.Evidence, err error) {
 		if rules > 0 {
 			legacy[family == nfnetlink.IPv6] = true
 			e.Spared = append(e.Spared, fmt.Sprintf("%stables-legacy -t nat -S lists rules of other programs: "+
-				"any connection of the family may be theirs", family))
+				"they may translate any connection of the family", family))
 		}
 	}
 	e.Others = func(src, dst netip.Addr, dnat bool) bool { return legacy[dst.Is6()] || rewrites.Meet(src, dst, dnat) }

@@ -55,7 +55,7 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 	got.Files[0].Data = nil // comparing it takes long
 	want := running.Report{
 		PID: os.Getpid(), Args: []string{"--v=4"}, ConfigPath: "/etc/config/ip-masq-agent",
-		Ready:  "config rejected: config:2:3: bad\nwhat the older agents make of it (" + good.Hash() + ") is enforced",
+		Ready:  "config rejected: config:2:3: bad\nthe older agents' reading of it (" + good.Hash() + ") is enforced",
 		Source: "lenient", Compiled: true, Files: []config.Source{{Name: "a", Joined: true}},
 		Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 		Policy:    &running.Policy{Hash: "3f9a2c71", What: "rules installed"},

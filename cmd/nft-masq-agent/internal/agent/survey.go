@@ -157,7 +157,7 @@ func (s *survey) logLegacy(others kernel.Others) {
 		random = want.Policy.RandomFully
 	}
 	if slices.ContainsFunc(others.Legacy, func(c foreign.LegacyChain) bool { return c.RandomFully }) && !random {
-		fields = append(fields, "note", "it masquerades to random source ports, this agent does not: see --random-fully")
+		fields = append(fields, "note", "it uses random source ports, but this agent does not: see --random-fully")
 	}
 	switch changed := s.changed("legacy", found); {
 	case !changed:

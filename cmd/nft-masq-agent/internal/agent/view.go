@@ -139,7 +139,7 @@ func (v view) words() string {
 			what = "last good config"
 		}
 	case FromLenient:
-		what, is = "what the older agents make of it", "is"
+		what, is = "the older agents' reading of it", "is"
 	case FromDefaults:
 		what, is = "built-in defaults", "are"
 	}

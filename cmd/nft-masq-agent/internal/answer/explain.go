@@ -233,11 +233,11 @@ func (x *Explanation) note(c nft.Connection, toMany, nodeExempt, enforced, snat 
 		{masqueraded && c.FromNode, "own-traffic", "The source is this node; its own traffic is masqueraded too."},
 		{
 			enforced && x.Headline == "", "enforced",
-			"It keeps its address also if another program would translate it later (enforceNonMasquerade).",
+			"It keeps its address even if another program would translate it later (enforceNonMasquerade).",
 		},
 		{
 			exempt && !enforced && x.Headline == "", "others",
-			"Not by this agent, that is: another rule on the node may still masquerade it.",
+			"Another rule on the node may still masquerade it.",
 		},
 		{true, "existing", "This applies to new connections; existing connections keep their address."},
 	}
@@ -276,7 +276,7 @@ func (a Answer) write(b *strings.Builder, x *Explanation) {
 		nft.Masqueraded: x.Destination + " sees " + a.sees,
 	}[a.Verdict]
 	by := either(x.Absent, "If the config were applied, a connection from %s would be %s%s",
-		"By this agent's policy a connection from %s is %s%s")
+		"By this agent's policy, a connection from %s is %s%s")
 	if x.Headline != "" { // which contains what it sees
 		means = ":"
 	} else {

@@ -49,7 +49,7 @@ func (x *Explanation) Follow(paths []kernel.Path) {
 	}
 	if len(away) > 0 {
 		on := strings.Join(distinct(away), "; ")
-		x.Add(config.Note, "some-packets", "Some packets do not leave for it: that depends on %s.", on)
+		x.Add(config.Note, "some-packets", "Some packets do not go there, depending on %s.", on)
 	}
 	if len(all) == 1 {
 		return
@@ -135,7 +135,7 @@ func (x *Explanation) certain(n kernel.Path, found []Rule, sees string) {
 		if left := n.Source.Left; left != nil && n.Wanted {
 			r := newWay(*left, n)
 			x.Why = Why{Code: "accepted-first", Rules: []Rule{r}}
-			x.Headline = fmt.Sprintf("%s sees %s: another program's rule accepts the connection before this agent is asked: %s.",
+			x.Headline = fmt.Sprintf("%s sees %s: another program's rule accepts the connection before this agent's rules: %s.",
 				x.Destination, keptWords(n.Packet.Src), r)
 			x.turnOff(*left)
 			return
@@ -252,11 +252,11 @@ func (x *Explanation) translatedFirst(n kernel.Path) bool {
 		r.Sees = ""
 		if w.Direct || !n.Destination.Through && !w.Writes {
 			x.Why = Why{Code: "translated-first", Rules: []Rule{r}, Unknown: n.Destination.Unknown}
-			x.Headline = fmt.Sprintf("%s is translated to another address before this agent is asked: ask for the endpoint. "+
+			x.Headline = fmt.Sprintf("%s is translated to another address before this agent's rules: explain the endpoint. "+
 				"The rule is %s.", x.Destination, r)
 			return true
 		}
-		x.Add(config.Note, "translated-first", "Its destination may be translated first (%s): then ask for that address.", r)
+		x.Add(config.Note, "translated-first", "Its destination may be translated first (%s): then explain that address.", r)
 	}
 	return false
 }

@@ -75,7 +75,7 @@ func TestHeadlineListsWhatDependsOnTheRoute(t *testing.T) {
 		{
 			paths: []kernel.Path{eth0, of(unix.RTN_LOCAL, byPort), of(unix.RTN_UNSPEC, byMark)}, code: "masqueraded",
 			sees: "192.0.2.1", headline: "eth0",
-			note: "Some packets do not leave for it: that depends on ip rule 10; ip rule 9.",
+			note: "Some packets do not go there, depending on ip rule 10; ip rule 9.",
 		},
 		{
 			paths: []kernel.Path{of(unix.RTN_UNSPEC, ""), eth1}, code: "unknown", on: "; " + byMark, headline: "ip rule 9",

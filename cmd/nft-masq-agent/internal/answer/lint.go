@@ -80,7 +80,7 @@ func (l *lint) unusable(s nft.SNAT) {
 	for _, c := range s.CIDRs {
 		if none, unusable := config.Unusable(c.Prefix); unusable {
 			l.warn("snat-address-unusable", c.Pos,
-				"%s: %s is in %s: no answer comes back to such an address, and it is never used",
+				"%s: %s is in %s: no reply returns to such an address, so it is never used",
 				config.KeySNATAddresses, c.Text(), none)
 		}
 	}

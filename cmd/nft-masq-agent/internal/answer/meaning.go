@@ -48,7 +48,7 @@ func verdict(l options.Loaded, path string) string {
 	case 1:
 		return l.Files[0] + " is valid"
 	}
-	return fmt.Sprintf("the %d files in %s are valid, joined in this order:\n  %s", len(l.Files), path,
+	return fmt.Sprintf("the %d files in %s are valid, merged in this order:\n  %s", len(l.Files), path,
 		strings.Join(l.Files, "\n  "))
 }
 
@@ -60,7 +60,7 @@ func summary(o nft.Options, l options.Loaded) [][2]string {
 	return [][2]string{
 		{"config", l.Ruleset.Hash()},
 		{"mode", mode},
-		{"IPv6", either(l.Config.EnableIPv6, "on", "off: nothing of IPv6 is masqueraded")},
+		{"IPv6", either(l.Config.EnableIPv6, "on", "off: IPv6 is not masqueraded")},
 		{"source ports", sourcePorts(l.Ruleset.Policy)},
 		{"resync", "every " + l.Config.ResyncInterval.String()},
 	}

@@ -44,7 +44,7 @@ func (r SNATReport) String() string {
 	name := familyName(r.Family == "ipv6")
 	skipped := ""
 	if len(r.Skipped) > 0 {
-		skipped = fmt.Sprintf(" Of these entries of %s this node has no address: %s.", config.KeySNATRules,
+		skipped = fmt.Sprintf(" This node has no address of these entries of %s: %s.", config.KeySNATRules,
 			strings.Join(r.Skipped, ", "))
 	}
 	switch {
@@ -52,7 +52,7 @@ func (r SNATReport) String() string {
 		return fmt.Sprintf("%s connections of pods for which an entry of %s matches leave from its address.%s", name,
 			config.KeySNATRules, skipped)
 	case len(r.Present) == 0:
-		return fmt.Sprintf("Of the %s %s this node has none: connections are masqueraded with the address of the "+
+		return fmt.Sprintf("This node has none of the %s %s: connections are masqueraded with the address of the "+
 			"interface.%s",
 			name, config.KeySNATAddresses, skipped)
 	}
@@ -60,5 +60,5 @@ func (r SNATReport) String() string {
 	if len(r.Absent) > 0 {
 		text += "; not on this node: " + strings.Join(r.Absent, ", ")
 	}
-	return text + strings.TrimSuffix(strings.Replace(skipped, " Of", "; of", 1), ".")
+	return text + strings.TrimSuffix(strings.Replace(skipped, " This", "; this", 1), ".")
 }

@@ -115,7 +115,7 @@ func TestStatusNamesEntriesWithoutAnAddressOfTheNode(t *testing.T) {
 	const list = "snatAddresses: [198.51.100.11, 198.51.100.64/29]\n"
 	for _, tt := range []struct{ file, node, want string }{
 		{rules, "198.51.100.22", "IPv4 connections of pods for which an entry of snatRules matches leave from its " +
-			"address. Of these entries of snatRules this node has no address: 1 (config:1:13)."},
+			"address. This node has no address of these entries of snatRules: 1 (config:1:13)."},
 		{
 			rules, "198.51.100.21 198.51.100.22",
 			"IPv4 connections of pods for which an entry of snatRules matches leave from " +
@@ -123,9 +123,9 @@ func TestStatusNamesEntriesWithoutAnAddressOfTheNode(t *testing.T) {
 		},
 		{list, "198.51.100.65", "IPv4 connections of pods leave from 198.51.100.65; not on this node: 198.51.100.11"},
 		{list + rules, "198.51.100.11 198.51.100.65 198.51.100.21", "IPv4 connections of pods leave from 198.51.100.11, " +
-			"198.51.100.65; of these entries of snatRules this node has no address: 2 (config:2:66)"},
-		{list + rules, "", "Of the IPv4 snatAddresses this node has none: connections are masqueraded with the address of " +
-			"the interface. Of these entries of snatRules this node has no address: 1 (config:2:13), 2 (config:2:66)."},
+			"198.51.100.65; this node has no address of these entries of snatRules: 2 (config:2:66)"},
+		{list + rules, "", "This node has none of the IPv4 snatAddresses: connections are masqueraded with the address of " +
+			"the interface. This node has no address of these entries of snatRules: 1 (config:2:13), 2 (config:2:66)."},
 	} {
 		c, problems := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: []byte(tt.file)})
 		if len(problems) > 0 {

@@ -141,7 +141,7 @@ func (r *Status) SetAgent(a running.Report) {
 }
 
 // enforced names what is enforced instead of a rejected config, judging by the
-// installed rules. lenient is what the older agents make of it, if anything.
+// installed rules. lenient is the older agents' reading of it, if anything.
 func (r *Status) enforced(o options.Options, lenient *nft.Ruleset) string {
 	hash := r.Kernel.Hash
 	what := "an earlier config"
@@ -150,7 +150,7 @@ func (r *Status) enforced(o options.Options, lenient *nft.Ruleset) string {
 		return either(len(r.Legacy) > 0, "the rules of an iptables-based agent are active, ",
 			"") + "none of our rules are installed"
 	case lenient != nil && hash == lenient.Hash():
-		what = "what the older agents make of it"
+		what = "the older agents' reading of it"
 	case hash == nft.Compile(config.Default(o.Defaults), o.NFT()).Hash():
 		what = "the built-in defaults"
 	}
@@ -200,7 +200,7 @@ func (r *Status) SetPorts(used conntrack.Tally, ports int) {
 		"there%s. connections --ports names the pods; have them reuse connections, exempt the destination, add addresses "+
 		"to %s, "+
 		"or widen %s", conntrack.ProtocolName(u.Protocol), u.To, u.Used, ports, u.From,
-		either(len(full) > 1, fmt.Sprintf(" (and %d more destinations are alike)", len(full)-1), ""),
+		either(len(full) > 1, fmt.Sprintf(" (likewise for %d more destinations)", len(full)-1), ""),
 		config.KeySNATAddresses, config.KeyToPorts)
 }
 
@@ -302,7 +302,7 @@ func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset, others string
 		}
 		r.Add(config.Error, "config-rejected", "config rejected; %s; %s: fix %s", r.enforced(o, lenient), r.running(), fix)
 	case !r.Kernel.InSync:
-		remedy := "its log says why, and monitor who changes them"
+		remedy := "see its log, and monitor for who changes them"
 		if r.Agent == nil {
 			remedy = "start it, or check that it runs with these flags"
 		} else if others != "" {

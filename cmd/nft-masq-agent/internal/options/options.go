@@ -156,7 +156,7 @@ func AddPolicyFlags(fs *flag.FlagSet) *Options {
 	AddFlag(fs, &o.Ports, "to-ports", "",
 		"masquerade tcp, udp and sctp to these port `RANGES` only, such as 1024-29999,32768-65535", parsePorts)
 	AddFlag(fs, &o.Marks, "masquerade-marks", "0x4000/0x4000,0x2000/0x2000",
-		"`MARKS` of packets that other programs masquerade so that answers come back, which enforceNonMasquerade leaves "+
+		"`MARKS` of packets that other programs masquerade so that replies return, which enforceNonMasquerade leaves "+
 			"to them", nft.ParseMarks)
 	AddFlag(fs, &o.ResyncInterval, "resync-interval", "60",
 		"`SECONDS` between two checks of file and kernel without an event, unless the config sets resyncInterval",
