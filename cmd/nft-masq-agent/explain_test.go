@@ -240,7 +240,7 @@ func TestExplainSaysThatItAskedForSomeOfManyPods(t *testing.T) {
 	}
 	nfttest.Run(t, n.NS, routes.String(), "ip", "-batch", "-")
 	_, text := n.explained("203.0.113.9", "--config", n.path)
-	const want = "This is from the first 1000 of 1010 pods of this node: ask for another one by --from."
+	const want = "This is about the first 1000 of 1010 pods of this node: select another one by --from."
 	if !strings.Contains(text, want) {
 		t.Errorf("%q is not in:\n%s", want, text)
 	}

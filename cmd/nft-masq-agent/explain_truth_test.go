@@ -439,7 +439,7 @@ COMMIT
 			n.enforce("")
 			install(n)
 			x, text := n.explained("10.96.0.10", "--config", n.path)
-			if x.Why.Code != "translated-first" || !strings.Contains(text, "ask for the endpoint") {
+			if x.Why.Code != "translated-first" || !strings.Contains(text, "explain the endpoint") {
 				t.Errorf("%+v %s", x.Why, text)
 			}
 			for _, other := range []string{"10.96.0.11", "203.0.113.9"} {
