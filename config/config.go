@@ -110,8 +110,8 @@ const (
 )
 
 // table has the rows of all keys of a file: the conditions in evaluation order, of
-// which the first one that matches decides, then the keys that control the source
-// address once they have decided, then the others. No other code lists the keys:
+// which the first one that matches applies, then the keys that control the source
+// address once one has matched, then the others. No other code lists the keys:
 // parsing, names, texts and rules are derived from these rows. It is never changed.
 var table = []Row{
 	{
@@ -195,7 +195,7 @@ func Conditions() []Row {
 }
 
 // Translations returns the rows of the keys that control the source address of a
-// connection once the conditions have decided. They need mode nftables.
+// connection once a condition has matched. They need mode nftables.
 func Translations() []Row {
 	return slices.DeleteFunc(slices.Clone(table), func(r Row) bool { return r.Asks != "" || r.Means == "" })
 }

@@ -46,7 +46,7 @@ const (
 var otherKeys = map[string]object{
 	"masqLinkLocal":     boolean("Masquerade traffic to 169.254.0.0/16 too.", false),
 	"masqLinkLocalIPv6": boolean("Masquerade traffic to fe80::/10 too.", false),
-	"enableIPv6":        boolean("Masquerade IPv6 too. Without it the flag --enable-ipv6 decides.", false),
+	"enableIPv6":        boolean("Masquerade IPv6 too. Without it the flag --enable-ipv6 applies.", false),
 	"linkLocal": {
 		"description": "Use masqLinkLocal, which is the inverse.", "type": []string{"boolean", "null"}, "deprecated": true,
 	},
@@ -70,12 +70,12 @@ var otherKeys = map[string]object{
 		},
 	},
 	"toPorts": {
-		"description": "Masquerade tcp, udp and sctp to these port ranges only. Without it the flag --to-ports decides.",
+		"description": "Masquerade tcp, udp and sctp to these port ranges only. Without it the flag --to-ports applies.",
 		"type":        []string{"string", "integer", "null"}, "pattern": `^(` + span + `(,` + span + `)*)?$`,
 		"minimum": 1, "maximum": 65535,
 	},
 	"randomFully": {
-		"description": "Choose source ports at random. Without it the flag --random-fully decides.",
+		"description": "Choose source ports at random. Without it the flag --random-fully applies.",
 		"type":        []string{"boolean", "null"},
 	},
 	"resyncInterval": {

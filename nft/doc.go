@@ -9,19 +9,19 @@
 // file, the order of evaluation, sets, comments and explanations are derived
 // from its rows.
 //
-// A [Region] is what a policy masquerades, a product of four sets. The difference of two
-// is what a new config changes; judging connections and other programs' rules, too,
-// takes regions, not conditions.
+// A [Region] is the traffic that a policy masquerades, a product of four sets. The
+// difference of two regions is the effect of a new config. Connections and other
+// programs' rules are judged by regions, too, not by conditions.
 //
 // A [Layout] defines how a policy is written to the kernel: package native has
 // its own table, and package xtables the chain that iptables lists. Package
 // kernel keeps the ruleset of a layout in the kernel.
 //
 // The contract with other programs on the node: the table inet nft-masq-agent is
-// ours, and what other programs add to it is deleted. In the shared tables of
+// ours, and additions of other programs to it are deleted. In the shared tables of
 // iptables-nft, our chain and the jump to it are ours, and nothing else is
-// touched. Our base chain runs at priority srcnat + 10: programs that need to
-// decide before us use a smaller number.
+// touched. Our base chain runs at priority srcnat + 10: programs that must run
+// before us use a smaller number.
 //
 // These packages do not read files, log or exit: they only return values and
 // errors. README.md in this directory explains how the rules are updated without

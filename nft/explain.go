@@ -16,7 +16,7 @@ const (
 	Masqueraded Verdict = "masqueraded" // masqueraded as the node's address
 )
 
-// A Connection is what a policy decides about: the addresses of a connection's
+// A Connection is what a policy gives a verdict about: the addresses of a connection's
 // first packet as it leaves, whether they are addresses of this node, and the
 // names of its input and output interface. The node's own traffic has no input
 // interface.
@@ -38,7 +38,7 @@ type Step struct {
 }
 
 // Explain returns the questions of the policy for a connection, in order, up to
-// the one that decides.
+// the one that applies.
 func (p Policy) Explain(c Connection) []Step { return p.ExplainSources(c, nil) }
 
 // ExplainSources is like Explain for all sources for which the conditions about the source

@@ -9,7 +9,7 @@ import (
 )
 
 // Names is a set of names of network interfaces: patterns of which the last one that
-// matches a name decides, which is the longest. A name that none matches is not in the
+// matches a name applies, which is the longest. A name that none matches is not in the
 // set. Equal sets that [Names.Minus] returned are equal slices.
 type Names []Pattern
 

@@ -13,7 +13,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A Policy is what a config decides, without everything that does not matter for
+// A Policy is the meaning of a config, without everything that does not matter for
 // it: the format of the file, covered CIDRs, and families that are off.
 type Policy struct {
 	Families    []FamilyPolicy // IPv4, then IPv6 if it is on
@@ -208,7 +208,7 @@ func (f FamilyPolicy) question(key string) Question {
 func (f FamilyPolicy) List(key string) List { return f.question(key).List }
 
 // ExemptDestinations returns the networks to which connections keep their source
-// address, unless an earlier condition decides.
+// address, unless an earlier condition matches.
 func (p Policy) ExemptDestinations() []netip.Prefix {
 	var out []netip.Prefix
 	for _, f := range p.Families {
@@ -248,14 +248,14 @@ func (l List) find(a netip.Addr) (config.CIDR, bool) {
 	return config.CIDR{}, false
 }
 
-// A digest is a hash of what a policy decides.
+// A digest is a hash of a policy.
 type digest [sha256.Size]byte
 
 // String returns the eight hex digits that users see.
 func (d digest) String() string { return hex.EncodeToString(d[:4]) }
 
-// Hash returns eight hex digits that identify what the policy decides: policies
-// with the same digits decide alike, regardless of the order and format of their
+// Hash returns eight hex digits that identify the policy: policies
+// with the same digits mean the same, regardless of the order and format of their
 // files.
 func (p Policy) Hash() string { return p.digest().String() }
 

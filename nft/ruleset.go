@@ -21,8 +21,8 @@ type Ruleset struct {
 	digest digest // of the policy
 }
 
-// Hash returns eight hex digits that identify what the policy decides: rulesets
-// with the same digits decide alike, regardless of the order and format of their
+// Hash returns eight hex digits that identify the policy: rulesets
+// with the same digits mean the same, regardless of the order and format of their
 // files, the mode and the chain's name.
 func (r Ruleset) Hash() string { return r.digest.String() }
 

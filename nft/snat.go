@@ -15,7 +15,7 @@ import (
 // value is masquerading: each leaves from the address of its interface.
 type SNAT struct {
 	List
-	// Present are those that the node has, sorted. They are no part of what is decided:
+	// Present are those that the node has, sorted. They are no part of the policy:
 	// the same config serves all nodes.
 	Present []netip.Addr
 }
@@ -32,7 +32,7 @@ type SNATRule struct {
 // RuleChain is the beginning of the name of an entry's chain, before its place.
 const RuleChain = "snat-rule-"
 
-// newSNATRules returns the entries that can decide about connections of a family.
+// newSNATRules returns the entries that can match connections of a family.
 func newSNATRules(entries []config.SNATRule, ipv6 bool) (rules []SNATRule) {
 	for i, e := range entries {
 		r := SNATRule{

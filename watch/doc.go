@@ -4,9 +4,9 @@
 //
 // How it works: it checks the path once a second, and at each event of inotify. A check
 // resolves the path and compares the state of the files (inode, size, times) with that at
-// the last reading. Only if it differs, or inotify reported an event of these files, the
-// content is read. So inotify makes it fast, but nothing depends on it. It watches the
-// directory of the path, the files' directories, and the path itself.
+// the last reading. The content is read only if that differs, or if inotify reported an
+// event of these files. So inotify makes it fast, but nothing depends on it. It watches
+// the directory of the path, the files' directories, and the path itself.
 //
 // Guarantees:
 //

@@ -1,4 +1,4 @@
-// Command nft-masq-agent decides on a Kubernetes node which pod traffic keeps the
+// Command nft-masq-agent controls on a Kubernetes node which pod traffic keeps the
 // pod's IP and which is masqueraded to the node's. It takes the config file and
 // the flags of ip-masq-agent, and uses nf_tables.
 package main

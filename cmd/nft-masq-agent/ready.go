@@ -18,8 +18,7 @@ import (
 	"nft-masq-agent/config"
 )
 
-// How often an agent is asked that is waited for, and how long it may take to
-// answer.
+// How often --wait-for asks an agent, and how long it may take to answer.
 const (
 	readyInterval = 100 * time.Millisecond
 	readyTimeout  = 2 * time.Second

@@ -13,7 +13,7 @@ import (
 
 // A Pass deletes connections that are stale, and only those of which that is certain:
 // each was stale when the pass began, and is read and judged again right before it is
-// deleted. Their next packets start new connections, for which the current rules decide.
+// deleted. Their next packets start new connections, to which the current rules apply.
 // What opens meanwhile is not deleted, so a pass ends however many connections there are.
 //
 // It keeps about twenty bytes for each connection that it is to delete.

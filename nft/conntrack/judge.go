@@ -15,14 +15,14 @@ import (
 // destination sees an address other than the source's although the policy exempts
 // the connection, or the source's own although the policy masquerades it. The
 // latter includes connections that were opened before there was any NAT chain:
-// the kernel decides once, at their first packet. So is one that left from an address
+// NAT applies once, at their first packet. So is one that left from an address
 // that snatAddresses and snatRules do not allow, such as one that the node no longer has.
 //
 // These are never stale, because they are not evidence of another policy:
 //   - connections from or to the node itself, and to multicast;
 //   - connections whose verdict depends on the interfaces;
 //   - TCP and SCTP connections that are closed;
-//   - connections that a current rule of another program may have decided, by a
+//   - connections that a current rule of another program may have affected, by a
 //     translation or an exemption: the entry does not show which rule did. A rule for
 //     packets marked by kube-proxy or portmap only matters if the destination was
 //     translated;
@@ -40,14 +40,14 @@ type Judge struct {
 // Evidence is what a judge must know of the node, besides the policy.
 type Evidence struct {
 	Local []netip.Prefix // the node's own addresses
-	// Others reports whether another program may have decided the source of connections
+	// Others reports whether another program may have set the source of connections
 	// between two addresses, the destination after DNAT.
 	Others func(src, dst netip.Addr, dnat bool) bool
 	// Spared are reasons, for people, why no connections of a family are certain to be stale.
 	Spared []string
 }
 
-// A judged is what a policy decides for a family.
+// A judged is the policy of a family.
 type judged struct {
 	masqueraded nft.Region // on any interface
 	depends     bool       // on the interfaces

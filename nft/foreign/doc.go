@@ -1,6 +1,6 @@
 // Package foreign reads the rules of other programs on this node: what iptables-based
-// agents left behind, rules that contradict the policy, connections about whose source
-// address other programs may have decided, and the way of one packet.
+// agents left behind, rules that contradict the policy, connections that other
+// programs may have translated, and the way of one packet.
 //
 // [Read] takes a snapshot of the chains that packets pass as they leave, and of those
 // before connection tracking, with the small sets and verdict maps that they refer to.
@@ -14,8 +14,8 @@
 // what is reported is little more.
 //
 // The priority of a chain of type nat does not matter for conflicts: if our chain returns,
-// later chains still decide, and an earlier chain that masquerades has already translated
-// the connection.
+// later chains still run, and an earlier chain that masquerades has already translated the
+// connection.
 //
 // Not read are rules in legacy ip_tables (see [LegacyRules]), families other than ip, ip6
 // and inet, and NAT outside netfilter; in a snapshot, also the forward hook, except base

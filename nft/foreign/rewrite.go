@@ -10,11 +10,11 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Rewrites are the connections about whose source address other programs' rules may have
-// decided: they translate it, also to itself, or end the chain before it reaches ours.
+// Rewrites are the connections that other programs' rules may have affected: they translate the
+// source address, also to itself, or end the chain before it reaches ours.
 type Rewrites struct {
 	everything bool
-	// Whose destination was not translated, and was: those may have the marks of
+	// By whether the destination was translated: if it was, they may have the marks of
 	// kube-proxy or the CNI plugin portmap.
 	plain, translated []area
 }
@@ -30,7 +30,7 @@ type area struct {
 // not read, or too many ranges of addresses.
 func (r Rewrites) Everything() bool { return r.everything }
 
-// FindRewrites finds the connections about which a rule, other than ours, may have decided,
+// FindRewrites finds the connections that a rule, other than ours, may have affected,
 // whether or not our policy exempts them. A condition that it does not understand may be
 // true or false. Of connections to the node itself, and of rules in legacy ip_tables (see
 // [LegacyRules]), it knows nothing.
@@ -108,7 +108,7 @@ func areas(p packets) (all []area) {
 	return all
 }
 
-// Meet reports whether one of the rules may have decided about a connection. translated is
+// Meet reports whether one of the rules may have affected a connection. translated is
 // whether its destination was translated. It takes two binary searches.
 func (r Rewrites) Meet(src, dst netip.Addr, translated bool) bool {
 	areas := either(translated, r.translated, r.plain)

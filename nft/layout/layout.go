@@ -1,5 +1,5 @@
-// Package layout is what package kernel knows of a mode: a [State], which reads
-// nothing by itself, compares what the kernel has with what is wanted, and plans.
+// Package layout is the interface between package kernel and a mode: a [State], which
+// reads nothing by itself, compares the kernel's rules with the wanted ones, and plans.
 package layout
 
 import (

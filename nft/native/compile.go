@@ -82,7 +82,7 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 const hashComment = "config "
 
 // rulesOf returns the rules for a connection's first packet; the first rule that
-// matches decides.
+// matches applies.
 func rulesOf(f nft.FamilyPolicy, masq nft.Node) []nft.Rule {
 	rules := []nft.Rule{{
 		Nodes:   []nft.Node{ofFamily(f.IPv6), toThisNode(), count("local" + f.Suffix()), stop()},

@@ -1,7 +1,7 @@
 // Package rule is the one decoder of rules as the kernel has them, for those that we
 // write and those of other programs: step by step ([Statements]), as single facts
-// ([SourceNAT], [Sets], [Target]), and as text ([String]) in the words of nft or, for
-// what came by xtables, of iptables.
+// ([SourceNAT], [Sets], [Target]), and as text ([String]) in the syntax of nft or,
+// for xtables expressions, of iptables.
 //
 // It knows the expressions that NAT rules consist of, and does not guess: an unknown
 // expression is <name> in the text.

@@ -178,8 +178,7 @@ func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
 	}
 }
 
-// handle is what happens at an event: it is decided what to enforce, that is applied,
-// and reported.
+// handle handles an event: the policy is chosen, applied and reported.
 func (a *Agent) handle(ctx context.Context, before view, e event) view {
 	start := time.Now()
 	v := before
@@ -242,7 +241,7 @@ func (a *Agent) compile(f Files) content {
 	return c
 }
 
-// decide decides the policy for a new content, and again if that was not possible, or if
+// decide chooses the policy for a new content, and again if that was not possible, or if
 // rules of a previous run may be gone.
 func (a *Agent) decide(ctx context.Context, v *view, e event) error {
 	if !v.read || e.files == nil && v.policy.from != "" && v.policy.left == nil {

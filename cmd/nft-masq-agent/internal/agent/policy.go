@@ -40,7 +40,7 @@ type situation struct {
 	defaults content
 }
 
-// decide returns what to enforce from now on. A rejected config changes nothing if one
+// decide returns the policy to enforce from now on. A rejected config changes nothing if one
 // was accepted before. Otherwise the order is: what a previous run left, what the older
 // agents would enforce, the older agent's own rules, the defaults.
 func decide(now policy, c content, n situation) policy {

@@ -13,7 +13,7 @@ import (
 	"nft-masq-agent/nft/kernel"
 )
 
-// A view is what the loop has decided and what it knows. It is a value: each event
+// A view has the decisions of the loop and its knowledge. It is a value: each event
 // leads to another one, and the log is the difference of two.
 type view struct {
 	read    bool // content was read

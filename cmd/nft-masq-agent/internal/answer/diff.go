@@ -52,7 +52,7 @@ type Change struct {
 }
 
 // An interfaces is the names of interfaces that a change concerns, or all except these.
-// The opposite is true of the exceptions. The longest name that matches decides.
+// The opposite is true of the exceptions. The longest name that matches applies.
 type interfaces struct {
 	// Names of interfaces, or prefixes and *.
 	Names []string `json:"names"`
@@ -199,7 +199,7 @@ func leaveFrom(p nft.Policy, ipv6 bool) string {
 
 const interfaceAddress = "the address of the interface"
 
-// lastly returns what decides if no entry of snatRules does.
+// lastly returns what applies if no entry of snatRules does.
 func lastly(p nft.Policy, ipv6 bool) []string {
 	if listed := iprange.SetOf(p.SNATOf(ipv6).Prefixes()); len(listed) > 0 {
 		return []string{addressList(listed), interfaceAddress}

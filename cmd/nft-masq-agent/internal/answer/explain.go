@@ -56,7 +56,7 @@ type Answer struct {
 	Source string `json:"source"`
 	// Verdict of the policy.
 	Verdict nft.Verdict `json:"verdict"`
-	// Steps are the questions of the policy. The last one decides.
+	// Steps are the questions of the policy. The last one applies.
 	Steps []Step `json:"steps"`
 
 	sees string // if it is masqueraded, in words
@@ -74,7 +74,7 @@ func snatText(s nft.SNAT, src netip.Addr) string {
 	return "one of " + addressList(s.Present) + ", by its source"
 }
 
-// A Step is a question of the policy. The last one of an answer decides.
+// A Step is a question of the policy. The last one of an answer applies.
 type Step struct {
 	// Question of the policy.
 	Question string `json:"question"`
@@ -196,7 +196,7 @@ func explainStep(s nft.Step) Step {
 	return out
 }
 
-// exemptsNode reports whether a condition that no pod matches decides for this
+// exemptsNode reports whether a condition that no pod matches applies to this
 // node's own traffic.
 func exemptsNode(p nft.Policy, c nft.Connection) bool {
 	steps := p.Explain(c)
