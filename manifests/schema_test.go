@@ -50,7 +50,7 @@ var otherKeys = map[string]object{
 	"linkLocal": {
 		"description": "Use masqLinkLocal, which is the inverse.", "type": []string{"boolean", "null"}, "deprecated": true,
 	},
-	"enforceNonMasquerade": boolean("Keep the address of pods to exempt destinations also if another program would "+
+	"enforceNonMasquerade": boolean("Pods keep their address to exempt destinations even if another program would "+
 		"translate it. Needs masqueradeSrcCIDRs or masqueradeSrcInterfaces.", false),
 	"dropInvalid": boolean("Drop packets of pods that would leave untranslated, because they belong to no connection, "+
 		"where connections are masqueraded. "+
