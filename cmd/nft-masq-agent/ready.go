@@ -51,9 +51,9 @@ func readyCommand() command {
 	return command{
 		name:  "ready",
 		about: "ask this container's agent whether it is ready, and if not, why",
-		details: "For exec probes: the kubelet shows their output, and the socket is in a volume of the pod, so that no " +
-			"other agent answers. Exit code 0 means yes; 1 means no, or no response. As an init container of another pod, --wait-for " +
-			"keeps the pod from sending anything before its node has rules.",
+		details: "For exec probes: the kubelet shows their output, and the socket is in a volume of the pod, so no " +
+			"other agent answers. Exit code 0 means yes; 1 means no, or no response. As an init container of another pod, " +
+			"--wait-for keeps the pod from sending anything before its node has rules.",
 		examples: []string{program + " ready", program + " ready --alive", program + " ready --wait-for 192.0.2.1:9717"},
 		flags: func(fs *flag.FlagSet) action {
 			var f readyFlags
