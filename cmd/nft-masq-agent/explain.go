@@ -124,13 +124,14 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 			return x, hinted(err)
 		}
 	}
-	about := func(src netip.Addr) (answer.Explanation, error) {
+	// about also reports whether another program translates what is no pod by the policy.
+	about := func(src netip.Addr) (_ answer.Explanation, theirs bool, _ error) {
 		x := x
 		x.Head = x.Clone()
 		routes, err := s.routes(src, dst, f.out)
 		switch {
 		case err != nil && readErr == nil:
-			return x, err
+			return x, false, err
 		case len(routes.Ways) == 0:
 			x.Add(config.Note, "routes-unknown", "The routes of this node are unknown: %v.", err)
 			routes.Ways = []node.Route{{}}
@@ -140,10 +141,13 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 		}
 		if judged != nil {
 			x.Ask(judged.Policy, src, dst, routes)
+			family, _ := judged.Policy.Family(dst.Is6())
+			theirs = strings.HasPrefix(x.Why.Code, "foreign-") && family.KnowsPods() &&
+				!family.Pods().Includes(nft.Connection{Src: src, Dst: dst, In: routes.Back.Interface.Name})
 		}
-		return x, nil
+		return x, theirs, nil
 	}
-	answered, err := about(f.from)
+	answered, _, err := about(f.from)
 	if err == nil && tracer != nil && !f.from.IsValid() {
 		answered, err = aboutPods(s, answered, dst, about)
 	}
@@ -188,26 +192,31 @@ func (f *explainFlags) admit(x *answer.Explanation, s *session, now *inForce, re
 const mostPodsAsked = 1000
 
 // aboutPods asks for each pod of this node, and returns their answer if it is the same, or
-// adds which of them get which.
+// adds which of them get which. It leaves out the containers of other programs.
 func aboutPods(
-	s *session, x answer.Explanation, dst netip.Addr, about func(netip.Addr) (answer.Explanation, error),
+	s *session, x answer.Explanation, dst netip.Addr, about func(netip.Addr) (answer.Explanation, bool, error),
 ) (answer.Explanation, error) {
 	pods, err := s.pods(dst.Is6())
 	if err != nil {
 		return x, err
 	}
 	pods = slices.DeleteFunc(pods, func(pod netip.Addr) bool { return pod == dst })
-	asked := pods[:min(mostPodsAsked, len(pods))]
-	all := make([]answer.Explanation, len(asked))
-	for i, pod := range asked {
-		if all[i], err = about(pod); err != nil {
+	most := min(mostPodsAsked, len(pods))
+	var asked []netip.Addr
+	var all []answer.Explanation
+	for _, pod := range pods[:most] {
+		y, theirs, err := about(pod)
+		if err != nil {
 			return x, err
+		}
+		if !theirs {
+			asked, all = append(asked, pod), append(all, y)
 		}
 	}
 	x = x.OfPods(asked, all)
-	if len(asked) < len(pods) {
+	if most < len(pods) {
 		x.Add(config.Note, "pods-limit", "This is about the first %d of %d pods of this node: select another one by --from.",
-			len(asked), len(pods))
+			most, len(pods))
 	}
 	return x, nil
 }

@@ -33,6 +33,8 @@ type neighbor struct {
 	depends []string
 	// v6Only: node and pods have no IPv4 addresses.
 	v6Only bool
+	// perPod: its rules are about one of the two pods.
+	perPod bool
 	// overrides are the kinds of its rules of which status says that they override the config.
 	overrides []string
 }
@@ -77,8 +79,8 @@ func neighbors() []neighbor {
 		{rules: "flannel-iptables", masquerades: outside, v4Only: true},
 		{rules: "flannel-nftables", masquerades: outside},
 		{rules: "kindnet-recorded", masquerades: outside},
-		{rules: "cni-bridge", masquerades: everywhere, replace: plugin},
-		{rules: "cni-nftables", masquerades: everywhere, replace: plugin, v4Only: true},
+		{rules: "cni-bridge", masquerades: everywhere, replace: plugin, perPod: true},
+		{rules: "cni-nftables", masquerades: everywhere, replace: plugin, v4Only: true, perPod: true},
 	}
 }
 
@@ -279,7 +281,7 @@ func (l *lab) ways(nb neighbor, p labPolicy, v4 bool) []way {
 }
 
 // goes opens the connection, and asks explain.
-func (l *lab) goes(t *testing.T, p labPolicy, w way, depends []string) {
+func (l *lab) goes(t *testing.T, nb neighbor, p labPolicy, w way) {
 	t.Helper()
 	l.sent++
 	flow := nfttest.Flow{
@@ -290,12 +292,26 @@ func (l *lab) goes(t *testing.T, p labPolicy, w way, depends []string) {
 	if err != nil || s.Seen.Addr() != w.want {
 		t.Errorf("%s%s: %s sees %s of %s, want %s: %v", p.config, w.name, w.dst, s.Seen, w.src, w.want, err)
 	}
-	var x answer.Explanation
-	args := []string{"explain", w.dst.String(), "--from", w.src.String(), "--config", l.path}
+	depends := slices.Concat(nb.depends, []string{"the bridge cni0"})
+	args := []string{"explain", w.dst.String(), "--config", l.path, "--from", w.src.String()}
 	if w.name != "pod to exempt" { // without the config it does not read connections, which takes most of the time
-		args = append(args, "--live")
+		l.says(t, p, w, depends, append(args, "--live")...)
+		return
 	}
+	l.says(t, p, w, depends, args...)
+	if !nb.perPod && (p.knows || l.own == nil) {
+		l.says(t, p, w, depends, args[:4]...) // for each pod of the node, without its other containers
+	}
+}
+
+// says compares the answer of explain about a connection.
+func (l *lab) says(t *testing.T, p labPolicy, w way, depends []string, args ...string) {
+	t.Helper()
+	var x answer.Explanation
 	l.here(&x, args...)
+	if x.Sees == "" && x.Why.Code == "exempt" {
+		x.Sees = w.src.String() // the pod's own
+	}
 	if x.Sees != "" || !slices.ContainsFunc(depends, func(s string) bool { return strings.Contains(x.Headline, s) }) {
 		x.Possible = []string{x.Sees}
 	}
@@ -348,7 +364,7 @@ func TestEachGetsItsSourceAddressNextToOtherPrograms(t *testing.T) {
 								continue
 							}
 							for _, w := range l.ways(nb, p, v4) {
-								l.goes(t, p, w, append(nb.depends, "the bridge cni0"))
+								l.goes(t, nb, p, w)
 							}
 						}
 						l.states(t, nb, p)
