@@ -238,6 +238,11 @@ func (w *world) awaitReady(n *cluster.Node) {
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
+// builtFrom is the version of the sources before any table is written into them.
+var builtFrom = sync.OnceValues(func() ([]byte, error) {
+	return exec.Command("make", "-s", "-C", "../..", "version").Output()
+})
+
 // record prints the table of a test, and with CLUSTER_WRITE=1 writes it into
 // nft/EVIDENCE.md, when nothing is wrong.
 func (w *world) record(name, header string) {
@@ -246,7 +251,7 @@ func (w *world) record(name, header string) {
 	if w.Control != nil {
 		kubernetes = " Kubernetes " + w.version() + ","
 	}
-	version, err := exec.Command("make", "-s", "-C", "../..", "version").Output()
+	version, err := builtFrom()
 	must(w.t, err)
 	linux, err := os.ReadFile("/proc/sys/kernel/osrelease")
 	must(w.t, err)
