@@ -137,6 +137,8 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{rules: "ip saddr . th dport vmap { 10.244.1.2 . 53 : accept }\nmasquerade", want: hit +
 			"; passes; if ip saddr . th dport vmap @__map0"},
 		{rules: "th dport vmap { 53 : accept, * : jump masking }", want: hit + "; passes; if th dport vmap @__map0"},
+		{rules: `iifname > "cali0" masquerade`, want: hit + `; passes; if iifname > "cali0"`},
+		{rules: `meta nfproto > 2 masquerade`, want: hit + `; passes; if meta nfproto > ipv4`},
 		{rules: `iif 5 masquerade`, want: hit},
 		{rules: `iif 6 masquerade`, want: passes},
 		{rules: `oif != 2 masquerade`, want: passes},

@@ -239,7 +239,7 @@ func (t *Tracer) see(s step) {
 	switch {
 	case s.verdict == unix.NFT_GOTO:
 		return
-	case s.chain.Unread && s.rule.Exprs == nil:
+	case s.rule.Exprs == nil: // of a chain that was not read
 		t.accepts = max(t.accepts, maybe)
 		if nat {
 			t.unknown("the rules of chain " + nfnetlink.Printable(s.chain.Name) + ", which has too many to read")

@@ -261,6 +261,7 @@ func TestRulesKeepTheirCounters(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-save", "iptables-nft-restore")
 	n := modes.New(t, xtables.Read)
 	n.Apply(t, wanted("B", nil), layout.Ours)
+	restore(t, n, "*nat\n:X - [0:0]\n-A X -j B-SRC\nCOMMIT\n") // another program's
 	count(t, n)
 	before := counted(t, n, "B-SRC")
 	want := []string{"3 -d 10.1.1.0/24", "4 -d 10.1.0.0/16", "5 -d 10.2.0.0/16", "6 -d 10.3.0.0/16", "7 -m comment"}
@@ -477,6 +478,14 @@ func TestOthersInOurPlaceAreNamed(t *testing.T) {
 	n := modes.New(t, xtables.Read)
 	n.Apply(t, want, layout.Ours)
 	found := modes.Texts(n.Read(t, wanted("A", func(c *config.Config) { c.NonMasqueradeCIDRs = nil }), layout.Ours))
+	plain := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: "A"}})
+	without := modes.New(t, xtables.Read)
+	without.Apply(t, plain, layout.Ours)
+	restore(t, without, "*nat\n-D A 5\nCOMMIT\n") // the rule that has the hash
+	if texts := modes.Texts(without.Read(t, plain, layout.Ours)); !slices.Contains(texts,
+		"unsigned: table ip nat: chain A was written by another agent or version") {
+		t.Errorf("without a hash: found %q", texts)
+	}
 	if !slices.Contains(found, "table ip nat: chain A has the hash of another policy") ||
 		slices.ContainsFunc(found, func(d string) bool { return strings.HasPrefix(d, "unsigned: ") }) {
 		t.Errorf("found %q", found)
@@ -511,6 +520,27 @@ func TestFurtherChainsGo(t *testing.T) {
 		if strings.Contains(left, ":A-SRC ") != tt.stays || strings.Contains(left, "-A A-SRC ") ||
 			strings.Contains(left, " B ") {
 			t.Errorf("%s: left\n%s", tt.name, left)
+		}
+	}
+}
+
+// The jump to our chain takes the place of the one to our chain that was renamed, if that is
+// still ours alone.
+func TestJumpTakesThePlaceOfTheRenamedOne(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft", "iptables-nft-restore")
+	for change, want := range map[string]string{"": "A ACCEPT", "-A B -j ACCEPT\n": "B ACCEPT A"} {
+		n := modes.New(t, xtables.Read)
+		n.Apply(t, wanted("A", nil), layout.Ours)
+		nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-E", "A", "B")
+		restore(t, n, "*nat\n-A POSTROUTING -j ACCEPT\n"+change+"COMMIT\n")
+		n.Apply(t, wanted("A", nil), layout.Everything)
+		var jumps []string
+		for _, m := range regexp.MustCompile(`(?m)-A POSTROUTING .*-j (\S+)`).FindAllStringSubmatch(save(t, n), -1) {
+			jumps = append(jumps, m[1])
+		}
+		if got := strings.Join(jumps, " "); got != want {
+			t.Errorf("after %q: jumps to %s, want %s", change, got, want)
 		}
 	}
 }
