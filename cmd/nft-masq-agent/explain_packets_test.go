@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -38,7 +39,7 @@ func (n trafficNode) here(answer any, args ...string) {
 	e := theEnvironment()
 	e.stdout, e.stderr, e.proc, e.socket = &out, &problems, n.t.TempDir(), n.socket
 	n.check(n.top.Node.Do(func() error {
-		code := dispatch(n.t.Context(), commands(), append(args, "-o", "json"), e)
+		code := dispatch(n.t.Context(), commands(), append(slices.Clip(args), "-o", "json"), e)
 		if err := json.Unmarshal([]byte(out.String()), answer); err != nil {
 			return fmt.Errorf("exit code %d: %s: %w", code, problems.String(), err)
 		}
