@@ -99,11 +99,17 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 		{"not out of the loopback device", "oif != \"lo\" meta nfproto ipv4 masquerade", "10.0.0.0/8"},
 		{"to this node", "fib daddr type local masquerade", nothing},
 		{"not to this node", "fib daddr type != local meta nfproto ipv4 masquerade", "10.0.0.0/8"},
-		{"to this node or another", "fib daddr type { local, unicast } meta nfproto ipv4 masquerade", "10.0.0.0/8 where fib daddr type @__set0"},
+		{
+			"to this node or another", "fib daddr type { local, unicast } meta nfproto ipv4 masquerade",
+			"10.0.0.0/8 where fib daddr type @__set0",
+		},
 		{"to another", "fib daddr type unicast meta nfproto ipv4 masquerade", "10.0.0.0/8 where fib daddr type unicast"},
 		{"from another", "fib saddr type != local meta nfproto ipv4 masquerade", "10.0.0.0/8 from not this node"},
 		{"of a new connection", "ct state new meta nfproto ipv4 masquerade", "10.0.0.0/8 where ct state new"},
-		{"whose destination was translated", "ct status dnat meta nfproto ipv4 masquerade", "10.0.0.0/8 where ct status dnat"},
+		{
+			"whose destination was translated", "ct status dnat meta nfproto ipv4 masquerade",
+			"10.0.0.0/8 where ct status dnat",
+		},
 		{"out of a device that is not lo", `oifname "eth0" meta nfproto ipv4 masquerade`, `10.0.0.0/8 where oifname "eth0"`},
 		{"out of devices of which one is lo", `oifname { "lo", "eth0" } meta nfproto ipv4 masquerade`, "10.0.0.0/8 where oifname @__set0"},
 		{"of no family that counts", "meta protocol arp masquerade", nothing},
@@ -115,7 +121,10 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 		{"of a range of marks", "meta mark > 5 meta nfproto ipv4 masquerade", "10.0.0.0/8 where meta mark > 5"},
 		{"of a mark that was set", "meta mark set 5\nmeta mark 5 meta nfproto ipv4 masquerade", "10.0.0.0/8"},
 		{"of another than was set", "meta mark set 5\nmeta mark 6 meta nfproto ipv4 masquerade", nothing},
-		{"from half of the addresses", "ip saddr 0.0.0.0/1 return\nip saddr 128.0.0.0/1 masquerade", "10.0.0.0/8 from 128.0.0.0/1"},
+		{
+			"from half of the addresses", "ip saddr 0.0.0.0/1 return\nip saddr 128.0.0.0/1 masquerade",
+			"10.0.0.0/8 from 128.0.0.0/1",
+		},
 		{
 			"to half of those from half",
 			"ip saddr 0.0.0.0/1 ip daddr 10.0.0.0/9 return\nip saddr 0.0.0.0/2 ip daddr 10.0.0.0/9 masquerade", nothing,
