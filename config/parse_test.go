@@ -605,3 +605,22 @@ func TestPortRangesAreThoseOfTheOlderAgents(t *testing.T) {
 		t.Errorf("%d ports", n)
 	}
 }
+
+func TestPortsOfAFileReplaceTheFlags(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "<nil> <nil>", "toPorts: 1024-2047,4096": "[1024-2047 4096] <nil>", "toPorts: 7\nrandomFully: true": "[7] true",
+		`toPorts: ""`: "[] <nil>", "toPorts:\nrandomFully: false": "<nil> false",
+	} {
+		c, problems := parse(text)
+		ports, random := "<nil>", "<nil>"
+		if c.ToPorts != nil {
+			ports = fmt.Sprint(*c.ToPorts)
+		}
+		if c.RandomFully != nil {
+			random = fmt.Sprint(*c.RandomFully)
+		}
+		if got := ports + " " + random; got != want || len(problems) > 0 {
+			t.Errorf("%q: %s, want %s: %v", text, got, want, problems)
+		}
+	}
+}
