@@ -584,3 +584,43 @@ func TestFurtherDocumentsAreOneMistake(t *testing.T) {
 		}
 	}
 }
+
+func TestPortRangesAreThoseOfTheOlderAgents(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "[]", "1024-29999,32768-65535": "[1024-29999 32768-65535]", "7": "[7]", "7-7": "[7]", "0-9": "[1-9]",
+		"1-5,3-9": "[1-5 3-9]", "65535": "[65535]",
+		"0": "0 is not a port", "0-0": "0 is not a port", "9-1": "9 is greater than 1", "65536": "is not a port from 1 to",
+		"-1": "is not a port", "1-": "is not a port", "1-2-3": "is not a port", "a": "is not a port", "1,": "is not a port",
+	} {
+		ranges, err := ParsePorts(text)
+		got := fmt.Sprint(ranges)
+		if err != nil {
+			got = err.Error()
+		}
+		if got != want && (err == nil || !strings.Contains(got, want)) {
+			t.Errorf("%q: %s, want %s", text, got, want)
+		}
+	}
+	if n := (PortRange{1, 65535}).Size() + (PortRange{7, 7}).Size(); n != 65536 {
+		t.Errorf("%d ports", n)
+	}
+}
+
+func TestPortsOfAFileReplaceTheFlags(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "<nil> <nil>", "toPorts: 1024-2047,4096": "[1024-2047 4096] <nil>", "toPorts: 7\nrandomFully: true": "[7] true",
+		`toPorts: ""`: "[] <nil>", "toPorts:\nrandomFully: false": "<nil> false",
+	} {
+		c, problems := parse(text)
+		ports, random := "<nil>", "<nil>"
+		if c.ToPorts != nil {
+			ports = fmt.Sprint(*c.ToPorts)
+		}
+		if c.RandomFully != nil {
+			random = fmt.Sprint(*c.RandomFully)
+		}
+		if got := ports + " " + random; got != want || len(problems) > 0 {
+			t.Errorf("%q: %s, want %s: %v", text, got, want, problems)
+		}
+	}
+}

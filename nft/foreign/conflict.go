@@ -113,7 +113,7 @@ func (c Conflict) Why() string {
 	why, means := "rewrites the source of connections to "+strings.Join(list, ", "), ""
 	if c.Kind == Exempts {
 		why = either(c.Returns, "returns ", "accepts ") + strings.Join(list, ", ")
-		means = c.exemptsWhat(len(list) > 1 || c.More)
+		means = c.exemptsWhat(len(list) > 1)
 	}
 	switch c.Kind {
 	case Untracks:

@@ -119,6 +119,32 @@ func TestTraceOfSeveralHooks(t *testing.T) {
 	}
 }
 
+// Destinations are translated at the first hook of a packet, and sources at its last.
+func TestTraceOfNATAtEachHook(t *testing.T) {
+	nfttest.Require(t, "nft")
+	ns, c := dialNS(t)
+	nfttest.NFT(t, ns, `table ip t {
+		chain pre { type nat hook prerouting priority -100; dnat to 192.0.2.1; }
+		chain in { type nat hook input priority 100; snat to 192.0.2.2; }
+		chain out { type nat hook output priority -100; dnat to 192.0.2.3; }
+		chain post { type nat hook postrouting priority 100; snat to 192.0.2.4; }
+	}`, "-f", "-")
+	tracer, err := foreign.NewTracer(t.Context(), c, notOwn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, p := range map[string]foreign.Packet{
+		"192.0.2.1, 192.0.2.4": {DstType: unix.RTN_UNICAST}, "192.0.2.1, 192.0.2.2": {DstType: unix.RTN_LOCAL},
+		"192.0.2.3, 192.0.2.4": {DstType: unix.RTN_UNICAST, FromNode: true},
+	} {
+		p.Src, p.Dst = netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("203.0.113.9")
+		destination, source := tracer.Trace(p)
+		if got := traced(destination) + ", " + traced(source); got != want {
+			t.Errorf("%+v: %s, want %s", p, got, want)
+		}
+	}
+}
+
 // Conflicts are the same as long as what is reported about them is.
 func TestConflictsAreDistinguishedByWhatIsReported(t *testing.T) {
 	rule := func(handle, packets uint64, drop bool) nfnetlink.Rule {

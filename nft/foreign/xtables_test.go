@@ -1,6 +1,7 @@
 package foreign_test
 
 import (
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -54,5 +55,29 @@ func TestLegacyIPTablesRulesAreCountedAndAgentsFound(t *testing.T) {
 		check("without it", 1, false)
 		run("-N IP-MASQ")
 		check("with an agent's chain", 3, true)
+		const calls = 1000
+		before := openFiles(t)
+		if err := ns.Do(func() error {
+			for range calls {
+				if _, err := foreign.LegacyRules(dir, family); err != nil {
+					return err
+				}
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if more := openFiles(t) - before; more > calls/2 { // tests that run meanwhile open some
+			t.Errorf("%d calls leave %d files open", calls, more)
+		}
 	}
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(files)
 }

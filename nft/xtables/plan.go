@@ -177,27 +177,22 @@ func (s *State) remove(b *nfnetlink.Batch, n *shared, left []ownChain) {
 	}
 	slices.Sort(names)
 	names = slices.Compact(names)
-	rest := n.rest
 	for _, r := range n.jumps {
 		if to, _ := rule.Target(r); slices.Contains(names, to) {
 			b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
-		} else {
-			rest++
 		}
 	}
 	// First the rules, which refer to chains, then the chains.
 	for _, name := range names {
 		b.FlushChain(n.Family, NATTable, name)
 	}
-	stay := 0
 	for _, name := range names {
-		if n.inUse(name) {
-			stay++
-		} else {
+		if !n.inUse(name) {
 			b.DelChain(n.Family, NATTable, name)
 		}
 	}
-	if n.want == nil && rest+stay == 0 && int(n.Use) == len(names)+1 && n.post != nil {
+	// Without another chain, set or map, only rules of POSTROUTING can refer to our chains.
+	if n.want == nil && n.rest == 0 && int(n.Use) == len(names)+1 && n.post != nil {
 		b.DelTable(n.Family, NATTable)
 	}
 }

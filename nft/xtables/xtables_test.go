@@ -346,6 +346,19 @@ func TestWhatIsNotWantedIsRemoved(t *testing.T) {
 			"table ip nat {\n\tset x {\n\t\ttype ipv4_addr\n\t}\n\n" + strings.TrimPrefix(base, "table ip nat {\n") + "\t}\n}\n",
 		},
 		{
+			"another program's chain, and no POSTROUTING", "",
+			"flush chain ip nat POSTROUTING; delete chain ip nat POSTROUTING; add chain ip nat X", none, layout.Ours,
+			both, "table ip nat {\n\tchain X {\n\t}\n}\n",
+		},
+		{
+			"another program's jump from POSTROUTING", "-A POSTROUTING -j A-SRC\n", "",
+			nft.Ruleset{},
+			layout.Everything,
+			[]string{four + ", emptied: ip nat A-SRC", six},
+			"table ip nat {\n\tchain A-SRC {\n\t}\n\n" + strings.TrimPrefix(base, "table ip nat {\n") +
+				"\t\tcounter packets 0 bytes 0 jump A-SRC\n\t}\n}\n",
+		},
+		{
 			"another program refers to it", "-N X\n-A X -j A\n", "",
 			nft.Ruleset{},
 			layout.Everything,
