@@ -231,10 +231,12 @@ func TestKernelFiltersByStatusAndFamily(t *testing.T) {
 		{Filter{Family: unix.AF_INET, Translated: true}, 1},
 	} {
 		messages = 0
-		if got := entries(t, table, tt.filter); len(got) != tt.want || messages != tt.want {
+		got := entries(t, table, tt.filter)
+		// Before Linux 5.15 the kernel ignores the status.
+		all := tt.filter.Translated && nfttest.KernelBefore(t, 5, 15)
+		if len(got) != tt.want || messages != tt.want && !all {
 			t.Errorf("%+v: %d entries in %d messages, want %d", tt.filter, len(got), messages, tt.want)
 		}
-		// Before Linux 5.15 the kernel ignores the status.
 		older := newTable(changing(dialIn(top.Node), func(m *netlink.Message) {
 			m.Data, m.Header.Length = m.Data[:headerLen], 0
 		}, nil))

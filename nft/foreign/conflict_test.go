@@ -345,6 +345,9 @@ func TestSetsWhoseElementsMayNotMatchAreUnknown(t *testing.T) {
 		{"flags interval; limit rate 1/second; elements = { 0.0.0.0/0 }", "ip daddr @s accept", true},
 		{"elements = { 11.0.0.0, * }", "ip daddr != @s accept", true},
 	} {
+		if strings.Contains(tt.set, "*") && nfttest.KernelBefore(t, 5, 13) {
+			continue // sets have no *
+		}
 		ns, c := dialNS(t)
 		nfttest.NFT(t, ns, fmt.Sprintf(`table ip t {
 			set s { type ipv4_addr; %s; }
