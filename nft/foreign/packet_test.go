@@ -294,6 +294,9 @@ func TestTraceReadsEachCondition(t *testing.T) {
 			want: "passes; all redirected to 192.0.2.7",
 		},
 	} {
+		if strings.Contains(tt.rules, "* :") && nfttest.KernelBefore(t, 5, 13) {
+			continue // maps have no *
+		}
 		ns, c := dialNS(t)
 		base := tt.base
 		if base == "" {

@@ -99,6 +99,9 @@ func TestWhatMayHappenToOnePacketIsFoundForAll(t *testing.T) {
 	}
 	for range rounds {
 		rules := randomRules(r)
+		if nfttest.KernelBefore(t, 5, 13) { // maps have no *
+			rules = strings.ReplaceAll(rules, ", * : jump c", "")
+		}
 		nfttest.NFT(t, ns, "flush ruleset\n"+rules, "-f", "-")
 		tracer, err := foreign.NewTracer(t.Context(), c, notOwn)
 		if err != nil {
