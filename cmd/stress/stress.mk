@@ -9,11 +9,11 @@ soak: deps ## Attack config, rules, log and port of an agent at random for SOAK 
 	go test -count=1 -timeout 60m -v -run '^TestRandomAttacksEndInTheRenderedState$$' ./cmd/nft-masq-agent -args -soak $(SOAK)
 
 .PHONY: test-kernels
-test-kernels: deps ## Run the tests and stress on other kernels in qemu (KERNELS='5.10 6.1 6.12 6.18 7.2')
+test-kernels: ## Run the tests and stress on other kernels in qemu (KERNELS='5.10 6.1 6.12 6.18 7.2')
 	.ci/test-kernels 'tests stress' $(or $(KERNELS),5.10 6.1 6.12 6.18 7.2)
 
 # For 32 bits, github.com/google/nftables does not compile, which most of the tests need.
 .PHONY: test-arch
-test-arch: deps ## Run short tests and a scenario on other architectures in qemu
+test-arch: ## Run short tests and a scenario on other architectures in qemu
 	.ci/test-kernels 'short scenario' s390x/6.1 arm64/6.1
 	.ci/test-kernels scenario armhf/6.1 ppc64el/6.1
