@@ -173,7 +173,7 @@ func (s *stage) play(text string) error {
 	for i, v := range visits() {
 		fmt.Printf("  %-16s %-16s %-16s %s\n", v.dst, seen[0][i], seen[1][i], seen[2][i])
 	}
-	tally, err := s.reload(text, edited)
+	tally, reloads, err := s.reload(text, edited)
 	if err != nil {
 		return err
 	}
@@ -318,12 +318,13 @@ func (s *stage) leak(text string) error {
 	return nil
 }
 
-const reloads = 200
+// most bounds the reloads: in a minute an emulated machine makes fewer.
+const most = 200
 
 // reload swaps the two configs back and forth while the pod opens connections to
 // destinations that both treat alike.
-func (s *stage) reload(a, b string) (nfttest.Tally, error) {
-	say("%d reloads, with new connections in the meantime:", reloads)
+func (s *stage) reload(a, b string) (tally nfttest.Tally, reloads int, err error) {
+	say("Up to %d reloads in a minute, with new connections in the meantime:", most)
 	hammer, err := s.top.StartHammer(
 		nfttest.Target{Proto: nfttest.UDP, Dst: netip.MustParseAddr("10.9.0.9")},
 		nfttest.Target{Proto: nfttest.UDP, Dst: netip.MustParseAddr("203.0.113.9"), Masqueraded: true},
@@ -331,25 +332,24 @@ func (s *stage) reload(a, b string) (nfttest.Tally, error) {
 		nfttest.Target{Proto: nfttest.TCP, Dst: netip.MustParseAddr("203.0.113.9"), Masqueraded: true},
 	)
 	if err != nil {
-		return nfttest.Tally{}, err
+		return nfttest.Tally{}, 0, err
 	}
 	s.quiet.Store(true)
-	for i := range reloads {
+	for end := time.Now().Add(time.Minute); err == nil && reloads < most && time.Now().Before(end); reloads++ {
 		text := a
-		if i%2 == 1 {
+		if reloads%2 == 1 {
 			text = b
 		}
-		if err = s.apply(text); err != nil {
-			break
-		}
+		err = s.apply(text)
 	}
 	s.quiet.Store(false)
 	if err == nil {
 		err = hammer.Wait(context.Background(), 10_000)
 	}
-	tally, stopErr := hammer.Stop()
+	var stopErr error
+	tally, stopErr = hammer.Stop()
 	fmt.Println(" ", tally)
-	return tally, errors.Join(err, stopErr, tally.Err())
+	return tally, reloads, errors.Join(err, stopErr, tally.Err())
 }
 
 // leave stops the agent: the rules stay until cleanup removes them.
