@@ -317,10 +317,13 @@ func TestNodeIsMasqueradedUnlessThePolicyIsForPods(t *testing.T) {
 		if got := strings.Contains(r.String(), "masquerade comment \"from this node\""); got != tt.want {
 			t.Errorf("%s: %t\n%s", tt.name, got, r)
 		}
-		r = nft.Compile(c, nft.Options{Layout: native.Layout{}, Ports: []nft.PortRange{{Min: 1024, Max: 2047}}}).
-			On([]netip.Addr{netip.MustParseAddr("198.51.100.8")})
+		ports := nft.Compile(c, nft.Options{Layout: native.Layout{}, Ports: []nft.PortRange{{Min: 1024, Max: 2047}}})
+		r = ports.On([]netip.Addr{netip.MustParseAddr("198.51.100.8")})
 		if got := strings.Contains(r.String(), "chain to-ports"); got != tt.want {
 			t.Errorf("%s, to ports: %t\n%s", tt.name, got, r)
+		}
+		if !strings.Contains(ports.String(), "chain to-ports") { // the node has none of the addresses
+			t.Errorf("%s, to ports: not masqueraded\n%s", tt.name, ports)
 		}
 	}
 }
