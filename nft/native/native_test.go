@@ -210,7 +210,9 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 			many(5600, "9.%d.%d.1 : 1.2.3.4,") + " }", []string{"set snat-by-pod-v4-a has more than 5256 elements"}},
 
 		{"counters", alone + "delete counter TABLE exempt-v4; delete counter TABLE local-v6; " +
-			set + "elements = { 10.1.0.0/24, 10.2.0.0/24, 10.3.0.0/24 }; }", []string{"…"}},
+			set + "elements = { 10.1.0.0/24, 10.2.0.0/24, 10.3.0.0/24 }; }", []string{
+			"…", "counters are missing: exempt-v4, local-v6", "…",
+		}},
 		{"another counter", "add counter TABLE x", []string{"object x is not in the config"}},
 		{"another object", "add quota TABLE x { over 10 mbytes; }", []string{"odd: object x is not in the config"}},
 		{"another set", "add set TABLE x { type ipv4_addr; flags interval; }", []string{"set x is not in the config"}},
