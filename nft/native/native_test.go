@@ -210,7 +210,9 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 			many(5600, "9.%d.%d.1 : 1.2.3.4,") + " }", []string{"set snat-by-pod-v4-a has more than 5256 elements"}},
 
 		{"counters", alone + "delete counter TABLE exempt-v4; delete counter TABLE local-v6; " +
-			set + "elements = { 10.1.0.0/24, 10.2.0.0/24, 10.3.0.0/24 }; }", []string{"…"}},
+			set + "elements = { 10.1.0.0/24, 10.2.0.0/24, 10.3.0.0/24 }; }", []string{
+			"…", "counters are missing: exempt-v4, local-v6", "…",
+		}},
 		{"another counter", "add counter TABLE x", []string{"object x is not in the config"}},
 		{"another object", "add quota TABLE x { over 10 mbytes; }", []string{"odd: object x is not in the config"}},
 		{"another set", "add set TABLE x { type ipv4_addr; flags interval; }", []string{"set x is not in the config"}},
@@ -317,10 +319,13 @@ func TestNodeIsMasqueradedUnlessThePolicyIsForPods(t *testing.T) {
 		if got := strings.Contains(r.String(), "masquerade comment \"from this node\""); got != tt.want {
 			t.Errorf("%s: %t\n%s", tt.name, got, r)
 		}
-		r = nft.Compile(c, nft.Options{Layout: native.Layout{}, Ports: []nft.PortRange{{Min: 1024, Max: 2047}}}).
-			On([]netip.Addr{netip.MustParseAddr("198.51.100.8")})
+		ports := nft.Compile(c, nft.Options{Layout: native.Layout{}, Ports: []nft.PortRange{{Min: 1024, Max: 2047}}})
+		r = ports.On([]netip.Addr{netip.MustParseAddr("198.51.100.8")})
 		if got := strings.Contains(r.String(), "chain to-ports"); got != tt.want {
 			t.Errorf("%s, to ports: %t\n%s", tt.name, got, r)
+		}
+		if !strings.Contains(ports.String(), "chain to-ports") { // the node has none of the addresses
+			t.Errorf("%s, to ports: not masqueraded\n%s", tt.name, ports)
 		}
 	}
 }

@@ -52,10 +52,7 @@ const slack = 5_000
 func Read(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, _ layout.State) (layout.State, error) {
 	s := &State{}
 	if want.Mode() == nft.ModeIPTables {
-		s.chain = want.Chain()
-		if len(want.Tables) > 0 {
-			s.hash = want.Hash()
-		}
+		s.chain, s.hash = want.Chain(), want.Hash()
 	}
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
 		n := &shared{chains: map[string]*chain{}}

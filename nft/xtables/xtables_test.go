@@ -612,6 +612,29 @@ func TestOursAreTheWantedChainsAndThoseThatWeWrote(t *testing.T) {
 			t.Errorf("%s %s %s: %t", tt.family, tt.table, tt.chain, got)
 		}
 	}
+	restore(t, n, "*nat\n-A A -j ACCEPT\nCOMMIT\n")
+	s = n.Read(t, nft.Compile(config.Config{}, nft.Options{Layout: xtables.Layout{Name: "B"}}), layout.Everything)
+	for _, f := range families {
+		if got := s.Owns(nfnetlink.Chain{Family: f, Table: "nat", Name: "A"}); got != (f == nfnetlink.IPv6) {
+			t.Errorf("%s: with a rule of others in the chain: %t", f, got)
+		}
+	}
+}
+
+func TestCommentsNameTheAgentThatHasTheChain(t *testing.T) {
+	for chain, agent := range map[string]string{
+		"IP-MASQ-AGENT": "ip-masq-agent", "OTHER": "ip-masq-agent", "NON-MASQUERADE-DAEMON": "non-masquerade-daemon",
+	} {
+		text := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: chain}}).String()
+		for _, m := range regexp.MustCompile(`(?m)^-A `+chain+` .*--comment "([^:]*):`).FindAllStringSubmatch(text, -1) {
+			if m[1] != agent {
+				t.Errorf("%s: %s", chain, m[0])
+			}
+		}
+		if n := strings.Count(text, `"`+agent+": "); n < 5 {
+			t.Errorf("%s: %d comments\n%s", chain, n, text)
+		}
+	}
 }
 
 func TestAThousandCIDRsOfAFamilyFit(t *testing.T) {
