@@ -131,7 +131,8 @@ func TestManyForeignRulesFitTheMemoryLimit(t *testing.T) {
 	fitsIntoTheMemoryLimit(t, "many sets", manySets(), some)
 	fitsIntoTheMemoryLimit(t, "some that accept, as many that masquerade",
 		acceptingAndMasquerading(nfttest.FullRounds(5_000, 10_000)), some)
-	fitsIntoTheMemoryLimit(t, "verdict map of 100,000 elements", verdictMap(100_000), some)
+	elements := nfttest.FullRounds(30_000, 100_000)
+	fitsIntoTheMemoryLimit(t, fmt.Sprintf("verdict map of %d elements", elements), verdictMap(elements), some)
 	fitsIntoTheMemoryLimit(t, "chains reached on many paths", jumpsOfJumps(), some)
 }
 
