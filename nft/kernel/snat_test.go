@@ -214,6 +214,7 @@ func TestMostEntriesAreInSyncOnceApplied(t *testing.T) {
 // real packets of each protocol. Entries that fail in one of the conditions are before it.
 func TestEntriesDecideAboutPacketsOfEachProtocol(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	wire := newWire(t)
 	k := open(t, wire.Node)
 	type ends struct{ pod, dst string }

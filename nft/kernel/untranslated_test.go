@@ -224,7 +224,7 @@ func TestInvalidPacketsAreDroppedWhereRandomPoliciesMasquerade(t *testing.T) {
 	k, c := open(t, w.Node), connect(t, w.Node)
 	m := cases.NewMaker(31)
 	verdicts := map[bool]int{}
-	for range nfttest.Rounds(5, 20, 300) {
+	for range nfttest.Rounds(2, 20, 300) {
 		conf := m.Config()
 		conf.DropInvalid, conf.Enforce = &config.Position{}, nil
 		if m.IntN(2) == 0 { // otherwise the pod is hardly ever one

@@ -345,6 +345,7 @@ func (w lineWriter) Write(b []byte) (int, error) {
 func (lineWriter) Sync() error { return nil }
 
 func TestPortInUseIsLoggedAndRetried(t *testing.T) {
+	t.Parallel()
 	first, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -20,6 +20,7 @@ import (
 )
 
 func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "probe.sock")
 	a := New(Inputs{}, &world{}, testSettings(testOptions()), zap.NewNop())
 	large := []byte("# " + strings.Repeat("x", 4<<20-2))
