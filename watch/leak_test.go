@@ -303,6 +303,9 @@ func TestUnreadWarningsDelayNothing(t *testing.T) {
 }
 
 func TestRelativePathIsFollowed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short")
+	}
 	s := newScript(t)
 	check(t, os.MkdirAll(s.path("/work"), 0o755))
 	t.Chdir(s.path("/work"))
