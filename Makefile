@@ -52,14 +52,15 @@ test: deps ## Run all tests: units, kernel and binary (root, or user namespaces)
 
 # Packages with tests that need no kernel. Those that need one are skipped: the emulator of a
 # program, without a machine, does not translate nf_tables.
-PURE    = ./config ./nft ./nft/conntrack ./nft/foreign ./nft/iprange ./nft/native ./nft/nfnetlink ./nft/rule ./nft/xtables
+PURE    = ./config $(addprefix ./nft,/ /conntrack /foreign /iprange /native /nfnetlink /rule /xtables)
 # Without capabilities, and without the namespace in which others would have them.
 EMULATE = $(if $(filter 0,$(shell id -u)),setpriv --bounding-set=-all) qemu-s390x-static
 
 .PHONY: test-s390x
 test-s390x: export REQUIRE_KERNEL = 0
 test-s390x: export NFTTEST_IN_USER_NAMESPACE = 1
-test-s390x: deps-s390x ## Run short tests without a kernel on s390x, which is big-endian, in qemu-user
+test-s390x: ## Run short tests without a kernel on s390x, which is big-endian, in qemu-user
+	$(call need,qemu-s390x-static:qemu-user-static)
 	CGO_ENABLED=0 GOARCH=s390x go test -short -count=1 -timeout $(TIMEOUT) -exec '$(EMULATE)' $(PURE)
 
 .PHONY: test-race
@@ -101,7 +102,8 @@ mutate: deps ## Show what fast tests see of small changes (about an hour; MUTATE
 	nice -n 5 go run ./nft/nfttest/mutate $(MUTATE) $(MUTATED)
 
 .PHONY: demo
-demo: deps build ## Show the agent at work in separate network namespaces
+demo: build ## Show the agent at work in separate network namespaces
+	$(call need,$(DEMO_DEPS))
 	go run ./cmd/demo bin/nft-masq-agent manifests/agent-config/config
 
 .PHONY: run
@@ -119,7 +121,7 @@ reproducible: ## Build the last commit in two directories and compare
 
 .PHONY: ci-full
 ci-full: export LONG = 1
-ci-full: lint all-build manifests-check reproducible fuzz container-test reproducible-image release-test promtool-test schema-test install-test test-cluster soak test-race test ## Run all checks, including the slow ones
+ci-full: lint all-build manifests-check reproducible fuzz container-test reproducible-image release-test promtool-test schema-test install-test test-cluster soak test-race test-s390x test ## Run all checks, including the slow ones
 
 .PHONY: version
 version: ## Print the version that a build is stamped with
@@ -129,23 +131,10 @@ version: ## Print the version that a build is stamped with
 clean: ## Remove build results
 	rm -rf bin dist
 
-.PHONY: deps-s390x
-deps-s390x:
-	@if command -v qemu-s390x-static >/dev/null; then exit 0; fi; \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		apt-get update -qq && \
-		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends qemu-user-static >/dev/null; \
-	else \
-		echo "missing: run apt-get install qemu-user-static" >&2; exit 1; \
-	fi
-
-# The programs with which the kernel tests compare the agent.
-.PHONY: deps
-deps:
+# Looks for the programs, and installs the packages of those that are missing: PROGRAM:PACKAGE...
+define need
 	@missing=; \
-	command -v nft >/dev/null || missing="$$missing nftables"; \
-	command -v iptables-nft >/dev/null || missing="$$missing iptables"; \
-	[ "$(MAKECMDGOALS)" = demo ] || command -v systemd-analyze >/dev/null || missing="$$missing systemd"; \
+	for each in $(1); do command -v "$${each%:*}" >/dev/null || missing="$$missing $${each#*:}"; done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		apt-get update -qq && \
@@ -153,3 +142,10 @@ deps:
 	else \
 		echo "missing: run apt-get install$$missing" >&2; exit 1; \
 	fi
+endef
+DEMO_DEPS = nft:nftables iptables-nft:iptables
+
+# The programs with which the kernel tests compare the agent.
+.PHONY: deps
+deps:
+	$(call need,$(DEMO_DEPS) systemd-analyze:systemd)
