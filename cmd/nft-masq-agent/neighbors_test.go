@@ -125,14 +125,9 @@ func (n trafficNode) connect(dev, master string, id byte, gateways, at []netip.P
 	return ns
 }
 
-func cidrs(t *testing.T, all ...string) (list []netip.Prefix) {
-	t.Helper()
+func cidrs(all ...string) (list []netip.Prefix) {
 	for _, s := range all {
-		p, err := netip.ParsePrefix(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		list = append(list, p)
+		list = append(list, netip.MustParsePrefix(s))
 	}
 	return list
 }
@@ -141,8 +136,8 @@ func cidrs(t *testing.T, all ...string) (list []netip.Prefix) {
 func newLab(t *testing.T, plugin string, nb neighbor) *lab {
 	t.Helper()
 	l := &lab{}
-	gateways := cidrs(t, "10.244.1.1/32", "fd00:10:244:1::1/128")
-	at := cidrs(t, "10.244.1.3/32", "fd00:10:244:1::3/128")
+	gateways := cidrs("10.244.1.1/32", "fd00:10:244:1::1/128")
+	at := cidrs("10.244.1.3/32", "fd00:10:244:1::3/128")
 	if plugin == "bridge" {
 		l.trafficNode, l.pods = newBridgeNode(t), "cni0"
 		l.another = l.connect("pod1", "cni0", 4, gateways, at)
@@ -161,14 +156,14 @@ func newLab(t *testing.T, plugin string, nb neighbor) *lab {
 	}
 	if nb.dev != "" {
 		var gateways []netip.Prefix
-		for _, p := range cidrs(t, nb.own...) {
+		for _, p := range cidrs(nb.own...) {
 			first := p.Masked().Addr().Next()
 			if p.IsSingleIP() {
 				first = p.Addr().Prev()
 			}
 			gateways = append(gateways, netip.PrefixFrom(first, p.Bits()))
 		}
-		l.own = l.connect(nb.dev, "", 5, gateways, cidrs(t, nb.own...))
+		l.own = l.connect(nb.dev, "", 5, gateways, cidrs(nb.own...))
 	}
 	for _, a := range []string{"10.244.2.2", "fd00:10:244:2::2"} { // a pod of another node
 		l.check(l.top.AddAddr(l.top.Outside, netip.MustParseAddr(a)))
@@ -374,7 +369,7 @@ func TestEachGetsItsSourceAddressNextToOtherPrograms(t *testing.T) {
 			}
 		}
 	})
-	table := "| next to the rules | which were | connections | wrong |\n|---|---|---|---|\n"
+	table := "\n| next to the rules | which were | connections | wrong |\n|---|---|---|---|\n"
 	for i, nb := range rows {
 		if sent[i].Load() == 0 {
 			return // not all rows were run
@@ -382,14 +377,10 @@ func TestEachGetsItsSourceAddressNextToOtherPrograms(t *testing.T) {
 		table += fmt.Sprintf("| %s | %d | 0 |\n", nb.cells(t), sent[i].Load())
 	}
 	const name = "nft/EVIDENCE.md"
-	before, rest, _ := strings.Cut(readDocument(t, name), "<!-- lab -->\n")
-	has, after, found := strings.Cut(rest, "<!-- /lab -->\n")
-	switch {
+	switch has := section(t, "lab"); {
 	case t.Failed():
-	case !found:
-		t.Error(name + " has no place for the table")
 	case *update:
-		text := before + "<!-- lab -->\n" + table + "<!-- /lab -->\n" + after
+		text := strings.Replace(readDocument(t, name), has, table, 1)
 		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}

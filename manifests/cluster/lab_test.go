@@ -3,6 +3,7 @@ package cluster_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -14,7 +15,6 @@ import (
 	"testing"
 
 	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/manifests/cluster"
 	"nft-masq-agent/nft/nfttest"
@@ -258,18 +258,13 @@ func (l *lab) forget() {
 	l.t.Helper()
 	const deleteEntries = 1<<8 | 2 // NFNL_SUBSYS_CTNETLINK, IPCTNL_MSG_CT_DELETE
 	for _, ns := range l.inside {
-		must(l.t, ns.Do(func() error {
-			c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			_, err = c.Execute(netlink.Message{
-				Header: netlink.Header{Type: deleteEntries, Flags: netlink.Request | netlink.Acknowledge},
-				Data:   make([]byte, 4), // all families
-			})
-			return err
-		}))
+		c, err := nfttest.DialNetfilter(ns)
+		must(l.t, err)
+		_, err = c.Execute(netlink.Message{
+			Header: netlink.Header{Type: deleteEntries, Flags: netlink.Request | netlink.Acknowledge},
+			Data:   make([]byte, 4), // all families
+		})
+		must(l.t, errors.Join(err, c.Close()))
 	}
 }
 
