@@ -231,6 +231,8 @@ const passing = `table inet passing {
 	}
 }`
 
+var packetCount = regexp.MustCompile(`packets (\d+)`)
+
 // lost returns an error if the node did not let each of those segments pass. What the ends
 // sent again does not tell: on a busy machine a segment may just be late.
 func (s *strays) lost() error {
@@ -240,7 +242,7 @@ func (s *strays) lost() error {
 		if list, err = s.top.Node.Output("", "nft", "list", "counters", "table", "inet", "passing"); err != nil {
 			return err
 		}
-		counts := regexp.MustCompile(`packets (\d+)`).FindAllStringSubmatch(list, -1)
+		counts := packetCount.FindAllStringSubmatch(list, -1)
 		if len(counts) == 2 && counts[0][1] != "0" && counts[0][1] == counts[1][1] {
 			return nil
 		}
