@@ -139,8 +139,8 @@ func (s Share) concerns(kind Kind, c *Chain) bool {
 // dropsAll reports whether a base chain drops everything by its policy.
 func (c *Chain) dropsAll() bool {
 	maySpare := func(e nfnetlink.Expr) bool {
-		code, _, _ := e.Verdict() // drop if it is none
-		return e.JumpsByMap() || code != drop && code != unix.NFT_RETURN && code != unix.NFT_CONTINUE
+		code, _, ends := e.Verdict()
+		return e.JumpsByMap() || ends && code != drop && code != unix.NFT_RETURN && code != unix.NFT_CONTINUE
 	}
 	return c.Hook.Type != "nat" && c.Policy == drop && !c.Unread &&
 		!slices.ContainsFunc(c.Rules, func(r nfnetlink.Rule) bool { return slices.ContainsFunc(r.Exprs, maySpare) })
