@@ -143,8 +143,9 @@ func (s *State) carryOut(ctx context.Context, commit layout.Commit) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := commit(now); err != nil {
+	if err := commit(now); err != nil || after.Len() == 0 {
 		return err
 	}
+	nfnetlink.AwaitPackets()
 	return commit(after)
 }

@@ -36,7 +36,8 @@ type State interface {
 	// Stage writes what no rule refers to yet. It may be called again, after an error,
 	// on a state that was read since.
 	Stage(ctx context.Context, commit Commit) error
-	// Switch adds to the transaction that changes what packets see, and to one after it.
+	// Switch adds to the transaction that changes what packets see, and to one after it,
+	// when no packet sees the old rules any more.
 	Switch(now, after *nfnetlink.Batch)
 	// Installed returns our rules that the kernel has, in whatever condition.
 	Installed() (Installed, bool)
