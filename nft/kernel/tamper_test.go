@@ -51,8 +51,8 @@ func (a *attacker) nft(text string) {
 
 func does(text string) func(*attacker) { return func(a *attacker) { a.nft(text) } }
 
-// since is an attack that kernels accept from a version on; they rejected it in the
-// one before that was tried.
+// since is an attack that kernels reject before a version: the first one of those tried
+// that accepted it, or the one that introduced what it uses.
 func since(major, minor int, do func(*attacker)) func(*attacker) {
 	return func(a *attacker) {
 		if nfttest.KernelBefore(a.t, major, minor) {

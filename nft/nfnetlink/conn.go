@@ -72,7 +72,8 @@ func (c *Conn) Settle() error {
 // transaction replaced, about 10 ms: a processor of a virtual machine may stop in the middle
 // of a chain for longer than a transaction takes. membarrier(2), with MEMBARRIER_CMD_GLOBAL of
 // Linux 4.3, waits for an RCU grace period, and packets pass the chains of a hook in one
-// read-side critical section. Kernels with nohz_full refuse it.
+// read-side critical section. Kernels with nohz_full refuse it, and seccomp may: then it
+// waits 100 ms, which is no proof.
 func AwaitPackets() {
 	const global = 1 // MEMBARRIER_CMD_GLOBAL
 	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0); errno != 0 {
