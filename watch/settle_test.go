@@ -488,16 +488,17 @@ func TestFileSystemThatDoesNotAnswerIsDeliveredAsContent(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := newFakePath()
+				if tt.first {
+					p.hangs = make(chan struct{})
+				}
 				var got []string
 				p.following(t, func(content string) { got = append(got, content) }, func() {
 					if !tt.first {
 						time.Sleep(time.Hour + time.Second/2)
 						got = nil
-					}
-					p.mu.Lock()
-					p.hangs = make(chan struct{})
-					p.mu.Unlock()
-					if !tt.first {
+						p.mu.Lock()
+						p.hangs = make(chan struct{})
+						p.mu.Unlock()
 						time.Sleep(time.Second / 2)
 					}
 					want := []string{"its file system has not answered since " + time.Now().Format(time.RFC3339)}
