@@ -336,7 +336,7 @@ func enforceAt(priority int32, want nft.Ruleset, transactions int) []*nfnetlink.
 // be empty for them if only the rules were deleted (nf_tables_commit_chain_prepare). A packet
 // that spends longer than the transaction in chains before both sees neither: it began with
 // the list of hooks without the new one, in which the kernel then replaces the deleted one by
-// a function that accepts (nf_remove_net_hook). Only the control makes packets that slow.
+// a function that accepts (nf_remove_net_hook). The rules of loadSlow make such packets likelier.
 func TestEnforcingChainOfAnEarlierVersionIsMovedWithoutAGap(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
@@ -348,6 +348,7 @@ func TestEnforcingChainOfAnEarlierVersionIsMovedWithoutAGap(t *testing.T) {
 			k, c := open(t, top.Node), connect(t, top.Node)
 			want := nft.Compile(enforcing(), enforcingOptions())
 			apply(t, k, want, layout.Ours)
+			loadSlow(t, top.Node)
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)...)
 			commit := func(batches []*nfnetlink.Batch) {
 				t.Helper()
@@ -358,7 +359,6 @@ func TestEnforcingChainOfAnEarlierVersionIsMovedWithoutAGap(t *testing.T) {
 				}
 			}
 			if control {
-				loadSlow(t, top.Node)
 				for moved := 0; h.SoFar().Wronged() == 0; moved++ {
 					if moved == 20_000 {
 						t.Fatal("nothing wrong was seen")

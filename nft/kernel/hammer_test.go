@@ -1,10 +1,8 @@
 package kernel
 
 import (
-	"context"
 	"net/netip"
 	"testing"
-	"time"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -87,11 +85,7 @@ func TestReloadsCauseNoWrongSource(t *testing.T) {
 // no source was wrong.
 func judge(t *testing.T, h *nfttest.Hammer) nfttest.Tally {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	if err := h.Wait(ctx, 100); err != nil {
-		t.Fatal(err)
-	}
+	wait(t, h, 100)
 	tally, err := h.Stop()
 	if err != nil {
 		t.Fatal(err)

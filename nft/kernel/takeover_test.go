@@ -222,7 +222,7 @@ func TestTakeoversCauseNoWrongSource(t *testing.T) {
 // wait waits for a number of further flows to each target.
 func wait(t *testing.T, h *nfttest.Hammer, flows uint64) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), nfttest.Patient(30*time.Second))
 	defer cancel()
 	if err := h.Wait(ctx, flows); err != nil {
 		t.Fatal(err)
