@@ -12,8 +12,8 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/older"
 )
 
 type cleanupFlags struct {
@@ -117,7 +117,7 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 // legacyIPTables describes the tables of legacy ip_tables with rules of iptables-based
 // agents.
 func legacyIPTables(proc string) []string {
-	tables, err := foreign.XTables(proc + "/thread-self/net")
+	tables, err := older.XTables(proc + "/thread-self/net")
 	if err != nil {
 		return []string{err.Error()}
 	}

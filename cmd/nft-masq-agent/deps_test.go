@@ -69,16 +69,17 @@ func TestPackagesDependOneWay(t *testing.T) {
 	mayImport := map[string][]string{
 		"nft/nfnetlink": {"nft/iprange"},
 		"nft/rule":      {"nft/nfnetlink", "nft/iprange"},
-		"nft/foreign":   {"nft", "nft/nfnetlink", "nft/node", "nft/rule", "nft/iprange"},
+		"nft/older":     {"nft/nfnetlink", "nft/rule"},
+		"nft/foreign":   {"nft", "nft/nfnetlink", "nft/node", "nft/older", "nft/rule", "nft/iprange"},
 		"nft":           {"config", "nft/node", "nft/nfnetlink", "nft/rule", "nft/iprange"},
 		"nft/conntrack": {"nft", "nft/nfnetlink", "nft/iprange"},
-		"nft/layout":    {"nft", "nft/foreign", "nft/nfnetlink"},
+		"nft/layout":    {"nft", "nft/older", "nft/nfnetlink"},
 		"nft/native":    {"config", "nft", "nft/layout", "nft/nfnetlink", "nft/rule", "nft/iprange"},
-		"nft/xtables":   {"config", "nft", "nft/layout", "nft/foreign", "nft/nfnetlink", "nft/rule"},
+		"nft/xtables":   {"config", "nft", "nft/layout", "nft/older", "nft/nfnetlink", "nft/rule"},
 		"nft/layouts":   {"nft", "nft/native", "nft/xtables"},
 		"nft/kernel": {
 			"nft", "nft/node", "nft/iprange", "nft/layout", "nft/layouts", "nft/native",
-			"nft/xtables", "nft/foreign", "nft/nfnetlink", "nft/rule",
+			"nft/xtables", "nft/foreign", "nft/older", "nft/nfnetlink", "nft/rule",
 		},
 		"nft/nfttest":       {"nft/nfttest/netns"},
 		"nft/nfttest/agent": {"nft/nfttest"},
@@ -87,7 +88,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"manifests/cluster": {"nft/nfttest", "nft/nfttest/netns"},
 		"cmd/nft-masq-agent/internal/agent": {
 			"cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/answer",
-			"cmd/nft-masq-agent/internal/running", "config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/layout",
+			"cmd/nft-masq-agent/internal/running", "config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/layout", "nft/older",
 			"nft/nfnetlink", "nft/node",
 		},
 

@@ -15,10 +15,10 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/older"
 
 	"golang.org/x/sys/unix"
 )
@@ -239,11 +239,11 @@ func staleTo(held *kernel.State, src, dst netip.Addr) (int, error) {
 // legacyNAT describes the rules in legacy ip_tables, which netlink does not show; ""
 // if there are none, or if they cannot be read.
 func legacyNAT(proc string, ipv6 bool) string {
-	t := foreign.XTable{Family: nfnetlink.IPv4}
+	t := older.XTable{Family: nfnetlink.IPv4}
 	if ipv6 {
 		t.Family = nfnetlink.IPv6
 	}
-	if n, err := foreign.LegacyRules(proc+"/thread-self/net", t.Family); err != nil || n == 0 {
+	if n, err := older.LegacyRules(proc+"/thread-self/net", t.Family); err != nil || n == 0 {
 		return ""
 	}
 	return "the NAT rules in legacy ip_tables: " + t.Command() + " lists them."

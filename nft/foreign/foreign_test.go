@@ -19,6 +19,7 @@ import (
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -105,9 +106,9 @@ func cases(t *testing.T) []string {
 }
 
 // describe formats what was found, as in expect.txt.
-func describe(s foreign.Snapshot, exempt []netip.Prefix) string {
+func describe(s foreign.Snapshot, found []older.Chain, exempt []netip.Prefix) string {
 	var b strings.Builder
-	for _, l := range foreign.Legacy(s) {
+	for _, l := range found {
 		fmt.Fprintf(&b, "legacy %s %s %s: rules %d, random-fully %t\n", l.Family, l.Table, l.Name, l.Rules,
 			l.RandomFully)
 		if l.Base != nil {
@@ -117,7 +118,13 @@ func describe(s foreign.Snapshot, exempt []netip.Prefix) string {
 			fmt.Fprintf(&b, "\twith %s\n", sub)
 		}
 		for _, j := range l.Jumps {
-			fmt.Fprintf(&b, "\tjump in %s: %s\n", j.Chain, rule.String(j))
+			for _, c := range s.Chains {
+				for _, r := range c.Rules {
+					if c.Family == j.Family && c.Table == j.Table && c.Name == j.Chain && r.Handle == j.Handle {
+						fmt.Fprintf(&b, "\tjump in %s: %s\n", j.Chain, rule.String(r))
+					}
+				}
+			}
 		}
 	}
 	for _, c := range conflictsOf(s, exempt) {
@@ -147,7 +154,11 @@ func TestRulesOfRealProgramsAreRecognized(t *testing.T) {
 			if words := text(t, name, "exempt.txt"); words != "" {
 				exempt = words
 			}
-			got := describe(read(t, c), prefixes(t, exempt))
+			found, err := older.Find(c, notOwn)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := describe(read(t, c), found, prefixes(t, exempt))
 			if *update {
 				if err := os.WriteFile(filepath.Join(testdata, name, "expect.txt"), []byte(got), 0o644); err != nil {
 					t.Fatal(err)
@@ -158,6 +169,19 @@ func TestRulesOfRealProgramsAreRecognized(t *testing.T) {
 				t.Errorf("found (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestOurChainsAreNoConflicts(t *testing.T) {
+	nfttest.Require(t, "iptables-nft-restore")
+	ns, c := dialNS(t)
+	install(t, ns, "ip-masq-agent-two-jumps")
+	s, err := foreign.Read(t.Context(), c, func(c nfnetlink.Chain) bool { return c.Name == "IP-MASQ-AGENT" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found := conflictsOf(s, prefixes(t, "8.0.0.0/8")); len(found) > 0 {
+		t.Errorf("conflicts %v", found)
 	}
 }
 

@@ -191,3 +191,60 @@ func TestRulesThatChangeAreReadAgain(t *testing.T) {
 		}
 	}
 }
+
+// A writer moves a rule from one chain to another and back, each time in one
+// transaction: a reader that sees the rule in neither or both has read an
+// inconsistent ruleset.
+func TestReadDuringWritesIsConsistentOrReportsIt(t *testing.T) {
+	nfttest.Require(t, "nft")
+	ns, c := dialNS(t)
+	nfttest.NFT(t, ns, `
+		table ip a { chain p { type nat hook postrouting priority 100; masquerade
+			}
+		}
+		table ip b { chain p { type nat hook postrouting priority 100;
+			}
+		}`, "-f", "-")
+	rules, _, err := c.FirstRules(nfnetlink.IPv4, "a", "p", func(nfnetlink.Rule) bool { return false })
+	if err != nil {
+		t.Fatal(err)
+	}
+	writer := connect(t, ns)
+	done := make(chan error)
+	go func() {
+		from, to := rules[0], rules[0]
+		to.Table = "b"
+		for range 500 {
+			var b nfnetlink.Batch
+			b.FlushChain(from.Family, from.Table, from.Chain)
+			b.AddRule(to)
+			if err := writer.Commit(&b, 0); err != nil {
+				done <- err
+				return
+			}
+			from, to = to, from
+		}
+		done <- nil
+	}()
+	for {
+		s, err := foreign.Read(t.Context(), c, notOwn)
+		if err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
+			t.Fatal(err)
+		}
+		after, genErr := c.Generation()
+		if genErr != nil {
+			t.Fatal(genErr)
+		}
+		if n := len(conflictsOf(s, prefixes(t, defaultExempt))); err == nil && s.Generation == after && n != 1 {
+			t.Errorf("%d rules at generation %d", n, after)
+		}
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Fatal(err)
+			}
+			return
+		default:
+		}
+	}
+}

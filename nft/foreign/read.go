@@ -16,8 +16,7 @@ import (
 
 // A Snapshot is the rules that [Read] found.
 type Snapshot struct {
-	// Generation is that of the ruleset when reading began. With it, Commit makes
-	// the kernel reject changes that are based on older rules.
+	// Generation is that of the ruleset when reading began.
 	Generation uint32
 	Chains     []Chain
 	sets       map[id][]iprange.Range // of addresses, that rules refer to
@@ -41,9 +40,6 @@ type Chain struct {
 	Own   bool
 	// Unread means that its rules were not read, because there are too many.
 	Unread bool
-	// Base is the first base chain from which it can be reached, or nil. It may
-	// be the chain itself.
-	Base *nfnetlink.Chain
 }
 
 // An id names a chain or a set.
@@ -64,9 +60,8 @@ func (s Snapshot) byID() map[id]*Chain {
 }
 
 // Read reads the postrouting chains of the families ip, ip6 and inet, those before
-// connection tracking, the chains reachable from them, and the chains named like a known
-// agent's chain; of forwarding only base chains that drop by policy. own reports which
-// chains are ours.
+// connection tracking, and the chains reachable from them; of forwarding only base chains
+// that drop by policy. own reports which chains are ours.
 //
 // If the ruleset changes meanwhile, it reads again, up to three times, and then
 // returns what it has; Generation is then out of date. It fails with
@@ -172,13 +167,6 @@ func (r *reader) read() (err error) {
 			return err
 		}
 	}
-	for _, c := range r.listed {
-		if c.Hook == nil && agentChains[c.Name] {
-			if err := r.readChains(nil, c); err != nil {
-				return err
-			}
-		}
-	}
 	return r.ctx.Err()
 }
 
@@ -186,7 +174,7 @@ func (r *reader) read() (err error) {
 func (r *reader) follow(base nfnetlink.Chain) error {
 	for level := []nfnetlink.Chain{base}; len(level) > 0; {
 		from := len(r.Chains)
-		if err := r.readChains(&base, level...); err != nil {
+		if err := r.readChains(level...); err != nil {
 			return err
 		}
 		if base.Hook.Number == unix.NF_INET_FORWARD && !r.tracing {
@@ -237,7 +225,7 @@ func (r *reader) targets(c Chain, targets map[string]bool) (all bool, err error)
 	return all, nil
 }
 
-func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) error {
+func (r *reader) readChains(chains ...nfnetlink.Chain) error {
 	for _, c := range chains {
 		if r.seen[chainID(c)] {
 			continue
@@ -246,7 +234,7 @@ func (r *reader) readChains(base *nfnetlink.Chain, chains ...nfnetlink.Chain) er
 			return err
 		}
 		r.seen[chainID(c)] = true
-		out := Chain{Chain: c, Base: base, Own: r.own(c)}
+		out := Chain{Chain: c, Own: r.own(c)}
 		unread := 0
 		switch {
 		case out.Own && !r.tracing:

@@ -9,6 +9,7 @@ import (
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -159,8 +160,8 @@ func (w *walker) bases() (all []*Chain) {
 }
 
 // jump returns the index of the first rule of a base chain that leads to this agent or, with
-// older, to any masquerade agent; -1 if none does.
-func (w *walker) jump(base *Chain, older bool) int {
+// others, to any masquerade agent; -1 if none does.
+func (w *walker) jump(base *Chain, others bool) int {
 	seen := map[id]bool{}
 	var leads func(nfnetlink.Rule) bool
 	leads = func(r nfnetlink.Rule) bool {
@@ -170,7 +171,7 @@ func (w *walker) jump(base *Chain, older bool) int {
 			return false
 		}
 		seen[at] = true
-		if older && (agentChains[to] || agentJump.MatchString(comment(r))) {
+		if others && older.Leads(r) {
 			return true
 		}
 		c := w.chains[at]

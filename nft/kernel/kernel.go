@@ -16,6 +16,7 @@ import (
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -25,7 +26,7 @@ import (
 type Kernel struct {
 	conn, scraping *nfnetlink.Conn
 	// These read what is not nftables in the thread's namespace.
-	xtables    func() ([]foreign.XTable, error)
+	xtables    func() ([]older.XTable, error)
 	leftovers  func() ([]string, error)
 	interfaces func() ([]node.Interface, error)
 	networks   func() ([]node.Network, error)
@@ -41,7 +42,7 @@ type Kernel struct {
 // made. Without CAP_NET_ADMIN or nf_tables, all requests fail.
 func Open() *Kernel {
 	k := New(nfnetlink.Dial())
-	k.xtables = func() ([]foreign.XTable, error) { return foreign.XTables("/proc/thread-self/net") }
+	k.xtables = func() ([]older.XTable, error) { return older.XTables("/proc/thread-self/net") }
 	k.leftovers, k.interfaces, k.networks, k.local = node.Leftovers, node.Interfaces, node.Networks, node.LocalPrefixes
 	return k
 }
@@ -49,7 +50,7 @@ func Open() *Kernel {
 // New uses the caller's connection, and reads nothing else.
 func New(c *nfnetlink.Conn) *Kernel {
 	return &Kernel{
-		conn: c, scraping: c.Another(), xtables: none[foreign.XTable], leftovers: none[string],
+		conn: c, scraping: c.Another(), xtables: none[older.XTable], leftovers: none[string],
 		interfaces: none[node.Interface], networks: none[node.Network], local: none[netip.Prefix],
 	}
 }
@@ -90,7 +91,7 @@ type Applied struct {
 	TookOver, Removed []string
 	// Replaced are the rules of other agents that were in the chain of mode
 	// iptables-nft.
-	Replaced []foreign.LegacyChain
+	Replaced []older.Chain
 	// Generation of the ruleset at which everything was right; 0 if it is not known,
 	// because another program wrote in the meantime.
 	Generation uint32

@@ -10,12 +10,13 @@ import (
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/older"
 )
 
 // Others are rules of other programs that concern masquerading on this node.
 type Others struct {
 	// Legacy are chains and jumps of iptables-based agents.
-	Legacy []foreign.LegacyChain
+	Legacy []older.Chain
 	// Conflicts are rules that masquerade what the policy exempts.
 	Conflicts []foreign.Conflict
 	// Overruled are rules that override the policy for what it masquerades, or
@@ -30,7 +31,7 @@ type Others struct {
 	// Accepted are those of Conflicts and Overruled that [Others.Accept] has accepted.
 	Accepted []foreign.Conflict
 	// XTables are tables of legacy ip_tables with rules of such agents.
-	XTables []foreign.XTable
+	XTables []older.XTable
 	// Routing has commands that remove such agents' rules of policy routing.
 	Routing []string
 	// Unread counts rules that were not examined because there are too many.
@@ -58,18 +59,18 @@ func (o *Others) Accept(chains []string) {
 
 // OlderAgentDecides reports whether packets reach rules of an iptables-based agent.
 func (o Others) OlderAgentDecides() bool {
-	return slices.ContainsFunc(o.Legacy, foreign.LegacyChain.Decides) || len(o.XTables) > 0
+	return slices.ContainsFunc(o.Legacy, older.Chain.Decides) || len(o.XTables) > 0
 }
 
 // XTables finds the tables of legacy ip_tables with rules of iptables-based agents. Their
 // changes do not affect the generation of the ruleset.
-func (k *Kernel) XTables() ([]foreign.XTable, error) { return k.xtables() }
+func (k *Kernel) XTables() ([]older.XTable, error) { return k.xtables() }
 
 // Others returns other programs' rules: of every chain that is reachable from a
 // postrouting chain of type nat, and of no other.
 func (s *State) Others() (o Others, err error) {
 	k, want := s.kernel, s.Want
-	if o, err = s.older(); err != nil {
+	if o, err = s.older(context.Background()); err != nil {
 		return Others{}, err
 	}
 	if o.Routing, err = k.leftovers(); err != nil {
@@ -115,12 +116,17 @@ func (k *Kernel) Older(ctx context.Context) (Others, error) {
 	if err != nil {
 		return Others{}, err
 	}
-	return s.older()
+	return s.older(ctx)
 }
 
-func (s *State) older() (Others, error) {
-	xtables, err := s.kernel.xtables()
-	return Others{XTables: xtables, Legacy: foreign.Legacy(s.others)}, err
+func (s *State) older(ctx context.Context) (o Others, err error) {
+	if o.XTables, err = s.kernel.xtables(); err != nil {
+		return o, err
+	}
+	return o, again(ctx, func() error {
+		o.Legacy, err = older.Find(s.kernel.conn.In(ctx), s.owns)
+		return err
+	})
 }
 
 // pods returns what pods send according to a policy, of both families. If they are known by

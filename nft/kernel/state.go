@@ -9,6 +9,7 @@ import (
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -21,7 +22,7 @@ type State struct {
 	modes      []layout.State // those of the readers, nil if not read
 	wanted     layout.State   // nil: no rules are wanted
 	others     foreign.Snapshot
-	legacy     []foreign.LegacyChain // that is to go
+	legacy     []older.Chain // that is to go
 }
 
 // A reader reads the rules of a mode.
@@ -57,13 +58,15 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 			s.wanted = now
 		}
 	}
-	if depth >= layout.Beside {
+	if depth == layout.Beside {
 		if s.others, err = foreign.Read(ctx, c, s.owns); err != nil {
 			return nil, err
 		}
 	}
 	if depth == layout.TakeOver {
-		s.legacy = foreign.Legacy(s.others)
+		if s.legacy, err = older.Find(c, s.owns); err != nil {
+			return nil, err
+		}
 	}
 	return s, nil
 }

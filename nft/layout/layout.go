@@ -6,8 +6,8 @@ import (
 	"context"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/older"
 )
 
 // A Depth is how much of the kernel is read. Each includes the one before it.
@@ -82,7 +82,7 @@ type Difference struct {
 	Kind Kind
 	Text string
 	// Rules are those that go, if another agent wrote them: of kinds Older and Unsigned.
-	Rules foreign.LegacyChain
+	Rules older.Chain
 	// Emptied are chains that stay, without rules, because other programs refer to them.
 	Emptied []ChainID
 	Err     error // of kinds Foreign and Prevented

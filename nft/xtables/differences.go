@@ -5,9 +5,9 @@ import (
 	"slices"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -66,7 +66,7 @@ func (s *State) prevented(n *shared) (out []layout.Difference) {
 		Text: fmt.Sprintf("%s: chain %s was written by another agent or version", where, s.chain),
 	}
 	if !n.touched(ownChain{s.chain, s.chain}) {
-		d.Rules = foreign.LegacyChain{
+		d.Rules = older.Chain{
 			Family: n.Family, Table: NATTable, Name: s.chain, Jumps: n.jumpsTo(s.chain), Rules: main.total,
 			RandomFully: slices.ContainsFunc(main.rules, rule.RandomFully),
 		}

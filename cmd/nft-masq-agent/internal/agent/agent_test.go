@@ -29,6 +29,7 @@ import (
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -151,7 +152,7 @@ func (w *world) Flush(r nft.Ruleset, which config.Stale, listed func(int, *connt
 
 func (w *world) Older(context.Context) (kernel.Others, error) { return w.seen(), w.refusal() }
 
-func (w *world) XTables() ([]foreign.XTable, error) { return w.seen().XTables, nil }
+func (w *world) XTables() ([]older.XTable, error) { return w.seen().XTables, nil }
 
 func (w *world) Apply(_ context.Context, r nft.Ruleset, depth layout.Depth) (kernel.Applied, error) {
 	w.mu.Lock()
@@ -667,7 +668,7 @@ func TestHangupChecksFileAndKernel(t *testing.T) {
 
 // legacy is the leftovers of an older agent.
 func legacy() kernel.Others {
-	return kernel.Others{Legacy: []foreign.LegacyChain{{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ", Rules: 2}}}
+	return kernel.Others{Legacy: []older.Chain{{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ", Rules: 2}}}
 }
 
 func TestRulesOfOlderAgentsAreLoggedWhenTheyAppearAndVanish(t *testing.T) {

@@ -12,11 +12,11 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/older"
 )
 
 // A Kernel is what the loop reads and writes: a [Host], or a fake in tests.
@@ -26,7 +26,7 @@ type Kernel interface {
 	Older(context.Context) (kernel.Others, error)
 	Counters(nft.Layout) ([]nft.Counts, error)
 	// XTables is fast, and returns the same about legacy ip_tables as Others.
-	XTables() ([]foreign.XTable, error)
+	XTables() ([]older.XTable, error)
 
 	// These run next to the others, which do not wait for them.
 	Others(context.Context, nft.Ruleset) (kernel.Others, error)
@@ -157,7 +157,7 @@ func Evidence(s *kernel.State) (e conntrack.Evidence, err error) {
 	}
 	legacy := map[bool]bool{} // by whether it is IPv6
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		rules, err := foreign.LegacyRules("/proc/thread-self/net", family)
+		rules, err := older.LegacyRules("/proc/thread-self/net", family)
 		if err != nil {
 			return e, err
 		}

@@ -13,6 +13,7 @@ import (
 
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/older"
 )
 
 // surveyInterval is the least time between two checks of other programs' rules.
@@ -127,7 +128,7 @@ func (s *survey) changed(what string, list []string) bool {
 }
 
 // logXTables logs what --takeover cannot remove.
-func (s *survey) logXTables(tables []foreign.XTable) {
+func (s *survey) logXTables(tables []older.XTable) {
 	found := namesOf(tables)
 	switch changed := s.changed(inXTables, found); {
 	case !changed:
@@ -156,7 +157,7 @@ func (s *survey) logLegacy(others kernel.Others) {
 	if want := s.now().policy.want; want != nil {
 		random = want.Policy.RandomFully
 	}
-	if slices.ContainsFunc(others.Legacy, func(c foreign.LegacyChain) bool { return c.RandomFully }) && !random {
+	if slices.ContainsFunc(others.Legacy, func(c older.Chain) bool { return c.RandomFully }) && !random {
 		fields = append(fields, "note", "it uses random source ports, but this agent does not: see --random-fully")
 	}
 	switch changed := s.changed("legacy", found); {

@@ -1,4 +1,4 @@
-package foreign_test
+package older_test
 
 import (
 	"os"
@@ -6,9 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/older"
 )
 
 func TestLegacyIPTablesRulesAreCountedAndAgentsFound(t *testing.T) {
@@ -21,13 +21,13 @@ func TestLegacyIPTablesRulesAreCountedAndAgentsFound(t *testing.T) {
 			t.Helper()
 			if err := ns.Do(func() error {
 				for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-					n, err := foreign.LegacyRules(dir, f)
+					n, err := older.LegacyRules(dir, f)
 					if want := map[bool]int{true: rules}[f == family]; err != nil || n != want {
 						t.Errorf("%s, %s: %d rules of %s, want %d, %v", family, when, n, f, want, err)
 					}
 				}
-				found, err := foreign.XTables(dir)
-				if err != nil || slices.Contains(found, foreign.XTable{Family: family}) != agent || len(found) > 1 {
+				found, err := older.XTables(dir)
+				if err != nil || slices.Contains(found, older.XTable{Family: family}) != agent || len(found) > 1 {
 					t.Errorf("%s, %s: found %v, %v", family, when, found, err)
 				}
 				return nil
@@ -36,7 +36,7 @@ func TestLegacyIPTablesRulesAreCountedAndAgentsFound(t *testing.T) {
 			}
 		}
 		run := func(words string) {
-			command := foreign.XTable{Family: family}.Command()
+			command := older.XTable{Family: family}.Command()
 			program := strings.TrimSuffix(command, " -t nat -S")
 			args := append([]string{"-t", "nat"}, strings.Fields(words)...)
 			for i := range args {
@@ -59,7 +59,7 @@ func TestLegacyIPTablesRulesAreCountedAndAgentsFound(t *testing.T) {
 		before := openFiles(t)
 		if err := ns.Do(func() error {
 			for range calls {
-				if _, err := foreign.LegacyRules(dir, family); err != nil {
+				if _, err := older.LegacyRules(dir, family); err != nil {
 					return err
 				}
 			}

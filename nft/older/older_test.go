@@ -1,22 +1,53 @@
-package foreign_test
+package older_test
 
 import (
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/rule"
 )
+
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+
+// dialNS connects to a new namespace.
+func dialNS(t *testing.T) (*nfttest.NS, *nfnetlink.Conn) {
+	t.Helper()
+	ns := nfttest.NewNS(t, "node")
+	c := nfnetlink.New(func() (*netlink.Conn, error) { return nfttest.DialNetfilter(ns) })
+	t.Cleanup(func() { c.Close() })
+	return ns, c
+}
+
+const testdata = "../../testdata/foreign"
+
+// install loads the rules of a case into the namespace.
+func install(t *testing.T, ns *nfttest.NS, name string) {
+	t.Helper()
+	nfttest.LoadForeign(t, ns, filepath.Join(testdata, name), nil)
+}
+
+// find returns what was found, and the generation of the ruleset before.
+func find(t *testing.T, c *nfnetlink.Conn) (generation uint32, found []older.Chain) {
+	t.Helper()
+	generation, err := c.Generation()
+	if err == nil {
+		found, err = older.Find(c, func(nfnetlink.Chain) bool { return false })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return generation, found
+}
 
 // ruleHandles returns the rules of both nat tables by handle: a rule that is
 // deleted and recreated gets another handle.
@@ -38,10 +69,12 @@ func ruleHandles(t *testing.T, c *nfnetlink.Conn) map[uint64]string {
 func TestAgentsAreRemovedInOneTransaction(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore", "iptables-nft-save", "ip6tables-nft-save")
-	for _, name := range cases(t) {
-		if !strings.HasPrefix(name, "ip-masq") {
-			continue
-		}
+	all, err := filepath.Glob(testdata + "/ip-masq*")
+	if err != nil || len(all) == 0 {
+		t.Fatalf("no cases: %v", err)
+	}
+	for _, path := range all {
+		name := filepath.Base(path)
 		t.Run(name, func(t *testing.T) {
 			ns, c := dialNS(t)
 			for _, other := range []string{"kube-proxy-iptables", "flannel-iptables", "cni-bridge"} {
@@ -55,12 +88,12 @@ func TestAgentsAreRemovedInOneTransaction(t *testing.T) {
 			}
 			before, handles := save(), ruleHandles(t, c)
 			install(t, ns, name)
-			s := read(t, c)
+			generation, found := find(t, c)
 			var b nfnetlink.Batch
-			for _, l := range foreign.Legacy(s) {
+			for _, l := range found {
 				l.Remove(&b)
 			}
-			if err := c.Commit(&b, s.Generation); err != nil {
+			if err := c.Commit(&b, generation); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(before, save()); diff != "" {
@@ -69,7 +102,7 @@ func TestAgentsAreRemovedInOneTransaction(t *testing.T) {
 			if diff := cmp.Diff(handles, ruleHandles(t, c)); diff != "" {
 				t.Errorf("handles (-before +after):\n%s", diff)
 			}
-			if left := foreign.Legacy(read(t, c)); len(left) > 0 {
+			if _, left := find(t, c); len(left) > 0 {
 				t.Errorf("left %v", left)
 			}
 		})
@@ -96,8 +129,7 @@ func TestChainsOfOneAgentAreRemovedTogether(t *testing.T) {
 -A OPERATOR -j RETURN
 COMMIT
 `, "iptables-nft-restore")
-		s := read(t, c)
-		found := foreign.Legacy(s)
+		generation, found := find(t, c)
 		if len(found) != 1 {
 			t.Fatalf("found %v", found)
 		}
@@ -110,7 +142,7 @@ COMMIT
 		}
 		var b nfnetlink.Batch
 		l.Remove(&b)
-		if err := c.Commit(&b, s.Generation); err != nil {
+		if err := c.Commit(&b, generation); err != nil {
 			t.Fatal(err)
 		}
 		want := "*nat\n:PREROUTING ACCEPT [0:0]\n:INPUT ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n" +
@@ -118,27 +150,6 @@ COMMIT
 		if diff := cmp.Diff(want, nfttest.Save(t, ns, "iptables-nft-save", "nat")); diff != "" {
 			t.Errorf("left (-want +got):\n%s", diff)
 		}
-	}
-}
-
-// A jump may be read before its chain is created, or after that is gone.
-func TestChainsThatWereNotReadAreNotLegacy(t *testing.T) {
-	base := nfnetlink.Chain{
-		Family: nfnetlink.IPv4, Table: "nat", Name: "POSTROUTING",
-		Hook: &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING},
-	}
-	jump := nfnetlink.Rule{
-		Family: nfnetlink.IPv4, Table: "nat", Chain: "POSTROUTING",
-		Exprs: nfnetlink.Marshal(nfnetlink.IPv4, &expr.Verdict{Kind: expr.VerdictJump, Chain: "IP-MASQ"}),
-	}
-	s := foreign.Snapshot{Chains: []foreign.Chain{{Chain: base, Rules: []nfnetlink.Rule{jump}}}}
-	if found := foreign.Legacy(s); len(found) > 0 {
-		t.Errorf("found %v", found)
-	}
-	agents := nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}
-	s.Chains = append(s.Chains, foreign.Chain{Chain: agents})
-	if found := foreign.Legacy(s); len(found) != 1 {
-		t.Errorf("found %v", found)
 	}
 }
 
@@ -159,9 +170,10 @@ func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 			"held [NON-MASQUERADE-DAEMON]; ",
 		"",
 	} {
-		s, got := read(t, c), ""
+		generation, found := find(t, c)
+		got := ""
 		var b nfnetlink.Batch
-		for _, l := range foreign.Legacy(s) {
+		for _, l := range found {
 			got += fmt.Sprintf("%s, held %s; ", l, l.Held)
 			if l.Decides() {
 				t.Errorf("%s decides", l)
@@ -171,11 +183,11 @@ func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 		if got != want {
 			t.Errorf("got %s\nwant %s", got, want)
 		}
-		if err := c.Commit(&b, s.Generation); err != nil {
+		if err := c.Commit(&b, generation); err != nil {
 			t.Fatal(err)
 		}
 	}
-	l := foreign.LegacyChain{Family: nfnetlink.IPv6, Table: "nat", Name: "A", Rules: 1, Jumps: make([]nfnetlink.Rule, 1)}
+	l := older.Chain{Family: nfnetlink.IPv6, Table: "nat", Name: "A", Rules: 1, Jumps: make([]nfnetlink.Rule, 1)}
 	for _, base := range []*nfnetlink.Chain{nil, {}} {
 		if l.Base = base; l.Decides() != (base != nil) || l.String() != "chain A in table ip6 nat: 1 rule" {
 			t.Error(l)
@@ -183,19 +195,13 @@ func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 	}
 }
 
-func TestOurChainsAreNeitherLegacyNorConflicts(t *testing.T) {
+func TestOurChainsAreNotOlder(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore")
 	ns, c := dialNS(t)
 	install(t, ns, "ip-masq-agent-two-jumps")
-	s, err := foreign.Read(t.Context(), c, func(c nfnetlink.Chain) bool { return c.Name == "IP-MASQ-AGENT" })
-	if err != nil {
-		t.Fatal(err)
-	}
-	if found := foreign.Legacy(s); len(found) > 0 {
-		t.Errorf("legacy %v", found)
-	}
-	if found := conflictsOf(s, prefixes(t, "8.0.0.0/8")); len(found) > 0 {
-		t.Errorf("conflicts %v", found)
+	found, err := older.Find(c, func(c nfnetlink.Chain) bool { return c.Name == "IP-MASQ-AGENT" })
+	if err != nil || len(found) > 0 {
+		t.Errorf("found %v, %v", found, err)
 	}
 }
 
@@ -203,11 +209,11 @@ func TestRemovalBasedOnOlderRulesIsRejected(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore")
 	ns, c := dialNS(t)
 	install(t, ns, "ip-masq-agent-v2.9")
-	s := read(t, c)
+	generation, found := find(t, c)
 	nfttest.Run(t, ns, "", "iptables-nft", "-t", "nat", "-A", "POSTROUTING", "-j", "ACCEPT")
 	var b nfnetlink.Batch
-	foreign.Legacy(s)[0].Remove(&b)
-	if err := c.Commit(&b, s.Generation); !errors.Is(err, unix.ERESTART) {
+	found[0].Remove(&b)
+	if err := c.Commit(&b, generation); !errors.Is(err, unix.ERESTART) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -221,74 +227,17 @@ func TestTablesOfLegacyIPTablesThatCannotBeListedAreAnError(t *testing.T) {
 		if err := prepare(filepath.Join(dir, "ip_tables_names")); err != nil {
 			t.Fatal(err)
 		}
-		if n, err := foreign.LegacyRules(dir, nfnetlink.IPv4); n != 0 || err != nil {
+		if n, err := older.LegacyRules(dir, nfnetlink.IPv4); n != 0 || err != nil {
 			t.Errorf("%s: %d rules, %v", name, n, err)
 		}
 	}
 	if err := os.Mkdir(filepath.Join(dir, "ip6_tables_names"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := foreign.LegacyRules(dir, nfnetlink.IPv6); err == nil {
+	if _, err := older.LegacyRules(dir, nfnetlink.IPv6); err == nil {
 		t.Error("no error for unreadable files")
 	}
-	if _, err := foreign.XTables(dir); err == nil {
+	if _, err := older.XTables(dir); err == nil {
 		t.Error("no error for unreadable files, when looking for agents")
-	}
-}
-
-// A writer moves a rule from one chain to another and back, each time in one
-// transaction: a reader that sees the rule in neither or both has read an
-// inconsistent ruleset.
-func TestReadDuringWritesIsConsistentOrReportsIt(t *testing.T) {
-	nfttest.Require(t, "nft")
-	ns, c := dialNS(t)
-	nfttest.NFT(t, ns, `
-		table ip a { chain p { type nat hook postrouting priority 100; masquerade
-			}
-		}
-		table ip b { chain p { type nat hook postrouting priority 100;
-			}
-		}`, "-f", "-")
-	rules, _, err := c.FirstRules(nfnetlink.IPv4, "a", "p", func(nfnetlink.Rule) bool { return false })
-	if err != nil {
-		t.Fatal(err)
-	}
-	writer := connect(t, ns)
-	done := make(chan error)
-	go func() {
-		from, to := rules[0], rules[0]
-		to.Table = "b"
-		for range 500 {
-			var b nfnetlink.Batch
-			b.FlushChain(from.Family, from.Table, from.Chain)
-			b.AddRule(to)
-			if err := writer.Commit(&b, 0); err != nil {
-				done <- err
-				return
-			}
-			from, to = to, from
-		}
-		done <- nil
-	}()
-	for {
-		s, err := foreign.Read(t.Context(), c, notOwn)
-		if err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
-			t.Fatal(err)
-		}
-		after, genErr := c.Generation()
-		if genErr != nil {
-			t.Fatal(genErr)
-		}
-		if n := len(conflictsOf(s, prefixes(t, defaultExempt))); err == nil && s.Generation == after && n != 1 {
-			t.Errorf("%d rules at generation %d", n, after)
-		}
-		select {
-		case err := <-done:
-			if err != nil {
-				t.Fatal(err)
-			}
-			return
-		default:
-		}
 	}
 }

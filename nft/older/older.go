@@ -1,0 +1,282 @@
+// Package older finds and removes what iptables-based masquerade agents, which this one
+// replaces, left in the kernel. It exists so that taking over needs nothing of what
+// interprets other programs' rules.
+package older
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/rule"
+)
+
+// agentChains are the default chains of iptables-based masquerade agents: of
+// ip-masq-agent since v0.4.0; of the node setup of GCE, GKE and kOps and of older
+// ip-masq-agents; and of non-masquerade-daemon.
+var agentChains = map[string]bool{"IP-MASQ-AGENT": true, "IP-MASQ": true, "NON-MASQUERADE-DAEMON": true}
+
+// The comments of those agents, in all versions: a word and then one of these
+// sentences, or anything after one of the agents' names.
+var (
+	agentJump = regexp.MustCompile(
+		`^[^: ]+: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom \S+ chain$`)
+	agentRule = regexp.MustCompile(`^(ip-masq|ip-masq-agent|non-masquerade-daemon): |` +
+		`^[^: ]+: (local traffic is not|cluster-local traffic should not be|outbound traffic (is|should be)) ` +
+		`subject to MASQUERADE( \(.*\))?$`)
+)
+
+// comment returns a rule's comment without quotes: ip-masq-agent v2.10.0 to
+// v2.12.1 put literal ones around it.
+func comment(r nfnetlink.Rule) string { return strings.Trim(rule.Comment(r), `"\ `) }
+
+// Leads reports whether a rule jumps to a chain of such an agent, by the name or the comment.
+func Leads(r nfnetlink.Rule) bool {
+	target, ok := rule.Target(r)
+	return ok && (agentChains[target] || agentJump.MatchString(comment(r)))
+}
+
+// A Chain is what an iptables-based masquerade agent left behind: a chain,
+// the agent's other chains that it jumps to, and the jumps to them.
+type Chain struct {
+	Family nfnetlink.Family
+	Table  string
+	Name   string
+	// Base is the base chain from which packets reach it, or nil.
+	Base *nfnetlink.Chain
+	// Jumps are the rules in other chains that jump here, without their expressions. There
+	// may be two, with and without quotes in the comment.
+	Jumps []nfnetlink.Rule
+	// SubChains are the agent's other chains that this one jumps to.
+	SubChains []string
+	// Held are those of all these chains that other programs' rules or maps refer to.
+	Held  []string
+	Rules int // in all these chains
+	// RandomFully means that it masquerades with --random-fully.
+	RandomFully bool
+}
+
+// Find finds the chains of iptables-based agents, other than ours: by their names, by the
+// comments of their rules, and by the comments of jumps to them. A chain with a name
+// unknown for agents is found only if it is reachable from a postrouting chain.
+func Find(c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) ([]Chain, error) {
+	l := search{conn: c, own: own, chains: map[id]*chain{}, jumps: map[id][]nfnetlink.Rule{}, agent: map[id]bool{}}
+	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
+		if err := l.readFamily(family); err != nil {
+			return nil, fmt.Errorf("search for older agents: %w", err)
+		}
+	}
+	return l.found(), nil
+}
+
+// found returns what was found in what was read. A jump may have been read before its chain
+// was created, or after that was deleted.
+func (l *search) found() (out []Chain) {
+	order := slices.DeleteFunc(l.order, func(at id) bool {
+		c := l.chains[at]
+		no := c == nil || c.own || c.Hook != nil || l.agent[at]
+		l.agent[at] = l.agent[at] || !no
+		return no
+	})
+	// First the top-level ones: collect includes the chains that they jump to.
+	for _, topLevel := range []bool{true, false} {
+		for _, at := range order {
+			below := slices.ContainsFunc(l.jumps[at], func(r nfnetlink.Rule) bool { return l.agent[chainOf(r)] })
+			if l.agent[at] && !(topLevel && below) {
+				if c := l.collect(at); !c.emptied() {
+					out = append(out, c)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// maxRules is how many rules are read in all; there may be hundreds of thousands.
+const maxRules = 60_000
+
+type search struct {
+	conn   *nfnetlink.Conn
+	own    func(nfnetlink.Chain) bool
+	rules  int // the number of rules read
+	chains map[id]*chain
+	jumps  map[id][]nfnetlink.Rule // by target chain, without their expressions
+	order  []id                    // what may be an agent's chain, as it was found
+	agent  map[id]bool             // agents' chains not collected yet
+}
+
+// A chain is what the search needs of a chain. Other programs have tens of thousands of
+// rules, which are not kept.
+type chain struct {
+	nfnetlink.Chain
+	base        *nfnetlink.Chain
+	own         bool
+	rules       int
+	randomFully bool
+	targets     []string // of its jumps, in order
+}
+
+// An id names a chain.
+type id struct {
+	family      nfnetlink.Family
+	table, name string
+}
+
+func chainOf(r nfnetlink.Rule) id { return id{r.Family, r.Table, r.Chain} }
+
+// readFamily reads the postrouting chains of a family, those that can be reached from
+// them, and those with the name of an agent's.
+func (l *search) readFamily(family nfnetlink.Family) error {
+	tables, err := l.conn.Tables(family)
+	if err != nil {
+		return err
+	}
+	listed, err := l.conn.Chains(family)
+	if err != nil {
+		return err
+	}
+	for _, base := range listed {
+		dormant := slices.ContainsFunc(tables, func(t nfnetlink.Table) bool { return t.Name == base.Table && t.Dormant() })
+		if base.Hook == nil || base.Hook.Number != unix.NF_INET_POST_ROUTING || dormant {
+			continue
+		}
+		for level := []nfnetlink.Chain{base}; len(level) > 0; {
+			targets := map[string]bool{}
+			for _, c := range level {
+				if err := l.read(c, &base); err != nil {
+					return err
+				}
+				for _, to := range l.chains[id{c.Family, c.Table, c.Name}].targets {
+					targets[to] = true
+				}
+			}
+			level = slices.DeleteFunc(slices.Clone(listed), func(c nfnetlink.Chain) bool {
+				return c.Table != base.Table || !targets[c.Name] || l.chains[id{family, c.Table, c.Name}] != nil
+			})
+		}
+	}
+	for _, c := range listed {
+		if agentChains[c.Name] && l.chains[id{family, c.Table, c.Name}] == nil {
+			if err := l.read(c, nil); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// read reads a chain, and notes it if it is an agent's, and the agents' chains that its
+// rules jump to.
+func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
+	c, at := &chain{Chain: of, base: base, own: l.own(of)}, id{of.Family, of.Table, of.Name}
+	l.chains[at] = c
+	agents := agentChains[of.Name]
+	if agents {
+		l.order = append(l.order, at)
+	}
+	if c.own || l.rules+int(of.Use) > maxRules {
+		return nil
+	}
+	err := l.conn.EachRule(of.Family, of.Table, of.Name, func(r nfnetlink.Rule) error {
+		c.rules++
+		c.randomFully = c.randomFully || rule.RandomFully(r)
+		text := comment(r)
+		fromAgent := agentJump.MatchString(text)
+		if !agents && agentRule.MatchString(text) && !fromAgent {
+			agents = true
+			l.order = append(l.order, at)
+		}
+		if target, ok := rule.Target(r); ok {
+			to := id{of.Family, of.Table, target}
+			c.targets = append(c.targets, target)
+			l.jumps[to] = append(l.jumps[to], nfnetlink.Rule{Family: of.Family, Table: of.Table, Chain: of.Name, Handle: r.Handle})
+			if fromAgent || agentChains[target] {
+				l.order = append(l.order, to)
+			}
+		}
+		return nil
+	})
+	l.rules += c.rules
+	return err
+}
+
+// collect returns a chain together with the chains of the same agent that it
+// jumps to.
+func (l *search) collect(at id) Chain {
+	out := Chain{Family: at.family, Table: at.table, Name: at.name, Base: l.chains[at].base}
+	members := []id{at}
+	inside := map[id]bool{at: true}
+	delete(l.agent, at)
+	for i := 0; i < len(members); i++ {
+		c := l.chains[members[i]]
+		out.Rules += c.rules
+		out.RandomFully = out.RandomFully || c.randomFully
+		if int(c.Use) > c.rules+len(l.jumps[members[i]]) {
+			out.Held = append(out.Held, members[i].name)
+		}
+		for _, target := range c.targets {
+			if to := (id{at.family, at.table, target}); l.agent[to] {
+				delete(l.agent, to)
+				inside[to] = true
+				members = append(members, to)
+				out.SubChains = append(out.SubChains, to.name)
+			}
+		}
+	}
+	for _, m := range members {
+		for _, r := range l.jumps[m] {
+			if !inside[chainOf(r)] {
+				out.Jumps = append(out.Jumps, r)
+			}
+		}
+	}
+	return out
+}
+
+// Remove deletes the chain, its sub-chains and the jumps to them, and nothing
+// else. Chains in Held are only emptied, because the kernel does not delete them.
+// Remove several chains in the order in which [Find] returned them. Commit the
+// batch with the generation before [Find], so that the kernel rejects it if the
+// rules have changed since.
+func (l Chain) Remove(b *nfnetlink.Batch) {
+	for _, r := range l.Jumps {
+		b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
+	}
+	chains := append([]string{l.Name}, l.SubChains...)
+	for _, chain := range chains {
+		b.FlushChain(l.Family, l.Table, chain)
+	}
+	for _, chain := range chains {
+		if !slices.Contains(l.Held, chain) {
+			b.DelChain(l.Family, l.Table, chain)
+		}
+	}
+}
+
+// emptied reports whether only empty chains are left that others refer to.
+func (l Chain) emptied() bool {
+	return l.Rules+len(l.Jumps) == 0 && len(l.Held) == 1+len(l.SubChains)
+}
+
+// Decides reports whether packets reach rules of this agent.
+func (l Chain) Decides() bool { return l.Base != nil && l.Rules > 0 }
+
+// String returns the name of the chain and what exists of it.
+func (l Chain) String() string {
+	text := fmt.Sprintf("chain %s in table %s %s: %d rules", nfnetlink.Printable(l.Name), l.Family,
+		nfnetlink.Printable(l.Table), l.Rules)
+	if l.Rules == 1 {
+		text = strings.TrimSuffix(text, "s")
+	}
+	if len(l.Jumps) == 0 {
+		text += ", to which no other rule leads"
+	}
+	if l.RandomFully {
+		text += ", random-fully"
+	}
+	return text
+}
