@@ -1,12 +1,16 @@
 package kernel
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -234,75 +238,201 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 	}
 }
 
-// hairpins are rules of programs that let a pod reach itself through a Service or a host
+// hairpins are chains of programs that let a pod reach itself through a Service or a host
 // port without a mark: its own address as source would not work.
 var hairpins = map[string]string{
-	"portmap": "ip saddr 10.244.1.2 ip daddr 10.244.1.2 masquerade; ip6 saddr fd00:10:244:1::2 ip6 daddr " +
+	"portmap": "srcnat; ip saddr 10.244.1.2 ip daddr 10.244.1.2 masquerade; ip6 saddr fd00:10:244:1::2 ip6 daddr " +
 		"fd00:10:244:1::2 masquerade;",
-	"kube-proxy, ipvs": "ip daddr . ip saddr { 10.244.1.2 . 10.244.1.2 } masquerade; ip6 daddr . ip6 saddr { " +
+	"kube-proxy, ipvs": "srcnat; ip daddr . ip saddr { 10.244.1.2 . 10.244.1.2 } masquerade; ip6 daddr . ip6 saddr { " +
 		"fd00:10:244:1::2 . fd00:10:244:1::2 } masquerade;",
-	"everything DNATed": "ct status dnat masquerade;",
+	"at the priority of kindnet": "srcnat - 10; ip saddr 10.244.1.2 ip daddr 10.244.1.2 masquerade; " +
+		"ip6 saddr fd00:10:244:1::2 ip6 daddr fd00:10:244:1::2 masquerade;",
+	"everything DNATed": "srcnat; ct status dnat masquerade;",
+	"CRI-O":             "srcnat;", // iptables' own rules, below
+}
+
+// crioHairpins are the rules that CRI-O's hostport manager has for a pod's own host ports.
+const crioHairpins = `*nat
+:CRIO-MASQ-ABCDEF - [0:0]
+-A POSTROUTING -m comment --comment "pod_default: 8080" -j CRIO-MASQ-ABCDEF
+-A CRIO-MASQ-ABCDEF -s POD -d POD -m comment --comment "pod_default: 8080" -j MASQUERADE
+COMMIT
+`
+
+// services have the endpoints of three Services: the pod itself, another pod on this node,
+// and one elsewhere. IPVS changes the destination without ct status dnat, as this does
+// before conntrack sees the packet.
+var services = map[string]string{
+	"DNAT": "type nat hook prerouting priority dstnat; ip daddr 10.96.0.1 dnat ip to 10.244.1.2; " +
+		"ip daddr 10.96.0.2 dnat ip to 10.244.1.3; ip daddr 10.96.0.3 dnat ip to 10.9.0.9; " +
+		"ip6 daddr fd00:96::1 dnat ip6 to fd00:10:244:1::2; ip6 daddr fd00:96::2 dnat ip6 to fd00:10:244:1::3; " +
+		"ip6 daddr fd00:96::3 dnat ip6 to fd00:9::9;",
+	"no status": "type filter hook prerouting priority raw; ip daddr 10.96.0.1 ip daddr set 10.244.1.2; " +
+		"ip daddr 10.96.0.2 ip daddr set 10.244.1.3; ip daddr 10.96.0.3 ip daddr set 10.9.0.9; " +
+		"ip6 daddr fd00:96::1 ip6 daddr set fd00:10:244:1::2; ip6 daddr fd00:96::2 ip6 daddr set fd00:10:244:1::3; " +
+		"ip6 daddr fd00:96::3 ip6 daddr set fd00:9::9;",
 }
 
 func TestHairpinsWithoutAMarkAreLeftToOtherPrograms(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
+	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	for name, rules := range hairpins {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWire(t)
-			// Services: of the pod itself, of another pod on this node, and of one elsewhere.
-			nfttest.NFT(t, w.Node, `table inet services {
-				chain pre { type nat hook prerouting priority dstnat; policy accept;
-					ip daddr 10.96.0.1 dnat ip to 10.244.1.2
-					ip daddr 10.96.0.2 dnat ip to 10.244.1.3
-					ip daddr 10.96.0.3 dnat ip to 10.9.0.9
-					ip6 daddr fd00:96::1 dnat ip6 to fd00:10:244:1::2
-					ip6 daddr fd00:96::2 dnat ip6 to fd00:10:244:1::3
-					ip6 daddr fd00:96::3 dnat ip6 to fd00:9::9
-				}
-				chain post { type nat hook postrouting priority srcnat; policy accept; `+rules+` }
-			}`, "-f", "-")
-			for _, other := range []string{"10.244.1.3", "10.9.0.9", "fd00:10:244:1::3", "fd00:9::9"} {
-				if err := w.AddAddr(w.Outside, netip.MustParseAddr(other)); err != nil {
-					t.Fatal(err)
-				}
+		for status, translate := range services {
+			if status != "DNAT" && name == "everything DNATed" {
+				continue
 			}
-			nfttest.Run(t, w.Node, "", "ip", "route", "add", "10.244.1.3", "via", w.OutsideV4.String())
-			nfttest.Run(t, w.Node, "", "ip", "route", "add", "fd00:10:244:1::3", "via", w.OutsideV6.String())
-			k := open(t, w.Node)
-			received := enforcing()
-			received.MasqueradeSrcCIDRs, received.MasqueradeSrcInterfaces = nil, []config.Interface{{Name: "pod*"}}
-			off := enforcing()
-			off.Enforce = nil
-			for _, c := range []config.Config{off, enforcing(), received} {
-				enforced := c.Enforce != nil
-				want := nft.Compile(c, enforcingOptions())
-				apply(t, k, want, everything)
-				for _, service := range []string{"10.96.0.1", "10.96.0.2", "10.96.0.3", "fd00:96::1", "fd00:96::2", "fd00:96::3"} {
-					self := strings.HasSuffix(service, "1")
-					pod, to := w.PodV4, w.Outside
-					if strings.Contains(service, ":") {
-						pod = w.PodV6
-					}
-					if self {
-						to = w.Pod
-					}
-					for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
-						w.port++
-						s, err := nfttest.Send(nfttest.Flow{
-							Proto: proto, From: w.Pod, To: to,
-							Src: netip.AddrPortFrom(pod, w.port), Dst: netip.AddrPortFrom(netip.MustParseAddr(service), destPort),
-						})
-						masqueraded := self || !enforced && name == "everything DNATed"
-						if err != nil || (s.Seen.Addr() != pod) != masqueraded {
-							t.Errorf("enforced %t: %s to %s seen from %s, %v", enforced, proto, service, s.Seen, err)
-						}
+			t.Run(name+", "+status, func(t *testing.T) {
+				t.Parallel()
+				w := newWire(t)
+				for _, other := range []string{"10.244.1.3", "10.9.0.9", "fd00:10:244:1::3", "fd00:9::9"} {
+					if err := w.AddAddr(w.Outside, netip.MustParseAddr(other)); err != nil {
+						t.Fatal(err)
 					}
 				}
-				inSync(t, w.Node, want) // with the pairs that the packets added
+				nfttest.Run(t, w.Node, "", "ip", "route", "add", "10.244.1.3", "via", w.OutsideV4.String())
+				nfttest.Run(t, w.Node, "", "ip", "route", "add", "fd00:10:244:1::3", "via", w.OutsideV6.String())
+				if name == "CRI-O" {
+					for program, pod := range map[string]string{
+						"iptables-nft-restore": w.PodV4.String(), "ip6tables-nft-restore": w.PodV6.String(),
+					} {
+						nfttest.Run(t, w.Node, strings.ReplaceAll(crioHairpins, "POD", pod), program, "--noflush")
+					}
+				}
+				k := open(t, w.Node)
+				received := enforcing()
+				received.MasqueradeSrcCIDRs, received.MasqueradeSrcInterfaces = nil, []config.Interface{{Name: "pod*"}}
+				off := enforcing()
+				off.Enforce = nil
+				for _, c := range []config.Config{off, enforcing(), received} {
+					want := nft.Compile(c, enforcingOptions())
+					apply(t, k, want, everything)
+					// The other program comes after us.
+					nfttest.NFT(t, w.Node, "table inet services; delete table inet services; table inet services { chain pre { "+
+						translate+" }; chain post { type nat hook postrouting priority "+rules+" }; }", "-f", "-")
+					w.hairpins(t, c.Enforce != nil, name == "everything DNATed", status != "DNAT")
+					inSync(t, w.Node, want) // with the pairs that the packets added
+				}
+			})
+		}
+	}
+}
+
+// hairpins opens connections of the pod to each of [services]. One to itself is translated
+// by the other program, and others if that translates all and nothing is enforced.
+func (w *wire) hairpins(t *testing.T, enforced, all, oneWay bool) {
+	t.Helper()
+	for _, service := range []string{"10.96.0.1", "10.96.0.2", "10.96.0.3", "fd00:96::1", "fd00:96::2", "fd00:96::3"} {
+		f := nfttest.Flow{From: w.Pod, To: w.Outside, Dst: netip.AddrPortFrom(netip.MustParseAddr(service), destPort)}
+		if oneWay { // nothing translates the replies
+			f.Flags = 1 << 1 // SYN
+		}
+		pod, self := w.PodV4, strings.HasSuffix(service, "1")
+		if f.Dst.Addr().Is6() {
+			pod = w.PodV6
+		}
+		if self {
+			f.To = w.Pod
+		}
+		for _, f.Proto = range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
+			w.port++
+			f.Src = netip.AddrPortFrom(pod, w.port)
+			s, err := nfttest.Send(f)
+			if err != nil || (s.Seen.Addr() != pod) != (self || !enforced && all) {
+				t.Errorf("enforced %t: %s to %s seen from %s, %v", enforced, f.Proto, service, s.Seen, err)
 			}
+		}
+	}
+}
+
+// Whatever sources a pod claims to have, only hairpins wait, for a second, and only while
+// the set is full. No check reads it.
+func TestFloodOfSourcesDelaysHairpinsAlone(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	w := newWire(t)
+	nfttest.NFT(t, w.Node, "table inet services { chain pre { "+services["DNAT"]+" }; chain post { type nat hook "+
+		"postrouting priority "+hairpins["portmap"]+" }; }", "-f", "-")
+	k := open(t, w.Node)
+	c := enforcing()
+	c.MasqueradeSrcCIDRs, c.MasqueradeSrcInterfaces = nil, []config.Interface{{Name: "pod*"}}
+	want := nft.Compile(c, enforcingOptions())
+	apply(t, k, want, everything)
+	reachesItself := func() bool {
+		t.Helper()
+		w.port++
+		s, err := nfttest.Send(nfttest.Flow{
+			Proto: nfttest.UDP, From: w.Pod, To: w.Pod, Src: netip.AddrPortFrom(w.PodV4, w.port),
+			Dst: netip.MustParseAddrPort("10.96.0.1:7777"),
 		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Seen.Addr() != w.PodV4
+	}
+	others := func(when string) {
+		t.Helper()
+		if seen := w.sees(t, "10.244.1.2", "10.9.0.9", nfttest.UDP); seen != w.PodV4 {
+			t.Errorf("%s: an exempt destination sees %s", when, seen)
+		}
+		if seen := w.sees(t, "10.244.1.2", "203.0.113.9", nfttest.UDP); seen != w.NodeV4 {
+			t.Errorf("%s: another destination sees %s", when, seen)
+		}
+		inSync(t, w.Node, want)
+	}
+	if others("at first"); !reachesItself() {
+		t.Error("at first: the pod does not reach itself")
+	}
+	var full strings.Builder
+	full.WriteString("add element inet nft-masq-agent self-v4-a { ")
+	for i := range nft.LearnedSize {
+		a := netip.AddrFrom4([4]byte{20, 0, byte(i >> 8), byte(i)})
+		fmt.Fprintf(&full, "%s . %[1]s timeout 1h, ", a)
+	}
+	nfttest.NFT(t, w.Node, "flush set inet nft-masq-agent self-v4-a\n"+full.String()+"}", "-f", "-")
+	if others("full"); reachesItself() {
+		t.Error("full: the pod reaches itself, so the set is not full")
+	}
+	nfttest.NFT(t, w.Node, "flush set inet nft-masq-agent self-v4-a", "-f", "-")
+	spoof(t, w.Pod, nfttest.Rounds(2_000, 70_000, 70_000))
+	others("flooded")
+	for end := time.Now().Add(nfttest.Patient(time.Minute)); !reachesItself(); {
+		if time.Now().After(end) {
+			t.Fatal("flooded: the pod does not reach itself any more")
+		}
+	}
+	for end := time.Now().Add(nfttest.Patient(time.Minute)); strings.Contains(
+		nfttest.NFT(t, w.Node, "", "list", "set", "inet", nft.TableName, "self-v4-a"), "elements"); {
+		if time.Now().After(end) {
+			t.Fatal("the set does not forget")
+		}
+	}
+	others("later")
+}
+
+// spoof sends packets to an exempt destination, each from another source.
+func spoof(t *testing.T, from *nfttest.NS, n int) {
+	t.Helper()
+	err := from.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		for i := range n {
+			packet := append([]byte{0x45, 19: 0}, make([]byte, 8)...) // the kernel adds length and checksum
+			packet[8], packet[9] = 64, unix.IPPROTO_UDP
+			copy(packet[12:], []byte{10, 245, byte(i >> 8), byte(i)})
+			copy(packet[16:], []byte{10, 9, 0, 9})
+			copy(packet[20:], []byte{0x10, 0, 0x1e, 0x61, 0, 8})
+			err := unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: [4]byte{10, 9, 0, 9}})
+			if err != nil && !errors.Is(err, unix.ENOBUFS) {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -395,8 +525,6 @@ func TestEnforcingChainIsRestored(t *testing.T) {
 		"flush chain inet nft-masq-agent enforce",
 		"flush chain inet nft-masq-agent enforce; delete chain inet nft-masq-agent enforce",
 		"insert rule inet nft-masq-agent enforce meta nfproto ipv4 return",
-		"add element inet nft-masq-agent self-v4-a { 10.244.1.2 . 10.244.1.3 }",
-		"add element inet nft-masq-agent self-v6-a { fd00::1 . fd00::1, fd00::1 . fd00::2 }",
 		"flush chain inet nft-masq-agent enforce; delete set inet nft-masq-agent self-v6-a",
 		"add rule inet nft-masq-agent enforce ip saddr 172.17.0.0/16 snat ip to ip saddr",
 		"delete chain inet nft-masq-agent enforce; add chain inet nft-masq-agent enforce { type nat hook postrouting " +

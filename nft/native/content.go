@@ -1,7 +1,6 @@
 package native
 
 import (
-	"bytes"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -32,9 +31,13 @@ func (c *content) add(format string, args ...any) {
 	c.diffs = append(c.diffs, fmt.Sprintf(format, args...))
 }
 
-// compare reads the elements of a set and compares them with the wanted ones.
+// compare reads the elements of a set and compares them with the wanted ones. Those that
+// rules add are not compared.
 func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (*content, error) {
 	out := &content{}
+	if w.Learned {
+		return out, nil
+	}
 	conditional, err := out.read(c, s, w)
 	if conditional > 0 {
 		out.add("set %s: %d elements have a limit, a timeout or another condition", s.Name, conditional)
@@ -46,7 +49,7 @@ func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (*content, error) {
 // read adds the differences, and counts the elements that do more than match.
 func (c *content) read(conn *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (conditional int, err error) {
 	most := w.Len() + slack
-	if !w.Learned && w.Mappings == nil {
+	if w.Mappings == nil {
 		held, err := conn.Contents(s, most)
 		if held.More {
 			c.add("set %s has more than %d CIDRs instead of %d", s.Name, most, w.Len())
@@ -55,19 +58,12 @@ func (c *content) read(conn *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (condit
 		}
 		return held.Conditional, err
 	}
-	if w.Learned {
-		most = nft.LearnedSize
-	}
 	elements, more, err := conn.Elements(s.Family, s.Table, s.Name, most)
-	switch {
-	case more:
+	if more {
 		c.add("set %s has more than %d elements", s.Name, most)
-	case w.Learned:
-		conditional = c.comparePairs(s.Name, elements)
-	default:
-		conditional = c.compareMap(s.Name, w.Mappings, elements)
+		return 0, err
 	}
-	return conditional, err
+	return c.compareMap(s.Name, w.Mappings, elements), err
 }
 
 func (c *content) comparePrefixes(name string, want []netip.Prefix, held []iprange.Range) {
@@ -97,21 +93,6 @@ func (c *content) comparePrefixes(name string, want []netip.Prefix, held []ipran
 			j++
 		}
 	}
-}
-
-// comparePairs checks that a set which rules fill has only pairs of an address and
-// itself, and counts those that may not match.
-func (c *content) comparePairs(name string, held []nfnetlink.Element) (conditional int) {
-	for _, e := range held {
-		half := len(e.Key) / 2
-		switch {
-		case e.Limited:
-			conditional++
-		case !bytes.Equal(e.Key[:half], e.Key[half:]) && len(c.diffs) < fewDiffs:
-			c.add("set %s contains %x, which is not a pair of an address and itself", name, e.Key)
-		}
-	}
-	return conditional
 }
 
 // compareMap compares a map, and counts the elements that do more than map.

@@ -69,12 +69,13 @@ func selfSet(f nft.FamilyPolicy) string { return "self" + f.Suffix() }
 // toItself matches a packet whose destination was translated to its source: a pod's
 // connection to itself through a Service or a host port. It works only if another
 // program translates its source, too: the pod drops packets from its own address.
+// The addresses alone show it, because IPVS does not set ct status dnat.
 //
 // nf_tables cannot compare two fields of a packet. But rules can add to a set: this one
 // adds the pair of the source and itself, and then asks for the pair of source and
-// destination. The set has no others, whichever packets added them.
+// destination. The set has no others, whichever packets added them. If it is full, the
+// rule does not match until pairs expire.
 func toItself(f nft.FamilyPolicy) nft.Node {
-	const dnat = 1 << 5 // IPS_DST_NAT
 	// The second address follows the first one: registers 1 to 4 have 16 bytes, those
 	// from 8 on 4, in the same memory.
 	ip, second, set := "ip", uint32(unix.NFT_REG32_01), selfSet(f)+nft.SideA
@@ -84,24 +85,17 @@ func toItself(f nft.FamilyPolicy) nft.Node {
 	source, again := nfnetlink.AddressPayload(f.IPv6, true), nfnetlink.AddressPayload(f.IPv6, true)
 	destination := nfnetlink.AddressPayload(f.IPv6, false)
 	again.DestRegister, destination.DestRegister = second, second
-	n := node(
-		&expr.Ct{Key: expr.CtKeySTATUS, Register: reg1},
-		&expr.Bitwise{
-			SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, dnat),
-			Xor: make([]byte, 4),
-		},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: make([]byte, 4)})
-	pairs := implying(f.IPv6, node(
+	n := implying(f.IPv6, node(
 		source, again,
 		&expr.Dynset{SrcRegKey: reg1, SetName: set, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: learnedFor},
 		source, destination, &expr.Lookup{SourceRegister: reg1, SetName: set}))
-	n.Text += fmt.Sprintf(" update @%s { %s saddr . %[2]s saddr timeout 1m } %[2]s saddr . %[2]s daddr @%[1]s", set, ip)
-	n.Exprs = append(n.Exprs, pairs.Exprs...)
+	n.Text = fmt.Sprintf("update @%s { %s saddr . %[2]s saddr timeout %[3]s } %[2]s saddr . %[2]s daddr @%[1]s", set, ip,
+		learnedFor)
 	return n
 }
 
-// learnedFor is how long a set keeps a pair.
-const learnedFor = time.Minute
+// learnedFor is how long a set keeps a pair: a flood of sources fills it for no longer.
+const learnedFor = time.Second
 
 // hasMark matches packets with a mark.
 func hasMark(m nft.Mark) nft.Node {

@@ -109,7 +109,6 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 		`comment "destinations that see the pod's own address"; `
 	const alone = "flush chain TABLE postrouting; flush chain TABLE enforce; delete set TABLE SET; "
 	lost := "set non-masq-v4 is missing"
-	const pairs = "self-v4-a { 10.244.1.2 . 10.244.1.2 timeout 1m }"
 	const poolMap, ruleMap = "snat-by-pod-v4-a", "snat-rule-1-by-source-v4-a"
 	for _, tt := range []struct {
 		name, does string
@@ -117,10 +116,7 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 		finds []string
 	}{
 		{"nothing", "list tables", nil},
-		{"pairs that rules learned", "add element TABLE " + pairs, nil},
-		{"another pair", "add element TABLE self-v4-a { 10.244.1.2 . 10.244.1.3 timeout 1m }", []string{
-			"set self-v4-a contains 0af401020af40103, which is not a pair of an address and itself",
-		}},
+		{"a pair in the set that rules fill", "add element TABLE self-v4-a { 10.244.1.2 . 10.244.1.3 }", nil},
 
 		{"no table", "delete table TABLE", []string{"table inet nft-masq-agent is missing"}},
 		{"dormant", "add table TABLE { flags dormant; }", []string{"odd: table inet nft-masq-agent is dormant"}},
@@ -234,10 +230,6 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 			"odd: set x is not in the config",
 		}},
 		{"a map to marks", "add map TABLE x { type ipv4_addr : mark; }", []string{"odd: set x is not in the config"}},
-		{
-			"many other pairs", "add element TABLE self-v4-a { " + many(12, "10.244.%d.%d . 10.0.0.1,") + " }",
-			slices.Repeat([]string{"set self-v4-a contains …"}, 10),
-		},
 		{
 			"the other side, too", "delete element TABLE SET { 10.1.0.0/24 }; " + strings.ReplaceAll(set, "SET", "OTHER") +
 				"elements = { 10.1.0.0/24, 10.2.0.0/24, 10.3.0.0/24 }; }",
@@ -360,14 +352,10 @@ func TestElementsThatDoMoreThanMatchAreFound(t *testing.T) {
 		}},
 		{"snat-by-pod-v4-a", "0.0.0.7", []netlink.Attribute{nest(unix.NFTA_LIST_ELEM,
 			data(unix.NFTA_SET_ELEM_KEY, 0, 0, 0, 7), data(unix.NFTA_SET_ELEM_DATA, 198, 51, 100, 8), limit)}},
-		{"self-v4-a", "", []netlink.Attribute{nest(unix.NFTA_LIST_ELEM,
-			data(unix.NFTA_SET_ELEM_KEY, 10, 244, 1, 2, 10, 244, 1, 2), limit)}},
 	} {
 		n, want := modes.New(t, native.Read), small()
 		n.Apply(t, want, layout.Ours)
-		if tt.without != "" {
-			n.Load(t, fmt.Sprintf("delete element inet nft-masq-agent %s { %s }", tt.set, tt.without))
-		}
+		n.Load(t, fmt.Sprintf("delete element inet nft-masq-agent %s { %s }", tt.set, tt.without))
 		list, err := netlink.MarshalAttributes([]netlink.Attribute{
 			{Type: unix.NFTA_SET_ELEM_LIST_TABLE, Data: append([]byte(nft.TableName), 0)},
 			{Type: unix.NFTA_SET_ELEM_LIST_SET, Data: append([]byte(tt.set), 0)},
