@@ -30,6 +30,9 @@ const (
 	leadingZero = "a leading zero" // in a prefix length: net.ParseCIDR accepts it
 )
 
+// slips replaces what nobody means in a CIDR.
+var slips = strings.NewReplacer(" ", "", "\t", "", "\n", "", `\/`, "/", `\`, "/")
+
 var (
 	leadingZeros = regexp.MustCompile(`/0+([0-9]+)$`)
 	zones        = regexp.MustCompile(`%[^/]*`)
@@ -45,9 +48,19 @@ func parseCIDR(s string) (netip.Prefix, string) {
 	addr, _, slash := strings.Cut(s, "/")
 	a, none := netip.ParseAddr(addr)
 	zone := zones.FindString(s)
+	meant := slips.Replace(s)
 	switch {
 	case err == nil && !a.Is4In6() && p == p.Masked():
 		return p, ""
+	case meant != s:
+		what := "blank"
+		if strings.Contains(s, `\`) {
+			what = "backslash"
+		}
+		if _, msg := parseCIDR(meant); msg == "" {
+			return p, fmt.Sprintf("%s has a %s in it: write %q", quote(s), what, meant)
+		}
+		return p, fmt.Sprintf(notCIDR, quote(s))
 	case leadingZeros.MatchString(s):
 		return p, leadingZero
 	case zone != "":

@@ -40,8 +40,16 @@ func (p *parser) read(s Source) {
 			"not read: in a directory, only names that begin with ip-masq or end in .yaml, .yml or .json are read")
 		return
 	}
+	before := len(p.kept)
 	root := f.root()
 	if root == nil {
+		return
+	}
+	if empty := isNull(root) || root.Kind == yaml.MappingNode && len(root.Content) == 0; empty {
+		if len(p.kept) > before { // such as a second document
+			return
+		}
+		p.add(Note, "emptyFile", At(f.name, 1, 1), "the file is empty: each key has its default, unless another file sets it")
 		return
 	}
 	if root.Kind != yaml.MappingNode {

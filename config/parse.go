@@ -152,8 +152,8 @@ func (p *parser) linkLocal(row *Row) {
 }
 
 // scalar reads a value like encoding/json: all that a file has must be valid, the
-// last one applies, and null leaves what is there. Of several files, that applies
-// which wins over the others.
+// last one applies, and null leaves what is there, except a duration. Of several
+// files, that applies which wins over the others.
 func scalar[T comparable](
 	p *parser, row *Row, to *T, read func(*file, string, *yaml.Node, *T) bool, wins func(a, b T) bool,
 ) {
@@ -161,7 +161,8 @@ func scalar[T comparable](
 		var value T
 		var at *yaml.Node
 		for _, s := range f.settings {
-			if s.row == row && !isNull(s.value) && read(f, row.Key, s.value, &value) {
+			decoded := !isNull(s.value) || row.Key == keyResyncInterval
+			if s.row == row && decoded && read(f, row.Key, s.value, &value) {
 				at = s.value
 			}
 		}
@@ -173,14 +174,22 @@ func scalar[T comparable](
 }
 
 // checkDirectory warns if nothing in a directory is read, and if ip-masq-agent-v2
-// would read it otherwise: it has no default list once there is a file.
+// would read it otherwise: it has no default list once there is a file, and reads
+// only names that begin with ip-masq.
 func (p *parser) checkDirectory(sources []Source) {
 	if len(sources) > 0 && !slices.ContainsFunc(sources, func(s Source) bool { return !s.Ignored }) {
 		p.add(Warning, "nothingRead", At(filepath.Dir(p.files[0].name), 0, 0),
 			"no file in this directory is read: the built-in defaults apply")
 	}
 	_, listed := p.set[KeyNonMasqueradeCIDRs]
-	theirs := slices.IndexFunc(p.files, func(f *file) bool { return strings.HasPrefix(filepath.Base(f.name), "ip-masq") })
+	ofTheirs := func(f *file) bool { return strings.HasPrefix(filepath.Base(f.name), "ip-masq") }
+	theirs := slices.IndexFunc(p.files, ofTheirs)
+	for i, f := range p.files {
+		if p.joined && theirs >= 0 && !ofTheirs(f) && !sources[i].Ignored {
+			p.add(Warning, "notTheirs", At(f.name, 0, 0),
+				"ip-masq-agent-v2 does not read this file, because its name does not begin with ip-masq; this agent does")
+		}
+	}
 	if p.joined && !listed && theirs >= 0 {
 		p.add(Warning, "noList", At(p.files[theirs].name, 0, 0),
 			"no file in this directory sets %s: its default applies, but ip-masq-agent-v2 exempts link-local "+

@@ -352,7 +352,7 @@ func TestProblemsHaveStableIDs(t *testing.T) {
 		"noKeys": "error", "noList": "warning", "nothingRead": "warning", "octalLength": "mistake",
 		"secondDocument": "mistake", "syntax": "error",
 		"unknownKey": "warning", "wrongValue": "error", "needsSources": "error", "noEffect": "warning",
-		"tooManyEntries": "error",
+		"tooManyEntries": "error", "emptyFile": "note", "notTheirs": "warning",
 	}
 	for id := range found {
 		if want[id] == "" {
@@ -368,7 +368,7 @@ func TestProblemsHaveStableIDs(t *testing.T) {
 
 func TestTooLargeFileIsAnError(t *testing.T) {
 	data := []byte(strings.Repeat("#", maxSize))
-	if _, problems := Parse(Defaults{}, Source{Name: "f", Data: data}); len(problems) > 0 {
+	if _, problems := Parse(Defaults{}, Source{Name: "f", Data: data}); problems.Err() != nil {
 		t.Errorf("4 MiB: %v", problems)
 	}
 	_, problems := Parse(Defaults{}, Source{Name: "f", Data: append(data, '\n')})
@@ -619,8 +619,73 @@ func TestPortsOfAFileReplaceTheFlags(t *testing.T) {
 		if c.RandomFully != nil {
 			random = fmt.Sprint(*c.RandomFully)
 		}
-		if got := ports + " " + random; got != want || len(problems) > 0 {
+		if got := ports + " " + random; got != want || problems.Err() != nil {
 			t.Errorf("%q: %s, want %s: %v", text, got, want, problems)
+		}
+	}
+}
+
+// Each message has the line of the slip, and what was meant.
+func TestSlipsAreNamedWithWhatWasMeant(t *testing.T) {
+	const list, rest = "nonMasqueradeCIDRs:\n", "resyncInterval: 60s\n"
+	const further = `this entry is indented further than the one in line 2, and a part of it: align the "-"`
+	for file, want := range map[string]string{
+		list + "- 10.0.0.0/8\n  - 172.16.0.0/12\n":                "3:3: " + further,
+		list + "  - 10.0.0.0/8\n\n    - 172.16.0.0/12\n" + rest:  "4:5: " + further,
+		list + "  - 10.0.0.0/8\n   - \"172.16.0.0/12\"\n" + rest: "3:4: " + further,
+		list + "- \"10.0.0.0/8\"\n  - 172.16.0.0/12\n" + rest: `3:3: syntax: did not find expected key: ` +
+			`align the "-" of all entries of a list`,
+		"{\"nonMasqueradeCIDRs\": [\"10.0.0.0/8\",\n]}": `1:37: JSON, as the file begins with "{": invalid character ` +
+			`']' looking for beginning of value: remove this comma, the last entry has none`,
+		"{\"masqLinkLocal\": true,\n}\n": `1:23: JSON, as the file begins with "{": invalid character '}' looking for ` +
+			`beginning of object key string: remove this comma, the last entry has none`,
+		"{\"masqLinkLocal\": true\n\"masqLinkLocalIPv6\": true}": `2:1: JSON, as the file begins with "{": invalid ` +
+			`character '"' after object key:value pair: put a comma before it`,
+		"nonMasqueradeCIDRs: [10.0.0.0 /8]":        `1:22: "10.0.0.0 /8" has a blank in it: write "10.0.0.0/8"`,
+		"nonMasqueradeCIDRs: [10. 0.0.0/ 8]":       `1:22: "10. 0.0.0/ 8" has a blank in it: write "10.0.0.0/8"`,
+		"nonMasqueradeCIDRs: [\" fd00::/8\"]":      `1:22: " fd00::/8" has a blank in it: write "fd00::/8"`,
+		"snatAddresses: [\"198.51.100.1 /32\"]":    `1:17: "198.51.100.1 /32" has a blank in it: write "198.51.100.1/32"`,
+		`nonMasqueradeCIDRs: [10.0.0.0\8]`:         `1:22: "10.0.0.0\\8" has a backslash in it: write "10.0.0.0/8"`,
+		`nonMasqueradeCIDRs: [10.0.0.0\/8]`:        `1:22: "10.0.0.0\\/8" has a backslash in it: write "10.0.0.0/8"`,
+		"nonMasqueradeCIDRs:\n- 10.0.0.0/8 blank": `2:3: "10.0.0.0/8 blank" is not a CIDR: write one such as "10.0.0.0/8"`,
+		`nonMasqueradeCIDRs: ["10.0.0.0\8"]`: `1:31: syntax: found unknown escape character: write the character itself, ` +
+			`"/" in a CIDR`,
+		`{"nonMasqueradeCIDRs": ["10.0.0.0\8"]}`: `1:35: JSON, as the file begins with "{": invalid character '8' in ` +
+			`string escape code: a backslash begins an escape; write "/" in a CIDR`,
+		`masqLinkLocal: "yes"`:  `1:16: masqLinkLocal is the text "yes", want true or false: write true without quotes or tag`,
+		`masqLinkLocal: 'off'`:  `1:16: masqLinkLocal is the text "off", want true or false: write false without quotes or tag`,
+		`masqLinkLocal: ! true`: `1:16: masqLinkLocal is true, want true or false: write true without quotes or tag`,
+		"resyncInterval:":       `1:16: resyncInterval is null, write one such as "60s", or remove the key`,
+	} {
+		_, problems := Parse(Defaults{EnableIPv6: true}, Source{Name: "f", Data: []byte(file)})
+		if diff := cmp.Diff("f:"+want, problems.Faults().Error()); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", file, diff)
+		}
+	}
+}
+
+func TestEmptyFilesSayThatTheyAre(t *testing.T) {
+	const want = "f:1:1: the file is empty: each key has its default, unless another file sets it"
+	for _, file := range []string{"", "\n\n", "# only\n", "---\n", "null\n", "{}", " {} \n"} {
+		_, problems := Parse(Defaults{}, Source{Name: "f", Data: []byte(file)})
+		if problems.Error() != want || problems[0].Level != Note {
+			t.Errorf("%q: %v", file, problems)
+		}
+	}
+}
+
+// What the older agents read as JSON has the same meaning in YAML.
+func TestJSONIsReadAsTheOlderAgentsReadIt(t *testing.T) {
+	for _, file := range []string{
+		"\t{\"masqLinkLocal\": true}", "{\"masqLinkLocal\": true}\n\t\n", "{\t\"masqLinkLocal\"\t:\ttrue\t}\t",
+		"\r\n\t{\r\n\t\t\"masqLinkLocal\": true\r\n\t}\r\n\t",
+		"{\"x\": \"a\u2028b\", \"masqLinkLocal\": true}", "{\"x\": \"a\u2029b\", \"masqLinkLocal\": true}",
+		"{\"x\": \"a\u0085b\", \"masqLinkLocal\": true}", "{\"x\": [\"\u2028\"],\n\"masqLinkLocal\": true}",
+	} {
+		agreeWithOlderAgent(t, []byte(file))
+		c, problems := Parse(Defaults{}, Source{Name: "f", Data: []byte(file)})
+		if problems.Err() != nil || !c.MasqLinkLocal {
+			t.Errorf("%q: %v", file, problems)
 		}
 	}
 }

@@ -70,6 +70,9 @@ func hint(msg, line string) (offset int, hint string) {
 	case strings.Contains(msg, "cannot start any token"):
 		return max(start, strings.IndexAny(line, "@`%")), ": put the value in quotes"
 	}
+	if strings.HasPrefix(line[start:], "- ") && strings.HasPrefix(msg, "did not find expected") {
+		return start, `: align the "-" of all entries of a list`
+	}
 	for _, h := range hints {
 		if strings.Contains(msg, h.msg) {
 			return max(start, strings.LastIndexAny(line, h.at)), h.hint
@@ -88,7 +91,7 @@ var hints = []struct{ msg, at, hint string }{
 	{"'-' indicator", "", ": fix the indentation"},
 	{"',' or", "[{", ": close the bracket, and put commas between the entries"},
 	{"unexpected end of stream", `"'`, ": close the quote"},
-	{"escape", `\`, ": write the character itself"},
+	{"escape", `\`, `: write the character itself, "/" in a CIDR`},
 	{"incompatible YAML", "", ": remove the line %YAML"},
 }
 

@@ -36,13 +36,20 @@ func newText(s Source) *text {
 			t.s = string(utf16.Decode(units))
 		}
 	}
-	t.s = lineBreaks.Replace(strings.TrimPrefix(t.s, "\uFEFF"))
+	breaks := lineBreaks
+	if t.json {
+		breaks = jsonLineBreaks
+	}
+	t.s = breaks.Replace(strings.TrimPrefix(t.s, "\uFEFF"))
 	t.hasKey = hasKey(t.s)
 	return t
 }
 
 // lineBreaks replaces those of YAML 1.1, by which yaml.v3 counts lines.
-var lineBreaks = strings.NewReplacer("\r\n", "\n", "\r", "\n", "\u0085", "\n", "\u2028", "\n", "\u2029", "\n")
+var (
+	lineBreaks     = strings.NewReplacer("\r\n", "\n", "\r", "\n", "\u0085", "\n", "\u2028", "\n", "\u2029", "\n")
+	jsonLineBreaks = strings.NewReplacer("\r\n", "\n", "\r", "\n")
+)
 
 // lines returns the lines, split on first use: only problems need them.
 func (t *text) lines() []string {

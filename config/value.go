@@ -9,18 +9,35 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// bool reads whatever yaml.v3 decodes into a bool, including yes and on, which
-// are booleans in YAML 1.1.
+// bool reads what is a boolean to the older agents, including yes and on, which are
+// booleans in YAML 1.1. In quotes they are texts, which yaml.v3 decodes all the same.
 func (f *file) bool(key string, n *yaml.Node, to *bool) bool {
-	valid := n.Kind == yaml.ScalarNode && n.Decode(to) == nil
-	return valid || f.wrong(Error, key, n, "want true or false")
+	valid := n.Kind == yaml.ScalarNode && (n.Style == 0 && !f.isText(n) || n.Tag == "!!bool" && n.Style != 0)
+	switch {
+	case valid && n.Decode(to) == nil:
+		return true
+	case n.Kind == yaml.ScalarNode && n.Decode(to) == nil:
+		return f.wrong(Error, key, n, fmt.Sprintf("want true or false: write %t without quotes or tag", *to))
+	}
+	return f.wrong(Error, key, n, "want true or false")
+}
+
+// isText reports whether a value has the tag "!", which yaml.v3 ignores. To the older
+// agents it makes a text of any value.
+func (f *file) isText(n *yaml.Node) bool {
+	lines := f.lines()
+	if n.Line == 0 || n.Line > len(lines) {
+		return false
+	}
+	line := []rune(lines[n.Line-1])
+	return strings.HasPrefix(string(line[min(n.Column-1, len(line)):]), "! ")
 }
 
 // int reads a decimal integer; 010 would be another one in YAML 1.1.
 func (f *file) int(key string, n *yaml.Node, to *int) bool {
 	number, err := strconv.Atoi(n.Value)
 	*to = number
-	valid := err == nil && n.Tag == "!!int" && n.Value == strconv.Itoa(number)
+	valid := err == nil && n.Tag == "!!int" && n.Value == strconv.Itoa(number) && !f.isText(n)
 	return valid || f.wrong(Error, key, n, "want a whole number in decimal digits")
 }
 
@@ -45,6 +62,8 @@ func (f *file) duration(key string, n *yaml.Node, to *time.Duration) bool {
 	seconds, _ := time.ParseDuration(n.Value + "s")
 	*to = min(max(d, shortestInterval), longestInterval)
 	switch {
+	case isNull(n):
+		return f.wrong(Error, key, n, `write one such as "60s", or remove the key`)
 	case err == nil && !isNumber(n) && d <= 0: // also "0"
 		f.wrong(Mistake, key, n, `want more than zero, such as "60s"`)
 		return !f.joined

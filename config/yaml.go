@@ -11,15 +11,18 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// root returns the value of the file's first document, or nil if it is empty or
-// invalid.
+// root returns the value of the file's first document, or nil if it is invalid. That of
+// an empty file is null.
 func (f *file) root() *yaml.Node {
 	if strings.Count(f.s, "\n") > maxLines {
 		return f.tooMany()
 	}
 	source := f.firstDocument()
-	if f.json && !f.validJSON() {
-		return nil
+	if f.json {
+		if !f.validJSON() {
+			return nil
+		}
+		source = asYAML.Replace(source)
 	}
 	if f.nodes -= countNodes(source, f.nodes); f.nodes < 0 {
 		return f.tooMany()
@@ -33,11 +36,16 @@ func (f *file) root() *yaml.Node {
 			f.add(Mistake, "secondDocument", at, errSecondDocument)
 		}
 	}
-	if root == nil || isNull(root) {
-		return nil
+	if root == nil && err == nil {
+		root = &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!null"}
 	}
 	return root
 }
+
+// asYAML replaces what YAML reads otherwise than JSON: tabs, which valid JSON has only
+// between values, and in texts the characters that YAML takes for line breaks. No value
+// that is accepted has any of these.
+var asYAML = strings.NewReplacer("\t", " ", "\u0085", "\u00a0", "\u2028", "\u00a0", "\u2029", "\u00a0")
 
 func (f *file) tooMany() *yaml.Node {
 	f.add(Error, "tooMany", At(f.name, 0, 0), "too many values: a config may have at most 100,000")
@@ -102,6 +110,16 @@ func (f *file) validJSON() bool {
 	if errors.As(err, &syntax) {
 		offset = min(offset, int(syntax.Offset)-1)
 	}
-	f.add(Error, "syntax", f.at(offset), `JSON, as the file begins with "{": %s`, err) // quotes a character
+	hint, before := "", strings.TrimRight(f.s[:offset], " \t\n")
+	closing := offset < len(f.s) && strings.IndexByte("]}", f.s[offset]) >= 0
+	switch {
+	case closing && strings.HasSuffix(before, ","):
+		offset, hint = len(before)-1, ": remove this comma, the last entry has none"
+	case strings.Contains(err.Error(), "after object key:value pair"), strings.Contains(err.Error(), "after array element"):
+		hint = ": put a comma before it"
+	case strings.Contains(err.Error(), "escape"):
+		hint = `: a backslash begins an escape; write "/" in a CIDR`
+	}
+	f.add(Error, "syntax", f.at(offset), `JSON, as the file begins with "{": %s%s`, err, hint) // quotes a character
 	return false
 }

@@ -146,7 +146,7 @@ func (e exporter) view(v view) {
 		e.gauge("config_accepted", "Whether the last config that was read was accepted: 1 or 0. If 0, config_source shows "+
 			"what is enforced.",
 			number(v.content.err == nil))
-		e.gauge("config_warnings", "Warnings about the last config that was read.", float64(len(v.content.remarks)))
+		e.gauge("config_warnings", "Warnings about the last config that was read.", float64(len(v.content.remarks.Of(config.Warning))))
 	}
 	for _, from := range Sources() {
 		e.gauge("config_source", "Source of the enforced policy, 1 for the one that applies: file; previous, the last "+
