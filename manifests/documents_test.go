@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
 )
@@ -220,6 +222,35 @@ func TestMakeKnowsTheTargetsOfTheDocuments(t *testing.T) {
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Errorf("%s: %s: %v\n%s", d.document, d.line, err, out)
 		}
+	}
+}
+
+func TestHelpOfMakeGroupsEachTarget(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), "make", "--directory=..", "help")
+	help, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, help)
+	}
+	groups := regexp.MustCompile(`(?m)^\S+$`).FindAllString(string(help), -1)
+	if diff := cmp.Diff([]string{"use", "test", "release", "develop"}, groups); diff != "" {
+		t.Errorf("groups (-want +got):\n%s", diff)
+	}
+	described := 0
+	for _, file := range []string{"../Makefile", "manifests.mk", "../cmd/bench/bench.mk", "../cmd/stress/stress.mk"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`(?m)^(\S+):.*## `).FindAllStringSubmatch(string(text), -1) {
+			described++
+			if n := len(regexp.MustCompile(`(?m)^  `+m[1]+` +\S`).FindAll(help, -1)); n != 1 {
+				t.Errorf("%s: %s is in the help %d times", file, m[1], n)
+			}
+		}
+	}
+	if described < 30 {
+		t.Errorf("%d targets", described)
 	}
 }
 
