@@ -141,6 +141,7 @@ define need
 	for each in $(1); do command -v "$${each%:*}" >/dev/null || missing="$$missing $${each#*:}"; done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing the packages$$missing" >&2; \
 		apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing >/dev/null; \
 	else \

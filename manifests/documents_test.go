@@ -61,7 +61,7 @@ var byHand = map[string]string{
 	"":             "prints the targets; the test runs it",
 	"golden":       "writes the files that the tests compare",
 	"manifests":    "writes the files that manifests-check compares",
-	"demo":         "TestDemoRuns starts the program",
+	"demo":         "TestDemoRunsAndShowsItsProgress starts the program",
 	"stress":       "loads the machine for minutes",
 	"bench":        "needs a quiet machine",
 	"test-kernels": "downloads Debian's kernels, and needs qemu",
@@ -399,19 +399,25 @@ func TestCommandsOfTheDocumentsRunOnANode(t *testing.T) {
 	}
 }
 
-func TestDemoRuns(t *testing.T) {
+// On a terminal, because there the demo also shows its progress during the reloads.
+func TestDemoRunsAndShowsItsProgress(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	t.Parallel()
-	nfttest.Require(t, "nft", "iptables-nft")
+	nfttest.Require(t, "nft", "iptables-nft", "script")
 	for _, args := range [][]string{{"-h"}, {agent.Program(t), "manifests/agent-config/config"}} {
-		cmd := exec.CommandContext(t.Context(), "go", append([]string{"run", "./cmd/demo"}, args...)...)
+		line := strings.Join(append([]string{"go", "run", "./cmd/demo"}, args...), " ")
+		cmd := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command", line, "/dev/null")
 		cmd.Dir = ".."
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			t.Fatalf("%v: %v\n%s", args, err, out)
 		}
 		if len(args) == 2 {
-			wantTableOfTheReadme(t, string(out))
+			printed := strings.ReplaceAll(string(out), "\r\n", "\n")
+			wantTableOfTheReadme(t, printed)
+			if lines := regexp.MustCompile(`(\d+) reloads, (\d+) connections\r`).FindAllString(printed, -1); len(lines) < 2 {
+				t.Errorf("progress: %q", lines)
+			}
 		}
 	}
 }

@@ -72,6 +72,7 @@ container-test: ## test: Build the image and run it with the settings of the man
 		command -v $$program >/dev/null || missing="$$missing $${program/#nft/nftables}"; \
 	done; \
 	if [ -n "$$missing" ]; then \
+		echo "installing the packages$$missing" >&2; \
 		apt-get update -qq; \
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing >/dev/null; \
 	fi
