@@ -32,22 +32,26 @@ TIMEOUT = $(if $(LONG),90m,10m)
 include manifests/manifests.mk cmd/bench/bench.mk cmd/stress/stress.mk
 
 .PHONY: help
-help: ## Print the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+help: ## develop: Print the targets
+	@for group in use test release develop; do \
+		echo "$$group"; \
+		sed -nE "s/^([a-z0-9-]+):.*## $$group: (.*)/\1|\2/p" $(MAKEFILE_LIST) | \
+			awk -F '|' '{ printf "  %-18s %s\n", $$1, $$2 }'; \
+	done
 
 .PHONY: build
-build: ## Build bin/nft-masq-agent for this machine
+build: ## use: Build bin/nft-masq-agent for this machine
 	$(BUILD) -o bin/nft-masq-agent ./cmd/nft-masq-agent
 
 .PHONY: all-build
-all-build: $(ARCHS:%=bin/linux_%/nft-masq-agent) ## Build bin/linux_ARCH/nft-masq-agent for each of $(ARCHS)
+all-build: $(ARCHS:%=bin/linux_%/nft-masq-agent) ## release: Build bin/linux_ARCH/nft-masq-agent for each of $(ARCHS)
 
 .PHONY: FORCE
 bin/linux_%/nft-masq-agent: FORCE
 	GOOS=linux GOARCH=$* $(BUILD) -o $@ ./cmd/nft-masq-agent
 
 .PHONY: test
-test: deps ## Run all tests: units, kernel and binary (root, or user namespaces)
+test: deps ## test: Run all tests: units, kernel and binary (root, or user namespaces)
 	go test -count=1 -timeout $(TIMEOUT) ./...
 
 # Packages with tests that need no kernel. Those that need one are skipped: the emulator of a
@@ -59,17 +63,17 @@ EMULATE = $(if $(filter 0,$(shell id -u)),setpriv --bounding-set=-all) qemu-s390
 .PHONY: test-s390x
 test-s390x: export REQUIRE_KERNEL = 0
 test-s390x: export NFTTEST_IN_USER_NAMESPACE = 1
-test-s390x: ## Run short tests without a kernel on s390x, which is big-endian, in qemu-user
+test-s390x: ## test: Run short tests without a kernel on s390x, which is big-endian, in qemu-user
 	$(call need,qemu-s390x-static:qemu-user-static)
 	CGO_ENABLED=0 GOARCH=s390x go test -short -count=1 -timeout $(TIMEOUT) -exec '$(EMULATE)' $(PURE)
 
 .PHONY: test-race
-test-race: deps ## Run all tests under the race detector (needs a C compiler)
+test-race: deps ## test: Run all tests under the race detector (needs a C compiler)
 	CGO_ENABLED=1 go test -race -count=1 -timeout $(TIMEOUT) ./...
 
 # For 32 bits, github.com/google/nftables does not compile, which cmd/stress needs.
 .PHONY: lint
-lint: ## Check formatting and run the linters
+lint: ## develop: Check formatting and run the linters
 	@unformatted="$$($(GOFUMPT) -l .)"; \
 	if [ -n "$$unformatted" ]; then echo "not formatted by gofumpt:"; echo "$$unformatted"; exit 1; fi
 	go vet ./...
@@ -78,15 +82,15 @@ lint: ## Check formatting and run the linters
 	$(GOLANGCI) run ./...
 
 .PHONY: vuln
-vuln: ## Check for known vulnerabilities (needs the vulnerability database)
+vuln: ## develop: Check for known vulnerabilities (needs the vulnerability database)
 	$(GOVULNCHECK) ./...
 
 .PHONY: golden
-golden: deps ## Regenerate golden files (review the diff)
+golden: deps ## develop: Regenerate golden files (review the diff)
 	go test -count=1 $(GOLDEN) -args -update
 
 .PHONY: fuzz
-fuzz: ## Fuzz each fuzz target for FUZZTIME (10s)
+fuzz: ## test: Fuzz each fuzz target for FUZZTIME (10s)
 	@for pkg in $$(go list ./...); do \
 		for target in $$(go test -list '^Fuzz' "$$pkg" | sed -n '/^Fuzz/p'); do \
 			echo "$$pkg $$target"; \
@@ -98,20 +102,20 @@ MUTATE  ?= -seed 1 -n 60
 MUTATED ?= nft nft/native nft/xtables nft/rule nft/foreign nft/conntrack config
 
 .PHONY: mutate
-mutate: deps ## Show what fast tests see of small changes (about an hour; MUTATE='-seed 2 -n 20' MUTATED=nft/rule)
+mutate: deps ## develop: Show what fast tests see of small changes (about an hour; MUTATE='-seed 2 -n 20' MUTATED=nft/rule)
 	nice -n 5 go run ./nft/nfttest/mutate $(MUTATE) $(MUTATED)
 
 .PHONY: demo
-demo: build ## Show the agent at work in separate network namespaces
+demo: build ## use: Show the agent at work in separate network namespaces
 	$(call need,$(DEMO_DEPS))
 	go run ./cmd/demo bin/nft-masq-agent manifests/agent-config/config
 
 .PHONY: run
-run: build ## Run the agent on this machine: make run CONFIG=FILE [ARGS='--flag …']
+run: build ## use: Run the agent on this machine: make run CONFIG=FILE [ARGS='--flag …']
 	bin/nft-masq-agent run $(if $(CONFIG),--config '$(CONFIG)') $(ARGS)
 
 .PHONY: reproducible
-reproducible: ## Build the last commit in two directories and compare
+reproducible: ## release: Build the last commit in two directories and compare
 	@dir="$$(mktemp -d)"; trap 'rm -rf "$$dir"' EXIT; \
 	for clone in a another/one; do \
 		git clone -q --no-hardlinks . "$$dir/$$clone"; $(MAKE) -C "$$dir/$$clone" build >/dev/null; \
@@ -121,14 +125,14 @@ reproducible: ## Build the last commit in two directories and compare
 
 .PHONY: ci-full
 ci-full: export LONG = 1
-ci-full: lint all-build manifests-check reproducible fuzz container-test reproducible-image release-test promtool-test schema-test install-test test-cluster soak test-race test-s390x test ## Run all checks, including the slow ones
+ci-full: lint all-build manifests-check reproducible fuzz container-test reproducible-image release-test promtool-test schema-test install-test test-cluster soak test-race test-s390x test ## test: Run all checks, including the slow ones
 
 .PHONY: version
-version: ## Print the version that a build is stamped with
+version: ## release: Print the version that a build is stamped with
 	@echo '$(VERSION)'
 
 .PHONY: clean
-clean: ## Remove build results
+clean: ## develop: Remove build results
 	rm -rf bin dist
 
 # Looks for the programs, and installs the packages of those that are missing: PROGRAM:PACKAGE...
@@ -137,6 +141,7 @@ define need
 	for each in $(1); do command -v "$${each%:*}" >/dev/null || missing="$$missing $${each#*:}"; done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing the packages$$missing" >&2; \
 		apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing >/dev/null; \
 	else \

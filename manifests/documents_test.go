@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
 )
@@ -59,7 +61,7 @@ var byHand = map[string]string{
 	"":             "prints the targets; the test runs it",
 	"golden":       "writes the files that the tests compare",
 	"manifests":    "writes the files that manifests-check compares",
-	"demo":         "TestDemoRuns starts the program",
+	"demo":         "TestDemoRunsAndShowsItsProgress starts the program",
 	"stress":       "loads the machine for minutes",
 	"bench":        "needs a quiet machine",
 	"test-kernels": "downloads Debian's kernels, and needs qemu",
@@ -223,6 +225,35 @@ func TestMakeKnowsTheTargetsOfTheDocuments(t *testing.T) {
 	}
 }
 
+func TestHelpOfMakeGroupsEachTarget(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), "make", "--directory=..", "help")
+	help, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, help)
+	}
+	groups := regexp.MustCompile(`(?m)^\S+$`).FindAllString(string(help), -1)
+	if diff := cmp.Diff([]string{"use", "test", "release", "develop"}, groups); diff != "" {
+		t.Errorf("groups (-want +got):\n%s", diff)
+	}
+	described := 0
+	for _, file := range []string{"../Makefile", "manifests.mk", "../cmd/bench/bench.mk", "../cmd/stress/stress.mk"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`(?m)^(\S+):.*## `).FindAllStringSubmatch(string(text), -1) {
+			described++
+			if n := len(regexp.MustCompile(`(?m)^  `+m[1]+` +\S`).FindAll(help, -1)); n != 1 {
+				t.Errorf("%s: %s is in the help %d times", file, m[1], n)
+			}
+		}
+	}
+	if described < 30 {
+		t.Errorf("%d targets", described)
+	}
+}
+
 func TestGoKnowsThePackagesOfTheDocuments(t *testing.T) {
 	t.Parallel()
 	for _, d := range by(t, "go") {
@@ -368,19 +399,25 @@ func TestCommandsOfTheDocumentsRunOnANode(t *testing.T) {
 	}
 }
 
-func TestDemoRuns(t *testing.T) {
+// On a terminal, because there the demo also shows its progress during the reloads.
+func TestDemoRunsAndShowsItsProgress(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	t.Parallel()
-	nfttest.Require(t, "nft", "iptables-nft")
+	nfttest.Require(t, "nft", "iptables-nft", "script")
 	for _, args := range [][]string{{"-h"}, {agent.Program(t), "manifests/agent-config/config"}} {
-		cmd := exec.CommandContext(t.Context(), "go", append([]string{"run", "./cmd/demo"}, args...)...)
+		line := strings.Join(append([]string{"go", "run", "./cmd/demo"}, args...), " ")
+		cmd := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command", line, "/dev/null")
 		cmd.Dir = ".."
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			t.Fatalf("%v: %v\n%s", args, err, out)
 		}
 		if len(args) == 2 {
-			wantTableOfTheReadme(t, string(out))
+			printed := strings.ReplaceAll(string(out), "\r\n", "\n")
+			wantTableOfTheReadme(t, printed)
+			if lines := regexp.MustCompile(`(\d+) reloads, (\d+) connections\r`).FindAllString(printed, -1); len(lines) < 2 {
+				t.Errorf("progress: %q", lines)
+			}
 		}
 	}
 }

@@ -27,11 +27,11 @@ LABELS = title=nft-masq-agent licenses=Apache-2.0 version=$(VERSION) $(if $(SOUR
 	revision=$(shell git rev-parse HEAD 2>/dev/null) created=$(shell git log -1 --format=%cI 2>/dev/null)
 
 .PHONY: container
-container: container-$(HOST_ARCH) ## Build the image of this machine's architecture: IMAGE, TAG, CONTAINER_TOOL
+container: container-$(HOST_ARCH) ## use: Build the image of this machine's architecture: IMAGE, TAG, CONTAINER_TOOL
 	$(CONTAINER_TOOL) tag '$(IMAGE):$(TAG)-$(HOST_ARCH)' '$(IMAGE):$(TAG)'
 
 .PHONY: all-container
-all-container: $(ARCHS:%=container-%) ## Build the images of all architectures
+all-container: $(ARCHS:%=container-%) ## use: Build the images of all architectures
 
 # What the image contains, in bin/image_ARCH.
 content-%: bin/linux_%/nft-masq-agent licenses
@@ -48,11 +48,11 @@ container-%: container-tool content-%
 PUSH = $(CONTAINER_TOOL) push $(if $(DOCKER),,$(PUSH_FLAGS))
 
 .PHONY: push
-push: registry container ## Push the image of this machine's architecture to IMAGE
+push: registry container ## use: Push the image of this machine's architecture to IMAGE
 	$(PUSH) '$(IMAGE):$(TAG)'
 
 .PHONY: all-push
-all-push: registry all-container ## Push the images of all architectures, and a manifest list of them, to IMAGE
+all-push: registry all-container ## use: Push the images of all architectures, and a manifest list of them, to IMAGE
 	for arch in $(ARCHS); do $(PUSH) "$(IMAGE):$(TAG)-$$arch"; done
 	$(CONTAINER_TOOL) manifest rm '$(IMAGE):$(TAG)' >/dev/null 2>&1 || true
 	$(CONTAINER_TOOL) manifest create $(if $(DOCKER),$(PUSH_FLAGS)) '$(IMAGE):$(TAG)' $(ARCHS:%='$(if $(DOCKER),,containers-storage:)$(IMAGE):$(TAG)-%')
@@ -67,18 +67,19 @@ container-tool:
 	@test -n '$(CONTAINER_TOOL)' || { echo 'missing: docker, podman or buildah' >&2; exit 1; }
 
 .PHONY: container-test
-container-test: ## Build the image and run it with the settings of the manifest, in a network namespace
+container-test: ## test: Build the image and run it with the settings of the manifest, in a network namespace
 	@missing=; for program in buildah podman runc nft; do \
 		command -v $$program >/dev/null || missing="$$missing $${program/#nft/nftables}"; \
 	done; \
 	if [ -n "$$missing" ]; then \
+		echo "installing the packages$$missing" >&2; \
 		apt-get update -qq; \
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing >/dev/null; \
 	fi
 	IMAGE_TEST=1 go test -count=1 -v -run '^TestImage' ./manifests
 
 .PHONY: reproducible-image
-reproducible-image: ## Build the image of the last commit in two directories, compare (needs buildah)
+reproducible-image: ## release: Build the image of the last commit in two directories, compare (needs buildah)
 	@dir="$$(mktemp -d)"; trap 'rm -rf "$$dir"' EXIT; \
 	printf '[storage]\ndriver = "vfs"\ngraphroot = "%s"\nrunroot = "%s"\n' "$$dir/graph" "$$dir/run" >"$$dir/storage.conf"; \
 	export CONTAINERS_STORAGE_CONF="$$dir/storage.conf"; \
@@ -102,7 +103,7 @@ define release-manifest
 endef
 
 .PHONY: release
-release: release-check $(ARCHS:%=content-%) ## Write dist/: all files of a release: VERSION=v1.0.0 IMAGE=REGISTRY/nft-masq-agent
+release: release-check $(ARCHS:%=content-%) ## release: Write dist/: all files of a release: VERSION=v1.0.0 IMAGE=REGISTRY/nft-masq-agent
 	rm -rf dist bin/release
 	mkdir dist
 	$(foreach arch,$(ARCHS),cp bin/image_$(arch)/nft-masq-agent dist/nft-masq-agent-linux-$(arch); \
@@ -121,11 +122,11 @@ release-check:
 	@test -z "$$(git status --porcelain)" || { echo 'uncommitted changes: a release is of a commit' >&2; exit 1; }
 
 .PHONY: release-test
-release-test: bin/tools/kustomize bin/tools/helm ## Make the release of the last commit in two directories, compare, and verify it as CONTRIBUTING.md does
+release-test: bin/tools/kustomize bin/tools/helm ## release: Make the release of the last commit in two directories, compare, and verify it as CONTRIBUTING.md does
 	MANIFEST_TOOLS='$(CURDIR)/bin/tools' RELEASE_TEST=1 go test -count=1 -v -timeout 120m -run '^TestRelease' ./manifests
 
 .PHONY: promtool-test
-promtool-test: bin/promtool ## Check metrics, alerts and dashboard with promtool
+promtool-test: bin/promtool ## test: Check metrics, alerts and dashboard with promtool
 	PROMTOOL='$(CURDIR)/bin/promtool' go test -count=1 -run '^TestPromtool' ./manifests
 
 # Debian's, without installing the server.
@@ -136,7 +137,7 @@ bin/promtool:
 	install -D "$$dir/usr/bin/promtool" $@
 
 .PHONY: schema-test
-schema-test: ## Check the JSON Schema of the config file with ajv (needs npm)
+schema-test: ## test: Check the JSON Schema of the config file with ajv (needs npm)
 	SCHEMA_VALIDATOR='npm exec --yes ajv-cli@5.0.0 --' go test -count=1 -run '^TestSchema' ./manifests
 
 .PHONY: registry
@@ -157,18 +158,18 @@ define kustomization
 endef
 
 .PHONY: manifest
-manifest: registry ## Print the manifest with IMAGE and TAG: COMPONENTS='prometheus …'
+manifest: registry ## use: Print the manifest with IMAGE and TAG: COMPONENTS='prometheus …'
 	$(call kustomization,base)
 	@$(KUSTOMIZE) build bin/install
 
 .PHONY: install
-install: registry ## Apply the manifest with IMAGE and TAG to the cluster: COMPONENTS
+install: registry ## use: Apply the manifest with IMAGE and TAG to the cluster: COMPONENTS
 	$(call kustomization,base)
 	$(KUSTOMIZE) build bin/install | $(KUBECTL) apply -f -
 
 .PHONY: uninstall
 uninstall: COMPONENTS =
-uninstall: registry ## Remove the agent, its rules on all nodes, and everything that install created
+uninstall: registry ## use: Remove the agent, its rules on all nodes, and everything that install created
 	$(KUBECTL) -n $(NAMESPACE) delete daemonset $(OURS) --cascade=foreground
 	$(call kustomization,overlays/removal)
 	$(KUSTOMIZE) build bin/install | $(KUBECTL) apply -f -
@@ -182,7 +183,7 @@ uninstall: registry ## Remove the agent, its rules on all nodes, and everything 
 	done
 
 .PHONY: fleet
-fleet: ## Ask the agent of each node of the cluster: a row per node with its policy, and what is wrong
+fleet: ## use: Ask the agent of each node of the cluster: a row per node with its policy, and what is wrong
 	@KUBECTL='$(KUBECTL)' $(FLEET) $(NAMESPACE)
 
 # Renders into the directory $(1): the base as a single manifest, the
@@ -203,11 +204,11 @@ define render
 endef
 
 .PHONY: manifests
-manifests: ## Regenerate the files generated from kustomizations and alerts
+manifests: ## develop: Regenerate the files generated from kustomizations and alerts
 	$(call render,manifests)
 
 .PHONY: manifests-check
-manifests-check: bin/tools/kustomize bin/tools/helm ## Check that generated manifests are up to date, and test components and Helm chart
+manifests-check: bin/tools/kustomize bin/tools/helm ## test: Check that generated manifests are up to date, and test components and Helm chart
 	@rm -rf bin/manifests
 	$(call render,bin/manifests)
 	@for made in nft-masq-agent.yaml testdata components/prometheus-operator/prometheusrule.yaml helm/files; do \
@@ -219,7 +220,7 @@ manifests-check: bin/tools/kustomize bin/tools/helm ## Check that generated mani
 CLUSTER = MANIFEST_TOOLS='$(CURDIR)/bin/tools' CLUSTER_PROGRAMS="$$(manifests/cluster/build.sh $(1))" go test -count=1
 
 .PHONY: install-test
-install-test: bin/tools/kustomize bin/tools/helm ## Run the install section of README.md against a control plane (builds Kubernetes)
+install-test: bin/tools/kustomize bin/tools/helm ## test: Run the install section of README.md against a control plane (builds Kubernetes)
 	$(call CLUSTER,debian kube-apiserver kube-controller-manager kubectl) -run '^TestInstall' ./manifests
 
 # What a group of CLUSTER_ONLY needs: no kubelet, no image.
@@ -229,7 +230,7 @@ ALL = debian pause coredns agnhost regression-issue-74839 e2e.test kube-apiserve
 RUN = $(or $(CLUSTER_RUN),$(CLUSTER_ONLY:%=^TestNextTo$$/^%$$))
 
 .PHONY: test-cluster
-test-cluster: deps bin/tools/kustomize bin/tools/helm ## Run the agent in a cluster of two nodes, and next to other programs (root): CLUSTER_ONLY=flannel, CLUSTER_RUN=TEST
+test-cluster: deps bin/tools/kustomize bin/tools/helm ## test: Run the agent in a cluster of two nodes, and next to other programs (root): CLUSTER_ONLY=flannel, CLUSTER_RUN=TEST
 	@manifests/cluster/needs.sh '$(CLUSTER_ONLY)' '$(CLUSTER_RUN)'
 	@[ -n '$(CLUSTER_ONLY)' ] || command -v buildah >/dev/null || { apt-get update -qq; \
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends buildah >/dev/null; }

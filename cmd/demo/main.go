@@ -1,7 +1,7 @@
 // Command demo shows the agent at work with the sample config, in separate
 // network namespaces: a pod, a node and an outside host, with real packets
-// between them. It shows a newcomer in seconds what the agent is for, changes
-// nothing on the machine, and exits by itself.
+// between them. It shows a newcomer in a minute and a half what the agent is for,
+// changes nothing on the machine, and exits by itself.
 //
 //	demo AGENT CONFIG
 package main
@@ -18,6 +18,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
@@ -341,6 +343,7 @@ func (s *stage) reload(a, b string) (tally nfttest.Tally, reloads int, err error
 			text = b
 		}
 		err = s.apply(text)
+		progress("%d reloads, %d connections", reloads+1, hammer.SoFar().Seen())
 	}
 	s.quiet.Store(false)
 	if err == nil {
@@ -350,6 +353,14 @@ func (s *stage) reload(a, b string) (tally nfttest.Tally, reloads int, err error
 	tally, stopErr = hammer.Stop()
 	fmt.Println(" ", tally)
 	return tally, reloads, errors.Join(err, stopErr, tally.Err())
+}
+
+// progress shows a line in place of the one before it, which ends with the next line of the demo.
+// Only a terminal shows it.
+func progress(format string, args ...any) {
+	if _, err := unix.IoctlGetTermios(int(os.Stdout.Fd()), unix.TCGETS); err == nil {
+		fmt.Printf("  "+format+"\r", args...)
+	}
 }
 
 // leave stops the agent: the rules stay until cleanup removes them.

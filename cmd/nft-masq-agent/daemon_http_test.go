@@ -80,7 +80,6 @@ func TestMetricsCountTheConnections(t *testing.T) {
 			`nft_masq_agent_cidrs{family="ipv4"}`:      "2",
 			"nft_masq_agent_drift_repairs_total":       "0",
 			"nft_masq_agent_legacy_chains":             "0",
-			"nft_masq_agent_legacy_rules":              "0",
 			"nft_masq_agent_foreign_masquerade_rules":  "0",
 			"nft_masq_agent_foreign_exempting_rules":   "0",
 			"nft_masq_agent_foreign_translating_rules": "0",

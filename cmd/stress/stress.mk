@@ -1,19 +1,19 @@
 .PHONY: stress
-stress: build deps ## Check that no update lets a wrong packet out (minutes; STRESS='--each 1m …')
+stress: build deps ## test: Check that no update lets a wrong packet out (minutes; STRESS='--each 1m …')
 	go run ./cmd/stress --agent bin/nft-masq-agent $(STRESS)
 
 SOAK ?= 10m
 
 .PHONY: soak
-soak: deps ## Attack config, rules, log and port of an agent at random for SOAK (10m), within its memory limit
+soak: deps ## test: Attack config, rules, log and port of an agent at random for SOAK (10m), within its memory limit
 	go test -count=1 -timeout 60m -v -run '^TestRandomAttacksEndInTheRenderedState$$' ./cmd/nft-masq-agent -args -soak $(SOAK)
 
 .PHONY: test-kernels
-test-kernels: ## Run the tests and stress on other kernels in qemu (KERNELS='5.10 6.1 6.12 6.18 7.2')
+test-kernels: ## test: Run the tests and stress on other kernels in qemu (KERNELS='5.10 6.1 6.12 6.18 7.2')
 	.ci/test-kernels 'tests stress' $(or $(KERNELS),5.10 6.1 6.12 6.18 7.2)
 
 # For 32 bits, github.com/google/nftables does not compile, which most of the tests need.
 .PHONY: test-arch
-test-arch: ## Run short tests and a scenario on other architectures in qemu
+test-arch: ## test: Run short tests and a scenario on other architectures in qemu
 	.ci/test-kernels 'short scenario' s390x/6.1 arm64/6.1
 	.ci/test-kernels scenario armhf/6.1 ppc64el/6.1

@@ -28,7 +28,6 @@ const metricPrefix = "nft_masq_agent_"
 // Results of an apply, as the metrics name them.
 const (
 	inSyncResult  = "in_sync"
-	inStepResult  = "in_step" // the older name of inSyncResult, for one more version
 	writtenResult = "written"
 	refusedResult = "refused"
 )
@@ -38,8 +37,7 @@ func newMetrics(a *Agent) *metrics {
 		registry: prometheus.NewRegistry(),
 		applies: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: metricPrefix + "applies_total",
-			Help: "Number of comparisons of kernel and config, by reason and by result: in_sync, written or refused. in_step " +
-				"is the older name of in_sync.",
+			Help: "Number of comparisons of kernel and config, by reason and by result: in_sync, written or refused.",
 		}, []string{"reason", "result"}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    metricPrefix + "apply_duration_seconds",
@@ -48,7 +46,7 @@ func newMetrics(a *Agent) *metrics {
 		}),
 	}
 	for _, reason := range []string{onStart, onConfig, onDrift, onResync, onHangup, onRefusal, onAddresses} {
-		for _, result := range []string{inSyncResult, inStepResult, writtenResult, refusedResult} {
+		for _, result := range []string{inSyncResult, writtenResult, refusedResult} {
 			m.applies.WithLabelValues(reason, result)
 		}
 	}
@@ -73,9 +71,6 @@ func (m *metrics) count(v view) {
 		m.duration.Observe(v.step.took.Seconds())
 	}
 	m.applies.WithLabelValues(v.step.reason, result).Inc()
-	if result == inSyncResult {
-		m.applies.WithLabelValues(v.step.reason, inStepResult).Inc()
-	}
 }
 
 // A stateCollector exports the view and what the observers found, without what is still

@@ -110,7 +110,6 @@ func (s *survey) collect(e exporter) {
 			"drop it, or turn off its connection tracking.", float64(n.translating))
 	e.gauge("legacy_chains", "Chains of iptables-based agents. A nat table of legacy ip_tables that has rules of such "+
 		"agents counts as one.", float64(n.legacy))
-	e.gauge("legacy_rules", "The older name of legacy_chains, for one more version.", float64(n.legacy))
 }
 
 func namesOf[T fmt.Stringer](chains []T) (names []string) {
