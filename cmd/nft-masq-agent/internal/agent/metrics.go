@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 )
 
@@ -141,7 +142,8 @@ func (e exporter) view(v view) {
 		e.gauge("config_accepted", "Whether the last config that was read was accepted: 1 or 0. If 0, config_source shows "+
 			"what is enforced.",
 			number(v.content.err == nil))
-		e.gauge("config_warnings", "Warnings about the last config that was read.", float64(len(v.content.remarks.Of(config.Warning))))
+		e.gauge("config_warnings", "Warnings about the last config that was read.",
+			float64(len(v.content.remarks.Of(config.Warning))))
 	}
 	for _, from := range Sources() {
 		e.gauge("config_source", "Source of the enforced policy, 1 for the one that applies: file; previous, the last "+
